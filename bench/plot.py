@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Draws the JSON of bench.py as an SVG bar chart that is readable on light and dark pages."""
+
+import argparse
+import json
+import pathlib
+from xml.sax.saxutils import escape
+
+WIDTH, LABELS, NUMBERS = 760, 210, 90
+BAR, GAP, TOP = 12, 12, 62
+CLASSES = ("own", "peer1", "peer2")
+
+STYLE = """
+text { font: 12px system-ui, sans-serif; fill: #24292f; }
+.title { font-size: 15px; font-weight: 600; }
+.faint { fill: #6e7781; }
+.own { fill: #0969da; } .peer1 { fill: #afb8c1; } .peer2 { fill: #d8a657; }
+@media (prefers-color-scheme: dark) {
+  text { fill: #e6edf3; }
+  .faint { fill: #8d96a0; }
+  .own { fill: #4493f8; } .peer1 { fill: #57606a; } .peer2 { fill: #9e6a03; }
+}
+"""
+
+
+def text(x, y, content, classes="", anchor="start"):
+    return (
+        f'<text x="{x:.1f}" y="{y}" class="{classes}" text-anchor="{anchor}">{escape(content)}</text>'
+    )
+
+
+def rect(x, y, width, classes):
+    return f'<rect x="{x}" y="{y}" width="{width:.1f}" height="{BAR}" rx="2" class="{classes}"/>'
+
+
+def duration(us):
+    return f"{us / 1e3:.3g} ms" if us >= 1e3 else f"{us:.3g} µs"
+
+
+def legend(series):
+    parts, x = [], LABELS
+    for name, color in zip(series, CLASSES, strict=False):
+        parts += [rect(x, 34, BAR, color), text(x + 18, 44, name)]
+        x += 40 + 7 * len(name)
+    return parts
+
+
+def chart(results):
+    machine = results["machine"]
+    series = ["flashplan"]
+    for row in results["rows"]:
+        series += [peer for peer in row["peers_us"] if peer not in series]
+    parts = [
+        text(0, 16, "Time of one call, lower is better; each row to its own scale", "title"),
+        *legend(series),
+    ]
+    y = TOP
+    longest_bar = WIDTH - LABELS - NUMBERS
+    for row in results["rows"]:
+        times = {"flashplan": row["us"]} | row["peers_us"]
+        parts.append(text(LABELS - 12, y + BAR - 2, row["name"], anchor="end"))
+        for name, us in times.items():
+            length = longest_bar * us / max(times.values())
+            parts.append(rect(LABELS, y, length, CLASSES[series.index(name)]))
+            parts.append(text(LABELS + length + 6, y + BAR - 2, duration(us), "faint"))
+            y += BAR + 2
+        y += GAP
+    threads = results["threads"]
+    where = f"{machine['cpu']}, {threads} threads, torch {results['versions']['torch']}"
+    parts.append(text(0, y + 8, f"{where}, {results['date']}", "faint"))
+    body = "\n".join(parts)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y + 16}" '
+        f'role="img" aria-label="flashplan beside torch">\n'
+        f"<style>{STYLE}</style>\n{body}\n</svg>\n"
+    )
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("json", type=pathlib.Path, help="what bench.py wrote")
+    parser.add_argument("--out", type=pathlib.Path, help="default: beside it, .svg")
+    args = parser.parse_args()
+    out = args.out or args.json.with_suffix(".svg")
+    out.write_text(chart(json.loads(args.json.read_text())))
+    print(f"wrote {out}")
+
+
+if __name__ == "__main__":
+    main()

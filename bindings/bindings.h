@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+namespace flashplan {
+
+void bind_plan(nanobind::module_& m);
+void bind_ops(nanobind::module_& m);
+
+}  // namespace flashplan

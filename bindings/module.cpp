@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+// The extension module: two lists of bindings, and the exceptions.
+#include <nanobind/nanobind.h>
+
+#include "bindings.h"
+#include "tensor.h"
+
+namespace flashplan {
+namespace {
+
+PyObject* unsupported_error = nullptr;
+PyObject* cuda_error = nullptr;
+
+PyObject* exception_of(StatusCode code) {
+  switch (code) {
+    case StatusCode::kInvalidArgument: return PyExc_ValueError;
+    case StatusCode::kInvalidType: return PyExc_TypeError;
+    case StatusCode::kUnsupported: return unsupported_error;
+    case StatusCode::kOutOfMemory: return PyExc_MemoryError;
+    case StatusCode::kCudaError: return cuda_error;
+    case StatusCode::kNotReady:
+    case StatusCode::kOk: break;
+  }
+  return PyExc_RuntimeError;
+}
+
+PyObject* add_exception(nb::module_& m, const char* name, const char* doc, PyObject* base) {
+  PyObject* type =
+      PyErr_NewExceptionWithDoc((std::string("flashplan.") + name).c_str(), doc, base, nullptr);
+  if (type == nullptr) throw nb::python_error();
+  m.attr(name) = nb::handle(type);
+  return type;  // lives as long as the module: as long as the process
+}
+
+}  // namespace
+
+void raise_status(const Status& status) {
+  PyErr_SetString(exception_of(status.code), status.message);
+  throw nb::python_error();
+}
+
+}  // namespace flashplan
+
+NB_MODULE(_core, m) {
+  m.doc() = "flashplan's C++ library; the documented surface is the package flashplan.";
+  flashplan::unsupported_error = flashplan::add_exception(
+      m, "UnsupportedError", "Valid, but no kernel of this build can do it.",
+      PyExc_NotImplementedError);
+  flashplan::cuda_error =
+      flashplan::add_exception(m, "CudaError", "A CUDA call failed.", PyExc_RuntimeError);
+  flashplan::bind_plan(m);
+  flashplan::bind_ops(m);
+}

@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: Apache-2.0
+// Options and Plan.
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstdint>
+#include <new>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "bindings.h"
+#include "flashplan/plan.h"
+#include "tensor.h"
+
+namespace flashplan {
+namespace {
+
+using namespace nb::literals;
+
+/// A Plan and what Python callers expect it to own: the workspace and room for host lengths.
+class PyPlan {
+ public:
+  PyPlan(const AttentionOptions& options, nb::object workspace) {
+    AttentionOptions wanted = options;
+    if (!workspace.is_none()) {
+      const BytesArg bytes("workspace", workspace);
+      const auto address = reinterpret_cast<uintptr_t>(bytes.data);
+      const std::size_t skip =
+          (kWorkspaceAlignment - address % kWorkspaceAlignment) % kWorkspaceAlignment;
+      wanted.workspace_bytes = bytes.size > skip ? bytes.size - skip : 0;
+      workspace_ = reinterpret_cast<void*>(address + skip);
+      workspace_owner_ = std::move(workspace);
+    }
+    check(Plan::create(wanted, &plan_));
+    if (workspace_ == nullptr) {
+      workspace_ = ::operator new(plan_.workspace_bytes(), std::align_val_t{kWorkspaceAlignment});
+      owned_ = workspace_;
+    }
+  }
+  ~PyPlan() { ::operator delete(owned_, std::align_val_t{kWorkspaceAlignment}); }
+  PyPlan(const PyPlan&) = delete;
+  PyPlan& operator=(const PyPlan&) = delete;
+
+  void plan(nb::handle qo_indptr, nb::handle kv_lens, nb::handle kv_indptr) {
+    const IntsArg qo("qo_indptr", qo_indptr, qo_indptr_);
+    const IntsArg kv("kv_lens", kv_lens, kv_lens_);
+    if (qo.size != kv.size + 1) {
+      throw nb::value_error(("qo_indptr: expected " + std::to_string(kv.size + 1) +
+                             " entries (one more than kv_lens), got " + std::to_string(qo.size))
+                                .c_str());
+    }
+    Batch batch{qo.data, kv.data, nullptr, kv.size};
+    if (!kv_indptr.is_none()) {
+      const IntsArg rows("kv_indptr", kv_indptr, kv_indptr_);
+      if (rows.size != kv.size + 1) {
+        throw nb::value_error(("kv_indptr: expected " + std::to_string(kv.size + 1) +
+                               " entries (one more than kv_lens), got " + std::to_string(rows.size))
+                                  .c_str());
+      }
+      batch.kv_indptr = rows.data;
+    }
+    check(plan_.plan(batch));
+  }
+
+  void run(nb::handle q, nb::handle k, nb::handle v, nb::handle block_table, nb::handle page_indptr,
+           nb::handle page_indices, nb::handle out, nb::handle lse, nb::handle k_scale,
+           nb::handle v_scale) {
+    const AttentionOptions& options = plan_.options();
+    const TensorArg q_arg("q", required("q", q), TensorKind::kFloat, &options.q_dtype);
+    const TensorArg k_arg("k", required("k", k), TensorKind::kFloat, &options.kv_dtype);
+    const TensorArg v_arg("v", required("v", v), TensorKind::kFloat, &options.kv_dtype);
+    const TensorArg block_table_arg("block_table", block_table, TensorKind::kInt32);
+    const TensorArg page_indptr_arg("page_indptr", page_indptr, TensorKind::kInt32);
+    const TensorArg page_indices_arg("page_indices", page_indices, TensorKind::kInt32);
+    const TensorArg out_arg("out", required("out", out), TensorKind::kFloat, &options.o_dtype,
+                            Access::kWrite);
+    const TensorArg lse_arg("lse", lse, TensorKind::kFloat, nullptr, Access::kWrite);
+    AttentionTensors tensors;
+    tensors.q = q_arg.view();
+    tensors.k = k_arg.view();
+    tensors.v = v_arg.view();
+    tensors.block_table = block_table_arg.view();
+    tensors.page_indptr = page_indptr_arg.view();
+    tensors.page_indices = page_indices_arg.view();
+    tensors.o = out_arg.view();
+    tensors.lse = lse_arg.view();
+    tensors.k_scale = float_arg("k_scale", k_scale);
+    tensors.v_scale = float_arg("v_scale", v_scale);
+    tensors.workspace = workspace_;
+    tensors.workspace_bytes = plan_.workspace_bytes();
+    Status status;
+    {
+      const nb::gil_scoped_release released;
+      status = plan_.run(tensors);
+    }
+    check(status);
+  }
+
+  const Plan& get() const { return plan_; }
+
+ private:
+  static nb::handle required(const char* name, nb::handle object) {
+    if (!object.is_none()) return object;
+    throw nb::type_error((std::string(name) + ": expected a tensor, got None").c_str());
+  }
+
+  Plan plan_;
+  void* workspace_ = nullptr;
+  void* owned_ = nullptr;
+  nb::object workspace_owner_;
+  std::vector<int32_t> qo_indptr_, kv_lens_, kv_indptr_;
+};
+
+using WorkTileTuple = std::tuple<int, int, int, int, int, int, int, int>;
+
+std::vector<WorkTileTuple> work_tiles(const PyPlan& plan) {
+  const ScheduleView schedule = plan.get().schedule();
+  std::vector<WorkTileTuple> tuples;
+  for (int32_t c = 0; c < schedule.num_ctas; ++c) {
+    for (int32_t i = schedule.cta_indptr[c]; i < schedule.cta_indptr[c + 1]; ++i) {
+      const WorkTile& t = schedule.tiles[i];
+      tuples.emplace_back(c, t.request, t.row_tile, t.kv_head, t.num_kv_heads, t.kv_begin, t.kv_end,
+                          t.partial_slot);
+    }
+  }
+  return tuples;
+}
+
+std::string repr_html(const PyPlan& plan) {
+  return "<div><pre>" + plan.get().describe() + "</pre>" + plan.get().timeline_svg() + "</div>";
+}
+
+}  // namespace
+
+void bind_plan(nb::module_& m) {
+  nb::enum_<DType>(m, "DType", "Element types.")
+      .value("float32", DType::kFloat32)
+      .value("float16", DType::kFloat16)
+      .value("bfloat16", DType::kBFloat16)
+      .value("float8_e4m3fn", DType::kFloat8E4M3)
+      .value("float8_e5m2", DType::kFloat8E5M2);
+
+  nb::class_<AttentionOptions>(m, "Options", "AttentionOptions of include/flashplan/plan.h.")
+      .def(nb::init<>())
+      .def_rw("num_qo_heads", &AttentionOptions::num_qo_heads)
+      .def_rw("num_kv_heads", &AttentionOptions::num_kv_heads)
+      .def_rw("head_dim_qk", &AttentionOptions::head_dim_qk)
+      .def_rw("head_dim_vo", &AttentionOptions::head_dim_vo)
+      .def_rw("page_size", &AttentionOptions::page_size)
+      .def_rw("q_dtype", &AttentionOptions::q_dtype)
+      .def_rw("kv_dtype", &AttentionOptions::kv_dtype)
+      .def_rw("o_dtype", &AttentionOptions::o_dtype)
+      .def_rw("causal", &AttentionOptions::causal)
+      .def_rw("window_left", &AttentionOptions::window_left)
+      .def_rw("softmax_scale", &AttentionOptions::softmax_scale)
+      .def_rw("softcap", &AttentionOptions::softcap)
+      .def_rw("max_batch_size", &AttentionOptions::max_batch_size)
+      .def_rw("max_qo_tokens", &AttentionOptions::max_qo_tokens)
+      .def_rw("num_ctas", &AttentionOptions::num_ctas)
+      .def_rw("batch_invariant", &AttentionOptions::batch_invariant)
+      .def_prop_rw(
+          "hnd", [](const AttentionOptions& o) { return o.kv_layout == KvLayout::kHND; },
+          [](AttentionOptions& o, bool hnd) {
+            o.kv_layout = hnd ? KvLayout::kHND : KvLayout::kNHD;
+          })
+      .def_prop_rw(
+          "cuda_device",
+          [](const AttentionOptions& o) -> std::optional<int> {
+            if (o.device.type == DeviceType::kCpu) return std::nullopt;
+            return o.device.index;
+          },
+          [](AttentionOptions& o, std::optional<int> index) {
+            o.device = index ? Device{DeviceType::kCuda, *index} : Device{};
+          },
+          nb::arg().none());
+
+  nb::class_<PyPlan>(m, "Plan", "The schedule of the last plan(), and the means to run it.")
+      .def(nb::init<const AttentionOptions&, nb::object>(), "options"_a, "workspace"_a = nb::none())
+      .def("plan", &PyPlan::plan, "qo_indptr"_a.none(), "kv_lens"_a.none(),
+           "kv_indptr"_a.none() = nb::none())
+      .def("run", &PyPlan::run, "q"_a.none(), "k"_a.none(), "v"_a.none(), "block_table"_a.none(),
+           "page_indptr"_a.none(), "page_indices"_a.none(), "out"_a.none(), "lse"_a.none(),
+           "k_scale"_a.none(), "v_scale"_a.none())
+      .def(
+          "describe", [](const PyPlan& p) { return p.get().describe(); },
+          "The schedule as text: totals, then the first queues.")
+      .def("_repr_html_", &repr_html)
+      .def_prop_ro("options", [](const PyPlan& p) { return p.get().options(); })
+      .def_prop_ro("workspace_bytes", [](const PyPlan& p) { return p.get().workspace_bytes(); })
+      .def_prop_ro("kernel_name", [](const PyPlan& p) { return p.get().kernel_name(); })
+      .def_prop_ro("num_tokens", [](const PyPlan& p) { return p.get().schedule().num_tokens; })
+      .def_prop_ro("tile_q", [](const PyPlan& p) { return p.get().schedule().tile_q; })
+      .def_prop_ro("num_ctas", [](const PyPlan& p) { return p.get().schedule().num_ctas; })
+      .def_prop_ro("num_partial_slots",
+                   [](const PyPlan& p) { return p.get().schedule().num_partial_slots; })
+      .def_prop_ro(
+          "cta_costs",
+          [](const PyPlan& p) {
+            const ScheduleView schedule = p.get().schedule();
+            return std::vector<int64_t>(schedule.cta_cost, schedule.cta_cost + schedule.num_ctas);
+          },
+          "Predicted cost of each queue.")
+      .def_prop_ro("work_tiles", &work_tiles,
+                   "Tuples (cta, request, row_tile, kv_head, num_kv_heads, kv_begin, kv_end, "
+                   "partial_slot), in the order of the queues.");
+
+  m.def(
+      "is_supported",
+      [](const AttentionOptions& options) {
+        const Status status = is_supported(options);
+        return std::make_tuple(status.ok(), std::string(status.message));
+      },
+      "options"_a);
+}
+
+}  // namespace flashplan

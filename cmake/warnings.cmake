@@ -1,0 +1,7 @@
+# SPDX-License-Identifier: Apache-2.0
+
+# What every target of this project is compiled with. Consumers get none of it.
+function(flashplan_set_warnings target)
+  target_compile_options(${target} PRIVATE
+    "$<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wpedantic;-Wshadow;-Wconversion;-Wundef>")
+endfunction()

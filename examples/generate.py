@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Serves chat prompts with SmolLM2-135M-Instruct, all attention through flashplan.
+
+python examples/generate.py
+"""
+
+import argparse
+import os
+import statistics
+import sys
+import time
+from typing import Any
+
+# BLAS threads wait in a spin: beside other work on a few cores they cost far more than they give.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # read when NumPy is imported
+
+import gguf
+import numpy as np
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from tokenizers import Tokenizer
+
+from dense import TIE_TOLERANCE, compare_with_dense
+from display import Display
+from kv_pool import KvPool
+from prompts import PROMPTS, SYSTEM
+from serving import Engine, Request
+from smollm2 import SmolLM2, chat_prompt, find_weights, load_tokenizer
+
+ARRAY_MODULES: dict[str, Any] = {"cpu": np}
+PAGE_SIZE = 16
+NUM_PAGES = 96  # too few for all requests at once
+MAX_BATCH_SIZE = 5  # requests in one step
+MAX_STEP_TOKENS = 192  # longer prompts are computed in several steps
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", choices=list(ARRAY_MODULES), default="cpu")
+    parser.add_argument("--max-new-tokens", type=int, default=112, help="for each prompt")
+    args = parser.parse_args()
+
+    console = Console(highlight=False)
+    weights = find_weights()
+    console.print(f"Loading {weights.name}\n")
+    reader = gguf.GGUFReader(weights)
+    tokenizer = load_tokenizer(reader)
+    model = SmolLM2(reader, ARRAY_MODULES[args.device])
+    c = model.config
+    pool = KvPool(c.num_layers, NUM_PAGES, PAGE_SIZE, c.num_kv_heads, c.head_dim, model.xp)
+    engine = Engine(model, pool, MAX_BATCH_SIZE, MAX_STEP_TOKENS, args.device)
+    requests = [
+        Request(name, tokenizer.encode(chat_prompt(SYSTEM, user)).ids, args.max_new_tokens)
+        for name, user in PROMPTS.items()
+    ]
+    for request in requests:
+        engine.submit(request)
+
+    display = Display(console, tokenizer, requests)
+    start = time.perf_counter()
+    with display.live:
+        while engine.is_busy:
+            finished = engine.step()
+            display.update(engine, finished)
+    seconds = time.perf_counter() - start
+
+    verdict, passed = check(model, tokenizer, requests, console)
+    console.print(summary(engine, requests, seconds, verdict))
+    return 0 if passed else 1
+
+
+def check(
+    model: SmolLM2, tokenizer: Tokenizer, requests: list[Request], console: Console
+) -> tuple[str, bool]:
+    """Compares the generated tokens with the dense model's; returns a verdict and if they pass."""
+    num_ties = num_errors = 0
+    for request in track(
+        requests, "Comparing with dense attention", console=console, transient=True
+    ):
+        for d in compare_with_dense(model, request):
+            num_ties += d.is_tie
+            num_errors += not d.is_tie
+            served, dense = (repr(tokenizer.id_to_token(t)) for t in (d.served, d.dense))
+            console.print(
+                f"{'near-tie' if d.is_tie else 'ERROR'}: {request.name}, generated token "
+                f"{d.index}: served {served}, dense {dense}, whose logit is {d.gap:.2g} larger",
+                markup=False,
+            )
+    num_tokens = sum(len(r.new_tokens) for r in requests)
+    if num_errors:
+        return f"FAILED: {num_errors} of {num_tokens} tokens differ from dense attention", False
+    if num_ties:
+        return (
+            f"{num_tokens - num_ties} of {num_tokens} tokens equal those of dense attention, "
+            f"{num_ties} are near-ties (logits within {TIE_TOLERANCE:g})"
+        ), True
+    return f"all {num_tokens} tokens equal those of dense attention", True
+
+
+def summary(engine: Engine, requests: list[Request], seconds: float, verdict: str) -> Table:
+    s, pool = engine.statistics, engine.pool
+    num_prompt_tokens = sum(r.num_prompt_tokens for r in requests)
+    num_new_tokens = sum(len(r.new_tokens) for r in requests)
+    rows = {
+        "requests": f"{len(requests)}, at most {MAX_BATCH_SIZE} at a time",
+        "prompt tokens": f"{num_prompt_tokens}, of which {s.shared_tokens} in shared pages",
+        "generated tokens": f"{num_new_tokens} in {seconds:.1f} s",
+        "tokens/s": f"{num_new_tokens / seconds:.1f}",
+        "steps": f"{len(s.plan_us)}",
+        "… with prefill": f"{s.prefill_steps}",
+        "… with decode": f"{s.decode_steps}",
+        "… with both": f"{s.mixed_steps}",
+        "pages used at peak": f"{s.peak_pages} of {pool.num_pages}",
+        "pages shared": f"{s.shared_tokens // pool.page_size}",
+        "plan µs per step": f"{statistics.median(s.plan_us):.1f} (median)",
+        "check": verdict,
+    }
+    table = Table(show_header=False)
+    for name, value in rows.items():
+        table.add_row(name, value)
+    return table
+
+
+if __name__ == "__main__":
+    sys.exit(main())

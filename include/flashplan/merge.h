@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+// Merging attention states: the operator (+) of FlashInfer, section 2.2.
+#pragma once
+
+#include <cstdint>
+
+#include "flashplan/export.h"
+#include "flashplan/status.h"
+#include "flashplan/tensor.h"
+
+namespace flashplan {
+
+/// One attention state: outputs over a set of keys and the log-sum-exp of their logits.
+struct AttentionState {
+  TensorView o;    // [num_tokens, num_heads, head_dim], float32, float16 or bfloat16
+  TensorView lse;  // [num_tokens, num_heads] float32, natural logarithm; -inf: no keys
+};
+
+/// Merges `num_states` >= 1 states over disjoint keys into `out`, left to right in float32.
+/// `out` may be one of the inputs itself, but must not overlap them in part.
+///   kInvalidArgument, kInvalidType  shapes, dtypes or devices differ; nothing was written
+FLASHPLAN_API Status merge_states(const AttentionState* states, int32_t num_states,
+                                  const AttentionState& out, Stream stream = nullptr) noexcept;
+
+}  // namespace flashplan

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+// Plan: the one object of the library. Options once, plan() once per step, run() once per layer.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "flashplan/export.h"
+#include "flashplan/schedule.h"
+#include "flashplan/status.h"
+#include "flashplan/tensor.h"
+
+namespace flashplan {
+
+/// Order of the dimensions inside a page of the KV cache.
+enum class KvLayout : int32_t {
+  kNHD = 0,  // [num_pages, page_size, num_kv_heads, head_dim]
+  kHND = 1,  // [num_pages, num_kv_heads, page_size, head_dim]
+};
+
+/// What the caller wants, fixed for the life of a Plan.
+struct AttentionOptions {
+  int32_t num_qo_heads = 0;
+  int32_t num_kv_heads = 0;  // divides num_qo_heads; group_size = num_qo_heads / num_kv_heads
+  int32_t head_dim_qk = 0;
+  int32_t head_dim_vo = 0;
+  int32_t page_size = 0;  // 0: k and v are ragged tensors; >= 1: a paged cache
+  KvLayout kv_layout = KvLayout::kNHD;
+  DType q_dtype = DType::kBFloat16;
+  DType kv_dtype = DType::kBFloat16;  // q_dtype, or an 8-bit float
+  DType o_dtype = DType::kBFloat16;
+
+  /// Key j is visible to query i iff j <= i + kv_len - qo_len (bottom-right aligned).
+  bool causal = true;
+  /// Key j is visible iff j >= i + kv_len - qo_len - window_left (inclusive); -1: unbounded.
+  int32_t window_left = -1;
+  /// Multiplies q.k; empty: 1 / sqrt(head_dim_qk).
+  std::optional<float> softmax_scale;
+  /// logits = softcap * tanh(softmax_scale * q.k / softcap); 0: off.
+  float softcap = 0.0F;
+
+  // Bounds of every later batch: buffers and grid are sized by them, once.
+  int32_t max_batch_size = 256;
+  int32_t max_qo_tokens = 8192;
+
+  Device device;
+  /// Work queues: CTAs on a GPU, tasks of the thread pool on the CPU. 0: chosen for the device.
+  int32_t num_ctas = 0;
+  /// Bytes of workspace the caller will give; empty: as many as the bounds ask for. With fewer,
+  /// long requests are split less.
+  std::optional<std::size_t> workspace_bytes;
+  /// Results of a request are bit-equal whatever its neighbours and num_ctas.
+  bool batch_invariant = false;
+};
+
+/// Lengths of one step, in host memory; read before plan() returns.
+struct Batch {
+  const int32_t* qo_indptr = nullptr;  // [batch_size + 1], starts at 0, ascending
+  const int32_t* kv_lens = nullptr;    // [batch_size] tokens, those of this step included
+  /// [batch_size + 1] first row of each request in ragged k and v; null: kv_lens cumulated.
+  const int32_t* kv_indptr = nullptr;
+  int32_t batch_size = 0;
+};
+
+/// Arguments of one attention layer. T = qo_indptr[batch_size]; tensors may have more rows.
+struct AttentionTensors {
+  TensorView q;  // [>= T, num_qo_heads, head_dim_qk]
+  /// ragged: [>= kv_indptr[batch_size], num_kv_heads, head_dim]; paged: see KvLayout. Any strides
+  /// but for the last dimension, which is contiguous.
+  TensorView k, v;
+  // Paged only, one of the two forms, int32, on the Plan's device. A request of kv_len tokens
+  // reads its first ceil(kv_len / page_size) entries and no more.
+  TensorView block_table;   // [>= batch_size, max_pages]
+  TensorView page_indptr;   // [>= batch_size + 1]
+  TensorView page_indices;  // [>= page_indptr[batch_size]]
+  TensorView o;             // [>= T, num_qo_heads, head_dim_vo], written
+  TensorView lse;           // [>= T, num_qo_heads] float32, natural log, written; may be empty
+  float k_scale = 1.0F;     // real key = k_scale * stored key (8-bit caches)
+  float v_scale = 1.0F;
+  /// >= Plan::workspace_bytes(), aligned to kWorkspaceAlignment, contents undefined.
+  void* workspace = nullptr;
+  std::size_t workspace_bytes = 0;
+};
+
+constexpr std::size_t kWorkspaceAlignment = 256;
+
+/// A schedule and what is needed to run it. Use from one thread at a time; different Plans are
+/// independent. Movable, not copyable.
+class FLASHPLAN_API Plan {
+ public:
+  Plan() noexcept;
+  ~Plan();
+  Plan(Plan&&) noexcept;
+  Plan& operator=(Plan&&) noexcept;
+
+  /// Checks the options, selects the kernel and allocates all host memory a step will need.
+  ///   kInvalidArgument  an option is out of range, or workspace_bytes is below the minimum
+  ///   kUnsupported      no kernel for these options
+  static Status create(const AttentionOptions& options, Plan* plan) noexcept;
+
+  /// Schedules one step (FlashInfer, Algorithm 1 and Appendix D, with the changes DESIGN.md
+  /// gives). Host only: no allocation, no synchronisation.
+  ///   kInvalidArgument  a length is out of range or over the bounds; the last plan stays valid
+  Status plan(const Batch& batch) noexcept;
+
+  /// Runs the planned attention. A row with no visible key gets o = 0, lse = -inf.
+  /// CPU: on the calling thread and the library's thread pool; returns when done.
+  ///   kInvalidArgument, kInvalidType  a tensor disagrees with the plan; nothing was written
+  ///   kNotReady                       no plan() yet
+  Status run(const AttentionTensors& tensors, Stream stream = nullptr) noexcept;
+
+  /// Bytes run() needs, from the bounds alone: the same for every batch.
+  std::size_t workspace_bytes() const noexcept;
+
+  const AttentionOptions& options() const noexcept;  // with every default filled in
+  const char* kernel_name() const noexcept;
+
+  /// The schedule of the last plan(). Without one, no tiles.
+  ScheduleView schedule() const noexcept;
+
+  /// The same for a person. Empty if memory runs out.
+  std::string describe() const noexcept;
+
+  /// The same as a small SVG picture: one line per CTA, one box per work tile.
+  std::string timeline_svg() const noexcept;
+
+  struct Impl;  // the library's own; see src/plan/plan_impl.h
+
+ private:
+  std::unique_ptr<Impl> impl_;
+};
+
+/// Whether Plan::create() would find a kernel; the message says what is missing.
+FLASHPLAN_API Status is_supported(const AttentionOptions& options) noexcept;
+
+}  // namespace flashplan

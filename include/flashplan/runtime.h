@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+// What was built, and the CPU engine's threads.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "flashplan/export.h"
+#include "flashplan/status.h"
+
+namespace flashplan {
+
+/// Threads that run() uses on the CPU, the caller's included. Default: the CPUs this process may
+/// run on. Results do not depend on it. Takes effect at the next run().
+///   kInvalidArgument  num_threads < 1
+FLASHPLAN_API Status set_num_threads(int32_t num_threads) noexcept;
+FLASHPLAN_API int32_t num_threads() noexcept;
+
+/// "0.1.0", of the library that is loaded.
+FLASHPLAN_API const char* version() noexcept;
+
+/// Version, compiled kernel families, instruction set and threads, one `key: value` per line.
+FLASHPLAN_API std::string show_config() noexcept;
+
+}  // namespace flashplan

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+// The result of every call. Nothing in this library throws, prints, aborts or exits.
+#pragma once
+
+namespace flashplan {
+
+enum class StatusCode : int {
+  kOk = 0,
+  kInvalidArgument,  // a wrong value or shape
+  kInvalidType,      // a wrong dtype or device, or a tensor that may not be written
+  kUnsupported,      // valid, but this build or this device has no kernel for it
+  kNotReady,         // run() before plan(), or one Plan used from two threads at once
+  kOutOfMemory,      // a host allocation failed
+  kCudaError,        // a CUDA call failed; the context may be lost
+};
+
+/// Code and text of an outcome. Trivially copyable, never allocates.
+/// A failed call leaves its object usable and has written nothing to the caller's tensors.
+struct [[nodiscard]] Status {
+  StatusCode code = StatusCode::kOk;
+  /// `<argument>: expected <what>, got <what>`, NUL-terminated; empty when ok().
+  char message[252];
+
+  Status() noexcept { message[0] = '\0'; }
+  bool ok() const noexcept { return code == StatusCode::kOk; }
+};
+
+}  // namespace flashplan

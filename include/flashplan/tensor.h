@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+// Element types, devices and the non-owning tensor that every call takes.
+#pragma once
+
+#include <cstdint>
+
+// The driver's stream type. Declared here so that no CUDA header is needed: a cudaStream_t or a
+// CUstream converts without a cast.
+struct CUstream_st;
+
+namespace flashplan {
+
+using Stream = CUstream_st*;
+
+enum class DType : int32_t {
+  kFloat32 = 0,
+  kFloat16,
+  kBFloat16,
+  kFloat8E4M3,  // "float8_e4m3fn": finite, no infinity, NaN = 0x7f
+  kFloat8E5M2,
+  kInt32,  // page tables only
+};
+
+/// Bytes of one element.
+constexpr int64_t item_size(DType dtype) noexcept {
+  switch (dtype) {
+    case DType::kFloat32:
+    case DType::kInt32: return 4;
+    case DType::kFloat16:
+    case DType::kBFloat16: return 2;
+    default: return 1;
+  }
+}
+
+enum class DeviceType : int32_t { kCpu = 0, kCuda = 1 };
+
+struct Device {
+  DeviceType type = DeviceType::kCpu;
+  int32_t index = 0;
+
+  friend constexpr bool operator==(Device a, Device b) noexcept {
+    return a.type == b.type && a.index == b.index;
+  }
+  friend constexpr bool operator!=(Device a, Device b) noexcept { return !(a == b); }
+};
+
+constexpr int kMaxRank = 4;
+
+/// A strided view of the caller's memory. Owns nothing; valid for the duration of the call
+/// (on CUDA: until the stream has passed the work).
+struct TensorView {
+  void* data = nullptr;
+  DType dtype = DType::kFloat32;
+  Device device;
+  int32_t rank = 0;
+  int64_t shape[kMaxRank] = {};
+  int64_t stride[kMaxRank] = {};  // in elements; the last must be 1 unless noted
+  bool read_only = false;         // refused where the call would write
+
+  /// An argument that was not given.
+  constexpr bool empty() const noexcept { return rank == 0; }
+};
+
+}  // namespace flashplan

@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+"""flashplan: an attention engine for LLM serving.
+
+Plan once per step, run once per layer, on tensors of any framework that speaks DLPack.
+"""
+
+from flashplan._core import CudaError, UnsupportedError
+from flashplan._core import version as _version
+from flashplan.attention import Attention, is_supported
+from flashplan.ops import append_paged_kv, merge_states
+from flashplan.runtime import get_num_threads, set_num_threads, show_config
+
+__version__ = _version()
+
+__all__ = [
+    "Attention",
+    "CudaError",
+    "UnsupportedError",
+    "append_paged_kv",
+    "get_num_threads",
+    "is_supported",
+    "merge_states",
+    "set_num_threads",
+    "show_config",
+]

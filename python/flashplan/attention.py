@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention: options once, plan() once per step, run() once per layer."""
+
+from typing import Any
+
+from flashplan import _core
+from flashplan.options import make_options
+from flashplan.outputs import new_output
+
+
+class Attention:
+    """Attention of ragged query batches over a paged or ragged KV cache.
+
+    The FlashInfer paper's system: the KV cache is a block-sparse matrix whose column blocks are
+    pages, partial results are attention states (o, lse), and a scheduler on the host turns the
+    lengths of each step into balanced work (Algorithm 1).
+
+    Args:
+        num_qo_heads, num_kv_heads: heads of q and of k and v; the first is a multiple of the
+            second (grouped-query attention).
+        head_dim: of q and k, and of v and o; or a pair (qk, vo).
+        page_size: tokens per page of the cache; None if k and v are ragged tensors.
+        q_dtype: "float32", "float16" or "bfloat16", or a framework's dtype of that name.
+        kv_dtype: as q (default), or "float8_e4m3fn" or "float8_e5m2".
+        o_dtype: as q (default), or another of q's choices.
+        causal: key j is visible to query i iff j <= i + kv_len - qo_len (bottom-right aligned).
+        window_left: key j is visible iff j >= i + kv_len - qo_len - window_left; -1: all.
+        softmax_scale: multiplies q.k; default 1 / sqrt(head_dim_qk).
+        softcap: logits become softcap * tanh(logits / softcap); 0: off.
+        variant: None; reserved for attention variants.
+        kv_layout: "NHD", pages [page_size, num_kv_heads, head_dim], or "HND".
+        max_batch_size, max_qo_tokens: bounds of every batch; they size all buffers, once.
+        device: "cpu" (default where there is no GPU).
+        workspace: host memory (a NumPy or PyTorch tensor of any dtype) to use instead of memory
+            of the object's own. Less than workspace_bytes means that long requests are split less.
+        num_ctas: work queues; default: several per processor.
+        batch_invariant: a request's results are bit-equal whatever its neighbours and num_ctas.
+
+    An object is for one thread at a time; a second one gets a RuntimeError.
+
+    Raises:
+        ValueError, TypeError: an option is out of range or of the wrong type.
+        UnsupportedError: there is no kernel for the options.
+    """
+
+    def __init__(
+        self,
+        num_qo_heads: int,
+        num_kv_heads: int,
+        head_dim: int | tuple[int, int],
+        *,
+        page_size: int | None = 16,
+        q_dtype: Any = "bfloat16",
+        kv_dtype: Any = None,
+        o_dtype: Any = None,
+        causal: bool = True,
+        window_left: int = -1,
+        softmax_scale: float | None = None,
+        softcap: float = 0.0,
+        variant: Any = None,
+        kv_layout: str = "NHD",
+        max_batch_size: int = 256,
+        max_qo_tokens: int = 8192,
+        device: Any = None,
+        workspace: Any = None,
+        num_ctas: int | None = None,
+        batch_invariant: bool = False,
+    ) -> None:
+        options = make_options(
+            num_qo_heads,
+            num_kv_heads,
+            head_dim,
+            page_size=page_size,
+            q_dtype=q_dtype,
+            kv_dtype=kv_dtype,
+            o_dtype=o_dtype,
+            causal=causal,
+            window_left=window_left,
+            softmax_scale=softmax_scale,
+            softcap=softcap,
+            variant=variant,
+            kv_layout=kv_layout,
+            max_batch_size=max_batch_size,
+            max_qo_tokens=max_qo_tokens,
+            device=device,
+            num_ctas=num_ctas,
+            batch_invariant=batch_invariant,
+        )
+        self._plan = _core.Plan(options, workspace)
+        filled = self._plan.options
+        self._o_heads_and_dim = (filled.num_qo_heads, filled.head_dim_vo)
+        self._o_dtype = filled.o_dtype.name
+        self._num_qo_heads = filled.num_qo_heads
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Bytes of workspace in use: exact, from the bounds alone."""
+        return self._plan.workspace_bytes
+
+    def plan(self, qo_indptr: Any, kv_lens: Any, kv_indptr: Any = None) -> _core.Plan:
+        """Schedules one step. Host only: no synchronisation.
+
+        Args:
+            qo_indptr: [batch_size + 1] int32, from 0, ascending: rows of q of each request.
+            kv_lens: [batch_size] int32: keys of each request, those of this step included.
+            kv_indptr: [batch_size + 1] int32, ragged k and v only: first row of each request;
+                default: kv_lens cumulated.
+            Each a list, a NumPy array or any int32 tensor on the host.
+
+        Returns:
+            A view of the current plan, for people: describe(), kernel_name, work_tiles, and a
+            picture of the queues in notebooks. The next plan() changes it.
+
+        Raises:
+            ValueError: a length is out of range or over the bounds. The last plan stays valid.
+            TypeError: not int32, or not on the host.
+        """
+        self._plan.plan(qo_indptr, kv_lens, kv_indptr)
+        return self._plan
+
+    def run(
+        self,
+        q: Any,
+        k: Any,
+        v: Any,
+        *,
+        block_table: Any = None,
+        page_indptr: Any = None,
+        page_indices: Any = None,
+        out: Any = None,
+        lse: Any = None,
+        return_lse: bool = False,
+        k_scale: float = 1.0,
+        v_scale: float = 1.0,
+        stream: Any = None,
+    ) -> Any:
+        """Runs the planned attention. A row with no visible key gets o = 0, lse = -inf.
+
+        Args:
+            q: [tokens, num_qo_heads, head_dim_qk]; may have more rows than were planned.
+            k, v: ragged [kv_tokens, num_kv_heads, head_dim], or pages
+                [num_pages, page_size, num_kv_heads, head_dim] (NHD) or
+                [num_pages, num_kv_heads, page_size, head_dim] (HND). Any strides, the last
+                dimension contiguous.
+            block_table: [batch_size, max_pages] int32 page ids of each request, or
+            page_indptr, page_indices: the same as CSR, [batch_size + 1] and [num_ids] int32.
+            out: [tokens, num_qo_heads, head_dim_vo] to write to; default: a new tensor in q's
+                framework.
+            lse: [tokens, num_qo_heads] float32 to write the log-sum-exp of the logits to
+                (natural logarithm).
+            return_lse: return (o, lse); allocates lse unless it is given.
+            k_scale, v_scale: real key = k_scale * stored key.
+            stream: None on the CPU.
+
+        Returns:
+            o, or (o, lse).
+
+        Raises:
+            RuntimeError: no plan() yet.
+            ValueError, TypeError: a tensor disagrees with the plan. Nothing was written.
+        """
+        if stream is not None:
+            raise ValueError(f"stream: expected None on the cpu, got {stream!r}")
+        if out is not None and (lse is not None or not return_lse):
+            self._plan.run(
+                q, k, v, block_table, page_indptr, page_indices, out, lse, k_scale, v_scale
+            )
+            return (out, lse) if return_lse else out
+
+        o, finish_o, finish_lse = out, None, None
+        if out is None:
+            shape = (self._plan.num_tokens, *self._o_heads_and_dim)
+            o, finish_o = new_output(q, shape, self._o_dtype)
+        if lse is None and return_lse:
+            shape = (self._plan.num_tokens, self._num_qo_heads)
+            lse, finish_lse = new_output(q, shape, "float32")
+        self._plan.run(q, k, v, block_table, page_indptr, page_indices, o, lse, k_scale, v_scale)
+        o = finish_o(o) if finish_o else o
+        if not return_lse:
+            return o
+        return o, finish_lse(lse) if finish_lse else lse
+
+
+def is_supported(
+    num_qo_heads: int, num_kv_heads: int, head_dim: int | tuple[int, int], **options: Any
+) -> tuple[bool, str]:
+    """Whether `Attention` has a kernel for the options, and if not, why.
+
+    Takes the options of `Attention` but workspace. Options that are wrong rather than
+    unsupported raise as they do there.
+    """
+    try:
+        return _core.is_supported(make_options(num_qo_heads, num_kv_heads, head_dim, **options))
+    except _core.UnsupportedError as error:
+        return False, str(error)

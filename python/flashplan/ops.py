@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention states and the KV cache outside of attention itself."""
+
+from typing import Any
+
+from flashplan import _core
+from flashplan.options import dtype_name, is_hnd, to_dtype
+from flashplan.outputs import new_output
+
+
+def merge_states(
+    o_a: Any, lse_a: Any, o_b: Any = None, lse_b: Any = None, *, out: Any = None, lse: Any = None
+) -> tuple[Any, Any]:
+    """Merges attention states over disjoint keys: the operator of FlashInfer, section 2.2.
+
+    Args:
+        o_a, o_b: [tokens, heads, dim] float32, float16 or bfloat16.
+        lse_a, lse_b: [tokens, heads] float32, natural logarithm; -inf: no keys.
+            Or o_a [n, tokens, heads, dim] and lse_a [n, tokens, heads] alone: n stacked states.
+        out, lse: where to write; default: new tensors in o_a's framework.
+
+    Returns:
+        (o, lse) of all keys.
+
+    Raises:
+        ValueError, TypeError: shapes, dtypes or devices differ. Nothing was written.
+    """
+    if (o_b is None) != (lse_b is None):
+        raise TypeError("o_b: expected both o_b and lse_b, or neither, got one of them")
+    stacked = o_b is None
+    finish_o = finish_lse = None
+    if out is None:
+        shape = tuple(getattr(o_a, "shape", ()))
+        out, finish_o = new_output(
+            o_a, shape[stacked:], dtype_name(getattr(o_a, "dtype", "float32"))
+        )
+    if lse is None:
+        shape = tuple(getattr(lse_a, "shape", ()))
+        lse, finish_lse = new_output(o_a, shape[stacked:], "float32")
+    if stacked:
+        _core.merge_stack(o_a, lse_a, out, lse)
+    else:
+        _core.merge_pair(o_a, lse_a, o_b, lse_b, out, lse)
+    return finish_o(out) if finish_o else out, finish_lse(lse) if finish_lse else lse
+
+
+def append_paged_kv(
+    k: Any,
+    v: Any,
+    k_cache: Any,
+    v_cache: Any,
+    indptr: Any,
+    kv_lens: Any,
+    *,
+    block_table: Any = None,
+    page_indptr: Any = None,
+    page_indices: Any = None,
+    kv_layout: str = "NHD",
+    kv_dtype: Any = None,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+    stream: Any = None,
+) -> None:
+    """Writes the keys and values of new tokens into their pages.
+
+    New token j of request r goes to position kv_lens[r] - (indptr[r + 1] - indptr[r]) + j.
+
+    Args:
+        k, v: [tokens, num_kv_heads, head_dim], ragged by indptr.
+        k_cache, v_cache: pages in `kv_layout`, written; k's dtype or an 8-bit float.
+        indptr: [batch_size + 1] int32; kv_lens: [batch_size] int32, after the append.
+        block_table, or page_indptr and page_indices: as in `Attention.run`.
+        kv_dtype: what a cache of uint8 stores.
+        k_scale, v_scale: stored key = key / k_scale, saturating in 8-bit formats.
+        stream: None on the CPU.
+
+    Raises:
+        ValueError, TypeError: a tensor is malformed. Nothing was written.
+    """
+    if stream is not None:
+        raise ValueError(f"stream: expected None on the cpu, got {stream!r}")
+    _core.append_paged_kv(
+        _given("k", k),
+        _given("v", v),
+        _given("k_cache", k_cache),
+        _given("v_cache", v_cache),
+        _given("indptr", indptr),
+        _given("kv_lens", kv_lens),
+        block_table,
+        page_indptr,
+        page_indices,
+        is_hnd(kv_layout),
+        None if kv_dtype is None else to_dtype("kv_dtype", kv_dtype),
+        k_scale,
+        v_scale,
+    )
+
+
+def _given(argument: str, tensor: Any) -> Any:
+    if tensor is None:
+        raise TypeError(f"{argument}: expected a tensor, got None")
+    return tensor

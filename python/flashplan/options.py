@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names and defaults of the options, checked and handed to the core."""
+
+import operator
+from typing import Any
+
+from flashplan import _core
+
+DTYPES = {dtype.name: dtype for dtype in _core.DType}
+
+
+def dtype_name(dtype: Any) -> str:
+    """The name of a dtype given as a string or as a dtype of any framework."""
+    if isinstance(dtype, str):
+        return dtype
+    name = getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or str(dtype)
+    return str(name).rsplit(".", 1)[-1]
+
+
+def to_dtype(argument: str, dtype: Any) -> _core.DType:
+    """The core's dtype, or UnsupportedError naming `argument`."""
+    try:
+        return DTYPES[dtype_name(dtype)]
+    except KeyError:
+        expected = ", ".join(DTYPES)
+        raise _core.UnsupportedError(
+            f"{argument}: expected one of {expected}, got {dtype!r}"
+        ) from None
+
+
+def to_int(argument: str, value: Any) -> int:
+    """An int32, or TypeError / ValueError naming `argument`."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{argument}: expected an int, got {type(value).__name__}") from None
+    if not -(2**31) <= number < 2**31:
+        raise ValueError(f"{argument}: expected an int32, got {number}")
+    return number
+
+
+def to_float(argument: str, value: Any) -> float:
+    """A float, or TypeError naming `argument`."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"{argument}: expected a number, got {type(value).__name__}") from None
+
+
+def to_bool(argument: str, value: Any) -> bool:
+    """A bool, or TypeError naming `argument`."""
+    if isinstance(value, bool) or type(value).__name__ in ("bool_", "bool"):
+        return bool(value)
+    raise TypeError(f"{argument}: expected a bool, got {type(value).__name__}")
+
+
+def is_hnd(kv_layout: Any) -> bool:
+    """Whether a layout is "HND"; ValueError if it is neither that nor "NHD"."""
+    if kv_layout not in ("NHD", "HND"):
+        raise ValueError(f"kv_layout: expected 'NHD' or 'HND', got {kv_layout!r}")
+    return kv_layout == "HND"
+
+
+def to_cuda_device(device: Any) -> int | None:
+    """The index of a CUDA device, None for the CPU."""
+    text = "cpu" if device is None else str(device)
+    kind, _, index = text.partition(":")
+    if kind == "cpu" and index in ("", "0"):
+        return None
+    if kind == "cuda" and (index == "" or index.isdigit()):
+        return int(index or 0)
+    raise ValueError(f"device: expected 'cpu', 'cuda' or 'cuda:<index>', got {device!r}")
+
+
+def to_head_dims(head_dim: Any) -> tuple[int, int]:
+    """(qk, vo) from one int or a pair."""
+    if isinstance(head_dim, tuple | list):
+        if len(head_dim) != 2:
+            raise ValueError(f"head_dim: expected an int or (qk, vo), got {head_dim!r}")
+        return to_int("head_dim", head_dim[0]), to_int("head_dim", head_dim[1])
+    return (to_int("head_dim", head_dim),) * 2
+
+
+def make_options(
+    num_qo_heads: int,
+    num_kv_heads: int,
+    head_dim: int | tuple[int, int],
+    *,
+    page_size: int | None = 16,
+    q_dtype: Any = "bfloat16",
+    kv_dtype: Any = None,
+    o_dtype: Any = None,
+    causal: bool = True,
+    window_left: int = -1,
+    softmax_scale: float | None = None,
+    softcap: float = 0.0,
+    variant: Any = None,
+    kv_layout: str = "NHD",
+    max_batch_size: int = 256,
+    max_qo_tokens: int = 8192,
+    device: Any = None,
+    num_ctas: int | None = None,
+    batch_invariant: bool = False,
+) -> _core.Options:
+    """The options of `Attention`, in the core's form."""
+    if variant is not None:
+        raise _core.UnsupportedError(f"variant: expected None in this build, got {variant!r}")
+    options = _core.Options()
+    options.num_qo_heads = to_int("num_qo_heads", num_qo_heads)
+    options.num_kv_heads = to_int("num_kv_heads", num_kv_heads)
+    options.head_dim_qk, options.head_dim_vo = to_head_dims(head_dim)
+    if page_size is not None:
+        options.page_size = to_int("page_size", page_size)
+        if options.page_size < 1:
+            raise ValueError(
+                f"page_size: expected >= 1, or None for ragged k and v, got {page_size}"
+            )
+    options.q_dtype = to_dtype("q_dtype", q_dtype)
+    options.kv_dtype = options.q_dtype if kv_dtype is None else to_dtype("kv_dtype", kv_dtype)
+    options.o_dtype = options.q_dtype if o_dtype is None else to_dtype("o_dtype", o_dtype)
+    options.causal = to_bool("causal", causal)
+    options.window_left = to_int("window_left", window_left)
+    if softmax_scale is not None:
+        options.softmax_scale = to_float("softmax_scale", softmax_scale)
+    options.softcap = to_float("softcap", softcap)
+    options.hnd = is_hnd(kv_layout)
+    options.max_batch_size = to_int("max_batch_size", max_batch_size)
+    options.max_qo_tokens = to_int("max_qo_tokens", max_qo_tokens)
+    options.cuda_device = to_cuda_device(device)
+    if num_ctas is not None:
+        options.num_ctas = to_int("num_ctas", num_ctas)
+        if options.num_ctas < 1:
+            raise ValueError(f"num_ctas: expected >= 1, got {num_ctas}")
+    options.batch_invariant = to_bool("batch_invariant", batch_invariant)
+    return options

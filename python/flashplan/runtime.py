@@ -1,0 +1,20 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What was built, and the CPU engine's threads."""
+
+from flashplan import _core
+from flashplan.options import to_int
+
+
+def set_num_threads(num_threads: int) -> None:
+    """Threads that run() uses on the CPU, the caller's included. Results do not depend on it."""
+    _core.set_num_threads(to_int("num_threads", num_threads))
+
+
+def get_num_threads() -> int:
+    """Threads that run() uses on the CPU."""
+    return _core.get_num_threads()
+
+
+def show_config() -> str:
+    """Version, compiled kernels, instruction set and threads, as `key: value` lines."""
+    return _core.show_config()

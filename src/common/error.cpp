@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "common/error.h"
+
+#include <cstdarg>
+#include <cstdio>
+
+namespace flashplan {
+
+Status error(StatusCode code, const char* format, ...) noexcept {
+  Status status;
+  status.code = code;
+  va_list arguments;
+  va_start(arguments, format);
+  std::vsnprintf(status.message, sizeof(status.message), format, arguments);
+  va_end(arguments);
+  return status;
+}
+
+const char* to_string(DType dtype) noexcept {
+  switch (dtype) {
+    case DType::kFloat32: return "float32";
+    case DType::kFloat16: return "float16";
+    case DType::kBFloat16: return "bfloat16";
+    case DType::kFloat8E4M3: return "float8_e4m3fn";
+    case DType::kFloat8E5M2: return "float8_e5m2";
+    case DType::kInt32: return "int32";
+  }
+  return "an unknown dtype";
+}
+
+DeviceName to_string(Device device) noexcept {
+  DeviceName name;
+  const char* type = device.type == DeviceType::kCpu ? "cpu" : "cuda";
+  if (device.type == DeviceType::kCpu) {
+    std::snprintf(name.text, sizeof(name.text), "%s", type);
+  } else {
+    std::snprintf(name.text, sizeof(name.text), "%s:%d", type, device.index);
+  }
+  return name;
+}
+
+}  // namespace flashplan

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+// Conversions between float32 and the narrow formats, without branches so that loops over them
+// vectorise. Forced inline: this header is compiled for several instruction sets.
+#pragma once
+
+#include <cstdint>
+
+#include "flashplan/tensor.h"
+
+#define FLASHPLAN_INLINE [[gnu::always_inline]] inline
+
+namespace flashplan::cpu {
+
+FLASHPLAN_INLINE uint32_t float_bits(float value) { return __builtin_bit_cast(uint32_t, value); }
+FLASHPLAN_INLINE float bits_float(uint32_t bits) { return __builtin_bit_cast(float, bits); }
+
+constexpr uint32_t kFloatInfinity = 0x7f800000U;
+
+/// Storage and conversions of a dtype: load() widens exactly; store() rounds to nearest even.
+template <DType dtype>
+struct Format;
+
+template <>
+struct Format<DType::kFloat32> {
+  using Storage = float;
+  FLASHPLAN_INLINE static float load(Storage x) { return x; }
+  FLASHPLAN_INLINE static Storage store(float x) { return x; }
+};
+
+template <>
+struct Format<DType::kBFloat16> {
+  using Storage = uint16_t;
+  FLASHPLAN_INLINE static float load(Storage x) { return bits_float(uint32_t{x} << 16); }
+  FLASHPLAN_INLINE static Storage store(float x) {
+    const uint32_t bits = float_bits(x);
+    const uint32_t rounded = bits + 0x7fffU + ((bits >> 16) & 1U);
+    const bool is_nan = (bits & 0x7fffffffU) > kFloatInfinity;
+    return static_cast<Storage>((is_nan ? bits | 0x400000U : rounded) >> 16);
+  }
+};
+
+/// IEEE-like formats with `kExponentBits` and `kMantissaBits`; kFinite: all ones is NaN and there
+/// is no infinity (e4m3fn). store() saturates where kSaturate.
+template <int kExponentBits, int kMantissaBits, bool kFinite, bool kSaturate, typename StorageType>
+struct SmallFloat {
+  using Storage = StorageType;
+  static constexpr int kBias = (1 << (kExponentBits - 1)) - 1;
+  static constexpr int kShift = 23 - kMantissaBits;
+  static constexpr uint32_t kMagnitude = (1U << (kExponentBits + kMantissaBits)) - 1;
+  static constexpr uint32_t kInfinity = ((1U << kExponentBits) - 1) << kMantissaBits;
+  static constexpr uint32_t kMaxFinite = kFinite ? kMagnitude - 1 : kInfinity - 1;
+  static constexpr uint32_t kNan = kFinite ? kMagnitude : kInfinity | (1U << (kMantissaBits - 1));
+
+  FLASHPLAN_INLINE static float load(Storage x) {
+    const uint32_t magnitude = x & kMagnitude;
+    const uint32_t sign = uint32_t{x} >> (kExponentBits + kMantissaBits) << 31;
+    // The multiplication rebiases the exponent and makes subnormals normal.
+    const float rebias = bits_float(static_cast<uint32_t>(254 - kBias) << 23);
+    const uint32_t value = float_bits(bits_float(magnitude << kShift) * rebias);
+    const uint32_t special = (magnitude << kShift) | kFloatInfinity;
+    const bool is_special = kFinite ? magnitude == kNan : magnitude >= kInfinity;
+    return bits_float(sign | (is_special ? special : value));
+  }
+
+  FLASHPLAN_INLINE static Storage store(float x) {
+    const uint32_t bits = float_bits(x);
+    const uint32_t sign = (bits >> 31) << (kExponentBits + kMantissaBits);
+    const uint32_t magnitude = bits & 0x7fffffffU;
+    // Normal results: round the mantissa, rebias the exponent.
+    const uint32_t odd = (magnitude >> kShift) & 1U;
+    const uint32_t rounded = magnitude + ((1U << (kShift - 1)) - 1) + odd;
+    const uint32_t normal = (rounded - (static_cast<uint32_t>(127 - kBias) << 23)) >> kShift;
+    // Subnormal results: adding a power of two whose last bit is theirs rounds them.
+    const uint32_t magic = static_cast<uint32_t>(127 - kBias + kShift + 1) << 23;
+    const uint32_t subnormal = float_bits(bits_float(magnitude) + bits_float(magic)) - magic;
+    const bool is_small = magnitude < (static_cast<uint32_t>(128 - kBias) << 23);
+    uint32_t result = is_small ? subnormal : normal;
+    const uint32_t largest = kSaturate ? kMaxFinite : kInfinity;
+    const bool too_large = result > largest || magnitude >= kFloatInfinity;
+    result = too_large ? largest : result;
+    result = magnitude > kFloatInfinity ? kNan : result;
+    return static_cast<Storage>(sign | result);
+  }
+};
+
+template <>
+struct Format<DType::kFloat16> : SmallFloat<5, 10, false, false, uint16_t> {};
+template <>
+struct Format<DType::kFloat8E4M3> : SmallFloat<4, 3, true, true, uint8_t> {};
+template <>
+struct Format<DType::kFloat8E5M2> : SmallFloat<5, 2, false, true, uint8_t> {};
+
+/// Calls `body` with the Format of one of the five float dtypes.
+template <typename Body>
+FLASHPLAN_INLINE void dispatch_format(DType dtype, const Body& body) {
+  switch (dtype) {
+    case DType::kFloat32: return body(Format<DType::kFloat32>());
+    case DType::kFloat16: return body(Format<DType::kFloat16>());
+    case DType::kBFloat16: return body(Format<DType::kBFloat16>());
+    case DType::kFloat8E4M3: return body(Format<DType::kFloat8E4M3>());
+    case DType::kFloat8E5M2: return body(Format<DType::kFloat8E5M2>());
+    case DType::kInt32: break;
+  }
+  __builtin_unreachable();  // callers have checked the dtype
+}
+
+}  // namespace flashplan::cpu

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+// Private memory of one worker, cut out of the workspace. Rows are padded to kRowPadding floats, so
+// that vectors of any width need no remainder loop.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "cpu/float_formats.h"
+
+namespace flashplan::cpu {
+
+constexpr int32_t kRowPadding = 16;  // floats: one 64-byte line, the widest vector
+
+FLASHPLAN_INLINE int32_t padded(int32_t head_dim) {
+  return (head_dim + kRowPadding - 1) / kRowPadding * kRowPadding;
+}
+
+struct Scratch {
+  float* q;         // [tile_q, padded(head_dim_qk)] scaled, zero in the padding
+  float* kv;        // [tile_kv, padded(the larger head_dim)] one tile of keys, then of values
+  float* logits;    // [tile_q, tile_kv] then probabilities
+  float* o;         // [tile_q, padded(head_dim_vo)] sum of probability * value, then the state's o
+  float* merged_o;  // [tile_q, padded(head_dim_vo)] states merged so far
+  float* row_max;   // [tile_q] largest logit so far
+  float* row_sum;   // [tile_q, kRowPadding] sum of probabilities, a partial sum in each lane
+  float* lse;       // [tile_q] of the state
+  float* merged_max;  // [tile_q]
+  float* merged_sum;  // [tile_q]
+};
+
+/// Cuts `memory` into its parts, or only counts where it is null. Returns the bytes.
+FLASHPLAN_INLINE std::size_t partition(Scratch* scratch, std::byte* memory, int32_t tile_q,
+                                       int32_t tile_kv, int32_t head_dim_qk, int32_t head_dim_vo) {
+  std::size_t used = 0;
+  const auto take = [&](int64_t floats) {
+    float* part = reinterpret_cast<float*>(memory + used);
+    used += static_cast<std::size_t>(floats) * sizeof(float);
+    return part;
+  };
+  const int64_t rows = tile_q;
+  const int32_t qk = padded(head_dim_qk);
+  const int32_t vo = padded(head_dim_vo);
+  scratch->q = take(rows * qk);
+  scratch->kv = take(int64_t{tile_kv} * (qk > vo ? qk : vo));
+  scratch->logits = take(rows * tile_kv);
+  scratch->o = take(rows * vo);
+  scratch->merged_o = take(rows * vo);
+  scratch->row_max = take(rows);
+  scratch->row_sum = take(rows * kRowPadding);
+  scratch->lse = take(rows);
+  scratch->merged_max = take(rows);
+  scratch->merged_sum = take(rows);
+  return used;
+}
+
+/// Bytes of one worker's scratch.
+std::size_t scratch_bytes(int32_t tile_q, int32_t tile_kv, int32_t head_dim_qk,
+                          int32_t head_dim_vo) noexcept;
+
+}  // namespace flashplan::cpu

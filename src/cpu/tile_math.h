@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+// The arithmetic of one tile: logits, online softmax, values. A row's result depends on its own
+// query and keys alone, never on how many rows share the tile.
+// Included by kernel.cpp only, inside the namespace of its instruction set.
+
+/// Keys of the current tile that a query row sees, as positions in the tile.
+struct VisibleRange {
+  int32_t begin;
+  int32_t end;
+};
+
+/// logits[r][j] = q[r] . k[j] for kRows rows and kKeys keys with kRows * kKeys = kLanes.
+template <int kRows>
+FLASHPLAN_INLINE void dot_block(const float* q, const float* k, int32_t width, float* logits,
+                                int32_t logits_stride) {
+  constexpr int kKeys = kLanes / kRows;
+  Vec acc[kLanes] = {};
+  for (int32_t d = 0; d < width; d += kLanes) {
+    Vec key[kKeys];
+    for (int j = 0; j < kKeys; ++j) key[j] = load(k + j * width + d);
+    for (int r = 0; r < kRows; ++r) {
+      const Vec query = load(q + r * width + d);
+      for (int j = 0; j < kKeys; ++j) acc[r * kKeys + j] += query * key[j];
+    }
+  }
+  const Vec sums = sum_lanes(acc);
+  for (int r = 0; r < kRows; ++r) {
+    for (int j = 0; j < kKeys; ++j) logits[r * logits_stride + j] = sums[r * kKeys + j];
+  }
+}
+
+template <int kRows>
+FLASHPLAN_INLINE void dot_rows(const float* q, const float* k, int32_t num_keys, int32_t width,
+                               float* logits, int32_t logits_stride) {
+  constexpr int kKeys = kLanes / kRows;
+  for (int32_t j = 0; j < num_keys; j += kKeys) {
+    dot_block<kRows>(q, k + int64_t{j} * width, width, logits + j, logits_stride);
+  }
+}
+
+/// q: [num_rows, width], k: [num_keys rounded up to kLanes, width], logits: [num_rows, stride].
+inline void compute_logits(const float* q, int32_t num_rows, const float* k, int32_t num_keys,
+                           int32_t width, float* logits, int32_t logits_stride) {
+  constexpr int kMostRows = 4;
+  int32_t r = 0;
+  const auto at = [&](int32_t row) { return q + int64_t{row} * width; };
+  const auto to = [&](int32_t row) { return logits + int64_t{row} * logits_stride; };
+  for (; r + kMostRows <= num_rows; r += kMostRows) {
+    dot_rows<kMostRows>(at(r), k, num_keys, width, to(r), logits_stride);
+  }
+  for (; r + 2 <= num_rows; r += 2) {
+    dot_rows<2>(at(r), k, num_keys, width, to(r), logits_stride);
+  }
+  if (r < num_rows) dot_rows<1>(at(r), k, num_keys, width, to(r), logits_stride);
+}
+
+/// One step of the online softmax of a row: logits become probabilities relative to the new
+/// maximum, 0 where invisible. Returns the factor by which earlier sums shrink.
+inline float softmax_row(float* logits, int32_t num_keys, VisibleRange visible, float softcap,
+                         float* row_max, float* row_sum) {
+  const float minus_infinity = -__builtin_inff();
+  const int32_t padded_keys = (num_keys + kLanes - 1) / kLanes * kLanes;
+  if (softcap > 0.0F) {
+    for (int32_t j = 0; j < padded_keys; j += kLanes) {
+      store(logits + j, softcap * tanh(load(logits + j) * (1.0F / softcap)));
+    }
+  }
+  for (int32_t j = 0; j < visible.begin; ++j) logits[j] = minus_infinity;
+  for (int32_t j = visible.end; j < padded_keys; ++j) logits[j] = minus_infinity;
+
+  Vec largest = splat(*row_max);
+  for (int32_t j = 0; j < padded_keys; j += kLanes) largest = max(largest, load(logits + j));
+  const float new_max = max_lane(largest);
+  if (new_max == minus_infinity) {  // nothing visible so far
+    for (int32_t j = 0; j < padded_keys; ++j) logits[j] = 0.0F;
+    return 1.0F;
+  }
+  const float shrink = exp(splat(*row_max - new_max))[0];
+  Vec total = load(row_sum) * shrink;
+  for (int32_t j = 0; j < padded_keys; j += kLanes) {
+    const Vec p = exp(load(logits + j) - new_max);
+    store(logits + j, p);
+    total += p;
+  }
+  store(row_sum, total);
+  *row_max = new_max;
+  return shrink;
+}
+
+/// o[r] += sum over j in [begin, end) of p[r][j] * v[j], for kRows rows, kVecs vectors at a time.
+template <int kRows, int kVecs>
+FLASHPLAN_INLINE void add_values_block(const float* p, int32_t p_stride, const float* v,
+                                       VisibleRange keys, int32_t width, float* o) {
+  Vec acc[kRows][kVecs];
+  for (int r = 0; r < kRows; ++r) {
+    for (int i = 0; i < kVecs; ++i) acc[r][i] = load(o + r * width + i * kLanes);
+  }
+  for (int32_t j = keys.begin; j < keys.end; ++j) {
+    Vec value[kVecs];
+    for (int i = 0; i < kVecs; ++i) value[i] = load(v + int64_t{j} * width + i * kLanes);
+    for (int r = 0; r < kRows; ++r) {
+      const float probability = p[r * p_stride + j];
+      for (int i = 0; i < kVecs; ++i) acc[r][i] += probability * value[i];
+    }
+  }
+  for (int r = 0; r < kRows; ++r) {
+    for (int i = 0; i < kVecs; ++i) store(o + r * width + i * kLanes, acc[r][i]);
+  }
+}
+
+template <int kRows>
+FLASHPLAN_INLINE void add_values_rows(const float* p, int32_t p_stride, const float* v,
+                                      VisibleRange keys, int32_t width, float* o) {
+  if (keys.begin >= keys.end) return;
+  constexpr int kVecs = kLanes == 16 ? 4 : 2;  // kRows * kVecs accumulators stay in registers
+  int32_t d = 0;
+  for (; d + kVecs * kLanes <= width; d += kVecs * kLanes) {
+    add_values_block<kRows, kVecs>(p, p_stride, v + d, keys, width, o + d);
+  }
+  for (; d < width; d += kLanes) {
+    add_values_block<kRows, 1>(p, p_stride, v + d, keys, width, o + d);
+  }
+}
+
+/// o[r] += p[r] v for all rows. An invisible value is never touched, so that it may be NaN.
+inline void add_values(const float* p, int32_t p_stride, const VisibleRange* visible,
+                       int32_t num_rows, const float* v, int32_t width, float* o) {
+  constexpr int kMostRows = 4;
+  int32_t r = 0;
+  const auto row = [&](int32_t i, VisibleRange keys) {
+    add_values_rows<1>(p + int64_t{i} * p_stride, p_stride, v, keys, width, o + int64_t{i} * width);
+  };
+  for (; r + kMostRows <= num_rows; r += kMostRows) {
+    VisibleRange shared = visible[r];
+    for (int32_t i = r + 1; i < r + kMostRows; ++i) {
+      shared.begin = visible[i].begin > shared.begin ? visible[i].begin : shared.begin;
+      shared.end = visible[i].end < shared.end ? visible[i].end : shared.end;
+    }
+    if (shared.begin >= shared.end) {
+      for (int32_t i = r; i < r + kMostRows; ++i) row(i, visible[i]);
+      continue;
+    }
+    // Keys ascend within each row: those before the shared ones, the shared ones, those after.
+    for (int32_t i = r; i < r + kMostRows; ++i) row(i, {visible[i].begin, shared.begin});
+    add_values_rows<kMostRows>(p + int64_t{r} * p_stride, p_stride, v, shared, width,
+                               o + int64_t{r} * width);
+    for (int32_t i = r; i < r + kMostRows; ++i) row(i, {shared.end, visible[i].end});
+  }
+  for (; r < num_rows; ++r) row(r, visible[r]);
+}
+
+/// The operator (+) of the paper, section 2.2, on a row: merges the state (o, lse) into
+/// (merged_o, merged_max, merged_sum), which is normalised at the end. One copy of the code, so
+/// that states give the same bits wherever they are merged.
+[[gnu::noinline]] void merge_row(const float* o, float lse, int32_t head_dim, float* merged_o,
+                                 float* merged_max, float* merged_sum) {
+  if (lse == -__builtin_inff()) return;
+  const float new_max = lse > *merged_max ? lse : *merged_max;
+  const float shrink = exp(splat(*merged_max - new_max))[0];
+  const float weight = exp(splat(lse - new_max))[0];
+  for (int32_t d = 0; d < head_dim; ++d) merged_o[d] = merged_o[d] * shrink + o[d] * weight;
+  *merged_sum = *merged_sum * shrink + weight;
+  *merged_max = new_max;
+}

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+// A vector of floats as wide as the instruction set, in the compiler's own vector extension.
+// Included by kernel.cpp only, inside the namespace of its instruction set.
+
+#if defined(__AVX512F__)
+constexpr int kLanes = 16;
+#elif defined(__AVX2__)
+constexpr int kLanes = 8;
+#else
+constexpr int kLanes = 4;
+#endif
+
+typedef float Vec __attribute__((vector_size(kLanes * sizeof(float)), may_alias));
+typedef int32_t IntVec __attribute__((vector_size(kLanes * sizeof(float)), may_alias));
+
+FLASHPLAN_INLINE Vec load(const float* aligned) { return *reinterpret_cast<const Vec*>(aligned); }
+FLASHPLAN_INLINE void store(float* aligned, Vec v) { *reinterpret_cast<Vec*>(aligned) = v; }
+FLASHPLAN_INLINE Vec splat(float x) { return x - Vec{}; }
+FLASHPLAN_INLINE Vec max(Vec a, Vec b) { return a > b ? a : b; }
+
+template <int... kIndex>
+struct Indices {};
+template <int kCount, int... kIndex>
+struct MakeIndices : MakeIndices<kCount - 1, kCount - 1, kIndex...> {};
+template <int... kIndex>
+struct MakeIndices<0, kIndex...> {
+  using type = Indices<kIndex...>;
+};
+
+/// Halves the segments of two vectors: each is kLanes / kSegment segments whose lanes belong to one
+/// sum; the result has those of `a`, then those of `b`, in segments of kSegment / 2.
+template <int kSegment, int... kIndex>
+FLASHPLAN_INLINE Vec add_halves(Vec a, Vec b, Indices<kIndex...>) {
+  constexpr int kHalf = kSegment / 2;
+  return __builtin_shufflevector(a, b, (kIndex / kHalf * kSegment + kIndex % kHalf)...) +
+         __builtin_shufflevector(a, b, (kIndex / kHalf * kSegment + kIndex % kHalf + kHalf)...);
+}
+
+/// Lane i of the result is the sum of the lanes of v[i], always added in the same order.
+template <int kCount = kLanes>
+FLASHPLAN_INLINE Vec sum_lanes(Vec (&v)[kLanes]) {
+  if constexpr (kCount == 1) {
+    return v[0];
+  } else {
+    // Neighbours are combined, so that sums come out in order.
+    for (int i = 0; i < kCount / 2; ++i) {
+      v[i] = add_halves<kCount>(v[2 * i], v[2 * i + 1], typename MakeIndices<kLanes>::type());
+    }
+    return sum_lanes<kCount / 2>(v);
+  }
+}
+
+template <int kDistance, int... kIndex>
+FLASHPLAN_INLINE Vec rotate(Vec v, Indices<kIndex...>) {
+  return __builtin_shufflevector(v, v, ((kIndex + kDistance) % kLanes)...);
+}
+
+template <int kDistance = kLanes / 2>
+FLASHPLAN_INLINE float max_lane(Vec v) {
+  if constexpr (kDistance == 0) {
+    return v[0];
+  } else {
+    const Vec rotated = rotate<kDistance>(v, typename MakeIndices<kLanes>::type());
+    return max_lane<kDistance / 2>(max(v, rotated));
+  }
+}
+
+template <int kDistance = kLanes / 2>
+FLASHPLAN_INLINE float sum_of_lanes(Vec v) {
+  if constexpr (kDistance == 0) {
+    return v[0];
+  } else {
+    const Vec rotated = rotate<kDistance>(v, typename MakeIndices<kLanes>::type());
+    return sum_of_lanes<kDistance / 2>(v + rotated);
+  }
+}
+
+/// e^x to about 2 ulp for x <= 88; 0 below -87, where float32 has no normal result.
+FLASHPLAN_INLINE Vec exp(Vec x) {
+  const Vec clamped = x < -87.0F ? splat(-87.0F) : x;  // keeps NaN
+  // x = n ln 2 + r with |r| <= ln(2) / 2; the sum with 1.5 * 2^23 leaves n in the low bits.
+  const Vec magic = splat(12582912.0F);
+  const Vec shifted = clamped * 1.44269504F + magic;
+  const Vec n = shifted - magic;
+  const Vec r = (clamped - n * 0.693359375F) + n * 2.12194440e-4F;
+  // Taylor's coefficients to degree 7: the remainder is below 6e-9 of the result.
+  Vec p = splat(1.0F / 5040);
+  p = p * r + 1.0F / 720;
+  p = p * r + 1.0F / 120;
+  p = p * r + 1.0F / 24;
+  p = p * r + 1.0F / 6;
+  p = p * r + 0.5F;
+  p = p * r + 1.0F;
+  p = p * r + 1.0F;
+  const IntVec exponent = reinterpret_cast<IntVec>(shifted) << 23;
+  const Vec result = reinterpret_cast<Vec>(reinterpret_cast<IntVec>(p) + exponent);
+  return x < -87.0F ? Vec{} : result;
+}
+
+/// Exact to about 1e-7 absolute.
+FLASHPLAN_INLINE Vec tanh(Vec x) {
+  const Vec magnitude = x < 0.0F ? -x : x;
+  const Vec e = exp(magnitude * -2.0F);
+  const Vec t = (1.0F - e) / (1.0F + e);
+  return x < 0.0F ? -t : t;
+}

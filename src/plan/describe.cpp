@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+// The schedule as a text and as a picture.
+#include <algorithm>
+#include <cstdarg>
+#include <cstdio>
+
+#include "flashplan/plan.h"
+#include "plan/plan_impl.h"
+
+namespace flashplan {
+namespace {
+
+[[gnu::format(printf, 2, 3)]] void append(std::string& text, const char* format, ...) {
+  char line[256];
+  va_list arguments;
+  va_start(arguments, format);
+  std::vsnprintf(line, sizeof(line), format, arguments);
+  va_end(arguments);
+  text += line;
+}
+
+/// Largest queue over the mean; 1 is a perfect balance.
+double imbalance(const Schedule& schedule) {
+  int64_t total = 0;
+  int64_t largest = 0;
+  for (const int64_t cost : schedule.cta_cost) {
+    total += cost;
+    largest = std::max(largest, cost);
+  }
+  if (total == 0) return 1.0;
+  return static_cast<double>(largest) * schedule.num_ctas() / static_cast<double>(total);
+}
+
+void append_summary(std::string& text, const Plan::Impl& plan) {
+  const Schedule& schedule = plan.scheduler.schedule();
+  int64_t num_keys = 0;
+  for (const RequestInfo& request : schedule.requests) num_keys += request.kv_len;
+  append(text, "kernel %s, tiles of %d rows x %d keys, %d queues\n", plan.kernel_name,
+         plan.config.tile_q, plan.config.tile_kv, plan.config.num_ctas);
+  append(text, "%d requests, %d query tokens, %lld keys\n", plan.batch_size, plan.num_tokens,
+         static_cast<long long>(num_keys));
+  append(text, "%zu work tiles, %zu heads split, %d of %d partial slots\n", schedule.tiles.size(),
+         schedule.splits.size(), schedule.num_slots, plan.layout.max_partial_slots);
+  append(text, "largest queue %.3f of the mean\n", imbalance(schedule));
+}
+
+void append_queue(std::string& text, const Schedule& schedule, int32_t cta) {
+  constexpr int32_t kMostTiles = 6;
+  const int32_t begin = schedule.cta_indptr[static_cast<size_t>(cta)];
+  const int32_t end = schedule.cta_indptr[static_cast<size_t>(cta) + 1];
+  append(text, "%5d %10lld %6d ", cta,
+         static_cast<long long>(schedule.cta_cost[static_cast<size_t>(cta)]), end - begin);
+  for (int32_t i = begin; i < std::min(end, begin + kMostTiles); ++i) {
+    const WorkTile& tile = schedule.tiles[static_cast<size_t>(i)];
+    append(text, " r%d.%d h%d-%d [%d, %d)%s", tile.request, tile.row_tile, tile.kv_head,
+           tile.kv_head + tile.num_kv_heads - 1, tile.kv_begin, tile.kv_end,
+           tile.split >= 0 ? "*" : "");
+  }
+  text += end - begin > kMostTiles ? " ...\n" : "\n";
+}
+
+}  // namespace
+
+std::string Plan::describe() const noexcept try {
+  if (!impl_ || !impl_->planned) return "no plan yet\n";
+  std::string text;
+  append_summary(text, *impl_);
+  const Schedule& schedule = impl_->scheduler.schedule();
+  text += "queue       cost  tiles  request.rowtile heads [keys)   * = split\n";
+  constexpr int32_t kMostQueues = 16;
+  for (int32_t c = 0; c < std::min(schedule.num_ctas(), kMostQueues); ++c) {
+    append_queue(text, schedule, c);
+  }
+  if (schedule.num_ctas() > kMostQueues) {
+    append(text, "  ... and %d more queues\n", schedule.num_ctas() - kMostQueues);
+  }
+  return text;
+} catch (...) {
+  return {};
+}
+
+std::string Plan::timeline_svg() const noexcept try {
+  if (!impl_ || !impl_->planned) return {};
+  const Schedule& schedule = impl_->scheduler.schedule();
+  constexpr int32_t kWidth = 640;
+  constexpr int32_t kMostQueues = 64;
+  const int32_t num_queues = std::min(schedule.num_ctas(), kMostQueues);
+  const int32_t line = num_queues > 24 ? 5 : 10;
+  const int64_t largest =
+      std::max<int64_t>(1, *std::max_element(schedule.cta_cost.begin(), schedule.cta_cost.end()));
+
+  std::string svg;
+  append(svg, "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%d\">\n", kWidth,
+         num_queues * line);
+  for (int32_t c = 0; c < num_queues; ++c) {
+    const int32_t begin = schedule.cta_indptr[static_cast<size_t>(c)];
+    const int32_t end = schedule.cta_indptr[static_cast<size_t>(c) + 1];
+    // Boxes share the queue's predicted time in proportion to their keys.
+    int64_t weight = 0;
+    const auto weight_of = [](const WorkTile& tile) {
+      return int64_t{tile.num_kv_heads} * (tile.kv_end - tile.kv_begin + 1);
+    };
+    for (int32_t i = begin; i < end; ++i)
+      weight += weight_of(schedule.tiles[static_cast<size_t>(i)]);
+    const double scale = static_cast<double>(kWidth) *
+                         static_cast<double>(schedule.cta_cost[static_cast<size_t>(c)]) /
+                         static_cast<double>(largest) /
+                         static_cast<double>(std::max<int64_t>(weight, 1));
+    double x = 0;
+    for (int32_t i = begin; i < end; ++i) {
+      const WorkTile& tile = schedule.tiles[static_cast<size_t>(i)];
+      const double width = scale * static_cast<double>(weight_of(tile));
+      append(svg,
+             "<rect x=\"%.1f\" y=\"%d\" width=\"%.1f\" height=\"%d\" fill=\"hsl(%d,60%%,%d%%)\">",
+             x, c * line, std::max(width - 0.5, 0.5), line - 1, tile.request * 47 % 360,
+             tile.split >= 0 ? 70 : 50);
+      append(svg, "<title>CTA %d: request %d, keys %d to %d</title></rect>\n", c, tile.request,
+             tile.kv_begin, tile.kv_end);
+      x += width;
+    }
+  }
+  svg += "</svg>\n";
+  return svg;
+} catch (...) {
+  return {};
+}
+
+}  // namespace flashplan

@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+// The choice of a kernel as a value: comparable, printable, made by select_kernel() alone.
+#pragma once
+
+#include <cstdint>
+
+#include "flashplan/tensor.h"
+#include "plan/schedule.h"
+
+namespace flashplan {
+
+enum class KernelFamily : int32_t { kCpu = 0 };
+
+/// Packed query rows of a tile of the cpu family.
+constexpr int32_t kCpuTileQ = 64;
+
+struct KernelConfig {
+  KernelFamily family = KernelFamily::kCpu;
+  DType kv_dtype = DType::kFloat32;  // the template axis of the cpu family
+  int32_t tile_q = 0;                // packed query rows of a tile; a power of two
+  int32_t tile_kv = 0;               // keys of a step; a power of two
+  int32_t num_ctas = 0;              // work queues
+  int32_t chunk_kv = 0;              // keys of a state in batch-invariant mode, else 0
+  CostModel cost;
+};
+
+}  // namespace flashplan

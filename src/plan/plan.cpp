@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+// Plan: validate -> select_kernel -> schedule, and the workspace that follows from it.
+#include "flashplan/plan.h"
+
+#include <cmath>
+#include <new>
+
+#include "common/error.h"
+#include "common/processors.h"
+#include "plan/plan_impl.h"
+#include "plan/select_kernel.h"
+#include "run/registry.h"
+
+namespace flashplan {
+namespace {
+
+Status check_batch(const AttentionOptions& options, const Batch& batch) {
+  if (batch.batch_size < 0 || batch.batch_size > options.max_batch_size) {
+    return error(StatusCode::kInvalidArgument,
+                 "kv_lens: expected 0 to %d requests (max_batch_size), got %d",
+                 options.max_batch_size, batch.batch_size);
+  }
+  if (batch.qo_indptr == nullptr || (batch.kv_lens == nullptr && batch.batch_size > 0)) {
+    return error(StatusCode::kInvalidArgument, "%s: expected a pointer, got null",
+                 batch.qo_indptr == nullptr ? "qo_indptr" : "kv_lens");
+  }
+  const int32_t* qo = batch.qo_indptr;
+  if (qo[0] != 0) {
+    return error(StatusCode::kInvalidArgument, "qo_indptr[0]: expected 0, got %d", qo[0]);
+  }
+  int64_t num_keys = 0;
+  for (int32_t r = 0; r < batch.batch_size; ++r) {
+    if (qo[r + 1] < qo[r]) {
+      return error(StatusCode::kInvalidArgument,
+                   "qo_indptr[%d]: expected >= qo_indptr[%d] (%d), got %d", r + 1, r, qo[r],
+                   qo[r + 1]);
+    }
+    if (batch.kv_lens[r] < 0) {
+      return error(StatusCode::kInvalidArgument, "kv_lens[%d]: expected >= 0, got %d", r,
+                   batch.kv_lens[r]);
+    }
+    num_keys += batch.kv_lens[r];
+  }
+  if (qo[batch.batch_size] > options.max_qo_tokens) {
+    return error(StatusCode::kInvalidArgument,
+                 "qo_indptr[%d]: expected <= %d (max_qo_tokens), got %d", batch.batch_size,
+                 options.max_qo_tokens, qo[batch.batch_size]);
+  }
+  if (options.page_size > 0) {
+    if (batch.kv_indptr == nullptr) return {};
+    return error(StatusCode::kInvalidArgument,
+                 "kv_indptr: expected none with a paged cache, got %d entries",
+                 batch.batch_size + 1);
+  }
+  if (batch.kv_indptr == nullptr && num_keys > INT32_MAX) {
+    return error(StatusCode::kInvalidArgument, "kv_lens: expected a sum <= %d, got %lld", INT32_MAX,
+                 static_cast<long long>(num_keys));
+  }
+  return {};
+}
+
+Status check_kv_indptr(const Batch& batch) {
+  const int32_t* kv = batch.kv_indptr;
+  if (kv == nullptr) return {};
+  if (kv[0] < 0) {
+    return error(StatusCode::kInvalidArgument, "kv_indptr[0]: expected >= 0, got %d", kv[0]);
+  }
+  for (int32_t r = 0; r < batch.batch_size; ++r) {
+    if (int64_t{kv[r + 1]} - kv[r] < batch.kv_lens[r]) {
+      return error(StatusCode::kInvalidArgument,
+                   "kv_indptr[%d]: expected >= kv_indptr[%d] + kv_lens[%d] (%lld), got %d", r + 1,
+                   r, r, static_cast<long long>(kv[r]) + batch.kv_lens[r], kv[r + 1]);
+    }
+  }
+  return {};
+}
+
+ScheduleShape schedule_shape(const AttentionOptions& options, const KernelConfig& config,
+                             const WorkspaceLayout& layout) {
+  ScheduleShape shape;
+  shape.num_kv_heads = options.num_kv_heads;
+  shape.group_size = options.num_qo_heads / options.num_kv_heads;
+  shape.causal = options.causal;
+  shape.window_left = options.window_left;
+  shape.tile_q = config.tile_q;
+  shape.tile_kv = config.tile_kv;
+  shape.num_ctas = config.num_ctas;
+  shape.max_partial_slots = layout.max_partial_slots;
+  shape.chunk_kv = config.chunk_kv;
+  shape.cost = config.cost;
+  return shape;
+}
+
+}  // namespace
+
+Plan::Plan() noexcept = default;
+Plan::~Plan() = default;
+Plan::Plan(Plan&&) noexcept = default;
+Plan& Plan::operator=(Plan&&) noexcept = default;
+
+Status Plan::create(const AttentionOptions& options, Plan* plan) noexcept try {
+  auto impl = std::make_unique<Impl>();
+  impl->options = options;
+  const DeviceLimits device{.num_processors = num_processors()};
+  FLASHPLAN_RETURN_IF_ERROR(select_kernel(options, device, &impl->config));
+  AttentionOptions& filled = impl->options;
+  filled.num_ctas = impl->config.num_ctas;
+  if (!filled.softmax_scale) {
+    filled.softmax_scale = 1.0F / std::sqrt(static_cast<float>(options.head_dim_qk));
+  }
+  impl->layout = layout_workspace(options, impl->config, options.workspace_bytes);
+  if (options.workspace_bytes && impl->layout.total > *options.workspace_bytes) {
+    return error(StatusCode::kInvalidArgument, "workspace: expected >= %zu bytes, got %zu",
+                 impl->layout.total, *options.workspace_bytes);
+  }
+  filled.workspace_bytes = impl->layout.total;
+  impl->scheduler.reserve(schedule_shape(options, impl->config, impl->layout),
+                          options.max_batch_size, options.max_qo_tokens);
+  FLASHPLAN_RETURN_IF_ERROR(find_kernel(impl->config, &impl->launch, &impl->kernel_name));
+  plan->impl_ = std::move(impl);
+  return {};
+} catch (const std::bad_alloc&) {
+  return error(StatusCode::kOutOfMemory, "max_batch_size: no host memory for a batch of %d",
+               options.max_batch_size);
+}
+
+Status Plan::plan(const Batch& batch) noexcept {
+  if (!impl_) return error(StatusCode::kNotReady, "plan: expected create() before plan()");
+  const InUseGuard guard(impl_->in_use);
+  if (!guard.acquired()) {
+    return error(StatusCode::kNotReady, "plan: expected one thread at a time, got a second one");
+  }
+  FLASHPLAN_RETURN_IF_ERROR(check_batch(impl_->options, batch));
+  FLASHPLAN_RETURN_IF_ERROR(check_kv_indptr(batch));
+  impl_->scheduler.make(batch);
+  impl_->batch_size = batch.batch_size;
+  impl_->num_tokens = batch.qo_indptr[batch.batch_size];
+  impl_->num_kv_rows = 0;
+  for (const RequestInfo& request : impl_->scheduler.schedule().requests) {
+    if (request.kv_len > 0) impl_->num_kv_rows = request.kv_begin + request.kv_len;
+  }
+  impl_->planned = true;
+  return {};
+}
+
+std::size_t Plan::workspace_bytes() const noexcept { return impl_ ? impl_->layout.total : 0; }
+
+const AttentionOptions& Plan::options() const noexcept {
+  static const AttentionOptions none;
+  return impl_ ? impl_->options : none;
+}
+
+ScheduleView Plan::schedule() const noexcept {
+  if (!impl_) return {};
+  const Schedule& schedule = impl_->scheduler.schedule();
+  return {schedule.num_ctas(),      impl_->config.tile_q, impl_->config.tile_kv,
+          impl_->num_tokens,        schedule.num_slots,   schedule.cta_indptr.data(),
+          schedule.cta_cost.data(), schedule.tiles.data()};
+}
+
+const char* Plan::kernel_name() const noexcept { return impl_ ? impl_->kernel_name : ""; }
+
+Status is_supported(const AttentionOptions& options) noexcept {
+  KernelConfig config;
+  return select_kernel(options, DeviceLimits{}, &config);
+}
+
+}  // namespace flashplan

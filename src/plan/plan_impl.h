@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+// The state of a Plan, shared by src/plan (which fills it) and src/run (which reads it).
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "flashplan/plan.h"
+#include "plan/kernel_config.h"
+#include "plan/schedule.h"
+#include "plan/workspace_layout.h"
+
+namespace flashplan {
+
+struct AttentionParams;
+
+/// Runs the kernel that the plan selected; the only way from run() to a kernel.
+using LaunchFunction = Status (*)(const AttentionParams& params, Stream stream) noexcept;
+
+struct Plan::Impl {
+  AttentionOptions options;  // defaults filled in
+  KernelConfig config;
+  WorkspaceLayout layout;
+  Scheduler scheduler;
+  LaunchFunction launch = nullptr;
+  const char* kernel_name = "";
+  int32_t batch_size = 0;
+  int32_t num_tokens = 0;   // qo_indptr[batch_size]
+  int32_t num_kv_rows = 0;  // rows of ragged k and v that are read
+  bool planned = false;
+  std::atomic_flag in_use;
+};
+
+/// Refuses a second thread instead of corrupting the first one's work.
+class InUseGuard {
+ public:
+  explicit InUseGuard(std::atomic_flag& flag) noexcept
+      : flag_(flag), acquired_(!flag.test_and_set(std::memory_order_acquire)) {}
+  ~InUseGuard() {
+    if (acquired_) flag_.clear(std::memory_order_release);
+  }
+  InUseGuard(const InUseGuard&) = delete;
+  InUseGuard& operator=(const InUseGuard&) = delete;
+  bool acquired() const noexcept { return acquired_; }
+
+ private:
+  std::atomic_flag& flag_;
+  bool acquired_;
+};
+
+}  // namespace flashplan

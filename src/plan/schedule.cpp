@@ -1,0 +1,293 @@
+// SPDX-License-Identifier: Apache-2.0
+// FlashInfer's Algorithm 1 with two changes (DESIGN.md, "Scheduling"): whole row tiles are dealt in
+// serpentine order instead of through a priority queue, and what does not fit is cut to fill the
+// queues exactly (McNaughton's wrap-around rule), which keeps the bound of 2 partial results per
+// CTA.
+#include "plan/schedule.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstddef>
+#include <span>
+
+namespace flashplan {
+namespace {
+
+int32_t ceil_shift(int64_t value, int shift) {
+  return static_cast<int32_t>((value + (int64_t{1} << shift) - 1) >> shift);
+}
+
+int log2_of(int32_t power_of_two) { return std::countr_zero(static_cast<uint32_t>(power_of_two)); }
+
+int64_t step_cost(const CostModel& cost, int32_t rows) {
+  return cost.step + int64_t{cost.step_row} * rows;
+}
+
+int64_t tile_cost(const CostModel& cost, int32_t rows) {
+  return cost.tile + int64_t{cost.tile_row} * rows;
+}
+
+// Eight classes per power of two, larger costs first: fine enough for longest-first.
+constexpr uint32_t kClassesPerOctave = 8;
+constexpr uint32_t kCostClasses = 48 * kClassesPerOctave;
+
+uint32_t cost_class(int64_t cost) {
+  // The top bits of a float are its logarithm, piecewise linear.
+  const uint32_t bits = std::bit_cast<uint32_t>(static_cast<float>(cost + 1));
+  const uint32_t log_scale = (bits >> 20) - (127U * kClassesPerOctave);
+  return kCostClasses - 1 - std::min(log_scale, kCostClasses - 1);
+}
+
+}  // namespace
+
+KeyRange visible_keys(const ScheduleShape& shape, int32_t qo_len, int32_t kv_len,
+                      int32_t row_tile) {
+  // Rows fit 32 bits (select_kernel checks it), and 32-bit division is several times faster.
+  const auto group_size = static_cast<uint32_t>(shape.group_size);
+  const auto first_row = static_cast<uint32_t>(row_tile) * static_cast<uint32_t>(shape.tile_q);
+  const int64_t offset = int64_t{kv_len} - qo_len;  // bottom-right alignment
+  int64_t begin = 0;
+  int64_t end = kv_len;
+  if (shape.causal) {
+    const uint32_t num_rows = static_cast<uint32_t>(qo_len) * group_size;
+    const uint32_t last_row =
+        std::min(first_row + static_cast<uint32_t>(shape.tile_q), num_rows) - 1;
+    end = std::clamp<int64_t>(offset + last_row / group_size + 1, 0, kv_len);
+  }
+  if (shape.window_left >= 0) {
+    const int64_t leftmost = offset + first_row / group_size - shape.window_left;
+    begin = std::max<int64_t>(leftmost, 0) & -int64_t{shape.tile_kv};
+  }
+  if (begin >= end) return {0, 0};
+  return {static_cast<int32_t>(begin), static_cast<int32_t>(end)};
+}
+
+ScheduleBounds schedule_bounds(const ScheduleShape& shape, int32_t max_batch_size,
+                               int32_t max_qo_tokens) {
+  const int64_t max_rows = int64_t{max_qo_tokens} * shape.group_size;
+  const auto row_tiles = static_cast<int32_t>(max_batch_size + max_rows / shape.tile_q);
+  // A cut is made at most once per CTA and adds at most two work tiles (the rest of a head, the
+  // heads after it) and one split.
+  return {row_tiles, row_tiles + 3 * shape.num_ctas, shape.num_ctas};
+}
+
+void Scheduler::reserve(const ScheduleShape& shape, int32_t max_batch_size, int32_t max_qo_tokens) {
+  shape_ = shape;
+  const ScheduleBounds bounds = schedule_bounds(shape, max_batch_size, max_qo_tokens);
+  schedule_ = Schedule();
+  schedule_.requests.reserve(static_cast<size_t>(max_batch_size));
+  schedule_.cta_indptr.assign(static_cast<size_t>(shape.num_ctas) + 1, 0);
+  schedule_.cta_cost.assign(static_cast<size_t>(shape.num_ctas), 0);
+  schedule_.tiles.reserve(static_cast<size_t>(bounds.work_tiles));
+  schedule_.splits.reserve(static_cast<size_t>(bounds.splits));
+  row_tiles_.resize(static_cast<size_t>(bounds.row_tiles));
+  order_.resize(static_cast<size_t>(bounds.row_tiles));
+  pieces_.resize(static_cast<size_t>(bounds.work_tiles));
+  whole_.resize(static_cast<size_t>(bounds.row_tiles));
+}
+
+void Scheduler::make(const Batch& batch) {
+  schedule_.splits.clear();
+  schedule_.num_slots = 0;
+  std::fill(schedule_.cta_cost.begin(), schedule_.cta_cost.end(), 0);
+  collect_row_tiles(batch);
+  order_longest_first();
+  // The paper's L_kv, as a cost: what each CTA would get of a perfect division.
+  const int64_t share = schedule_.total_cost / shape_.num_ctas + 1;
+  deal_whole_tiles(share);
+  split_the_rest(share);
+  write_queues();
+}
+
+void Scheduler::collect_row_tiles(const Batch& batch) {
+  schedule_.requests.resize(static_cast<size_t>(batch.batch_size));
+  RowTile* next = row_tiles_.data();
+  const int q_shift = log2_of(shape_.tile_q);
+  const int kv_shift = log2_of(shape_.tile_kv);
+  int64_t kv_cumulated = 0;
+  int64_t cost_of_one_head = 0;
+  for (int32_t r = 0; r < batch.batch_size; ++r) {
+    const int32_t qo_begin = batch.qo_indptr[r];
+    const int32_t qo_len = batch.qo_indptr[r + 1] - qo_begin;
+    const int32_t kv_len = batch.kv_lens[r];
+    const int64_t kv_begin = batch.kv_indptr != nullptr ? batch.kv_indptr[r] : kv_cumulated;
+    schedule_.requests[static_cast<size_t>(r)] = {qo_begin, qo_len, static_cast<int32_t>(kv_begin),
+                                                  kv_len};
+    kv_cumulated += kv_len;
+
+    const int64_t rows = int64_t{qo_len} * shape_.group_size;
+    const int32_t num_row_tiles = ceil_shift(rows, q_shift);
+    for (int32_t t = 0; t < num_row_tiles; ++t) {
+      const auto tile_rows =
+          static_cast<int32_t>(std::min<int64_t>(shape_.tile_q, rows - (int64_t{t} << q_shift)));
+      const KeyRange keys = visible_keys(shape_, qo_len, kv_len, t);
+      const int64_t head_cost =
+          tile_cost(shape_.cost, tile_rows) +
+          ceil_shift(keys.end - keys.begin, kv_shift) * step_cost(shape_.cost, tile_rows);
+      cost_of_one_head += head_cost;
+      *next++ = {r, t, tile_rows, cost_class(head_cost), keys, head_cost};
+    }
+  }
+  num_row_tiles_ = static_cast<int32_t>(next - row_tiles_.data());
+  schedule_.total_cost = cost_of_one_head * shape_.num_kv_heads;
+}
+
+void Scheduler::order_longest_first() {
+  int32_t position[kCostClasses + 1] = {};
+  const RowTile* tiles = row_tiles_.data();
+  for (int32_t i = 0; i < num_row_tiles_; ++i) ++position[tiles[i].cost_class + 1];
+  for (uint32_t c = 0; c < kCostClasses; ++c) position[c + 1] += position[c];
+  int32_t* order = order_.data();
+  for (int32_t i = 0; i < num_row_tiles_; ++i) order[position[tiles[i].cost_class]++] = i;
+  num_ordered_ = num_row_tiles_;
+}
+
+void Scheduler::deal_whole_tiles(int64_t capacity) {
+  Placed* next = whole_.data();
+  int32_t* left = order_.data();
+  int32_t cta = 0;
+  int32_t direction = 1;
+  for (int32_t n = 0; n < num_ordered_; ++n) {
+    const int32_t i = order_[static_cast<size_t>(n)];
+    const RowTile& tile = row_tiles_[static_cast<size_t>(i)];
+    const int64_t cost = tile.head_cost * shape_.num_kv_heads;
+    int64_t& load = schedule_.cta_cost[static_cast<size_t>(cta)];
+    if (load + cost > capacity) {
+      *left++ = i;
+      continue;
+    }
+    load += cost;
+    *next++ = {{tile.request, tile.row_tile, 0, shape_.num_kv_heads, tile.keys.begin, tile.keys.end,
+                -1, -1},
+               cta};
+    // Turning round at both ends gives the lighter queues of a round the heavier of the next.
+    if (cta + direction < 0 || cta + direction == shape_.num_ctas) {
+      direction = -direction;
+    } else {
+      cta += direction;
+    }
+  }
+  num_whole_ = static_cast<int32_t>(next - whole_.data());
+  num_ordered_ = static_cast<int32_t>(left - order_.data());
+}
+
+void Scheduler::split_the_rest(int64_t share) {
+  num_pieces_ = 0;
+  const CostModel& cost = shape_.cost;
+  // Each cut adds the fixed cost of one more tile, and there is at most one cut per CTA.
+  int32_t most_rows = 0;
+  for (int32_t n = 0; n < num_ordered_; ++n) {
+    const auto i = static_cast<size_t>(order_[static_cast<size_t>(n)]);
+    most_rows = std::max(most_rows, row_tiles_[i].num_rows);
+  }
+  const int64_t capacity = share + tile_cost(cost, most_rows);
+  const int32_t granule = shape_.chunk_kv > 0 ? shape_.chunk_kv / shape_.tile_kv : 1;  // steps
+  const int kv_shift = log2_of(shape_.tile_kv);
+  int32_t cta = 0;
+  int64_t room = capacity - schedule_.cta_cost[0];
+
+  const auto next_cta = [&] {
+    ++cta;
+    room += capacity - schedule_.cta_cost[static_cast<size_t>(cta)];  // what was left is carried
+  };
+  for (int32_t n = 0; n < num_ordered_; ++n) {
+    const RowTile& tile = row_tiles_[static_cast<size_t>(order_[static_cast<size_t>(n)])];
+    const int32_t num_steps = ceil_shift(tile.keys.end - tile.keys.begin, kv_shift);
+    const int64_t per_step = step_cost(cost, tile.num_rows);
+    const int64_t fixed = tile_cost(cost, tile.num_rows);
+    // A cut costs this much; to even out less is not worth one, unless it is much of a queue.
+    const int64_t slack = std::min(cost.split + fixed, share / 8);
+    int32_t head = 0;
+    int32_t step = 0;    // of `head`, already placed
+    int32_t split = -1;  // of `head`, once it is cut
+
+    const auto place = [&](int32_t num_heads, int32_t end_step, int64_t piece_cost) {
+      int32_t slot = -1;
+      if (split >= 0) {
+        SplitTile& s = schedule_.splits[static_cast<size_t>(split)];
+        slot = s.slot_begin + (shape_.chunk_kv > 0 ? step / granule : s.num_pieces);
+        ++s.num_pieces;
+        if (shape_.chunk_kv == 0) {
+          s.num_slots = s.num_pieces;
+          schedule_.num_slots = s.slot_begin + s.num_slots;
+        }
+      }
+      const int32_t begin = tile.keys.begin + (step << kv_shift);
+      const int32_t end =
+          end_step == num_steps ? tile.keys.end : tile.keys.begin + (end_step << kv_shift);
+      pieces_[static_cast<size_t>(num_pieces_++)] = {
+          {tile.request, tile.row_tile, head, num_heads, begin, end, slot, split}, cta};
+      schedule_.cta_cost[static_cast<size_t>(cta)] += piece_cost;
+      room -= piece_cost;
+    };
+
+    while (head < shape_.num_kv_heads) {
+      const bool last_cta = cta + 1 == shape_.num_ctas;
+      const int64_t reach = room + slack;
+      const int64_t rest_cost = fixed + (num_steps - step) * per_step;
+      if (last_cta || rest_cost <= reach) {
+        int32_t num_heads = 1;
+        if (split < 0) {
+          const int32_t left = shape_.num_kv_heads - head;
+          num_heads =
+              last_cta ? left : static_cast<int32_t>(std::min<int64_t>(left, reach / rest_cost));
+        }
+        place(num_heads, num_steps, rest_cost * num_heads);
+        head += num_heads;
+        step = 0;
+        split = -1;
+        continue;
+      }
+      int64_t steps = room > fixed ? (room - fixed) / per_step : 0;
+      // Rounded to whole granules; the last granule stays for another CTA.
+      steps = std::min<int64_t>(steps / granule, (num_steps - step - 1) / granule) * granule;
+      if (steps == 0 || steps * per_step <= slack) {
+        next_cta();
+        continue;
+      }
+      const int32_t slots_now = shape_.chunk_kv == 0 ? 1 : (num_steps + granule - 1) / granule;
+      const int32_t slots_needed = shape_.chunk_kv == 0 ? 2 : (split < 0 ? slots_now : 0);
+      if (schedule_.num_slots + slots_needed > shape_.max_partial_slots) {
+        // No slot for a further piece: the rest of the head stays here, and the load with it.
+        place(1, num_steps, rest_cost);
+        ++head;
+        step = 0;
+        split = -1;
+        continue;
+      }
+      if (split < 0) {
+        split = static_cast<int32_t>(schedule_.splits.size());
+        const int32_t reserved = shape_.chunk_kv > 0 ? slots_now : 0;
+        schedule_.splits.push_back(
+            {tile.request, tile.row_tile, head, schedule_.num_slots, reserved, 0});
+        schedule_.num_slots += reserved;
+      }
+      place(1, step + static_cast<int32_t>(steps), fixed + steps * per_step);
+      step += static_cast<int32_t>(steps);
+      next_cta();
+    }
+  }
+}
+
+void Scheduler::write_queues() {
+  // Pieces come first in their queue: their merges then overlap with the whole tiles.
+  auto& indptr = schedule_.cta_indptr;
+  std::fill(indptr.begin(), indptr.end(), 0);
+  const std::span pieces(pieces_.data(), static_cast<size_t>(num_pieces_));
+  const std::span whole(whole_.data(), static_cast<size_t>(num_whole_));
+  for (const Placed& p : pieces) ++indptr[static_cast<size_t>(p.cta) + 1];
+  for (const Placed& p : whole) ++indptr[static_cast<size_t>(p.cta) + 1];
+  for (size_t c = 1; c < indptr.size(); ++c) indptr[c] += indptr[c - 1];
+
+  schedule_.tiles.resize(pieces.size() + whole.size());
+  // indptr[c] serves as the write position of queue c, which leaves it at the begin of c + 1.
+  const auto write = [&](const Placed& p) {
+    schedule_.tiles[static_cast<size_t>(indptr[static_cast<size_t>(p.cta)]++)] = p.tile;
+  };
+  std::for_each(pieces.begin(), pieces.end(), write);
+  std::for_each(whole.begin(), whole.end(), write);
+  std::copy_backward(indptr.begin(), indptr.end() - 1, indptr.end());
+  indptr[0] = 0;
+}
+
+}  // namespace flashplan

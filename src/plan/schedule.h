@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+// The scheduler: turns the lengths of one step into balanced work queues. Integer code, no CUDA.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "flashplan/plan.h"
+#include "flashplan/schedule.h"
+
+namespace flashplan {
+
+/// Predicted time of a tile of `rows` query rows over `steps` key tiles, in arbitrary units:
+///   tile + tile_row * rows + steps * (step + step_row * rows)
+/// the paper's alpha * l_q + beta * l_kv with the terms a kernel family measured.
+struct CostModel {
+  int32_t tile = 0;
+  int32_t tile_row = 0;
+  int32_t step = 1;
+  int32_t step_row = 0;
+  int32_t split =
+      0;  // of writing one partial result and merging it; a smaller gain is no reason to split
+};
+
+/// What the schedule needs to know of the problem and of the kernel; fixed for the life of a Plan.
+struct ScheduleShape {
+  int32_t num_kv_heads = 1;
+  int32_t group_size = 1;  // query heads per kv head, packed: row = qo_idx * group_size + head
+  bool causal = true;
+  int32_t window_left = -1;
+  int32_t tile_q = 64;   // packed query rows of a tile; a power of two
+  int32_t tile_kv = 64;  // keys of a step; a power of two
+  int32_t num_ctas = 1;
+  int32_t max_partial_slots = 0;
+  int32_t chunk_kv = 0;  // > 0: batch-invariant, states are formed per chunk of so many keys
+  CostModel cost;
+};
+
+/// One request, as kernels see it.
+struct RequestInfo {
+  int32_t qo_begin;  // first row of q and o
+  int32_t qo_len;
+  int32_t kv_begin;  // first row of ragged k and v
+  int32_t kv_len;
+};
+
+/// A (row tile, kv head) whose keys are shared by several work tiles. The last of num_pieces to
+/// finish merges slots [slot_begin, + num_slots) in ascending order: the order of their keys.
+struct SplitTile {
+  int32_t request;
+  int32_t row_tile;
+  int32_t kv_head;
+  int32_t slot_begin;
+  int32_t num_slots;
+  int32_t num_pieces;
+};
+
+/// Work queues: CTA c runs tiles [cta_indptr[c], cta_indptr[c + 1]) in order.
+struct Schedule {
+  std::vector<RequestInfo> requests;
+  std::vector<int32_t> cta_indptr;
+  std::vector<WorkTile> tiles;
+  std::vector<SplitTile> splits;
+  std::vector<int64_t> cta_cost;  // predicted, per CTA
+  int64_t total_cost = 0;         // predicted, of all row tiles uncut
+  int32_t num_slots = 0;          // partial slots in use
+
+  int32_t num_ctas() const noexcept { return static_cast<int32_t>(cta_cost.size()); }
+};
+
+/// Keys that the rows of one tile can see, rounded down to whole steps at the left.
+struct KeyRange {
+  int32_t begin;
+  int32_t end;
+};
+KeyRange visible_keys(const ScheduleShape& shape, int32_t qo_len, int32_t kv_len, int32_t row_tile);
+
+/// Upper bounds of a schedule for any batch within (max_batch_size, max_qo_tokens).
+struct ScheduleBounds {
+  int32_t row_tiles;  // (request, row tile) pairs
+  int32_t work_tiles;
+  int32_t splits;
+};
+ScheduleBounds schedule_bounds(const ScheduleShape& shape, int32_t max_batch_size,
+                               int32_t max_qo_tokens);
+
+/// Makes schedules without allocating.
+class Scheduler {
+ public:
+  /// Reserves memory for the bounds. May throw std::bad_alloc.
+  void reserve(const ScheduleShape& shape, int32_t max_batch_size, int32_t max_qo_tokens);
+
+  /// `batch` has been validated against the bounds.
+  void make(const Batch& batch);
+
+  const Schedule& schedule() const noexcept { return schedule_; }
+  const ScheduleShape& shape() const noexcept { return shape_; }
+
+ private:
+  /// A row tile of all kv heads, before it is dealt.
+  struct RowTile {
+    int32_t request;
+    int32_t row_tile;
+    int32_t num_rows;
+    uint32_t cost_class;  // 0: the longest
+    KeyRange keys;
+    int64_t head_cost;
+  };
+  /// A work tile and the queue it goes to.
+  struct Placed {
+    WorkTile tile;
+    int32_t cta;
+  };
+
+  void collect_row_tiles(const Batch& batch);
+  void order_longest_first();
+  void deal_whole_tiles(int64_t capacity);
+  void split_the_rest(int64_t share);
+  void write_queues();
+
+  ScheduleShape shape_;
+  Schedule schedule_;
+  // Sized by the bounds, used up to their counts: push_back's check costs as much as the work.
+  std::vector<RowTile> row_tiles_;
+  std::vector<int32_t> order_;  // row tiles, longest first; after dealing, those not placed
+  std::vector<Placed> pieces_;  // in the order of their CTA
+  std::vector<Placed> whole_;
+  int32_t num_row_tiles_ = 0;
+  int32_t num_ordered_ = 0;
+  int32_t num_pieces_ = 0;
+  int32_t num_whole_ = 0;
+};
+
+}  // namespace flashplan

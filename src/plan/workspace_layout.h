@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where everything lies in the caller's workspace. One walk over the buffers counts and places.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+
+#include "flashplan/plan.h"
+#include "plan/kernel_config.h"
+
+namespace flashplan {
+
+/// Offsets in bytes from the start of the workspace.
+struct WorkspaceLayout {
+  std::size_t arrivals = 0;     // [num_ctas] int32: pieces of each split that are done
+  std::size_t scratch = 0;      // [num_ctas, scratch_bytes]: private to a worker (cpu)
+  std::size_t partial_o = 0;    // [max_partial_slots, tile_q, head_dim_vo] float32
+  std::size_t partial_lse = 0;  // [max_partial_slots, tile_q] float32
+  std::size_t total = 0;
+  std::size_t scratch_bytes = 0;
+  int32_t max_partial_slots = 0;
+};
+
+/// With `limit` bytes instead of as many as the bounds ask for, there are fewer partial slots, down
+/// to none; `total` over the limit means that even none does not fit.
+WorkspaceLayout layout_workspace(const AttentionOptions& options, const KernelConfig& config,
+                                 std::optional<std::size_t> limit) noexcept;
+
+}  // namespace flashplan

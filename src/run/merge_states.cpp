@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "flashplan/merge.h"
+
+#include <cstdio>
+
+#include "common/error.h"
+#include "cpu/row_ops.h"
+#include "run/tensor_checks.h"
+
+namespace flashplan {
+namespace {
+
+Status check_float(const TensorArgument& o) {
+  const DType dtype = o.view.dtype;
+  if (dtype == DType::kFloat32 || dtype == DType::kFloat16 || dtype == DType::kBFloat16) return {};
+  return error(StatusCode::kInvalidType, "%s: expected float32, float16 or bfloat16, got %s",
+               o.name, to_string(dtype));
+}
+
+/// Shapes, dtypes and devices of one state against those of the first.
+Status check_state(const TensorArgument& o, const TensorArgument& lse, const TensorView& first) {
+  FLASHPLAN_RETURN_IF_ERROR(check_dtype(o, first.dtype, " (as the first state)"));
+  FLASHPLAN_RETURN_IF_ERROR(check_dtype(lse, DType::kFloat32, ""));
+  FLASHPLAN_RETURN_IF_ERROR(check_device(o, first.device));
+  FLASHPLAN_RETURN_IF_ERROR(check_device(lse, first.device));
+  const Dim tokens = Dim::exactly(first.shape[0]);
+  const Dim heads = Dim::exactly(first.shape[1]);
+  FLASHPLAN_RETURN_IF_ERROR(check_shape(o, {tokens, heads, Dim::exactly(first.shape[2])}));
+  return check_shape(lse, {tokens, heads});
+}
+
+bool is_same_view(const TensorView& a, const TensorView& b) {
+  bool same = a.data == b.data && a.rank == b.rank;
+  for (int32_t d = 0; same && d < a.rank; ++d) {
+    same = a.stride[d] == b.stride[d] || a.shape[d] == 1;
+  }
+  return same;
+}
+
+}  // namespace
+
+Status merge_states(const AttentionState* states, int32_t num_states, const AttentionState& out,
+                    Stream /*stream*/) noexcept {
+  if (num_states < 1) {
+    return error(StatusCode::kInvalidArgument, "o: expected at least one state, got %d",
+                 num_states);
+  }
+  const TensorView& first = states[0].o;
+  if (first.device.type != DeviceType::kCpu) {
+    return error(StatusCode::kUnsupported,
+                 "o: expected a tensor on cpu (built without CUDA), got "
+                 "one on %s",
+                 to_string(first.device).text);
+  }
+  const TensorArgument out_o{"out", out.o, true};
+  const TensorArgument out_lse{"lse", out.lse, true};
+  for (int32_t i = 0; i < num_states; ++i) {
+    char o_name[24];
+    char lse_name[24];
+    std::snprintf(o_name, sizeof(o_name), "o[%d]", i);
+    std::snprintf(lse_name, sizeof(lse_name), "lse[%d]", i);
+    const TensorArgument o{o_name, states[i].o};
+    const TensorArgument lse{lse_name, states[i].lse};
+    if (i == 0) {
+      FLASHPLAN_RETURN_IF_ERROR(check_float(o));
+      FLASHPLAN_RETURN_IF_ERROR(check_shape(o, {Dim::any(), Dim::any(), Dim::any()}));
+    }
+    FLASHPLAN_RETURN_IF_ERROR(check_state(o, lse, first));
+    FLASHPLAN_RETURN_IF_ERROR(check_no_overlap(out_o, lse));
+    FLASHPLAN_RETURN_IF_ERROR(check_no_overlap(out_lse, o));
+    if (!is_same_view(out.o, states[i].o)) {
+      FLASHPLAN_RETURN_IF_ERROR(check_no_overlap(out_o, o));
+    }
+    if (!is_same_view(out.lse, states[i].lse)) {
+      FLASHPLAN_RETURN_IF_ERROR(check_no_overlap(out_lse, lse));
+    }
+  }
+  FLASHPLAN_RETURN_IF_ERROR(check_state(out_o, out_lse, first));
+  FLASHPLAN_RETURN_IF_ERROR(check_no_overlap(out_o, out_lse));
+  cpu::merge_states(states, num_states, out);
+  return {};
+}
+
+}  // namespace flashplan

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+// The argument of every attention kernel: plain data, passed by value on a GPU. Strides in
+// elements.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "flashplan/tensor.h"
+#include "plan/schedule.h"
+
+namespace flashplan {
+
+/// K or V, ragged or paged. A key's row lies at
+///   data + page * page_stride + slot * token_stride + kv_head * head_stride
+/// where ragged tensors have page = 0 and slot = kv_begin + key.
+struct KvView {
+  const void* data;
+  int64_t page_stride;
+  int64_t token_stride;
+  int64_t head_stride;
+};
+
+/// Page ids of a request: ids + (indptr ? indptr[request] : request * row_stride).
+struct PageTable {
+  const int32_t* ids;     // null: ragged
+  const int32_t* indptr;  // [batch_size + 1], or null for a block table
+  int64_t row_stride;
+  int32_t page_size;
+};
+
+struct AttentionParams {
+  const void* q;  // [num_tokens, num_qo_heads, head_dim_qk]
+  int64_t q_token_stride;
+  int64_t q_head_stride;
+  KvView k;
+  KvView v;
+  PageTable pages;
+  void* o;  // [num_tokens, num_qo_heads, head_dim_vo]
+  int64_t o_token_stride;
+  int64_t o_head_stride;
+  float* lse;  // [num_tokens, num_qo_heads], or null
+  int64_t lse_token_stride;
+  int64_t lse_head_stride;
+
+  DType q_dtype;
+  DType kv_dtype;
+  DType o_dtype;
+  int32_t group_size;
+  int32_t head_dim_qk;
+  int32_t head_dim_vo;
+  bool causal;
+  int32_t window_left;  // -1: unbounded
+  float logits_scale;   // softmax_scale * k_scale
+  float softcap;        // 0: off
+  float v_scale;
+
+  // The schedule; see plan/schedule.h.
+  const RequestInfo* requests;
+  const WorkTile* tiles;
+  const int32_t* cta_indptr;  // [num_ctas + 1]
+  const SplitTile* splits;
+  int32_t num_splits;
+  int32_t num_ctas;
+  int32_t tile_q;
+  int32_t tile_kv;
+  int32_t chunk_kv;    // 0: one state per work tile
+  int64_t total_cost;  // of the schedule, in its units
+
+  // The workspace; see plan/workspace_layout.h.
+  int32_t* arrivals;
+  std::byte* scratch;
+  std::size_t scratch_bytes;
+  float* partial_o;
+  float* partial_lse;
+};
+
+}  // namespace flashplan

@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+// Plan::run: tensors against the plan, then one call of the stored kernel.
+#include "common/error.h"
+#include "flashplan/plan.h"
+#include "plan/plan_impl.h"
+#include "run/params.h"
+#include "run/tensor_checks.h"
+
+namespace flashplan {
+namespace {
+
+Status check_kv(const TensorArgument& argument, const Plan::Impl& plan, int32_t head_dim) {
+  const AttentionOptions& options = plan.options;
+  const Dim heads = Dim::exactly(options.num_kv_heads);
+  const Dim dim = Dim::exactly(head_dim);
+  if (options.page_size == 0) {
+    return check_shape(argument, {Dim::at_least(plan.num_kv_rows), heads, dim});
+  }
+  const Dim page = Dim::exactly(options.page_size);
+  return options.kv_layout == KvLayout::kNHD
+             ? check_shape(argument, {Dim::any(), page, heads, dim})
+             : check_shape(argument, {Dim::any(), heads, page, dim});
+}
+
+Status check_pages(const AttentionTensors& t, const Plan::Impl& plan) {
+  const PageTableTensors tables{t.block_table, t.page_indptr, t.page_indices};
+  const AttentionOptions& options = plan.options;
+  if (options.page_size == 0) {
+    if (t.block_table.empty() && t.page_indptr.empty() && t.page_indices.empty()) return {};
+    return error(StatusCode::kInvalidArgument,
+                 "block_table: expected no page table with ragged k and v, got one");
+  }
+  FLASHPLAN_RETURN_IF_ERROR(check_page_table(tables, plan.batch_size, options.device));
+  if (options.device.type != DeviceType::kCpu) return {};
+  const int64_t num_pages = t.k.shape[0] < t.v.shape[0] ? t.k.shape[0] : t.v.shape[0];
+  const auto& requests = plan.scheduler.schedule().requests;
+  for (int32_t r = 0; r < plan.batch_size; ++r) {
+    FLASHPLAN_RETURN_IF_ERROR(check_page_ids(tables, r, requests[static_cast<size_t>(r)].kv_len,
+                                             options.page_size, num_pages));
+  }
+  return {};
+}
+
+Status check_workspace(const AttentionTensors& t, const Plan::Impl& plan) {
+  if (t.workspace == nullptr || t.workspace_bytes < plan.layout.total) {
+    return error(StatusCode::kInvalidArgument, "workspace: expected >= %zu bytes, got %zu",
+                 plan.layout.total, t.workspace == nullptr ? 0 : t.workspace_bytes);
+  }
+  if (reinterpret_cast<uintptr_t>(t.workspace) % kWorkspaceAlignment != 0) {
+    return error(StatusCode::kInvalidArgument, "workspace: expected a multiple of %zu, got %p",
+                 kWorkspaceAlignment, t.workspace);
+  }
+  return {};
+}
+
+Status check_tensors(const AttentionTensors& t, const Plan::Impl& plan) {
+  const AttentionOptions& options = plan.options;
+  const TensorArgument q{"q", t.q};
+  const TensorArgument k{"k", t.k};
+  const TensorArgument v{"v", t.v};
+  const TensorArgument o{"out", t.o, true};
+  const TensorArgument lse{"lse", t.lse, true};
+  FLASHPLAN_RETURN_IF_ERROR(check_dtype(q, options.q_dtype, " (as planned)"));
+  FLASHPLAN_RETURN_IF_ERROR(check_dtype(k, options.kv_dtype, " (as planned)"));
+  FLASHPLAN_RETURN_IF_ERROR(check_dtype(v, options.kv_dtype, " (as planned)"));
+  FLASHPLAN_RETURN_IF_ERROR(check_dtype(o, options.o_dtype, " (as planned)"));
+  for (const TensorArgument* argument : {&q, &k, &v, &o}) {
+    FLASHPLAN_RETURN_IF_ERROR(check_device(*argument, options.device));
+  }
+  const Dim tokens = Dim::at_least(plan.num_tokens);
+  const Dim heads = Dim::exactly(options.num_qo_heads);
+  FLASHPLAN_RETURN_IF_ERROR(check_shape(q, {tokens, heads, Dim::exactly(options.head_dim_qk)}));
+  FLASHPLAN_RETURN_IF_ERROR(check_shape(o, {tokens, heads, Dim::exactly(options.head_dim_vo)}));
+  FLASHPLAN_RETURN_IF_ERROR(check_kv(k, plan, options.head_dim_qk));
+  FLASHPLAN_RETURN_IF_ERROR(check_kv(v, plan, options.head_dim_vo));
+  if (!t.lse.empty()) {
+    FLASHPLAN_RETURN_IF_ERROR(check_dtype(lse, DType::kFloat32, ""));
+    FLASHPLAN_RETURN_IF_ERROR(check_device(lse, options.device));
+    FLASHPLAN_RETURN_IF_ERROR(check_shape(lse, {tokens, heads}));
+  }
+  FLASHPLAN_RETURN_IF_ERROR(check_pages(t, plan));
+  FLASHPLAN_RETURN_IF_ERROR(check_scale("k_scale", t.k_scale));
+  FLASHPLAN_RETURN_IF_ERROR(check_scale("v_scale", t.v_scale));
+  for (const TensorArgument* output : {&o, &lse}) {
+    for (const TensorArgument* input : {&q, &k, &v}) {
+      FLASHPLAN_RETURN_IF_ERROR(check_no_overlap(*output, *input));
+    }
+  }
+  FLASHPLAN_RETURN_IF_ERROR(check_no_overlap(o, lse));
+  return check_workspace(t, plan);
+}
+
+KvView kv_view(const TensorView& view, const AttentionOptions& options) {
+  if (options.page_size == 0) return {view.data, 0, view.stride[0], view.stride[1]};
+  const bool nhd = options.kv_layout == KvLayout::kNHD;
+  return {view.data, view.stride[0], view.stride[nhd ? 1 : 2], view.stride[nhd ? 2 : 1]};
+}
+
+PageTable page_table(const AttentionTensors& t, const AttentionOptions& options) {
+  if (options.page_size == 0) return {};
+  if (!t.block_table.empty()) {
+    return {static_cast<const int32_t*>(t.block_table.data), nullptr, t.block_table.stride[0],
+            options.page_size};
+  }
+  return {static_cast<const int32_t*>(t.page_indices.data),
+          static_cast<const int32_t*>(t.page_indptr.data), 0, options.page_size};
+}
+
+AttentionParams make_params(const AttentionTensors& t, const Plan::Impl& plan) {
+  const AttentionOptions& options = plan.options;
+  const Schedule& schedule = plan.scheduler.schedule();
+  const WorkspaceLayout& layout = plan.layout;
+  auto* workspace = static_cast<std::byte*>(t.workspace);
+  AttentionParams p;
+  p.q = t.q.data;
+  p.q_token_stride = t.q.stride[0];
+  p.q_head_stride = t.q.stride[1];
+  p.k = kv_view(t.k, options);
+  p.v = kv_view(t.v, options);
+  p.pages = page_table(t, options);
+  p.o = t.o.data;
+  p.o_token_stride = t.o.stride[0];
+  p.o_head_stride = t.o.stride[1];
+  p.lse = static_cast<float*>(t.lse.data);
+  p.lse_token_stride = t.lse.stride[0];
+  p.lse_head_stride = t.lse.stride[1];
+  p.q_dtype = options.q_dtype;
+  p.kv_dtype = options.kv_dtype;
+  p.o_dtype = options.o_dtype;
+  p.group_size = options.num_qo_heads / options.num_kv_heads;
+  p.head_dim_qk = options.head_dim_qk;
+  p.head_dim_vo = options.head_dim_vo;
+  p.causal = options.causal;
+  p.window_left = options.window_left;
+  p.logits_scale = *options.softmax_scale * t.k_scale;
+  p.softcap = options.softcap;
+  p.v_scale = t.v_scale;
+  p.requests = schedule.requests.data();
+  p.tiles = schedule.tiles.data();
+  p.cta_indptr = schedule.cta_indptr.data();
+  p.splits = schedule.splits.data();
+  p.num_splits = static_cast<int32_t>(schedule.splits.size());
+  p.num_ctas = schedule.num_ctas();
+  p.tile_q = plan.config.tile_q;
+  p.tile_kv = plan.config.tile_kv;
+  p.chunk_kv = plan.config.chunk_kv;
+  p.total_cost = schedule.total_cost;
+  p.arrivals = reinterpret_cast<int32_t*>(workspace + layout.arrivals);
+  p.scratch = workspace + layout.scratch;
+  p.scratch_bytes = layout.scratch_bytes;
+  p.partial_o = reinterpret_cast<float*>(workspace + layout.partial_o);
+  p.partial_lse = reinterpret_cast<float*>(workspace + layout.partial_lse);
+  return p;
+}
+
+}  // namespace
+
+Status Plan::run(const AttentionTensors& tensors, Stream stream) noexcept {
+  if (!impl_ || !impl_->planned) {
+    return error(StatusCode::kNotReady, "run: expected plan() before run(), got no plan");
+  }
+  const InUseGuard guard(impl_->in_use);
+  if (!guard.acquired()) {
+    return error(StatusCode::kNotReady, "run: expected one thread at a time, got a second one");
+  }
+  FLASHPLAN_RETURN_IF_ERROR(check_tensors(tensors, *impl_));
+  if (impl_->num_tokens == 0) return {};
+  return impl_->launch(make_params(tensors, *impl_), stream);
+}
+
+}  // namespace flashplan

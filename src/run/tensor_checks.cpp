@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "run/tensor_checks.h"
+
+#include <cmath>
+#include <cstdio>
+
+#include "common/error.h"
+
+namespace flashplan {
+namespace {
+
+/// Text of a shape, for messages.
+class ShapeText {
+ public:
+  explicit ShapeText(const TensorView& view) {
+    for (int32_t d = 0; d < view.rank; ++d) append("%lld", static_cast<long long>(view.shape[d]));
+    close();
+  }
+  explicit ShapeText(std::initializer_list<Dim> shape) {
+    for (const Dim& dim : shape) {
+      const char* format = dim.kind == Dim::kAny       ? "*"
+                           : dim.kind == Dim::kExactly ? "%lld"
+                                                       : ">=%lld";
+      append(format, static_cast<long long>(dim.value));
+    }
+    close();
+  }
+  const char* c_str() const { return text_; }
+
+ private:
+  void append(const char* format, long long value) {
+    const char* separator = used_ == 0 ? "(" : ", ";
+    used_ +=
+        std::snprintf(text_ + used_, sizeof(text_) - static_cast<size_t>(used_), "%s", separator);
+    used_ +=
+        std::snprintf(text_ + used_, sizeof(text_) - static_cast<size_t>(used_), format, value);
+  }
+  void close() {
+    std::snprintf(text_ + used_, sizeof(text_) - static_cast<size_t>(used_),
+                  used_ == 0 ? "()" : ")");
+  }
+
+  char text_[112] = {};  // kMaxRank numbers of at most 22 characters
+  int used_ = 0;
+};
+
+int64_t num_elements(const TensorView& view) {
+  int64_t count = 1;
+  for (int32_t d = 0; d < view.rank; ++d) count *= view.shape[d];
+  return count;
+}
+
+/// One past the last byte of the view.
+uintptr_t end_address(const TensorView& view) {
+  int64_t last = 0;
+  for (int32_t d = 0; d < view.rank; ++d) last += (view.shape[d] - 1) * view.stride[d];
+  return reinterpret_cast<uintptr_t>(view.data) +
+         static_cast<uintptr_t>((last + 1) * item_size(view.dtype));
+}
+
+Status check_strides(const TensorArgument& argument) {
+  const TensorView& view = argument.view;
+  for (int32_t d = 0; d < view.rank; ++d) {
+    if (view.shape[d] > 1 && view.stride[d] < 0) {
+      return error(StatusCode::kInvalidArgument, "%s: expected strides >= 0, got %lld in dim %d",
+                   argument.name, static_cast<long long>(view.stride[d]), d);
+    }
+    if (argument.written && view.shape[d] > 1 && view.stride[d] == 0) {
+      return error(StatusCode::kInvalidArgument,
+                   "%s: expected memory of its own for each element, got stride 0 in dim %d",
+                   argument.name, d);
+    }
+  }
+  const int32_t last = view.rank - 1;
+  if (view.shape[last] > 1 && view.stride[last] != 1) {
+    return error(StatusCode::kInvalidArgument,
+                 "%s: expected a contiguous last dimension, got stride %lld", argument.name,
+                 static_cast<long long>(view.stride[last]));
+  }
+  return {};
+}
+
+}  // namespace
+
+Status check_shape(const TensorArgument& argument, std::initializer_list<Dim> shape) noexcept {
+  const TensorView& view = argument.view;
+  bool fits = view.rank == static_cast<int32_t>(shape.size());
+  for (int32_t d = 0; fits && d < view.rank; ++d) {
+    const Dim& dim = shape.begin()[d];
+    fits = dim.kind == Dim::kAny || (dim.kind == Dim::kExactly && view.shape[d] == dim.value) ||
+           (dim.kind == Dim::kAtLeast && view.shape[d] >= dim.value);
+  }
+  if (!fits) {
+    return error(StatusCode::kInvalidArgument, "%s: expected shape %s, got %s", argument.name,
+                 ShapeText(shape).c_str(), ShapeText(view).c_str());
+  }
+  if (num_elements(view) == 0) return {};
+  if (view.data == nullptr) {
+    return error(StatusCode::kInvalidArgument,
+                 "%s: expected a tensor with storage, got a null pointer (a meta or fake tensor?)",
+                 argument.name);
+  }
+  if (reinterpret_cast<uintptr_t>(view.data) % static_cast<uintptr_t>(item_size(view.dtype)) != 0) {
+    return error(StatusCode::kInvalidArgument,
+                 "%s: expected a pointer aligned to %lld bytes, got %p", argument.name,
+                 static_cast<long long>(item_size(view.dtype)), view.data);
+  }
+  if (argument.written && view.read_only) {
+    return error(StatusCode::kInvalidType, "%s: expected a writable tensor, got a read-only one",
+                 argument.name);
+  }
+  return check_strides(argument);
+}
+
+Status check_dtype(const TensorArgument& argument, DType expected, const char* why) noexcept {
+  if (argument.view.dtype == expected) return {};
+  return error(StatusCode::kInvalidType, "%s: expected dtype %s%s, got %s", argument.name,
+               to_string(expected), why, to_string(argument.view.dtype));
+}
+
+Status check_device(const TensorArgument& argument, Device expected) noexcept {
+  if (argument.view.device == expected) return {};
+  return error(StatusCode::kInvalidType, "%s: expected a tensor on %s, got one on %s",
+               argument.name, to_string(expected).text, to_string(argument.view.device).text);
+}
+
+Status check_no_overlap(const TensorArgument& output, const TensorArgument& input) noexcept {
+  if (output.view.empty() || input.view.empty()) return {};
+  if (num_elements(output.view) == 0 || num_elements(input.view) == 0) return {};
+  const auto out_begin = reinterpret_cast<uintptr_t>(output.view.data);
+  const auto in_begin = reinterpret_cast<uintptr_t>(input.view.data);
+  if (end_address(output.view) <= in_begin || end_address(input.view) <= out_begin) return {};
+  return error(StatusCode::kInvalidArgument, "%s: expected memory apart from %s, got an overlap",
+               output.name, input.name);
+}
+
+Status check_scale(const char* name, float scale) noexcept {
+  if (std::isfinite(scale) && scale > 0.0F) return {};
+  return error(StatusCode::kInvalidArgument, "%s: expected finite and > 0, got %g", name,
+               static_cast<double>(scale));
+}
+
+Status check_page_table(const PageTableTensors& tables, int32_t batch_size,
+                        Device device) noexcept {
+  const bool has_csr = !tables.page_indptr.empty() && !tables.page_indices.empty();
+  const bool has_half_csr = tables.page_indptr.empty() != tables.page_indices.empty();
+  if (has_half_csr || tables.block_table.empty() != has_csr) {
+    return error(StatusCode::kInvalidArgument,
+                 "block_table: expected it or both page_indptr and page_indices, got %s",
+                 tables.block_table.empty() ? (has_half_csr ? "one of the two" : "none")
+                                            : "more than one form");
+  }
+  const auto check = [&](const TensorArgument& argument,
+                         std::initializer_list<Dim> shape) noexcept -> Status {
+    FLASHPLAN_RETURN_IF_ERROR(check_dtype(argument, DType::kInt32, ""));
+    FLASHPLAN_RETURN_IF_ERROR(check_device(argument, device));
+    return check_shape(argument, shape);
+  };
+  if (!has_csr) {
+    return check({"block_table", tables.block_table}, {Dim::at_least(batch_size), Dim::any()});
+  }
+  FLASHPLAN_RETURN_IF_ERROR(
+      check({"page_indptr", tables.page_indptr}, {Dim::at_least(batch_size + 1)}));
+  return check({"page_indices", tables.page_indices}, {Dim::any()});
+}
+
+Status check_page_ids(const PageTableTensors& tables, int32_t request, int32_t kv_len,
+                      int32_t page_size, int64_t num_pages) noexcept {
+  const int64_t needed = (int64_t{kv_len} + page_size - 1) / page_size;
+  const int32_t* ids = nullptr;
+  int64_t first = 0;  // position of the request's first id, for the message
+  if (!tables.block_table.empty()) {
+    const TensorView& table = tables.block_table;
+    if (table.shape[1] < needed) {
+      return error(StatusCode::kInvalidArgument,
+                   "block_table: expected >= %lld columns for kv_lens[%d] = %d, got %lld",
+                   static_cast<long long>(needed), request, kv_len,
+                   static_cast<long long>(table.shape[1]));
+    }
+    ids = static_cast<const int32_t*>(table.data) + request * table.stride[0];
+  } else {
+    const auto* indptr = static_cast<const int32_t*>(tables.page_indptr.data);
+    first = indptr[request];
+    const int64_t end = indptr[request + 1];
+    if (first < 0 || end < first || end > tables.page_indices.shape[0]) {
+      return error(StatusCode::kInvalidArgument,
+                   "page_indptr[%d]: expected ascending within [0, %lld], got %lld after %lld",
+                   request + 1, static_cast<long long>(tables.page_indices.shape[0]),
+                   static_cast<long long>(end), static_cast<long long>(first));
+    }
+    if (end - first < needed) {
+      return error(StatusCode::kInvalidArgument,
+                   "page_indptr[%d]: expected >= %lld pages for kv_lens[%d] = %d, got %lld",
+                   request + 1, static_cast<long long>(needed), request, kv_len,
+                   static_cast<long long>(end - first));
+    }
+    ids = static_cast<const int32_t*>(tables.page_indices.data) + first;
+  }
+  for (int64_t p = 0; p < needed; ++p) {
+    if (ids[p] >= 0 && ids[p] < num_pages) continue;
+    if (tables.block_table.empty()) {
+      return error(StatusCode::kInvalidArgument,
+                   "page_indices[%lld]: expected a page in [0, %lld), got %d",
+                   static_cast<long long>(first + p), static_cast<long long>(num_pages), ids[p]);
+    }
+    return error(StatusCode::kInvalidArgument,
+                 "block_table[%d, %lld]: expected a page in [0, %lld), got %d", request,
+                 static_cast<long long>(p), static_cast<long long>(num_pages), ids[p]);
+  }
+  return {};
+}
+
+}  // namespace flashplan

@@ -1,0 +1,334 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One list of attention problems for tests and benchmarks."""
+
+import dataclasses
+import itertools
+import random
+
+import ml_dtypes  # noqa: F401  (registers bfloat16 and float8 with NumPy)
+import numpy as np
+from reference import visible_keys
+
+SHORT_NAMES = {
+    "float32": "f32",
+    "float16": "f16",
+    "bfloat16": "bf16",
+    "float8_e4m3fn": "e4m3",
+    "float8_e5m2": "e5m2",
+}
+
+
+def _lens_id(lens):
+    """1x64 for sixty-four ones; the lengths themselves while they are few."""
+    runs = [(n, len(list(same))) for n, same in itertools.groupby(lens)]
+    text = "_".join(f"{n}x{times}" if times > 1 else f"{n}" for n, times in runs)
+    return text if len(text) <= 32 else f"{len(lens)}lens{sum(lens)}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """An attention problem: the options, the lengths, and how the tensors lie in memory."""
+
+    qo_lens: tuple[int, ...]
+    kv_lens: tuple[int, ...]
+    num_qo_heads: int = 4
+    num_kv_heads: int = 2
+    head_dim: int | tuple[int, int] = 64
+    page_size: int | None = 16
+    q_dtype: str = "bfloat16"
+    kv_dtype: str | None = None
+    o_dtype: str | None = None
+    causal: bool = True
+    window_left: int = -1
+    softmax_scale: float | None = None
+    softcap: float = 0.0
+    kv_layout: str = "NHD"
+    k_scale: float = 1.0
+    v_scale: float = 1.0
+    num_ctas: int | None = None
+    batch_invariant: bool = False
+    csr: bool = False  # page_indptr and page_indices, not block_table
+    memory: str = "dense"  # "strided": gaps in every tensor; "combined": one [pages, 2, ...] cache
+    gain: float = 1.0  # of q: large logits make a peaked softmax
+
+    def __str__(self):
+        dims = self.head_dims
+        parts = [
+            SHORT_NAMES[self.q_dtype],
+            self.kv_dtype and f"kv_{SHORT_NAMES[self.kv_dtype]}",
+            self.o_dtype and f"o_{SHORT_NAMES[self.o_dtype]}",
+            f"h{self.num_qo_heads}x{self.num_kv_heads}",
+            f"d{dims[0]}" if dims[0] == dims[1] else f"d{dims[0]}x{dims[1]}",
+            f"page{self.page_size}" if self.page_size else "ragged",
+            self.kv_layout == "HND" and "HND",
+            self.csr and "csr",
+            self.memory != "dense" and self.memory,
+            "causal" if self.causal else "full",
+            self.window_left >= 0 and f"window{self.window_left}",
+            self.softmax_scale is not None and f"scale{self.softmax_scale:g}",
+            self.softcap and f"cap{self.softcap:g}",
+            self.k_scale != 1 and f"ks{self.k_scale:g}",
+            self.v_scale != 1 and f"vs{self.v_scale:g}",
+            self.num_ctas and f"ctas{self.num_ctas}",
+            self.batch_invariant and "invariant",
+            self.gain != 1 and f"gain{self.gain:g}",
+            f"qo{_lens_id(self.qo_lens)}",
+            f"kv{_lens_id(self.kv_lens)}",
+        ]
+        return "-".join(part for part in parts if part)
+
+    @property
+    def head_dims(self):
+        return self.head_dim if isinstance(self.head_dim, tuple) else (self.head_dim, self.head_dim)
+
+    @property
+    def cache_dtype(self):
+        return self.kv_dtype or self.q_dtype
+
+    @property
+    def output_dtype(self):
+        return self.o_dtype or self.q_dtype
+
+    @property
+    def flops(self):
+        pairs = sum(self._visible(qo, kv).sum() for qo, kv in self._lens())
+        return int(2 * sum(self.head_dims) * self.num_qo_heads * pairs)
+
+    @property
+    def kv_bytes(self):
+        """Bytes of K and V that some query sees, each read once."""
+        keys = sum(self._visible(qo, kv).any(axis=0).sum() for qo, kv in self._lens())
+        item_size = np.dtype(self.cache_dtype).itemsize
+        return int(keys * self.num_kv_heads * sum(self.head_dims) * item_size)
+
+    def _lens(self):
+        return zip(self.qo_lens, self.kv_lens, strict=True)
+
+    def _visible(self, qo_len, kv_len):
+        return visible_keys(qo_len, kv_len, self.causal, self.window_left)
+
+    def options(self):
+        """Keyword arguments of flashplan.Attention."""
+        names = (
+            "num_qo_heads num_kv_heads head_dim page_size q_dtype kv_dtype o_dtype causal "
+            "window_left softmax_scale softcap kv_layout num_ctas batch_invariant"
+        )
+        return {name: getattr(self, name) for name in names.split()} | {
+            "max_batch_size": max(1, len(self.qo_lens)),
+            "max_qo_tokens": max(1, sum(self.qo_lens)),
+            "device": "cpu",
+        }
+
+    def reference_options(self):
+        """Keyword arguments of reference.attention."""
+        names = "causal window_left softmax_scale softcap k_scale v_scale"
+        return {name: getattr(self, name) for name in names.split()}
+
+
+def _one_axis(name, values, **fixed):
+    return [Case(**(BATCH | fixed | {name: value})) for value in values]
+
+
+# A prefill, a decode, a continued prefill and an empty request, in one batch.
+BATCH = {"qo_lens": (33, 1, 5, 0), "kv_lens": (33, 71, 40, 9)}
+DECODE = {"qo_lens": (1,) * 5, "kv_lens": (200, 1, 64, 65, 130)}
+
+DTYPES = [
+    Case(**batch, q_dtype=q, kv_dtype=kv, k_scale=ks, v_scale=vs)
+    for batch in (BATCH, DECODE)
+    for q in ("float32", "float16", "bfloat16")
+    for kv, ks, vs in ((None, 1.0, 1.0), ("float8_e4m3fn", 0.5, 1.7), ("float8_e5m2", 1.3, 0.25))
+] + [
+    Case(**BATCH, q_dtype=q, o_dtype=o)
+    for q in ("float32", "float16", "bfloat16")
+    for o in ("float32", "float16", "bfloat16")
+    if o != q
+]
+
+HEAD_DIMS = [
+    Case(**batch, head_dim=dim, q_dtype=dtype)
+    for dim in (1, 2, 7, 32, 80, 96, 128, 256, (192, 128), (64, 128), (3, 130), (576, 512))
+    for batch, dtype in ((BATCH, "float32"), (DECODE, "bfloat16"))
+]
+
+GROUPS = [
+    Case(**batch, num_qo_heads=qo, num_kv_heads=kv, head_dim=32, q_dtype=dtype)
+    for qo, kv in ((1, 1), (3, 1), (3, 3), (9, 3), (4, 1), (14, 2), (8, 1), (32, 4), (65, 1))
+    for batch, dtype in ((BATCH, "float32"), (DECODE, "float16"))
+]
+
+PAGES = [
+    Case(**BATCH, page_size=size, kv_layout=layout, csr=csr, q_dtype="float16", head_dim=40)
+    for size in (1, 3, 16, 64, 1000)
+    for layout in ("NHD", "HND")
+    for csr in (False, True)
+] + _one_axis("head_dim", (64, (192, 128)), page_size=None)
+
+MASKS = [
+    Case(
+        qo_lens=(70, 1, 3, 9),
+        kv_lens=(70, 150, 90, 4),
+        page_size=page_size,
+        q_dtype="float32",
+        causal=causal,
+        window_left=window,
+        softcap=softcap,
+        softmax_scale=scale,
+    )
+    for page_size, softcap, scale in ((16, 0.0, None), (None, 5.0, 0.3))
+    for causal in (True, False)
+    for window in (-1, 0, 1, 17, 64, 1000)
+] + _one_axis("softmax_scale", (1.0, 0.01), q_dtype="float32")
+
+MEMORY = [
+    Case(
+        **BATCH,
+        memory=memory,
+        page_size=page_size,
+        kv_layout=layout,
+        csr=csr,
+        q_dtype=q,
+        kv_dtype=kv,
+    )
+    for memory, page_size, layout, csr in (
+        ("strided", 16, "NHD", False),
+        ("strided", 3, "HND", True),
+        ("strided", None, "NHD", False),
+        ("combined", 16, "NHD", True),
+        ("combined", 16, "HND", False),
+    )
+    for q, kv in (("float32", None), ("bfloat16", None), ("float16", "float8_e4m3fn"))
+]
+
+LENS = [
+    Case(qo, kv, q_dtype=dtype, causal=causal, head_dim=32)
+    for qo, kv in (
+        ((1,), (1,)),
+        ((1,), (0,)),
+        ((0,), (0,)),
+        ((0,), (7,)),
+        ((3, 0, 2), (0, 0, 0)),
+        ((17,), (5,)),
+        ((130, 1), (3, 0)),
+        ((63, 64, 65), (63, 64, 65)),
+        ((31, 32, 33), (127, 128, 129)),
+        ((15, 16, 17), (16, 16, 16)),
+        ((200,), (200,)),
+        ((1,) * 40, tuple(range(40))),
+        ((1, 50, 1, 1, 20, 0, 4), (300, 50, 1, 17, 100, 12, 4)),
+    )
+    for dtype, causal in (("float32", True), ("bfloat16", False))
+]
+
+SPLITS = [
+    Case(
+        qo_lens=qo,
+        kv_lens=kv,
+        num_qo_heads=8,
+        num_kv_heads=2,
+        num_ctas=ctas,
+        batch_invariant=invariant,
+        q_dtype=dtype,
+        page_size=page_size,
+    )
+    for qo, kv, dtype, page_size in (
+        ((1,), (4100,), "bfloat16", 16),
+        ((4, 1), (2500, 600), "float32", None),
+    )
+    for ctas in (1, 2, 7, 64, 132)
+    for invariant in (False, True)
+]
+
+GAINS = _one_axis("gain", (20.0, 400.0), q_dtype="float32") + _one_axis("gain", (20.0,))
+
+
+def random_case(rng):
+    """Any combination of all axes."""
+    batch_size = rng.choice((1, 2, 5, 9))
+    group_size, num_kv_heads = rng.choice((1, 2, 3, 4, 7, 8)), rng.choice((1, 2, 3))
+    page_size = rng.choice((None, 1, 2, 5, 16, 64))
+    q_dtype = rng.choice(("float32", "float16", "bfloat16"))
+    kv_dtype = rng.choice((None, None, "float8_e4m3fn", "float8_e5m2"))
+    head_dim = rng.choice((8, 33, 64, 64, 80, 128, (48, 32)))
+    memory = rng.choice(("dense", "strided", "combined"))
+    if memory == "combined" and (page_size is None or isinstance(head_dim, tuple)):
+        memory = "dense"
+    return Case(
+        qo_lens=tuple(rng.choice((0, 1, 1, 1, 2, 17, 60)) for _ in range(batch_size)),
+        kv_lens=tuple(rng.choice((0, 1, 16, 50, 65, 300)) for _ in range(batch_size)),
+        num_qo_heads=group_size * num_kv_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        page_size=page_size,
+        q_dtype=q_dtype,
+        kv_dtype=kv_dtype,
+        o_dtype=rng.choice((None, None, "float32", "float16")),
+        causal=rng.choice((True, True, False)),
+        window_left=rng.choice((-1, -1, -1, 0, 20)),
+        softcap=rng.choice((0.0, 0.0, 10.0)),
+        kv_layout=rng.choice(("NHD", "HND")) if page_size else "NHD",
+        k_scale=rng.choice((1.0, 0.7)) if kv_dtype else 1.0,
+        v_scale=rng.choice((1.0, 1.9)) if kv_dtype else 1.0,
+        num_ctas=rng.choice((None, None, 1, 3, 50)),
+        batch_invariant=rng.choice((False, False, True)),
+        csr=page_size is not None and rng.choice((False, True)),
+        memory=memory,
+    )
+
+
+def random_cases(count, seed):
+    rng = random.Random(seed)
+    return [random_case(rng) for _ in range(count)]
+
+
+CASES = list(
+    dict.fromkeys(
+        DTYPES
+        + HEAD_DIMS
+        + GROUPS
+        + PAGES
+        + MASKS
+        + MEMORY
+        + LENS
+        + SPLITS
+        + GAINS
+        + random_cases(150, seed=0)
+    )
+)
+
+
+def _decode(batch_size, kv_len, **options):
+    defaults = {"num_qo_heads": 32, "num_kv_heads": 8, "head_dim": 128}
+    return Case((1,) * batch_size, (kv_len,) * batch_size, **defaults | options)
+
+
+def _prefill(qo_len, kv_len=None, **options):
+    defaults = {"num_qo_heads": 8, "num_kv_heads": 8, "head_dim": 128, "page_size": None}
+    return Case((qo_len,), (kv_len or qo_len,), **defaults | options)
+
+
+BENCH = {
+    "decode b8 kv4096": _decode(8, 4096),
+    "decode b8 kv4096 f32": _decode(8, 4096, q_dtype="float32"),
+    "decode b8 kv4096 f16": _decode(8, 4096, q_dtype="float16"),
+    "decode b8 kv4096 e4m3": _decode(8, 4096, kv_dtype="float8_e4m3fn"),
+    "decode b8 kv4096 page 1": _decode(8, 4096, page_size=1),
+    "decode b1 kv32768": _decode(1, 32768),
+    "decode b64 kv512": _decode(64, 512),
+    "decode b8 kv4096 32/32": _decode(8, 4096, num_kv_heads=32),
+    "decode b8 kv1024 9/3 d64": _decode(8, 1024, num_qo_heads=9, num_kv_heads=3, head_dim=64),
+    "prefill s512": _prefill(512),
+    "prefill s1024": _prefill(1024),
+    "prefill s2048": _prefill(2048),
+    "prefill s1024 f32": _prefill(1024, q_dtype="float32"),
+    "prefill s1024 32/8": _prefill(1024, num_qo_heads=32),
+    "prefill s1024 page 16": _prefill(1024, page_size=16),
+    "append 128 to kv4096 32/8": _prefill(128, 4096, num_qo_heads=32, page_size=16),
+    "mixed s512 + 7 decodes": Case(
+        (512,) + (1,) * 7,
+        (512,) + (2048,) * 7,
+        num_qo_heads=32,
+        num_kv_heads=8,
+        head_dim=128,
+    ),
+}

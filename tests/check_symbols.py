@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the linker sees of the library.
+
+check_symbols.py library FILE      libflashplan.so exports exactly the public API
+check_symbols.py instance OBJECT.. the CPU kernels of one instruction set define nothing that the
+                                   linker could take for the rest of the program
+"""
+
+import re
+import shutil
+import subprocess
+import sys
+
+PUBLIC = {
+    "flashplan::Plan::Plan",
+    "flashplan::Plan::~Plan",
+    "flashplan::Plan::operator=",
+    "flashplan::Plan::create",
+    "flashplan::Plan::plan",
+    "flashplan::Plan::run",
+    "flashplan::Plan::options",
+    "flashplan::Plan::schedule",
+    "flashplan::Plan::workspace_bytes",
+    "flashplan::Plan::kernel_name",
+    "flashplan::Plan::describe",
+    "flashplan::Plan::timeline_svg",
+    "flashplan::append_paged_kv",
+    "flashplan::is_supported",
+    "flashplan::merge_states",
+    "flashplan::num_threads",
+    "flashplan::set_num_threads",
+    "flashplan::show_config",
+    "flashplan::version",
+}
+
+
+def defined_symbols(files, *options):
+    """(type, name without arguments) of each symbol that `files` define."""
+    nm = shutil.which("nm") or sys.exit("check_symbols: nm is not installed (package binutils)")
+    command = [nm, "--defined-only", "--demangle", *options, *files]
+    text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    for line in text.splitlines():
+        match = re.match(r"[0-9a-f]+ (\w) (.+)", line)
+        if match:
+            yield match[1], re.sub(r"(\[abi:\w+\])?\(.*", "", match[2])
+
+
+def check_library(path):
+    exported = {name for _, name in defined_symbols([path], "--dynamic")}
+    for name in sorted(exported - PUBLIC):
+        print(f"exported, but not in the public API: {name}")
+    for name in sorted(PUBLIC - exported):
+        print(f"in the public API, but not exported: {name}")
+    return exported == PUBLIC
+
+
+def check_instance(paths):
+    # A weak function compiled for AVX-512 may replace everyone's copy, and then the library stops
+    # with an illegal instruction on a machine that never chose this kernel.
+    weak = sorted({name for kind, name in defined_symbols(paths) if kind in "WV"})
+    isa_namespace = re.compile(r"\bflashplan::(\w+::)*(baseline|avx2|avx512)::")
+    bad = [name for name in weak if not isa_namespace.search(name)]
+    for name in bad:
+        print(f"weak symbol outside the namespace of its instruction set: {name}")
+    return not bad
+
+
+if __name__ == "__main__":
+    mode, *files = sys.argv[1:]
+    ok = check_library(*files) if mode == "library" else check_instance(files)
+    sys.exit(not ok)

@@ -1,0 +1,274 @@
+// SPDX-License-Identifier: Apache-2.0
+// A random attention problem on the CPU with its tensors, and the answer by a double loop.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "flashplan/flashplan.h"
+#include "host_tensor.h"
+#include "random_batch.h"
+
+namespace flashplan::test {
+
+/// 256-byte aligned memory full of NaN.
+class Workspace {
+ public:
+  explicit Workspace(std::size_t bytes) : memory_(bytes + 256, std::byte{0xff}), bytes_(bytes) {}
+  void* data() {
+    void* pointer = memory_.data();
+    std::size_t space = memory_.size();
+    return std::align(256, bytes_, pointer, space);
+  }
+  std::size_t size() const { return bytes_; }
+
+ private:
+  std::vector<std::byte> memory_;
+  std::size_t bytes_;
+};
+
+struct Problem {
+  AttentionOptions options;
+  HostBatch batch;
+  std::vector<int32_t> kv_indptr;  // empty: not given
+  HostTensor q, k, v;
+  HostTensor block_table, page_indptr, page_indices;  // of rank 0 where not used
+  std::vector<std::vector<int32_t>> pages;            // ids of each request
+  float k_scale = 1.0F;
+  float v_scale = 1.0F;
+
+  Batch batch_view() const {
+    Batch view = batch.view();
+    if (!kv_indptr.empty()) view.kv_indptr = kv_indptr.data();
+    return view;
+  }
+  int64_t kv_begin(int32_t request) const {
+    if (!kv_indptr.empty()) return kv_indptr[static_cast<size_t>(request)];
+    return std::accumulate(batch.kv_lens.begin(), batch.kv_lens.begin() + request, int64_t{0});
+  }
+};
+
+/// Outputs of one run, with rows beyond those planned.
+struct Outputs {
+  HostTensor o, lse;
+
+  explicit Outputs(const Problem& p, int64_t pad = 0)
+      : o(p.options.o_dtype,
+          {p.batch.qo_tokens() + 2, p.options.num_qo_heads, p.options.head_dim_vo}, pad),
+        lse(DType::kFloat32, {p.batch.qo_tokens() + 2, p.options.num_qo_heads}, pad) {}
+  bool operator==(const Outputs& other) const {
+    return o.bytes() == other.o.bytes() && lse.bytes() == other.lse.bytes();
+  }
+};
+
+inline AttentionTensors tensors_of(const Problem& p, const Outputs& out, Workspace& workspace) {
+  AttentionTensors t;
+  t.q = p.q.view();
+  t.k = p.k.view();
+  t.v = p.v.view();
+  t.block_table = p.block_table.view();
+  t.page_indptr = p.page_indptr.view();
+  t.page_indices = p.page_indices.view();
+  t.o = out.o.view();
+  t.lse = out.lse.view();
+  t.k_scale = p.k_scale;
+  t.v_scale = p.v_scale;
+  t.workspace = workspace.data();
+  t.workspace_bytes = workspace.size();
+  return t;
+}
+
+/// Where an element of K or V lies.
+inline Index kv_index(const Problem& p, int32_t request, int64_t key, int64_t head, int64_t d) {
+  const int32_t page_size = p.options.page_size;
+  if (page_size == 0) return {p.kv_begin(request) + key, head, d};
+  const int64_t page = p.pages[static_cast<size_t>(request)][static_cast<size_t>(key / page_size)];
+  const int64_t slot = key % page_size;
+  const bool nhd = p.options.kv_layout == KvLayout::kNHD;
+  return nhd ? Index{page, slot, head, d} : Index{page, head, slot, d};
+}
+
+/// Deals distinct pages in random order. Returns how many pages there are.
+inline int64_t deal_pages(Random& random, Problem& p) {
+  const int32_t page_size = p.options.page_size;
+  int32_t needed = 0;
+  int32_t columns = random.between(0, 2);
+  for (const int32_t len : p.batch.kv_lens) {
+    needed += (len + page_size - 1) / page_size;
+    columns = std::max(columns, (len + page_size - 1) / page_size + random.between(0, 1));
+  }
+  std::vector<int32_t> ids(static_cast<size_t>(needed) + 3);
+  std::iota(ids.begin(), ids.end(), 0);
+  for (size_t i = ids.size() - 1; i > 0; --i) {
+    std::swap(ids[i], ids[static_cast<size_t>(random.between(0, static_cast<int32_t>(i)))]);
+  }
+
+  p.block_table = HostTensor(DType::kInt32, {p.batch.size(), columns});
+  std::vector<int32_t> indices;
+  std::vector<int32_t> indptr = {0};
+  for (int32_t r = 0; r < p.batch.size(); ++r) {
+    const int32_t len = p.batch.kv_lens[static_cast<size_t>(r)];
+    const auto first = ids.begin() + indptr.back();
+    p.pages.emplace_back(first, first + (len + page_size - 1) / page_size);
+    const std::vector<int32_t>& pages = p.pages.back();
+    for (int32_t c = 0; c < columns; ++c) {
+      const bool used = c < static_cast<int32_t>(pages.size());
+      p.block_table.set_bits({r, c}, used ? static_cast<uint32_t>(pages[static_cast<size_t>(c)])
+                                          : 0x7fffffffU);
+    }
+    indices.insert(indices.end(), pages.begin(), pages.end());
+    indptr.push_back(static_cast<int32_t>(indices.size()));
+  }
+  if (random.one_in(2)) {
+    p.block_table = HostTensor();
+    p.page_indptr = int_tensor(indptr);
+    p.page_indices = int_tensor(indices);
+  }
+  return static_cast<int64_t>(ids.size());
+}
+
+/// Places the keys of p.batch. K and V are random where a request has keys, NaN elsewhere.
+inline void fill_kv(Random& random, Problem& p) {
+  const AttentionOptions& o = p.options;
+  std::vector<int64_t> shape;
+  if (o.page_size > 0) {
+    shape = {deal_pages(random, p), o.page_size, o.num_kv_heads, 0};
+    if (o.kv_layout == KvLayout::kHND) std::swap(shape[1], shape[2]);
+  } else {
+    if (random.one_in(2)) {
+      p.kv_indptr = {random.between(0, 3)};
+      for (const int32_t len : p.batch.kv_lens) {
+        p.kv_indptr.push_back(p.kv_indptr.back() + len + random.between(0, 3));
+      }
+    }
+    shape = {p.kv_begin(p.batch.size()) + 1, o.num_kv_heads, 0};
+  }
+  const int64_t pad = random.pick({0, 0, 8});
+  for (const auto& [kv, dim] : {std::pair{&p.k, o.head_dim_qk}, std::pair{&p.v, o.head_dim_vo}}) {
+    shape.back() = dim;
+    *kv = HostTensor(o.kv_dtype, shape, pad);
+    for (int32_t r = 0; r < p.batch.size(); ++r) {
+      for (int64_t key = 0; key < p.batch.kv_lens[static_cast<size_t>(r)]; ++key) {
+        for (int64_t head = 0; head < o.num_kv_heads; ++head) {
+          for (int64_t d = 0; d < dim; ++d) {
+            kv->set(kv_index(p, r, key, head, d), random_element(random));
+          }
+        }
+      }
+    }
+  }
+}
+
+/// Options of every kind with small sizes; the caller adds requests, then calls fill_problem().
+inline Problem random_problem(Random& random) {
+  Problem p;
+  AttentionOptions& o = p.options;
+  o.num_kv_heads = random.between(1, 3);
+  o.num_qo_heads = o.num_kv_heads * random.pick({1, 2, 3, 5, 8});
+  o.head_dim_qk = random.pick({1, 3, 16, 24, 64});
+  o.head_dim_vo = random.one_in(2) ? o.head_dim_qk : random.pick({1, 5, 17, 32});
+  o.page_size = random.pick({0, 0, 1, 3, 16});
+  o.kv_layout = random.one_in(2) ? KvLayout::kNHD : KvLayout::kHND;
+  o.q_dtype = random.pick({DType::kFloat32, DType::kFloat16, DType::kBFloat16});
+  o.o_dtype = random.pick({o.q_dtype, DType::kFloat32, DType::kBFloat16, DType::kFloat16});
+  o.kv_dtype = o.q_dtype;
+  if (random.one_in(4)) {
+    o.kv_dtype = random.pick({DType::kFloat8E4M3, DType::kFloat8E5M2});
+    p.k_scale = 0.5F;
+    p.v_scale = 1.5F;
+  }
+  o.causal = !random.one_in(3);
+  o.window_left = random.one_in(3) ? random.between(0, 90) : -1;
+  o.softcap = random.one_in(3) ? 3.0F : 0.0F;
+  if (random.one_in(4)) o.softmax_scale = 0.3F;
+  o.num_ctas = random.pick({0, 1, 2, 7, 40});
+  o.batch_invariant = random.one_in(4);
+  return p;
+}
+
+inline void fill_problem(Random& random, Problem& p) {
+  p.options.max_batch_size = std::max(p.batch.size(), 1);
+  p.options.max_qo_tokens = std::max(p.batch.qo_tokens(), 1);
+  p.q = HostTensor(p.options.q_dtype, {p.batch.qo_tokens() + 2, p.options.num_qo_heads,
+                                       p.options.head_dim_qk}, random.pick({0, 0, 4}));
+  fill_random(random, p.q, p.batch.qo_tokens());
+  fill_kv(random, p);
+}
+
+/// Compares every planned row with the definition, and the rows beyond with what they were.
+inline std::string wrong_output(const Problem& p, const Outputs& out) {
+  const AttentionOptions& o = p.options;
+  const int64_t group_size = o.num_qo_heads / o.num_kv_heads;
+  const double scale =
+      o.softmax_scale ? double{*o.softmax_scale} : 1.0 / std::sqrt(double(o.head_dim_qk));
+  const auto where = [](int64_t token, int64_t head, double got, double want) {
+    return "token " + std::to_string(token) + " head " + std::to_string(head) + ": got " +
+           std::to_string(got) + ", want " + std::to_string(want);
+  };
+  for (int32_t r = 0; r < p.batch.size(); ++r) {
+    const int64_t qo_len = p.batch.qo_len(r);
+    const int64_t kv_len = p.batch.kv_lens[static_cast<size_t>(r)];
+    for (int64_t i = 0; i < qo_len; ++i) {
+      const int64_t token = p.batch.qo_indptr[static_cast<size_t>(r)] + i;
+      const int64_t diagonal = i + kv_len - qo_len;
+      for (int64_t head = 0; head < o.num_qo_heads; ++head) {
+        double sum = 0;
+        std::vector<double> want(static_cast<size_t>(o.head_dim_vo), 0.0);
+        for (int64_t key = 0; key < kv_len; ++key) {
+          if (o.causal && key > diagonal) continue;
+          if (o.window_left >= 0 && key < diagonal - o.window_left) continue;
+          double logit = 0;
+          for (int64_t d = 0; d < o.head_dim_qk; ++d) {
+            logit += p.q.get({token, head, d}) * p.k.get(kv_index(p, r, key, head / group_size, d));
+          }
+          logit *= scale * p.k_scale;
+          if (o.softcap > 0) logit = o.softcap * std::tanh(logit / o.softcap);
+          const double weight = std::exp(logit);  // small inputs: no overflow
+          sum += weight;
+          for (int64_t d = 0; d < o.head_dim_vo; ++d) {
+            want[static_cast<size_t>(d)] +=
+                weight * p.v_scale * p.v.get(kv_index(p, r, key, head / group_size, d));
+          }
+        }
+        for (int64_t d = 0; d < o.head_dim_vo; ++d) {
+          const double value = sum > 0 ? want[static_cast<size_t>(d)] / sum : 0.0;
+          const double got = out.o.get({token, head, d});
+          const double tolerance = 1e-5 + 2 * rounding_error(o.o_dtype) * std::fabs(value);
+          if (!(std::fabs(got - value) <= tolerance)) return "o " + where(token, head, got, value);
+        }
+        const double lse = std::log(sum);
+        const double got = out.lse.get({token, head});
+        if (!(got == lse || std::fabs(got - lse) <= 2e-5 * std::max(1.0, std::fabs(lse)))) {
+          return "lse " + where(token, head, got, lse);
+        }
+      }
+    }
+  }
+  for (int64_t row = p.batch.qo_tokens(); row < out.o.size(0); ++row) {
+    for (int64_t head = 0; head < o.num_qo_heads; ++head) {
+      for (int64_t d = 0; d < o.head_dim_vo; ++d) {
+        if (!std::isnan(out.o.get({row, head, d}))) return "o was written beyond the planned rows";
+      }
+      if (!std::isnan(out.lse.get({row, head}))) return "lse was written beyond the planned rows";
+    }
+  }
+  return "";
+}
+
+/// create(), plan() and run(); empty if all went well.
+inline std::string run_problem(const Problem& p, Outputs& out) {
+  Plan plan;
+  Status status = Plan::create(p.options, &plan);
+  if (status.ok()) status = plan.plan(p.batch_view());
+  Workspace workspace(plan.workspace_bytes());
+  if (status.ok()) status = plan.run(tensors_of(p, out, workspace));
+  return status.message;
+}
+
+}  // namespace flashplan::test

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+// Random batches of the kinds that serving sees. The same seed gives the same batch everywhere:
+// the distributions of <random> differ between standard libraries, so they are not used.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <random>
+#include <vector>
+
+#include "flashplan/plan.h"
+
+namespace flashplan::test {
+
+class Random {
+ public:
+  explicit Random(uint64_t seed) : engine_(seed) {}
+
+  /// Uniform in [low, high].
+  int32_t between(int32_t low, int32_t high) {
+    const auto span = static_cast<uint64_t>(static_cast<int64_t>(high) - low + 1);
+    return static_cast<int32_t>(low + static_cast<int64_t>(engine_() % span));
+  }
+
+  /// Uniform in [0, 1).
+  double unit() { return static_cast<double>(engine_() >> 11) * 0x1p-53; }
+
+  bool one_in(int32_t n) { return between(1, n) == 1; }
+
+  template <class T>
+  T pick(std::initializer_list<T> values) {
+    return values.begin()[between(0, static_cast<int32_t>(values.size()) - 1)];
+  }
+
+ private:
+  std::mt19937_64 engine_;
+};
+
+/// Owns what a Batch points to.
+struct HostBatch {
+  std::vector<int32_t> qo_indptr = {0};
+  std::vector<int32_t> kv_lens;
+
+  void add(int32_t qo_len, int32_t kv_len) {
+    qo_indptr.push_back(qo_indptr.back() + qo_len);
+    kv_lens.push_back(kv_len);
+  }
+  int32_t size() const { return static_cast<int32_t>(kv_lens.size()); }
+  int32_t qo_tokens() const { return qo_indptr.back(); }
+  int32_t qo_len(int32_t request) const { return qo_indptr[request + 1] - qo_indptr[request]; }
+  Batch view() const { return {qo_indptr.data(), kv_lens.data(), nullptr, size()}; }
+};
+
+enum class Lengths { kUniform, kZipf, kOneGiant, kManyEmpty };
+enum class Phase { kDecode, kPrefill, kMixed };
+
+constexpr Lengths kAllLengths[] = {Lengths::kUniform, Lengths::kZipf, Lengths::kOneGiant,
+                                   Lengths::kManyEmpty};
+constexpr Phase kAllPhases[] = {Phase::kDecode, Phase::kPrefill, Phase::kMixed};
+
+/// A length in [1, max_len]: uniform, or heavy-tailed with P(len > x) ~ 1/x, Zipf's law.
+inline int32_t random_length(Random& random, Lengths lengths, int32_t max_len) {
+  if (lengths != Lengths::kZipf) return random.between(1, max_len);
+  const double len = std::pow(static_cast<double>(max_len), random.unit());
+  return std::max(1, static_cast<int32_t>(len));
+}
+
+inline HostBatch random_batch(Random& random, Lengths lengths, Phase phase, int32_t batch_size,
+                              int32_t max_kv_len) {
+  HostBatch batch;
+  const int32_t giant = random.between(0, std::max(batch_size - 1, 0));
+  for (int32_t r = 0; r < batch_size; ++r) {
+    int32_t kv_len = random_length(random, lengths, max_kv_len);
+    if (lengths == Lengths::kOneGiant && r != giant) kv_len = 1 + kv_len % (max_kv_len / 50 + 1);
+    if (lengths == Lengths::kOneGiant && r == giant) kv_len = max_kv_len;
+
+    const bool decode = phase == Phase::kDecode || (phase == Phase::kMixed && !random.one_in(8));
+    // A prompt may have been prefilled in part; a few have more queries than keys.
+    int32_t qo_len = decode ? 1 : random.one_in(2) ? kv_len : random.between(1, kv_len);
+    if (!decode && random.one_in(20)) qo_len += random.between(1, 10);
+
+    if (lengths == Lengths::kManyEmpty && !random.one_in(3)) {
+      if (random.one_in(2)) qo_len = 0;
+      if (random.one_in(2)) kv_len = 0;
+    }
+    batch.add(qo_len, kv_len);
+  }
+  return batch;
+}
+
+}  // namespace flashplan::test

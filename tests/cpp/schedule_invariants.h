@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: Apache-2.0
+// What must hold of every schedule, checked against the slow planner's view of the batch.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <sstream>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "plan/schedule.h"
+#include "slow_planner.h"
+
+namespace flashplan::test {
+
+/// One kv head of one work tile.
+struct Piece {
+  WorkTile tile;
+  int32_t cta;
+  auto key() const {
+    return std::tuple(tile.request, tile.row_tile, tile.kv_head, tile.kv_begin, tile.kv_end);
+  }
+};
+
+class ScheduleChecker {
+ public:
+  ScheduleChecker(const Schedule& schedule, const Batch& batch, const ScheduleShape& shape,
+                  const ScheduleBounds& bounds)
+      : s_(schedule), batch_(batch), shape_(shape), bounds_(bounds) {}
+
+  /// Empty if every invariant holds, else the first violation.
+  std::string violation() {
+    check_sizes();
+    check_requests();
+    if (ok()) check_queues();
+    if (ok()) collect_pieces();
+    if (ok()) check_coverage();
+    if (ok()) check_costs();
+    if (ok()) check_slots();
+    return error_;
+  }
+
+ private:
+  bool ok() const { return error_.empty(); }
+
+  template <class... Parts>
+  void require(bool condition, const Parts&... parts) {
+    if (condition || !ok()) return;
+    std::ostringstream out;
+    ((out << parts << ' '), ...);
+    error_ = out.str();
+  }
+
+  template <class... Parts>
+  void require_of(const WorkTile& t, bool condition, const Parts&... parts) {
+    require(condition, parts..., "in tile {request", t.request, "row_tile", t.row_tile, "kv_head",
+            t.kv_head, "heads", t.num_kv_heads, "keys", t.kv_begin, t.kv_end, "slot",
+            t.partial_slot, "split", t.split, "}");
+  }
+
+  void check_sizes() {
+    row_tiles_ = slow_row_tiles(shape_, batch_);
+    require(static_cast<int64_t>(row_tiles_.size()) <= bounds_.row_tiles, "row tiles over bounds",
+            row_tiles_.size(), bounds_.row_tiles);
+    require(static_cast<int64_t>(s_.tiles.size()) <= bounds_.work_tiles, "work tiles over bounds",
+            s_.tiles.size(), bounds_.work_tiles);
+    require(static_cast<int64_t>(s_.splits.size()) <= bounds_.splits, "splits over bounds",
+            s_.splits.size(), bounds_.splits);
+    require(s_.num_slots >= 0 && s_.num_slots <= shape_.max_partial_slots, "slots over the limit",
+            s_.num_slots, shape_.max_partial_slots);
+    require(shape_.chunk_kv > 0 || s_.num_slots <= 2 * shape_.num_ctas,
+            "slots over the paper's bound", s_.num_slots, shape_.num_ctas);
+    require(s_.num_ctas() == shape_.num_ctas, "cta_cost has", s_.num_ctas(), "entries");
+  }
+
+  void check_requests() {
+    require(static_cast<int32_t>(s_.requests.size()) == batch_.batch_size, "requests has",
+            s_.requests.size(), "entries");
+    int64_t cumulated = 0;
+    for (int32_t r = 0; ok() && r < batch_.batch_size; ++r) {
+      const RequestInfo& info = s_.requests[static_cast<size_t>(r)];
+      const int64_t kv_begin = batch_.kv_indptr != nullptr ? batch_.kv_indptr[r] : cumulated;
+      require(info.qo_begin == batch_.qo_indptr[r], "qo_begin of request", r);
+      require(info.qo_len == batch_.qo_indptr[r + 1] - batch_.qo_indptr[r], "qo_len", r);
+      require(info.kv_len == batch_.kv_lens[r], "kv_len of request", r);
+      // Page tables do not use it, so it may wrap there.
+      require(info.kv_begin == static_cast<int32_t>(kv_begin), "kv_begin of request", r);
+      cumulated += batch_.kv_lens[r];
+    }
+  }
+
+  void check_queues() {
+    const std::vector<int32_t>& indptr = s_.cta_indptr;
+    require(indptr.size() == static_cast<size_t>(shape_.num_ctas) + 1, "cta_indptr has",
+            indptr.size(), "entries");
+    require(!indptr.empty() && indptr.front() == 0, "cta_indptr starts");
+    require(std::is_sorted(indptr.begin(), indptr.end()), "cta_indptr descends");
+    require(!indptr.empty() && indptr.back() == static_cast<int32_t>(s_.tiles.size()),
+            "cta_indptr ends");
+  }
+
+  void collect_pieces() {
+    for (int32_t cta = 0; cta < shape_.num_ctas; ++cta) {
+      const auto c = static_cast<size_t>(cta);
+      for (int32_t i = s_.cta_indptr[c]; i < s_.cta_indptr[c + 1]; ++i) {
+        WorkTile tile = s_.tiles[static_cast<size_t>(i)];
+        require_of(tile, tile.num_kv_heads >= 1 && tile.kv_head >= 0 &&
+                             tile.kv_head + tile.num_kv_heads <= shape_.num_kv_heads, "heads");
+        require_of(tile, (tile.partial_slot == -1) == (tile.split == -1), "slot against split");
+        require_of(tile, tile.split == -1 || tile.num_kv_heads == 1, "split of several heads");
+        require_of(tile, tile.split >= -1 && tile.split < static_cast<int32_t>(s_.splits.size()),
+                   "split index");
+        if (!ok()) return;
+        for (int32_t head = 0; head < s_.tiles[static_cast<size_t>(i)].num_kv_heads; ++head) {
+          pieces_.push_back({tile, cta});
+          ++tile.kv_head;
+        }
+      }
+    }
+    std::sort(pieces_.begin(), pieces_.end(),
+              [](const Piece& a, const Piece& b) { return a.key() < b.key(); });
+  }
+
+  // Walks the problem and the sorted pieces side by side: a missing, doubled or misplaced piece
+  // is where they first differ.
+  void check_coverage() {
+    auto piece = pieces_.begin();
+    for (const SlowRowTile& want : row_tiles_) {
+      for (int32_t head = 0; ok() && head < shape_.num_kv_heads; ++head) {
+        const auto first = piece;
+        while (piece != pieces_.end() && piece->tile.request == want.request &&
+               piece->tile.row_tile == want.row_tile && piece->tile.kv_head == head) {
+          ++piece;
+        }
+        require(piece != first, "nothing computes request", want.request, "row tile",
+                want.row_tile, "kv head", head);
+        if (ok()) check_row_tile(want, &*first, static_cast<int32_t>(piece - first));
+      }
+      if (!ok()) return;
+    }
+    if (piece != pieces_.end()) require_of(piece->tile, false, "not a tile of the batch");
+  }
+
+  void check_row_tile(const SlowRowTile& want, const Piece* pieces, int32_t num_pieces) {
+    const WorkTile& first = pieces[0].tile;
+    if (want.kv_begin == want.kv_end) {
+      require_of(first, num_pieces == 1 && first.kv_begin == first.kv_end && first.split == -1,
+                 "a tile without keys");
+      return;
+    }
+    int64_t position = want.kv_begin;
+    for (int32_t p = 0; p < num_pieces; ++p) {
+      const WorkTile& tile = pieces[p].tile;
+      require_of(tile, tile.kv_begin == position, "gap or overlap at key", position);
+      require_of(tile, tile.kv_end > tile.kv_begin, "piece without keys");
+      require_of(tile, (tile.kv_begin - want.kv_begin) % shape_.tile_kv == 0, "inside a step");
+      require_of(tile, tile.split == first.split, "two splits of one row tile");
+      position = tile.kv_end;
+    }
+    require_of(first, position == want.kv_end, "keys end at", position, "not at", want.kv_end);
+    require_of(first, (first.split == -1) == (num_pieces == 1), "pieces", num_pieces);
+    if (ok() && first.split >= 0) check_split(want, pieces, num_pieces);
+  }
+
+  void check_split(const SlowRowTile& want, const Piece* pieces, int32_t num_pieces) {
+    const WorkTile& first = pieces[0].tile;
+    const SplitTile& split = s_.splits[static_cast<size_t>(first.split)];
+    require_of(first, std::tie(split.request, split.row_tile, split.kv_head) ==
+                          std::tie(first.request, first.row_tile, first.kv_head), "split's tile");
+    require_of(first, split.num_pieces == num_pieces, "num_pieces", split.num_pieces);
+    const int64_t chunks = shape_.chunk_kv > 0
+                               ? ceil_div(want.kv_end - want.kv_begin, shape_.chunk_kv)
+                               : num_pieces;
+    require_of(first, split.num_slots == chunks, "num_slots", split.num_slots);
+    for (int32_t p = 0; p < num_pieces; ++p) {
+      const WorkTile& tile = pieces[p].tile;
+      int64_t index = p;
+      if (shape_.chunk_kv > 0) {
+        index = (tile.kv_begin - want.kv_begin) / shape_.chunk_kv;
+        require_of(tile, (tile.kv_begin - want.kv_begin) % shape_.chunk_kv == 0, "inside a chunk");
+      }
+      require_of(tile, tile.partial_slot == split.slot_begin + index, "slot out of order");
+    }
+  }
+
+  void check_costs() {
+    std::vector<int64_t> cost(static_cast<size_t>(shape_.num_ctas), 0);
+    for (const Piece& piece : pieces_) {
+      const int64_t rows =
+          int64_t{s_.requests[static_cast<size_t>(piece.tile.request)].qo_len} * shape_.group_size;
+      const int64_t first_row = int64_t{piece.tile.row_tile} * shape_.tile_q;
+      cost[static_cast<size_t>(piece.cta)] +=
+          slow_cost(shape_, std::min<int64_t>(shape_.tile_q, rows - first_row),
+                    piece.tile.kv_end - piece.tile.kv_begin);
+    }
+    for (size_t cta = 0; cta < cost.size(); ++cta) {
+      require(cost[cta] == s_.cta_cost[cta], "cta_cost", cta, "is", s_.cta_cost[cta], "not",
+              cost[cta]);
+    }
+  }
+
+  void check_slots() {
+    std::vector<SplitTile> splits = s_.splits;
+    std::sort(splits.begin(), splits.end(),
+              [](const SplitTile& a, const SplitTile& b) { return a.slot_begin < b.slot_begin; });
+    int64_t end = 0;
+    for (const SplitTile& split : splits) {
+      require(split.slot_begin >= end, "slots overlap at", split.slot_begin);
+      require(split.num_pieces >= 2, "a split of", split.num_pieces, "pieces");
+      end = int64_t{split.slot_begin} + split.num_slots;
+    }
+    require(end == s_.num_slots, "slots end at", end, "not at", s_.num_slots);
+    const auto is_piece = [](const Piece& p) { return p.tile.split >= 0; };
+    int64_t num_pieces = 0;
+    for (const SplitTile& split : splits) num_pieces += split.num_pieces;
+    require(num_pieces == std::count_if(pieces_.begin(), pieces_.end(), is_piece),
+            "a split that no tile names");
+  }
+
+  const Schedule& s_;
+  const Batch& batch_;
+  const ScheduleShape& shape_;
+  const ScheduleBounds& bounds_;
+  std::vector<SlowRowTile> row_tiles_;
+  std::vector<Piece> pieces_;
+  std::string error_;
+};
+
+inline std::string schedule_violation(const Schedule& schedule, const Batch& batch,
+                                      const ScheduleShape& shape, const ScheduleBounds& bounds) {
+  return ScheduleChecker(schedule, batch, shape, bounds).violation();
+}
+
+}  // namespace flashplan::test

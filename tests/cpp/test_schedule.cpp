@@ -1,0 +1,284 @@
+// SPDX-License-Identifier: Apache-2.0
+// Properties of schedules over thousands of random batches.
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <new>
+#include <numeric>
+#include <vector>
+
+#include "check.h"
+#include "plan/schedule.h"
+#include "plan/select_kernel.h"
+#include "random_batch.h"
+#include "schedule_invariants.h"
+#include "slow_planner.h"
+
+namespace {
+std::atomic<int64_t> allocations{0};
+}  // namespace
+
+// Not inlined, or GCC sees malloc() meet delete and warns.
+[[gnu::noinline]] void* operator new(std::size_t size) {
+  ++allocations;
+  void* memory = std::malloc(size == 0 ? 1 : size);
+  if (memory == nullptr) throw std::bad_alloc();
+  return memory;
+}
+[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+
+namespace flashplan::test {
+namespace {
+
+/// The tiles and costs that a user gets, for 8 kv heads of 4 query heads.
+ScheduleShape real_shape(int32_t num_ctas) {
+  AttentionOptions options;
+  options.num_qo_heads = 32;
+  options.num_kv_heads = 8;
+  options.head_dim_qk = options.head_dim_vo = 128;
+  options.num_ctas = num_ctas;
+  KernelConfig config;
+  CHECK(select_kernel(options, {}, &config).ok());
+  ScheduleShape shape;
+  shape.num_kv_heads = options.num_kv_heads;
+  shape.group_size = 4;
+  shape.tile_q = config.tile_q;
+  shape.tile_kv = config.tile_kv;
+  shape.num_ctas = num_ctas;
+  shape.max_partial_slots = 2 * num_ctas;
+  shape.cost = config.cost;
+  return shape;
+}
+
+ScheduleShape random_shape(Random& random) {
+  ScheduleShape shape;
+  shape.num_kv_heads = random.pick({1, 2, 3, 8, 16});
+  shape.group_size = random.pick({1, 3, 4, 7, 8, 16, 128});
+  shape.causal = !random.one_in(3);
+  shape.window_left = random.one_in(3) ? random.between(0, 600) : -1;
+  shape.tile_q = random.pick({1, 16, 32, 64, 128});
+  shape.tile_kv = random.pick({16, 32, 64, 128});
+  shape.num_ctas = random.one_in(2) ? random.between(1, 264) : random.pick({1, 2, 3, 132, 264});
+  shape.max_partial_slots = random.pick({0, 1, 2, 7, 2 * shape.num_ctas, 4 * shape.num_ctas});
+  if (random.one_in(3)) {
+    shape.chunk_kv = shape.tile_kv * random.pick({1, 2, 4, 8});
+    shape.max_partial_slots = random.pick({0, 5, 50, 5000});
+  }
+  shape.cost = {.tile = random.between(0, 500),
+                .tile_row = random.between(0, 9),
+                .step = random.between(1, 100),
+                .step_row = random.between(0, 9),
+                .split = random.between(0, 500)};
+  return shape;
+}
+
+Scheduler reserved(const ScheduleShape& shape, const HostBatch& batch) {
+  Scheduler scheduler;
+  scheduler.reserve(shape, batch.size(), batch.qo_tokens());
+  return scheduler;
+}
+
+std::string check_batch(const ScheduleShape& shape, const HostBatch& batch) {
+  Scheduler scheduler = reserved(shape, batch);
+  scheduler.make(batch.view());
+  return schedule_violation(scheduler.schedule(), batch.view(), shape,
+                            schedule_bounds(shape, batch.size(), batch.qo_tokens()));
+}
+
+bool equal(const Schedule& a, const Schedule& b) {
+  const auto same = [](const auto& x, const auto& y) {
+    return x.size() == y.size() &&
+           (x.empty() || std::memcmp(x.data(), y.data(), x.size() * sizeof(x[0])) == 0);
+  };
+  return same(a.requests, b.requests) && same(a.cta_indptr, b.cta_indptr) &&
+         same(a.tiles, b.tiles) && same(a.splits, b.splits) && same(a.cta_cost, b.cta_cost) &&
+         a.num_slots == b.num_slots;
+}
+
+TEST(visible_keys_agree_with_the_mask) {
+  Random random(1);
+  for (int i = 0; i < 3000; ++i) {
+    ScheduleShape shape = random_shape(random);
+    shape.window_left = random.one_in(2) ? random.between(0, 100) : -1;
+    const int32_t qo_len = random.between(1, 40);
+    const int32_t kv_len = random.between(0, 200);
+    const int32_t rows = qo_len * shape.group_size;
+    const int32_t row_tile = random.between(0, (rows - 1) / shape.tile_q);
+    const int32_t first = row_tile * shape.tile_q;
+    const int32_t last = std::min(first + shape.tile_q, rows) - 1;
+    int64_t begin = kv_len;
+    int64_t end = 0;
+    for (int32_t query = first / shape.group_size; query <= last / shape.group_size; ++query) {
+      const RowKeys slow = slow_row_keys(shape, qo_len, kv_len, query);
+      const RowKeys fast = row_keys(shape, qo_len, kv_len, query);
+      CHECK_EQ(slow.begin, fast.begin);
+      CHECK_EQ(slow.end, fast.end);
+      if (slow.begin == slow.end) continue;
+      begin = std::min(begin, slow.begin);
+      end = std::max(end, slow.end);
+    }
+    const KeyRange range = visible_keys(shape, qo_len, kv_len, row_tile);
+    if (begin < end) {
+      CHECK_EQ(range.begin, begin - begin % shape.tile_kv);
+      CHECK_EQ(range.end, end);
+    } else {
+      CHECK_EQ(range.begin, range.end);
+    }
+  }
+}
+
+TEST(visible_keys_of_extreme_lengths) {
+  constexpr int32_t kMax = std::numeric_limits<int32_t>::max();
+  ScheduleShape shape = real_shape(4);
+  CHECK_EQ(visible_keys(shape, 1, kMax, 0).end, kMax);
+  CHECK_EQ(visible_keys(shape, kMax, 0, 0).end, 0);
+  shape.window_left = kMax;
+  CHECK_EQ(visible_keys(shape, 1, kMax, 0).begin, 0);
+  shape.window_left = 0;
+  CHECK_EQ(visible_keys(shape, 1, kMax, 0).begin, kMax / shape.tile_kv * shape.tile_kv);
+}
+
+TEST(invariants_of_random_schedules) {
+  Random random(2);
+  for (int i = 0; i < 8000; ++i) {
+    const ScheduleShape shape = random_shape(random);
+    const int32_t batch_size = random.one_in(10) ? random.between(0, 300) : random.between(0, 40);
+    const Phase phase = kAllPhases[random.between(0, 2)];
+    const int32_t max_kv_len = phase == Phase::kDecode ? random.pick({100, 3000, 100000}) : 700;
+    const HostBatch batch = random_batch(random, kAllLengths[random.between(0, 3)], phase,
+                                         batch_size, max_kv_len);
+    const ScheduleBounds bounds = schedule_bounds(shape, batch.size(), batch.qo_tokens());
+    if (bounds.row_tiles > 5000) continue;
+    const std::string what = check_batch(shape, batch);
+    if (!what.empty()) check::fail(__FILE__, __LINE__, "round " + std::to_string(i) + ": " + what);
+  }
+}
+
+TEST(one_long_request_is_split) {
+  for (const int32_t chunk_kv : {0, 512}) {
+    ScheduleShape shape = real_shape(132);
+    shape.chunk_kv = chunk_kv;
+    shape.max_partial_slots = 5000;
+    HostBatch batch;
+    batch.add(1, 131072);
+    CHECK_EMPTY(check_batch(shape, batch));
+    Scheduler scheduler = reserved(shape, batch);
+    scheduler.make(batch.view());
+    CHECK(scheduler.schedule().splits.size() >= 8);
+    shape.max_partial_slots = 0;
+    scheduler = reserved(shape, batch);
+    scheduler.make(batch.view());
+    CHECK(scheduler.schedule().splits.empty());
+    CHECK_EMPTY(check_batch(shape, batch));
+  }
+}
+
+TEST(empty_batches) {
+  HostBatch batch;
+  CHECK_EMPTY(check_batch(real_shape(132), batch));
+  for (int i = 0; i < 5; ++i) batch.add(0, 100);
+  CHECK_EMPTY(check_batch(real_shape(132), batch));
+  for (int i = 0; i < 5; ++i) batch.add(3, 0);
+  CHECK_EMPTY(check_batch(real_shape(132), batch));
+  CHECK_EMPTY(check_batch(real_shape(1), batch));
+}
+
+TEST(same_lengths_give_the_same_schedule) {
+  Random random(3);
+  for (int i = 0; i < 300; ++i) {
+    const ScheduleShape shape = random_shape(random);
+    const HostBatch batch = random_batch(random, kAllLengths[random.between(0, 3)], Phase::kMixed,
+                                         random.between(1, 60), 2000);
+    const HostBatch other = random_batch(random, Lengths::kZipf, Phase::kDecode, 1, 500);
+    Scheduler first = reserved(shape, batch);
+    first.make(batch.view());
+    // The second one has planned another batch before: nothing of it may remain.
+    Scheduler second;
+    second.reserve(shape, batch.size() + 1, batch.qo_tokens() + 1);
+    second.make(other.view());
+    second.make(batch.view());
+    CHECK(equal(first.schedule(), second.schedule()));
+  }
+}
+
+TEST(make_does_not_allocate) {
+  Random random(4);
+  for (int i = 0; i < 500; ++i) {
+    const ScheduleShape shape = random_shape(random);
+    const HostBatch batch =
+        random_batch(random, kAllLengths[i % 4], kAllPhases[i % 3], random.between(0, 60), 1000);
+    Scheduler scheduler = reserved(shape, batch);
+    const int64_t before = allocations;
+    scheduler.make(batch.view());
+    CHECK_EQ(before, allocations);
+  }
+}
+
+int64_t largest(const std::vector<int64_t>& costs) {
+  return *std::max_element(costs.begin(), costs.end());
+}
+
+TEST(makespan_against_algorithm_1) {
+  Random random(5);
+  std::vector<double> ratios;
+  while (ratios.size() < 1000) {
+    const ScheduleShape shape = real_shape(random.pick({1, 8, 80, 132, 264}));
+    const Phase phase = kAllPhases[random.between(0, 2)];
+    const HostBatch batch =
+        random_batch(random, kAllLengths[random.between(0, 3)], phase, random.between(1, 60),
+                     phase == Phase::kDecode ? 10000 : 1000);
+    Scheduler scheduler = reserved(shape, batch);
+    scheduler.make(batch.view());
+    const int64_t slow = slow_makespan(shape, batch.view());
+    const int64_t fast = largest(scheduler.schedule().cta_cost);
+    CHECK(fast <= slow + makespan_slack(shape));
+    if (slow > 0) ratios.push_back(static_cast<double>(fast) / static_cast<double>(slow));
+  }
+  std::sort(ratios.begin(), ratios.end());
+  std::printf("  makespan over Algorithm 1's: median %.3f, p99 %.3f, worst %.3f\n", ratios[500],
+              ratios[990], ratios.back());
+  CHECK(ratios[500] <= 1.02);
+}
+
+// A queue cannot be evened out by less than a tile: balance is asked of batches that give each CTA
+// the work of four full tiles (tile_q rows, tile_kv keys) or more.
+void check_balance(Lengths lengths, Phase phase, const char* name) {
+  Random random(6 + static_cast<uint64_t>(lengths));
+  const bool decode = phase == Phase::kDecode;
+  std::vector<double> imbalances;
+  while (imbalances.size() < 1000) {
+    const ScheduleShape shape = real_shape(random.pick({8, 80, 132, 264}));
+    const HostBatch batch =
+        random_batch(random, lengths, phase, random.between(1, decode ? 256 : 16),
+                     decode ? random.pick({1000, 10000, 100000}) : 2000);
+    Scheduler scheduler = reserved(shape, batch);
+    scheduler.make(batch.view());
+    const std::vector<int64_t>& costs = scheduler.schedule().cta_cost;
+    const int64_t total = std::accumulate(costs.begin(), costs.end(), int64_t{0});
+    if (total < 4 * shape.num_ctas * slow_cost(shape, shape.tile_q, shape.tile_kv)) continue;
+    imbalances.push_back(static_cast<double>(largest(costs)) * shape.num_ctas /
+                         static_cast<double>(total));
+  }
+  std::sort(imbalances.begin(), imbalances.end());
+  std::printf("  %-18s max/mean CTA cost: median %.3f, p99 %.3f, worst %.3f\n", name,
+              imbalances[500], imbalances[990], imbalances.back());
+  CHECK(imbalances[500] <= 1.10);
+  CHECK(imbalances.back() <= 1.25);
+}
+
+TEST(balance) {
+  check_balance(Lengths::kUniform, Phase::kDecode, "uniform, decode");
+  check_balance(Lengths::kZipf, Phase::kDecode, "Zipf, decode");
+  check_balance(Lengths::kOneGiant, Phase::kDecode, "one giant, decode");
+  check_balance(Lengths::kUniform, Phase::kPrefill, "uniform, prefill");
+  check_balance(Lengths::kZipf, Phase::kPrefill, "Zipf, prefill");
+  check_balance(Lengths::kOneGiant, Phase::kPrefill, "one giant, prefill");
+}
+
+}  // namespace
+}  // namespace flashplan::test

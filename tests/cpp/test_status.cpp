@@ -1,0 +1,337 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every way a call can be refused on the host: code, argument named, object usable afterwards.
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "check.h"
+#include "flashplan/flashplan.h"
+#include "problem.h"
+
+namespace flashplan::test {
+namespace {
+
+constexpr int32_t kMaxInt = std::numeric_limits<int32_t>::max();
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+static_assert(std::is_nothrow_move_constructible_v<Plan>);
+static_assert(!std::is_copy_constructible_v<Plan>);
+static_assert(std::is_trivially_copyable_v<Status>);
+
+/// A refusal of this kind, whose message starts with `<argument>: expected` and ends in what came.
+void check_refused(const Status& status, StatusCode code, const std::string& argument) {
+  const std::string message = status.message;
+  const std::string start = argument + ": expected ";
+  if (status.code == code && message.rfind(start, 0) == 0 &&
+      message.find(", got ") != std::string::npos) {
+    return;
+  }
+  check::fail(__FILE__, __LINE__, "want '" + start + "...' with code " +
+                                      std::to_string(static_cast<int>(code)) + ", got '" + message +
+                                      "' with code " + std::to_string(static_cast<int>(status.code)));
+}
+
+AttentionOptions small_options(int32_t page_size = 0) {
+  AttentionOptions o;
+  o.num_qo_heads = 4;
+  o.num_kv_heads = 2;
+  o.head_dim_qk = o.head_dim_vo = 8;
+  o.q_dtype = o.kv_dtype = o.o_dtype = DType::kFloat32;
+  o.page_size = page_size;
+  o.max_batch_size = 4;
+  o.max_qo_tokens = 16;
+  o.num_ctas = 2;
+  return o;
+}
+
+TEST(options) {
+  struct Bad {
+    const char* argument;
+    std::function<void(AttentionOptions&)> change;
+    StatusCode code = StatusCode::kInvalidArgument;
+  };
+  const float infinity = std::numeric_limits<float>::infinity();
+  const std::vector<Bad> all = {
+      {"num_qo_heads", [](auto& o) { o.num_qo_heads = 0; }},
+      {"num_qo_heads", [](auto& o) { o.num_qo_heads = -4; }},
+      {"num_qo_heads", [](auto& o) { o.num_qo_heads = 3; }},
+      {"num_kv_heads", [](auto& o) { o.num_kv_heads = 0; }},
+      {"num_kv_heads", [](auto& o) { o.num_kv_heads = std::numeric_limits<int32_t>::min(); }},
+      {"head_dim_qk", [](auto& o) { o.head_dim_qk = 0; }},
+      {"head_dim_qk", [](auto& o) { o.head_dim_qk = kMaxInt; }},
+      {"head_dim_vo", [](auto& o) { o.head_dim_vo = -1; }},
+      {"head_dim_vo", [](auto& o) { o.head_dim_vo = 1 << 20; }},
+      {"page_size", [](auto& o) { o.page_size = -1; }},
+      {"window_left", [](auto& o) { o.window_left = -2; }},
+      {"softmax_scale", [](auto& o) { o.softmax_scale = 0.0F; }},
+      {"softmax_scale", [](auto& o) { o.softmax_scale = kNan; }},
+      {"softmax_scale", [=](auto& o) { o.softmax_scale = infinity; }},
+      {"softcap", [](auto& o) { o.softcap = -1.0F; }},
+      {"softcap", [](auto& o) { o.softcap = kNan; }},
+      {"max_batch_size", [](auto& o) { o.max_batch_size = 0; }},
+      {"max_batch_size", [](auto& o) { o.max_batch_size = kMaxInt; }},
+      {"max_qo_tokens", [](auto& o) { o.max_qo_tokens = 0; }},
+      {"max_qo_tokens", [](auto& o) { o.max_qo_tokens = kMaxInt; }},
+      {"max_qo_tokens", [](auto& o) { o.num_qo_heads = 1 << 16; o.max_qo_tokens = 1 << 20; }},
+      {"num_ctas", [](auto& o) { o.num_ctas = -1; }},
+      {"num_ctas", [](auto& o) { o.num_ctas = kMaxInt; }},
+      {"workspace", [](auto& o) { o.workspace_bytes = 0; }},
+      {"workspace", [](auto& o) { o.workspace_bytes = 100; }},
+      {"q_dtype", [](auto& o) { o.q_dtype = DType::kInt32; }, StatusCode::kUnsupported},
+      {"q_dtype", [](auto& o) { o.q_dtype = DType::kFloat8E4M3; }, StatusCode::kUnsupported},
+      {"kv_dtype", [](auto& o) { o.kv_dtype = DType::kFloat16; }, StatusCode::kUnsupported},
+      {"o_dtype", [](auto& o) { o.o_dtype = DType::kFloat8E5M2; }, StatusCode::kUnsupported},
+      {"q_dtype", [](auto& o) { o.q_dtype = static_cast<DType>(77); }, StatusCode::kUnsupported},
+      {"device", [](auto& o) { o.device.type = DeviceType::kCuda; }, StatusCode::kUnsupported},
+  };
+  Plan plan;
+  CHECK(Plan::create(small_options(), &plan).ok());
+  for (const Bad& bad : all) {
+    AttentionOptions options = small_options();
+    bad.change(options);
+    check_refused(Plan::create(options, &plan), bad.code, bad.argument);
+    if (std::string(bad.argument) != "workspace") {
+      check_refused(is_supported(options), bad.code, bad.argument);
+    }
+    CHECK_EQ(plan.options().num_qo_heads, 4);  // the earlier plan is still there
+  }
+}
+
+TEST(defaults_are_filled_in) {
+  AttentionOptions options = small_options();
+  options.num_ctas = 0;
+  Plan plan;
+  CHECK(Plan::create(options, &plan).ok());
+  CHECK(plan.options().num_ctas > 0);
+  CHECK_EQ(*plan.options().softmax_scale, 1.0F / std::sqrt(8.0F));
+  CHECK_EQ(*plan.options().workspace_bytes, plan.workspace_bytes());
+  CHECK(std::string(plan.kernel_name()).rfind("cpu_", 0) == 0);
+}
+
+TEST(batches) {
+  struct Bad {
+    const char* argument;
+    std::vector<int32_t> qo_indptr;
+    std::vector<int32_t> kv_lens;
+    std::vector<int32_t> kv_indptr = {};
+    int32_t page_size = 0;
+  };
+  const std::vector<Bad> all = {
+      {"qo_indptr[0]", {1, 2}, {5}},
+      {"qo_indptr[0]", {-1, 2}, {5}},
+      {"qo_indptr[2]", {0, 2, 1}, {5, 5}},
+      {"qo_indptr[1]", {0, -7}, {5}},
+      {"qo_indptr[1]", {0, 17}, {5}},
+      {"qo_indptr[1]", {0, kMaxInt}, {5}},
+      {"kv_lens[1]", {0, 1, 2}, {5, -3}},
+      {"kv_lens[0]", {0, 1}, {std::numeric_limits<int32_t>::min()}},
+      {"kv_lens", {0, 1, 2, 3, 4, 5}, {1, 1, 1, 1, 1}},
+      {"kv_lens", {0, 1, 2}, {kMaxInt, 1}},
+      {"kv_indptr[0]", {0, 1}, {5}, {-1, 6}},
+      {"kv_indptr[1]", {0, 1}, {5}, {0, 4}},
+      {"kv_indptr[2]", {0, 1, 2}, {5, 0}, {0, 6, 5}},
+      {"kv_indptr[1]", {0, 1}, {kMaxInt}, {5, kMaxInt}},
+      {"kv_indptr", {0, 1}, {5}, {0, 5}, 16},
+  };
+  for (const Bad& bad : all) {
+    Plan plan;
+    CHECK(Plan::create(small_options(bad.page_size), &plan).ok());
+    Batch batch;
+    batch.qo_indptr = bad.qo_indptr.data();
+    batch.kv_lens = bad.kv_lens.data();
+    batch.kv_indptr = bad.kv_indptr.empty() ? nullptr : bad.kv_indptr.data();
+    batch.batch_size = static_cast<int32_t>(bad.kv_lens.size());
+    check_refused(plan.plan(batch), StatusCode::kInvalidArgument, bad.argument);
+    HostBatch good;
+    good.add(1, 10);
+    CHECK(plan.plan(good.view()).ok());
+  }
+
+  Plan plan;
+  CHECK(Plan::create(small_options(), &plan).ok());
+  HostBatch batch;
+  batch.add(1, 10);
+  Batch view = batch.view();
+  view.batch_size = -1;
+  check_refused(plan.plan(view), StatusCode::kInvalidArgument, "kv_lens");
+  view = batch.view();
+  view.qo_indptr = nullptr;
+  check_refused(plan.plan(view), StatusCode::kInvalidArgument, "qo_indptr");
+  view = batch.view();
+  view.kv_lens = nullptr;
+  check_refused(plan.plan(view), StatusCode::kInvalidArgument, "kv_lens");
+}
+
+// Keys of a paged cache may be more than any int32 can count together.
+TEST(very_long_paged_requests) {
+  Plan plan;
+  CHECK(Plan::create(small_options(1), &plan).ok());
+  HostBatch batch;
+  for (int i = 0; i < 4; ++i) batch.add(1, kMaxInt);
+  CHECK_EQ(plan.plan(batch.view()).message, std::string());
+}
+
+TEST(not_ready) {
+  Plan none;
+  HostBatch batch;
+  batch.add(1, 10);
+  check_refused(none.plan(batch.view()), StatusCode::kNotReady, "plan");
+  check_refused(none.run({}), StatusCode::kNotReady, "run");
+  CHECK_EQ(none.workspace_bytes(), 0U);
+  CHECK_EQ(std::string(none.kernel_name()), "");
+  CHECK_EQ(none.options().num_qo_heads, 0);
+  CHECK_EQ(none.describe(), "no plan yet\n");
+  CHECK(none.schedule().tiles == nullptr);
+  CHECK_EQ(none.timeline_svg(), "");
+
+  Plan plan;
+  CHECK(Plan::create(small_options(), &plan).ok());
+  check_refused(plan.run({}), StatusCode::kNotReady, "run");
+  CHECK(plan.plan(batch.view()).ok());
+  Plan moved = std::move(plan);
+  check_refused(plan.run({}), StatusCode::kNotReady, "run");
+  CHECK(moved.plan(batch.view()).ok());
+}
+
+TEST(descriptions) {
+  Plan plan;
+  CHECK(Plan::create(small_options(), &plan).ok());
+  HostBatch batch;
+  batch.add(1, 10);
+  batch.add(3, 5000);
+  CHECK(plan.plan(batch.view()).ok());
+  CHECK(plan.describe().size() > 100);
+  const std::string svg = plan.timeline_svg();
+  CHECK(svg.find("<svg") != std::string::npos);
+  CHECK(svg.find("</svg>") != std::string::npos);
+  CHECK(show_config().find("version: " + std::string(version())) != std::string::npos);
+}
+
+TEST(threads) {
+  const int32_t before = num_threads();
+  for (const int32_t count : {0, -1, std::numeric_limits<int32_t>::min()}) {
+    check_refused(set_num_threads(count), StatusCode::kInvalidArgument, "num_threads");
+  }
+  CHECK_EQ(num_threads(), before);
+}
+
+/// Changes to the tensors of a run, each of which must be refused.
+struct BadTensors {
+  const char* argument;
+  std::function<void(AttentionTensors&)> change;
+  StatusCode code = StatusCode::kInvalidArgument;
+};
+
+void check_tensors(Problem p, const std::vector<BadTensors>& all) {
+  Random random(1);
+  p.batch.add(1, 40);
+  p.batch.add(3, 20);
+  fill_problem(random, p);
+  Plan plan;
+  CHECK(Plan::create(p.options, &plan).ok());
+  CHECK(plan.plan(p.batch_view()).ok());
+  Workspace workspace(plan.workspace_bytes());
+  Outputs out(p);
+  const Outputs untouched = out;
+  for (const BadTensors& bad : all) {
+    AttentionTensors t = tensors_of(p, out, workspace);
+    bad.change(t);
+    check_refused(plan.run(t), bad.code, bad.argument);
+    CHECK(out == untouched);
+  }
+  CHECK_EQ(plan.run(tensors_of(p, out, workspace)).message, std::string());
+  CHECK_EMPTY(wrong_output(p, out));
+}
+
+TEST(tensors_of_every_layout) {
+  const auto type = StatusCode::kInvalidType;
+  Problem p;
+  p.options = small_options();
+  check_tensors(p, {
+      {"q", [](auto& t) { t.q = {}; }},
+      {"q", [](auto& t) { t.q.shape[0] = 3; }},
+      {"q", [](auto& t) { t.q.shape[1] = 2; }},
+      {"q", [](auto& t) { t.q.shape[2] = 16; }},
+      {"q", [](auto& t) { t.q.rank = 2; }},
+      {"q", [](auto& t) { t.q.rank = 5; }},
+      {"q", [](auto& t) { t.q.rank = -1; }},
+      {"q", [](auto& t) { t.q.data = nullptr; }},
+      {"q", [](auto& t) { t.q.data = static_cast<char*>(t.q.data) + 1; }},
+      {"q", [](auto& t) { t.q.stride[2] = 2; }},
+      {"q", [](auto& t) { t.q.stride[0] = -32; }},
+      {"q", [](auto& t) { t.q.dtype = DType::kBFloat16; }, type},
+      {"q", [](auto& t) { t.q.device.type = DeviceType::kCuda; }, type},
+      {"k", [](auto& t) { t.k.shape[0] = 59; }},
+      {"k", [](auto& t) { t.k.shape[1] = 4; }},
+      {"k", [](auto& t) { t.k.dtype = DType::kFloat8E5M2; }, type},
+      {"v", [](auto& t) { t.v.shape[2] = 7; }},
+      {"v", [](auto& t) { t.v.device.index = 3; t.v.device.type = DeviceType::kCuda; }, type},
+      {"out", [](auto& t) { t.o.shape[0] = 2; }},
+      {"out", [](auto& t) { t.o.read_only = true; }, type},
+      {"out", [](auto& t) { t.o.stride[0] = 0; }},
+      {"out", [](auto& t) { t.o.data = t.q.data; }},
+      {"out", [](auto& t) { t.o.data = t.v.data; }},
+      {"out", [](auto& t) { t.o.dtype = DType::kFloat16; }, type},
+      {"lse", [](auto& t) { t.lse.dtype = DType::kFloat16; }, type},
+      {"lse", [](auto& t) { t.lse.shape[1] = 5; }},
+      {"lse", [](auto& t) { t.lse.read_only = true; }, type},
+      {"lse", [](auto& t) { t.lse.data = t.k.data; }},
+      {"out", [](auto& t) { t.lse.data = t.o.data; }},
+      {"block_table", [](auto& t) { t.block_table = t.lse; }},
+      {"k_scale", [](auto& t) { t.k_scale = 0.0F; }},
+      {"v_scale", [](auto& t) { t.v_scale = kNan; }},
+      {"workspace", [](auto& t) { t.workspace = nullptr; }},
+      {"workspace", [](auto& t) { t.workspace_bytes -= 1; }},
+      {"workspace", [](auto& t) { t.workspace = static_cast<char*>(t.workspace) + 4; }},
+  });
+}
+
+TEST(tensors_of_a_paged_cache) {
+  const auto type = StatusCode::kInvalidType;
+  Problem p;
+  p.options = small_options(16);
+  HostTensor table(DType::kInt32, {2, 3});
+  HostTensor indices(DType::kInt32, {5});
+  HostTensor indptr = int_tensor({0, 3, 5});
+  const auto block_table = [&](AttentionTensors& t) {
+    for (int64_t i = 0; i < 6; ++i) table.set_bits({i / 3, i % 3}, static_cast<uint32_t>(i % 5));
+    t.page_indptr = t.page_indices = {};
+    t.block_table = table.view();
+  };
+  const auto csr = [&](AttentionTensors& t) {
+    for (int64_t i = 0; i < 5; ++i) indices.set_bits({i}, static_cast<uint32_t>(i));
+    indptr = int_tensor({0, 3, 5});
+    t.block_table = {};
+    t.page_indptr = indptr.view();
+    t.page_indices = indices.view();
+  };
+  check_tensors(p, {
+      {"k", [](auto& t) { t.k.shape[1] = 8; }},
+      {"k", [](auto& t) { t.k.rank = 3; }},
+      {"v", [](auto& t) { t.v.shape[2] = 1; }},
+      {"block_table", [](auto& t) { t.block_table = t.page_indptr = t.page_indices = {}; }},
+      {"block_table", [&](auto& t) { block_table(t); t.page_indptr = indptr.view(); }},
+      {"block_table", [&](auto& t) { csr(t); t.page_indices = {}; }},
+      {"block_table", [&](auto& t) { block_table(t); t.block_table.shape[0] = 1; }},
+      {"block_table", [&](auto& t) { block_table(t); t.block_table.shape[1] = 2; }},
+      {"block_table", [&](auto& t) { block_table(t); t.block_table.rank = 1; }},
+      {"block_table", [&](auto& t) { block_table(t); t.block_table.dtype = DType::kFloat32; }, type},
+      {"block_table[1, 1]", [&](auto& t) { block_table(t); table.set_bits({1, 1}, 0x7fffffff); }},
+      {"block_table[0, 2]", [&](auto& t) { block_table(t); table.set_bits({0, 2}, 0xffffffff); }},
+      {"page_indptr", [&](auto& t) { csr(t); t.page_indptr.shape[0] = 2; }},
+      {"page_indptr[1]", [&](auto& t) { csr(t); indptr.set_bits({0}, 0xffffffff); }},
+      {"page_indptr[1]", [&](auto& t) { csr(t); indptr.set_bits({1}, 2); }},
+      {"page_indptr[2]", [&](auto& t) { csr(t); indptr.set_bits({2}, 6); }},
+      {"page_indptr[2]", [&](auto& t) { csr(t); indptr.set_bits({2}, 1); }},
+      {"page_indices[4]", [&](auto& t) { csr(t); indices.set_bits({4}, 1000); }},
+      {"page_indices", [&](auto& t) { csr(t); t.page_indices.device.type = DeviceType::kCuda; }, type},
+  });
+}
+
+}  // namespace
+}  // namespace flashplan::test

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random tensors for a Case. Whatever must not be read is NaN, or INT_MAX in a page table."""
+
+import dataclasses
+
+import numpy as np
+import reference
+
+INT_MAX = np.iinfo(np.int32).max
+SPARE_ROWS = 3  # tensors may have more rows than the plan
+
+
+@dataclasses.dataclass
+class Inputs:
+    q: np.ndarray
+    k: np.ndarray
+    v: np.ndarray
+    qo_indptr: np.ndarray
+    kv_lens: np.ndarray
+    kv_indptr: np.ndarray | None  # ragged only
+    block_table: np.ndarray | None = None
+    page_indptr: np.ndarray | None = None
+    page_indices: np.ndarray | None = None
+
+    def plan_args(self):
+        lengths = (self.qo_indptr, self.kv_lens)
+        return lengths if self.kv_indptr is None else (*lengths, self.kv_indptr)
+
+    def tables(self):
+        names = ("block_table", "page_indptr", "page_indices")
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+
+    def pages(self, request):
+        if self.block_table is not None:
+            return self.block_table[request]
+        return self.page_indices[self.page_indptr[request] :]
+
+    def requests(self, kv_layout):
+        """The dense (k, v) of each request, gathered."""
+        if self.kv_indptr is not None:
+            spans = zip(self.kv_indptr, self.kv_lens, strict=False)
+            return [(self.k[a : a + n], self.v[a : a + n]) for a, n in spans]
+        return [
+            tuple(
+                reference.gather_pages(cache, self.pages(r), n, kv_layout)
+                for cache in (self.k, self.v)
+            )
+            for r, n in enumerate(self.kv_lens)
+        ]
+
+
+def copy_request(source, r, target, to, kv_layout):
+    """Gives request `to` of `target` the queries, keys and values of request `r` of `source`."""
+    begin, end = target.qo_indptr[to : to + 2]
+    target.q[begin:end] = source.q[slice(*source.qo_indptr[r : r + 2])]
+    k, v = source.requests(kv_layout)[r]
+    for cache, tokens in ((target.k, k), (target.v, v)):
+        if target.kv_indptr is None:
+            reference.append_pages(cache, tokens, target.pages(to), len(tokens), kv_layout)
+        else:
+            row = target.kv_indptr[to]
+            cache[row : row + len(tokens)] = tokens
+
+
+def rearranged(case, inputs, lens, places, seed):
+    """(batch, inputs): requests of `lens` [(qo_len, kv_len)], request r of `case` at places[r]."""
+    batch = dataclasses.replace(
+        case, qo_lens=tuple(qo for qo, _ in lens), kv_lens=tuple(kv for _, kv in lens)
+    )
+    target = make_inputs(batch, seed)
+    for r, to in enumerate(places):
+        copy_request(inputs, r, target, to, case.kv_layout)
+    return batch, target
+
+
+def indptr(lens):
+    return np.concatenate([[0], np.cumsum(lens)]).astype(np.int32)
+
+
+def poisoned(shape, dtype, strided=False):
+    """NaN everywhere; `strided` leaves gaps round every dimension but the first and the last."""
+    if not strided:
+        return np.full(shape, np.nan, dtype)
+    *outer, last = shape
+    gaps = [outer[0], *(n + 1 for n in outer[1:]), last + 5]
+    view = np.full(gaps, np.nan, dtype)
+    return view[(slice(None), *(slice(n) for n in outer[1:]), slice(last))]
+
+
+def normal(rng, shape, dtype, gain=1.0):
+    return (gain * rng.standard_normal(shape, np.float32)).astype(dtype)
+
+
+def make_inputs(case, seed):
+    rng = np.random.default_rng(seed)
+    qo_indptr = indptr(case.qo_lens)
+    total = int(qo_indptr[-1])
+    strided = case.memory == "strided"
+
+    q = poisoned((total + SPARE_ROWS, case.num_qo_heads, case.head_dims[0]), case.q_dtype, strided)
+    q[:total] = normal(rng, q[:total].shape, case.q_dtype, case.gain)
+    kv_lens = np.array(case.kv_lens, np.int32)
+    if case.page_size is None:
+        return _ragged(case, rng, q, qo_indptr, kv_lens)
+
+    pages_of = [-(-n // case.page_size) for n in case.kv_lens]
+    num_pages = sum(pages_of) + 4
+    pages = rng.permutation(num_pages).astype(np.int32)
+    k, v = _empty_cache(case, num_pages)
+    tables = _csr(pages, pages_of) if case.csr else _block_table(pages, pages_of)
+    inputs = Inputs(q, k, v, qo_indptr, kv_lens, None, **tables)
+    for cache in (k, v):
+        for r, kv_len in enumerate(case.kv_lens):
+            tokens = normal(rng, (kv_len, case.num_kv_heads, cache.shape[-1]), cache.dtype)
+            reference.append_pages(cache, tokens, inputs.pages(r), kv_len, case.kv_layout)
+    return inputs
+
+
+def _ragged(case, rng, q, qo_indptr, kv_lens):
+    """Requests of "strided" cases have gaps between them, so that kv_indptr is no cumulated sum."""
+    strided = case.memory == "strided"
+    kv_indptr = indptr([n + (2 if strided else 0) for n in case.kv_lens])
+    k, v = (
+        poisoned((int(kv_indptr[-1]) + SPARE_ROWS, case.num_kv_heads, d), case.cache_dtype, strided)
+        for d in case.head_dims
+    )
+    for tensor in (k, v):
+        for begin, n in zip(kv_indptr, case.kv_lens, strict=False):
+            tokens = tensor[begin : begin + n]
+            tokens[...] = normal(rng, tokens.shape, tensor.dtype)
+    return Inputs(q, k, v, qo_indptr, kv_lens, kv_indptr)
+
+
+def _empty_cache(case, num_pages):
+    inner = (case.page_size, case.num_kv_heads)
+    if case.kv_layout == "HND":
+        inner = inner[::-1]
+    if case.memory == "combined":
+        both = poisoned((num_pages, 2, *inner, case.head_dims[0]), case.cache_dtype)
+        return both[:, 0], both[:, 1]
+    strided = case.memory == "strided"
+    return (poisoned((num_pages, *inner, d), case.cache_dtype, strided) for d in case.head_dims)
+
+
+def _block_table(pages, pages_of):
+    table = np.full((len(pages_of) + 1, max(pages_of, default=0) + 2), INT_MAX, np.int32)
+    for row, begin, n in zip(table, indptr(pages_of), pages_of, strict=False):
+        row[:n] = pages[begin : begin + n]
+    return {"block_table": table}
+
+
+def _csr(pages, pages_of):
+    """Every request has one entry more than it needs."""
+    page_indptr = indptr([n + 1 for n in pages_of])
+    page_indices = np.full(page_indptr[-1] + 2, INT_MAX, np.int32)
+    for to, begin, n in zip(page_indptr, indptr(pages_of), pages_of, strict=False):
+        page_indices[to : to + n] = pages[begin : begin + n]
+    return {"page_indptr": page_indptr, "page_indices": page_indices}

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is correct: attention in NumPy, slow and short, and how far from it a result may be.
+
+With `dtype=float64` the functions are exact for our purposes. With a low-precision dtype they
+are the twin: the same steps, every tensor rounded to the dtype where a naive program would store
+it. The twin's error is what the dtype costs, and the error budget of the library.
+"""
+
+import math
+
+import ml_dtypes
+import numpy as np
+
+EPS_FLOAT32 = 2.0**-23
+EPS = {"float64": 2.0**-52, "float32": EPS_FLOAT32, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+
+
+def visible_keys(qo_len, kv_len, causal=True, window_left=-1):
+    """[qo_len, kv_len] of bool: whether query i sees key j. Aligned at the bottom right."""
+    i = np.arange(qo_len)[:, None] + kv_len - qo_len
+    j = np.arange(kv_len)[None, :]
+    visible = np.ones((qo_len, kv_len), bool)
+    if causal:
+        visible &= j <= i
+    if window_left >= 0:
+        visible &= j >= i - window_left
+    return visible
+
+
+def softmax(logits):
+    """Probabilities and log-sum-exp of each row; a row of -inf has probabilities 0, lse -inf."""
+    highest = logits.max(axis=1, initial=-np.inf)
+    shift = np.where(highest == -np.inf, 0, highest)
+    weights = np.exp(logits - shift[:, None])
+    total = weights.sum(axis=1)
+    with np.errstate(divide="ignore"):
+        lse = shift + np.log(total)
+    return weights / np.where(total == 0, 1, total)[:, None], lse
+
+
+def attention(
+    q,
+    k,
+    v,
+    *,
+    causal=True,
+    window_left=-1,
+    softmax_scale=None,
+    softcap=0.0,
+    k_scale=1.0,
+    v_scale=1.0,
+    dtype="float64",
+):
+    """One request: q [qo_len, num_qo_heads, head_dim_qk], k and v [kv_len, num_kv_heads, ...]."""
+    wide = np.float64 if dtype == "float64" else np.float32
+
+    def stored(x):
+        return x.astype(dtype).astype(wide)
+
+    q = stored(q)
+    k = stored(k.astype(wide) * wide(k_scale))
+    v = stored(v.astype(wide) * wide(v_scale))
+    scale = 1 / math.sqrt(q.shape[2]) if softmax_scale is None else softmax_scale
+    group_size = q.shape[1] // k.shape[1]
+    visible = visible_keys(q.shape[0], k.shape[0], causal, window_left)
+
+    o = np.zeros((q.shape[0], q.shape[1], v.shape[2]), wide)
+    lse = np.zeros(q.shape[:2], wide)
+    for head in range(q.shape[1]):
+        kv_head = head // group_size
+        logits = stored(q[:, head] @ k[:, kv_head].T * wide(scale))
+        if softcap > 0:
+            logits = stored(wide(softcap) * np.tanh(logits / wide(softcap)))
+        probabilities, lse[:, head] = softmax(np.where(visible, logits, -np.inf))
+        o[:, head] = stored(stored(probabilities) @ v[:, kv_head])
+    return o, lse
+
+
+def batch_attention(q, requests, qo_indptr, **options):
+    """All requests: rows qo_indptr[r] .. qo_indptr[r + 1] of q see requests[r] = (k, v)."""
+    states = [
+        attention(q[qo_indptr[r] : qo_indptr[r + 1]], k, v, **options)
+        for r, (k, v) in enumerate(requests)
+    ]
+    o = np.concatenate([o for o, _ in states])
+    lse = np.concatenate([lse for _, lse in states])
+    return o, lse
+
+
+def gather_pages(cache, pages, kv_len, kv_layout="NHD"):
+    """The first kv_len tokens of a request whose pages are `pages`: [kv_len, num_kv_heads, d]."""
+    if kv_layout == "HND":
+        cache = cache.swapaxes(1, 2)
+    page_size = cache.shape[1]
+    tokens = np.empty((kv_len, *cache.shape[2:]), cache.dtype)
+    for j in range(kv_len):
+        tokens[j] = cache[pages[j // page_size], j % page_size]
+    return tokens
+
+
+def append_pages(cache, tokens, pages, kv_len, kv_layout="NHD", scale=1.0):
+    """Writes `tokens` to the last positions of a request that is then kv_len tokens long."""
+    if kv_layout == "HND":
+        cache = cache.swapaxes(1, 2)
+    page_size = cache.shape[1]
+    largest = float(ml_dtypes.finfo(cache.dtype).max)
+    for row, j in zip(tokens, range(kv_len - len(tokens), kv_len), strict=True):
+        value = row.astype(np.float32) / np.float32(scale)
+        if cache.dtype.itemsize == 1:
+            value = np.clip(value, -largest, largest)
+        cache[pages[j // page_size], j % page_size] = value.astype(cache.dtype)
+
+
+def merge_states(o, lse):
+    """States o [n, ..., head_dim], lse [n, ...] over disjoint keys as one."""
+    o, lse = o.astype(np.float64), lse.astype(np.float64)
+    highest = lse.max(axis=0)
+    weights = np.exp(lse - np.where(highest == -np.inf, 0, highest))
+    total = weights.sum(axis=0)
+    merged = (o * weights[..., None]).sum(axis=0) / np.where(total == 0, 1, total)[..., None]
+    with np.errstate(divide="ignore"):
+        return merged, np.where(highest == -np.inf, -np.inf, highest + np.log(total))
+
+
+def assert_close(actual, exact, twin, *, unit, what):
+    """Error <= 2 x the twin's error + a rounding floor.
+
+    `unit` is the size of what was summed: float32 sums of it lose a few of its last bits, also
+    where the twin had luck or the sum came out small.
+    """
+    eps = EPS[str(actual.dtype)]
+    actual = actual.astype(np.float64)
+    assert actual.shape == exact.shape
+    empty = np.isneginf(exact)
+    assert np.array_equal(np.isneginf(actual), empty), f"{what}: rows without keys differ"
+    actual, exact, twin = (np.where(empty, 0, x) for x in (actual, exact, twin))
+    assert not np.isnan(actual).any(), f"{what}: {np.isnan(actual).sum()} values are NaN"
+    if not exact.size:
+        return
+    floor = eps * np.abs(exact).max() + 16 * EPS_FLOAT32 * unit
+    budget = 2 * np.abs(twin - exact).max() + floor
+    error = np.abs(actual - exact)
+    worst = np.unravel_index(error.argmax(), error.shape)
+    assert error[worst] <= budget, (
+        f"{what}: error {error[worst]:.3g} over the budget {budget:.3g} at {worst}: "
+        f"expected {exact[worst]:.6g}, got {actual[worst]:.6g}"
+    )

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One valid call of every function, to be made wrong one argument at a time."""
+
+import flashplan as fp
+import numpy as np
+import poison
+from cases import Case
+from frameworks import NumPy, bits
+from inputs import make_inputs
+from solve import run_arguments
+
+PAGED = Case((3, 1), (9, 6), head_dim=8, page_size=4, q_dtype="float32")
+RAGGED = Case((3, 1), (9, 6), head_dim=8, page_size=None, q_dtype="float32")
+
+
+class Scene:
+    def __init__(self):
+        self.options = PAGED.options()
+        self.inputs = make_inputs(PAGED, seed=0)
+        self.attn = self._planned(PAGED, self.inputs)
+        self.ragged_inputs = make_inputs(RAGGED, seed=0)
+        self.ragged_attn = self._planned(RAGGED, self.ragged_inputs)
+        self.out = poison.Canary((4, 4, 8), np.float32)
+        self.lse = poison.Canary((4, 4), np.float32)
+        self.written = [self.out.buffer, self.lse.buffer, self.inputs.k, self.inputs.v]
+        self.before = [bits(x).copy() for x in self.written]
+        self.expected = self._good_results()
+
+    @staticmethod
+    def _planned(case, inputs):
+        attn = fp.Attention(**case.options())
+        attn.plan(*inputs.plan_args())
+        return attn
+
+    def _good_results(self):
+        results = []
+        for case, attn, inputs in (
+            (PAGED, self.attn, self.inputs),
+            (RAGGED, self.ragged_attn, self.ragged_inputs),
+        ):
+            args, kwargs = run_arguments(case, inputs, NumPy())
+            results += attn.run(*args, **kwargs, return_lse=True)
+        return [bits(x) for x in results]
+
+    def assert_unharmed(self):
+        """Nothing was written, and the objects still give right results."""
+        for now, before in zip(self.written, self.before, strict=True):
+            assert np.array_equal(bits(now), before), "a refused call wrote to its output"
+        for now, before in zip(self._good_results(), self.expected, strict=True):
+            assert np.array_equal(now, before), "a refused call changed a later result"
+
+    # Each method is a valid call; keyword arguments replace some of its own.
+
+    def attention(self, **changes):
+        return fp.Attention(**self.options | changes)
+
+    def plan(self, **changes):
+        arguments = {"qo_indptr": [0, 3, 4], "kv_lens": [9, 6]} | changes
+        return self.attn.plan(**arguments)
+
+    def plan_ragged(self, **changes):
+        arguments = {"qo_indptr": [0, 3, 4], "kv_lens": [9, 6], "kv_indptr": [0, 9, 15]} | changes
+        return self.ragged_attn.plan(**arguments)
+
+    def run(self, **changes):
+        i = self.inputs
+        arguments = {"q": i.q, "k": i.k, "v": i.v, "block_table": i.block_table}
+        outputs = {"out": self.out.view, "lse": self.lse.view}
+        return self.attn.run(**arguments | outputs | changes)
+
+    def run_csr(self, **changes):
+        csr = {
+            "block_table": None,
+            "page_indptr": np.array([0, 3, 5], np.int32),
+            "page_indices": np.array([0, 1, 2, 3, 4], np.int32),
+        }
+        return self.run(**csr | changes)
+
+    def run_ragged(self, **changes):
+        i = self.ragged_inputs
+        arguments = {"q": i.q, "k": i.k, "v": i.v}
+        outputs = {"out": self.out.view, "lse": self.lse.view}
+        return self.ragged_attn.run(**arguments | outputs | changes)
+
+    def append(self, **changes):
+        i = self.inputs
+        arguments = {
+            "k": np.ones((3, 2, 8), np.float32),
+            "v": np.ones((3, 2, 8), np.float32),
+            "k_cache": i.k,
+            "v_cache": i.v,
+            "indptr": np.array([0, 2, 3], np.int32),
+            "kv_lens": np.array([9, 6], np.int32),
+            "block_table": i.block_table,
+        }
+        return fp.append_paged_kv(**arguments | changes)
+
+    def append_csr(self, **changes):
+        csr = {
+            "block_table": None,
+            "page_indptr": np.array([0, 3, 5], np.int32),
+            "page_indices": np.array([0, 1, 2, 3, 4], np.int32),
+        }
+        return self.append(**csr | changes)
+
+    def merge(self, **changes):
+        state = {
+            "o_a": zeros(4, 4, 8),
+            "lse_a": zeros(4, 4),
+            "o_b": zeros(4, 4, 8),
+            "lse_b": zeros(4, 4),
+        } | changes
+        states = [state.pop(name) for name in ("o_a", "lse_a", "o_b", "lse_b")]
+        return fp.merge_states(*states, **{"out": self.out.view, "lse": self.lse.view} | state)
+
+    def merge_stacked(self, o, lse, **changes):
+        return fp.merge_states(o, lse, **{"out": self.out.view, "lse": self.lse.view} | changes)
+
+
+def zeros(*shape, dtype=np.float32):
+    return np.zeros(shape, dtype)
+
+
+def half(*shape):
+    return zeros(*shape, dtype=np.float16)
+
+
+def integers(*values, dtype=np.int32):
+    return np.array(values, dtype)
+
+
+def int64(*values):
+    return integers(*values, dtype=np.int64)
+
+
+def read_only(array):
+    array = array.view()
+    array.flags.writeable = False
+    return array

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs a Case with flashplan: poisoned outputs and workspace, any framework."""
+
+import functools
+import zlib
+
+import flashplan as fp
+import numpy as np
+import poison
+import reference
+from inputs import make_inputs
+
+
+@functools.lru_cache(maxsize=1)
+def problem(case, seed):
+    """The inputs of a case with the exact state and the twin's: (inputs, exact, twin)."""
+    inputs = make_inputs(case, [seed, zlib.crc32(str(case).encode())])
+    requests = inputs.requests(case.kv_layout)
+    options = case.reference_options()
+    exact = reference.batch_attention(inputs.q, requests, inputs.qo_indptr, **options)
+    twin = reference.batch_attention(
+        inputs.q, requests, inputs.qo_indptr, **options, dtype=case.q_dtype
+    )
+    return inputs, exact, (twin[0].astype(case.output_dtype), twin[1])
+
+
+def run_arguments(case, inputs, framework):
+    """(positional, keyword) arguments of Attention.run()."""
+    tables = {name: framework.tensor(table) for name, table in inputs.tables().items()}
+    scales = {"k_scale": case.k_scale, "v_scale": case.v_scale}
+    return [framework.tensor(x) for x in (inputs.q, inputs.k, inputs.v)], tables | scales
+
+
+class Runner:
+    """An Attention of a case in a workspace of the exact size."""
+
+    def __init__(self, case, **overrides):
+        self.case = case
+        self.options = case.options() | overrides
+        num_bytes = fp.Attention(**self.options).workspace_bytes
+        self.workspace_buffer, self.workspace = poison.workspace(num_bytes)
+        self.attn = fp.Attention(**self.options, workspace=self.workspace)
+
+    def run(self, inputs, framework):
+        """(o, lse) as NumPy arrays, from one plan and one run into poisoned outputs."""
+        self.workspace.fill(poison.POISON)
+        self.attn.plan(*inputs.plan_args())
+        run = self.run_into if framework.writable else self.run_returning
+        o, lse = run(inputs, framework)
+        poison.assert_workspace_canaries(self.workspace_buffer, self.workspace)
+        return o, lse
+
+    def run_into(self, inputs, framework):
+        case, rows = self.case, inputs.qo_indptr[-1]
+        strided = case.memory == "strided"
+        spare = len(inputs.q) - rows
+        o = poison.Canary(
+            (rows + spare, case.num_qo_heads, case.head_dims[1]), case.output_dtype, strided
+        )
+        lse = poison.Canary((rows + spare, case.num_qo_heads), np.float32, strided)
+        args, kwargs = run_arguments(case, inputs, framework)
+        out = framework.tensor(o.view)
+        result = self.attn.run(*args, **kwargs, out=out, lse=framework.tensor(lse.view))
+        assert result is out
+        o.assert_only_written(rows)
+        lse.assert_only_written(rows)
+        return o.view[:rows], lse.view[:rows]
+
+    def run_returning(self, inputs, framework):
+        args, kwargs = run_arguments(self.case, inputs, framework)
+        o, lse = self.attn.run(*args, **kwargs, return_lse=True)
+        assert isinstance(o, framework.tensor_type)
+        assert isinstance(lse, framework.tensor_type)
+        o, lse = framework.array(o), framework.array(lse)
+        assert str(o.dtype) == self.case.output_dtype
+        assert lse.dtype == np.float32
+        return o, lse
+
+
+def assert_correct(case, inputs, exact, twin, o, lse):
+    """Request by request: the error budget of a short one is no excuse for a long one."""
+    largest = np.nanmax(np.abs(inputs.v.astype(np.float64)), initial=0) * abs(case.v_scale)
+    for r, (begin, end) in enumerate(zip(inputs.qo_indptr, inputs.qo_indptr[1:], strict=False)):
+        rows = slice(begin, end)
+        finite = np.where(np.isneginf(exact[1][rows]), 0, exact[1][rows])
+        logits = 1 + np.abs(finite).max(initial=0)
+        for name, actual, unit in (("o", o, largest * logits), ("lse", lse, logits)):
+            i = ("o", "lse").index(name)
+            reference.assert_close(
+                actual[rows], exact[i][rows], twin[i][rows], unit=unit, what=f"{name}, request {r}"
+            )

@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""append_paged_kv against a loop, in caches full of NaN."""
+
+import flashplan as fp
+import ml_dtypes
+import numpy as np
+import pytest
+import reference
+from frameworks import Jax, NumPy, bits
+from inputs import indptr, poisoned
+
+DTYPES = [
+    ("float32", "float32"),
+    ("float16", "float16"),
+    ("bfloat16", "bfloat16"),
+    ("float32", "float8_e4m3fn"),
+    ("float16", "float8_e5m2"),
+    ("bfloat16", "float8_e4m3fn"),
+    ("bfloat16", "float8_e5m2"),
+]
+NEW_LENS, KV_LENS = (5, 1, 0, 1, 18), (5, 30, 12, 1, 40)
+NUM_KV_HEADS, DIMS = 3, (8, 5)
+
+
+class Problem:
+    def __init__(self, dtype, cache_dtype, page_size=4, kv_layout="NHD", csr=False, strided=False):
+        rng = np.random.default_rng(0)
+        total = sum(NEW_LENS)
+        self.new = []
+        for d in DIMS:
+            tokens = poisoned((total + 2, NUM_KV_HEADS, d), dtype, strided)
+            tokens[:total] = 2 * rng.standard_normal((total, NUM_KV_HEADS, d))
+            self.new.append(tokens)
+        pages_of = [-(-n // page_size) for n in KV_LENS]
+        num_pages = sum(pages_of) + 3
+        inner = (page_size, NUM_KV_HEADS) if kv_layout == "NHD" else (NUM_KV_HEADS, page_size)
+        self.caches = [poisoned((num_pages, *inner, d), cache_dtype, strided) for d in DIMS]
+        pages = rng.permutation(num_pages).astype(np.int32)
+        begins = indptr(pages_of)
+        self.pages = [pages[b : b + n] for b, n in zip(begins, pages_of, strict=False)]
+        self.kv_layout = kv_layout
+        if csr:
+            self.tables = {"page_indptr": begins, "page_indices": pages}
+        else:
+            table = np.full((len(KV_LENS), max(pages_of) + 1), 2**31 - 1, np.int32)
+            for row, own in zip(table, self.pages, strict=True):
+                row[: len(own)] = own
+            self.tables = {"block_table": table}
+
+    def append(self, framework, caches, **scales):
+        tables = {name: framework.tensor(x) for name, x in self.tables.items()}
+        lengths = (indptr(NEW_LENS), np.array(KV_LENS, np.int32))
+        return fp.append_paged_kv(
+            *(framework.tensor(x) for x in self.new),
+            *caches,
+            *(framework.tensor(x) for x in lengths),
+            **tables,
+            **scales,
+            kv_layout=self.kv_layout,
+        )
+
+    def expected(self, k_scale=1.0, v_scale=1.0):
+        results = []
+        for new, cache, scale in zip(self.new, self.caches, (k_scale, v_scale), strict=True):
+            cache = cache.copy()
+            begins = indptr(NEW_LENS)
+            for r, kv_len in enumerate(KV_LENS):
+                tokens = new[begins[r] : begins[r + 1]]
+                reference.append_pages(
+                    cache, tokens, self.pages[r], kv_len, self.kv_layout, scale=scale
+                )
+            results.append(cache)
+        return results
+
+
+def check(problem, framework=None, **scales):
+    framework = framework or NumPy()
+    expected = problem.expected(**scales)
+    caches = [framework.tensor(cache) for cache in problem.caches]
+    assert problem.append(framework, caches, **scales) is None
+    for actual, wanted in zip(problem.caches, expected, strict=True):
+        assert np.array_equal(bits(actual), bits(wanted))
+
+
+@pytest.mark.parametrize(("dtype", "cache_dtype"), DTYPES)
+@pytest.mark.parametrize("kv_layout", ["NHD", "HND"])
+@pytest.mark.parametrize("page_size", [1, 3, 16])
+@pytest.mark.parametrize("csr", [False, True])
+def test_writes_new_tokens_and_nothing_else(dtype, cache_dtype, kv_layout, page_size, csr):
+    check(Problem(dtype, cache_dtype, page_size, kv_layout, csr))
+
+
+@pytest.mark.parametrize("kv_layout", ["NHD", "HND"])
+def test_strided(kv_layout):
+    check(Problem("bfloat16", "bfloat16", kv_layout=kv_layout, strided=True))
+
+
+@pytest.mark.parametrize(("dtype", "cache_dtype"), DTYPES)
+def test_scales(dtype, cache_dtype):
+    """Stored = value / scale, exact in powers of two."""
+    check(Problem(dtype, cache_dtype), k_scale=0.25, v_scale=4.0)
+
+
+def test_frameworks_give_the_same_bits(framework):
+    """JAX arrays may be appended, to a cache that is no JAX array."""
+    if framework.writable:
+        check(Problem("bfloat16", "float8_e4m3fn"), framework, k_scale=0.5)
+        return
+    assert isinstance(framework, Jax)
+    problem = Problem("bfloat16", "float8_e4m3fn")
+    expected = problem.expected()
+    problem.append(framework, problem.caches)
+    for actual, wanted in zip(problem.caches, expected, strict=True):
+        assert np.array_equal(bits(actual), bits(wanted))
+
+
+def append_one(values, cache_dtype, **scales):
+    """`values` as one token's key through a cache of one page."""
+    k = np.asarray(values, np.float32).reshape(1, 1, -1)
+    caches = [np.zeros((1, 1, 1, k.size), cache_dtype) for _ in range(2)]
+    fp.append_paged_kv(
+        k,
+        k,
+        *caches,
+        np.array([0, 1], np.int32),
+        np.array([1], np.int32),
+        block_table=np.array([[0]], np.int32),
+        **scales,
+    )
+    return caches[0].ravel()
+
+
+@pytest.mark.parametrize("cache_dtype", ["float8_e4m3fn", "float8_e5m2"])
+def test_float8_saturates(cache_dtype):
+    largest = float(ml_dtypes.finfo(cache_dtype).max)
+    values = [1e9, -1e9, np.inf, -np.inf, largest, 1.05 * largest, np.nan, -0.0]
+    stored = append_one(values, cache_dtype).astype(np.float32)
+    assert np.array_equal(stored[:6], [largest, -largest, largest, -largest, largest, largest])
+    assert np.isnan(stored[6])
+    assert stored[7] == 0
+    assert np.signbit(stored[7])
+    assert append_one([2 * largest], cache_dtype, k_scale=2.0).astype(np.float32) == largest
+
+
+@pytest.mark.parametrize("cache_dtype", ["float8_e4m3fn", "float8_e5m2"])
+def test_float8_rounds_to_nearest_even(cache_dtype):
+    """Every value of the format, every midpoint of two, and just beside it; subnormals too."""
+    every = np.arange(256, dtype=np.uint8).view(cache_dtype).astype(np.float32)
+    every = np.unique(every[np.isfinite(every)])
+    middle = (every[:-1] + every[1:]) / 2
+    values = np.concatenate(
+        [every, middle, np.nextafter(middle, np.inf), np.nextafter(middle, -np.inf)]
+    ).astype(np.float32)
+    stored = append_one(values, cache_dtype)
+    assert np.array_equal(stored.astype(np.float32), values.astype(cache_dtype).astype(np.float32))
+
+
+def test_appended_tokens_are_attended_to():
+    rng = np.random.default_rng(1)
+    q, k, v = (rng.standard_normal((6, 2, 8), np.float32) for _ in range(3))
+    caches = [np.full((4, 4, 2, 8), np.nan, np.float32) for _ in range(2)]
+    table = np.array([[3, 1]], np.int32)
+    attn = fp.Attention(2, 2, 8, page_size=4, q_dtype="float32", device="cpu")
+    outputs = []
+    for begin, end in ((0, 4), (4, 5), (5, 6)):
+        new = slice(begin, end)
+        lengths = (np.array([0, end - begin], np.int32), np.array([end], np.int32))
+        fp.append_paged_kv(k[new], v[new], *caches, *lengths, block_table=table)
+        attn.plan(*lengths)
+        outputs.append(attn.run(q[new], *caches, block_table=table))
+    exact, _ = reference.attention(q, k, v)
+    np.testing.assert_allclose(np.concatenate(outputs), exact, atol=1e-6)
+
+
+def test_no_requests():
+    empty, cache = np.zeros((0, 2, 4), np.float32), np.full((1, 2, 2, 4), np.nan, np.float32)
+    fp.append_paged_kv(
+        empty,
+        empty,
+        cache,
+        cache.copy(),
+        np.array([0], np.int32),
+        np.array([], np.int32),
+        block_table=np.zeros((0, 1), np.int32),
+    )
+    assert np.isnan(cache).all()

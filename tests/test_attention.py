@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every case in every framework against the reference."""
+
+import functools
+
+import flashplan as fp
+import frameworks
+import ml_dtypes
+import numpy as np
+import pytest
+from cases import CASES
+from frameworks import NumPy, bits
+from solve import Runner, assert_correct, problem
+
+
+@functools.lru_cache(maxsize=1)
+def numpy_result(case, seed):
+    inputs, _, _ = problem(case, seed)
+    return Runner(case).run(inputs, NumPy())
+
+
+@pytest.mark.parametrize("framework", frameworks.NAMES, indirect=True)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_attention(case, framework, seed):
+    """Right within the error budget, and the same bits whatever the framework, into poisoned
+    outputs and into outputs that run() allocates."""
+    inputs, exact, twin = problem(case, seed)
+    runner = Runner(case)
+    into = runner.run(inputs, framework)
+    assert_correct(case, inputs, exact, twin, *into)
+    returned = runner.run_returning(inputs, framework)
+    expected = numpy_result(case, seed)
+    for result in (into, returned):
+        for actual, wanted in zip(result, expected, strict=True):
+            assert actual.shape == wanted.shape
+            assert np.array_equal(bits(actual), bits(wanted))
+
+
+def test_addresses_beyond_32_bits():
+    """The last pages of a cache of 3 Gi elements, of which only they are ever touched."""
+    num_pages, page_shape = 3 << 20, (16, 1, 64)
+    cache = np.zeros((num_pages, *page_shape), ml_dtypes.float8_e4m3fn)
+    rng = np.random.default_rng(0)
+    small = rng.standard_normal((2, *page_shape), np.float32).astype(cache.dtype)
+    cache[-2:] = small
+    q = rng.standard_normal((1, 4, 64), np.float32)
+    attn = fp.Attention(
+        4, 1, 64, q_dtype="float32", kv_dtype="float8_e4m3fn", page_size=16, device="cpu"
+    )
+    attn.plan([0, 1], [32])
+    far = np.array([[num_pages - 2, num_pages - 1]], np.int32)
+    near = np.array([[0, 1]], np.int32)
+    expected = attn.run(q, small, small, block_table=near)
+    assert np.array_equal(attn.run(q, cache, cache, block_table=far), expected)

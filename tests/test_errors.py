@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bad input: each with its own message, nothing written, everything usable afterwards."""
+
+import re
+import sys
+import threading
+
+import flashplan as fp
+import numpy as np
+import pytest
+from bad_inputs import BAD
+from cases import Case
+from frameworks import NumPy
+from inputs import make_inputs
+from scene import Scene, zeros
+from solve import run_arguments
+
+
+def message(bad):
+    _, exception, _, call = bad
+    with pytest.raises(exception) as caught:
+        call(Scene())
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("bad", BAD, ids=lambda bad: bad[0].replace(" ", "_"))
+def test_bad_input_is_refused(bad):
+    _, exception, argument, call = bad
+    scene = Scene()
+    with pytest.raises(exception) as caught:
+        call(scene)
+    assert type(caught.value) is exception
+    assert re.match(rf"{argument}(?!\w).*: expected .+, got .+", str(caught.value))
+    scene.assert_unharmed()
+
+
+def test_messages_differ():
+    """Two mistakes never read alike."""
+    messages = [message(bad) for bad in BAD]
+    assert len(BAD) >= 60
+    assert sorted(messages) == sorted(set(messages))
+
+
+def test_scene_is_valid():
+    """Without a change no call of the scene is refused."""
+    scene = Scene()
+    scene.attention()
+    scene.plan()
+    scene.plan_ragged()
+    scene.run()
+    scene.run_csr()
+    scene.run_ragged()
+    scene.append()
+    scene.append_csr()
+    scene.merge()
+    scene.merge_stacked(zeros(3, 4, 4, 8), zeros(3, 4, 4))
+
+
+def test_unknown_keyword_is_refused():
+    with pytest.raises(TypeError, match="sliding_window"):
+        Scene().attention(sliding_window=3)
+
+
+def test_exception_types():
+    assert issubclass(fp.UnsupportedError, NotImplementedError)
+    assert issubclass(fp.CudaError, RuntimeError)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({}, ""),
+        ({"q_dtype": "float8_e4m3fn"}, "q_dtype"),
+        ({"device": "cuda:0"}, "device"),
+        ({"variant": "alibi"}, "variant"),
+    ],
+)
+def test_is_supported_gives_the_reason(change, reason):
+    supported, why = fp.is_supported(**Scene().options | change)
+    assert supported is (reason == "")
+    assert why.startswith(reason)
+    assert bool(why) == bool(reason)
+
+
+def test_two_threads_in_one_attention_are_refused():
+    case = Case((256,), (40000,), q_dtype="float32", num_qo_heads=8, page_size=None, head_dim=128)
+    inputs = make_inputs(case, seed=0)
+    attn = fp.Attention(**case.options())
+    attn.plan(*inputs.plan_args())
+    args, kwargs = run_arguments(case, inputs, NumPy())
+    expected = attn.run(*args, **kwargs)
+    results = []
+    worker = threading.Thread(target=lambda: results.append(attn.run(*args, **kwargs)))
+    worker.start()
+    errors = []
+    while worker.is_alive():
+        try:
+            attn.plan(*inputs.plan_args())
+        except RuntimeError as error:
+            errors.append(str(error))
+    worker.join()
+    assert errors
+    assert "one thread at a time" in errors[0]
+    attn.plan(*inputs.plan_args())
+    assert np.array_equal(results[0], expected)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float16, np.int32, np.complex64])
+def test_refused_tensors_are_released(dtype):
+    scene = Scene()
+    tensors = {name: zeros(4, 4, 8, dtype=dtype) for name in ("q", "k", "v", "out")}
+
+    def references():
+        return {name: sys.getrefcount(tensors[name]) for name in tensors}
+
+    before = references()
+    for name in tensors:
+        for _ in range(10):
+            with pytest.raises(TypeError):
+                scene.run(**{name: tensors[name]})
+    assert references() == before

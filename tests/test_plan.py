@@ -1,0 +1,403 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The schedule as Python sees it, and what must not depend on it: the bits of the result."""
+
+import dataclasses
+import html.parser
+import itertools
+import random
+import re
+import subprocess
+import sys
+from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import flashplan as fp
+import numpy as np
+import pytest
+import reference
+from cases import BATCH, CASES, DECODE, Case
+from frameworks import NumPy, bits
+from inputs import indptr, make_inputs, rearranged
+from solve import Runner, assert_correct, problem, run_arguments
+
+
+class WorkTile(NamedTuple):
+    cta: int
+    request: int
+    row_tile: int
+    kv_head: int
+    num_kv_heads: int
+    kv_begin: int
+    kv_end: int
+    partial_slot: int
+
+
+def make_plan(case, **overrides):
+    """(attn, plan); the attn keeps the plan alive."""
+    attn = fp.Attention(**case.options() | overrides)
+    return attn, attn.plan(indptr(case.qo_lens), np.array(case.kv_lens, np.int32))
+
+
+def tiles_of(plan):
+    return [WorkTile(*tile) for tile in plan.work_tiles]
+
+
+def equal_bits(states, others):
+    return all(np.array_equal(bits(x), bits(y)) for x, y in zip(states, others, strict=True))
+
+
+def check_schedule(case, plan):
+    """Every row tile of every head meets each key that one of its rows sees exactly once."""
+    group_size = case.num_qo_heads // case.num_kv_heads
+    ranges = defaultdict(list)  # (request, row tile, kv head) -> its tiles
+    for tile in tiles_of(plan):
+        assert 0 <= tile.cta < plan.num_ctas
+        assert tile.num_kv_heads == 1 or tile.partial_slot < 0
+        for head in range(tile.kv_head, tile.kv_head + tile.num_kv_heads):
+            ranges[tile.request, tile.row_tile, head].append(tile)
+
+    expected = {
+        (request, row_tile, head)
+        for request, qo_len in enumerate(case.qo_lens)
+        for row_tile in range(-(-qo_len * group_size // plan.tile_q))
+        for head in range(case.num_kv_heads)
+    }
+    assert set(ranges) == expected
+
+    slots = []
+    for (request, row_tile, _), tiles in ranges.items():
+        qo_len, kv_len = case.qo_lens[request], case.kv_lens[request]
+        rows = range(row_tile * plan.tile_q, min((row_tile + 1) * plan.tile_q, qo_len * group_size))
+        seen = reference.visible_keys(qo_len, kv_len, case.causal, case.window_left)
+        keys = np.flatnonzero(seen[rows[0] // group_size : rows[-1] // group_size + 1].any(axis=0))
+        tiles.sort(key=lambda tile: tile.kv_begin)
+        assert tiles[0].kv_begin >= 0
+        assert tiles[-1].kv_end <= kv_len
+        for left, right in itertools.pairwise(tiles):
+            assert left.kv_end == right.kv_begin
+        if keys.size:
+            assert tiles[0].kv_begin <= keys[0]
+            assert tiles[-1].kv_end == keys[-1] + 1
+        if len(tiles) == 1:
+            assert tiles[0].partial_slot == -1
+        else:
+            assert all(tile.kv_begin < tile.kv_end for tile in tiles)
+            slots += [tile.partial_slot for tile in tiles]
+    assert len(set(slots)) == len(slots)
+    assert all(slot >= 0 for slot in slots)
+    if not case.batch_invariant:
+        assert len(slots) <= 2 * plan.num_ctas
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_schedule_covers_every_key_once(case):
+    _, plan = make_plan(case)
+    check_schedule(case, plan)
+
+
+@pytest.mark.parametrize("num_ctas", [1, 3, 132])
+@pytest.mark.parametrize("batch_invariant", [False, True])
+def test_schedule_of_random_batches(num_ctas, batch_invariant, seed):
+    rng = random.Random(seed)
+    for _ in range(20):
+        batch_size = rng.randint(0, 40)
+        case = Case(
+            qo_lens=tuple(rng.choice((0, 1, 1, 1, rng.randint(1, 300))) for _ in range(batch_size)),
+            kv_lens=tuple(int(rng.paretovariate(0.5)) % 20000 for _ in range(batch_size)),
+            num_qo_heads=8,
+            causal=rng.choice((True, False)),
+            window_left=rng.choice((-1, -1, 0, 100, 3000)),
+            num_ctas=num_ctas,
+            batch_invariant=batch_invariant,
+        )
+        _, plan = make_plan(case)
+        check_schedule(case, plan)
+
+
+def test_giant_request_is_split_and_spread():
+    case = Case((1,) * 9, (30000,) + (100,) * 8, num_qo_heads=32, num_kv_heads=8, num_ctas=16)
+    _, plan = make_plan(case)
+    assert len({tile.cta for tile in tiles_of(plan) if tile.request == 0}) == 16
+    mean = sum(plan.cta_costs) / 16
+    assert max(plan.cta_costs) <= 1.25 * mean
+
+
+def test_cta_costs_are_one_per_cta():
+    _, plan = make_plan(Case(**BATCH, num_ctas=5))
+    assert plan.num_ctas == 5
+    assert len(plan.cta_costs) == 5
+    assert all(isinstance(cost, int) and cost >= 0 for cost in plan.cta_costs)
+
+
+def test_indptr_may_be_list_numpy_or_dlpack(framework):
+    case = Case(**BATCH, page_size=None)
+    lengths = [indptr(case.qo_lens), np.array(case.kv_lens, np.int32), indptr(case.kv_lens)]
+    attn = fp.Attention(**case.options())
+    expected = attn.plan(*lengths).work_tiles
+    assert attn.plan(*(x.tolist() for x in lengths)).work_tiles == expected
+    assert attn.plan(*(framework.tensor(x) for x in lengths)).work_tiles == expected
+    assert attn.plan(*lengths[:2]).work_tiles == expected  # kv_lens cumulated
+    assert attn.plan(qo_indptr=lengths[0], kv_lens=lengths[1], kv_indptr=None).num_ctas > 0
+
+
+def test_lengths_are_read_before_plan_returns(seed):
+    case = Case(**BATCH)
+    inputs, exact, twin = problem(case, seed)
+    attn = fp.Attention(**case.options())
+    qo_indptr, kv_lens = inputs.qo_indptr.copy(), inputs.kv_lens.copy()
+    attn.plan(qo_indptr, kv_lens)
+    qo_indptr[:] = -1
+    kv_lens[:] = -1
+    args, kwargs = run_arguments(case, inputs, NumPy())
+    assert_correct(case, inputs, exact, twin, *attn.run(*args, **kwargs, return_lse=True))
+
+
+def test_plan_is_reused_by_many_layers(seed):
+    case = Case(**BATCH, num_ctas=7)
+    attn = fp.Attention(**case.options())
+    layers = [make_inputs(case, [seed, layer]) for layer in range(4)]
+    attn.plan(*layers[0].plan_args())
+    for layer in layers:
+        # The lengths are those of the plan; data and page tables are the layer's own.
+        args, kwargs = run_arguments(case, layer, NumPy())
+        o, lse = attn.run(*args, **kwargs, return_lse=True)
+        requests = layer.requests(case.kv_layout)
+        options = case.reference_options()
+        exact = reference.batch_attention(layer.q, requests, layer.qo_indptr, **options)
+        twin = reference.batch_attention(
+            layer.q, requests, layer.qo_indptr, **options, dtype=case.q_dtype
+        )
+        assert_correct(case, layer, exact, twin, o, lse)
+
+
+def test_one_attention_serves_batches_of_any_size(seed):
+    """Steps of a serving loop: what an earlier, larger batch left behind must not be seen."""
+    rng = random.Random(seed)
+    runner = Runner(Case(**BATCH), max_batch_size=12, max_qo_tokens=400)
+    for step in range(30):
+        batch_size = rng.randint(0 if step else 1, 12)
+        runner.case = case = Case(
+            qo_lens=tuple(rng.choice((0, 1, 1, 30)) for _ in range(batch_size)),
+            kv_lens=tuple(rng.choice((0, 1, 40, 800)) for _ in range(batch_size)),
+        )
+        if batch_size == 0:
+            assert runner.attn.plan([0], []).work_tiles == []
+            continue
+        inputs, exact, twin = problem(case, seed)
+        assert_correct(case, inputs, exact, twin, *runner.run(inputs, NumPy()))
+
+
+def test_batch_of_no_requests(framework):
+    case = Case((), ())
+    attn = fp.Attention(**case.options())
+    plan = attn.plan([0], [])
+    assert plan.work_tiles == []
+    inputs = make_inputs(case, seed=0)
+    args, kwargs = run_arguments(case, inputs, framework)
+    o, lse = attn.run(*args, **kwargs, return_lse=True)
+    assert isinstance(o, framework.tensor_type)
+    assert tuple(o.shape) == (0, case.num_qo_heads, case.head_dims[1])
+    assert tuple(lse.shape) == (0, case.num_qo_heads)
+
+
+REPEATED = [
+    Case(**BATCH, q_dtype="float32"),
+    Case((1,) * 3, (4000, 10, 900), num_ctas=13),
+    Case((1,), (9000,), num_qo_heads=8, num_ctas=64, kv_dtype="float8_e4m3fn"),
+]
+
+
+@pytest.mark.parametrize("case", REPEATED, ids=str)
+def test_same_inputs_give_the_same_bits(case, seed):
+    inputs, _, _ = problem(case, seed)
+    runner = Runner(case)
+    first = [x.copy() for x in runner.run(inputs, NumPy())]
+    for _ in range(10):
+        assert equal_bits(runner.run(inputs, NumPy()), first)
+
+
+@pytest.mark.parametrize("case", REPEATED, ids=str)
+def test_threads_do_not_change_the_bits(case, seed):
+    inputs, _, _ = problem(case, seed)
+    runner = Runner(dataclasses.replace(case, num_ctas=case.num_ctas or 8))
+    before = fp.get_num_threads()
+    try:
+        results = []
+        for num_threads in (1, 2, 5):
+            fp.set_num_threads(num_threads)
+            assert fp.get_num_threads() == num_threads
+            results.append(runner.run(inputs, NumPy()))
+    finally:
+        fp.set_num_threads(before)
+    assert equal_bits(results[0], results[1])
+    assert equal_bits(results[0], results[2])
+
+
+INVARIANT = [
+    Case((1,), (5000,), num_qo_heads=8, batch_invariant=True),
+    Case((1,), (1024,), batch_invariant=True, q_dtype="float32"),
+    Case((1,), (1025,), batch_invariant=True, q_dtype="float16"),
+    Case((3,), (2100,), batch_invariant=True, q_dtype="float32", window_left=1500),
+    Case((150,), (1500,), batch_invariant=True, page_size=None),
+    Case((40,), (40,), batch_invariant=True, softcap=20.0),
+]
+
+
+@pytest.mark.parametrize("case", INVARIANT, ids=str)
+def test_batch_invariance(case, seed):
+    """Alone, among neighbours, and on any number of CTAs: the same bits."""
+    rng = random.Random(seed)
+    inputs, exact, twin = problem(case, seed)
+    alone = Runner(case).run(inputs, NumPy())
+    assert_correct(case, inputs, exact, twin, *alone)
+    for num_ctas in (1, 2, 5, 16, 132):
+        lens = [
+            (rng.choice((0, 1, 1, 30)), rng.choice((0, 5, 600, 3000)))
+            for _ in range(rng.randint(1, 8))
+        ]
+        place = rng.randint(0, len(lens))
+        lens.insert(place, (case.qo_lens[0], case.kv_lens[0]))
+        batch, crowd = rearranged(case, inputs, lens, [place], [seed, num_ctas])
+        together = Runner(dataclasses.replace(batch, num_ctas=num_ctas)).run(crowd, NumPy())
+        rows = slice(*crowd.qo_indptr[place : place + 2])
+        assert equal_bits([x[rows] for x in together], alone)
+
+
+def test_small_workspace_means_fewer_splits(seed):
+    case = Case((1, 4), (6000, 3000), num_qo_heads=8, num_ctas=32, q_dtype="float32")
+    inputs, exact, twin = problem(case, seed)
+    full = fp.Attention(**case.options()).workspace_bytes
+
+    def splits_with(num_bytes):
+        workspace = np.full(num_bytes + 256, 0xFF, np.uint8)
+        workspace = workspace[-workspace.ctypes.data % 256 :][:num_bytes]
+        attn = fp.Attention(**case.options(), workspace=workspace)
+        assert attn.workspace_bytes <= num_bytes
+        plan = attn.plan(*inputs.plan_args())
+        check_schedule(case, plan)
+        args, kwargs = run_arguments(case, inputs, NumPy())
+        assert_correct(case, inputs, exact, twin, *attn.run(*args, **kwargs, return_lse=True))
+        return sum(tile.partial_slot >= 0 for tile in tiles_of(plan))
+
+    with pytest.raises(ValueError, match="workspace") as too_small:
+        splits_with(256)
+    least = int(re.search(r">= (\d+) bytes", str(too_small.value)).group(1))
+    splits = [splits_with(least + (full - least) * share // 4) for share in range(5)]
+    assert splits == sorted(splits)
+    assert splits[0] < splits[4]
+
+
+def test_larger_workspace_changes_nothing(seed):
+    case = Case(**BATCH)
+    inputs, _, _ = problem(case, seed)
+    expected = Runner(case).run(inputs, NumPy())
+    num_bytes = fp.Attention(**case.options()).workspace_bytes
+    workspace = np.full(2 * num_bytes + 256, 0xFF, np.uint8)
+    workspace = workspace[-workspace.ctypes.data % 256 :]
+    attn = fp.Attention(**case.options(), workspace=workspace)
+    assert attn.workspace_bytes == num_bytes
+    attn.plan(*inputs.plan_args())
+    args, kwargs = run_arguments(case, inputs, NumPy())
+    assert equal_bits(attn.run(*args, **kwargs, return_lse=True), expected)
+
+
+def test_workspace_bytes_come_from_the_bounds_alone():
+    attn = fp.Attention(**Case(**DECODE).options())
+    before = attn.workspace_bytes
+    attn.plan([0, 1], [100000])
+    assert attn.workspace_bytes == before
+    assert before % 256 == 0
+
+
+def test_describe_names_what_a_person_asks_for():
+    attn = fp.Attention(**Case(**DECODE, num_ctas=3).options())
+    plan = attn.plan(indptr(DECODE["qo_lens"]), list(DECODE["kv_lens"]))
+    text = plan.describe()
+    assert plan.kernel_name in text
+    assert re.search(r"\b3 (queues|CTAs)\b", text)
+    assert re.search(rf"\b{len(DECODE['qo_lens'])} requests\b", text)
+    assert re.search(rf"\b{len(plan.work_tiles)} work tiles\b", text)
+    assert max(map(len, text.splitlines())) <= 100
+
+
+class _Html(html.parser.HTMLParser):
+    """Checks that every element is closed in its turn."""
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.seen, self.text = [], [], ""
+
+    def handle_starttag(self, tag, attrs):
+        self.open.append(tag)
+        self.seen.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.seen.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += data
+
+
+@pytest.mark.parametrize("lens", [DECODE["kv_lens"], (5000, 3), ()])
+def test_html_is_a_well_formed_timeline(lens):
+    attn = fp.Attention(**Case((1,) * len(lens), lens, num_ctas=3).options())
+    page = _Html()
+    page.feed(attn.plan(list(range(len(lens) + 1)), list(lens))._repr_html_())
+    page.close()
+    assert not page.open
+    assert "svg" in page.seen
+    assert "CTA" in page.text or not lens
+
+
+def test_engines_in_parallel_threads(seed):
+    """Each thread has an Attention of its own; the pool of threads behind them is shared."""
+    cases = [
+        Case((1,) * 4, (1500, 3, 700, 90), num_ctas=num_ctas, q_dtype="float32")
+        for num_ctas in (2, 3, 8, 64)
+    ]
+
+    def serve(case):
+        inputs, exact, twin = problem(case, seed)
+        runner = Runner(case)
+        for _ in range(30):
+            assert_correct(case, inputs, exact, twin, *runner.run(inputs, NumPy()))
+        return True
+
+    with ThreadPoolExecutor(len(cases)) as pool:
+        assert all(pool.map(serve, cases))
+
+
+FORK = """
+import os, signal
+import numpy as np
+import flashplan as fp
+
+rng = np.random.default_rng(0)
+q, k, v = (rng.standard_normal((8000, 2, 64), np.float32) for _ in range(3))
+attn = fp.Attention(2, 2, 64, page_size=None, q_dtype="float32", device="cpu", num_ctas=8)
+attn.plan([0, 4], [8000])
+expected = attn.run(q[:4], k, v)
+child = os.fork()
+if child == 0:
+    signal.alarm(30)
+    os._exit(0 if np.array_equal(attn.run(q[:4], k, v), expected) else 1)
+assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+def test_forked_process_can_serve():
+    """Threads do not survive a fork: the child must not wait for the parent's."""
+    subprocess.run([sys.executable, "-c", FORK], check=True)
+
+
+def test_plan_is_a_view_of_the_current_plan():
+    attn = fp.Attention(**Case(**DECODE).options())
+    plan = attn.plan(indptr(DECODE["qo_lens"]), list(DECODE["kv_lens"]))
+    attn.plan([0], [])
+    assert plan.work_tiles == []
+    del attn
+    assert plan.kernel_name
