@@ -105,7 +105,8 @@ int main(int argc, char** argv) {
   }
   std::vector<Result> results;
   std::printf("plan(): 7/8 decodes, 1/8 prompts, 32/8 heads, page 16, 132 CTAs\n");
-  std::printf("%8s %10s %10s %10s %12s\n", "requests", "tiles", "median us", "p99 us", "ns/request");
+  std::printf("%8s %10s %10s %10s %12s\n", "requests", "tiles", "median us", "p99 us",
+              "ns/request");
   for (const int32_t num_requests : {256, 512, 1024, 2048, 4096}) {
     Result r;
     if (!measure(num_requests, &r)) {

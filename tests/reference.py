@@ -137,7 +137,7 @@ def assert_close(actual, exact, twin, *, unit, what):
     assert not np.isnan(actual).any(), f"{what}: {np.isnan(actual).sum()} values are NaN"
     if not exact.size:
         return
-    floor = eps * np.abs(exact).max() + 16 * EPS_FLOAT32 * unit
+    floor = eps * np.abs(exact).max() / 2 + 4 * EPS_FLOAT32 * unit
     budget = 2 * np.abs(twin - exact).max() + floor
     error = np.abs(actual - exact)
     worst = np.unravel_index(error.argmax(), error.shape)

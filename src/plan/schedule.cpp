@@ -32,10 +32,12 @@ constexpr uint32_t kClassesPerOctave = 8;
 constexpr uint32_t kCostClasses = 48 * kClassesPerOctave;
 
 uint32_t cost_class(int64_t cost) {
-  // The top bits of a float are its logarithm, piecewise linear.
-  const uint32_t bits = std::bit_cast<uint32_t>(static_cast<float>(cost + 1));
-  const uint32_t log_scale = (bits >> 20) - (127U * kClassesPerOctave);
-  return kCostClasses - 1 - std::min(log_scale, kCostClasses - 1);
+  // The position of the leading bit and the three bits after it: a logarithm, piecewise linear.
+  const uint64_t at_least_8 = static_cast<uint64_t>(cost) + kClassesPerOctave;
+  const auto exponent = static_cast<uint32_t>(std::bit_width(at_least_8)) - 4;
+  const auto log_scale =
+      static_cast<uint32_t>(at_least_8 >> exponent) + exponent * kClassesPerOctave;
+  return kCostClasses - 1 - std::min(log_scale - kClassesPerOctave, kCostClasses - 1);
 }
 
 }  // namespace
@@ -101,9 +103,11 @@ void Scheduler::make(const Batch& batch) {
 
 void Scheduler::collect_row_tiles(const Batch& batch) {
   schedule_.requests.resize(static_cast<size_t>(batch.batch_size));
+  RequestInfo* requests = schedule_.requests.data();
   RowTile* next = row_tiles_.data();
-  const int q_shift = log2_of(shape_.tile_q);
-  const int kv_shift = log2_of(shape_.tile_kv);
+  const ScheduleShape shape = shape_;  // a copy, which no store below can change
+  const int q_shift = log2_of(shape.tile_q);
+  const int kv_shift = log2_of(shape.tile_kv);
   int64_t kv_cumulated = 0;
   int64_t cost_of_one_head = 0;
   for (int32_t r = 0; r < batch.batch_size; ++r) {
@@ -111,19 +115,18 @@ void Scheduler::collect_row_tiles(const Batch& batch) {
     const int32_t qo_len = batch.qo_indptr[r + 1] - qo_begin;
     const int32_t kv_len = batch.kv_lens[r];
     const int64_t kv_begin = batch.kv_indptr != nullptr ? batch.kv_indptr[r] : kv_cumulated;
-    schedule_.requests[static_cast<size_t>(r)] = {qo_begin, qo_len, static_cast<int32_t>(kv_begin),
-                                                  kv_len};
+    requests[r] = {qo_begin, qo_len, static_cast<int32_t>(kv_begin), kv_len};
     kv_cumulated += kv_len;
 
-    const int64_t rows = int64_t{qo_len} * shape_.group_size;
+    const int64_t rows = int64_t{qo_len} * shape.group_size;
     const int32_t num_row_tiles = ceil_shift(rows, q_shift);
     for (int32_t t = 0; t < num_row_tiles; ++t) {
       const auto tile_rows =
-          static_cast<int32_t>(std::min<int64_t>(shape_.tile_q, rows - (int64_t{t} << q_shift)));
-      const KeyRange keys = visible_keys(shape_, qo_len, kv_len, t);
+          static_cast<int32_t>(std::min<int64_t>(shape.tile_q, rows - (int64_t{t} << q_shift)));
+      const KeyRange keys = visible_keys(shape, qo_len, kv_len, t);
       const int64_t head_cost =
-          tile_cost(shape_.cost, tile_rows) +
-          ceil_shift(keys.end - keys.begin, kv_shift) * step_cost(shape_.cost, tile_rows);
+          tile_cost(shape.cost, tile_rows) +
+          ceil_shift(keys.end - keys.begin, kv_shift) * step_cost(shape.cost, tile_rows);
       cost_of_one_head += head_cost;
       *next++ = {r, t, tile_rows, cost_class(head_cost), keys, head_cost};
     }
@@ -145,23 +148,25 @@ void Scheduler::order_longest_first() {
 void Scheduler::deal_whole_tiles(int64_t capacity) {
   Placed* next = whole_.data();
   int32_t* left = order_.data();
+  int64_t* loads = schedule_.cta_cost.data();
+  const int32_t num_heads = shape_.num_kv_heads;
+  const int32_t num_ctas = shape_.num_ctas;
   int32_t cta = 0;
   int32_t direction = 1;
   for (int32_t n = 0; n < num_ordered_; ++n) {
     const int32_t i = order_[static_cast<size_t>(n)];
     const RowTile& tile = row_tiles_[static_cast<size_t>(i)];
-    const int64_t cost = tile.head_cost * shape_.num_kv_heads;
-    int64_t& load = schedule_.cta_cost[static_cast<size_t>(cta)];
+    const int64_t cost = tile.head_cost * num_heads;
+    int64_t& load = loads[cta];
     if (load + cost > capacity) {
       *left++ = i;
       continue;
     }
     load += cost;
-    *next++ = {{tile.request, tile.row_tile, 0, shape_.num_kv_heads, tile.keys.begin, tile.keys.end,
-                -1, -1},
+    *next++ = {{tile.request, tile.row_tile, 0, num_heads, tile.keys.begin, tile.keys.end, -1, -1},
                cta};
     // Turning round at both ends gives the lighter queues of a round the heavier of the next.
-    if (cta + direction < 0 || cta + direction == shape_.num_ctas) {
+    if (cta + direction < 0 || cta + direction == num_ctas) {
       direction = -direction;
     } else {
       cta += direction;
@@ -173,7 +178,9 @@ void Scheduler::deal_whole_tiles(int64_t capacity) {
 
 void Scheduler::split_the_rest(int64_t share) {
   num_pieces_ = 0;
-  const CostModel& cost = shape_.cost;
+  const ScheduleShape shape = shape_;  // a copy, which no store below can change
+  const CostModel& cost = shape.cost;
+  int64_t* loads = schedule_.cta_cost.data();
   // Each cut adds the fixed cost of one more tile, and there is at most one cut per CTA.
   int32_t most_rows = 0;
   for (int32_t n = 0; n < num_ordered_; ++n) {
@@ -181,14 +188,14 @@ void Scheduler::split_the_rest(int64_t share) {
     most_rows = std::max(most_rows, row_tiles_[i].num_rows);
   }
   const int64_t capacity = share + tile_cost(cost, most_rows);
-  const int32_t granule = shape_.chunk_kv > 0 ? shape_.chunk_kv / shape_.tile_kv : 1;  // steps
-  const int kv_shift = log2_of(shape_.tile_kv);
+  const int32_t granule = shape.chunk_kv > 0 ? shape.chunk_kv / shape.tile_kv : 1;  // steps
+  const int kv_shift = log2_of(shape.tile_kv);
   int32_t cta = 0;
-  int64_t room = capacity - schedule_.cta_cost[0];
+  int64_t room = capacity - loads[0];
 
   const auto next_cta = [&] {
     ++cta;
-    room += capacity - schedule_.cta_cost[static_cast<size_t>(cta)];  // what was left is carried
+    room += capacity - loads[cta];  // what was left is carried
   };
   for (int32_t n = 0; n < num_ordered_; ++n) {
     const RowTile& tile = row_tiles_[static_cast<size_t>(order_[static_cast<size_t>(n)])];
@@ -205,9 +212,9 @@ void Scheduler::split_the_rest(int64_t share) {
       int32_t slot = -1;
       if (split >= 0) {
         SplitTile& s = schedule_.splits[static_cast<size_t>(split)];
-        slot = s.slot_begin + (shape_.chunk_kv > 0 ? step / granule : s.num_pieces);
+        slot = s.slot_begin + (shape.chunk_kv > 0 ? step / granule : s.num_pieces);
         ++s.num_pieces;
-        if (shape_.chunk_kv == 0) {
+        if (shape.chunk_kv == 0) {
           s.num_slots = s.num_pieces;
           schedule_.num_slots = s.slot_begin + s.num_slots;
         }
@@ -217,18 +224,18 @@ void Scheduler::split_the_rest(int64_t share) {
           end_step == num_steps ? tile.keys.end : tile.keys.begin + (end_step << kv_shift);
       pieces_[static_cast<size_t>(num_pieces_++)] = {
           {tile.request, tile.row_tile, head, num_heads, begin, end, slot, split}, cta};
-      schedule_.cta_cost[static_cast<size_t>(cta)] += piece_cost;
+      loads[cta] += piece_cost;
       room -= piece_cost;
     };
 
-    while (head < shape_.num_kv_heads) {
-      const bool last_cta = cta + 1 == shape_.num_ctas;
+    while (head < shape.num_kv_heads) {
+      const bool last_cta = cta + 1 == shape.num_ctas;
       const int64_t reach = room + slack;
       const int64_t rest_cost = fixed + (num_steps - step) * per_step;
       if (last_cta || rest_cost <= reach) {
         int32_t num_heads = 1;
         if (split < 0) {
-          const int32_t left = shape_.num_kv_heads - head;
+          const int32_t left = shape.num_kv_heads - head;
           num_heads =
               last_cta ? left : static_cast<int32_t>(std::min<int64_t>(left, reach / rest_cost));
         }
@@ -245,9 +252,9 @@ void Scheduler::split_the_rest(int64_t share) {
         next_cta();
         continue;
       }
-      const int32_t slots_now = shape_.chunk_kv == 0 ? 1 : (num_steps + granule - 1) / granule;
-      const int32_t slots_needed = shape_.chunk_kv == 0 ? 2 : (split < 0 ? slots_now : 0);
-      if (schedule_.num_slots + slots_needed > shape_.max_partial_slots) {
+      const int32_t slots_now = shape.chunk_kv == 0 ? 1 : (num_steps + granule - 1) / granule;
+      const int32_t slots_needed = shape.chunk_kv == 0 ? 2 : (split < 0 ? slots_now : 0);
+      if (schedule_.num_slots + slots_needed > shape.max_partial_slots) {
         // No slot for a further piece: the rest of the head stays here, and the load with it.
         place(1, num_steps, rest_cost);
         ++head;
@@ -257,7 +264,7 @@ void Scheduler::split_the_rest(int64_t share) {
       }
       if (split < 0) {
         split = static_cast<int32_t>(schedule_.splits.size());
-        const int32_t reserved = shape_.chunk_kv > 0 ? slots_now : 0;
+        const int32_t reserved = shape.chunk_kv > 0 ? slots_now : 0;
         schedule_.splits.push_back(
             {tile.request, tile.row_tile, head, schedule_.num_slots, reserved, 0});
         schedule_.num_slots += reserved;

@@ -26,6 +26,7 @@ inline std::vector<Test>& tests() {
 inline std::atomic<int> failures{0};
 
 inline void fail(const char* file, int line, const std::string& text) {
+  std::fflush(stdout);
   std::fprintf(stderr, "%s:%d: %s\n", file, line, text.c_str());
   // A broken invariant fails in every round of a random test: the first reports say it all.
   if (++failures >= 20) std::_Exit(1);
@@ -45,23 +46,23 @@ struct Register {
 
 }  // namespace check
 
-#define TEST(name)                                            \
-  static void test_##name();                                  \
+#define TEST(name)                                                  \
+  static void test_##name();                                        \
   static const check::Register register_##name(#name, test_##name); \
   static void test_##name()
 
-#define CHECK(condition) \
-  do {                   \
+#define CHECK(condition)                                           \
+  do {                                                             \
     if (!(condition)) check::fail(__FILE__, __LINE__, #condition); \
   } while (false)
 
 #define CHECK_EQ(a, b) check::equal(__FILE__, __LINE__, #a " == " #b, (a), (b))
 
 /// `text` is empty when all is well, else what went wrong.
-#define CHECK_EMPTY(text)                                            \
-  do {                                                               \
-    const std::string what = (text);                                 \
-    if (!what.empty()) check::fail(__FILE__, __LINE__, what);        \
+#define CHECK_EMPTY(text)                                     \
+  do {                                                        \
+    const std::string what = (text);                          \
+    if (!what.empty()) check::fail(__FILE__, __LINE__, what); \
   } while (false)
 
 int main(int argc, char** argv) {

@@ -54,8 +54,7 @@ Lengths any_lengths(FuzzedDataProvider& in) {
   lengths.qo_indptr = {any_length(in, 0)};
   if (has_kv_indptr) lengths.kv_indptr = {any_length(in, 5)};
   for (int32_t r = 0; r < size; ++r) {
-    lengths.qo_indptr.push_back(
-        wrapping_add(lengths.qo_indptr.back(), any_length(in, max_qo_len)));
+    lengths.qo_indptr.push_back(wrapping_add(lengths.qo_indptr.back(), any_length(in, max_qo_len)));
     lengths.kv_lens.push_back(any_length(in, max_kv_len));
     if (!has_kv_indptr) continue;
     const int32_t gap = any_length(in, 3);
@@ -145,8 +144,7 @@ void schedule_anything(FuzzedDataProvider& in) {
   limits.max_qo_tokens = 2000;
   Scheduler scheduler;
   scheduler.reserve(shape, limits.max_batch_size, limits.max_qo_tokens);
-  const ScheduleBounds bounds =
-      schedule_bounds(shape, limits.max_batch_size, limits.max_qo_tokens);
+  const ScheduleBounds bounds = schedule_bounds(shape, limits.max_batch_size, limits.max_qo_tokens);
   for (int i = 0; i < 2; ++i) {
     const Lengths lengths = any_lengths(in);
     if (!is_valid(limits, lengths)) return;
@@ -157,8 +155,8 @@ void schedule_anything(FuzzedDataProvider& in) {
     if (shape.chunk_kv > 0 || shape.max_partial_slots < 2 * shape.num_ctas) continue;
     const int64_t slow = slow_makespan(shape, lengths.view());
     const int64_t fast = *std::max_element(schedule.cta_cost.begin(), schedule.cta_cost.end());
-    require(fast <= slow + makespan_slack(shape), "makespan " + std::to_string(fast) +
-                                                      ", Algorithm 1's " + std::to_string(slow));
+    require(fast <= slow + makespan_slack(shape),
+            "makespan " + std::to_string(fast) + ", Algorithm 1's " + std::to_string(slow));
   }
 }
 

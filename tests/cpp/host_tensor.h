@@ -46,8 +46,8 @@ inline double decode(uint32_t bits, DType dtype) {
   }
   const int shift = f.smallest_exponent() - f.mantissa_bits;
   if (exponent == 0) return sign * std::ldexp(mantissa, shift);
-  return sign * std::ldexp(mantissa + (1U << f.mantissa_bits),
-                           shift + static_cast<int>(exponent) - 1);
+  return sign *
+         std::ldexp(mantissa + (1U << f.mantissa_bits), shift + static_cast<int>(exponent) - 1);
 }
 
 /// To nearest even; `value` must be within the format's finite range.

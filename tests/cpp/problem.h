@@ -119,8 +119,8 @@ inline int64_t deal_pages(Random& random, Problem& p) {
     const std::vector<int32_t>& pages = p.pages.back();
     for (int32_t c = 0; c < columns; ++c) {
       const bool used = c < static_cast<int32_t>(pages.size());
-      p.block_table.set_bits({r, c}, used ? static_cast<uint32_t>(pages[static_cast<size_t>(c)])
-                                          : 0x7fffffffU);
+      p.block_table.set_bits(
+          {r, c}, used ? static_cast<uint32_t>(pages[static_cast<size_t>(c)]) : 0x7fffffffU);
     }
     indices.insert(indices.end(), pages.begin(), pages.end());
     indptr.push_back(static_cast<int32_t>(indices.size()));
@@ -195,8 +195,9 @@ inline Problem random_problem(Random& random) {
 inline void fill_problem(Random& random, Problem& p) {
   p.options.max_batch_size = std::max(p.batch.size(), 1);
   p.options.max_qo_tokens = std::max(p.batch.qo_tokens(), 1);
-  p.q = HostTensor(p.options.q_dtype, {p.batch.qo_tokens() + 2, p.options.num_qo_heads,
-                                       p.options.head_dim_qk}, random.pick({0, 0, 4}));
+  p.q = HostTensor(p.options.q_dtype,
+                   {p.batch.qo_tokens() + 2, p.options.num_qo_heads, p.options.head_dim_qk},
+                   random.pick({0, 0, 4}));
   fill_random(random, p.q, p.batch.qo_tokens());
   fill_kv(random, p);
 }

@@ -105,8 +105,10 @@ class ScheduleChecker {
       const auto c = static_cast<size_t>(cta);
       for (int32_t i = s_.cta_indptr[c]; i < s_.cta_indptr[c + 1]; ++i) {
         WorkTile tile = s_.tiles[static_cast<size_t>(i)];
-        require_of(tile, tile.num_kv_heads >= 1 && tile.kv_head >= 0 &&
-                             tile.kv_head + tile.num_kv_heads <= shape_.num_kv_heads, "heads");
+        require_of(tile,
+                   tile.num_kv_heads >= 1 && tile.kv_head >= 0 &&
+                       tile.kv_head + tile.num_kv_heads <= shape_.num_kv_heads,
+                   "heads");
         require_of(tile, (tile.partial_slot == -1) == (tile.split == -1), "slot against split");
         require_of(tile, tile.split == -1 || tile.num_kv_heads == 1, "split of several heads");
         require_of(tile, tile.split >= -1 && tile.split < static_cast<int32_t>(s_.splits.size()),
@@ -133,8 +135,8 @@ class ScheduleChecker {
                piece->tile.row_tile == want.row_tile && piece->tile.kv_head == head) {
           ++piece;
         }
-        require(piece != first, "nothing computes request", want.request, "row tile",
-                want.row_tile, "kv head", head);
+        require(piece != first, "nothing computes request", want.request, "row tile", want.row_tile,
+                "kv head", head);
         if (ok()) check_row_tile(want, &*first, static_cast<int32_t>(piece - first));
       }
       if (!ok()) return;
@@ -166,12 +168,13 @@ class ScheduleChecker {
   void check_split(const SlowRowTile& want, const Piece* pieces, int32_t num_pieces) {
     const WorkTile& first = pieces[0].tile;
     const SplitTile& split = s_.splits[static_cast<size_t>(first.split)];
-    require_of(first, std::tie(split.request, split.row_tile, split.kv_head) ==
-                          std::tie(first.request, first.row_tile, first.kv_head), "split's tile");
+    require_of(first,
+               std::tie(split.request, split.row_tile, split.kv_head) ==
+                   std::tie(first.request, first.row_tile, first.kv_head),
+               "split's tile");
     require_of(first, split.num_pieces == num_pieces, "num_pieces", split.num_pieces);
-    const int64_t chunks = shape_.chunk_kv > 0
-                               ? ceil_div(want.kv_end - want.kv_begin, shape_.chunk_kv)
-                               : num_pieces;
+    const int64_t chunks =
+        shape_.chunk_kv > 0 ? ceil_div(want.kv_end - want.kv_begin, shape_.chunk_kv) : num_pieces;
     require_of(first, split.num_slots == chunks, "num_slots", split.num_slots);
     for (int32_t p = 0; p < num_pieces; ++p) {
       const WorkTile& tile = pieces[p].tile;

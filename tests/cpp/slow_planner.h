@@ -42,8 +42,7 @@ inline RowKeys slow_row_keys(const ScheduleShape& shape, int64_t qo_len, int64_t
 }
 
 /// The same in one step, for long requests.
-inline RowKeys row_keys(const ScheduleShape& shape, int64_t qo_len, int64_t kv_len,
-                        int64_t query) {
+inline RowKeys row_keys(const ScheduleShape& shape, int64_t qo_len, int64_t kv_len, int64_t query) {
   const int64_t diagonal = query + kv_len - qo_len;
   const int64_t end = shape.causal ? std::min(kv_len, diagonal + 1) : kv_len;
   const int64_t begin =
@@ -130,8 +129,8 @@ inline int64_t slow_makespan(const ScheduleShape& shape, const Batch& batch) {
   return makespan;
 }
 
-/// How far a planner that cuts at most once per CTA may be from any other: a queue ends up to a step
-/// and a cut away from its share, and each cut costs a tile's fixed part.
+/// How far a planner that cuts at most once per CTA may be from any other: a queue ends up to a
+/// step and a cut away from its share, and each cut costs a tile's fixed part.
 inline int64_t makespan_slack(const ScheduleShape& shape) {
   return 3 * slow_cost(shape, shape.tile_q, shape.tile_kv) + 2 * shape.cost.split;
 }

@@ -46,7 +46,8 @@ TEST(small_problems) {
     Outputs out(p, random.pick({0, 4}));
     CHECK_EMPTY(run_problem(p, out));
     const std::string wrong = wrong_output(p, out);
-    if (!wrong.empty()) check::fail(__FILE__, __LINE__, "round " + std::to_string(i) + ": " + wrong);
+    if (!wrong.empty())
+      check::fail(__FILE__, __LINE__, "round " + std::to_string(i) + ": " + wrong);
   }
 }
 
@@ -106,9 +107,9 @@ TEST(batch_invariance) {
       alone.batch = HostBatch();
       alone.batch.add(qo_len, p.batch.kv_lens[1]);
       // The same K and V, where the request has them.
-      if (p.options.page_size == 0) alone.kv_indptr = {
-          static_cast<int32_t>(p.kv_begin(1)),
-          static_cast<int32_t>(p.kv_begin(1)) + p.batch.kv_lens[1]};
+      if (p.options.page_size == 0)
+        alone.kv_indptr = {static_cast<int32_t>(p.kv_begin(1)),
+                           static_cast<int32_t>(p.kv_begin(1)) + p.batch.kv_lens[1]};
       if (p.options.page_size > 0) {
         alone.pages = {p.pages[1]};
         alone.block_table = HostTensor();

@@ -31,9 +31,10 @@ void check_refused(const Status& status, StatusCode code, const std::string& arg
       message.find(", got ") != std::string::npos) {
     return;
   }
-  check::fail(__FILE__, __LINE__, "want '" + start + "...' with code " +
-                                      std::to_string(static_cast<int>(code)) + ", got '" + message +
-                                      "' with code " + std::to_string(static_cast<int>(status.code)));
+  check::fail(__FILE__, __LINE__,
+              "want '" + start + "...' with code " + std::to_string(static_cast<int>(code)) +
+                  ", got '" + message + "' with code " +
+                  std::to_string(static_cast<int>(status.code)));
 }
 
 AttentionOptions small_options(int32_t page_size = 0) {
@@ -77,7 +78,7 @@ TEST(options) {
       {"max_batch_size", [](auto& o) { o.max_batch_size = kMaxInt; }},
       {"max_qo_tokens", [](auto& o) { o.max_qo_tokens = 0; }},
       {"max_qo_tokens", [](auto& o) { o.max_qo_tokens = kMaxInt; }},
-      {"max_qo_tokens", [](auto& o) { o.num_qo_heads = 1 << 16; o.max_qo_tokens = 1 << 20; }},
+      {"max_qo_tokens", [](auto& o) { o.num_qo_heads = o.max_qo_tokens = 1 << 20; }},
       {"num_ctas", [](auto& o) { o.num_ctas = -1; }},
       {"num_ctas", [](auto& o) { o.num_ctas = kMaxInt; }},
       {"workspace", [](auto& o) { o.workspace_bytes = 0; }},
@@ -252,7 +253,7 @@ TEST(tensors_of_every_layout) {
   const auto type = StatusCode::kInvalidType;
   Problem p;
   p.options = small_options();
-  check_tensors(p, {
+  const std::vector<BadTensors> all = {
       {"q", [](auto& t) { t.q = {}; }},
       {"q", [](auto& t) { t.q.shape[0] = 3; }},
       {"q", [](auto& t) { t.q.shape[1] = 2; }},
@@ -270,7 +271,12 @@ TEST(tensors_of_every_layout) {
       {"k", [](auto& t) { t.k.shape[1] = 4; }},
       {"k", [](auto& t) { t.k.dtype = DType::kFloat8E5M2; }, type},
       {"v", [](auto& t) { t.v.shape[2] = 7; }},
-      {"v", [](auto& t) { t.v.device.index = 3; t.v.device.type = DeviceType::kCuda; }, type},
+      {"v",
+       [](auto& t) {
+         t.v.device.index = 3;
+         t.v.device.type = DeviceType::kCuda;
+       },
+       type},
       {"out", [](auto& t) { t.o.shape[0] = 2; }},
       {"out", [](auto& t) { t.o.read_only = true; }, type},
       {"out", [](auto& t) { t.o.stride[0] = 0; }},
@@ -288,7 +294,8 @@ TEST(tensors_of_every_layout) {
       {"workspace", [](auto& t) { t.workspace = nullptr; }},
       {"workspace", [](auto& t) { t.workspace_bytes -= 1; }},
       {"workspace", [](auto& t) { t.workspace = static_cast<char*>(t.workspace) + 4; }},
-  });
+  };
+  check_tensors(p, all);
 }
 
 TEST(tensors_of_a_paged_cache) {
@@ -310,27 +317,36 @@ TEST(tensors_of_a_paged_cache) {
     t.page_indptr = indptr.view();
     t.page_indices = indices.view();
   };
-  check_tensors(p, {
+  const auto after = [](const auto& first, const auto& then) {
+    return [&first, then](AttentionTensors& t) {
+      first(t);
+      then(t);
+    };
+  };
+  const std::vector<BadTensors> all = {
       {"k", [](auto& t) { t.k.shape[1] = 8; }},
       {"k", [](auto& t) { t.k.rank = 3; }},
       {"v", [](auto& t) { t.v.shape[2] = 1; }},
       {"block_table", [](auto& t) { t.block_table = t.page_indptr = t.page_indices = {}; }},
-      {"block_table", [&](auto& t) { block_table(t); t.page_indptr = indptr.view(); }},
-      {"block_table", [&](auto& t) { csr(t); t.page_indices = {}; }},
-      {"block_table", [&](auto& t) { block_table(t); t.block_table.shape[0] = 1; }},
-      {"block_table", [&](auto& t) { block_table(t); t.block_table.shape[1] = 2; }},
-      {"block_table", [&](auto& t) { block_table(t); t.block_table.rank = 1; }},
-      {"block_table", [&](auto& t) { block_table(t); t.block_table.dtype = DType::kFloat32; }, type},
-      {"block_table[1, 1]", [&](auto& t) { block_table(t); table.set_bits({1, 1}, 0x7fffffff); }},
-      {"block_table[0, 2]", [&](auto& t) { block_table(t); table.set_bits({0, 2}, 0xffffffff); }},
-      {"page_indptr", [&](auto& t) { csr(t); t.page_indptr.shape[0] = 2; }},
-      {"page_indptr[1]", [&](auto& t) { csr(t); indptr.set_bits({0}, 0xffffffff); }},
-      {"page_indptr[1]", [&](auto& t) { csr(t); indptr.set_bits({1}, 2); }},
-      {"page_indptr[2]", [&](auto& t) { csr(t); indptr.set_bits({2}, 6); }},
-      {"page_indptr[2]", [&](auto& t) { csr(t); indptr.set_bits({2}, 1); }},
-      {"page_indices[4]", [&](auto& t) { csr(t); indices.set_bits({4}, 1000); }},
-      {"page_indices", [&](auto& t) { csr(t); t.page_indices.device.type = DeviceType::kCuda; }, type},
-  });
+      {"block_table", after(block_table, [&](auto& t) { t.page_indptr = indptr.view(); })},
+      {"block_table", after(csr, [&](auto& t) { t.page_indices = {}; })},
+      {"block_table", after(block_table, [&](auto& t) { t.block_table.shape[0] = 1; })},
+      {"block_table", after(block_table, [&](auto& t) { t.block_table.shape[1] = 2; })},
+      {"block_table", after(block_table, [&](auto& t) { t.block_table.rank = 1; })},
+      {"block_table", after(block_table, [&](auto& t) { t.block_table.dtype = DType::kFloat32; }),
+       type},
+      {"block_table[1, 1]", after(block_table, [&](auto&) { table.set_bits({1, 1}, 0x7fffffff); })},
+      {"block_table[0, 2]", after(block_table, [&](auto&) { table.set_bits({0, 2}, 0xffffffff); })},
+      {"page_indptr", after(csr, [&](auto& t) { t.page_indptr.shape[0] = 2; })},
+      {"page_indptr[1]", after(csr, [&](auto&) { indptr.set_bits({0}, 0xffffffff); })},
+      {"page_indptr[1]", after(csr, [&](auto&) { indptr.set_bits({1}, 2); })},
+      {"page_indptr[2]", after(csr, [&](auto&) { indptr.set_bits({2}, 6); })},
+      {"page_indptr[2]", after(csr, [&](auto&) { indptr.set_bits({2}, 1); })},
+      {"page_indices[4]", after(csr, [&](auto&) { indices.set_bits({4}, 1000); })},
+      {"page_indices", after(csr, [&](auto& t) { t.page_indices.device.type = DeviceType::kCuda; }),
+       type},
+  };
+  check_tensors(p, all);
 }
 
 }  // namespace
