@@ -9,8 +9,9 @@ import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "tests"))
 
-import flashplan as fp
 import numpy as np
+
+import flashplan as fp
 from cases import BENCH
 from environment import RESULTS, last_level_cache_bytes, write_json
 from frameworks import NumPy

@@ -6,8 +6,9 @@ import random
 import statistics
 import time
 
-import flashplan as fp
 import numpy as np
+
+import flashplan as fp
 from environment import RESULTS, write_json
 
 

@@ -6,6 +6,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+
 from frameworks import Torch
 
 try:

@@ -24,9 +24,8 @@ text { font: 12px system-ui, sans-serif; fill: #24292f; }
 
 
 def text(x, y, content, classes="", anchor="start"):
-    return (
-        f'<text x="{x:.1f}" y="{y}" class="{classes}" text-anchor="{anchor}">{escape(content)}</text>'
-    )
+    where = f'x="{x:.1f}" y="{y}" text-anchor="{anchor}"'
+    return f'<text {where} class="{classes}">{escape(content)}</text>'
 
 
 def rect(x, y, width, classes):

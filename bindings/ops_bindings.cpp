@@ -2,6 +2,7 @@
 // merge_states, append_paged_kv and the runtime.
 #include <nanobind/stl/string.h>
 
+#include <cstdio>
 #include <string>
 #include <vector>
 
@@ -28,11 +29,24 @@ TensorView slice(const TensorView& stack, int64_t i) {
   return view;
 }
 
-void merge(const std::vector<AttentionState>& states, nb::handle out, nb::handle lse) {
+Status merge(const std::vector<AttentionState>& states, nb::handle out, nb::handle lse) {
   const TensorArg out_arg("out", out, TensorKind::kFloat, nullptr, Access::kWrite);
   const TensorArg lse_arg("lse", lse, TensorKind::kFloat, nullptr, Access::kWrite);
-  check(merge_states(states.data(), static_cast<int32_t>(states.size()),
-                     {out_arg.view(), lse_arg.view()}));
+  return merge_states(states.data(), static_cast<int32_t>(states.size()),
+                      {out_arg.view(), lse_arg.view()});
+}
+
+/// Calls the states of a pair by the names of merge_pair's arguments.
+Status with_names_of_pair(Status status) {
+  static constexpr const char* kNames[][2] = {
+      {"o[0]", "o_a"}, {"o[1]", "o_b"}, {"lse[0]", "lse_a"}, {"lse[1]", "lse_b"}};
+  const std::string message = status.message;
+  for (const auto& [index, name] : kNames) {
+    if (message.rfind(index, 0) != 0) continue;
+    std::snprintf(status.message, sizeof(status.message), "%s%s", name,
+                  message.c_str() + std::char_traits<char>::length(index));
+  }
+  return status;
 }
 
 void merge_pair(nb::handle o_a, nb::handle lse_a, nb::handle o_b, nb::handle lse_b, nb::handle out,
@@ -41,7 +55,8 @@ void merge_pair(nb::handle o_a, nb::handle lse_a, nb::handle o_b, nb::handle lse
   const TensorArg first_lse("lse_a", lse_a, TensorKind::kFloat);
   const TensorArg second_o("o_b", o_b, TensorKind::kFloat);
   const TensorArg second_lse("lse_b", lse_b, TensorKind::kFloat);
-  merge({{first_o.view(), first_lse.view()}, {second_o.view(), second_lse.view()}}, out, lse);
+  check(with_names_of_pair(
+      merge({{first_o.view(), first_lse.view()}, {second_o.view(), second_lse.view()}}, out, lse)));
 }
 
 void merge_stack(nb::handle o, nb::handle lse_in, nb::handle out, nb::handle lse) {
@@ -64,7 +79,7 @@ void merge_stack(nb::handle o, nb::handle lse_in, nb::handle out, nb::handle lse
   for (int64_t i = 0; i < o_view.shape[0]; ++i) {
     states.push_back({slice(o_view, i), slice(lse_view, i)});
   }
-  merge(states, out, lse);
+  check(merge(states, out, lse));
 }
 
 void append(nb::handle k, nb::handle v, nb::handle k_cache, nb::handle v_cache, nb::handle indptr,

@@ -223,7 +223,7 @@ bool TensorArg::import_array_interface(const char* name, nb::handle object) {
   } else {
     raise_type(std::string(name) +
                ": expected float32, float16, bfloat16, float8_e4m3fn, float8_e5m2 or int32, got " +
-               text);
+               text + " stored as " + nb::str(interface["typestr"]).c_str());
   }
   const nb::tuple shape(interface["shape"]);
   const nb::tuple data(interface["data"]);

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls that must be refused: (what is wrong, exception, argument that the message names, call)."""
 
-import flashplan as fp
 import numpy as np
+
+import flashplan as fp
 from scene import half, int64, integers, read_only, zeros
 
 NAN, INF = float("nan"), float("inf")

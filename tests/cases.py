@@ -7,6 +7,7 @@ import random
 
 import ml_dtypes  # noqa: F401  (registers bfloat16 and float8 with NumPy)
 import numpy as np
+
 from reference import visible_keys
 
 SHORT_NAMES = {

@@ -2,10 +2,11 @@
 import os
 import secrets
 
-import frameworks
 import pytest
 
-# Fresh inputs every session; the header of the report says how to see them again.
+import frameworks
+
+# Fresh inputs every run; the header of the report says how to see them again.
 SEED = int(os.environ.get("FLASHPLAN_TEST_SEED", secrets.randbits(31)))
 
 

@@ -4,6 +4,7 @@
 import dataclasses
 
 import numpy as np
+
 import reference
 
 INT_MAX = np.iinfo(np.int32).max

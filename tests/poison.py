@@ -2,6 +2,7 @@
 """Output buffers full of NaN, with canaries round them."""
 
 import numpy as np
+
 from frameworks import bits
 
 POISON = 0xFF  # bytes: NaN in every float dtype

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """One valid call of every function, to be made wrong one argument at a time."""
 
-import flashplan as fp
 import numpy as np
+
+import flashplan as fp
 import poison
 from cases import Case
 from frameworks import NumPy, bits

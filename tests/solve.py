@@ -4,8 +4,9 @@
 import functools
 import zlib
 
-import flashplan as fp
 import numpy as np
+
+import flashplan as fp
 import poison
 import reference
 from inputs import make_inputs

@@ -5,8 +5,9 @@ import inspect
 import os
 import re
 
-import flashplan as fp
 import pytest
+
+import flashplan as fp
 
 ATTENTION = {
     "num_qo_heads": inspect.Parameter.empty,

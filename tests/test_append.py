@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """append_paged_kv against a loop, in caches full of NaN."""
 
-import flashplan as fp
 import ml_dtypes
 import numpy as np
 import pytest
+
+import flashplan as fp
 import reference
 from frameworks import Jax, NumPy, bits
 from inputs import indptr, poisoned

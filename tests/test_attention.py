@@ -3,11 +3,12 @@
 
 import functools
 
-import flashplan as fp
-import frameworks
 import ml_dtypes
 import numpy as np
 import pytest
+
+import flashplan as fp
+import frameworks
 from cases import CASES
 from frameworks import NumPy, bits
 from solve import Runner, assert_correct, problem

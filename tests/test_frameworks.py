@@ -5,10 +5,11 @@ import ctypes
 import subprocess
 import sys
 
-import flashplan as fp
 import ml_dtypes
 import numpy as np
 import pytest
+
+import flashplan as fp
 from cases import BATCH, Case
 from frameworks import Jax, NumPy, Torch, bits
 from inputs import make_inputs

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """merge_states against the reference."""
 
-import flashplan as fp
 import numpy as np
-import poison
 import pytest
+
+import flashplan as fp
+import poison
 import reference
 from frameworks import NumPy, bits
 from reference import EPS, EPS_FLOAT32

@@ -12,9 +12,10 @@ from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
-import flashplan as fp
 import numpy as np
 import pytest
+
+import flashplan as fp
 import reference
 from cases import BATCH, CASES, DECODE, Case
 from frameworks import NumPy, bits

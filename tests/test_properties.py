@@ -3,13 +3,14 @@
 
 import dataclasses
 
-import flashplan as fp
 import numpy as np
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import flashplan as fp
 import reference
 from cases import Case
 from frameworks import NumPy, bits
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from inputs import make_inputs, rearranged
 from solve import Runner, assert_correct, problem, run_arguments
 

@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+
 import reference
 from cases import Case
 from inputs import make_inputs

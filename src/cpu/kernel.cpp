@@ -165,8 +165,9 @@ template <typename KvFormat>
     using Rows = KvRows<typename KvFormat::Storage>;
     TileLoader<KvFormat> keys(Rows(p.k, p.pages, rows, request, kv_begin, kv_end), p.head_dim_qk);
     TileLoader<KvFormat> values(Rows(p.v, p.pages, rows, request, kv_begin, kv_end), p.head_dim_vo);
-    for (int32_t kv = kv_begin; kv < kv_end; kv += p.tile_kv) {
-      const int32_t num_keys = min(p.tile_kv, kv_end - kv);
+    int32_t num_keys = 0;
+    for (int32_t kv = kv_begin; kv < kv_end; kv += num_keys) {  // kv + tile_kv might overflow
+      num_keys = min(p.tile_kv, kv_end - kv);
       keys.load(num_keys, scratch.kv);
       compute_logits(scratch.q, rows.num_rows, scratch.kv, num_keys, width_qk, scratch.logits,
                      p.tile_kv);
@@ -304,8 +305,10 @@ void run_head(const RowBlock& rows, const WorkTile& tile, const Scratch& scratch
     const int32_t width = padded(p.head_dim_vo);
     Merger merger(rows, scratch);
     int32_t slot = tile.partial_slot;
-    for (int32_t kv = tile.kv_begin; kv < tile.kv_end; kv += p.chunk_kv) {
-      compute_state<KvFormat>(rows, tile.request, kv, min(kv + p.chunk_kv, tile.kv_end), scratch);
+    int32_t num_keys = 0;
+    for (int32_t kv = tile.kv_begin; kv < tile.kv_end; kv += num_keys) {
+      num_keys = min(p.chunk_kv, tile.kv_end - kv);
+      compute_state<KvFormat>(rows, tile.request, kv, kv + num_keys, scratch);
       if (tile.split >= 0) {
         write_partial(rows, slot++, scratch);
         continue;

@@ -125,7 +125,8 @@ Status Plan::create(const AttentionOptions& options, Plan* plan) noexcept try {
 }
 
 Status Plan::plan(const Batch& batch) noexcept {
-  if (!impl_) return error(StatusCode::kNotReady, "plan: expected create() before plan()");
+  if (!impl_)
+    return error(StatusCode::kNotReady, "plan: expected create() before plan(), got an empty Plan");
   const InUseGuard guard(impl_->in_use);
   if (!guard.acquired()) {
     return error(StatusCode::kNotReady, "plan: expected one thread at a time, got a second one");

@@ -80,6 +80,7 @@ void Scheduler::reserve(const ScheduleShape& shape, int32_t max_batch_size, int3
   schedule_.requests.reserve(static_cast<size_t>(max_batch_size));
   schedule_.cta_indptr.assign(static_cast<size_t>(shape.num_ctas) + 1, 0);
   schedule_.cta_cost.assign(static_cast<size_t>(shape.num_ctas), 0);
+  dealt_cost_.assign(static_cast<size_t>(shape.num_ctas), 0);
   schedule_.tiles.reserve(static_cast<size_t>(bounds.work_tiles));
   schedule_.splits.reserve(static_cast<size_t>(bounds.splits));
   row_tiles_.resize(static_cast<size_t>(bounds.row_tiles));
@@ -89,8 +90,6 @@ void Scheduler::reserve(const ScheduleShape& shape, int32_t max_batch_size, int3
 }
 
 void Scheduler::make(const Batch& batch) {
-  schedule_.splits.clear();
-  schedule_.num_slots = 0;
   std::fill(schedule_.cta_cost.begin(), schedule_.cta_cost.end(), 0);
   collect_row_tiles(batch);
   order_longest_first();
@@ -176,104 +175,172 @@ void Scheduler::deal_whole_tiles(int64_t capacity) {
   num_ordered_ = static_cast<int32_t>(left - order_.data());
 }
 
+/// Lays the row tiles that were not dealt end to end, over (head, step), and cuts where a CTA is
+/// full.
+class Scheduler::Cutter {
+ public:
+  Cutter(Scheduler& scheduler, int64_t share, int64_t capacity)
+      : scheduler_(scheduler),
+        shape_(scheduler.shape_),
+        loads_(scheduler.schedule_.cta_cost.data()),
+        kv_shift_(log2_of(shape_.tile_kv)),
+        granule_(shape_.chunk_kv > 0 ? shape_.chunk_kv / shape_.tile_kv : 1),
+        share_(share),
+        capacity_(capacity),
+        room_(capacity - loads_[0]) {}
+
+  void lay(const RowTile& tile) {
+    tile_ = tile;
+    num_steps_ = ceil_shift(tile.keys.end - tile.keys.begin, kv_shift_);
+    per_step_ = step_cost(shape_.cost, tile.num_rows);
+    fixed_ = tile_cost(shape_.cost, tile.num_rows);
+    // A cut costs this much; to even out less is not worth one, unless it is much of a queue.
+    const int64_t slack = std::min(shape_.cost.split + fixed_, share_ / 16);
+    head_ = 0;
+    while (head_ < shape_.num_kv_heads) {
+      const bool last_cta = cta_ + 1 == shape_.num_ctas;
+      const int64_t rest_cost = fixed_ + (num_steps_ - step_) * per_step_;
+      if (last_cta || rest_cost <= room_ + slack) {
+        const int32_t left = split_ < 0 ? shape_.num_kv_heads - head_ : 1;
+        finish_heads(
+            last_cta ? left
+                     : static_cast<int32_t>(std::min<int64_t>(left, (room_ + slack) / rest_cost)),
+            rest_cost);
+        continue;
+      }
+      const int32_t steps = steps_that_fit();
+      if (steps == 0 || steps * per_step_ <= slack) {
+        next_cta();
+      } else if (!open_split()) {
+        finish_heads(1, rest_cost);  // no slot for a further piece: the load stays here
+      } else {
+        place(1, step_ + steps, fixed_ + steps * per_step_);
+        step_ += steps;
+        next_cta();
+      }
+    }
+  }
+
+ private:
+  /// Steps of the current head, in whole granules and leaving at least one, whose cost comes
+  /// nearest to the room.
+  int32_t steps_that_fit() const {
+    const int64_t granule_cost = per_step_ * granule_;
+    int64_t granules = (room_ - fixed_ + granule_cost / 2) / granule_cost;
+    if (granules < 1) granules = 2 * room_ >= fixed_ + granule_cost ? 1 : 0;
+    const int32_t most = (num_steps_ - step_ - 1) / granule_;
+    return static_cast<int32_t>(std::min<int64_t>(granules, most)) * granule_;
+  }
+
+  /// Makes sure that the current head is a split with a slot for the next piece and for the rest.
+  bool open_split() {
+    Schedule& schedule = scheduler_.schedule_;
+    const bool chunked = shape_.chunk_kv > 0;
+    const int32_t chunks = (num_steps_ + granule_ - 1) / granule_;  // each has a slot of its own
+    const int32_t needed = chunked ? (split_ < 0 ? chunks : 0) : 2;
+    if (schedule.num_slots + needed > shape_.max_partial_slots) return false;
+    if (split_ >= 0) return true;
+    split_ = static_cast<int32_t>(schedule.splits.size());
+    const int32_t reserved = chunked ? chunks : 0;
+    schedule.splits.push_back(
+        {tile_.request, tile_.row_tile, head_, schedule.num_slots, reserved, 0});
+    schedule.num_slots += reserved;
+    return true;
+  }
+
+  void finish_heads(int32_t num_heads, int64_t cost_of_each) {
+    place(num_heads, num_steps_, cost_of_each * num_heads);
+    head_ += num_heads;
+    step_ = 0;
+    split_ = -1;
+  }
+
+  void place(int32_t num_heads, int32_t end_step, int64_t cost) {
+    Schedule& schedule = scheduler_.schedule_;
+    int32_t slot = -1;
+    if (split_ >= 0) {
+      SplitTile& split = schedule.splits[static_cast<size_t>(split_)];
+      const bool chunked = shape_.chunk_kv > 0;
+      slot = split.slot_begin + (chunked ? step_ / granule_ : split.num_pieces);
+      ++split.num_pieces;
+      if (!chunked) {
+        split.num_slots = split.num_pieces;
+        ++schedule.num_slots;
+      }
+    }
+    const KeyRange keys = tile_.keys;
+    const int32_t begin = keys.begin + (step_ << kv_shift_);
+    const int32_t end = end_step == num_steps_ ? keys.end : keys.begin + (end_step << kv_shift_);
+    scheduler_.pieces_[static_cast<size_t>(scheduler_.num_pieces_++)] = {
+        {tile_.request, tile_.row_tile, head_, num_heads, begin, end, slot, split_}, cta_};
+    loads_[cta_] += cost;
+    room_ -= cost;
+  }
+
+  void next_cta() {
+    ++cta_;
+    room_ += capacity_ - loads_[cta_];  // what was left, or overrun, is carried
+  }
+
+  Scheduler& scheduler_;
+  const ScheduleShape shape_;
+  int64_t* const loads_;
+  const int kv_shift_;
+  const int32_t granule_;  // steps between possible cuts
+  const int64_t share_;
+  const int64_t capacity_;
+  int64_t room_;  // of the current CTA
+  int32_t cta_ = 0;
+
+  RowTile tile_ = {};
+  int32_t num_steps_ = 0;
+  int64_t per_step_ = 0;
+  int64_t fixed_ = 0;
+  int32_t head_ = 0;
+  int32_t step_ = 0;    // of the head, already placed
+  int32_t split_ = -1;  // of the head, once it is cut
+};
+
 void Scheduler::split_the_rest(int64_t share) {
-  num_pieces_ = 0;
-  const ScheduleShape shape = shape_;  // a copy, which no store below can change
-  const CostModel& cost = shape.cost;
-  int64_t* loads = schedule_.cta_cost.data();
-  // Each cut adds the fixed cost of one more tile, and there is at most one cut per CTA.
   int32_t most_rows = 0;
   for (int32_t n = 0; n < num_ordered_; ++n) {
     const auto i = static_cast<size_t>(order_[static_cast<size_t>(n)]);
     most_rows = std::max(most_rows, row_tiles_[i].num_rows);
   }
-  const int64_t capacity = share + tile_cost(cost, most_rows);
-  const int32_t granule = shape.chunk_kv > 0 ? shape.chunk_kv / shape.tile_kv : 1;  // steps
-  const int kv_shift = log2_of(shape.tile_kv);
-  int32_t cta = 0;
-  int64_t room = capacity - loads[0];
-
-  const auto next_cta = [&] {
-    ++cta;
-    room += capacity - loads[cta];  // what was left is carried
+  const auto cut = [&](int64_t capacity) {
+    schedule_.splits.clear();
+    schedule_.num_slots = 0;
+    num_pieces_ = 0;
+    Cutter cutter(*this, share, capacity);
+    for (int32_t n = 0; n < num_ordered_; ++n) {
+      cutter.lay(row_tiles_[static_cast<size_t>(order_[static_cast<size_t>(n)])]);
+    }
   };
-  for (int32_t n = 0; n < num_ordered_; ++n) {
-    const RowTile& tile = row_tiles_[static_cast<size_t>(order_[static_cast<size_t>(n)])];
-    const int32_t num_steps = ceil_shift(tile.keys.end - tile.keys.begin, kv_shift);
-    const int64_t per_step = step_cost(cost, tile.num_rows);
-    const int64_t fixed = tile_cost(cost, tile.num_rows);
-    // A cut costs this much; to even out less is not worth one, unless it is much of a queue.
-    const int64_t slack = std::min(cost.split + fixed, share / 8);
-    int32_t head = 0;
-    int32_t step = 0;    // of `head`, already placed
-    int32_t split = -1;  // of `head`, once it is cut
-
-    const auto place = [&](int32_t num_heads, int32_t end_step, int64_t piece_cost) {
-      int32_t slot = -1;
-      if (split >= 0) {
-        SplitTile& s = schedule_.splits[static_cast<size_t>(split)];
-        slot = s.slot_begin + (shape.chunk_kv > 0 ? step / granule : s.num_pieces);
-        ++s.num_pieces;
-        if (shape.chunk_kv == 0) {
-          s.num_slots = s.num_pieces;
-          schedule_.num_slots = s.slot_begin + s.num_slots;
-        }
-      }
-      const int32_t begin = tile.keys.begin + (step << kv_shift);
-      const int32_t end =
-          end_step == num_steps ? tile.keys.end : tile.keys.begin + (end_step << kv_shift);
-      pieces_[static_cast<size_t>(num_pieces_++)] = {
-          {tile.request, tile.row_tile, head, num_heads, begin, end, slot, split}, cta};
-      loads[cta] += piece_cost;
-      room -= piece_cost;
-    };
-
-    while (head < shape.num_kv_heads) {
-      const bool last_cta = cta + 1 == shape.num_ctas;
-      const int64_t reach = room + slack;
-      const int64_t rest_cost = fixed + (num_steps - step) * per_step;
-      if (last_cta || rest_cost <= reach) {
-        int32_t num_heads = 1;
-        if (split < 0) {
-          const int32_t left = shape.num_kv_heads - head;
-          num_heads =
-              last_cta ? left : static_cast<int32_t>(std::min<int64_t>(left, reach / rest_cost));
-        }
-        place(num_heads, num_steps, rest_cost * num_heads);
-        head += num_heads;
-        step = 0;
-        split = -1;
-        continue;
-      }
-      int64_t steps = room > fixed ? (room - fixed) / per_step : 0;
-      // Rounded to whole granules; the last granule stays for another CTA.
-      steps = std::min<int64_t>(steps / granule, (num_steps - step - 1) / granule) * granule;
-      if (steps == 0 || steps * per_step <= slack) {
-        next_cta();
-        continue;
-      }
-      const int32_t slots_now = shape.chunk_kv == 0 ? 1 : (num_steps + granule - 1) / granule;
-      const int32_t slots_needed = shape.chunk_kv == 0 ? 2 : (split < 0 ? slots_now : 0);
-      if (schedule_.num_slots + slots_needed > shape.max_partial_slots) {
-        // No slot for a further piece: the rest of the head stays here, and the load with it.
-        place(1, num_steps, rest_cost);
-        ++head;
-        step = 0;
-        split = -1;
-        continue;
-      }
-      if (split < 0) {
-        split = static_cast<int32_t>(schedule_.splits.size());
-        const int32_t reserved = shape.chunk_kv > 0 ? slots_now : 0;
-        schedule_.splits.push_back(
-            {tile.request, tile.row_tile, head, schedule_.num_slots, reserved, 0});
-        schedule_.num_slots += reserved;
-      }
-      place(1, step + static_cast<int32_t>(steps), fixed + steps * per_step);
-      step += static_cast<int32_t>(steps);
-      next_cta();
+  // Each cut adds the fixed cost of one more tile, so the queues must hold more than their share.
+  // At first every CTA is given room for one cut. Where that is much of a queue, smaller rooms are
+  // tried, and the one with the shortest longest queue is kept.
+  const int64_t most_extra = tile_cost(shape_.cost, most_rows);
+  std::copy(schedule_.cta_cost.begin(), schedule_.cta_cost.end(), dealt_cost_.begin());
+  cut(share + most_extra);
+  if (most_extra * 16 <= share) return;
+  const auto longest = [&] {
+    return *std::max_element(schedule_.cta_cost.begin(), schedule_.cta_cost.end());
+  };
+  constexpr int64_t kRooms = 4;
+  int64_t best = kRooms;
+  int64_t best_longest = longest();
+  const auto retry = [&](int64_t room) {
+    std::copy(dealt_cost_.begin(), dealt_cost_.end(), schedule_.cta_cost.begin());
+    cut(share + most_extra * room / kRooms);
+  };
+  for (int64_t room = kRooms - 1; room >= 0; --room) {
+    retry(room);
+    if (longest() < best_longest) {
+      best = room;
+      best_longest = longest();
     }
   }
+  if (best != 0) retry(best);
 }
 
 void Scheduler::write_queues() {

@@ -112,6 +112,8 @@ class Scheduler {
     int32_t cta;
   };
 
+  class Cutter;
+
   void collect_row_tiles(const Batch& batch);
   void order_longest_first();
   void deal_whole_tiles(int64_t capacity);
@@ -125,6 +127,7 @@ class Scheduler {
   std::vector<int32_t> order_;  // row tiles, longest first; after dealing, those not placed
   std::vector<Placed> pieces_;  // in the order of their CTA
   std::vector<Placed> whole_;
+  std::vector<int64_t> dealt_cost_;  // per CTA, of the whole tiles
   int32_t num_row_tiles_ = 0;
   int32_t num_ordered_ = 0;
   int32_t num_pieces_ = 0;

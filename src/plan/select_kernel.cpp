@@ -8,6 +8,7 @@
 namespace flashplan {
 namespace {
 
+constexpr int32_t kMaxHeads = 1 << 16;
 constexpr int32_t kMaxHeadDim = 4096;
 constexpr int32_t kMaxCtas = 4096;
 
@@ -23,6 +24,7 @@ Status check_at_most(const char* name, int32_t value, int32_t maximum) {
 
 Status check_heads(const AttentionOptions& o) {
   FLASHPLAN_RETURN_IF_ERROR(check_at_least("num_qo_heads", o.num_qo_heads, 1));
+  FLASHPLAN_RETURN_IF_ERROR(check_at_most("num_qo_heads", o.num_qo_heads, kMaxHeads));
   FLASHPLAN_RETURN_IF_ERROR(check_at_least("num_kv_heads", o.num_kv_heads, 1));
   if (o.num_qo_heads % o.num_kv_heads != 0) {
     return error(StatusCode::kInvalidArgument,

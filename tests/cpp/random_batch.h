@@ -47,7 +47,10 @@ struct HostBatch {
   }
   int32_t size() const { return static_cast<int32_t>(kv_lens.size()); }
   int32_t qo_tokens() const { return qo_indptr.back(); }
-  int32_t qo_len(int32_t request) const { return qo_indptr[request + 1] - qo_indptr[request]; }
+  int32_t qo_len(int32_t request) const {
+    const auto r = static_cast<size_t>(request);
+    return qo_indptr[r + 1] - qo_indptr[r];
+  }
   Batch view() const { return {qo_indptr.data(), kv_lens.data(), nullptr, size()}; }
 };
 

@@ -5,6 +5,7 @@
 #include <thread>
 #include <vector>
 
+#include "allocations.h"
 #include "check.h"
 #include "flashplan/flashplan.h"
 #include "problem.h"
@@ -154,6 +155,24 @@ TEST(results_do_not_depend_on_the_number_of_threads) {
     }
   }
   CHECK(set_num_threads(before).ok());
+}
+
+TEST(a_step_does_not_allocate) {
+  Random random(8);
+  const Problem p = long_problem(random, false);
+  Plan plan;
+  CHECK(Plan::create(p.options, &plan).ok());
+  Workspace workspace(plan.workspace_bytes());
+  Outputs out(p);
+  const AttentionTensors tensors = tensors_of(p, out, workspace);
+  CHECK(plan.plan(p.batch_view()).ok());
+  CHECK(plan.run(tensors).ok());  // starts the threads of the pool
+  const int64_t before = num_allocations;
+  for (int i = 0; i < 3; ++i) {
+    CHECK(plan.plan(p.batch_view()).ok());
+    CHECK(plan.run(tensors).ok());
+  }
+  CHECK_EQ(before, num_allocations);
 }
 
 TEST(plans_on_several_threads) {

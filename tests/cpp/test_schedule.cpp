@@ -1,36 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // Properties of schedules over thousands of random batches.
 #include <algorithm>
-#include <atomic>
 #include <cstdint>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <limits>
-#include <new>
 #include <numeric>
 #include <vector>
 
+#include "allocations.h"
 #include "check.h"
 #include "plan/schedule.h"
 #include "plan/select_kernel.h"
 #include "random_batch.h"
 #include "schedule_invariants.h"
 #include "slow_planner.h"
-
-namespace {
-std::atomic<int64_t> allocations{0};
-}  // namespace
-
-// Not inlined, or GCC sees malloc() meet delete and warns.
-[[gnu::noinline]] void* operator new(std::size_t size) {
-  ++allocations;
-  void* memory = std::malloc(size == 0 ? 1 : size);
-  if (memory == nullptr) throw std::bad_alloc();
-  return memory;
-}
-[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
-[[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
 
 namespace flashplan::test {
 namespace {
@@ -213,9 +197,9 @@ TEST(make_does_not_allocate) {
     const HostBatch batch =
         random_batch(random, kAllLengths[i % 4], kAllPhases[i % 3], random.between(0, 60), 1000);
     Scheduler scheduler = reserved(shape, batch);
-    const int64_t before = allocations;
+    const int64_t before = num_allocations;
     scheduler.make(batch.view());
-    CHECK_EQ(before, allocations);
+    CHECK_EQ(before, num_allocations);
   }
 }
 

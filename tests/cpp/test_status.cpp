@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "allocations.h"
 #include "check.h"
 #include "flashplan/flashplan.h"
 #include "problem.h"
@@ -101,6 +102,28 @@ TEST(options) {
     }
     CHECK_EQ(plan.options().num_qo_heads, 4);  // the earlier plan is still there
   }
+}
+
+TEST(out_of_memory) {
+  Plan plan;
+  CHECK(Plan::create(small_options(), &plan).ok());
+  HostBatch batch;
+  batch.add(1, 10);
+  CHECK(plan.plan(batch.view()).ok());
+  for (int64_t left = 0;; ++left) {
+    Plan other;
+    allocations_left = left;
+    const Status created = Plan::create(small_options(), &other);
+    const bool no_text = plan.describe().empty() && plan.timeline_svg().empty();
+    allocations_left = std::numeric_limits<int64_t>::max();
+    if (created.ok()) break;
+    CHECK(created.code == StatusCode::kOutOfMemory);
+    CHECK(created.message[0] != '\0');
+    CHECK_EQ(other.workspace_bytes(), 0U);
+    CHECK(no_text);
+    CHECK(left < 100);
+  }
+  CHECK(!plan.describe().empty());
 }
 
 TEST(defaults_are_filled_in) {

@@ -1,0 +1,191 @@
+"""
+flashplan's C++ library; the documented surface is the package flashplan.
+"""
+
+import enum
+
+
+class DType(enum.Enum):
+    """Element types."""
+
+    float32 = 0
+
+    float16 = 1
+
+    bfloat16 = 2
+
+    float8_e4m3fn = 3
+
+    float8_e5m2 = 4
+
+class Options:
+    """AttentionOptions of include/flashplan/plan.h."""
+
+    def __init__(self) -> None: ...
+
+    @property
+    def num_qo_heads(self) -> int: ...
+
+    @num_qo_heads.setter
+    def num_qo_heads(self, arg: int, /) -> None: ...
+
+    @property
+    def num_kv_heads(self) -> int: ...
+
+    @num_kv_heads.setter
+    def num_kv_heads(self, arg: int, /) -> None: ...
+
+    @property
+    def head_dim_qk(self) -> int: ...
+
+    @head_dim_qk.setter
+    def head_dim_qk(self, arg: int, /) -> None: ...
+
+    @property
+    def head_dim_vo(self) -> int: ...
+
+    @head_dim_vo.setter
+    def head_dim_vo(self, arg: int, /) -> None: ...
+
+    @property
+    def page_size(self) -> int: ...
+
+    @page_size.setter
+    def page_size(self, arg: int, /) -> None: ...
+
+    @property
+    def q_dtype(self) -> DType: ...
+
+    @q_dtype.setter
+    def q_dtype(self, arg: DType, /) -> None: ...
+
+    @property
+    def kv_dtype(self) -> DType: ...
+
+    @kv_dtype.setter
+    def kv_dtype(self, arg: DType, /) -> None: ...
+
+    @property
+    def o_dtype(self) -> DType: ...
+
+    @o_dtype.setter
+    def o_dtype(self, arg: DType, /) -> None: ...
+
+    @property
+    def causal(self) -> bool: ...
+
+    @causal.setter
+    def causal(self, arg: bool, /) -> None: ...
+
+    @property
+    def window_left(self) -> int: ...
+
+    @window_left.setter
+    def window_left(self, arg: int, /) -> None: ...
+
+    @property
+    def softmax_scale(self) -> float | None: ...
+
+    @softmax_scale.setter
+    def softmax_scale(self, arg: float | None, /) -> None: ...
+
+    @property
+    def softcap(self) -> float: ...
+
+    @softcap.setter
+    def softcap(self, arg: float, /) -> None: ...
+
+    @property
+    def max_batch_size(self) -> int: ...
+
+    @max_batch_size.setter
+    def max_batch_size(self, arg: int, /) -> None: ...
+
+    @property
+    def max_qo_tokens(self) -> int: ...
+
+    @max_qo_tokens.setter
+    def max_qo_tokens(self, arg: int, /) -> None: ...
+
+    @property
+    def num_ctas(self) -> int: ...
+
+    @num_ctas.setter
+    def num_ctas(self, arg: int, /) -> None: ...
+
+    @property
+    def batch_invariant(self) -> bool: ...
+
+    @batch_invariant.setter
+    def batch_invariant(self, arg: bool, /) -> None: ...
+
+    @property
+    def hnd(self) -> bool: ...
+
+    @hnd.setter
+    def hnd(self, arg: bool, /) -> None: ...
+
+    @property
+    def cuda_device(self) -> int | None: ...
+
+    @cuda_device.setter
+    def cuda_device(self, arg: int | None, /) -> None: ...
+
+class Plan:
+    """The schedule of the last plan(), and the means to run it."""
+
+    def __init__(self, options: Options, workspace: object | None = None) -> None: ...
+
+    def plan(self, qo_indptr: object | None, kv_lens: object | None, kv_indptr: object | None = None) -> None: ...
+
+    def run(self, q: object | None, k: object | None, v: object | None, block_table: object | None, page_indptr: object | None, page_indices: object | None, out: object | None, lse: object | None, k_scale: object | None, v_scale: object | None) -> None: ...
+
+    def describe(self) -> str:
+        """The schedule as text: totals, then the first queues."""
+
+    @property
+    def options(self) -> Options: ...
+
+    @property
+    def workspace_bytes(self) -> int: ...
+
+    @property
+    def kernel_name(self) -> str: ...
+
+    @property
+    def num_tokens(self) -> int: ...
+
+    @property
+    def tile_q(self) -> int: ...
+
+    @property
+    def num_ctas(self) -> int: ...
+
+    @property
+    def num_partial_slots(self) -> int: ...
+
+    @property
+    def cta_costs(self) -> list[int]:
+        """Predicted cost of each queue."""
+
+    @property
+    def work_tiles(self) -> list[tuple[int, int, int, int, int, int, int, int]]:
+        """
+        Tuples (cta, request, row_tile, kv_head, num_kv_heads, kv_begin, kv_end, partial_slot), in the order of the queues.
+        """
+
+def is_supported(options: Options) -> tuple[bool, str]: ...
+
+def merge_pair(o_a: object | None, lse_a: object | None, o_b: object | None, lse_b: object | None, out: object | None, lse: object | None) -> None: ...
+
+def merge_stack(o: object | None, lse_in: object | None, out: object | None, lse: object | None) -> None: ...
+
+def append_paged_kv(k: object | None, v: object | None, k_cache: object | None, v_cache: object | None, indptr: object | None, kv_lens: object | None, block_table: object | None, page_indptr: object | None, page_indices: object | None, hnd: bool, kv_dtype: object | None, k_scale: object | None, v_scale: object | None) -> None: ...
+
+def set_num_threads(num_threads: int) -> None: ...
+
+def get_num_threads() -> int: ...
+
+def show_config() -> str: ...
+
+def version() -> str: ...
