@@ -11,30 +11,34 @@
 namespace flashplan::cpu::FLASHPLAN_ISA {
 namespace {
 
+#include "cpu/kv_tiles.h"
 #include "cpu/vec.h"
 // After vec.h, which it uses.
 #include "cpu/tile_math.h"
 
 FLASHPLAN_INLINE int32_t min(int32_t a, int32_t b) { return a < b ? a : b; }
-FLASHPLAN_INLINE int32_t max(int32_t a, int32_t b) { return a > b ? a : b; }
 
-/// The rows of a work tile for one kv head. Packed row r is query token r / group_size of the
-/// request and query head r % group_size of the kv head's group.
+/// The rows of a work tile, for consecutive kv heads: row i is packed row i % rows_per_head of head
+/// i / rows_per_head. Packed row r is query token r / group_size of the request and query head
+/// r % group_size of the kv head's group.
 struct RowBlock {
   const AttentionParams& params;
   RequestInfo request;
   int32_t kv_head;
-  int32_t row_begin;
-  int32_t num_rows;
+  int32_t num_kv_heads;
+  int32_t row_begin;  // packed
+  int32_t rows_per_head;
 
-  int32_t query(int32_t r) const { return (row_begin + r) / params.group_size; }
-  int64_t token(int32_t r) const { return int64_t{request.qo_begin} + query(r); }
-  int64_t qo_head(int32_t r) const {
-    return int64_t{kv_head} * params.group_size + (row_begin + r) % params.group_size;
+  int32_t num_rows() const { return num_kv_heads * rows_per_head; }
+  int32_t packed(int32_t i) const { return row_begin + i % rows_per_head; }
+  int32_t query(int32_t i) const { return packed(i) / params.group_size; }
+  int64_t token(int32_t i) const { return int64_t{request.qo_begin} + query(i); }
+  int64_t qo_head(int32_t i) const {
+    return int64_t{kv_head + i / rows_per_head} * params.group_size + packed(i) % params.group_size;
   }
-  /// Keys that row r sees, within tile [kv_begin, kv_begin + num_keys).
-  VisibleRange visible(int32_t r, int32_t kv_begin, int32_t num_keys) const {
-    const int64_t position = int64_t{request.kv_len} - request.qo_len + query(r) - kv_begin;
+  /// Keys that row i sees, within tile [kv_begin, kv_begin + num_keys).
+  VisibleRange visible(int32_t i, int32_t kv_begin, int32_t num_keys) const {
+    const int64_t position = int64_t{request.kv_len} - request.qo_len + query(i) - kv_begin;
     int64_t begin = 0;
     int64_t end = num_keys;
     if (params.causal && position + 1 < end) end = position + 1;
@@ -46,98 +50,12 @@ struct RowBlock {
   }
 };
 
-/// Addresses of consecutive keys (or values) [kv_begin, kv_end) of one request and head.
-template <typename Storage>
-class KvRows {
- public:
-  KvRows(const KvView& view, const PageTable& pages, const RowBlock& rows, int32_t request,
-         int32_t kv_begin, int32_t kv_end)
-      : view_(view),
-        base_(static_cast<const Storage*>(view.data) + rows.kv_head * view.head_stride),
-        num_left_(kv_end - kv_begin) {
-    if (pages.ids == nullptr) {
-      page_size_ = INT32_MAX;
-      slot_ = int64_t{rows.request.kv_begin} + kv_begin;
-      page_ = base_;
-      return;
-    }
-    page_size_ = pages.page_size;
-    ids_ = pages.ids +
-           (pages.indptr != nullptr ? pages.indptr[request] : request * pages.row_stride) +
-           kv_begin / page_size_;
-    slot_ = kv_begin % page_size_;
-    page_ = base_ + *ids_ * view_.page_stride;
-  }
-
-  const Storage* address() const { return page_ + slot_ * view_.token_stride; }
-
-  /// Moves on by one key, but never past the last: no further page id is read.
-  void advance() {
-    if (num_left_ <= 1) return;
-    --num_left_;
-    if (++slot_ < page_size_ || ids_ == nullptr) return;
-    slot_ = 0;
-    page_ = base_ + *++ids_ * view_.page_stride;
-  }
-
- private:
-  const KvView& view_;
-  const Storage* base_;
-  const Storage* page_ = nullptr;
-  const int32_t* ids_ = nullptr;
-  int64_t slot_ = 0;
-  int32_t page_size_ = 0;
-  int32_t num_left_;
-};
-
-template <typename KvFormat>
-FLASHPLAN_INLINE void convert_row(const typename KvFormat::Storage* from, float* to,
-                                  int32_t head_dim) {
-  for (int32_t d = 0; d < head_dim; ++d) to[d] = KvFormat::load(from[d]);
-  for (int32_t d = head_dim; d < padded(head_dim); ++d) to[d] = 0.0F;
-}
-
-/// Converts consecutive rows to float32, tile by tile. The processor's own prefetching stops at
-/// page ends, so rows are asked for ahead of their use.
-template <typename KvFormat>
-class TileLoader {
- public:
-  using Rows = KvRows<typename KvFormat::Storage>;
-
-  TileLoader(const Rows& rows, int32_t head_dim) : rows_(rows), ahead_(rows), head_dim_(head_dim) {
-    for (int32_t i = 0; i < kRowsAhead; ++i) prefetch_next();
-  }
-
-  void load(int32_t num_rows, float* tile) {
-    for (int32_t j = 0; j < num_rows; ++j) {
-      prefetch_next();
-      convert_row<KvFormat>(rows_.address(), tile + int64_t{j} * padded(head_dim_), head_dim_);
-      rows_.advance();
-    }
-  }
-
- private:
-  static constexpr int32_t kRowsAhead = 16;
-  static constexpr int32_t kLineBytes = 64;
-
-  void prefetch_next() {
-    const auto* row = reinterpret_cast<const char*>(ahead_.address());
-    const auto row_bytes = head_dim_ * static_cast<int32_t>(sizeof(typename KvFormat::Storage));
-    for (int32_t b = 0; b < row_bytes; b += kLineBytes) __builtin_prefetch(row + b);
-    ahead_.advance();
-  }
-
-  Rows rows_;
-  Rows ahead_;
-  int32_t head_dim_;
-};
-
 void load_queries(const RowBlock& rows, float* to) {
   const AttentionParams& p = rows.params;
   const int32_t width = padded(p.head_dim_qk);
   dispatch_format(p.q_dtype, [&](auto format) {
     using QFormat = decltype(format);
-    for (int32_t r = 0; r < rows.num_rows; ++r) {
+    for (int32_t r = 0; r < rows.num_rows(); ++r) {
       const auto* q = static_cast<const typename QFormat::Storage*>(p.q) +
                       rows.token(r) * p.q_token_stride + rows.qo_head(r) * p.q_head_stride;
       float* row = to + int64_t{r} * width;
@@ -155,38 +73,50 @@ template <typename KvFormat>
   const AttentionParams& p = rows.params;
   const int32_t width_qk = padded(p.head_dim_qk);
   const int32_t width_vo = padded(p.head_dim_vo);
+  const int32_t num_rows = rows.num_rows();
   VisibleRange visible[kCpuTileQ];
 
-  for (int32_t r = 0; r < rows.num_rows; ++r) scratch.row_max[r] = -__builtin_inff();
-  for (int32_t i = 0; i < rows.num_rows * kRowPadding; ++i) scratch.row_sum[i] = 0.0F;
-  for (int64_t i = 0; i < int64_t{rows.num_rows} * width_vo; ++i) scratch.o[i] = 0.0F;
+  for (int32_t r = 0; r < num_rows; ++r) scratch.row_max[r] = -__builtin_inff();
+  for (int32_t i = 0; i < num_rows * kRowPadding; ++i) scratch.row_sum[i] = 0.0F;
+  for (int64_t i = 0; i < int64_t{num_rows} * width_vo; ++i) scratch.o[i] = 0.0F;
 
+  using Tiles = KvTiles<KvFormat>;
+  const int32_t heads_end = rows.kv_head + rows.num_kv_heads;
+  const int32_t tile_kv = kCpuTileKv;
   if (kv_begin < kv_end) {
-    using Rows = KvRows<typename KvFormat::Storage>;
-    TileLoader<KvFormat> keys(Rows(p.k, p.pages, rows, request, kv_begin, kv_end), p.head_dim_qk);
-    TileLoader<KvFormat> values(Rows(p.v, p.pages, rows, request, kv_begin, kv_end), p.head_dim_vo);
+    Tiles keys(p.k, p.pages, rows.request, request, kv_begin, kv_end, p.head_dim_qk);
+    Tiles values(p.v, p.pages, rows.request, request, kv_begin, kv_end, p.head_dim_vo);
     int32_t num_keys = 0;
     for (int32_t kv = kv_begin; kv < kv_end; kv += num_keys) {  // kv + tile_kv might overflow
-      num_keys = min(p.tile_kv, kv_end - kv);
-      keys.load(num_keys, scratch.kv);
-      compute_logits(scratch.q, rows.num_rows, scratch.kv, num_keys, width_qk, scratch.logits,
-                     p.tile_kv);
-      for (int32_t r = 0; r < rows.num_rows; ++r) {
+      num_keys = min(tile_kv, kv_end - kv);
+      // Heads one after the other within a tile: those of a token lie side by side in memory.
+      keys.advance();
+      for (int32_t h = rows.kv_head; h < heads_end; ++h) {
+        const int64_t first = int64_t{h - rows.kv_head} * rows.rows_per_head;
+        keys.load(h, rows.kv_head, h + 1 == heads_end, scratch.kv);
+        compute_logits(scratch.q + first * width_qk, rows.rows_per_head, scratch.kv, num_keys,
+                       width_qk, scratch.logits + first * tile_kv, tile_kv);
+      }
+      for (int32_t r = 0; r < num_rows; ++r) {
         visible[r] = rows.visible(r, kv, num_keys);
         float* o = scratch.o + int64_t{r} * width_vo;
         const float shrink =
-            softmax_row(scratch.logits + int64_t{r} * p.tile_kv, num_keys, visible[r], p.softcap,
+            softmax_row(scratch.logits + int64_t{r} * tile_kv, num_keys, visible[r], p.softcap,
                         &scratch.row_max[r], scratch.row_sum + int64_t{r} * kRowPadding);
         if (shrink != 1.0F) {
           for (int32_t d = 0; d < width_vo; ++d) o[d] *= shrink;
         }
       }
-      values.load(num_keys, scratch.kv);
-      add_values(scratch.logits, p.tile_kv, visible, rows.num_rows, scratch.kv, width_vo,
-                 scratch.o);
+      values.advance();
+      for (int32_t h = rows.kv_head; h < heads_end; ++h) {
+        const int32_t first = (h - rows.kv_head) * rows.rows_per_head;
+        values.load(h, rows.kv_head, h + 1 == heads_end, scratch.kv);
+        add_values(scratch.logits + int64_t{first} * tile_kv, tile_kv, visible + first,
+                   rows.rows_per_head, scratch.kv, width_vo, scratch.o + int64_t{first} * width_vo);
+      }
     }
   }
-  for (int32_t r = 0; r < rows.num_rows; ++r) {
+  for (int32_t r = 0; r < num_rows; ++r) {
     if (scratch.row_max[r] == -__builtin_inff()) {  // no visible key: o is still 0
       scratch.lse[r] = -__builtin_inff();
       continue;
@@ -214,7 +144,7 @@ void write_row(const RowBlock& rows, int32_t r, const float* o, float scale, flo
 
 void write_state(const RowBlock& rows, const Scratch& scratch) {
   const int32_t width = padded(rows.params.head_dim_vo);
-  for (int32_t r = 0; r < rows.num_rows; ++r) {
+  for (int32_t r = 0; r < rows.num_rows(); ++r) {
     write_row(rows, r, scratch.o + int64_t{r} * width, rows.params.v_scale, scratch.lse[r]);
   }
 }
@@ -223,7 +153,7 @@ void write_partial(const RowBlock& rows, int32_t slot, const Scratch& scratch) {
   const AttentionParams& p = rows.params;
   const int32_t width = padded(p.head_dim_vo);
   const int64_t first_row = int64_t{slot} * p.tile_q;
-  for (int32_t r = 0; r < rows.num_rows; ++r) {
+  for (int32_t r = 0; r < rows.num_rows(); ++r) {
     float* to = p.partial_o + (first_row + r) * p.head_dim_vo;
     const float* from = scratch.o + int64_t{r} * width;
     for (int32_t d = 0; d < p.head_dim_vo; ++d) to[d] = from[d];
@@ -236,8 +166,8 @@ class Merger {
  public:
   Merger(const RowBlock& rows, const Scratch& scratch) : rows_(rows), scratch_(scratch) {
     const int64_t width = padded(rows.params.head_dim_vo);
-    for (int64_t i = 0; i < rows.num_rows * width; ++i) scratch.merged_o[i] = 0.0F;
-    for (int32_t r = 0; r < rows.num_rows; ++r) {
+    for (int64_t i = 0; i < rows.num_rows() * width; ++i) scratch.merged_o[i] = 0.0F;
+    for (int32_t r = 0; r < rows.num_rows(); ++r) {
       scratch.merged_max[r] = -__builtin_inff();
       scratch.merged_sum[r] = 0.0F;
     }
@@ -249,7 +179,7 @@ class Merger {
   }
 
   void write() {
-    for (int32_t r = 0; r < rows_.num_rows; ++r) {
+    for (int32_t r = 0; r < rows_.num_rows(); ++r) {
       const float total = scratch_.merged_sum[r];
       const bool no_keys = scratch_.merged_max[r] == -__builtin_inff();
       const float scale = no_keys ? 0.0F : rows_.params.v_scale / total;
@@ -274,7 +204,7 @@ void merge_partials(const RowBlock& rows, const SplitTile& split, const Scratch&
   Merger merger(rows, scratch);
   for (int32_t slot = split.slot_begin; slot < split.slot_begin + split.num_slots; ++slot) {
     const int64_t first_row = int64_t{slot} * p.tile_q;
-    for (int32_t r = 0; r < rows.num_rows; ++r) {
+    for (int32_t r = 0; r < rows.num_rows(); ++r) {
       merger.add_row(r, p.partial_o + (first_row + r) * p.head_dim_vo,
                      p.partial_lse[first_row + r]);
     }
@@ -289,7 +219,7 @@ bool arrives_last(const AttentionParams& p, int32_t split) {
 }
 
 template <typename KvFormat>
-void run_head(const RowBlock& rows, const WorkTile& tile, const Scratch& scratch) {
+void run_heads(const RowBlock& rows, const WorkTile& tile, const Scratch& scratch) {
   const AttentionParams& p = rows.params;
   load_queries(rows, scratch.q);
   if (p.chunk_kv == 0) {
@@ -313,7 +243,7 @@ void run_head(const RowBlock& rows, const WorkTile& tile, const Scratch& scratch
         write_partial(rows, slot++, scratch);
         continue;
       }
-      for (int32_t r = 0; r < rows.num_rows; ++r) {
+      for (int32_t r = 0; r < rows.num_rows(); ++r) {
         merger.add_row(r, scratch.o + int64_t{r} * width, scratch.lse[r]);
       }
     }
@@ -334,9 +264,12 @@ void run_queue(const AttentionParams& p, int32_t cta, std::byte* memory) noexcep
     const RequestInfo& request = p.requests[tile.request];
     const int32_t row_begin = tile.row_tile * p.tile_q;
     const int32_t num_rows = min(p.tile_q, request.qo_len * p.group_size - row_begin);
-    for (int32_t h = tile.kv_head; h < tile.kv_head + tile.num_kv_heads; ++h) {
-      const RowBlock rows{p, request, h, row_begin, num_rows};
-      run_head<Format<kv_dtype>>(rows, tile, scratch);
+    // As many heads at a time as the scratch has rows for.
+    const int32_t heads_end = tile.kv_head + tile.num_kv_heads;
+    const int32_t heads_at_once = p.tile_q / num_rows;
+    for (int32_t h = tile.kv_head; h < heads_end; h += heads_at_once) {
+      const int32_t num_heads = min(heads_at_once, heads_end - h);
+      run_heads<Format<kv_dtype>>({p, request, h, num_heads, row_begin, num_rows}, tile, scratch);
     }
   }
 }

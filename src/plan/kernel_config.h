@@ -11,8 +11,9 @@ namespace flashplan {
 
 enum class KernelFamily : int32_t { kCpu = 0 };
 
-/// Packed query rows of a tile of the cpu family.
+/// Tiles of the cpu family: packed query rows, and keys.
 constexpr int32_t kCpuTileQ = 64;
+constexpr int32_t kCpuTileKv = 32;
 
 struct KernelConfig {
   KernelFamily family = KernelFamily::kCpu;

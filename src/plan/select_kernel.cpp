@@ -92,10 +92,10 @@ KernelConfig cpu_config(const AttentionOptions& o, const DeviceLimits& device) {
   KernelConfig config;
   config.family = KernelFamily::kCpu;
   config.kv_dtype = o.kv_dtype;
-  // A converted K or V tile of 64 x 128 floats is 32 KB: it stays in the first-level cache while
-  // the rows of a query tile pass over it.
+  // A converted tile of 32 x 128 floats is 16 KB: it stays in the first-level cache while the rows
+  // of a query tile pass over it.
   config.tile_q = kCpuTileQ;
-  config.tile_kv = 32;
+  config.tile_kv = kCpuTileKv;
   // Several queues per thread, taken as threads become free, even out what other programs take.
   constexpr int32_t kQueuesPerThread = 4;
   config.num_ctas = o.num_ctas > 0 ? o.num_ctas : kQueuesPerThread * device.num_processors;

@@ -129,10 +129,10 @@ inline int64_t slow_makespan(const ScheduleShape& shape, const Batch& batch) {
   return makespan;
 }
 
-/// How far a planner that cuts at most once per CTA may be from any other: a queue ends up to a
-/// step and a cut away from its share, and each cut costs a tile's fixed part.
-inline int64_t makespan_slack(const ScheduleShape& shape) {
-  return 3 * slow_cost(shape, shape.tile_q, shape.tile_kv) + 2 * shape.cost.split;
+/// The longest queue that is still acceptable: that of Algorithm 1 and an eighth, and a few tiles,
+/// as a cut costs a tile's fixed part and a queue ends up to a step and a cut away from its share.
+inline int64_t acceptable_makespan(const ScheduleShape& shape, int64_t slow) {
+  return slow + slow / 8 + 3 * slow_cost(shape, shape.tile_q, shape.tile_kv) + 2 * shape.cost.split;
 }
 
 }  // namespace flashplan::test

@@ -79,7 +79,7 @@ TEST(options) {
       {"max_batch_size", [](auto& o) { o.max_batch_size = kMaxInt; }},
       {"max_qo_tokens", [](auto& o) { o.max_qo_tokens = 0; }},
       {"max_qo_tokens", [](auto& o) { o.max_qo_tokens = kMaxInt; }},
-      {"max_qo_tokens", [](auto& o) { o.num_qo_heads = o.max_qo_tokens = 1 << 20; }},
+      {"max_qo_tokens", [](auto& o) { o.num_qo_heads = 1 << 16, o.max_qo_tokens = 1 << 24; }},
       {"num_ctas", [](auto& o) { o.num_ctas = -1; }},
       {"num_ctas", [](auto& o) { o.num_ctas = kMaxInt; }},
       {"workspace", [](auto& o) { o.workspace_bytes = 0; }},
