@@ -93,7 +93,7 @@ template <typename KvFormat>
       keys.advance();
       for (int32_t h = rows.kv_head; h < heads_end; ++h) {
         const int64_t first = int64_t{h - rows.kv_head} * rows.rows_per_head;
-        keys.load(h, rows.kv_head, h + 1 == heads_end, scratch.kv);
+        keys.load(h, scratch.kv);
         compute_logits(scratch.q + first * width_qk, rows.rows_per_head, scratch.kv, num_keys,
                        width_qk, scratch.logits + first * tile_kv, tile_kv);
       }
@@ -110,7 +110,7 @@ template <typename KvFormat>
       values.advance();
       for (int32_t h = rows.kv_head; h < heads_end; ++h) {
         const int32_t first = (h - rows.kv_head) * rows.rows_per_head;
-        values.load(h, rows.kv_head, h + 1 == heads_end, scratch.kv);
+        values.load(h, scratch.kv);
         add_values(scratch.logits + int64_t{first} * tile_kv, tile_kv, visible + first,
                    rows.rows_per_head, scratch.kv, width_vo, scratch.o + int64_t{first} * width_vo);
       }

@@ -42,15 +42,11 @@ class KvTiles {
   }
 
   /// Converts the current tile of a kv head to [kCpuTileKv, padded(head_dim)], and asks for the
-  /// rows of the head after it, or of the next tile's `first_head` if it is the last.
-  void load(int32_t kv_head, int32_t first_head, bool is_last_head, float* tile) const {
+  /// same rows of the next tile: far enough ahead for memory to answer.
+  void load(int32_t kv_head, float* tile) const {
     const int64_t offset = kv_head * view_.head_stride;
-    const int64_t next_offset =
-        is_last_head ? first_head * view_.head_stride : offset + view_.head_stride;
-    const Storage* const* ahead = is_last_head ? next_ : current_;
-    const int32_t num_ahead = is_last_head ? num_next_ : num_current_;
     for (int32_t j = 0; j < num_current_; ++j) {
-      if (j < num_ahead) prefetch_row(ahead[j] + next_offset);
+      if (j < num_next_) prefetch_row(next_[j] + offset);
       convert_row<KvFormat>(current_[j] + offset, tile + int64_t{j} * padded(head_dim_), head_dim_);
     }
   }
@@ -71,7 +67,7 @@ class KvTiles {
 
   void prefetch_row(const Storage* row) const {
     constexpr int32_t kPerLine = 64 / static_cast<int32_t>(sizeof(Storage));
-    for (int32_t d = 0; d < head_dim_; d += kPerLine) __builtin_prefetch(row + d);
+    for (int32_t d = 0; d < head_dim_; d += kPerLine) __builtin_prefetch(row + d, 0, 2);
   }
 
   const KvView& view_;
