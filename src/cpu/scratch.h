@@ -34,7 +34,7 @@ FLASHPLAN_INLINE std::size_t partition(Scratch* scratch, std::byte* memory, int3
                                        int32_t tile_kv, int32_t head_dim_qk, int32_t head_dim_vo) {
   std::size_t used = 0;
   const auto take = [&](int64_t floats) {
-    float* part = reinterpret_cast<float*>(memory + used);
+    float* part = memory == nullptr ? nullptr : reinterpret_cast<float*>(memory + used);
     used += static_cast<std::size_t>(floats) * sizeof(float);
     return part;
   };

@@ -98,7 +98,7 @@ std::string Plan::timeline_svg() const noexcept try {
     // Boxes share the queue's predicted time in proportion to their keys.
     int64_t weight = 0;
     const auto weight_of = [](const WorkTile& tile) {
-      return int64_t{tile.num_kv_heads} * (tile.kv_end - tile.kv_begin + 1);
+      return int64_t{tile.num_kv_heads} * (int64_t{tile.kv_end} - tile.kv_begin + 1);
     };
     for (int32_t i = begin; i < end; ++i)
       weight += weight_of(schedule.tiles[static_cast<size_t>(i)]);

@@ -99,6 +99,9 @@ Plan::Plan(Plan&&) noexcept = default;
 Plan& Plan::operator=(Plan&&) noexcept = default;
 
 Status Plan::create(const AttentionOptions& options, Plan* plan) noexcept try {
+  if (plan == nullptr) {
+    return error(StatusCode::kInvalidArgument, "plan: expected a pointer, got null");
+  }
   auto impl = std::make_unique<Impl>();
   impl->options = options;
   const DeviceLimits device{.num_processors = num_processors()};
@@ -120,7 +123,8 @@ Status Plan::create(const AttentionOptions& options, Plan* plan) noexcept try {
   plan->impl_ = std::move(impl);
   return {};
 } catch (const std::bad_alloc&) {
-  return error(StatusCode::kOutOfMemory, "max_batch_size: no host memory for a batch of %d",
+  return error(StatusCode::kOutOfMemory,
+               "max_batch_size: expected host memory for a batch of %d, got none",
                options.max_batch_size);
 }
 
@@ -137,8 +141,10 @@ Status Plan::plan(const Batch& batch) noexcept {
   impl_->batch_size = batch.batch_size;
   impl_->num_tokens = batch.qo_indptr[batch.batch_size];
   impl_->num_kv_rows = 0;
-  for (const RequestInfo& request : impl_->scheduler.schedule().requests) {
-    if (request.kv_len > 0) impl_->num_kv_rows = request.kv_begin + request.kv_len;
+  if (impl_->options.page_size == 0) {
+    for (const RequestInfo& request : impl_->scheduler.schedule().requests) {
+      if (request.kv_len > 0) impl_->num_kv_rows = request.kv_begin + request.kv_len;
+    }
   }
   impl_->planned = true;
   return {};

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstddef>
+#include <iterator>
 #include <span>
 
 namespace flashplan {
@@ -179,13 +180,12 @@ void Scheduler::deal_whole_tiles(int64_t capacity) {
 /// full.
 class Scheduler::Cutter {
  public:
-  Cutter(Scheduler& scheduler, int64_t share, int64_t capacity)
+  Cutter(Scheduler& scheduler, int64_t capacity)
       : scheduler_(scheduler),
         shape_(scheduler.shape_),
         loads_(scheduler.schedule_.cta_cost.data()),
         kv_shift_(log2_of(shape_.tile_kv)),
-        granule_(shape_.chunk_kv > 0 ? shape_.chunk_kv / shape_.tile_kv : 1),
-        share_(share),
+        granule_(shape_.granule()),
         capacity_(capacity),
         room_(capacity - loads_[0]) {}
 
@@ -194,22 +194,20 @@ class Scheduler::Cutter {
     num_steps_ = ceil_shift(tile.keys.end - tile.keys.begin, kv_shift_);
     per_step_ = step_cost(shape_.cost, tile.num_rows);
     fixed_ = tile_cost(shape_.cost, tile.num_rows);
-    // A cut costs this much; to even out less is not worth one, unless it is much of a queue.
-    const int64_t slack = std::min(shape_.cost.split + fixed_, share_ / 16);
     head_ = 0;
     while (head_ < shape_.num_kv_heads) {
       const bool last_cta = cta_ + 1 == shape_.num_ctas;
       const int64_t rest_cost = fixed_ + (num_steps_ - step_) * per_step_;
-      if (last_cta || rest_cost <= room_ + slack) {
+      if (last_cta || rest_cost <= room_) {
         const int32_t left = split_ < 0 ? shape_.num_kv_heads - head_ : 1;
         finish_heads(
-            last_cta ? left
-                     : static_cast<int32_t>(std::min<int64_t>(left, (room_ + slack) / rest_cost)),
+            last_cta ? left : static_cast<int32_t>(std::min<int64_t>(left, room_ / rest_cost)),
             rest_cost);
         continue;
       }
       const int32_t steps = steps_that_fit();
-      if (steps == 0 || steps * per_step_ <= slack) {
+      // What a cut costs must be won by it.
+      if (steps <= 0 || steps * per_step_ < shape_.cost.split) {
         next_cta();
       } else if (!open_split()) {
         finish_heads(1, rest_cost);  // no slot for a further piece: the load stays here
@@ -221,15 +219,15 @@ class Scheduler::Cutter {
     }
   }
 
+  /// Whether the last queue, which took what was left, is no longer than the others may be.
+  bool fits() const { return loads_[shape_.num_ctas - 1] <= capacity_; }
+
  private:
-  /// Steps of the current head, in whole granules and leaving at least one, whose cost comes
-  /// nearest to the room.
+  /// Steps of the current head that the room holds, in whole granules and leaving at least one.
   int32_t steps_that_fit() const {
-    const int64_t granule_cost = per_step_ * granule_;
-    int64_t granules = (room_ - fixed_ + granule_cost / 2) / granule_cost;
-    if (granules < 1) granules = 2 * room_ >= fixed_ + granule_cost ? 1 : 0;
-    const int32_t most = (num_steps_ - step_ - 1) / granule_;
-    return static_cast<int32_t>(std::min<int64_t>(granules, most)) * granule_;
+    if (room_ <= fixed_) return 0;
+    const int64_t steps = std::min<int64_t>((room_ - fixed_) / per_step_, num_steps_ - step_ - 1);
+    return static_cast<int32_t>(steps) / granule_ * granule_;
   }
 
   /// Makes sure that the current head is a split with a slot for the next piece and for the rest.
@@ -279,7 +277,7 @@ class Scheduler::Cutter {
 
   void next_cta() {
     ++cta_;
-    room_ += capacity_ - loads_[cta_];  // what was left, or overrun, is carried
+    room_ = capacity_ - loads_[cta_];
   }
 
   Scheduler& scheduler_;
@@ -287,7 +285,6 @@ class Scheduler::Cutter {
   int64_t* const loads_;
   const int kv_shift_;
   const int32_t granule_;  // steps between possible cuts
-  const int64_t share_;
   const int64_t capacity_;
   int64_t room_;  // of the current CTA
   int32_t cta_ = 0;
@@ -307,40 +304,22 @@ void Scheduler::split_the_rest(int64_t share) {
     const auto i = static_cast<size_t>(order_[static_cast<size_t>(n)]);
     most_rows = std::max(most_rows, row_tiles_[i].num_rows);
   }
-  const auto cut = [&](int64_t capacity) {
+  // Each cut adds the fixed cost of one more tile, and a queue may leave a granule or a cut that is
+  // not worth it. How much of that comes to pass is known afterwards, so capacities are tried.
+  const int64_t unit = tile_cost(shape_.cost, most_rows) +
+                       shape_.granule() * step_cost(shape_.cost, most_rows) + shape_.cost.split;
+  std::copy(schedule_.cta_cost.begin(), schedule_.cta_cost.end(), dealt_cost_.begin());
+  for (const int64_t extra : {unit / 2, unit, 2 * unit}) {
+    std::copy(dealt_cost_.begin(), dealt_cost_.end(), schedule_.cta_cost.begin());
     schedule_.splits.clear();
     schedule_.num_slots = 0;
     num_pieces_ = 0;
-    Cutter cutter(*this, share, capacity);
+    Cutter cutter(*this, share + extra);
     for (int32_t n = 0; n < num_ordered_; ++n) {
       cutter.lay(row_tiles_[static_cast<size_t>(order_[static_cast<size_t>(n)])]);
     }
-  };
-  // Each cut adds the fixed cost of one more tile, so the queues must hold more than their share.
-  // At first every CTA is given room for one cut. Where that is much of a queue, smaller rooms are
-  // tried, and the one with the shortest longest queue is kept.
-  const int64_t most_extra = tile_cost(shape_.cost, most_rows);
-  std::copy(schedule_.cta_cost.begin(), schedule_.cta_cost.end(), dealt_cost_.begin());
-  cut(share + most_extra);
-  if (most_extra * 16 <= share) return;
-  const auto longest = [&] {
-    return *std::max_element(schedule_.cta_cost.begin(), schedule_.cta_cost.end());
-  };
-  constexpr int64_t kRooms = 4;
-  int64_t best = kRooms;
-  int64_t best_longest = longest();
-  const auto retry = [&](int64_t room) {
-    std::copy(dealt_cost_.begin(), dealt_cost_.end(), schedule_.cta_cost.begin());
-    cut(share + most_extra * room / kRooms);
-  };
-  for (int64_t room = kRooms - 1; room >= 0; --room) {
-    retry(room);
-    if (longest() < best_longest) {
-      best = room;
-      best_longest = longest();
-    }
+    if (cutter.fits()) return;
   }
-  if (best != 0) retry(best);
 }
 
 void Scheduler::write_queues() {

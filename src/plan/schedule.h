@@ -34,6 +34,9 @@ struct ScheduleShape {
   int32_t max_partial_slots = 0;
   int32_t chunk_kv = 0;  // > 0: batch-invariant, states are formed per chunk of so many keys
   CostModel cost;
+
+  /// Steps between possible cuts.
+  int32_t granule() const noexcept { return chunk_kv > 0 ? chunk_kv / tile_kv : 1; }
 };
 
 /// One request, as kernels see it.

@@ -41,9 +41,9 @@ bool is_same_view(const TensorView& a, const TensorView& b) {
 
 Status merge_states(const AttentionState* states, int32_t num_states, const AttentionState& out,
                     Stream /*stream*/) noexcept {
-  if (num_states < 1) {
+  if (states == nullptr || num_states < 1) {
     return error(StatusCode::kInvalidArgument, "o: expected at least one state, got %d",
-                 num_states);
+                 states == nullptr ? 0 : num_states);
   }
   const TensorView& first = states[0].o;
   if (first.device.type != DeviceType::kCpu) {

@@ -156,12 +156,15 @@ AttentionParams make_params(const AttentionTensors& t, const Plan::Impl& plan) {
 }  // namespace
 
 Status Plan::run(const AttentionTensors& tensors, Stream stream) noexcept {
-  if (!impl_ || !impl_->planned) {
-    return error(StatusCode::kNotReady, "run: expected plan() before run(), got no plan");
+  if (!impl_) {
+    return error(StatusCode::kNotReady, "run: expected create() before run(), got an empty Plan");
   }
   const InUseGuard guard(impl_->in_use);
   if (!guard.acquired()) {
     return error(StatusCode::kNotReady, "run: expected one thread at a time, got a second one");
+  }
+  if (!impl_->planned) {
+    return error(StatusCode::kNotReady, "run: expected plan() before run(), got no plan");
   }
   FLASHPLAN_RETURN_IF_ERROR(check_tensors(tensors, *impl_));
   if (impl_->num_tokens == 0) return {};

@@ -13,7 +13,9 @@ namespace {
 class ShapeText {
  public:
   explicit ShapeText(const TensorView& view) {
-    for (int32_t d = 0; d < view.rank; ++d) append("%lld", static_cast<long long>(view.shape[d]));
+    const int32_t known = view.rank < kMaxRank ? view.rank : kMaxRank;
+    for (int32_t d = 0; d < known; ++d) append("%lld", static_cast<long long>(view.shape[d]));
+    if (view.rank > kMaxRank) append("... of rank %lld", view.rank);
     close();
   }
   explicit ShapeText(std::initializer_list<Dim> shape) {
@@ -44,18 +46,21 @@ class ShapeText {
   int used_ = 0;
 };
 
-int64_t num_elements(const TensorView& view) {
-  int64_t count = 1;
-  for (int32_t d = 0; d < view.rank; ++d) count *= view.shape[d];
-  return count;
+bool has_elements(const TensorView& view) {
+  for (int32_t d = 0; d < view.rank; ++d) {
+    if (view.shape[d] == 0) return false;
+  }
+  return true;
 }
 
 /// One past the last byte of the view.
 uintptr_t end_address(const TensorView& view) {
-  int64_t last = 0;
-  for (int32_t d = 0; d < view.rank; ++d) last += (view.shape[d] - 1) * view.stride[d];
+  uintptr_t last = 0;  // unsigned: absurd strides wrap round instead of being undefined
+  for (int32_t d = 0; d < view.rank; ++d) {
+    last += static_cast<uintptr_t>(view.shape[d] - 1) * static_cast<uintptr_t>(view.stride[d]);
+  }
   return reinterpret_cast<uintptr_t>(view.data) +
-         static_cast<uintptr_t>((last + 1) * item_size(view.dtype));
+         (last + 1) * static_cast<uintptr_t>(item_size(view.dtype));
 }
 
 Status check_strides(const TensorArgument& argument) {
@@ -94,7 +99,7 @@ Status check_shape(const TensorArgument& argument, std::initializer_list<Dim> sh
     return error(StatusCode::kInvalidArgument, "%s: expected shape %s, got %s", argument.name,
                  ShapeText(shape).c_str(), ShapeText(view).c_str());
   }
-  if (num_elements(view) == 0) return {};
+  if (!has_elements(view)) return {};
   if (view.data == nullptr) {
     return error(StatusCode::kInvalidArgument,
                  "%s: expected a tensor with storage, got a null pointer (a meta or fake tensor?)",
@@ -126,7 +131,7 @@ Status check_device(const TensorArgument& argument, Device expected) noexcept {
 
 Status check_no_overlap(const TensorArgument& output, const TensorArgument& input) noexcept {
   if (output.view.empty() || input.view.empty()) return {};
-  if (num_elements(output.view) == 0 || num_elements(input.view) == 0) return {};
+  if (!has_elements(output.view) || !has_elements(input.view)) return {};
   const auto out_begin = reinterpret_cast<uintptr_t>(output.view.data);
   const auto in_begin = reinterpret_cast<uintptr_t>(input.view.data);
   if (end_address(output.view) <= in_begin || end_address(input.view) <= out_begin) return {};
