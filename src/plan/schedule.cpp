@@ -8,8 +8,8 @@
 #include <algorithm>
 #include <bit>
 #include <cstddef>
-#include <iterator>
 #include <span>
+#include <utility>
 
 namespace flashplan {
 namespace {
@@ -28,42 +28,24 @@ int64_t tile_cost(const CostModel& cost, int32_t rows) {
   return cost.tile + int64_t{cost.tile_row} * rows;
 }
 
-// Eight classes per power of two, larger costs first: fine enough for longest-first.
-constexpr uint32_t kClassesPerOctave = 8;
-constexpr uint32_t kCostClasses = 48 * kClassesPerOctave;
-
-uint32_t cost_class(int64_t cost) {
+uint32_t cost_class_of(int64_t cost) {
   // The position of the leading bit and the three bits after it: a logarithm, piecewise linear.
-  const uint64_t at_least_8 = static_cast<uint64_t>(cost) + kClassesPerOctave;
+  const uint64_t at_least_8 = static_cast<uint64_t>(cost) + Scheduler::kClassesPerOctave;
   const auto exponent = static_cast<uint32_t>(std::bit_width(at_least_8)) - 4;
   const auto log_scale =
-      static_cast<uint32_t>(at_least_8 >> exponent) + exponent * kClassesPerOctave;
-  return kCostClasses - 1 - std::min(log_scale - kClassesPerOctave, kCostClasses - 1);
+      static_cast<uint32_t>(at_least_8 >> exponent) + exponent * Scheduler::kClassesPerOctave;
+  return Scheduler::kCostClasses - 1 -
+         std::min(log_scale - Scheduler::kClassesPerOctave, Scheduler::kCostClasses - 1);
 }
 
-}  // namespace
+int64_t round_down(int64_t value, int shift) { return value >> shift << shift; }
 
-KeyRange visible_keys(const ScheduleShape& shape, int32_t qo_len, int32_t kv_len,
-                      int32_t row_tile) {
-  // Rows fit 32 bits (select_kernel checks it), and 32-bit division is several times faster.
-  const auto group_size = static_cast<uint32_t>(shape.group_size);
-  const auto first_row = static_cast<uint32_t>(row_tile) * static_cast<uint32_t>(shape.tile_q);
-  const int64_t offset = int64_t{kv_len} - qo_len;  // bottom-right alignment
-  int64_t begin = 0;
-  int64_t end = kv_len;
-  if (shape.causal) {
-    const uint32_t num_rows = static_cast<uint32_t>(qo_len) * group_size;
-    const uint32_t last_row =
-        std::min(first_row + static_cast<uint32_t>(shape.tile_q), num_rows) - 1;
-    end = std::clamp<int64_t>(offset + last_row / group_size + 1, 0, kv_len);
-  }
-  if (shape.window_left >= 0) {
-    const int64_t leftmost = offset + first_row / group_size - shape.window_left;
-    begin = std::max<int64_t>(leftmost, 0) & -int64_t{shape.tile_kv};
-  }
+KeyRange key_range(int64_t begin, int64_t end) {
   if (begin >= end) return {0, 0};
   return {static_cast<int32_t>(begin), static_cast<int32_t>(end)};
 }
+
+}  // namespace
 
 ScheduleBounds schedule_bounds(const ScheduleShape& shape, int32_t max_batch_size,
                                int32_t max_qo_tokens) {
@@ -76,6 +58,11 @@ ScheduleBounds schedule_bounds(const ScheduleShape& shape, int32_t max_batch_siz
 
 void Scheduler::reserve(const ScheduleShape& shape, int32_t max_batch_size, int32_t max_qo_tokens) {
   shape_ = shape;
+  kv_shift_ = log2_of(shape.tile_kv);
+  queries_per_tile_ = shape.tile_q / shape.group_size;
+  heads_per_tile_ = shape.tile_q % shape.group_size;
+  full_tile_cost_ = tile_cost(shape.cost, shape.tile_q);
+  full_step_cost_ = step_cost(shape.cost, shape.tile_q);
   const ScheduleBounds bounds = schedule_bounds(shape, max_batch_size, max_qo_tokens);
   schedule_ = Schedule();
   schedule_.requests.reserve(static_cast<size_t>(max_batch_size));
@@ -104,12 +91,10 @@ void Scheduler::make(const Batch& batch) {
 void Scheduler::collect_row_tiles(const Batch& batch) {
   schedule_.requests.resize(static_cast<size_t>(batch.batch_size));
   RequestInfo* requests = schedule_.requests.data();
-  RowTile* next = row_tiles_.data();
-  const ScheduleShape shape = shape_;  // a copy, which no store below can change
-  const int q_shift = log2_of(shape.tile_q);
-  const int kv_shift = log2_of(shape.tile_kv);
+  next_row_tile_ = row_tiles_.data();
+  class_sizes_.fill(0);
+  schedule_.total_cost = 0;
   int64_t kv_cumulated = 0;
-  int64_t cost_of_one_head = 0;
   for (int32_t r = 0; r < batch.batch_size; ++r) {
     const int32_t qo_begin = batch.qo_indptr[r];
     const int32_t qo_len = batch.qo_indptr[r + 1] - qo_begin;
@@ -117,31 +102,66 @@ void Scheduler::collect_row_tiles(const Batch& batch) {
     const int64_t kv_begin = batch.kv_indptr != nullptr ? batch.kv_indptr[r] : kv_cumulated;
     requests[r] = {qo_begin, qo_len, static_cast<int32_t>(kv_begin), kv_len};
     kv_cumulated += kv_len;
-
-    const int64_t rows = int64_t{qo_len} * shape.group_size;
-    const int32_t num_row_tiles = ceil_shift(rows, q_shift);
-    for (int32_t t = 0; t < num_row_tiles; ++t) {
-      const auto tile_rows =
-          static_cast<int32_t>(std::min<int64_t>(shape.tile_q, rows - (int64_t{t} << q_shift)));
-      const KeyRange keys = visible_keys(shape, qo_len, kv_len, t);
-      const int64_t head_cost =
-          tile_cost(shape.cost, tile_rows) +
-          ceil_shift(keys.end - keys.begin, kv_shift) * step_cost(shape.cost, tile_rows);
-      cost_of_one_head += head_cost;
-      *next++ = {r, t, tile_rows, cost_class(head_cost), keys, head_cost};
-    }
+    collect_request(r, qo_len, kv_len);
   }
-  num_row_tiles_ = static_cast<int32_t>(next - row_tiles_.data());
-  schedule_.total_cost = cost_of_one_head * shape_.num_kv_heads;
+  num_row_tiles_ = static_cast<int32_t>(next_row_tile_ - row_tiles_.data());
+  schedule_.total_cost *= shape_.num_kv_heads;
+}
+
+void Scheduler::collect_request(int32_t request, int32_t qo_len, int32_t kv_len) {
+  const ScheduleShape& shape = shape_;
+  const int kv_shift = kv_shift_;
+  const bool causal = shape.causal;
+  const int64_t window = shape.window_left >= 0 ? shape.window_left : INT64_MAX / 2;
+  const int64_t offset = int64_t{kv_len} - qo_len;  // query i stands at key offset + i
+  int32_t* class_sizes = class_sizes_.data();
+  RowTile* next = next_row_tile_;
+  int64_t total = 0;
+
+  const auto add = [&](int32_t row_tile, int32_t num_rows, int64_t fixed, int64_t per_step,
+                       int64_t first_query, int64_t last_query) {
+    const int64_t end = causal ? std::clamp<int64_t>(offset + last_query + 1, 0, kv_len) : kv_len;
+    const int64_t begin = round_down(std::max<int64_t>(offset + first_query - window, 0), kv_shift);
+    const KeyRange keys = key_range(begin, end);
+    const int64_t cost = fixed + ceil_shift(keys.end - keys.begin, kv_shift) * per_step;
+    const uint32_t cost_class = cost_class_of(cost);
+    ++class_sizes[cost_class];
+    total += cost;
+    *next++ = {request, row_tile, num_rows, cost_class, keys, cost};
+  };
+
+  // Of full tiles: their cost is known, and the query and head of their first row advance by the
+  // same numbers, so that there is no division per tile.
+  const int32_t tile_q = shape.tile_q;
+  const int32_t num_full = (qo_len * shape.group_size) / tile_q;
+  int32_t query = 0;
+  int32_t head = 0;
+  for (int32_t t = 0; t < num_full; ++t) {
+    const int32_t first_query = query;
+    query += queries_per_tile_;
+    head += heads_per_tile_;
+    if (head >= shape.group_size) {
+      head -= shape.group_size;
+      ++query;
+    }
+    add(t, tile_q, full_tile_cost_, full_step_cost_, first_query, query - (head == 0 ? 1 : 0));
+  }
+  const int32_t rest = qo_len * shape.group_size - num_full * tile_q;
+  if (rest > 0) {
+    add(num_full, rest, tile_cost(shape.cost, rest), step_cost(shape.cost, rest), query,
+        qo_len - 1);
+  }
+  next_row_tile_ = next;
+  schedule_.total_cost += total;
 }
 
 void Scheduler::order_longest_first() {
-  int32_t position[kCostClasses + 1] = {};
+  // class_sizes_ becomes the write position of each class.
+  int32_t position = 0;
+  for (int32_t& size : class_sizes_) position += std::exchange(size, position);
   const RowTile* tiles = row_tiles_.data();
-  for (int32_t i = 0; i < num_row_tiles_; ++i) ++position[tiles[i].cost_class + 1];
-  for (uint32_t c = 0; c < kCostClasses; ++c) position[c + 1] += position[c];
   int32_t* order = order_.data();
-  for (int32_t i = 0; i < num_row_tiles_; ++i) order[position[tiles[i].cost_class]++] = i;
+  for (int32_t i = 0; i < num_row_tiles_; ++i) order[class_sizes_[tiles[i].cost_class]++] = i;
   num_ordered_ = num_row_tiles_;
 }
 
@@ -334,8 +354,8 @@ void Scheduler::write_queues() {
 
   schedule_.tiles.resize(pieces.size() + whole.size());
   // indptr[c] serves as the write position of queue c, which leaves it at the begin of c + 1.
-  const auto write = [&](const Placed& p) {
-    schedule_.tiles[static_cast<size_t>(indptr[static_cast<size_t>(p.cta)]++)] = p.tile;
+  const auto write = [tiles = schedule_.tiles.data(), position = indptr.data()](const Placed& p) {
+    tiles[position[p.cta]++] = p.tile;
   };
   std::for_each(pieces.begin(), pieces.end(), write);
   std::for_each(whole.begin(), whole.end(), write);

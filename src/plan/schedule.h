@@ -2,6 +2,7 @@
 // The scheduler: turns the lengths of one step into balanced work queues. Integer code, no CUDA.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <vector>
 
@@ -71,12 +72,11 @@ struct Schedule {
   int32_t num_ctas() const noexcept { return static_cast<int32_t>(cta_cost.size()); }
 };
 
-/// Keys that the rows of one tile can see, rounded down to whole steps at the left.
+/// Keys that the rows of one tile see, rounded down to whole steps at the left; {0, 0}: none.
 struct KeyRange {
   int32_t begin;
   int32_t end;
 };
-KeyRange visible_keys(const ScheduleShape& shape, int32_t qo_len, int32_t kv_len, int32_t row_tile);
 
 /// Upper bounds of a schedule for any batch within (max_batch_size, max_qo_tokens).
 struct ScheduleBounds {
@@ -90,6 +90,10 @@ ScheduleBounds schedule_bounds(const ScheduleShape& shape, int32_t max_batch_siz
 /// Makes schedules without allocating.
 class Scheduler {
  public:
+  // Eight classes of cost per power of two, larger costs first: fine enough for longest-first.
+  static constexpr uint32_t kClassesPerOctave = 8;
+  static constexpr uint32_t kCostClasses = 48 * kClassesPerOctave;
+
   /// Reserves memory for the bounds. May throw std::bad_alloc.
   void reserve(const ScheduleShape& shape, int32_t max_batch_size, int32_t max_qo_tokens);
 
@@ -118,12 +122,20 @@ class Scheduler {
   class Cutter;
 
   void collect_row_tiles(const Batch& batch);
+  void collect_request(int32_t request, int32_t qo_len, int32_t kv_len);
   void order_longest_first();
   void deal_whole_tiles(int64_t capacity);
   void split_the_rest(int64_t share);
   void write_queues();
 
   ScheduleShape shape_;
+  // Derived from it.
+  int kv_shift_ = 0;
+  int32_t queries_per_tile_ = 0;  // tile_q / group_size
+  int32_t heads_per_tile_ = 0;    // tile_q % group_size
+  int64_t full_tile_cost_ = 0;
+  int64_t full_step_cost_ = 0;
+
   Schedule schedule_;
   // Sized by the bounds, used up to their counts: push_back's check costs as much as the work.
   std::vector<RowTile> row_tiles_;
@@ -131,6 +143,8 @@ class Scheduler {
   std::vector<Placed> pieces_;  // in the order of their CTA
   std::vector<Placed> whole_;
   std::vector<int64_t> dealt_cost_;  // per CTA, of the whole tiles
+  std::array<int32_t, kCostClasses> class_sizes_ = {};
+  RowTile* next_row_tile_ = nullptr;
   int32_t num_row_tiles_ = 0;
   int32_t num_ordered_ = 0;
   int32_t num_pieces_ = 0;
