@@ -178,13 +178,13 @@ void Scheduler::deal_whole_tiles(int64_t capacity) {
     const RowTile& tile = row_tiles_[static_cast<size_t>(i)];
     const int64_t cost = tile.head_cost * num_heads;
     int64_t& load = loads[cta];
-    if (load + cost > capacity) {
+    if (load + cost <= capacity) {
+      load += cost;
+      *next++ = {
+          {tile.request, tile.row_tile, 0, num_heads, tile.keys.begin, tile.keys.end, -1, -1}, cta};
+    } else {
       *left++ = i;
-      continue;
     }
-    load += cost;
-    *next++ = {{tile.request, tile.row_tile, 0, num_heads, tile.keys.begin, tile.keys.end, -1, -1},
-               cta};
     // Turning round at both ends gives the lighter queues of a round the heavier of the next.
     if (cta + direction < 0 || cta + direction == num_ctas) {
       direction = -direction;
