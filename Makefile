@@ -28,7 +28,7 @@ test: $(READY) ## build, run the C++ and Python tests, check coverage of the pla
 
 bench: $(READY) ## measure this machine; writes bench/results
 	cmake --workflow --preset release && build/release/bench/bench_plan --json bench/results/plan.json
-	$(INSTALL) '.[test]' && python bench/bench_host.py && python bench/bench.py
+	$(INSTALL) '.[test]' && python bench/bench_host.py && python bench/bench.py && python bench/plot.py bench/results/cpu.json
 
 sanitize: $(READY) ## C++ tests under address, undefined-behaviour and thread sanitizers
 	cmake --workflow --preset asan

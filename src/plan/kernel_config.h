@@ -12,7 +12,7 @@ namespace flashplan {
 enum class KernelFamily : int32_t { kCpu = 0 };
 
 /// Tiles of the cpu family: packed query rows, and keys.
-constexpr int32_t kCpuTileQ = 64;
+constexpr int32_t kCpuTileQ = 128;
 constexpr int32_t kCpuTileKv = 32;
 
 struct KernelConfig {

@@ -28,14 +28,15 @@ int64_t tile_cost(const CostModel& cost, int32_t rows) {
   return cost.tile + int64_t{cost.tile_row} * rows;
 }
 
-uint32_t cost_class_of(int64_t cost) {
+uint16_t cost_class_of(int64_t cost) {
   // The position of the leading bit and the three bits after it: a logarithm, piecewise linear.
   const uint64_t at_least_8 = static_cast<uint64_t>(cost) + Scheduler::kClassesPerOctave;
   const auto exponent = static_cast<uint32_t>(std::bit_width(at_least_8)) - 4;
   const auto log_scale =
       static_cast<uint32_t>(at_least_8 >> exponent) + exponent * Scheduler::kClassesPerOctave;
-  return Scheduler::kCostClasses - 1 -
-         std::min(log_scale - Scheduler::kClassesPerOctave, Scheduler::kCostClasses - 1);
+  return static_cast<uint16_t>(
+      Scheduler::kCostClasses - 1 -
+      std::min(log_scale - Scheduler::kClassesPerOctave, Scheduler::kCostClasses - 1));
 }
 
 int64_t round_down(int64_t value, int shift) { return value >> shift << shift; }
@@ -58,6 +59,7 @@ ScheduleBounds schedule_bounds(const ScheduleShape& shape, int32_t max_batch_siz
 
 void Scheduler::reserve(const ScheduleShape& shape, int32_t max_batch_size, int32_t max_qo_tokens) {
   shape_ = shape;
+  q_shift_ = log2_of(shape.tile_q);
   kv_shift_ = log2_of(shape.tile_kv);
   queries_per_tile_ = shape.tile_q / shape.group_size;
   heads_per_tile_ = shape.tile_q % shape.group_size;
@@ -124,16 +126,17 @@ void Scheduler::collect_request(int32_t request, int32_t qo_len, int32_t kv_len)
     const int64_t begin = round_down(std::max<int64_t>(offset + first_query - window, 0), kv_shift);
     const KeyRange keys = key_range(begin, end);
     const int64_t cost = fixed + ceil_shift(keys.end - keys.begin, kv_shift) * per_step;
-    const uint32_t cost_class = cost_class_of(cost);
+    const uint16_t cost_class = cost_class_of(cost);
     ++class_sizes[cost_class];
     total += cost;
-    *next++ = {request, row_tile, num_rows, cost_class, keys, cost};
+    *next++ = {cost, request, row_tile, keys, static_cast<uint16_t>(num_rows), cost_class};
   };
 
   // Of full tiles: their cost is known, and the query and head of their first row advance by the
   // same numbers, so that there is no division per tile.
   const int32_t tile_q = shape.tile_q;
-  const int32_t num_full = (qo_len * shape.group_size) / tile_q;
+  const int32_t num_rows = qo_len * shape.group_size;
+  const int32_t num_full = num_rows >> q_shift_;
   int32_t query = 0;
   int32_t head = 0;
   for (int32_t t = 0; t < num_full; ++t) {
@@ -146,7 +149,7 @@ void Scheduler::collect_request(int32_t request, int32_t qo_len, int32_t kv_len)
     }
     add(t, tile_q, full_tile_cost_, full_step_cost_, first_query, query - (head == 0 ? 1 : 0));
   }
-  const int32_t rest = qo_len * shape.group_size - num_full * tile_q;
+  const int32_t rest = num_rows & (tile_q - 1);
   if (rest > 0) {
     add(num_full, rest, tile_cost(shape.cost, rest), step_cost(shape.cost, rest), query,
         qo_len - 1);
@@ -166,7 +169,7 @@ void Scheduler::order_longest_first() {
 }
 
 void Scheduler::deal_whole_tiles(int64_t capacity) {
-  Placed* next = whole_.data();
+  Dealt* next = whole_.data();
   int32_t* left = order_.data();
   int64_t* loads = schedule_.cta_cost.data();
   const int32_t num_heads = shape_.num_kv_heads;
@@ -180,8 +183,7 @@ void Scheduler::deal_whole_tiles(int64_t capacity) {
     int64_t& load = loads[cta];
     if (load + cost <= capacity) {
       load += cost;
-      *next++ = {
-          {tile.request, tile.row_tile, 0, num_heads, tile.keys.begin, tile.keys.end, -1, -1}, cta};
+      *next++ = {i, cta};
     } else {
       *left++ = i;
     }
@@ -204,7 +206,7 @@ class Scheduler::Cutter {
       : scheduler_(scheduler),
         shape_(scheduler.shape_),
         loads_(scheduler.schedule_.cta_cost.data()),
-        kv_shift_(log2_of(shape_.tile_kv)),
+        kv_shift_(scheduler.kv_shift_),
         granule_(shape_.granule()),
         capacity_(capacity),
         room_(capacity - loads_[0]) {}
@@ -220,9 +222,8 @@ class Scheduler::Cutter {
       const int64_t rest_cost = fixed_ + (num_steps_ - step_) * per_step_;
       if (last_cta || rest_cost <= room_) {
         const int32_t left = split_ < 0 ? shape_.num_kv_heads - head_ : 1;
-        finish_heads(
-            last_cta ? left : static_cast<int32_t>(std::min<int64_t>(left, room_ / rest_cost)),
-            rest_cost);
+        const bool all = last_cta || left * rest_cost <= room_;
+        finish_heads(all ? left : static_cast<int32_t>(room_ / rest_cost), rest_cost);
         continue;
       }
       const int32_t steps = steps_that_fit();
@@ -322,7 +323,7 @@ void Scheduler::split_the_rest(int64_t share) {
   int32_t most_rows = 0;
   for (int32_t n = 0; n < num_ordered_; ++n) {
     const auto i = static_cast<size_t>(order_[static_cast<size_t>(n)]);
-    most_rows = std::max(most_rows, row_tiles_[i].num_rows);
+    most_rows = std::max<int32_t>(most_rows, row_tiles_[i].num_rows);
   }
   // Each cut adds the fixed cost of one more tile, and a queue may leave a granule or a cut that is
   // not worth it. How much of that comes to pass is known afterwards, so capacities are tried.
@@ -349,16 +350,21 @@ void Scheduler::write_queues() {
   const std::span pieces(pieces_.data(), static_cast<size_t>(num_pieces_));
   const std::span whole(whole_.data(), static_cast<size_t>(num_whole_));
   for (const Placed& p : pieces) ++indptr[static_cast<size_t>(p.cta) + 1];
-  for (const Placed& p : whole) ++indptr[static_cast<size_t>(p.cta) + 1];
+  for (const Dealt& d : whole) ++indptr[static_cast<size_t>(d.cta) + 1];
   for (size_t c = 1; c < indptr.size(); ++c) indptr[c] += indptr[c - 1];
 
   schedule_.tiles.resize(pieces.size() + whole.size());
   // indptr[c] serves as the write position of queue c, which leaves it at the begin of c + 1.
-  const auto write = [tiles = schedule_.tiles.data(), position = indptr.data()](const Placed& p) {
-    tiles[position[p.cta]++] = p.tile;
-  };
-  std::for_each(pieces.begin(), pieces.end(), write);
-  std::for_each(whole.begin(), whole.end(), write);
+  WorkTile* tiles = schedule_.tiles.data();
+  int32_t* position = indptr.data();
+  const RowTile* row_tiles = row_tiles_.data();
+  const int32_t num_heads = shape_.num_kv_heads;
+  for (const Placed& p : pieces) tiles[position[p.cta]++] = p.tile;
+  for (const Dealt& d : whole) {
+    const RowTile& t = row_tiles[d.row_tile];
+    tiles[position[d.cta]++] = {t.request,    t.row_tile, 0,  num_heads,
+                                t.keys.begin, t.keys.end, -1, -1};
+  }
   std::copy_backward(indptr.begin(), indptr.end() - 1, indptr.end());
   indptr[0] = 0;
 }

@@ -37,14 +37,14 @@ std::string choice(const AttentionOptions& options, int32_t num_processors = 2) 
 
 TEST(golden_choices) {
   AttentionOptions o = llama();
-  CHECK_EQ(choice(o), "cpu kv 2 tile 64x32 ctas 8 chunk 0 cost 8 1 8 1 16");
-  CHECK_EQ(choice(o, 16), "cpu kv 2 tile 64x32 ctas 64 chunk 0 cost 8 1 8 1 16");
+  CHECK_EQ(choice(o), "cpu kv 2 tile 128x32 ctas 8 chunk 0 cost 8 1 8 1 16");
+  CHECK_EQ(choice(o, 16), "cpu kv 2 tile 128x32 ctas 64 chunk 0 cost 8 1 8 1 16");
   o.kv_dtype = DType::kFloat8E4M3;
-  CHECK_EQ(choice(o), "cpu kv 3 tile 64x32 ctas 8 chunk 0 cost 8 1 8 1 16");
+  CHECK_EQ(choice(o), "cpu kv 3 tile 128x32 ctas 8 chunk 0 cost 8 1 8 1 16");
   o.num_ctas = 132;
-  CHECK_EQ(choice(o), "cpu kv 3 tile 64x32 ctas 132 chunk 0 cost 8 1 8 1 16");
+  CHECK_EQ(choice(o), "cpu kv 3 tile 128x32 ctas 132 chunk 0 cost 8 1 8 1 16");
   o.batch_invariant = true;
-  CHECK_EQ(choice(o), "cpu kv 3 tile 64x32 ctas 132 chunk 1024 cost 8 1 8 1 16");
+  CHECK_EQ(choice(o), "cpu kv 3 tile 128x32 ctas 132 chunk 1024 cost 8 1 8 1 16");
 }
 
 // What the request is made of does not change how its keys are cut, or results would depend on it.
