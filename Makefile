@@ -27,7 +27,7 @@ test: $(READY) ## build, run the C++ and Python tests, check coverage of the pla
 	@$(MAKE) --no-print-directory coverage
 
 bench: $(READY) ## measure this machine; writes bench/results
-	cmake --workflow --preset release && build/release/bench/bench_plan --json bench/results/plan.json
+	cmake --workflow --preset release && mkdir -p bench/results && build/release/bench/bench_plan --json bench/results/plan.json
 	$(INSTALL) '.[test]' && python bench/bench_host.py && python bench/bench.py && python bench/plot.py bench/results/cpu.json
 
 sanitize: $(READY) ## C++ tests under address, undefined-behaviour and thread sanitizers
