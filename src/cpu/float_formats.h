@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "flashplan/tensor.h"
 
@@ -44,6 +45,7 @@ struct Format<DType::kBFloat16> {
 template <int kExponentBits, int kMantissaBits, bool kFinite, bool kSaturate, typename StorageType>
 struct SmallFloat {
   using Storage = StorageType;
+  using SignedStorage = std::make_signed_t<Storage>;
   static constexpr int kBias = (1 << (kExponentBits - 1)) - 1;
   static constexpr int kShift = 23 - kMantissaBits;
   static constexpr uint32_t kMagnitude = (1U << (kExponentBits + kMantissaBits)) - 1;
@@ -52,14 +54,16 @@ struct SmallFloat {
   static constexpr uint32_t kNan = kFinite ? kMagnitude : kInfinity | (1U << (kMantissaBits - 1));
 
   FLASHPLAN_INLINE static float load(Storage x) {
-    const uint32_t magnitude = x & kMagnitude;
-    const uint32_t sign = uint32_t{x} >> (kExponentBits + kMantissaBits) << 31;
+    // Sign-extended and shifted, the sign is in place, and copies of it to be masked away.
+    constexpr uint32_t kMask = 0x80000000U | (kMagnitude << kShift);
+    const auto extended = static_cast<uint32_t>(int32_t{static_cast<SignedStorage>(x)});
+    const uint32_t bits = (extended << kShift) & kMask;
     // The multiplication rebiases the exponent and makes subnormals normal.
-    const float rebias = bits_float(static_cast<uint32_t>(254 - kBias) << 23);
-    const uint32_t value = float_bits(bits_float(magnitude << kShift) * rebias);
-    const uint32_t special = (magnitude << kShift) | kFloatInfinity;
-    const bool is_special = kFinite ? magnitude == kNan : magnitude >= kInfinity;
-    return bits_float(sign | (is_special ? special : value));
+    const float value = bits_float(bits) * bits_float(static_cast<uint32_t>(254 - kBias) << 23);
+    const uint32_t magnitude = bits & 0x7fffffffU;
+    const bool is_special =
+        kFinite ? magnitude == kNan << kShift : magnitude >= kInfinity << kShift;
+    return is_special ? bits_float(bits | kFloatInfinity) : value;
   }
 
   FLASHPLAN_INLINE static Storage store(float x) {

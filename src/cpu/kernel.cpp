@@ -84,8 +84,10 @@ template <typename KvFormat>
   const int32_t heads_end = rows.kv_head + rows.num_kv_heads;
   const int32_t tile_kv = kCpuTileKv;
   if (kv_begin < kv_end) {
-    Tiles keys(p.k, p.pages, rows.request, request, kv_begin, kv_end, p.head_dim_qk);
-    Tiles values(p.v, p.pages, rows.request, request, kv_begin, kv_end, p.head_dim_vo);
+    Tiles keys(p.k, p.pages, rows.request, request, kv_begin, kv_end, rows.num_kv_heads,
+               p.head_dim_qk);
+    Tiles values(p.v, p.pages, rows.request, request, kv_begin, kv_end, rows.num_kv_heads,
+                 p.head_dim_vo);
     int32_t num_keys = 0;
     for (int32_t kv = kv_begin; kv < kv_end; kv += num_keys) {  // kv + tile_kv might overflow
       num_keys = min(tile_kv, kv_end - kv);

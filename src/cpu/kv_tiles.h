@@ -10,7 +10,7 @@ FLASHPLAN_INLINE void convert_row(const typename FormatOfRow::Storage* from, flo
 }
 
 /// Keys [kv_begin, kv_end) of one request, a tile of up to kCpuTileKv at a time. Addresses are
-/// looked up one tile ahead, so that rows can be asked for before they are used: the processor's
+/// looked up some tiles ahead, so that rows can be asked for before they are used: the processor's
 /// own prefetching stops at page ends.
 template <typename KvFormat>
 class KvTiles {
@@ -18,8 +18,11 @@ class KvTiles {
   using Storage = typename KvFormat::Storage;
 
   KvTiles(const KvView& view, const PageTable& pages, const RequestInfo& info, int32_t request,
-          int32_t kv_begin, int32_t kv_end, int32_t head_dim)
-      : view_(view), head_dim_(head_dim), num_left_(kv_end - kv_begin) {
+          int32_t kv_begin, int32_t kv_end, int32_t num_heads, int32_t head_dim)
+      : view_(view),
+        head_dim_(head_dim),
+        distance_(num_heads < kMostAhead ? kMostAhead / num_heads : 1),
+        num_left_(kv_end - kv_begin) {
     const auto* base = static_cast<const Storage*>(view.data);
     if (pages.ids == nullptr) {
       page_ = base + (int64_t{info.kv_begin} + kv_begin) * view.token_stride;
@@ -31,35 +34,51 @@ class KvTiles {
       slot_ = kv_begin % page_size_;
       page_ = base + *ids_ * view_.page_stride;
     }
-    look_up();
+    for (int32_t i = 0; i < distance_; ++i) look_up(tiles_[i]);
   }
 
-  /// Moves to the next tile.
+  /// Moves to the next tile; the first time, to the first.
   void advance() {
-    num_current_ = num_next_;
-    for (int32_t j = 0; j < num_next_; ++j) current_[j] = next_[j];
-    look_up();
+    current_ = current_ < kMostAhead ? current_ + 1 : 0;
+    look_up(ahead());
   }
 
-  /// Converts the current tile of a kv head to [kCpuTileKv, padded(head_dim)], and asks for the
-  /// same rows of the next tile: far enough ahead for memory to answer.
-  void load(int32_t kv_head, float* tile) const {
+  /// Converts the current tile of a kv head to [kCpuTileKv, padded(head_dim)], and asks for rows of
+  /// the same head further on: far enough for memory to answer in time.
+  void load(int32_t kv_head, float* tile) {
     const int64_t offset = kv_head * view_.head_stride;
-    for (int32_t j = 0; j < num_current_; ++j) {
-      if (j < num_next_) prefetch_row(next_[j] + offset);
-      convert_row<KvFormat>(current_[j] + offset, tile + int64_t{j} * padded(head_dim_), head_dim_);
+    const Tile& current = tiles_[current_];
+    const Tile& next = ahead();
+    for (int32_t j = 0; j < current.num_rows; ++j) {
+      if (j < next.num_rows) prefetch_row(next.rows[j] + offset);
+      convert_row<KvFormat>(current.rows[j] + offset, tile + int64_t{j} * padded(head_dim_),
+                            head_dim_);
     }
   }
 
  private:
-  void look_up() {
-    num_next_ = num_left_ < kCpuTileKv ? num_left_ : kCpuTileKv;
-    num_left_ -= num_next_;
-    for (int32_t j = 0; j < num_next_; ++j) {
-      next_[j] = page_ + slot_ * view_.token_stride;
+  static constexpr int32_t kMostAhead = 4;  // tiles
+
+  /// Addresses of the rows of kv head 0.
+  struct Tile {
+    const Storage* rows[kCpuTileKv];
+    int32_t num_rows;
+  };
+
+  Tile& ahead() {
+    const int32_t i = current_ + distance_;
+    return tiles_[i <= kMostAhead ? i : i - kMostAhead - 1];
+  }
+
+  void look_up(Tile& tile) {
+    tile.num_rows = num_left_ < kCpuTileKv ? num_left_ : kCpuTileKv;
+    num_left_ -= tile.num_rows;
+    for (int32_t j = 0; j < tile.num_rows; ++j) {
+      tile.rows[j] = page_ + slot_ * view_.token_stride;
       ++slot_;
       // No page id is read but those of keys that follow.
-      if (ids_ == nullptr || slot_ < page_size_ || (j + 1 == num_next_ && num_left_ == 0)) continue;
+      const bool is_last = num_left_ == 0 && j + 1 == tile.num_rows;
+      if (ids_ == nullptr || slot_ < page_size_ || is_last) continue;
       slot_ = 0;
       page_ = static_cast<const Storage*>(view_.data) + *++ids_ * view_.page_stride;
     }
@@ -72,13 +91,12 @@ class KvTiles {
 
   const KvView& view_;
   const int32_t head_dim_;
+  const int32_t distance_;        // tiles between the current one and the one asked for
   const Storage* page_;           // of kv head 0
   const int32_t* ids_ = nullptr;  // of the page; null: ragged
   int64_t slot_ = 0;
   int32_t page_size_ = 0;
-  int32_t num_left_;  // keys after the next tile
-  int32_t num_current_ = 0;
-  int32_t num_next_ = 0;
-  const Storage* current_[kCpuTileKv];
-  const Storage* next_[kCpuTileKv];
+  int32_t num_left_;              // keys that are not looked up yet
+  int32_t current_ = kMostAhead;  // in the ring of tiles
+  Tile tiles_[kMostAhead + 1];
 };
