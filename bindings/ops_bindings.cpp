@@ -7,7 +7,9 @@
 #include <vector>
 
 #include "bindings.h"
+#include "cuda/device.h"
 #include "flashplan/flashplan.h"
+#include "stream.h"
 #include "tensor.h"
 
 namespace flashplan {
@@ -29,11 +31,35 @@ TensorView slice(const TensorView& stack, int64_t i) {
   return view;
 }
 
-Status merge(const std::vector<AttentionState>& states, nb::handle out, nb::handle lse) {
-  const TensorArg out_arg("out", out, TensorKind::kFloat, nullptr, Access::kWrite);
-  const TensorArg lse_arg("lse", lse, TensorKind::kFloat, nullptr, Access::kWrite);
-  return merge_states(states.data(), static_cast<int32_t>(states.size()),
-                      {out_arg.view(), lse_arg.view()});
+/// uint16 memory is bfloat16: frameworks without that dtype store it so.
+constexpr DType kStoredIn16Bits = DType::kBFloat16;
+
+/// A state that is read.
+struct StateArg {
+  StateArg(const char* o_name, nb::handle o_object, const char* lse_name, nb::handle lse_object,
+           CallStream& call)
+      : o(o_name, o_object, TensorKind::kFloat, call, &kStoredIn16Bits),
+        lse(lse_name, lse_object, TensorKind::kFloat, call) {}
+  AttentionState view() const { return {o.view(), lse.view()}; }
+
+  TensorArg o;
+  TensorArg lse;
+};
+
+/// The stream of a call without a Plan: by the tensor that says where it works.
+CallStream stream_beside(nb::handle tensor, nb::handle stream) {
+  const Producer producer = producer_of(tensor);
+  return call_stream(stream, producer, device_of(tensor, producer));
+}
+
+Status merge(const std::vector<AttentionState>& states, nb::handle out, nb::handle lse,
+             CallStream& call) {
+  const TensorArg out_arg("out", out, TensorKind::kFloat, call, &kStoredIn16Bits, Access::kWrite);
+  const TensorArg lse_arg("lse", lse, TensorKind::kFloat, call, nullptr, Access::kWrite);
+  const Status status = merge_states(states.data(), static_cast<int32_t>(states.size()),
+                                     {out_arg.view(), lse_arg.view()}, call.handle);
+  if (status.ok()) call.finish();
+  return status;
 }
 
 /// Calls the states of a pair by the names of merge_pair's arguments.
@@ -50,20 +76,19 @@ Status with_names_of_pair(Status status) {
 }
 
 void merge_pair(nb::handle o_a, nb::handle lse_a, nb::handle o_b, nb::handle lse_b, nb::handle out,
-                nb::handle lse) {
-  const TensorArg first_o("o_a", o_a, TensorKind::kFloat);
-  const TensorArg first_lse("lse_a", lse_a, TensorKind::kFloat);
-  const TensorArg second_o("o_b", o_b, TensorKind::kFloat);
-  const TensorArg second_lse("lse_b", lse_b, TensorKind::kFloat);
-  check(with_names_of_pair(
-      merge({{first_o.view(), first_lse.view()}, {second_o.view(), second_lse.view()}}, out, lse)));
+                nb::handle lse, nb::handle stream) {
+  CallStream call = stream_beside(o_a, stream);
+  const StateArg a("o_a", o_a, "lse_a", lse_a, call);
+  const StateArg b("o_b", o_b, "lse_b", lse_b, call);
+  check(with_names_of_pair(merge({a.view(), b.view()}, out, lse, call)));
 }
 
-void merge_stack(nb::handle o, nb::handle lse_in, nb::handle out, nb::handle lse) {
-  const TensorArg o_arg("o", o, TensorKind::kFloat);
-  const TensorArg lse_arg("lse", lse_in, TensorKind::kFloat);
-  const TensorView& o_view = o_arg.view();
-  const TensorView& lse_view = lse_arg.view();
+void merge_stack(nb::handle o, nb::handle lse_in, nb::handle out, nb::handle lse,
+                 nb::handle stream) {
+  CallStream call = stream_beside(o, stream);
+  const StateArg stack("o", o, "lse", lse_in, call);
+  const TensorView& o_view = stack.o.view();
+  const TensorView& lse_view = stack.lse.view();
   if (o_view.rank != 4 || lse_view.rank != 3) {
     throw nb::value_error(
         ("o: expected o [n, tokens, heads, dim] and lse [n, tokens, heads], got " +
@@ -79,26 +104,26 @@ void merge_stack(nb::handle o, nb::handle lse_in, nb::handle out, nb::handle lse
   for (int64_t i = 0; i < o_view.shape[0]; ++i) {
     states.push_back({slice(o_view, i), slice(lse_view, i)});
   }
-  check(merge(states, out, lse));
+  check(merge(states, out, lse, call));
 }
 
 void append(nb::handle k, nb::handle v, nb::handle k_cache, nb::handle v_cache, nb::handle indptr,
             nb::handle kv_lens, nb::handle block_table, nb::handle page_indptr,
             nb::handle page_indices, bool hnd, nb::handle kv_dtype, nb::handle k_scale,
-            nb::handle v_scale) {
-  DType stored = DType::kFloat32;
-  const bool has_dtype = !kv_dtype.is_none();
-  if (has_dtype) stored = nb::cast<DType>(kv_dtype);
-  const DType* stored_as = has_dtype ? &stored : nullptr;
-  const TensorArg k_arg("k", k, TensorKind::kFloat);
-  const TensorArg v_arg("v", v, TensorKind::kFloat);
-  const TensorArg k_cache_arg("k_cache", k_cache, TensorKind::kFloat, stored_as, Access::kWrite);
-  const TensorArg v_cache_arg("v_cache", v_cache, TensorKind::kFloat, stored_as, Access::kWrite);
-  const TensorArg indptr_arg("indptr", indptr, TensorKind::kInt32);
-  const TensorArg kv_lens_arg("kv_lens", kv_lens, TensorKind::kInt32);
-  const TensorArg block_table_arg("block_table", block_table, TensorKind::kInt32);
-  const TensorArg page_indptr_arg("page_indptr", page_indptr, TensorKind::kInt32);
-  const TensorArg page_indices_arg("page_indices", page_indices, TensorKind::kInt32);
+            nb::handle v_scale, nb::handle stream) {
+  CallStream call = stream_beside(k_cache, stream);
+  const DType stored = kv_dtype.is_none() ? kStoredIn16Bits : nb::cast<DType>(kv_dtype);
+  const TensorArg k_arg("k", k, TensorKind::kFloat, call, &kStoredIn16Bits);
+  const TensorArg v_arg("v", v, TensorKind::kFloat, call, &kStoredIn16Bits);
+  const TensorArg k_cache_arg("k_cache", k_cache, TensorKind::kFloat, call, &stored,
+                              Access::kWrite);
+  const TensorArg v_cache_arg("v_cache", v_cache, TensorKind::kFloat, call, &stored,
+                              Access::kWrite);
+  const TensorArg indptr_arg("indptr", indptr, TensorKind::kInt32, call);
+  const TensorArg kv_lens_arg("kv_lens", kv_lens, TensorKind::kInt32, call);
+  const TensorArg block_table_arg("block_table", block_table, TensorKind::kInt32, call);
+  const TensorArg page_indptr_arg("page_indptr", page_indptr, TensorKind::kInt32, call);
+  const TensorArg page_indices_arg("page_indices", page_indices, TensorKind::kInt32, call);
   AppendTensors tensors;
   tensors.k = k_arg.view();
   tensors.v = v_arg.view();
@@ -115,26 +140,28 @@ void append(nb::handle k, nb::handle v, nb::handle k_cache, nb::handle v_cache, 
   Status status;
   {
     const nb::gil_scoped_release released;
-    status = append_paged_kv(tensors);
+    status = append_paged_kv(tensors, call.handle);
   }
   check(status);
+  call.finish();
 }
 
 }  // namespace
 
 void bind_ops(nb::module_& m) {
   m.def("merge_pair", &merge_pair, "o_a"_a.none(), "lse_a"_a.none(), "o_b"_a.none(),
-        "lse_b"_a.none(), "out"_a.none(), "lse"_a.none());
+        "lse_b"_a.none(), "out"_a.none(), "lse"_a.none(), "stream"_a.none());
   m.def("merge_stack", &merge_stack, "o"_a.none(), "lse_in"_a.none(), "out"_a.none(),
-        "lse"_a.none());
+        "lse"_a.none(), "stream"_a.none());
   m.def("append_paged_kv", &append, "k"_a.none(), "v"_a.none(), "k_cache"_a.none(),
         "v_cache"_a.none(), "indptr"_a.none(), "kv_lens"_a.none(), "block_table"_a.none(),
         "page_indptr"_a.none(), "page_indices"_a.none(), "hnd"_a, "kv_dtype"_a.none(),
-        "k_scale"_a.none(), "v_scale"_a.none());
+        "k_scale"_a.none(), "v_scale"_a.none(), "stream"_a.none());
   m.def(
       "set_num_threads", [](int num_threads) { check(set_num_threads(num_threads)); },
       "num_threads"_a);
   m.def("get_num_threads", &num_threads);
+  m.def("cuda_device_count", &cuda::num_devices);
   m.def("show_config", &show_config);
   m.def("version", &version);
 }

@@ -5,80 +5,76 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <atomic>
 #include <cstdint>
-#include <new>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "bindings.h"
 #include "flashplan/plan.h"
+#include "stream.h"
 #include "tensor.h"
+#include "workspace.h"
 
 namespace flashplan {
 namespace {
 
 using namespace nb::literals;
 
-/// A Plan and what Python callers expect it to own: the workspace and room for host lengths.
+/// A Plan and what Python callers expect it to own: the workspace, room for host lengths, and the
+/// framework whose stream plan() follows.
 class PyPlan {
  public:
   PyPlan(const AttentionOptions& options, nb::object workspace) {
     AttentionOptions wanted = options;
     if (!workspace.is_none()) {
-      const BytesArg bytes("workspace", workspace);
-      const auto address = reinterpret_cast<uintptr_t>(bytes.data);
-      const std::size_t skip =
-          (kWorkspaceAlignment - address % kWorkspaceAlignment) % kWorkspaceAlignment;
-      wanted.workspace_bytes = bytes.size > skip ? bytes.size - skip : 0;
-      workspace_ = reinterpret_cast<void*>(address + skip);
-      workspace_owner_ = std::move(workspace);
+      workspace_.borrow(std::move(workspace), options.device);
+      wanted.workspace_bytes = workspace_.size();
     }
     check(Plan::create(wanted, &plan_));
-    if (workspace_ == nullptr) {
-      workspace_ = ::operator new(plan_.workspace_bytes(), std::align_val_t{kWorkspaceAlignment});
-      owned_ = workspace_;
-    }
+    if (workspace_.data() == nullptr) workspace_.allocate(plan_.workspace_bytes(), options.device);
   }
-  ~PyPlan() { ::operator delete(owned_, std::align_val_t{kWorkspaceAlignment}); }
-  PyPlan(const PyPlan&) = delete;
-  PyPlan& operator=(const PyPlan&) = delete;
 
-  void plan(nb::handle qo_indptr, nb::handle kv_lens, nb::handle kv_indptr) {
+  void plan(nb::handle qo_indptr, nb::handle kv_lens, nb::handle kv_indptr, nb::handle stream) {
+    const Planning planning(planning_);
     const IntsArg qo("qo_indptr", qo_indptr, qo_indptr_);
     const IntsArg kv("kv_lens", kv_lens, kv_lens_);
-    if (qo.size != kv.size + 1) {
-      throw nb::value_error(("qo_indptr: expected " + std::to_string(kv.size + 1) +
-                             " entries (one more than kv_lens), got " + std::to_string(qo.size))
-                                .c_str());
-    }
+    check_size("qo_indptr", qo, kv);
     Batch batch{qo.data, kv.data, nullptr, kv.size};
     if (!kv_indptr.is_none()) {
       const IntsArg rows("kv_indptr", kv_indptr, kv_indptr_);
-      if (rows.size != kv.size + 1) {
-        throw nb::value_error(("kv_indptr: expected " + std::to_string(kv.size + 1) +
-                               " entries (one more than kv_lens), got " + std::to_string(rows.size))
-                                  .c_str());
-      }
+      check_size("kv_indptr", rows, kv);
       batch.kv_indptr = rows.data;
     }
-    check(plan_.plan(batch));
+    CallStream call = call_stream(stream, producer_to_follow(stream), device());
+    Status status;
+    {
+      const nb::gil_scoped_release released;  // the upload waits if too many are under way
+      status = plan_.plan(batch, call.handle);
+    }
+    check(status);
+    stream_of_plan_ = std::move(call.owner);
   }
 
   void run(nb::handle q, nb::handle k, nb::handle v, nb::handle block_table, nb::handle page_indptr,
            nb::handle page_indices, nb::handle out, nb::handle lse, nb::handle k_scale,
-           nb::handle v_scale) {
+           nb::handle v_scale, nb::handle stream) {
     const AttentionOptions& options = plan_.options();
-    const TensorArg q_arg("q", required("q", q), TensorKind::kFloat, &options.q_dtype);
-    const TensorArg k_arg("k", required("k", k), TensorKind::kFloat, &options.kv_dtype);
-    const TensorArg v_arg("v", required("v", v), TensorKind::kFloat, &options.kv_dtype);
-    const TensorArg block_table_arg("block_table", block_table, TensorKind::kInt32);
-    const TensorArg page_indptr_arg("page_indptr", page_indptr, TensorKind::kInt32);
-    const TensorArg page_indices_arg("page_indices", page_indices, TensorKind::kInt32);
-    const TensorArg out_arg("out", required("out", out), TensorKind::kFloat, &options.o_dtype,
+    const Producer producer = producer_of(q);
+    CallStream call = call_stream(stream, producer, device());
+    const TensorArg q_arg("q", required("q", q), TensorKind::kFloat, call, &options.q_dtype);
+    const TensorArg k_arg("k", required("k", k), TensorKind::kFloat, call, &options.kv_dtype);
+    const TensorArg v_arg("v", required("v", v), TensorKind::kFloat, call, &options.kv_dtype);
+    const TensorArg block_table_arg("block_table", block_table, TensorKind::kInt32, call);
+    const TensorArg page_indptr_arg("page_indptr", page_indptr, TensorKind::kInt32, call);
+    const TensorArg page_indices_arg("page_indices", page_indices, TensorKind::kInt32, call);
+    const TensorArg out_arg("out", required("out", out), TensorKind::kFloat, call, &options.o_dtype,
                             Access::kWrite);
-    const TensorArg lse_arg("lse", lse, TensorKind::kFloat, nullptr, Access::kWrite);
+    const TensorArg lse_arg("lse", lse, TensorKind::kFloat, call, nullptr, Access::kWrite);
     AttentionTensors tensors;
     tensors.q = q_arg.view();
     tensors.k = k_arg.view();
@@ -90,29 +86,70 @@ class PyPlan {
     tensors.lse = lse_arg.view();
     tensors.k_scale = float_arg("k_scale", k_scale);
     tensors.v_scale = float_arg("v_scale", v_scale);
-    tensors.workspace = workspace_;
+    tensors.workspace = workspace_.data();
     tensors.workspace_bytes = plan_.workspace_bytes();
     Status status;
     {
       const nb::gil_scoped_release released;
-      status = plan_.run(tensors);
+      status = plan_.run(tensors, call.handle);
     }
     check(status);
+    if (call.on_cuda()) {
+      last_producer_ = producer;
+      call.finish();
+    }
   }
 
   const Plan& get() const { return plan_; }
 
  private:
-  static nb::handle required(const char* name, nb::handle object) {
-    if (!object.is_none()) return object;
-    throw nb::type_error((std::string(name) + ": expected a tensor, got None").c_str());
+  /// Refuses a second thread before it writes to the lengths that the first one reads.
+  class Planning {
+   public:
+    explicit Planning(std::atomic_flag& flag) : flag_(flag) {
+      if (flag.test_and_set(std::memory_order_acquire)) {
+        throw std::runtime_error("plan: expected one thread at a time, got a second one");
+      }
+    }
+    ~Planning() { flag_.clear(std::memory_order_release); }
+    Planning(const Planning&) = delete;
+    Planning& operator=(const Planning&) = delete;
+
+   private:
+    std::atomic_flag& flag_;
+  };
+
+  Device device() const { return plan_.options().device; }
+
+  /// Of the last run(); before the first one, of what is imported.
+  Producer producer_to_follow(nb::handle stream) {
+    if (!stream.is_none() || device().type == DeviceType::kCpu) return {};
+    if (!last_producer_) {
+      const Producer imported = imported_producer();
+      if (imported.framework == Framework::kOther) return imported;
+      last_producer_ = imported;
+    }
+    return *last_producer_;
   }
 
+  static void check_size(const char* name, const IntsArg& indptr, const IntsArg& lens) {
+    if (indptr.size == lens.size + 1) return;
+    raise_value(std::string(name) + ": expected " + std::to_string(lens.size + 1) +
+                " entries (one more than kv_lens), got " + std::to_string(indptr.size));
+  }
+
+  static nb::handle required(const char* name, nb::handle object) {
+    if (object.is_none()) raise_type(std::string(name) + ": expected a tensor, got None");
+    return object;
+  }
+
+  // These two outlive the plan.
+  nb::object stream_of_plan_;  // which must exist until the next plan() on another one
+  Workspace workspace_;
   Plan plan_;
-  void* workspace_ = nullptr;
-  void* owned_ = nullptr;
-  nb::object workspace_owner_;
+  std::optional<Producer> last_producer_;
   std::vector<int32_t> qo_indptr_, kv_lens_, kv_indptr_;
+  std::atomic_flag planning_;
 };
 
 using WorkTileTuple = std::tuple<int, int, int, int, int, int, int, int>;
@@ -181,10 +218,10 @@ void bind_plan(nb::module_& m) {
   nb::class_<PyPlan>(m, "Plan", "The schedule of the last plan(), and the means to run it.")
       .def(nb::init<const AttentionOptions&, nb::object>(), "options"_a, "workspace"_a = nb::none())
       .def("plan", &PyPlan::plan, "qo_indptr"_a.none(), "kv_lens"_a.none(),
-           "kv_indptr"_a.none() = nb::none())
+           "kv_indptr"_a.none() = nb::none(), "stream"_a.none() = nb::none())
       .def("run", &PyPlan::run, "q"_a.none(), "k"_a.none(), "v"_a.none(), "block_table"_a.none(),
            "page_indptr"_a.none(), "page_indices"_a.none(), "out"_a.none(), "lse"_a.none(),
-           "k_scale"_a.none(), "v_scale"_a.none())
+           "k_scale"_a.none(), "v_scale"_a.none(), "stream"_a.none())
       .def(
           "describe", [](const PyPlan& p) { return p.get().describe(); },
           "The schedule as text: totals, then the first queues.")

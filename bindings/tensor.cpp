@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tensor.h"
 
-#include <atomic>
 #include <climits>
 #include <cstdio>
-#include <cstring>
 #include <string>
 
 #include "dlpack.h"
@@ -13,60 +11,6 @@ namespace flashplan {
 namespace {
 
 using namespace nb::literals;
-
-/// What is known of a Python type.
-struct TypeFacts {
-  std::atomic<PyTypeObject*> type{nullptr};
-  const dlpack::ExchangeApi* exchange = nullptr;
-  bool immutable = false;  // JAX: writing through DLPack would break its promises
-};
-
-const dlpack::ExchangeApi* exchange_api(nb::handle type) {
-  nb::object capsule = nb::getattr(type, "__dlpack_c_exchange_api__", nb::none());
-  if (capsule.is_none()) return nullptr;
-  void* pointer = PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api");
-  if (pointer == nullptr) {
-    PyErr_Clear();
-    return nullptr;
-  }
-  const auto* api = static_cast<const dlpack::ExchangeApi*>(pointer);
-  while (api != nullptr && api->version.major != 1) api = api->previous;
-  return api != nullptr && api->tensor_from_object != nullptr ? api : nullptr;
-}
-
-bool starts_with(const std::string& text, const char* prefix) {
-  return text.compare(0, std::strlen(prefix), prefix) == 0;
-}
-
-void learn(TypeFacts& facts, PyTypeObject* type) {
-  const nb::handle handle(reinterpret_cast<PyObject*>(type));
-  facts.exchange = exchange_api(handle);
-  nb::object module = nb::getattr(handle, "__module__", nb::str(""));
-  facts.immutable =
-      nb::isinstance<nb::str>(module) && starts_with(std::string(nb::str(module).c_str()), "jax");
-  Py_INCREF(handle.ptr());  // the address stays this type's
-  facts.type.store(type, std::memory_order_release);
-}
-
-/// Facts of the first few types seen; further types are looked up each time.
-const TypeFacts& facts_of(PyTypeObject* type, TypeFacts& uncached) {
-  static TypeFacts cache[16];
-  static nb::ft_mutex mutex;
-  for (const TypeFacts& facts : cache) {
-    PyTypeObject* known = facts.type.load(std::memory_order_acquire);
-    if (known == type) return facts;
-    if (known == nullptr) break;
-  }
-  const nb::ft_lock_guard lock(mutex);
-  for (TypeFacts& facts : cache) {
-    PyTypeObject* known = facts.type.load(std::memory_order_relaxed);
-    if (known == nullptr) learn(facts, type);
-    if (known == nullptr || known == type) return facts;
-  }
-  learn(uncached, type);
-  Py_DECREF(reinterpret_cast<PyObject*>(type));
-  return uncached;
-}
 
 std::string name_of(const dlpack::DataType& dtype) {
   static constexpr const char* kNames[] = {"int",    "uint",    "float", "handle",
@@ -89,16 +33,6 @@ bool to_dtype(const dlpack::DataType& from, DType* to) {
   if (is(dlpack::kFloat8E5M2, 8)) return *to = DType::kFloat8E5M2, true;
   if (is(dlpack::kInt, 32)) return *to = DType::kInt32, true;
   return false;
-}
-
-[[noreturn]] void raise_type(const std::string& message) { throw nb::type_error(message.c_str()); }
-[[noreturn]] void raise_value(const std::string& message) {
-  throw nb::value_error(message.c_str());
-}
-
-[[noreturn]] void raise_not_a_tensor(const char* name, nb::handle object, const char* why = "") {
-  raise_type(std::string(name) + ": expected a tensor (with __dlpack__), got " +
-             nb::type_name(object.type()).c_str() + why);
 }
 
 const char* to_name(DType dtype) {
@@ -139,8 +73,7 @@ void fill(const char* name, const dlpack::Tensor& t, TensorKind kind, const DTyp
   }
   view->dtype = dtype;
   view->data = t.data == nullptr ? nullptr : static_cast<char*>(t.data) + t.byte_offset;
-  const bool on_host = t.device.type == dlpack::kCpu || t.device.type == dlpack::kCudaHost;
-  view->device = {on_host ? DeviceType::kCpu : DeviceType::kCuda, on_host ? 0 : t.device.index};
+  view->device = to_device(t.device);
   view->rank = t.ndim;
   int64_t contiguous = 1;
   for (int32_t d = t.ndim - 1; d >= 0; --d) {
@@ -152,60 +85,21 @@ void fill(const char* name, const dlpack::Tensor& t, TensorKind kind, const DTyp
 
 }  // namespace
 
-TensorArg::TensorArg(const char* name, nb::handle object, TensorKind kind, const DType* stored_as,
-                     Access access) {
+TensorArg::TensorArg(const char* name, nb::handle object, TensorKind kind, CallStream& stream,
+                     const DType* stored_as, Access access) {
   if (object.is_none()) return;
-  TypeFacts uncached;
-  const TypeFacts& facts = facts_of(Py_TYPE(object.ptr()), uncached);
-  if (facts.exchange != nullptr) {
-    dlpack::Tensor tensor;
-    if (facts.exchange->tensor_from_object(object.ptr(), &tensor) != 0) {
-      PyErr_Clear();
-      raise_not_a_tensor(name, object, " without storage (a meta, fake or sparse tensor?)");
-    }
-    fill(name, tensor, kind, stored_as, &view_);
-  } else if (!import_dlpack(name, object, kind, stored_as) &&
-             !import_array_interface(name, object)) {
+  const Producer producer = producer_of(object);
+  dlpack_.emplace(name, object, producer, stream);
+  if (dlpack_->tensor() != nullptr) {
+    fill(name, *dlpack_->tensor(), kind, stored_as, &view_);
+    view_.read_only = dlpack_->read_only();
+  } else if (!import_array_interface(name, object)) {
     raise_not_a_tensor(name, object);
   }
   check_kind(name, kind, view_.dtype, to_name(view_.dtype));
-  if (access == Access::kWrite && facts.immutable) {
+  if (access == Access::kWrite && producer.immutable()) {
     raise_type(std::string(name) + ": expected a writable tensor, got a JAX array");
   }
-}
-
-bool TensorArg::import_dlpack(const char* name, nb::handle object, TensorKind kind,
-                              const DType* stored_as) {
-  nb::object method = nb::getattr(object, "__dlpack__", nb::none());
-  if (method.is_none() || PyType_Check(object.ptr())) return false;
-  static const nb::handle version = nb::make_tuple(1, 3).release();
-  nb::object capsule;
-  try {
-    capsule = method("max_version"_a = version);
-  } catch (nb::python_error& e) {
-    if (e.matches(PyExc_TypeError)) {  // a producer from before DLPack 1.0
-      capsule = method();
-    } else if (e.matches(PyExc_BufferError)) {  // a dtype that DLPack has no code for
-      return false;
-    } else {
-      throw;
-    }
-  }
-  if (PyCapsule_IsValid(capsule.ptr(), "dltensor_versioned")) {
-    managed_.tensor = PyCapsule_GetPointer(capsule.ptr(), "dltensor_versioned");
-    managed_.versioned = true;
-    PyCapsule_SetName(capsule.ptr(), "used_dltensor_versioned");
-    const auto* managed = static_cast<dlpack::ManagedTensorVersioned*>(managed_.tensor);
-    if (managed->version.major != 1) raise_not_a_tensor(name, object, " of another DLPack version");
-    fill(name, managed->tensor, kind, stored_as, &view_);
-    view_.read_only = (managed->flags & dlpack::kReadOnlyFlag) != 0;
-    return true;
-  }
-  if (!PyCapsule_IsValid(capsule.ptr(), "dltensor")) raise_not_a_tensor(name, object);
-  managed_.tensor = PyCapsule_GetPointer(capsule.ptr(), "dltensor");
-  PyCapsule_SetName(capsule.ptr(), "used_dltensor");
-  fill(name, static_cast<dlpack::ManagedTensor*>(managed_.tensor)->tensor, kind, stored_as, &view_);
-  return true;
 }
 
 bool TensorArg::import_array_interface(const char* name, nb::handle object) {
@@ -246,50 +140,11 @@ bool TensorArg::import_array_interface(const char* name, nb::handle object) {
   return true;
 }
 
-ManagedMemory::~ManagedMemory() {
-  if (tensor == nullptr) return;
-  if (versioned) {
-    auto* managed = static_cast<dlpack::ManagedTensorVersioned*>(tensor);
-    if (managed->deleter != nullptr) managed->deleter(managed);
-  } else {
-    auto* managed = static_cast<dlpack::ManagedTensor*>(tensor);
-    if (managed->deleter != nullptr) managed->deleter(managed);
-  }
-}
-
-BytesArg::BytesArg(const char* name, nb::handle object) {
-  nb::object interface = nb::getattr(object, "__array_interface__", nb::none());
-  if (!interface.is_none()) {
-    const nb::tuple memory(interface["data"]);
-    if (nb::cast<bool>(memory[1])) {
-      raise_type(std::string(name) + ": expected a writable tensor, got a read-only one");
-    }
-    if (!nb::object(interface["strides"]).is_none()) {
-      raise_value(std::string(name) + ": expected contiguous memory, got strides");
-    }
-    data = reinterpret_cast<void*>(nb::cast<uintptr_t>(memory[0]));
-    size = nb::cast<size_t>(object.attr("nbytes"));
-    return;
-  }
-  if (!nb::hasattr(object, "data_ptr") || !nb::hasattr(object, "is_contiguous")) {
-    raise_not_a_tensor(name, object, " (workspaces come from NumPy or PyTorch)");
-  }
-  const nb::object device_object = object.attr("device");
-  const std::string device = nb::str(nb::handle(device_object)).c_str();
-  if (device != "cpu") {
-    raise_type(std::string(name) + ": expected a tensor on cpu, got one on " + device);
-  }
-  if (!nb::cast<bool>(object.attr("is_contiguous")())) {
-    raise_value(std::string(name) + ": expected contiguous memory, got strides");
-  }
-  data = reinterpret_cast<void*>(nb::cast<uintptr_t>(object.attr("data_ptr")()));
-  size = nb::cast<size_t>(object.attr("nbytes"));
-}
-
 IntsArg::IntsArg(const char* name, nb::handle object, std::vector<int32_t>& buffer) {
   const bool is_list = PyList_Check(object.ptr()) != 0;
   if (!is_list && PyTuple_Check(object.ptr()) == 0) {
-    const TensorArg tensor(name, object, TensorKind::kInt32);
+    CallStream host;
+    const TensorArg tensor(name, object, TensorKind::kInt32, host);
     const TensorView& view = tensor.view();
     if (view.rank != 1) {
       raise_value(std::string(name) + ": expected one dimension, got " + std::to_string(view.rank));

@@ -4,14 +4,15 @@
 
 #include <nanobind/nanobind.h>
 
+#include <optional>
 #include <vector>
 
 #include "flashplan/status.h"
 #include "flashplan/tensor.h"
+#include "producer.h"
+#include "stream.h"
 
 namespace flashplan {
-
-namespace nb = nanobind;
 
 /// Raises the Python exception that belongs to a failed status.
 [[noreturn]] void raise_status(const Status& status);
@@ -23,41 +24,22 @@ inline void check(const Status& status) {
 enum class TensorKind { kFloat, kInt32 };
 enum class Access { kRead, kWrite };
 
-/// A DLPack tensor that this side owns until it is released.
-struct ManagedMemory {
-  ManagedMemory() = default;
-  ~ManagedMemory();
-  ManagedMemory(const ManagedMemory&) = delete;
-  ManagedMemory& operator=(const ManagedMemory&) = delete;
-
-  void* tensor = nullptr;  // dlpack::ManagedTensor or dlpack::ManagedTensorVersioned
-  bool versioned = false;
-};
-
-/// A tensor argument for the duration of a call. In order of preference: DLPack's C exchange API
-/// (no Python call, no synchronisation), __dlpack__, NumPy's __array_interface__ (which ml_dtypes'
-/// formats need). None gives an empty view. Raises TypeError or ValueError naming the argument.
+/// A tensor argument for the duration of a call: by DLPack, else by NumPy's __array_interface__
+/// (which ml_dtypes' formats need). None gives an empty view. Raises TypeError or ValueError naming
+/// the argument.
 class TensorArg {
  public:
   /// `stored_as`: the dtype that uint8 or uint16 memory stands for, where the caller knows it.
-  TensorArg(const char* name, nb::handle object, TensorKind kind, const DType* stored_as = nullptr,
-            Access access = Access::kRead);
+  TensorArg(const char* name, nb::handle object, TensorKind kind, CallStream& stream,
+            const DType* stored_as = nullptr, Access access = Access::kRead);
 
   const TensorView& view() const noexcept { return view_; }
 
  private:
-  bool import_dlpack(const char* name, nb::handle object, TensorKind kind, const DType* stored_as);
   bool import_array_interface(const char* name, nb::handle object);
 
   TensorView view_;
-  ManagedMemory managed_;
-};
-
-/// Writable host memory of any dtype, as bytes.
-struct BytesArg {
-  BytesArg(const char* name, nb::handle object);
-  void* data = nullptr;
-  std::size_t size = 0;
+  std::optional<DlpackImport> dlpack_;
 };
 
 /// A list, tuple or host int32 tensor of rank 1 as contiguous memory. `buffer` is reused between

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-# FLASHPLAN_CUDA=AUTO|ON|OFF -> FLASHPLAN_WITH_CUDA and FLASHPLAN_CUDA_SOURCES.
+# FLASHPLAN_CUDA=AUTO|ON|OFF -> FLASHPLAN_WITH_CUDA, and CMAKE_CUDA_ARCHITECTURES as it is built for.
 
 if(NOT FLASHPLAN_CUDA MATCHES "^(AUTO|ON|OFF)$")
   message(FATAL_ERROR "FLASHPLAN_CUDA: expected AUTO, ON or OFF, got ${FLASHPLAN_CUDA}")
 endif()
 
 set(FLASHPLAN_WITH_CUDA OFF)
-set(FLASHPLAN_CUDA_SOURCES "")
 if(FLASHPLAN_CUDA STREQUAL "OFF")
   message(STATUS "CUDA kernels: off (FLASHPLAN_CUDA=OFF)")
   return()
@@ -43,11 +42,6 @@ else()
   return()
 endif()
 
-file(GLOB FLASHPLAN_CUDA_SOURCES CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/kernels/*.cu)
-if(NOT FLASHPLAN_CUDA_SOURCES)
-  message(STATUS "CUDA kernels: none in src/kernels (would be on: ${reason})")
-  return()
-endif()
 if(NOT CMAKE_CUDA_ARCHITECTURES)
   if(has_gpu)
     set(CMAKE_CUDA_ARCHITECTURES native)
@@ -56,6 +50,28 @@ if(NOT CMAKE_CUDA_ARCHITECTURES)
   endif()
 endif()
 enable_language(CUDA)
-find_package(CUDAToolkit REQUIRED)
+find_package(CUDAToolkit 12.8 REQUIRED)
+set(CMAKE_CUDA_RUNTIME_LIBRARY None) # linked by name in src/CMakeLists.txt, once
+
+# Names of sets become what they stand for. Then machine code alone: nothing is to be compiled at run
+# time, and select_kernel() refuses a GPU that there is no code for.
+if(CMAKE_CUDA_ARCHITECTURES STREQUAL "native")
+  set(CMAKE_CUDA_ARCHITECTURES ${CMAKE_CUDA_ARCHITECTURES_NATIVE})
+  # The instructions that one generation alone has, wgmma for one, need the "a".
+  list(TRANSFORM CMAKE_CUDA_ARCHITECTURES REPLACE "^((9|1[0-9])[0-9])(-real)?$" "\\1a")
+elseif(CMAKE_CUDA_ARCHITECTURES STREQUAL "all")
+  set(CMAKE_CUDA_ARCHITECTURES ${CMAKE_CUDA_ARCHITECTURES_ALL})
+elseif(CMAKE_CUDA_ARCHITECTURES STREQUAL "all-major")
+  set(CMAKE_CUDA_ARCHITECTURES ${CMAKE_CUDA_ARCHITECTURES_ALL_MAJOR})
+endif()
+list(TRANSFORM CMAKE_CUDA_ARCHITECTURES REPLACE "-(real|virtual)$" "")
+list(REMOVE_DUPLICATES CMAKE_CUDA_ARCHITECTURES)
+list(FILTER CMAKE_CUDA_ARCHITECTURES EXCLUDE REGEX "^[5-7][0-9]$") # of the sets
+set(FLASHPLAN_ARCHITECTURES "${CMAKE_CUDA_ARCHITECTURES}")
+if(NOT FLASHPLAN_ARCHITECTURES)
+  message(FATAL_ERROR "CMAKE_CUDA_ARCHITECTURES: expected 80 or later")
+endif()
+list(TRANSFORM CMAKE_CUDA_ARCHITECTURES APPEND "-real")
+
 set(FLASHPLAN_WITH_CUDA ON)
-message(STATUS "CUDA kernels: on (${reason}), architectures ${CMAKE_CUDA_ARCHITECTURES}")
+message(STATUS "CUDA kernels: on (${reason}), architectures ${FLASHPLAN_ARCHITECTURES}")

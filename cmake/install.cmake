@@ -20,5 +20,9 @@ install(FILES
 
 set(pkgconfig_dir ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 file(RELATIVE_PATH pkgconfig_prefix /prefix/${pkgconfig_dir} /prefix)
+set(pkgconfig_cuda_libs "")
+if(FLASHPLAN_WITH_CUDA)
+  set(pkgconfig_cuda_libs "-L${CUDAToolkit_LIBRARY_DIR} -lcudart_static -ldl -lrt ")
+endif()
 configure_file(cmake/flashplan.pc.in flashplan.pc @ONLY)
 install(FILES ${PROJECT_BINARY_DIR}/flashplan.pc DESTINATION ${pkgconfig_dir})

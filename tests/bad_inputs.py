@@ -50,7 +50,12 @@ OPTIONS = [
     ("kv_dtype other", UNSUPPORTED, "kv_dtype", lambda s: s.attention(kv_dtype="float16")),
     ("o_dtype float8", UNSUPPORTED, "o_dtype", lambda s: s.attention(o_dtype="float8_e5m2")),
     ("variant", UNSUPPORTED, "variant", lambda s: s.attention(variant="alibi")),
-    ("device without kernels", UNSUPPORTED, "device", lambda s: s.attention(device="cuda:0")),
+    (  # no GPU, or none that takes float32
+        "device without kernels",
+        UNSUPPORTED,
+        "(device|q_dtype)",
+        lambda s: s.attention(device="cuda:0"),
+    ),
     ("device unknown", VALUE, "device", lambda s: s.attention(device="toaster")),
     (
         "workspace small",

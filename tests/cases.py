@@ -333,3 +333,68 @@ BENCH = {
         head_dim=128,
     ),
 }
+
+
+def _shuffled(lens):
+    return tuple(random.Random(0).sample(lens, len(lens)))
+
+
+def zipf_lens(mean, count=16):
+    """Lengths proportional to 1, 1/2, 1/3, ... in random order; their sum is count * mean."""
+    harmonic = sum(1 / rank for rank in range(1, count + 1))
+    lens = [round(count * mean / harmonic / rank) for rank in range(1, count + 1)]
+    lens[0] += count * mean - sum(lens)
+    return _shuffled(lens)
+
+
+def uniform_lens(low, high, count=16):
+    """Lengths evenly spaced from low to high, in random order."""
+    return _shuffled([low + (high - low) * i // (count - 1) for i in range(count)])
+
+
+def _gpu_prefill(lens, num_qo_heads=16, num_kv_heads=None, head_dim=128, **options):
+    defaults = {"page_size": None, "head_dim": head_dim, "num_qo_heads": num_qo_heads}
+    defaults["num_kv_heads"] = num_kv_heads or num_qo_heads
+    return Case(lens, lens, **defaults | options)
+
+
+def _gpu_decode(lens, num_qo_heads=32, num_kv_heads=8, **options):
+    defaults = {"num_qo_heads": num_qo_heads, "num_kv_heads": num_kv_heads, "head_dim": 128}
+    return Case((1,) * len(lens), lens, **defaults | options)
+
+
+_GPU_RAGGED = {
+    **{f"s{n}": _gpu_prefill((n,) * 16) for n in (512, 1024, 2048, 4096, 8192, 16384)},
+    "b4 s8192 full": _gpu_prefill((8192,) * 4, causal=False),
+    "b4 s8192 32/8": _gpu_prefill((8192,) * 4, 32, 8),
+    "b4 s8192 d64": _gpu_prefill((8192,) * 4, 32, head_dim=64),
+    "b4 s8192 d256": _gpu_prefill((8192,) * 4, 8, head_dim=256),
+    "zipf 1024": _gpu_prefill(zipf_lens(1024), 32),
+    "uniform 512-1024": _gpu_prefill(uniform_lens(512, 1024), 32),
+}
+
+# By section: bfloat16, on one large GPU. bench/bench_gpu.py runs them.
+GPU_BENCH = {
+    "prefill": _GPU_RAGGED,
+    "paged": {
+        f"{name} page {page_size}": dataclasses.replace(_GPU_RAGGED[name], page_size=page_size)
+        for name in ("s1024", "s4096", "b4 s8192 32/8", "zipf 1024")
+        for page_size in (1, 16, 64)
+    },
+    "decode": {
+        "b1 kv8k": _gpu_decode((8192,)),
+        "b1 kv128k": _gpu_decode((131072,)),
+        "b16 kv1k": _gpu_decode((1024,) * 16),
+        "b64 kv4k": _gpu_decode((4096,) * 64),
+        "b64 kv4k page 1": _gpu_decode((4096,) * 64, page_size=1),
+        "b64 kv4k 64/8": _gpu_decode((4096,) * 64, 64),
+        "b256 kv2k": _gpu_decode((2048,) * 256),
+        "b64 kv4k 32/32": _gpu_decode((4096,) * 64, 32, 32),
+        "b16 kv1k 32/32": _gpu_decode((1024,) * 16, 32, 32),
+        "b16 uniform 512-1024 32/32": _gpu_decode(uniform_lens(512, 1024), 32, 32),
+        "b16 zipf 1024 32/32": _gpu_decode(zipf_lens(1024), 32, 32),
+        "b16 zipf 16k": _gpu_decode(zipf_lens(16384)),
+        "b64 kv4k e4m3": _gpu_decode((4096,) * 64, kv_dtype="float8_e4m3fn"),
+        "b256 kv2k e4m3": _gpu_decode((2048,) * 256, kv_dtype="float8_e4m3fn"),
+    },
+}

@@ -4,19 +4,48 @@ import secrets
 
 import pytest
 
+import flashplan as fp
 import frameworks
+from flashplan import _core
 
-# Fresh inputs every run; the header of the report says how to see them again.
-SEED = int(os.environ.get("FLASHPLAN_TEST_SEED", secrets.randbits(31)))
+# JAX takes most of a GPU's memory at its first use otherwise: there are others on it.
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
+# Fresh inputs every run, the same in all workers; the header of the report says how to see them
+# again.
+SEED = int(os.environ.setdefault("FLASHPLAN_TEST_SEED", str(secrets.randbits(31))))
+
+
+def why_no_gpu():
+    if _core.cuda_device_count():
+        return ""
+    return fp.is_supported(1, 1, 64, device="cuda:0")[1]
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--require-gpu", action="store_true", help="GPU tests fail where they cannot run"
+    )
 
 
 def pytest_report_header():
-    return f"inputs: FLASHPLAN_TEST_SEED={SEED}"
+    return [f"inputs: FLASHPLAN_TEST_SEED={SEED}", f"gpu tests: {why_no_gpu() or 'on'}"]
 
 
-def _import(name):
-    if os.environ.get("CI"):
-        return __import__(name)  # in CI a missing framework is a failure
+def pytest_collection_modifyitems(config, items):
+    reason = why_no_gpu()
+    if not reason:
+        return
+    if config.getoption("require_gpu"):
+        raise pytest.UsageError(f"--require-gpu: {reason}")
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def _import(name, request):
+    if os.environ.get("CI") or request.config.getoption("require_gpu"):
+        return __import__(name)  # a missing framework is a failure there
     return pytest.importorskip(name)
 
 
@@ -26,13 +55,20 @@ def seed():
 
 
 @pytest.fixture(scope="session")
-def torch():
-    return _import("torch")
+def torch(request):
+    return _import("torch", request)
 
 
 @pytest.fixture(scope="session")
-def jax():
-    return _import("jax")
+def cupy(request):
+    return _import("cupy", request)
+
+
+@pytest.fixture(scope="session")
+def jax(request):
+    jax = _import("jax", request)
+    jax.config.update("jax_default_device", jax.devices("cpu")[0])  # also where there is a GPU
+    return jax
 
 
 # Of function scope: pytest then runs one case in all frameworks before it goes on to the next.
@@ -42,3 +78,8 @@ def framework(request):
         return frameworks.NumPy()
     make = {"torch": frameworks.Torch, "jax": frameworks.Jax}[request.param]
     return make(request.getfixturevalue(request.param))
+
+
+@pytest.fixture(params=frameworks.GPU_NAMES)
+def gpu_framework(request):
+    return frameworks.gpu_framework(request.param, request.getfixturevalue(request.param))

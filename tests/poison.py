@@ -36,14 +36,33 @@ class Canary:
         assert np.array_equal(bits(copy), bits(expected)), "memory outside the output was written"
 
 
-def workspace(num_bytes):
-    """(buffer, view): `num_bytes` poisoned bytes, aligned to 256, with canaries round them."""
-    buffer = np.full(num_bytes + 1024, POISON, np.uint8)
-    begin = 256 + -(buffer.ctypes.data) % 256
-    return buffer, buffer[begin : begin + num_bytes]
+class Workspace:
+    """`num_bytes` of host memory at `memory`, aligned to 256, with canaries round them."""
+
+    def __init__(self, num_bytes):
+        self.buffer = np.full(num_bytes + 1024, POISON, np.uint8)
+        self._begin = 256 + -self.buffer.ctypes.data % 256
+        self._end = self._begin + num_bytes
+        self.memory = self.buffer[self._begin : self._end]
+
+    def poison(self):
+        self.memory.fill(POISON)
+
+    def assert_canaries(self):
+        for outside in (self.buffer[: self._begin], self.buffer[self._end :]):
+            assert (outside == POISON).all(), "memory outside the workspace was written"
 
 
-def assert_workspace_canaries(buffer, view):
-    begin = view.ctypes.data - buffer.ctypes.data
-    outside = np.concatenate([buffer[:begin], buffer[begin + view.size :]])
-    assert (outside == POISON).all(), "memory outside the workspace was written"
+class CudaWorkspace(Workspace):
+    """The same on a GPU."""
+
+    def __init__(self, num_bytes, torch, device):
+        self._torch = torch
+        self.buffer = torch.full((num_bytes + 512,), POISON, dtype=torch.uint8, device=device)
+        self._begin, self._end = 256, 256 + num_bytes
+        self.memory = self.buffer[self._begin : self._end]
+
+    def poison(self):
+        """Seen by every stream."""
+        self.memory.fill_(POISON)
+        self._torch.cuda.synchronize(self.buffer.device)

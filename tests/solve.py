@@ -38,17 +38,19 @@ class Runner:
     def __init__(self, case, **overrides):
         self.case = case
         self.options = case.options() | overrides
-        num_bytes = fp.Attention(**self.options).workspace_bytes
-        self.workspace_buffer, self.workspace = poison.workspace(num_bytes)
-        self.attn = fp.Attention(**self.options, workspace=self.workspace)
+        self.workspace = self._workspace(fp.Attention(**self.options).workspace_bytes)
+        self.attn = fp.Attention(**self.options, workspace=self.workspace.memory)
+
+    def _workspace(self, num_bytes):
+        return poison.Workspace(num_bytes)
 
     def run(self, inputs, framework):
         """(o, lse) as NumPy arrays, from one plan and one run into poisoned outputs."""
-        self.workspace.fill(poison.POISON)
+        self.workspace.poison()
         self.attn.plan(*inputs.plan_args())
         run = self.run_into if framework.writable else self.run_returning
         o, lse = run(inputs, framework)
-        poison.assert_workspace_canaries(self.workspace_buffer, self.workspace)
+        self.workspace.assert_canaries()
         return o, lse
 
     def run_into(self, inputs, framework):
@@ -60,9 +62,11 @@ class Runner:
         )
         lse = poison.Canary((rows + spare, case.num_qo_heads), np.float32, strided)
         args, kwargs = run_arguments(case, inputs, framework)
-        out = framework.tensor(o.view)
-        result = self.attn.run(*args, **kwargs, out=out, lse=framework.tensor(lse.view))
+        out, out_lse = framework.tensor(o.view), framework.tensor(lse.view)
+        result = self.attn.run(*args, **kwargs, out=out, lse=out_lse)
         assert result is out
+        framework.fetch(o.view, out)
+        framework.fetch(lse.view, out_lse)
         o.assert_only_written(rows)
         lse.assert_only_written(rows)
         return o.view[:rows], lse.view[:rows]
@@ -76,6 +80,17 @@ class Runner:
         assert str(o.dtype) == self.case.output_dtype
         assert lse.dtype == np.float32
         return o, lse
+
+
+class CudaRunner(Runner):
+    """The same on a GPU."""
+
+    def __init__(self, case, torch, device="cuda:0", **overrides):
+        self._torch = torch
+        super().__init__(case, device=device, **overrides)
+
+    def _workspace(self, num_bytes):
+        return poison.CudaWorkspace(num_bytes, self._torch, self.options["device"])
 
 
 def assert_correct(case, inputs, exact, twin, o, lse):

@@ -8,6 +8,7 @@ import re
 import pytest
 
 import flashplan as fp
+from flashplan.options import to_cuda_device
 
 ATTENTION = {
     "num_qo_heads": inspect.Parameter.empty,
@@ -44,7 +45,7 @@ def test_attention_signature():
 @pytest.mark.parametrize(
     ("function", "names"),
     [
-        (fp.Attention.plan, "qo_indptr kv_lens kv_indptr"),
+        (fp.Attention.plan, "qo_indptr kv_lens kv_indptr stream"),
         (
             fp.Attention.run,
             "q k v block_table page_indptr page_indices out lse return_lse k_scale v_scale stream",
@@ -54,13 +55,15 @@ def test_attention_signature():
             "k v k_cache v_cache indptr kv_lens block_table page_indptr page_indices kv_layout "
             "kv_dtype k_scale v_scale stream",
         ),
+        (fp.merge_states, "o_a lse_a o_b lse_b out lse stream"),
     ],
 )
 def test_argument_names(function, names):
     assert list(defaults(function)) == names.split()
 
 
-def test_defaults_of_a_machine_without_gpu():
+def test_defaults():
+    """A kernel for the default dtype, on a machine with a GPU and on one without."""
     attn = fp.Attention(32, 8, 128)
     assert isinstance(attn.workspace_bytes, int)
     assert attn.workspace_bytes > 0
@@ -92,6 +95,31 @@ def test_num_threads():
     fp.set_num_threads(3)
     assert fp.get_num_threads() == 3
     fp.set_num_threads(before)
+
+
+class DeviceOf:
+    """Looks like a device of JAX, or of CuPy where there is no platform."""
+
+    def __init__(self, platform=None):
+        self.id = 7
+        if platform:
+            self.platform, self.local_hardware_id = platform, 1
+
+    def __str__(self):
+        return "TFRT_CPU_7"
+
+
+def test_device_by_name_or_object(torch):
+    assert to_cuda_device("cpu") is to_cuda_device(torch.device("cpu")) is None
+    assert to_cuda_device("cuda") == 0
+    assert to_cuda_device("cuda:3") == to_cuda_device(torch.device("cuda", 3)) == 3
+    assert to_cuda_device(DeviceOf()) == 7
+    assert to_cuda_device(DeviceOf("gpu")) == 1
+    assert to_cuda_device(DeviceOf("cpu")) is None
+
+
+def test_jax_device(jax):
+    assert to_cuda_device(jax.devices("cpu")[0]) is None
 
 
 def test_is_supported():

@@ -71,15 +71,15 @@ def test_exception_types():
     ("change", "reason"),
     [
         ({}, ""),
-        ({"q_dtype": "float8_e4m3fn"}, "q_dtype"),
-        ({"device": "cuda:0"}, "device"),
-        ({"variant": "alibi"}, "variant"),
+        ({"q_dtype": "float8_e4m3fn"}, "q_dtype: "),
+        ({"device": "cuda:0"}, "(device|q_dtype): "),
+        ({"variant": "alibi"}, "variant: "),
     ],
 )
 def test_is_supported_gives_the_reason(change, reason):
     supported, why = fp.is_supported(**Scene().options | change)
     assert supported is (reason == "")
-    assert why.startswith(reason)
+    assert re.match(reason, why)
     assert bool(why) == bool(reason)
 
 

@@ -28,7 +28,14 @@ struct AppendTensors {
 
 /// Writes new token j of request r to position kv_lens[r] - (indptr[r+1] - indptr[r]) + j of the
 /// request's pages. A page must not be written by two requests.
+///
+/// On CUDA: one launch on `stream` (two if k and v differ in dtype), no allocation, no
+/// synchronisation; may be captured in a graph, which then serves any batch of kv_lens.shape[0]
+/// requests and up to k.shape[0] tokens. The values of indptr, kv_lens and the page table lie on
+/// the device and are not checked: they must be what the CPU would accept, except that tokens whose
+/// page id lies outside the cache are not written.
 ///   kInvalidArgument, kInvalidType  a tensor is malformed; nothing was written
+///   kCudaError                      the launch failed
 FLASHPLAN_API Status append_paged_kv(const AppendTensors& tensors,
                                      Stream stream = nullptr) noexcept;
 

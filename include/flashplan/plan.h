@@ -72,7 +72,8 @@ struct AttentionTensors {
   /// but for the last dimension, which is contiguous.
   TensorView k, v;
   // Paged only, one of the two forms, int32, on the Plan's device. A request of kv_len tokens
-  // reads its first ceil(kv_len / page_size) entries and no more.
+  // reads its first ceil(kv_len / page_size) entries and no more. On a GPU what a table contains is
+  // not checked, page_indptr included; that block_table has columns for the longest request is.
   TensorView block_table;   // [>= batch_size, max_pages]
   TensorView page_indptr;   // [>= batch_size + 1]
   TensorView page_indices;  // [>= page_indptr[batch_size]]
@@ -96,18 +97,30 @@ class FLASHPLAN_API Plan {
   Plan(Plan&&) noexcept;
   Plan& operator=(Plan&&) noexcept;
 
-  /// Checks the options, selects the kernel and allocates all host memory a step will need.
+  /// Checks the options, selects the kernel and allocates all that a step will need besides the
+  /// workspace: on a GPU also room for the schedule there, and pinned host memory to copy it from.
   ///   kInvalidArgument  an option is out of range, or workspace_bytes is below the minimum
-  ///   kUnsupported      no kernel for these options
+  ///   kUnsupported      no kernel for these options, or for this GPU
+  ///   kOutOfMemory      and nothing is left allocated
   static Status create(const AttentionOptions& options, Plan* plan) noexcept;
 
   /// Schedules one step (FlashInfer, Algorithm 1 and Appendix D, with the changes DESIGN.md
-  /// gives). Host only: no allocation, no synchronisation.
-  ///   kInvalidArgument  a length is out of range or over the bounds; the last plan stays valid
-  Status plan(const Batch& batch) noexcept;
+  /// gives). No allocation, no synchronisation.
+  /// GPU: copies the schedule to the device on `stream`, asynchronously; give the stream of the
+  /// runs. Up to four copies may be under way, a fifth plan() waits for the first. CPU: `stream` is
+  /// not looked at.
+  ///   kInvalidArgument  a length is out of range or over the bounds, or a stream of another device
+  ///   kNotReady         `stream` is being captured
+  /// and the last plan stays valid.
+  Status plan(const Batch& batch, Stream stream = nullptr) noexcept;
 
   /// Runs the planned attention. A row with no visible key gets o = 0, lse = -inf.
   /// CPU: on the calling thread and the library's thread pool; returns when done.
+  /// GPU: one launch on `stream`. Plans and runs of one Plan follow each other on the device even
+  /// on different streams; the stream of a plan() must exist until the next plan() on another one,
+  /// or until the Plan is destroyed. A run may be captured into a graph and replayed for any later
+  /// plan() with the same tensors; replays are ordered after it by the caller, most simply by using
+  /// one stream.
   ///   kInvalidArgument, kInvalidType  a tensor disagrees with the plan; nothing was written
   ///   kNotReady                       no plan() yet
   Status run(const AttentionTensors& tensors, Stream stream = nullptr) noexcept;

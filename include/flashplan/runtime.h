@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What was built, and the CPU engine's threads.
+// What was built and what it runs on, and the CPU engine's threads.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,8 @@ FLASHPLAN_API int32_t num_threads() noexcept;
 /// "0.1.0", of the library that is loaded.
 FLASHPLAN_API const char* version() noexcept;
 
-/// Version, compiled kernel families, instruction set and threads, one `key: value` per line.
+/// Version, kernels and threads of the CPU; for CUDA the architectures and kernels compiled in and
+/// the devices found. One `key: value` per line.
 FLASHPLAN_API std::string show_config() noexcept;
 
 }  // namespace flashplan

@@ -30,17 +30,33 @@ class Attention:
         variant: None; reserved for attention variants.
         kv_layout: "NHD", pages [page_size, num_kv_heads, head_dim], or "HND".
         max_batch_size, max_qo_tokens: bounds of every batch; they size all buffers, once.
-        device: "cpu" (default where there is no GPU).
-        workspace: host memory (a NumPy or PyTorch tensor of any dtype) to use instead of memory
-            of the object's own. Less than workspace_bytes means that long requests are split less.
-        num_ctas: work queues; default: several per processor.
+        device: "cuda:<index>" or "cpu", or a framework's device; default: the first GPU, or the
+            CPU where there is none.
+        workspace: memory on the device (a NumPy, PyTorch or CuPy tensor of any dtype) to use
+            instead of memory of the object's own. Less than workspace_bytes means that long
+            requests are split less.
+        num_ctas: work queues; default: as many as the device runs at once, several per processor
+            on the CPU.
         batch_invariant: a request's results are bit-equal whatever its neighbours and num_ctas.
 
     An object is for one thread at a time; a second one gets a RuntimeError.
 
+    On a GPU, plan() and run() put their work on a stream and return. `stream` is an int (a
+    cudaStream_t) or an object with __cuda_stream__, .ptr (CuPy) or .cuda_stream (PyTorch). Without
+    it run() takes the current stream of q's framework, and plan() that of the framework of the
+    last run(): before the first one of PyTorch if it is imported, else of CuPy. Where a framework
+    has no current stream (JAX) both take a stream of the library's own, and run() returns when it
+    is done. The two streams may differ: run() always follows the plan. Tensors of PyTorch and CuPy
+    must be ready on the stream of the call; JAX arrays are waited for.
+
+    A captured run() (torch.cuda.graph, CuPy's capture) computes whatever was planned last when it
+    is replayed, so one graph serves every batch. Only its replays are yours to order after plan()
+    and before the next one: use one stream.
+
     Raises:
         ValueError, TypeError: an option is out of range or of the wrong type.
         UnsupportedError: there is no kernel for the options.
+        CudaError: a CUDA call failed.
     """
 
     def __init__(
@@ -97,8 +113,10 @@ class Attention:
         """Bytes of workspace in use: exact, from the bounds alone."""
         return self._plan.workspace_bytes
 
-    def plan(self, qo_indptr: Any, kv_lens: Any, kv_indptr: Any = None) -> _core.Plan:
-        """Schedules one step. Host only: no synchronisation.
+    def plan(
+        self, qo_indptr: Any, kv_lens: Any, kv_indptr: Any = None, *, stream: Any = None
+    ) -> _core.Plan:
+        """Schedules one step. No synchronisation, no allocation.
 
         Args:
             qo_indptr: [batch_size + 1] int32, from 0, ascending: rows of q of each request.
@@ -106,6 +124,9 @@ class Attention:
             kv_indptr: [batch_size + 1] int32, ragged k and v only: first row of each request;
                 default: kv_lens cumulated.
             Each a list, a NumPy array or any int32 tensor on the host.
+            stream: where the schedule is copied to the GPU; see the class. Several plans may be
+                made ahead of the GPU; only with four copies under way does plan() wait for one.
+                None on the CPU.
 
         Returns:
             A view of the current plan, for people: describe(), kernel_name, work_tiles, and a
@@ -114,8 +135,9 @@ class Attention:
         Raises:
             ValueError: a length is out of range or over the bounds. The last plan stays valid.
             TypeError: not int32, or not on the host.
+            RuntimeError: the stream is being captured. The last plan stays valid.
         """
-        self._plan.plan(qo_indptr, kv_lens, kv_indptr)
+        self._plan.plan(qo_indptr, kv_lens, kv_indptr, stream)
         return self._plan
 
     def run(
@@ -144,13 +166,18 @@ class Attention:
                 dimension contiguous.
             block_table: [batch_size, max_pages] int32 page ids of each request, or
             page_indptr, page_indices: the same as CSR, [batch_size + 1] and [num_ids] int32.
+                On a GPU what they contain is not checked; that block_table has columns for the
+                longest request is.
             out: [tokens, num_qo_heads, head_dim_vo] to write to; default: a new tensor in q's
-                framework.
+                framework, on its current stream.
             lse: [tokens, num_qo_heads] float32 to write the log-sum-exp of the logits to
                 (natural logarithm).
             return_lse: return (o, lse); allocates lse unless it is given.
             k_scale, v_scale: real key = k_scale * stored key.
-            stream: None on the CPU.
+            stream: where the work goes; see the class. None on the CPU.
+
+        Tensors are on one device. Memory of uint8 or uint16 stands for the dtype that was planned,
+        for frameworks without it (CuPy: bfloat16 as uint16, 8-bit caches as uint8).
 
         Returns:
             o, or (o, lse).
@@ -159,11 +186,9 @@ class Attention:
             RuntimeError: no plan() yet.
             ValueError, TypeError: a tensor disagrees with the plan. Nothing was written.
         """
-        if stream is not None:
-            raise ValueError(f"stream: expected None on the cpu, got {stream!r}")
         if out is not None and (lse is not None or not return_lse):
             self._plan.run(
-                q, k, v, block_table, page_indptr, page_indices, out, lse, k_scale, v_scale
+                q, k, v, block_table, page_indptr, page_indices, out, lse, k_scale, v_scale, stream
             )
             return (out, lse) if return_lse else out
 
@@ -174,7 +199,9 @@ class Attention:
         if lse is None and return_lse:
             shape = (self._plan.num_tokens, self._num_qo_heads)
             lse, finish_lse = new_output(q, shape, "float32")
-        self._plan.run(q, k, v, block_table, page_indptr, page_indices, o, lse, k_scale, v_scale)
+        self._plan.run(
+            q, k, v, block_table, page_indptr, page_indices, o, lse, k_scale, v_scale, stream
+        )
         o = finish_o(o) if finish_o else o
         if not return_lse:
             return o

@@ -9,15 +9,23 @@ from flashplan.outputs import new_output
 
 
 def merge_states(
-    o_a: Any, lse_a: Any, o_b: Any = None, lse_b: Any = None, *, out: Any = None, lse: Any = None
+    o_a: Any,
+    lse_a: Any,
+    o_b: Any = None,
+    lse_b: Any = None,
+    *,
+    out: Any = None,
+    lse: Any = None,
+    stream: Any = None,
 ) -> tuple[Any, Any]:
     """Merges attention states over disjoint keys: the operator of FlashInfer, section 2.2.
 
     Args:
-        o_a, o_b: [tokens, heads, dim] float32, float16 or bfloat16.
+        o_a, o_b: [tokens, heads, dim] float32, float16 or bfloat16 (also as uint16 memory).
         lse_a, lse_b: [tokens, heads] float32, natural logarithm; -inf: no keys.
             Or o_a [n, tokens, heads, dim] and lse_a [n, tokens, heads] alone: n stacked states.
         out, lse: where to write; default: new tensors in o_a's framework.
+        stream: as in `Attention`; default: the current one of o_a's framework. None on the CPU.
 
     Returns:
         (o, lse) of all keys.
@@ -38,9 +46,9 @@ def merge_states(
         shape = tuple(getattr(lse_a, "shape", ()))
         lse, finish_lse = new_output(o_a, shape[stacked:], "float32")
     if stacked:
-        _core.merge_stack(o_a, lse_a, out, lse)
+        _core.merge_stack(o_a, lse_a, out, lse, stream)
     else:
-        _core.merge_pair(o_a, lse_a, o_b, lse_b, out, lse)
+        _core.merge_pair(o_a, lse_a, o_b, lse_b, out, lse, stream)
     return finish_o(out) if finish_o else out, finish_lse(lse) if finish_lse else lse
 
 
@@ -70,15 +78,14 @@ def append_paged_kv(
         k_cache, v_cache: pages in `kv_layout`, written; k's dtype or an 8-bit float.
         indptr: [batch_size + 1] int32; kv_lens: [batch_size] int32, after the append.
         block_table, or page_indptr and page_indices: as in `Attention.run`.
-        kv_dtype: what a cache of uint8 stores.
+        kv_dtype: what a cache of uint8 or uint16 stores; default: uint16 stores bfloat16.
         k_scale, v_scale: stored key = key / k_scale, saturating in 8-bit formats.
-        stream: None on the CPU.
+        stream: as in `Attention`; default: the current one of k_cache's framework. None on the
+            CPU.
 
     Raises:
         ValueError, TypeError: a tensor is malformed. Nothing was written.
     """
-    if stream is not None:
-        raise ValueError(f"stream: expected None on the cpu, got {stream!r}")
     _core.append_paged_kv(
         _given("k", k),
         _given("v", v),
@@ -93,6 +100,7 @@ def append_paged_kv(
         None if kv_dtype is None else to_dtype("kv_dtype", kv_dtype),
         k_scale,
         v_scale,
+        stream,
     )
 
 

@@ -62,8 +62,17 @@ def is_hnd(kv_layout: Any) -> bool:
 
 
 def to_cuda_device(device: Any) -> int | None:
-    """The index of a CUDA device, None for the CPU."""
-    text = "cpu" if device is None else str(device)
+    """The index of a CUDA device, None for the CPU. By default the first GPU, if there is one.
+
+    A name, or a device of PyTorch, CuPy or JAX.
+    """
+    if device is None:
+        return 0 if _core.cuda_device_count() else None
+    text = str(device)
+    if hasattr(device, "id"):  # of CuPy, where all are GPUs, or of JAX
+        platform = getattr(device, "platform", "gpu")
+        index = getattr(device, "local_hardware_id", None)
+        text = "cpu" if platform == "cpu" else f"cuda:{device.id if index is None else index}"
     kind, _, index = text.partition(":")
     if kind == "cpu" and index in ("", "0"):
         return None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Output tensors in the caller's framework."""
+"""Output tensors in the caller's framework, on the caller's device."""
 
 from collections.abc import Callable
 from functools import lru_cache
@@ -13,8 +13,8 @@ def _framework(tensor_type: type) -> str:
     """The first known framework among a type and its bases."""
     for base in tensor_type.__mro__:
         name = base.__module__.partition(".")[0]
-        if name in ("torch", "jax", "jaxlib"):
-            return name
+        if name in ("torch", "cupy", "jax", "jaxlib"):
+            return "jax" if name == "jaxlib" else name
     return "numpy"
 
 
@@ -22,6 +22,17 @@ def _torch_empty(like: Any, shape: tuple[int, ...], dtype: str) -> Any:
     import torch
 
     return torch.empty(shape, dtype=getattr(torch, dtype), device=like.device)
+
+
+def _cupy_empty(like: Any, shape: tuple[int, ...], dtype: str) -> Any:
+    """bfloat16 as q has it: in a dtype of that name, or as uint16 memory."""
+    import cupy
+
+    kind: Any = dtype
+    if dtype == "bfloat16":
+        kind = like.dtype if like.dtype.name == dtype else "uint16"
+    with like.device:
+        return cupy.empty(shape, kind)
 
 
 def _numpy_empty(like: Any, shape: tuple[int, ...], dtype: str) -> Any:
@@ -34,19 +45,46 @@ def _numpy_empty(like: Any, shape: tuple[int, ...], dtype: str) -> Any:
     return np.empty(shape, dtype)
 
 
+class _NewJaxArray:
+    """A JAX array that nobody else has seen.
+
+    JAX arrays are immutable, so the core refuses to write one. JAX lends no other memory of its
+    own allocator, and nothing can tell that a new array was written before it was handed out: the
+    core makes its stream wait until the array is ready, and finishes the stream before it returns.
+    """
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.array.__dlpack_device__()
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.array.__dlpack__(**options)
+
+
+def _jax_output(like: Any, shape: tuple[int, ...], dtype: str) -> tuple[Any, Callable[[Any], Any]]:
+    import jax.numpy as jnp
+
+    device = getattr(like, "device", None)
+    if getattr(device, "platform", "cpu") == "gpu":
+        return _NewJaxArray(jnp.empty(shape, dtype, device=device)), lambda new: new.array
+    return _numpy_empty(like, shape, dtype), lambda array: jnp.asarray(array, device=device)
+
+
 def new_output(like: Any, shape: tuple[int, ...], dtype: str) -> tuple[Any, Callable[[Any], Any]]:
     """An uninitialised tensor the core can write, and what makes it one of `like`'s framework.
 
-    JAX arrays are immutable: they are made from NumPy's once written. Tensors of a framework
-    that is not known come back as NumPy arrays.
+    On the CPU, JAX arrays are made from NumPy's once written. Tensors of a framework that is not
+    known come back as NumPy arrays.
     """
     framework = _framework(type(like))
     if framework == "torch":
         return _torch_empty(like, shape, dtype), _unchanged
-    if framework in ("jax", "jaxlib"):
-        import jax.numpy as jnp
-
-        return _numpy_empty(like, shape, dtype), jnp.asarray
+    if framework == "cupy":
+        return _cupy_empty(like, shape, dtype), _unchanged
+    if framework == "jax":
+        return _jax_output(like, shape, dtype)
     return _numpy_empty(like, shape, dtype), _unchanged
 
 

@@ -49,7 +49,7 @@ struct Job {
 void run_task(void* context, int32_t task, int32_t worker) noexcept {
   const Job& job = *static_cast<const Job*>(context);
   job.run_queue(job.params, task,
-                job.params.scratch + static_cast<std::size_t>(worker) * job.params.scratch_bytes);
+                static_cast<std::byte*>(job.params.scratch) + worker * job.params.scratch_bytes);
 }
 
 Status launch(const AttentionParams& params, Stream /*stream*/) noexcept {

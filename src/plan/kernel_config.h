@@ -9,7 +9,16 @@
 
 namespace flashplan {
 
-enum class KernelFamily : int32_t { kCpu = 0 };
+struct KernelInstance;
+
+enum class KernelFamily : int32_t {
+  kCpu = 0,
+  kSm80,  // mma.sync, ldmatrix, cp.async: compute capability 8.0 and later
+};
+
+constexpr const char* to_string(KernelFamily family) noexcept {
+  return family == KernelFamily::kCpu ? "cpu" : "sm80";
+}
 
 /// Tiles of the cpu family: packed query rows, and keys.
 constexpr int32_t kCpuTileQ = 128;
@@ -17,11 +26,12 @@ constexpr int32_t kCpuTileKv = 32;
 
 struct KernelConfig {
   KernelFamily family = KernelFamily::kCpu;
-  DType kv_dtype = DType::kFloat32;  // the template axis of the cpu family
-  int32_t tile_q = 0;                // packed query rows of a tile; a power of two
-  int32_t tile_kv = 0;               // keys of a step; a power of two
-  int32_t num_ctas = 0;              // work queues
-  int32_t chunk_kv = 0;              // keys of a state in batch-invariant mode, else 0
+  DType kv_dtype = DType::kFloat32;          // the template axis of the cpu family
+  const KernelInstance* instance = nullptr;  // of the other families
+  int32_t tile_q = 0;                        // packed query rows of a tile; a power of two
+  int32_t tile_kv = 0;                       // keys of a step; a power of two
+  int32_t num_ctas = 0;                      // work queues
+  int32_t chunk_kv = 0;                      // keys of a state in batch-invariant mode, else 0
   CostModel cost;
 };
 

@@ -2,11 +2,14 @@
 // Plan: validate -> select_kernel -> schedule, and the workspace that follows from it.
 #include "flashplan/plan.h"
 
+#include <algorithm>
 #include <cmath>
 #include <new>
 
 #include "common/error.h"
 #include "common/processors.h"
+#include "cuda/device.h"
+#include "kernels/instances.h"
 #include "plan/plan_impl.h"
 #include "plan/select_kernel.h"
 #include "run/registry.h"
@@ -91,6 +94,38 @@ ScheduleShape schedule_shape(const AttentionOptions& options, const KernelConfig
   return shape;
 }
 
+DeviceLimits device_limits(Device device) noexcept {
+  DeviceLimits limits;
+  if (device.type == DeviceType::kCpu) {
+    limits.num_processors = num_processors();
+    return limits;
+  }
+  limits.instances = kernel_instances();
+  limits.architectures = kernel_architectures();
+  limits.num_gpus = cuda::num_devices();
+  if (device.index < 0 || device.index >= limits.num_gpus) return limits;
+  const cuda::DeviceFacts& facts = cuda::device_facts(device.index);
+  limits.num_sms = facts.num_sms;
+  limits.major = facts.major;
+  limits.minor = facts.minor;
+  limits.smem_per_cta = facts.smem_per_cta;
+  limits.smem_per_sm = facts.smem_per_sm;
+  return limits;
+}
+
+/// Everything a GPU needs before the first step.
+Status create_on_gpu(const ScheduleShape& shape, Plan::Impl* impl) noexcept {
+  const AttentionOptions& options = impl->options;
+  const cuda::DeviceGuard guard(options.device.index);
+  FLASHPLAN_RETURN_IF_ERROR(guard.status());
+  const cuda::ApartFromCaptures apart;
+  FLASHPLAN_RETURN_IF_ERROR(impl->config.instance->prepare());
+  const ScheduleBounds bounds =
+      schedule_bounds(shape, options.max_batch_size, options.max_qo_tokens);
+  return impl->device_plan.emplace().create(options.device.index, bounds, shape.num_ctas,
+                                            options.max_batch_size);
+}
+
 }  // namespace
 
 Plan::Plan() noexcept = default;
@@ -104,8 +139,7 @@ Status Plan::create(const AttentionOptions& options, Plan* plan) noexcept try {
   }
   auto impl = std::make_unique<Impl>();
   impl->options = options;
-  const DeviceLimits device{.num_processors = num_processors()};
-  FLASHPLAN_RETURN_IF_ERROR(select_kernel(options, device, &impl->config));
+  FLASHPLAN_RETURN_IF_ERROR(select_kernel(options, device_limits(options.device), &impl->config));
   AttentionOptions& filled = impl->options;
   filled.num_ctas = impl->config.num_ctas;
   if (!filled.softmax_scale) {
@@ -117,9 +151,12 @@ Status Plan::create(const AttentionOptions& options, Plan* plan) noexcept try {
                  impl->layout.total, *options.workspace_bytes);
   }
   filled.workspace_bytes = impl->layout.total;
-  impl->scheduler.reserve(schedule_shape(options, impl->config, impl->layout),
-                          options.max_batch_size, options.max_qo_tokens);
+  const ScheduleShape shape = schedule_shape(options, impl->config, impl->layout);
+  impl->scheduler.reserve(shape, options.max_batch_size, options.max_qo_tokens);
   FLASHPLAN_RETURN_IF_ERROR(find_kernel(impl->config, &impl->launch, &impl->kernel_name));
+  if (options.device.type != DeviceType::kCpu) {
+    FLASHPLAN_RETURN_IF_ERROR(create_on_gpu(shape, impl.get()));
+  }
   plan->impl_ = std::move(impl);
   return {};
 } catch (const std::bad_alloc&) {
@@ -128,7 +165,7 @@ Status Plan::create(const AttentionOptions& options, Plan* plan) noexcept try {
                options.max_batch_size);
 }
 
-Status Plan::plan(const Batch& batch) noexcept {
+Status Plan::plan(const Batch& batch, Stream stream) noexcept {
   if (!impl_)
     return error(StatusCode::kNotReady, "plan: expected create() before plan(), got an empty Plan");
   const InUseGuard guard(impl_->in_use);
@@ -137,14 +174,23 @@ Status Plan::plan(const Batch& batch) noexcept {
   }
   FLASHPLAN_RETURN_IF_ERROR(check_batch(impl_->options, batch));
   FLASHPLAN_RETURN_IF_ERROR(check_kv_indptr(batch));
+  cuda::DevicePlan* device_plan = impl_->device_plan ? &*impl_->device_plan : nullptr;
+  if (device_plan != nullptr) FLASHPLAN_RETURN_IF_ERROR(device_plan->before_upload(stream));
+  impl_->planned = false;
   impl_->scheduler.make(batch);
   impl_->batch_size = batch.batch_size;
   impl_->num_tokens = batch.qo_indptr[batch.batch_size];
+  const int32_t* kv_lens = batch.kv_lens;
+  impl_->longest_request =
+      static_cast<int32_t>(std::max_element(kv_lens, kv_lens + batch.batch_size) - kv_lens);
   impl_->num_kv_rows = 0;
   if (impl_->options.page_size == 0) {
     for (const RequestInfo& request : impl_->scheduler.schedule().requests) {
       if (request.kv_len > 0) impl_->num_kv_rows = request.kv_begin + request.kv_len;
     }
+  }
+  if (device_plan != nullptr) {
+    FLASHPLAN_RETURN_IF_ERROR(device_plan->upload(impl_->scheduler.schedule(), stream));
   }
   impl_->planned = true;
   return {};
@@ -169,7 +215,7 @@ const char* Plan::kernel_name() const noexcept { return impl_ ? impl_->kernel_na
 
 Status is_supported(const AttentionOptions& options) noexcept {
   KernelConfig config;
-  return select_kernel(options, DeviceLimits{}, &config);
+  return select_kernel(options, device_limits(options.device), &config);
 }
 
 }  // namespace flashplan

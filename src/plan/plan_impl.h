@@ -4,7 +4,9 @@
 
 #include <atomic>
 #include <cstdint>
+#include <optional>
 
+#include "cuda/device_plan.h"
 #include "flashplan/plan.h"
 #include "plan/kernel_config.h"
 #include "plan/schedule.h"
@@ -14,7 +16,8 @@ namespace flashplan {
 
 struct AttentionParams;
 
-/// Runs the kernel that the plan selected; the only way from run() to a kernel.
+/// Runs the kernel that the plan selected; the only way from run() to a kernel. On a GPU, with the
+/// plan's device current: one launch, no synchronisation.
 using LaunchFunction = Status (*)(const AttentionParams& params, Stream stream) noexcept;
 
 struct Plan::Impl {
@@ -22,11 +25,13 @@ struct Plan::Impl {
   KernelConfig config;
   WorkspaceLayout layout;
   Scheduler scheduler;
+  std::optional<cuda::DevicePlan> device_plan;  // on a GPU
   LaunchFunction launch = nullptr;
   const char* kernel_name = "";
   int32_t batch_size = 0;
-  int32_t num_tokens = 0;   // qo_indptr[batch_size]
-  int32_t num_kv_rows = 0;  // rows of ragged k and v that are read
+  int32_t num_tokens = 0;       // qo_indptr[batch_size]
+  int32_t num_kv_rows = 0;      // rows of ragged k and v that are read
+  int32_t longest_request = 0;  // the first with the most keys
   bool planned = false;
   std::atomic_flag in_use;
 };

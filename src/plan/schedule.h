@@ -8,6 +8,7 @@
 
 #include "flashplan/plan.h"
 #include "flashplan/schedule.h"
+#include "plan/work_queue.h"
 
 namespace flashplan {
 
@@ -38,25 +39,6 @@ struct ScheduleShape {
 
   /// Steps between possible cuts.
   int32_t granule() const noexcept { return chunk_kv > 0 ? chunk_kv / tile_kv : 1; }
-};
-
-/// One request, as kernels see it.
-struct RequestInfo {
-  int32_t qo_begin;  // first row of q and o
-  int32_t qo_len;
-  int32_t kv_begin;  // first row of ragged k and v
-  int32_t kv_len;
-};
-
-/// A (row tile, kv head) whose keys are shared by several work tiles. The last of num_pieces to
-/// finish merges slots [slot_begin, + num_slots) in ascending order: the order of their keys.
-struct SplitTile {
-  int32_t request;
-  int32_t row_tile;
-  int32_t kv_head;
-  int32_t slot_begin;
-  int32_t num_slots;
-  int32_t num_pieces;
 };
 
 /// Work queues: CTA c runs tiles [cta_indptr[c], cta_indptr[c + 1]) in order.

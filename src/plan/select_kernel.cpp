@@ -1,9 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "plan/select_kernel.h"
 
+#include <algorithm>
 #include <cmath>
+#include <cstddef>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
 
 #include "common/error.h"
+#include "kernels/instances.h"
 
 namespace flashplan {
 namespace {
@@ -106,6 +112,157 @@ KernelConfig cpu_config(const AttentionOptions& o, const DeviceLimits& device) {
   return config;
 }
 
+/// Machine code for 8.0 also runs on 8.6 and 8.9; that for 9.0a on 9.0 alone.
+bool is_compiled_for(const char* architectures, int32_t major, int32_t minor) {
+  for (const char* next = architectures; *next != '\0';) {
+    char* end = nullptr;
+    const long number = std::strtol(next, &end, 10);
+    const bool same_alone = *end == 'a';
+    if (number / 10 == major && (same_alone ? number % 10 == minor : number % 10 <= minor)) {
+      return true;
+    }
+    while (*end != '\0' && *end != ';') ++end;
+    next = *end == ';' ? end + 1 : end;
+  }
+  return false;
+}
+
+Status check_gpu(const AttentionOptions& o, const DeviceLimits& device) {
+  const DeviceName name = to_string(o.device);
+  if (device.instances.empty()) {
+    return error(StatusCode::kUnsupported, "device: expected cpu (built without CUDA), got %s",
+                 name.text);
+  }
+  if (device.num_gpus == 0) {
+    return error(StatusCode::kUnsupported, "device: expected cpu (no GPU was found), got %s",
+                 name.text);
+  }
+  if (o.device.index < 0 || o.device.index >= device.num_gpus) {
+    return error(StatusCode::kInvalidArgument, "device: expected an index < %d, got %s",
+                 device.num_gpus, name.text);
+  }
+  if (!is_compiled_for(device.architectures, device.major, device.minor)) {
+    return error(StatusCode::kUnsupported,
+                 "device: expected a GPU of an architecture that was built for (%s), got %s of "
+                 "compute capability %d.%d",
+                 device.architectures, name.text, device.major, device.minor);
+  }
+  return {};
+}
+
+/// What an instance is compiled for, in the order in which it is asked for.
+enum class Axis : int32_t { kQDType, kKvDType, kHeadDim, kSoftcap, kNone };
+
+/// The first axis along which `instance` does not serve the options.
+Axis first_unserved(const KernelInstance& instance, const AttentionOptions& o) {
+  if (instance.q_dtype != o.q_dtype) return Axis::kQDType;
+  if (instance.kv_dtype != o.kv_dtype) return Axis::kKvDType;
+  if (instance.head_dim_qk < o.head_dim_qk || instance.head_dim_vo < o.head_dim_vo) {
+    return Axis::kHeadDim;
+  }
+  return instance.softcap == (o.softcap > 0.0F) ? Axis::kNone : Axis::kSoftcap;
+}
+
+struct Text {
+  char text[128] = {};
+};
+
+Text offer(const KernelInstance& instance, Axis axis) {
+  Text offer;
+  const auto print = [&offer](const char* format, auto... values) {
+    std::snprintf(offer.text, sizeof(offer.text), format, values...);
+  };
+  switch (axis) {
+    case Axis::kQDType: print("%s", to_string(instance.q_dtype)); break;
+    case Axis::kKvDType: print("%s", to_string(instance.kv_dtype)); break;
+    case Axis::kHeadDim: print("(%d, %d)", instance.head_dim_qk, instance.head_dim_vo); break;
+    default: print("%s", instance.softcap ? "> 0" : "0"); break;
+  }
+  return offer;
+}
+
+/// The instances that come nearest fail at `axis`: an error that says what they offer there.
+Status unserved(const AttentionOptions& o, std::span<const KernelInstance> instances, Axis axis) {
+  Text offers;
+  Text last;
+  std::size_t used = 0;
+  for (const KernelInstance& instance : instances) {
+    if (first_unserved(instance, o) != axis) continue;
+    // Instances that are the same up to an axis stand together.
+    const Text next = offer(instance, axis);
+    if (std::strcmp(next.text, last.text) == 0) continue;
+    last = next;
+    const int length = std::snprintf(offers.text + used, sizeof(offers.text) - used, "%s%s",
+                                     used > 0 ? ", " : "", next.text);
+    used = std::min(used + static_cast<std::size_t>(length), sizeof(offers.text) - 1);
+  }
+  const auto refuse = [&](const char* argument, const char* got) {
+    return error(StatusCode::kUnsupported, "%s: expected %s%s (compiled in for cuda), got %s",
+                 argument, axis == Axis::kHeadDim ? "up to " : "", offers.text, got);
+  };
+  if (axis == Axis::kQDType) return refuse("q_dtype", to_string(o.q_dtype));
+  if (axis == Axis::kKvDType) return refuse("kv_dtype", to_string(o.kv_dtype));
+  Text got;
+  if (axis == Axis::kHeadDim) {
+    std::snprintf(got.text, sizeof(got.text), "(%d, %d)", o.head_dim_qk, o.head_dim_vo);
+    return refuse("head_dim_qk, head_dim_vo", got.text);
+  }
+  std::snprintf(got.text, sizeof(got.text), "%g", static_cast<double>(o.softcap));
+  return refuse("softcap", got.text);
+}
+
+int32_t ctas_per_sm(const KernelInstance& instance, const DeviceLimits& device) {
+  constexpr int32_t kReserved = 1024;  // that CUDA takes of every CTA
+  const int32_t fit = device.smem_per_sm / (instance.smem_per_cta + kReserved);
+  return std::clamp(fit, 1, instance.ctas_per_sm);
+}
+
+/// The smallest instance that serves the options.
+Status find_instance(const AttentionOptions& o, const DeviceLimits& device,
+                     const KernelInstance** found) {
+  const KernelInstance* best = nullptr;
+  const KernelInstance* too_large = nullptr;
+  Axis nearest = Axis::kQDType;
+  for (const KernelInstance& instance : device.instances) {
+    const Axis axis = first_unserved(instance, o);
+    nearest = std::max(nearest, axis);
+    if (axis != Axis::kNone) continue;
+    if (instance.smem_per_cta > device.smem_per_cta) {
+      too_large = &instance;
+      continue;
+    }
+    const auto size = [](const KernelInstance& i) { return i.head_dim_qk + i.head_dim_vo; };
+    if (best == nullptr || size(instance) < size(*best)) best = &instance;
+  }
+  *found = best;
+  if (best != nullptr) return {};
+  if (nearest != Axis::kNone) return unserved(o, device.instances, nearest);
+  return error(StatusCode::kUnsupported,
+               "device: expected %d bytes of shared memory per CTA (%s), got %s with %d",
+               too_large->smem_per_cta, too_large->name, to_string(o.device).text,
+               device.smem_per_cta);
+}
+
+Status cuda_config(const AttentionOptions& o, const DeviceLimits& device, KernelConfig* config) {
+  FLASHPLAN_RETURN_IF_ERROR(check_gpu(o, device));
+  const KernelInstance* instance = nullptr;
+  FLASHPLAN_RETURN_IF_ERROR(find_instance(o, device, &instance));
+  config->family = instance->family;
+  config->kv_dtype = o.kv_dtype;
+  config->instance = instance;
+  config->tile_q = instance->tile_q;
+  config->tile_kv = instance->tile_kv;
+  // One queue for each CTA that can be there at once: none waits for another's end.
+  config->num_ctas = o.num_ctas > 0
+                         ? o.num_ctas
+                         : std::min(device.num_sms * ctas_per_sm(*instance, device), kMaxCtas);
+  config->chunk_kv = o.batch_invariant ? 4096 : 0;
+  // In units of what one query row adds to a step. Loading the keys of a step costs as much as 200
+  // rows over it, starting a tile as much as 300, and writing and merging a partial result 400.
+  config->cost = {.tile = 300, .tile_row = 0, .step = 200, .step_row = 1, .split = 400};
+  return {};
+}
+
 }  // namespace
 
 Status select_kernel(const AttentionOptions& options, const DeviceLimits& device,
@@ -113,10 +270,7 @@ Status select_kernel(const AttentionOptions& options, const DeviceLimits& device
   FLASHPLAN_RETURN_IF_ERROR(check_heads(options));
   FLASHPLAN_RETURN_IF_ERROR(check_ranges(options));
   FLASHPLAN_RETURN_IF_ERROR(check_dtypes(options));
-  if (options.device.type != DeviceType::kCpu) {
-    return error(StatusCode::kUnsupported, "device: expected cpu (built without CUDA), got %s",
-                 to_string(options.device).text);
-  }
+  if (options.device.type != DeviceType::kCpu) return cuda_config(options, device, config);
   *config = cpu_config(options, device);
   return {};
 }

@@ -4,9 +4,26 @@
 #include <algorithm>
 
 #include "cpu/scratch.h"
+#include "kernels/instances.h"
 
 namespace flashplan {
 namespace {
+
+/// What one worker keeps for itself.
+std::size_t scratch_bytes(const AttentionOptions& options, const KernelConfig& config) {
+  if (config.family == KernelFamily::kCpu) {
+    return cpu::scratch_bytes(config.tile_q, config.tile_kv, options.head_dim_qk,
+                              options.head_dim_vo);
+  }
+  // Batch-invariant: the state that those of the chunks are merged into. The thread that has four
+  // dims of a row merges them alone: it keeps them, and the row's maximum and sum beside them. Any
+  // other state stays in registers.
+  if (config.chunk_kv == 0) return 0;
+  const auto quads = static_cast<std::size_t>(config.tile_q) *
+                     static_cast<std::size_t>(config.instance->head_dim_vo) / 4;
+  const std::size_t bytes = quads * (4 + 2) * sizeof(float);
+  return (bytes + 15) / 16 * 16;
+}
 
 WorkspaceLayout place(const AttentionOptions& options, const KernelConfig& config,
                       int32_t num_slots) {
@@ -18,11 +35,12 @@ WorkspaceLayout place(const AttentionOptions& options, const KernelConfig& confi
   };
   const auto num_ctas = static_cast<std::size_t>(config.num_ctas);
   const auto rows = static_cast<std::size_t>(num_slots) * static_cast<std::size_t>(config.tile_q);
-  const auto head_dim = static_cast<std::size_t>(options.head_dim_vo);
-  layout.scratch_bytes =
-      cpu::scratch_bytes(config.tile_q, config.tile_kv, options.head_dim_qk, options.head_dim_vo);
+  const bool on_cpu = config.family == KernelFamily::kCpu;
+  const auto head_dim =
+      static_cast<std::size_t>(on_cpu ? options.head_dim_vo : config.instance->head_dim_vo);
+  layout.scratch_bytes = scratch_bytes(options, config);
   layout.max_partial_slots = num_slots;
-  layout.arrivals = add(num_ctas * sizeof(int32_t));
+  layout.arrivals = add(on_cpu ? num_ctas * sizeof(int32_t) : 0);
   layout.scratch = add(num_ctas * layout.scratch_bytes);
   layout.partial_o = add(rows * head_dim * sizeof(float));
   layout.partial_lse = add(rows * sizeof(float));
@@ -33,8 +51,9 @@ WorkspaceLayout place(const AttentionOptions& options, const KernelConfig& confi
 // (Appendix D.3). Batch-invariant states are per chunk instead, so long requests want more.
 int32_t wanted_slots(const KernelConfig& config) {
   constexpr int32_t kSlotsPerCta = 2;
-  constexpr int32_t kChunkSlotsPerCta = 16;
-  return config.num_ctas * (config.chunk_kv > 0 ? kChunkSlotsPerCta : kSlotsPerCta);
+  if (config.chunk_kv == 0) return config.num_ctas * kSlotsPerCta;
+  constexpr int32_t kKeysPerCta = 16384;  // of one head, whose chunks all have a slot
+  return config.num_ctas * std::max(kSlotsPerCta, kKeysPerCta / config.chunk_kv);
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 #include "common/error.h"
 #include "cpu/row_ops.h"
 #include "flashplan/kv_cache.h"
+#include "kernels/row_ops.h"
 #include "run/tensor_checks.h"
 
 namespace flashplan {
@@ -61,14 +62,8 @@ Status check_indices(const AppendTensors& t, int32_t page_size, int64_t num_page
 
 }  // namespace
 
-Status append_paged_kv(const AppendTensors& t, Stream /*stream*/) noexcept {
+Status append_paged_kv(const AppendTensors& t, Stream stream) noexcept {
   const Device device = t.k_cache.device;
-  if (device.type != DeviceType::kCpu) {
-    return error(StatusCode::kUnsupported,
-                 "k_cache: expected a tensor on cpu (built without CUDA), "
-                 "got one on %s",
-                 to_string(device).text);
-  }
   const TensorArgument k{"k", t.k};
   const TensorArgument v{"v", t.v};
   const TensorArgument k_cache{"k_cache", t.k_cache, true};
@@ -104,6 +99,7 @@ Status append_paged_kv(const AppendTensors& t, Stream /*stream*/) noexcept {
       check_index({"indptr", t.indptr}, Dim::exactly(batch_size + 1), device));
   FLASHPLAN_RETURN_IF_ERROR(
       check_page_table({t.block_table, t.page_indptr, t.page_indices}, batch_size, device));
+  if (device.type == DeviceType::kCuda) return cuda::append_paged_kv(t, stream);
   const int64_t num_pages =
       t.k_cache.shape[0] < t.v_cache.shape[0] ? t.k_cache.shape[0] : t.v_cache.shape[0];
   FLASHPLAN_RETURN_IF_ERROR(check_indices(t, static_cast<int32_t>(page_size), num_pages));

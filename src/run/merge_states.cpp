@@ -5,6 +5,7 @@
 
 #include "common/error.h"
 #include "cpu/row_ops.h"
+#include "kernels/row_ops.h"
 #include "run/tensor_checks.h"
 
 namespace flashplan {
@@ -40,18 +41,12 @@ bool is_same_view(const TensorView& a, const TensorView& b) {
 }  // namespace
 
 Status merge_states(const AttentionState* states, int32_t num_states, const AttentionState& out,
-                    Stream /*stream*/) noexcept {
+                    Stream stream) noexcept {
   if (states == nullptr || num_states < 1) {
     return error(StatusCode::kInvalidArgument, "o: expected at least one state, got %d",
                  states == nullptr ? 0 : num_states);
   }
   const TensorView& first = states[0].o;
-  if (first.device.type != DeviceType::kCpu) {
-    return error(StatusCode::kUnsupported,
-                 "o: expected a tensor on cpu (built without CUDA), got "
-                 "one on %s",
-                 to_string(first.device).text);
-  }
   const TensorArgument out_o{"out", out.o, true};
   const TensorArgument out_lse{"lse", out.lse, true};
   for (int32_t i = 0; i < num_states; ++i) {
@@ -77,6 +72,9 @@ Status merge_states(const AttentionState* states, int32_t num_states, const Atte
   }
   FLASHPLAN_RETURN_IF_ERROR(check_state(out_o, out_lse, first));
   FLASHPLAN_RETURN_IF_ERROR(check_no_overlap(out_o, out_lse));
+  if (first.device.type == DeviceType::kCuda) {
+    return cuda::merge_states(states, num_states, out, stream);
+  }
   cpu::merge_states(states, num_states, out);
   return {};
 }

@@ -3,11 +3,10 @@
 // elements.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 
 #include "flashplan/tensor.h"
-#include "plan/schedule.h"
+#include "plan/work_queue.h"
 
 namespace flashplan {
 
@@ -27,6 +26,10 @@ struct PageTable {
   const int32_t* indptr;  // [batch_size + 1], or null for a block table
   int64_t row_stride;
   int32_t page_size;
+  // If page_size > 1, key / page_size == key * page_multiplier >> (32 + page_shift) for key >= 0
+  // (Granlund and Montgomery): a division on a GPU is some 20 instructions.
+  uint32_t page_multiplier;
+  int32_t page_shift;
 };
 
 struct AttentionParams {
@@ -46,6 +49,7 @@ struct AttentionParams {
   DType q_dtype;
   DType kv_dtype;
   DType o_dtype;
+  bool vectorized;  // q, k, v and o can be read and written 16 bytes at a time (GPU kernels)
   int32_t group_size;
   int32_t head_dim_qk;
   int32_t head_dim_vo;
@@ -55,7 +59,7 @@ struct AttentionParams {
   float softcap;        // 0: off
   float v_scale;
 
-  // The schedule; see plan/schedule.h.
+  // The schedule; see plan/schedule.h. On the device of the tensors.
   const RequestInfo* requests;
   const WorkTile* tiles;
   const int32_t* cta_indptr;  // [num_ctas + 1]
@@ -69,8 +73,8 @@ struct AttentionParams {
 
   // The workspace; see plan/workspace_layout.h.
   int32_t* arrivals;
-  std::byte* scratch;
-  std::size_t scratch_bytes;
+  void* scratch;          // [num_ctas, scratch_bytes]: private to a queue or worker
+  int64_t scratch_bytes;  // a multiple of 16
   float* partial_o;
   float* partial_lse;
 };

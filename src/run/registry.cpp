@@ -2,12 +2,15 @@
 #include "run/registry.h"
 
 #include "cpu/engine.h"
+#include "kernels/instances.h"
 
 namespace flashplan {
 
 Status find_kernel(const KernelConfig& config, LaunchFunction* launch, const char** name) noexcept {
-  // One family so far; further families add their lookup here.
-  return cpu::find_kernel(config, launch, name);
+  if (config.family == KernelFamily::kCpu) return cpu::find_kernel(config, launch, name);
+  *launch = config.instance->launch;
+  *name = config.instance->name;
+  return {};
 }
 
 }  // namespace flashplan

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Plan::run: tensors against the plan, then one call of the stored kernel.
+#include <bit>
+
 #include "common/error.h"
+#include "cuda/device.h"
 #include "flashplan/plan.h"
 #include "plan/plan_impl.h"
 #include "run/params.h"
@@ -31,9 +34,14 @@ Status check_pages(const AttentionTensors& t, const Plan::Impl& plan) {
                  "block_table: expected no page table with ragged k and v, got one");
   }
   FLASHPLAN_RETURN_IF_ERROR(check_page_table(tables, plan.batch_size, options.device));
-  if (options.device.type != DeviceType::kCpu) return {};
-  const int64_t num_pages = t.k.shape[0] < t.v.shape[0] ? t.k.shape[0] : t.v.shape[0];
   const auto& requests = plan.scheduler.schedule().requests;
+  if (options.device.type != DeviceType::kCpu) {
+    // Of a table on a device only the shape can be seen from here.
+    if (t.block_table.empty() || requests.empty()) return {};
+    const int32_t kv_len = requests[static_cast<size_t>(plan.longest_request)].kv_len;
+    return check_columns(t.block_table, plan.longest_request, kv_len, options.page_size);
+  }
+  const int64_t num_pages = t.k.shape[0] < t.v.shape[0] ? t.k.shape[0] : t.v.shape[0];
   for (int32_t r = 0; r < plan.batch_size; ++r) {
     FLASHPLAN_RETURN_IF_ERROR(check_page_ids(tables, r, requests[static_cast<size_t>(r)].kv_len,
                                              options.page_size, num_pages));
@@ -42,6 +50,7 @@ Status check_pages(const AttentionTensors& t, const Plan::Impl& plan) {
 }
 
 Status check_workspace(const AttentionTensors& t, const Plan::Impl& plan) {
+  if (plan.layout.total == 0) return {};
   if (t.workspace == nullptr || t.workspace_bytes < plan.layout.total) {
     return error(StatusCode::kInvalidArgument, "workspace: expected >= %zu bytes, got %zu",
                  plan.layout.total, t.workspace == nullptr ? 0 : t.workspace_bytes);
@@ -97,13 +106,24 @@ KvView kv_view(const TensorView& view, const AttentionOptions& options) {
 }
 
 PageTable page_table(const AttentionTensors& t, const AttentionOptions& options) {
-  if (options.page_size == 0) return {};
+  PageTable pages = {};
+  if (options.page_size == 0) return pages;
   if (!t.block_table.empty()) {
-    return {static_cast<const int32_t*>(t.block_table.data), nullptr, t.block_table.stride[0],
-            options.page_size};
+    pages.ids = static_cast<const int32_t*>(t.block_table.data);
+    pages.row_stride = t.block_table.stride[0];
+  } else {
+    pages.ids = static_cast<const int32_t*>(t.page_indices.data);
+    pages.indptr = static_cast<const int32_t*>(t.page_indptr.data);
   }
-  return {static_cast<const int32_t*>(t.page_indices.data),
-          static_cast<const int32_t*>(t.page_indptr.data), 0, options.page_size};
+  pages.page_size = options.page_size;
+  if (pages.page_size > 1) {
+    const auto divisor = static_cast<uint32_t>(pages.page_size);
+    const int bits = std::bit_width(divisor - 1);  // the logarithm, rounded up
+    pages.page_multiplier =
+        static_cast<uint32_t>(((uint64_t{1} << (31 + bits)) + divisor - 1) / divisor);
+    pages.page_shift = bits - 1;
+  }
+  return pages;
 }
 
 AttentionParams make_params(const AttentionTensors& t, const Plan::Impl& plan) {
@@ -127,6 +147,8 @@ AttentionParams make_params(const AttentionTensors& t, const Plan::Impl& plan) {
   p.q_dtype = options.q_dtype;
   p.kv_dtype = options.kv_dtype;
   p.o_dtype = options.o_dtype;
+  p.vectorized =
+      is_vectorized(t.q) && is_vectorized(t.k) && is_vectorized(t.v) && is_vectorized(t.o);
   p.group_size = options.num_qo_heads / options.num_kv_heads;
   p.head_dim_qk = options.head_dim_qk;
   p.head_dim_vo = options.head_dim_vo;
@@ -147,10 +169,24 @@ AttentionParams make_params(const AttentionTensors& t, const Plan::Impl& plan) {
   p.total_cost = schedule.total_cost;
   p.arrivals = reinterpret_cast<int32_t*>(workspace + layout.arrivals);
   p.scratch = workspace + layout.scratch;
-  p.scratch_bytes = layout.scratch_bytes;
+  p.scratch_bytes = static_cast<int64_t>(layout.scratch_bytes);
   p.partial_o = reinterpret_cast<float*>(workspace + layout.partial_o);
   p.partial_lse = reinterpret_cast<float*>(workspace + layout.partial_lse);
+  if (plan.device_plan) plan.device_plan->set_pointers(&p);
   return p;
+}
+
+Status run_on_gpu(const AttentionTensors& t, Plan::Impl* plan, Stream stream) noexcept {
+  const cuda::DeviceGuard guard(plan->options.device.index);
+  FLASHPLAN_RETURN_IF_ERROR(guard.status());
+  bool capturing = false;
+  FLASHPLAN_RETURN_IF_ERROR(cuda::is_capturing(stream, &capturing));
+  // A graph is captured for every later batch, so also where this one has no rows.
+  if (capturing) return plan->launch(make_params(t, *plan), stream);
+  if (plan->num_tokens == 0) return {};
+  FLASHPLAN_RETURN_IF_ERROR(plan->device_plan->before_run(stream));
+  FLASHPLAN_RETURN_IF_ERROR(plan->launch(make_params(t, *plan), stream));
+  return plan->device_plan->after_run(stream);
 }
 
 }  // namespace
@@ -167,6 +203,7 @@ Status Plan::run(const AttentionTensors& tensors, Stream stream) noexcept {
     return error(StatusCode::kNotReady, "run: expected plan() before run(), got no plan");
   }
   FLASHPLAN_RETURN_IF_ERROR(check_tensors(tensors, *impl_));
+  if (impl_->device_plan) return run_on_gpu(tensors, impl_.get(), stream);
   if (impl_->num_tokens == 0) return {};
   return impl_->launch(make_params(tensors, *impl_), stream);
 }

@@ -46,6 +46,10 @@ class ShapeText {
   int used_ = 0;
 };
 
+int64_t num_pages_of(int32_t kv_len, int32_t page_size) {
+  return (int64_t{kv_len} + page_size - 1) / page_size;
+}
+
 bool has_elements(const TensorView& view) {
   for (int32_t d = 0; d < view.rank; ++d) {
     if (view.shape[d] == 0) return false;
@@ -139,6 +143,19 @@ Status check_no_overlap(const TensorArgument& output, const TensorArgument& inpu
                output.name, input.name);
 }
 
+bool is_vectorized(const TensorView& view) noexcept {
+  constexpr int64_t kBytes = 16;
+  const int64_t item = item_size(view.dtype);
+  const int32_t last = view.rank - 1;
+  bool is_multiple =
+      reinterpret_cast<uintptr_t>(view.data) % kBytes == 0 && view.shape[last] * item % kBytes == 0;
+  for (int32_t d = 0; d < last; ++d) {
+    // (The stride of a single element may be anything.)
+    is_multiple = is_multiple && (view.shape[d] <= 1 || view.stride[d] * item % kBytes == 0);
+  }
+  return is_multiple;
+}
+
 Status check_scale(const char* name, float scale) noexcept {
   if (std::isfinite(scale) && scale > 0.0F) return {};
   return error(StatusCode::kInvalidArgument, "%s: expected finite and > 0, got %g", name,
@@ -169,19 +186,24 @@ Status check_page_table(const PageTableTensors& tables, int32_t batch_size,
   return check({"page_indices", tables.page_indices}, {Dim::any()});
 }
 
+Status check_columns(const TensorView& block_table, int32_t request, int32_t kv_len,
+                     int32_t page_size) noexcept {
+  const int64_t needed = num_pages_of(kv_len, page_size);
+  if (block_table.shape[1] >= needed) return {};
+  return error(StatusCode::kInvalidArgument,
+               "block_table: expected >= %lld columns for kv_lens[%d] = %d, got %lld",
+               static_cast<long long>(needed), request, kv_len,
+               static_cast<long long>(block_table.shape[1]));
+}
+
 Status check_page_ids(const PageTableTensors& tables, int32_t request, int32_t kv_len,
                       int32_t page_size, int64_t num_pages) noexcept {
-  const int64_t needed = (int64_t{kv_len} + page_size - 1) / page_size;
+  const int64_t needed = num_pages_of(kv_len, page_size);
   const int32_t* ids = nullptr;
   int64_t first = 0;  // position of the request's first id, for the message
   if (!tables.block_table.empty()) {
     const TensorView& table = tables.block_table;
-    if (table.shape[1] < needed) {
-      return error(StatusCode::kInvalidArgument,
-                   "block_table: expected >= %lld columns for kv_lens[%d] = %d, got %lld",
-                   static_cast<long long>(needed), request, kv_len,
-                   static_cast<long long>(table.shape[1]));
-    }
+    FLASHPLAN_RETURN_IF_ERROR(check_columns(table, request, kv_len, page_size));
     ids = static_cast<const int32_t*>(table.data) + request * table.stride[0];
   } else {
     const auto* indptr = static_cast<const int32_t*>(tables.page_indptr.data);

@@ -37,6 +37,10 @@ Status check_device(const TensorArgument& argument, Device expected) noexcept;
 /// Refuses an `output` whose bytes overlap those of `input`.
 Status check_no_overlap(const TensorArgument& output, const TensorArgument& input) noexcept;
 
+/// Whether all rows of a tensor, that is its last dimension, begin at a multiple of 16 bytes and
+/// end there.
+bool is_vectorized(const TensorView& view) noexcept;
+
 /// Finite and > 0.
 Status check_scale(const char* name, float scale) noexcept;
 
@@ -49,6 +53,10 @@ struct PageTableTensors {
 
 /// Shapes and dtypes of a page table for `batch_size` requests.
 Status check_page_table(const PageTableTensors& tables, int32_t batch_size, Device device) noexcept;
+
+/// A block table on any device: its columns are enough for `kv_len` tokens of `request`.
+Status check_columns(const TensorView& block_table, int32_t request, int32_t kv_len,
+                     int32_t page_size) noexcept;
 
 /// Ids of the pages that `kv_len` tokens of `request` use; host tables only.
 ///   kInvalidArgument  the table is too short, or an id is outside [0, num_pages)

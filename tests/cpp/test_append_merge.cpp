@@ -242,5 +242,20 @@ TEST(merge_refuses_what_it_cannot_do) {
   refused(b.view(), out.view(), 0);
 }
 
+TEST(merge_on_cuda_refuses_many_states_that_are_not_one_stack) {
+  Random random(5);
+  std::vector<State> states;
+  std::vector<AttentionState> views;
+  for (int i = 0; i < 66; ++i) states.push_back(random_state(random, DType::kFloat32, {2, 1, 4}));
+  for (State& s : states) {
+    views.push_back(s.view());
+    views.back().o.device = views.back().lse.device = {DeviceType::kCuda, 0};
+  }
+  // Memory of one state within another, so that they cannot be evenly spaced.
+  views[64].o.data = static_cast<float*>(views[0].o.data) + 4;
+  const Status status = merge_states(views.data(), 65, views[65]);
+  CHECK(status.code == StatusCode::kUnsupported);  // without CUDA: any states at all
+}
+
 }  // namespace
 }  // namespace flashplan::test

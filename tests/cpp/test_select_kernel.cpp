@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "check.h"
+#include "kernels/instances.h"
 #include "plan/select_kernel.h"
 #include "plan/workspace_layout.h"
 
@@ -22,10 +23,10 @@ AttentionOptions llama() {
 
 std::string text(const KernelConfig& c) {
   std::ostringstream out;
-  out << (c.family == KernelFamily::kCpu ? "cpu" : "?") << " kv " << static_cast<int>(c.kv_dtype)
-      << " tile " << c.tile_q << "x" << c.tile_kv << " ctas " << c.num_ctas << " chunk "
-      << c.chunk_kv << " cost " << c.cost.tile << " " << c.cost.tile_row << " " << c.cost.step
-      << " " << c.cost.step_row << " " << c.cost.split;
+  out << to_string(c.family) << " kv " << static_cast<int>(c.kv_dtype) << " tile " << c.tile_q
+      << "x" << c.tile_kv << " ctas " << c.num_ctas << " chunk " << c.chunk_kv << " cost "
+      << c.cost.tile << " " << c.cost.tile_row << " " << c.cost.step << " " << c.cost.step_row
+      << " " << c.cost.split;
   return out.str();
 }
 
@@ -33,6 +34,55 @@ std::string choice(const AttentionOptions& options, int32_t num_processors = 2) 
   KernelConfig config;
   const Status status = select_kernel(options, {.num_processors = num_processors}, &config);
   return status.ok() ? text(config) : status.message;
+}
+
+/// Kernels as they might be compiled in, in the order of the generated list but for the head dims.
+const std::vector<KernelInstance>& instances() {
+  static const std::vector<KernelInstance> all = [] {
+    std::vector<KernelInstance> made;
+    const auto add = [&](const char* name, DType q, DType kv, int32_t qk, int32_t vo, bool softcap,
+                         int32_t smem_kb) {
+      made.push_back({name, KernelFamily::kSm80, q, kv, qk, vo, softcap, 128, 64, 2, smem_kb << 10,
+                      nullptr, nullptr});
+    };
+    const DType bf16 = DType::kBFloat16;
+    add("f16_d64", DType::kFloat16, DType::kFloat16, 64, 64, false, 48);
+    add("bf16_d256", bf16, bf16, 256, 256, false, 224);
+    add("bf16_d256_softcap", bf16, bf16, 256, 256, true, 224);
+    add("bf16_d192x128", bf16, bf16, 192, 128, false, 112);
+    add("bf16_d192x128_softcap", bf16, bf16, 192, 128, true, 112);
+    add("bf16_d128", bf16, bf16, 128, 128, false, 96);
+    add("bf16_d128_softcap", bf16, bf16, 128, 128, true, 96);
+    add("bf16_e4m3_d128", bf16, DType::kFloat8E4M3, 128, 128, false, 64);
+    return made;
+  }();
+  return all;
+}
+
+DeviceLimits h200() {
+  DeviceLimits device;
+  device.instances = instances();
+  device.architectures = "80;90a";
+  device.num_gpus = 2;
+  device.num_sms = 132;
+  device.major = 9;
+  device.minor = 0;
+  device.smem_per_cta = 227 << 10;
+  device.smem_per_sm = 228 << 10;
+  return device;
+}
+
+AttentionOptions llama_on_gpu() {
+  AttentionOptions o = llama();
+  o.device = {DeviceType::kCuda, 1};
+  return o;
+}
+
+std::string gpu_choice(const AttentionOptions& options, const DeviceLimits& device = h200()) {
+  KernelConfig config;
+  const Status status = select_kernel(options, device, &config);
+  if (!status.ok()) return status.message;
+  return std::string(config.instance->name) + " " + text(config);
 }
 
 TEST(golden_choices) {
@@ -45,6 +95,120 @@ TEST(golden_choices) {
   CHECK_EQ(choice(o), "cpu kv 3 tile 128x32 ctas 132 chunk 0 cost 8 1 8 1 16");
   o.batch_invariant = true;
   CHECK_EQ(choice(o), "cpu kv 3 tile 128x32 ctas 132 chunk 1024 cost 8 1 8 1 16");
+}
+
+TEST(golden_choices_on_a_gpu) {
+  AttentionOptions o = llama_on_gpu();
+  CHECK_EQ(gpu_choice(o), "bf16_d128 sm80 kv 2 tile 128x64 ctas 264 chunk 0 cost 300 0 200 1 400");
+  o.batch_invariant = true;
+  o.num_ctas = 7;
+  CHECK_EQ(gpu_choice(o), "bf16_d128 sm80 kv 2 tile 128x64 ctas 7 chunk 4096 cost 300 0 200 1 400");
+  o.kv_dtype = DType::kFloat8E4M3;
+  CHECK_EQ(gpu_choice(o),
+           "bf16_e4m3_d128 sm80 kv 3 tile 128x64 ctas 7 chunk 4096 cost 300 0 200 1 400");
+}
+
+/// The name of the chosen instance, or the message.
+std::string instance_for(int32_t head_dim_qk, int32_t head_dim_vo, float softcap = 0.0F,
+                         const DeviceLimits& device = h200()) {
+  AttentionOptions o = llama_on_gpu();
+  o.head_dim_qk = head_dim_qk;
+  o.head_dim_vo = head_dim_vo;
+  o.softcap = softcap;
+  const std::string choice = gpu_choice(o, device);
+  return choice.substr(0, choice.find(" sm80"));
+}
+
+TEST(the_smallest_instance_that_covers_the_head_dims) {
+  CHECK_EQ(instance_for(64, 64), "bf16_d128");
+  CHECK_EQ(instance_for(1, 128), "bf16_d128");
+  CHECK_EQ(instance_for(129, 1), "bf16_d192x128");
+  CHECK_EQ(instance_for(128, 129), "bf16_d256");
+  CHECK_EQ(instance_for(192, 128, 30.0F), "bf16_d192x128_softcap");
+  CHECK_EQ(instance_for(257, 64),
+           "head_dim_qk, head_dim_vo: expected up to (256, 256), (192, 128), (128, 128) (compiled "
+           "in for cuda), got (257, 64)");
+}
+
+TEST(queues_on_a_gpu_fit_it) {
+  AttentionOptions o = llama_on_gpu();
+  const auto num_ctas = [&o](const DeviceLimits& device) {
+    KernelConfig config;
+    CHECK(select_kernel(o, device, &config).ok());
+    return config.num_ctas;
+  };
+  DeviceLimits device = h200();
+  CHECK_EQ(num_ctas(device), 264);
+  device.smem_per_sm = 2 * (97 << 10) - 1;  // each CTA takes 1 KB more than it asks for
+  CHECK_EQ(num_ctas(device), 132);
+  device.smem_per_sm = 96 << 10;
+  CHECK_EQ(num_ctas(device), 132);
+  device.num_sms = 5000;
+  CHECK_EQ(num_ctas(device), 4096);
+}
+
+TEST(what_a_gpu_is_refused_for) {
+  AttentionOptions o = llama_on_gpu();
+  DeviceLimits device;
+  CHECK_EQ(gpu_choice(o, device), "device: expected cpu (built without CUDA), got cuda:1");
+  device = h200();
+  device.num_gpus = 0;
+  CHECK_EQ(gpu_choice(o, device), "device: expected cpu (no GPU was found), got cuda:1");
+  device.num_gpus = 1;
+  CHECK_EQ(gpu_choice(o, device), "device: expected an index < 1, got cuda:1");
+  o.device.index = -1;
+  CHECK_EQ(gpu_choice(o, device), "device: expected an index < 1, got cuda:-1");
+  o = llama_on_gpu();
+
+  o.q_dtype = o.kv_dtype = DType::kFloat32;
+  CHECK_EQ(gpu_choice(o),
+           "q_dtype: expected float16, bfloat16 (compiled in for cuda), got float32");
+  o.q_dtype = DType::kBFloat16;
+  o.kv_dtype = DType::kFloat8E5M2;
+  CHECK_EQ(gpu_choice(o),
+           "kv_dtype: expected bfloat16, float8_e4m3fn (compiled in for cuda), got float8_e5m2");
+  o.kv_dtype = DType::kFloat8E4M3;
+  o.softcap = 30.0F;
+  CHECK_EQ(gpu_choice(o), "softcap: expected 0 (compiled in for cuda), got 30");
+  o.softcap = 0.0F;
+  o.o_dtype = DType::kFloat32;  // any output dtype is there
+  CHECK_EQ(gpu_choice(o).substr(0, 14), "bf16_e4m3_d128");
+
+  // No room for the kernel that fits: a larger one is no help, a smaller one is taken.
+  device = h200();
+  device.smem_per_cta = 99 << 10;
+  CHECK_EQ(instance_for(128, 128, 0.0F, device), "bf16_d128");
+  CHECK_EQ(instance_for(192, 128, 0.0F, device),
+           "device: expected 114688 bytes of shared memory per CTA (bf16_d192x128), got cuda:1 "
+           "with 101376");
+}
+
+TEST(architectures) {
+  const auto refused = [](const char* architectures, int32_t major, int32_t minor) {
+    DeviceLimits device = h200();
+    device.architectures = architectures;
+    device.major = major;
+    device.minor = minor;
+    KernelConfig config;
+    return !select_kernel(llama_on_gpu(), device, &config).ok();
+  };
+  CHECK(!refused("80;90a", 8, 0));
+  CHECK(!refused("80;90a", 8, 9));
+  CHECK(!refused("80;90a", 9, 0));
+  CHECK(refused("80;90a", 7, 5));
+  CHECK(refused("80;90a", 10, 0));
+  CHECK(refused("86", 8, 0));
+  CHECK(refused("100a", 10, 3));
+  CHECK(!refused("100f;120", 10, 3));
+  CHECK(!refused("100f;120", 12, 1));
+  CHECK(refused("90a", 9, 1));
+  CHECK(refused("", 9, 0));
+  DeviceLimits t4 = h200();
+  t4.major = 7;
+  t4.minor = 5;
+  CHECK_EQ(gpu_choice(llama_on_gpu(), t4),
+           "device: expected a GPU of an architecture that was built for (80;90a), got cuda:1 of "
+           "compute capability 7.5");
 }
 
 // What the request is made of does not change how its keys are cut, or results would depend on it.
@@ -133,6 +297,26 @@ TEST(workspace_layout) {
     CHECK_EQ(layout_workspace(o, c, 0).max_partial_slots, 0);
     CHECK_EQ(layout_workspace(o, c, all.total).max_partial_slots, all.max_partial_slots);
   }
+}
+
+TEST(workspace_layout_on_a_gpu) {
+  AttentionOptions o = llama_on_gpu();
+  o.head_dim_qk = o.head_dim_vo = 100;  // rows are as long as the kernel's, 128
+  KernelConfig c;
+  CHECK(select_kernel(o, h200(), &c).ok());
+  WorkspaceLayout layout = layout_workspace(o, c, std::nullopt);
+  const size_t rows = 2 * 264 * 128;
+  CHECK_EQ(layout.max_partial_slots, 2 * 264);
+  CHECK_EQ(layout.scratch_bytes, 0U);
+  CHECK_EQ(layout.total, rows * (128 + 1) * sizeof(float));
+  CHECK_EQ(layout_workspace(o, c, 0).total, 0U);  // nothing is needed but partial results
+
+  o.batch_invariant = true;
+  CHECK(select_kernel(o, h200(), &c).ok());
+  layout = layout_workspace(o, c, std::nullopt);
+  CHECK_EQ(layout.scratch_bytes, size_t{128} * 128 * 6);  // 4 floats of o and 2 for each 4 dims
+  CHECK_EQ(layout.partial_o - layout.scratch, 264 * layout.scratch_bytes);
+  CHECK_EQ(layout_workspace(o, c, 0).total, 264 * layout.scratch_bytes);
 }
 
 }  // namespace

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Times GPU_BENCH of tests/cases.py and the small operators on one GPU, beside its ceilings and,
+with --peers, other libraries. Each result is checked before it is timed. Rows are compared with
+bench/targets.json, for one H200: TFLOP/s of prefill rows, microseconds of the others."""
+
+import argparse
+import json
+import pathlib
+import sys
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "tests"))
+
+import torch
+
+import flashplan as fp
+from cases import GPU_BENCH
+from environment import RESULTS, write_json
+from gpu_inputs import assert_right, make_gpu_inputs
+from gpu_ops import OPS
+from gpu_peers import peers_of
+from gpu_timer import Timer, ceilings, host_microseconds
+
+SECTIONS = (*GPU_BENCH, "ops")
+TARGETS = json.loads((pathlib.Path(__file__).parent / "targets.json").read_text())
+BY_TFLOP_S = ("prefill", "paged")  # sections whose targets are rates
+QUICK = {
+    "prefill": "s512, s1024, s4096, s8192, b4 s8192 32/8, b4 s8192 d64, b4 s8192 d256, zipf 1024",
+    "paged": "s4096 page 16",
+    "decode": "b1 kv8k, b1 kv128k, b16 kv1k, b64 kv4k, b64 kv4k page 1, b64 kv4k 64/8, b256 kv2k, "
+    "b64 kv4k 32/32, b16 kv1k 32/32, b16 uniform 512-1024 32/32, b16 zipf 1024 32/32, "
+    "b16 zipf 16k, b64 kv4k e4m3",
+    "ops": "append 256 x 1, append 8 x 1024",
+}
+
+
+def flops(case):
+    """Of the two matrix products; half of them where causal."""
+    pairs = sum(qo * kv for qo, kv in zip(case.qo_lens, case.kv_lens, strict=True))
+    return 2 * sum(case.head_dims) * case.num_qo_heads * pairs / (2 if max(case.qo_lens) > 1 else 1)
+
+
+def kv_bytes(case, inputs):
+    tokens = sum(case.kv_lens) * case.num_kv_heads
+    return tokens * sum(case.head_dims) * inputs.k.element_size()
+
+
+def run_peers(case, inputs, timer, args):
+    times = {}
+    for name, make in peers_of(case, args.flex).items():
+        try:
+            call, rows = make(case, inputs)
+            assert_right(case, inputs, rows(call()), name)
+            times[name] = timer.microseconds(call, args.repeats)
+        except Exception as error:  # a peer's failure is no reason to stop
+            print(f"    {name}: {first_line(error)}")
+    return times
+
+
+def attention_row(case, timer, args):
+    inputs = make_gpu_inputs(case, args.device)
+    attn = fp.Attention(**case.options() | {"device": args.device})
+    plan_args = inputs.plan_args()
+    plan = attn.plan(*plan_args)
+    shape = (len(inputs.q), case.num_qo_heads, case.head_dims[1])
+    out = torch.full(shape, torch.nan, dtype=inputs.q.dtype, device=args.device)
+    tables = {} if inputs.block_table is None else {"block_table": inputs.block_table}
+
+    def call():
+        attn.run(inputs.q, inputs.k, inputs.v, **tables, out=out)
+
+    call()
+    assert_right(case, inputs, out, "flashplan")
+    us = timer.microseconds(call, args.repeats)
+    row = {
+        "case": str(case),
+        "kernel": plan.kernel_name,
+        "us": us,
+        "tflop_s": flops(case) / us / 1e6,
+        "tb_s": kv_bytes(case, inputs) / us / 1e6,
+        "run_host_us": host_microseconds(call, int(min(200, max(10, 3e5 / us)))),
+        "plan_host_us": host_microseconds(lambda: attn.plan(*plan_args)),
+    }
+    if args.peers:
+        row["peers_us"] = run_peers(case, inputs, timer, args)
+    return row
+
+
+def op_row(op, timer, args):
+    make, num_bytes = op
+    call, check = make(args.device)
+    call()
+    check()
+    us = timer.microseconds(call, args.repeats)
+    return {"us": us, "tb_s": num_bytes / us / 1e6, "run_host_us": host_microseconds(call)}
+
+
+def first_line(error):
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:200] if lines else ''}"
+
+
+def compared(section, name, row, ceiling):
+    """The row with its shares of the ceilings and of the target: over 1 is ahead of it."""
+    row = {"section": section, "name": name, "peers_us": {}} | row
+    if section in BY_TFLOP_S:
+        row["share_of_matmul"] = row["tflop_s"] / ceiling["matmul_bf16_tflop_s"]
+    else:
+        limit = ceiling["copy_tb_s" if section == "ops" else "read_tb_s"]
+        row["share_of_memory"] = row["tb_s"] / limit
+    target = TARGETS.get(section, {}).get(name)
+    if target:
+        rate = section in BY_TFLOP_S
+        row["share_of_target"] = row["tflop_s"] / target if rate else target / row["us"]
+    return row
+
+
+HEADER = (
+    f"{'row':30}{'us':>9}{'TFLOP/s':>9}{'TB/s':>7}{'limit':>7}{'target':>8}{'run us':>8}"
+    f"{'plan us':>8}  peers, time over ours"
+)
+
+
+def print_row(row):
+    def cell(key, width, form):
+        return f"{row[key]:{width}{form}}" if key in row else " " * width
+
+    limit = "share_of_matmul" if "share_of_matmul" in row else "share_of_memory"
+    peers = ", ".join(f"{peer} {us / row['us']:.2f}" for peer, us in row["peers_us"].items())
+    print(
+        f"{row['name']:30}{row['us']:9.1f}{cell('tflop_s', 9, '.0f')}{cell('tb_s', 7, '.2f')}"
+        f"{cell(limit, 7, '.0%')}{cell('share_of_target', 8, '.1%')}{cell('run_host_us', 8, '.1f')}"
+        f"{cell('plan_host_us', 8, '.1f')}  {peers}",
+        flush=True,
+    )
+
+
+def rounded(value):
+    if isinstance(value, dict):
+        return {key: rounded(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [rounded(item) for item in value]
+    return float(f"{value:.4g}") if isinstance(value, float) else value
+
+
+def selected(args):
+    """(section, name, case or op) of the rows to run."""
+    for section, rows in (*GPU_BENCH.items(), ("ops", OPS)):
+        quick = QUICK[section].split(", ")
+        for name, what in rows.items():
+            if section in args.section and args.only in name and (not args.quick or name in quick):
+                yield section, name, what
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cuda:0")
+    parser.add_argument("--section", nargs="+", choices=SECTIONS, default=SECTIONS)
+    parser.add_argument("--only", default="", help="rows whose name contains this")
+    parser.add_argument("--quick", action="store_true", help="the rows that show most")
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--peers", action="store_true", help="cuDNN, torch flash, flashinfer")
+    parser.add_argument("--flex", action="store_true", help="FlexAttention too: compiles each row")
+    parser.add_argument("--out", help="JSON; default, where all rows are run: results/h200.json")
+    args = parser.parse_args()
+    if not (args.out or args.quick or args.only or set(args.section) < set(SECTIONS)):
+        args.out = RESULTS / "h200.json"
+
+    began = time.perf_counter()
+    torch.cuda.set_device(args.device)
+    torch.backends.cuda.matmul.allow_tf32 = False
+    timer = Timer(args.device)
+    ceiling = ceilings(timer, args.device)
+    print({name: round(value, 2) for name, value in ceiling.items()})
+    print(HEADER)
+    rows = []
+    for section, name, what in selected(args):
+        try:
+            torch.cuda.empty_cache()
+            measure = op_row if section == "ops" else attention_row
+            rows.append(compared(section, name, measure(what, timer, args), ceiling))
+            print_row(rows[-1])
+        except Exception as error:  # reported, and the rest goes on
+            print(f"{name:30} {first_line(error)}", flush=True)
+            rows.append({"section": section, "name": name, "error": first_line(error)})
+    print(f"{time.perf_counter() - began:.0f} s")
+    if args.out:
+        properties = torch.cuda.get_device_properties(args.device)
+        gpu = {"name": properties.name, "sms": properties.multi_processor_count}
+        write_json(args.out, rounded({"gpu": gpu, "ceilings": ceiling, "rows": rows}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The small operators on the GPU: rows of (make: device -> (call, check), bytes moved)."""
+
+import torch
+
+import flashplan as fp
+
+PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM = 16, 8, 128
+
+
+def _append(batch_size, new_len, kv_len, cache_dtype=torch.bfloat16):
+    def make(device):
+        total = batch_size * new_len
+        pages_of = -(-kv_len // PAGE_SIZE)
+        rows = (total, NUM_KV_HEADS, HEAD_DIM)
+        k, v = (torch.randn(rows, device=device, dtype=torch.bfloat16) for _ in range(2))
+        pages = (batch_size * pages_of, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM)
+        caches = [torch.zeros(pages, device=device).to(cache_dtype) for _ in range(2)]
+        table = torch.randperm(pages[0], device=device).int().view(batch_size, pages_of)
+        indptr = torch.arange(0, total + 1, new_len, device=device, dtype=torch.int32)
+        kv_lens = torch.full((batch_size,), kv_len, device=device, dtype=torch.int32)
+
+        def call():
+            fp.append_paged_kv(k, v, *caches, indptr, kv_lens, block_table=table)
+
+        def check():
+            key = torch.arange(kv_len - new_len, kv_len, device=device)
+            page, slot = table[:, key // PAGE_SIZE].long(), key % PAGE_SIZE
+            for new, cache in ((k, caches[0]), (v, caches[1])):
+                stored = cache.view(torch.uint8)[page, slot].flatten(0, 1)
+                assert torch.equal(stored, new.to(cache_dtype).view(torch.uint8)), "wrong rows"
+
+        return call, check
+
+    item_sizes = 2 + (2 if cache_dtype == torch.bfloat16 else 1)
+    return make, 2 * batch_size * new_len * NUM_KV_HEADS * HEAD_DIM * item_sizes
+
+
+def _merge(num_states, num_tokens, num_heads, dtype):
+    def make(device):
+        shape = (num_states, num_tokens, num_heads)
+        o = torch.randn((*shape, HEAD_DIM), device=device).to(dtype)
+        lse = torch.randn(shape, device=device)
+        out, out_lse = torch.empty_like(o[0]), torch.empty_like(lse[0])
+
+        def call():
+            fp.merge_states(o, lse, out=out, lse=out_lse)
+
+        def check():
+            weights = lse.softmax(0)
+            exact = sum(w[..., None] * x.float() for w, x in zip(weights, o, strict=True))
+            assert (out.float() - exact).abs().max() < 0.05, "wrong states"
+            assert (out_lse - lse.logsumexp(0)).abs().max() < 1e-4, "wrong lse"
+
+        return call, check
+
+    return make, (num_states + 1) * num_tokens * num_heads * (HEAD_DIM * dtype.itemsize + 4)
+
+
+OPS = {
+    "append 256 x 1": _append(256, 1, 1024),
+    "append 8 x 1024": _append(8, 1024, 1024),
+    "append 8 x 1024 e4m3": _append(8, 1024, 1024, torch.float8_e4m3fn),
+    "merge 2 x 8192 x 32 bf16": _merge(2, 8192, 32, torch.bfloat16),
+    "merge 8 x 2048 x 32 f32": _merge(8, 2048, 32, torch.float32),
+}

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+// A build without CUDA: no devices and no kernels, so that nothing of the rest is ever called.
+#include "common/error.h"
+#include "cuda/device.h"
+#include "cuda/device_plan.h"
+#include "cuda/memory.h"
+#include "kernels/instances.h"
+#include "kernels/row_ops.h"
+
+namespace flashplan {
+namespace {
+
+Status not_built() noexcept {
+  return error(StatusCode::kUnsupported, "device: expected cpu (built without CUDA), got cuda");
+}
+
+}  // namespace
+
+std::span<const KernelInstance> kernel_instances() noexcept { return {}; }
+const char* kernel_architectures() noexcept { return ""; }
+
+namespace cuda {
+
+int32_t num_devices() noexcept { return 0; }
+const DeviceFacts& device_facts(int32_t /*device*/) noexcept {
+  static const DeviceFacts none;
+  return none;
+}
+Status cuda_error(const char* /*call*/, int /*code*/) noexcept { return not_built(); }
+
+DeviceGuard::DeviceGuard(int32_t /*device*/) noexcept : status_(not_built()) {}
+DeviceGuard::~DeviceGuard() = default;
+
+ApartFromCaptures::ApartFromCaptures() noexcept : mode_(0) {}
+ApartFromCaptures::~ApartFromCaptures() = default;
+
+Status is_capturing(Stream /*stream*/, bool* /*capturing*/) noexcept { return not_built(); }
+
+DevicePlan::~DevicePlan() = default;
+Status DevicePlan::create(int32_t /*device*/, const ScheduleBounds& /*bounds*/,
+                          int32_t /*num_ctas*/, int32_t /*max_batch_size*/) noexcept {
+  return not_built();
+}
+Status DevicePlan::before_upload(Stream /*stream*/) noexcept { return not_built(); }
+Status DevicePlan::upload(const Schedule& /*schedule*/, Stream /*stream*/) noexcept {
+  return not_built();
+}
+Status DevicePlan::before_run(Stream /*stream*/) noexcept { return not_built(); }
+Status DevicePlan::after_run(Stream /*stream*/) noexcept { return not_built(); }
+void DevicePlan::set_pointers(AttentionParams* /*params*/) const noexcept {}
+
+Status append_paged_kv(const AppendTensors& /*tensors*/, Stream /*stream*/) noexcept {
+  return not_built();
+}
+Status merge_states(const AttentionState* /*states*/, int32_t /*num_states*/,
+                    const AttentionState& /*out*/, Stream /*stream*/) noexcept {
+  return not_built();
+}
+
+Status allocate(int32_t /*device*/, std::size_t /*size*/, void** /*data*/) noexcept {
+  return not_built();
+}
+void release(int32_t /*device*/, void* /*data*/) noexcept {}
+Status create_stream(int32_t /*device*/, Stream* /*stream*/) noexcept { return not_built(); }
+Status synchronize(int32_t /*device*/, Stream /*stream*/) noexcept { return not_built(); }
+
+}  // namespace cuda
+}  // namespace flashplan

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/device.h"
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+
+#include "common/error.h"
+
+namespace flashplan::cuda {
+namespace {
+
+constexpr int32_t kMostDevices = 64;
+
+struct Devices {
+  int32_t count = 0;
+  std::array<DeviceFacts, kMostDevices> facts;
+};
+
+Devices find_devices() noexcept {
+  Devices devices;
+  int count = 0;
+  // No driver, no GPU or all of them hidden: the library then runs on the CPU, so not an error.
+  if (cudaGetDeviceCount(&count) != cudaSuccess) count = 0;
+  for (int32_t i = 0; i < std::min<int32_t>(count, kMostDevices); ++i) {
+    cudaDeviceProp properties;
+    if (cudaGetDeviceProperties(&properties, i) != cudaSuccess) break;
+    DeviceFacts& facts = devices.facts[static_cast<size_t>(i)];
+    std::snprintf(facts.name, sizeof(facts.name), "%.63s", properties.name);
+    facts.num_sms = properties.multiProcessorCount;
+    facts.major = properties.major;
+    facts.minor = properties.minor;
+    facts.smem_per_cta = static_cast<int32_t>(properties.sharedMemPerBlockOptin);
+    facts.smem_per_sm = static_cast<int32_t>(properties.sharedMemPerMultiprocessor);
+    devices.count = i + 1;
+  }
+  static_cast<void>(cudaGetLastError());
+  return devices;
+}
+
+const Devices& devices() noexcept {
+  static const Devices found = find_devices();
+  return found;
+}
+
+}  // namespace
+
+int32_t num_devices() noexcept { return devices().count; }
+
+const DeviceFacts& device_facts(int32_t device) noexcept {
+  return devices().facts[static_cast<size_t>(device)];
+}
+
+Status cuda_error(const char* call, int code) noexcept {
+  static_cast<void>(cudaGetLastError());
+  const bool no_memory = code == cudaErrorMemoryAllocation;
+  return error(no_memory ? StatusCode::kOutOfMemory : StatusCode::kCudaError,
+               "%s: expected success, got %s", call,
+               cudaGetErrorString(static_cast<cudaError_t>(code)));
+}
+
+DeviceGuard::DeviceGuard(int32_t device) noexcept {
+  int current = -1;
+  cudaError_t code = cudaGetDevice(&current);
+  if (code != cudaSuccess) {
+    status_ = cuda_error("cudaGetDevice", code);
+    return;
+  }
+  if (current == device) return;
+  code = cudaSetDevice(device);
+  if (code != cudaSuccess) {
+    status_ = cuda_error("cudaSetDevice", code);
+    return;
+  }
+  previous_ = current;
+}
+
+DeviceGuard::~DeviceGuard() {
+  if (previous_ >= 0) static_cast<void>(cudaSetDevice(previous_));
+}
+
+ApartFromCaptures::ApartFromCaptures() noexcept {
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+  static_cast<void>(cudaThreadExchangeStreamCaptureMode(&mode));
+  mode_ = mode;
+}
+
+ApartFromCaptures::~ApartFromCaptures() {
+  auto mode = static_cast<cudaStreamCaptureMode>(mode_);
+  static_cast<void>(cudaThreadExchangeStreamCaptureMode(&mode));
+}
+
+Status is_capturing(Stream stream, bool* capturing) noexcept {
+  cudaStreamCaptureStatus state = cudaStreamCaptureStatusNone;
+  const cudaError_t code = cudaStreamIsCapturing(stream, &state);
+  if (code == cudaErrorStreamCaptureImplicit) {
+    static_cast<void>(cudaGetLastError());
+    *capturing = true;
+    return {};
+  }
+  if (code != cudaSuccess) return cuda_error("cudaStreamIsCapturing", code);
+  *capturing = state != cudaStreamCaptureStatusNone;
+  return {};
+}
+
+}  // namespace flashplan::cuda

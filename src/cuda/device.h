@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the library asks of the CUDA runtime besides launches. No CUDA header: everything that
+// includes this compiles without a toolkit, where absent.cpp stands in for device.cpp.
+#pragma once
+
+#include <cstdint>
+
+#include "flashplan/status.h"
+#include "flashplan/tensor.h"
+
+namespace flashplan::cuda {
+
+struct DeviceFacts {
+  char name[64] = {};
+  int32_t num_sms = 0;
+  int32_t major = 0;  // compute capability
+  int32_t minor = 0;
+  int32_t smem_per_cta = 0;  // bytes, the most that a kernel may ask for
+  int32_t smem_per_sm = 0;   // bytes
+};
+
+/// GPUs that this process sees; 0 where there is no driver. Asked once.
+int32_t num_devices() noexcept;
+
+/// Of a device in [0, num_devices()).
+const DeviceFacts& device_facts(int32_t device) noexcept;
+
+/// `<call>: expected success, got <what CUDA says>`; kOutOfMemory or kCudaError. Also takes the
+/// error back from the runtime, so that the next one who asks for the last error does not find
+/// ours. `code` is a cudaError_t.
+Status cuda_error(const char* call, int code) noexcept;
+
+/// Makes `device` the current one until the end of the scope. Nothing is called to set a device
+/// that is current already.
+class DeviceGuard {
+ public:
+  explicit DeviceGuard(int32_t device) noexcept;
+  ~DeviceGuard();
+  DeviceGuard(const DeviceGuard&) = delete;
+  DeviceGuard& operator=(const DeviceGuard&) = delete;
+  const Status& status() const noexcept { return status_; }
+
+ private:
+  int32_t previous_ = -1;  // to go back to, or -1
+  Status status_;
+};
+
+/// While another thread captures, CUDA refuses allocations, the loading of kernels and event
+/// queries of every thread, and spoils the capture, unless the caller declares, as this does until
+/// the end of the scope, that they have nothing to do with it.
+class ApartFromCaptures {
+ public:
+  ApartFromCaptures() noexcept;
+  ~ApartFromCaptures();
+  ApartFromCaptures(const ApartFromCaptures&) = delete;
+  ApartFromCaptures& operator=(const ApartFromCaptures&) = delete;
+
+ private:
+  int mode_;  // to go back to
+};
+
+/// Whether work given to `stream` would be recorded into a graph, or would break a graph that is
+/// being recorded (the legacy default stream beside a capturing one).
+Status is_capturing(Stream stream, bool* capturing) noexcept;
+
+}  // namespace flashplan::cuda
+
+/// Returns from the enclosing function if function(arguments...), of the CUDA runtime, fails.
+#define FLASHPLAN_CUDA_CALL(function, ...)                                             \
+  do {                                                                                 \
+    const auto code_of_call = function(__VA_ARGS__);                                   \
+    if (code_of_call != 0)                                                             \
+      return ::flashplan::cuda::cuda_error(#function, static_cast<int>(code_of_call)); \
+  } while (false)

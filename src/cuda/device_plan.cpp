@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/device_plan.h"
+
+#include <cuda_runtime_api.h>
+
+#include <cstring>
+#include <vector>
+
+#include "common/error.h"
+#include "cuda/device.h"
+#include "run/params.h"
+
+namespace flashplan::cuda {
+namespace {
+
+Status check_no_capture(Stream stream) noexcept {
+  bool capturing = false;
+  FLASHPLAN_RETURN_IF_ERROR(is_capturing(stream, &capturing));
+  if (!capturing) return {};
+  return error(StatusCode::kNotReady,
+               "stream: expected no capture under way, got a capturing stream");
+}
+
+template <class T>
+void copy_to(std::byte* to, const std::vector<T>& from) {
+  if (!from.empty()) std::memcpy(to, from.data(), from.size() * sizeof(T));
+}
+
+}  // namespace
+
+DevicePlan::~DevicePlan() { release(); }
+
+Status DevicePlan::create(int32_t device, const ScheduleBounds& bounds, int32_t num_ctas,
+                          int32_t max_batch_size) noexcept {
+  const auto add = [this](int32_t count, std::size_t item) {
+    constexpr std::size_t kAlignment = 128;
+    const std::size_t offset = slot_bytes_;
+    slot_bytes_ += (static_cast<std::size_t>(count) * item + kAlignment - 1) & -kAlignment;
+    return offset;
+  };
+  static_cast<void>(add(num_ctas, sizeof(int32_t)));  // arrivals
+  cta_indptr_ = add(num_ctas + 1, sizeof(int32_t));
+  requests_ = add(max_batch_size, sizeof(RequestInfo));
+  splits_ = add(bounds.splits, sizeof(SplitTile));
+  tiles_ = add(bounds.work_tiles, sizeof(WorkTile));
+
+  const DeviceGuard guard(device);
+  FLASHPLAN_RETURN_IF_ERROR(guard.status());
+  const ApartFromCaptures apart;
+  device_ = device;  // from here on the destructor gives back what there is
+  void* memory = nullptr;
+  FLASHPLAN_CUDA_CALL(cudaMalloc, &memory, slot_bytes_);
+  buffer_ = static_cast<std::byte*>(memory);
+  FLASHPLAN_CUDA_CALL(cudaHostAlloc, &memory, kRingSlots * slot_bytes_, cudaHostAllocDefault);
+  ring_ = static_cast<std::byte*>(memory);
+  // The counters stay zero in every slot: each upload resets those of the device.
+  std::memset(ring_, 0, kRingSlots * slot_bytes_);
+  for (Event& event : copied_) {
+    FLASHPLAN_CUDA_CALL(cudaEventCreateWithFlags, &event, cudaEventDisableTiming);
+  }
+  FLASHPLAN_CUDA_CALL(cudaEventCreateWithFlags, &run_done_, cudaEventDisableTiming);
+  return {};
+}
+
+void DevicePlan::release() noexcept {
+  if (device_ < 0) return;
+  const DeviceGuard guard(device_);
+  const ApartFromCaptures apart;
+  // Freeing waits for what the device still does with the memory.
+  if (buffer_ != nullptr) static_cast<void>(cudaFree(buffer_));
+  if (ring_ != nullptr) static_cast<void>(cudaFreeHost(ring_));
+  for (const Event event : copied_) {
+    if (event != nullptr) static_cast<void>(cudaEventDestroy(event));
+  }
+  if (run_done_ != nullptr) static_cast<void>(cudaEventDestroy(run_done_));
+  static_cast<void>(cudaGetLastError());
+}
+
+// Makes `stream` wait for the last upload or run, if that was on another one.
+Status DevicePlan::enter(Stream stream) noexcept {
+  StreamId id{stream};
+  FLASHPLAN_CUDA_CALL(cudaStreamGetId, stream, &id.number);
+  if (used_ && id.number == last_stream_.number) return {};
+  int on_device = -1;
+  FLASHPLAN_CUDA_CALL(cudaStreamGetDevice, stream, &on_device);
+  if (on_device != device_) {
+    return error(StatusCode::kInvalidArgument,
+                 "stream: expected a stream of cuda:%d, got one of cuda:%d", device_, on_device);
+  }
+  if (used_) {
+    if (last_event_ == nullptr) {
+      FLASHPLAN_RETURN_IF_ERROR(check_no_capture(last_stream_.handle));
+      FLASHPLAN_CUDA_CALL(cudaEventRecord, run_done_, last_stream_.handle);
+      last_event_ = run_done_;
+    }
+    FLASHPLAN_CUDA_CALL(cudaStreamWaitEvent, stream, last_event_, 0);
+  }
+  last_stream_ = id;
+  return {};
+}
+
+Status DevicePlan::before_upload(Stream stream) noexcept {
+  const DeviceGuard guard(device_);
+  FLASHPLAN_RETURN_IF_ERROR(guard.status());
+  FLASHPLAN_RETURN_IF_ERROR(check_no_capture(stream));
+  return enter(stream);
+}
+
+Status DevicePlan::upload(const Schedule& schedule, Stream stream) noexcept {
+  const DeviceGuard guard(device_);
+  FLASHPLAN_RETURN_IF_ERROR(guard.status());
+  const ApartFromCaptures apart;
+  // Copies finish in the order they were made in, so the next slot is the first to be free.
+  const auto slot = static_cast<std::size_t>(next_slot_);
+  const cudaError_t state = cudaEventQuery(copied_[slot]);
+  if (state == cudaErrorNotReady) {
+    static_cast<void>(cudaGetLastError());
+    FLASHPLAN_CUDA_CALL(cudaEventSynchronize, copied_[slot]);
+  } else if (state != cudaSuccess) {
+    return cuda_error("cudaEventQuery", state);
+  }
+  std::byte* from = ring_ + slot * slot_bytes_;
+  copy_to(from + cta_indptr_, schedule.cta_indptr);
+  copy_to(from + requests_, schedule.requests);
+  copy_to(from + splits_, schedule.splits);
+  copy_to(from + tiles_, schedule.tiles);
+  const std::size_t bytes = tiles_ + schedule.tiles.size() * sizeof(WorkTile);
+  FLASHPLAN_CUDA_CALL(cudaMemcpyAsync, buffer_, from, bytes, cudaMemcpyHostToDevice, stream);
+  FLASHPLAN_CUDA_CALL(cudaEventRecord, copied_[slot], stream);
+  next_slot_ = (next_slot_ + 1) % kRingSlots;
+  used_ = true;
+  upload_stream_ = last_stream_;
+  last_event_ = copied_[slot];
+  return {};
+}
+
+Status DevicePlan::before_run(Stream stream) noexcept { return enter(stream); }
+
+Status DevicePlan::after_run(Stream stream) noexcept {
+  last_event_ = nullptr;
+  // Runs on the stream of the upload are the rule, and an event for each would cost as much as the
+  // launch. Any other stream may be gone by the time it is to be waited for.
+  if (last_stream_.number == upload_stream_.number) return {};
+  FLASHPLAN_CUDA_CALL(cudaEventRecord, run_done_, stream);
+  last_event_ = run_done_;
+  return {};
+}
+
+void DevicePlan::set_pointers(AttentionParams* params) const noexcept {
+  params->arrivals = reinterpret_cast<int32_t*>(buffer_);
+  params->cta_indptr = reinterpret_cast<const int32_t*>(buffer_ + cta_indptr_);
+  params->requests = reinterpret_cast<const RequestInfo*>(buffer_ + requests_);
+  params->splits = reinterpret_cast<const SplitTile*>(buffer_ + splits_);
+  params->tiles = reinterpret_cast<const WorkTile*>(buffer_ + tiles_);
+  params->num_splits = 0;
+  params->total_cost = 0;
+}
+
+}  // namespace flashplan::cuda

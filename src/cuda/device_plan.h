@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+// The schedule of a Plan in device memory, and the order of everything that touches it.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include "flashplan/status.h"
+#include "flashplan/tensor.h"
+#include "plan/schedule.h"
+
+struct CUevent_st;
+
+namespace flashplan {
+struct AttentionParams;
+}
+
+namespace flashplan::cuda {
+
+/// One buffer at fixed addresses, filled by one copy per plan from a ring of pinned host slots, so
+/// that plans may be made ahead of the GPU. All memory is allocated by create().
+///
+/// Uploads and runs of a Plan are one after another on the device, whichever streams they are on:
+/// they share the buffer and its counters. On one stream that costs nothing; a change of stream
+/// costs an event. A run that is being captured takes no part in this.
+class DevicePlan {
+ public:
+  /// Plans that may be made ahead: upload() waits only if so many copies are still under way.
+  static constexpr int32_t kRingSlots = 4;
+
+  DevicePlan() noexcept = default;
+  ~DevicePlan();
+  DevicePlan(const DevicePlan&) = delete;
+  DevicePlan& operator=(const DevicePlan&) = delete;
+
+  /// Allocates for schedules up to `bounds` on `device`. Called once.
+  Status create(int32_t device, const ScheduleBounds& bounds, int32_t num_ctas,
+                int32_t max_batch_size) noexcept;
+
+  /// Makes `stream` ready for upload(), or refuses it before anything has changed.
+  ///   kNotReady         a capture is under way
+  ///   kInvalidArgument  a stream of another device
+  Status before_upload(Stream stream) noexcept;
+
+  /// Copies `schedule` to the device on `stream`. No allocation.
+  Status upload(const Schedule& schedule, Stream stream) noexcept;
+
+  /// Around a launch on a stream that is not being captured; the plan's device is current.
+  Status before_run(Stream stream) noexcept;
+  Status after_run(Stream stream) noexcept;
+
+  /// Sets the pointers to the schedule. Nothing else in them depends on the batch, so that a
+  /// captured launch serves every later one.
+  void set_pointers(AttentionParams* params) const noexcept;
+
+ private:
+  using Event = CUevent_st*;
+  /// A handle alone would not do: it may be reused, and 0x2 is another stream in each thread.
+  struct StreamId {
+    Stream handle = nullptr;
+    unsigned long long number = 0;
+  };
+
+  Status enter(Stream stream) noexcept;
+  void release() noexcept;
+
+  int32_t device_ = -1;
+  // Offsets in bytes; the counters of arrivals come first, the tiles last.
+  std::size_t cta_indptr_ = 0;
+  std::size_t requests_ = 0;
+  std::size_t splits_ = 0;
+  std::size_t tiles_ = 0;
+  std::size_t slot_bytes_ = 0;
+  std::byte* buffer_ = nullptr;  // device memory
+  std::byte* ring_ = nullptr;    // pinned host memory, kRingSlots slots
+  std::array<Event, kRingSlots> copied_ = {};
+  int32_t next_slot_ = 0;
+
+  bool used_ = false;  // by an upload
+  StreamId upload_stream_;
+  StreamId last_stream_;        // of the last upload or run, or that about to be
+  Event last_event_ = nullptr;  // recorded after it, or null if none has been so far
+  Event run_done_ = nullptr;
+};
+
+}  // namespace flashplan::cuda

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/memory.h"
+
+#include <cuda_runtime_api.h>
+
+#include "common/error.h"
+#include "cuda/device.h"
+
+namespace flashplan::cuda {
+
+Status allocate(int32_t device, std::size_t size, void** data) noexcept {
+  const DeviceGuard guard(device);
+  FLASHPLAN_RETURN_IF_ERROR(guard.status());
+  const ApartFromCaptures apart;
+  const cudaError_t code = cudaMalloc(data, size);
+  if (code == cudaErrorMemoryAllocation) {
+    static_cast<void>(cudaGetLastError());
+    return error(StatusCode::kOutOfMemory,
+                 "workspace: expected %zu free bytes on cuda:%d, got fewer", size, device);
+  }
+  return code == cudaSuccess ? Status() : cuda_error("cudaMalloc", code);
+}
+
+void release(int32_t device, void* data) noexcept {
+  if (data == nullptr) return;
+  const DeviceGuard guard(device);
+  const ApartFromCaptures apart;
+  if (cudaFree(data) != cudaSuccess) static_cast<void>(cudaGetLastError());
+}
+
+Status create_stream(int32_t device, Stream* stream) noexcept {
+  const DeviceGuard guard(device);
+  FLASHPLAN_RETURN_IF_ERROR(guard.status());
+  FLASHPLAN_CUDA_CALL(cudaStreamCreateWithFlags, stream, cudaStreamNonBlocking);
+  return {};
+}
+
+Status synchronize(int32_t device, Stream stream) noexcept {
+  const DeviceGuard guard(device);
+  FLASHPLAN_RETURN_IF_ERROR(guard.status());
+  FLASHPLAN_CUDA_CALL(cudaStreamSynchronize, stream);
+  return {};
+}
+
+}  // namespace flashplan::cuda

@@ -1,0 +1,714 @@
+// SPDX-License-Identifier: Apache-2.0
+// The attention kernel of the sm80 family: persistent CTAs walk work queues; mma.sync, ldmatrix and
+// cp.async; split keys are merged in the same launch by the last CTA to finish.
+#pragma once
+
+#include "kernels/device/attention_state.h"
+#include "kernels/device/kv_loader.h"
+#include "kernels/device/softmax.h"
+#include "kernels/device/variant.h"
+#include "kernels/device/warp_mma.h"
+
+namespace flashplan::device {
+
+/// The compile-time choices of a kernel.
+template <DType kQ_, DType kKv_, int kHeadDimQk_, int kHeadDimVo_, typename Variant_>
+struct Traits {
+  static constexpr DType kQ = kQ_;
+  static constexpr DType kKv = kKv_;
+  static constexpr int kHeadDimQk = kHeadDimQk_;
+  static constexpr int kHeadDimVo = kHeadDimVo_;
+  using Variant = Variant_;
+
+  // Accumulators of 32 rows x 256 dims do not fit a warp's registers, so d256 has 16 rows per warp
+  // and twice the warps: as many per SM.
+  static constexpr bool kIsWide = kHeadDimVo > 128;
+  static constexpr int kThreads = kIsWide ? 256 : 128;
+  static constexpr int kCtasPerSm = kIsWide ? 1 : 2;
+  static constexpr int kTileQ = 128;
+  // Keys of a step. (192, 128): 64 would leave room for one stage of 16-bit keys.
+  static constexpr int kTileKv = kHeadDimQk == 192 && Element<kKv>::kBytes == 2 ? 32 : 64;
+  static constexpr int kKBytes = kTileKv * kHeadDimQk * Element<kKv>::kBytes;
+  static constexpr int kVBytes = kTileKv * kHeadDimVo * Element<kKv>::kBytes;
+  // Of the 228 KB of an SM, 1 KB per CTA is the system's.
+  static constexpr int kSmemBudget = kCtasPerSm == 1 ? 227 * 1024 : 113 * 1024;
+};
+
+/// How the warps of a CTA share a row tile of up to kRows rows: kWarpsQ of them side by side, each
+/// with kMmaM * 16 rows, times kWarpsKv that take different keys of each tile. Tiles of few rows
+/// are bound by memory; then every warp has its own softmax until the end, and nothing to wait for.
+template <typename T, int kWarpsQ_, int kMmaM_>
+struct Shape {
+  static constexpr int kMmaM = kMmaM_;
+  static constexpr int kWarpsQ = kWarpsQ_;
+  static constexpr int kWarps = T::kThreads / 32;
+  static constexpr int kMostWarpsKv = T::kTileKv / 16;
+  static constexpr int kWarpsKv = kWarps / kWarpsQ < kMostWarpsKv ? kWarps / kWarpsQ : kMostWarpsKv;
+  static constexpr int kRows = kWarpsQ * kMmaM * 16;
+  static constexpr int kKeysPerWarp = T::kTileKv / kWarpsKv;
+
+  // Few rows: every stage has room for queries, which are kept in registers. Many: there is one
+  // buffer, whose rows each warp reads itself and fills for the next head when it is done.
+  static constexpr bool kQueryInStage = kRows <= 64;
+  static constexpr bool kQueryInRegisters = kMmaM == 1;
+  static constexpr int kQBytes = kRows * T::kHeadDimQk * Element<T::kQ>::kBytes;
+  static constexpr int kStageBytes = T::kKBytes + T::kVBytes + (kQueryInStage ? kQBytes : 0);
+  static constexpr int kTableBytes = T::kTileKv * static_cast<int>(sizeof(KvRow));
+  static constexpr int kStatsBytes = kWarpsKv > 1 ? kWarpsKv * kRows * 8 : 0;
+  static constexpr int kFixedBytes = 384 + kStatsBytes + (kQueryInStage ? 0 : kQBytes);
+  static constexpr int kMostStages = (T::kSmemBudget - kFixedBytes) / (kStageBytes + kTableBytes);
+  static constexpr int kStages = kMostStages < 6 ? kMostStages : 6;
+  static_assert(kStages >= 2);
+
+  // Offsets in shared memory; a TileContext comes first.
+  static constexpr int kRowLse = 128;  // float [kWarpsQ][8]
+  static constexpr int kStats = 384;   // float2 (max, sum) [kWarpsKv][kRows]
+  static constexpr int kTables = kStats + kStatsBytes;
+  static constexpr int kQuery = kTables + kStages * kTableBytes;
+  static constexpr int kFirstStage = kQuery + (kQueryInStage ? 0 : kQBytes);
+  static constexpr int kSmemBytes = kFirstStage + kStages * kStageBytes;
+  // Floats of o that a warp passes on through a stage at once, in merge_warps() or share_rows().
+  static constexpr int kFloatsPerWarp = (kWarpsKv > 1 ? 16 : 8) * T::kHeadDimVo;
+  static_assert((kWarpsKv > 1 ? kWarpsKv / 2 : 1) * kWarpsQ * kFloatsPerWarp * 4 <= kStageBytes);
+  // Inside a stage.
+  static constexpr int kKey = 0;
+  static constexpr int kValue = T::kKBytes;
+  static constexpr int kStageQuery = T::kKBytes + T::kVBytes;
+};
+
+/// Factors where states add up without weights.
+constexpr float2 kSum = {1.0F, 1.0F};
+
+/// Writes dims [dim, dim + 4) of a row's result, and with the first of them its lse.
+template <typename T>
+FLASHPLAN_DEVICE void write_result(const AttentionParams& p, const typename T::Variant& variant,
+                                   const RowBlock& rows, int32_t kv_head, int row, int dim,
+                                   float4 o, float lse) {
+  const OutputRow to(p, rows, kv_head, row);
+  o = scaled(o, p.v_scale);
+  if constexpr (T::Variant::kTransformsOutput) {
+    const int32_t head = kv_head * rows.group_size + rows.head_in_group(row);
+    const int32_t query = rows.query(row);
+    o = {variant.output(o.x, query, head, dim), variant.output(o.y, query, head, dim + 1),
+         variant.output(o.z, query, head, dim + 2), variant.output(o.w, query, head, dim + 3)};
+  }
+  store_four(p, to.o, dim, o);
+  if (dim == 0 && p.lse != nullptr) p.lse[to.lse] = lse;
+}
+
+/// Merges the partial results of a split in the order of their keys, and writes o and lse.
+template <typename T>
+FLASHPLAN_DEVICE void merge_partials(const AttentionParams& p, const RowBlock& rows,
+                                     const SplitTile& split) {
+  constexpr int kQuads = T::kHeadDimVo / 4;  // a thread has 4 dims of a row
+  constexpr int kBatch = 4;                  // states in flight
+  const typename T::Variant variant(p);
+  for (int i = static_cast<int>(threadIdx.x); i < rows.num_rows * kQuads; i += T::kThreads) {
+    const int row = i / kQuads;
+    const int dim = i % kQuads * 4;
+    MergedRow merged;
+    merged.reset();
+    float4 o = {0.0F, 0.0F, 0.0F, 0.0F};
+    for (int first = 0; first < split.num_slots; first += kBatch) {
+      float4 added[kBatch];
+      float lse[kBatch];
+#pragma unroll
+      for (int b = 0; b < kBatch; ++b) {
+        // Past the end the last one is read again, and not used.
+        const int slot = split.slot_begin + min(first + b, split.num_slots - 1);
+        const int64_t at = int64_t{slot} * p.tile_q + row;
+        added[b] = __ldcg(reinterpret_cast<const float4*>(p.partial_o + at * T::kHeadDimVo + dim));
+        lse[b] = __ldcg(p.partial_lse + at);
+      }
+#pragma unroll
+      for (int b = 0; b < kBatch; ++b) {
+        if (first + b < split.num_slots) {
+          o = merge_values(o, added[b], T::Variant::kUseSoftmax ? merged.add(lse[b]) : kSum);
+        }
+      }
+    }
+    const float scale = T::Variant::kUseSoftmax ? merged.inverse() : 1.0F;
+    write_result<T>(p, variant, rows, split.kv_head, row, dim, scaled(o, scale), merged.lse());
+  }
+}
+
+/// A work tile as all threads see it, in shared memory: registers are for accumulators.
+struct TileContext {
+  WorkTile tile;
+  RowBlock rows;
+  const int32_t* page_ids;  // of the request; null: ragged
+  KeySpan seen_by_all;      // keys that need no mask
+  int32_t chunk_kv;         // keys of a state; no fewer than there are: one state
+  int32_t is_last;          // whether this CTA is the last of a split to arrive
+
+  FLASHPLAN_DEVICE void assign(const AttentionParams& p, const WorkTile& work_tile) {
+    tile = work_tile;
+    rows.assign(p, work_tile);
+    page_ids = device::page_ids(p.pages, work_tile.request);
+    seen_by_all = rows.visible_to_all();
+    chunk_kv = p.chunk_kv > 0 ? p.chunk_kv : 0x7fffffff;
+  }
+};
+
+static_assert(sizeof(TileContext) <= 128);
+
+/// Attention of one work tile, by all threads of the CTA.
+template <typename T, typename S>
+class TileRunner {
+ public:
+  FLASHPLAN_DEVICE TileRunner(const AttentionParams& p, unsigned char* smem)
+      : p_(p),
+        context_(*reinterpret_cast<TileContext*>(smem)),
+        rows_(context_.rows),
+        variant_(p),
+        smem_(smem),
+        base_(shared_address(smem)),
+        thread_(thread_index()),
+        lane_(thread_ & 31),
+        warp_q_((thread_ >> 5) % S::kWarpsQ),
+        warp_kv_((thread_ >> 5) / S::kWarpsQ),
+        computes_(warp_kv_ < S::kWarpsKv) {}
+
+  FLASHPLAN_DEVICE void run() {
+    if (rows_.keys.begin >= rows_.keys.end) {
+      write_empty();
+      return;
+    }
+    begin();
+    const KeySpan keys = rows_.keys;
+    const int32_t heads_end = context_.tile.kv_head + context_.tile.num_kv_heads;
+    Cursor cursor(keys, context_.tile.kv_head);  // of the tile whose rows are found next
+    fill_pipeline(cursor, keys, heads_end);
+
+    int stage = 0;
+    for (int32_t head = context_.tile.kv_head; head < heads_end; ++head) {
+      int32_t left = keys.end - keys.begin;
+      for (int chunk = 0; left > 0; ++chunk) {
+        reset();
+        int32_t chunk_left = min(left, context_.chunk_kv);
+        int last_stage;
+        do {
+          // A query buffer of its own was asked for in the latest group.
+          const bool is_first = left == keys.end - keys.begin;
+          if (!S::kQueryInStage && is_first) {
+            cp_async_wait<0>();
+          } else {
+            cp_async_wait<S::kStages - 2>();
+          }
+          __syncthreads();
+          const int next_stage = stage == 0 ? S::kStages - 1 : stage - 1;
+          const bool copies = begin_issue(next_stage, cursor, keys, heads_end);
+          const bool finds = thread_ < Cursor::kThreads && cursor.kv_head() < heads_end;
+          if (finds) cursor.look_up(p_.pages, request_ids(), keys, thread_);
+
+          if (computes_) {
+            if (S::kQueryInRegisters && is_first) load_queries(stage);
+            attend(stage, keys.end - left, head, left <= T::kTileKv && head + 1 < heads_end,
+                   [&](int i, auto n) { copy_part(next_stage, copies, i, n); });
+          } else {
+            copy_part(next_stage, copies, 0, Count<1>());
+          }
+          cp_async_commit();
+
+          if (finds) publish(stage, cursor, keys);
+          cursor.advance(keys);
+          last_stage = stage;
+          stage = stage + 1 == S::kStages ? 0 : stage + 1;
+          left -= T::kTileKv;
+          chunk_left -= T::kTileKv;
+        } while (chunk_left > 0);
+        finish_chunk(last_stage, head, chunk, left <= 0);
+      }
+    }
+    cp_async_wait<0>();
+    if (context_.tile.split >= 0) merge_if_last();
+  }
+
+ private:
+  using Cursor = KvCursor<T::kKv, T::kTileKv>;
+
+  /// The row addresses of a stage's keys.
+  FLASHPLAN_DEVICE uint32_t table_address(int stage) const {
+    return base_ + S::kTables + stage * S::kTableBytes;
+  }
+  FLASHPLAN_DEVICE void publish(int stage, const Cursor& cursor, KeySpan keys) const {
+    store_shared_pointer(table_address(stage) + Cursor::table_offset(thread_),
+                         cursor.row(p_, rows_.request.kv_begin, keys, thread_));
+  }
+  /// Page ids of the request; null: ragged.
+  FLASHPLAN_DEVICE const int32_t* request_ids() const {
+    return reinterpret_cast<const int32_t*>(
+        load_shared_pointer(base_ + static_cast<int>(__builtin_offsetof(TileContext, page_ids))));
+  }
+  FLASHPLAN_DEVICE uint32_t stage_address(int stage) const {
+    return base_ + S::kFirstStage + stage * S::kStageBytes;
+  }
+  FLASHPLAN_DEVICE int first_row() const { return warp_q_ * S::kMmaM * 16; }
+  FLASHPLAN_DEVICE int row(int m, int half) const {
+    return first_row() + m * 16 + half * 8 + lane_ / 4;
+  }
+
+  FLASHPLAN_DEVICE void fill_pipeline(Cursor& cursor, KeySpan keys, int32_t heads_end) {
+    if (!S::kQueryInStage && computes_) copy_own_queries(context_.tile.kv_head);
+    Cursor issued = cursor;
+    // All ids first: one wait for memory, not one per stage.
+    Cursor cursors[S::kStages];
+#pragma unroll
+    for (int i = 0; i < S::kStages; ++i) {
+      cursors[i] = cursor;
+      if (thread_ < Cursor::kThreads && cursor.kv_head() < heads_end) {
+        cursors[i].look_up(p_.pages, request_ids(), keys, thread_);
+      }
+      cursor.advance(keys);
+    }
+#pragma unroll
+    for (int i = 0; i < S::kStages; ++i) {
+      if (thread_ < Cursor::kThreads && cursors[i].kv_head() < heads_end) {
+        publish(i, cursors[i], keys);
+      }
+    }
+    __syncthreads();
+#pragma unroll 1
+    for (int i = 0; i < S::kStages - 1; ++i) {
+      issued.advance(keys);
+      const bool copies = begin_issue(i, issued, keys, heads_end);
+      copy_part(i, copies, 0, Count<1>());
+      cp_async_commit();
+    }
+  }
+
+  using KeyCopy = TileCopy<Element<T::kKv>::kBytes, T::kHeadDimQk, T::kTileKv, T::kThreads>;
+  using ValueCopy = TileCopy<Element<T::kKv>::kBytes, T::kHeadDimVo, T::kTileKv, T::kThreads>;
+
+  /// Starts to bring the tile before `cursor` to a stage: the queries with the first of a head, and
+  /// rows of uncommon form. True if copy_part() has the rest to do.
+  FLASHPLAN_DEVICE bool begin_issue(int stage, const Cursor& cursor, KeySpan keys,
+                                    int32_t heads_end) {
+    const bool is_last_of_head = cursor.tile_begin() == keys.begin;
+    const int head = cursor.kv_head() - (is_last_of_head ? 1 : 0);
+    if (head >= heads_end) return false;
+    const uint32_t to = stage_address(stage);
+    if constexpr (S::kQueryInStage) {
+      const bool is_first_of_head = is_last_of_head
+                                        ? keys.end - keys.begin <= T::kTileKv
+                                        : cursor.tile_begin() - keys.begin == T::kTileKv;
+      if (is_first_of_head) {
+        copy_tile<Element<T::kQ>::kBytes, T::kHeadDimQk, S::kRows, T::kThreads>(
+            to + S::kStageQuery, p_.head_dim_qk, p_.vectorized, thread_,
+            [&](int row) { return query_row<T::kQ>(p_, rows_, head, row); });
+      }
+    }
+    if (p_.vectorized && p_.head_dim_qk == T::kHeadDimQk && p_.head_dim_vo == T::kHeadDimVo) {
+      return true;
+    }
+    const uint32_t table = table_address(stage);
+    KeyCopy::copy_unaligned(to + S::kKey, table, p_.head_dim_qk, thread_);
+    ValueCopy::copy_unaligned(to + S::kValue, table + static_cast<int>(sizeof(KvRow)) / 2,
+                              p_.head_dim_vo, thread_);
+    return false;
+  }
+
+  /// Part i of n of this thread's copies to a stage.
+  template <int n>
+  FLASHPLAN_DEVICE void copy_part(int stage, bool copies, int i, Count<n>) {
+    constexpr int kCopies = KeyCopy::kCopies + ValueCopy::kCopies;
+    const uint32_t to = stage_address(stage);
+    const uint32_t table = table_address(stage);
+#pragma unroll
+    for (int round = 0; round < (kCopies + n - 1) / n; ++round) {
+      const int j = round * n + i;
+      if (j >= kCopies) break;
+      if (j < KeyCopy::kCopies) {
+        KeyCopy::copy(to + S::kKey, table, j, copies, thread_);
+      } else {
+        ValueCopy::copy(to + S::kValue, table + static_cast<int>(sizeof(KvRow)) / 2,
+                        j - KeyCopy::kCopies, copies, thread_);
+      }
+    }
+  }
+
+  /// The rows of this warp alone.
+  FLASHPLAN_DEVICE void copy_own_queries(int head) {
+    constexpr int kRowBytes = T::kHeadDimQk * Element<T::kQ>::kBytes;
+    copy_tile<Element<T::kQ>::kBytes, T::kHeadDimQk, S::kMmaM * 16, 32>(
+        base_ + S::kQuery + first_row() * kRowBytes, p_.head_dim_qk, p_.vectorized, lane_,
+        [&](int row) { return query_row<T::kQ>(p_, rows_, head, first_row() + row); });
+    cp_async_commit();
+  }
+
+  /// Of this lane's part of the warp's queries.
+  FLASHPLAN_DEVICE uint32_t own_query_address(int stage) const {
+    const uint32_t q_tile =
+        S::kQueryInStage ? stage_address(stage) + S::kStageQuery : base_ + S::kQuery;
+    return query_address<T::kQ, T::kKv, T::kHeadDimQk>(q_tile, first_row(), lane_);
+  }
+
+  FLASHPLAN_DEVICE void load_queries(int stage) {
+    const uint32_t address = own_query_address(stage);
+#pragma unroll
+    for (int k = 0; k < T::kHeadDimQk / 16; ++k) {
+      load_query_fragment<T::kQ, T::kKv, T::kHeadDimQk>(query_[k], address, k);
+    }
+  }
+
+  /// Gives all registers a value: otherwise the compiler sees those of a tile in use before it, and
+  /// spills them to make room for other shapes.
+  FLASHPLAN_DEVICE void begin() {
+    reset();
+    for (auto& fragment : query_) {
+      for (uint32_t& pair : fragment) pair = 0;
+    }
+  }
+
+  FLASHPLAN_DEVICE void reset() {
+    softmax_.reset();
+#pragma unroll
+    for (int m = 0; m < S::kMmaM; ++m) {
+#pragma unroll
+      for (int n = 0; n < T::kHeadDimVo / 8; ++n) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) o_[m][n][j] = 0.0F;
+      }
+    }
+  }
+
+  struct Logits {
+    float tiles[S::kMmaM][S::kKeysPerWarp / 8][4];
+  };
+
+  /// One tile of keys, of which this warp takes kKeysPerWarp.
+  template <typename Meanwhile>
+  FLASHPLAN_DEVICE void attend(int stage, int32_t first_key, int head, bool wants_next_queries,
+                               Meanwhile meanwhile) {
+    const uint32_t from = stage_address(stage);
+    const int warp_key = warp_kv_ * S::kKeysPerWarp;
+    const uint32_t address = own_query_address(stage);
+    Logits s = {};
+    multiply_keys<T::kQ, T::kKv, T::kHeadDimQk, S::kMmaM, S::kKeysPerWarp>(
+        s.tiles, from + S::kKey, warp_key, lane_,
+        [&](uint32_t (&a)[4], int m, int k) {
+          if constexpr (S::kQueryInRegisters) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) a[i] = query_[k][i];
+          } else {
+            constexpr int kRowBytes = T::kHeadDimQk * Element<T::kQ>::kBytes;
+            load_query_fragment<T::kQ, T::kKv, T::kHeadDimQk>(a, address + m * 16 * kRowBytes, k);
+          }
+        },
+        meanwhile);
+    if (!S::kQueryInStage && wants_next_queries) {
+      __syncwarp();
+      copy_own_queries(head + 1);
+    }
+    transform(s, first_key + warp_key, head);
+    const KeySpan seen_by_all = context_.seen_by_all;
+    if (first_key < seen_by_all.begin || seen_by_all.end - first_key < T::kTileKv) {
+      asm volatile("");  // a branch, not selections for every tile
+      mask(s, first_key + warp_key);
+    }
+    if constexpr (T::Variant::kUseSoftmax) {
+      softmax_.update(s.tiles, o_, variant_.exp2_scale);
+    } else {
+      drop_masked(s);
+    }
+    multiply_values<T::kQ, T::kKv, T::kHeadDimVo, S::kMmaM, S::kKeysPerWarp>(
+        o_, s.tiles, from + S::kValue, warp_key, lane_);
+  }
+
+  /// The variant's part in the logits.
+  FLASHPLAN_DEVICE void transform(Logits& s, int32_t begin, int head) {
+    using Variant = typename T::Variant;
+    if constexpr (Variant::kTransformsLogits || Variant::kMasksLogits) {
+#pragma unroll
+      for (int m = 0; m < S::kMmaM; ++m) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int r = row(m, half);
+          LogitPosition at = {rows_.request_index, rows_.query(r), 0,
+                              head * rows_.group_size + rows_.head_in_group(r), head};
+#pragma unroll
+          for (int n = 0; n < S::kKeysPerWarp / 8; ++n) {
+#pragma unroll
+            for (int j = 0; j < 2; ++j) {
+              float& x = s.tiles[m][n][2 * half + j];
+              at.key = begin + n * 8 + lane_ % 4 * 2 + j;
+              if constexpr (Variant::kTransformsLogits) x = variant_.logit(x, at);
+              if constexpr (Variant::kMasksLogits) x = variant_.visible(at) ? x : -infinity();
+            }
+          }
+        }
+      }
+    }
+  }
+
+  FLASHPLAN_DEVICE void mask(Logits& s, int32_t begin) const {
+#pragma unroll
+    for (int m = 0; m < S::kMmaM; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const KeySpan span = rows_.visible(row(m, half));
+        const int32_t first = span.begin - begin - lane_ % 4 * 2;
+        const int32_t end = span.end - begin - lane_ % 4 * 2;
+#pragma unroll
+        for (int n = 0; n < S::kKeysPerWarp / 8; ++n) {
+#pragma unroll
+          for (int j = 0; j < 2; ++j) {
+            float& x = s.tiles[m][n][2 * half + j];
+            x = n * 8 + j >= first && n * 8 + j < end ? x : -infinity();
+          }
+        }
+      }
+    }
+  }
+
+  FLASHPLAN_DEVICE void drop_masked(Logits& s) const {
+#pragma unroll
+    for (int m = 0; m < S::kMmaM; ++m) {
+#pragma unroll
+      for (int n = 0; n < S::kKeysPerWarp / 8; ++n) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j)
+          s.tiles[m][n][j] = s.tiles[m][n][j] == -infinity() ? 0.0F : s.tiles[m][n][j];
+      }
+    }
+  }
+
+  /// Adds up what the warps found in their keys; the result is warp_kv 0's. `stage` is free.
+  FLASHPLAN_DEVICE void merge_warps(int stage) {
+    static_assert(S::kMmaM == 1);
+    float2* stats = reinterpret_cast<float2*>(smem_ + S::kStats);
+    float* memory = stage_memory(stage);
+    constexpr int kFloats = S::kFloatsPerWarp;
+    if (computes_) {
+      softmax_.finish();
+      if (lane_ % 4 == 0) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          stats[warp_kv_ * S::kRows + row(0, half)] = {softmax_.max[0][half],
+                                                       softmax_.sum[0][half]};
+        }
+      }
+    }
+    __syncthreads();
+    if (computes_ && T::Variant::kUseSoftmax) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float max = -infinity();
+#pragma unroll
+        for (int w = 0; w < S::kWarpsKv; ++w)
+          max = fmaxf(max, stats[w * S::kRows + row(0, half)].x);
+        const float shift = shift_of(max);
+        float sum = 0.0F;
+#pragma unroll
+        for (int w = 0; w < S::kWarpsKv; ++w) {
+          const float2 other = stats[w * S::kRows + row(0, half)];
+          sum += other.y * exp2_fast((other.x - shift) * variant_.exp2_scale);
+        }
+        const float shrink = exp2_fast((softmax_.max[0][half] - shift) * variant_.exp2_scale);
+#pragma unroll
+        for (int n = 0; n < T::kHeadDimVo / 8; ++n) {
+          o_[0][n][2 * half] *= shrink;
+          o_[0][n][2 * half + 1] *= shrink;
+        }
+        softmax_.max[0][half] = max;
+        softmax_.sum[0][half] = sum;
+      }
+    }
+#pragma unroll
+    for (int half = S::kWarpsKv / 2; half > 0; half /= 2) {
+      if (computes_ && warp_kv_ >= half && warp_kv_ < 2 * half) {
+        float* to = memory + ((warp_kv_ - half) * S::kWarpsQ + warp_q_) * kFloats + lane_;
+#pragma unroll
+        for (int i = 0; i < kFloats / 32; ++i) to[i * 32] = o_[0][i / 4][i % 4];
+      }
+      __syncthreads();
+      if (computes_ && warp_kv_ < half) {
+        const float* from = memory + (warp_kv_ * S::kWarpsQ + warp_q_) * kFloats + lane_;
+#pragma unroll
+        for (int i = 0; i < kFloats / 32; ++i) o_[0][i / 4][i % 4] += from[i * 32];
+      }
+      if (half > 1) __syncthreads();
+    }
+  }
+
+  /// Ends the state of a chunk of keys, which is all of them unless results must not depend on
+  /// neighbours: chunk states are then formed on their own, and merged left to right. `stage` is
+  /// the last one that was read.
+  FLASHPLAN_DEVICE void finish_chunk(int stage, int head, int chunk, bool is_last) {
+    __syncthreads();  // all warps have read it
+    if constexpr (S::kWarpsKv > 1) {
+      merge_warps(stage);
+    } else {
+      softmax_.finish();
+    }
+    if (!computes_ || warp_kv_ != 0) return;
+    float* memory = stage_memory(stage) + warp_q_ * S::kFloatsPerWarp;
+#pragma unroll
+    for (int m = 0; m < S::kMmaM; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int first = first_row() + m * 16 + half * 8;
+        if (first >= rows_.num_rows) break;
+        share_rows(m, half, memory);
+        __syncwarp();
+        write_rows(first, head, chunk, is_last, memory);
+        __syncwarp();
+      }
+    }
+  }
+
+  FLASHPLAN_DEVICE float* stage_memory(int stage) const {
+    return reinterpret_cast<float*>(smem_ + S::kFirstStage + stage * S::kStageBytes);
+  }
+  FLASHPLAN_DEVICE float* shared_lse() const {
+    return reinterpret_cast<float*>(smem_ + S::kRowLse) + warp_q_ * 8;
+  }
+  /// Of 4 dims from `dim` of row `r` of 8: rows are permuted as in SharedTile, so that the pairs
+  /// that four rows write at once lie in different banks.
+  static FLASHPLAN_DEVICE int shared_index(int r, int dim) {
+    return r * T::kHeadDimVo + ((dim / 4 ^ r * 2) & 7) * 4 + dim / 32 * 32 + dim % 4;
+  }
+
+  /// Gives all lanes of the warp the states (o, lse) of 8 rows.
+  FLASHPLAN_DEVICE void share_rows(int m, int half, float* memory) {
+    constexpr bool kUseSoftmax = T::Variant::kUseSoftmax;
+    const float sum = softmax_.sum[m][half];
+    const float scale = !kUseSoftmax ? 1.0F : sum > 0.0F ? 1.0F / sum : 0.0F;
+    const float lse = sum > 0.0F
+                          ? (softmax_.max[m][half] * variant_.exp2_scale + log2_fast(sum)) * kLn2
+                          : -infinity();
+    if (lane_ % 4 == 0) shared_lse()[lane_ / 4] = lse;
+    ValueLayout<T::kKv>::for_each_pair(o_[m], half, lane_, [&](int dim, float x, float y) {
+      *reinterpret_cast<float2*>(memory + shared_index(lane_ / 4, dim)) = {x * scale, y * scale};
+    });
+  }
+
+  /// Writes up to 8 shared rows from `first` on: as partial results, to the states merged so far,
+  /// or as the result.
+  FLASHPLAN_DEVICE void write_rows(int first, int head, int chunk, bool is_last,
+                                   const float* memory) {
+    constexpr int kQuads = T::kHeadDimVo / 4;
+    const int num_rows = min(8, rows_.num_rows - first);
+#pragma unroll 2
+    for (int i = lane_; i < 8 * kQuads; i += 32) {
+      const int r = i / kQuads;
+      const int dim = i % kQuads * 4;
+      if (r >= num_rows) break;
+      float4 o = *reinterpret_cast<const float4*>(memory + shared_index(r, dim));
+      float lse = shared_lse()[r];
+      if (context_.tile.split >= 0) {
+        const int64_t at = int64_t{context_.tile.partial_slot + chunk} * p_.tile_q + first + r;
+        *reinterpret_cast<float4*>(p_.partial_o + at * T::kHeadDimVo + dim) = o;
+        if (dim == 0) p_.partial_lse[at] = lse;
+        continue;
+      }
+      if (p_.chunk_kv > 0) {
+        // The same lane has the same dims of every chunk's state.
+        float4* merged_o = scratch<float4>() + (first + r) * kQuads + dim / 4;
+        MergedRow* merged_row =
+            scratch<MergedRow>(T::kTileQ * T::kHeadDimVo * 4) + (first + r) * kQuads + dim / 4;
+        MergedRow merged = *merged_row;
+        float4 so_far = *merged_o;
+        if (chunk == 0) {
+          merged.reset();
+          so_far = {0.0F, 0.0F, 0.0F, 0.0F};
+        }
+        o = merge_values(so_far, o, T::Variant::kUseSoftmax ? merged.add(lse) : kSum);
+        if (!is_last) {
+          *merged_o = o;
+          *merged_row = merged;
+          continue;
+        }
+        o = scaled(o, T::Variant::kUseSoftmax ? merged.inverse() : 1.0F);
+        lse = merged.lse();
+      }
+      write_result<T>(p_, variant_, rows_, head, first + r, dim, o, lse);
+    }
+  }
+
+  /// This CTA's part of the scratch memory, from `offset` bytes on.
+  template <typename U>
+  FLASHPLAN_DEVICE U* scratch(int offset = 0) const {
+    return reinterpret_cast<U*>(static_cast<unsigned char*>(p_.scratch) +
+                                blockIdx.x * p_.scratch_bytes + offset);
+  }
+
+  FLASHPLAN_DEVICE void merge_if_last() {
+    __syncthreads();  // this CTA's partial results are written
+    const SplitTile split = p_.splits[context_.tile.split];
+    if (thread_ == 0) {
+      __threadfence();
+      int32_t* arrivals = p_.arrivals + context_.tile.split;
+      const bool is_last = arrive(arrivals) + 1 == split.num_pieces;
+      context_.is_last = is_last;
+      if (is_last) *arrivals = 0;  // for the next run
+      __threadfence();
+    }
+    __syncthreads();
+    if (context_.is_last) merge_partials<T>(p_, rows_, split);
+  }
+
+  /// Rows that see no key.
+  FLASHPLAN_DEVICE void write_empty() const {
+    constexpr int kQuads = T::kHeadDimVo / 4;
+    for (int h = 0; h < context_.tile.num_kv_heads; ++h) {
+      for (int i = thread_; i < rows_.num_rows * kQuads; i += T::kThreads) {
+        write_result<T>(p_, variant_, rows_, context_.tile.kv_head + h, i / kQuads, i % kQuads * 4,
+                        {0.0F, 0.0F, 0.0F, 0.0F}, -infinity());
+      }
+    }
+  }
+
+  const AttentionParams& p_;
+  TileContext& context_;
+  const RowBlock& rows_;
+  const typename T::Variant variant_;
+  unsigned char* const smem_;
+  const uint32_t base_;
+  const int thread_;
+  const int lane_;
+  const int warp_q_;
+  const int warp_kv_;
+  const bool computes_;
+
+  OnlineSoftmax<S::kMmaM> softmax_;
+  float o_[S::kMmaM][T::kHeadDimVo / 8][4];
+  uint32_t query_[S::kQueryInRegisters ? T::kHeadDimQk / 16 : 1][4];
+};
+
+/// The shapes of a kernel, by the rows of a work tile.
+template <typename T>
+struct Shapes {
+  using Few = Shape<T, 1, 1>;                                   // up to 16 rows: decode
+  using Some = Shape<T, 4, 1>;                                  // up to 64
+  using Many = Shape<T, T::kThreads / 32, T::kIsWide ? 1 : 2>;  // up to 128: prompts
+
+  static constexpr int kLarger =
+      Few::kSmemBytes > Some::kSmemBytes ? Few::kSmemBytes : Some::kSmemBytes;
+  static constexpr int kSmemBytes = kLarger > Many::kSmemBytes ? kLarger : Many::kSmemBytes;
+  static_assert(Many::kRows == T::kTileQ && kSmemBytes <= T::kSmemBudget);
+};
+
+/// CTA c runs queue c of the schedule.
+template <typename T>
+__global__ void __launch_bounds__(T::kThreads, T::kCtasPerSm)
+    attention_kernel(const __grid_constant__ AttentionParams p) {
+  extern __shared__ __align__(128) unsigned char smem[];
+  TileContext& context = *reinterpret_cast<TileContext*>(smem);
+  const int32_t end = p.cta_indptr[blockIdx.x + 1];
+  for (int32_t i = p.cta_indptr[blockIdx.x]; i < end; ++i) {
+    if (threadIdx.x == 0) context.assign(p, p.tiles[i]);
+    __syncthreads();
+    const int num_rows = context.rows.num_rows;
+    if (num_rows <= Shapes<T>::Few::kRows) {
+      TileRunner<T, typename Shapes<T>::Few>(p, smem).run();
+    } else if (num_rows <= Shapes<T>::Some::kRows) {
+      TileRunner<T, typename Shapes<T>::Some>(p, smem).run();
+    } else {
+      TileRunner<T, typename Shapes<T>::Many>(p, smem).run();
+    }
+    __syncthreads();  // shared memory is free for the next tile
+  }
+}
+
+}  // namespace flashplan::device

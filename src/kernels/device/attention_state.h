@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+// Attention states (o, lse) in memory: results, partial results, and the operator (+) that merges
+// them (FlashInfer, section 2.2). Every merge is this recurrence, in the order of the keys, so that
+// it does not matter who merges.
+#pragma once
+
+#include "kernels/device/numeric.h"
+#include "kernels/device/row_block.h"
+
+namespace flashplan::device {
+
+constexpr float kLn2 = 0.69314718055994531F;
+constexpr float kLog2e = 1.4426950408889634F;
+
+/// Of states merged so far: o is their sum weighted by exp(lse - max), as is `sum` of ones.
+struct MergedRow {
+  float max;
+  float sum;
+
+  FLASHPLAN_DEVICE void reset() {
+    max = -infinity();
+    sum = 0.0F;
+  }
+
+  /// Factors of the sum so far and of the state that is added.
+  FLASHPLAN_DEVICE float2 add(float lse) {
+    const float new_max = fmaxf(max, lse);
+    if (new_max == -infinity()) return {1.0F, 0.0F};
+    const float2 factors = {exp2_fast((max - new_max) * kLog2e),
+                            exp2_fast((lse - new_max) * kLog2e)};
+    max = new_max;
+    sum = __fmaf_rn(sum, factors.x, factors.y);
+    return factors;
+  }
+  /// What o is multiplied with in the end.
+  FLASHPLAN_DEVICE float inverse() const { return sum > 0.0F ? 1.0F / sum : 0.0F; }
+  FLASHPLAN_DEVICE float lse() const {
+    return sum > 0.0F ? max + log2_fast(sum) * kLn2 : -infinity();
+  }
+};
+
+FLASHPLAN_DEVICE float4 merge_values(float4 merged, float4 added, float2 factors) {
+  const auto merge = [&](float m, float a) {
+    return __fmaf_rn(a, factors.y, __fmul_rn(m, factors.x));
+  };
+  return {merge(merged.x, added.x), merge(merged.y, added.y), merge(merged.z, added.z),
+          merge(merged.w, added.w)};
+}
+
+FLASHPLAN_DEVICE float4 scaled(float4 x, float scale) {
+  return {x.x * scale, x.y * scale, x.z * scale, x.w * scale};
+}
+
+/// Writes values of dims [dim, dim + 4) of a row of o, which begins at `element`, in its dtype.
+FLASHPLAN_DEVICE void store_four(const AttentionParams& p, int64_t element, int dim, float4 x) {
+  const int num_valid = p.head_dim_vo - dim;  // o may have fewer dims than the kernel
+  if (num_valid <= 0) return;
+  if (p.o_dtype == DType::kFloat32) {
+    float* o = static_cast<float*>(p.o) + element + dim;
+    if (p.vectorized) {
+      *reinterpret_cast<float4*>(o) = x;
+      return;
+    }
+    const float values[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (i < num_valid) o[i] = values[i];
+    }
+    return;
+  }
+  const bool is_half = p.o_dtype == DType::kFloat16;
+  const uint2 pairs = {is_half ? Element<DType::kFloat16>::pack(x.x, x.y)
+                               : Element<DType::kBFloat16>::pack(x.x, x.y),
+                       is_half ? Element<DType::kFloat16>::pack(x.z, x.w)
+                               : Element<DType::kBFloat16>::pack(x.z, x.w)};
+  uint16_t* o = static_cast<uint16_t*>(p.o) + element + dim;
+  if (p.vectorized) {
+    *reinterpret_cast<uint2*>(o) = pairs;
+    return;
+  }
+  const uint32_t words[4] = {pairs.x, pairs.x >> 16, pairs.y, pairs.y >> 16};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if (i < num_valid) o[i] = static_cast<uint16_t>(words[i]);
+  }
+}
+
+/// Where row `row` of a work tile goes: elements of o and of lse.
+struct OutputRow {
+  int64_t o;
+  int64_t lse;
+
+  FLASHPLAN_DEVICE OutputRow(const AttentionParams& p, const RowBlock& rows, int32_t kv_head,
+                             int row) {
+    const int64_t token = rows.token(row);
+    const int64_t head = int64_t{kv_head} * rows.group_size + rows.head_in_group(row);
+    o = token * p.o_token_stride + head * p.o_head_stride;
+    lse = token * p.lse_token_stride + head * p.lse_head_stride;
+  }
+};
+
+}  // namespace flashplan::device

@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+// Brings tiles of q, k and v from any layout to shared memory: ragged rows, a block table or CSR,
+// any page size, any strides.
+#pragma once
+
+#include "kernels/device/numeric.h"
+#include "kernels/device/row_block.h"
+#include "kernels/device/shared_tile.h"
+
+namespace flashplan::device {
+
+/// Copies 16 bytes of a row that may start anywhere, element by element; zeros from `num_valid` on.
+template <int kBytes>
+FLASHPLAN_DEVICE void copy_unaligned_16(uint32_t to, const unsigned char* from, int num_valid) {
+  uint32_t words[4] = {};
+#pragma unroll
+  for (int i = 0; i < 16 / kBytes; ++i) {
+    if (i < num_valid) {
+      const uint32_t element =
+          kBytes == 1 ? from[i] : *reinterpret_cast<const uint16_t*>(from + i * kBytes);
+      words[i * kBytes / 4] |= element << (i * kBytes % 4 * 8);
+    }
+  }
+  store_shared_16(to, {words[0], words[1], words[2], words[3]});
+}
+
+/// Copies rows [0, kRows) of a tile to shared memory by kThreads threads, of which this is number
+/// `thread`; row_address(row) is null where there is none: zeros, as beyond `head_dim`.
+template <int kBytes, int kHeadDim, int kRows, int kThreads, typename RowAddress>
+FLASHPLAN_DEVICE void copy_tile(uint32_t tile, int head_dim, bool vectorized, int thread,
+                                RowAddress row_address) {
+  using Tile = SharedTile<kHeadDim * kBytes>;
+#pragma unroll 1
+  for (int i = thread; i < kRows * Tile::kChunks; i += kThreads) {
+    const int row = i / Tile::kChunks;
+    const int chunk = i % Tile::kChunks;
+    const unsigned char* from = row_address(row);
+    const int num_valid = from == nullptr ? 0 : head_dim - chunk * (16 / kBytes);
+    const uint32_t to = tile + Tile::offset(row, chunk);
+    if (vectorized && num_valid > 0) {
+      cp_async_16(to, from + chunk * 16, true);
+    } else {
+      copy_unaligned_16<kBytes>(to, from + chunk * 16, num_valid);
+    }
+  }
+}
+
+/// Where row `row` of a work tile's queries lies, for one kv head; null: beyond its rows.
+template <DType kQ>
+FLASHPLAN_DEVICE const unsigned char* query_row(const AttentionParams& p, const RowBlock& rows,
+                                                int32_t kv_head, int row) {
+  if (row >= rows.num_rows) return nullptr;
+  const int64_t head = int64_t{kv_head} * rows.group_size + rows.head_in_group(row);
+  return static_cast<const unsigned char*>(p.q) +
+         (rows.token(row) * p.q_token_stride + head * p.q_head_stride) * Element<kQ>::kBytes;
+}
+
+/// Page ids of a request; null: ragged.
+FLASHPLAN_DEVICE const int32_t* page_ids(const PageTable& pages, int32_t request) {
+  if (pages.ids == nullptr) return nullptr;
+  return pages.ids +
+         (pages.indptr != nullptr ? int64_t{pages.indptr[request]} : request * pages.row_stride);
+}
+
+/// Where the rows of a key lie.
+struct alignas(16) KvRow {
+  const unsigned char* k;
+  const unsigned char* v;
+};
+
+/// Finds the keys of a work tile, one tile of keys at a time, head after head. Thread t finds k (t
+/// < kTileKv) or v (t < 2 * kTileKv) of key t % kTileKv; page ids are asked for one tile before
+/// they are needed. Past the last key its rows are found again: their logits are masked.
+template <DType kKv, int kTileKv>
+class KvCursor {
+ public:
+  static constexpr int kThreads = 2 * kTileKv;  // that find something
+
+  KvCursor() = default;
+  FLASHPLAN_DEVICE KvCursor(KeySpan keys, int32_t kv_head)
+      : kv_head_(kv_head), tile_begin_(keys.begin) {}
+
+  FLASHPLAN_DEVICE int32_t kv_head() const { return kv_head_; }
+  FLASHPLAN_DEVICE int32_t tile_begin() const { return tile_begin_; }
+
+  /// Asks for the page of this thread's key. `ids` are the request's.
+  FLASHPLAN_DEVICE void look_up(const PageTable& pages, const int32_t* ids, KeySpan keys,
+                                int thread) {
+    if (pages.ids != nullptr) page_ = ids[page_of(pages, key(keys, thread))];
+  }
+
+  /// This thread's row.
+  FLASHPLAN_DEVICE const unsigned char* row(const AttentionParams& p, int32_t request_kv_begin,
+                                            KeySpan keys, int thread) const {
+    const uint32_t key = this->key(keys, thread);
+    int64_t page = 0;
+    int64_t slot = int64_t{request_kv_begin} + key;
+    if (p.pages.ids != nullptr) {
+      page = page_;
+      slot = key - page_of(p.pages, key) * static_cast<uint32_t>(p.pages.page_size);
+    }
+    const KvView& view = thread < kTileKv ? p.k : p.v;
+    return static_cast<const unsigned char*>(view.data) +
+           (page * view.page_stride + slot * view.token_stride + kv_head_ * view.head_stride) *
+               Element<kKv>::kBytes;
+  }
+
+  /// Where row() belongs in a table of KvRow.
+  static FLASHPLAN_DEVICE int table_offset(int thread) {
+    return thread % kTileKv * static_cast<int>(sizeof(KvRow)) +
+           (thread < kTileKv ? 0 : static_cast<int>(sizeof(KvRow)) / 2);
+  }
+
+  /// Moves to the next tile, of the next head after the last one.
+  FLASHPLAN_DEVICE void advance(KeySpan keys) {
+    // In two steps: tile_begin_ + kTileKv might overflow.
+    if (keys.end - tile_begin_ > kTileKv) {
+      tile_begin_ += kTileKv;
+    } else {
+      tile_begin_ = keys.begin;
+      ++kv_head_;
+    }
+  }
+
+ private:
+  FLASHPLAN_DEVICE uint32_t key(KeySpan keys, int thread) const {
+    return static_cast<uint32_t>(tile_begin_ + min(thread % kTileKv, keys.end - 1 - tile_begin_));
+  }
+  static FLASHPLAN_DEVICE uint32_t page_of(const PageTable& pages, uint32_t key) {
+    return pages.page_size == 1 ? key : __umulhi(key, pages.page_multiplier) >> pages.page_shift;
+  }
+
+  int32_t kv_head_ = 0;
+  int32_t tile_begin_ = 0;
+  int32_t page_ = 0;
+};
+
+/// Rows of one of k and v on their way to shared memory, copied by all threads, 16 bytes at a time.
+template <int kBytes, int kHeadDim, int kRows, int kThreads>
+struct TileCopy {
+  using Tile = SharedTile<kHeadDim * kBytes>;
+  static constexpr int kCopies = kRows * Tile::kChunks / kThreads;  // of a thread
+  static_assert(kRows * Tile::kChunks % kThreads == 0);
+
+  /// Copy i of a thread, if `valid`; the row's address stands at table + row * sizeof(KvRow).
+  static FLASHPLAN_DEVICE void copy(uint32_t tile, uint32_t table, int i, bool valid, int thread) {
+    int row;
+    int chunk;
+    uint32_t to;
+    if constexpr (kThreads % Tile::kChunks == 0) {
+      // A thread's rows have one chunk number, and mostly one permutation.
+      constexpr int kRowStep = kThreads / Tile::kChunks;
+      row = thread / Tile::kChunks;
+      chunk = thread % Tile::kChunks;
+      to = tile + (kRowStep % 8 == 0 ? Tile::offset(row, chunk) + i * kRowStep * Tile::kRowBytes
+                                     : Tile::offset(row + i * kRowStep, chunk));
+      row += i * kRowStep;
+    } else {
+      row = (i * kThreads + thread) / Tile::kChunks;
+      chunk = (i * kThreads + thread) % Tile::kChunks;
+      to = tile + Tile::offset(row, chunk);
+    }
+    const unsigned char* from = load_shared_pointer(table + row * static_cast<int>(sizeof(KvRow)));
+    cp_async_16(to, from + chunk * 16, valid);
+  }
+
+  /// All copies, for rows of any alignment and of `head_dim` <= kHeadDim.
+  static FLASHPLAN_DEVICE void copy_unaligned(uint32_t tile, uint32_t table, int head_dim,
+                                              int thread) {
+    copy_tile<kBytes, kHeadDim, kRows, kThreads>(tile, head_dim, false, thread, [&](int row) {
+      return load_shared_pointer(table + row * static_cast<int>(sizeof(KvRow)));
+    });
+  }
+};
+
+}  // namespace flashplan::device

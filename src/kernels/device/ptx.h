@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+// PTX instructions as functions (PTX ISA 7.0: sm_80 and later). Sections name the PTX ISA manual's.
+#pragma once
+
+#include <cstdint>
+
+#define FLASHPLAN_DEVICE __device__ __forceinline__
+
+namespace flashplan::device {
+
+/// threadIdx.x, read anew: what follows from it is not computed ahead of the code that needs it,
+/// where it would hold registers.
+FLASHPLAN_DEVICE int thread_index() {
+  int index;
+  asm volatile("mov.u32 %0, %%tid.x;\n" : "=r"(index));
+  return index & 1023;  // known not to be negative: divisions become shifts
+}
+
+FLASHPLAN_DEVICE uint32_t shared_address(const void* pointer) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+/// Starts copying 16 bytes to shared memory, if `valid`: a predicate, no branch.
+FLASHPLAN_DEVICE void cp_async_16(uint32_t to, const void* from, bool valid) {
+  asm volatile(
+      "{\n.reg .pred valid;\nsetp.ne.b32 valid, %2, 0;\n"
+      "@valid cp.async.cg.shared.global.L2::128B [%0], [%1], 16;\n}\n" ::"r"(to),
+      "l"(from), "r"(static_cast<int>(valid))
+      : "memory");
+}
+
+/// Ends a group of this thread's copies.
+FLASHPLAN_DEVICE void cp_async_commit() { asm volatile("cp.async.commit_group;\n" ::: "memory"); }
+
+/// Waits until at most `kPending` of the latest groups are under way.
+template <int kPending>
+FLASHPLAN_DEVICE void cp_async_wait() {
+  asm volatile("cp.async.wait_group %0;\n" ::"n"(kPending) : "memory");
+}
+
+/// Four 8 x 8 matrices of 16-bit elements; lane i gives the address of row i % 8 of matrix i / 8.
+FLASHPLAN_DEVICE void ldmatrix(uint32_t (&to)[4], uint32_t row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];\n"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+               : "r"(row));
+}
+FLASHPLAN_DEVICE void ldmatrix_transposed(uint32_t (&to)[4], uint32_t row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];\n"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+               : "r"(row));
+}
+
+FLASHPLAN_DEVICE uint2 load_shared_8(uint32_t address) {
+  uint2 value;
+  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];\n"
+               : "=r"(value.x), "=r"(value.y)
+               : "r"(address)
+               : "memory");
+  return value;
+}
+FLASHPLAN_DEVICE const unsigned char* load_shared_pointer(uint32_t address) {
+  const unsigned char* value;
+  asm volatile("ld.shared.u64 %0, [%1];\n" : "=l"(value) : "r"(address));
+  return value;
+}
+FLASHPLAN_DEVICE void store_shared_pointer(uint32_t address, const unsigned char* value) {
+  asm volatile("st.shared.u64 [%0], %1;\n" ::"r"(address), "l"(value) : "memory");
+}
+FLASHPLAN_DEVICE void store_shared_16(uint32_t address, uint4 value) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};\n" ::"r"(address), "r"(value.x),
+               "r"(value.y), "r"(value.z), "r"(value.w)
+               : "memory");
+}
+
+FLASHPLAN_DEVICE float exp2_fast(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;\n" : "=f"(y) : "f"(x));
+  return y;
+}
+FLASHPLAN_DEVICE float log2_fast(float x) {
+  float y;
+  asm("lg2.approx.f32 %0, %1;\n" : "=f"(y) : "f"(x));
+  return y;
+}
+FLASHPLAN_DEVICE float reciprocal_fast(float x) {
+  float y;
+  asm("rcp.approx.f32 %0, %1;\n" : "=f"(y) : "f"(x));
+  return y;
+}
+/// Absolute error about 2e-7: tanh.approx has 5e-4, too much for a capped logit.
+FLASHPLAN_DEVICE float tanh_fast(float x) {
+  constexpr float kTwoLog2e = 2.8853900817779268F;
+  return 1.0F - 2.0F * reciprocal_fast(1.0F + exp2_fast(x * kTwoLog2e));
+}
+
+FLASHPLAN_DEVICE float infinity() { return __int_as_float(0x7f800000); }
+
+/// Adds 1 and returns the value before, ordered after and before the other accesses of the CTA's
+/// threads that a barrier joins to it.
+FLASHPLAN_DEVICE int32_t arrive(int32_t* counter) {
+  int32_t before;
+  asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], 1;\n"
+               : "=r"(before)
+               : "l"(counter)
+               : "memory");
+  return before;
+}
+
+}  // namespace flashplan::device

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+// Attention variants: small functors compiled into the kernel (FlashInfer, section 3.2.3).
+#pragma once
+
+#include "kernels/device/ptx.h"
+#include "run/params.h"
+
+namespace flashplan::device {
+
+/// Where a logit stands. Indices within the request.
+struct LogitPosition {
+  int32_t request;
+  int32_t query;
+  int32_t key;
+  int32_t qo_head;
+  int32_t kv_head;
+};
+
+/// softmax(scale * q.k). The base of every variant: a variant derives from it and hides what it
+/// changes. Flags that are false cost nothing.
+struct Standard {
+  static constexpr bool kUseSoftmax = true;         // false: weights are the logits themselves
+  static constexpr bool kTransformsLogits = false;  // logit(), before masks
+  static constexpr bool kMasksLogits = false;       // visible(), besides causal and window
+  static constexpr bool kTransformsQuery = false;   // query(), key(), value(): each element
+  static constexpr bool kTransformsKey = false;
+  static constexpr bool kTransformsValue = false;
+  static constexpr bool kTransformsOutput = false;  // output(): each element, normalised
+
+  explicit FLASHPLAN_DEVICE Standard(const AttentionParams& params)
+      : exp2_scale(params.logits_scale * kLog2e) {}
+
+  FLASHPLAN_DEVICE float logit(float product, const LogitPosition&) const { return product; }
+  FLASHPLAN_DEVICE bool visible(const LogitPosition&) const { return true; }
+  FLASHPLAN_DEVICE float query(float x, int32_t /*token*/, int32_t /*head*/,
+                               int32_t /*dim*/) const {
+    return x;
+  }
+  FLASHPLAN_DEVICE float key(float x, int32_t /*key*/, int32_t /*head*/, int32_t /*dim*/) const {
+    return x;
+  }
+  FLASHPLAN_DEVICE float value(float x, int32_t /*key*/, int32_t /*head*/, int32_t /*dim*/) const {
+    return x;
+  }
+  FLASHPLAN_DEVICE float output(float x, int32_t /*token*/, int32_t /*head*/,
+                                int32_t /*dim*/) const {
+    return x;
+  }
+
+  static constexpr float kLog2e = 1.4426950408889634F;
+  float exp2_scale;  // weights are exp2(exp2_scale * (logit - max))
+};
+
+/// softmax(cap * tanh(scale * q.k / cap)).
+struct Softcap : Standard {
+  static constexpr bool kTransformsLogits = true;
+
+  explicit FLASHPLAN_DEVICE Softcap(const AttentionParams& params)
+      : Standard(params), inner_scale(params.logits_scale / params.softcap) {
+    exp2_scale = params.softcap * kLog2e;
+  }
+  FLASHPLAN_DEVICE float logit(float product, const LogitPosition&) const {
+    return tanh_fast(product * inner_scale);
+  }
+
+  float inner_scale;
+};
+
+}  // namespace flashplan::device

@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+// The two matrix products of attention for one warp: 16 * kMmaM query rows against kKeys keys.
+//
+// 8-bit keys and values are widened in registers. ldmatrix moves 16-bit units, so the dims of 8-bit
+// rows come in another order; q's fragments and the accumulators of o follow it:
+//   logical dims (2c, 2c+1, 2c+8, 2c+9) of a k-step are stored dims 4c .. 4c+3 of 16, and
+//   tiles (2b, 2b+1) of o hold the even and the odd dims of the b-th 16.
+// c = lane % 4 and g = lane / 4 as in the PTX ISA's figures of m16n8k16.
+#pragma once
+
+#include "kernels/device/numeric.h"
+#include "kernels/device/shared_tile.h"
+
+namespace flashplan::device {
+
+/// Where this lane finds its part of the fragments of 16 query rows from `row` on.
+template <DType kQ, DType kKv, int kHeadDim>
+FLASHPLAN_DEVICE uint32_t query_address(uint32_t q_tile, int row, int lane) {
+  using Tile = SharedTile<kHeadDim * Element<kQ>::kBytes>;
+  if constexpr (Element<kKv>::kBytes == 2) {
+    return q_tile + Tile::offset(row + lane % 16, lane / 16);
+  } else {
+    return q_tile + Tile::offset(row + lane / 4, lane % 4 / 2) + lane % 2 * 8;
+  }
+}
+
+/// Fragment `k` (16 dims) of the rows at `address`.
+template <DType kQ, DType kKv, int kHeadDim>
+FLASHPLAN_DEVICE void load_query_fragment(uint32_t (&a)[4], uint32_t address, int k) {
+  using Tile = SharedTile<kHeadDim * Element<kQ>::kBytes>;
+  const uint32_t at = Tile::advance(address, 2 * k);
+  if constexpr (Element<kKv>::kBytes == 2) {
+    ldmatrix(a, at);
+  } else {
+    const uint2 first = load_shared_8(at);
+    const uint2 second = load_shared_8(at + 8 * kHeadDim * Element<kQ>::kBytes);
+    a[0] = first.x;
+    a[1] = second.x;
+    a[2] = first.y;
+    a[3] = second.y;
+  }
+}
+
+/// The dim of element j (0 or 1) of accumulator tile n of o, for this lane; for 8-bit v the other
+/// element of the pair of adjacent dims is in tile n ^ 1.
+template <DType kKv>
+struct ValueLayout {
+  static constexpr bool kInterleaved = Element<kKv>::kBytes == 1;
+
+  /// Calls f(dim, x, y) for values of dims (dim, dim + 1); o[n][2 * half + j] of one row half.
+  template <int kTiles, typename Function>
+  static FLASHPLAN_DEVICE void for_each_pair(float (&o)[kTiles][4], int half, int lane,
+                                             Function f) {
+    const int c = lane % 4;
+#pragma unroll
+    for (int n = 0; n < kTiles; n += 2) {
+      float (&first)[4] = o[n];
+      float (&second)[4] = o[n + 1];
+      if constexpr (kInterleaved) {
+        f(n * 8 + 4 * c, first[2 * half], second[2 * half]);
+        f(n * 8 + 4 * c + 2, first[2 * half + 1], second[2 * half + 1]);
+      } else {
+        f(n * 8 + 2 * c, first[2 * half], first[2 * half + 1]);
+        f(n * 8 + 8 + 2 * c, second[2 * half], second[2 * half + 1]);
+      }
+    }
+  }
+};
+
+/// A number that is known at compile time.
+template <int>
+struct Count {};
+
+/// s += q k^T over keys [first_key, + kKeys) of a tile. `query_fragment(a, m, k)` gives fragments.
+/// Fragments are loaded one group of products ahead: with two warps per scheduler nobody else hides
+/// the latency of shared memory. `meanwhile(i, Count<n>())` is called for each of the n groups:
+/// what it does takes issue slots that matrix instructions leave free.
+template <DType kQ, DType kKv, int kHeadDim, int kMmaM, int kKeys, typename QueryFragment,
+          typename Meanwhile>
+FLASHPLAN_DEVICE void multiply_keys(float (&s)[kMmaM][kKeys / 8][4], uint32_t k_tile, int first_key,
+                                    int lane, QueryFragment query_fragment, Meanwhile meanwhile) {
+  constexpr int kBytes = Element<kKv>::kBytes;
+  constexpr int kStepsPerPair = 2 / kBytes;  // k-steps of 16 dims in two chunks of a key's row
+  using Tile = SharedTile<kHeadDim * kBytes>;
+  constexpr int kPairs = Tile::kChunks / 2;
+  constexpr int kGroups = kKeys / 16;
+  const uint32_t address =
+      k_tile + Tile::offset(first_key + lane % 8 + lane / 16 * 8, lane / 8 % 2);
+  uint32_t a[2][kStepsPerPair][kMmaM][4];
+  uint32_t b[2][4];
+  const auto load_a = [&](int pair) {
+#pragma unroll
+    for (int k = 0; k < kStepsPerPair; ++k) {
+#pragma unroll
+      for (int m = 0; m < kMmaM; ++m)
+        query_fragment(a[pair % 2][k][m], m, pair * kStepsPerPair + k);
+    }
+  };
+  const auto load_b = [&](int i) {
+    ldmatrix(b[i % 2],
+             Tile::advance(address, i / kGroups * 2) + i % kGroups * 16 * Tile::kRowBytes);
+  };
+  load_a(0);
+  load_b(0);
+#pragma unroll
+  for (int pair = 0; pair < kPairs; ++pair) {
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group) {
+      const int i = pair * kGroups + group;
+      const int n = group * 2;
+      if (i + 1 < kPairs * kGroups) {
+        load_b(i + 1);
+        if (group + 1 == kGroups) load_a(pair + 1);
+      }
+      meanwhile(i, Count<kPairs * kGroups>());
+      const uint32_t (&keys)[4] = b[i % 2];
+      const auto& queries = a[pair % 2];
+      if constexpr (kBytes == 2) {
+#pragma unroll
+        for (int m = 0; m < kMmaM; ++m) {
+          Element<kQ>::mma(s[m][n], queries[0][m], keys[0], keys[1]);
+          Element<kQ>::mma(s[m][n + 1], queries[0][m], keys[2], keys[3]);
+        }
+      } else {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          const uint2 dims = dequantize<kKv, kQ>(keys[j]);
+#pragma unroll
+          for (int m = 0; m < kMmaM; ++m) {
+            Element<kQ>::mma(s[m][n + j / 2], queries[j % 2][m], dims.x, dims.y);
+          }
+        }
+      }
+    }
+  }
+}
+
+/// o += weights * v over keys [first_key, + kKeys) of a tile.
+template <DType kQ, DType kKv, int kHeadDim, int kMmaM, int kKeys>
+FLASHPLAN_DEVICE void multiply_values(float (&o)[kMmaM][kHeadDim / 8][4],
+                                      const float (&weights)[kMmaM][kKeys / 8][4], uint32_t v_tile,
+                                      int first_key, int lane) {
+  constexpr int kBytes = Element<kKv>::kBytes;
+  using Tile = SharedTile<kHeadDim * kBytes>;
+  constexpr int kPairs = Tile::kChunks / 2;
+  constexpr int kSteps = kKeys / 16;
+  const uint32_t address = v_tile + Tile::offset(first_key + lane % 16, lane / 16);
+  uint32_t b[2][4];
+  const auto load_b = [&](int i) {
+    ldmatrix_transposed(b[i % 2],
+                        Tile::advance(address, i % kPairs * 2) + i / kPairs * 16 * Tile::kRowBytes);
+  };
+  load_b(0);
+#pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    uint32_t a[kMmaM][4];
+#pragma unroll
+    for (int m = 0; m < kMmaM; ++m) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float (&tile)[4] = weights[m][2 * step + i / 2];
+        a[m][i] = Element<kQ>::pack(tile[i % 2 * 2], tile[i % 2 * 2 + 1]);
+      }
+    }
+#pragma unroll
+    for (int pair = 0; pair < kPairs; ++pair) {
+      const int i = step * kPairs + pair;
+      if (i + 1 < kSteps * kPairs) load_b(i + 1);
+      const uint32_t (&values)[4] = b[i % 2];
+      if constexpr (kBytes == 2) {
+#pragma unroll
+        for (int m = 0; m < kMmaM; ++m) {
+          Element<kQ>::mma(o[m][2 * pair], a[m], values[0], values[1]);
+          Element<kQ>::mma(o[m][2 * pair + 1], a[m], values[2], values[3]);
+        }
+      } else {
+#pragma unroll
+        for (int chunk = 0; chunk < 2; ++chunk) {
+          // Bytes are (even, odd) of one key, (even, odd) of the next.
+          const uint2 low = dequantize<kKv, kQ>(__byte_perm(values[2 * chunk], 0, 0x3120));
+          const uint2 high = dequantize<kKv, kQ>(__byte_perm(values[2 * chunk + 1], 0, 0x3120));
+          const int n = 4 * pair + 2 * chunk;
+#pragma unroll
+          for (int m = 0; m < kMmaM; ++m) {
+            Element<kQ>::mma(o[m][n], a[m], low.x, high.x);
+            Element<kQ>::mma(o[m][n + 1], a[m], low.y, high.y);
+          }
+        }
+      }
+    }
+  }
+}
+
+}  // namespace flashplan::device

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+// The twins of cpu/float_formats.h on the GPU, and vectors of elements as words that one
+// instruction moves.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_fp8.h>
+
+#include <cstdint>
+
+#include "flashplan/tensor.h"
+
+namespace flashplan::cuda {
+
+/// Storage and conversions of a dtype: load() widens exactly; store() rounds to nearest even, and
+/// saturates in the 8-bit formats.
+template <DType>
+struct Format;
+
+template <>
+struct Format<DType::kFloat32> {
+  using Storage = float;
+  static __device__ float load(Storage x) { return x; }
+  static __device__ Storage store(float x) { return x; }
+};
+
+template <>
+struct Format<DType::kFloat16> {
+  using Storage = __half;
+  static __device__ float load(Storage x) { return __half2float(x); }
+  static __device__ Storage store(float x) { return __float2half_rn(x); }
+};
+
+template <>
+struct Format<DType::kBFloat16> {
+  using Storage = __nv_bfloat16;
+  static __device__ float load(Storage x) {
+    return __uint_as_float(static_cast<unsigned>(__bfloat16_as_ushort(x)) << 16);
+  }
+  static __device__ Storage store(float x) { return __float2bfloat16_rn(x); }
+};
+
+template <__nv_fp8_interpretation_t kKind>
+struct Float8 {
+  using Storage = __nv_fp8_storage_t;
+  static __device__ float load(Storage x) {
+    return __half2float(__half(__nv_cvt_fp8_to_halfraw(x, kKind)));
+  }
+  static __device__ Storage store(float x) {
+    return __nv_cvt_float_to_fp8(x, __NV_SATFINITE, kKind);
+  }
+};
+template <>
+struct Format<DType::kFloat8E4M3> : Float8<__NV_E4M3> {};
+template <>
+struct Format<DType::kFloat8E5M2> : Float8<__NV_E5M2> {};
+
+template <int kBytes>
+struct WordOfBytes;
+template <>
+struct WordOfBytes<1> {
+  using Type = unsigned char;
+};
+template <>
+struct WordOfBytes<2> {
+  using Type = unsigned short;
+};
+template <>
+struct WordOfBytes<4> {
+  using Type = unsigned int;
+};
+template <>
+struct WordOfBytes<8> {
+  using Type = uint2;
+};
+template <>
+struct WordOfBytes<16> {
+  using Type = uint4;
+};
+
+/// `kVec` elements of a dtype, moved at once.
+template <DType kDType, int kVec>
+using Word = typename WordOfBytes<kVec* static_cast<int>(item_size(kDType))>::Type;
+
+/// Elements of a 16-byte word.
+template <DType kDType>
+inline constexpr int kWordElements = 16 / static_cast<int>(item_size(kDType));
+
+template <DType kDType, int kVec>
+__device__ void unpack(Word<kDType, kVec> word, float (&values)[kVec]) {
+  typename Format<kDType>::Storage elements[kVec];
+  static_assert(sizeof(elements) == sizeof(word));
+  __builtin_memcpy(elements, &word, sizeof(word));
+  for (int i = 0; i < kVec; ++i) values[i] = Format<kDType>::load(elements[i]);
+}
+
+template <DType kDType, int kVec>
+__device__ Word<kDType, kVec> pack(const float (&values)[kVec]) {
+  typename Format<kDType>::Storage elements[kVec];
+  for (int i = 0; i < kVec; ++i) elements[i] = Format<kDType>::store(values[i]);
+  Word<kDType, kVec> word;
+  __builtin_memcpy(&word, elements, sizeof(word));
+  return word;
+}
+
+/// Bytes from one index of a dimension to the next; 0 where there is only one, since frameworks
+/// write anything there, aligned or not.
+inline int64_t stride_bytes(const TensorView& view, int dimension) {
+  return view.shape[dimension] > 1 ? view.stride[dimension] * item_size(view.dtype) : 0;
+}
+
+/// Whether an address and some strides (in bytes) allow words of `bytes` everywhere.
+template <class... Strides>
+bool is_aligned(const void* data, int bytes, Strides... strides) {
+  const auto mask = static_cast<uint64_t>(bytes - 1);
+  return ((reinterpret_cast<uint64_t>(data) | ... | static_cast<uint64_t>(strides)) & mask) == 0;
+}
+
+}  // namespace flashplan::cuda

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// The attention kernels that were compiled in, as data. The list is generated from kernels.json.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "flashplan/status.h"
+#include "flashplan/tensor.h"
+#include "plan/kernel_config.h"
+#include "plan/plan_impl.h"
+
+namespace flashplan {
+
+/// One compiled kernel: what it is for, and how it wants to be launched.
+struct KernelInstance {
+  const char* name;  // as "sm80_bf16_e4m3_d128"; lives as long as the library
+  KernelFamily family;
+  DType q_dtype;
+  DType kv_dtype;
+  int32_t head_dim_qk;  // serves every head dim up to these
+  int32_t head_dim_vo;
+  bool softcap;          // whether it applies one
+  int32_t tile_q;        // packed query rows of the largest tile
+  int32_t tile_kv;       // keys of a step
+  int32_t ctas_per_sm;   // that fit at once where an SM has shared memory for them
+  int32_t smem_per_cta;  // bytes, dynamic
+  /// Makes the kernel ready on the current device; once per device before the first launch.
+  Status (*prepare)() noexcept;
+  LaunchFunction launch;
+};
+
+/// All instances; none in a build without CUDA.
+std::span<const KernelInstance> kernel_instances() noexcept;
+
+/// The architectures they were compiled for, as "80;90a"; empty in a build without CUDA.
+const char* kernel_architectures() noexcept;
+
+}  // namespace flashplan

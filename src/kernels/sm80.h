@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+// Wiring of the sm80 family: from a kernel's compile-time choices to its KernelInstance.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <type_traits>
+
+#include "cuda/device.h"
+#include "kernels/device/attention.h"
+#include "kernels/instances.h"
+
+namespace flashplan {
+
+template <typename T>
+Status prepare_sm80() noexcept {
+  FLASHPLAN_CUDA_CALL(cudaFuncSetAttribute, device::attention_kernel<T>,
+                      cudaFuncAttributeMaxDynamicSharedMemorySize, device::Shapes<T>::kSmemBytes);
+  return {};
+}
+
+template <typename T>
+Status launch_sm80(const AttentionParams& params, Stream stream) noexcept {
+  void* arguments[] = {const_cast<AttentionParams*>(&params)};
+  FLASHPLAN_CUDA_CALL(cudaLaunchKernel, reinterpret_cast<const void*>(&device::attention_kernel<T>),
+                      dim3(static_cast<unsigned>(params.num_ctas)), dim3(T::kThreads), arguments,
+                      device::Shapes<T>::kSmemBytes, stream);
+  return {};
+}
+
+template <DType kQ, DType kKv, int kHeadDimQk, int kHeadDimVo, bool kSoftcap>
+KernelInstance make_sm80_instance(const char* name) {
+  using Variant = std::conditional_t<kSoftcap, device::Softcap, device::Standard>;
+  using T = device::Traits<kQ, kKv, kHeadDimQk, kHeadDimVo, Variant>;
+  return {name,
+          KernelFamily::kSm80,
+          kQ,
+          kKv,
+          kHeadDimQk,
+          kHeadDimVo,
+          kSoftcap,
+          T::kTileQ,
+          T::kTileKv,
+          T::kCtasPerSm,
+          device::Shapes<T>::kSmemBytes,
+          prepare_sm80<T>,
+          launch_sm80<T>};
+}
+
+}  // namespace flashplan

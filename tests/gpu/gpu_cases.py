@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The cases of the CPU tests, as far as the GPU that is here has kernels for them."""
+
+import dataclasses
+import os
+
+import flashplan as fp
+from cases import CASES, Case
+
+DEVICE = "cuda:0"
+
+
+def on_gpu(case):
+    """No GPU kernel takes float32 queries: half of those cases become bfloat16, half float16."""
+    if case.q_dtype != "float32":
+        return case
+    dtype = "bfloat16" if case.num_kv_heads % 2 else "float16"
+    return dataclasses.replace(case, q_dtype=dtype, gain=min(case.gain, 50.0))
+
+
+def is_supported(case):
+    return fp.is_supported(**case.options() | {"device": DEVICE})[0]
+
+
+# What the CPU has no tiles for: rows beyond every body of the kernel, and many work queues.
+LARGER = [
+    Case((1,) * 64, tuple(17 * i for i in range(64)), num_qo_heads=8, num_kv_heads=2, head_dim=128),
+    Case((300, 1, 1, 40), (300, 900, 2, 4000), num_qo_heads=8, num_kv_heads=2, head_dim=128),
+    Case((700,), (700,), head_dim=128, page_size=None, window_left=200),
+    Case((129, 128, 127), (129, 500, 127), head_dim=128, page_size=None, causal=False),
+    Case((17, 16, 15), (64, 65, 63), num_qo_heads=4, num_kv_heads=4, head_dim=128),
+    Case((1, 1), (20000, 3), num_qo_heads=32, num_kv_heads=8, head_dim=128, page_size=1),
+    Case((64,), (3000,), num_qo_heads=16, num_kv_heads=2, head_dim=256),
+    Case((1,) * 3, (5000, 300, 17), head_dim=(192, 128), num_qo_heads=16, num_kv_heads=2),
+    Case((100, 1), (100, 2500), head_dim=(192, 128), page_size=None),
+]
+
+ALL_CASES = list(dict.fromkeys(on_gpu(case) for case in CASES + LARGER))
+GPU_CASES = [case for case in ALL_CASES if is_supported(case)]
+
+
+def memory_in_use(torch):
+    """Of the whole GPU, so that nothing can be said where other workers use it too."""
+    shared = "PYTEST_XDIST_WORKER" in os.environ
+    return torch.cuda.memory_allocated(), None if shared else torch.cuda.mem_get_info()

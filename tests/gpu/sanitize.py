@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small cases of everything that runs on a GPU, under each tool of compute-sanitizer.
+
+python tests/gpu/sanitize.py [TOOL...]; or --once: the cases alone, in this process.
+"""
+
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+TESTS = pathlib.Path(__file__).resolve().parent.parent
+TOOLS = ("memcheck", "initcheck", "racecheck", "synccheck")
+
+
+def small_cases():
+    from cases import BATCH, Case
+
+    split = {"qo_lens": (1, 2), "kv_lens": (900, 40), "num_ctas": 7, "head_dim": 64}
+    return [
+        Case(**BATCH),
+        Case(**BATCH, page_size=1, csr=True, memory="strided", q_dtype="float16"),
+        Case(**BATCH, page_size=None, memory="strided", causal=False),
+        Case(**BATCH, page_size=3, kv_layout="HND", head_dim=40, window_left=20),
+        Case(**BATCH, head_dim=128, softcap=10.0, num_qo_heads=8),
+        Case((80,), (80,), head_dim=128, page_size=None),
+        Case((140, 1), (150, 30), num_qo_heads=2, num_kv_heads=2),
+        Case((), ()),
+        Case(**split),
+        Case(**split, batch_invariant=True),
+        Case(**split, kv_dtype="float8_e4m3fn", k_scale=0.5, v_scale=1.7),
+        Case(**split, kv_dtype="float8_e5m2", page_size=1),
+        Case((20, 1), (40, 70), head_dim=256, num_qo_heads=2, num_kv_heads=1),
+        Case((20, 1), (40, 70), head_dim=(192, 128), num_qo_heads=2, num_kv_heads=1),
+    ]
+
+
+def run_once():
+    """All inputs are copies of host memory, so that all that kernels may read is initialised."""
+    import torch
+
+    import flashplan as fp
+    import test_append
+    import test_merge
+    from frameworks import TorchCuda
+    from gpu_cases import DEVICE, is_supported
+    from solve import assert_correct, problem, run_arguments
+
+    framework = TorchCuda(torch)
+    count = 0
+    for case in filter(is_supported, small_cases()):
+        inputs, exact, twin = problem(case, seed=0)
+        attn = fp.Attention(**case.options() | {"device": DEVICE})
+        args, kwargs = run_arguments(case, inputs, framework)
+        for _ in range(2):  # counters must be back at zero
+            attn.plan(*inputs.plan_args())
+            state = attn.run(*args, **kwargs, return_lse=True)
+        state = [framework.array(x) for x in state]
+        assert_correct(case, inputs, exact, twin, *state)
+        count += 1
+
+    for cache_dtype in ("bfloat16", "float8_e4m3fn"):
+        cache = test_append.Problem("bfloat16", cache_dtype, strided=True)
+        cache.append(framework, [framework.tensor(x) for x in cache.caches])
+        count += 1
+    o, lse = test_merge.states(3, "bfloat16")
+    merged = fp.merge_states(framework.tensor(o), framework.tensor(lse))
+    test_merge.assert_merged(o, lse, *(framework.array(x) for x in merged))
+    torch.cuda.synchronize()
+    print(f"{count + 1} small cases ran")
+
+
+def sanitize(tool):
+    """Whether the tool finds nothing in this library's kernels, and did see the cases run."""
+    command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9"]
+    command += ["--kernel-name", "kns=flashplan", "--target-processes", "all"]
+    if tool == "memcheck":
+        command += ["--leak-check", "no", "--report-api-errors", "no"]
+    # Each tensor is an allocation of its own, so that reading past its end is seen.
+    environment = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    done = subprocess.run(
+        [*command, sys.executable, __file__, "--once"],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    clean = "ERROR SUMMARY: 0 errors" in done.stdout or (
+        tool == "racecheck" and "RACECHECK SUMMARY: 0 hazards" in done.stdout
+    )
+    ran = re.search(r"\d+ small cases ran", done.stdout)
+    if done.returncode == 0 and clean and ran:
+        print(f"{tool}: nothing found, {ran.group()}", flush=True)
+        return True
+    print(done.stdout, f"{tool}: failed ({done.returncode})", sep="\n", flush=True)
+    return False
+
+
+def main():
+    if sys.argv[1:] == ["--once"]:
+        sys.path[:0] = [str(TESTS), str(TESTS / "gpu")]
+        run_once()
+        return 0
+    if shutil.which("compute-sanitizer") is None:
+        print("compute-sanitizer: expected on PATH (of the CUDA toolkit), got none")
+        return 1
+    results = [sanitize(tool) for tool in sys.argv[1:] or TOOLS]
+    return 0 if all(results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
