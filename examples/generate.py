@@ -2,9 +2,12 @@
 """Serves chat prompts with SmolLM2-135M-Instruct, all attention through flashplan.
 
 python examples/generate.py
+python examples/generate.py --device cuda (with PyTorch or CuPy)
 """
 
 import argparse
+import importlib
+import importlib.util
 import os
 import statistics
 import sys
@@ -15,7 +18,6 @@ from typing import Any
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # read when NumPy is imported
 
 import gguf
-import numpy as np
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -28,7 +30,7 @@ from prompts import PROMPTS, SYSTEM
 from serving import Engine, Request
 from smollm2 import SmolLM2, chat_prompt, find_weights, load_tokenizer
 
-ARRAY_MODULES: dict[str, Any] = {"cpu": np}
+KV_DTYPES = {"cpu": "float32", "cuda": "float16"}
 PAGE_SIZE = 16
 NUM_PAGES = 96  # too few for all requests at once
 MAX_BATCH_SIZE = 5  # requests in one step
@@ -37,7 +39,12 @@ MAX_STEP_TOKENS = 192  # longer prompts are computed in several steps
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--device", choices=list(ARRAY_MODULES), default="cpu")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument(
+        "--framework",
+        choices=("numpy", "torch", "cupy"),
+        help="of the arrays; default: numpy, on a GPU torch or else cupy",
+    )
     parser.add_argument("--max-new-tokens", type=int, default=112, help="for each prompt")
     args = parser.parse_args()
 
@@ -46,9 +53,11 @@ def main() -> int:
     console.print(f"Loading {weights.name}\n")
     reader = gguf.GGUFReader(weights)
     tokenizer = load_tokenizer(reader)
-    model = SmolLM2(reader, ARRAY_MODULES[args.device])
+    model = SmolLM2(reader, array_module(args.framework, args.device), KV_DTYPES[args.device])
     c = model.config
-    pool = KvPool(c.num_layers, NUM_PAGES, PAGE_SIZE, c.num_kv_heads, c.head_dim, model.xp)
+    pool = KvPool(
+        c.num_layers, NUM_PAGES, PAGE_SIZE, c.num_kv_heads, c.head_dim, model.xp, model.kv_dtype
+    )
     engine = Engine(model, pool, MAX_BATCH_SIZE, MAX_STEP_TOKENS, args.device)
     requests = [
         Request(name, tokenizer.encode(chat_prompt(SYSTEM, user)).ids, args.max_new_tokens)
@@ -68,6 +77,17 @@ def main() -> int:
     verdict, passed = check(model, tokenizer, requests, console)
     console.print(summary(engine, requests, seconds, verdict))
     return 0 if passed else 1
+
+
+def array_module(framework: str | None, device: str) -> Any:
+    """NumPy, CuPy, or PyTorch with its tensors on `device`."""
+    if framework is None:
+        on_gpu = "torch" if importlib.util.find_spec("torch") else "cupy"
+        framework = on_gpu if device == "cuda" else "numpy"
+    xp = importlib.import_module(framework)
+    if framework == "torch":
+        xp.set_default_device(device)
+    return xp
 
 
 def check(
@@ -93,7 +113,7 @@ def check(
     if num_ties:
         return (
             f"{num_tokens - num_ties} of {num_tokens} tokens equal those of dense attention, "
-            f"{num_ties} are near-ties (logits within {TIE_TOLERANCE:g})"
+            f"{num_ties} are near-ties (logits within {TIE_TOLERANCE[model.kv_dtype]:g})"
         ), True
     return f"all {num_tokens} tokens equal those of dense attention", True
 

@@ -10,8 +10,8 @@ import numpy as np
 class KvPool:
     """Pages of keys and values for all layers, and who uses them.
 
-    k, v: [layers, pages, page_size, kv_heads, d] float32. A page id means the same page in every
-    layer, so one block table serves them all.
+    k, v: [layers, pages, page_size, kv_heads, d], arrays of `xp`. A page id means the same page in
+    every layer, so one block table serves them all.
 
     A full page is known by all tokens up to its end, for its keys and values depend on no others.
     A request whose prompt starts with these tokens takes the page instead of computing it. A page
@@ -26,10 +26,12 @@ class KvPool:
         num_kv_heads: int,
         head_dim: int,
         xp: Any = np,
+        dtype: str = "float32",
     ) -> None:
         self.page_size = page_size
         self.num_pages = num_pages
-        self.k = xp.empty((num_layers, num_pages, page_size, num_kv_heads, head_dim), xp.float32)
+        shape = (num_layers, num_pages, page_size, num_kv_heads, head_dim)
+        self.k = xp.empty(shape, dtype=getattr(xp, dtype))
         self.v = xp.empty_like(self.k)
         self._num_users = [0] * num_pages
         self._free = dict.fromkeys(range(num_pages))  # an ordered set, longest unused first

@@ -72,12 +72,13 @@ class Engine:
             num_kv_heads=model.config.num_kv_heads,
             head_dim=dim,
             page_size=pool.page_size,
-            q_dtype="float32",
+            q_dtype=model.kv_dtype,
+            o_dtype="float32",
             max_batch_size=max_batch_size,
             max_qo_tokens=max_step_tokens,
             device=device,
         )
-        self._out = model.xp.empty((max_step_tokens, heads, dim), model.xp.float32)
+        self._out = model.xp.empty((max_step_tokens, heads, dim), dtype=model.xp.float32)
 
     def submit(self, request: Request) -> None:
         if self.pool.pages_for(request.capacity) > self.pool.num_pages:
@@ -115,8 +116,8 @@ class Engine:
             out = self._out[: len(q)]
             return self.attention.run(q, k_cache, v_cache, block_table=table, out=out)
 
-        tokens = xp.asarray([r.tokens[i] for r, span in zip(requests, new) for i in span])
-        positions = xp.asarray([i for span in new for i in span])
+        tokens = [r.tokens[i] for r, span in zip(requests, new) for i in span]
+        positions = [i for span in new for i in span]
         logits = self.model.forward(tokens, positions, attend, rows=indptr[1:] - 1)
 
         for request, span, token in zip(requests, new, logits.argmax(axis=-1).tolist()):

@@ -1,24 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SmolLM2-135M-Instruct in NumPy: weights and tokenizer from a GGUF file, and the forward pass.
+"""SmolLM2-135M-Instruct: weights and tokenizer from a GGUF file, and the forward pass.
 
 The model computes everything but attention. Where keys and values live is the caller's business:
 `forward` hands each layer's q, k and v to an `attend` function.
+
+It is written once for NumPy, CuPy and PyTorch, in what the three have in common.
 """
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
-from numpy.typing import NDArray
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-Array = NDArray[Any]  # or the same type of another array module, such as CuPy
+Array = Any  # of the model's array module
 
-# attend(layer, q [tokens, q_heads, d], k and v [tokens, kv_heads, d]) -> o [tokens, q_heads, d]
+# attend(layer, q [tokens, q_heads, d], k and v [tokens, kv_heads, d]) -> o, as q, in float32
 Attend = Callable[[int, Array, Array, Array], Array]
 
 
@@ -69,23 +70,29 @@ class Layer:
 
 
 class SmolLM2:
-    """The model. `xp` is the array module that holds the weights: NumPy, or one with its API."""
+    """The model, in float32 but for q, k and v.
 
-    def __init__(self, reader: gguf.GGUFReader, xp: Any = np) -> None:
+    xp: the array module that holds the weights.
+    kv_dtype: of q, k and v, as attention and the cache want them.
+    """
+
+    def __init__(self, reader: gguf.GGUFReader, xp: Any = np, kv_dtype: str = "float32") -> None:
         self.xp = xp
+        self.kv_dtype = kv_dtype
         self.config = Config.from_gguf(reader)
         tensors = {t.name: t for t in reader.tensors}
 
-        def weight(name: str) -> Array:
-            tensor = tensors[f"{name}.weight"]
-            return gguf.dequantize(tensor.data, tensor.tensor_type)
+        def weight(*names: str) -> np.ndarray:
+            """The named tensors one above the other."""
+            found = [tensors[f"{name}.weight"] for name in names]
+            return np.concatenate([gguf.dequantize(t.data, t.tensor_type) for t in found])
 
         def vector(name: str) -> Array:
             return xp.asarray(weight(name))
 
         def matrix(*names: str) -> Array:
             """The named [out, in] matrices side by side, as one [in, out]."""
-            return xp.asarray(np.ascontiguousarray(np.concatenate([weight(n) for n in names]).T))
+            return xp.asarray(np.ascontiguousarray(weight(*names).T))
 
         self.embedding = xp.asarray(weight("token_embd"))  # [vocab, hidden], also the output head
         self.output_norm = vector("output_norm")
@@ -101,42 +108,46 @@ class SmolLM2:
             for i in range(self.config.num_layers)
         ]
 
-    def forward(self, tokens: Array, positions: Array, attend: Attend, rows: Any) -> Array:
+    def forward(
+        self, tokens: Sequence[int], positions: Sequence[int], attend: Attend, rows: Any
+    ) -> Array:
         """Logits [len(rows), vocab] of the chosen rows of a ragged batch.
 
-        tokens, positions: [tokens] int32, the new tokens of all requests, one after another.
+        tokens, positions: of the new tokens of all requests, one after another.
         rows: which tokens need logits (an index array or a slice).
         """
         xp, c = self.xp, self.config
         num_tokens, num_qk_heads = len(tokens), c.num_qo_heads + c.num_kv_heads
+        dtype = getattr(xp, self.kv_dtype)
         rotation = self._rotation(positions)
-        hidden = self.embedding[tokens]
+        hidden = self.embedding[xp.asarray(tokens)]
         for i, layer in enumerate(self.layers):
             qkv = self._rms_norm(hidden, layer.attn_norm) @ layer.qkv
             qkv = qkv.reshape(num_tokens, num_qk_heads + c.num_kv_heads, c.head_dim)
             # Heads are laid out q, k, v; rotating a pair of floats is one complex product.
             qk = (qkv[:, :num_qk_heads].view(xp.complex64) * rotation).view(xp.float32)
             q, k, v = qk[:, : c.num_qo_heads], qk[:, c.num_qo_heads :], qkv[:, num_qk_heads:]
-            hidden += attend(i, q, k, v).reshape(num_tokens, -1) @ layer.attn_output
+            o = attend(i, *(xp.asarray(x, dtype=dtype) for x in (q, k, v)))
+            hidden += o.reshape(num_tokens, -1) @ layer.attn_output
             x = self._rms_norm(hidden, layer.ffn_norm) @ layer.gate_up
-            gate, up = xp.split(x, 2, axis=-1)
+            gate, up = x[:, : x.shape[1] // 2], x[:, x.shape[1] // 2 :]
             # gate * sigmoid(gate), written with tanh because exp could overflow
             hidden += (0.5 * gate * (1 + xp.tanh(0.5 * gate)) * up) @ layer.down
         return self._rms_norm(hidden[rows], self.output_norm) @ self.embedding.T
 
-    def _rotation(self, positions: Array) -> Array:
+    def _rotation(self, positions: Sequence[int]) -> Array:
         """[tokens, 1, d / 2] complex64, the rotary embedding of neighbouring pairs.
 
         GGUF stores Wq and Wk with their rows permuted so that pairs are neighbours.
         """
-        xp, c = self.xp, self.config
-        frequencies = c.rope_theta ** (-xp.arange(0, c.head_dim, 2) / c.head_dim)
-        angles = positions[:, None, None] * frequencies
-        return xp.exp(1j * angles).astype(xp.complex64)
+        c = self.config
+        frequencies = c.rope_theta ** (-np.arange(0, c.head_dim, 2) / c.head_dim)
+        angles = np.asarray(positions)[:, None, None] * frequencies
+        return self.xp.asarray(np.exp(1j * angles).astype(np.complex64))
 
     def _rms_norm(self, x: Array, weight: Array) -> Array:
         mean_square = self.xp.mean(x * x, axis=-1, keepdims=True)
-        return x / self.xp.sqrt(mean_square + self.xp.float32(self.config.rms_eps)) * weight
+        return x / self.xp.sqrt(mean_square + self.config.rms_eps) * weight
 
 
 def load_tokenizer(reader: gguf.GGUFReader) -> Tokenizer:

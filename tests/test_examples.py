@@ -12,11 +12,14 @@ ROOT = pathlib.Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 TEXT = "\n".join(page.read_text() for page in PAGES if page.exists())
 # `make demo` runs the model, which the package index serves.
+ON_GPU = {"examples/cuda_graph.py"}
 NAMED = sorted(set(re.findall(r"examples/\w+\.py", TEXT)) - {"examples/generate.py"})
 BLOCKS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
 
 
-@pytest.mark.parametrize("example", NAMED)
+@pytest.mark.parametrize(
+    "example", [pytest.param(x, marks=[pytest.mark.gpu] * (x in ON_GPU)) for x in NAMED]
+)
 def test_example_runs(example):
     done = subprocess.run(
         [sys.executable, ROOT / example], capture_output=True, text=True, check=False, timeout=120

@@ -3,6 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <cstring>
 #include <vector>
 
@@ -26,6 +27,20 @@ void copy_to(std::byte* to, const std::vector<T>& from) {
   if (!from.empty()) std::memcpy(to, from.data(), from.size() * sizeof(T));
 }
 
+void write_starts(const Schedule& schedule, std::byte* to) {
+  auto* starts = reinterpret_cast<QueueStart*>(to);
+  for (std::size_t cta = 0; cta + 1 < schedule.cta_indptr.size(); ++cta) {
+    QueueStart& start = starts[cta];
+    start.begin = schedule.cta_indptr[cta];
+    start.end = schedule.cta_indptr[cta + 1];
+    const int32_t count = std::min(start.end - start.begin, 2);
+    for (int32_t i = 0; i < count; ++i) {
+      start.tiles[i] = schedule.tiles[static_cast<std::size_t>(start.begin + i)];
+      start.requests[i] = schedule.requests[static_cast<std::size_t>(start.tiles[i].request)];
+    }
+  }
+}
+
 }  // namespace
 
 DevicePlan::~DevicePlan() { release(); }
@@ -39,7 +54,7 @@ Status DevicePlan::create(int32_t device, const ScheduleBounds& bounds, int32_t 
     return offset;
   };
   static_cast<void>(add(num_ctas, sizeof(int32_t)));  // arrivals
-  cta_indptr_ = add(num_ctas + 1, sizeof(int32_t));
+  starts_ = add(num_ctas, sizeof(QueueStart));
   requests_ = add(max_batch_size, sizeof(RequestInfo));
   splits_ = add(bounds.splits, sizeof(SplitTile));
   tiles_ = add(bounds.work_tiles, sizeof(WorkTile));
@@ -120,7 +135,7 @@ Status DevicePlan::upload(const Schedule& schedule, Stream stream) noexcept {
     return cuda_error("cudaEventQuery", state);
   }
   std::byte* from = ring_ + slot * slot_bytes_;
-  copy_to(from + cta_indptr_, schedule.cta_indptr);
+  write_starts(schedule, from + starts_);
   copy_to(from + requests_, schedule.requests);
   copy_to(from + splits_, schedule.splits);
   copy_to(from + tiles_, schedule.tiles);
@@ -148,7 +163,8 @@ Status DevicePlan::after_run(Stream stream) noexcept {
 
 void DevicePlan::set_pointers(AttentionParams* params) const noexcept {
   params->arrivals = reinterpret_cast<int32_t*>(buffer_);
-  params->cta_indptr = reinterpret_cast<const int32_t*>(buffer_ + cta_indptr_);
+  params->cta_indptr = nullptr;
+  params->starts = reinterpret_cast<const QueueStart*>(buffer_ + starts_);
   params->requests = reinterpret_cast<const RequestInfo*>(buffer_ + requests_);
   params->splits = reinterpret_cast<const SplitTile*>(buffer_ + splits_);
   params->tiles = reinterpret_cast<const WorkTile*>(buffer_ + tiles_);

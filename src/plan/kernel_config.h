@@ -32,6 +32,7 @@ struct KernelConfig {
   int32_t tile_kv = 0;                       // keys of a step; a power of two
   int32_t num_ctas = 0;                      // work queues
   int32_t chunk_kv = 0;                      // keys of a state in batch-invariant mode, else 0
+  int32_t item_steps = 0;                    // see ScheduleShape
   CostModel cost;
 };
 

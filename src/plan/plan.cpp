@@ -90,6 +90,7 @@ ScheduleShape schedule_shape(const AttentionOptions& options, const KernelConfig
   shape.num_ctas = config.num_ctas;
   shape.max_partial_slots = layout.max_partial_slots;
   shape.chunk_kv = config.chunk_kv;
+  shape.item_steps = config.item_steps;
   shape.cost = config.cost;
   return shape;
 }

@@ -28,6 +28,10 @@ int64_t tile_cost(const CostModel& cost, int32_t rows) {
   return cost.tile + int64_t{cost.tile_row} * rows;
 }
 
+int64_t split_cost(const CostModel& cost, int32_t rows) {
+  return cost.split + int64_t{cost.split_row} * rows;
+}
+
 uint16_t cost_class_of(int64_t cost) {
   // The position of the leading bit and the three bits after it: a logarithm, piecewise linear.
   const uint64_t at_least_8 = static_cast<uint64_t>(cost) + Scheduler::kClassesPerOctave;
@@ -41,6 +45,14 @@ uint16_t cost_class_of(int64_t cost) {
 
 int64_t round_down(int64_t value, int shift) { return value >> shift << shift; }
 
+/// Limits the items of the largest batch, and with them what is copied to the device.
+int32_t least_heads_per_item(const ScheduleShape& shape, int64_t max_row_tiles) {
+  constexpr int64_t kMostItems = 1 << 14;
+  if (shape.item_steps == 0) return shape.num_kv_heads;
+  const int64_t heads = max_row_tiles * shape.num_kv_heads / kMostItems;
+  return static_cast<int32_t>(std::clamp<int64_t>(heads, 1, shape.num_kv_heads));
+}
+
 KeyRange key_range(int64_t begin, int64_t end) {
   if (begin >= end) return {0, 0};
   return {static_cast<int32_t>(begin), static_cast<int32_t>(end)};
@@ -52,9 +64,11 @@ ScheduleBounds schedule_bounds(const ScheduleShape& shape, int32_t max_batch_siz
                                int32_t max_qo_tokens) {
   const int64_t max_rows = int64_t{max_qo_tokens} * shape.group_size;
   const auto row_tiles = static_cast<int32_t>(max_batch_size + max_rows / shape.tile_q);
+  const int32_t least_heads = least_heads_per_item(shape, row_tiles);
+  const int32_t items = row_tiles * ((shape.num_kv_heads + least_heads - 1) / least_heads);
   // A cut is made at most once per CTA and adds at most two work tiles (the rest of a head, the
   // heads after it) and one split.
-  return {row_tiles, row_tiles + 3 * shape.num_ctas, shape.num_ctas};
+  return {row_tiles, items, items + 3 * shape.num_ctas, shape.num_ctas};
 }
 
 void Scheduler::reserve(const ScheduleShape& shape, int32_t max_batch_size, int32_t max_qo_tokens) {
@@ -74,9 +88,14 @@ void Scheduler::reserve(const ScheduleShape& shape, int32_t max_batch_size, int3
   schedule_.tiles.reserve(static_cast<size_t>(bounds.work_tiles));
   schedule_.splits.reserve(static_cast<size_t>(bounds.splits));
   row_tiles_.resize(static_cast<size_t>(bounds.row_tiles));
+  groups_.resize(static_cast<size_t>(max_batch_size));
   order_.resize(static_cast<size_t>(bounds.row_tiles));
+  dealt_.resize(static_cast<size_t>(bounds.items));
+  left_.resize(static_cast<size_t>(bounds.items));
+  sorted_.resize(static_cast<size_t>(bounds.items));
+  heap_.resize(static_cast<size_t>(shape.num_ctas));
   pieces_.resize(static_cast<size_t>(bounds.work_tiles));
-  whole_.resize(static_cast<size_t>(bounds.row_tiles));
+  least_heads_ = least_heads_per_item(shape, bounds.row_tiles);
 }
 
 void Scheduler::make(const Batch& batch) {
@@ -85,7 +104,8 @@ void Scheduler::make(const Batch& batch) {
   order_longest_first();
   // The paper's L_kv, as a cost: what each CTA would get of a perfect division.
   const int64_t share = schedule_.total_cost / shape_.num_ctas + 1;
-  deal_whole_tiles(share);
+  deal_items(share);
+  if (num_groups_ > 0) place_left_items(share + slack() / 2);
   split_the_rest(share);
   write_queues();
 }
@@ -95,6 +115,7 @@ void Scheduler::collect_row_tiles(const Batch& batch) {
   RequestInfo* requests = schedule_.requests.data();
   next_row_tile_ = row_tiles_.data();
   class_sizes_.fill(0);
+  num_groups_ = 0;
   schedule_.total_cost = 0;
   int64_t kv_cumulated = 0;
   for (int32_t r = 0; r < batch.batch_size; ++r) {
@@ -120,13 +141,24 @@ void Scheduler::collect_request(int32_t request, int32_t qo_len, int32_t kv_len)
   RowTile* next = next_row_tile_;
   int64_t total = 0;
 
+  const int32_t tile_q = shape.tile_q;
+  const int32_t all_rows = qo_len * shape.group_size;
+  const int32_t num_full = all_rows >> q_shift_;
+  const int32_t rest = all_rows & (tile_q - 1);
+  const int32_t num_tiles = num_full + (rest > 0 ? 1 : 0);
+  const bool in_group = shape.item_steps > 0 && num_tiles > 1;
+  if (in_group) {
+    const auto first = static_cast<int32_t>(next - row_tiles_.data());
+    groups_[static_cast<size_t>(num_groups_++)] = {first, num_tiles};
+  }
+
   const auto add = [&](int32_t row_tile, int32_t num_rows, int64_t fixed, int64_t per_step,
                        int64_t first_query, int64_t last_query) {
     const int64_t end = causal ? std::clamp<int64_t>(offset + last_query + 1, 0, kv_len) : kv_len;
     const int64_t begin = round_down(std::max<int64_t>(offset + first_query - window, 0), kv_shift);
     const KeyRange keys = key_range(begin, end);
     const int64_t cost = fixed + ceil_shift(keys.end - keys.begin, kv_shift) * per_step;
-    const uint16_t cost_class = cost_class_of(cost);
+    const uint16_t cost_class = in_group ? kGrouped : cost_class_of(cost);
     ++class_sizes[cost_class];
     total += cost;
     *next++ = {cost, request, row_tile, keys, static_cast<uint16_t>(num_rows), cost_class};
@@ -134,9 +166,6 @@ void Scheduler::collect_request(int32_t request, int32_t qo_len, int32_t kv_len)
 
   // Of full tiles: their cost is known, and the query and head of their first row advance by the
   // same numbers, so that there is no division per tile.
-  const int32_t tile_q = shape.tile_q;
-  const int32_t num_rows = qo_len * shape.group_size;
-  const int32_t num_full = num_rows >> q_shift_;
   int32_t query = 0;
   int32_t head = 0;
   for (int32_t t = 0; t < num_full; ++t) {
@@ -149,7 +178,6 @@ void Scheduler::collect_request(int32_t request, int32_t qo_len, int32_t kv_len)
     }
     add(t, tile_q, full_tile_cost_, full_step_cost_, first_query, query - (head == 0 ? 1 : 0));
   }
-  const int32_t rest = num_rows & (tile_q - 1);
   if (rest > 0) {
     add(num_full, rest, tile_cost(shape.cost, rest), step_cost(shape.cost, rest), query,
         qo_len - 1);
@@ -164,42 +192,142 @@ void Scheduler::order_longest_first() {
   for (int32_t& size : class_sizes_) position += std::exchange(size, position);
   const RowTile* tiles = row_tiles_.data();
   int32_t* order = order_.data();
+  num_ordered_ = class_sizes_[kGrouped];
   for (int32_t i = 0; i < num_row_tiles_; ++i) order[class_sizes_[tiles[i].cost_class]++] = i;
-  num_ordered_ = num_row_tiles_;
 }
 
-void Scheduler::deal_whole_tiles(int64_t capacity) {
-  Dealt* next = whole_.data();
-  int32_t* left = order_.data();
-  int64_t* loads = schedule_.cta_cost.data();
-  const int32_t num_heads = shape_.num_kv_heads;
-  const int32_t num_ctas = shape_.num_ctas;
-  int32_t cta = 0;
-  int32_t direction = 1;
-  for (int32_t n = 0; n < num_ordered_; ++n) {
-    const int32_t i = order_[static_cast<size_t>(n)];
-    const RowTile& tile = row_tiles_[static_cast<size_t>(i)];
-    const int64_t cost = tile.head_cost * num_heads;
-    int64_t& load = loads[cta];
-    if (load + cost <= capacity) {
+/// Gives items to the CTAs in serpentine order, where they fit.
+class Scheduler::Dealer {
+ public:
+  Dealer(Scheduler& scheduler, int64_t capacity)
+      : scheduler_(scheduler),
+        loads_(scheduler.schedule_.cta_cost.data()),
+        num_ctas_(scheduler.shape_.num_ctas),
+        capacity_(capacity),
+        dealt_(scheduler.dealt_.data()),
+        left_(scheduler.left_.data()) {}
+
+  void deal(int32_t row_tile, int32_t head, int32_t num_heads) {
+    const int64_t head_cost = scheduler_.row_tiles_[static_cast<size_t>(row_tile)].head_cost;
+    const int64_t cost = head_cost * num_heads;
+    int64_t& load = loads_[cta_];
+    if (load + cost <= capacity_) {
       load += cost;
-      *next++ = {i, cta};
+      *dealt_++ = {row_tile, head, num_heads, cta_};
     } else {
-      *left++ = i;
+      *left_++ = {row_tile, head, num_heads, -1};
     }
     // Turning round at both ends gives the lighter queues of a round the heavier of the next.
-    if (cta + direction < 0 || cta + direction == num_ctas) {
-      direction = -direction;
+    if (cta_ + direction_ < 0 || cta_ + direction_ == num_ctas_) {
+      direction_ = -direction_;
     } else {
-      cta += direction;
+      cta_ += direction_;
     }
   }
-  num_whole_ = static_cast<int32_t>(next - whole_.data());
-  num_ordered_ = static_cast<int32_t>(left - order_.data());
+
+  int32_t num_dealt() const { return static_cast<int32_t>(dealt_ - scheduler_.dealt_.data()); }
+  int32_t num_left() const { return static_cast<int32_t>(left_ - scheduler_.left_.data()); }
+
+ private:
+  Scheduler& scheduler_;
+  int64_t* const loads_;
+  const int32_t num_ctas_;
+  const int64_t capacity_;
+  Item* dealt_;
+  Item* left_;
+  int32_t cta_ = 0;
+  int32_t direction_ = 1;
+};
+
+void Scheduler::deal_items(int64_t capacity) {
+  Dealer dealer(*this, capacity);
+  const int32_t num_heads = shape_.num_kv_heads;
+  for (int32_t g = 0; g < num_groups_; ++g) {
+    const Group& group = groups_[static_cast<size_t>(g)];
+    const int32_t at_once = heads_per_item(group, capacity);
+    for (int32_t head = 0; head < num_heads; head += at_once) {
+      // From the end: with a causal mask the last row tile is the longest.
+      for (int32_t i = group.first + group.count - 1; i >= group.first; --i) {
+        dealer.deal(i, head, std::min(at_once, num_heads - head));
+      }
+    }
+  }
+  for (int32_t n = 0; n < num_ordered_; ++n) {
+    dealer.deal(order_[static_cast<size_t>(n)], 0, num_heads);
+  }
+  num_dealt_ = dealer.num_dealt();
+  num_left_ = dealer.num_left();
 }
 
-/// Lays the row tiles that were not dealt end to end, over (head, step), and cuts where a CTA is
-/// full.
+/// Longest first to the least loaded CTA: what is split instead costs more the more rows it has.
+void Scheduler::place_left_items(int64_t capacity) {
+  const auto cost_of = [&](const Item& item) {
+    return row_tiles_[static_cast<size_t>(item.row_tile)].head_cost * item.num_heads;
+  };
+  class_sizes_.fill(0);
+  const std::span left(left_.data(), static_cast<size_t>(num_left_));
+  for (const Item& item : left) ++class_sizes_[cost_class_of(cost_of(item))];
+  int32_t position = 0;
+  for (int32_t& size : class_sizes_) position += std::exchange(size, position);
+  for (const Item& item : left) {
+    sorted_[static_cast<size_t>(class_sizes_[cost_class_of(cost_of(item))]++)] = item;
+  }
+
+  int64_t* loads = schedule_.cta_cost.data();
+  const auto is_lighter = [&](int32_t a, int32_t b) {
+    return loads[a] != loads[b] ? loads[a] < loads[b] : a < b;
+  };
+  const auto size = heap_.size();
+  const auto sift_down = [&](size_t i) {
+    for (size_t child = 2 * i + 1; child < size; child = 2 * i + 1) {
+      if (child + 1 < size && is_lighter(heap_[child + 1], heap_[child])) ++child;
+      if (!is_lighter(heap_[child], heap_[i])) return;
+      std::swap(heap_[child], heap_[i]);
+      i = child;
+    }
+  };
+  for (size_t c = 0; c < size; ++c) heap_[c] = static_cast<int32_t>(c);
+  for (size_t i = size / 2; i-- > 0;) sift_down(i);
+
+  const int32_t num_items = std::exchange(num_left_, 0);
+  for (int32_t n = 0; n < num_items; ++n) {
+    Item item = sorted_[static_cast<size_t>(n)];
+    const int64_t cost = cost_of(item);
+    int64_t& load = loads[heap_[0]];
+    if (load + cost > capacity) {
+      left_[static_cast<size_t>(num_left_++)] = item;
+      continue;
+    }
+    load += cost;
+    item.cta = heap_[0];
+    dealt_[static_cast<size_t>(num_dealt_++)] = item;
+    sift_down(0);
+  }
+}
+
+/// What cuts may add to a queue: the fixed cost of one more tile, a granule that is left, or a cut
+/// that is not worth it.
+int64_t Scheduler::slack() const {
+  int32_t most_rows = 0;
+  for (int32_t n = 0; n < num_left_; ++n) {
+    const auto i = static_cast<size_t>(left_[static_cast<size_t>(n)].row_tile);
+    most_rows = std::max<int32_t>(most_rows, row_tiles_[i].num_rows);
+  }
+  return tile_cost(shape_.cost, most_rows) + shape_.granule() * step_cost(shape_.cost, most_rows) +
+         split_cost(shape_.cost, most_rows);
+}
+
+/// As many as make the item steps, but enough items to fill the queues with.
+int32_t Scheduler::heads_per_item(const Group& group, int64_t capacity) const {
+  constexpr int64_t kItemsPerCta = 4;
+  // The row tile in the middle costs about the average.
+  const RowTile& tile = row_tiles_[static_cast<size_t>(group.first + group.count / 2)];
+  const int64_t wanted =
+      std::min(shape_.item_steps * full_step_cost_, capacity / kItemsPerCta) / tile.head_cost;
+  return static_cast<int32_t>(std::clamp<int64_t>(wanted, least_heads_, shape_.num_kv_heads));
+}
+
+/// Lays the items that were not dealt end to end, over (head, step), and cuts where a CTA is full.
 class Scheduler::Cutter {
  public:
   Cutter(Scheduler& scheduler, int64_t capacity)
@@ -211,24 +339,27 @@ class Scheduler::Cutter {
         capacity_(capacity),
         room_(capacity - loads_[0]) {}
 
-  void lay(const RowTile& tile) {
+  void lay(const Item& item) {
+    const RowTile& tile = scheduler_.row_tiles_[static_cast<size_t>(item.row_tile)];
     tile_ = tile;
     num_steps_ = ceil_shift(tile.keys.end - tile.keys.begin, kv_shift_);
     per_step_ = step_cost(shape_.cost, tile.num_rows);
     fixed_ = tile_cost(shape_.cost, tile.num_rows);
-    head_ = 0;
-    while (head_ < shape_.num_kv_heads) {
+    split_cost_ = split_cost(shape_.cost, tile.num_rows);
+    head_ = item.head;
+    const int32_t heads_end = item.head + item.num_heads;
+    while (head_ < heads_end) {
       const bool last_cta = cta_ + 1 == shape_.num_ctas;
       const int64_t rest_cost = fixed_ + (num_steps_ - step_) * per_step_;
       if (last_cta || rest_cost <= room_) {
-        const int32_t left = split_ < 0 ? shape_.num_kv_heads - head_ : 1;
+        const int32_t left = split_ < 0 ? heads_end - head_ : 1;
         const bool all = last_cta || left * rest_cost <= room_;
         finish_heads(all ? left : static_cast<int32_t>(room_ / rest_cost), rest_cost);
         continue;
       }
       const int32_t steps = steps_that_fit();
       // What a cut costs must be won by it.
-      if (steps <= 0 || steps * per_step_ < shape_.cost.split) {
+      if (steps <= 0 || steps * per_step_ < split_cost_) {
         next_cta();
       } else if (!open_split()) {
         finish_heads(1, rest_cost);  // no slot for a further piece: the load stays here
@@ -314,21 +445,15 @@ class Scheduler::Cutter {
   int32_t num_steps_ = 0;
   int64_t per_step_ = 0;
   int64_t fixed_ = 0;
+  int64_t split_cost_ = 0;
   int32_t head_ = 0;
   int32_t step_ = 0;    // of the head, already placed
   int32_t split_ = -1;  // of the head, once it is cut
 };
 
 void Scheduler::split_the_rest(int64_t share) {
-  int32_t most_rows = 0;
-  for (int32_t n = 0; n < num_ordered_; ++n) {
-    const auto i = static_cast<size_t>(order_[static_cast<size_t>(n)]);
-    most_rows = std::max<int32_t>(most_rows, row_tiles_[i].num_rows);
-  }
-  // Each cut adds the fixed cost of one more tile, and a queue may leave a granule or a cut that is
-  // not worth it. How much of that comes to pass is known afterwards, so capacities are tried.
-  const int64_t unit = tile_cost(shape_.cost, most_rows) +
-                       shape_.granule() * step_cost(shape_.cost, most_rows) + shape_.cost.split;
+  // How much cuts add is known afterwards, so capacities are tried.
+  const int64_t unit = slack();
   std::copy(schedule_.cta_cost.begin(), schedule_.cta_cost.end(), dealt_cost_.begin());
   for (const int64_t extra : {unit / 2, unit, 2 * unit}) {
     std::copy(dealt_cost_.begin(), dealt_cost_.end(), schedule_.cta_cost.begin());
@@ -336,34 +461,36 @@ void Scheduler::split_the_rest(int64_t share) {
     schedule_.num_slots = 0;
     num_pieces_ = 0;
     Cutter cutter(*this, share + extra);
-    for (int32_t n = 0; n < num_ordered_; ++n) {
-      cutter.lay(row_tiles_[static_cast<size_t>(order_[static_cast<size_t>(n)])]);
-    }
+    for (int32_t n = 0; n < num_left_; ++n) cutter.lay(left_[static_cast<size_t>(n)]);
     if (cutter.fits()) return;
   }
 }
 
 void Scheduler::write_queues() {
-  // Pieces come first in their queue: their merges then overlap with the whole tiles.
+  // Parts of a split come first in their queue: their merges then overlap with what is whole.
   auto& indptr = schedule_.cta_indptr;
   std::fill(indptr.begin(), indptr.end(), 0);
   const std::span pieces(pieces_.data(), static_cast<size_t>(num_pieces_));
-  const std::span whole(whole_.data(), static_cast<size_t>(num_whole_));
+  const std::span dealt(dealt_.data(), static_cast<size_t>(num_dealt_));
   for (const Placed& p : pieces) ++indptr[static_cast<size_t>(p.cta) + 1];
-  for (const Dealt& d : whole) ++indptr[static_cast<size_t>(d.cta) + 1];
+  for (const Item& item : dealt) ++indptr[static_cast<size_t>(item.cta) + 1];
   for (size_t c = 1; c < indptr.size(); ++c) indptr[c] += indptr[c - 1];
 
-  schedule_.tiles.resize(pieces.size() + whole.size());
+  schedule_.tiles.resize(pieces.size() + dealt.size());
   // indptr[c] serves as the write position of queue c, which leaves it at the begin of c + 1.
   WorkTile* tiles = schedule_.tiles.data();
   int32_t* position = indptr.data();
   const RowTile* row_tiles = row_tiles_.data();
-  const int32_t num_heads = shape_.num_kv_heads;
-  for (const Placed& p : pieces) tiles[position[p.cta]++] = p.tile;
-  for (const Dealt& d : whole) {
-    const RowTile& t = row_tiles[d.row_tile];
-    tiles[position[d.cta]++] = {t.request,    t.row_tile, 0,  num_heads,
-                                t.keys.begin, t.keys.end, -1, -1};
+  for (const Placed& p : pieces) {
+    if (p.tile.split >= 0) tiles[position[p.cta]++] = p.tile;
+  }
+  for (const Placed& p : pieces) {
+    if (p.tile.split < 0) tiles[position[p.cta]++] = p.tile;
+  }
+  for (const Item& item : dealt) {
+    const RowTile& t = row_tiles[item.row_tile];
+    tiles[position[item.cta]++] = {t.request,    t.row_tile, item.head, item.num_heads,
+                                   t.keys.begin, t.keys.end, -1,        -1};
   }
   std::copy_backward(indptr.begin(), indptr.end() - 1, indptr.end());
   indptr[0] = 0;

@@ -20,8 +20,10 @@ struct CostModel {
   int32_t tile_row = 0;
   int32_t step = 1;
   int32_t step_row = 0;
-  int32_t split =
-      0;  // of writing one partial result and merging it; a smaller gain is no reason to split
+  // split + split_row * rows: of writing one partial result and merging it. A smaller gain is no
+  // reason to split.
+  int32_t split = 0;
+  int32_t split_row = 0;
 };
 
 /// What the schedule needs to know of the problem and of the kernel; fixed for the life of a Plan.
@@ -35,6 +37,10 @@ struct ScheduleShape {
   int32_t num_ctas = 1;
   int32_t max_partial_slots = 0;
   int32_t chunk_kv = 0;  // > 0: batch-invariant, states are formed per chunk of so many keys
+  /// > 0: the row tiles of a request are dealt next to each other, head after head, in items of
+  /// about so many steps: CTAs that run at the same time then read the same keys from a cache that
+  /// they share. 0: all heads of a row tile stay together.
+  int32_t item_steps = 0;
   CostModel cost;
 
   /// Steps between possible cuts.
@@ -63,6 +69,7 @@ struct KeyRange {
 /// Upper bounds of a schedule for any batch within (max_batch_size, max_qo_tokens).
 struct ScheduleBounds {
   int32_t row_tiles;  // (request, row tile) pairs
+  int32_t items;      // of heads of row tiles, before cuts
   int32_t work_tiles;
   int32_t splits;
 };
@@ -75,6 +82,7 @@ class Scheduler {
   // Eight classes of cost per power of two, larger costs first: fine enough for longest-first.
   static constexpr uint32_t kClassesPerOctave = 8;
   static constexpr uint32_t kCostClasses = 48 * kClassesPerOctave;
+  static constexpr uint16_t kGrouped = kCostClasses;
 
   /// Reserves memory for the bounds. May throw std::bad_alloc.
   void reserve(const ScheduleShape& shape, int32_t max_batch_size, int32_t max_qo_tokens);
@@ -94,25 +102,37 @@ class Scheduler {
     int32_t row_tile;
     KeyRange keys;
     uint16_t num_rows;
-    uint16_t cost_class;  // 0: the longest
+    uint16_t cost_class;  // 0: the longest; kGrouped: dealt with its group
   };
   /// A work tile and the queue it goes to.
   struct Placed {
     WorkTile tile;
     int32_t cta;
   };
-  /// A whole row tile, by its number, and the queue it goes to.
-  struct Dealt {
+  /// Heads of a row tile, which is given by its number, and the queue they go to.
+  struct Item {
     int32_t row_tile;
+    int32_t head;
+    int32_t num_heads;
     int32_t cta;
   };
+  /// The row tiles of one request, if there are several and they share a cache.
+  struct Group {
+    int32_t first;
+    int32_t count;
+  };
+
+  class Dealer;
 
   class Cutter;
 
   void collect_row_tiles(const Batch& batch);
   void collect_request(int32_t request, int32_t qo_len, int32_t kv_len);
   void order_longest_first();
-  void deal_whole_tiles(int64_t capacity);
+  void deal_items(int64_t capacity);
+  void place_left_items(int64_t capacity);
+  int64_t slack() const;
+  int32_t heads_per_item(const Group& group, int64_t capacity) const;
   void split_the_rest(int64_t share);
   void write_queues();
 
@@ -124,20 +144,27 @@ class Scheduler {
   int32_t heads_per_tile_ = 0;    // tile_q % group_size
   int64_t full_tile_cost_ = 0;
   int64_t full_step_cost_ = 0;
+  int32_t least_heads_ = 1;  // per item
 
   Schedule schedule_;
   // Sized by the bounds, used up to their counts: push_back's check costs as much as the work.
   std::vector<RowTile> row_tiles_;
-  std::vector<int32_t> order_;  // row tiles, longest first; after dealing, those not placed
-  std::vector<Placed> pieces_;  // in the order of their CTA
-  std::vector<Dealt> whole_;
-  std::vector<int64_t> dealt_cost_;  // per CTA, of the whole tiles
-  std::array<int32_t, kCostClasses> class_sizes_ = {};
+  std::vector<Group> groups_;
+  std::vector<int32_t> order_;  // row tiles that are in no group, longest first
+  std::vector<Item> dealt_;
+  std::vector<Item> left_;                                  // that did not fit, and are cut
+  std::vector<Item> sorted_;                                // those, longest first
+  std::vector<int32_t> heap_;                               // CTAs, the least loaded on top
+  std::vector<Placed> pieces_;                              // in the order of their CTA
+  std::vector<int64_t> dealt_cost_;                         // per CTA, of the whole tiles
+  std::array<int32_t, kCostClasses + 1> class_sizes_ = {};  // the last: in groups
   RowTile* next_row_tile_ = nullptr;
   int32_t num_row_tiles_ = 0;
+  int32_t num_groups_ = 0;
   int32_t num_ordered_ = 0;
+  int32_t num_dealt_ = 0;
+  int32_t num_left_ = 0;
   int32_t num_pieces_ = 0;
-  int32_t num_whole_ = 0;
 };
 
 }  // namespace flashplan

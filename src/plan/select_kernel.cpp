@@ -257,9 +257,11 @@ Status cuda_config(const AttentionOptions& o, const DeviceLimits& device, Kernel
                          ? o.num_ctas
                          : std::min(device.num_sms * ctas_per_sm(*instance, device), kMaxCtas);
   config->chunk_kv = o.batch_invariant ? 4096 : 0;
+  config->item_steps = 32;
   // In units of what one query row adds to a step. Loading the keys of a step costs as much as 200
   // rows over it, starting a tile as much as 300, and writing and merging a partial result 400.
-  config->cost = {.tile = 300, .tile_row = 0, .step = 200, .step_row = 1, .split = 400};
+  config->cost = {
+      .tile = 300, .tile_row = 0, .step = 200, .step_row = 1, .split = 400, .split_row = 12};
   return {};
 }
 

@@ -27,4 +27,13 @@ struct SplitTile {
   int32_t num_pieces;
 };
 
+/// The begin of a work queue in one place: what a CTA would otherwise look up one after the other.
+struct alignas(16) QueueStart {
+  int32_t begin;  // of its tiles
+  int32_t end;
+  int32_t unused[2];
+  WorkTile tiles[2];  // the first ones, as far as there are so many
+  RequestInfo requests[2];
+};
+
 }  // namespace flashplan

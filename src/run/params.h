@@ -62,7 +62,8 @@ struct AttentionParams {
   // The schedule; see plan/schedule.h. On the device of the tensors.
   const RequestInfo* requests;
   const WorkTile* tiles;
-  const int32_t* cta_indptr;  // [num_ctas + 1]
+  const int32_t* cta_indptr;  // [num_ctas + 1] (cpu)
+  const QueueStart* starts;   // [num_ctas] (GPU kernels)
   const SplitTile* splits;
   int32_t num_splits;
   int32_t num_ctas;

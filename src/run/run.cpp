@@ -160,6 +160,7 @@ AttentionParams make_params(const AttentionTensors& t, const Plan::Impl& plan) {
   p.requests = schedule.requests.data();
   p.tiles = schedule.tiles.data();
   p.cta_indptr = schedule.cta_indptr.data();
+  p.starts = nullptr;
   p.splits = schedule.splits.data();
   p.num_splits = static_cast<int32_t>(schedule.splits.size());
   p.num_ctas = schedule.num_ctas();

@@ -162,6 +162,7 @@ def test_many_layers_in_one_graph(torch, seed):
         for out in outs:
             server.run(out=out)
     for lens in (DECODE, AT_BOUNDS, NO_KEYS):
+        server.poison()
         for out in outs:
             out.fill_(NAN)
         server.plan(lens)

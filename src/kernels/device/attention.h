@@ -26,12 +26,16 @@ struct Traits {
   static constexpr int kThreads = kIsWide ? 256 : 128;
   static constexpr int kCtasPerSm = kIsWide ? 1 : 2;
   static constexpr int kTileQ = 128;
-  // Keys of a step. (192, 128): 64 would leave room for one stage of 16-bit keys.
-  static constexpr int kTileKv = kHeadDimQk == 192 && Element<kKv>::kBytes == 2 ? 32 : 64;
+  // Keys of a step. (192, 128) of 16 bits: 64 would leave room for one stage. d256 of 8 bits: 64
+  // would leave none for the exchange of rows in finish_chunk().
+  static constexpr bool kIsNarrow = Element<kKv>::kBytes == 1;
+  static constexpr int kTileKv = kHeadDimQk == 192 && !kIsNarrow ? 32
+                                 : kIsWide && kIsNarrow          ? 128
+                                                                 : 64;
   static constexpr int kKBytes = kTileKv * kHeadDimQk * Element<kKv>::kBytes;
   static constexpr int kVBytes = kTileKv * kHeadDimVo * Element<kKv>::kBytes;
-  // Of the 228 KB of an SM, 1 KB per CTA is the system's.
-  static constexpr int kSmemBudget = kCtasPerSm == 1 ? 227 * 1024 : 113 * 1024;
+  // Of the 228 KB of an SM, 1 KB per CTA is the system's, and some is static.
+  static constexpr int kSmemBudget = (kCtasPerSm == 1 ? 227 * 1024 : 113 * 1024) - 256;
 };
 
 /// How the warps of a CTA share a row tile of up to kRows rows: kWarpsQ of them side by side, each
@@ -46,6 +50,9 @@ struct Shape {
   static constexpr int kWarpsKv = kWarps / kWarpsQ < kMostWarpsKv ? kWarps / kWarpsQ : kMostWarpsKv;
   static constexpr int kRows = kWarpsQ * kMmaM * 16;
   static constexpr int kKeysPerWarp = T::kTileKv / kWarpsKv;
+  // Logits in registers at a time: what is left of them hides latencies.
+  static constexpr int kMostAtOnce = kMmaM * T::kHeadDimVo >= 256 ? 32 : 64;
+  static constexpr int kKeysAtOnce = kKeysPerWarp < kMostAtOnce ? kKeysPerWarp : kMostAtOnce;
 
   // Few rows: every stage has room for queries, which are kept in registers. Many: there is one
   // buffer, whose rows each warp reads itself and fills for the next head when it is done.
@@ -79,12 +86,11 @@ struct Shape {
 /// Factors where states add up without weights.
 constexpr float2 kSum = {1.0F, 1.0F};
 
-/// Writes dims [dim, dim + 4) of a row's result, and with the first of them its lse.
+/// Writes dims [dim, dim + 4) of a row's result; the row begins at element `to` of o.
 template <typename T>
-FLASHPLAN_DEVICE void write_result(const AttentionParams& p, const typename T::Variant& variant,
-                                   const RowBlock& rows, int32_t kv_head, int row, int dim,
-                                   float4 o, float lse) {
-  const OutputRow to(p, rows, kv_head, row);
+FLASHPLAN_DEVICE void store_result(const AttentionParams& p, const typename T::Variant& variant,
+                                   const RowBlock& rows, int32_t kv_head, int row, int64_t to,
+                                   int dim, float4 o) {
   o = scaled(o, p.v_scale);
   if constexpr (T::Variant::kTransformsOutput) {
     const int32_t head = kv_head * rows.group_size + rows.head_in_group(row);
@@ -92,43 +98,72 @@ FLASHPLAN_DEVICE void write_result(const AttentionParams& p, const typename T::V
     o = {variant.output(o.x, query, head, dim), variant.output(o.y, query, head, dim + 1),
          variant.output(o.z, query, head, dim + 2), variant.output(o.w, query, head, dim + 3)};
   }
-  store_four(p, to.o, dim, o);
+  store_four(p, to, dim, o);
+}
+
+/// The same wherever the row is, and with its first dims its lse.
+template <typename T>
+FLASHPLAN_DEVICE void write_result(const AttentionParams& p, const typename T::Variant& variant,
+                                   const RowBlock& rows, int32_t kv_head, int row, int dim,
+                                   float4 o, float lse) {
+  const OutputRow to(p, rows, kv_head, row);
+  store_result<T>(p, variant, rows, kv_head, row, to.o, dim, o);
   if (dim == 0 && p.lse != nullptr) p.lse[to.lse] = lse;
 }
 
-/// Merges the partial results of a split in the order of their keys, and writes o and lse.
-template <typename T>
+/// Merges the partial results of a split in the order of their keys, and writes o and lse. A thread
+/// has 4 dims of kRowsAtOnce rows and kSlotsAtOnce states of them under way: memory is far.
+template <typename T, int kRowsAtOnce, int kSlotsAtOnce>
 FLASHPLAN_DEVICE void merge_partials(const AttentionParams& p, const RowBlock& rows,
                                      const SplitTile& split) {
-  constexpr int kQuads = T::kHeadDimVo / 4;  // a thread has 4 dims of a row
-  constexpr int kBatch = 4;                  // states in flight
+  constexpr int kQuads = T::kHeadDimVo / 4;
   const typename T::Variant variant(p);
-  for (int i = static_cast<int>(threadIdx.x); i < rows.num_rows * kQuads; i += T::kThreads) {
-    const int row = i / kQuads;
-    const int dim = i % kQuads * 4;
-    MergedRow merged;
-    merged.reset();
-    float4 o = {0.0F, 0.0F, 0.0F, 0.0F};
-    for (int first = 0; first < split.num_slots; first += kBatch) {
-      float4 added[kBatch];
-      float lse[kBatch];
+  const int num_quads = rows.num_rows * kQuads;
+  for (int begin = static_cast<int>(threadIdx.x); begin < num_quads;
+       begin += kRowsAtOnce * T::kThreads) {
+    MergedRow merged[kRowsAtOnce];
+    float4 o[kRowsAtOnce];
 #pragma unroll
-      for (int b = 0; b < kBatch; ++b) {
+    for (int r = 0; r < kRowsAtOnce; ++r) {
+      merged[r].reset();
+      o[r] = {0.0F, 0.0F, 0.0F, 0.0F};
+    }
+    for (int first = 0; first < split.num_slots; first += kSlotsAtOnce) {
+      float4 added[kRowsAtOnce][kSlotsAtOnce];
+      float lse[kRowsAtOnce][kSlotsAtOnce];
+#pragma unroll
+      for (int r = 0; r < kRowsAtOnce; ++r) {
         // Past the end the last one is read again, and not used.
-        const int slot = split.slot_begin + min(first + b, split.num_slots - 1);
-        const int64_t at = int64_t{slot} * p.tile_q + row;
-        added[b] = __ldcg(reinterpret_cast<const float4*>(p.partial_o + at * T::kHeadDimVo + dim));
-        lse[b] = __ldcg(p.partial_lse + at);
+        const int quad = min(begin + r * T::kThreads, num_quads - 1);
+#pragma unroll
+        for (int i = 0; i < kSlotsAtOnce; ++i) {
+          const int slot = split.slot_begin + min(first + i, split.num_slots - 1);
+          const int64_t at = int64_t{slot} * p.tile_q + quad / kQuads;
+          added[r][i] = __ldcg(reinterpret_cast<const float4*>(p.partial_o + at * T::kHeadDimVo) +
+                               quad % kQuads);
+          lse[r][i] = __ldcg(p.partial_lse + at);
+        }
       }
 #pragma unroll
-      for (int b = 0; b < kBatch; ++b) {
-        if (first + b < split.num_slots) {
-          o = merge_values(o, added[b], T::Variant::kUseSoftmax ? merged.add(lse[b]) : kSum);
+      for (int r = 0; r < kRowsAtOnce; ++r) {
+#pragma unroll
+        for (int i = 0; i < kSlotsAtOnce; ++i) {
+          if (first + i < split.num_slots) {
+            o[r] = merge_values(o[r], added[r][i],
+                                T::Variant::kUseSoftmax ? merged[r].add(lse[r][i]) : kSum);
+          }
         }
       }
     }
-    const float scale = T::Variant::kUseSoftmax ? merged.inverse() : 1.0F;
-    write_result<T>(p, variant, rows, split.kv_head, row, dim, scaled(o, scale), merged.lse());
+#pragma unroll
+    for (int r = 0; r < kRowsAtOnce; ++r) {
+      const int quad = begin + r * T::kThreads;
+      if (quad < num_quads) {
+        const float scale = T::Variant::kUseSoftmax ? merged[r].inverse() : 1.0F;
+        write_result<T>(p, variant, rows, split.kv_head, quad / kQuads, quad % kQuads * 4,
+                        scaled(o[r], scale), merged[r].lse());
+      }
+    }
   }
 }
 
@@ -141,9 +176,10 @@ struct TileContext {
   int32_t chunk_kv;         // keys of a state; no fewer than there are: one state
   int32_t is_last;          // whether this CTA is the last of a split to arrive
 
-  FLASHPLAN_DEVICE void assign(const AttentionParams& p, const WorkTile& work_tile) {
+  FLASHPLAN_DEVICE void assign(const AttentionParams& p, const WorkTile& work_tile,
+                               const RequestInfo& request) {
     tile = work_tile;
-    rows.assign(p, work_tile);
+    rows.assign(p, work_tile, request);
     page_ids = device::page_ids(p.pages, work_tile.request);
     seen_by_all = rows.visible_to_all();
     chunk_kv = p.chunk_kv > 0 ? p.chunk_kv : 0x7fffffff;
@@ -167,7 +203,10 @@ class TileRunner {
         lane_(thread_ & 31),
         warp_q_((thread_ >> 5) % S::kWarpsQ),
         warp_kv_((thread_ >> 5) / S::kWarpsQ),
-        computes_(warp_kv_ < S::kWarpsKv) {}
+        computes_(S::kWarpsQ * S::kWarpsKv == S::kWarps || warp_kv_ < S::kWarpsKv),
+        finds_keys_(T::kThreads == Cursor::kThreads || thread_ < Cursor::kThreads),
+        copies_16_bytes_(p.vectorized && p.head_dim_qk == T::kHeadDimQk &&
+                         p.head_dim_vo == T::kHeadDimVo) {}
 
   FLASHPLAN_DEVICE void run() {
     if (rows_.keys.begin >= rows_.keys.end) {
@@ -190,7 +229,7 @@ class TileRunner {
         do {
           // A query buffer of its own was asked for in the latest group.
           const bool is_first = left == keys.end - keys.begin;
-          if (!S::kQueryInStage && is_first) {
+          if (!S::kQueryInStage && S::kStages > 2 && is_first) {
             cp_async_wait<0>();
           } else {
             cp_async_wait<S::kStages - 2>();
@@ -198,19 +237,20 @@ class TileRunner {
           __syncthreads();
           const int next_stage = stage == 0 ? S::kStages - 1 : stage - 1;
           const bool copies = begin_issue(next_stage, cursor, keys, heads_end);
-          const bool finds = thread_ < Cursor::kThreads && cursor.kv_head() < heads_end;
-          if (finds) cursor.look_up(p_.pages, request_ids(), keys, thread_);
+          if (finds_keys_) cursor.look_up(p_.pages, request_ids(), keys, thread_);
 
+          const auto copy = [&] {
+            copy_keys_and_values(next_stage, copies);
+            cp_async_commit();
+          };
           if (computes_) {
             if (S::kQueryInRegisters && is_first) load_queries(stage);
-            attend(stage, keys.end - left, head, left <= T::kTileKv && head + 1 < heads_end,
-                   [&](int i, auto n) { copy_part(next_stage, copies, i, n); });
+            attend(stage, keys.end - left, head, left <= T::kTileKv && head + 1 < heads_end, copy);
           } else {
-            copy_part(next_stage, copies, 0, Count<1>());
+            copy();
           }
-          cp_async_commit();
 
-          if (finds) publish(stage, cursor, keys);
+          if (finds_keys_) publish(stage, cursor, keys);
           cursor.advance(keys);
           last_stage = stage;
           stage = stage + 1 == S::kStages ? 0 : stage + 1;
@@ -220,7 +260,6 @@ class TileRunner {
         finish_chunk(last_stage, head, chunk, left <= 0);
       }
     }
-    cp_async_wait<0>();
     if (context_.tile.split >= 0) merge_if_last();
   }
 
@@ -256,23 +295,19 @@ class TileRunner {
 #pragma unroll
     for (int i = 0; i < S::kStages; ++i) {
       cursors[i] = cursor;
-      if (thread_ < Cursor::kThreads && cursor.kv_head() < heads_end) {
-        cursors[i].look_up(p_.pages, request_ids(), keys, thread_);
-      }
+      if (finds_keys_) cursors[i].look_up(p_.pages, request_ids(), keys, thread_);
       cursor.advance(keys);
     }
 #pragma unroll
     for (int i = 0; i < S::kStages; ++i) {
-      if (thread_ < Cursor::kThreads && cursors[i].kv_head() < heads_end) {
-        publish(i, cursors[i], keys);
-      }
+      if (finds_keys_) publish(i, cursors[i], keys);
     }
     __syncthreads();
 #pragma unroll 1
     for (int i = 0; i < S::kStages - 1; ++i) {
       issued.advance(keys);
       const bool copies = begin_issue(i, issued, keys, heads_end);
-      copy_part(i, copies, 0, Count<1>());
+      copy_keys_and_values(i, copies);
       cp_async_commit();
     }
   }
@@ -281,7 +316,7 @@ class TileRunner {
   using ValueCopy = TileCopy<Element<T::kKv>::kBytes, T::kHeadDimVo, T::kTileKv, T::kThreads>;
 
   /// Starts to bring the tile before `cursor` to a stage: the queries with the first of a head, and
-  /// rows of uncommon form. True if copy_part() has the rest to do.
+  /// rows of uncommon form. True if copy_keys_and_values() has the rest to do.
   FLASHPLAN_DEVICE bool begin_issue(int stage, const Cursor& cursor, KeySpan keys,
                                     int32_t heads_end) {
     const bool is_last_of_head = cursor.tile_begin() == keys.begin;
@@ -298,9 +333,7 @@ class TileRunner {
             [&](int row) { return query_row<T::kQ>(p_, rows_, head, row); });
       }
     }
-    if (p_.vectorized && p_.head_dim_qk == T::kHeadDimQk && p_.head_dim_vo == T::kHeadDimVo) {
-      return true;
-    }
+    if (copies_16_bytes_) return true;
     const uint32_t table = table_address(stage);
     KeyCopy::copy_unaligned(to + S::kKey, table, p_.head_dim_qk, thread_);
     ValueCopy::copy_unaligned(to + S::kValue, table + static_cast<int>(sizeof(KvRow)) / 2,
@@ -308,31 +341,48 @@ class TileRunner {
     return false;
   }
 
-  /// Part i of n of this thread's copies to a stage.
-  template <int n>
-  FLASHPLAN_DEVICE void copy_part(int stage, bool copies, int i, Count<n>) {
-    constexpr int kCopies = KeyCopy::kCopies + ValueCopy::kCopies;
-    const uint32_t to = stage_address(stage);
+  /// Starts this thread's copies of a tile of keys and values. All addresses are read first: no
+  /// read of shared memory can pass a copy to it.
+  FLASHPLAN_DEVICE void copy_keys_and_values(int stage, bool valid) const {
+    constexpr int kPitch = static_cast<int>(sizeof(KvRow));
     const uint32_t table = table_address(stage);
+    const uint32_t to = stage_address(stage);
+    const unsigned char* k[KeyCopy::kCopies];
+    const unsigned char* v[ValueCopy::kCopies];
+    if constexpr (T::kHeadDimQk == T::kHeadDimVo) {
 #pragma unroll
-    for (int round = 0; round < (kCopies + n - 1) / n; ++round) {
-      const int j = round * n + i;
-      if (j >= kCopies) break;
-      if (j < KeyCopy::kCopies) {
-        KeyCopy::copy(to + S::kKey, table, j, copies, thread_);
-      } else {
-        ValueCopy::copy(to + S::kValue, table + static_cast<int>(sizeof(KvRow)) / 2,
-                        j - KeyCopy::kCopies, copies, thread_);
+      for (int i = 0; i < KeyCopy::kCopies; ++i) {
+        load_shared_pointers(table + KeyCopy::row(i, thread_) * kPitch, k[i], v[i]);
       }
+    } else {
+#pragma unroll
+      for (int i = 0; i < KeyCopy::kCopies; ++i) {
+        k[i] = load_shared_pointer(table + KeyCopy::row(i, thread_) * kPitch);
+      }
+#pragma unroll
+      for (int i = 0; i < ValueCopy::kCopies; ++i) {
+        v[i] = load_shared_pointer(table + ValueCopy::row(i, thread_) * kPitch + kPitch / 2);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < KeyCopy::kCopies; ++i) {
+      KeyCopy::copy(to + S::kKey, k[i], i, valid, thread_);
+    }
+#pragma unroll
+    for (int i = 0; i < ValueCopy::kCopies; ++i) {
+      ValueCopy::copy(to + S::kValue, v[i], i, valid, thread_);
     }
   }
 
   /// The rows of this warp alone.
   FLASHPLAN_DEVICE void copy_own_queries(int head) {
     constexpr int kRowBytes = T::kHeadDimQk * Element<T::kQ>::kBytes;
+    // Lane r finds row r; others ask it.
+    const unsigned char* own =
+        query_row<T::kQ>(p_, rows_, head, first_row() + lane_ % (S::kMmaM * 16));
     copy_tile<Element<T::kQ>::kBytes, T::kHeadDimQk, S::kMmaM * 16, 32>(
         base_ + S::kQuery + first_row() * kRowBytes, p_.head_dim_qk, p_.vectorized, lane_,
-        [&](int row) { return query_row<T::kQ>(p_, rows_, head, first_row() + row); });
+        [&](int row) { return shuffled_pointer(own, row); });
     cp_async_commit();
   }
 
@@ -373,46 +423,58 @@ class TileRunner {
   }
 
   struct Logits {
-    float tiles[S::kMmaM][S::kKeysPerWarp / 8][4];
+    float tiles[S::kMmaM][S::kKeysAtOnce / 8][4];
   };
 
-  /// One tile of keys, of which this warp takes kKeysPerWarp.
-  template <typename Meanwhile>
+  /// One tile of keys, of which this warp takes kKeysPerWarp. `copy` starts copies to another
+  /// stage.
+  template <typename Copy>
   FLASHPLAN_DEVICE void attend(int stage, int32_t first_key, int head, bool wants_next_queries,
-                               Meanwhile meanwhile) {
+                               Copy copy) {
+    constexpr int kParts = S::kKeysPerWarp / S::kKeysAtOnce;
     const uint32_t from = stage_address(stage);
     const int warp_key = warp_kv_ * S::kKeysPerWarp;
     const uint32_t address = own_query_address(stage);
-    Logits s = {};
-    multiply_keys<T::kQ, T::kKv, T::kHeadDimQk, S::kMmaM, S::kKeysPerWarp>(
-        s.tiles, from + S::kKey, warp_key, lane_,
-        [&](uint32_t (&a)[4], int m, int k) {
-          if constexpr (S::kQueryInRegisters) {
-#pragma unroll
-            for (int i = 0; i < 4; ++i) a[i] = query_[k][i];
-          } else {
-            constexpr int kRowBytes = T::kHeadDimQk * Element<T::kQ>::kBytes;
-            load_query_fragment<T::kQ, T::kKv, T::kHeadDimQk>(a, address + m * 16 * kRowBytes, k);
-          }
-        },
-        meanwhile);
-    if (!S::kQueryInStage && wants_next_queries) {
-      __syncwarp();
-      copy_own_queries(head + 1);
-    }
-    transform(s, first_key + warp_key, head);
     const KeySpan seen_by_all = context_.seen_by_all;
-    if (first_key < seen_by_all.begin || seen_by_all.end - first_key < T::kTileKv) {
-      asm volatile("");  // a branch, not selections for every tile
-      mask(s, first_key + warp_key);
+    const bool is_masked =
+        first_key < seen_by_all.begin || seen_by_all.end - first_key < T::kTileKv;
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      const int key = warp_key + part * S::kKeysAtOnce;
+      Logits s = {};
+      multiply_keys<T::kQ, T::kKv, T::kHeadDimQk, S::kMmaM, S::kKeysAtOnce>(
+          s.tiles, from + S::kKey, key, lane_,
+          [&](uint32_t (&a)[4], int m, int k) {
+            if constexpr (S::kQueryInRegisters) {
+#pragma unroll
+              for (int i = 0; i < 4; ++i) a[i] = query_[k][i];
+            } else {
+              constexpr int kRowBytes = T::kHeadDimQk * Element<T::kQ>::kBytes;
+              load_query_fragment<T::kQ, T::kKv, T::kHeadDimQk>(a, address + m * 16 * kRowBytes, k);
+            }
+          },
+          [&] {
+            if (part == 0) copy();
+          });
+      if (part + 1 == kParts) {
+        if (!S::kQueryInStage && wants_next_queries) {
+          __syncwarp();
+          copy_own_queries(head + 1);
+        }
+      }
+      transform(s, first_key + key, head);
+      if (is_masked) {
+        asm volatile("");  // a branch, not selections for every tile
+        mask(s, first_key + key);
+      }
+      if constexpr (T::Variant::kUseSoftmax) {
+        softmax_.update(s.tiles, o_, variant_.exp2_scale);
+      } else {
+        drop_masked(s);
+      }
+      multiply_values<T::kQ, T::kKv, T::kHeadDimVo, S::kMmaM, S::kKeysAtOnce>(
+          o_, s.tiles, from + S::kValue, key, lane_);
     }
-    if constexpr (T::Variant::kUseSoftmax) {
-      softmax_.update(s.tiles, o_, variant_.exp2_scale);
-    } else {
-      drop_masked(s);
-    }
-    multiply_values<T::kQ, T::kKv, T::kHeadDimVo, S::kMmaM, S::kKeysPerWarp>(
-        o_, s.tiles, from + S::kValue, warp_key, lane_);
   }
 
   /// The variant's part in the logits.
@@ -427,7 +489,7 @@ class TileRunner {
           LogitPosition at = {rows_.request_index, rows_.query(r), 0,
                               head * rows_.group_size + rows_.head_in_group(r), head};
 #pragma unroll
-          for (int n = 0; n < S::kKeysPerWarp / 8; ++n) {
+          for (int n = 0; n < S::kKeysAtOnce / 8; ++n) {
 #pragma unroll
             for (int j = 0; j < 2; ++j) {
               float& x = s.tiles[m][n][2 * half + j];
@@ -450,7 +512,7 @@ class TileRunner {
         const int32_t first = span.begin - begin - lane_ % 4 * 2;
         const int32_t end = span.end - begin - lane_ % 4 * 2;
 #pragma unroll
-        for (int n = 0; n < S::kKeysPerWarp / 8; ++n) {
+        for (int n = 0; n < S::kKeysAtOnce / 8; ++n) {
 #pragma unroll
           for (int j = 0; j < 2; ++j) {
             float& x = s.tiles[m][n][2 * half + j];
@@ -465,7 +527,7 @@ class TileRunner {
 #pragma unroll
     for (int m = 0; m < S::kMmaM; ++m) {
 #pragma unroll
-      for (int n = 0; n < S::kKeysPerWarp / 8; ++n) {
+      for (int n = 0; n < S::kKeysAtOnce / 8; ++n) {
 #pragma unroll
         for (int j = 0; j < 4; ++j)
           s.tiles[m][n][j] = s.tiles[m][n][j] == -infinity() ? 0.0F : s.tiles[m][n][j];
@@ -589,41 +651,58 @@ class TileRunner {
                                    const float* memory) {
     constexpr int kQuads = T::kHeadDimVo / 4;
     const int num_rows = min(8, rows_.num_rows - first);
-#pragma unroll 2
+    // Lane r finds the place of row r; others ask it.
+    const int own_row = first + min(lane_ & 7, num_rows - 1);
+    const OutputRow own(p_, rows_, head, own_row);
+    const bool is_split = context_.tile.split >= 0;
+    const int64_t slot_row =
+        int64_t{context_.tile.partial_slot + chunk} * p_.tile_q + first;  // if split
+    if (lane_ < num_rows) {
+      const float lse = shared_lse()[lane_];
+      if (is_split) {
+        p_.partial_lse[slot_row + lane_] = lse;
+      } else if (p_.chunk_kv == 0 && p_.lse != nullptr) {
+        p_.lse[own.lse] = lse;
+      }
+    }
+#pragma unroll 4
     for (int i = lane_; i < 8 * kQuads; i += 32) {
       const int r = i / kQuads;
       const int dim = i % kQuads * 4;
-      if (r >= num_rows) break;
+      const int64_t to = __shfl_sync(0xffffffffU, own.o, r);
+      if (r >= num_rows) continue;
       float4 o = *reinterpret_cast<const float4*>(memory + shared_index(r, dim));
-      float lse = shared_lse()[r];
-      if (context_.tile.split >= 0) {
-        const int64_t at = int64_t{context_.tile.partial_slot + chunk} * p_.tile_q + first + r;
-        *reinterpret_cast<float4*>(p_.partial_o + at * T::kHeadDimVo + dim) = o;
-        if (dim == 0) p_.partial_lse[at] = lse;
-        continue;
+      if (is_split) {
+        *reinterpret_cast<float4*>(p_.partial_o + (slot_row + r) * T::kHeadDimVo + dim) = o;
+      } else if (p_.chunk_kv > 0) {
+        merge_chunk(o, first + r, dim, head, chunk, is_last);
+      } else {
+        store_result<T>(p_, variant_, rows_, head, first + r, to, dim, o);
       }
-      if (p_.chunk_kv > 0) {
-        // The same lane has the same dims of every chunk's state.
-        float4* merged_o = scratch<float4>() + (first + r) * kQuads + dim / 4;
-        MergedRow* merged_row =
-            scratch<MergedRow>(T::kTileQ * T::kHeadDimVo * 4) + (first + r) * kQuads + dim / 4;
-        MergedRow merged = *merged_row;
-        float4 so_far = *merged_o;
-        if (chunk == 0) {
-          merged.reset();
-          so_far = {0.0F, 0.0F, 0.0F, 0.0F};
-        }
-        o = merge_values(so_far, o, T::Variant::kUseSoftmax ? merged.add(lse) : kSum);
-        if (!is_last) {
-          *merged_o = o;
-          *merged_row = merged;
-          continue;
-        }
-        o = scaled(o, T::Variant::kUseSoftmax ? merged.inverse() : 1.0F);
-        lse = merged.lse();
-      }
-      write_result<T>(p_, variant_, rows_, head, first + r, dim, o, lse);
     }
+  }
+
+  /// Merges 4 dims of a chunk's state into those of the chunks before it, and writes the last.
+  FLASHPLAN_DEVICE void merge_chunk(float4 o, int row, int dim, int head, int chunk, bool is_last) {
+    // The same lane has the same dims of every chunk's state.
+    const int quad = row * (T::kHeadDimVo / 4) + dim / 4;
+    float4* merged_o = scratch<float4>() + quad;
+    MergedRow* merged_row = scratch<MergedRow>(T::kTileQ * T::kHeadDimVo * 4) + quad;
+    MergedRow merged = *merged_row;
+    float4 so_far = *merged_o;
+    if (chunk == 0) {
+      merged.reset();
+      so_far = {0.0F, 0.0F, 0.0F, 0.0F};
+    }
+    const float lse = shared_lse()[row % 8];
+    o = merge_values(so_far, o, T::Variant::kUseSoftmax ? merged.add(lse) : kSum);
+    if (!is_last) {
+      *merged_o = o;
+      *merged_row = merged;
+      return;
+    }
+    write_result<T>(p_, variant_, rows_, head, row, dim,
+                    scaled(o, T::Variant::kUseSoftmax ? merged.inverse() : 1.0F), merged.lse());
   }
 
   /// This CTA's part of the scratch memory, from `offset` bytes on.
@@ -645,7 +724,13 @@ class TileRunner {
       __threadfence();
     }
     __syncthreads();
-    if (context_.is_last) merge_partials<T>(p_, rows_, split);
+    if (context_.is_last) {
+      if constexpr (S::kRows <= 16) {
+        merge_partials<T, 1, 8>(p_, rows_, split);  // few rows, and maybe many states
+      } else {
+        merge_partials<T, 4, 2>(p_, rows_, split);
+      }
+    }
   }
 
   /// Rows that see no key.
@@ -670,6 +755,8 @@ class TileRunner {
   const int warp_q_;
   const int warp_kv_;
   const bool computes_;
+  const bool finds_keys_;
+  const bool copies_16_bytes_;  // all of k and v
 
   OnlineSoftmax<S::kMmaM> softmax_;
   float o_[S::kMmaM][T::kHeadDimVo / 8][4];
@@ -694,11 +781,29 @@ template <typename T>
 __global__ void __launch_bounds__(T::kThreads, T::kCtasPerSm)
     attention_kernel(const __grid_constant__ AttentionParams p) {
   extern __shared__ __align__(128) unsigned char smem[];
+  // Records of this tile and the next: they are there by the time they are needed.
+  __shared__ QueueStart queue;
   TileContext& context = *reinterpret_cast<TileContext*>(smem);
-  const int32_t end = p.cta_indptr[blockIdx.x + 1];
-  for (int32_t i = p.cta_indptr[blockIdx.x]; i < end; ++i) {
-    if (threadIdx.x == 0) context.assign(p, p.tiles[i]);
+  const int thread = static_cast<int>(threadIdx.x);
+  if (thread < static_cast<int>(sizeof(QueueStart) / 16)) {
+    reinterpret_cast<uint4*>(&queue)[thread] =
+        reinterpret_cast<const uint4*>(p.starts + blockIdx.x)[thread];
+  }
+  __syncthreads();
+  const int32_t begin = queue.begin;
+  const int32_t end = queue.end;
+  for (int32_t i = begin; i < end; ++i) {
+    const int slot = (i - begin) % 2;
+    if (thread == 0) context.assign(p, queue.tiles[slot], queue.requests[slot]);
     __syncthreads();
+    if (thread < 2 && i + 2 < end) {
+      cp_async_16(shared_address(&queue.tiles[slot]) + thread * 16,
+                  reinterpret_cast<const unsigned char*>(p.tiles + i + 2) + thread * 16, true);
+    }
+    if (thread == 2 && i > begin && i + 1 < end) {
+      cp_async_16(shared_address(&queue.requests[1 - slot]),
+                  p.requests + queue.tiles[1 - slot].request, true);
+    }
     const int num_rows = context.rows.num_rows;
     if (num_rows <= Shapes<T>::Few::kRows) {
       TileRunner<T, typename Shapes<T>::Few>(p, smem).run();
@@ -707,7 +812,9 @@ __global__ void __launch_bounds__(T::kThreads, T::kCtasPerSm)
     } else {
       TileRunner<T, typename Shapes<T>::Many>(p, smem).run();
     }
-    __syncthreads();  // shared memory is free for the next tile
+    cp_async_commit();
+    cp_async_wait<0>();
+    __syncthreads();  // shared memory is free for the next tile, and its records are there
   }
 }
 

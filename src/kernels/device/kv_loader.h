@@ -70,7 +70,8 @@ struct alignas(16) KvRow {
 
 /// Finds the keys of a work tile, one tile of keys at a time, head after head. Thread t finds k (t
 /// < kTileKv) or v (t < 2 * kTileKv) of key t % kTileKv; page ids are asked for one tile before
-/// they are needed. Past the last key its rows are found again: their logits are masked.
+/// they are needed. Past the last key its rows are found again: their logits are masked, or never
+/// asked for.
 template <DType kKv, int kTileKv>
 class KvCursor {
  public:
@@ -142,26 +143,24 @@ struct TileCopy {
   static constexpr int kCopies = kRows * Tile::kChunks / kThreads;  // of a thread
   static_assert(kRows * Tile::kChunks % kThreads == 0);
 
-  /// Copy i of a thread, if `valid`; the row's address stands at table + row * sizeof(KvRow).
-  static FLASHPLAN_DEVICE void copy(uint32_t tile, uint32_t table, int i, bool valid, int thread) {
-    int row;
-    int chunk;
-    uint32_t to;
-    if constexpr (kThreads % Tile::kChunks == 0) {
-      // A thread's rows have one chunk number, and mostly one permutation.
-      constexpr int kRowStep = kThreads / Tile::kChunks;
-      row = thread / Tile::kChunks;
-      chunk = thread % Tile::kChunks;
-      to = tile + (kRowStep % 8 == 0 ? Tile::offset(row, chunk) + i * kRowStep * Tile::kRowBytes
-                                     : Tile::offset(row + i * kRowStep, chunk));
-      row += i * kRowStep;
+  /// The row of this thread's copy i.
+  static FLASHPLAN_DEVICE int row(int i, int thread) {
+    return kThreads % Tile::kChunks == 0 ? thread / Tile::kChunks + i * (kThreads / Tile::kChunks)
+                                         : (i * kThreads + thread) / Tile::kChunks;
+  }
+  /// Starts copy i, from the row at `from`, if `valid`.
+  static FLASHPLAN_DEVICE void copy(uint32_t tile, const unsigned char* from, int i, bool valid,
+                                    int thread) {
+    constexpr int kRowStep = kThreads / Tile::kChunks;
+    if constexpr (kThreads % Tile::kChunks == 0 && kRowStep % 8 == 0) {
+      // A thread's rows have one chunk number and one permutation.
+      const int chunk = thread % Tile::kChunks;
+      cp_async_16(tile + Tile::offset(row(0, thread), chunk) + i * kRowStep * Tile::kRowBytes,
+                  from + chunk * 16, valid);
     } else {
-      row = (i * kThreads + thread) / Tile::kChunks;
-      chunk = (i * kThreads + thread) % Tile::kChunks;
-      to = tile + Tile::offset(row, chunk);
+      const int chunk = (i * kThreads + thread) % Tile::kChunks;
+      cp_async_16(tile + Tile::offset(row(i, thread), chunk), from + chunk * 16, valid);
     }
-    const unsigned char* from = load_shared_pointer(table + row * static_cast<int>(sizeof(KvRow)));
-    cp_async_16(to, from + chunk * 16, valid);
   }
 
   /// All copies, for rows of any alignment and of `head_dim` <= kHeadDim.

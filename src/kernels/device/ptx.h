@@ -8,12 +8,15 @@
 
 namespace flashplan::device {
 
-/// threadIdx.x, read anew: what follows from it is not computed ahead of the code that needs it,
-/// where it would hold registers.
+/// threadIdx.x, such that what follows from it is not computed ahead of the code that needs it,
+/// where it would hold registers, and not read again wherever it is needed, which is slow.
 FLASHPLAN_DEVICE int thread_index() {
-  int index;
-  asm volatile("mov.u32 %0, %%tid.x;\n" : "=r"(index));
-  return index & 1023;  // known not to be negative: divisions become shifts
+  const uint32_t index = threadIdx.x;
+  uint32_t shuffled;
+  asm volatile("shfl.sync.idx.b32 %0, %1, %2, 31, 0xffffffff;\n"
+               : "=r"(shuffled)
+               : "r"(index), "r"(index & 31));
+  return static_cast<int>(shuffled & 1023);  // known not to be negative: divisions become shifts
 }
 
 FLASHPLAN_DEVICE uint32_t shared_address(const void* pointer) {
@@ -63,6 +66,10 @@ FLASHPLAN_DEVICE const unsigned char* load_shared_pointer(uint32_t address) {
   asm volatile("ld.shared.u64 %0, [%1];\n" : "=l"(value) : "r"(address));
   return value;
 }
+FLASHPLAN_DEVICE void load_shared_pointers(uint32_t address, const unsigned char*& first,
+                                           const unsigned char*& second) {
+  asm volatile("ld.shared.v2.u64 {%0, %1}, [%2];\n" : "=l"(first), "=l"(second) : "r"(address));
+}
 FLASHPLAN_DEVICE void store_shared_pointer(uint32_t address, const unsigned char* value) {
   asm volatile("st.shared.u64 [%0], %1;\n" ::"r"(address), "l"(value) : "memory");
 }
@@ -91,6 +98,12 @@ FLASHPLAN_DEVICE float reciprocal_fast(float x) {
 FLASHPLAN_DEVICE float tanh_fast(float x) {
   constexpr float kTwoLog2e = 2.8853900817779268F;
   return 1.0F - 2.0F * reciprocal_fast(1.0F + exp2_fast(x * kTwoLog2e));
+}
+
+/// Lane `lane`'s pointer.
+FLASHPLAN_DEVICE const unsigned char* shuffled_pointer(const unsigned char* pointer, int lane) {
+  return reinterpret_cast<const unsigned char*>(
+      __shfl_sync(0xffffffffU, reinterpret_cast<unsigned long long>(pointer), lane));
 }
 
 FLASHPLAN_DEVICE float infinity() { return __int_as_float(0x7f800000); }

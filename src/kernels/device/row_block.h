@@ -25,8 +25,9 @@ struct RowBlock {
   int32_t window_left;  // -1: unbounded
   bool causal;
 
-  FLASHPLAN_DEVICE void assign(const AttentionParams& p, const WorkTile& tile) {
-    request = p.requests[tile.request];
+  FLASHPLAN_DEVICE void assign(const AttentionParams& p, const WorkTile& tile,
+                               const RequestInfo& info) {
+    request = info;
     request_index = tile.request;
     row_begin = tile.row_tile * p.tile_q;
     num_rows = min(p.tile_q, request.qo_len * p.group_size - row_begin);

@@ -11,6 +11,7 @@ FLASHPLAN_DEVICE float max_of_quad(float x) {
   x = fmaxf(x, __shfl_xor_sync(0xffffffffU, x, 1));
   return fmaxf(x, __shfl_xor_sync(0xffffffffU, x, 2));
 }
+
 FLASHPLAN_DEVICE float sum_of_quad(float x) {
   x += __shfl_xor_sync(0xffffffffU, x, 1);
   return x + __shfl_xor_sync(0xffffffffU, x, 2);
@@ -89,17 +90,17 @@ struct OnlineSoftmax {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const float shift = shift_of(max[m][half]) * scale;
-        float added = 0.0F;
+        float added[2] = {0.0F, 0.0F};
 #pragma unroll
         for (int n = 0; n < kKeyTiles; ++n) {
 #pragma unroll
           for (int j = 0; j < 2; ++j) {
             float& x = s[m][n][2 * half + j];
             x = exp2_fast(__fmaf_rn(x, scale, -shift));
-            added += x;
+            added[j] += x;
           }
         }
-        sum[m][half] += added;
+        sum[m][half] += added[0] + added[1];
       }
     }
   }

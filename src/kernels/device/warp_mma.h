@@ -67,14 +67,9 @@ struct ValueLayout {
   }
 };
 
-/// A number that is known at compile time.
-template <int>
-struct Count {};
-
 /// s += q k^T over keys [first_key, + kKeys) of a tile. `query_fragment(a, m, k)` gives fragments.
-/// Fragments are loaded one group of products ahead: with two warps per scheduler nobody else hides
-/// the latency of shared memory. `meanwhile(i, Count<n>())` is called for each of the n groups:
-/// what it does takes issue slots that matrix instructions leave free.
+/// Fragments are loaded two groups of products ahead: with two warps per scheduler nobody else
+/// hides the latency of shared memory. `meanwhile()` is called once the first loads are under way.
 template <DType kQ, DType kKv, int kHeadDim, int kMmaM, int kKeys, typename QueryFragment,
           typename Meanwhile>
 FLASHPLAN_DEVICE void multiply_keys(float (&s)[kMmaM][kKeys / 8][4], uint32_t k_tile, int first_key,
@@ -87,7 +82,7 @@ FLASHPLAN_DEVICE void multiply_keys(float (&s)[kMmaM][kKeys / 8][4], uint32_t k_
   const uint32_t address =
       k_tile + Tile::offset(first_key + lane % 8 + lane / 16 * 8, lane / 8 % 2);
   uint32_t a[2][kStepsPerPair][kMmaM][4];
-  uint32_t b[2][4];
+  uint32_t b[3][4];
   const auto load_a = [&](int pair) {
 #pragma unroll
     for (int k = 0; k < kStepsPerPair; ++k) {
@@ -97,23 +92,22 @@ FLASHPLAN_DEVICE void multiply_keys(float (&s)[kMmaM][kKeys / 8][4], uint32_t k_
     }
   };
   const auto load_b = [&](int i) {
-    ldmatrix(b[i % 2],
+    ldmatrix(b[i % 3],
              Tile::advance(address, i / kGroups * 2) + i % kGroups * 16 * Tile::kRowBytes);
   };
   load_a(0);
   load_b(0);
+  if (kPairs * kGroups > 1) load_b(1);
+  meanwhile();
 #pragma unroll
   for (int pair = 0; pair < kPairs; ++pair) {
 #pragma unroll
     for (int group = 0; group < kGroups; ++group) {
       const int i = pair * kGroups + group;
       const int n = group * 2;
-      if (i + 1 < kPairs * kGroups) {
-        load_b(i + 1);
-        if (group + 1 == kGroups) load_a(pair + 1);
-      }
-      meanwhile(i, Count<kPairs * kGroups>());
-      const uint32_t (&keys)[4] = b[i % 2];
+      if (i + 2 < kPairs * kGroups) load_b(i + 2);
+      if (group == (kGroups > 1 ? kGroups - 2 : 0) && pair + 1 < kPairs) load_a(pair + 1);
+      const uint32_t (&keys)[4] = b[i % 3];
       const auto& queries = a[pair % 2];
       if constexpr (kBytes == 2) {
 #pragma unroll
@@ -145,12 +139,13 @@ FLASHPLAN_DEVICE void multiply_values(float (&o)[kMmaM][kHeadDim / 8][4],
   constexpr int kPairs = Tile::kChunks / 2;
   constexpr int kSteps = kKeys / 16;
   const uint32_t address = v_tile + Tile::offset(first_key + lane % 16, lane / 16);
-  uint32_t b[2][4];
+  uint32_t b[3][4];
   const auto load_b = [&](int i) {
-    ldmatrix_transposed(b[i % 2],
+    ldmatrix_transposed(b[i % 3],
                         Tile::advance(address, i % kPairs * 2) + i / kPairs * 16 * Tile::kRowBytes);
   };
   load_b(0);
+  load_b(1);
 #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     uint32_t a[kMmaM][4];
@@ -165,8 +160,8 @@ FLASHPLAN_DEVICE void multiply_values(float (&o)[kMmaM][kHeadDim / 8][4],
 #pragma unroll
     for (int pair = 0; pair < kPairs; ++pair) {
       const int i = step * kPairs + pair;
-      if (i + 1 < kSteps * kPairs) load_b(i + 1);
-      const uint32_t (&values)[4] = b[i % 2];
+      if (i + 2 < kSteps * kPairs) load_b(i + 2);
+      const uint32_t (&values)[4] = b[i % 3];
       if constexpr (kBytes == 2) {
 #pragma unroll
         for (int m = 0; m < kMmaM; ++m) {

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kernel's sources are what NVRTC can take: a variant of the user's own, without nvcc or a GPU.
+
+NVRTC comes from PyPI (nvidia-cuda-nvrtc).
+"""
+
+import ctypes
+import os
+import pathlib
+from importlib import metadata
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parent.parent
+
+# Every other key, and weights of a sigmoid instead of softmax (FlashSigmoid).
+SOURCE = """
+#include "kernels/device/attention.h"
+
+using namespace flashplan;
+using namespace flashplan::device;
+
+struct SigmoidOfEveryOtherKey : Standard {
+  static constexpr bool kUseSoftmax = false;
+  static constexpr bool kTransformsLogits = true;
+  static constexpr bool kMasksLogits = true;
+  static constexpr bool kTransformsOutput = true;
+
+  explicit FLASHPLAN_DEVICE SigmoidOfEveryOtherKey(const AttentionParams& params)
+      : Standard(params), scale(params.logits_scale) {}
+  FLASHPLAN_DEVICE float logit(float product, const LogitPosition& at) const {
+    return 1.0F / (1.0F + exp2f(at.qo_head - product * scale * kLog2e));
+  }
+  FLASHPLAN_DEVICE bool visible(const LogitPosition& at) const {
+    return (at.key - at.query) % 2 == 0;
+  }
+  FLASHPLAN_DEVICE float output(float x, int32_t token, int32_t head, int32_t dim) const {
+    return token + head + dim == 0 ? -x : x;
+  }
+
+  float scale;
+};
+
+using Kernel = Traits<DType::kBFloat16, DType::kBFloat16, 64, 64, SigmoidOfEveryOtherKey>;
+"""
+KERNEL = b"attention_kernel<Kernel>"
+
+# NVRTC has no C++ standard library; this is the one header of it that device code includes.
+CSTDINT = b"""
+using int8_t = signed char;
+using int16_t = short;
+using int32_t = int;
+using int64_t = long;
+using uint8_t = unsigned char;
+using uint16_t = unsigned short;
+using uint32_t = unsigned int;
+using uint64_t = unsigned long;
+using uintptr_t = unsigned long;
+"""
+
+
+@pytest.fixture(scope="module")
+def nvrtc():
+    try:
+        files = metadata.files("nvidia-cuda-nvrtc")
+    except metadata.PackageNotFoundError:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip("nvidia-cuda-nvrtc is not installed")
+    path = next(file for file in files if file.name.startswith("libnvrtc.so."))
+    return ctypes.CDLL(str(path.locate()))
+
+
+def strings(*values):
+    return (ctypes.c_char_p * len(values))(*values)
+
+
+def compiled(nvrtc, architecture):
+    """(whether it worked, log, cubin)"""
+    program, size, name = ctypes.c_void_p(), ctypes.c_size_t(), ctypes.c_char_p()
+    source, headers, names = SOURCE.encode(), strings(CSTDINT), strings(b"cstdint")
+    assert not nvrtc.nvrtcCreateProgram(
+        ctypes.byref(program), source, b"variant.cu", 1, headers, names
+    )
+    assert not nvrtc.nvrtcAddNameExpression(program, KERNEL)
+    options = [
+        f"--gpu-architecture={architecture}",
+        "--std=c++20",
+        "--device-as-default-execution-space",  # constexpr functions of public headers
+        f"--include-path={ROOT / 'src'}",
+        f"--include-path={ROOT / 'include'}",
+    ]
+    failed = nvrtc.nvrtcCompileProgram(
+        program, len(options), strings(*(option.encode() for option in options))
+    )
+    nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))
+    log = ctypes.create_string_buffer(size.value)
+    nvrtc.nvrtcGetProgramLog(program, log)
+    cubin = b""
+    if not failed:
+        assert not nvrtc.nvrtcGetLoweredName(program, KERNEL, ctypes.byref(name))
+        nvrtc.nvrtcGetCUBINSize(program, ctypes.byref(size))
+        cubin = ctypes.create_string_buffer(size.value)
+        nvrtc.nvrtcGetCUBIN(program, cubin)
+        assert name.value in cubin.raw
+    nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+    return not failed, log.value.decode(), bytes(cubin)
+
+
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90a"])
+def test_a_variant_of_the_user_compiles(nvrtc, architecture):
+    worked, log, cubin = compiled(nvrtc, architecture)
+    assert worked, log
+    assert log == ""  # no warnings
+    assert cubin.startswith(b"\x7fELF")
