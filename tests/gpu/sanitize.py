@@ -27,7 +27,7 @@ def small_cases():
         Case(**BATCH, head_dim=128, softcap=10.0, num_qo_heads=8),
         Case((80,), (80,), head_dim=128, page_size=None),
         Case((140, 1), (150, 30), num_qo_heads=2, num_kv_heads=2),
-        Case((), ()),
+        Case((0,), (5,)),
         Case(**split),
         Case(**split, batch_invariant=True),
         Case(**split, kv_dtype="float8_e4m3fn", k_scale=0.5, v_scale=1.7),

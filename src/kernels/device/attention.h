@@ -591,6 +591,7 @@ class TileRunner {
       }
       if (half > 1) __syncthreads();
     }
+    __syncwarp();  // the lanes have read what share_rows() writes over
   }
 
   /// Ends the state of a chunk of keys, which is all of them unless results must not depend on
