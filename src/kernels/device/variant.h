@@ -22,9 +22,6 @@ struct Standard {
   static constexpr bool kUseSoftmax = true;         // false: weights are the logits themselves
   static constexpr bool kTransformsLogits = false;  // logit(), before masks
   static constexpr bool kMasksLogits = false;       // visible(), besides causal and window
-  static constexpr bool kTransformsQuery = false;   // query(), key(), value(): each element
-  static constexpr bool kTransformsKey = false;
-  static constexpr bool kTransformsValue = false;
   static constexpr bool kTransformsOutput = false;  // output(): each element, normalised
 
   explicit FLASHPLAN_DEVICE Standard(const AttentionParams& params)
@@ -32,16 +29,6 @@ struct Standard {
 
   FLASHPLAN_DEVICE float logit(float product, const LogitPosition&) const { return product; }
   FLASHPLAN_DEVICE bool visible(const LogitPosition&) const { return true; }
-  FLASHPLAN_DEVICE float query(float x, int32_t /*token*/, int32_t /*head*/,
-                               int32_t /*dim*/) const {
-    return x;
-  }
-  FLASHPLAN_DEVICE float key(float x, int32_t /*key*/, int32_t /*head*/, int32_t /*dim*/) const {
-    return x;
-  }
-  FLASHPLAN_DEVICE float value(float x, int32_t /*key*/, int32_t /*head*/, int32_t /*dim*/) const {
-    return x;
-  }
   FLASHPLAN_DEVICE float output(float x, int32_t /*token*/, int32_t /*head*/,
                                 int32_t /*dim*/) const {
     return x;

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+// Results and the merging of partial results, by all threads of a CTA.
+#pragma once
+
+#include "kernels/device/attention_state.h"
+
+namespace flashplan::device {
+
+/// Factors where states add up without weights.
+constexpr float2 kSum = {1.0F, 1.0F};
+
+/// Writes dims [dim, dim + 4) of a row's result; the row begins at element `to` of o.
+template <typename T>
+FLASHPLAN_DEVICE void store_result(const AttentionParams& p, const typename T::Variant& variant,
+                                   const RowBlock& rows, int32_t kv_head, int row, int64_t to,
+                                   int dim, float4 o) {
+  o = scaled(o, p.v_scale);
+  if constexpr (T::Variant::kTransformsOutput) {
+    const int32_t head = kv_head * rows.group_size + rows.head_in_group(row);
+    const int32_t query = rows.query(row);
+    o = {variant.output(o.x, query, head, dim), variant.output(o.y, query, head, dim + 1),
+         variant.output(o.z, query, head, dim + 2), variant.output(o.w, query, head, dim + 3)};
+  }
+  store_four(p, to, dim, o);
+}
+
+/// The same wherever the row is, and with its first dims its lse.
+template <typename T>
+FLASHPLAN_DEVICE void write_result(const AttentionParams& p, const typename T::Variant& variant,
+                                   const RowBlock& rows, int32_t kv_head, int row, int dim,
+                                   float4 o, float lse) {
+  const OutputRow to(p, rows, kv_head, row);
+  store_result<T>(p, variant, rows, kv_head, row, to.o, dim, o);
+  if (dim == 0 && p.lse != nullptr) p.lse[to.lse] = lse;
+}
+
+/// Merges the partial results of a split in the order of their keys, and writes o and lse. A thread
+/// has 4 dims of kRowsAtOnce rows and kSlotsAtOnce states of them under way: memory is far.
+template <typename T, int kRowsAtOnce, int kSlotsAtOnce>
+FLASHPLAN_DEVICE void merge_partials(const AttentionParams& p, const RowBlock& rows,
+                                     const SplitTile& split) {
+  constexpr int kQuads = T::kHeadDimVo / 4;
+  const typename T::Variant variant(p);
+  const int num_quads = rows.num_rows * kQuads;
+  for (int begin = static_cast<int>(threadIdx.x); begin < num_quads;
+       begin += kRowsAtOnce * T::kThreads) {
+    MergedRow merged[kRowsAtOnce];
+    float4 o[kRowsAtOnce];
+#pragma unroll
+    for (int r = 0; r < kRowsAtOnce; ++r) {
+      merged[r].reset();
+      o[r] = {0.0F, 0.0F, 0.0F, 0.0F};
+    }
+    for (int first = 0; first < split.num_slots; first += kSlotsAtOnce) {
+      float4 added[kRowsAtOnce][kSlotsAtOnce];
+      float lse[kRowsAtOnce][kSlotsAtOnce];
+#pragma unroll
+      for (int r = 0; r < kRowsAtOnce; ++r) {
+        // Past the end the last one is read again, and not used.
+        const int quad = min(begin + r * T::kThreads, num_quads - 1);
+#pragma unroll
+        for (int i = 0; i < kSlotsAtOnce; ++i) {
+          const int slot = split.slot_begin + min(first + i, split.num_slots - 1);
+          const int64_t at = int64_t{slot} * p.tile_q + quad / kQuads;
+          added[r][i] = __ldcg(reinterpret_cast<const float4*>(p.partial_o + at * T::kHeadDimVo) +
+                               quad % kQuads);
+          lse[r][i] = __ldcg(p.partial_lse + at);
+        }
+      }
+#pragma unroll
+      for (int r = 0; r < kRowsAtOnce; ++r) {
+#pragma unroll
+        for (int i = 0; i < kSlotsAtOnce; ++i) {
+          if (first + i < split.num_slots) {
+            o[r] = merge_values(o[r], added[r][i],
+                                T::Variant::kUseSoftmax ? merged[r].add(lse[r][i]) : kSum);
+          }
+        }
+      }
+    }
+#pragma unroll
+    for (int r = 0; r < kRowsAtOnce; ++r) {
+      const int quad = begin + r * T::kThreads;
+      if (quad < num_quads) {
+        const float scale = T::Variant::kUseSoftmax ? merged[r].inverse() : 1.0F;
+        write_result<T>(p, variant, rows, split.kv_head, quad / kQuads, quad % kQuads * 4,
+                        scaled(o[r], scale), merged[r].lse());
+      }
+    }
+  }
+}
+
+}  // namespace flashplan::device

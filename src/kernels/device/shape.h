@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+// The compile-time choices of a kernel: its types, and how warps share tiles and shared memory.
+#pragma once
+
+#include "kernels/device/kv_loader.h"
+#include "kernels/device/variant.h"
+
+namespace flashplan::device {
+
+/// The compile-time choices of a kernel.
+template <DType kQ_, DType kKv_, int kHeadDimQk_, int kHeadDimVo_, typename Variant_>
+struct Traits {
+  static constexpr DType kQ = kQ_;
+  static constexpr DType kKv = kKv_;
+  static constexpr int kHeadDimQk = kHeadDimQk_;
+  static constexpr int kHeadDimVo = kHeadDimVo_;
+  using Variant = Variant_;
+
+  // Accumulators of 32 rows x 256 dims do not fit a warp's registers, so d256 has 16 rows per warp
+  // and twice the warps: as many per SM.
+  static constexpr bool kIsWide = kHeadDimVo > 128;
+  static constexpr int kThreads = kIsWide ? 256 : 128;
+  static constexpr int kCtasPerSm = kIsWide ? 1 : 2;
+  static constexpr int kTileQ = 128;
+  // Keys of a step. (192, 128) of 16 bits: 64 would leave room for one stage. d256 of 8 bits: 64
+  // would leave none for the exchange of rows in finish_chunk().
+  static constexpr bool kIsNarrow = Element<kKv>::kBytes == 1;
+  static constexpr int kTileKv = kHeadDimQk == 192 && !kIsNarrow ? 32
+                                 : kIsWide && kIsNarrow          ? 128
+                                                                 : 64;
+  static constexpr int kKBytes = kTileKv * kHeadDimQk * Element<kKv>::kBytes;
+  static constexpr int kVBytes = kTileKv * kHeadDimVo * Element<kKv>::kBytes;
+  // Of the 228 KB of an SM, 1 KB per CTA is the system's, and some is static.
+  static constexpr int kSmemBudget = (kCtasPerSm == 1 ? 227 * 1024 : 113 * 1024) - 256;
+};
+
+/// How the warps of a CTA share a row tile of up to kRows rows: kWarpsQ of them side by side, each
+/// with kMmaM * 16 rows, times kWarpsKv that take different keys of each tile. Tiles of few rows
+/// are bound by memory; then every warp has its own softmax until the end, and nothing to wait for.
+template <typename T, int kWarpsQ_, int kMmaM_>
+struct Shape {
+  static constexpr int kMmaM = kMmaM_;
+  static constexpr int kWarpsQ = kWarpsQ_;
+  static constexpr int kWarps = T::kThreads / 32;
+  static constexpr int kMostWarpsKv = T::kTileKv / 16;
+  static constexpr int kWarpsKv = kWarps / kWarpsQ < kMostWarpsKv ? kWarps / kWarpsQ : kMostWarpsKv;
+  static constexpr int kRows = kWarpsQ * kMmaM * 16;
+  static constexpr int kKeysPerWarp = T::kTileKv / kWarpsKv;
+  // Logits in registers at a time: what is left of them hides latencies.
+  static constexpr int kMostAtOnce = kMmaM * T::kHeadDimVo >= 256 ? 32 : 64;
+  static constexpr int kKeysAtOnce = kKeysPerWarp < kMostAtOnce ? kKeysPerWarp : kMostAtOnce;
+
+  // Few rows: every stage has room for queries, which are kept in registers. Many: there is one
+  // buffer, whose rows each warp reads itself and fills for the next head when it is done.
+  static constexpr bool kQueryInStage = kRows <= 64;
+  static constexpr bool kQueryInRegisters = kMmaM == 1;
+  static constexpr int kQBytes = kRows * T::kHeadDimQk * Element<T::kQ>::kBytes;
+  static constexpr int kStageBytes = T::kKBytes + T::kVBytes + (kQueryInStage ? kQBytes : 0);
+  static constexpr int kTableBytes = T::kTileKv * static_cast<int>(sizeof(KvRow));
+  static constexpr int kStatsBytes = kWarpsKv > 1 ? kWarpsKv * kRows * 8 : 0;
+  static constexpr int kFixedBytes = 384 + kStatsBytes + (kQueryInStage ? 0 : kQBytes);
+  static constexpr int kMostStages = (T::kSmemBudget - kFixedBytes) / (kStageBytes + kTableBytes);
+  static constexpr int kStages = kMostStages < 6 ? kMostStages : 6;
+  static_assert(kStages >= 2);
+
+  // Offsets in shared memory; a TileContext comes first.
+  static constexpr int kRowLse = 128;  // float [kWarpsQ][8]
+  static constexpr int kStats = 384;   // float2 (max, sum) [kWarpsKv][kRows]
+  static constexpr int kTables = kStats + kStatsBytes;
+  static constexpr int kQuery = kTables + kStages * kTableBytes;
+  static constexpr int kFirstStage = kQuery + (kQueryInStage ? 0 : kQBytes);
+  static constexpr int kSmemBytes = kFirstStage + kStages * kStageBytes;
+  // Floats of o that a warp passes on through a stage at once, in merge_warps() or share_rows().
+  static constexpr int kFloatsPerWarp = (kWarpsKv > 1 ? 16 : 8) * T::kHeadDimVo;
+  static_assert((kWarpsKv > 1 ? kWarpsKv / 2 : 1) * kWarpsQ * kFloatsPerWarp * 4 <= kStageBytes);
+  // Inside a stage.
+  static constexpr int kKey = 0;
+  static constexpr int kValue = T::kKBytes;
+  static constexpr int kStageQuery = T::kKBytes + T::kVBytes;
+};
+
+/// The shapes of a kernel, by the rows of a work tile.
+template <typename T>
+struct Shapes {
+  using Few = Shape<T, 1, 1>;                                   // up to 16 rows: decode
+  using Some = Shape<T, 4, 1>;                                  // up to 64
+  using Many = Shape<T, T::kThreads / 32, T::kIsWide ? 1 : 2>;  // up to 128: prompts
+
+  static constexpr int kLarger =
+      Few::kSmemBytes > Some::kSmemBytes ? Few::kSmemBytes : Some::kSmemBytes;
+  static constexpr int kSmemBytes = kLarger > Many::kSmemBytes ? kLarger : Many::kSmemBytes;
+  static_assert(Many::kRows == T::kTileQ && kSmemBytes <= T::kSmemBudget);
+};
+
+}  // namespace flashplan::device
