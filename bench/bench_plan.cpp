@@ -1,14 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// Time of Plan::plan() for batches of decodes and prompts. Usage: bench_plan [--json FILE]
+// Time of Plan::plan() for batches of decodes and prompts, and of the scheduler alone with the
+// tiles and costs of a GPU. Usage: bench_plan [--json FILE]
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "flashplan/flashplan.h"
+#include "kernels/instances.h"
+#include "plan/schedule.h"
+#include "plan/select_kernel.h"
 
 namespace {
 
@@ -34,6 +39,29 @@ HostBatch mixed_batch(int32_t num_requests, uint32_t seed) {
   return batch;
 }
 
+HostBatch decodes(int32_t num_requests, uint32_t seed) {
+  std::mt19937 engine(seed);
+  HostBatch batch;
+  for (int32_t r = 0; r < num_requests; ++r) {
+    batch.qo_indptr.push_back(r + 1);
+    batch.kv_lens.push_back(static_cast<int32_t>(128 + engine() % 8065));
+  }
+  return batch;
+}
+
+HostBatch prompts(int32_t num_requests, uint32_t /*seed*/) {
+  HostBatch batch;
+  for (int32_t r = 0; r < num_requests; ++r) {
+    batch.qo_indptr.push_back((r + 1) * 4096);
+    batch.kv_lens.push_back(4096);
+  }
+  return batch;
+}
+
+// Lengths differ from step to step: repeating one batch would train the branch predictor on it.
+constexpr uint32_t kBatches = 32;
+constexpr int kRounds = 100;
+
 struct Result {
   int32_t num_requests;
   int32_t num_work_tiles;
@@ -41,56 +69,141 @@ struct Result {
   double p99_us;
 };
 
-bool measure(int32_t num_requests, Result* result) {
+/// Times plan(batch), which returns the number of work tiles or -1, over all batches in turn.
+template <class PlanBatch>
+bool measure(const std::vector<HostBatch>& batches, PlanBatch plan, Result* result) {
+  std::vector<double> microseconds;
+  result->num_requests = static_cast<int32_t>(batches[0].kv_lens.size());
+  for (int i = 0; i < kRounds; ++i) {
+    for (const HostBatch& b : batches) {
+      const flashplan::Batch batch = {b.qo_indptr.data(), b.kv_lens.data(), nullptr,
+                                      result->num_requests};
+      const auto begin = std::chrono::steady_clock::now();
+      result->num_work_tiles = plan(batch);
+      const auto end = std::chrono::steady_clock::now();
+      if (result->num_work_tiles < 0) return false;
+      const bool warm_up = i == 0;
+      if (!warm_up) {
+        microseconds.push_back(std::chrono::duration<double, std::micro>(end - begin).count());
+      }
+    }
+  }
+  std::sort(microseconds.begin(), microseconds.end());
+  result->median_us = microseconds[microseconds.size() / 2];
+  result->p99_us = microseconds[microseconds.size() * 99 / 100];
+  return true;
+}
+
+flashplan::AttentionOptions llama(const std::vector<HostBatch>& batches) {
   flashplan::AttentionOptions options;
   options.num_qo_heads = 32;
   options.num_kv_heads = 8;
   options.head_dim_qk = options.head_dim_vo = 128;
   options.page_size = 16;
-  options.max_batch_size = num_requests;
-  options.num_ctas = 132;
-
-  // Lengths differ from step to step: repeating one batch would train the branch predictor on it.
-  constexpr int kBatches = 32;
-  constexpr int kRounds = 100;
-  std::vector<HostBatch> batches;
-  for (uint32_t seed = 0; seed < kBatches; ++seed) {
-    batches.push_back(mixed_batch(num_requests, seed));
-    options.max_qo_tokens = std::max(options.max_qo_tokens, batches.back().qo_indptr.back());
+  options.max_batch_size = static_cast<int32_t>(batches[0].kv_lens.size());
+  for (const HostBatch& b : batches) {
+    options.max_qo_tokens = std::max(options.max_qo_tokens, b.qo_indptr.back());
   }
-  flashplan::Plan plan;
-  if (!flashplan::Plan::create(options, &plan).ok()) return false;
-
-  std::vector<double> microseconds;
-  for (int i = 0; i < kBatches * kRounds; ++i) {
-    const HostBatch& b = batches[static_cast<size_t>(i % kBatches)];
-    const flashplan::Batch batch = {b.qo_indptr.data(), b.kv_lens.data(), nullptr, num_requests};
-    const auto begin = std::chrono::steady_clock::now();
-    const flashplan::Status status = plan.plan(batch);
-    const auto end = std::chrono::steady_clock::now();
-    if (!status.ok()) return false;
-    const bool warm_up = i < kBatches;
-    if (!warm_up) {
-      microseconds.push_back(std::chrono::duration<double, std::micro>(end - begin).count());
-    }
-  }
-  std::sort(microseconds.begin(), microseconds.end());
-  const flashplan::ScheduleView schedule = plan.schedule();
-  *result = {num_requests, schedule.cta_indptr[schedule.num_ctas],
-             microseconds[microseconds.size() / 2], microseconds[microseconds.size() * 99 / 100]};
-  return true;
+  return options;
 }
 
-bool write_json(const char* path, const std::vector<Result>& results) {
+bool measure_plan(const std::vector<HostBatch>& batches, Result* result) {
+  flashplan::AttentionOptions options = llama(batches);
+  options.num_ctas = 132;
+  flashplan::Plan plan;
+  if (!flashplan::Plan::create(options, &plan).ok()) return false;
+  const auto plan_batch = [&](const flashplan::Batch& batch) {
+    if (!plan.plan(batch).ok()) return -1;
+    const flashplan::ScheduleView schedule = plan.schedule();
+    return schedule.cta_indptr[schedule.num_ctas];
+  };
+  return measure(batches, plan_batch, result);
+}
+
+/// As on a GPU of 132 SMs, without the copy to it: none is needed here.
+bool measure_gpu_schedule(const std::vector<HostBatch>& batches, Result* result) {
+  using namespace flashplan;
+  AttentionOptions options = llama(batches);
+  options.device = {DeviceType::kCuda, 0};
+  const KernelInstance instance = {"",
+                                   KernelFamily::kSm80,
+                                   options.q_dtype,
+                                   options.kv_dtype,
+                                   128,
+                                   128,
+                                   false,
+                                   128,
+                                   64,
+                                   2,
+                                   96 << 10,
+                                   nullptr,
+                                   nullptr};
+  DeviceLimits device;
+  device.instances = {&instance, 1};
+  device.architectures = "90";
+  device.num_gpus = 1;
+  device.num_sms = 132;
+  device.major = 9;
+  device.smem_per_cta = 227 << 10;
+  device.smem_per_sm = 228 << 10;
+  KernelConfig config;
+  if (!select_kernel(options, device, &config).ok()) return false;
+  ScheduleShape shape;
+  shape.num_kv_heads = options.num_kv_heads;
+  shape.group_size = options.num_qo_heads / options.num_kv_heads;
+  shape.tile_q = config.tile_q;
+  shape.tile_kv = config.tile_kv;
+  shape.num_ctas = config.num_ctas;
+  shape.max_partial_slots = 2 * config.num_ctas;
+  shape.item_steps = config.item_steps;
+  shape.cost = config.cost;
+  Scheduler scheduler;
+  scheduler.reserve(shape, options.max_batch_size, options.max_qo_tokens);
+  const auto plan_batch = [&](const Batch& batch) {
+    scheduler.make(batch);
+    return static_cast<int32_t>(scheduler.schedule().tiles.size());
+  };
+  return measure(batches, plan_batch, result);
+}
+
+template <class MakeBatch>
+std::vector<HostBatch> make_batches(MakeBatch make, int32_t num_requests) {
+  std::vector<HostBatch> batches;
+  for (uint32_t seed = 0; seed < kBatches; ++seed) batches.push_back(make(num_requests, seed));
+  return batches;
+}
+
+void print(const char* name, const Result& r) {
+  std::printf("%-8s %8d %10d %10.2f %10.2f %12.1f\n", name, r.num_requests, r.num_work_tiles,
+              r.median_us, r.p99_us, 1000 * r.median_us / r.num_requests);
+}
+
+struct GpuResult {
+  const char* name;
+  Result result;
+};
+
+bool write_json(const char* path, const std::vector<Result>& results,
+                const std::vector<GpuResult>& gpu_results) {
   std::FILE* file = std::fopen(path, "w");
   if (file == nullptr) return false;
-  std::fprintf(file, "{\"benchmark\": \"plan\", \"num_ctas\": 132, \"results\": [");
-  for (size_t i = 0; i < results.size(); ++i) {
-    const Result& r = results[i];
+  const auto write = [file](const Result& r) {
     std::fprintf(file,
-                 "%s\n  {\"num_requests\": %d, \"num_work_tiles\": %d, \"median_us\": %.2f, "
+                 "\"num_requests\": %d, \"num_work_tiles\": %d, \"median_us\": %.2f, "
                  "\"p99_us\": %.2f}",
-                 i == 0 ? "" : ",", r.num_requests, r.num_work_tiles, r.median_us, r.p99_us);
+                 r.num_requests, r.num_work_tiles, r.median_us, r.p99_us);
+  };
+  std::fprintf(file, "{\"benchmark\": \"plan\", \"num_ctas\": 132, \"results\": [");
+  const char* separator = "\n  {";
+  for (const Result& r : results) {
+    std::fprintf(file, "%s", std::exchange(separator, ",\n  {"));
+    write(r);
+  }
+  std::fprintf(file, "\n], \"gpu_num_ctas\": 264, \"gpu_results\": [");
+  separator = "\n  {";
+  for (const GpuResult& r : gpu_results) {
+    std::fprintf(file, "%s\"batch\": \"%s\", ", std::exchange(separator, ",\n  {"), r.name);
+    write(r.result);
   }
   std::fprintf(file, "\n]}\n");
   return std::fclose(file) == 0;
@@ -105,19 +218,33 @@ int main(int argc, char** argv) {
   }
   std::vector<Result> results;
   std::printf("plan(): 7/8 decodes, 1/8 prompts, 32/8 heads, page 16, 132 CTAs\n");
-  std::printf("%8s %10s %10s %10s %12s\n", "requests", "tiles", "median us", "p99 us",
+  std::printf("%-8s %8s %10s %10s %10s %12s\n", "", "requests", "tiles", "median us", "p99 us",
               "ns/request");
   for (const int32_t num_requests : {256, 512, 1024, 2048, 4096}) {
     Result r;
-    if (!measure(num_requests, &r)) {
+    if (!measure_plan(make_batches(mixed_batch, num_requests), &r)) {
       std::fprintf(stderr, "plan() of %d requests failed\n", num_requests);
       return 1;
     }
-    std::printf("%8d %10d %10.2f %10.2f %12.1f\n", r.num_requests, r.num_work_tiles, r.median_us,
-                r.p99_us, 1000 * r.median_us / r.num_requests);
+    print("mixed", r);
     results.push_back(r);
   }
-  if (argc == 3 && !write_json(argv[2], results)) {
+
+  std::vector<GpuResult> gpu_results;
+  std::printf("schedule for a GPU: 264 CTAs\n");
+  const auto measure_on_gpu = [&](const char* name, auto make, int32_t num_requests) {
+    GpuResult r = {name, {}};
+    if (!measure_gpu_schedule(make_batches(make, num_requests), &r.result)) return false;
+    print(name, r.result);
+    gpu_results.push_back(r);
+    return true;
+  };
+  if (!measure_on_gpu("mixed", mixed_batch, 256) || !measure_on_gpu("decodes", decodes, 256) ||
+      !measure_on_gpu("prompts", prompts, 16)) {
+    std::fprintf(stderr, "no kernel for the GPU\n");
+    return 1;
+  }
+  if (argc == 3 && !write_json(argv[2], results, gpu_results)) {
     std::perror(argv[2]);
     return 1;
   }

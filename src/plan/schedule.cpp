@@ -99,14 +99,12 @@ void Scheduler::reserve(const ScheduleShape& shape, int32_t max_batch_size, int3
 }
 
 void Scheduler::make(const Batch& batch) {
-  std::fill(schedule_.cta_cost.begin(), schedule_.cta_cost.end(), 0);
   collect_row_tiles(batch);
   order_longest_first();
   // The paper's L_kv, as a cost: what each CTA would get of a perfect division.
   const int64_t share = schedule_.total_cost / shape_.num_ctas + 1;
-  deal_items(share);
-  if (num_groups_ > 0) place_left_items(share + slack() / 2);
-  split_the_rest(share);
+  deal_items(share, share);
+  fill_queues(share);
   write_queues();
 }
 
@@ -239,12 +237,14 @@ class Scheduler::Dealer {
   int32_t direction_ = 1;
 };
 
-void Scheduler::deal_items(int64_t capacity) {
+/// Makes items for CTAs that get `share` each, and deals those that fit into queues of `capacity`.
+void Scheduler::deal_items(int64_t share, int64_t capacity) {
+  std::fill(schedule_.cta_cost.begin(), schedule_.cta_cost.end(), 0);
   Dealer dealer(*this, capacity);
   const int32_t num_heads = shape_.num_kv_heads;
   for (int32_t g = 0; g < num_groups_; ++g) {
     const Group& group = groups_[static_cast<size_t>(g)];
-    const int32_t at_once = heads_per_item(group, capacity);
+    const int32_t at_once = heads_per_item(group, share);
     for (int32_t head = 0; head < num_heads; head += at_once) {
       // From the end: with a causal mask the last row tile is the longest.
       for (int32_t i = group.first + group.count - 1; i >= group.first; --i) {
@@ -257,13 +257,15 @@ void Scheduler::deal_items(int64_t capacity) {
   }
   num_dealt_ = dealer.num_dealt();
   num_left_ = dealer.num_left();
+  if (num_groups_ > 0) sort_left_items();
+  std::copy(schedule_.cta_cost.begin(), schedule_.cta_cost.end(), dealt_cost_.begin());
 }
 
-/// Longest first to the least loaded CTA: what is split instead costs more the more rows it has.
-void Scheduler::place_left_items(int64_t capacity) {
-  const auto cost_of = [&](const Item& item) {
-    return row_tiles_[static_cast<size_t>(item.row_tile)].head_cost * item.num_heads;
-  };
+int64_t Scheduler::cost_of(const Item& item) const {
+  return row_tiles_[static_cast<size_t>(item.row_tile)].head_cost * item.num_heads;
+}
+
+void Scheduler::sort_left_items() {
   class_sizes_.fill(0);
   const std::span left(left_.data(), static_cast<size_t>(num_left_));
   for (const Item& item : left) ++class_sizes_[cost_class_of(cost_of(item))];
@@ -272,7 +274,11 @@ void Scheduler::place_left_items(int64_t capacity) {
   for (const Item& item : left) {
     sorted_[static_cast<size_t>(class_sizes_[cost_class_of(cost_of(item))]++)] = item;
   }
+  num_sorted_ = num_left_;
+}
 
+/// Longest first to the least loaded CTA: what is split instead costs more the more rows it has.
+void Scheduler::place_whole(int32_t first, int64_t capacity) {
   int64_t* loads = schedule_.cta_cost.data();
   const auto is_lighter = [&](int32_t a, int32_t b) {
     return loads[a] != loads[b] ? loads[a] < loads[b] : a < b;
@@ -289,8 +295,8 @@ void Scheduler::place_left_items(int64_t capacity) {
   for (size_t c = 0; c < size; ++c) heap_[c] = static_cast<int32_t>(c);
   for (size_t i = size / 2; i-- > 0;) sift_down(i);
 
-  const int32_t num_items = std::exchange(num_left_, 0);
-  for (int32_t n = 0; n < num_items; ++n) {
+  num_left_ = 0;
+  for (int32_t n = first; n < num_sorted_; ++n) {
     Item item = sorted_[static_cast<size_t>(n)];
     const int64_t cost = cost_of(item);
     int64_t& load = loads[heap_[0]];
@@ -300,7 +306,7 @@ void Scheduler::place_left_items(int64_t capacity) {
     }
     load += cost;
     item.cta = heap_[0];
-    dealt_[static_cast<size_t>(num_dealt_++)] = item;
+    dealt_[static_cast<size_t>(num_whole_++)] = item;
     sift_down(0);
   }
 }
@@ -318,12 +324,12 @@ int64_t Scheduler::slack() const {
 }
 
 /// As many as make the item steps, but enough items to fill the queues with.
-int32_t Scheduler::heads_per_item(const Group& group, int64_t capacity) const {
+int32_t Scheduler::heads_per_item(const Group& group, int64_t share) const {
   constexpr int64_t kItemsPerCta = 4;
   // The row tile in the middle costs about the average.
   const RowTile& tile = row_tiles_[static_cast<size_t>(group.first + group.count / 2)];
-  const int64_t wanted =
-      std::min(shape_.item_steps * full_step_cost_, capacity / kItemsPerCta) / tile.head_cost;
+  const int64_t wanted = std::min(shape_.item_steps * full_step_cost_, share / kItemsPerCta) /
+                         std::max<int64_t>(tile.head_cost, 1);
   return static_cast<int32_t>(std::clamp<int64_t>(wanted, least_heads_, shape_.num_kv_heads));
 }
 
@@ -336,8 +342,7 @@ class Scheduler::Cutter {
         loads_(scheduler.schedule_.cta_cost.data()),
         kv_shift_(scheduler.kv_shift_),
         granule_(shape_.granule()),
-        capacity_(capacity),
-        room_(capacity - loads_[0]) {}
+        capacity_(capacity) {}
 
   void lay(const Item& item) {
     const RowTile& tile = scheduler_.row_tiles_[static_cast<size_t>(item.row_tile)];
@@ -347,10 +352,12 @@ class Scheduler::Cutter {
     fixed_ = tile_cost(shape_.cost, tile.num_rows);
     split_cost_ = split_cost(shape_.cost, tile.num_rows);
     head_ = item.head;
+    room_ = capacity_ - loads_[cta_];
     const int32_t heads_end = item.head + item.num_heads;
     while (head_ < heads_end) {
       const bool last_cta = cta_ + 1 == shape_.num_ctas;
-      const int64_t rest_cost = fixed_ + (num_steps_ - step_) * per_step_;
+      const int64_t rest_cost =
+          fixed_ + (num_steps_ - step_) * per_step_ + (split_ >= 0 ? split_cost_ : 0);
       if (last_cta || rest_cost <= room_) {
         const int32_t left = split_ < 0 ? heads_end - head_ : 1;
         const bool all = last_cta || left * rest_cost <= room_;
@@ -364,21 +371,19 @@ class Scheduler::Cutter {
       } else if (!open_split()) {
         finish_heads(1, rest_cost);  // no slot for a further piece: the load stays here
       } else {
-        place(1, step_ + steps, fixed_ + steps * per_step_);
+        place(1, step_ + steps, fixed_ + steps * per_step_ + split_cost_);
         step_ += steps;
         next_cta();
       }
     }
   }
 
-  /// Whether the last queue, which took what was left, is no longer than the others may be.
-  bool fits() const { return loads_[shape_.num_ctas - 1] <= capacity_; }
-
  private:
   /// Steps of the current head that the room holds, in whole granules and leaving at least one.
   int32_t steps_that_fit() const {
-    if (room_ <= fixed_) return 0;
-    const int64_t steps = std::min<int64_t>((room_ - fixed_) / per_step_, num_steps_ - step_ - 1);
+    const int64_t room = room_ - fixed_ - split_cost_;
+    if (room < per_step_) return 0;
+    const int64_t steps = std::min<int64_t>(room / per_step_, num_steps_ - step_ - 1);
     return static_cast<int32_t>(steps) / granule_ * granule_;
   }
 
@@ -438,7 +443,7 @@ class Scheduler::Cutter {
   const int kv_shift_;
   const int32_t granule_;  // steps between possible cuts
   const int64_t capacity_;
-  int64_t room_;  // of the current CTA
+  int64_t room_ = 0;  // of the current CTA
   int32_t cta_ = 0;
 
   RowTile tile_ = {};
@@ -451,18 +456,48 @@ class Scheduler::Cutter {
   int32_t split_ = -1;  // of the head, once it is cut
 };
 
-void Scheduler::split_the_rest(int64_t share) {
-  // How much cuts add is known afterwards, so capacities are tried.
-  const int64_t unit = slack();
-  std::copy(schedule_.cta_cost.begin(), schedule_.cta_cost.end(), dealt_cost_.begin());
-  for (const int64_t extra : {unit / 2, unit, 2 * unit}) {
-    std::copy(dealt_cost_.begin(), dealt_cost_.end(), schedule_.cta_cost.begin());
-    schedule_.splits.clear();
-    schedule_.num_slots = 0;
-    num_pieces_ = 0;
-    Cutter cutter(*this, share + extra);
-    for (int32_t n = 0; n < num_left_; ++n) cutter.lay(left_[static_cast<size_t>(n)]);
-    if (cutter.fits()) return;
+/// Places what is left. Returns by how much the last queue, which takes the rest, is longer than
+/// `capacity`.
+int64_t Scheduler::place_the_rest(int64_t capacity) {
+  std::copy(dealt_cost_.begin(), dealt_cost_.end(), schedule_.cta_cost.begin());
+  schedule_.splits.clear();
+  schedule_.num_slots = 0;
+  num_pieces_ = 0;
+  num_whole_ = num_dealt_;
+  Cutter cutter(*this, capacity);
+  if (num_groups_ > 0) {
+    // What no queue can hold is cut while there is room.
+    int32_t first = 0;
+    while (first < num_sorted_ && cost_of(sorted_[static_cast<size_t>(first)]) > capacity) {
+      cutter.lay(sorted_[static_cast<size_t>(first++)]);
+    }
+    place_whole(first, capacity);
+  }
+  for (int32_t n = 0; n < num_left_; ++n) cutter.lay(left_[static_cast<size_t>(n)]);
+  return schedule_.cta_cost.back() - capacity;
+}
+
+void Scheduler::fill_queues(int64_t share) {
+  constexpr int kTries = 16;
+  constexpr int64_t kUnnoticed = 64;     // such a part of a queue is not worth another try
+  constexpr int64_t kWorthOfGroups = 8;  // such a part is what sharing keys may cost
+  const auto least_extra = [&] {
+    const int64_t unit = slack();
+    return std::clamp(share / kUnnoticed, unit / 4, 2 * unit) + 1;
+  };
+  // What cuts add is known afterwards: capacities are tried, each larger by what the last lacked.
+  int64_t extra = least_extra();
+  bool in_groups = num_groups_ > 0;
+  for (int i = 0; i < kTries; ++i) {
+    const int64_t excess = place_the_rest(share + extra);
+    if (excess <= 0) return;
+    extra += std::clamp(excess / shape_.num_ctas * 5 / 4, extra / 2, extra) + 1;
+    if (in_groups && extra > share / kWorthOfGroups) {
+      // Too few items to even out what the order of groups left: longest first from the start.
+      in_groups = false;
+      deal_items(share, 0);
+      extra = least_extra();
+    }
   }
 }
 
@@ -471,7 +506,7 @@ void Scheduler::write_queues() {
   auto& indptr = schedule_.cta_indptr;
   std::fill(indptr.begin(), indptr.end(), 0);
   const std::span pieces(pieces_.data(), static_cast<size_t>(num_pieces_));
-  const std::span dealt(dealt_.data(), static_cast<size_t>(num_dealt_));
+  const std::span dealt(dealt_.data(), static_cast<size_t>(num_whole_));
   for (const Placed& p : pieces) ++indptr[static_cast<size_t>(p.cta) + 1];
   for (const Item& item : dealt) ++indptr[static_cast<size_t>(item.cta) + 1];
   for (size_t c = 1; c < indptr.size(); ++c) indptr[c] += indptr[c - 1];

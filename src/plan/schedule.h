@@ -129,11 +129,14 @@ class Scheduler {
   void collect_row_tiles(const Batch& batch);
   void collect_request(int32_t request, int32_t qo_len, int32_t kv_len);
   void order_longest_first();
-  void deal_items(int64_t capacity);
-  void place_left_items(int64_t capacity);
+  void deal_items(int64_t share, int64_t capacity);
+  void sort_left_items();
+  void place_whole(int32_t first, int64_t capacity);
+  void fill_queues(int64_t share);
+  int64_t place_the_rest(int64_t capacity);
+  int64_t cost_of(const Item& item) const;
   int64_t slack() const;
-  int32_t heads_per_item(const Group& group, int64_t capacity) const;
-  void split_the_rest(int64_t share);
+  int32_t heads_per_item(const Group& group, int64_t share) const;
   void write_queues();
 
   ScheduleShape shape_;
@@ -150,20 +153,22 @@ class Scheduler {
   // Sized by the bounds, used up to their counts: push_back's check costs as much as the work.
   std::vector<RowTile> row_tiles_;
   std::vector<Group> groups_;
-  std::vector<int32_t> order_;  // row tiles that are in no group, longest first
-  std::vector<Item> dealt_;
-  std::vector<Item> left_;                                  // that did not fit, and are cut
-  std::vector<Item> sorted_;                                // those, longest first
-  std::vector<int32_t> heap_;                               // CTAs, the least loaded on top
-  std::vector<Placed> pieces_;                              // in the order of their CTA
-  std::vector<int64_t> dealt_cost_;                         // per CTA, of the whole tiles
+  std::vector<int32_t> order_;       // row tiles that are in no group, longest first
+  std::vector<Item> dealt_;          // and after them what is placed whole
+  std::vector<Item> left_;           // that did not fit, and are cut
+  std::vector<Item> sorted_;         // that were not dealt, longest first
+  std::vector<int32_t> heap_;        // CTAs, the least loaded on top
+  std::vector<Placed> pieces_;       // in the order of their CTA
+  std::vector<int64_t> dealt_cost_;  // per CTA, of the whole tiles
   std::array<int32_t, kCostClasses + 1> class_sizes_ = {};  // the last: in groups
   RowTile* next_row_tile_ = nullptr;
   int32_t num_row_tiles_ = 0;
   int32_t num_groups_ = 0;
   int32_t num_ordered_ = 0;
   int32_t num_dealt_ = 0;
+  int32_t num_whole_ = 0;  // dealt and placed
   int32_t num_left_ = 0;
+  int32_t num_sorted_ = 0;
   int32_t num_pieces_ = 0;
 };
 

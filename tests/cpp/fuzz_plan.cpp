@@ -120,7 +120,7 @@ void plan_anything(FuzzedDataProvider& in) {
 
 ScheduleShape any_shape(FuzzedDataProvider& in) {
   ScheduleShape s;
-  s.num_kv_heads = in.ConsumeIntegralInRange<int32_t>(1, 8);
+  s.num_kv_heads = in.ConsumeIntegralInRange<int32_t>(1, 32);
   s.group_size = in.ConsumeIntegralInRange<int32_t>(1, 9);
   s.causal = in.ConsumeBool();
   s.window_left = in.ConsumeBool() ? in.ConsumeIntegralInRange<int32_t>(0, 2000) : -1;
@@ -130,11 +130,13 @@ ScheduleShape any_shape(FuzzedDataProvider& in) {
   s.max_partial_slots = 2 * s.num_ctas;
   if (in.ConsumeBool()) s.max_partial_slots = in.ConsumeIntegralInRange<int32_t>(0, 3000);
   if (in.ConsumeBool()) s.chunk_kv = s.tile_kv << in.ConsumeIntegralInRange<int32_t>(0, 4);
+  if (in.ConsumeBool()) s.item_steps = in.ConsumeIntegralInRange<int32_t>(1, 100);
   s.cost.tile = in.ConsumeIntegralInRange<int32_t>(0, 1000);
   s.cost.tile_row = in.ConsumeIntegralInRange<int32_t>(0, 20);
   s.cost.step = in.ConsumeIntegralInRange<int32_t>(1, 1000);
   s.cost.step_row = in.ConsumeIntegralInRange<int32_t>(0, 20);
   s.cost.split = in.ConsumeIntegralInRange<int32_t>(0, 1000);
+  s.cost.split_row = in.ConsumeIntegralInRange<int32_t>(0, 20);
   return s;
 }
 

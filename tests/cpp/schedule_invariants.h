@@ -65,6 +65,12 @@ class ScheduleChecker {
             row_tiles_.size(), bounds_.row_tiles);
     require(static_cast<int64_t>(s_.tiles.size()) <= bounds_.work_tiles, "work tiles over bounds",
             s_.tiles.size(), bounds_.work_tiles);
+    // A cut takes heads of an item apart: those before it, the one that it splits, those after it.
+    const auto is_whole = [](const WorkTile& tile) { return tile.split < 0; };
+    const int64_t num_whole = std::count_if(s_.tiles.begin(), s_.tiles.end(), is_whole);
+    const auto num_splits = static_cast<int64_t>(s_.splits.size());
+    require(num_whole + num_splits <= int64_t{bounds_.items} + 2 * shape_.num_ctas,
+            "items over bounds", num_whole, num_splits, bounds_.items);
     require(static_cast<int64_t>(s_.splits.size()) <= bounds_.splits, "splits over bounds",
             s_.splits.size(), bounds_.splits);
     require(s_.num_slots >= 0 && s_.num_slots <= shape_.max_partial_slots, "slots over the limit",
@@ -193,9 +199,10 @@ class ScheduleChecker {
       const int64_t rows =
           int64_t{s_.requests[static_cast<size_t>(piece.tile.request)].qo_len} * shape_.group_size;
       const int64_t first_row = int64_t{piece.tile.row_tile} * shape_.tile_q;
-      cost[static_cast<size_t>(piece.cta)] +=
-          slow_cost(shape_, std::min<int64_t>(shape_.tile_q, rows - first_row),
-                    piece.tile.kv_end - piece.tile.kv_begin);
+      const int64_t num_rows = std::min<int64_t>(shape_.tile_q, rows - first_row);
+      int64_t& sum = cost[static_cast<size_t>(piece.cta)];
+      sum += slow_cost(shape_, num_rows, piece.tile.kv_end - piece.tile.kv_begin);
+      if (piece.tile.split >= 0) sum += slow_split_cost(shape_, num_rows);
     }
     for (size_t cta = 0; cta < cost.size(); ++cta) {
       require(cost[cta] == s_.cta_cost[cta], "cta_cost", cta, "is", s_.cta_cost[cta], "not",

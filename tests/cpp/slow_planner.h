@@ -88,6 +88,10 @@ inline int64_t slow_cost(const ScheduleShape& shape, int64_t rows, int64_t keys)
   return cost.tile + cost.tile_row * rows + steps * (cost.step + cost.step_row * rows);
 }
 
+inline int64_t slow_split_cost(const ScheduleShape& shape, int64_t rows) {
+  return shape.cost.split + shape.cost.split_row * rows;
+}
+
 /// The cost of the most loaded CTA after Algorithm 1. Line numbers are the paper's.
 inline int64_t slow_makespan(const ScheduleShape& shape, const Batch& batch) {
   const std::vector<SlowRowTile> row_tiles = slow_row_tiles(shape, batch);
@@ -110,7 +114,8 @@ inline int64_t slow_makespan(const ScheduleShape& shape, const Batch& batch) {
       }
       for (int64_t begin = 0; begin < keys; begin += chunk) {
         const int64_t length = std::min(chunk, keys - begin);
-        work.push_back(slow_cost(shape, tile.num_rows, length) + shape.cost.split);
+        work.push_back(slow_cost(shape, tile.num_rows, length) +
+                       slow_split_cost(shape, tile.num_rows));
       }
     }
   }
@@ -132,7 +137,8 @@ inline int64_t slow_makespan(const ScheduleShape& shape, const Batch& batch) {
 /// The longest queue that is still acceptable: that of Algorithm 1 and an eighth, and a few tiles,
 /// as a cut costs a tile's fixed part and a queue ends up to a step and a cut away from its share.
 inline int64_t acceptable_makespan(const ScheduleShape& shape, int64_t slow) {
-  return slow + slow / 8 + 3 * slow_cost(shape, shape.tile_q, shape.tile_kv) + 2 * shape.cost.split;
+  return slow + slow / 8 + 3 * slow_cost(shape, shape.tile_q, shape.tile_kv) +
+         2 * slow_split_cost(shape, shape.tile_q);
 }
 
 }  // namespace flashplan::test

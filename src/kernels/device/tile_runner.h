@@ -531,11 +531,12 @@ class TileRunner {
     const int quad = row * (T::kHeadDimVo / 4) + dim / 4;
     float4* merged_o = scratch<float4>() + quad;
     MergedRow* merged_row = scratch<MergedRow>(T::kTileQ * T::kHeadDimVo * 4) + quad;
-    MergedRow merged = *merged_row;
-    float4 so_far = *merged_o;
-    if (chunk == 0) {
-      merged.reset();
-      so_far = {0.0F, 0.0F, 0.0F, 0.0F};
+    MergedRow merged;
+    merged.reset();
+    float4 so_far = {0.0F, 0.0F, 0.0F, 0.0F};
+    if (chunk > 0) {
+      merged = *merged_row;
+      so_far = *merged_o;
     }
     const float lse = shared_lse()[row % 8];
     o = merge_values(so_far, o, T::Variant::kUseSoftmax ? merged.add(lse) : kSum);
