@@ -51,37 +51,42 @@ FLASHPLAN_DEVICE float4 scaled(float4 x, float scale) {
   return {x.x * scale, x.y * scale, x.z * scale, x.w * scale};
 }
 
-/// Writes values of dims [dim, dim + 4) of a row of o, which begins at `element`, in its dtype.
-FLASHPLAN_DEVICE void store_four(const AttentionParams& p, int64_t element, int dim, float4 x) {
-  const int num_valid = p.head_dim_vo - dim;  // o may have fewer dims than the kernel
-  if (num_valid <= 0) return;
-  if (p.o_dtype == DType::kFloat32) {
-    float* o = static_cast<float*>(p.o) + element + dim;
-    if (p.vectorized) {
-      *reinterpret_cast<float4*>(o) = x;
-      return;
-    }
-    const float values[4] = {x.x, x.y, x.z, x.w};
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if (i < num_valid) o[i] = values[i];
-    }
-    return;
-  }
-  const bool is_half = p.o_dtype == DType::kFloat16;
-  const uint2 pairs = {is_half ? Element<DType::kFloat16>::pack(x.x, x.y)
-                               : Element<DType::kBFloat16>::pack(x.x, x.y),
-                       is_half ? Element<DType::kFloat16>::pack(x.z, x.w)
-                               : Element<DType::kBFloat16>::pack(x.z, x.w)};
-  uint16_t* o = static_cast<uint16_t*>(p.o) + element + dim;
-  if (p.vectorized) {
-    *reinterpret_cast<uint2*>(o) = pairs;
-    return;
-  }
-  const uint32_t words[4] = {pairs.x, pairs.x >> 16, pairs.y, pairs.y >> 16};
+/// Writes dims [dim, dim + 4) of a row of o that has fewer dims than the kernel or any alignment.
+/// Not inlined: the path of common tensors is then short, and sooner fetched.
+inline __device__ __noinline__ void store_unaligned(void* row, DType dtype, int num_valid,
+                                                    float4 x) {
+  const float values[4] = {x.x, x.y, x.z, x.w};
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    if (i < num_valid) o[i] = static_cast<uint16_t>(words[i]);
+    if (i >= num_valid) return;
+    if (dtype == DType::kFloat32) {
+      static_cast<float*>(row)[i] = values[i];
+    } else {
+      const uint32_t pair = dtype == DType::kFloat16
+                                ? Element<DType::kFloat16>::pack(values[i], 0.0F)
+                                : Element<DType::kBFloat16>::pack(values[i], 0.0F);
+      static_cast<uint16_t*>(row)[i] = static_cast<uint16_t>(pair);
+    }
+  }
+}
+
+/// Writes values of dims [dim, dim + 4) of a row of o, which begins at `element`, in its dtype.
+FLASHPLAN_DEVICE void store_four(const AttentionParams& p, int64_t element, int dim, float4 x) {
+  const int num_valid = p.head_dim_vo - dim;
+  const bool is_wide = p.o_dtype == DType::kFloat32;
+  unsigned char* to = static_cast<unsigned char*>(p.o) + (element + dim) * (is_wide ? 4 : 2);
+  if (!p.vectorized) {
+    store_unaligned(to, p.o_dtype, num_valid, x);
+  } else if (num_valid <= 0) {
+    return;
+  } else if (is_wide) {
+    *reinterpret_cast<float4*>(to) = x;
+  } else if (p.o_dtype == DType::kFloat16) {
+    using Out = Element<DType::kFloat16>;
+    *reinterpret_cast<uint2*>(to) = {Out::pack(x.x, x.y), Out::pack(x.z, x.w)};
+  } else {
+    using Out = Element<DType::kBFloat16>;
+    *reinterpret_cast<uint2*>(to) = {Out::pack(x.x, x.y), Out::pack(x.z, x.w)};
   }
 }
 

@@ -164,8 +164,8 @@ struct TileCopy {
   }
 
   /// All copies, for rows of any alignment and of `head_dim` <= kHeadDim.
-  static FLASHPLAN_DEVICE void copy_unaligned(uint32_t tile, uint32_t table, int head_dim,
-                                              int thread) {
+  static __device__ __noinline__ void copy_unaligned(uint32_t tile, uint32_t table, int head_dim,
+                                                     int thread) {
     copy_tile<kBytes, kHeadDim, kRows, kThreads>(tile, head_dim, false, thread, [&](int row) {
       return load_shared_pointer(table + row * static_cast<int>(sizeof(KvRow)));
     });
