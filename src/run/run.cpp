@@ -118,7 +118,7 @@ PageTable page_table(const AttentionTensors& t, const AttentionOptions& options)
   pages.page_size = options.page_size;
   if (pages.page_size > 1) {
     const auto divisor = static_cast<uint32_t>(pages.page_size);
-    const int bits = std::bit_width(divisor - 1);  // the logarithm, rounded up
+    const auto bits = static_cast<int>(std::bit_width(divisor - 1));  // the logarithm, rounded up
     pages.page_multiplier =
         static_cast<uint32_t>(((uint64_t{1} << (31 + bits)) + divisor - 1) / divisor);
     pages.page_shift = bits - 1;
