@@ -31,10 +31,11 @@ struct RowBlock {
 
   int32_t num_rows() const { return num_kv_heads * rows_per_head; }
   int32_t packed(int32_t i) const { return row_begin + i % rows_per_head; }
-  int32_t query(int32_t i) const { return packed(i) / params.group_size; }
+  int32_t query(int32_t i) const { return packed(i) / params.group_size.value; }
   int64_t token(int32_t i) const { return int64_t{request.qo_begin} + query(i); }
   int64_t qo_head(int32_t i) const {
-    return int64_t{kv_head + i / rows_per_head} * params.group_size + packed(i) % params.group_size;
+    return int64_t{kv_head + i / rows_per_head} * params.group_size.value +
+           packed(i) % params.group_size.value;
   }
   /// Keys that row i sees, within tile [kv_begin, kv_begin + num_keys).
   VisibleRange visible(int32_t i, int32_t kv_begin, int32_t num_keys) const {
@@ -265,7 +266,7 @@ void run_queue(const AttentionParams& p, int32_t cta, std::byte* memory) noexcep
     const WorkTile& tile = p.tiles[i];
     const RequestInfo& request = p.requests[tile.request];
     const int32_t row_begin = tile.row_tile * p.tile_q;
-    const int32_t num_rows = min(p.tile_q, request.qo_len * p.group_size - row_begin);
+    const int32_t num_rows = min(p.tile_q, request.qo_len * p.group_size.value - row_begin);
     // As many heads at a time as the scratch has rows for.
     const int32_t heads_end = tile.kv_head + tile.num_kv_heads;
     const int32_t heads_at_once = p.tile_q / num_rows;

@@ -27,7 +27,7 @@ class KvTiles {
     if (pages.ids == nullptr) {
       page_ = base + (int64_t{info.kv_begin} + kv_begin) * view.token_stride;
     } else {
-      page_size_ = pages.page_size;
+      page_size_ = pages.page_size.value;
       ids_ = pages.ids +
              (pages.indptr != nullptr ? pages.indptr[request] : request * pages.row_stride) +
              kv_begin / page_size_;

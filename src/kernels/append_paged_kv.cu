@@ -98,8 +98,9 @@ __device__ void find_places(const AppendParams& p, int first, Place* places) {
       for (int i = __shfl_sync(~0U, begin, source) + thread % 32; i < last; i += 32) {
         const int key = first_key + i;
         if (key < 0) continue;
-        const int32_t page = p.pages.ids[first_id + key / p.pages.page_size];
-        if (page < p.num_pages) places[i] = {page, key % p.pages.page_size};
+        const int32_t page_size = p.pages.page_size.value;
+        const int32_t page = p.pages.ids[first_id + key / page_size];
+        if (page < p.num_pages) places[i] = {page, key % page_size};
       }
     }
     if (base + kThreads >= p.batch_size || p.indptr[base + kThreads] - first >= num_tokens) return;
@@ -268,7 +269,8 @@ Status append(const AppendTensors& t, std::span<const Half> halves, Stream strea
   p.pages.ids = static_cast<const int32_t*>(csr ? t.page_indices.data : t.block_table.data);
   p.pages.indptr = csr ? static_cast<const int32_t*>(t.page_indptr.data) : nullptr;
   p.pages.row_stride = csr ? 0 : t.block_table.stride[0];
-  p.pages.page_size = static_cast<int32_t>(cache.shape[t.layout == KvLayout::kNHD ? 1 : 2]);
+  p.pages.page_size =
+      make_divisor(static_cast<int32_t>(cache.shape[t.layout == KvLayout::kNHD ? 1 : 2]));
 
   p.width = std::min(p.num_columns, kThreads);
   p.lanes = std::min(kThreads / p.width, kMaxLanes);

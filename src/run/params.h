@@ -20,16 +20,30 @@ struct KvView {
   int64_t head_stride;
 };
 
+/// Division by what is known before a launch: x / value == x * multiplier >> (32 + shift) for x in
+/// [0, 2^31) where value > 1 (Granlund and Montgomery). A division on a GPU is some 20
+/// instructions.
+struct Divisor {
+  int32_t value;
+  uint32_t multiplier;
+  int32_t shift;
+};
+
+constexpr Divisor make_divisor(int32_t value) {
+  int bits = 0;  // the logarithm, rounded up
+  while (bits < 31 && int64_t{1} << bits < value) ++bits;
+  if (bits == 0) return {value, 0, 0};
+  const auto divisor = static_cast<uint64_t>(value);
+  const uint64_t multiplier = ((uint64_t{1} << (31 + bits)) + divisor - 1) / divisor;
+  return {value, static_cast<uint32_t>(multiplier), bits - 1};
+}
+
 /// Page ids of a request: ids + (indptr ? indptr[request] : request * row_stride).
 struct PageTable {
   const int32_t* ids;     // null: ragged
   const int32_t* indptr;  // [batch_size + 1], or null for a block table
   int64_t row_stride;
-  int32_t page_size;
-  // If page_size > 1, key / page_size == key * page_multiplier >> (32 + page_shift) for key >= 0
-  // (Granlund and Montgomery): a division on a GPU is some 20 instructions.
-  uint32_t page_multiplier;
-  int32_t page_shift;
+  Divisor page_size;
 };
 
 struct AttentionParams {
@@ -49,8 +63,8 @@ struct AttentionParams {
   DType q_dtype;
   DType kv_dtype;
   DType o_dtype;
-  bool vectorized;  // q, k, v and o can be read and written 16 bytes at a time (GPU kernels)
-  int32_t group_size;
+  bool vectorized;     // q, k, v and o can be read and written 16 bytes at a time (GPU kernels)
+  Divisor group_size;  // query heads of a kv head
   int32_t head_dim_qk;
   int32_t head_dim_vo;
   bool causal;

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Plan::run: tensors against the plan, then one call of the stored kernel.
-#include <bit>
 
 #include "common/error.h"
 #include "cuda/device.h"
@@ -115,14 +114,7 @@ PageTable page_table(const AttentionTensors& t, const AttentionOptions& options)
     pages.ids = static_cast<const int32_t*>(t.page_indices.data);
     pages.indptr = static_cast<const int32_t*>(t.page_indptr.data);
   }
-  pages.page_size = options.page_size;
-  if (pages.page_size > 1) {
-    const auto divisor = static_cast<uint32_t>(pages.page_size);
-    const auto bits = static_cast<int>(std::bit_width(divisor - 1));  // the logarithm, rounded up
-    pages.page_multiplier =
-        static_cast<uint32_t>(((uint64_t{1} << (31 + bits)) + divisor - 1) / divisor);
-    pages.page_shift = bits - 1;
-  }
+  pages.page_size = make_divisor(options.page_size);
   return pages;
 }
 
@@ -149,7 +141,7 @@ AttentionParams make_params(const AttentionTensors& t, const Plan::Impl& plan) {
   p.o_dtype = options.o_dtype;
   p.vectorized =
       is_vectorized(t.q) && is_vectorized(t.k) && is_vectorized(t.v) && is_vectorized(t.o);
-  p.group_size = options.num_qo_heads / options.num_kv_heads;
+  p.group_size = make_divisor(options.num_qo_heads / options.num_kv_heads);
   p.head_dim_qk = options.head_dim_qk;
   p.head_dim_vo = options.head_dim_vo;
   p.causal = options.causal;

@@ -7,6 +7,16 @@
 
 namespace flashplan::device {
 
+/// Reads all of the parameters once, while there is something else to wait for: they come from
+/// memory, a line at a time when first used.
+FLASHPLAN_DEVICE void touch(const AttentionParams& p, int thread) {
+  constexpr int kLine = 64;
+  if (thread < static_cast<int>(sizeof(AttentionParams)) / kLine) {
+    const int word = reinterpret_cast<const int*>(&p)[thread * kLine / 4];
+    asm volatile("" ::"r"(word));
+  }
+}
+
 /// CTA c runs queue c of the schedule.
 template <typename T>
 __global__ void __launch_bounds__(T::kThreads, T::kCtasPerSm)
@@ -14,38 +24,49 @@ __global__ void __launch_bounds__(T::kThreads, T::kCtasPerSm)
   extern __shared__ __align__(128) unsigned char smem[];
   // Records of this tile and the next: they are there by the time they are needed.
   __shared__ QueueStart queue;
-  TileContext& context = *reinterpret_cast<TileContext*>(smem);
+  __shared__ TileContext contexts[2];
   const int thread = static_cast<int>(threadIdx.x);
   if (thread < static_cast<int>(sizeof(QueueStart) / 16)) {
-    reinterpret_cast<uint4*>(&queue)[thread] =
-        reinterpret_cast<const uint4*>(p.starts + blockIdx.x)[thread];
+    cp_async_16(shared_address(&queue) + thread * 16,
+                reinterpret_cast<const unsigned char*>(p.starts + blockIdx.x) + thread * 16, true);
   }
+  touch(p, thread);
+  cp_async_commit();
+  cp_async_wait<0>();
   __syncthreads();
   const int32_t begin = queue.begin;
   const int32_t end = queue.end;
+  if (begin >= end) return;
+  if (thread == 0) contexts[0].assign(p, queue.tiles[0], queue.requests[0]);
+  __syncthreads();
   for (int32_t i = begin; i < end; ++i) {
     const int slot = (i - begin) % 2;
-    if (thread == 0) context.assign(p, queue.tiles[slot], queue.requests[slot]);
-    __syncthreads();
-    if (thread < 2 && i + 2 < end) {
-      cp_async_16(shared_address(&queue.tiles[slot]) + thread * 16,
-                  reinterpret_cast<const unsigned char*>(p.tiles + i + 2) + thread * 16, true);
-    }
-    if (thread == 2 && i > begin && i + 1 < end) {
-      cp_async_16(shared_address(&queue.requests[1 - slot]),
-                  p.requests + queue.tiles[1 - slot].request, true);
+    TileContext& context = contexts[slot];
+    if (thread == 0) {
+      if (i + 2 < end) {
+        const auto* tile = reinterpret_cast<const unsigned char*>(p.tiles + i + 2);
+        cp_async_16(shared_address(&queue.tiles[slot]), tile, true);
+        cp_async_16(shared_address(&queue.tiles[slot]) + 16, tile + 16, true);
+      }
+      if (i > begin && i + 1 < end) {
+        cp_async_16(shared_address(&queue.requests[1 - slot]),
+                    p.requests + queue.tiles[1 - slot].request, true);
+      }
     }
     const int num_rows = context.rows.num_rows;
     if (num_rows <= Shapes<T>::Few::kRows) {
-      TileRunner<T, typename Shapes<T>::Few>(p, smem).run();
+      TileRunner<T, typename Shapes<T>::Few>(p, context, smem).run();
     } else if (num_rows <= Shapes<T>::Some::kRows) {
-      TileRunner<T, typename Shapes<T>::Some>(p, smem).run();
+      TileRunner<T, typename Shapes<T>::Some>(p, context, smem).run();
     } else {
-      TileRunner<T, typename Shapes<T>::Many>(p, smem).run();
+      TileRunner<T, typename Shapes<T>::Many>(p, context, smem).run();
     }
     cp_async_commit();
     cp_async_wait<0>();
-    __syncthreads();  // shared memory is free for the next tile, and its records are there
+    if (thread == 0 && i + 1 < end) {
+      contexts[1 - slot].assign(p, queue.tiles[1 - slot], queue.requests[1 - slot]);
+    }
+    __syncthreads();  // shared memory is free for the next tile, whose context is there
   }
 }
 

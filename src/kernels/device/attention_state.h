@@ -25,9 +25,8 @@ struct MergedRow {
   /// Factors of the sum so far and of the state that is added.
   FLASHPLAN_DEVICE float2 add(float lse) {
     const float new_max = fmaxf(max, lse);
-    if (new_max == -infinity()) return {1.0F, 0.0F};
-    const float2 factors = {exp2_fast((max - new_max) * kLog2e),
-                            exp2_fast((lse - new_max) * kLog2e)};
+    const float shift = new_max == -infinity() ? 0.0F : new_max;
+    const float2 factors = {exp2_fast((max - shift) * kLog2e), exp2_fast((lse - shift) * kLog2e)};
     max = new_max;
     sum = __fmaf_rn(sum, factors.x, factors.y);
     return factors;
@@ -97,8 +96,8 @@ struct OutputRow {
 
   FLASHPLAN_DEVICE OutputRow(const AttentionParams& p, const RowBlock& rows, int32_t kv_head,
                              int row) {
-    const int64_t token = rows.token(row);
-    const int64_t head = int64_t{kv_head} * rows.group_size + rows.head_in_group(row);
+    const int64_t token = rows.token(p, row);
+    const int64_t head = rows.qo_head(p, kv_head, row);
     o = token * p.o_token_stride + head * p.o_head_stride;
     lse = token * p.lse_token_stride + head * p.lse_head_stride;
   }

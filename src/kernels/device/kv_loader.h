@@ -45,14 +45,14 @@ FLASHPLAN_DEVICE void copy_tile(uint32_t tile, int head_dim, bool vectorized, in
   }
 }
 
-/// Where row `row` of a work tile's queries lies, for one kv head; null: beyond its rows.
+/// Where row `row` of a work tile's queries lies, for one kv head.
 template <DType kQ>
 FLASHPLAN_DEVICE const unsigned char* query_row(const AttentionParams& p, const RowBlock& rows,
                                                 int32_t kv_head, int row) {
-  if (row >= rows.num_rows) return nullptr;
-  const int64_t head = int64_t{kv_head} * rows.group_size + rows.head_in_group(row);
   return static_cast<const unsigned char*>(p.q) +
-         (rows.token(row) * p.q_token_stride + head * p.q_head_stride) * Element<kQ>::kBytes;
+         (rows.token(p, row) * p.q_token_stride +
+          int64_t{rows.qo_head(p, kv_head, row)} * p.q_head_stride) *
+             Element<kQ>::kBytes;
 }
 
 /// Page ids of a request; null: ragged.
@@ -68,49 +68,16 @@ struct alignas(16) KvRow {
   const unsigned char* v;
 };
 
-/// Finds the keys of a work tile, one tile of keys at a time, head after head. Thread t finds k (t
-/// < kTileKv) or v (t < 2 * kTileKv) of key t % kTileKv; page ids are asked for one tile before
-/// they are needed. Past the last key its rows are found again: their logits are masked, or never
-/// asked for.
-template <DType kKv, int kTileKv>
+/// A tile of keys of a work tile, on the way through its keys, head after head. Keys past the last
+/// one are the last one again: their logits are masked, or never asked for.
+template <DType kKv, int kTileKv, int kThreads>
 class KvCursor {
  public:
-  static constexpr int kThreads = 2 * kTileKv;  // that find something
-
-  KvCursor() = default;
   FLASHPLAN_DEVICE KvCursor(KeySpan keys, int32_t kv_head)
       : kv_head_(kv_head), tile_begin_(keys.begin) {}
 
   FLASHPLAN_DEVICE int32_t kv_head() const { return kv_head_; }
   FLASHPLAN_DEVICE int32_t tile_begin() const { return tile_begin_; }
-
-  /// Asks for the page of this thread's key. `ids` are the request's.
-  FLASHPLAN_DEVICE void look_up(const PageTable& pages, const int32_t* ids, KeySpan keys,
-                                int thread) {
-    if (pages.ids != nullptr) page_ = ids[page_of(pages, key(keys, thread))];
-  }
-
-  /// This thread's row.
-  FLASHPLAN_DEVICE const unsigned char* row(const AttentionParams& p, int32_t request_kv_begin,
-                                            KeySpan keys, int thread) const {
-    const uint32_t key = this->key(keys, thread);
-    int64_t page = 0;
-    int64_t slot = int64_t{request_kv_begin} + key;
-    if (p.pages.ids != nullptr) {
-      page = page_;
-      slot = key - page_of(p.pages, key) * static_cast<uint32_t>(p.pages.page_size);
-    }
-    const KvView& view = thread < kTileKv ? p.k : p.v;
-    return static_cast<const unsigned char*>(view.data) +
-           (page * view.page_stride + slot * view.token_stride + kv_head_ * view.head_stride) *
-               Element<kKv>::kBytes;
-  }
-
-  /// Where row() belongs in a table of KvRow.
-  static FLASHPLAN_DEVICE int table_offset(int thread) {
-    return thread % kTileKv * static_cast<int>(sizeof(KvRow)) +
-           (thread < kTileKv ? 0 : static_cast<int>(sizeof(KvRow)) / 2);
-  }
 
   /// Moves to the next tile, of the next head after the last one.
   FLASHPLAN_DEVICE void advance(KeySpan keys) {
@@ -123,17 +90,53 @@ class KvCursor {
     }
   }
 
- private:
-  FLASHPLAN_DEVICE uint32_t key(KeySpan keys, int thread) const {
-    return static_cast<uint32_t>(tile_begin_ + min(thread % kTileKv, keys.end - 1 - tile_begin_));
-  }
-  static FLASHPLAN_DEVICE uint32_t page_of(const PageTable& pages, uint32_t key) {
-    return pages.page_size == 1 ? key : __umulhi(key, pages.page_multiplier) >> pages.page_shift;
+  /// Starts to bring the page ids of the keys to shared memory at `to`. `ids` are the request's.
+  FLASHPLAN_DEVICE void copy_page_ids(uint32_t to, const PageTable& pages, const int32_t* ids,
+                                      KeySpan keys, int thread) const {
+    if (pages.ids == nullptr) return;
+#pragma unroll
+    for (int i = 0; i < kTileKv; i += kThreads) {
+      if (kTileKv % kThreads == 0 || i + thread < kTileKv) {
+        cp_async_4(to + (i + thread) * 4, ids + quotient(key(keys, i + thread), pages.page_size));
+      }
+    }
   }
 
-  int32_t kv_head_ = 0;
-  int32_t tile_begin_ = 0;
-  int32_t page_ = 0;
+  /// Writes the KvRows of the keys to `table`, given their page ids.
+  FLASHPLAN_DEVICE void find_rows(uint32_t table, uint32_t page_ids, const AttentionParams& p,
+                                  int32_t request_kv_begin, KeySpan keys, int thread) const {
+#pragma unroll
+    for (int i = 0; i < 2 * kTileKv; i += kThreads) {  // first k, then v
+      const int item = i + thread;
+      if (2 * kTileKv % kThreads != 0 && item >= 2 * kTileKv) return;
+      const bool is_k = item < kTileKv;
+      const int index = item % kTileKv;
+      const uint32_t key = this->key(keys, index);
+      int64_t page = 0;
+      int64_t slot = int64_t{request_kv_begin} + key;
+      if (p.pages.ids != nullptr) {
+        page = static_cast<int32_t>(load_shared_4(page_ids + index * 4));
+        slot =
+            key - quotient(key, p.pages.page_size) * static_cast<uint32_t>(p.pages.page_size.value);
+      }
+      const KvView& view = is_k ? p.k : p.v;
+      const unsigned char* row =
+          static_cast<const unsigned char*>(view.data) +
+          (page * view.page_stride + slot * view.token_stride + kv_head_ * view.head_stride) *
+              Element<kKv>::kBytes;
+      store_shared_pointer(table + index * static_cast<int>(sizeof(KvRow)) +
+                               (is_k ? 0 : static_cast<int>(sizeof(KvRow)) / 2),
+                           row);
+    }
+  }
+
+ private:
+  FLASHPLAN_DEVICE uint32_t key(KeySpan keys, int index) const {
+    return static_cast<uint32_t>(tile_begin_ + min(index, keys.end - 1 - tile_begin_));
+  }
+
+  int32_t kv_head_;
+  int32_t tile_begin_;
 };
 
 /// Rows of one of k and v on their way to shared memory, copied by all threads, 16 bytes at a time.

@@ -16,8 +16,8 @@ FLASHPLAN_DEVICE void store_result(const AttentionParams& p, const typename T::V
                                    int dim, float4 o) {
   o = scaled(o, p.v_scale);
   if constexpr (T::Variant::kTransformsOutput) {
-    const int32_t head = kv_head * rows.group_size + rows.head_in_group(row);
-    const int32_t query = rows.query(row);
+    const int32_t head = rows.qo_head(p, kv_head, row);
+    const int32_t query = rows.query(p, row);
     o = {variant.output(o.x, query, head, dim), variant.output(o.y, query, head, dim + 1),
          variant.output(o.z, query, head, dim + 2), variant.output(o.w, query, head, dim + 3)};
   }
@@ -40,6 +40,7 @@ template <typename T, int kRowsAtOnce, int kSlotsAtOnce>
 FLASHPLAN_DEVICE void merge_partials(const AttentionParams& p, const RowBlock& rows,
                                      const SplitTile& split) {
   constexpr int kQuads = T::kHeadDimVo / 4;
+  constexpr int kSlotFloats = T::kTileQ * T::kHeadDimVo;
   const typename T::Variant variant(p);
   const int num_quads = rows.num_rows * kQuads;
   for (int begin = static_cast<int>(threadIdx.x); begin < num_quads;
@@ -51,30 +52,35 @@ FLASHPLAN_DEVICE void merge_partials(const AttentionParams& p, const RowBlock& r
       merged[r].reset();
       o[r] = {0.0F, 0.0F, 0.0F, 0.0F};
     }
-    for (int first = 0; first < split.num_slots; first += kSlotsAtOnce) {
+    const float* from_o[kRowsAtOnce];
+    const float* from_lse[kRowsAtOnce];
+#pragma unroll
+    for (int r = 0; r < kRowsAtOnce; ++r) {
+      const int quad = min(begin + r * T::kThreads, num_quads - 1);
+      const int64_t row = int64_t{split.slot_begin} * T::kTileQ + quad / kQuads;
+      from_o[r] = p.partial_o + row * T::kHeadDimVo + quad % kQuads * 4;
+      from_lse[r] = p.partial_lse + row;
+    }
+#pragma unroll 1
+    for (int left = split.num_slots; left > 0; left -= kSlotsAtOnce) {
       float4 added[kRowsAtOnce][kSlotsAtOnce];
       float lse[kRowsAtOnce][kSlotsAtOnce];
 #pragma unroll
       for (int r = 0; r < kRowsAtOnce; ++r) {
-        // Past the end the last one is read again, and not used.
-        const int quad = min(begin + r * T::kThreads, num_quads - 1);
 #pragma unroll
         for (int i = 0; i < kSlotsAtOnce; ++i) {
-          const int slot = split.slot_begin + min(first + i, split.num_slots - 1);
-          const int64_t at = int64_t{slot} * p.tile_q + quad / kQuads;
-          added[r][i] = __ldcg(reinterpret_cast<const float4*>(p.partial_o + at * T::kHeadDimVo) +
-                               quad % kQuads);
-          lse[r][i] = __ldcg(p.partial_lse + at);
+          added[r][i] = load_4_if(i < left, from_o[r] + i * kSlotFloats, 0.0F);
+          lse[r][i] = load_if(i < left, from_lse[r] + i * T::kTileQ, -infinity());
         }
+        from_o[r] += kSlotsAtOnce * kSlotFloats;
+        from_lse[r] += kSlotsAtOnce * T::kTileQ;
       }
 #pragma unroll
       for (int r = 0; r < kRowsAtOnce; ++r) {
 #pragma unroll
         for (int i = 0; i < kSlotsAtOnce; ++i) {
-          if (first + i < split.num_slots) {
-            o[r] = merge_values(o[r], added[r][i],
-                                T::Variant::kUseSoftmax ? merged[r].add(lse[r][i]) : kSum);
-          }
+          o[r] = merge_values(o[r], added[r][i],
+                              T::Variant::kUseSoftmax ? merged[r].add(lse[r][i]) : kSum);
         }
       }
     }

@@ -32,6 +32,18 @@ FLASHPLAN_DEVICE void cp_async_16(uint32_t to, const void* from, bool valid) {
       : "memory");
 }
 
+FLASHPLAN_DEVICE void cp_async_4(uint32_t to, const void* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;\n" ::"r"(to), "l"(from) : "memory");
+}
+
+FLASHPLAN_DEVICE void cp_async_8(uint32_t to, const void* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8;\n" ::"r"(to), "l"(from) : "memory");
+}
+
+FLASHPLAN_DEVICE void prefetch_l2(const void* address) {
+  asm volatile("prefetch.global.L2 [%0];\n" ::"l"(address));
+}
+
 /// Ends a group of this thread's copies.
 FLASHPLAN_DEVICE void cp_async_commit() { asm volatile("cp.async.commit_group;\n" ::: "memory"); }
 
@@ -53,10 +65,23 @@ FLASHPLAN_DEVICE void ldmatrix_transposed(uint32_t (&to)[4], uint32_t row) {
                : "r"(row));
 }
 
+FLASHPLAN_DEVICE uint32_t load_shared_4(uint32_t address) {
+  uint32_t value;
+  asm volatile("ld.shared.u32 %0, [%1];\n" : "=r"(value) : "r"(address) : "memory");
+  return value;
+}
 FLASHPLAN_DEVICE uint2 load_shared_8(uint32_t address) {
   uint2 value;
   asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];\n"
                : "=r"(value.x), "=r"(value.y)
+               : "r"(address)
+               : "memory");
+  return value;
+}
+FLASHPLAN_DEVICE uint4 load_shared_16(uint32_t address) {
+  uint4 value;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];\n"
+               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
                : "r"(address)
                : "memory");
   return value;
@@ -77,6 +102,26 @@ FLASHPLAN_DEVICE void store_shared_16(uint32_t address, uint4 value) {
   asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};\n" ::"r"(address), "r"(value.x),
                "r"(value.y), "r"(value.z), "r"(value.w)
                : "memory");
+}
+
+/// Loads that bypass the L1 cache, of memory that other CTAs wrote; `otherwise` if not `valid`. No
+/// branch: many of them can be under way.
+FLASHPLAN_DEVICE float load_if(bool valid, const float* from, float otherwise) {
+  float x = otherwise;
+  asm volatile(
+      "{\n.reg .pred valid;\nsetp.ne.b32 valid, %2, 0;\n@valid ld.global.cg.f32 %0, [%1];\n}\n"
+      : "+f"(x)
+      : "l"(from), "r"(static_cast<int>(valid)));
+  return x;
+}
+FLASHPLAN_DEVICE float4 load_4_if(bool valid, const float* from, float otherwise) {
+  float4 x = {otherwise, otherwise, otherwise, otherwise};
+  asm volatile(
+      "{\n.reg .pred valid;\nsetp.ne.b32 valid, %5, 0;\n"
+      "@valid ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];\n}\n"
+      : "+f"(x.x), "+f"(x.y), "+f"(x.z), "+f"(x.w)
+      : "l"(from), "r"(static_cast<int>(valid)));
+  return x;
 }
 
 FLASHPLAN_DEVICE float exp2_fast(float x) {

@@ -7,6 +7,11 @@
 
 namespace flashplan::device {
 
+/// x / divisor.
+FLASHPLAN_DEVICE uint32_t quotient(uint32_t x, const Divisor& divisor) {
+  return divisor.value == 1 ? x : __umulhi(x, divisor.multiplier) >> divisor.shift;
+}
+
 /// Keys [begin, end) of a request.
 struct KeySpan {
   int32_t begin;
@@ -21,47 +26,51 @@ struct RowBlock {
   int32_t row_begin;
   int32_t num_rows;
   KeySpan keys;  // of the work tile
-  int32_t group_size;
-  int32_t window_left;  // -1: unbounded
-  bool causal;
 
   FLASHPLAN_DEVICE void assign(const AttentionParams& p, const WorkTile& tile,
                                const RequestInfo& info) {
     request = info;
     request_index = tile.request;
     row_begin = tile.row_tile * p.tile_q;
-    num_rows = min(p.tile_q, request.qo_len * p.group_size - row_begin);
+    num_rows = min(p.tile_q, request.qo_len * p.group_size.value - row_begin);
     keys = {tile.kv_begin, tile.kv_end};
-    group_size = p.group_size;
-    window_left = p.window_left;
-    causal = p.causal;
   }
 
-  FLASHPLAN_DEVICE int32_t query(int32_t row) const {
-    return static_cast<int32_t>(static_cast<uint32_t>(row_begin + row) /
-                                static_cast<uint32_t>(group_size));
+  FLASHPLAN_DEVICE int32_t query(const AttentionParams& p, int32_t row) const {
+    return static_cast<int32_t>(quotient(static_cast<uint32_t>(row_begin + row), p.group_size));
   }
-  FLASHPLAN_DEVICE int64_t token(int32_t row) const {
-    return int64_t{request.qo_begin} + query(row);
+  FLASHPLAN_DEVICE int64_t token(const AttentionParams& p, int32_t row) const {
+    return int64_t{request.qo_begin} + query(p, row);
   }
-  FLASHPLAN_DEVICE int32_t head_in_group(int32_t row) const {
-    return row_begin + row - query(row) * group_size;
+  FLASHPLAN_DEVICE int32_t qo_head(const AttentionParams& p, int32_t kv_head, int32_t row) const {
+    return (kv_head - query(p, row)) * p.group_size.value + row_begin + row;
   }
 
   /// Keys of the tile that a row sees; rows of padding see none.
-  FLASHPLAN_DEVICE KeySpan visible(int32_t row) const {
+  FLASHPLAN_DEVICE KeySpan visible(const AttentionParams& p, int32_t row) const {
     if (row >= num_rows) return {0, 0};
-    const int32_t position = request.kv_len - request.qo_len + query(row);
+    const int32_t position = request.kv_len - request.qo_len + query(p, row);
     KeySpan span = keys;
-    if (causal) span.end = min(span.end, position + 1);
-    if (window_left >= 0 && window_left < position) {
-      span.begin = max(span.begin, position - window_left);
+    if (p.causal) span.end = min(span.end, position + 1);
+    if (p.window_left >= 0 && p.window_left < position) {
+      span.begin = max(span.begin, position - p.window_left);
     }
     return span;
   }
-  /// Keys that all rows see; may be empty, with end < begin.
-  FLASHPLAN_DEVICE KeySpan visible_to_all() const {
-    return {visible(num_rows - 1).begin, visible(0).end};
+};
+
+/// What the rows of a warp see of a work tile.
+struct VisibleKeys {
+  KeySpan to_any;
+  KeySpan to_all;  // may be empty, with end < begin
+
+  /// Of rows [first, last]: later rows see later keys.
+  FLASHPLAN_DEVICE VisibleKeys(const AttentionParams& p, const RowBlock& rows, int first,
+                               int last) {
+    const KeySpan of_first = rows.visible(p, first);
+    const KeySpan of_last = rows.visible(p, last);
+    to_any = {of_first.begin, of_last.end};
+    to_all = {of_last.begin, of_first.end};
   }
 };
 

@@ -31,7 +31,7 @@ struct Traits {
   static constexpr int kKBytes = kTileKv * kHeadDimQk * Element<kKv>::kBytes;
   static constexpr int kVBytes = kTileKv * kHeadDimVo * Element<kKv>::kBytes;
   // Of the 228 KB of an SM, 1 KB per CTA is the system's, and some is static.
-  static constexpr int kSmemBudget = (kCtasPerSm == 1 ? 227 * 1024 : 113 * 1024) - 256;
+  static constexpr int kSmemBudget = (kCtasPerSm == 1 ? 227 * 1024 : 113 * 1024) - 512;
 };
 
 /// How the warps of a CTA share a row tile of up to kRows rows: kWarpsQ of them side by side, each
@@ -57,22 +57,25 @@ struct Shape {
   static constexpr int kQBytes = kRows * T::kHeadDimQk * Element<T::kQ>::kBytes;
   static constexpr int kStageBytes = T::kKBytes + T::kVBytes + (kQueryInStage ? kQBytes : 0);
   static constexpr int kTableBytes = T::kTileKv * static_cast<int>(sizeof(KvRow));
-  static constexpr int kStatsBytes = kWarpsKv > 1 ? kWarpsKv * kRows * 8 : 0;
-  static constexpr int kFixedBytes = 384 + kStatsBytes + (kQueryInStage ? 0 : kQBytes);
-  static constexpr int kMostStages = (T::kSmemBudget - kFixedBytes) / (kStageBytes + kTableBytes);
+  static constexpr int kStatsBytes = kWarps * 8 * 8;
+  static constexpr int kFixedBytes = 128 + kStatsBytes + (kQueryInStage ? 0 : kQBytes);
+  static constexpr int kIdBytes = T::kTileKv * 4;
+  static constexpr int kMostStages =
+      (T::kSmemBudget - kFixedBytes) / (kStageBytes + kTableBytes + kIdBytes);
   static constexpr int kStages = kMostStages < 6 ? kMostStages : 6;
   static_assert(kStages >= 2);
 
-  // Offsets in shared memory; a TileContext comes first.
-  static constexpr int kRowLse = 128;  // float [kWarpsQ][8]
-  static constexpr int kStats = 384;   // float2 (max, sum) [kWarpsKv][kRows]
+  // Offsets in shared memory.
+  static constexpr int kVisible = 0;  // VisibleKeys of each warp's rows
+  static constexpr int kStats = 128;  // float2 (max, sum) of 8 rows of each warp
   static constexpr int kTables = kStats + kStatsBytes;
-  static constexpr int kQuery = kTables + kStages * kTableBytes;
+  static constexpr int kIds = kTables + kStages * kTableBytes;
+  static constexpr int kQuery = kIds + kStages * kIdBytes;
   static constexpr int kFirstStage = kQuery + (kQueryInStage ? 0 : kQBytes);
   static constexpr int kSmemBytes = kFirstStage + kStages * kStageBytes;
-  // Floats of o that a warp passes on through a stage at once, in merge_warps() or share_rows().
-  static constexpr int kFloatsPerWarp = (kWarpsKv > 1 ? 16 : 8) * T::kHeadDimVo;
-  static_assert((kWarpsKv > 1 ? kWarpsKv / 2 : 1) * kWarpsQ * kFloatsPerWarp * 4 <= kStageBytes);
+  // TileOutput passes 8 rows of each warp through a stage.
+  static_assert(kWarpsQ * kWarpsKv * 8 * T::kHeadDimVo * 4 <= kStageBytes);
+  static_assert(kWarps * 16 <= kStats - kVisible);
   // Inside a stage.
   static constexpr int kKey = 0;
   static constexpr int kValue = T::kKBytes;

@@ -2,64 +2,39 @@
 // Attention of one work tile by one CTA: mma.sync, ldmatrix and cp.async.
 #pragma once
 
-#include "kernels/device/merge_partials.h"
-#include "kernels/device/shape.h"
-#include "kernels/device/softmax.h"
-#include "kernels/device/warp_mma.h"
+#include "kernels/device/tile_output.h"
 
 namespace flashplan::device {
-
-/// A work tile as all threads see it, in shared memory: registers are for accumulators.
-struct TileContext {
-  WorkTile tile;
-  RowBlock rows;
-  const int32_t* page_ids;  // of the request; null: ragged
-  KeySpan seen_by_all;      // keys that need no mask
-  int32_t chunk_kv;         // keys of a state; no fewer than there are: one state
-  int32_t is_last;          // whether this CTA is the last of a split to arrive
-
-  FLASHPLAN_DEVICE void assign(const AttentionParams& p, const WorkTile& work_tile,
-                               const RequestInfo& request) {
-    tile = work_tile;
-    rows.assign(p, work_tile, request);
-    page_ids = device::page_ids(p.pages, work_tile.request);
-    seen_by_all = rows.visible_to_all();
-    chunk_kv = p.chunk_kv > 0 ? p.chunk_kv : 0x7fffffff;
-  }
-};
-
-static_assert(sizeof(TileContext) <= 128);
 
 /// Attention of one work tile, by all threads of the CTA.
 template <typename T, typename S>
 class TileRunner {
  public:
-  FLASHPLAN_DEVICE TileRunner(const AttentionParams& p, unsigned char* smem)
+  FLASHPLAN_DEVICE TileRunner(const AttentionParams& p, TileContext& context, unsigned char* smem)
       : p_(p),
-        context_(*reinterpret_cast<TileContext*>(smem)),
+        context_(context),
         rows_(context_.rows),
         variant_(p),
         smem_(smem),
         base_(shared_address(smem)),
         thread_(thread_index()),
-        lane_(thread_ & 31),
-        warp_q_((thread_ >> 5) % S::kWarpsQ),
-        warp_kv_((thread_ >> 5) / S::kWarpsQ),
-        computes_(S::kWarpsQ * S::kWarpsKv == S::kWarps || warp_kv_ < S::kWarpsKv),
-        finds_keys_(T::kThreads == Cursor::kThreads || thread_ < Cursor::kThreads),
+        at_(thread_),
         copies_16_bytes_(p.vectorized && p.head_dim_qk == T::kHeadDimQk &&
                          p.head_dim_vo == T::kHeadDimVo) {}
 
   FLASHPLAN_DEVICE void run() {
     if (rows_.keys.begin >= rows_.keys.end) {
-      write_empty();
+      write_empty<T>(p_, context_, thread_);
       return;
     }
-    begin();
     const KeySpan keys = rows_.keys;
     const int32_t heads_end = context_.tile.kv_head + context_.tile.num_kv_heads;
-    Cursor cursor(keys, context_.tile.kv_head);  // of the tile whose rows are found next
-    fill_pipeline(cursor, keys, heads_end);
+    // In the pipeline page ids come first, then the addresses of rows, then rows: cursors of the
+    // tiles that are next to come.
+    Cursor ids(keys, context_.tile.kv_head);
+    Cursor rows(keys, context_.tile.kv_head);
+    fill_pipeline(ids, rows, keys, heads_end);
+    begin();
 
     int stage = 0;
     for (int32_t head = context_.tile.kv_head; head < heads_end; ++head) {
@@ -78,78 +53,107 @@ class TileRunner {
           }
           __syncthreads();
           const int next_stage = stage == 0 ? S::kStages - 1 : stage - 1;
-          const bool copies = begin_issue(next_stage, cursor, keys, heads_end);
-          if (finds_keys_) cursor.look_up(p_.pages, request_ids(), keys, thread_);
-
+          const bool copies = begin_issue(next_stage, rows, keys, heads_end);
           const auto copy = [&] {
             copy_keys_and_values(next_stage, copies);
+            copy_page_ids(next_stage, ids, keys);
             cp_async_commit();
           };
-          if (computes_) {
+          if (at_.computes) {
             if (S::kQueryInRegisters && is_first) load_queries(stage);
-            attend(stage, keys.end - left, head, left <= T::kTileKv && head + 1 < heads_end, copy);
+            attend(stage, keys.end - left, head, copy);
+            if (!S::kQueryInStage && left <= T::kTileKv && head + 1 < heads_end) {
+              __syncwarp();
+              copy_own_queries(head + 1);
+            }
           } else {
             copy();
           }
-
-          if (finds_keys_) publish(stage, cursor, keys);
-          cursor.advance(keys);
+          find_rows(stage, rows, keys);
           last_stage = stage;
           stage = stage + 1 == S::kStages ? 0 : stage + 1;
           left -= T::kTileKv;
           chunk_left -= T::kTileKv;
         } while (chunk_left > 0);
-        finish_chunk(last_stage, head, chunk, left <= 0);
+        softmax_.finish();
+        TileOutput<T, S>(p_, context_, smem_, thread_, last_stage, head, chunk, left <= 0)
+            .write(softmax_, o_);
       }
     }
-    if (context_.tile.split >= 0) merge_if_last();
+    if (context_.tile.split >= 0) merge_if_last<T, S>(p_, context_, thread_);
   }
 
  private:
-  using Cursor = KvCursor<T::kKv, T::kTileKv>;
+  using Cursor = KvCursor<T::kKv, T::kTileKv, T::kThreads>;
 
-  /// The row addresses of a stage's keys.
+  /// Of a stage's keys: their row addresses and page ids.
   FLASHPLAN_DEVICE uint32_t table_address(int stage) const {
     return base_ + S::kTables + stage * S::kTableBytes;
   }
-  FLASHPLAN_DEVICE void publish(int stage, const Cursor& cursor, KeySpan keys) const {
-    store_shared_pointer(table_address(stage) + Cursor::table_offset(thread_),
-                         cursor.row(p_, rows_.request.kv_begin, keys, thread_));
+  FLASHPLAN_DEVICE uint32_t ids_address(int stage) const {
+    return base_ + S::kIds + stage * S::kIdBytes;
   }
   /// Page ids of the request; null: ragged.
   FLASHPLAN_DEVICE const int32_t* request_ids() const {
     return reinterpret_cast<const int32_t*>(
-        load_shared_pointer(base_ + static_cast<int>(__builtin_offsetof(TileContext, page_ids))));
+        load_shared_pointer(shared_address(&context_.page_ids)));
+  }
+  FLASHPLAN_DEVICE void copy_page_ids(int stage, Cursor& ids, KeySpan keys) const {
+    ids.copy_page_ids(ids_address(stage), p_.pages, request_ids(), keys, thread_);
+    ids.advance(keys);
+  }
+  FLASHPLAN_DEVICE void find_rows(int stage, Cursor& rows, KeySpan keys) const {
+    rows.find_rows(table_address(stage), ids_address(stage), p_, rows_.request.kv_begin, keys,
+                   thread_);
+    rows.advance(keys);
   }
   FLASHPLAN_DEVICE uint32_t stage_address(int stage) const {
     return base_ + S::kFirstStage + stage * S::kStageBytes;
   }
-  FLASHPLAN_DEVICE int first_row() const { return warp_q_ * S::kMmaM * 16; }
-  FLASHPLAN_DEVICE int row(int m, int half) const {
-    return first_row() + m * 16 + half * 8 + lane_ / 4;
+  FLASHPLAN_DEVICE uint32_t visible_address() const {
+    return base_ + S::kVisible + (thread_ >> 5) * static_cast<int>(sizeof(VisibleKeys));
   }
 
-  FLASHPLAN_DEVICE void fill_pipeline(Cursor& cursor, KeySpan keys, int32_t heads_end) {
-    if (!S::kQueryInStage && computes_) copy_own_queries(context_.tile.kv_head);
-    Cursor issued = cursor;
-    // All ids first: one wait for memory, not one per stage.
-    Cursor cursors[S::kStages];
-#pragma unroll
-    for (int i = 0; i < S::kStages; ++i) {
-      cursors[i] = cursor;
-      if (finds_keys_) cursors[i].look_up(p_.pages, request_ids(), keys, thread_);
-      cursor.advance(keys);
+  /// What this warp's rows see.
+  FLASHPLAN_DEVICE void find_visible() const {
+    const int first = at_.first_row();
+    const int last = min(first + S::kMmaM * 16, rows_.num_rows) - 1;
+    const VisibleKeys visible(p_, rows_, first, max(first, last));  // none if there are no rows
+    store_shared_16(visible_address(), __builtin_bit_cast(uint4, visible));
+  }
+
+  /// Has on its way what the end of a split tile needs, to the context and to the L2 cache.
+  FLASHPLAN_DEVICE void prepare_split() const {
+    constexpr int kWords = sizeof(SplitTile) / 8;
+    if (thread_ < kWords) {
+      const auto* split = reinterpret_cast<const unsigned char*>(p_.splits + context_.tile.split);
+      cp_async_8(shared_address(&context_.split) + thread_ * 8, split + thread_ * 8);
+    } else if (thread_ == kWords) {
+      prefetch_l2(p_.arrivals + context_.tile.split);
+    } else if (thread_ == kWords + 1) {
+      prefetch_l2(p_.partial_lse + int64_t{context_.tile.partial_slot} * T::kTileQ);
     }
-#pragma unroll
-    for (int i = 0; i < S::kStages; ++i) {
-      if (finds_keys_) publish(i, cursors[i], keys);
-    }
+  }
+
+  FLASHPLAN_DEVICE void fill_pipeline(Cursor& ids, Cursor& rows, KeySpan keys, int32_t heads_end) {
+#pragma unroll 1
+    for (int i = 0; i < S::kStages; ++i) copy_page_ids(i, ids, keys);
+    if (context_.tile.split >= 0) prepare_split();
+    cp_async_commit();
+    if (!S::kQueryInStage && at_.computes) copy_own_queries(context_.tile.kv_head);
+    find_visible();
+    cp_async_wait<S::kQueryInStage ? 0 : 1>();
+    __syncthreads();
+    Cursor issued = rows;
+#pragma unroll 1
+    for (int i = 0; i < S::kStages; ++i) find_rows(i, rows, keys);
     __syncthreads();
 #pragma unroll 1
     for (int i = 0; i < S::kStages - 1; ++i) {
       issued.advance(keys);
       const bool copies = begin_issue(i, issued, keys, heads_end);
       copy_keys_and_values(i, copies);
+      copy_page_ids(i, ids, keys);
       cp_async_commit();
     }
   }
@@ -171,8 +175,9 @@ class TileRunner {
                                         : cursor.tile_begin() - keys.begin == T::kTileKv;
       if (is_first_of_head) {
         copy_tile<Element<T::kQ>::kBytes, T::kHeadDimQk, S::kRows, T::kThreads>(
-            to + S::kStageQuery, p_.head_dim_qk, p_.vectorized, thread_,
-            [&](int row) { return query_row<T::kQ>(p_, rows_, head, row); });
+            to + S::kStageQuery, p_.head_dim_qk, p_.vectorized, thread_, [&](int row) {
+              return row < rows_.num_rows ? query_row<T::kQ>(p_, rows_, head, row) : nullptr;
+            });
       }
     }
     if (copies_16_bytes_) return true;
@@ -216,15 +221,23 @@ class TileRunner {
     }
   }
 
-  /// The rows of this warp alone.
+  /// The rows of this warp alone; past the last row it is copied again.
   FLASHPLAN_DEVICE void copy_own_queries(int head) {
-    constexpr int kRowBytes = T::kHeadDimQk * Element<T::kQ>::kBytes;
+    using Copy = TileCopy<Element<T::kQ>::kBytes, T::kHeadDimQk, S::kMmaM * 16, 32>;
+    const uint32_t to = base_ + S::kQuery + at_.first_row() * Copy::Tile::kRowBytes;
     // Lane r finds row r; others ask it.
-    const unsigned char* own =
-        query_row<T::kQ>(p_, rows_, head, first_row() + lane_ % (S::kMmaM * 16));
-    copy_tile<Element<T::kQ>::kBytes, T::kHeadDimQk, S::kMmaM * 16, 32>(
-        base_ + S::kQuery + first_row() * kRowBytes, p_.head_dim_qk, p_.vectorized, lane_,
-        [&](int row) { return shuffled_pointer(own, row); });
+    const int own_row = min(at_.first_row() + at_.lane % (S::kMmaM * 16), rows_.num_rows - 1);
+    const unsigned char* own = query_row<T::kQ>(p_, rows_, head, own_row);
+    if (copies_16_bytes_) {
+#pragma unroll 4
+      for (int i = 0; i < Copy::kCopies; ++i) {
+        Copy::copy(to, shuffled_pointer(own, Copy::row(i, at_.lane)), i, true, at_.lane);
+      }
+    } else {
+      copy_tile<Element<T::kQ>::kBytes, T::kHeadDimQk, S::kMmaM * 16, 32>(
+          to, p_.head_dim_qk, p_.vectorized, at_.lane,
+          [&](int row) { return shuffled_pointer(own, row); });
+    }
     cp_async_commit();
   }
 
@@ -232,7 +245,7 @@ class TileRunner {
   FLASHPLAN_DEVICE uint32_t own_query_address(int stage) const {
     const uint32_t q_tile =
         S::kQueryInStage ? stage_address(stage) + S::kStageQuery : base_ + S::kQuery;
-    return query_address<T::kQ, T::kKv, T::kHeadDimQk>(q_tile, first_row(), lane_);
+    return query_address<T::kQ, T::kKv, T::kHeadDimQk>(q_tile, at_.first_row(), at_.lane);
   }
 
   FLASHPLAN_DEVICE void load_queries(int stage) {
@@ -271,21 +284,26 @@ class TileRunner {
   /// One tile of keys, of which this warp takes kKeysPerWarp. `copy` starts copies to another
   /// stage.
   template <typename Copy>
-  FLASHPLAN_DEVICE void attend(int stage, int32_t first_key, int head, bool wants_next_queries,
-                               Copy copy) {
+  FLASHPLAN_DEVICE void attend(int stage, int32_t first_key, int head, Copy copy) {
     constexpr int kParts = S::kKeysPerWarp / S::kKeysAtOnce;
     const uint32_t from = stage_address(stage);
-    const int warp_key = warp_kv_ * S::kKeysPerWarp;
+    const int warp_key = at_.warp_kv * S::kKeysPerWarp;
     const uint32_t address = own_query_address(stage);
-    const KeySpan seen_by_all = context_.seen_by_all;
-    const bool is_masked =
-        first_key < seen_by_all.begin || seen_by_all.end - first_key < T::kTileKv;
+    // Counted from the first key of the tile.
+    VisibleKeys visible = __builtin_bit_cast(VisibleKeys, load_shared_16(visible_address()));
+    visible.to_any = {visible.to_any.begin - first_key, visible.to_any.end - first_key};
+    visible.to_all = {visible.to_all.begin - first_key, visible.to_all.end - first_key};
+    if (visible.to_any.begin >= warp_key + S::kKeysPerWarp || visible.to_any.end <= warp_key) {
+      copy();
+      return;
+    }
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
       const int key = warp_key + part * S::kKeysAtOnce;
+      if (part > 0 && visible.to_any.end <= key) return;
       Logits s = {};
       multiply_keys<T::kQ, T::kKv, T::kHeadDimQk, S::kMmaM, S::kKeysAtOnce>(
-          s.tiles, from + S::kKey, key, lane_,
+          s.tiles, from + S::kKey, key, at_.lane,
           [&](uint32_t (&a)[4], int m, int k) {
             if constexpr (S::kQueryInRegisters) {
 #pragma unroll
@@ -298,16 +316,10 @@ class TileRunner {
           [&] {
             if (part == 0) copy();
           });
-      if (part + 1 == kParts) {
-        if (!S::kQueryInStage && wants_next_queries) {
-          __syncwarp();
-          copy_own_queries(head + 1);
-        }
-      }
       transform(s, first_key + key, head);
-      if (is_masked) {
+      if (visible.to_all.begin > key || visible.to_all.end < key + S::kKeysAtOnce) {
         asm volatile("");  // a branch, not selections for every tile
-        mask(s, first_key + key);
+        mask(s, first_key, key);
       }
       if constexpr (T::Variant::kUseSoftmax) {
         softmax_.update(s.tiles, o_, variant_.exp2_scale);
@@ -315,7 +327,7 @@ class TileRunner {
         drop_masked(s);
       }
       multiply_values<T::kQ, T::kKv, T::kHeadDimVo, S::kMmaM, S::kKeysAtOnce>(
-          o_, s.tiles, from + S::kValue, key, lane_);
+          o_, s.tiles, from + S::kValue, key, at_.lane);
     }
   }
 
@@ -327,15 +339,15 @@ class TileRunner {
       for (int m = 0; m < S::kMmaM; ++m) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          const int r = row(m, half);
-          LogitPosition at = {rows_.request_index, rows_.query(r), 0,
-                              head * rows_.group_size + rows_.head_in_group(r), head};
+          const int r = at_.row(m, half);
+          LogitPosition at = {rows_.request_index, rows_.query(p_, r), 0,
+                              rows_.qo_head(p_, head, r), head};
 #pragma unroll
           for (int n = 0; n < S::kKeysAtOnce / 8; ++n) {
 #pragma unroll
             for (int j = 0; j < 2; ++j) {
               float& x = s.tiles[m][n][2 * half + j];
-              at.key = begin + n * 8 + lane_ % 4 * 2 + j;
+              at.key = begin + n * 8 + at_.lane % 4 * 2 + j;
               if constexpr (Variant::kTransformsLogits) x = variant_.logit(x, at);
               if constexpr (Variant::kMasksLogits) x = variant_.visible(at) ? x : -infinity();
             }
@@ -345,20 +357,22 @@ class TileRunner {
     }
   }
 
-  FLASHPLAN_DEVICE void mask(Logits& s, int32_t begin) const {
+  /// Masks keys from number `key` of the tile on.
+  FLASHPLAN_DEVICE void mask(Logits& s, int32_t first_key, int key) const {
 #pragma unroll
     for (int m = 0; m < S::kMmaM; ++m) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const KeySpan span = rows_.visible(row(m, half));
-        const int32_t first = span.begin - begin - lane_ % 4 * 2;
-        const int32_t end = span.end - begin - lane_ % 4 * 2;
+        const KeySpan span = rows_.visible(p_, at_.row(m, half));
+        const int own = key + at_.lane % 4 * 2;
+        const int32_t begin = span.begin - first_key - own;
+        const int32_t end = span.end - first_key - own;
 #pragma unroll
         for (int n = 0; n < S::kKeysAtOnce / 8; ++n) {
 #pragma unroll
           for (int j = 0; j < 2; ++j) {
             float& x = s.tiles[m][n][2 * half + j];
-            x = n * 8 + j >= first && n * 8 + j < end ? x : -infinity();
+            x = n * 8 + j >= begin && n * 8 + j < end ? x : -infinity();
           }
         }
       }
@@ -377,217 +391,6 @@ class TileRunner {
     }
   }
 
-  /// Adds up what the warps found in their keys; the result is warp_kv 0's. `stage` is free.
-  FLASHPLAN_DEVICE void merge_warps(int stage) {
-    static_assert(S::kMmaM == 1);
-    float2* stats = reinterpret_cast<float2*>(smem_ + S::kStats);
-    float* memory = stage_memory(stage);
-    constexpr int kFloats = S::kFloatsPerWarp;
-    if (computes_) {
-      softmax_.finish();
-      if (lane_ % 4 == 0) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          stats[warp_kv_ * S::kRows + row(0, half)] = {softmax_.max[0][half],
-                                                       softmax_.sum[0][half]};
-        }
-      }
-    }
-    __syncthreads();
-    if (computes_ && T::Variant::kUseSoftmax) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        float max = -infinity();
-#pragma unroll
-        for (int w = 0; w < S::kWarpsKv; ++w)
-          max = fmaxf(max, stats[w * S::kRows + row(0, half)].x);
-        const float shift = shift_of(max);
-        float sum = 0.0F;
-#pragma unroll
-        for (int w = 0; w < S::kWarpsKv; ++w) {
-          const float2 other = stats[w * S::kRows + row(0, half)];
-          sum += other.y * exp2_fast((other.x - shift) * variant_.exp2_scale);
-        }
-        const float shrink = exp2_fast((softmax_.max[0][half] - shift) * variant_.exp2_scale);
-#pragma unroll
-        for (int n = 0; n < T::kHeadDimVo / 8; ++n) {
-          o_[0][n][2 * half] *= shrink;
-          o_[0][n][2 * half + 1] *= shrink;
-        }
-        softmax_.max[0][half] = max;
-        softmax_.sum[0][half] = sum;
-      }
-    }
-#pragma unroll
-    for (int half = S::kWarpsKv / 2; half > 0; half /= 2) {
-      if (computes_ && warp_kv_ >= half && warp_kv_ < 2 * half) {
-        float* to = memory + ((warp_kv_ - half) * S::kWarpsQ + warp_q_) * kFloats + lane_;
-#pragma unroll
-        for (int i = 0; i < kFloats / 32; ++i) to[i * 32] = o_[0][i / 4][i % 4];
-      }
-      __syncthreads();
-      if (computes_ && warp_kv_ < half) {
-        const float* from = memory + (warp_kv_ * S::kWarpsQ + warp_q_) * kFloats + lane_;
-#pragma unroll
-        for (int i = 0; i < kFloats / 32; ++i) o_[0][i / 4][i % 4] += from[i * 32];
-      }
-      if (half > 1) __syncthreads();
-    }
-    __syncwarp();  // the lanes have read what share_rows() writes over
-  }
-
-  /// Ends the state of a chunk of keys, which is all of them unless results must not depend on
-  /// neighbours: chunk states are then formed on their own, and merged left to right. `stage` is
-  /// the last one that was read.
-  FLASHPLAN_DEVICE void finish_chunk(int stage, int head, int chunk, bool is_last) {
-    __syncthreads();  // all warps have read it
-    if constexpr (S::kWarpsKv > 1) {
-      merge_warps(stage);
-    } else {
-      softmax_.finish();
-    }
-    if (!computes_ || warp_kv_ != 0) return;
-    float* memory = stage_memory(stage) + warp_q_ * S::kFloatsPerWarp;
-#pragma unroll
-    for (int m = 0; m < S::kMmaM; ++m) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int first = first_row() + m * 16 + half * 8;
-        if (first >= rows_.num_rows) break;
-        share_rows(m, half, memory);
-        __syncwarp();
-        write_rows(first, head, chunk, is_last, memory);
-        __syncwarp();
-      }
-    }
-  }
-
-  FLASHPLAN_DEVICE float* stage_memory(int stage) const {
-    return reinterpret_cast<float*>(smem_ + S::kFirstStage + stage * S::kStageBytes);
-  }
-  FLASHPLAN_DEVICE float* shared_lse() const {
-    return reinterpret_cast<float*>(smem_ + S::kRowLse) + warp_q_ * 8;
-  }
-  /// Of 4 dims from `dim` of row `r` of 8: rows are permuted as in SharedTile, so that the pairs
-  /// that four rows write at once lie in different banks.
-  static FLASHPLAN_DEVICE int shared_index(int r, int dim) {
-    return r * T::kHeadDimVo + ((dim / 4 ^ r * 2) & 7) * 4 + dim / 32 * 32 + dim % 4;
-  }
-
-  /// Gives all lanes of the warp the states (o, lse) of 8 rows.
-  FLASHPLAN_DEVICE void share_rows(int m, int half, float* memory) {
-    constexpr bool kUseSoftmax = T::Variant::kUseSoftmax;
-    const float sum = softmax_.sum[m][half];
-    const float scale = !kUseSoftmax ? 1.0F : sum > 0.0F ? 1.0F / sum : 0.0F;
-    const float lse = sum > 0.0F
-                          ? (softmax_.max[m][half] * variant_.exp2_scale + log2_fast(sum)) * kLn2
-                          : -infinity();
-    if (lane_ % 4 == 0) shared_lse()[lane_ / 4] = lse;
-    ValueLayout<T::kKv>::for_each_pair(o_[m], half, lane_, [&](int dim, float x, float y) {
-      *reinterpret_cast<float2*>(memory + shared_index(lane_ / 4, dim)) = {x * scale, y * scale};
-    });
-  }
-
-  /// Writes up to 8 shared rows from `first` on: as partial results, to the states merged so far,
-  /// or as the result.
-  FLASHPLAN_DEVICE void write_rows(int first, int head, int chunk, bool is_last,
-                                   const float* memory) {
-    constexpr int kQuads = T::kHeadDimVo / 4;
-    const int num_rows = min(8, rows_.num_rows - first);
-    // Lane r finds the place of row r; others ask it.
-    const int own_row = first + min(lane_ & 7, num_rows - 1);
-    const OutputRow own(p_, rows_, head, own_row);
-    const bool is_split = context_.tile.split >= 0;
-    const int64_t slot_row =
-        int64_t{context_.tile.partial_slot + chunk} * p_.tile_q + first;  // if split
-    if (lane_ < num_rows) {
-      const float lse = shared_lse()[lane_];
-      if (is_split) {
-        p_.partial_lse[slot_row + lane_] = lse;
-      } else if (p_.chunk_kv == 0 && p_.lse != nullptr) {
-        p_.lse[own.lse] = lse;
-      }
-    }
-#pragma unroll 4
-    for (int i = lane_; i < 8 * kQuads; i += 32) {
-      const int r = i / kQuads;
-      const int dim = i % kQuads * 4;
-      const int64_t to = __shfl_sync(0xffffffffU, own.o, r);
-      if (r >= num_rows) continue;
-      float4 o = *reinterpret_cast<const float4*>(memory + shared_index(r, dim));
-      if (is_split) {
-        *reinterpret_cast<float4*>(p_.partial_o + (slot_row + r) * T::kHeadDimVo + dim) = o;
-      } else if (p_.chunk_kv > 0) {
-        merge_chunk(o, first + r, dim, head, chunk, is_last);
-      } else {
-        store_result<T>(p_, variant_, rows_, head, first + r, to, dim, o);
-      }
-    }
-  }
-
-  /// Merges 4 dims of a chunk's state into those of the chunks before it, and writes the last.
-  FLASHPLAN_DEVICE void merge_chunk(float4 o, int row, int dim, int head, int chunk, bool is_last) {
-    // The same lane has the same dims of every chunk's state.
-    const int quad = row * (T::kHeadDimVo / 4) + dim / 4;
-    float4* merged_o = scratch<float4>() + quad;
-    MergedRow* merged_row = scratch<MergedRow>(T::kTileQ * T::kHeadDimVo * 4) + quad;
-    MergedRow merged;
-    merged.reset();
-    float4 so_far = {0.0F, 0.0F, 0.0F, 0.0F};
-    if (chunk > 0) {
-      merged = *merged_row;
-      so_far = *merged_o;
-    }
-    const float lse = shared_lse()[row % 8];
-    o = merge_values(so_far, o, T::Variant::kUseSoftmax ? merged.add(lse) : kSum);
-    if (!is_last) {
-      *merged_o = o;
-      *merged_row = merged;
-      return;
-    }
-    write_result<T>(p_, variant_, rows_, head, row, dim,
-                    scaled(o, T::Variant::kUseSoftmax ? merged.inverse() : 1.0F), merged.lse());
-  }
-
-  /// This CTA's part of the scratch memory, from `offset` bytes on.
-  template <typename U>
-  FLASHPLAN_DEVICE U* scratch(int offset = 0) const {
-    return reinterpret_cast<U*>(static_cast<unsigned char*>(p_.scratch) +
-                                blockIdx.x * p_.scratch_bytes + offset);
-  }
-
-  FLASHPLAN_DEVICE void merge_if_last() {
-    __syncthreads();  // this CTA's partial results are written
-    const SplitTile split = p_.splits[context_.tile.split];
-    if (thread_ == 0) {
-      __threadfence();
-      int32_t* arrivals = p_.arrivals + context_.tile.split;
-      const bool is_last = arrive(arrivals) + 1 == split.num_pieces;
-      context_.is_last = is_last;
-      if (is_last) *arrivals = 0;  // for the next run
-      __threadfence();
-    }
-    __syncthreads();
-    if (context_.is_last) {
-      if constexpr (S::kRows <= 16) {
-        merge_partials<T, 1, 8>(p_, rows_, split);  // few rows, and maybe many states
-      } else {
-        merge_partials<T, 4, 2>(p_, rows_, split);
-      }
-    }
-  }
-
-  /// Rows that see no key.
-  FLASHPLAN_DEVICE void write_empty() const {
-    constexpr int kQuads = T::kHeadDimVo / 4;
-    for (int h = 0; h < context_.tile.num_kv_heads; ++h) {
-      for (int i = thread_; i < rows_.num_rows * kQuads; i += T::kThreads) {
-        write_result<T>(p_, variant_, rows_, context_.tile.kv_head + h, i / kQuads, i % kQuads * 4,
-                        {0.0F, 0.0F, 0.0F, 0.0F}, -infinity());
-      }
-    }
-  }
-
   const AttentionParams& p_;
   TileContext& context_;
   const RowBlock& rows_;
@@ -595,11 +398,7 @@ class TileRunner {
   unsigned char* const smem_;
   const uint32_t base_;
   const int thread_;
-  const int lane_;
-  const int warp_q_;
-  const int warp_kv_;
-  const bool computes_;
-  const bool finds_keys_;
+  const WarpPlace<S> at_;
   const bool copies_16_bytes_;  // all of k and v
 
   OnlineSoftmax<S::kMmaM> softmax_;

@@ -41,27 +41,28 @@ FLASHPLAN_DEVICE void load_query_fragment(uint32_t (&a)[4], uint32_t address, in
   }
 }
 
-/// The dim of element j (0 or 1) of accumulator tile n of o, for this lane; for 8-bit v the other
-/// element of the pair of adjacent dims is in tile n ^ 1.
+/// The dims of o's accumulators: for 8-bit v the two elements of adjacent dims are in adjacent
+/// tiles.
 template <DType kKv>
 struct ValueLayout {
   static constexpr bool kInterleaved = Element<kKv>::kBytes == 1;
 
-  /// Calls f(dim, x, y) for values of dims (dim, dim + 1); o[n][2 * half + j] of one row half.
+  /// The first of this lane's dims.
+  static FLASHPLAN_DEVICE int first_dim(int lane) { return lane % 4 * (kInterleaved ? 4 : 2); }
+
+  /// Calls f(d, x, y) for values of dims (first_dim() + d, first_dim() + d + 1) of one row half.
   template <int kTiles, typename Function>
-  static FLASHPLAN_DEVICE void for_each_pair(float (&o)[kTiles][4], int half, int lane,
-                                             Function f) {
-    const int c = lane % 4;
+  static FLASHPLAN_DEVICE void for_each_pair(const float (&o)[kTiles][4], int half, Function f) {
 #pragma unroll
     for (int n = 0; n < kTiles; n += 2) {
-      float (&first)[4] = o[n];
-      float (&second)[4] = o[n + 1];
+      const float (&first)[4] = o[n];
+      const float (&second)[4] = o[n + 1];
       if constexpr (kInterleaved) {
-        f(n * 8 + 4 * c, first[2 * half], second[2 * half]);
-        f(n * 8 + 4 * c + 2, first[2 * half + 1], second[2 * half + 1]);
+        f(n * 8, first[2 * half], second[2 * half]);
+        f(n * 8 + 2, first[2 * half + 1], second[2 * half + 1]);
       } else {
-        f(n * 8 + 2 * c, first[2 * half], first[2 * half + 1]);
-        f(n * 8 + 8 + 2 * c, second[2 * half], second[2 * half + 1]);
+        f(n * 8, first[2 * half], first[2 * half + 1]);
+        f(n * 8 + 8, second[2 * half], second[2 * half + 1]);
       }
     }
   }

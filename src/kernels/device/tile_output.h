@@ -1,0 +1,318 @@
+// SPDX-License-Identifier: Apache-2.0
+// Brings the states of a work tile from registers to memory.
+#pragma once
+
+#include "kernels/device/merge_partials.h"
+#include "kernels/device/shape.h"
+#include "kernels/device/softmax.h"
+#include "kernels/device/warp_mma.h"
+
+namespace flashplan::device {
+
+/// A work tile as all threads see it, in shared memory: registers are for accumulators.
+struct TileContext {
+  WorkTile tile;
+  RowBlock rows;
+  const int32_t* page_ids;  // of the request; null: ragged
+  SplitTile split;          // if it is one; there once the first keys are
+  int32_t chunk_kv;         // keys of a state; no fewer than there are: one state
+  int32_t is_last;          // whether this CTA is the last of a split to arrive
+
+  FLASHPLAN_DEVICE void assign(const AttentionParams& p, const WorkTile& work_tile,
+                               const RequestInfo& request) {
+    tile = work_tile;
+    rows.assign(p, work_tile, request);
+    page_ids = device::page_ids(p.pages, work_tile.request);
+    chunk_kv = p.chunk_kv > 0 ? p.chunk_kv : 0x7fffffff;
+  }
+};
+
+static_assert(sizeof(TileContext) <= 128);
+
+/// Which rows and keys of a tile a warp has.
+template <typename S>
+struct WarpPlace {
+  int lane;
+  int warp_q;
+  int warp_kv;
+  bool computes;
+
+  explicit FLASHPLAN_DEVICE WarpPlace(int thread)
+      : lane(thread & 31),
+        warp_q((thread >> 5) % S::kWarpsQ),
+        warp_kv((thread >> 5) / S::kWarpsQ),
+        computes(S::kWarpsQ * S::kWarpsKv == S::kWarps || warp_kv < S::kWarpsKv) {}
+
+  FLASHPLAN_DEVICE int first_row() const { return warp_q * S::kMmaM * 16; }
+  /// This lane's row of half a matrix tile.
+  FLASHPLAN_DEVICE int row(int m, int half) const {
+    return first_row() + m * 16 + half * 8 + lane / 4;
+  }
+};
+
+/// Brings the state of a chunk of keys to memory. A chunk is all keys of the tile, unless results
+/// must not depend on neighbours: chunk states are then formed on their own, and merged left to
+/// right.
+template <typename T, typename S>
+class TileOutput {
+ public:
+  using Accumulators = float[S::kMmaM][T::kHeadDimVo / 8][4];
+
+  /// `stage` of the pipeline serves as memory, once all threads are here.
+  FLASHPLAN_DEVICE TileOutput(const AttentionParams& p, const TileContext& context,
+                              unsigned char* smem, int thread, int stage, int head, int chunk,
+                              bool is_last_chunk)
+      : p_(p),
+        context_(context),
+        rows_(context.rows),
+        variant_(p),
+        thread_(thread),
+        at_(thread),
+        memory_(reinterpret_cast<float*>(smem + S::kFirstStage + stage * S::kStageBytes)),
+        stats_(reinterpret_cast<float2*>(smem + S::kStats)),
+        head_(head),
+        chunk_(chunk),
+        is_last_chunk_(is_last_chunk) {}
+
+  FLASHPLAN_DEVICE void write(const OnlineSoftmax<S::kMmaM>& softmax, Accumulators& o) {
+    if constexpr (S::kWarpsKv == 1) {
+      if (is_split()) return write_partial(softmax, o);
+      if (p_.chunk_kv == 0 && p_.vectorized && p_.o_dtype == T::kQ) return write_result(softmax, o);
+    }
+    __syncthreads();  // all have read the stage
+    share_and_write(softmax, o);
+  }
+
+ private:
+  static constexpr int kQuads = T::kHeadDimVo / 4;
+
+  FLASHPLAN_DEVICE int first_dim() const { return ValueLayout<T::kKv>::first_dim(at_.lane); }
+  FLASHPLAN_DEVICE bool is_split() const { return context_.tile.split >= 0; }
+  /// Of the partial results, this tile's row `row`.
+  FLASHPLAN_DEVICE int64_t partial_row(int row) const {
+    return int64_t{context_.tile.partial_slot + chunk_} * T::kTileQ + row;
+  }
+  FLASHPLAN_DEVICE float inverse(float sum) const {
+    return !T::Variant::kUseSoftmax ? 1.0F : sum > 0.0F ? 1.0F / sum : 0.0F;
+  }
+  FLASHPLAN_DEVICE float lse(float max, float sum) const {
+    return sum > 0.0F ? (max * variant_.exp2_scale + log2_fast(sum)) * kLn2 : -infinity();
+  }
+
+  /// Partial results, from registers.
+  FLASHPLAN_DEVICE void write_partial(const OnlineSoftmax<S::kMmaM>& softmax, Accumulators& o) {
+#pragma unroll
+    for (int m = 0; m < S::kMmaM; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int row = at_.row(m, half);
+        if (row >= rows_.num_rows) return;
+        const float sum = softmax.sum[m][half];
+        const float scale = inverse(sum);
+        float* to = p_.partial_o + partial_row(row) * T::kHeadDimVo + first_dim();
+        if (at_.lane % 4 == 0) {
+          p_.partial_lse[partial_row(row)] = lse(softmax.max[m][half], sum);
+        }
+        ValueLayout<T::kKv>::for_each_pair(o[m], half, [&](int d, float x, float y) {
+          *reinterpret_cast<float2*>(to + d) = {x * scale, y * scale};
+        });
+      }
+    }
+  }
+
+  /// Results of the queries' dtype, from registers.
+  FLASHPLAN_DEVICE void write_result(const OnlineSoftmax<S::kMmaM>& softmax, Accumulators& o) {
+#pragma unroll
+    for (int m = 0; m < S::kMmaM; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int row = at_.row(m, half);
+        if (row >= rows_.num_rows) return;
+        const OutputRow to(p_, rows_, head_, row);
+        const float sum = softmax.sum[m][half];
+        const float scale = inverse(sum) * p_.v_scale;
+        if (at_.lane % 4 == 0 && p_.lse != nullptr) {
+          p_.lse[to.lse] = lse(softmax.max[m][half], sum);
+        }
+        uint16_t* const out = static_cast<uint16_t*>(p_.o) + to.o + first_dim();
+        ValueLayout<T::kKv>::for_each_pair(o[m], half, [&](int d, float x, float y) {
+          x *= scale;
+          y *= scale;
+          if constexpr (T::Variant::kTransformsOutput) {
+            const int32_t query = rows_.query(p_, row);
+            const int32_t head = rows_.qo_head(p_, head_, row);
+            x = variant_.output(x, query, head, first_dim() + d);
+            y = variant_.output(y, query, head, first_dim() + d + 1);
+          }
+          // Rows that can be written 16 bytes at a time end at a multiple of 8 dims.
+          if (d < p_.head_dim_vo)
+            *reinterpret_cast<uint32_t*>(out + d) = Element<T::kQ>::pack(x, y);
+        });
+      }
+    }
+  }
+
+  /// Of 4 dims from `dim` of row `r` of 8: rows are permuted as in SharedTile, so that the pairs
+  /// that four rows write at once lie in different banks.
+  static FLASHPLAN_DEVICE int shared_index(int r, int dim) {
+    return r * T::kHeadDimVo + ((dim / 4 ^ r * 2) & 7) * 4 + dim / 32 * 32 + dim % 4;
+  }
+
+  /// Anything: 8 rows of each warp at a time go through shared memory, where the states of warps
+  /// that took different keys are merged.
+  FLASHPLAN_DEVICE void share_and_write(const OnlineSoftmax<S::kMmaM>& softmax, Accumulators& o) {
+    constexpr bool kAlone = S::kWarpsKv == 1;  // each warp writes its own rows
+    const int index = kAlone ? at_.lane : thread_;
+    const int own_rows = kAlone ? at_.first_row() : 0;
+#pragma unroll 1
+    for (int part = 0; own_rows + part * 8 < rows_.num_rows && part < 2 * S::kMmaM; ++part) {
+#pragma unroll
+      for (int i = 0; i < 2 * S::kMmaM; ++i) {
+        if (part == i && at_.computes) share(softmax, o, i / 2, i % 2);
+      }
+      kAlone ? __syncwarp() : __syncthreads();
+#pragma unroll 1
+      for (int i = index; i < (kAlone ? 1 : S::kWarpsQ) * 8 * kQuads;
+           i += kAlone ? 32 : T::kThreads) {
+        const int warp_q = kAlone ? at_.warp_q : i / (8 * kQuads);
+        const int r = i / kQuads % 8;
+        const int row = warp_q * S::kMmaM * 16 + part * 8 + r;
+        if (row < rows_.num_rows) write_shared(warp_q, r, row, i % kQuads * 4);
+      }
+      kAlone ? __syncwarp() : __syncthreads();
+    }
+  }
+
+  /// A warp's memory and statistics of the rows it shares.
+  FLASHPLAN_DEVICE float* shared_o(int warp_q, int warp_kv) const {
+    return memory_ + (warp_q * S::kWarpsKv + warp_kv) * 8 * T::kHeadDimVo;
+  }
+  FLASHPLAN_DEVICE float2* shared_stats(int warp_q, int warp_kv) const {
+    return stats_ + (warp_q * S::kWarpsKv + warp_kv) * 8;
+  }
+
+  FLASHPLAN_DEVICE void share(const OnlineSoftmax<S::kMmaM>& softmax, Accumulators& o, int m,
+                              int half) const {
+    const int r = at_.lane / 4;
+    if (at_.row(m, half) >= rows_.num_rows) return;
+    if (at_.lane % 4 == 0) {
+      shared_stats(at_.warp_q, at_.warp_kv)[r] = {softmax.max[m][half], softmax.sum[m][half]};
+    }
+    float* memory = shared_o(at_.warp_q, at_.warp_kv);
+    ValueLayout<T::kKv>::for_each_pair(o[m], half, [&](int d, float x, float y) {
+      *reinterpret_cast<float2*>(memory + shared_index(r, first_dim() + d)) = {x, y};
+    });
+  }
+
+  /// Writes dims [dim, dim + 4) of shared row r: as partial results, to the states merged so far,
+  /// or as the result.
+  FLASHPLAN_DEVICE void write_shared(int warp_q, int r, int row, int dim) const {
+    float max = -infinity();
+#pragma unroll
+    for (int w = 0; w < S::kWarpsKv; ++w) max = fmaxf(max, shared_stats(warp_q, w)[r].x);
+    const float shift = shift_of(max);
+    float sum = 0.0F;
+    float4 o = {0.0F, 0.0F, 0.0F, 0.0F};
+#pragma unroll
+    for (int w = 0; w < S::kWarpsKv; ++w) {
+      const float2 stats = shared_stats(warp_q, w)[r];
+      const float weight =
+          T::Variant::kUseSoftmax ? exp2_fast((stats.x - shift) * variant_.exp2_scale) : 1.0F;
+      sum = __fmaf_rn(stats.y, weight, sum);
+      o = merge_values(o,
+                       *reinterpret_cast<const float4*>(shared_o(warp_q, w) + shared_index(r, dim)),
+                       {1.0F, weight});
+    }
+    o = scaled(o, inverse(sum));
+    const float row_lse = lse(max, sum);
+    if (is_split()) {
+      *reinterpret_cast<float4*>(p_.partial_o + partial_row(row) * T::kHeadDimVo + dim) = o;
+      if (dim == 0) p_.partial_lse[partial_row(row)] = row_lse;
+    } else if (p_.chunk_kv > 0) {
+      merge_chunk(o, row, dim, row_lse);
+    } else {
+      device::write_result<T>(p_, variant_, rows_, head_, row, dim, o, row_lse);
+    }
+  }
+
+  /// Merges 4 dims of a chunk's state into those of the chunks before it, and writes the last.
+  FLASHPLAN_DEVICE void merge_chunk(float4 o, int row, int dim, float row_lse) const {
+    // The same thread has the same dims of every chunk's state.
+    const int quad = row * kQuads + dim / 4;
+    float4* merged_o = scratch<float4>() + quad;
+    MergedRow* merged_row = scratch<MergedRow>(T::kTileQ * T::kHeadDimVo * 4) + quad;
+    MergedRow merged;
+    merged.reset();
+    float4 so_far = {0.0F, 0.0F, 0.0F, 0.0F};
+    if (chunk_ > 0) {
+      merged = *merged_row;
+      so_far = *merged_o;
+    }
+    o = merge_values(so_far, o, T::Variant::kUseSoftmax ? merged.add(row_lse) : kSum);
+    if (!is_last_chunk_) {
+      *merged_o = o;
+      *merged_row = merged;
+      return;
+    }
+    device::write_result<T>(p_, variant_, rows_, head_, row, dim,
+                            scaled(o, T::Variant::kUseSoftmax ? merged.inverse() : 1.0F),
+                            merged.lse());
+  }
+
+  /// This CTA's part of the scratch memory, from `offset` bytes on.
+  template <typename U>
+  FLASHPLAN_DEVICE U* scratch(int offset = 0) const {
+    return reinterpret_cast<U*>(static_cast<unsigned char*>(p_.scratch) +
+                                blockIdx.x * p_.scratch_bytes + offset);
+  }
+
+  const AttentionParams& p_;
+  const TileContext& context_;
+  const RowBlock& rows_;
+  const typename T::Variant variant_;
+  const int thread_;
+  const WarpPlace<S> at_;
+  float* const memory_;  // [kWarpsQ][kWarpsKv][8][kHeadDimVo]
+  float2* const stats_;  // (max, sum) [kWarpsQ][kWarpsKv][8]
+  const int head_;
+  const int chunk_;
+  const bool is_last_chunk_;
+};
+
+/// Merges the partial results of a work tile's split, if this CTA is the last one to finish a
+/// piece.
+template <typename T, typename S>
+FLASHPLAN_DEVICE void merge_if_last(const AttentionParams& p, TileContext& context, int thread) {
+  __syncthreads();  // this CTA's partial results are written
+  const SplitTile& split = context.split;
+  if (thread == 0) {
+    int32_t* arrivals = p.arrivals + context.tile.split;
+    const bool is_last = arrive(arrivals) + 1 == split.num_pieces;
+    context.is_last = is_last;
+    if (is_last) *arrivals = 0;  // for the next run
+  }
+  __syncthreads();
+  if (context.is_last) {
+    if constexpr (S::kRows <= 16) {
+      merge_partials<T, 1, 16>(p, context.rows, split);  // few rows, and maybe many states
+    } else {
+      merge_partials<T, 4, 2>(p, context.rows, split);
+    }
+  }
+}
+
+/// Writes the results of rows that see no key.
+template <typename T>
+FLASHPLAN_DEVICE void write_empty(const AttentionParams& p, const TileContext& context,
+                                  int thread) {
+  constexpr int kQuads = T::kHeadDimVo / 4;
+  const typename T::Variant variant(p);
+  for (int h = 0; h < context.tile.num_kv_heads; ++h) {
+    for (int i = thread; i < context.rows.num_rows * kQuads; i += T::kThreads) {
+      write_result<T>(p, variant, context.rows, context.tile.kv_head + h, i / kQuads,
+                      i % kQuads * 4, {0.0F, 0.0F, 0.0F, 0.0F}, -infinity());
+    }
+  }
+}
+
+}  // namespace flashplan::device
