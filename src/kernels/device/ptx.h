@@ -19,6 +19,13 @@ FLASHPLAN_DEVICE int thread_index() {
   return static_cast<int>(shuffled & 1023);  // known not to be negative: divisions become shifts
 }
 
+/// x, of which the compiler then knows nothing: what follows from it is computed where it is used,
+/// and holds no registers elsewhere.
+FLASHPLAN_DEVICE int opaque(int x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
 FLASHPLAN_DEVICE uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }

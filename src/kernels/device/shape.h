@@ -67,7 +67,7 @@ struct Shape {
 
   // Offsets in shared memory.
   static constexpr int kVisible = 0;  // VisibleKeys of each warp's rows
-  static constexpr int kStats = 128;  // float2 (max, sum) of 8 rows of each warp
+  static constexpr int kStats = 128;  // float2 (shift, sum) of 8 rows of each warp
   static constexpr int kTables = kStats + kStatsBytes;
   static constexpr int kIds = kTables + kStages * kTableBytes;
   static constexpr int kQuery = kIds + kStages * kIdBytes;

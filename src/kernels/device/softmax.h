@@ -17,21 +17,20 @@ FLASHPLAN_DEVICE float sum_of_quad(float x) {
   return x + __shfl_xor_sync(0xffffffffU, x, 2);
 }
 
-/// What is subtracted from a row's logits: nothing where no key was seen.
-FLASHPLAN_DEVICE float shift_of(float row_max) { return row_max == -infinity() ? 0.0F : row_max; }
-
 /// State of kMmaM * 16 rows; index [m][half]: this lane's rows m * 16 + half * 8 + lane / 4.
-/// Logits are in units of 1 / scale; weights are exp2(scale * (logit - max)), where `max` is the
-/// largest logit or a little less.
+/// Weights are exp2(scale * logit - shift).
 template <int kMmaM>
 struct OnlineSoftmax {
-  float max[kMmaM][2];
-  float sum[kMmaM][2];  // of this lane's columns alone, until finish()
+  float shift[kMmaM][2];  // the largest of scale * logit, or a little less
+  float sum[kMmaM][2];    // of this lane's columns alone, until finish()
+
+  // Before the first key. Finite, so that masked logits, -inf, need no care.
+  static constexpr float kNoShift = -3e38F;
 
   FLASHPLAN_DEVICE void reset() {
 #pragma unroll
     for (int m = 0; m < kMmaM; ++m) {
-      max[m][0] = max[m][1] = -infinity();
+      shift[m][0] = shift[m][1] = kNoShift;
       sum[m][0] = sum[m][1] = 0.0F;
     }
   }
@@ -40,8 +39,8 @@ struct OnlineSoftmax {
   template <int kKeyTiles, int kDimTiles>
   FLASHPLAN_DEVICE void update(float (&s)[kMmaM][kKeyTiles][4], float (&o)[kMmaM][kDimTiles][4],
                                float scale) {
-    // `max` need not be the maximum: one that is 2^8 too small leaves weights that float32 sums and
-    // 16-bit products can hold. So as a rule no lane asks the others, and o is not touched.
+    // A shift that is 2^8 too small leaves weights that float32 sums and 16-bit products can hold.
+    // So as a rule no lane asks the others, and o is not touched.
     constexpr float kSlack = 8.0F;
     float largest[kMmaM][2];  // of this lane's columns
     bool grows = false;
@@ -63,8 +62,7 @@ struct OnlineSoftmax {
           }
         }
         largest[m][half] = pairs[0];
-        // Also true for the first key: inf > 8. False for -inf - -inf.
-        grows |= (pairs[0] - max[m][half]) * scale > kSlack;
+        grows |= __fmaf_rn(pairs[0], scale, -shift[m][half]) > kSlack;
       }
     }
     if (__any_sync(0xffffffffU, grows)) {
@@ -72,10 +70,9 @@ struct OnlineSoftmax {
       for (int m = 0; m < kMmaM; ++m) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          const float new_max = fmaxf(max[m][half], max_of_quad(largest[m][half]));
-          const float shrink =
-              exp2_fast((max[m][half] - shift_of(new_max)) * scale);  // 0 from -inf
-          max[m][half] = new_max;
+          const float new_shift = fmaxf(shift[m][half], max_of_quad(largest[m][half]) * scale);
+          const float shrink = exp2_fast(shift[m][half] - new_shift);
+          shift[m][half] = new_shift;
           sum[m][half] *= shrink;
 #pragma unroll
           for (int n = 0; n < kDimTiles; ++n) {
@@ -89,16 +86,26 @@ struct OnlineSoftmax {
     for (int m = 0; m < kMmaM; ++m) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const float shift = shift_of(max[m][half]) * scale;
-        float added[2] = {0.0F, 0.0F};
 #pragma unroll
         for (int n = 0; n < kKeyTiles; ++n) {
 #pragma unroll
           for (int j = 0; j < 2; ++j) {
             float& x = s[m][n][2 * half + j];
-            x = exp2_fast(__fmaf_rn(x, scale, -shift));
-            added[j] += x;
+            x = exp2_fast(__fmaf_rn(x, scale, -shift[m][half]));
           }
+        }
+      }
+    }
+    // Two chains: the latency of one would show.
+#pragma unroll
+    for (int m = 0; m < kMmaM; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float added[2] = {s[m][0][2 * half], s[m][0][2 * half + 1]};
+#pragma unroll
+        for (int n = 1; n < kKeyTiles; ++n) {
+          added[0] += s[m][n][2 * half];
+          added[1] += s[m][n][2 * half + 1];
         }
         sum[m][half] += added[0] + added[1];
       }

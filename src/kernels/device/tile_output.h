@@ -39,8 +39,10 @@ struct WarpPlace {
 
   explicit FLASHPLAN_DEVICE WarpPlace(int thread)
       : lane(thread & 31),
-        warp_q((thread >> 5) % S::kWarpsQ),
-        warp_kv((thread >> 5) / S::kWarpsQ),
+        warp_q(S::kWarpsQ == 1    ? 0
+               : S::kWarpsKv == 1 ? thread >> 5
+                                  : (thread >> 5) % S::kWarpsQ),
+        warp_kv(S::kWarpsKv == 1 ? 0 : (thread >> 5) / S::kWarpsQ),
         computes(S::kWarpsQ * S::kWarpsKv == S::kWarps || warp_kv < S::kWarpsKv) {}
 
   FLASHPLAN_DEVICE int first_row() const { return warp_q * S::kMmaM * 16; }
@@ -67,7 +69,7 @@ class TileOutput {
         rows_(context.rows),
         variant_(p),
         thread_(thread),
-        at_(thread),
+        at_(opaque(thread)),
         memory_(reinterpret_cast<float*>(smem + S::kFirstStage + stage * S::kStageBytes)),
         stats_(reinterpret_cast<float2*>(smem + S::kStats)),
         head_(head),
@@ -95,8 +97,8 @@ class TileOutput {
   FLASHPLAN_DEVICE float inverse(float sum) const {
     return !T::Variant::kUseSoftmax ? 1.0F : sum > 0.0F ? 1.0F / sum : 0.0F;
   }
-  FLASHPLAN_DEVICE float lse(float max, float sum) const {
-    return sum > 0.0F ? (max * variant_.exp2_scale + log2_fast(sum)) * kLn2 : -infinity();
+  FLASHPLAN_DEVICE float lse(float shift, float sum) const {
+    return sum > 0.0F ? (shift + log2_fast(sum)) * kLn2 : -infinity();
   }
 
   /// Partial results, from registers.
@@ -111,7 +113,7 @@ class TileOutput {
         const float scale = inverse(sum);
         float* to = p_.partial_o + partial_row(row) * T::kHeadDimVo + first_dim();
         if (at_.lane % 4 == 0) {
-          p_.partial_lse[partial_row(row)] = lse(softmax.max[m][half], sum);
+          p_.partial_lse[partial_row(row)] = lse(softmax.shift[m][half], sum);
         }
         ValueLayout<T::kKv>::for_each_pair(o[m], half, [&](int d, float x, float y) {
           *reinterpret_cast<float2*>(to + d) = {x * scale, y * scale};
@@ -132,7 +134,7 @@ class TileOutput {
         const float sum = softmax.sum[m][half];
         const float scale = inverse(sum) * p_.v_scale;
         if (at_.lane % 4 == 0 && p_.lse != nullptr) {
-          p_.lse[to.lse] = lse(softmax.max[m][half], sum);
+          p_.lse[to.lse] = lse(softmax.shift[m][half], sum);
         }
         uint16_t* const out = static_cast<uint16_t*>(p_.o) + to.o + first_dim();
         ValueLayout<T::kKv>::for_each_pair(o[m], half, [&](int d, float x, float y) {
@@ -196,7 +198,7 @@ class TileOutput {
     const int r = at_.lane / 4;
     if (at_.row(m, half) >= rows_.num_rows) return;
     if (at_.lane % 4 == 0) {
-      shared_stats(at_.warp_q, at_.warp_kv)[r] = {softmax.max[m][half], softmax.sum[m][half]};
+      shared_stats(at_.warp_q, at_.warp_kv)[r] = {softmax.shift[m][half], softmax.sum[m][half]};
     }
     float* memory = shared_o(at_.warp_q, at_.warp_kv);
     ValueLayout<T::kKv>::for_each_pair(o[m], half, [&](int d, float x, float y) {
@@ -207,24 +209,22 @@ class TileOutput {
   /// Writes dims [dim, dim + 4) of shared row r: as partial results, to the states merged so far,
   /// or as the result.
   FLASHPLAN_DEVICE void write_shared(int warp_q, int r, int row, int dim) const {
-    float max = -infinity();
+    float shift = shared_stats(warp_q, 0)[r].x;
 #pragma unroll
-    for (int w = 0; w < S::kWarpsKv; ++w) max = fmaxf(max, shared_stats(warp_q, w)[r].x);
-    const float shift = shift_of(max);
+    for (int w = 1; w < S::kWarpsKv; ++w) shift = fmaxf(shift, shared_stats(warp_q, w)[r].x);
     float sum = 0.0F;
     float4 o = {0.0F, 0.0F, 0.0F, 0.0F};
 #pragma unroll
     for (int w = 0; w < S::kWarpsKv; ++w) {
       const float2 stats = shared_stats(warp_q, w)[r];
-      const float weight =
-          T::Variant::kUseSoftmax ? exp2_fast((stats.x - shift) * variant_.exp2_scale) : 1.0F;
+      const float weight = T::Variant::kUseSoftmax ? exp2_fast(stats.x - shift) : 1.0F;
       sum = __fmaf_rn(stats.y, weight, sum);
       o = merge_values(o,
                        *reinterpret_cast<const float4*>(shared_o(warp_q, w) + shared_index(r, dim)),
                        {1.0F, weight});
     }
     o = scaled(o, inverse(sum));
-    const float row_lse = lse(max, sum);
+    const float row_lse = lse(shift, sum);
     if (is_split()) {
       *reinterpret_cast<float4*>(p_.partial_o + partial_row(row) * T::kHeadDimVo + dim) = o;
       if (dim == 0) p_.partial_lse[partial_row(row)] = row_lse;
@@ -273,7 +273,7 @@ class TileOutput {
   const int thread_;
   const WarpPlace<S> at_;
   float* const memory_;  // [kWarpsQ][kWarpsKv][8][kHeadDimVo]
-  float2* const stats_;  // (max, sum) [kWarpsQ][kWarpsKv][8]
+  float2* const stats_;  // (shift, sum) [kWarpsQ][kWarpsKv][8]
   const int head_;
   const int chunk_;
   const bool is_last_chunk_;

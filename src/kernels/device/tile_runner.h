@@ -18,7 +18,7 @@ class TileRunner {
         smem_(smem),
         base_(shared_address(smem)),
         thread_(thread_index()),
-        at_(thread_),
+        computes_(WarpPlace<S>(thread_).computes),
         copies_16_bytes_(p.vectorized && p.head_dim_qk == T::kHeadDimQk &&
                          p.head_dim_vo == T::kHeadDimVo) {}
 
@@ -59,7 +59,7 @@ class TileRunner {
             copy_page_ids(next_stage, ids, keys);
             cp_async_commit();
           };
-          if (at_.computes) {
+          if (computes_) {
             if (S::kQueryInRegisters && is_first) load_queries(stage);
             attend(stage, keys.end - left, head, copy);
             if (!S::kQueryInStage && left <= T::kTileKv && head + 1 < heads_end) {
@@ -99,24 +99,24 @@ class TileRunner {
         load_shared_pointer(shared_address(&context_.page_ids)));
   }
   FLASHPLAN_DEVICE void copy_page_ids(int stage, Cursor& ids, KeySpan keys) const {
-    ids.copy_page_ids(ids_address(stage), p_.pages, request_ids(), keys, thread_);
+    ids.copy_page_ids(ids_address(stage), p_.pages, request_ids(), keys, opaque(thread_));
     ids.advance(keys);
   }
   FLASHPLAN_DEVICE void find_rows(int stage, Cursor& rows, KeySpan keys) const {
     rows.find_rows(table_address(stage), ids_address(stage), p_, rows_.request.kv_begin, keys,
-                   thread_);
+                   opaque(thread_));
     rows.advance(keys);
   }
   FLASHPLAN_DEVICE uint32_t stage_address(int stage) const {
     return base_ + S::kFirstStage + stage * S::kStageBytes;
   }
   FLASHPLAN_DEVICE uint32_t visible_address() const {
-    return base_ + S::kVisible + (thread_ >> 5) * static_cast<int>(sizeof(VisibleKeys));
+    return base_ + S::kVisible + (opaque(thread_) >> 5) * static_cast<int>(sizeof(VisibleKeys));
   }
 
   /// What this warp's rows see.
   FLASHPLAN_DEVICE void find_visible() const {
-    const int first = at_.first_row();
+    const int first = WarpPlace<S>(thread_).first_row();
     const int last = min(first + S::kMmaM * 16, rows_.num_rows) - 1;
     const VisibleKeys visible(p_, rows_, first, max(first, last));  // none if there are no rows
     store_shared_16(visible_address(), __builtin_bit_cast(uint4, visible));
@@ -140,7 +140,7 @@ class TileRunner {
     for (int i = 0; i < S::kStages; ++i) copy_page_ids(i, ids, keys);
     if (context_.tile.split >= 0) prepare_split();
     cp_async_commit();
-    if (!S::kQueryInStage && at_.computes) copy_own_queries(context_.tile.kv_head);
+    if (!S::kQueryInStage && computes_) copy_own_queries(context_.tile.kv_head);
     find_visible();
     cp_async_wait<S::kQueryInStage ? 0 : 1>();
     __syncthreads();
@@ -192,6 +192,7 @@ class TileRunner {
   /// read of shared memory can pass a copy to it.
   FLASHPLAN_DEVICE void copy_keys_and_values(int stage, bool valid) const {
     constexpr int kPitch = static_cast<int>(sizeof(KvRow));
+    const int thread = opaque(thread_);
     const uint32_t table = table_address(stage);
     const uint32_t to = stage_address(stage);
     const unsigned char* k[KeyCopy::kCopies];
@@ -199,43 +200,44 @@ class TileRunner {
     if constexpr (T::kHeadDimQk == T::kHeadDimVo) {
 #pragma unroll
       for (int i = 0; i < KeyCopy::kCopies; ++i) {
-        load_shared_pointers(table + KeyCopy::row(i, thread_) * kPitch, k[i], v[i]);
+        load_shared_pointers(table + KeyCopy::row(i, thread) * kPitch, k[i], v[i]);
       }
     } else {
 #pragma unroll
       for (int i = 0; i < KeyCopy::kCopies; ++i) {
-        k[i] = load_shared_pointer(table + KeyCopy::row(i, thread_) * kPitch);
+        k[i] = load_shared_pointer(table + KeyCopy::row(i, thread) * kPitch);
       }
 #pragma unroll
       for (int i = 0; i < ValueCopy::kCopies; ++i) {
-        v[i] = load_shared_pointer(table + ValueCopy::row(i, thread_) * kPitch + kPitch / 2);
+        v[i] = load_shared_pointer(table + ValueCopy::row(i, thread) * kPitch + kPitch / 2);
       }
     }
 #pragma unroll
     for (int i = 0; i < KeyCopy::kCopies; ++i) {
-      KeyCopy::copy(to + S::kKey, k[i], i, valid, thread_);
+      KeyCopy::copy(to + S::kKey, k[i], i, valid, thread);
     }
 #pragma unroll
     for (int i = 0; i < ValueCopy::kCopies; ++i) {
-      ValueCopy::copy(to + S::kValue, v[i], i, valid, thread_);
+      ValueCopy::copy(to + S::kValue, v[i], i, valid, thread);
     }
   }
 
   /// The rows of this warp alone; past the last row it is copied again.
   FLASHPLAN_DEVICE void copy_own_queries(int head) {
+    const WarpPlace<S> at(opaque(thread_));
     using Copy = TileCopy<Element<T::kQ>::kBytes, T::kHeadDimQk, S::kMmaM * 16, 32>;
-    const uint32_t to = base_ + S::kQuery + at_.first_row() * Copy::Tile::kRowBytes;
+    const uint32_t to = base_ + S::kQuery + at.first_row() * Copy::Tile::kRowBytes;
     // Lane r finds row r; others ask it.
-    const int own_row = min(at_.first_row() + at_.lane % (S::kMmaM * 16), rows_.num_rows - 1);
+    const int own_row = min(at.first_row() + at.lane % (S::kMmaM * 16), rows_.num_rows - 1);
     const unsigned char* own = query_row<T::kQ>(p_, rows_, head, own_row);
     if (copies_16_bytes_) {
 #pragma unroll 4
       for (int i = 0; i < Copy::kCopies; ++i) {
-        Copy::copy(to, shuffled_pointer(own, Copy::row(i, at_.lane)), i, true, at_.lane);
+        Copy::copy(to, shuffled_pointer(own, Copy::row(i, at.lane)), i, true, at.lane);
       }
     } else {
       copy_tile<Element<T::kQ>::kBytes, T::kHeadDimQk, S::kMmaM * 16, 32>(
-          to, p_.head_dim_qk, p_.vectorized, at_.lane,
+          to, p_.head_dim_qk, p_.vectorized, at.lane,
           [&](int row) { return shuffled_pointer(own, row); });
     }
     cp_async_commit();
@@ -243,9 +245,10 @@ class TileRunner {
 
   /// Of this lane's part of the warp's queries.
   FLASHPLAN_DEVICE uint32_t own_query_address(int stage) const {
+    const WarpPlace<S> at(opaque(thread_));
     const uint32_t q_tile =
         S::kQueryInStage ? stage_address(stage) + S::kStageQuery : base_ + S::kQuery;
-    return query_address<T::kQ, T::kKv, T::kHeadDimQk>(q_tile, at_.first_row(), at_.lane);
+    return query_address<T::kQ, T::kKv, T::kHeadDimQk>(q_tile, at.first_row(), at.lane);
   }
 
   FLASHPLAN_DEVICE void load_queries(int stage) {
@@ -287,8 +290,7 @@ class TileRunner {
   FLASHPLAN_DEVICE void attend(int stage, int32_t first_key, int head, Copy copy) {
     constexpr int kParts = S::kKeysPerWarp / S::kKeysAtOnce;
     const uint32_t from = stage_address(stage);
-    const int warp_key = at_.warp_kv * S::kKeysPerWarp;
-    const uint32_t address = own_query_address(stage);
+    const int warp_key = WarpPlace<S>(opaque(thread_)).warp_kv * S::kKeysPerWarp;
     // Counted from the first key of the tile.
     VisibleKeys visible = __builtin_bit_cast(VisibleKeys, load_shared_16(visible_address()));
     visible.to_any = {visible.to_any.begin - first_key, visible.to_any.end - first_key};
@@ -301,9 +303,10 @@ class TileRunner {
     for (int part = 0; part < kParts; ++part) {
       const int key = warp_key + part * S::kKeysAtOnce;
       if (part > 0 && visible.to_any.end <= key) return;
+      const uint32_t address = own_query_address(stage);
       Logits s = {};
       multiply_keys<T::kQ, T::kKv, T::kHeadDimQk, S::kMmaM, S::kKeysAtOnce>(
-          s.tiles, from + S::kKey, key, at_.lane,
+          s.tiles, from + S::kKey, key, opaque(thread_) & 31,
           [&](uint32_t (&a)[4], int m, int k) {
             if constexpr (S::kQueryInRegisters) {
 #pragma unroll
@@ -327,7 +330,7 @@ class TileRunner {
         drop_masked(s);
       }
       multiply_values<T::kQ, T::kKv, T::kHeadDimVo, S::kMmaM, S::kKeysAtOnce>(
-          o_, s.tiles, from + S::kValue, key, at_.lane);
+          o_, s.tiles, from + S::kValue, key, opaque(thread_) & 31);
     }
   }
 
@@ -335,11 +338,12 @@ class TileRunner {
   FLASHPLAN_DEVICE void transform(Logits& s, int32_t begin, int head) {
     using Variant = typename T::Variant;
     if constexpr (Variant::kTransformsLogits || Variant::kMasksLogits) {
+      const WarpPlace<S> place(opaque(thread_));
 #pragma unroll
       for (int m = 0; m < S::kMmaM; ++m) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          const int r = at_.row(m, half);
+          const int r = place.row(m, half);
           LogitPosition at = {rows_.request_index, rows_.query(p_, r), 0,
                               rows_.qo_head(p_, head, r), head};
 #pragma unroll
@@ -347,7 +351,7 @@ class TileRunner {
 #pragma unroll
             for (int j = 0; j < 2; ++j) {
               float& x = s.tiles[m][n][2 * half + j];
-              at.key = begin + n * 8 + at_.lane % 4 * 2 + j;
+              at.key = begin + n * 8 + place.lane % 4 * 2 + j;
               if constexpr (Variant::kTransformsLogits) x = variant_.logit(x, at);
               if constexpr (Variant::kMasksLogits) x = variant_.visible(at) ? x : -infinity();
             }
@@ -359,12 +363,13 @@ class TileRunner {
 
   /// Masks keys from number `key` of the tile on.
   FLASHPLAN_DEVICE void mask(Logits& s, int32_t first_key, int key) const {
+    const WarpPlace<S> place(opaque(thread_));
 #pragma unroll
     for (int m = 0; m < S::kMmaM; ++m) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const KeySpan span = rows_.visible(p_, at_.row(m, half));
-        const int own = key + at_.lane % 4 * 2;
+        const KeySpan span = rows_.visible(p_, place.row(m, half));
+        const int own = key + place.lane % 4 * 2;
         const int32_t begin = span.begin - first_key - own;
         const int32_t end = span.end - first_key - own;
 #pragma unroll
@@ -398,7 +403,7 @@ class TileRunner {
   unsigned char* const smem_;
   const uint32_t base_;
   const int thread_;
-  const WarpPlace<S> at_;
+  const bool computes_;         // not in a warp without keys
   const bool copies_16_bytes_;  // all of k and v
 
   OnlineSoftmax<S::kMmaM> softmax_;
