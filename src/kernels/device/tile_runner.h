@@ -140,9 +140,8 @@ class TileRunner {
     for (int i = 0; i < S::kStages; ++i) copy_page_ids(i, ids, keys);
     if (context_.tile.split >= 0) prepare_split();
     cp_async_commit();
-    if (!S::kQueryInStage && computes_) copy_own_queries(context_.tile.kv_head);
     find_visible();
-    cp_async_wait<S::kQueryInStage ? 0 : 1>();
+    cp_async_wait<0>();
     __syncthreads();
     Cursor issued = rows;
 #pragma unroll 1
@@ -156,6 +155,7 @@ class TileRunner {
       copy_page_ids(i, ids, keys);
       cp_async_commit();
     }
+    if (!S::kQueryInStage && computes_) copy_own_queries(context_.tile.kv_head);
   }
 
   using KeyCopy = TileCopy<Element<T::kKv>::kBytes, T::kHeadDimQk, T::kTileKv, T::kThreads>;
