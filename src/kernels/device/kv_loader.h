@@ -90,14 +90,20 @@ class KvCursor {
     }
   }
 
-  /// Starts to bring the page ids of the keys to shared memory at `to`. `ids` are the request's.
+  /// Starts to bring the page ids of the keys to shared memory at `to`: one per page, to the place
+  /// of its first key here, since copies from one address wait for each other. `ids` are the
+  /// request's.
   FLASHPLAN_DEVICE void copy_page_ids(uint32_t to, const PageTable& pages, const int32_t* ids,
                                       KeySpan keys, int thread) const {
     if (pages.ids == nullptr) return;
 #pragma unroll
     for (int i = 0; i < kTileKv; i += kThreads) {
-      if (kTileKv % kThreads == 0 || i + thread < kTileKv) {
-        cp_async_4(to + (i + thread) * 4, ids + quotient(key(keys, i + thread), pages.page_size));
+      const int index = i + thread;
+      const uint32_t key = this->key(keys, index);
+      const uint32_t page = quotient(key, pages.page_size);
+      const bool is_first = index == 0 || key == page * pages.page_size.value;
+      if (is_first && (kTileKv % kThreads == 0 || index < kTileKv)) {
+        cp_async_4(to + index * 4, ids + page);
       }
     }
   }
@@ -115,9 +121,13 @@ class KvCursor {
       int64_t page = 0;
       int64_t slot = int64_t{request_kv_begin} + key;
       if (p.pages.ids != nullptr) {
-        page = static_cast<int32_t>(load_shared_4(page_ids + index * 4));
-        slot =
+        const uint32_t slot_in_page =
             key - quotient(key, p.pages.page_size) * static_cast<uint32_t>(p.pages.page_size.value);
+        // Not before this tile, where the page may begin.
+        const int first =
+            max(static_cast<int>(key) - tile_begin_ - static_cast<int>(slot_in_page), 0);
+        page = static_cast<int32_t>(load_shared_4(page_ids + first * 4));
+        slot = slot_in_page;
       }
       const KvView& view = is_k ? p.k : p.v;
       const unsigned char* row =

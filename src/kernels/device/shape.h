@@ -23,11 +23,11 @@ struct Traits {
   static constexpr int kCtasPerSm = kIsWide ? 1 : 2;
   static constexpr int kTileQ = 128;
   // Keys of a step. (192, 128) of 16 bits: 64 would leave room for one stage. d256 of 8 bits: 64
-  // would leave none for the exchange of rows in finish_chunk().
+  // would leave none for the exchange of rows in TileOutput. d64: more work between barriers.
   static constexpr bool kIsNarrow = Element<kKv>::kBytes == 1;
-  static constexpr int kTileKv = kHeadDimQk == 192 && !kIsNarrow ? 32
-                                 : kIsWide && kIsNarrow          ? 128
-                                                                 : 64;
+  static constexpr int kTileKv = kHeadDimQk == 192 && !kIsNarrow              ? 32
+                                 : (kIsWide && kIsNarrow) || kHeadDimQk <= 64 ? 128
+                                                                              : 64;
   static constexpr int kKBytes = kTileKv * kHeadDimQk * Element<kKv>::kBytes;
   static constexpr int kVBytes = kTileKv * kHeadDimVo * Element<kKv>::kBytes;
   // Of the 228 KB of an SM, 1 KB per CTA is the system's, and some is static.
@@ -53,7 +53,7 @@ struct Shape {
   // Few rows: every stage has room for queries, which are kept in registers. Many: there is one
   // buffer, whose rows each warp reads itself and fills for the next head when it is done.
   static constexpr bool kQueryInStage = kRows <= 64;
-  static constexpr bool kQueryInRegisters = kMmaM == 1;
+  static constexpr bool kQueryInRegisters = kMmaM == 1 || T::kHeadDimQk <= 64;
   static constexpr int kQBytes = kRows * T::kHeadDimQk * Element<T::kQ>::kBytes;
   static constexpr int kStageBytes = T::kKBytes + T::kVBytes + (kQueryInStage ? kQBytes : 0);
   static constexpr int kTableBytes = T::kTileKv * static_cast<int>(sizeof(KvRow));

@@ -84,6 +84,7 @@ class TileRunner {
   }
 
  private:
+  static constexpr int kMmaRowBytes = 16 * T::kHeadDimQk * Element<T::kQ>::kBytes;  // of queries
   using Cursor = KvCursor<T::kKv, T::kTileKv, T::kThreads>;
 
   /// Of a stage's keys: their row addresses and page ids.
@@ -255,7 +256,11 @@ class TileRunner {
     const uint32_t address = own_query_address(stage);
 #pragma unroll
     for (int k = 0; k < T::kHeadDimQk / 16; ++k) {
-      load_query_fragment<T::kQ, T::kKv, T::kHeadDimQk>(query_[k], address, k);
+#pragma unroll
+      for (int m = 0; m < S::kMmaM; ++m) {
+        load_query_fragment<T::kQ, T::kKv, T::kHeadDimQk>(query_[k][m], address + m * kMmaRowBytes,
+                                                          k);
+      }
     }
   }
 
@@ -263,8 +268,10 @@ class TileRunner {
   /// spills them to make room for other shapes.
   FLASHPLAN_DEVICE void begin() {
     reset();
-    for (auto& fragment : query_) {
-      for (uint32_t& pair : fragment) pair = 0;
+    for (auto& fragments : query_) {
+      for (auto& fragment : fragments) {
+        for (uint32_t& pair : fragment) pair = 0;
+      }
     }
   }
 
@@ -310,10 +317,9 @@ class TileRunner {
           [&](uint32_t (&a)[4], int m, int k) {
             if constexpr (S::kQueryInRegisters) {
 #pragma unroll
-              for (int i = 0; i < 4; ++i) a[i] = query_[k][i];
+              for (int i = 0; i < 4; ++i) a[i] = query_[k][m][i];
             } else {
-              constexpr int kRowBytes = T::kHeadDimQk * Element<T::kQ>::kBytes;
-              load_query_fragment<T::kQ, T::kKv, T::kHeadDimQk>(a, address + m * 16 * kRowBytes, k);
+              load_query_fragment<T::kQ, T::kKv, T::kHeadDimQk>(a, address + m * kMmaRowBytes, k);
             }
           },
           [&] {
@@ -408,7 +414,7 @@ class TileRunner {
 
   OnlineSoftmax<S::kMmaM> softmax_;
   float o_[S::kMmaM][T::kHeadDimVo / 8][4];
-  uint32_t query_[S::kQueryInRegisters ? T::kHeadDimQk / 16 : 1][4];
+  uint32_t query_[S::kQueryInRegisters ? T::kHeadDimQk / 16 : 1][S::kMmaM][4];
 };
 
 }  // namespace flashplan::device
