@@ -54,12 +54,12 @@ __global__ void __launch_bounds__(T::kThreads, T::kCtasPerSm)
       }
     }
     const int num_rows = context.rows.num_rows;
-    if (num_rows <= Shapes<T>::Few::kRows) {
-      TileRunner<T, typename Shapes<T>::Few>(p, context, smem).run();
-    } else if (num_rows <= Shapes<T>::Some::kRows) {
+    if (num_rows > Shapes<T>::Some::kRows) {
+      TileRunner<T, typename Shapes<T>::Many>(p, context, smem).run();
+    } else if (num_rows > Shapes<T>::Few::kRows) {
       TileRunner<T, typename Shapes<T>::Some>(p, context, smem).run();
     } else {
-      TileRunner<T, typename Shapes<T>::Many>(p, context, smem).run();
+      TileRunner<T, typename Shapes<T>::Few>(p, context, smem).run();
     }
     cp_async_commit();
     cp_async_wait<0>();
