@@ -22,6 +22,9 @@ using namespace flashplan::device;
 
 struct SigmoidOfEveryOtherKey : Standard {
   static constexpr bool kUseSoftmax = false;
+  static constexpr bool kTransformsQuery = true;
+  static constexpr bool kTransformsKey = true;
+  static constexpr bool kTransformsValue = true;
   static constexpr bool kTransformsLogits = true;
   static constexpr bool kMasksLogits = true;
   static constexpr bool kTransformsOutput = true;
@@ -34,8 +37,11 @@ struct SigmoidOfEveryOtherKey : Standard {
   FLASHPLAN_DEVICE bool visible(const LogitPosition& at) const {
     return (at.key - at.query) % 2 == 0;
   }
-  FLASHPLAN_DEVICE float output(float x, int32_t token, int32_t head, int32_t dim) const {
-    return token + head + dim == 0 ? -x : x;
+  FLASHPLAN_DEVICE float query(float x, const ElementPosition& at) const { return x + at.dim; }
+  FLASHPLAN_DEVICE float key(float x, const ElementPosition& at) const { return x + at.token; }
+  FLASHPLAN_DEVICE float value(float x, const ElementPosition& at) const { return x + at.head; }
+  FLASHPLAN_DEVICE float output(float x, const ElementPosition& at) const {
+    return at.token + at.head + at.dim == 0 ? -x : x;
   }
 
   float scale;

@@ -14,15 +14,19 @@ namespace flashplan {
 
 template <typename T>
 Status prepare_sm80() noexcept {
-  FLASHPLAN_CUDA_CALL(cudaFuncSetAttribute, device::attention_kernel<T>,
-                      cudaFuncAttributeMaxDynamicSharedMemorySize, device::Shapes<T>::kSmemBytes);
+  constexpr cudaFuncAttribute kBytes = cudaFuncAttributeMaxDynamicSharedMemorySize;
+  constexpr int kSmemBytes = device::Shapes<T>::kSmemBytes;
+  FLASHPLAN_CUDA_CALL(cudaFuncSetAttribute, device::attention_kernel<T, false>, kBytes, kSmemBytes);
+  FLASHPLAN_CUDA_CALL(cudaFuncSetAttribute, device::attention_kernel<T, true>, kBytes, kSmemBytes);
   return {};
 }
 
 template <typename T>
 Status launch_sm80(const AttentionParams& params, Stream stream) noexcept {
   void* arguments[] = {const_cast<AttentionParams*>(&params)};
-  FLASHPLAN_CUDA_CALL(cudaLaunchKernel, reinterpret_cast<const void*>(&device::attention_kernel<T>),
+  const auto kernel = params.has_few_rows ? &device::attention_kernel<T, true>
+                                          : &device::attention_kernel<T, false>;
+  FLASHPLAN_CUDA_CALL(cudaLaunchKernel, reinterpret_cast<const void*>(kernel),
                       dim3(static_cast<unsigned>(params.num_ctas)), dim3(T::kThreads), arguments,
                       device::Shapes<T>::kSmemBytes, stream);
   return {};

@@ -67,6 +67,7 @@ struct AttentionParams {
   Divisor group_size;  // query heads of a kv head
   int32_t head_dim_qk;
   int32_t head_dim_vo;
+  bool has_few_rows;  // 16 packed query rows per request or less, on average (GPU kernels)
   bool causal;
   int32_t window_left;  // -1: unbounded
   float logits_scale;   // softmax_scale * k_scale

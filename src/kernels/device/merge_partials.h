@@ -16,10 +16,9 @@ FLASHPLAN_DEVICE void store_result(const AttentionParams& p, const typename T::V
                                    int dim, float4 o) {
   o = scaled(o, p.v_scale);
   if constexpr (T::Variant::kTransformsOutput) {
-    const int32_t head = rows.qo_head(p, kv_head, row);
-    const int32_t query = rows.query(p, row);
-    o = {variant.output(o.x, query, head, dim), variant.output(o.y, query, head, dim + 1),
-         variant.output(o.z, query, head, dim + 2), variant.output(o.w, query, head, dim + 3)};
+    const ElementPosition at = rows.position(p, kv_head, row, dim);
+    o = {variant.output(o.x, at), variant.output(o.y, at.next(1)), variant.output(o.z, at.next(2)),
+         variant.output(o.w, at.next(3))};
   }
   store_four(p, to, dim, o);
 }

@@ -2,7 +2,7 @@
 // The query rows of a work tile, and what each of them sees.
 #pragma once
 
-#include "kernels/device/ptx.h"
+#include "kernels/device/variant.h"
 #include "run/params.h"
 
 namespace flashplan::device {
@@ -44,6 +44,12 @@ struct RowBlock {
   }
   FLASHPLAN_DEVICE int32_t qo_head(const AttentionParams& p, int32_t kv_head, int32_t row) const {
     return (kv_head - query(p, row)) * p.group_size.value + row_begin + row;
+  }
+
+  /// Of q and o.
+  FLASHPLAN_DEVICE ElementPosition position(const AttentionParams& p, int32_t kv_head, int32_t row,
+                                            int32_t dim) const {
+    return {request_index, query(p, row), qo_head(p, kv_head, row), dim};
   }
 
   /// Keys of the tile that a row sees; rows of padding see none.

@@ -141,10 +141,9 @@ class TileOutput {
           x *= scale;
           y *= scale;
           if constexpr (T::Variant::kTransformsOutput) {
-            const int32_t query = rows_.query(p_, row);
-            const int32_t head = rows_.qo_head(p_, head_, row);
-            x = variant_.output(x, query, head, first_dim() + d);
-            y = variant_.output(y, query, head, first_dim() + d + 1);
+            const ElementPosition at = rows_.position(p_, head_, row, first_dim() + d);
+            x = variant_.output(x, at);
+            y = variant_.output(y, at.next(1));
           }
           // Rows that can be written 16 bytes at a time end at a multiple of 8 dims.
           if (d < p_.head_dim_vo)

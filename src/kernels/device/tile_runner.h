@@ -60,7 +60,7 @@ class TileRunner {
             cp_async_commit();
           };
           if (computes_) {
-            if (S::kQueryInRegisters && is_first) load_queries(stage);
+            if (S::kQueryInRegisters && is_first) load_queries(stage, head);
             attend(stage, keys.end - left, head, copy);
             if (!S::kQueryInStage && left <= T::kTileKv && head + 1 < heads_end) {
               __syncwarp();
@@ -252,14 +252,29 @@ class TileRunner {
     return query_address<T::kQ, T::kKv, T::kHeadDimQk>(q_tile, at.first_row(), at.lane);
   }
 
-  FLASHPLAN_DEVICE void load_queries(int stage) {
+  /// The fragment `k` of rows 16 * m on, from own_query_address().
+  FLASHPLAN_DEVICE void load_query(uint32_t (&a)[4], uint32_t address, int m, int k, int head) {
+    load_query_fragment<T::kQ, T::kKv, T::kHeadDimQk>(a, address + m * kMmaRowBytes, k);
+    if constexpr (T::Variant::kTransformsQuery) {
+      const WarpPlace<S> place(opaque(thread_));
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int dim = query_fragment_dim<T::kKv>(k, i, place.lane);
+        if (dim >= p_.head_dim_qk) continue;  // zeros stay zeros
+        const ElementPosition at = rows_.position(p_, head, place.row(m, i % 2), dim);
+        const float2 x = Element<T::kQ>::unpack(a[i]);
+        a[i] = Element<T::kQ>::pack(variant_.query(x.x, at), variant_.query(x.y, at.next(1)));
+      }
+    }
+  }
+
+  FLASHPLAN_DEVICE void load_queries(int stage, int head) {
     const uint32_t address = own_query_address(stage);
 #pragma unroll
     for (int k = 0; k < T::kHeadDimQk / 16; ++k) {
 #pragma unroll
       for (int m = 0; m < S::kMmaM; ++m) {
-        load_query_fragment<T::kQ, T::kKv, T::kHeadDimQk>(query_[k][m], address + m * kMmaRowBytes,
-                                                          k);
+        load_query(query_[k][m], address, m, k, head);
       }
     }
   }
@@ -319,11 +334,18 @@ class TileRunner {
 #pragma unroll
               for (int i = 0; i < 4; ++i) a[i] = query_[k][m][i];
             } else {
-              load_query_fragment<T::kQ, T::kKv, T::kHeadDimQk>(a, address + m * kMmaRowBytes, k);
+              load_query(a, address, m, k, head);
             }
           },
           [&] {
             if (part == 0) copy();
+          },
+          [&](uint32_t pair, int key_of_tile, int dim) {
+            if constexpr (!T::Variant::kTransformsKey) return pair;
+            if (dim >= p_.head_dim_qk) return pair;  // zeros stay zeros
+            const ElementPosition at = {rows_.request_index, first_key + key_of_tile, head, dim};
+            const float2 x = Element<T::kQ>::unpack(pair);
+            return Element<T::kQ>::pack(variant_.key(x.x, at), variant_.key(x.y, at.next(1)));
           });
       transform(s, first_key + key, head);
       if (visible.to_all.begin > key || visible.to_all.end < key + S::kKeysAtOnce) {
@@ -336,7 +358,15 @@ class TileRunner {
         drop_masked(s);
       }
       multiply_values<T::kQ, T::kKv, T::kHeadDimVo, S::kMmaM, S::kKeysAtOnce>(
-          o_, s.tiles, from + S::kValue, key, opaque(thread_) & 31);
+          o_, s.tiles, from + S::kValue, key, opaque(thread_) & 31,
+          [&](uint32_t pair, int key_of_tile, int dim) {
+            if constexpr (!T::Variant::kTransformsValue) return pair;
+            const int token = first_key + key_of_tile;
+            const float2 x = Element<T::kQ>::unpack(pair);
+            return Element<T::kQ>::pack(
+                variant_.value(x.x, {rows_.request_index, token, head, dim}),
+                variant_.value(x.y, {rows_.request_index, token + 1, head, dim}));
+          });
     }
   }
 

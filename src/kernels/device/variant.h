@@ -16,10 +16,26 @@ struct LogitPosition {
   int32_t kv_head;
 };
 
+/// Where an element of q, k, v or o stands. `token` is the query or the key within the request.
+struct ElementPosition {
+  int32_t request;
+  int32_t token;
+  int32_t head;  // of q and o a query head, else a kv head
+  int32_t dim;
+
+  /// The element `distance` dims on.
+  FLASHPLAN_DEVICE ElementPosition next(int32_t distance) const {
+    return {request, token, head, dim + distance};
+  }
+};
+
 /// softmax(scale * q.k). The base of every variant: a variant derives from it and hides what it
 /// changes. Flags that are false cost nothing.
 struct Standard {
   static constexpr bool kUseSoftmax = true;         // false: weights are the logits themselves
+  static constexpr bool kTransformsQuery = false;   // query(): each element of q as it is read
+  static constexpr bool kTransformsKey = false;     // key(), before k_scale
+  static constexpr bool kTransformsValue = false;   // value(), before v_scale
   static constexpr bool kTransformsLogits = false;  // logit(), before masks
   static constexpr bool kMasksLogits = false;       // visible(), besides causal and window
   static constexpr bool kTransformsOutput = false;  // output(): each element, normalised
@@ -27,12 +43,12 @@ struct Standard {
   explicit FLASHPLAN_DEVICE Standard(const AttentionParams& params)
       : exp2_scale(params.logits_scale * kLog2e) {}
 
+  FLASHPLAN_DEVICE float query(float x, const ElementPosition&) const { return x; }
+  FLASHPLAN_DEVICE float key(float x, const ElementPosition&) const { return x; }
+  FLASHPLAN_DEVICE float value(float x, const ElementPosition&) const { return x; }
   FLASHPLAN_DEVICE float logit(float product, const LogitPosition&) const { return product; }
   FLASHPLAN_DEVICE bool visible(const LogitPosition&) const { return true; }
-  FLASHPLAN_DEVICE float output(float x, int32_t /*token*/, int32_t /*head*/,
-                                int32_t /*dim*/) const {
-    return x;
-  }
+  FLASHPLAN_DEVICE float output(float x, const ElementPosition&) const { return x; }
 
   static constexpr float kLog2e = 1.4426950408889634F;
   float exp2_scale;  // weights are exp2(exp2_scale * (logit - max))

@@ -41,6 +41,14 @@ FLASHPLAN_DEVICE void load_query_fragment(uint32_t (&a)[4], uint32_t address, in
   }
 }
 
+/// The first of the two dims that register i of fragment `k` has for this lane; its row is lane / 4
+/// + i % 2 * 8.
+template <DType kKv>
+FLASHPLAN_DEVICE int query_fragment_dim(int k, int i, int lane) {
+  const int c = lane % 4;
+  return k * 16 + (Element<kKv>::kBytes == 2 ? i / 2 * 8 + c * 2 : c * 4 + i / 2 * 2);
+}
+
 /// The dims of o's accumulators: for 8-bit v the two elements of adjacent dims are in adjacent
 /// tiles.
 template <DType kKv>
@@ -71,10 +79,12 @@ struct ValueLayout {
 /// s += q k^T over keys [first_key, + kKeys) of a tile. `query_fragment(a, m, k)` gives fragments.
 /// Fragments are loaded two groups of products ahead: with two warps per scheduler nobody else
 /// hides the latency of shared memory. `meanwhile()` is called once the first loads are under way.
+/// `transform(pair, key, dim)` is what becomes of elements (dim, dim + 1) of a key.
 template <DType kQ, DType kKv, int kHeadDim, int kMmaM, int kKeys, typename QueryFragment,
-          typename Meanwhile>
+          typename Meanwhile, typename Transform>
 FLASHPLAN_DEVICE void multiply_keys(float (&s)[kMmaM][kKeys / 8][4], uint32_t k_tile, int first_key,
-                                    int lane, QueryFragment query_fragment, Meanwhile meanwhile) {
+                                    int lane, QueryFragment query_fragment, Meanwhile meanwhile,
+                                    Transform transform) {
   constexpr int kBytes = Element<kKv>::kBytes;
   constexpr int kStepsPerPair = 2 / kBytes;  // k-steps of 16 dims in two chunks of a key's row
   using Tile = SharedTile<kHeadDim * kBytes>;
@@ -108,9 +118,14 @@ FLASHPLAN_DEVICE void multiply_keys(float (&s)[kMmaM][kKeys / 8][4], uint32_t k_
       const int n = group * 2;
       if (i + 2 < kPairs * kGroups) load_b(i + 2);
       if (group == (kGroups > 1 ? kGroups - 2 : 0) && pair + 1 < kPairs) load_a(pair + 1);
-      const uint32_t (&keys)[4] = b[i % 3];
       const auto& queries = a[pair % 2];
+      const int key = first_key + group * 16 + lane / 4;
       if constexpr (kBytes == 2) {
+        uint32_t keys[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          keys[j] = transform(b[i % 3][j], key + j / 2 * 8, pair * 16 + j % 2 * 8 + lane % 4 * 2);
+        }
 #pragma unroll
         for (int m = 0; m < kMmaM; ++m) {
           Element<kQ>::mma(s[m][n], queries[0][m], keys[0], keys[1]);
@@ -119,7 +134,10 @@ FLASHPLAN_DEVICE void multiply_keys(float (&s)[kMmaM][kKeys / 8][4], uint32_t k_
       } else {
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-          const uint2 dims = dequantize<kKv, kQ>(keys[j]);
+          const int dim = (2 * pair + j % 2) * 16 + lane % 4 * 4;
+          uint2 dims = dequantize<kKv, kQ>(b[i % 3][j]);
+          dims = {transform(dims.x, key + j / 2 * 8, dim),
+                  transform(dims.y, key + j / 2 * 8, dim + 2)};
 #pragma unroll
           for (int m = 0; m < kMmaM; ++m) {
             Element<kQ>::mma(s[m][n + j / 2], queries[j % 2][m], dims.x, dims.y);
@@ -130,11 +148,12 @@ FLASHPLAN_DEVICE void multiply_keys(float (&s)[kMmaM][kKeys / 8][4], uint32_t k_
   }
 }
 
-/// o += weights * v over keys [first_key, + kKeys) of a tile.
-template <DType kQ, DType kKv, int kHeadDim, int kMmaM, int kKeys>
+/// o += weights * v over keys [first_key, + kKeys) of a tile. `transform(pair, key, dim)` is what
+/// becomes of dim `dim` of keys (key, key + 1).
+template <DType kQ, DType kKv, int kHeadDim, int kMmaM, int kKeys, typename Transform>
 FLASHPLAN_DEVICE void multiply_values(float (&o)[kMmaM][kHeadDim / 8][4],
                                       const float (&weights)[kMmaM][kKeys / 8][4], uint32_t v_tile,
-                                      int first_key, int lane) {
+                                      int first_key, int lane, Transform transform) {
   constexpr int kBytes = Element<kKv>::kBytes;
   using Tile = SharedTile<kHeadDim * kBytes>;
   constexpr int kPairs = Tile::kChunks / 2;
@@ -162,8 +181,13 @@ FLASHPLAN_DEVICE void multiply_values(float (&o)[kMmaM][kHeadDim / 8][4],
     for (int pair = 0; pair < kPairs; ++pair) {
       const int i = step * kPairs + pair;
       if (i + 2 < kSteps * kPairs) load_b(i + 2);
-      const uint32_t (&values)[4] = b[i % 3];
+      const int key = first_key + step * 16 + lane % 4 * 2;
       if constexpr (kBytes == 2) {
+        uint32_t values[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          values[j] = transform(b[i % 3][j], key + j % 2 * 8, pair * 16 + j / 2 * 8 + lane / 4);
+        }
 #pragma unroll
         for (int m = 0; m < kMmaM; ++m) {
           Element<kQ>::mma(o[m][2 * pair], a[m], values[0], values[1]);
@@ -173,8 +197,12 @@ FLASHPLAN_DEVICE void multiply_values(float (&o)[kMmaM][kHeadDim / 8][4],
 #pragma unroll
         for (int chunk = 0; chunk < 2; ++chunk) {
           // Bytes are (even, odd) of one key, (even, odd) of the next.
-          const uint2 low = dequantize<kKv, kQ>(__byte_perm(values[2 * chunk], 0, 0x3120));
-          const uint2 high = dequantize<kKv, kQ>(__byte_perm(values[2 * chunk + 1], 0, 0x3120));
+          const uint32_t (&bytes)[4] = b[i % 3];
+          const int dim = (2 * pair + chunk) * 16 + lane / 4 * 2;
+          uint2 low = dequantize<kKv, kQ>(__byte_perm(bytes[2 * chunk], 0, 0x3120));
+          uint2 high = dequantize<kKv, kQ>(__byte_perm(bytes[2 * chunk + 1], 0, 0x3120));
+          low = {transform(low.x, key, dim), transform(low.y, key, dim + 1)};
+          high = {transform(high.x, key + 8, dim), transform(high.y, key + 8, dim + 1)};
           const int n = 4 * pair + 2 * chunk;
 #pragma unroll
           for (int m = 0; m < kMmaM; ++m) {
