@@ -37,7 +37,8 @@ QUICK = {
 def flops(case):
     """Of the two matrix products; half of them where causal."""
     pairs = sum(qo * kv for qo, kv in zip(case.qo_lens, case.kv_lens, strict=True))
-    return 2 * sum(case.head_dims) * case.num_qo_heads * pairs / (2 if max(case.qo_lens) > 1 else 1)
+    halves = case.causal and max(case.qo_lens) > 1
+    return 2 * sum(case.head_dims) * case.num_qo_heads * pairs / (2 if halves else 1)
 
 
 def kv_bytes(case, inputs):
