@@ -27,7 +27,7 @@ struct TileContext {
   }
 };
 
-static_assert(sizeof(TileContext) <= 128);
+static_assert(sizeof(TileContext) <= 128 && __builtin_offsetof(TileContext, split) % 8 == 0);
 
 /// Which rows and keys of a tile a warp has.
 template <typename S>

@@ -120,7 +120,9 @@ class TileRunner {
     const int first = WarpPlace<S>(thread_).first_row();
     const int last = min(first + S::kMmaM * 16, rows_.num_rows) - 1;
     const VisibleKeys visible(p_, rows_, first, max(first, last));  // none if there are no rows
-    store_shared_16(visible_address(), __builtin_bit_cast(uint4, visible));
+    if (thread_ % 32 == 0) {
+      store_shared_16(visible_address(), __builtin_bit_cast(uint4, visible));
+    }
   }
 
   /// Has on its way what the end of a split tile needs, to the context and to the L2 cache.
