@@ -9,9 +9,6 @@
 
 namespace flashplan::device {
 
-constexpr float kLn2 = 0.69314718055994531F;
-constexpr float kLog2e = 1.4426950408889634F;
-
 /// Of states merged so far: o is their sum weighted by exp(lse - max), as is `sum` of ones.
 struct MergedRow {
   float max;

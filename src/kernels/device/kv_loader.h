@@ -66,7 +66,11 @@ FLASHPLAN_DEVICE const int32_t* page_ids(const PageTable& pages, int32_t request
 struct alignas(16) KvRow {
   const unsigned char* k;
   const unsigned char* v;
+
+  static constexpr int kPitch = 16;       // bytes from row to row of a table
+  static constexpr int kValueOffset = 8;  // of v
 };
+static_assert(sizeof(KvRow) == KvRow::kPitch);
 
 /// A tile of keys of a work tile, on the way through its keys, head after head. Keys past the last
 /// one are the last one again: their logits are masked, or never asked for.
@@ -134,9 +138,7 @@ class KvCursor {
           static_cast<const unsigned char*>(view.data) +
           (page * view.page_stride + slot * view.token_stride + kv_head_ * view.head_stride) *
               Element<kKv>::kBytes;
-      store_shared_pointer(table + index * static_cast<int>(sizeof(KvRow)) +
-                               (is_k ? 0 : static_cast<int>(sizeof(KvRow)) / 2),
-                           row);
+      store_shared_pointer(table + index * KvRow::kPitch + (is_k ? 0 : KvRow::kValueOffset), row);
     }
   }
 
@@ -180,7 +182,7 @@ struct TileCopy {
   static __device__ __noinline__ void copy_unaligned(uint32_t tile, uint32_t table, int head_dim,
                                                      int thread) {
     copy_tile<kBytes, kHeadDim, kRows, kThreads>(tile, head_dim, false, thread, [&](int row) {
-      return load_shared_pointer(table + row * static_cast<int>(sizeof(KvRow)));
+      return load_shared_pointer(table + row * KvRow::kPitch);
     });
   }
 };

@@ -9,27 +9,19 @@ namespace flashplan::device {
 /// Factors where states add up without weights.
 constexpr float2 kSum = {1.0F, 1.0F};
 
-/// Writes dims [dim, dim + 4) of a row's result; the row begins at element `to` of o.
+/// Writes dims [dim, dim + 4) of a row's result, and with the first ones its lse.
 template <typename T>
-FLASHPLAN_DEVICE void store_result(const AttentionParams& p, const typename T::Variant& variant,
-                                   const RowBlock& rows, int32_t kv_head, int row, int64_t to,
-                                   int dim, float4 o) {
+FLASHPLAN_DEVICE void write_result(const AttentionParams& p, const typename T::Variant& variant,
+                                   const RowBlock& rows, int32_t kv_head, int row, int dim,
+                                   float4 o, float lse) {
+  const OutputRow to(p, rows, kv_head, row);
   o = scaled(o, p.v_scale);
   if constexpr (T::Variant::kTransformsOutput) {
     const ElementPosition at = rows.position(p, kv_head, row, dim);
     o = {variant.output(o.x, at), variant.output(o.y, at.next(1)), variant.output(o.z, at.next(2)),
          variant.output(o.w, at.next(3))};
   }
-  store_four(p, to, dim, o);
-}
-
-/// The same wherever the row is, and with its first dims its lse.
-template <typename T>
-FLASHPLAN_DEVICE void write_result(const AttentionParams& p, const typename T::Variant& variant,
-                                   const RowBlock& rows, int32_t kv_head, int row, int dim,
-                                   float4 o, float lse) {
-  const OutputRow to(p, rows, kv_head, row);
-  store_result<T>(p, variant, rows, kv_head, row, to.o, dim, o);
+  store_four(p, to.o, dim, o);
   if (dim == 0 && p.lse != nullptr) p.lse[to.lse] = lse;
 }
 

@@ -131,6 +131,9 @@ FLASHPLAN_DEVICE float4 load_4_if(bool valid, const float* from, float otherwise
   return x;
 }
 
+constexpr float kLn2 = 0.69314718055994531F;
+constexpr float kLog2e = 1.4426950408889634F;
+
 FLASHPLAN_DEVICE float exp2_fast(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;\n" : "=f"(y) : "f"(x));
@@ -148,8 +151,7 @@ FLASHPLAN_DEVICE float reciprocal_fast(float x) {
 }
 /// Absolute error about 2e-7: tanh.approx has 5e-4, too much for a capped logit.
 FLASHPLAN_DEVICE float tanh_fast(float x) {
-  constexpr float kTwoLog2e = 2.8853900817779268F;
-  return 1.0F - 2.0F * reciprocal_fast(1.0F + exp2_fast(x * kTwoLog2e));
+  return 1.0F - 2.0F * reciprocal_fast(1.0F + exp2_fast(x * (2.0F * kLog2e)));
 }
 
 /// Lane `lane`'s pointer.

@@ -56,7 +56,7 @@ struct Shape {
   static constexpr bool kQueryInRegisters = kMmaM == 1 || T::kHeadDimQk <= 64;
   static constexpr int kQBytes = kRows * T::kHeadDimQk * Element<T::kQ>::kBytes;
   static constexpr int kStageBytes = T::kKBytes + T::kVBytes + (kQueryInStage ? kQBytes : 0);
-  static constexpr int kTableBytes = T::kTileKv * static_cast<int>(sizeof(KvRow));
+  static constexpr int kTableBytes = T::kTileKv * KvRow::kPitch;
   static constexpr int kStatsBytes = kWarps * 8 * 8;
   static constexpr int kFixedBytes = 128 + kStatsBytes + (kQueryInStage ? 0 : kQBytes);
   static constexpr int kIdBytes = T::kTileKv * 4;

@@ -3,54 +3,11 @@
 #pragma once
 
 #include "kernels/device/merge_partials.h"
-#include "kernels/device/shape.h"
 #include "kernels/device/softmax.h"
+#include "kernels/device/tile_context.h"
 #include "kernels/device/warp_mma.h"
 
 namespace flashplan::device {
-
-/// A work tile as all threads see it, in shared memory: registers are for accumulators.
-struct TileContext {
-  WorkTile tile;
-  RowBlock rows;
-  const int32_t* page_ids;  // of the request; null: ragged
-  SplitTile split;          // if it is one; there once the first keys are
-  int32_t chunk_kv;         // keys of a state; no fewer than there are: one state
-  int32_t is_last;          // whether this CTA is the last of a split to arrive
-
-  FLASHPLAN_DEVICE void assign(const AttentionParams& p, const WorkTile& work_tile,
-                               const RequestInfo& request) {
-    tile = work_tile;
-    rows.assign(p, work_tile, request);
-    page_ids = device::page_ids(p.pages, work_tile.request);
-    chunk_kv = p.chunk_kv > 0 ? p.chunk_kv : 0x7fffffff;
-  }
-};
-
-static_assert(sizeof(TileContext) <= 128 && __builtin_offsetof(TileContext, split) % 8 == 0);
-
-/// Which rows and keys of a tile a warp has.
-template <typename S>
-struct WarpPlace {
-  int lane;
-  int warp_q;
-  int warp_kv;
-  bool computes;
-
-  explicit FLASHPLAN_DEVICE WarpPlace(int thread)
-      : lane(thread & 31),
-        warp_q(S::kWarpsQ == 1    ? 0
-               : S::kWarpsKv == 1 ? thread >> 5
-                                  : (thread >> 5) % S::kWarpsQ),
-        warp_kv(S::kWarpsKv == 1 ? 0 : (thread >> 5) / S::kWarpsQ),
-        computes(S::kWarpsQ * S::kWarpsKv == S::kWarps || warp_kv < S::kWarpsKv) {}
-
-  FLASHPLAN_DEVICE int first_row() const { return warp_q * S::kMmaM * 16; }
-  /// This lane's row of half a matrix tile.
-  FLASHPLAN_DEVICE int row(int m, int half) const {
-    return first_row() + m * 16 + half * 8 + lane / 4;
-  }
-};
 
 /// Brings the state of a chunk of keys to memory. A chunk is all keys of the tile, unless results
 /// must not depend on neighbours: chunk states are then formed on their own, and merged left to
@@ -101,56 +58,59 @@ class TileOutput {
     return sum > 0.0F ? (shift + log2_fast(sum)) * kLn2 : -infinity();
   }
 
-  /// Partial results, from registers.
-  FLASHPLAN_DEVICE void write_partial(const OnlineSoftmax<S::kMmaM>& softmax, Accumulators& o) {
+  /// Calls f(m, half, row) for the rows of this lane.
+  template <typename Function>
+  FLASHPLAN_DEVICE void for_each_row(Function f) const {
 #pragma unroll
     for (int m = 0; m < S::kMmaM; ++m) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int row = at_.row(m, half);
         if (row >= rows_.num_rows) return;
-        const float sum = softmax.sum[m][half];
-        const float scale = inverse(sum);
-        float* to = p_.partial_o + partial_row(row) * T::kHeadDimVo + first_dim();
-        if (at_.lane % 4 == 0) {
-          p_.partial_lse[partial_row(row)] = lse(softmax.shift[m][half], sum);
-        }
-        ValueLayout<T::kKv>::for_each_pair(o[m], half, [&](int d, float x, float y) {
-          *reinterpret_cast<float2*>(to + d) = {x * scale, y * scale};
-        });
+        f(m, half, row);
       }
     }
   }
 
+  /// Partial results, from registers.
+  FLASHPLAN_DEVICE void write_partial(const OnlineSoftmax<S::kMmaM>& softmax, Accumulators& o) {
+    for_each_row([&](int m, int half, int row) {
+      const float sum = softmax.sum[m][half];
+      const float scale = inverse(sum);
+      float* to = p_.partial_o + partial_row(row) * T::kHeadDimVo + first_dim();
+      if (at_.lane % 4 == 0) {
+        p_.partial_lse[partial_row(row)] = lse(softmax.shift[m][half], sum);
+      }
+      ValueLayout<T::kKv>::for_each_pair(o[m], half, [&](int d, float x, float y) {
+        *reinterpret_cast<float2*>(to + d) = {x * scale, y * scale};
+      });
+    });
+  }
+
   /// Results of the queries' dtype, from registers.
   FLASHPLAN_DEVICE void write_result(const OnlineSoftmax<S::kMmaM>& softmax, Accumulators& o) {
-#pragma unroll
-    for (int m = 0; m < S::kMmaM; ++m) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int row = at_.row(m, half);
-        if (row >= rows_.num_rows) return;
-        const OutputRow to(p_, rows_, head_, row);
-        const float sum = softmax.sum[m][half];
-        const float scale = inverse(sum) * p_.v_scale;
-        if (at_.lane % 4 == 0 && p_.lse != nullptr) {
-          p_.lse[to.lse] = lse(softmax.shift[m][half], sum);
-        }
-        uint16_t* const out = static_cast<uint16_t*>(p_.o) + to.o + first_dim();
-        ValueLayout<T::kKv>::for_each_pair(o[m], half, [&](int d, float x, float y) {
-          x *= scale;
-          y *= scale;
-          if constexpr (T::Variant::kTransformsOutput) {
-            const ElementPosition at = rows_.position(p_, head_, row, first_dim() + d);
-            x = variant_.output(x, at);
-            y = variant_.output(y, at.next(1));
-          }
-          // Rows that can be written 16 bytes at a time end at a multiple of 8 dims.
-          if (d < p_.head_dim_vo)
-            *reinterpret_cast<uint32_t*>(out + d) = Element<T::kQ>::pack(x, y);
-        });
+    for_each_row([&](int m, int half, int row) {
+      const OutputRow to(p_, rows_, head_, row);
+      const float sum = softmax.sum[m][half];
+      const float scale = inverse(sum) * p_.v_scale;
+      if (at_.lane % 4 == 0 && p_.lse != nullptr) {
+        p_.lse[to.lse] = lse(softmax.shift[m][half], sum);
       }
-    }
+      uint16_t* const out = static_cast<uint16_t*>(p_.o) + to.o + first_dim();
+      ValueLayout<T::kKv>::for_each_pair(o[m], half, [&](int d, float x, float y) {
+        x *= scale;
+        y *= scale;
+        if constexpr (T::Variant::kTransformsOutput) {
+          const ElementPosition at = rows_.position(p_, head_, row, first_dim() + d);
+          x = variant_.output(x, at);
+          y = variant_.output(y, at.next(1));
+        }
+        // Rows that can be written 16 bytes at a time end at a multiple of 8 dims.
+        if (d < p_.head_dim_vo) {
+          *reinterpret_cast<uint32_t*>(out + d) = Element<T::kQ>::pack(x, y);
+        }
+      });
+    });
   }
 
   /// Of 4 dims from `dim` of row `r` of 8: rows are permuted as in SharedTile, so that the pairs

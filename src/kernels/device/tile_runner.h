@@ -2,6 +2,7 @@
 // Attention of one work tile by one CTA: mma.sync, ldmatrix and cp.async.
 #pragma once
 
+#include "kernels/device/logits.h"
 #include "kernels/device/tile_output.h"
 
 namespace flashplan::device {
@@ -34,7 +35,7 @@ class TileRunner {
     Cursor ids(keys, context_.tile.kv_head);
     Cursor rows(keys, context_.tile.kv_head);
     fill_pipeline(ids, rows, keys, heads_end);
-    begin();
+    reset_queries();
 
     int stage = 0;
     for (int32_t head = context_.tile.kv_head; head < heads_end; ++head) {
@@ -186,15 +187,13 @@ class TileRunner {
     if (copies_16_bytes_) return true;
     const uint32_t table = table_address(stage);
     KeyCopy::copy_unaligned(to + S::kKey, table, p_.head_dim_qk, thread_);
-    ValueCopy::copy_unaligned(to + S::kValue, table + static_cast<int>(sizeof(KvRow)) / 2,
-                              p_.head_dim_vo, thread_);
+    ValueCopy::copy_unaligned(to + S::kValue, table + KvRow::kValueOffset, p_.head_dim_vo, thread_);
     return false;
   }
 
   /// Starts this thread's copies of a tile of keys and values. All addresses are read first: no
   /// read of shared memory can pass a copy to it.
   FLASHPLAN_DEVICE void copy_keys_and_values(int stage, bool valid) const {
-    constexpr int kPitch = static_cast<int>(sizeof(KvRow));
     const int thread = opaque(thread_);
     const uint32_t table = table_address(stage);
     const uint32_t to = stage_address(stage);
@@ -203,16 +202,17 @@ class TileRunner {
     if constexpr (T::kHeadDimQk == T::kHeadDimVo) {
 #pragma unroll
       for (int i = 0; i < KeyCopy::kCopies; ++i) {
-        load_shared_pointers(table + KeyCopy::row(i, thread) * kPitch, k[i], v[i]);
+        load_shared_pointers(table + KeyCopy::row(i, thread) * KvRow::kPitch, k[i], v[i]);
       }
     } else {
 #pragma unroll
       for (int i = 0; i < KeyCopy::kCopies; ++i) {
-        k[i] = load_shared_pointer(table + KeyCopy::row(i, thread) * kPitch);
+        k[i] = load_shared_pointer(table + KeyCopy::row(i, thread) * KvRow::kPitch);
       }
 #pragma unroll
       for (int i = 0; i < ValueCopy::kCopies; ++i) {
-        v[i] = load_shared_pointer(table + ValueCopy::row(i, thread) * kPitch + kPitch / 2);
+        v[i] = load_shared_pointer(table + ValueCopy::row(i, thread) * KvRow::kPitch +
+                                   KvRow::kValueOffset);
       }
     }
 #pragma unroll
@@ -281,10 +281,9 @@ class TileRunner {
     }
   }
 
-  /// Gives all registers a value: otherwise the compiler sees those of a tile in use before it, and
+  /// Gives registers a value: otherwise the compiler sees those of a tile in use before it, and
   /// spills them to make room for other shapes.
-  FLASHPLAN_DEVICE void begin() {
-    reset();
+  FLASHPLAN_DEVICE void reset_queries() {
     for (auto& fragments : query_) {
       for (auto& fragment : fragments) {
         for (uint32_t& pair : fragment) pair = 0;
@@ -303,10 +302,6 @@ class TileRunner {
       }
     }
   }
-
-  struct Logits {
-    float tiles[S::kMmaM][S::kKeysAtOnce / 8][4];
-  };
 
   /// One tile of keys, of which this warp takes kKeysPerWarp. `copy` starts copies to another
   /// stage.
@@ -328,7 +323,7 @@ class TileRunner {
       const int key = warp_key + part * S::kKeysAtOnce;
       if (part > 0 && visible.to_any.end <= key) return;
       const uint32_t address = own_query_address(stage);
-      Logits s = {};
+      Logits<S> s = {};
       multiply_keys<T::kQ, T::kKv, T::kHeadDimQk, S::kMmaM, S::kKeysAtOnce>(
           s.tiles, from + S::kKey, key, opaque(thread_) & 31,
           [&](uint32_t (&a)[4], int m, int k) {
@@ -349,15 +344,16 @@ class TileRunner {
             const float2 x = Element<T::kQ>::unpack(pair);
             return Element<T::kQ>::pack(variant_.key(x.x, at), variant_.key(x.y, at.next(1)));
           });
-      transform(s, first_key + key, head);
+      s.template transform<typename T::Variant>(p_, rows_, variant_, thread_, first_key + key,
+                                                head);
       if (visible.to_all.begin > key || visible.to_all.end < key + S::kKeysAtOnce) {
         asm volatile("");  // a branch, not selections for every tile
-        mask(s, first_key, key);
+        s.mask(p_, rows_, thread_, first_key, key);
       }
       if constexpr (T::Variant::kUseSoftmax) {
         softmax_.update(s.tiles, o_, variant_.exp2_scale);
       } else {
-        drop_masked(s);
+        s.drop_masked();
       }
       multiply_values<T::kQ, T::kKv, T::kHeadDimVo, S::kMmaM, S::kKeysAtOnce>(
           o_, s.tiles, from + S::kValue, key, opaque(thread_) & 31,
@@ -369,68 +365,6 @@ class TileRunner {
                 variant_.value(x.x, {rows_.request_index, token, head, dim}),
                 variant_.value(x.y, {rows_.request_index, token + 1, head, dim}));
           });
-    }
-  }
-
-  /// The variant's part in the logits.
-  FLASHPLAN_DEVICE void transform(Logits& s, int32_t begin, int head) {
-    using Variant = typename T::Variant;
-    if constexpr (Variant::kTransformsLogits || Variant::kMasksLogits) {
-      const WarpPlace<S> place(opaque(thread_));
-#pragma unroll
-      for (int m = 0; m < S::kMmaM; ++m) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const int r = place.row(m, half);
-          LogitPosition at = {rows_.request_index, rows_.query(p_, r), 0,
-                              rows_.qo_head(p_, head, r), head};
-#pragma unroll
-          for (int n = 0; n < S::kKeysAtOnce / 8; ++n) {
-#pragma unroll
-            for (int j = 0; j < 2; ++j) {
-              float& x = s.tiles[m][n][2 * half + j];
-              at.key = begin + n * 8 + place.lane % 4 * 2 + j;
-              if constexpr (Variant::kTransformsLogits) x = variant_.logit(x, at);
-              if constexpr (Variant::kMasksLogits) x = variant_.visible(at) ? x : -infinity();
-            }
-          }
-        }
-      }
-    }
-  }
-
-  /// Masks keys from number `key` of the tile on.
-  FLASHPLAN_DEVICE void mask(Logits& s, int32_t first_key, int key) const {
-    const WarpPlace<S> place(opaque(thread_));
-#pragma unroll
-    for (int m = 0; m < S::kMmaM; ++m) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const KeySpan span = rows_.visible(p_, place.row(m, half));
-        const int own = key + place.lane % 4 * 2;
-        const int32_t begin = span.begin - first_key - own;
-        const int32_t end = span.end - first_key - own;
-#pragma unroll
-        for (int n = 0; n < S::kKeysAtOnce / 8; ++n) {
-#pragma unroll
-          for (int j = 0; j < 2; ++j) {
-            float& x = s.tiles[m][n][2 * half + j];
-            x = n * 8 + j >= begin && n * 8 + j < end ? x : -infinity();
-          }
-        }
-      }
-    }
-  }
-
-  FLASHPLAN_DEVICE void drop_masked(Logits& s) const {
-#pragma unroll
-    for (int m = 0; m < S::kMmaM; ++m) {
-#pragma unroll
-      for (int n = 0; n < S::kKeysAtOnce / 8; ++n) {
-#pragma unroll
-        for (int j = 0; j < 4; ++j)
-          s.tiles[m][n][j] = s.tiles[m][n][j] == -infinity() ? 0.0F : s.tiles[m][n][j];
-      }
     }
   }
 

@@ -51,7 +51,6 @@ struct Standard {
   FLASHPLAN_DEVICE bool visible(const LogitPosition&) const { return true; }
   FLASHPLAN_DEVICE float output(float x, const ElementPosition&) const { return x; }
 
-  static constexpr float kLog2e = 1.4426950408889634F;
   float exp2_scale;  // weights are exp2(exp2_scale * (logit - max))
 };
 

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+// The logits of a warp, and what variants and masks do to them.
+#pragma once
+
+#include "kernels/device/tile_context.h"
+
+namespace flashplan::device {
+
+/// Of a warp's rows and kKeysAtOnce keys, as the matrix instruction leaves them.
+template <typename S>
+struct Logits {
+  float tiles[S::kMmaM][S::kKeysAtOnce / 8][4];
+
+  /// The variant's part, for keys from `begin` of the request on.
+  template <typename Variant>
+  FLASHPLAN_DEVICE void transform(const AttentionParams& p, const RowBlock& rows,
+                                  const Variant& variant, int thread, int32_t begin, int head) {
+    if constexpr (Variant::kTransformsLogits || Variant::kMasksLogits) {
+      const WarpPlace<S> place(opaque(thread));
+#pragma unroll
+      for (int m = 0; m < S::kMmaM; ++m) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int r = place.row(m, half);
+          LogitPosition at = {rows.request_index, rows.query(p, r), 0, rows.qo_head(p, head, r),
+                              head};
+#pragma unroll
+          for (int n = 0; n < S::kKeysAtOnce / 8; ++n) {
+#pragma unroll
+            for (int j = 0; j < 2; ++j) {
+              float& x = tiles[m][n][2 * half + j];
+              at.key = begin + n * 8 + place.lane % 4 * 2 + j;
+              if constexpr (Variant::kTransformsLogits) x = variant.logit(x, at);
+              if constexpr (Variant::kMasksLogits) x = variant.visible(at) ? x : -infinity();
+            }
+          }
+        }
+      }
+    }
+  }
+
+  /// Masks what causality and window hide, for keys from number `key` of the tile from `first_key`.
+  FLASHPLAN_DEVICE void mask(const AttentionParams& p, const RowBlock& rows, int thread,
+                             int32_t first_key, int key) {
+    const WarpPlace<S> place(opaque(thread));
+#pragma unroll
+    for (int m = 0; m < S::kMmaM; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const KeySpan span = rows.visible(p, place.row(m, half));
+        const int own = key + place.lane % 4 * 2;
+        const int32_t begin = span.begin - first_key - own;
+        const int32_t end = span.end - first_key - own;
+#pragma unroll
+        for (int n = 0; n < S::kKeysAtOnce / 8; ++n) {
+#pragma unroll
+          for (int j = 0; j < 2; ++j) {
+            float& x = tiles[m][n][2 * half + j];
+            x = n * 8 + j >= begin && n * 8 + j < end ? x : -infinity();
+          }
+        }
+      }
+    }
+  }
+
+  /// Makes masked logits weights of 0, where there is no softmax to do it.
+  FLASHPLAN_DEVICE void drop_masked() {
+#pragma unroll
+    for (auto& of_rows : tiles) {
+#pragma unroll
+      for (auto& tile : of_rows) {
+#pragma unroll
+        for (float& x : tile) x = x == -infinity() ? 0.0F : x;
+      }
+    }
+  }
+};
+
+}  // namespace flashplan::device
