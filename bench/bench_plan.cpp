@@ -6,14 +6,17 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <optional>
 #include <random>
 #include <utility>
 #include <vector>
 
 #include "flashplan/flashplan.h"
 #include "kernels/instances.h"
+#include "plan/plan_impl.h"
 #include "plan/schedule.h"
 #include "plan/select_kernel.h"
+#include "plan/workspace_layout.h"
 
 namespace {
 
@@ -148,15 +151,8 @@ bool measure_gpu_schedule(const std::vector<HostBatch>& batches, Result* result)
   device.smem_per_sm = 228 << 10;
   KernelConfig config;
   if (!select_kernel(options, device, &config).ok()) return false;
-  ScheduleShape shape;
-  shape.num_kv_heads = options.num_kv_heads;
-  shape.group_size = options.num_qo_heads / options.num_kv_heads;
-  shape.tile_q = config.tile_q;
-  shape.tile_kv = config.tile_kv;
-  shape.num_ctas = config.num_ctas;
-  shape.max_partial_slots = 2 * config.num_ctas;
-  shape.item_steps = config.item_steps;
-  shape.cost = config.cost;
+  const WorkspaceLayout layout = layout_workspace(options, config, std::nullopt);
+  const ScheduleShape shape = schedule_shape(options, config, layout);
   Scheduler scheduler;
   scheduler.reserve(shape, options.max_batch_size, options.max_qo_tokens);
   const auto plan_batch = [&](const Batch& batch) {

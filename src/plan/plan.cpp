@@ -78,23 +78,6 @@ Status check_kv_indptr(const Batch& batch) {
   return {};
 }
 
-ScheduleShape schedule_shape(const AttentionOptions& options, const KernelConfig& config,
-                             const WorkspaceLayout& layout) {
-  ScheduleShape shape;
-  shape.num_kv_heads = options.num_kv_heads;
-  shape.group_size = options.num_qo_heads / options.num_kv_heads;
-  shape.causal = options.causal;
-  shape.window_left = options.window_left;
-  shape.tile_q = config.tile_q;
-  shape.tile_kv = config.tile_kv;
-  shape.num_ctas = config.num_ctas;
-  shape.max_partial_slots = layout.max_partial_slots;
-  shape.chunk_kv = config.chunk_kv;
-  shape.item_steps = config.item_steps;
-  shape.cost = config.cost;
-  return shape;
-}
-
 DeviceLimits device_limits(Device device) noexcept {
   DeviceLimits limits;
   if (device.type == DeviceType::kCpu) {
@@ -128,6 +111,23 @@ Status create_on_gpu(const ScheduleShape& shape, Plan::Impl* impl) noexcept {
 }
 
 }  // namespace
+
+ScheduleShape schedule_shape(const AttentionOptions& options, const KernelConfig& config,
+                             const WorkspaceLayout& layout) {
+  ScheduleShape shape;
+  shape.num_kv_heads = options.num_kv_heads;
+  shape.group_size = options.num_qo_heads / options.num_kv_heads;
+  shape.causal = options.causal;
+  shape.window_left = options.window_left;
+  shape.tile_q = config.tile_q;
+  shape.tile_kv = config.tile_kv;
+  shape.num_ctas = config.num_ctas;
+  shape.max_partial_slots = layout.max_partial_slots;
+  shape.chunk_kv = config.chunk_kv;
+  shape.item_steps = config.item_steps;
+  shape.cost = config.cost;
+  return shape;
+}
 
 Plan::Plan() noexcept = default;
 Plan::~Plan() = default;

@@ -16,6 +16,10 @@ namespace flashplan {
 
 struct AttentionParams;
 
+/// What the scheduler is to know of a plan.
+ScheduleShape schedule_shape(const AttentionOptions& options, const KernelConfig& config,
+                             const WorkspaceLayout& layout);
+
 /// Runs the kernel that the plan selected; the only way from run() to a kernel. On a GPU, with the
 /// plan's device current: one launch, no synchronisation.
 using LaunchFunction = Status (*)(const AttentionParams& params, Stream stream) noexcept;
