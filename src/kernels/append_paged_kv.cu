@@ -8,6 +8,7 @@
 #include <span>
 
 #include "common/error.h"
+#include "kernels/device/row_block.h"
 #include "kernels/formats.h"
 #include "kernels/launch.h"
 #include "kernels/row_ops.h"
@@ -98,9 +99,11 @@ __device__ void find_places(const AppendParams& p, int first, Place* places) {
       for (int i = __shfl_sync(~0U, begin, source) + thread % 32; i < last; i += 32) {
         const int key = first_key + i;
         if (key < 0) continue;
-        const int32_t page_size = p.pages.page_size.value;
-        const int32_t page = p.pages.ids[first_id + key / page_size];
-        if (page < p.num_pages) places[i] = {page, key % page_size};
+        const Divisor& page_size = p.pages.page_size;
+        const auto page_of_request =
+            static_cast<int32_t>(device::quotient(static_cast<uint32_t>(key), page_size));
+        const int32_t page = p.pages.ids[first_id + page_of_request];
+        if (page < p.num_pages) places[i] = {page, key - page_of_request * page_size.value};
       }
     }
     if (base + kThreads >= p.batch_size || p.indptr[base + kThreads] - first >= num_tokens) return;

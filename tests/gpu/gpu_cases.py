@@ -28,6 +28,9 @@ LARGER = [
     Case((300, 1, 1, 40), (300, 900, 2, 4000), num_qo_heads=8, num_kv_heads=2, head_dim=128),
     Case((700,), (700,), head_dim=128, page_size=None, window_left=200),
     Case((129, 128, 127), (129, 500, 127), head_dim=128, page_size=None, causal=False),
+    # Several heads of one work tile, each of several tiles of keys.
+    Case((70,) * 3, (300, 90, 1200), num_qo_heads=8, num_kv_heads=8, head_dim=128, num_ctas=2),
+    Case((70,) * 3, (300, 90, 1200), num_kv_heads=4, head_dim=128, num_ctas=3, page_size=1),
     Case((17, 16, 15), (64, 65, 63), num_qo_heads=4, num_kv_heads=4, head_dim=128),
     Case((1, 1), (20000, 3), num_qo_heads=32, num_kv_heads=8, head_dim=128, page_size=1),
     Case((64,), (3000,), num_qo_heads=16, num_kv_heads=2, head_dim=256),

@@ -26,6 +26,7 @@ def small_cases():
         Case(**BATCH, page_size=3, kv_layout="HND", head_dim=40, window_left=20),
         Case(**BATCH, head_dim=128, softcap=10.0, num_qo_heads=8),
         Case((80,), (80,), head_dim=128, page_size=None),
+        Case((130,), (700,), head_dim=128, num_ctas=2, num_qo_heads=2),
         Case((140, 1), (150, 30), num_qo_heads=2, num_kv_heads=2),
         Case((0,), (5,)),
         Case(**split),

@@ -36,7 +36,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kCtasPerSm)
   const int thread = static_cast<int>(threadIdx.x);
   if (thread < static_cast<int>(sizeof(QueueStart) / 16)) {
     cp_async_16(shared_address(&queue) + thread * 16,
-                reinterpret_cast<const unsigned char*>(p.starts + blockIdx.x) + thread * 16, true);
+                reinterpret_cast<const unsigned char*>(p.starts + blockIdx.x) + thread * 16);
   }
   touch(p, thread);
   cp_async_commit();
@@ -53,12 +53,12 @@ __global__ void __launch_bounds__(T::kThreads, T::kCtasPerSm)
     if (thread == 0) {
       if (i + 2 < end) {
         const auto* tile = reinterpret_cast<const unsigned char*>(p.tiles + i + 2);
-        cp_async_16(shared_address(&queue.tiles[slot]), tile, true);
-        cp_async_16(shared_address(&queue.tiles[slot]) + 16, tile + 16, true);
+        cp_async_16(shared_address(&queue.tiles[slot]), tile);
+        cp_async_16(shared_address(&queue.tiles[slot]) + 16, tile + 16);
       }
       if (i > begin && i + 1 < end) {
         cp_async_16(shared_address(&queue.requests[1 - slot]),
-                    p.requests + queue.tiles[1 - slot].request, true);
+                    p.requests + queue.tiles[1 - slot].request);
       }
     }
     const int num_rows = context.rows.num_rows;

@@ -38,7 +38,7 @@ FLASHPLAN_DEVICE void copy_tile(uint32_t tile, int head_dim, bool vectorized, in
     const int num_valid = from == nullptr ? 0 : head_dim - chunk * (16 / kBytes);
     const uint32_t to = tile + Tile::offset(row, chunk);
     if (vectorized && num_valid > 0) {
-      cp_async_16(to, from + chunk * 16, true);
+      cp_async_16(to, from + chunk * 16);
     } else {
       copy_unaligned_16<kBytes>(to, from + chunk * 16, num_valid);
     }
@@ -77,104 +77,136 @@ static_assert(sizeof(KvRow) == KvRow::kPitch);
 template <DType kKv, int kTileKv, int kThreads>
 class KvCursor {
  public:
-  FLASHPLAN_DEVICE KvCursor(KeySpan keys, int32_t kv_head)
-      : kv_head_(kv_head), tile_begin_(keys.begin) {}
+  FLASHPLAN_DEVICE KvCursor(int32_t tile_begin, int32_t kv_head)
+      : tile_begin_(tile_begin), kv_head_(kv_head) {}
 
   FLASHPLAN_DEVICE int32_t kv_head() const { return kv_head_; }
   FLASHPLAN_DEVICE int32_t tile_begin() const { return tile_begin_; }
 
-  /// Moves to the next tile, of the next head after the last one.
-  FLASHPLAN_DEVICE void advance(KeySpan keys) {
-    // In two steps: tile_begin_ + kTileKv might overflow.
-    if (keys.end - tile_begin_ > kTileKv) {
-      tile_begin_ += kTileKv;
+  /// The tile kTiles later; the next head's come after the last one.
+  template <int kTiles>
+  FLASHPLAN_DEVICE KvCursor later(KeySpan keys) const {
+    KvCursor tile = *this;
+    if (keys.end - tile_begin_ > kTiles * kTileKv) {
+      tile.tile_begin_ += kTiles * kTileKv;
     } else {
-      tile_begin_ = keys.begin;
-      ++kv_head_;
+      int num_tiles = 0;  // of another head
+      if constexpr (kTiles > 1) {
+        const int tiles_of_head = (keys.end - keys.begin - 1) / kTileKv + 1;
+        num_tiles = kTiles - ((keys.end - tile_begin_ - 1) / kTileKv + 1);
+        for (; num_tiles >= tiles_of_head; num_tiles -= tiles_of_head) ++tile.kv_head_;
+      }
+      ++tile.kv_head_;
+      tile.tile_begin_ = keys.begin + num_tiles * kTileKv;
     }
+    return tile;
   }
 
-  /// Starts to bring the page ids of the keys to shared memory at `to`: one per page, to the place
-  /// of its first key here, since copies from one address wait for each other. `ids` are the
-  /// request's.
+  /// Starts to bring the page ids of the next kTiles tiles to shared memory at `to`: one per page,
+  /// to the place of its first key of a tile, since copies from one address wait for each other.
+  /// `ids` are the request's.
+  template <int kTiles>
   FLASHPLAN_DEVICE void copy_page_ids(uint32_t to, const PageTable& pages, const int32_t* ids,
                                       KeySpan keys, int thread) const {
     if (pages.ids == nullptr) return;
-#pragma unroll
-    for (int i = 0; i < kTileKv; i += kThreads) {
-      const int index = i + thread;
-      const uint32_t key = this->key(keys, index);
+    for_each_key<kTiles>(keys, thread, [&](const KvCursor& tile, uint32_t key, int index) {
       const uint32_t page = quotient(key, pages.page_size);
-      const bool is_first = index == 0 || key == page * pages.page_size.value;
-      if (is_first && (kTileKv % kThreads == 0 || index < kTileKv)) {
+      if (index % kTileKv == 0 || key == page * pages.page_size.value) {
         cp_async_4(to + index * 4, ids + page);
       }
-    }
+    });
   }
 
-  /// Writes the KvRows of the keys to `table`, given their page ids.
+  /// Writes the KvRows of the next kTiles tiles to `table`, given their page ids.
+  template <int kTiles>
   FLASHPLAN_DEVICE void find_rows(uint32_t table, uint32_t page_ids, const AttentionParams& p,
                                   int32_t request_kv_begin, KeySpan keys, int thread) const {
-#pragma unroll
-    for (int i = 0; i < 2 * kTileKv; i += kThreads) {  // first k, then v
-      const int item = i + thread;
-      if (2 * kTileKv % kThreads != 0 && item >= 2 * kTileKv) return;
-      const bool is_k = item < kTileKv;
-      const int index = item % kTileKv;
-      const uint32_t key = this->key(keys, index);
+    // If there are threads enough, one has k or v of a key.
+    constexpr int kKeys = kTiles * kTileKv;
+    constexpr bool kApart = kThreads >= 2 * kKeys;
+    const bool is_k = thread < kKeys;
+    const int place = kApart && !is_k ? thread - kKeys : thread;
+    for_each_key<kTiles>(keys, place, [&](const KvCursor& tile, uint32_t key, int index) {
       int64_t page = 0;
       int64_t slot = int64_t{request_kv_begin} + key;
       if (p.pages.ids != nullptr) {
         const uint32_t slot_in_page =
             key - quotient(key, p.pages.page_size) * static_cast<uint32_t>(p.pages.page_size.value);
-        // Not before this tile, where the page may begin.
-        const int first =
-            max(static_cast<int>(key) - tile_begin_ - static_cast<int>(slot_in_page), 0);
+        // The page's id is at its first key, or at the tile's, where the page begins before it.
+        const int key_of_tile = static_cast<int>(key) - tile.tile_begin_;
+        const int first = index / kTileKv * kTileKv + key_of_tile -
+                          min(key_of_tile, static_cast<int>(slot_in_page));
         page = static_cast<int32_t>(load_shared_4(page_ids + first * 4));
         slot = slot_in_page;
       }
-      const KvView& view = is_k ? p.k : p.v;
-      const unsigned char* row =
-          static_cast<const unsigned char*>(view.data) +
-          (page * view.page_stride + slot * view.token_stride + kv_head_ * view.head_stride) *
-              Element<kKv>::kBytes;
-      store_shared_pointer(table + index * KvRow::kPitch + (is_k ? 0 : KvRow::kValueOffset), row);
-    }
+      const auto row = [&](const KvView& view) {
+        return static_cast<const unsigned char*>(view.data) +
+               (page * view.page_stride + slot * view.token_stride +
+                tile.kv_head_ * view.head_stride) *
+                   Element<kKv>::kBytes;
+      };
+      const uint32_t to = table + index * KvRow::kPitch;
+      if constexpr (kApart) {
+        store_shared_pointer(to + (is_k ? 0 : KvRow::kValueOffset), row(is_k ? p.k : p.v));
+      } else {
+        store_shared_pointers(to, row(p.k), row(p.v));
+      }
+    });
   }
 
  private:
-  FLASHPLAN_DEVICE uint32_t key(KeySpan keys, int index) const {
-    return static_cast<uint32_t>(tile_begin_ + min(index, keys.end - 1 - tile_begin_));
+  /// Calls f(tile, key, index) for this thread's keys of the next kTiles tiles, of which `index`
+  /// counts the keys: as many tiles at a time as there are threads for.
+  template <int kTiles, typename Function>
+  FLASHPLAN_DEVICE void for_each_key(KeySpan keys, int thread, Function f) const {
+    constexpr int kAtOnce = kTiles < kThreads / kTileKv ? kTiles : kThreads / kTileKv;
+    static_assert(kThreads % kTileKv == 0 && kTiles % kAtOnce == 0);
+    const int in_tile = thread & (kTileKv - 1);
+    const int place = static_cast<int>(static_cast<uint32_t>(thread) / kTileKv);
+    if (place >= kAtOnce) return;
+    KvCursor tile = *this;
+#pragma unroll
+    for (int i = 1; i < kAtOnce; ++i) {
+      if (i <= place) tile = tile.template later<1>(keys);
+    }
+#pragma unroll
+    for (int i = 0; i < kTiles; i += kAtOnce) {
+      const int key = tile.tile_begin_ + min(in_tile, keys.end - 1 - tile.tile_begin_);
+      f(tile, static_cast<uint32_t>(key), (i + place) * kTileKv + in_tile);
+      if (i + kAtOnce < kTiles) tile = tile.template later<kAtOnce>(keys);
+    }
   }
 
-  int32_t kv_head_;
   int32_t tile_begin_;
+  int32_t kv_head_;
 };
 
-/// Rows of one of k and v on their way to shared memory, copied by all threads, 16 bytes at a time.
+/// Rows on their way to shared memory, copied by all threads, 16 bytes at a time. As many lanes
+/// share a row as copy whole 128-byte lines of it: the fewer rows a thread has, the fewer
+/// addresses.
 template <int kBytes, int kHeadDim, int kRows, int kThreads>
 struct TileCopy {
   using Tile = SharedTile<kHeadDim * kBytes>;
-  static constexpr int kCopies = kRows * Tile::kChunks / kThreads;  // of a thread
-  static_assert(kRows * Tile::kChunks % kThreads == 0);
+  static constexpr int kLanesPerRow = Tile::kChunks % 8 == 0 ? 8 : 4;
+  static constexpr int kRowStep = kThreads / kLanesPerRow;
+  static constexpr int kRowsPerThread = kRows / kRowStep;
+  static_assert(kRows % kRowStep == 0);
 
-  /// The row of this thread's copy i.
+  /// The i-th of this thread's rows.
   static FLASHPLAN_DEVICE int row(int i, int thread) {
-    return kThreads % Tile::kChunks == 0 ? thread / Tile::kChunks + i * (kThreads / Tile::kChunks)
-                                         : (i * kThreads + thread) / Tile::kChunks;
+    return static_cast<int>(static_cast<uint32_t>(thread) / kLanesPerRow) + i * kRowStep;
   }
-  /// Starts copy i, from the row at `from`, if `valid`.
-  static FLASHPLAN_DEVICE void copy(uint32_t tile, const unsigned char* from, int i, bool valid,
-                                    int thread) {
-    constexpr int kRowStep = kThreads / Tile::kChunks;
-    if constexpr (kThreads % Tile::kChunks == 0 && kRowStep % 8 == 0) {
-      // A thread's rows have one chunk number and one permutation.
-      const int chunk = thread % Tile::kChunks;
-      cp_async_16(tile + Tile::offset(row(0, thread), chunk) + i * kRowStep * Tile::kRowBytes,
-                  from + chunk * 16, valid);
-    } else {
-      const int chunk = (i * kThreads + thread) % Tile::kChunks;
-      cp_async_16(tile + Tile::offset(row(i, thread), chunk), from + chunk * 16, valid);
+  /// Starts this thread's copies of its i-th row, which is at `from`.
+  static FLASHPLAN_DEVICE void copy(uint32_t tile, const unsigned char* from, int i, int thread) {
+    const int lane = thread & (kLanesPerRow - 1);
+    // Where all of a thread's rows have one permutation, one register serves them all.
+    const uint32_t to =
+        tile + (kRowStep % 8 == 0 ? Tile::offset(row(0, thread), lane) +
+                                        static_cast<uint32_t>(i * kRowStep * Tile::kRowBytes)
+                                  : Tile::offset(row(i, thread), lane));
+#pragma unroll
+    for (int chunk = 0; chunk < Tile::kChunks; chunk += kLanesPerRow) {
+      cp_async_16(to + chunk * 16, from + lane * 16 + chunk * 16);
     }
   }
 

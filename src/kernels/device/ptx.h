@@ -30,19 +30,14 @@ FLASHPLAN_DEVICE uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-/// Starts copying 16 bytes to shared memory, if `valid`: a predicate, no branch.
-FLASHPLAN_DEVICE void cp_async_16(uint32_t to, const void* from, bool valid) {
-  asm volatile(
-      "{\n.reg .pred valid;\nsetp.ne.b32 valid, %2, 0;\n"
-      "@valid cp.async.cg.shared.global.L2::128B [%0], [%1], 16;\n}\n" ::"r"(to),
-      "l"(from), "r"(static_cast<int>(valid))
-      : "memory");
+/// Start copying to shared memory, past the L1 cache where it is 16 bytes.
+FLASHPLAN_DEVICE void cp_async_16(uint32_t to, const void* from) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;\n" ::"r"(to), "l"(from)
+               : "memory");
 }
-
 FLASHPLAN_DEVICE void cp_async_4(uint32_t to, const void* from) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;\n" ::"r"(to), "l"(from) : "memory");
 }
-
 FLASHPLAN_DEVICE void cp_async_8(uint32_t to, const void* from) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 8;\n" ::"r"(to), "l"(from) : "memory");
 }
@@ -104,6 +99,11 @@ FLASHPLAN_DEVICE void load_shared_pointers(uint32_t address, const unsigned char
 }
 FLASHPLAN_DEVICE void store_shared_pointer(uint32_t address, const unsigned char* value) {
   asm volatile("st.shared.u64 [%0], %1;\n" ::"r"(address), "l"(value) : "memory");
+}
+FLASHPLAN_DEVICE void store_shared_pointers(uint32_t address, const unsigned char* first,
+                                            const unsigned char* second) {
+  asm volatile("st.shared.v2.u64 [%0], {%1, %2};\n" ::"r"(address), "l"(first), "l"(second)
+               : "memory");
 }
 FLASHPLAN_DEVICE void store_shared_16(uint32_t address, uint4 value) {
   asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};\n" ::"r"(address), "r"(value.x),

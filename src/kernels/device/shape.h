@@ -46,9 +46,12 @@ struct Shape {
   static constexpr int kWarpsKv = kWarps / kWarpsQ < kMostWarpsKv ? kWarps / kWarpsQ : kMostWarpsKv;
   static constexpr int kRows = kWarpsQ * kMmaM * 16;
   static constexpr int kKeysPerWarp = T::kTileKv / kWarpsKv;
-  // Logits in registers at a time: what is left of them hides latencies.
-  static constexpr int kMostAtOnce = kMmaM * T::kHeadDimVo >= 256 ? 32 : 64;
+  // Logits in registers at a time, for which queries are read once; d256 has its queries there too.
+  static constexpr int kMostAtOnce = T::kIsWide ? 32 : 64;
   static constexpr int kKeysAtOnce = kKeysPerWarp < kMostAtOnce ? kKeysPerWarp : kMostAtOnce;
+  // Of these, weights at a time.
+  static constexpr int kMostWeights = kMmaM * T::kHeadDimVo >= 256 ? 32 : 64;
+  static constexpr int kWeightsAtOnce = kKeysAtOnce < kMostWeights ? kKeysAtOnce : kMostWeights;
 
   // Few rows: every stage has room for queries, which are kept in registers. Many: there is one
   // buffer, whose rows each warp reads itself and fills for the next head when it is done.
@@ -56,23 +59,46 @@ struct Shape {
   static constexpr bool kQueryInRegisters = kMmaM == 1 || T::kHeadDimQk <= 64;
   static constexpr int kQBytes = kRows * T::kHeadDimQk * Element<T::kQ>::kBytes;
   static constexpr int kStageBytes = T::kKBytes + T::kVBytes + (kQueryInStage ? kQBytes : 0);
-  static constexpr int kTableBytes = T::kTileKv * KvRow::kPitch;
   static constexpr int kStatsBytes = kWarps * 8 * 8;
   static constexpr int kFixedBytes = 128 + kStatsBytes + (kQueryInStage ? 0 : kQBytes);
+
+  // Per tile, the row addresses and page ids of its keys, in a ring of kSlots tiles.
+  static constexpr int kTableBytes = T::kTileKv * KvRow::kPitch;
   static constexpr int kIdBytes = T::kTileKv * 4;
-  static constexpr int kMostStages =
-      (T::kSmemBudget - kFixedBytes) / (kStageBytes + kTableBytes + kIdBytes);
-  static constexpr int kStages = kMostStages < 6 ? kMostStages : 6;
-  static_assert(kStages >= 2);
+  /// A multiple of the stages, and of twice the tiles whose rows are found at once: those of the
+  /// ones before are in use.
+  static constexpr int slots(int stages, int tiles_at_once) {
+    const int least = tiles_at_once == 1 ? 1 : 2 * tiles_at_once;
+    int slots = stages;
+    while (slots % least != 0) slots += stages;
+    return slots;
+  }
+  static constexpr int smem_bytes(int stages, int tiles_at_once) {
+    return kFixedBytes + slots(stages, tiles_at_once) * (kTableBytes + kIdBytes) +
+           stages * kStageBytes;
+  }
+  static constexpr int most_stages(int tiles_at_once) {
+    int stages = 6;
+    while (stages > 2 && smem_bytes(stages, tiles_at_once) > T::kSmemBudget) --stages;
+    return stages;
+  }
+  // Where queries are read in every step, registers are left to find the rows of 256 keys at once,
+  // for one wait instead of several, if that costs no stage.
+  static constexpr int kMostTilesAtOnce = kQueryInRegisters ? 1 : 256 / T::kTileKv;
+  static constexpr int kTilesAtOnce =
+      most_stages(kMostTilesAtOnce) == most_stages(1) ? kMostTilesAtOnce : 1;
+  static constexpr int kStages = most_stages(kTilesAtOnce);
+  static constexpr int kSlots = slots(kStages, kTilesAtOnce);
 
   // Offsets in shared memory.
   static constexpr int kVisible = 0;  // VisibleKeys of each warp's rows
   static constexpr int kStats = 128;  // float2 (shift, sum) of 8 rows of each warp
   static constexpr int kTables = kStats + kStatsBytes;
-  static constexpr int kIds = kTables + kStages * kTableBytes;
-  static constexpr int kQuery = kIds + kStages * kIdBytes;
+  static constexpr int kIds = kTables + kSlots * kTableBytes;
+  static constexpr int kQuery = kIds + kSlots * kIdBytes;
   static constexpr int kFirstStage = kQuery + (kQueryInStage ? 0 : kQBytes);
   static constexpr int kSmemBytes = kFirstStage + kStages * kStageBytes;
+  static_assert(kSmemBytes == smem_bytes(kStages, kTilesAtOnce) && kSmemBytes <= T::kSmemBudget);
   // TileOutput passes 8 rows of each warp through a stage.
   static_assert(kWarpsQ * kWarpsKv * 8 * T::kHeadDimVo * 4 <= kStageBytes);
   static_assert(kWarps * 16 <= kStats - kVisible);
@@ -92,7 +118,7 @@ struct Shapes {
   static constexpr int kLarger =
       Few::kSmemBytes > Some::kSmemBytes ? Few::kSmemBytes : Some::kSmemBytes;
   static constexpr int kSmemBytes = kLarger > Many::kSmemBytes ? kLarger : Many::kSmemBytes;
-  static_assert(Many::kRows == T::kTileQ && kSmemBytes <= T::kSmemBudget);
+  static_assert(Many::kRows == T::kTileQ);
 };
 
 }  // namespace flashplan::device

@@ -35,10 +35,11 @@ struct OnlineSoftmax {
     }
   }
 
-  /// Turns the logits of further keys into weights, and scales o and the sums for them.
+  /// Before the logits of further keys are weighed: raises the shift where it is too small for
+  /// them, and scales o and the sums for it.
   template <int kKeyTiles, int kDimTiles>
-  FLASHPLAN_DEVICE void update(float (&s)[kMmaM][kKeyTiles][4], float (&o)[kMmaM][kDimTiles][4],
-                               float scale) {
+  FLASHPLAN_DEVICE void raise(const float (&s)[kMmaM][kKeyTiles][4],
+                              float (&o)[kMmaM][kDimTiles][4], float scale) {
     // A shift that is 2^8 too small leaves weights that float32 sums and 16-bit products can hold.
     // So as a rule no lane asks the others, and o is not touched.
     constexpr float kSlack = 8.0F;
@@ -82,12 +83,17 @@ struct OnlineSoftmax {
         }
       }
     }
+  }
+
+  /// Turns logits, of tiles [kBegin, kEnd), into weights.
+  template <int kBegin, int kEnd, int kKeyTiles>
+  FLASHPLAN_DEVICE void weigh(float (&s)[kMmaM][kKeyTiles][4], float scale) {
 #pragma unroll
     for (int m = 0; m < kMmaM; ++m) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
 #pragma unroll
-        for (int n = 0; n < kKeyTiles; ++n) {
+        for (int n = kBegin; n < kEnd; ++n) {
 #pragma unroll
           for (int j = 0; j < 2; ++j) {
             float& x = s[m][n][2 * half + j];
@@ -101,9 +107,9 @@ struct OnlineSoftmax {
     for (int m = 0; m < kMmaM; ++m) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        float added[2] = {s[m][0][2 * half], s[m][0][2 * half + 1]};
+        float added[2] = {s[m][kBegin][2 * half], s[m][kBegin][2 * half + 1]};
 #pragma unroll
-        for (int n = 1; n < kKeyTiles; ++n) {
+        for (int n = kBegin + 1; n < kEnd; ++n) {
           added[0] += s[m][n][2 * half];
           added[1] += s[m][n][2 * half + 1];
         }

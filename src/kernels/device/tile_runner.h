@@ -28,56 +28,60 @@ class TileRunner {
       write_empty<T>(p_, context_, thread_);
       return;
     }
-    const KeySpan keys = rows_.keys;
-    const int32_t heads_end = context_.tile.kv_head + context_.tile.num_kv_heads;
-    // In the pipeline page ids come first, then the addresses of rows, then rows: cursors of the
-    // tiles that are next to come.
-    Cursor ids(keys, context_.tile.kv_head);
-    Cursor rows(keys, context_.tile.kv_head);
-    fill_pipeline(ids, rows, keys, heads_end);
+    // The tiles to be copied next, and whose page ids are to be asked for next.
+    Cursor next(rows_.keys.begin, context_.tile.kv_head);
+    Cursor asked = next;
+    fill_pipeline(next, asked);
     reset_queries();
-
-    int stage = 0;
-    for (int32_t head = context_.tile.kv_head; head < heads_end; ++head) {
+    const KeySpan keys = rows_.keys;
+    int slot = 0;
+    for (int32_t head = context_.tile.kv_head; head < heads_end(); ++head) {
       int32_t left = keys.end - keys.begin;
       for (int chunk = 0; left > 0; ++chunk) {
         reset();
-        int32_t chunk_left = min(left, context_.chunk_kv);
-        int last_stage;
+        const int32_t left_after = left - min(left, context_.chunk_kv);
         do {
-          // A query buffer of its own was asked for in the latest group.
           const bool is_first = left == keys.end - keys.begin;
+          // A query buffer of its own was asked for in the latest group.
           if (!S::kQueryInStage && S::kStages > 2 && is_first) {
             cp_async_wait<0>();
           } else {
             cp_async_wait<S::kStages - 2>();
           }
           __syncthreads();
-          const int next_stage = stage == 0 ? S::kStages - 1 : stage - 1;
-          const bool copies = begin_issue(next_stage, rows, keys, heads_end);
+          const Cursor tile(keys.end - left, head);
+          const int next_slot = later(slot, S::kStages - 1);
+          const bool copies = begin_issue(
+              next_slot, kEachStep ? next : tile.template later<S::kStages - 1>(keys), head);
           const auto copy = [&] {
-            copy_keys_and_values(next_stage, copies);
-            copy_page_ids(next_stage, ids, keys);
+            if (copies) copy_keys_and_values(next_slot);
+            copy_page_ids(later(slot, 2 * S::kStages - 1), kEachStep ? keys : rows_.keys, [&] {
+              return kEachStep ? asked : tile.template later<2 * S::kStages - 1>(rows_.keys);
+            });
             cp_async_commit();
           };
           if (computes_) {
-            if (S::kQueryInRegisters && is_first) load_queries(stage, head);
-            attend(stage, keys.end - left, head, copy);
-            if (!S::kQueryInStage && left <= T::kTileKv && head + 1 < heads_end) {
-              __syncwarp();
-              copy_own_queries(head + 1);
-            }
+            if (S::kQueryInRegisters && is_first) load_queries(stage_of(slot), head);
+            attend(stage_of(slot), keys.end - left, head, copy);
           } else {
             copy();
           }
-          find_rows(stage, rows, keys);
-          last_stage = stage;
-          stage = stage + 1 == S::kStages ? 0 : stage + 1;
+          if (kEachStep) {
+            next = next.template later<1>(keys);
+            asked = asked.template later<1>(keys);
+          }
+          find_rows(later(slot, S::kStages), kEachStep ? keys : rows_.keys,
+                    [&] { return kEachStep ? next : tile.template later<S::kStages>(rows_.keys); });
+          slot = later(slot, 1);
           left -= T::kTileKv;
-          chunk_left -= T::kTileKv;
-        } while (chunk_left > 0);
+        } while (left > left_after);
+        if (!S::kQueryInStage && computes_ && left <= 0 && head + 1 < heads_end()) {
+          __syncwarp();
+          copy_own_queries(head + 1);
+        }
         softmax_.finish();
-        TileOutput<T, S>(p_, context_, smem_, thread_, last_stage, head, chunk, left <= 0)
+        TileOutput<T, S>(p_, context_, smem_, thread_, stage_of(later(slot, S::kSlots - 1)), head,
+                         chunk, left <= 0)
             .write(softmax_, o_);
       }
     }
@@ -87,36 +91,55 @@ class TileRunner {
  private:
   static constexpr int kMmaRowBytes = 16 * T::kHeadDimQk * Element<T::kQ>::kBytes;  // of queries
   using Cursor = KvCursor<T::kKv, T::kTileKv, T::kThreads>;
+  // Whether each step finds rows. Else what that needs is computed when it is needed, to hold no
+  // registers in other steps.
+  static constexpr bool kEachStep = S::kTilesAtOnce == 1;
 
-  /// Of a stage's keys: their row addresses and page ids.
-  FLASHPLAN_DEVICE uint32_t table_address(int stage) const {
-    return base_ + S::kTables + stage * S::kTableBytes;
+  FLASHPLAN_DEVICE int32_t heads_end() const {
+    return context_.tile.kv_head + context_.tile.num_kv_heads;
   }
-  FLASHPLAN_DEVICE uint32_t ids_address(int stage) const {
-    return base_ + S::kIds + stage * S::kIdBytes;
+
+  // Tiles of keys take turns in kSlots slots. What is known of tile i has its place in slot i %
+  // kSlots; keys and values themselves are in stage i % kStages.
+  static FLASHPLAN_DEVICE int stage_of(uint32_t slot) { return slot % S::kStages; }
+  static FLASHPLAN_DEVICE int later(int slot, int distance) {
+    slot += distance % S::kSlots;
+    return slot < S::kSlots ? slot : slot - S::kSlots;
+  }
+  FLASHPLAN_DEVICE uint32_t table_address(int slot) const {
+    return base_ + S::kTables + slot * S::kTableBytes;
+  }
+  FLASHPLAN_DEVICE uint32_t ids_address(int slot) const {
+    return base_ + S::kIds + slot * S::kIdBytes;
+  }
+  FLASHPLAN_DEVICE uint32_t stage_address(int stage) const {
+    return base_ + S::kFirstStage + stage * S::kStageBytes;
   }
   /// Page ids of the request; null: ragged.
   FLASHPLAN_DEVICE const int32_t* request_ids() const {
     return reinterpret_cast<const int32_t*>(
         load_shared_pointer(shared_address(&context_.page_ids)));
   }
-  FLASHPLAN_DEVICE void copy_page_ids(int stage, Cursor& ids, KeySpan keys) const {
-    ids.copy_page_ids(ids_address(stage), p_.pages, request_ids(), keys, opaque(thread_));
-    ids.advance(keys);
+  /// Starts to bring page ids to a slot and those after it, of kTilesAtOnce tiles from tile() on:
+  /// once for all of them.
+  template <typename Tile>
+  FLASHPLAN_DEVICE void copy_page_ids(int slot, const KeySpan& keys, Tile tile) const {
+    if (slot % S::kTilesAtOnce != 0 || p_.pages.ids == nullptr) return;
+    tile().template copy_page_ids<S::kTilesAtOnce>(ids_address(slot), p_.pages, request_ids(), keys,
+                                                   opaque(thread_));
   }
-  FLASHPLAN_DEVICE void find_rows(int stage, Cursor& rows, KeySpan keys) const {
-    rows.find_rows(table_address(stage), ids_address(stage), p_, rows_.request.kv_begin, keys,
-                   opaque(thread_));
-    rows.advance(keys);
-  }
-  FLASHPLAN_DEVICE uint32_t stage_address(int stage) const {
-    return base_ + S::kFirstStage + stage * S::kStageBytes;
+  /// The same for row addresses, given the page ids.
+  template <typename Tile>
+  FLASHPLAN_DEVICE void find_rows(int slot, const KeySpan& keys, Tile tile) const {
+    if (slot % S::kTilesAtOnce != 0) return;
+    tile().template find_rows<S::kTilesAtOnce>(table_address(slot), ids_address(slot), p_,
+                                               rows_.request.kv_begin, keys, opaque(thread_));
   }
   FLASHPLAN_DEVICE uint32_t visible_address() const {
     return base_ + S::kVisible + (opaque(thread_) >> 5) * static_cast<int>(sizeof(VisibleKeys));
   }
 
-  /// What this warp's rows see.
+  /// Finds what this warp's rows see.
   FLASHPLAN_DEVICE void find_visible() const {
     const int first = WarpPlace<S>(thread_).first_row();
     const int last = min(first + S::kMmaM * 16, rows_.num_rows) - 1;
@@ -124,6 +147,13 @@ class TileRunner {
     if (thread_ % 32 == 0) {
       store_shared_16(visible_address(), __builtin_bit_cast(uint4, visible));
     }
+  }
+
+  /// The end of the keys that any row sees.
+  FLASHPLAN_DEVICE int32_t visible_end() const {
+    constexpr int kOffset =
+        __builtin_offsetof(VisibleKeys, to_any) + __builtin_offsetof(KeySpan, end);
+    return static_cast<int32_t>(load_shared_4(visible_address() + kOffset));
   }
 
   /// Has on its way what the end of a split tile needs, to the context and to the L2 cache.
@@ -139,89 +169,93 @@ class TileRunner {
     }
   }
 
-  FLASHPLAN_DEVICE void fill_pipeline(Cursor& ids, Cursor& rows, KeySpan keys, int32_t heads_end) {
+  FLASHPLAN_DEVICE void fill_pipeline(Cursor& next, Cursor& asked) {
+    const KeySpan keys = rows_.keys;
+    const Cursor first = next;
 #pragma unroll 1
-    for (int i = 0; i < S::kStages; ++i) copy_page_ids(i, ids, keys);
+    for (int slot = 0; slot < S::kStages; ++slot) {
+      copy_page_ids(slot, keys, [&] { return asked; });
+      asked = asked.template later<1>(keys);
+    }
     if (context_.tile.split >= 0) prepare_split();
     cp_async_commit();
     find_visible();
     cp_async_wait<0>();
     __syncthreads();
-    Cursor issued = rows;
 #pragma unroll 1
-    for (int i = 0; i < S::kStages; ++i) find_rows(i, rows, keys);
-    __syncthreads();
-#pragma unroll 1
-    for (int i = 0; i < S::kStages - 1; ++i) {
-      issued.advance(keys);
-      const bool copies = begin_issue(i, issued, keys, heads_end);
-      copy_keys_and_values(i, copies);
-      copy_page_ids(i, ids, keys);
-      cp_async_commit();
+    for (int slot = 0; slot < S::kStages; ++slot) {
+      find_rows(slot, keys, [&] { return next; });
+      next = next.template later<1>(keys);
     }
-    if (!S::kQueryInStage && computes_) copy_own_queries(context_.tile.kv_head);
+    __syncthreads();
+    next = first;
+#pragma unroll 1
+    for (int slot = 0; slot < S::kStages - 1; ++slot) {
+      if (begin_issue(slot, next, first.kv_head())) copy_keys_and_values(slot);
+      copy_page_ids(later(slot, S::kStages), keys, [&] { return asked; });
+      cp_async_commit();
+      next = next.template later<1>(keys);
+      asked = asked.template later<1>(keys);
+    }
+    if (!S::kQueryInStage && computes_) copy_own_queries(first.kv_head());
   }
 
   using KeyCopy = TileCopy<Element<T::kKv>::kBytes, T::kHeadDimQk, T::kTileKv, T::kThreads>;
   using ValueCopy = TileCopy<Element<T::kKv>::kBytes, T::kHeadDimVo, T::kTileKv, T::kThreads>;
 
-  /// Starts to bring the tile before `cursor` to a stage: the queries with the first of a head, and
-  /// rows of uncommon form. True if copy_keys_and_values() has the rest to do.
-  FLASHPLAN_DEVICE bool begin_issue(int stage, const Cursor& cursor, KeySpan keys,
-                                    int32_t heads_end) {
-    const bool is_last_of_head = cursor.tile_begin() == keys.begin;
-    const int head = cursor.kv_head() - (is_last_of_head ? 1 : 0);
-    if (head >= heads_end) return false;
-    const uint32_t to = stage_address(stage);
+  /// Starts to bring a tile to its slot, if it is one of the work tile's, as those of `head` are:
+  /// the queries with the first of a head, and rows of uncommon form. True if
+  /// copy_keys_and_values() has the rest to do.
+  FLASHPLAN_DEVICE bool begin_issue(int slot, const Cursor& tile, int32_t head) {
+    if (tile.kv_head() != head && tile.kv_head() >= heads_end()) return false;
+    const uint32_t to = stage_address(stage_of(slot));
     if constexpr (S::kQueryInStage) {
-      const bool is_first_of_head = is_last_of_head
-                                        ? keys.end - keys.begin <= T::kTileKv
-                                        : cursor.tile_begin() - keys.begin == T::kTileKv;
-      if (is_first_of_head) {
+      if (tile.tile_begin() == rows_.keys.begin) {
         copy_tile<Element<T::kQ>::kBytes, T::kHeadDimQk, S::kRows, T::kThreads>(
             to + S::kStageQuery, p_.head_dim_qk, p_.vectorized, thread_, [&](int row) {
-              return row < rows_.num_rows ? query_row<T::kQ>(p_, rows_, head, row) : nullptr;
+              return row < rows_.num_rows ? query_row<T::kQ>(p_, rows_, tile.kv_head(), row)
+                                          : nullptr;
             });
       }
     }
     if (copies_16_bytes_) return true;
-    const uint32_t table = table_address(stage);
+    const uint32_t table = table_address(slot);
     KeyCopy::copy_unaligned(to + S::kKey, table, p_.head_dim_qk, thread_);
     ValueCopy::copy_unaligned(to + S::kValue, table + KvRow::kValueOffset, p_.head_dim_vo, thread_);
     return false;
   }
 
-  /// Starts this thread's copies of a tile of keys and values. All addresses are read first: no
+  /// Starts this thread's copies of a slot's keys and values. All addresses are read first: no
   /// read of shared memory can pass a copy to it.
-  FLASHPLAN_DEVICE void copy_keys_and_values(int stage, bool valid) const {
+  FLASHPLAN_DEVICE void copy_keys_and_values(int slot) const {
     const int thread = opaque(thread_);
-    const uint32_t table = table_address(stage);
-    const uint32_t to = stage_address(stage);
-    const unsigned char* k[KeyCopy::kCopies];
-    const unsigned char* v[ValueCopy::kCopies];
-    if constexpr (T::kHeadDimQk == T::kHeadDimVo) {
+    const uint32_t table = table_address(slot);
+    const uint32_t to = stage_address(stage_of(slot));
+    const unsigned char* k[KeyCopy::kRowsPerThread];
+    const unsigned char* v[ValueCopy::kRowsPerThread];
+    if constexpr (KeyCopy::kLanesPerRow == ValueCopy::kLanesPerRow) {
 #pragma unroll
-      for (int i = 0; i < KeyCopy::kCopies; ++i) {
+      for (int i = 0; i < KeyCopy::kRowsPerThread; ++i) {
         load_shared_pointers(table + KeyCopy::row(i, thread) * KvRow::kPitch, k[i], v[i]);
       }
     } else {
 #pragma unroll
-      for (int i = 0; i < KeyCopy::kCopies; ++i) {
+      for (int i = 0; i < KeyCopy::kRowsPerThread; ++i) {
         k[i] = load_shared_pointer(table + KeyCopy::row(i, thread) * KvRow::kPitch);
       }
 #pragma unroll
-      for (int i = 0; i < ValueCopy::kCopies; ++i) {
+      for (int i = 0; i < ValueCopy::kRowsPerThread; ++i) {
         v[i] = load_shared_pointer(table + ValueCopy::row(i, thread) * KvRow::kPitch +
                                    KvRow::kValueOffset);
       }
     }
 #pragma unroll
-    for (int i = 0; i < KeyCopy::kCopies; ++i) {
-      KeyCopy::copy(to + S::kKey, k[i], i, valid, thread);
+    for (int i = 0; i < KeyCopy::kRowsPerThread; ++i) {
+      KeyCopy::copy(to + S::kKey, k[i], i, thread);
     }
 #pragma unroll
-    for (int i = 0; i < ValueCopy::kCopies; ++i) {
-      ValueCopy::copy(to + S::kValue, v[i], i, valid, thread);
+    for (int i = 0; i < ValueCopy::kRowsPerThread; ++i) {
+      ValueCopy::copy(to + S::kValue, v[i], i, thread);
     }
   }
 
@@ -235,8 +269,8 @@ class TileRunner {
     const unsigned char* own = query_row<T::kQ>(p_, rows_, head, own_row);
     if (copies_16_bytes_) {
 #pragma unroll 4
-      for (int i = 0; i < Copy::kCopies; ++i) {
-        Copy::copy(to, shuffled_pointer(own, Copy::row(i, at.lane)), i, true, at.lane);
+      for (int i = 0; i < Copy::kRowsPerThread; ++i) {
+        Copy::copy(to, shuffled_pointer(own, Copy::row(i, at.lane)), i, at.lane);
       }
     } else {
       copy_tile<Element<T::kQ>::kBytes, T::kHeadDimQk, S::kMmaM * 16, 32>(
@@ -351,20 +385,38 @@ class TileRunner {
         s.mask(p_, rows_, thread_, first_key, key);
       }
       if constexpr (T::Variant::kUseSoftmax) {
-        softmax_.update(s.tiles, o_, variant_.exp2_scale);
+        softmax_.raise(s.tiles, o_, variant_.exp2_scale);
       } else {
         s.drop_masked();
       }
-      multiply_values<T::kQ, T::kKv, T::kHeadDimVo, S::kMmaM, S::kKeysAtOnce>(
-          o_, s.tiles, from + S::kValue, key, opaque(thread_) & 31,
-          [&](uint32_t pair, int key_of_tile, int dim) {
-            if constexpr (!T::Variant::kTransformsValue) return pair;
-            const int token = first_key + key_of_tile;
-            const float2 x = Element<T::kQ>::unpack(pair);
-            return Element<T::kQ>::pack(
-                variant_.value(x.x, {rows_.request_index, token, head, dim}),
-                variant_.value(x.y, {rows_.request_index, token + 1, head, dim}));
-          });
+      add_values<0>(s, from + S::kValue, first_key, key, head);
+    }
+  }
+
+  /// o_ += weights of `s` * v, for its keys from kBegin on: of as many at a time that their weights
+  /// need not move to other registers meanwhile. The logits are those of the tile's keys from `key`
+  /// on, the tile's first is `first_key`.
+  template <int kBegin>
+  FLASHPLAN_DEVICE void add_values(Logits<S>& s, uint32_t v_tile, int32_t first_key, int key,
+                                   int head) {
+    constexpr int kEnd = kBegin + S::kWeightsAtOnce;
+    if constexpr (T::Variant::kUseSoftmax) {
+      softmax_.template weigh<kBegin / 8, kEnd / 8>(s.tiles, variant_.exp2_scale);
+    }
+    multiply_values<T::kQ, T::kKv, T::kHeadDimVo, S::kMmaM, S::kWeightsAtOnce>(
+        o_, s.tiles, kBegin, v_tile, key + kBegin, opaque(thread_) & 31,
+        [&](uint32_t pair, int key_of_tile, int dim) {
+          if constexpr (!T::Variant::kTransformsValue) return pair;
+          const int token = first_key + key_of_tile;
+          const float2 x = Element<T::kQ>::unpack(pair);
+          return Element<T::kQ>::pack(
+              variant_.value(x.x, {rows_.request_index, token, head, dim}),
+              variant_.value(x.y, {rows_.request_index, token + 1, head, dim}));
+        });
+    if constexpr (kEnd < S::kKeysAtOnce) {
+      if (visible_end() > first_key + key + kEnd) {
+        add_values<kEnd>(s, v_tile, first_key, key, head);
+      }
     }
   }
 

@@ -148,12 +148,14 @@ FLASHPLAN_DEVICE void multiply_keys(float (&s)[kMmaM][kKeys / 8][4], uint32_t k_
   }
 }
 
-/// o += weights * v over keys [first_key, + kKeys) of a tile. `transform(pair, key, dim)` is what
-/// becomes of dim `dim` of keys (key, key + 1).
-template <DType kQ, DType kKv, int kHeadDim, int kMmaM, int kKeys, typename Transform>
+/// o += weights * v over keys [first_key, + kKeys) of a tile, whose weights begin with number
+/// `first_weight`. `transform(pair, key, dim)` is what becomes of dim `dim` of keys (key, key + 1).
+template <DType kQ, DType kKv, int kHeadDim, int kMmaM, int kKeys, int kWeightTiles,
+          typename Transform>
 FLASHPLAN_DEVICE void multiply_values(float (&o)[kMmaM][kHeadDim / 8][4],
-                                      const float (&weights)[kMmaM][kKeys / 8][4], uint32_t v_tile,
-                                      int first_key, int lane, Transform transform) {
+                                      const float (&weights)[kMmaM][kWeightTiles][4],
+                                      int first_weight, uint32_t v_tile, int first_key, int lane,
+                                      Transform transform) {
   constexpr int kBytes = Element<kKv>::kBytes;
   using Tile = SharedTile<kHeadDim * kBytes>;
   constexpr int kPairs = Tile::kChunks / 2;
@@ -173,7 +175,7 @@ FLASHPLAN_DEVICE void multiply_values(float (&o)[kMmaM][kHeadDim / 8][4],
     for (int m = 0; m < kMmaM; ++m) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const float (&tile)[4] = weights[m][2 * step + i / 2];
+        const float (&tile)[4] = weights[m][first_weight / 8 + 2 * step + i / 2];
         a[m][i] = Element<kQ>::pack(tile[i % 2 * 2], tile[i % 2 * 2 + 1]);
       }
     }
