@@ -102,6 +102,13 @@ struct Element<DType::kFloat8E4M3> {
   }
 };
 
+/// A pair of f(element, its number in the pair).
+template <DType kDType, typename Function>
+FLASHPLAN_DEVICE uint32_t transformed(uint32_t pair, Function f) {
+  const float2 x = Element<kDType>::unpack(pair);
+  return Element<kDType>::pack(f(x.x, 0), f(x.y, 1));
+}
+
 /// Four 8-bit floats as two pairs of `kTo`.
 template <DType kFrom, DType kTo>
 FLASHPLAN_DEVICE uint2 dequantize(uint32_t four) {

@@ -34,6 +34,7 @@ class TileRunner {
     fill_pipeline(next, asked);
     reset_queries();
     const KeySpan keys = rows_.keys;
+    const KeySpan& rarely_read = kEachStep ? keys : rows_.keys;
     int slot = 0;
     for (int32_t head = context_.tile.kv_head; head < heads_end(); ++head) {
       int32_t left = keys.end - keys.begin;
@@ -55,8 +56,8 @@ class TileRunner {
               next_slot, kEachStep ? next : tile.template later<S::kStages - 1>(keys), head);
           const auto copy = [&] {
             if (copies) copy_keys_and_values(next_slot);
-            copy_page_ids(later(slot, 2 * S::kStages - 1), kEachStep ? keys : rows_.keys, [&] {
-              return kEachStep ? asked : tile.template later<2 * S::kStages - 1>(rows_.keys);
+            copy_page_ids(later(slot, 2 * S::kStages - 1), rarely_read, [&] {
+              return kEachStep ? asked : tile.template later<2 * S::kStages - 1>(rarely_read);
             });
             cp_async_commit();
           };
@@ -70,8 +71,9 @@ class TileRunner {
             next = next.template later<1>(keys);
             asked = asked.template later<1>(keys);
           }
-          find_rows(later(slot, S::kStages), kEachStep ? keys : rows_.keys,
-                    [&] { return kEachStep ? next : tile.template later<S::kStages>(rows_.keys); });
+          find_rows(later(slot, S::kStages), rarely_read, [&] {
+            return kEachStep ? next : tile.template later<S::kStages>(rarely_read);
+          });
           slot = later(slot, 1);
           left -= T::kTileKv;
         } while (left > left_after);
@@ -298,8 +300,8 @@ class TileRunner {
         const int dim = query_fragment_dim<T::kKv>(k, i, place.lane);
         if (dim >= p_.head_dim_qk) continue;  // zeros stay zeros
         const ElementPosition at = rows_.position(p_, head, place.row(m, i % 2), dim);
-        const float2 x = Element<T::kQ>::unpack(a[i]);
-        a[i] = Element<T::kQ>::pack(variant_.query(x.x, at), variant_.query(x.y, at.next(1)));
+        a[i] =
+            transformed<T::kQ>(a[i], [&](float x, int j) { return variant_.query(x, at.next(j)); });
       }
     }
   }
@@ -375,8 +377,8 @@ class TileRunner {
             if constexpr (!T::Variant::kTransformsKey) return pair;
             if (dim >= p_.head_dim_qk) return pair;  // zeros stay zeros
             const ElementPosition at = {rows_.request_index, first_key + key_of_tile, head, dim};
-            const float2 x = Element<T::kQ>::unpack(pair);
-            return Element<T::kQ>::pack(variant_.key(x.x, at), variant_.key(x.y, at.next(1)));
+            return transformed<T::kQ>(pair,
+                                      [&](float x, int j) { return variant_.key(x, at.next(j)); });
           });
       s.template transform<typename T::Variant>(p_, rows_, variant_, thread_, first_key + key,
                                                 head);
@@ -407,11 +409,9 @@ class TileRunner {
         o_, s.tiles, kBegin, v_tile, key + kBegin, opaque(thread_) & 31,
         [&](uint32_t pair, int key_of_tile, int dim) {
           if constexpr (!T::Variant::kTransformsValue) return pair;
-          const int token = first_key + key_of_tile;
-          const float2 x = Element<T::kQ>::unpack(pair);
-          return Element<T::kQ>::pack(
-              variant_.value(x.x, {rows_.request_index, token, head, dim}),
-              variant_.value(x.y, {rows_.request_index, token + 1, head, dim}));
+          return transformed<T::kQ>(pair, [&](float x, int j) {
+            return variant_.value(x, {rows_.request_index, first_key + key_of_tile + j, head, dim});
+          });
         });
     if constexpr (kEnd < S::kKeysAtOnce) {
       if (visible_end() > first_key + key + kEnd) {
