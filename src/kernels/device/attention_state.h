@@ -86,17 +86,21 @@ FLASHPLAN_DEVICE void store_four(const AttentionParams& p, int64_t element, int 
   }
 }
 
-/// Where row `row` of a work tile goes: elements of o and of lse.
+/// Where row `row` of a work tile goes.
 struct OutputRow {
-  int64_t o;
-  int64_t lse;
+  uint32_t token;
+  uint32_t head;
 
   FLASHPLAN_DEVICE OutputRow(const AttentionParams& p, const RowBlock& rows, int32_t kv_head,
-                             int row) {
-    const int64_t token = rows.token(p, row);
-    const int64_t head = rows.qo_head(p, kv_head, row);
-    o = token * p.o_token_stride + head * p.o_head_stride;
-    lse = token * p.lse_token_stride + head * p.lse_head_stride;
+                             int row)
+      : token(rows.token(p, row)), head(static_cast<uint32_t>(rows.qo_head(p, kv_head, row))) {}
+
+  // Counted in elements.
+  FLASHPLAN_DEVICE int64_t o(const AttentionParams& p) const {
+    return token * p.o_token_stride + head * p.o_head_stride;
+  }
+  FLASHPLAN_DEVICE int64_t lse(const AttentionParams& p) const {
+    return token * p.lse_token_stride + head * p.lse_head_stride;
   }
 };
 

@@ -51,7 +51,7 @@ FLASHPLAN_DEVICE const unsigned char* query_row(const AttentionParams& p, const 
                                                 int32_t kv_head, int row) {
   return static_cast<const unsigned char*>(p.q) +
          (rows.token(p, row) * p.q_token_stride +
-          int64_t{rows.qo_head(p, kv_head, row)} * p.q_head_stride) *
+          static_cast<uint32_t>(rows.qo_head(p, kv_head, row)) * p.q_head_stride) *
              Element<kQ>::kBytes;
 }
 
@@ -127,8 +127,8 @@ class KvCursor {
     const bool is_k = thread < kKeys;
     const int place = kApart && !is_k ? thread - kKeys : thread;
     for_each_key<kTiles>(keys, place, [&](const KvCursor& tile, uint32_t key, int index) {
-      int64_t page = 0;
-      int64_t slot = int64_t{request_kv_begin} + key;
+      uint32_t page = 0;
+      uint32_t slot = static_cast<uint32_t>(request_kv_begin) + key;
       if (p.pages.ids != nullptr) {
         const uint32_t slot_in_page =
             key - quotient(key, p.pages.page_size) * static_cast<uint32_t>(p.pages.page_size.value);
@@ -136,13 +136,13 @@ class KvCursor {
         const int key_of_tile = static_cast<int>(key) - tile.tile_begin_;
         const int first = index / kTileKv * kTileKv + key_of_tile -
                           min(key_of_tile, static_cast<int>(slot_in_page));
-        page = static_cast<int32_t>(load_shared_4(page_ids + first * 4));
+        page = load_shared_4(page_ids + first * 4);
         slot = slot_in_page;
       }
       const auto row = [&](const KvView& view) {
         return static_cast<const unsigned char*>(view.data) +
                (page * view.page_stride + slot * view.token_stride +
-                tile.kv_head_ * view.head_stride) *
+                static_cast<uint32_t>(tile.kv_head_) * view.head_stride) *
                    Element<kKv>::kBytes;
       };
       const uint32_t to = table + index * KvRow::kPitch;

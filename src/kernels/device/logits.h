@@ -40,6 +40,8 @@ struct Logits {
   }
 
   /// Masks what causality and window hide, for keys from number `key` of the tile from `first_key`.
+  /// Without `kBegins`, every row sees the first of them.
+  template <bool kBegins>
   FLASHPLAN_DEVICE void mask(const AttentionParams& p, const RowBlock& rows, int thread,
                              int32_t first_key, int key) {
     const WarpPlace<S> place(opaque(thread));
@@ -47,7 +49,8 @@ struct Logits {
     for (int m = 0; m < S::kMmaM; ++m) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const KeySpan span = rows.visible(p, place.row(m, half));
+        // Rows of padding are never written: any keys will do for them.
+        const KeySpan span = rows.visible_to(p, min(place.row(m, half), rows.num_rows - 1));
         const int own = key + place.lane % 4 * 2;
         const int32_t begin = span.begin - first_key - own;
         const int32_t end = span.end - first_key - own;
@@ -56,7 +59,7 @@ struct Logits {
 #pragma unroll
           for (int j = 0; j < 2; ++j) {
             float& x = tiles[m][n][2 * half + j];
-            x = n * 8 + j >= begin && n * 8 + j < end ? x : -infinity();
+            x = (!kBegins || n * 8 + j >= begin) && n * 8 + j < end ? x : -infinity();
           }
         }
       }

@@ -21,8 +21,8 @@ FLASHPLAN_DEVICE void write_result(const AttentionParams& p, const typename T::V
     o = {variant.output(o.x, at), variant.output(o.y, at.next(1)), variant.output(o.z, at.next(2)),
          variant.output(o.w, at.next(3))};
   }
-  store_four(p, to.o, dim, o);
-  if (dim == 0 && p.lse != nullptr) p.lse[to.lse] = lse;
+  store_four(p, to.o(p), dim, o);
+  if (dim == 0 && p.lse != nullptr) p.lse[to.lse(p)] = lse;
 }
 
 /// Merges the partial results of a split in the order of their keys, and writes o and lse. A thread

@@ -36,7 +36,9 @@ class TileOutput {
   FLASHPLAN_DEVICE void write(const OnlineSoftmax<S::kMmaM>& softmax, Accumulators& o) {
     if constexpr (S::kWarpsKv == 1) {
       if (is_split()) return write_partial(softmax, o);
-      if (p_.chunk_kv == 0 && p_.vectorized && p_.o_dtype == T::kQ) return write_result(softmax, o);
+      if (p_.chunk_kv == 0 && p_.vectorized && p_.o_dtype == T::kQ && p_.head_dim_vo % 16 == 0) {
+        return write_result(softmax, o);
+      }
     }
     __syncthreads();  // all have read the stage
     share_and_write(softmax, o);
@@ -52,7 +54,7 @@ class TileOutput {
     return int64_t{context_.tile.partial_slot + chunk_} * T::kTileQ + row;
   }
   FLASHPLAN_DEVICE float inverse(float sum) const {
-    return !T::Variant::kUseSoftmax ? 1.0F : sum > 0.0F ? 1.0F / sum : 0.0F;
+    return !T::Variant::kUseSoftmax ? 1.0F : sum > 0.0F ? reciprocal_fast(sum) : 0.0F;
   }
   FLASHPLAN_DEVICE float lse(float shift, float sum) const {
     return sum > 0.0F ? (shift + log2_fast(sum)) * kLn2 : -infinity();
@@ -81,34 +83,41 @@ class TileOutput {
       if (at_.lane % 4 == 0) {
         p_.partial_lse[partial_row(row)] = lse(softmax.shift[m][half], sum);
       }
-      ValueLayout<T::kKv>::for_each_pair(o[m], half, [&](int d, float x, float y) {
+      ValueLayout<T::kKv>::for_each_pair(o[m], half, T::kHeadDimVo, [&](int d, float x, float y) {
         *reinterpret_cast<float2*>(to + d) = {x * scale, y * scale};
       });
     });
   }
 
-  /// Results of the queries' dtype, from registers.
+  /// Results of the queries' dtype and a multiple of 16 dims, from registers.
   FLASHPLAN_DEVICE void write_result(const OnlineSoftmax<S::kMmaM>& softmax, Accumulators& o) {
-    for_each_row([&](int m, int half, int row) {
-      const OutputRow to(p_, rows_, head_, row);
-      const float sum = softmax.sum[m][half];
-      const float scale = inverse(sum) * p_.v_scale;
-      if (at_.lane % 4 == 0 && p_.lse != nullptr) {
-        p_.lse[to.lse] = lse(softmax.shift[m][half], sum);
+    // All addresses and scales at once: one row after the other they take as long as the writing.
+    int64_t out[S::kMmaM][2];
+    float scale[S::kMmaM][2];
+#pragma unroll
+    for (int m = 0; m < S::kMmaM; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int row = min(at_.row(m, half), rows_.num_rows - 1);
+        out[m][half] = OutputRow(p_, rows_, head_, row).o(p_) + first_dim();
+        scale[m][half] = inverse(softmax.sum[m][half]) * p_.v_scale;
       }
-      uint16_t* const out = static_cast<uint16_t*>(p_.o) + to.o + first_dim();
-      ValueLayout<T::kKv>::for_each_pair(o[m], half, [&](int d, float x, float y) {
-        x *= scale;
-        y *= scale;
+    }
+    for_each_row([&](int m, int half, int row) {
+      if (at_.lane % 4 == 0 && p_.lse != nullptr) {
+        p_.lse[OutputRow(p_, rows_, head_, row).lse(p_)] =
+            lse(softmax.shift[m][half], softmax.sum[m][half]);
+      }
+      uint16_t* const to = static_cast<uint16_t*>(p_.o) + out[m][half];
+      ValueLayout<T::kKv>::for_each_pair(o[m], half, p_.head_dim_vo, [&](int d, float x, float y) {
+        x *= scale[m][half];
+        y *= scale[m][half];
         if constexpr (T::Variant::kTransformsOutput) {
           const ElementPosition at = rows_.position(p_, head_, row, first_dim() + d);
           x = variant_.output(x, at);
           y = variant_.output(y, at.next(1));
         }
-        // Rows that can be written 16 bytes at a time end at a multiple of 8 dims.
-        if (d < p_.head_dim_vo) {
-          *reinterpret_cast<uint32_t*>(out + d) = Element<T::kQ>::pack(x, y);
-        }
+        *reinterpret_cast<uint32_t*>(to + d) = Element<T::kQ>::pack(x, y);
       });
     });
   }
@@ -160,7 +169,7 @@ class TileOutput {
       shared_stats(at_.warp_q, at_.warp_kv)[r] = {softmax.shift[m][half], softmax.sum[m][half]};
     }
     float* memory = shared_o(at_.warp_q, at_.warp_kv);
-    ValueLayout<T::kKv>::for_each_pair(o[m], half, [&](int d, float x, float y) {
+    ValueLayout<T::kKv>::for_each_pair(o[m], half, T::kHeadDimVo, [&](int d, float x, float y) {
       *reinterpret_cast<float2*>(memory + shared_index(r, first_dim() + d)) = {x, y};
     });
   }

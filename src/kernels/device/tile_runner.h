@@ -181,9 +181,10 @@ class TileRunner {
     }
     if (context_.tile.split >= 0) prepare_split();
     cp_async_commit();
-    find_visible();
-    cp_async_wait<0>();
-    __syncthreads();
+    if (p_.pages.ids != nullptr) {
+      cp_async_wait<0>();
+      __syncthreads();
+    }
 #pragma unroll 1
     for (int slot = 0; slot < S::kStages; ++slot) {
       find_rows(slot, keys, [&] { return next; });
@@ -200,6 +201,7 @@ class TileRunner {
       asked = asked.template later<1>(keys);
     }
     if (!S::kQueryInStage && computes_) copy_own_queries(first.kv_head());
+    find_visible();
   }
 
   using KeyCopy = TileCopy<Element<T::kKv>::kBytes, T::kHeadDimQk, T::kTileKv, T::kThreads>;
@@ -384,7 +386,11 @@ class TileRunner {
                                                 head);
       if (visible.to_all.begin > key || visible.to_all.end < key + S::kKeysAtOnce) {
         asm volatile("");  // a branch, not selections for every tile
-        s.mask(p_, rows_, thread_, first_key, key);
+        if (visible.to_all.begin > key) {
+          s.template mask<true>(p_, rows_, thread_, first_key, key);
+        } else {
+          s.template mask<false>(p_, rows_, thread_, first_key, key);
+        }
       }
       if constexpr (T::Variant::kUseSoftmax) {
         softmax_.raise(s.tiles, o_, variant_.exp2_scale);

@@ -58,11 +58,14 @@ struct ValueLayout {
   /// The first of this lane's dims.
   static FLASHPLAN_DEVICE int first_dim(int lane) { return lane % 4 * (kInterleaved ? 4 : 2); }
 
-  /// Calls f(d, x, y) for values of dims (first_dim() + d, first_dim() + d + 1) of one row half.
+  /// Calls f(d, x, y) for values of dims (first_dim() + d, first_dim() + d + 1) of one row half, as
+  /// far as `num_dims`, a multiple of 16, goes.
   template <int kTiles, typename Function>
-  static FLASHPLAN_DEVICE void for_each_pair(const float (&o)[kTiles][4], int half, Function f) {
+  static FLASHPLAN_DEVICE void for_each_pair(const float (&o)[kTiles][4], int half, int num_dims,
+                                             Function f) {
 #pragma unroll
     for (int n = 0; n < kTiles; n += 2) {
+      if (n * 8 >= num_dims) return;
       const float (&first)[4] = o[n];
       const float (&second)[4] = o[n + 1];
       if constexpr (kInterleaved) {
