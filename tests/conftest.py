@@ -49,6 +49,18 @@ def _import(name, request):
     return pytest.importorskip(name)
 
 
+@pytest.fixture(autouse=True)
+def current_device_stays(request):
+    """Whatever a test does with other GPUs, the library leaves the current one as it was."""
+    if not request.node.get_closest_marker("gpu") or _core.cuda_device_count() < 2:
+        yield
+        return
+    cuda = request.getfixturevalue("torch").cuda
+    before = cuda.current_device()
+    yield
+    assert cuda.current_device() == before
+
+
 @pytest.fixture(scope="session")
 def seed():
     return SEED
@@ -67,7 +79,12 @@ def cupy(request):
 @pytest.fixture(scope="session")
 def jax(request):
     jax = _import("jax", request)
+    # Looking for devices makes the last GPU the current one.
+    torch = request.getfixturevalue("torch") if _core.cuda_device_count() > 1 else None
+    device = torch.cuda.current_device() if torch else 0
     jax.config.update("jax_default_device", jax.devices("cpu")[0])  # also where there is a GPU
+    if torch:
+        torch.cuda.set_device(device)
     return jax
 
 
