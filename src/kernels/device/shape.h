@@ -46,17 +46,18 @@ struct Shape {
   static constexpr int kWarpsKv = kWarps / kWarpsQ < kMostWarpsKv ? kWarps / kWarpsQ : kMostWarpsKv;
   static constexpr int kRows = kWarpsQ * kMmaM * 16;
   static constexpr int kKeysPerWarp = T::kTileKv / kWarpsKv;
-  // Logits in registers at a time, for which queries are read once; d256 has its queries there too.
-  static constexpr int kMostAtOnce = T::kIsWide ? 32 : 64;
+  // Logits in registers at a time, for which queries are read once. d256 of 8 bits: fragments take
+  // more registers while they are widened.
+  static constexpr int kMostAtOnce = T::kIsWide && T::kIsNarrow ? 32 : 64;
   static constexpr int kKeysAtOnce = kKeysPerWarp < kMostAtOnce ? kKeysPerWarp : kMostAtOnce;
-  // Of these, weights at a time.
-  static constexpr int kMostWeights = kMmaM * T::kHeadDimVo >= 256 ? 32 : 64;
+  // Of these, weights at a time: fewer where accumulators and logits take most registers.
+  static constexpr int kMostWeights = kMmaM * (T::kHeadDimVo + kKeysAtOnce) >= 384 ? 32 : 64;
   static constexpr int kWeightsAtOnce = kKeysAtOnce < kMostWeights ? kKeysAtOnce : kMostWeights;
 
   // Few rows: every stage has room for queries, which are kept in registers. Many: there is one
   // buffer, whose rows each warp reads itself and fills for the next head when it is done.
   static constexpr bool kQueryInStage = kRows <= 64;
-  static constexpr bool kQueryInRegisters = kMmaM == 1 || T::kHeadDimQk <= 64;
+  static constexpr bool kQueryInRegisters = kQueryInStage || T::kHeadDimQk <= 64;
   static constexpr int kQBytes = kRows * T::kHeadDimQk * Element<T::kQ>::kBytes;
   static constexpr int kStageBytes = T::kKBytes + T::kVBytes + (kQueryInStage ? kQBytes : 0);
   static constexpr int kStatsBytes = kWarps * 8 * 8;
