@@ -47,12 +47,20 @@ struct PageTable {
 };
 
 struct AttentionParams {
+  // What a GPU kernel reads first: constants come from memory, a line at a time.
+  const QueueStart* starts;  // [num_ctas] (GPU kernels)
+  int32_t tile_q;
+  Divisor group_size;  // query heads of a kv head
+  int32_t chunk_kv;    // 0: one state per work tile
+  PageTable pages;
+  const RequestInfo* requests;
+  const WorkTile* tiles;
+
   const void* q;  // [num_tokens, num_qo_heads, head_dim_qk]
   int64_t q_token_stride;
   int64_t q_head_stride;
   KvView k;
   KvView v;
-  PageTable pages;
   void* o;  // [num_tokens, num_qo_heads, head_dim_vo]
   int64_t o_token_stride;
   int64_t o_head_stride;
@@ -63,8 +71,7 @@ struct AttentionParams {
   DType q_dtype;
   DType kv_dtype;
   DType o_dtype;
-  bool vectorized;     // q, k, v and o can be read and written 16 bytes at a time (GPU kernels)
-  Divisor group_size;  // query heads of a kv head
+  bool vectorized;  // q, k, v and o can be read and written 16 bytes at a time (GPU kernels)
   int32_t head_dim_qk;
   int32_t head_dim_vo;
   bool has_few_rows;  // 16 packed query rows per request or less, on average (GPU kernels)
@@ -75,16 +82,11 @@ struct AttentionParams {
   float v_scale;
 
   // The schedule; see plan/schedule.h. On the device of the tensors.
-  const RequestInfo* requests;
-  const WorkTile* tiles;
   const int32_t* cta_indptr;  // [num_ctas + 1] (cpu)
-  const QueueStart* starts;   // [num_ctas] (GPU kernels)
   const SplitTile* splits;
   int32_t num_splits;
   int32_t num_ctas;
-  int32_t tile_q;
   int32_t tile_kv;
-  int32_t chunk_kv;    // 0: one state per work tile
   int64_t total_cost;  // of the schedule, in its units
 
   // The workspace; see plan/workspace_layout.h.

@@ -8,12 +8,13 @@
 namespace flashplan::device {
 
 /// Reads all of the parameters once, while there is something else to wait for: they come from
-/// memory, a line at a time when first used.
-FLASHPLAN_DEVICE void touch(const AttentionParams& p, int thread) {
-  constexpr int kLine = 64;
-  if (thread < static_cast<int>(sizeof(AttentionParams)) / kLine) {
-    const int word = reinterpret_cast<const int*>(&p)[thread * kLine / 4];
-    asm volatile("" ::"r"(word));
+/// memory, a line at a time when first used. To `scratch` in shared memory, for a load that nobody
+/// uses is no load.
+FLASHPLAN_DEVICE void touch(const AttentionParams& p, int thread, uint32_t scratch) {
+  constexpr int kWords = 16;     // of a line
+  const int line = thread - 32;  // the first warp has the queue to ask for
+  if (line >= 0 && line * kWords < static_cast<int>(sizeof(AttentionParams)) / 4) {
+    store_shared_4(scratch + line * 4, reinterpret_cast<const uint32_t*>(&p)[line * kWords]);
   }
 }
 
@@ -38,7 +39,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kCtasPerSm)
     cp_async_16(shared_address(&queue) + thread * 16,
                 reinterpret_cast<const unsigned char*>(p.starts + blockIdx.x) + thread * 16);
   }
-  touch(p, thread);
+  touch(p, thread, shared_address(smem));
   cp_async_commit();
   cp_async_wait<0>();
   __syncthreads();

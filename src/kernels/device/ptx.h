@@ -105,6 +105,9 @@ FLASHPLAN_DEVICE void store_shared_pointers(uint32_t address, const unsigned cha
   asm volatile("st.shared.v2.u64 [%0], {%1, %2};\n" ::"r"(address), "l"(first), "l"(second)
                : "memory");
 }
+FLASHPLAN_DEVICE void store_shared_4(uint32_t address, uint32_t value) {
+  asm volatile("st.shared.u32 [%0], %1;\n" ::"r"(address), "r"(value) : "memory");
+}
 FLASHPLAN_DEVICE void store_shared_16(uint32_t address, uint4 value) {
   asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};\n" ::"r"(address), "r"(value.x),
                "r"(value.y), "r"(value.z), "r"(value.w)
