@@ -135,20 +135,13 @@ bool measure_gpu_schedule(const std::vector<HostBatch>& batches, Result* result)
                                    128,
                                    128,
                                    false,
-                                   128,
-                                   64,
-                                   2,
-                                   96 << 10,
-                                   nullptr,
-                                   nullptr};
+                                   {{{228, 128, 64, 2, nullptr, nullptr}}}};
   DeviceLimits device;
   device.instances = {&instance, 1};
   device.architectures = "90";
   device.num_gpus = 1;
   device.num_sms = 132;
   device.major = 9;
-  device.smem_per_cta = 227 << 10;
-  device.smem_per_sm = 228 << 10;
   KernelConfig config;
   if (!select_kernel(options, device, &config).ok()) return false;
   const WorkspaceLayout layout = layout_workspace(options, config, std::nullopt);

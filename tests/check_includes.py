@@ -21,6 +21,7 @@ RULES = {
             "cpu/scratch.h",
             "cuda/device.h",
             "cuda/device_plan.h",
+            "kernels/device/architecture.h",
             "kernels/instances.h",
         ),
         (),

@@ -113,7 +113,7 @@ def compiled(nvrtc, architecture):
     return not failed, log.value.decode(), bytes(cubin)
 
 
-@pytest.mark.parametrize("architecture", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_86", "sm_90a"])
 def test_a_variant_of_the_user_compiles(nvrtc, architecture):
     worked, log, cubin = compiled(nvrtc, architecture)
     assert worked, log

@@ -32,8 +32,6 @@ Devices find_devices() noexcept {
     facts.num_sms = properties.multiProcessorCount;
     facts.major = properties.major;
     facts.minor = properties.minor;
-    facts.smem_per_cta = static_cast<int32_t>(properties.sharedMemPerBlockOptin);
-    facts.smem_per_sm = static_cast<int32_t>(properties.sharedMemPerMultiprocessor);
     devices.count = i + 1;
   }
   static_cast<void>(cudaGetLastError());

@@ -15,8 +15,6 @@ struct DeviceFacts {
   int32_t num_sms = 0;
   int32_t major = 0;  // compute capability
   int32_t minor = 0;
-  int32_t smem_per_cta = 0;  // bytes, the most that a kernel may ask for
-  int32_t smem_per_sm = 0;   // bytes
 };
 
 /// GPUs that this process sees; 0 where there is no driver. Asked once.

@@ -12,30 +12,44 @@
 
 namespace flashplan {
 
-template <typename T>
+template <typename Choices, int kSmemPerSm>
 Status prepare_sm80() noexcept {
   constexpr cudaFuncAttribute kBytes = cudaFuncAttributeMaxDynamicSharedMemorySize;
-  constexpr int kSmemBytes = device::Shapes<T>::kSmemBytes;
-  FLASHPLAN_CUDA_CALL(cudaFuncSetAttribute, device::attention_kernel<T, false>, kBytes, kSmemBytes);
-  FLASHPLAN_CUDA_CALL(cudaFuncSetAttribute, device::attention_kernel<T, true>, kBytes, kSmemBytes);
+  constexpr int kSmemBytes = device::Shapes<device::Tiling<Choices, kSmemPerSm>>::kSmemBytes;
+  FLASHPLAN_CUDA_CALL(cudaFuncSetAttribute, device::attention_kernel<Choices, false>, kBytes,
+                      kSmemBytes);
+  FLASHPLAN_CUDA_CALL(cudaFuncSetAttribute, device::attention_kernel<Choices, true>, kBytes,
+                      kSmemBytes);
   return {};
 }
 
-template <typename T>
+template <typename Choices, int kSmemPerSm>
 Status launch_sm80(const AttentionParams& params, Stream stream) noexcept {
+  using T = device::Tiling<Choices, kSmemPerSm>;
   void* arguments[] = {const_cast<AttentionParams*>(&params)};
-  const auto kernel = params.has_few_rows ? &device::attention_kernel<T, true>
-                                          : &device::attention_kernel<T, false>;
+  const auto kernel = params.has_few_rows ? &device::attention_kernel<Choices, true>
+                                          : &device::attention_kernel<Choices, false>;
   FLASHPLAN_CUDA_CALL(cudaLaunchKernel, reinterpret_cast<const void*>(kernel),
                       dim3(static_cast<unsigned>(params.num_ctas)), dim3(T::kThreads), arguments,
                       device::Shapes<T>::kSmemBytes, stream);
   return {};
 }
 
+template <typename Choices, int kSmemPerSm>
+constexpr KernelTiling sm80_tiling() {
+  using T = device::Tiling<Choices, kSmemPerSm>;
+  return {kSmemPerSm,
+          T::kTileQ,
+          T::kTileKv,
+          T::kCtasPerSm,
+          prepare_sm80<Choices, kSmemPerSm>,
+          launch_sm80<Choices, kSmemPerSm>};
+}
+
 template <DType kQ, DType kKv, int kHeadDimQk, int kHeadDimVo, bool kSoftcap>
 KernelInstance make_sm80_instance(const char* name) {
   using Variant = std::conditional_t<kSoftcap, device::Softcap, device::Standard>;
-  using T = device::Traits<kQ, kKv, kHeadDimQk, kHeadDimVo, Variant>;
+  using Choices = device::Traits<kQ, kKv, kHeadDimQk, kHeadDimVo, Variant>;
   return {name,
           KernelFamily::kSm80,
           kQ,
@@ -43,12 +57,7 @@ KernelInstance make_sm80_instance(const char* name) {
           kHeadDimQk,
           kHeadDimVo,
           kSoftcap,
-          T::kTileQ,
-          T::kTileKv,
-          T::kCtasPerSm,
-          device::Shapes<T>::kSmemBytes,
-          prepare_sm80<T>,
-          launch_sm80<T>};
+          {sm80_tiling<Choices, 100>(), sm80_tiling<Choices, 164>(), sm80_tiling<Choices, 228>()}};
 }
 
 }  // namespace flashplan

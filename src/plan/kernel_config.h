@@ -10,6 +10,7 @@
 namespace flashplan {
 
 struct KernelInstance;
+struct KernelTiling;
 
 enum class KernelFamily : int32_t {
   kCpu = 0,
@@ -28,6 +29,7 @@ struct KernelConfig {
   KernelFamily family = KernelFamily::kCpu;
   DType kv_dtype = DType::kFloat32;          // the template axis of the cpu family
   const KernelInstance* instance = nullptr;  // of the other families
+  const KernelTiling* tiling = nullptr;      // one of the instance's
   int32_t tile_q = 0;                        // packed query rows of a tile; a power of two
   int32_t tile_kv = 0;                       // keys of a step; a power of two
   int32_t num_ctas = 0;                      // work queues

@@ -92,8 +92,6 @@ DeviceLimits device_limits(Device device) noexcept {
   limits.num_sms = facts.num_sms;
   limits.major = facts.major;
   limits.minor = facts.minor;
-  limits.smem_per_cta = facts.smem_per_cta;
-  limits.smem_per_sm = facts.smem_per_sm;
   return limits;
 }
 
@@ -103,7 +101,7 @@ Status create_on_gpu(const ScheduleShape& shape, Plan::Impl* impl) noexcept {
   const cuda::DeviceGuard guard(options.device.index);
   FLASHPLAN_RETURN_IF_ERROR(guard.status());
   const cuda::ApartFromCaptures apart;
-  FLASHPLAN_RETURN_IF_ERROR(impl->config.instance->prepare());
+  FLASHPLAN_RETURN_IF_ERROR(impl->config.tiling->prepare());
   const ScheduleBounds bounds =
       schedule_bounds(shape, options.max_batch_size, options.max_qo_tokens);
   return impl->device_plan.emplace().create(options.device.index, bounds, shape.num_ctas,

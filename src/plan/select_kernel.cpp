@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "common/error.h"
+#include "kernels/device/architecture.h"
 #include "kernels/instances.h"
 
 namespace flashplan {
@@ -112,22 +113,26 @@ KernelConfig cpu_config(const AttentionOptions& o, const DeviceLimits& device) {
   return config;
 }
 
-/// Machine code for 8.0 also runs on 8.6 and 8.9; that for 9.0a on 9.0 alone.
-bool is_compiled_for(const char* architectures, int32_t major, int32_t minor) {
+/// The architecture whose machine code a device runs, as 10 * major + minor; 0: none. Code for 8.0
+/// also runs on 8.7; that for 9.0a on 9.0 alone; that for 8.0 not on 8.6, which has less shared
+/// memory. CUDA takes the nearest that the device can run.
+int32_t architecture_for(const char* architectures, int32_t major, int32_t minor) {
+  int32_t nearest = 0;
   for (const char* next = architectures; *next != '\0';) {
     char* end = nullptr;
-    const long number = std::strtol(next, &end, 10);
+    const auto number = static_cast<int32_t>(std::strtol(next, &end, 10));
     const bool same_alone = *end == 'a';
     if (number / 10 == major && (same_alone ? number % 10 == minor : number % 10 <= minor)) {
-      return true;
+      nearest = std::max(nearest, number);
     }
     while (*end != '\0' && *end != ';') ++end;
     next = *end == ';' ? end + 1 : end;
   }
-  return false;
+  const bool fits = device::smem_per_sm(nearest) <= device::smem_per_sm(10 * major + minor);
+  return fits ? nearest : 0;
 }
 
-Status check_gpu(const AttentionOptions& o, const DeviceLimits& device) {
+Status check_gpu(const AttentionOptions& o, const DeviceLimits& device, int32_t architecture) {
   const DeviceName name = to_string(o.device);
   if (device.instances.empty()) {
     return error(StatusCode::kUnsupported, "device: expected cpu (built without CUDA), got %s",
@@ -141,7 +146,7 @@ Status check_gpu(const AttentionOptions& o, const DeviceLimits& device) {
     return error(StatusCode::kInvalidArgument, "device: expected an index < %d, got %s",
                  device.num_gpus, name.text);
   }
-  if (!is_compiled_for(device.architectures, device.major, device.minor)) {
+  if (architecture == 0) {
     return error(StatusCode::kUnsupported,
                  "device: expected a GPU of an architecture that was built for (%s), got %s of "
                  "compute capability %d.%d",
@@ -211,51 +216,42 @@ Status unserved(const AttentionOptions& o, std::span<const KernelInstance> insta
   return refuse("softcap", got.text);
 }
 
-int32_t ctas_per_sm(const KernelInstance& instance, const DeviceLimits& device) {
-  constexpr int32_t kReserved = 1024;  // that CUDA takes of every CTA
-  const int32_t fit = device.smem_per_sm / (instance.smem_per_cta + kReserved);
-  return std::clamp(fit, 1, instance.ctas_per_sm);
-}
-
 /// The smallest instance that serves the options.
-Status find_instance(const AttentionOptions& o, const DeviceLimits& device,
+Status find_instance(const AttentionOptions& o, std::span<const KernelInstance> instances,
                      const KernelInstance** found) {
   const KernelInstance* best = nullptr;
-  const KernelInstance* too_large = nullptr;
   Axis nearest = Axis::kQDType;
-  for (const KernelInstance& instance : device.instances) {
+  const auto size = [](const KernelInstance& i) { return i.head_dim_qk + i.head_dim_vo; };
+  for (const KernelInstance& instance : instances) {
     const Axis axis = first_unserved(instance, o);
     nearest = std::max(nearest, axis);
     if (axis != Axis::kNone) continue;
-    if (instance.smem_per_cta > device.smem_per_cta) {
-      too_large = &instance;
-      continue;
-    }
-    const auto size = [](const KernelInstance& i) { return i.head_dim_qk + i.head_dim_vo; };
     if (best == nullptr || size(instance) < size(*best)) best = &instance;
   }
   *found = best;
-  if (best != nullptr) return {};
-  if (nearest != Axis::kNone) return unserved(o, device.instances, nearest);
-  return error(StatusCode::kUnsupported,
-               "device: expected %d bytes of shared memory per CTA (%s), got %s with %d",
-               too_large->smem_per_cta, too_large->name, to_string(o.device).text,
-               device.smem_per_cta);
+  return best != nullptr ? Status() : unserved(o, instances, nearest);
+}
+
+const KernelTiling& tiling_for(const KernelInstance& instance, int32_t architecture) {
+  const int32_t smem = device::smem_per_sm(architecture);
+  return *std::ranges::find(instance.tilings, smem, &KernelTiling::smem_per_sm);
 }
 
 Status cuda_config(const AttentionOptions& o, const DeviceLimits& device, KernelConfig* config) {
-  FLASHPLAN_RETURN_IF_ERROR(check_gpu(o, device));
+  const int32_t architecture = architecture_for(device.architectures, device.major, device.minor);
+  FLASHPLAN_RETURN_IF_ERROR(check_gpu(o, device, architecture));
   const KernelInstance* instance = nullptr;
-  FLASHPLAN_RETURN_IF_ERROR(find_instance(o, device, &instance));
+  FLASHPLAN_RETURN_IF_ERROR(find_instance(o, device.instances, &instance));
+  const KernelTiling& tiling = tiling_for(*instance, architecture);
   config->family = instance->family;
   config->kv_dtype = o.kv_dtype;
   config->instance = instance;
-  config->tile_q = instance->tile_q;
-  config->tile_kv = instance->tile_kv;
+  config->tiling = &tiling;
+  config->tile_q = tiling.tile_q;
+  config->tile_kv = tiling.tile_kv;
   // One queue for each CTA that can be there at once: none waits for another's end.
-  config->num_ctas = o.num_ctas > 0
-                         ? o.num_ctas
-                         : std::min(device.num_sms * ctas_per_sm(*instance, device), kMaxCtas);
+  config->num_ctas =
+      o.num_ctas > 0 ? o.num_ctas : std::min(device.num_sms * tiling.ctas_per_sm, kMaxCtas);
   config->chunk_kv = o.batch_invariant ? 4096 : 0;
   config->item_steps = 32;
   // In units of what one query row adds to a step. Loading the keys of a step costs as much as 200

@@ -22,8 +22,6 @@ struct DeviceLimits {
   int32_t num_sms = 0;
   int32_t major = 0;  // compute capability
   int32_t minor = 0;
-  int32_t smem_per_cta = 0;  // bytes
-  int32_t smem_per_sm = 0;
 };
 
 /// Checks `options`, and chooses the kernel, its tiles and its number of work queues. Pure.

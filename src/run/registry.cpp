@@ -8,7 +8,7 @@ namespace flashplan {
 
 Status find_kernel(const KernelConfig& config, LaunchFunction* launch, const char** name) noexcept {
   if (config.family == KernelFamily::kCpu) return cpu::find_kernel(config, launch, name);
-  *launch = config.instance->launch;
+  *launch = config.tiling->launch;
   *name = config.instance->name;
   return {};
 }

@@ -31,14 +31,19 @@ ScheduleShape real_shape(int32_t num_ctas, DeviceType device = DeviceType::kCpu)
   options.num_ctas = num_ctas;
   options.device = {device, 0};
   const DType bf16 = DType::kBFloat16;
-  const KernelInstance instances[] = {{"bf16_d128", KernelFamily::kSm80, bf16, bf16, 128, 128,
-                                       false, 128, 64, 2, 96 << 10, nullptr, nullptr}};
+  const KernelInstance instances[] = {{"bf16_d128",
+                                       KernelFamily::kSm80,
+                                       bf16,
+                                       bf16,
+                                       128,
+                                       128,
+                                       false,
+                                       {{{164, 128, 64, 2, nullptr, nullptr}}}}};
   DeviceLimits limits;
   limits.instances = instances;
   limits.architectures = "80";
   limits.num_gpus = 1;
   limits.major = 8;
-  limits.smem_per_cta = 96 << 10;
   KernelConfig config;
   CHECK(select_kernel(options, limits, &config).ok());
   ScheduleShape shape;

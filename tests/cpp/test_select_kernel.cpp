@@ -40,20 +40,28 @@ std::string choice(const AttentionOptions& options, int32_t num_processors = 2) 
 const std::vector<KernelInstance>& instances() {
   static const std::vector<KernelInstance> all = [] {
     std::vector<KernelInstance> made;
-    const auto add = [&](const char* name, DType q, DType kv, int32_t qk, int32_t vo, bool softcap,
-                         int32_t smem_kb) {
-      made.push_back({name, KernelFamily::kSm80, q, kv, qk, vo, softcap, 128, 64, 2, smem_kb << 10,
-                      nullptr, nullptr});
+    const auto add = [&](const char* name, DType q, DType kv, int32_t qk, int32_t vo,
+                         bool softcap) {
+      made.push_back({name,
+                      KernelFamily::kSm80,
+                      q,
+                      kv,
+                      qk,
+                      vo,
+                      softcap,
+                      {{{100, 128, 32, 1, nullptr, nullptr},
+                        {164, 64, 64, 2, nullptr, nullptr},
+                        {228, 128, 64, 2, nullptr, nullptr}}}});
     };
     const DType bf16 = DType::kBFloat16;
-    add("f16_d64", DType::kFloat16, DType::kFloat16, 64, 64, false, 48);
-    add("bf16_d256", bf16, bf16, 256, 256, false, 224);
-    add("bf16_d256_softcap", bf16, bf16, 256, 256, true, 224);
-    add("bf16_d192x128", bf16, bf16, 192, 128, false, 112);
-    add("bf16_d192x128_softcap", bf16, bf16, 192, 128, true, 112);
-    add("bf16_d128", bf16, bf16, 128, 128, false, 96);
-    add("bf16_d128_softcap", bf16, bf16, 128, 128, true, 96);
-    add("bf16_e4m3_d128", bf16, DType::kFloat8E4M3, 128, 128, false, 64);
+    add("f16_d64", DType::kFloat16, DType::kFloat16, 64, 64, false);
+    add("bf16_d256", bf16, bf16, 256, 256, false);
+    add("bf16_d256_softcap", bf16, bf16, 256, 256, true);
+    add("bf16_d192x128", bf16, bf16, 192, 128, false);
+    add("bf16_d192x128_softcap", bf16, bf16, 192, 128, true);
+    add("bf16_d128", bf16, bf16, 128, 128, false);
+    add("bf16_d128_softcap", bf16, bf16, 128, 128, true);
+    add("bf16_e4m3_d128", bf16, DType::kFloat8E4M3, 128, 128, false);
     return made;
   }();
   return all;
@@ -67,8 +75,6 @@ DeviceLimits h200() {
   device.num_sms = 132;
   device.major = 9;
   device.minor = 0;
-  device.smem_per_cta = 227 << 10;
-  device.smem_per_sm = 228 << 10;
   return device;
 }
 
@@ -139,10 +145,6 @@ TEST(queues_on_a_gpu_fit_it) {
   };
   DeviceLimits device = h200();
   CHECK_EQ(num_ctas(device), 264);
-  device.smem_per_sm = 2 * (97 << 10) - 1;  // each CTA takes 1 KB more than it asks for
-  CHECK_EQ(num_ctas(device), 132);
-  device.smem_per_sm = 96 << 10;
-  CHECK_EQ(num_ctas(device), 132);
   device.num_sms = 5000;
   CHECK_EQ(num_ctas(device), 4096);
 }
@@ -173,36 +175,39 @@ TEST(what_a_gpu_is_refused_for) {
   o.softcap = 0.0F;
   o.o_dtype = DType::kFloat32;  // any output dtype is there
   CHECK_EQ(gpu_choice(o).substr(0, 14), "bf16_e4m3_d128");
-
-  // No room for the kernel that fits: a larger one is no help, a smaller one is taken.
-  device = h200();
-  device.smem_per_cta = 99 << 10;
-  CHECK_EQ(instance_for(128, 128, 0.0F, device), "bf16_d128");
-  CHECK_EQ(instance_for(192, 128, 0.0F, device),
-           "device: expected 114688 bytes of shared memory per CTA (bf16_d192x128), got cuda:1 "
-           "with 101376");
 }
 
 TEST(architectures) {
-  const auto refused = [](const char* architectures, int32_t major, int32_t minor) {
+  // Shared memory per SM that the chosen tiling is for; 0: refused.
+  const auto smem = [](const char* architectures, int32_t major, int32_t minor) {
     DeviceLimits device = h200();
     device.architectures = architectures;
     device.major = major;
     device.minor = minor;
     KernelConfig config;
-    return !select_kernel(llama_on_gpu(), device, &config).ok();
+    if (!select_kernel(llama_on_gpu(), device, &config).ok()) return 0;
+    CHECK_EQ(config.tile_q, config.tiling->tile_q);
+    CHECK_EQ(config.tile_kv, config.tiling->tile_kv);
+    CHECK_EQ(config.num_ctas, config.tiling->ctas_per_sm * device.num_sms);
+    return config.tiling->smem_per_sm;
   };
-  CHECK(!refused("80;90a", 8, 0));
-  CHECK(!refused("80;90a", 8, 9));
-  CHECK(!refused("80;90a", 9, 0));
-  CHECK(refused("80;90a", 7, 5));
-  CHECK(refused("80;90a", 10, 0));
-  CHECK(refused("86", 8, 0));
-  CHECK(refused("100a", 10, 3));
-  CHECK(!refused("100f;120", 10, 3));
-  CHECK(!refused("100f;120", 12, 1));
-  CHECK(refused("90a", 9, 1));
-  CHECK(refused("", 9, 0));
+  CHECK_EQ(smem("80;90a", 8, 0), 164);
+  CHECK_EQ(smem("80;90a", 8, 7), 164);
+  CHECK_EQ(smem("80;90a", 9, 0), 228);
+  CHECK_EQ(smem("80;90a", 7, 5), 0);
+  CHECK_EQ(smem("80;90a", 10, 0), 0);
+  CHECK_EQ(smem("86", 8, 0), 0);
+  CHECK_EQ(smem("100a", 10, 3), 0);
+  CHECK_EQ(smem("100f;120", 10, 3), 228);
+  CHECK_EQ(smem("100f;120", 12, 1), 100);
+  CHECK_EQ(smem("90a", 9, 1), 0);
+  CHECK_EQ(smem("", 9, 0), 0);
+  // The nearest code is taken, and its tiling, even on a GPU with more shared memory.
+  CHECK_EQ(smem("80;86;90a", 8, 0), 164);
+  CHECK_EQ(smem("86;80;90a", 8, 6), 100);
+  CHECK_EQ(smem("80;86", 8, 9), 100);
+  CHECK_EQ(smem("80;86", 8, 7), 100);
+  CHECK_EQ(smem("80;90a", 8, 9), 0);  // not with less
   DeviceLimits t4 = h200();
   t4.major = 7;
   t4.minor = 5;

@@ -27,9 +27,11 @@ FLASHPLAN_DEVICE void run_tile(const AttentionParams& p, TileContext& context,
 /// CTA c runs queue c of the schedule. What comes first in the code of a kernel runs 5 to 10 us
 /// sooner where caches are cold: `kFewFirst` says that this be decode. Compilers begin with what
 /// comes last in a chain of branches.
-template <typename T, bool kFewFirst = false>
-__global__ void __launch_bounds__(T::kThreads, T::kCtasPerSm)
+template <typename Choices, bool kFewFirst = false>
+__global__ void __launch_bounds__(Tiling<Choices, kSmemPerSm>::kThreads,
+                                  Tiling<Choices, kSmemPerSm>::kCtasPerSm)
     attention_kernel(const __grid_constant__ AttentionParams p) {
+  using T = Tiling<Choices, kSmemPerSm>;
   extern __shared__ __align__(128) unsigned char smem[];
   // Records of this tile and the next: they are there by the time they are needed.
   __shared__ QueueStart queue;

@@ -182,12 +182,15 @@ class KvCursor {
 };
 
 /// Rows on their way to shared memory, copied by all threads, 16 bytes at a time. As many lanes
-/// share a row as copy whole 128-byte lines of it: the fewer rows a thread has, the fewer
-/// addresses.
+/// share a row as copy whole 128-byte lines of it, or more, if there are more lanes than that: the
+/// fewer rows a thread has, the fewer addresses.
 template <int kBytes, int kHeadDim, int kRows, int kThreads>
 struct TileCopy {
   using Tile = SharedTile<kHeadDim * kBytes>;
-  static constexpr int kLanesPerRow = Tile::kChunks % 8 == 0 ? 8 : 4;
+  static constexpr int kWholeLines = Tile::kChunks % 8 == 0 ? 8 : 4;
+  static constexpr int kLanesPerRow =
+      kWholeLines > kThreads / kRows ? kWholeLines : kThreads / kRows;
+  static_assert(Tile::kChunks % kLanesPerRow == 0);
   static constexpr int kRowStep = kThreads / kLanesPerRow;
   static constexpr int kRowsPerThread = kRows / kRowStep;
   static_assert(kRows % kRowStep == 0);

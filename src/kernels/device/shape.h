@@ -2,6 +2,7 @@
 // The compile-time choices of a kernel: its types, and how warps share tiles and shared memory.
 #pragma once
 
+#include "kernels/device/architecture.h"
 #include "kernels/device/kv_loader.h"
 #include "kernels/device/variant.h"
 
@@ -15,23 +16,42 @@ struct Traits {
   static constexpr int kHeadDimQk = kHeadDimQk_;
   static constexpr int kHeadDimVo = kHeadDimVo_;
   using Variant = Variant_;
+};
 
-  // Accumulators of 32 rows x 256 dims do not fit a warp's registers, so d256 has 16 rows per warp
-  // and twice the warps: as many per SM.
-  static constexpr bool kIsWide = kHeadDimVo > 128;
-  static constexpr int kThreads = kIsWide ? 256 : 128;
-  static constexpr int kCtasPerSm = kIsWide ? 1 : 2;
+/// What follows from them for a GPU with kSmemPerSm KB of shared memory per SM.
+template <typename Choices, int kSmemPerSm>
+struct Tiling : Choices {
+  static constexpr bool kIsNarrow = Element<Choices::kKv>::kBytes == 1;
+
+  // Warps of 32 rows read the fewest fragments of k and v for their products. But accumulators of
+  // 32 rows x 256 dims do not fit a warp's registers, and 100 KB do not hold the queries and keys
+  // of two CTAs; such GPUs have half the matrix rate, so that fragments of 16 rows are no limit.
+  static constexpr bool kIsWide = Choices::kHeadDimVo > 128;
+  static constexpr int kCtasPerSm = kIsWide || kSmemPerSm < 164 ? 1 : 2;
+  static constexpr int kThreads = 256 / kCtasPerSm;
   static constexpr int kTileQ = 128;
-  // Keys of a step. (192, 128) of 16 bits: 64 would leave room for one stage. d256 of 8 bits: 64
-  // would leave none for the exchange of rows in TileOutput. d64: more work between barriers.
-  static constexpr bool kIsNarrow = Element<kKv>::kBytes == 1;
-  static constexpr int kTileKv = kHeadDimQk == 192 && !kIsNarrow              ? 32
-                                 : (kIsWide && kIsNarrow) || kHeadDimQk <= 64 ? 128
-                                                                              : 64;
-  static constexpr int kKBytes = kTileKv * kHeadDimQk * Element<kKv>::kBytes;
-  static constexpr int kVBytes = kTileKv * kHeadDimVo * Element<kKv>::kBytes;
-  // Of the 228 KB of an SM, 1 KB per CTA is the system's, and some is static.
-  static constexpr int kSmemBudget = (kCtasPerSm == 1 ? 227 * 1024 : 113 * 1024) - 512;
+  // 1 KB per CTA is the system's, and some is static.
+  static constexpr int kSmemBudget = (kSmemPerSm / kCtasPerSm - 1) * 1024 - 512;
+
+  // Per tile of keys, their row addresses and page ids.
+  static constexpr int kTableBytesPerKey = KvRow::kPitch;
+  static constexpr int kIdBytesPerKey = 4;
+  /// Keys of a step: as many as leave room for two stages beside the queries. 64 rather than 128,
+  /// in more stages, except for d64, where they are little work between barriers, and d256 of 8
+  /// bits.
+  static constexpr int tile_kv() {
+    constexpr int kBytesPerKey =
+        (Choices::kHeadDimQk + Choices::kHeadDimVo) * Element<Choices::kKv>::kBytes +
+        kTableBytesPerKey + kIdBytesPerKey;
+    constexpr int kQBytes = kTileQ * Choices::kHeadDimQk * Element<Choices::kQ>::kBytes;
+    constexpr int kOtherBytes = 1024;
+    int keys = (kIsWide && kIsNarrow) || Choices::kHeadDimQk <= 64 ? 128 : 64;
+    while (kOtherBytes + kQBytes + 2 * keys * kBytesPerKey > kSmemBudget) keys /= 2;
+    return keys;
+  }
+  static constexpr int kTileKv = tile_kv();
+  static constexpr int kKBytes = kTileKv * Choices::kHeadDimQk * Element<Choices::kKv>::kBytes;
+  static constexpr int kVBytes = kTileKv * Choices::kHeadDimVo * Element<Choices::kKv>::kBytes;
 };
 
 /// How the warps of a CTA share a row tile of up to kRows rows: kWarpsQ of them side by side, each
@@ -64,8 +84,8 @@ struct Shape {
   static constexpr int kFixedBytes = 128 + kStatsBytes + (kQueryInStage ? 0 : kQBytes);
 
   // Per tile, the row addresses and page ids of its keys, in a ring of kSlots tiles.
-  static constexpr int kTableBytes = T::kTileKv * KvRow::kPitch;
-  static constexpr int kIdBytes = T::kTileKv * 4;
+  static constexpr int kTableBytes = T::kTileKv * T::kTableBytesPerKey;
+  static constexpr int kIdBytes = T::kTileKv * T::kIdBytesPerKey;
   /// A multiple of the stages, and of twice the tiles whose rows are found at once: those of the
   /// ones before are in use.
   static constexpr int slots(int stages, int tiles_at_once) {
@@ -74,21 +94,27 @@ struct Shape {
     while (slots % least != 0) slots += stages;
     return slots;
   }
-  static constexpr int smem_bytes(int stages, int tiles_at_once) {
-    return kFixedBytes + slots(stages, tiles_at_once) * (kTableBytes + kIdBytes) +
-           stages * kStageBytes;
+  /// SharedTile wants what follows aligned.
+  static constexpr int ring_bytes(int slots) {
+    return (slots * (kTableBytes + kIdBytes) + 127) / 128 * 128;
   }
-  static constexpr int most_stages(int tiles_at_once) {
+  static constexpr int smem_bytes(int stages, int tiles_at_once) {
+    return kFixedBytes + ring_bytes(slots(stages, tiles_at_once)) + stages * kStageBytes;
+  }
+  static constexpr int most_stages() {
     int stages = 6;
-    while (stages > 2 && smem_bytes(stages, tiles_at_once) > T::kSmemBudget) --stages;
+    while (stages > 2 && smem_bytes(stages, 1) > T::kSmemBudget) --stages;
     return stages;
   }
+  static constexpr int kStages = most_stages();
   // Where queries are read in every step, registers are left to find the rows of 256 keys at once,
-  // for one wait instead of several, if that costs no stage.
-  static constexpr int kMostTilesAtOnce = kQueryInRegisters ? 1 : 256 / T::kTileKv;
-  static constexpr int kTilesAtOnce =
-      most_stages(kMostTilesAtOnce) == most_stages(1) ? kMostTilesAtOnce : 1;
-  static constexpr int kStages = most_stages(kTilesAtOnce);
+  // for one wait instead of several, as far as that costs no stage.
+  static constexpr int most_tiles_at_once() {
+    int tiles = kQueryInRegisters ? 1 : 256 / T::kTileKv;
+    while (tiles > 1 && smem_bytes(kStages, tiles) > T::kSmemBudget) tiles /= 2;
+    return tiles;
+  }
+  static constexpr int kTilesAtOnce = most_tiles_at_once();
   static constexpr int kSlots = slots(kStages, kTilesAtOnce);
 
   // Offsets in shared memory.
@@ -96,12 +122,19 @@ struct Shape {
   static constexpr int kStats = 128;  // float2 (shift, sum) of 8 rows of each warp
   static constexpr int kTables = kStats + kStatsBytes;
   static constexpr int kIds = kTables + kSlots * kTableBytes;
-  static constexpr int kQuery = kIds + kSlots * kIdBytes;
+  static constexpr int kQuery = kTables + ring_bytes(kSlots);
   static constexpr int kFirstStage = kQuery + (kQueryInStage ? 0 : kQBytes);
   static constexpr int kSmemBytes = kFirstStage + kStages * kStageBytes;
   static_assert(kSmemBytes == smem_bytes(kStages, kTilesAtOnce) && kSmemBytes <= T::kSmemBudget);
-  // TileOutput passes 8 rows of each warp through a stage.
-  static_assert(kWarpsQ * kWarpsKv * 8 * T::kHeadDimVo * 4 <= kStageBytes);
+  static_assert(kQuery % 128 == 0 && kStageBytes % 128 == 0);
+  /// TileOutput passes 8 rows of each warp through a stage, as many dims at a time as it holds.
+  static constexpr int most_output_dims() {
+    int dims = T::kHeadDimVo;
+    while (kWarpsQ * kWarpsKv * 8 * dims * 4 > kStageBytes) dims /= 2;
+    return dims;
+  }
+  static constexpr int kOutputDims = most_output_dims();
+  static_assert(kOutputDims % 32 == 0);
   static_assert(kWarps * 16 <= kStats - kVisible);
   // Inside a stage.
   static constexpr int kKey = 0;
@@ -112,9 +145,9 @@ struct Shape {
 /// The shapes of a kernel, by the rows of a work tile.
 template <typename T>
 struct Shapes {
-  using Few = Shape<T, 1, 1>;                                   // up to 16 rows: decode
-  using Some = Shape<T, 4, 1>;                                  // up to 64
-  using Many = Shape<T, T::kThreads / 32, T::kIsWide ? 1 : 2>;  // up to 128: prompts
+  using Few = Shape<T, 1, 1>;                              // up to 16 rows: decode
+  using Some = Shape<T, 4, 1>;                             // up to 64
+  using Many = Shape<T, T::kThreads / 32, T::kCtasPerSm>;  // up to 128: prompts
 
   static constexpr int kLarger =
       Few::kSmemBytes > Some::kSmemBytes ? Few::kSmemBytes : Some::kSmemBytes;

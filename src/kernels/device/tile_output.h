@@ -46,6 +46,7 @@ class TileOutput {
 
  private:
   static constexpr int kQuads = T::kHeadDimVo / 4;
+  static constexpr int kParts = T::kHeadDimVo / S::kOutputDims;  // of a row, in shared memory
 
   FLASHPLAN_DEVICE int first_dim() const { return ValueLayout<T::kKv>::first_dim(at_.lane); }
   FLASHPLAN_DEVICE bool is_split() const { return context_.tile.split >= 0; }
@@ -125,29 +126,36 @@ class TileOutput {
   /// Of 4 dims from `dim` of row `r` of 8: rows are permuted as in SharedTile, so that the pairs
   /// that four rows write at once lie in different banks.
   static FLASHPLAN_DEVICE int shared_index(int r, int dim) {
-    return r * T::kHeadDimVo + ((dim / 4 ^ r * 2) & 7) * 4 + dim / 32 * 32 + dim % 4;
+    return r * S::kOutputDims + ((dim / 4 ^ r * 2) & 7) * 4 + dim / 32 * 32 + dim % 4;
   }
 
-  /// Anything: 8 rows of each warp at a time go through shared memory, where the states of warps
-  /// that took different keys are merged.
+  /// Anything: 8 rows of each warp at a time, and as many of their dims as there is room for, go
+  /// through shared memory, where the states of warps that took different keys are merged.
   FLASHPLAN_DEVICE void share_and_write(const OnlineSoftmax<S::kMmaM>& softmax, Accumulators& o) {
     constexpr bool kAlone = S::kWarpsKv == 1;  // each warp writes its own rows
+    constexpr int kSharedQuads = S::kOutputDims / 4;
+    constexpr int kPasses = 2 * S::kMmaM * kParts;
     const int index = kAlone ? at_.lane : thread_;
     const int own_rows = kAlone ? at_.first_row() : 0;
 #pragma unroll 1
-    for (int part = 0; own_rows + part * 8 < rows_.num_rows && part < 2 * S::kMmaM; ++part) {
+    for (int pass = 0; own_rows + pass / kParts * 8 < rows_.num_rows && pass < kPasses; ++pass) {
 #pragma unroll
-      for (int i = 0; i < 2 * S::kMmaM; ++i) {
-        if (part == i && at_.computes) share(softmax, o, i / 2, i % 2);
+      for (int i = 0; i < kPasses; ++i) {
+        if (pass == i && at_.computes) {
+          share(softmax, o, i / kParts / 2, i / kParts % 2, i % kParts * S::kOutputDims);
+        }
       }
       kAlone ? __syncwarp() : __syncthreads();
 #pragma unroll 1
-      for (int i = index; i < (kAlone ? 1 : S::kWarpsQ) * 8 * kQuads;
+      for (int i = index; i < (kAlone ? 1 : S::kWarpsQ) * 8 * kSharedQuads;
            i += kAlone ? 32 : T::kThreads) {
-        const int warp_q = kAlone ? at_.warp_q : i / (8 * kQuads);
-        const int r = i / kQuads % 8;
-        const int row = warp_q * S::kMmaM * 16 + part * 8 + r;
-        if (row < rows_.num_rows) write_shared(warp_q, r, row, i % kQuads * 4);
+        const int warp_q = kAlone ? at_.warp_q : i / (8 * kSharedQuads);
+        const int r = i / kSharedQuads % 8;
+        const int row = warp_q * S::kMmaM * 16 + pass / kParts * 8 + r;
+        const int dim = i % kSharedQuads * 4;
+        if (row < rows_.num_rows) {
+          write_shared(warp_q, r, row, dim, pass % kParts * S::kOutputDims + dim);
+        }
       }
       kAlone ? __syncwarp() : __syncthreads();
     }
@@ -155,14 +163,15 @@ class TileOutput {
 
   /// A warp's memory and statistics of the rows it shares.
   FLASHPLAN_DEVICE float* shared_o(int warp_q, int warp_kv) const {
-    return memory_ + (warp_q * S::kWarpsKv + warp_kv) * 8 * T::kHeadDimVo;
+    return memory_ + (warp_q * S::kWarpsKv + warp_kv) * 8 * S::kOutputDims;
   }
   FLASHPLAN_DEVICE float2* shared_stats(int warp_q, int warp_kv) const {
     return stats_ + (warp_q * S::kWarpsKv + warp_kv) * 8;
   }
 
+  /// Shares S::kOutputDims dims from `first` on.
   FLASHPLAN_DEVICE void share(const OnlineSoftmax<S::kMmaM>& softmax, Accumulators& o, int m,
-                              int half) const {
+                              int half, int first) const {
     const int r = at_.lane / 4;
     if (at_.row(m, half) >= rows_.num_rows) return;
     if (at_.lane % 4 == 0) {
@@ -170,13 +179,14 @@ class TileOutput {
     }
     float* memory = shared_o(at_.warp_q, at_.warp_kv);
     ValueLayout<T::kKv>::for_each_pair(o[m], half, T::kHeadDimVo, [&](int d, float x, float y) {
-      *reinterpret_cast<float2*>(memory + shared_index(r, first_dim() + d)) = {x, y};
+      if (d / S::kOutputDims * S::kOutputDims != first) return;
+      *reinterpret_cast<float2*>(memory + shared_index(r, first_dim() + d - first)) = {x, y};
     });
   }
 
-  /// Writes dims [dim, dim + 4) of shared row r: as partial results, to the states merged so far,
-  /// or as the result.
-  FLASHPLAN_DEVICE void write_shared(int warp_q, int r, int row, int dim) const {
+  /// Writes 4 of the shared dims of shared row r, which are dims [dim, dim + 4) of row `row`: as
+  /// partial results, to the states merged so far, or as the result.
+  FLASHPLAN_DEVICE void write_shared(int warp_q, int r, int row, int shared_dim, int dim) const {
     float shift = shared_stats(warp_q, 0)[r].x;
 #pragma unroll
     for (int w = 1; w < S::kWarpsKv; ++w) shift = fmaxf(shift, shared_stats(warp_q, w)[r].x);
@@ -187,9 +197,9 @@ class TileOutput {
       const float2 stats = shared_stats(warp_q, w)[r];
       const float weight = T::Variant::kUseSoftmax ? exp2_fast(stats.x - shift) : 1.0F;
       sum = __fmaf_rn(stats.y, weight, sum);
-      o = merge_values(o,
-                       *reinterpret_cast<const float4*>(shared_o(warp_q, w) + shared_index(r, dim)),
-                       {1.0F, weight});
+      o = merge_values(
+          o, *reinterpret_cast<const float4*>(shared_o(warp_q, w) + shared_index(r, shared_dim)),
+          {1.0F, weight});
     }
     o = scaled(o, inverse(sum));
     const float row_lse = lse(shift, sum);
@@ -240,7 +250,7 @@ class TileOutput {
   const typename T::Variant variant_;
   const int thread_;
   const WarpPlace<S> at_;
-  float* const memory_;  // [kWarpsQ][kWarpsKv][8][kHeadDimVo]
+  float* const memory_;  // [kWarpsQ][kWarpsKv][8][S::kOutputDims]
   float2* const stats_;  // (shift, sum) [kWarpsQ][kWarpsKv][8]
   const int head_;
   const int chunk_;

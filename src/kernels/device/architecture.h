@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+// Facts of GPU architectures that shapes depend on. An architecture is 10 * major + minor of the
+// compute capability.
+#pragma once
+
+namespace flashplan::device {
+
+/// Shared memory of an SM in KB (CUDA C++ Programming Guide, technical specifications). A CTA can
+/// have all but 1 KB of it.
+constexpr int smem_per_sm(int architecture) {
+  if (architecture == 80 || architecture == 87) return 164;
+  if (architecture < 90 || architecture / 10 == 12) return 100;
+  return 228;
+}
+
+/// What the code being compiled can have; what it says on the host does not matter.
+#ifdef __CUDA_ARCH__
+constexpr int kSmemPerSm = smem_per_sm(__CUDA_ARCH__ / 10);
+#else
+constexpr int kSmemPerSm = 228;
+#endif
+
+}  // namespace flashplan::device
