@@ -6,10 +6,10 @@
 
 namespace flashplan::device {
 
-/// Of a warp's rows and kKeysAtOnce keys, as the matrix instruction leaves them.
+/// Of a warp's rows and kLogitKeys keys, as the matrix instruction leaves them.
 template <typename S>
 struct Logits {
-  float tiles[S::kMmaM][S::kKeysAtOnce / 8][4];
+  float tiles[S::kMmaM][S::kLogitKeys / 8][4];
 
   /// The variant's part, for keys from `begin` of the request on.
   template <typename Variant>
@@ -25,7 +25,7 @@ struct Logits {
           LogitPosition at = {rows.request_index, rows.query(p, r), 0, rows.qo_head(p, head, r),
                               head};
 #pragma unroll
-          for (int n = 0; n < S::kKeysAtOnce / 8; ++n) {
+          for (int n = 0; n < S::kLogitKeys / 8; ++n) {
 #pragma unroll
             for (int j = 0; j < 2; ++j) {
               float& x = tiles[m][n][2 * half + j];
@@ -55,7 +55,7 @@ struct Logits {
         const int32_t begin = span.begin - first_key - own;
         const int32_t end = span.end - first_key - own;
 #pragma unroll
-        for (int n = 0; n < S::kKeysAtOnce / 8; ++n) {
+        for (int n = 0; n < S::kLogitKeys / 8; ++n) {
 #pragma unroll
           for (int j = 0; j < 2; ++j) {
             float& x = tiles[m][n][2 * half + j];

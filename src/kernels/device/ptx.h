@@ -163,6 +163,22 @@ FLASHPLAN_DEVICE const unsigned char* shuffled_pointer(const unsigned char* poin
       __shfl_sync(0xffffffffU, reinterpret_cast<unsigned long long>(pointer), lane));
 }
 
+/// Waits for `threads` threads at barrier `id` of the CTA.
+FLASHPLAN_DEVICE void barrier_wait(int id, int threads) {
+  asm volatile("bar.sync %0, %1;\n" ::"r"(id), "r"(threads) : "memory");
+}
+/// The same; whether `x` for any of them.
+FLASHPLAN_DEVICE bool barrier_any(int id, int threads, bool x) {
+  int result;
+  asm volatile(
+      "{\n.reg .pred x, any;\nsetp.ne.b32 x, %1, 0;\nbar.red.or.pred any, %2, %3, x;\n"
+      "selp.b32 %0, 1, 0, any;\n}\n"
+      : "=r"(result)
+      : "r"(static_cast<int>(x)), "r"(id), "r"(threads)
+      : "memory");
+  return result != 0;
+}
+
 FLASHPLAN_DEVICE float infinity() { return __int_as_float(0x7f800000); }
 
 /// Adds 1 and returns the value before, ordered after and before the other accesses of the CTA's

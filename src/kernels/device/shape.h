@@ -23,13 +23,18 @@ template <typename Choices, int kSmemPerSm>
 struct Tiling : Choices {
   static constexpr bool kIsNarrow = Element<Choices::kKv>::kBytes == 1;
 
-  // Warps of 32 rows read the fewest fragments of k and v for their products. But accumulators of
-  // 32 rows x 256 dims do not fit a warp's registers, and 100 KB do not hold the queries and keys
-  // of two CTAs; such GPUs have half the matrix rate, so that fragments of 16 rows are no limit.
+  // There are 8 warps on an SM. Accumulators of 128 rows x 256 dims take all of their registers,
+  // and 100 KB do not hold queries and keys of two CTAs.
   static constexpr bool kIsWide = Choices::kHeadDimVo > 128;
-  static constexpr int kCtasPerSm = kIsWide || kSmemPerSm < 164 ? 1 : 2;
+  static constexpr bool kIsSmall = kSmemPerSm < 164;
+  static constexpr int kCtasPerSm = kIsWide || kIsSmall ? 1 : 2;
   static constexpr int kThreads = 256 / kCtasPerSm;
   static constexpr int kTileQ = 128;
+  // Rows of a warp in tiles of many: with 32, half as many fragments of k and v are read as with
+  // 16, which is the limit where matrices are fast, as they are not on small GPUs. Accumulators of
+  // 32 rows x 256 dims need two warps.
+  static constexpr int kManyRows = kIsSmall ? 16 : 32;
+  static constexpr int kManyWarpsVo = kIsWide && !kIsSmall ? 2 : 1;
   // 1 KB per CTA is the system's, and some is static.
   static constexpr int kSmemBudget = (kSmemPerSm / kCtasPerSm - 1) * 1024 - 512;
 
@@ -57,21 +62,27 @@ struct Tiling : Choices {
 /// How the warps of a CTA share a row tile of up to kRows rows: kWarpsQ of them side by side, each
 /// with kMmaM * 16 rows, times kWarpsKv that take different keys of each tile. Tiles of few rows
 /// are bound by memory; then every warp has its own softmax until the end, and nothing to wait for.
-template <typename T, int kWarpsQ_, int kMmaM_>
+/// Or times kWarpsVo that share rows, and take different keys for logits and different dims of v.
+template <typename T, int kWarpsQ_, int kMmaM_, int kWarpsVo_ = 1>
 struct Shape {
   static constexpr int kMmaM = kMmaM_;
   static constexpr int kWarpsQ = kWarpsQ_;
+  static constexpr int kWarpsVo = kWarpsVo_;
   static constexpr int kWarps = T::kThreads / 32;
   static constexpr int kMostWarpsKv = T::kTileKv / 16;
-  static constexpr int kWarpsKv = kWarps / kWarpsQ < kMostWarpsKv ? kWarps / kWarpsQ : kMostWarpsKv;
+  static constexpr int kOtherWarps = kWarps / (kWarpsQ * kWarpsVo);
+  static constexpr int kWarpsKv = kOtherWarps < kMostWarpsKv ? kOtherWarps : kMostWarpsKv;
+  static_assert(kWarpsVo == 1 || kWarpsKv == 1);
   static constexpr int kRows = kWarpsQ * kMmaM * 16;
+  static constexpr int kDimsVo = T::kHeadDimVo / kWarpsVo;  // of a warp's accumulators
   static constexpr int kKeysPerWarp = T::kTileKv / kWarpsKv;
-  // Logits in registers at a time, for which queries are read once. d256 of 8 bits: fragments take
-  // more registers while they are widened.
-  static constexpr int kMostAtOnce = T::kIsWide && T::kIsNarrow ? 32 : 64;
+  // Keys whose logits are in registers at a time, for which queries are read once. d256 of 8 bits:
+  // fragments take more registers while they are widened.
+  static constexpr int kMostAtOnce = kWarpsVo == 1 && T::kIsWide && T::kIsNarrow ? 32 : 64;
   static constexpr int kKeysAtOnce = kKeysPerWarp < kMostAtOnce ? kKeysPerWarp : kMostAtOnce;
+  static constexpr int kLogitKeys = kKeysAtOnce / kWarpsVo;  // of these, a warp's
   // Of these, weights at a time: fewer where accumulators and logits take most registers.
-  static constexpr int kMostWeights = kMmaM * (T::kHeadDimVo + kKeysAtOnce) >= 384 ? 32 : 64;
+  static constexpr int kMostWeights = kMmaM * (kDimsVo + kLogitKeys) >= 320 ? 32 : 64;
   static constexpr int kWeightsAtOnce = kKeysAtOnce < kMostWeights ? kKeysAtOnce : kMostWeights;
 
   // Few rows: every stage has room for queries, which are kept in registers. Many: there is one
@@ -81,7 +92,10 @@ struct Shape {
   static constexpr int kQBytes = kRows * T::kHeadDimQk * Element<T::kQ>::kBytes;
   static constexpr int kStageBytes = T::kKBytes + T::kVBytes + (kQueryInStage ? kQBytes : 0);
   static constexpr int kStatsBytes = kWarps * 8 * 8;
-  static constexpr int kFixedBytes = 128 + kStatsBytes + (kQueryInStage ? 0 : kQBytes);
+  // What a warp tells those that share its rows: 16-bit weights.
+  static constexpr int kPeerBytes = kWarpsVo == 1 ? 0 : kMmaM * 16 * kLogitKeys * 2;
+  static constexpr int kFixedBytes =
+      128 + kStatsBytes + kWarps * kPeerBytes + (kQueryInStage ? 0 : kQBytes);
 
   // Per tile, the row addresses and page ids of its keys, in a ring of kSlots tiles.
   static constexpr int kTableBytes = T::kTileKv * T::kTableBytesPerKey;
@@ -122,15 +136,16 @@ struct Shape {
   static constexpr int kStats = 128;  // float2 (shift, sum) of 8 rows of each warp
   static constexpr int kTables = kStats + kStatsBytes;
   static constexpr int kIds = kTables + kSlots * kTableBytes;
-  static constexpr int kQuery = kTables + ring_bytes(kSlots);
+  static constexpr int kPeers = kTables + ring_bytes(kSlots);
+  static constexpr int kQuery = kPeers + kWarps * kPeerBytes;
   static constexpr int kFirstStage = kQuery + (kQueryInStage ? 0 : kQBytes);
   static constexpr int kSmemBytes = kFirstStage + kStages * kStageBytes;
   static_assert(kSmemBytes == smem_bytes(kStages, kTilesAtOnce) && kSmemBytes <= T::kSmemBudget);
   static_assert(kQuery % 128 == 0 && kStageBytes % 128 == 0);
   /// TileOutput passes 8 rows of each warp through a stage, as many dims at a time as it holds.
   static constexpr int most_output_dims() {
-    int dims = T::kHeadDimVo;
-    while (kWarpsQ * kWarpsKv * 8 * dims * 4 > kStageBytes) dims /= 2;
+    int dims = kDimsVo;
+    while (kWarpsQ * kWarpsVo * kWarpsKv * 8 * dims * 4 > kStageBytes) dims /= 2;
     return dims;
   }
   static constexpr int kOutputDims = most_output_dims();
@@ -145,9 +160,10 @@ struct Shape {
 /// The shapes of a kernel, by the rows of a work tile.
 template <typename T>
 struct Shapes {
-  using Few = Shape<T, 1, 1>;                              // up to 16 rows: decode
-  using Some = Shape<T, 4, 1>;                             // up to 64
-  using Many = Shape<T, T::kThreads / 32, T::kCtasPerSm>;  // up to 128: prompts
+  using Few = Shape<T, 1, 1>;   // up to 16 rows: decode
+  using Some = Shape<T, 4, 1>;  // up to 64
+  using Many =
+      Shape<T, T::kTileQ / T::kManyRows, T::kManyRows / 16, T::kManyWarpsVo>;  // up to 128: prompts
 
   static constexpr int kLarger =
       Few::kSmemBytes > Some::kSmemBytes ? Few::kSmemBytes : Some::kSmemBytes;

@@ -6,17 +6,6 @@
 
 namespace flashplan::device {
 
-/// Largest value of a row over the four lanes that hold it.
-FLASHPLAN_DEVICE float max_of_quad(float x) {
-  x = fmaxf(x, __shfl_xor_sync(0xffffffffU, x, 1));
-  return fmaxf(x, __shfl_xor_sync(0xffffffffU, x, 2));
-}
-
-FLASHPLAN_DEVICE float sum_of_quad(float x) {
-  x += __shfl_xor_sync(0xffffffffU, x, 1);
-  return x + __shfl_xor_sync(0xffffffffU, x, 2);
-}
-
 /// State of kMmaM * 16 rows; index [m][half]: this lane's rows m * 16 + half * 8 + lane / 4.
 /// Weights are exp2(scale * logit - shift).
 template <int kMmaM>
@@ -36,10 +25,10 @@ struct OnlineSoftmax {
   }
 
   /// Before the logits of further keys are weighed: raises the shift where it is too small for
-  /// them, and scales o and the sums for it.
-  template <int kKeyTiles, int kDimTiles>
+  /// them, and scales o and the sums for it. `peers`: RowPeers.
+  template <int kKeyTiles, int kDimTiles, typename Peers>
   FLASHPLAN_DEVICE void raise(const float (&s)[kMmaM][kKeyTiles][4],
-                              float (&o)[kMmaM][kDimTiles][4], float scale) {
+                              float (&o)[kMmaM][kDimTiles][4], float scale, const Peers& peers) {
     // A shift that is 2^8 too small leaves weights that float32 sums and 16-bit products can hold.
     // So as a rule no lane asks the others, and o is not touched.
     constexpr float kSlack = 8.0F;
@@ -66,12 +55,13 @@ struct OnlineSoftmax {
         grows |= __fmaf_rn(pairs[0], scale, -shift[m][half]) > kSlack;
       }
     }
-    if (__any_sync(0xffffffffU, grows)) {
+    if (peers.any(grows)) {
+      peers.max_of_rows(largest);
 #pragma unroll
       for (int m = 0; m < kMmaM; ++m) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          const float new_shift = fmaxf(shift[m][half], max_of_quad(largest[m][half]) * scale);
+          const float new_shift = fmaxf(shift[m][half], largest[m][half] * scale);
           const float shrink = exp2_fast(shift[m][half] - new_shift);
           shift[m][half] = new_shift;
           sum[m][half] *= shrink;
@@ -119,12 +109,9 @@ struct OnlineSoftmax {
   }
 
   /// Completes the sums.
-  FLASHPLAN_DEVICE void finish() {
-#pragma unroll
-    for (int m = 0; m < kMmaM; ++m) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) sum[m][half] = sum_of_quad(sum[m][half]);
-    }
+  template <typename Peers>
+  FLASHPLAN_DEVICE void finish(const Peers& peers) {
+    peers.sum_of_rows(sum);
   }
 };
 

@@ -32,16 +32,20 @@ struct WarpPlace {
   int lane;
   int warp_q;
   int warp_kv;
+  int warp_vo;
   bool computes;
 
   explicit FLASHPLAN_DEVICE WarpPlace(int thread)
       : lane(thread & 31),
         warp_q(S::kWarpsQ == 1    ? 0
-               : S::kWarpsKv == 1 ? thread >> 5
+               : S::kWarpsKv == 1 ? (thread >> 5) / S::kWarpsVo
                                   : (thread >> 5) % S::kWarpsQ),
         warp_kv(S::kWarpsKv == 1 ? 0 : (thread >> 5) / S::kWarpsQ),
-        computes(S::kWarpsQ * S::kWarpsKv == S::kWarps || warp_kv < S::kWarpsKv) {}
+        warp_vo(S::kWarpsVo == 1 ? 0 : (thread >> 5) % S::kWarpsVo),
+        computes(S::kWarpsVo > 1 || S::kWarpsQ * S::kWarpsKv == S::kWarps ||
+                 warp_kv < S::kWarpsKv) {}
 
+  FLASHPLAN_DEVICE int first_dim() const { return warp_vo * S::kDimsVo; }
   FLASHPLAN_DEVICE int first_row() const { return warp_q * S::kMmaM * 16; }
   /// This lane's row of half a matrix tile.
   FLASHPLAN_DEVICE int row(int m, int half) const {

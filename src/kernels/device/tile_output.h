@@ -15,7 +15,7 @@ namespace flashplan::device {
 template <typename T, typename S>
 class TileOutput {
  public:
-  using Accumulators = float[S::kMmaM][T::kHeadDimVo / 8][4];
+  using Accumulators = float[S::kMmaM][S::kDimsVo / 8][4];
 
   /// `stage` of the pipeline serves as memory, once all threads are here.
   FLASHPLAN_DEVICE TileOutput(const AttentionParams& p, const TileContext& context,
@@ -46,9 +46,13 @@ class TileOutput {
 
  private:
   static constexpr int kQuads = T::kHeadDimVo / 4;
-  static constexpr int kParts = T::kHeadDimVo / S::kOutputDims;  // of a row, in shared memory
+  static constexpr int kParts = S::kDimsVo / S::kOutputDims;  // of a row, in shared memory
 
-  FLASHPLAN_DEVICE int first_dim() const { return ValueLayout<T::kKv>::first_dim(at_.lane); }
+  /// The first of this lane's dims, and where those of the warp begin.
+  FLASHPLAN_DEVICE int first_dim() const { return at_.first_dim() + lane_dim(); }
+  FLASHPLAN_DEVICE int lane_dim() const { return ValueLayout<T::kKv>::first_dim(at_.lane); }
+  /// Whether this lane has the statistics of its rows to write.
+  FLASHPLAN_DEVICE bool writes_lse() const { return at_.lane % 4 == 0 && at_.warp_vo == 0; }
   FLASHPLAN_DEVICE bool is_split() const { return context_.tile.split >= 0; }
   /// Of the partial results, this tile's row `row`.
   FLASHPLAN_DEVICE int64_t partial_row(int row) const {
@@ -81,10 +85,10 @@ class TileOutput {
       const float sum = softmax.sum[m][half];
       const float scale = inverse(sum);
       float* to = p_.partial_o + partial_row(row) * T::kHeadDimVo + first_dim();
-      if (at_.lane % 4 == 0) {
+      if (writes_lse()) {
         p_.partial_lse[partial_row(row)] = lse(softmax.shift[m][half], sum);
       }
-      ValueLayout<T::kKv>::for_each_pair(o[m], half, T::kHeadDimVo, [&](int d, float x, float y) {
+      ValueLayout<T::kKv>::for_each_pair(o[m], half, S::kDimsVo, [&](int d, float x, float y) {
         *reinterpret_cast<float2*>(to + d) = {x * scale, y * scale};
       });
     });
@@ -105,12 +109,13 @@ class TileOutput {
       }
     }
     for_each_row([&](int m, int half, int row) {
-      if (at_.lane % 4 == 0 && p_.lse != nullptr) {
+      if (writes_lse() && p_.lse != nullptr) {
         p_.lse[OutputRow(p_, rows_, head_, row).lse(p_)] =
             lse(softmax.shift[m][half], softmax.sum[m][half]);
       }
       uint16_t* const to = static_cast<uint16_t*>(p_.o) + out[m][half];
-      ValueLayout<T::kKv>::for_each_pair(o[m], half, p_.head_dim_vo, [&](int d, float x, float y) {
+      const int num_dims = p_.head_dim_vo - at_.first_dim();
+      ValueLayout<T::kKv>::for_each_pair(o[m], half, num_dims, [&](int d, float x, float y) {
         x *= scale[m][half];
         y *= scale[m][half];
         if constexpr (T::Variant::kTransformsOutput) {
@@ -154,19 +159,22 @@ class TileOutput {
         const int row = warp_q * S::kMmaM * 16 + pass / kParts * 8 + r;
         const int dim = i % kSharedQuads * 4;
         if (row < rows_.num_rows) {
-          write_shared(warp_q, r, row, dim, pass % kParts * S::kOutputDims + dim);
+          write_shared(warp_q, r, row, dim, at_.first_dim() + pass % kParts * S::kOutputDims + dim);
         }
       }
       kAlone ? __syncwarp() : __syncthreads();
     }
   }
 
-  /// A warp's memory and statistics of the rows it shares.
+  /// The memory and the statistics of the rows that a warp shares: a warp's of this one's dims.
+  FLASHPLAN_DEVICE int warp_index(int warp_q, int warp_kv) const {
+    return (warp_q * S::kWarpsVo + at_.warp_vo) * S::kWarpsKv + warp_kv;
+  }
   FLASHPLAN_DEVICE float* shared_o(int warp_q, int warp_kv) const {
-    return memory_ + (warp_q * S::kWarpsKv + warp_kv) * 8 * S::kOutputDims;
+    return memory_ + warp_index(warp_q, warp_kv) * 8 * S::kOutputDims;
   }
   FLASHPLAN_DEVICE float2* shared_stats(int warp_q, int warp_kv) const {
-    return stats_ + (warp_q * S::kWarpsKv + warp_kv) * 8;
+    return stats_ + warp_index(warp_q, warp_kv) * 8;
   }
 
   /// Shares S::kOutputDims dims from `first` on.
@@ -178,9 +186,9 @@ class TileOutput {
       shared_stats(at_.warp_q, at_.warp_kv)[r] = {softmax.shift[m][half], softmax.sum[m][half]};
     }
     float* memory = shared_o(at_.warp_q, at_.warp_kv);
-    ValueLayout<T::kKv>::for_each_pair(o[m], half, T::kHeadDimVo, [&](int d, float x, float y) {
+    ValueLayout<T::kKv>::for_each_pair(o[m], half, S::kDimsVo, [&](int d, float x, float y) {
       if (d / S::kOutputDims * S::kOutputDims != first) return;
-      *reinterpret_cast<float2*>(memory + shared_index(r, first_dim() + d - first)) = {x, y};
+      *reinterpret_cast<float2*>(memory + shared_index(r, lane_dim() + d - first)) = {x, y};
     });
   }
 
@@ -250,8 +258,8 @@ class TileOutput {
   const typename T::Variant variant_;
   const int thread_;
   const WarpPlace<S> at_;
-  float* const memory_;  // [kWarpsQ][kWarpsKv][8][S::kOutputDims]
-  float2* const stats_;  // (shift, sum) [kWarpsQ][kWarpsKv][8]
+  float* const memory_;  // [kWarpsQ][kWarpsVo][kWarpsKv][8][S::kOutputDims]
+  float2* const stats_;  // (shift, sum) [kWarpsQ][kWarpsVo][kWarpsKv][8]
   const int head_;
   const int chunk_;
   const bool is_last_chunk_;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/device/logits.h"
+#include "kernels/device/row_peers.h"
 #include "kernels/device/tile_output.h"
 
 namespace flashplan::device {
@@ -81,7 +82,7 @@ class TileRunner {
           __syncwarp();
           copy_own_queries(head + 1);
         }
-        softmax_.finish();
+        softmax_.finish(peers());
         TileOutput<T, S>(p_, context_, smem_, thread_, stage_of(later(slot, S::kSlots - 1)), head,
                          chunk, left <= 0)
             .write(softmax_, o_);
@@ -140,6 +141,8 @@ class TileRunner {
   FLASHPLAN_DEVICE uint32_t visible_address() const {
     return base_ + S::kVisible + (opaque(thread_) >> 5) * static_cast<int>(sizeof(VisibleKeys));
   }
+
+  FLASHPLAN_DEVICE RowPeers<S> peers() const { return {base_ + S::kPeers, opaque(thread_)}; }
 
   /// Finds what this warp's rows see.
   FLASHPLAN_DEVICE void find_visible() const {
@@ -263,13 +266,15 @@ class TileRunner {
     }
   }
 
-  /// The rows of this warp alone; past the last row it is copied again.
+  /// The rows of this warp alone, or its share of them; past the last row it is copied again.
   FLASHPLAN_DEVICE void copy_own_queries(int head) {
+    constexpr int kRows = S::kMmaM * 16 / S::kWarpsVo;
     const WarpPlace<S> at(opaque(thread_));
-    using Copy = TileCopy<Element<T::kQ>::kBytes, T::kHeadDimQk, S::kMmaM * 16, 32>;
-    const uint32_t to = base_ + S::kQuery + at.first_row() * Copy::Tile::kRowBytes;
+    using Copy = TileCopy<Element<T::kQ>::kBytes, T::kHeadDimQk, kRows, 32>;
+    const int first_row = at.first_row() + at.warp_vo * kRows;
+    const uint32_t to = base_ + S::kQuery + first_row * Copy::Tile::kRowBytes;
     // Lane r finds row r; others ask it.
-    const int own_row = min(at.first_row() + at.lane % (S::kMmaM * 16), rows_.num_rows - 1);
+    const int own_row = min(first_row + at.lane % kRows, rows_.num_rows - 1);
     const unsigned char* own = query_row<T::kQ>(p_, rows_, head, own_row);
     if (copies_16_bytes_) {
 #pragma unroll 4
@@ -277,7 +282,7 @@ class TileRunner {
         Copy::copy(to, shuffled_pointer(own, Copy::row(i, at.lane)), i, at.lane);
       }
     } else {
-      copy_tile<Element<T::kQ>::kBytes, T::kHeadDimQk, S::kMmaM * 16, 32>(
+      copy_tile<Element<T::kQ>::kBytes, T::kHeadDimQk, kRows, 32>(
           to, p_.head_dim_qk, p_.vectorized, at.lane,
           [&](int row) { return shuffled_pointer(own, row); });
     }
@@ -334,7 +339,7 @@ class TileRunner {
 #pragma unroll
     for (int m = 0; m < S::kMmaM; ++m) {
 #pragma unroll
-      for (int n = 0; n < T::kHeadDimVo / 8; ++n) {
+      for (int n = 0; n < S::kDimsVo / 8; ++n) {
 #pragma unroll
         for (int j = 0; j < 4; ++j) o_[m][n][j] = 0.0F;
       }
@@ -360,10 +365,11 @@ class TileRunner {
     for (int part = 0; part < kParts; ++part) {
       const int key = warp_key + part * S::kKeysAtOnce;
       if (part > 0 && visible.to_any.end <= key) return;
+      const int own_key = key + WarpPlace<S>(opaque(thread_)).warp_vo * S::kLogitKeys;
       const uint32_t address = own_query_address(stage);
       Logits<S> s = {};
-      multiply_keys<T::kQ, T::kKv, T::kHeadDimQk, S::kMmaM, S::kKeysAtOnce>(
-          s.tiles, from + S::kKey, key, opaque(thread_) & 31,
+      multiply_keys<T::kQ, T::kKv, T::kHeadDimQk, S::kMmaM, S::kLogitKeys>(
+          s.tiles, from + S::kKey, own_key, opaque(thread_) & 31,
           [&](uint32_t (&a)[4], int m, int k) {
             if constexpr (S::kQueryInRegisters) {
 #pragma unroll
@@ -382,22 +388,26 @@ class TileRunner {
             return transformed<T::kQ>(pair,
                                       [&](float x, int j) { return variant_.key(x, at.next(j)); });
           });
-      s.template transform<typename T::Variant>(p_, rows_, variant_, thread_, first_key + key,
+      s.template transform<typename T::Variant>(p_, rows_, variant_, thread_, first_key + own_key,
                                                 head);
-      if (visible.to_all.begin > key || visible.to_all.end < key + S::kKeysAtOnce) {
+      if (visible.to_all.begin > own_key || visible.to_all.end < own_key + S::kLogitKeys) {
         asm volatile("");  // a branch, not selections for every tile
-        if (visible.to_all.begin > key) {
-          s.template mask<true>(p_, rows_, thread_, first_key, key);
+        if (visible.to_all.begin > own_key) {
+          s.template mask<true>(p_, rows_, thread_, first_key, own_key);
         } else {
-          s.template mask<false>(p_, rows_, thread_, first_key, key);
+          s.template mask<false>(p_, rows_, thread_, first_key, own_key);
         }
       }
       if constexpr (T::Variant::kUseSoftmax) {
-        softmax_.raise(s.tiles, o_, variant_.exp2_scale);
+        softmax_.raise(s.tiles, o_, variant_.exp2_scale, peers());
       } else {
         s.drop_masked();
       }
-      add_values<0>(s, from + S::kValue, first_key, key, head);
+      if constexpr (S::kWarpsVo == 1) {
+        add_values<0>(s, from + S::kValue, first_key, key, head);
+      } else {
+        add_values_of_peers(s, from + S::kValue, first_key, key, head);
+      }
     }
   }
 
@@ -411,19 +421,51 @@ class TileRunner {
     if constexpr (T::Variant::kUseSoftmax) {
       softmax_.template weigh<kBegin / 8, kEnd / 8>(s.tiles, variant_.exp2_scale);
     }
-    multiply_values<T::kQ, T::kKv, T::kHeadDimVo, S::kMmaM, S::kWeightsAtOnce>(
-        o_, s.tiles, kBegin, v_tile, key + kBegin, opaque(thread_) & 31,
+    add_products<S::kWeightsAtOnce>(v_tile, first_key, key + kBegin, head,
+                                    [&](uint32_t (&a)[4], int m, int step) {
+                                      const int n = kBegin / 8 + 2 * step;
+                                      pack_weights<T::kQ>(a, s.tiles[m][n], s.tiles[m][n + 1]);
+                                    });
+    if constexpr (kEnd < S::kKeysAtOnce) {
+      if (visible_end() > first_key + key + kEnd) {
+        add_values<kEnd>(s, v_tile, first_key, key, head);
+      }
+    }
+  }
+
+  /// The same where warps share rows, for all keys whose logits they have.
+  FLASHPLAN_DEVICE void add_values_of_peers(Logits<S>& s, uint32_t v_tile, int32_t first_key,
+                                            int key, int head) {
+    if constexpr (T::Variant::kUseSoftmax) {
+      softmax_.template weigh<0, S::kLogitKeys / 8>(s.tiles, variant_.exp2_scale);
+    } else {
+      peers().any(false);
+    }
+    const RowPeers<S> peers = this->peers();
+    peers.template exchange<T::kQ>(s.tiles);
+#pragma unroll
+    for (int begin = 0; begin < S::kKeysAtOnce; begin += S::kWeightsAtOnce) {
+      if (begin > 0 && visible_end() <= first_key + key + begin) return;
+      add_products<S::kWeightsAtOnce>(v_tile, first_key, key + begin, head,
+                                      [&](uint32_t (&a)[4], int m, int step) {
+                                        peers.load_weights(a, m, begin / 16 + step);
+                                      });
+    }
+  }
+
+  /// o_ += weights * v for kKeys of the tile's keys from `key` on.
+  template <int kKeys, typename WeightFragment>
+  FLASHPLAN_DEVICE void add_products(uint32_t v_tile, int32_t first_key, int key, int head,
+                                     WeightFragment weight_fragment) {
+    const WarpPlace<S> at(opaque(thread_));
+    multiply_values<T::kQ, T::kKv, T::kHeadDimVo, kKeys>(
+        o_, v_tile, at.first_dim(), key, at.lane, weight_fragment,
         [&](uint32_t pair, int key_of_tile, int dim) {
           if constexpr (!T::Variant::kTransformsValue) return pair;
           return transformed<T::kQ>(pair, [&](float x, int j) {
             return variant_.value(x, {rows_.request_index, first_key + key_of_tile + j, head, dim});
           });
         });
-    if constexpr (kEnd < S::kKeysAtOnce) {
-      if (visible_end() > first_key + key + kEnd) {
-        add_values<kEnd>(s, v_tile, first_key, key, head);
-      }
-    }
   }
 
   const AttentionParams& p_;
@@ -437,7 +479,7 @@ class TileRunner {
   const bool copies_16_bytes_;  // all of k and v
 
   OnlineSoftmax<S::kMmaM> softmax_;
-  float o_[S::kMmaM][T::kHeadDimVo / 8][4];
+  float o_[S::kMmaM][S::kDimsVo / 8][4];
   uint32_t query_[S::kQueryInRegisters ? T::kHeadDimQk / 16 : 1][S::kMmaM][4];
 };
 

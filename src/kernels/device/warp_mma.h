@@ -151,19 +151,31 @@ FLASHPLAN_DEVICE void multiply_keys(float (&s)[kMmaM][kKeys / 8][4], uint32_t k_
   }
 }
 
-/// o += weights * v over keys [first_key, + kKeys) of a tile, whose weights begin with number
-/// `first_weight`. `transform(pair, key, dim)` is what becomes of dim `dim` of keys (key, key + 1).
-template <DType kQ, DType kKv, int kHeadDim, int kMmaM, int kKeys, int kWeightTiles,
-          typename Transform>
-FLASHPLAN_DEVICE void multiply_values(float (&o)[kMmaM][kHeadDim / 8][4],
-                                      const float (&weights)[kMmaM][kWeightTiles][4],
-                                      int first_weight, uint32_t v_tile, int first_key, int lane,
-                                      Transform transform) {
+/// The fragment of 16 rows and keys of weights whose tiles of 8 keys are these.
+template <DType kQ>
+FLASHPLAN_DEVICE void pack_weights(uint32_t (&a)[4], const float (&first)[4],
+                                   const float (&second)[4]) {
+  a[0] = Element<kQ>::pack(first[0], first[1]);
+  a[1] = Element<kQ>::pack(first[2], first[3]);
+  a[2] = Element<kQ>::pack(second[0], second[1]);
+  a[3] = Element<kQ>::pack(second[2], second[3]);
+}
+
+/// o += weights * v over keys [first_key, + kKeys) of a tile and dims from `first_dim` on.
+/// `weight_fragment(a, m, step)` gives the weights of 16 keys each. `transform(pair, key, dim)` is
+/// what becomes of dim `dim` of keys (key, key + 1).
+template <DType kQ, DType kKv, int kHeadDim, int kKeys, int kMmaM, int kDimTiles,
+          typename WeightFragment, typename Transform>
+FLASHPLAN_DEVICE void multiply_values(float (&o)[kMmaM][kDimTiles][4], uint32_t v_tile,
+                                      int first_dim, int first_key, int lane,
+                                      WeightFragment weight_fragment, Transform transform) {
   constexpr int kBytes = Element<kKv>::kBytes;
   using Tile = SharedTile<kHeadDim * kBytes>;
-  constexpr int kPairs = Tile::kChunks / 2;
+  constexpr int kPairs = kDimTiles * kBytes / 4;
   constexpr int kSteps = kKeys / 16;
-  const uint32_t address = v_tile + Tile::offset(first_key + lane % 16, lane / 16);
+  static_assert(kDimTiles * 8 == kHeadDim || kDimTiles * 8 * kBytes % 128 == 0);  // see advance()
+  const uint32_t address =
+      v_tile + Tile::offset(first_key + lane % 16, lane / 16) + first_dim * kBytes;
   uint32_t b[3][4];
   const auto load_b = [&](int i) {
     ldmatrix_transposed(b[i % 3],
@@ -175,13 +187,7 @@ FLASHPLAN_DEVICE void multiply_values(float (&o)[kMmaM][kHeadDim / 8][4],
   for (int step = 0; step < kSteps; ++step) {
     uint32_t a[kMmaM][4];
 #pragma unroll
-    for (int m = 0; m < kMmaM; ++m) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float (&tile)[4] = weights[m][first_weight / 8 + 2 * step + i / 2];
-        a[m][i] = Element<kQ>::pack(tile[i % 2 * 2], tile[i % 2 * 2 + 1]);
-      }
-    }
+    for (int m = 0; m < kMmaM; ++m) weight_fragment(a[m], m, step);
 #pragma unroll
     for (int pair = 0; pair < kPairs; ++pair) {
       const int i = step * kPairs + pair;
@@ -191,7 +197,8 @@ FLASHPLAN_DEVICE void multiply_values(float (&o)[kMmaM][kHeadDim / 8][4],
         uint32_t values[4];
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-          values[j] = transform(b[i % 3][j], key + j % 2 * 8, pair * 16 + j / 2 * 8 + lane / 4);
+          values[j] =
+              transform(b[i % 3][j], key + j % 2 * 8, first_dim + pair * 16 + j / 2 * 8 + lane / 4);
         }
 #pragma unroll
         for (int m = 0; m < kMmaM; ++m) {
@@ -203,7 +210,7 @@ FLASHPLAN_DEVICE void multiply_values(float (&o)[kMmaM][kHeadDim / 8][4],
         for (int chunk = 0; chunk < 2; ++chunk) {
           // Bytes are (even, odd) of one key, (even, odd) of the next.
           const uint32_t (&bytes)[4] = b[i % 3];
-          const int dim = (2 * pair + chunk) * 16 + lane / 4 * 2;
+          const int dim = first_dim + (2 * pair + chunk) * 16 + lane / 4 * 2;
           uint2 low = dequantize<kKv, kQ>(__byte_perm(bytes[2 * chunk], 0, 0x3120));
           uint2 high = dequantize<kKv, kQ>(__byte_perm(bytes[2 * chunk + 1], 0, 0x3120));
           low = {transform(low.x, key, dim), transform(low.y, key, dim + 1)};
