@@ -108,13 +108,17 @@ class KvCursor {
   template <int kTiles>
   FLASHPLAN_DEVICE void copy_page_ids(uint32_t to, const PageTable& pages, const int32_t* ids,
                                       KeySpan keys, int thread) const {
-    if (pages.ids == nullptr) return;
-    for_each_key<kTiles>(keys, thread, [&](const KvCursor& tile, uint32_t key, int index) {
+    const auto copy = [&](const KvCursor&, uint32_t key, int index) {
       const uint32_t page = quotient(key, pages.page_size);
       if (index % kTileKv == 0 || key == page * pages.page_size.value) {
         cp_async_4(to + index * 4, ids + page);
       }
-    });
+    };
+    if (is_of_one_head<kTiles>(keys)) {
+      for_each_key_of_head<kTiles>(thread, copy);
+    } else {
+      for_each_key<kTiles>(keys, thread, copy);
+    }
   }
 
   /// Writes the KvRows of the next kTiles tiles to `table`, given their page ids.
@@ -126,10 +130,10 @@ class KvCursor {
     constexpr bool kApart = kThreads >= 2 * kKeys;
     const bool is_k = thread < kKeys;
     const int place = kApart && !is_k ? thread - kKeys : thread;
-    for_each_key<kTiles>(keys, place, [&](const KvCursor& tile, uint32_t key, int index) {
+    const auto find = [&](bool paged, const KvCursor& tile, uint32_t key, int index) {
       uint32_t page = 0;
       uint32_t slot = static_cast<uint32_t>(request_kv_begin) + key;
-      if (p.pages.ids != nullptr) {
+      if (paged) {
         const uint32_t slot_in_page =
             key - quotient(key, p.pages.page_size) * static_cast<uint32_t>(p.pages.page_size.value);
         // The page's id is at its first key, or at the tile's, where the page begins before it.
@@ -151,10 +155,31 @@ class KvCursor {
       } else {
         store_shared_pointers(to, row(p.k), row(p.v));
       }
-    });
+    };
+    // As a rule there is no branch between a thread's keys: all of them are found at once.
+    const bool paged = p.pages.ids != nullptr;
+    if (!is_of_one_head<kTiles>(keys)) {
+      for_each_key<kTiles>(keys, place, [&](const KvCursor& tile, uint32_t key, int index) {
+        find(paged, tile, key, index);
+      });
+    } else if (paged) {
+      for_each_key_of_head<kTiles>(place, [&](const KvCursor& tile, uint32_t key, int index) {
+        find(true, tile, key, index);
+      });
+    } else {
+      for_each_key_of_head<kTiles>(place, [&](const KvCursor& tile, uint32_t key, int index) {
+        find(false, tile, key, index);
+      });
+    }
   }
 
  private:
+  /// Whether the next kTiles tiles are known to be whole ones of one head.
+  template <int kTiles>
+  FLASHPLAN_DEVICE bool is_of_one_head(KeySpan keys) const {
+    return kTiles > 1 && keys.end - tile_begin_ >= kTiles * kTileKv;
+  }
+
   /// Calls f(tile, key, index) for this thread's keys of the next kTiles tiles, of which `index`
   /// counts the keys: as many tiles at a time as there are threads for.
   template <int kTiles, typename Function>
@@ -174,6 +199,19 @@ class KvCursor {
       const int key = tile.tile_begin_ + min(in_tile, keys.end - 1 - tile.tile_begin_);
       f(tile, static_cast<uint32_t>(key), (i + place) * kTileKv + in_tile);
       if (i + kAtOnce < kTiles) tile = tile.template later<kAtOnce>(keys);
+    }
+  }
+
+  /// The same where is_of_one_head().
+  template <int kTiles, typename Function>
+  FLASHPLAN_DEVICE void for_each_key_of_head(int thread, Function f) const {
+    if (thread >= kTiles * kTileKv) return;
+    const int in_tile = thread & (kTileKv - 1);
+#pragma unroll
+    for (int first = 0; first < kTiles * kTileKv; first += kThreads) {
+      const int index = first + thread;
+      const KvCursor tile(tile_begin_ + index - in_tile, kv_head_);
+      f(tile, static_cast<uint32_t>(tile_begin_ + index), index);
     }
   }
 
