@@ -311,16 +311,23 @@ void Scheduler::place_whole(int32_t first, int64_t capacity) {
   }
 }
 
-/// What cuts may add to a queue: the fixed cost of one more tile, a granule that is left, or a cut
-/// that is not worth it.
-int64_t Scheduler::slack() const {
-  int32_t most_rows = 0;
+/// What a queue is to have beyond its share at first, for the cuts of what is left.
+int64_t Scheduler::least_extra(int64_t share) const {
+  int32_t rows = 0;
   for (int32_t n = 0; n < num_left_; ++n) {
     const auto i = static_cast<size_t>(left_[static_cast<size_t>(n)].row_tile);
-    most_rows = std::max<int32_t>(most_rows, row_tiles_[i].num_rows);
+    rows = std::max<int32_t>(rows, row_tiles_[i].num_rows);
   }
-  return tile_cost(shape_.cost, most_rows) + shape_.granule() * step_cost(shape_.cost, most_rows) +
-         split_cost(shape_.cost, most_rows);
+  const int64_t tile = tile_cost(shape_.cost, rows);
+  const int64_t granule = shape_.granule() * step_cost(shape_.cost, rows);
+  const int64_t split = split_cost(shape_.cost, rows);
+  // What one cut may add: the fixed cost of one more tile, a granule that is left, or a cut that is
+  // not worth it.
+  const int64_t cut = tile + granule + split;
+  const int64_t least = std::clamp(share / 64, cut / 4, 2 * cut) + 1;
+  if (num_groups_ > 0) return least;
+  // Without groups most queues will have a cut at both ends: this saves a second try.
+  return std::max(least, std::min(tile + granule / 2 + 2 * split, share / 32));
 }
 
 /// As many as make the item steps, but enough items to fill the queues with.
@@ -479,14 +486,9 @@ int64_t Scheduler::place_the_rest(int64_t capacity) {
 
 void Scheduler::fill_queues(int64_t share) {
   constexpr int kTries = 16;
-  constexpr int64_t kUnnoticed = 64;     // such a part of a queue is not worth another try
-  constexpr int64_t kWorthOfGroups = 8;  // such a part is what sharing keys may cost
-  const auto least_extra = [&] {
-    const int64_t unit = slack();
-    return std::clamp(share / kUnnoticed, unit / 4, 2 * unit) + 1;
-  };
+  constexpr int64_t kWorthOfGroups = 8;  // such a part of a queue is what sharing keys may cost
   // What cuts add is known afterwards: capacities are tried, each larger by what the last lacked.
-  int64_t extra = least_extra();
+  int64_t extra = least_extra(share);
   bool in_groups = num_groups_ > 0;
   for (int i = 0; i < kTries; ++i) {
     const int64_t excess = place_the_rest(share + extra);
@@ -496,7 +498,7 @@ void Scheduler::fill_queues(int64_t share) {
       // Too few items to even out what the order of groups left: longest first from the start.
       in_groups = false;
       deal_items(share, 0);
-      extra = least_extra();
+      extra = least_extra(share);
     }
   }
 }

@@ -135,7 +135,7 @@ class Scheduler {
   void fill_queues(int64_t share);
   int64_t place_the_rest(int64_t capacity);
   int64_t cost_of(const Item& item) const;
-  int64_t slack() const;
+  int64_t least_extra(int64_t share) const;
   int32_t heads_per_item(const Group& group, int64_t share) const;
   void write_queues();
 
