@@ -135,7 +135,7 @@ bool measure_gpu_schedule(const std::vector<HostBatch>& batches, Result* result)
                                    128,
                                    128,
                                    false,
-                                   {{{228, 128, 64, 2, nullptr, nullptr}}}};
+                                   {{{228, 128, 16, 64, 2, nullptr, nullptr}}}};
   DeviceLimits device;
   device.instances = {&instance, 1};
   device.architectures = "90";

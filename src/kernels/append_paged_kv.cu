@@ -8,7 +8,7 @@
 #include <span>
 
 #include "common/error.h"
-#include "kernels/device/row_block.h"
+#include "kernels/device/divisor.h"
 #include "kernels/formats.h"
 #include "kernels/launch.h"
 #include "kernels/row_ops.h"

@@ -17,6 +17,7 @@ namespace flashplan {
 struct KernelTiling {
   int32_t smem_per_sm;  // KB, see device::smem_per_sm()
   int32_t tile_q;       // packed query rows of the largest tile
+  int32_t few_rows;     // of the smallest one: decode
   int32_t tile_kv;      // keys of a step
   int32_t ctas_per_sm;  // that are there at once
   /// Makes the kernel ready on the current device; once per device before the first launch.

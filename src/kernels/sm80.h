@@ -40,6 +40,7 @@ constexpr KernelTiling sm80_tiling() {
   using T = device::Tiling<Choices, kSmemPerSm>;
   return {kSmemPerSm,
           T::kTileQ,
+          device::Shapes<T>::Few::kRows,
           T::kTileKv,
           T::kCtasPerSm,
           prepare_sm80<Choices, kSmemPerSm>,

@@ -31,6 +31,7 @@ struct KernelConfig {
   const KernelInstance* instance = nullptr;  // of the other families
   const KernelTiling* tiling = nullptr;      // one of the instance's
   int32_t tile_q = 0;                        // packed query rows of a tile; a power of two
+  int32_t few_rows = 0;                      // of the smallest tile, on a GPU
   int32_t tile_kv = 0;                       // keys of a step; a power of two
   int32_t num_ctas = 0;                      // work queues
   int32_t chunk_kv = 0;                      // keys of a state in batch-invariant mode, else 0

@@ -248,6 +248,7 @@ Status cuda_config(const AttentionOptions& o, const DeviceLimits& device, Kernel
   config->instance = instance;
   config->tiling = &tiling;
   config->tile_q = tiling.tile_q;
+  config->few_rows = tiling.few_rows;
   config->tile_kv = tiling.tile_kv;
   // One queue for each CTA that can be there at once: none waits for another's end.
   config->num_ctas =

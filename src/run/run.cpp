@@ -144,9 +144,8 @@ AttentionParams make_params(const AttentionTensors& t, const Plan::Impl& plan) {
   p.group_size = make_divisor(options.num_qo_heads / options.num_kv_heads);
   p.head_dim_qk = options.head_dim_qk;
   p.head_dim_vo = options.head_dim_vo;
-  constexpr int64_t kFewRows = 16;
   p.has_few_rows = int64_t{plan.num_tokens} * p.group_size.value <=
-                   kFewRows * static_cast<int64_t>(schedule.requests.size());
+                   plan.config.few_rows * static_cast<int64_t>(schedule.requests.size());
   p.causal = options.causal;
   p.window_left = options.window_left;
   p.logits_scale = *options.softmax_scale * t.k_scale;

@@ -38,7 +38,7 @@ ScheduleShape real_shape(int32_t num_ctas, DeviceType device = DeviceType::kCpu)
                                        128,
                                        128,
                                        false,
-                                       {{{164, 128, 64, 2, nullptr, nullptr}}}}};
+                                       {{{164, 128, 16, 64, 2, nullptr, nullptr}}}}};
   DeviceLimits limits;
   limits.instances = instances;
   limits.architectures = "80";

@@ -49,9 +49,9 @@ const std::vector<KernelInstance>& instances() {
                       qk,
                       vo,
                       softcap,
-                      {{{100, 128, 32, 1, nullptr, nullptr},
-                        {164, 64, 64, 2, nullptr, nullptr},
-                        {228, 128, 64, 2, nullptr, nullptr}}}});
+                      {{{100, 128, 16, 32, 1, nullptr, nullptr},
+                        {164, 64, 16, 64, 2, nullptr, nullptr},
+                        {228, 128, 16, 64, 2, nullptr, nullptr}}}});
     };
     const DType bf16 = DType::kBFloat16;
     add("f16_d64", DType::kFloat16, DType::kFloat16, 64, 64, false);
@@ -187,6 +187,7 @@ TEST(architectures) {
     KernelConfig config;
     if (!select_kernel(llama_on_gpu(), device, &config).ok()) return 0;
     CHECK_EQ(config.tile_q, config.tiling->tile_q);
+    CHECK_EQ(config.few_rows, config.tiling->few_rows);
     CHECK_EQ(config.tile_kv, config.tiling->tile_kv);
     CHECK_EQ(config.num_ctas, config.tiling->ctas_per_sm * device.num_sms);
     return config.tiling->smem_per_sm;

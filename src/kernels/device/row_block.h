@@ -2,15 +2,10 @@
 // The query rows of a work tile, and what each of them sees.
 #pragma once
 
+#include "kernels/device/divisor.h"
 #include "kernels/device/variant.h"
-#include "run/params.h"
 
 namespace flashplan::device {
-
-/// x / divisor.
-FLASHPLAN_DEVICE uint32_t quotient(uint32_t x, const Divisor& divisor) {
-  return divisor.value == 1 ? x : __umulhi(x, divisor.multiplier) >> divisor.shift;
-}
 
 /// Keys [begin, end) of a request.
 struct KeySpan {

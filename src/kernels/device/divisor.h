@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "kernels/device/ptx.h"
+#include "run/params.h"
+
+namespace flashplan::device {
+
+/// x / divisor.
+FLASHPLAN_DEVICE uint32_t quotient(uint32_t x, const Divisor& divisor) {
+  return divisor.value == 1 ? x : __umulhi(x, divisor.multiplier) >> divisor.shift;
+}
+
+}  // namespace flashplan::device
