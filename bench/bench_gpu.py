@@ -144,13 +144,25 @@ def rounded(value):
     return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
-def selected(args):
-    """(section, name, case or op) of the rows to run."""
-    for section, rows in (*GPU_BENCH.items(), ("ops", OPS)):
-        quick = QUICK[section].split(", ")
+def in_order():
+    """All rows (section, name, case or op). Paged ones follow their ragged one, with which they are
+    compared: a GPU near its power limit is slower later."""
+    for name, case in GPU_BENCH["prefill"].items():
+        yield "prefill", name, case
+        for paged, case_of_pages in GPU_BENCH["paged"].items():
+            if paged.startswith(f"{name} page "):
+                yield "paged", paged, case_of_pages
+    for section, rows in (("decode", GPU_BENCH["decode"]), ("ops", OPS)):
         for name, what in rows.items():
-            if section in args.section and args.only in name and (not args.quick or name in quick):
-                yield section, name, what
+            yield section, name, what
+
+
+def selected(args):
+    """The rows to run."""
+    for section, name, what in in_order():
+        quick = not args.quick or name in QUICK[section].split(", ")
+        if section in args.section and args.only in name and quick:
+            yield section, name, what
 
 
 def main():

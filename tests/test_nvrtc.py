@@ -47,7 +47,8 @@ struct SigmoidOfEveryOtherKey : Standard {
   float scale;
 };
 
-using Kernel = Traits<DType::kBFloat16, DType::kBFloat16, 64, 64, SigmoidOfEveryOtherKey>;
+using Kernel =
+    Traits<DType::kBFloat16, DType::kBFloat16, HEAD_DIM, HEAD_DIM, SigmoidOfEveryOtherKey>;
 """
 KERNEL = b"attention_kernel<Kernel>"
 
@@ -81,7 +82,7 @@ def strings(*values):
     return (ctypes.c_char_p * len(values))(*values)
 
 
-def compiled(nvrtc, architecture):
+def compiled(nvrtc, architecture, head_dim):
     """(whether it worked, log, cubin)"""
     program, size, name = ctypes.c_void_p(), ctypes.c_size_t(), ctypes.c_char_p()
     source, headers, names = SOURCE.encode(), strings(CSTDINT), strings(b"cstdint")
@@ -92,6 +93,7 @@ def compiled(nvrtc, architecture):
     options = [
         f"--gpu-architecture={architecture}",
         "--std=c++20",
+        f"--define-macro=HEAD_DIM={head_dim}",
         "--device-as-default-execution-space",  # constexpr functions of public headers
         f"--include-path={ROOT / 'src'}",
         f"--include-path={ROOT / 'include'}",
@@ -113,9 +115,10 @@ def compiled(nvrtc, architecture):
     return not failed, log.value.decode(), bytes(cubin)
 
 
+@pytest.mark.parametrize("head_dim", [64, 256])
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_86", "sm_90a"])
-def test_a_variant_of_the_user_compiles(nvrtc, architecture):
-    worked, log, cubin = compiled(nvrtc, architecture)
+def test_a_variant_of_the_user_compiles(nvrtc, architecture, head_dim):
+    worked, log, cubin = compiled(nvrtc, architecture, head_dim)
     assert worked, log
     assert log == ""  # no warnings
     assert cubin.startswith(b"\x7fELF")

@@ -6,14 +6,24 @@
 
 #include <type_traits>
 
+#include "common/error.h"
 #include "cuda/device.h"
 #include "kernels/device/attention.h"
 #include "kernels/instances.h"
 
 namespace flashplan {
 
+/// Tiling is the host's guess of which code the driver takes: this makes sure.
 template <typename Choices, int kSmemPerSm>
 Status prepare_sm80() noexcept {
+  cudaFuncAttributes attributes;
+  FLASHPLAN_CUDA_CALL(cudaFuncGetAttributes, &attributes, device::attention_kernel<Choices, true>);
+  if (device::smem_per_sm(attributes.ptxVersion) != kSmemPerSm) {
+    return error(StatusCode::kUnsupported,
+                 "device: expected code for GPUs with %d KB of shared memory per SM, got code for "
+                 "sm_%d",
+                 kSmemPerSm, attributes.ptxVersion);
+  }
   constexpr cudaFuncAttribute kBytes = cudaFuncAttributeMaxDynamicSharedMemorySize;
   constexpr int kSmemBytes = device::Shapes<device::Tiling<Choices, kSmemPerSm>>::kSmemBytes;
   FLASHPLAN_CUDA_CALL(cudaFuncSetAttribute, device::attention_kernel<Choices, false>, kBytes,

@@ -324,10 +324,11 @@ int64_t Scheduler::least_extra(int64_t share) const {
   // What one cut may add: the fixed cost of one more tile, a granule that is left, or a cut that is
   // not worth it.
   const int64_t cut = tile + granule + split;
-  const int64_t least = std::clamp(share / 64, cut / 4, 2 * cut) + 1;
+  constexpr int64_t kUnnoticed = 64;  // such a part of a queue is not worth another try
+  const int64_t least = std::clamp(share / kUnnoticed, cut / 4, 2 * cut) + 1;
   if (num_groups_ > 0) return least;
-  // Without groups most queues will have a cut at both ends: this saves a second try.
-  return std::max(least, std::min(tile + granule / 2 + 2 * split, share / 32));
+  // Without groups most queues will have a cut at both ends: twice as much, to save a second try.
+  return std::max(least, std::min(tile + granule / 2 + 2 * split, 2 * share / kUnnoticed));
 }
 
 /// As many as make the item steps, but enough items to fill the queues with.

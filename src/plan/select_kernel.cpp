@@ -113,22 +113,24 @@ KernelConfig cpu_config(const AttentionOptions& o, const DeviceLimits& device) {
   return config;
 }
 
-/// The architecture whose machine code a device runs, as 10 * major + minor; 0: none. Code for 8.0
-/// also runs on 8.7; that for 9.0a on 9.0 alone; that for 8.0 not on 8.6, which has less shared
-/// memory. CUDA takes the nearest that the device can run.
+/// The architecture whose machine code a device runs, as 10 * major + minor; 0: none. Code for 8.6
+/// also runs on 8.9; that for 9.0a on 9.0 alone, as that for 8.7, an embedded GPU; that for 8.0 not
+/// on 8.6, which has less shared memory. CUDA takes the nearest that the device can run.
 int32_t architecture_for(const char* architectures, int32_t major, int32_t minor) {
+  constexpr int32_t kEmbedded = 87;
+  const int32_t own = 10 * major + minor;
   int32_t nearest = 0;
   for (const char* next = architectures; *next != '\0';) {
     char* end = nullptr;
     const auto number = static_cast<int32_t>(std::strtol(next, &end, 10));
-    const bool same_alone = *end == 'a';
-    if (number / 10 == major && (same_alone ? number % 10 == minor : number % 10 <= minor)) {
+    const bool same_alone = *end == 'a' || number == kEmbedded || own == kEmbedded;
+    if (number / 10 == major && (same_alone ? number == own : number <= own)) {
       nearest = std::max(nearest, number);
     }
     while (*end != '\0' && *end != ';') ++end;
     next = *end == ';' ? end + 1 : end;
   }
-  const bool fits = device::smem_per_sm(nearest) <= device::smem_per_sm(10 * major + minor);
+  const bool fits = device::smem_per_sm(nearest) <= device::smem_per_sm(own);
   return fits ? nearest : 0;
 }
 
@@ -254,11 +256,17 @@ Status cuda_config(const AttentionOptions& o, const DeviceLimits& device, Kernel
   config->num_ctas =
       o.num_ctas > 0 ? o.num_ctas : std::min(device.num_sms * tiling.ctas_per_sm, kMaxCtas);
   config->chunk_kv = o.batch_invariant ? 4096 : 0;
-  config->item_steps = 32;
   // In units of what one query row adds to a step. Loading the keys of a step costs as much as 200
-  // rows over it, starting a tile as much as 300, and writing and merging a partial result 400.
-  config->cost = {
-      .tile = 300, .tile_row = 0, .step = 200, .step_row = 1, .split = 400, .split_row = 12};
+  // rows over it, starting a tile as much as 300, and writing and merging a partial result 400, of
+  // steps of 64 keys; in shorter ones the unit is smaller.
+  const int32_t shorter = std::max(64 / tiling.tile_kv, 1);
+  config->item_steps = 32 * shorter;
+  config->cost = {.tile = 300 * shorter,
+                  .tile_row = 0,
+                  .step = 200,
+                  .step_row = 1,
+                  .split = 400 * shorter,
+                  .split_row = 12 * shorter};
   return {};
 }
 

@@ -74,7 +74,7 @@ struct AttentionParams {
   bool vectorized;  // q, k, v and o can be read and written 16 bytes at a time (GPU kernels)
   int32_t head_dim_qk;
   int32_t head_dim_vo;
-  bool has_few_rows;  // per request, on average no more than the smallest tile has (GPU kernels)
+  bool has_few_rows;  // packed, per request, on average: the smallest tile holds them (GPU kernels)
   bool causal;
   int32_t window_left;  // -1: unbounded
   float logits_scale;   // softmax_scale * k_scale

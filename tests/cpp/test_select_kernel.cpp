@@ -136,6 +136,15 @@ TEST(the_smallest_instance_that_covers_the_head_dims) {
            "in for cuda), got (257, 64)");
 }
 
+TEST(costs_are_of_steps_of_64_keys) {
+  DeviceLimits device = h200();
+  device.architectures = "86";
+  device.major = 8;
+  device.minor = 9;
+  CHECK_EQ(gpu_choice(llama_on_gpu(), device),
+           "bf16_d128 sm80 kv 2 tile 128x32 ctas 132 chunk 0 cost 600 0 200 1 800");
+}
+
 TEST(queues_on_a_gpu_fit_it) {
   AttentionOptions o = llama_on_gpu();
   const auto num_ctas = [&o](const DeviceLimits& device) {
@@ -193,7 +202,9 @@ TEST(architectures) {
     return config.tiling->smem_per_sm;
   };
   CHECK_EQ(smem("80;90a", 8, 0), 164);
-  CHECK_EQ(smem("80;90a", 8, 7), 164);
+  CHECK_EQ(smem("80;90a", 8, 7), 0);
+  CHECK_EQ(smem("80;87", 8, 7), 164);
+  CHECK_EQ(smem("86;87", 8, 9), 100);
   CHECK_EQ(smem("80;90a", 9, 0), 228);
   CHECK_EQ(smem("80;90a", 7, 5), 0);
   CHECK_EQ(smem("80;90a", 10, 0), 0);
@@ -203,11 +214,10 @@ TEST(architectures) {
   CHECK_EQ(smem("100f;120", 12, 1), 100);
   CHECK_EQ(smem("90a", 9, 1), 0);
   CHECK_EQ(smem("", 9, 0), 0);
-  // The nearest code is taken, and its tiling, even on a GPU with more shared memory.
+  // The nearest code is taken, and its tiling.
   CHECK_EQ(smem("80;86;90a", 8, 0), 164);
   CHECK_EQ(smem("86;80;90a", 8, 6), 100);
   CHECK_EQ(smem("80;86", 8, 9), 100);
-  CHECK_EQ(smem("80;86", 8, 7), 100);
   CHECK_EQ(smem("80;90a", 8, 9), 0);  // not with less
   DeviceLimits t4 = h200();
   t4.major = 7;

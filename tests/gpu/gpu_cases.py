@@ -34,6 +34,14 @@ LARGER = [
     Case((17, 16, 15), (64, 65, 63), num_qo_heads=4, num_kv_heads=4, head_dim=128),
     Case((1, 1), (20000, 3), num_qo_heads=32, num_kv_heads=8, head_dim=128, page_size=1),
     Case((64,), (3000,), num_qo_heads=16, num_kv_heads=2, head_dim=256),
+    # Two warps share rows; of 8-bit keys a step has two parts.
+    Case((130, 40), (500, 900), num_qo_heads=8, num_kv_heads=2, head_dim=256, num_ctas=3),
+    Case((70,), (400,), head_dim=256, q_dtype="float16", kv_dtype="float8_e4m3fn", page_size=3),
+    Case((90, 1), (5000, 9000), num_qo_heads=2, num_kv_heads=2, head_dim=256, batch_invariant=True),
+    Case((300,), (300,), head_dim=256, page_size=None, window_left=70, softcap=20.0),
+    # Rows beyond what the warps hold where a step has few keys, into outputs of another dtype.
+    Case((40, 12), (333, 9000), num_qo_heads=1, num_kv_heads=1, head_dim=256, o_dtype="float32"),
+    Case((12,), (9000,), num_qo_heads=2, head_dim=(192, 128), batch_invariant=True),
     Case((1,) * 3, (5000, 300, 17), head_dim=(192, 128), num_qo_heads=16, num_kv_heads=2),
     Case((100, 1), (100, 2500), head_dim=(192, 128), page_size=None),
 ]

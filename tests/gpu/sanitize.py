@@ -34,6 +34,7 @@ def small_cases():
         Case(**split, kv_dtype="float8_e4m3fn", k_scale=0.5, v_scale=1.7),
         Case(**split, kv_dtype="float8_e5m2", page_size=1),
         Case((20, 1), (40, 70), head_dim=256, num_qo_heads=2, num_kv_heads=1),
+        Case((40,), (150,), head_dim=256, num_qo_heads=4, num_kv_heads=2, num_ctas=1),
         Case((20, 1), (40, 70), head_dim=(192, 128), num_qo_heads=2, num_kv_heads=1),
     ]
 

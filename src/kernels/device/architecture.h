@@ -13,11 +13,11 @@ constexpr int smem_per_sm(int architecture) {
   return 228;
 }
 
-/// What the code being compiled can have; what it says on the host does not matter.
+/// What the device code being compiled can have; on the host it does not matter.
 #ifdef __CUDA_ARCH__
-constexpr int kSmemPerSm = smem_per_sm(__CUDA_ARCH__ / 10);
+constexpr int kCompiledSmemPerSm = smem_per_sm(__CUDA_ARCH__ / 10);
 #else
-constexpr int kSmemPerSm = 228;
+constexpr int kCompiledSmemPerSm = 228;
 #endif
 
 }  // namespace flashplan::device

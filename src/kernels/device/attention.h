@@ -28,10 +28,10 @@ FLASHPLAN_DEVICE void run_tile(const AttentionParams& p, TileContext& context,
 /// sooner where caches are cold: `kFewFirst` says that this be decode. Compilers begin with what
 /// comes last in a chain of branches.
 template <typename Choices, bool kFewFirst = false>
-__global__ void __launch_bounds__(Tiling<Choices, kSmemPerSm>::kThreads,
-                                  Tiling<Choices, kSmemPerSm>::kCtasPerSm)
+__global__ void __launch_bounds__(Tiling<Choices, kCompiledSmemPerSm>::kThreads,
+                                  Tiling<Choices, kCompiledSmemPerSm>::kCtasPerSm)
     attention_kernel(const __grid_constant__ AttentionParams p) {
-  using T = Tiling<Choices, kSmemPerSm>;
+  using T = Tiling<Choices, kCompiledSmemPerSm>;
   extern __shared__ __align__(128) unsigned char smem[];
   // Records of this tile and the next: they are there by the time they are needed.
   __shared__ QueueStart queue;

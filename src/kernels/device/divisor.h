@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Division by what is known before a launch.
 #pragma once
 
 #include "kernels/device/ptx.h"

@@ -102,9 +102,9 @@ class KvCursor {
     return tile;
   }
 
-  /// Starts to bring the page ids of the next kTiles tiles to shared memory at `to`: one per page,
-  /// to the place of its first key of a tile, since copies from one address wait for each other.
-  /// `ids` are the request's.
+  /// Of a paged cache: starts to bring the page ids of the next kTiles tiles to shared memory at
+  /// `to`: one per page, to the place of its first key of a tile, since copies from one address
+  /// wait for each other. `ids` are the request's.
   template <int kTiles>
   FLASHPLAN_DEVICE void copy_page_ids(uint32_t to, const PageTable& pages, const int32_t* ids,
                                       KeySpan keys, int thread) const {
@@ -205,6 +205,7 @@ class KvCursor {
   /// The same where is_of_one_head().
   template <int kTiles, typename Function>
   FLASHPLAN_DEVICE void for_each_key_of_head(int thread, Function f) const {
+    static_assert(kTiles * kTileKv % kThreads == 0 || kTiles * kTileKv < kThreads);
     if (thread >= kTiles * kTileKv) return;
     const int in_tile = thread & (kTileKv - 1);
 #pragma unroll

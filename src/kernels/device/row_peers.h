@@ -19,7 +19,9 @@ class RowPeers {
   FLASHPLAN_DEVICE RowPeers(uint32_t memory, int thread)
       : at_(thread), memory_(memory + at_.warp_q * S::kWarpsVo * S::kPeerBytes) {}
 
-  /// Whether it is so for any lane of them.
+  /// Waits for all of them.
+  FLASHPLAN_DEVICE void wait() const { barrier_wait(barrier(), S::kWarpsVo * 32); }
+  /// Waits for all of them; whether any lane has `x`.
   FLASHPLAN_DEVICE bool any(bool x) const {
     if constexpr (S::kWarpsVo == 1) {
       return __any_sync(0xffffffffU, x);
@@ -34,8 +36,8 @@ class RowPeers {
     combine(x, [](float a, float b) { return a + b; });
   }
 
-  /// Makes this warp's weights known, and waits for those of all. Between two calls there must be
-  /// one of any().
+  /// Makes this warp's weights known, and waits for those of all. There must have been a wait() or
+  /// any() since load_weights() and the functions above.
   template <DType kQ, int kTiles>
   FLASHPLAN_DEVICE void exchange(const float (&weights)[S::kMmaM][kTiles][4]) const {
     constexpr int kSteps = kTiles / 2;
@@ -48,7 +50,7 @@ class RowPeers {
         store_shared_16(fragment_address(at_.warp_vo * kSteps + step, m), {a[0], a[1], a[2], a[3]});
       }
     }
-    barrier_wait(barrier(), S::kWarpsVo * 32);
+    wait();
   }
   /// The weights of 16 of the keys.
   FLASHPLAN_DEVICE void load_weights(uint32_t (&a)[4], int m, int step) const {
@@ -76,16 +78,16 @@ class RowPeers {
     });
     if constexpr (S::kWarpsVo > 1) {
       static_assert(S::kWarpsVo == 2);
+      wait();  // for them to have read what was there
       for_each(x, [&](float own, int m, int half) {
         if (at_.lane % 4 == 0) {
           store_shared_4(row_address(at_.warp_vo, m, half), __float_as_uint(own));
         }
       });
-      barrier_wait(barrier(), S::kWarpsVo * 32);
+      wait();
       for_each(x, [&](float& own, int m, int half) {
         own = f(own, __uint_as_float(load_shared_4(row_address(1 - at_.warp_vo, m, half))));
       });
-      barrier_wait(barrier(), S::kWarpsVo * 32);  // the memory is free
     }
   }
   template <typename Function>

@@ -23,15 +23,15 @@ template <typename Choices, int kSmemPerSm>
 struct Tiling : Choices {
   static constexpr bool kIsNarrow = Element<Choices::kKv>::kBytes == 1;
 
-  // There are 8 warps on an SM. Accumulators of 128 rows x 256 dims take all of their registers,
+  // There are 8 warps on an SM, in two CTAs. But 128 rows x 256 dims take half of the registers,
   // and 100 KB do not hold queries and keys of two CTAs.
   static constexpr bool kIsWide = Choices::kHeadDimVo > 128;
   static constexpr bool kIsSmall = kSmemPerSm < 164;
   static constexpr int kCtasPerSm = kIsWide || kIsSmall ? 1 : 2;
   static constexpr int kThreads = 256 / kCtasPerSm;
   static constexpr int kTileQ = 128;
-  // Rows of a warp in tiles of many: with 32, half as many fragments of k and v are read as with
-  // 16, which is the limit where matrices are fast, as they are not on small GPUs. Accumulators of
+  // Rows of a warp in tiles of many. For 32 rows half as many fragments of k and v are read as for
+  // 16. GPUs with 100 KB have half the matrix rate: there these reads are no limit. Accumulators of
   // 32 rows x 256 dims need two warps.
   static constexpr int kManyRows = kIsSmall ? 16 : 32;
   static constexpr int kManyWarpsVo = kIsWide && !kIsSmall ? 2 : 1;
@@ -49,7 +49,7 @@ struct Tiling : Choices {
         (Choices::kHeadDimQk + Choices::kHeadDimVo) * Element<Choices::kKv>::kBytes +
         kTableBytesPerKey + kIdBytesPerKey;
     constexpr int kQBytes = kTileQ * Choices::kHeadDimQk * Element<Choices::kQ>::kBytes;
-    constexpr int kOtherBytes = 1024;
+    constexpr int kOtherBytes = 1024 + (kManyWarpsVo > 1 ? 16 * 1024 : 0);  // at most
     int keys = (kIsWide && kIsNarrow) || Choices::kHeadDimQk <= 64 ? 128 : 64;
     while (kOtherBytes + kQBytes + 2 * keys * kBytesPerKey > kSmemBudget) keys /= 2;
     return keys;
@@ -72,7 +72,7 @@ struct Shape {
   static constexpr int kMostWarpsKv = T::kTileKv / 16;
   static constexpr int kOtherWarps = kWarps / (kWarpsQ * kWarpsVo);
   static constexpr int kWarpsKv = kOtherWarps < kMostWarpsKv ? kOtherWarps : kMostWarpsKv;
-  static_assert(kWarpsVo == 1 || kWarpsKv == 1);
+  static_assert(kWarpsVo == 1 || kOtherWarps == 1);
   static constexpr int kRows = kWarpsQ * kMmaM * 16;
   static constexpr int kDimsVo = T::kHeadDimVo / kWarpsVo;  // of a warp's accumulators
   static constexpr int kKeysPerWarp = T::kTileKv / kWarpsKv;
@@ -81,18 +81,19 @@ struct Shape {
   static constexpr int kMostAtOnce = kWarpsVo == 1 && T::kIsWide && T::kIsNarrow ? 32 : 64;
   static constexpr int kKeysAtOnce = kKeysPerWarp < kMostAtOnce ? kKeysPerWarp : kMostAtOnce;
   static constexpr int kLogitKeys = kKeysAtOnce / kWarpsVo;  // of these, a warp's
+  static_assert(kLogitKeys % 16 == 0);
   // Of these, weights at a time: fewer where accumulators and logits take most registers.
   static constexpr int kMostWeights = kMmaM * (kDimsVo + kLogitKeys) >= 320 ? 32 : 64;
   static constexpr int kWeightsAtOnce = kKeysAtOnce < kMostWeights ? kKeysAtOnce : kMostWeights;
 
   // Few rows: every stage has room for queries, which are kept in registers. Many: there is one
-  // buffer, whose rows each warp reads itself and fills for the next head when it is done.
+  // buffer: each warp fills its share for the next head when its rows are done.
   static constexpr bool kQueryInStage = kRows <= 64;
   static constexpr bool kQueryInRegisters = kQueryInStage || T::kHeadDimQk <= 64;
   static constexpr int kQBytes = kRows * T::kHeadDimQk * Element<T::kQ>::kBytes;
   static constexpr int kStageBytes = T::kKBytes + T::kVBytes + (kQueryInStage ? kQBytes : 0);
   static constexpr int kStatsBytes = kWarps * 8 * 8;
-  // What a warp tells those that share its rows: 16-bit weights.
+  // What a warp tells those that share its rows: 16-bit weights, or maxima and sums of rows.
   static constexpr int kPeerBytes = kWarpsVo == 1 ? 0 : kMmaM * 16 * kLogitKeys * 2;
   static constexpr int kFixedBytes =
       128 + kStatsBytes + kWarps * kPeerBytes + (kQueryInStage ? 0 : kQBytes);

@@ -26,7 +26,7 @@ struct TileContext {
 
 static_assert(sizeof(TileContext) <= 128 && __builtin_offsetof(TileContext, split) % 8 == 0);
 
-/// Which rows and keys of a tile a warp has.
+/// Which rows, keys and dims of a tile a warp has.
 template <typename S>
 struct WarpPlace {
   int lane;
@@ -37,13 +37,12 @@ struct WarpPlace {
 
   explicit FLASHPLAN_DEVICE WarpPlace(int thread)
       : lane(thread & 31),
-        warp_q(S::kWarpsQ == 1    ? 0
-               : S::kWarpsKv == 1 ? (thread >> 5) / S::kWarpsVo
-                                  : (thread >> 5) % S::kWarpsQ),
-        warp_kv(S::kWarpsKv == 1 ? 0 : (thread >> 5) / S::kWarpsQ),
+        warp_q(S::kWarpsQ == 1       ? 0
+               : S::kOtherWarps == 1 ? (thread >> 5) / S::kWarpsVo
+                                     : (thread >> 5) % S::kWarpsQ),
+        warp_kv(S::kOtherWarps == 1 ? 0 : (thread >> 5) / S::kWarpsQ),
         warp_vo(S::kWarpsVo == 1 ? 0 : (thread >> 5) % S::kWarpsVo),
-        computes(S::kWarpsVo > 1 || S::kWarpsQ * S::kWarpsKv == S::kWarps ||
-                 warp_kv < S::kWarpsKv) {}
+        computes(S::kOtherWarps == S::kWarpsKv || warp_kv < S::kWarpsKv) {}
 
   FLASHPLAN_DEVICE int first_dim() const { return warp_vo * S::kDimsVo; }
   FLASHPLAN_DEVICE int first_row() const { return warp_q * S::kMmaM * 16; }

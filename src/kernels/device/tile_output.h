@@ -35,9 +35,13 @@ class TileOutput {
 
   FLASHPLAN_DEVICE void write(const OnlineSoftmax<S::kMmaM>& softmax, Accumulators& o) {
     if constexpr (S::kWarpsKv == 1) {
-      if (is_split()) return write_partial(softmax, o);
+      if (is_split()) {
+        if (at_.computes) write_partial(softmax, o);
+        return;
+      }
       if (p_.chunk_kv == 0 && p_.vectorized && p_.o_dtype == T::kQ && p_.head_dim_vo % 16 == 0) {
-        return write_result(softmax, o);
+        if (at_.computes) write_result(softmax, o);
+        return;
       }
     }
     __syncthreads();  // all have read the stage
@@ -48,9 +52,9 @@ class TileOutput {
   static constexpr int kQuads = T::kHeadDimVo / 4;
   static constexpr int kParts = S::kDimsVo / S::kOutputDims;  // of a row, in shared memory
 
-  /// The first of this lane's dims, and where those of the warp begin.
-  FLASHPLAN_DEVICE int first_dim() const { return at_.first_dim() + lane_dim(); }
+  /// The first of this lane's dims, counted from the warp's first.
   FLASHPLAN_DEVICE int lane_dim() const { return ValueLayout<T::kKv>::first_dim(at_.lane); }
+  FLASHPLAN_DEVICE int own_dim() const { return at_.first_dim() + lane_dim(); }
   /// Whether this lane has the statistics of its rows to write.
   FLASHPLAN_DEVICE bool writes_lse() const { return at_.lane % 4 == 0 && at_.warp_vo == 0; }
   FLASHPLAN_DEVICE bool is_split() const { return context_.tile.split >= 0; }
@@ -84,7 +88,7 @@ class TileOutput {
     for_each_row([&](int m, int half, int row) {
       const float sum = softmax.sum[m][half];
       const float scale = inverse(sum);
-      float* to = p_.partial_o + partial_row(row) * T::kHeadDimVo + first_dim();
+      float* to = p_.partial_o + partial_row(row) * T::kHeadDimVo + own_dim();
       if (writes_lse()) {
         p_.partial_lse[partial_row(row)] = lse(softmax.shift[m][half], sum);
       }
@@ -104,7 +108,7 @@ class TileOutput {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int row = min(at_.row(m, half), rows_.num_rows - 1);
-        out[m][half] = OutputRow(p_, rows_, head_, row).o(p_) + first_dim();
+        out[m][half] = OutputRow(p_, rows_, head_, row).o(p_) + own_dim();
         scale[m][half] = inverse(softmax.sum[m][half]) * p_.v_scale;
       }
     }
@@ -119,7 +123,7 @@ class TileOutput {
         x *= scale[m][half];
         y *= scale[m][half];
         if constexpr (T::Variant::kTransformsOutput) {
-          const ElementPosition at = rows_.position(p_, head_, row, first_dim() + d);
+          const ElementPosition at = rows_.position(p_, head_, row, own_dim() + d);
           x = variant_.output(x, at);
           y = variant_.output(y, at.next(1));
         }
@@ -140,6 +144,7 @@ class TileOutput {
     constexpr bool kAlone = S::kWarpsKv == 1;  // each warp writes its own rows
     constexpr int kSharedQuads = S::kOutputDims / 4;
     constexpr int kPasses = 2 * S::kMmaM * kParts;
+    if (kAlone && !at_.computes) return;
     const int index = kAlone ? at_.lane : thread_;
     const int own_rows = kAlone ? at_.first_row() : 0;
 #pragma unroll 1
@@ -166,7 +171,7 @@ class TileOutput {
     }
   }
 
-  /// The memory and the statistics of the rows that a warp shares: a warp's of this one's dims.
+  /// Memory and statistics of the rows that a warp shares, one that has the same dims as this.
   FLASHPLAN_DEVICE int warp_index(int warp_q, int warp_kv) const {
     return (warp_q * S::kWarpsVo + at_.warp_vo) * S::kWarpsKv + warp_kv;
   }

@@ -79,7 +79,7 @@ class TileRunner {
           left -= T::kTileKv;
         } while (left > left_after);
         if (!S::kQueryInStage && computes_ && left <= 0 && head + 1 < heads_end()) {
-          __syncwarp();
+          __syncwarp();  // and warps that share rows waited for each other's logits
           copy_own_queries(head + 1);
         }
         softmax_.finish(peers());
@@ -266,7 +266,8 @@ class TileRunner {
     }
   }
 
-  /// The rows of this warp alone, or its share of them; past the last row it is copied again.
+  /// The rows of this warp, half of them where two share them; past the last row it is copied
+  /// again.
   FLASHPLAN_DEVICE void copy_own_queries(int head) {
     constexpr int kRows = S::kMmaM * 16 / S::kWarpsVo;
     const WarpPlace<S> at(opaque(thread_));
@@ -439,16 +440,16 @@ class TileRunner {
     if constexpr (T::Variant::kUseSoftmax) {
       softmax_.template weigh<0, S::kLogitKeys / 8>(s.tiles, variant_.exp2_scale);
     } else {
-      peers().any(false);
+      peers().wait();
     }
-    const RowPeers<S> peers = this->peers();
-    peers.template exchange<T::kQ>(s.tiles);
+    const RowPeers<S> own_peers = peers();
+    own_peers.template exchange<T::kQ>(s.tiles);
 #pragma unroll
     for (int begin = 0; begin < S::kKeysAtOnce; begin += S::kWeightsAtOnce) {
       if (begin > 0 && visible_end() <= first_key + key + begin) return;
       add_products<S::kWeightsAtOnce>(v_tile, first_key, key + begin, head,
                                       [&](uint32_t (&a)[4], int m, int step) {
-                                        peers.load_weights(a, m, begin / 16 + step);
+                                        own_peers.load_weights(a, m, begin / 16 + step);
                                       });
     }
   }
