@@ -37,7 +37,7 @@ class RowPeers {
   }
 
   /// Makes this warp's weights known, and waits for those of all. There must have been a wait() or
-  /// any() since load_weights() and the functions above.
+  /// any() since load_weights().
   template <DType kQ, int kTiles>
   FLASHPLAN_DEVICE void exchange(const float (&weights)[S::kMmaM][kTiles][4]) const {
     constexpr int kSteps = kTiles / 2;
@@ -78,7 +78,7 @@ class RowPeers {
     });
     if constexpr (S::kWarpsVo > 1) {
       static_assert(S::kWarpsVo == 2);
-      wait();  // for them to have read what was there
+      wait();  // for them to have read the weights that were there
       for_each(x, [&](float own, int m, int half) {
         if (at_.lane % 4 == 0) {
           store_shared_4(row_address(at_.warp_vo, m, half), __float_as_uint(own));
@@ -88,6 +88,7 @@ class RowPeers {
       for_each(x, [&](float& own, int m, int half) {
         own = f(own, __uint_as_float(load_shared_4(row_address(1 - at_.warp_vo, m, half))));
       });
+      wait();  // for weights to come there
     }
   }
   template <typename Function>
