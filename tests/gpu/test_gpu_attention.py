@@ -12,8 +12,8 @@ import flashplan as fp
 from cases import BATCH, Case
 from frameworks import TorchCuda, bits, gpu_framework
 from gpu_cases import ALL_CASES, DEVICE, GPU_CASES
-from inputs import rearranged
-from solve import CudaRunner, assert_correct, problem
+from inputs import make_inputs, rearranged
+from solve import CudaRunner, assert_correct, problem, run_arguments
 
 pytestmark = pytest.mark.gpu
 
@@ -64,6 +64,22 @@ def test_same_inputs_give_the_same_bits(case, torch, seed):
     first = [x.copy() for x in runner.run(inputs, framework)]
     for _ in range(20):
         assert equal_bits(runner.run(inputs, framework), first)
+
+
+def test_alignment_does_not_change_bits(torch, seed):
+    """Results whose rows are no multiple of 16 bytes apart are written in another way."""
+    case = Case((1500,), (1500,), num_qo_heads=8, head_dim=128, v_scale=1.9, num_ctas=4)
+    inputs = make_inputs(case, seed)
+    attn = fp.Attention(**case.options() | {"device": DEVICE})
+    attn.plan(*inputs.plan_args())
+    args, kwargs = run_arguments(case, inputs, TorchCuda(torch))
+    memory = torch.empty(1500 * 8 * 128 + 1, dtype=torch.bfloat16, device=DEVICE)
+    results = []
+    for out in (memory[:-1], memory[1:]):
+        out = out.view(1500, 8, 128)
+        attn.run(*args, **kwargs, out=out)
+        results.append(out.clone().view(torch.int16))
+    assert torch.equal(*results)
 
 
 INVARIANT = [

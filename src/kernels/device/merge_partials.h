@@ -9,13 +9,14 @@ namespace flashplan::device {
 /// Factors where states add up without weights.
 constexpr float2 kSum = {1.0F, 1.0F};
 
-/// Writes dims [dim, dim + 4) of a row's result, and with the first ones its lse.
+/// Writes dims [dim, dim + 4) of a row's result, scale * o, and with the first ones its lse. Scales
+/// are multiplied first, as in TileOutput: bits must not depend on how a tensor is aligned.
 template <typename T>
 FLASHPLAN_DEVICE void write_result(const AttentionParams& p, const typename T::Variant& variant,
                                    const RowBlock& rows, int32_t kv_head, int row, int dim,
-                                   float4 o, float lse) {
+                                   float4 o, float scale, float lse) {
   const OutputRow to(p, rows, kv_head, row);
-  o = scaled(o, p.v_scale);
+  o = scaled(o, scale * p.v_scale);
   if constexpr (T::Variant::kTransformsOutput) {
     const ElementPosition at = rows.position(p, kv_head, row, dim);
     o = {variant.output(o.x, at), variant.output(o.y, at.next(1)), variant.output(o.z, at.next(2)),
@@ -80,8 +81,8 @@ FLASHPLAN_DEVICE void merge_partials(const AttentionParams& p, const RowBlock& r
       const int quad = begin + r * T::kThreads;
       if (quad < num_quads) {
         const float scale = T::Variant::kUseSoftmax ? merged[r].inverse() : 1.0F;
-        write_result<T>(p, variant, rows, split.kv_head, quad / kQuads, quad % kQuads * 4,
-                        scaled(o[r], scale), merged[r].lse());
+        write_result<T>(p, variant, rows, split.kv_head, quad / kQuads, quad % kQuads * 4, o[r],
+                        scale, merged[r].lse());
       }
     }
   }

@@ -214,15 +214,16 @@ class TileOutput {
           o, *reinterpret_cast<const float4*>(shared_o(warp_q, w) + shared_index(r, shared_dim)),
           {1.0F, weight});
     }
-    o = scaled(o, inverse(sum));
+    const float scale = inverse(sum);
     const float row_lse = lse(shift, sum);
     if (is_split()) {
-      *reinterpret_cast<float4*>(p_.partial_o + partial_row(row) * T::kHeadDimVo + dim) = o;
+      *reinterpret_cast<float4*>(p_.partial_o + partial_row(row) * T::kHeadDimVo + dim) =
+          scaled(o, scale);
       if (dim == 0) p_.partial_lse[partial_row(row)] = row_lse;
     } else if (p_.chunk_kv > 0) {
-      merge_chunk(o, row, dim, row_lse);
+      merge_chunk(scaled(o, scale), row, dim, row_lse);
     } else {
-      device::write_result<T>(p_, variant_, rows_, head_, row, dim, o, row_lse);
+      device::write_result<T>(p_, variant_, rows_, head_, row, dim, o, scale, row_lse);
     }
   }
 
@@ -245,9 +246,8 @@ class TileOutput {
       *merged_row = merged;
       return;
     }
-    device::write_result<T>(p_, variant_, rows_, head_, row, dim,
-                            scaled(o, T::Variant::kUseSoftmax ? merged.inverse() : 1.0F),
-                            merged.lse());
+    device::write_result<T>(p_, variant_, rows_, head_, row, dim, o,
+                            T::Variant::kUseSoftmax ? merged.inverse() : 1.0F, merged.lse());
   }
 
   /// This CTA's part of the scratch memory, from `offset` bytes on.
@@ -301,7 +301,7 @@ FLASHPLAN_DEVICE void write_empty(const AttentionParams& p, const TileContext& c
   for (int h = 0; h < context.tile.num_kv_heads; ++h) {
     for (int i = thread; i < context.rows.num_rows * kQuads; i += T::kThreads) {
       write_result<T>(p, variant, context.rows, context.tile.kv_head + h, i / kQuads,
-                      i % kQuads * 4, {0.0F, 0.0F, 0.0F, 0.0F}, -infinity());
+                      i % kQuads * 4, {0.0F, 0.0F, 0.0F, 0.0F}, 1.0F, -infinity());
     }
   }
 }
