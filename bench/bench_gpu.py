@@ -4,6 +4,7 @@ with --peers, other libraries. Each result is checked before it is timed. Rows a
 bench/targets.json, for one H200: TFLOP/s of prefill rows, microseconds of the others."""
 
 import argparse
+import dataclasses
 import json
 import pathlib
 import sys
@@ -58,7 +59,8 @@ def run_peers(case, inputs, timer, args):
     return times
 
 
-def attention_row(case, timer, args):
+def attention_row(case, timer, args, ragged=None):
+    """The row, and the call that it timed. `ragged` is such a call, to be timed in turn with it."""
     inputs = make_gpu_inputs(case, args.device)
     attn = fp.Attention(**case.options() | {"device": args.device})
     plan_args = inputs.plan_args()
@@ -72,7 +74,7 @@ def attention_row(case, timer, args):
 
     call()
     assert_right(case, inputs, out, "flashplan")
-    us = timer.microseconds(call, args.repeats)
+    us, *ragged_us = timer.in_turn([call, ragged] if ragged else [call], args.repeats)
     row = {
         "case": str(case),
         "kernel": plan.kernel_name,
@@ -82,9 +84,11 @@ def attention_row(case, timer, args):
         "run_host_us": host_microseconds(call, int(min(200, max(10, 3e5 / us)))),
         "plan_host_us": host_microseconds(lambda: attn.plan(*plan_args)),
     }
+    if ragged:
+        row["share_of_ragged"] = ragged_us[0] / us
     if args.peers:
         row["peers_us"] = run_peers(case, inputs, timer, args)
-    return row
+    return row, call
 
 
 def op_row(op, timer, args):
@@ -117,8 +121,8 @@ def compared(section, name, row, ceiling):
 
 
 HEADER = (
-    f"{'row':30}{'us':>9}{'TFLOP/s':>9}{'TB/s':>7}{'limit':>7}{'target':>8}{'run us':>8}"
-    f"{'plan us':>8}  peers, time over ours"
+    f"{'row':30}{'us':>9}{'TFLOP/s':>9}{'TB/s':>7}{'limit':>7}{'target':>8}{'ragged':>8}"
+    f"{'run us':>8}{'plan us':>8}  peers, time over ours"
 )
 
 
@@ -130,7 +134,8 @@ def print_row(row):
     peers = ", ".join(f"{peer} {us / row['us']:.2f}" for peer, us in row["peers_us"].items())
     print(
         f"{row['name']:30}{row['us']:9.1f}{cell('tflop_s', 9, '.0f')}{cell('tb_s', 7, '.2f')}"
-        f"{cell(limit, 7, '.0%')}{cell('share_of_target', 8, '.1%')}{cell('run_host_us', 8, '.1f')}"
+        f"{cell(limit, 7, '.0%')}{cell('share_of_target', 8, '.1%')}"
+        f"{cell('share_of_ragged', 8, '.1%')}{cell('run_host_us', 8, '.1f')}"
         f"{cell('plan_host_us', 8, '.1f')}  {peers}",
         flush=True,
     )
@@ -144,14 +149,18 @@ def rounded(value):
     return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
+def ragged_twin(case):
+    """The case whose keys are the same without pages."""
+    return dataclasses.replace(case, page_size=None)
+
+
 def in_order():
-    """All rows (section, name, case or op). Paged ones follow their ragged one, with which they are
-    compared: a GPU near its power limit is slower later."""
+    """All rows (section, name, case or op). Paged ones follow their ragged twin."""
     for name, case in GPU_BENCH["prefill"].items():
         yield "prefill", name, case
-        for paged, case_of_pages in GPU_BENCH["paged"].items():
-            if paged.startswith(f"{name} page "):
-                yield "paged", paged, case_of_pages
+        for paged_name, paged in GPU_BENCH["paged"].items():
+            if ragged_twin(paged) == case:
+                yield "paged", paged_name, paged
     for section, rows in (("decode", GPU_BENCH["decode"]), ("ops", OPS)):
         for name, what in rows.items():
             yield section, name, what
@@ -187,11 +196,18 @@ def main():
     print({name: round(value, 2) for name, value in ceiling.items()})
     print(HEADER)
     rows = []
+    twin, call_of_twin = None, None
     for section, name, what in selected(args):
         try:
             torch.cuda.empty_cache()
-            measure = op_row if section == "ops" else attention_row
-            rows.append(compared(section, name, measure(what, timer, args), ceiling))
+            if section == "ops":
+                row = op_row(what, timer, args)
+            else:
+                has_twin = section == "paged" and ragged_twin(what) == twin
+                row, call = attention_row(what, timer, args, call_of_twin if has_twin else None)
+                if section == "prefill":
+                    twin, call_of_twin = what, call
+            rows.append(compared(section, name, row, ceiling))
             print_row(rows[-1])
         except Exception as error:  # reported, and the rest goes on
             print(f"{name:30} {first_line(error)}", flush=True)

@@ -22,16 +22,26 @@ class Timer:
 
     def microseconds(self, call, repeats, warmups=2):
         """Median. The flush keeps the GPU busy while the host prepares the call."""
-        events = []
+        return self.in_turn([call], repeats, warmups)[0]
+
+    def in_turn(self, calls, repeats, warmups=2):
+        """The same of each of `calls`, one after the other in every round: a GPU that warms up or
+        slows down meanwhile is the same for all of them."""
+        rounds = []
         for _ in range(repeats + warmups):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            self.flush()
-            begin.record()
-            call()
-            end.record()
-            events.append((begin, end))
+            rounds.append([])
+            for call in calls:
+                begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                self.flush()
+                begin.record()
+                call()
+                end.record()
+                rounds[-1].append((begin, end))
         torch.cuda.synchronize()
-        return 1e3 * statistics.median(a.elapsed_time(b) for a, b in events[warmups:])
+        return [
+            1e3 * statistics.median(begin.elapsed_time(end) for begin, end in events[warmups:])
+            for events in zip(*rounds, strict=True)
+        ]
 
 
 def host_microseconds(call, calls=200):
