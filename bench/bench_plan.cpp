@@ -146,10 +146,13 @@ bool measure_gpu_schedule(const std::vector<HostBatch>& batches, Result* result)
   if (!select_kernel(options, device, &config).ok()) return false;
   const WorkspaceLayout layout = layout_workspace(options, config, std::nullopt);
   const ScheduleShape shape = schedule_shape(options, config, layout);
+  const ScheduleBounds bounds =
+      schedule_bounds(shape, options.max_batch_size, options.max_qo_tokens);
   Scheduler scheduler;
-  scheduler.reserve(shape, options.max_batch_size, options.max_qo_tokens);
+  scheduler.reserve(shape, bounds);
+  ScheduleBuffers buffers(bounds);
   const auto plan_batch = [&](const Batch& batch) {
-    scheduler.make(batch);
+    scheduler.make(batch, buffers.memory());
     return static_cast<int32_t>(scheduler.schedule().tiles.size());
   };
   return measure(batches, plan_batch, result);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tensor.h"
 
+#include <algorithm>
 #include <climits>
 #include <cstdio>
 #include <string>
@@ -158,7 +159,11 @@ IntsArg::IntsArg(const char* name, nb::handle object, std::vector<int32_t>& buff
     size = static_cast<int32_t>(view.shape[0]);
     buffer.resize(static_cast<size_t>(size));
     const auto* from = static_cast<const int32_t*>(view.data);
-    for (int32_t i = 0; i < size; ++i) buffer[static_cast<size_t>(i)] = from[i * view.stride[0]];
+    if (view.stride[0] == 1) {
+      std::copy_n(from, size, buffer.data());
+    } else {
+      for (int32_t i = 0; i < size; ++i) buffer[static_cast<size_t>(i)] = from[i * view.stride[0]];
+    }
     data = buffer.data();
     return;
   }

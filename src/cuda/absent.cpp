@@ -38,10 +38,12 @@ Status is_capturing(Stream /*stream*/, bool* /*capturing*/) noexcept { return no
 
 DevicePlan::~DevicePlan() = default;
 Status DevicePlan::create(int32_t /*device*/, const ScheduleBounds& /*bounds*/,
-                          int32_t /*num_ctas*/, int32_t /*max_batch_size*/) noexcept {
+                          int32_t /*num_ctas*/) noexcept {
   return not_built();
 }
-Status DevicePlan::before_upload(Stream /*stream*/) noexcept { return not_built(); }
+Status DevicePlan::before_upload(Stream /*stream*/, ScheduleMemory* /*memory*/) noexcept {
+  return not_built();
+}
 Status DevicePlan::upload(const Schedule& /*schedule*/, Stream /*stream*/) noexcept {
   return not_built();
 }

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <vector>
 
 #include "common/error.h"
 #include "cuda/device.h"
@@ -22,21 +21,19 @@ Status check_no_capture(Stream stream) noexcept {
                "stream: expected no capture under way, got a capturing stream");
 }
 
-template <class T>
-void copy_to(std::byte* to, const std::vector<T>& from) {
-  if (!from.empty()) std::memcpy(to, from.data(), from.size() * sizeof(T));
-}
-
-void write_starts(const Schedule& schedule, std::byte* to) {
-  auto* starts = reinterpret_cast<QueueStart*>(to);
+void write_starts(const Schedule& schedule, QueueStart* starts) {
+  const auto last = static_cast<int32_t>(schedule.tiles.size()) - 1;
   for (std::size_t cta = 0; cta + 1 < schedule.cta_indptr.size(); ++cta) {
     QueueStart& start = starts[cta];
     start.begin = schedule.cta_indptr[cta];
     start.end = schedule.cta_indptr[cta + 1];
-    const int32_t count = std::min(start.end - start.begin, 2);
-    for (int32_t i = 0; i < count; ++i) {
-      start.tiles[i] = schedule.tiles[static_cast<std::size_t>(start.begin + i)];
-      start.requests[i] = schedule.requests[static_cast<std::size_t>(start.tiles[i].request)];
+    if (last < 0) continue;
+    // No branch on how many there are: beyond the end of a queue others do no harm.
+    for (int32_t i = 0; i < 2; ++i) {
+      const WorkTile& tile =
+          schedule.tiles[static_cast<std::size_t>(std::min(start.begin + i, last))];
+      start.tiles[i] = tile;
+      start.requests[i] = schedule.requests[static_cast<std::size_t>(tile.request)];
     }
   }
 }
@@ -45,8 +42,7 @@ void write_starts(const Schedule& schedule, std::byte* to) {
 
 DevicePlan::~DevicePlan() { release(); }
 
-Status DevicePlan::create(int32_t device, const ScheduleBounds& bounds, int32_t num_ctas,
-                          int32_t max_batch_size) noexcept {
+Status DevicePlan::create(int32_t device, const ScheduleBounds& bounds, int32_t num_ctas) noexcept {
   const auto add = [this](int32_t count, std::size_t item) {
     constexpr std::size_t kAlignment = 128;
     const std::size_t offset = slot_bytes_;
@@ -55,7 +51,7 @@ Status DevicePlan::create(int32_t device, const ScheduleBounds& bounds, int32_t 
   };
   static_cast<void>(add(num_ctas, sizeof(int32_t)));  // arrivals
   starts_ = add(num_ctas, sizeof(QueueStart));
-  requests_ = add(max_batch_size, sizeof(RequestInfo));
+  requests_ = add(bounds.requests, sizeof(RequestInfo));
   splits_ = add(bounds.splits, sizeof(SplitTile));
   tiles_ = add(bounds.work_tiles, sizeof(WorkTile));
 
@@ -114,38 +110,44 @@ Status DevicePlan::enter(Stream stream) noexcept {
   return {};
 }
 
-Status DevicePlan::before_upload(Stream stream) noexcept {
+std::byte* DevicePlan::slot() const noexcept { return ring_ + next_slot_ * slot_bytes_; }
+
+// Copies finish in the order they were made in, so the next slot is the first to be free.
+Status DevicePlan::wait_for_slot() noexcept {
+  const ApartFromCaptures apart;
+  const Event copied = copied_[next_slot_];
+  const cudaError_t state = cudaEventQuery(copied);
+  if (state == cudaSuccess) return {};
+  if (state != cudaErrorNotReady) return cuda_error("cudaEventQuery", state);
+  static_cast<void>(cudaGetLastError());
+  FLASHPLAN_CUDA_CALL(cudaEventSynchronize, copied);
+  return {};
+}
+
+Status DevicePlan::before_upload(Stream stream, ScheduleMemory* memory) noexcept {
   const DeviceGuard guard(device_);
   FLASHPLAN_RETURN_IF_ERROR(guard.status());
   FLASHPLAN_RETURN_IF_ERROR(check_no_capture(stream));
-  return enter(stream);
+  FLASHPLAN_RETURN_IF_ERROR(enter(stream));
+  FLASHPLAN_RETURN_IF_ERROR(wait_for_slot());
+  memory->requests = reinterpret_cast<RequestInfo*>(slot() + requests_);
+  memory->splits = reinterpret_cast<SplitTile*>(slot() + splits_);
+  memory->tiles = reinterpret_cast<WorkTile*>(slot() + tiles_);
+  return {};
 }
 
 Status DevicePlan::upload(const Schedule& schedule, Stream stream) noexcept {
   const DeviceGuard guard(device_);
   FLASHPLAN_RETURN_IF_ERROR(guard.status());
   const ApartFromCaptures apart;
-  // Copies finish in the order they were made in, so the next slot is the first to be free.
-  const auto slot = static_cast<std::size_t>(next_slot_);
-  const cudaError_t state = cudaEventQuery(copied_[slot]);
-  if (state == cudaErrorNotReady) {
-    static_cast<void>(cudaGetLastError());
-    FLASHPLAN_CUDA_CALL(cudaEventSynchronize, copied_[slot]);
-  } else if (state != cudaSuccess) {
-    return cuda_error("cudaEventQuery", state);
-  }
-  std::byte* from = ring_ + slot * slot_bytes_;
-  write_starts(schedule, from + starts_);
-  copy_to(from + requests_, schedule.requests);
-  copy_to(from + splits_, schedule.splits);
-  copy_to(from + tiles_, schedule.tiles);
+  write_starts(schedule, reinterpret_cast<QueueStart*>(slot() + starts_));
   const std::size_t bytes = tiles_ + schedule.tiles.size() * sizeof(WorkTile);
-  FLASHPLAN_CUDA_CALL(cudaMemcpyAsync, buffer_, from, bytes, cudaMemcpyHostToDevice, stream);
-  FLASHPLAN_CUDA_CALL(cudaEventRecord, copied_[slot], stream);
+  FLASHPLAN_CUDA_CALL(cudaMemcpyAsync, buffer_, slot(), bytes, cudaMemcpyHostToDevice, stream);
+  FLASHPLAN_CUDA_CALL(cudaEventRecord, copied_[next_slot_], stream);
+  last_event_ = copied_[next_slot_];
   next_slot_ = (next_slot_ + 1) % kRingSlots;
   used_ = true;
   upload_stream_ = last_stream_;
-  last_event_ = copied_[slot];
   return {};
 }
 

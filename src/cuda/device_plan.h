@@ -26,7 +26,7 @@ namespace flashplan::cuda {
 /// costs an event. A run that is being captured takes no part in this.
 class DevicePlan {
  public:
-  /// Plans that may be made ahead: upload() waits only if so many copies are still under way.
+  /// Plans that may be made ahead: only if so many copies are under way, before_upload() waits.
   static constexpr int32_t kRingSlots = 4;
 
   DevicePlan() noexcept = default;
@@ -35,15 +35,15 @@ class DevicePlan {
   DevicePlan& operator=(const DevicePlan&) = delete;
 
   /// Allocates for schedules up to `bounds` on `device`. Called once.
-  Status create(int32_t device, const ScheduleBounds& bounds, int32_t num_ctas,
-                int32_t max_batch_size) noexcept;
+  Status create(int32_t device, const ScheduleBounds& bounds, int32_t num_ctas) noexcept;
 
-  /// Makes `stream` ready for upload(), or refuses it before anything has changed.
+  /// Makes `stream` ready for upload(), and gives the slot that the schedule is to be written to;
+  /// or refuses before anything has changed.
   ///   kNotReady         a capture is under way
   ///   kInvalidArgument  a stream of another device
-  Status before_upload(Stream stream) noexcept;
+  Status before_upload(Stream stream, ScheduleMemory* memory) noexcept;
 
-  /// Copies `schedule` to the device on `stream`. No allocation.
+  /// Copies `schedule`, which is in that slot, to the device on `stream`. No allocation.
   Status upload(const Schedule& schedule, Stream stream) noexcept;
 
   /// Around a launch on a stream that is not being captured; the plan's device is current.
@@ -63,6 +63,8 @@ class DevicePlan {
   };
 
   Status enter(Stream stream) noexcept;
+  Status wait_for_slot() noexcept;
+  std::byte* slot() const noexcept;
   void release() noexcept;
 
   int32_t device_ = -1;
@@ -75,7 +77,7 @@ class DevicePlan {
   std::byte* buffer_ = nullptr;  // device memory
   std::byte* ring_ = nullptr;    // pinned host memory, kRingSlots slots
   std::array<Event, kRingSlots> copied_ = {};
-  int32_t next_slot_ = 0;
+  std::size_t next_slot_ = 0;
 
   bool used_ = false;  // by an upload
   StreamId upload_stream_;

@@ -96,16 +96,13 @@ DeviceLimits device_limits(Device device) noexcept {
 }
 
 /// Everything a GPU needs before the first step.
-Status create_on_gpu(const ScheduleShape& shape, Plan::Impl* impl) noexcept {
-  const AttentionOptions& options = impl->options;
-  const cuda::DeviceGuard guard(options.device.index);
+Status create_on_gpu(const ScheduleBounds& bounds, Plan::Impl* impl) noexcept {
+  const int32_t device = impl->options.device.index;
+  const cuda::DeviceGuard guard(device);
   FLASHPLAN_RETURN_IF_ERROR(guard.status());
   const cuda::ApartFromCaptures apart;
   FLASHPLAN_RETURN_IF_ERROR(impl->config.tiling->prepare());
-  const ScheduleBounds bounds =
-      schedule_bounds(shape, options.max_batch_size, options.max_qo_tokens);
-  return impl->device_plan.emplace().create(options.device.index, bounds, shape.num_ctas,
-                                            options.max_batch_size);
+  return impl->device_plan.emplace().create(device, bounds, impl->config.num_ctas);
 }
 
 }  // namespace
@@ -151,10 +148,14 @@ Status Plan::create(const AttentionOptions& options, Plan* plan) noexcept try {
   }
   filled.workspace_bytes = impl->layout.total;
   const ScheduleShape shape = schedule_shape(options, impl->config, impl->layout);
-  impl->scheduler.reserve(shape, options.max_batch_size, options.max_qo_tokens);
+  const ScheduleBounds bounds =
+      schedule_bounds(shape, options.max_batch_size, options.max_qo_tokens);
+  impl->scheduler.reserve(shape, bounds);
   FLASHPLAN_RETURN_IF_ERROR(find_kernel(impl->config, &impl->launch, &impl->kernel_name));
-  if (options.device.type != DeviceType::kCpu) {
-    FLASHPLAN_RETURN_IF_ERROR(create_on_gpu(shape, impl.get()));
+  if (options.device.type == DeviceType::kCpu) {
+    impl->buffers = ScheduleBuffers(bounds);
+  } else {
+    FLASHPLAN_RETURN_IF_ERROR(create_on_gpu(bounds, impl.get()));
   }
   plan->impl_ = std::move(impl);
   return {};
@@ -174,9 +175,12 @@ Status Plan::plan(const Batch& batch, Stream stream) noexcept {
   FLASHPLAN_RETURN_IF_ERROR(check_batch(impl_->options, batch));
   FLASHPLAN_RETURN_IF_ERROR(check_kv_indptr(batch));
   cuda::DevicePlan* device_plan = impl_->device_plan ? &*impl_->device_plan : nullptr;
-  if (device_plan != nullptr) FLASHPLAN_RETURN_IF_ERROR(device_plan->before_upload(stream));
+  ScheduleMemory memory = impl_->buffers.memory();
+  if (device_plan != nullptr) {
+    FLASHPLAN_RETURN_IF_ERROR(device_plan->before_upload(stream, &memory));
+  }
   impl_->planned = false;
-  impl_->scheduler.make(batch);
+  impl_->scheduler.make(batch, memory);
   impl_->batch_size = batch.batch_size;
   impl_->num_tokens = batch.qo_indptr[batch.batch_size];
   const int32_t* kv_lens = batch.kv_lens;

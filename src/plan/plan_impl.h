@@ -29,7 +29,8 @@ struct Plan::Impl {
   KernelConfig config;
   WorkspaceLayout layout;
   Scheduler scheduler;
-  std::optional<cuda::DevicePlan> device_plan;  // on a GPU
+  ScheduleBuffers buffers;                      // of the schedule, on the CPU
+  std::optional<cuda::DevicePlan> device_plan;  // and of the schedule, on a GPU
   LaunchFunction launch = nullptr;
   const char* kernel_name = "";
   int32_t batch_size = 0;

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "flashplan/plan.h"
+#include "owning_scheduler.h"
 #include "plan/schedule.h"
 #include "schedule_invariants.h"
 #include "slow_planner.h"
@@ -144,8 +145,7 @@ void schedule_anything(FuzzedDataProvider& in) {
   const ScheduleShape shape = any_shape(in);
   AttentionOptions limits;
   limits.max_qo_tokens = 2000;
-  Scheduler scheduler;
-  scheduler.reserve(shape, limits.max_batch_size, limits.max_qo_tokens);
+  OwningScheduler scheduler(shape, limits.max_batch_size, limits.max_qo_tokens);
   const ScheduleBounds bounds = schedule_bounds(shape, limits.max_batch_size, limits.max_qo_tokens);
   for (int i = 0; i < 2; ++i) {
     const Lengths lengths = any_lengths(in);

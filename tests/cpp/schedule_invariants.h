@@ -211,7 +211,7 @@ class ScheduleChecker {
   }
 
   void check_slots() {
-    std::vector<SplitTile> splits = s_.splits;
+    std::vector<SplitTile> splits(s_.splits.begin(), s_.splits.end());
     std::sort(splits.begin(), splits.end(),
               [](const SplitTile& a, const SplitTile& b) { return a.slot_begin < b.slot_begin; });
     int64_t end = 0;

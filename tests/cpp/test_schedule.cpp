@@ -13,6 +13,7 @@
 #include "allocations.h"
 #include "check.h"
 #include "kernels/instances.h"
+#include "owning_scheduler.h"
 #include "plan/schedule.h"
 #include "plan/select_kernel.h"
 #include "random_batch.h"
@@ -82,14 +83,12 @@ ScheduleShape random_shape(Random& random) {
   return shape;
 }
 
-Scheduler reserved(const ScheduleShape& shape, const HostBatch& batch) {
-  Scheduler scheduler;
-  scheduler.reserve(shape, batch.size(), batch.qo_tokens());
-  return scheduler;
+OwningScheduler reserved(const ScheduleShape& shape, const HostBatch& batch) {
+  return {shape, batch.size(), batch.qo_tokens()};
 }
 
 std::string check_batch(const ScheduleShape& shape, const HostBatch& batch) {
-  Scheduler scheduler = reserved(shape, batch);
+  OwningScheduler scheduler = reserved(shape, batch);
   scheduler.make(batch.view());
   return schedule_violation(scheduler.schedule(), batch.view(), shape,
                             schedule_bounds(shape, batch.size(), batch.qo_tokens()));
@@ -109,8 +108,7 @@ bool equal(const Schedule& a, const Schedule& b) {
 KeyRange visible_keys(ScheduleShape shape, int32_t qo_len, int32_t kv_len, int32_t row_tile) {
   shape.num_ctas = 1;
   const int32_t qo_indptr[] = {0, qo_len};
-  Scheduler scheduler;
-  scheduler.reserve(shape, 1, qo_len);
+  OwningScheduler scheduler(shape, 1, qo_len);
   scheduler.make({qo_indptr, &kv_len, nullptr, 1});
   for (const WorkTile& tile : scheduler.schedule().tiles) {
     if (tile.row_tile == row_tile) return {tile.kv_begin, tile.kv_end};
@@ -185,7 +183,7 @@ TEST(one_long_request_is_split) {
     HostBatch batch;
     batch.add(1, 131072);
     CHECK_EMPTY(check_batch(shape, batch));
-    Scheduler scheduler = reserved(shape, batch);
+    OwningScheduler scheduler = reserved(shape, batch);
     scheduler.make(batch.view());
     CHECK(scheduler.schedule().splits.size() >= 8);
     shape.max_partial_slots = 0;
@@ -213,10 +211,10 @@ TEST(same_lengths_give_the_same_schedule) {
     const HostBatch batch = random_batch(random, kAllLengths[random.between(0, 3)], Phase::kMixed,
                                          random.between(1, 60), 2000);
     const HostBatch other = random_batch(random, Lengths::kZipf, Phase::kDecode, 1, 500);
-    Scheduler first = reserved(shape, batch);
+    OwningScheduler first = reserved(shape, batch);
     first.make(batch.view());
     // The second one has planned another batch before: nothing of it may remain.
-    Scheduler second = reserved(shape, batch);
+    OwningScheduler second = reserved(shape, batch);
     second.make(other.view());
     second.make(batch.view());
     CHECK(equal(first.schedule(), second.schedule()));
@@ -229,7 +227,7 @@ TEST(make_does_not_allocate) {
     const ScheduleShape shape = random_shape(random);
     const HostBatch batch =
         random_batch(random, kAllLengths[i % 4], kAllPhases[i % 3], random.between(0, 60), 1000);
-    Scheduler scheduler = reserved(shape, batch);
+    OwningScheduler scheduler = reserved(shape, batch);
     const int64_t before = num_allocations;
     scheduler.make(batch.view());
     CHECK_EQ(before, num_allocations);
@@ -250,7 +248,7 @@ TEST(makespan_against_algorithm_1) {
     const HostBatch batch =
         random_batch(random, kAllLengths[random.between(0, 3)], phase, random.between(1, 60),
                      phase == Phase::kDecode ? 10000 : 1000);
-    Scheduler scheduler = reserved(shape, batch);
+    OwningScheduler scheduler = reserved(shape, batch);
     scheduler.make(batch.view());
     const int64_t slow = slow_makespan(shape, batch.view());
     const int64_t fast = largest(scheduler.schedule().cta_cost);
@@ -276,7 +274,7 @@ void check_balance(DeviceType device, Lengths lengths, Phase phase, const char* 
     const HostBatch batch =
         random_batch(random, lengths, phase, random.between(1, most_requests),
                      decode ? random.pick({1000, 10000, 100000}) : random.pick({2000, 8000}));
-    Scheduler scheduler = reserved(shape, batch);
+    OwningScheduler scheduler = reserved(shape, batch);
     scheduler.make(batch.view());
     const int64_t enough = 4 * slow_cost(shape, shape.tile_q, shape.tile_kv) +
                            8 * slow_split_cost(shape, shape.tile_q);
@@ -335,7 +333,7 @@ TEST(ctas_share_keys) {
   HostBatch batch;
   for (int i = 0; i < 4; ++i) batch.add(4096, 4096);
   const auto measure = [&] {
-    Scheduler scheduler = reserved(shape, batch);
+    OwningScheduler scheduler = reserved(shape, batch);
     scheduler.make(batch.view());
     return heads_at_once(scheduler.schedule());
   };

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// A counting sort by predicted cost.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstdint>
+#include <utility>
+
+namespace flashplan {
+
+/// Places for things in the order of their cost, longest first: add() all of them, start(), then
+/// ask for the place() of each. Eight classes per power of two are fine enough for longest-first.
+class CostClasses {
+ public:
+  static constexpr uint16_t kLast = 48 * 8;  // after all costs
+
+  static uint16_t of(int64_t cost) {
+    // The position of the leading bit and the three bits after it: a logarithm, piecewise linear.
+    const uint64_t at_least_8 = static_cast<uint64_t>(cost) + kPerOctave;
+    const auto exponent = static_cast<uint32_t>(std::bit_width(at_least_8)) - 4;
+    const uint32_t log_scale =
+        static_cast<uint32_t>(at_least_8 >> exponent) + exponent * kPerOctave - kPerOctave;
+    return static_cast<uint16_t>(kLast - 1 - std::min<uint32_t>(log_scale, kLast - 1));
+  }
+
+  void clear() { sizes_.fill(0); }
+  void add(uint16_t cost_class) { ++sizes_[cost_class]; }
+  void start() {
+    int32_t place = 0;
+    for (int32_t& size : sizes_) place += std::exchange(size, place);
+  }
+  int32_t place(uint16_t cost_class) { return sizes_[cost_class]++; }
+  /// Where the class begins, until place() is asked for one of it.
+  int32_t begin(uint16_t cost_class) const { return sizes_[cost_class]; }
+
+ private:
+  static constexpr uint32_t kPerOctave = 8;
+
+  std::array<int32_t, kLast + 1> sizes_ = {};  // after start(): the next place of each class
+};
+
+}  // namespace flashplan

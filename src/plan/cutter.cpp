@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "plan/cutter.h"
+
+#include <algorithm>
+
+#include "plan/powers_of_two.h"
+
+namespace flashplan {
+
+void Cutter::reserve(const ScheduleShape& shape, int32_t max_pieces) {
+  shape_ = shape;
+  pieces_.resize(static_cast<std::size_t>(max_pieces));
+  piece_ends_.assign(static_cast<std::size_t>(shape.num_ctas) + 1, 0);
+}
+
+void Cutter::start(int64_t capacity, int64_t* loads, SplitTile* splits) {
+  capacity_ = capacity;
+  loads_ = loads;
+  splits_ = splits;
+  cta_ = 0;
+  num_pieces_ = 0;
+  num_splits_ = 0;
+  num_slots_ = 0;
+}
+
+void Cutter::lay(const RowTiles& row_tiles, std::span<const Item> items) {
+  // In locals: members would be read again after every piece that is written.
+  const CostModel cost = shape_.cost;
+  const int kv_shift = log2_of(shape_.tile_kv);
+  const int granule_shift = log2_of(shape_.granule());
+  const bool chunked = shape_.chunk_kv > 0;
+  const int32_t last_cta = shape_.num_ctas - 1;
+  const int32_t max_slots = shape_.max_partial_slots;
+  const int64_t capacity = capacity_;
+  int64_t* const loads = loads_;
+  SplitTile* const splits = splits_;
+  int32_t* const piece_ends = piece_ends_.data() + 1;
+  WorkTile* const pieces = pieces_.data();
+  int32_t num_pieces = num_pieces_;
+  int32_t num_splits = num_splits_;
+  int32_t num_slots = num_slots_;
+  int32_t cta = cta_;
+  int64_t room = capacity - loads[cta];
+
+  for (const Item& item : items) {
+    const RowTile& tile = row_tiles[item.row_tile];
+    const int32_t request = tile.request;
+    const int32_t row_tile = tile.row_tile;
+    const KeyRange keys = tile.keys;
+    const int32_t num_rows = tile.num_rows;
+    const int32_t num_steps = ceil_shift(keys.end - keys.begin, kv_shift);
+    const int64_t of_tile = cost.of_tile(num_rows);
+    const int64_t of_step = cost.of_step(num_rows);
+    const int64_t of_split = cost.of_split(num_rows);
+    const int32_t heads_end = item.head + item.num_heads;
+    int32_t head = item.head;
+    int32_t step = 0;    // of the head, already placed
+    int32_t split = -1;  // of the head, once it is cut
+
+    const auto place = [&](int32_t num_heads, int32_t end_step, int64_t piece_cost) {
+      int32_t slot = -1;
+      if (split >= 0) {
+        SplitTile& of = splits[split];
+        slot = of.slot_begin + (chunked ? step >> granule_shift : of.num_pieces);
+        ++of.num_pieces;
+        if (!chunked) {
+          of.num_slots = of.num_pieces;
+          ++num_slots;
+        }
+      }
+      const int32_t begin = keys.begin + (step << kv_shift);
+      const int32_t end = end_step == num_steps ? keys.end : keys.begin + (end_step << kv_shift);
+      pieces[num_pieces++] = {request, row_tile, head, num_heads, begin, end, slot, split};
+      room -= piece_cost;
+    };
+    const auto finish_heads = [&](int32_t num_heads, int64_t cost_of_each) {
+      place(num_heads, num_steps, cost_of_each * num_heads);
+      head += num_heads;
+      step = 0;
+      split = -1;
+    };
+    const auto next_cta = [&] {
+      loads[cta] = capacity - room;
+      piece_ends[cta] = num_pieces;
+      ++cta;
+      room = capacity - loads[cta];
+    };
+    // In whole granules, leaving at least one step.
+    const auto steps_that_fit = [&] {
+      const int64_t room_for_steps = room - of_tile - of_split;
+      if (room_for_steps < of_step) return 0;
+      const int64_t steps = std::min<int64_t>(room_for_steps / of_step, num_steps - step - 1);
+      return static_cast<int32_t>(steps) >> granule_shift << granule_shift;
+    };
+    // Makes sure that the head is a split with a slot for the next piece and for the rest.
+    const auto open_split = [&] {
+      // Each chunk has a slot of its own.
+      const int32_t chunks = ceil_shift(num_steps, granule_shift);
+      const int32_t needed = chunked ? (split < 0 ? chunks : 0) : 2;
+      if (num_slots + needed > max_slots) return false;
+      if (split >= 0) return true;
+      const int32_t reserved = chunked ? chunks : 0;
+      split = num_splits++;
+      splits[split] = {request, row_tile, head, num_slots, reserved, 0};
+      num_slots += reserved;
+      return true;
+    };
+
+    while (head < heads_end) {
+      const int64_t rest_cost =
+          of_tile + (num_steps - step) * of_step + (split >= 0 ? of_split : 0);
+      if (cta == last_cta || rest_cost <= room) {
+        const int32_t left = split < 0 ? heads_end - head : 1;
+        const bool all = cta == last_cta || left * rest_cost <= room;
+        finish_heads(all ? left : static_cast<int32_t>(room / rest_cost), rest_cost);
+        continue;
+      }
+      const int32_t steps = steps_that_fit();
+      // What a cut costs must be won by it.
+      if (steps <= 0 || steps * of_step < of_split) {
+        next_cta();
+      } else if (!open_split()) {
+        finish_heads(1, rest_cost);  // no slot for a further piece: the load stays here
+      } else {
+        place(1, step + steps, of_tile + steps * of_step + of_split);
+        step += steps;
+        next_cta();
+      }
+    }
+  }
+  loads[cta] = capacity - room;
+  cta_ = cta;
+  num_pieces_ = num_pieces;
+  num_splits_ = num_splits;
+  num_slots_ = num_slots;
+}
+
+void Cutter::finish() { std::fill(piece_ends_.begin() + cta_ + 1, piece_ends_.end(), num_pieces_); }
+
+}  // namespace flashplan

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "plan/row_tiles.h"
+
+#include <algorithm>
+
+#include "plan/powers_of_two.h"
+
+namespace flashplan {
+namespace {
+
+KeyRange key_range(int64_t begin, int64_t end) {
+  if (begin >= end) return {0, 0};
+  return {static_cast<int32_t>(begin), static_cast<int32_t>(end)};
+}
+
+}  // namespace
+
+void RowTiles::reserve(const ScheduleShape& shape, int32_t max_requests, int32_t max_row_tiles) {
+  shape_ = shape;
+  q_shift_ = log2_of(shape.tile_q);
+  kv_shift_ = log2_of(shape.tile_kv);
+  queries_per_tile_ = shape.tile_q / shape.group_size;
+  heads_per_tile_ = shape.tile_q % shape.group_size;
+  tiles_.resize(static_cast<std::size_t>(max_row_tiles));
+  groups_.resize(static_cast<std::size_t>(max_requests));
+  order_.resize(static_cast<std::size_t>(max_row_tiles));
+}
+
+void RowTiles::collect(const Batch& batch, RequestInfo* requests) {
+  // In locals: members would be read again after every tile that is written.
+  const ScheduleShape shape = shape_;
+  const int q_shift = q_shift_;
+  const int kv_shift = kv_shift_;
+  const int32_t queries_per_tile = queries_per_tile_;
+  const int32_t heads_per_tile = heads_per_tile_;
+  const int64_t window = shape.window_left >= 0 ? shape.window_left : INT64_MAX / 2;
+  RowTile* const tiles = tiles_.data();
+  RowTile* next = tiles;
+  std::size_t num_groups = 0;
+  int64_t total_cost = 0;
+  int64_t kv_cumulated = 0;
+  classes_.clear();
+  for (int32_t r = 0; r < batch.batch_size; ++r) {
+    const int32_t qo_begin = batch.qo_indptr[r];
+    const int32_t qo_len = batch.qo_indptr[r + 1] - qo_begin;
+    const int32_t kv_len = batch.kv_lens[r];
+    const int64_t kv_begin = batch.kv_indptr != nullptr ? batch.kv_indptr[r] : kv_cumulated;
+    requests[r] = {qo_begin, qo_len, static_cast<int32_t>(kv_begin), kv_len};
+    kv_cumulated += kv_len;
+
+    const int32_t num_rows = qo_len * shape.group_size;
+    const int32_t num_tiles = ceil_shift(num_rows, q_shift);
+    const bool in_group = shape.item_steps > 0 && num_tiles > 1;
+    if (in_group) groups_[num_groups++] = {static_cast<int32_t>(next - tiles), num_tiles};
+    const int64_t offset = int64_t{kv_len} - qo_len;  // query i stands at key offset + i
+    // The query and head of the first row of a tile advance by the same numbers: no division.
+    int32_t query = 0;
+    int32_t head = 0;
+    for (int32_t t = 0; t < num_tiles; ++t) {
+      const int64_t begin = round_down(std::max<int64_t>(offset + query - window, 0), kv_shift);
+      query += queries_per_tile;
+      head += heads_per_tile;
+      if (head >= shape.group_size) {
+        head -= shape.group_size;
+        ++query;
+      }
+      const int32_t last_query = std::min(query - (head == 0 ? 1 : 0), qo_len - 1);
+      const int64_t end =
+          shape.causal ? std::clamp<int64_t>(offset + last_query + 1, 0, kv_len) : kv_len;
+      const KeyRange keys = key_range(begin, end);
+      const int32_t rows = std::min(num_rows - (t << q_shift), shape.tile_q);
+      const int32_t steps = ceil_shift(keys.end - keys.begin, kv_shift);
+      const int64_t cost = shape.cost.of_tile(rows) + steps * shape.cost.of_step(rows);
+      const uint16_t cost_class = in_group ? CostClasses::kLast : CostClasses::of(cost);
+      classes_.add(cost_class);
+      total_cost += cost;
+      *next++ = {cost, r, t, keys, static_cast<uint16_t>(rows), cost_class};
+    }
+  }
+  num_groups_ = num_groups;
+  total_cost_ = total_cost * shape.num_kv_heads;
+
+  classes_.start();
+  num_ordered_ = static_cast<std::size_t>(classes_.begin(CostClasses::kLast));
+  int32_t* const order = order_.data();
+  const auto num_row_tiles = static_cast<int32_t>(next - tiles);
+  for (int32_t i = 0; i < num_row_tiles; ++i) order[classes_.place(tiles[i].cost_class)] = i;
+}
+
+}  // namespace flashplan

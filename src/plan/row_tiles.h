@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+// The row tiles of one step: what there is to schedule.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "flashplan/plan.h"
+#include "plan/cost_classes.h"
+#include "plan/schedule_shape.h"
+#include "plan/work_queue.h"
+
+namespace flashplan {
+
+/// Keys that the rows of one tile see, rounded down to whole steps at the left; {0, 0}: none.
+struct KeyRange {
+  int32_t begin;
+  int32_t end;
+};
+
+/// Up to tile_q query rows of one request, for all kv heads. 32 bytes: planning is as fast as its
+/// tables are small.
+struct RowTile {
+  int64_t head_cost;  // predicted, of one kv head
+  int32_t request;
+  int32_t row_tile;  // number in the request
+  KeyRange keys;
+  uint16_t num_rows;
+  uint16_t cost_class;  // CostClasses::kLast: in a group
+};
+
+/// The row tiles of one request, if there are several and they share a cache.
+struct RowTileGroup {
+  int32_t first;
+  int32_t count;
+};
+
+/// Collects row tiles without allocating.
+class RowTiles {
+ public:
+  /// For batches of up to `max_requests` that have up to `max_row_tiles`. May throw std::bad_alloc.
+  void reserve(const ScheduleShape& shape, int32_t max_requests, int32_t max_row_tiles);
+
+  /// Collects those of `batch`, and writes its requests as kernels see them.
+  void collect(const Batch& batch, RequestInfo* requests);
+
+  const RowTile& operator[](int32_t i) const { return tiles_[static_cast<std::size_t>(i)]; }
+  std::span<const RowTileGroup> groups() const { return {groups_.data(), num_groups_}; }
+  /// Numbers of those in no group.
+  std::span<const int32_t> longest_first() const { return {order_.data(), num_ordered_}; }
+  /// Predicted, of all heads.
+  int64_t total_cost() const { return total_cost_; }
+
+ private:
+  ScheduleShape shape_;
+  // Derived from it.
+  int q_shift_ = 0;
+  int kv_shift_ = 0;
+  int32_t queries_per_tile_ = 0;  // tile_q / group_size
+  int32_t heads_per_tile_ = 0;    // tile_q % group_size
+
+  // Sized by the bounds, used up to their counts: push_back's check costs as much as the work.
+  std::vector<RowTile> tiles_;
+  std::vector<RowTileGroup> groups_;
+  std::vector<int32_t> order_;
+  CostClasses classes_;
+  std::size_t num_groups_ = 0;
+  std::size_t num_ordered_ = 0;
+  int64_t total_cost_ = 0;
+};
+
+}  // namespace flashplan

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the scheduler knows of the problem and of the kernel.
+#pragma once
+
+#include <cstdint>
+
+namespace flashplan {
+
+/// Predicted time, in arbitrary units, of a tile of `rows` query rows over `steps` key tiles:
+///   of_tile(rows) + steps * of_step(rows)
+/// the paper's alpha * l_q + beta * l_kv with the terms a kernel family measured.
+struct CostModel {
+  int32_t tile = 0;
+  int32_t tile_row = 0;
+  int32_t step = 1;
+  int32_t step_row = 0;
+  int32_t split = 0;
+  int32_t split_row = 0;
+
+  int64_t of_tile(int32_t rows) const noexcept { return tile + int64_t{tile_row} * rows; }
+  int64_t of_step(int32_t rows) const noexcept { return step + int64_t{step_row} * rows; }
+  /// Of writing one partial result and merging it. A smaller gain is no reason to split.
+  int64_t of_split(int32_t rows) const noexcept { return split + int64_t{split_row} * rows; }
+};
+
+/// Fixed for the life of a Plan.
+struct ScheduleShape {
+  int32_t num_kv_heads = 1;
+  int32_t group_size = 1;  // query heads per kv head, packed: row = qo_idx * group_size + head
+  bool causal = true;
+  int32_t window_left = -1;
+  int32_t tile_q = 64;   // packed query rows of a tile; a power of two
+  int32_t tile_kv = 64;  // keys of a step; a power of two
+  int32_t num_ctas = 1;
+  int32_t max_partial_slots = 0;
+  /// > 0: batch-invariant, states are formed per chunk of so many keys: tile_kv times a power of
+  /// two.
+  int32_t chunk_kv = 0;
+  /// > 0: the row tiles of a request are dealt next to each other, head after head, in items of
+  /// about so many steps: CTAs that run at the same time then read the same keys from a cache that
+  /// they share. 0: all heads of a row tile stay together.
+  int32_t item_steps = 0;
+  CostModel cost;
+
+  /// Steps between possible cuts: a power of two.
+  int32_t granule() const noexcept { return chunk_kv > 0 ? chunk_kv / tile_kv : 1; }
+};
+
+}  // namespace flashplan

@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "plan/schedule.h"
+
+namespace flashplan::test {
+
+/// A Scheduler and the memory of its schedule.
+class OwningScheduler {
+ public:
+  OwningScheduler(const ScheduleShape& shape, int32_t max_batch_size, int32_t max_qo_tokens) {
+    const ScheduleBounds bounds = schedule_bounds(shape, max_batch_size, max_qo_tokens);
+    scheduler_.reserve(shape, bounds);
+    buffers_ = ScheduleBuffers(bounds);
+  }
+
+  void make(const Batch& batch) { scheduler_.make(batch, buffers_.memory()); }
+  const Schedule& schedule() const { return scheduler_.schedule(); }
+
+ private:
+  Scheduler scheduler_;
+  ScheduleBuffers buffers_;
+};
+
+}  // namespace flashplan::test
