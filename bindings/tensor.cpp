@@ -45,11 +45,13 @@ const char* to_name(DType dtype) {
   }
 }
 
-void check_kind(const char* name, TensorKind kind, DType dtype, const std::string& dtype_name) {
-  if ((kind == TensorKind::kInt32) == (dtype == DType::kInt32)) return;
+bool is_of_kind(TensorKind kind, DType dtype) {
+  return (kind == TensorKind::kInt32) == (dtype == DType::kInt32);
+}
+
+[[noreturn]] void raise_wrong_kind(const char* name, TensorKind kind, const std::string& got) {
   raise_type(std::string(name) + ": expected " +
-             (kind == TensorKind::kInt32 ? "dtype int32" : "a float dtype") + ", got " +
-             dtype_name);
+             (kind == TensorKind::kInt32 ? "dtype int32" : "a float dtype") + ", got " + got);
 }
 
 /// Fills a view from a DLPack tensor.
@@ -67,7 +69,7 @@ void fill(const char* name, const dlpack::Tensor& t, TensorKind kind, const DTyp
                     : "float32, float16, bfloat16, float8_e4m3fn or float8_e5m2") +
                ", got " + name_of(t.dtype));
   }
-  check_kind(name, kind, dtype, name_of(t.dtype));
+  if (!is_of_kind(kind, dtype)) raise_wrong_kind(name, kind, name_of(t.dtype));
   if (t.ndim > kMaxRank || t.ndim < 1) {
     raise_value(std::string(name) + ": expected 1 to " + std::to_string(kMaxRank) +
                 " dimensions, got " + std::to_string(t.ndim));
@@ -97,7 +99,7 @@ TensorArg::TensorArg(const char* name, nb::handle object, TensorKind kind, CallS
   } else if (!import_array_interface(name, object)) {
     raise_not_a_tensor(name, object);
   }
-  check_kind(name, kind, view_.dtype, to_name(view_.dtype));
+  if (!is_of_kind(kind, view_.dtype)) raise_wrong_kind(name, kind, to_name(view_.dtype));
   if (access == Access::kWrite && producer.immutable()) {
     raise_type(std::string(name) + ": expected a writable tensor, got a JAX array");
   }
