@@ -15,6 +15,8 @@ struct TileContext {
   int32_t chunk_kv;         // keys of a state; no fewer than there are: one state
   int32_t is_last;          // whether this CTA is the last of a split to arrive
 
+  FLASHPLAN_DEVICE int32_t heads_end() const { return tile.kv_head + tile.num_kv_heads; }
+
   FLASHPLAN_DEVICE void assign(const AttentionParams& p, const WorkTile& work_tile,
                                const RequestInfo& request) {
     tile = work_tile;

@@ -2,6 +2,7 @@
 // Attention of one work tile by one CTA: mma.sync, ldmatrix and cp.async.
 #pragma once
 
+#include "kernels/device/key_pipeline.h"
 #include "kernels/device/logits.h"
 #include "kernels/device/row_peers.h"
 #include "kernels/device/tile_output.h"
@@ -21,70 +22,45 @@ class TileRunner {
         base_(shared_address(smem)),
         thread_(thread_index()),
         computes_(WarpPlace<S>(thread_).computes),
-        copies_16_bytes_(p.vectorized && p.head_dim_qk == T::kHeadDimQk &&
-                         p.head_dim_vo == T::kHeadDimVo) {}
+        pipeline_(p, context, base_, thread_) {}
 
   FLASHPLAN_DEVICE void run() {
     if (rows_.keys.begin >= rows_.keys.end) {
       write_empty<T>(p_, context_, thread_);
       return;
     }
-    // The tiles to be copied next, and whose page ids are to be asked for next.
-    Cursor next(rows_.keys.begin, context_.tile.kv_head);
-    Cursor asked = next;
-    fill_pipeline(next, asked);
+    pipeline_.fill();
+    if (!S::kQueryInStage && computes_) copy_own_queries(context_.tile.kv_head);
+    find_visible();
     reset_queries();
     const KeySpan keys = rows_.keys;
-    const KeySpan& rarely_read = kEachStep ? keys : rows_.keys;
-    int slot = 0;
-    for (int32_t head = context_.tile.kv_head; head < heads_end(); ++head) {
+    for (int32_t head = context_.tile.kv_head; head < context_.heads_end(); ++head) {
       int32_t left = keys.end - keys.begin;
       for (int chunk = 0; left > 0; ++chunk) {
         reset();
         const int32_t left_after = left - min(left, context_.chunk_kv);
         do {
           const bool is_first = left == keys.end - keys.begin;
-          // A query buffer of its own was asked for in the latest group.
-          if (!S::kQueryInStage && S::kStages > 2 && is_first) {
-            cp_async_wait<0>();
-          } else {
-            cp_async_wait<S::kStages - 2>();
-          }
-          __syncthreads();
-          const Cursor tile(keys.end - left, head);
-          const int next_slot = later(slot, S::kStages - 1);
-          const bool copies = begin_issue(
-              next_slot, kEachStep ? next : tile.template later<S::kStages - 1>(keys), head);
-          const auto copy = [&] {
-            if (copies) copy_keys_and_values(next_slot);
-            copy_page_ids(later(slot, 2 * S::kStages - 1), rarely_read, [&] {
-              return kEachStep ? asked : tile.template later<2 * S::kStages - 1>(rarely_read);
-            });
-            cp_async_commit();
-          };
+          pipeline_.wait(is_first);
+          const typename Pipeline::Cursor tile(keys.end - left, head);
+          const bool copies = pipeline_.begin_step(tile, keys);
+          const auto copy = [&] { pipeline_.copy(copies, tile, keys); };
           if (computes_) {
-            if (S::kQueryInRegisters && is_first) load_queries(stage_of(slot), head);
-            attend(stage_of(slot), keys.end - left, head, copy);
+            if (S::kQueryInRegisters && is_first) load_queries(pipeline_.stage(), head);
+            attend(pipeline_.stage(), keys.end - left, head, copy);
           } else {
             copy();
           }
-          if (kEachStep) {
-            next = next.template later<1>(keys);
-            asked = asked.template later<1>(keys);
-          }
-          find_rows(later(slot, S::kStages), rarely_read, [&] {
-            return kEachStep ? next : tile.template later<S::kStages>(rarely_read);
-          });
-          slot = later(slot, 1);
+          pipeline_.end_step(tile, keys);
           left -= T::kTileKv;
         } while (left > left_after);
-        if (!S::kQueryInStage && computes_ && left <= 0 && head + 1 < heads_end()) {
+        if (!S::kQueryInStage && computes_ && left <= 0 && head + 1 < context_.heads_end()) {
           __syncwarp();  // and warps that share rows waited for each other's logits
           copy_own_queries(head + 1);
         }
         softmax_.finish(peers());
-        TileOutput<T, S>(p_, context_, smem_, thread_, stage_of(later(slot, S::kSlots - 1)), head,
-                         chunk, left <= 0)
+        TileOutput<T, S>(p_, context_, smem_, thread_, pipeline_.stage_before(), head, chunk,
+                         left <= 0)
             .write(softmax_, o_);
       }
     }
@@ -93,51 +69,8 @@ class TileRunner {
 
  private:
   static constexpr int kMmaRowBytes = 16 * T::kHeadDimQk * Element<T::kQ>::kBytes;  // of queries
-  using Cursor = KvCursor<T::kKv, T::kTileKv, T::kThreads>;
-  // Whether each step finds rows. Else what that needs is computed when it is needed, to hold no
-  // registers in other steps.
-  static constexpr bool kEachStep = S::kTilesAtOnce == 1;
+  using Pipeline = KeyPipeline<T, S>;
 
-  FLASHPLAN_DEVICE int32_t heads_end() const {
-    return context_.tile.kv_head + context_.tile.num_kv_heads;
-  }
-
-  // Tiles of keys take turns in kSlots slots. What is known of tile i has its place in slot i %
-  // kSlots; keys and values themselves are in stage i % kStages.
-  static FLASHPLAN_DEVICE int stage_of(uint32_t slot) { return slot % S::kStages; }
-  static FLASHPLAN_DEVICE int later(int slot, int distance) {
-    slot += distance % S::kSlots;
-    return slot < S::kSlots ? slot : slot - S::kSlots;
-  }
-  FLASHPLAN_DEVICE uint32_t table_address(int slot) const {
-    return base_ + S::kTables + slot * S::kTableBytes;
-  }
-  FLASHPLAN_DEVICE uint32_t ids_address(int slot) const {
-    return base_ + S::kIds + slot * S::kIdBytes;
-  }
-  FLASHPLAN_DEVICE uint32_t stage_address(int stage) const {
-    return base_ + S::kFirstStage + stage * S::kStageBytes;
-  }
-  /// Page ids of the request; null: ragged.
-  FLASHPLAN_DEVICE const int32_t* request_ids() const {
-    return reinterpret_cast<const int32_t*>(
-        load_shared_pointer(shared_address(&context_.page_ids)));
-  }
-  /// Starts to bring page ids to a slot and those after it, of kTilesAtOnce tiles from tile() on:
-  /// once for all of them.
-  template <typename Tile>
-  FLASHPLAN_DEVICE void copy_page_ids(int slot, const KeySpan& keys, Tile tile) const {
-    if (slot % S::kTilesAtOnce != 0 || p_.pages.ids == nullptr) return;
-    tile().template copy_page_ids<S::kTilesAtOnce>(ids_address(slot), p_.pages, request_ids(), keys,
-                                                   opaque(thread_));
-  }
-  /// The same for row addresses, given the page ids.
-  template <typename Tile>
-  FLASHPLAN_DEVICE void find_rows(int slot, const KeySpan& keys, Tile tile) const {
-    if (slot % S::kTilesAtOnce != 0) return;
-    tile().template find_rows<S::kTilesAtOnce>(table_address(slot), ids_address(slot), p_,
-                                               rows_.request.kv_begin, keys, opaque(thread_));
-  }
   FLASHPLAN_DEVICE uint32_t visible_address() const {
     return base_ + S::kVisible + (opaque(thread_) >> 5) * static_cast<int>(sizeof(VisibleKeys));
   }
@@ -161,111 +94,6 @@ class TileRunner {
     return static_cast<int32_t>(load_shared_4(visible_address() + kOffset));
   }
 
-  /// Has on its way what the end of a split tile needs, to the context and to the L2 cache.
-  FLASHPLAN_DEVICE void prepare_split() const {
-    constexpr int kWords = sizeof(SplitTile) / 8;
-    if (thread_ < kWords) {
-      const auto* split = reinterpret_cast<const unsigned char*>(p_.splits + context_.tile.split);
-      cp_async_8(shared_address(&context_.split) + thread_ * 8, split + thread_ * 8);
-    } else if (thread_ == kWords) {
-      prefetch_l2(p_.arrivals + context_.tile.split);
-    } else if (thread_ == kWords + 1) {
-      prefetch_l2(p_.partial_lse + int64_t{context_.tile.partial_slot} * T::kTileQ);
-    }
-  }
-
-  FLASHPLAN_DEVICE void fill_pipeline(Cursor& next, Cursor& asked) {
-    const KeySpan keys = rows_.keys;
-    const Cursor first = next;
-#pragma unroll 1
-    for (int slot = 0; slot < S::kStages; ++slot) {
-      copy_page_ids(slot, keys, [&] { return asked; });
-      asked = asked.template later<1>(keys);
-    }
-    if (context_.tile.split >= 0) prepare_split();
-    cp_async_commit();
-    if (p_.pages.ids != nullptr) {
-      cp_async_wait<0>();
-      __syncthreads();
-    }
-#pragma unroll 1
-    for (int slot = 0; slot < S::kStages; ++slot) {
-      find_rows(slot, keys, [&] { return next; });
-      next = next.template later<1>(keys);
-    }
-    __syncthreads();
-    next = first;
-#pragma unroll 1
-    for (int slot = 0; slot < S::kStages - 1; ++slot) {
-      if (begin_issue(slot, next, first.kv_head())) copy_keys_and_values(slot);
-      copy_page_ids(later(slot, S::kStages), keys, [&] { return asked; });
-      cp_async_commit();
-      next = next.template later<1>(keys);
-      asked = asked.template later<1>(keys);
-    }
-    if (!S::kQueryInStage && computes_) copy_own_queries(first.kv_head());
-    find_visible();
-  }
-
-  using KeyCopy = TileCopy<Element<T::kKv>::kBytes, T::kHeadDimQk, T::kTileKv, T::kThreads>;
-  using ValueCopy = TileCopy<Element<T::kKv>::kBytes, T::kHeadDimVo, T::kTileKv, T::kThreads>;
-
-  /// Starts to bring a tile to its slot, if it is one of the work tile's, as those of `head` are:
-  /// the queries with the first of a head, and rows of uncommon form. True if
-  /// copy_keys_and_values() has the rest to do.
-  FLASHPLAN_DEVICE bool begin_issue(int slot, const Cursor& tile, int32_t head) {
-    if (tile.kv_head() != head && tile.kv_head() >= heads_end()) return false;
-    const uint32_t to = stage_address(stage_of(slot));
-    if constexpr (S::kQueryInStage) {
-      if (tile.tile_begin() == rows_.keys.begin) {
-        copy_tile<Element<T::kQ>::kBytes, T::kHeadDimQk, S::kRows, T::kThreads>(
-            to + S::kStageQuery, p_.head_dim_qk, p_.vectorized, thread_, [&](int row) {
-              return row < rows_.num_rows ? query_row<T::kQ>(p_, rows_, tile.kv_head(), row)
-                                          : nullptr;
-            });
-      }
-    }
-    if (copies_16_bytes_) return true;
-    const uint32_t table = table_address(slot);
-    KeyCopy::copy_unaligned(to + S::kKey, table, p_.head_dim_qk, thread_);
-    ValueCopy::copy_unaligned(to + S::kValue, table + KvRow::kValueOffset, p_.head_dim_vo, thread_);
-    return false;
-  }
-
-  /// Starts this thread's copies of a slot's keys and values. All addresses are read first: no
-  /// read of shared memory can pass a copy to it.
-  FLASHPLAN_DEVICE void copy_keys_and_values(int slot) const {
-    const int thread = opaque(thread_);
-    const uint32_t table = table_address(slot);
-    const uint32_t to = stage_address(stage_of(slot));
-    const unsigned char* k[KeyCopy::kRowsPerThread];
-    const unsigned char* v[ValueCopy::kRowsPerThread];
-    if constexpr (KeyCopy::kLanesPerRow == ValueCopy::kLanesPerRow) {
-#pragma unroll
-      for (int i = 0; i < KeyCopy::kRowsPerThread; ++i) {
-        load_shared_pointers(table + KeyCopy::row(i, thread) * KvRow::kPitch, k[i], v[i]);
-      }
-    } else {
-#pragma unroll
-      for (int i = 0; i < KeyCopy::kRowsPerThread; ++i) {
-        k[i] = load_shared_pointer(table + KeyCopy::row(i, thread) * KvRow::kPitch);
-      }
-#pragma unroll
-      for (int i = 0; i < ValueCopy::kRowsPerThread; ++i) {
-        v[i] = load_shared_pointer(table + ValueCopy::row(i, thread) * KvRow::kPitch +
-                                   KvRow::kValueOffset);
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < KeyCopy::kRowsPerThread; ++i) {
-      KeyCopy::copy(to + S::kKey, k[i], i, thread);
-    }
-#pragma unroll
-    for (int i = 0; i < ValueCopy::kRowsPerThread; ++i) {
-      ValueCopy::copy(to + S::kValue, v[i], i, thread);
-    }
-  }
-
   /// The rows of this warp, half of them where two share them; past the last row it is copied
   /// again.
   FLASHPLAN_DEVICE void copy_own_queries(int head) {
@@ -277,7 +105,7 @@ class TileRunner {
     // Lane r finds row r; others ask it.
     const int own_row = min(first_row + at.lane % kRows, rows_.num_rows - 1);
     const unsigned char* own = query_row<T::kQ>(p_, rows_, head, own_row);
-    if (copies_16_bytes_) {
+    if (pipeline_.copies_16_bytes()) {
 #pragma unroll 4
       for (int i = 0; i < Copy::kRowsPerThread; ++i) {
         Copy::copy(to, shuffled_pointer(own, Copy::row(i, at.lane)), i, at.lane);
@@ -294,7 +122,7 @@ class TileRunner {
   FLASHPLAN_DEVICE uint32_t own_query_address(int stage) const {
     const WarpPlace<S> at(opaque(thread_));
     const uint32_t q_tile =
-        S::kQueryInStage ? stage_address(stage) + S::kStageQuery : base_ + S::kQuery;
+        S::kQueryInStage ? pipeline_.stage_address(stage) + S::kStageQuery : base_ + S::kQuery;
     return query_address<T::kQ, T::kKv, T::kHeadDimQk>(q_tile, at.first_row(), at.lane);
   }
 
@@ -352,7 +180,7 @@ class TileRunner {
   template <typename Copy>
   FLASHPLAN_DEVICE void attend(int stage, int32_t first_key, int head, Copy copy) {
     constexpr int kParts = S::kKeysPerWarp / S::kKeysAtOnce;
-    const uint32_t from = stage_address(stage);
+    const uint32_t from = pipeline_.stage_address(stage);
     const int warp_key = WarpPlace<S>(opaque(thread_)).warp_kv * S::kKeysPerWarp;
     // Counted from the first key of the tile.
     VisibleKeys visible = __builtin_bit_cast(VisibleKeys, load_shared_16(visible_address()));
@@ -476,8 +304,8 @@ class TileRunner {
   unsigned char* const smem_;
   const uint32_t base_;
   const int thread_;
-  const bool computes_;         // not in a warp without keys
-  const bool copies_16_bytes_;  // all of k and v
+  const bool computes_;  // not in a warp without keys
+  Pipeline pipeline_;
 
   OnlineSoftmax<S::kMmaM> softmax_;
   float o_[S::kMmaM][S::kDimsVo / 8][4];

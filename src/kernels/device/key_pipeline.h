@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: Apache-2.0
+// Keys and values of a work tile on their way to shared memory, some tiles ahead of the arithmetic.
+#pragma once
+
+#include "kernels/device/tile_context.h"
+
+namespace flashplan::device {
+
+/// Tiles of keys take turns in kSlots slots. What is known of tile i has its place in slot i %
+/// kSlots; keys and values themselves are in stage i % kStages. In the step that uses tile i, keys
+/// of tile i + kStages - 1 and page ids of tile i + 2 * kStages - 1 are asked for, and rows of tile
+/// i + kStages are found. All threads of the CTA call everything alike.
+template <typename T, typename S>
+class KeyPipeline {
+ public:
+  using Cursor = KvCursor<T::kKv, T::kTileKv, T::kThreads>;
+
+  FLASHPLAN_DEVICE KeyPipeline(const AttentionParams& p, TileContext& context, uint32_t base,
+                               int thread)
+      : p_(p),
+        context_(context),
+        rows_(context_.rows),
+        base_(base),
+        thread_(thread),
+        copies_16_bytes_(p.vectorized && p.head_dim_qk == T::kHeadDimQk &&
+                         p.head_dim_vo == T::kHeadDimVo),
+        next_(rows_.keys.begin, context_.tile.kv_head),
+        asked_(next_) {}
+
+  /// Whether all rows of q, k and v can be copied 16 bytes at a time.
+  FLASHPLAN_DEVICE bool copies_16_bytes() const { return copies_16_bytes_; }
+  /// The stage of the tile in use.
+  FLASHPLAN_DEVICE int stage() const { return stage_of(slot_); }
+  /// That of the tile used before it.
+  FLASHPLAN_DEVICE int stage_before() const { return stage_of(later(slot_, S::kSlots - 1)); }
+  FLASHPLAN_DEVICE uint32_t stage_address(int stage) const {
+    return base_ + S::kFirstStage + stage * S::kStageBytes;
+  }
+
+  /// Asks for the first tiles.
+  FLASHPLAN_DEVICE void fill() {
+    const KeySpan keys = rows_.keys;
+    const Cursor first = next_;
+#pragma unroll 1
+    for (int slot = 0; slot < S::kStages; ++slot) {
+      copy_page_ids(slot, keys, [&] { return asked_; });
+      asked_ = asked_.template later<1>(keys);
+    }
+    if (context_.tile.split >= 0) prepare_split();
+    cp_async_commit();
+    if (p_.pages.ids != nullptr) {
+      cp_async_wait<0>();
+      __syncthreads();
+    }
+#pragma unroll 1
+    for (int slot = 0; slot < S::kStages; ++slot) {
+      find_rows(slot, keys, [&] { return next_; });
+      next_ = next_.template later<1>(keys);
+    }
+    __syncthreads();
+    next_ = first;
+#pragma unroll 1
+    for (int slot = 0; slot < S::kStages - 1; ++slot) {
+      if (begin_issue(slot, next_, first.kv_head())) copy_keys_and_values(slot);
+      copy_page_ids(later(slot, S::kStages), keys, [&] { return asked_; });
+      cp_async_commit();
+      next_ = next_.template later<1>(keys);
+      asked_ = asked_.template later<1>(keys);
+    }
+  }
+
+  /// Waits for the tile to be used next; `is_first` of a head.
+  FLASHPLAN_DEVICE void wait(bool is_first) const {
+    // A query buffer of its own was asked for in the latest group.
+    if (!S::kQueryInStage && S::kStages > 2 && is_first) {
+      cp_async_wait<0>();
+    } else {
+      cp_async_wait<S::kStages - 2>();
+    }
+    __syncthreads();
+  }
+
+  /// Begins the step that uses `tile`, of the work tile's `keys`. What it returns is for copy().
+  FLASHPLAN_DEVICE bool begin_step(const Cursor& tile, const KeySpan& keys) const {
+    return begin_issue(later(slot_, S::kStages - 1),
+                       kEachStep ? next_ : tile.template later<S::kStages - 1>(keys),
+                       tile.kv_head());
+  }
+
+  /// Starts this thread's copies, once in the step.
+  FLASHPLAN_DEVICE void copy(bool copies, const Cursor& tile, const KeySpan& keys) const {
+    if (copies) copy_keys_and_values(later(slot_, S::kStages - 1));
+    const KeySpan& own_keys = rarely_read(keys);
+    copy_page_ids(later(slot_, 2 * S::kStages - 1), own_keys, [&] {
+      return kEachStep ? asked_ : tile.template later<2 * S::kStages - 1>(own_keys);
+    });
+    cp_async_commit();
+  }
+
+  FLASHPLAN_DEVICE void end_step(const Cursor& tile, const KeySpan& keys) {
+    if (kEachStep) {
+      next_ = next_.template later<1>(keys);
+      asked_ = asked_.template later<1>(keys);
+    }
+    const KeySpan& own_keys = rarely_read(keys);
+    find_rows(later(slot_, S::kStages), own_keys,
+              [&] { return kEachStep ? next_ : tile.template later<S::kStages>(own_keys); });
+    slot_ = later(slot_, 1);
+  }
+
+ private:
+  // Whether each step finds rows. Else what that needs is computed when it is needed, to hold no
+  // registers in other steps.
+  static constexpr bool kEachStep = S::kTilesAtOnce == 1;
+
+  FLASHPLAN_DEVICE const KeySpan& rarely_read(const KeySpan& keys) const {
+    return kEachStep ? keys : rows_.keys;
+  }
+
+  static FLASHPLAN_DEVICE int stage_of(uint32_t slot) { return slot % S::kStages; }
+  static FLASHPLAN_DEVICE int later(int slot, int distance) {
+    slot += distance % S::kSlots;
+    return slot < S::kSlots ? slot : slot - S::kSlots;
+  }
+  FLASHPLAN_DEVICE uint32_t table_address(int slot) const {
+    return base_ + S::kTables + slot * S::kTableBytes;
+  }
+  FLASHPLAN_DEVICE uint32_t ids_address(int slot) const {
+    return base_ + S::kIds + slot * S::kIdBytes;
+  }
+  /// Page ids of the request; null: ragged.
+  FLASHPLAN_DEVICE const int32_t* request_ids() const {
+    return reinterpret_cast<const int32_t*>(
+        load_shared_pointer(shared_address(&context_.page_ids)));
+  }
+  /// Starts to bring page ids to a slot and those after it, of kTilesAtOnce tiles from tile() on:
+  /// once for all of them.
+  template <typename Tile>
+  FLASHPLAN_DEVICE void copy_page_ids(int slot, const KeySpan& keys, Tile tile) const {
+    if (slot % S::kTilesAtOnce != 0 || p_.pages.ids == nullptr) return;
+    tile().template copy_page_ids<S::kTilesAtOnce>(ids_address(slot), p_.pages, request_ids(), keys,
+                                                   opaque(thread_));
+  }
+  /// The same for row addresses, given the page ids.
+  template <typename Tile>
+  FLASHPLAN_DEVICE void find_rows(int slot, const KeySpan& keys, Tile tile) const {
+    if (slot % S::kTilesAtOnce != 0) return;
+    tile().template find_rows<S::kTilesAtOnce>(table_address(slot), ids_address(slot), p_,
+                                               rows_.request.kv_begin, keys, opaque(thread_));
+  }
+
+  /// Has on its way what the end of a split tile needs, to the context and to the L2 cache.
+  FLASHPLAN_DEVICE void prepare_split() const {
+    constexpr int kWords = sizeof(SplitTile) / 8;
+    if (thread_ < kWords) {
+      const auto* split = reinterpret_cast<const unsigned char*>(p_.splits + context_.tile.split);
+      cp_async_8(shared_address(&context_.split) + thread_ * 8, split + thread_ * 8);
+    } else if (thread_ == kWords) {
+      prefetch_l2(p_.arrivals + context_.tile.split);
+    } else if (thread_ == kWords + 1) {
+      prefetch_l2(p_.partial_lse + int64_t{context_.tile.partial_slot} * T::kTileQ);
+    }
+  }
+
+  using KeyCopy = TileCopy<Element<T::kKv>::kBytes, T::kHeadDimQk, T::kTileKv, T::kThreads>;
+  using ValueCopy = TileCopy<Element<T::kKv>::kBytes, T::kHeadDimVo, T::kTileKv, T::kThreads>;
+
+  /// Starts to bring a tile to its slot, if it is one of the work tile's, as those of `head` are:
+  /// the queries with the first of a head, and rows of uncommon form. True if
+  /// copy_keys_and_values() has the rest to do.
+  FLASHPLAN_DEVICE bool begin_issue(int slot, const Cursor& tile, int32_t head) const {
+    if (tile.kv_head() != head && tile.kv_head() >= context_.heads_end()) return false;
+    const uint32_t to = stage_address(stage_of(slot));
+    if constexpr (S::kQueryInStage) {
+      if (tile.tile_begin() == rows_.keys.begin) {
+        copy_tile<Element<T::kQ>::kBytes, T::kHeadDimQk, S::kRows, T::kThreads>(
+            to + S::kStageQuery, p_.head_dim_qk, p_.vectorized, thread_, [&](int row) {
+              return row < rows_.num_rows ? query_row<T::kQ>(p_, rows_, tile.kv_head(), row)
+                                          : nullptr;
+            });
+      }
+    }
+    if (copies_16_bytes_) return true;
+    const uint32_t table = table_address(slot);
+    KeyCopy::copy_unaligned(to + S::kKey, table, p_.head_dim_qk, thread_);
+    ValueCopy::copy_unaligned(to + S::kValue, table + KvRow::kValueOffset, p_.head_dim_vo, thread_);
+    return false;
+  }
+
+  /// Starts this thread's copies of a slot's keys and values. All addresses are read first: no
+  /// read of shared memory can pass a copy to it.
+  FLASHPLAN_DEVICE void copy_keys_and_values(int slot) const {
+    const int thread = opaque(thread_);
+    const uint32_t table = table_address(slot);
+    const uint32_t to = stage_address(stage_of(slot));
+    const unsigned char* k[KeyCopy::kRowsPerThread];
+    const unsigned char* v[ValueCopy::kRowsPerThread];
+    if constexpr (KeyCopy::kLanesPerRow == ValueCopy::kLanesPerRow) {
+#pragma unroll
+      for (int i = 0; i < KeyCopy::kRowsPerThread; ++i) {
+        load_shared_pointers(table + KeyCopy::row(i, thread) * KvRow::kPitch, k[i], v[i]);
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < KeyCopy::kRowsPerThread; ++i) {
+        k[i] = load_shared_pointer(table + KeyCopy::row(i, thread) * KvRow::kPitch);
+      }
+#pragma unroll
+      for (int i = 0; i < ValueCopy::kRowsPerThread; ++i) {
+        v[i] = load_shared_pointer(table + ValueCopy::row(i, thread) * KvRow::kPitch +
+                                   KvRow::kValueOffset);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < KeyCopy::kRowsPerThread; ++i) {
+      KeyCopy::copy(to + S::kKey, k[i], i, thread);
+    }
+#pragma unroll
+    for (int i = 0; i < ValueCopy::kRowsPerThread; ++i) {
+      ValueCopy::copy(to + S::kValue, v[i], i, thread);
+    }
+  }
+
+  const AttentionParams& p_;
+  TileContext& context_;
+  const RowBlock& rows_;
+  const uint32_t base_;
+  const int thread_;
+  const bool copies_16_bytes_;
+  Cursor next_;   // the tile whose keys are asked for next, if each step finds rows
+  Cursor asked_;  // that whose page ids are
+  int slot_ = 0;
+};
+
+}  // namespace flashplan::device
