@@ -38,7 +38,7 @@ class RowPeers {
 
   /// Makes this warp's weights known, and waits for those of all. There must have been a wait() or
   /// any() since load_weights().
-  template <DType kQ, int kTiles>
+  template <DType kWeight, int kTiles>
   FLASHPLAN_DEVICE void exchange(const float (&weights)[S::kMmaM][kTiles][4]) const {
     constexpr int kSteps = kTiles / 2;
 #pragma unroll
@@ -46,7 +46,7 @@ class RowPeers {
 #pragma unroll
       for (int m = 0; m < S::kMmaM; ++m) {
         uint32_t a[4];
-        pack_weights<kQ>(a, weights[m][2 * step], weights[m][2 * step + 1]);
+        pack_weights<kWeight>(a, weights[m][2 * step], weights[m][2 * step + 1]);
         store_shared_16(fragment_address(at_.warp_vo * kSteps + step, m), {a[0], a[1], a[2], a[3]});
       }
     }

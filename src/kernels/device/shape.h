@@ -16,6 +16,12 @@ struct Traits {
   static constexpr int kHeadDimQk = kHeadDimQk_;
   static constexpr int kHeadDimVo = kHeadDimVo_;
   using Variant = Variant_;
+  // Of weights and values in their product. Weights of a softmax are small enough for float16, as
+  // are 8-bit values, which widen to it in fewer instructions.
+  static constexpr DType kWeight =
+      Element<kKv>::kBytes == 1 && Variant::kUseSoftmax && !Variant::kTransformsValue
+          ? DType::kFloat16
+          : kQ;
 };
 
 /// What follows from them for a GPU with kSmemPerSm KB of shared memory per SM.
@@ -42,15 +48,14 @@ struct Tiling : Choices {
   static constexpr int kTableBytesPerKey = KvRow::kPitch;
   static constexpr int kIdBytesPerKey = 4;
   /// Keys of a step: as many as leave room for two stages beside the queries. 64 rather than 128,
-  /// in more stages, except for d64, where they are little work between barriers, and d256 of 8
-  /// bits.
+  /// in more stages, except for d64 and 8 bits, where they are little work between barriers.
   static constexpr int tile_kv() {
     constexpr int kBytesPerKey =
         (Choices::kHeadDimQk + Choices::kHeadDimVo) * Element<Choices::kKv>::kBytes +
         kTableBytesPerKey + kIdBytesPerKey;
     constexpr int kQBytes = kTileQ * Choices::kHeadDimQk * Element<Choices::kQ>::kBytes;
     constexpr int kOtherBytes = 1024 + (kManyWarpsVo > 1 ? 16 * 1024 : 0);  // at most
-    int keys = (kIsWide && kIsNarrow) || Choices::kHeadDimQk <= 64 ? 128 : 64;
+    int keys = kIsNarrow || Choices::kHeadDimQk <= 64 ? 128 : 64;
     while (kOtherBytes + kQBytes + 2 * keys * kBytesPerKey > kSmemBudget) keys /= 2;
     return keys;
   }
@@ -76,9 +81,10 @@ struct Shape {
   static constexpr int kRows = kWarpsQ * kMmaM * 16;
   static constexpr int kDimsVo = T::kHeadDimVo / kWarpsVo;  // of a warp's accumulators
   static constexpr int kKeysPerWarp = T::kTileKv / kWarpsKv;
-  // Keys whose logits are in registers at a time, for which queries are read once. d256 of 8 bits:
-  // fragments take more registers while they are widened.
-  static constexpr int kMostAtOnce = kWarpsVo == 1 && T::kIsWide && T::kIsNarrow ? 32 : 64;
+  // Keys whose logits are in registers at a time, for which queries are read once. Of 8 bits fewer:
+  // fragments take more registers while they are widened, unless two warps share them.
+  static constexpr bool kLeavesRegisters = !T::kIsNarrow || kWarpsVo > 1 || T::kHeadDimVo < 128;
+  static constexpr int kMostAtOnce = kLeavesRegisters ? 64 : 32;
   static constexpr int kKeysAtOnce = kKeysPerWarp < kMostAtOnce ? kKeysPerWarp : kMostAtOnce;
   static constexpr int kLogitKeys = kKeysAtOnce / kWarpsVo;  // of these, a warp's
   static_assert(kLogitKeys % 16 == 0);

@@ -46,6 +46,7 @@ class TileRunner {
           const bool copies = pipeline_.begin_step(tile, keys);
           const auto copy = [&] { pipeline_.copy(copies, tile, keys); };
           if (computes_) {
+            if (kOrdersQueries && is_first) order_own_queries();
             if (S::kQueryInRegisters && is_first) load_queries(pipeline_.stage(), head);
             attend(pipeline_.stage(), keys.end - left, head, copy);
           } else {
@@ -70,6 +71,9 @@ class TileRunner {
  private:
   static constexpr int kMmaRowBytes = 16 * T::kHeadDimQk * Element<T::kQ>::kBytes;  // of queries
   using Pipeline = KeyPipeline<T, S>;
+  // For 8-bit keys, where queries are read in every step.
+  static constexpr bool kOrdersQueries = T::kIsNarrow && !S::kQueryInRegisters;
+  static constexpr int kOwnQueries = S::kMmaM * 16 / S::kWarpsVo;  // rows that this warp copies
 
   FLASHPLAN_DEVICE uint32_t visible_address() const {
     return base_ + S::kVisible + (opaque(thread_) >> 5) * static_cast<int>(sizeof(VisibleKeys));
@@ -97,13 +101,12 @@ class TileRunner {
   /// The rows of this warp, half of them where two share them; past the last row it is copied
   /// again.
   FLASHPLAN_DEVICE void copy_own_queries(int head) {
-    constexpr int kRows = S::kMmaM * 16 / S::kWarpsVo;
     const WarpPlace<S> at(opaque(thread_));
-    using Copy = TileCopy<Element<T::kQ>::kBytes, T::kHeadDimQk, kRows, 32>;
-    const int first_row = at.first_row() + at.warp_vo * kRows;
+    using Copy = TileCopy<Element<T::kQ>::kBytes, T::kHeadDimQk, kOwnQueries, 32>;
+    const int first_row = at.first_row() + at.warp_vo * kOwnQueries;
     const uint32_t to = base_ + S::kQuery + first_row * Copy::Tile::kRowBytes;
     // Lane r finds row r; others ask it.
-    const int own_row = min(first_row + at.lane % kRows, rows_.num_rows - 1);
+    const int own_row = min(first_row + at.lane % kOwnQueries, rows_.num_rows - 1);
     const unsigned char* own = query_row<T::kQ>(p_, rows_, head, own_row);
     if (pipeline_.copies_16_bytes()) {
 #pragma unroll 4
@@ -111,11 +114,19 @@ class TileRunner {
         Copy::copy(to, shuffled_pointer(own, Copy::row(i, at.lane)), i, at.lane);
       }
     } else {
-      copy_tile<Element<T::kQ>::kBytes, T::kHeadDimQk, kRows, 32>(
+      copy_tile<Element<T::kQ>::kBytes, T::kHeadDimQk, kOwnQueries, 32>(
           to, p_.head_dim_qk, p_.vectorized, at.lane,
           [&](int row) { return shuffled_pointer(own, row); });
     }
     cp_async_commit();
+  }
+
+  /// Once they are there.
+  FLASHPLAN_DEVICE void order_own_queries() const {
+    const WarpPlace<S> at(opaque(thread_));
+    order_queries<T::kQ, T::kHeadDimQk, kOwnQueries>(
+        base_ + S::kQuery, at.first_row() + at.warp_vo * kOwnQueries, at.lane);
+    peers().wait();
   }
 
   /// Of this lane's part of the warp's queries.
@@ -123,12 +134,14 @@ class TileRunner {
     const WarpPlace<S> at(opaque(thread_));
     const uint32_t q_tile =
         S::kQueryInStage ? pipeline_.stage_address(stage) + S::kStageQuery : base_ + S::kQuery;
-    return query_address<T::kQ, T::kKv, T::kHeadDimQk>(q_tile, at.first_row(), at.lane);
+    return query_address<T::kQ, T::kKv, T::kHeadDimQk, kOrdersQueries>(q_tile, at.first_row(),
+                                                                       at.lane);
   }
 
   /// The fragment `k` of rows 16 * m on, from own_query_address().
   FLASHPLAN_DEVICE void load_query(uint32_t (&a)[4], uint32_t address, int m, int k, int head) {
-    load_query_fragment<T::kQ, T::kKv, T::kHeadDimQk>(a, address + m * kMmaRowBytes, k);
+    load_query_fragment<T::kQ, T::kKv, T::kHeadDimQk, kOrdersQueries>(a, address + m * kMmaRowBytes,
+                                                                      k);
     if constexpr (T::Variant::kTransformsQuery) {
       const WarpPlace<S> place(opaque(thread_));
 #pragma unroll
@@ -190,7 +203,8 @@ class TileRunner {
       copy();
       return;
     }
-#pragma unroll
+// Of 8-bit keys one part's code takes all registers.
+#pragma unroll T::kIsNarrow ? 1 : kParts
     for (int part = 0; part < kParts; ++part) {
       const int key = warp_key + part * S::kKeysAtOnce;
       if (part > 0 && visible.to_any.end <= key) return;
@@ -253,7 +267,7 @@ class TileRunner {
     add_products<S::kWeightsAtOnce>(v_tile, first_key, key + kBegin, head,
                                     [&](uint32_t (&a)[4], int m, int step) {
                                       const int n = kBegin / 8 + 2 * step;
-                                      pack_weights<T::kQ>(a, s.tiles[m][n], s.tiles[m][n + 1]);
+                                      pack_weights<T::kWeight>(a, s.tiles[m][n], s.tiles[m][n + 1]);
                                     });
     if constexpr (kEnd < S::kKeysAtOnce) {
       if (visible_end() > first_key + key + kEnd) {
@@ -271,7 +285,7 @@ class TileRunner {
       peers().wait();
     }
     const RowPeers<S> own_peers = peers();
-    own_peers.template exchange<T::kQ>(s.tiles);
+    own_peers.template exchange<T::kWeight>(s.tiles);
 #pragma unroll
     for (int begin = 0; begin < S::kKeysAtOnce; begin += S::kWeightsAtOnce) {
       if (begin > 0 && visible_end() <= first_key + key + begin) return;
@@ -287,11 +301,11 @@ class TileRunner {
   FLASHPLAN_DEVICE void add_products(uint32_t v_tile, int32_t first_key, int key, int head,
                                      WeightFragment weight_fragment) {
     const WarpPlace<S> at(opaque(thread_));
-    multiply_values<T::kQ, T::kKv, T::kHeadDimVo, kKeys>(
+    multiply_values<T::kWeight, T::kKv, T::kHeadDimVo, kKeys>(
         o_, v_tile, at.first_dim(), key, at.lane, weight_fragment,
         [&](uint32_t pair, int key_of_tile, int dim) {
           if constexpr (!T::Variant::kTransformsValue) return pair;
-          return transformed<T::kQ>(pair, [&](float x, int j) {
+          return transformed<T::kWeight>(pair, [&](float x, int j) {
             return variant_.value(x, {rows_.request_index, first_key + key_of_tile + j, head, dim});
           });
         });

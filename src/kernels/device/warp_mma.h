@@ -13,11 +13,12 @@
 
 namespace flashplan::device {
 
-/// Where this lane finds its part of the fragments of 16 query rows from `row` on.
-template <DType kQ, DType kKv, int kHeadDim>
+/// Where this lane finds its part of the fragments of 16 query rows from `row` on. `kOrdered`: they
+/// went through order_queries().
+template <DType kQ, DType kKv, int kHeadDim, bool kOrdered>
 FLASHPLAN_DEVICE uint32_t query_address(uint32_t q_tile, int row, int lane) {
   using Tile = SharedTile<kHeadDim * Element<kQ>::kBytes>;
-  if constexpr (Element<kKv>::kBytes == 2) {
+  if constexpr (Element<kKv>::kBytes == 2 || kOrdered) {
     return q_tile + Tile::offset(row + lane % 16, lane / 16);
   } else {
     return q_tile + Tile::offset(row + lane / 4, lane % 4 / 2) + lane % 2 * 8;
@@ -25,11 +26,11 @@ FLASHPLAN_DEVICE uint32_t query_address(uint32_t q_tile, int row, int lane) {
 }
 
 /// Fragment `k` (16 dims) of the rows at `address`.
-template <DType kQ, DType kKv, int kHeadDim>
+template <DType kQ, DType kKv, int kHeadDim, bool kOrdered>
 FLASHPLAN_DEVICE void load_query_fragment(uint32_t (&a)[4], uint32_t address, int k) {
   using Tile = SharedTile<kHeadDim * Element<kQ>::kBytes>;
   const uint32_t at = Tile::advance(address, 2 * k);
-  if constexpr (Element<kKv>::kBytes == 2) {
+  if constexpr (Element<kKv>::kBytes == 2 || kOrdered) {
     ldmatrix(a, at);
   } else {
     const uint2 first = load_shared_8(at);
@@ -38,6 +39,25 @@ FLASHPLAN_DEVICE void load_query_fragment(uint32_t (&a)[4], uint32_t address, in
     a[1] = second.x;
     a[2] = first.y;
     a[3] = second.y;
+  }
+}
+
+/// Puts the dims of query rows [first_row, + kRows) in the order of 8-bit keys, by one warp, so
+/// that ldmatrix gives their fragments. Else their registers come in pairs, and products, which
+/// take four in a row, have them moved each time.
+template <DType kQ, int kHeadDim, int kRows>
+FLASHPLAN_DEVICE void order_queries(uint32_t q_tile, int first_row, int lane) {
+  using Tile = SharedTile<kHeadDim * Element<kQ>::kBytes>;
+#pragma unroll 2
+  for (int i = lane; i < kRows * kHeadDim / 16; i += 32) {
+    const int row = first_row + i % kRows;
+    const int chunk = i / kRows * 2;
+    const uint32_t first = q_tile + Tile::offset(row, chunk);
+    const uint32_t second = q_tile + Tile::offset(row, chunk + 1);
+    const uint4 x = load_shared_16(first);
+    const uint4 y = load_shared_16(second);
+    store_shared_16(first, {x.x, x.z, y.x, y.z});
+    store_shared_16(second, {x.y, x.w, y.y, y.w});
   }
 }
 
@@ -152,19 +172,19 @@ FLASHPLAN_DEVICE void multiply_keys(float (&s)[kMmaM][kKeys / 8][4], uint32_t k_
 }
 
 /// The fragment of 16 rows and keys of weights whose tiles of 8 keys are these.
-template <DType kQ>
+template <DType kWeight>
 FLASHPLAN_DEVICE void pack_weights(uint32_t (&a)[4], const float (&first)[4],
                                    const float (&second)[4]) {
-  a[0] = Element<kQ>::pack(first[0], first[1]);
-  a[1] = Element<kQ>::pack(first[2], first[3]);
-  a[2] = Element<kQ>::pack(second[0], second[1]);
-  a[3] = Element<kQ>::pack(second[2], second[3]);
+  a[0] = Element<kWeight>::pack(first[0], first[1]);
+  a[1] = Element<kWeight>::pack(first[2], first[3]);
+  a[2] = Element<kWeight>::pack(second[0], second[1]);
+  a[3] = Element<kWeight>::pack(second[2], second[3]);
 }
 
 /// o += weights * v over keys [first_key, + kKeys) of a tile and dims from `first_dim` on.
 /// `weight_fragment(a, m, step)` gives the weights of 16 keys each. `transform(pair, key, dim)` is
 /// what becomes of dim `dim` of keys (key, key + 1).
-template <DType kQ, DType kKv, int kHeadDim, int kKeys, int kMmaM, int kDimTiles,
+template <DType kWeight, DType kKv, int kHeadDim, int kKeys, int kMmaM, int kDimTiles,
           typename WeightFragment, typename Transform>
 FLASHPLAN_DEVICE void multiply_values(float (&o)[kMmaM][kDimTiles][4], uint32_t v_tile,
                                       int first_dim, int first_key, int lane,
@@ -202,8 +222,8 @@ FLASHPLAN_DEVICE void multiply_values(float (&o)[kMmaM][kDimTiles][4], uint32_t 
         }
 #pragma unroll
         for (int m = 0; m < kMmaM; ++m) {
-          Element<kQ>::mma(o[m][2 * pair], a[m], values[0], values[1]);
-          Element<kQ>::mma(o[m][2 * pair + 1], a[m], values[2], values[3]);
+          Element<kWeight>::mma(o[m][2 * pair], a[m], values[0], values[1]);
+          Element<kWeight>::mma(o[m][2 * pair + 1], a[m], values[2], values[3]);
         }
       } else {
 #pragma unroll
@@ -211,15 +231,15 @@ FLASHPLAN_DEVICE void multiply_values(float (&o)[kMmaM][kDimTiles][4], uint32_t 
           // Bytes are (even, odd) of one key, (even, odd) of the next.
           const uint32_t (&bytes)[4] = b[i % 3];
           const int dim = first_dim + (2 * pair + chunk) * 16 + lane / 4 * 2;
-          uint2 low = dequantize<kKv, kQ>(__byte_perm(bytes[2 * chunk], 0, 0x3120));
-          uint2 high = dequantize<kKv, kQ>(__byte_perm(bytes[2 * chunk + 1], 0, 0x3120));
+          uint2 low = dequantize<kKv, kWeight>(__byte_perm(bytes[2 * chunk], 0, 0x3120));
+          uint2 high = dequantize<kKv, kWeight>(__byte_perm(bytes[2 * chunk + 1], 0, 0x3120));
           low = {transform(low.x, key, dim), transform(low.y, key, dim + 1)};
           high = {transform(high.x, key + 8, dim), transform(high.y, key + 8, dim + 1)};
           const int n = 4 * pair + 2 * chunk;
 #pragma unroll
           for (int m = 0; m < kMmaM; ++m) {
-            Element<kQ>::mma(o[m][n], a[m], low.x, high.x);
-            Element<kQ>::mma(o[m][n + 1], a[m], low.y, high.y);
+            Element<kWeight>::mma(o[m][n], a[m], low.x, high.x);
+            Element<kWeight>::mma(o[m][n + 1], a[m], low.y, high.y);
           }
         }
       }
