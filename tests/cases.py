@@ -372,10 +372,15 @@ _GPU_RAGGED = {
     "zipf 1024": _gpu_prefill(zipf_lens(1024), 32),
     "uniform 512-1024": _gpu_prefill(uniform_lens(512, 1024), 32),
 }
+_GPU_E4M3 = {"page_size": 16, "kv_dtype": "float8_e4m3fn"}
 
 # By section: bfloat16, on one large GPU. bench/bench_gpu.py runs them.
 GPU_BENCH = {
-    "prefill": _GPU_RAGGED,
+    "prefill": {
+        **_GPU_RAGGED,
+        "s4096 page 16 e4m3": _gpu_prefill((4096,) * 16, **_GPU_E4M3),
+        "b4 s8192 d256 page 16 e4m3": _gpu_prefill((8192,) * 4, 8, head_dim=256, **_GPU_E4M3),
+    },
     "paged": {
         f"{name} page {page_size}": dataclasses.replace(_GPU_RAGGED[name], page_size=page_size)
         for name in ("s1024", "s4096", "b4 s8192 32/8", "zipf 1024")

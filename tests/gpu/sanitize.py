@@ -19,6 +19,9 @@ def small_cases():
     from cases import BATCH, Case
 
     split = {"qo_lens": (1, 2), "kv_lens": (900, 40), "num_ctas": 7, "head_dim": 64}
+    # All warps have rows and see all keys: where some pass over named barriers, racecheck finds
+    # hazards across the barriers of all threads.
+    paired = {"kv_lens": (150,), "head_dim": 256, "causal": False, "num_ctas": 1}
     return [
         Case(**BATCH),
         Case(**BATCH, page_size=1, csr=True, memory="strided", q_dtype="float16"),
@@ -34,10 +37,10 @@ def small_cases():
         Case(**split, kv_dtype="float8_e4m3fn", k_scale=0.5, v_scale=1.7),
         Case(**split, kv_dtype="float8_e5m2", page_size=1),
         Case((20, 1), (40, 70), head_dim=256, num_qo_heads=2, num_kv_heads=1),
-        Case((40,), (150,), head_dim=256, num_qo_heads=4, num_kv_heads=2, num_ctas=1),
+        Case((50,), **paired, num_qo_heads=4, num_kv_heads=2),
+        Case((100,), **paired, kv_dtype="float8_e5m2", num_qo_heads=2),
         Case((20, 1), (40, 70), head_dim=(192, 128), num_qo_heads=2, num_kv_heads=1),
         Case((70,), (150,), head_dim=128, kv_dtype="float8_e4m3fn", num_qo_heads=2, num_ctas=1),
-        Case((70,), (150,), head_dim=256, kv_dtype="float8_e5m2", num_qo_heads=2, num_ctas=1),
     ]
 
 

@@ -20,7 +20,13 @@ class RowPeers {
       : at_(thread), memory_(memory + at_.warp_q * S::kWarpsVo * S::kPeerBytes) {}
 
   /// Waits for all of them.
-  FLASHPLAN_DEVICE void wait() const { barrier_wait(barrier(), S::kWarpsVo * 32); }
+  FLASHPLAN_DEVICE void wait() const {
+    if constexpr (S::kWarpsVo == 1) {
+      __syncwarp();
+    } else {
+      barrier_wait(barrier(), S::kWarpsVo * 32);
+    }
+  }
   /// Waits for all of them; whether any lane has `x`.
   FLASHPLAN_DEVICE bool any(bool x) const {
     if constexpr (S::kWarpsVo == 1) {
