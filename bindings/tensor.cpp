@@ -96,10 +96,10 @@ TensorArg::TensorArg(const char* name, nb::handle object, TensorKind kind, CallS
   if (dlpack_->tensor() != nullptr) {
     fill(name, *dlpack_->tensor(), kind, stored_as, &view_);
     view_.read_only = dlpack_->read_only();
-  } else if (!import_array_interface(name, object)) {
-    raise_not_a_tensor(name, object);
+  } else {
+    if (!import_array_interface(name, object)) raise_not_a_tensor(name, object);
+    if (!is_of_kind(kind, view_.dtype)) raise_wrong_kind(name, kind, to_name(view_.dtype));
   }
-  if (!is_of_kind(kind, view_.dtype)) raise_wrong_kind(name, kind, to_name(view_.dtype));
   if (access == Access::kWrite && producer.immutable()) {
     raise_type(std::string(name) + ": expected a writable tensor, got a JAX array");
   }

@@ -17,10 +17,6 @@ KeyRange key_range(int64_t begin, int64_t end) {
 
 void RowTiles::reserve(const ScheduleShape& shape, int32_t max_requests, int32_t max_row_tiles) {
   shape_ = shape;
-  q_shift_ = log2_of(shape.tile_q);
-  kv_shift_ = log2_of(shape.tile_kv);
-  queries_per_tile_ = shape.tile_q / shape.group_size;
-  heads_per_tile_ = shape.tile_q % shape.group_size;
   tiles_.resize(static_cast<std::size_t>(max_row_tiles));
   groups_.resize(static_cast<std::size_t>(max_requests));
   order_.resize(static_cast<std::size_t>(max_row_tiles));
@@ -29,10 +25,10 @@ void RowTiles::reserve(const ScheduleShape& shape, int32_t max_requests, int32_t
 void RowTiles::collect(const Batch& batch, RequestInfo* requests) {
   // In locals: members would be read again after every tile that is written.
   const ScheduleShape shape = shape_;
-  const int q_shift = q_shift_;
-  const int kv_shift = kv_shift_;
-  const int32_t queries_per_tile = queries_per_tile_;
-  const int32_t heads_per_tile = heads_per_tile_;
+  const int q_shift = log2_of(shape.tile_q);
+  const int kv_shift = log2_of(shape.tile_kv);
+  const int32_t queries_per_tile = shape.tile_q / shape.group_size;
+  const int32_t heads_per_tile = shape.tile_q % shape.group_size;
   const int64_t window = shape.window_left >= 0 ? shape.window_left : INT64_MAX / 2;
   RowTile* const tiles = tiles_.data();
   RowTile* next = tiles;

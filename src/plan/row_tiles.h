@@ -55,12 +55,6 @@ class RowTiles {
 
  private:
   ScheduleShape shape_;
-  // Derived from it.
-  int q_shift_ = 0;
-  int kv_shift_ = 0;
-  int32_t queries_per_tile_ = 0;  // tile_q / group_size
-  int32_t heads_per_tile_ = 0;    // tile_q % group_size
-
   // Sized by the bounds, used up to their counts: push_back's check costs as much as the work.
   std::vector<RowTile> tiles_;
   std::vector<RowTileGroup> groups_;
