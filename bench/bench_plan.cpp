@@ -13,7 +13,6 @@
 
 #include "flashplan/flashplan.h"
 #include "kernels/instances.h"
-#include "plan/plan_impl.h"
 #include "plan/schedule.h"
 #include "plan/select_kernel.h"
 #include "plan/workspace_layout.h"

@@ -12,40 +12,39 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 RULES = {
     "include/flashplan": (("flashplan/",), ()),
     "src/common": (("flashplan/", "common/"), ()),
+    "src/abi": (("flashplan/tensor.h", "flashplan/schedule.h", "abi/"), ()),
+    "src/kernels/device": (("flashplan/tensor.h", "abi/", "kernels/device/"), ()),
     "src/plan": (
         (
             "flashplan/",
             "common/",
+            "abi/",
             "plan/",
-            "run/registry.h",
             "cpu/scratch.h",
-            "cuda/device.h",
-            "cuda/device_plan.h",
             "kernels/device/architecture.h",
             "kernels/instances.h",
         ),
         (),
     ),
-    "src/cpu": (("flashplan/", "common/", "cpu/", "plan/", "run/params.h"), ()),
+    "src/cpu": (("flashplan/", "common/", "abi/", "plan/", "cpu/"), ()),
     "src/cuda": (
-        ("flashplan/", "common/", "cuda/", "plan/", "run/params.h", "kernels/"),
+        ("flashplan/", "common/", "abi/", "plan/", "cuda/", "kernels/"),
         ("cuda_runtime_api.h",),
     ),
     "src/kernels": (
-        ("flashplan/", "common/", "cuda/", "plan/", "run/params.h", "kernels/"),
+        ("flashplan/", "common/", "abi/", "plan/", "cuda/", "kernels/"),
         ("cuda_",),
     ),
-    "src/kernels/device": (
-        ("flashplan/tensor.h", "plan/work_queue.h", "run/params.h", "kernels/device/"),
+    "src/api": (
+        ("flashplan/", "common/", "abi/", "plan/", "cpu/", "cuda/", "kernels/", "api/"),
         (),
     ),
-    "src/run": (("flashplan/", "common/", "plan/", "run/", "cpu/", "cuda/", "kernels/"), ()),
     "bindings": (
         ("flashplan/", "bindings/", "cuda/"),
         ("nanobind/", "Python.h", "dlpack/"),
     ),
     "tests/cpp": (
-        ("flashplan/", "common/", "plan/", "run/", "cpu/", "cuda/", "kernels/"),
+        ("flashplan/", "common/", "abi/", "plan/", "api/", "cpu/", "cuda/", "kernels/"),
         ("fuzzer/", "cuda_runtime_api.h"),
     ),
     "bench": (("flashplan/", "plan/", "kernels/instances.h"), ()),
@@ -53,7 +52,7 @@ RULES = {
 # The C library and POSIX, by the names this project uses; <vector> and the like need no entry.
 SYSTEM = {"pthread.h", "sched.h", "unistd.h"}
 # For what the run-time compiler must be able to take.
-ONLY_CSTDINT = {"src/kernels/device"}
+ONLY_CSTDINT = {"src/abi", "src/kernels/device"}
 
 INCLUDE = re.compile(r'^\s*#\s*include\s+([<"])([^>"]+)[>"]', re.MULTILINE)
 

@@ -140,7 +140,7 @@ class FLASHPLAN_API Plan {
   /// The same as a small SVG picture: one line per CTA, one box per work tile.
   std::string timeline_svg() const noexcept;
 
-  struct Impl;  // the library's own; see src/plan/plan_impl.h
+  struct Impl;  // the library's own; see src/api/plan_impl.h
 
  private:
   std::unique_ptr<Impl> impl_;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <atomic>
 
+#include "abi/params.h"
 #include "cpu/kernel.h"
 #include "cpu/thread_pool.h"
 

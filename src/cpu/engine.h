@@ -3,8 +3,6 @@
 #pragma once
 
 #include "plan/kernel_config.h"
-#include "plan/plan_impl.h"
-#include "run/params.h"
 
 namespace flashplan::cpu {
 

@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "run/params.h"
+#include "abi/params.h"
 
 namespace flashplan::cpu {
 

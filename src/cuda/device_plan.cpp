@@ -6,9 +6,9 @@
 #include <algorithm>
 #include <cstring>
 
+#include "abi/params.h"
 #include "common/error.h"
 #include "cuda/device.h"
-#include "run/params.h"
 
 namespace flashplan::cuda {
 namespace {

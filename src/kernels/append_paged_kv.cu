@@ -7,12 +7,12 @@
 #include <limits>
 #include <span>
 
+#include "abi/params.h"
 #include "common/error.h"
 #include "kernels/device/divisor.h"
 #include "kernels/formats.h"
 #include "kernels/launch.h"
 #include "kernels/row_ops.h"
-#include "run/params.h"
 
 namespace flashplan::cuda {
 namespace {

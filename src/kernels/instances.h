@@ -9,7 +9,6 @@
 #include "flashplan/status.h"
 #include "flashplan/tensor.h"
 #include "plan/kernel_config.h"
-#include "plan/plan_impl.h"
 
 namespace flashplan {
 

@@ -4,11 +4,13 @@
 
 #include <cstdint>
 
+#include "flashplan/status.h"
 #include "flashplan/tensor.h"
-#include "plan/schedule.h"
+#include "plan/schedule_shape.h"
 
 namespace flashplan {
 
+struct AttentionParams;
 struct KernelInstance;
 struct KernelTiling;
 
@@ -20,6 +22,10 @@ enum class KernelFamily : int32_t {
 constexpr const char* to_string(KernelFamily family) noexcept {
   return family == KernelFamily::kCpu ? "cpu" : "sm80";
 }
+
+/// Runs the kernel that the plan selected; the only way from run() to a kernel. On a GPU, with the
+/// plan's device current: one launch, no synchronisation.
+using LaunchFunction = Status (*)(const AttentionParams& params, Stream stream) noexcept;
 
 /// Tiles of the cpu family: packed query rows, and keys.
 constexpr int32_t kCpuTileQ = 128;

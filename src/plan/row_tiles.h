@@ -7,10 +7,10 @@
 #include <span>
 #include <vector>
 
+#include "abi/work_queue.h"
 #include "flashplan/plan.h"
 #include "plan/cost_classes.h"
 #include "plan/schedule_shape.h"
-#include "plan/work_queue.h"
 
 namespace flashplan {
 

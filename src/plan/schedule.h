@@ -6,12 +6,12 @@
 #include <span>
 #include <vector>
 
+#include "abi/work_queue.h"
 #include "flashplan/plan.h"
 #include "flashplan/schedule.h"
 #include "plan/cutter.h"
 #include "plan/row_tiles.h"
 #include "plan/schedule_shape.h"
-#include "plan/work_queue.h"
 
 namespace flashplan {
 

@@ -6,6 +6,10 @@
 
 namespace flashplan {
 
+struct AttentionOptions;
+struct KernelConfig;
+struct WorkspaceLayout;
+
 /// Predicted time, in arbitrary units, of a tile of `rows` query rows over `steps` key tiles:
 ///   of_tile(rows) + steps * of_step(rows)
 /// the paper's alpha * l_q + beta * l_kv with the terms a kernel family measured.
@@ -45,5 +49,9 @@ struct ScheduleShape {
   /// Steps between possible cuts: a power of two.
   int32_t granule() const noexcept { return chunk_kv > 0 ? chunk_kv / tile_kv : 1; }
 };
+
+/// What the scheduler knows of a plan.
+ScheduleShape schedule_shape(const AttentionOptions& options, const KernelConfig& config,
+                             const WorkspaceLayout& layout);
 
 }  // namespace flashplan

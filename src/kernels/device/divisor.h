@@ -2,8 +2,8 @@
 // Division by what is known before a launch.
 #pragma once
 
+#include "abi/params.h"
 #include "kernels/device/ptx.h"
-#include "run/params.h"
 
 namespace flashplan::device {
 

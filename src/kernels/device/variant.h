@@ -2,8 +2,8 @@
 // Attention variants: small functors compiled into the kernel (FlashInfer, section 3.2.3).
 #pragma once
 
+#include "abi/params.h"
 #include "kernels/device/ptx.h"
-#include "run/params.h"
 
 namespace flashplan::device {
 

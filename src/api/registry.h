@@ -6,7 +6,6 @@
 
 #include "flashplan/status.h"
 #include "plan/kernel_config.h"
-#include "plan/plan_impl.h"
 
 namespace flashplan {
 

@@ -5,46 +5,12 @@
 
 #include <cstdint>
 
+#include "abi/divisor.h"
+#include "abi/kv_view.h"
+#include "abi/work_queue.h"
 #include "flashplan/tensor.h"
-#include "plan/work_queue.h"
 
 namespace flashplan {
-
-/// K or V, ragged or paged. A key's row lies at
-///   data + page * page_stride + slot * token_stride + kv_head * head_stride
-/// where ragged tensors have page = 0 and slot = kv_begin + key.
-struct KvView {
-  const void* data;
-  int64_t page_stride;
-  int64_t token_stride;
-  int64_t head_stride;
-};
-
-/// Division by what is known before a launch: x / value == x * multiplier >> (32 + shift) for x in
-/// [0, 2^31) where value > 1 (Granlund and Montgomery). A division on a GPU is some 20
-/// instructions.
-struct Divisor {
-  int32_t value;
-  uint32_t multiplier;
-  int32_t shift;
-};
-
-constexpr Divisor make_divisor(int32_t value) {
-  int bits = 0;  // the logarithm, rounded up
-  while (bits < 31 && int64_t{1} << bits < value) ++bits;
-  if (bits == 0) return {value, 0, 0};
-  const auto divisor = static_cast<uint64_t>(value);
-  const uint64_t multiplier = ((uint64_t{1} << (31 + bits)) + divisor - 1) / divisor;
-  return {value, static_cast<uint32_t>(multiplier), bits - 1};
-}
-
-/// Page ids of a request: ids + (indptr ? indptr[request] : request * row_stride).
-struct PageTable {
-  const int32_t* ids;     // null: ragged
-  const int32_t* indptr;  // [batch_size + 1], or null for a block table
-  int64_t row_stride;
-  Divisor page_size;
-};
 
 struct AttentionParams {
   // What a GPU kernel reads first: constants come from memory, a line at a time.

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Plan::run: tensors against the plan, then one call of the stored kernel.
 
+#include "abi/params.h"
+#include "api/plan_impl.h"
+#include "api/tensor_checks.h"
 #include "common/error.h"
 #include "cuda/device.h"
 #include "flashplan/plan.h"
-#include "plan/plan_impl.h"
-#include "run/params.h"
-#include "run/tensor_checks.h"
 
 namespace flashplan {
 namespace {

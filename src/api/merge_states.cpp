@@ -3,10 +3,10 @@
 
 #include <cstdio>
 
+#include "api/tensor_checks.h"
 #include "common/error.h"
 #include "cpu/row_ops.h"
 #include "kernels/row_ops.h"
-#include "run/tensor_checks.h"
 
 namespace flashplan {
 namespace {

@@ -4,8 +4,8 @@
 #include <cstdarg>
 #include <cstdio>
 
+#include "api/plan_impl.h"
 #include "flashplan/plan.h"
-#include "plan/plan_impl.h"
 
 namespace flashplan {
 namespace {

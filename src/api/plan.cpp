@@ -6,13 +6,13 @@
 #include <cmath>
 #include <new>
 
+#include "api/plan_impl.h"
+#include "api/registry.h"
 #include "common/error.h"
 #include "common/processors.h"
 #include "cuda/device.h"
 #include "kernels/instances.h"
-#include "plan/plan_impl.h"
 #include "plan/select_kernel.h"
-#include "run/registry.h"
 
 namespace flashplan {
 namespace {
@@ -106,23 +106,6 @@ Status create_on_gpu(const ScheduleBounds& bounds, Plan::Impl* impl) noexcept {
 }
 
 }  // namespace
-
-ScheduleShape schedule_shape(const AttentionOptions& options, const KernelConfig& config,
-                             const WorkspaceLayout& layout) {
-  ScheduleShape shape;
-  shape.num_kv_heads = options.num_kv_heads;
-  shape.group_size = options.num_qo_heads / options.num_kv_heads;
-  shape.causal = options.causal;
-  shape.window_left = options.window_left;
-  shape.tile_q = config.tile_q;
-  shape.tile_kv = config.tile_kv;
-  shape.num_ctas = config.num_ctas;
-  shape.max_partial_slots = layout.max_partial_slots;
-  shape.chunk_kv = config.chunk_kv;
-  shape.item_steps = config.item_steps;
-  shape.cost = config.cost;
-  return shape;
-}
 
 Plan::Plan() noexcept = default;
 Plan::~Plan() = default;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "api/tensor_checks.h"
 #include "common/error.h"
 #include "cpu/row_ops.h"
 #include "flashplan/kv_cache.h"
 #include "kernels/row_ops.h"
-#include "run/tensor_checks.h"
 
 namespace flashplan {
 namespace {

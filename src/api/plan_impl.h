@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The state of a Plan, shared by src/plan (which fills it) and src/run (which reads it).
+// The state of a Plan: create() and plan() fill it, run() reads it.
 #pragma once
 
 #include <atomic>
@@ -13,16 +13,6 @@
 #include "plan/workspace_layout.h"
 
 namespace flashplan {
-
-struct AttentionParams;
-
-/// What the scheduler is to know of a plan.
-ScheduleShape schedule_shape(const AttentionOptions& options, const KernelConfig& config,
-                             const WorkspaceLayout& layout);
-
-/// Runs the kernel that the plan selected; the only way from run() to a kernel. On a GPU, with the
-/// plan's device current: one launch, no synchronisation.
-using LaunchFunction = Status (*)(const AttentionParams& params, Stream stream) noexcept;
 
 struct Plan::Impl {
   AttentionOptions options;  // defaults filled in

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "run/tensor_checks.h"
+#include "api/tensor_checks.h"
 
 #include <cmath>
 #include <cstdio>

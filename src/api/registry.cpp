@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "run/registry.h"
+#include "api/registry.h"
 
 #include "cpu/engine.h"
 #include "kernels/instances.h"
