@@ -102,6 +102,13 @@ def test_scales(dtype, cache_dtype):
     check(Problem(dtype, cache_dtype), k_scale=0.25, v_scale=4.0)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_scales_divide(dtype):
+    """Stored = value / scale with one rounding, for scales that are no powers of two."""
+    for scale in (3.0, 0.1, 7.7, 1e-30, 7e37):
+        check(Problem(dtype, dtype), k_scale=scale, v_scale=1 / scale)
+
+
 def test_frameworks_give_the_same_bits(framework):
     """JAX arrays may be appended, to a cache that is no JAX array."""
     if framework.writable:

@@ -22,7 +22,8 @@ struct AppendTensors {
   TensorView page_indptr;
   TensorView page_indices;
   KvLayout layout = KvLayout::kNHD;
-  float k_scale = 1.0F;  // stored key = key / k_scale, saturating in 8-bit formats
+  /// Stored key = key / k_scale in float32, saturating in 8-bit formats. Normal floats > 0.
+  float k_scale = 1.0F;
   float v_scale = 1.0F;
 };
 

@@ -132,6 +132,8 @@ def make_options(
     if softmax_scale is not None:
         options.softmax_scale = to_float("softmax_scale", softmax_scale)
     options.softcap = to_float("softcap", softcap)
+    if softcap and not options.softcap:  # which would turn it off
+        raise ValueError(f"softcap: expected 0 or a normal float32 > 0, got {softcap}")
     options.hnd = is_hnd(kv_layout)
     options.max_batch_size = to_int("max_batch_size", max_batch_size)
     options.max_qo_tokens = to_int("max_qo_tokens", max_qo_tokens)

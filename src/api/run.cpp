@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Plan::run: tensors against the plan, then one call of the stored kernel.
 
+#include <cmath>
+
 #include "abi/params.h"
 #include "api/plan_impl.h"
 #include "api/tensor_checks.h"
@@ -48,6 +50,26 @@ Status check_pages(const AttentionTensors& t, const Plan::Impl& plan) {
   return {};
 }
 
+/// k_scale, and what becomes of it: the factor of q.k, and the same relative to the softcap.
+Status check_k_scale(float k_scale, const AttentionOptions& options) {
+  FLASHPLAN_RETURN_IF_ERROR(check_scale("k_scale", k_scale));
+  const float softmax_scale = *options.softmax_scale;
+  const float logits_scale = softmax_scale * k_scale;
+  if (!std::isnormal(logits_scale)) {
+    return error(StatusCode::kInvalidArgument,
+                 "k_scale: expected softmax_scale (%g) * k_scale to be a normal float32, got %g",
+                 static_cast<double>(softmax_scale), static_cast<double>(k_scale));
+  }
+  if (options.softcap > 0.0F && !std::isfinite(logits_scale / options.softcap)) {
+    return error(
+        StatusCode::kInvalidArgument,
+        "k_scale: expected softmax_scale (%g) * k_scale / softcap (%g) to be finite, got %g",
+        static_cast<double>(softmax_scale), static_cast<double>(options.softcap),
+        static_cast<double>(k_scale));
+  }
+  return {};
+}
+
 Status check_workspace(const AttentionTensors& t, const Plan::Impl& plan) {
   if (plan.layout.total == 0) return {};
   if (t.workspace == nullptr || t.workspace_bytes < plan.layout.total) {
@@ -87,7 +109,7 @@ Status check_tensors(const AttentionTensors& t, const Plan::Impl& plan) {
     FLASHPLAN_RETURN_IF_ERROR(check_shape(lse, {tokens, heads}));
   }
   FLASHPLAN_RETURN_IF_ERROR(check_pages(t, plan));
-  FLASHPLAN_RETURN_IF_ERROR(check_scale("k_scale", t.k_scale));
+  FLASHPLAN_RETURN_IF_ERROR(check_k_scale(t.k_scale, options));
   FLASHPLAN_RETURN_IF_ERROR(check_scale("v_scale", t.v_scale));
   for (const TensorArgument* output : {&o, &lse}) {
     for (const TensorArgument* input : {&q, &k, &v}) {

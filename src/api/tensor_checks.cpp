@@ -157,8 +157,8 @@ bool is_vectorized(const TensorView& view) noexcept {
 }
 
 Status check_scale(const char* name, float scale) noexcept {
-  if (std::isfinite(scale) && scale > 0.0F) return {};
-  return error(StatusCode::kInvalidArgument, "%s: expected finite and > 0, got %g", name,
+  if (std::isnormal(scale) && scale > 0.0F) return {};
+  return error(StatusCode::kInvalidArgument, "%s: expected a normal float32 > 0, got %g", name,
                static_cast<double>(scale));
 }
 

@@ -14,11 +14,11 @@ struct Position {
 };
 
 template <typename From, typename To>
-void copy_head(const void* from, void* to, int64_t head_dim, float inverse_scale) {
+void copy_head(const void* from, void* to, int64_t head_dim, float scale) {
   const auto* source = static_cast<const typename From::Storage*>(from);
   auto* target = static_cast<typename To::Storage*>(to);
   for (int64_t d = 0; d < head_dim; ++d) {
-    target[d] = To::store(From::load(source[d]) * inverse_scale);
+    target[d] = To::store(From::load(source[d]) / scale);
   }
 }
 
@@ -44,7 +44,7 @@ void append_token(const TensorView& from, int64_t token, const TensorView& cache
     dispatch_format(from.dtype, [&](auto from_format) {
       dispatch_format(cache.dtype, [&](auto to_format) {
         copy_head<decltype(from_format), decltype(to_format)>(source_head, target_head, head_dim,
-                                                              1.0F / scale);
+                                                              scale);
       });
     });
   }

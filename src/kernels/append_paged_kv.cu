@@ -33,7 +33,7 @@ struct Side {
   int64_t slot_stride;
   int64_t head_stride;
   int32_t columns_per_head = 1;
-  float inverse_scale;
+  float scale;    // stored = value / scale
   bool verbatim;  // as CPU: bits are kept, NaN and infinity too
 };
 
@@ -117,7 +117,7 @@ __device__ Word<kTo, kVec> convert(const Side& side, Word<kFrom, kVec> word) {
   }
   float values[kVec];
   unpack<kFrom, kVec>(word, values);
-  for (float& value : values) value *= side.inverse_scale;
+  for (float& value : values) value = __fdiv_rn(value, side.scale);
   return pack<kTo, kVec>(values);
 }
 
@@ -214,7 +214,7 @@ Side make_side(const TensorView& rows, const TensorView& cache, KvLayout layout,
   side.page_stride = stride_bytes(cache, 0);
   side.slot_stride = stride_bytes(cache, nhd ? 1 : 2);
   side.head_stride = stride_bytes(cache, nhd ? 2 : 1);
-  side.inverse_scale = 1.0F / scale;
+  side.scale = scale;
   side.verbatim = rows.dtype == cache.dtype && scale == 1.0F;
   return side;
 }

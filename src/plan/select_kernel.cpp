@@ -59,12 +59,15 @@ Status check_ranges(const AttentionOptions& o) {
                  "max_qo_tokens: expected max_qo_tokens * group_size <= %d, got %lld", INT32_MAX,
                  static_cast<long long>(max_rows));
   }
-  if (o.softmax_scale && !(std::isfinite(*o.softmax_scale) && *o.softmax_scale > 0.0F)) {
-    return error(StatusCode::kInvalidArgument, "softmax_scale: expected finite and > 0, got %g",
+  // A subnormal number has few digits, and its inverse overflows.
+  if (o.softmax_scale && !(std::isnormal(*o.softmax_scale) && *o.softmax_scale > 0.0F)) {
+    return error(StatusCode::kInvalidArgument,
+                 "softmax_scale: expected a normal float32 > 0, got %g",
                  static_cast<double>(*o.softmax_scale));
   }
-  if (!(std::isfinite(o.softcap) && o.softcap >= 0.0F)) {
-    return error(StatusCode::kInvalidArgument, "softcap: expected finite and >= 0, got %g",
+  if (o.softcap != 0.0F && !(std::isnormal(o.softcap) && o.softcap > 0.0F)) {
+    return error(StatusCode::kInvalidArgument,
+                 "softcap: expected 0 or a normal float32 > 0, got %g",
                  static_cast<double>(o.softcap));
   }
   return {};
