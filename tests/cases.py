@@ -51,6 +51,8 @@ class Case:
     csr: bool = False  # page_indptr and page_indices, not block_table
     memory: str = "dense"  # "strided": gaps in every tensor; "combined": one [pages, 2, ...] cache
     gain: float = 1.0  # of q: large logits make a peaked softmax
+    # ("k", value): one element of k of each request is that; also "q" and "v". NaN is of all bits.
+    special: tuple[tuple[str, float], ...] = ()
 
     def __str__(self):
         dims = self.head_dims
@@ -73,6 +75,7 @@ class Case:
             self.num_ctas and f"ctas{self.num_ctas}",
             self.batch_invariant and "invariant",
             self.gain != 1 and f"gain{self.gain:g}",
+            *(f"{name}={value:g}" for name, value in self.special),
             f"qo{_lens_id(self.qo_lens)}",
             f"kv{_lens_id(self.kv_lens)}",
         ]
@@ -242,6 +245,29 @@ SPLITS = [
 
 GAINS = _one_axis("gain", (20.0, 400.0), q_dtype="float32") + _one_axis("gain", (20.0,))
 
+# NaN and infinity: rows that see them, rows that do not, requests that are split.
+_SPECIALS = [
+    *([(name, value)] for name in "qkv" for value in (np.nan, np.inf, -np.inf)),
+    [("k", np.inf), ("v", np.nan)],
+]
+SPECIAL = [
+    Case(**batch, special=tuple(special))
+    for special in _SPECIALS
+    for batch in (
+        BATCH | {"q_dtype": "float32"},
+        DECODE | {"num_qo_heads": 8, "window_left": 70},
+        {"qo_lens": (256,), "kv_lens": (256,), "head_dim": 128, "q_dtype": "float16"},
+        {"qo_lens": (1, 2), "kv_lens": (5000, 3000), "num_ctas": 7, "page_size": None},
+        {"qo_lens": (1, 20), "kv_lens": (5000, 1500), "num_ctas": 3, "batch_invariant": True},
+        {"qo_lens": (1, 40), "kv_lens": (1500, 40), "softcap": 20.0, "o_dtype": "float32"},
+    )
+] + [
+    Case(**batch, kv_dtype=kv, special=((name, np.nan),), q_dtype=q)
+    for name in "kv"
+    for q, kv in (("float32", "float8_e4m3fn"), ("bfloat16", "float8_e5m2"))
+    for batch in (BATCH, DECODE)
+]
+
 
 def random_case(rng):
     """Any combination of all axes."""
@@ -293,6 +319,7 @@ CASES = list(
         + LENS
         + SPLITS
         + GAINS
+        + SPECIAL
         + random_cases(150, seed=0)
     )
 )

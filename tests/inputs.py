@@ -2,6 +2,7 @@
 """Random tensors for a Case. Whatever must not be read is NaN, or INT_MAX in a page table."""
 
 import dataclasses
+import itertools
 
 import numpy as np
 
@@ -88,6 +89,15 @@ def poisoned(shape, dtype, strided=False):
     return view[(slice(None), *(slice(n) for n in outer[1:]), slice(last))]
 
 
+def plant(case, name, rng, tokens):
+    """Puts what is special about tensor `name` at a random place of one request's tokens."""
+    for tensor, value in case.special:
+        if tensor == name and tokens.size:
+            at = tuple(rng.integers(n) for n in tokens.shape)
+            all_bits = np.full(tokens.dtype.itemsize, 0xFF, np.uint8).view(tokens.dtype)[0]
+            tokens[at] = all_bits if np.isnan(value) else value
+
+
 def normal(rng, shape, dtype, gain=1.0):
     return (gain * rng.standard_normal(shape, np.float32)).astype(dtype)
 
@@ -100,6 +110,8 @@ def make_inputs(case, seed):
 
     q = poisoned((total + SPARE_ROWS, case.num_qo_heads, case.head_dims[0]), case.q_dtype, strided)
     q[:total] = normal(rng, q[:total].shape, case.q_dtype, case.gain)
+    for begin, end in itertools.pairwise(qo_indptr):
+        plant(case, "q", rng, q[begin:end])
     kv_lens = np.array(case.kv_lens, np.int32)
     if case.page_size is None:
         return _ragged(case, rng, q, qo_indptr, kv_lens)
@@ -110,9 +122,10 @@ def make_inputs(case, seed):
     k, v = _empty_cache(case, num_pages)
     tables = _csr(pages, pages_of) if case.csr else _block_table(pages, pages_of)
     inputs = Inputs(q, k, v, qo_indptr, kv_lens, None, **tables)
-    for cache in (k, v):
+    for name, cache in (("k", k), ("v", v)):
         for r, kv_len in enumerate(case.kv_lens):
             tokens = normal(rng, (kv_len, case.num_kv_heads, cache.shape[-1]), cache.dtype)
+            plant(case, name, rng, tokens)
             reference.append_pages(cache, tokens, inputs.pages(r), kv_len, case.kv_layout)
     return inputs
 
@@ -125,10 +138,11 @@ def _ragged(case, rng, q, qo_indptr, kv_lens):
         poisoned((int(kv_indptr[-1]) + SPARE_ROWS, case.num_kv_heads, d), case.cache_dtype, strided)
         for d in case.head_dims
     )
-    for tensor in (k, v):
+    for name, tensor in (("k", k), ("v", v)):
         for begin, n in zip(kv_indptr, case.kv_lens, strict=False):
             tokens = tensor[begin : begin + n]
             tokens[...] = normal(rng, tokens.shape, tensor.dtype)
+            plant(case, name, rng, tokens)
     return Inputs(q, k, v, qo_indptr, kv_lens, kv_indptr)
 
 

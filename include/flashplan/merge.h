@@ -13,10 +13,11 @@ namespace flashplan {
 /// One attention state: outputs over a set of keys and the log-sum-exp of their logits.
 struct AttentionState {
   TensorView o;    // [num_tokens, num_heads, head_dim], float32, float16 or bfloat16
-  TensorView lse;  // [num_tokens, num_heads] float32, natural logarithm; -inf: no keys
+  TensorView lse;  // [num_tokens, num_heads] float32, natural logarithm; -inf: no keys, o is unread
 };
 
-/// Merges `num_states` >= 1 states over disjoint keys into `out`, left to right in float32.
+/// Merges `num_states` >= 1 states over disjoint keys into `out`, left to right in float32. An lse
+/// of NaN or +inf makes lse and all of o NaN in its row; NaN or infinity in o makes its dim so.
 /// `out` may be one of the inputs itself, but must not overlap them in part.
 ///
 /// On CUDA: one launch on `stream`, no allocation, no synchronisation; may be captured in a graph.

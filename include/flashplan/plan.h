@@ -37,9 +37,9 @@ struct AttentionOptions {
   bool causal = true;
   /// Key j is visible iff j >= i + kv_len - qo_len - window_left (inclusive); -1: unbounded.
   int32_t window_left = -1;
-  /// Multiplies q.k; empty: 1 / sqrt(head_dim_qk).
+  /// Multiplies q.k; a normal float > 0; empty: 1 / sqrt(head_dim_qk).
   std::optional<float> softmax_scale;
-  /// logits = softcap * tanh(softmax_scale * q.k / softcap); 0: off.
+  /// logits = softcap * tanh(softmax_scale * q.k / softcap); a normal float > 0, or 0: off.
   float softcap = 0.0F;
 
   // Bounds of every later batch: buffers and grid are sized by them, once.
@@ -79,7 +79,9 @@ struct AttentionTensors {
   TensorView page_indices;  // [>= page_indptr[batch_size]]
   TensorView o;             // [>= T, num_qo_heads, head_dim_vo], written
   TensorView lse;           // [>= T, num_qo_heads] float32, natural log, written; may be empty
-  float k_scale = 1.0F;     // real key = k_scale * stored key (8-bit caches)
+  /// Real key = k_scale * stored key (8-bit caches). Normal floats > 0, and so must be
+  /// softmax_scale * k_scale, which may not overflow when it is divided by softcap.
+  float k_scale = 1.0F;
   float v_scale = 1.0F;
   /// >= Plan::workspace_bytes(), aligned to kWorkspaceAlignment, contents undefined.
   void* workspace = nullptr;
@@ -115,6 +117,16 @@ class FLASHPLAN_API Plan {
   Status plan(const Batch& batch, Stream stream = nullptr) noexcept;
 
   /// Runs the planned attention. A row with no visible key gets o = 0, lse = -inf.
+  ///
+  /// NaN and infinity are results, and the same ones however the keys are split, up to rounding:
+  /// - A visible logit of NaN or +inf makes lse and all of o NaN in its row. Logits are those after
+  ///   the softcap, which makes +-inf +-softcap.
+  /// - A visible logit of -inf gives its key the weight 0. A row without any other is like one with
+  ///   no visible key, so lse = -inf always says that the weights of all keys are 0.
+  /// - A visible value of NaN makes its dim of o NaN, one of +-inf makes it +-inf, or NaN where the
+  ///   weight is too small for float32 or the infinities differ in sign.
+  /// - What a row does not see does not change it.
+  ///
   /// CPU: on the calling thread and the library's thread pool; returns when done.
   /// GPU: one launch on `stream`. Plans and runs of one Plan follow each other on the device even
   /// on different streams; the stream of a plan() must exist until the next plan() on another one,

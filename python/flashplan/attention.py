@@ -25,8 +25,8 @@ class Attention:
         o_dtype: as q (default), or another of q's choices.
         causal: key j is visible to query i iff j <= i + kv_len - qo_len (bottom-right aligned).
         window_left: key j is visible iff j >= i + kv_len - qo_len - window_left; -1: all.
-        softmax_scale: multiplies q.k; default 1 / sqrt(head_dim_qk).
-        softcap: logits become softcap * tanh(logits / softcap); 0: off.
+        softmax_scale: multiplies q.k, a normal float32 > 0; default 1 / sqrt(head_dim_qk).
+        softcap: logits become softcap * tanh(logits / softcap); a normal float32 > 0, or 0: off.
         variant: None; reserved for attention variants.
         kv_layout: "NHD", pages [page_size, num_kv_heads, head_dim], or "HND".
         max_batch_size, max_qo_tokens: bounds of every batch; they size all buffers, once.
@@ -157,6 +157,10 @@ class Attention:
         stream: Any = None,
     ) -> Any:
         """Runs the planned attention. A row with no visible key gets o = 0, lse = -inf.
+
+        NaN and infinity are results. A visible logit of NaN or +inf (before softcap: NaN) makes
+        lse and all of o NaN in its row, a visible value of NaN its dim of o. A logit of -inf gives
+        its key the weight 0, and lse = -inf says that no key has another weight.
 
         Args:
             q: [tokens, num_qo_heads, head_dim_qk]; may have more rows than were planned.

@@ -20,9 +20,13 @@ def merge_states(
 ) -> tuple[Any, Any]:
     """Merges attention states over disjoint keys: the operator of FlashInfer, section 2.2.
 
+    An lse of NaN or +inf makes lse and all of o NaN in its row; NaN or infinity in o makes its dim
+    so.
+
     Args:
         o_a, o_b: [tokens, heads, dim] float32, float16 or bfloat16 (also as uint16 memory).
-        lse_a, lse_b: [tokens, heads] float32, natural logarithm; -inf: no keys.
+        lse_a, lse_b: [tokens, heads] float32, natural logarithm; -inf: no keys, and
+            o is not looked at.
             Or o_a [n, tokens, heads, dim] and lse_a [n, tokens, heads] alone: n stacked states.
         out, lse: where to write; default: new tensors in o_a's framework.
         stream: as in `Attention`; default: the current one of o_a's framework. None on the CPU.
@@ -79,7 +83,7 @@ def append_paged_kv(
         indptr: [batch_size + 1] int32; kv_lens: [batch_size] int32, after the append.
         block_table, or page_indptr and page_indices: as in `Attention.run`.
         kv_dtype: what a cache of uint8 or uint16 stores; default: uint16 stores bfloat16.
-        k_scale, v_scale: stored key = key / k_scale, saturating in 8-bit formats.
+        k_scale, v_scale: stored key = key / k_scale in float32, saturating in 8-bit formats.
         stream: as in `Attention`; default: the current one of k_cache's framework. None on the
             CPU.
 

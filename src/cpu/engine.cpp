@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdlib>
+#include <string_view>
 
 #include "abi/params.h"
 #include "cpu/kernel.h"
@@ -16,17 +18,21 @@ struct NamedKernels {
   const KernelSet& set;
 };
 
+/// The kernels of the widest instruction set that this machine has, and no wider ones than the
+/// environment variable FLASHPLAN_MAX_CPU_ISA names ("avx2" or "baseline"), which is for tests.
 NamedKernels widest_kernels() noexcept {
+  [[maybe_unused]] const char* variable = std::getenv("FLASHPLAN_MAX_CPU_ISA");
+  [[maybe_unused]] const std::string_view most = variable != nullptr ? variable : "";
 #if defined(FLASHPLAN_HAVE_AVX512)
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-      __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
-      __builtin_cpu_supports("avx512vl")) {
+  if (most != "avx2" && most != "baseline" && __builtin_cpu_supports("avx512f") &&
+      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512cd") &&
+      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
     return {"cpu_avx512", avx512::kernel_set()};
   }
 #endif
 #if defined(FLASHPLAN_HAVE_AVX2)
   // (No name for f16c in every compiler; processors with the others have it.)
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2") &&
+  if (most != "baseline" && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2") &&
       __builtin_cpu_supports("fma")) {
     return {"cpu_avx2", avx2::kernel_set()};
   }

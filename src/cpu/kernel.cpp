@@ -120,11 +120,11 @@ template <typename KvFormat>
     }
   }
   for (int32_t r = 0; r < num_rows; ++r) {
-    if (scratch.row_max[r] == -__builtin_inff()) {  // no visible key: o is still 0
+    const float total = sum_of_lanes(load(scratch.row_sum + int64_t{r} * kRowPadding));
+    if (total == 0.0F) {  // no visible key: o is still 0. (NaN is not 0.)
       scratch.lse[r] = -__builtin_inff();
       continue;
     }
-    const float total = sum_of_lanes(load(scratch.row_sum + int64_t{r} * kRowPadding));
     const float inverse = 1.0F / total;
     float* o = scratch.o + int64_t{r} * width_vo;
     for (int32_t d = 0; d < width_vo; ++d) o[d] *= inverse;
@@ -184,7 +184,7 @@ class Merger {
   void write() {
     for (int32_t r = 0; r < rows_.num_rows(); ++r) {
       const float total = scratch_.merged_sum[r];
-      const bool no_keys = scratch_.merged_max[r] == -__builtin_inff();
+      const bool no_keys = total == 0.0F;  // NaN is not 0
       const float scale = no_keys ? 0.0F : rows_.params.v_scale / total;
       const float lse =
           no_keys ? -__builtin_inff() : scratch_.merged_max[r] + __builtin_logf(total);

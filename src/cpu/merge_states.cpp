@@ -25,7 +25,7 @@ auto* row_at(const AttentionState& state, int64_t token, int64_t head) {
 template <typename Format>
 void merge_row(const AttentionState* states, int32_t num_states, const AttentionState& out,
                int64_t token, int64_t head) {
-  float largest = kMinusInfinity;
+  float largest = kMinusInfinity;  // but for NaN, which makes the total NaN
   for (int32_t i = 0; i < num_states; ++i)
     largest = std::fmax(largest, lse_at(states[i], token, head));
   const int64_t head_dim = out.o.shape[2];
@@ -51,7 +51,7 @@ void merge_row(const AttentionState* states, int32_t num_states, const Attention
     for (int64_t d = 0; d < count; ++d) to[begin + d] = Format::store(sum[d]);
   }
   static_cast<float*>(out.lse.data)[token * out.lse.stride[0] + head * out.lse.stride[1]] =
-      largest == kMinusInfinity ? kMinusInfinity : largest + std::log(total);
+      total == 0.0F ? kMinusInfinity : largest + std::log(total);
 }
 
 }  // namespace

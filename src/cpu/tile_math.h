@@ -55,30 +55,31 @@ inline void compute_logits(const float* q, int32_t num_rows, const float* k, int
 }
 
 /// One step of the online softmax of a row: logits become probabilities relative to the new
-/// maximum, 0 where invisible. Returns the factor by which earlier sums shrink.
+/// maximum, 0 where invisible, all of them alone where nothing is visible. Returns the factor by
+/// which earlier sums shrink. A visible logit of NaN or +inf makes the sum NaN; the maximum passes
+/// over NaN.
 inline float softmax_row(float* logits, int32_t num_keys, VisibleRange visible, float softcap,
                          float* row_max, float* row_sum) {
+  if (visible.begin >= visible.end) return 1.0F;
   const float minus_infinity = -__builtin_inff();
   const int32_t padded_keys = (num_keys + kLanes - 1) / kLanes * kLanes;
   if (softcap > 0.0F) {
     for (int32_t j = 0; j < padded_keys; j += kLanes) {
-      store(logits + j, softcap * tanh(load(logits + j) * (1.0F / softcap)));
+      store(logits + j, soft_cap(load(logits + j), softcap));
     }
   }
   for (int32_t j = 0; j < visible.begin; ++j) logits[j] = minus_infinity;
   for (int32_t j = visible.end; j < padded_keys; ++j) logits[j] = minus_infinity;
 
   Vec largest = splat(*row_max);
-  for (int32_t j = 0; j < padded_keys; j += kLanes) largest = max(largest, load(logits + j));
+  for (int32_t j = 0; j < padded_keys; j += kLanes) largest = max(load(logits + j), largest);
   const float new_max = max_lane(largest);
-  if (new_max == minus_infinity) {  // nothing visible so far
-    for (int32_t j = 0; j < padded_keys; ++j) logits[j] = 0.0F;
-    return 1.0F;
-  }
-  const float shrink = exp(splat(*row_max - new_max))[0];
+  // Where all logits so far are -inf or NaN, any finite shift makes them 0 and NaN.
+  const float shift = new_max == minus_infinity ? 0.0F : new_max;
+  const float shrink = exp(splat(*row_max - shift))[0];
   Vec total = load(row_sum) * shrink;
   for (int32_t j = 0; j < padded_keys; j += kLanes) {
-    const Vec p = exp(load(logits + j) - new_max);
+    const Vec p = exp(load(logits + j) - shift);
     store(logits + j, p);
     total += p;
   }
@@ -150,8 +151,9 @@ inline void add_values(const float* p, int32_t p_stride, const VisibleRange* vis
 }
 
 /// The operator (+) of the paper, section 2.2, on a row: merges the state (o, lse) into
-/// (merged_o, merged_max, merged_sum), which is normalised at the end. One copy of the code, so
-/// that states give the same bits wherever they are merged.
+/// (merged_o, merged_max, merged_sum), which is normalised at the end. An lse of NaN or +inf makes
+/// the sum NaN for good; the maximum passes over NaN. One copy of the code, so that states give the
+/// same bits wherever they are merged.
 [[gnu::noinline]] void merge_row(const float* o, float lse, int32_t head_dim, float* merged_o,
                                  float* merged_max, float* merged_sum) {
   if (lse == -__builtin_inff()) return;

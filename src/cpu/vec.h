@@ -11,11 +11,12 @@ constexpr int kLanes = 4;
 #endif
 
 typedef float Vec __attribute__((vector_size(kLanes * sizeof(float)), may_alias));
-typedef int32_t IntVec __attribute__((vector_size(kLanes * sizeof(float)), may_alias));
+typedef uint32_t BitsVec __attribute__((vector_size(kLanes * sizeof(float)), may_alias));
 
 FLASHPLAN_INLINE Vec load(const float* aligned) { return *reinterpret_cast<const Vec*>(aligned); }
 FLASHPLAN_INLINE void store(float* aligned, Vec v) { *reinterpret_cast<Vec*>(aligned) = v; }
 FLASHPLAN_INLINE Vec splat(float x) { return x - Vec{}; }
+/// The larger of each lane; b where either is NaN.
 FLASHPLAN_INLINE Vec max(Vec a, Vec b) { return a > b ? a : b; }
 
 template <int... kIndex>
@@ -75,11 +76,12 @@ FLASHPLAN_INLINE float sum_of_lanes(Vec v) {
   }
 }
 
-/// e^x to about 2 ulp for x <= 88; 0 below -87, where float32 has no normal result.
+/// e^x to about 2 ulp for x <= 88; 0 below -87, where float32 has no normal result; NaN of NaN.
 FLASHPLAN_INLINE Vec exp(Vec x) {
   const Vec clamped = x < -87.0F ? splat(-87.0F) : x;  // keeps NaN
-  // x = n ln 2 + r with |r| <= ln(2) / 2; the sum with 1.5 * 2^23 leaves n in the low bits.
-  const Vec magic = splat(12582912.0F);
+  // x = n ln 2 + r with |r| <= ln(2) / 2; the sum with 1.5 * 2^23 + 127 leaves n + 127, which is
+  // the exponent of 2^n, in the low bits.
+  const Vec magic = splat(12582912.0F + 127.0F);
   const Vec shifted = clamped * 1.44269504F + magic;
   const Vec n = shifted - magic;
   const Vec r = (clamped - n * 0.693359375F) + n * 2.12194440e-4F;
@@ -92,15 +94,28 @@ FLASHPLAN_INLINE Vec exp(Vec x) {
   p = p * r + 0.5F;
   p = p * r + 1.0F;
   p = p * r + 1.0F;
-  const IntVec exponent = reinterpret_cast<IntVec>(shifted) << 23;
-  const Vec result = reinterpret_cast<Vec>(reinterpret_cast<IntVec>(p) + exponent);
-  return x < -87.0F ? Vec{} : result;
+  // Multiplied, not added to the exponent bits: a product of NaN is NaN whatever the bits are.
+  const Vec power = reinterpret_cast<Vec>(reinterpret_cast<BitsVec>(shifted) << 23);
+  return x < -87.0F ? Vec{} : p * power;
 }
 
-/// Exact to about 1e-7 absolute.
-FLASHPLAN_INLINE Vec tanh(Vec x) {
-  const Vec magnitude = x < 0.0F ? -x : x;
+/// cap * tanh(x / cap) to about 1.5 ulp of the result, for any normal cap.
+FLASHPLAN_INLINE Vec soft_cap(Vec x, float cap) {
+  const Vec ratio = x / cap;  // 1 / cap may be subnormal
+  const Vec magnitude = ratio < 0.0F ? -ratio : ratio;
+  // Far from 0: cap * (1 - 2 / (e^2|ratio| + 1)), without overflow.
   const Vec e = exp(magnitude * -2.0F);
-  const Vec t = (1.0F - e) / (1.0F + e);
-  return x < 0.0F ? -t : t;
+  const Vec far = cap - cap * ((e + e) / (1.0F + e));
+  // Near 0, where that cancels: an odd polynomial fitted to tanh on [0, 0.9], to 1e-9 of it. The
+  // first term is x itself, without the error of the ratio.
+  const Vec z = ratio * ratio;
+  Vec p = splat(-4.590739e-4F);
+  p = p * z + 2.592804e-3F;
+  p = p * z - 8.2756635e-3F;
+  p = p * z + 2.1669546e-2F;
+  p = p * z - 5.3930942e-2F;
+  p = p * z + 1.3332999e-1F;
+  p = p * z - 3.3333322e-1F;
+  const Vec near = x + x * (z * p);
+  return magnitude < 0.9F ? near : (x < 0.0F ? -far : far);
 }
