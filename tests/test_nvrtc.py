@@ -30,7 +30,7 @@ struct SigmoidOfEveryOtherKey : Standard {
   static constexpr bool kTransformsOutput = true;
 
   explicit FLASHPLAN_DEVICE SigmoidOfEveryOtherKey(const AttentionParams& params)
-      : Standard(params), scale(params.logits_scale) {}
+      : Standard(params), scale(params.variant.logits_scale) {}
   FLASHPLAN_DEVICE float logit(float product, const LogitPosition& at) const {
     return 1.0F / (1.0F + exp2f(at.qo_head - product * scale * kLog2e));
   }

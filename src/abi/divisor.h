@@ -9,9 +9,9 @@ namespace flashplan {
 /// x / value == x * multiplier >> (32 + shift) for x in [0, 2^31), if value > 1 (Granlund and
 /// Montgomery). A multiplication replaces the division, which takes a GPU about 20 instructions.
 struct Divisor {
-  int32_t value;
-  uint32_t multiplier;
-  int32_t shift;
+  int32_t value = 0;
+  uint32_t multiplier = 0;
+  int32_t shift = 0;
 };
 
 constexpr Divisor make_divisor(int32_t value) {

@@ -12,18 +12,18 @@ namespace flashplan {
 ///   data + page * page_stride + row_in_page * token_stride + kv_head * head_stride
 /// A ragged tensor is one page; its row_in_page is the key's row of the tensor.
 struct KvView {
-  const void* data;
-  int64_t page_stride;
-  int64_t token_stride;
-  int64_t head_stride;
+  const void* data = nullptr;
+  int64_t page_stride = 0;
+  int64_t token_stride = 0;
+  int64_t head_stride = 0;
 };
 
 /// Page ids of a request: ids + (indptr ? indptr[request] : request * row_stride).
 struct PageTable {
-  const int32_t* ids;     // null: ragged
-  const int32_t* indptr;  // [batch_size + 1], or null for a block table
-  int64_t row_stride;
-  Divisor page_size;
+  const int32_t* ids = nullptr;     // null: ragged
+  const int32_t* indptr = nullptr;  // [batch_size + 1], or null for a block table
+  int64_t row_stride = 0;
+  Divisor page_size = {};
 };
 
 }  // namespace flashplan

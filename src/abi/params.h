@@ -1,66 +1,88 @@
 // SPDX-License-Identifier: Apache-2.0
-// The argument of every attention kernel: plain data, passed by value on a GPU. Strides in
-// elements.
+// The argument of every attention kernel: plain data, passed by value on a GPU. Strides are in
+// elements. All fields start as zero, so that what nobody set is never a stale address.
+//
+// The order of groups and fields is the order in which a GPU kernel first reads them: parameters
+// come from memory, a line of 64 bytes at a time (docs/tuning.md).
 #pragma once
 
 #include <cstdint>
 
 #include "abi/divisor.h"
 #include "abi/kv_view.h"
+#include "abi/mask.h"
 #include "abi/work_queue.h"
 #include "flashplan/tensor.h"
 
 namespace flashplan {
 
+/// The schedule of the step, in memory of the device that runs it; see plan/schedule.h.
+struct ScheduleParams {
+  const QueueStart* starts = nullptr;  // [num_ctas] (GPU)
+  int32_t tile_q = 0;
+  Divisor group_size = {};  // query heads of a kv head
+  int32_t chunk_kv = 0;     // 0: one state per work tile
+  const RequestInfo* requests = nullptr;
+  const WorkTile* tiles = nullptr;
+  const SplitTile* splits = nullptr;
+  int32_t* arrivals = nullptr;  // [splits] pieces that are done, all zero between runs
+  int32_t num_ctas = 0;
+};
+
+/// A tensor [num_tokens, num_qo_heads, ...].
+template <typename T>
+struct TokenView {
+  T* data = nullptr;
+  int64_t token_stride = 0;
+  int64_t head_stride = 0;
+};
+
+/// The caller's tensors.
+struct TensorParams {
+  PageTable pages = {};
+  TokenView<const void> q = {};  // [..., head_dim_qk]
+  KvView k = {};
+  KvView v = {};
+  TokenView<void> o = {};     // [..., head_dim_vo]
+  TokenView<float> lse = {};  // data is null if it is not wanted
+  DType q_dtype = DType::kFloat32;
+  DType kv_dtype = DType::kFloat32;
+  DType o_dtype = DType::kFloat32;
+  bool vectorized = false;  // q, k, v and o can be accessed 16 bytes at a time (GPU)
+  int32_t head_dim_qk = 0;
+  int32_t head_dim_vo = 0;
+};
+
+/// Numbers of the attention variant.
+struct VariantParams {
+  float logits_scale = 0.0F;  // softmax_scale * k_scale
+  float softcap = 0.0F;       // 0: off
+  float v_scale = 0.0F;
+};
+
+/// The caller's workspace; see plan/workspace_layout.h.
+struct WorkspaceParams {
+  void* scratch = nullptr;    // [num_ctas, scratch_bytes]: private to a queue or worker
+  int64_t scratch_bytes = 0;  // a multiple of 16
+  float* partial_o = nullptr;
+  float* partial_lse = nullptr;
+};
+
+/// What the host alone reads.
+struct HostParams {
+  const int32_t* cta_indptr = nullptr;  // [num_ctas + 1]
+  int32_t num_splits = 0;
+  int64_t total_cost = 0;     // of the schedule, in its units
+  bool has_few_rows = false;  // packed, per request, on average: the smallest tile holds them
+};
+
 struct AttentionParams {
-  // What a GPU kernel reads first: constants come from memory, a line at a time.
-  const QueueStart* starts;  // [num_ctas] (GPU kernels)
-  int32_t tile_q;
-  Divisor group_size;  // query heads of a kv head
-  int32_t chunk_kv;    // 0: one state per work tile
-  PageTable pages;
-  const RequestInfo* requests;
-  const WorkTile* tiles;
-
-  const void* q;  // [num_tokens, num_qo_heads, head_dim_qk]
-  int64_t q_token_stride;
-  int64_t q_head_stride;
-  KvView k;
-  KvView v;
-  void* o;  // [num_tokens, num_qo_heads, head_dim_vo]
-  int64_t o_token_stride;
-  int64_t o_head_stride;
-  float* lse;  // [num_tokens, num_qo_heads], or null
-  int64_t lse_token_stride;
-  int64_t lse_head_stride;
-
-  DType q_dtype;
-  DType kv_dtype;
-  DType o_dtype;
-  bool vectorized;  // q, k, v and o can be read and written 16 bytes at a time (GPU kernels)
-  int32_t head_dim_qk;
-  int32_t head_dim_vo;
-  bool has_few_rows;  // packed, per request, on average: the smallest tile holds them (GPU kernels)
-  bool causal;
-  int32_t window_left;  // -1: unbounded
-  float logits_scale;   // softmax_scale * k_scale
-  float softcap;        // 0: off
-  float v_scale;
-
-  // The schedule; see plan/schedule.h. On the device of the tensors.
-  const int32_t* cta_indptr;  // [num_ctas + 1] (cpu)
-  const SplitTile* splits;
-  int32_t num_splits;
-  int32_t num_ctas;
-  int32_t tile_kv;
-  int64_t total_cost;  // of the schedule, in its units
-
-  // The workspace; see plan/workspace_layout.h.
-  int32_t* arrivals;
-  void* scratch;          // [num_ctas, scratch_bytes]: private to a queue or worker
-  int64_t scratch_bytes;  // a multiple of 16
-  float* partial_o;
-  float* partial_lse;
+  ScheduleParams schedule = {};
+  TensorParams tensors = {};
+  Mask mask = {};
+  VariantParams variant = {};
+  WorkspaceParams workspace = {};
+  HostParams host = {};
 };
 
 }  // namespace flashplan

@@ -140,56 +140,76 @@ PageTable page_table(const AttentionTensors& t, const AttentionOptions& options)
   return pages;
 }
 
-AttentionParams make_params(const AttentionTensors& t, const Plan::Impl& plan) {
-  const AttentionOptions& options = plan.options;
-  const Schedule& schedule = plan.scheduler.schedule();
-  const WorkspaceLayout& layout = plan.layout;
-  auto* workspace = static_cast<std::byte*>(t.workspace);
-  AttentionParams p;
-  p.q = t.q.data;
-  p.q_token_stride = t.q.stride[0];
-  p.q_head_stride = t.q.stride[1];
+template <typename T>
+TokenView<T> token_view(const TensorView& view) {
+  return {static_cast<T*>(view.data), view.stride[0], view.stride[1]};
+}
+
+TensorParams tensor_params(const AttentionTensors& t, const AttentionOptions& options) {
+  TensorParams p;
+  p.pages = page_table(t, options);
+  p.q = token_view<const void>(t.q);
   p.k = kv_view(t.k, options);
   p.v = kv_view(t.v, options);
-  p.pages = page_table(t, options);
-  p.o = t.o.data;
-  p.o_token_stride = t.o.stride[0];
-  p.o_head_stride = t.o.stride[1];
-  p.lse = static_cast<float*>(t.lse.data);
-  p.lse_token_stride = t.lse.stride[0];
-  p.lse_head_stride = t.lse.stride[1];
+  p.o = token_view<void>(t.o);
+  p.lse = token_view<float>(t.lse);
   p.q_dtype = options.q_dtype;
   p.kv_dtype = options.kv_dtype;
   p.o_dtype = options.o_dtype;
   p.vectorized =
       is_vectorized(t.q) && is_vectorized(t.k) && is_vectorized(t.v) && is_vectorized(t.o);
-  p.group_size = make_divisor(options.num_qo_heads / options.num_kv_heads);
   p.head_dim_qk = options.head_dim_qk;
   p.head_dim_vo = options.head_dim_vo;
-  p.has_few_rows = int64_t{plan.num_tokens} * p.group_size.value <=
-                   plan.config.few_rows * static_cast<int64_t>(schedule.requests.size());
-  p.causal = options.causal;
-  p.window_left = options.window_left;
-  p.logits_scale = *options.softmax_scale * t.k_scale;
-  p.softcap = options.softcap;
-  p.v_scale = t.v_scale;
-  p.requests = schedule.requests.data();
-  p.tiles = schedule.tiles.data();
-  p.cta_indptr = schedule.cta_indptr.data();
-  p.starts = nullptr;
-  p.splits = schedule.splits.data();
-  p.num_splits = static_cast<int32_t>(schedule.splits.size());
-  p.num_ctas = schedule.num_ctas();
-  p.tile_q = plan.config.tile_q;
-  p.tile_kv = plan.config.tile_kv;
-  p.chunk_kv = plan.config.chunk_kv;
-  p.total_cost = schedule.total_cost;
-  p.arrivals = reinterpret_cast<int32_t*>(workspace + layout.arrivals);
+  return p;
+}
+
+WorkspaceParams workspace_params(const AttentionTensors& t, const WorkspaceLayout& layout) {
+  auto* workspace = static_cast<std::byte*>(t.workspace);
+  WorkspaceParams p;
   p.scratch = workspace + layout.scratch;
   p.scratch_bytes = static_cast<int64_t>(layout.scratch_bytes);
   p.partial_o = reinterpret_cast<float*>(workspace + layout.partial_o);
   p.partial_lse = reinterpret_cast<float*>(workspace + layout.partial_lse);
-  if (plan.device_plan) plan.device_plan->set_pointers(&p);
+  return p;
+}
+
+/// Where the schedule lies on the CPU.
+ScheduleParams host_schedule(const AttentionTensors& t, const Plan::Impl& plan) {
+  const Schedule& schedule = plan.scheduler.schedule();
+  auto* workspace = static_cast<std::byte*>(t.workspace);
+  ScheduleParams p;
+  p.requests = schedule.requests.data();
+  p.tiles = schedule.tiles.data();
+  p.splits = schedule.splits.data();
+  p.arrivals = reinterpret_cast<int32_t*>(workspace + plan.layout.arrivals);
+  return p;
+}
+
+HostParams host_params(const Plan::Impl& plan) {
+  const Schedule& schedule = plan.scheduler.schedule();
+  const int64_t num_rows =
+      int64_t{plan.num_tokens} * (plan.options.num_qo_heads / plan.options.num_kv_heads);
+  HostParams p;
+  p.cta_indptr = schedule.cta_indptr.data();
+  p.num_splits = static_cast<int32_t>(schedule.splits.size());
+  p.total_cost = schedule.total_cost;
+  p.has_few_rows = num_rows <= int64_t{plan.config.few_rows} * plan.batch_size;
+  return p;
+}
+
+AttentionParams make_params(const AttentionTensors& t, const Plan::Impl& plan) {
+  const AttentionOptions& options = plan.options;
+  AttentionParams p;
+  p.schedule = plan.device_plan ? plan.device_plan->schedule() : host_schedule(t, plan);
+  p.schedule.tile_q = plan.config.tile_q;
+  p.schedule.group_size = make_divisor(options.num_qo_heads / options.num_kv_heads);
+  p.schedule.chunk_kv = plan.config.chunk_kv;
+  p.schedule.num_ctas = plan.config.num_ctas;
+  p.tensors = tensor_params(t, options);
+  p.mask = {options.causal, options.window_left};
+  p.variant = {*options.softmax_scale * t.k_scale, options.softcap, t.v_scale};
+  p.workspace = workspace_params(t, plan.layout);
+  p.host = host_params(plan);
   return p;
 }
 

@@ -56,14 +56,15 @@ struct Job {
 void run_task(void* context, int32_t task, int32_t worker) noexcept {
   const Job& job = *static_cast<const Job*>(context);
   job.run_queue(job.params, task,
-                static_cast<std::byte*>(job.params.scratch) + worker * job.params.scratch_bytes);
+                static_cast<std::byte*>(job.params.workspace.scratch) +
+                    worker * job.params.workspace.scratch_bytes);
 }
 
 Status launch(const AttentionParams& params, Stream /*stream*/) noexcept {
-  std::fill_n(params.arrivals, params.num_splits, 0);
-  Job job{params, kernels().set.run_queue[static_cast<int32_t>(params.kv_dtype)]};
-  const int32_t wanted = params.total_cost < kLeastCostToShare ? 1 : params.num_ctas;
-  ThreadPool::run(run_task, &job, params.num_ctas, wanted);
+  std::fill_n(params.schedule.arrivals, params.host.num_splits, 0);
+  Job job{params, kernels().set.run_queue[static_cast<int32_t>(params.tensors.kv_dtype)]};
+  const int32_t wanted = params.host.total_cost < kLeastCostToShare ? 1 : params.schedule.num_ctas;
+  ThreadPool::run(run_task, &job, params.schedule.num_ctas, wanted);
   return {};
 }
 

@@ -31,37 +31,33 @@ struct RowBlock {
 
   int32_t num_rows() const { return num_kv_heads * rows_per_head; }
   int32_t packed(int32_t i) const { return row_begin + i % rows_per_head; }
-  int32_t query(int32_t i) const { return packed(i) / params.group_size.value; }
+  int32_t query(int32_t i) const { return packed(i) / params.schedule.group_size.value; }
   int64_t token(int32_t i) const { return int64_t{request.qo_begin} + query(i); }
   int64_t qo_head(int32_t i) const {
-    return int64_t{kv_head + i / rows_per_head} * params.group_size.value +
-           packed(i) % params.group_size.value;
+    return int64_t{kv_head + i / rows_per_head} * params.schedule.group_size.value +
+           packed(i) % params.schedule.group_size.value;
   }
-  /// Keys that row i sees, within tile [kv_begin, kv_begin + num_keys).
-  VisibleRange visible(int32_t i, int32_t kv_begin, int32_t num_keys) const {
-    const int64_t position = int64_t{request.kv_len} - request.qo_len + query(i) - kv_begin;
-    int64_t begin = 0;
-    int64_t end = num_keys;
-    if (params.causal && position + 1 < end) end = position + 1;
-    if (params.window_left >= 0 && position - params.window_left > begin) {
-      begin = position - params.window_left;
-    }
-    if (begin >= end) return {0, 0};
-    return {static_cast<int32_t>(begin), static_cast<int32_t>(end)};
+  /// Of keys [kv_begin, kv_begin + num_keys), those that row i sees, counted from kv_begin.
+  KeySpan visible(int32_t i, int32_t kv_begin, int32_t num_keys) const {
+    const int32_t position = request.kv_len - request.qo_len + query(i);
+    const KeySpan keys = params.mask.visible(position, {kv_begin, kv_begin + num_keys});
+    if (keys.begin >= keys.end) return {0, 0};
+    return {keys.begin - kv_begin, keys.end - kv_begin};
   }
 };
 
 void load_queries(const RowBlock& rows, float* to) {
   const AttentionParams& p = rows.params;
-  const int32_t width = padded(p.head_dim_qk);
-  dispatch_format(p.q_dtype, [&](auto format) {
+  const int32_t width = padded(p.tensors.head_dim_qk);
+  dispatch_format(p.tensors.q_dtype, [&](auto format) {
     using QFormat = decltype(format);
     for (int32_t r = 0; r < rows.num_rows(); ++r) {
-      const auto* q = static_cast<const typename QFormat::Storage*>(p.q) +
-                      rows.token(r) * p.q_token_stride + rows.qo_head(r) * p.q_head_stride;
+      const auto* q = static_cast<const typename QFormat::Storage*>(p.tensors.q.data) +
+                      rows.token(r) * p.tensors.q.token_stride +
+                      rows.qo_head(r) * p.tensors.q.head_stride;
       float* row = to + int64_t{r} * width;
-      convert_row<QFormat>(q, row, p.head_dim_qk);
-      for (int32_t d = 0; d < width; ++d) row[d] *= p.logits_scale;
+      convert_row<QFormat>(q, row, p.tensors.head_dim_qk);
+      for (int32_t d = 0; d < width; ++d) row[d] *= p.variant.logits_scale;
     }
   });
 }
@@ -72,10 +68,10 @@ template <typename KvFormat>
 [[gnu::noinline]] void compute_state(const RowBlock& rows, int32_t request, int32_t kv_begin,
                                      int32_t kv_end, const Scratch& scratch) {
   const AttentionParams& p = rows.params;
-  const int32_t width_qk = padded(p.head_dim_qk);
-  const int32_t width_vo = padded(p.head_dim_vo);
+  const int32_t width_qk = padded(p.tensors.head_dim_qk);
+  const int32_t width_vo = padded(p.tensors.head_dim_vo);
   const int32_t num_rows = rows.num_rows();
-  VisibleRange visible[kCpuTileQ];
+  KeySpan visible[kCpuTileQ];
 
   for (int32_t r = 0; r < num_rows; ++r) scratch.row_max[r] = -__builtin_inff();
   for (int32_t i = 0; i < num_rows * kRowPadding; ++i) scratch.row_sum[i] = 0.0F;
@@ -85,10 +81,10 @@ template <typename KvFormat>
   const int32_t heads_end = rows.kv_head + rows.num_kv_heads;
   const int32_t tile_kv = kCpuTileKv;
   if (kv_begin < kv_end) {
-    Tiles keys(p.k, p.pages, rows.request, request, kv_begin, kv_end, rows.num_kv_heads,
-               p.head_dim_qk);
-    Tiles values(p.v, p.pages, rows.request, request, kv_begin, kv_end, rows.num_kv_heads,
-                 p.head_dim_vo);
+    Tiles keys(p.tensors.k, p.tensors.pages, rows.request, request, kv_begin, kv_end,
+               rows.num_kv_heads, p.tensors.head_dim_qk);
+    Tiles values(p.tensors.v, p.tensors.pages, rows.request, request, kv_begin, kv_end,
+                 rows.num_kv_heads, p.tensors.head_dim_vo);
     int32_t num_keys = 0;
     for (int32_t kv = kv_begin; kv < kv_end; kv += num_keys) {  // kv + tile_kv might overflow
       num_keys = min(tile_kv, kv_end - kv);
@@ -103,9 +99,9 @@ template <typename KvFormat>
       for (int32_t r = 0; r < num_rows; ++r) {
         visible[r] = rows.visible(r, kv, num_keys);
         float* o = scratch.o + int64_t{r} * width_vo;
-        const float shrink =
-            softmax_row(scratch.logits + int64_t{r} * tile_kv, num_keys, visible[r], p.softcap,
-                        &scratch.row_max[r], scratch.row_sum + int64_t{r} * kRowPadding);
+        const float shrink = softmax_row(scratch.logits + int64_t{r} * tile_kv, num_keys,
+                                         visible[r], p.variant.softcap, &scratch.row_max[r],
+                                         scratch.row_sum + int64_t{r} * kRowPadding);
         if (shrink != 1.0F) {
           for (int32_t d = 0; d < width_vo; ++d) o[d] *= shrink;
         }
@@ -136,31 +132,32 @@ void write_row(const RowBlock& rows, int32_t r, const float* o, float scale, flo
   const AttentionParams& p = rows.params;
   const int64_t token = rows.token(r);
   const int64_t head = rows.qo_head(r);
-  dispatch_format(p.o_dtype, [&](auto format) {
+  dispatch_format(p.tensors.o_dtype, [&](auto format) {
     using OFormat = decltype(format);
-    auto* out = static_cast<typename OFormat::Storage*>(p.o) + token * p.o_token_stride +
-                head * p.o_head_stride;
-    for (int32_t d = 0; d < p.head_dim_vo; ++d) out[d] = OFormat::store(o[d] * scale);
+    auto* out = static_cast<typename OFormat::Storage*>(p.tensors.o.data) +
+                token * p.tensors.o.token_stride + head * p.tensors.o.head_stride;
+    for (int32_t d = 0; d < p.tensors.head_dim_vo; ++d) out[d] = OFormat::store(o[d] * scale);
   });
-  if (p.lse != nullptr) p.lse[token * p.lse_token_stride + head * p.lse_head_stride] = lse;
+  if (p.tensors.lse.data != nullptr)
+    p.tensors.lse.data[token * p.tensors.lse.token_stride + head * p.tensors.lse.head_stride] = lse;
 }
 
 void write_state(const RowBlock& rows, const Scratch& scratch) {
-  const int32_t width = padded(rows.params.head_dim_vo);
+  const int32_t width = padded(rows.params.tensors.head_dim_vo);
   for (int32_t r = 0; r < rows.num_rows(); ++r) {
-    write_row(rows, r, scratch.o + int64_t{r} * width, rows.params.v_scale, scratch.lse[r]);
+    write_row(rows, r, scratch.o + int64_t{r} * width, rows.params.variant.v_scale, scratch.lse[r]);
   }
 }
 
 void write_partial(const RowBlock& rows, int32_t slot, const Scratch& scratch) {
   const AttentionParams& p = rows.params;
-  const int32_t width = padded(p.head_dim_vo);
-  const int64_t first_row = int64_t{slot} * p.tile_q;
+  const int32_t width = padded(p.tensors.head_dim_vo);
+  const int64_t first_row = int64_t{slot} * p.schedule.tile_q;
   for (int32_t r = 0; r < rows.num_rows(); ++r) {
-    float* to = p.partial_o + (first_row + r) * p.head_dim_vo;
+    float* to = p.workspace.partial_o + (first_row + r) * p.tensors.head_dim_vo;
     const float* from = scratch.o + int64_t{r} * width;
-    for (int32_t d = 0; d < p.head_dim_vo; ++d) to[d] = from[d];
-    p.partial_lse[first_row + r] = scratch.lse[r];
+    for (int32_t d = 0; d < p.tensors.head_dim_vo; ++d) to[d] = from[d];
+    p.workspace.partial_lse[first_row + r] = scratch.lse[r];
   }
 }
 
@@ -168,7 +165,7 @@ void write_partial(const RowBlock& rows, int32_t slot, const Scratch& scratch) {
 class Merger {
  public:
   Merger(const RowBlock& rows, const Scratch& scratch) : rows_(rows), scratch_(scratch) {
-    const int64_t width = padded(rows.params.head_dim_vo);
+    const int64_t width = padded(rows.params.tensors.head_dim_vo);
     for (int64_t i = 0; i < rows.num_rows() * width; ++i) scratch.merged_o[i] = 0.0F;
     for (int32_t r = 0; r < rows.num_rows(); ++r) {
       scratch.merged_max[r] = -__builtin_inff();
@@ -177,7 +174,7 @@ class Merger {
   }
 
   void add_row(int32_t r, const float* o, float lse) {
-    merge_row(o, lse, rows_.params.head_dim_vo, merged_o(r), &scratch_.merged_max[r],
+    merge_row(o, lse, rows_.params.tensors.head_dim_vo, merged_o(r), &scratch_.merged_max[r],
               &scratch_.merged_sum[r]);
   }
 
@@ -185,7 +182,7 @@ class Merger {
     for (int32_t r = 0; r < rows_.num_rows(); ++r) {
       const float total = scratch_.merged_sum[r];
       const bool no_keys = total == 0.0F;  // NaN is not 0
-      const float scale = no_keys ? 0.0F : rows_.params.v_scale / total;
+      const float scale = no_keys ? 0.0F : rows_.params.variant.v_scale / total;
       const float lse =
           no_keys ? -__builtin_inff() : scratch_.merged_max[r] + __builtin_logf(total);
       write_row(rows_, r, merged_o(r), scale, lse);
@@ -194,7 +191,7 @@ class Merger {
 
  private:
   float* merged_o(int32_t r) const {
-    return scratch_.merged_o + int64_t{r} * padded(rows_.params.head_dim_vo);
+    return scratch_.merged_o + int64_t{r} * padded(rows_.params.tensors.head_dim_vo);
   }
 
   const RowBlock& rows_;
@@ -206,10 +203,10 @@ void merge_partials(const RowBlock& rows, const SplitTile& split, const Scratch&
   const AttentionParams& p = rows.params;
   Merger merger(rows, scratch);
   for (int32_t slot = split.slot_begin; slot < split.slot_begin + split.num_slots; ++slot) {
-    const int64_t first_row = int64_t{slot} * p.tile_q;
+    const int64_t first_row = int64_t{slot} * p.schedule.tile_q;
     for (int32_t r = 0; r < rows.num_rows(); ++r) {
-      merger.add_row(r, p.partial_o + (first_row + r) * p.head_dim_vo,
-                     p.partial_lse[first_row + r]);
+      merger.add_row(r, p.workspace.partial_o + (first_row + r) * p.tensors.head_dim_vo,
+                     p.workspace.partial_lse[first_row + r]);
     }
   }
   merger.write();
@@ -217,15 +214,15 @@ void merge_partials(const RowBlock& rows, const SplitTile& split, const Scratch&
 
 /// True for the last of a split's pieces to arrive, which then sees what all others wrote.
 bool arrives_last(const AttentionParams& p, int32_t split) {
-  const int32_t arrived = __atomic_add_fetch(&p.arrivals[split], 1, __ATOMIC_ACQ_REL);
-  return arrived == p.splits[split].num_pieces;
+  const int32_t arrived = __atomic_add_fetch(&p.schedule.arrivals[split], 1, __ATOMIC_ACQ_REL);
+  return arrived == p.schedule.splits[split].num_pieces;
 }
 
 template <typename KvFormat>
 void run_heads(const RowBlock& rows, const WorkTile& tile, const Scratch& scratch) {
   const AttentionParams& p = rows.params;
   load_queries(rows, scratch.q);
-  if (p.chunk_kv == 0) {
+  if (p.schedule.chunk_kv == 0) {
     compute_state<KvFormat>(rows, tile.request, tile.kv_begin, tile.kv_end, scratch);
     if (tile.split < 0) {
       write_state(rows, scratch);
@@ -235,12 +232,12 @@ void run_heads(const RowBlock& rows, const WorkTile& tile, const Scratch& scratc
   } else {
     // One state per chunk, merged left to right: the same operations whether the chunks are run
     // here or by several work tiles.
-    const int32_t width = padded(p.head_dim_vo);
+    const int32_t width = padded(p.tensors.head_dim_vo);
     Merger merger(rows, scratch);
     int32_t slot = tile.partial_slot;
     int32_t num_keys = 0;
     for (int32_t kv = tile.kv_begin; kv < tile.kv_end; kv += num_keys) {
-      num_keys = min(p.chunk_kv, tile.kv_end - kv);
+      num_keys = min(p.schedule.chunk_kv, tile.kv_end - kv);
       compute_state<KvFormat>(rows, tile.request, kv, kv + num_keys, scratch);
       if (tile.split >= 0) {
         write_partial(rows, slot++, scratch);
@@ -255,21 +252,23 @@ void run_heads(const RowBlock& rows, const WorkTile& tile, const Scratch& scratc
       return;
     }
   }
-  if (arrives_last(p, tile.split)) merge_partials(rows, p.splits[tile.split], scratch);
+  if (arrives_last(p, tile.split)) merge_partials(rows, p.schedule.splits[tile.split], scratch);
 }
 
 template <DType kv_dtype>
 void run_queue(const AttentionParams& p, int32_t cta, std::byte* memory) noexcept {
   Scratch scratch;
-  partition(&scratch, memory, p.tile_q, p.tile_kv, p.head_dim_qk, p.head_dim_vo);
-  for (int32_t i = p.cta_indptr[cta]; i < p.cta_indptr[cta + 1]; ++i) {
-    const WorkTile& tile = p.tiles[i];
-    const RequestInfo& request = p.requests[tile.request];
-    const int32_t row_begin = tile.row_tile * p.tile_q;
-    const int32_t num_rows = min(p.tile_q, request.qo_len * p.group_size.value - row_begin);
+  partition(&scratch, memory, p.schedule.tile_q, kCpuTileKv, p.tensors.head_dim_qk,
+            p.tensors.head_dim_vo);
+  for (int32_t i = p.host.cta_indptr[cta]; i < p.host.cta_indptr[cta + 1]; ++i) {
+    const WorkTile& tile = p.schedule.tiles[i];
+    const RequestInfo& request = p.schedule.requests[tile.request];
+    const int32_t row_begin = tile.row_tile * p.schedule.tile_q;
+    const int32_t num_rows =
+        min(p.schedule.tile_q, request.qo_len * p.schedule.group_size.value - row_begin);
     // As many heads at a time as the scratch has rows for.
     const int32_t heads_end = tile.kv_head + tile.num_kv_heads;
-    const int32_t heads_at_once = p.tile_q / num_rows;
+    const int32_t heads_at_once = p.schedule.tile_q / num_rows;
     for (int32_t h = tile.kv_head; h < heads_end; h += heads_at_once) {
       const int32_t num_heads = min(heads_at_once, heads_end - h);
       run_heads<Format<kv_dtype>>({p, request, h, num_heads, row_begin, num_rows}, tile, scratch);

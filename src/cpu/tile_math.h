@@ -3,12 +3,6 @@
 // query and keys alone, never on how many rows share the tile.
 // Included by kernel.cpp only, inside the namespace of its instruction set.
 
-/// Keys of the current tile that a query row sees, as positions in the tile.
-struct VisibleRange {
-  int32_t begin;
-  int32_t end;
-};
-
 /// logits[r][j] = q[r] . k[j] for kRows rows and kKeys keys with kRows * kKeys = kLanes.
 template <int kRows>
 FLASHPLAN_INLINE void dot_block(const float* q, const float* k, int32_t width, float* logits,
@@ -58,7 +52,7 @@ inline void compute_logits(const float* q, int32_t num_rows, const float* k, int
 /// maximum, 0 where invisible, all of them alone where nothing is visible. Returns the factor by
 /// which earlier sums shrink. A visible logit of NaN or +inf makes the sum NaN; the maximum passes
 /// over NaN.
-inline float softmax_row(float* logits, int32_t num_keys, VisibleRange visible, float softcap,
+inline float softmax_row(float* logits, int32_t num_keys, KeySpan visible, float softcap,
                          float* row_max, float* row_sum) {
   if (visible.begin >= visible.end) return 1.0F;
   const float minus_infinity = -__builtin_inff();
@@ -91,7 +85,7 @@ inline float softmax_row(float* logits, int32_t num_keys, VisibleRange visible, 
 /// o[r] += sum over j in [begin, end) of p[r][j] * v[j], for kRows rows, kVecs vectors at a time.
 template <int kRows, int kVecs>
 FLASHPLAN_INLINE void add_values_block(const float* p, int32_t p_stride, const float* v,
-                                       VisibleRange keys, int32_t width, float* o) {
+                                       KeySpan keys, int32_t width, float* o) {
   Vec acc[kRows][kVecs];
   for (int r = 0; r < kRows; ++r) {
     for (int i = 0; i < kVecs; ++i) acc[r][i] = load(o + r * width + i * kLanes);
@@ -111,7 +105,7 @@ FLASHPLAN_INLINE void add_values_block(const float* p, int32_t p_stride, const f
 
 template <int kRows>
 FLASHPLAN_INLINE void add_values_rows(const float* p, int32_t p_stride, const float* v,
-                                      VisibleRange keys, int32_t width, float* o) {
+                                      KeySpan keys, int32_t width, float* o) {
   if (keys.begin >= keys.end) return;
   constexpr int kVecs = kLanes == 16 ? 4 : 2;  // kRows * kVecs accumulators stay in registers
   int32_t d = 0;
@@ -124,15 +118,15 @@ FLASHPLAN_INLINE void add_values_rows(const float* p, int32_t p_stride, const fl
 }
 
 /// o[r] += p[r] v for all rows. An invisible value is never touched, so that it may be NaN.
-inline void add_values(const float* p, int32_t p_stride, const VisibleRange* visible,
-                       int32_t num_rows, const float* v, int32_t width, float* o) {
+inline void add_values(const float* p, int32_t p_stride, const KeySpan* visible, int32_t num_rows,
+                       const float* v, int32_t width, float* o) {
   constexpr int kMostRows = 4;
   int32_t r = 0;
-  const auto row = [&](int32_t i, VisibleRange keys) {
+  const auto row = [&](int32_t i, KeySpan keys) {
     add_values_rows<1>(p + int64_t{i} * p_stride, p_stride, v, keys, width, o + int64_t{i} * width);
   };
   for (; r + kMostRows <= num_rows; r += kMostRows) {
-    VisibleRange shared = visible[r];
+    KeySpan shared = visible[r];
     for (int32_t i = r + 1; i < r + kMostRows; ++i) {
       shared.begin = visible[i].begin > shared.begin ? visible[i].begin : shared.begin;
       shared.end = visible[i].end < shared.end ? visible[i].end : shared.end;

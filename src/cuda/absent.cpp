@@ -49,7 +49,7 @@ Status DevicePlan::upload(const Schedule& /*schedule*/, Stream /*stream*/) noexc
 }
 Status DevicePlan::before_run(Stream /*stream*/) noexcept { return not_built(); }
 Status DevicePlan::after_run(Stream /*stream*/) noexcept { return not_built(); }
-void DevicePlan::set_pointers(AttentionParams* /*params*/) const noexcept {}
+ScheduleParams DevicePlan::schedule() const noexcept { return {}; }
 
 Status append_paged_kv(const AppendTensors& /*tensors*/, Stream /*stream*/) noexcept {
   return not_built();

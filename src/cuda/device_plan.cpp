@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "abi/params.h"
 #include "common/error.h"
 #include "cuda/device.h"
 
@@ -163,15 +162,14 @@ Status DevicePlan::after_run(Stream stream) noexcept {
   return {};
 }
 
-void DevicePlan::set_pointers(AttentionParams* params) const noexcept {
-  params->arrivals = reinterpret_cast<int32_t*>(buffer_);
-  params->cta_indptr = nullptr;
-  params->starts = reinterpret_cast<const QueueStart*>(buffer_ + starts_);
-  params->requests = reinterpret_cast<const RequestInfo*>(buffer_ + requests_);
-  params->splits = reinterpret_cast<const SplitTile*>(buffer_ + splits_);
-  params->tiles = reinterpret_cast<const WorkTile*>(buffer_ + tiles_);
-  params->num_splits = 0;
-  params->total_cost = 0;
+ScheduleParams DevicePlan::schedule() const noexcept {
+  ScheduleParams params;
+  params.starts = reinterpret_cast<const QueueStart*>(buffer_ + starts_);
+  params.requests = reinterpret_cast<const RequestInfo*>(buffer_ + requests_);
+  params.tiles = reinterpret_cast<const WorkTile*>(buffer_ + tiles_);
+  params.splits = reinterpret_cast<const SplitTile*>(buffer_ + splits_);
+  params.arrivals = reinterpret_cast<int32_t*>(buffer_);
+  return params;
 }
 
 }  // namespace flashplan::cuda

@@ -6,15 +6,12 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "abi/params.h"
 #include "flashplan/status.h"
 #include "flashplan/tensor.h"
 #include "plan/schedule.h"
 
 struct CUevent_st;
-
-namespace flashplan {
-struct AttentionParams;
-}
 
 namespace flashplan::cuda {
 
@@ -50,9 +47,9 @@ class DevicePlan {
   Status before_run(Stream stream) noexcept;
   Status after_run(Stream stream) noexcept;
 
-  /// Sets the pointers to the schedule. Nothing else in them depends on the batch, so that a
-  /// captured launch serves every later one.
-  void set_pointers(AttentionParams* params) const noexcept;
+  /// Where the schedule lies on the device: the same for every batch, so that a captured launch
+  /// serves every later plan. Only addresses are set.
+  ScheduleParams schedule() const noexcept;
 
  private:
   using Event = CUevent_st*;

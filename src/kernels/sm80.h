@@ -37,11 +37,11 @@ template <typename Choices, int kSmemPerSm>
 Status launch_sm80(const AttentionParams& params, Stream stream) noexcept {
   using T = device::Tiling<Choices, kSmemPerSm>;
   void* arguments[] = {const_cast<AttentionParams*>(&params)};
-  const auto kernel = params.has_few_rows ? &device::attention_kernel<Choices, true>
-                                          : &device::attention_kernel<Choices, false>;
+  const auto kernel = params.host.has_few_rows ? &device::attention_kernel<Choices, true>
+                                               : &device::attention_kernel<Choices, false>;
   FLASHPLAN_CUDA_CALL(cudaLaunchKernel, reinterpret_cast<const void*>(kernel),
-                      dim3(static_cast<unsigned>(params.num_ctas)), dim3(T::kThreads), arguments,
-                      device::Shapes<T>::kSmemBytes, stream);
+                      dim3(static_cast<unsigned>(params.schedule.num_ctas)), dim3(T::kThreads),
+                      arguments, device::Shapes<T>::kSmemBytes, stream);
   return {};
 }
 

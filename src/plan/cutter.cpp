@@ -46,7 +46,7 @@ void Cutter::lay(const RowTiles& row_tiles, std::span<const Item> items) {
     const RowTile& tile = row_tiles[item.row_tile];
     const int32_t request = tile.request;
     const int32_t row_tile = tile.row_tile;
-    const KeyRange keys = tile.keys;
+    const KeySpan keys = tile.keys;
     const int32_t num_rows = tile.num_rows;
     const int32_t num_steps = ceil_shift(keys.end - keys.begin, kv_shift);
     const int64_t of_tile = cost.of_tile(num_rows);

@@ -15,6 +15,4 @@ inline int32_t ceil_shift(int64_t value, int shift) {
   return static_cast<int32_t>((value + (int64_t{1} << shift) - 1) >> shift);
 }
 
-inline int64_t round_down(int64_t value, int shift) { return value >> shift << shift; }
-
 }  // namespace flashplan

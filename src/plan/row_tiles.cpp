@@ -8,9 +8,14 @@
 namespace flashplan {
 namespace {
 
-KeyRange key_range(int64_t begin, int64_t end) {
-  if (begin >= end) return {0, 0};
-  return {static_cast<int32_t>(begin), static_cast<int32_t>(end)};
+/// Keys that the rows of queries `first` to `last` see; whole steps at the left, of 2^kv_shift
+/// keys. `position` is that of query 0.
+KeySpan keys_of_rows(const Mask& mask, int32_t position, int32_t first, int32_t last,
+                     int32_t kv_len, int kv_shift) {
+  const KeySpan all = {0, kv_len};
+  const int32_t begin = mask.visible(position + first, all).begin >> kv_shift << kv_shift;
+  const int32_t end = mask.visible(position + last, all).end;
+  return begin < end ? KeySpan{begin, end} : KeySpan{0, 0};
 }
 
 }  // namespace
@@ -29,7 +34,6 @@ void RowTiles::collect(const Batch& batch, RequestInfo* requests) {
   const int kv_shift = log2_of(shape.tile_kv);
   const int32_t queries_per_tile = shape.tile_q / shape.group_size;
   const int32_t heads_per_tile = shape.tile_q % shape.group_size;
-  const int64_t window = shape.window_left >= 0 ? shape.window_left : INT64_MAX / 2;
   RowTile* const tiles = tiles_.data();
   RowTile* next = tiles;
   std::size_t num_groups = 0;
@@ -48,12 +52,12 @@ void RowTiles::collect(const Batch& batch, RequestInfo* requests) {
     const int32_t num_tiles = ceil_shift(num_rows, q_shift);
     const bool in_group = shape.item_steps > 0 && num_tiles > 1;
     if (in_group) groups_[num_groups++] = {static_cast<int32_t>(next - tiles), num_tiles};
-    const int64_t offset = int64_t{kv_len} - qo_len;  // query i stands at key offset + i
+    const int32_t position = kv_len - qo_len;  // of query 0 among the keys
     // The query and head of the first row of a tile advance by the same numbers: no division.
     int32_t query = 0;
     int32_t head = 0;
     for (int32_t t = 0; t < num_tiles; ++t) {
-      const int64_t begin = round_down(std::max<int64_t>(offset + query - window, 0), kv_shift);
+      const int32_t first_query = query;
       query += queries_per_tile;
       head += heads_per_tile;
       if (head >= shape.group_size) {
@@ -61,9 +65,8 @@ void RowTiles::collect(const Batch& batch, RequestInfo* requests) {
         ++query;
       }
       const int32_t last_query = std::min(query - (head == 0 ? 1 : 0), qo_len - 1);
-      const int64_t end =
-          shape.causal ? std::clamp<int64_t>(offset + last_query + 1, 0, kv_len) : kv_len;
-      const KeyRange keys = key_range(begin, end);
+      const KeySpan keys =
+          keys_of_rows(shape.mask, position, first_query, last_query, kv_len, kv_shift);
       const int32_t rows = std::min(num_rows - (t << q_shift), shape.tile_q);
       const int32_t steps = ceil_shift(keys.end - keys.begin, kv_shift);
       const int64_t cost = shape.cost.of_tile(rows) + steps * shape.cost.of_step(rows);

@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "abi/mask.h"
 #include "abi/work_queue.h"
 #include "flashplan/plan.h"
 #include "plan/cost_classes.h"
@@ -14,19 +15,13 @@
 
 namespace flashplan {
 
-/// Keys that the rows of one tile see, rounded down to whole steps at the left; {0, 0}: none.
-struct KeyRange {
-  int32_t begin;
-  int32_t end;
-};
-
 /// Up to tile_q query rows of one request, for all kv heads. 32 bytes: planning is as fast as its
 /// tables are small.
 struct RowTile {
   int64_t head_cost;  // predicted, of one kv head
   int32_t request;
   int32_t row_tile;  // number in the request
-  KeyRange keys;
+  KeySpan keys;      // that its rows see, from the begin of a step; {0, 0}: none
   uint16_t num_rows;
   uint16_t cost_class;  // CostClasses::kLast: in a group
 };

@@ -12,8 +12,7 @@ ScheduleShape schedule_shape(const AttentionOptions& options, const KernelConfig
   ScheduleShape shape;
   shape.num_kv_heads = options.num_kv_heads;
   shape.group_size = options.num_qo_heads / options.num_kv_heads;
-  shape.causal = options.causal;
-  shape.window_left = options.window_left;
+  shape.mask = {options.causal, options.window_left};
   shape.tile_q = config.tile_q;
   shape.tile_kv = config.tile_kv;
   shape.num_ctas = config.num_ctas;

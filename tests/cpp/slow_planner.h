@@ -21,8 +21,8 @@ inline bool is_visible(const ScheduleShape& shape, int64_t qo_len, int64_t kv_le
                        int64_t key) {
   const int64_t diagonal = query + kv_len - qo_len;
   if (key < 0 || key >= kv_len) return false;
-  if (shape.causal && key > diagonal) return false;
-  return shape.window_left < 0 || key >= diagonal - shape.window_left;
+  if (shape.mask.causal && key > diagonal) return false;
+  return shape.mask.window_left < 0 || key >= diagonal - shape.mask.window_left;
 }
 
 /// Keys [begin, end) that one query sees; {0, 0} if it sees none. Visible keys are consecutive.
@@ -44,9 +44,9 @@ inline RowKeys slow_row_keys(const ScheduleShape& shape, int64_t qo_len, int64_t
 /// The same in one step, for long requests.
 inline RowKeys row_keys(const ScheduleShape& shape, int64_t qo_len, int64_t kv_len, int64_t query) {
   const int64_t diagonal = query + kv_len - qo_len;
-  const int64_t end = shape.causal ? std::min(kv_len, diagonal + 1) : kv_len;
+  const int64_t end = shape.mask.causal ? std::min(kv_len, diagonal + 1) : kv_len;
   const int64_t begin =
-      shape.window_left < 0 ? 0 : std::max<int64_t>(0, diagonal - shape.window_left);
+      shape.mask.window_left < 0 ? 0 : std::max<int64_t>(0, diagonal - shape.mask.window_left);
   if (begin >= end) return {};
   return {begin, end};
 }

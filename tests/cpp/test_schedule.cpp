@@ -63,8 +63,8 @@ ScheduleShape random_shape(Random& random) {
   ScheduleShape shape;
   shape.num_kv_heads = random.pick({1, 2, 3, 8, 16, 40});
   shape.group_size = random.pick({1, 3, 4, 7, 8, 16, 128});
-  shape.causal = !random.one_in(3);
-  shape.window_left = random.one_in(3) ? random.between(0, 600) : -1;
+  shape.mask.causal = !random.one_in(3);
+  shape.mask.window_left = random.one_in(3) ? random.between(0, 600) : -1;
   shape.tile_q = random.pick({1, 16, 32, 64, 128});
   shape.tile_kv = random.pick({16, 32, 64, 128});
   shape.num_ctas = random.one_in(2) ? random.between(1, 264) : random.pick({1, 2, 3, 132, 264});
@@ -105,7 +105,7 @@ bool equal(const Schedule& a, const Schedule& b) {
 }
 
 /// The keys of one row tile, as one CTA is given them.
-KeyRange visible_keys(ScheduleShape shape, int32_t qo_len, int32_t kv_len, int32_t row_tile) {
+KeySpan visible_keys(ScheduleShape shape, int32_t qo_len, int32_t kv_len, int32_t row_tile) {
   shape.num_ctas = 1;
   const int32_t qo_indptr[] = {0, qo_len};
   OwningScheduler scheduler(shape, 1, qo_len);
@@ -120,7 +120,7 @@ TEST(visible_keys_agree_with_the_mask) {
   Random random(1);
   for (int i = 0; i < 3000; ++i) {
     ScheduleShape shape = random_shape(random);
-    shape.window_left = random.one_in(2) ? random.between(0, 100) : -1;
+    shape.mask.window_left = random.one_in(2) ? random.between(0, 100) : -1;
     const int32_t qo_len = random.between(1, 40);
     const int32_t kv_len = random.between(0, 200);
     const int32_t rows = qo_len * shape.group_size;
@@ -138,7 +138,7 @@ TEST(visible_keys_agree_with_the_mask) {
       begin = std::min(begin, slow.begin);
       end = std::max(end, slow.end);
     }
-    const KeyRange range = visible_keys(shape, qo_len, kv_len, row_tile);
+    const KeySpan range = visible_keys(shape, qo_len, kv_len, row_tile);
     if (begin < end) {
       CHECK_EQ(range.begin, begin - begin % shape.tile_kv);
       CHECK_EQ(range.end, end);
@@ -153,9 +153,9 @@ TEST(visible_keys_of_extreme_lengths) {
   ScheduleShape shape = real_shape(4);
   CHECK_EQ(visible_keys(shape, 1, kMax, 0).end, kMax);
   CHECK_EQ(visible_keys(shape, 1 << 16, 0, 0).end, 0);
-  shape.window_left = kMax;
+  shape.mask.window_left = kMax;
   CHECK_EQ(visible_keys(shape, 1, kMax, 0).begin, 0);
-  shape.window_left = 0;
+  shape.mask.window_left = 0;
   CHECK_EQ(visible_keys(shape, 1, kMax, 0).begin, kMax / shape.tile_kv * shape.tile_kv);
 }
 

@@ -38,8 +38,9 @@ __global__ void __launch_bounds__(Tiling<Choices, kCompiledSmemPerSm>::kThreads,
   __shared__ TileContext contexts[2];
   const int thread = static_cast<int>(threadIdx.x);
   if (thread < static_cast<int>(sizeof(QueueStart) / 16)) {
-    cp_async_16(shared_address(&queue) + thread * 16,
-                reinterpret_cast<const unsigned char*>(p.starts + blockIdx.x) + thread * 16);
+    cp_async_16(
+        shared_address(&queue) + thread * 16,
+        reinterpret_cast<const unsigned char*>(p.schedule.starts + blockIdx.x) + thread * 16);
   }
   touch(p, thread, shared_address(smem));
   cp_async_commit();
@@ -55,13 +56,13 @@ __global__ void __launch_bounds__(Tiling<Choices, kCompiledSmemPerSm>::kThreads,
     TileContext& context = contexts[slot];
     if (thread == 0) {
       if (i + 2 < end) {
-        const auto* tile = reinterpret_cast<const unsigned char*>(p.tiles + i + 2);
+        const auto* tile = reinterpret_cast<const unsigned char*>(p.schedule.tiles + i + 2);
         cp_async_16(shared_address(&queue.tiles[slot]), tile);
         cp_async_16(shared_address(&queue.tiles[slot]) + 16, tile + 16);
       }
       if (i > begin && i + 1 < end) {
         cp_async_16(shared_address(&queue.requests[1 - slot]),
-                    p.requests + queue.tiles[1 - slot].request);
+                    p.schedule.requests + queue.tiles[1 - slot].request);
       }
     }
     const int num_rows = context.rows.num_rows;

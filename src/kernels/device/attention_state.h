@@ -68,16 +68,17 @@ inline __device__ __noinline__ void store_unaligned(void* row, DType dtype, int 
 
 /// Writes values of dims [dim, dim + 4) of a row of o, which begins at `element`, in its dtype.
 FLASHPLAN_DEVICE void store_four(const AttentionParams& p, int64_t element, int dim, float4 x) {
-  const int num_valid = p.head_dim_vo - dim;
-  const bool is_wide = p.o_dtype == DType::kFloat32;
-  unsigned char* to = static_cast<unsigned char*>(p.o) + (element + dim) * (is_wide ? 4 : 2);
-  if (!p.vectorized) {
-    store_unaligned(to, p.o_dtype, num_valid, x);
+  const int num_valid = p.tensors.head_dim_vo - dim;
+  const bool is_wide = p.tensors.o_dtype == DType::kFloat32;
+  unsigned char* to =
+      static_cast<unsigned char*>(p.tensors.o.data) + (element + dim) * (is_wide ? 4 : 2);
+  if (!p.tensors.vectorized) {
+    store_unaligned(to, p.tensors.o_dtype, num_valid, x);
   } else if (num_valid <= 0) {
     return;
   } else if (is_wide) {
     *reinterpret_cast<float4*>(to) = x;
-  } else if (p.o_dtype == DType::kFloat16) {
+  } else if (p.tensors.o_dtype == DType::kFloat16) {
     using Out = Element<DType::kFloat16>;
     *reinterpret_cast<uint2*>(to) = {Out::pack(x.x, x.y), Out::pack(x.z, x.w)};
   } else {
@@ -97,10 +98,10 @@ struct OutputRow {
 
   // Counted in elements.
   FLASHPLAN_DEVICE int64_t o(const AttentionParams& p) const {
-    return token * p.o_token_stride + head * p.o_head_stride;
+    return token * p.tensors.o.token_stride + head * p.tensors.o.head_stride;
   }
   FLASHPLAN_DEVICE int64_t lse(const AttentionParams& p) const {
-    return token * p.lse_token_stride + head * p.lse_head_stride;
+    return token * p.tensors.lse.token_stride + head * p.tensors.lse.head_stride;
   }
 };
 

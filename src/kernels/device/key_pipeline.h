@@ -22,8 +22,8 @@ class KeyPipeline {
         rows_(context_.rows),
         base_(base),
         thread_(thread),
-        copies_16_bytes_(p.vectorized && p.head_dim_qk == T::kHeadDimQk &&
-                         p.head_dim_vo == T::kHeadDimVo),
+        copies_16_bytes_(p.tensors.vectorized && p.tensors.head_dim_qk == T::kHeadDimQk &&
+                         p.tensors.head_dim_vo == T::kHeadDimVo),
         next_(rows_.keys.begin, context_.tile.kv_head),
         asked_(next_) {}
 
@@ -48,7 +48,7 @@ class KeyPipeline {
     }
     if (context_.tile.split >= 0) prepare_split();
     cp_async_commit();
-    if (p_.pages.ids != nullptr) {
+    if (p_.tensors.pages.ids != nullptr) {
       cp_async_wait<0>();
       __syncthreads();
     }
@@ -137,9 +137,9 @@ class KeyPipeline {
   /// once for all of them.
   template <typename Tile>
   FLASHPLAN_DEVICE void copy_page_ids(int slot, const KeySpan& keys, Tile tile) const {
-    if (slot % S::kTilesAtOnce != 0 || p_.pages.ids == nullptr) return;
-    tile().template copy_page_ids<S::kTilesAtOnce>(ids_address(slot), p_.pages, request_ids(), keys,
-                                                   opaque(thread_));
+    if (slot % S::kTilesAtOnce != 0 || p_.tensors.pages.ids == nullptr) return;
+    tile().template copy_page_ids<S::kTilesAtOnce>(ids_address(slot), p_.tensors.pages,
+                                                   request_ids(), keys, opaque(thread_));
   }
   /// The same for row addresses, given the page ids.
   template <typename Tile>
@@ -153,12 +153,13 @@ class KeyPipeline {
   FLASHPLAN_DEVICE void prepare_split() const {
     constexpr int kWords = sizeof(SplitTile) / 8;
     if (thread_ < kWords) {
-      const auto* split = reinterpret_cast<const unsigned char*>(p_.splits + context_.tile.split);
+      const auto* split =
+          reinterpret_cast<const unsigned char*>(p_.schedule.splits + context_.tile.split);
       cp_async_8(shared_address(&context_.split) + thread_ * 8, split + thread_ * 8);
     } else if (thread_ == kWords) {
-      prefetch_l2(p_.arrivals + context_.tile.split);
+      prefetch_l2(p_.schedule.arrivals + context_.tile.split);
     } else if (thread_ == kWords + 1) {
-      prefetch_l2(p_.partial_lse + int64_t{context_.tile.partial_slot} * T::kTileQ);
+      prefetch_l2(p_.workspace.partial_lse + int64_t{context_.tile.partial_slot} * T::kTileQ);
     }
   }
 
@@ -174,7 +175,8 @@ class KeyPipeline {
     if constexpr (S::kQueryInStage) {
       if (tile.tile_begin() == rows_.keys.begin) {
         copy_tile<Element<T::kQ>::kBytes, T::kHeadDimQk, S::kRows, T::kThreads>(
-            to + S::kStageQuery, p_.head_dim_qk, p_.vectorized, thread_, [&](int row) {
+            to + S::kStageQuery, p_.tensors.head_dim_qk, p_.tensors.vectorized, thread_,
+            [&](int row) {
               return row < rows_.num_rows ? query_row<T::kQ>(p_, rows_, tile.kv_head(), row)
                                           : nullptr;
             });
@@ -182,8 +184,9 @@ class KeyPipeline {
     }
     if (copies_16_bytes_) return true;
     const uint32_t table = table_address(slot);
-    KeyCopy::copy_unaligned(to + S::kKey, table, p_.head_dim_qk, thread_);
-    ValueCopy::copy_unaligned(to + S::kValue, table + KvRow::kValueOffset, p_.head_dim_vo, thread_);
+    KeyCopy::copy_unaligned(to + S::kKey, table, p_.tensors.head_dim_qk, thread_);
+    ValueCopy::copy_unaligned(to + S::kValue, table + KvRow::kValueOffset, p_.tensors.head_dim_vo,
+                              thread_);
     return false;
   }
 

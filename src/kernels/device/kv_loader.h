@@ -49,9 +49,9 @@ FLASHPLAN_DEVICE void copy_tile(uint32_t tile, int head_dim, bool vectorized, in
 template <DType kQ>
 FLASHPLAN_DEVICE const unsigned char* query_row(const AttentionParams& p, const RowBlock& rows,
                                                 int32_t kv_head, int row) {
-  return static_cast<const unsigned char*>(p.q) +
-         (rows.token(p, row) * p.q_token_stride +
-          static_cast<uint32_t>(rows.qo_head(p, kv_head, row)) * p.q_head_stride) *
+  return static_cast<const unsigned char*>(p.tensors.q.data) +
+         (rows.token(p, row) * p.tensors.q.token_stride +
+          static_cast<uint32_t>(rows.qo_head(p, kv_head, row)) * p.tensors.q.head_stride) *
              Element<kQ>::kBytes;
 }
 
@@ -135,7 +135,8 @@ class KvCursor {
       uint32_t slot = static_cast<uint32_t>(request_kv_begin) + key;
       if (paged) {
         const uint32_t slot_in_page =
-            key - quotient(key, p.pages.page_size) * static_cast<uint32_t>(p.pages.page_size.value);
+            key - quotient(key, p.tensors.pages.page_size) *
+                      static_cast<uint32_t>(p.tensors.pages.page_size.value);
         // The page's id is at its first key, or at the tile's, where the page begins before it.
         const int key_of_tile = static_cast<int>(key) - tile.tile_begin_;
         const int first = index / kTileKv * kTileKv + key_of_tile -
@@ -151,13 +152,14 @@ class KvCursor {
       };
       const uint32_t to = table + index * KvRow::kPitch;
       if constexpr (kApart) {
-        store_shared_pointer(to + (is_k ? 0 : KvRow::kValueOffset), row(is_k ? p.k : p.v));
+        store_shared_pointer(to + (is_k ? 0 : KvRow::kValueOffset),
+                             row(is_k ? p.tensors.k : p.tensors.v));
       } else {
-        store_shared_pointers(to, row(p.k), row(p.v));
+        store_shared_pointers(to, row(p.tensors.k), row(p.tensors.v));
       }
     };
     // As a rule there is no branch between a thread's keys: all of them are found at once.
-    const bool paged = p.pages.ids != nullptr;
+    const bool paged = p.tensors.pages.ids != nullptr;
     if (!is_of_one_head<kTiles>(keys)) {
       for_each_key<kTiles>(keys, place, [&](const KvCursor& tile, uint32_t key, int index) {
         find(paged, tile, key, index);

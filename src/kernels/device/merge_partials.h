@@ -16,14 +16,14 @@ FLASHPLAN_DEVICE void write_result(const AttentionParams& p, const typename T::V
                                    const RowBlock& rows, int32_t kv_head, int row, int dim,
                                    float4 o, float scale, float lse) {
   const OutputRow to(p, rows, kv_head, row);
-  o = scaled(o, scale * p.v_scale);
+  o = scaled(o, scale * p.variant.v_scale);
   if constexpr (T::Variant::kTransformsOutput) {
     const ElementPosition at = rows.position(p, kv_head, row, dim);
     o = {variant.output(o.x, at), variant.output(o.y, at.next(1)), variant.output(o.z, at.next(2)),
          variant.output(o.w, at.next(3))};
   }
   store_four(p, to.o(p), dim, o);
-  if (dim == 0 && p.lse != nullptr) p.lse[to.lse(p)] = lse;
+  if (dim == 0 && p.tensors.lse.data != nullptr) p.tensors.lse.data[to.lse(p)] = lse;
 }
 
 /// Merges the partial results of a split in the order of their keys, and writes o and lse. A thread
@@ -50,8 +50,8 @@ FLASHPLAN_DEVICE void merge_partials(const AttentionParams& p, const RowBlock& r
     for (int r = 0; r < kRowsAtOnce; ++r) {
       const int quad = min(begin + r * T::kThreads, num_quads - 1);
       const int64_t row = int64_t{split.slot_begin} * T::kTileQ + quad / kQuads;
-      from_o[r] = p.partial_o + row * T::kHeadDimVo + quad % kQuads * 4;
-      from_lse[r] = p.partial_lse + row;
+      from_o[r] = p.workspace.partial_o + row * T::kHeadDimVo + quad % kQuads * 4;
+      from_lse[r] = p.workspace.partial_lse + row;
     }
 #pragma unroll 1
     for (int left = split.num_slots; left > 0; left -= kSlotsAtOnce) {

@@ -7,12 +7,6 @@
 
 namespace flashplan::device {
 
-/// Keys [begin, end) of a request.
-struct KeySpan {
-  int32_t begin;
-  int32_t end;
-};
-
 /// Rows of a work tile. Row r is packed row row_begin + r of the request: query token packed /
 /// group_size, and query head packed % group_size of the kv head's group (FlashInfer, Appendix A).
 struct RowBlock {
@@ -26,20 +20,21 @@ struct RowBlock {
                                const RequestInfo& info) {
     request = info;
     request_index = tile.request;
-    row_begin = tile.row_tile * p.tile_q;
-    num_rows = min(p.tile_q, request.qo_len * p.group_size.value - row_begin);
+    row_begin = tile.row_tile * p.schedule.tile_q;
+    num_rows = min(p.schedule.tile_q, request.qo_len * p.schedule.group_size.value - row_begin);
     keys = {tile.kv_begin, tile.kv_end};
   }
 
   FLASHPLAN_DEVICE int32_t query(const AttentionParams& p, int32_t row) const {
-    return static_cast<int32_t>(quotient(static_cast<uint32_t>(row_begin + row), p.group_size));
+    return static_cast<int32_t>(
+        quotient(static_cast<uint32_t>(row_begin + row), p.schedule.group_size));
   }
   /// Unsigned, as what is multiplied with a stride should be: that is 2 instructions instead of 4.
   FLASHPLAN_DEVICE uint32_t token(const AttentionParams& p, int32_t row) const {
     return static_cast<uint32_t>(request.qo_begin + query(p, row));
   }
   FLASHPLAN_DEVICE int32_t qo_head(const AttentionParams& p, int32_t kv_head, int32_t row) const {
-    return (kv_head - query(p, row)) * p.group_size.value + row_begin + row;
+    return (kv_head - query(p, row)) * p.schedule.group_size.value + row_begin + row;
   }
 
   /// Of q and o.
@@ -55,12 +50,7 @@ struct RowBlock {
   /// The same of a row of the tile.
   FLASHPLAN_DEVICE KeySpan visible_to(const AttentionParams& p, int32_t row) const {
     const int32_t position = request.kv_len - request.qo_len + query(p, row);
-    KeySpan span = keys;
-    if (p.causal) span.end = min(span.end, position + 1);
-    if (p.window_left >= 0 && p.window_left < position) {
-      span.begin = max(span.begin, position - p.window_left);
-    }
-    return span;
+    return p.mask.visible(position, keys);
   }
 };
 

@@ -21,8 +21,8 @@ struct TileContext {
                                const RequestInfo& request) {
     tile = work_tile;
     rows.assign(p, work_tile, request);
-    page_ids = device::page_ids(p.pages, work_tile.request);
-    chunk_kv = p.chunk_kv > 0 ? p.chunk_kv : 0x7fffffff;
+    page_ids = device::page_ids(p.tensors.pages, work_tile.request);
+    chunk_kv = p.schedule.chunk_kv > 0 ? p.schedule.chunk_kv : 0x7fffffff;
   }
 };
 

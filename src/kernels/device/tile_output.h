@@ -39,7 +39,8 @@ class TileOutput {
         if (at_.computes) write_partial(softmax, o);
         return;
       }
-      if (p_.chunk_kv == 0 && p_.vectorized && p_.o_dtype == T::kQ && p_.head_dim_vo % 16 == 0) {
+      if (p_.schedule.chunk_kv == 0 && p_.tensors.vectorized && p_.tensors.o_dtype == T::kQ &&
+          p_.tensors.head_dim_vo % 16 == 0) {
         if (at_.computes) write_result(softmax, o);
         return;
       }
@@ -88,9 +89,9 @@ class TileOutput {
     for_each_row([&](int m, int half, int row) {
       const float sum = softmax.sum[m][half];
       const float scale = inverse(sum);
-      float* to = p_.partial_o + partial_row(row) * T::kHeadDimVo + own_dim();
+      float* to = p_.workspace.partial_o + partial_row(row) * T::kHeadDimVo + own_dim();
       if (writes_lse()) {
-        p_.partial_lse[partial_row(row)] = lse(softmax.shift[m][half], sum);
+        p_.workspace.partial_lse[partial_row(row)] = lse(softmax.shift[m][half], sum);
       }
       ValueLayout<T::kKv>::for_each_pair(o[m], half, S::kDimsVo, [&](int d, float x, float y) {
         *reinterpret_cast<float2*>(to + d) = {x * scale, y * scale};
@@ -109,16 +110,16 @@ class TileOutput {
       for (int half = 0; half < 2; ++half) {
         const int row = min(at_.row(m, half), rows_.num_rows - 1);
         out[m][half] = OutputRow(p_, rows_, head_, row).o(p_) + own_dim();
-        scale[m][half] = inverse(softmax.sum[m][half]) * p_.v_scale;
+        scale[m][half] = inverse(softmax.sum[m][half]) * p_.variant.v_scale;
       }
     }
     for_each_row([&](int m, int half, int row) {
-      if (writes_lse() && p_.lse != nullptr) {
-        p_.lse[OutputRow(p_, rows_, head_, row).lse(p_)] =
+      if (writes_lse() && p_.tensors.lse.data != nullptr) {
+        p_.tensors.lse.data[OutputRow(p_, rows_, head_, row).lse(p_)] =
             lse(softmax.shift[m][half], softmax.sum[m][half]);
       }
-      uint16_t* const to = static_cast<uint16_t*>(p_.o) + out[m][half];
-      const int num_dims = p_.head_dim_vo - at_.first_dim();
+      uint16_t* const to = static_cast<uint16_t*>(p_.tensors.o.data) + out[m][half];
+      const int num_dims = p_.tensors.head_dim_vo - at_.first_dim();
       ValueLayout<T::kKv>::for_each_pair(o[m], half, num_dims, [&](int d, float x, float y) {
         x *= scale[m][half];
         y *= scale[m][half];
@@ -217,10 +218,10 @@ class TileOutput {
     const float scale = inverse(sum);
     const float row_lse = lse(shift, sum);
     if (is_split()) {
-      *reinterpret_cast<float4*>(p_.partial_o + partial_row(row) * T::kHeadDimVo + dim) =
+      *reinterpret_cast<float4*>(p_.workspace.partial_o + partial_row(row) * T::kHeadDimVo + dim) =
           scaled(o, scale);
-      if (dim == 0) p_.partial_lse[partial_row(row)] = row_lse;
-    } else if (p_.chunk_kv > 0) {
+      if (dim == 0) p_.workspace.partial_lse[partial_row(row)] = row_lse;
+    } else if (p_.schedule.chunk_kv > 0) {
       merge_chunk(scaled(o, scale), row, dim, row_lse);
     } else {
       device::write_result<T>(p_, variant_, rows_, head_, row, dim, o, scale, row_lse);
@@ -253,8 +254,8 @@ class TileOutput {
   /// This CTA's part of the scratch memory, from `offset` bytes on.
   template <typename U>
   FLASHPLAN_DEVICE U* scratch(int offset = 0) const {
-    return reinterpret_cast<U*>(static_cast<unsigned char*>(p_.scratch) +
-                                blockIdx.x * p_.scratch_bytes + offset);
+    return reinterpret_cast<U*>(static_cast<unsigned char*>(p_.workspace.scratch) +
+                                blockIdx.x * p_.workspace.scratch_bytes + offset);
   }
 
   const AttentionParams& p_;
@@ -277,7 +278,7 @@ FLASHPLAN_DEVICE void merge_if_last(const AttentionParams& p, TileContext& conte
   __syncthreads();  // this CTA's partial results are written
   const SplitTile& split = context.split;
   if (thread == 0) {
-    int32_t* arrivals = p.arrivals + context.tile.split;
+    int32_t* arrivals = p.schedule.arrivals + context.tile.split;
     const bool is_last = arrive(arrivals) + 1 == split.num_pieces;
     context.is_last = is_last;
     if (is_last) *arrivals = 0;  // for the next run

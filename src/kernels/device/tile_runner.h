@@ -115,7 +115,7 @@ class TileRunner {
       }
     } else {
       copy_tile<Element<T::kQ>::kBytes, T::kHeadDimQk, kOwnQueries, 32>(
-          to, p_.head_dim_qk, p_.vectorized, at.lane,
+          to, p_.tensors.head_dim_qk, p_.tensors.vectorized, at.lane,
           [&](int row) { return shuffled_pointer(own, row); });
     }
     cp_async_commit();
@@ -147,7 +147,7 @@ class TileRunner {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int dim = query_fragment_dim<T::kKv>(k, i, place.lane);
-        if (dim >= p_.head_dim_qk) continue;  // zeros stay zeros
+        if (dim >= p_.tensors.head_dim_qk) continue;  // zeros stay zeros
         const ElementPosition at = rows_.position(p_, head, place.row(m, i % 2), dim);
         a[i] =
             transformed<T::kQ>(a[i], [&](float x, int j) { return variant_.query(x, at.next(j)); });
@@ -226,7 +226,7 @@ class TileRunner {
           },
           [&](uint32_t pair, int key_of_tile, int dim) {
             if constexpr (!T::Variant::kTransformsKey) return pair;
-            if (dim >= p_.head_dim_qk) return pair;  // zeros stay zeros
+            if (dim >= p_.tensors.head_dim_qk) return pair;  // zeros stay zeros
             const ElementPosition at = {rows_.request_index, first_key + key_of_tile, head, dim};
             return transformed<T::kQ>(pair,
                                       [&](float x, int j) { return variant_.key(x, at.next(j)); });

@@ -42,7 +42,7 @@ struct Standard {
   static constexpr bool kTransformsOutput = false;  // output(): each element, normalised
 
   explicit FLASHPLAN_DEVICE Standard(const AttentionParams& params)
-      : exp2_scale(params.logits_scale * kLog2e) {}
+      : exp2_scale(params.variant.logits_scale * kLog2e) {}
 
   FLASHPLAN_DEVICE float query(float x, const ElementPosition&) const { return x; }
   FLASHPLAN_DEVICE float key(float x, const ElementPosition&) const { return x; }
@@ -59,8 +59,8 @@ struct Softcap : Standard {
   static constexpr bool kTransformsLogits = true;
 
   explicit FLASHPLAN_DEVICE Softcap(const AttentionParams& params)
-      : Standard(params), inner_scale(params.logits_scale / params.softcap) {
-    exp2_scale = params.softcap * kLog2e;
+      : Standard(params), inner_scale(params.variant.logits_scale / params.variant.softcap) {
+    exp2_scale = params.variant.softcap * kLog2e;
   }
   FLASHPLAN_DEVICE float logit(float product, const LogitPosition&) const {
     return tanh_fast(product * inner_scale);

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which keys a query sees. The planner, the CPU kernel and the GPU kernels all ask here.
+#pragma once
+
+#include <cstdint>
+
+#include "abi/host_device.h"
+
+namespace flashplan {
+
+/// Keys [begin, end); none where end <= begin.
+struct KeySpan {
+  int32_t begin;
+  int32_t end;
+};
+
+/// The causal mask and the sliding window. A query has a position among the keys: query i of a
+/// request stands at kv_len - qo_len + i, so that the last query stands at the last key.
+struct Mask {
+  bool causal = false;       // keys after the query's position are hidden
+  int32_t window_left = -1;  // so are those more than window_left before it; -1: unbounded
+
+  /// Of `keys`, those that the query at `position` sees. A later query never sees earlier keys:
+  /// the rows of a tile together see from what its first row sees to what its last row sees.
+  FLASHPLAN_HOST_DEVICE KeySpan visible(int32_t position, KeySpan keys) const {
+    const int32_t causal_end = position + 1;
+    if (causal && causal_end < keys.end) keys.end = causal_end;
+    // position - window_left can not overflow: it is computed only where it is positive.
+    if (window_left >= 0 && window_left < position) {
+      const int32_t window_begin = position - window_left;
+      if (window_begin > keys.begin) keys.begin = window_begin;
+    }
+    return keys;
+  }
+};
+
+}  // namespace flashplan
