@@ -50,7 +50,7 @@ RULES = {
     "bench": (("flashplan/", "plan/", "kernels/instances.h"), ()),
 }
 # The C library and POSIX, by the names this project uses; <vector> and the like need no entry.
-SYSTEM = {"pthread.h", "sched.h", "unistd.h"}
+SYSTEM = {"pthread.h", "sched.h", "sys/wait.h", "unistd.h"}
 # For what the run-time compiler must be able to take.
 ONLY_CSTDINT = {"src/abi", "src/kernels/device"}
 

@@ -35,7 +35,8 @@ struct AppendTensors {
 /// requests and up to k.shape[0] tokens. The values of indptr, kv_lens and the page table lie on
 /// the device and are not checked: they must be what the CPU would accept, except that tokens whose
 /// page id lies outside the cache are not written.
-///   kInvalidArgument, kInvalidType  a tensor is malformed; nothing was written
+///   kInvalidArgument, kInvalidType  a tensor is malformed, or a cache shares memory with another
+///                                   argument; nothing was written
 ///   kCudaError                      the launch failed
 FLASHPLAN_API Status append_paged_kv(const AppendTensors& tensors,
                                      Stream stream = nullptr) noexcept;

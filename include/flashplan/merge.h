@@ -21,7 +21,8 @@ struct AttentionState {
 /// `out` may be one of the inputs itself, but must not overlap them in part.
 ///
 /// On CUDA: one launch on `stream`, no allocation, no synchronisation; may be captured in a graph.
-///   kInvalidArgument, kInvalidType  shapes, dtypes or devices differ; nothing was written
+///   kInvalidArgument, kInvalidType  shapes, dtypes or devices differ, or `out` shares memory with
+///                                   a part of an input; nothing was written
 ///   kUnsupported                    on CUDA more than 64 states, not evenly spaced in memory
 ///   kCudaError                      the launch failed
 FLASHPLAN_API Status merge_states(const AttentionState* states, int32_t num_states,

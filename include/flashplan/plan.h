@@ -83,7 +83,8 @@ struct AttentionTensors {
   /// softmax_scale * k_scale, which may not overflow when it is divided by softcap.
   float k_scale = 1.0F;
   float v_scale = 1.0F;
-  /// >= Plan::workspace_bytes(), aligned to kWorkspaceAlignment, contents undefined.
+  /// >= Plan::workspace_bytes(), aligned to kWorkspaceAlignment, contents undefined. Plans may
+  /// share one if their runs follow each other, on a GPU on one stream.
   void* workspace = nullptr;
   std::size_t workspace_bytes = 0;
 };
@@ -133,8 +134,10 @@ class FLASHPLAN_API Plan {
   /// or until the Plan is destroyed. A run may be captured into a graph and replayed for any later
   /// plan() with the same tensors; replays are ordered after it by the caller, most simply by using
   /// one stream.
-  ///   kInvalidArgument, kInvalidType  a tensor disagrees with the plan; nothing was written
-  ///   kNotReady                       no plan() yet
+  ///   kInvalidArgument, kInvalidType  a tensor disagrees with the plan, or what is written shares
+  ///                                   memory with another argument; nothing was written
+  ///   kNotReady                       no plan() yet; on the CPU, another run is using the
+  ///   workspace
   Status run(const AttentionTensors& tensors, Stream stream = nullptr) noexcept;
 
   /// Bytes run() needs, from the bounds alone: the same for every batch.

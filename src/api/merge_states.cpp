@@ -30,6 +30,17 @@ Status check_state(const TensorArgument& o, const TensorArgument& lse, const Ten
   return check_shape(lse, {tokens, heads});
 }
 
+/// What messages call a state.
+struct StateNames {
+  explicit StateNames(int32_t index) {
+    std::snprintf(o, sizeof(o), "o[%d]", index);
+    std::snprintf(lse, sizeof(lse), "lse[%d]", index);
+  }
+  char o[24];
+  char lse[24];
+};
+
+/// Of views of one shape and dtype.
 bool is_same_view(const TensorView& a, const TensorView& b) {
   bool same = a.data == b.data && a.rank == b.rank;
   for (int32_t d = 0; same && d < a.rank; ++d) {
@@ -50,28 +61,27 @@ Status merge_states(const AttentionState* states, int32_t num_states, const Atte
   const TensorArgument out_o{"out", out.o, true};
   const TensorArgument out_lse{"lse", out.lse, true};
   for (int32_t i = 0; i < num_states; ++i) {
-    char o_name[24];
-    char lse_name[24];
-    std::snprintf(o_name, sizeof(o_name), "o[%d]", i);
-    std::snprintf(lse_name, sizeof(lse_name), "lse[%d]", i);
-    const TensorArgument o{o_name, states[i].o};
-    const TensorArgument lse{lse_name, states[i].lse};
+    const StateNames names(i);
+    const TensorArgument o{names.o, states[i].o};
+    const TensorArgument lse{names.lse, states[i].lse};
     if (i == 0) {
       FLASHPLAN_RETURN_IF_ERROR(check_float(o));
-      FLASHPLAN_RETURN_IF_ERROR(check_shape(o, {Dim::any(), Dim::any(), Dim::any()}));
+      FLASHPLAN_RETURN_IF_ERROR(check_device_exists(o));
+      FLASHPLAN_RETURN_IF_ERROR(check_shape(o, {Dim::any(), Dim::int32(), Dim::int32()}));
     }
     FLASHPLAN_RETURN_IF_ERROR(check_state(o, lse, first));
-    FLASHPLAN_RETURN_IF_ERROR(check_no_overlap(out_o, lse));
-    FLASHPLAN_RETURN_IF_ERROR(check_no_overlap(out_lse, o));
-    if (!is_same_view(out.o, states[i].o)) {
-      FLASHPLAN_RETURN_IF_ERROR(check_no_overlap(out_o, o));
-    }
-    if (!is_same_view(out.lse, states[i].lse)) {
-      FLASHPLAN_RETURN_IF_ERROR(check_no_overlap(out_lse, lse));
-    }
   }
   FLASHPLAN_RETURN_IF_ERROR(check_state(out_o, out_lse, first));
-  FLASHPLAN_RETURN_IF_ERROR(check_no_overlap(out_o, out_lse));
+  FLASHPLAN_RETURN_IF_ERROR(check_apart(out_o, out_lse));
+  for (int32_t i = 0; i < num_states; ++i) {
+    const StateNames names(i);
+    const TensorArgument o{names.o, states[i].o};
+    const TensorArgument lse{names.lse, states[i].lse};
+    FLASHPLAN_RETURN_IF_ERROR(check_apart(out_o, lse));
+    FLASHPLAN_RETURN_IF_ERROR(check_apart(out_lse, o));
+    if (!is_same_view(out.o, states[i].o)) FLASHPLAN_RETURN_IF_ERROR(check_apart(out_o, o));
+    if (!is_same_view(out.lse, states[i].lse)) FLASHPLAN_RETURN_IF_ERROR(check_apart(out_lse, lse));
+  }
   if (first.device.type == DeviceType::kCuda) {
     return cuda::merge_states(states, num_states, out, stream);
   }

@@ -32,6 +32,7 @@ Status check_batch(const AttentionOptions& options, const Batch& batch) {
     return error(StatusCode::kInvalidArgument, "qo_indptr[0]: expected 0, got %d", qo[0]);
   }
   int64_t num_keys = 0;
+  int64_t num_pairs = 0;  // of a query and a key, below 2^55
   for (int32_t r = 0; r < batch.batch_size; ++r) {
     if (qo[r + 1] < qo[r]) {
       return error(StatusCode::kInvalidArgument,
@@ -43,11 +44,19 @@ Status check_batch(const AttentionOptions& options, const Batch& batch) {
                    batch.kv_lens[r]);
     }
     num_keys += batch.kv_lens[r];
+    num_pairs += int64_t{qo[r + 1] - qo[r]} * batch.kv_lens[r];
   }
   if (qo[batch.batch_size] > options.max_qo_tokens) {
     return error(StatusCode::kInvalidArgument,
                  "qo_indptr[%d]: expected <= %d (max_qo_tokens), got %d", batch.batch_size,
                  options.max_qo_tokens, qo[batch.batch_size]);
+  }
+  // The scheduler adds up costs in 64 bits. A pair costs less than 2^3 per head.
+  const int64_t max_pairs = (int64_t{1} << 59) / options.num_qo_heads;
+  if (num_pairs > max_pairs) {
+    return error(StatusCode::kInvalidArgument,
+                 "kv_lens: expected <= %lld pairs of a query and a key, got %lld",
+                 static_cast<long long>(max_pairs), static_cast<long long>(num_pairs));
   }
   if (options.page_size > 0) {
     if (batch.kv_indptr == nullptr) return {};

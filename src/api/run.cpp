@@ -6,6 +6,7 @@
 #include "abi/params.h"
 #include "api/plan_impl.h"
 #include "api/tensor_checks.h"
+#include "api/workspace_claim.h"
 #include "common/error.h"
 #include "cuda/device.h"
 #include "flashplan/plan.h"
@@ -26,15 +27,21 @@ Status check_kv(const TensorArgument& argument, const Plan::Impl& plan, int32_t 
              : check_shape(argument, {Dim::any(), heads, page, dim});
 }
 
+Status check_page_form(const AttentionTensors& t, const Plan::Impl& plan) {
+  const PageTableTensors tables{t.block_table, t.page_indptr, t.page_indices};
+  if (plan.options.page_size > 0) {
+    return check_page_table(tables, plan.batch_size, plan.options.device);
+  }
+  if (t.block_table.empty() && t.page_indptr.empty() && t.page_indices.empty()) return {};
+  return error(StatusCode::kInvalidArgument,
+               "block_table: expected no page table with ragged k and v, got one");
+}
+
+/// What a page table contains, as far as the host can see it.
 Status check_pages(const AttentionTensors& t, const Plan::Impl& plan) {
   const PageTableTensors tables{t.block_table, t.page_indptr, t.page_indices};
   const AttentionOptions& options = plan.options;
-  if (options.page_size == 0) {
-    if (t.block_table.empty() && t.page_indptr.empty() && t.page_indices.empty()) return {};
-    return error(StatusCode::kInvalidArgument,
-                 "block_table: expected no page table with ragged k and v, got one");
-  }
-  FLASHPLAN_RETURN_IF_ERROR(check_page_table(tables, plan.batch_size, options.device));
+  if (options.page_size == 0) return {};
   const auto& requests = plan.scheduler.schedule().requests;
   if (options.device.type != DeviceType::kCpu) {
     // Of a table on a device only the shape can be seen from here.
@@ -108,16 +115,22 @@ Status check_tensors(const AttentionTensors& t, const Plan::Impl& plan) {
     FLASHPLAN_RETURN_IF_ERROR(check_device(lse, options.device));
     FLASHPLAN_RETURN_IF_ERROR(check_shape(lse, {tokens, heads}));
   }
-  FLASHPLAN_RETURN_IF_ERROR(check_pages(t, plan));
+  FLASHPLAN_RETURN_IF_ERROR(check_page_form(t, plan));
   FLASHPLAN_RETURN_IF_ERROR(check_k_scale(t.k_scale, options));
   FLASHPLAN_RETURN_IF_ERROR(check_scale("v_scale", t.v_scale));
-  for (const TensorArgument* output : {&o, &lse}) {
-    for (const TensorArgument* input : {&q, &k, &v}) {
-      FLASHPLAN_RETURN_IF_ERROR(check_no_overlap(*output, *input));
-    }
-  }
-  FLASHPLAN_RETURN_IF_ERROR(check_no_overlap(o, lse));
-  return check_workspace(t, plan);
+  FLASHPLAN_RETURN_IF_ERROR(check_workspace(t, plan));
+  const TensorView workspace = bytes_view(t.workspace, plan.layout.total, options.device);
+  const TensorArgument arguments[] = {o,
+                                      lse,
+                                      {"workspace", workspace, true},
+                                      q,
+                                      k,
+                                      v,
+                                      {"block_table", t.block_table},
+                                      {"page_indptr", t.page_indptr},
+                                      {"page_indices", t.page_indices}};
+  FLASHPLAN_RETURN_IF_ERROR(check_apart(arguments));
+  return check_pages(t, plan);
 }
 
 KvView kv_view(const TensorView& view, const AttentionOptions& options) {
@@ -152,7 +165,7 @@ TensorParams tensor_params(const AttentionTensors& t, const AttentionOptions& op
   p.k = kv_view(t.k, options);
   p.v = kv_view(t.v, options);
   p.o = token_view<void>(t.o);
-  p.lse = token_view<float>(t.lse);
+  if (!t.lse.empty()) p.lse = token_view<float>(t.lse);
   p.q_dtype = options.q_dtype;
   p.kv_dtype = options.kv_dtype;
   p.o_dtype = options.o_dtype;
@@ -242,6 +255,11 @@ Status Plan::run(const AttentionTensors& tensors, Stream stream) noexcept {
   FLASHPLAN_RETURN_IF_ERROR(check_tensors(tensors, *impl_));
   if (impl_->device_plan) return run_on_gpu(tensors, impl_.get(), stream);
   if (impl_->num_tokens == 0) return {};
+  const WorkspaceClaim claim(tensors.workspace, impl_->layout.total);
+  if (!claim.acquired()) {
+    return error(StatusCode::kNotReady,
+                 "workspace: expected one run at a time in it, got a second one");
+  }
   return impl_->launch(make_params(tensors, *impl_), stream);
 }
 

@@ -5,37 +5,32 @@
 #include <cstdint>
 #include <initializer_list>
 
+#include "api/memory_checks.h"
 #include "flashplan/plan.h"
 #include "flashplan/status.h"
 #include "flashplan/tensor.h"
 
 namespace flashplan {
 
-/// What one dimension must be.
+/// The sizes that a dimension may have: [least, most].
 struct Dim {
-  enum Kind : int32_t { kAny, kExactly, kAtLeast } kind;
-  int64_t value;
+  int64_t least;
+  int64_t most;
 
-  static Dim any() { return {kAny, 0}; }
-  static Dim exactly(int64_t value) { return {kExactly, value}; }
-  static Dim at_least(int64_t value) { return {kAtLeast, value}; }
+  static Dim any() { return {0, INT64_MAX}; }
+  static Dim exactly(int64_t value) { return {value, value}; }
+  static Dim at_least(int64_t value) { return {value, INT64_MAX}; }
+  /// Of what kernels count in 32 bits.
+  static Dim int32(int64_t least = 0) { return {least, INT32_MAX}; }
 };
 
-/// A named argument and how it is used.
-struct TensorArgument {
-  const char* name;
-  const TensorView& view;
-  bool written = false;
-};
-
-/// Rank, shape, contiguous last dimension, alignment, a non-null pointer where there are elements,
-/// no negative stride, and writable where it is written.
+/// Rank, shape and memory (check_memory), a contiguous last dimension, no negative stride.
 Status check_shape(const TensorArgument& argument, std::initializer_list<Dim> shape) noexcept;
 Status check_dtype(const TensorArgument& argument, DType expected, const char* why) noexcept;
 Status check_device(const TensorArgument& argument, Device expected) noexcept;
 
-/// Refuses an `output` whose bytes overlap those of `input`.
-Status check_no_overlap(const TensorArgument& output, const TensorArgument& input) noexcept;
+/// That a tensor is on a device there can be, where it is the one that says where a call works.
+Status check_device_exists(const TensorArgument& argument) noexcept;
 
 /// Whether all rows of a tensor, that is its last dimension, begin at a multiple of 16 bytes and
 /// end there.

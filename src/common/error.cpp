@@ -30,8 +30,10 @@ const char* to_string(DType dtype) noexcept {
 
 DeviceName to_string(Device device) noexcept {
   DeviceName name;
-  const char* type = device.type == DeviceType::kCpu ? "cpu" : "cuda";
-  if (device.type == DeviceType::kCpu) {
+  const char* type = device.type == DeviceType::kCpu    ? "cpu"
+                     : device.type == DeviceType::kCuda ? "cuda"
+                                                        : "an unknown device";
+  if (device.type == DeviceType::kCpu && device.index == 0) {
     std::snprintf(name.text, sizeof(name.text), "%s", type);
   } else {
     std::snprintf(name.text, sizeof(name.text), "%s:%d", type, device.index);

@@ -15,7 +15,7 @@ const char* to_string(DType dtype) noexcept;
 
 /// "cpu" or "cuda:0"; valid until the end of the full expression it is used in.
 struct DeviceName {
-  char text[24];
+  char text[32];
 };
 DeviceName to_string(Device device) noexcept;
 

@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "common/error.h"
+#include "common/kv_layout.h"
 #include "kernels/device/architecture.h"
 #include "kernels/instances.h"
 
@@ -44,7 +45,17 @@ Status check_heads(const AttentionOptions& o) {
   return check_at_most("head_dim_vo", o.head_dim_vo, kMaxHeadDim);
 }
 
+Status check_device(Device device) {
+  const bool exists =
+      device.type == DeviceType::kCuda || (device.type == DeviceType::kCpu && device.index == 0);
+  if (exists) return {};  // whether there is such a GPU is asked later
+  return error(StatusCode::kInvalidArgument, "device: expected cpu or cuda:<index>, got %s",
+               to_string(device).text);
+}
+
 Status check_ranges(const AttentionOptions& o) {
+  FLASHPLAN_RETURN_IF_ERROR(check_kv_layout(o.kv_layout));
+  FLASHPLAN_RETURN_IF_ERROR(check_device(o.device));
   FLASHPLAN_RETURN_IF_ERROR(check_at_least("page_size", o.page_size, 0));
   FLASHPLAN_RETURN_IF_ERROR(check_at_least("window_left", o.window_left, -1));
   FLASHPLAN_RETURN_IF_ERROR(check_at_least("max_batch_size", o.max_batch_size, 1));

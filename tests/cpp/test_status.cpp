@@ -13,6 +13,7 @@
 #include "check.h"
 #include "flashplan/flashplan.h"
 #include "problem.h"
+#include "refusal.h"
 
 namespace flashplan::test {
 namespace {
@@ -23,20 +24,6 @@ constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 static_assert(std::is_nothrow_move_constructible_v<Plan>);
 static_assert(!std::is_copy_constructible_v<Plan>);
 static_assert(std::is_trivially_copyable_v<Status>);
-
-/// A refusal of this kind, whose message starts with `<argument>: expected` and ends in what came.
-void check_refused(const Status& status, StatusCode code, const std::string& argument) {
-  const std::string message = status.message;
-  const std::string start = argument + ": expected ";
-  if (status.code == code && message.rfind(start, 0) == 0 &&
-      message.find(", got ") != std::string::npos) {
-    return;
-  }
-  check::fail(__FILE__, __LINE__,
-              "want '" + start + "...' with code " + std::to_string(static_cast<int>(code)) +
-                  ", got '" + message + "' with code " +
-                  std::to_string(static_cast<int>(status.code)));
-}
 
 AttentionOptions small_options(int32_t page_size = 0) {
   AttentionOptions o;
@@ -62,6 +49,7 @@ TEST(options) {
       {"num_qo_heads", [](auto& o) { o.num_qo_heads = 0; }},
       {"num_qo_heads", [](auto& o) { o.num_qo_heads = -4; }},
       {"num_qo_heads", [](auto& o) { o.num_qo_heads = 3; }},
+      {"num_qo_heads", [](auto& o) { o.num_qo_heads = o.num_kv_heads = 65537; }},
       {"num_kv_heads", [](auto& o) { o.num_kv_heads = 0; }},
       {"num_kv_heads", [](auto& o) { o.num_kv_heads = std::numeric_limits<int32_t>::min(); }},
       {"head_dim_qk", [](auto& o) { o.head_dim_qk = 0; }},
@@ -89,6 +77,9 @@ TEST(options) {
       {"kv_dtype", [](auto& o) { o.kv_dtype = DType::kFloat16; }, StatusCode::kUnsupported},
       {"o_dtype", [](auto& o) { o.o_dtype = DType::kFloat8E5M2; }, StatusCode::kUnsupported},
       {"q_dtype", [](auto& o) { o.q_dtype = static_cast<DType>(77); }, StatusCode::kUnsupported},
+      {"kv_layout", [](auto& o) { o.kv_layout = static_cast<KvLayout>(7); }},
+      {"device", [](auto& o) { o.device.index = 9; }},
+      {"device", [](auto& o) { o.device.type = static_cast<DeviceType>(7); }},
       {"device", [](auto& o) { o.device.type = DeviceType::kCuda; }, StatusCode::kUnsupported},
   };
   Plan plan;
@@ -160,6 +151,7 @@ TEST(batches) {
       {"kv_indptr[1]", {0, 1}, {5}, {0, 4}},
       {"kv_indptr[2]", {0, 1, 2}, {5, 0}, {0, 6, 5}},
       {"kv_indptr[1]", {0, 1}, {kMaxInt}, {5, kMaxInt}},
+      {"kv_indptr[2]", {0, 1, 2}, {5, 0}, {0, kMaxInt, -2}},
       {"kv_indptr", {0, 1}, {5}, {0, 5}, 16},
   };
   for (const Bad& bad : all) {
@@ -189,6 +181,44 @@ TEST(batches) {
   view = batch.view();
   view.kv_lens = nullptr;
   check_refused(plan.plan(view), StatusCode::kInvalidArgument, "kv_lens");
+}
+
+// Costs are sums of 64 bits: what could overflow them is refused, what is just below is planned.
+TEST(most_work_of_a_batch) {
+  AttentionOptions options = small_options(1 << 20);
+  options.num_qo_heads = options.num_kv_heads = 1 << 16;
+  options.max_qo_tokens = 1 << 24;
+  options.workspace_bytes = {};
+  Plan plan;
+  CHECK_EQ(Plan::create(options, &plan).message, std::string());
+  HostBatch batch;
+  batch.add(1 << 13, kMaxInt);
+  check_refused(plan.plan(batch.view()), StatusCode::kInvalidArgument, "kv_lens");
+  HostBatch smaller;
+  smaller.add((1 << 12) - 1, kMaxInt);
+  smaller.add(0, kMaxInt);
+  CHECK_EQ(plan.plan(smaller.view()).message, std::string());
+  const ScheduleView schedule = plan.schedule();
+  for (int32_t c = 0; c < schedule.num_ctas; ++c) CHECK(schedule.cta_cost[c] > 0);
+}
+
+// The last request has no keys, so k and v need no rows for it, wherever it begins.
+TEST(an_empty_last_request_after_a_gap) {
+  Problem p;
+  p.options = small_options();
+  Random random(1);
+  p.batch.add(1, 5);
+  p.batch.add(1, 0);
+  p.kv_indptr = {0, 9, 9};
+  fill_problem(random, p);
+  p.kv_indptr = {0, 9, 9};
+  p.k = HostTensor(DType::kFloat32, {5, 2, 8});
+  p.v = HostTensor(DType::kFloat32, {5, 2, 8});
+  fill_random(random, p.k, 5);
+  fill_random(random, p.v, 5);
+  Outputs out(p);
+  CHECK_EQ(run_problem(p, out), "");
+  CHECK_EMPTY(wrong_output(p, out));
 }
 
 // Keys of a paged cache may be more than any int32 can count together.
@@ -349,6 +379,9 @@ TEST(tensors_of_a_paged_cache) {
   const std::vector<BadTensors> all = {
       {"k", [](auto& t) { t.k.shape[1] = 8; }},
       {"k", [](auto& t) { t.k.rank = 3; }},
+      // Pages of k that v has not, and of v that k has not: ids go up to 4.
+      {"block_table[0, 1]", after(block_table, [](auto& t) { t.v.shape[0] = 1; })},
+      {"block_table[0, 1]", after(block_table, [](auto& t) { t.k.shape[0] = 1; })},
       {"v", [](auto& t) { t.v.shape[2] = 1; }},
       {"block_table", [](auto& t) { t.block_table = t.page_indptr = t.page_indices = {}; }},
       {"block_table", after(block_table, [&](auto& t) { t.page_indptr = indptr.view(); })},
