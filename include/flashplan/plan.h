@@ -126,7 +126,9 @@ class FLASHPLAN_API Plan {
   ///   no visible key, so lse = -inf always says that the weights of all keys are 0.
   /// - A visible value of NaN makes its dim of o NaN, one of +-inf makes it +-inf, or NaN where the
   ///   weight is too small for float32 or the infinities differ in sign.
-  /// - What a row does not see does not change it.
+  /// - What a row does not see does not change it, with one exception: on a GPU a value of NaN or
+  ///   infinity within kv_len makes its dim of o NaN also in rows of the request that do not see
+  ///   it, if they or rows beside them read it in the same step (128 rows, up to 128 keys).
   ///
   /// CPU: on the calling thread and the library's thread pool; returns when done.
   /// GPU: one launch on `stream`. Plans and runs of one Plan follow each other on the device even

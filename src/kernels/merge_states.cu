@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(kThreads) merge_kernel(const __grid_constant__
   const bool is_active = row_in_cta < kThreads / width && index < p.num_rows;
   const Row row{p, index / p.num_heads, index % p.num_heads};
   const float minus_infinity = -INFINITY;
-  float largest = minus_infinity;
+  float largest = minus_infinity;  // but for NaN, which makes the total NaN
   float total = 0.0F;
 
   if (is_active) {
@@ -114,7 +114,7 @@ __global__ void __launch_bounds__(kThreads) merge_kernel(const __grid_constant__
   __syncthreads();
   if (is_active && first_column == 0) {
     p.out.lse[row.token * p.out.lse_token_stride + row.head * p.out.lse_head_stride] =
-        largest == minus_infinity ? minus_infinity : largest + logf(total);
+        total == 0.0F ? minus_infinity : largest + logf(total);  // NaN is not 0
   }
 }
 

@@ -15,6 +15,7 @@ from inputs import INT_MAX, indptr, poisoned
 from test_append import DTYPES as APPEND_DTYPES
 from test_merge import DTYPES as MERGE_DTYPES
 from test_merge import assert_merged, states
+from test_nonfinite import assert_merges, assert_special_values, merges, special_values
 
 pytestmark = pytest.mark.gpu
 DEVICE = "cuda:0"
@@ -135,6 +136,7 @@ APPENDS = {
         "cache_dtype": "float32",
     },
     "scaled": {"scales": (0.25, 4.0)},
+    "scaled by no power of two": {"dtype": "float32", "cache_dtype": "float32", "scales": (3, 0.1)},
     "scaled e4m3": {"cache_dtype": "float8_e4m3fn", "scales": (1.0, 0.5)},
     "scaled e5m2": {"dtype": "float16", "cache_dtype": "float8_e5m2", "scales": (2.0, 1.0)},
     "one side scaled": {"dims": (5, 5), "scales": (1.0, 0.5)},
@@ -282,6 +284,28 @@ def test_merge_of_empty_states_that_hold_anything(cuda):
         o[np.isneginf(lse)] = np.nan
         for actual, wanted in zip(fp.merge_states(*on_gpu(cuda, o, lse)), expected, strict=True):
             assert np.array_equal(bits(cuda.array(actual)), bits(wanted))
+
+
+@pytest.mark.parametrize("dtype", MERGE_DTYPES)
+@pytest.mark.parametrize("dim", [1, 64, 130])
+def test_merge_of_nan_and_infinity(cuda, dtype, dim):
+    """-inf in lse alone says that there are no keys; NaN and +inf stay, also of many states."""
+    for o, lse, expected in merges(dtype, dim):
+        merged = fp.merge_states(*on_gpu(cuda, o, lse))
+        assert_merges(*(cuda.array(x) for x in merged), expected)
+        many = [np.concatenate([x] + [x[-1:]] * 70) for x in (o, lse)]
+        merged_o, merged_lse = (cuda.array(x) for x in fp.merge_states(*on_gpu(cuda, *many)))
+        assert np.isnan(merged_lse).all() == np.isnan(expected)
+        assert np.isneginf(merged_lse).all() == np.isneginf(expected)
+        assert np.isnan(merged_o.astype(np.float32)).all() == np.isnan(expected)
+
+
+@pytest.mark.parametrize("dtype", MERGE_DTYPES)
+def test_merge_keeps_special_values(cuda, dtype):
+    """In their dims of o, and nowhere else."""
+    o, lse = special_values(dtype)
+    merged = fp.merge_states(*on_gpu(cuda, o, lse))
+    assert_special_values(o, lse, *(cuda.array(x) for x in merged))
 
 
 def test_merge_left_to_right(cuda):

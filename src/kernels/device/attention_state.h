@@ -2,6 +2,15 @@
 // Attention states (o, lse) in memory: results, partial results, and the operator (+) that merges
 // them (FlashInfer, section 2.2). Every merge is this recurrence, in the order of the keys, so that
 // it does not matter who merges.
+//
+// NaN and infinity are results (flashplan/plan.h has the contract):
+// - A visible logit of NaN or +inf makes the sum of weights NaN: exp2(NaN) and exp2(inf - inf) are.
+//   Maxima pass over NaN (fmaxf), sums and o never lose it.
+// - So lse and o follow from the sum alone: a sum of 0 means that no key had any weight, o = 0 and
+//   lse = -inf. Anything else, NaN included, takes the common way. Test sums with == 0, which is
+//   false for NaN, and never with > 0.
+// - A merge gives a state with lse = -inf the weight 0, and one with lse = NaN or +inf makes the
+//   merged sum NaN.
 #pragma once
 
 #include "kernels/device/numeric.h"
@@ -9,7 +18,8 @@
 
 namespace flashplan::device {
 
-/// Of states merged so far: o is their sum weighted by exp(lse - max), as is `sum` of ones.
+/// The states merged so far: sum = sum of exp(lse_i - max), and o is the sum of
+/// exp(lse_i - max) * o_i.
 struct MergedRow {
   float max;
   float sum;
@@ -29,9 +39,9 @@ struct MergedRow {
     return factors;
   }
   /// What o is multiplied with in the end.
-  FLASHPLAN_DEVICE float inverse() const { return sum > 0.0F ? 1.0F / sum : 0.0F; }
+  FLASHPLAN_DEVICE float inverse() const { return sum == 0.0F ? 0.0F : 1.0F / sum; }
   FLASHPLAN_DEVICE float lse() const {
-    return sum > 0.0F ? max + log2_fast(sum) * kLn2 : -infinity();
+    return sum == 0.0F ? -infinity() : max + log2_fast(sum) * kLn2;
   }
 };
 

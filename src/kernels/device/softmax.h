@@ -7,7 +7,8 @@
 namespace flashplan::device {
 
 /// State of kMmaM * 16 rows; index [m][half]: this lane's rows m * 16 + half * 8 + lane / 4.
-/// Weights are exp2(scale * logit - shift).
+/// Weights are exp2(scale * logit - shift). Maxima pass over NaN; the sum keeps it, and becomes NaN
+/// of +inf, so the end is decided by the sum alone (attention_state.h).
 template <int kMmaM>
 struct OnlineSoftmax {
   float shift[kMmaM][2];  // the largest of scale * logit, or a little less

@@ -64,10 +64,10 @@ class TileOutput {
     return int64_t{context_.tile.partial_slot + chunk_} * T::kTileQ + row;
   }
   FLASHPLAN_DEVICE float inverse(float sum) const {
-    return !T::Variant::kUseSoftmax ? 1.0F : sum > 0.0F ? reciprocal_fast(sum) : 0.0F;
+    return !T::Variant::kUseSoftmax ? 1.0F : sum == 0.0F ? 0.0F : reciprocal_fast(sum);
   }
   FLASHPLAN_DEVICE float lse(float shift, float sum) const {
-    return sum > 0.0F ? (shift + log2_fast(sum)) * kLn2 : -infinity();
+    return sum == 0.0F ? -infinity() : (shift + log2_fast(sum)) * kLn2;
   }
 
   /// Calls f(m, half, row) for the rows of this lane.
