@@ -9,6 +9,7 @@
 #include "bindings.h"
 #include "cuda/device.h"
 #include "flashplan/flashplan.h"
+#include "gil.h"
 #include "stream.h"
 #include "tensor.h"
 
@@ -139,7 +140,7 @@ void append(nb::handle k, nb::handle v, nb::handle k_cache, nb::handle v_cache, 
   tensors.v_scale = float_arg("v_scale", v_scale);
   Status status;
   {
-    const nb::gil_scoped_release released;
+    const GilRelease released;
     status = append_paged_kv(tensors, call.handle);
   }
   check(status);

@@ -16,6 +16,7 @@
 
 #include "bindings.h"
 #include "flashplan/plan.h"
+#include "gil.h"
 #include "stream.h"
 #include "tensor.h"
 #include "workspace.h"
@@ -53,7 +54,7 @@ class PyPlan {
     CallStream call = call_stream(stream, producer_to_follow(stream), device());
     Status status;
     {
-      const nb::gil_scoped_release released;  // the upload waits if too many are under way
+      const GilRelease released;  // the upload waits if too many are under way
       status = plan_.plan(batch, call.handle);
     }
     check(status);
@@ -90,7 +91,7 @@ class PyPlan {
     tensors.workspace_bytes = plan_.workspace_bytes();
     Status status;
     {
-      const nb::gil_scoped_release released;
+      const GilRelease released;
       status = plan_.run(tensors, call.handle);
     }
     check(status);

@@ -5,6 +5,7 @@
 #include <string>
 #include <string_view>
 
+#include "gil.h"
 #include "stream.h"
 
 namespace flashplan {
@@ -93,7 +94,7 @@ Device device_of(nb::handle object, const Producer& producer) {
   }
   nb::object method = nb::getattr(object, "__dlpack_device__", nb::none());
   if (method.is_none() || PyType_Check(object.ptr())) return {};
-  const nb::tuple device(method());
+  const nb::tuple device(surviving_exit([&] { return method(); }));
   return to_device({nb::cast<int32_t>(nb::int_(nb::object(device[0]))),
                     nb::cast<int32_t>(nb::int_(nb::object(device[1])))});
 }
@@ -128,11 +129,13 @@ void DlpackImport::import_method(const char* name, nb::handle object, const Prod
   static const nb::handle version = nb::make_tuple(1, 3).release();
   nb::object capsule;
   try {
-    capsule = on.is_none() ? method("max_version"_a = version)
-                           : method("stream"_a = on, "max_version"_a = version);
+    capsule = surviving_exit([&] {
+      return on.is_none() ? method("max_version"_a = version)
+                          : method("stream"_a = on, "max_version"_a = version);
+    });
   } catch (nb::python_error& e) {
     if (e.matches(PyExc_TypeError)) {  // a producer from before DLPack 1.0
-      capsule = on.is_none() ? method() : method("stream"_a = on);
+      capsule = surviving_exit([&] { return on.is_none() ? method() : method("stream"_a = on); });
     } else if (e.matches(PyExc_BufferError)) {  // a dtype that DLPack has no code for
       return;
     } else {

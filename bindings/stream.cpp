@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "cuda/memory.h"
+#include "gil.h"
 #include "tensor.h"
 
 namespace flashplan {
@@ -97,7 +98,7 @@ void CallStream::finish() const {
   if (!on_cuda() || !must_finish) return;
   Status status;
   {
-    const nb::gil_scoped_release released;
+    const GilRelease released;
     status = cuda::synchronize(device.index, handle);
   }
   check(status);

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// Working without Python's global lock, also while the interpreter shuts down.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <unistd.h>
+
+#include <exception>
+
+namespace flashplan {
+
+/// Calls `function`, which may take the GIL or run Python code, where the interpreter may be
+/// shutting down.
+///
+/// A daemon thread that wants the GIL then is ended by pthread_exit() before Python 3.14. On Linux
+/// that unwinds the stack: destructors would change Python objects without the GIL, and the first
+/// noexcept function, of which nanobind has many, would abort the process. Here such a thread
+/// sleeps until the process ends, as it does in Python 3.14.
+template <class Function>
+auto surviving_exit(Function function) {
+  try {
+    return function();
+  } catch (std::exception&) {
+    throw;
+  } catch (...) {  // the unwinding: all exceptions here are std::exceptions
+    while (true) pause();
+  }
+}
+
+/// Releases the GIL for its lifetime.
+class GilRelease {
+ public:
+  GilRelease() : state_(PyEval_SaveThread()) {}
+  ~GilRelease() {
+    surviving_exit([this] { PyEval_RestoreThread(state_); });
+  }
+  GilRelease(const GilRelease&) = delete;
+  GilRelease& operator=(const GilRelease&) = delete;
+
+ private:
+  PyThreadState* state_;
+};
+
+}  // namespace flashplan
