@@ -13,6 +13,7 @@ enum TypeCode : uint8_t {
   kInt = 0,
   kUInt = 1,
   kFloat = 2,
+  kHandle = 3,
   kBfloat = 4,
   kBool = 6,
   kFloat8E4M3fn = 10,

@@ -53,6 +53,12 @@ void raise_status(const Status& status) {
 }  // namespace flashplan
 
 NB_MODULE(_core, m) {
+  // Types are registered for the life of the process, and what a first module made refers to them.
+  static bool is_loaded = false;
+  if (is_loaded) {
+    throw nanobind::import_error("flashplan: expected one import per process, got a second one");
+  }
+  is_loaded = true;
   m.doc() = "flashplan's C++ library; the documented surface is the package flashplan.";
   flashplan::unsupported_error = flashplan::add_exception(
       m, "UnsupportedError", "Valid, but no kernel of this build can do it.",

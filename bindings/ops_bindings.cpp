@@ -57,8 +57,12 @@ Status merge(const std::vector<AttentionState>& states, nb::handle out, nb::hand
              CallStream& call) {
   const TensorArg out_arg("out", out, TensorKind::kFloat, call, &kStoredIn16Bits, Access::kWrite);
   const TensorArg lse_arg("lse", lse, TensorKind::kFloat, call, nullptr, Access::kWrite);
-  const Status status = merge_states(states.data(), static_cast<int32_t>(states.size()),
-                                     {out_arg.view(), lse_arg.view()}, call.handle);
+  Status status;
+  {
+    const GilRelease released;
+    status = merge_states(states.data(), static_cast<int32_t>(states.size()),
+                          {out_arg.view(), lse_arg.view()}, call.handle);
+  }
   if (status.ok()) call.finish();
   return status;
 }
@@ -91,15 +95,19 @@ void merge_stack(nb::handle o, nb::handle lse_in, nb::handle out, nb::handle lse
   const TensorView& o_view = stack.o.view();
   const TensorView& lse_view = stack.lse.view();
   if (o_view.rank != 4 || lse_view.rank != 3) {
-    throw nb::value_error(
-        ("o: expected o [n, tokens, heads, dim] and lse [n, tokens, heads], got " +
-         std::to_string(o_view.rank) + " and " + std::to_string(lse_view.rank) + " dimensions")
-            .c_str());
+    raise_value("o: expected o [n, tokens, heads, dim] and lse [n, tokens, heads], got " +
+                std::to_string(o_view.rank) + " and " + std::to_string(lse_view.rank) +
+                " dimensions");
   }
   if (o_view.shape[0] != lse_view.shape[0]) {
-    throw nb::value_error(("lse: expected " + std::to_string(o_view.shape[0]) +
-                           " states (as o), got " + std::to_string(lse_view.shape[0]))
-                              .c_str());
+    raise_value("lse: expected " + std::to_string(o_view.shape[0]) + " states (as o), got " +
+                std::to_string(lse_view.shape[0]));
+  }
+  // A view of each is made: without elements they can be any number.
+  constexpr int64_t kMaxStates = 1 << 20;
+  if (o_view.shape[0] > kMaxStates) {
+    raise_value("o: expected at most " + std::to_string(kMaxStates) + " states, got " +
+                std::to_string(o_view.shape[0]));
   }
   std::vector<AttentionState> states;
   for (int64_t i = 0; i < o_view.shape[0]; ++i) {
@@ -112,6 +120,10 @@ void append(nb::handle k, nb::handle v, nb::handle k_cache, nb::handle v_cache, 
             nb::handle kv_lens, nb::handle block_table, nb::handle page_indptr,
             nb::handle page_indices, bool hnd, nb::handle kv_dtype, nb::handle k_scale,
             nb::handle v_scale, nb::handle stream) {
+  AppendTensors tensors;
+  // First: numbers may be objects whose conversion runs Python code.
+  tensors.k_scale = float_arg("k_scale", k_scale);
+  tensors.v_scale = float_arg("v_scale", v_scale);
   CallStream call = stream_beside(k_cache, stream);
   const DType stored = kv_dtype.is_none() ? kStoredIn16Bits : nb::cast<DType>(kv_dtype);
   const TensorArg k_arg("k", k, TensorKind::kFloat, call, &kStoredIn16Bits);
@@ -125,7 +137,6 @@ void append(nb::handle k, nb::handle v, nb::handle k_cache, nb::handle v_cache, 
   const TensorArg block_table_arg("block_table", block_table, TensorKind::kInt32, call);
   const TensorArg page_indptr_arg("page_indptr", page_indptr, TensorKind::kInt32, call);
   const TensorArg page_indices_arg("page_indices", page_indices, TensorKind::kInt32, call);
-  AppendTensors tensors;
   tensors.k = k_arg.view();
   tensors.v = v_arg.view();
   tensors.k_cache = k_cache_arg.view();
@@ -136,8 +147,6 @@ void append(nb::handle k, nb::handle v, nb::handle k_cache, nb::handle v_cache, 
   tensors.page_indptr = page_indptr_arg.view();
   tensors.page_indices = page_indices_arg.view();
   tensors.layout = hnd ? KvLayout::kHND : KvLayout::kNHD;
-  tensors.k_scale = float_arg("k_scale", k_scale);
-  tensors.v_scale = float_arg("v_scale", v_scale);
   Status status;
   {
     const GilRelease released;
@@ -165,6 +174,18 @@ void bind_ops(nb::module_& m) {
   m.def("cuda_device_count", &cuda::num_devices);
   m.def("show_config", &show_config);
   m.def("version", &version);
+  m.def(
+      "framework_of",
+      [](nb::handle tensor) {
+        switch (producer_of(tensor).framework) {
+          case Framework::kTorch: return "torch";
+          case Framework::kCupy: return "cupy";
+          case Framework::kJax: return "jax";
+          case Framework::kOther: break;
+        }
+        return "numpy";
+      },
+      "tensor"_a.none(), "The framework that outputs beside a tensor are made in.");
 }
 
 }  // namespace flashplan

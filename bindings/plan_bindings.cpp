@@ -42,12 +42,14 @@ class PyPlan {
 
   void plan(nb::handle qo_indptr, nb::handle kv_lens, nb::handle kv_indptr, nb::handle stream) {
     const Planning planning(planning_);
-    const IntsArg qo("qo_indptr", qo_indptr, qo_indptr_);
-    const IntsArg kv("kv_lens", kv_lens, kv_lens_);
+    const IntsArg kv("kv_lens", kv_lens, plan_.options().max_batch_size, "max_batch_size",
+                     kv_lens_);
+    const int64_t most = int64_t{kv.size} + 1;
+    const IntsArg qo("qo_indptr", qo_indptr, most, "one more than kv_lens", qo_indptr_);
     check_size("qo_indptr", qo, kv);
     Batch batch{qo.data, kv.data, nullptr, kv.size};
     if (!kv_indptr.is_none()) {
-      const IntsArg rows("kv_indptr", kv_indptr, kv_indptr_);
+      const IntsArg rows("kv_indptr", kv_indptr, most, "one more than kv_lens", kv_indptr_);
       check_size("kv_indptr", rows, kv);
       batch.kv_indptr = rows.data;
     }
@@ -65,6 +67,10 @@ class PyPlan {
            nb::handle page_indices, nb::handle out, nb::handle lse, nb::handle k_scale,
            nb::handle v_scale, nb::handle stream) {
     const AttentionOptions& options = plan_.options();
+    AttentionTensors tensors;
+    // First: numbers may be objects whose conversion runs Python code.
+    tensors.k_scale = float_arg("k_scale", k_scale);
+    tensors.v_scale = float_arg("v_scale", v_scale);
     const Producer producer = producer_of(q);
     CallStream call = call_stream(stream, producer, device());
     const TensorArg q_arg("q", required("q", q), TensorKind::kFloat, call, &options.q_dtype);
@@ -76,7 +82,6 @@ class PyPlan {
     const TensorArg out_arg("out", required("out", out), TensorKind::kFloat, call, &options.o_dtype,
                             Access::kWrite);
     const TensorArg lse_arg("lse", lse, TensorKind::kFloat, call, nullptr, Access::kWrite);
-    AttentionTensors tensors;
     tensors.q = q_arg.view();
     tensors.k = k_arg.view();
     tensors.v = v_arg.view();
@@ -85,8 +90,6 @@ class PyPlan {
     tensors.page_indices = page_indices_arg.view();
     tensors.o = out_arg.view();
     tensors.lse = lse_arg.view();
-    tensors.k_scale = float_arg("k_scale", k_scale);
-    tensors.v_scale = float_arg("v_scale", v_scale);
     tensors.workspace = workspace_.data();
     tensors.workspace_bytes = plan_.workspace_bytes();
     Status status;
@@ -103,14 +106,35 @@ class PyPlan {
 
   const Plan& get() const { return plan_; }
 
+  /// For what looks at the schedule: refuses while another thread is making one.
+  const Plan& planned() const {
+    if (planning_.test(std::memory_order_acquire)) raise_busy();
+    return plan_;
+  }
+
+  int traverse(visitproc visit, void* arg) const {
+    Py_VISIT(workspace_.owner().ptr());
+    Py_VISIT(stream_of_plan_.ptr());
+    return 0;
+  }
+
+  /// The garbage collector breaks a cycle: what is left of the object refuses to run.
+  void clear() {
+    plan_ = Plan();
+    workspace_.release();
+    stream_of_plan_.reset();
+  }
+
  private:
+  [[noreturn]] static void raise_busy() {
+    throw std::runtime_error("plan: expected one thread at a time, got a second one");
+  }
+
   /// Refuses a second thread before it writes to the lengths that the first one reads.
   class Planning {
    public:
     explicit Planning(std::atomic_flag& flag) : flag_(flag) {
-      if (flag.test_and_set(std::memory_order_acquire)) {
-        throw std::runtime_error("plan: expected one thread at a time, got a second one");
-      }
+      if (flag.test_and_set(std::memory_order_acquire)) raise_busy();
     }
     ~Planning() { flag_.clear(std::memory_order_release); }
     Planning(const Planning&) = delete;
@@ -153,10 +177,30 @@ class PyPlan {
   std::atomic_flag planning_;
 };
 
+int traverse_plan(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(self));
+  return nb::inst_ready(self) ? nb::inst_ptr<PyPlan>(self)->traverse(visit, arg) : 0;
+}
+
+int clear_plan(PyObject* self) {
+  nb::inst_ptr<PyPlan>(self)->clear();
+  return 0;
+}
+
+PyType_Slot plan_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(&traverse_plan)},
+                            {Py_tp_clear, reinterpret_cast<void*>(&clear_plan)},
+                            {0, nullptr}};
+
+/// Copies would share what they point to. Also called by pickle.
+[[noreturn]] void refuse_copy(nb::handle self, nb::args) {
+  raise_type(std::string(nb::type_name(self.type()).c_str()) +
+             ": expected to stay one object, got a request to copy or pickle it");
+}
+
 using WorkTileTuple = std::tuple<int, int, int, int, int, int, int, int>;
 
 std::vector<WorkTileTuple> work_tiles(const PyPlan& plan) {
-  const ScheduleView schedule = plan.get().schedule();
+  const ScheduleView schedule = plan.planned().schedule();
   std::vector<WorkTileTuple> tuples;
   for (int32_t c = 0; c < schedule.num_ctas; ++c) {
     for (int32_t i = schedule.cta_indptr[c]; i < schedule.cta_indptr[c + 1]; ++i) {
@@ -169,7 +213,8 @@ std::vector<WorkTileTuple> work_tiles(const PyPlan& plan) {
 }
 
 std::string repr_html(const PyPlan& plan) {
-  return "<div><pre>" + plan.get().describe() + "</pre>" + plan.get().timeline_svg() + "</div>";
+  return "<div><pre>" + plan.planned().describe() + "</pre>" + plan.planned().timeline_svg() +
+         "</div>";
 }
 
 }  // namespace
@@ -216,7 +261,8 @@ void bind_plan(nb::module_& m) {
           },
           nb::arg().none());
 
-  nb::class_<PyPlan>(m, "Plan", "The schedule of the last plan(), and the means to run it.")
+  nb::class_<PyPlan>(m, "Plan", nb::type_slots(plan_slots),
+                     "The schedule of the last plan(), and the means to run it.")
       .def(nb::init<const AttentionOptions&, nb::object>(), "options"_a, "workspace"_a = nb::none())
       .def("plan", &PyPlan::plan, "qo_indptr"_a.none(), "kv_lens"_a.none(),
            "kv_indptr"_a.none() = nb::none(), "stream"_a.none() = nb::none())
@@ -224,21 +270,22 @@ void bind_plan(nb::module_& m) {
            "page_indptr"_a.none(), "page_indices"_a.none(), "out"_a.none(), "lse"_a.none(),
            "k_scale"_a.none(), "v_scale"_a.none(), "stream"_a.none())
       .def(
-          "describe", [](const PyPlan& p) { return p.get().describe(); },
+          "describe", [](const PyPlan& p) { return p.planned().describe(); },
           "The schedule as text: totals, then the first queues.")
       .def("_repr_html_", &repr_html)
+      .def("__reduce_ex__", &refuse_copy)
       .def_prop_ro("options", [](const PyPlan& p) { return p.get().options(); })
       .def_prop_ro("workspace_bytes", [](const PyPlan& p) { return p.get().workspace_bytes(); })
       .def_prop_ro("kernel_name", [](const PyPlan& p) { return p.get().kernel_name(); })
-      .def_prop_ro("num_tokens", [](const PyPlan& p) { return p.get().schedule().num_tokens; })
-      .def_prop_ro("tile_q", [](const PyPlan& p) { return p.get().schedule().tile_q; })
-      .def_prop_ro("num_ctas", [](const PyPlan& p) { return p.get().schedule().num_ctas; })
+      .def_prop_ro("num_tokens", [](const PyPlan& p) { return p.planned().schedule().num_tokens; })
+      .def_prop_ro("tile_q", [](const PyPlan& p) { return p.planned().schedule().tile_q; })
+      .def_prop_ro("num_ctas", [](const PyPlan& p) { return p.planned().schedule().num_ctas; })
       .def_prop_ro("num_partial_slots",
-                   [](const PyPlan& p) { return p.get().schedule().num_partial_slots; })
+                   [](const PyPlan& p) { return p.planned().schedule().num_partial_slots; })
       .def_prop_ro(
           "cta_costs",
           [](const PyPlan& p) {
-            const ScheduleView schedule = p.get().schedule();
+            const ScheduleView schedule = p.planned().schedule();
             return std::vector<int64_t>(schedule.cta_cost, schedule.cta_cost + schedule.num_ctas);
           },
           "Predicted cost of each queue.")
@@ -250,6 +297,7 @@ void bind_plan(nb::module_& m) {
       "is_supported",
       [](const AttentionOptions& options) {
         const Status status = is_supported(options);
+        if (status.code != StatusCode::kUnsupported) check(status);
         return std::make_tuple(status.ok(), std::string(status.message));
       },
       "options"_a);

@@ -2,6 +2,8 @@
 #include "producer.h"
 
 #include <atomic>
+#include <cstddef>
+#include <iterator>
 #include <string>
 #include <string_view>
 
@@ -13,10 +15,31 @@ namespace {
 
 using namespace nb::literals;
 
+/// What is remembered of a type, until it dies.
 struct TypeFacts {
-  std::atomic<PyTypeObject*> type{nullptr};
+  std::atomic<PyTypeObject*> type{nullptr};  // null: free
   Producer producer;
 };
+
+TypeFacts known_types[16];
+
+/// The callback of a weak reference to a known type: its address may become another type's.
+PyObject* forget_type(PyObject* index, PyObject* reference) {
+  known_types[PyLong_AsLong(index)].type.store(nullptr, std::memory_order_release);
+  Py_DECREF(reference);  // the one that remember_type() kept
+  Py_RETURN_NONE;
+}
+
+void remember_type(std::size_t index, PyTypeObject* type, const Producer& producer) {
+  static PyMethodDef method = {"forget_type", &forget_type, METH_O, nullptr};
+  const nb::object number = nb::int_(index);
+  const nb::object callback = nb::steal(PyCFunction_New(&method, number.ptr()));
+  PyObject* reference = PyWeakref_NewRef(reinterpret_cast<PyObject*>(type),
+                                         callback.ptr());  // kept until it is called
+  if (reference == nullptr) throw nb::python_error();
+  known_types[index].producer = producer;
+  known_types[index].type.store(type, std::memory_order_release);
+}
 
 const dlpack::ExchangeApi* exchange_api(nb::handle type) {
   nb::object capsule = nb::getattr(type, "__dlpack_c_exchange_api__", nb::none());
@@ -55,48 +78,61 @@ Producer learn(PyTypeObject* type) {
 void raise_type(const std::string& message) { throw nb::type_error(message.c_str()); }
 void raise_value(const std::string& message) { throw nb::value_error(message.c_str()); }
 
-void raise_not_a_tensor(const char* name, nb::handle object, const char* why) {
+void raise_not_a_tensor(const char* name, nb::handle object, const std::string& why) {
   raise_type(std::string(name) + ": expected a tensor (with __dlpack__), got " +
              nb::type_name(object.type()).c_str() + why);
 }
 
 /// The first few types seen are remembered; further ones are looked up each time.
 Producer producer_of(PyTypeObject* type) {
-  static TypeFacts cache[16];
   static nb::ft_mutex mutex;
-  for (const TypeFacts& facts : cache) {
-    PyTypeObject* known = facts.type.load(std::memory_order_acquire);
-    if (known == type) return facts.producer;
-    if (known == nullptr) break;
+  for (const TypeFacts& facts : known_types) {
+    if (facts.type.load(std::memory_order_acquire) == type) return facts.producer;
   }
   const Producer producer = learn(type);  // outside the lock: it runs Python
   const nb::ft_lock_guard lock(mutex);
-  for (TypeFacts& facts : cache) {
-    PyTypeObject* known = facts.type.load(std::memory_order_relaxed);
+  for (std::size_t i = 0; i < std::size(known_types); ++i) {
+    PyTypeObject* known = known_types[i].type.load(std::memory_order_relaxed);
     if (known == type) break;
     if (known != nullptr) continue;
-    facts.producer = producer;
-    Py_INCREF(reinterpret_cast<PyObject*>(type));  // the address stays this type's
-    facts.type.store(type, std::memory_order_release);
+    remember_type(i, type, producer);
     break;
   }
   return producer;
 }
 
+void set_contiguous_strides(const char* name, TensorView* view) {
+  int64_t stride = 1;
+  for (int32_t d = view->rank - 1; d >= 0; --d) {
+    view->stride[d] = stride;
+    if (!__builtin_mul_overflow(stride, view->shape[d], &stride)) continue;
+    raise_value(std::string(name) + ": expected elements within the address space, got " +
+                std::to_string(view->shape[d]) + " in dim " + std::to_string(d));
+  }
+}
+
 Device device_of(nb::handle object, const Producer& producer) {
+  dlpack::DeviceId id{dlpack::kCpu, 0};
   if (producer.exchange != nullptr) {
     dlpack::Tensor tensor;
     if (producer.exchange->tensor_from_object(object.ptr(), &tensor) == 0) {
-      return to_device(tensor.device);
+      id = tensor.device;
+    } else {
+      PyErr_Clear();
     }
-    PyErr_Clear();
-    return {};
+  } else {
+    nb::object method = nb::getattr(object, "__dlpack_device__", nb::none());
+    if (method.is_none() || PyType_Check(object.ptr())) return {};
+    const nb::object pair = surviving_exit([&] { return method(); });
+    int type = 0;
+    int index = 0;
+    if (PyTuple_Check(pair.ptr()) == 0 || PyArg_ParseTuple(pair.ptr(), "ii", &type, &index) == 0) {
+      PyErr_Clear();  // the import will say what is wrong with the object
+      return {};
+    }
+    id = {type, index};
   }
-  nb::object method = nb::getattr(object, "__dlpack_device__", nb::none());
-  if (method.is_none() || PyType_Check(object.ptr())) return {};
-  const nb::tuple device(surviving_exit([&] { return method(); }));
-  return to_device({nb::cast<int32_t>(nb::int_(nb::object(device[0]))),
-                    nb::cast<int32_t>(nb::int_(nb::object(device[1])))});
+  return to_device(id).value_or(Device{});
 }
 
 DlpackImport::DlpackImport(const char* name, nb::handle object, const Producer& producer,
@@ -136,7 +172,8 @@ void DlpackImport::import_method(const char* name, nb::handle object, const Prod
   } catch (nb::python_error& e) {
     if (e.matches(PyExc_TypeError)) {  // a producer from before DLPack 1.0
       capsule = surviving_exit([&] { return on.is_none() ? method() : method("stream"_a = on); });
-    } else if (e.matches(PyExc_BufferError)) {  // a dtype that DLPack has no code for
+    } else if (e.matches(PyExc_BufferError)) {  // such as a dtype that DLPack has no code for
+      refusal_ = std::string(" that refuses to be exported (") + nb::str(e.value()).c_str() + ")";
       return;
     } else {
       throw;

@@ -5,6 +5,7 @@
 #include <nanobind/nanobind.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "dlpack.h"
@@ -27,38 +28,49 @@ struct Producer {
   bool immutable() const noexcept { return framework == Framework::kJax; }
 };
 
-/// The producer of a type's instances; looked up once per type.
+/// The producer of a type's instances; looked up once for the first types that are seen.
 Producer producer_of(PyTypeObject* type);
 inline Producer producer_of(nb::handle object) { return producer_of(Py_TYPE(object.ptr())); }
 
-constexpr bool is_cuda(const dlpack::DeviceId& device) noexcept {
-  return device.type == dlpack::kCuda || device.type == dlpack::kCudaManaged;
+/// Where DLPack says that memory is; nothing for other makers' devices. Pinned host memory is the
+/// host's.
+constexpr std::optional<Device> to_device(const dlpack::DeviceId& device) noexcept {
+  switch (device.type) {
+    case dlpack::kCpu:
+    case dlpack::kCudaHost: return Device{};
+    case dlpack::kCuda:
+    case dlpack::kCudaManaged: return Device{DeviceType::kCuda, device.index};
+    default: return std::nullopt;
+  }
 }
 
-/// Where DLPack says that memory is. Pinned host memory is the host's.
-constexpr Device to_device(const dlpack::DeviceId& device) noexcept {
-  const bool on_host = device.type == dlpack::kCpu || device.type == dlpack::kCudaHost;
-  return {on_host ? DeviceType::kCpu : DeviceType::kCuda, on_host ? 0 : device.index};
-}
+/// Fills in the strides of a row-major tensor. Raises ValueError if it is too large to exist.
+void set_contiguous_strides(const char* name, TensorView* view);
 
 /// Where a tensor is; the CPU for what does not say so.
 Device device_of(nb::handle object, const Producer& producer);
 
 /// Raises TypeError: `name` is no tensor; `why` is appended.
-[[noreturn]] void raise_not_a_tensor(const char* name, nb::handle object, const char* why = "");
+[[noreturn]] void raise_not_a_tensor(const char* name, nb::handle object,
+                                     const std::string& why = "");
 
 struct CallStream;
 
-/// The memory of an object, for the duration of a call: by DLPack's C exchange API (no Python call,
-/// no synchronisation), else by __dlpack__.
+/// The memory of an object: by DLPack's C exchange API (no Python call, no synchronisation), which
+/// lends it as long as the object lives, else by __dlpack__, as long as this import lives.
 class DlpackImport {
  public:
   /// `stream`: the call's, on which producers without a current stream order their work.
   DlpackImport(const char* name, nb::handle object, const Producer& producer, CallStream& stream);
 
-  /// Null where the object has no DLPack, or DLPack no code for its dtype.
+  DlpackImport(const DlpackImport&) = delete;
+  DlpackImport& operator=(const DlpackImport&) = delete;
+
+  /// Null where the object has no DLPack, or refuses to be exported.
   const dlpack::Tensor* tensor() const noexcept { return tensor_; }
   bool read_only() const noexcept { return read_only_; }
+  /// Why the object refused.
+  const std::string& refusal() const noexcept { return refusal_; }
 
  private:
   void import_method(const char* name, nb::handle object, const Producer& producer,
@@ -74,6 +86,7 @@ class DlpackImport {
 
   const dlpack::Tensor* tensor_ = nullptr;
   bool read_only_ = false;
+  std::string refusal_;
   // Of the three at most one is in use.
   dlpack::Tensor borrowed_;
   std::unique_ptr<dlpack::ManagedTensor, Release> managed_;

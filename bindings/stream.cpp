@@ -62,11 +62,6 @@ Stream library_stream(Device device) {
   return stream;
 }
 
-nb::object module_if_imported(const char* name) {
-  PyObject* modules = PyImport_GetModuleDict();  // borrowed
-  return nb::borrow(PyDict_GetItemString(modules, name));
-}
-
 /// The current stream by DLPack's C exchange API. False: the framework has none on this device.
 bool exchanged_stream(const dlpack::ExchangeApi& exchange, Device device, Stream* stream) {
   void* handle = nullptr;
@@ -93,6 +88,12 @@ nb::object cupy_stream(Device device) {
 }
 
 }  // namespace
+
+nb::object module_if_imported(const char* name) {
+  PyObject* modules = PyImport_GetModuleDict();            // borrowed
+  PyObject* module = PyDict_GetItemString(modules, name);  // borrowed; None: must not be imported
+  return module == Py_None ? nb::object() : nb::borrow(module);
+}
 
 void CallStream::finish() const {
   if (!on_cuda() || !must_finish) return;
@@ -140,7 +141,7 @@ Producer imported_producer() {
   } kFrameworks[] = {{"torch", "Tensor"}, {"cupy", "ndarray"}};
   for (const auto& [package, type] : kFrameworks) {
     nb::object module = module_if_imported(package);
-    if (!module.is_valid() || module.is_none()) continue;
+    if (!module.is_valid()) continue;
     nb::object tensor = nb::getattr(module, type, nb::none());
     if (PyType_Check(tensor.ptr()) == 0) continue;  // being imported
     // A build without CUDA has no streams.

@@ -31,6 +31,9 @@ struct CallStream {
 /// of the device. On the CPU anything but None is refused.
 CallStream call_stream(nb::handle stream, const Producer& producer, Device device);
 
+/// Null unless the module is imported.
+nb::object module_if_imported(const char* name);
+
 /// A producer to take a stream from where no tensor is at hand: torch if it is imported, else CuPy.
 Producer imported_producer();
 

@@ -5,8 +5,12 @@
 #include <climits>
 #include <cstdio>
 #include <string>
+#include <utility>
 
+#include "api/memory_checks.h"
+#include "array_interface.h"
 #include "dlpack.h"
+#include "gil.h"
 
 namespace flashplan {
 namespace {
@@ -54,35 +58,98 @@ bool is_of_kind(TensorKind kind, DType dtype) {
              (kind == TensorKind::kInt32 ? "dtype int32" : "a float dtype") + ", got " + got);
 }
 
-/// Fills a view from a DLPack tensor.
-void fill(const char* name, const dlpack::Tensor& t, TensorKind kind, const DType* stored_as,
-          TensorView* view) {
+/// Turns a view with strides in elements into one row of bytes.
+void to_bytes(const char* name, int64_t bits, TensorView* view) {
+  int64_t count = bits / 8;
+  TensorView contiguous = *view;
+  set_contiguous_strides(name, &contiguous);
+  for (int32_t d = 0; d < view->rank; ++d) {
+    if (view->shape[d] > 1 && view->stride[d] != contiguous.stride[d] && has_elements(*view)) {
+      raise_value(std::string(name) + ": expected contiguous memory, got strides");
+    }
+    if (view->shape[d] < 0 || __builtin_mul_overflow(count, view->shape[d], &count)) {
+      raise_value(std::string(name) + ": expected sizes that memory can have, got " +
+                  std::to_string(view->shape[d]) + " in dim " + std::to_string(d));
+    }
+  }
+  const bool read_only = view->read_only;
+  *view = bytes_view(view->data, static_cast<size_t>(count), view->device);
+  view->read_only = read_only;
+}
+
+int32_t to_int32(const char* name, Py_ssize_t i, nb::handle item) {
+  const auto where = [&] { return std::string(name) + "[" + std::to_string(i) + "]"; };
+  const auto raise_no_int = [&] {
+    raise_type(where() + ": expected an int, got " + nb::type_name(item.type()).c_str());
+  };
+  if (PyIndex_Check(item.ptr()) == 0) raise_no_int();
+  int overflow = 0;
+  const long long value =
+      surviving_exit([&] { return PyLong_AsLongLongAndOverflow(item.ptr(), &overflow); });
+  if (value == -1 && PyErr_Occurred() != nullptr) {
+    nb::python_error error;
+    if (!error.matches(PyExc_TypeError)) throw error;
+    raise_no_int();
+  }
+  if (overflow != 0 || value > INT_MAX || value < INT_MIN) {
+    raise_value(where() + ": expected an int32, got " + nb::str(item).c_str());
+  }
+  return static_cast<int32_t>(value);
+}
+
+/// The dtype of float and integer arguments.
+DType dtype_of(const char* name, const dlpack::DataType& from, TensorKind kind,
+               const DType* stored_as) {
+  const bool is_raw = stored_as != nullptr && from.code == dlpack::kUInt && from.lanes == 1 &&
+                      from.bits == 8 * item_size(*stored_as) && from.bits <= 16;
+  if (is_raw) return *stored_as;
   DType dtype = DType::kFloat32;
-  const bool is_raw = stored_as != nullptr && t.dtype.code == dlpack::kUInt && t.dtype.lanes == 1 &&
-                      t.dtype.bits == 8 * item_size(*stored_as) && t.dtype.bits <= 16;
-  if (is_raw) {
-    dtype = *stored_as;
-  } else if (!to_dtype(t.dtype, &dtype)) {
+  if (!to_dtype(from, &dtype)) {
     raise_type(std::string(name) + ": expected " +
                (kind == TensorKind::kInt32
                     ? "dtype int32"
                     : "float32, float16, bfloat16, float8_e4m3fn or float8_e5m2") +
-               ", got " + name_of(t.dtype));
+               ", got " + name_of(from));
   }
-  if (!is_of_kind(kind, dtype)) raise_wrong_kind(name, kind, name_of(t.dtype));
+  if (!is_of_kind(kind, dtype)) raise_wrong_kind(name, kind, name_of(from));
+  return dtype;
+}
+
+/// The shape and strides of a DLPack tensor.
+void fill_dims(const char* name, const dlpack::Tensor& t, TensorView* view) {
   if (t.ndim > kMaxRank || t.ndim < 1) {
     raise_value(std::string(name) + ": expected 1 to " + std::to_string(kMaxRank) +
                 " dimensions, got " + std::to_string(t.ndim));
   }
-  view->dtype = dtype;
-  view->data = t.data == nullptr ? nullptr : static_cast<char*>(t.data) + t.byte_offset;
-  view->device = to_device(t.device);
+  if (t.shape == nullptr) {
+    raise_type(std::string(name) + ": expected a DLPack tensor with a shape, got a null pointer");
+  }
   view->rank = t.ndim;
-  int64_t contiguous = 1;
-  for (int32_t d = t.ndim - 1; d >= 0; --d) {
+  for (int32_t d = 0; d < t.ndim; ++d) {
     view->shape[d] = t.shape[d];
-    view->stride[d] = t.strides != nullptr ? t.strides[d] : contiguous;
-    contiguous *= t.shape[d];
+    if (t.strides != nullptr) view->stride[d] = t.strides[d];
+  }
+  if (t.strides == nullptr) set_contiguous_strides(name, view);
+}
+
+/// Fills a view from a DLPack tensor.
+void fill(const char* name, const dlpack::Tensor& t, TensorKind kind, const DType* stored_as,
+          TensorView* view) {
+  const std::optional<Device> device = to_device(t.device);
+  if (!device) {
+    raise_type(std::string(name) + ": expected a tensor on the cpu or a CUDA device, got one on " +
+               "DLPack device " + std::to_string(t.device.type));
+  }
+  view->device = *device;
+  view->data = t.data == nullptr ? nullptr : static_cast<char*>(t.data) + t.byte_offset;
+  fill_dims(name, t, view);
+  if (kind == TensorKind::kBytes) {
+    if (t.dtype.code == dlpack::kHandle || t.dtype.bits % 8 != 0) {
+      raise_type(std::string(name) + ": expected numbers of whole bytes, got " + name_of(t.dtype));
+    }
+    to_bytes(name, int64_t{t.dtype.bits} * t.dtype.lanes, view);
+  } else {
+    view->dtype = dtype_of(name, t.dtype, kind, stored_as);
   }
 }
 
@@ -97,53 +164,29 @@ TensorArg::TensorArg(const char* name, nb::handle object, TensorKind kind, CallS
     fill(name, *dlpack_->tensor(), kind, stored_as, &view_);
     view_.read_only = dlpack_->read_only();
   } else {
-    if (!import_array_interface(name, object)) raise_not_a_tensor(name, object);
-    if (!is_of_kind(kind, view_.dtype)) raise_wrong_kind(name, kind, to_name(view_.dtype));
+    ArrayInterface array(name, object);
+    if (!array.found()) raise_not_a_tensor(name, object, dlpack_->refusal());
+    view_ = array.view;
+    array_interface_ = std::move(array.interface);
+    if (kind == TensorKind::kInt32) raise_wrong_kind(name, kind, to_name(view_.dtype));
+    if (kind == TensorKind::kBytes) to_bytes(name, 8 * item_size(view_.dtype), &view_);
   }
   if (access == Access::kWrite && producer.immutable()) {
     raise_type(std::string(name) + ": expected a writable tensor, got a JAX array");
   }
 }
 
-bool TensorArg::import_array_interface(const char* name, nb::handle object) {
-  nb::object interface = nb::getattr(object, "__array_interface__", nb::none());
-  if (!nb::isinstance<nb::dict>(interface)) return false;
-  const nb::str dtype_name(
-      nb::getattr(nb::getattr(object, "dtype", nb::none()), "name", nb::str("")));
-  const std::string text = dtype_name.c_str();
-  if (text == "bfloat16") {
-    view_.dtype = DType::kBFloat16;
-  } else if (text == "float8_e4m3fn") {
-    view_.dtype = DType::kFloat8E4M3;
-  } else if (text == "float8_e5m2") {
-    view_.dtype = DType::kFloat8E5M2;
-  } else {
-    raise_type(std::string(name) +
-               ": expected float32, float16, bfloat16, float8_e4m3fn, float8_e5m2 or int32, got " +
-               text + " stored as " + nb::str(interface["typestr"]).c_str());
-  }
-  const nb::tuple shape(interface["shape"]);
-  const nb::tuple data(interface["data"]);
-  nb::object strides(interface["strides"]);
-  const size_t rank = nb::len(shape);
-  if (rank < 1 || rank > static_cast<size_t>(kMaxRank)) {
-    raise_value(std::string(name) + ": expected 1 to " + std::to_string(kMaxRank) +
-                " dimensions, got " + std::to_string(rank));
-  }
-  view_.data = reinterpret_cast<void*>(nb::cast<uintptr_t>(data[0]));
-  view_.read_only = nb::cast<bool>(data[1]);
-  view_.rank = static_cast<int32_t>(rank);
-  int64_t contiguous = 1;
-  for (size_t d = rank; d-- > 0;) {
-    view_.shape[d] = nb::cast<int64_t>(shape[d]);
-    view_.stride[d] =
-        strides.is_none() ? contiguous : nb::cast<int64_t>(strides[d]) / item_size(view_.dtype);
-    contiguous *= view_.shape[d];
-  }
-  return true;
-}
-
-IntsArg::IntsArg(const char* name, nb::handle object, std::vector<int32_t>& buffer) {
+IntsArg::IntsArg(const char* name, nb::handle object, int64_t max_size, const char* limit,
+                 std::vector<int32_t>& buffer) {
+  const auto resize = [&](int64_t count) {
+    if (count > max_size) {
+      raise_value(std::string(name) + ": expected <= " + std::to_string(max_size) + " entries (" +
+                  limit + "), got " + std::to_string(count));
+    }
+    size = static_cast<int32_t>(count);
+    buffer.resize(static_cast<size_t>(count));
+    data = buffer.data();
+  };
   const bool is_list = PyList_Check(object.ptr()) != 0;
   if (!is_list && PyTuple_Check(object.ptr()) == 0) {
     CallStream host;
@@ -156,45 +199,37 @@ IntsArg::IntsArg(const char* name, nb::handle object, std::vector<int32_t>& buff
       raise_type(std::string(name) + ": expected host memory, got a tensor on cuda:" +
                  std::to_string(view.device.index));
     }
-    if (view.shape[0] > INT_MAX) raise_value(std::string(name) + ": expected fewer entries");
-    // Copied: the tensor's memory may be the caller's only while it is imported.
-    size = static_cast<int32_t>(view.shape[0]);
-    buffer.resize(static_cast<size_t>(size));
+    check(check_memory({name, view}));
+    resize(view.shape[0]);
     const auto* from = static_cast<const int32_t*>(view.data);
     if (view.stride[0] == 1) {
       std::copy_n(from, size, buffer.data());
     } else {
       for (int32_t i = 0; i < size; ++i) buffer[static_cast<size_t>(i)] = from[i * view.stride[0]];
     }
-    data = buffer.data();
     return;
   }
   const Py_ssize_t count = is_list ? PyList_Size(object.ptr()) : PyTuple_Size(object.ptr());
-  buffer.resize(static_cast<size_t>(count));
+  resize(count);
   for (Py_ssize_t i = 0; i < count; ++i) {
-    PyObject* item = is_list ? PyList_GetItem(object.ptr(), i) : PyTuple_GetItem(object.ptr(), i);
-    int overflow = 0;
-    const long long value = PyIndex_Check(item) != 0 ? PyLong_AsLongLongAndOverflow(item, &overflow)
-                                                     : (PyErr_Clear(), -1);
-    const auto where = [&] { return std::string(name) + "[" + std::to_string(i) + "]"; };
-    if (PyIndex_Check(item) == 0 || (value == -1 && PyErr_Occurred() != nullptr)) {
+    // Converting an item may run Python code, which may drop the item and change the list.
+    const nb::object item =
+        nb::borrow(is_list ? PyList_GetItem(object.ptr(), i) : PyTuple_GetItem(object.ptr(), i));
+    if (!item.is_valid()) {
       PyErr_Clear();
-      raise_type(where() + ": expected an int, got " +
-                 nb::type_name(nb::handle(item).type()).c_str());
+      raise_value(std::string(name) + ": expected a list that stays as it is, got one of " +
+                  std::to_string(PyList_Size(object.ptr())) + " entries after " +
+                  std::to_string(count));
     }
-    if (overflow != 0 || value > INT_MAX || value < INT_MIN) {
-      raise_value(where() + ": expected an int32, got " + nb::str(nb::handle(item)).c_str());
-    }
-    buffer[static_cast<size_t>(i)] = static_cast<int32_t>(value);
+    buffer[static_cast<size_t>(i)] = to_int32(name, i, item);
   }
-  data = buffer.data();
-  size = static_cast<int32_t>(count);
 }
 
 float float_arg(const char* name, nb::handle object) {
-  const double value = PyFloat_AsDouble(object.ptr());
+  const double value = surviving_exit([&] { return PyFloat_AsDouble(object.ptr()); });
   if (value == -1.0 && PyErr_Occurred() != nullptr) {
-    PyErr_Clear();
+    nb::python_error error;
+    if (!error.matches(PyExc_TypeError)) throw error;
     raise_type(std::string(name) + ": expected a number, got " +
                nb::type_name(object.type()).c_str());
   }

@@ -20,13 +20,13 @@ inline void check(const Status& status) {
   if (!status.ok()) raise_status(status);
 }
 
-/// What an argument may hold.
-enum class TensorKind { kFloat, kInt32 };
+/// What an argument may hold. kBytes: contiguous memory of any numbers, seen as one row of bytes.
+enum class TensorKind { kFloat, kInt32, kBytes };
 enum class Access { kRead, kWrite };
 
-/// A tensor argument for the duration of a call: by DLPack, else by NumPy's __array_interface__
-/// (which ml_dtypes' formats need). None gives an empty view. Raises TypeError or ValueError naming
-/// the argument.
+/// A tensor argument: by DLPack, else by NumPy's __array_interface__ (which ml_dtypes' formats
+/// need). The view holds as long as both this and the object live. None gives an empty view. Raises
+/// TypeError or ValueError naming the argument.
 class TensorArg {
  public:
   /// `stored_as`: the dtype that uint8 or uint16 memory stands for, where the caller knows it.
@@ -36,16 +36,18 @@ class TensorArg {
   const TensorView& view() const noexcept { return view_; }
 
  private:
-  bool import_array_interface(const char* name, nb::handle object);
-
   TensorView view_;
   std::optional<DlpackImport> dlpack_;
+  nb::object array_interface_;
 };
 
-/// A list, tuple or host int32 tensor of rank 1 as contiguous memory. `buffer` is reused between
-/// calls, so that steps of a known size do not allocate.
+/// A list, tuple or host int32 tensor of rank 1, copied: Python code can change it, and a tensor's
+/// memory may be the caller's only while it is imported. `buffer` is reused between calls, so that
+/// steps of a known size do not allocate. More than `max_size` entries, of which `limit` is the
+/// reason, are refused before they are read.
 struct IntsArg {
-  IntsArg(const char* name, nb::handle object, std::vector<int32_t>& buffer);
+  IntsArg(const char* name, nb::handle object, int64_t max_size, const char* limit,
+          std::vector<int32_t>& buffer);
   const int32_t* data = nullptr;
   int32_t size = 0;
 };

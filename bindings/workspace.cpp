@@ -3,84 +3,59 @@
 
 #include <cstdint>
 #include <new>
-#include <string>
 #include <utility>
 
+#include "api/tensor_checks.h"
+#include "common/error.h"
 #include "cuda/memory.h"
 #include "flashplan/plan.h"
 
 namespace flashplan {
 namespace {
 
-[[noreturn]] void raise_strides(const char* name) {
-  raise_value(std::string(name) + ": expected contiguous memory, got strides");
-}
-
-[[noreturn]] void raise_read_only(const char* name) {
-  raise_type(std::string(name) + ": expected a writable tensor, got a read-only one");
-}
-
-std::string to_text(Device device) {
-  return device.type == DeviceType::kCpu ? "cpu" : "cuda:" + std::to_string(device.index);
-}
-
-std::size_t contiguous_bytes(const char* name, const dlpack::Tensor& t) {
-  int64_t count = 1;
-  for (int32_t d = t.ndim - 1; d >= 0; --d) {
-    const bool fits = t.strides == nullptr || t.shape[d] == 1 || t.strides[d] == count;
-    if (!fits && t.shape[d] != 0) raise_strides(name);
-    count *= t.shape[d];
+/// A NumPy array without what a subclass adds, over the memory of `object`; else null. That memory
+/// is the object's own, so that holding the object is enough. An export would also hold it, in a
+/// way that hides cycles from the garbage collector.
+nb::object plain_array(nb::handle object) {
+  const nb::object numpy = module_if_imported("numpy");
+  if (!numpy.is_valid()) return {};
+  const nb::object type = nb::getattr(numpy, "ndarray", nb::none());
+  if (PyType_Check(type.ptr()) == 0 || PyObject_IsInstance(object.ptr(), type.ptr()) != 1) {
+    PyErr_Clear();
+    return {};
   }
-  return static_cast<std::size_t>(count) * t.dtype.bits * t.dtype.lanes / 8;
+  return type.attr("view")(object, type);
 }
 
 }  // namespace
 
-BytesArg::BytesArg(const char* name, nb::handle object, Device device) {
-  const Producer producer = producer_of(object);
-  if (producer.immutable()) {
-    raise_type(std::string(name) + ": expected a writable tensor, got a JAX array");
-  }
-  Device found;
-  nb::object interface = nb::getattr(object, "__array_interface__", nb::none());
-  if (!interface.is_none()) {  // NumPy: also what it does not export through DLPack
-    const nb::tuple memory(interface["data"]);
-    if (nb::cast<bool>(memory[1])) raise_read_only(name);
-    if (!nb::object(interface["strides"]).is_none()) raise_strides(name);
-    data = reinterpret_cast<void*>(nb::cast<uintptr_t>(memory[0]));
-    size = nb::cast<size_t>(object.attr("nbytes"));
-  } else {
-    CallStream stream = call_stream(nb::none(), producer, device);
-    const DlpackImport import(name, object, producer, stream);
-    const dlpack::Tensor* tensor = import.tensor();
-    if (tensor == nullptr) {
-      raise_not_a_tensor(name, object, " (workspaces come from NumPy, PyTorch or CuPy)");
-    }
-    if (import.read_only()) raise_read_only(name);
-    size = contiguous_bytes(name, *tensor);
-    data =
-        tensor->data == nullptr ? nullptr : static_cast<char*>(tensor->data) + tensor->byte_offset;
-    found = to_device(tensor->device);
-  }
-  if (found != device) {
-    raise_type(std::string(name) + ": expected a tensor on " + to_text(device) + ", got one on " +
-               to_text(found));
-  }
-}
-
 void Workspace::borrow(nb::object memory, Device device) {
-  const BytesArg bytes("workspace", memory, device);
-  const auto address = reinterpret_cast<uintptr_t>(bytes.data);
+  CallStream stream = call_stream(nb::none(), producer_of(memory), device);
+  const nb::object array = plain_array(memory);
+  export_.emplace("workspace", array.is_valid() ? array : memory, TensorKind::kBytes, stream,
+                  nullptr, Access::kWrite);
+  const TensorView view = export_->view();
+  const TensorArgument argument{"workspace", view, true};
+  check(check_device(argument, device));
+  check(check_memory(argument));
+  if (array.is_valid()) export_.reset();
+  owner_ = std::move(memory);
+
+  const auto size = static_cast<std::size_t>(view.shape[0]);
+  const auto address = reinterpret_cast<uintptr_t>(view.data);
   const std::size_t skip =
       (kWorkspaceAlignment - address % kWorkspaceAlignment) % kWorkspaceAlignment;
   data_ = reinterpret_cast<void*>(address + skip);
-  size_ = bytes.size > skip ? bytes.size - skip : 0;
-  owner_ = std::move(memory);
+  size_ = size > skip ? size - skip : 0;
 }
 
 void Workspace::allocate(std::size_t size, Device device) {
   if (device.type == DeviceType::kCpu) {
-    data_ = ::operator new(size, std::align_val_t{kWorkspaceAlignment});
+    data_ = ::operator new(size, std::align_val_t{kWorkspaceAlignment}, std::nothrow);
+    if (data_ == nullptr) {
+      raise_status(error(StatusCode::kOutOfMemory,
+                         "workspace: expected %zu bytes of host memory, got none", size));
+    }
   } else {
     check(cuda::allocate(device.index, size, &data_));
   }
@@ -89,13 +64,17 @@ void Workspace::allocate(std::size_t size, Device device) {
   owned_ = true;
 }
 
-Workspace::~Workspace() {
-  if (!owned_) return;
-  if (device_.type == DeviceType::kCpu) {
+void Workspace::release() noexcept {
+  if (owned_ && device_.type == DeviceType::kCpu) {
     ::operator delete(data_, std::align_val_t{kWorkspaceAlignment});
-  } else {
+  } else if (owned_) {
     cuda::release(device_.index, data_);
   }
+  data_ = nullptr;
+  size_ = 0;
+  owned_ = false;
+  export_.reset();
+  owner_.reset();
 }
 
 }  // namespace flashplan

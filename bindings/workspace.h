@@ -5,34 +5,32 @@
 #include <nanobind/nanobind.h>
 
 #include <cstddef>
+#include <optional>
 
 #include "flashplan/tensor.h"
 #include "tensor.h"
 
 namespace flashplan {
 
-/// Contiguous writable memory of any dtype on `device`, as bytes.
-struct BytesArg {
-  BytesArg(const char* name, nb::handle object, Device device);
-  void* data = nullptr;
-  std::size_t size = 0;
-};
-
 /// Aligned to kWorkspaceAlignment.
 class Workspace {
  public:
   Workspace() = default;
-  ~Workspace();
+  ~Workspace() { release(); }
   Workspace(const Workspace&) = delete;
   Workspace& operator=(const Workspace&) = delete;
 
-  /// Uses the caller's memory, kept alive from here on. Raises TypeError or ValueError.
+  /// Uses the caller's memory: contiguous, writable, of any dtype, on `device`. It is held until
+  /// release(). Raises TypeError or ValueError.
   void borrow(nb::object memory, Device device);
   /// Allocates. Raises MemoryError or CudaError.
   void allocate(std::size_t size, Device device);
+  void release() noexcept;
 
   void* data() const noexcept { return data_; }
   std::size_t size() const noexcept { return size_; }
+  /// The caller's object, for the garbage collector. May be null.
+  nb::handle owner() const noexcept { return owner_; }
 
  private:
   void* data_ = nullptr;
@@ -40,6 +38,7 @@ class Workspace {
   Device device_;
   bool owned_ = false;
   nb::object owner_;
+  std::optional<TensorArg> export_;  // of memory that may not be the owner's own
 };
 
 }  // namespace flashplan

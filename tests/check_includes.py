@@ -40,7 +40,14 @@ RULES = {
         (),
     ),
     "bindings": (
-        ("flashplan/", "bindings/", "cuda/"),
+        (
+            "flashplan/",
+            "bindings/",
+            "common/error.h",
+            "cuda/",
+            "api/memory_checks.h",
+            "api/tensor_checks.h",
+        ),
         ("nanobind/", "Python.h", "dlpack/"),
     ),
     "tests/cpp": (

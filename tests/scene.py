@@ -138,3 +138,14 @@ def read_only(array):
     array = array.view()
     array.flags.writeable = False
     return array
+
+
+def sharing(*shape, step=None):
+    """Memory whose neighbouring rows share elements: they begin `step` elements apart."""
+    strides = [4 * (step or shape[-1] // 2)] * (len(shape) - 1) + [4]
+    return np.lib.stride_tricks.as_strided(zeros(999), shape, strides)
+
+
+def table_beyond(num_pages):
+    """A block_table that names a page `num_pages`, of a cache of 9."""
+    return integers([0, 1, 2], [num_pages, 0, 8])

@@ -89,7 +89,10 @@ def test_cupy_is_not_synchronised():
     assert merge(LikeCupy, 0x50) == [-1]
 
 
-@pytest.mark.parametrize("stream", ["fast", 1.5, True, object(), CudaStreamProtocol(0, "x"), []])
+@pytest.mark.parametrize(
+    "stream",
+    ["fast", 1.5, True, object(), CudaStreamProtocol(0, "x"), CudaStreamProtocol(0, 0x60, 1), []],
+)
 def test_what_is_no_stream_is_refused(stream):
     expected = (
         "^stream: expected an int or an object with __cuda_stream__, .ptr or .cuda_stream, "

@@ -32,14 +32,17 @@ class Attention:
         max_batch_size, max_qo_tokens: bounds of every batch; they size all buffers, once.
         device: "cuda:<index>" or "cpu", or a framework's device; default: the first GPU, or the
             CPU where there is none.
-        workspace: memory on the device (a NumPy, PyTorch or CuPy tensor of any dtype) to use
-            instead of memory of the object's own. Less than workspace_bytes means that long
-            requests are split less.
+        workspace: contiguous memory on the device (a NumPy, PyTorch or CuPy tensor of any dtype) to
+            use instead of memory of the object's own. It is held, and must not be resized. Less
+            than workspace_bytes means that long requests are split less. Objects may share one
+            if their runs follow each other: on the CPU a run beside another one raises
+            RuntimeError, on a GPU the order is yours to keep, most simply by one stream.
         num_ctas: work queues; default: as many as the device runs at once, several per processor
             on the CPU.
         batch_invariant: a request's results are bit-equal whatever its neighbours and num_ctas.
 
-    An object is for one thread at a time; a second one gets a RuntimeError.
+    An object is for one thread at a time; a second one gets a RuntimeError. It is not copied or
+    pickled: make another one with the same options.
 
     On a GPU, plan() and run() put their work on a stream and return. `stream` is an int (a
     cudaStream_t) or an object with __cuda_stream__, .ptr (CuPy) or .cuda_stream (PyTorch). Without
@@ -107,6 +110,12 @@ class Attention:
         self._o_heads_and_dim = (filled.num_qo_heads, filled.head_dim_vo)
         self._o_dtype = filled.o_dtype.name
         self._num_qo_heads = filled.num_qo_heads
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(
+            f"{type(self).__name__}: expected a new object with the same options, "
+            "got a request to copy or pickle this one"
+        )
 
     @property
     def workspace_bytes(self) -> int:
@@ -187,8 +196,9 @@ class Attention:
             o, or (o, lse).
 
         Raises:
-            RuntimeError: no plan() yet.
-            ValueError, TypeError: a tensor disagrees with the plan. Nothing was written.
+            RuntimeError: no plan() yet; on the CPU, another run is using the workspace.
+            ValueError, TypeError: a tensor disagrees with the plan, or what is written shares
+                memory with another argument. Nothing was written.
         """
         if out is not None and (lse is not None or not return_lse):
             self._plan.run(

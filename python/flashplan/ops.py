@@ -27,8 +27,10 @@ def merge_states(
         o_a, o_b: [tokens, heads, dim] float32, float16 or bfloat16 (also as uint16 memory).
         lse_a, lse_b: [tokens, heads] float32, natural logarithm; -inf: no keys, and
             o is not looked at.
-            Or o_a [n, tokens, heads, dim] and lse_a [n, tokens, heads] alone: n stacked states.
-        out, lse: where to write; default: new tensors in o_a's framework.
+            Or o_a [n, tokens, heads, dim] and lse_a [n, tokens, heads] alone: n stacked states, at
+            most 2^20.
+        out, lse: where to write: one of the states, or memory apart from all of them; default: new
+            tensors in o_a's framework.
         stream: as in `Attention`; default: the current one of o_a's framework. None on the CPU.
 
     Returns:
@@ -88,7 +90,8 @@ def append_paged_kv(
             CPU.
 
     Raises:
-        ValueError, TypeError: a tensor is malformed. Nothing was written.
+        ValueError, TypeError: a tensor is malformed, or a cache shares memory with another
+            argument. Nothing was written.
     """
     _core.append_paged_kv(
         _given("k", k),

@@ -76,8 +76,8 @@ def to_cuda_device(device: Any) -> int | None:
     kind, _, index = text.partition(":")
     if kind == "cpu" and index in ("", "0"):
         return None
-    if kind == "cuda" and (index == "" or index.isdigit()):
-        return int(index or 0)
+    if kind == "cuda" and (index == "" or (index.isascii() and index.isdigit())):
+        return to_int("device", int(index or 0))
     raise ValueError(f"device: expected 'cpu', 'cuda' or 'cuda:<index>', got {device!r}")
 
 

@@ -2,20 +2,11 @@
 """Output tensors in the caller's framework, on the caller's device."""
 
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-
-@lru_cache
-def _framework(tensor_type: type) -> str:
-    """The first known framework among a type and its bases."""
-    for base in tensor_type.__mro__:
-        name = base.__module__.partition(".")[0]
-        if name in ("torch", "cupy", "jax", "jaxlib"):
-            return "jax" if name == "jaxlib" else name
-    return "numpy"
+from flashplan import _core
 
 
 def _torch_empty(like: Any, shape: tuple[int, ...], dtype: str) -> Any:
@@ -36,12 +27,15 @@ def _cupy_empty(like: Any, shape: tuple[int, ...], dtype: str) -> Any:
 
 
 def _numpy_empty(like: Any, shape: tuple[int, ...], dtype: str) -> Any:
+    """bfloat16 in ml_dtypes' dtype, or as uint16 memory where that package is missing."""
     if getattr(getattr(like, "dtype", None), "name", None) == dtype:
         return np.empty(shape, like.dtype)
     if dtype == "bfloat16":
-        import ml_dtypes
-
-        return np.empty(shape, ml_dtypes.bfloat16)
+        try:
+            from ml_dtypes import bfloat16
+        except ImportError:
+            bfloat16 = np.uint16
+        return np.empty(shape, bfloat16)
     return np.empty(shape, dtype)
 
 
@@ -78,7 +72,7 @@ def new_output(like: Any, shape: tuple[int, ...], dtype: str) -> tuple[Any, Call
     On the CPU, JAX arrays are made from NumPy's once written. Tensors of a framework that is not
     known come back as NumPy arrays.
     """
-    framework = _framework(type(like))
+    framework = _core.framework_of(like)
     if framework == "torch":
         return _torch_empty(like, shape, dtype), _unchanged
     if framework == "cupy":

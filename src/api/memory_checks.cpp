@@ -2,7 +2,7 @@
 #include "api/memory_checks.h"
 
 #include <array>
-#include <utility>
+#include <cstdlib>
 
 #include "common/error.h"
 
@@ -43,26 +43,30 @@ Extent extent_of(const TensorView& view) {
   return extent;
 }
 
-/// Whether every element has memory of its own: in order of their strides, each dimension steps
-/// over all that the smaller ones span. (Strides that interleave otherwise are refused as well.)
-bool strides_nest(const TensorView& view) {
-  // (size, stride) of the dimensions, by stride. The usual order, the last one first, needs no
-  // moves.
-  std::array<std::pair<int64_t, int64_t>, kMaxRank> dims;
+/// A dimension in whose steps elements share memory, or -1. In order of their strides, each must
+/// step over all that the smaller ones span. (Strides that interleave otherwise are refused too.)
+int32_t shared_dim(const TensorView& view) {
+  struct Step {
+    int64_t stride;
+    int32_t dim;
+  };
+  // By stride. The usual order, the last dimension first, needs no moves.
+  std::array<Step, kMaxRank> steps;
   std::size_t count = 0;
   for (int32_t d = view.rank - 1; d >= 0; --d) {
     if (view.shape[d] == 1) continue;
+    const int64_t stride = std::abs(view.stride[d]);
     std::size_t at = count++;
-    for (; at > 0 && dims[at - 1].second > view.stride[d]; --at) dims[at] = dims[at - 1];
-    dims[at] = {view.shape[d], view.stride[d]};
+    for (; at > 0 && steps[at - 1].stride > stride; --at) steps[at] = steps[at - 1];
+    steps[at] = {stride, d};
   }
   int64_t span = 1;
   for (std::size_t i = 0; i < count; ++i) {
-    const auto& [size, stride] = dims[i];
-    if (stride < span) return false;
-    span += (size - 1) * stride;
+    const auto& [stride, dim] = steps[i];
+    if (stride < span) return dim;
+    span += (view.shape[dim] - 1) * stride;
   }
-  return true;
+  return -1;
 }
 
 /// Bytes that the elements of a view span modulo `period`, or 0 if they can be anywhere in it.
@@ -147,10 +151,11 @@ Status check_memory(const TensorArgument& argument) noexcept {
                  "%s: expected elements within the address space, got strides that leave it",
                  argument.name);
   }
-  if (argument.written && !strides_nest(view)) {
+  const int32_t shared = argument.written ? shared_dim(view) : -1;
+  if (shared >= 0) {
     return error(StatusCode::kInvalidArgument,
-                 "%s: expected memory of its own for each element, got strides that share some",
-                 argument.name);
+                 "%s: expected memory of its own for each element, got stride %lld in dim %d",
+                 argument.name, static_cast<long long>(view.stride[shared]), shared);
   }
   return {};
 }

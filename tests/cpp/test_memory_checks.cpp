@@ -184,12 +184,12 @@ TEST(memory_that_cannot_be) {
     CHECK_EQ(message(bad),
              "x: expected elements within the address space, got strides that leave it");
   }
-  for (const int64_t stride : {0, 3, -4}) {
+  for (const int64_t stride : {0, 3, -3}) {
     bad = good;
     bad.stride[0] = stride;
     CHECK_EQ(message(bad), "");
-    CHECK_EQ(message(bad, true),
-             "x: expected memory of its own for each element, got strides that share some");
+    CHECK_EQ(message(bad, true), "x: expected memory of its own for each element, got stride " +
+                                     std::to_string(stride) + " in dim 0");
   }
 }
 

@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""append_paged_kv(), merge_states() and the rest: see bad_inputs.py."""
+
+import numpy as np
+
+import flashplan as fp
+from scene import half, int64, integers, read_only, sharing, table_beyond, zeros
+
+NAN = float("nan")
+VALUE, TYPE = ValueError, TypeError
+
+APPEND = [
+    ("append k rank", VALUE, "k", lambda s: s.append(k=zeros(3, 16))),
+    ("append k short", VALUE, "k", lambda s: s.append(k=zeros(2, 2, 8))),
+    ("append v short", VALUE, "v", lambda s: s.append(v=zeros(2, 2, 8))),
+    ("append k heads", VALUE, "k", lambda s: s.append(k=zeros(3, 3, 8))),
+    ("append v heads", VALUE, "v", lambda s: s.append(v=zeros(3, 1, 8))),
+    ("append v head_dim", VALUE, "v", lambda s: s.append(v=zeros(3, 2, 9))),
+    ("append v dtype", TYPE, "v", lambda s: s.append(v=half(3, 2, 8))),
+    ("append k_cache dtype", TYPE, "(k|k_cache)", lambda s: s.append(k_cache=half(9, 4, 2, 8))),
+    ("append k_cache rank", VALUE, "k_cache", lambda s: s.append(k_cache=zeros(9, 8, 8))),
+    (
+        "append k_cache read-only",
+        TYPE,
+        "k_cache",
+        lambda s: s.append(k_cache=read_only(s.inputs.k)),
+    ),
+    (
+        "append v_cache read-only",
+        TYPE,
+        "v_cache",
+        lambda s: s.append(v_cache=read_only(s.inputs.v)),
+    ),
+    ("append v_cache page_size", VALUE, "v_cache", lambda s: s.append(v_cache=zeros(9, 3, 2, 8))),
+    (
+        "append indptr negative",
+        VALUE,
+        r"indptr\[0\]",
+        lambda s: s.append(indptr=integers(-1, 2, 3)),
+    ),
+    (
+        "append indptr decreasing",
+        VALUE,
+        r"indptr\[2\]",
+        lambda s: s.append(indptr=integers(0, 2, 1)),
+    ),
+    ("append indptr int64", TYPE, "indptr", lambda s: s.append(indptr=int64(0, 2, 3))),
+    ("append indptr short", VALUE, "(indptr|kv_lens)", lambda s: s.append(indptr=integers(0, 3))),
+    (
+        "append kv_lens negative",
+        VALUE,
+        r"kv_lens\[0\]",
+        lambda s: s.append(kv_lens=integers(-9, 6)),
+    ),
+    (
+        "append more than kv_len",
+        VALUE,
+        r"kv_lens\[1\]",
+        lambda s: s.append(indptr=integers(0, 1, 3), kv_lens=integers(9, 1)),
+    ),
+    ("append kv_lens half", TYPE, "kv_lens", lambda s: s.append(kv_lens=half(2))),
+    (
+        "append block_table narrow",
+        VALUE,
+        "block_table",
+        lambda s: s.append(block_table=integers([0], [1])),
+    ),
+    (
+        "append page too high",
+        VALUE,
+        r"block_table\[0, 2\]",
+        lambda s: s.append(block_table=integers([0, 1, 12], [3, 4, 5])),
+    ),
+    (
+        "append page negative",
+        VALUE,
+        r"page_indices\[4\]",
+        lambda s: s.append_csr(page_indices=integers(0, 1, 2, 3, -4)),
+    ),
+    (
+        "append page_indptr too few",
+        VALUE,
+        "page_indptr",
+        lambda s: s.append_csr(page_indptr=integers(0, 1, 5)),
+    ),
+    ("append kv_layout", VALUE, "kv_layout", lambda s: s.append(kv_layout="NDH")),
+    ("append k_scale", VALUE, "k_scale", lambda s: s.append(k_scale=-2.0)),
+    ("append k_scale tiny", VALUE, "k_scale", lambda s: s.append(k_scale=1e-41)),
+    ("append v_scale", VALUE, "v_scale", lambda s: s.append(v_scale=NAN)),
+    ("append k list", TYPE, "k", lambda s: s.append(k=[0.0])),
+    ("append k inside k_cache", VALUE, "k_cache", lambda s: inside_cache(s, "k", "k")),
+    ("append k inside v_cache", VALUE, "v_cache", lambda s: inside_cache(s, "k", "v")),
+    ("append v inside k_cache", VALUE, "k_cache", lambda s: inside_cache(s, "v", "k")),
+    ("append v inside v_cache", VALUE, "v_cache", lambda s: inside_cache(s, "v", "v")),
+    (
+        "append table inside k_cache",
+        VALUE,
+        "k_cache",
+        lambda s: inside_cache(s, "block_table", "k"),
+    ),
+    ("append kv_lens inside v_cache", VALUE, "v_cache", lambda s: inside_cache(s, "kv_lens", "v")),
+    ("append indptr inside k_cache", VALUE, "k_cache", lambda s: inside_cache(s, "indptr", "k")),
+    ("append one cache", VALUE, "k_cache", lambda s: s.append(v_cache=s.inputs.k)),
+    ("append k_cache sharing", VALUE, "k_cache", lambda s: s.append(k_cache=sharing(9, 4, 2, 8))),
+    ("append v_cache pages", VALUE, r"block_table\[1, 0\]", lambda s: fewer_pages(s, "v")),
+    ("append k_cache pages", VALUE, r"block_table\[1, 0\]", lambda s: fewer_pages(s, "k")),
+    ("append page_size over int32", VALUE, "k_cache", lambda s: huge_pages(s, 2**32)),
+    ("append page_size of 2**31", VALUE, "k_cache", lambda s: huge_pages(s, 2**31)),
+    (
+        "append int32 cache",
+        TYPE,
+        "k_cache",
+        lambda s: s.append(k_cache=zeros(9, 4, 2, 8, dtype="i4")),
+    ),
+]
+
+MERGE = [
+    ("merge o_a rank", VALUE, r"(o_a|o\[0\])", lambda s: s.merge(o_a=zeros(4, 8))),
+    ("merge o_b shape", VALUE, r"(o_b|o\[1\])", lambda s: s.merge(o_b=zeros(4, 4, 9))),
+    ("merge o_b dtype", TYPE, r"(o_b|o\[1\])", lambda s: s.merge(o_b=half(4, 4, 8))),
+    ("merge o_a dtype", TYPE, r"(o_a|o\[0\])", lambda s: s.merge(o_a=zeros(4, 4, 8, dtype="i4"))),
+    ("merge lse_a dtype", TYPE, r"(lse_a|lse\[0\])", lambda s: s.merge(lse_a=half(4, 4))),
+    ("merge lse_b shape", VALUE, r"(lse_b|lse\[1\])", lambda s: s.merge(lse_b=zeros(4, 5))),
+    ("merge out shape", VALUE, "out", lambda s: s.merge(out=zeros(5, 4, 8))),
+    ("merge out dtype", TYPE, "out", lambda s: s.merge(out=half(4, 4, 8))),
+    ("merge lse shape", VALUE, "lse", lambda s: s.merge(lse=zeros(4))),
+    ("merge lse dtype", TYPE, "lse", lambda s: s.merge(lse=integers([0]))),
+    ("merge out over half an input", VALUE, "out", lambda s: merge_overlapping(s)),
+    (
+        "merge a tensor without lse",
+        TYPE,
+        "(lse_b|o_b)",
+        lambda s: fp.merge_states(zeros(4, 4, 8), zeros(4, 4), zeros(4, 4, 8)),
+    ),
+    ("merge text", TYPE, r"(o_a|o\[0\])", lambda s: s.merge(o_a="state")),
+    ("merge no states", VALUE, "o", lambda s: s.merge_stacked(zeros(0, 4, 4, 8), zeros(0, 4, 4))),
+    (
+        "merge stacked counts",
+        VALUE,
+        "lse",
+        lambda s: s.merge_stacked(zeros(3, 4, 4, 8), zeros(2, 4, 4)),
+    ),
+    ("merge stacked rank", VALUE, "o", lambda s: s.merge_stacked(zeros(4, 4, 8), zeros(4, 4))),
+    ("merge out sharing", VALUE, "out", lambda s: s.merge(out=sharing(4, 4, 8, step=7))),
+    ("merge lse sharing", VALUE, "lse", lambda s: s.merge(lse=sharing(4, 4, step=1))),
+    ("merge lse inside o_a", VALUE, "lse", lambda s: merge_inside(s, "o_a")),
+    ("merge lse inside o_b", VALUE, "lse", lambda s: merge_inside(s, "o_b")),
+    ("merge out with other strides", VALUE, "out", lambda s: merge_transposed(s)),
+    (
+        "merge very many states",
+        VALUE,
+        "o",
+        lambda s: s.merge_stacked(zeros(10**7, 1, 0, 8), zeros(10**7, 1, 0)),
+    ),
+]
+
+OTHER = [
+    ("no threads", VALUE, "num_threads", lambda s: fp.set_num_threads(0)),
+    ("threads text", TYPE, "num_threads", lambda s: fp.set_num_threads("two")),
+]
+
+
+def merge_overlapping(scene):
+    memory = zeros(6, 4, 8)
+    return scene.merge(o_a=memory[:4], out=memory[2:])
+
+
+def inside_cache(scene, name, cache):
+    """A call whose `name` is memory of a cache."""
+    memory = getattr(scene.inputs, cache).reshape(-1)
+    views = {
+        "k": memory[:48].reshape(3, 2, 8),
+        "v": memory[:48].reshape(3, 2, 8),
+        "block_table": memory[:6].view(np.int32).reshape(2, 3),
+        "kv_lens": memory[:2].view(np.int32),
+        "indptr": memory[:3].view(np.int32),
+    }
+    return scene.append(**{name: views[name]})
+
+
+def fewer_pages(scene, name):
+    """Ids that only the other cache has: the smaller one decides."""
+    table = table_beyond(3 if name == "v" else 6)
+    pages = getattr(scene.inputs, name)[: 3 if name == "v" else 6]
+    return scene.append(**{f"{name}_cache": pages, "block_table": table})
+
+
+def huge_pages(scene, page_size):
+    """Pages of more tokens than there is memory for: nothing of them is touched."""
+    rows, memory = zeros(1, 1, 1), zeros(1, dtype=np.uint8)
+    cache = np.lib.stride_tricks.as_strided(memory, (1, page_size, 1, 1), (0, 0, 0, 0))
+    return fp.append_paged_kv(
+        *(rows, rows, cache, cache, integers(0, 1), integers(2)),
+        block_table=integers([-30000]),
+        kv_dtype="float8_e4m3fn",
+    )
+
+
+def merge_inside(scene, name):
+    memory = zeros(4, 4, 8)
+    return scene.merge(**{name: memory, "lse": memory.reshape(-1)[:16].reshape(4, 4)})
+
+
+def merge_transposed(scene):
+    """An output in the memory of an input, with heads and tokens exchanged."""
+    memory = zeros(4, 4, 8)
+    return scene.merge(o_b=memory, out=memory.swapaxes(0, 1))

@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options and plan(): see bad_inputs.py."""
+
+import numpy as np
+
+import flashplan as fp
+from scene import int64, integers, read_only, zeros
+
+NAN, INF = float("nan"), float("inf")
+VALUE, TYPE, UNSUPPORTED = ValueError, TypeError, fp.UnsupportedError
+
+OPTIONS = [
+    ("num_qo_heads zero", VALUE, "num_qo_heads", lambda s: s.attention(num_qo_heads=0)),
+    ("num_qo_heads negative", VALUE, "num_qo_heads", lambda s: s.attention(num_qo_heads=-4)),
+    ("num_qo_heads text", TYPE, "num_qo_heads", lambda s: s.attention(num_qo_heads="4")),
+    ("num_kv_heads zero", VALUE, "num_kv_heads", lambda s: s.attention(num_kv_heads=0)),
+    ("num_kv_heads no divisor", VALUE, "num_qo_heads", lambda s: s.attention(num_kv_heads=3)),
+    ("head_dim zero", VALUE, "head_dim_(qk|vo)", lambda s: s.attention(head_dim=0)),
+    ("head_dim vo zero", VALUE, "head_dim_(qk|vo)", lambda s: s.attention(head_dim=(8, 0))),
+    ("head_dim huge", VALUE, "head_dim_(qk|vo)", lambda s: s.attention(head_dim=1 << 20)),
+    ("head_dim of three", VALUE, "head_dim", lambda s: s.attention(head_dim=(8, 8, 8))),
+    ("head_dim text", TYPE, "head_dim", lambda s: s.attention(head_dim="64")),
+    ("page_size zero", VALUE, "page_size", lambda s: s.attention(page_size=0)),
+    ("page_size negative", VALUE, "page_size", lambda s: s.attention(page_size=-16)),
+    ("window_left -2", VALUE, "window_left", lambda s: s.attention(window_left=-2)),
+    ("softmax_scale NaN", VALUE, "softmax_scale", lambda s: s.attention(softmax_scale=NAN)),
+    ("softmax_scale infinite", VALUE, "softmax_scale", lambda s: s.attention(softmax_scale=INF)),
+    ("softmax_scale zero", VALUE, "softmax_scale", lambda s: s.attention(softmax_scale=0.0)),
+    ("softmax_scale tiny", VALUE, "softmax_scale", lambda s: s.attention(softmax_scale=1e-40)),
+    ("softcap negative", VALUE, "softcap", lambda s: s.attention(softcap=-1.0)),
+    ("softcap tiny", VALUE, "softcap", lambda s: s.attention(softcap=1e-40)),
+    ("softcap zero in float32", VALUE, "softcap", lambda s: s.attention(softcap=1e-60)),
+    ("softcap NaN", VALUE, "softcap", lambda s: s.attention(softcap=NAN)),
+    ("kv_layout unknown", VALUE, "kv_layout", lambda s: s.attention(kv_layout="DNH")),
+    ("max_batch_size zero", VALUE, "max_batch_size", lambda s: s.attention(max_batch_size=0)),
+    ("max_batch_size huge", VALUE, "max_batch_size", lambda s: s.attention(max_batch_size=1 << 30)),
+    ("max_qo_tokens zero", VALUE, "max_qo_tokens", lambda s: s.attention(max_qo_tokens=0)),
+    ("max_qo_tokens huge", VALUE, "max_qo_tokens", lambda s: s.attention(max_qo_tokens=1 << 30)),
+    (
+        "max_qo_tokens over int32",
+        VALUE,
+        "max_qo_tokens",
+        lambda s: s.attention(max_qo_tokens=1 << 40),
+    ),
+    ("num_ctas negative", VALUE, "num_ctas", lambda s: s.attention(num_ctas=-1)),
+    ("num_ctas zero", VALUE, "num_ctas", lambda s: s.attention(num_ctas=0)),
+    ("causal text", TYPE, "causal", lambda s: s.attention(causal="no")),
+    ("batch_invariant number", TYPE, "batch_invariant", lambda s: s.attention(batch_invariant=1)),
+    ("softcap text", TYPE, "softcap", lambda s: s.attention(softcap="high")),
+    ("num_ctas huge", VALUE, "num_ctas", lambda s: s.attention(num_ctas=1 << 20)),
+    ("q_dtype float8", UNSUPPORTED, "q_dtype", lambda s: s.attention(q_dtype="float8_e4m3fn")),
+    ("q_dtype unknown", UNSUPPORTED, "q_dtype", lambda s: s.attention(q_dtype="float128")),
+    ("kv_dtype other", UNSUPPORTED, "kv_dtype", lambda s: s.attention(kv_dtype="float16")),
+    ("o_dtype float8", UNSUPPORTED, "o_dtype", lambda s: s.attention(o_dtype="float8_e5m2")),
+    ("variant", UNSUPPORTED, "variant", lambda s: s.attention(variant="alibi")),
+    (  # no GPU, or none that takes float32
+        "device without kernels",
+        UNSUPPORTED,
+        "(device|q_dtype)",
+        lambda s: s.attention(device="cuda:0"),
+    ),
+    ("device unknown", VALUE, "device", lambda s: s.attention(device="toaster")),
+    (
+        "workspace small",
+        VALUE,
+        "workspace",
+        lambda s: s.attention(workspace=zeros(512, dtype=np.uint8)),
+    ),
+    ("workspace text", TYPE, "workspace", lambda s: s.attention(workspace="many")),
+    (
+        "workspace read-only",
+        TYPE,
+        "workspace",
+        lambda s: s.attention(workspace=read_only(workspace())),
+    ),
+    (
+        "num_qo_heads above the limit",
+        VALUE,
+        "num_qo_heads",
+        lambda s: s.attention(num_qo_heads=65540),
+    ),
+    ("device of a huge index", VALUE, "device", lambda s: s.attention(device="cuda:9999999999")),
+    ("device of another digit", VALUE, "device", lambda s: s.attention(device="cuda:\u00b2")),
+    (
+        "workspace of objects",
+        TYPE,
+        "workspace",
+        lambda s: s.attention(workspace=np.empty(1 << 19, object)),
+    ),
+    ("workspace strided", VALUE, "workspace", lambda s: s.attention(workspace=workspace()[::2])),
+]
+
+PLAN = [
+    ("qo_indptr empty", VALUE, "qo_indptr", lambda s: s.plan(qo_indptr=[])),
+    ("qo_indptr from 1", VALUE, r"qo_indptr\[0\]", lambda s: s.plan(qo_indptr=[1, 3, 4])),
+    ("qo_indptr decreasing", VALUE, r"qo_indptr\[2\]", lambda s: s.plan(qo_indptr=[0, 3, 2])),
+    ("qo_indptr short", VALUE, "(qo_indptr|kv_lens)", lambda s: s.plan(qo_indptr=[0, 3])),
+    ("qo_indptr long", VALUE, "(qo_indptr|kv_lens)", lambda s: s.plan(qo_indptr=[0, 1, 2, 3])),
+    ("qo_indptr int64", TYPE, "qo_indptr", lambda s: s.plan(qo_indptr=int64(0, 3, 4))),
+    (
+        "qo_indptr float",
+        TYPE,
+        "qo_indptr",
+        lambda s: s.plan(qo_indptr=integers(0, 3, 4, dtype="f4")),
+    ),
+    ("qo_indptr matrix", VALUE, "qo_indptr", lambda s: s.plan(qo_indptr=integers([0, 3, 4]))),
+    ("qo_indptr text", TYPE, "qo_indptr", lambda s: s.plan(qo_indptr="034")),
+    ("qo_indptr of floats", TYPE, r"qo_indptr\[1\]", lambda s: s.plan(qo_indptr=[0, 3.5, 4])),
+    ("qo_indptr over int32", VALUE, r"qo_indptr\[2\]", lambda s: s.plan(qo_indptr=[0, 3, 1 << 40])),
+    ("too many tokens", VALUE, r"qo_indptr\[2\]", lambda s: s.plan(qo_indptr=[0, 3, 5])),
+    ("kv_lens negative", VALUE, r"kv_lens\[1\]", lambda s: s.plan(kv_lens=[9, -3])),
+    ("kv_lens int64", TYPE, "kv_lens", lambda s: s.plan(kv_lens=int64(9, 6))),
+    ("kv_lens unsigned", TYPE, "kv_lens", lambda s: s.plan(kv_lens=integers(9, 6, dtype="u4"))),
+    ("kv_lens scalar", TYPE, "kv_lens", lambda s: s.plan(kv_lens=9)),
+    ("kv_lens matrix", VALUE, "kv_lens", lambda s: s.plan(kv_lens=integers([9, 6]))),
+    ("kv_lens over int32", VALUE, r"kv_lens\[0\]", lambda s: s.plan(kv_lens=[1 << 31, 6])),
+    (
+        "too many requests",
+        VALUE,
+        "kv_lens",
+        lambda s: s.plan(qo_indptr=[0, 1, 2, 3], kv_lens=[1] * 3),
+    ),
+    ("kv_indptr with pages", VALUE, "kv_indptr", lambda s: s.plan(kv_indptr=[0, 9, 15])),
+    ("kv_indptr short", VALUE, "kv_indptr", lambda s: s.plan_ragged(kv_indptr=[0, 9])),
+    (
+        "kv_indptr negative",
+        VALUE,
+        r"kv_indptr\[0\]",
+        lambda s: s.plan_ragged(kv_indptr=[-1, 9, 15]),
+    ),
+    ("kv_indptr tight", VALUE, r"kv_indptr\[1\]", lambda s: s.plan_ragged(kv_indptr=[0, 8, 15])),
+    (
+        "kv_indptr decreasing",
+        VALUE,
+        r"kv_indptr\[2\]",
+        lambda s: s.plan_ragged(kv_indptr=[0, 9, 3]),
+    ),
+    ("kv_indptr int64", TYPE, "kv_indptr", lambda s: s.plan_ragged(kv_indptr=int64(0, 9, 15))),
+    (
+        "kv_lens sum over int32",
+        VALUE,
+        "kv_lens",
+        lambda s: s.plan_ragged(kv_lens=[2**31 - 1] * 2, kv_indptr=None),
+    ),
+    ("kv_lens of objects", TYPE, "kv_lens", lambda s: s.plan(kv_lens=np.empty(2, object))),
+    (
+        "kv_lens of another byte order",
+        TYPE,
+        "kv_lens",
+        lambda s: s.plan(kv_lens=integers(9, 6, dtype=">i4")),
+    ),
+    ("kv_lens endless", VALUE, "kv_lens", lambda s: s.plan(kv_lens=endless())),
+    ("qo_indptr endless", VALUE, "qo_indptr", lambda s: s.plan(qo_indptr=endless())),
+    ("kv_lens emptied", VALUE, "kv_lens", lambda s: s.plan(kv_lens=emptied())),
+    (
+        "kv_lens overflowing",
+        VALUE,
+        r"kv_indptr\[2\]",
+        lambda s: s.plan_ragged(kv_lens=[9, 0], kv_indptr=[0, 2**31 - 1, -2]),
+    ),
+]
+
+
+def workspace():
+    return zeros(1 << 24, dtype=np.uint8)
+
+
+def endless():
+    """2^31 - 1 entries in the memory of one."""
+    return np.broadcast_to(np.int32(1), 2**31 - 1)
+
+
+def emptied():
+    """A list that loses its items while they are read."""
+
+    class Item:
+        def __index__(self):
+            items.clear()
+            return 9
+
+    items = [Item(), 6]
+    return items
