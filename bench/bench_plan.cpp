@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "flashplan/flashplan.h"
-#include "kernels/instances.h"
+#include "kernels/families.h"
 #include "plan/schedule.h"
 #include "plan/select_kernel.h"
 #include "plan/workspace_layout.h"
@@ -127,24 +127,23 @@ bool measure_gpu_schedule(const std::vector<HostBatch>& batches, Result* result)
   using namespace flashplan;
   AttentionOptions options = llama(batches);
   options.device = {DeviceType::kCuda, 0};
-  const KernelInstance instance = {"",
-                                   KernelFamily::kSm80,
-                                   options.q_dtype,
-                                   options.kv_dtype,
-                                   128,
-                                   128,
-                                   false,
-                                   {{{228, 128, 16, 64, 2, nullptr, nullptr}}}};
+  Kernel kernel;
+  kernel.family = &kSm80Family;
+  kernel.architecture = {90};
+  kernel.q_dtype = options.q_dtype;
+  kernel.kv_dtype = options.kv_dtype;
+  kernel.head_dim_qk = kernel.head_dim_vo = 128;
+  kernel.geometry = {.tile_q = 128, .tile_kv = 64, .queues_per_processor = 2};
+  kernel.tuning = sm80_tuning(kernel.geometry.tile_kv);
   DeviceLimits device;
-  device.instances = {&instance, 1};
-  device.architectures = "90";
+  device.kernels = {&kernel, 1};
+  device.num_processors = 132;
   device.num_gpus = 1;
-  device.num_sms = 132;
   device.major = 9;
-  KernelConfig config;
-  if (!select_kernel(options, device, &config).ok()) return false;
-  const WorkspaceLayout layout = layout_workspace(options, config, std::nullopt);
-  const ScheduleShape shape = schedule_shape(options, config, layout);
+  KernelChoice choice;
+  if (!select_kernel(options, device, &choice).ok()) return false;
+  const WorkspaceLayout layout = layout_workspace(options, choice, std::nullopt);
+  const ScheduleShape shape = schedule_shape(options, choice, layout);
   const ScheduleBounds bounds =
       schedule_bounds(shape, options.max_batch_size, options.max_qo_tokens);
   Scheduler scheduler;

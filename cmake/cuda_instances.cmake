@@ -6,45 +6,42 @@ set(FLASHPLAN_KERNEL_DTYPES all CACHE STRING
 set(FLASHPLAN_KERNEL_HEAD_DIMS all CACHE STRING
   "Head dims to compile kernels for: all, or a list as 128;192x128 (qk x vo)")
 
-# The list at a path of kernels.json; [192, 128] is spelled 192x128.
-function(flashplan_json_list out json)
-  string(JSON length LENGTH "${json}" ${ARGN})
-  math(EXPR last "${length} - 1")
-  set(items "")
-  foreach(i RANGE ${last})
-    string(JSON type TYPE "${json}" ${ARGN} ${i})
-    if(type STREQUAL "ARRAY")
-      string(JSON qk GET "${json}" ${ARGN} ${i} 0)
-      string(JSON vo GET "${json}" ${ARGN} ${i} 1)
-      set(item ${qk}x${vo})
-    else()
-      string(JSON item GET "${json}" ${ARGN} ${i})
-    endif()
-    list(APPEND items ${item})
-  endforeach()
-  set(${out} ${items} PARENT_SCOPE)
-endfunction()
-
-# The items of `all` that the cache variable `chosen` names.
-function(flashplan_choose out chosen)
-  if("${${chosen}}" STREQUAL "all")
-    set(${out} ${ARGN} PARENT_SCOPE)
-    return()
-  endif()
-  foreach(item IN LISTS ${chosen})
-    if(NOT item IN_LIST ARGN)
-      list(JOIN ARGN ", " all)
-      message(FATAL_ERROR "${chosen}: expected all, or some of ${all}, got ${item}")
+# Whether the cache variable `chosen` names all of `items`.
+function(flashplan_is_chosen out chosen items)
+  set(${out} ON PARENT_SCOPE)
+  foreach(item IN LISTS items)
+    if(NOT "${${chosen}}" STREQUAL "all" AND NOT item IN_LIST ${chosen})
+      set(${out} OFF PARENT_SCOPE)
     endif()
   endforeach()
-  set(${out} ${${chosen}} PARENT_SCOPE)
 endfunction()
 
-# `out` receives the sources.
-function(flashplan_add_cuda_instances out)
+# Of the architectures that are built for, those of a manifest entry: "80+" are 80 and later, "90a" is
+# that one alone.
+function(flashplan_architectures out wanted)
+  set(found "")
+  foreach(architecture IN LISTS FLASHPLAN_ARCHITECTURES)
+    string(REGEX MATCH "^[0-9]+" number ${architecture})
+    if(architecture STREQUAL wanted OR (wanted MATCHES "^([0-9]+)\\+$" AND number GREATER_EQUAL CMAKE_MATCH_1))
+      list(APPEND found ${architecture})
+    endif()
+  endforeach()
+  set(${out} ${found} PARENT_SCOPE)
+endfunction()
+
+# `out_targets` receives object libraries, one for each set of architectures; `registry`, a target, gets
+# the list of kernels.
+function(flashplan_add_cuda_instances out_targets registry)
   set(manifest ${PROJECT_SOURCE_DIR}/src/kernels/kernels.json)
   set_property(DIRECTORY ${PROJECT_SOURCE_DIR} APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${manifest})
   file(READ ${manifest} json)
+  foreach(chosen FLASHPLAN_KERNEL_DTYPES FLASHPLAN_KERNEL_HEAD_DIMS)
+    foreach(item IN LISTS ${chosen})
+      if(NOT item STREQUAL "all" AND NOT json MATCHES "\"${item}\"")
+        message(FATAL_ERROR "${chosen}: expected all, or names of ${manifest}, got ${item}")
+      endif()
+    endforeach()
+  endforeach()
   set(folder ${PROJECT_BINARY_DIR}/kernels)
   set(short_float16 f16)
   set(short_bfloat16 bf16)
@@ -56,83 +53,90 @@ function(flashplan_add_cuda_instances out)
   set(cpp_float8_e5m2 kFloat8E5M2)
   set(declarations "")
   set(entries "")
-  set(sources "")
+  set(targets "")
+  set(count 0)
 
-  string(JSON num_families LENGTH "${json}")
-  math(EXPR last_family "${num_families} - 1")
-  foreach(i RANGE ${last_family})
-    string(JSON family MEMBER "${json}" ${i})
-    foreach(axis q_dtype kv_dtype head_dim softcap)
-      flashplan_json_list(${axis}s "${json}" ${family} ${axis})
+  string(JSON last LENGTH "${json}")
+  math(EXPR last "${last} - 1")
+  foreach(i RANGE ${last})
+    foreach(field family architectures q_dtype kv_dtype)
+      string(JSON ${field} GET "${json}" ${i} ${field})
     endforeach()
-    set(dtypes ${q_dtypes} ${kv_dtypes})
-    list(REMOVE_ITEM dtypes same)
-    flashplan_choose(dtypes FLASHPLAN_KERNEL_DTYPES ${dtypes})
-    flashplan_choose(head_dims FLASHPLAN_KERNEL_HEAD_DIMS ${head_dims})
+    # Lists of plain words: the brackets and commas of JSON, and quotes, are all that is to go.
+    foreach(field head_dims softcap)
+      string(JSON ${field} GET "${json}" ${i} ${field})
+      string(REGEX MATCHALL "[0-9a-z]+" ${field} "${${field}}")
+    endforeach()
+    flashplan_is_chosen(is_chosen FLASHPLAN_KERNEL_DTYPES "${q_dtype};${kv_dtype}")
+    flashplan_architectures(architectures "${architectures}")
+    if(NOT is_chosen OR NOT architectures)
+      continue()
+    endif()
+    set(q_type ${cpp_${q_dtype}})
+    set(kv_type ${cpp_${kv_dtype}})
+    set(dtypes ${short_${q_dtype}})
+    if(NOT q_dtype STREQUAL kv_dtype)
+      string(APPEND dtypes _${short_${kv_dtype}})
+    endif()
+    list(JOIN architectures "_" target)
+    set(target flashplan_cuda_${target})
+    if(NOT TARGET ${target})
+      add_library(${target} OBJECT)
+      flashplan_set_internal_cuda(${target})
+      list(TRANSFORM architectures APPEND "-real" OUTPUT_VARIABLE real_architectures)
+      set_target_properties(${target} PROPERTIES CUDA_ARCHITECTURES "${real_architectures}")
+      list(APPEND targets ${target})
+    endif()
 
-    foreach(q IN LISTS q_dtypes)
-      foreach(kv IN LISTS kv_dtypes)
-        set(name_dtypes ${short_${q}}_${short_${kv}})
-        if(kv STREQUAL "same")
-          set(kv ${q})
-          set(name_dtypes ${short_${q}})
+    foreach(head_dim IN LISTS head_dims)
+      flashplan_is_chosen(is_chosen FLASHPLAN_KERNEL_HEAD_DIMS ${head_dim})
+      if(NOT is_chosen)
+        continue()
+      endif()
+      string(REGEX REPLACE "x.*" "" qk ${head_dim})
+      string(REGEX REPLACE ".*x" "" vo ${head_dim})
+      foreach(has_softcap IN LISTS softcap)
+        set(name ${family}_${dtypes}_d${head_dim})
+        if(has_softcap)
+          string(APPEND name _softcap)
         endif()
-        if(NOT q IN_LIST dtypes OR NOT kv IN_LIST dtypes)
-          continue()
-        endif()
-        set(q_type ${cpp_${q}})
-        set(kv_type ${cpp_${kv}})
-        foreach(head_dim IN LISTS head_dims)
-          string(REGEX MATCH "^([0-9]+)x?([0-9]*)$" matched ${head_dim})
-          set(qk ${CMAKE_MATCH_1})
-          set(vo ${CMAKE_MATCH_2})
-          if(NOT vo)
-            set(vo ${qk})
-          endif()
-          foreach(softcap IN LISTS softcaps)
-            set(name ${family}_${name_dtypes}_d${head_dim})
-            set(has_softcap false)
-            if(softcap)
-              string(APPEND name _softcap)
-              set(has_softcap true)
-            endif()
-            set(source ${folder}/${name}.cu)
-            file(CONFIGURE OUTPUT ${source} @ONLY CONTENT [[
+        set(source ${folder}/${name}.cu)
+        file(CONFIGURE OUTPUT ${source} @ONLY CONTENT [[
 #include "kernels/@family@.h"
 namespace flashplan {
-const KernelInstance& instance_@name@() noexcept {
-  static const KernelInstance instance =
-      make_@family@_instance<DType::@q_type@, DType::@kv_type@, @qk@, @vo@, /*softcap=*/@has_softcap@>("@name@");
-  return instance;
+Kernel @name@(Architecture architecture) noexcept {
+  return make_@family@_kernel<DType::@q_type@, DType::@kv_type@, @qk@, @vo@, /*softcap=*/@has_softcap@>(
+      "@name@", architecture);
 }
 }  // namespace flashplan
 ]])
-            list(APPEND sources ${source})
-            string(APPEND declarations "const KernelInstance& instance_${name}() noexcept;\n")
-            string(APPEND entries "    instance_${name}(),\n")
-          endforeach()
+        target_sources(${target} PRIVATE ${source})
+        string(APPEND declarations "Kernel ${name}(Architecture architecture) noexcept;\n")
+        foreach(architecture IN LISTS architectures)
+          string(REGEX REPLACE "^([0-9]+)([a-z])$" "\\1, '\\2'" architecture ${architecture})
+          string(APPEND entries "    ${name}({${architecture}}),\n")
         endforeach()
+        math(EXPR count "${count} + 1")
       endforeach()
     endforeach()
   endforeach()
-  if(NOT sources)
+  if(count EQUAL 0)
     message(FATAL_ERROR "FLASHPLAN_KERNEL_DTYPES: expected a dtype of q and one of kv, "
       "got ${FLASHPLAN_KERNEL_DTYPES}: no kernel is left")
   endif()
-  list(LENGTH sources count)
   message(STATUS "CUDA kernels: ${count} instances")
 
-  file(CONFIGURE OUTPUT ${folder}/instances.cpp @ONLY CONTENT [[
-#include "kernels/instances.h"
+  file(CONFIGURE OUTPUT ${folder}/kernel_list.cpp @ONLY CONTENT [[
+#include "kernels/kernel_list.h"
 namespace flashplan {
 @declarations@
-std::span<const KernelInstance> kernel_instances() noexcept {
-  static const KernelInstance instances[] = {
+std::span<const Kernel> cuda::kernels() noexcept {
+  static const Kernel all[] = {
 @entries@  };
-  return instances;
+  return all;
 }
-const char* kernel_architectures() noexcept { return "@FLASHPLAN_ARCHITECTURES@"; }
 }  // namespace flashplan
 ]])
-  set(${out} ${sources} ${folder}/instances.cpp PARENT_SCOPE)
+  target_sources(${registry} PRIVATE ${folder}/kernel_list.cpp)
+  set(${out_targets} ${targets} PARENT_SCOPE)
 endfunction()

@@ -35,8 +35,9 @@ void append_summary(std::string& text, const Plan::Impl& plan) {
   const Schedule& schedule = plan.scheduler.schedule();
   int64_t num_keys = 0;
   for (const RequestInfo& request : schedule.requests) num_keys += request.kv_len;
-  append(text, "kernel %s, tiles of %d rows x %d keys, %d queues\n", plan.kernel_name,
-         plan.config.tile_q, plan.config.tile_kv, plan.config.num_ctas);
+  const Kernel& kernel = plan.choice.kernel;
+  append(text, "kernel %s, %d queues\n", kernel.name.data(), plan.choice.num_ctas);
+  text.append(to_string(kernel.geometry)).append("\n");
   append(text, "%d requests, %d query tokens, %lld keys\n", plan.batch_size, plan.num_tokens,
          static_cast<long long>(num_keys));
   append(text, "%zu work tiles, %zu heads split, %d of %d partial slots\n", schedule.tiles.size(),

@@ -4,14 +4,16 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <new>
+#include <string_view>
 
+#include "api/kernels.h"
 #include "api/plan_impl.h"
-#include "api/registry.h"
 #include "common/error.h"
 #include "common/processors.h"
 #include "cuda/device.h"
-#include "kernels/instances.h"
+#include "cuda/launch_kernel.h"
 #include "plan/select_kernel.h"
 
 namespace flashplan {
@@ -87,18 +89,25 @@ Status check_kv_indptr(const Batch& batch) {
   return {};
 }
 
+/// The family that FLASHPLAN_KERNEL_FAMILY names, for tests of one family where others serve the
+/// same options; empty: any. Read once.
+std::string_view family_to_test() noexcept {
+  static const char* const name = std::getenv("FLASHPLAN_KERNEL_FAMILY");
+  return name != nullptr ? name : "";
+}
+
 DeviceLimits device_limits(Device device) noexcept {
   DeviceLimits limits;
+  limits.kernels = kernels_for(device.type);
   if (device.type == DeviceType::kCpu) {
     limits.num_processors = num_processors();
     return limits;
   }
-  limits.instances = kernel_instances();
-  limits.architectures = kernel_architectures();
+  limits.family = family_to_test();
   limits.num_gpus = cuda::num_devices();
   if (device.index < 0 || device.index >= limits.num_gpus) return limits;
   const cuda::DeviceFacts& facts = cuda::device_facts(device.index);
-  limits.num_sms = facts.num_sms;
+  limits.num_processors = facts.num_sms;
   limits.major = facts.major;
   limits.minor = facts.minor;
   return limits;
@@ -110,8 +119,8 @@ Status create_on_gpu(const ScheduleBounds& bounds, Plan::Impl* impl) noexcept {
   const cuda::DeviceGuard guard(device);
   FLASHPLAN_RETURN_IF_ERROR(guard.status());
   const cuda::ApartFromCaptures apart;
-  FLASHPLAN_RETURN_IF_ERROR(impl->config.tiling->prepare());
-  return impl->device_plan.emplace().create(device, bounds, impl->config.num_ctas);
+  FLASHPLAN_RETURN_IF_ERROR(cuda::prepare(impl->choice.kernel));
+  return impl->device_plan.emplace().create(device, bounds, impl->choice.num_ctas);
 }
 
 }  // namespace
@@ -127,23 +136,22 @@ Status Plan::create(const AttentionOptions& options, Plan* plan) noexcept try {
   }
   auto impl = std::make_unique<Impl>();
   impl->options = options;
-  FLASHPLAN_RETURN_IF_ERROR(select_kernel(options, device_limits(options.device), &impl->config));
+  FLASHPLAN_RETURN_IF_ERROR(select_kernel(options, device_limits(options.device), &impl->choice));
   AttentionOptions& filled = impl->options;
-  filled.num_ctas = impl->config.num_ctas;
+  filled.num_ctas = impl->choice.num_ctas;
   if (!filled.softmax_scale) {
     filled.softmax_scale = 1.0F / std::sqrt(static_cast<float>(options.head_dim_qk));
   }
-  impl->layout = layout_workspace(options, impl->config, options.workspace_bytes);
+  impl->layout = layout_workspace(options, impl->choice, options.workspace_bytes);
   if (options.workspace_bytes && impl->layout.total > *options.workspace_bytes) {
     return error(StatusCode::kInvalidArgument, "workspace: expected >= %zu bytes, got %zu",
                  impl->layout.total, *options.workspace_bytes);
   }
   filled.workspace_bytes = impl->layout.total;
-  const ScheduleShape shape = schedule_shape(options, impl->config, impl->layout);
+  const ScheduleShape shape = schedule_shape(options, impl->choice, impl->layout);
   const ScheduleBounds bounds =
       schedule_bounds(shape, options.max_batch_size, options.max_qo_tokens);
   impl->scheduler.reserve(shape, bounds);
-  FLASHPLAN_RETURN_IF_ERROR(find_kernel(impl->config, &impl->launch, &impl->kernel_name));
   if (options.device.type == DeviceType::kCpu) {
     impl->buffers = ScheduleBuffers(bounds);
   } else {
@@ -175,6 +183,11 @@ Status Plan::plan(const Batch& batch, Stream stream) noexcept {
   impl_->scheduler.make(batch, memory);
   impl_->batch_size = batch.batch_size;
   impl_->num_tokens = batch.qo_indptr[batch.batch_size];
+  const AttentionOptions& options = impl_->options;
+  const int64_t num_rows =
+      int64_t{impl_->num_tokens} * (options.num_qo_heads / options.num_kv_heads);
+  const int32_t few_rows = impl_->choice.kernel.geometry.bodies[0].rows;
+  impl_->has_few_rows = num_rows <= int64_t{few_rows} * batch.batch_size;
   const int32_t* kv_lens = batch.kv_lens;
   impl_->longest_request =
       static_cast<int32_t>(std::max_element(kv_lens, kv_lens + batch.batch_size) - kv_lens);
@@ -201,16 +214,23 @@ const AttentionOptions& Plan::options() const noexcept {
 ScheduleView Plan::schedule() const noexcept {
   if (!impl_) return {};
   const Schedule& schedule = impl_->scheduler.schedule();
-  return {schedule.num_ctas(),      impl_->config.tile_q, impl_->config.tile_kv,
-          impl_->num_tokens,        schedule.num_slots,   schedule.cta_indptr.data(),
-          schedule.cta_cost.data(), schedule.tiles.data()};
+  return {schedule.num_ctas(),
+          impl_->choice.kernel.geometry.tile_q,
+          impl_->choice.kernel.geometry.tile_kv,
+          impl_->num_tokens,
+          schedule.num_slots,
+          schedule.cta_indptr.data(),
+          schedule.cta_cost.data(),
+          schedule.tiles.data()};
 }
 
-const char* Plan::kernel_name() const noexcept { return impl_ ? impl_->kernel_name : ""; }
+const char* Plan::kernel_name() const noexcept {
+  return impl_ ? impl_->choice.kernel.name.data() : "";
+}
 
 Status is_supported(const AttentionOptions& options) noexcept {
-  KernelConfig config;
-  return select_kernel(options, device_limits(options.device), &config);
+  KernelChoice choice;
+  return select_kernel(options, device_limits(options.device), &choice);
 }
 
 }  // namespace flashplan

@@ -8,7 +8,7 @@
 
 #include "cuda/device_plan.h"
 #include "flashplan/plan.h"
-#include "plan/kernel_config.h"
+#include "plan/kernel.h"
 #include "plan/schedule.h"
 #include "plan/workspace_layout.h"
 
@@ -16,17 +16,19 @@ namespace flashplan {
 
 struct Plan::Impl {
   AttentionOptions options;  // defaults filled in
-  KernelConfig config;
+  KernelChoice choice;
   WorkspaceLayout layout;
   Scheduler scheduler;
   ScheduleBuffers buffers;                      // of the schedule, on the CPU
   std::optional<cuda::DevicePlan> device_plan;  // and of the schedule, on a GPU
-  LaunchFunction launch = nullptr;
-  const char* kernel_name = "";
   int32_t batch_size = 0;
   int32_t num_tokens = 0;       // qo_indptr[batch_size]
   int32_t num_kv_rows = 0;      // rows of ragged k and v that are read
   int32_t longest_request = 0;  // the first with the most keys
+  /// Packed, per request, on average: no more than the smallest body of the kernel takes. Says
+  /// which order of the kernel's code is launched; in a captured graph the choice of the captured
+  /// run stays.
+  bool has_few_rows = false;
   bool planned = false;
   std::atomic_flag in_use;
 };

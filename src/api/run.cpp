@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "abi/params.h"
+#include "api/kernels.h"
 #include "api/plan_impl.h"
 #include "api/tensor_checks.h"
 #include "api/workspace_claim.h"
@@ -200,24 +201,20 @@ ScheduleParams host_schedule(const AttentionTensors& t, const Plan::Impl& plan) 
 
 HostParams host_params(const Plan::Impl& plan) {
   const Schedule& schedule = plan.scheduler.schedule();
-  const int64_t num_rows =
-      int64_t{plan.num_tokens} * (plan.options.num_qo_heads / plan.options.num_kv_heads);
-  HostParams p;
-  p.cta_indptr = schedule.cta_indptr.data();
-  p.num_splits = static_cast<int32_t>(schedule.splits.size());
-  p.total_cost = schedule.total_cost;
-  p.has_few_rows = num_rows <= int64_t{plan.config.few_rows} * plan.batch_size;
-  return p;
+  return {.cta_indptr = schedule.cta_indptr.data(),
+          .num_splits = static_cast<int32_t>(schedule.splits.size()),
+          .total_cost = schedule.total_cost,
+          .has_few_rows = plan.has_few_rows};
 }
 
 AttentionParams make_params(const AttentionTensors& t, const Plan::Impl& plan) {
   const AttentionOptions& options = plan.options;
   AttentionParams p;
   p.schedule = plan.device_plan ? plan.device_plan->schedule() : host_schedule(t, plan);
-  p.schedule.tile_q = plan.config.tile_q;
+  p.schedule.tile_q = plan.choice.kernel.geometry.tile_q;
   p.schedule.group_size = make_divisor(options.num_qo_heads / options.num_kv_heads);
-  p.schedule.chunk_kv = plan.config.chunk_kv;
-  p.schedule.num_ctas = plan.config.num_ctas;
+  p.schedule.chunk_kv = plan.choice.chunk_kv;
+  p.schedule.num_ctas = plan.choice.num_ctas;
   p.tensors = tensor_params(t, options);
   p.mask = {options.causal, options.window_left};
   p.variant = {*options.softmax_scale * t.k_scale, options.softcap, t.v_scale};
@@ -232,10 +229,10 @@ Status run_on_gpu(const AttentionTensors& t, Plan::Impl* plan, Stream stream) no
   bool capturing = false;
   FLASHPLAN_RETURN_IF_ERROR(cuda::is_capturing(stream, &capturing));
   // A graph is captured for every later batch, so also where this one has no rows.
-  if (capturing) return plan->launch(make_params(t, *plan), stream);
+  if (capturing) return launch(plan->choice.kernel, make_params(t, *plan), stream);
   if (plan->num_tokens == 0) return {};
   FLASHPLAN_RETURN_IF_ERROR(plan->device_plan->before_run(stream));
-  FLASHPLAN_RETURN_IF_ERROR(plan->launch(make_params(t, *plan), stream));
+  FLASHPLAN_RETURN_IF_ERROR(launch(plan->choice.kernel, make_params(t, *plan), stream));
   return plan->device_plan->after_run(stream);
 }
 
@@ -260,7 +257,7 @@ Status Plan::run(const AttentionTensors& tensors, Stream stream) noexcept {
     return error(StatusCode::kNotReady,
                  "workspace: expected one run at a time in it, got a second one");
   }
-  return impl_->launch(make_params(tensors, *impl_), stream);
+  return launch(impl_->choice.kernel, make_params(tensors, *impl_), stream);
 }
 
 }  // namespace flashplan

@@ -3,13 +3,12 @@
 
 #include <span>
 
+#include "api/kernels.h"
 #include "common/error.h"
 #include "common/processors.h"
-#include "cpu/engine.h"
 #include "cpu/thread_pool.h"
 #include "cuda/device.h"
 #include "flashplan/flashplan.h"
-#include "kernels/instances.h"
 
 #define FLASHPLAN_TEXT_OF(x) #x
 #define FLASHPLAN_TEXT(x) FLASHPLAN_TEXT_OF(x)
@@ -17,38 +16,47 @@
 namespace flashplan {
 namespace {
 
-/// One line for all instances that differ in head dims and softcap alone; these stand together.
-std::string kernels_text() {
-  const std::span<const KernelInstance> instances = kernel_instances();
+/// One line for the kernels that differ in head dims, softcap and architecture alone; these stand
+/// together.
+std::string kernels_text(std::span<const Kernel> kernels) {
   std::string text;
-  const KernelInstance* line = nullptr;
-  const KernelInstance* last = nullptr;
-  for (const KernelInstance& instance : instances) {
-    const bool same_line = line != nullptr && line->family == instance.family &&
-                           line->q_dtype == instance.q_dtype && line->kv_dtype == instance.kv_dtype;
-    const bool same_dims = same_line && last->head_dim_qk == instance.head_dim_qk &&
-                           last->head_dim_vo == instance.head_dim_vo;
+  const Kernel* last = nullptr;
+  for (const Kernel& kernel : kernels) {
+    const bool same_line = last != nullptr && last->family == kernel.family &&
+                           last->q_dtype == kernel.q_dtype && last->kv_dtype == kernel.kv_dtype;
+    const bool same_dims = same_line && last->head_dim_qk == kernel.head_dim_qk &&
+                           last->head_dim_vo == kernel.head_dim_vo;
     if (!same_line) {
-      line = &instance;
       text.append(text.empty() ? "" : "\n").append("cuda kernels: ");
-      text.append(to_string(instance.family)).append(", q ").append(to_string(instance.q_dtype));
-      text.append(", kv ").append(to_string(instance.kv_dtype)).append(", head dims");
+      text.append(kernel.family->name).append(", q ").append(to_string(kernel.q_dtype));
+      text.append(", kv ").append(to_string(kernel.kv_dtype)).append(", head dims");
     }
     if (!same_dims) {
-      text.append(" ").append(std::to_string(instance.head_dim_qk));
-      if (instance.head_dim_vo != instance.head_dim_qk) {
-        text.append("x").append(std::to_string(instance.head_dim_vo));
+      text.append(" ").append(std::to_string(kernel.head_dim_qk));
+      if (kernel.head_dim_vo != kernel.head_dim_qk) {
+        text.append("x").append(std::to_string(kernel.head_dim_vo));
       }
     }
-    last = &instance;
+    last = &kernel;
   }
   return text.append("\n");
 }
 
+std::string families_text() {
+  std::string text = kernels_for(DeviceType::kCpu)[0].family->name;
+  const KernelFamily* last = nullptr;
+  for (const Kernel& kernel : kernels_for(DeviceType::kCuda)) {
+    if (kernel.family != last) text.append(", ").append(kernel.family->name);
+    last = kernel.family;
+  }
+  return text;
+}
+
 std::string cuda_text() {
-  if (kernel_instances().empty()) return "cuda: not built\n";
-  std::string text = std::string("cuda: built for ") + kernel_architectures() + "\n";
-  text += kernels_text();
+  const std::span<const Kernel> kernels = kernels_for(DeviceType::kCuda);
+  if (kernels.empty()) return "cuda: not built\n";
+  std::string text = std::string("cuda: built for ") + architectures_of(kernels).text + "\n";
+  text += kernels_text(kernels);
   if (cuda::num_devices() == 0) text += "cuda devices: none found\n";
   for (int32_t i = 0; i < cuda::num_devices(); ++i) {
     const cuda::DeviceFacts& facts = cuda::device_facts(i);
@@ -79,8 +87,8 @@ const char* version() noexcept {
 std::string show_config() noexcept try {
   std::string text;
   text += std::string("version: ") + version() + "\n";
-  text += std::string("kernel families: cpu") + (kernel_instances().empty() ? "" : ", sm80") + "\n";
-  text += std::string("cpu kernels: ") + cpu::kernel_set_name() + "\n";
+  text += "kernel families: " + families_text() + "\n";
+  text.append("cpu kernels: ").append(kernels_for(DeviceType::kCpu)[0].name).append("\n");
   text += "cpu dtypes: float32, float16, bfloat16; kv also float8_e4m3fn, float8_e5m2\n";
   text += "cpu threads: " + std::to_string(num_threads()) + " of " +
           std::to_string(num_processors()) + " processors\n";

@@ -2,13 +2,17 @@
 #include "cpu/engine.h"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstdlib>
+#include <iterator>
 #include <string_view>
 
 #include "abi/params.h"
 #include "cpu/kernel.h"
+#include "cpu/scratch.h"
 #include "cpu/thread_pool.h"
+#include "flashplan/plan.h"
 
 namespace flashplan::cpu {
 namespace {
@@ -40,9 +44,41 @@ NamedKernels widest_kernels() noexcept {
   return {"cpu_baseline", baseline::kernel_set()};
 }
 
-const NamedKernels& kernels() noexcept {
-  static const NamedKernels widest = widest_kernels();
-  return widest;
+// Any dtype of q and any head dim are served.
+Axis first_unserved(const Kernel& kernel, const AttentionOptions& options) noexcept {
+  return kernel.kv_dtype == options.kv_dtype ? Axis::kNone : Axis::kKvDType;
+}
+
+std::size_t scratch_of_options(const Kernel& kernel, const AttentionOptions& options) noexcept {
+  return scratch_bytes(kernel.geometry.tile_q, kernel.geometry.tile_kv, options.head_dim_qk,
+                       options.head_dim_vo);
+}
+
+constexpr KernelFamily kFamily = {.name = "cpu",
+                                  .device = DeviceType::kCpu,
+                                  .preference = 0,
+                                  .first_unserved = first_unserved,
+                                  .scratch_bytes = scratch_of_options};
+
+constexpr std::size_t kNumKernels = std::size(KernelSet{}.run_queue);
+
+std::array<Kernel, kNumKernels> make_kernels() noexcept {
+  const NamedKernels widest = widest_kernels();
+  std::array<Kernel, kNumKernels> all;
+  for (std::size_t i = 0; i < kNumKernels; ++i) {
+    Kernel& kernel = all[i];
+    kernel.name = widest.name;
+    kernel.family = &kFamily;
+    kernel.kv_dtype = static_cast<DType>(i);
+    // Several queues per thread, taken as threads become free, even out what other programs take.
+    kernel.geometry = {.tile_q = kCpuTileQ,
+                       .tile_kv = kCpuTileKv,
+                       .bodies = {{{.rows = kCpuTileQ, .stages = 1}}},
+                       .queues_per_processor = 4};
+    kernel.tuning = cpu_tuning();
+    kernel.code.run_queue = widest.set.run_queue[i];
+  }
+  return all;
 }
 
 /// Below so much predicted work, about 30 us, waking a second thread costs more than it brings.
@@ -60,24 +96,18 @@ void run_task(void* context, int32_t task, int32_t worker) noexcept {
                     worker * job.params.workspace.scratch_bytes);
 }
 
-Status launch(const AttentionParams& params, Stream /*stream*/) noexcept {
-  std::fill_n(params.schedule.arrivals, params.host.num_splits, 0);
-  Job job{params, kernels().set.run_queue[static_cast<int32_t>(params.tensors.kv_dtype)]};
-  const int32_t wanted = params.host.total_cost < kLeastCostToShare ? 1 : params.schedule.num_ctas;
-  ThreadPool::run(run_task, &job, params.schedule.num_ctas, wanted);
-  return {};
-}
-
 }  // namespace
 
-Status find_kernel(const KernelConfig& config, LaunchFunction* launch_function,
-                   const char** name) noexcept {
-  static_cast<void>(config);  // every dtype is compiled in
-  *launch_function = launch;
-  *name = kernel_set_name();
-  return {};
+std::span<const Kernel> kernels() noexcept {
+  static const auto all = make_kernels();
+  return all;
 }
 
-const char* kernel_set_name() noexcept { return kernels().name; }
+void launch(const Kernel& kernel, const AttentionParams& params) noexcept {
+  std::fill_n(params.schedule.arrivals, params.host.num_splits, 0);
+  Job job{params, kernel.code.run_queue};
+  const int32_t wanted = params.host.total_cost < kLeastCostToShare ? 1 : params.schedule.num_ctas;
+  ThreadPool::run(run_task, &job, params.schedule.num_ctas, wanted);
+}
 
 }  // namespace flashplan::cpu

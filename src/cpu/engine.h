@@ -2,14 +2,17 @@
 // The CPU engine: the queues of a plan, taken by the threads of the pool.
 #pragma once
 
-#include "plan/kernel_config.h"
+#include <span>
+
+#include "abi/params.h"
+#include "plan/kernel.h"
 
 namespace flashplan::cpu {
 
-/// The kernel for a configuration of family kCpu, in the widest instruction set this machine has.
-Status find_kernel(const KernelConfig& config, LaunchFunction* launch, const char** name) noexcept;
+/// One kernel for each dtype of k and v, in the widest instruction set that this machine has.
+std::span<const Kernel> kernels() noexcept;
 
-/// "cpu_avx512": the kernels that find_kernel() gives.
-const char* kernel_set_name() noexcept;
+/// Runs all queues of the schedule; returns when they are done.
+void launch(const Kernel& kernel, const AttentionParams& params) noexcept;
 
 }  // namespace flashplan::cpu

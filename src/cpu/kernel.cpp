@@ -6,7 +6,6 @@
 
 #include "cpu/float_formats.h"
 #include "cpu/scratch.h"
-#include "plan/kernel_config.h"
 
 namespace flashplan::cpu::FLASHPLAN_ISA {
 namespace {

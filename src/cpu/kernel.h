@@ -9,6 +9,12 @@
 
 namespace flashplan::cpu {
 
+/// Tiles: packed query rows, and keys. A converted tile of 32 keys x 128 floats takes 16 KB and
+/// stays in the first-level cache while the rows of a query tile pass over it. Prompts are 1 to 4 %
+/// faster with 128 rows than with 64, and are planned in 3/4 of the time.
+constexpr int32_t kCpuTileQ = 128;
+constexpr int32_t kCpuTileKv = 32;
+
 /// Runs queue `cta` with a worker's scratch memory.
 using RunQueue = void (*)(const AttentionParams& params, int32_t cta, std::byte* scratch) noexcept;
 

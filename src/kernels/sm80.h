@@ -1,74 +1,60 @@
 // SPDX-License-Identifier: Apache-2.0
-// Wiring of the sm80 family: from a kernel's compile-time choices to its KernelInstance.
+// The sm80 family: from the compile-time choices of its code to a Kernel.
 #pragma once
 
-#include <cuda_runtime_api.h>
-
+#include <string_view>
 #include <type_traits>
 
-#include "common/error.h"
-#include "cuda/device.h"
 #include "kernels/device/attention.h"
-#include "kernels/instances.h"
+#include "kernels/families.h"
 
 namespace flashplan {
 
-/// Tiling is the host's guess of which code the driver takes: this makes sure.
 template <typename Choices, int kSmemPerSm>
-Status prepare_sm80() noexcept {
-  cudaFuncAttributes attributes;
-  FLASHPLAN_CUDA_CALL(cudaFuncGetAttributes, &attributes, device::attention_kernel<Choices, true>);
-  if (device::smem_per_sm(attributes.ptxVersion) != kSmemPerSm) {
-    return error(StatusCode::kUnsupported,
-                 "device: expected code for GPUs with %d KB of shared memory per SM, got code for "
-                 "sm_%d",
-                 kSmemPerSm, attributes.ptxVersion);
+constexpr KernelGeometry sm80_geometry() {
+  using T = device::Tiling<Choices, kSmemPerSm>;
+  using S = device::Shapes<T>;
+  return {.tile_q = T::kTileQ,
+          .tile_kv = T::kTileKv,
+          .bodies = {{{S::Few::kRows, S::Few::kStages},
+                      {S::Some::kRows, S::Some::kStages},
+                      {S::Many::kRows, S::Many::kStages}}},
+          .queues_per_processor = T::kCtasPerSm,
+          .threads = T::kThreads,
+          .smem_bytes = S::kSmemBytes};
+}
+
+/// The geometry follows from the shared memory of the architecture, here as in the device code that
+/// is compiled for it.
+template <typename Choices>
+constexpr KernelGeometry sm80_geometry(Architecture architecture) {
+  switch (smem_per_sm(architecture.number)) {
+    case 100: return sm80_geometry<Choices, 100>();
+    case 164: return sm80_geometry<Choices, 164>();
+    default: return sm80_geometry<Choices, 228>();
   }
-  constexpr cudaFuncAttribute kBytes = cudaFuncAttributeMaxDynamicSharedMemorySize;
-  constexpr int kSmemBytes = device::Shapes<device::Tiling<Choices, kSmemPerSm>>::kSmemBytes;
-  FLASHPLAN_CUDA_CALL(cudaFuncSetAttribute, device::attention_kernel<Choices, false>, kBytes,
-                      kSmemBytes);
-  FLASHPLAN_CUDA_CALL(cudaFuncSetAttribute, device::attention_kernel<Choices, true>, kBytes,
-                      kSmemBytes);
-  return {};
-}
-
-template <typename Choices, int kSmemPerSm>
-Status launch_sm80(const AttentionParams& params, Stream stream) noexcept {
-  using T = device::Tiling<Choices, kSmemPerSm>;
-  void* arguments[] = {const_cast<AttentionParams*>(&params)};
-  const auto kernel = params.host.has_few_rows ? &device::attention_kernel<Choices, true>
-                                               : &device::attention_kernel<Choices, false>;
-  FLASHPLAN_CUDA_CALL(cudaLaunchKernel, reinterpret_cast<const void*>(kernel),
-                      dim3(static_cast<unsigned>(params.schedule.num_ctas)), dim3(T::kThreads),
-                      arguments, device::Shapes<T>::kSmemBytes, stream);
-  return {};
-}
-
-template <typename Choices, int kSmemPerSm>
-constexpr KernelTiling sm80_tiling() {
-  using T = device::Tiling<Choices, kSmemPerSm>;
-  return {kSmemPerSm,
-          T::kTileQ,
-          device::Shapes<T>::Few::kRows,
-          T::kTileKv,
-          T::kCtasPerSm,
-          prepare_sm80<Choices, kSmemPerSm>,
-          launch_sm80<Choices, kSmemPerSm>};
 }
 
 template <DType kQ, DType kKv, int kHeadDimQk, int kHeadDimVo, bool kSoftcap>
-KernelInstance make_sm80_instance(const char* name) {
+Kernel make_sm80_kernel(std::string_view name, Architecture architecture) noexcept {
   using Variant = std::conditional_t<kSoftcap, device::Softcap, device::Standard>;
   using Choices = device::Traits<kQ, kKv, kHeadDimQk, kHeadDimVo, Variant>;
-  return {name,
-          KernelFamily::kSm80,
-          kQ,
-          kKv,
-          kHeadDimQk,
-          kHeadDimVo,
-          kSoftcap,
-          {sm80_tiling<Choices, 100>(), sm80_tiling<Choices, 164>(), sm80_tiling<Choices, 228>()}};
+  Kernel kernel;
+  kernel.name = name;
+  kernel.family = &kSm80Family;
+  kernel.architecture = architecture;
+  kernel.q_dtype = kQ;
+  kernel.kv_dtype = kKv;
+  kernel.head_dim_qk = kHeadDimQk;
+  kernel.head_dim_vo = kHeadDimVo;
+  kernel.softcap = kSoftcap;
+  kernel.geometry = sm80_geometry<Choices>(architecture);
+  kernel.tuning = sm80_tuning(kernel.geometry.tile_kv);
+  kernel.code.few_rows_first =
+      reinterpret_cast<const void*>(&device::attention_kernel<Choices, true>);
+  kernel.code.many_rows_first =
+      reinterpret_cast<const void*>(&device::attention_kernel<Choices, false>);
+  return kernel;
 }
 
 }  // namespace flashplan

@@ -2,24 +2,24 @@
 #include "plan/schedule_shape.h"
 
 #include "flashplan/plan.h"
-#include "plan/kernel_config.h"
+#include "plan/kernel.h"
 #include "plan/workspace_layout.h"
 
 namespace flashplan {
 
-ScheduleShape schedule_shape(const AttentionOptions& options, const KernelConfig& config,
+ScheduleShape schedule_shape(const AttentionOptions& options, const KernelChoice& choice,
                              const WorkspaceLayout& layout) {
   ScheduleShape shape;
   shape.num_kv_heads = options.num_kv_heads;
   shape.group_size = options.num_qo_heads / options.num_kv_heads;
   shape.mask = {options.causal, options.window_left};
-  shape.tile_q = config.tile_q;
-  shape.tile_kv = config.tile_kv;
-  shape.num_ctas = config.num_ctas;
+  shape.tile_q = choice.kernel.geometry.tile_q;
+  shape.tile_kv = choice.kernel.geometry.tile_kv;
+  shape.num_ctas = choice.num_ctas;
   shape.max_partial_slots = layout.max_partial_slots;
-  shape.chunk_kv = config.chunk_kv;
-  shape.item_steps = config.item_steps;
-  shape.cost = config.cost;
+  shape.chunk_kv = choice.chunk_kv;
+  shape.item_steps = choice.kernel.tuning.item_steps;
+  shape.cost = choice.kernel.tuning.cost;
   return shape;
 }
 

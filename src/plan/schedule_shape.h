@@ -9,7 +9,7 @@
 namespace flashplan {
 
 struct AttentionOptions;
-struct KernelConfig;
+struct KernelChoice;
 struct WorkspaceLayout;
 
 /// Predicted time, in arbitrary units, of a tile of `rows` query rows over `steps` key tiles:
@@ -22,6 +22,8 @@ struct CostModel {
   int32_t step_row = 0;
   int32_t split = 0;
   int32_t split_row = 0;
+
+  friend bool operator==(const CostModel&, const CostModel&) = default;
 
   int64_t of_tile(int32_t rows) const noexcept { return tile + int64_t{tile_row} * rows; }
   int64_t of_step(int32_t rows) const noexcept { return step + int64_t{step_row} * rows; }
@@ -52,7 +54,7 @@ struct ScheduleShape {
 };
 
 /// What the scheduler knows of a plan.
-ScheduleShape schedule_shape(const AttentionOptions& options, const KernelConfig& config,
+ScheduleShape schedule_shape(const AttentionOptions& options, const KernelChoice& choice,
                              const WorkspaceLayout& layout);
 
 }  // namespace flashplan

@@ -7,7 +7,7 @@
 #include <optional>
 
 #include "flashplan/plan.h"
-#include "plan/kernel_config.h"
+#include "plan/kernel.h"
 
 namespace flashplan {
 
@@ -25,7 +25,7 @@ struct WorkspaceLayout {
 
 /// With `limit` bytes instead of as many as the bounds ask for, there are fewer partial slots, down
 /// to none; `total` over the limit means that even none does not fit.
-WorkspaceLayout layout_workspace(const AttentionOptions& options, const KernelConfig& config,
+WorkspaceLayout layout_workspace(const AttentionOptions& options, const KernelChoice& choice,
                                  std::optional<std::size_t> limit) noexcept;
 
 }  // namespace flashplan

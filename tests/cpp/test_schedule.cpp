@@ -12,7 +12,8 @@
 
 #include "allocations.h"
 #include "check.h"
-#include "kernels/instances.h"
+#include "cpu/engine.h"
+#include "fake_kernels.h"
 #include "owning_scheduler.h"
 #include "plan/schedule.h"
 #include "plan/select_kernel.h"
@@ -31,31 +32,22 @@ ScheduleShape real_shape(int32_t num_ctas, DeviceType device = DeviceType::kCpu)
   options.head_dim_qk = options.head_dim_vo = 128;
   options.num_ctas = num_ctas;
   options.device = {device, 0};
-  const DType bf16 = DType::kBFloat16;
-  const KernelInstance instances[] = {{"bf16_d128",
-                                       KernelFamily::kSm80,
-                                       bf16,
-                                       bf16,
-                                       128,
-                                       128,
-                                       false,
-                                       {{{164, 128, 16, 64, 2, nullptr, nullptr}}}}};
+  const Kernel kernels[] = {fake_kernel("bf16_d128", {80})};
   DeviceLimits limits;
-  limits.instances = instances;
-  limits.architectures = "80";
+  limits.kernels = device == DeviceType::kCpu ? cpu::kernels() : kernels;
   limits.num_gpus = 1;
   limits.major = 8;
-  KernelConfig config;
-  CHECK(select_kernel(options, limits, &config).ok());
+  KernelChoice choice;
+  CHECK(select_kernel(options, limits, &choice).ok());
   ScheduleShape shape;
   shape.num_kv_heads = options.num_kv_heads;
   shape.group_size = 4;
-  shape.tile_q = config.tile_q;
-  shape.tile_kv = config.tile_kv;
+  shape.tile_q = choice.kernel.geometry.tile_q;
+  shape.tile_kv = choice.kernel.geometry.tile_kv;
   shape.num_ctas = num_ctas;
   shape.max_partial_slots = 2 * num_ctas;
-  shape.item_steps = config.item_steps;
-  shape.cost = config.cost;
+  shape.item_steps = choice.kernel.tuning.item_steps;
+  shape.cost = choice.kernel.tuning.cost;
   return shape;
 }
 

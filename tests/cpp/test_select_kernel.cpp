@@ -5,7 +5,8 @@
 #include <vector>
 
 #include "check.h"
-#include "kernels/instances.h"
+#include "cpu/engine.h"
+#include "fake_kernels.h"
 #include "plan/select_kernel.h"
 #include "plan/workspace_layout.h"
 
@@ -21,37 +22,61 @@ AttentionOptions llama() {
   return o;
 }
 
-std::string text(const KernelConfig& c) {
+std::string text(const KernelChoice& c) {
+  const Kernel& k = c.kernel;
+  const CostModel& cost = k.tuning.cost;
   std::ostringstream out;
-  out << to_string(c.family) << " kv " << static_cast<int>(c.kv_dtype) << " tile " << c.tile_q
-      << "x" << c.tile_kv << " ctas " << c.num_ctas << " chunk " << c.chunk_kv << " cost "
-      << c.cost.tile << " " << c.cost.tile_row << " " << c.cost.step << " " << c.cost.step_row
-      << " " << c.cost.split;
+  out << k.family->name << " kv " << static_cast<int>(k.kv_dtype) << " tile " << k.geometry.tile_q
+      << "x" << k.geometry.tile_kv << " ctas " << c.num_ctas << " chunk " << c.chunk_kv << " cost "
+      << cost.tile << " " << cost.tile_row << " " << cost.step << " " << cost.step_row << " "
+      << cost.split;
   return out.str();
 }
 
+DeviceLimits cpu_of(int32_t num_processors) {
+  return {.kernels = cpu::kernels(), .num_processors = num_processors};
+}
+
 std::string choice(const AttentionOptions& options, int32_t num_processors = 2) {
-  KernelConfig config;
-  const Status status = select_kernel(options, {.num_processors = num_processors}, &config);
-  return status.ok() ? text(config) : status.message;
+  KernelChoice choice;
+  const Status status = select_kernel(options, cpu_of(num_processors), &choice);
+  return status.ok() ? text(choice) : status.message;
+}
+
+/// For one instance a kernel of every architecture, with tiles that say which: of 32 keys where
+/// there is little shared memory, of 64 rows for 8.0.
+std::vector<Kernel> of_architectures(const Kernel& kernel,
+                                     const std::vector<Architecture>& architectures) {
+  std::vector<Kernel> kernels;
+  for (const Architecture architecture : architectures) {
+    Kernel copy = kernel;
+    copy.architecture = architecture;
+    const int smem = smem_per_sm(architecture.number);
+    if (smem == 100) {
+      copy.geometry.tile_kv = 32;
+      copy.geometry.queues_per_processor = 1;
+    } else if (smem == 164) {
+      copy.geometry.tile_q = 64;
+    }
+    copy.tuning = sm80_tuning(copy.geometry.tile_kv);
+    kernels.push_back(copy);
+  }
+  return kernels;
 }
 
 /// Kernels as they might be compiled in, in the order of the generated list but for the head dims.
-const std::vector<KernelInstance>& instances() {
-  static const std::vector<KernelInstance> all = [] {
-    std::vector<KernelInstance> made;
+const std::vector<Kernel>& kernels() {
+  static const std::vector<Kernel> all = [] {
+    std::vector<Kernel> made;
     const auto add = [&](const char* name, DType q, DType kv, int32_t qk, int32_t vo,
                          bool softcap) {
-      made.push_back({name,
-                      KernelFamily::kSm80,
-                      q,
-                      kv,
-                      qk,
-                      vo,
-                      softcap,
-                      {{{100, 128, 16, 32, 1, nullptr, nullptr},
-                        {164, 64, 16, 64, 2, nullptr, nullptr},
-                        {228, 128, 16, 64, 2, nullptr, nullptr}}}});
+      Kernel kernel = fake_kernel(name, {});
+      kernel.q_dtype = q;
+      kernel.kv_dtype = kv;
+      kernel.head_dim_qk = qk;
+      kernel.head_dim_vo = vo;
+      kernel.softcap = softcap;
+      for (const Kernel& k : of_architectures(kernel, {{80}, {90, 'a'}})) made.push_back(k);
     };
     const DType bf16 = DType::kBFloat16;
     add("f16_d64", DType::kFloat16, DType::kFloat16, 64, 64, false);
@@ -69,10 +94,9 @@ const std::vector<KernelInstance>& instances() {
 
 DeviceLimits h200() {
   DeviceLimits device;
-  device.instances = instances();
-  device.architectures = "80;90a";
+  device.kernels = kernels();
+  device.num_processors = 132;
   device.num_gpus = 2;
-  device.num_sms = 132;
   device.major = 9;
   device.minor = 0;
   return device;
@@ -85,10 +109,10 @@ AttentionOptions llama_on_gpu() {
 }
 
 std::string gpu_choice(const AttentionOptions& options, const DeviceLimits& device = h200()) {
-  KernelConfig config;
-  const Status status = select_kernel(options, device, &config);
+  KernelChoice choice;
+  const Status status = select_kernel(options, device, &choice);
   if (!status.ok()) return status.message;
-  return std::string(config.instance->name) + " " + text(config);
+  return std::string(choice.kernel.name) + " " + text(choice);
 }
 
 TEST(golden_choices) {
@@ -137,8 +161,9 @@ TEST(the_smallest_instance_that_covers_the_head_dims) {
 }
 
 TEST(costs_are_of_steps_of_64_keys) {
+  const auto of_86 = of_architectures(fake_kernel("bf16_d128", {}), {{86}});
   DeviceLimits device = h200();
-  device.architectures = "86";
+  device.kernels = of_86;
   device.major = 8;
   device.minor = 9;
   CHECK_EQ(gpu_choice(llama_on_gpu(), device),
@@ -148,13 +173,13 @@ TEST(costs_are_of_steps_of_64_keys) {
 TEST(queues_on_a_gpu_fit_it) {
   AttentionOptions o = llama_on_gpu();
   const auto num_ctas = [&o](const DeviceLimits& device) {
-    KernelConfig config;
-    CHECK(select_kernel(o, device, &config).ok());
-    return config.num_ctas;
+    KernelChoice choice;
+    CHECK(select_kernel(o, device, &choice).ok());
+    return choice.num_ctas;
   };
   DeviceLimits device = h200();
   CHECK_EQ(num_ctas(device), 264);
-  device.num_sms = 5000;
+  device.num_processors = 5000;
   CHECK_EQ(num_ctas(device), 4096);
 }
 
@@ -187,38 +212,41 @@ TEST(what_a_gpu_is_refused_for) {
 }
 
 TEST(architectures) {
-  // Shared memory per SM that the chosen tiling is for; 0: refused.
-  const auto smem = [](const char* architectures, int32_t major, int32_t minor) {
+  // Shared memory per SM that the chosen kernel is for; 0: refused.
+  const auto smem = [](const std::vector<Architecture>& architectures, int32_t major,
+                       int32_t minor) {
+    const auto made = of_architectures(fake_kernel("bf16_d128", {}), architectures);
     DeviceLimits device = h200();
-    device.architectures = architectures;
+    device.kernels = made;
     device.major = major;
     device.minor = minor;
-    KernelConfig config;
-    if (!select_kernel(llama_on_gpu(), device, &config).ok()) return 0;
-    CHECK_EQ(config.tile_q, config.tiling->tile_q);
-    CHECK_EQ(config.few_rows, config.tiling->few_rows);
-    CHECK_EQ(config.tile_kv, config.tiling->tile_kv);
-    CHECK_EQ(config.num_ctas, config.tiling->ctas_per_sm * device.num_sms);
-    return config.tiling->smem_per_sm;
+    KernelChoice choice;
+    if (!select_kernel(llama_on_gpu(), device, &choice).ok()) return 0;
+    const KernelGeometry& geometry = choice.kernel.geometry;
+    CHECK_EQ(choice.num_ctas, geometry.queues_per_processor * device.num_processors);
+    const int chosen = smem_per_sm(choice.kernel.architecture.number);
+    CHECK_EQ(geometry.tile_kv, chosen == 100 ? 32 : 64);
+    CHECK_EQ(geometry.tile_q, chosen == 164 ? 64 : 128);
+    return chosen;
   };
-  CHECK_EQ(smem("80;90a", 8, 0), 164);
-  CHECK_EQ(smem("80;90a", 8, 7), 0);
-  CHECK_EQ(smem("80;87", 8, 7), 164);
-  CHECK_EQ(smem("86;87", 8, 9), 100);
-  CHECK_EQ(smem("80;90a", 9, 0), 228);
-  CHECK_EQ(smem("80;90a", 7, 5), 0);
-  CHECK_EQ(smem("80;90a", 10, 0), 0);
-  CHECK_EQ(smem("86", 8, 0), 0);
-  CHECK_EQ(smem("100a", 10, 3), 0);
-  CHECK_EQ(smem("100f;120", 10, 3), 228);
-  CHECK_EQ(smem("100f;120", 12, 1), 100);
-  CHECK_EQ(smem("90a", 9, 1), 0);
-  CHECK_EQ(smem("", 9, 0), 0);
-  // The nearest code is taken, and its tiling.
-  CHECK_EQ(smem("80;86;90a", 8, 0), 164);
-  CHECK_EQ(smem("86;80;90a", 8, 6), 100);
-  CHECK_EQ(smem("80;86", 8, 9), 100);
-  CHECK_EQ(smem("80;90a", 8, 9), 0);  // not with less
+  CHECK_EQ(smem({{80}, {90, 'a'}}, 8, 0), 164);
+  CHECK_EQ(smem({{80}, {90, 'a'}}, 8, 7), 0);
+  CHECK_EQ(smem({{80}, {87}}, 8, 7), 164);
+  CHECK_EQ(smem({{86}, {87}}, 8, 9), 100);
+  CHECK_EQ(smem({{80}, {90, 'a'}}, 9, 0), 228);
+  CHECK_EQ(smem({{80}, {90, 'a'}}, 7, 5), 0);
+  CHECK_EQ(smem({{80}, {90, 'a'}}, 10, 0), 0);
+  CHECK_EQ(smem({{86}}, 8, 0), 0);
+  CHECK_EQ(smem({{100, 'a'}}, 10, 3), 0);
+  CHECK_EQ(smem({{100, 'f'}, {120}}, 10, 3), 228);
+  CHECK_EQ(smem({{100, 'f'}, {120}}, 12, 1), 100);
+  CHECK_EQ(smem({{90, 'a'}}, 9, 1), 0);
+  CHECK_EQ(smem({}, 9, 0), 0);
+  // The nearest code is taken.
+  CHECK_EQ(smem({{80}, {86}, {90, 'a'}}, 8, 0), 164);
+  CHECK_EQ(smem({{86}, {80}, {90, 'a'}}, 8, 6), 100);
+  CHECK_EQ(smem({{80}, {86}}, 8, 9), 100);
+  CHECK_EQ(smem({{80}, {90, 'a'}}, 8, 9), 0);  // not with less
   DeviceLimits t4 = h200();
   t4.major = 7;
   t4.minor = 5;
@@ -227,21 +255,71 @@ TEST(architectures) {
            "compute capability 7.5");
 }
 
+TEST(the_preferred_family_and_the_one_that_is_named) {
+  KernelFamily newer = kSm80Family;
+  newer.name = "sm90";
+  newer.preference = 1;
+  std::vector<Kernel> both = kernels();
+  for (const int32_t head_dim : {128, 256}) {  // the first one is the smallest that serves
+    Kernel kernel = fake_kernel("new_d128", {90, 'a'});
+    kernel.family = &newer;
+    kernel.head_dim_qk = kernel.head_dim_vo = head_dim;
+    both.push_back(kernel);
+  }
+  DeviceLimits device = h200();
+  device.kernels = both;
+  const AttentionOptions o = llama_on_gpu();
+  CHECK_EQ(gpu_choice(o, device).substr(0, 13), "new_d128 sm90");
+  device.family = "sm80";
+  CHECK_EQ(gpu_choice(o, device).substr(0, 14), "bf16_d128 sm80");
+  device.family = "sm90";
+  AttentionOptions softcap = o;
+  softcap.softcap = 30.0F;
+  CHECK_EQ(gpu_choice(softcap, device), "softcap: expected 0 (compiled in for cuda), got 30");
+  device.family = "sm70";
+  CHECK_EQ(gpu_choice(o, device), "FLASHPLAN_KERNEL_FAMILY: expected sm80, sm90, got sm70");
+  // What the preferred family does not serve goes to another one, and to one that the GPU runs.
+  device.family = {};
+  CHECK_EQ(gpu_choice(softcap, device).substr(0, 22), "bf16_d128_softcap sm80");
+  device.major = 8;
+  CHECK_EQ(gpu_choice(o, device).substr(0, 14), "bf16_d128 sm80");
+}
+
+TEST(kernels_compare_and_print) {
+  const Kernel kernel = fake_kernel("bf16_d128", {90, 'a'});
+  Kernel other = kernel;
+  CHECK(kernel == other);
+  other.tuning.cost.split_row += 1;
+  CHECK(!(kernel == other));
+  other = fake_kernel("bf16_d128", {80});
+  CHECK(!(kernel == other));
+  CHECK_EQ(
+      to_string(kernel),
+      "bf16_d128 for 90a: tiles of 16/64/128 rows x 64 keys, 6/3/2 stages, 128 threads, 100 KB, "
+      "2 queues per processor");
+  const std::vector<Kernel> all = {other, kernel, other, fake_kernel("f16_d128", {100, 'f'})};
+  CHECK_EQ(std::string(architectures_of(all).text), "80;90a;100f");
+  CHECK_EQ(std::string(architectures_of({}).text), "");
+  for (const Kernel& k : cpu::kernels()) {
+    CHECK_EQ(to_string(k),
+             std::string(k.name) + " for cpu: tiles of 128 rows x 32 keys, 4 queues per processor");
+  }
+}
+
 // What the request is made of does not change how its keys are cut, or results would depend on it.
 TEST(chunks_of_batch_invariance_depend_on_nothing_else) {
   AttentionOptions o = llama();
   o.batch_invariant = true;
-  KernelConfig first;
-  CHECK(select_kernel(o, {.num_processors = 2}, &first).ok());
+  KernelChoice first;
+  CHECK(select_kernel(o, cpu_of(2), &first).ok());
   for (const int32_t num_ctas : {0, 1, 300}) {
     for (const int32_t processors : {1, 64}) {
       o.num_ctas = num_ctas;
       o.max_batch_size = processors;
-      KernelConfig config;
-      CHECK(select_kernel(o, {.num_processors = processors}, &config).ok());
-      CHECK_EQ(config.chunk_kv, first.chunk_kv);
-      CHECK_EQ(config.tile_q, first.tile_q);
-      CHECK_EQ(config.tile_kv, first.tile_kv);
+      KernelChoice choice;
+      CHECK(select_kernel(o, cpu_of(processors), &choice).ok());
+      CHECK_EQ(choice.chunk_kv, first.chunk_kv);
+      CHECK(choice.kernel == first.kernel);
     }
   }
 }
@@ -254,14 +332,15 @@ TEST(what_the_scheduler_assumes_of_every_choice) {
         o.head_dim_qk = o.head_dim_vo = head_dim;
         o.num_qo_heads = group_size * o.num_kv_heads;
         o.batch_invariant = batch_invariant;
-        KernelConfig c;
-        CHECK(select_kernel(o, {.num_processors = 2}, &c).ok());
-        CHECK(c.tile_q > 0 && (c.tile_q & (c.tile_q - 1)) == 0);
-        CHECK(c.tile_kv > 0 && (c.tile_kv & (c.tile_kv - 1)) == 0);
-        CHECK_EQ(c.chunk_kv % c.tile_kv, 0);
+        KernelChoice c;
+        CHECK(select_kernel(o, cpu_of(2), &c).ok());
+        const KernelGeometry& geometry = c.kernel.geometry;
+        CHECK(geometry.tile_q > 0 && (geometry.tile_q & (geometry.tile_q - 1)) == 0);
+        CHECK(geometry.tile_kv > 0 && (geometry.tile_kv & (geometry.tile_kv - 1)) == 0);
+        CHECK_EQ(c.chunk_kv % geometry.tile_kv, 0);
         CHECK_EQ(c.chunk_kv > 0, batch_invariant);
         CHECK(c.num_ctas >= 1);
-        CHECK(c.cost.step + c.cost.step_row > 0);
+        CHECK(c.kernel.tuning.cost.step + c.kernel.tuning.cost.step_row > 0);
       }
     }
   }
@@ -289,14 +368,14 @@ TEST(workspace_layout) {
     AttentionOptions o = llama();
     o.num_ctas = 132;
     o.batch_invariant = batch_invariant;
-    KernelConfig c;
-    CHECK(select_kernel(o, {.num_processors = 2}, &c).ok());
+    KernelChoice c;
+    CHECK(select_kernel(o, cpu_of(2), &c).ok());
     const WorkspaceLayout all = layout_workspace(o, c, std::nullopt);
     CHECK(all.max_partial_slots >= 2 * c.num_ctas);
     for (const size_t offset : {all.arrivals, all.scratch, all.partial_o, all.partial_lse}) {
       CHECK_EQ(offset % kWorkspaceAlignment, 0U);
     }
-    const auto rows = static_cast<size_t>(all.max_partial_slots * c.tile_q);
+    const auto rows = static_cast<size_t>(all.max_partial_slots * c.kernel.geometry.tile_q);
     CHECK(all.scratch >= all.arrivals + 132 * sizeof(int32_t));
     CHECK(all.partial_o >= all.scratch + 132 * all.scratch_bytes);
     CHECK(all.partial_lse >= all.partial_o + rows * 128 * sizeof(float));
@@ -318,7 +397,7 @@ TEST(workspace_layout) {
 TEST(workspace_layout_on_a_gpu) {
   AttentionOptions o = llama_on_gpu();
   o.head_dim_qk = o.head_dim_vo = 100;  // rows are as long as the kernel's, 128
-  KernelConfig c;
+  KernelChoice c;
   CHECK(select_kernel(o, h200(), &c).ok());
   WorkspaceLayout layout = layout_workspace(o, c, std::nullopt);
   const size_t rows = 2 * 264 * 128;

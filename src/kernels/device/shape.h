@@ -2,7 +2,7 @@
 // The compile-time choices of a kernel: its types, and how warps share tiles and shared memory.
 #pragma once
 
-#include "kernels/device/architecture.h"
+#include "abi/architecture.h"
 #include "kernels/device/kv_loader.h"
 #include "kernels/device/variant.h"
 

@@ -3,8 +3,9 @@
 #include "common/error.h"
 #include "cuda/device.h"
 #include "cuda/device_plan.h"
+#include "cuda/launch_kernel.h"
 #include "cuda/memory.h"
-#include "kernels/instances.h"
+#include "kernels/kernel_list.h"
 #include "kernels/row_ops.h"
 
 namespace flashplan {
@@ -16,10 +17,14 @@ Status not_built() noexcept {
 
 }  // namespace
 
-std::span<const KernelInstance> kernel_instances() noexcept { return {}; }
-const char* kernel_architectures() noexcept { return ""; }
-
 namespace cuda {
+
+std::span<const Kernel> kernels() noexcept { return {}; }
+Status prepare(const Kernel& /*kernel*/) noexcept { return not_built(); }
+Status launch(const Kernel& /*kernel*/, const AttentionParams& /*params*/,
+              Stream /*stream*/) noexcept {
+  return not_built();
+}
 
 int32_t num_devices() noexcept { return 0; }
 const DeviceFacts& device_facts(int32_t /*device*/) noexcept {

@@ -1,9 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// Facts of GPU architectures that shapes depend on. An architecture is 10 * major + minor of the
-// compute capability.
+// GPU architectures, as numbers: 10 * major + minor of the compute capability.
 #pragma once
 
-namespace flashplan::device {
+#include <cstdint>
+
+namespace flashplan {
+
+/// What the code of a kernel was compiled for.
+struct Architecture {
+  int32_t number = 0;  // 0: the host
+  char suffix = '\0';  // 'a' of "90a": runs on 9.0 alone; 'f' of "100f"
+
+  friend constexpr bool operator==(Architecture a, Architecture b) {
+    return a.number == b.number && a.suffix == b.suffix;
+  }
+};
 
 /// Shared memory of an SM in KB (CUDA C++ Programming Guide, technical specifications). A CTA can
 /// have all but 1 KB of it.
@@ -20,4 +31,4 @@ constexpr int kCompiledSmemPerSm = smem_per_sm(__CUDA_ARCH__ / 10);
 constexpr int kCompiledSmemPerSm = 228;
 #endif
 
-}  // namespace flashplan::device
+}  // namespace flashplan

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/launch_kernel.h"
+
+#include <cuda_runtime_api.h>
+
+#include "common/error.h"
+#include "cuda/device.h"
+
+namespace flashplan::cuda {
+
+Status prepare(const Kernel& kernel) noexcept {
+  for (const void* code : {kernel.code.few_rows_first, kernel.code.many_rows_first}) {
+    cudaFuncAttributes attributes;
+    FLASHPLAN_CUDA_CALL(cudaFuncGetAttributes, &attributes, code);
+    if (attributes.ptxVersion != kernel.architecture.number) {
+      return error(StatusCode::kUnsupported, "device: expected code for sm_%d, got code for sm_%d",
+                   kernel.architecture.number, attributes.ptxVersion);
+    }
+    FLASHPLAN_CUDA_CALL(cudaFuncSetAttribute, code, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                        kernel.geometry.smem_bytes);
+  }
+  return {};
+}
+
+Status launch(const Kernel& kernel, const AttentionParams& params, Stream stream) noexcept {
+  const void* const code =
+      params.host.has_few_rows ? kernel.code.few_rows_first : kernel.code.many_rows_first;
+  void* arguments[] = {const_cast<AttentionParams*>(&params)};
+  FLASHPLAN_CUDA_CALL(cudaLaunchKernel, code, dim3(static_cast<unsigned>(params.schedule.num_ctas)),
+                      dim3(static_cast<unsigned>(kernel.geometry.threads)), arguments,
+                      static_cast<std::size_t>(kernel.geometry.smem_bytes), stream);
+  return {};
+}
+
+}  // namespace flashplan::cuda

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "plan/tuning.h"
+
+#include <algorithm>
+
+namespace flashplan {
+
+KernelTuning cpu_tuning() noexcept {
+  // Loading and converting a step of keys costs as much as about eight query rows over it.
+  return {.cost = {.tile = 8, .tile_row = 1, .step = 8, .step_row = 1, .split = 16},
+          .chunk_kv = 1024};
+}
+
+KernelTuning sm80_tuning(int32_t tile_kv) noexcept {
+  // The unit is what one query row adds to a step of 64 keys. Measured in it, loading the keys of a
+  // step costs 200, starting a tile 300, and writing and merging a partial result 400. The unit of
+  // a shorter step is smaller, so the costs that do not depend on the step grow.
+  const int32_t shorter = std::max(64 / tile_kv, 1);
+  return {.cost = {.tile = 300 * shorter,
+                   .tile_row = 0,
+                   .step = 200,
+                   .step_row = 1,
+                   .split = 400 * shorter,
+                   .split_row = 12 * shorter},
+          .item_steps = 32 * shorter,
+          .chunk_kv = 4096};
+}
+
+}  // namespace flashplan
