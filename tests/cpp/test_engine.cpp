@@ -52,6 +52,52 @@ TEST(small_problems) {
   }
 }
 
+/// Of a 16- or 32-bit float.
+uint32_t infinity_bits(DType dtype) {
+  if (dtype == DType::kFloat32) return 0x7f800000U;
+  return dtype == DType::kFloat16 ? 0x7c00U : 0x7f80U;
+}
+
+/// NaN of all bits, or infinity, in an element of q, of k and of v, or of some of them.
+void plant(Random& random, Problem& p) {
+  const auto place = [&](HostTensor& tensor, const Index& index) {
+    if (random.one_in(2)) return;
+    if (random.one_in(3) && item_size(tensor.view().dtype) > 1) {
+      const DType dtype = tensor.view().dtype;
+      const uint32_t sign = random.one_in(2) ? 1U << (item_size(dtype) * 8 - 1) : 0;
+      tensor.set_bits(index, infinity_bits(dtype) | sign);
+    } else {
+      tensor.set_bits(index, 0xffffffffU);
+    }
+  };
+  const AttentionOptions& o = p.options;
+  for (int32_t r = 0; r < p.batch.size(); ++r) {
+    const int32_t kv_len = p.batch.kv_lens[static_cast<size_t>(r)];
+    if (p.batch.qo_len(r) == 0 || kv_len == 0) continue;
+    const int32_t query = p.batch.qo_indptr[static_cast<size_t>(r)];
+    place(p.q, {query + random.between(0, p.batch.qo_len(r) - 1),
+                random.between(0, o.num_qo_heads - 1), random.between(0, o.head_dim_qk - 1)});
+    const int64_t key = random.between(0, kv_len - 1);
+    const int64_t head = random.between(0, o.num_kv_heads - 1);
+    place(p.k, kv_index(p, r, key, head, random.between(0, o.head_dim_qk - 1)));
+    place(p.v, kv_index(p, r, random.between(0, kv_len - 1), head,
+                        random.between(0, o.head_dim_vo - 1)));
+  }
+}
+
+TEST(nan_and_infinity) {
+  Random random(7);
+  for (int i = 0; i < 300; ++i) {
+    Problem p = i % 10 == 0 ? long_problem(random, i % 20 == 0) : small_problem(random);
+    plant(random, p);
+    Outputs out(p);
+    CHECK_EMPTY(run_problem(p, out));
+    const std::string wrong = wrong_output(p, out);
+    if (!wrong.empty())
+      check::fail(__FILE__, __LINE__, "round " + std::to_string(i) + ": " + wrong);
+  }
+}
+
 TEST(split_requests) {
   Random random(2);
   for (int i = 0; i < 12; ++i) {
