@@ -12,8 +12,9 @@ namespace flashplan {
 
 /// One attention state: outputs over a set of keys and the log-sum-exp of their logits.
 struct AttentionState {
-  TensorView o;    // [num_tokens, num_heads, head_dim], float32, float16 or bfloat16
-  TensorView lse;  // [num_tokens, num_heads] float32, natural logarithm; -inf: no keys, o is unread
+  TensorView o;  // [num_tokens, num_heads, head_dim], float32, float16 or bfloat16
+  /// [num_tokens, num_heads] float32, natural logarithm; -inf: no keys, and o is ignored.
+  TensorView lse;
 };
 
 /// Merges `num_states` >= 1 states over disjoint keys into `out`, left to right in float32. An lse

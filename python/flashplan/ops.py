@@ -26,7 +26,7 @@ def merge_states(
     Args:
         o_a, o_b: [tokens, heads, dim] float32, float16 or bfloat16 (also as uint16 memory).
         lse_a, lse_b: [tokens, heads] float32, natural logarithm; -inf: no keys, and
-            o is not looked at.
+            o is ignored.
             Or o_a [n, tokens, heads, dim] and lse_a [n, tokens, heads] alone: n stacked states, at
             most 2^20.
         out, lse: where to write: one of the states, or memory apart from all of them; default: new
