@@ -68,7 +68,7 @@ class Answers {
 };
 
 std::string dtype_name_of(nb::handle object) {
-  nb::object name = nb::getattr(nb::getattr(object, "dtype", nb::none()), "name", nb::none());
+  nb::object name = attribute(attribute(object, "dtype"), "name");
   return nb::isinstance<nb::str>(name) ? nb::borrow<nb::str>(name).c_str() : "another dtype";
 }
 
@@ -89,7 +89,7 @@ std::optional<DType> to_dtype(const std::string& name) {
 }  // namespace
 
 ArrayInterface::ArrayInterface(const char* name, nb::handle object) {
-  nb::object found = nb::getattr(object, "__array_interface__", nb::none());
+  nb::object found = attribute(object, "__array_interface__");
   if (PyDict_Check(found.ptr()) == 0 || PyType_Check(object.ptr()) != 0) return;
   const Answers answers(name, found);
   const std::string typestr = answers.text("typestr");
@@ -108,6 +108,9 @@ ArrayInterface::ArrayInterface(const char* name, nb::handle object) {
   if (item < 1) raise_dtype(name, dtype_name, typestr);
   const bool is_contiguous = answers.entry("strides").is_none();
   const nb::object strides = is_contiguous ? nb::none() : answers.tuple("strides");
+  if (!is_contiguous && PyTuple_Size(strides.ptr()) != rank) {
+    answers.raise_malformed("strides", strides);
+  }
   view.rank = rank;
   for (int32_t d = rank - 1; d >= 0; --d) {
     view.shape[d] = answers.integer("shape", shape, d);

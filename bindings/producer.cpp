@@ -42,7 +42,7 @@ void remember_type(std::size_t index, PyTypeObject* type, const Producer& produc
 }
 
 const dlpack::ExchangeApi* exchange_api(nb::handle type) {
-  nb::object capsule = nb::getattr(type, "__dlpack_c_exchange_api__", nb::none());
+  nb::object capsule = attribute(type, "__dlpack_c_exchange_api__");
   if (capsule.is_none()) return nullptr;
   void* pointer = PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api");
   if (pointer == nullptr) {
@@ -57,7 +57,7 @@ const dlpack::ExchangeApi* exchange_api(nb::handle type) {
 /// By the packages of the type and its bases.
 Framework framework_of(nb::handle type) {
   for (nb::handle base : nb::tuple(type.attr("__mro__"))) {
-    nb::object module = nb::getattr(base, "__module__", nb::none());
+    nb::object module = attribute(base, "__module__");
     if (!nb::isinstance<nb::str>(module)) continue;
     const std::string name = nb::str(module).c_str();
     const std::string_view package = std::string_view(name).substr(0, name.find('.'));
@@ -77,6 +77,14 @@ Producer learn(PyTypeObject* type) {
 
 void raise_type(const std::string& message) { throw nb::type_error(message.c_str()); }
 void raise_value(const std::string& message) { throw nb::value_error(message.c_str()); }
+
+nb::object attribute(nb::handle object, const char* name) {
+  PyObject* value = PyObject_GetAttrString(object.ptr(), name);
+  if (value != nullptr) return nb::steal(value);
+  nb::python_error error;
+  if (!error.matches(PyExc_AttributeError)) throw error;
+  return nb::none();
+}
 
 void raise_not_a_tensor(const char* name, nb::handle object, const std::string& why) {
   raise_type(std::string(name) + ": expected a tensor (with __dlpack__), got " +
@@ -121,8 +129,8 @@ Device device_of(nb::handle object, const Producer& producer) {
       PyErr_Clear();
     }
   } else {
-    nb::object method = nb::getattr(object, "__dlpack_device__", nb::none());
-    if (method.is_none() || PyType_Check(object.ptr())) return {};
+    nb::object method = attribute(object, "__dlpack_device__");
+    if (PyCallable_Check(method.ptr()) == 0 || PyType_Check(object.ptr())) return {};
     const nb::object pair = surviving_exit([&] { return method(); });
     int type = 0;
     int index = 0;
@@ -150,8 +158,8 @@ DlpackImport::DlpackImport(const char* name, nb::handle object, const Producer& 
 
 void DlpackImport::import_method(const char* name, nb::handle object, const Producer& producer,
                                  CallStream& stream) {
-  nb::object method = nb::getattr(object, "__dlpack__", nb::none());
-  if (method.is_none() || PyType_Check(object.ptr())) return;
+  nb::object method = attribute(object, "__dlpack__");
+  if (PyCallable_Check(method.ptr()) == 0 || PyType_Check(object.ptr())) return;
   // Who has a current stream has made the tensor ready there. Others order themselves with ours.
   const bool has_current_stream =
       producer.framework == Framework::kTorch || producer.framework == Framework::kCupy;

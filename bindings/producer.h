@@ -18,6 +18,10 @@ namespace nb = nanobind;
 [[noreturn]] void raise_type(const std::string& message);
 [[noreturn]] void raise_value(const std::string& message);
 
+/// An attribute, None if the object has none. Any exception but AttributeError goes on, which
+/// nb::getattr with a default would drop: attributes may be Python code, and so are signals.
+nb::object attribute(nb::handle object, const char* name);
+
 enum class Framework { kOther, kTorch, kCupy, kJax };
 
 struct Producer {

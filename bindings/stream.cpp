@@ -29,7 +29,7 @@ bool is_int(nb::handle object) {
 /// The handle in an int, or in an object of cuda.core, CuPy or torch.
 Stream explicit_stream(nb::handle stream) {
   if (is_int(stream)) return to_stream(stream);
-  nb::object protocol = nb::getattr(stream, "__cuda_stream__", nb::none());
+  nb::object protocol = attribute(stream, "__cuda_stream__");
   if (!protocol.is_none()) {
     nb::object answer = PyCallable_Check(protocol.ptr()) != 0 ? protocol() : protocol;
     if (nb::isinstance<nb::tuple>(answer) && nb::len(answer) == 2) {
@@ -38,7 +38,7 @@ Stream explicit_stream(nb::handle stream) {
     }
   }
   for (const char* name : {"cuda_stream", "ptr"}) {
-    nb::object handle = nb::getattr(stream, name, nb::none());
+    nb::object handle = attribute(stream, name);
     if (is_int(handle)) return to_stream(handle);
   }
   raise_type(std::string("stream: expected an int or an object with __cuda_stream__, .ptr or "
@@ -142,7 +142,7 @@ Producer imported_producer() {
   for (const auto& [package, type] : kFrameworks) {
     nb::object module = module_if_imported(package);
     if (!module.is_valid()) continue;
-    nb::object tensor = nb::getattr(module, type, nb::none());
+    nb::object tensor = attribute(module, type);
     if (PyType_Check(tensor.ptr()) == 0) continue;  // being imported
     // A build without CUDA has no streams.
     if (std::string_view(package) == "torch" &&

@@ -229,6 +229,9 @@ float float_arg(const char* name, nb::handle object) {
   const double value = surviving_exit([&] { return PyFloat_AsDouble(object.ptr()); });
   if (value == -1.0 && PyErr_Occurred() != nullptr) {
     nb::python_error error;
+    if (error.matches(PyExc_OverflowError)) {
+      raise_value(std::string(name) + ": expected a float32, got a larger number");
+    }
     if (!error.matches(PyExc_TypeError)) throw error;
     raise_type(std::string(name) + ": expected a number, got " +
                nb::type_name(object.type()).c_str());

@@ -52,7 +52,7 @@ struct IntsArg {
   int32_t size = 0;
 };
 
-/// A Python number, or TypeError naming the argument.
+/// A Python number, or TypeError or ValueError naming the argument.
 float float_arg(const char* name, nb::handle object);
 
 }  // namespace flashplan

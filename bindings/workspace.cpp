@@ -19,7 +19,7 @@ namespace {
 nb::object plain_array(nb::handle object) {
   const nb::object numpy = module_if_imported("numpy");
   if (!numpy.is_valid()) return {};
-  const nb::object type = nb::getattr(numpy, "ndarray", nb::none());
+  const nb::object type = attribute(numpy, "ndarray");
   if (PyType_Check(type.ptr()) == 0 || PyObject_IsInstance(object.ptr(), type.ptr()) != 1) {
     PyErr_Clear();
     return {};

@@ -149,6 +149,7 @@ RUN = [
     ("k_scale tiny", VALUE, "k_scale", lambda s: s.run(k_scale=1e-40)),
     ("k_scale tiny beside softmax_scale", VALUE, "k_scale", lambda s: s.run(k_scale=2e-38)),
     ("v_scale tiny", VALUE, "v_scale", lambda s: s.run(v_scale=1e-40)),
+    ("k_scale over float", VALUE, "k_scale", lambda s: s.run(k_scale=10**400)),
     ("k_scale text", TYPE, "k_scale", lambda s: s.run(k_scale="1")),
     ("v_scale infinite", VALUE, "v_scale", lambda s: s.run(v_scale=INF)),
     ("v_scale negative", VALUE, "v_scale", lambda s: s.run(v_scale=-1.0)),

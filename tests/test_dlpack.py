@@ -226,6 +226,7 @@ INTERFACES = [
     {"data": (1 << 70, False)},
     {"strides": [32, 16, 2]},
     {"strides": (2,)},
+    {"strides": (32, 16, 2, 2)},
     {"strides": (32, 16, 3)},
     {"strides": (33, 16, 2)},
     {"strides": (1 << 70, 16, 2)},
@@ -318,3 +319,36 @@ def test_why_an_object_is_not_exported(attn32):
     q, k, v = tensors()
     with pytest.raises(TypeError, match=r"^q: expected a tensor .*, got .*Refuses.*\(not today\)"):
         attn32.run(Refuses(), k, v)
+
+
+class Interrupted:
+    """An array by __array_interface__; to ask for one of its attributes is interrupted."""
+
+    def __init__(self, array, name):
+        self._array, self._name = array, name
+
+    def __getattr__(self, name):
+        if name == self._name:
+            raise KeyboardInterrupt
+        if name not in ("__array_interface__", "dtype"):
+            raise AttributeError(name)
+        return getattr(self._array, name)
+
+
+@pytest.mark.parametrize(
+    "name", ["__dlpack__", "__dlpack_device__", "__array_interface__", "dtype"]
+)
+def test_exceptions_of_attributes_go_on(name):
+    """A signal's handler may raise in the midst of any attribute that is Python code."""
+    o, lse = np.ones((2, 1, 2, 8), BF16), np.zeros((2, 1, 2), np.float32)
+    out, out_lse = np.zeros((1, 2, 8), BF16), np.zeros((1, 2), np.float32)
+    with pytest.raises(KeyboardInterrupt):
+        fp.merge_states(Interrupted(o, name), lse, out=out, lse=out_lse)
+
+
+@pytest.mark.parametrize("name", ["__dlpack__", "__dlpack_device__"])
+def test_attributes_that_are_no_methods(attn32, name):
+    _, k, v = tensors()
+    no_tensor = type("NoTensor", (), {name: 7})()
+    with pytest.raises(TypeError, match="^q: expected a tensor .*, got .*NoTensor"):
+        attn32.run(no_tensor, k, v, out=np.empty((3, 2, 8), np.float32))

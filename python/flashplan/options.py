@@ -40,9 +40,11 @@ def to_int(argument: str, value: Any) -> int:
 
 
 def to_float(argument: str, value: Any) -> float:
-    """A float, or TypeError naming `argument`."""
+    """A float, or TypeError / ValueError naming `argument`."""
     try:
         return float(value)
+    except OverflowError:
+        raise ValueError(f"{argument}: expected a float32, got a larger number") from None
     except (TypeError, ValueError):
         raise TypeError(f"{argument}: expected a number, got {type(value).__name__}") from None
 
@@ -56,7 +58,7 @@ def to_bool(argument: str, value: Any) -> bool:
 
 def is_hnd(kv_layout: Any) -> bool:
     """Whether a layout is "HND"; ValueError if it is neither that nor "NHD"."""
-    if kv_layout not in ("NHD", "HND"):
+    if not isinstance(kv_layout, str) or kv_layout not in ("NHD", "HND"):
         raise ValueError(f"kv_layout: expected 'NHD' or 'HND', got {kv_layout!r}")
     return kv_layout == "HND"
 
