@@ -181,13 +181,18 @@ void DlpackImport::import_method(const char* name, nb::handle object, const Prod
     if (e.matches(PyExc_TypeError)) {  // a producer from before DLPack 1.0
       capsule = surviving_exit([&] { return on.is_none() ? method() : method("stream"_a = on); });
     } else if (e.matches(PyExc_BufferError)) {  // such as a dtype that DLPack has no code for
-      refusal_ = std::string(" that refuses to be exported (") + nb::str(e.value()).c_str() + ")";
+      refusal_ = nb::borrow(e.value());
       return;
     } else {
       throw;
     }
   }
   adopt(name, object, capsule);
+}
+
+std::string DlpackImport::refusal() const {
+  if (!refusal_.is_valid()) return "";
+  return std::string(" that refuses to be exported (") + nb::str(refusal_).c_str() + ")";
 }
 
 void DlpackImport::adopt(const char* name, nb::handle object, nb::handle capsule) {

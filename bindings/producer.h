@@ -73,8 +73,8 @@ class DlpackImport {
   /// Null where the object has no DLPack, or refuses to be exported.
   const dlpack::Tensor* tensor() const noexcept { return tensor_; }
   bool read_only() const noexcept { return read_only_; }
-  /// Why the object refused.
-  const std::string& refusal() const noexcept { return refusal_; }
+  /// Why the object refused, to be appended to a message.
+  std::string refusal() const;
 
  private:
   void import_method(const char* name, nb::handle object, const Producer& producer,
@@ -90,7 +90,7 @@ class DlpackImport {
 
   const dlpack::Tensor* tensor_ = nullptr;
   bool read_only_ = false;
-  std::string refusal_;
+  nb::object refusal_;  // the exception
   // Of the three at most one is in use.
   dlpack::Tensor borrowed_;
   std::unique_ptr<dlpack::ManagedTensor, Release> managed_;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "api/memory_checks.h"
 
+#include <algorithm>
 #include <array>
 #include <cstdlib>
 
@@ -8,6 +9,8 @@
 
 namespace flashplan {
 namespace {
+
+constexpr std::size_t kMostArguments = 12;  // of a call
 
 /// Byte addresses [begin, end).
 struct Extent {
@@ -17,30 +20,34 @@ struct Extent {
   bool intersects(const Extent& other) const { return begin < other.end && other.begin < end; }
 };
 
-/// False if an address of the view is not representable. Needs elements.
-bool find_extent(const TensorView& view, Extent* extent) {
-  const int64_t item = item_size(view.dtype);
-  int64_t low = 0;  // of the elements' addresses, from `data`
-  int64_t high = item;
-  bool overflows = false;
+/// Of a view that has passed check_shape(). Empty where there are no elements.
+Extent extent_of(const TensorView& view) {
+  int64_t last = 0;
+  bool is_empty = view.empty();
   for (int32_t d = 0; d < view.rank; ++d) {
-    if (view.shape[d] == 1) continue;  // its stride may be anything
-    int64_t reach = 0;
-    overflows |= __builtin_mul_overflow(view.shape[d] - 1, view.stride[d], &reach);
-    overflows |= __builtin_mul_overflow(reach, item, &reach);
-    int64_t& bound = reach < 0 ? low : high;
-    overflows |= __builtin_add_overflow(bound, reach, &bound);
+    is_empty |= view.shape[d] == 0;
+    last += (view.shape[d] - 1) * view.stride[d];
   }
+  if (is_empty) return {};
   const auto data = reinterpret_cast<uintptr_t>(view.data);
-  overflows |= __builtin_add_overflow(data, low, &extent->begin);
-  overflows |= __builtin_add_overflow(data, high, &extent->end);
-  return !overflows;
+  return {data, data + static_cast<uintptr_t>((last + 1) * item_size(view.dtype))};
 }
 
-Extent extent_of(const TensorView& view) {
-  Extent extent;
-  find_extent(view, &extent);
-  return extent;
+/// Whether all addresses of a view with elements can be represented.
+bool is_addressable(const TensorView& view) {
+  int64_t reach = 1;  // elements between the first and the last, in either direction
+  bool overflows = false;
+  for (int32_t d = 0; d < view.rank; ++d) {
+    int64_t steps = 0;  // of a single element: 0, and the stride may be anything
+    overflows |= __builtin_mul_overflow(view.shape[d] - 1, view.stride[d], &steps);
+    overflows |= steps < 0 ? __builtin_sub_overflow(reach, steps, &reach)
+                           : __builtin_add_overflow(reach, steps, &reach);
+  }
+  const auto data = reinterpret_cast<intptr_t>(view.data);
+  intptr_t end = 0;
+  overflows |= __builtin_mul_overflow(reach, item_size(view.dtype), &reach);
+  overflows |= __builtin_add_overflow(data, reach, &end);
+  return !overflows && data >= 0;
 }
 
 /// A dimension in whose steps elements share memory, or -1. In order of their strides, each must
@@ -105,11 +112,9 @@ bool lie_in_gaps(const TensorView& a, const TensorView& b) {
   return false;
 }
 
-bool has_memory(const TensorView& view) { return !view.empty() && has_elements(view); }
-
-Status check_apart(const TensorArgument& written, const Extent& written_extent,
-                   const TensorArgument& other, const Extent& other_extent) {
-  if (!written_extent.intersects(other_extent) || lie_in_gaps(written.view, other.view)) return {};
+/// Of arguments whose extents intersect.
+Status check_gaps(const TensorArgument& written, const TensorArgument& other) {
+  if (lie_in_gaps(written.view, other.view)) return {};
   return error(StatusCode::kInvalidArgument, "%s: expected memory apart from %s, got an overlap",
                written.name, other.name);
 }
@@ -125,28 +130,30 @@ bool has_elements(const TensorView& view) noexcept {
 
 Status check_memory(const TensorArgument& argument) noexcept {
   const TensorView& view = argument.view;
-  for (int32_t d = 0; d < view.rank; ++d) {
-    if (view.shape[d] >= 0) continue;
-    return error(StatusCode::kInvalidArgument, "%s: expected sizes >= 0, got %lld in dim %d",
-                 argument.name, static_cast<long long>(view.shape[d]), d);
+  int64_t smallest = 1;
+  for (int32_t d = 0; d < view.rank; ++d) smallest = std::min(smallest, view.shape[d]);
+  if (smallest < 0) {
+    return error(StatusCode::kInvalidArgument, "%s: expected sizes >= 0, got %lld", argument.name,
+                 static_cast<long long>(smallest));
   }
   if (argument.written && view.read_only) {
     return error(StatusCode::kInvalidType, "%s: expected a writable tensor, got a read-only one",
                  argument.name);
   }
-  if (!has_elements(view)) return {};
+  if (smallest == 0) return {};
   if (view.data == nullptr) {
     return error(StatusCode::kInvalidArgument,
                  "%s: expected a tensor with storage, got a null pointer (a meta or fake tensor?)",
                  argument.name);
   }
-  if (reinterpret_cast<uintptr_t>(view.data) % static_cast<uintptr_t>(item_size(view.dtype)) != 0) {
+  // (Sizes of items are powers of two; a division would take as long as all else here.)
+  const auto item = static_cast<uintptr_t>(item_size(view.dtype));
+  if ((reinterpret_cast<uintptr_t>(view.data) & (item - 1)) != 0) {
     return error(StatusCode::kInvalidArgument,
                  "%s: expected a pointer aligned to %lld bytes, got %p", argument.name,
-                 static_cast<long long>(item_size(view.dtype)), view.data);
+                 static_cast<long long>(item), view.data);
   }
-  Extent extent;
-  if (!find_extent(view, &extent)) {
+  if (!is_addressable(view)) {
     return error(StatusCode::kInvalidArgument,
                  "%s: expected elements within the address space, got strides that leave it",
                  argument.name);
@@ -161,24 +168,28 @@ Status check_memory(const TensorArgument& argument) noexcept {
 }
 
 Status check_apart(const TensorArgument& written, const TensorArgument& other) noexcept {
-  if (!has_memory(written.view) || !has_memory(other.view)) return {};
-  return check_apart(written, extent_of(written.view), other, extent_of(other.view));
+  if (!extent_of(written.view).intersects(extent_of(other.view))) return {};
+  return check_gaps(written, other);
 }
 
 Status check_apart(std::span<const TensorArgument> arguments) noexcept {
-  constexpr std::size_t kMostArguments = 12;
-  std::array<Extent, kMostArguments> extents;
-  for (std::size_t i = 0; i < arguments.size(); ++i) {
-    // An empty extent intersects none.
-    if (has_memory(arguments[i].view)) extents[i] = extent_of(arguments[i].view);
-  }
-  for (std::size_t i = 0; i < arguments.size(); ++i) {
-    if (!arguments[i].written) continue;
-    for (std::size_t j = 0; j < arguments.size(); ++j) {
-      // A pair of written arguments is looked at once.
-      if (j == i || (j < i && arguments[j].written)) continue;
-      FLASHPLAN_RETURN_IF_ERROR(check_apart(arguments[i], extents[i], arguments[j], extents[j]));
+  struct Place {
+    Extent extent;
+    const TensorArgument* argument;
+  };
+  std::array<Place, kMostArguments> places;
+  std::size_t count = 0;
+  for (const TensorArgument& argument : arguments) {
+    const Extent extent = extent_of(argument.view);
+    if (extent.end == extent.begin) continue;
+    // A pair is looked at once: here, with those before.
+    for (std::size_t i = 0; i < count; ++i) {
+      const TensorArgument& before = *places[i].argument;
+      if (!extent.intersects(places[i].extent) || !(before.written || argument.written)) continue;
+      FLASHPLAN_RETURN_IF_ERROR(before.written ? check_gaps(before, argument)
+                                               : check_gaps(argument, before));
     }
+    places[count++] = {extent, &argument};
   }
   return {};
 }

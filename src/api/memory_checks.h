@@ -28,7 +28,7 @@ bool has_elements(const TensorView& view) noexcept;
 Status check_memory(const TensorArgument& argument) noexcept;
 
 /// Refuses a written argument that shares an element's memory with another argument. All have
-/// passed check_memory(); those not given are skipped. Tensors that lie in one another's gaps, as
+/// passed check_shape(); those not given are skipped. Tensors that lie in one another's gaps, as
 /// the halves of a combined cache do, are apart.
 Status check_apart(const TensorArgument& written, const TensorArgument& other) noexcept;
 

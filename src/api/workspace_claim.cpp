@@ -15,24 +15,22 @@ WorkspaceClaim* first = nullptr;
 
 /// A forked child has none of the other threads: neither the one that may hold the mutex, nor those
 /// whose claims are listed.
-void survive_forks() noexcept {
+bool survive_forks() noexcept {
 #if defined(__unix__)
-  static std::once_flag once;
-  std::call_once(once, [] {
-    pthread_atfork([] { mutex.lock(); }, [] { mutex.unlock(); },
-                   [] {
-                     first = nullptr;
-                     mutex.unlock();
-                   });
-  });
+  pthread_atfork([] { mutex.lock(); }, [] { mutex.unlock(); },
+                 [] {
+                   first = nullptr;
+                   mutex.unlock();
+                 });
 #endif
+  return true;
 }
 
 }  // namespace
 
 WorkspaceClaim::WorkspaceClaim(const void* memory, std::size_t size) noexcept
     : begin_(reinterpret_cast<uintptr_t>(memory)), end_(begin_ + size) {
-  survive_forks();
+  [[maybe_unused]] static const bool once = survive_forks();
   const std::lock_guard lock(mutex);
   for (const WorkspaceClaim* claim = first; claim != nullptr; claim = claim->next_) {
     if (claim->begin_ < end_ && begin_ < claim->end_) return;
