@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "api/memory_checks.h"
 #include "bindings.h"
 #include "cuda/device.h"
 #include "flashplan/flashplan.h"
@@ -48,9 +49,16 @@ struct StateArg {
 };
 
 /// The stream of a call without a Plan: by the tensor that says where it works.
-CallStream stream_beside(nb::handle tensor, nb::handle stream) {
+CallStream stream_beside(const char* name, nb::handle tensor, nb::handle stream) {
   const Producer producer = producer_of(tensor);
-  return call_stream(stream, producer, device_of(tensor, producer));
+  const Device device = device_of(tensor, producer);
+  const int32_t num_gpus = device.type == DeviceType::kCuda ? cuda::num_devices() : 0;
+  if (device.type == DeviceType::kCuda && (device.index < 0 || device.index >= num_gpus)) {
+    raise_type(std::string(name) + ": expected a tensor on the cpu or one of " +
+               std::to_string(num_gpus) +
+               " CUDA devices, got one on cuda:" + std::to_string(device.index));
+  }
+  return call_stream(stream, producer, device);
 }
 
 Status merge(const std::vector<AttentionState>& states, nb::handle out, nb::handle lse,
@@ -82,7 +90,7 @@ Status with_names_of_pair(Status status) {
 
 void merge_pair(nb::handle o_a, nb::handle lse_a, nb::handle o_b, nb::handle lse_b, nb::handle out,
                 nb::handle lse, nb::handle stream) {
-  CallStream call = stream_beside(o_a, stream);
+  CallStream call = stream_beside("o_a", o_a, stream);
   const StateArg a("o_a", o_a, "lse_a", lse_a, call);
   const StateArg b("o_b", o_b, "lse_b", lse_b, call);
   check(with_names_of_pair(merge({a.view(), b.view()}, out, lse, call)));
@@ -90,7 +98,7 @@ void merge_pair(nb::handle o_a, nb::handle lse_a, nb::handle o_b, nb::handle lse
 
 void merge_stack(nb::handle o, nb::handle lse_in, nb::handle out, nb::handle lse,
                  nb::handle stream) {
-  CallStream call = stream_beside(o, stream);
+  CallStream call = stream_beside("o", o, stream);
   const StateArg stack("o", o, "lse", lse_in, call);
   const TensorView& o_view = stack.o.view();
   const TensorView& lse_view = stack.lse.view();
@@ -109,6 +117,8 @@ void merge_stack(nb::handle o, nb::handle lse_in, nb::handle out, nb::handle lse
     raise_value("o: expected at most " + std::to_string(kMaxStates) + " states, got " +
                 std::to_string(o_view.shape[0]));
   }
+  check(check_memory({"o", o_view}));
+  check(check_memory({"lse", lse_view}));
   std::vector<AttentionState> states;
   for (int64_t i = 0; i < o_view.shape[0]; ++i) {
     states.push_back({slice(o_view, i), slice(lse_view, i)});
@@ -124,7 +134,7 @@ void append(nb::handle k, nb::handle v, nb::handle k_cache, nb::handle v_cache, 
   // First: numbers may be objects whose conversion runs Python code.
   tensors.k_scale = float_arg("k_scale", k_scale);
   tensors.v_scale = float_arg("v_scale", v_scale);
-  CallStream call = stream_beside(k_cache, stream);
+  CallStream call = stream_beside("k_cache", k_cache, stream);
   const DType stored = kv_dtype.is_none() ? kStoredIn16Bits : nb::cast<DType>(kv_dtype);
   const TensorArg k_arg("k", k, TensorKind::kFloat, call, &kStoredIn16Bits);
   const TensorArg v_arg("v", v, TensorKind::kFloat, call, &kStoredIn16Bits);

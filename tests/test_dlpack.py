@@ -352,3 +352,26 @@ def test_attributes_that_are_no_methods(attn32, name):
     no_tensor = type("NoTensor", (), {name: 7})()
     with pytest.raises(TypeError, match="^q: expected a tensor .*, got .*NoTensor"):
         attn32.run(no_tensor, k, v, out=np.empty((3, 2, 8), np.float32))
+
+
+def test_strides_of_a_stack_that_wrap_round():
+    o, lse = np.ones((3, 1, 2, 8), np.float32), np.zeros((3, 1, 2), np.float32)
+    far = [-(2**63), *strides(o.shape)[1:]]
+    with pytest.raises(ValueError, match="^o: expected elements within the address space"):
+        fp.merge_states(Producer(o, strides=far), lse)
+    far = [2**62, *strides(lse.shape)[1:]]
+    with pytest.raises(ValueError, match="^lse: expected elements within the address space"):
+        fp.merge_states(o, Producer(lse, strides=far))
+
+
+class Elsewhere(Producer):
+    def __dlpack_device__(self):
+        return (CUDA, self.changes["device_index"])
+
+
+@pytest.mark.parametrize("index", [-1, 1000, 2**31 - 1])
+def test_a_device_that_is_not_there(index):
+    o, lse = np.ones((1, 2, 8), np.float32), np.zeros((1, 2), np.float32)
+    elsewhere = Elsewhere(o, device_type=CUDA, device_index=index)
+    with pytest.raises(TypeError, match=f"^o_a: expected .*, got one on cuda:{index}$"):
+        fp.merge_states(elsewhere, lse, o, lse, out=o.copy(), lse=lse.copy())
