@@ -22,15 +22,15 @@ struct Extent {
 
 /// Of a view that has passed check_shape(). Empty where there are no elements.
 Extent extent_of(const TensorView& view) {
-  int64_t last = 0;
+  uintptr_t last = 0;  // unsigned: strides of a view without elements may be anything
   bool is_empty = view.empty();
   for (int32_t d = 0; d < view.rank; ++d) {
     is_empty |= view.shape[d] == 0;
-    last += (view.shape[d] - 1) * view.stride[d];
+    last += static_cast<uintptr_t>(view.shape[d] - 1) * static_cast<uintptr_t>(view.stride[d]);
   }
   if (is_empty) return {};
   const auto data = reinterpret_cast<uintptr_t>(view.data);
-  return {data, data + static_cast<uintptr_t>((last + 1) * item_size(view.dtype))};
+  return {data, data + (last + 1) * static_cast<uintptr_t>(item_size(view.dtype))};
 }
 
 /// Whether all addresses of a view with elements can be represented.

@@ -75,6 +75,15 @@ std::set<uintptr_t> bytes_of(const TensorView& view) {
   return bytes;
 }
 
+TEST(strides_of_views_without_elements_may_be_anything) {
+  constexpr int64_t kLeast = std::numeric_limits<int64_t>::min();
+  const TensorView empty = view_of(DType::kFloat32, 256, {0, 3}, {kLeast, kLeast});
+  const TensorView some = view_of(DType::kFloat32, 256, {4}, {1});
+  CHECK(check_memory({"empty", empty, true}).ok());
+  CHECK(check_apart({"some", some, true}, {"empty", empty}).ok());
+  CHECK(check_apart({"empty", empty, true}, {"some", some}).ok());
+}
+
 TEST(random_views_that_share_memory_are_refused) {
   Random random(1);
   int accepted = 0;
