@@ -2,6 +2,7 @@
 # Everything a contributor runs. Needs Python >= 3.10, make and a C++20 compiler; the rest goes to .venv.
 PYTHON ?= python3
 FUZZ_SECONDS ?= 60
+ADVERSARY_SECONDS ?= 60
 
 export VIRTUAL_ENV := $(CURDIR)/.venv
 export PATH := $(VIRTUAL_ENV)/bin:$(PATH)
@@ -12,7 +13,7 @@ PYTHON_PACKAGE = $(shell $(PYTHON) -c 'import sys; print("python%d.%d" % sys.ver
 # Thread sanitizer cannot map its shadow where the kernel randomises addresses widely.
 FIXED_ADDRESSES := $(shell setarch -R true 2>/dev/null && echo setarch -R)
 
-.PHONY: help demo test test-gpu bench sanitize sanitize-gpu fuzz coverage lint stubs clean
+.PHONY: help demo test test-gpu bench sanitize sanitize-gpu fuzz adversary mutants coverage lint stubs clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' Makefile
@@ -44,6 +45,12 @@ fuzz: $(READY) ## fuzz plan() for FUZZ_SECONDS (60)
 	@echo 'int main() {}' | clang++ -fsanitize=fuzzer-no-link,address -x c++ -o /dev/null - 2>/dev/null || .ci/need clang libclang-rt-dev
 	cmake --workflow --preset fuzz && mkdir -p build/fuzz/corpus
 	build/fuzz/tests/fuzz_plan -max_total_time=$(FUZZ_SECONDS) -artifact_prefix=build/fuzz/ build/fuzz/corpus
+
+adversary: $(READY) ## misuse the Python functions at random for ADVERSARY_SECONDS (60)
+	$(INSTALL) '.[test]' && python tests/adversary.py --seconds $(ADVERSARY_SECONDS)
+
+mutants: $(READY) ## put small bugs in one at a time: which ones does no test notice? Takes hours
+	$(INSTALL) '.[test]' && python tests/mutants.py
 
 coverage: $(READY) ## line coverage of the planner by the C++ tests, at least 95 %
 	mkdir -p build && find build -name '*.gcda' -delete && cmake --workflow --preset coverage

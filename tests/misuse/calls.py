@@ -1,0 +1,293 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random valid calls of every function that takes tensors, and how each is judged afterwards."""
+
+import random
+
+import numpy as np
+
+import flashplan as fp
+import reference
+import solve
+from cases import Case
+from frameworks import bits
+from misuse.finding import Finding, check_refusal, is_of_the_caller
+from misuse.memory import Placed, place, place_bytes
+
+ERRORS = (Exception, KeyboardInterrupt)
+
+
+class Call:
+    """A valid call. `tensors` may be replaced one by one, by tensors in other memory or by objects
+    that only look like them."""
+
+    related = {}  # argument -> others that a refusal may blame instead
+    written = ()
+
+    def __init__(self, rng):
+        self.rng = rng
+        self.tensors: dict[str, Placed] = {}
+        self.options = {}
+
+    def place(self, name, array):
+        self.tensors[name] = place(array, self.rng)
+
+    def array(self, name):
+        return self.tensors[name].array
+
+    def arguments(self):
+        return {name: placed.array for name, placed in self.tensors.items()} | self.options
+
+    def names(self, *arguments):
+        """What a refusal of these arguments may begin with."""
+        return {name for a in arguments for name in (a, *self.related.get(a, ()))}
+
+    def invoke(self, **changes):
+        raise NotImplementedError
+
+    def verify(self):
+        """Raises Finding where an output is not what the reference computes."""
+        raise NotImplementedError
+
+    def pages(self):
+        return {id(p.pages): p.pages for p in self.tensors.values()}.values()
+
+    def snapshot(self):
+        return [(pages, pages.bytes.copy()) for pages in self.pages()]
+
+    def written_part(self, name):
+        return self.array(name)
+
+    def assert_only_written(self, before, names):
+        for pages, content in before:
+            expected = content
+            for name in names:
+                array = self.written_part(name)
+                if self.tensors[name].pages is not pages or array.size == 0:
+                    continue
+                offset = array.ctypes.data - pages.address
+                dtype = np.dtype(f"u{array.itemsize}")
+                window = np.ndarray(array.shape, dtype, expected[offset:], strides=array.strides)
+                window[...] = array.view(dtype)
+            if not np.array_equal(pages.bytes, expected):
+                at = int(np.flatnonzero(pages.bytes != expected)[0])
+                what = "outside of the outputs" if names else "although it was refused"
+                raise Finding(f"{type(self).__name__} wrote {what}: byte {at} of a tensor's pages")
+
+    def judge(self, changes, arguments, must_refuse=False, foreign=False):
+        """Makes the call with `changes`. `arguments`: those that a refusal may blame."""
+        before = self.snapshot()
+        try:
+            self.invoke(**changes)
+        except ERRORS as error:
+            if not (foreign and is_of_the_caller(error)):
+                check_refusal(error, self.names(*arguments))
+            self.assert_only_written(before, ())
+            return False
+        if must_refuse:
+            raise Finding(f"{type(self).__name__} accepted a wrong {' or '.join(arguments)}")
+        self.assert_only_written(before, self.written)
+        self.verify()
+        return True
+
+
+def pick(rng, *values):
+    return values[int(rng.integers(len(values)))]
+
+
+def small_case(rng, **fixed):
+    q_dtype = pick(rng, "float32", "float32", "bfloat16", "float16")
+    group_size, num_kv_heads = pick(rng, 1, 2, 3), pick(rng, 1, 2)
+    page_size = pick(rng, None, 1, 2, 5, 16)
+    size = pick(rng, 1, 2, 3)
+    csr = page_size is not None and bool(rng.integers(2))
+    values = {
+        "qo_lens": tuple(pick(rng, 0, 1, 1, 3, 9) for _ in range(size)),
+        "kv_lens": tuple(pick(rng, 0, 1, 7, 16, 40) for _ in range(size)),
+        "num_qo_heads": group_size * num_kv_heads,
+        "num_kv_heads": num_kv_heads,
+        "head_dim": pick(rng, 1, 8, 24, (16, 8)),
+        "page_size": page_size,
+        "q_dtype": q_dtype,
+        "kv_dtype": pick(rng, None, None, None, "float8_e4m3fn", "float8_e5m2"),
+        "causal": bool(rng.integers(2)),
+        "window_left": pick(rng, -1, -1, 0, 5),
+        "kv_layout": pick(rng, "NHD", "HND"),
+        "num_ctas": pick(rng, None, 1, 3, 20),
+        "batch_invariant": bool(rng.integers(4) == 0),
+        "csr": csr,
+    }
+    return Case(**values | fixed)
+
+
+TABLES = ("block_table", "page_indptr", "page_indices")
+
+
+class Run(Call):
+    """Attention.run()."""
+
+    related = {
+        "k": TABLES,  # which name its pages
+        "v": TABLES,
+        "page_indptr": ("block_table", "page_indices"),
+        "page_indices": ("block_table", "page_indptr"),
+    }
+    written = ("out", "lse")
+
+    def __init__(self, rng, **fixed):
+        super().__init__(rng)
+        self.case = small_case(rng, **fixed)
+        self.inputs, self.exact, self.twin = solve.problem(self.case, int(rng.integers(2**31)))
+        for name in ("q", "k", "v"):
+            self.place(name, getattr(self.inputs, name))
+        for name, table in self.inputs.tables().items():
+            self.place(name, table)
+        options = self.case.options()
+        if rng.integers(2):
+            size = fp.Attention(**options).workspace_bytes
+            self.tensors["workspace"] = place_bytes(size)
+            options["workspace"] = self.array("workspace")
+        self.attn = fp.Attention(**options)
+        self.attn.plan(*self.inputs.plan_args())
+        case, rows = self.case, len(self.inputs.q)
+        shape = (rows, case.num_qo_heads, case.head_dims[1])
+        self.place("out", np.full(shape, np.nan, case.output_dtype))
+        self.place("lse", np.full(shape[:2], np.nan, np.float32))
+        self.options = {"k_scale": case.k_scale, "v_scale": case.v_scale}
+
+    def arguments(self):
+        arguments = super().arguments()
+        arguments.pop("workspace", None)
+        return arguments
+
+    def invoke(self, **changes):
+        return self.attn.run(**self.arguments() | changes)
+
+    @property
+    def num_rows(self):
+        return int(self.inputs.qo_indptr[-1])
+
+    def written_part(self, name):
+        array = self.array(name)
+        return array if name == "workspace" else array[: self.num_rows]
+
+    def assert_only_written(self, before, names):
+        if "workspace" in self.tensors:
+            names = (*names, "workspace")
+        super().assert_only_written(before, names)
+
+    def verify(self):
+        o, lse = (self.array(name)[: self.num_rows] for name in ("out", "lse"))
+        try:
+            solve.assert_correct(self.case, self.inputs, self.exact, self.twin, o, lse)
+        except AssertionError as error:
+            raise Finding(f"differs from the reference: {self.case}: {error}") from error
+
+
+class Append(Call):
+    """append_paged_kv()."""
+
+    related = {
+        "page_indptr": ("block_table", "page_indices"),
+        "page_indices": ("block_table", "page_indptr"),
+        "k_cache": ("k", "v", "v_cache", *TABLES),
+        "v_cache": ("v", *TABLES),
+        "kv_lens": ("indptr", "block_table", "page_indptr"),
+        "indptr": ("kv_lens", "k", "v"),
+    }
+    written = ("k_cache", "v_cache")
+
+    def __init__(self, rng, **fixed):
+        super().__init__(rng)
+        page_size = pick(rng, 1, 2, 5, 16)
+        self.case = case = small_case(rng, **{"page_size": page_size} | fixed)
+        self.inputs, _, _ = solve.problem(case, int(rng.integers(2**31)))
+        new = [int(rng.integers(0, n + 1)) for n in case.kv_lens]
+        self.indptr = np.concatenate([[0], np.cumsum(new)]).astype(np.int32)
+        for name, dim in zip(("k", "v"), case.head_dims):
+            rows = rng.standard_normal((self.indptr[-1] + 2, case.num_kv_heads, dim), np.float32)
+            self.place(name, rows.astype(case.q_dtype))
+        self.place("k_cache", self.inputs.k)
+        self.place("v_cache", self.inputs.v)
+        self.place("indptr", self.indptr)
+        self.place("kv_lens", self.inputs.kv_lens)
+        for name, table in self.inputs.tables().items():
+            self.place(name, table)
+        self.expected = [cache.copy() for cache in (self.inputs.k, self.inputs.v)]
+        for cache, name in zip(self.expected, ("k", "v")):
+            for r, kv_len in enumerate(case.kv_lens):
+                rows = self.array(name)[self.indptr[r] : self.indptr[r + 1]]
+                pages = self.inputs.pages(r)
+                reference.append_pages(cache, rows, pages, kv_len, case.kv_layout)
+        self.options = {"kv_layout": case.kv_layout}
+
+    def invoke(self, **changes):
+        return fp.append_paged_kv(**self.arguments() | changes)
+
+    def verify(self):
+        for name, expected in zip(self.written, self.expected):
+            if not np.array_equal(bits(self.array(name)), bits(expected)):
+                raise Finding(f"differs from the reference: {name} after an append, {self.case}")
+
+
+class Merge(Call):
+    """merge_states() of two states."""
+
+    related = {
+        "o_a": ("o_b", "out", "lse_a", "lse_b", "lse"),
+        "lse_a": ("o_a", "lse_b"),
+        "lse_b": ("o_b",),
+    }
+    written = ("out", "lse")
+    num_states = 2
+
+    def __init__(self, rng):
+        super().__init__(rng)
+        count = self.num_states
+        shape = (pick(rng, 0, 1, 3), pick(rng, 1, 2, 3), pick(rng, 1, 8, 33))
+        dtype = pick(rng, "float32", "float16", "bfloat16")
+        self.o = rng.standard_normal((count, *shape), np.float32).astype(dtype)
+        self.lse = 5 * rng.standard_normal((count, *shape[:2]), np.float32)
+        empty = rng.random(self.lse.shape) < 0.2
+        self.o[empty], self.lse[empty] = 0, -np.inf
+        self.place_states()
+        self.place("out", np.full(shape, np.nan, dtype))
+        self.place("lse", np.full(shape[:2], np.nan, np.float32))
+
+    def place_states(self):
+        for i, state in enumerate("ab"):
+            self.place(f"o_{state}", self.o[i])
+            self.place(f"lse_{state}", self.lse[i])
+
+    def invoke(self, **changes):
+        return fp.merge_states(**self.arguments() | changes)
+
+    def verify(self):
+        exact, exact_lse = reference.merge_states(self.o, self.lse)
+        o, lse = self.array("out"), self.array("lse")
+        eps = reference.EPS[str(o.dtype)]
+        error = np.abs(o.astype(np.float64) - exact)
+        right = (error <= eps * np.abs(exact) + 1e-5).all()
+        finite = np.isfinite(exact_lse)
+        right &= np.array_equal(lse[~finite], exact_lse[~finite])
+        right &= np.allclose(lse[finite], exact_lse[finite], rtol=1e-6, atol=1e-5)
+        if not right:
+            raise Finding("differs from the reference: merged states")
+
+
+class MergeStack(Merge):
+    """merge_states() of a stack."""
+
+    num_states = 4
+    related = {"o_a": ("o", "lse", "out", "o_b"), "lse_a": ("lse", "o")}
+
+    def place_states(self):
+        self.place("o_a", self.o)
+        self.place("lse_a", self.lse)
+
+
+def any_call(rng):
+    return pick(rng, Run, Run, Run, Append, Append, Merge, MergeStack)(rng)
+
+
+def python_random(rng):
+    return random.Random(int(rng.integers(2**31)))
