@@ -52,10 +52,11 @@ struct StateArg {
 CallStream stream_beside(const char* name, nb::handle tensor, nb::handle stream) {
   const Producer producer = producer_of(tensor);
   const Device device = device_of(tensor, producer);
-  const int32_t num_gpus = device.type == DeviceType::kCuda ? cuda::num_devices() : 0;
-  if (device.type == DeviceType::kCuda && (device.index < 0 || device.index >= num_gpus)) {
+  // Without a stream of the caller's one may be made, on a device that must be there.
+  if (stream.is_none() && device.type == DeviceType::kCuda &&
+      (device.index < 0 || device.index >= cuda::num_devices())) {
     raise_type(std::string(name) + ": expected a tensor on the cpu or one of " +
-               std::to_string(num_gpus) +
+               std::to_string(cuda::num_devices()) +
                " CUDA devices, got one on cuda:" + std::to_string(device.index));
   }
   return call_stream(stream, producer, device);
