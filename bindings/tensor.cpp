@@ -153,6 +153,16 @@ void fill(const char* name, const dlpack::Tensor& t, TensorKind kind, const DTyp
   }
 }
 
+/// torch's imaginary parts of conjugates are views of memory that holds the opposite. Among numbers
+/// of twice their size, they have even strides: others are not asked.
+void check_not_negated(const char* name, nb::handle object, const TensorView& view) {
+  if (view.stride[view.rank - 1] % 2 != 0) return;
+  const nb::object is_neg = attribute(object, "is_neg");
+  if (PyCallable_Check(is_neg.ptr()) == 0 || !nb::cast<bool>(is_neg())) return;
+  raise_value(std::string(name) +
+              ": expected memory of the tensor's values, got a negated view (see resolve_neg())");
+}
+
 }  // namespace
 
 TensorArg::TensorArg(const char* name, nb::handle object, TensorKind kind, CallStream& stream,
@@ -163,6 +173,7 @@ TensorArg::TensorArg(const char* name, nb::handle object, TensorKind kind, CallS
   if (dlpack_->tensor() != nullptr) {
     fill(name, *dlpack_->tensor(), kind, stored_as, &view_);
     view_.read_only = dlpack_->read_only();
+    if (producer.framework == Framework::kTorch) check_not_negated(name, object, view_);
   } else {
     ArrayInterface array(name, object);
     if (!array.found()) raise_not_a_tensor(name, object, dlpack_->refusal());

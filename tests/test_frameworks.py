@@ -88,6 +88,22 @@ def test_views_without_copies(make, request, attn, inputs, expected):
     assert same(framework.array(o), expected)
 
 
+def test_negated_views_of_torch_are_refused(torch):
+    """Imaginary parts of conjugates: their memory holds the opposite."""
+    attn = fp.Attention(2, 2, 1, page_size=None, q_dtype="float32", device="cpu")
+    attn.plan([0, 3], [3])
+    z = torch.complex(torch.randn(3, 2, 1), torch.randn(3, 2, 1))
+    tensors = dict.fromkeys("qkv", z.imag)
+    expected = attn.run(**tensors)
+    for name in "qkv":
+        with pytest.raises(ValueError, match=f"^{name}: expected .*, got a negated view"):
+            attn.run(**tensors | {name: z.conj().imag})
+        assert not torch.equal(attn.run(**tensors | {name: z.conj().imag.resolve_neg()}), expected)
+    lse = torch.zeros(3, 2)
+    with pytest.raises(ValueError, match="^out: expected .*, got a negated view"):
+        fp.merge_states(z.imag, lse, z.imag, lse, out=z.conj().imag)
+
+
 def test_broadcast_keys(torch):
     """Stride 0: one head of keys for all heads."""
     rng = np.random.default_rng(0)
