@@ -205,7 +205,7 @@ std::vector<WorkTileTuple> work_tiles(const PyPlan& plan) {
   for (int32_t c = 0; c < schedule.num_ctas; ++c) {
     for (int32_t i = schedule.cta_indptr[c]; i < schedule.cta_indptr[c + 1]; ++i) {
       const WorkTile& t = schedule.tiles[i];
-      tuples.emplace_back(c, t.request, t.row_tile, t.kv_head, t.num_kv_heads, t.kv_begin, t.kv_end,
+      tuples.emplace_back(c, t.segment, t.row_tile, t.kv_head, t.num_kv_heads, t.kv_begin, t.kv_end,
                           t.partial_slot);
     }
   }

@@ -6,17 +6,17 @@
 
 namespace flashplan {
 
-/// The unit of work: query rows [row_tile * tile_q, + tile_q) of one request against keys
+/// The unit of work: query rows [row_tile * tile_q, + tile_q) of one segment against keys
 /// [kv_begin, kv_end), for each of num_kv_heads consecutive kv heads. Copied to the device as is.
 struct WorkTile {
-  int32_t request;
+  int32_t segment;  // each request is one
   int32_t row_tile;
   int32_t kv_head;
-  int32_t num_kv_heads;  // 1 where split >= 0
+  int32_t num_kv_heads;  // 1 where merge >= 0
   int32_t kv_begin;
   int32_t kv_end;
   int32_t partial_slot;  // first of its partial results, or -1: writes o and lse itself
-  int32_t split;         // number of its split, or -1
+  int32_t merge;         // number of the merge that its results take part in, or -1
 };
 
 /// Work queues: CTA c runs tiles [cta_indptr[c], cta_indptr[c + 1]) in order. Points into the Plan;

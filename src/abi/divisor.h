@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "abi/host_device.h"
+
 namespace flashplan {
 
 /// x / value == x * multiplier >> (32 + shift) for x in [0, 2^31), if value > 1 (Granlund and
@@ -21,6 +23,15 @@ constexpr Divisor make_divisor(int32_t value) {
   const auto divisor = static_cast<uint64_t>(value);
   const uint64_t multiplier = ((uint64_t{1} << (31 + bits)) + divisor - 1) / divisor;
   return {value, static_cast<uint32_t>(multiplier), bits - 1};
+}
+
+/// x / divisor.
+FLASHPLAN_HOST_DEVICE uint32_t quotient(uint32_t x, const Divisor& divisor) {
+#ifdef __CUDA_ARCH__
+  return divisor.value == 1 ? x : __umulhi(x, divisor.multiplier) >> divisor.shift;
+#else
+  return x / static_cast<uint32_t>(divisor.value);
+#endif
 }
 
 }  // namespace flashplan

@@ -22,10 +22,10 @@ struct ScheduleParams {
   int32_t tile_q = 0;
   Divisor group_size = {};  // query heads of a kv head
   int32_t chunk_kv = 0;     // 0: one state per work tile
-  const RequestInfo* requests = nullptr;
+  const Segment* segments = nullptr;
   const WorkTile* tiles = nullptr;
-  const SplitTile* splits = nullptr;
-  int32_t* arrivals = nullptr;  // [splits] pieces that are done, all zero between runs
+  const Merge* merges = nullptr;
+  int32_t* arrivals = nullptr;  // [merges] pieces that are done, all zero between runs
   int32_t num_ctas = 0;
 };
 
@@ -71,7 +71,7 @@ struct WorkspaceParams {
 /// What the host alone reads.
 struct HostParams {
   const int32_t* cta_indptr = nullptr;  // [num_ctas + 1]
-  int32_t num_splits = 0;
+  int32_t num_merges = 0;
   int64_t total_cost = 0;     // of the schedule, in its units
   bool has_few_rows = false;  // packed, per request, on average: the smallest tile holds them
 };

@@ -34,14 +34,14 @@ double imbalance(const Schedule& schedule) {
 void append_summary(std::string& text, const Plan::Impl& plan) {
   const Schedule& schedule = plan.scheduler.schedule();
   int64_t num_keys = 0;
-  for (const RequestInfo& request : schedule.requests) num_keys += request.kv_len;
+  for (const int32_t kv_len : plan.kv_lens) num_keys += kv_len;
   const Kernel& kernel = plan.choice.kernel;
   append(text, "kernel %s, %d queues\n", kernel.name.data(), plan.choice.num_ctas);
   text.append(to_string(kernel.geometry)).append("\n");
   append(text, "%d requests, %d query tokens, %lld keys\n", plan.batch_size, plan.num_tokens,
          static_cast<long long>(num_keys));
   append(text, "%zu work tiles, %zu heads split, %d of %d partial slots\n", schedule.tiles.size(),
-         schedule.splits.size(), schedule.num_slots, plan.layout.max_partial_slots);
+         schedule.merges.size(), schedule.num_slots, plan.layout.max_partial_slots);
   append(text, "largest queue %.3f of the mean\n", imbalance(schedule));
 }
 
@@ -53,9 +53,9 @@ void append_queue(std::string& text, const Schedule& schedule, int32_t cta) {
          static_cast<long long>(schedule.cta_cost[static_cast<size_t>(cta)]), end - begin);
   for (int32_t i = begin; i < std::min(end, begin + kMostTiles); ++i) {
     const WorkTile& tile = schedule.tiles[static_cast<size_t>(i)];
-    append(text, " r%d.%d h%d-%d [%d, %d)%s", tile.request, tile.row_tile, tile.kv_head,
+    append(text, " r%d.%d h%d-%d [%d, %d)%s", tile.segment, tile.row_tile, tile.kv_head,
            tile.kv_head + tile.num_kv_heads - 1, tile.kv_begin, tile.kv_end,
-           tile.split >= 0 ? "*" : "");
+           tile.merge >= 0 ? "*" : "");
   }
   text += end - begin > kMostTiles ? " ...\n" : "\n";
 }
@@ -113,9 +113,9 @@ std::string Plan::timeline_svg() const noexcept try {
       const double width = scale * static_cast<double>(weight_of(tile));
       append(svg,
              "<rect x=\"%.1f\" y=\"%d\" width=\"%.1f\" height=\"%d\" fill=\"hsl(%d,60%%,%d%%)\">",
-             x, c * line, std::max(width - 0.5, 0.5), line - 1, tile.request * 47 % 360,
-             tile.split >= 0 ? 70 : 50);
-      append(svg, "<title>CTA %d: request %d, keys %d to %d</title></rect>\n", c, tile.request,
+             x, c * line, std::max(width - 0.5, 0.5), line - 1, tile.segment * 47 % 360,
+             tile.merge >= 0 ? 70 : 50);
+      append(svg, "<title>CTA %d: request %d, keys %d to %d</title></rect>\n", c, tile.segment,
              tile.kv_begin, tile.kv_end);
       x += width;
     }

@@ -152,6 +152,7 @@ Status Plan::create(const AttentionOptions& options, Plan* plan) noexcept try {
   const ScheduleBounds bounds =
       schedule_bounds(shape, options.max_batch_size, options.max_qo_tokens);
   impl->scheduler.reserve(shape, bounds);
+  impl->kv_lens.reserve(static_cast<std::size_t>(options.max_batch_size));
   if (options.device.type == DeviceType::kCpu) {
     impl->buffers = ScheduleBuffers(bounds);
   } else {
@@ -189,12 +190,14 @@ Status Plan::plan(const Batch& batch, Stream stream) noexcept {
   const int32_t few_rows = impl_->choice.kernel.geometry.bodies[0].rows;
   impl_->has_few_rows = num_rows <= int64_t{few_rows} * batch.batch_size;
   const int32_t* kv_lens = batch.kv_lens;
+  impl_->kv_lens.assign(kv_lens, kv_lens + batch.batch_size);
   impl_->longest_request =
       static_cast<int32_t>(std::max_element(kv_lens, kv_lens + batch.batch_size) - kv_lens);
   impl_->num_kv_rows = 0;
   if (impl_->options.page_size == 0) {
-    for (const RequestInfo& request : impl_->scheduler.schedule().requests) {
-      if (request.kv_len > 0) impl_->num_kv_rows = request.kv_begin + request.kv_len;
+    const auto& segments = impl_->scheduler.schedule().segments;
+    for (std::size_t r = 0; r < segments.size(); ++r) {
+      if (kv_lens[r] > 0) impl_->num_kv_rows = segments[r].kv_row + kv_lens[r];
     }
   }
   if (device_plan != nullptr) {

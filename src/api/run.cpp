@@ -43,16 +43,15 @@ Status check_pages(const AttentionTensors& t, const Plan::Impl& plan) {
   const PageTableTensors tables{t.block_table, t.page_indptr, t.page_indices};
   const AttentionOptions& options = plan.options;
   if (options.page_size == 0) return {};
-  const auto& requests = plan.scheduler.schedule().requests;
   if (options.device.type != DeviceType::kCpu) {
     // Of a table on a device only the shape can be seen from here.
-    if (t.block_table.empty() || requests.empty()) return {};
-    const int32_t kv_len = requests[static_cast<size_t>(plan.longest_request)].kv_len;
+    if (t.block_table.empty() || plan.kv_lens.empty()) return {};
+    const int32_t kv_len = plan.kv_lens[static_cast<size_t>(plan.longest_request)];
     return check_columns(t.block_table, plan.longest_request, kv_len, options.page_size);
   }
   const int64_t num_pages = t.k.shape[0] < t.v.shape[0] ? t.k.shape[0] : t.v.shape[0];
   for (int32_t r = 0; r < plan.batch_size; ++r) {
-    FLASHPLAN_RETURN_IF_ERROR(check_page_ids(tables, r, requests[static_cast<size_t>(r)].kv_len,
+    FLASHPLAN_RETURN_IF_ERROR(check_page_ids(tables, r, plan.kv_lens[static_cast<size_t>(r)],
                                              options.page_size, num_pages));
   }
   return {};
@@ -192,9 +191,9 @@ ScheduleParams host_schedule(const AttentionTensors& t, const Plan::Impl& plan) 
   const Schedule& schedule = plan.scheduler.schedule();
   auto* workspace = static_cast<std::byte*>(t.workspace);
   ScheduleParams p;
-  p.requests = schedule.requests.data();
+  p.segments = schedule.segments.data();
   p.tiles = schedule.tiles.data();
-  p.splits = schedule.splits.data();
+  p.merges = schedule.merges.data();
   p.arrivals = reinterpret_cast<int32_t*>(workspace + plan.layout.arrivals);
   return p;
 }
@@ -202,7 +201,7 @@ ScheduleParams host_schedule(const AttentionTensors& t, const Plan::Impl& plan) 
 HostParams host_params(const Plan::Impl& plan) {
   const Schedule& schedule = plan.scheduler.schedule();
   return {.cta_indptr = schedule.cta_indptr.data(),
-          .num_splits = static_cast<int32_t>(schedule.splits.size()),
+          .num_merges = static_cast<int32_t>(schedule.merges.size()),
           .total_cost = schedule.total_cost,
           .has_few_rows = plan.has_few_rows};
 }

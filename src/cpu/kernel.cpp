@@ -17,29 +17,27 @@ namespace {
 
 FLASHPLAN_INLINE int32_t min(int32_t a, int32_t b) { return a < b ? a : b; }
 
-/// The rows of a work tile, for consecutive kv heads: row i is packed row i % rows_per_head of head
-/// i / rows_per_head. Packed row r is query token r / group_size of the request and query head
-/// r % group_size of the kv head's group.
+/// The rows of a work tile, for consecutive kv heads: row i is row i % num_rows of `rows`, of head
+/// kv_head + i / num_rows.
 struct RowBlock {
   const AttentionParams& params;
-  RequestInfo request;
+  PackedRows rows;
+  Segment segment;
   int32_t kv_head;
   int32_t num_kv_heads;
-  int32_t row_begin;  // packed
-  int32_t rows_per_head;
 
-  int32_t num_rows() const { return num_kv_heads * rows_per_head; }
-  int32_t packed(int32_t i) const { return row_begin + i % rows_per_head; }
-  int32_t query(int32_t i) const { return packed(i) / params.schedule.group_size.value; }
-  int64_t token(int32_t i) const { return int64_t{request.qo_begin} + query(i); }
+  int32_t num_rows() const { return num_kv_heads * rows.num_rows; }
+  int64_t token(int32_t i) const {
+    return rows.token(i % rows.num_rows, params.schedule.group_size);
+  }
   int64_t qo_head(int32_t i) const {
-    return int64_t{kv_head + i / rows_per_head} * params.schedule.group_size.value +
-           packed(i) % params.schedule.group_size.value;
+    return rows.qo_head(kv_head + i / rows.num_rows, i % rows.num_rows, params.schedule.group_size);
   }
   /// Of keys [kv_begin, kv_begin + num_keys), those that row i sees, counted from kv_begin.
   KeySpan visible(int32_t i, int32_t kv_begin, int32_t num_keys) const {
-    const int32_t position = request.kv_len - request.qo_len + query(i);
-    const KeySpan keys = params.mask.visible(position, {kv_begin, kv_begin + num_keys});
+    const int32_t query = rows.query(i % rows.num_rows, params.schedule.group_size);
+    const KeySpan keys =
+        params.mask.visible(segment.position + query, {kv_begin, kv_begin + num_keys});
     if (keys.begin >= keys.end) return {0, 0};
     return {keys.begin - kv_begin, keys.end - kv_begin};
   }
@@ -64,8 +62,8 @@ void load_queries(const RowBlock& rows, float* to) {
 /// Attention of `rows` over keys [kv_begin, kv_end): scratch.o normalised, scratch.lse. Not
 /// inlined: one copy of the code gives one result per chunk, whoever runs it.
 template <typename KvFormat>
-[[gnu::noinline]] void compute_state(const RowBlock& rows, int32_t request, int32_t kv_begin,
-                                     int32_t kv_end, const Scratch& scratch) {
+[[gnu::noinline]] void compute_state(const RowBlock& rows, int32_t kv_begin, int32_t kv_end,
+                                     const Scratch& scratch) {
   const AttentionParams& p = rows.params;
   const int32_t width_qk = padded(p.tensors.head_dim_qk);
   const int32_t width_vo = padded(p.tensors.head_dim_vo);
@@ -80,19 +78,19 @@ template <typename KvFormat>
   const int32_t heads_end = rows.kv_head + rows.num_kv_heads;
   const int32_t tile_kv = kCpuTileKv;
   if (kv_begin < kv_end) {
-    Tiles keys(p.tensors.k, p.tensors.pages, rows.request, request, kv_begin, kv_end,
-               rows.num_kv_heads, p.tensors.head_dim_qk);
-    Tiles values(p.tensors.v, p.tensors.pages, rows.request, request, kv_begin, kv_end,
-                 rows.num_kv_heads, p.tensors.head_dim_vo);
+    Tiles keys(p.tensors.k, p.tensors.pages, rows.segment, kv_begin, kv_end, rows.num_kv_heads,
+               p.tensors.head_dim_qk);
+    Tiles values(p.tensors.v, p.tensors.pages, rows.segment, kv_begin, kv_end, rows.num_kv_heads,
+                 p.tensors.head_dim_vo);
     int32_t num_keys = 0;
     for (int32_t kv = kv_begin; kv < kv_end; kv += num_keys) {  // kv + tile_kv might overflow
       num_keys = min(tile_kv, kv_end - kv);
       // Heads one after the other within a tile: those of a token lie side by side in memory.
       keys.advance();
       for (int32_t h = rows.kv_head; h < heads_end; ++h) {
-        const int64_t first = int64_t{h - rows.kv_head} * rows.rows_per_head;
+        const int64_t first = int64_t{h - rows.kv_head} * rows.rows.num_rows;
         keys.load(h, scratch.kv);
-        compute_logits(scratch.q + first * width_qk, rows.rows_per_head, scratch.kv, num_keys,
+        compute_logits(scratch.q + first * width_qk, rows.rows.num_rows, scratch.kv, num_keys,
                        width_qk, scratch.logits + first * tile_kv, tile_kv);
       }
       for (int32_t r = 0; r < num_rows; ++r) {
@@ -107,10 +105,10 @@ template <typename KvFormat>
       }
       values.advance();
       for (int32_t h = rows.kv_head; h < heads_end; ++h) {
-        const int32_t first = (h - rows.kv_head) * rows.rows_per_head;
+        const int32_t first = (h - rows.kv_head) * rows.rows.num_rows;
         values.load(h, scratch.kv);
         add_values(scratch.logits + int64_t{first} * tile_kv, tile_kv, visible + first,
-                   rows.rows_per_head, scratch.kv, width_vo, scratch.o + int64_t{first} * width_vo);
+                   rows.rows.num_rows, scratch.kv, width_vo, scratch.o + int64_t{first} * width_vo);
       }
     }
   }
@@ -197,12 +195,12 @@ class Merger {
   const Scratch& scratch_;
 };
 
-/// Merges the partial results of a split in the order of their keys, and writes o and lse.
-void merge_partials(const RowBlock& rows, const SplitTile& split, const Scratch& scratch) {
-  const AttentionParams& p = rows.params;
+/// Merges partial results in the order of their keys, and writes o and lse.
+void merge_partials(const AttentionParams& p, const Merge& merge, const Scratch& scratch) {
+  const RowBlock rows = {p, merge.rows, {}, merge.kv_head, 1};
   Merger merger(rows, scratch);
-  for (int32_t slot = split.slot_begin; slot < split.slot_begin + split.num_slots; ++slot) {
-    const int64_t first_row = int64_t{slot} * p.schedule.tile_q;
+  int64_t first_row = merge.first_partial_row;
+  for (int32_t i = 0; i < merge.num_states; ++i, first_row += p.schedule.tile_q) {
     for (int32_t r = 0; r < rows.num_rows(); ++r) {
       merger.add_row(r, p.workspace.partial_o + (first_row + r) * p.tensors.head_dim_vo,
                      p.workspace.partial_lse[first_row + r]);
@@ -211,10 +209,10 @@ void merge_partials(const RowBlock& rows, const SplitTile& split, const Scratch&
   merger.write();
 }
 
-/// True for the last of a split's pieces to arrive, which then sees what all others wrote.
-bool arrives_last(const AttentionParams& p, int32_t split) {
-  const int32_t arrived = __atomic_add_fetch(&p.schedule.arrivals[split], 1, __ATOMIC_ACQ_REL);
-  return arrived == p.schedule.splits[split].num_pieces;
+/// True for the last of a merge's pieces to arrive, which then sees what all others wrote.
+bool arrives_last(const AttentionParams& p, int32_t merge) {
+  const int32_t arrived = __atomic_add_fetch(&p.schedule.arrivals[merge], 1, __ATOMIC_ACQ_REL);
+  return arrived == p.schedule.merges[merge].num_pieces;
 }
 
 template <typename KvFormat>
@@ -222,8 +220,8 @@ void run_heads(const RowBlock& rows, const WorkTile& tile, const Scratch& scratc
   const AttentionParams& p = rows.params;
   load_queries(rows, scratch.q);
   if (p.schedule.chunk_kv == 0) {
-    compute_state<KvFormat>(rows, tile.request, tile.kv_begin, tile.kv_end, scratch);
-    if (tile.split < 0) {
+    compute_state<KvFormat>(rows, tile.kv_begin, tile.kv_end, scratch);
+    if (tile.merge < 0) {
       write_state(rows, scratch);
       return;
     }
@@ -237,8 +235,8 @@ void run_heads(const RowBlock& rows, const WorkTile& tile, const Scratch& scratc
     int32_t num_keys = 0;
     for (int32_t kv = tile.kv_begin; kv < tile.kv_end; kv += num_keys) {
       num_keys = min(p.schedule.chunk_kv, tile.kv_end - kv);
-      compute_state<KvFormat>(rows, tile.request, kv, kv + num_keys, scratch);
-      if (tile.split >= 0) {
+      compute_state<KvFormat>(rows, kv, kv + num_keys, scratch);
+      if (tile.merge >= 0) {
         write_partial(rows, slot++, scratch);
         continue;
       }
@@ -246,12 +244,12 @@ void run_heads(const RowBlock& rows, const WorkTile& tile, const Scratch& scratc
         merger.add_row(r, scratch.o + int64_t{r} * width, scratch.lse[r]);
       }
     }
-    if (tile.split < 0) {
+    if (tile.merge < 0) {
       merger.write();
       return;
     }
   }
-  if (arrives_last(p, tile.split)) merge_partials(rows, p.schedule.splits[tile.split], scratch);
+  if (arrives_last(p, tile.merge)) merge_partials(p, p.schedule.merges[tile.merge], scratch);
 }
 
 template <DType kv_dtype>
@@ -261,16 +259,17 @@ void run_queue(const AttentionParams& p, int32_t cta, std::byte* memory) noexcep
             p.tensors.head_dim_vo);
   for (int32_t i = p.host.cta_indptr[cta]; i < p.host.cta_indptr[cta + 1]; ++i) {
     const WorkTile& tile = p.schedule.tiles[i];
-    const RequestInfo& request = p.schedule.requests[tile.request];
+    const Segment& segment = p.schedule.segments[tile.segment];
     const int32_t row_begin = tile.row_tile * p.schedule.tile_q;
     const int32_t num_rows =
-        min(p.schedule.tile_q, request.qo_len * p.schedule.group_size.value - row_begin);
+        min(p.schedule.tile_q, segment.qo_len * p.schedule.group_size.value - row_begin);
+    const PackedRows rows = {tile.segment, segment.qo_begin, row_begin, num_rows};
     // As many heads at a time as the scratch has rows for.
     const int32_t heads_end = tile.kv_head + tile.num_kv_heads;
     const int32_t heads_at_once = p.schedule.tile_q / num_rows;
     for (int32_t h = tile.kv_head; h < heads_end; h += heads_at_once) {
       const int32_t num_heads = min(heads_at_once, heads_end - h);
-      run_heads<Format<kv_dtype>>({p, request, h, num_heads, row_begin, num_rows}, tile, scratch);
+      run_heads<Format<kv_dtype>>({p, rows, segment, h, num_heads}, tile, scratch);
     }
   }
 }

@@ -9,7 +9,7 @@ FLASHPLAN_INLINE void convert_row(const typename FormatOfRow::Storage* from, flo
   for (int32_t d = head_dim; d < padded(head_dim); ++d) to[d] = 0.0F;
 }
 
-/// Keys [kv_begin, kv_end) of one request, a tile of up to kCpuTileKv at a time. Addresses are
+/// Keys [kv_begin, kv_end) of one segment, a tile of up to kCpuTileKv at a time. Addresses are
 /// looked up some tiles ahead, so that rows can be asked for before they are used: the processor's
 /// own prefetching stops at page ends.
 template <typename KvFormat>
@@ -17,19 +17,20 @@ class KvTiles {
  public:
   using Storage = typename KvFormat::Storage;
 
-  KvTiles(const KvView& view, const PageTable& pages, const RequestInfo& info, int32_t request,
-          int32_t kv_begin, int32_t kv_end, int32_t num_heads, int32_t head_dim)
+  KvTiles(const KvView& view, const PageTable& pages, const Segment& segment, int32_t kv_begin,
+          int32_t kv_end, int32_t num_heads, int32_t head_dim)
       : view_(view),
         head_dim_(head_dim),
         distance_(num_heads < kMostAhead ? kMostAhead / num_heads : 1),
         num_left_(kv_end - kv_begin) {
     const auto* base = static_cast<const Storage*>(view.data);
     if (pages.ids == nullptr) {
-      page_ = base + (int64_t{info.kv_begin} + kv_begin) * view.token_stride;
+      page_ = base + (int64_t{segment.kv_row} + kv_begin) * view.token_stride;
     } else {
       page_size_ = pages.page_size.value;
       ids_ = pages.ids +
-             (pages.indptr != nullptr ? pages.indptr[request] : request * pages.row_stride) +
+             (pages.indptr != nullptr ? pages.indptr[segment.kv_row]
+                                      : segment.kv_row * pages.row_stride) +
              kv_begin / page_size_;
       slot_ = kv_begin % page_size_;
       page_ = base + *ids_ * view_.page_stride;

@@ -32,7 +32,7 @@ void write_starts(const Schedule& schedule, QueueStart* starts) {
       const WorkTile& tile =
           schedule.tiles[static_cast<std::size_t>(std::min(start.begin + i, last))];
       start.tiles[i] = tile;
-      start.requests[i] = schedule.requests[static_cast<std::size_t>(tile.request)];
+      start.segments[i] = schedule.segments[static_cast<std::size_t>(tile.segment)];
     }
   }
 }
@@ -50,8 +50,8 @@ Status DevicePlan::create(int32_t device, const ScheduleBounds& bounds, int32_t 
   };
   static_cast<void>(add(num_ctas, sizeof(int32_t)));  // arrivals
   starts_ = add(num_ctas, sizeof(QueueStart));
-  requests_ = add(bounds.requests, sizeof(RequestInfo));
-  splits_ = add(bounds.splits, sizeof(SplitTile));
+  segments_ = add(bounds.segments, sizeof(Segment));
+  merges_ = add(bounds.merges, sizeof(Merge));
   tiles_ = add(bounds.work_tiles, sizeof(WorkTile));
 
   const DeviceGuard guard(device);
@@ -129,8 +129,8 @@ Status DevicePlan::before_upload(Stream stream, ScheduleMemory* memory) noexcept
   FLASHPLAN_RETURN_IF_ERROR(check_no_capture(stream));
   FLASHPLAN_RETURN_IF_ERROR(enter(stream));
   FLASHPLAN_RETURN_IF_ERROR(wait_for_slot());
-  memory->requests = reinterpret_cast<RequestInfo*>(slot() + requests_);
-  memory->splits = reinterpret_cast<SplitTile*>(slot() + splits_);
+  memory->segments = reinterpret_cast<Segment*>(slot() + segments_);
+  memory->merges = reinterpret_cast<Merge*>(slot() + merges_);
   memory->tiles = reinterpret_cast<WorkTile*>(slot() + tiles_);
   return {};
 }
@@ -165,9 +165,9 @@ Status DevicePlan::after_run(Stream stream) noexcept {
 ScheduleParams DevicePlan::schedule() const noexcept {
   ScheduleParams params;
   params.starts = reinterpret_cast<const QueueStart*>(buffer_ + starts_);
-  params.requests = reinterpret_cast<const RequestInfo*>(buffer_ + requests_);
+  params.segments = reinterpret_cast<const Segment*>(buffer_ + segments_);
   params.tiles = reinterpret_cast<const WorkTile*>(buffer_ + tiles_);
-  params.splits = reinterpret_cast<const SplitTile*>(buffer_ + splits_);
+  params.merges = reinterpret_cast<const Merge*>(buffer_ + merges_);
   params.arrivals = reinterpret_cast<int32_t*>(buffer_);
   return params;
 }

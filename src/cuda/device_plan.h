@@ -67,8 +67,8 @@ class DevicePlan {
   int32_t device_ = -1;
   // Offsets in bytes; the counters of arrivals come first, the tiles last.
   std::size_t starts_ = 0;
-  std::size_t requests_ = 0;
-  std::size_t splits_ = 0;
+  std::size_t segments_ = 0;
+  std::size_t merges_ = 0;
   std::size_t tiles_ = 0;
   std::size_t slot_bytes_ = 0;
   std::byte* buffer_ = nullptr;  // device memory

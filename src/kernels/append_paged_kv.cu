@@ -7,9 +7,9 @@
 #include <limits>
 #include <span>
 
+#include "abi/divisor.h"
 #include "abi/params.h"
 #include "common/error.h"
-#include "kernels/device/divisor.h"
 #include "kernels/formats.h"
 #include "kernels/launch.h"
 #include "kernels/row_ops.h"
@@ -101,7 +101,7 @@ __device__ void find_places(const AppendParams& p, int first, Place* places) {
         if (key < 0) continue;
         const Divisor& page_size = p.pages.page_size;
         const auto page_of_request =
-            static_cast<int32_t>(device::quotient(static_cast<uint32_t>(key), page_size));
+            static_cast<int32_t>(quotient(static_cast<uint32_t>(key), page_size));
         const int32_t page = p.pages.ids[first_id + page_of_request];
         if (page < p.num_pages) places[i] = {page, key - page_of_request * page_size.value};
       }

@@ -13,19 +13,21 @@ void Cutter::reserve(const ScheduleShape& shape, int32_t max_pieces) {
   piece_ends_.assign(static_cast<std::size_t>(shape.num_ctas) + 1, 0);
 }
 
-void Cutter::start(int64_t capacity, int64_t* loads, SplitTile* splits) {
+void Cutter::start(int64_t capacity, int64_t* loads, const Segment* segments, Merge* merges) {
   capacity_ = capacity;
   loads_ = loads;
-  splits_ = splits;
+  segments_ = segments;
+  merges_ = merges;
   cta_ = 0;
   num_pieces_ = 0;
-  num_splits_ = 0;
+  num_merges_ = 0;
   num_slots_ = 0;
 }
 
 void Cutter::lay(const RowTiles& row_tiles, std::span<const Item> items) {
   // In locals: members would be read again after every piece that is written.
   const CostModel cost = shape_.cost;
+  const int q_shift = log2_of(shape_.tile_q);
   const int kv_shift = log2_of(shape_.tile_kv);
   const int granule_shift = log2_of(shape_.granule());
   const bool chunked = shape_.chunk_kv > 0;
@@ -33,18 +35,19 @@ void Cutter::lay(const RowTiles& row_tiles, std::span<const Item> items) {
   const int32_t max_slots = shape_.max_partial_slots;
   const int64_t capacity = capacity_;
   int64_t* const loads = loads_;
-  SplitTile* const splits = splits_;
+  const Segment* const segments = segments_;
+  Merge* const merges = merges_;
   int32_t* const piece_ends = piece_ends_.data() + 1;
   WorkTile* const pieces = pieces_.data();
   int32_t num_pieces = num_pieces_;
-  int32_t num_splits = num_splits_;
+  int32_t num_merges = num_merges_;
   int32_t num_slots = num_slots_;
   int32_t cta = cta_;
   int64_t room = capacity - loads[cta];
 
   for (const Item& item : items) {
     const RowTile& tile = row_tiles[item.row_tile];
-    const int32_t request = tile.request;
+    const int32_t segment = tile.segment;
     const int32_t row_tile = tile.row_tile;
     const KeySpan keys = tile.keys;
     const int32_t num_rows = tile.num_rows;
@@ -54,30 +57,31 @@ void Cutter::lay(const RowTiles& row_tiles, std::span<const Item> items) {
     const int64_t of_split = cost.of_split(num_rows);
     const int32_t heads_end = item.head + item.num_heads;
     int32_t head = item.head;
-    int32_t step = 0;    // of the head, already placed
-    int32_t split = -1;  // of the head, once it is cut
+    int32_t step = 0;        // of the head, already placed
+    int32_t merge = -1;      // of the head, once it is cut
+    int32_t slot_begin = 0;  // the first of the merge
 
     const auto place = [&](int32_t num_heads, int32_t end_step, int64_t piece_cost) {
       int32_t slot = -1;
-      if (split >= 0) {
-        SplitTile& of = splits[split];
-        slot = of.slot_begin + (chunked ? step >> granule_shift : of.num_pieces);
+      if (merge >= 0) {
+        Merge& of = merges[merge];
+        slot = slot_begin + (chunked ? step >> granule_shift : of.num_pieces);
         ++of.num_pieces;
         if (!chunked) {
-          of.num_slots = of.num_pieces;
+          of.num_states = of.num_pieces;
           ++num_slots;
         }
       }
       const int32_t begin = keys.begin + (step << kv_shift);
       const int32_t end = end_step == num_steps ? keys.end : keys.begin + (end_step << kv_shift);
-      pieces[num_pieces++] = {request, row_tile, head, num_heads, begin, end, slot, split};
+      pieces[num_pieces++] = {segment, row_tile, head, num_heads, begin, end, slot, merge};
       room -= piece_cost;
     };
     const auto finish_heads = [&](int32_t num_heads, int64_t cost_of_each) {
       place(num_heads, num_steps, cost_of_each * num_heads);
       head += num_heads;
       step = 0;
-      split = -1;
+      merge = -1;
     };
     const auto next_cta = [&] {
       loads[cta] = capacity - room;
@@ -92,25 +96,31 @@ void Cutter::lay(const RowTiles& row_tiles, std::span<const Item> items) {
       const int64_t steps = std::min<int64_t>(room_for_steps / of_step, num_steps - step - 1);
       return static_cast<int32_t>(steps) >> granule_shift << granule_shift;
     };
-    // Makes sure that the head is a split with a slot for the next piece and for the rest.
-    const auto open_split = [&] {
+    // Makes sure that the head has a merge, with a slot for the next piece and for the rest.
+    const auto open_merge = [&] {
       // Each chunk has a slot of its own.
       const int32_t chunks = ceil_shift(num_steps, granule_shift);
-      const int32_t needed = chunked ? (split < 0 ? chunks : 0) : 2;
+      const int32_t needed = chunked ? (merge < 0 ? chunks : 0) : 2;
       if (num_slots + needed > max_slots) return false;
-      if (split >= 0) return true;
+      if (merge >= 0) return true;
       const int32_t reserved = chunked ? chunks : 0;
-      split = num_splits++;
-      splits[split] = {request, row_tile, head, num_slots, reserved, 0};
+      merge = num_merges++;
+      slot_begin = num_slots;
+      const int32_t row_begin = row_tile << q_shift;
+      merges[merge] = {{segment, segments[segment].qo_begin, row_begin, num_rows},
+                       head,
+                       slot_begin << q_shift,
+                       reserved,
+                       0};
       num_slots += reserved;
       return true;
     };
 
     while (head < heads_end) {
       const int64_t rest_cost =
-          of_tile + (num_steps - step) * of_step + (split >= 0 ? of_split : 0);
+          of_tile + (num_steps - step) * of_step + (merge >= 0 ? of_split : 0);
       if (cta == last_cta || rest_cost <= room) {
-        const int32_t left = split < 0 ? heads_end - head : 1;
+        const int32_t left = merge < 0 ? heads_end - head : 1;
         const bool all = cta == last_cta || left * rest_cost <= room;
         finish_heads(all ? left : static_cast<int32_t>(room / rest_cost), rest_cost);
         continue;
@@ -119,7 +129,7 @@ void Cutter::lay(const RowTiles& row_tiles, std::span<const Item> items) {
       // What a cut costs must be won by it.
       if (steps <= 0 || steps * of_step < of_split) {
         next_cta();
-      } else if (!open_split()) {
+      } else if (!open_merge()) {
         finish_heads(1, rest_cost);  // no slot for a further piece: the load stays here
       } else {
         place(1, step + steps, of_tile + steps * of_step + of_split);
@@ -131,7 +141,7 @@ void Cutter::lay(const RowTiles& row_tiles, std::span<const Item> items) {
   loads[cta] = capacity - room;
   cta_ = cta;
   num_pieces_ = num_pieces;
-  num_splits_ = num_splits;
+  num_merges_ = num_merges;
   num_slots_ = num_slots;
 }
 

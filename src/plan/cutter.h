@@ -27,8 +27,9 @@ class Cutter {
   void reserve(const ScheduleShape& shape, int32_t max_pieces);
 
   /// Starts with the first queue. Each has a predicted cost in `loads` already and room up to
-  /// `capacity`; the last one takes what is over. Splits are written to `splits`.
-  void start(int64_t capacity, int64_t* loads, SplitTile* splits);
+  /// `capacity`; the last one takes what is over. For each head that is cut a merge is written to
+  /// `merges`.
+  void start(int64_t capacity, int64_t* loads, const Segment* segments, Merge* merges);
   /// Lays `items`, and adds what they cost to the loads.
   void lay(const RowTiles& row_tiles, std::span<const Item> items);
   /// After the last item.
@@ -38,8 +39,7 @@ class Cutter {
     const int32_t* ends = piece_ends_.data() + cta;
     return {pieces_.data() + ends[0], pieces_.data() + ends[1]};
   }
-  int32_t num_pieces() const { return num_pieces_; }
-  int32_t num_splits() const { return num_splits_; }
+  int32_t num_merges() const { return num_merges_; }
   int32_t num_slots() const { return num_slots_; }
 
  private:
@@ -48,10 +48,11 @@ class Cutter {
   std::vector<int32_t> piece_ends_;  // of the queue before each
   int64_t capacity_ = 0;
   int64_t* loads_ = nullptr;
-  SplitTile* splits_ = nullptr;
+  const Segment* segments_ = nullptr;
+  Merge* merges_ = nullptr;
   int32_t cta_ = 0;
   int32_t num_pieces_ = 0;
-  int32_t num_splits_ = 0;
+  int32_t num_merges_ = 0;
   int32_t num_slots_ = 0;
 };
 

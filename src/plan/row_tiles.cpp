@@ -27,7 +27,7 @@ void RowTiles::reserve(const ScheduleShape& shape, int32_t max_requests, int32_t
   order_.resize(static_cast<std::size_t>(max_row_tiles));
 }
 
-void RowTiles::collect(const Batch& batch, RequestInfo* requests) {
+void RowTiles::collect(const Batch& batch, Segment* segments) {
   // In locals: members would be read again after every tile that is written.
   const ScheduleShape shape = shape_;
   const int q_shift = log2_of(shape.tile_q);
@@ -45,14 +45,14 @@ void RowTiles::collect(const Batch& batch, RequestInfo* requests) {
     const int32_t qo_len = batch.qo_indptr[r + 1] - qo_begin;
     const int32_t kv_len = batch.kv_lens[r];
     const int64_t kv_begin = batch.kv_indptr != nullptr ? batch.kv_indptr[r] : kv_cumulated;
-    requests[r] = {qo_begin, qo_len, static_cast<int32_t>(kv_begin), kv_len};
+    const int32_t position = kv_len - qo_len;  // of query 0 among the keys
+    segments[r] = {qo_begin, qo_len, position, shape.paged ? r : static_cast<int32_t>(kv_begin)};
     kv_cumulated += kv_len;
 
     const int32_t num_rows = qo_len * shape.group_size;
     const int32_t num_tiles = ceil_shift(num_rows, q_shift);
     const bool in_group = shape.item_steps > 0 && num_tiles > 1;
     if (in_group) groups_[num_groups++] = {static_cast<int32_t>(next - tiles), num_tiles};
-    const int32_t position = kv_len - qo_len;  // of query 0 among the keys
     // The query and head of the first row of a tile advance by the same numbers: no division.
     int32_t query = 0;
     int32_t head = 0;

@@ -15,18 +15,18 @@
 
 namespace flashplan {
 
-/// Up to tile_q query rows of one request, for all kv heads. 32 bytes: planning is as fast as its
+/// Up to tile_q query rows of one segment, for all kv heads. 32 bytes: planning is as fast as its
 /// tables are small.
 struct RowTile {
   int64_t head_cost;  // predicted, of one kv head
-  int32_t request;
-  int32_t row_tile;  // number in the request
+  int32_t segment;
+  int32_t row_tile;  // number in the segment
   KeySpan keys;      // that its rows see, from the begin of a step; {0, 0}: none
   uint16_t num_rows;
   uint16_t cost_class;  // CostClasses::kLast: in a group
 };
 
-/// The row tiles of one request, if there are several and they share a cache.
+/// The row tiles of one segment, if there are several and they share a cache.
 struct RowTileGroup {
   int32_t first;
   int32_t count;
@@ -38,8 +38,8 @@ class RowTiles {
   /// For batches of up to `max_requests` that have up to `max_row_tiles`. May throw std::bad_alloc.
   void reserve(const ScheduleShape& shape, int32_t max_requests, int32_t max_row_tiles);
 
-  /// Collects those of `batch`, and writes its requests as kernels see them.
-  void collect(const Batch& batch, RequestInfo* requests);
+  /// Collects those of `batch`, and writes its segments.
+  void collect(const Batch& batch, Segment* segments);
 
   const RowTile& operator[](int32_t i) const { return tiles_[static_cast<std::size_t>(i)]; }
   std::span<const RowTileGroup> groups() const { return {groups_.data(), num_groups_}; }

@@ -23,11 +23,11 @@ int32_t least_heads_per_item(const ScheduleShape& shape, int64_t max_row_tiles) 
 /// Writes pieces of a queue to `to`, and returns where the next go. Parts of splits come first:
 /// their merges then overlap with what is whole.
 WorkTile* write_pieces(std::span<const WorkTile> pieces, WorkTile* to) {
-  if (!pieces.empty() && pieces.front().split >= 0) {
+  if (!pieces.empty() && pieces.front().merge >= 0) {
     *to++ = pieces.front();
     pieces = pieces.subspan(1);
   }
-  if (!pieces.empty() && pieces.back().split >= 0) {
+  if (!pieces.empty() && pieces.back().merge >= 0) {
     *to++ = pieces.back();
     pieces = pieces.first(pieces.size() - 1);
   }
@@ -56,7 +56,7 @@ void Scheduler::reserve(const ScheduleShape& shape, const ScheduleBounds& bounds
   schedule_ = Schedule();
   schedule_.cta_indptr.assign(num_ctas + 1, 0);
   schedule_.cta_cost.assign(num_ctas, 0);
-  row_tiles_.reserve(shape, bounds.requests, bounds.row_tiles);
+  row_tiles_.reserve(shape, bounds.segments, bounds.row_tiles);
   cutter_.reserve(shape, bounds.work_tiles);
   dealt_.resize(items);
   left_.resize(items);
@@ -67,8 +67,8 @@ void Scheduler::reserve(const ScheduleShape& shape, const ScheduleBounds& bounds
 
 void Scheduler::make(const Batch& batch, const ScheduleMemory& memory) {
   memory_ = memory;
-  row_tiles_.collect(batch, memory.requests);
-  schedule_.requests = {memory.requests, static_cast<std::size_t>(batch.batch_size)};
+  row_tiles_.collect(batch, memory.segments);
+  schedule_.segments = {memory.segments, static_cast<std::size_t>(batch.batch_size)};
   schedule_.total_cost = row_tiles_.total_cost();
   // The paper's L_kv, as a cost: what each CTA would get of a perfect division.
   const int64_t share = schedule_.total_cost / shape_.num_ctas + 1;
@@ -225,7 +225,7 @@ int32_t Scheduler::heads_per_item(const RowTileGroup& group, int64_t share) cons
 int64_t Scheduler::place_the_rest(int64_t capacity) {
   std::copy(dealt_cost_.begin(), dealt_cost_.end(), schedule_.cta_cost.begin());
   num_whole_ = num_dealt_;
-  cutter_.start(capacity, schedule_.cta_cost.data(), memory_.splits);
+  cutter_.start(capacity, schedule_.cta_cost.data(), memory_.segments, memory_.merges);
   if (!row_tiles_.groups().empty()) {
     // What no queue can hold is cut while there is room.
     int32_t first = 0;
@@ -272,12 +272,12 @@ void Scheduler::write_queues() {
   }
   for (const Item& item : dealt) {
     const RowTile& t = row_tiles_[item.row_tile];
-    tiles[next_whole[item.cta]++] = {t.request,    t.row_tile, item.head, item.num_heads,
+    tiles[next_whole[item.cta]++] = {t.segment,    t.row_tile, item.head, item.num_heads,
                                      t.keys.begin, t.keys.end, -1,        -1};
   }
   // Now each is the end of its queue, as cta_indptr has it.
   schedule_.tiles = {tiles, next};
-  schedule_.splits = {memory_.splits, static_cast<size_t>(cutter_.num_splits())};
+  schedule_.merges = {memory_.merges, static_cast<size_t>(cutter_.num_merges())};
   schedule_.num_slots = cutter_.num_slots();
 }
 

@@ -17,11 +17,11 @@ namespace flashplan {
 
 /// Upper bounds of a schedule for any batch within (max_batch_size, max_qo_tokens).
 struct ScheduleBounds {
-  int32_t requests;
-  int32_t row_tiles;  // (request, row tile) pairs
+  int32_t segments;
+  int32_t row_tiles;  // (segment, row tile) pairs
   int32_t items;      // of heads of row tiles, before cuts
   int32_t work_tiles;
-  int32_t splits;
+  int32_t merges;
 };
 ScheduleBounds schedule_bounds(const ScheduleShape& shape, int32_t max_batch_size,
                                int32_t max_qo_tokens);
@@ -29,8 +29,8 @@ ScheduleBounds schedule_bounds(const ScheduleShape& shape, int32_t max_batch_siz
 /// Where a schedule is written to, with room for its bounds. Whoever owns it keeps it until the
 /// schedule is no longer used.
 struct ScheduleMemory {
-  RequestInfo* requests = nullptr;
-  SplitTile* splits = nullptr;
+  Segment* segments = nullptr;
+  Merge* merges = nullptr;
   WorkTile* tiles = nullptr;
 };
 
@@ -39,23 +39,23 @@ class ScheduleBuffers {
  public:
   ScheduleBuffers() = default;
   explicit ScheduleBuffers(const ScheduleBounds& bounds)
-      : requests_(static_cast<std::size_t>(bounds.requests)),
-        splits_(static_cast<std::size_t>(bounds.splits)),
+      : segments_(static_cast<std::size_t>(bounds.segments)),
+        merges_(static_cast<std::size_t>(bounds.merges)),
         tiles_(static_cast<std::size_t>(bounds.work_tiles)) {}
 
-  ScheduleMemory memory() { return {requests_.data(), splits_.data(), tiles_.data()}; }
+  ScheduleMemory memory() { return {segments_.data(), merges_.data(), tiles_.data()}; }
 
  private:
-  std::vector<RequestInfo> requests_;
-  std::vector<SplitTile> splits_;
+  std::vector<Segment> segments_;
+  std::vector<Merge> merges_;
   std::vector<WorkTile> tiles_;
 };
 
 /// Work queues: CTA c runs tiles [cta_indptr[c], cta_indptr[c + 1]) in order.
 struct Schedule {
-  std::span<const RequestInfo> requests;
+  std::span<const Segment> segments;
   std::span<const WorkTile> tiles;
-  std::span<const SplitTile> splits;
+  std::span<const Merge> merges;
   std::vector<int32_t> cta_indptr;
   std::vector<int64_t> cta_cost;  // predicted, per CTA
   int64_t total_cost = 0;         // predicted, of all row tiles uncut

@@ -12,6 +12,7 @@ ScheduleShape schedule_shape(const AttentionOptions& options, const KernelChoice
   ScheduleShape shape;
   shape.num_kv_heads = options.num_kv_heads;
   shape.group_size = options.num_qo_heads / options.num_kv_heads;
+  shape.paged = options.page_size > 0;
   shape.mask = {options.causal, options.window_left};
   shape.tile_q = choice.kernel.geometry.tile_q;
   shape.tile_kv = choice.kernel.geometry.tile_kv;

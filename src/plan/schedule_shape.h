@@ -36,6 +36,7 @@ struct ScheduleShape {
   int32_t num_kv_heads = 1;
   int32_t group_size = 1;  // query heads per kv head, packed: row = qo_idx * group_size + head
   Mask mask = {.causal = true};
+  bool paged = false;
   int32_t tile_q = 64;   // packed query rows of a tile; a power of two
   int32_t tile_kv = 64;  // keys of a step; a power of two
   int32_t num_ctas = 1;

@@ -123,8 +123,8 @@ ScheduleShape any_shape(FuzzedDataProvider& in) {
   ScheduleShape s;
   s.num_kv_heads = in.ConsumeIntegralInRange<int32_t>(1, 32);
   s.group_size = in.ConsumeIntegralInRange<int32_t>(1, 9);
-  s.causal = in.ConsumeBool();
-  s.window_left = in.ConsumeBool() ? in.ConsumeIntegralInRange<int32_t>(0, 2000) : -1;
+  s.mask.causal = in.ConsumeBool();
+  s.mask.window_left = in.ConsumeBool() ? in.ConsumeIntegralInRange<int32_t>(0, 2000) : -1;
   s.tile_q = 1 << in.ConsumeIntegralInRange<int32_t>(2, 7);
   s.tile_kv = 1 << in.ConsumeIntegralInRange<int32_t>(3, 7);
   s.num_ctas = in.ConsumeIntegralInRange<int32_t>(1, 264);

@@ -19,7 +19,7 @@ struct Piece {
   WorkTile tile;
   int32_t cta;
   auto key() const {
-    return std::tuple(tile.request, tile.row_tile, tile.kv_head, tile.kv_begin, tile.kv_end);
+    return std::tuple(tile.segment, tile.row_tile, tile.kv_head, tile.kv_begin, tile.kv_end);
   }
 };
 
@@ -54,9 +54,9 @@ class ScheduleChecker {
 
   template <class... Parts>
   void require_of(const WorkTile& t, bool condition, const Parts&... parts) {
-    require(condition, parts..., "in tile {request", t.request, "row_tile", t.row_tile, "kv_head",
+    require(condition, parts..., "in tile {segment", t.segment, "row_tile", t.row_tile, "kv_head",
             t.kv_head, "heads", t.num_kv_heads, "keys", t.kv_begin, t.kv_end, "slot",
-            t.partial_slot, "split", t.split, "}");
+            t.partial_slot, "merge", t.merge, "}");
   }
 
   void check_sizes() {
@@ -66,13 +66,13 @@ class ScheduleChecker {
     require(static_cast<int64_t>(s_.tiles.size()) <= bounds_.work_tiles, "work tiles over bounds",
             s_.tiles.size(), bounds_.work_tiles);
     // A cut takes heads of an item apart: those before it, the one that it splits, those after it.
-    const auto is_whole = [](const WorkTile& tile) { return tile.split < 0; };
+    const auto is_whole = [](const WorkTile& tile) { return tile.merge < 0; };
     const int64_t num_whole = std::count_if(s_.tiles.begin(), s_.tiles.end(), is_whole);
-    const auto num_splits = static_cast<int64_t>(s_.splits.size());
+    const auto num_splits = static_cast<int64_t>(s_.merges.size());
     require(num_whole + num_splits <= int64_t{bounds_.items} + 2 * shape_.num_ctas,
             "items over bounds", num_whole, num_splits, bounds_.items);
-    require(static_cast<int64_t>(s_.splits.size()) <= bounds_.splits, "splits over bounds",
-            s_.splits.size(), bounds_.splits);
+    require(static_cast<int64_t>(s_.merges.size()) <= bounds_.merges, "merges over bounds",
+            s_.merges.size(), bounds_.merges);
     require(s_.num_slots >= 0 && s_.num_slots <= shape_.max_partial_slots, "slots over the limit",
             s_.num_slots, shape_.max_partial_slots);
     require(shape_.chunk_kv > 0 || s_.num_slots <= 2 * shape_.num_ctas,
@@ -81,17 +81,19 @@ class ScheduleChecker {
   }
 
   void check_requests() {
-    require(static_cast<int32_t>(s_.requests.size()) == batch_.batch_size, "requests has",
-            s_.requests.size(), "entries");
+    require(static_cast<int32_t>(s_.segments.size()) == batch_.batch_size, "requests has",
+            s_.segments.size(), "entries");
     int64_t cumulated = 0;
     for (int32_t r = 0; ok() && r < batch_.batch_size; ++r) {
-      const RequestInfo& info = s_.requests[static_cast<size_t>(r)];
+      const Segment& segment = s_.segments[static_cast<size_t>(r)];
       const int64_t kv_begin = batch_.kv_indptr != nullptr ? batch_.kv_indptr[r] : cumulated;
-      require(info.qo_begin == batch_.qo_indptr[r], "qo_begin of request", r);
-      require(info.qo_len == batch_.qo_indptr[r + 1] - batch_.qo_indptr[r], "qo_len", r);
-      require(info.kv_len == batch_.kv_lens[r], "kv_len of request", r);
-      // Page tables do not use it, so it may wrap there.
-      require(info.kv_begin == static_cast<int32_t>(kv_begin), "kv_begin of request", r);
+      const int32_t qo_len = batch_.qo_indptr[r + 1] - batch_.qo_indptr[r];
+      require(segment.qo_begin == batch_.qo_indptr[r], "qo_begin of request", r);
+      require(segment.qo_len == qo_len, "qo_len of request", r);
+      require(segment.position == batch_.kv_lens[r] - qo_len, "position of request", r);
+      // Plan bounds the rows of ragged tensors; here they may wrap.
+      const int32_t kv_row = shape_.paged ? r : static_cast<int32_t>(kv_begin);
+      require(segment.kv_row == kv_row, "kv_row of request", r);
       cumulated += batch_.kv_lens[r];
     }
   }
@@ -115,10 +117,10 @@ class ScheduleChecker {
                    tile.num_kv_heads >= 1 && tile.kv_head >= 0 &&
                        tile.kv_head + tile.num_kv_heads <= shape_.num_kv_heads,
                    "heads");
-        require_of(tile, (tile.partial_slot == -1) == (tile.split == -1), "slot against split");
-        require_of(tile, tile.split == -1 || tile.num_kv_heads == 1, "split of several heads");
-        require_of(tile, tile.split >= -1 && tile.split < static_cast<int32_t>(s_.splits.size()),
-                   "split index");
+        require_of(tile, (tile.partial_slot == -1) == (tile.merge == -1), "slot against merge");
+        require_of(tile, tile.merge == -1 || tile.num_kv_heads == 1, "merge of several heads");
+        require_of(tile, tile.merge >= -1 && tile.merge < static_cast<int32_t>(s_.merges.size()),
+                   "merge index");
         if (!ok()) return;
         for (int32_t head = 0; head < s_.tiles[static_cast<size_t>(i)].num_kv_heads; ++head) {
           pieces_.push_back({tile, cta});
@@ -137,7 +139,7 @@ class ScheduleChecker {
     for (const SlowRowTile& want : row_tiles_) {
       for (int32_t head = 0; ok() && head < shape_.num_kv_heads; ++head) {
         const auto first = piece;
-        while (piece != pieces_.end() && piece->tile.request == want.request &&
+        while (piece != pieces_.end() && piece->tile.segment == want.request &&
                piece->tile.row_tile == want.row_tile && piece->tile.kv_head == head) {
           ++piece;
         }
@@ -153,7 +155,7 @@ class ScheduleChecker {
   void check_row_tile(const SlowRowTile& want, const Piece* pieces, int32_t num_pieces) {
     const WorkTile& first = pieces[0].tile;
     if (want.kv_begin == want.kv_end) {
-      require_of(first, num_pieces == 1 && first.kv_begin == first.kv_end && first.split == -1,
+      require_of(first, num_pieces == 1 && first.kv_begin == first.kv_end && first.merge == -1,
                  "a tile without keys");
       return;
     }
@@ -163,25 +165,26 @@ class ScheduleChecker {
       require_of(tile, tile.kv_begin == position, "gap or overlap at key", position);
       require_of(tile, tile.kv_end > tile.kv_begin, "piece without keys");
       require_of(tile, (tile.kv_begin - want.kv_begin) % shape_.tile_kv == 0, "inside a step");
-      require_of(tile, tile.split == first.split, "two splits of one row tile");
+      require_of(tile, tile.merge == first.merge, "two splits of one row tile");
       position = tile.kv_end;
     }
     require_of(first, position == want.kv_end, "keys end at", position, "not at", want.kv_end);
-    require_of(first, (first.split == -1) == (num_pieces == 1), "pieces", num_pieces);
-    if (ok() && first.split >= 0) check_split(want, pieces, num_pieces);
+    require_of(first, (first.merge == -1) == (num_pieces == 1), "pieces", num_pieces);
+    if (ok() && first.merge >= 0) check_merge(want, pieces, num_pieces);
   }
 
-  void check_split(const SlowRowTile& want, const Piece* pieces, int32_t num_pieces) {
+  void check_merge(const SlowRowTile& want, const Piece* pieces, int32_t num_pieces) {
     const WorkTile& first = pieces[0].tile;
-    const SplitTile& split = s_.splits[static_cast<size_t>(first.split)];
-    require_of(first,
-               std::tie(split.request, split.row_tile, split.kv_head) ==
-                   std::tie(first.request, first.row_tile, first.kv_head),
-               "split's tile");
-    require_of(first, split.num_pieces == num_pieces, "num_pieces", split.num_pieces);
+    const Merge& merge = s_.merges[static_cast<size_t>(first.merge)];
+    const PackedRows& rows = merge.rows;
+    require_of(first, rows.segment == first.segment && merge.kv_head == first.kv_head, "merge");
+    require_of(first, rows.qo_begin == batch_.qo_indptr[want.request], "first token of the merge");
+    require_of(first, rows.row_begin == int64_t{want.row_tile} * shape_.tile_q, "its first row");
+    require_of(first, rows.num_rows == want.num_rows, "its number of rows");
+    require_of(first, merge.num_pieces == num_pieces, "num_pieces", merge.num_pieces);
     const int64_t chunks =
         shape_.chunk_kv > 0 ? ceil_div(want.kv_end - want.kv_begin, shape_.chunk_kv) : num_pieces;
-    require_of(first, split.num_slots == chunks, "num_slots", split.num_slots);
+    require_of(first, merge.num_states == chunks, "num_states", merge.num_states);
     for (int32_t p = 0; p < num_pieces; ++p) {
       const WorkTile& tile = pieces[p].tile;
       int64_t index = p;
@@ -189,7 +192,8 @@ class ScheduleChecker {
         index = (tile.kv_begin - want.kv_begin) / shape_.chunk_kv;
         require_of(tile, (tile.kv_begin - want.kv_begin) % shape_.chunk_kv == 0, "inside a chunk");
       }
-      require_of(tile, tile.partial_slot == split.slot_begin + index, "slot out of order");
+      require_of(tile, tile.partial_slot == merge.first_partial_row / shape_.tile_q + index,
+                 "slot out of order");
     }
   }
 
@@ -197,12 +201,12 @@ class ScheduleChecker {
     std::vector<int64_t> cost(static_cast<size_t>(shape_.num_ctas), 0);
     for (const Piece& piece : pieces_) {
       const int64_t rows =
-          int64_t{s_.requests[static_cast<size_t>(piece.tile.request)].qo_len} * shape_.group_size;
+          int64_t{s_.segments[static_cast<size_t>(piece.tile.segment)].qo_len} * shape_.group_size;
       const int64_t first_row = int64_t{piece.tile.row_tile} * shape_.tile_q;
       const int64_t num_rows = std::min<int64_t>(shape_.tile_q, rows - first_row);
       int64_t& sum = cost[static_cast<size_t>(piece.cta)];
       sum += slow_cost(shape_, num_rows, piece.tile.kv_end - piece.tile.kv_begin);
-      if (piece.tile.split >= 0) sum += slow_split_cost(shape_, num_rows);
+      if (piece.tile.merge >= 0) sum += slow_split_cost(shape_, num_rows);
     }
     for (size_t cta = 0; cta < cost.size(); ++cta) {
       require(cost[cta] == s_.cta_cost[cta], "cta_cost", cta, "is", s_.cta_cost[cta], "not",
@@ -211,21 +215,23 @@ class ScheduleChecker {
   }
 
   void check_slots() {
-    std::vector<SplitTile> splits(s_.splits.begin(), s_.splits.end());
-    std::sort(splits.begin(), splits.end(),
-              [](const SplitTile& a, const SplitTile& b) { return a.slot_begin < b.slot_begin; });
+    std::vector<Merge> merges(s_.merges.begin(), s_.merges.end());
+    std::sort(merges.begin(), merges.end(), [](const Merge& a, const Merge& b) {
+      return a.first_partial_row < b.first_partial_row;
+    });
     int64_t end = 0;
-    for (const SplitTile& split : splits) {
-      require(split.slot_begin >= end, "slots overlap at", split.slot_begin);
-      require(split.num_pieces >= 2, "a split of", split.num_pieces, "pieces");
-      end = int64_t{split.slot_begin} + split.num_slots;
+    for (const Merge& merge : merges) {
+      require(merge.first_partial_row >= end, "states overlap at", merge.first_partial_row);
+      require(merge.num_pieces >= 2, "a merge of", merge.num_pieces, "pieces");
+      end = merge.first_partial_row + int64_t{merge.num_states} * shape_.tile_q;
     }
-    require(end == s_.num_slots, "slots end at", end, "not at", s_.num_slots);
-    const auto is_piece = [](const Piece& p) { return p.tile.split >= 0; };
+    require(end == int64_t{s_.num_slots} * shape_.tile_q, "states end at", end, "not at slot",
+            s_.num_slots);
+    const auto is_piece = [](const Piece& p) { return p.tile.merge >= 0; };
     int64_t num_pieces = 0;
-    for (const SplitTile& split : splits) num_pieces += split.num_pieces;
+    for (const Merge& merge : merges) num_pieces += merge.num_pieces;
     require(num_pieces == std::count_if(pieces_.begin(), pieces_.end(), is_piece),
-            "a split that no tile names");
+            "a merge that no tile names");
   }
 
   const Schedule& s_;

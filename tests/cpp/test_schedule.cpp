@@ -56,6 +56,7 @@ ScheduleShape random_shape(Random& random) {
   shape.num_kv_heads = random.pick({1, 2, 3, 8, 16, 40});
   shape.group_size = random.pick({1, 3, 4, 7, 8, 16, 128});
   shape.mask.causal = !random.one_in(3);
+  shape.paged = random.one_in(2);
   shape.mask.window_left = random.one_in(3) ? random.between(0, 600) : -1;
   shape.tile_q = random.pick({1, 16, 32, 64, 128});
   shape.tile_kv = random.pick({16, 32, 64, 128});
@@ -91,8 +92,8 @@ bool equal(const Schedule& a, const Schedule& b) {
     return x.size() == y.size() &&
            (x.empty() || std::memcmp(x.data(), y.data(), x.size() * sizeof(x[0])) == 0);
   };
-  return same(a.requests, b.requests) && same(a.cta_indptr, b.cta_indptr) &&
-         same(a.tiles, b.tiles) && same(a.splits, b.splits) && same(a.cta_cost, b.cta_cost) &&
+  return same(a.segments, b.segments) && same(a.cta_indptr, b.cta_indptr) &&
+         same(a.tiles, b.tiles) && same(a.merges, b.merges) && same(a.cta_cost, b.cta_cost) &&
          a.num_slots == b.num_slots;
 }
 
@@ -177,11 +178,11 @@ TEST(one_long_request_is_split) {
     CHECK_EMPTY(check_batch(shape, batch));
     OwningScheduler scheduler = reserved(shape, batch);
     scheduler.make(batch.view());
-    CHECK(scheduler.schedule().splits.size() >= 8);
+    CHECK(scheduler.schedule().merges.size() >= 8);
     shape.max_partial_slots = 0;
     scheduler = reserved(shape, batch);
     scheduler.make(batch.view());
-    CHECK(scheduler.schedule().splits.empty());
+    CHECK(scheduler.schedule().merges.empty());
     CHECK_EMPTY(check_batch(shape, batch));
   }
 }
@@ -312,7 +313,7 @@ double heads_at_once(const Schedule& schedule) {
       if (i >= static_cast<size_t>(schedule.cta_indptr[c + 1])) continue;
       const WorkTile& tile = schedule.tiles[i];
       for (int32_t head = 0; head < tile.num_kv_heads; ++head) {
-        pairs.insert({tile.request, tile.kv_head + head});
+        pairs.insert({tile.segment, tile.kv_head + head});
       }
     }
     num_pairs += pairs.size();

@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(Tiling<Choices, kCompiledSmemPerSm>::kThreads,
   const int32_t begin = queue.begin;
   const int32_t end = queue.end;
   if (begin >= end) return;
-  if (thread == 0) contexts[0].assign(p, queue.tiles[0], queue.requests[0]);
+  if (thread == 0) contexts[0].assign(p, queue.tiles[0], queue.segments[0]);
   __syncthreads();
   for (int32_t i = begin; i < end; ++i) {
     const int slot = (i - begin) % 2;
@@ -61,11 +61,11 @@ __global__ void __launch_bounds__(Tiling<Choices, kCompiledSmemPerSm>::kThreads,
         cp_async_16(shared_address(&queue.tiles[slot]) + 16, tile + 16);
       }
       if (i > begin && i + 1 < end) {
-        cp_async_16(shared_address(&queue.requests[1 - slot]),
-                    p.schedule.requests + queue.tiles[1 - slot].request);
+        cp_async_16(shared_address(&queue.segments[1 - slot]),
+                    p.schedule.segments + queue.tiles[1 - slot].segment);
       }
     }
-    const int num_rows = context.rows.num_rows;
+    const int num_rows = context.block.rows.num_rows;
     using S = Shapes<T>;
     if constexpr (kFewFirst) {
       if (num_rows > S::Some::kRows) {
@@ -87,7 +87,7 @@ __global__ void __launch_bounds__(Tiling<Choices, kCompiledSmemPerSm>::kThreads,
     cp_async_commit();
     cp_async_wait<0>();
     if (thread == 0 && i + 1 < end) {
-      contexts[1 - slot].assign(p, queue.tiles[1 - slot], queue.requests[1 - slot]);
+      contexts[1 - slot].assign(p, queue.tiles[1 - slot], queue.segments[1 - slot]);
     }
     __syncthreads();  // shared memory is free for the next tile, whose context is there
   }

@@ -102,9 +102,10 @@ struct OutputRow {
   uint32_t token;
   uint32_t head;
 
-  FLASHPLAN_DEVICE OutputRow(const AttentionParams& p, const RowBlock& rows, int32_t kv_head,
+  FLASHPLAN_DEVICE OutputRow(const AttentionParams& p, const PackedRows& rows, int32_t kv_head,
                              int row)
-      : token(rows.token(p, row)), head(static_cast<uint32_t>(rows.qo_head(p, kv_head, row))) {}
+      : token(rows.token(row, p.schedule.group_size)),
+        head(static_cast<uint32_t>(rows.qo_head(kv_head, row, p.schedule.group_size))) {}
 
   // Counted in elements.
   FLASHPLAN_DEVICE int64_t o(const AttentionParams& p) const {

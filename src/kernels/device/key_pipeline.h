@@ -19,12 +19,12 @@ class KeyPipeline {
                                int thread)
       : p_(p),
         context_(context),
-        rows_(context_.rows),
+        block_(context_.block),
         base_(base),
         thread_(thread),
         copies_16_bytes_(p.tensors.vectorized && p.tensors.head_dim_qk == T::kHeadDimQk &&
                          p.tensors.head_dim_vo == T::kHeadDimVo),
-        next_(rows_.keys.begin, context_.tile.kv_head),
+        next_(block_.keys.begin, context_.tile.kv_head),
         asked_(next_) {}
 
   /// Whether all rows of q, k and v can be copied 16 bytes at a time.
@@ -39,14 +39,14 @@ class KeyPipeline {
 
   /// Asks for the first tiles.
   FLASHPLAN_DEVICE void fill() {
-    const KeySpan keys = rows_.keys;
+    const KeySpan keys = block_.keys;
     const Cursor first = next_;
 #pragma unroll 1
     for (int slot = 0; slot < S::kStages; ++slot) {
       copy_page_ids(slot, keys, [&] { return asked_; });
       asked_ = asked_.template later<1>(keys);
     }
-    if (context_.tile.split >= 0) prepare_split();
+    if (context_.tile.merge >= 0) prepare_merge();
     cp_async_commit();
     if (p_.tensors.pages.ids != nullptr) {
       cp_async_wait<0>();
@@ -114,7 +114,7 @@ class KeyPipeline {
   static constexpr bool kEachStep = S::kTilesAtOnce == 1;
 
   FLASHPLAN_DEVICE const KeySpan& rarely_read(const KeySpan& keys) const {
-    return kEachStep ? keys : rows_.keys;
+    return kEachStep ? keys : block_.keys;
   }
 
   static FLASHPLAN_DEVICE int stage_of(uint32_t slot) { return slot % S::kStages; }
@@ -146,18 +146,18 @@ class KeyPipeline {
   FLASHPLAN_DEVICE void find_rows(int slot, const KeySpan& keys, Tile tile) const {
     if (slot % S::kTilesAtOnce != 0) return;
     tile().template find_rows<S::kTilesAtOnce>(table_address(slot), ids_address(slot), p_,
-                                               rows_.request.kv_begin, keys, opaque(thread_));
+                                               block_.kv_row, keys, opaque(thread_));
   }
 
-  /// Has on its way what the end of a split tile needs, to the context and to the L2 cache.
-  FLASHPLAN_DEVICE void prepare_split() const {
-    constexpr int kWords = sizeof(SplitTile) / 8;
+  /// Asks for what the merge at the end needs: its record to the context, the rest to the L2 cache.
+  FLASHPLAN_DEVICE void prepare_merge() const {
+    constexpr int kWords = sizeof(Merge) / 8;
     if (thread_ < kWords) {
-      const auto* split =
-          reinterpret_cast<const unsigned char*>(p_.schedule.splits + context_.tile.split);
-      cp_async_8(shared_address(&context_.split) + thread_ * 8, split + thread_ * 8);
+      const auto* merge =
+          reinterpret_cast<const unsigned char*>(p_.schedule.merges + context_.tile.merge);
+      cp_async_8(shared_address(&context_.merge) + thread_ * 8, merge + thread_ * 8);
     } else if (thread_ == kWords) {
-      prefetch_l2(p_.schedule.arrivals + context_.tile.split);
+      prefetch_l2(p_.schedule.arrivals + context_.tile.merge);
     } else if (thread_ == kWords + 1) {
       prefetch_l2(p_.workspace.partial_lse + int64_t{context_.tile.partial_slot} * T::kTileQ);
     }
@@ -173,12 +173,13 @@ class KeyPipeline {
     if (tile.kv_head() != head && tile.kv_head() >= context_.heads_end()) return false;
     const uint32_t to = stage_address(stage_of(slot));
     if constexpr (S::kQueryInStage) {
-      if (tile.tile_begin() == rows_.keys.begin) {
+      if (tile.tile_begin() == block_.keys.begin) {
         copy_tile<Element<T::kQ>::kBytes, T::kHeadDimQk, S::kRows, T::kThreads>(
             to + S::kStageQuery, p_.tensors.head_dim_qk, p_.tensors.vectorized, thread_,
             [&](int row) {
-              return row < rows_.num_rows ? query_row<T::kQ>(p_, rows_, tile.kv_head(), row)
-                                          : nullptr;
+              return row < block_.rows.num_rows
+                         ? query_row<T::kQ>(p_, block_.rows, tile.kv_head(), row)
+                         : nullptr;
             });
       }
     }
@@ -226,7 +227,7 @@ class KeyPipeline {
 
   const AttentionParams& p_;
   TileContext& context_;
-  const RowBlock& rows_;
+  const RowBlock& block_;
   const uint32_t base_;
   const int thread_;
   const bool copies_16_bytes_;

@@ -47,19 +47,20 @@ FLASHPLAN_DEVICE void copy_tile(uint32_t tile, int head_dim, bool vectorized, in
 
 /// Where row `row` of a work tile's queries lies, for one kv head.
 template <DType kQ>
-FLASHPLAN_DEVICE const unsigned char* query_row(const AttentionParams& p, const RowBlock& rows,
+FLASHPLAN_DEVICE const unsigned char* query_row(const AttentionParams& p, const PackedRows& rows,
                                                 int32_t kv_head, int row) {
+  const Divisor& group_size = p.schedule.group_size;
   return static_cast<const unsigned char*>(p.tensors.q.data) +
-         (rows.token(p, row) * p.tensors.q.token_stride +
-          static_cast<uint32_t>(rows.qo_head(p, kv_head, row)) * p.tensors.q.head_stride) *
+         (rows.token(row, group_size) * p.tensors.q.token_stride +
+          static_cast<uint32_t>(rows.qo_head(kv_head, row, group_size)) * p.tensors.q.head_stride) *
              Element<kQ>::kBytes;
 }
 
-/// Page ids of a request; null: ragged.
-FLASHPLAN_DEVICE const int32_t* page_ids(const PageTable& pages, int32_t request) {
+/// Page ids of a row of the page table; null: ragged.
+FLASHPLAN_DEVICE const int32_t* page_ids(const PageTable& pages, int32_t row) {
   if (pages.ids == nullptr) return nullptr;
   return pages.ids +
-         (pages.indptr != nullptr ? int64_t{pages.indptr[request]} : request * pages.row_stride);
+         (pages.indptr != nullptr ? int64_t{pages.indptr[row]} : row * pages.row_stride);
 }
 
 /// Where the rows of a key lie.
@@ -104,7 +105,7 @@ class KvCursor {
 
   /// Of a paged cache: starts to bring the page ids of the next kTiles tiles to shared memory at
   /// `to`: one per page, to the place of its first key of a tile, since copies from one address
-  /// wait for each other. `ids` are the request's.
+  /// wait for each other. `ids` are those of the page table's row.
   template <int kTiles>
   FLASHPLAN_DEVICE void copy_page_ids(uint32_t to, const PageTable& pages, const int32_t* ids,
                                       KeySpan keys, int thread) const {
@@ -124,7 +125,7 @@ class KvCursor {
   /// Writes the KvRows of the next kTiles tiles to `table`, given their page ids.
   template <int kTiles>
   FLASHPLAN_DEVICE void find_rows(uint32_t table, uint32_t page_ids, const AttentionParams& p,
-                                  int32_t request_kv_begin, KeySpan keys, int thread) const {
+                                  int32_t kv_row, KeySpan keys, int thread) const {
     // If there are threads enough, one has k or v of a key.
     constexpr int kKeys = kTiles * kTileKv;
     constexpr bool kApart = kThreads >= 2 * kKeys;
@@ -132,21 +133,19 @@ class KvCursor {
     const int place = kApart && !is_k ? thread - kKeys : thread;
     const auto find = [&](bool paged, const KvCursor& tile, uint32_t key, int index) {
       uint32_t page = 0;
-      uint32_t slot = static_cast<uint32_t>(request_kv_begin) + key;
+      uint32_t row_in_page = static_cast<uint32_t>(kv_row) + key;
       if (paged) {
-        const uint32_t slot_in_page =
-            key - quotient(key, p.tensors.pages.page_size) *
-                      static_cast<uint32_t>(p.tensors.pages.page_size.value);
+        row_in_page = key - quotient(key, p.tensors.pages.page_size) *
+                                static_cast<uint32_t>(p.tensors.pages.page_size.value);
         // The page's id is at its first key, or at the tile's, where the page begins before it.
         const int key_of_tile = static_cast<int>(key) - tile.tile_begin_;
         const int first = index / kTileKv * kTileKv + key_of_tile -
-                          min(key_of_tile, static_cast<int>(slot_in_page));
+                          min(key_of_tile, static_cast<int>(row_in_page));
         page = load_shared_4(page_ids + first * 4);
-        slot = slot_in_page;
       }
       const auto row = [&](const KvView& view) {
         return static_cast<const unsigned char*>(view.data) +
-               (page * view.page_stride + slot * view.token_stride +
+               (page * view.page_stride + row_in_page * view.token_stride +
                 static_cast<uint32_t>(tile.kv_head_) * view.head_stride) *
                    Element<kKv>::kBytes;
       };

@@ -13,7 +13,7 @@ struct Logits {
 
   /// The variant's part, for keys from `begin` of the request on.
   template <typename Variant>
-  FLASHPLAN_DEVICE void transform(const AttentionParams& p, const RowBlock& rows,
+  FLASHPLAN_DEVICE void transform(const AttentionParams& p, const RowBlock& block,
                                   const Variant& variant, int thread, int32_t begin, int head) {
     if constexpr (Variant::kTransformsLogits || Variant::kMasksLogits) {
       const WarpPlace<S> place(opaque(thread));
@@ -22,8 +22,8 @@ struct Logits {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const int r = place.row(m, half);
-          LogitPosition at = {rows.request_index, rows.query(p, r), 0, rows.qo_head(p, head, r),
-                              head};
+          LogitPosition at = {block.rows.segment, block.rows.query(r, p.schedule.group_size), 0,
+                              block.rows.qo_head(head, r, p.schedule.group_size), head};
 #pragma unroll
           for (int n = 0; n < S::kLogitKeys / 8; ++n) {
 #pragma unroll
@@ -42,7 +42,7 @@ struct Logits {
   /// Masks what causality and window hide, for keys from number `key` of the tile from `first_key`.
   /// Without `kBegins`, every row sees the first of them.
   template <bool kBegins>
-  FLASHPLAN_DEVICE void mask(const AttentionParams& p, const RowBlock& rows, int thread,
+  FLASHPLAN_DEVICE void mask(const AttentionParams& p, const RowBlock& block, int thread,
                              int32_t first_key, int key) {
     const WarpPlace<S> place(opaque(thread));
 #pragma unroll
@@ -50,7 +50,7 @@ struct Logits {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         // Rows of padding are never written: any keys will do for them.
-        const KeySpan span = rows.visible_to(p, min(place.row(m, half), rows.num_rows - 1));
+        const KeySpan span = block.visible_to(p, min(place.row(m, half), block.rows.num_rows - 1));
         const int own = key + place.lane % 4 * 2;
         const int32_t begin = span.begin - first_key - own;
         const int32_t end = span.end - first_key - own;

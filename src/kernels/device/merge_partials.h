@@ -13,12 +13,12 @@ constexpr float2 kSum = {1.0F, 1.0F};
 /// are multiplied first, as in TileOutput: bits must not depend on how a tensor is aligned.
 template <typename T>
 FLASHPLAN_DEVICE void write_result(const AttentionParams& p, const typename T::Variant& variant,
-                                   const RowBlock& rows, int32_t kv_head, int row, int dim,
+                                   const PackedRows& rows, int32_t kv_head, int row, int dim,
                                    float4 o, float scale, float lse) {
   const OutputRow to(p, rows, kv_head, row);
   o = scaled(o, scale * p.variant.v_scale);
   if constexpr (T::Variant::kTransformsOutput) {
-    const ElementPosition at = rows.position(p, kv_head, row, dim);
+    const ElementPosition at = element_position(p, rows, kv_head, row, dim);
     o = {variant.output(o.x, at), variant.output(o.y, at.next(1)), variant.output(o.z, at.next(2)),
          variant.output(o.w, at.next(3))};
   }
@@ -26,15 +26,14 @@ FLASHPLAN_DEVICE void write_result(const AttentionParams& p, const typename T::V
   if (dim == 0 && p.tensors.lse.data != nullptr) p.tensors.lse.data[to.lse(p)] = lse;
 }
 
-/// Merges the partial results of a split in the order of their keys, and writes o and lse. A thread
-/// has 4 dims of kRowsAtOnce rows and kSlotsAtOnce states of them under way: memory is far.
-template <typename T, int kRowsAtOnce, int kSlotsAtOnce>
-FLASHPLAN_DEVICE void merge_partials(const AttentionParams& p, const RowBlock& rows,
-                                     const SplitTile& split) {
+/// Merges partial results in the order of their keys, and writes o and lse. A thread
+/// has 4 dims of kRowsAtOnce rows and kStatesAtOnce states of them under way: memory is far.
+template <typename T, int kRowsAtOnce, int kStatesAtOnce>
+FLASHPLAN_DEVICE void merge_partials(const AttentionParams& p, const Merge& merge) {
   constexpr int kQuads = T::kHeadDimVo / 4;
-  constexpr int kSlotFloats = T::kTileQ * T::kHeadDimVo;
+  constexpr int kStateFloats = T::kTileQ * T::kHeadDimVo;
   const typename T::Variant variant(p);
-  const int num_quads = rows.num_rows * kQuads;
+  const int num_quads = merge.rows.num_rows * kQuads;
   for (int begin = static_cast<int>(threadIdx.x); begin < num_quads;
        begin += kRowsAtOnce * T::kThreads) {
     MergedRow merged[kRowsAtOnce];
@@ -49,28 +48,28 @@ FLASHPLAN_DEVICE void merge_partials(const AttentionParams& p, const RowBlock& r
 #pragma unroll
     for (int r = 0; r < kRowsAtOnce; ++r) {
       const int quad = min(begin + r * T::kThreads, num_quads - 1);
-      const int64_t row = int64_t{split.slot_begin} * T::kTileQ + quad / kQuads;
+      const int64_t row = int64_t{merge.first_partial_row} + quad / kQuads;
       from_o[r] = p.workspace.partial_o + row * T::kHeadDimVo + quad % kQuads * 4;
       from_lse[r] = p.workspace.partial_lse + row;
     }
 #pragma unroll 1
-    for (int left = split.num_slots; left > 0; left -= kSlotsAtOnce) {
-      float4 added[kRowsAtOnce][kSlotsAtOnce];
-      float lse[kRowsAtOnce][kSlotsAtOnce];
+    for (int left = merge.num_states; left > 0; left -= kStatesAtOnce) {
+      float4 added[kRowsAtOnce][kStatesAtOnce];
+      float lse[kRowsAtOnce][kStatesAtOnce];
 #pragma unroll
       for (int r = 0; r < kRowsAtOnce; ++r) {
 #pragma unroll
-        for (int i = 0; i < kSlotsAtOnce; ++i) {
-          added[r][i] = load_4_if(i < left, from_o[r] + i * kSlotFloats, 0.0F);
+        for (int i = 0; i < kStatesAtOnce; ++i) {
+          added[r][i] = load_4_if(i < left, from_o[r] + i * kStateFloats, 0.0F);
           lse[r][i] = load_if(i < left, from_lse[r] + i * T::kTileQ, -infinity());
         }
-        from_o[r] += kSlotsAtOnce * kSlotFloats;
-        from_lse[r] += kSlotsAtOnce * T::kTileQ;
+        from_o[r] += kStatesAtOnce * kStateFloats;
+        from_lse[r] += kStatesAtOnce * T::kTileQ;
       }
 #pragma unroll
       for (int r = 0; r < kRowsAtOnce; ++r) {
 #pragma unroll
-        for (int i = 0; i < kSlotsAtOnce; ++i) {
+        for (int i = 0; i < kStatesAtOnce; ++i) {
           o[r] = merge_values(o[r], added[r][i],
                               T::Variant::kUseSoftmax ? merged[r].add(lse[r][i]) : kSum);
         }
@@ -81,8 +80,8 @@ FLASHPLAN_DEVICE void merge_partials(const AttentionParams& p, const RowBlock& r
       const int quad = begin + r * T::kThreads;
       if (quad < num_quads) {
         const float scale = T::Variant::kUseSoftmax ? merged[r].inverse() : 1.0F;
-        write_result<T>(p, variant, rows, split.kv_head, quad / kQuads, quad % kQuads * 4, o[r],
-                        scale, merged[r].lse());
+        write_result<T>(p, variant, merge.rows, merge.kv_head, quad / kQuads, quad % kQuads * 4,
+                        o[r], scale, merged[r].lse());
       }
     }
   }

@@ -9,24 +9,27 @@ namespace flashplan::device {
 /// A work tile as all threads see it, in shared memory: registers are for accumulators.
 struct TileContext {
   WorkTile tile;
-  RowBlock rows;
-  const int32_t* page_ids;  // of the request; null: ragged
-  SplitTile split;          // if it is one; there once the first keys are
-  int32_t chunk_kv;         // keys of a state; no fewer than there are: one state
-  int32_t is_last;          // whether this CTA is the last of a split to arrive
+  int32_t chunk_kv;  // keys of a state; no fewer than there are: one state
+  // At an odd word: where its fields are aligned in pairs, nvcc loads them in pairs, and spills for
+  // head dim 256.
+  RowBlock block;
+  const int32_t* page_ids;  // of the segment; null: ragged
+  Merge merge;              // if it takes part in one; there once the first keys are
+  int32_t is_last;          // whether this CTA is the last of the merge to arrive
 
   FLASHPLAN_DEVICE int32_t heads_end() const { return tile.kv_head + tile.num_kv_heads; }
 
   FLASHPLAN_DEVICE void assign(const AttentionParams& p, const WorkTile& work_tile,
-                               const RequestInfo& request) {
+                               const Segment& segment) {
     tile = work_tile;
-    rows.assign(p, work_tile, request);
-    page_ids = device::page_ids(p.tensors.pages, work_tile.request);
+    block.assign(p, work_tile, segment);
+    page_ids = device::page_ids(p.tensors.pages, segment.kv_row);
     chunk_kv = p.schedule.chunk_kv > 0 ? p.schedule.chunk_kv : 0x7fffffff;
   }
 };
 
-static_assert(sizeof(TileContext) <= 128 && __builtin_offsetof(TileContext, split) % 8 == 0);
+static_assert(sizeof(TileContext) <= 128 && __builtin_offsetof(TileContext, merge) % 8 == 0);
+static_assert(__builtin_offsetof(TileContext, block) % 8 == 4);
 
 /// Which rows, keys and dims of a tile a warp has.
 template <typename S>

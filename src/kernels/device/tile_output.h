@@ -23,7 +23,7 @@ class TileOutput {
                               bool is_last_chunk)
       : p_(p),
         context_(context),
-        rows_(context.rows),
+        block_(context.block),
         variant_(p),
         thread_(thread),
         at_(opaque(thread)),
@@ -58,7 +58,7 @@ class TileOutput {
   FLASHPLAN_DEVICE int own_dim() const { return at_.first_dim() + lane_dim(); }
   /// Whether this lane has the statistics of its rows to write.
   FLASHPLAN_DEVICE bool writes_lse() const { return at_.lane % 4 == 0 && at_.warp_vo == 0; }
-  FLASHPLAN_DEVICE bool is_split() const { return context_.tile.split >= 0; }
+  FLASHPLAN_DEVICE bool is_split() const { return context_.tile.merge >= 0; }
   /// Of the partial results, this tile's row `row`.
   FLASHPLAN_DEVICE int64_t partial_row(int row) const {
     return int64_t{context_.tile.partial_slot + chunk_} * T::kTileQ + row;
@@ -78,7 +78,7 @@ class TileOutput {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int row = at_.row(m, half);
-        if (row >= rows_.num_rows) return;
+        if (row >= block_.rows.num_rows) return;
         f(m, half, row);
       }
     }
@@ -108,14 +108,14 @@ class TileOutput {
     for (int m = 0; m < S::kMmaM; ++m) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const int row = min(at_.row(m, half), rows_.num_rows - 1);
-        out[m][half] = OutputRow(p_, rows_, head_, row).o(p_) + own_dim();
+        const int row = min(at_.row(m, half), block_.rows.num_rows - 1);
+        out[m][half] = OutputRow(p_, block_.rows, head_, row).o(p_) + own_dim();
         scale[m][half] = inverse(softmax.sum[m][half]) * p_.variant.v_scale;
       }
     }
     for_each_row([&](int m, int half, int row) {
       if (writes_lse() && p_.tensors.lse.data != nullptr) {
-        p_.tensors.lse.data[OutputRow(p_, rows_, head_, row).lse(p_)] =
+        p_.tensors.lse.data[OutputRow(p_, block_.rows, head_, row).lse(p_)] =
             lse(softmax.shift[m][half], softmax.sum[m][half]);
       }
       uint16_t* const to = static_cast<uint16_t*>(p_.tensors.o.data) + out[m][half];
@@ -124,7 +124,7 @@ class TileOutput {
         x *= scale[m][half];
         y *= scale[m][half];
         if constexpr (T::Variant::kTransformsOutput) {
-          const ElementPosition at = rows_.position(p_, head_, row, own_dim() + d);
+          const ElementPosition at = element_position(p_, block_.rows, head_, row, own_dim() + d);
           x = variant_.output(x, at);
           y = variant_.output(y, at.next(1));
         }
@@ -149,7 +149,8 @@ class TileOutput {
     const int index = kAlone ? at_.lane : thread_;
     const int own_rows = kAlone ? at_.first_row() : 0;
 #pragma unroll 1
-    for (int pass = 0; own_rows + pass / kParts * 8 < rows_.num_rows && pass < kPasses; ++pass) {
+    for (int pass = 0; own_rows + pass / kParts * 8 < block_.rows.num_rows && pass < kPasses;
+         ++pass) {
 #pragma unroll
       for (int i = 0; i < kPasses; ++i) {
         if (pass == i && at_.computes) {
@@ -164,7 +165,7 @@ class TileOutput {
         const int r = i / kSharedQuads % 8;
         const int row = warp_q * S::kMmaM * 16 + pass / kParts * 8 + r;
         const int dim = i % kSharedQuads * 4;
-        if (row < rows_.num_rows) {
+        if (row < block_.rows.num_rows) {
           write_shared(warp_q, r, row, dim, at_.first_dim() + pass % kParts * S::kOutputDims + dim);
         }
       }
@@ -187,7 +188,7 @@ class TileOutput {
   FLASHPLAN_DEVICE void share(const OnlineSoftmax<S::kMmaM>& softmax, Accumulators& o, int m,
                               int half, int first) const {
     const int r = at_.lane / 4;
-    if (at_.row(m, half) >= rows_.num_rows) return;
+    if (at_.row(m, half) >= block_.rows.num_rows) return;
     if (at_.lane % 4 == 0) {
       shared_stats(at_.warp_q, at_.warp_kv)[r] = {softmax.shift[m][half], softmax.sum[m][half]};
     }
@@ -224,7 +225,7 @@ class TileOutput {
     } else if (p_.schedule.chunk_kv > 0) {
       merge_chunk(scaled(o, scale), row, dim, row_lse);
     } else {
-      device::write_result<T>(p_, variant_, rows_, head_, row, dim, o, scale, row_lse);
+      device::write_result<T>(p_, variant_, block_.rows, head_, row, dim, o, scale, row_lse);
     }
   }
 
@@ -247,7 +248,7 @@ class TileOutput {
       *merged_row = merged;
       return;
     }
-    device::write_result<T>(p_, variant_, rows_, head_, row, dim, o,
+    device::write_result<T>(p_, variant_, block_.rows, head_, row, dim, o,
                             T::Variant::kUseSoftmax ? merged.inverse() : 1.0F, merged.lse());
   }
 
@@ -260,7 +261,7 @@ class TileOutput {
 
   const AttentionParams& p_;
   const TileContext& context_;
-  const RowBlock& rows_;
+  const RowBlock& block_;
   const typename T::Variant variant_;
   const int thread_;
   const WarpPlace<S> at_;
@@ -271,24 +272,23 @@ class TileOutput {
   const bool is_last_chunk_;
 };
 
-/// Merges the partial results of a work tile's split, if this CTA is the last one to finish a
-/// piece.
+/// Does the merge that a work tile takes part in, if this CTA is the last one to finish a piece.
 template <typename T, typename S>
 FLASHPLAN_DEVICE void merge_if_last(const AttentionParams& p, TileContext& context, int thread) {
   __syncthreads();  // this CTA's partial results are written
-  const SplitTile& split = context.split;
+  const Merge& merge = context.merge;
   if (thread == 0) {
-    int32_t* arrivals = p.schedule.arrivals + context.tile.split;
-    const bool is_last = arrive(arrivals) + 1 == split.num_pieces;
+    int32_t* arrivals = p.schedule.arrivals + context.tile.merge;
+    const bool is_last = arrive(arrivals) + 1 == merge.num_pieces;
     context.is_last = is_last;
     if (is_last) *arrivals = 0;  // for the next run
   }
   __syncthreads();
   if (context.is_last) {
     if constexpr (S::kRows <= 16) {
-      merge_partials<T, 1, 16>(p, context.rows, split);  // few rows, and maybe many states
+      merge_partials<T, 1, 16>(p, merge);  // few rows, and maybe many states
     } else {
-      merge_partials<T, 4, 2>(p, context.rows, split);
+      merge_partials<T, 4, 2>(p, merge);
     }
   }
 }
@@ -300,8 +300,8 @@ FLASHPLAN_DEVICE void write_empty(const AttentionParams& p, const TileContext& c
   constexpr int kQuads = T::kHeadDimVo / 4;
   const typename T::Variant variant(p);
   for (int h = 0; h < context.tile.num_kv_heads; ++h) {
-    for (int i = thread; i < context.rows.num_rows * kQuads; i += T::kThreads) {
-      write_result<T>(p, variant, context.rows, context.tile.kv_head + h, i / kQuads,
+    for (int i = thread; i < context.block.rows.num_rows * kQuads; i += T::kThreads) {
+      write_result<T>(p, variant, context.block.rows, context.tile.kv_head + h, i / kQuads,
                       i % kQuads * 4, {0.0F, 0.0F, 0.0F, 0.0F}, 1.0F, -infinity());
     }
   }

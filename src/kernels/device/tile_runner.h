@@ -16,7 +16,7 @@ class TileRunner {
   FLASHPLAN_DEVICE TileRunner(const AttentionParams& p, TileContext& context, unsigned char* smem)
       : p_(p),
         context_(context),
-        rows_(context_.rows),
+        block_(context_.block),
         variant_(p),
         smem_(smem),
         base_(shared_address(smem)),
@@ -25,7 +25,7 @@ class TileRunner {
         pipeline_(p, context, base_, thread_) {}
 
   FLASHPLAN_DEVICE void run() {
-    if (rows_.keys.begin >= rows_.keys.end) {
+    if (block_.keys.begin >= block_.keys.end) {
       write_empty<T>(p_, context_, thread_);
       return;
     }
@@ -33,7 +33,7 @@ class TileRunner {
     if (!S::kQueryInStage && computes_) copy_own_queries(context_.tile.kv_head);
     find_visible();
     reset_queries();
-    const KeySpan keys = rows_.keys;
+    const KeySpan keys = block_.keys;
     for (int32_t head = context_.tile.kv_head; head < context_.heads_end(); ++head) {
       int32_t left = keys.end - keys.begin;
       for (int chunk = 0; left > 0; ++chunk) {
@@ -65,7 +65,7 @@ class TileRunner {
             .write(softmax_, o_);
       }
     }
-    if (context_.tile.split >= 0) merge_if_last<T, S>(p_, context_, thread_);
+    if (context_.tile.merge >= 0) merge_if_last<T, S>(p_, context_, thread_);
   }
 
  private:
@@ -84,8 +84,8 @@ class TileRunner {
   /// Finds what this warp's rows see.
   FLASHPLAN_DEVICE void find_visible() const {
     const int first = WarpPlace<S>(thread_).first_row();
-    const int last = min(first + S::kMmaM * 16, rows_.num_rows) - 1;
-    const VisibleKeys visible(p_, rows_, first, max(first, last));  // none if there are no rows
+    const int last = min(first + S::kMmaM * 16, block_.rows.num_rows) - 1;
+    const VisibleKeys visible(p_, block_, first, max(first, last));  // none if there are no rows
     if (thread_ % 32 == 0) {
       store_shared_16(visible_address(), __builtin_bit_cast(uint4, visible));
     }
@@ -106,8 +106,8 @@ class TileRunner {
     const int first_row = at.first_row() + at.warp_vo * kOwnQueries;
     const uint32_t to = base_ + S::kQuery + first_row * Copy::Tile::kRowBytes;
     // Lane r finds row r; others ask it.
-    const int own_row = min(first_row + at.lane % kOwnQueries, rows_.num_rows - 1);
-    const unsigned char* own = query_row<T::kQ>(p_, rows_, head, own_row);
+    const int own_row = min(first_row + at.lane % kOwnQueries, block_.rows.num_rows - 1);
+    const unsigned char* own = query_row<T::kQ>(p_, block_.rows, head, own_row);
     if (pipeline_.copies_16_bytes()) {
 #pragma unroll 4
       for (int i = 0; i < Copy::kRowsPerThread; ++i) {
@@ -148,7 +148,8 @@ class TileRunner {
       for (int i = 0; i < 4; ++i) {
         const int dim = query_fragment_dim<T::kKv>(k, i, place.lane);
         if (dim >= p_.tensors.head_dim_qk) continue;  // zeros stay zeros
-        const ElementPosition at = rows_.position(p_, head, place.row(m, i % 2), dim);
+        const ElementPosition at =
+            element_position(p_, block_.rows, head, place.row(m, i % 2), dim);
         a[i] =
             transformed<T::kQ>(a[i], [&](float x, int j) { return variant_.query(x, at.next(j)); });
       }
@@ -227,18 +228,18 @@ class TileRunner {
           [&](uint32_t pair, int key_of_tile, int dim) {
             if constexpr (!T::Variant::kTransformsKey) return pair;
             if (dim >= p_.tensors.head_dim_qk) return pair;  // zeros stay zeros
-            const ElementPosition at = {rows_.request_index, first_key + key_of_tile, head, dim};
+            const ElementPosition at = {block_.rows.segment, first_key + key_of_tile, head, dim};
             return transformed<T::kQ>(pair,
                                       [&](float x, int j) { return variant_.key(x, at.next(j)); });
           });
-      s.template transform<typename T::Variant>(p_, rows_, variant_, thread_, first_key + own_key,
+      s.template transform<typename T::Variant>(p_, block_, variant_, thread_, first_key + own_key,
                                                 head);
       if (visible.to_all.begin > own_key || visible.to_all.end < own_key + S::kLogitKeys) {
         asm volatile("");  // a branch, not selections for every tile
         if (visible.to_all.begin > own_key) {
-          s.template mask<true>(p_, rows_, thread_, first_key, own_key);
+          s.template mask<true>(p_, block_, thread_, first_key, own_key);
         } else {
-          s.template mask<false>(p_, rows_, thread_, first_key, own_key);
+          s.template mask<false>(p_, block_, thread_, first_key, own_key);
         }
       }
       if constexpr (T::Variant::kUseSoftmax) {
@@ -306,14 +307,14 @@ class TileRunner {
         [&](uint32_t pair, int key_of_tile, int dim) {
           if constexpr (!T::Variant::kTransformsValue) return pair;
           return transformed<T::kWeight>(pair, [&](float x, int j) {
-            return variant_.value(x, {rows_.request_index, first_key + key_of_tile + j, head, dim});
+            return variant_.value(x, {block_.rows.segment, first_key + key_of_tile + j, head, dim});
           });
         });
   }
 
   const AttentionParams& p_;
   TileContext& context_;
-  const RowBlock& rows_;
+  const RowBlock& block_;
   const typename T::Variant variant_;
   unsigned char* const smem_;
   const uint32_t base_;

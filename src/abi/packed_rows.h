@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which rows of q and o a tile covers.
+#pragma once
+
+#include <cstdint>
+
+#include "abi/divisor.h"
+
+namespace flashplan {
+
+/// Rows of q and o, for one kv head at a time. Query heads that share a kv head are packed into
+/// rows: row r is packed row row_begin + r of its segment, with query token packed / group_size and
+/// query head packed % group_size of the kv head's group (FlashInfer, Appendix A).
+struct PackedRows {
+  int32_t segment;
+  int32_t qo_begin;  // the segment's first token
+  int32_t row_begin;
+  int32_t num_rows;
+
+  /// The query token, counted from the segment's first.
+  FLASHPLAN_HOST_DEVICE int32_t query(int32_t row, const Divisor& group_size) const {
+    return static_cast<int32_t>(quotient(static_cast<uint32_t>(row_begin + row), group_size));
+  }
+  /// Its row of q and o. Unsigned, as what is multiplied with a stride should be: a GPU then needs
+  /// 2 instructions instead of 4.
+  FLASHPLAN_HOST_DEVICE uint32_t token(int32_t row, const Divisor& group_size) const {
+    return static_cast<uint32_t>(qo_begin + query(row, group_size));
+  }
+  FLASHPLAN_HOST_DEVICE int32_t qo_head(int32_t kv_head, int32_t row,
+                                        const Divisor& group_size) const {
+    return (kv_head - query(row, group_size)) * group_size.value + row_begin + row;
+  }
+};
+
+}  // namespace flashplan
