@@ -120,7 +120,7 @@ Status create_on_gpu(const ScheduleBounds& bounds, Plan::Impl* impl) noexcept {
   FLASHPLAN_RETURN_IF_ERROR(guard.status());
   const cuda::ApartFromCaptures apart;
   FLASHPLAN_RETURN_IF_ERROR(cuda::prepare(impl->choice.kernel));
-  return impl->device_plan.emplace().create(device, bounds, impl->choice.num_ctas);
+  return impl->device_schedule.emplace().create(device, bounds, impl->choice.num_ctas);
 }
 
 }  // namespace
@@ -175,10 +175,11 @@ Status Plan::plan(const Batch& batch, Stream stream) noexcept {
   }
   FLASHPLAN_RETURN_IF_ERROR(check_batch(impl_->options, batch));
   FLASHPLAN_RETURN_IF_ERROR(check_kv_indptr(batch));
-  cuda::DevicePlan* device_plan = impl_->device_plan ? &*impl_->device_plan : nullptr;
+  cuda::DeviceSchedule* device_schedule =
+      impl_->device_schedule ? &*impl_->device_schedule : nullptr;
   ScheduleMemory memory = impl_->buffers.memory();
-  if (device_plan != nullptr) {
-    FLASHPLAN_RETURN_IF_ERROR(device_plan->before_upload(stream, &memory));
+  if (device_schedule != nullptr) {
+    FLASHPLAN_RETURN_IF_ERROR(device_schedule->before_upload(stream, &memory));
   }
   impl_->planned = false;
   impl_->scheduler.make(batch, memory);
@@ -200,8 +201,8 @@ Status Plan::plan(const Batch& batch, Stream stream) noexcept {
       if (kv_lens[r] > 0) impl_->num_kv_rows = segments[r].kv_row + kv_lens[r];
     }
   }
-  if (device_plan != nullptr) {
-    FLASHPLAN_RETURN_IF_ERROR(device_plan->upload(impl_->scheduler.schedule(), stream));
+  if (device_schedule != nullptr) {
+    FLASHPLAN_RETURN_IF_ERROR(device_schedule->upload(impl_->scheduler.schedule(), stream));
   }
   impl_->planned = true;
   return {};

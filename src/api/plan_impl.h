@@ -7,7 +7,7 @@
 #include <optional>
 #include <vector>
 
-#include "cuda/device_plan.h"
+#include "cuda/device_schedule.h"
 #include "flashplan/plan.h"
 #include "plan/kernel.h"
 #include "plan/schedule.h"
@@ -20,8 +20,8 @@ struct Plan::Impl {
   KernelChoice choice;
   WorkspaceLayout layout;
   Scheduler scheduler;
-  ScheduleBuffers buffers;                      // of the schedule, on the CPU
-  std::optional<cuda::DevicePlan> device_plan;  // and of the schedule, on a GPU
+  ScheduleBuffers buffers;                              // of the schedule, on the CPU
+  std::optional<cuda::DeviceSchedule> device_schedule;  // and of the schedule, on a GPU
   int32_t batch_size = 0;
   int32_t num_tokens = 0;        // qo_indptr[batch_size]
   int32_t num_kv_rows = 0;       // rows of ragged k and v that are read

@@ -209,7 +209,7 @@ HostParams host_params(const Plan::Impl& plan) {
 AttentionParams make_params(const AttentionTensors& t, const Plan::Impl& plan) {
   const AttentionOptions& options = plan.options;
   AttentionParams p;
-  p.schedule = plan.device_plan ? plan.device_plan->schedule() : host_schedule(t, plan);
+  p.schedule = plan.device_schedule ? plan.device_schedule->schedule() : host_schedule(t, plan);
   p.schedule.tile_q = plan.choice.kernel.geometry.tile_q;
   p.schedule.group_size = make_divisor(options.num_qo_heads / options.num_kv_heads);
   p.schedule.chunk_kv = plan.choice.chunk_kv;
@@ -230,9 +230,9 @@ Status run_on_gpu(const AttentionTensors& t, Plan::Impl* plan, Stream stream) no
   // A graph is captured for every later batch, so also where this one has no rows.
   if (capturing) return launch(plan->choice.kernel, make_params(t, *plan), stream);
   if (plan->num_tokens == 0) return {};
-  FLASHPLAN_RETURN_IF_ERROR(plan->device_plan->before_run(stream));
+  FLASHPLAN_RETURN_IF_ERROR(plan->device_schedule->before_run(stream));
   FLASHPLAN_RETURN_IF_ERROR(launch(plan->choice.kernel, make_params(t, *plan), stream));
-  return plan->device_plan->after_run(stream);
+  return plan->device_schedule->after_run(stream);
 }
 
 }  // namespace
@@ -249,7 +249,7 @@ Status Plan::run(const AttentionTensors& tensors, Stream stream) noexcept {
     return error(StatusCode::kNotReady, "run: expected plan() before run(), got no plan");
   }
   FLASHPLAN_RETURN_IF_ERROR(check_tensors(tensors, *impl_));
-  if (impl_->device_plan) return run_on_gpu(tensors, impl_.get(), stream);
+  if (impl_->device_schedule) return run_on_gpu(tensors, impl_.get(), stream);
   if (impl_->num_tokens == 0) return {};
   const WorkspaceClaim claim(tensors.workspace, impl_->layout.total);
   if (!claim.acquired()) {

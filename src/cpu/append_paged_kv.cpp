@@ -10,7 +10,7 @@ namespace {
 /// Where one token goes in the cache.
 struct Position {
   int64_t page;
-  int64_t slot;
+  int64_t row_in_page;
 };
 
 template <typename From, typename To>
@@ -25,7 +25,7 @@ void copy_head(const void* from, void* to, int64_t head_dim, float scale) {
 void append_token(const TensorView& from, int64_t token, const TensorView& cache, KvLayout layout,
                   Position position, float scale) {
   const bool nhd = layout == KvLayout::kNHD;
-  const int64_t slot_stride = cache.stride[nhd ? 1 : 2];
+  const int64_t row_stride = cache.stride[nhd ? 1 : 2];
   const int64_t head_stride = cache.stride[nhd ? 2 : 1];
   const int64_t head_dim = from.shape[2];
   const int64_t from_size = item_size(from.dtype);
@@ -33,7 +33,7 @@ void append_token(const TensorView& from, int64_t token, const TensorView& cache
   const bool verbatim = from.dtype == cache.dtype && scale == 1.0F;
   const auto* source = static_cast<const char*>(from.data) + token * from.stride[0] * from_size;
   auto* target = static_cast<char*>(cache.data) +
-                 (position.page * cache.stride[0] + position.slot * slot_stride) * to_size;
+                 (position.page * cache.stride[0] + position.row_in_page * row_stride) * to_size;
   for (int64_t h = 0; h < from.shape[1]; ++h) {
     const char* source_head = source + h * from.stride[1] * from_size;
     char* target_head = target + h * head_stride * to_size;

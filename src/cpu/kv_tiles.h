@@ -32,7 +32,7 @@ class KvTiles {
              (pages.indptr != nullptr ? pages.indptr[segment.kv_row]
                                       : segment.kv_row * pages.row_stride) +
              kv_begin / page_size_;
-      slot_ = kv_begin % page_size_;
+      row_in_page_ = kv_begin % page_size_;
       page_ = base + *ids_ * view_.page_stride;
     }
     for (int32_t i = 0; i < distance_; ++i) look_up(tiles_[i]);
@@ -75,12 +75,12 @@ class KvTiles {
     tile.num_rows = num_left_ < kCpuTileKv ? num_left_ : kCpuTileKv;
     num_left_ -= tile.num_rows;
     for (int32_t j = 0; j < tile.num_rows; ++j) {
-      tile.rows[j] = page_ + slot_ * view_.token_stride;
-      ++slot_;
+      tile.rows[j] = page_ + row_in_page_ * view_.token_stride;
+      ++row_in_page_;
       // No page id is read but those of keys that follow.
       const bool is_last = num_left_ == 0 && j + 1 == tile.num_rows;
-      if (ids_ == nullptr || slot_ < page_size_ || is_last) continue;
-      slot_ = 0;
+      if (ids_ == nullptr || row_in_page_ < page_size_ || is_last) continue;
+      row_in_page_ = 0;
       page_ = static_cast<const Storage*>(view_.data) + *++ids_ * view_.page_stride;
     }
   }
@@ -95,7 +95,7 @@ class KvTiles {
   const int32_t distance_;        // tiles between the current one and the one asked for
   const Storage* page_;           // of kv head 0
   const int32_t* ids_ = nullptr;  // of the page; null: ragged
-  int64_t slot_ = 0;
+  int64_t row_in_page_ = 0;
   int32_t page_size_ = 0;
   int32_t num_left_;              // keys that are not looked up yet
   int32_t current_ = kMostAhead;  // in the ring of tiles

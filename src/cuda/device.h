@@ -43,9 +43,9 @@ class DeviceGuard {
   Status status_;
 };
 
-/// While another thread captures, CUDA refuses allocations, the loading of kernels and event
-/// queries of every thread, and spoils the capture, unless the caller declares, as this does until
-/// the end of the scope, that they have nothing to do with it.
+/// Puts this thread into relaxed capture mode until the end of the scope. Otherwise, while another
+/// thread captures a graph, CUDA refuses this thread's allocations, kernel loads and event queries,
+/// and invalidates the capture.
 class ApartFromCaptures {
  public:
   ApartFromCaptures() noexcept;

@@ -2,7 +2,7 @@
 // A build without CUDA: no devices and no kernels, so that nothing of the rest is ever called.
 #include "common/error.h"
 #include "cuda/device.h"
-#include "cuda/device_plan.h"
+#include "cuda/device_schedule.h"
 #include "cuda/launch_kernel.h"
 #include "cuda/memory.h"
 #include "kernels/kernel_list.h"
@@ -41,20 +41,20 @@ ApartFromCaptures::~ApartFromCaptures() = default;
 
 Status is_capturing(Stream /*stream*/, bool* /*capturing*/) noexcept { return not_built(); }
 
-DevicePlan::~DevicePlan() = default;
-Status DevicePlan::create(int32_t /*device*/, const ScheduleBounds& /*bounds*/,
-                          int32_t /*num_ctas*/) noexcept {
+DeviceSchedule::~DeviceSchedule() = default;
+Status DeviceSchedule::create(int32_t /*device*/, const ScheduleBounds& /*bounds*/,
+                              int32_t /*num_ctas*/) noexcept {
   return not_built();
 }
-Status DevicePlan::before_upload(Stream /*stream*/, ScheduleMemory* /*memory*/) noexcept {
+Status DeviceSchedule::before_upload(Stream /*stream*/, ScheduleMemory* /*memory*/) noexcept {
   return not_built();
 }
-Status DevicePlan::upload(const Schedule& /*schedule*/, Stream /*stream*/) noexcept {
+Status DeviceSchedule::upload(const Schedule& /*schedule*/, Stream /*stream*/) noexcept {
   return not_built();
 }
-Status DevicePlan::before_run(Stream /*stream*/) noexcept { return not_built(); }
-Status DevicePlan::after_run(Stream /*stream*/) noexcept { return not_built(); }
-ScheduleParams DevicePlan::schedule() const noexcept { return {}; }
+Status DeviceSchedule::before_run(Stream /*stream*/) noexcept { return not_built(); }
+Status DeviceSchedule::after_run(Stream /*stream*/) noexcept { return not_built(); }
+ScheduleParams DeviceSchedule::schedule() const noexcept { return {}; }
 
 Status append_paged_kv(const AppendTensors& /*tensors*/, Stream /*stream*/) noexcept {
   return not_built();

@@ -30,7 +30,7 @@ struct Side {
   int64_t row_head_stride;
   char* cache;
   int64_t page_stride;
-  int64_t slot_stride;
+  int64_t row_stride;
   int64_t head_stride;
   int32_t columns_per_head = 1;
   float scale;    // stored = value / scale
@@ -56,7 +56,7 @@ struct AppendParams {
 /// Where a token goes. page < 0: nowhere.
 struct Place {
   int32_t page;
-  int32_t slot;
+  int32_t row_in_page;
 };
 
 /// Fills places[0, tile) for the tokens from `first` on; a barrier is still due.
@@ -163,7 +163,8 @@ __global__ void __launch_bounds__(kThreads, 4)
     if (i >= p.tokens_per_thread) return;
     const Place place = places[lane + i * p.lanes];
     if (place.page < 0) continue;
-    *reinterpret_cast<ToWord*>(to + place.page * side.page_stride + place.slot * side.slot_stride) =
+    *reinterpret_cast<ToWord*>(to + place.page * side.page_stride +
+                               place.row_in_page * side.row_stride) =
         convert<kFrom, kTo, kVec>(side, words[i]);
   }
 }
@@ -212,7 +213,7 @@ Side make_side(const TensorView& rows, const TensorView& cache, KvLayout layout,
   side.row_head_stride = stride_bytes(rows, 1);
   side.cache = static_cast<char*>(cache.data);
   side.page_stride = stride_bytes(cache, 0);
-  side.slot_stride = stride_bytes(cache, nhd ? 1 : 2);
+  side.row_stride = stride_bytes(cache, nhd ? 1 : 2);
   side.head_stride = stride_bytes(cache, nhd ? 2 : 1);
   side.scale = scale;
   side.verbatim = rows.dtype == cache.dtype && scale == 1.0F;
@@ -223,7 +224,7 @@ bool allows_words(const Side& side, int64_t head_dim, int elements, DType to) {
   const int to_bytes = elements * static_cast<int>(item_size(to));
   return head_dim % elements == 0 &&
          is_aligned(side.rows, 16, side.token_stride, side.row_head_stride) &&
-         is_aligned(side.cache, to_bytes, side.page_stride, side.slot_stride, side.head_stride);
+         is_aligned(side.cache, to_bytes, side.page_stride, side.row_stride, side.head_stride);
 }
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }

@@ -189,7 +189,7 @@ void Scheduler::place_whole(int32_t first, int64_t capacity) {
   }
 }
 
-/// What a queue is to have beyond its share at first, for the cuts of what is left.
+/// The initial slack of a queue beyond its share, for the overhead of cuts.
 int64_t Scheduler::least_extra(int64_t share) const {
   int32_t rows = 0;
   for (int32_t n = 0; n < num_left_; ++n) {
@@ -209,7 +209,7 @@ int64_t Scheduler::least_extra(int64_t share) const {
   return std::max(least, std::min(tile + granule / 2 + 2 * split, 2 * share / kUnnoticed));
 }
 
-/// As many as make the item steps, but enough items to fill the queues with.
+/// Heads per item: enough for about item_steps steps, at most a quarter of a CTA's share.
 int32_t Scheduler::heads_per_item(const RowTileGroup& group, int64_t share) const {
   constexpr int64_t kItemsPerCta = 4;
   // The row tile in the middle costs about the average.
@@ -240,7 +240,8 @@ int64_t Scheduler::place_the_rest(int64_t capacity) {
 
 void Scheduler::fill_queues(int64_t share) {
   constexpr int kTries = 16;
-  constexpr int64_t kWorthOfGroups = 8;  // such a part of a queue is what sharing keys may cost
+  // Groups let CTAs share keys in the L2 cache, which is worth an imbalance of up to 1/8.
+  constexpr int64_t kWorthOfGroups = 8;
   // What cuts add is known afterwards: capacities are tried, each larger by what the last lacked.
   int64_t extra = least_extra(share);
   bool in_groups = !row_tiles_.groups().empty();
@@ -249,7 +250,8 @@ void Scheduler::fill_queues(int64_t share) {
     if (excess <= 0) return;
     extra += std::clamp(excess / shape_.num_ctas * 5 / 4, extra / 2, extra) + 1;
     if (in_groups && extra > share / kWorthOfGroups) {
-      // Too few items to even out what the order of groups left: longest first from the start.
+      // There are too few items after the groups to balance the queues: drop the groups, and let
+      // the heap place all items, longest first. Nothing fits a capacity of 0, so nothing is dealt.
       in_groups = false;
       deal_items(share, 0);
       extra = least_extra(share);

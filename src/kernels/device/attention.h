@@ -3,16 +3,16 @@
 // merged in the same launch by the last CTA to finish.
 #pragma once
 
-#include "kernels/device/tile_runner.h"
+#include "kernels/device/mainloop.h"
 
 namespace flashplan::device {
 
-/// Reads all of the parameters once, while there is something else to wait for: they come from
-/// memory, a line at a time when first used. To `scratch` in shared memory, for a load that nobody
-/// uses is no load.
-FLASHPLAN_DEVICE void touch(const AttentionParams& p, int thread, uint32_t scratch) {
+/// Reads all of the parameters once, while the CTA waits for its queue: they come from memory, a
+/// line at a time when first used. The values are stored to `scratch` in shared memory, so that the
+/// compiler does not remove the loads.
+FLASHPLAN_DEVICE void prefetch_params(const AttentionParams& p, int thread, uint32_t scratch) {
   constexpr int kWords = 16;     // of a line
-  const int line = thread - 32;  // the first warp has the queue to ask for
+  const int line = thread - 32;  // the first warp loads the queue
   if (line >= 0 && line * kWords < static_cast<int>(sizeof(AttentionParams)) / 4) {
     store_shared_4(scratch + line * 4, reinterpret_cast<const uint32_t*>(&p)[line * kWords]);
   }
@@ -21,19 +21,19 @@ FLASHPLAN_DEVICE void touch(const AttentionParams& p, int thread, uint32_t scrat
 template <typename T, typename S>
 FLASHPLAN_DEVICE void run_tile(const AttentionParams& p, TileContext& context,
                                unsigned char* smem) {
-  TileRunner<T, S>(p, context, smem).run();
+  Mainloop<T, S>(p, context, smem).run();
 }
 
-/// CTA c runs queue c of the schedule. What comes first in the code of a kernel runs 5 to 10 us
-/// sooner where caches are cold: `kFewFirst` says that this be decode. Compilers begin with what
-/// comes last in a chain of branches.
+/// CTA c runs queue c of the schedule. With cold caches, the body that comes first in the code
+/// starts 5 to 10 us sooner. `kFewFirst` places the body of few rows (decode) first: nvcc emits the
+/// last branch of a chain first.
 template <typename Choices, bool kFewFirst = false>
 __global__ void __launch_bounds__(Tiling<Choices, kCompiledSmemPerSm>::kThreads,
                                   Tiling<Choices, kCompiledSmemPerSm>::kCtasPerSm)
     attention_kernel(const __grid_constant__ AttentionParams p) {
   using T = Tiling<Choices, kCompiledSmemPerSm>;
   extern __shared__ __align__(128) unsigned char smem[];
-  // Records of this tile and the next: they are there by the time they are needed.
+  // The records of this tile and the next, which are loaded ahead.
   __shared__ QueueStart queue;
   __shared__ TileContext contexts[2];
   const int thread = static_cast<int>(threadIdx.x);
@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(Tiling<Choices, kCompiledSmemPerSm>::kThreads,
         shared_address(&queue) + thread * 16,
         reinterpret_cast<const unsigned char*>(p.schedule.starts + blockIdx.x) + thread * 16);
   }
-  touch(p, thread, shared_address(smem));
+  prefetch_params(p, thread, shared_address(smem));
   cp_async_commit();
   cp_async_wait<0>();
   __syncthreads();
@@ -52,17 +52,17 @@ __global__ void __launch_bounds__(Tiling<Choices, kCompiledSmemPerSm>::kThreads,
   if (thread == 0) contexts[0].assign(p, queue.tiles[0], queue.segments[0]);
   __syncthreads();
   for (int32_t i = begin; i < end; ++i) {
-    const int slot = (i - begin) % 2;
-    TileContext& context = contexts[slot];
+    const int now = (i - begin) % 2;
+    TileContext& context = contexts[now];
     if (thread == 0) {
       if (i + 2 < end) {
         const auto* tile = reinterpret_cast<const unsigned char*>(p.schedule.tiles + i + 2);
-        cp_async_16(shared_address(&queue.tiles[slot]), tile);
-        cp_async_16(shared_address(&queue.tiles[slot]) + 16, tile + 16);
+        cp_async_16(shared_address(&queue.tiles[now]), tile);
+        cp_async_16(shared_address(&queue.tiles[now]) + 16, tile + 16);
       }
       if (i > begin && i + 1 < end) {
-        cp_async_16(shared_address(&queue.segments[1 - slot]),
-                    p.schedule.segments + queue.tiles[1 - slot].segment);
+        cp_async_16(shared_address(&queue.segments[1 - now]),
+                    p.schedule.segments + queue.tiles[1 - now].segment);
       }
     }
     const int num_rows = context.block.rows.num_rows;
@@ -87,7 +87,7 @@ __global__ void __launch_bounds__(Tiling<Choices, kCompiledSmemPerSm>::kThreads,
     cp_async_commit();
     cp_async_wait<0>();
     if (thread == 0 && i + 1 < end) {
-      contexts[1 - slot].assign(p, queue.tiles[1 - slot], queue.segments[1 - slot]);
+      contexts[1 - now].assign(p, queue.tiles[1 - now], queue.segments[1 - now]);
     }
     __syncthreads();  // shared memory is free for the next tile, whose context is there
   }

@@ -6,10 +6,10 @@
 
 namespace flashplan::device {
 
-/// Tiles of keys take turns in kSlots slots. What is known of tile i has its place in slot i %
-/// kSlots; keys and values themselves are in stage i % kStages. In the step that uses tile i, keys
-/// of tile i + kStages - 1 and page ids of tile i + 2 * kStages - 1 are asked for, and rows of tile
-/// i + kStages are found. All threads of the CTA call everything alike.
+/// Two rings in shared memory: the page ids and row addresses of tile i are in entry i % kEntries,
+/// its keys and values are in stage i % kStages. The step that uses tile i issues the copies of the
+/// keys of tile i + kStages - 1 and of the page ids of tile i + 2 * kStages - 1, and computes the
+/// row addresses of tile i + kStages. All threads of the CTA make the same calls.
 template <typename T, typename S>
 class KeyPipeline {
  public:
@@ -30,9 +30,9 @@ class KeyPipeline {
   /// Whether all rows of q, k and v can be copied 16 bytes at a time.
   FLASHPLAN_DEVICE bool copies_16_bytes() const { return copies_16_bytes_; }
   /// The stage of the tile in use.
-  FLASHPLAN_DEVICE int stage() const { return stage_of(slot_); }
+  FLASHPLAN_DEVICE int stage() const { return stage_of(entry_); }
   /// That of the tile used before it.
-  FLASHPLAN_DEVICE int stage_before() const { return stage_of(later(slot_, S::kSlots - 1)); }
+  FLASHPLAN_DEVICE int stage_before() const { return stage_of(later(entry_, S::kEntries - 1)); }
   FLASHPLAN_DEVICE uint32_t stage_address(int stage) const {
     return base_ + S::kFirstStage + stage * S::kStageBytes;
   }
@@ -42,8 +42,8 @@ class KeyPipeline {
     const KeySpan keys = block_.keys;
     const Cursor first = next_;
 #pragma unroll 1
-    for (int slot = 0; slot < S::kStages; ++slot) {
-      copy_page_ids(slot, keys, [&] { return asked_; });
+    for (int entry = 0; entry < S::kStages; ++entry) {
+      copy_page_ids(entry, keys, [&] { return asked_; });
       asked_ = asked_.template later<1>(keys);
     }
     if (context_.tile.merge >= 0) prepare_merge();
@@ -53,16 +53,16 @@ class KeyPipeline {
       __syncthreads();
     }
 #pragma unroll 1
-    for (int slot = 0; slot < S::kStages; ++slot) {
-      find_rows(slot, keys, [&] { return next_; });
+    for (int entry = 0; entry < S::kStages; ++entry) {
+      find_rows(entry, keys, [&] { return next_; });
       next_ = next_.template later<1>(keys);
     }
     __syncthreads();
     next_ = first;
 #pragma unroll 1
-    for (int slot = 0; slot < S::kStages - 1; ++slot) {
-      if (begin_issue(slot, next_, first.kv_head())) copy_keys_and_values(slot);
-      copy_page_ids(later(slot, S::kStages), keys, [&] { return asked_; });
+    for (int entry = 0; entry < S::kStages - 1; ++entry) {
+      if (begin_issue(entry, next_, first.kv_head())) copy_keys_and_values(entry);
+      copy_page_ids(later(entry, S::kStages), keys, [&] { return asked_; });
       cp_async_commit();
       next_ = next_.template later<1>(keys);
       asked_ = asked_.template later<1>(keys);
@@ -82,16 +82,16 @@ class KeyPipeline {
 
   /// Begins the step that uses `tile`, of the work tile's `keys`. What it returns is for copy().
   FLASHPLAN_DEVICE bool begin_step(const Cursor& tile, const KeySpan& keys) const {
-    return begin_issue(later(slot_, S::kStages - 1),
+    return begin_issue(later(entry_, S::kStages - 1),
                        kEachStep ? next_ : tile.template later<S::kStages - 1>(keys),
                        tile.kv_head());
   }
 
   /// Starts this thread's copies, once in the step.
   FLASHPLAN_DEVICE void copy(bool copies, const Cursor& tile, const KeySpan& keys) const {
-    if (copies) copy_keys_and_values(later(slot_, S::kStages - 1));
+    if (copies) copy_keys_and_values(later(entry_, S::kStages - 1));
     const KeySpan& own_keys = rarely_read(keys);
-    copy_page_ids(later(slot_, 2 * S::kStages - 1), own_keys, [&] {
+    copy_page_ids(later(entry_, 2 * S::kStages - 1), own_keys, [&] {
       return kEachStep ? asked_ : tile.template later<2 * S::kStages - 1>(own_keys);
     });
     cp_async_commit();
@@ -103,9 +103,9 @@ class KeyPipeline {
       asked_ = asked_.template later<1>(keys);
     }
     const KeySpan& own_keys = rarely_read(keys);
-    find_rows(later(slot_, S::kStages), own_keys,
+    find_rows(later(entry_, S::kStages), own_keys,
               [&] { return kEachStep ? next_ : tile.template later<S::kStages>(own_keys); });
-    slot_ = later(slot_, 1);
+    entry_ = later(entry_, 1);
   }
 
  private:
@@ -117,35 +117,35 @@ class KeyPipeline {
     return kEachStep ? keys : block_.keys;
   }
 
-  static FLASHPLAN_DEVICE int stage_of(uint32_t slot) { return slot % S::kStages; }
-  static FLASHPLAN_DEVICE int later(int slot, int distance) {
-    slot += distance % S::kSlots;
-    return slot < S::kSlots ? slot : slot - S::kSlots;
+  static FLASHPLAN_DEVICE int stage_of(uint32_t entry) { return entry % S::kStages; }
+  static FLASHPLAN_DEVICE int later(int entry, int distance) {
+    entry += distance % S::kEntries;
+    return entry < S::kEntries ? entry : entry - S::kEntries;
   }
-  FLASHPLAN_DEVICE uint32_t table_address(int slot) const {
-    return base_ + S::kTables + slot * S::kTableBytes;
+  FLASHPLAN_DEVICE uint32_t table_address(int entry) const {
+    return base_ + S::kTables + entry * S::kTableBytes;
   }
-  FLASHPLAN_DEVICE uint32_t ids_address(int slot) const {
-    return base_ + S::kIds + slot * S::kIdBytes;
+  FLASHPLAN_DEVICE uint32_t ids_address(int entry) const {
+    return base_ + S::kIds + entry * S::kIdBytes;
   }
   /// Page ids of the request; null: ragged.
   FLASHPLAN_DEVICE const int32_t* request_ids() const {
     return reinterpret_cast<const int32_t*>(
         load_shared_pointer(shared_address(&context_.page_ids)));
   }
-  /// Starts to bring page ids to a slot and those after it, of kTilesAtOnce tiles from tile() on:
-  /// once for all of them.
+  /// Starts the copies of page ids of kTilesAtOnce tiles, from tile() on, to `entry` and the
+  /// entries after it. The other entries of the group have nothing to do.
   template <typename Tile>
-  FLASHPLAN_DEVICE void copy_page_ids(int slot, const KeySpan& keys, Tile tile) const {
-    if (slot % S::kTilesAtOnce != 0 || p_.tensors.pages.ids == nullptr) return;
-    tile().template copy_page_ids<S::kTilesAtOnce>(ids_address(slot), p_.tensors.pages,
+  FLASHPLAN_DEVICE void copy_page_ids(int entry, const KeySpan& keys, Tile tile) const {
+    if (entry % S::kTilesAtOnce != 0 || p_.tensors.pages.ids == nullptr) return;
+    tile().template copy_page_ids<S::kTilesAtOnce>(ids_address(entry), p_.tensors.pages,
                                                    request_ids(), keys, opaque(thread_));
   }
   /// The same for row addresses, given the page ids.
   template <typename Tile>
-  FLASHPLAN_DEVICE void find_rows(int slot, const KeySpan& keys, Tile tile) const {
-    if (slot % S::kTilesAtOnce != 0) return;
-    tile().template find_rows<S::kTilesAtOnce>(table_address(slot), ids_address(slot), p_,
+  FLASHPLAN_DEVICE void find_rows(int entry, const KeySpan& keys, Tile tile) const {
+    if (entry % S::kTilesAtOnce != 0) return;
+    tile().template find_rows<S::kTilesAtOnce>(table_address(entry), ids_address(entry), p_,
                                                block_.kv_row, keys, opaque(thread_));
   }
 
@@ -166,12 +166,12 @@ class KeyPipeline {
   using KeyCopy = TileCopy<Element<T::kKv>::kBytes, T::kHeadDimQk, T::kTileKv, T::kThreads>;
   using ValueCopy = TileCopy<Element<T::kKv>::kBytes, T::kHeadDimVo, T::kTileKv, T::kThreads>;
 
-  /// Starts to bring a tile to its slot, if it is one of the work tile's, as those of `head` are:
-  /// the queries with the first of a head, and rows of uncommon form. True if
-  /// copy_keys_and_values() has the rest to do.
-  FLASHPLAN_DEVICE bool begin_issue(int slot, const Cursor& tile, int32_t head) const {
+  /// Prepares the copy of a tile to its stage, unless it lies past the last head. A head's first
+  /// tile also brings the queries; unaligned rows are copied here. True if copy_keys_and_values()
+  /// is left to do.
+  FLASHPLAN_DEVICE bool begin_issue(int entry, const Cursor& tile, int32_t head) const {
     if (tile.kv_head() != head && tile.kv_head() >= context_.heads_end()) return false;
-    const uint32_t to = stage_address(stage_of(slot));
+    const uint32_t to = stage_address(stage_of(entry));
     if constexpr (S::kQueryInStage) {
       if (tile.tile_begin() == block_.keys.begin) {
         copy_tile<Element<T::kQ>::kBytes, T::kHeadDimQk, S::kRows, T::kThreads>(
@@ -184,19 +184,19 @@ class KeyPipeline {
       }
     }
     if (copies_16_bytes_) return true;
-    const uint32_t table = table_address(slot);
+    const uint32_t table = table_address(entry);
     KeyCopy::copy_unaligned(to + S::kKey, table, p_.tensors.head_dim_qk, thread_);
     ValueCopy::copy_unaligned(to + S::kValue, table + KvRow::kValueOffset, p_.tensors.head_dim_vo,
                               thread_);
     return false;
   }
 
-  /// Starts this thread's copies of a slot's keys and values. All addresses are read first: no
-  /// read of shared memory can pass a copy to it.
-  FLASHPLAN_DEVICE void copy_keys_and_values(int slot) const {
+  /// Starts this thread's copies of the keys and values of a tile. All addresses are read first,
+  /// since reads of shared memory wait for earlier copies to it.
+  FLASHPLAN_DEVICE void copy_keys_and_values(int entry) const {
     const int thread = opaque(thread_);
-    const uint32_t table = table_address(slot);
-    const uint32_t to = stage_address(stage_of(slot));
+    const uint32_t table = table_address(entry);
+    const uint32_t to = stage_address(stage_of(entry));
     const unsigned char* k[KeyCopy::kRowsPerThread];
     const unsigned char* v[ValueCopy::kRowsPerThread];
     if constexpr (KeyCopy::kLanesPerRow == ValueCopy::kLanesPerRow) {
@@ -233,7 +233,7 @@ class KeyPipeline {
   const bool copies_16_bytes_;
   Cursor next_;   // the tile whose keys are asked for next, if each step finds rows
   Cursor asked_;  // that whose page ids are
-  int slot_ = 0;
+  int entry_ = 0;
 };
 
 }  // namespace flashplan::device

@@ -104,8 +104,8 @@ class KvCursor {
   }
 
   /// Of a paged cache: starts to bring the page ids of the next kTiles tiles to shared memory at
-  /// `to`: one per page, to the place of its first key of a tile, since copies from one address
-  /// wait for each other. `ids` are those of the page table's row.
+  /// `to`: each id once, to the place of its first key of a tile: repeated reads of one address
+  /// would be serialised. `ids` are those of the page table's row.
   template <int kTiles>
   FLASHPLAN_DEVICE void copy_page_ids(uint32_t to, const PageTable& pages, const int32_t* ids,
                                       KeySpan keys, int thread) const {
@@ -221,9 +221,9 @@ class KvCursor {
   int32_t kv_head_;
 };
 
-/// Rows on their way to shared memory, copied by all threads, 16 bytes at a time. As many lanes
-/// share a row as copy whole 128-byte lines of it, or more, if there are more lanes than that: the
-/// fewer rows a thread has, the fewer addresses.
+/// Copies rows to shared memory by all threads, 16 bytes at a time. At least 8 (or 4) lanes copy a
+/// row, so that they read whole 128-byte lines; more if there are more threads than rows, so that a
+/// thread holds fewer addresses.
 template <int kBytes, int kHeadDim, int kRows, int kThreads>
 struct TileCopy {
   using Tile = SharedTile<kHeadDim * kBytes>;

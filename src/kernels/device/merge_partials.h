@@ -10,7 +10,7 @@ namespace flashplan::device {
 constexpr float2 kSum = {1.0F, 1.0F};
 
 /// Writes dims [dim, dim + 4) of a row's result, scale * o, and with the first ones its lse. Scales
-/// are multiplied first, as in TileOutput: bits must not depend on how a tensor is aligned.
+/// are multiplied first, as in Epilogue: bits must not depend on how a tensor is aligned.
 template <typename T>
 FLASHPLAN_DEVICE void write_result(const AttentionParams& p, const typename T::Variant& variant,
                                    const PackedRows& rows, int32_t kv_head, int row, int dim,

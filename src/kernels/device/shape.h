@@ -104,23 +104,23 @@ struct Shape {
   static constexpr int kFixedBytes =
       128 + kStatsBytes + kWarps * kPeerBytes + (kQueryInStage ? 0 : kQBytes);
 
-  // Per tile, the row addresses and page ids of its keys, in a ring of kSlots tiles.
+  // A ring of kEntries tiles holds the row addresses and page ids of their keys.
   static constexpr int kTableBytes = T::kTileKv * T::kTableBytesPerKey;
   static constexpr int kIdBytes = T::kTileKv * T::kIdBytesPerKey;
-  /// A multiple of the stages, and of twice the tiles whose rows are found at once: those of the
-  /// ones before are in use.
-  static constexpr int slots(int stages, int tiles_at_once) {
+  /// A multiple of the stages. If addresses are computed for several tiles at once, also a multiple
+  /// of twice as many tiles: the addresses of the previous ones are still in use.
+  static constexpr int entries(int stages, int tiles_at_once) {
     const int least = tiles_at_once == 1 ? 1 : 2 * tiles_at_once;
-    int slots = stages;
-    while (slots % least != 0) slots += stages;
-    return slots;
+    int count = stages;
+    while (count % least != 0) count += stages;
+    return count;
   }
   /// SharedTile wants what follows aligned.
-  static constexpr int ring_bytes(int slots) {
-    return (slots * (kTableBytes + kIdBytes) + 127) / 128 * 128;
+  static constexpr int ring_bytes(int num_entries) {
+    return (num_entries * (kTableBytes + kIdBytes) + 127) / 128 * 128;
   }
   static constexpr int smem_bytes(int stages, int tiles_at_once) {
-    return kFixedBytes + ring_bytes(slots(stages, tiles_at_once)) + stages * kStageBytes;
+    return kFixedBytes + ring_bytes(entries(stages, tiles_at_once)) + stages * kStageBytes;
   }
   static constexpr int most_stages() {
     int stages = 6;
@@ -136,20 +136,20 @@ struct Shape {
     return tiles;
   }
   static constexpr int kTilesAtOnce = most_tiles_at_once();
-  static constexpr int kSlots = slots(kStages, kTilesAtOnce);
+  static constexpr int kEntries = entries(kStages, kTilesAtOnce);
 
   // Offsets in shared memory.
   static constexpr int kVisible = 0;  // VisibleKeys of each warp's rows
   static constexpr int kStats = 128;  // float2 (shift, sum) of 8 rows of each warp
   static constexpr int kTables = kStats + kStatsBytes;
-  static constexpr int kIds = kTables + kSlots * kTableBytes;
-  static constexpr int kPeers = kTables + ring_bytes(kSlots);
+  static constexpr int kIds = kTables + kEntries * kTableBytes;
+  static constexpr int kPeers = kTables + ring_bytes(kEntries);
   static constexpr int kQuery = kPeers + kWarps * kPeerBytes;
   static constexpr int kFirstStage = kQuery + (kQueryInStage ? 0 : kQBytes);
   static constexpr int kSmemBytes = kFirstStage + kStages * kStageBytes;
   static_assert(kSmemBytes == smem_bytes(kStages, kTilesAtOnce) && kSmemBytes <= T::kSmemBudget);
   static_assert(kQuery % 128 == 0 && kStageBytes % 128 == 0);
-  /// TileOutput passes 8 rows of each warp through a stage, as many dims at a time as it holds.
+  /// Epilogue passes 8 rows of each warp through a stage, as many dims at a time as it holds.
   static constexpr int most_output_dims() {
     int dims = kDimsVo;
     while (kWarpsQ * kWarpsVo * kWarpsKv * 8 * dims * 4 > kStageBytes) dims /= 2;

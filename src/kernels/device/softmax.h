@@ -28,10 +28,10 @@ struct OnlineSoftmax {
   /// Before the logits of further keys are weighed: raises the shift where it is too small for
   /// them, and scales o and the sums for it. `peers`: RowPeers.
   template <int kKeyTiles, int kDimTiles, typename Peers>
-  FLASHPLAN_DEVICE void raise(const float (&s)[kMmaM][kKeyTiles][4],
-                              float (&o)[kMmaM][kDimTiles][4], float scale, const Peers& peers) {
+  FLASHPLAN_DEVICE void rescale(const float (&s)[kMmaM][kKeyTiles][4],
+                                float (&o)[kMmaM][kDimTiles][4], float scale, const Peers& peers) {
     // A shift that is 2^8 too small leaves weights that float32 sums and 16-bit products can hold.
-    // So as a rule no lane asks the others, and o is not touched.
+    // Rescaling only when the maximum grows by more makes shuffles and passes over o rare.
     constexpr float kSlack = 8.0F;
     float largest[kMmaM][2];  // of this lane's columns
     bool grows = false;

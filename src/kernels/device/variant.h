@@ -29,9 +29,9 @@ struct ElementPosition {
   }
 };
 
-/// softmax(scale * q.k). The base of every variant: a variant derives from it and hides what it
-/// changes. Flags that are false cost nothing. Keys and values are also transformed where a mask or
-/// the end of the keys hides them; what comes of that must be finite.
+/// softmax(scale * q.k), and the base of every variant. A variant derives from it and overrides by
+/// shadowing. Hooks whose flag is false cost nothing. The key and value hooks also run on masked
+/// elements and must return finite values there.
 struct Standard {
   static constexpr bool kUseSoftmax = true;         // false: weights are the logits themselves
   static constexpr bool kTransformsQuery = false;   // query(): each element of q as it is read

@@ -14,7 +14,7 @@
 namespace flashplan::device {
 
 /// Where this lane finds its part of the fragments of 16 query rows from `row` on. `kOrdered`: they
-/// went through order_queries().
+/// went through permute_query_dims().
 template <DType kQ, DType kKv, int kHeadDim, bool kOrdered>
 FLASHPLAN_DEVICE uint32_t query_address(uint32_t q_tile, int row, int lane) {
   using Tile = SharedTile<kHeadDim * Element<kQ>::kBytes>;
@@ -46,7 +46,7 @@ FLASHPLAN_DEVICE void load_query_fragment(uint32_t (&a)[4], uint32_t address, in
 /// that ldmatrix gives their fragments. Else their registers come in pairs, and products, which
 /// take four in a row, have them moved each time.
 template <DType kQ, int kHeadDim, int kRows>
-FLASHPLAN_DEVICE void order_queries(uint32_t q_tile, int first_row, int lane) {
+FLASHPLAN_DEVICE void permute_query_dims(uint32_t q_tile, int first_row, int lane) {
   using Tile = SharedTile<kHeadDim * Element<kQ>::kBytes>;
 #pragma unroll 2
   for (int i = lane; i < kRows * kHeadDim / 16; i += 32) {
@@ -105,9 +105,9 @@ struct ValueLayout {
 /// `transform(pair, key, dim)` is what becomes of elements (dim, dim + 1) of a key.
 template <DType kQ, DType kKv, int kHeadDim, int kMmaM, int kKeys, typename QueryFragment,
           typename Meanwhile, typename Transform>
-FLASHPLAN_DEVICE void multiply_keys(float (&s)[kMmaM][kKeys / 8][4], uint32_t k_tile, int first_key,
-                                    int lane, QueryFragment query_fragment, Meanwhile meanwhile,
-                                    Transform transform) {
+FLASHPLAN_DEVICE void gemm_qk(float (&s)[kMmaM][kKeys / 8][4], uint32_t k_tile, int first_key,
+                              int lane, QueryFragment query_fragment, Meanwhile meanwhile,
+                              Transform transform) {
   constexpr int kBytes = Element<kKv>::kBytes;
   constexpr int kStepsPerPair = 2 / kBytes;  // k-steps of 16 dims in two chunks of a key's row
   using Tile = SharedTile<kHeadDim * kBytes>;
@@ -186,9 +186,9 @@ FLASHPLAN_DEVICE void pack_weights(uint32_t (&a)[4], const float (&first)[4],
 /// what becomes of dim `dim` of keys (key, key + 1).
 template <DType kWeight, DType kKv, int kHeadDim, int kKeys, int kMmaM, int kDimTiles,
           typename WeightFragment, typename Transform>
-FLASHPLAN_DEVICE void multiply_values(float (&o)[kMmaM][kDimTiles][4], uint32_t v_tile,
-                                      int first_dim, int first_key, int lane,
-                                      WeightFragment weight_fragment, Transform transform) {
+FLASHPLAN_DEVICE void gemm_pv(float (&o)[kMmaM][kDimTiles][4], uint32_t v_tile, int first_dim,
+                              int first_key, int lane, WeightFragment weight_fragment,
+                              Transform transform) {
   constexpr int kBytes = Element<kKv>::kBytes;
   using Tile = SharedTile<kHeadDim * kBytes>;
   constexpr int kPairs = kDimTiles * kBytes / 4;

@@ -15,32 +15,32 @@ struct CUevent_st;
 
 namespace flashplan::cuda {
 
-/// One buffer at fixed addresses, filled by one copy per plan from a ring of pinned host slots, so
-/// that plans may be made ahead of the GPU. All memory is allocated by create().
+/// One buffer at fixed addresses, filled by one copy per plan from a ring of pinned host buffers,
+/// so that plans may be made ahead of the GPU. All memory is allocated by create().
 ///
 /// Uploads and runs of a Plan are one after another on the device, whichever streams they are on:
 /// they share the buffer and its counters. On one stream that costs nothing; a change of stream
 /// costs an event. A run that is being captured takes no part in this.
-class DevicePlan {
+class DeviceSchedule {
  public:
   /// Plans that may be made ahead: only if so many copies are under way, before_upload() waits.
-  static constexpr int32_t kRingSlots = 4;
+  static constexpr int32_t kStagingBuffers = 4;
 
-  DevicePlan() noexcept = default;
-  ~DevicePlan();
-  DevicePlan(const DevicePlan&) = delete;
-  DevicePlan& operator=(const DevicePlan&) = delete;
+  DeviceSchedule() noexcept = default;
+  ~DeviceSchedule();
+  DeviceSchedule(const DeviceSchedule&) = delete;
+  DeviceSchedule& operator=(const DeviceSchedule&) = delete;
 
   /// Allocates for schedules up to `bounds` on `device`. Called once.
   Status create(int32_t device, const ScheduleBounds& bounds, int32_t num_ctas) noexcept;
 
-  /// Makes `stream` ready for upload(), and gives the slot that the schedule is to be written to;
+  /// Makes `stream` ready for upload(), and gives the buffer that the schedule is to be written to;
   /// or refuses before anything has changed.
   ///   kNotReady         a capture is under way
   ///   kInvalidArgument  a stream of another device
   Status before_upload(Stream stream, ScheduleMemory* memory) noexcept;
 
-  /// Copies `schedule`, which is in that slot, to the device on `stream`. No allocation.
+  /// Copies `schedule`, which is in that buffer, to the device on `stream`. No allocation.
   Status upload(const Schedule& schedule, Stream stream) noexcept;
 
   /// Around a launch on a stream that is not being captured; the plan's device is current.
@@ -60,8 +60,8 @@ class DevicePlan {
   };
 
   Status enter(Stream stream) noexcept;
-  Status wait_for_slot() noexcept;
-  std::byte* slot() const noexcept;
+  Status wait_for_staging() noexcept;
+  std::byte* staging() const noexcept;
   void release() noexcept;
 
   int32_t device_ = -1;
@@ -70,11 +70,11 @@ class DevicePlan {
   std::size_t segments_ = 0;
   std::size_t merges_ = 0;
   std::size_t tiles_ = 0;
-  std::size_t slot_bytes_ = 0;
+  std::size_t staging_bytes_ = 0;
   std::byte* buffer_ = nullptr;  // device memory
-  std::byte* ring_ = nullptr;    // pinned host memory, kRingSlots slots
-  std::array<Event, kRingSlots> copied_ = {};
-  std::size_t next_slot_ = 0;
+  std::byte* ring_ = nullptr;    // pinned host memory, kStagingBuffers buffers
+  std::array<Event, kStagingBuffers> copied_ = {};
+  std::size_t next_staging_ = 0;
 
   bool used_ = false;  // by an upload
   StreamId upload_stream_;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cuda/device_plan.h"
+#include "cuda/device_schedule.h"
 
 #include <cuda_runtime_api.h>
 
@@ -39,13 +39,14 @@ void write_starts(const Schedule& schedule, QueueStart* starts) {
 
 }  // namespace
 
-DevicePlan::~DevicePlan() { release(); }
+DeviceSchedule::~DeviceSchedule() { release(); }
 
-Status DevicePlan::create(int32_t device, const ScheduleBounds& bounds, int32_t num_ctas) noexcept {
+Status DeviceSchedule::create(int32_t device, const ScheduleBounds& bounds,
+                              int32_t num_ctas) noexcept {
   const auto add = [this](int32_t count, std::size_t item) {
     constexpr std::size_t kAlignment = 128;
-    const std::size_t offset = slot_bytes_;
-    slot_bytes_ += (static_cast<std::size_t>(count) * item + kAlignment - 1) & -kAlignment;
+    const std::size_t offset = staging_bytes_;
+    staging_bytes_ += (static_cast<std::size_t>(count) * item + kAlignment - 1) & -kAlignment;
     return offset;
   };
   static_cast<void>(add(num_ctas, sizeof(int32_t)));  // arrivals
@@ -59,12 +60,13 @@ Status DevicePlan::create(int32_t device, const ScheduleBounds& bounds, int32_t 
   const ApartFromCaptures apart;
   device_ = device;  // from here on the destructor gives back what there is
   void* memory = nullptr;
-  FLASHPLAN_CUDA_CALL(cudaMalloc, &memory, slot_bytes_);
+  FLASHPLAN_CUDA_CALL(cudaMalloc, &memory, staging_bytes_);
   buffer_ = static_cast<std::byte*>(memory);
-  FLASHPLAN_CUDA_CALL(cudaHostAlloc, &memory, kRingSlots * slot_bytes_, cudaHostAllocDefault);
+  FLASHPLAN_CUDA_CALL(cudaHostAlloc, &memory, kStagingBuffers * staging_bytes_,
+                      cudaHostAllocDefault);
   ring_ = static_cast<std::byte*>(memory);
-  // The counters stay zero in every slot: each upload resets those of the device.
-  std::memset(ring_, 0, kRingSlots * slot_bytes_);
+  // The counters stay zero in every staging buffer: each upload resets those of the device.
+  std::memset(ring_, 0, kStagingBuffers * staging_bytes_);
   for (Event& event : copied_) {
     FLASHPLAN_CUDA_CALL(cudaEventCreateWithFlags, &event, cudaEventDisableTiming);
   }
@@ -72,7 +74,7 @@ Status DevicePlan::create(int32_t device, const ScheduleBounds& bounds, int32_t 
   return {};
 }
 
-void DevicePlan::release() noexcept {
+void DeviceSchedule::release() noexcept {
   if (device_ < 0) return;
   const DeviceGuard guard(device_);
   const ApartFromCaptures apart;
@@ -87,7 +89,7 @@ void DevicePlan::release() noexcept {
 }
 
 // Makes `stream` wait for the last upload or run, if that was on another one.
-Status DevicePlan::enter(Stream stream) noexcept {
+Status DeviceSchedule::enter(Stream stream) noexcept {
   StreamId id{stream};
   FLASHPLAN_CUDA_CALL(cudaStreamGetId, stream, &id.number);
   if (used_ && id.number == last_stream_.number) return {};
@@ -109,12 +111,14 @@ Status DevicePlan::enter(Stream stream) noexcept {
   return {};
 }
 
-std::byte* DevicePlan::slot() const noexcept { return ring_ + next_slot_ * slot_bytes_; }
+std::byte* DeviceSchedule::staging() const noexcept {
+  return ring_ + next_staging_ * staging_bytes_;
+}
 
-// Copies finish in the order they were made in, so the next slot is the first to be free.
-Status DevicePlan::wait_for_slot() noexcept {
+// Copies finish in the order they were made in, so the next buffer is the first to be free.
+Status DeviceSchedule::wait_for_staging() noexcept {
   const ApartFromCaptures apart;
-  const Event copied = copied_[next_slot_];
+  const Event copied = copied_[next_staging_];
   const cudaError_t state = cudaEventQuery(copied);
   if (state == cudaSuccess) return {};
   if (state != cudaErrorNotReady) return cuda_error("cudaEventQuery", state);
@@ -123,36 +127,36 @@ Status DevicePlan::wait_for_slot() noexcept {
   return {};
 }
 
-Status DevicePlan::before_upload(Stream stream, ScheduleMemory* memory) noexcept {
+Status DeviceSchedule::before_upload(Stream stream, ScheduleMemory* memory) noexcept {
   const DeviceGuard guard(device_);
   FLASHPLAN_RETURN_IF_ERROR(guard.status());
   FLASHPLAN_RETURN_IF_ERROR(check_no_capture(stream));
   FLASHPLAN_RETURN_IF_ERROR(enter(stream));
-  FLASHPLAN_RETURN_IF_ERROR(wait_for_slot());
-  memory->segments = reinterpret_cast<Segment*>(slot() + segments_);
-  memory->merges = reinterpret_cast<Merge*>(slot() + merges_);
-  memory->tiles = reinterpret_cast<WorkTile*>(slot() + tiles_);
+  FLASHPLAN_RETURN_IF_ERROR(wait_for_staging());
+  memory->segments = reinterpret_cast<Segment*>(staging() + segments_);
+  memory->merges = reinterpret_cast<Merge*>(staging() + merges_);
+  memory->tiles = reinterpret_cast<WorkTile*>(staging() + tiles_);
   return {};
 }
 
-Status DevicePlan::upload(const Schedule& schedule, Stream stream) noexcept {
+Status DeviceSchedule::upload(const Schedule& schedule, Stream stream) noexcept {
   const DeviceGuard guard(device_);
   FLASHPLAN_RETURN_IF_ERROR(guard.status());
   const ApartFromCaptures apart;
-  write_starts(schedule, reinterpret_cast<QueueStart*>(slot() + starts_));
+  write_starts(schedule, reinterpret_cast<QueueStart*>(staging() + starts_));
   const std::size_t bytes = tiles_ + schedule.tiles.size() * sizeof(WorkTile);
-  FLASHPLAN_CUDA_CALL(cudaMemcpyAsync, buffer_, slot(), bytes, cudaMemcpyHostToDevice, stream);
-  FLASHPLAN_CUDA_CALL(cudaEventRecord, copied_[next_slot_], stream);
-  last_event_ = copied_[next_slot_];
-  next_slot_ = (next_slot_ + 1) % kRingSlots;
+  FLASHPLAN_CUDA_CALL(cudaMemcpyAsync, buffer_, staging(), bytes, cudaMemcpyHostToDevice, stream);
+  FLASHPLAN_CUDA_CALL(cudaEventRecord, copied_[next_staging_], stream);
+  last_event_ = copied_[next_staging_];
+  next_staging_ = (next_staging_ + 1) % kStagingBuffers;
   used_ = true;
   upload_stream_ = last_stream_;
   return {};
 }
 
-Status DevicePlan::before_run(Stream stream) noexcept { return enter(stream); }
+Status DeviceSchedule::before_run(Stream stream) noexcept { return enter(stream); }
 
-Status DevicePlan::after_run(Stream stream) noexcept {
+Status DeviceSchedule::after_run(Stream stream) noexcept {
   last_event_ = nullptr;
   // Runs on the stream of the upload are the rule, and an event for each would cost as much as the
   // launch. Any other stream may be gone by the time it is to be waited for.
@@ -162,7 +166,7 @@ Status DevicePlan::after_run(Stream stream) noexcept {
   return {};
 }
 
-ScheduleParams DevicePlan::schedule() const noexcept {
+ScheduleParams DeviceSchedule::schedule() const noexcept {
   ScheduleParams params;
   params.starts = reinterpret_cast<const QueueStart*>(buffer_ + starts_);
   params.segments = reinterpret_cast<const Segment*>(buffer_ + segments_);

@@ -2,18 +2,18 @@
 // Attention of one work tile by one CTA: mma.sync, ldmatrix and cp.async.
 #pragma once
 
+#include "kernels/device/epilogue.h"
 #include "kernels/device/key_pipeline.h"
 #include "kernels/device/logits.h"
 #include "kernels/device/row_peers.h"
-#include "kernels/device/tile_output.h"
 
 namespace flashplan::device {
 
 /// Attention of one work tile, by all threads of the CTA.
 template <typename T, typename S>
-class TileRunner {
+class Mainloop {
  public:
-  FLASHPLAN_DEVICE TileRunner(const AttentionParams& p, TileContext& context, unsigned char* smem)
+  FLASHPLAN_DEVICE Mainloop(const AttentionParams& p, TileContext& context, unsigned char* smem)
       : p_(p),
         context_(context),
         block_(context_.block),
@@ -46,7 +46,7 @@ class TileRunner {
           const bool copies = pipeline_.begin_step(tile, keys);
           const auto copy = [&] { pipeline_.copy(copies, tile, keys); };
           if (computes_) {
-            if (kOrdersQueries && is_first) order_own_queries();
+            if (kPermutesQueries && is_first) permute_own_queries();
             if (S::kQueryInRegisters && is_first) load_queries(pipeline_.stage(), head);
             attend(pipeline_.stage(), keys.end - left, head, copy);
           } else {
@@ -60,8 +60,8 @@ class TileRunner {
           copy_own_queries(head + 1);
         }
         softmax_.finish(peers());
-        TileOutput<T, S>(p_, context_, smem_, thread_, pipeline_.stage_before(), head, chunk,
-                         left <= 0)
+        Epilogue<T, S>(p_, context_, smem_, thread_, pipeline_.stage_before(), head, chunk,
+                       left <= 0)
             .write(softmax_, o_);
       }
     }
@@ -72,7 +72,7 @@ class TileRunner {
   static constexpr int kMmaRowBytes = 16 * T::kHeadDimQk * Element<T::kQ>::kBytes;  // of queries
   using Pipeline = KeyPipeline<T, S>;
   // For 8-bit keys, where queries are read in every step.
-  static constexpr bool kOrdersQueries = T::kIsNarrow && !S::kQueryInRegisters;
+  static constexpr bool kPermutesQueries = T::kIsNarrow && !S::kQueryInRegisters;
   static constexpr int kOwnQueries = S::kMmaM * 16 / S::kWarpsVo;  // rows that this warp copies
 
   FLASHPLAN_DEVICE uint32_t visible_address() const {
@@ -122,9 +122,9 @@ class TileRunner {
   }
 
   /// Once they are there.
-  FLASHPLAN_DEVICE void order_own_queries() const {
+  FLASHPLAN_DEVICE void permute_own_queries() const {
     const WarpPlace<S> at(opaque(thread_));
-    order_queries<T::kQ, T::kHeadDimQk, kOwnQueries>(
+    permute_query_dims<T::kQ, T::kHeadDimQk, kOwnQueries>(
         base_ + S::kQuery, at.first_row() + at.warp_vo * kOwnQueries, at.lane);
     peers().wait();
   }
@@ -134,14 +134,14 @@ class TileRunner {
     const WarpPlace<S> at(opaque(thread_));
     const uint32_t q_tile =
         S::kQueryInStage ? pipeline_.stage_address(stage) + S::kStageQuery : base_ + S::kQuery;
-    return query_address<T::kQ, T::kKv, T::kHeadDimQk, kOrdersQueries>(q_tile, at.first_row(),
-                                                                       at.lane);
+    return query_address<T::kQ, T::kKv, T::kHeadDimQk, kPermutesQueries>(q_tile, at.first_row(),
+                                                                         at.lane);
   }
 
   /// The fragment `k` of rows 16 * m on, from own_query_address().
   FLASHPLAN_DEVICE void load_query(uint32_t (&a)[4], uint32_t address, int m, int k, int head) {
-    load_query_fragment<T::kQ, T::kKv, T::kHeadDimQk, kOrdersQueries>(a, address + m * kMmaRowBytes,
-                                                                      k);
+    load_query_fragment<T::kQ, T::kKv, T::kHeadDimQk, kPermutesQueries>(
+        a, address + m * kMmaRowBytes, k);
     if constexpr (T::Variant::kTransformsQuery) {
       const WarpPlace<S> place(opaque(thread_));
 #pragma unroll
@@ -212,7 +212,7 @@ class TileRunner {
       const int own_key = key + WarpPlace<S>(opaque(thread_)).warp_vo * S::kLogitKeys;
       const uint32_t address = own_query_address(stage);
       Logits<S> s = {};
-      multiply_keys<T::kQ, T::kKv, T::kHeadDimQk, S::kMmaM, S::kLogitKeys>(
+      gemm_qk<T::kQ, T::kKv, T::kHeadDimQk, S::kMmaM, S::kLogitKeys>(
           s.tiles, from + S::kKey, own_key, opaque(thread_) & 31,
           [&](uint32_t (&a)[4], int m, int k) {
             if constexpr (S::kQueryInRegisters) {
@@ -243,7 +243,7 @@ class TileRunner {
         }
       }
       if constexpr (T::Variant::kUseSoftmax) {
-        softmax_.raise(s.tiles, o_, variant_.exp2_scale, peers());
+        softmax_.rescale(s.tiles, o_, variant_.exp2_scale, peers());
       } else {
         s.drop_masked();
       }
@@ -302,7 +302,7 @@ class TileRunner {
   FLASHPLAN_DEVICE void add_products(uint32_t v_tile, int32_t first_key, int key, int head,
                                      WeightFragment weight_fragment) {
     const WarpPlace<S> at(opaque(thread_));
-    multiply_values<T::kWeight, T::kKv, T::kHeadDimVo, kKeys>(
+    gemm_pv<T::kWeight, T::kKv, T::kHeadDimVo, kKeys>(
         o_, v_tile, at.first_dim(), key, at.lane, weight_fragment,
         [&](uint32_t pair, int key_of_tile, int dim) {
           if constexpr (!T::Variant::kTransformsValue) return pair;

@@ -13,14 +13,14 @@ namespace flashplan::device {
 /// must not depend on neighbours: chunk states are then formed on their own, and merged left to
 /// right.
 template <typename T, typename S>
-class TileOutput {
+class Epilogue {
  public:
   using Accumulators = float[S::kMmaM][S::kDimsVo / 8][4];
 
   /// `stage` of the pipeline serves as memory, once all threads are here.
-  FLASHPLAN_DEVICE TileOutput(const AttentionParams& p, const TileContext& context,
-                              unsigned char* smem, int thread, int stage, int head, int chunk,
-                              bool is_last_chunk)
+  FLASHPLAN_DEVICE Epilogue(const AttentionParams& p, const TileContext& context,
+                            unsigned char* smem, int thread, int stage, int head, int chunk,
+                            bool is_last_chunk)
       : p_(p),
         context_(context),
         block_(context.block),
