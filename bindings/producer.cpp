@@ -79,7 +79,11 @@ void raise_type(const std::string& message) { throw nb::type_error(message.c_str
 void raise_value(const std::string& message) { throw nb::value_error(message.c_str()); }
 
 nb::object attribute(nb::handle object, const char* name) {
-  PyObject* value = PyObject_GetAttrString(object.ptr(), name);
+  return attribute(object, nb::str(name));
+}
+
+nb::object attribute(nb::handle object, nb::handle name) {
+  PyObject* value = PyObject_GetAttr(object.ptr(), name.ptr());
   if (value != nullptr) return nb::steal(value);
   nb::python_error error;
   if (!error.matches(PyExc_AttributeError)) throw error;
@@ -158,7 +162,8 @@ DlpackImport::DlpackImport(const char* name, nb::handle object, const Producer& 
 
 void DlpackImport::import_method(const char* name, nb::handle object, const Producer& producer,
                                  CallStream& stream) {
-  nb::object method = attribute(object, "__dlpack__");
+  static const nb::handle method_name = PyUnicode_InternFromString("__dlpack__");  // for speed
+  nb::object method = attribute(object, method_name);
   if (PyCallable_Check(method.ptr()) == 0 || PyType_Check(object.ptr())) return;
   // Who has a current stream has made the tensor ready there. Others order themselves with ours.
   const bool has_current_stream =

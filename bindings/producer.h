@@ -21,6 +21,7 @@ namespace nb = nanobind;
 /// An attribute, None if the object has none. Any exception but AttributeError goes on, which
 /// nb::getattr with a default would drop: attributes may be Python code, and so are signals.
 nb::object attribute(nb::handle object, const char* name);
+nb::object attribute(nb::handle object, nb::handle name);
 
 enum class Framework { kOther, kTorch, kCupy, kJax };
 

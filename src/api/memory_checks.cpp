@@ -128,6 +128,26 @@ bool has_elements(const TensorView& view) noexcept {
   return true;
 }
 
+bool is_plain(const TensorArgument& argument) noexcept {
+  const TensorView& view = argument.view;
+  int64_t span = 1;  // elements that the dimensions so far reach over
+  bool fails = view.data == nullptr || (argument.written && view.read_only);
+  for (int32_t d = view.rank - 1; d >= 0; --d) {
+    const int64_t steps = view.shape[d] - 1;
+    if (steps == 0) continue;  // the stride may be anything
+    int64_t reach = 0;
+    fails |= steps < 0 || view.stride[d] < span || (d == view.rank - 1 && view.stride[d] != 1);
+    fails |= __builtin_mul_overflow(steps, view.stride[d], &reach);
+    fails |= __builtin_add_overflow(span, reach, &span);
+  }
+  const int64_t item = item_size(view.dtype);
+  const auto data = reinterpret_cast<intptr_t>(view.data);
+  intptr_t end = 0;
+  fails |= __builtin_mul_overflow(span, item, &span);
+  fails |= data < 0 || (data & (item - 1)) != 0 || __builtin_add_overflow(data, span, &end);
+  return !fails;
+}
+
 Status check_memory(const TensorArgument& argument) noexcept {
   const TensorView& view = argument.view;
   int64_t smallest = 1;

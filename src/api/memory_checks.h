@@ -27,6 +27,10 @@ bool has_elements(const TensorView& view) noexcept;
 /// that may be written and is not shared between elements.
 Status check_memory(const TensorArgument& argument) noexcept;
 
+/// Whether a view is in row-major order, gaps allowed, in memory as check_memory() wants it, and
+/// contiguous in the last dimension. Seen in one pass: most tensors are, and need no other check.
+bool is_plain(const TensorArgument& argument) noexcept;
+
 /// Refuses a written argument that shares an element's memory with another argument. All have
 /// passed check_shape(); those not given are skipped. Tensors that lie in one another's gaps, as
 /// the halves of a combined cache do, are apart.

@@ -89,6 +89,7 @@ TEST(random_views_that_share_memory_are_refused) {
   int accepted = 0;
   int refused = 0;
   int self_refused = 0;
+  int plain = 0;
   for (int i = 0; i < 20000; ++i) {
     const TensorView a = random_view(random);
     const TensorView b = random_view(random);
@@ -100,6 +101,12 @@ TEST(random_views_that_share_memory_are_refused) {
       CHECK(!self_overlaps);
     } else {
       ++self_refused;
+    }
+    if (is_plain({"a", a, true})) {
+      CHECK(check_memory({"a", a, true}).ok());
+      CHECK(!bytes_a.empty());
+      CHECK(a.stride[a.rank - 1] == 1 || a.shape[a.rank - 1] == 1);
+      ++plain;
     }
     std::set<uintptr_t> all = bytes_a;
     all.insert(bytes_b.begin(), bytes_b.end());
@@ -118,6 +125,7 @@ TEST(random_views_that_share_memory_are_refused) {
   CHECK(accepted > 1000);
   CHECK(refused > 1000);
   CHECK(self_refused > 1000);
+  CHECK(plain > 1000);
 }
 
 TEST(neighbours_are_apart_and_one_common_byte_is_not) {
@@ -163,6 +171,8 @@ TEST(halves_of_a_combined_cache_are_apart) {
 TEST(memory_that_cannot_be) {
   constexpr int64_t kHuge = std::numeric_limits<int64_t>::max();
   const auto message = [](const TensorView& view, bool written = false) {
+    const bool is_ok = check_memory({"x", view, written}).ok();
+    CHECK(is_ok || !is_plain({"x", view, written}));
     return std::string(check_memory({"x", view, written}).message);
   };
   const TensorView good = view_of(DType::kFloat32, 0, {2, 4}, {4, 1});
