@@ -93,9 +93,7 @@ class Mainloop {
 
   /// The end of the keys that any row sees.
   FLASHPLAN_DEVICE int32_t visible_end() const {
-    constexpr int kOffset =
-        __builtin_offsetof(VisibleKeys, to_any) + __builtin_offsetof(KeySpan, end);
-    return static_cast<int32_t>(load_shared_4(visible_address() + kOffset));
+    return static_cast<int32_t>(load_shared_4(visible_address() + VisibleKeys::kAnyEnd));
   }
 
   /// The rows of this warp, half of them where two share them; past the last row it is copied

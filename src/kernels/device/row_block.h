@@ -43,6 +43,8 @@ FLASHPLAN_DEVICE ElementPosition element_position(const AttentionParams& p, cons
 
 /// What the rows of a warp see of a work tile.
 struct VisibleKeys {
+  static constexpr int kAnyEnd = sizeof(int32_t);  // offset of to_any.end
+
   KeySpan to_any;
   KeySpan to_all;  // may be empty, with end < begin
 

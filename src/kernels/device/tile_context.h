@@ -28,8 +28,11 @@ struct TileContext {
   }
 };
 
-static_assert(sizeof(TileContext) <= 128 && __builtin_offsetof(TileContext, merge) % 8 == 0);
+static_assert(sizeof(TileContext) <= 128);
+#ifndef __CUDACC_RTC__  // NVRTC 13.2 has no offsetof
+static_assert(__builtin_offsetof(TileContext, merge) % 8 == 0);
 static_assert(__builtin_offsetof(TileContext, block) % 8 == 4);
+#endif
 
 /// Which rows, keys and dims of a tile a warp has.
 template <typename S>
