@@ -199,11 +199,11 @@ class Worker:
         original = path.read_text()
         path.write_text(original.replace(mutant.old, mutant.new))
         try:
-            if not mutant.file.startswith("python"):
-                code, text = self.run(["cmake", "--build", self.build], BUILD_SECONDS)
-                if code != 0:
-                    errors = [line for line in text.splitlines() if "error" in line]
-                    return "invalid", " ".join(errors[:1]) or text[-300:]
+            # Also for Python: the library may still be that of the last mutant.
+            code, text = self.run(["cmake", "--build", self.build], BUILD_SECONDS)
+            if code != 0:
+                errors = [line for line in text.splitlines() if "error" in line]
+                return "invalid", " ".join(errors[:1]) or text[-300:]
             first = next((f for folder, f in FIRST.items() if mutant.file.startswith(folder)), [])
             steps = ALL[:2] if self.quick else ALL
             steps = steps[1:] if mutant.file.startswith("python") else steps

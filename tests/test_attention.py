@@ -9,9 +9,10 @@ import pytest
 
 import flashplan as fp
 import frameworks
-from cases import CASES
+from cases import CASES, Case
 from frameworks import NumPy, bits
-from solve import Runner, assert_correct, problem
+from inputs import make_inputs
+from solve import Runner, assert_correct, problem, run_arguments
 
 
 @functools.lru_cache(maxsize=1)
@@ -53,3 +54,24 @@ def test_addresses_beyond_32_bits():
     near = np.array([[0, 1]], np.int32)
     expected = attn.run(q, small, small, block_table=near)
     assert np.array_equal(attn.run(q, cache, cache, block_table=far), expected)
+
+
+@pytest.mark.parametrize("gives_out", [False, True])
+@pytest.mark.parametrize("gives_lse", [False, True])
+@pytest.mark.parametrize("return_lse", [False, True])
+def test_outputs_that_are_given_are_those_returned(gives_out, gives_lse, return_lse):
+    case = Case((3, 1), (9, 6), head_dim=8, page_size=None, q_dtype="float32")
+    inputs = make_inputs(case, seed=0)
+    attn = fp.Attention(**case.options())
+    attn.plan(*inputs.plan_args())
+    args, kwargs = run_arguments(case, inputs, NumPy())
+    expected, expected_lse = attn.run(*args, **kwargs, return_lse=True)
+    out, lse = np.full((4, 4, 8), np.nan, np.float32), np.full((4, 4), np.nan, np.float32)
+    given = ({"out": out} if gives_out else {}) | ({"lse": lse} if gives_lse else {})
+    result = attn.run(*args, **kwargs, **given, return_lse=return_lse)
+    o, result_lse = result if return_lse else (result, None)
+    assert (o is out) == gives_out
+    assert np.array_equal(o, expected)
+    assert (result_lse is lse) == (gives_lse and return_lse)
+    if gives_lse or return_lse:
+        assert np.array_equal(lse if gives_lse else result_lse, expected_lse)
