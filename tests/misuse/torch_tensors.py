@@ -21,6 +21,11 @@ def without_storage(torch, tensor):
     return copy
 
 
+def negated(torch, tensor):
+    """A view whose memory holds the opposite, as imaginary parts of conjugates are."""
+    return torch.complex(torch.zeros_like(tensor), -tensor).conj().imag
+
+
 def quantized(torch, tensor):
     return torch.quantize_per_tensor(tensor.float(), 0.1, 0, torch.qint8)
 
@@ -30,7 +35,7 @@ WAYS = {
     "plain": (lambda torch, x: x, False),
     "a subclass": (lambda torch, x: x.as_subclass(subclass(torch)), False),
     "a parameter": (lambda torch, x: torch.nn.Parameter(x), False),
-    "negated": (lambda torch, x: torch._neg_view(-x), False),
+    "negated": (negated, False),
     "with a gradient": (lambda torch, x: x.detach().requires_grad_() * 1, False),
     "fake": (fake, True),
     "meta": (lambda torch, x: x.to("meta"), True),
