@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "plan/powers_of_two.h"
+#include "plan/division.h"
 
 namespace flashplan {
 
@@ -27,8 +27,7 @@ void Cutter::start(int64_t capacity, int64_t* loads, const Segment* segments, Me
 void Cutter::lay(const RowTiles& row_tiles, std::span<const Item> items) {
   // In locals: members would be read again after every piece that is written.
   const CostModel cost = shape_.cost;
-  const int q_shift = log2_of(shape_.tile_q);
-  const int kv_shift = log2_of(shape_.tile_kv);
+  const int32_t tile_kv = shape_.tile_kv;
   const int granule_shift = log2_of(shape_.granule());
   const bool chunked = shape_.chunk_kv > 0;
   const int32_t last_cta = shape_.num_ctas - 1;
@@ -51,7 +50,7 @@ void Cutter::lay(const RowTiles& row_tiles, std::span<const Item> items) {
     const int32_t row_tile = tile.row_tile;
     const KeySpan keys = tile.keys;
     const int32_t num_rows = tile.num_rows;
-    const int32_t num_steps = ceil_shift(keys.end - keys.begin, kv_shift);
+    const int32_t num_steps = ceil_divide(keys.end - keys.begin, tile_kv);
     const int64_t of_tile = cost.of_tile(num_rows);
     const int64_t of_step = cost.of_step(num_rows);
     const int64_t of_split = cost.of_split(num_rows);
@@ -72,8 +71,8 @@ void Cutter::lay(const RowTiles& row_tiles, std::span<const Item> items) {
           ++num_slots;
         }
       }
-      const int32_t begin = keys.begin + (step << kv_shift);
-      const int32_t end = end_step == num_steps ? keys.end : keys.begin + (end_step << kv_shift);
+      const int32_t begin = keys.begin + step * tile_kv;
+      const int32_t end = end_step == num_steps ? keys.end : keys.begin + end_step * tile_kv;
       pieces[num_pieces++] = {segment, row_tile, head, num_heads, begin, end, slot, merge};
       room -= piece_cost;
     };
@@ -106,10 +105,10 @@ void Cutter::lay(const RowTiles& row_tiles, std::span<const Item> items) {
       const int32_t reserved = chunked ? chunks : 0;
       merge = num_merges++;
       slot_begin = num_slots;
-      const int32_t row_begin = row_tile << q_shift;
+      const int32_t row_begin = row_tile * shape_.tile_q;
       merges[merge] = {{segment, segments[segment].qo_begin, row_begin, num_rows},
                        head,
-                       slot_begin << q_shift,
+                       slot_begin * shape_.tile_q,
                        reserved,
                        0};
       num_slots += reserved;

@@ -3,17 +3,17 @@
 
 #include <algorithm>
 
-#include "plan/powers_of_two.h"
+#include "plan/division.h"
 
 namespace flashplan {
 namespace {
 
-/// Keys that the rows of queries `first` to `last` see; whole steps at the left, of 2^kv_shift
-/// keys. `position` is that of query 0.
+/// Keys that the rows of queries `first` to `last` see; whole steps at the left. `position` is that
+/// of query 0.
 KeySpan keys_of_rows(const Mask& mask, int32_t position, int32_t first, int32_t last,
-                     int32_t kv_len, int kv_shift) {
+                     int32_t kv_len, int32_t tile_kv) {
   const KeySpan all = {0, kv_len};
-  const int32_t begin = mask.visible(position + first, all).begin >> kv_shift << kv_shift;
+  const int32_t begin = mask.visible(position + first, all).begin / tile_kv * tile_kv;
   const int32_t end = mask.visible(position + last, all).end;
   return begin < end ? KeySpan{begin, end} : KeySpan{0, 0};
 }
@@ -30,8 +30,6 @@ void RowTiles::reserve(const ScheduleShape& shape, int32_t max_requests, int32_t
 void RowTiles::collect(const Batch& batch, Segment* segments) {
   // In locals: members would be read again after every tile that is written.
   const ScheduleShape shape = shape_;
-  const int q_shift = log2_of(shape.tile_q);
-  const int kv_shift = log2_of(shape.tile_kv);
   const int32_t queries_per_tile = shape.tile_q / shape.group_size;
   const int32_t heads_per_tile = shape.tile_q % shape.group_size;
   RowTile* const tiles = tiles_.data();
@@ -50,7 +48,7 @@ void RowTiles::collect(const Batch& batch, Segment* segments) {
     kv_cumulated += kv_len;
 
     const int32_t num_rows = qo_len * shape.group_size;
-    const int32_t num_tiles = ceil_shift(num_rows, q_shift);
+    const int32_t num_tiles = ceil_divide(num_rows, shape.tile_q);
     const bool in_group = shape.item_steps > 0 && num_tiles > 1;
     if (in_group) groups_[num_groups++] = {static_cast<int32_t>(next - tiles), num_tiles};
     // The query and head of the first row of a tile advance by the same numbers: no division.
@@ -66,9 +64,9 @@ void RowTiles::collect(const Batch& batch, Segment* segments) {
       }
       const int32_t last_query = std::min(query - (head == 0 ? 1 : 0), qo_len - 1);
       const KeySpan keys =
-          keys_of_rows(shape.mask, position, first_query, last_query, kv_len, kv_shift);
-      const int32_t rows = std::min(num_rows - (t << q_shift), shape.tile_q);
-      const int32_t steps = ceil_shift(keys.end - keys.begin, kv_shift);
+          keys_of_rows(shape.mask, position, first_query, last_query, kv_len, shape.tile_kv);
+      const int32_t rows = std::min(num_rows - t * shape.tile_q, shape.tile_q);
+      const int32_t steps = ceil_divide(keys.end - keys.begin, shape.tile_kv);
       const int64_t cost = shape.cost.of_tile(rows) + steps * shape.cost.of_step(rows);
       const uint16_t cost_class = in_group ? CostClasses::kLast : CostClasses::of(cost);
       classes_.add(cost_class);

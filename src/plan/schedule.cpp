@@ -204,7 +204,9 @@ int64_t Scheduler::least_extra(int64_t share) const {
   const int64_t cut = tile + granule + split;
   constexpr int64_t kUnnoticed = 64;  // such a part of a queue is not worth another try
   const int64_t least = std::clamp(share / kUnnoticed, cut / 4, 2 * cut) + 1;
-  if (!row_tiles_.groups().empty()) return least;
+  if (!row_tiles_.groups().empty()) {
+    return shape_.uncut_part > 0 ? std::max(least, share / shape_.uncut_part) : least;
+  }
   // Without groups most queues will have a cut at both ends: twice as much, to save a second try.
   return std::max(least, std::min(tile + granule / 2 + 2 * split, 2 * share / kUnnoticed));
 }

@@ -20,6 +20,7 @@ ScheduleShape schedule_shape(const AttentionOptions& options, const KernelChoice
   shape.max_partial_slots = layout.max_partial_slots;
   shape.chunk_kv = choice.chunk_kv;
   shape.item_steps = choice.kernel.tuning.item_steps;
+  shape.uncut_part = choice.kernel.tuning.uncut_part;
   shape.cost = choice.kernel.tuning.cost;
   return shape;
 }

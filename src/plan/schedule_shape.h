@@ -37,8 +37,8 @@ struct ScheduleShape {
   int32_t group_size = 1;  // query heads per kv head, packed: row = qo_idx * group_size + head
   Mask mask = {.causal = true};
   bool paged = false;
-  int32_t tile_q = 64;   // packed query rows of a tile; a power of two
-  int32_t tile_kv = 64;  // keys of a step; a power of two
+  int32_t tile_q = 64;   // packed query rows of a tile
+  int32_t tile_kv = 64;  // keys of a step
   int32_t num_ctas = 1;
   int32_t max_partial_slots = 0;
   /// > 0: batch-invariant, states are formed per chunk of so many keys: tile_kv times a power of
@@ -48,6 +48,9 @@ struct ScheduleShape {
   /// about so many steps: CTAs that run at the same time then read the same keys from a cache that
   /// they share. 0: all heads of a row tile stay together.
   int32_t item_steps = 0;
+  /// > 0: before a row tile of such a request is cut, a queue may exceed its share by one part in
+  /// so many. Pieces of row tiles do not read the same keys at the same time.
+  int32_t uncut_part = 0;
   CostModel cost;
 
   /// Steps between possible cuts: a power of two.

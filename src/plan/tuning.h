@@ -11,6 +11,7 @@ namespace flashplan {
 struct KernelTuning {
   CostModel cost;
   int32_t item_steps = 0;  // see ScheduleShape
+  int32_t uncut_part = 0;  // see ScheduleShape
   int32_t chunk_kv = 0;    // keys of a state in batch-invariant mode: tile_kv times a power of two
 
   friend bool operator==(const KernelTuning&, const KernelTuning&) = default;
@@ -18,5 +19,6 @@ struct KernelTuning {
 
 KernelTuning cpu_tuning() noexcept;
 KernelTuning sm80_tuning(int32_t tile_kv) noexcept;
+KernelTuning sm90_tuning(int32_t tile_kv) noexcept;
 
 }  // namespace flashplan

@@ -58,12 +58,14 @@ ScheduleShape random_shape(Random& random) {
   shape.mask.causal = !random.one_in(3);
   shape.paged = random.one_in(2);
   shape.mask.window_left = random.one_in(3) ? random.between(0, 600) : -1;
-  shape.tile_q = random.pick({1, 16, 32, 64, 128});
-  shape.tile_kv = random.pick({16, 32, 64, 128});
+  shape.tile_q = random.pick({1, 16, 32, 64, 128, 192});
+  shape.tile_kv = random.pick({16, 32, 64, 80, 128});
   shape.num_ctas = random.one_in(2) ? random.between(1, 264) : random.pick({1, 2, 3, 132, 264});
   shape.max_partial_slots = random.pick({0, 1, 2, 7, 2 * shape.num_ctas, 4 * shape.num_ctas});
   if (random.one_in(3)) {
-    shape.chunk_kv = random.one_in(4) ? 4096 : shape.tile_kv * random.pick({1, 2, 4, 8});
+    shape.chunk_kv = random.one_in(4) && 4096 % shape.tile_kv == 0
+                         ? 4096
+                         : shape.tile_kv * random.pick({1, 2, 4, 8});
     shape.max_partial_slots = random.pick({0, 5, 50, 5000});
   }
   shape.cost = {.tile = random.between(0, 500),
@@ -73,6 +75,7 @@ ScheduleShape random_shape(Random& random) {
                 .split = random.between(0, 500),
                 .split_row = random.between(0, 20)};
   if (random.one_in(2)) shape.item_steps = random.pick({1, 8, 32, 1000});
+  if (random.one_in(2)) shape.uncut_part = random.pick({1, 16, 1000});
   return shape;
 }
 
