@@ -17,7 +17,10 @@ RULES = {
     "src/kernels/device": (("flashplan/tensor.h", "abi/", "kernels/device/"), ()),
     "src/plan": (("flashplan/", "common/", "abi/", "plan/"), ()),
     "src/cpu": (("flashplan/", "common/", "abi/", "plan/", "cpu/"), ()),
-    "src/cuda": (("flashplan/", "common/", "abi/", "plan/", "cuda/"), ("cuda_runtime_api.h",)),
+    "src/cuda": (
+        ("flashplan/", "common/", "abi/", "plan/", "cuda/"),
+        ("cuda.h", "cuda_runtime_api.h"),
+    ),
     "src/kernels": (("flashplan/", "common/", "abi/", "plan/", "cuda/", "kernels/"), ("cuda_",)),
     "src/api": (
         ("flashplan/", "common/", "abi/", "plan/", "cpu/", "cuda/", "kernels/", "api/"),

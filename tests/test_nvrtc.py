@@ -52,6 +52,17 @@ using Kernel =
 """
 KERNEL = b"attention_kernel<Kernel>"
 
+HOPPER_SOURCE = """
+#include "kernels/device/shape.h"
+#include "kernels/device/sm90_attention.h"
+
+using namespace flashplan;
+using namespace flashplan::device;
+
+using Kernel = Traits<DType::kFloat16, DType::kFloat16, HEAD_DIM, HEAD_DIM, Softcap>;
+"""
+HOPPER_KERNEL = b"sm90_attention_kernel<Kernel>"
+
 # NVRTC has no C++ standard library; this is the one header of it that device code includes.
 CSTDINT = b"""
 using int8_t = signed char;
@@ -82,14 +93,14 @@ def strings(*values):
     return (ctypes.c_char_p * len(values))(*values)
 
 
-def compiled(nvrtc, architecture, head_dim):
+def compiled(nvrtc, architecture, head_dim, source=SOURCE, kernel=KERNEL):
     """(whether it worked, log, cubin)"""
     program, size, name = ctypes.c_void_p(), ctypes.c_size_t(), ctypes.c_char_p()
-    source, headers, names = SOURCE.encode(), strings(CSTDINT), strings(b"cstdint")
+    headers, names = strings(CSTDINT), strings(b"cstdint")
     assert not nvrtc.nvrtcCreateProgram(
-        ctypes.byref(program), source, b"variant.cu", 1, headers, names
+        ctypes.byref(program), source.encode(), b"variant.cu", 1, headers, names
     )
-    assert not nvrtc.nvrtcAddNameExpression(program, KERNEL)
+    assert not nvrtc.nvrtcAddNameExpression(program, kernel)
     options = [
         f"--gpu-architecture={architecture}",
         "--std=c++20",
@@ -106,7 +117,7 @@ def compiled(nvrtc, architecture, head_dim):
     nvrtc.nvrtcGetProgramLog(program, log)
     cubin = b""
     if not failed:
-        assert not nvrtc.nvrtcGetLoweredName(program, KERNEL, ctypes.byref(name))
+        assert not nvrtc.nvrtcGetLoweredName(program, kernel, ctypes.byref(name))
         nvrtc.nvrtcGetCUBINSize(program, ctypes.byref(size))
         cubin = ctypes.create_string_buffer(size.value)
         nvrtc.nvrtcGetCUBIN(program, cubin)
@@ -121,4 +132,11 @@ def test_a_variant_of_the_user_compiles(nvrtc, architecture, head_dim):
     worked, log, cubin = compiled(nvrtc, architecture, head_dim)
     assert worked, log
     assert log == ""  # no warnings
+    assert cubin.startswith(b"\x7fELF")
+
+
+def test_the_hopper_kernel_compiles(nvrtc):
+    worked, log, cubin = compiled(nvrtc, "sm_90a", 128, HOPPER_SOURCE, HOPPER_KERNEL)
+    assert worked, log
+    assert log == ""
     assert cubin.startswith(b"\x7fELF")

@@ -11,6 +11,7 @@
 #include "abi/divisor.h"
 #include "abi/kv_view.h"
 #include "abi/mask.h"
+#include "abi/tensor_maps.h"
 #include "abi/work_queue.h"
 #include "flashplan/tensor.h"
 
@@ -25,7 +26,7 @@ struct ScheduleParams {
   const Segment* segments = nullptr;
   const WorkTile* tiles = nullptr;
   const Merge* merges = nullptr;
-  int32_t* arrivals = nullptr;  // [merges] pieces that are done, all zero between runs
+  int32_t* arrivals = nullptr;  // [merges, kArrivalsPerMerge] finished pieces; zero between runs
   int32_t num_ctas = 0;
 };
 
@@ -83,6 +84,7 @@ struct AttentionParams {
   VariantParams variant = {};
   WorkspaceParams workspace = {};
   HostParams host = {};
+  TensorMaps maps = {};  // (kernels that use them)
 };
 
 }  // namespace flashplan

@@ -29,6 +29,9 @@ struct Merge {
   int32_t num_pieces;  // work tiles that write these states
 };
 
+/// Counters of finished pieces, one for each warpgroup that merges rows of its own.
+constexpr int32_t kArrivalsPerMerge = 4;
+
 /// The begin of a work queue in one place: what a CTA would otherwise look up one after the other.
 struct alignas(16) QueueStart {
   int32_t begin;  // of its tiles

@@ -10,6 +10,7 @@
 #include "api/workspace_claim.h"
 #include "common/error.h"
 #include "cuda/device.h"
+#include "cuda/tensor_maps.h"
 #include "flashplan/plan.h"
 
 namespace flashplan {
@@ -219,6 +220,8 @@ AttentionParams make_params(const AttentionTensors& t, const Plan::Impl& plan) {
   p.variant = {*options.softmax_scale * t.k_scale, options.softcap, t.v_scale};
   p.workspace = workspace_params(t, plan.layout);
   p.host = host_params(plan);
+  const Kernel& kernel = plan.choice.kernel;
+  if (kernel.geometry.uses_tensor_maps) p.maps = cuda::encode_tensor_maps(kernel, options, t);
   return p;
 }
 

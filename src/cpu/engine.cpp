@@ -56,9 +56,9 @@ std::size_t scratch_of_options(const Kernel& kernel, const AttentionOptions& opt
 
 constexpr KernelFamily kFamily = {.name = "cpu",
                                   .device = DeviceType::kCpu,
-                                  .preference = 0,
                                   .first_unserved = first_unserved,
-                                  .scratch_bytes = scratch_of_options};
+                                  .scratch_bytes = scratch_of_options,
+                                  .preference = no_preference};
 
 constexpr std::size_t kNumKernels = std::size(KernelSet{}.run_queue);
 

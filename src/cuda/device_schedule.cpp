@@ -49,7 +49,7 @@ Status DeviceSchedule::create(int32_t device, const ScheduleBounds& bounds,
     staging_bytes_ += (static_cast<std::size_t>(count) * item + kAlignment - 1) & -kAlignment;
     return offset;
   };
-  static_cast<void>(add(num_ctas, sizeof(int32_t)));  // arrivals
+  static_cast<void>(add(kArrivalsPerMerge * num_ctas, sizeof(int32_t)));  // arrivals
   starts_ = add(num_ctas, sizeof(QueueStart));
   segments_ = add(bounds.segments, sizeof(Segment));
   merges_ = add(bounds.merges, sizeof(Merge));

@@ -5,6 +5,7 @@
 #include "cuda/device_schedule.h"
 #include "cuda/launch_kernel.h"
 #include "cuda/memory.h"
+#include "cuda/tensor_maps.h"
 #include "kernels/kernel_list.h"
 #include "kernels/row_ops.h"
 
@@ -24,6 +25,11 @@ Status prepare(const Kernel& /*kernel*/) noexcept { return not_built(); }
 Status launch(const Kernel& /*kernel*/, const AttentionParams& /*params*/,
               Stream /*stream*/) noexcept {
   return not_built();
+}
+
+TensorMaps encode_tensor_maps(const Kernel& /*kernel*/, const AttentionOptions& /*options*/,
+                              const AttentionTensors& /*tensors*/) noexcept {
+  return {};
 }
 
 int32_t num_devices() noexcept { return 0; }

@@ -3,6 +3,7 @@
 // plan/tuning.cpp.
 #pragma once
 
+#include "flashplan/plan.h"
 #include "plan/kernel.h"
 
 namespace flashplan {
@@ -10,8 +11,31 @@ namespace flashplan {
 /// mma.sync, ldmatrix and cp.async, which every GPU from compute capability 8.0 on has.
 inline constexpr KernelFamily kSm80Family = {.name = "sm80",
                                              .device = DeviceType::kCuda,
-                                             .preference = 0,
                                              .first_unserved = first_unserved_axis,
-                                             .scratch_bytes = merged_state_bytes};
+                                             .scratch_bytes = merged_state_bytes,
+                                             .preference = no_preference};
+
+/// What the sm90 family is compiled for, but for batch-invariant results.
+inline Axis first_unserved_by_sm90(const Kernel& kernel, const AttentionOptions& options) noexcept {
+  const Axis axis = first_unserved_axis(kernel, options);
+  return axis == Axis::kNone && options.batch_invariant ? Axis::kBatchInvariant : axis;
+}
+
+/// Above sm80 where the bounds of the plan say prompts, and tensor maps can describe the keys.
+/// Below it everything works, but decode and small pages are slower.
+inline int32_t preference_of_sm90(const Kernel& kernel, const AttentionOptions& options) noexcept {
+  constexpr int64_t kFewTokens = 64;  // of a request, on average of the largest batch
+  const bool is_mapped = options.head_dim_qk == kernel.head_dim_qk &&
+                         options.head_dim_vo == kernel.head_dim_vo && options.page_size % 8 == 0;
+  const bool has_prompts = options.max_qo_tokens > kFewTokens * options.max_batch_size;
+  return is_mapped && has_prompts ? 1 : -1;
+}
+
+/// wgmma, TMA and mbarriers, which compute capability 9.0 alone has.
+inline constexpr KernelFamily kSm90Family = {.name = "sm90",
+                                             .device = DeviceType::kCuda,
+                                             .first_unserved = first_unserved_by_sm90,
+                                             .scratch_bytes = merged_state_bytes,
+                                             .preference = preference_of_sm90};
 
 }  // namespace flashplan

@@ -21,18 +21,19 @@ struct AttentionParams;
 struct Kernel;
 
 /// The options that a kernel is compiled for, in the order in which they are compared.
-enum class Axis : int32_t { kQDType, kKvDType, kHeadDim, kSoftcap, kNone };
+enum class Axis : int32_t { kQDType, kKvDType, kHeadDim, kSoftcap, kBatchInvariant, kNone };
 
 /// Kernels that are built in the same way.
 struct KernelFamily {
   const char* name;  // "sm80", as in kernels.json
   DeviceType device;
-  int32_t preference;  // where several families serve the options, the largest is chosen
 
   /// The first axis along which `kernel` does not serve `options`; kNone: it serves them.
   Axis (*first_unserved)(const Kernel& kernel, const AttentionOptions& options) noexcept;
   /// Bytes of the workspace that each queue needs for itself.
   std::size_t (*scratch_bytes)(const Kernel& kernel, const AttentionOptions& options) noexcept;
+  /// Where several families serve the options, the one with the largest is chosen.
+  int32_t (*preference)(const Kernel& kernel, const AttentionOptions& options) noexcept;
 };
 
 /// Code of a kernel for work tiles of up to `rows` packed query rows.
@@ -44,12 +45,13 @@ struct KernelBody {
 };
 
 struct KernelGeometry {
-  int32_t tile_q = 0;                     // packed query rows of the largest tile; a power of two
-  int32_t tile_kv = 0;                    // keys of a step; a power of two
+  int32_t tile_q = 0;                     // packed query rows of the largest tile
+  int32_t tile_kv = 0;                    // keys of a step
   std::array<KernelBody, 3> bodies = {};  // by their rows; the rest is empty
   int32_t queues_per_processor = 0;       // CTAs that an SM holds at once; queues per CPU
   int32_t threads = 0;                    // of a CTA
   int32_t smem_bytes = 0;                 // dynamic shared memory of a CTA
+  bool uses_tensor_maps = false;          // AttentionParams::maps
 
   friend bool operator==(const KernelGeometry&, const KernelGeometry&) = default;
 };
@@ -98,6 +100,8 @@ ArchitectureNames architectures_of(std::span<const Kernel> kernels) noexcept;
 
 /// first_unserved() of kernels that are compiled for dtypes, head dims and softcap.
 Axis first_unserved_axis(const Kernel& kernel, const AttentionOptions& options) noexcept;
+/// preference() of families that serve everything on their devices.
+int32_t no_preference(const Kernel& kernel, const AttentionOptions& options) noexcept;
 /// scratch_bytes() of kernels whose queues keep the merged state of a batch-invariant tile.
 std::size_t merged_state_bytes(const Kernel& kernel, const AttentionOptions& options) noexcept;
 

@@ -98,6 +98,7 @@ Text offer(const Kernel& kernel, Axis axis) {
     case Axis::kKvDType: print("%s", to_string(kernel.kv_dtype)); break;
     case Axis::kHeadDim: print("(%d, %d)", kernel.head_dim_qk, kernel.head_dim_vo); break;
     case Axis::kSoftcap: print("%s", kernel.softcap ? "> 0" : "0"); break;
+    case Axis::kBatchInvariant: print("false"); break;
     case Axis::kNone: break;
   }
   return offer;
@@ -117,6 +118,7 @@ Text asked(const AttentionOptions& o, Axis axis, const char** argument) {
       print("head_dim_qk, head_dim_vo", "(%d, %d)", o.head_dim_qk, o.head_dim_vo);
       break;
     case Axis::kSoftcap: print("softcap", "%g", static_cast<double>(o.softcap)); break;
+    case Axis::kBatchInvariant: print("batch_invariant", "true"); break;
     case Axis::kNone: break;
   }
   return asked;
@@ -137,10 +139,10 @@ Status unserved(const AttentionOptions& o, const DeviceLimits& device, Axis axis
 
 /// Orders kernels that serve the same options: the preferred family, then the smallest head dims,
 /// then the nearest architecture, which is the one whose code CUDA takes.
-bool is_better(const Kernel& a, const Kernel& b) {
-  const auto key = [](const Kernel& kernel) {
-    return std::tuple(-kernel.family->preference, kernel.head_dim_qk + kernel.head_dim_vo,
-                      -kernel.architecture.number);
+bool is_better(const Kernel& a, const Kernel& b, const AttentionOptions& options) {
+  const auto key = [&options](const Kernel& kernel) {
+    return std::tuple(-kernel.family->preference(kernel, options),
+                      kernel.head_dim_qk + kernel.head_dim_vo, -kernel.architecture.number);
   };
   return key(a) < key(b);
 }
@@ -159,7 +161,8 @@ Status select_kernel(const AttentionOptions& options, const DeviceLimits& device
     if (!is_candidate(kernel, device)) continue;
     const Axis axis = kernel.family->first_unserved(kernel, options);
     nearest = std::max(nearest, axis);
-    if (axis == Axis::kNone && (best == nullptr || is_better(kernel, *best))) best = &kernel;
+    if (axis == Axis::kNone && (best == nullptr || is_better(kernel, *best, options)))
+      best = &kernel;
   }
   if (best == nullptr) return unserved(options, device, nearest);
   choice->kernel = *best;

@@ -258,7 +258,7 @@ TEST(architectures) {
 TEST(the_preferred_family_and_the_one_that_is_named) {
   KernelFamily newer = kSm80Family;
   newer.name = "sm90";
-  newer.preference = 1;
+  newer.preference = [](const Kernel&, const AttentionOptions&) noexcept { return 1; };
   std::vector<Kernel> both = kernels();
   for (const int32_t head_dim : {128, 256}) {  // the first one is the smallest that serves
     Kernel kernel = fake_kernel("new_d128", {90, 'a'});
@@ -283,6 +283,39 @@ TEST(the_preferred_family_and_the_one_that_is_named) {
   CHECK_EQ(gpu_choice(softcap, device).substr(0, 22), "bf16_d128_softcap sm80");
   device.major = 8;
   CHECK_EQ(gpu_choice(o, device).substr(0, 14), "bf16_d128 sm80");
+}
+
+TEST(the_hopper_family_is_for_prompts) {
+  std::vector<Kernel> both = kernels();
+  Kernel hopper = fake_kernel("sm90_bf16_d128", {90, 'a'});
+  hopper.family = &kSm90Family;
+  both.push_back(hopper);
+  DeviceLimits device = h200();
+  device.kernels = both;
+  AttentionOptions prompts = llama_on_gpu();
+  prompts.max_batch_size = 16;
+  prompts.max_qo_tokens = 16 * 512;
+  const auto family = [&](const AttentionOptions& o) {
+    const std::string choice = gpu_choice(o, device);
+    return choice.substr(choice.find(' ') + 1, 4);
+  };
+  const auto with = [&](auto change) {
+    AttentionOptions o = prompts;
+    change(o);
+    return family(o);
+  };
+  CHECK_EQ(family(prompts), "sm90");
+  CHECK_EQ(with([](auto& o) { o.page_size = 0; }), "sm90");
+  CHECK_EQ(with([](auto& o) { o.page_size = 24; }), "sm90");
+  CHECK_EQ(with([](auto& o) { o.page_size = 4; }), "sm80");
+  CHECK_EQ(with([](auto& o) { o.max_qo_tokens = 16 * 64; }), "sm80");
+  CHECK_EQ(with([](auto& o) { o.batch_invariant = true; }), "sm80");
+  CHECK_EQ(with([](auto& o) { o.head_dim_qk = o.head_dim_vo = 96; }), "sm80");
+  device.family = "sm90";
+  CHECK_EQ(with([](auto& o) { o.page_size = 4; }), "sm90");
+  prompts.batch_invariant = true;
+  CHECK_EQ(gpu_choice(prompts, device),
+           "batch_invariant: expected false (compiled in for cuda), got true");
 }
 
 TEST(kernels_compare_and_print) {

@@ -183,5 +183,7 @@ def test_addresses_beyond_32_bits(torch):
     assert torch.equal(attn.run(q, cache, cache, block_table=far), expected)
     new = torch.randn((1, 1, 64), device=DEVICE).bfloat16()
     lengths = [torch.tensor(x, dtype=torch.int32, device=DEVICE) for x in ([0, 1], [31])]
-    fp.append_paged_kv(new, new, cache, cache, *lengths, block_table=far)
+    values = torch.empty_like(cache)
+    fp.append_paged_kv(new, new, cache, values, *lengths, block_table=far)
     assert torch.equal(cache[-1, 14], new[0])
+    assert torch.equal(values[-1, 14], new[0])

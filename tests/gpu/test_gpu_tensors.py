@@ -159,7 +159,7 @@ def test_gpu_tensors_are_refused_on_the_cpu(inputs, torch):
 
 def test_lengths_on_the_gpu_are_refused(inputs, attn, torch):
     lens = [torch.from_numpy(x).to(DEVICE) for x in inputs.plan_args()]
-    with pytest.raises(TypeError, match="^qo_indptr: expected host memory, got .* cuda:0"):
+    with pytest.raises(TypeError, match="^kv_lens: expected host memory, got .* cuda:0"):
         attn.plan(*lens)
 
 

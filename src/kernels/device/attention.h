@@ -13,7 +13,10 @@ namespace flashplan::device {
 FLASHPLAN_DEVICE void prefetch_params(const AttentionParams& p, int thread, uint32_t scratch) {
   constexpr int kWords = 16;     // of a line
   const int line = thread - 32;  // the first warp loads the queue
-  if (line >= 0 && line * kWords < static_cast<int>(sizeof(AttentionParams)) / 4) {
+  // What lies behind the workspace is not read by this kernel.
+  constexpr int kBytes = sizeof(ScheduleParams) + sizeof(TensorParams) + sizeof(Mask) +
+                         sizeof(VariantParams) + sizeof(WorkspaceParams);
+  if (line >= 0 && line * kWords < kBytes / 4) {
     store_shared_4(scratch + line * 4, reinterpret_cast<const uint32_t*>(&p)[line * kWords]);
   }
 }

@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/tensor_maps.h"
+
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+
+#include "common/kv_layout.h"
+
+namespace flashplan::cuda {
+namespace {
+
+constexpr int64_t kBlockDims = 64;  // 128 bytes: the widest box of the swizzle
+constexpr int64_t kGroupRows = 8;   // rows of a group that are swizzled together
+
+using Encode = decltype(&cuTensorMapEncodeTiled);
+
+/// The driver's function, which is not linked; null if the driver has none.
+Encode find_encode() noexcept {
+  void* function = nullptr;
+  cudaDriverEntryPointQueryResult result;
+  constexpr unsigned kSince = 12000;
+  if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, kSince,
+                                       cudaEnableDefault, &result) != cudaSuccess) {
+    static_cast<void>(cudaGetLastError());
+    return nullptr;
+  }
+  return reinterpret_cast<Encode>(function);
+}
+
+/// One dimension of a map, the innermost first.
+struct MapDim {
+  int64_t size;
+  int64_t stride;  // in elements
+  int64_t box;
+};
+
+/// Encodes a map of 16-bit elements. False if the driver refuses it.
+template <std::size_t kDims>
+bool encode(TensorMap* map, const TensorView& tensor, const std::array<MapDim, kDims>& dims) {
+  static const Encode function = find_encode();
+  if (function == nullptr) return false;
+  std::array<cuuint64_t, kDims> sizes;
+  std::array<cuuint64_t, kDims> strides;
+  std::array<cuuint32_t, kDims> boxes;
+  std::array<cuuint32_t, kDims> ones;
+  for (std::size_t i = 0; i < kDims; ++i) {
+    sizes[i] = static_cast<cuuint64_t>(dims[i].size);
+    strides[i] = static_cast<cuuint64_t>(2 * dims[i].stride);
+    boxes[i] = static_cast<cuuint32_t>(dims[i].box);
+    ones[i] = 1;
+  }
+  const auto type = tensor.dtype == DType::kFloat16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+                                                    : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+  static_assert(sizeof(TensorMap) == sizeof(CUtensorMap));
+  return function(reinterpret_cast<CUtensorMap*>(map), type, kDims, tensor.data, sizes.data(),
+                  strides.data() + 1, boxes.data(), ones.data(), CU_TENSOR_MAP_INTERLEAVE_NONE,
+                  CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+/// A stride that is never used, for a dimension of size 1, may be anything: the map wants one of 16
+/// bytes.
+int64_t stride_of(const TensorView& view, int32_t dim) {
+  constexpr int64_t kUnused = 8;
+  return view.shape[dim] > 1 ? view.stride[dim] : kUnused;
+}
+
+/// Whether a map can describe the strides: positive multiples of 16 bytes, from an aligned address.
+bool is_mappable(const TensorView& view) {
+  constexpr int64_t kAlignment = 16;
+  bool is_mappable = reinterpret_cast<uintptr_t>(view.data) % kAlignment == 0;
+  for (int32_t d = 0; d + 1 < view.rank; ++d) {
+    const int64_t stride = 2 * stride_of(view, d);
+    is_mappable = is_mappable && stride > 0 && stride % kAlignment == 0;
+  }
+  return is_mappable;
+}
+
+/// Queries or outputs: boxes of `rows` packed rows and `blocks` blocks of 64 dims.
+bool encode_tokens(TensorMap* map, const TensorView& view, int64_t group, int64_t rows,
+                   int64_t blocks) {
+  if (!is_mappable(view)) return false;
+  return encode<4>(map, view,
+                   {{{kBlockDims, 1, kBlockDims},
+                     {view.shape[1], stride_of(view, 1), group},
+                     {view.shape[0], stride_of(view, 0), rows / group},
+                     {view.shape[2] / kBlockDims, kBlockDims, blocks}}});
+}
+
+/// Keys or values: boxes of `rows` rows of one head. The rows of a ragged tensor are counted by two
+/// dimensions, rows and groups of 8, of which the first alone gives the place.
+bool encode_kv(TensorMap* map, int32_t* slabs_per_page, const TensorView& view,
+               const AttentionOptions& options, int64_t rows) {
+  if (!is_mappable(view)) return false;
+  const bool paged = options.page_size > 0;
+  const bool nhd = options.kv_layout == KvLayout::kNHD;
+  const int32_t token_dim = !paged ? 0 : nhd ? 1 : 2;
+  const int32_t head_dim = !paged ? 1 : nhd ? 2 : 1;
+  const int32_t last = view.rank - 1;
+  const int64_t token_stride = stride_of(view, token_dim);
+  const int64_t num_heads = view.shape[head_dim];
+  const int64_t num_pages = paged ? view.shape[0] : 1;
+  int64_t slab_stride = stride_of(view, head_dim);
+  int64_t per_page = num_heads;
+  if (num_pages > 1) {
+    const int64_t page_stride = view.stride[0];
+    if (num_heads == 1) slab_stride = page_stride;
+    if (page_stride % slab_stride != 0) return false;
+    per_page = page_stride / slab_stride;
+    if (per_page < num_heads || num_pages * per_page > INT32_MAX) return false;
+  }
+  *slabs_per_page = static_cast<int32_t>(per_page);
+  const int64_t groups = paged ? options.page_size / kGroupRows : rows / kGroupRows;
+  const int64_t blocks = view.shape[last] / kBlockDims;
+  return encode<5>(map, view,
+                   {{{kBlockDims, 1, kBlockDims},
+                     {paged ? kGroupRows : view.shape[0], token_stride, kGroupRows},
+                     {blocks, kBlockDims, blocks},
+                     {groups, kGroupRows * token_stride, rows / kGroupRows},
+                     {(num_pages - 1) * per_page + num_heads, slab_stride, 1}}});
+}
+
+}  // namespace
+
+TensorMaps encode_tensor_maps(const Kernel& kernel, const AttentionOptions& options,
+                              const AttentionTensors& t) noexcept {
+  TensorMaps maps;
+  if (options.head_dim_qk != kernel.head_dim_qk || options.head_dim_vo != kernel.head_dim_vo) {
+    return maps;
+  }
+  const int64_t group = options.num_qo_heads / options.num_kv_heads;
+  const int64_t tile_q = kernel.geometry.tile_q;
+  constexpr int64_t kOutputRows = 64;  // of a warpgroup
+  const bool is_power = std::has_single_bit(static_cast<uint64_t>(group));
+  maps.has_q = is_power && group <= tile_q &&
+               encode_tokens(&maps.q, t.q, group, tile_q, options.head_dim_qk / kBlockDims);
+  maps.has_o = is_power && group <= kOutputRows && options.o_dtype == options.q_dtype &&
+               encode_tokens(&maps.o, t.o, group, kOutputRows, 1);
+  // The largest power of two that divides the page.
+  const int64_t tile_kv = kernel.geometry.tile_kv;
+  const int64_t rows = options.page_size == 0
+                           ? tile_kv
+                           : std::min<int64_t>(options.page_size & -options.page_size, tile_kv);
+  maps.box_rows = static_cast<int32_t>(rows);
+  maps.num_kv_tokens =
+      options.page_size == 0
+          ? static_cast<int32_t>(std::min<int64_t>(std::min(t.k.shape[0], t.v.shape[0]), INT32_MAX))
+          : 0;
+  maps.has_kv = rows >= kGroupRows &&
+                encode_kv(&maps.k, &maps.k_slabs_per_page, t.k, options, rows) &&
+                encode_kv(&maps.v, &maps.v_slabs_per_page, t.v, options, rows);
+  return maps;
+}
+
+}  // namespace flashplan::cuda

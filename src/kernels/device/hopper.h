@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+// Hopper's asynchronous instructions as functions (PTX ISA 8.0, sm_90a): mbarriers, bulk tensor
+// copies, register reallocation, named barriers.
+#pragma once
+
+#include "kernels/device/ptx.h"
+
+namespace flashplan::device {
+
+/// An mbarrier in shared memory completes a phase when `count` arrivals and all expected bytes are
+/// there. Waiters name the parity of the phase they wait for: 0 for the first.
+FLASHPLAN_DEVICE void mbarrier_init(uint32_t barrier, int count) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;\n" ::"r"(barrier), "r"(count) : "memory");
+}
+/// Makes initialised mbarriers visible to bulk copies; a barrier of the CTA must follow.
+FLASHPLAN_DEVICE void mbarrier_fence_init() {
+  asm volatile("fence.mbarrier_init.release.cluster;\n" ::: "memory");
+}
+FLASHPLAN_DEVICE void mbarrier_arrive(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];\n" ::"r"(barrier) : "memory");
+}
+/// Arrives, and makes the phase wait for `bytes` more of bulk copies.
+FLASHPLAN_DEVICE void mbarrier_arrive_expect(uint32_t barrier, uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(barrier), "r"(bytes)
+               : "memory");
+}
+FLASHPLAN_DEVICE void mbarrier_wait(uint32_t barrier, uint32_t parity) {
+  asm volatile(
+      "{\n.reg .pred done;\nWAIT:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@done bra DONE;\nbra WAIT;\n"
+      "DONE:\n}\n" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+}
+
+/// Starts the copy of one box of a four-dimensional tensor map to shared memory; its bytes count
+/// for `barrier`. Elements outside of the tensor arrive as zeros.
+FLASHPLAN_DEVICE void tma_load_4d(uint32_t to, const void* tensor_map, uint32_t barrier, int c0,
+                                  int c1, int c2, int c3) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%3, %4, %5, %6}], [%2];\n" ::"r"(to),
+      "l"(tensor_map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+      : "memory");
+}
+/// Starts the copy of one box of a five-dimensional tensor map to shared memory; its bytes count
+/// for `barrier`. Elements outside of the tensor arrive as zeros.
+FLASHPLAN_DEVICE void tma_load_5d(uint32_t to, const void* tensor_map, uint32_t barrier, int c0,
+                                  int c1, int c2, int c3, int c4) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%3, %4, %5, %6, %7}], [%2];\n" ::"r"(to),
+      "l"(tensor_map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
+      : "memory");
+}
+/// Starts the copy of a box from shared memory to a tensor. Groups of them are waited for by the
+/// thread that started them.
+FLASHPLAN_DEVICE void tma_store_4d(const void* tensor_map, uint32_t from, int c0, int c1, int c2,
+                                   int c3) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];\n" ::"l"(
+          tensor_map),
+      "r"(from), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+      : "memory");
+}
+FLASHPLAN_DEVICE void tma_store_commit() {
+  asm volatile("cp.async.bulk.commit_group;\n" ::: "memory");
+}
+/// Waits until all boxes of this thread have been read from shared memory.
+FLASHPLAN_DEVICE void tma_store_wait_read() {
+  asm volatile("cp.async.bulk.wait_group.read 0;\n" ::: "memory");
+}
+FLASHPLAN_DEVICE void tma_prefetch_map(const void* tensor_map) {
+  asm volatile("prefetch.tensormap [%0];\n" ::"l"(tensor_map) : "memory");
+}
+
+/// Orders this thread's ordinary writes to shared memory before later accesses by the tensor cores
+/// and by bulk copies, which pass through another proxy.
+FLASHPLAN_DEVICE void fence_async_proxy() {
+  asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
+}
+
+/// Gives registers of this warpgroup back, or takes more, up to kRegisters a thread.
+template <int kRegisters>
+FLASHPLAN_DEVICE void release_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;\n" ::"n"(kRegisters));
+}
+template <int kRegisters>
+FLASHPLAN_DEVICE void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;\n" ::"n"(kRegisters));
+}
+
+/// Arrives at named barrier `id` of `threads` threads without waiting.
+FLASHPLAN_DEVICE void barrier_arrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;\n" ::"r"(id), "r"(threads) : "memory");
+}
+
+/// Stores four 8 x 8 matrices of 16-bit elements; lane i gives the address of row i % 8 of matrix
+/// i / 8.
+FLASHPLAN_DEVICE void stmatrix(uint32_t row, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};\n" ::"r"(row),
+               "r"(a), "r"(b), "r"(c), "r"(d)
+               : "memory");
+}
+
+}  // namespace flashplan::device

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// The attention kernel of the sm90 family: a producer warpgroup brings queries, keys and values to
+// shared memory; two consumer warpgroups multiply.
+#pragma once
+
+#include "kernels/device/sm90_consumer.h"
+#include "kernels/device/sm90_producer.h"
+
+namespace flashplan::device {
+
+template <typename Choices>
+__global__ void __launch_bounds__(Sm90Shape<Choices>::kThreads, 1)
+    sm90_attention_kernel(const __grid_constant__ AttentionParams p) {
+  using S = Sm90Shape<Choices>;
+  extern __shared__ __align__(1024) unsigned char smem[];
+  const uint32_t base = shared_address(smem);
+  if (threadIdx.x == 32) {
+    tma_prefetch_map(&p.maps.q);
+    tma_prefetch_map(&p.maps.k);
+    tma_prefetch_map(&p.maps.v);
+  }
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < S::kSlots; ++i) {
+      mbarrier_init(base + S::kSlotFull + i * 8, 1);
+      mbarrier_init(base + S::kSlotEmpty + i * 8, S::kConsumerWarps);
+    }
+    for (int i = 0; i < S::kQBuffers; ++i) {
+      mbarrier_init(base + S::kQFull + i * 8, 2);
+      mbarrier_init(base + S::kQEmpty + i * 8, S::kConsumerWarps);
+    }
+    for (int i = 0; i < S::kContexts; ++i) {
+      mbarrier_init(base + S::kContextFull + i * 8, 1);
+      mbarrier_init(base + S::kContextEmpty + i * 8, S::kConsumerWarps + 4);
+    }
+    for (int i = 0; i < 2; ++i) mbarrier_init(base + S::kTailFull + i * 8, 1);
+    mbarrier_fence_init();
+  }
+  __syncthreads();
+  const int warpgroup = __shfl_sync(0xffffffffU, static_cast<int>(threadIdx.x) / 128, 0);
+  if (warpgroup == S::kWarpgroups) {
+    release_registers<S::kProducerRegisters>();
+    Sm90Producer<S>(p, smem).run();
+  } else {
+    take_registers<S::kConsumerRegisters>();
+    Sm90Consumer<S>(p, smem, warpgroup).run();
+  }
+}
+
+}  // namespace flashplan::device

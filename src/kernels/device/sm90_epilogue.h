@@ -1,0 +1,264 @@
+// SPDX-License-Identifier: Apache-2.0
+// Brings the results of a consumer warpgroup of the sm90 family from registers to memory.
+#pragma once
+
+#include "kernels/device/attention_state.h"
+#include "kernels/device/hopper.h"
+#include "kernels/device/sm90_shape.h"
+
+namespace flashplan::device {
+
+/// No function of it is called: all are inlined, since products of the next tile are under way.
+template <typename S>
+class Sm90Epilogue {
+ public:
+  using Accumulators = float[S::kHeadDimVo / 2];
+
+  FLASHPLAN_DEVICE Sm90Epilogue(const AttentionParams& p, uint32_t base, int warpgroup, int thread)
+      : p_(p), base_(base), warpgroup_(warpgroup), thread_(thread) {}
+
+  /// Writes the results of one head: o / sum, and lse from the sums and shifts of this thread's
+  /// columns; or partial results, which the last warpgroup to arrive merges. `queries` is the
+  /// shared memory of this warpgroup's queries, which nobody reads any more.
+  FLASHPLAN_DEVICE void write(const Sm90Context& context, int32_t head, uint32_t queries,
+                              const Accumulators& o, const float (&sums)[2],
+                              const float (&shifts)[2]) const {
+    const PackedRows rows = context.block(p_).rows;
+    float scale[2];
+    float lse[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float sum = sums[half];
+      sum += __shfl_xor_sync(0xffffffffU, sum, 1);
+      sum += __shfl_xor_sync(0xffffffffU, sum, 2);
+      scale[half] = sum == 0.0F ? 0.0F : reciprocal_fast(sum);
+      lse[half] = sum == 0.0F ? -infinity() : (shifts[half] + log2_fast(sum)) * kLn2;
+    }
+    if (context.tile.merge >= 0) {
+      write_partial(context.tile, rows, o, scale, lse);
+    } else {
+      write_result(rows, head, queries, o, scale, lse);
+    }
+  }
+
+  /// Writes the results of a tile without keys.
+  FLASHPLAN_DEVICE void write_empty(const Sm90Context& context) const {
+    constexpr int kQuads = S::kHeadDimVo / 4;
+    const WorkTile& tile = context.tile;
+    const PackedRows rows = context.block(p_).rows;
+    const int num_rows = min(rows.num_rows - warpgroup_ * 64, 64);
+    for (int h = 0; h < tile.num_kv_heads; ++h) {
+      for (int i = thread_; i < num_rows * kQuads; i += 128) {
+        write_four(rows, tile.kv_head + h, warpgroup_ * 64 + i / kQuads, i % kQuads * 4,
+                   {0.0F, 0.0F, 0.0F, 0.0F}, -infinity());
+      }
+    }
+  }
+
+ private:
+  static constexpr int kDimTiles = S::kHeadDimVo / 8;
+
+  FLASHPLAN_DEVICE int row(int half) const { return S::row(warpgroup_, opaque(thread_), half); }
+
+  FLASHPLAN_DEVICE void write_result(const PackedRows& rows, int32_t head, uint32_t queries,
+                                     const Accumulators& o, const float (&scale)[2],
+                                     const float (&lse)[2]) const {
+    const int thread = opaque(thread_);
+    const int lane = thread % 32;
+    const int first_row = warpgroup_ * 64 + thread / 32 * 16;  // of the warp
+    if (p_.tensors.lse.data != nullptr && lane % 4 == 0) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        if (row(half) < rows.num_rows) {
+          p_.tensors.lse.data[OutputRow(p_, rows, head, row(half)).lse(p_)] = lse[half];
+        }
+      }
+    }
+    const float v_scale[2] = {scale[0] * p_.variant.v_scale, scale[1] * p_.variant.v_scale};
+    if (!p_.tensors.vectorized || p_.tensors.o_dtype != S::kQ ||
+        p_.tensors.head_dim_vo != S::kHeadDimVo) {
+      write_anything(rows, head, o, v_scale);
+      return;
+    }
+    const auto pair = [&](int i, int half) {
+      return Element<S::kQ>::pack(o[4 * i + 2 * half] * v_scale[half],
+                                  o[4 * i + 2 * half + 1] * v_scale[half]);
+    };
+    if constexpr (S::kQBuffers == 1) {
+      // Lane r finds row r; others ask it.
+      const int own = min(first_row + lane % 16, rows.num_rows - 1);
+      const auto* address = reinterpret_cast<const unsigned char*>(
+          static_cast<uint16_t*>(p_.tensors.o.data) + OutputRow(p_, rows, head, own).o(p_));
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        auto* to = reinterpret_cast<uint32_t*>(
+            const_cast<unsigned char*>(shuffled_pointer(address, half * 8 + lane / 4)));
+        if (first_row + half * 8 + lane / 4 < rows.num_rows) {
+#pragma unroll
+          for (int n = 0; n < kDimTiles; ++n) to[n * 4 + lane % 4] = pair(n, half);
+        }
+      }
+    } else {
+      // Through this warp's queries, which nobody needs any more.
+      const uint32_t memory = queries + thread / 32 * 16 * 128;
+      // Chunk n of this lane's row, for even n: what n adds to the swizzled place is bits.
+      const uint32_t own = memory + lane % 16 * 128 + (((lane / 16) ^ lane) % 8 << 4);
+#pragma unroll
+      for (int n = 0; n < kDimTiles; n += 2) {
+        stmatrix((own ^ (n % 8 << 4)) + n / 8 * S::Query::kBlockBytes, pair(n, 0), pair(n, 1),
+                 pair(n + 1, 0), pair(n + 1, 1));
+      }
+      if (p_.maps.has_o && rows.num_rows >= warpgroup_ * 64 + 64) {
+        fence_async_proxy();
+        barrier_wait(S::kOwnBarrier + warpgroup_, 128);
+        if (thread_ == 0) {
+          const int token = static_cast<int>(rows.token(warpgroup_ * 64, p_.schedule.group_size));
+#pragma unroll
+          for (int block = 0; block < S::Value::kBlocks; ++block) {
+            tma_store_4d(&p_.maps.o, queries + block * S::Query::kBlockBytes, 0,
+                         head * p_.schedule.group_size.value, token, block);
+          }
+          tma_store_commit();
+        }
+        return;
+      }
+      __syncwarp();
+      constexpr int kChunks = S::kHeadDimVo / 8;  // of 16 bytes in a row
+#pragma unroll 1
+      for (int i = lane; i < 16 * kChunks; i += 32) {
+        const int r = i / kChunks;
+        const int chunk = i % kChunks;
+        if (first_row + r >= rows.num_rows) break;
+        const int64_t to = OutputRow(p_, rows, head, first_row + r).o(p_) + chunk * 8;
+        *reinterpret_cast<uint4*>(static_cast<uint16_t*>(p_.tensors.o.data) + to) = load_shared_16(
+            memory + chunk / 8 * S::Query::kBlockBytes + r * 128 + ((chunk ^ r) % 8 << 4));
+      }
+    }
+  }
+
+  /// Results of any dtype, alignment and head dim, from registers.
+  FLASHPLAN_DEVICE void write_anything(const PackedRows& rows, int32_t head, const Accumulators& o,
+                                       const float (&scale)[2]) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if (row(half) >= rows.num_rows) continue;
+      const int64_t to = OutputRow(p_, rows, head, row(half)).o(p_);
+#pragma unroll
+      for (int i = 0; i < 2 * kDimTiles; ++i) {
+        const int dim = i / 2 * 8 + opaque(thread_) % 4 * 2 + i % 2;
+        const float x = o[i / 2 * 4 + 2 * half + i % 2] * scale[half];
+        if (dim < p_.tensors.head_dim_vo) store_one(to + dim, x);
+      }
+    }
+  }
+  FLASHPLAN_DEVICE void store_one(int64_t element, float x) const {
+    if (p_.tensors.o_dtype == DType::kFloat32) {
+      static_cast<float*>(p_.tensors.o.data)[element] = x;
+    } else {
+      const uint32_t pair = p_.tensors.o_dtype == DType::kFloat16
+                                ? Element<DType::kFloat16>::pack(x, 0.0F)
+                                : Element<DType::kBFloat16>::pack(x, 0.0F);
+      static_cast<uint16_t*>(p_.tensors.o.data)[element] = static_cast<uint16_t>(pair);
+    }
+  }
+
+  FLASHPLAN_DEVICE void write_partial(const WorkTile& tile, const PackedRows& rows,
+                                      const Accumulators& o, const float (&scale)[2],
+                                      const float (&lse)[2]) const {
+    const int lane = opaque(thread_) % 32;
+    const Merge& merge = p_.schedule.merges[tile.merge];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if (row(half) >= rows.num_rows) continue;
+      const int64_t to = int64_t{tile.partial_slot} * p_.schedule.tile_q + row(half);
+      if (lane % 4 == 0) p_.workspace.partial_lse[to] = lse[half];
+      float* values = p_.workspace.partial_o + to * S::kHeadDimVo + lane % 4 * 2;
+#pragma unroll
+      for (int n = 0; n < kDimTiles; ++n) {
+        *reinterpret_cast<float2*>(values + n * 8) = {o[4 * n + 2 * half] * scale[half],
+                                                      o[4 * n + 2 * half + 1] * scale[half]};
+      }
+    }
+    // Each warpgroup's rows are merged on their own.
+    const int id = S::kOwnBarrier + warpgroup_;
+    const uint32_t flag = base_ + S::kIsLast + warpgroup_ * 4;
+    barrier_wait(id, 128);
+    if (thread_ == 0) {
+      int32_t* arrivals = p_.schedule.arrivals + kArrivalsPerMerge * tile.merge + warpgroup_;
+      const bool is_last = arrive(arrivals) + 1 == merge.num_pieces;
+      if (is_last) *arrivals = 0;  // for the next run
+      store_shared_4(flag, is_last);
+    }
+    barrier_wait(id, 128);
+    if (load_shared_4(flag) != 0) merge_states(merge);
+  }
+
+  /// Merges this warpgroup's rows in the order of their keys. A thread has 4 dims of some
+  /// rows under way at once: memory is far.
+  FLASHPLAN_DEVICE void merge_states(const Merge& merge) const {
+    const PackedRows& rows = merge.rows;
+    constexpr int kQuads = S::kHeadDimVo / 4;
+    constexpr int kRowStep = 128 / kQuads;
+    constexpr int kAtOnce = 4;
+    const int num_rows = min(rows.num_rows - warpgroup_ * 64, 64);
+    const int dim = thread_ % kQuads * 4;
+#pragma unroll 1
+    for (int first = thread_ / kQuads; first < num_rows; first += kAtOnce * kRowStep) {
+      MergedRow merged[kAtOnce];
+      float4 o[kAtOnce];
+      int64_t from[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int r = min(first + i * kRowStep, num_rows - 1);
+        from[i] = int64_t{merge.first_partial_row} + warpgroup_ * 64 + r;
+        merged[i].reset();
+        o[i] = {0.0F, 0.0F, 0.0F, 0.0F};
+      }
+#pragma unroll 1
+      for (int n = 0; n < merge.num_states; ++n) {
+        float lse[kAtOnce];
+        float4 added[kAtOnce];
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+          lse[i] = load_if(true, p_.workspace.partial_lse + from[i], 0.0F);
+          added[i] = load_4_if(true, p_.workspace.partial_o + from[i] * S::kHeadDimVo + dim, 0.0F);
+          from[i] += p_.schedule.tile_q;
+        }
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+          o[i] = merge_values(o[i], added[i], merged[i].add(lse[i]));
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int r = first + i * kRowStep;
+        if (r < num_rows) {
+          write_four(rows, merge.kv_head, warpgroup_ * 64 + r, dim,
+                     scaled(o[i], merged[i].inverse()), merged[i].lse());
+        }
+      }
+    }
+  }
+
+  /// Writes dims [dim, dim + 4) of a row's result, and with the first ones its lse. No function is
+  /// called, since products may be under way.
+  FLASHPLAN_DEVICE void write_four(const PackedRows& rows, int32_t kv_head, int row, int dim,
+                                   float4 o, float lse) const {
+    const OutputRow to(p_, rows, kv_head, row);
+    const float values[4] = {o.x, o.y, o.z, o.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (dim + i < p_.tensors.head_dim_vo) {
+        store_one(to.o(p_) + dim + i, values[i] * p_.variant.v_scale);
+      }
+    }
+    if (dim == 0 && p_.tensors.lse.data != nullptr) p_.tensors.lse.data[to.lse(p_)] = lse;
+  }
+
+  const AttentionParams& p_;
+  const uint32_t base_;
+  const int warpgroup_;
+  const int thread_;
+};
+
+}  // namespace flashplan::device

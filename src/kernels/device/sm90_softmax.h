@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+// Online softmax of a consumer warpgroup of the sm90 family (Milakov and Gimelshein;
+// FlashAttention).
+#pragma once
+
+#include "kernels/device/sm90_shape.h"
+
+namespace flashplan::device {
+
+/// The logits of 64 rows and kTileKv keys, as wgmma leaves them, and the state of the rows. Weights
+/// are exp2(scale * logit - shift).
+template <typename S>
+struct Sm90Softmax {
+  static constexpr int kKeyTiles = S::kTileKv / 8;
+  static_assert(kKeyTiles <= 16);  // a bit for each of a thread's columns in a row
+  // Before the first key. Finite, so that masked logits, -inf, need no care.
+  static constexpr float kNoShift = -3e38F;
+
+  /// What the rows of a warpgroup see of a work tile.
+  struct Visible {
+    int32_t begin;  // every row sees [begin, end)
+    int32_t end;
+    int32_t own_end[2];  // of this thread's rows
+
+    FLASHPLAN_DEVICE Visible(const AttentionParams& p, const RowBlock& block, int warpgroup,
+                             int thread) {
+      const int last = block.rows.num_rows - 1;
+      begin = block.visible_to(p, min(warpgroup * 64 + 63, last)).begin;
+      end = block.visible_to(p, min(warpgroup * 64, last)).end;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        own_end[half] = block.visible_to(p, min(S::row(warpgroup, opaque(thread), half), last)).end;
+      }
+    }
+  };
+
+  float logits[S::kTileKv / 2] = {};
+  float shift[2] = {};  // of this thread's two rows
+  float sum[2] = {};    // of this thread's columns alone
+
+  FLASHPLAN_DEVICE void reset() {
+    shift[0] = shift[1] = kNoShift;
+    sum[0] = sum[1] = 0.0F;
+  }
+
+  /// Turns the logits of the keys from `key` on into weights and adds them up. As a rule the shifts
+  /// of earlier steps serve, and the largest logit is not looked for. If weights come out too
+  /// large, `multiply_again` computes the logits of this warp once more, and the shifts are raised
+  /// to the largest. True if they were: o is then to be multiplied with `shrink`. `is_first`: there
+  /// are no shifts yet.
+  template <typename Variant, typename Again>
+  FLASHPLAN_DEVICE bool weigh_step(const AttentionParams& p, const Variant& variant,
+                                   const Sm90Context& context, const Visible& visible,
+                                   int warpgroup, int thread, int32_t key, bool is_first,
+                                   float (&shrink)[2], Again multiply_again) {
+    // Sums and 16-bit products hold weights of this size as well as those up to 1.
+    constexpr float kMost = 1024.0F;
+    bool raised = is_first;
+    float added[2];
+#pragma unroll 1
+    for (;;) {
+      if constexpr (Variant::kTransformsLogits) {
+#pragma unroll
+        for (float& x : logits) x = variant.logit(x, {});
+      }
+      if (visible.begin > key || visible.end < key + S::kTileKv) {
+        asm volatile("");  // a branch, not selections in every step
+        mask(p, context, visible, warpgroup, thread, key);
+      }
+      if (raised) raise(variant.exp2_scale, shrink);
+      weigh(variant.exp2_scale, added);
+      if (raised || !__any_sync(0xffffffffU, added[0] > kMost || added[1] > kMost)) break;
+      multiply_again();
+      raised = true;
+    }
+    sum[0] += added[0];
+    sum[1] += added[1];
+    return raised;
+  }
+
+ private:
+  /// A bit for each of this thread's columns in a row, set for those before `end`.
+  static FLASHPLAN_DEVICE uint32_t columns_before(int32_t end) {
+    end = max(0, min(end, S::kTileKv));
+    const int count = end / 8 * 2 + min(end % 8, 2);
+    return count == 32 ? 0xffffffffU : (1U << count) - 1;
+  }
+
+  FLASHPLAN_DEVICE void mask(const AttentionParams& p, const Sm90Context& context,
+                             const Visible& visible, int warpgroup, int thread, int32_t key) {
+    const int32_t first = key + opaque(thread) % 4 * 2;  // this thread's first column
+    uint32_t seen[2] = {columns_before(visible.own_end[0] - first),
+                        columns_before(visible.own_end[1] - first)};
+    if (visible.begin > key) {
+      asm volatile("");
+      const RowBlock block = context.block(p);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int row = min(S::row(warpgroup, opaque(thread), half), block.rows.num_rows - 1);
+        seen[half] &= ~columns_before(block.visible_to(p, row).begin - first);
+      }
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int i = 0; i < 2 * kKeyTiles; ++i) {
+        float& x = logits[i / 2 * 4 + 2 * half + i % 2];
+        x = seen[half] & 1U << i ? x : -infinity();
+      }
+    }
+  }
+
+  /// Raises the shifts to the largest logits.
+  FLASHPLAN_DEVICE void raise(float scale, float (&shrink)[2]) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float chains[4];
+#pragma unroll
+      for (int n = 0; n < kKeyTiles; ++n) {
+        const float pair = fmaxf(logits[4 * n + 2 * half], logits[4 * n + 2 * half + 1]);
+        chains[n % 4] = n < 4 ? pair : fmaxf(chains[n % 4], pair);
+      }
+      float x = fmaxf(fmaxf(chains[0], chains[1]), fmaxf(chains[2], chains[3]));
+      x = fmaxf(x, __shfl_xor_sync(0xffffffffU, x, 1));
+      x = fmaxf(x, __shfl_xor_sync(0xffffffffU, x, 2));
+      const float raised = fmaxf(shift[half], x * scale);
+      shrink[half] = exp2_fast(shift[half] - raised);
+      shift[half] = raised;
+      sum[half] *= shrink[half];
+    }
+  }
+
+  FLASHPLAN_DEVICE void weigh(float scale, float (&added)[2]) {
+    float chains[2][2] = {};
+#pragma unroll
+    for (int i = 0; i < S::kTileKv / 2; ++i) {
+      float& x = logits[i];
+      x = exp2_fast(__fmaf_rn(x, scale, -shift[i / 2 % 2]));
+      chains[i / 2 % 2][i % 2] += x;
+    }
+    added[0] = chains[0][0] + chains[0][1];
+    added[1] = chains[1][0] + chains[1][1];
+  }
+};
+
+}  // namespace flashplan::device
