@@ -57,12 +57,9 @@ struct Sm90Softmax {
     constexpr float kMost = 1024.0F;
     bool raised = is_first;
     float added[2];
+    transform(variant);
 #pragma unroll 1
     for (;;) {
-      if constexpr (Variant::kTransformsLogits) {
-#pragma unroll
-        for (float& x : logits) x = variant.logit(x, {});
-      }
       if (visible.begin > key || visible.end < key + S::kTileKv) {
         asm volatile("");  // a branch, not selections in every step
         mask(p, context, visible, warpgroup, thread, key);
@@ -71,6 +68,7 @@ struct Sm90Softmax {
       weigh(variant.exp2_scale, added);
       if (raised || !__any_sync(0xffffffffU, added[0] > kMost || added[1] > kMost)) break;
       multiply_again();
+      transform(variant);
       raised = true;
     }
     sum[0] += added[0];
@@ -79,6 +77,15 @@ struct Sm90Softmax {
   }
 
  private:
+  template <typename Variant>
+  FLASHPLAN_DEVICE void transform(const Variant& variant) {
+    if constexpr (Variant::kTransformsLogits) {
+#pragma unroll
+      for (int i = 0; i < S::kTileKv / 2; ++i)
+        logits[i] = variant.logit(logits[i], LogitPosition());
+    }
+  }
+
   /// A bit for each of this thread's columns in a row, set for those before `end`.
   static FLASHPLAN_DEVICE uint32_t columns_before(int32_t end) {
     end = max(0, min(end, S::kTileKv));
