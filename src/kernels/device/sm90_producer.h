@@ -123,7 +123,7 @@ class Sm90Producer {
                  {is_key ? step.kv_row : last.kv_row, is_key ? step.kv_end : last.kv_end,
                   is_key ? step.head : last.head, is_key ? step.key : last.key});
           }
-          is_own = !is_own;
+          if (S::kKvWarps == 2) is_own = !is_own;
           if (++slot == S::kSlots) {
             slot = 0;
             parity ^= 1;

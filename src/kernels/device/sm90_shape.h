@@ -64,6 +64,9 @@ struct Sm90Shape : Choices {
   static constexpr int kMostSlots = (kBudget - kQBuffers * kQBytes) / kSlotBytes;
   static constexpr int kSlots = kMostSlots < 8 ? kMostSlots : 8;
   static_assert(kSlots >= 3);
+  // Two warps fill slots in turn. A warp knows the phase of a slot by its parity alone, so it must
+  // not fall two behind: with three slots it could.
+  static constexpr int kKvWarps = kSlots > 3 ? 2 : 1;
 
   // Offsets in shared memory: barriers and contexts, then tiles.
   static constexpr int kSlotFull = 0;
