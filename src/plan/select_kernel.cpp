@@ -98,7 +98,7 @@ Text offer(const Kernel& kernel, Axis axis) {
     case Axis::kKvDType: print("%s", to_string(kernel.kv_dtype)); break;
     case Axis::kHeadDim: print("(%d, %d)", kernel.head_dim_qk, kernel.head_dim_vo); break;
     case Axis::kSoftcap: print("%s", kernel.softcap ? "> 0" : "0"); break;
-    case Axis::kBatchInvariant: print("false"); break;
+    case Axis::kBatchInvariant: print("%s", "false"); break;
     case Axis::kNone: break;
   }
   return offer;
@@ -118,7 +118,7 @@ Text asked(const AttentionOptions& o, Axis axis, const char** argument) {
       print("head_dim_qk, head_dim_vo", "(%d, %d)", o.head_dim_qk, o.head_dim_vo);
       break;
     case Axis::kSoftcap: print("softcap", "%g", static_cast<double>(o.softcap)); break;
-    case Axis::kBatchInvariant: print("batch_invariant", "true"); break;
+    case Axis::kBatchInvariant: print("batch_invariant", "%s", "true"); break;
     case Axis::kNone: break;
   }
   return asked;
