@@ -2,6 +2,9 @@
 // The extension module: two lists of bindings, and the exceptions.
 #include <nanobind/nanobind.h>
 
+#include <cstdlib>
+#include <string>
+
 #include "bindings.h"
 #include "tensor.h"
 
@@ -32,17 +35,6 @@ PyObject* add_exception(nb::module_& m, const char* name, const char* doc, PyObj
   return type;  // lives as long as the module: as long as the process
 }
 
-/// A daemon thread that is alive at exit keeps what its frames hold: nanobind would report that as
-/// leaked, on stderr.
-void expect_leaks_of_daemon_threads() {
-  nb::object threading = nb::steal(PyImport_ImportModule("threading"));
-  if (!threading.is_valid()) {
-    PyErr_Clear();
-  } else if (nb::cast<int>(threading.attr("active_count")()) > 1) {
-    nb::set_leak_warnings(false);
-  }
-}
-
 }  // namespace
 
 void raise_status(const Status& status) {
@@ -67,6 +59,7 @@ NB_MODULE(_core, m) {
       flashplan::add_exception(m, "CudaError", "A CUDA call failed.", PyExc_RuntimeError);
   flashplan::bind_plan(m);
   flashplan::bind_ops(m);
-  nanobind::module_::import_("atexit").attr("register")(
-      nanobind::cpp_function(&flashplan::expect_leaks_of_daemon_threads));
+  // PyTorch's registry of operators and the frames of daemon threads keep the caller's objects for
+  // the life of the process. nanobind would report them at exit, on stderr, as leaked.
+  nanobind::set_leak_warnings(std::getenv("FLASHPLAN_LEAK_WARNINGS") != nullptr);
 }

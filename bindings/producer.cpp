@@ -68,9 +68,20 @@ Framework framework_of(nb::handle type) {
   return Framework::kOther;
 }
 
+bool is_tracer(nb::handle type) {
+  for (nb::handle base : nb::tuple(type.attr("__mro__"))) {
+    if (nb::isinstance<nb::str>(base.attr("__name__")) &&
+        std::string_view(nb::str(base.attr("__name__")).c_str()) == "Tracer") {
+      return true;
+    }
+  }
+  return false;
+}
+
 Producer learn(PyTypeObject* type) {
   const nb::handle handle(reinterpret_cast<PyObject*>(type));
-  return {framework_of(handle), exchange_api(handle)};
+  const Framework framework = framework_of(handle);
+  return {framework, exchange_api(handle), framework == Framework::kJax && is_tracer(handle)};
 }
 
 }  // namespace
@@ -162,6 +173,11 @@ DlpackImport::DlpackImport(const char* name, nb::handle object, const Producer& 
 
 void DlpackImport::import_method(const char* name, nb::handle object, const Producer& producer,
                                  CallStream& stream) {
+  if (producer.traced) {
+    raise_type(std::string(name) +
+               ": expected an array with values (flashplan runs outside of jit, vmap and grad), "
+               "got one that JAX traces");
+  }
   static const nb::handle method_name = PyUnicode_InternFromString("__dlpack__");  // for speed
   nb::object method = attribute(object, method_name);
   if (PyCallable_Check(method.ptr()) == 0 || PyType_Check(object.ptr())) return;

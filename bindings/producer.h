@@ -28,6 +28,7 @@ enum class Framework { kOther, kTorch, kCupy, kJax };
 struct Producer {
   Framework framework = Framework::kOther;
   const dlpack::ExchangeApi* exchange = nullptr;
+  bool traced = false;  // stands for an array of JAX while jit, vmap or grad look at a function
 
   /// Writing to a JAX array through DLPack would break its promises.
   bool immutable() const noexcept { return framework == Framework::kJax; }

@@ -4,6 +4,8 @@
 
 #include <nanobind/nanobind.h>
 
+#include <optional>
+
 #include "flashplan/tensor.h"
 #include "producer.h"
 
@@ -17,6 +19,8 @@ struct CallStream {
   /// Set where a framework that follows no stream (JAX) may free a tensor, or read the result, as
   /// soon as the call returns.
   bool must_finish = false;
+  /// Whether torch records gradients on this thread; asked once per call, for its first tensor.
+  std::optional<bool> torch_records_gradients = {};
 
   bool on_cuda() const noexcept { return device.type == DeviceType::kCuda; }
   /// The handle as DLPack writes it, where 0 is not allowed and 1 is the legacy default stream.

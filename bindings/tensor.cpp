@@ -4,7 +4,9 @@
 #include <algorithm>
 #include <climits>
 #include <cstdio>
+#include <cstring>
 #include <string>
+#include <type_traits>
 #include <utility>
 
 #include "api/memory_checks.h"
@@ -163,6 +165,101 @@ void check_not_negated(const char* name, nb::handle object, const TensorView& vi
               ": expected memory of the tensor's values, got a negated view (see resolve_neg())");
 }
 
+[[noreturn]] void raise_not_integers(const char* name, const std::string& got) {
+  raise_type(std::string(name) + ": expected an integer dtype, got " + got);
+}
+
+/// Integers of any size in host memory, one after the other or with a stride.
+class Integers {
+ public:
+  Integers(const char* name, const dlpack::Tensor& tensor) : name_(name), dtype_(tensor.dtype) {
+    const bool is_integer = dtype_.code == dlpack::kInt || dtype_.code == dlpack::kUInt;
+    const bool has_size =
+        dtype_.bits == 8 || dtype_.bits == 16 || dtype_.bits == 32 || dtype_.bits == 64;
+    if (!is_integer || !has_size || dtype_.lanes != 1) raise_not_integers(name, name_of(dtype_));
+    // As bytes, of which each integer is a row: there is no DType of every size.
+    TensorView view;
+    fill_dims(name, tensor, &view);
+    if (view.rank != 1) {
+      raise_value(std::string(name) + ": expected one dimension, got " + std::to_string(view.rank));
+    }
+    const std::optional<Device> device = to_device(tensor.device);
+    if (device != Device{}) {
+      raise_type(std::string(name) + ": expected host memory, got a tensor on " +
+                 (device ? "cuda:" + std::to_string(device->index) : "another device"));
+    }
+    const int64_t item = dtype_.bits / 8;
+    if (__builtin_mul_overflow(view.stride[0], item, &view.stride[0])) {
+      raise_value(std::string(name) +
+                  ": expected elements within the address space, got a stride "
+                  "of more");
+    }
+    view.data =
+        tensor.data == nullptr ? nullptr : static_cast<char*>(tensor.data) + tensor.byte_offset;
+    view.dtype = DType::kFloat8E4M3;  // of one byte
+    view.rank = 2;
+    view.shape[1] = item;
+    view.stride[1] = 1;
+    check(check_memory({name, view}));
+    data_ = static_cast<const char*>(view.data);
+    size_ = view.shape[0];
+    stride_ = view.stride[0];
+  }
+
+  int64_t size() const noexcept { return size_; }
+
+  /// Raises ValueError naming the entry that is no int32.
+  void copy_to(int32_t* to) const {
+    const bool is_signed = dtype_.code == dlpack::kInt;
+    switch (dtype_.bits) {
+      case 8: return is_signed ? copy<int8_t>(to) : copy<uint8_t>(to);
+      case 16: return is_signed ? copy<int16_t>(to) : copy<uint16_t>(to);
+      case 32: return is_signed ? copy<int32_t>(to) : copy<uint32_t>(to);
+      default: return is_signed ? copy<int64_t>(to) : copy<uint64_t>(to);
+    }
+  }
+
+ private:
+  template <class T>
+  void copy(int32_t* to) const {
+    if (std::is_same_v<T, int32_t> && stride_ == sizeof(T)) {
+      if (size_ > 0) std::memcpy(to, data_, static_cast<size_t>(size_) * sizeof(T));
+      return;
+    }
+    for (int64_t i = 0; i < size_; ++i) {
+      T value;
+      std::memcpy(&value, data_ + i * stride_, sizeof(T));  // which may be misaligned
+      if (!std::in_range<int32_t>(value)) {
+        raise_value(std::string(name_) + "[" + std::to_string(i) + "]: expected an int32, got " +
+                    std::to_string(value));
+      }
+      to[i] = static_cast<int32_t>(value);
+    }
+  }
+
+  const char* name_;
+  dlpack::DataType dtype_;
+  const char* data_ = nullptr;
+  int64_t size_ = 0;
+  int64_t stride_ = 0;  // in bytes
+};
+
+/// Refuses what torch would record a gradient of: none would come, and the parameters behind the
+/// tensor would be trained on zeros.
+void check_no_gradient(const char* name, nb::handle object, CallStream& call) {
+  if (!call.torch_records_gradients) {
+    static const nb::handle is_grad_enabled =
+        nb::object(nb::module_::import_("torch").attr("is_grad_enabled")).release();
+    call.torch_records_gradients = nb::cast<bool>(is_grad_enabled());
+  }
+  if (!*call.torch_records_gradients) return;
+  static const nb::handle requires_grad = PyUnicode_InternFromString("requires_grad");
+  if (!attribute(object, requires_grad).is(nb::bool_(true))) return;
+  raise_value(std::string(name) +
+              ": expected a tensor for inference only (no gradient: under torch.no_grad(), or "
+              "detach() it), got one that requires grad");
+}
+
 }  // namespace
 
 TensorArg::TensorArg(const char* name, nb::handle object, TensorKind kind, CallStream& stream,
@@ -173,7 +270,10 @@ TensorArg::TensorArg(const char* name, nb::handle object, TensorKind kind, CallS
   if (dlpack_->tensor() != nullptr) {
     fill(name, *dlpack_->tensor(), kind, stored_as, &view_);
     view_.read_only = dlpack_->read_only();
-    if (producer.framework == Framework::kTorch) check_not_negated(name, object, view_);
+    if (producer.framework == Framework::kTorch) {
+      check_not_negated(name, object, view_);
+      if (kind == TensorKind::kFloat) check_no_gradient(name, object, stream);
+    }
   } else {
     ArrayInterface array(name, object);
     if (!array.found()) raise_not_a_tensor(name, object, dlpack_->refusal());
@@ -201,23 +301,15 @@ IntsArg::IntsArg(const char* name, nb::handle object, int64_t max_size, const ch
   const bool is_list = PyList_Check(object.ptr()) != 0;
   if (!is_list && PyTuple_Check(object.ptr()) == 0) {
     CallStream host;
-    const TensorArg tensor(name, object, TensorKind::kInt32, host);
-    const TensorView& view = tensor.view();
-    if (view.rank != 1) {
-      raise_value(std::string(name) + ": expected one dimension, got " + std::to_string(view.rank));
+    const DlpackImport import(name, object, producer_of(object), host);
+    if (import.tensor() == nullptr) {
+      const ArrayInterface array(name, object);
+      if (!array.found()) raise_not_a_tensor(name, object, import.refusal());
+      raise_not_integers(name, to_name(array.view.dtype));
     }
-    if (view.device.type != DeviceType::kCpu) {
-      raise_type(std::string(name) + ": expected host memory, got a tensor on cuda:" +
-                 std::to_string(view.device.index));
-    }
-    check(check_memory({name, view}));
-    resize(view.shape[0]);
-    const auto* from = static_cast<const int32_t*>(view.data);
-    if (view.stride[0] == 1) {
-      std::copy_n(from, size, buffer.data());
-    } else {
-      for (int32_t i = 0; i < size; ++i) buffer[static_cast<size_t>(i)] = from[i * view.stride[0]];
-    }
+    const Integers integers(name, *import.tensor());
+    resize(integers.size());
+    integers.copy_to(buffer.data());
     return;
   }
   const Py_ssize_t count = is_list ? PyList_Size(object.ptr()) : PyTuple_Size(object.ptr());

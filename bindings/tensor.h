@@ -41,10 +41,10 @@ class TensorArg {
   nb::object array_interface_;
 };
 
-/// A list, tuple or host int32 tensor of rank 1, copied: Python code can change it, and a tensor's
-/// memory may be the caller's only while it is imported. `buffer` is reused between calls, so that
-/// steps of a known size do not allocate. More than `max_size` entries, of which `limit` is the
-/// reason, are refused before they are read.
+/// A list, tuple or host tensor of integers of rank 1, copied: Python code can change it, and a
+/// tensor's memory may be the caller's only while it is imported. `buffer` is reused between calls,
+/// so that steps of a known size do not allocate. More than `max_size` entries, of which `limit` is
+/// the reason, are refused before they are read.
 struct IntsArg {
   IntsArg(const char* name, nb::handle object, int64_t max_size, const char* limit,
           std::vector<int32_t>& buffer);

@@ -2,6 +2,7 @@
 """Tensors of every kind: what is accepted, what is refused, and with which words."""
 
 import ctypes
+import functools
 import subprocess
 import sys
 
@@ -56,12 +57,45 @@ def test_import_needs_no_framework():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_torch_parameter_and_requires_grad(torch, attn, inputs, expected):
+def test_torch_parameter_and_requires_grad_under_no_grad(torch, attn, inputs, expected):
     [q, k, v], kwargs = run_arguments(CASE, inputs, Torch(torch))
-    o = attn.run(torch.nn.Parameter(q.clone()), k.clone().requires_grad_(), v, **kwargs)
-    assert type(o) is torch.Tensor
-    assert not o.requires_grad
-    assert same(o.numpy(), expected)
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            o = attn.run(torch.nn.Parameter(q.clone()), k.clone().requires_grad_(), v, **kwargs)
+        assert type(o) is torch.Tensor
+        assert not o.requires_grad
+        assert same(o.numpy(), expected)
+
+
+def calls_of_torch(torch):
+    """Valid calls (tensors by name, function) of all functions that take tensors of floats."""
+    x, lse = torch.ones(1, 1, 4), torch.zeros(1, 1)
+    attn = fp.Attention(1, 1, 4, page_size=None, q_dtype="float32", device="cpu")
+    attn.plan([0, 1], [1])
+    state = {"o_a": x, "lse_a": lse, "o_b": x.clone(), "lse_b": lse.clone()}
+    lens = torch.ones(1, dtype=torch.int32)
+    table = torch.zeros(1, 2, dtype=torch.int32)
+    new = {"k": x, "v": x, "k_cache": torch.ones(1, 1, 1, 4), "v_cache": torch.ones(1, 1, 1, 4)}
+    indptr = torch.arange(2, dtype=torch.int32)
+    append = functools.partial(fp.append_paged_kv, indptr=indptr, kv_lens=lens, block_table=table)
+    return [
+        ({"q": x, "k": x, "v": x, "out": x.clone(), "lse": lse}, attn.run),
+        (state | {"out": x.clone(), "lse": lse.clone()}, fp.merge_states),
+        (new, append),
+    ]
+
+
+def test_torch_gradients_are_refused(torch):
+    """They would be zero in silence: nothing here has a backward pass."""
+    for tensors, call in calls_of_torch(torch):
+        call(**tensors)
+        for name, tensor in tensors.items():
+            for bad in (tensor.clone().requires_grad_(), torch.nn.Parameter(tensor)):
+                with pytest.raises(ValueError, match=rf"^{name}: .*inference.*no_grad.*detach"):
+                    call(**tensors | {name: bad})
+                with torch.no_grad():
+                    call(**tensors | {name: bad})
+                call(**tensors | {name: bad.detach()})
 
 
 def test_torch_subclass(torch, attn, inputs, expected):
@@ -241,10 +275,19 @@ def test_torch_sparse_tensor_is_refused(torch, attn, inputs):
         attn.run(args[0].to_sparse(), *args[1:], **kwargs)
 
 
-def test_jax_tracer_is_refused(jax, attn, inputs):
+def test_jax_tracers_are_refused(jax, attn, inputs):
     args, kwargs = run_arguments(CASE, inputs, Jax(jax))
-    with pytest.raises(TypeError, match="traced"):
-        jax.jit(lambda q: attn.run(q, *args[1:], **kwargs))(args[0])
+    for position, name in enumerate("qkv"):
+
+        def call(tensor, position=position):
+            return attn.run(*args[:position], tensor, *args[position + 1 :], **kwargs).sum()
+
+        for transform in (jax.jit, jax.vmap, jax.grad):
+            with pytest.raises(TypeError, match=f"^{name}: .*flashplan.* got one that JAX traces"):
+                transform(call)(args[position])
+    o, lse = jax.numpy.ones((1, 1, 4)), jax.numpy.zeros((1, 1))
+    with pytest.raises(TypeError, match="^o_a: .*got one that JAX traces"):
+        jax.jit(fp.merge_states)(o, lse, o, lse)
 
 
 @pytest.mark.parametrize("thing", [None, 3, "q", [[[0.0]]], object(), bytearray(64), np.float32(1)])

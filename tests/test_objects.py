@@ -4,6 +4,7 @@ call."""
 
 import copy
 import gc
+import os
 import pickle
 import subprocess
 import sys
@@ -34,7 +35,12 @@ def tensors(kv_len=5, seed=0):
 def run_child(code):
     code = "import gc, sys\nimport numpy as np\nimport flashplan as fp\n" + code
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        env=os.environ | {"FLASHPLAN_LEAK_WARNINGS": "1"},
     )
     assert done.returncode == 0, done.stderr
     assert "leaked" not in done.stderr

@@ -402,3 +402,25 @@ def test_plan_is_a_view_of_the_current_plan():
     assert plan.work_tiles == []
     del attn
     assert plan.kernel_name
+
+
+@pytest.mark.parametrize("dtype", ["i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8"])
+@pytest.mark.parametrize("form", ["contiguous", "strided", "reversed", "misaligned", "torch"])
+def test_lengths_of_any_integer_dtype(dtype, form, request):
+    def lengths(values):
+        array = np.array(values, dtype)
+        if form == "strided":
+            return np.repeat(array, 2)[::2]
+        if form == "reversed":
+            return array[::-1].copy()[::-1]
+        if form == "misaligned":
+            return np.frombuffer(b"." + array.tobytes(), np.uint8)[1:].view(dtype)
+        if form == "torch":
+            return request.getfixturevalue("torch").from_numpy(array)
+        return array
+
+    attn = fp.Attention(2, 2, 8, page_size=None, q_dtype="float32", device="cpu")
+    lists = [0, 3, 4, 9], [120, 0, 6], [0, 121, 121, 127]
+    expected = attn.plan(*lists).work_tiles
+    attn.plan([0, 1], [1])
+    assert attn.plan(*map(lengths, lists)).work_tiles == expected

@@ -128,11 +128,11 @@ class Attention:
         """Schedules one step. No synchronisation, no allocation.
 
         Args:
-            qo_indptr: [batch_size + 1] int32, from 0, ascending: rows of q of each request.
-            kv_lens: [batch_size] int32: keys of each request, those of this step included.
-            kv_indptr: [batch_size + 1] int32, ragged k and v only: first row of each request;
-                default: kv_lens cumulated.
-            Each a list, a NumPy array or any int32 tensor on the host.
+            qo_indptr: [batch_size + 1], from 0, ascending: rows of q of each request.
+            kv_lens: [batch_size]: keys of each request, those of this step included.
+            kv_indptr: [batch_size + 1], ragged k and v only: first row of each request; default:
+                kv_lens cumulated.
+            Each a list of ints, a NumPy array or any tensor on the host, of any integer dtype.
             stream: where the schedule is copied to the GPU; see the class. Several plans may be
                 made ahead of the GPU; only with four copies under way does plan() wait for one.
                 None on the CPU.
@@ -143,7 +143,7 @@ class Attention:
 
         Raises:
             ValueError: a length is out of range or over the bounds. The last plan stays valid.
-            TypeError: not int32, or not on the host.
+            TypeError: not integers, or not on the host.
             RuntimeError: the stream is being captured. The last plan stays valid.
         """
         self._plan.plan(qo_indptr, kv_lens, kv_indptr, stream)
@@ -191,7 +191,9 @@ class Attention:
 
         Tensors are on one device. Memory of uint8 or uint16 stands for the dtype that was planned,
         for frameworks without it (CuPy: bfloat16 as uint16, 8-bit caches as uint8). Of a negated
-        view of PyTorch give its resolve_neg().
+        view of PyTorch give its resolve_neg(). There is no backward pass: tensors of PyTorch that
+        require grad are refused where gradients are recorded, so use torch.no_grad(). JAX arrays
+        must have values: run() does not work under jit, vmap or grad.
 
         Returns:
             o, or (o, lse).

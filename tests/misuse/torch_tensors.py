@@ -34,9 +34,9 @@ def quantized(torch, tensor):
 WAYS = {
     "plain": (lambda torch, x: x, False),
     "a subclass": (lambda torch, x: x.as_subclass(subclass(torch)), False),
-    "a parameter": (lambda torch, x: torch.nn.Parameter(x), False),
+    "a parameter": (lambda torch, x: torch.nn.Parameter(x), True),
     "negated": (negated, False),
-    "with a gradient": (lambda torch, x: x.detach().requires_grad_() * 1, False),
+    "with a gradient": (lambda torch, x: x.detach().requires_grad_() * 1, True),
     "fake": (fake, True),
     "meta": (lambda torch, x: x.to("meta"), True),
     "sparse": (lambda torch, x: x.to_sparse(), True),
