@@ -58,7 +58,7 @@ adversary-asan: $(READY) ## the same under the address and undefined-behaviour s
 	  ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 PYTHONPATH=$(CURDIR)/build/asan-python/site \
 	  python tests/adversary.py --seconds $(ADVERSARY_SECONDS)
 
-mutants: $(READY) ## put small bugs in one at a time: which ones does no test notice? Takes hours
+mutants: $(READY) ## put small bugs in one at a time: which ones does no test notice? Takes hours of a processor
 	$(INSTALL) '.[test]' && python tests/mutants.py
 
 coverage: $(READY) ## line coverage of the planner by the C++ tests, at least 95 %

@@ -111,8 +111,11 @@ class Search:
 
     def run(self):
         number = self.args.first
-        while number is not None and time.time() < self.until:
-            number = self.run_child(number)
+        try:
+            while number is not None and time.time() < self.until:
+                number = self.run_child(number)
+        except KeyboardInterrupt:
+            print("interrupted")
         return self.report()
 
     def run_child(self, first):

@@ -4,10 +4,13 @@
 
     python tests/mutants.py --check              each mutant's text is in its file once
     python tests/mutants.py [--only TEXT] [--sample N] [--quick] [--jobs N]
+                            [--shard I/N] [--time-limit SECONDS] [--verdicts FILE]
 
 tests/mutants/*.txt holds the list: `file: what it would break`, then the text ("- ") and what
-replaces it ("+ "). Each mutant is built in a copy of the tree, in which C++ tests and pytest run,
-those first that are likely to notice. Prints the survivors and the score; fails below 90 %.
+replaces it ("+ "). Each job has a copy of the tree with a build of its own. The quick tests run for
+every mutant, those first that are likely to notice; then the slow tests for those that no quick one
+noticed. Prints the survivors and the score; fails below 90 %. With ccache as
+CMAKE_CXX_COMPILER_LAUNCHER, further copies are built in seconds.
 """
 
 import argparse
@@ -18,34 +21,15 @@ import pathlib
 import queue
 import random
 import re
-import shutil
-import signal
-import subprocess
 import sys
 import time
 
+from mutant_worker import FIRST, QUICK, SLOW, Clock, OutOfTime, Worker, pytest_files
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 LISTS = ROOT / "tests" / "mutants"
-WORK = ROOT / "build" / "mutants"
 GOAL = 0.9
-BUILD_SECONDS, CTEST_SECONDS, PYTEST_SECONDS = 1200, 150, 1200
-
-# What is likely to notice a mutant of a folder, cheapest first; then all the rest runs.
-FIRST = {
-    "src/plan": ["ctest:test_schedule", "ctest:test_select_kernel", "ctest:test_status"],
-    "src/cpu": ["ctest:test_engine", "ctest:test_append_merge"],
-    "src/api": ["ctest:test_status", "ctest:test_tensor_checks", "ctest:test_append_merge"],
-    "src/common": ["ctest:test_status"],
-    "bindings": ["pytest:tests/test_errors.py tests/test_dlpack.py tests/test_streams.py"],
-    "python": ["pytest:tests/test_errors.py tests/test_api.py"],
-}
-ALL = [
-    "ctest:",
-    "pytest:tests/test_errors.py tests/test_dlpack.py tests/test_plan.py tests/test_api.py "
-    "tests/test_merge.py tests/test_append.py tests/test_streams.py tests/test_leaks.py",
-    "pytest:tests --ignore=tests/test_examples.py --ignore=tests/test_nvrtc.py --ignore=tests/gpu",
-]
-SKIPPED_CTEST = "header:|install|consumer|stubs_are_current"  # none of them runs the code
+VERDICTS = ("untried", "unnoticed", "invalid", "survived", "killed")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,8 +40,13 @@ class Mutant:
     old: str
     new: str
 
+    @property
+    def name(self):
+        """Stays the same when others are added."""
+        return f"{self.file}: {self.why}"
+
     def __str__(self):
-        return f"{self.number:3} {self.file}: {self.why}"
+        return f"{self.number:3} {self.name}"
 
 
 def mutants():
@@ -88,162 +77,118 @@ def problems():
     return texts
 
 
-class Worker:
-    """A copy of the tree with a build of its own."""
+class Trial:
+    """Tries mutants with several workers."""
 
-    def __init__(self, number, quick):
-        self.quick = quick
-        self.tree = WORK / str(number) / "tree"
-        self.build = WORK / str(number) / "build"
-        self.site = WORK / str(number) / "site"
-        self.copy_tree()
-        self.must("cmake", "-S", self.tree, "-B", self.build, "-G", "Ninja", *self.options())
-        self.must("cmake", "--build", self.build)
-        package = self.site / "flashplan"
-        package.mkdir(parents=True, exist_ok=True)
-        modules = [*(self.tree / "python" / "flashplan").iterdir()]
-        for file in [*modules, *(self.build / "bindings").glob("_core*.so")]:
-            link = package / file.name
-            link.unlink(missing_ok=True)
-            link.symlink_to(file)
-        failed = self.first_failure([ALL[0], ALL[1]])
-        if failed:
-            sys.exit(f"the tests fail without a mutant: {failed}")
+    def __init__(self, jobs, clock, record):
+        self.clock, self.record = clock, record
+        processors = sorted(os.sched_getaffinity(0))
+        # Two of the processors for each job, so that threads matter.
+        shares = [
+            [processors[(job + i) % len(processors)] for i in range(min(2, len(processors)))]
+            for job in range(jobs)
+        ]
+        self.workers = [Worker(0, processors, clock)]
+        with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+            further = [pool.submit(Worker, job, shares[job], clock) for job in range(1, jobs)]
+            self.workers += [future.result() for future in further]
+        if jobs > 1:
+            self.workers[0].processors = shares[0]
 
-    def options(self):
-        return (
-            "-DCMAKE_BUILD_TYPE=RelWithDebInfo",
-            "-DFLASHPLAN_CUDA=OFF",
-            "-DFLASHPLAN_PYTHON=ON",
-            "-DFLASHPLAN_INSTALL=OFF",
-        )
+    def each(self, things, call):
+        """[call(worker, thing)], by as many workers as there are; None where time ran out."""
+        idle = queue.Queue()
+        for worker in self.workers:
+            idle.put(worker)
 
-    def copy_tree(self):
-        """Files that are there already and the same are left alone, so that they are not built."""
-        listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
-        text = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True)
-        files = set(text.stdout.splitlines())
-        for path in self.tree.rglob("*"):
-            if path.is_file() and str(path.relative_to(self.tree)) not in files:
-                path.unlink()
-        for file in files:
-            source, target = ROOT / file, self.tree / file
-            if not source.is_file():
-                continue
-            target.parent.mkdir(parents=True, exist_ok=True)
-            if not target.is_file() or source.read_bytes() != target.read_bytes():
-                shutil.copyfile(source, target)
+        def one(thing):
+            worker = idle.get()
+            try:
+                return call(worker, thing) if self.clock.left() else None
+            except OutOfTime:
+                return None
+            finally:
+                idle.put(worker)
 
-    def run(self, command, seconds):
-        """Exit code and output; code None: it took too long."""
-        environment = os.environ | {
-            "PYTHONPATH": str(self.site),
-            "PYTHONDONTWRITEBYTECODE": "1",
-            "CMAKE_BUILD_PARALLEL_LEVEL": os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL", "2"),
-        }
-        process = subprocess.Popen(
-            list(map(str, command)),
-            cwd=self.tree,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-        )
-        try:
-            text, _ = process.communicate(timeout=seconds)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
-            return None, ""
-        return process.returncode, text
+        with concurrent.futures.ThreadPoolExecutor(len(self.workers)) as pool:
+            return list(pool.map(one, things))
 
-    def must(self, *command):
-        code, text = self.run(command, BUILD_SECONDS)
-        if code != 0:
-            sys.exit(f"{' '.join(map(str, command))} failed:\n{text[-3000:]}")
-
-    def test(self, step):
-        """Empty, or what failed."""
-        tool, _, what = step.partition(":")
-        if tool == "ctest":
-            command = ["ctest", "--test-dir", self.build, "--stop-on-failure", "-E", SKIPPED_CTEST]
-            command += ["--timeout", CTEST_SECONDS, *(["-R", f"^{what}$"] if what else [])]
-            seconds = 10 * CTEST_SECONDS
-        else:
-            command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
-            command += what.split()
-            seconds = PYTEST_SECONDS
-        code, text = self.run(command, seconds)
-        if code == 0:
-            return ""
-        if code is None:
-            return f"{tool} (hang)"
-        names = re.findall(
-            r"^(?:FAILED|ERROR) (\S+)|- (\S+) \((?:Failed|Timeout|SEGFAULT)", text, re.M
-        )
-        name = next((a or b for a, b in names), what or text[-200:])
-        return f"{tool} {name}"
-
-    def first_failure(self, steps):
+    def leave_out_failures(self, steps):
+        """Tests that fail without a mutant say nothing."""
+        parts = []
         for step in steps:
-            failed = self.test(step)
-            if failed:
-                return failed
-        return ""
+            tool, _, what = step.partition(":")
+            files = (
+                [pathlib.Path(file).stem for file in pytest_files(what)] if tool == "pytest" else []
+            )
+            parts += [f"pytest:{name}" for name in files] or [step]
+        for step, failed in zip(parts, self.each(parts, lambda w, step: w.test(step, stop=False))):
+            for name in failed or ():
+                print(f"fails without a mutant, left out: {step} {name}", flush=True)
+                for worker in self.workers:
+                    worker.left_out[step.partition(":")[0]].append(name)
 
-    def try_mutant(self, mutant):
-        """(verdict, by what): "killed", "survived", or "invalid" where it does not compile."""
-        path = self.tree / mutant.file
-        original = path.read_text()
-        path.write_text(original.replace(mutant.old, mutant.new))
-        try:
-            # Also for Python: the library may still be that of the last mutant.
-            code, text = self.run(["cmake", "--build", self.build], BUILD_SECONDS)
-            if code != 0:
-                errors = [line for line in text.splitlines() if "error" in line]
-                return "invalid", " ".join(errors[:1]) or text[-300:]
-            first = next((f for folder, f in FIRST.items() if mutant.file.startswith(folder)), [])
-            steps = ALL[:2] if self.quick else ALL
-            steps = steps[1:] if mutant.file.startswith("python") else steps
-            failed = self.first_failure([*first, *steps])
-            return ("killed", failed) if failed else ("survived", "")
-        finally:
-            path.write_text(original)
+    def run(self, chosen, steps_of, otherwise="survived"):
+        """{mutant: verdict}, `otherwise` if no step notices it, None if time ran out."""
+
+        def one(worker, mutant):
+            start = time.monotonic()
+            verdict, by = worker.try_mutant(mutant, steps_of(mutant))
+            verdict = verdict or otherwise
+            seconds = time.monotonic() - start
+            print(f"{verdict:9} {mutant}{' <- ' if by else ''}{by} ({seconds:.0f} s)", flush=True)
+            self.record(mutant, verdict, by)
+            return verdict
+
+        return dict(zip(chosen, self.each(chosen, one)))
 
 
-def run(chosen, jobs, quick):
-    """Prints a line for each mutant as it is done. Returns {verdict: mutants}."""
-    workers = queue.Queue()
-    for number in range(jobs):
-        workers.put(Worker(number, quick))
-    verdicts = {"killed": [], "survived": [], "invalid": []}
+def first_steps(mutant):
+    return next((steps for folder, steps in FIRST.items() if mutant.file.startswith(folder)), [])
 
-    def one(mutant):
-        worker = workers.get()
-        start = time.monotonic()
-        verdict, by = worker.try_mutant(mutant)
-        workers.put(worker)
-        verdicts[verdict].append(mutant)
-        seconds = time.monotonic() - start
-        print(f"{verdict:8} {mutant}{' <- ' if by else ''}{by} ({seconds:.0f} s)", flush=True)
 
-    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-        for future in [pool.submit(one, mutant) for mutant in chosen]:
-            future.result()
+def verdicts_of(chosen, args, clock, record):
+    """{verdict: mutants}. Where time ran out: "unnoticed" by the quick tests, or "untried"."""
+    trial = Trial(args.jobs, clock, record)
+    trial.leave_out_failures(QUICK)
+    print(f"quick tests of {len(chosen)} mutants, {clock.left():.0f} s left", flush=True)
+    found = trial.run(
+        chosen,
+        lambda mutant: [*first_steps(mutant), *QUICK],
+        "survived" if args.quick else "unnoticed",
+    )
+    unnoticed = [mutant for mutant, verdict in found.items() if verdict == "unnoticed"]
+    if unnoticed:
+        print(f"slow tests of {len(unnoticed)}, {clock.left():.0f} s left", flush=True)
+        trial.leave_out_failures(SLOW)
+        slow = trial.run(unnoticed, lambda mutant: SLOW)
+        found |= {mutant: verdict for mutant, verdict in slow.items() if verdict}
+    verdicts = {verdict: [] for verdict in VERDICTS}
+    for mutant, verdict in found.items():
+        verdicts[verdict or "untried"].append(mutant)
     return verdicts
 
 
-def main():
+def parse():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--check", action="store_true", help="only see that the lists are right")
     parser.add_argument("--only", default="", help="those whose line has this text")
     parser.add_argument("--sample", type=int, help="so many of them, at random")
     parser.add_argument("--seed", type=int, default=0, help="of the sample")
-    parser.add_argument("--quick", action="store_true", help="leave out the slow half of pytest")
-    parser.add_argument("--jobs", type=int, default=1)
-    args = parser.parse_args()
+    parser.add_argument("--shard", default="1/1", help="I/N: every N-th mutant from the I-th on")
+    parser.add_argument("--quick", action="store_true", help="leave out the slow tests")
+    jobs = max(len(os.sched_getaffinity(0)) // 2, 1)
+    parser.add_argument("--jobs", type=int, default=jobs, help=f"mutants at a time ({jobs})")
+    parser.add_argument("--time-limit", type=float, help="seconds after which to stop and report")
+    parser.add_argument(
+        "--verdicts", type=pathlib.Path, help="file to append to; mutants it knows go last"
+    )
+    return parser.parse_args()
+
+
+def main():
+    args = parse()
+    clock = Clock(args.time_limit)
     wrong = problems()
     if wrong:
         sys.exit("\n".join(wrong))
@@ -253,8 +198,23 @@ def main():
         return 0
     if args.sample:
         chosen = random.Random(args.seed).sample(chosen, min(args.sample, len(chosen)))
-    verdicts = run(chosen, args.jobs, args.quick)
-    for verdict in ("invalid", "survived"):
+    if args.verdicts and args.verdicts.is_file():
+        lines = [line.split("\t") for line in args.verdicts.read_text().splitlines()]
+        known = {name for verdict, name, _ in lines if verdict in ("killed", "survived")}
+        chosen.sort(key=lambda mutant: mutant.name in known)
+    shard, shards = map(int, args.shard.split("/"))
+    chosen = chosen[shard - 1 :: shards]
+
+    def record(mutant, verdict, by):
+        if args.verdicts:
+            with args.verdicts.open("a") as file:
+                file.write(f"{verdict}\t{mutant.name}\t{by}\n")
+
+    try:
+        verdicts = verdicts_of(chosen, args, clock, record)
+    except OutOfTime:
+        sys.exit("the time limit passed before the first mutant")
+    for verdict in VERDICTS[:-1]:
         for mutant in verdicts[verdict]:
             print(f"{verdict}: {mutant}")
     valid = len(verdicts["killed"]) + len(verdicts["survived"])

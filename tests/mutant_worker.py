@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A copy of the tree in which one mutant at a time is built and tested."""
+
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+WORK = ROOT / "build" / "mutants"
+BUILD_SECONDS, STEP_SECONDS, TEST_SECONDS = 1200, 1200, 90
+
+# Steps are "ctest:<regex of names>" or "pytest:<files>". First what is likely to notice a mutant of
+# a folder.
+FIRST = {
+    "src/abi": ["ctest:test_schedule", "ctest:test_engine"],
+    "src/plan": ["ctest:test_schedule", "ctest:test_select_kernel", "ctest:test_status"],
+    "src/cpu": ["ctest:test_engine", "ctest:test_append_merge"],
+    "src/api": ["ctest:test_status|test_tensor_checks|test_memory_checks|test_aliasing"],
+    "src/common": ["ctest:test_status"],
+    "bindings": ["pytest:test_errors test_dlpack test_streams"],
+    "python": ["pytest:test_errors test_api"],
+}
+# Then these, in the order of their time.
+QUICK = [
+    "ctest:test_(aliasing|append_merge|memory_checks|select_kernel|status|tensor_checks|thread_pool)",
+    "pytest:test_streams test_append test_nonfinite test_merge test_api test_dlpack test_errors",
+    "ctest:test_schedule|test_engine",
+    "pytest:test_frameworks test_leaks test_objects",
+]
+SLOW = [
+    "pytest:test_attention",
+    "ctest:test_engine:.*|adversary|.*symbols.*",
+    "pytest:test_plan",
+    "pytest:test_exit test_properties",
+    "pytest:*",  # all other files
+]
+# Those that run none of the code that mutants are of, or the demo.
+NEVER = {"test_examples", "test_mutants", "test_nvrtc", "test_reference"}
+
+
+class OutOfTime(Exception):
+    """The time limit has passed: what was under way has no result."""
+
+
+class Clock:
+    def __init__(self, seconds):
+        self.end = time.monotonic() + seconds if seconds else float("inf")
+
+    def left(self):
+        return max(self.end - time.monotonic(), 0)
+
+
+def pytest_files(step_files):
+    """The paths of the files that a step names; "*": those that no step names."""
+    if step_files != "*":
+        return [f"tests/{name}.py" for name in step_files.split()]
+    named = set(" ".join([*QUICK, *SLOW]).replace("pytest:", "").split()) | NEVER
+    return sorted(
+        f"tests/{p.name}" for p in (ROOT / "tests").glob("test_*.py") if p.stem not in named
+    )
+
+
+def source_files():
+    """Relative paths of all files of the tree but those that were built and hidden ones."""
+    for folder, folders, names in os.walk(ROOT):
+        top = folder == str(ROOT)
+        folders[:] = [
+            name
+            for name in folders
+            if name[0] != "." and name != "__pycache__" and not (top and name in ("build", "dist"))
+        ]
+        for name in names:
+            if not name.endswith(".so"):
+                yield os.path.relpath(os.path.join(folder, name), ROOT)
+
+
+class Worker:
+    """A copy of the tree with a build of its own."""
+
+    def __init__(self, number, processors, clock):
+        self.processors, self.clock = processors, clock
+        self.tree = WORK / str(number) / "tree"
+        self.build = WORK / str(number) / "build"
+        self.site = WORK / str(number) / "site"
+        self.left_out = {"ctest": [], "pytest": []}  # tests that fail without a mutant
+        self.copy_tree()
+        self.must("cmake", "-S", self.tree, "-B", self.build, "-G", "Ninja", *self.options())
+        self.must("cmake", "--build", self.build)
+        package = self.site / "flashplan"
+        package.mkdir(parents=True, exist_ok=True)
+        modules = [*(self.tree / "python" / "flashplan").iterdir()]
+        for file in [*modules, *(self.build / "bindings").glob("_core*.so")]:
+            link = package / file.name
+            link.unlink(missing_ok=True)
+            link.symlink_to(file)
+
+    def options(self):
+        return (
+            "-DCMAKE_BUILD_TYPE=Release",
+            "-DFLASHPLAN_CUDA=OFF",
+            "-DFLASHPLAN_PYTHON=ON",
+            "-DFLASHPLAN_INSTALL=OFF",
+            f"-DPython_EXECUTABLE={sys.executable}",
+        )
+
+    def copy_tree(self):
+        """Files that are there already and the same are left alone, so that they are not built."""
+        files = set(source_files())
+        for path in self.tree.rglob("*"):
+            if path.is_file() and str(path.relative_to(self.tree)) not in files:
+                path.unlink()
+        for file in files:
+            source, target = ROOT / file, self.tree / file
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if not target.is_file() or source.read_bytes() != target.read_bytes():
+                shutil.copyfile(source, target)
+
+    def run(self, command, seconds):
+        """Exit code and output; code None: it took too long."""
+        paths = [str(self.site), *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment = {
+            "CMAKE_BUILD_PARALLEL_LEVEL": str(len(self.processors)),
+            "CCACHE_BASEDIR": str(WORK),
+            "CCACHE_NOHASHDIR": "1",
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(paths),
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
+        process = subprocess.Popen(
+            ["taskset", "-c", ",".join(map(str, self.processors)), *map(str, command)],
+            cwd=self.tree,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+        try:
+            text, _ = process.communicate(timeout=min(seconds, self.clock.left() + 1e-3))
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+            if not self.clock.left():
+                raise OutOfTime from None
+            return None, ""
+        return process.returncode, text
+
+    def must(self, *command):
+        code, text = self.run(command, BUILD_SECONDS)
+        if code != 0:
+            sys.exit(f"{' '.join(map(str, command))} failed:\n{text[-3000:]}")
+
+    def test(self, step, stop=True):
+        """Names of the tests that fail, the first alone with `stop`."""
+        tool, _, what = step.partition(":")
+        if tool == "ctest":
+            command = ["ctest", "--test-dir", self.build, "-R", f"^({what})$"]
+            command += ["--timeout", TEST_SECONDS, *(["--stop-on-failure"] if stop else [])]
+            if self.left_out[tool]:
+                command += ["-E", f"^({'|'.join(self.left_out[tool])})$"]
+        else:
+            command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+            command += ["-o", f"faulthandler_timeout={TEST_SECONDS}"]
+            command += [*(["-x"] if stop else []), *pytest_files(what)]
+            command += [f"--deselect={name}" for name in self.left_out[tool]]
+        code, text = self.run(command, STEP_SECONDS)
+        if code == 0:
+            return []
+        if code is None:
+            return ["hang"]
+        names = re.findall(r"^(?:FAILED|ERROR) (\S+)|^\s*\d+ - (\S+) \(", text, re.M)
+        return [a or b for a, b in names] or [f"{what} {text[-200:]}"]
+
+    def try_mutant(self, mutant, steps):
+        """(verdict, by what): "killed", "invalid" where it does not compile, "" if none notices."""
+        path = self.tree / mutant.file
+        original = path.read_text()
+        path.write_text(original.replace(mutant.old, mutant.new))
+        library = not mutant.file.startswith(("bindings", "python"))
+        try:
+            # Also for Python: the library may still be that of the last mutant.
+            target = [] if library else ["--target", "_core"]
+            code, text = self.run(["cmake", "--build", self.build, *target], BUILD_SECONDS)
+            if code != 0:
+                errors = [line for line in text.splitlines() if "error" in line]
+                return "invalid", " ".join(errors[:1]) or text[-300:]
+            for step in steps:
+                # C++ tests run no code of the bindings.
+                failed = self.test(step) if library or step.startswith("pytest") else []
+                if failed:
+                    return "killed", f"{step.partition(':')[0]} {failed[0]}"
+            return "", ""
+        finally:
+            path.write_text(original)
