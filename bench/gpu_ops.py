@@ -57,10 +57,67 @@ def _merge(num_states, num_tokens, num_heads, dtype):
     return make, (num_states + 1) * num_tokens * num_heads * (HEAD_DIM * dtype.itemsize + 4)
 
 
+def _rmsnorm(num_tokens, size):
+    def make(device):
+        x, w = torch.randn(num_tokens, size, device=device).bfloat16(), torch.ones(size).bfloat16()
+        w, out = w.to(device), torch.empty_like(x)
+
+        def call():
+            fp.rmsnorm(x, w, out=out)
+
+        def check():
+            exact = torch.nn.functional.rms_norm(x.float(), (size,), eps=1e-6)
+            assert (out.float() - exact).abs().max() < 0.02, "wrong rows"
+
+        return call, check
+
+    return make, 4 * num_tokens * size
+
+
+def _add_rmsnorm(num_tokens, size):
+    def make(device):
+        x, residual = (torch.randn(num_tokens, size, device=device).bfloat16() for _ in range(2))
+        weight = torch.ones(size, device=device).bfloat16()
+
+        def call():
+            fp.add_rmsnorm(x, residual, weight)
+
+        def check():
+            exact = torch.nn.functional.rms_norm(residual.float(), (size,), eps=1e-6)
+            assert (x.float() - exact).abs().max() < 0.02, "wrong rows"
+
+        return call, check
+
+    return make, 8 * num_tokens * size
+
+
+def _silu_and_mul(num_tokens, size):
+    def make(device):
+        x = torch.randn(num_tokens, 2 * size, device=device).bfloat16()
+        out = torch.empty(num_tokens, size, device=device).bfloat16()
+
+        def call():
+            fp.silu_and_mul(x, out)
+
+        def check():
+            gate, up = x.float().chunk(2, -1)
+            exact = torch.nn.functional.silu(gate) * up
+            assert (out.float() - exact).abs().max() < 0.06, "wrong rows"
+
+        return call, check
+
+    return make, 6 * num_tokens * size
+
+
 OPS = {
     "append 256 x 1": _append(256, 1, 1024),
     "append 8 x 1024": _append(8, 1024, 1024),
     "append 8 x 1024 e4m3": _append(8, 1024, 1024, torch.float8_e4m3fn),
     "merge 2 x 8192 x 32 bf16": _merge(2, 8192, 32, torch.bfloat16),
     "merge 8 x 2048 x 32 f32": _merge(8, 2048, 32, torch.float32),
+    "rmsnorm 8192 x 4096": _rmsnorm(8192, 4096),
+    "rmsnorm 64 x 4096": _rmsnorm(64, 4096),
+    "rmsnorm 262144 x 128": _rmsnorm(262144, 128),
+    "add_rmsnorm 8192 x 4096": _add_rmsnorm(8192, 4096),
+    "silu_and_mul 8192 x 14336": _silu_and_mul(8192, 14336),
 }

@@ -11,6 +11,7 @@
 #include "cuda/device.h"
 #include "flashplan/flashplan.h"
 #include "gil.h"
+#include "operator_call.h"
 #include "stream.h"
 #include "tensor.h"
 
@@ -33,9 +34,6 @@ TensorView slice(const TensorView& stack, int64_t i) {
   return view;
 }
 
-/// uint16 memory is bfloat16: frameworks without that dtype store it so.
-constexpr DType kStoredIn16Bits = DType::kBFloat16;
-
 /// A state that is read.
 struct StateArg {
   StateArg(const char* o_name, nb::handle o_object, const char* lse_name, nb::handle lse_object,
@@ -47,20 +45,6 @@ struct StateArg {
   TensorArg o;
   TensorArg lse;
 };
-
-/// The stream of a call without a Plan: by the tensor that says where it works.
-CallStream stream_beside(const char* name, nb::handle tensor, nb::handle stream) {
-  const Producer producer = producer_of(tensor);
-  const Device device = device_of(tensor, producer);
-  // Without a stream of the caller's one may be made, on a device that must be there.
-  if (stream.is_none() && device.type == DeviceType::kCuda &&
-      (device.index < 0 || device.index >= cuda::num_devices())) {
-    raise_type(std::string(name) + ": expected a tensor on the cpu or one of " +
-               std::to_string(cuda::num_devices()) +
-               " CUDA devices, got one on cuda:" + std::to_string(device.index));
-  }
-  return call_stream(stream, producer, device);
-}
 
 Status merge(const std::vector<AttentionState>& states, nb::handle out, nb::handle lse,
              CallStream& call) {

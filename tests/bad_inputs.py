@@ -3,6 +3,9 @@
 
 from bad_operators import APPEND, MERGE, OTHER
 from bad_plans import OPTIONS, PLAN
+from bad_rows import ADD_RMSNORM, GATED, LAYERNORM, RMSNORM
 from bad_runs import RUN
 
-BAD = OPTIONS + PLAN + RUN + APPEND + MERGE + OTHER
+# No two mistakes of one group have the same message.
+GROUPS = [OPTIONS + PLAN + RUN + APPEND + MERGE + OTHER, RMSNORM, LAYERNORM, ADD_RMSNORM, GATED]
+BAD = [bad for group in GROUPS for bad in group]

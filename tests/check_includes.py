@@ -26,6 +26,10 @@ RULES = {
         ("flashplan/", "common/", "abi/", "plan/", "cpu/", "cuda/", "kernels/", "api/"),
         (),
     ),
+    "src/ops": (
+        ("flashplan/", "common/", "abi/", "cpu/", "cuda/device.h", "api/", "ops/"),
+        ("cuda_",),
+    ),
     "bindings": (
         (
             "flashplan/",
@@ -38,7 +42,7 @@ RULES = {
         ("nanobind/", "Python.h", "dlpack/"),
     ),
     "tests/cpp": (
-        ("flashplan/", "common/", "abi/", "plan/", "cpu/", "cuda/", "kernels/", "api/"),
+        ("flashplan/", "common/", "abi/", "plan/", "cpu/", "cuda/", "kernels/", "api/", "ops/"),
         ("fuzzer/", "cuda_runtime_api.h"),
     ),
     "bench": (("flashplan/", "plan/", "kernels/families.h"), ()),

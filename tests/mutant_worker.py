@@ -21,14 +21,15 @@ FIRST = {
     "src/plan": ["ctest:test_schedule", "ctest:test_select_kernel", "ctest:test_status"],
     "src/cpu": ["ctest:test_engine", "ctest:test_append_merge"],
     "src/api": ["ctest:test_status|test_tensor_checks|test_memory_checks|test_aliasing"],
+    "src/ops": ["ctest:test_rows|test_append_merge|test_aliasing"],
     "src/common": ["ctest:test_status"],
     "bindings": ["pytest:test_errors test_dlpack test_streams"],
     "python": ["pytest:test_errors test_api"],
 }
 # Then these, in the order of their time.
 QUICK = [
-    "ctest:test_(aliasing|append_merge|memory_checks|select_kernel|status|tensor_checks|thread_pool)",
-    "pytest:test_streams test_append test_nonfinite test_merge test_api test_dlpack test_errors",
+    "ctest:test_(aliasing|append_merge|memory_checks|rows|select_kernel|status|tensor_checks|thread_pool)",
+    "pytest:test_streams test_append test_nonfinite test_merge test_api test_dlpack test_errors test_rows",
     "ctest:test_schedule|test_engine",
     "pytest:test_frameworks test_leaks test_objects",
 ]

@@ -117,6 +117,21 @@ class Scene:
     def merge_stacked(self, o, lse, **changes):
         return fp.merge_states(o, lse, **{"out": self.out.view, "lse": self.lse.view} | changes)
 
+    def rmsnorm(self, **changes):
+        arguments = {"x": zeros(4, 4, 8), "weight": zeros(8), "out": self.out.view}
+        return fp.rmsnorm(**arguments | changes)
+
+    def layernorm(self, **changes):
+        arguments = {"x": zeros(4, 4, 8), "weight": zeros(8), "bias": zeros(8)}
+        return fp.layernorm(**arguments | {"out": self.out.view} | changes)
+
+    def add_rmsnorm(self, **changes):
+        arguments = {"x": self.out.view, "residual": zeros(4, 4, 8), "weight": zeros(8)}
+        return fp.add_rmsnorm(**arguments | changes)
+
+    def silu(self, **changes):
+        return fp.silu_and_mul(**{"x": zeros(4, 4, 16), "out": self.out.view} | changes)
+
 
 def zeros(*shape, dtype=np.float32):
     return np.zeros(shape, dtype)

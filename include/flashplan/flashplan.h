@@ -6,8 +6,10 @@
 #define FLASHPLAN_VERSION_MINOR 1
 #define FLASHPLAN_VERSION_PATCH 0
 
+#include "flashplan/activation.h"
 #include "flashplan/kv_cache.h"
 #include "flashplan/merge.h"
+#include "flashplan/norm.h"
 #include "flashplan/plan.h"
 #include "flashplan/runtime.h"
 #include "flashplan/schedule.h"

@@ -8,6 +8,14 @@ from flashplan._core import CudaError, UnsupportedError
 from flashplan._core import version as _version
 from flashplan.attention import Attention, is_supported
 from flashplan.ops import append_paged_kv, merge_states
+from flashplan.rows import (
+    add_rmsnorm,
+    gelu_and_mul,
+    gelu_tanh_and_mul,
+    layernorm,
+    rmsnorm,
+    silu_and_mul,
+)
 from flashplan.runtime import get_num_threads, set_num_threads, show_config
 
 __version__ = _version()
@@ -16,10 +24,16 @@ __all__ = [
     "Attention",
     "CudaError",
     "UnsupportedError",
+    "add_rmsnorm",
     "append_paged_kv",
+    "gelu_and_mul",
+    "gelu_tanh_and_mul",
     "get_num_threads",
     "is_supported",
+    "layernorm",
     "merge_states",
+    "rmsnorm",
     "set_num_threads",
     "show_config",
+    "silu_and_mul",
 ]

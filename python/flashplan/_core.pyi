@@ -196,3 +196,18 @@ def version() -> str: ...
 
 def framework_of(tensor: object | None) -> str:
     """The framework that outputs beside a tensor are made in."""
+
+class Activation(enum.Enum):
+    silu = 0
+
+    gelu = 1
+
+    gelu_tanh = 2
+
+def rmsnorm(x: object | None, weight: object | None, out: object | None, eps: object | None, gemma: bool, stream: object | None) -> None: ...
+
+def add_rmsnorm(x: object | None, residual: object | None, weight: object | None, eps: object | None, gemma: bool, stream: object | None) -> None: ...
+
+def layernorm(x: object | None, weight: object | None, bias: object | None, out: object | None, eps: object | None, stream: object | None) -> None: ...
+
+def gated_activation(activation: Activation, x: object | None, out: object | None, out_dtype: object | None, scale: object | None, stream: object | None) -> None: ...

@@ -15,27 +15,31 @@ def _torch_empty(like: Any, shape: tuple[int, ...], dtype: str) -> Any:
     return torch.empty(shape, dtype=getattr(torch, dtype), device=like.device)
 
 
+# What stores the formats that NumPy and CuPy do not have themselves.
+_MEMORY = {"bfloat16": "uint16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8"}
+
+
 def _cupy_empty(like: Any, shape: tuple[int, ...], dtype: str) -> Any:
-    """bfloat16 as q has it: in a dtype of that name, or as uint16 memory."""
+    """A narrow format as `like` has it: in a dtype of that name, or as memory of its size."""
     import cupy
 
-    kind: Any = dtype
-    if dtype == "bfloat16":
-        kind = like.dtype if like.dtype.name == dtype else "uint16"
+    kind: Any = _MEMORY.get(dtype, dtype)
+    if like.dtype.name == dtype:
+        kind = like.dtype
     with like.device:
         return cupy.empty(shape, kind)
 
 
 def _numpy_empty(like: Any, shape: tuple[int, ...], dtype: str) -> Any:
-    """bfloat16 in ml_dtypes' dtype, or as uint16 memory where that package is missing."""
+    """A narrow format in ml_dtypes' dtype, or as memory of its size without that package."""
     if getattr(getattr(like, "dtype", None), "name", None) == dtype:
         return np.empty(shape, like.dtype)
-    if dtype == "bfloat16":
+    if dtype in _MEMORY:
         try:
-            from ml_dtypes import bfloat16
+            import ml_dtypes
         except ImportError:
-            bfloat16 = np.uint16
-        return np.empty(shape, bfloat16)
+            return np.empty(shape, _MEMORY[dtype])
+        return np.empty(shape, getattr(ml_dtypes, dtype))
     return np.empty(shape, dtype)
 
 

@@ -18,7 +18,7 @@ class ShapeText {
     if (view.rank > kMaxRank) append("... of rank %lld", view.rank);
     close();
   }
-  explicit ShapeText(std::initializer_list<Dim> shape) {
+  explicit ShapeText(std::span<const Dim> shape) {
     for (const Dim& dim : shape) {
       if (dim.least == dim.most) {
         append("%lld", static_cast<long long>(dim.least));
@@ -72,11 +72,11 @@ Status check_strides(const TensorArgument& argument) {
 
 }  // namespace
 
-Status check_shape(const TensorArgument& argument, std::initializer_list<Dim> shape) noexcept {
+Status check_shape(const TensorArgument& argument, std::span<const Dim> shape) noexcept {
   const TensorView& view = argument.view;
   bool fits = view.rank == static_cast<int32_t>(shape.size());
   for (int32_t d = 0; fits && d < view.rank; ++d) {
-    const Dim& dim = shape.begin()[d];
+    const Dim& dim = shape[static_cast<size_t>(d)];
     fits = view.shape[d] >= dim.least && view.shape[d] <= dim.most;
   }
   if (!fits) {

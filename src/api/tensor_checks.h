@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks of the caller's tensors, shared by run(), append_paged_kv() and merge_states().
+// Checks of the caller's tensors, shared by run() and the operators.
 #pragma once
 
 #include <cstdint>
 #include <initializer_list>
+#include <span>
 
 #include "api/memory_checks.h"
 #include "flashplan/plan.h"
@@ -25,7 +26,11 @@ struct Dim {
 };
 
 /// Rank, shape and memory (check_memory), a contiguous last dimension, no negative stride.
-Status check_shape(const TensorArgument& argument, std::initializer_list<Dim> shape) noexcept;
+Status check_shape(const TensorArgument& argument, std::span<const Dim> shape) noexcept;
+inline Status check_shape(const TensorArgument& argument,
+                          std::initializer_list<Dim> shape) noexcept {
+  return check_shape(argument, std::span(shape.begin(), shape.size()));
+}
 Status check_dtype(const TensorArgument& argument, DType expected, const char* why) noexcept;
 Status check_device(const TensorArgument& argument, Device expected) noexcept;
 

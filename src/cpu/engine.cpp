@@ -4,11 +4,10 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <cstdlib>
 #include <iterator>
-#include <string_view>
 
 #include "abi/params.h"
+#include "cpu/isa.h"
 #include "cpu/kernel.h"
 #include "cpu/scratch.h"
 #include "cpu/thread_pool.h"
@@ -22,26 +21,16 @@ struct NamedKernels {
   const KernelSet& set;
 };
 
-/// The kernels of the widest instruction set that this machine has, and no wider ones than the
-/// environment variable FLASHPLAN_MAX_CPU_ISA names ("avx2" or "baseline"), which is for tests.
 NamedKernels widest_kernels() noexcept {
-  [[maybe_unused]] const char* variable = std::getenv("FLASHPLAN_MAX_CPU_ISA");
-  [[maybe_unused]] const std::string_view most = variable != nullptr ? variable : "";
+  switch (widest_isa()) {
 #if defined(FLASHPLAN_HAVE_AVX512)
-  if (most != "avx2" && most != "baseline" && __builtin_cpu_supports("avx512f") &&
-      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512cd") &&
-      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
-    return {"cpu_avx512", avx512::kernel_set()};
-  }
+    case Isa::kAvx512: return {"cpu_avx512", avx512::kernel_set()};
 #endif
 #if defined(FLASHPLAN_HAVE_AVX2)
-  // (No name for f16c in every compiler; processors with the others have it.)
-  if (most != "baseline" && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2") &&
-      __builtin_cpu_supports("fma")) {
-    return {"cpu_avx2", avx2::kernel_set()};
-  }
+    case Isa::kAvx2: return {"cpu_avx2", avx2::kernel_set()};
 #endif
-  return {"cpu_baseline", baseline::kernel_set()};
+    default: return {"cpu_baseline", baseline::kernel_set()};
+  }
 }
 
 // Any dtype of q and any head dim are served.

@@ -94,6 +94,16 @@ struct Format<DType::kFloat8E4M3> : SmallFloat<4, 3, true, true, uint8_t> {};
 template <>
 struct Format<DType::kFloat8E5M2> : SmallFloat<5, 2, false, true, uint8_t> {};
 
+/// Calls `body` with the Format of one of the three dtypes that operators compute in.
+template <typename Body>
+FLASHPLAN_INLINE void dispatch_wide_format(DType dtype, const Body& body) {
+  switch (dtype) {
+    case DType::kFloat16: return body(Format<DType::kFloat16>());
+    case DType::kBFloat16: return body(Format<DType::kBFloat16>());
+    default: return body(Format<DType::kFloat32>());
+  }
+}
+
 /// Calls `body` with the Format of one of the five float dtypes.
 template <typename Body>
 FLASHPLAN_INLINE void dispatch_format(DType dtype, const Body& body) {

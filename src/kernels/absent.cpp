@@ -7,7 +7,6 @@
 #include "cuda/memory.h"
 #include "cuda/tensor_maps.h"
 #include "kernels/kernel_list.h"
-#include "kernels/row_ops.h"
 
 namespace flashplan {
 namespace {
@@ -61,14 +60,6 @@ Status DeviceSchedule::upload(const Schedule& /*schedule*/, Stream /*stream*/) n
 Status DeviceSchedule::before_run(Stream /*stream*/) noexcept { return not_built(); }
 Status DeviceSchedule::after_run(Stream /*stream*/) noexcept { return not_built(); }
 ScheduleParams DeviceSchedule::schedule() const noexcept { return {}; }
-
-Status append_paged_kv(const AppendTensors& /*tensors*/, Stream /*stream*/) noexcept {
-  return not_built();
-}
-Status merge_states(const AttentionState* /*states*/, int32_t /*num_states*/,
-                    const AttentionState& /*out*/, Stream /*stream*/) noexcept {
-  return not_built();
-}
 
 Status allocate(int32_t /*device*/, std::size_t /*size*/, void** /*data*/) noexcept {
   return not_built();

@@ -2,18 +2,12 @@
 #include "api/tensor_checks.h"
 #include "common/error.h"
 #include "common/kv_layout.h"
-#include "cpu/row_ops.h"
 #include "flashplan/kv_cache.h"
-#include "kernels/row_ops.h"
+#include "ops/checks.h"
+#include "ops/operators.h"
 
 namespace flashplan {
 namespace {
-
-bool is_wide(DType dtype) {
-  return dtype == DType::kFloat32 || dtype == DType::kFloat16 || dtype == DType::kBFloat16;
-}
-
-bool is_narrow(DType dtype) { return dtype == DType::kFloat8E4M3 || dtype == DType::kFloat8E5M2; }
 
 /// Rows are stored as they are, or narrowed to an 8-bit float.
 Status check_rows_dtype(const TensorArgument& rows, const TensorArgument& cache) {

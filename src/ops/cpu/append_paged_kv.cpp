@@ -2,7 +2,7 @@
 #include <cstring>
 
 #include "cpu/float_formats.h"
-#include "cpu/row_ops.h"
+#include "ops/operators.h"
 
 namespace flashplan::cpu {
 namespace {

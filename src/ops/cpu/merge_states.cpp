@@ -4,7 +4,7 @@
 #include <limits>
 
 #include "cpu/float_formats.h"
-#include "cpu/row_ops.h"
+#include "ops/operators.h"
 
 namespace flashplan::cpu {
 namespace {

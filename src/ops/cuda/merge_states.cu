@@ -6,9 +6,9 @@
 #include <cstdint>
 
 #include "common/error.h"
-#include "kernels/formats.h"
-#include "kernels/launch.h"
-#include "kernels/row_ops.h"
+#include "ops/cuda/formats.h"
+#include "ops/cuda/launch.h"
+#include "ops/operators.h"
 
 namespace flashplan::cuda {
 namespace {
@@ -200,8 +200,8 @@ Status merge_states(const AttentionState* states, int32_t num_states, const Atte
 
   const int64_t rows_of_cta = kThreads / std::min(p.num_columns, kThreads);
   const dim3 grid(static_cast<unsigned>((p.num_rows + rows_of_cta - 1) / rows_of_cta));
-  return launch(by_word ? instance.by_word : instance.by_element, grid, kThreads, o.device, stream,
-                p);
+  return launch(by_word ? instance.by_word : instance.by_element, {grid, kThreads}, o.device,
+                stream, p);
 }
 
 }  // namespace flashplan::cuda

@@ -8,8 +8,11 @@
 #include <cuda_fp8.h>
 
 #include <cstdint>
+#include <type_traits>
 
+#include "flashplan/status.h"
 #include "flashplan/tensor.h"
+#include "ops/rows.h"
 
 namespace flashplan::cuda {
 
@@ -104,17 +107,26 @@ __device__ Word<kDType, kVec> pack(const float (&values)[kVec]) {
   return word;
 }
 
-/// Bytes from one index of a dimension to the next; 0 where there is only one, since frameworks
-/// write anything there, aligned or not.
-inline int64_t stride_bytes(const TensorView& view, int dimension) {
-  return view.shape[dimension] > 1 ? view.stride[dimension] * item_size(view.dtype) : 0;
-}
-
 /// Whether an address and some strides (in bytes) allow words of `bytes` everywhere.
 template <class... Strides>
 bool is_aligned(const void* data, int bytes, Strides... strides) {
   const auto mask = static_cast<uint64_t>(bytes - 1);
   return ((reinterpret_cast<uint64_t>(data) | ... | static_cast<uint64_t>(strides)) & mask) == 0;
+}
+
+/// The same for all rows of a tensor.
+inline bool is_aligned(const Rows& rows, int bytes) {
+  return is_aligned(rows.data, bytes, rows.stride[0], rows.stride[1], rows.stride[2]);
+}
+
+/// Calls `body` with a constant of the dtype, one of the three that operators compute in.
+template <class Body>
+Status with_float(DType dtype, const Body& body) {
+  switch (dtype) {
+    case DType::kFloat16: return body(std::integral_constant<DType, DType::kFloat16>());
+    case DType::kBFloat16: return body(std::integral_constant<DType, DType::kBFloat16>());
+    default: return body(std::integral_constant<DType, DType::kFloat32>());
+  }
 }
 
 }  // namespace flashplan::cuda

@@ -5,18 +5,11 @@
 
 #include "api/tensor_checks.h"
 #include "common/error.h"
-#include "cpu/row_ops.h"
-#include "kernels/row_ops.h"
+#include "ops/checks.h"
+#include "ops/operators.h"
 
 namespace flashplan {
 namespace {
-
-Status check_float(const TensorArgument& o) {
-  const DType dtype = o.view.dtype;
-  if (dtype == DType::kFloat32 || dtype == DType::kFloat16 || dtype == DType::kBFloat16) return {};
-  return error(StatusCode::kInvalidType, "%s: expected float32, float16 or bfloat16, got %s",
-               o.name, to_string(dtype));
-}
 
 /// Shapes, dtypes and devices of one state against those of the first.
 Status check_state(const TensorArgument& o, const TensorArgument& lse, const TensorView& first) {
@@ -40,15 +33,6 @@ struct StateNames {
   char lse[24];
 };
 
-/// Of views of one shape and dtype.
-bool is_same_view(const TensorView& a, const TensorView& b) {
-  bool same = a.data == b.data && a.rank == b.rank;
-  for (int32_t d = 0; same && d < a.rank; ++d) {
-    same = a.stride[d] == b.stride[d] || a.shape[d] == 1;
-  }
-  return same;
-}
-
 }  // namespace
 
 Status merge_states(const AttentionState* states, int32_t num_states, const AttentionState& out,
@@ -65,7 +49,7 @@ Status merge_states(const AttentionState* states, int32_t num_states, const Atte
     const TensorArgument o{names.o, states[i].o};
     const TensorArgument lse{names.lse, states[i].lse};
     if (i == 0) {
-      FLASHPLAN_RETURN_IF_ERROR(check_float(o));
+      FLASHPLAN_RETURN_IF_ERROR(check_wide(o));
       FLASHPLAN_RETURN_IF_ERROR(check_device_exists(o));
       FLASHPLAN_RETURN_IF_ERROR(check_shape(o, {Dim::any(), Dim::int32(), Dim::int32()}));
     }
@@ -79,8 +63,8 @@ Status merge_states(const AttentionState* states, int32_t num_states, const Atte
     const TensorArgument lse{names.lse, states[i].lse};
     FLASHPLAN_RETURN_IF_ERROR(check_apart(out_o, lse));
     FLASHPLAN_RETURN_IF_ERROR(check_apart(out_lse, o));
-    if (!is_same_view(out.o, states[i].o)) FLASHPLAN_RETURN_IF_ERROR(check_apart(out_o, o));
-    if (!is_same_view(out.lse, states[i].lse)) FLASHPLAN_RETURN_IF_ERROR(check_apart(out_lse, lse));
+    FLASHPLAN_RETURN_IF_ERROR(check_apart_or_same(out_o, o));
+    FLASHPLAN_RETURN_IF_ERROR(check_apart_or_same(out_lse, lse));
   }
   if (first.device.type == DeviceType::kCuda) {
     return cuda::merge_states(states, num_states, out, stream);

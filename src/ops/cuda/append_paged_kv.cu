@@ -10,9 +10,9 @@
 #include "abi/divisor.h"
 #include "abi/params.h"
 #include "common/error.h"
-#include "kernels/formats.h"
-#include "kernels/launch.h"
-#include "kernels/row_ops.h"
+#include "ops/cuda/formats.h"
+#include "ops/cuda/launch.h"
+#include "ops/operators.h"
 
 namespace flashplan::cuda {
 namespace {
@@ -286,7 +286,7 @@ Status append(const AppendTensors& t, std::span<const Half> halves, Stream strea
   }
   p.tile = p.lanes * p.tokens_per_thread;
   const dim3 grid(static_cast<unsigned>(num_tiles()), static_cast<unsigned>(column_blocks));
-  return launch(by_word ? instance.by_word : instance.by_element, grid, kThreads, cache.device,
+  return launch(by_word ? instance.by_word : instance.by_element, {grid, kThreads}, cache.device,
                 stream, p);
 }
 

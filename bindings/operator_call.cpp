@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "operator_call.h"
+
+#include <string>
+
+#include "cuda/device.h"
+
+namespace flashplan {
+
+CallStream stream_beside(const char* name, nb::handle tensor, nb::handle stream) {
+  const Producer producer = producer_of(tensor);
+  const Device device = device_of(tensor, producer);
+  // Without a stream of the caller's one may be made, on a device that must be there.
+  if (stream.is_none() && device.type == DeviceType::kCuda &&
+      (device.index < 0 || device.index >= cuda::num_devices())) {
+    raise_type(std::string(name) + ": expected a tensor on the cpu or one of " +
+               std::to_string(cuda::num_devices()) +
+               " CUDA devices, got one on cuda:" + std::to_string(device.index));
+  }
+  return call_stream(stream, producer, device);
+}
+
+nb::handle OperatorCall::given(const char* name, nb::handle tensor) {
+  if (tensor.is_none()) raise_type(std::string(name) + ": expected a tensor, got None");
+  return tensor;
+}
+
+}  // namespace flashplan

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// Normalisation of rows.
+#pragma once
+
+#include "flashplan/export.h"
+#include "flashplan/status.h"
+#include "flashplan/tensor.h"
+
+namespace flashplan {
+
+// In all of these: x [..., n] of rank 1 to 4 is float32, float16 or bfloat16, in rows at any
+// strides; weight and bias are [n] of x's dtype. Sums are in float32. On CUDA: one launch on
+// `stream`, no allocation, no synchronisation; may be captured in a graph.
+//   kInvalidArgument, kInvalidType  a tensor is malformed, or an output shares memory with another
+//                                   argument; nothing was written
+//   kCudaError                      the launch failed
+
+struct RmsNormOptions {
+  float eps = 1e-6F;   // added to the mean of the squares; >= 0
+  bool gemma = false;  // multiplies by 1 + weight instead of weight
+};
+
+/// out = x / sqrt(mean(x^2) + eps) * weight. `out` is shaped like x, and may be x.
+FLASHPLAN_API Status rmsnorm(const TensorView& x, const TensorView& weight, const TensorView& out,
+                             const RmsNormOptions& options = {}, Stream stream = nullptr) noexcept;
+
+/// residual += x, rounded to the dtype; then x = rmsnorm(residual). Both are shaped alike.
+FLASHPLAN_API Status add_rmsnorm(const TensorView& x, const TensorView& residual,
+                                 const TensorView& weight, const RmsNormOptions& options = {},
+                                 Stream stream = nullptr) noexcept;
+
+/// out = (x - mean(x)) / sqrt(variance(x) + eps) * weight + bias. `out` is shaped like x, and may
+/// be x; bias may be empty.
+FLASHPLAN_API Status layernorm(const TensorView& x, const TensorView& weight,
+                               const TensorView& bias, const TensorView& out, float eps = 1e-5F,
+                               Stream stream = nullptr) noexcept;
+
+}  // namespace flashplan

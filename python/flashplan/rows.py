@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Norms and activations: what an engine computes on rows between attention and the rest."""
+
+from typing import Any
+
+from flashplan import _core
+from flashplan.options import dtype_name, to_bool, to_dtype
+from flashplan.outputs import new_output
+
+
+def rmsnorm(
+    x: Any,
+    weight: Any,
+    eps: float = 1e-6,
+    *,
+    gemma: bool = False,
+    out: Any = None,
+    stream: Any = None,
+) -> Any:
+    """x / sqrt(mean(x^2) + eps) * weight, over the last dimension, summed in float32.
+
+    Args:
+        x: [..., n] float32, float16 or bfloat16 (also as uint16 memory), of 1 to 4 dimensions with
+            rows at any strides. A [tokens, heads, head_dim] view gives a norm for each head.
+        weight: [n] of x's dtype.
+        eps: added to the mean of the squares; >= 0.
+        gemma: multiply by 1 + weight.
+        out: shaped like x, written; x itself, or memory apart from it; default: a new tensor in x's
+            framework.
+        stream: as in `Attention`; default: the current one of x's framework. None on the CPU.
+
+    Raises:
+        ValueError, TypeError: a tensor is malformed. Nothing was written.
+    """
+    is_gemma = to_bool("gemma", gemma)
+    out, finish = _output(x, out)
+    _core.rmsnorm(x, weight, out, eps, is_gemma, stream)
+    return finish(out)
+
+
+def add_rmsnorm(
+    x: Any,
+    residual: Any,
+    weight: Any,
+    eps: float = 1e-6,
+    *,
+    gemma: bool = False,
+    stream: Any = None,
+) -> None:
+    """In place: residual += x, rounded to its dtype; then x = rmsnorm(residual).
+
+    Args:
+        x, residual: [..., n], written; the rest as in `rmsnorm`.
+
+    Raises:
+        ValueError, TypeError: a tensor is malformed, or two share memory. Nothing was written.
+    """
+    _core.add_rmsnorm(x, residual, weight, eps, to_bool("gemma", gemma), stream)
+
+
+def layernorm(
+    x: Any,
+    weight: Any,
+    bias: Any = None,
+    eps: float = 1e-5,
+    *,
+    out: Any = None,
+    stream: Any = None,
+) -> Any:
+    """(x - mean) / sqrt(variance + eps) * weight + bias, over the last dimension.
+
+    Args:
+        bias: [n] of x's dtype, or None; the rest as in `rmsnorm`.
+
+    Raises:
+        ValueError, TypeError: a tensor is malformed. Nothing was written.
+    """
+    out, finish = _output(x, out)
+    _core.layernorm(x, weight, bias, out, eps, stream)
+    return finish(out)
+
+
+def silu_and_mul(
+    x: Any, out: Any = None, *, out_dtype: Any = None, scale: float = 1.0, stream: Any = None
+) -> Any:
+    """silu(x[..., :d]) * x[..., d:] / scale, in float32; silu(x) = x / (1 + exp(-x)).
+
+    Args:
+        x: [..., 2 d] float32, float16 or bfloat16 (also as uint16 memory), of 1 to 4 dimensions
+            with rows at any strides.
+        out: [..., d], written; default: a new tensor in x's framework.
+        out_dtype: x's, float8_e4m3fn or float8_e5m2, which saturate; default: x's. It also says
+            what an `out` of uint8 stores.
+        scale: a normal float > 0.
+        stream: as in `Attention`; default: the current one of x's framework. None on the CPU.
+
+    Raises:
+        ValueError, TypeError: a tensor is malformed, or out shares memory with x. Nothing was
+            written.
+    """
+    return _gated("silu", x, out, out_dtype, scale, stream)
+
+
+def gelu_and_mul(
+    x: Any, out: Any = None, *, out_dtype: Any = None, scale: float = 1.0, stream: Any = None
+) -> Any:
+    """`silu_and_mul` with gelu(x) = x / 2 * (1 + erf(x / sqrt(2)))."""
+    return _gated("gelu", x, out, out_dtype, scale, stream)
+
+
+def gelu_tanh_and_mul(
+    x: Any, out: Any = None, *, out_dtype: Any = None, scale: float = 1.0, stream: Any = None
+) -> Any:
+    """`silu_and_mul` with gelu(x) = x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))."""
+    return _gated("gelu_tanh", x, out, out_dtype, scale, stream)
+
+
+def _gated(name: str, x: Any, out: Any, out_dtype: Any, scale: float, stream: Any) -> Any:
+    stored = None if out_dtype is None else to_dtype("out_dtype", out_dtype)
+    finish = None
+    if out is None:
+        *outer, width = _shape(x)
+        dtype = dtype_name(getattr(x, "dtype", "float32")) if stored is None else stored.name
+        out, finish = new_output(x, (*outer, width // 2), dtype)
+    _core.gated_activation(_core.Activation[name], x, out, stored, scale, stream)
+    return finish(out) if finish else out
+
+
+def _output(x: Any, out: Any) -> tuple[Any, Any]:
+    """`out` or a new tensor like x, and what makes it one of x's framework."""
+    if out is not None:
+        return out, lambda tensor: tensor
+    return new_output(x, _shape(x), dtype_name(getattr(x, "dtype", "float32")))
+
+
+def _shape(x: Any) -> tuple[int, ...]:
+    """The shape of a tensor; (0,) of what is none, which the core refuses."""
+    return tuple(getattr(x, "shape", ())) or (0,)

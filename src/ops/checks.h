@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+// Checks that several operators make.
+#pragma once
+
+#include "api/memory_checks.h"
+#include "flashplan/status.h"
+#include "flashplan/tensor.h"
+
+namespace flashplan {
+
+/// float32, float16 or bfloat16.
+bool is_wide(DType dtype) noexcept;
+/// An 8-bit float.
+bool is_narrow(DType dtype) noexcept;
+Status check_wide(const TensorArgument& argument) noexcept;
+
+/// Finite and >= 0.
+Status check_not_negative(const char* name, float value) noexcept;
+
+/// The tensor that says where an operator works and what its rows are: [..., n] of rank 1 to 4, on
+/// a device there can be, with fewer than 2^31 rows.
+Status check_rows(const TensorArgument& argument) noexcept;
+
+/// Device, and the shape of `like` but for the last dimension, which is `last`.
+Status check_rows_like(const TensorArgument& argument, const TensorView& like,
+                       int64_t last) noexcept;
+
+/// Whether two views of one shape and dtype are the same memory in the same order.
+bool is_same_view(const TensorView& a, const TensorView& b) noexcept;
+
+/// Refuses an output that shares memory with an input, unless it is that input.
+Status check_apart_or_same(const TensorArgument& written, const TensorArgument& other) noexcept;
+
+}  // namespace flashplan

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+// The operators on rows of a tensor. Compiled once per instruction set, with FLASHPLAN_ISA as its
+// name. As in cpu/kernel.cpp, nothing with external linkage but operator_kernels() may come out of
+// this file: hence no std:: templates here.
+#include "ops/cpu/kernels.h"
+
+#include "cpu/float_formats.h"
+
+namespace flashplan::cpu::FLASHPLAN_ISA {
+namespace {
+
+#include "cpu/vec.h"
+// After vec.h, which they use.
+#include "ops/cpu/activation_rows.h"
+#include "ops/cpu/norm_rows.h"
+
+}  // namespace
+
+const OperatorKernels& operator_kernels() noexcept {
+  static constexpr OperatorKernels kKernels = {norm_rows, gated_activation_rows};
+  return kKernels;
+}
+
+}  // namespace flashplan::cpu::FLASHPLAN_ISA

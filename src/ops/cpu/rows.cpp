@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+// The operators on rows: the kernels of this machine's instruction set, shared out to threads.
+#include <algorithm>
+#include <cstdint>
+
+#include "cpu/isa.h"
+#include "cpu/thread_pool.h"
+#include "ops/cpu/kernels.h"
+#include "ops/operators.h"
+
+namespace flashplan::cpu {
+namespace {
+
+const OperatorKernels& kernels() noexcept {
+  static const OperatorKernels& widest = [&]() -> const OperatorKernels& {
+    switch (widest_isa()) {
+#if defined(FLASHPLAN_HAVE_AVX512)
+      case Isa::kAvx512: return avx512::operator_kernels();
+#endif
+#if defined(FLASHPLAN_HAVE_AVX2)
+      case Isa::kAvx2: return avx2::operator_kernels();
+#endif
+      default: return baseline::operator_kernels();
+    }
+  }();
+  return widest;
+}
+
+/// Work below which waking a second thread costs more than it brings: elements at about 1 ns.
+constexpr int64_t kLeastElementsToShare = 32 * 1024;
+
+/// Calls a kernel for all rows, in parts that threads take as they become free.
+template <class Params>
+void for_all_rows(void (*kernel)(const Params&, int32_t, int32_t) noexcept, const Params& params,
+                  int64_t elements_of_row) noexcept {
+  struct Job {
+    void (*kernel)(const Params&, int32_t, int32_t) noexcept;
+    const Params& params;
+    int64_t num_parts;
+  };
+  const int64_t rows = params.num_rows;
+  const int64_t wanted = rows * elements_of_row / kLeastElementsToShare;
+  const int64_t most = int64_t{4} * ThreadPool::num_threads();
+  Job job{kernel, params, std::clamp<int64_t>(wanted, 1, std::min(rows, most))};
+  const auto take = [](void* context, int32_t part, int32_t /*worker*/) noexcept {
+    const Job& all = *static_cast<const Job*>(context);
+    const int64_t num_rows = all.params.num_rows;
+    all.kernel(all.params, static_cast<int32_t>(num_rows * part / all.num_parts),
+               static_cast<int32_t>(num_rows * (part + 1) / all.num_parts));
+  };
+  const auto num_parts = static_cast<int32_t>(job.num_parts);
+  ThreadPool::run(take, &job, num_parts, num_parts);
+}
+
+}  // namespace
+
+void norm(const NormParams& params) noexcept {
+  for_all_rows(kernels().norm, params, params.row_size);
+}
+
+void gated_activation(const ActivationParams& params) noexcept {
+  for_all_rows(kernels().gated_activation, params, 4 * int64_t{params.row_size});
+}
+
+}  // namespace flashplan::cpu

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+// The operators of a build without CUDA: tensors on a GPU are refused.
+#include "common/error.h"
+#include "ops/operators.h"
+
+namespace flashplan::cuda {
+namespace {
+
+Status not_built() noexcept {
+  return error(StatusCode::kUnsupported, "device: expected cpu (built without CUDA), got cuda");
+}
+
+}  // namespace
+
+Status append_paged_kv(const AppendTensors& /*tensors*/, Stream /*stream*/) noexcept {
+  return not_built();
+}
+Status merge_states(const AttentionState* /*states*/, int32_t /*num_states*/,
+                    const AttentionState& /*out*/, Stream /*stream*/) noexcept {
+  return not_built();
+}
+Status norm(const NormParams& /*params*/, Device /*device*/, Stream /*stream*/) noexcept {
+  return not_built();
+}
+Status gated_activation(const ActivationParams& /*params*/, Device /*device*/,
+                        Stream /*stream*/) noexcept {
+  return not_built();
+}
+
+}  // namespace flashplan::cuda

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "flashplan/norm.h"
+
+#include "api/tensor_checks.h"
+#include "common/error.h"
+#include "ops/checks.h"
+#include "ops/operators.h"
+
+namespace flashplan {
+namespace {
+
+/// weight or bias.
+Status check_vector(const TensorArgument& vector, const TensorView& x) {
+  FLASHPLAN_RETURN_IF_ERROR(check_dtype(vector, x.dtype, " (as x)"));
+  FLASHPLAN_RETURN_IF_ERROR(check_device(vector, x.device));
+  return check_shape(vector, {Dim::exactly(x.shape[x.rank - 1])});
+}
+
+Status check_like_x(const TensorArgument& argument, const TensorView& x) {
+  FLASHPLAN_RETURN_IF_ERROR(check_dtype(argument, x.dtype, " (as x)"));
+  return check_rows_like(argument, x, x.shape[x.rank - 1]);
+}
+
+NormParams make_params(const TensorView& x, const TensorView& weight, const TensorView& out,
+                       float eps) {
+  NormParams p;
+  p.x = make_rows(x);
+  p.out = make_rows(out);
+  p.weight = weight.data;
+  p.dtype = x.dtype;
+  p.num_rows = static_cast<int32_t>(num_rows(x));
+  p.row_size = static_cast<int32_t>(x.shape[x.rank - 1]);
+  p.eps = eps;
+  return p;
+}
+
+Status run(const NormParams& params, Device device, Stream stream) {
+  if (device.type == DeviceType::kCuda) return cuda::norm(params, device, stream);
+  cpu::norm(params);
+  return {};
+}
+
+}  // namespace
+
+Status rmsnorm(const TensorView& x, const TensorView& weight, const TensorView& out,
+               const RmsNormOptions& options, Stream stream) noexcept {
+  const TensorArgument x_arg{"x", x};
+  const TensorArgument weight_arg{"weight", weight};
+  const TensorArgument out_arg{"out", out, true};
+  FLASHPLAN_RETURN_IF_ERROR(check_wide(x_arg));
+  FLASHPLAN_RETURN_IF_ERROR(check_rows(x_arg));
+  FLASHPLAN_RETURN_IF_ERROR(check_vector(weight_arg, x));
+  FLASHPLAN_RETURN_IF_ERROR(check_like_x(out_arg, x));
+  FLASHPLAN_RETURN_IF_ERROR(check_not_negative("eps", options.eps));
+  FLASHPLAN_RETURN_IF_ERROR(check_apart_or_same(out_arg, x_arg));
+  FLASHPLAN_RETURN_IF_ERROR(check_apart(out_arg, weight_arg));
+  if (!has_elements(x)) return {};
+  NormParams params = make_params(x, weight, out, options.eps);
+  params.weight_offset = options.gemma ? 1.0F : 0.0F;
+  return run(params, x.device, stream);
+}
+
+Status add_rmsnorm(const TensorView& x, const TensorView& residual, const TensorView& weight,
+                   const RmsNormOptions& options, Stream stream) noexcept {
+  const TensorArgument x_arg{"x", x, true};
+  const TensorArgument residual_arg{"residual", residual, true};
+  const TensorArgument weight_arg{"weight", weight};
+  FLASHPLAN_RETURN_IF_ERROR(check_wide(x_arg));
+  FLASHPLAN_RETURN_IF_ERROR(check_rows(x_arg));
+  FLASHPLAN_RETURN_IF_ERROR(check_like_x(residual_arg, x));
+  FLASHPLAN_RETURN_IF_ERROR(check_vector(weight_arg, x));
+  FLASHPLAN_RETURN_IF_ERROR(check_not_negative("eps", options.eps));
+  const TensorArgument arguments[] = {x_arg, residual_arg, weight_arg};
+  FLASHPLAN_RETURN_IF_ERROR(check_apart(arguments));
+  if (!has_elements(x)) return {};
+  NormParams params = make_params(x, weight, x, options.eps);
+  params.residual = make_rows(residual);
+  params.weight_offset = options.gemma ? 1.0F : 0.0F;
+  return run(params, x.device, stream);
+}
+
+Status layernorm(const TensorView& x, const TensorView& weight, const TensorView& bias,
+                 const TensorView& out, float eps, Stream stream) noexcept {
+  const TensorArgument x_arg{"x", x};
+  const TensorArgument weight_arg{"weight", weight};
+  const TensorArgument bias_arg{"bias", bias};
+  const TensorArgument out_arg{"out", out, true};
+  FLASHPLAN_RETURN_IF_ERROR(check_wide(x_arg));
+  FLASHPLAN_RETURN_IF_ERROR(check_rows(x_arg));
+  FLASHPLAN_RETURN_IF_ERROR(check_vector(weight_arg, x));
+  if (!bias.empty()) FLASHPLAN_RETURN_IF_ERROR(check_vector(bias_arg, x));
+  FLASHPLAN_RETURN_IF_ERROR(check_like_x(out_arg, x));
+  FLASHPLAN_RETURN_IF_ERROR(check_not_negative("eps", eps));
+  FLASHPLAN_RETURN_IF_ERROR(check_apart_or_same(out_arg, x_arg));
+  FLASHPLAN_RETURN_IF_ERROR(check_apart(out_arg, weight_arg));
+  if (!bias.empty()) FLASHPLAN_RETURN_IF_ERROR(check_apart(out_arg, bias_arg));
+  if (!has_elements(x)) return {};
+  NormParams params = make_params(x, weight, out, eps);
+  params.bias = bias.data;
+  params.centered = true;
+  return run(params, x.device, stream);
+}
+
+}  // namespace flashplan

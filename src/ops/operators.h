@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+// Each operator on the CPU and on CUDA. Arguments have been checked, but for the values of tensors
+// that lie on a GPU; there is at least one row and one element.
+#pragma once
+
+#include <cstdint>
+
+#include "flashplan/kv_cache.h"
+#include "flashplan/merge.h"
+#include "flashplan/status.h"
+#include "ops/params.h"
+
+namespace flashplan::cpu {
+
+void append_paged_kv(const AppendTensors& tensors) noexcept;
+void merge_states(const AttentionState* states, int32_t num_states,
+                  const AttentionState& out) noexcept;
+void norm(const NormParams& params) noexcept;
+void gated_activation(const ActivationParams& params) noexcept;
+
+}  // namespace flashplan::cpu
+
+/// One launch on `stream` each.
+namespace flashplan::cuda {
+
+/// Tokens whose page id lies outside the cache are not written.
+Status append_paged_kv(const AppendTensors& tensors, Stream stream) noexcept;
+
+///   kUnsupported  more states than the kernel's argument holds, and not slices of one tensor
+Status merge_states(const AttentionState* states, int32_t num_states, const AttentionState& out,
+                    Stream stream) noexcept;
+
+Status norm(const NormParams& params, Device device, Stream stream) noexcept;
+Status gated_activation(const ActivationParams& params, Device device, Stream stream) noexcept;
+
+}  // namespace flashplan::cuda

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The operators on rows: see bad_inputs.py."""
+
+import flashplan as fp
+from scene import half, integers, read_only, sharing, zeros
+
+NAN = float("nan")
+VALUE, TYPE = ValueError, TypeError
+
+RMSNORM = [
+    ("rmsnorm x text", TYPE, "x", lambda s: s.rmsnorm(x="x")),
+    ("rmsnorm x none", TYPE, "x", lambda s: s.rmsnorm(x=None)),
+    ("rmsnorm x int", TYPE, "x", lambda s: s.rmsnorm(x=integers([1, 2]))),
+    ("rmsnorm x rank", VALUE, "x", lambda s: s.rmsnorm(x=zeros(1, 1, 1, 4, 8))),
+    ("rmsnorm weight size", VALUE, "weight", lambda s: s.rmsnorm(weight=zeros(7))),
+    ("rmsnorm weight rank", VALUE, "weight", lambda s: s.rmsnorm(weight=zeros(1, 8))),
+    ("rmsnorm weight dtype", TYPE, "weight", lambda s: s.rmsnorm(weight=half(8))),
+    ("rmsnorm weight none", TYPE, "weight", lambda s: s.rmsnorm(weight=None)),
+    ("rmsnorm eps", VALUE, "eps", lambda s: s.rmsnorm(eps=-1e-6)),
+    ("rmsnorm eps nan", VALUE, "eps", lambda s: s.rmsnorm(eps=NAN)),
+    ("rmsnorm eps text", TYPE, "eps", lambda s: s.rmsnorm(eps="small")),
+    ("rmsnorm gemma", TYPE, "gemma", lambda s: s.rmsnorm(gemma=2)),
+    ("rmsnorm out shape", VALUE, "out", lambda s: s.rmsnorm(out=zeros(4, 4, 9))),
+    ("rmsnorm out dtype", TYPE, "out", lambda s: s.rmsnorm(out=half(4, 4, 8))),
+    ("rmsnorm out read-only", TYPE, "out", lambda s: s.rmsnorm(out=read_only(zeros(4, 4, 8)))),
+    ("rmsnorm out sharing", VALUE, "out", lambda s: s.rmsnorm(out=sharing(4, 4, 8, step=7))),
+    ("rmsnorm out beside x", VALUE, "out", lambda s: shifted(s.rmsnorm)),
+    ("rmsnorm out over weight", VALUE, "out", lambda s: out_over(s.rmsnorm, "weight")),
+]
+
+LAYERNORM = [
+    ("layernorm bias size", VALUE, "bias", lambda s: s.layernorm(bias=zeros(9))),
+    ("layernorm bias dtype", TYPE, "bias", lambda s: s.layernorm(bias=half(8))),
+    ("layernorm weight dtype", TYPE, "weight", lambda s: s.layernorm(weight=half(8))),
+    ("layernorm eps", VALUE, "eps", lambda s: s.layernorm(eps=float("inf"))),
+    ("layernorm out shape", VALUE, "out", lambda s: s.layernorm(out=zeros(4, 8))),
+    ("layernorm out beside x", VALUE, "out", lambda s: shifted(s.layernorm)),
+    ("layernorm out over weight", VALUE, "out", lambda s: out_over(s.layernorm, "weight")),
+    ("layernorm out over bias", VALUE, "out", lambda s: out_over(s.layernorm, "bias")),
+]
+
+ADD_RMSNORM = [
+    ("add_rmsnorm residual", VALUE, "residual", lambda s: s.add_rmsnorm(residual=zeros(4, 8))),
+    (
+        "add_rmsnorm residual type",
+        TYPE,
+        "residual",
+        lambda s: s.add_rmsnorm(residual=half(4, 4, 8)),
+    ),
+    ("add_rmsnorm weight", VALUE, "weight", lambda s: s.add_rmsnorm(weight=zeros(4))),
+    ("add_rmsnorm eps", VALUE, "eps", lambda s: s.add_rmsnorm(eps=-1)),
+    ("add_rmsnorm one tensor", VALUE, "x", lambda s: s.add_rmsnorm(residual=s.out.view)),
+    ("add_rmsnorm read-only", TYPE, "x", lambda s: s.add_rmsnorm(x=read_only(zeros(4, 4, 8)))),
+]
+
+GATED = [
+    ("silu odd", VALUE, "x", lambda s: s.silu(x=zeros(4, 4, 15))),
+    ("silu x none", TYPE, "x", lambda s: fp.silu_and_mul(None)),
+    ("silu x narrow", TYPE, "x", lambda s: s.silu(x=zeros(4, 4, 16, dtype="float8_e5m2"))),
+    ("silu out shape", VALUE, "out", lambda s: s.silu(out=zeros(4, 4, 16))),
+    ("silu out dtype", TYPE, "out", lambda s: s.silu(out=half(4, 4, 8))),
+    ("silu scale", VALUE, "scale", lambda s: s.silu(scale=0)),
+    ("silu scale text", TYPE, "scale", lambda s: s.silu(scale="one")),
+    ("silu out_dtype", fp.UnsupportedError, "out_dtype", lambda s: s.silu(out_dtype="int8")),
+    ("silu new wide", TYPE, "out", lambda s: s.silu(out=None, out_dtype="bfloat16")),
+    ("silu out over x", VALUE, "out", lambda s: silu_over_itself(s)),
+]
+
+
+def shifted(call):
+    """`out` is x's memory, one row further on."""
+    memory = zeros(5, 4, 8)
+    return call(x=memory[:4], out=memory[1:])
+
+
+def out_over(call, name):
+    memory = zeros(4, 4, 8)
+    return call(out=memory, **{name: memory[1, 2]})
+
+
+def silu_over_itself(scene):
+    x = zeros(4, 4, 16)
+    return scene.silu(x=x, out=x[..., :8])
