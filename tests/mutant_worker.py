@@ -28,8 +28,10 @@ FIRST = {
 }
 # Then these, in the order of their time.
 QUICK = [
-    "ctest:test_(aliasing|append_merge|memory_checks|rows|select_kernel|status|tensor_checks|thread_pool)",
-    "pytest:test_streams test_append test_nonfinite test_merge test_api test_dlpack test_errors test_rows",
+    "ctest:test_(aliasing|append_merge|memory_checks|select_kernel|status|tensor_checks|thread_pool)",
+    "pytest:test_streams test_append test_nonfinite test_merge test_api test_dlpack test_errors",
+    "ctest:test_rows",
+    "pytest:test_rows",
     "ctest:test_schedule|test_engine",
     "pytest:test_frameworks test_leaks test_objects",
 ]
