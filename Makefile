@@ -65,15 +65,16 @@ coverage: $(READY) ## line coverage of the planner by the C++ tests, at least 95
 	mkdir -p build && find build -name '*.gcda' -delete && cmake --workflow --preset coverage
 	gcovr --root . --filter src/plan/ --filter src/api/plan.cpp --filter src/api/describe.cpp --fail-under-line 95 build/coverage
 
-lint: $(READY) ## formatting, static checks, include rule
+lint: $(READY) ## formatting, static checks, include rule, types
 	pre-commit run --all-files --show-diff-on-failure
+	$(INSTALL) '.[test]' && python tests/check_types.py
 
 stubs: $(READY) ## regenerate python/flashplan/_core.pyi
 	cmake --preset dev && cmake --build --preset dev --target stubs
 	cp build/dev/bindings/_core.pyi python/flashplan/_core.pyi
 
 clean: ## remove everything that was built, .venv included
-	rm -rf build .venv .hypothesis .pytest_cache .ruff_cache
+	rm -rf build .venv .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(READY): pyproject.toml

@@ -301,6 +301,14 @@ void bind_plan(nb::module_& m) {
         return std::make_tuple(status.ok(), std::string(status.message));
       },
       "options"_a);
+  m.def(
+      "workspace_bytes",
+      [](const AttentionOptions& options) {
+        std::size_t bytes = 0;
+        check(workspace_bytes(options, &bytes));
+        return bytes;
+      },
+      "options"_a);
 }
 
 }  // namespace flashplan

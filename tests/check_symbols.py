@@ -35,6 +35,7 @@ PUBLIC = {
     "flashplan::set_num_threads",
     "flashplan::show_config",
     "flashplan::version",
+    "flashplan::workspace_bytes",
 }
 
 

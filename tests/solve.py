@@ -38,7 +38,7 @@ class Runner:
     def __init__(self, case, **overrides):
         self.case = case
         self.options = case.options() | overrides
-        self.workspace = self._workspace(fp.Attention(**self.options).workspace_bytes)
+        self.workspace = self._workspace(fp.workspace_bytes(**self.options))
         self.attn = fp.Attention(**self.options, workspace=self.workspace.memory)
 
     def _workspace(self, num_bytes):

@@ -3,12 +3,15 @@
 
 import inspect
 import os
+import pathlib
 import re
+import subprocess
+import sys
 
 import pytest
 
 import flashplan as fp
-from flashplan.options import to_cuda_device
+from flashplan.options import Options, to_cuda_device
 
 ATTENTION = {
     "num_qo_heads": inspect.Parameter.empty,
@@ -40,6 +43,56 @@ def defaults(function):
 
 def test_attention_signature():
     assert defaults(fp.Attention) == ATTENTION
+
+
+def test_options_that_are_passed_on_are_those_of_attention():
+    """They are listed for type checkers, and checked by name."""
+    positional = {"num_qo_heads", "num_kv_heads", "head_dim"}
+    names = set(ATTENTION) - positional - {"workspace"}
+    assert set(Options.__annotations__) == names
+    assert set(fp.Attention(1, 1, 8, device="cpu").options) == names | positional
+    for function in (fp.is_supported, fp.workspace_bytes):
+        for typo in ("typo", "workspace"):
+            with pytest.raises(TypeError, match=f"^{typo}: expected an option .*page_size"):
+                function(1, 1, 8, **{typo: None})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"page_size": None, "q_dtype": "float16", "causal": False, "softcap": 30.0},
+        {"kv_dtype": "float8_e5m2", "kv_layout": "HND", "window_left": 7, "num_ctas": 3},
+        {"o_dtype": "float32", "softmax_scale": 0.3, "batch_invariant": True, "page_size": 1},
+        {"max_batch_size": 3, "max_qo_tokens": 5},
+    ],
+)
+def test_options_are_read_back(options):
+    """As what makes the same object, with every default filled in."""
+    dims = 8 if "kv_dtype" in options else (8, 16)
+    attn = fp.Attention(4, 2, dims, device="cpu", **options)
+    given = {"num_qo_heads": 4, "num_kv_heads": 2, "head_dim": dims, "device": "cpu"} | options
+    if "softmax_scale" in given:
+        given["softmax_scale"] = pytest.approx(given["softmax_scale"])  # as a float32
+    assert {name: attn.options[name] for name in given} == given
+    again = fp.Attention(**attn.options)
+    assert again.options == attn.options
+    assert eval(repr(attn), {"Attention": fp.Attention}).options == attn.options
+    assert None not in [attn.options[name] for name in ("kv_dtype", "o_dtype", "softmax_scale")]
+    assert again.workspace_bytes == attn.workspace_bytes == fp.workspace_bytes(**attn.options)
+
+
+def test_workspace_bytes_raises_as_attention_does():
+    with pytest.raises(ValueError, match="^num_qo_heads: "):
+        fp.workspace_bytes(0, 1, 8, device="cpu")
+    with pytest.raises(fp.UnsupportedError, match="^q_dtype: "):
+        fp.workspace_bytes(1, 1, 8, q_dtype="float8_e4m3fn", device="cpu")
+
+
+def test_a_typed_program_runs(torch):
+    """What type checkers accept; see check_types.py."""
+    program = pathlib.Path(__file__).parent / "typed/accepted.py"
+    subprocess.run([sys.executable, program], check=True)
 
 
 @pytest.mark.parametrize(

@@ -166,4 +166,8 @@ class FLASHPLAN_API Plan {
 /// Whether Plan::create() would find a kernel; the message says what is missing.
 FLASHPLAN_API Status is_supported(const AttentionOptions& options) noexcept;
 
+/// Bytes of workspace that the bounds ask for, without making a Plan; options.workspace_bytes is
+/// not looked at. Errors as is_supported(), and nothing is written then.
+FLASHPLAN_API Status workspace_bytes(const AttentionOptions& options, std::size_t* bytes) noexcept;
+
 }  // namespace flashplan

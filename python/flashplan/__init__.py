@@ -6,7 +6,7 @@ Plan once per step, run once per layer, on tensors of any framework that speaks 
 
 from flashplan._core import CudaError, UnsupportedError
 from flashplan._core import version as _version
-from flashplan.attention import Attention, is_supported
+from flashplan.attention import Attention, is_supported, workspace_bytes
 from flashplan.ops import append_paged_kv, merge_states
 from flashplan.rows import (
     add_rmsnorm,
@@ -36,4 +36,5 @@ __all__ = [
     "set_num_threads",
     "show_config",
     "silu_and_mul",
+    "workspace_bytes",
 ]

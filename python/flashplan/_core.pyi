@@ -3,6 +3,7 @@ flashplan's C++ library; the documented surface is the package flashplan.
 """
 
 import enum
+from typing import NoReturn, SupportsIndex
 
 
 class DType(enum.Enum):
@@ -143,7 +144,8 @@ class Plan:
     def describe(self) -> str:
         """The schedule as text: totals, then the first queues."""
 
-    def __reduce_ex__(self, *args) -> None: ...
+    def __reduce_ex__(self, protocol: SupportsIndex, /) -> NoReturn:
+        """Refused: a copy would share what it points to."""
 
     @property
     def options(self) -> Options: ...
@@ -178,6 +180,8 @@ class Plan:
 
 def is_supported(options: Options) -> tuple[bool, str]: ...
 
+def workspace_bytes(options: Options) -> int: ...
+
 def merge_pair(o_a: object | None, lse_a: object | None, o_b: object | None, lse_b: object | None, out: object | None, lse: object | None, stream: object | None) -> None: ...
 
 def merge_stack(o: object | None, lse_in: object | None, out: object | None, lse: object | None, stream: object | None) -> None: ...
@@ -211,3 +215,9 @@ def add_rmsnorm(x: object | None, residual: object | None, weight: object | None
 def layernorm(x: object | None, weight: object | None, bias: object | None, out: object | None, eps: object | None, stream: object | None) -> None: ...
 
 def gated_activation(activation: Activation, x: object | None, out: object | None, out_dtype: object | None, scale: object | None, stream: object | None) -> None: ...
+
+class UnsupportedError(NotImplementedError):
+    """Valid, but no kernel of this build can do it."""
+
+class CudaError(RuntimeError):
+    """A CUDA call failed."""

@@ -1,11 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention: options once, plan() once per step, run() once per layer."""
 
-from typing import Any
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
 
 from flashplan import _core
-from flashplan.options import make_options
+from flashplan.options import Options, make_options, options_dict, options_from
 from flashplan.outputs import new_output
+from flashplan.types import (
+    Device,
+    FloatDType,
+    KvDType,
+    KvLayout,
+    Lengths,
+    Stream,
+    Tensor,
+    TensorT,
+)
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class Attention:
@@ -69,19 +84,19 @@ class Attention:
         head_dim: int | tuple[int, int],
         *,
         page_size: int | None = 16,
-        q_dtype: Any = "bfloat16",
-        kv_dtype: Any = None,
-        o_dtype: Any = None,
+        q_dtype: FloatDType = "bfloat16",
+        kv_dtype: KvDType | None = None,
+        o_dtype: FloatDType | None = None,
         causal: bool = True,
         window_left: int = -1,
         softmax_scale: float | None = None,
         softcap: float = 0.0,
-        variant: Any = None,
-        kv_layout: str = "NHD",
+        variant: None = None,
+        kv_layout: KvLayout = "NHD",
         max_batch_size: int = 256,
         max_qo_tokens: int = 8192,
-        device: Any = None,
-        workspace: Any = None,
+        device: Device | None = None,
+        workspace: Tensor | None = None,
         num_ctas: int | None = None,
         batch_invariant: bool = False,
     ) -> None:
@@ -111,11 +126,20 @@ class Attention:
         self._o_dtype = filled.o_dtype.name
         self._num_qo_heads = filled.num_qo_heads
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __repr__(self) -> str:
+        options = ", ".join(f"{name}={value!r}" for name, value in self.options.items())
+        return f"{type(self).__name__}({options})"
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TypeError(
             f"{type(self).__name__}: expected a new object with the same options, "
             "got a request to copy or pickle this one"
         )
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options in use, every default filled in: Attention(**attn.options) is the same."""
+        return options_dict(self._plan.options)
 
     @property
     def workspace_bytes(self) -> int:
@@ -123,7 +147,12 @@ class Attention:
         return self._plan.workspace_bytes
 
     def plan(
-        self, qo_indptr: Any, kv_lens: Any, kv_indptr: Any = None, *, stream: Any = None
+        self,
+        qo_indptr: Lengths,
+        kv_lens: Lengths,
+        kv_indptr: Lengths | None = None,
+        *,
+        stream: Stream | None = None,
     ) -> _core.Plan:
         """Schedules one step. No synchronisation, no allocation.
 
@@ -149,21 +178,72 @@ class Attention:
         self._plan.plan(qo_indptr, kv_lens, kv_indptr, stream)
         return self._plan
 
+    @overload
     def run(
         self,
-        q: Any,
-        k: Any,
-        v: Any,
+        q: TensorT,
+        k: Tensor,
+        v: Tensor,
         *,
-        block_table: Any = None,
-        page_indptr: Any = None,
-        page_indices: Any = None,
-        out: Any = None,
-        lse: Any = None,
+        block_table: Tensor | None = None,
+        page_indptr: Tensor | None = None,
+        page_indices: Tensor | None = None,
+        out: TensorT | None = None,
+        lse: TensorT | None = None,
+        return_lse: Literal[False] = False,
+        k_scale: float = 1.0,
+        v_scale: float = 1.0,
+        stream: Stream | None = None,
+    ) -> TensorT: ...
+    @overload
+    def run(
+        self,
+        q: TensorT,
+        k: Tensor,
+        v: Tensor,
+        *,
+        block_table: Tensor | None = None,
+        page_indptr: Tensor | None = None,
+        page_indices: Tensor | None = None,
+        out: TensorT | None = None,
+        lse: TensorT | None = None,
+        return_lse: Literal[True],
+        k_scale: float = 1.0,
+        v_scale: float = 1.0,
+        stream: Stream | None = None,
+    ) -> tuple[TensorT, TensorT]: ...
+    @overload
+    def run(
+        self,
+        q: TensorT,
+        k: Tensor,
+        v: Tensor,
+        *,
+        block_table: Tensor | None = None,
+        page_indptr: Tensor | None = None,
+        page_indices: Tensor | None = None,
+        out: TensorT | None = None,
+        lse: TensorT | None = None,
+        return_lse: bool,
+        k_scale: float = 1.0,
+        v_scale: float = 1.0,
+        stream: Stream | None = None,
+    ) -> TensorT | tuple[TensorT, TensorT]: ...
+    def run(
+        self,
+        q: TensorT,
+        k: Tensor,
+        v: Tensor,
+        *,
+        block_table: Tensor | None = None,
+        page_indptr: Tensor | None = None,
+        page_indices: Tensor | None = None,
+        out: TensorT | None = None,
+        lse: TensorT | None = None,
         return_lse: bool = False,
         k_scale: float = 1.0,
         v_scale: float = 1.0,
-        stream: Any = None,
+        stream: Stream | None = None,
     ) -> Any:
         """Runs the planned attention. A row with no visible key gets o = 0, lse = -inf.
 
@@ -214,8 +294,7 @@ class Attention:
             shape = (self._plan.num_tokens, *self._o_heads_and_dim)
             o, finish_o = new_output(q, shape, self._o_dtype)
         if lse is None and return_lse:
-            shape = (self._plan.num_tokens, self._num_qo_heads)
-            lse, finish_lse = new_output(q, shape, "float32")
+            lse, finish_lse = new_output(q, (self._plan.num_tokens, self._num_qo_heads), "float32")
         self._plan.run(
             q, k, v, block_table, page_indptr, page_indices, o, lse, k_scale, v_scale, stream
         )
@@ -226,7 +305,10 @@ class Attention:
 
 
 def is_supported(
-    num_qo_heads: int, num_kv_heads: int, head_dim: int | tuple[int, int], **options: Any
+    num_qo_heads: int,
+    num_kv_heads: int,
+    head_dim: int | tuple[int, int],
+    **options: Unpack[Options],
 ) -> tuple[bool, str]:
     """Whether `Attention` has a kernel for the options, and if not, why.
 
@@ -234,6 +316,19 @@ def is_supported(
     unsupported raise as they do there.
     """
     try:
-        return _core.is_supported(make_options(num_qo_heads, num_kv_heads, head_dim, **options))
+        return _core.is_supported(options_from(num_qo_heads, num_kv_heads, head_dim, options))
     except _core.UnsupportedError as error:
         return False, str(error)
+
+
+def workspace_bytes(
+    num_qo_heads: int,
+    num_kv_heads: int,
+    head_dim: int | tuple[int, int],
+    **options: Unpack[Options],
+) -> int:
+    """The `workspace_bytes` of an `Attention`, before there is one.
+
+    Takes the options of `Attention` but workspace, and raises as it does.
+    """
+    return _core.workspace_bytes(options_from(num_qo_heads, num_kv_heads, head_dim, options))

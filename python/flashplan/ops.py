@@ -1,23 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention states and the KV cache outside of attention itself."""
 
-from typing import Any
+from typing import Any, TypeVar
 
 from flashplan import _core
 from flashplan.options import dtype_name, is_hnd, to_dtype
 from flashplan.outputs import new_output
+from flashplan.types import KvDType, KvLayout, Stream, Tensor, TensorT
+
+Given = TypeVar("Given")
 
 
 def merge_states(
-    o_a: Any,
-    lse_a: Any,
-    o_b: Any = None,
-    lse_b: Any = None,
+    o_a: TensorT,
+    lse_a: Tensor,
+    o_b: Tensor | None = None,
+    lse_b: Tensor | None = None,
     *,
-    out: Any = None,
-    lse: Any = None,
-    stream: Any = None,
-) -> tuple[Any, Any]:
+    out: TensorT | None = None,
+    lse: TensorT | None = None,
+    stream: Stream | None = None,
+) -> tuple[TensorT, TensorT]:
     """Merges attention states over disjoint keys: the operator of FlashInfer, section 2.2.
 
     An lse of NaN or +inf makes lse and all of o NaN in its row; NaN or infinity in o makes its dim
@@ -42,38 +45,39 @@ def merge_states(
     if (o_b is None) != (lse_b is None):
         raise TypeError("o_b: expected both o_b and lse_b, or neither, got one of them")
     stacked = o_b is None
+    o: Any = out
+    merged_lse: Any = lse
     finish_o = finish_lse = None
     if out is None:
         shape = tuple(getattr(o_a, "shape", ()))
-        out, finish_o = new_output(
-            o_a, shape[stacked:], dtype_name(getattr(o_a, "dtype", "float32"))
-        )
+        o, finish_o = new_output(o_a, shape[stacked:], dtype_name(getattr(o_a, "dtype", "float32")))
     if lse is None:
         shape = tuple(getattr(lse_a, "shape", ()))
-        lse, finish_lse = new_output(o_a, shape[stacked:], "float32")
+        merged_lse, finish_lse = new_output(o_a, shape[stacked:], "float32")
     if stacked:
-        _core.merge_stack(o_a, lse_a, out, lse, stream)
+        _core.merge_stack(o_a, lse_a, o, merged_lse, stream)
     else:
-        _core.merge_pair(o_a, lse_a, o_b, lse_b, out, lse, stream)
-    return finish_o(out) if finish_o else out, finish_lse(lse) if finish_lse else lse
+        _core.merge_pair(o_a, lse_a, o_b, lse_b, o, merged_lse, stream)
+    o = finish_o(o) if finish_o else o
+    return o, finish_lse(merged_lse) if finish_lse else merged_lse
 
 
 def append_paged_kv(
-    k: Any,
-    v: Any,
-    k_cache: Any,
-    v_cache: Any,
-    indptr: Any,
-    kv_lens: Any,
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    indptr: Tensor,
+    kv_lens: Tensor,
     *,
-    block_table: Any = None,
-    page_indptr: Any = None,
-    page_indices: Any = None,
-    kv_layout: str = "NHD",
-    kv_dtype: Any = None,
+    block_table: Tensor | None = None,
+    page_indptr: Tensor | None = None,
+    page_indices: Tensor | None = None,
+    kv_layout: KvLayout = "NHD",
+    kv_dtype: KvDType | None = None,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
-    stream: Any = None,
+    stream: Stream | None = None,
 ) -> None:
     """Writes the keys and values of new tokens into their pages.
 
@@ -111,7 +115,7 @@ def append_paged_kv(
     )
 
 
-def _given(argument: str, tensor: Any) -> Any:
+def _given(argument: str, tensor: Given | None) -> Given:
     if tensor is None:
         raise TypeError(f"{argument}: expected a tensor, got None")
     return tensor

@@ -1,12 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
 """Names and defaults of the options, checked and handed to the core."""
 
+from __future__ import annotations
+
 import operator
-from typing import Any
+from typing import Any, TypedDict
 
 from flashplan import _core
+from flashplan.types import Device, FloatDType, KvDType, KvLayout
 
 DTYPES = {dtype.name: dtype for dtype in _core.DType}
+
+
+class Options(TypedDict, total=False):
+    """The options of `Attention` besides heads and head dims, but for workspace."""
+
+    page_size: int | None
+    q_dtype: FloatDType
+    kv_dtype: KvDType | None
+    o_dtype: FloatDType | None
+    causal: bool
+    window_left: int
+    softmax_scale: float | None
+    softcap: float
+    variant: None
+    kv_layout: KvLayout
+    max_batch_size: int
+    max_qo_tokens: int
+    device: Device | None
+    num_ctas: int | None
+    batch_invariant: bool
 
 
 def dtype_name(dtype: Any) -> str:
@@ -89,7 +112,8 @@ def to_head_dims(head_dim: Any) -> tuple[int, int]:
         if len(head_dim) != 2:
             raise ValueError(f"head_dim: expected an int or (qk, vo), got {head_dim!r}")
         return to_int("head_dim", head_dim[0]), to_int("head_dim", head_dim[1])
-    return (to_int("head_dim", head_dim),) * 2
+    dim = to_int("head_dim", head_dim)
+    return dim, dim
 
 
 def make_options(
@@ -98,18 +122,18 @@ def make_options(
     head_dim: int | tuple[int, int],
     *,
     page_size: int | None = 16,
-    q_dtype: Any = "bfloat16",
-    kv_dtype: Any = None,
-    o_dtype: Any = None,
+    q_dtype: FloatDType = "bfloat16",
+    kv_dtype: KvDType | None = None,
+    o_dtype: FloatDType | None = None,
     causal: bool = True,
     window_left: int = -1,
     softmax_scale: float | None = None,
     softcap: float = 0.0,
-    variant: Any = None,
-    kv_layout: str = "NHD",
+    variant: None = None,
+    kv_layout: KvLayout = "NHD",
     max_batch_size: int = 256,
     max_qo_tokens: int = 8192,
-    device: Any = None,
+    device: Device | None = None,
     num_ctas: int | None = None,
     batch_invariant: bool = False,
 ) -> _core.Options:
@@ -146,3 +170,40 @@ def make_options(
             raise ValueError(f"num_ctas: expected >= 1, got {num_ctas}")
     options.batch_invariant = to_bool("batch_invariant", batch_invariant)
     return options
+
+
+def options_from(
+    num_qo_heads: int, num_kv_heads: int, head_dim: int | tuple[int, int], options: Options
+) -> _core.Options:
+    """make_options() of options that a caller passes on; TypeError for an unknown name."""
+    for name in options:
+        if name not in Options.__annotations__:
+            known = ", ".join(Options.__annotations__)
+            raise TypeError(f"{name}: expected an option ({known}), got an unknown one")
+    return make_options(num_qo_heads, num_kv_heads, head_dim, **options)
+
+
+def options_dict(options: _core.Options) -> dict[str, Any]:
+    """The keyword arguments of `Attention` that give these options."""
+    device = options.cuda_device
+    head_dims = (options.head_dim_qk, options.head_dim_vo)
+    return {
+        "num_qo_heads": options.num_qo_heads,
+        "num_kv_heads": options.num_kv_heads,
+        "head_dim": head_dims[0] if head_dims[0] == head_dims[1] else head_dims,
+        "page_size": options.page_size or None,
+        "q_dtype": options.q_dtype.name,
+        "kv_dtype": options.kv_dtype.name,
+        "o_dtype": options.o_dtype.name,
+        "causal": options.causal,
+        "window_left": options.window_left,
+        "softmax_scale": options.softmax_scale,
+        "softcap": options.softcap,
+        "variant": None,
+        "kv_layout": "HND" if options.hnd else "NHD",
+        "max_batch_size": options.max_batch_size,
+        "max_qo_tokens": options.max_qo_tokens,
+        "device": "cpu" if device is None else f"cuda:{device}",
+        "num_ctas": options.num_ctas,
+        "batch_invariant": options.batch_invariant,
+    }

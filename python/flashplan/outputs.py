@@ -21,7 +21,7 @@ _MEMORY = {"bfloat16": "uint16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8
 
 def _cupy_empty(like: Any, shape: tuple[int, ...], dtype: str) -> Any:
     """A narrow format as `like` has it: in a dtype of that name, or as memory of its size."""
-    import cupy
+    import cupy  # pyright: ignore[reportMissingImports]
 
     kind: Any = _MEMORY.get(dtype, dtype)
     if like.dtype.name == dtype:
@@ -54,7 +54,7 @@ class _NewJaxArray:
     def __init__(self, array: Any) -> None:
         self.array = array
 
-    def __dlpack_device__(self) -> tuple[int, int]:
+    def __dlpack_device__(self) -> Any:
         return self.array.__dlpack_device__()
 
     def __dlpack__(self, **options: Any) -> Any:

@@ -1,22 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """Norms and activations: what an engine computes on rows between attention and the rest."""
 
+from collections.abc import Callable
 from typing import Any
 
 from flashplan import _core
 from flashplan.options import dtype_name, to_bool, to_dtype
 from flashplan.outputs import new_output
+from flashplan.types import KvDType, Stream, Tensor, TensorT
 
 
 def rmsnorm(
-    x: Any,
-    weight: Any,
+    x: TensorT,
+    weight: Tensor,
     eps: float = 1e-6,
     *,
     gemma: bool = False,
-    out: Any = None,
-    stream: Any = None,
-) -> Any:
+    out: TensorT | None = None,
+    stream: Stream | None = None,
+) -> TensorT:
     """x / sqrt(mean(x^2) + eps) * weight, over the last dimension, summed in float32.
 
     Args:
@@ -33,19 +35,19 @@ def rmsnorm(
         ValueError, TypeError: a tensor is malformed. Nothing was written.
     """
     is_gemma = to_bool("gemma", gemma)
-    out, finish = _output(x, out)
-    _core.rmsnorm(x, weight, out, eps, is_gemma, stream)
-    return finish(out)
+    y, finish = _output(x, out)
+    _core.rmsnorm(x, weight, y, eps, is_gemma, stream)
+    return finish(y)
 
 
 def add_rmsnorm(
-    x: Any,
-    residual: Any,
-    weight: Any,
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
     eps: float = 1e-6,
     *,
     gemma: bool = False,
-    stream: Any = None,
+    stream: Stream | None = None,
 ) -> None:
     """In place: residual += x, rounded to its dtype; then x = rmsnorm(residual).
 
@@ -59,14 +61,14 @@ def add_rmsnorm(
 
 
 def layernorm(
-    x: Any,
-    weight: Any,
-    bias: Any = None,
+    x: TensorT,
+    weight: Tensor,
+    bias: Tensor | None = None,
     eps: float = 1e-5,
     *,
-    out: Any = None,
-    stream: Any = None,
-) -> Any:
+    out: TensorT | None = None,
+    stream: Stream | None = None,
+) -> TensorT:
     """(x - mean) / sqrt(variance + eps) * weight + bias, over the last dimension.
 
     Args:
@@ -75,14 +77,19 @@ def layernorm(
     Raises:
         ValueError, TypeError: a tensor is malformed. Nothing was written.
     """
-    out, finish = _output(x, out)
-    _core.layernorm(x, weight, bias, out, eps, stream)
-    return finish(out)
+    y, finish = _output(x, out)
+    _core.layernorm(x, weight, bias, y, eps, stream)
+    return finish(y)
 
 
 def silu_and_mul(
-    x: Any, out: Any = None, *, out_dtype: Any = None, scale: float = 1.0, stream: Any = None
-) -> Any:
+    x: TensorT,
+    out: TensorT | None = None,
+    *,
+    out_dtype: KvDType | None = None,
+    scale: float = 1.0,
+    stream: Stream | None = None,
+) -> TensorT:
     """silu(x[..., :d]) * x[..., d:] / scale, in float32; silu(x) = x / (1 + exp(-x)).
 
     Args:
@@ -102,35 +109,52 @@ def silu_and_mul(
 
 
 def gelu_and_mul(
-    x: Any, out: Any = None, *, out_dtype: Any = None, scale: float = 1.0, stream: Any = None
-) -> Any:
+    x: TensorT,
+    out: TensorT | None = None,
+    *,
+    out_dtype: KvDType | None = None,
+    scale: float = 1.0,
+    stream: Stream | None = None,
+) -> TensorT:
     """`silu_and_mul` with gelu(x) = x / 2 * (1 + erf(x / sqrt(2)))."""
     return _gated("gelu", x, out, out_dtype, scale, stream)
 
 
 def gelu_tanh_and_mul(
-    x: Any, out: Any = None, *, out_dtype: Any = None, scale: float = 1.0, stream: Any = None
-) -> Any:
+    x: TensorT,
+    out: TensorT | None = None,
+    *,
+    out_dtype: KvDType | None = None,
+    scale: float = 1.0,
+    stream: Stream | None = None,
+) -> TensorT:
     """`silu_and_mul` with gelu(x) = x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))."""
     return _gated("gelu_tanh", x, out, out_dtype, scale, stream)
 
 
-def _gated(name: str, x: Any, out: Any, out_dtype: Any, scale: float, stream: Any) -> Any:
+def _gated(
+    name: str, x: TensorT, out: TensorT | None, out_dtype: Any, scale: float, stream: Any
+) -> TensorT:
     stored = None if out_dtype is None else to_dtype("out_dtype", out_dtype)
-    finish = None
+    y: Any = out
+    finish: Callable[[Any], TensorT] = _unchanged
     if out is None:
         *outer, width = _shape(x)
         dtype = dtype_name(getattr(x, "dtype", "float32")) if stored is None else stored.name
-        out, finish = new_output(x, (*outer, width // 2), dtype)
-    _core.gated_activation(_core.Activation[name], x, out, stored, scale, stream)
-    return finish(out) if finish else out
+        y, finish = new_output(x, (*outer, width // 2), dtype)
+    _core.gated_activation(_core.Activation[name], x, y, stored, scale, stream)
+    return finish(y)
 
 
-def _output(x: Any, out: Any) -> tuple[Any, Any]:
+def _output(x: TensorT, out: TensorT | None) -> tuple[Any, Callable[[Any], TensorT]]:
     """`out` or a new tensor like x, and what makes it one of x's framework."""
     if out is not None:
-        return out, lambda tensor: tensor
+        return out, _unchanged
     return new_output(x, _shape(x), dtype_name(getattr(x, "dtype", "float32")))
+
+
+def _unchanged(tensor: Any) -> Any:
+    return tensor
 
 
 def _shape(x: Any) -> tuple[int, ...]:

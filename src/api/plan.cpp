@@ -237,4 +237,14 @@ Status is_supported(const AttentionOptions& options) noexcept {
   return select_kernel(options, device_limits(options.device), &choice);
 }
 
+Status workspace_bytes(const AttentionOptions& options, std::size_t* bytes) noexcept {
+  if (bytes == nullptr) {
+    return error(StatusCode::kInvalidArgument, "bytes: expected a pointer, got null");
+  }
+  KernelChoice choice;
+  FLASHPLAN_RETURN_IF_ERROR(select_kernel(options, device_limits(options.device), &choice));
+  *bytes = layout_workspace(options, choice, std::nullopt).total;
+  return {};
+}
+
 }  // namespace flashplan

@@ -393,7 +393,17 @@ TEST(same_answer_from_is_supported_and_create) {
     const Status created = Plan::create(options, &plan);
     CHECK_EQ(static_cast<int>(asked.code), static_cast<int>(created.code));
     CHECK_EQ(std::string(asked.message), created.message);
+    std::size_t bytes = 7;
+    const Status measured = workspace_bytes(options, &bytes);
+    CHECK_EQ(std::string(measured.message), created.message);
+    CHECK_EQ(bytes, created.ok() ? plan.workspace_bytes() : 7);
   }
+}
+
+TEST(workspace_bytes_needs_a_place) {
+  const Status status = workspace_bytes(llama(), nullptr);
+  CHECK_EQ(static_cast<int>(status.code), static_cast<int>(StatusCode::kInvalidArgument));
+  CHECK_EQ(std::string(status.message), "bytes: expected a pointer, got null");
 }
 
 TEST(workspace_layout) {

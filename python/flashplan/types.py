@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What arguments may be, for type checkers: tensors, lengths, dtypes, devices and streams."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar
+
+
+class Tensor(Protocol):
+    """A tensor of any framework: NumPy, PyTorch, CuPy, JAX or another one that speaks DLPack."""
+
+    @property
+    def __dlpack__(self) -> Callable[..., Any]: ...
+    @property
+    def __dlpack_device__(self) -> Callable[..., Any]: ...
+
+
+TensorT = TypeVar("TensorT", bound=Tensor)
+"""The framework of q, in which results are returned."""
+
+Lengths: TypeAlias = Sequence[int] | Tensor
+"""Integers on the host: a list, a NumPy array, or a tensor of one dimension."""
+
+
+class FrameworkDType(Protocol):
+    """A dtype of NumPy or PyTorch."""
+
+    @property
+    def itemsize(self) -> int: ...
+
+
+class TorchDevice(Protocol):
+    """torch.device."""
+
+    @property
+    def type(self) -> str: ...
+
+
+class NumberedDevice(Protocol):
+    """A device of CuPy or JAX."""
+
+    @property
+    def id(self) -> int: ...
+
+
+class CudaStream(Protocol):
+    """A stream of cuda.core, or of another library that follows its protocol."""
+
+    @property
+    def __cuda_stream__(self) -> Any: ...
+
+
+class TorchStream(Protocol):
+    """torch.cuda.Stream."""
+
+    @property
+    def cuda_stream(self) -> int: ...
+
+
+class CupyStream(Protocol):
+    """cupy.cuda.Stream."""
+
+    @property
+    def ptr(self) -> int: ...
+
+
+FloatName: TypeAlias = Literal["float32", "float16", "bfloat16"]
+Float8Name: TypeAlias = Literal["float8_e4m3fn", "float8_e5m2"]
+
+# Scalar types of NumPy, JAX and ml_dtypes are classes.
+FloatDType: TypeAlias = FloatName | FrameworkDType | type[Any]
+KvDType: TypeAlias = FloatName | Float8Name | FrameworkDType | type[Any]
+KvLayout: TypeAlias = Literal["NHD", "HND"]
+Device: TypeAlias = str | TorchDevice | NumberedDevice
+Stream: TypeAlias = int | CudaStream | TorchStream | CupyStream

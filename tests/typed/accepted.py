@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A user's program: type checkers accept it and infer what it says, and it runs."""
+
+import sys
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+import flashplan as fp
+
+if sys.version_info >= (3, 11):
+    from typing import assert_type
+elif TYPE_CHECKING:
+    from typing_extensions import assert_type
+
+Floats = npt.NDArray[np.float32]
+
+
+def with_numpy() -> None:
+    attn = fp.Attention(
+        4, 2, 8, page_size=None, q_dtype="float32", o_dtype=np.dtype("float32"), device="cpu"
+    )
+    qo_indptr: npt.NDArray[np.int64] = np.cumsum([0, 1, 2])
+    assert_type(attn.plan(qo_indptr, [3, 4]).describe(), str)
+    q: Floats = np.ones((3, 4, 8), np.float32)
+    kv: Floats = np.ones((7, 2, 8), np.float32)
+    assert_type(attn.run(q, kv, kv), Floats)
+    o, lse = attn.run(q, kv, kv, return_lse=True)
+    assert_type(o, Floats)
+    assert_type(lse, Floats)
+    assert_type(attn.run(q, kv, kv, out=o, lse=lse, k_scale=0.5), Floats)
+    assert_type(fp.merge_states(o, lse, o.copy(), lse.copy()), tuple[Floats, Floats])
+    assert_type(attn.workspace_bytes, int)
+    assert_type(fp.workspace_bytes(4, 2, 8, device="cpu"), int)
+    assert_type(fp.is_supported(4, 2, (8, 16), q_dtype=np.float32, device="cpu"), tuple[bool, str])
+    assert fp.Attention(**attn.options).workspace_bytes == attn.workspace_bytes
+
+
+def with_torch() -> None:
+    attn = fp.Attention(
+        4,
+        2,
+        8,
+        page_size=4,
+        q_dtype=torch.float32,
+        kv_dtype="float8_e4m3fn",
+        device=torch.device("cpu"),
+        workspace=torch.zeros(1 << 22, dtype=torch.uint8),
+    )
+    attn.plan(torch.tensor([0, 1, 3]), torch.tensor([1, 2]))
+    q = torch.ones(3, 4, 8)
+    cache = torch.zeros(2, 4, 2, 8).to(torch.float8_e4m3fn)
+    table = torch.tensor([[0], [1]], dtype=torch.int32)
+    lens = torch.tensor([1, 2], dtype=torch.int32)
+    new = torch.ones(3, 2, 8)
+    fp.append_paged_kv(
+        new,
+        new,
+        cache,
+        cache.clone(),
+        torch.tensor([0, 1, 3], dtype=torch.int32),
+        lens,
+        block_table=table,
+        kv_layout="NHD",
+        kv_dtype="float8_e4m3fn",
+    )
+    assert_type(attn.run(q, cache, cache, block_table=table), torch.Tensor)
+    out = torch.empty(3, 4, 8)
+    assert_type(attn.run(q, cache, cache, block_table=table, out=out), torch.Tensor)
+    both = attn.run(q, cache, cache, block_table=table, return_lse=True)
+    assert_type(both, tuple[torch.Tensor, torch.Tensor])
+
+
+def errors() -> str:
+    try:
+        fp.Attention(4, 2, 8, device="cpu", workspace=np.zeros(1, np.uint8))
+    except (fp.UnsupportedError, fp.CudaError, ValueError) as error:
+        return str(error)
+    return fp.show_config()
+
+
+if __name__ == "__main__":
+    with_numpy()
+    with_torch()
+    errors()
