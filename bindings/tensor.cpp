@@ -155,10 +155,12 @@ void fill(const char* name, const dlpack::Tensor& t, TensorKind kind, const DTyp
   }
 }
 
-/// torch's imaginary parts of conjugates are views of memory that holds the opposite. Among numbers
-/// of twice their size, they have even strides: others are not asked.
+/// torch's imaginary parts of conjugates are views of memory that holds the opposite. They lie
+/// among numbers of twice their size, so that their strides are even, but for a dim of size 1 that
+/// was added later. Other tensors are not asked, since that takes as long as all other checks.
 void check_not_negated(const char* name, nb::handle object, const TensorView& view) {
-  if (view.stride[view.rank - 1] % 2 != 0) return;
+  const int32_t last = view.rank - 1;
+  if (view.stride[last] % 2 != 0 && view.shape[last] != 1) return;
   const nb::object is_neg = attribute(object, "is_neg");
   if (PyCallable_Check(is_neg.ptr()) == 0 || !nb::cast<bool>(is_neg())) return;
   raise_value(std::string(name) +

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import flashplan as fp
-from dlpack_producer import CUDA, HANDLE, METAL, READ_ONLY, Producer
+from misuse.capsules import CUDA, HANDLE, METAL, READ_ONLY, Exporter
 
 BF16 = ml_dtypes.bfloat16
 
@@ -33,7 +33,7 @@ def attn32():
 
 def test_a_producer_without_changes(attn32):
     q, k, v = tensors()
-    producers = [Producer(x) for x in (q, k, v)]
+    producers = [Exporter(x) for x in (q, k, v)]
     out = np.empty((3, 2, 8), np.float32)
     attn32.run(*producers, out=out)
     assert np.array_equal(out, attn32.run(q, k, v))
@@ -46,16 +46,15 @@ def test_byte_offset(attn32):
     expected = attn32.run(q, k, v)
     wide = np.full(q.size + 5, np.nan, np.float32)
     wide[5:] = q.reshape(-1)
-    moved = Producer(wide, shape=q.shape, strides=[16, 8, 1], ndim=3, byte_offset=20)
+    rows = {"shape": q.shape, "strides": [16, 8, 1], "ndim": 3}
+    moved = Exporter(wide, rows | {"byte_offset": 20})
     out = np.empty_like(expected)
     assert np.array_equal(attn32.run(moved, k, v, out=out), expected)
     target = np.full(out.size + 3, 7, np.float32)
-    attn32.run(
-        q, k, v, out=Producer(target, shape=q.shape, strides=[16, 8, 1], ndim=3, byte_offset=12)
-    )
+    attn32.run(q, k, v, out=Exporter(target, rows | {"byte_offset": 12}))
     assert np.array_equal(target[3:].reshape(out.shape), expected)
     assert (target[:3] == 7).all()
-    lens = Producer(np.array([99, 0, 3], np.int32), shape=[2], byte_offset=4)
+    lens = Exporter(np.array([99, 0, 3], np.int32), {"shape": [2], "byte_offset": 4})
     assert fp.Attention(2, 1, 8, device="cpu").plan(lens, [5]).num_tokens == 3
 
 
@@ -114,7 +113,7 @@ def test_wrong_exports_are_refused(attn32, wrong, argument):
     q, k, v = tensors()
     arrays = {"q": q, "k": k, "v": v}
     arrays |= {"out": np.zeros((3, 2, 8), np.float32), "lse": np.zeros((3, 2), np.float32)}
-    producer = Producer(arrays[argument], **change(arrays[argument].shape))
+    producer = Exporter(arrays[argument], change(arrays[argument].shape))
     with pytest.raises(exception, match=rf"^{argument}: expected .*, got ") as caught:
         attn32.run(**arrays | {argument: producer})
     assert text in str(caught.value)
@@ -128,7 +127,7 @@ def test_wrong_exports_are_refused(attn32, wrong, argument):
 def test_wrong_exports_are_no_workspace(wrong):
     exception, _, change = WRONG[wrong]
     memory = np.zeros(1 << 20, np.float32)
-    producer = Producer(memory, **change(memory.shape))
+    producer = Exporter(memory, change(memory.shape))
     exception = ValueError if wrong == "no lanes" else exception  # memory of no bytes
     with pytest.raises(exception, match="^workspace: expected .*, got "):
         fp.Attention(2, 1, 8, device="cpu", num_ctas=1, workspace=producer)
@@ -139,15 +138,15 @@ def test_read_only_exports_are_not_written(attn32):
     q, k, v = tensors()
     out = np.zeros((3, 2, 8), np.float32)
     with pytest.raises(TypeError, match="^out: expected a writable tensor, got a read-only one"):
-        attn32.run(q, k, v, out=Producer(out, flags=READ_ONLY))
+        attn32.run(q, k, v, out=Exporter(out, {"flags": READ_ONLY}))
     assert not out.any()
-    attn32.run(Producer(q, flags=READ_ONLY), k, v, out=out)
+    attn32.run(Exporter(q, {"flags": READ_ONLY}), k, v, out=out)
     assert out.any()
 
 
 @pytest.mark.parametrize("name", ["plan", "workspace"])
 def test_null_data_of_integers_and_workspaces(name):
-    producer = Producer(np.ones(1 << 20, np.int32), data=None)
+    producer = Exporter(np.ones(1 << 20, np.int32), {"data": None})
     attn = fp.Attention(2, 1, 8, device="cpu", max_batch_size=1 << 20)
     expected = ("kv_lens" if name == "plan" else "workspace") + ": expected a tensor with storage"
     with pytest.raises(ValueError, match=expected):
@@ -170,10 +169,11 @@ def test_fake_tensors_of_torch_are_no_lengths(torch):
 def test_exports_are_held_as_long_as_their_memory_is_used():
     """A workspace whose memory belongs to the export alone."""
     q, k, v = tensors()
-    producer = Producer(np.zeros(1 << 20, np.uint8), fresh=True)
+    producer = Exporter(np.zeros(1 << 20, np.uint8), fresh=True)
     attn = fp.Attention(
         2, 1, 8, page_size=None, q_dtype="float32", device="cpu", num_ctas=2, workspace=producer
     )
+    assert producer.alive == 1
     attn.plan([0, 3], [5])
     for _ in range(3):
         o = attn.run(q, k, v)
@@ -358,20 +358,15 @@ def test_strides_of_a_stack_that_wrap_round():
     o, lse = np.ones((3, 1, 2, 8), np.float32), np.zeros((3, 1, 2), np.float32)
     far = [-(2**63), *strides(o.shape)[1:]]
     with pytest.raises(ValueError, match="^o: expected elements within the address space"):
-        fp.merge_states(Producer(o, strides=far), lse)
+        fp.merge_states(Exporter(o, {"strides": far}), lse)
     far = [2**62, *strides(lse.shape)[1:]]
     with pytest.raises(ValueError, match="^lse: expected elements within the address space"):
-        fp.merge_states(o, Producer(lse, strides=far))
-
-
-class Elsewhere(Producer):
-    def __dlpack_device__(self):
-        return (CUDA, self.changes["device_index"])
+        fp.merge_states(o, Exporter(lse, {"strides": far}))
 
 
 @pytest.mark.parametrize("index", [-1, 1000, 2**31 - 1])
 def test_a_device_that_is_not_there(index):
     o, lse = np.ones((1, 2, 8), np.float32), np.zeros((1, 2), np.float32)
-    elsewhere = Elsewhere(o, device_type=CUDA, device_index=index)
+    elsewhere = Exporter(o, {"device_type": CUDA, "device_index": index})
     with pytest.raises(TypeError, match=f"^o_a: expected .*, got one on cuda:{index}$"):
         fp.merge_states(elsewhere, lse, o, lse, out=o.copy(), lse=lse.copy())

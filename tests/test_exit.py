@@ -68,3 +68,21 @@ def test_daemon_threads(name):
         code = CHILD.format(setup=SETUPS[name], wait=0.003 * i)
         child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
         assert (child.returncode, child.stderr) == (0, "")
+
+
+FORK = """
+import os
+child = os.fork()
+if child == 0:
+    sys.exit(0)
+assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+def test_fork_beside_daemon_threads():
+    """The child has none of the threads, but all that their frames held."""
+    code = CHILD.format(setup=SETUPS["numpy"], wait=0.01) + FORK
+    child = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True
+    )
+    assert (child.returncode, child.stderr) == (0, "")

@@ -130,8 +130,9 @@ def test_negated_views_of_torch_are_refused(torch):
     tensors = dict.fromkeys("qkv", z.imag)
     expected = attn.run(**tensors)
     for name in "qkv":
-        with pytest.raises(ValueError, match=f"^{name}: expected .*, got a negated view"):
-            attn.run(**tensors | {name: z.conj().imag})
+        for negated in (z.conj().imag, z[..., 0].conj().imag.unsqueeze(-1)):
+            with pytest.raises(ValueError, match=f"^{name}: expected .*, got a negated view"):
+                attn.run(**tensors | {name: negated})
         assert not torch.equal(attn.run(**tensors | {name: z.conj().imag.resolve_neg()}), expected)
     lse = torch.zeros(3, 2)
     with pytest.raises(ValueError, match="^out: expected .*, got a negated view"):

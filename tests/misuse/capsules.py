@@ -3,7 +3,7 @@
 
 import ctypes
 
-from misuse.memory import Pages
+from misuse.memory import Pages, extent, view_at
 
 INT64, UINT64 = ctypes.c_int64, ctypes.c_uint64
 
@@ -45,6 +45,8 @@ class Versioned(ctypes.Structure):
 DELETER = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 CODES = {"i": 0, "u": 1, "f": 2, "b": 6}
 NAMED_CODES = {"bfloat16": 4, "float8_e4m3fn": 10, "float8_e5m2": 12}
+CUDA, METAL = 2, 8  # devices
+HANDLE = 3  # a code
 READ_ONLY = 1
 
 _new = ctypes.pythonapi.PyCapsule_New
@@ -57,9 +59,9 @@ _rename.argtypes = (ctypes.py_object, ctypes.c_char_p)
 
 class Export:
     """One capsule of an array. `fields` replace what would be right; "shape" and "strides" take
-    lists or None."""
+    sequences or None, "name" the bytes of the capsule's name."""
 
-    def __init__(self, array, versioned, fields, name=None, on_release=None):
+    def __init__(self, array, versioned, fields, on_release=None):
         self.releases = 0
         self._on_release = on_release
         self._pages = Pages(4096, fill=0)
@@ -78,6 +80,7 @@ class Export:
             "strides": [stride // array.itemsize for stride in array.strides],
             "major": 1,
             "minor": 1,
+            "name": b"dltensor_versioned" if versioned else b"dltensor",
         } | fields
         for i, field in enumerate(("shape", "strides")):
             numbers = values.pop(field)
@@ -95,8 +98,7 @@ class Export:
             owner = tensor if hasattr(Tensor, field) else managed
             if hasattr(type(owner), field):
                 setattr(owner, field, value)
-        usual = b"dltensor_versioned" if versioned else b"dltensor"
-        self._text = name if name is not None else usual  # kept: the capsule has its address
+        self._text = values["name"]  # kept: the capsule has its address
         self.capsule = _new(self._pages.address, self._text, None)
 
     def _release(self, _):
@@ -120,16 +122,19 @@ def as_int64(number):
 
 
 class Exporter:
-    """An object that exports an array by hand-made capsules."""
+    """An object that exports an array by hand-made capsules.
 
-    def __init__(self, array, fields=None, versioned=True, name=None, device=None, old=False):
+    `fresh`: each export is a copy, in memory that is forbidden once it is released.
+    """
+
+    def __init__(self, array, fields=None, versioned=True, device=None, old=False, fresh=False):
         self.array = array
         self.exports = []
         self.fields = fields or {}
         self.versioned = versioned
-        self.name = name
         self.device = device
         self.old = old  # takes no keyword, as before DLPack 1.0
+        self.fresh = fresh
 
     shape = property(lambda self: self.array.shape)
     dtype = property(lambda self: self.array.dtype)
@@ -137,14 +142,26 @@ class Exporter:
     def __dlpack__(self, *args, **options):
         if self.old and options:
             raise TypeError("__dlpack__() got an unexpected keyword argument")
-        export = Export(self.array, self.versioned, self.fields, self.name)
+        export = self.copy() if self.fresh else Export(self.array, self.versioned, self.fields)
         self.exports.append(export)
         return export.capsule
+
+    def copy(self):
+        shape, strides, itemsize = self.array.shape, self.array.strides, self.array.itemsize
+        pages = Pages(extent(shape, strides, itemsize))
+        array = view_at(pages, 0, shape, strides, self.array.dtype)
+        array[...] = self.array
+        fields = self.fields if array.size else {"data": pages.address} | self.fields
+        return Export(array, self.versioned, fields, on_release=pages.revoke)
 
     def __dlpack_device__(self):
         if self.device is not None:
             return self.device
         return (self.fields.get("device_type", 1), self.fields.get("device_index", 0))
+
+    @property
+    def alive(self):
+        return sum(export.releases == 0 for export in self.exports)
 
     def leaks(self):
         """What is wrong with the releases so far, in words; empty: nothing."""

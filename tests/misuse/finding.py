@@ -48,7 +48,7 @@ def is_of_the_caller(error):
 
 
 REFUSALS = (ValueError, TypeError, fp.UnsupportedError, MemoryError)
-TEXT = re.compile(r"(\w+)(\[[^\]]*\])?: expected .+, got .*", re.DOTALL)
+TEXT = re.compile(r"(\w+)(\[[^\]]*\])?: expected (memory apart from (\w+))?.*, got .*", re.DOTALL)
 
 
 def check_refusal(error, names):
@@ -56,7 +56,8 @@ def check_refusal(error, names):
     if type(error) not in REFUSALS:
         raise Finding(f"{type(error).__name__} instead of a refusal: {error}") from error
     match = TEXT.fullmatch(str(error))
-    if match is None or match[1] not in names:
+    # An overlap is of two arguments, and names both.
+    if match is None or not {match[1], match[4]} & set(names):
         raise Finding(
             f"{type(error).__name__} without the name of {' or '.join(sorted(names))}: {error}"
         ) from error

@@ -10,7 +10,6 @@ from misuse import note
 from misuse.calls import Merge, MergeStack, Run, any_call, pick
 from misuse.capsules import CODES, NAMED_CODES, READ_ONLY, Export, Exporter
 from misuse.finding import Finding, OfTheCaller, Skip, kind
-from misuse.memory import Pages, extent, view_at
 
 HUGE = (2**31 - 1, 2**31, 2**32, 2**32 + 1, 2**62, 2**63 - 1, -1, -(2**31), -(2**63))
 
@@ -185,8 +184,12 @@ def export(rng):
         ("None", lambda *a, **k: None, False),
         ("int", lambda *a, **k: 7, False),
         ("used capsule", lambda *a, **k: used.capsule, False),
-        ("wrong name", lambda *a, **k: Exporter(array, name=b"dltensor_x").__dlpack__(), False),
-        ("no name", lambda *a, **k: Exporter(array, name=b"").__dlpack__(), False),
+        (
+            "wrong name",
+            lambda *a, **k: Exporter(array, {"name": b"dltensor_x"}).__dlpack__(),
+            False,
+        ),
+        ("no name", lambda *a, **k: Exporter(array, {"name": b""}).__dlpack__(), False),
         ("raises", raising(mine), True),
         ("raises KeyboardInterrupt", raising(KeyboardInterrupt()), True),
         ("raises BufferError", raising(BufferError("no")), False),
@@ -347,7 +350,11 @@ def fresh_exports(rng):
     call = Run(rng)
     name = pick(rng, "workspace", "q", "k", "v")
     note(f"{name} exports fresh memory")
-    exporter = Fresh(call.array(name) if name != "workspace" else None, call)
+    if name == "workspace":
+        array = np.zeros(call.attn.workspace_bytes + 256, np.uint8)
+    else:
+        array = call.array(name)
+    exporter = Exporter(array, fresh=True)
     if name != "workspace":
         call.judge({name: exporter}, [name])
         return
@@ -359,26 +366,3 @@ def fresh_exports(rng):
     attn.plan(*call.inputs.plan_args())
     call.attn = attn
     call.judge({}, ["workspace"])
-
-
-class Fresh(Exporter):
-    """Copies its array, or makes a workspace, at each export; gone when that is released."""
-
-    def __init__(self, array, call):
-        super().__init__(array)
-        self.call = call
-
-    def __dlpack__(self, *args, **options):
-        if self.array is None:
-            pages = Pages(self.call.attn.workspace_bytes + 256)
-            array = pages.bytes
-        else:
-            strides = self.array.strides
-            pages = Pages(extent(self.array.shape, strides, self.array.itemsize))
-            array = view_at(pages, 0, self.array.shape, strides, self.array.dtype)
-            array[...] = self.array
-        fields = {} if array.size else {"data": pages.address}
-        export = Export(array, True, fields, on_release=pages.revoke)
-        self.exports.append(export)
-        self.exports.append(pages)
-        return export.capsule
