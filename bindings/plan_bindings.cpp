@@ -64,8 +64,8 @@ class PyPlan {
   }
 
   void run(nb::handle q, nb::handle k, nb::handle v, nb::handle block_table, nb::handle page_indptr,
-           nb::handle page_indices, nb::handle out, nb::handle lse, nb::handle k_scale,
-           nb::handle v_scale, nb::handle stream) {
+           nb::handle page_indices, nb::handle kv_lens, nb::handle out, nb::handle lse,
+           nb::handle k_scale, nb::handle v_scale, nb::handle stream) {
     const AttentionOptions& options = plan_.options();
     AttentionTensors tensors;
     // First: numbers may be objects whose conversion runs Python code.
@@ -79,6 +79,7 @@ class PyPlan {
     const TensorArg block_table_arg("block_table", block_table, TensorKind::kInt32, call);
     const TensorArg page_indptr_arg("page_indptr", page_indptr, TensorKind::kInt32, call);
     const TensorArg page_indices_arg("page_indices", page_indices, TensorKind::kInt32, call);
+    const TensorArg kv_lens_arg("kv_lens", kv_lens, TensorKind::kInt32, call);
     const TensorArg out_arg("out", required("out", out), TensorKind::kFloat, call, &options.o_dtype,
                             Access::kWrite);
     const TensorArg lse_arg("lse", lse, TensorKind::kFloat, call, nullptr, Access::kWrite);
@@ -88,6 +89,7 @@ class PyPlan {
     tensors.block_table = block_table_arg.view();
     tensors.page_indptr = page_indptr_arg.view();
     tensors.page_indices = page_indices_arg.view();
+    tensors.kv_lens = kv_lens_arg.view();
     tensors.o = out_arg.view();
     tensors.lse = lse_arg.view();
     tensors.workspace = workspace_.data();
@@ -267,8 +269,8 @@ void bind_plan(nb::module_& m) {
       .def("plan", &PyPlan::plan, "qo_indptr"_a.none(), "kv_lens"_a.none(),
            "kv_indptr"_a.none() = nb::none(), "stream"_a.none() = nb::none())
       .def("run", &PyPlan::run, "q"_a.none(), "k"_a.none(), "v"_a.none(), "block_table"_a.none(),
-           "page_indptr"_a.none(), "page_indices"_a.none(), "out"_a.none(), "lse"_a.none(),
-           "k_scale"_a.none(), "v_scale"_a.none(), "stream"_a.none())
+           "page_indptr"_a.none(), "page_indices"_a.none(), "kv_lens"_a.none(), "out"_a.none(),
+           "lse"_a.none(), "k_scale"_a.none(), "v_scale"_a.none(), "stream"_a.none())
       .def(
           "describe", [](const PyPlan& p) { return p.planned().describe(); },
           "The schedule as text: totals, then the first queues.")

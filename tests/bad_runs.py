@@ -128,6 +128,14 @@ RUN = [
         r"page_indices\[4\]",
         lambda s: s.run_csr(page_indices=integers(0, 1, 2, 3, 99)),
     ),
+    ("kv_lens short", VALUE, "kv_lens", lambda s: s.run(kv_lens=integers(9))),
+    ("kv_lens int16", TYPE, "kv_lens", lambda s: s.run(kv_lens=integers(9, 6, dtype="i2"))),
+    ("kv_lens float", TYPE, "kv_lens", lambda s: s.run(kv_lens=zeros(2))),
+    ("kv_lens of rank 2", VALUE, "kv_lens", lambda s: s.run(kv_lens=integers([9, 6]))),
+    ("kv_lens list", TYPE, "kv_lens", lambda s: s.run(kv_lens=[9, 6])),
+    ("kv_lens every other", VALUE, "kv_lens", lambda s: s.run(kv_lens=integers(9, 0, 6, 0)[::2])),
+    ("kv_lens inside out", VALUE, "out", lambda s: inside(s, "out", "kv_lens")),
+    ("kv_lens inside lse", VALUE, "lse", lambda s: inside(s, "lse", "kv_lens")),
     ("out dtype", TYPE, "out", lambda s: s.run(out=half(4, 4, 8))),
     ("out short", VALUE, "out", lambda s: s.run(out=zeros(3, 4, 8))),
     ("out heads", VALUE, "out", lambda s: s.run(out=zeros(4, 2, 8))),
@@ -204,8 +212,9 @@ def inside(scene, output, name):
         "block_table": numbers[:6].reshape(2, 3),
         "page_indptr": numbers[:3],
         "page_indices": numbers[:5],
+        "kv_lens": numbers[:2],
     }
-    run = scene.run if name == "block_table" else scene.run_csr
+    run = scene.run if name in ("block_table", "kv_lens") else scene.run_csr
     return run(**{name: tables[name]})
 
 

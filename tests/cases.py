@@ -53,6 +53,8 @@ class Case:
     gain: float = 1.0  # of q: large logits make a peaked softmax
     # ("k", value): one element of k of each request is that; also "q" and "v". NaN is of all bits.
     special: tuple[tuple[str, float], ...] = ()
+    # Upper bounds of kv_lens for plan(); run() gets kv_lens on the device.
+    planned_lens: tuple[int, ...] | None = None
 
     def __str__(self):
         dims = self.head_dims
@@ -78,6 +80,7 @@ class Case:
             *(f"{name}={value:g}" for name, value in self.special),
             f"qo{_lens_id(self.qo_lens)}",
             f"kv{_lens_id(self.kv_lens)}",
+            self.planned_lens and f"planned{_lens_id(self.planned_lens)}",
         ]
         return "-".join(part for part in parts if part)
 
@@ -269,6 +272,34 @@ SPECIAL = [
 ]
 
 
+# Plans for upper bounds of the lengths: within a page, by pages, and far beyond them.
+PLANNED_LENS = [
+    Case(**batch, planned_lens=planned, **options)
+    for batch, planned in (
+        (BATCH, (33, 80, 700, 9)),
+        (DECODE, (200, 3, 64, 300, 2000)),
+        ({"qo_lens": (1, 9, 70), "kv_lens": (0, 4, 100)}, (50, 300, 170)),
+    )
+    for options in (
+        {"q_dtype": "float32"},
+        {"page_size": None, "head_dim": 128},
+        {"csr": True, "page_size": 3, "causal": False, "q_dtype": "float16"},
+        {"window_left": 17, "kv_dtype": "float8_e4m3fn", "memory": "strided"},
+        {"window_left": 0, "page_size": None, "memory": "strided", "q_dtype": "float32"},
+        {"window_left": 90, "causal": False, "softcap": 9.0},
+    )
+] + [
+    Case(qo, kv, planned_lens=planned, num_ctas=7, window_left=window, batch_invariant=invariant)
+    for qo, kv, planned in (
+        ((1, 2), (4100, 30), (5000, 3000)),
+        ((40, 1), (3, 2500), (3000, 2600)),
+        ((4,), (1025,), (6000,)),
+    )
+    for window in (-1, 1023)
+    for invariant in (False, True)
+]
+
+
 def random_case(rng):
     """Any combination of all axes."""
     batch_size = rng.choice((1, 2, 5, 9))
@@ -280,7 +311,7 @@ def random_case(rng):
     memory = rng.choice(("dense", "strided", "combined"))
     if memory == "combined" and (page_size is None or isinstance(head_dim, tuple)):
         memory = "dense"
-    return Case(
+    case = Case(
         qo_lens=tuple(rng.choice((0, 1, 1, 1, 2, 17, 60)) for _ in range(batch_size)),
         kv_lens=tuple(rng.choice((0, 1, 16, 50, 65, 300)) for _ in range(batch_size)),
         num_qo_heads=group_size * num_kv_heads,
@@ -301,6 +332,11 @@ def random_case(rng):
         csr=page_size is not None and rng.choice((False, True)),
         memory=memory,
     )
+    if rng.choice((False, False, True)):
+        beyond = [rng.choice((0, 0, 1, 30, 400)) for _ in case.kv_lens]
+        planned = tuple(n + more for n, more in zip(case.kv_lens, beyond, strict=True))
+        case = dataclasses.replace(case, planned_lens=planned)
+    return case
 
 
 def random_cases(count, seed):
@@ -320,6 +356,7 @@ CASES = list(
         + SPLITS
         + GAINS
         + SPECIAL
+        + PLANNED_LENS
         + random_cases(150, seed=0)
     )
 )

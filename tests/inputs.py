@@ -19,18 +19,24 @@ class Inputs:
     v: np.ndarray
     qo_indptr: np.ndarray
     kv_lens: np.ndarray
+    planned_lens: np.ndarray  # for plan()
     kv_indptr: np.ndarray | None  # ragged only
     block_table: np.ndarray | None = None
     page_indptr: np.ndarray | None = None
     page_indices: np.ndarray | None = None
+    device_lens: np.ndarray | None = None  # the argument kv_lens of run()
 
     def plan_args(self):
-        lengths = (self.qo_indptr, self.kv_lens)
+        lengths = (self.qo_indptr, self.planned_lens)
         return lengths if self.kv_indptr is None else (*lengths, self.kv_indptr)
 
     def tables(self):
         names = ("block_table", "page_indptr", "page_indices")
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+
+    def index_tensors(self):
+        """Arguments of run() besides q, k and v."""
+        return self.tables() | ({} if self.device_lens is None else {"kv_lens": self.device_lens})
 
     def pages(self, request):
         if self.block_table is not None:
@@ -67,7 +73,10 @@ def copy_request(source, r, target, to, kv_layout):
 def rearranged(case, inputs, lens, places, seed):
     """(batch, inputs): requests of `lens` [(qo_len, kv_len)], request r of `case` at places[r]."""
     batch = dataclasses.replace(
-        case, qo_lens=tuple(qo for qo, _ in lens), kv_lens=tuple(kv for _, kv in lens)
+        case,
+        qo_lens=tuple(qo for qo, _ in lens),
+        kv_lens=tuple(kv for _, kv in lens),
+        planned_lens=None,
     )
     target = make_inputs(batch, seed)
     for r, to in enumerate(places):
@@ -102,6 +111,16 @@ def normal(rng, shape, dtype, gain=1.0):
     return (gain * rng.standard_normal(shape, np.float32)).astype(dtype)
 
 
+def lens_on_device(case, rng):
+    """kv_lens, or what counts as the same: more than planned, or a negative length."""
+    if case.planned_lens is None:
+        return None
+    lens = np.array(case.kv_lens, np.int32)
+    beyond = rng.choice([0, 1, 5000], lens.shape)
+    lens += np.where(lens == case.planned_lens, beyond, 0).astype(np.int32)
+    return np.where(lens == 0, -beyond, lens).astype(np.int32)
+
+
 def make_inputs(case, seed):
     rng = np.random.default_rng(seed)
     qo_indptr = indptr(case.qo_lens)
@@ -113,27 +132,34 @@ def make_inputs(case, seed):
     for begin, end in itertools.pairwise(qo_indptr):
         plant(case, "q", rng, q[begin:end])
     kv_lens = np.array(case.kv_lens, np.int32)
+    planned_lens = np.array(case.planned_lens or case.kv_lens, np.int32)
+    lens = (qo_indptr, kv_lens, planned_lens)
     if case.page_size is None:
-        return _ragged(case, rng, q, qo_indptr, kv_lens)
+        inputs = _ragged(case, rng, q, *lens)
+        inputs.device_lens = lens_on_device(case, rng)
+        return inputs
 
     pages_of = [-(-n // case.page_size) for n in case.kv_lens]
     num_pages = sum(pages_of) + 4
     pages = rng.permutation(num_pages).astype(np.int32)
     k, v = _empty_cache(case, num_pages)
-    tables = _csr(pages, pages_of) if case.csr else _block_table(pages, pages_of)
-    inputs = Inputs(q, k, v, qo_indptr, kv_lens, None, **tables)
+    # A GPU cannot see that fewer columns than were planned are enough.
+    columns = -(-max(planned_lens, default=0) // case.page_size) + 2
+    tables = _csr(pages, pages_of) if case.csr else _block_table(pages, pages_of, columns)
+    inputs = Inputs(q, k, v, *lens, None, **tables)
     for name, cache in (("k", k), ("v", v)):
         for r, kv_len in enumerate(case.kv_lens):
             tokens = normal(rng, (kv_len, case.num_kv_heads, cache.shape[-1]), cache.dtype)
             plant(case, name, rng, tokens)
             reference.append_pages(cache, tokens, inputs.pages(r), kv_len, case.kv_layout)
+    inputs.device_lens = lens_on_device(case, rng)
     return inputs
 
 
-def _ragged(case, rng, q, qo_indptr, kv_lens):
+def _ragged(case, rng, q, qo_indptr, kv_lens, planned_lens):
     """Requests of "strided" cases have gaps between them, so that kv_indptr is no cumulated sum."""
     strided = case.memory == "strided"
-    kv_indptr = indptr([n + (2 if strided else 0) for n in case.kv_lens])
+    kv_indptr = indptr([n + (2 if strided else 0) for n in planned_lens])
     k, v = (
         poisoned((int(kv_indptr[-1]) + SPARE_ROWS, case.num_kv_heads, d), case.cache_dtype, strided)
         for d in case.head_dims
@@ -143,7 +169,7 @@ def _ragged(case, rng, q, qo_indptr, kv_lens):
             tokens = tensor[begin : begin + n]
             tokens[...] = normal(rng, tokens.shape, tensor.dtype)
             plant(case, name, rng, tokens)
-    return Inputs(q, k, v, qo_indptr, kv_lens, kv_indptr)
+    return Inputs(q, k, v, qo_indptr, kv_lens, planned_lens, kv_indptr)
 
 
 def _empty_cache(case, num_pages):
@@ -157,8 +183,8 @@ def _empty_cache(case, num_pages):
     return (poisoned((num_pages, *inner, d), case.cache_dtype, strided) for d in case.head_dims)
 
 
-def _block_table(pages, pages_of):
-    table = np.full((len(pages_of) + 1, max(pages_of, default=0) + 2), INT_MAX, np.int32)
+def _block_table(pages, pages_of, columns):
+    table = np.full((len(pages_of) + 1, columns), INT_MAX, np.int32)
     for row, begin, n in zip(table, indptr(pages_of), pages_of, strict=False):
         row[:n] = pages[begin : begin + n]
     return {"block_table": table}

@@ -27,7 +27,7 @@ def problem(case, seed):
 
 def run_arguments(case, inputs, framework):
     """(positional, keyword) arguments of Attention.run()."""
-    tables = {name: framework.tensor(table) for name, table in inputs.tables().items()}
+    tables = {name: framework.tensor(table) for name, table in inputs.index_tensors().items()}
     scales = {"k_scale": case.k_scale, "v_scale": case.v_scale}
     return [framework.tensor(x) for x in (inputs.q, inputs.k, inputs.v)], tables | scales
 

@@ -101,7 +101,8 @@ def test_a_typed_program_runs(torch):
         (fp.Attention.plan, "qo_indptr kv_lens kv_indptr stream"),
         (
             fp.Attention.run,
-            "q k v block_table page_indptr page_indices out lse return_lse k_scale v_scale stream",
+            "q k v block_table page_indptr page_indices kv_lens out lse return_lse k_scale "
+            "v_scale stream",
         ),
         (
             fp.append_paged_kv,

@@ -73,12 +73,18 @@ struct AttentionTensors {
   TensorView k, v;
   // Paged only, one of the two forms, int32, on the Plan's device. A request of kv_len tokens
   // reads its first ceil(kv_len / page_size) entries and no more. On a GPU what a table contains is
-  // not checked, page_indptr included; that block_table has columns for the longest request is.
+  // not checked, page_indptr included; that block_table has columns for the longest request of the
+  // plan is.
   TensorView block_table;   // [>= batch_size, max_pages]
   TensorView page_indptr;   // [>= batch_size + 1]
   TensorView page_indices;  // [>= page_indptr[batch_size]]
-  TensorView o;             // [>= T, num_qo_heads, head_dim_vo], written
-  TensorView lse;           // [>= T, num_qo_heads] float32, natural log, written; may be empty
+  /// [>= batch_size] int32, on the Plan's device: the real lengths, where plan() was given upper
+  /// bounds; may be empty. The result is that of a plan with these lengths, so query i stands at
+  /// key kv_lens[r] - qo_len + i; ragged k and v stay where they were planned. A length beyond the
+  /// planned one counts as that one, a negative one as 0. Read when the run is.
+  TensorView kv_lens;
+  TensorView o;    // [>= T, num_qo_heads, head_dim_vo], written
+  TensorView lse;  // [>= T, num_qo_heads] float32, natural log, written; may be empty
   /// Real key = k_scale * stored key (8-bit caches). Normal floats > 0, and so must be
   /// softmax_scale * k_scale, which may not overflow when it is divided by softcap.
   float k_scale = 1.0F;

@@ -188,6 +188,7 @@ class Attention:
         block_table: Tensor | None = None,
         page_indptr: Tensor | None = None,
         page_indices: Tensor | None = None,
+        kv_lens: Tensor | None = None,
         out: TensorT | None = None,
         lse: TensorT | None = None,
         return_lse: Literal[False] = False,
@@ -205,6 +206,7 @@ class Attention:
         block_table: Tensor | None = None,
         page_indptr: Tensor | None = None,
         page_indices: Tensor | None = None,
+        kv_lens: Tensor | None = None,
         out: TensorT | None = None,
         lse: TensorT | None = None,
         return_lse: Literal[True],
@@ -222,6 +224,7 @@ class Attention:
         block_table: Tensor | None = None,
         page_indptr: Tensor | None = None,
         page_indices: Tensor | None = None,
+        kv_lens: Tensor | None = None,
         out: TensorT | None = None,
         lse: TensorT | None = None,
         return_lse: bool,
@@ -238,6 +241,7 @@ class Attention:
         block_table: Tensor | None = None,
         page_indptr: Tensor | None = None,
         page_indices: Tensor | None = None,
+        kv_lens: Tensor | None = None,
         out: TensorT | None = None,
         lse: TensorT | None = None,
         return_lse: bool = False,
@@ -260,7 +264,12 @@ class Attention:
             block_table: [batch_size, max_pages] int32 page ids of each request, or
             page_indptr, page_indices: the same as CSR, [batch_size + 1] and [num_ids] int32.
                 On a GPU what they contain is not checked; that block_table has columns for the
-                longest request is.
+                longest request of the plan is.
+            kv_lens: [batch_size] int32 on the device: the real lengths, where plan() was given
+                upper bounds. The result is that of a plan with these lengths: query i of a request
+                stands at key kv_len - qo_len + i. A length beyond the planned one counts as that
+                one, a negative one as 0. Ragged k and v stay where they were planned. A captured
+                run reads the lengths when it is replayed.
             out: [tokens, num_qo_heads, head_dim_vo] to write to; default: a new tensor in q's
                 framework, on its current stream.
             lse: [tokens, num_qo_heads] float32 to write the log-sum-exp of the logits to
@@ -285,7 +294,18 @@ class Attention:
         """
         if out is not None and (lse is not None or not return_lse):
             self._plan.run(
-                q, k, v, block_table, page_indptr, page_indices, out, lse, k_scale, v_scale, stream
+                q,
+                k,
+                v,
+                block_table,
+                page_indptr,
+                page_indices,
+                kv_lens,
+                out,
+                lse,
+                k_scale,
+                v_scale,
+                stream,
             )
             return (out, lse) if return_lse else out
 
@@ -296,7 +316,18 @@ class Attention:
         if lse is None and return_lse:
             lse, finish_lse = new_output(q, (self._plan.num_tokens, self._num_qo_heads), "float32")
         self._plan.run(
-            q, k, v, block_table, page_indptr, page_indices, o, lse, k_scale, v_scale, stream
+            q,
+            k,
+            v,
+            block_table,
+            page_indptr,
+            page_indices,
+            kv_lens,
+            o,
+            lse,
+            k_scale,
+            v_scale,
+            stream,
         )
         o = finish_o(o) if finish_o else o
         if not return_lse:

@@ -32,6 +32,16 @@ struct Mask {
     }
     return keys;
   }
+
+  /// Keys of a request that the rows of queries `first` to `last` see together, from the begin of a
+  /// step of `tile_kv` keys; {0, 0}: none. `position` is that of query 0.
+  FLASHPLAN_HOST_DEVICE KeySpan visible_to_queries(int32_t first, int32_t last, int32_t position,
+                                                   int32_t kv_len, int32_t tile_kv) const {
+    const KeySpan all = {0, kv_len};
+    const int32_t begin = visible(position + first, all).begin / tile_kv * tile_kv;
+    const int32_t end = visible(position + last, all).end;
+    return begin < end ? KeySpan{begin, end} : KeySpan{0, 0};
+  }
 };
 
 }  // namespace flashplan

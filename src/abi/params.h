@@ -41,7 +41,8 @@ struct TokenView {
 /// The caller's tensors.
 struct TensorParams {
   PageTable pages = {};
-  TokenView<const void> q = {};  // [..., head_dim_qk]
+  const int32_t* kv_lens = nullptr;  // real lengths of the requests; null: those planned
+  TokenView<const void> q = {};      // [..., head_dim_qk]
   KvView k = {};
   KvView v = {};
   TokenView<void> o = {};     // [..., head_dim_vo]

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Plan::run: tensors against the plan, then one call of the stored kernel.
 
+#include <algorithm>
 #include <cmath>
 
 #include "abi/params.h"
@@ -39,6 +40,21 @@ Status check_page_form(const AttentionTensors& t, const Plan::Impl& plan) {
                "block_table: expected no page table with ragged k and v, got one");
 }
 
+Status check_kv_lens(const AttentionTensors& t, const Plan::Impl& plan) {
+  if (t.kv_lens.empty()) return {};
+  const TensorArgument kv_lens{"kv_lens", t.kv_lens};
+  FLASHPLAN_RETURN_IF_ERROR(check_dtype(kv_lens, DType::kInt32, ""));
+  FLASHPLAN_RETURN_IF_ERROR(check_device(kv_lens, plan.options.device));
+  return check_shape(kv_lens, {Dim::at_least(plan.batch_size)});
+}
+
+/// The length of a request on the CPU: the real one where it is given.
+int32_t kv_len_of(const AttentionTensors& t, const Plan::Impl& plan, int32_t request) {
+  const int32_t planned = plan.kv_lens[static_cast<size_t>(request)];
+  if (t.kv_lens.empty()) return planned;
+  return std::clamp(static_cast<const int32_t*>(t.kv_lens.data)[request], 0, planned);
+}
+
 /// What a page table contains, as far as the host can see it.
 Status check_pages(const AttentionTensors& t, const Plan::Impl& plan) {
   const PageTableTensors tables{t.block_table, t.page_indptr, t.page_indices};
@@ -52,8 +68,8 @@ Status check_pages(const AttentionTensors& t, const Plan::Impl& plan) {
   }
   const int64_t num_pages = t.k.shape[0] < t.v.shape[0] ? t.k.shape[0] : t.v.shape[0];
   for (int32_t r = 0; r < plan.batch_size; ++r) {
-    FLASHPLAN_RETURN_IF_ERROR(check_page_ids(tables, r, plan.kv_lens[static_cast<size_t>(r)],
-                                             options.page_size, num_pages));
+    FLASHPLAN_RETURN_IF_ERROR(
+        check_page_ids(tables, r, kv_len_of(t, plan, r), options.page_size, num_pages));
   }
   return {};
 }
@@ -117,6 +133,7 @@ Status check_tensors(const AttentionTensors& t, const Plan::Impl& plan) {
     FLASHPLAN_RETURN_IF_ERROR(check_shape(lse, {tokens, heads}));
   }
   FLASHPLAN_RETURN_IF_ERROR(check_page_form(t, plan));
+  FLASHPLAN_RETURN_IF_ERROR(check_kv_lens(t, plan));
   FLASHPLAN_RETURN_IF_ERROR(check_k_scale(t.k_scale, options));
   FLASHPLAN_RETURN_IF_ERROR(check_scale("v_scale", t.v_scale));
   FLASHPLAN_RETURN_IF_ERROR(check_workspace(t, plan));
@@ -129,7 +146,8 @@ Status check_tensors(const AttentionTensors& t, const Plan::Impl& plan) {
                                       v,
                                       {"block_table", t.block_table},
                                       {"page_indptr", t.page_indptr},
-                                      {"page_indices", t.page_indices}};
+                                      {"page_indices", t.page_indices},
+                                      {"kv_lens", t.kv_lens}};
   FLASHPLAN_RETURN_IF_ERROR(check_apart(arguments));
   return check_pages(t, plan);
 }
@@ -162,6 +180,7 @@ TokenView<T> token_view(const TensorView& view) {
 TensorParams tensor_params(const AttentionTensors& t, const AttentionOptions& options) {
   TensorParams p;
   p.pages = page_table(t, options);
+  if (!t.kv_lens.empty()) p.kv_lens = static_cast<const int32_t*>(t.kv_lens.data);
   p.q = token_view<const void>(t.q);
   p.k = kv_view(t.k, options);
   p.v = kv_view(t.v, options);

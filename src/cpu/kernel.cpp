@@ -4,6 +4,7 @@
 // could give one instruction set's code to another: hence no std:: templates here.
 #include "cpu/kernel.h"
 
+#include "abi/real_lens.h"
 #include "cpu/float_formats.h"
 #include "cpu/scratch.h"
 
@@ -215,12 +216,14 @@ bool arrives_last(const AttentionParams& p, int32_t merge) {
   return arrived == p.schedule.merges[merge].num_pieces;
 }
 
+/// Attention of `rows` over `keys`, which are those of `tile`, or fewer where the request is
+/// shorter than planned.
 template <typename KvFormat>
-void run_heads(const RowBlock& rows, const WorkTile& tile, const Scratch& scratch) {
+void run_heads(const RowBlock& rows, const WorkTile& tile, KeySpan keys, const Scratch& scratch) {
   const AttentionParams& p = rows.params;
   load_queries(rows, scratch.q);
   if (p.schedule.chunk_kv == 0) {
-    compute_state<KvFormat>(rows, tile.kv_begin, tile.kv_end, scratch);
+    compute_state<KvFormat>(rows, keys.begin, keys.end, scratch);
     if (tile.merge < 0) {
       write_state(rows, scratch);
       return;
@@ -233,8 +236,8 @@ void run_heads(const RowBlock& rows, const WorkTile& tile, const Scratch& scratc
     Merger merger(rows, scratch);
     int32_t slot = tile.partial_slot;
     int32_t num_keys = 0;
-    for (int32_t kv = tile.kv_begin; kv < tile.kv_end; kv += num_keys) {
-      num_keys = min(p.schedule.chunk_kv, tile.kv_end - kv);
+    for (int32_t kv = keys.begin; kv < keys.end; kv += num_keys) {
+      num_keys = min(p.schedule.chunk_kv, keys.end - kv);
       compute_state<KvFormat>(rows, kv, kv + num_keys, scratch);
       if (tile.merge >= 0) {
         write_partial(rows, slot++, scratch);
@@ -248,6 +251,11 @@ void run_heads(const RowBlock& rows, const WorkTile& tile, const Scratch& scratc
       merger.write();
       return;
     }
+    // Chunks beyond the real length.
+    const int32_t slots_end =
+        tile.partial_slot + num_chunk_states(tile, p.schedule.merges[tile.merge], p);
+    if (slot < slots_end) compute_state<KvFormat>(rows, 0, 0, scratch);
+    while (slot < slots_end) write_partial(rows, slot++, scratch);
   }
   if (arrives_last(p, tile.merge)) merge_partials(p, p.schedule.merges[tile.merge], scratch);
 }
@@ -259,17 +267,22 @@ void run_queue(const AttentionParams& p, int32_t cta, std::byte* memory) noexcep
             p.tensors.head_dim_vo);
   for (int32_t i = p.host.cta_indptr[cta]; i < p.host.cta_indptr[cta + 1]; ++i) {
     const WorkTile& tile = p.schedule.tiles[i];
-    const Segment& segment = p.schedule.segments[tile.segment];
+    Segment segment = p.schedule.segments[tile.segment];
     const int32_t row_begin = tile.row_tile * p.schedule.tile_q;
     const int32_t num_rows =
         min(p.schedule.tile_q, segment.qo_len * p.schedule.group_size.value - row_begin);
     const PackedRows rows = {tile.segment, segment.qo_begin, row_begin, num_rows};
+    KeySpan keys = {tile.kv_begin, tile.kv_end};
+    if (p.tensors.kv_lens != nullptr) {
+      const int32_t kv_len = p.tensors.kv_lens[request_of(tile, segment, p.tensors.pages)];
+      fit_to_length(p.mask, rows, p.schedule.group_size, kCpuTileKv, kv_len, segment, keys);
+    }
     // As many heads at a time as the scratch has rows for.
     const int32_t heads_end = tile.kv_head + tile.num_kv_heads;
     const int32_t heads_at_once = p.schedule.tile_q / num_rows;
     for (int32_t h = tile.kv_head; h < heads_end; h += heads_at_once) {
       const int32_t num_heads = min(heads_at_once, heads_end - h);
-      run_heads<Format<kv_dtype>>({p, rows, segment, h, num_heads}, tile, scratch);
+      run_heads<Format<kv_dtype>>({p, rows, segment, h, num_heads}, tile, keys, scratch);
     }
   }
 }

@@ -30,6 +30,7 @@ void Cutter::lay(const RowTiles& row_tiles, std::span<const Item> items) {
   const int32_t tile_kv = shape_.tile_kv;
   const int granule_shift = log2_of(shape_.granule());
   const bool chunked = shape_.chunk_kv > 0;
+  const int32_t spare_chunks = shape_.mask.window_left >= 0 ? 1 : 0;
   const int32_t last_cta = shape_.num_ctas - 1;
   const int32_t max_slots = shape_.max_partial_slots;
   const int64_t capacity = capacity_;
@@ -97,8 +98,9 @@ void Cutter::lay(const RowTiles& row_tiles, std::span<const Item> items) {
     };
     // Makes sure that the head has a merge, with a slot for the next piece and for the rest.
     const auto open_merge = [&] {
-      // Each chunk has a slot of its own.
-      const int32_t chunks = ceil_shift(num_steps, granule_shift);
+      // Each chunk has a slot of its own. A window that begins earlier than planned, because the
+      // real length is shorter, may reach over one chunk more.
+      const int32_t chunks = ceil_shift(num_steps, granule_shift) + spare_chunks;
       const int32_t needed = chunked ? (merge < 0 ? chunks : 0) : 2;
       if (num_slots + needed > max_slots) return false;
       if (merge >= 0) return true;

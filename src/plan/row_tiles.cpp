@@ -6,19 +6,6 @@
 #include "plan/division.h"
 
 namespace flashplan {
-namespace {
-
-/// Keys that the rows of queries `first` to `last` see; whole steps at the left. `position` is that
-/// of query 0.
-KeySpan keys_of_rows(const Mask& mask, int32_t position, int32_t first, int32_t last,
-                     int32_t kv_len, int32_t tile_kv) {
-  const KeySpan all = {0, kv_len};
-  const int32_t begin = mask.visible(position + first, all).begin / tile_kv * tile_kv;
-  const int32_t end = mask.visible(position + last, all).end;
-  return begin < end ? KeySpan{begin, end} : KeySpan{0, 0};
-}
-
-}  // namespace
 
 void RowTiles::reserve(const ScheduleShape& shape, int32_t max_requests, int32_t max_row_tiles) {
   shape_ = shape;
@@ -64,7 +51,7 @@ void RowTiles::collect(const Batch& batch, Segment* segments) {
       }
       const int32_t last_query = std::min(query - (head == 0 ? 1 : 0), qo_len - 1);
       const KeySpan keys =
-          keys_of_rows(shape.mask, position, first_query, last_query, kv_len, shape.tile_kv);
+          shape.mask.visible_to_queries(first_query, last_query, position, kv_len, shape.tile_kv);
       const int32_t rows = std::min(num_rows - t * shape.tile_q, shape.tile_q);
       const int32_t steps = ceil_divide(keys.end - keys.begin, shape.tile_kv);
       const int64_t cost = shape.cost.of_tile(rows) + steps * shape.cost.of_step(rows);

@@ -37,6 +37,7 @@ Problem any_problem(Random& random) {
   Problem p = random_problem(random);
   const int32_t size = random.between(0, 4);
   for (int32_t r = 0; r < size; ++r) p.batch.add(random.between(0, 9), random.between(0, 60));
+  if (random.one_in(3)) plan_upper_bounds(random, p, 20);
   fill_problem(random, p);
   return p;
 }
@@ -175,7 +176,7 @@ void misuse_run(Random& random) {
                                   {"lse", &t.lse, true}};
   for (const Named& table :
        {Named{"block_table", &t.block_table, false}, Named{"page_indptr", &t.page_indptr, false},
-        Named{"page_indices", &t.page_indices, false}}) {
+        Named{"page_indices", &t.page_indices, false}, Named{"kv_lens", &t.kv_lens, false}}) {
     if (!table.view->empty()) arguments.push_back(table);
   }
   Verdict verdict = Verdict::kRefuse;
@@ -200,7 +201,8 @@ void misuse_run(Random& random) {
     const bool has_pages = argument.view == &t.k || argument.view == &t.v;
     const bool is_table = std::string(argument.name).find("_") != std::string::npos;
     if (has_pages || is_table) names += "block_table page_indptr page_indices ";
-    if (t.lse.empty()) {  // not given, so not written
+    if (argument.view == &t.kv_lens && t.kv_lens.empty()) return;  // a run of the planned lengths
+    if (t.lse.empty()) {                                           // not given, so not written
       if (!plan.run(t).ok() || out.lse.bytes() != before.lse.bytes()) found("wrote an empty lse");
       return;
     }

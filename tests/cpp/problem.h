@@ -36,21 +36,24 @@ class Workspace {
 struct Problem {
   AttentionOptions options;
   HostBatch batch;
-  std::vector<int32_t> kv_indptr;  // empty: not given
+  std::vector<int32_t> planned_lens;  // upper bounds of batch.kv_lens; empty: those themselves
+  std::vector<int32_t> kv_indptr;     // empty: not given
   HostTensor q, k, v;
-  HostTensor block_table, page_indptr, page_indices;  // of rank 0 where not used
-  std::vector<std::vector<int32_t>> pages;            // ids of each request
+  HostTensor block_table, page_indptr, page_indices, kv_lens;  // of rank 0 where not used
+  std::vector<std::vector<int32_t>> pages;                     // ids of each request
   float k_scale = 1.0F;
   float v_scale = 1.0F;
 
   Batch batch_view() const {
     Batch view = batch.view();
+    if (!planned_lens.empty()) view.kv_lens = planned_lens.data();
     if (!kv_indptr.empty()) view.kv_indptr = kv_indptr.data();
     return view;
   }
   int64_t kv_begin(int32_t request) const {
     if (!kv_indptr.empty()) return kv_indptr[static_cast<size_t>(request)];
-    return std::accumulate(batch.kv_lens.begin(), batch.kv_lens.begin() + request, int64_t{0});
+    const std::vector<int32_t>& lens = planned_lens.empty() ? batch.kv_lens : planned_lens;
+    return std::accumulate(lens.begin(), lens.begin() + request, int64_t{0});
   }
 };
 
@@ -75,6 +78,7 @@ inline AttentionTensors tensors_of(const Problem& p, const Outputs& out, Workspa
   t.block_table = p.block_table.view();
   t.page_indptr = p.page_indptr.view();
   t.page_indices = p.page_indices.view();
+  t.kv_lens = p.kv_lens.view();
   t.o = out.o.view();
   t.lse = out.lse.view();
   t.k_scale = p.k_scale;
@@ -99,9 +103,10 @@ inline int64_t deal_pages(Random& random, Problem& p) {
   const int32_t page_size = p.options.page_size;
   int32_t needed = 0;
   int32_t columns = random.between(0, 2);
-  for (const int32_t len : p.batch.kv_lens) {
-    needed += (len + page_size - 1) / page_size;
-    columns = std::max(columns, (len + page_size - 1) / page_size + random.between(0, 1));
+  for (int32_t r = 0; r < p.batch.size(); ++r) {
+    const auto pages_of = [&](int32_t len) { return (len + page_size - 1) / page_size; };
+    needed += pages_of(p.batch.kv_lens[static_cast<size_t>(r)]);
+    columns = std::max(columns, pages_of(p.batch_view().kv_lens[r]) + random.between(0, 1));
   }
   std::vector<int32_t> ids(static_cast<size_t>(needed) + 3);
   std::iota(ids.begin(), ids.end(), 0);
@@ -143,8 +148,9 @@ inline void fill_kv(Random& random, Problem& p) {
   } else {
     if (random.one_in(2)) {
       p.kv_indptr = {random.between(0, 3)};
-      for (const int32_t len : p.batch.kv_lens) {
-        p.kv_indptr.push_back(p.kv_indptr.back() + len + random.between(0, 3));
+      const Batch planned = p.batch_view();
+      for (int32_t r = 0; r < planned.batch_size; ++r) {
+        p.kv_indptr.push_back(p.kv_indptr.back() + planned.kv_lens[r] + random.between(0, 3));
       }
     }
     shape = {p.kv_begin(p.batch.size()) + 1, o.num_kv_heads, 0};
@@ -190,6 +196,20 @@ inline Problem random_problem(Random& random) {
   o.num_ctas = random.pick({0, 1, 2, 7, 40});
   o.batch_invariant = random.one_in(4);
   return p;
+}
+
+/// Makes the lengths of p.batch those of the device: plans are made for up to `most` keys more.
+/// Before fill_problem().
+inline void plan_upper_bounds(Random& random, Problem& p, int32_t most) {
+  std::vector<int32_t> on_device;
+  for (const int32_t len : p.batch.kv_lens) {
+    const int32_t planned = len + (random.one_in(4) ? 0 : random.between(0, most));
+    p.planned_lens.push_back(planned);
+    // A length beyond the planned one counts as that one, a negative one as 0.
+    const int32_t beyond = random.pick({len, len + 1, INT32_MAX});
+    on_device.push_back(planned == len ? beyond : len == 0 ? random.pick({0, -1, INT32_MIN}) : len);
+  }
+  p.kv_lens = int_tensor(on_device);
 }
 
 inline void fill_problem(Random& random, Problem& p) {

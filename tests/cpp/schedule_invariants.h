@@ -182,9 +182,11 @@ class ScheduleChecker {
     require_of(first, rows.row_begin == int64_t{want.row_tile} * shape_.tile_q, "its first row");
     require_of(first, rows.num_rows == want.num_rows, "its number of rows");
     require_of(first, merge.num_pieces == num_pieces, "num_pieces", merge.num_pieces);
-    const int64_t chunks =
-        shape_.chunk_kv > 0 ? ceil_div(want.kv_end - want.kv_begin, shape_.chunk_kv) : num_pieces;
-    require_of(first, merge.num_states == chunks, "num_states", merge.num_states);
+    // A window may turn out to reach over one chunk more; see fit_to_length().
+    const int64_t chunks = ceil_div(want.kv_end - want.kv_begin, std::max(shape_.chunk_kv, 1)) +
+                           (shape_.mask.window_left >= 0 ? 1 : 0);
+    require_of(first, merge.num_states == (shape_.chunk_kv > 0 ? chunks : num_pieces), "num_states",
+               merge.num_states);
     for (int32_t p = 0; p < num_pieces; ++p) {
       const WorkTile& tile = pieces[p].tile;
       int64_t index = p;

@@ -43,6 +43,7 @@ struct Scene {
     }
     indices = int_tensor(ids);
     indptr = int_tensor({0, 3, 5});
+    p.kv_lens = int_tensor(p.batch.kv_lens);
     CHECK(Plan::create(p.options, &plan).ok());
     CHECK(plan.plan(p.batch_view()).ok());
     out = Outputs(p);
@@ -106,7 +107,8 @@ TEST(run_refuses_every_overlap_with_an_output) {
                                        {"v", &t.v},
                                        {"block_table", &t.block_table},
                                        {"page_indptr", &t.page_indptr},
-                                       {"page_indices", &t.page_indices}};
+                                       {"page_indices", &t.page_indices},
+                                       {"kv_lens", &t.kv_lens}};
         },
         [&](const AttentionTensors& t) {
           const Status status = s.plan.run(t);

@@ -20,6 +20,7 @@ Problem small_problem(Random& random, int32_t max_kv_len = 130) {
     const int32_t qo_len = random.one_in(2) ? 1 : random.between(0, 30);
     p.batch.add(qo_len, random.one_in(8) ? 0 : random.between(1, max_kv_len));
   }
+  if (random.one_in(3)) plan_upper_bounds(random, p, random.pick({1, 40, 200}));
   fill_problem(random, p);
   return p;
 }
@@ -182,6 +183,45 @@ TEST(batch_invariance) {
       }
     }
   }
+}
+
+TEST(real_lengths_from_the_device) {
+  Random random(9);
+  int num_cut = 0;
+  for (int i = 0; i < 40; ++i) {
+    Problem p = random_problem(random);
+    p.options.head_dim_qk = p.options.head_dim_vo = 8;
+    p.options.num_ctas = 13;
+    p.options.batch_invariant = i % 2 == 1;
+    p.options.window_left = i % 4 >= 2 ? random.between(0, 2500) : -1;
+    p.batch.add(random.between(1, 40), random.between(0, 3000));
+    p.batch.add(random.between(1, 3), random.between(0, 3000));
+    plan_upper_bounds(random, p, 1500);
+    fill_problem(random, p);
+    Outputs out(p);
+    CHECK_EMPTY(run_problem(p, out));
+    const std::string wrong = wrong_output(p, out);
+    if (!wrong.empty())
+      check::fail(__FILE__, __LINE__, "round " + std::to_string(i) + ": " + wrong);
+
+    Plan plan;
+    CHECK(Plan::create(p.options, &plan).ok());
+    CHECK(plan.plan(p.batch_view()).ok());
+    num_cut += plan.schedule().num_partial_slots > 0;
+    if (!p.options.batch_invariant) continue;
+    // The same bits as of a plan with these lengths.
+    Problem exact = p;
+    if (p.options.page_size == 0) exact.kv_indptr.assign({0, 0, 0});
+    for (int32_t r = 0; r < 3 && p.options.page_size == 0; ++r) {
+      exact.kv_indptr[static_cast<size_t>(r)] = static_cast<int32_t>(p.kv_begin(r));
+    }
+    exact.planned_lens.clear();
+    exact.kv_lens = HostTensor();
+    Outputs of_exact(exact);
+    CHECK_EMPTY(run_problem(exact, of_exact));
+    CHECK(out == of_exact);
+  }
+  CHECK(num_cut > 20);
 }
 
 TEST(results_do_not_depend_on_the_number_of_threads) {

@@ -312,6 +312,13 @@ TEST(tensors_of_every_layout) {
   const auto type = StatusCode::kInvalidType;
   Problem p;
   p.options = small_options();
+  const HostTensor lens = int_tensor({40, 20});
+  const auto with_lens = [&](const auto& change) {
+    return [&lens, change](AttentionTensors& t) {
+      t.kv_lens = lens.view();
+      change(t.kv_lens);
+    };
+  };
   const std::vector<BadTensors> all = {
       {"q", [](auto& t) { t.q = {}; }},
       {"q", [](auto& t) { t.q.shape[0] = 3; }},
@@ -326,6 +333,10 @@ TEST(tensors_of_every_layout) {
       {"q", [](auto& t) { t.q.stride[0] = -32; }},
       {"q", [](auto& t) { t.q.dtype = DType::kBFloat16; }, type},
       {"q", [](auto& t) { t.q.device.type = DeviceType::kCuda; }, type},
+      {"kv_lens", with_lens([](TensorView& view) { view.shape[0] = 1; })},
+      {"kv_lens", with_lens([](TensorView& view) { view.rank = 2; })},
+      {"kv_lens", with_lens([](TensorView& view) { view.dtype = DType::kFloat32; }), type},
+      {"kv_lens", with_lens([](TensorView& view) { view.device.type = DeviceType::kCuda; }), type},
       {"k", [](auto& t) { t.k.shape[0] = 59; }},
       {"k", [](auto& t) { t.k.shape[1] = 4; }},
       {"k", [](auto& t) { t.k.dtype = DType::kFloat8E5M2; }, type},

@@ -48,6 +48,23 @@ LARGER = [
     Case((100, 1), (100, 2500), head_dim=(192, 128), page_size=None),
 ]
 
+# Requests shorter than planned: pieces of splits without keys, in every body of both families.
+LARGER += [
+    Case(qo, kv, planned_lens=planned, num_qo_heads=8, head_dim=dim, **options)
+    for qo, kv, planned in (
+        ((1, 1), (3, 9000), (20000, 9100)),
+        ((12, 1), (700, 0), (9000, 40)),
+        ((300,), (310,), (5000,)),
+        ((200, 150), (4000, 200), (4001, 6000)),
+    )
+    for dim in (64, 128, 256)
+    for options in (
+        {"num_ctas": 40},
+        {"num_ctas": 40, "page_size": None, "window_left": 250},
+        {"num_ctas": 40, "window_left": 250, "batch_invariant": True},
+    )
+]
+
 # NaN and infinity in every body of the kernel, in splits, in batch-invariant chunks, in 8 bits.
 _NAN, _INF = float("nan"), float("inf")
 LARGER += [

@@ -56,7 +56,7 @@ class Server:
     def plan(self, lens):
         self.attn.plan(*lens)
 
-    def run(self, attn=None, out=None, lse=None):
+    def run(self, attn=None, out=None, lse=None, **more):
         (attn or self.attn).run(
             self.q,
             self.k,
@@ -64,6 +64,7 @@ class Server:
             block_table=self.block_table,
             out=self.out if out is None else out,
             lse=self.lse if lse is None else lse,
+            **more,
         )
 
     def shuffle(self):
@@ -146,6 +147,31 @@ def test_replay_serves_any_batch(captured, framework, options, torch, cupy, seed
         torch.cuda.synchronize()
         server.attn.plan(*lens, stream=torch.cuda.current_stream())
         replay()
+        server.assert_same_as_eager(lens)
+
+
+def test_replay_reads_the_lengths_of_the_device(torch, seed):
+    """Planned once for the longest requests, or step by step: the bits of plans with the lengths
+    that are on the device when the graph is replayed."""
+    torch.manual_seed(seed)
+    server = Server(torch, seed, batch_invariant=True)
+    server.plan(AT_BOUNDS)
+    kv_lens = torch.zeros(MAX_BATCH, dtype=torch.int32, device=DEVICE)
+    server.run(kv_lens=kv_lens)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        server.run(kv_lens=kv_lens)
+    for step in range(30):
+        planned = server.random_lens() if step % 3 == 2 else AT_BOUNDS
+        server.plan(planned)
+        real = [server.rng.choice((0, n, server.rng.randint(0, n))) for n in planned[1].tolist()]
+        lens = (planned[0], np.array(real, np.int32))
+        server.shuffle()
+        server.poison()
+        kv_lens.zero_()
+        kv_lens[: len(real)] = torch.from_numpy(lens[1]).to(DEVICE)
+        graph.replay()
         server.assert_same_as_eager(lens)
 
 

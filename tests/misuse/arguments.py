@@ -244,7 +244,7 @@ def numbers(rng):
 @kind("missing arguments")
 def missing(rng):
     call = any_call(rng)
-    name = pick(rng, *(n for n in call.tensors if n != "workspace"))
+    name = pick(rng, *(n for n in call.tensors if n not in call.optional))
     note(f"{type(call).__name__}: {name} is None")
     if name in ("out", "lse"):
         call.invoke(**{name: None})

@@ -22,6 +22,7 @@ class Call:
 
     related = {}  # argument -> others that a refusal may blame instead
     written = ()
+    optional = ("workspace",)  # of the tensors
 
     def __init__(self, rng):
         self.rng = rng
@@ -116,7 +117,10 @@ def small_case(rng, **fixed):
         "batch_invariant": bool(rng.integers(4) == 0),
         "csr": csr,
     }
-    return Case(**values | fixed)
+    values |= fixed
+    if rng.integers(4) == 0:
+        values["planned_lens"] = tuple(n + pick(rng, 0, 1, 20) for n in values["kv_lens"])
+    return Case(**values)
 
 
 TABLES = ("block_table", "page_indptr", "page_indices")
@@ -130,8 +134,10 @@ class Run(Call):
         "v": TABLES,
         "page_indptr": ("block_table", "page_indices"),
         "page_indices": ("block_table", "page_indptr"),
+        "kv_lens": TABLES,
     }
     written = ("out", "lse")
+    optional = ("workspace", "kv_lens")
 
     def __init__(self, rng, **fixed):
         super().__init__(rng)
@@ -139,7 +145,7 @@ class Run(Call):
         self.inputs, self.exact, self.twin = solve.problem(self.case, int(rng.integers(2**31)))
         for name in ("q", "k", "v"):
             self.place(name, getattr(self.inputs, name))
-        for name, table in self.inputs.tables().items():
+        for name, table in self.inputs.index_tensors().items():
             self.place(name, table)
         options = self.case.options()
         if rng.integers(2):

@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(Tiling<Choices, kCompiledSmemPerSm>::kThreads,
   const int32_t begin = queue.begin;
   const int32_t end = queue.end;
   if (begin >= end) return;
-  if (thread == 0) contexts[0].assign(p, queue.tiles[0], queue.segments[0]);
+  if (thread == 0) contexts[0].assign(p, T::kTileKv, queue.tiles[0], queue.segments[0]);
   __syncthreads();
   for (int32_t i = begin; i < end; ++i) {
     const int now = (i - begin) % 2;
@@ -90,7 +90,7 @@ __global__ void __launch_bounds__(Tiling<Choices, kCompiledSmemPerSm>::kThreads,
     cp_async_commit();
     cp_async_wait<0>();
     if (thread == 0 && i + 1 < end) {
-      contexts[1 - now].assign(p, queue.tiles[1 - now], queue.segments[1 - now]);
+      contexts[1 - now].assign(p, T::kTileKv, queue.tiles[1 - now], queue.segments[1 - now]);
     }
     __syncthreads();  // shared memory is free for the next tile, whose context is there
   }

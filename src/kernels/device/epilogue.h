@@ -273,7 +273,8 @@ class Epilogue {
 };
 
 /// Does the merge that a work tile takes part in, if this CTA is the last one to finish a piece.
-template <typename T, typename S>
+/// Rows and states at once: see merge_partials().
+template <typename T, int kRowsAtOnce, int kStatesAtOnce>
 FLASHPLAN_DEVICE void merge_if_last(const AttentionParams& p, TileContext& context, int thread) {
   __syncthreads();  // this CTA's partial results are written
   const Merge& merge = context.merge;
@@ -284,19 +285,43 @@ FLASHPLAN_DEVICE void merge_if_last(const AttentionParams& p, TileContext& conte
     if (is_last) *arrivals = 0;  // for the next run
   }
   __syncthreads();
-  if (context.is_last) {
-    if constexpr (S::kRows <= 16) {
-      merge_partials<T, 1, 16>(p, merge);  // few rows, and maybe many states
-    } else {
-      merge_partials<T, 4, 2>(p, merge);
+  if (context.is_last) merge_partials<T, kRowsAtOnce, kStatesAtOnce>(p, merge);
+}
+
+/// Writes empty states where a work tile that takes part in a merge has fewer than were planned:
+/// its request is shorter, or it has the spare one of num_chunk_states(). Rare, so not inlined.
+template <typename T>
+__device__ __noinline__ void write_missing_states(const AttentionParams& p,
+                                                  const TileContext& context, int thread) {
+  const KeySpan keys = context.block.keys;
+  const int32_t num_keys = max(keys.end - keys.begin, 0);
+  const bool chunked = p.schedule.chunk_kv > 0;
+  const int32_t planned = chunked ? num_chunk_states(context.tile, context.merge, p) : 1;
+  const int32_t written =
+      chunked ? (num_keys + p.schedule.chunk_kv - 1) / p.schedule.chunk_kv : num_keys > 0;
+  const int num_rows = context.block.rows.num_rows;
+  for (int32_t state = written; state < planned; ++state) {
+    const int64_t first_row = int64_t{context.tile.partial_slot + state} * T::kTileQ;
+    for (int i = thread; i < num_rows * T::kHeadDimVo; i += T::kThreads) {
+      p.workspace.partial_o[first_row * T::kHeadDimVo + i] = 0.0F;
+    }
+    for (int row = thread; row < num_rows; row += T::kThreads) {
+      p.workspace.partial_lse[first_row + row] = -infinity();
     }
   }
 }
 
-/// Writes the results of rows that see no key.
+/// The end of a work tile whose rows see no key. Rare, so not inlined.
 template <typename T>
-FLASHPLAN_DEVICE void write_empty(const AttentionParams& p, const TileContext& context,
-                                  int thread) {
+__device__ __noinline__ void finish_without_keys(const AttentionParams& p, TileContext& context,
+                                                 int thread) {
+  if (context.tile.merge >= 0) {
+    if (thread == 0) context.merge = p.schedule.merges[context.tile.merge];
+    __syncthreads();
+    write_missing_states<T>(p, context, thread);
+    merge_if_last<T, 1, 4>(p, context, thread);
+    return;
+  }
   constexpr int kQuads = T::kHeadDimVo / 4;
   const typename T::Variant variant(p);
   for (int h = 0; h < context.tile.num_kv_heads; ++h) {

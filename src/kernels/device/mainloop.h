@@ -26,7 +26,7 @@ class Mainloop {
 
   FLASHPLAN_DEVICE void run() {
     if (block_.keys.begin >= block_.keys.end) {
-      write_empty<T>(p_, context_, thread_);
+      finish_without_keys<T>(p_, context_, thread_);
       return;
     }
     pipeline_.fill();
@@ -65,7 +65,11 @@ class Mainloop {
             .write(softmax_, o_);
       }
     }
-    if (context_.tile.merge >= 0) merge_if_last<T, S>(p_, context_, thread_);
+    if (context_.tile.merge >= 0) {
+      if (p_.schedule.chunk_kv > 0) write_missing_states<T>(p_, context_, thread_);
+      constexpr bool kFewRows = S::kRows <= 16;  // and maybe many states
+      merge_if_last<T, kFewRows ? 1 : 4, kFewRows ? 16 : 2>(p_, context_, thread_);
+    }
   }
 
  private:

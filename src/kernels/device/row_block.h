@@ -2,6 +2,7 @@
 // The query rows of a work tile, and what each of them sees.
 #pragma once
 
+#include "abi/real_lens.h"
 #include "kernels/device/variant.h"
 
 namespace flashplan::device {

@@ -41,12 +41,21 @@ class Sm90Epilogue {
     }
   }
 
-  /// Writes the results of a tile without keys.
+  /// Writes the results of a tile without keys, or its state where it takes part in a merge.
   FLASHPLAN_DEVICE void write_empty(const Sm90Context& context) const {
     constexpr int kQuads = S::kHeadDimVo / 4;
     const WorkTile& tile = context.tile;
     const PackedRows rows = context.block(p_).rows;
     const int num_rows = min(rows.num_rows - warpgroup_ * 64, 64);
+    if (tile.merge >= 0) {
+      const int64_t first_row = int64_t{tile.partial_slot} * p_.schedule.tile_q + warpgroup_ * 64;
+      for (int i = thread_; i < num_rows * S::kHeadDimVo; i += 128) {
+        p_.workspace.partial_o[first_row * S::kHeadDimVo + i] = 0.0F;
+      }
+      if (thread_ < num_rows) p_.workspace.partial_lse[first_row + thread_] = -infinity();
+      merge_if_last<1>(tile);
+      return;
+    }
     for (int h = 0; h < tile.num_kv_heads; ++h) {
       for (int i = thread_; i < num_rows * kQuads; i += 128) {
         write_four(rows, tile.kv_head + h, warpgroup_ * 64 + i / kQuads, i % kQuads * 4,
@@ -166,7 +175,6 @@ class Sm90Epilogue {
                                       const Accumulators& o, const float (&scale)[2],
                                       const float (&lse)[2]) const {
     const int lane = opaque(thread_) % 32;
-    const Merge& merge = p_.schedule.merges[tile.merge];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       if (row(half) >= rows.num_rows) continue;
@@ -179,7 +187,14 @@ class Sm90Epilogue {
                                                       o[4 * n + 2 * half + 1] * scale[half]};
       }
     }
-    // Each warpgroup's rows are merged on their own.
+    merge_if_last<4>(tile);
+  }
+
+  /// Merges this warpgroup's rows if it is the last one to finish a piece: each warpgroup's rows
+  /// are merged on their own.
+  template <int kAtOnce>
+  FLASHPLAN_DEVICE void merge_if_last(const WorkTile& tile) const {
+    const Merge& merge = p_.schedule.merges[tile.merge];
     const int id = S::kOwnBarrier + warpgroup_;
     const uint32_t flag = base_ + S::kIsLast + warpgroup_ * 4;
     barrier_wait(id, 128);
@@ -190,16 +205,16 @@ class Sm90Epilogue {
       store_shared_4(flag, is_last);
     }
     barrier_wait(id, 128);
-    if (load_shared_4(flag) != 0) merge_states(merge);
+    if (load_shared_4(flag) != 0) merge_states<kAtOnce>(merge);
   }
 
   /// Merges this warpgroup's rows in the order of their keys. A thread has 4 dims of some
   /// rows under way at once: memory is far.
+  template <int kAtOnce>
   FLASHPLAN_DEVICE void merge_states(const Merge& merge) const {
     const PackedRows& rows = merge.rows;
     constexpr int kQuads = S::kHeadDimVo / 4;
     constexpr int kRowStep = 128 / kQuads;
-    constexpr int kAtOnce = 4;
     const int num_rows = min(rows.num_rows - warpgroup_ * 64, 64);
     const int dim = thread_ % kQuads * 4;
 #pragma unroll 1

@@ -50,15 +50,16 @@ class Sm90Producer {
     finish_context();
     finish_context();
   }
-  /// Says that the next record is there.
+  /// Says that the next record is there, once it is fitted to the real length of its request.
   FLASHPLAN_DEVICE void finish_context() {
     const int slot = num_contexts_ % S::kContexts;
-    if (lane_ == 0) {
-      store_shared_4(base_ + S::kContext + slot * sizeof(Sm90Context) + 48,
-                     num_contexts_ >= num_tiles_);
-    }
     __syncwarp();
-    if (lane_ == 0) mbarrier_arrive(barrier(S::kContextFull, slot));
+    if (lane_ == 0) {
+      Sm90Context& context = reinterpret_cast<Sm90Context*>(smem_ + S::kContext)[slot];
+      context.is_end = num_contexts_ >= num_tiles_;
+      if (p_.tensors.kv_lens != nullptr && !context.is_end) context.fit_to_length(p_, S::kTileKv);
+      mbarrier_arrive(barrier(S::kContextFull, slot));
+    }
     ++num_contexts_;
   }
   /// Brings the next record. One more than there are tiles says that the queue ends.

@@ -21,6 +21,15 @@ struct Sm90Context {
     block.assign(p, tile, segment);
     return block;
   }
+  /// Where the real lengths are given.
+  FLASHPLAN_DEVICE void fit_to_length(const AttentionParams& p, int32_t tile_kv) {
+    const int32_t kv_len = p.tensors.kv_lens[request_of(tile, segment, p.tensors.pages)];
+    KeySpan keys = {tile.kv_begin, tile.kv_end};
+    flashplan::fit_to_length(p.mask, block(p).rows, p.schedule.group_size, tile_kv, kv_len, segment,
+                             keys);
+    tile.kv_begin = keys.begin;
+    tile.kv_end = keys.end;
+  }
 };
 static_assert(sizeof(Sm90Context) == 64);
 

@@ -19,10 +19,17 @@ struct TileContext {
 
   FLASHPLAN_DEVICE int32_t heads_end() const { return tile.kv_head + tile.num_kv_heads; }
 
-  FLASHPLAN_DEVICE void assign(const AttentionParams& p, const WorkTile& work_tile,
+  /// `tile_kv`: keys of a step. `tile` stays as it was planned.
+  FLASHPLAN_DEVICE void assign(const AttentionParams& p, int32_t tile_kv, const WorkTile& work_tile,
                                const Segment& segment) {
     tile = work_tile;
     block.assign(p, work_tile, segment);
+    if (p.tensors.kv_lens != nullptr) {
+      const int32_t kv_len = p.tensors.kv_lens[request_of(tile, segment, p.tensors.pages)];
+      Segment fitted = segment;
+      fit_to_length(p.mask, block.rows, p.schedule.group_size, tile_kv, kv_len, fitted, block.keys);
+      block.position = fitted.position;
+    }
     page_ids = device::page_ids(p.tensors.pages, segment.kv_row);
     chunk_kv = p.schedule.chunk_kv > 0 ? p.schedule.chunk_kv : 0x7fffffff;
   }

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+// Lengths that only the device knows: a plan is made for upper bounds, and each work tile is fitted
+// to the real length of its request when it is run.
+#pragma once
+
+#include <cstdint>
+
+#include "abi/mask.h"
+#include "abi/params.h"
+
+namespace flashplan {
+
+/// Fits a work tile of `rows` and planned `keys` to a request of `kv_len` keys; a length beyond the
+/// planned one counts as that one, a negative one as 0. Changes the keys and the position of the
+/// segment to what they are in a plan with this length, up to where row tiles are cut. Keys then
+/// may be none: keys.end <= keys.begin.
+FLASHPLAN_HOST_DEVICE void fit_to_length(const Mask& mask, const PackedRows& rows,
+                                         const Divisor& group_size, int32_t tile_kv, int32_t kv_len,
+                                         Segment& segment, KeySpan& keys) {
+  const int32_t planned_len = segment.position + segment.qo_len;
+  if (kv_len < 0) kv_len = 0;
+  if (kv_len >= planned_len) return;
+  const int32_t first = rows.query(0, group_size);
+  const int32_t last = rows.query(rows.num_rows - 1, group_size);
+  const KeySpan planned =
+      mask.visible_to_queries(first, last, segment.position, planned_len, tile_kv);
+  segment.position = kv_len - segment.qo_len;
+  const KeySpan real = mask.visible_to_queries(first, last, segment.position, kv_len, tile_kv);
+  // A sliding window begins earlier by `shift`, a multiple of tile_kv, and cuts follow it. As both
+  // begins are rounded down, there may be one step more than planned: the last piece has it.
+  const int32_t shift = planned.begin - real.begin;
+  const bool is_last = keys.end == planned.end;
+  keys = {keys.begin - shift, keys.end - shift};
+  if (is_last || keys.end > real.end) keys.end = real.end;
+}
+
+/// The request of a segment.
+FLASHPLAN_HOST_DEVICE int32_t request_of(const WorkTile& tile, const Segment& segment,
+                                         const PageTable& pages) {
+  return pages.ids != nullptr ? segment.kv_row : tile.segment;
+}
+
+/// Partial results of a batch-invariant work tile that takes part in `merge`, each of `chunk_kv`
+/// keys. With a window the last piece has one more than planned; see fit_to_length().
+FLASHPLAN_HOST_DEVICE int32_t num_chunk_states(const WorkTile& tile, const Merge& merge,
+                                               const AttentionParams& p) {
+  const int32_t chunk_kv = p.schedule.chunk_kv;
+  const int32_t planned = (tile.kv_end - tile.kv_begin - 1) / chunk_kv + 1;
+  const int32_t with_spare = planned + (p.mask.window_left >= 0 ? 1 : 0);
+  const int32_t left = merge.first_partial_row / p.schedule.tile_q + merge.num_states -
+                       tile.partial_slot;  // up to the end of the merge
+  return with_spare == left ? with_spare : planned;
+}
+
+}  // namespace flashplan
