@@ -13,7 +13,15 @@ PYTHON_PACKAGE = $(shell $(PYTHON) -c 'import sys; print("python%d.%d" % sys.ver
 # Thread sanitizer cannot map its shadow where the kernel randomises addresses widely.
 FIXED_ADDRESSES := $(shell setarch -R true 2>/dev/null && echo setarch -R)
 
-.PHONY: help demo test test-gpu bench sanitize sanitize-gpu fuzz adversary adversary-asan mutants coverage lint stubs clean
+# An extension of its own, compiled with FLAGS.
+define INSTALL_SANITIZED
+	$(INSTALL) '.[test]'
+	$(INSTALL) --no-deps --upgrade --target build/$@/site -C build-dir=build/$@/build \
+	  -C cmake.build-type=RelWithDebInfo -C install.strip=false -C cmake.define.CMAKE_CXX_COMPILER=g++ \
+	  -C cmake.define.CMAKE_CXX_FLAGS='-O1 -fno-omit-frame-pointer $(FLAGS)' .
+endef
+
+.PHONY: help demo test test-gpu bench sanitize sanitize-gpu fuzz adversary adversary-asan adversary-tsan mutants coverage lint stubs clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' Makefile
@@ -49,14 +57,19 @@ fuzz: $(READY) ## fuzz plan() for FUZZ_SECONDS (60)
 adversary: $(READY) ## misuse the Python functions at random for ADVERSARY_SECONDS (60)
 	$(INSTALL) '.[test]' && python tests/adversary.py --seconds $(ADVERSARY_SECONDS)
 
+adversary-asan: FLAGS := -fsanitize=address,undefined -fno-sanitize-recover=undefined
 adversary-asan: $(READY) ## the same under the address and undefined-behaviour sanitizers (gcc)
-	$(INSTALL) '.[test]'
-	$(INSTALL) --no-deps --upgrade --target build/asan-python/site -C build-dir=build/asan-python/build \
-	  -C cmake.build-type=RelWithDebInfo -C install.strip=false -C cmake.define.CMAKE_CXX_COMPILER=g++ \
-	  -C cmake.define.CMAKE_CXX_FLAGS='-O1 -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer' .
+	$(INSTALL_SANITIZED)
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
-	  ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 PYTHONPATH=$(CURDIR)/build/asan-python/site \
+	  ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 PYTHONPATH=$(CURDIR)/build/$@/site \
 	  python tests/adversary.py --seconds $(ADVERSARY_SECONDS)
+
+adversary-tsan: FLAGS := -fsanitize=thread
+adversary-tsan: $(READY) ## its threads under the thread sanitizer (gcc)
+	$(INSTALL_SANITIZED)
+	LD_PRELOAD="$$(g++ -print-file-name=libtsan.so)" TSAN_OPTIONS=halt_on_error=1:die_after_fork=0 \
+	  PYTHONPATH=$(CURDIR)/build/$@/site $(FIXED_ADDRESSES) python tests/adversary.py --seconds $(ADVERSARY_SECONDS) \
+	  --kinds 'threads apart,threads in one object,threads in one workspace,number of threads,reentry'
 
 mutants: $(READY) ## put small bugs in one at a time: which ones does no test notice? Takes hours of a processor
 	$(INSTALL) '.[test]' && python tests/mutants.py

@@ -80,7 +80,7 @@ def child(args, chosen):
 
     faulthandler.enable()
     warnings.simplefilter("ignore")
-    if not os.environ.get("ASAN_OPTIONS"):
+    if not os.environ.keys() & {"ASAN_OPTIONS", "TSAN_OPTIONS"}:  # they take terabytes of addresses
         resource.setrlimit(resource.RLIMIT_DATA, (MAX_DATA_BYTES, MAX_DATA_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     pipe = os.fdopen(os.dup(1), "w", buffering=1)
