@@ -9,6 +9,8 @@ export PATH := $(VIRTUAL_ENV)/bin:$(PATH)
 export PRE_COMMIT_HOME := $(VIRTUAL_ENV)/pre-commit
 READY := .venv/.ready
 INSTALL := $(VIRTUAL_ENV)/bin/pip install --quiet --no-build-isolation
+WHEEL := $(VIRTUAL_ENV)/bin/pip wheel --quiet --no-build-isolation --no-deps --wheel-dir dist
+CUDA_MAJOR = $(shell nvcc --version | sed -n 's/.*release \([0-9]*\).*/\1/p')
 PYTHON_PACKAGE = $(shell $(PYTHON) -c 'import sys; print("python%d.%d" % sys.version_info[:2])')
 # Thread sanitizer cannot map its shadow where the kernel randomises addresses widely.
 FIXED_ADDRESSES := $(shell setarch -R true 2>/dev/null && echo setarch -R)
@@ -21,7 +23,7 @@ define INSTALL_SANITIZED
 	  -C cmake.define.CMAKE_CXX_FLAGS='-O1 -fno-omit-frame-pointer $(FLAGS)' .
 endef
 
-.PHONY: help demo test test-gpu bench sanitize sanitize-gpu fuzz adversary adversary-asan adversary-tsan mutants coverage lint stubs clean
+.PHONY: help demo test test-gpu bench sanitize sanitize-gpu fuzz adversary adversary-asan adversary-tsan mutants coverage lint wheels stubs clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' Makefile
@@ -82,12 +84,17 @@ lint: $(READY) ## formatting, static checks, include rule, types
 	pre-commit run --all-files --show-diff-on-failure
 	$(INSTALL) '.[test]' && python tests/check_types.py
 
+wheels: $(READY) ## build dist/: a wheel for CPUs, and where nvcc is one for GPUs, which takes 16 cores
+	FLASHPLAN_WHEEL=cpu $(WHEEL) -C build-dir=build/wheel-cpu -C cmake.define.FLASHPLAN_CUDA=OFF .
+	! command -v nvcc || FLASHPLAN_WHEEL=cu$(CUDA_MAJOR) $(WHEEL) -C build-dir=build/wheel-cuda \
+	  -C cmake.define.FLASHPLAN_CUDA=ON -C cmake.define.CMAKE_CUDA_ARCHITECTURES=release $(WHEEL_OPTIONS) .
+
 stubs: $(READY) ## regenerate python/flashplan/_core.pyi
 	cmake --preset dev && cmake --build --preset dev --target stubs
 	cp build/dev/bindings/_core.pyi python/flashplan/_core.pyi
 
 clean: ## remove everything that was built, .venv included
-	rm -rf build .venv .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf build dist .venv .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(READY): pyproject.toml

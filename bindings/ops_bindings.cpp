@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "api/kernels.h"
 #include "api/memory_checks.h"
 #include "bindings.h"
 #include "cuda/device.h"
@@ -167,6 +168,9 @@ void bind_ops(nb::module_& m) {
       "num_threads"_a);
   m.def("get_num_threads", &num_threads);
   m.def("cuda_device_count", &cuda::num_devices);
+  m.def(
+      "built_for_cuda", [] { return !kernels_for(DeviceType::kCuda).empty(); },
+      "Whether kernels for GPUs are compiled in, of whatever architecture.");
   m.def("show_config", &show_config);
   m.def("version", &version);
   m.def(

@@ -1,13 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-# FLASHPLAN_CUDA=AUTO|ON|OFF -> FLASHPLAN_WITH_CUDA, and CMAKE_CUDA_ARCHITECTURES as it is built for.
+# FLASHPLAN_CUDA=AUTO|ON|OFF -> FLASHPLAN_WITH_CUDA, and CMAKE_CUDA_ARCHITECTURES as it is built for;
+# without CUDA FLASHPLAN_WHY_NO_CUDA, for show_config() and the end of the build.
+
+# What CMAKE_CUDA_ARCHITECTURES=release stands for, and what is built for where there is no GPU: as
+# many of these as nvcc knows.
+set(FLASHPLAN_RELEASE_ARCHITECTURES 80 86 89 90a 100 120)
 
 if(NOT FLASHPLAN_CUDA MATCHES "^(AUTO|ON|OFF)$")
   message(FATAL_ERROR "FLASHPLAN_CUDA: expected AUTO, ON or OFF, got ${FLASHPLAN_CUDA}")
 endif()
 
 set(FLASHPLAN_WITH_CUDA OFF)
+set(FLASHPLAN_WHY_NO_CUDA "")
 if(FLASHPLAN_CUDA STREQUAL "OFF")
-  message(STATUS "CUDA kernels: off (FLASHPLAN_CUDA=OFF)")
+  set(FLASHPLAN_WHY_NO_CUDA "FLASHPLAN_CUDA=OFF")
+  message(STATUS "CUDA kernels: off (${FLASHPLAN_WHY_NO_CUDA})")
   return()
 endif()
 
@@ -31,14 +38,21 @@ if(FLASHPLAN_CUDA STREQUAL "ON")
   endif()
   set(reason "FLASHPLAN_CUDA=ON")
 elseif(NOT CMAKE_CUDA_COMPILER)
-  message(STATUS "CUDA kernels: off (no nvcc)")
-  return()
+  set(FLASHPLAN_WHY_NO_CUDA "no nvcc was found")
 elseif(CMAKE_CUDA_ARCHITECTURES)
   set(reason "nvcc, and CMAKE_CUDA_ARCHITECTURES is given")
 elseif(has_gpu)
   set(reason "nvcc and a GPU")
 else()
-  message(STATUS "CUDA kernels: off (nvcc, but no GPU and no CMAKE_CUDA_ARCHITECTURES)")
+  set(FLASHPLAN_WHY_NO_CUDA "nvcc was found, but no GPU and no CMAKE_CUDA_ARCHITECTURES")
+endif()
+if(FLASHPLAN_WHY_NO_CUDA)
+  message(STATUS "CUDA kernels: off (${FLASHPLAN_WHY_NO_CUDA})")
+  # Repeated as the last lines of the build: nobody asked for a library without CUDA.
+  add_custom_target(flashplan_without_cuda ALL
+    COMMAND ${CMAKE_COMMAND} -E echo "flashplan is built for the CPU alone: ${FLASHPLAN_WHY_NO_CUDA}."
+    COMMAND ${CMAKE_COMMAND} -E echo "For NVIDIA GPUs install nvcc and name their architectures, as -DCMAKE_CUDA_ARCHITECTURES=90a; for none set FLASHPLAN_CUDA=OFF."
+    COMMENT "Summary" VERBATIM)
   return()
 endif()
 
@@ -46,8 +60,13 @@ if(NOT CMAKE_CUDA_ARCHITECTURES)
   if(has_gpu)
     set(CMAKE_CUDA_ARCHITECTURES native)
   else()
-    set(CMAKE_CUDA_ARCHITECTURES 80 86 90a)
+    set(CMAKE_CUDA_ARCHITECTURES release)
   endif()
+endif()
+set(wants_release OFF)
+if(CMAKE_CUDA_ARCHITECTURES STREQUAL "release")
+  set(wants_release ON)
+  set(CMAKE_CUDA_ARCHITECTURES 80) # a name that CMake knows, while it looks at nvcc
 endif()
 enable_language(CUDA)
 find_package(CUDAToolkit 12.8 REQUIRED)
@@ -55,7 +74,16 @@ set(CMAKE_CUDA_RUNTIME_LIBRARY None) # linked by name in src/CMakeLists.txt, onc
 
 # Names of sets become what they stand for. Then machine code alone: nothing is to be compiled at run
 # time, and select_kernel() refuses a GPU that there is no code for.
-if(CMAKE_CUDA_ARCHITECTURES STREQUAL "native")
+if(wants_release)
+  set(CMAKE_CUDA_ARCHITECTURES "")
+  list(TRANSFORM CMAKE_CUDA_ARCHITECTURES_ALL REPLACE "-real$" "" OUTPUT_VARIABLE known)
+  foreach(architecture IN LISTS FLASHPLAN_RELEASE_ARCHITECTURES)
+    string(REGEX MATCH "^[0-9]+" number ${architecture})
+    if(number IN_LIST known)
+      list(APPEND CMAKE_CUDA_ARCHITECTURES ${architecture})
+    endif()
+  endforeach()
+elseif(CMAKE_CUDA_ARCHITECTURES STREQUAL "native")
   set(CMAKE_CUDA_ARCHITECTURES ${CMAKE_CUDA_ARCHITECTURES_NATIVE})
   # The instructions that one generation alone has, wgmma for one, need the "a".
   list(TRANSFORM CMAKE_CUDA_ARCHITECTURES REPLACE "^((9|1[0-9])[0-9])(-real)?$" "\\1a")

@@ -8,11 +8,12 @@ install(TARGETS flashplan flashplan_static
   EXPORT flashplanTargets
   INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(DIRECTORY include/flashplan DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+install(FILES LICENSE THIRD_PARTY_LICENSES.txt DESTINATION ${CMAKE_INSTALL_DOCDIR})
 install(EXPORT flashplanTargets NAMESPACE flashplan:: DESTINATION ${package_dir})
 
 configure_package_config_file(cmake/flashplanConfig.cmake.in flashplanConfig.cmake
   INSTALL_DESTINATION ${package_dir})
-write_basic_package_version_file(flashplanConfigVersion.cmake COMPATIBILITY SameMajorVersion)
+write_basic_package_version_file(flashplanConfigVersion.cmake COMPATIBILITY SameMinorVersion)
 install(FILES
   ${PROJECT_BINARY_DIR}/flashplanConfig.cmake
   ${PROJECT_BINARY_DIR}/flashplanConfigVersion.cmake

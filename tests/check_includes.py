@@ -36,6 +36,7 @@ RULES = {
             "bindings/",
             "common/error.h",
             "cuda/",
+            "api/kernels.h",
             "api/memory_checks.h",
             "api/tensor_checks.h",
         ),

@@ -7,10 +7,12 @@ import pathlib
 import re
 import subprocess
 import sys
+import warnings
 
 import pytest
 
 import flashplan as fp
+from flashplan import _core, options
 from flashplan.options import Options, to_cuda_device
 
 ATTENTION = {
@@ -141,6 +143,29 @@ def test_version():
 def test_show_config_is_key_value_lines():
     lines = fp.show_config().strip().splitlines()
     assert all(re.match(r"[\w ]+: +\S", line) for line in lines)
+
+
+def test_show_config_says_why_there_is_no_cuda():
+    assert re.search(r"^cuda: (built for \d|not built \(\S.+\)$)", fp.show_config(), re.MULTILINE)
+
+
+@pytest.mark.skipif(_core.built_for_cuda(), reason="has kernels for GPUs")
+def test_a_gpu_that_the_build_has_no_kernels_for_is_named_once(monkeypatch):
+    def attention(**options):
+        return fp.Attention(1, 1, 8, **options)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        attention()  # there is no GPU here
+        monkeypatch.setattr(options, "GPU_FILES", ("/nowhere", __file__))
+        monkeypatch.setattr(options, "_has_warned", False)
+        attention(device="cpu")
+    with pytest.warns(RuntimeWarning, match="although there is a GPU.*FLASHPLAN_CUDA=ON") as caught:
+        attention()
+    assert [warning.filename for warning in caught] == [__file__]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        attention()
 
 
 def test_num_threads():

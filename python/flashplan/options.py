@@ -4,10 +4,15 @@
 from __future__ import annotations
 
 import operator
+import os
+import warnings
 from typing import Any, TypedDict
 
 from flashplan import _core
 from flashplan.types import Device, FloatDType, KvDType, KvLayout
+
+# Of which one exists where NVIDIA's driver is loaded: on Linux, in WSL.
+GPU_FILES = ("/dev/nvidiactl", "/dev/dxg")
 
 DTYPES = {dtype.name: dtype for dtype in _core.DType}
 
@@ -92,7 +97,11 @@ def to_cuda_device(device: Any) -> int | None:
     A name, or a device of PyTorch, CuPy or JAX.
     """
     if device is None:
-        return 0 if _core.cuda_device_count() else None
+        if _core.cuda_device_count():
+            return 0
+        if not _core.built_for_cuda() and any(map(os.path.exists, GPU_FILES)):
+            _warn_of_unused_gpu()
+        return None
     text = str(device)
     if hasattr(device, "id"):  # of CuPy, where all are GPUs, or of JAX
         platform = getattr(device, "platform", "gpu")
@@ -104,6 +113,24 @@ def to_cuda_device(device: Any) -> int | None:
     if kind == "cuda" and (index == "" or (index.isascii() and index.isdigit())):
         return to_int("device", int(index or 0))
     raise ValueError(f"device: expected 'cpu', 'cuda' or 'cuda:<index>', got {device!r}")
+
+
+_has_warned = False
+
+
+def _warn_of_unused_gpu() -> None:
+    """Once per process."""
+    global _has_warned
+    if _has_warned:
+        return
+    _has_warned = True
+    warnings.warn(
+        "flashplan uses the CPU although there is a GPU: this build has no CUDA kernels "
+        "(flashplan.show_config() says why). Install the wheel for CUDA, or build one where nvcc "
+        "is: pip install . -C cmake.define.FLASHPLAN_CUDA=ON. device='cpu' silences this warning.",
+        RuntimeWarning,
+        stacklevel=5,  # the caller of Attention()
+    )
 
 
 def to_head_dims(head_dim: Any) -> tuple[int, int]:

@@ -54,7 +54,7 @@ std::string families_text() {
 
 std::string cuda_text() {
   const std::span<const Kernel> kernels = kernels_for(DeviceType::kCuda);
-  if (kernels.empty()) return "cuda: not built\n";
+  if (kernels.empty()) return "cuda: not built (" FLASHPLAN_WHY_NO_CUDA ")\n";
   std::string text = std::string("cuda: built for ") + architectures_of(kernels).text + "\n";
   text += kernels_text(kernels);
   if (cuda::num_devices() == 0) text += "cuda devices: none found\n";
