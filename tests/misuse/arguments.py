@@ -7,7 +7,8 @@ import numpy as np
 
 import flashplan as fp
 from misuse import note
-from misuse.calls import Append, Run, any_call, pick
+from misuse.any_call import any_call
+from misuse.calls import Run, pick
 from misuse.finding import Finding, OfTheCaller, check_refusal, is_of_the_caller, kind
 
 
@@ -218,12 +219,7 @@ def changing_lengths(rng):
 def numbers(rng):
     """Scales, layouts, streams and dtypes of the calls."""
     call = any_call(rng)
-    names = ["stream"]
-    if isinstance(call, Run | Append):
-        names += ["k_scale", "v_scale"]
-    if isinstance(call, Append):
-        names += ["kv_layout", "kv_dtype"]
-    name = pick(rng, *names)
+    name = pick(rng, "stream", *call.numbers)
     value = any_object(rng)
     if name != "stream" and value is not None:
         call.verify = lambda: None
@@ -231,7 +227,7 @@ def numbers(rng):
     note(f"{type(call).__name__}: {name} = {text}")
     before = call.snapshot()
     names = {name}
-    if name in ("kv_layout", "kv_dtype"):  # another layout or dtype is that of other tensors
+    if name.endswith(("layout", "dtype")):  # another layout or dtype is that of other tensors
         names |= set(call.tensors)
     result = expect(names, lambda: (call.invoke(**{name: value}), 1))
     if result is None:

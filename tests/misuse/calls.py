@@ -22,7 +22,9 @@ class Call:
 
     related = {}  # argument -> others that a refusal may blame instead
     written = ()
+    in_place = ()  # pairs (output, input) that may lie exactly alike
     optional = ("workspace",)  # of the tensors
+    numbers = ()  # arguments that are no tensors, besides stream
 
     def __init__(self, rng):
         self.rng = rng
@@ -138,6 +140,7 @@ class Run(Call):
     }
     written = ("out", "lse")
     optional = ("workspace", "kv_lens")
+    numbers = ("k_scale", "v_scale")
 
     def __init__(self, rng, **fixed):
         super().__init__(rng)
@@ -201,6 +204,7 @@ class Append(Call):
         "indptr": ("kv_lens", "k", "v"),
     }
     written = ("k_cache", "v_cache")
+    numbers = ("k_scale", "v_scale", "kv_layout", "kv_dtype")
 
     def __init__(self, rng, **fixed):
         super().__init__(rng)
@@ -244,6 +248,7 @@ class Merge(Call):
         "lse_b": ("o_b",),
     }
     written = ("out", "lse")
+    in_place = (("out", "o_a"), ("out", "o_b"), ("lse", "lse_a"), ("lse", "lse_b"))
     num_states = 2
 
     def __init__(self, rng):
@@ -289,10 +294,6 @@ class MergeStack(Merge):
     def place_states(self):
         self.place("o_a", self.o)
         self.place("lse_a", self.lse)
-
-
-def any_call(rng):
-    return pick(rng, Run, Run, Run, Append, Append, Merge, MergeStack)(rng)
 
 
 def python_random(rng):

@@ -14,8 +14,9 @@ import numpy as np
 
 import flashplan as fp
 from misuse import note
+from misuse.any_call import any_call
 from misuse.arguments import changing_lengths, numbers, options, plan_lengths
-from misuse.calls import Run, any_call, pick
+from misuse.calls import Run, pick
 from misuse.finding import Finding, Skip, kind
 from misuse.tensors import array_interface, capsule, device_of_an_export, export, odd_array
 

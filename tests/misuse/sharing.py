@@ -15,6 +15,7 @@ import flashplan as fp
 from misuse import note
 from misuse.calls import Append, Merge, MergeStack, Run, pick
 from misuse.finding import Finding, OfTheCaller, kind
+from misuse.row_calls import Gated, LayerNorm, RmsNorm
 
 WAIT = 30  # seconds
 
@@ -55,7 +56,8 @@ def together(*bodies):
 @kind("threads apart", weight=1)
 def threads_apart(rng):
     """Calls of each thread's own."""
-    calls = [pick(rng, Run, Append, Merge, MergeStack)(rng) for _ in range(int(rng.integers(2, 5)))]
+    repeatable = (Run, Append, Merge, MergeStack, RmsNorm, LayerNorm, Gated)
+    calls = [pick(rng, *repeatable)(rng) for _ in range(int(rng.integers(2, 5)))]
     note("threads with calls of their own")
 
     def work(call):

@@ -7,7 +7,8 @@ import numpy as np
 
 import flashplan as fp
 from misuse import note
-from misuse.calls import Merge, MergeStack, Run, any_call, pick
+from misuse.any_call import any_call
+from misuse.calls import Merge, MergeStack, Run, pick
 from misuse.capsules import CODES, NAMED_CODES, READ_ONLY, Export, Exporter
 from misuse.finding import Finding, OfTheCaller, Skip, kind
 
