@@ -150,7 +150,7 @@ bool measure_gpu_schedule(const std::vector<HostBatch>& batches, Result* result)
   scheduler.reserve(shape, bounds);
   ScheduleBuffers buffers(bounds);
   const auto plan_batch = [&](const Batch& batch) {
-    scheduler.make(batch, buffers.memory());
+    scheduler.make(batch, {}, buffers.memory());
     return static_cast<int32_t>(scheduler.schedule().tiles.size());
   };
   return measure(batches, plan_batch, result);

@@ -40,7 +40,8 @@ class PyPlan {
     if (workspace_.data() == nullptr) workspace_.allocate(plan_.workspace_bytes(), options.device);
   }
 
-  void plan(nb::handle qo_indptr, nb::handle kv_lens, nb::handle kv_indptr, nb::handle stream) {
+  void plan(nb::handle qo_indptr, nb::handle kv_lens, nb::handle kv_indptr,
+            nb::handle shared_prefixes, nb::handle stream) {
     const Planning planning(planning_);
     const IntsArg kv("kv_lens", kv_lens, plan_.options().max_batch_size, "max_batch_size",
                      kv_lens_);
@@ -52,6 +53,13 @@ class PyPlan {
       const IntsArg rows("kv_indptr", kv_indptr, most, "one more than kv_lens", kv_indptr_);
       check_size("kv_indptr", rows, kv);
       batch.kv_indptr = rows.data;
+    }
+    if (!shared_prefixes.is_none()) {
+      const IntsArg groups("shared_prefixes", shared_prefixes,
+                           2 * int64_t{plan_.options().max_batch_size}, "2 * max_batch_size",
+                           shared_prefixes_, 3);
+      batch.shared_prefixes = groups.data;
+      batch.num_shared_prefixes = groups.size;
     }
     CallStream call = call_stream(stream, producer_to_follow(stream), device());
     Status status;
@@ -175,7 +183,7 @@ class PyPlan {
   Workspace workspace_;
   Plan plan_;
   std::optional<Producer> last_producer_;
-  std::vector<int32_t> qo_indptr_, kv_lens_, kv_indptr_;
+  std::vector<int32_t> qo_indptr_, kv_lens_, kv_indptr_, shared_prefixes_;
   std::atomic_flag planning_;
 };
 
@@ -208,7 +216,7 @@ std::vector<WorkTileTuple> work_tiles(const PyPlan& plan) {
     for (int32_t i = schedule.cta_indptr[c]; i < schedule.cta_indptr[c + 1]; ++i) {
       const WorkTile& t = schedule.tiles[i];
       tuples.emplace_back(c, t.segment, t.row_tile, t.kv_head, t.num_kv_heads, t.kv_begin, t.kv_end,
-                          t.partial_slot);
+                          t.partial_row);
     }
   }
   return tuples;
@@ -267,7 +275,8 @@ void bind_plan(nb::module_& m) {
                      "The schedule of the last plan(), and the means to run it.")
       .def(nb::init<const AttentionOptions&, nb::object>(), "options"_a, "workspace"_a = nb::none())
       .def("plan", &PyPlan::plan, "qo_indptr"_a.none(), "kv_lens"_a.none(),
-           "kv_indptr"_a.none() = nb::none(), "stream"_a.none() = nb::none())
+           "kv_indptr"_a.none() = nb::none(), "shared_prefixes"_a.none() = nb::none(),
+           "stream"_a.none() = nb::none())
       .def("run", &PyPlan::run, "q"_a.none(), "k"_a.none(), "v"_a.none(), "block_table"_a.none(),
            "page_indptr"_a.none(), "page_indices"_a.none(), "kv_lens"_a.none(), "out"_a.none(),
            "lse"_a.none(), "k_scale"_a.none(), "v_scale"_a.none(), "stream"_a.none())
@@ -282,8 +291,8 @@ void bind_plan(nb::module_& m) {
       .def_prop_ro("num_tokens", [](const PyPlan& p) { return p.planned().schedule().num_tokens; })
       .def_prop_ro("tile_q", [](const PyPlan& p) { return p.planned().schedule().tile_q; })
       .def_prop_ro("num_ctas", [](const PyPlan& p) { return p.planned().schedule().num_ctas; })
-      .def_prop_ro("num_partial_slots",
-                   [](const PyPlan& p) { return p.planned().schedule().num_partial_slots; })
+      .def_prop_ro("num_partial_rows",
+                   [](const PyPlan& p) { return p.planned().schedule().num_partial_rows; })
       .def_prop_ro(
           "cta_costs",
           [](const PyPlan& p) {
@@ -293,7 +302,7 @@ void bind_plan(nb::module_& m) {
           "Predicted cost of each queue.")
       .def_prop_ro("work_tiles", &work_tiles,
                    "Tuples (cta, request, row_tile, kv_head, num_kv_heads, kv_begin, kv_end, "
-                   "partial_slot), in the order of the queues.");
+                   "partial_row), in the order of the queues.");
 
   m.def(
       "is_supported",

@@ -79,8 +79,8 @@ void to_bytes(const char* name, int64_t bits, TensorView* view) {
   view->read_only = read_only;
 }
 
-int32_t to_int32(const char* name, Py_ssize_t i, nb::handle item) {
-  const auto where = [&] { return std::string(name) + "[" + std::to_string(i) + "]"; };
+int32_t to_int32(const std::string& name, Py_ssize_t i, nb::handle item) {
+  const auto where = [&] { return name + "[" + std::to_string(i) + "]"; };
   const auto raise_no_int = [&] {
     raise_type(where() + ": expected an int, got " + nb::type_name(item.type()).c_str());
   };
@@ -171,10 +171,11 @@ void check_not_negated(const char* name, nb::handle object, const TensorView& vi
   raise_type(std::string(name) + ": expected an integer dtype, got " + got);
 }
 
-/// Integers of any size in host memory, one after the other or with a stride.
+/// Integers of any size in host memory, with any strides: one dimension, or rows of `columns`.
 class Integers {
  public:
-  Integers(const char* name, const dlpack::Tensor& tensor) : name_(name), dtype_(tensor.dtype) {
+  Integers(const char* name, const dlpack::Tensor& tensor, int32_t columns)
+      : name_(name), dtype_(tensor.dtype) {
     const bool is_integer = dtype_.code == dlpack::kInt || dtype_.code == dlpack::kUInt;
     const bool has_size =
         dtype_.bits == 8 || dtype_.bits == 16 || dtype_.bits == 32 || dtype_.bits == 64;
@@ -182,8 +183,16 @@ class Integers {
     // As bytes, of which each integer is a row: there is no DType of every size.
     TensorView view;
     fill_dims(name, tensor, &view);
-    if (view.rank != 1) {
+    if (columns == 0 && view.rank != 1) {
       raise_value(std::string(name) + ": expected one dimension, got " + std::to_string(view.rank));
+    }
+    if (columns > 0 && (view.rank != 2 || view.shape[1] != columns)) {
+      std::string shape;
+      for (int32_t d = 0; d < view.rank; ++d) {
+        shape += (d > 0 ? ", " : "") + std::to_string(view.shape[d]);
+      }
+      raise_value(std::string(name) + ": expected shape [n, " + std::to_string(columns) +
+                  "], got [" + shape + "]");
     }
     const std::optional<Device> device = to_device(tensor.device);
     if (device != Device{}) {
@@ -191,26 +200,32 @@ class Integers {
                  (device ? "cuda:" + std::to_string(device->index) : "another device"));
     }
     const int64_t item = dtype_.bits / 8;
-    if (__builtin_mul_overflow(view.stride[0], item, &view.stride[0])) {
-      raise_value(std::string(name) +
-                  ": expected elements within the address space, got a stride "
-                  "of more");
+    for (int32_t d = 0; d < view.rank; ++d) {
+      if (__builtin_mul_overflow(view.stride[d], item, &view.stride[d])) {
+        raise_value(std::string(name) +
+                    ": expected elements within the address space, got a stride "
+                    "of more");
+      }
     }
     view.data =
         tensor.data == nullptr ? nullptr : static_cast<char*>(tensor.data) + tensor.byte_offset;
     view.dtype = DType::kFloat8E4M3;  // of one byte
-    view.rank = 2;
-    view.shape[1] = item;
-    view.stride[1] = 1;
+    view.shape[view.rank] = item;
+    view.stride[view.rank] = 1;
+    ++view.rank;
     check(check_memory({name, view}));
     data_ = static_cast<const char*>(view.data);
     size_ = view.shape[0];
     stride_ = view.stride[0];
+    if (columns > 0) {
+      columns_ = columns;
+      column_stride_ = view.stride[1];
+    }
   }
 
   int64_t size() const noexcept { return size_; }
 
-  /// Raises ValueError naming the entry that is no int32.
+  /// Row after row. Raises ValueError naming the entry that is no int32.
   void copy_to(int32_t* to) const {
     const bool is_signed = dtype_.code == dlpack::kInt;
     switch (dtype_.bits) {
@@ -224,18 +239,19 @@ class Integers {
  private:
   template <class T>
   void copy(int32_t* to) const {
-    if (std::is_same_v<T, int32_t> && stride_ == sizeof(T)) {
+    if (std::is_same_v<T, int32_t> && stride_ == sizeof(T) && columns_ == 1) {
       if (size_ > 0) std::memcpy(to, data_, static_cast<size_t>(size_) * sizeof(T));
       return;
     }
-    for (int64_t i = 0; i < size_; ++i) {
-      T value;
-      std::memcpy(&value, data_ + i * stride_, sizeof(T));  // which may be misaligned
+    for (int64_t n = 0; n < size_ * columns_; ++n) {
+      const int64_t i = n / columns_;
+      T value;  // which may be misaligned
+      std::memcpy(&value, data_ + i * stride_ + n % columns_ * column_stride_, sizeof(T));
       if (!std::in_range<int32_t>(value)) {
         raise_value(std::string(name_) + "[" + std::to_string(i) + "]: expected an int32, got " +
                     std::to_string(value));
       }
-      to[i] = static_cast<int32_t>(value);
+      to[n] = static_cast<int32_t>(value);
     }
   }
 
@@ -244,6 +260,8 @@ class Integers {
   const char* data_ = nullptr;
   int64_t size_ = 0;
   int64_t stride_ = 0;  // in bytes
+  int64_t columns_ = 1;
+  int64_t column_stride_ = 0;
 };
 
 /// Refuses what torch would record a gradient of: none would come, and the parameters behind the
@@ -289,19 +307,73 @@ TensorArg::TensorArg(const char* name, nb::handle object, TensorKind kind, CallS
   }
 }
 
+namespace {
+
+/// A list or tuple while it is read. Converting an item may run Python code, which may drop the
+/// item and change the list.
+class Items {
+ public:
+  Items(std::string name, nb::handle object)
+      : name_(std::move(name)),
+        object_(object),
+        is_list_(PyList_Check(object.ptr()) != 0),
+        count_(is_list_ ? PyList_Size(object.ptr()) : PyTuple_Size(object.ptr())) {}
+
+  static bool accepts(nb::handle object) {
+    return PyList_Check(object.ptr()) != 0 || PyTuple_Check(object.ptr()) != 0;
+  }
+
+  Py_ssize_t count() const { return count_; }
+
+  nb::object get(Py_ssize_t i) const {
+    nb::object item =
+        nb::borrow(is_list_ ? PyList_GetItem(object_.ptr(), i) : PyTuple_GetItem(object_.ptr(), i));
+    if (!item.is_valid()) {
+      PyErr_Clear();
+      raise_value(name_ + ": expected a list that stays as it is, got one of " +
+                  std::to_string(PyList_Size(object_.ptr())) + " entries after " +
+                  std::to_string(count_));
+    }
+    return item;
+  }
+
+  int32_t get_int(Py_ssize_t i) const { return to_int32(name_, i, get(i)); }
+
+ private:
+  const std::string name_;
+  const nb::handle object_;
+  const bool is_list_;
+  const Py_ssize_t count_;
+};
+
+/// Row `i` of a list of rows.
+void read_row(const char* name, Py_ssize_t i, nb::handle row, int32_t columns, int32_t* to) {
+  const std::string where = std::string(name) + "[" + std::to_string(i) + "]";
+  if (!Items::accepts(row)) {
+    raise_type(where + ": expected a list or tuple, got " + nb::type_name(row.type()).c_str());
+  }
+  const Items items(where, row);
+  if (items.count() != columns) {
+    raise_value(where + ": expected " + std::to_string(columns) + " integers, got " +
+                std::to_string(items.count()));
+  }
+  for (int32_t c = 0; c < columns; ++c) to[c] = items.get_int(c);
+}
+
+}  // namespace
+
 IntsArg::IntsArg(const char* name, nb::handle object, int64_t max_size, const char* limit,
-                 std::vector<int32_t>& buffer) {
+                 std::vector<int32_t>& buffer, int32_t columns) {
   const auto resize = [&](int64_t count) {
     if (count > max_size) {
       raise_value(std::string(name) + ": expected <= " + std::to_string(max_size) + " entries (" +
                   limit + "), got " + std::to_string(count));
     }
     size = static_cast<int32_t>(count);
-    buffer.resize(static_cast<size_t>(count));
+    buffer.resize(static_cast<size_t>(count) * static_cast<size_t>(std::max(columns, 1)));
     data = buffer.data();
   };
-  const bool is_list = PyList_Check(object.ptr()) != 0;
-  if (!is_list && PyTuple_Check(object.ptr()) == 0) {
+  if (!Items::accepts(object)) {
     CallStream host;
     const DlpackImport import(name, object, producer_of(object), host);
     if (import.tensor() == nullptr) {
@@ -309,24 +381,19 @@ IntsArg::IntsArg(const char* name, nb::handle object, int64_t max_size, const ch
       if (!array.found()) raise_not_a_tensor(name, object, import.refusal());
       raise_not_integers(name, to_name(array.view.dtype));
     }
-    const Integers integers(name, *import.tensor());
+    const Integers integers(name, *import.tensor(), columns);
     resize(integers.size());
     integers.copy_to(buffer.data());
     return;
   }
-  const Py_ssize_t count = is_list ? PyList_Size(object.ptr()) : PyTuple_Size(object.ptr());
-  resize(count);
-  for (Py_ssize_t i = 0; i < count; ++i) {
-    // Converting an item may run Python code, which may drop the item and change the list.
-    const nb::object item =
-        nb::borrow(is_list ? PyList_GetItem(object.ptr(), i) : PyTuple_GetItem(object.ptr(), i));
-    if (!item.is_valid()) {
-      PyErr_Clear();
-      raise_value(std::string(name) + ": expected a list that stays as it is, got one of " +
-                  std::to_string(PyList_Size(object.ptr())) + " entries after " +
-                  std::to_string(count));
+  const Items items(name, object);
+  resize(items.count());
+  for (Py_ssize_t i = 0; i < items.count(); ++i) {
+    if (columns == 0) {
+      buffer[static_cast<size_t>(i)] = items.get_int(i);
+    } else {
+      read_row(name, i, items.get(i), columns, &buffer[static_cast<size_t>(i * columns)]);
     }
-    buffer[static_cast<size_t>(i)] = to_int32(name, i, item);
   }
 }
 

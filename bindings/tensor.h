@@ -44,12 +44,13 @@ class TensorArg {
 /// A list, tuple or host tensor of integers of rank 1, copied: Python code can change it, and a
 /// tensor's memory may be the caller's only while it is imported. `buffer` is reused between calls,
 /// so that steps of a known size do not allocate. More than `max_size` entries, of which `limit` is
-/// the reason, are refused before they are read.
+/// the reason, are refused before they are read. With `columns` > 0 the entries are rows of so many
+/// integers: a tensor of rank 2, or a list or tuple of lists or tuples.
 struct IntsArg {
   IntsArg(const char* name, nb::handle object, int64_t max_size, const char* limit,
-          std::vector<int32_t>& buffer);
+          std::vector<int32_t>& buffer, int32_t columns = 0);
   const int32_t* data = nullptr;
-  int32_t size = 0;
+  int32_t size = 0;  // entries
 };
 
 /// A Python number, or TypeError or ValueError naming the argument.

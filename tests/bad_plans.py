@@ -181,6 +181,35 @@ PLAN = [
         "kv_lens",
         lambda s: s.plan(kv_lens=integers(9, 6, dtype=">i4")),
     ),
+    *(
+        (f"shared_prefixes {name}", exception, where, lambda s, g=groups: s.plan(shared_prefixes=g))
+        for name, exception, where, groups in (
+            ("of no request", VALUE, r"shared_prefixes\[0\]", [[0, 0, 4]]),
+            ("before the first", VALUE, r"shared_prefixes\[1\]", [[0, 1, 4], [-1, 1, 4]]),
+            ("after the last", VALUE, r"shared_prefixes\[0\]", [[1, 2, 4]]),
+            ("of too many requests", VALUE, r"shared_prefixes\[0\]", [[0, 1 << 31, 4]]),
+            ("negative", VALUE, r"shared_prefixes\[0\]", [[0, 2, -4]]),
+            ("too long", VALUE, r"shared_prefixes\[1\]", [[0, 2, 2], [0, 2, 7]]),
+            ("too many", VALUE, "shared_prefixes", [[0, 1, 1]] * 600),
+            ("flat", TYPE, r"shared_prefixes\[0\]", [0, 2, 4]),
+            ("of two columns", VALUE, r"shared_prefixes\[1\]", [[0, 2, 4], [0, 2]]),
+            ("of floats", TYPE, r"shared_prefixes\[0\]\[2\]", [[0, 2, 4.5]]),
+            ("array flat", VALUE, "shared_prefixes", integers(0, 2, 4)),
+            ("array of two columns", VALUE, "shared_prefixes", integers([0, 2])),
+            ("array of floats", TYPE, "shared_prefixes", integers([0, 2, 4], dtype="f4")),
+            ("array over int32", VALUE, r"shared_prefixes\[0\]", int64([0, 2, 1 << 40])),
+            ("text", TYPE, "shared_prefixes", "0 2 4"),
+            ("number", TYPE, "shared_prefixes", 7),
+        )
+    ),
+    (
+        "shared_prefixes crossing",
+        VALUE,
+        r"shared_prefixes\[0\]",
+        lambda s: s.plan(
+            qo_indptr=[0, 1, 2, 3], kv_lens=[9, 9, 9], shared_prefixes=[[1, 2, 4], [0, 2, 4]]
+        ),
+    ),
     ("kv_lens endless", VALUE, "kv_lens", lambda s: s.plan(kv_lens=endless())),
     ("qo_indptr endless", VALUE, "qo_indptr", lambda s: s.plan(qo_indptr=endless())),
     ("kv_lens emptied", VALUE, "kv_lens", lambda s: s.plan(kv_lens=emptied())),

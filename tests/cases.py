@@ -55,6 +55,7 @@ class Case:
     special: tuple[tuple[str, float], ...] = ()
     # Upper bounds of kv_lens for plan(); run() gets kv_lens on the device.
     planned_lens: tuple[int, ...] | None = None
+    shared_prefixes: tuple[tuple[int, int, int], ...] = ()
 
     def __str__(self):
         dims = self.head_dims
@@ -78,6 +79,7 @@ class Case:
             self.batch_invariant and "invariant",
             self.gain != 1 and f"gain{self.gain:g}",
             *(f"{name}={value:g}" for name, value in self.special),
+            *("shared" + "_".join(map(str, group)) for group in self.shared_prefixes),
             f"qo{_lens_id(self.qo_lens)}",
             f"kv{_lens_id(self.kv_lens)}",
             self.planned_lens and f"planned{_lens_id(self.planned_lens)}",
@@ -271,6 +273,46 @@ SPECIAL = [
     for batch in (BATCH, DECODE)
 ]
 
+# A system prompt, few-shot examples inside it, and others apart; by decodes, drafts and prompts.
+_TREE = {"qo_lens": (1,) * 9, "kv_lens": (300, 290, 259, 700, 400, 401, 402, 90, 30)}
+_FOREST = {
+    "qo_lens": (1, 4, 0, 2, 60, 2, 1, 1, 1),
+    "kv_lens": (800, 930, 790, 900, 850, 670, 680, 690, 900),
+}
+PREFIXES = (
+    [
+        Case(**batch, shared_prefixes=groups, num_qo_heads=8, num_ctas=ctas, **options)
+        for batch, groups in (
+            (_TREE, ((0, 9, 29), (0, 7, 200), (4, 3, 399), (7, 2, 29))),
+            (_FOREST, ((0, 5, 700), (5, 4, 640), (0, 2, 790), (6, 2, 670))),
+        )
+        for ctas in (1, 7, 132)
+        for options in (
+            {"q_dtype": "float32"},
+            {"head_dim": 128, "csr": True, "page_size": 3, "kv_dtype": "float8_e4m3fn"},
+            {"page_size": None, "causal": False, "q_dtype": "float16", "softcap": 9.0},
+            {"page_size": 64, "kv_layout": "HND", "memory": "strided", "num_kv_heads": 4},
+        )
+    ]
+    + [
+        # As on a GPU: prefixes of more rows than a tile has, cut at any step, and long ones.
+        Case(
+            (1,) * 40,
+            tuple(2100 + 7 * r for r in range(40)),
+            num_qo_heads=16,
+            shared_prefixes=((0, 40, 2000), (3, 20, 2080)),
+            num_ctas=ctas,
+            head_dim=(64, 128),
+        )
+        for ctas in (5, 132)
+    ]
+    + [
+        # Plans that do not share: the result is the same.
+        Case(**_TREE, shared_prefixes=((0, 9, 29), (0, 7, 200)), window_left=250),
+        Case(**_TREE, shared_prefixes=((0, 9, 29), (0, 7, 200)), batch_invariant=True),
+    ]
+)
+
 
 # Plans for upper bounds of the lengths: within a page, by pages, and far beyond them.
 PLANNED_LENS = [
@@ -357,6 +399,7 @@ CASES = list(
         + GAINS
         + SPECIAL
         + PLANNED_LENS
+        + PREFIXES
         + random_cases(150, seed=0)
     )
 )

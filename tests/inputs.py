@@ -25,10 +25,14 @@ class Inputs:
     page_indptr: np.ndarray | None = None
     page_indices: np.ndarray | None = None
     device_lens: np.ndarray | None = None  # the argument kv_lens of run()
+    shared_prefixes: np.ndarray | None = None
 
     def plan_args(self):
         lengths = (self.qo_indptr, self.planned_lens)
         return lengths if self.kv_indptr is None else (*lengths, self.kv_indptr)
+
+    def plan_options(self):
+        return {} if self.shared_prefixes is None else {"shared_prefixes": self.shared_prefixes}
 
     def tables(self):
         names = ("block_table", "page_indptr", "page_indices")
@@ -152,8 +156,32 @@ def make_inputs(case, seed):
             tokens = normal(rng, (kv_len, case.num_kv_heads, cache.shape[-1]), cache.dtype)
             plant(case, name, rng, tokens)
             reference.append_pages(cache, tokens, inputs.pages(r), kv_len, case.kv_layout)
+    share_prefixes(case, inputs)
     inputs.device_lens = lens_on_device(case, rng)
     return inputs
+
+
+def share_prefixes(case, inputs):
+    """Gives requests the prefixes that they share: the same pages, and of the last page a copy."""
+    if not case.shared_prefixes:
+        return
+    inputs.shared_prefixes = np.array(case.shared_prefixes, np.int32)
+    outer_first = sorted(case.shared_prefixes, key=lambda group: (group[0], -group[1], group[2]))
+    for first, count, num_tokens in outer_first:
+        tokens = inputs.requests(case.kv_layout)[first]
+        num_pages = num_tokens // case.page_size if case.page_size else 0
+        for r in range(first + 1, first + count):
+            if case.page_size is None:
+                row = inputs.kv_indptr[r]
+                inputs.k[row : row + num_tokens] = tokens[0][:num_tokens]
+                inputs.v[row : row + num_tokens] = tokens[1][:num_tokens]
+                continue
+            inputs.pages(r)[:num_pages] = inputs.pages(first)[:num_pages]
+            for cache, shared in zip((inputs.k, inputs.v), tokens, strict=True):
+                pages = inputs.pages(r)
+                reference.append_pages(
+                    cache, shared[:num_tokens], pages, num_tokens, case.kv_layout
+                )
 
 
 def _ragged(case, rng, q, qo_indptr, kv_lens, planned_lens):
@@ -169,7 +197,9 @@ def _ragged(case, rng, q, qo_indptr, kv_lens, planned_lens):
             tokens = tensor[begin : begin + n]
             tokens[...] = normal(rng, tokens.shape, tensor.dtype)
             plant(case, name, rng, tokens)
-    return Inputs(q, k, v, qo_indptr, kv_lens, planned_lens, kv_indptr)
+    inputs = Inputs(q, k, v, qo_indptr, kv_lens, planned_lens, kv_indptr)
+    share_prefixes(case, inputs)
+    return inputs
 
 
 def _empty_cache(case, num_pages):

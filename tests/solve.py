@@ -47,7 +47,7 @@ class Runner:
     def run(self, inputs, framework):
         """(o, lse) as NumPy arrays, from one plan and one run into poisoned outputs."""
         self.workspace.poison()
-        self.attn.plan(*inputs.plan_args())
+        self.attn.plan(*inputs.plan_args(), **inputs.plan_options())
         run = self.run_into if framework.writable else self.run_returning
         o, lse = run(inputs, framework)
         self.workspace.assert_canaries()

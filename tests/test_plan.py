@@ -31,7 +31,7 @@ class WorkTile(NamedTuple):
     num_kv_heads: int
     kv_begin: int
     kv_end: int
-    partial_slot: int
+    partial_row: int
 
 
 def make_plan(case, **overrides):
@@ -54,7 +54,7 @@ def check_schedule(case, plan):
     ranges = defaultdict(list)  # (request, row tile, kv head) -> its tiles
     for tile in tiles_of(plan):
         assert 0 <= tile.cta < plan.num_ctas
-        assert tile.num_kv_heads == 1 or tile.partial_slot < 0
+        assert tile.num_kv_heads == 1 or tile.partial_row < 0
         for head in range(tile.kv_head, tile.kv_head + tile.num_kv_heads):
             ranges[tile.request, tile.row_tile, head].append(tile)
 
@@ -81,10 +81,10 @@ def check_schedule(case, plan):
             assert tiles[0].kv_begin <= keys[0]
             assert tiles[-1].kv_end == keys[-1] + 1
         if len(tiles) == 1:
-            assert tiles[0].partial_slot == -1
+            assert tiles[0].partial_row == -1
         else:
             assert all(tile.kv_begin < tile.kv_end for tile in tiles)
-            slots += [tile.partial_slot for tile in tiles]
+            slots += [tile.partial_row for tile in tiles]
     assert len(set(slots)) == len(slots)
     assert all(slot >= 0 for slot in slots)
     if not case.batch_invariant:
@@ -279,7 +279,7 @@ def test_small_workspace_means_fewer_splits(seed):
         check_schedule(case, plan)
         args, kwargs = run_arguments(case, inputs, NumPy())
         assert_correct(case, inputs, exact, twin, *attn.run(*args, **kwargs, return_lse=True))
-        return sum(tile.partial_slot >= 0 for tile in tiles_of(plan))
+        return sum(tile.partial_row >= 0 for tile in tiles_of(plan))
 
     with pytest.raises(ValueError, match="workspace") as too_small:
         splits_with(256)

@@ -63,6 +63,14 @@ struct Batch {
   /// [batch_size + 1] first row of each request in ragged k and v; null: kv_lens cumulated.
   const int32_t* kv_indptr = nullptr;
   int32_t batch_size = 0;
+  /// [num_shared_prefixes, 3] rows {first_request, num_requests, num_tokens}: these neighbouring
+  /// requests begin with the same num_tokens keys. Prefixes are inside one another or apart, none
+  /// is longer than kv_len - qo_len of a request that has it, and there are up to
+  /// 2 * max_batch_size. Where it pays a prefix is read once for all of its requests, from the keys
+  /// of the first; results are the same up to rounding, and the same bits if batch_invariant. Real
+  /// lengths (AttentionTensors::kv_lens) may not be below num_tokens + qo_len.
+  const int32_t* shared_prefixes = nullptr;
+  int32_t num_shared_prefixes = 0;
 };
 
 /// Arguments of one attention layer. T = qo_indptr[batch_size]; tensors may have more rows.

@@ -9,14 +9,14 @@ namespace flashplan {
 /// The unit of work: query rows [row_tile * tile_q, + tile_q) of one segment against keys
 /// [kv_begin, kv_end), for each of num_kv_heads consecutive kv heads. Copied to the device as is.
 struct WorkTile {
-  int32_t segment;  // each request is one
+  int32_t segment;  // the request; from batch_size on: a shared prefix
   int32_t row_tile;
   int32_t kv_head;
-  int32_t num_kv_heads;  // 1 where merge >= 0
+  int32_t num_kv_heads;  // 1 if the keys of a head are split
   int32_t kv_begin;
   int32_t kv_end;
-  int32_t partial_slot;  // first of its partial results, or -1: writes o and lse itself
-  int32_t merge;         // number of the merge that its results take part in, or -1
+  int32_t partial_row;  // first of its partial results, head after head; -1: writes o and lse
+  int32_t merge;        // number of the first head's merge, each later head's is one more; or -1
 };
 
 /// Work queues: CTA c runs tiles [cta_indptr[c], cta_indptr[c + 1]) in order. Points into the Plan;
@@ -26,7 +26,7 @@ struct ScheduleView {
   int32_t tile_q = 0;      // packed query rows of a tile: row = qo_idx * group_size + head in group
   int32_t tile_kv = 0;     // keys of a step
   int32_t num_tokens = 0;  // qo_indptr[batch_size]
-  int32_t num_partial_slots = 0;        // in use
+  int32_t num_partial_rows = 0;         // rows of partial results in use
   const int32_t* cta_indptr = nullptr;  // [num_ctas + 1]
   const int64_t* cta_cost = nullptr;    // [num_ctas] predicted
   const WorkTile* tiles = nullptr;      // [cta_indptr[num_ctas]]

@@ -137,7 +137,7 @@ class Plan:
 
     def __init__(self, options: Options, workspace: object | None = None) -> None: ...
 
-    def plan(self, qo_indptr: object | None, kv_lens: object | None, kv_indptr: object | None = None, stream: object | None = None) -> None: ...
+    def plan(self, qo_indptr: object | None, kv_lens: object | None, kv_indptr: object | None = None, shared_prefixes: object | None = None, stream: object | None = None) -> None: ...
 
     def run(self, q: object | None, k: object | None, v: object | None, block_table: object | None, page_indptr: object | None, page_indices: object | None, kv_lens: object | None, out: object | None, lse: object | None, k_scale: object | None, v_scale: object | None, stream: object | None) -> None: ...
 
@@ -166,7 +166,7 @@ class Plan:
     def num_ctas(self) -> int: ...
 
     @property
-    def num_partial_slots(self) -> int: ...
+    def num_partial_rows(self) -> int: ...
 
     @property
     def cta_costs(self) -> list[int]:
@@ -175,7 +175,7 @@ class Plan:
     @property
     def work_tiles(self) -> list[tuple[int, int, int, int, int, int, int, int]]:
         """
-        Tuples (cta, request, row_tile, kv_head, num_kv_heads, kv_begin, kv_end, partial_slot), in the order of the queues.
+        Tuples (cta, request, row_tile, kv_head, num_kv_heads, kv_begin, kv_end, partial_row), in the order of the queues.
         """
 
 def is_supported(options: Options) -> tuple[bool, str]: ...

@@ -14,6 +14,7 @@ from flashplan.types import (
     KvDType,
     KvLayout,
     Lengths,
+    PrefixRows,
     Stream,
     Tensor,
     TensorT,
@@ -152,6 +153,7 @@ class Attention:
         kv_lens: Lengths,
         kv_indptr: Lengths | None = None,
         *,
+        shared_prefixes: PrefixRows | None = None,
         stream: Stream | None = None,
     ) -> _core.Plan:
         """Schedules one step. No synchronisation, no allocation.
@@ -161,7 +163,15 @@ class Attention:
             kv_lens: [batch_size]: keys of each request, those of this step included.
             kv_indptr: [batch_size + 1], ragged k and v only: first row of each request; default:
                 kv_lens cumulated.
-            Each a list of ints, a NumPy array or any tensor on the host, of any integer dtype.
+            shared_prefixes: [n, 3] rows (first_request, num_requests, num_tokens): these requests
+                are neighbours and begin with the same num_tokens keys. Prefixes are inside one
+                another or apart, and no longer than kv_len - qo_len of a request that has them; n
+                is up to 2 * max_batch_size. Where it pays, a prefix is read once for all of its
+                requests, from the keys of the first; results are the same up to rounding. Page
+                tables stay as they are. describe() of the plan says what was made of them. With a
+                window, in batch-invariant plans and on GPUs they are checked and not used.
+            Each a list of ints (of rows), a NumPy array or any tensor on the host, of any integer
+                dtype.
             stream: where the schedule is copied to the GPU; see the class. Several plans may be
                 made ahead of the GPU; only with four copies under way does plan() wait for one.
                 None on the CPU.
@@ -171,11 +181,12 @@ class Attention:
             picture of the queues in notebooks. The next plan() changes it.
 
         Raises:
-            ValueError: a length is out of range or over the bounds. The last plan stays valid.
+            ValueError: a length or a shared prefix is out of range or over the bounds. The last
+                plan stays valid.
             TypeError: not integers, or not on the host.
             RuntimeError: the stream is being captured. The last plan stays valid.
         """
-        self._plan.plan(qo_indptr, kv_lens, kv_indptr, stream)
+        self._plan.plan(qo_indptr, kv_lens, kv_indptr, shared_prefixes, stream)
         return self._plan
 
     @overload
@@ -268,8 +279,9 @@ class Attention:
             kv_lens: [batch_size] int32 on the device: the real lengths, where plan() was given
                 upper bounds. The result is that of a plan with these lengths: query i of a request
                 stands at key kv_len - qo_len + i. A length beyond the planned one counts as that
-                one, a negative one as 0. Ragged k and v stay where they were planned. A captured
-                run reads the lengths when it is replayed.
+                one, a negative one as 0, and none may be too short for a shared prefix. Ragged k
+                and v stay where they were planned. A captured run reads the lengths when it is
+                replayed.
             out: [tokens, num_qo_heads, head_dim_vo] to write to; default: a new tensor in q's
                 framework, on its current stream.
             lse: [tokens, num_qo_heads] float32 to write the log-sum-exp of the logits to

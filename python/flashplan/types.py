@@ -22,6 +22,9 @@ TensorT = TypeVar("TensorT", bound=Tensor)
 Lengths: TypeAlias = Sequence[int] | Tensor
 """Integers on the host: a list, a NumPy array, or a tensor of one dimension."""
 
+PrefixRows: TypeAlias = Sequence[Sequence[int]] | Tensor
+"""Rows of three integers on the host: a list of lists or tuples, or a tensor of shape [n, 3]."""
+
 
 class FrameworkDType(Protocol):
     """A dtype of NumPy or PyTorch."""

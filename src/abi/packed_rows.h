@@ -21,6 +21,11 @@ struct PackedRows {
   FLASHPLAN_HOST_DEVICE int32_t query(int32_t row, const Divisor& group_size) const {
     return static_cast<int32_t>(quotient(static_cast<uint32_t>(row_begin + row), group_size));
   }
+  /// Where these rows begin in `rows`, which contains them: another segment that begins with an
+  /// earlier token, or the same rows.
+  FLASHPLAN_HOST_DEVICE int32_t row_in(const PackedRows& rows, const Divisor& group_size) const {
+    return (qo_begin - rows.qo_begin) * group_size.value + row_begin - rows.row_begin;
+  }
   /// Its row of q and o. Unsigned, as what is multiplied with a stride should be: a GPU then needs
   /// 2 instructions instead of 4.
   FLASHPLAN_HOST_DEVICE uint32_t token(int32_t row, const Divisor& group_size) const {

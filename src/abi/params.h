@@ -73,8 +73,9 @@ struct WorkspaceParams {
 /// What the host alone reads.
 struct HostParams {
   const int32_t* cta_indptr = nullptr;  // [num_ctas + 1]
-  int32_t num_merges = 0;
-  int64_t total_cost = 0;     // of the schedule, in its units
+  int32_t first_merge = 0;              // number of the first merge in use
+  int32_t num_merges = 0;               // from it on
+  int64_t total_cost = 0;               // of the schedule, in its units
   bool has_few_rows = false;  // packed, per request, on average: the smallest tile holds them
 };
 

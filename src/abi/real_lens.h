@@ -34,6 +34,12 @@ FLASHPLAN_HOST_DEVICE void fit_to_length(const Mask& mask, const PackedRows& row
   if (is_last || keys.end > real.end) keys.end = real.end;
 }
 
+/// Whether a work tile is to be fitted. A prefix that requests share is there whatever their
+/// lengths.
+FLASHPLAN_HOST_DEVICE bool has_real_length(const AttentionParams& p, const Segment& segment) {
+  return p.tensors.kv_lens != nullptr && !is_prefix(segment);
+}
+
 /// The request of a segment.
 FLASHPLAN_HOST_DEVICE int32_t request_of(const WorkTile& tile, const Segment& segment,
                                          const PageTable& pages) {
@@ -47,8 +53,8 @@ FLASHPLAN_HOST_DEVICE int32_t num_chunk_states(const WorkTile& tile, const Merge
   const int32_t chunk_kv = p.schedule.chunk_kv;
   const int32_t planned = (tile.kv_end - tile.kv_begin - 1) / chunk_kv + 1;
   const int32_t with_spare = planned + (p.mask.window_left >= 0 ? 1 : 0);
-  const int32_t left = merge.first_partial_row / p.schedule.tile_q + merge.num_states -
-                       tile.partial_slot;  // up to the end of the merge
+  const int32_t states_before = (tile.partial_row - merge.first_partial_row) / p.schedule.tile_q;
+  const int32_t left = merge.num_states - states_before;  // up to the end of the merge
   return with_spare == left ? with_spare : planned;
 }
 

@@ -31,6 +31,35 @@ double imbalance(const Schedule& schedule) {
   return static_cast<double>(largest) * schedule.num_ctas() / static_cast<double>(total);
 }
 
+/// Why no prefix is computed once.
+const char* reason_not_to_share(const Plan::Impl& plan) {
+  if (plan.options.batch_invariant) return "batch_invariant";
+  if (plan.options.window_left >= 0) return "window_left";
+  if (!plan.choice.kernel.family->shares_prefixes) return "not by this kernel";
+  return "it would take no less time";
+}
+
+/// What the planner makes of the prefixes that it was given.
+void append_prefixes(std::string& text, const Plan::Impl& plan) {
+  constexpr size_t kMostPrefixes = 16;
+  const Schedule& schedule = plan.scheduler.schedule();
+  const size_t count = schedule.prefixes.size();
+  append(text, "%d shared prefixes given, ", plan.num_shared_prefixes);
+  if (count == 0) {
+    append(text, "none computed once: %s\n", reason_not_to_share(plan));
+    return;
+  }
+  append(text, "%zu row tiles of them computed once: %.0f %% of the work without\n", count,
+         100.0 * static_cast<double>(schedule.total_cost) /
+             static_cast<double>(schedule.total_cost + schedule.saved_cost));
+  for (size_t i = 0; i < std::min(count, kMostPrefixes); ++i) {
+    const SharedPrefix& prefix = schedule.prefixes[i];
+    append(text, "  p%zu: keys [%d, %d) of requests %d to %d\n", i, prefix.keys.begin,
+           prefix.keys.end, prefix.first_request, prefix.first_request + prefix.num_requests - 1);
+  }
+  if (count > kMostPrefixes) append(text, "  ... and %zu more\n", count - kMostPrefixes);
+}
+
 void append_summary(std::string& text, const Plan::Impl& plan) {
   const Schedule& schedule = plan.scheduler.schedule();
   int64_t num_keys = 0;
@@ -40,12 +69,14 @@ void append_summary(std::string& text, const Plan::Impl& plan) {
   text.append(to_string(kernel.geometry)).append("\n");
   append(text, "%d requests, %d query tokens, %lld keys\n", plan.batch_size, plan.num_tokens,
          static_cast<long long>(num_keys));
-  append(text, "%zu work tiles, %zu heads split, %d of %d partial slots\n", schedule.tiles.size(),
-         schedule.merges.size(), schedule.num_slots, plan.layout.max_partial_slots);
+  append(text, "%zu work tiles, %d heads split, %d of %lld partial rows\n", schedule.tiles.size(),
+         schedule.num_cut, schedule.num_partial_rows,
+         static_cast<long long>(plan.layout.max_partial_slots) * kernel.geometry.tile_q);
   append(text, "largest queue %.3f of the mean\n", imbalance(schedule));
+  if (plan.num_shared_prefixes > 0) append_prefixes(text, plan);
 }
 
-void append_queue(std::string& text, const Schedule& schedule, int32_t cta) {
+void append_queue(std::string& text, const Schedule& schedule, int32_t batch_size, int32_t cta) {
   constexpr int32_t kMostTiles = 6;
   const int32_t begin = schedule.cta_indptr[static_cast<size_t>(cta)];
   const int32_t end = schedule.cta_indptr[static_cast<size_t>(cta) + 1];
@@ -53,7 +84,9 @@ void append_queue(std::string& text, const Schedule& schedule, int32_t cta) {
          static_cast<long long>(schedule.cta_cost[static_cast<size_t>(cta)]), end - begin);
   for (int32_t i = begin; i < std::min(end, begin + kMostTiles); ++i) {
     const WorkTile& tile = schedule.tiles[static_cast<size_t>(i)];
-    append(text, " r%d.%d h%d-%d [%d, %d)%s", tile.segment, tile.row_tile, tile.kv_head,
+    const bool is_prefix = tile.segment >= batch_size;
+    append(text, " %c%d.%d h%d-%d [%d, %d)%s", is_prefix ? 'p' : 'r',
+           is_prefix ? tile.segment - batch_size : tile.segment, tile.row_tile, tile.kv_head,
            tile.kv_head + tile.num_kv_heads - 1, tile.kv_begin, tile.kv_end,
            tile.merge >= 0 ? "*" : "");
   }
@@ -67,10 +100,10 @@ std::string Plan::describe() const noexcept try {
   std::string text;
   append_summary(text, *impl_);
   const Schedule& schedule = impl_->scheduler.schedule();
-  text += "queue       cost  tiles  request.rowtile heads [keys)   * = split\n";
+  text += "queue       cost  tiles  request.rowtile heads [keys)   p = prefix, * = merged later\n";
   constexpr int32_t kMostQueues = 16;
   for (int32_t c = 0; c < std::min(schedule.num_ctas(), kMostQueues); ++c) {
-    append_queue(text, schedule, c);
+    append_queue(text, schedule, impl_->batch_size, c);
   }
   if (schedule.num_ctas() > kMostQueues) {
     append(text, "  ... and %d more queues\n", schedule.num_ctas() - kMostQueues);
@@ -115,8 +148,11 @@ std::string Plan::timeline_svg() const noexcept try {
              "<rect x=\"%.1f\" y=\"%d\" width=\"%.1f\" height=\"%d\" fill=\"hsl(%d,60%%,%d%%)\">",
              x, c * line, std::max(width - 0.5, 0.5), line - 1, tile.segment * 47 % 360,
              tile.merge >= 0 ? 70 : 50);
-      append(svg, "<title>CTA %d: request %d, keys %d to %d</title></rect>\n", c, tile.segment,
-             tile.kv_begin, tile.kv_end);
+      const bool is_prefix = tile.segment >= impl_->batch_size;
+      append(svg, "<title>CTA %d: %s %d, keys %d to %d</title></rect>\n", c,
+             is_prefix ? "prefix" : "request",
+             is_prefix ? tile.segment - impl_->batch_size : tile.segment, tile.kv_begin,
+             tile.kv_end);
       x += width;
     }
   }

@@ -152,6 +152,7 @@ Status Plan::create(const AttentionOptions& options, Plan* plan) noexcept try {
   const ScheduleBounds bounds =
       schedule_bounds(shape, options.max_batch_size, options.max_qo_tokens);
   impl->scheduler.reserve(shape, bounds);
+  impl->prefixes.reserve(options.max_batch_size);
   impl->kv_lens.reserve(static_cast<std::size_t>(options.max_batch_size));
   if (options.device.type == DeviceType::kCpu) {
     impl->buffers = ScheduleBuffers(bounds);
@@ -175,6 +176,7 @@ Status Plan::plan(const Batch& batch, Stream stream) noexcept {
   }
   FLASHPLAN_RETURN_IF_ERROR(check_batch(impl_->options, batch));
   FLASHPLAN_RETURN_IF_ERROR(check_kv_indptr(batch));
+  FLASHPLAN_RETURN_IF_ERROR(impl_->prefixes.read(batch));
   cuda::DeviceSchedule* device_schedule =
       impl_->device_schedule ? &*impl_->device_schedule : nullptr;
   ScheduleMemory memory = impl_->buffers.memory();
@@ -182,8 +184,9 @@ Status Plan::plan(const Batch& batch, Stream stream) noexcept {
     FLASHPLAN_RETURN_IF_ERROR(device_schedule->before_upload(stream, &memory));
   }
   impl_->planned = false;
-  impl_->scheduler.make(batch, memory);
+  impl_->scheduler.make(batch, impl_->prefixes.in_order(), memory);
   impl_->batch_size = batch.batch_size;
+  impl_->num_shared_prefixes = batch.num_shared_prefixes;
   impl_->num_tokens = batch.qo_indptr[batch.batch_size];
   const AttentionOptions& options = impl_->options;
   const int64_t num_rows =
@@ -197,7 +200,7 @@ Status Plan::plan(const Batch& batch, Stream stream) noexcept {
   impl_->num_kv_rows = 0;
   if (impl_->options.page_size == 0) {
     const auto& segments = impl_->scheduler.schedule().segments;
-    for (std::size_t r = 0; r < segments.size(); ++r) {
+    for (std::size_t r = 0; r < impl_->kv_lens.size(); ++r) {
       if (kv_lens[r] > 0) impl_->num_kv_rows = segments[r].kv_row + kv_lens[r];
     }
   }
@@ -222,7 +225,7 @@ ScheduleView Plan::schedule() const noexcept {
           impl_->choice.kernel.geometry.tile_q,
           impl_->choice.kernel.geometry.tile_kv,
           impl_->num_tokens,
-          schedule.num_slots,
+          schedule.num_partial_rows,
           schedule.cta_indptr.data(),
           schedule.cta_cost.data(),
           schedule.tiles.data()};

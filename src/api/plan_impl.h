@@ -20,13 +20,15 @@ struct Plan::Impl {
   KernelChoice choice;
   WorkspaceLayout layout;
   Scheduler scheduler;
+  PrefixGroups prefixes;                                // of the batch
   ScheduleBuffers buffers;                              // of the schedule, on the CPU
   std::optional<cuda::DeviceSchedule> device_schedule;  // and of the schedule, on a GPU
   int32_t batch_size = 0;
-  int32_t num_tokens = 0;        // qo_indptr[batch_size]
-  int32_t num_kv_rows = 0;       // rows of ragged k and v that are read
-  std::vector<int32_t> kv_lens;  // of the batch; has room for any
-  int32_t longest_request = 0;   // the first with the most keys
+  int32_t num_tokens = 0;           // qo_indptr[batch_size]
+  int32_t num_shared_prefixes = 0;  // given
+  int32_t num_kv_rows = 0;          // rows of ragged k and v that are read
+  std::vector<int32_t> kv_lens;     // of the batch; has room for any
+  int32_t longest_request = 0;      // the first with the most keys
   /// Packed, per request, on average: no more than the smallest body of the kernel takes. Says
   /// which order of the kernel's code is launched; in a captured graph the choice of the captured
   /// run stays.

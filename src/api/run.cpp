@@ -213,7 +213,7 @@ ScheduleParams host_schedule(const AttentionTensors& t, const Plan::Impl& plan) 
   ScheduleParams p;
   p.segments = schedule.segments.data();
   p.tiles = schedule.tiles.data();
-  p.merges = schedule.merges.data();
+  p.merges = schedule.merges.data() - schedule.first_merge;
   p.arrivals = reinterpret_cast<int32_t*>(workspace + plan.layout.arrivals);
   return p;
 }
@@ -221,6 +221,7 @@ ScheduleParams host_schedule(const AttentionTensors& t, const Plan::Impl& plan) 
 HostParams host_params(const Plan::Impl& plan) {
   const Schedule& schedule = plan.scheduler.schedule();
   return {.cta_indptr = schedule.cta_indptr.data(),
+          .first_merge = schedule.first_merge,
           .num_merges = static_cast<int32_t>(schedule.merges.size()),
           .total_cost = schedule.total_cost,
           .has_few_rows = plan.has_few_rows};

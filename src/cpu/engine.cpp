@@ -45,6 +45,7 @@ std::size_t scratch_of_options(const Kernel& kernel, const AttentionOptions& opt
 
 constexpr KernelFamily kFamily = {.name = "cpu",
                                   .device = DeviceType::kCpu,
+                                  .shares_prefixes = true,
                                   .first_unserved = first_unserved,
                                   .scratch_bytes = scratch_of_options,
                                   .preference = no_preference};
@@ -93,7 +94,7 @@ std::span<const Kernel> kernels() noexcept {
 }
 
 void launch(const Kernel& kernel, const AttentionParams& params) noexcept {
-  std::fill_n(params.schedule.arrivals, params.host.num_merges, 0);
+  std::fill_n(params.schedule.arrivals + params.host.first_merge, params.host.num_merges, 0);
   Job job{params, kernel.code.run_queue};
   const int32_t wanted = params.host.total_cost < kLeastCostToShare ? 1 : params.schedule.num_ctas;
   ThreadPool::run(run_task, &job, params.schedule.num_ctas, wanted);

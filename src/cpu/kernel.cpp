@@ -147,10 +147,9 @@ void write_state(const RowBlock& rows, const Scratch& scratch) {
   }
 }
 
-void write_partial(const RowBlock& rows, int32_t slot, const Scratch& scratch) {
+void write_partial(const RowBlock& rows, int64_t first_row, const Scratch& scratch) {
   const AttentionParams& p = rows.params;
   const int32_t width = padded(p.tensors.head_dim_vo);
-  const int64_t first_row = int64_t{slot} * p.schedule.tile_q;
   for (int32_t r = 0; r < rows.num_rows(); ++r) {
     float* to = p.workspace.partial_o + (first_row + r) * p.tensors.head_dim_vo;
     const float* from = scratch.o + int64_t{r} * width;
@@ -196,24 +195,36 @@ class Merger {
   const Scratch& scratch_;
 };
 
-/// Merges partial results in the order of their keys, and writes o and lse.
+/// Merges the partial results of the rows of one request, in the order of their keys, then those of
+/// the prefixes that they are part of, and writes o and lse.
 void merge_partials(const AttentionParams& p, const Merge& merge, const Scratch& scratch) {
   const RowBlock rows = {p, merge.rows, {}, merge.kv_head, 1};
   Merger merger(rows, scratch);
-  int64_t first_row = merge.first_partial_row;
-  for (int32_t i = 0; i < merge.num_states; ++i, first_row += p.schedule.tile_q) {
-    for (int32_t r = 0; r < rows.num_rows(); ++r) {
-      merger.add_row(r, p.workspace.partial_o + (first_row + r) * p.tensors.head_dim_vo,
-                     p.workspace.partial_lse[first_row + r]);
+  const Merge* from = &merge;
+  for (;;) {
+    int64_t first_row =
+        from->first_partial_row + rows.rows.row_in(from->rows, p.schedule.group_size);
+    for (int32_t i = 0; i < from->num_states; ++i, first_row += p.schedule.tile_q) {
+      for (int32_t r = 0; r < rows.num_rows(); ++r) {
+        merger.add_row(r, p.workspace.partial_o + (first_row + r) * p.tensors.head_dim_vo,
+                       p.workspace.partial_lse[first_row + r]);
+      }
     }
+    if (from->parent < 0) break;
+    from = &p.schedule.merges[from->parent];
   }
   merger.write();
 }
 
-/// True for the last of a merge's pieces to arrive, which then sees what all others wrote.
-bool arrives_last(const AttentionParams& p, int32_t merge) {
-  const int32_t arrived = __atomic_add_fetch(&p.schedule.arrivals[merge], 1, __ATOMIC_ACQ_REL);
-  return arrived == p.schedule.merges[merge].num_pieces;
+/// Arrives at a merge. The last to arrive sees what all others wrote, and finishes the merge.
+void arrive(const AttentionParams& p, int32_t number, const Scratch& scratch) {
+  const Merge& merge = p.schedule.merges[number];
+  const int32_t arrived = __atomic_add_fetch(&p.schedule.arrivals[number], 1, __ATOMIC_ACQ_REL);
+  if (arrived != merge.num_pieces) return;
+  if (merge.num_readers == 0) merge_partials(p, merge, scratch);
+  for (int32_t i = 0; i < merge.num_readers; ++i) {
+    arrive(p, merge.first_reader + i * merge.reader_step, scratch);
+  }
 }
 
 /// Attention of `rows` over `keys`, which are those of `tile`, or fewer where the request is
@@ -228,19 +239,21 @@ void run_heads(const RowBlock& rows, const WorkTile& tile, KeySpan keys, const S
       write_state(rows, scratch);
       return;
     }
-    write_partial(rows, tile.partial_slot, scratch);
+    const int32_t heads_before = rows.kv_head - tile.kv_head;
+    write_partial(rows, tile.partial_row + heads_before * rows.rows.num_rows, scratch);
   } else {
     // One state per chunk, merged left to right: the same operations whether the chunks are run
     // here or by several work tiles.
     const int32_t width = padded(p.tensors.head_dim_vo);
     Merger merger(rows, scratch);
-    int32_t slot = tile.partial_slot;
+    int64_t partial_row = tile.partial_row;
     int32_t num_keys = 0;
     for (int32_t kv = keys.begin; kv < keys.end; kv += num_keys) {
       num_keys = min(p.schedule.chunk_kv, keys.end - kv);
       compute_state<KvFormat>(rows, kv, kv + num_keys, scratch);
       if (tile.merge >= 0) {
-        write_partial(rows, slot++, scratch);
+        write_partial(rows, partial_row, scratch);
+        partial_row += p.schedule.tile_q;
         continue;
       }
       for (int32_t r = 0; r < rows.num_rows(); ++r) {
@@ -252,12 +265,16 @@ void run_heads(const RowBlock& rows, const WorkTile& tile, KeySpan keys, const S
       return;
     }
     // Chunks beyond the real length.
-    const int32_t slots_end =
-        tile.partial_slot + num_chunk_states(tile, p.schedule.merges[tile.merge], p);
-    if (slot < slots_end) compute_state<KvFormat>(rows, 0, 0, scratch);
-    while (slot < slots_end) write_partial(rows, slot++, scratch);
+    const int32_t num_states = num_chunk_states(tile, p.schedule.merges[tile.merge], p);
+    const int64_t rows_end = tile.partial_row + int64_t{num_states} * p.schedule.tile_q;
+    if (partial_row < rows_end) compute_state<KvFormat>(rows, 0, 0, scratch);
+    for (; partial_row < rows_end; partial_row += p.schedule.tile_q) {
+      write_partial(rows, partial_row, scratch);
+    }
   }
-  if (arrives_last(p, tile.merge)) merge_partials(p, p.schedule.merges[tile.merge], scratch);
+  for (int32_t h = 0; h < rows.num_kv_heads; ++h) {
+    arrive(p, tile.merge + rows.kv_head - tile.kv_head + h, scratch);
+  }
 }
 
 template <DType kv_dtype>
@@ -273,7 +290,7 @@ void run_queue(const AttentionParams& p, int32_t cta, std::byte* memory) noexcep
         min(p.schedule.tile_q, segment.qo_len * p.schedule.group_size.value - row_begin);
     const PackedRows rows = {tile.segment, segment.qo_begin, row_begin, num_rows};
     KeySpan keys = {tile.kv_begin, tile.kv_end};
-    if (p.tensors.kv_lens != nullptr) {
+    if (has_real_length(p, segment)) {
       const int32_t kv_len = p.tensors.kv_lens[request_of(tile, segment, p.tensors.pages)];
       fit_to_length(p.mask, rows, p.schedule.group_size, kCpuTileKv, kv_len, segment, keys);
     }

@@ -49,23 +49,27 @@ Status DeviceSchedule::create(int32_t device, const ScheduleBounds& bounds,
     staging_bytes_ += (static_cast<std::size_t>(count) * item + kAlignment - 1) & -kAlignment;
     return offset;
   };
-  static_cast<void>(add(kArrivalsPerMerge * num_ctas, sizeof(int32_t)));  // arrivals
+  merges_ = add(bounds.merges, sizeof(Merge));
   starts_ = add(num_ctas, sizeof(QueueStart));
   segments_ = add(bounds.segments, sizeof(Segment));
-  merges_ = add(bounds.merges, sizeof(Merge));
   tiles_ = add(bounds.work_tiles, sizeof(WorkTile));
+  const std::size_t arrivals =
+      static_cast<std::size_t>(bounds.merges) * kArrivalsPerMerge * sizeof(int32_t);
 
   const DeviceGuard guard(device);
   FLASHPLAN_RETURN_IF_ERROR(guard.status());
   const ApartFromCaptures apart;
   device_ = device;  // from here on the destructor gives back what there is
   void* memory = nullptr;
-  FLASHPLAN_CUDA_CALL(cudaMalloc, &memory, staging_bytes_);
+  FLASHPLAN_CUDA_CALL(cudaMalloc, &memory, staging_bytes_ + arrivals);
   buffer_ = static_cast<std::byte*>(memory);
+  // The counters are zero between runs: whoever arrives last resets them.
+  FLASHPLAN_CUDA_CALL(cudaMemset, buffer_ + staging_bytes_, 0, arrivals);
+  FLASHPLAN_CUDA_CALL(cudaStreamSynchronize, nullptr);
   FLASHPLAN_CUDA_CALL(cudaHostAlloc, &memory, kStagingBuffers * staging_bytes_,
                       cudaHostAllocDefault);
   ring_ = static_cast<std::byte*>(memory);
-  // The counters stay zero in every staging buffer: each upload resets those of the device.
+  // What is copied beside the records in use is never read, but should not be undefined.
   std::memset(ring_, 0, kStagingBuffers * staging_bytes_);
   for (Event& event : copied_) {
     FLASHPLAN_CUDA_CALL(cudaEventCreateWithFlags, &event, cudaEventDisableTiming);
@@ -144,8 +148,12 @@ Status DeviceSchedule::upload(const Schedule& schedule, Stream stream) noexcept 
   FLASHPLAN_RETURN_IF_ERROR(guard.status());
   const ApartFromCaptures apart;
   write_starts(schedule, reinterpret_cast<QueueStart*>(staging() + starts_));
-  const std::size_t bytes = tiles_ + schedule.tiles.size() * sizeof(WorkTile);
-  FLASHPLAN_CUDA_CALL(cudaMemcpyAsync, buffer_, staging(), bytes, cudaMemcpyHostToDevice, stream);
+  // Merges are numbered down from the last one, tiles up from the first: one copy brings all.
+  const std::size_t begin =
+      merges_ + static_cast<std::size_t>(schedule.first_merge) * sizeof(Merge);
+  const std::size_t end = tiles_ + schedule.tiles.size() * sizeof(WorkTile);
+  FLASHPLAN_CUDA_CALL(cudaMemcpyAsync, buffer_ + begin, staging() + begin, end - begin,
+                      cudaMemcpyHostToDevice, stream);
   FLASHPLAN_CUDA_CALL(cudaEventRecord, copied_[next_staging_], stream);
   last_event_ = copied_[next_staging_];
   next_staging_ = (next_staging_ + 1) % kStagingBuffers;
@@ -172,7 +180,7 @@ ScheduleParams DeviceSchedule::schedule() const noexcept {
   params.segments = reinterpret_cast<const Segment*>(buffer_ + segments_);
   params.tiles = reinterpret_cast<const WorkTile*>(buffer_ + tiles_);
   params.merges = reinterpret_cast<const Merge*>(buffer_ + merges_);
-  params.arrivals = reinterpret_cast<int32_t*>(buffer_);
+  params.arrivals = reinterpret_cast<int32_t*>(buffer_ + staging_bytes_);
   return params;
 }
 

@@ -65,13 +65,13 @@ class DeviceSchedule {
   void release() noexcept;
 
   int32_t device_ = -1;
-  // Offsets in bytes; the counters of arrivals come first, the tiles last.
+  // Offsets in bytes; the merges come first, the tiles last.
+  std::size_t merges_ = 0;
   std::size_t starts_ = 0;
   std::size_t segments_ = 0;
-  std::size_t merges_ = 0;
   std::size_t tiles_ = 0;
   std::size_t staging_bytes_ = 0;
-  std::byte* buffer_ = nullptr;  // device memory
+  std::byte* buffer_ = nullptr;  // device memory: a schedule, then the counters of arrivals
   std::byte* ring_ = nullptr;    // pinned host memory, kStagingBuffers buffers
   std::array<Event, kStagingBuffers> copied_ = {};
   std::size_t next_staging_ = 0;

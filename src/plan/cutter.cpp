@@ -11,36 +11,49 @@ void Cutter::reserve(const ScheduleShape& shape, int32_t max_pieces) {
   shape_ = shape;
   pieces_.resize(static_cast<std::size_t>(max_pieces));
   piece_ends_.assign(static_cast<std::size_t>(shape.num_ctas) + 1, 0);
+  uncut_.resize(static_cast<std::size_t>(shape.num_ctas));
 }
 
-void Cutter::start(int64_t capacity, int64_t* loads, const Segment* segments, Merge* merges) {
+void Cutter::begin(const Segment* segments, const SharingMerges& sharing) {
+  segments_ = segments;
+  sharing_ = sharing;
+  num_uncut_ = 0;
+}
+
+void Cutter::start(int64_t capacity, int64_t* loads) {
   capacity_ = capacity;
   loads_ = loads;
-  segments_ = segments;
-  merges_ = merges;
+  for (const Uncut& uncut : std::span(uncut_.data(), static_cast<std::size_t>(num_uncut_))) {
+    sharing_.merges[uncut.number] = uncut.merge;
+  }
   cta_ = 0;
   num_pieces_ = 0;
-  num_merges_ = 0;
+  first_merge_ = sharing_.first;
   num_slots_ = 0;
+  num_uncut_ = 0;
 }
 
 void Cutter::lay(const RowTiles& row_tiles, std::span<const Item> items) {
   // In locals: members would be read again after every piece that is written.
   const CostModel cost = shape_.cost;
+  const int32_t tile_q = shape_.tile_q;
   const int32_t tile_kv = shape_.tile_kv;
+  const int32_t num_kv_heads = shape_.num_kv_heads;
   const int granule_shift = log2_of(shape_.granule());
   const bool chunked = shape_.chunk_kv > 0;
   const int32_t spare_chunks = shape_.mask.window_left >= 0 ? 1 : 0;
   const int32_t last_cta = shape_.num_ctas - 1;
-  const int32_t max_slots = shape_.max_partial_slots;
+  const SharingMerges sharing = sharing_;
+  const auto max_slots = static_cast<int32_t>(
+      (int64_t{shape_.max_partial_slots} * tile_q - sharing.num_partial_rows) / tile_q);
   const int64_t capacity = capacity_;
   int64_t* const loads = loads_;
   const Segment* const segments = segments_;
-  Merge* const merges = merges_;
+  Merge* const merges = sharing.merges;
   int32_t* const piece_ends = piece_ends_.data() + 1;
   WorkTile* const pieces = pieces_.data();
   int32_t num_pieces = num_pieces_;
-  int32_t num_merges = num_merges_;
+  int32_t first_merge = first_merge_;
   int32_t num_slots = num_slots_;
   int32_t cta = cta_;
   int64_t room = capacity - loads[cta];
@@ -52,29 +65,36 @@ void Cutter::lay(const RowTiles& row_tiles, std::span<const Item> items) {
     const KeySpan keys = tile.keys;
     const int32_t num_rows = tile.num_rows;
     const int32_t num_steps = ceil_divide(keys.end - keys.begin, tile_kv);
+    // A sharer's results are partial whether it is cut or not.
+    const bool shares = tile.sharer >= 0;
+    const int32_t merge_of_head_0 = shares ? sharing.first + tile.sharer * num_kv_heads : -1;
     const int64_t of_tile = cost.of_tile(num_rows);
     const int64_t of_step = cost.of_step(num_rows);
     const int64_t of_split = cost.of_split(num_rows);
     const int32_t heads_end = item.head + item.num_heads;
     int32_t head = item.head;
-    int32_t step = 0;        // of the head, already placed
-    int32_t merge = -1;      // of the head, once it is cut
-    int32_t slot_begin = 0;  // the first of the merge
+    int32_t step = 0;    // of the head, already placed; > 0: it is cut
+    int32_t merge = -1;  // of the head, once it is cut
 
     const auto place = [&](int32_t num_heads, int32_t end_step, int64_t piece_cost) {
-      int32_t slot = -1;
+      int32_t row = -1;
+      int32_t number = merge;
       if (merge >= 0) {
         Merge& of = merges[merge];
-        slot = slot_begin + (chunked ? step >> granule_shift : of.num_pieces);
+        const int32_t state = chunked ? step >> granule_shift : of.num_states;
+        row = of.first_partial_row + state * tile_q;
         ++of.num_pieces;
         if (!chunked) {
-          of.num_states = of.num_pieces;
+          ++of.num_states;
           ++num_slots;
         }
+      } else if (shares) {
+        number = merge_of_head_0 + head;
+        row = merges[number].first_partial_row;
       }
       const int32_t begin = keys.begin + step * tile_kv;
       const int32_t end = end_step == num_steps ? keys.end : keys.begin + end_step * tile_kv;
-      pieces[num_pieces++] = {segment, row_tile, head, num_heads, begin, end, slot, merge};
+      pieces[num_pieces++] = {segment, row_tile, head, num_heads, begin, end, row, number};
       room -= piece_cost;
     };
     const auto finish_heads = [&](int32_t num_heads, int64_t cost_of_each) {
@@ -104,22 +124,34 @@ void Cutter::lay(const RowTiles& row_tiles, std::span<const Item> items) {
       const int32_t needed = chunked ? (merge < 0 ? chunks : 0) : 2;
       if (num_slots + needed > max_slots) return false;
       if (merge >= 0) return true;
+      const int32_t first_row = sharing.num_partial_rows + num_slots * tile_q;
+      if (shares) {
+        merge = merge_of_head_0 + head;
+        uncut_[static_cast<std::size_t>(num_uncut_++)] = {merge, merges[merge]};
+        // Its own pieces take the place of the whole one.
+        merges[merge].first_partial_row = first_row;
+        merges[merge].num_states = 0;
+        --merges[merge].num_pieces;
+        return true;
+      }
       const int32_t reserved = chunked ? chunks : 0;
-      merge = num_merges++;
-      slot_begin = num_slots;
-      const int32_t row_begin = row_tile * shape_.tile_q;
-      merges[merge] = {{segment, segments[segment].qo_begin, row_begin, num_rows},
-                       head,
-                       slot_begin * shape_.tile_q,
-                       reserved,
-                       0};
+      merge = --first_merge;
+      merges[merge] = {.rows = {segment, segments[segment].qo_begin, row_tile * tile_q, num_rows},
+                       .kv_head = head,
+                       .first_partial_row = first_row,
+                       .num_states = reserved,
+                       .num_pieces = 0,
+                       .parent = -1,
+                       .first_reader = -1,
+                       .num_readers = 0,
+                       .reader_step = 0};
       num_slots += reserved;
       return true;
     };
 
     while (head < heads_end) {
       const int64_t rest_cost =
-          of_tile + (num_steps - step) * of_step + (merge >= 0 ? of_split : 0);
+          of_tile + (num_steps - step) * of_step + (shares || merge >= 0 ? of_split : 0);
       if (cta == last_cta || rest_cost <= room) {
         const int32_t left = merge < 0 ? heads_end - head : 1;
         const bool all = cta == last_cta || left * rest_cost <= room;
@@ -142,7 +174,7 @@ void Cutter::lay(const RowTiles& row_tiles, std::span<const Item> items) {
   loads[cta] = capacity - room;
   cta_ = cta;
   num_pieces_ = num_pieces;
-  num_merges_ = num_merges;
+  first_merge_ = first_merge;
   num_slots_ = num_slots;
 }
 

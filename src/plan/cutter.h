@@ -19,6 +19,13 @@ struct Item {
   int32_t cta;
 };
 
+/// The merges of sharers: that of kv head h of sharer s is merges[first + s * num_kv_heads + h].
+struct SharingMerges {
+  Merge* merges = nullptr;
+  int32_t first = 0;
+  int32_t num_partial_rows = 0;  // of those that are not cut
+};
+
 /// Lays items end to end, over (head, step), and cuts where a queue is full (McNaughton's
 /// wrap-around rule). A queue then has at most two parts of splits: its first piece and its last.
 class Cutter {
@@ -26,10 +33,12 @@ class Cutter {
   /// For up to `max_pieces`. May throw std::bad_alloc.
   void reserve(const ScheduleShape& shape, int32_t max_pieces);
 
-  /// Starts with the first queue. Each has a predicted cost in `loads` already and room up to
-  /// `capacity`; the last one takes what is over. For each head that is cut a merge is written to
-  /// `merges`.
-  void start(int64_t capacity, int64_t* loads, const Segment* segments, Merge* merges);
+  /// For a batch whose merges of sharers are written. For each other head that is cut, a merge is
+  /// written before them.
+  void begin(const Segment* segments, const SharingMerges& sharing);
+  /// Starts with the first queue, forgetting all cuts. Each queue has a predicted cost in `loads`
+  /// already and room up to `capacity`; the last one takes what is over.
+  void start(int64_t capacity, int64_t* loads);
   /// Lays `items`, and adds what they cost to the loads.
   void lay(const RowTiles& row_tiles, std::span<const Item> items);
   /// After the last item.
@@ -39,8 +48,13 @@ class Cutter {
     const int32_t* ends = piece_ends_.data() + cta;
     return {pieces_.data() + ends[0], pieces_.data() + ends[1]};
   }
-  int32_t num_merges() const { return num_merges_; }
-  int32_t num_slots() const { return num_slots_; }
+  /// The number of the first merge.
+  int32_t first_merge() const { return first_merge_; }
+  int32_t num_partial_rows() const {
+    return sharing_.num_partial_rows + num_slots_ * shape_.tile_q;
+  }
+  /// Heads that were cut.
+  int32_t num_cut() const { return sharing_.first - first_merge_ + num_uncut_; }
 
  private:
   ScheduleShape shape_;
@@ -49,11 +63,18 @@ class Cutter {
   int64_t capacity_ = 0;
   int64_t* loads_ = nullptr;
   const Segment* segments_ = nullptr;
-  Merge* merges_ = nullptr;
+  SharingMerges sharing_;
+  /// Merges of sharers that were cut, as they were before.
+  struct Uncut {
+    int32_t number;
+    Merge merge;
+  };
+  std::vector<Uncut> uncut_;
   int32_t cta_ = 0;
   int32_t num_pieces_ = 0;
-  int32_t num_merges_ = 0;
+  int32_t first_merge_ = 0;
   int32_t num_slots_ = 0;
+  int32_t num_uncut_ = 0;
 };
 
 }  // namespace flashplan

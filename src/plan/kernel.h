@@ -27,6 +27,8 @@ enum class Axis : int32_t { kQDType, kKvDType, kHeadDim, kSoftcap, kBatchInvaria
 struct KernelFamily {
   const char* name;  // "sm80", as in kernels.json
   DeviceType device;
+  /// Whether the kernels run work tiles of shared prefixes, and their merges.
+  bool shares_prefixes = false;
 
   /// The first axis along which `kernel` does not serve `options`; kNone: it serves them.
   Axis (*first_unserved)(const Kernel& kernel, const AttentionOptions& options) noexcept;

@@ -14,11 +14,12 @@ void RowTiles::reserve(const ScheduleShape& shape, int32_t max_requests, int32_t
   order_.resize(static_cast<std::size_t>(max_row_tiles));
 }
 
-void RowTiles::collect(const Batch& batch, Segment* segments) {
+void RowTiles::collect(const Batch& batch, const PrefixTree& prefixes, Segment* segments) {
   // In locals: members would be read again after every tile that is written.
   const ScheduleShape shape = shape_;
   const int32_t queries_per_tile = shape.tile_q / shape.group_size;
   const int32_t heads_per_tile = shape.tile_q % shape.group_size;
+  const bool shares = !prefixes.empty();
   RowTile* const tiles = tiles_.data();
   RowTile* next = tiles;
   std::size_t num_groups = 0;
@@ -34,6 +35,7 @@ void RowTiles::collect(const Batch& batch, Segment* segments) {
     segments[r] = {qo_begin, qo_len, position, shape.paged ? r : static_cast<int32_t>(kv_begin)};
     kv_cumulated += kv_len;
 
+    const int32_t sharer = shares ? prefixes.sharer_of(r) : -1;
     const int32_t num_rows = qo_len * shape.group_size;
     const int32_t num_tiles = ceil_divide(num_rows, shape.tile_q);
     const bool in_group = shape.item_steps > 0 && num_tiles > 1;
@@ -50,15 +52,38 @@ void RowTiles::collect(const Batch& batch, Segment* segments) {
         ++query;
       }
       const int32_t last_query = std::min(query - (head == 0 ? 1 : 0), qo_len - 1);
-      const KeySpan keys =
+      KeySpan keys =
           shape.mask.visible_to_queries(first_query, last_query, position, kv_len, shape.tile_kv);
+      // The keys before are in prefixes, and seen by all of its rows.
+      if (sharer >= 0) keys.begin = prefixes.first_own_key(r);
       const int32_t rows = std::min(num_rows - t * shape.tile_q, shape.tile_q);
       const int32_t steps = ceil_divide(keys.end - keys.begin, shape.tile_kv);
-      const int64_t cost = shape.cost.of_tile(rows) + steps * shape.cost.of_step(rows);
+      int64_t cost = shape.cost.of_tile(rows) + steps * shape.cost.of_step(rows);
+      if (sharer >= 0) cost += shape.cost.of_split(rows);
       const uint16_t cost_class = in_group ? CostClasses::kLast : CostClasses::of(cost);
       classes_.add(cost_class);
       total_cost += cost;
-      *next++ = {cost, r, t, keys, static_cast<uint16_t>(rows), cost_class};
+      *next++ = {cost, r, t, keys, static_cast<uint16_t>(rows), cost_class, sharer};
+    }
+  }
+  if (shares) {
+    int32_t segment = batch.batch_size;
+    int32_t sharer = prefixes.num_requests();
+    for (const SharedPrefix& prefix : prefixes.prefixes()) {
+      const int32_t first = prefix.first_request;
+      const int32_t end = first + prefix.num_requests;
+      const int32_t qo_begin = batch.qo_indptr[first];
+      segments[segment] = {qo_begin, batch.qo_indptr[end] - qo_begin, kPrefixPosition,
+                           segments[first].kv_row};
+      const int32_t rows = prefix.num_rows;
+      const int32_t steps = (prefix.keys.end - prefix.keys.begin) / shape.tile_kv;
+      const int64_t cost =
+          shape.cost.of_tile(rows) + steps * shape.cost.of_step(rows) + shape.cost.of_split(rows);
+      const uint16_t cost_class = CostClasses::of(cost);
+      classes_.add(cost_class);
+      total_cost += cost;
+      *next++ = {cost,       segment++, 0, prefix.keys, static_cast<uint16_t>(rows),
+                 cost_class, sharer++};
     }
   }
   num_groups_ = num_groups;

@@ -11,6 +11,7 @@
 #include "abi/work_queue.h"
 #include "flashplan/plan.h"
 #include "plan/cost_classes.h"
+#include "plan/prefix_tree.h"
 #include "plan/schedule_shape.h"
 
 namespace flashplan {
@@ -24,6 +25,7 @@ struct RowTile {
   KeySpan keys;      // that its rows see, from the begin of a step; {0, 0}: none
   uint16_t num_rows;
   uint16_t cost_class;  // CostClasses::kLast: in a group
+  int32_t sharer;       // see PrefixTree; -1: none
 };
 
 /// The row tiles of one segment, if there are several and they share a cache.
@@ -38,8 +40,9 @@ class RowTiles {
   /// For batches of up to `max_requests` that have up to `max_row_tiles`. May throw std::bad_alloc.
   void reserve(const ScheduleShape& shape, int32_t max_requests, int32_t max_row_tiles);
 
-  /// Collects those of `batch`, and writes its segments.
-  void collect(const Batch& batch, Segment* segments);
+  /// Collects those of `batch` and of the prefixes that its requests share, and writes the segments
+  /// of both.
+  void collect(const Batch& batch, const PrefixTree& prefixes, Segment* segments);
 
   const RowTile& operator[](int32_t i) const { return tiles_[static_cast<std::size_t>(i)]; }
   std::span<const RowTileGroup> groups() const { return {groups_.data(), num_groups_}; }

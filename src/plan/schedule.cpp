@@ -42,20 +42,34 @@ ScheduleBounds schedule_bounds(const ScheduleShape& shape, int32_t max_batch_siz
   const int64_t max_rows = int64_t{max_qo_tokens} * shape.group_size;
   const auto row_tiles = static_cast<int32_t>(max_batch_size + max_rows / shape.tile_q);
   const int32_t least_heads = least_heads_per_item(shape, row_tiles);
-  const int32_t items = row_tiles * ((shape.num_kv_heads + least_heads - 1) / least_heads);
+  const int32_t sharers =
+      shape.shares_prefixes ? most_sharing(max_batch_size, shape.num_kv_heads) : 0;
+  const int32_t prefixes = std::min(sharers, max_batch_size);
+  const int32_t tiles = row_tiles + prefixes;
+  // Sharers may be dealt in so many more items (heads_per_sharer).
+  const int32_t items = tiles * ((shape.num_kv_heads + least_heads - 1) / least_heads) +
+                        (shape.shares_prefixes ? 2 * shape.num_ctas : 0);
   // A cut is made at most once per CTA and adds at most two work tiles (the rest of a head, the
   // heads after it) and one split.
-  return {max_batch_size, row_tiles, items, items + 3 * shape.num_ctas, shape.num_ctas};
+  return {.requests = max_batch_size,
+          .segments = max_batch_size + prefixes,
+          .row_tiles = tiles,
+          .items = items,
+          .work_tiles = items + 3 * shape.num_ctas,
+          .merges = shape.num_ctas + sharers * shape.num_kv_heads};
 }
 
 void Scheduler::reserve(const ScheduleShape& shape, const ScheduleBounds& bounds) {
   shape_ = shape;
-  least_heads_ = least_heads_per_item(shape, bounds.row_tiles);
+  const int32_t prefixes = bounds.segments - bounds.requests;
+  least_heads_ = least_heads_per_item(shape, bounds.row_tiles - prefixes);
   const auto num_ctas = static_cast<std::size_t>(shape.num_ctas);
   const auto items = static_cast<std::size_t>(bounds.items);
   schedule_ = Schedule();
   schedule_.cta_indptr.assign(num_ctas + 1, 0);
   schedule_.cta_cost.assign(num_ctas, 0);
+  max_merges_ = bounds.merges;
+  prefixes_.reserve(shape, bounds.requests);
   row_tiles_.reserve(shape, bounds.segments, bounds.row_tiles);
   cutter_.reserve(shape, bounds.work_tiles);
   dealt_.resize(items);
@@ -65,16 +79,82 @@ void Scheduler::reserve(const ScheduleShape& shape, const ScheduleBounds& bounds
   dealt_cost_.assign(num_ctas, 0);
 }
 
-void Scheduler::make(const Batch& batch, const ScheduleMemory& memory) {
+void Scheduler::make(const Batch& batch, std::span<const PrefixGroup> groups,
+                     const ScheduleMemory& memory) {
   memory_ = memory;
-  row_tiles_.collect(batch, memory.segments);
-  schedule_.segments = {memory.segments, static_cast<std::size_t>(batch.batch_size)};
+  prefixes_.build(batch, groups);
+  schedule_batch(batch);
+  if (prefixes_.empty()) return;
+  // Less work in larger tiles may still take longer, where they can not be divided among all CTAs.
+  const int64_t with = longest_queue();
+  if (with <= (schedule_.total_cost + schedule_.saved_cost) / shape_.num_ctas) return;
+  prefixes_.clear();
+  schedule_batch(batch);
+  if (longest_queue() <= with) return;
+  prefixes_.build(batch, groups);
+  schedule_batch(batch);
+}
+
+void Scheduler::schedule_batch(const Batch& batch) {
+  row_tiles_.collect(batch, prefixes_, memory_.segments);
+  schedule_.prefixes = prefixes_.prefixes();
+  schedule_.segments = {memory_.segments,
+                        static_cast<std::size_t>(batch.batch_size) + schedule_.prefixes.size()};
   schedule_.total_cost = row_tiles_.total_cost();
+  schedule_.saved_cost = prefixes_.saved_cost();
+  write_sharing_merges(batch);
+  cutter_.begin(memory_.segments, sharing_);
   // The paper's L_kv, as a cost: what each CTA would get of a perfect division.
   const int64_t share = schedule_.total_cost / shape_.num_ctas + 1;
   deal_items(share, share);
   fill_queues(share);
   write_queues();
+}
+
+int64_t Scheduler::longest_queue() const {
+  return *std::max_element(schedule_.cta_cost.begin(), schedule_.cta_cost.end());
+}
+
+/// The merges of sharers, none of which is cut so far: each has one state of each head.
+void Scheduler::write_sharing_merges(const Batch& batch) {
+  const int32_t num_heads = shape_.num_kv_heads;
+  sharing_ = {memory_.merges, max_merges_ - prefixes_.num_sharers() * num_heads,
+              prefixes_.num_partial_rows()};
+  Merge* next = memory_.merges + sharing_.first;
+  int32_t row = 0;
+  const auto merge_of = [&](int32_t sharer) { return sharing_.first + sharer * num_heads; };
+  const auto write = [&](const PackedRows& rows, const SharedPrefix* prefix, int32_t parent,
+                         int32_t num_pieces) {
+    const int32_t parent_merge = parent < 0 ? -1 : merge_of(prefixes_.num_requests() + parent);
+    const int32_t first_reader = prefix == nullptr ? -1 : merge_of(prefix->first_reader);
+    for (int32_t head = 0; head < num_heads; ++head) {
+      *next++ = {.rows = rows,
+                 .kv_head = head,
+                 .first_partial_row = row,
+                 .num_states = 1,
+                 .num_pieces = num_pieces,
+                 .parent = parent < 0 ? -1 : parent_merge + head,
+                 .first_reader = prefix == nullptr ? -1 : first_reader + head,
+                 .num_readers = prefix == nullptr ? 0 : prefix->num_readers,
+                 .reader_step = num_heads};
+      row += rows.num_rows;
+    }
+  };
+  if (prefixes_.empty()) return;
+  const std::span<const SharedPrefix> prefixes = prefixes_.prefixes();
+  for (int32_t r = 0; r < batch.batch_size; ++r) {
+    if (prefixes_.sharer_of(r) < 0) continue;
+    const int32_t parent = prefixes_.prefix_of(r);
+    const Segment& segment = memory_.segments[r];
+    // It waits for its own work tile and for each prefix.
+    write({r, segment.qo_begin, 0, segment.qo_len * shape_.group_size}, nullptr, parent,
+          prefixes[static_cast<size_t>(parent)].depth + 2);
+  }
+  int32_t number = batch.batch_size;
+  for (const SharedPrefix& prefix : prefixes) {
+    const int32_t qo_begin = batch.qo_indptr[prefix.first_request];
+    write({number++, qo_begin, 0, prefix.num_rows}, &prefix, prefix.parent, 1);
+  }
 }
 
 /// Gives items to the CTAs in serpentine order, where they fit.
@@ -133,7 +213,13 @@ void Scheduler::deal_items(int64_t share, int64_t capacity) {
       }
     }
   }
-  for (const int32_t i : row_tiles_.longest_first()) dealer.deal(i, 0, num_heads);
+  const int32_t of_sharer = heads_per_sharer();
+  for (const int32_t i : row_tiles_.longest_first()) {
+    const int32_t at_once = row_tiles_[i].sharer < 0 ? num_heads : of_sharer;
+    for (int32_t head = 0; head < num_heads; head += at_once) {
+      dealer.deal(i, head, std::min(at_once, num_heads - head));
+    }
+  }
   num_dealt_ = dealer.num_dealt();
   num_left_ = dealer.num_left();
   if (!row_tiles_.groups().empty()) sort_left_items();
@@ -222,12 +308,20 @@ int32_t Scheduler::heads_per_item(const RowTileGroup& group, int64_t share) cons
   return static_cast<int32_t>(std::clamp<int64_t>(wanted, least_heads_, shape_.num_kv_heads));
 }
 
+/// Heads per item of a sharer. Whoever finishes the last piece of a row merges it, so that merging
+/// is divided among the CTAs if each has pieces that begin late, the short ones.
+int32_t Scheduler::heads_per_sharer() const {
+  if (shape_.item_steps == 0 || prefixes_.empty()) return shape_.num_kv_heads;
+  const int64_t heads = int64_t{prefixes_.num_sharers()} * shape_.num_kv_heads / shape_.num_ctas;
+  return static_cast<int32_t>(std::clamp<int64_t>(heads, least_heads_, shape_.num_kv_heads));
+}
+
 /// Places what is left. Returns by how much the last queue, which takes the rest, is longer than
 /// `capacity`.
 int64_t Scheduler::place_the_rest(int64_t capacity) {
   std::copy(dealt_cost_.begin(), dealt_cost_.end(), schedule_.cta_cost.begin());
   num_whole_ = num_dealt_;
-  cutter_.start(capacity, schedule_.cta_cost.data(), memory_.segments, memory_.merges);
+  cutter_.start(capacity, schedule_.cta_cost.data());
   if (!row_tiles_.groups().empty()) {
     // What no queue can hold is cut while there is room.
     int32_t first = 0;
@@ -276,13 +370,19 @@ void Scheduler::write_queues() {
   }
   for (const Item& item : dealt) {
     const RowTile& t = row_tiles_[item.row_tile];
+    const int32_t merge =
+        t.sharer < 0 ? -1 : sharing_.first + t.sharer * shape_.num_kv_heads + item.head;
+    const int32_t row = merge < 0 ? -1 : memory_.merges[merge].first_partial_row;
     tiles[next_whole[item.cta]++] = {t.segment,    t.row_tile, item.head, item.num_heads,
-                                     t.keys.begin, t.keys.end, -1,        -1};
+                                     t.keys.begin, t.keys.end, row,       merge};
   }
   // Now each is the end of its queue, as cta_indptr has it.
   schedule_.tiles = {tiles, next};
-  schedule_.merges = {memory_.merges, static_cast<size_t>(cutter_.num_merges())};
-  schedule_.num_slots = cutter_.num_slots();
+  schedule_.first_merge = cutter_.first_merge();
+  schedule_.merges = {memory_.merges + schedule_.first_merge,
+                      static_cast<size_t>(max_merges_ - schedule_.first_merge)};
+  schedule_.num_cut = cutter_.num_cut();
+  schedule_.num_partial_rows = cutter_.num_partial_rows();
 }
 
 }  // namespace flashplan

@@ -10,6 +10,7 @@
 #include "flashplan/plan.h"
 #include "flashplan/schedule.h"
 #include "plan/cutter.h"
+#include "plan/prefix_tree.h"
 #include "plan/row_tiles.h"
 #include "plan/schedule_shape.h"
 
@@ -17,7 +18,8 @@ namespace flashplan {
 
 /// Upper bounds of a schedule for any batch within (max_batch_size, max_qo_tokens).
 struct ScheduleBounds {
-  int32_t segments;
+  int32_t requests;
+  int32_t segments;   // of requests and of shared prefixes
   int32_t row_tiles;  // (segment, row tile) pairs
   int32_t items;      // of heads of row tiles, before cuts
   int32_t work_tiles;
@@ -58,8 +60,13 @@ struct Schedule {
   std::span<const Merge> merges;
   std::vector<int32_t> cta_indptr;
   std::vector<int64_t> cta_cost;  // predicted, per CTA
-  int64_t total_cost = 0;         // predicted, of all row tiles uncut
-  int32_t num_slots = 0;          // partial slots in use
+  std::span<const SharedPrefix>
+      prefixes;                  // that are computed once: the segments after the requests
+  int64_t total_cost = 0;        // predicted, of all row tiles uncut
+  int64_t saved_cost = 0;        // by which sharing lowers it
+  int32_t first_merge = 0;       // the number of merges[0]
+  int32_t num_cut = 0;           // heads of row tiles
+  int32_t num_partial_rows = 0;  // in use
 
   int32_t num_ctas() const noexcept { return static_cast<int32_t>(cta_cost.size()); }
 };
@@ -70,14 +77,18 @@ class Scheduler {
   /// For batches within the bounds. May throw std::bad_alloc.
   void reserve(const ScheduleShape& shape, const ScheduleBounds& bounds);
 
-  /// Writes the schedule of `batch`, which has been validated against the bounds, to `memory`.
-  void make(const Batch& batch, const ScheduleMemory& memory);
+  /// Writes the schedule of `batch`, which has been validated against the bounds, to `memory`. It
+  /// computes prefixes of `groups` once, where that makes no queue longer.
+  void make(const Batch& batch, std::span<const PrefixGroup> groups, const ScheduleMemory& memory);
 
   const Schedule& schedule() const noexcept { return schedule_; }
 
  private:
   class Dealer;
 
+  void schedule_batch(const Batch& batch);
+  int64_t longest_queue() const;
+  void write_sharing_merges(const Batch& batch);
   void deal_items(int64_t share, int64_t capacity);
   void sort_left_items();
   void place_whole(int32_t first, int64_t capacity);
@@ -86,12 +97,16 @@ class Scheduler {
   int64_t cost_of(const Item& item) const;
   int64_t least_extra(int64_t share) const;
   int32_t heads_per_item(const RowTileGroup& group, int64_t share) const;
+  int32_t heads_per_sharer() const;
   void write_queues();
 
   ScheduleShape shape_;
   int32_t least_heads_ = 1;  // per item
   ScheduleMemory memory_;
+  int32_t max_merges_ = 0;
   Schedule schedule_;
+  PrefixTree prefixes_;
+  SharingMerges sharing_;
   RowTiles row_tiles_;
   Cutter cutter_;
   // Sized by the bounds, used up to their counts: push_back's check costs as much as the work.

@@ -7,6 +7,10 @@
 
 namespace flashplan {
 
+bool shares_prefixes(const AttentionOptions& options, const KernelChoice& choice) noexcept {
+  return choice.kernel.family->shares_prefixes && choice.chunk_kv == 0 && options.window_left < 0;
+}
+
 ScheduleShape schedule_shape(const AttentionOptions& options, const KernelChoice& choice,
                              const WorkspaceLayout& layout) {
   ScheduleShape shape;
@@ -18,6 +22,7 @@ ScheduleShape schedule_shape(const AttentionOptions& options, const KernelChoice
   shape.tile_kv = choice.kernel.geometry.tile_kv;
   shape.num_ctas = choice.num_ctas;
   shape.max_partial_slots = layout.max_partial_slots;
+  shape.shares_prefixes = shares_prefixes(options, choice);
   shape.chunk_kv = choice.chunk_kv;
   shape.item_steps = choice.kernel.tuning.item_steps;
   shape.uncut_part = choice.kernel.tuning.uncut_part;

@@ -40,7 +40,9 @@ struct ScheduleShape {
   int32_t tile_q = 64;   // packed query rows of a tile
   int32_t tile_kv = 64;  // keys of a step
   int32_t num_ctas = 1;
-  int32_t max_partial_slots = 0;
+  int32_t max_partial_slots = 0;  // of tile_q partial rows
+  /// Whether prefixes that requests share may be computed once for all of them.
+  bool shares_prefixes = false;
   /// > 0: batch-invariant, states are formed per chunk of so many keys: tile_kv times a power of
   /// two.
   int32_t chunk_kv = 0;
@@ -56,6 +58,18 @@ struct ScheduleShape {
   /// Steps between possible cuts: a power of two.
   int32_t granule() const noexcept { return chunk_kv > 0 ? chunk_kv / tile_kv : 1; }
 };
+
+/// Whether plans of `choice` compute shared prefixes once. Not where rows must not depend on their
+/// neighbours, nor with a window, which most prefixes are outside of.
+bool shares_prefixes(const AttentionOptions& options, const KernelChoice& choice) noexcept;
+
+/// How many requests and shared prefixes of a batch may take part in sharing: a request has fewer
+/// than two of them, and they have up to 65536 merges, which bounds the memory of large batches.
+inline int32_t most_sharing(int32_t max_batch_size, int32_t num_kv_heads) noexcept {
+  constexpr int32_t kMostMerges = 1 << 16;
+  const int32_t most = kMostMerges / num_kv_heads;
+  return max_batch_size < most / 2 ? 2 * max_batch_size : most;
+}
 
 /// What the scheduler knows of a plan.
 ScheduleShape schedule_shape(const AttentionOptions& options, const KernelChoice& choice,

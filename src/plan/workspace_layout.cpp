@@ -3,8 +3,18 @@
 
 #include <algorithm>
 
+#include "plan/division.h"
+#include "plan/schedule_shape.h"
+
 namespace flashplan {
 namespace {
+
+/// Merges of requests that share prefixes, and of these prefixes.
+std::size_t sharing_merges(const AttentionOptions& options, const KernelChoice& choice) {
+  if (!shares_prefixes(options, choice)) return 0;
+  return static_cast<std::size_t>(most_sharing(options.max_batch_size, options.num_kv_heads)) *
+         static_cast<std::size_t>(options.num_kv_heads);
+}
 
 WorkspaceLayout place(const AttentionOptions& options, const KernelChoice& choice,
                       int32_t num_slots) {
@@ -22,7 +32,8 @@ WorkspaceLayout place(const AttentionOptions& options, const KernelChoice& choic
   const auto head_dim = static_cast<std::size_t>(on_cpu ? options.head_dim_vo : kernel.head_dim_vo);
   layout.scratch_bytes = kernel.family->scratch_bytes(kernel, options);
   layout.max_partial_slots = num_slots;
-  layout.arrivals = add(on_cpu ? num_ctas * sizeof(int32_t) : 0);
+  layout.arrivals =
+      add(on_cpu ? (num_ctas + sharing_merges(options, choice)) * sizeof(int32_t) : 0);
   layout.scratch = add(num_ctas * layout.scratch_bytes);
   layout.partial_o = add(rows * head_dim * sizeof(float));
   layout.partial_lse = add(rows * sizeof(float));
@@ -31,9 +42,19 @@ WorkspaceLayout place(const AttentionOptions& options, const KernelChoice& choic
 
 // The paper's bound: each queue ends at most one cut, and each cut makes two partial results
 // (Appendix D.3). Batch-invariant states are per chunk instead, so long requests want more.
-int32_t wanted_slots(const KernelChoice& choice) {
+int32_t wanted_slots(const AttentionOptions& options, const KernelChoice& choice) {
   constexpr int32_t kSlotsPerCta = 2;
-  if (choice.chunk_kv == 0) return choice.num_ctas * kSlotsPerCta;
+  if (choice.chunk_kv == 0) {
+    const int32_t for_cuts = choice.num_ctas * kSlotsPerCta;
+    if (!shares_prefixes(options, choice)) return for_cuts;
+    // A request that shares prefixes has a partial result of its own, and one of each prefix. This
+    // is room for two of a query each; larger batches share less.
+    constexpr int64_t kStatesOfRow = 2;
+    constexpr int64_t kMostRows = 1 << 20;
+    const int64_t rows = kStatesOfRow * options.max_batch_size * options.num_qo_heads;
+    return for_cuts + ceil_divide(static_cast<int32_t>(std::min(rows, kMostRows)),
+                                  choice.kernel.geometry.tile_q);
+  }
   constexpr int32_t kKeysPerCta = 16384;  // of one head, whose chunks all have a slot
   return choice.num_ctas * std::max(kSlotsPerCta, kKeysPerCta / choice.chunk_kv);
 }
@@ -42,7 +63,7 @@ int32_t wanted_slots(const KernelChoice& choice) {
 
 WorkspaceLayout layout_workspace(const AttentionOptions& options, const KernelChoice& choice,
                                  std::optional<std::size_t> limit) noexcept {
-  const int32_t wanted = wanted_slots(choice);
+  const int32_t wanted = wanted_slots(options, choice);
   WorkspaceLayout layout = place(options, choice, wanted);
   if (!limit || layout.total <= *limit) return layout;
 

@@ -14,6 +14,8 @@
 #include "flashplan/plan.h"
 #include "owning_scheduler.h"
 #include "plan/schedule.h"
+#include "random_batch.h"
+#include "run_schedule.h"
 #include "schedule_invariants.h"
 #include "slow_planner.h"
 
@@ -35,13 +37,41 @@ int32_t any_length(FuzzedDataProvider& in, int32_t small) {
 }
 
 struct Lengths {
-  std::vector<int32_t> qo_indptr, kv_lens, kv_indptr;
+  std::vector<int32_t> qo_indptr, kv_lens, kv_indptr, shared_prefixes;
 
   Batch view() const {
-    return {qo_indptr.data(), kv_lens.data(), kv_indptr.empty() ? nullptr : kv_indptr.data(),
-            static_cast<int32_t>(kv_lens.size())};
+    return {qo_indptr.data(),
+            kv_lens.data(),
+            kv_indptr.empty() ? nullptr : kv_indptr.data(),
+            static_cast<int32_t>(kv_lens.size()),
+            shared_prefixes.data(),
+            static_cast<int32_t>(shared_prefixes.size() / 3)};
   }
 };
+
+/// Rows of anything, or a forest of prefixes that the requests are long enough for.
+void add_prefixes(FuzzedDataProvider& in, Lengths& lengths) {
+  const auto size = static_cast<int32_t>(lengths.kv_lens.size());
+  const auto fits = [](int32_t length) { return length >= 0 && length < 100000; };
+  const bool is_sane = std::is_sorted(lengths.qo_indptr.begin(), lengths.qo_indptr.end()) &&
+                       lengths.qo_indptr.front() == 0 && fits(lengths.qo_indptr.back()) &&
+                       std::all_of(lengths.kv_lens.begin(), lengths.kv_lens.end(), fits);
+  if (is_sane && size > 0 && lengths.kv_indptr.empty() && in.ConsumeBool()) {
+    HostBatch batch;
+    batch.qo_indptr = lengths.qo_indptr;
+    batch.kv_lens = lengths.kv_lens;
+    Random random(in.ConsumeIntegral<uint32_t>());
+    share_randomly(random, in.PickValueInArray({10, 300, 5000}), &batch);
+    lengths.kv_lens = batch.kv_lens;
+    lengths.shared_prefixes = batch.shared_prefixes;
+    return;
+  }
+  for (int32_t count = in.ConsumeIntegralInRange<int32_t>(0, 5); count > 0; --count) {
+    for (int column = 0; column < 3; ++column) {
+      lengths.shared_prefixes.push_back(any_length(in, std::max(size, 1)));
+    }
+  }
+}
 
 Lengths any_lengths(FuzzedDataProvider& in) {
   Lengths lengths;
@@ -62,7 +92,33 @@ Lengths any_lengths(FuzzedDataProvider& in) {
     lengths.kv_indptr.push_back(
         wrapping_add(lengths.kv_indptr.back(), wrapping_add(lengths.kv_lens.back(), gap)));
   }
+  if (in.ConsumeBool()) add_prefixes(in, lengths);
   return lengths;
+}
+
+/// The rules of plan.h for shared prefixes of a batch that is valid otherwise, pair by pair.
+bool has_valid_prefixes(const AttentionOptions& options, const Lengths& l) {
+  const auto size = static_cast<int64_t>(l.kv_lens.size());
+  const auto& rows = l.shared_prefixes;
+  if (static_cast<int64_t>(rows.size()) > 6 * int64_t{options.max_batch_size}) return false;
+  for (size_t i = 0; i < rows.size(); i += 3) {
+    const int64_t begin = rows[i];
+    const int64_t end = begin + rows[i + 1];
+    if (begin < 0 || end <= begin || end > size || rows[i + 2] < 0) return false;
+    for (auto r = static_cast<size_t>(begin); r < static_cast<size_t>(end); ++r) {
+      const int64_t most = int64_t{l.kv_lens[r]} - (l.qo_indptr[r + 1] - l.qo_indptr[r]);
+      if (rows[i + 2] > std::max<int64_t>(most, 0)) return false;
+    }
+    for (size_t j = 0; j < i; j += 3) {
+      const int64_t other = rows[j];
+      const int64_t other_end = other + rows[j + 1];
+      const bool apart = end <= other || other_end <= begin;
+      const bool inside =
+          (other <= begin && end <= other_end) || (begin <= other && other_end <= end);
+      if (!apart && !inside) return false;
+    }
+  }
+  return true;
 }
 
 /// The rules of plan.h.
@@ -75,6 +131,7 @@ bool is_valid(const AttentionOptions& options, const Lengths& l) {
     num_keys += l.kv_lens[r];
   }
   if (l.qo_indptr.back() > options.max_qo_tokens) return false;
+  if (!has_valid_prefixes(options, l)) return false;
   if (options.page_size > 0) return l.kv_indptr.empty();
   if (l.kv_indptr.empty()) return num_keys <= kMaxInt;
   for (size_t r = 0; r < size; ++r) {
@@ -128,9 +185,12 @@ ScheduleShape any_shape(FuzzedDataProvider& in) {
   s.tile_q = 1 << in.ConsumeIntegralInRange<int32_t>(2, 7);
   s.tile_kv = 1 << in.ConsumeIntegralInRange<int32_t>(3, 7);
   s.num_ctas = in.ConsumeIntegralInRange<int32_t>(1, 264);
+  s.shares_prefixes = s.mask.window_left < 0 && in.ConsumeBool();
   s.max_partial_slots = 2 * s.num_ctas;
   if (in.ConsumeBool()) s.max_partial_slots = in.ConsumeIntegralInRange<int32_t>(0, 3000);
-  if (in.ConsumeBool()) s.chunk_kv = s.tile_kv << in.ConsumeIntegralInRange<int32_t>(0, 4);
+  if (!s.shares_prefixes && in.ConsumeBool()) {
+    s.chunk_kv = s.tile_kv << in.ConsumeIntegralInRange<int32_t>(0, 4);
+  }
   if (in.ConsumeBool()) s.item_steps = in.ConsumeIntegralInRange<int32_t>(1, 100);
   s.cost.tile = in.ConsumeIntegralInRange<int32_t>(0, 1000);
   s.cost.tile_row = in.ConsumeIntegralInRange<int32_t>(0, 20);
@@ -152,7 +212,9 @@ void schedule_anything(FuzzedDataProvider& in) {
     if (!is_valid(limits, lengths)) return;
     scheduler.make(lengths.view());
     const Schedule& schedule = scheduler.schedule();
-    const std::string violation = schedule_violation(schedule, lengths.view(), shape, bounds);
+    const std::string violation = schedule.prefixes.empty()
+                                      ? schedule_violation(schedule, lengths.view(), shape, bounds)
+                                      : ScheduleRun(schedule, lengths.view(), shape).violation(0);
     require(violation.empty(), violation);
     if (shape.chunk_kv > 0 || shape.max_partial_slots < 2 * shape.num_ctas) continue;
     const int64_t slow = slow_makespan(shape, lengths.view());

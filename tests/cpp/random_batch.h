@@ -3,6 +3,7 @@
 // the distributions of <random> differ between standard libraries, so they are not used.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <random>
@@ -40,6 +41,7 @@ class Random {
 struct HostBatch {
   std::vector<int32_t> qo_indptr = {0};
   std::vector<int32_t> kv_lens;
+  std::vector<int32_t> shared_prefixes;  // rows of three
 
   void add(int32_t qo_len, int32_t kv_len) {
     qo_indptr.push_back(qo_indptr.back() + qo_len);
@@ -51,7 +53,11 @@ struct HostBatch {
     const auto r = static_cast<size_t>(request);
     return qo_indptr[r + 1] - qo_indptr[r];
   }
-  Batch view() const { return {qo_indptr.data(), kv_lens.data(), nullptr, size()}; }
+  int32_t num_shared_prefixes() const { return static_cast<int32_t>(shared_prefixes.size() / 3); }
+  Batch view() const {
+    return {qo_indptr.data(), kv_lens.data(),         nullptr,
+            size(),           shared_prefixes.data(), num_shared_prefixes()};
+  }
 };
 
 enum class Lengths { kUniform, kZipf, kOneGiant, kManyEmpty };
@@ -89,6 +95,43 @@ inline HostBatch random_batch(Random& random, Lengths lengths, Phase phase, int3
     batch.add(qo_len, kv_len);
   }
   return batch;
+}
+
+/// Adds a group of `num_requests` from `first` on, which share `begin` keys already, and groups
+/// inside it. Requests whose prefix is shorter than what their group is to share get longer.
+inline void add_random_groups(Random& random, int32_t first, int32_t num_requests, int32_t begin,
+                              int32_t max_tokens, HostBatch* batch) {
+  const int32_t end = begin + random.between(0, max_tokens);
+  for (int32_t r = first; r < first + num_requests; ++r) {
+    int32_t& kv_len = batch->kv_lens[static_cast<size_t>(r)];
+    kv_len = std::max(kv_len, end + batch->qo_len(r));
+  }
+  batch->shared_prefixes.insert(batch->shared_prefixes.end(), {first, num_requests, end});
+  for (int32_t r = first; r < first + num_requests;) {
+    const int32_t left = first + num_requests - r;
+    const int32_t inside = random.between(1, left);
+    if (num_requests > 1 && !random.one_in(3)) {
+      add_random_groups(random, r, inside, end, max_tokens / 2, batch);
+    }
+    r += inside;
+  }
+}
+
+/// Gives the requests of `batch` shared prefixes: a forest of groups, in any order.
+inline void share_randomly(Random& random, int32_t max_tokens, HostBatch* batch) {
+  for (int32_t r = 0; r < batch->size();) {
+    const int32_t count = random.between(1, batch->size() - r);
+    if (!random.one_in(4)) add_random_groups(random, r, count, 0, max_tokens, batch);
+    r += count;
+  }
+  // There may be no more than two for each request.
+  const auto most = static_cast<size_t>(2 * batch->size());
+  auto& rows = batch->shared_prefixes;
+  if (rows.size() > 3 * most) rows.resize(3 * most);
+  for (size_t i = rows.size() / 3; i > 1; --i) {
+    const auto other = static_cast<size_t>(random.between(0, static_cast<int32_t>(i) - 1));
+    std::swap_ranges(&rows[3 * (i - 1)], &rows[3 * (i - 1)] + 3, &rows[3 * other]);
+  }
 }
 
 }  // namespace flashplan::test

@@ -55,8 +55,8 @@ class ScheduleChecker {
   template <class... Parts>
   void require_of(const WorkTile& t, bool condition, const Parts&... parts) {
     require(condition, parts..., "in tile {segment", t.segment, "row_tile", t.row_tile, "kv_head",
-            t.kv_head, "heads", t.num_kv_heads, "keys", t.kv_begin, t.kv_end, "slot",
-            t.partial_slot, "merge", t.merge, "}");
+            t.kv_head, "heads", t.num_kv_heads, "keys", t.kv_begin, t.kv_end, "slot", t.partial_row,
+            "merge", t.merge, "}");
   }
 
   void check_sizes() {
@@ -73,10 +73,11 @@ class ScheduleChecker {
             "items over bounds", num_whole, num_splits, bounds_.items);
     require(static_cast<int64_t>(s_.merges.size()) <= bounds_.merges, "merges over bounds",
             s_.merges.size(), bounds_.merges);
-    require(s_.num_slots >= 0 && s_.num_slots <= shape_.max_partial_slots, "slots over the limit",
-            s_.num_slots, shape_.max_partial_slots);
-    require(shape_.chunk_kv > 0 || s_.num_slots <= 2 * shape_.num_ctas,
-            "slots over the paper's bound", s_.num_slots, shape_.num_ctas);
+    const int32_t num_slots = s_.num_partial_rows / shape_.tile_q;
+    require(num_slots >= 0 && num_slots <= shape_.max_partial_slots, "slots over the limit",
+            num_slots, shape_.max_partial_slots);
+    require(shape_.chunk_kv > 0 || num_slots <= 2 * shape_.num_ctas, "slots over the paper's bound",
+            num_slots, shape_.num_ctas);
     require(s_.num_ctas() == shape_.num_ctas, "cta_cost has", s_.num_ctas(), "entries");
   }
 
@@ -117,10 +118,13 @@ class ScheduleChecker {
                    tile.num_kv_heads >= 1 && tile.kv_head >= 0 &&
                        tile.kv_head + tile.num_kv_heads <= shape_.num_kv_heads,
                    "heads");
-        require_of(tile, (tile.partial_slot == -1) == (tile.merge == -1), "slot against merge");
+        require_of(tile, (tile.partial_row == -1) == (tile.merge == -1), "row against merge");
         require_of(tile, tile.merge == -1 || tile.num_kv_heads == 1, "merge of several heads");
-        require_of(tile, tile.merge >= -1 && tile.merge < static_cast<int32_t>(s_.merges.size()),
-                   "merge index");
+        const int32_t number = tile.merge - s_.first_merge;
+        require_of(
+            tile,
+            tile.merge == -1 || (number >= 0 && number < static_cast<int32_t>(s_.merges.size())),
+            "merge number");
         if (!ok()) return;
         for (int32_t head = 0; head < s_.tiles[static_cast<size_t>(i)].num_kv_heads; ++head) {
           pieces_.push_back({tile, cta});
@@ -175,7 +179,7 @@ class ScheduleChecker {
 
   void check_merge(const SlowRowTile& want, const Piece* pieces, int32_t num_pieces) {
     const WorkTile& first = pieces[0].tile;
-    const Merge& merge = s_.merges[static_cast<size_t>(first.merge)];
+    const Merge& merge = s_.merges[static_cast<size_t>(first.merge - s_.first_merge)];
     const PackedRows& rows = merge.rows;
     require_of(first, rows.segment == first.segment && merge.kv_head == first.kv_head, "merge");
     require_of(first, rows.qo_begin == batch_.qo_indptr[want.request], "first token of the merge");
@@ -194,8 +198,8 @@ class ScheduleChecker {
         index = (tile.kv_begin - want.kv_begin) / shape_.chunk_kv;
         require_of(tile, (tile.kv_begin - want.kv_begin) % shape_.chunk_kv == 0, "inside a chunk");
       }
-      require_of(tile, tile.partial_slot == merge.first_partial_row / shape_.tile_q + index,
-                 "slot out of order");
+      require_of(tile, tile.partial_row == merge.first_partial_row + index * shape_.tile_q,
+                 "state out of order");
     }
   }
 
@@ -227,8 +231,7 @@ class ScheduleChecker {
       require(merge.num_pieces >= 2, "a merge of", merge.num_pieces, "pieces");
       end = merge.first_partial_row + int64_t{merge.num_states} * shape_.tile_q;
     }
-    require(end == int64_t{s_.num_slots} * shape_.tile_q, "states end at", end, "not at slot",
-            s_.num_slots);
+    require(end == s_.num_partial_rows, "states end at", end, "not at", s_.num_partial_rows);
     const auto is_piece = [](const Piece& p) { return p.tile.merge >= 0; };
     int64_t num_pieces = 0;
     for (const Merge& merge : merges) num_pieces += merge.num_pieces;

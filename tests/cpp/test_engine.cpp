@@ -106,7 +106,7 @@ TEST(split_requests) {
     Plan plan;
     CHECK(Plan::create(p.options, &plan).ok());
     CHECK(plan.plan(p.batch_view()).ok());
-    CHECK(plan.schedule().num_partial_slots >= 2);
+    CHECK(plan.schedule().num_partial_rows >= 2);
     Workspace workspace(plan.workspace_bytes());
     Outputs out(p);
     CHECK(plan.run(tensors_of(p, out, workspace)).ok());
@@ -207,7 +207,7 @@ TEST(real_lengths_from_the_device) {
     Plan plan;
     CHECK(Plan::create(p.options, &plan).ok());
     CHECK(plan.plan(p.batch_view()).ok());
-    num_cut += plan.schedule().num_partial_slots > 0;
+    num_cut += plan.schedule().num_partial_rows > 0;
     if (!p.options.batch_invariant) continue;
     // The same bits as of a plan with these lengths.
     Problem exact = p;

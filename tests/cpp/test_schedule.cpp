@@ -97,7 +97,7 @@ bool equal(const Schedule& a, const Schedule& b) {
   };
   return same(a.segments, b.segments) && same(a.cta_indptr, b.cta_indptr) &&
          same(a.tiles, b.tiles) && same(a.merges, b.merges) && same(a.cta_cost, b.cta_cost) &&
-         a.num_slots == b.num_slots;
+         a.num_partial_rows == b.num_partial_rows;
 }
 
 /// The keys of one row tile, as one CTA is given them.

@@ -61,7 +61,7 @@ class Epilogue {
   FLASHPLAN_DEVICE bool is_split() const { return context_.tile.merge >= 0; }
   /// Of the partial results, this tile's row `row`.
   FLASHPLAN_DEVICE int64_t partial_row(int row) const {
-    return int64_t{context_.tile.partial_slot + chunk_} * T::kTileQ + row;
+    return int64_t{context_.tile.partial_row} + chunk_ * T::kTileQ + row;
   }
   FLASHPLAN_DEVICE float inverse(float sum) const {
     return !T::Variant::kUseSoftmax ? 1.0F : sum == 0.0F ? 0.0F : reciprocal_fast(sum);
@@ -301,7 +301,7 @@ __device__ __noinline__ void write_missing_states(const AttentionParams& p,
       chunked ? (num_keys + p.schedule.chunk_kv - 1) / p.schedule.chunk_kv : num_keys > 0;
   const int num_rows = context.block.rows.num_rows;
   for (int32_t state = written; state < planned; ++state) {
-    const int64_t first_row = int64_t{context.tile.partial_slot + state} * T::kTileQ;
+    const int64_t first_row = int64_t{context.tile.partial_row} + state * T::kTileQ;
     for (int i = thread; i < num_rows * T::kHeadDimVo; i += T::kThreads) {
       p.workspace.partial_o[first_row * T::kHeadDimVo + i] = 0.0F;
     }

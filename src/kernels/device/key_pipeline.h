@@ -159,7 +159,7 @@ class KeyPipeline {
     } else if (thread_ == kWords) {
       prefetch_l2(p_.schedule.arrivals + context_.tile.merge);
     } else if (thread_ == kWords + 1) {
-      prefetch_l2(p_.workspace.partial_lse + int64_t{context_.tile.partial_slot} * T::kTileQ);
+      prefetch_l2(p_.workspace.partial_lse + context_.tile.partial_row);
     }
   }
 

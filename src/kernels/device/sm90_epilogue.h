@@ -48,7 +48,7 @@ class Sm90Epilogue {
     const PackedRows rows = context.block(p_).rows;
     const int num_rows = min(rows.num_rows - warpgroup_ * 64, 64);
     if (tile.merge >= 0) {
-      const int64_t first_row = int64_t{tile.partial_slot} * p_.schedule.tile_q + warpgroup_ * 64;
+      const int64_t first_row = int64_t{tile.partial_row} + warpgroup_ * 64;
       for (int i = thread_; i < num_rows * S::kHeadDimVo; i += 128) {
         p_.workspace.partial_o[first_row * S::kHeadDimVo + i] = 0.0F;
       }
@@ -178,7 +178,7 @@ class Sm90Epilogue {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       if (row(half) >= rows.num_rows) continue;
-      const int64_t to = int64_t{tile.partial_slot} * p_.schedule.tile_q + row(half);
+      const int64_t to = int64_t{tile.partial_row} + row(half);
       if (lane % 4 == 0) p_.workspace.partial_lse[to] = lse[half];
       float* values = p_.workspace.partial_o + to * S::kHeadDimVo + lane % 4 * 2;
 #pragma unroll

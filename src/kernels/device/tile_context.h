@@ -24,7 +24,7 @@ struct TileContext {
                                const Segment& segment) {
     tile = work_tile;
     block.assign(p, work_tile, segment);
-    if (p.tensors.kv_lens != nullptr) {
+    if (has_real_length(p, segment)) {
       const int32_t kv_len = p.tensors.kv_lens[request_of(tile, segment, p.tensors.pages)];
       Segment fitted = segment;
       fit_to_length(p.mask, block.rows, p.schedule.group_size, tile_kv, kv_len, fitted, block.keys);
@@ -35,7 +35,7 @@ struct TileContext {
   }
 };
 
-static_assert(sizeof(TileContext) <= 128);
+static_assert(sizeof(TileContext) <= 144);
 #ifndef __CUDACC_RTC__  // NVRTC 13.2 has no offsetof
 static_assert(__builtin_offsetof(TileContext, merge) % 8 == 0);
 static_assert(__builtin_offsetof(TileContext, block) % 8 == 4);

@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "plan/prefix_tree.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+#include "abi/work_queue.h"
+#include "common/error.h"
+
+namespace flashplan {
+namespace {
+
+int32_t end_of(const PrefixGroup& group) { return group.first_request + group.num_requests; }
+
+/// Outer groups before those inside them.
+bool is_before(const PrefixGroup& a, const PrefixGroup& b) {
+  if (a.first_request != b.first_request) return a.first_request < b.first_request;
+  if (a.num_requests != b.num_requests) return a.num_requests > b.num_requests;
+  if (a.num_tokens != b.num_tokens) return a.num_tokens < b.num_tokens;
+  return a.row < b.row;
+}
+
+Status check_group(const PrefixGroup& group, int32_t batch_size) {
+  if (group.first_request < 0 || group.first_request >= batch_size) {
+    return error(StatusCode::kInvalidArgument,
+                 "shared_prefixes[%d]: expected a first request of 0 to %d, got %d", group.row,
+                 batch_size - 1, group.first_request);
+  }
+  if (group.num_requests < 1 || group.num_requests > batch_size - group.first_request) {
+    return error(StatusCode::kInvalidArgument,
+                 "shared_prefixes[%d]: expected 1 to %d requests from request %d on, got %d",
+                 group.row, batch_size - group.first_request, group.first_request,
+                 group.num_requests);
+  }
+  if (group.num_tokens < 0) {
+    return error(StatusCode::kInvalidArgument, "shared_prefixes[%d]: expected >= 0 tokens, got %d",
+                 group.row, group.num_tokens);
+  }
+  return {};
+}
+
+}  // namespace
+
+void PrefixGroups::reserve(int32_t max_batch_size) {
+  const std::size_t most = 2 * static_cast<std::size_t>(max_batch_size);
+  groups_.resize(most);
+  read_.resize(most);
+  open_.resize(most);
+}
+
+Status PrefixGroups::read(const Batch& batch) noexcept {
+  const int32_t count = batch.num_shared_prefixes;
+  if (count < 0 || static_cast<std::size_t>(count) > read_.size()) {
+    return error(StatusCode::kInvalidArgument,
+                 "shared_prefixes: expected 0 to %zu rows (2 * max_batch_size), got %d",
+                 read_.size(), count);
+  }
+  if (batch.shared_prefixes == nullptr && count > 0) {
+    return error(StatusCode::kInvalidArgument, "shared_prefixes: expected a pointer, got null");
+  }
+  const auto size = static_cast<std::size_t>(count);
+  bool sorted = true;
+  for (std::size_t i = 0; i < size; ++i) {
+    const int32_t* row = batch.shared_prefixes + 3 * i;
+    read_[i] = {row[0], row[1], row[2], static_cast<int32_t>(i)};
+    FLASHPLAN_RETURN_IF_ERROR(check_group(read_[i], batch.batch_size));
+    sorted = sorted && (i == 0 || is_before(read_[i - 1], read_[i]));
+  }
+  if (!sorted) std::sort(read_.begin(), read_.begin() + count, is_before);
+
+  FLASHPLAN_RETURN_IF_ERROR(check_nesting(batch, size));
+  std::swap(groups_, read_);
+  size_ = size;
+  return {};
+}
+
+/// Goes from request to request, with a stack of the groups around it.
+Status PrefixGroups::check_nesting(const Batch& batch, std::size_t size) noexcept {
+  std::size_t next = 0;
+  std::size_t depth = 0;
+  const int32_t num_requests = size > 0 ? batch.batch_size : 0;
+  for (int32_t r = 0; r < num_requests; ++r) {
+    while (depth > 0 && open_[depth - 1].end <= r) --depth;
+    for (; next < size && read_[next].first_request == r; ++next) {
+      const PrefixGroup& group = read_[next];
+      Open open = {end_of(group), group.num_tokens, group.row};
+      if (depth > 0) {
+        const Open& around = open_[depth - 1];
+        if (open.end > around.end) {
+          return error(StatusCode::kInvalidArgument,
+                       "shared_prefixes[%d]: expected to end at request %d at the latest, inside "
+                       "the group around it, got requests %d to %d",
+                       group.row, around.end - 1, group.first_request, open.end - 1);
+        }
+        if (around.most_tokens > open.most_tokens) {
+          open.most_tokens = around.most_tokens;
+          open.row = around.row;
+        }
+      }
+      open_[depth++] = open;
+    }
+    if (depth == 0) continue;
+    const int32_t qo_len = batch.qo_indptr[r + 1] - batch.qo_indptr[r];
+    const int32_t most = std::max(batch.kv_lens[r] - qo_len, 0);
+    const Open& longest = open_[depth - 1];
+    if (longest.most_tokens > most) {
+      return error(StatusCode::kInvalidArgument,
+                   "shared_prefixes[%d]: expected <= %d tokens (kv_len - qo_len of request %d), "
+                   "got %d",
+                   longest.row, most, r, longest.most_tokens);
+    }
+  }
+  return {};
+}
+
+void PrefixTree::reserve(const ScheduleShape& shape, int32_t max_batch_size) {
+  shape_ = shape;
+  most_sharers_ = shape.shares_prefixes ? most_sharing(max_batch_size, shape.num_kv_heads) : 0;
+  prefixes_.resize(static_cast<std::size_t>(most_sharers_));
+  const std::size_t requests = shape.shares_prefixes ? static_cast<std::size_t>(max_batch_size) : 0;
+  prefix_of_.resize(requests);
+  sharer_of_.resize(requests);
+}
+
+void PrefixTree::clear() {
+  num_prefixes_ = 0;
+  num_requests_ = 0;
+  num_rows_ = 0;
+  saved_cost_ = 0;
+}
+
+/// Neighbouring requests whose rows fit into one row tile, and that have read the same keys so far.
+struct PrefixTree::Run {
+  int32_t first_request = 0;
+  int32_t end = 0;
+  int32_t num_rows = 0;
+  int32_t num_readers = 0;
+  int32_t parent = -1;
+  int64_t step_cost = 0;   // of a step, each request on its own
+  int64_t split_cost = 0;  // of a partial result for each request
+};
+
+void PrefixTree::build(const Batch& batch, std::span<const PrefixGroup> groups) {
+  clear();
+  if (most_sharers_ == 0 || groups.empty()) return;
+  const CostModel& cost = shape_.cost;
+  std::fill_n(prefix_of_.begin(), batch.batch_size, -1);
+  for (std::size_t i = 0; i < groups.size(); ++i) {
+    const PrefixGroup& group = groups[i];
+    const bool next_is_longer = i + 1 < groups.size() &&
+                                groups[i + 1].first_request == group.first_request &&
+                                groups[i + 1].num_requests == group.num_requests;
+    if (next_is_longer || group.num_requests < 2) continue;
+    const int32_t end =
+        std::min(group.num_tokens, kPrefixPosition) / shape_.tile_kv * shape_.tile_kv;
+    Run run;
+    for (int32_t r = group.first_request; r < end_of(group); ++r) {
+      const int32_t rows = rows_of(batch, r);
+      if (rows == 0) continue;
+      const int32_t parent = prefix_of(r);
+      if (rows > shape_.tile_q || keys_before(parent) >= end) {
+        share(std::exchange(run, {}), end);
+        continue;
+      }
+      if (run.num_rows + rows > shape_.tile_q || run.parent != parent) {
+        share(std::exchange(run, {}), end);
+      }
+      if (run.num_readers == 0) {
+        run.first_request = r;
+        run.parent = parent;
+      }
+      run.end = r + 1;
+      run.num_rows += rows;
+      ++run.num_readers;
+      run.step_cost += cost.of_step(rows);
+      run.split_cost += cost.of_split(rows);
+    }
+    share(run, end);
+  }
+  number_readers(batch);
+}
+
+/// Computes the keys of `run` up to `end` once, if that pays.
+void PrefixTree::share(const Run& run, int32_t end) {
+  if (run.num_readers < 2) return;
+  const CostModel& cost = shape_.cost;
+  const int32_t begin = keys_before(run.parent);
+  const int64_t steps = (end - begin) / shape_.tile_kv;
+  int64_t saved = steps * (run.step_cost - cost.of_step(run.num_rows));
+  SharedPrefix* const around =
+      run.parent >= 0 ? &prefixes_[static_cast<std::size_t>(run.parent)] : nullptr;
+  if (around != nullptr && around->num_readers == run.num_readers) {
+    // The same requests: a longer prefix, not another one.
+    if (saved <= 0) return;
+    around->keys.end = end;
+    saved_cost_ += saved;
+    return;
+  }
+  saved -= cost.of_tile(run.num_rows) + cost.of_split(run.num_rows);
+  if (around == nullptr) saved -= run.split_cost;
+  const int32_t new_requests = around == nullptr ? run.num_readers : 0;
+  const int64_t rows = int64_t{num_rows_} + (around == nullptr ? 2 : 1) * run.num_rows;
+  const int64_t most_rows = int64_t{shape_.max_partial_slots} * shape_.tile_q;
+  const int32_t sharers = num_sharers() + new_requests + 1;
+  if (saved <= 0 || sharers > most_sharers_ || rows * shape_.num_kv_heads > most_rows) return;
+
+  const auto number = static_cast<int32_t>(num_prefixes_);
+  prefixes_[num_prefixes_++] = {.first_request = run.first_request,
+                                .num_requests = run.end - run.first_request,
+                                .num_rows = run.num_rows,
+                                .num_readers = run.num_readers,
+                                .first_reader = -1,
+                                .parent = run.parent,
+                                .depth = around != nullptr ? around->depth + 1 : 0,
+                                .keys = {begin, end}};
+  for (int32_t r = run.first_request; r < run.end; ++r) {
+    // (Requests without rows read nothing.)
+    prefix_of_[static_cast<std::size_t>(r)] = number;
+  }
+  num_requests_ += new_requests;
+  num_rows_ = static_cast<int32_t>(rows);
+  saved_cost_ += saved;
+}
+
+void PrefixTree::number_readers(const Batch& batch) {
+  int32_t next = 0;
+  for (int32_t r = 0; r < batch.batch_size; ++r) {
+    const bool reads = prefix_of(r) >= 0 && rows_of(batch, r) > 0;
+    sharer_of_[static_cast<std::size_t>(r)] = reads ? next++ : -1;
+  }
+  for (std::size_t i = 0; i < num_prefixes_; ++i) {
+    prefixes_[i].first_reader = sharer_of(prefixes_[i].first_request);
+  }
+}
+
+}  // namespace flashplan

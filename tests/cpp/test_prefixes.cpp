@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+// Schedules of batches whose requests share prefixes.
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "allocations.h"
+#include "check.h"
+#include "owning_scheduler.h"
+#include "plan/schedule.h"
+#include "plan/tuning.h"
+#include "random_batch.h"
+#include "run_schedule.h"
+
+namespace flashplan::test {
+namespace {
+
+/// As on a GPU of 132 SMs, or on a CPU.
+ScheduleShape real_shape(bool on_gpu, int32_t num_ctas) {
+  const KernelTuning tuning = on_gpu ? sm80_tuning(64) : cpu_tuning();
+  ScheduleShape shape;
+  shape.num_kv_heads = 8;
+  shape.group_size = 4;
+  shape.paged = true;
+  shape.tile_q = 128;
+  shape.tile_kv = on_gpu ? 64 : 32;
+  shape.num_ctas = num_ctas;
+  shape.max_partial_slots = 2 * num_ctas + 256;
+  shape.shares_prefixes = true;
+  shape.item_steps = tuning.item_steps;
+  shape.cost = tuning.cost;
+  return shape;
+}
+
+ScheduleShape random_shape(Random& random) {
+  if (random.one_in(3)) {
+    return real_shape(random.one_in(2), random.pick({1, 2, 8, 100, 264}));
+  }
+  ScheduleShape shape;
+  shape.num_kv_heads = random.pick({1, 2, 3, 8});
+  shape.group_size = random.pick({1, 3, 4, 7, 8});
+  shape.mask.causal = !random.one_in(3);
+  shape.paged = random.one_in(2);
+  shape.tile_q = random.pick({16, 32, 128, 192});
+  shape.tile_kv = random.pick({16, 32, 64, 80});
+  shape.num_ctas = random.one_in(2) ? random.between(1, 264) : random.pick({1, 2, 3});
+  shape.max_partial_slots = random.pick({0, 7, 2 * shape.num_ctas, 1000});
+  shape.shares_prefixes = !random.one_in(10);
+  shape.cost = {.tile = random.between(0, 500),
+                .tile_row = random.between(0, 9),
+                .step = random.between(1, 100),
+                .step_row = random.between(0, 9),
+                .split = random.between(0, 500),
+                .split_row = random.between(0, 20)};
+  if (random.one_in(2)) shape.item_steps = random.pick({1, 8, 32, 1000});
+  if (random.one_in(3)) shape.uncut_part = random.pick({1, 16});
+  return shape;
+}
+
+HostBatch random_sharing_batch(Random& random) {
+  HostBatch batch;
+  const int32_t size = random.one_in(5) ? random.between(1, 200) : random.between(1, 30);
+  const int32_t max_qo_len = random.pick({1, 1, 4, 60});
+  for (int32_t r = 0; r < size; ++r) {
+    const int32_t qo_len = random.one_in(9) ? 0 : random.between(1, max_qo_len);
+    batch.add(qo_len, qo_len + random.between(0, random.pick({0, 100, 2000})));
+  }
+  share_randomly(random, random.pick({10, 300, 5000}), &batch);
+  return batch;
+}
+
+int64_t longest_queue(const Schedule& schedule) {
+  return *std::max_element(schedule.cta_cost.begin(), schedule.cta_cost.end());
+}
+
+TEST(every_row_gets_every_key_once) {
+  Random random(1);
+  int64_t num_prefixes = 0;
+  int64_t num_cut = 0;
+  for (int i = 0; i < 3000; ++i) {
+    const ScheduleShape shape = random_shape(random);
+    HostBatch batch = random_sharing_batch(random);
+    OwningScheduler scheduler(shape, batch.size(), batch.qo_tokens());
+    const int64_t before = num_allocations;
+    scheduler.make(batch.view());
+    CHECK_EQ(before, num_allocations);
+    const Schedule& schedule = scheduler.schedule();
+    const std::string wrong =
+        ScheduleRun(schedule, batch.view(), shape).violation(static_cast<uint64_t>(i));
+    if (!wrong.empty())
+      check::fail(__FILE__, __LINE__, "round " + std::to_string(i) + ": " + wrong);
+    const ScheduleBounds bounds = schedule_bounds(shape, batch.size(), batch.qo_tokens());
+    CHECK(static_cast<int64_t>(schedule.segments.size()) <= bounds.segments);
+    CHECK(static_cast<int64_t>(schedule.tiles.size()) <= bounds.work_tiles);
+    CHECK(static_cast<int64_t>(schedule.merges.size()) <= bounds.merges);
+    num_prefixes += static_cast<int64_t>(schedule.prefixes.size());
+    if (!schedule.prefixes.empty()) num_cut += schedule.num_cut;
+
+    // No queue is longer than the longest without groups, and a plan leaves nothing to the next.
+    const int64_t with = longest_queue(schedule);
+    const std::vector<int32_t> groups = std::exchange(batch.shared_prefixes, {});
+    scheduler.make(batch.view());
+    CHECK(scheduler.schedule().prefixes.empty());
+    CHECK(with <= longest_queue(scheduler.schedule()));
+    CHECK_EMPTY(ScheduleRun(scheduler.schedule(), batch.view(), shape).violation(0));
+  }
+  std::printf("  %lld prefixes computed once, %lld heads cut beside them\n",
+              static_cast<long long>(num_prefixes), static_cast<long long>(num_cut));
+  CHECK(num_prefixes > 2000);
+  CHECK(num_cut > 3000);
+}
+
+/// Decodes with `suffix` keys after a prefix that all of them share.
+HostBatch decodes(int32_t num_requests, int32_t prefix, int32_t suffix) {
+  HostBatch batch;
+  for (int32_t r = 0; r < num_requests; ++r) batch.add(1, prefix + suffix);
+  batch.shared_prefixes = {0, num_requests, prefix};
+  return batch;
+}
+
+double part_of_time(const ScheduleShape& shape, HostBatch batch) {
+  OwningScheduler scheduler(shape, batch.size(), batch.qo_tokens());
+  scheduler.make(batch.view());
+  const auto with = static_cast<double>(longest_queue(scheduler.schedule()));
+  batch.shared_prefixes.clear();
+  scheduler.make(batch.view());
+  return with / static_cast<double>(longest_queue(scheduler.schedule()));
+}
+
+TEST(sharing_saves_what_it_should) {
+  for (const int32_t num_requests : {16, 64}) {
+    for (const int32_t prefix : {1024, 8192, 32768}) {
+      const double part = part_of_time(real_shape(true, 264), decodes(num_requests, prefix, 128));
+      std::printf("  prefix %5d x %d: %.2f of the time\n", prefix, num_requests, part);
+      // A fully shared step of 64 rows costs 264 instead of 16 * 204.
+      CHECK(part <= (prefix > 1024 ? 0.4 : 1.0));
+    }
+  }
+}
+
+TEST(a_prefix_that_saves_nothing_is_left_alone) {
+  const ScheduleShape shape = real_shape(true, 264);
+  for (const HostBatch& batch : {decodes(1, 4096, 64), decodes(2, 64, 4096), decodes(64, 63, 64)}) {
+    OwningScheduler scheduler(shape, batch.size(), batch.qo_tokens());
+    scheduler.make(batch.view());
+    CHECK(scheduler.schedule().prefixes.empty());
+  }
+}
+
+TEST(prompts_that_fill_their_tiles_are_left_alone) {
+  const ScheduleShape shape = real_shape(true, 264);
+  HostBatch batch;
+  for (int i = 0; i < 4; ++i) batch.add(100, 8292);
+  batch.shared_prefixes = {0, 4, 8192};
+  OwningScheduler scheduler(shape, batch.size(), batch.qo_tokens());
+  scheduler.make(batch.view());
+  CHECK(scheduler.schedule().prefixes.empty());
+}
+
+TEST(groups_of_the_same_requests_are_one_prefix) {
+  const ScheduleShape shape = real_shape(true, 264);
+  HostBatch batch = decodes(8, 8192, 64);
+  batch.shared_prefixes = {0, 8, 8192, 0, 8, 4096, 0, 8, 8192};
+  OwningScheduler scheduler(shape, batch.size(), batch.qo_tokens());
+  scheduler.make(batch.view());
+  CHECK_EQ(scheduler.schedule().prefixes.size(), size_t{1});
+  CHECK_EQ(scheduler.schedule().prefixes[0].keys.begin, 0);
+  CHECK_EQ(scheduler.schedule().prefixes[0].keys.end, 8192);
+}
+
+/// The refusal of `rows` for three decodes of 100, 200 and 300 keys and a prompt of 50 of 50.
+std::string refusal(const std::vector<int32_t>& rows) {
+  HostBatch batch;
+  for (const int32_t kv_len : {100, 200, 300}) batch.add(1, kv_len);
+  batch.add(50, 50);
+  batch.shared_prefixes = rows;
+  PrefixGroups groups;
+  groups.reserve(4);
+  const Status status = groups.read(batch.view());
+  return status.ok() ? "" : status.message;
+}
+
+TEST(groups_are_checked) {
+  CHECK_EMPTY(refusal({}));
+  CHECK_EMPTY(refusal({0, 3, 99, 1, 2, 199}));
+  CHECK_EMPTY(refusal({1, 2, 199, 0, 3, 99, 0, 3, 0, 3, 1, 0, 0, 4, 0}));
+  CHECK_EQ(refusal({-1, 2, 3}), "shared_prefixes[0]: expected a first request of 0 to 3, got -1");
+  CHECK_EQ(refusal({0, 1, 3, 4, 1, 3}),
+           "shared_prefixes[1]: expected a first request of 0 to 3, got 4");
+  CHECK_EQ(refusal({0, 0, 3}),
+           "shared_prefixes[0]: expected 1 to 4 requests from request 0 on, got 0");
+  CHECK_EQ(refusal({2, 3, 3}),
+           "shared_prefixes[0]: expected 1 to 2 requests from request 2 on, got 3");
+  CHECK_EQ(refusal({2, 2147483647, 3}),
+           "shared_prefixes[0]: expected 1 to 2 requests from request 2 on, got 2147483647");
+  CHECK_EQ(refusal({0, 2, -3}), "shared_prefixes[0]: expected >= 0 tokens, got -3");
+  CHECK_EQ(refusal({1, 2, 9, 0, 2, 9}),
+           "shared_prefixes[0]: expected to end at request 1 at the latest, inside the group "
+           "around it, got requests 1 to 2");
+  CHECK_EQ(refusal({0, 2, 100}),
+           "shared_prefixes[0]: expected <= 99 tokens (kv_len - qo_len of request 0), got 100");
+  CHECK_EQ(refusal({0, 2, 9, 2, 2, 1}),
+           "shared_prefixes[1]: expected <= 0 tokens (kv_len - qo_len of request 3), got 1");
+  CHECK_EQ(refusal(std::vector<int32_t>(27, 0)),
+           "shared_prefixes: expected 0 to 8 rows (2 * max_batch_size), got 9");
+}
+
+}  // namespace
+}  // namespace flashplan::test
