@@ -109,6 +109,53 @@ def _silu_and_mul(num_tokens, size):
     return make, 6 * num_tokens * size
 
 
+VOCAB = 128256
+
+
+def _sample(batch_size, probs=False, **options):
+    def make(device):
+        logits = 2 * torch.randn(batch_size, VOCAB, device=device)
+        x = logits.softmax(-1) if probs else logits
+        out = torch.empty(batch_size, dtype=torch.int32, device=device)
+
+        def call():
+            fp.sample(x, from_probs=probs, out=out, **options)
+
+        def check():
+            wanted = fp.sample(x.cpu().numpy(), from_probs=probs, **options)
+            assert out.tolist() == wanted.tolist(), "not the tokens of the CPU"
+
+        return call, check
+
+    return make, 4 * batch_size * VOCAB
+
+
+def _softmax(batch_size):
+    def make(device):
+        logits = 2 * torch.randn(batch_size, VOCAB, device=device)
+        out = torch.empty_like(logits)
+
+        def call():
+            fp.softmax(logits, 0.8, out)
+
+        def check():
+            assert (out - (logits / 0.8).softmax(-1)).abs().max() < 1e-6, "wrong probabilities"
+
+        return call, check
+
+    return make, 8 * batch_size * VOCAB
+
+
+SAMPLERS = {
+    "sample probs": {"probs": True},
+    "sample": {},
+    "sample top-p": {"top_p": 0.9},
+    "sample top-k": {"top_k": 50},
+    "sample top-k top-p": {"top_k": 50, "top_p": 0.9},
+    "sample min-p": {"min_p": 0.1},
+    "sample all": {"temperature": 0.8, "top_k": 50, "top_p": 0.9},
+}
+
 OPS = {
     "append 256 x 1": _append(256, 1, 1024),
     "append 8 x 1024": _append(8, 1024, 1024),
@@ -120,4 +167,10 @@ OPS = {
     "rmsnorm 262144 x 128": _rmsnorm(262144, 128),
     "add_rmsnorm 8192 x 4096": _add_rmsnorm(8192, 4096),
     "silu_and_mul 8192 x 14336": _silu_and_mul(8192, 14336),
+    **{
+        f"{name} b{batch_size}": _sample(batch_size, **options)
+        for name, options in SAMPLERS.items()
+        for batch_size in (1, 32, 256)
+    },
+    **{f"softmax b{batch_size}": _softmax(batch_size) for batch_size in (1, 32, 256)},
 }

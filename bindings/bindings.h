@@ -8,5 +8,6 @@ namespace flashplan {
 void bind_plan(nanobind::module_& m);
 void bind_ops(nanobind::module_& m);
 void bind_row_ops(nanobind::module_& m);
+void bind_sampling(nanobind::module_& m);
 
 }  // namespace flashplan

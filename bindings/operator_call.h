@@ -38,6 +38,9 @@ class OperatorCall {
   TensorArg output(const char* name, nb::handle tensor, const DType& stored_as = kStoredIn16Bits) {
     return {name, given(name, tensor), TensorKind::kFloat, stream_, &stored_as, Access::kWrite};
   }
+  TensorArg int_output(const char* name, nb::handle tensor) {
+    return {name, tensor, TensorKind::kInt32, stream_, nullptr, Access::kWrite};
+  }
 
   /// Calls `op(stream)` without the GIL, and raises what it returns.
   template <class Op>

@@ -39,6 +39,7 @@ bool to_dtype(const dlpack::DataType& from, DType* to) {
   if (is(dlpack::kFloat8E4M3fn, 8)) return *to = DType::kFloat8E4M3, true;
   if (is(dlpack::kFloat8E5M2, 8)) return *to = DType::kFloat8E5M2, true;
   if (is(dlpack::kInt, 32)) return *to = DType::kInt32, true;
+  if (is(dlpack::kInt, 64)) return *to = DType::kInt64, true;
   return false;
 }
 
@@ -52,12 +53,26 @@ const char* to_name(DType dtype) {
 }
 
 bool is_of_kind(TensorKind kind, DType dtype) {
-  return (kind == TensorKind::kInt32) == (dtype == DType::kInt32);
+  const bool is_int = dtype == DType::kInt32 || dtype == DType::kInt64;
+  switch (kind) {
+    case TensorKind::kInt32: return dtype == DType::kInt32;
+    case TensorKind::kInt64: return dtype == DType::kInt64;
+    case TensorKind::kInt: return is_int;
+    default: return !is_int;
+  }
+}
+
+const char* to_text(TensorKind kind) {
+  switch (kind) {
+    case TensorKind::kInt32: return "dtype int32";
+    case TensorKind::kInt64: return "dtype int64";
+    case TensorKind::kInt: return "dtype int32 or int64";
+    default: return "a float dtype";
+  }
 }
 
 [[noreturn]] void raise_wrong_kind(const char* name, TensorKind kind, const std::string& got) {
-  raise_type(std::string(name) + ": expected " +
-             (kind == TensorKind::kInt32 ? "dtype int32" : "a float dtype") + ", got " + got);
+  raise_type(std::string(name) + ": expected " + to_text(kind) + ", got " + got);
 }
 
 /// Turns a view with strides in elements into one row of bytes.
@@ -108,9 +123,9 @@ DType dtype_of(const char* name, const dlpack::DataType& from, TensorKind kind,
   DType dtype = DType::kFloat32;
   if (!to_dtype(from, &dtype)) {
     raise_type(std::string(name) + ": expected " +
-               (kind == TensorKind::kInt32
-                    ? "dtype int32"
-                    : "float32, float16, bfloat16, float8_e4m3fn or float8_e5m2") +
+               (kind == TensorKind::kFloat
+                    ? "float32, float16, bfloat16, float8_e4m3fn or float8_e5m2"
+                    : to_text(kind)) +
                ", got " + name_of(from));
   }
   if (!is_of_kind(kind, dtype)) raise_wrong_kind(name, kind, name_of(from));
@@ -299,7 +314,7 @@ TensorArg::TensorArg(const char* name, nb::handle object, TensorKind kind, CallS
     if (!array.found()) raise_not_a_tensor(name, object, dlpack_->refusal());
     view_ = array.view;
     array_interface_ = std::move(array.interface);
-    if (kind == TensorKind::kInt32) raise_wrong_kind(name, kind, to_name(view_.dtype));
+    if (!is_of_kind(kind, view_.dtype)) raise_wrong_kind(name, kind, to_name(view_.dtype));
     if (kind == TensorKind::kBytes) to_bytes(name, 8 * item_size(view_.dtype), &view_);
   }
   if (access == Access::kWrite && producer.immutable()) {

@@ -5,7 +5,16 @@ from bad_operators import APPEND, MERGE, OTHER
 from bad_plans import OPTIONS, PLAN
 from bad_rows import ADD_RMSNORM, GATED, LAYERNORM, RMSNORM
 from bad_runs import RUN
+from bad_sampling import SAMPLE, SOFTMAX
 
 # No two mistakes of one group have the same message.
-GROUPS = [OPTIONS + PLAN + RUN + APPEND + MERGE + OTHER, RMSNORM, LAYERNORM, ADD_RMSNORM, GATED]
+GROUPS = [
+    OPTIONS + PLAN + RUN + APPEND + MERGE + OTHER,
+    RMSNORM,
+    LAYERNORM,
+    ADD_RMSNORM,
+    GATED,
+    SAMPLE,
+    SOFTMAX,
+]
 BAD = [bad for group in GROUPS for bad in group]

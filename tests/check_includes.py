@@ -28,7 +28,7 @@ RULES = {
     ),
     "src/ops": (
         ("flashplan/", "common/", "abi/", "cpu/", "cuda/device.h", "api/", "ops/"),
-        ("cuda_",),
+        ("cuda_", "cooperative_groups.h"),
     ),
     "bindings": (
         (

@@ -32,8 +32,10 @@ PUBLIC = {
     "flashplan::merge_states",
     "flashplan::num_threads",
     "flashplan::rmsnorm",
+    "flashplan::sample",
     "flashplan::set_num_threads",
     "flashplan::show_config",
+    "flashplan::softmax",
     "flashplan::version",
     "flashplan::workspace_bytes",
 }

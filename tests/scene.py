@@ -129,6 +129,15 @@ class Scene:
         arguments = {"x": self.out.view, "residual": zeros(4, 4, 8), "weight": zeros(8)}
         return fp.add_rmsnorm(**arguments | changes)
 
+    def sample(self, **changes):
+        return fp.sample(**{"logits": zeros(4, 8), "out": integers(0, 0, 0, 0)} | changes)
+
+    def sample_probs(self, probabilities):
+        return self.sample(logits=probabilities, from_probs=True)
+
+    def softmax(self, **changes):
+        return fp.softmax(**{"logits": zeros(4, 8), "out": self.out.view[0, :, :8]} | changes)
+
     def silu(self, **changes):
         return fp.silu_and_mul(**{"x": zeros(4, 4, 16), "out": self.out.view} | changes)
 

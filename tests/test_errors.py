@@ -60,6 +60,8 @@ def test_scene_is_valid():
     scene.layernorm()
     scene.add_rmsnorm()
     scene.silu()
+    scene.sample()
+    scene.softmax()
 
 
 def test_unknown_keyword_is_refused():

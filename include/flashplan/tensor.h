@@ -18,7 +18,8 @@ enum class DType : int32_t {
   kBFloat16,
   kFloat8E4M3,  // "float8_e4m3fn": finite, no infinity, NaN = 0x7f
   kFloat8E5M2,
-  kInt32,  // page tables only
+  kInt32,  // indices only, as is kInt64
+  kInt64,
 };
 
 /// Bytes of one element.
@@ -28,6 +29,7 @@ constexpr int64_t item_size(DType dtype) noexcept {
     case DType::kInt32: return 4;
     case DType::kFloat16:
     case DType::kBFloat16: return 2;
+    case DType::kInt64: return 8;
     default: return 1;
   }
 }

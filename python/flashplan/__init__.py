@@ -17,6 +17,7 @@ from flashplan.rows import (
     silu_and_mul,
 )
 from flashplan.runtime import get_num_threads, set_num_threads, show_config
+from flashplan.sampling import sample, softmax
 
 __version__ = _version()
 
@@ -33,8 +34,10 @@ __all__ = [
     "layernorm",
     "merge_states",
     "rmsnorm",
+    "sample",
     "set_num_threads",
     "show_config",
     "silu_and_mul",
+    "softmax",
     "workspace_bytes",
 ]

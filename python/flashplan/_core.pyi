@@ -219,6 +219,10 @@ def layernorm(x: object | None, weight: object | None, bias: object | None, out:
 
 def gated_activation(activation: Activation, x: object | None, out: object | None, out_dtype: object | None, scale: object | None, stream: object | None) -> None: ...
 
+def sample(logits: object | None, temperature: object | None, top_k: object | None, top_p: object | None, min_p: object | None, seed: object | None, offset: object | None, from_probs: bool, logit_bias: object | None, out: object | None, logprobs: object | None, status: object | None, stream: object | None) -> None: ...
+
+def softmax(logits: object | None, temperature: object | None, out: object | None, stream: object | None) -> None: ...
+
 class UnsupportedError(NotImplementedError):
     """Valid, but no kernel of this build can do it."""
 

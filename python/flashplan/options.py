@@ -56,14 +56,14 @@ def to_dtype(argument: str, dtype: Any) -> _core.DType:
         ) from None
 
 
-def to_int(argument: str, value: Any) -> int:
-    """An int32, or TypeError / ValueError naming `argument`."""
+def to_int(argument: str, value: Any, bits: int = 32) -> int:
+    """An integer of `bits` bits, or TypeError / ValueError naming `argument`."""
     try:
         number = operator.index(value)
     except TypeError:
         raise TypeError(f"{argument}: expected an int, got {type(value).__name__}") from None
-    if not -(2**31) <= number < 2**31:
-        raise ValueError(f"{argument}: expected an int32, got {number}")
+    if not -(2 ** (bits - 1)) <= number < 2 ** (bits - 1):
+        raise ValueError(f"{argument}: expected an int{bits}, got {number}")
     return number
 
 

@@ -24,6 +24,7 @@ const char* to_string(DType dtype) noexcept {
     case DType::kFloat8E4M3: return "float8_e4m3fn";
     case DType::kFloat8E5M2: return "float8_e5m2";
     case DType::kInt32: return "int32";
+    case DType::kInt64: return "int64";
   }
   return "an unknown dtype";
 }

@@ -18,6 +18,10 @@ void merge_states(const AttentionState* states, int32_t num_states,
 void norm(const NormParams& params) noexcept;
 void gated_activation(const ActivationParams& params) noexcept;
 
+/// Fails for the first row with an error; then nothing is written.
+Status sample(const SampleParams& params) noexcept;
+void softmax(const SoftmaxParams& params) noexcept;
+
 }  // namespace flashplan::cpu
 
 /// One launch on `stream` each.
@@ -32,5 +36,7 @@ Status merge_states(const AttentionState* states, int32_t num_states, const Atte
 
 Status norm(const NormParams& params, Device device, Stream stream) noexcept;
 Status gated_activation(const ActivationParams& params, Device device, Stream stream) noexcept;
+Status sample(const SampleParams& params, Device device, Stream stream) noexcept;
+Status softmax(const SoftmaxParams& params, Device device, Stream stream) noexcept;
 
 }  // namespace flashplan::cuda

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "abi/host_device.h"
 #include "flashplan/activation.h"
 #include "flashplan/tensor.h"
 #include "ops/rows.h"
@@ -35,6 +36,51 @@ struct ActivationParams {
   int32_t num_rows = 0;
   int32_t row_size = 0;
   float scale = 1.0F;
+};
+
+/// A number for each request, or one for all where `each` is null.
+template <class Number>
+struct Parameter {
+  Number all;
+  const Number* each;
+
+  FLASHPLAN_HOST_DEVICE Number of(int32_t row) const { return each == nullptr ? all : each[row]; }
+};
+
+struct SampleParams {
+  const char* logits = nullptr;  // [num_rows, vocab]
+  int64_t row_stride = 0;        // bytes
+  const float* bias = nullptr;   // or null
+  int64_t bias_stride = 0;       // elements from row to row; 0: one for all
+  DType dtype = DType::kFloat32;
+  int32_t num_rows = 0;
+  int32_t vocab = 0;
+  bool from_probs = false;
+  Parameter<float> temperature{};
+  Parameter<int32_t> top_k{};
+  Parameter<float> top_p{};
+  Parameter<float> min_p{};
+  Parameter<int64_t> seed{};
+  Parameter<int64_t> offset{};
+  int32_t* ids = nullptr;
+  float* logprobs = nullptr;  // or null
+  int32_t* status = nullptr;  // or null
+
+  FLASHPLAN_HOST_DEVICE uint32_t stream(int32_t row) const {
+    return seed.each == nullptr ? static_cast<uint32_t>(row) : 0U;
+  }
+};
+
+struct SoftmaxParams {
+  const char* logits = nullptr;  // [num_rows, vocab]
+  int64_t row_stride = 0;        // bytes
+  char* out = nullptr;
+  int64_t out_stride = 0;  // bytes
+  DType dtype = DType::kFloat32;
+  DType out_dtype = DType::kFloat32;
+  int32_t num_rows = 0;
+  int32_t vocab = 0;
+  Parameter<float> temperature{};
 };
 
 }  // namespace flashplan

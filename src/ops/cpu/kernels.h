@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "flashplan/sampling.h"
 #include "ops/params.h"
 
 namespace flashplan::cpu {
@@ -12,16 +13,30 @@ namespace flashplan::cpu {
 struct OperatorKernels {
   void (*norm)(const NormParams& params, int32_t begin, int32_t end) noexcept;
   void (*gated_activation)(const ActivationParams& params, int32_t begin, int32_t end) noexcept;
+  void (*softmax)(const SoftmaxParams& params, int32_t begin, int32_t end) noexcept;
 };
+
+/// What a row of logits gave.
+struct SampleResult {
+  int32_t id = -1;
+  float logprob = 0.0F;
+  SampleError error = SampleError::kNone;
+};
+
+/// From kernels_sampling.cpp, which is compiled without contraction.
+using SampleRow = SampleResult (*)(const SampleParams& params, int32_t row) noexcept;
 
 namespace baseline {
 const OperatorKernels& operator_kernels() noexcept;
-}
+SampleResult sample_row(const SampleParams& params, int32_t row) noexcept;
+}  // namespace baseline
 namespace avx2 {
 const OperatorKernels& operator_kernels() noexcept;
-}
+SampleResult sample_row(const SampleParams& params, int32_t row) noexcept;
+}  // namespace avx2
 namespace avx512 {
 const OperatorKernels& operator_kernels() noexcept;
-}
+SampleResult sample_row(const SampleParams& params, int32_t row) noexcept;
+}  // namespace avx512
 
 }  // namespace flashplan::cpu

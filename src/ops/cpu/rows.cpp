@@ -62,4 +62,8 @@ void gated_activation(const ActivationParams& params) noexcept {
   for_all_rows(kernels().gated_activation, params, 4 * int64_t{params.row_size});
 }
 
+void softmax(const SoftmaxParams& params) noexcept {
+  for_all_rows(kernels().softmax, params, 4 * int64_t{params.vocab});
+}
+
 }  // namespace flashplan::cpu

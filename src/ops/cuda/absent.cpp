@@ -26,5 +26,11 @@ Status gated_activation(const ActivationParams& /*params*/, Device /*device*/,
                         Stream /*stream*/) noexcept {
   return not_built();
 }
+Status sample(const SampleParams& /*params*/, Device /*device*/, Stream /*stream*/) noexcept {
+  return not_built();
+}
+Status softmax(const SoftmaxParams& /*params*/, Device /*device*/, Stream /*stream*/) noexcept {
+  return not_built();
+}
 
 }  // namespace flashplan::cuda

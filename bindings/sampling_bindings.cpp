@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+// Sampling and softmax.
+#include "bindings.h"
+#include "flashplan/flashplan.h"
+#include "operator_call.h"
+
+namespace flashplan {
+namespace {
+
+using namespace nb::literals;
+
+/// A parameter of sample(): a number, which Python has converted, or a tensor with one for each
+/// request.
+template <class Number>
+class ParameterArg {
+ public:
+  ParameterArg(const char* name, nb::handle value, TensorKind kind, Number* number,
+               OperatorCall& call)
+      : tensor_(call.optional_input(name, is_number(value) ? nb::none() : value, kind)) {
+    if (is_number(value)) *number = nb::cast<Number>(value);
+  }
+  const TensorView& view() const { return tensor_.view(); }
+
+ private:
+  static bool is_number(nb::handle value) {
+    return PyFloat_Check(value.ptr()) != 0 || PyLong_Check(value.ptr()) != 0;
+  }
+  TensorArg tensor_;
+};
+
+void sample_of(nb::handle logits, nb::handle temperature, nb::handle top_k, nb::handle top_p,
+               nb::handle min_p, nb::handle seed, nb::handle offset, bool from_probs,
+               nb::handle logit_bias, nb::handle out, nb::handle logprobs, nb::handle status,
+               nb::handle stream) {
+  OperatorCall call("logits", logits, stream);
+  SampleOptions options;
+  options.from_probs = from_probs;
+  const TensorArg logits_arg = call.input("logits", logits);
+  const ParameterArg temperature_arg("temperature", temperature, TensorKind::kFloat,
+                                     &options.temperature, call);
+  const ParameterArg top_k_arg("top_k", top_k, TensorKind::kInt32, &options.top_k, call);
+  const ParameterArg top_p_arg("top_p", top_p, TensorKind::kFloat, &options.top_p, call);
+  const ParameterArg min_p_arg("min_p", min_p, TensorKind::kFloat, &options.min_p, call);
+  const ParameterArg seed_arg("seed", seed, TensorKind::kInt64, &options.seed, call);
+  const ParameterArg offset_arg("offset", offset, TensorKind::kInt64, &options.offset, call);
+  const TensorArg bias_arg = call.optional_input("logit_bias", logit_bias);
+  const TensorArg out_arg = call.int_output("out", out);
+  const TensorArg status_arg = call.int_output("status", status);
+  options.temperatures = temperature_arg.view();
+  options.top_ks = top_k_arg.view();
+  options.top_ps = top_p_arg.view();
+  options.min_ps = min_p_arg.view();
+  options.seeds = seed_arg.view();
+  options.offsets = offset_arg.view();
+  options.logit_bias = bias_arg.view();
+  SampleOutputs outputs{out_arg.view(), {}, status_arg.view()};
+  if (logprobs.is_none()) {
+    call.run([&](Stream on) { return sample(logits_arg.view(), options, outputs, on); });
+    return;
+  }
+  const TensorArg logprobs_arg = call.output("logprobs", logprobs);
+  outputs.logprobs = logprobs_arg.view();
+  call.run([&](Stream on) { return sample(logits_arg.view(), options, outputs, on); });
+}
+
+void softmax_of(nb::handle logits, nb::handle temperature, nb::handle out, nb::handle stream) {
+  OperatorCall call("logits", logits, stream);
+  float number = 1.0F;
+  const TensorArg logits_arg = call.input("logits", logits);
+  const ParameterArg temperature_arg("temperature", temperature, TensorKind::kFloat, &number, call);
+  const TensorArg out_arg = call.output("out", out);
+  call.run([&](Stream on) {
+    return softmax(logits_arg.view(), number, temperature_arg.view(), out_arg.view(), on);
+  });
+}
+
+}  // namespace
+
+void bind_sampling(nb::module_& m) {
+  m.def("sample", &sample_of, "logits"_a.none(), "temperature"_a.none(), "top_k"_a.none(),
+        "top_p"_a.none(), "min_p"_a.none(), "seed"_a.none(), "offset"_a.none(), "from_probs"_a,
+        "logit_bias"_a.none(), "out"_a.none(), "logprobs"_a.none(), "status"_a.none(),
+        "stream"_a.none());
+  m.def("softmax", &softmax_of, "logits"_a.none(), "temperature"_a.none(), "out"_a.none(),
+        "stream"_a.none());
+}
+
+}  // namespace flashplan

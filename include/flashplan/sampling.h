@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+// From logits to tokens.
+#pragma once
+
+#include <cstdint>
+
+#include "flashplan/export.h"
+#include "flashplan/status.h"
+#include "flashplan/tensor.h"
+
+namespace flashplan {
+
+/// What is wrong with a row of logits and its parameters.
+enum class SampleError : int32_t {
+  kNone = 0,
+  kTemperature,    // not finite, or < 0
+  kTopK,           // < 1
+  kTopP,           // outside (0, 1]
+  kMinP,           // outside [0, 1]
+  kNotANumber,     // a NaN, or +inf among logits
+  kNoToken,        // all logits -inf
+  kProbabilities,  // from_probs: one is negative or above 1, or their sum is not within 1 % of 1
+};
+
+/// How tokens are drawn. A parameter is one number for all requests, or a tensor [batch] with a
+/// number for each. Filters apply in this order: temperature, top-k, softmax, min-p, top-p; each
+/// sees the distribution that the one before left, renormalised. Equal logits are taken in the
+/// order of their ids.
+struct SampleOptions {
+  float temperature = 1.0F;   // >= 0; 0: the largest logit, whatever else is given
+  TensorView temperatures;    // float32
+  int32_t top_k = INT32_MAX;  // >= 1: that many largest logits
+  TensorView top_ks;          // int32
+  float top_p = 1.0F;  // in (0, 1]: the fewest of the largest probabilities whose sum reaches it
+  TensorView top_ps;   // float32
+  float min_p = 0.0F;  // in [0, 1]: probabilities of at least this part of the largest
+  TensorView min_ps;   // float32
+  /// Randomness: Philox of (seed, offset, stream). Of one seed for all, request i has stream i;
+  /// with a seed each, all have stream 0, and a request's place in the batch does not matter.
+  int64_t seed = 0;
+  TensorView seeds;    // int64
+  int64_t offset = 0;  // the draw of a stream: another for each token
+  TensorView offsets;  // int64
+  /// `logits` holds probabilities; temperature and logit_bias must be left as they are.
+  bool from_probs = false;
+  TensorView logit_bias;  // float32 [vocab] or [batch, vocab], added to the logits; or empty
+};
+
+struct SampleOutputs {
+  TensorView ids;  // [batch] int32
+  /// [batch] float32: logarithm of the token's probability under the filtered distribution; or
+  /// empty.
+  TensorView logprobs;
+  TensorView status;  // [batch] int32: SampleError; or empty
+};
+
+/// Draws a token for each row of logits [batch, vocab] (float32, float16 or bfloat16; rows at any
+/// stride). Exact: a token's chance is its weight over the sum of weights, both integers, where
+/// the weight of the largest logit is 2^30 and others are rounded to nearest. The same inputs give
+/// the same ids on every device, in any batch.
+///
+/// On CUDA: one launch on `stream`, no allocation, no synchronisation; may be captured in a graph.
+/// Rows with an error get the id -1 and a logprob of NaN. On the CPU they are refused:
+///   kInvalidArgument, kInvalidType  a tensor is malformed, or a row has an error, or outputs share
+///                                   memory with another argument; nothing was written
+///   kOutOfMemory                    on the CPU, for the results of a batch
+///   kCudaError                      the launch failed
+FLASHPLAN_API Status sample(const TensorView& logits, const SampleOptions& options,
+                            const SampleOutputs& outputs, Stream stream = nullptr) noexcept;
+
+/// out = softmax(logits / temperature) of each row of [batch, vocab]; out is float32 or has logits'
+/// dtype, and may be logits. The temperature is a finite number > 0, or one for each request in
+/// `temperatures` [batch] float32. NaN or +inf, or nothing but -inf, makes a row NaN.
+///
+/// On CUDA: one launch on `stream`, no allocation, no synchronisation; may be captured in a graph.
+///   kInvalidArgument, kInvalidType  a tensor is malformed, or out shares memory with another
+///                                   argument; nothing was written
+///   kCudaError                      the launch failed
+FLASHPLAN_API Status softmax(const TensorView& logits, float temperature,
+                             const TensorView& temperatures, const TensorView& out,
+                             Stream stream = nullptr) noexcept;
+
+}  // namespace flashplan

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From logits to tokens."""
+
+from typing import Any
+
+from flashplan import _core
+from flashplan.options import to_bool, to_float, to_int
+from flashplan.outputs import new_output
+
+
+def softmax(logits: Any, temperature: Any = None, out: Any = None, *, stream: Any = None) -> Any:
+    """softmax(logits / temperature) of each row, in float32.
+
+    Args:
+        logits: [batch, vocab] float32, float16 or bfloat16 (also as uint16 memory), rows at any
+            stride.
+        temperature: a finite number > 0, or a float32 tensor [batch]; default: 1.
+        out: [batch, vocab] float32 or of logits' dtype, written; logits itself, or memory apart
+            from it; default: a new float32 tensor in logits' framework.
+        stream: as in `Attention`; default: the current one of logits' framework. None on the CPU.
+
+    Returns:
+        The probabilities. A row with NaN, +inf or nothing but -inf is NaN.
+
+    Raises:
+        ValueError, TypeError: an argument is malformed. Nothing was written.
+    """
+    finish = None
+    parameter = _parameter("temperature", temperature, 1.0, to_float)
+    if out is None:
+        out, finish = new_output(logits, tuple(getattr(logits, "shape", ())), "float32")
+    _core.softmax(logits, parameter, out, stream)
+    return finish(out) if finish else out
+
+
+def sample(
+    logits: Any,
+    *,
+    temperature: Any = None,
+    top_k: Any = None,
+    top_p: Any = None,
+    min_p: Any = None,
+    seed: Any = 0,
+    offset: Any = 0,
+    from_probs: bool = False,
+    logit_bias: Any = None,
+    return_logprobs: bool = False,
+    out: Any = None,
+    logprobs: Any = None,
+    status: Any = None,
+    stream: Any = None,
+) -> Any:
+    """Draws a token from each row of logits.
+
+    A parameter is a number for all requests, or a tensor [batch] with one for each. Filters apply
+    in this order: temperature, top-k, softmax, min-p, top-p; each sees the distribution that the
+    one before left, renormalised. Equal logits are taken in the order of their ids. The same
+    arguments give the same tokens on every device.
+
+    Args:
+        logits: [batch, vocab] float32, float16 or bfloat16 (also as uint16 memory), rows at any
+            stride.
+        temperature: float32 >= 0; 0 takes the largest logit; default: 1.
+        top_k: int32 >= 1: keeps that many of the largest logits; default: all.
+        top_p: float32 in (0, 1]: keeps the fewest of the largest probabilities whose sum reaches
+            it; default: 1.
+        min_p: float32 in [0, 1]: keeps probabilities of at least this part of the largest;
+            default: 0.
+        seed: an int64: request i draws from stream i of it; or a tensor of them, one for each
+            request, whose place in the batch does not matter then.
+        offset: an int64, another for each token of a request, or a tensor of them.
+        from_probs: `logits` holds probabilities; then temperature is None, 0 or 1.
+        logit_bias: float32 [vocab] or [batch, vocab], added to the logits.
+        return_logprobs: also return the logarithms of the tokens' probabilities under the filtered
+            distribution.
+        out: [batch] int32, written; default: a new tensor in logits' framework.
+        logprobs: [batch] float32, written; implies return_logprobs.
+        status: [batch] int32, written: 0, or on a GPU the number of a `SampleError` of the C++ API,
+            and then the token is -1 and its logprob NaN.
+        stream: as in `Attention`; default: the current one of logits' framework. None on the CPU.
+
+    Returns:
+        int32 [batch], or that and float32 [batch].
+
+    Raises:
+        ValueError, TypeError: an argument is malformed, or, on the CPU, a row has NaN or +inf,
+            nothing but -inf, probabilities whose sum is not within 1 % of 1, or a parameter out of
+            its range. Nothing was written.
+    """
+    parameters = (
+        _parameter("temperature", temperature, 1.0, to_float),
+        _parameter("top_k", top_k, 2**31 - 1, to_int),
+        _parameter("top_p", top_p, 1.0, to_float),
+        _parameter("min_p", min_p, 0.0, to_float),
+        _parameter("seed", seed, 0, _to_int64),
+        _parameter("offset", offset, 0, _to_int64),
+    )
+    probs = to_bool("from_probs", from_probs)
+    with_logprobs = to_bool("return_logprobs", return_logprobs) or logprobs is not None
+    batch = tuple(getattr(logits, "shape", ()))[:1]
+    finish = finish_logprobs = _unchanged
+    if out is None:
+        out, finish = new_output(logits, batch, "int32")
+    if with_logprobs and logprobs is None:
+        logprobs, finish_logprobs = new_output(logits, batch, "float32")
+    _core.sample(logits, *parameters, probs, logit_bias, out, logprobs, status, stream)
+    return (finish(out), finish_logprobs(logprobs)) if with_logprobs else finish(out)
+
+
+def _parameter(name: str, value: Any, default: Any, convert: Any) -> Any:
+    """A number, or a tensor of one dimension or more as it is."""
+    if value is None:
+        return default
+    is_tensor = hasattr(value, "__dlpack__") or hasattr(value, "__array_interface__")
+    if is_tensor and getattr(value, "ndim", 1) > 0:
+        return value
+    return convert(name, value)
+
+
+def _to_int64(name: str, value: Any) -> int:
+    return to_int(name, value, bits=64)
+
+
+def _unchanged(tensor: Any) -> Any:
+    return tensor

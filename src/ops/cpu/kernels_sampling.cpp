@@ -1,0 +1,284 @@
+// SPDX-License-Identifier: Apache-2.0
+// sample() on one row of logits. Compiled once per instruction set, with FLASHPLAN_ISA as its name,
+// and without contraction of a * b + c: a GPU must come to the same bits. As in cpu/kernel.cpp,
+// nothing with external linkage but sample_row() may come out of this file.
+#include "cpu/float_formats.h"
+#include "ops/cpu/kernels.h"
+#include "ops/sampling_math.h"
+
+namespace flashplan::cpu::FLASHPLAN_ISA {
+namespace {
+
+constexpr int32_t kBlock = 1024;   // elements that are converted and weighed at a time
+constexpr int32_t kDigits = 2048;  // of the radix search for a threshold, three digits in all
+constexpr float kInfinity = __builtin_inff();
+
+/// A block of a row.
+struct Block {
+  alignas(64) float values[kBlock];
+  alignas(64) uint32_t weights[kBlock];
+};
+
+template <typename Format>
+class Row {
+ public:
+  Row(const SampleParams& p, int32_t row)
+      : values_(reinterpret_cast<const typename Format::Storage*>(p.logits + row * p.row_stride)),
+        bias_(p.bias == nullptr ? nullptr : p.bias + row * p.bias_stride),
+        size_(p.vocab),
+        from_probs_(p.from_probs) {}
+
+  int32_t size() const { return size_; }
+  sampling::Scale scale{};
+
+  /// Values as they are compared and weighed; -0 becomes +0.
+  int32_t load(int32_t first, float* values) const {
+    const int32_t count = size_ - first < kBlock ? size_ - first : kBlock;
+    if (bias_ == nullptr) {
+      for (int32_t i = 0; i < count; ++i) values[i] = Format::load(values_[first + i]) + 0.0F;
+    } else {
+      for (int32_t i = 0; i < count; ++i) {
+        values[i] = (Format::load(values_[first + i]) + bias_[first + i]) + 0.0F;
+      }
+    }
+    return count;
+  }
+
+  void weigh(int32_t count, const float* values, uint32_t* weights) const {
+    if (from_probs_) {
+      for (int32_t i = 0; i < count; ++i) {
+        weights[i] = sampling::weight_of_probability(values[i], scale);
+      }
+    } else {
+      for (int32_t i = 0; i < count; ++i) {
+        weights[i] = sampling::weight_of_logit(values[i], scale);
+      }
+    }
+  }
+
+  int32_t load(int32_t first, Block& block) const {
+    const int32_t count = load(first, block.values);
+    weigh(count, block.values, block.weights);
+    return count;
+  }
+
+ private:
+  const typename Format::Storage* values_;
+  const float* bias_;
+  int32_t size_;
+  bool from_probs_;
+};
+
+struct Extremes {
+  float largest;
+  SampleError error;
+};
+
+template <typename Format>
+[[gnu::noinline]] Extremes find_largest(const Row<Format>& row, bool from_probs) {
+  alignas(64) float values[kBlock];
+  float largest = -kInfinity;
+  float smallest = kInfinity;
+  int32_t num_nan = 0;
+  for (int32_t first = 0; first < row.size(); first += kBlock) {
+    const int32_t count = row.load(first, values);
+#pragma omp simd reduction(max : largest) reduction(min : smallest) reduction(+ : num_nan)
+    for (int32_t i = 0; i < count; ++i) {
+      const float x = values[i];
+      largest = x > largest ? x : largest;
+      smallest = x < smallest ? x : smallest;
+      num_nan += x != x ? 1 : 0;
+    }
+  }
+  if (num_nan > 0) return {largest, SampleError::kNotANumber};
+  if (from_probs) {
+    const bool fits = smallest >= 0.0F && largest > 0.0F && largest <= 1.01F;
+    return {largest, fits ? SampleError::kNone : SampleError::kProbabilities};
+  }
+  if (largest == kInfinity) return {largest, SampleError::kNotANumber};
+  return {largest, largest == -kInfinity ? SampleError::kNoToken : SampleError::kNone};
+}
+
+template <typename Format>
+[[gnu::noinline]] int32_t first_of_value(const Row<Format>& row, float value) {
+  alignas(64) float values[kBlock];
+  for (int32_t first = 0;; first += kBlock) {
+    const int32_t count = row.load(first, values);
+    for (int32_t i = 0; i < count; ++i) {
+      if (values[i] == value) return first + i;
+    }
+  }
+}
+
+struct Threshold {
+  uint32_t key;
+  uint64_t above;  // count or mass of larger values
+};
+
+/// The largest key such that values from it on have a count or, by weight, a mass of `wanted`.
+/// Only those above cut.key with a weight of at least cut.min_weight take part; they reach it.
+template <bool kByWeight, typename Format>
+[[gnu::noinline]] Threshold find_threshold(const Row<Format>& row, const sampling::Cut& cut,
+                                           uint64_t wanted) {
+  struct Level {
+    int32_t shift;
+    uint32_t mask;  // of the bits above the digit
+    int32_t num_digits;
+  };
+  constexpr Level kLevels[] = {
+      {21, 0U, kDigits}, {10, ~0U << 21, kDigits}, {0, ~0U << 10, kDigits / 2}};
+  Block block;
+  uint64_t sums[kDigits];
+  Threshold found{0U, 0U};
+  for (const Level& level : kLevels) {
+    for (int32_t d = 0; d < level.num_digits; ++d) sums[d] = 0;
+    for (int32_t first = 0; first < row.size(); first += kBlock) {
+      const int32_t count =
+          kByWeight ? row.load(first, block) : row.load(first, static_cast<float*>(block.values));
+      for (int32_t i = 0; i < count; ++i) {
+        const uint32_t key = sampling::key_of(block.values[i]);
+        if ((key & level.mask) != found.key) continue;
+        if (kByWeight && (key <= cut.key || block.weights[i] < cut.min_weight)) continue;
+        const uint32_t digit = (key >> level.shift) & static_cast<uint32_t>(level.num_digits - 1);
+        sums[digit] += kByWeight ? block.weights[i] : 1U;
+      }
+    }
+    int32_t digit = level.num_digits - 1;
+    while (digit > 0 && found.above + sums[digit] < wanted) found.above += sums[digit--];
+    found.key |= static_cast<uint32_t>(digit) << level.shift;
+  }
+  return found;
+}
+
+struct Mass {
+  uint64_t above = 0;  // of values above the cut's key
+  uint64_t num_ties = 0;
+};
+
+/// Of one block.
+FLASHPLAN_INLINE Mass mass_of(const Block& block, int32_t count, const sampling::Cut& cut) {
+  uint64_t above = 0;
+  uint32_t num_ties = 0;
+#pragma omp simd reduction(+ : above, num_ties)
+  for (int32_t i = 0; i < count; ++i) {
+    const uint32_t key = sampling::key_of(block.values[i]);
+    const uint32_t weight = block.weights[i] >= cut.min_weight ? block.weights[i] : 0U;
+    above += key > cut.key ? weight : 0U;
+    num_ties += key == cut.key ? 1U : 0U;
+  }
+  return {above, num_ties};
+}
+
+template <typename Format>
+[[gnu::noinline]] Mass mass_of(const Row<Format>& row, const sampling::Cut& cut) {
+  Block block;
+  Mass total;
+  for (int32_t first = 0; first < row.size(); first += kBlock) {
+    const int32_t count = row.load(first, block);
+    const Mass part = mass_of(block, count, cut);
+    total.above += part.above;
+    total.num_ties += part.num_ties;
+  }
+  return total;
+}
+
+/// The weight of a tie; 0 where min-p drops all of them.
+uint32_t weight_of_tie(const sampling::Cut& cut, const sampling::Scale& scale) {
+  if (cut.num_ties == 0) return 0;
+  const uint32_t weight = sampling::weight_of(sampling::value_of(cut.key), scale);
+  return weight >= cut.min_weight ? weight : 0;
+}
+
+/// The token at which the kept weights, added in the order of ids, pass `target`.
+template <typename Format>
+[[gnu::noinline]] int32_t find_token(const Row<Format>& row, const sampling::Cut& cut,
+                                     uint64_t target, uint32_t* weight) {
+  Block block;
+  const uint32_t tie = weight_of_tie(cut, row.scale);
+  uint64_t passed = 0;
+  uint64_t ties_passed = 0;
+  for (int32_t first = 0; first < row.size(); first += kBlock) {
+    const int32_t count = row.load(first, block);
+    const Mass part = mass_of(block, count, cut);
+    const uint32_t kept =
+        sampling::kept_ties(cut, ties_passed, static_cast<uint32_t>(part.num_ties));
+    if (passed + part.above + uint64_t{kept} * tie <= target) {
+      passed += part.above + uint64_t{kept} * tie;
+      ties_passed += part.num_ties;
+      continue;
+    }
+    for (int32_t i = 0; i < count; ++i) {
+      const uint32_t key = sampling::key_of(block.values[i]);
+      *weight = block.weights[i];
+      if (key > cut.key && *weight >= cut.min_weight) passed += *weight;
+      if (key == cut.key && ties_passed++ < cut.num_ties) passed += tie;
+      if (passed > target) return first + i;
+    }
+  }
+  return -1;  // not reached: the target is below the sum
+}
+
+template <typename Format>
+SampleResult sample_from(const SampleParams& p, int32_t index) {
+  const float temperature = p.temperature.of(index);
+  const int32_t top_k = p.top_k.of(index);
+  const float top_p = p.top_p.of(index);
+  const float min_p = p.min_p.of(index);
+  if (!(temperature >= 0.0F && temperature < kInfinity)) {
+    return {-1, 0.0F, SampleError::kTemperature};
+  }
+  if (top_k < 1) return {-1, 0.0F, SampleError::kTopK};
+  if (!(top_p > 0.0F && top_p <= 1.0F)) return {-1, 0.0F, SampleError::kTopP};
+  if (!(min_p >= 0.0F && min_p <= 1.0F)) return {-1, 0.0F, SampleError::kMinP};
+
+  Row<Format> row(p, index);
+  const Extremes extremes = find_largest(row, p.from_probs);
+  if (extremes.error != SampleError::kNone) return {-1, 0.0F, extremes.error};
+  if (temperature == 0.0F) return {first_of_value(row, extremes.largest), 0.0F};
+  row.scale = sampling::make_scale(extremes.largest, temperature, p.from_probs);
+
+  sampling::Cut cut = sampling::keep_all(sampling::least_weight(min_p));
+  if (p.from_probs) {
+    const Mass all = mass_of(row, sampling::keep_all(0));
+    if (!sampling::sums_to_one(all.above, extremes.largest)) {
+      return {-1, 0.0F, SampleError::kProbabilities};
+    }
+  }
+  if (top_k < p.vocab) {
+    const auto wanted = static_cast<uint64_t>(top_k);
+    const Threshold threshold = find_threshold<false>(row, cut, wanted);
+    cut.key = threshold.key;
+    cut.num_ties = static_cast<uint32_t>(wanted - threshold.above);
+  }
+  uint64_t above = mass_of(row, cut).above;
+  uint64_t total = above + uint64_t{cut.num_ties} * weight_of_tie(cut, row.scale);
+  if (top_p < 1.0F) {
+    const uint64_t wanted = sampling::part_of(top_p, total);
+    if (above >= wanted) {
+      const Threshold threshold = find_threshold<true>(row, cut, wanted);
+      cut.key = threshold.key;
+      above = threshold.above;
+      cut.num_ties = 1;
+    }
+    const uint32_t tie = weight_of_tie(cut, row.scale);
+    cut.num_ties = sampling::ties_to_reach(wanted, above, tie);
+    total = above + uint64_t{cut.num_ties} * tie;
+  }
+  const uint64_t random =
+      sampling::random_bits(p.seed.of(index), p.offset.of(index), p.stream(index), 0);
+  uint32_t weight = 0;
+  const int32_t id = find_token(row, cut, sampling::high_product(random, total), &weight);
+  const double chance = static_cast<double>(weight) / static_cast<double>(total);
+  return {id, static_cast<float>(__builtin_log(chance)), SampleError::kNone};
+}
+
+}  // namespace
+
+SampleResult sample_row(const SampleParams& p, int32_t row) noexcept {
+  SampleResult result;
+  dispatch_wide_format(p.dtype,
+                       [&](auto format) { result = sample_from<decltype(format)>(p, row); });
+  return result;
+}
+
+}  // namespace flashplan::cpu::FLASHPLAN_ISA

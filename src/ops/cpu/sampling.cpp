@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+// sample() on the CPU: rows are shared out to threads, and nothing is written before all are known
+// to be right.
+#include <cstdint>
+#include <memory>
+#include <new>
+
+#include "common/error.h"
+#include "cpu/isa.h"
+#include "cpu/thread_pool.h"
+#include "ops/cpu/kernels.h"
+#include "ops/operators.h"
+
+namespace flashplan::cpu {
+namespace {
+
+SampleRow widest_sample_row() noexcept {
+  switch (widest_isa()) {
+#if defined(FLASHPLAN_HAVE_AVX512)
+    case Isa::kAvx512: return avx512::sample_row;
+#endif
+#if defined(FLASHPLAN_HAVE_AVX2)
+    case Isa::kAvx2: return avx2::sample_row;
+#endif
+    default: return baseline::sample_row;
+  }
+}
+
+Status row_error(const SampleParams& p, int32_t row, SampleError code) {
+  const auto invalid = [&](const char* name, const char* expected, double got) {
+    return error(StatusCode::kInvalidArgument, "%s[%d]: expected %s, got %g", name, row, expected,
+                 got);
+  };
+  switch (code) {
+    case SampleError::kTemperature:
+      return invalid("temperature", "a finite number >= 0", double{p.temperature.of(row)});
+    case SampleError::kTopK: return invalid("top_k", ">= 1", p.top_k.of(row));
+    case SampleError::kTopP: return invalid("top_p", "in (0, 1]", double{p.top_p.of(row)});
+    case SampleError::kMinP: return invalid("min_p", "in [0, 1]", double{p.min_p.of(row)});
+    case SampleError::kNotANumber:
+      return error(StatusCode::kInvalidArgument,
+                   "logits[%d]: expected numbers below infinity, got NaN or +inf", row);
+    case SampleError::kNoToken:
+      return error(StatusCode::kInvalidArgument,
+                   "logits[%d]: expected a finite number, got nothing but -inf", row);
+    default:
+      return error(StatusCode::kInvalidArgument,
+                   "logits[%d]: expected probabilities that sum to 1, got others", row);
+  }
+}
+
+}  // namespace
+
+Status sample(const SampleParams& params) noexcept {
+  static const SampleRow sample_row = widest_sample_row();
+  const std::unique_ptr<SampleResult[]> results(
+      new (std::nothrow) SampleResult[static_cast<size_t>(params.num_rows)]);
+  if (results == nullptr) {
+    return error(StatusCode::kOutOfMemory, "logits: expected memory for %d results, got none",
+                 params.num_rows);
+  }
+  struct Job {
+    const SampleParams& params;
+    SampleResult* results;
+  } job{params, results.get()};
+  const auto take = [](void* context, int32_t row, int32_t /*worker*/) noexcept {
+    const Job& all = *static_cast<const Job*>(context);
+    all.results[row] = sample_row(all.params, row);
+  };
+  // Below about 30 us in all, waking a second thread costs more than it brings.
+  constexpr int64_t kLeastElementsToShare = 64 * 1024;
+  const bool shared = int64_t{params.num_rows} * params.vocab > kLeastElementsToShare;
+  ThreadPool::run(take, &job, params.num_rows, shared ? params.num_rows : 1);
+  for (int32_t row = 0; row < params.num_rows; ++row) {
+    if (results[static_cast<size_t>(row)].error != SampleError::kNone) {
+      return row_error(params, row, results[static_cast<size_t>(row)].error);
+    }
+  }
+  for (int32_t row = 0; row < params.num_rows; ++row) {
+    const SampleResult& result = results[static_cast<size_t>(row)];
+    params.ids[row] = result.id;
+    if (params.logprobs != nullptr) params.logprobs[row] = result.logprob;
+    if (params.status != nullptr) params.status[row] = 0;
+  }
+  return {};
+}
+
+}  // namespace flashplan::cpu

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+// Included by kernels.cpp only, inside the namespace of its instruction set.
+
+/// Calls body(first, count, block) for the blocks of a row, as float32 on an aligned stack; the
+/// lanes behind the last element are `filling`.
+template <typename Format, typename Body>
+FLASHPLAN_INLINE void for_each_block(const char* row, int32_t size, float filling,
+                                     const Body& body) {
+  constexpr int32_t kBlock = 256;
+  alignas(64) float block[kBlock];
+  const auto* from = reinterpret_cast<const typename Format::Storage*>(row);
+  for (int32_t first = 0; first < size; first += kBlock) {
+    const int32_t count = size - first < kBlock ? size - first : kBlock;
+    for (int32_t i = 0; i < count; ++i) block[i] = Format::load(from[first + i]);
+    for (int32_t i = count; i % kLanes != 0; ++i) block[i] = filling;
+    body(first, count, static_cast<float*>(block));
+  }
+}
+
+template <typename From, typename To>
+void softmax_row(const SoftmaxParams& p, int32_t row) {
+  constexpr float kInfinity = __builtin_inff();
+  const char* from = p.logits + row * p.row_stride;
+  auto* to = reinterpret_cast<typename To::Storage*>(p.out + row * p.out_stride);
+  Vec largest_lanes = splat(-kInfinity);
+  for_each_block<From>(from, p.vocab, -kInfinity, [&](int32_t, int32_t count, float* block) {
+    for (int32_t i = 0; i < count; i += kLanes) largest_lanes = max(load(block + i), largest_lanes);
+  });
+  const float largest = max_lane(largest_lanes);  // NaN is passed over; the sum keeps it
+  const float factor = 1.0F / p.temperature.of(row);
+  Vec sum_lanes_of_row{};
+  for_each_block<From>(from, p.vocab, -kInfinity, [&](int32_t, int32_t count, float* block) {
+    for (int32_t i = 0; i < count; i += kLanes) {
+      sum_lanes_of_row += exp((load(block + i) - largest) * factor);
+    }
+  });
+  const float scale = 1.0F / sum_of_lanes(sum_lanes_of_row);
+  // `out` may be `logits`: a block is read before it is written.
+  for_each_block<From>(from, p.vocab, -kInfinity, [&](int32_t first, int32_t count, float* block) {
+    for (int32_t i = 0; i < count; i += kLanes) {
+      store(block + i, exp((load(block + i) - largest) * factor) * scale);
+    }
+    for (int32_t i = 0; i < count; ++i) to[first + i] = To::store(block[i]);
+  });
+}
+
+void softmax_rows(const SoftmaxParams& p, int32_t begin, int32_t end) noexcept {
+  dispatch_wide_format(p.dtype, [&](auto format) {
+    using From = decltype(format);
+    for (int32_t row = begin; row < end; ++row) {
+      if (p.out_dtype == DType::kFloat32) {
+        softmax_row<From, Format<DType::kFloat32>>(p, row);
+      } else {
+        softmax_row<From, From>(p, row);
+      }
+    }
+  });
+}

@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: Apache-2.0
+// The arithmetic of sampling, the same to the bit on the CPU and on a GPU: operations of IEEE with
+// their roundings written out, and integers. Sums are of integers, so their order does not matter.
+#pragma once
+
+#include <cstdint>
+
+#include "abi/host_device.h"
+
+namespace flashplan::sampling {
+
+/// The weight of a row's largest logit.
+constexpr uint32_t kOne = 1U << 30;
+
+FLASHPLAN_HOST_DEVICE uint32_t bits_of(float x) {
+#ifdef __CUDA_ARCH__
+  return __float_as_uint(x);
+#else
+  return __builtin_bit_cast(uint32_t, x);
+#endif
+}
+
+FLASHPLAN_HOST_DEVICE float float_of(uint32_t bits) {
+#ifdef __CUDA_ARCH__
+  return __uint_as_float(bits);
+#else
+  return __builtin_bit_cast(float, bits);
+#endif
+}
+
+// Rounded each by itself: on the CPU, files that include this are compiled without contraction.
+FLASHPLAN_HOST_DEVICE float times(float a, float b) {
+#ifdef __CUDA_ARCH__
+  return __fmul_rn(a, b);
+#else
+  return a * b;
+#endif
+}
+FLASHPLAN_HOST_DEVICE float plus(float a, float b) {
+#ifdef __CUDA_ARCH__
+  return __fadd_rn(a, b);
+#else
+  return a + b;
+#endif
+}
+FLASHPLAN_HOST_DEVICE float ratio(float a, float b) {
+#ifdef __CUDA_ARCH__
+  return __fdiv_rn(a, b);
+#else
+  return a / b;
+#endif
+}
+/// a * b + c, rounded once.
+FLASHPLAN_HOST_DEVICE float fused(float a, float b, float c) {
+#ifdef __CUDA_ARCH__
+  return __fmaf_rn(a, b, c);
+#else
+  return __builtin_fmaf(a, b, c);
+#endif
+}
+
+FLASHPLAN_HOST_DEVICE uint64_t high_product(uint64_t a, uint64_t b) {
+#ifdef __CUDA_ARCH__
+  return __umul64hi(a, b);
+#else
+  __extension__ using Wide = unsigned __int128;
+  return static_cast<uint64_t>((static_cast<Wide>(a) * b) >> 64);
+#endif
+}
+
+/// Orders all floats but NaN as unsigned numbers. Of 0, only +0 may come.
+FLASHPLAN_HOST_DEVICE uint32_t key_of(float x) {
+  const uint32_t bits = bits_of(x);
+  return (bits >> 31) != 0 ? ~bits : bits | 0x80000000U;
+}
+FLASHPLAN_HOST_DEVICE float value_of(uint32_t key) {
+  return float_of((key >> 31) != 0 ? key & 0x7fffffffU : ~key);
+}
+
+/// How the values of a row become weights.
+struct Scale {
+  float largest;  // of the row
+  float factor;   // from logits: log2(e) / temperature; from probabilities: 1 / largest
+  bool from_probs;
+};
+
+FLASHPLAN_HOST_DEVICE Scale make_scale(float largest, float temperature, bool from_probs) {
+  constexpr float kLog2E = 1.44269504F;
+  constexpr float kMost = 3.40282347e38F;
+  const float factor = from_probs ? ratio(1.0F, largest) : ratio(kLog2E, temperature);
+  return {largest, factor < kMost ? factor : kMost, from_probs};
+}
+
+/// log2(weight / kOne), <= 0, of a value <= largest.
+FLASHPLAN_HOST_DEVICE float exponent(float x, const Scale& scale) {
+  return times(plus(x, -scale.largest), scale.factor);
+}
+
+/// 2^exponent of a logit, 0 below 2^-31.5, in units of 1 / kOne, to nearest.
+FLASHPLAN_HOST_DEVICE uint32_t weight_of_logit(float x, const Scale& scale) {
+  const float z = exponent(x, scale);
+  const float clamped = z > -31.5F ? z : -31.5F;
+  // The sum with 1.5 * 2^23 leaves the nearest integer n in the low bits.
+  constexpr float kMagic = 12582912.0F;
+  const float shifted = plus(clamped, kMagic);
+  const float r = plus(clamped, -plus(shifted, -kMagic));  // exact, |r| <= 1/2
+  // Taylor's coefficients of 2^r: the remainder is below 2e-7 of it.
+  float p = 1.5403530e-4F;
+  p = fused(p, r, 1.3333558e-3F);
+  p = fused(p, r, 9.6181291e-3F);
+  p = fused(p, r, 5.5504109e-2F);
+  p = fused(p, r, 2.4022651e-1F);
+  p = fused(p, r, 6.9314718e-1F);
+  p = fused(p, r, 1.0F);
+  const uint32_t power = (bits_of(shifted) + (127U + 30U)) << 23;  // 2^(30 + n)
+  const float weight = times(p, float_of(power));
+#ifdef __CUDA_ARCH__
+  const uint32_t rounded = __float2uint_rn(weight);
+#else
+  // Adding 2^23 rounds what has a fraction; the rest is whole.
+  constexpr float kWhole = 8388608.0F;
+  const float whole = weight < kWhole ? (weight + kWhole) - kWhole : weight;
+  const auto rounded = static_cast<uint32_t>(static_cast<int32_t>(whole));
+#endif
+  return z > -31.5F ? rounded : 0U;
+}
+
+/// A probability in the same units, as a part of the largest.
+FLASHPLAN_HOST_DEVICE uint32_t weight_of_probability(float x, const Scale& scale) {
+  const float part = times(x, scale.factor);
+  const float weight = times(part < 1.0F ? part : 1.0F, 1073741824.0F);
+#ifdef __CUDA_ARCH__
+  return __float2uint_rn(weight);
+#else
+  constexpr float kWhole = 8388608.0F;
+  const float whole = weight < kWhole ? (weight + kWhole) - kWhole : weight;
+  return static_cast<uint32_t>(static_cast<int32_t>(whole));
+#endif
+}
+
+FLASHPLAN_HOST_DEVICE uint32_t weight_of(float x, const Scale& scale) {
+  return scale.from_probs ? weight_of_probability(x, scale) : weight_of_logit(x, scale);
+}
+
+/// What a row keeps: values above `key`, the first `num_ties` equal to it, and of these the ones
+/// whose weight is at least min_weight.
+struct Cut {
+  uint32_t key;
+  uint32_t num_ties;
+  uint32_t min_weight;
+};
+
+/// No key is 0.
+FLASHPLAN_HOST_DEVICE Cut keep_all(uint32_t min_weight) { return {0U, 0U, min_weight}; }
+
+/// The least weight that min-p keeps: min_p in [0, 1] of kOne, rounded up.
+FLASHPLAN_HOST_DEVICE uint32_t least_weight(float min_p) {
+  const float exact = times(min_p, 1073741824.0F);  // a power of two: no rounding
+  const auto whole = static_cast<uint32_t>(exact);
+  return whole + (static_cast<float>(whole) < exact ? 1U : 0U);
+}
+
+/// ceil(p * total), at least 1, of p in (0, 1].
+FLASHPLAN_HOST_DEVICE uint64_t part_of(float p, uint64_t total) {
+  const uint32_t bits = bits_of(p);
+  const uint32_t exponent_bits = bits >> 23;
+  const uint64_t mantissa = (bits & 0x7fffffU) | (exponent_bits != 0 ? 0x800000U : 0U);
+  const uint32_t shift = exponent_bits != 0 ? 150U - exponent_bits : 149U;  // 23 to 149
+  const uint64_t high = high_product(mantissa, total);
+  const uint64_t low = mantissa * total;
+  uint64_t whole = 0;
+  bool has_rest = true;
+  if (shift < 64) {
+    whole = (high << (64 - shift)) | (low >> shift);
+    has_rest = (low & ((uint64_t{1} << shift) - 1)) != 0;
+  } else if (shift < 128) {
+    const uint32_t above = shift - 64;
+    whole = high >> above;
+    has_rest = low != 0 || (high & ((uint64_t{1} << above) - 1)) != 0;
+  }
+  whole += has_rest ? 1 : 0;
+  return whole == 0 ? 1 : whole;
+}
+
+/// Ties of `weight` that are needed to bring `above` to `wanted` > above.
+FLASHPLAN_HOST_DEVICE uint32_t ties_to_reach(uint64_t wanted, uint64_t above, uint32_t weight) {
+  const uint64_t rest = wanted - above;
+  return weight == 0 ? 0U : static_cast<uint32_t>((rest + weight - 1) / weight);
+}
+
+/// Of `num_ties` equal values, of which `before` come first in the row, those that are kept.
+FLASHPLAN_HOST_DEVICE uint32_t kept_ties(const Cut& cut, uint64_t before, uint32_t num_ties) {
+  if (before >= cut.num_ties) return 0;
+  const uint64_t left = cut.num_ties - before;
+  return left < num_ties ? static_cast<uint32_t>(left) : num_ties;
+}
+
+/// 64 random bits: Philox4x32-10 (Salmon et al., 2011). `use` tells apart the numbers of one draw.
+FLASHPLAN_HOST_DEVICE uint64_t random_bits(int64_t seed, int64_t offset, uint32_t stream,
+                                           uint32_t use) {
+  const auto unsigned_offset = static_cast<uint64_t>(offset);
+  const auto unsigned_seed = static_cast<uint64_t>(seed);
+  uint32_t c0 = static_cast<uint32_t>(unsigned_offset);
+  uint32_t c1 = static_cast<uint32_t>(unsigned_offset >> 32);
+  uint32_t c2 = stream;
+  uint32_t c3 = use;
+  uint32_t k0 = static_cast<uint32_t>(unsigned_seed);
+  uint32_t k1 = static_cast<uint32_t>(unsigned_seed >> 32);
+  for (int round = 0; round < 10; ++round) {
+    const uint64_t a = uint64_t{0xD2511F53U} * c0;
+    const uint64_t b = uint64_t{0xCD9E8D57U} * c2;
+    const uint32_t next0 = static_cast<uint32_t>(b >> 32) ^ c1 ^ k0;
+    const uint32_t next2 = static_cast<uint32_t>(a >> 32) ^ c3 ^ k1;
+    c1 = static_cast<uint32_t>(b);
+    c3 = static_cast<uint32_t>(a);
+    c0 = next0;
+    c2 = next2;
+    k0 += 0x9E3779B9U;
+    k1 += 0xBB67AE85U;
+  }
+  return uint64_t{c0} | uint64_t{c1} << 32;
+}
+
+/// Whether weights that sum to `total` belong to probabilities that sum to about 1.
+FLASHPLAN_HOST_DEVICE bool sums_to_one(uint64_t total, float largest) {
+  const float sum = times(times(static_cast<float>(total), 9.31322575e-10F), largest);
+  return sum > 0.99F && sum < 1.01F;
+}
+
+}  // namespace flashplan::sampling

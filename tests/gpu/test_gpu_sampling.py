@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""sample() and softmax() on the GPU: the CPU's ids, and the tests of the CPU."""
+
+import numpy as np
+import pytest
+
+import flashplan as fp
+import test_sampling
+from frameworks import TorchCuda
+from sampling_cases import SETTINGS, hard_rows
+from test_sampling import DTYPES, FILTERS, mixed, seed_of
+
+pytestmark = pytest.mark.gpu
+VOCABULARIES = (1, 37, 5000, 8193, 32000, 50257, 128256, 262144)
+
+
+@pytest.fixture
+def cuda(torch):
+    return TorchCuda(torch)
+
+
+@pytest.fixture
+def rng(seed):
+    return np.random.default_rng(seed)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_distribution(cuda, rng, name):
+    test_sampling.check_distribution(rng, cuda, name, 1 << 20)
+
+
+@pytest.mark.parametrize("name", FILTERS)
+def test_filters(cuda, rng, name):
+    for size in (1, 37, 5000, 20000):
+        for dtype in DTYPES:
+            test_sampling.check_filters(rng, cuda, size, dtype, FILTERS[name])
+
+
+@pytest.mark.parametrize("name", ["plain", "greedy", "k 5", "p 0.3", "min-p 1e-3"])
+def test_filters_of_probabilities(cuda, rng, name):
+    test_sampling.check_filters(rng, cuda, 1500, "float32", FILTERS[name], from_probs=True)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("vocab", VOCABULARIES)
+def test_the_cpu_s_ids(cuda, rng, vocab, dtype):
+    logits = (4 * rng.standard_normal((24, vocab))).astype(dtype)
+    options = mixed(rng, 24)
+    tensors = {name: cuda.tensor(values) for name, values in options.items()}
+    ids = cuda.array(fp.sample(cuda.tensor(logits), **tensors))
+    assert np.array_equal(ids, fp.sample(logits, **options))
+    bias = rng.standard_normal((24, vocab)).astype(np.float32)
+    ids = cuda.array(fp.sample(cuda.tensor(logits), logit_bias=cuda.tensor(bias), **tensors))
+    assert np.array_equal(ids, fp.sample(logits, logit_bias=bias, **options))
+
+
+@pytest.mark.parametrize("name", FILTERS)
+@pytest.mark.parametrize("vocab", [1000, 128256])
+def test_the_cpu_s_ids_of_hard_rows(cuda, rng, vocab, name):
+    logits = hard_rows(rng, vocab)
+    seed = seed_of(rng)
+    ids = cuda.array(fp.sample(cuda.tensor(logits), seed=seed, **FILTERS[name]))
+    assert np.array_equal(ids, fp.sample(logits, seed=seed, **FILTERS[name]))
+
+
+def test_rows_with_errors(cuda, torch, rng):
+    logits = rng.standard_normal((8, 20000)).astype(np.float32)
+    logits[1, 19000], logits[2, 3], logits[3] = np.nan, np.inf, -np.inf
+    parameters = {
+        "temperature": np.float32([1, 1, 1, 1, np.nan, 1, 1, 1]),
+        "top_k": np.int32([9, 9, 9, 9, 9, 0, 9, 9]),
+        "top_p": np.float32([1, 1, 1, 1, 1, 1, 1.5, 1]),
+        "min_p": np.float32([0, 0, 0, 0, 0, 0, 0, -1]),
+    }
+    status = torch.full((8,), -7, dtype=torch.int32, device=cuda.device)
+    ids, logprobs = fp.sample(
+        cuda.tensor(logits),
+        **{name: cuda.tensor(values) for name, values in parameters.items()},
+        status=status,
+        return_logprobs=True,
+    )
+    assert status.tolist() == [0, 5, 5, 6, 1, 2, 3, 4]
+    ids, logprobs = cuda.array(ids), cuda.array(logprobs)
+    assert ids[0] == fp.sample(logits[:1], top_k=9)[0]
+    assert (ids[1:] == -1).all()
+    assert np.isfinite(logprobs[0])
+    assert np.isnan(logprobs[1:]).all()
+
+
+def test_probabilities_with_errors(cuda, torch):
+    rows = np.full((4, 10000), 1e-4, np.float32)
+    rows[1] *= 0.5
+    rows[2, :2] = -1e-4, 3e-4
+    rows[3, 5] = np.nan
+    status = torch.full((4,), -7, dtype=torch.int32, device=cuda.device)
+    ids = fp.sample(cuda.tensor(rows), from_probs=True, status=status)
+    assert status.tolist() == [0, 7, 7, 5]
+    assert ids[0] == fp.sample(rows[:1], from_probs=True)[0]
+    assert ids[1:].tolist() == [-1] * 3
+
+
+def test_graph(cuda, torch, rng):
+    """Seeds and offsets are read at each replay."""
+    logits = rng.standard_normal((6, 30000)).astype(np.float32)
+    x = cuda.tensor(logits)
+    seeds = torch.arange(6, device=cuda.device)
+    offsets, out = torch.zeros_like(seeds), torch.empty(6, dtype=torch.int32, device=cuda.device)
+    fp.sample(x, seed=seeds, offset=offsets, top_p=0.9, out=out)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        fp.sample(x, seed=seeds, offset=offsets, top_p=0.9, out=out)
+    for step in range(3):
+        offsets.fill_(step)
+        graph.replay()
+        wanted = fp.sample(logits, seed=np.arange(6), offset=step, top_p=0.9)
+        assert out.tolist() == wanted.tolist()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("vocab", VOCABULARIES[:-1])
+def test_softmax(cuda, rng, vocab, dtype):
+    each = np.array([0.3, 1, 2, 5, 100], np.float32)
+    test_sampling.check_softmax(rng, cuda, 5, vocab, dtype, "float32", 1.0)
+    test_sampling.check_softmax(rng, cuda, 5, vocab, dtype, dtype, 0.5)
+    test_sampling.check_softmax(rng, cuda, 5, vocab, dtype, "float32", each)
+
+
+def test_softmax_in_place(cuda, rng):
+    for vocab in (1000, 300_000):
+        x = cuda.tensor(rng.standard_normal((3, vocab)).astype(np.float32))
+        wanted = fp.softmax(x)
+        assert (fp.softmax(x, out=x) == wanted).all()
+
+
+def test_gpu_frameworks(gpu_framework, rng):
+    logits = rng.standard_normal((6, 1000)).astype(np.float32)
+    ids = fp.sample(gpu_framework.tensor(logits), seed=4, top_k=20)
+    assert isinstance(ids, gpu_framework.tensor_type)
+    assert np.array_equal(gpu_framework.array(ids), fp.sample(logits, seed=4, top_k=20))
