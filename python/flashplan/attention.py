@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
+from weakref import WeakValueDictionary
 
 from flashplan import _core
 from flashplan.options import Options, make_options, options_dict, options_from
@@ -22,6 +24,11 @@ from flashplan.types import (
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+
+# What stands for an object where none can go, as through operators of PyTorch.
+_handles = itertools.count()
+_attentions: WeakValueDictionary[int, Attention] = WeakValueDictionary()
 
 
 class Attention:
@@ -126,6 +133,8 @@ class Attention:
         self._o_heads_and_dim = (filled.num_qo_heads, filled.head_dim_vo)
         self._o_dtype = filled.o_dtype.name
         self._num_qo_heads = filled.num_qo_heads
+        self._handle = next(_handles)
+        _attentions[self._handle] = self
 
     def __repr__(self) -> str:
         options = ", ".join(f"{name}={value!r}" for name, value in self.options.items())
@@ -345,6 +354,14 @@ class Attention:
         if not return_lse:
             return o
         return o, finish_lse(lse) if finish_lse else lse
+
+
+def attention_of(handle: int) -> Attention:
+    """The object that has this handle."""
+    attn = _attentions.get(handle)
+    if attn is None:
+        raise RuntimeError("attn: expected an Attention of this process, got one that is gone")
+    return attn
 
 
 def is_supported(

@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention and appending as operators of PyTorch, for torch.compile, torch.export and CUDA graphs.
+
+The functions take what those of the package take, and run on torch's current stream. `plan()` stays
+outside of what is compiled: once per step, before the compiled function is called. A compiled
+function does not depend on the plan, so it serves every batch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, overload
+
+import torch
+from torch import Tensor
+
+from flashplan import ops
+from flashplan.attention import Attention, attention_of
+from flashplan.options import dtype_name, is_hnd
+
+if TYPE_CHECKING:
+    from flashplan.types import KvDType, KvLayout
+
+# The operators write to memory of their caller and return nothing, which compilers can analyse and
+# CUDA graphs can capture. An Attention goes through them as a number.
+torch.library.define(
+    "flashplan::run",
+    "(SymInt attention, Tensor q, Tensor k, Tensor v, Tensor? block_table, Tensor? page_indptr, "
+    "Tensor? page_indices, Tensor? kv_lens, Tensor(a!) out, Tensor(b!)? lse, float k_scale, "
+    "float v_scale) -> ()",
+    tags=torch.Tag.pt2_compliant_tag,
+)
+torch.library.define(
+    "flashplan::append_paged_kv",
+    "(Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor indptr, Tensor kv_lens, "
+    "Tensor? block_table, Tensor? page_indptr, Tensor? page_indices, str kv_layout, "
+    "str? kv_dtype, float k_scale, float v_scale) -> ()",
+    tags=torch.Tag.pt2_compliant_tag,
+)
+
+
+@torch.library.impl("flashplan::run", ("CPU", "CUDA"))
+def _run(
+    attention: int,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    block_table: Tensor | None,
+    page_indptr: Tensor | None,
+    page_indices: Tensor | None,
+    kv_lens: Tensor | None,
+    out: Tensor,
+    lse: Tensor | None,
+    k_scale: float,
+    v_scale: float,
+) -> None:
+    attention_of(attention).run(
+        q,
+        k,
+        v,
+        block_table=block_table,
+        page_indptr=page_indptr,
+        page_indices=page_indices,
+        kv_lens=kv_lens,
+        out=out,
+        lse=lse,
+        k_scale=k_scale,
+        v_scale=v_scale,
+    )
+
+
+@torch.library.impl("flashplan::append_paged_kv", ("CPU", "CUDA"))
+def _append_paged_kv(
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    indptr: Tensor,
+    kv_lens: Tensor,
+    block_table: Tensor | None,
+    page_indptr: Tensor | None,
+    page_indices: Tensor | None,
+    kv_layout: KvLayout,
+    kv_dtype: KvDType | None,
+    k_scale: float,
+    v_scale: float,
+) -> None:
+    ops.append_paged_kv(
+        k,
+        v,
+        k_cache,
+        v_cache,
+        indptr,
+        kv_lens,
+        block_table=block_table,
+        page_indptr=page_indptr,
+        page_indices=page_indices,
+        kv_layout=kv_layout,
+        kv_dtype=kv_dtype,
+        k_scale=k_scale,
+        v_scale=v_scale,
+    )
+
+
+def _fake(*_arguments: object) -> None:
+    """Without data nothing is to do: what is written has its shape already."""
+
+
+torch.library.register_fake("flashplan::run", _fake)
+torch.library.register_fake("flashplan::append_paged_kv", _fake)
+
+
+@overload
+def run(
+    attn: Attention,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    block_table: Tensor | None = None,
+    page_indptr: Tensor | None = None,
+    page_indices: Tensor | None = None,
+    kv_lens: Tensor | None = None,
+    out: Tensor | None = None,
+    lse: Tensor | None = None,
+    return_lse: Literal[False] = False,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+) -> Tensor: ...
+@overload
+def run(
+    attn: Attention,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    block_table: Tensor | None = None,
+    page_indptr: Tensor | None = None,
+    page_indices: Tensor | None = None,
+    kv_lens: Tensor | None = None,
+    out: Tensor | None = None,
+    lse: Tensor | None = None,
+    return_lse: Literal[True],
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+) -> tuple[Tensor, Tensor]: ...
+def run(
+    attn: Attention,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    block_table: Tensor | None = None,
+    page_indptr: Tensor | None = None,
+    page_indices: Tensor | None = None,
+    kv_lens: Tensor | None = None,
+    out: Tensor | None = None,
+    lse: Tensor | None = None,
+    return_lse: bool = False,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """`attn.run()` as an operator of PyTorch.
+
+    Args:
+        attn: must be alive whenever what was compiled with it runs: an exported program refers to
+            it by a number that is good in this process only.
+        The rest as in `Attention.run`, but for stream: the current one.
+
+    Returns:
+        o, or (o, lse), of as many rows as q: shapes must not depend on the plan. Rows behind those
+        that were planned are not written.
+
+    Raises:
+        What `Attention.run` raises.
+    """
+    if out is None:
+        dtype = getattr(torch, attn._o_dtype)
+        out = q.new_empty((q.shape[0], *attn._o_heads_and_dim), dtype=dtype)
+    if lse is None and return_lse:
+        lse = q.new_empty((q.shape[0], attn._o_heads_and_dim[0]), dtype=torch.float32)
+    torch.ops.flashplan.run(
+        attn._handle,
+        q,
+        k,
+        v,
+        block_table,
+        page_indptr,
+        page_indices,
+        kv_lens,
+        out,
+        lse,
+        k_scale,
+        v_scale,
+    )
+    if not return_lse:
+        return out
+    assert lse is not None
+    return out, lse
+
+
+def append_paged_kv(
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    indptr: Tensor,
+    kv_lens: Tensor,
+    *,
+    block_table: Tensor | None = None,
+    page_indptr: Tensor | None = None,
+    page_indices: Tensor | None = None,
+    kv_layout: KvLayout = "NHD",
+    kv_dtype: KvDType | None = None,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+) -> None:
+    """`flashplan.append_paged_kv()` as an operator of PyTorch; on the current stream."""
+    is_hnd(kv_layout)
+    torch.ops.flashplan.append_paged_kv(
+        k,
+        v,
+        k_cache,
+        v_cache,
+        indptr,
+        kv_lens,
+        block_table,
+        page_indptr,
+        page_indices,
+        kv_layout,
+        None if kv_dtype is None else dtype_name(kv_dtype),
+        k_scale,
+        v_scale,
+    )
