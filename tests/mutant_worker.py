@@ -19,10 +19,10 @@ NO_TESTS = 5  # pytest's exit code where all tests are left out
 # a folder.
 FIRST = {
     "src/abi": ["ctest:test_schedule", "ctest:test_engine"],
-    "src/plan": ["ctest:test_schedule", "ctest:test_select_kernel", "ctest:test_status"],
+    "src/plan": ["ctest:test_schedule|test_prefixes", "ctest:test_select_kernel|test_status"],
     "src/cpu": ["ctest:test_engine", "ctest:test_append_merge"],
     "src/api": ["ctest:test_status|test_tensor_checks|test_memory_checks|test_aliasing"],
-    "src/ops": ["ctest:test_rows|test_append_merge|test_aliasing"],
+    "src/ops": ["ctest:test_rows|test_sampling|test_append_merge|test_aliasing"],
     "src/common": ["ctest:test_status"],
     "bindings": ["pytest:test_errors test_dlpack test_streams"],
     "python": ["pytest:test_errors test_api"],
@@ -31,20 +31,21 @@ FIRST = {
 QUICK = [
     "ctest:test_(aliasing|append_merge|memory_checks|select_kernel|status|tensor_checks|thread_pool)",
     "pytest:test_streams test_append test_nonfinite test_merge test_api test_dlpack test_errors",
-    "ctest:test_rows",
-    "pytest:test_rows",
-    "ctest:test_schedule|test_engine",
+    "ctest:test_rows|test_sampling",
+    "pytest:test_rows test_sampling",
+    "ctest:test_schedule|test_prefixes|test_engine",
     "pytest:test_frameworks test_leaks test_objects",
 ]
 SLOW = [
-    "pytest:test_attention",
-    "ctest:test_engine:.*|adversary|.*symbols.*",
+    "pytest:test_attention test_prefixes",
+    "ctest:*",  # all other tests
     "pytest:test_plan",
     "pytest:test_exit test_properties",
     "pytest:*",  # all other files
 ]
 # Those that run none of the code that mutants are of, or the demo.
 NEVER = {"test_examples", "test_mutants", "test_nvrtc", "test_reference"}
+NEVER_CTEST = ["header:.*", "install", "consumer", "stubs_are_current"]
 
 
 class OutOfTime(Exception):
@@ -59,14 +60,26 @@ class Clock:
         return max(self.end - time.monotonic(), 0)
 
 
-def pytest_files(step_files):
+def named(tool):
+    """What the steps of a tool name, "*" aside."""
+    steps = [step.partition(":")[2] for step in [*QUICK, *SLOW] if step.startswith(tool)]
+    return [what for what in steps if what != "*"]
+
+
+def ctest_options(what, left_out):
+    """Which tests a step runs; "*": those that no step names."""
+    if what == "*":
+        return ["-E", f"^({'|'.join([*named('ctest'), *NEVER_CTEST, *left_out])})$"]
+    return ["-R", f"^({what})$", *(["-E", f"^({'|'.join(left_out)})$"] if left_out else [])]
+
+
+def pytest_files(what):
     """The paths of the files that a step names; "*": those that no step names."""
-    if step_files != "*":
-        return [f"tests/{name}.py" for name in step_files.split()]
-    named = set(" ".join([*QUICK, *SLOW]).replace("pytest:", "").split()) | NEVER
-    return sorted(
-        f"tests/{p.name}" for p in (ROOT / "tests").glob("test_*.py") if p.stem not in named
-    )
+    if what != "*":
+        return [f"tests/{name}.py" for name in what.split()]
+    others = set(" ".join(named("pytest")).split()) | NEVER
+    names = sorted({path.stem for path in (ROOT / "tests").glob("test_*.py")} - others)
+    return [f"tests/{name}.py" for name in names]
 
 
 def source_files():
@@ -165,10 +178,9 @@ class Worker:
         output names none."""
         tool, _, what = step.partition(":")
         if tool == "ctest":
-            command = ["ctest", "--test-dir", self.build, "-R", f"^({what})$"]
-            command += ["--timeout", TEST_SECONDS, *(["--stop-on-failure"] if stop else [])]
-            if self.left_out[tool]:
-                command += ["-E", f"^({'|'.join(self.left_out[tool])})$"]
+            command = ["ctest", "--test-dir", self.build, "--timeout", TEST_SECONDS]
+            command += ctest_options(what, self.left_out[tool])
+            command += ["--stop-on-failure"] if stop else []
         else:
             command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
             command += ["-o", f"faulthandler_timeout={TEST_SECONDS}"]
