@@ -22,6 +22,16 @@ namespace {
 struct HostBatch {
   std::vector<int32_t> qo_indptr = {0};
   std::vector<int32_t> kv_lens;
+  std::vector<int32_t> shared_prefixes;  // rows of three
+
+  flashplan::Batch view() const {
+    return {qo_indptr.data(),
+            kv_lens.data(),
+            nullptr,
+            static_cast<int32_t>(kv_lens.size()),
+            shared_prefixes.data(),
+            static_cast<int32_t>(shared_prefixes.size() / 3)};
+  }
 };
 
 /// One request in eight is a prompt, or a part of one; the others decode.
@@ -47,6 +57,21 @@ HostBatch decodes(int32_t num_requests, uint32_t seed) {
   for (int32_t r = 0; r < num_requests; ++r) {
     batch.qo_indptr.push_back(r + 1);
     batch.kv_lens.push_back(static_cast<int32_t>(128 + engine() % 8065));
+  }
+  return batch;
+}
+
+/// Decodes below a system prompt, eight sets of examples and 32 conversations.
+HostBatch tree(int32_t num_requests, uint32_t seed) {
+  constexpr int32_t kTokens[] = {1024, 2048, 3072};
+  constexpr int32_t kBranches[] = {1, 8, 32};
+  HostBatch batch = decodes(num_requests, seed);
+  for (int32_t& kv_len : batch.kv_lens) kv_len += kTokens[2];
+  for (int level = 0; level < 3; ++level) {
+    const int32_t count = num_requests / kBranches[level];
+    for (int32_t r = 0; r + count <= num_requests; r += count) {
+      batch.shared_prefixes.insert(batch.shared_prefixes.end(), {r, count, kTokens[level]});
+    }
   }
   return batch;
 }
@@ -78,8 +103,7 @@ bool measure(const std::vector<HostBatch>& batches, PlanBatch plan, Result* resu
   result->num_requests = static_cast<int32_t>(batches[0].kv_lens.size());
   for (int i = 0; i < kRounds; ++i) {
     for (const HostBatch& b : batches) {
-      const flashplan::Batch batch = {b.qo_indptr.data(), b.kv_lens.data(), nullptr,
-                                      result->num_requests};
+      const flashplan::Batch batch = b.view();
       const auto begin = std::chrono::steady_clock::now();
       result->num_work_tiles = plan(batch);
       const auto end = std::chrono::steady_clock::now();
@@ -128,7 +152,9 @@ bool measure_gpu_schedule(const std::vector<HostBatch>& batches, Result* result)
   AttentionOptions options = llama(batches);
   options.device = {DeviceType::kCuda, 0};
   Kernel kernel;
-  kernel.family = &kSm80Family;
+  KernelFamily family = kSm80Family;
+  family.shares_prefixes = true;
+  kernel.family = &family;
   kernel.architecture = {90};
   kernel.q_dtype = options.q_dtype;
   kernel.kv_dtype = options.kv_dtype;
@@ -149,11 +175,48 @@ bool measure_gpu_schedule(const std::vector<HostBatch>& batches, Result* result)
   Scheduler scheduler;
   scheduler.reserve(shape, bounds);
   ScheduleBuffers buffers(bounds);
+  PrefixGroups groups;
+  groups.reserve(options.max_batch_size);
   const auto plan_batch = [&](const Batch& batch) {
-    scheduler.make(batch, {}, buffers.memory());
+    if (!groups.read(batch).ok()) return -1;
+    scheduler.make(batch, groups.in_order(), buffers.memory());
     return static_cast<int32_t>(scheduler.schedule().tiles.size());
   };
   return measure(batches, plan_batch, result);
+}
+
+/// Requests of 512 pages of which all share 256.
+bool measure_find(const std::vector<HostBatch>& batches, Result* result) {
+  constexpr int32_t kPages = 512;
+  const auto num_requests = static_cast<int32_t>(batches[0].kv_lens.size());
+  std::vector<int32_t> table;
+  for (int32_t r = 0; r < num_requests; ++r) {
+    for (int32_t p = 0; p < kPages; ++p) table.push_back(p < kPages / 2 ? p : r * kPages + p);
+  }
+  flashplan::HostPageTable pages;
+  pages.block_table.data = table.data();
+  pages.block_table.dtype = flashplan::DType::kInt32;
+  pages.block_table.rank = 2;
+  pages.block_table.shape[0] = num_requests;
+  pages.block_table.shape[1] = pages.block_table.stride[0] = kPages;
+  pages.block_table.stride[1] = 1;
+  std::vector<int32_t> groups(3 * static_cast<size_t>(num_requests));
+  const auto find = [&](const flashplan::Batch& batch) {
+    int32_t count = 0;
+    const auto status = flashplan::find_shared_prefixes(batch, 16, pages, groups.data(), &count);
+    return status.ok() ? count : -1;
+  };
+  return measure(batches, find, result);
+}
+
+/// Decodes of 512 pages of 16 tokens.
+HostBatch full_pages(int32_t num_requests, uint32_t /*seed*/) {
+  HostBatch batch;
+  for (int32_t r = 0; r < num_requests; ++r) {
+    batch.qo_indptr.push_back(r + 1);
+    batch.kv_lens.push_back(512 * 16);
+  }
+  return batch;
 }
 
 template <class MakeBatch>
@@ -230,10 +293,17 @@ int main(int argc, char** argv) {
     return true;
   };
   if (!measure_on_gpu("mixed", mixed_batch, 256) || !measure_on_gpu("decodes", decodes, 256) ||
-      !measure_on_gpu("prompts", prompts, 16)) {
+      !measure_on_gpu("tree", tree, 256) || !measure_on_gpu("prompts", prompts, 16)) {
     std::fprintf(stderr, "no kernel for the GPU\n");
     return 1;
   }
+  Result found;
+  if (!measure_find(make_batches(full_pages, 256), &found)) {
+    std::fprintf(stderr, "find_shared_prefixes() failed\n");
+    return 1;
+  }
+  std::printf("find_shared_prefixes(): 256 requests of 512 pages that share 256\n");
+  print("find", found);
   if (argc == 3 && !write_json(argv[2], results, gpu_results)) {
     std::perror(argv[2]);
     return 1;

@@ -16,6 +16,7 @@
 
 #include "bindings.h"
 #include "flashplan/plan.h"
+#include "flashplan/prefixes.h"
 #include "gil.h"
 #include "stream.h"
 #include "tensor.h"
@@ -25,6 +26,12 @@ namespace flashplan {
 namespace {
 
 using namespace nb::literals;
+
+void check_size(const char* name, const IntsArg& indptr, const IntsArg& lens) {
+  if (indptr.size == lens.size + 1) return;
+  raise_value(std::string(name) + ": expected " + std::to_string(lens.size + 1) +
+              " entries (one more than kv_lens), got " + std::to_string(indptr.size));
+}
 
 /// A Plan and what Python callers expect it to own: the workspace, room for host lengths, and the
 /// framework whose stream plan() follows.
@@ -167,12 +174,6 @@ class PyPlan {
     return *last_producer_;
   }
 
-  static void check_size(const char* name, const IntsArg& indptr, const IntsArg& lens) {
-    if (indptr.size == lens.size + 1) return;
-    raise_value(std::string(name) + ": expected " + std::to_string(lens.size + 1) +
-                " entries (one more than kv_lens), got " + std::to_string(indptr.size));
-  }
-
   static nb::handle required(const char* name, nb::handle object) {
     if (object.is_none()) raise_type(std::string(name) + ": expected a tensor, got None");
     return object;
@@ -186,6 +187,41 @@ class PyPlan {
   std::vector<int32_t> qo_indptr_, kv_lens_, kv_indptr_, shared_prefixes_;
   std::atomic_flag planning_;
 };
+
+/// Groups as rows of three.
+std::vector<std::tuple<int, int, int>> find_groups(nb::handle qo_indptr, nb::handle kv_lens,
+                                                   int page_size, nb::handle block_table,
+                                                   nb::handle page_indptr,
+                                                   nb::handle page_indices) {
+  std::vector<int32_t> qo_buffer, kv_buffer;
+  const IntsArg kv("kv_lens", kv_lens, INT32_MAX / 8, "of any batch", kv_buffer);
+  const IntsArg qo("qo_indptr", qo_indptr, int64_t{kv.size} + 1, "one more than kv_lens",
+                   qo_buffer);
+  check_size("qo_indptr", qo, kv);
+  CallStream host;
+  const TensorArg table("block_table", block_table, TensorKind::kInt32, host);
+  const TensorArg indptr("page_indptr", page_indptr, TensorKind::kInt32, host);
+  const TensorArg indices("page_indices", page_indices, TensorKind::kInt32, host);
+  Batch batch;
+  batch.qo_indptr = qo.data;
+  batch.kv_lens = kv.data;
+  batch.batch_size = kv.size;
+  std::vector<int32_t> rows(3 * static_cast<size_t>(kv.size));
+  int32_t count = 0;
+  Status status;
+  {
+    const GilRelease released;
+    status = find_shared_prefixes(batch, page_size, {table.view(), indptr.view(), indices.view()},
+                                  rows.data(), &count);
+  }
+  check(status);
+  std::vector<std::tuple<int, int, int>> groups;
+  groups.reserve(static_cast<size_t>(count));
+  for (size_t i = 0; i < 3 * static_cast<size_t>(count); i += 3) {
+    groups.emplace_back(rows[i], rows[i + 1], rows[i + 2]);
+  }
+  return groups;
+}
 
 int traverse_plan(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(Py_TYPE(self));
@@ -303,6 +339,9 @@ void bind_plan(nb::module_& m) {
       .def_prop_ro("work_tiles", &work_tiles,
                    "Tuples (cta, request, row_tile, kv_head, num_kv_heads, kv_begin, kv_end, "
                    "partial_row), in the order of the queues.");
+
+  m.def("find_shared_prefixes", &find_groups, "qo_indptr"_a, "kv_lens"_a, "page_size"_a,
+        "block_table"_a.none(), "page_indptr"_a.none(), "page_indices"_a.none());
 
   m.def(
       "is_supported",

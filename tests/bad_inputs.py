@@ -2,7 +2,7 @@
 """Calls that must be refused: (what is wrong, exception, argument that the message names, call)."""
 
 from bad_operators import APPEND, MERGE, OTHER
-from bad_plans import OPTIONS, PLAN
+from bad_plans import FIND, OPTIONS, PLAN
 from bad_rows import ADD_RMSNORM, GATED, LAYERNORM, RMSNORM
 from bad_runs import RUN
 from bad_sampling import SAMPLE, SOFTMAX
@@ -10,6 +10,7 @@ from bad_sampling import SAMPLE, SOFTMAX
 # No two mistakes of one group have the same message.
 GROUPS = [
     OPTIONS + PLAN + RUN + APPEND + MERGE + OTHER,
+    FIND,
     RMSNORM,
     LAYERNORM,
     ADD_RMSNORM,

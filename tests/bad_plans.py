@@ -94,6 +94,17 @@ OPTIONS = [
     ("workspace strided", VALUE, "workspace", lambda s: s.attention(workspace=workspace()[::2])),
 ]
 
+
+def find(**changes):
+    arguments = {"qo_indptr": [0, 1, 2], "kv_lens": [9, 9], "page_size": 4, "block_table": TABLE}
+    return fp.find_shared_prefixes(**arguments | changes)
+
+
+def csr(page_indptr, page_indices):
+    tables = {"page_indptr": integers(*page_indptr), "page_indices": integers(*page_indices)}
+    return {"block_table": None} | tables
+
+
 PLAN = [
     ("qo_indptr empty", VALUE, "qo_indptr", lambda s: s.plan(qo_indptr=[])),
     ("qo_indptr from 1", VALUE, r"qo_indptr\[0\]", lambda s: s.plan(qo_indptr=[1, 3, 4])),
@@ -202,14 +213,6 @@ PLAN = [
             ("number", TYPE, "shared_prefixes", 7),
         )
     ),
-    (
-        "shared_prefixes crossing",
-        VALUE,
-        r"shared_prefixes\[0\]",
-        lambda s: s.plan(
-            qo_indptr=[0, 1, 2, 3], kv_lens=[9, 9, 9], shared_prefixes=[[1, 2, 4], [0, 2, 4]]
-        ),
-    ),
     ("kv_lens endless", VALUE, "kv_lens", lambda s: s.plan(kv_lens=endless())),
     ("qo_indptr endless", VALUE, "qo_indptr", lambda s: s.plan(qo_indptr=endless())),
     ("kv_lens emptied", VALUE, "kv_lens", lambda s: s.plan(kv_lens=emptied())),
@@ -219,6 +222,33 @@ PLAN = [
         r"kv_indptr\[2\]",
         lambda s: s.plan_ragged(kv_lens=[9, 0], kv_indptr=[0, 2**31 - 1, -2]),
     ),
+]
+
+
+TABLE = integers([0, 1, 2], [0, 1, 3])
+FIND = [
+    (f"find {name}", exception, where, lambda s, c=changes: find(**c))
+    for name, exception, where, changes in (
+        ("qo_indptr from 1", VALUE, r"qo_indptr\[0\]", {"qo_indptr": [1, 2, 3]}),
+        ("qo_indptr decreasing", VALUE, r"qo_indptr\[2\]", {"qo_indptr": [0, 2, 1]}),
+        ("qo_indptr short", VALUE, "qo_indptr", {"qo_indptr": [0, 2]}),
+        ("kv_lens negative", VALUE, r"kv_lens\[1\]", {"kv_lens": [9, -1]}),
+        ("kv_lens of floats", TYPE, r"kv_lens\[0\]", {"kv_lens": [9.5, 1]}),
+        ("page_size 0", VALUE, "page_size", {"page_size": 0}),
+        ("page_size of text", TYPE, "page_size", {"page_size": "4"}),
+        ("page_size over int32", VALUE, "page_size", {"page_size": 1 << 40}),
+        ("no table", VALUE, "block_table", {"block_table": None}),
+        ("both tables", VALUE, "block_table", {"page_indptr": TABLE[0], "page_indices": TABLE[0]}),
+        ("block_table int64", TYPE, "block_table", {"block_table": int64([0, 1, 2], [0, 1, 3])}),
+        ("block_table flat", VALUE, "block_table", {"block_table": TABLE[0]}),
+        ("block_table short", VALUE, "block_table", {"block_table": TABLE[:1]}),
+        ("block_table narrow", VALUE, "block_table", {"block_table": TABLE[:, :2]}),
+        ("block_table a list", TYPE, "block_table", {"block_table": [[0, 1, 2], [0, 1, 3]]}),
+        ("page_indptr short", VALUE, "page_indptr", csr([0, 3], [0] * 6)),
+        ("page_indptr decreasing", VALUE, r"page_indptr\[2\]", csr([0, 3, 2], [0] * 6)),
+        ("page_indptr beyond", VALUE, r"page_indptr\[2\]", csr([0, 3, 7], [0] * 6)),
+        ("page_indptr of few pages", VALUE, r"page_indptr\[1\]", csr([0, 2, 5], [0] * 6)),
+    )
 ]
 
 

@@ -100,7 +100,11 @@ def test_a_typed_program_runs(torch):
 @pytest.mark.parametrize(
     ("function", "names"),
     [
-        (fp.Attention.plan, "qo_indptr kv_lens kv_indptr stream"),
+        (fp.Attention.plan, "qo_indptr kv_lens kv_indptr shared_prefixes stream"),
+        (
+            fp.find_shared_prefixes,
+            "qo_indptr kv_lens page_size block_table page_indptr page_indices",
+        ),
         (
             fp.Attention.run,
             "q k v block_table page_indptr page_indices kv_lens out lse return_lse k_scale "

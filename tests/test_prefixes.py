@@ -2,6 +2,7 @@
 """Prefixes that requests share: what is planned, and that results do not depend on it."""
 
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
@@ -9,8 +10,82 @@ import pytest
 import flashplan as fp
 from cases import PREFIXES, Case
 from frameworks import NumPy, bits
-from inputs import make_inputs
+from inputs import indptr, make_inputs
 from solve import Runner, problem
+
+PAGE = 4
+
+
+def tables_of(rows):
+    """The same page table in both forms; ids behind a row's last are not to be read."""
+    block_table = np.full((len(rows), max(map(len, rows)) + 1), -7, np.int32)
+    for to, row in zip(block_table, rows, strict=True):
+        to[: len(row)] = row
+    page_indices = np.concatenate([*rows, [-7]]).astype(np.int32)
+    csr = {"page_indptr": indptr([len(row) for row in rows]), "page_indices": page_indices}
+    return {"block_table": block_table}, csr
+
+
+def find(qo_lens, kv_lens, rows):
+    found = [
+        fp.find_shared_prefixes(indptr(qo_lens), np.array(kv_lens, np.int32), PAGE, **tables)
+        for tables in tables_of(rows)
+    ]
+    assert found[0].dtype == np.int32
+    assert found[0].shape == (len(found[0]), 3)
+    assert np.array_equal(*found)
+    return found[0].tolist()
+
+
+def slow_groups(qo_lens, kv_lens, rows):
+    """Every run of neighbours that cannot grow without sharing less."""
+    old = [max(kv - qo, 0) for qo, kv in zip(qo_lens, kv_lens, strict=True)]
+    tokens = [[(page, i) for page in row for i in range(PAGE)] for row in rows]
+
+    def common(first, last):
+        keys = [tokens[r][: old[r]] for r in range(first, last + 1)]
+        same = itertools.takewhile(lambda at: len(set(at)) == 1, zip(*keys, strict=False))
+        return sum(1 for _ in same)
+
+    size = len(rows)
+    groups = []
+    for first, last in itertools.combinations(range(size), 2):
+        n = common(first, last)
+        grows = [(first - 1, last)] * (first > 0) + [(first, last + 1)] * (last + 1 < size)
+        if n > 0 and all(common(*wider) < n for wider in grows):
+            groups.append([first, last - first + 1, n])
+    return sorted(groups, key=lambda group: (group[0], -group[1]))
+
+
+def test_prefixes_are_found(seed):
+    rng = np.random.default_rng(seed)
+    for _ in range(200):
+        size = int(rng.integers(1, 9))
+        kv_lens = rng.integers(0, 30, size).tolist()
+        qo_lens = [int(rng.integers(0, 4)) for _ in range(size)]
+        rows = [rng.integers(0, 2, -(-n // PAGE)).tolist() for n in kv_lens]
+        for row in rows:
+            same = min(int(rng.integers(0, 6)), len(row))
+            row[:same] = [5] * same
+        found = find(qo_lens, kv_lens, rows)
+        assert found == slow_groups(qo_lens, kv_lens, rows)
+        attn = fp.Attention(4, 2, 8, page_size=PAGE, device="cpu")
+        attn.plan(indptr(qo_lens), kv_lens, shared_prefixes=found)
+
+
+def test_long_prefixes_are_found():
+    """More pages than are compared at once."""
+    for length in (63, 64, 65, 128, 200):
+        row = np.arange(300)
+        other = np.where(np.arange(300) < length, row, row + 1000)
+        assert find([1, 1], [1200, 1200], [row, other]) == [[0, 2, length * PAGE]]
+
+
+def test_prefixes_of_few_requests():
+    assert find([1], [9], [[1, 2, 3]]) == []
+    none = np.zeros((0, 1), np.int32)
+    assert fp.find_shared_prefixes([0], [], 16, block_table=none).shape == (0, 3)
+
 
 SHARED = Case((1,) * 24, (1500,) * 24, num_qo_heads=8, shared_prefixes=((0, 24, 1400),), num_ctas=7)
 
@@ -88,6 +163,13 @@ def test_groups_are_lists_or_tensors(groups):
     attn = fp.Attention(4, 2, 8, device="cpu")
     text = attn.plan([0, 1, 2], [9, 12], shared_prefixes=groups).describe()
     assert ("1 shared prefixes given" in text) == (len(groups) == 1)
+
+
+def test_crossing_groups_are_refused():
+    attn = fp.Attention(4, 2, 8, device="cpu")
+    lens = [0, 1, 2, 3], [9, 9, 9]
+    with pytest.raises(ValueError, match=r"shared_prefixes\[0\]: expected .+, got requests 1 to 2"):
+        attn.plan(*lens, shared_prefixes=[[1, 2, 4], [0, 2, 4]])
 
 
 def test_small_workspace_shares_less():

@@ -11,6 +11,7 @@
 #include "flashplan/merge.h"
 #include "flashplan/norm.h"
 #include "flashplan/plan.h"
+#include "flashplan/prefixes.h"
 #include "flashplan/runtime.h"
 #include "flashplan/sampling.h"
 #include "flashplan/schedule.h"

@@ -8,6 +8,7 @@ from flashplan._core import CudaError, UnsupportedError
 from flashplan._core import version as _version
 from flashplan.attention import Attention, is_supported, workspace_bytes
 from flashplan.ops import append_paged_kv, merge_states
+from flashplan.prefixes import find_shared_prefixes
 from flashplan.rows import (
     add_rmsnorm,
     gelu_and_mul,
@@ -27,6 +28,7 @@ __all__ = [
     "UnsupportedError",
     "add_rmsnorm",
     "append_paged_kv",
+    "find_shared_prefixes",
     "gelu_and_mul",
     "gelu_tanh_and_mul",
     "get_num_threads",

@@ -8,6 +8,7 @@
 #include <new>
 #include <string_view>
 
+#include "api/check_lengths.h"
 #include "api/kernels.h"
 #include "api/plan_impl.h"
 #include "common/error.h"
@@ -25,26 +26,11 @@ Status check_batch(const AttentionOptions& options, const Batch& batch) {
                  "kv_lens: expected 0 to %d requests (max_batch_size), got %d",
                  options.max_batch_size, batch.batch_size);
   }
-  if (batch.qo_indptr == nullptr || (batch.kv_lens == nullptr && batch.batch_size > 0)) {
-    return error(StatusCode::kInvalidArgument, "%s: expected a pointer, got null",
-                 batch.qo_indptr == nullptr ? "qo_indptr" : "kv_lens");
-  }
+  FLASHPLAN_RETURN_IF_ERROR(check_lengths(batch));
   const int32_t* qo = batch.qo_indptr;
-  if (qo[0] != 0) {
-    return error(StatusCode::kInvalidArgument, "qo_indptr[0]: expected 0, got %d", qo[0]);
-  }
   int64_t num_keys = 0;
   int64_t num_pairs = 0;  // of a query and a key, below 2^55
   for (int32_t r = 0; r < batch.batch_size; ++r) {
-    if (qo[r + 1] < qo[r]) {
-      return error(StatusCode::kInvalidArgument,
-                   "qo_indptr[%d]: expected >= qo_indptr[%d] (%d), got %d", r + 1, r, qo[r],
-                   qo[r + 1]);
-    }
-    if (batch.kv_lens[r] < 0) {
-      return error(StatusCode::kInvalidArgument, "kv_lens[%d]: expected >= 0, got %d", r,
-                   batch.kv_lens[r]);
-    }
     num_keys += batch.kv_lens[r];
     num_pairs += int64_t{qo[r + 1] - qo[r]} * batch.kv_lens[r];
   }

@@ -164,33 +164,41 @@ Status check_columns(const TensorView& block_table, int32_t request, int32_t kv_
                static_cast<long long>(block_table.shape[1]));
 }
 
-Status check_page_ids(const PageTableTensors& tables, int32_t request, int32_t kv_len,
-                      int32_t page_size, int64_t num_pages) noexcept {
-  const int64_t needed = num_pages_of(kv_len, page_size);
-  const int32_t* ids = nullptr;
-  int64_t first = 0;  // position of the request's first id, for the message
+Status find_page_ids(const PageTableTensors& tables, int32_t request, int32_t kv_len,
+                     int32_t page_size, PageIds* ids) noexcept {
   if (!tables.block_table.empty()) {
     const TensorView& table = tables.block_table;
     FLASHPLAN_RETURN_IF_ERROR(check_columns(table, request, kv_len, page_size));
-    ids = static_cast<const int32_t*>(table.data) + request * table.stride[0];
-  } else {
-    const auto* indptr = static_cast<const int32_t*>(tables.page_indptr.data);
-    first = indptr[request];
-    const int64_t end = indptr[request + 1];
-    if (first < 0 || end < first || end > tables.page_indices.shape[0]) {
-      return error(StatusCode::kInvalidArgument,
-                   "page_indptr[%d]: expected ascending within [0, %lld], got %lld after %lld",
-                   request + 1, static_cast<long long>(tables.page_indices.shape[0]),
-                   static_cast<long long>(end), static_cast<long long>(first));
-    }
-    if (end - first < needed) {
-      return error(StatusCode::kInvalidArgument,
-                   "page_indptr[%d]: expected >= %lld pages for kv_lens[%d] = %d, got %lld",
-                   request + 1, static_cast<long long>(needed), request, kv_len,
-                   static_cast<long long>(end - first));
-    }
-    ids = static_cast<const int32_t*>(tables.page_indices.data) + first;
+    *ids = {static_cast<const int32_t*>(table.data) + request * table.stride[0], 0};
+    return {};
   }
+  const int64_t needed = num_pages_of(kv_len, page_size);
+  const auto* indptr = static_cast<const int32_t*>(tables.page_indptr.data);
+  const int64_t first = indptr[request];
+  const int64_t end = indptr[request + 1];
+  if (first < 0 || end < first || end > tables.page_indices.shape[0]) {
+    return error(StatusCode::kInvalidArgument,
+                 "page_indptr[%d]: expected ascending within [0, %lld], got %lld after %lld",
+                 request + 1, static_cast<long long>(tables.page_indices.shape[0]),
+                 static_cast<long long>(end), static_cast<long long>(first));
+  }
+  if (end - first < needed) {
+    return error(StatusCode::kInvalidArgument,
+                 "page_indptr[%d]: expected >= %lld pages for kv_lens[%d] = %d, got %lld",
+                 request + 1, static_cast<long long>(needed), request, kv_len,
+                 static_cast<long long>(end - first));
+  }
+  *ids = {static_cast<const int32_t*>(tables.page_indices.data) + first, first};
+  return {};
+}
+
+Status check_page_ids(const PageTableTensors& tables, int32_t request, int32_t kv_len,
+                      int32_t page_size, int64_t num_pages) noexcept {
+  PageIds found;
+  FLASHPLAN_RETURN_IF_ERROR(find_page_ids(tables, request, kv_len, page_size, &found));
+  const int32_t* const ids = found.ids;
+  const int64_t first = found.first;
+  const int64_t needed = num_pages_of(kv_len, page_size);
   for (int64_t p = 0; p < needed; ++p) {
     if (ids[p] >= 0 && ids[p] < num_pages) continue;
     if (tables.block_table.empty()) {

@@ -58,6 +58,17 @@ Status check_page_table(const PageTableTensors& tables, int32_t batch_size, Devi
 Status check_columns(const TensorView& block_table, int32_t request, int32_t kv_len,
                      int32_t page_size) noexcept;
 
+/// Page ids of a request.
+struct PageIds {
+  const int32_t* ids = nullptr;
+  int64_t first = 0;  // place in page_indices
+};
+
+/// Finds those of `request`, which has `kv_len` tokens; host tables only.
+///   kInvalidArgument  the table is too short
+Status find_page_ids(const PageTableTensors& tables, int32_t request, int32_t kv_len,
+                     int32_t page_size, PageIds* ids) noexcept;
+
 /// Ids of the pages that `kv_len` tokens of `request` use; host tables only.
 ///   kInvalidArgument  the table is too short, or an id is outside [0, num_pages)
 Status check_page_ids(const PageTableTensors& tables, int32_t request, int32_t kv_len,

@@ -8,6 +8,7 @@
 
 #include "allocations.h"
 #include "check.h"
+#include "flashplan/prefixes.h"
 #include "owning_scheduler.h"
 #include "plan/schedule.h"
 #include "plan/tuning.h"
@@ -168,6 +169,48 @@ TEST(groups_of_the_same_requests_are_one_prefix) {
   CHECK_EQ(scheduler.schedule().prefixes.size(), size_t{1});
   CHECK_EQ(scheduler.schedule().prefixes[0].keys.begin, 0);
   CHECK_EQ(scheduler.schedule().prefixes[0].keys.end, 8192);
+}
+
+TensorView int32_view(const std::vector<int32_t>& data, std::vector<int64_t> shape) {
+  TensorView view;
+  view.data = const_cast<int32_t*>(data.data());
+  view.dtype = DType::kInt32;
+  view.rank = static_cast<int32_t>(shape.size());
+  int64_t stride = 1;
+  for (int32_t d = view.rank - 1; d >= 0; --d) {
+    view.shape[d] = shape[static_cast<size_t>(d)];
+    view.stride[d] = stride;
+    stride *= view.shape[d];
+  }
+  return view;
+}
+
+TEST(prefixes_are_found_without_allocating) {
+  const HostBatch batch = decodes(4, 63, 1);
+  const std::vector<int32_t> table = {1, 2, 3, 4, 1, 2, 5, 6, 1, 2, 5, 7, 8, 2, 3, 4};
+  const HostPageTable pages = {int32_view(table, {4, 4}), {}, {}};
+  std::vector<int32_t> groups(9, -1);
+  int32_t count = -1;
+  const int64_t before = num_allocations;
+  CHECK(find_shared_prefixes(batch.view(), 16, pages, groups.data(), &count).ok());
+  CHECK_EQ(before, num_allocations);
+  CHECK_EQ(count, 2);
+  CHECK((groups == std::vector<int32_t>{0, 3, 32, 1, 2, 48, groups[6], groups[7], groups[8]}));
+
+  // Refusals leave what is written to as it is.
+  for (const int32_t page_size : {0, 8}) {
+    std::fill(groups.begin(), groups.end(), -1);
+    count = -1;
+    CHECK(!find_shared_prefixes(batch.view(), page_size, pages, groups.data(), &count).ok());
+    CHECK_EQ(count, -1);
+    CHECK_EQ(*std::max_element(groups.begin(), groups.end()), -1);
+  }
+  CHECK(!find_shared_prefixes(batch.view(), 16, pages, nullptr, &count).ok());
+  CHECK(!find_shared_prefixes(batch.view(), 16, pages, groups.data(), nullptr).ok());
+  CHECK(!find_shared_prefixes({}, 16, pages, groups.data(), &count).ok());
+  CHECK(!find_shared_prefixes({batch.qo_indptr.data(), batch.kv_lens.data(), nullptr, -1}, 16,
+                              pages, groups.data(), &count)
+             .ok());
 }
 
 /// The refusal of `rows` for three decodes of 100, 200 and 300 keys and a prompt of 50 of 50.
