@@ -4,11 +4,13 @@
 import inspect
 import os
 import pathlib
+import platform
 import re
 import subprocess
 import sys
 import warnings
 
+import numpy
 import pytest
 
 import flashplan as fp
@@ -170,6 +172,25 @@ def test_a_gpu_that_the_build_has_no_kernels_for_is_named_once(monkeypatch):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         attention()
+
+
+def test_report_for_bugs():
+    """python -m flashplan: the configuration, and what it runs beside; no framework is imported."""
+    code = "import runpy, sys; runpy.run_module('flashplan', run_name='__main__')"
+    code += "\nassert not {'torch', 'jax', 'cupy'} & set(sys.modules)"
+    environment = os.environ | {"FLASHPLAN_MAX_CPU_ISA": "baseline", "CUDA_VISIBLE_DEVICES": ""}
+    text = subprocess.check_output([sys.executable, "-c", code], text=True, env=environment)
+    lines = text.strip().splitlines()
+    assert all(re.match(r"[\w -]+: +\S", line) for line in lines)
+    for line in (
+        f"version: {fp.__version__}",
+        "cpu kernels: cpu_baseline",
+        f"numpy: {numpy.__version__}",
+        f"python: {platform.python_version()} (CPython)",
+        "FLASHPLAN_MAX_CPU_ISA: baseline",
+        "CUDA_VISIBLE_DEVICES: (empty)",
+    ):
+        assert line in lines
 
 
 def test_num_threads():

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """From logits to tokens."""
 
+from collections.abc import Callable
 from typing import Any
 
 from flashplan import _core
@@ -98,7 +99,8 @@ def sample(
     probs = to_bool("from_probs", from_probs)
     with_logprobs = to_bool("return_logprobs", return_logprobs) or logprobs is not None
     batch = tuple(getattr(logits, "shape", ()))[:1]
-    finish = finish_logprobs = _unchanged
+    finish: Callable[[Any], Any] = _unchanged
+    finish_logprobs: Callable[[Any], Any] = _unchanged
     if out is None:
         out, finish = new_output(logits, batch, "int32")
     if with_logprobs and logprobs is None:
