@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Times GPU_BENCH of tests/cases.py and the small operators on one GPU, beside its ceilings and,
-with --peers, other libraries. Each result is checked before it is timed. Rows are compared with
-bench/targets.json, for one H200: TFLOP/s of prefill rows, microseconds of the others."""
+with --peers, other libraries; rows with shared prefixes also beside the plan without groups. Each
+result is checked before it is timed. Rows are compared with bench/targets.json, for one H200:
+TFLOP/s of prefill rows, microseconds of the others."""
 
 import argparse
 import dataclasses
@@ -31,6 +32,7 @@ QUICK = {
     "decode": "b1 kv8k, b1 kv128k, b16 kv1k, b64 kv4k, b64 kv4k page 1, b64 kv4k 64/8, b256 kv2k, "
     "b64 kv4k 32/32, b16 kv1k 32/32, b16 uniform 512-1024 32/32, b16 zipf 1024 32/32, "
     "b16 zipf 16k, b64 kv4k e4m3",
+    "prefix": "1024 x 16, 8192 x 64",
     "ops": "append 256 x 1, append 8 x 1024",
 }
 
@@ -43,8 +45,8 @@ def flops(case):
 
 
 def kv_bytes(case, inputs):
-    tokens = sum(case.kv_lens) * case.num_kv_heads
-    return tokens * sum(case.head_dims) * inputs.k.element_size()
+    tokens = sum(case.kv_lens) - sum((n - 1) * keys for _, n, keys in case.shared_prefixes)
+    return tokens * case.num_kv_heads * sum(case.head_dims) * inputs.k.element_size()
 
 
 def run_peers(case, inputs, timer, args):
@@ -63,8 +65,8 @@ def attention_row(case, timer, args, ragged=None):
     """The row, and the call that it timed. `ragged` is such a call, to be timed in turn with it."""
     inputs = make_gpu_inputs(case, args.device)
     attn = fp.Attention(**case.options() | {"device": args.device})
-    plan_args = inputs.plan_args()
-    plan = attn.plan(*plan_args)
+    plan_args, plan_options = inputs.plan_args(), inputs.plan_options()
+    plan = attn.plan(*plan_args, **plan_options)
     shape = (len(inputs.q), case.num_qo_heads, case.head_dims[1])
     out = torch.full(shape, torch.nan, dtype=inputs.q.dtype, device=args.device)
     tables = {} if inputs.block_table is None else {"block_table": inputs.block_table}
@@ -74,7 +76,12 @@ def attention_row(case, timer, args, ragged=None):
 
     call()
     assert_right(case, inputs, out, "flashplan")
-    us, *ragged_us = timer.in_turn([call, ragged] if ragged else [call], args.repeats)
+    beside = [ragged] if ragged else []
+    if plan_options:
+        plain = fp.Attention(**case.options() | {"device": args.device})
+        plain.plan(*plan_args)
+        beside = [lambda: plain.run(inputs.q, inputs.k, inputs.v, **tables, out=out)]
+    us, *beside_us = timer.in_turn([call, *beside], args.repeats)
     row = {
         "case": str(case),
         "kernel": plan.kernel_name,
@@ -82,12 +89,14 @@ def attention_row(case, timer, args, ragged=None):
         "tflop_s": flops(case) / us / 1e6,
         "tb_s": kv_bytes(case, inputs) / us / 1e6,
         "run_host_us": host_microseconds(call, int(min(200, max(10, 3e5 / us)))),
-        "plan_host_us": host_microseconds(lambda: attn.plan(*plan_args)),
+        "plan_host_us": host_microseconds(lambda: attn.plan(*plan_args, **plan_options)),
     }
     if ragged:
-        row["share_of_ragged"] = ragged_us[0] / us
+        row["share_of_ragged"] = beside_us[0] / us
     if args.peers:
         row["peers_us"] = run_peers(case, inputs, timer, args)
+    if plan_options:
+        row["peers_us"] = {"without groups": beside_us[0]} | row.get("peers_us", {})
     return row, call
 
 
@@ -161,8 +170,8 @@ def in_order():
         for paged_name, paged in GPU_BENCH["paged"].items():
             if ragged_twin(paged) == case:
                 yield "paged", paged_name, paged
-    for section, rows in (("decode", GPU_BENCH["decode"]), ("ops", OPS)):
-        for name, what in rows.items():
+    for section in ("decode", "prefix", "ops"):
+        for name, what in (OPS if section == "ops" else GPU_BENCH[section]).items():
             yield section, name, what
 
 

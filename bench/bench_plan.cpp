@@ -152,9 +152,7 @@ bool measure_gpu_schedule(const std::vector<HostBatch>& batches, Result* result)
   AttentionOptions options = llama(batches);
   options.device = {DeviceType::kCuda, 0};
   Kernel kernel;
-  KernelFamily family = kSm80Family;
-  family.shares_prefixes = true;
-  kernel.family = &family;
+  kernel.family = &kSm80Family;
   kernel.architecture = {90};
   kernel.q_dtype = options.q_dtype;
   kernel.kv_dtype = options.kv_dtype;

@@ -21,9 +21,13 @@ class GpuInputs:
     qo_indptr: torch.Tensor  # on the host
     kv_lens: torch.Tensor
     block_table: torch.Tensor | None
+    shared_prefixes: list | None = None
 
     def plan_args(self):
         return self.qo_indptr.numpy(), self.kv_lens.numpy()
+
+    def plan_options(self):
+        return {} if self.shared_prefixes is None else {"shared_prefixes": self.shared_prefixes}
 
     def request(self, r, page_size):
         """The dense (k, v) of a request, NHD."""
@@ -58,10 +62,19 @@ def make_gpu_inputs(case, device):
         table = torch.full((len(pages_of), max(pages_of)), 2**31 - 1, dtype=torch.int32).to(device)
         for row, own in zip(table, ids.split(pages_of), strict=True):
             row[: len(own)] = own
+        for first, count, tokens in case.shared_prefixes:
+            pages = tokens // case.page_size
+            table[first : first + count, :pages] = table[first, :pages]
         outer = (sum(pages_of), case.page_size)
     k, v = (normal(*outer, case.num_kv_heads, d).to(cache_dtype) for d in case.head_dims)
     return GpuInputs(
-        q, k, v, indptr(case.qo_lens), torch.tensor(case.kv_lens, dtype=torch.int32), table
+        q,
+        k,
+        v,
+        indptr(case.qo_lens),
+        torch.tensor(case.kv_lens, dtype=torch.int32),
+        table,
+        [list(group) for group in case.shared_prefixes] or None,
     )
 
 

@@ -307,6 +307,18 @@ PREFIXES = (
         for ctas in (5, 132)
     ]
     + [
+        # Requests shorter than planned.
+        Case(
+            **_TREE,
+            shared_prefixes=((0, 7, 256), (4, 3, 390)),
+            planned_lens=tuple(n + 100 for n in _TREE["kv_lens"]),
+            num_qo_heads=8,
+            num_ctas=1,
+            page_size=page_size,
+        )
+        for page_size in (16, None)
+    ]
+    + [
         # Plans that do not share: the result is the same.
         Case(**_TREE, shared_prefixes=((0, 9, 29), (0, 7, 200)), window_left=250),
         Case(**_TREE, shared_prefixes=((0, 9, 29), (0, 7, 200)), batch_invariant=True),
@@ -508,5 +520,13 @@ GPU_BENCH = {
         "b16 zipf 16k": _gpu_decode(zipf_lens(16384)),
         "b64 kv4k e4m3": _gpu_decode((4096,) * 64, kv_dtype="float8_e4m3fn"),
         "b256 kv2k e4m3": _gpu_decode((2048,) * 256, kv_dtype="float8_e4m3fn"),
+    },
+    # A prefix that all requests share, and 128 keys of each request's own.
+    "prefix": {
+        f"{prefix} x {count}": _gpu_decode(
+            (prefix + 128,) * count, shared_prefixes=((0, count, prefix),)
+        )
+        for count in (16, 64)
+        for prefix in (1024, 8192, 32768)
     },
 }

@@ -11,6 +11,7 @@ namespace flashplan {
 /// mma.sync, ldmatrix and cp.async, which every GPU from compute capability 8.0 on has.
 inline constexpr KernelFamily kSm80Family = {.name = "sm80",
                                              .device = DeviceType::kCuda,
+                                             .shares_prefixes = true,
                                              .first_unserved = first_unserved_axis,
                                              .scratch_bytes = merged_state_bytes,
                                              .preference = no_preference};

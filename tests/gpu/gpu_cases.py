@@ -65,6 +65,39 @@ LARGER += [
     )
 ]
 
+# Prefixes that a GPU's planner shares: of one row tile and of several, in every body, cut and
+# whole, nested, of decodes and of drafts, and of requests whose real lengths the device knows.
+PREFIXES = [
+    Case(qo, kv, shared_prefixes=groups, num_qo_heads=8, num_ctas=ctas, **options)
+    for qo, kv, groups in (
+        ((1,) * 40, tuple(2100 + 13 * r for r in range(40)), ((0, 40, 2050),)),
+        (
+            (1, 4, 2, 1) * 6 + (90,),
+            tuple(1800 + 31 * r for r in range(25)),
+            ((0, 25, 640), (0, 12, 1500), (3, 6, 1790), (13, 11, 1300)),
+        ),
+    )
+    for ctas in (1, 7, 40)
+    for options in (
+        {"head_dim": 128},
+        {"page_size": 3, "csr": True, "kv_dtype": "float8_e4m3fn", "q_dtype": "float16"},
+        {"head_dim": 256, "page_size": 1, "softcap": 20.0},
+        {"head_dim": (192, 128), "kv_layout": "HND", "memory": "strided", "num_kv_heads": 8},
+    )
+] + [
+    Case(
+        (1,) * 40,
+        tuple(2100 + 13 * r for r in range(40)),
+        planned_lens=tuple(3000 + r for r in range(40)),
+        shared_prefixes=((0, 40, 2050),),
+        num_qo_heads=8,
+        head_dim=128,
+        num_ctas=ctas,
+    )
+    for ctas in (7, 40)
+]
+LARGER += PREFIXES
+
 # NaN and infinity in every body of the kernel, in splits, in batch-invariant chunks, in 8 bits.
 _NAN, _INF = float("nan"), float("inf")
 LARGER += [

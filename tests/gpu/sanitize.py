@@ -38,6 +38,13 @@ def small_cases():
         Case(**split, batch_invariant=True),
         Case(**split, kv_dtype="float8_e4m3fn", k_scale=0.5, v_scale=1.7),
         Case(**split, kv_dtype="float8_e5m2", page_size=1),
+        Case(
+            (1,) * 9,
+            tuple(range(330, 420, 10)),
+            num_qo_heads=8,
+            shared_prefixes=((0, 9, 320),),
+            num_ctas=7,
+        ),
         Case((20, 1), (40, 70), head_dim=256, num_qo_heads=2, num_kv_heads=1),
         Case((50,), **paired, num_qo_heads=4, num_kv_heads=2),
         Case((100,), **paired, kv_dtype="float8_e5m2", num_qo_heads=2),
@@ -64,7 +71,7 @@ def run_once():
         attn = fp.Attention(**case.options() | {"device": DEVICE})
         args, kwargs = run_arguments(case, inputs, framework)
         for _ in range(2):  # counters must be back at zero
-            attn.plan(*inputs.plan_args())
+            attn.plan(*inputs.plan_args(), **inputs.plan_options())
             state = attn.run(*args, **kwargs, return_lse=True)
         state = [framework.array(x) for x in state]
         assert_correct(case, inputs, exact, twin, *state)

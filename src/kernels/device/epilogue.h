@@ -61,7 +61,9 @@ class Epilogue {
   FLASHPLAN_DEVICE bool is_split() const { return context_.tile.merge >= 0; }
   /// Of the partial results, this tile's row `row`.
   FLASHPLAN_DEVICE int64_t partial_row(int row) const {
-    return int64_t{context_.tile.partial_row} + chunk_ * T::kTileQ + row;
+    const WorkTile& tile = context_.tile;
+    return int64_t{tile.partial_row} + (head_ - tile.kv_head) * block_.rows.num_rows +
+           chunk_ * T::kTileQ + row;
   }
   FLASHPLAN_DEVICE float inverse(float sum) const {
     return !T::Variant::kUseSoftmax ? 1.0F : sum == 0.0F ? 0.0F : reciprocal_fast(sum);
@@ -272,12 +274,61 @@ class Epilogue {
   const bool is_last_chunk_;
 };
 
+/// Arrives at merges `first`, `first` + step, ..., and calls finish(number) with all threads for
+/// each of those where this CTA was the last.
+template <typename Finish>
+FLASHPLAN_DEVICE void arrive_at(const AttentionParams& p, TileContext& context, int thread,
+                                int32_t first, int32_t count, int32_t step, Finish finish) {
+  __syncthreads();  // what is to be merged is written, and is_last of other merges is read
+#pragma unroll 1
+  for (int32_t begin = 0; begin < count; begin += 32) {
+    if (thread < 32) {
+      bool is_last = false;
+      if (begin + thread < count) {
+        const int32_t number = first + (begin + thread) * step;
+        int32_t* arrivals = p.schedule.arrivals + number;
+        is_last = arrive(arrivals) + 1 == p.schedule.merges[number].num_pieces;
+        if (is_last) *arrivals = 0;  // for the next run
+      }
+      const uint32_t all = __ballot_sync(0xffffffffU, is_last);
+      if (thread == 0) context.is_last = all;
+    }
+    __syncthreads();
+    uint32_t left = context.is_last;
+#pragma unroll 1
+    for (; left != 0; left &= left - 1) finish(first + (begin + __ffs(left) - 1) * step);
+    __syncthreads();
+  }
+}
+
+/// The end of a work tile of a request that shares prefixes, or of such a prefix. Not inlined: that
+/// would move code that other tiles need apart.
+template <typename T>
+__device__ __noinline__ void finish_sharer(const AttentionParams& p, TileContext& context,
+                                           int thread) {
+  const WorkTile& tile = context.tile;
+  arrive_at(p, context, thread, tile.merge, tile.num_kv_heads, 1, [&](int32_t number) {
+    const Merge& merge = p.schedule.merges[number];
+    if (merge.num_readers == 0) {
+      merge_with_prefixes<T>(p, merge, thread);
+      return;
+    }
+    arrive_at(
+        p, context, thread, merge.first_reader, merge.num_readers, merge.reader_step,
+        [&](int32_t reader) { merge_with_prefixes<T>(p, p.schedule.merges[reader], thread); });
+  });
+}
+
 /// Does the merge that a work tile takes part in, if this CTA is the last one to finish a piece.
 /// Rows and states at once: see merge_partials().
 template <typename T, int kRowsAtOnce, int kStatesAtOnce>
 FLASHPLAN_DEVICE void merge_if_last(const AttentionParams& p, TileContext& context, int thread) {
-  __syncthreads();  // this CTA's partial results are written
   const Merge& merge = context.merge;
+  if (merge.parent >= 0 || merge.num_readers > 0) {
+    finish_sharer<T>(p, context, thread);
+    return;
+  }
+  __syncthreads();  // this CTA's partial results are written
   if (thread == 0) {
     int32_t* arrivals = p.schedule.arrivals + context.tile.merge;
     const bool is_last = arrive(arrivals) + 1 == merge.num_pieces;
@@ -299,7 +350,8 @@ __device__ __noinline__ void write_missing_states(const AttentionParams& p,
   const int32_t planned = chunked ? num_chunk_states(context.tile, context.merge, p) : 1;
   const int32_t written =
       chunked ? (num_keys + p.schedule.chunk_kv - 1) / p.schedule.chunk_kv : num_keys > 0;
-  const int num_rows = context.block.rows.num_rows;
+  // States of several heads lie one after the other.
+  const int num_rows = context.block.rows.num_rows * context.tile.num_kv_heads;
   for (int32_t state = written; state < planned; ++state) {
     const int64_t first_row = int64_t{context.tile.partial_row} + state * T::kTileQ;
     for (int i = thread; i < num_rows * T::kHeadDimVo; i += T::kThreads) {

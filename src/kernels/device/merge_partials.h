@@ -87,4 +87,53 @@ FLASHPLAN_DEVICE void merge_partials(const AttentionParams& p, const Merge& merg
   }
 }
 
+/// Merges the partial results of a request's rows, in the order of their keys, and then those of
+/// the prefixes that the request reads, from the innermost outwards, and writes o and lse. Which
+/// CTA does it makes no difference.
+template <typename T>
+FLASHPLAN_DEVICE void merge_with_prefixes(const AttentionParams& p, const Merge& merge,
+                                          int thread) {
+  constexpr int kQuads = T::kHeadDimVo / 4;
+  constexpr int kStatesAtOnce = 8;
+  const typename T::Variant variant(p);
+  const PackedRows rows = merge.rows;
+  const int num_quads = rows.num_rows * kQuads;
+#pragma unroll 1
+  for (int quad = thread; quad < num_quads; quad += T::kThreads) {
+    const int row = quad / kQuads;
+    const int dim = quad % kQuads * 4;
+    MergedRow merged;
+    merged.reset();
+    float4 o = {0.0F, 0.0F, 0.0F, 0.0F};
+    const Merge* from = &merge;
+#pragma unroll 1
+    for (;;) {
+      const int32_t parent = from->parent;
+      int32_t left = from->num_states;
+      int64_t partial_row =
+          int64_t{from->first_partial_row} + rows.row_in(from->rows, p.schedule.group_size) + row;
+#pragma unroll 1
+      for (; left > 0; left -= kStatesAtOnce) {
+        float4 added[kStatesAtOnce];
+        float lse[kStatesAtOnce];
+#pragma unroll
+        for (int i = 0; i < kStatesAtOnce; ++i) {
+          const int64_t at = partial_row + i * T::kTileQ;
+          added[i] = load_4_if(i < left, p.workspace.partial_o + at * T::kHeadDimVo + dim, 0.0F);
+          lse[i] = load_if(i < left, p.workspace.partial_lse + at, -infinity());
+        }
+        partial_row += kStatesAtOnce * T::kTileQ;
+#pragma unroll
+        for (int i = 0; i < kStatesAtOnce; ++i) {
+          o = merge_values(o, added[i], T::Variant::kUseSoftmax ? merged.add(lse[i]) : kSum);
+        }
+      }
+      if (parent < 0) break;
+      from = p.schedule.merges + parent;
+    }
+    const float scale = T::Variant::kUseSoftmax ? merged.inverse() : 1.0F;
+    write_result<T>(p, variant, rows, merge.kv_head, row, dim, o, scale, merged.lse());
+  }
+}
+
 }  // namespace flashplan::device

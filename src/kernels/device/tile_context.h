@@ -14,8 +14,8 @@ struct TileContext {
   // head dim 256.
   RowBlock block;
   const int32_t* page_ids;  // of the segment; null: ragged
-  Merge merge;              // if it takes part in one; there once the first keys are
-  int32_t is_last;          // whether this CTA is the last of the merge to arrive
+  Merge merge;              // of its first head, if it takes part in one; there once keys are
+  uint32_t is_last;         // whether this CTA arrived last at a merge; of several, a bit for each
 
   FLASHPLAN_DEVICE int32_t heads_end() const { return tile.kv_head + tile.num_kv_heads; }
 
