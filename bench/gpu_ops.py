@@ -109,6 +109,32 @@ def _silu_and_mul(num_tokens, size):
     return make, 6 * num_tokens * size
 
 
+def _rope(num_tokens, num_qo_heads):
+    def make(device):
+        shape = (num_tokens, num_qo_heads + NUM_KV_HEADS, HEAD_DIM)
+        qk = torch.randn(shape, device=device).bfloat16()
+        q, k = qk[:, :num_qo_heads], qk[:, num_qo_heads:]
+        out_q, out_k = torch.empty_like(q), torch.empty_like(k)
+        positions = torch.arange(num_tokens, device=device, dtype=torch.int32)
+        rope = fp.Rope()
+
+        def call():
+            fp.apply_rope(q, k, positions, rope, out_q=out_q, out_k=out_k)
+
+        def check():
+            pair = torch.arange(HEAD_DIM // 2, device=device, dtype=torch.float64)
+            angle = positions[:, None] * 10000.0 ** (-2 * pair / HEAD_DIM)
+            turn = torch.polar(torch.ones_like(angle), angle)[:, None]
+            first, second = q.double().chunk(2, -1)
+            exact = torch.complex(first, second) * turn
+            exact = torch.cat([exact.real, exact.imag], -1)
+            assert (out_q.double() - exact).abs().max() < 0.04, "wrong rotation"
+
+        return call, check
+
+    return make, 4 * num_tokens * (num_qo_heads + NUM_KV_HEADS) * HEAD_DIM
+
+
 VOCAB = 128256
 
 
@@ -166,6 +192,7 @@ OPS = {
     "rmsnorm 64 x 4096": _rmsnorm(64, 4096),
     "rmsnorm 262144 x 128": _rmsnorm(262144, 128),
     "add_rmsnorm 8192 x 4096": _add_rmsnorm(8192, 4096),
+    "rope 8192 x 32+8": _rope(8192, 32),
     "silu_and_mul 8192 x 14336": _silu_and_mul(8192, 14336),
     **{
         f"{name} b{batch_size}": _sample(batch_size, **options)

@@ -58,6 +58,21 @@ void gated_activation_of(Activation activation, nb::handle x, nb::handle out, nb
   });
 }
 
+void apply_rope_of(nb::handle q, nb::handle k, nb::handle positions, const Rope& rope,
+                   nb::handle out_q, nb::handle out_k, nb::handle stream) {
+  const Rope copy = rope;  // Python code may change it while the call is under way
+  OperatorCall call("q", q, stream);
+  const TensorArg q_arg = call.input("q", q);
+  const TensorArg k_arg = call.input("k", k);
+  const TensorArg positions_arg = call.input("positions", positions, TensorKind::kInt);
+  const TensorArg out_q_arg = call.output("out_q", out_q);
+  const TensorArg out_k_arg = call.output("out_k", out_k);
+  call.run([&](Stream on) {
+    return apply_rope(q_arg.view(), k_arg.view(), positions_arg.view(), copy, out_q_arg.view(),
+                      out_k_arg.view(), on);
+  });
+}
+
 }  // namespace
 
 void bind_row_ops(nb::module_& m) {
@@ -65,6 +80,25 @@ void bind_row_ops(nb::module_& m) {
       .value("silu", Activation::kSilu)
       .value("gelu", Activation::kGelu)
       .value("gelu_tanh", Activation::kGeluTanh);
+  nb::enum_<RopeScaling>(m, "RopeScaling")
+      .value("linear", RopeScaling::kLinear)
+      .value("llama3", RopeScaling::kLlama3)
+      .value("yarn", RopeScaling::kYarn);
+  nb::class_<Rope>(m, "Rope")
+      .def(nb::init<>())
+      .def_rw("theta", &Rope::theta)
+      .def_rw("scale", &Rope::scale)
+      .def_rw("rotary_dim", &Rope::rotary_dim)
+      .def_rw("interleaved", &Rope::interleaved)
+      .def_rw("scaling", &Rope::scaling)
+      .def_rw("original_length", &Rope::original_length)
+      .def_rw("low_freq_factor", &Rope::low_freq_factor)
+      .def_rw("high_freq_factor", &Rope::high_freq_factor)
+      .def_rw("beta_fast", &Rope::beta_fast)
+      .def_rw("beta_slow", &Rope::beta_slow)
+      .def_rw("attention_factor", &Rope::attention_factor);
+  m.def("apply_rope", &apply_rope_of, "q"_a.none(), "k"_a.none(), "positions"_a.none(), "rope"_a,
+        "out_q"_a.none(), "out_k"_a.none(), "stream"_a.none());
   m.def("rmsnorm", &rmsnorm_of, "x"_a.none(), "weight"_a.none(), "out"_a.none(), "eps"_a.none(),
         "gemma"_a, "stream"_a.none());
   m.def("add_rmsnorm", &add_rmsnorm_of, "x"_a.none(), "residual"_a.none(), "weight"_a.none(),

@@ -3,7 +3,7 @@
 
 from bad_operators import APPEND, MERGE, OTHER
 from bad_plans import FIND, OPTIONS, PLAN
-from bad_rows import ADD_RMSNORM, GATED, LAYERNORM, RMSNORM
+from bad_rows import ADD_RMSNORM, GATED, LAYERNORM, RMSNORM, ROPE
 from bad_runs import RUN
 from bad_sampling import SAMPLE, SOFTMAX
 
@@ -15,6 +15,7 @@ GROUPS = [
     LAYERNORM,
     ADD_RMSNORM,
     GATED,
+    ROPE,
     SAMPLE,
     SOFTMAX,
 ]

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The operators on rows: see bad_inputs.py."""
 
+import numpy as np
+
 import flashplan as fp
 from scene import half, integers, read_only, sharing, zeros
 
@@ -66,6 +68,53 @@ GATED = [
     ("silu out over x", VALUE, "out", lambda s: silu_over_itself(s)),
 ]
 
+ROPE = [
+    ("rope q none", TYPE, "q", lambda s: s.rope(q=None)),
+    ("rope q rank", VALUE, "q", lambda s: s.rope(q=zeros(4, 32))),
+    ("rope q dtype", TYPE, "q", lambda s: s.rope(q=zeros(4, 4, 8, dtype="float8_e5m2"))),
+    ("rope q one dim", VALUE, "q", lambda s: s.rope(q=zeros(4, 4, 1))),
+    ("rope k dtype", TYPE, "k", lambda s: s.rope(k=half(4, 2, 8))),
+    ("rope k tokens", VALUE, "k", lambda s: s.rope(k=zeros(3, 2, 8))),
+    ("rope k dim", VALUE, "k", lambda s: s.rope(k=zeros(4, 2, 6))),
+    ("rope positions dtype", TYPE, "positions", lambda s: s.rope(positions=zeros(4))),
+    ("rope positions size", VALUE, "positions", lambda s: s.rope(positions=integers(1, 2, 3))),
+    ("rope none", TYPE, "rope", lambda s: s.rope(rope=None)),
+    ("rope theta", VALUE, r"rope\.theta", lambda s: s.rope(rope=fp.Rope(theta=1))),
+    ("rope theta nan", VALUE, r"rope\.theta", lambda s: s.rope(rope=fp.Rope(theta=NAN))),
+    ("rope theta text", TYPE, r"rope\.theta", lambda s: fp.Rope(theta="large")),
+    ("rope scale", VALUE, r"rope\.scale", lambda s: s.rope(rope=fp.Rope(scale=0))),
+    ("rope odd", VALUE, r"rope\.rotary_dim", lambda s: s.rope(rope=fp.Rope(rotary_dim=5))),
+    ("rope large", VALUE, r"rope\.rotary_dim", lambda s: s.rope(rope=fp.Rope(rotary_dim=10))),
+    ("rope zero", VALUE, r"rope\.rotary_dim", lambda s: fp.Rope(rotary_dim=0)),
+    ("rope interleaved", TYPE, r"rope\.interleaved", lambda s: fp.Rope(interleaved="yes")),
+    ("rope scaling", VALUE, r"rope\.scaling", lambda s: fp.Rope(scaling="ntk")),
+    ("rope factor", VALUE, r"rope\.attention_factor", lambda s: fp.Rope(attention_factor=-1)),
+    (
+        "rope length",
+        VALUE,
+        r"rope\.original_length",
+        lambda s: s.rope(rope=fp.Rope(scaling="yarn", original_length=-1)),
+    ),
+    (
+        "rope factors",
+        VALUE,
+        r"rope\.high_freq_factor",
+        lambda s: s.rope(rope=fp.Rope(scaling="llama3", low_freq_factor=5.0)),
+    ),
+    (
+        "rope betas",
+        VALUE,
+        r"rope\.beta_fast",
+        lambda s: s.rope(rope=fp.Rope(scaling="yarn", beta_slow=50.0)),
+    ),
+    ("rope out_q shape", VALUE, "out_q", lambda s: s.rope(out_q=zeros(4, 4, 9))),
+    ("rope out_k dtype", TYPE, "out_k", lambda s: s.rope(out_k=half(4, 2, 8))),
+    ("rope out_q over k", VALUE, "out_q", lambda s: rope_over(s, "out_q", "k")),
+    ("rope out_k over q", VALUE, "out_k", lambda s: rope_over(s, "out_k", "q")),
+    ("rope one output", VALUE, "out_q", lambda s: rope_over(s, "out_q", "out_k")),
+    ("rope out_q over positions", VALUE, "out_q", lambda s: rope_over(s, "out_q", "positions")),
+]
+
 
 def shifted(call):
     """`out` is x's memory, one row further on."""
@@ -81,3 +130,15 @@ def out_over(call, name):
 def silu_over_itself(scene):
     x = zeros(4, 4, 16)
     return scene.silu(x=x, out=x[..., :8])
+
+
+def rope_over(scene, one, other):
+    memory = zeros(4, 4, 8)
+    views = {
+        "k": memory[:, :2],
+        "out_k": memory[:, 2:],
+        "q": memory,
+        "out_q": memory,
+        "positions": memory.view(np.int32)[0, 0, :4],
+    }
+    return scene.rope(**{one: views[one], other: views[other]})

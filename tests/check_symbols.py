@@ -26,6 +26,7 @@ PUBLIC = {
     "flashplan::Plan::timeline_svg",
     "flashplan::add_rmsnorm",
     "flashplan::append_paged_kv",
+    "flashplan::apply_rope",
     "flashplan::gated_activation",
     "flashplan::is_supported",
     "flashplan::layernorm",

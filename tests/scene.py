@@ -129,6 +129,11 @@ class Scene:
         arguments = {"x": self.out.view, "residual": zeros(4, 4, 8), "weight": zeros(8)}
         return fp.add_rmsnorm(**arguments | changes)
 
+    def rope(self, **changes):
+        arguments = {"q": zeros(4, 4, 8), "k": zeros(4, 2, 8), "positions": integers(0, 1, 2, 3)}
+        outputs = {"out_q": self.out.view, "out_k": zeros(4, 2, 8)}
+        return fp.apply_rope(**arguments | {"rope": fp.Rope()} | outputs | changes)
+
     def sample(self, **changes):
         return fp.sample(**{"logits": zeros(4, 8), "out": integers(0, 0, 0, 0)} | changes)
 

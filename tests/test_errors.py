@@ -60,6 +60,7 @@ def test_scene_is_valid():
     scene.layernorm()
     scene.add_rmsnorm()
     scene.silu()
+    scene.rope()
     scene.sample()
     scene.softmax()
 

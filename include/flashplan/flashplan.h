@@ -12,6 +12,7 @@
 #include "flashplan/norm.h"
 #include "flashplan/plan.h"
 #include "flashplan/prefixes.h"
+#include "flashplan/rope.h"
 #include "flashplan/runtime.h"
 #include "flashplan/sampling.h"
 #include "flashplan/schedule.h"

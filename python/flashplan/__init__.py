@@ -9,6 +9,7 @@ from flashplan._core import version as _version
 from flashplan.attention import Attention, is_supported, workspace_bytes
 from flashplan.ops import append_paged_kv, merge_states
 from flashplan.prefixes import find_shared_prefixes
+from flashplan.rope import Rope, apply_rope
 from flashplan.rows import (
     add_rmsnorm,
     gelu_and_mul,
@@ -25,9 +26,11 @@ __version__ = _version()
 __all__ = [
     "Attention",
     "CudaError",
+    "Rope",
     "UnsupportedError",
     "add_rmsnorm",
     "append_paged_kv",
+    "apply_rope",
     "find_shared_prefixes",
     "gelu_and_mul",
     "gelu_tanh_and_mul",

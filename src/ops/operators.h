@@ -17,6 +17,7 @@ void merge_states(const AttentionState* states, int32_t num_states,
                   const AttentionState& out) noexcept;
 void norm(const NormParams& params) noexcept;
 void gated_activation(const ActivationParams& params) noexcept;
+void apply_rope(const RopeParams& params) noexcept;
 
 /// Fails for the first row with an error; then nothing is written.
 Status sample(const SampleParams& params) noexcept;
@@ -36,6 +37,7 @@ Status merge_states(const AttentionState* states, int32_t num_states, const Atte
 
 Status norm(const NormParams& params, Device device, Stream stream) noexcept;
 Status gated_activation(const ActivationParams& params, Device device, Stream stream) noexcept;
+Status apply_rope(const RopeParams& params, Device device, Stream stream) noexcept;
 Status sample(const SampleParams& params, Device device, Stream stream) noexcept;
 Status softmax(const SoftmaxParams& params, Device device, Stream stream) noexcept;
 

@@ -38,6 +38,37 @@ struct ActivationParams {
   float scale = 1.0F;
 };
 
+/// Heads of tokens that are rotated. Strides in bytes.
+struct RopeSide {
+  const char* from = nullptr;
+  int64_t from_token_stride = 0;
+  int64_t from_head_stride = 0;
+  char* to = nullptr;  // may be `from`
+  int64_t to_token_stride = 0;
+  int64_t to_head_stride = 0;
+  int32_t num_heads = 0;
+};
+
+constexpr int32_t kMaxRotaryDim = 512;
+
+struct RopeParams {
+  RopeSide sides[2];  // q, k
+  const void* positions = nullptr;
+  bool has_wide_positions = false;  // int64, else int32
+  bool interleaved = false;
+  DType dtype = DType::kFloat32;
+  int32_t num_rows = 0;  // tokens
+  int32_t head_dim = 0;
+  int32_t rotary_dim = 0;
+  float gain = 1.0F;                     // of cos and sin
+  double turns[kMaxRotaryDim / 2] = {};  // of each pair from one position to the next, of 2 pi
+
+  FLASHPLAN_HOST_DEVICE double position(int32_t token) const {
+    return has_wide_positions ? static_cast<double>(static_cast<const int64_t*>(positions)[token])
+                              : static_cast<double>(static_cast<const int32_t*>(positions)[token]);
+  }
+};
+
 /// A number for each request, or one for all where `each` is null.
 template <class Number>
 struct Parameter {

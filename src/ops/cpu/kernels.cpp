@@ -13,12 +13,14 @@ namespace {
 // After vec.h, which they use.
 #include "ops/cpu/activation_rows.h"
 #include "ops/cpu/norm_rows.h"
+#include "ops/cpu/rope_rows.h"
 #include "ops/cpu/softmax_rows.h"
 
 }  // namespace
 
 const OperatorKernels& operator_kernels() noexcept {
-  static constexpr OperatorKernels kKernels = {norm_rows, gated_activation_rows, softmax_rows};
+  static constexpr OperatorKernels kKernels = {norm_rows, gated_activation_rows, rope_rows,
+                                               softmax_rows};
   return kKernels;
 }
 

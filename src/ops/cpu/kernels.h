@@ -13,6 +13,7 @@ namespace flashplan::cpu {
 struct OperatorKernels {
   void (*norm)(const NormParams& params, int32_t begin, int32_t end) noexcept;
   void (*gated_activation)(const ActivationParams& params, int32_t begin, int32_t end) noexcept;
+  void (*rope)(const RopeParams& params, int32_t begin, int32_t end) noexcept;
   void (*softmax)(const SoftmaxParams& params, int32_t begin, int32_t end) noexcept;
 };
 

@@ -62,6 +62,11 @@ void gated_activation(const ActivationParams& params) noexcept {
   for_all_rows(kernels().gated_activation, params, 4 * int64_t{params.row_size});
 }
 
+void apply_rope(const RopeParams& params) noexcept {
+  const int64_t num_heads = int64_t{params.sides[0].num_heads} + params.sides[1].num_heads;
+  for_all_rows(kernels().rope, params, (num_heads + 2) * params.head_dim);
+}
+
 void softmax(const SoftmaxParams& params) noexcept {
   for_all_rows(kernels().softmax, params, 4 * int64_t{params.vocab});
 }

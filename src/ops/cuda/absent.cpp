@@ -26,6 +26,9 @@ Status gated_activation(const ActivationParams& /*params*/, Device /*device*/,
                         Stream /*stream*/) noexcept {
   return not_built();
 }
+Status apply_rope(const RopeParams& /*params*/, Device /*device*/, Stream /*stream*/) noexcept {
+  return not_built();
+}
 Status sample(const SampleParams& /*params*/, Device /*device*/, Stream /*stream*/) noexcept {
   return not_built();
 }

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rotary position embedding."""
+
+import dataclasses
+from typing import Any
+
+from flashplan import _core
+from flashplan.options import dtype_name, to_bool, to_float, to_int
+from flashplan.outputs import new_output
+
+
+@dataclasses.dataclass(frozen=True)
+class Rope:
+    """Pair i of rotary_dim / 2 turns by position * theta^(-2 i / rotary_dim) radians, as scaled.
+
+    Args:
+        theta: > 1.
+        scale: > 0: how many times longer the context is than the model was first trained on.
+        rotary_dim: even, at most 512: the first dims of a head, the rest is kept; default: all.
+        interleaved: pairs are dims (2 i, 2 i + 1) instead of (i, i + rotary_dim / 2).
+        scaling: "linear" divides all frequencies by `scale`; "llama3" (Llama 3.1) those of
+            wavelengths near original_length and above it; "yarn" (Peng et al., 2023) those of few
+            rotations in original_length.
+        original_length: positions that the model was first trained on; "llama3", "yarn".
+        low_freq_factor, high_freq_factor: "llama3": wavelengths above original_length /
+            low_freq_factor are scaled, below original_length / high_freq_factor they are not.
+        beta_fast, beta_slow: "yarn": dims of fewer rotations than beta_slow are scaled, of more
+            than beta_fast they are not.
+        attention_factor: "yarn": of cos and sin; default: 1 + ln(scale) / 10 where scale > 1.
+
+    Raises:
+        ValueError, TypeError: a value is of no such kind. Ranges are checked by the calls that
+            take it, since they know the head dim.
+    """
+
+    theta: float = 10000.0
+    scale: float = 1.0
+    rotary_dim: int | None = None
+    interleaved: bool = False
+    scaling: str = "linear"
+    original_length: float = 8192
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float | None = None
+    _native: _core.Rope = dataclasses.field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        core = _core.Rope()
+        for name in ("theta", "scale", "original_length", "low_freq_factor", "high_freq_factor"):
+            setattr(core, name, to_float(f"rope.{name}", getattr(self, name)))
+        core.beta_fast = to_float("rope.beta_fast", self.beta_fast)
+        core.beta_slow = to_float("rope.beta_slow", self.beta_slow)
+        if self.rotary_dim is not None:
+            core.rotary_dim = to_int("rope.rotary_dim", self.rotary_dim)
+            if core.rotary_dim < 2:
+                raise ValueError(f"rope.rotary_dim: expected >= 2, got {core.rotary_dim}")
+        core.interleaved = to_bool("rope.interleaved", self.interleaved)
+        scalings = {scaling.name: scaling for scaling in _core.RopeScaling}
+        if not isinstance(self.scaling, str) or self.scaling not in scalings:
+            expected = ", ".join(map(repr, scalings))
+            raise ValueError(f"rope.scaling: expected one of {expected}, got {self.scaling!r}")
+        core.scaling = scalings[self.scaling]
+        if self.attention_factor is not None:
+            core.attention_factor = to_float("rope.attention_factor", self.attention_factor)
+            if not core.attention_factor > 0:
+                raise ValueError(
+                    f"rope.attention_factor: expected > 0, got {self.attention_factor}"
+                )
+        object.__setattr__(self, "_native", core)
+
+
+def apply_rope(
+    q: Any,
+    k: Any,
+    positions: Any,
+    rope: Rope,
+    *,
+    out_q: Any = None,
+    out_k: Any = None,
+    stream: Any = None,
+) -> tuple[Any, Any]:
+    """Rotates the queries and keys of tokens by their positions, in float32.
+
+    Args:
+        q: [tokens, num_qo_heads, head_dim] float32, float16 or bfloat16 (also as uint16 memory).
+        k: [tokens, num_kv_heads, head_dim] of q's dtype.
+        positions: [tokens] int32 or int64.
+        rope: which dims turn, and how fast.
+        out_q, out_k: shaped like q and k, written; q and k themselves, or memory apart from all
+            arguments; default: new tensors in q's framework.
+        stream: as in `Attention`; default: the current one of q's framework. None on the CPU.
+
+    Returns:
+        (q, k), rotated.
+
+    Raises:
+        ValueError, TypeError: an argument is malformed. Nothing was written.
+    """
+    if not isinstance(rope, Rope):
+        raise TypeError(f"rope: expected a Rope, got {type(rope).__name__}")
+    out_q, finish_q = _output(q, out_q)
+    out_k, finish_k = _output(k, out_k)
+    _core.apply_rope(q, k, positions, rope._native, out_q, out_k, stream)
+    return finish_q(out_q), finish_k(out_k)
+
+
+def _output(tensor: Any, out: Any) -> tuple[Any, Any]:
+    if out is not None:
+        return out, lambda same: same
+    shape = tuple(getattr(tensor, "shape", ()))
+    return new_output(tensor, shape, dtype_name(getattr(tensor, "dtype", "float32")))

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+// Included by kernels.cpp only, inside the namespace of its instruction set.
+
+/// The rotation of each pair at one position.
+struct Rotations {
+  alignas(64) float cos[kMaxRotaryDim / 2];
+  alignas(64) float sin[kMaxRotaryDim / 2];
+};
+
+void fill_rotations(const RopeParams& p, double position, Rotations& rotations) {
+  const float gain = p.gain;
+#pragma omp simd
+  for (int32_t i = 0; i < p.rotary_dim / 2; ++i) {
+    // Adding 1.5 * 2^52 rounds to an integer. Whole turns are dropped in double: positions may be
+    // large.
+    constexpr double kMagic = 6755399441055744.0;
+    const double turns = position * p.turns[i];
+    const auto part = static_cast<float>(turns - ((turns + kMagic) - kMagic));
+    // In [-1/2, 1/2]; less a half turn, which changes signs, in [-1/4, 1/4].
+    constexpr float kFloatMagic = 12582912.0F;
+    const float half_turns = (2.0F * part + kFloatMagic) - kFloatMagic;
+    const float sign = gain * (1.0F - 2.0F * (half_turns * half_turns));
+    const float x = 6.2831853F * (part - 0.5F * half_turns);
+    const float z = x * x;
+    float sine = -2.5052108e-8F;  // Taylor's coefficients
+    sine = sine * z + 2.7557319e-6F;
+    sine = sine * z - 1.9841270e-4F;
+    sine = sine * z + 8.3333333e-3F;
+    sine = sine * z - 1.6666667e-1F;
+    sine = x + x * (sine * z);
+    float cosine = 2.0876757e-9F;
+    cosine = cosine * z - 2.7557319e-7F;
+    cosine = cosine * z + 2.4801587e-5F;
+    cosine = cosine * z - 1.3888889e-3F;
+    cosine = cosine * z + 4.1666667e-2F;
+    cosine = cosine * z - 0.5F;
+    cosine = cosine * z + 1.0F;
+    rotations.sin[i] = sign * sine;
+    rotations.cos[i] = sign * cosine;
+  }
+}
+
+/// `kStep`: from one pair to the next; `distance`: of the dims of a pair.
+template <typename Format, int32_t kStep>
+void rotate_head(const typename Format::Storage* from, typename Format::Storage* to,
+                 int32_t num_pairs, int32_t distance, const Rotations& rotations) {
+#pragma omp simd
+  for (int32_t i = 0; i < num_pairs; ++i) {
+    const float a = Format::load(from[kStep * i]);
+    const float b = Format::load(from[kStep * i + distance]);
+    to[kStep * i] = Format::store(a * rotations.cos[i] - b * rotations.sin[i]);
+    to[kStep * i + distance] = Format::store(b * rotations.cos[i] + a * rotations.sin[i]);
+  }
+}
+
+template <typename Format>
+void rope_token(const RopeParams& p, int32_t token) {
+  using Storage = typename Format::Storage;
+  Rotations rotations;
+  fill_rotations(p, p.position(token), rotations);
+  const int32_t num_pairs = p.rotary_dim / 2;
+  for (const RopeSide& side : p.sides) {
+    for (int32_t head = 0; head < side.num_heads; ++head) {
+      const auto* from = reinterpret_cast<const Storage*>(
+          side.from + token * side.from_token_stride + head * side.from_head_stride);
+      auto* to = reinterpret_cast<Storage*>(side.to + token * side.to_token_stride +
+                                            head * side.to_head_stride);
+      if (p.interleaved) {
+        rotate_head<Format, 2>(from, to, num_pairs, 1, rotations);
+      } else {
+        rotate_head<Format, 1>(from, to, num_pairs, num_pairs, rotations);
+      }
+      if (from == to) continue;
+      for (int32_t d = p.rotary_dim; d < p.head_dim; ++d) to[d] = from[d];
+    }
+  }
+}
+
+void rope_rows(const RopeParams& p, int32_t begin, int32_t end) noexcept {
+  dispatch_wide_format(p.dtype, [&](auto format) {
+    for (int32_t token = begin; token < end; ++token) rope_token<decltype(format)>(p, token);
+  });
+}
