@@ -70,6 +70,8 @@ def to_int(argument: str, value: Any, bits: int = 32) -> int:
 def to_float(argument: str, value: Any) -> float:
     """A float, or TypeError / ValueError naming `argument`."""
     try:
+        if not hasattr(type(value), "__float__"):  # float() would read text too
+            return float(operator.index(value))
         return float(value)
     except OverflowError:
         raise ValueError(f"{argument}: expected a float32, got a larger number") from None

@@ -98,15 +98,19 @@ def sample(
     )
     probs = to_bool("from_probs", from_probs)
     with_logprobs = to_bool("return_logprobs", return_logprobs) or logprobs is not None
-    batch = tuple(getattr(logits, "shape", ()))[:1]
     finish: Callable[[Any], Any] = _unchanged
     finish_logprobs: Callable[[Any], Any] = _unchanged
     if out is None:
-        out, finish = new_output(logits, batch, "int32")
+        out, finish = new_output(logits, _batch(logits), "int32")
     if with_logprobs and logprobs is None:
-        logprobs, finish_logprobs = new_output(logits, batch, "float32")
+        logprobs, finish_logprobs = new_output(logits, _batch(logits), "float32")
     _core.sample(logits, *parameters, probs, logit_bias, out, logprobs, status, stream)
     return (finish(out), finish_logprobs(logprobs)) if with_logprobs else finish(out)
+
+
+def _batch(logits: Any) -> tuple[int, ...]:
+    """[batch], the shape of an output."""
+    return tuple(getattr(logits, "shape", ()))[:1]
 
 
 def _parameter(name: str, value: Any, default: Any, convert: Any) -> Any:
@@ -114,7 +118,7 @@ def _parameter(name: str, value: Any, default: Any, convert: Any) -> Any:
     if value is None:
         return default
     is_tensor = hasattr(value, "__dlpack__") or hasattr(value, "__array_interface__")
-    if is_tensor and getattr(value, "ndim", 1) > 0:
+    if is_tensor and getattr(value, "ndim", 1) != 0:
         return value
     return convert(name, value)
 

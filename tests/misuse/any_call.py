@@ -3,8 +3,10 @@
 
 from misuse.calls import Append, Merge, MergeStack, Run, pick
 from misuse.row_calls import AddRmsNorm, Gated, LayerNorm, RmsNorm
+from misuse.sampling_calls import Sample, Softmax
 
 
 def any_call(rng):
     rows = pick(rng, RmsNorm, AddRmsNorm, LayerNorm, Gated)
-    return pick(rng, Run, Run, Run, Append, Append, Merge, MergeStack, rows)(rng)
+    attention = (Run, Run, Run, Append, Append, Merge, MergeStack)
+    return pick(rng, *attention, rows, pick(rng, Softmax, Sample, Sample))(rng)

@@ -226,7 +226,7 @@ def numbers(rng):
     text = type(value).__name__ if isinstance(value, Hostile) else f"{value!r:.200}"
     note(f"{type(call).__name__}: {name} = {text}")
     before = call.snapshot()
-    names = {name}
+    names = call.names(name)
     if name.endswith(("layout", "dtype")):  # another layout or dtype is that of other tensors
         names |= set(call.tensors)
     result = expect(names, lambda: (call.invoke(**{name: value}), 1))

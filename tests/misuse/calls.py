@@ -24,7 +24,8 @@ class Call:
     written = ()
     in_place = ()  # pairs (output, input) that may lie exactly alike
     optional = ("workspace",)  # of the tensors
-    numbers = ()  # arguments that are no tensors, besides stream
+    numbers = ()  # arguments that may be no tensors, besides stream
+    parameters = ()  # tensors that may be numbers
 
     def __init__(self, rng):
         self.rng = rng
