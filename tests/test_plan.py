@@ -351,7 +351,23 @@ def test_html_is_a_well_formed_timeline(lens):
     page.close()
     assert not page.open
     assert "svg" in page.seen
-    assert "CTA" in page.text or not lens
+    assert "queue 0: request 0, keys 0 to" in page.text or not lens
+
+
+@pytest.mark.parametrize(("num_ctas", "shown"), [(1, 1), (64, 64), (200, 64)])
+def test_the_timeline_says_what_it_shows(num_ctas, shown):
+    """How many queues of how many, what the line is, and which colour is which request."""
+    lens = [3000] + [40] * 11
+    attn = fp.Attention(**Case((1,) * 12, tuple(lens), num_ctas=num_ctas).options())
+    plan = attn.plan(list(range(13)), lens)
+    page = _Html()
+    page.feed(plan._repr_html_())
+    assert f"{shown} of {num_ctas} queues" in page.text
+    longest = max(plan.cta_costs) * num_ctas / sum(plan.cta_costs)
+    assert f"longest queue: {longest:.2f} of it" in page.text
+    names = re.findall(r"^request \d+$", page.text, re.MULTILINE)
+    assert names == [f"request {i}" for i in range(8)]
+    assert "4 more requests" in page.text
 
 
 def test_engines_in_parallel_threads(seed):

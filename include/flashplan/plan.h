@@ -168,7 +168,8 @@ class FLASHPLAN_API Plan {
   /// The same for a person. Empty if memory runs out.
   std::string describe() const noexcept;
 
-  /// The same as a small SVG picture: one line per CTA, one box per work tile.
+  /// The same as a small SVG picture: one line per queue, one box per work tile, an axis and a
+  /// legend; of more than 64 queues the first 64.
   std::string timeline_svg() const noexcept;
 
   struct Impl;  // the library's own; see src/api/plan_impl.h

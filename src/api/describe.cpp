@@ -93,6 +93,85 @@ void append_queue(std::string& text, const Schedule& schedule, int32_t batch_siz
   text += end - begin > kMostTiles ? " ...\n" : "\n";
 }
 
+// The picture: one line per queue, an axis of predicted time, a legend. In pixels.
+constexpr int32_t kWidth = 640;
+constexpr int32_t kTextHeight = 16;
+constexpr int32_t kMostQueues = 64;
+constexpr int32_t kMostNames = 8;  // in the legend
+
+std::string name_of(int32_t segment, int32_t batch_size) {
+  const bool is_prefix = segment >= batch_size;
+  return (is_prefix ? "prefix " : "request ") +
+         std::to_string(is_prefix ? segment - batch_size : segment);
+}
+
+void append_box(std::string& svg, double x, int32_t y, double width, int32_t height,
+                int32_t segment, bool is_merged) {
+  append(svg, "<rect x=\"%.1f\" y=\"%d\" width=\"%.1f\" height=\"%d\" fill=\"hsl(%d,60%%,%d%%)\">",
+         x, y, width, height, segment * 47 % 360, is_merged ? 70 : 50);
+}
+
+/// Text in the colour of the page, which may be dark. `anchor`: start, middle or end.
+void append_label(std::string& svg, int32_t x, int32_t y, const char* anchor,
+                  const std::string& text) {
+  append(svg, "<text x=\"%d\" y=\"%d\" text-anchor=\"%s\">", x, y, anchor);
+  svg.append(text).append("</text>\n");
+}
+
+/// The boxes of a queue. They share its predicted time in proportion to their keys.
+void append_boxes(std::string& svg, const Schedule& schedule, int32_t batch_size, int32_t cta,
+                  int32_t line, int64_t largest) {
+  const auto weight_of = [](const WorkTile& tile) {
+    return int64_t{tile.num_kv_heads} * (int64_t{tile.kv_end} - tile.kv_begin + 1);
+  };
+  const int32_t begin = schedule.cta_indptr[static_cast<size_t>(cta)];
+  const int32_t end = schedule.cta_indptr[static_cast<size_t>(cta) + 1];
+  int64_t weight = 0;
+  for (int32_t i = begin; i < end; ++i) weight += weight_of(schedule.tiles[static_cast<size_t>(i)]);
+  const double scale = static_cast<double>(kWidth) *
+                       static_cast<double>(schedule.cta_cost[static_cast<size_t>(cta)]) /
+                       static_cast<double>(largest) /
+                       static_cast<double>(std::max<int64_t>(weight, 1));
+  double x = 0;
+  for (int32_t i = begin; i < end; ++i) {
+    const WorkTile& tile = schedule.tiles[static_cast<size_t>(i)];
+    const double width = scale * static_cast<double>(weight_of(tile));
+    append_box(svg, x, cta * line, std::max(width - 0.5, 0.5), line - 1, tile.segment,
+               tile.merge >= 0);
+    append(svg, "<title>queue %d: %s, keys %d to %d</title></rect>\n", cta,
+           name_of(tile.segment, batch_size).c_str(), tile.kv_begin, tile.kv_end);
+    x += width;
+  }
+}
+
+void append_axis(std::string& svg, const Schedule& schedule, int32_t num_queues, int32_t y) {
+  const double longest = imbalance(schedule);
+  const auto mean = static_cast<int32_t>(kWidth / longest);
+  append(svg, "<path d=\"M0 %dH%dM%d 0V%d\" stroke=\"currentColor\" fill=\"none\"/>\n", y, kWidth,
+         mean, y);
+  append_label(svg, 0, y + kTextHeight, "start",
+               std::to_string(num_queues) + " of " + std::to_string(schedule.num_ctas()) +
+                   " queues, predicted time to the right");
+  std::string text;
+  append(text, "line: the mean; longest queue: %.2f of it", longest);
+  append_label(svg, kWidth, y + kTextHeight, "end", text);
+}
+
+void append_legend(std::string& svg, const Schedule& schedule, int32_t batch_size, int32_t y) {
+  const auto num_segments = static_cast<int32_t>(schedule.segments.size());
+  constexpr int32_t kStep = kWidth / kMostNames;
+  for (int32_t i = 0; i < std::min(num_segments, kMostNames); ++i) {
+    append_box(svg, i * kStep, y, 10, 10, i, false);
+    svg += "</rect>\n";
+    append_label(svg, i * kStep + 13, y + 9, "start", name_of(i, batch_size));
+  }
+  std::string text = "pale: partial results, which are merged";
+  if (num_segments > kMostNames) {
+    text += "; " + std::to_string(num_segments - kMostNames) + " more requests and prefixes";
+  }
+  append_label(svg, 0, y + kTextHeight + 9, "start", text);
+}
+
 }  // namespace
 
 std::string Plan::describe() const noexcept try {
@@ -101,12 +180,12 @@ std::string Plan::describe() const noexcept try {
   append_summary(text, *impl_);
   const Schedule& schedule = impl_->scheduler.schedule();
   text += "queue       cost  tiles  request.rowtile heads [keys)   p = prefix, * = merged later\n";
-  constexpr int32_t kMostQueues = 16;
-  for (int32_t c = 0; c < std::min(schedule.num_ctas(), kMostQueues); ++c) {
+  constexpr int32_t kMostLines = 16;
+  for (int32_t c = 0; c < std::min(schedule.num_ctas(), kMostLines); ++c) {
     append_queue(text, schedule, impl_->batch_size, c);
   }
-  if (schedule.num_ctas() > kMostQueues) {
-    append(text, "  ... and %d more queues\n", schedule.num_ctas() - kMostQueues);
+  if (schedule.num_ctas() > kMostLines) {
+    append(text, "  ... and %d more queues\n", schedule.num_ctas() - kMostLines);
   }
   return text;
 } catch (...) {
@@ -116,46 +195,22 @@ std::string Plan::describe() const noexcept try {
 std::string Plan::timeline_svg() const noexcept try {
   if (!impl_ || !impl_->planned) return {};
   const Schedule& schedule = impl_->scheduler.schedule();
-  constexpr int32_t kWidth = 640;
-  constexpr int32_t kMostQueues = 64;
   const int32_t num_queues = std::min(schedule.num_ctas(), kMostQueues);
   const int32_t line = num_queues > 24 ? 5 : 10;
+  const int32_t height = num_queues * line;
   const int64_t largest =
       std::max<int64_t>(1, *std::max_element(schedule.cta_cost.begin(), schedule.cta_cost.end()));
 
   std::string svg;
-  append(svg, "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%d\">\n", kWidth,
-         num_queues * line);
+  append(svg,
+         "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%d\" "
+         "font-family=\"sans-serif\" font-size=\"11\" fill=\"currentColor\">\n",
+         kWidth, height + 4 * kTextHeight);
   for (int32_t c = 0; c < num_queues; ++c) {
-    const int32_t begin = schedule.cta_indptr[static_cast<size_t>(c)];
-    const int32_t end = schedule.cta_indptr[static_cast<size_t>(c) + 1];
-    // Boxes share the queue's predicted time in proportion to their keys.
-    int64_t weight = 0;
-    const auto weight_of = [](const WorkTile& tile) {
-      return int64_t{tile.num_kv_heads} * (int64_t{tile.kv_end} - tile.kv_begin + 1);
-    };
-    for (int32_t i = begin; i < end; ++i)
-      weight += weight_of(schedule.tiles[static_cast<size_t>(i)]);
-    const double scale = static_cast<double>(kWidth) *
-                         static_cast<double>(schedule.cta_cost[static_cast<size_t>(c)]) /
-                         static_cast<double>(largest) /
-                         static_cast<double>(std::max<int64_t>(weight, 1));
-    double x = 0;
-    for (int32_t i = begin; i < end; ++i) {
-      const WorkTile& tile = schedule.tiles[static_cast<size_t>(i)];
-      const double width = scale * static_cast<double>(weight_of(tile));
-      append(svg,
-             "<rect x=\"%.1f\" y=\"%d\" width=\"%.1f\" height=\"%d\" fill=\"hsl(%d,60%%,%d%%)\">",
-             x, c * line, std::max(width - 0.5, 0.5), line - 1, tile.segment * 47 % 360,
-             tile.merge >= 0 ? 70 : 50);
-      const bool is_prefix = tile.segment >= impl_->batch_size;
-      append(svg, "<title>CTA %d: %s %d, keys %d to %d</title></rect>\n", c,
-             is_prefix ? "prefix" : "request",
-             is_prefix ? tile.segment - impl_->batch_size : tile.segment, tile.kv_begin,
-             tile.kv_end);
-      x += width;
-    }
+    append_boxes(svg, schedule, impl_->batch_size, c, line, largest);
   }
+  append_axis(svg, schedule, num_queues, height);
+  append_legend(svg, schedule, impl_->batch_size, height + 2 * kTextHeight - 8);
   svg += "</svg>\n";
   return svg;
 } catch (...) {
