@@ -37,6 +37,7 @@ PUBLIC = {
     "flashplan::set_num_threads",
     "flashplan::show_config",
     "flashplan::softmax",
+    "flashplan::to_string",
     "flashplan::version",
     "flashplan::workspace_bytes",
 }

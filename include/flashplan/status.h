@@ -2,6 +2,8 @@
 // The result of every call. Nothing in this library throws, prints, aborts or exits.
 #pragma once
 
+#include "flashplan/export.h"
+
 namespace flashplan {
 
 enum class StatusCode : int {
@@ -13,6 +15,9 @@ enum class StatusCode : int {
   kOutOfMemory,      // an allocation failed, on the host or on a GPU
   kCudaError,        // a CUDA call failed; the context may be lost
 };
+
+/// "kInvalidArgument" and so on, for logs; "unknown" for what is no code.
+FLASHPLAN_API const char* to_string(StatusCode code) noexcept;
 
 /// Code and text of an outcome. Trivially copyable, never allocates.
 /// A failed call leaves its object usable and has written nothing to the caller's tensors.

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 
 // The driver's stream type. Declared here so that no CUDA header is needed: a cudaStream_t or a
 // CUstream converts without a cast.
@@ -48,8 +49,8 @@ struct Device {
 
 constexpr int kMaxRank = 4;
 
-/// A strided view of the caller's memory. Owns nothing; valid for the duration of the call
-/// (on CUDA: until the stream has passed the work).
+/// A strided view of the caller's memory; contiguous() makes one of memory without gaps. Owns
+/// nothing; valid for the duration of the call (on CUDA: until the stream has passed the work).
 struct TensorView {
   void* data = nullptr;
   DType dtype = DType::kFloat32;
@@ -62,5 +63,36 @@ struct TensorView {
   /// An argument that was not given.
   constexpr bool empty() const noexcept { return rank == 0; }
 };
+
+/// A row-major view without gaps. More than kMaxRank sizes give a rank that every call refuses.
+inline TensorView contiguous(void* data, DType dtype, Device device,
+                             std::initializer_list<int64_t> shape) noexcept {
+  TensorView view;
+  view.data = data;
+  view.dtype = dtype;
+  view.device = device;
+  view.rank = static_cast<int32_t>(shape.size());
+  int32_t d = 0;
+  for (const int64_t size : shape) {
+    if (d == kMaxRank) break;
+    view.shape[d++] = size;
+  }
+  int64_t stride = 1;
+  while (d > 0) {
+    --d;
+    view.stride[d] = stride;
+    stride = static_cast<int64_t>(static_cast<uint64_t>(stride) *
+                                  static_cast<uint64_t>(view.shape[d]));  // which may wrap
+  }
+  return view;
+}
+
+/// The same of memory that is not written, which a call that would write refuses.
+inline TensorView contiguous(const void* data, DType dtype, Device device,
+                             std::initializer_list<int64_t> shape) noexcept {
+  TensorView view = contiguous(const_cast<void*>(data), dtype, device, shape);
+  view.read_only = true;
+  return view;
+}
 
 }  // namespace flashplan

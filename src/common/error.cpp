@@ -16,6 +16,19 @@ Status error(StatusCode code, const char* format, ...) noexcept {
   return status;
 }
 
+const char* to_string(StatusCode code) noexcept {
+  switch (code) {
+    case StatusCode::kOk: return "kOk";
+    case StatusCode::kInvalidArgument: return "kInvalidArgument";
+    case StatusCode::kInvalidType: return "kInvalidType";
+    case StatusCode::kUnsupported: return "kUnsupported";
+    case StatusCode::kNotReady: return "kNotReady";
+    case StatusCode::kOutOfMemory: return "kOutOfMemory";
+    case StatusCode::kCudaError: return "kCudaError";
+  }
+  return "unknown";
+}
+
 const char* to_string(DType dtype) noexcept {
   switch (dtype) {
     case DType::kFloat32: return "float32";

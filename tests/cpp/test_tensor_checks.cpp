@@ -43,6 +43,29 @@ TEST(strides_of_single_elements_do_not_matter) {
   CHECK(is_vectorized(nothing));
 }
 
+TEST(contiguous_views) {
+  float memory[24];
+  const TensorView view = contiguous(memory, DType::kFloat32, {}, {2, 3, 4});
+  CHECK(view.data == memory && view.rank == 3 && !view.read_only);
+  const int64_t strides[] = {12, 4, 1};
+  for (int32_t d = 0; d < 3; ++d) {
+    CHECK_EQ(view.shape[d], d + 2);
+    CHECK_EQ(view.stride[d], strides[d]);
+  }
+  const float* constant = memory;
+  CHECK(contiguous(constant, DType::kFloat32, {}, {24}).read_only);
+  CHECK_EQ(contiguous(memory, DType::kFloat32, {}, {1, 1, 1, 1, 1}).rank, 5);
+  CHECK(contiguous(memory, DType::kFloat32, {}, {}).empty());
+  const int64_t most = INT64_MAX;
+  CHECK_EQ(contiguous(memory, DType::kFloat32, {}, {1, most, most}).stride[1], most);
+}
+
+TEST(names_of_status_codes) {
+  CHECK_EQ(std::string(to_string(StatusCode::kOk)), "kOk");
+  CHECK_EQ(std::string(to_string(StatusCode::kCudaError)), "kCudaError");
+  CHECK_EQ(std::string(to_string(static_cast<StatusCode>(99))), "unknown");
+}
+
 TEST(columns_of_a_block_table) {
   TensorView table{nullptr, DType::kInt32, {DeviceType::kCuda, 0}, 2, {4, 5}, {5, 1}};
   CHECK(check_columns(table, 2, 80, 16).ok());

@@ -4,7 +4,6 @@
 
 #include <cmath>
 #include <cstdio>
-#include <cstring>
 #include <string>
 #include <vector>
 
@@ -15,14 +14,7 @@ namespace {
 constexpr int kHeadDim = 4;
 
 fp::TensorView matrix(std::vector<float>& values, int64_t rows) {
-  fp::TensorView view;
-  view.data = values.data();
-  view.rank = 3;
-  const int64_t shape[] = {rows, 1, kHeadDim};
-  const int64_t stride[] = {kHeadDim, kHeadDim, 1};
-  std::memcpy(view.shape, shape, sizeof shape);
-  std::memcpy(view.stride, stride, sizeof stride);
-  return view;
+  return fp::contiguous(values.data(), fp::DType::kFloat32, fp::Device{}, {rows, 1, kHeadDim});
 }
 
 std::vector<float> numbers(int64_t rows, float seed) {
@@ -46,7 +38,7 @@ void attend(const float* q, const float* k, const float* v, int kv_len, double* 
 }
 
 int fail(const char* what, const fp::Status& status) {
-  std::printf("%s failed: %s\n", what, status.message);
+  std::printf("%s failed, %s: %s\n", what, fp::to_string(status.code), status.message);
   return 1;
 }
 
