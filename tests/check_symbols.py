@@ -28,6 +28,7 @@ PUBLIC = {
     "flashplan::append_paged_kv",
     "flashplan::apply_rope",
     "flashplan::gated_activation",
+    "flashplan::find_shared_prefixes",
     "flashplan::is_supported",
     "flashplan::layernorm",
     "flashplan::merge_states",
