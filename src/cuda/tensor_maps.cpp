@@ -60,7 +60,7 @@ bool encode(TensorMap* map, const TensorView& tensor, const std::array<MapDim, k
   static_assert(sizeof(TensorMap) == sizeof(CUtensorMap));
   return function(reinterpret_cast<CUtensorMap*>(map), type, kDims, tensor.data, sizes.data(),
                   strides.data() + 1, boxes.data(), ones.data(), CU_TENSOR_MAP_INTERLEAVE_NONE,
-                  CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                  CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
@@ -142,11 +142,10 @@ TensorMaps encode_tensor_maps(const Kernel& kernel, const AttentionOptions& opti
                encode_tokens(&maps.q, t.q, group, tile_q, options.head_dim_qk / kBlockDims);
   maps.has_o = is_power && group <= kOutputRows && options.o_dtype == options.q_dtype &&
                encode_tokens(&maps.o, t.o, group, kOutputRows, 1);
-  // The largest power of two that divides the page.
+  // The largest power of two that divides the page and a step.
   const int64_t tile_kv = kernel.geometry.tile_kv;
-  const int64_t rows = options.page_size == 0
-                           ? tile_kv
-                           : std::min<int64_t>(options.page_size & -options.page_size, tile_kv);
+  const int64_t divisor = options.page_size | tile_kv;
+  const int64_t rows = options.page_size == 0 ? tile_kv : divisor & -divisor;
   maps.box_rows = static_cast<int32_t>(rows);
   maps.num_kv_tokens =
       options.page_size == 0
