@@ -26,6 +26,8 @@ struct RowTile {
   uint16_t num_rows;
   uint16_t cost_class;  // CostClasses::kLast: in a group
   int32_t sharer;       // see PrefixTree; -1: none
+
+  bool in_group() const { return cost_class == CostClasses::kLast; }
 };
 
 /// The row tiles of one segment, if there are several and they share a cache.

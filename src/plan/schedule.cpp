@@ -20,18 +20,16 @@ int32_t least_heads_per_item(const ScheduleShape& shape, int64_t max_row_tiles) 
   return static_cast<int32_t>(std::clamp<int64_t>(heads, 1, shape.num_kv_heads));
 }
 
-/// Writes pieces of a queue to `to`, and returns where the next go. Parts of splits come first:
-/// their merges then overlap with what is whole.
-WorkTile* write_pieces(std::span<const WorkTile> pieces, WorkTile* to) {
-  if (!pieces.empty() && pieces.front().merge >= 0) {
-    *to++ = pieces.front();
-    pieces = pieces.subspan(1);
+/// Takes the pieces that are parts of splits, the first and the last one, and writes them to `to`.
+WorkTile* take_splits(std::span<const WorkTile>* pieces, WorkTile* to) {
+  if (!pieces->empty() && pieces->front().merge >= 0) {
+    *to++ = pieces->front();
+    *pieces = pieces->subspan(1);
   }
-  if (!pieces.empty() && pieces.back().merge >= 0) {
-    *to++ = pieces.back();
-    pieces = pieces.first(pieces.size() - 1);
+  if (!pieces->empty() && pieces->back().merge >= 0) {
+    *to++ = pieces->back();
+    *pieces = pieces->first(pieces->size() - 1);
   }
-  for (const WorkTile& piece : pieces) *to++ = piece;  // a few: a call would cost more
   return to;
 }
 
@@ -76,6 +74,7 @@ void Scheduler::reserve(const ScheduleShape& shape, const ScheduleBounds& bounds
   left_.resize(items);
   sorted_.resize(items);
   heap_.resize(num_ctas);
+  next_whole_.resize(num_ctas);
   dealt_cost_.assign(num_ctas, 0);
 }
 
@@ -355,28 +354,41 @@ void Scheduler::fill_queues(int64_t share) {
   }
 }
 
+/// Parts of splits come first: their merges then overlap with what is whole. Where a batch has
+/// prompts and decodes, every other queue has its prompts first, the others have them last:
+/// decodes, which are bound by memory, run beside prompts, which are not.
 void Scheduler::write_queues() {
   const std::span dealt(dealt_.data(), static_cast<size_t>(num_whole_));
-  // First the number of whole tiles of each queue, then where the next one of them goes.
-  int32_t* const next_whole = schedule_.cta_indptr.data() + 1;
+  const bool mixed = !row_tiles_.groups().empty() && !row_tiles_.longest_first().empty();
+  const auto prompts_first = [mixed](int32_t cta) { return mixed && cta % 2 == 0; };
+  int32_t* const next_whole = next_whole_.data();  // at first the number of whole tiles
   std::fill_n(next_whole, shape_.num_ctas, 0);
   for (const Item& item : dealt) ++next_whole[item.cta];
   WorkTile* const tiles = memory_.tiles;
   WorkTile* next = tiles;
   for (int32_t c = 0; c < shape_.num_ctas; ++c) {
-    next = write_pieces(cutter_.pieces_of(c), next);
-    const int32_t count = std::exchange(next_whole[c], static_cast<int32_t>(next - tiles));
-    next += count;
+    std::span<const WorkTile> pieces = cutter_.pieces_of(c);
+    next = take_splits(&pieces, next);
+    const auto num_pieces = static_cast<int32_t>(pieces.size());
+    const auto begin = static_cast<int32_t>(next - tiles);
+    const int32_t count = next_whole[c];
+    next += prompts_first(c) ? count : 0;
+    for (const WorkTile& piece : pieces) *next++ = piece;  // a few: a call would cost more
+    next += prompts_first(c) ? 0 : count;
+    next_whole[c] = prompts_first(c) ? begin : begin + num_pieces;
+    schedule_.cta_indptr[static_cast<size_t>(c) + 1] = static_cast<int32_t>(next - tiles);
   }
-  for (const Item& item : dealt) {
-    const RowTile& t = row_tiles_[item.row_tile];
-    const int32_t merge =
-        t.sharer < 0 ? -1 : sharing_.first + t.sharer * shape_.num_kv_heads + item.head;
-    const int32_t row = merge < 0 ? -1 : memory_.merges[merge].first_partial_row;
-    tiles[next_whole[item.cta]++] = {t.segment,    t.row_tile, item.head, item.num_heads,
-                                     t.keys.begin, t.keys.end, row,       merge};
+  for (int pass = 0; pass < (mixed ? 2 : 1); ++pass) {
+    for (const Item& item : dealt) {
+      const RowTile& t = row_tiles_[item.row_tile];
+      if (mixed && (t.in_group() == prompts_first(item.cta)) == (pass == 1)) continue;
+      const int32_t merge =
+          t.sharer < 0 ? -1 : sharing_.first + t.sharer * shape_.num_kv_heads + item.head;
+      const int32_t row = merge < 0 ? -1 : memory_.merges[merge].first_partial_row;
+      tiles[next_whole[item.cta]++] = {t.segment,    t.row_tile, item.head, item.num_heads,
+                                       t.keys.begin, t.keys.end, row,       merge};
+    }
   }
-  // Now each is the end of its queue, as cta_indptr has it.
   schedule_.tiles = {tiles, next};
   schedule_.first_merge = cutter_.first_merge();
   schedule_.merges = {memory_.merges + schedule_.first_merge,

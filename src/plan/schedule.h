@@ -114,6 +114,7 @@ class Scheduler {
   std::vector<Item> left_;           // that did not fit, and are cut
   std::vector<Item> sorted_;         // that were not dealt, longest first
   std::vector<int32_t> heap_;        // CTAs, the least loaded on top
+  std::vector<int32_t> next_whole_;  // of each queue: where its next whole tile goes
   std::vector<int64_t> dealt_cost_;  // per CTA, of the whole tiles
   CostClasses classes_;
   int32_t num_dealt_ = 0;

@@ -324,6 +324,31 @@ double heads_at_once(const Schedule& schedule) {
   return static_cast<double>(num_pairs) / static_cast<double>(longest);
 }
 
+TEST(decodes_run_beside_prompts) {
+  const ScheduleShape shape = real_shape(132, DeviceType::kCuda);
+  HostBatch batch;
+  batch.add(2048, 8192);
+  for (int i = 0; i < 64; ++i) batch.add(1, 4096);
+  OwningScheduler scheduler = reserved(shape, batch);
+  scheduler.make(batch.view());
+  const Schedule& schedule = scheduler.schedule();
+  int num_mixed = 0;
+  for (size_t c = 0; c < 132; ++c) {
+    const bool prompts_first = c % 2 == 0;
+    bool has_first = false;
+    bool has_last = false;
+    for (int32_t i = schedule.cta_indptr[c]; i < schedule.cta_indptr[c + 1]; ++i) {
+      const WorkTile& tile = schedule.tiles[static_cast<size_t>(i)];
+      if (tile.merge >= 0) continue;  // parts of splits come before all
+      const bool is_first = (tile.segment == 0) == prompts_first;
+      CHECK(!is_first || !has_last);
+      (is_first ? has_first : has_last) = true;
+    }
+    num_mixed += has_first && has_last ? 1 : 0;
+  }
+  CHECK(num_mixed > 132 / 2);
+}
+
 TEST(ctas_share_keys) {
   ScheduleShape shape = real_shape(264, DeviceType::kCuda);
   HostBatch batch;
