@@ -22,14 +22,16 @@ inline Axis first_unserved_by_sm90(const Kernel& kernel, const AttentionOptions&
   return axis == Axis::kNone && options.batch_invariant ? Axis::kBatchInvariant : axis;
 }
 
-/// Above sm80 where the bounds of the plan say prompts, and tensor maps can describe the keys.
-/// Below it everything works, but decode and small pages are slower.
+/// Above sm80 where tensor maps can describe the keys, and the bounds of the plan leave room for
+/// more than the few packed rows of a decode. For those alone sm80 is 1-3 % faster, since two of
+/// its CTAs share an SM (docs/tuning.md). Without tensor maps everything works, but slower.
 inline int32_t preference_of_sm90(const Kernel& kernel, const AttentionOptions& options) noexcept {
-  constexpr int64_t kFewTokens = 64;  // of a request, on average of the largest batch
+  constexpr int32_t kFewRows = 16;
   const bool is_mapped = options.head_dim_qk == kernel.head_dim_qk &&
                          options.head_dim_vo == kernel.head_dim_vo && options.page_size % 8 == 0;
-  const bool has_prompts = options.max_qo_tokens > kFewTokens * options.max_batch_size;
-  return is_mapped && has_prompts ? 1 : -1;
+  const bool decodes_few_rows = options.max_qo_tokens <= options.max_batch_size &&
+                                options.num_qo_heads <= kFewRows * options.num_kv_heads;
+  return is_mapped && !decodes_few_rows ? 1 : -1;
 }
 
 /// wgmma, TMA and mbarriers, which compute capability 9.0 alone has.

@@ -28,7 +28,7 @@ Kernel make_sm90_kernel(std::string_view name, Architecture architecture) noexce
   kernel.softcap = kSoftcap;
   kernel.geometry = {.tile_q = S::kTileQ,
                      .tile_kv = S::kTileKv,
-                     .bodies = {{{S::kTileQ, S::kSlots / 2}}},
+                     .bodies = {{{64, S::kSlots / 2}, {S::kTileQ, S::kSlots / 2}}},
                      .queues_per_processor = 1,
                      .threads = S::kThreads,
                      .smem_bytes = S::kSmemBytes,

@@ -285,7 +285,7 @@ TEST(the_preferred_family_and_the_one_that_is_named) {
   CHECK_EQ(gpu_choice(o, device).substr(0, 14), "bf16_d128 sm80");
 }
 
-TEST(the_hopper_family_is_for_prompts) {
+TEST(the_hopper_family_is_for_more_than_few_rows) {
   std::vector<Kernel> both = kernels();
   Kernel hopper = fake_kernel("sm90_bf16_d128", {90, 'a'});
   hopper.family = &kSm90Family;
@@ -308,7 +308,17 @@ TEST(the_hopper_family_is_for_prompts) {
   CHECK_EQ(with([](auto& o) { o.page_size = 0; }), "sm90");
   CHECK_EQ(with([](auto& o) { o.page_size = 24; }), "sm90");
   CHECK_EQ(with([](auto& o) { o.page_size = 4; }), "sm80");
-  CHECK_EQ(with([](auto& o) { o.max_qo_tokens = 16 * 64; }), "sm80");
+  const auto decodes = [](auto& o) { o.max_qo_tokens = o.max_batch_size; };
+  CHECK_EQ(with(decodes), "sm80");
+  CHECK_EQ(with([](auto& o) { o.max_qo_tokens = o.max_batch_size + 1; }), "sm90");
+  const auto of_group = [&](int32_t group) {
+    return with([&](auto& o) {
+      decodes(o);
+      o.num_qo_heads = group * o.num_kv_heads;
+    });
+  };
+  CHECK_EQ(of_group(16), "sm80");
+  CHECK_EQ(of_group(17), "sm90");
   CHECK_EQ(with([](auto& o) { o.batch_invariant = true; }), "sm80");
   CHECK_EQ(with([](auto& o) { o.head_dim_qk = o.head_dim_vo = 96; }), "sm80");
   device.family = "sm90";

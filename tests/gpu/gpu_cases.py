@@ -48,6 +48,21 @@ LARGER = [
     Case((100, 1), (100, 2500), head_dim=(192, 128), page_size=None),
 ]
 
+# Queues in which work tiles of more than 64 rows, of fewer, and without keys follow each other.
+LARGER += [
+    Case(
+        (1, 200, 3, 150, 70, 1, 16, 33),
+        (300, 200, 3, 20, 71, 1, 2000, 700),
+        num_qo_heads=8,
+        num_kv_heads=2,
+        head_dim=dim,
+        num_ctas=num_ctas,
+        page_size=page_size,
+    )
+    for dim in (64, 128, 256, (192, 128))
+    for num_ctas, page_size in ((1, 16), (3, 64), (7, None))
+]
+
 # Requests shorter than planned: pieces of splits without keys, in every body of both families.
 LARGER += [
     Case(qo, kv, planned_lens=planned, num_qo_heads=8, head_dim=dim, **options)

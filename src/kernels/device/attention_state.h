@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attention states (o, lse) in memory: results, partial results, and the operator (+) that merges
-// them (FlashInfer, section 2.2). Every merge is this recurrence, in the order of the keys, so that
-// it does not matter who merges.
+// them (FlashInfer, section 2.2). Every merge of a kernel is this recurrence, in the order of the
+// keys, so that it does not matter who merges.
 //
 // NaN and infinity are results (flashplan/plan.h has the contract):
 // - A visible logit of NaN or +inf makes the sum of weights NaN: exp2(NaN) and exp2(inf - inf) are.
@@ -37,6 +37,24 @@ struct MergedRow {
     max = new_max;
     sum = __fmaf_rn(sum, factors.x, factors.y);
     return factors;
+  }
+  /// Adds the states whose lse the lanes of a warp have. Returns the factor of the sum so far, and
+  /// in `weight` that of the lane's state.
+  FLASHPLAN_DEVICE float add_of_lanes(float lse, float* weight) {
+    float new_max = fmaxf(max, lse);
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) {
+      new_max = fmaxf(new_max, __shfl_xor_sync(0xffffffffU, new_max, step));
+    }
+    const float shift = new_max == -infinity() ? 0.0F : new_max;
+    const float shrink = exp2_fast((max - shift) * kLog2e);
+    *weight = exp2_fast((lse - shift) * kLog2e);
+    float added = *weight;
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) added += __shfl_xor_sync(0xffffffffU, added, step);
+    max = new_max;
+    sum = __fmaf_rn(sum, shrink, added);
+    return shrink;
   }
   /// What o is multiplied with in the end.
   FLASHPLAN_DEVICE float inverse() const { return sum == 0.0F ? 0.0F : 1.0F / sum; }

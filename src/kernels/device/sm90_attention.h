@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(Sm90Shape<Choices>::kThreads, 1)
     }
     for (int i = 0; i < S::kContexts; ++i) {
       mbarrier_init(base + S::kContextFull + i * 8, 1);
-      mbarrier_init(base + S::kContextEmpty + i * 8, S::kConsumerWarps + 4);
+      mbarrier_init(base + S::kContextEmpty + i * 8, S::kConsumerWarps + 2 + S::kKvWarps);
     }
     for (int i = 0; i < 2; ++i) mbarrier_init(base + S::kTailFull + i * 8, 1);
     mbarrier_fence_init();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A consumer warpgroup of the sm90 family: attention of 64 rows of each work tile.
+// A consumer warpgroup of the sm90 family: attention of 64 rows of a work tile.
 #pragma once
 
 #include "kernels/device/sm90_epilogue.h"
@@ -7,9 +7,11 @@
 
 namespace flashplan::device {
 
-/// Two warpgroups take turns to issue products, so that one has its softmax while the products of
-/// the other run. Inside a warpgroup, products with values of a step run beside the softmax of the
-/// next one; the last ones of a work tile beside the first step of the next tile.
+/// A work tile of more than 64 rows is shared: each warpgroup has 64 of its rows. They take turns
+/// to issue products, so that one has its softmax while the products of the other run. A tile of up
+/// to 64 rows belongs to one warpgroup, and the next such tile to the next warpgroup; the others
+/// let its keys and values pass. Inside a warpgroup, products with values of a step run beside the
+/// softmax of the next one; the last ones of a work tile beside the first step of the next tile.
 template <typename S>
 class Sm90Consumer {
  public:
@@ -22,14 +24,14 @@ class Sm90Consumer {
         thread_(static_cast<int>(threadIdx.x) % 128) {}
 
   FLASHPLAN_DEVICE void run() {
-    if (warpgroup_ + 1 == S::kWarpgroups) barrier_arrive(S::kTurnBarrier, 2 * 128);
+    if (warpgroup_ + 1 == S::kWarpgroups) barrier_arrive_if(true, S::kTurnBarrier, 2 * 128);
     Unit last = kNoUnit;
-    Unit unit = {0, 0};
+    Unit unit = {};
     bool begins_tile = true;
     for (;;) {
       if (begins_tile) wait_tile(unit);
       const Sm90Context& context = context_of(unit);
-      const bool has_keys = !context.is_end && context.tile.kv_begin < context.tile.kv_end;
+      const bool has_keys = context.has_steps();
       attend(unit, last, has_keys);
       if (has_keys) {
         last = unit;
@@ -38,7 +40,7 @@ class Sm90Consumer {
         begins_tile ? ++unit.tile : ++unit.head;
       } else {
         if (context.is_end) return;
-        epilogue().write_empty(context);
+        if (warpgroup_ == 0 || is_shared(unit)) epilogue(warpgroup_ * 64).write_empty(context);
         release(S::kContextEmpty, unit.tile % S::kContexts);
         last = kNoUnit;
         ++unit.tile;
@@ -74,6 +76,18 @@ class Sm90Consumer {
     mbarrier_wait(barrier(S::kContextFull, slot), unit.tile / S::kContexts & 1);
     unit.head = context_of(unit).tile.kv_head;
   }
+  /// Whether all warpgroups have rows of a unit. A vote, so that the compiler knows that the warp
+  /// agrees.
+  FLASHPLAN_DEVICE bool is_shared(const Unit& unit) const {
+    return __any_sync(0xffffffffU,
+                      unit.tile >= 0 && context_of(unit).block(p_).rows.num_rows > 64) != 0;
+  }
+  /// Whether this warpgroup has rows of the unit whose queries have this number.
+  FLASHPLAN_DEVICE bool is_own(bool is_shared, int32_t index) const {
+    return is_shared || index % S::kWarpgroups == warpgroup_;
+  }
+  /// The first row of this warpgroup in the tile.
+  FLASHPLAN_DEVICE int first_row(bool is_shared) const { return is_shared ? warpgroup_ * 64 : 0; }
 
   FLASHPLAN_DEVICE uint32_t barrier(int first, int index) const {
     return base_ + first + index * 8;
@@ -82,18 +96,24 @@ class Sm90Consumer {
     __syncwarp();
     if (thread_ % 32 == 0) mbarrier_arrive(barrier(first, index));
   }
-  FLASHPLAN_DEVICE uint32_t q_address(int32_t index) const {
-    return base_ + S::kQuery + index % S::kQBuffers * S::kQBytes + warpgroup_ * 64 * 128;
+  FLASHPLAN_DEVICE uint32_t q_address(int32_t index, bool is_shared) const {
+    return base_ + S::kQuery + index % S::kQBuffers * S::kQBytes + first_row(is_shared) * 128;
   }
   FLASHPLAN_DEVICE uint32_t slot_address(int slot) const {
     return base_ + S::kFirstSlot + slot * S::kSlotBytes;
   }
-  FLASHPLAN_DEVICE Sm90Epilogue<S> epilogue() const { return {p_, base_, warpgroup_, thread_}; }
+  FLASHPLAN_DEVICE Sm90Epilogue<S> epilogue(int first_row) const {
+    return {p_, base_, warpgroup_, first_row, thread_};
+  }
 
-  FLASHPLAN_DEVICE void wait_turn() const { barrier_wait(S::kTurnBarrier + warpgroup_, 2 * 128); }
-  FLASHPLAN_DEVICE void end_turn() const {
-    barrier_arrive(S::kTurnBarrier + (warpgroup_ + 1 < S::kWarpgroups ? warpgroup_ + 1 : 0),
-                   2 * 128);
+  /// Turns are taken where all warpgroups multiply.
+  FLASHPLAN_DEVICE void wait_turn(bool in_turns) const {
+    barrier_wait_if(in_turns, S::kTurnBarrier + warpgroup_, 2 * 128);
+  }
+  FLASHPLAN_DEVICE void end_turn(bool in_turns) const {
+    constexpr int kLast = S::kWarpgroups - 1;
+    const int next = warpgroup_ == kLast ? 0 : warpgroup_ + 1;
+    barrier_arrive_if(in_turns, S::kTurnBarrier + next, 2 * 128);
   }
 
   /// The next slot of the ring, once it is full.
@@ -106,10 +126,13 @@ class Sm90Consumer {
     }
     return slot;
   }
+  /// Lets the keys or values of another warpgroup pass. They are waited for, since a phase of a
+  /// barrier is known by its parity alone.
+  FLASHPLAN_DEVICE void pass_slot() { release(S::kSlotEmpty, next_slot()); }
 
-  FLASHPLAN_DEVICE void multiply_keys(int slot) {
+  FLASHPLAN_DEVICE void multiply_keys(int slot, bool is_shared) {
     wgmma_fence();
-    const WgmmaOperand q = S::Query::by_dims(q_address(q_index_));
+    const WgmmaOperand q = S::Query::by_dims(q_address(q_index_, is_shared));
     const WgmmaOperand k = S::Key::by_dims(slot_address(slot));
 #pragma unroll
     for (int i = 0; i < S::kHeadDimQk / 16; ++i) {
@@ -135,6 +158,10 @@ class Sm90Consumer {
   /// Finishes the unit before, and multiplies all keys of this one, but the last values. Without
   /// keys, as at the end of the queue, the unit before is finished alone: the record of its tile
   /// may be what the next record waits for.
+  ///
+  /// Products under way in one branch alone would make the compiler wait for each. So the first
+  /// keys and the last values are multiplied in any case: by whatever lies there if the unit has no
+  /// keys or is another warpgroup's, and nobody reads the product.
   FLASHPLAN_DEVICE void attend(const Unit& unit, const Unit& last, bool has_keys) {
     int k_slot = 0;
     if (has_keys) {
@@ -142,42 +169,43 @@ class Sm90Consumer {
       if (S::kQBuffers > 1) wait_queries();
     }
     const bool has_last = last.tile >= 0;
+    const bool shared = has_keys && is_shared(unit);
     if constexpr (S::kQBuffers > 1) {
+      const bool in_turns = shared || is_shared(last);
       if (has_last) {
         const int v_slot = next_slot();
-        wait_turn();
+        wait_turn(in_turns);
         multiply_values(v_slot);
-        // Without keys of whatever lies there: products under way in one branch alone would make
-        // the compiler wait for each.
-        multiply_keys(k_slot);
-        end_turn();
+        multiply_keys(k_slot, shared);
+        end_turn(in_turns);
         wgmma_wait<1>();
         pin(o_);
         release(S::kSlotEmpty, v_slot);
         write_output(last);
       } else {
-        wait_turn();
-        multiply_keys(k_slot);
-        end_turn();
+        wait_turn(in_turns);
+        multiply_keys(k_slot, shared);
+        end_turn(in_turns);
       }
     } else {
       if (has_last) {
         const int v_slot = next_slot();
-        wait_turn();
+        const bool in_turns = is_shared(last);
+        wait_turn(in_turns);
         multiply_values(v_slot);
-        end_turn();
+        end_turn(in_turns);
         wgmma_wait<0>();
         pin(o_);
         release(S::kSlotEmpty, v_slot);
         write_output(last);
       }
       if (has_keys) wait_queries();
-      wait_turn();
-      multiply_keys(k_slot);
-      end_turn();
+      wait_turn(shared);
+      multiply_keys(k_slot, shared);
+      end_turn(shared);
     }
     const Sm90Context& context = context_of(unit);
-    const Visible visible(p_, context.block(p_), warpgroup_, thread_);
+    const Visible visible(p_, context.block(p_), first_row(shared), thread_);
     int32_t key = context.tile.kv_begin;
     const int32_t end = context.tile.kv_end;
     wgmma_wait<0>();
@@ -186,24 +214,34 @@ class Sm90Consumer {
       if (S::kQBuffers > 1 && has_last) release_queries();
       return;
     }
+    if (!is_own(shared, q_index_)) {
+      release(S::kSlotEmpty, k_slot);
+      if (S::kQBuffers > 1 && has_last) release_queries();
+      for (key += S::kTileKv; key < end; key += S::kTileKv) {
+        pass_slot();
+        pass_slot();
+      }
+      if (S::kQBuffers == 1) release_queries();
+      return;
+    }
     softmax_.reset();
     adds_ = false;
     float shrink[2];
-    weigh_step(context, visible, key, k_slot, true, shrink);
+    weigh_step(unit, shared, visible, key, k_slot, true, shrink);
     release(S::kSlotEmpty, k_slot);
     pack();
     if (S::kQBuffers > 1 && has_last) release_queries();
     for (key += S::kTileKv; key < end; key += S::kTileKv) {
       k_slot = next_slot();
-      wait_turn();
-      multiply_keys(k_slot);
+      wait_turn(shared);
+      multiply_keys(k_slot, shared);
       const int v_slot = next_slot();
       multiply_values(v_slot);
-      end_turn();
+      end_turn(shared);
       adds_ = true;
       wgmma_wait<1>();
       pin(softmax_.logits);
-      const bool raised = weigh_step(context, visible, key, k_slot, false, shrink);
+      const bool raised = weigh_step(unit, shared, visible, key, k_slot, false, shrink);
       release(S::kSlotEmpty, k_slot);
       wgmma_wait<0>();
       pin(o_);
@@ -229,16 +267,19 @@ class Sm90Consumer {
     release(S::kQEmpty, (q_index_ - (S::kQBuffers - 1)) % S::kQBuffers);
   }
 
-  FLASHPLAN_DEVICE bool weigh_step(const Sm90Context& context, const Visible& visible, int32_t key,
-                                   int k_slot, bool is_first, float (&shrink)[2]) {
-    return softmax_.weigh_step(p_, variant_, context, visible, warpgroup_, thread_, key, is_first,
-                               shrink, [&] { multiply_keys_again(k_slot); });
+  FLASHPLAN_DEVICE bool weigh_step(const Unit& unit, bool is_shared, const Visible& visible,
+                                   int32_t key, int k_slot, bool is_first, float (&shrink)[2]) {
+    if (!visible.has_rows) return false;
+    return softmax_.weigh_step(p_, variant_, context_of(unit), visible, first_row(is_shared),
+                               thread_, key, is_first, shrink,
+                               [&] { multiply_keys_again(k_slot, is_shared); });
   }
 
   /// The logits of this warp's rows once more.
-  FLASHPLAN_DEVICE void multiply_keys_again(int slot) {
+  FLASHPLAN_DEVICE void multiply_keys_again(int slot, bool is_shared) {
     const int lane = opaque(thread_) % 32;
-    const uint32_t q = q_address(q_index_) + (opaque(thread_) / 32 * 16 + lane % 16) * 128;
+    const uint32_t q =
+        q_address(q_index_, is_shared) + (opaque(thread_) / 32 * 16 + lane % 16) * 128;
     const uint32_t k = slot_address(slot) + lane / 16 * S::Key::kGroupBytes + lane % 8 * 128;
 #pragma unroll
     for (float& x : softmax_.logits) x = 0.0F;
@@ -275,8 +316,12 @@ class Sm90Consumer {
 
   /// Writes the output of a unit, and lets the record of its tile go after the last head.
   FLASHPLAN_DEVICE void write_output(const Unit& unit) {
-    epilogue().write(context_of(unit), unit.head, q_address(q_index_ - 1), o_, softmax_.sum,
-                     softmax_.shift);
+    const bool shared = is_shared(unit);
+    if (is_own(shared, q_index_ - 1)) {
+      epilogue(first_row(shared))
+          .write(context_of(unit), unit.head, q_address(q_index_ - 1, shared), o_, softmax_.sum,
+                 softmax_.shift);
+    }
     if (is_last_head(unit)) release(S::kContextEmpty, unit.tile % S::kContexts);
   }
 

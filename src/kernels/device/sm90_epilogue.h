@@ -14,8 +14,10 @@ class Sm90Epilogue {
  public:
   using Accumulators = float[S::kHeadDimVo / 2];
 
-  FLASHPLAN_DEVICE Sm90Epilogue(const AttentionParams& p, uint32_t base, int warpgroup, int thread)
-      : p_(p), base_(base), warpgroup_(warpgroup), thread_(thread) {}
+  /// `first_row`: of this warpgroup's 64 rows in the tile.
+  FLASHPLAN_DEVICE Sm90Epilogue(const AttentionParams& p, uint32_t base, int warpgroup,
+                                int first_row, int thread)
+      : p_(p), base_(base), warpgroup_(warpgroup), first_row_(first_row), thread_(thread) {}
 
   /// Writes the results of one head: o / sum, and lse from the sums and shifts of this thread's
   /// columns; or partial results, which the last warpgroup to arrive merges. `queries` is the
@@ -41,24 +43,15 @@ class Sm90Epilogue {
     }
   }
 
-  /// Writes the results of a tile without keys, or its state where it takes part in a merge.
+  /// Writes the results of a tile without keys.
   FLASHPLAN_DEVICE void write_empty(const Sm90Context& context) const {
     constexpr int kQuads = S::kHeadDimVo / 4;
     const WorkTile& tile = context.tile;
     const PackedRows rows = context.block(p_).rows;
-    const int num_rows = min(rows.num_rows - warpgroup_ * 64, 64);
-    if (tile.merge >= 0) {
-      const int64_t first_row = int64_t{tile.partial_row} + warpgroup_ * 64;
-      for (int i = thread_; i < num_rows * S::kHeadDimVo; i += 128) {
-        p_.workspace.partial_o[first_row * S::kHeadDimVo + i] = 0.0F;
-      }
-      if (thread_ < num_rows) p_.workspace.partial_lse[first_row + thread_] = -infinity();
-      merge_if_last<1>(tile);
-      return;
-    }
+    const int num_rows = min(rows.num_rows - first_row_, 64);
     for (int h = 0; h < tile.num_kv_heads; ++h) {
       for (int i = thread_; i < num_rows * kQuads; i += 128) {
-        write_four(rows, tile.kv_head + h, warpgroup_ * 64 + i / kQuads, i % kQuads * 4,
+        write_four(rows, tile.kv_head + h, first_row_ + i / kQuads, i % kQuads * 4,
                    {0.0F, 0.0F, 0.0F, 0.0F}, -infinity());
       }
     }
@@ -67,14 +60,20 @@ class Sm90Epilogue {
  private:
   static constexpr int kDimTiles = S::kHeadDimVo / 8;
 
-  FLASHPLAN_DEVICE int row(int half) const { return S::row(warpgroup_, opaque(thread_), half); }
+  FLASHPLAN_DEVICE int row(int half) const { return S::row(first_row_, opaque(thread_), half); }
+
+  /// Whether o has the dims and the dtype of the kernel, at aligned addresses.
+  FLASHPLAN_DEVICE bool writes_whole_rows() const {
+    return p_.tensors.vectorized && p_.tensors.o_dtype == S::kQ &&
+           p_.tensors.head_dim_vo == S::kHeadDimVo;
+  }
 
   FLASHPLAN_DEVICE void write_result(const PackedRows& rows, int32_t head, uint32_t queries,
                                      const Accumulators& o, const float (&scale)[2],
                                      const float (&lse)[2]) const {
     const int thread = opaque(thread_);
     const int lane = thread % 32;
-    const int first_row = warpgroup_ * 64 + thread / 32 * 16;  // of the warp
+    const int first_row = first_row_ + thread / 32 * 16;  // of the warp
     if (p_.tensors.lse.data != nullptr && lane % 4 == 0) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
@@ -84,8 +83,7 @@ class Sm90Epilogue {
       }
     }
     const float v_scale[2] = {scale[0] * p_.variant.v_scale, scale[1] * p_.variant.v_scale};
-    if (!p_.tensors.vectorized || p_.tensors.o_dtype != S::kQ ||
-        p_.tensors.head_dim_vo != S::kHeadDimVo) {
+    if (!writes_whole_rows()) {
       write_anything(rows, head, o, v_scale);
       return;
     }
@@ -117,11 +115,11 @@ class Sm90Epilogue {
         stmatrix((own ^ (n % 8 << 4)) + n / 8 * S::Query::kBlockBytes, pair(n, 0), pair(n, 1),
                  pair(n + 1, 0), pair(n + 1, 1));
       }
-      if (p_.maps.has_o && rows.num_rows >= warpgroup_ * 64 + 64) {
+      if (p_.maps.has_o && rows.num_rows >= first_row_ + 64) {
         fence_async_proxy();
         barrier_wait(S::kOwnBarrier + warpgroup_, 128);
         if (thread_ == 0) {
-          const int token = static_cast<int>(rows.token(warpgroup_ * 64, p_.schedule.group_size));
+          const int token = static_cast<int>(rows.token(first_row_, p_.schedule.group_size));
 #pragma unroll
           for (int block = 0; block < S::Value::kBlocks; ++block) {
             tma_store_4d(&p_.maps.o, queries + block * S::Query::kBlockBytes, 0,
@@ -187,35 +185,98 @@ class Sm90Epilogue {
                                                       o[4 * n + 2 * half + 1] * scale[half]};
       }
     }
-    merge_if_last<4>(tile);
-  }
-
-  /// Merges this warpgroup's rows if it is the last one to finish a piece: each warpgroup's rows
-  /// are merged on their own.
-  template <int kAtOnce>
-  FLASHPLAN_DEVICE void merge_if_last(const WorkTile& tile) const {
+    // Each warpgroup's rows are merged on their own.
     const Merge& merge = p_.schedule.merges[tile.merge];
     const int id = S::kOwnBarrier + warpgroup_;
     const uint32_t flag = base_ + S::kIsLast + warpgroup_ * 4;
     barrier_wait(id, 128);
     if (thread_ == 0) {
-      int32_t* arrivals = p_.schedule.arrivals + kArrivalsPerMerge * tile.merge + warpgroup_;
+      int32_t* arrivals = p_.schedule.arrivals + kArrivalsPerMerge * tile.merge + first_row_ / 64;
       const bool is_last = arrive(arrivals) + 1 == merge.num_pieces;
       if (is_last) *arrivals = 0;  // for the next run
       store_shared_4(flag, is_last);
     }
     barrier_wait(id, 128);
-    if (load_shared_4(flag) != 0) merge_states<kAtOnce>(merge);
+    if (load_shared_4(flag) != 0) merge_states(merge);
   }
 
-  /// Merges this warpgroup's rows in the order of their keys. A thread has 4 dims of some
-  /// rows under way at once: memory is far.
-  template <int kAtOnce>
+  /// Merges this warpgroup's rows. Few rows have a way of their own, which takes little code: where
+  /// a launch ends with a merge, what it waits for is code that no cache has.
   FLASHPLAN_DEVICE void merge_states(const Merge& merge) const {
+    constexpr int kFewRows = 16;
+    if (merge.rows.num_rows <= kFewRows) {
+      merge_few_rows(merge);
+    } else {
+      merge_many_rows(merge);
+    }
+  }
+
+  /// A warp merges a row: a lane weighs a state, then adds 4 dims of all states.
+  FLASHPLAN_DEVICE void merge_few_rows(const Merge& merge) const {
+    constexpr int kQuads = S::kHeadDimVo / 4;
+    constexpr int kQuadsOfLane = kQuads > 32 ? kQuads / 32 : 1;
+    constexpr int kStatesAtOnce =
+        (kQuadsOfLane > 1 ? 4 : 6) / kQuadsOfLane;  // memory is far; more are spilled
+    const int lane = thread_ % 32;
+    const int64_t state_rows = p_.schedule.tile_q;
+#pragma unroll 1
+    for (int row = thread_ / 32; row < merge.rows.num_rows; row += 4) {
+      MergedRow merged;
+      merged.reset();
+      float4 o[kQuadsOfLane];
+#pragma unroll
+      for (float4& quad : o) quad = {0.0F, 0.0F, 0.0F, 0.0F};
+      const int64_t first_row = int64_t{merge.first_partial_row} + row;
+#pragma unroll 1
+      for (int first = 0; first < merge.num_states; first += 32) {
+        const int count = min(merge.num_states - first, 32);
+        const int64_t from = first_row + first * state_rows;
+        const float lse =
+            load_if(lane < count, p_.workspace.partial_lse + from + lane * state_rows, -infinity());
+        float weight;
+        const float shrink = merged.add_of_lanes(lse, &weight);
+#pragma unroll
+        for (float4& quad : o) quad = scaled(quad, shrink);
+#pragma unroll 1
+        for (int n = 0; n < count; n += kStatesAtOnce) {
+          float4 added[kStatesAtOnce][kQuadsOfLane];
+#pragma unroll
+          for (int i = 0; i < kStatesAtOnce; ++i) {
+#pragma unroll
+            for (int q = 0; q < kQuadsOfLane; ++q) {
+              const int64_t element = (from + (n + i) * state_rows) * S::kHeadDimVo;
+              const int dim = (q * 32 + lane) % kQuads * 4;
+              added[i][q] = load_4_if(n + i < count, p_.workspace.partial_o + element + dim, 0.0F);
+            }
+          }
+#pragma unroll
+          for (int i = 0; i < kStatesAtOnce; ++i) {
+            const float of_state = __shfl_sync(0xffffffffU, weight, n + i);
+#pragma unroll
+            for (int q = 0; q < kQuadsOfLane; ++q) {
+              o[q] = merge_values(o[q], added[i][q], {1.0F, of_state});
+            }
+          }
+        }
+      }
+#pragma unroll
+      for (int q = 0; q < kQuadsOfLane; ++q) {
+        if (lane < kQuads) {
+          write_four(merge.rows, merge.kv_head, row, (q * 32 + lane) * 4,
+                     scaled(o[q], merged.inverse()), merged.lse());
+        }
+      }
+    }
+  }
+
+  /// A thread has 4 dims of some rows under way at once, and adds states in the order of their
+  /// keys.
+  FLASHPLAN_DEVICE void merge_many_rows(const Merge& merge) const {
+    constexpr int kAtOnce = S::kHeadDimVo > 128 ? 2 : 4;
     const PackedRows& rows = merge.rows;
     constexpr int kQuads = S::kHeadDimVo / 4;
     constexpr int kRowStep = 128 / kQuads;
-    const int num_rows = min(rows.num_rows - warpgroup_ * 64, 64);
+    const int num_rows = min(rows.num_rows - first_row_, 64);
     const int dim = thread_ % kQuads * 4;
 #pragma unroll 1
     for (int first = thread_ / kQuads; first < num_rows; first += kAtOnce * kRowStep) {
@@ -225,7 +286,7 @@ class Sm90Epilogue {
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         const int r = min(first + i * kRowStep, num_rows - 1);
-        from[i] = int64_t{merge.first_partial_row} + warpgroup_ * 64 + r;
+        from[i] = int64_t{merge.first_partial_row} + first_row_ + r;
         merged[i].reset();
         o[i] = {0.0F, 0.0F, 0.0F, 0.0F};
       }
@@ -248,8 +309,8 @@ class Sm90Epilogue {
       for (int i = 0; i < kAtOnce; ++i) {
         const int r = first + i * kRowStep;
         if (r < num_rows) {
-          write_four(rows, merge.kv_head, warpgroup_ * 64 + r, dim,
-                     scaled(o[i], merged[i].inverse()), merged[i].lse());
+          write_four(rows, merge.kv_head, first_row_ + r, dim, scaled(o[i], merged[i].inverse()),
+                     merged[i].lse());
         }
       }
     }
@@ -260,11 +321,17 @@ class Sm90Epilogue {
   FLASHPLAN_DEVICE void write_four(const PackedRows& rows, int32_t kv_head, int row, int dim,
                                    float4 o, float lse) const {
     const OutputRow to(p_, rows, kv_head, row);
-    const float values[4] = {o.x, o.y, o.z, o.w};
+    if (writes_whole_rows()) {
+      o = scaled(o, p_.variant.v_scale);
+      *reinterpret_cast<uint2*>(static_cast<uint16_t*>(p_.tensors.o.data) + to.o(p_) + dim) = {
+          Element<S::kQ>::pack(o.x, o.y), Element<S::kQ>::pack(o.z, o.w)};
+    } else {
+      const float values[4] = {o.x, o.y, o.z, o.w};
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if (dim + i < p_.tensors.head_dim_vo) {
-        store_one(to.o(p_) + dim + i, values[i] * p_.variant.v_scale);
+      for (int i = 0; i < 4; ++i) {
+        if (dim + i < p_.tensors.head_dim_vo) {
+          store_one(to.o(p_) + dim + i, values[i] * p_.variant.v_scale);
+        }
       }
     }
     if (dim == 0 && p_.tensors.lse.data != nullptr) p_.tensors.lse.data[to.lse(p_)] = lse;
@@ -273,6 +340,7 @@ class Sm90Epilogue {
   const AttentionParams& p_;
   const uint32_t base_;
   const int warpgroup_;
+  const int first_row_;
   const int thread_;
 };
 

@@ -20,8 +20,10 @@ class Sm90Producer {
         lane_(static_cast<int>(threadIdx.x) % 32) {}
 
   FLASHPLAN_DEVICE void run() {
-    if (warp_ < 2) {
-      load_keys_and_values();
+    if (warp_ == 0) {
+      load_steps<true, S::kKvWarps == 1>();
+    } else if (warp_ == 1) {
+      if constexpr (S::kKvWarps == 2) load_steps<false, true>();
     } else if (warp_ == 2) {
       load_queries(true);
     } else {
@@ -89,103 +91,127 @@ class Sm90Producer {
     if (lane_ == 0) mbarrier_arrive(barrier(S::kContextEmpty, i % S::kContexts));
   }
 
-  /// Keys [key, key + kTileKv) of a segment and a head, of those before kv_end.
+  /// Keys [key, key + kTileKv) of a work tile, of those before its end, for one head.
   struct Step {
-    int32_t kv_row;  // of the segment
-    int32_t kv_end;
+    int32_t tile;  // its number in the queue
     int32_t head;
     int32_t key;
   };
 
-  /// Two warps fill slots in turn, in the order of use: keys of a step, then values of the one
-  /// before it.
-  FLASHPLAN_DEVICE void load_keys_and_values() {
-    int32_t slot = 0;
-    uint32_t parity = 1;  // of an empty slot's last phase: at first none is waited for
-    bool is_own = warp_ == 0;
-    Step last = {};
+  FLASHPLAN_DEVICE const Sm90Context& context_of(const Step& step) const {
+    return reinterpret_cast<const Sm90Context*>(smem_ + S::kContext)[step.tile % S::kContexts];
+  }
+  FLASHPLAN_DEVICE int32_t num_keys(const Step& step) const {
+    return max(min(S::kTileKv, context_of(step).tile.kv_end - step.key), 0);
+  }
+
+  /// Fills slots in the order of use: keys of a step, then values of the one before it. As a rule
+  /// one warp loads keys and another one values. Page ids are asked for one step ahead: under load
+  /// they take as long as the keys.
+  template <bool kKeys, bool kValues>
+  FLASHPLAN_DEVICE void load_steps() {
+    Step last = {};   // its keys are on the way, its values are not
+    Step ahead = {};  // its page ids are on the way
+    int32_t last_page_id = 0;
     bool has_last = false;
+    bool has_ahead = false;
+    int32_t position = 0;  // twice the number of steps whose keys are on the way
     for (int32_t i = 0;; ++i) {
-      const Sm90Context& context = wait_context(i);
-      const WorkTile& tile = context.tile;
-      const bool is_end = context.is_end;
-      Step step = {context.segment.kv_row, tile.kv_end, tile.kv_head, tile.kv_begin};
-      const int32_t end = tile.kv_end;
-      const int32_t heads_end = tile.kv_head + tile.num_kv_heads;
-      bool has_step = !is_end && step.key < end;
+      const WorkTile& tile = wait_context(i).tile;
+      Step step = {i, tile.kv_head, tile.kv_begin};
+      bool has_step = context_of(step).has_steps();
       // The consumers finish what came before a tile without keys, as they do at the end.
       const bool finishes = !has_step;
-      while (has_step || (finishes && has_last)) {
-#pragma unroll 1
-        for (int part = has_step ? 0 : 1; part < (has_last ? 2 : 1); ++part) {
-          const bool is_key = part == 0;
-          if (is_own) {
-            load(slot, parity, is_key,
-                 {is_key ? step.kv_row : last.kv_row, is_key ? step.kv_end : last.kv_end,
-                  is_key ? step.head : last.head, is_key ? step.key : last.key});
+      do {
+        const int32_t page_id = wait_page_id();
+        if (has_step) request_page_id(step);
+        if (has_ahead) {
+          if constexpr (kKeys) load<true>(position - (has_last ? 1 : 0), ahead, page_id);
+          if constexpr (kKeys && kValues) {
+            if (has_last) load<false>(position, last, last_page_id);
+            if (finishes) load<false>(position + 1, ahead, page_id);
+          } else if constexpr (kValues) {
+            load<false>(position + (finishes ? 1 : 2), ahead, page_id);
           }
-          if (S::kKvWarps == 2) is_own = !is_own;
-          if (++slot == S::kSlots) {
-            slot = 0;
-            parity ^= 1;
-          }
+          position += 2;
         }
-        last = step;
-        has_last = has_step;
+        // The record of the tile before was needed until its last step was on the way.
+        if (i > 0 && step.key == tile.kv_begin && step.head == tile.kv_head) release_context(i - 1);
+        if constexpr (kKeys && kValues) {
+          last = ahead;
+          last_page_id = page_id;
+        }
+        has_last = has_ahead && !finishes;
+        ahead = step;
+        has_ahead = has_step;
         step.key += S::kTileKv;
-        if (step.key >= end) {
+        if (step.key >= tile.kv_end) {
           step.key = tile.kv_begin;
-          has_step = has_step && ++step.head < heads_end;
+          has_step = has_step && ++step.head < tile.kv_head + tile.num_kv_heads;
         }
-      }
-      if (is_end) return;
-      release_context(i);
+      } while (has_step);
+      if (finishes && context_of(step).is_end) return;
     }
   }
 
-  /// Fills a slot with the keys or values of a step.
-  FLASHPLAN_DEVICE void load(int slot, uint32_t parity, bool is_key, const Step step) {
-    const int32_t num_keys = min(S::kTileKv, step.kv_end - step.key);
-    const bool is_tail = num_keys < S::kTileKv;
-    const bool paged = p_.tensors.pages.ids != nullptr;
-    const bool boxes =
-        maps_.has_kv && (paged || step.kv_row + step.key + S::kTileKv <= maps_.num_kv_tokens);
-    const int own_row = lane_ * maps_.box_rows;
-    const bool has_box = own_row < (paged ? num_keys : S::kTileKv);
-    // Ids are asked for before the slot is free.
-    int32_t id = 0;
-    const auto first = static_cast<uint32_t>(step.key + own_row);
-    const uint32_t page = quotient(first, p_.tensors.pages.page_size);
-    if (paged && boxes && has_box) id = page_ids(p_.tensors.pages, step.kv_row)[page];
-    mbarrier_wait(barrier(S::kSlotEmpty, slot), parity);
+  FLASHPLAN_DEVICE bool is_paged() const { return p_.tensors.pages.ids != nullptr; }
+
+  /// Asks for the page of this lane's box of a step. The id comes to shared memory, since a
+  /// register that is still to be filled would be spilled, and waited for there.
+  FLASHPLAN_DEVICE void request_page_id(const Step& step) const {
+    const int32_t row = lane_ * maps_.box_rows;
+    if (!is_paged() || !maps_.has_kv || row >= num_keys(step)) return;
+    const auto key = static_cast<uint32_t>(step.key + row);
+    const int32_t* ids = page_ids(p_.tensors.pages, context_of(step).segment.kv_row);
+    cp_async_4(page_id_address(), ids + quotient(key, p_.tensors.pages.page_size));
+  }
+  FLASHPLAN_DEVICE int32_t wait_page_id() const {
+    if (!is_paged()) return 0;
+    asm volatile("cp.async.wait_all;\n" ::: "memory");
+    return static_cast<int32_t>(load_shared_4(page_id_address()));
+  }
+  FLASHPLAN_DEVICE uint32_t page_id_address() const {
+    return base_ + S::kPageIds + (warp_ * 32 + lane_) * 4;
+  }
+
+  /// Fills the slot at `position`, counted from the begin of the queue, with keys or values.
+  template <bool kIsKey>
+  FLASHPLAN_DEVICE void load(int32_t position, const Step& step, int32_t page_id) {
+    const int slot = position % S::kSlots;
+    mbarrier_wait(barrier(S::kSlotEmpty, slot), (position / S::kSlots & 1) ^ 1);
     const uint32_t to = base_ + S::kFirstSlot + slot * S::kSlotBytes;
     const uint32_t full = barrier(S::kSlotFull, slot);
-    if (!boxes) {
-      gather(to, is_key, step, num_keys);
+    const int32_t token = context_of(step).segment.kv_row + step.key;  // of ragged tensors
+    if (!maps_.has_kv || (!is_paged() && token + S::kTileKv > maps_.num_kv_tokens)) {
+      gather<kIsKey>(to, step);
       finish_copies(full);
       return;
     }
-    const void* map = is_key ? &maps_.k : &maps_.v;
-    const int box_bytes = maps_.box_rows * (is_key ? S::kKeyBytes : S::kValueBytes) / S::kTileKv;
+    const int32_t num_rows = is_paged() ? num_keys(step) : S::kTileKv;
+    const bool has_box = lane_ * maps_.box_rows < num_rows;
+    const int box_bytes = maps_.box_rows * (kIsKey ? S::kKeyBytes : S::kValueBytes) / S::kTileKv;
     // Values past the last key must be zeros, since their weights of 0 do not hide NaN: they are
     // overwritten before the consumers see the slot. Logits past it are masked.
-    const bool hides = is_tail && !is_key;
+    const bool hides = !kIsKey && num_keys(step) < S::kTileKv;
     const uint32_t loaded = hides ? barrier(S::kTailFull, warp_) : full;
     const int num_boxes = __popc(__ballot_sync(0xffffffffU, has_box));
     if (lane_ == 0) mbarrier_arrive_expect(loaded, num_boxes * box_bytes);
     __syncwarp();
     if (has_box) {
-      const int slabs = is_key ? maps_.k_slabs_per_page : maps_.v_slabs_per_page;
+      const auto first = static_cast<uint32_t>(step.key + lane_ * maps_.box_rows);
+      const uint32_t page = quotient(first, p_.tensors.pages.page_size);
       const int in_page = static_cast<int>(first - page * p_.tensors.pages.page_size.value);
-      tma_load_5d(to + lane_ * box_bytes, map, loaded, 0, paged ? 0 : step.kv_row + step.key, 0,
-                  paged ? in_page / 8 : 0, id * slabs + step.head);
+      const int slabs = kIsKey ? maps_.k_slabs_per_page : maps_.v_slabs_per_page;
+      tma_load_5d(to + lane_ * box_bytes, kIsKey ? &maps_.k : &maps_.v, loaded, 0,
+                  is_paged() ? 0 : token, 0, is_paged() ? in_page / 8 : 0,
+                  page_id * slabs + step.head);
     }
     if (!hides) return;
     mbarrier_wait(loaded, tail_parity_);
     tail_parity_ ^= 1;
 #pragma unroll 1
-    for (int row = num_keys + lane_ / 8; row < S::kTileKv; row += 4) {
-#pragma unroll
+    for (int row = num_keys(step) + lane_ / 8; row < S::kTileKv; row += 4) {
+#pragma unroll 1
       for (int block = 0; block < S::Value::kBlocks; ++block) {
         store_shared_16(to + row / 8 * S::Value::kGroupBytes + block * S::Value::kBlockBytes +
                             row % 8 * 128 + lane_ % 8 * 16,
@@ -204,25 +230,28 @@ class Sm90Producer {
   }
 
   /// Copies keys or values row by row; zeros past the last key.
-  FLASHPLAN_DEVICE void gather(uint32_t to, bool is_key, const Step& step, int32_t num_keys) {
-    const KvView& view = is_key ? p_.tensors.k : p_.tensors.v;
-    const int head_dim = is_key ? p_.tensors.head_dim_qk : p_.tensors.head_dim_vo;
+  template <bool kIsKey>
+  FLASHPLAN_DEVICE void gather(uint32_t to, const Step& step) {
+    const KvView& view = kIsKey ? p_.tensors.k : p_.tensors.v;
+    const int head_dim = kIsKey ? p_.tensors.head_dim_qk : p_.tensors.head_dim_vo;
+    constexpr int kBlocks = kIsKey ? S::Key::kBlocks : S::Value::kBlocks;
+    const int32_t kv_row = context_of(step).segment.kv_row;
+    const int32_t count = num_keys(step);
 #pragma unroll 1
     for (int first = 0; first < S::kTileKv; first += 32) {
-      const int32_t own = step.key + min(first + lane_, num_keys - 1);
+      const int32_t own = step.key + min(first + lane_, count - 1);
       int64_t page = 0;
-      int64_t in_page = step.kv_row + own;
-      if (p_.tensors.pages.ids != nullptr) {
+      int64_t in_page = count > 0 ? kv_row + own : 0;
+      if (is_paged() && count > 0) {
         const uint32_t number = quotient(static_cast<uint32_t>(own), p_.tensors.pages.page_size);
-        page = page_ids(p_.tensors.pages, step.kv_row)[number];
+        page = page_ids(p_.tensors.pages, kv_row)[number];
         in_page = own - static_cast<int32_t>(number) * p_.tensors.pages.page_size.value;
       }
       const auto* row = static_cast<const unsigned char*>(view.data) +
                         2 * (page * view.page_stride + in_page * view.token_stride +
                              step.head * view.head_stride);
-      const int num_blocks = is_key ? S::Key::kBlocks : S::Value::kBlocks;
-      copy_rows(to + first / 8 * num_blocks * 1024, num_blocks * 1024, 1024, row,
-                min(S::kTileKv - first, 32), num_keys - first, num_blocks, head_dim);
+      copy_rows(to + first / 8 * kBlocks * 1024, kBlocks * 1024, 1024, row,
+                min(S::kTileKv - first, 32), count - first, kBlocks, head_dim);
     }
   }
 
@@ -232,7 +261,7 @@ class Sm90Producer {
                                   const unsigned char* row, int num_rows, int num_valid,
                                   int num_blocks, int num_dims) const {
     const int chunk = lane_ % 8;
-#pragma unroll 2
+#pragma unroll 1
     for (int r = lane_ / 8; r < num_rows; r += 4) {
       const auto* from = shuffled_pointer(row, r);
       uint32_t to = tile + r / 8 * group_bytes + r % 8 * 128 + ((chunk ^ r) % 8 << 4);
@@ -264,21 +293,22 @@ class Sm90Producer {
     }
   }
 
-  /// Brings queries: all rows of a tile by one copy, or 64 rows by each of two warps. The first
-  /// warp also brings the records of tiles.
-  FLASHPLAN_DEVICE void load_queries(bool is_first) {
-    if (is_first) begin_queue();
+  /// Brings queries: all rows of a tile by one copy, or half of them by each of two warps. One of
+  /// them also brings the records of tiles, so the other has the first rows: queries that are asked
+  /// for after the keys come thousands of clocks late.
+  FLASHPLAN_DEVICE void load_queries(bool brings_records) {
+    if (brings_records) begin_queue();
     int32_t index = 0;
     for (int32_t i = 0;; ++i) {
-      while (is_first && num_contexts_ <= min(num_tiles_, i + 2)) load_context();
+      while (brings_records && num_contexts_ <= min(num_tiles_, i + 2)) load_context();
       const Sm90Context& context = wait_context(i);
       if (context.is_end) return;
-      if (context.tile.kv_begin < context.tile.kv_end) {
+      if (context.has_steps()) {
         RowBlock block;
         block.assign(p_, context.tile, context.segment);
         const int32_t heads_end = context.tile.kv_head + context.tile.num_kv_heads;
         for (int32_t head = context.tile.kv_head; head < heads_end; ++head, ++index) {
-          load_queries_of(block.rows, head, index, is_first);
+          load_queries_of(block.rows, head, index, !brings_records);
         }
       }
       release_context(i);
@@ -291,7 +321,8 @@ class Sm90Producer {
     const uint32_t full = barrier(S::kQFull, buffer);
     const uint32_t to = base_ + S::kQuery + buffer * S::kQBytes;
     mbarrier_wait(barrier(S::kQEmpty, buffer), (index / S::kQBuffers - 1) & 1);
-    if (maps_.has_q) {
+    const bool is_shared = rows.num_rows > 64;
+    if (is_shared && maps_.has_q) {
       if (lane_ == 0) {
         if (is_first) {
           mbarrier_arrive_expect(full, S::kQBytes);
@@ -303,17 +334,20 @@ class Sm90Producer {
       }
       return;
     }
-    const int first_row = is_first ? 0 : S::kTileQ / 2;
+    // The rows of warps that multiply, all finite if the queries are.
+    const int begin = is_first ? 0 : S::kTileQ / 2;
+    const int end =
+        min(begin + S::kTileQ / 2, is_shared ? S::kTileQ : (rows.num_rows + 15) / 16 * 16);
 #pragma unroll 1
-    for (int first = first_row; first < first_row + S::kTileQ / 2; first += 32) {
+    for (int first = begin; first < end; first += 32) {
       const int row = min(first + lane_, rows.num_rows - 1);
       const auto* from =
           static_cast<const unsigned char*>(p_.tensors.q.data) +
           2 * (rows.token(row, p_.schedule.group_size) * p_.tensors.q.token_stride +
                static_cast<uint32_t>(rows.qo_head(head, row, p_.schedule.group_size)) *
                    p_.tensors.q.head_stride);
-      copy_rows(to + first * 128, 1024, S::Query::kBlockBytes, from, 32, 32, S::Query::kBlocks,
-                p_.tensors.head_dim_qk);
+      copy_rows(to + first * 128, 1024, S::Query::kBlockBytes, from, min(end - first, 32), 32,
+                S::Query::kBlocks, p_.tensors.head_dim_qk);
     }
     finish_copies(full);
   }

@@ -21,6 +21,11 @@ struct Sm90Context {
     block.assign(p, tile, segment);
     return block;
   }
+  /// Whether keys are multiplied. A piece of a merge that has none left, since its request is
+  /// shorter than planned, has one step of them all masked, which leaves the empty state.
+  FLASHPLAN_DEVICE bool has_steps() const {
+    return !is_end && (tile.kv_begin < tile.kv_end || tile.merge >= 0);
+  }
   /// Where the real lengths are given.
   FLASHPLAN_DEVICE void fit_to_length(const AttentionParams& p, int32_t tile_kv) {
     const int32_t kv_len = p.tensors.kv_lens[request_of(tile, segment, p.tensors.pages)];
@@ -51,9 +56,10 @@ struct Sm90Shape : Choices {
   static constexpr int kTurnBarrier = 1;
   static constexpr int kOwnBarrier = kTurnBarrier + kWarpgroups;
 
-  /// Rows of a work tile: number 0 and 1 of a consumer thread.
-  static FLASHPLAN_DEVICE int row(int warpgroup, int thread, int half) {
-    return warpgroup * 64 + thread / 32 * 16 + half * 8 + thread % 32 / 4;
+  /// Rows of a work tile: number 0 and 1 of a consumer thread, whose warpgroup has 64 rows from
+  /// `first` on.
+  static FLASHPLAN_DEVICE int row(int first, int thread, int half) {
+    return first + thread / 32 * 16 + half * 8 + thread % 32 / 4;
   }
 
   using Query = WgmmaTile<Choices::kHeadDimQk, kTileQ>;
@@ -87,11 +93,12 @@ struct Sm90Shape : Choices {
   static constexpr int kTailFull = kContextEmpty + kContexts * 8;
   static constexpr int kIsLast = kTailFull + 2 * 8;
   static constexpr int kContext = 512;
+  static constexpr int kPageIds = kContext + kContexts * 64;  // of each lane of two warps
   static constexpr int kQuery = kHeaderBytes;
   static constexpr int kFirstSlot = kQuery + kQBuffers * kQBytes;
   static constexpr int kSmemBytes = kFirstSlot + kSlots * kSlotBytes;
   static_assert(kIsLast + 16 <= kContext);
-  static_assert(kContext + kContexts * 64 <= kHeaderBytes);
+  static_assert(kPageIds + 2 * 32 * 4 <= kHeaderBytes);
 };
 
 }  // namespace flashplan::device

@@ -21,16 +21,19 @@ struct Sm90Softmax {
     int32_t begin;  // every row sees [begin, end)
     int32_t end;
     int32_t own_end[2];  // of this thread's rows
+    bool has_rows;       // this warp
 
-    FLASHPLAN_DEVICE Visible(const AttentionParams& p, const RowBlock& block, int warpgroup,
+    /// `first_row`: of the warpgroup in the tile.
+    FLASHPLAN_DEVICE Visible(const AttentionParams& p, const RowBlock& block, int first_row,
                              int thread) {
       const int last = block.rows.num_rows - 1;
-      begin = block.visible_to(p, min(warpgroup * 64 + 63, last)).begin;
-      end = block.visible_to(p, min(warpgroup * 64, last)).end;
+      begin = block.visible_to(p, min(first_row + 63, last)).begin;
+      end = block.visible_to(p, min(first_row, last)).end;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        own_end[half] = block.visible_to(p, min(S::row(warpgroup, opaque(thread), half), last)).end;
+        own_end[half] = block.visible_to(p, min(S::row(first_row, opaque(thread), half), last)).end;
       }
+      has_rows = __any_sync(0xffffffffU, S::row(first_row, opaque(thread), 0) <= last);
     }
   };
 
@@ -51,7 +54,7 @@ struct Sm90Softmax {
   template <typename Variant, typename Again>
   FLASHPLAN_DEVICE bool weigh_step(const AttentionParams& p, const Variant& variant,
                                    const Sm90Context& context, const Visible& visible,
-                                   int warpgroup, int thread, int32_t key, bool is_first,
+                                   int first_row, int thread, int32_t key, bool is_first,
                                    float (&shrink)[2], Again multiply_again) {
     // Sums and 16-bit products hold weights of this size as well as those up to 1.
     constexpr float kMost = 1024.0F;
@@ -62,7 +65,7 @@ struct Sm90Softmax {
     for (;;) {
       if (visible.begin > key || visible.end < key + S::kTileKv) {
         asm volatile("");  // a branch, not selections in every step
-        mask(p, context, visible, warpgroup, thread, key);
+        mask(p, context, visible, first_row, thread, key);
       }
       if (raised) raise(variant.exp2_scale, shrink);
       weigh(variant.exp2_scale, added);
@@ -94,7 +97,7 @@ struct Sm90Softmax {
   }
 
   FLASHPLAN_DEVICE void mask(const AttentionParams& p, const Sm90Context& context,
-                             const Visible& visible, int warpgroup, int thread, int32_t key) {
+                             const Visible& visible, int first_row, int thread, int32_t key) {
     const int32_t first = key + opaque(thread) % 4 * 2;  // this thread's first column
     uint32_t seen[2] = {columns_before(visible.own_end[0] - first),
                         columns_before(visible.own_end[1] - first)};
@@ -103,7 +106,7 @@ struct Sm90Softmax {
       const RowBlock block = context.block(p);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const int row = min(S::row(warpgroup, opaque(thread), half), block.rows.num_rows - 1);
+        const int row = min(S::row(first_row, opaque(thread), half), block.rows.num_rows - 1);
         seen[half] &= ~columns_before(block.visible_to(p, row).begin - first);
       }
     }
