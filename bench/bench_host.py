@@ -59,6 +59,29 @@ def bench_plan():
     return rows
 
 
+def bench_tree():
+    """256 decodes below a system prompt, eight sets of examples and 32 conversations."""
+    count = 256
+    rng = random.Random(0)
+    qo_indptr = np.arange(count + 1, dtype=np.int32)
+    kv_lens = np.array([3200 + rng.randrange(8000) for _ in range(count)], np.int32)
+    groups = np.array(
+        [
+            (first, count // branches, tokens)
+            for branches, tokens in ((1, 1024), (8, 2048), (32, 3072))
+            for first in range(0, count, count // branches)
+        ],
+        np.int32,
+    )
+    attn = fp.Attention(32, 8, 128, device="cpu", num_ctas=264)
+    return {
+        "without_us": microseconds_per_call(lambda: attn.plan(qo_indptr, kv_lens)),
+        "shared_us": microseconds_per_call(
+            lambda: attn.plan(qo_indptr, kv_lens, shared_prefixes=groups)
+        ),
+    }
+
+
 def tiny_run(qo_len, kv_len, make):
     """run() of one head of one element, into given outputs."""
     attn = fp.Attention(
@@ -96,9 +119,10 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", default=RESULTS / "host.json")
     args = parser.parse_args()
-    results = {"num_ctas": 132, "plan": bench_plan(), "run": bench_run()}
+    results = {"num_ctas": 132, "plan": bench_plan(), "tree": bench_tree(), "run": bench_run()}
     for num_requests, row in results["plan"].items():
         print(f"plan() of {num_requests:>4} requests: {row}")
+    print(f"plan() of a tree of prefixes over 256 decodes, 264 queues: {results['tree']}")
     for framework, row in results["run"].items():
         print(f"run() with {framework}: {row}")
     write_json(args.out, results)

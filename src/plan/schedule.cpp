@@ -6,6 +6,7 @@
 #include "plan/schedule.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <utility>
 
@@ -29,6 +30,26 @@ WorkTile* take_splits(std::span<const WorkTile>* pieces, WorkTile* to) {
   if (!pieces->empty() && pieces->back().merge >= 0) {
     *to++ = pieces->back();
     *pieces = pieces->first(pieces->size() - 1);
+  }
+  return to;
+}
+
+/// Writes the merge of each head, given that of head 0, and returns where the next go. In parts of
+/// 16 bytes: there are thousands.
+Merge* write_heads(const Merge& of_head_0, int32_t num_heads, Merge* to) {
+  using Ints = int32_t __attribute__((vector_size(16)));
+  struct Parts {
+    Ints rows;
+    Ints states;  // kv_head, first_partial_row, ...
+    Ints links;   // parent, first_reader, ...
+  };
+  auto parts = std::bit_cast<Parts>(of_head_0);
+  const Ints next_states = {1, of_head_0.rows.num_rows, 0, 0};
+  const Ints next_links = {of_head_0.parent >= 0, of_head_0.first_reader >= 0, 0, 0};
+  for (int32_t head = 0; head < num_heads; ++head) {
+    *to++ = std::bit_cast<Merge>(parts);
+    parts.states += next_states;
+    parts.links += next_links;
   }
   return to;
 }
@@ -119,40 +140,42 @@ void Scheduler::write_sharing_merges(const Batch& batch) {
   const int32_t num_heads = shape_.num_kv_heads;
   sharing_ = {memory_.merges, max_merges_ - prefixes_.num_sharers() * num_heads,
               prefixes_.num_partial_rows()};
-  Merge* next = memory_.merges + sharing_.first;
-  int32_t row = 0;
-  const auto merge_of = [&](int32_t sharer) { return sharing_.first + sharer * num_heads; };
-  const auto write = [&](const PackedRows& rows, const SharedPrefix* prefix, int32_t parent,
-                         int32_t num_pieces) {
-    const int32_t parent_merge = parent < 0 ? -1 : merge_of(prefixes_.num_requests() + parent);
-    const int32_t first_reader = prefix == nullptr ? -1 : merge_of(prefix->first_reader);
-    for (int32_t head = 0; head < num_heads; ++head) {
-      *next++ = {.rows = rows,
-                 .kv_head = head,
-                 .first_partial_row = row,
-                 .num_states = 1,
-                 .num_pieces = num_pieces,
-                 .parent = parent < 0 ? -1 : parent_merge + head,
-                 .first_reader = prefix == nullptr ? -1 : first_reader + head,
-                 .num_readers = prefix == nullptr ? 0 : prefix->num_readers,
-                 .reader_step = num_heads};
-      row += rows.num_rows;
-    }
-  };
   if (prefixes_.empty()) return;
   const std::span<const SharedPrefix> prefixes = prefixes_.prefixes();
+  const auto merge_of = [&](int32_t sharer) { return sharing_.first + sharer * num_heads; };
+  const auto merge_of_prefix = [&](int32_t prefix) {
+    return prefix < 0 ? -1 : merge_of(prefixes_.num_requests() + prefix);
+  };
+  Merge* next = memory_.merges + sharing_.first;
+  Merge merge = {.rows = {},
+                 .kv_head = 0,
+                 .first_partial_row = 0,
+                 .num_states = 1,
+                 .num_pieces = 0,
+                 .parent = -1,
+                 .first_reader = -1,
+                 .num_readers = 0,
+                 .reader_step = num_heads};
   for (int32_t r = 0; r < batch.batch_size; ++r) {
     if (prefixes_.sharer_of(r) < 0) continue;
-    const int32_t parent = prefixes_.prefix_of(r);
+    const int32_t prefix = prefixes_.prefix_of(r);
     const Segment& segment = memory_.segments[r];
+    merge.rows = {r, segment.qo_begin, 0, segment.qo_len * shape_.group_size};
     // It waits for its own work tile and for each prefix.
-    write({r, segment.qo_begin, 0, segment.qo_len * shape_.group_size}, nullptr, parent,
-          prefixes[static_cast<size_t>(parent)].depth + 2);
+    merge.num_pieces = prefixes[static_cast<size_t>(prefix)].depth + 2;
+    merge.parent = merge_of_prefix(prefix);
+    next = write_heads(merge, num_heads, next);
+    merge.first_partial_row += merge.rows.num_rows * num_heads;
   }
   int32_t number = batch.batch_size;
+  merge.num_pieces = 1;
   for (const SharedPrefix& prefix : prefixes) {
-    const int32_t qo_begin = batch.qo_indptr[prefix.first_request];
-    write({number++, qo_begin, 0, prefix.num_rows}, &prefix, prefix.parent, 1);
+    merge.rows = {number++, batch.qo_indptr[prefix.first_request], 0, prefix.num_rows};
+    merge.parent = merge_of_prefix(prefix.parent);
+    merge.first_reader = merge_of(prefix.first_reader);
+    merge.num_readers = prefix.num_readers;
+    next = write_heads(merge, num_heads, next);
+    merge.first_partial_row += merge.rows.num_rows * num_heads;
   }
 }
 

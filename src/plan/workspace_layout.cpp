@@ -47,9 +47,9 @@ int32_t wanted_slots(const AttentionOptions& options, const KernelChoice& choice
   if (choice.chunk_kv == 0) {
     const int32_t for_cuts = choice.num_ctas * kSlotsPerCta;
     if (!shares_prefixes(options, choice)) return for_cuts;
-    // A request that shares prefixes has a partial result of its own, and one of each prefix. This
-    // is room for two of a query each; larger batches share less.
-    constexpr int64_t kStatesOfRow = 2;
+    // A request that shares prefixes has a partial result of its own, and one of each prefix around
+    // it. This is room for three prefixes around a decode; beyond it less is shared or cut.
+    constexpr int64_t kStatesOfRow = 4;
     constexpr int64_t kMostRows = 1 << 20;
     const int64_t rows = kStatesOfRow * options.max_batch_size * options.num_qo_heads;
     return for_cuts + ceil_divide(static_cast<int32_t>(std::min(rows, kMostRows)),
