@@ -20,6 +20,7 @@ class Request:
     num_prompt_tokens: int = field(init=False)
     num_cached: int = 0  # how many tokens have their keys and values in the pages
     pages: list[int] = field(default_factory=list)
+    seed: int = 0  # of its random numbers
 
     def __post_init__(self) -> None:
         self.num_prompt_tokens = len(self.tokens)
@@ -43,8 +44,17 @@ class Statistics:
     plan_us: list[float] = field(default_factory=list)  # of each step
 
 
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are drawn. By its own seed, a request gets the same tokens beside any others."""
+
+    temperature: float = 0.0  # 0: the most likely token
+    top_p: float = 1.0
+    seed: int = 0  # of the first request; the next one has the next
+
+
 class Engine:
-    """Serves requests with greedy sampling over one paged KV cache.
+    """Serves requests over one paged KV cache.
 
     Prefill and decode are not two modes: a request always has some tokens that are not cached yet
     (the rest of its prompt, or the token sampled last), and a step computes as many of them as
@@ -58,11 +68,13 @@ class Engine:
         max_batch_size: int,
         max_step_tokens: int,
         device: str,
+        sampling: Sampling,
     ) -> None:
         if max_step_tokens < max_batch_size:
             raise ValueError("max_step_tokens: every running request needs at least one")
         self.model, self.pool = model, pool
         self.max_batch_size, self.max_step_tokens = max_batch_size, max_step_tokens
+        self.sampling, self.num_submitted = sampling, 0
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.statistics = Statistics()
@@ -83,6 +95,8 @@ class Engine:
     def submit(self, request: Request) -> None:
         if self.pool.pages_for(request.capacity) > self.pool.num_pages:
             raise ValueError(f"{request.name}: {request.capacity} tokens do not fit the KV cache")
+        request.seed = self.sampling.seed + self.num_submitted
+        self.num_submitted += 1
         self.waiting.append(request)
 
     @property
@@ -120,11 +134,24 @@ class Engine:
         positions = [i for span in new for i in span]
         logits = self.model.forward(tokens, positions, attend, rows=indptr[1:] - 1)
 
-        for request, span, token in zip(requests, new, logits.argmax(axis=-1).tolist()):
+        for request, span, token in zip(requests, new, self._sample(logits, kv_lens)):
             request.num_cached = span.stop
             if request.num_cached == len(request.tokens):
                 request.tokens.append(token)
         return self._retire_finished()
+
+    def _sample(self, logits: Array, kv_lens: np.ndarray) -> list[int]:
+        """A token for each request; of those that are still in their prompt it is not used."""
+        xp = self.model.xp
+        seeds = np.array([r.seed for r in self.running], np.int64)
+        ids = fp.sample(
+            logits,
+            temperature=self.sampling.temperature,
+            top_p=self.sampling.top_p,
+            seed=xp.asarray(seeds),
+            offset=xp.asarray(kv_lens.astype(np.int64)),
+        )
+        return ids.tolist()
 
     def _schedule(self) -> list[int]:
         """Admits waiting requests; returns how many tokens to compute of each running one.

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """SmolLM2-135M-Instruct: weights and tokenizer from a GGUF file, and the forward pass.
 
-The model computes everything but attention. Where keys and values live is the caller's business:
-`forward` hands each layer's q, k and v to an `attend` function.
+Norms, rotations and activations are flashplan's, products of matrices the array module's. Where
+keys and values live is the caller's business: `forward` hands each layer's q, k and v to an
+`attend` function.
 
 It is written once for NumPy, CuPy and PyTorch, in what the three have in common.
 """
@@ -16,6 +17,8 @@ from typing import Any
 import gguf
 import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+import flashplan as fp
 
 Array = Any  # of the model's array module
 
@@ -96,6 +99,8 @@ class SmolLM2:
 
         self.embedding = xp.asarray(weight("token_embd"))  # [vocab, hidden], also the output head
         self.output_norm = vector("output_norm")
+        # GGUF stores Wq and Wk with their rows permuted so that pairs are neighbours.
+        self.rope = fp.Rope(theta=self.config.rope_theta, interleaved=True)
         self.layers = [
             Layer(
                 attn_norm=vector(f"blk.{i}.attn_norm"),
@@ -119,35 +124,21 @@ class SmolLM2:
         xp, c = self.xp, self.config
         num_tokens, num_qk_heads = len(tokens), c.num_qo_heads + c.num_kv_heads
         dtype = getattr(xp, self.kv_dtype)
-        rotation = self._rotation(positions)
+        positions = xp.asarray(np.array(positions, np.int32))
         hidden = self.embedding[xp.asarray(tokens)]
+        x = fp.rmsnorm(hidden, self.layers[0].attn_norm, c.rms_eps)
         for i, layer in enumerate(self.layers):
-            qkv = self._rms_norm(hidden, layer.attn_norm) @ layer.qkv
-            qkv = qkv.reshape(num_tokens, num_qk_heads + c.num_kv_heads, c.head_dim)
-            # Heads are laid out q, k, v; rotating a pair of floats is one complex product.
-            qk = (qkv[:, :num_qk_heads].view(xp.complex64) * rotation).view(xp.float32)
-            q, k, v = qk[:, : c.num_qo_heads], qk[:, c.num_qo_heads :], qkv[:, num_qk_heads:]
-            o = attend(i, *(xp.asarray(x, dtype=dtype) for x in (q, k, v)))
-            hidden += o.reshape(num_tokens, -1) @ layer.attn_output
-            x = self._rms_norm(hidden, layer.ffn_norm) @ layer.gate_up
-            gate, up = x[:, : x.shape[1] // 2], x[:, x.shape[1] // 2 :]
-            # gate * sigmoid(gate), written with tanh because exp could overflow
-            hidden += (0.5 * gate * (1 + xp.tanh(0.5 * gate)) * up) @ layer.down
-        return self._rms_norm(hidden[rows], self.output_norm) @ self.embedding.T
-
-    def _rotation(self, positions: Sequence[int]) -> Array:
-        """[tokens, 1, d / 2] complex64, the rotary embedding of neighbouring pairs.
-
-        GGUF stores Wq and Wk with their rows permuted so that pairs are neighbours.
-        """
-        c = self.config
-        frequencies = c.rope_theta ** (-np.arange(0, c.head_dim, 2) / c.head_dim)
-        angles = np.asarray(positions)[:, None, None] * frequencies
-        return self.xp.asarray(np.exp(1j * angles).astype(np.complex64))
-
-    def _rms_norm(self, x: Array, weight: Array) -> Array:
-        mean_square = self.xp.mean(x * x, axis=-1, keepdims=True)
-        return x / self.xp.sqrt(mean_square + self.config.rms_eps) * weight
+            qkv = (x @ layer.qkv).reshape(num_tokens, num_qk_heads + c.num_kv_heads, c.head_dim)
+            q, k = qkv[:, : c.num_qo_heads], qkv[:, c.num_qo_heads : num_qk_heads]
+            fp.apply_rope(q, k, positions, self.rope, out_q=q, out_k=k)
+            o = attend(i, *(xp.asarray(x, dtype=dtype) for x in (q, k, qkv[:, num_qk_heads:])))
+            x = o.reshape(num_tokens, -1) @ layer.attn_output
+            fp.add_rmsnorm(x, hidden, layer.ffn_norm, c.rms_eps)  # hidden += x; x is its norm
+            x = fp.silu_and_mul(x @ layer.gate_up) @ layer.down
+            last = i + 1 == c.num_layers
+            norm = self.output_norm if last else self.layers[i + 1].attn_norm
+            fp.add_rmsnorm(x, hidden, norm, c.rms_eps)
+        return x[rows] @ self.embedding.T
 
 
 def load_tokenizer(reader: gguf.GGUFReader) -> Tokenizer:
