@@ -213,6 +213,38 @@ TEST(prefixes_are_found_without_allocating) {
              .ok());
 }
 
+TEST(describe_says_what_is_shared) {
+  AttentionOptions options;
+  options.num_qo_heads = 32;
+  options.num_kv_heads = 8;
+  options.head_dim_qk = options.head_dim_vo = 8;
+  options.page_size = 16;
+  options.num_ctas = 4;
+  Plan plan;
+  CHECK(Plan::create(options, &plan).ok());
+  const auto says = [&](const HostBatch& batch, const char* text) {
+    CHECK(plan.plan(batch.view()).ok());
+    CHECK(plan.describe().find(text) != std::string::npos);
+  };
+  says(decodes(16, 4096, 64), "1 shared prefixes given, 1 row tiles of them computed once");
+  says(decodes(16, 4096, 64), "p0: keys [0, 4096) of requests 0 to 15");
+  CHECK(plan.timeline_svg().find("prefix 0, keys") != std::string::npos);
+  says(decodes(16, 31, 64), "none computed once: it would take no less time");
+  HostBatch pairs;
+  for (int r = 0; r < 64; ++r) pairs.add(1, 9000);
+  for (int r = 0; r < 64; r += 2) {
+    pairs.shared_prefixes.insert(pairs.shared_prefixes.end(), {r, 2, 8992});
+  }
+  says(pairs, "  ... and 16 more");
+  for (const bool has_window : {false, true}) {
+    AttentionOptions other = options;
+    other.batch_invariant = !has_window;
+    if (has_window) other.window_left = 9;
+    CHECK(Plan::create(other, &plan).ok());
+    says(decodes(16, 4096, 64), has_window ? "once: window_left" : "once: batch_invariant");
+  }
+}
+
 /// The refusal of `rows` for three decodes of 100, 200 and 300 keys and a prompt of 50 of 50.
 std::string refusal(const std::vector<int32_t>& rows) {
   HostBatch batch;
