@@ -178,8 +178,9 @@ class Attention:
                 is up to 2 * max_batch_size. Where it pays, a prefix is read once for all of its
                 requests, from the keys of the first; results are the same up to rounding. Page
                 tables stay as they are. `find_shared_prefixes` finds prefixes, and describe() of
-                the plan says what was made of them. With a window, in batch-invariant plans and on
-                Hopper's kernels for prompts (sm90) they are checked and not used.
+                the plan says what was made of them. With a window, in batch-invariant plans and by
+                the sm90 kernels (Hopper, where max_qo_tokens > max_batch_size) they are checked
+                and not used.
             Each a list of ints (of rows), a NumPy array or any tensor on the host, of any integer
                 dtype.
             stream: where the schedule is copied to the GPU; see the class. Several plans may be
