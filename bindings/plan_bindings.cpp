@@ -48,7 +48,7 @@ class PyPlan {
   }
 
   void plan(nb::handle qo_indptr, nb::handle kv_lens, nb::handle kv_indptr,
-            nb::handle shared_prefixes, nb::handle stream) {
+            nb::handle shared_prefixes, nb::handle mask_begin, nb::handle stream) {
     const Planning planning(planning_);
     const IntsArg kv("kv_lens", kv_lens, plan_.options().max_batch_size, "max_batch_size",
                      kv_lens_);
@@ -68,6 +68,14 @@ class PyPlan {
       batch.shared_prefixes = groups.data;
       batch.num_shared_prefixes = groups.size;
     }
+    if (!mask_begin.is_none()) {
+      const IntsArg begins("mask_begin", mask_begin, most - 1, "as many as kv_lens", mask_begin_);
+      if (begins.size != kv.size) {
+        raise_value("mask_begin: expected " + std::to_string(kv.size) +
+                    " entries (as many as kv_lens), got " + std::to_string(begins.size));
+      }
+      batch.mask_begin = begins.data;
+    }
     CallStream call = call_stream(stream, producer_to_follow(stream), device());
     Status status;
     {
@@ -79,8 +87,8 @@ class PyPlan {
   }
 
   void run(nb::handle q, nb::handle k, nb::handle v, nb::handle block_table, nb::handle page_indptr,
-           nb::handle page_indices, nb::handle kv_lens, nb::handle out, nb::handle lse,
-           nb::handle k_scale, nb::handle v_scale, nb::handle stream) {
+           nb::handle page_indices, nb::handle kv_lens, nb::handle mask, nb::handle out,
+           nb::handle lse, nb::handle k_scale, nb::handle v_scale, nb::handle stream) {
     const AttentionOptions& options = plan_.options();
     AttentionTensors tensors;
     // First: numbers may be objects whose conversion runs Python code.
@@ -95,6 +103,7 @@ class PyPlan {
     const TensorArg page_indptr_arg("page_indptr", page_indptr, TensorKind::kInt32, call);
     const TensorArg page_indices_arg("page_indices", page_indices, TensorKind::kInt32, call);
     const TensorArg kv_lens_arg("kv_lens", kv_lens, TensorKind::kInt32, call);
+    const TensorArg mask_arg("mask", mask, TensorKind::kUInt32, call);
     const TensorArg out_arg("out", required("out", out), TensorKind::kFloat, call, &options.o_dtype,
                             Access::kWrite);
     const TensorArg lse_arg("lse", lse, TensorKind::kFloat, call, nullptr, Access::kWrite);
@@ -105,6 +114,7 @@ class PyPlan {
     tensors.page_indptr = page_indptr_arg.view();
     tensors.page_indices = page_indices_arg.view();
     tensors.kv_lens = kv_lens_arg.view();
+    tensors.mask = mask_arg.view();
     tensors.o = out_arg.view();
     tensors.lse = lse_arg.view();
     tensors.workspace = workspace_.data();
@@ -184,7 +194,7 @@ class PyPlan {
   Workspace workspace_;
   Plan plan_;
   std::optional<Producer> last_producer_;
-  std::vector<int32_t> qo_indptr_, kv_lens_, kv_indptr_, shared_prefixes_;
+  std::vector<int32_t> qo_indptr_, kv_lens_, kv_indptr_, shared_prefixes_, mask_begin_;
   std::atomic_flag planning_;
 };
 
@@ -285,6 +295,7 @@ void bind_plan(nb::module_& m) {
       .def_rw("o_dtype", &AttentionOptions::o_dtype)
       .def_rw("causal", &AttentionOptions::causal)
       .def_rw("window_left", &AttentionOptions::window_left)
+      .def_rw("custom_mask", &AttentionOptions::custom_mask)
       .def_rw("softmax_scale", &AttentionOptions::softmax_scale)
       .def_rw("softcap", &AttentionOptions::softcap)
       .def_rw("max_batch_size", &AttentionOptions::max_batch_size)
@@ -312,10 +323,11 @@ void bind_plan(nb::module_& m) {
       .def(nb::init<const AttentionOptions&, nb::object>(), "options"_a, "workspace"_a = nb::none())
       .def("plan", &PyPlan::plan, "qo_indptr"_a.none(), "kv_lens"_a.none(),
            "kv_indptr"_a.none() = nb::none(), "shared_prefixes"_a.none() = nb::none(),
-           "stream"_a.none() = nb::none())
+           "mask_begin"_a.none() = nb::none(), "stream"_a.none() = nb::none())
       .def("run", &PyPlan::run, "q"_a.none(), "k"_a.none(), "v"_a.none(), "block_table"_a.none(),
-           "page_indptr"_a.none(), "page_indices"_a.none(), "kv_lens"_a.none(), "out"_a.none(),
-           "lse"_a.none(), "k_scale"_a.none(), "v_scale"_a.none(), "stream"_a.none())
+           "page_indptr"_a.none(), "page_indices"_a.none(), "kv_lens"_a.none(), "mask"_a.none(),
+           "out"_a.none(), "lse"_a.none(), "k_scale"_a.none(), "v_scale"_a.none(),
+           "stream"_a.none())
       .def(
           "describe", [](const PyPlan& p) { return p.planned().describe(); },
           "The schedule as text: totals, then the first queues.")

@@ -40,6 +40,7 @@ bool to_dtype(const dlpack::DataType& from, DType* to) {
   if (is(dlpack::kFloat8E5M2, 8)) return *to = DType::kFloat8E5M2, true;
   if (is(dlpack::kInt, 32)) return *to = DType::kInt32, true;
   if (is(dlpack::kInt, 64)) return *to = DType::kInt64, true;
+  if (is(dlpack::kUInt, 32)) return *to = DType::kUInt32, true;
   return false;
 }
 
@@ -58,7 +59,8 @@ bool is_of_kind(TensorKind kind, DType dtype) {
     case TensorKind::kInt32: return dtype == DType::kInt32;
     case TensorKind::kInt64: return dtype == DType::kInt64;
     case TensorKind::kInt: return is_int;
-    default: return !is_int;
+    case TensorKind::kUInt32: return dtype == DType::kUInt32;
+    default: return !is_int && dtype != DType::kUInt32;
   }
 }
 
@@ -67,6 +69,7 @@ const char* to_text(TensorKind kind) {
     case TensorKind::kInt32: return "dtype int32";
     case TensorKind::kInt64: return "dtype int64";
     case TensorKind::kInt: return "dtype int32 or int64";
+    case TensorKind::kUInt32: return "dtype uint32";
     default: return "a float dtype";
   }
 }

@@ -22,7 +22,7 @@ inline void check(const Status& status) {
 
 /// What an argument may hold. kInt: int32 or int64. kBytes: contiguous memory of any numbers, seen
 /// as one row of bytes.
-enum class TensorKind { kFloat, kInt32, kInt64, kInt, kBytes };
+enum class TensorKind { kFloat, kInt32, kInt64, kInt, kUInt32, kBytes };
 enum class Access { kRead, kWrite };
 
 /// A tensor argument: by DLPack, else by NumPy's __array_interface__ (which ml_dtypes' formats

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls that must be refused: (what is wrong, exception, argument that the message names, call)."""
 
-from bad_operators import APPEND, MERGE, OTHER
+from bad_operators import APPEND, MASKS, MERGE, OTHER
 from bad_plans import FIND, OPTIONS, PLAN
 from bad_rows import ADD_RMSNORM, GATED, LAYERNORM, RMSNORM, ROPE
 from bad_runs import RUN
@@ -9,7 +9,7 @@ from bad_sampling import SAMPLE, SOFTMAX
 
 # No two mistakes of one group have the same message.
 GROUPS = [
-    OPTIONS + PLAN + RUN + APPEND + MERGE + OTHER,
+    OPTIONS + PLAN + RUN + APPEND + MASKS + MERGE + OTHER,
     FIND,
     RMSNORM,
     LAYERNORM,

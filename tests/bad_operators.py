@@ -9,6 +9,15 @@ from scene import half, int64, integers, read_only, sharing, table_beyond, zeros
 NAN = float("nan")
 VALUE, TYPE = ValueError, TypeError
 
+MASKS = [
+    ("pack_mask of integers", TYPE, "bools", lambda s: fp.pack_mask(integers([1, 0]))),
+    ("pack_mask of words", TYPE, "bools", lambda s: fp.pack_mask(zeros(2, 3, dtype="u4"))),
+    ("pack_mask of None", TYPE, "bools", lambda s: fp.pack_mask(None)),
+    ("pack_mask ragged", TYPE, "bools", lambda s: fp.pack_mask([[True], [True, False]])),
+    ("pack_mask of rank 1", VALUE, "bools", lambda s: fp.pack_mask([True, False])),
+    ("pack_mask of rank 3", VALUE, "bools", lambda s: fp.pack_mask(zeros(1, 2, 3, dtype=bool))),
+]
+
 APPEND = [
     ("append k rank", VALUE, "k", lambda s: s.append(k=zeros(3, 16))),
     ("append k short", VALUE, "k", lambda s: s.append(k=zeros(2, 2, 8))),

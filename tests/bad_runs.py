@@ -136,6 +136,17 @@ RUN = [
     ("kv_lens every other", VALUE, "kv_lens", lambda s: s.run(kv_lens=integers(9, 0, 6, 0)[::2])),
     ("kv_lens inside out", VALUE, "out", lambda s: inside(s, "out", "kv_lens")),
     ("kv_lens inside lse", VALUE, "lse", lambda s: inside(s, "lse", "kv_lens")),
+    ("mask without custom_mask", VALUE, "mask", lambda s: s.run(mask=words(4, 1))),
+    ("no mask", VALUE, "mask", lambda s: s.run_masked(mask=None)),
+    ("mask short", VALUE, "mask", lambda s: s.run_masked(mask=words(3, 1))),
+    ("mask narrow", VALUE, "mask", lambda s: s.run_masked(mask=words(4, 0))),
+    ("mask of rank 1", VALUE, "mask", lambda s: s.run_masked(mask=words(4))),
+    ("mask of bools", TYPE, "mask", lambda s: s.run_masked(mask=zeros(4, 3, dtype=bool))),
+    ("mask int32", TYPE, "mask", lambda s: s.run_masked(mask=zeros(4, 1, dtype="i4"))),
+    ("mask uint64", TYPE, "mask", lambda s: s.run_masked(mask=zeros(4, 1, dtype="u8"))),
+    ("mask list", TYPE, "mask", lambda s: s.run_masked(mask=[[7]] * 4)),
+    ("mask reversed", VALUE, "mask", lambda s: s.run_masked(mask=words(4, 1)[::-1])),
+    ("mask inside out", VALUE, "out", lambda s: s.run_masked(mask=s.out.view.view("u4")[:, 0])),
     ("out dtype", TYPE, "out", lambda s: s.run(out=half(4, 4, 8))),
     ("out short", VALUE, "out", lambda s: s.run(out=zeros(3, 4, 8))),
     ("out heads", VALUE, "out", lambda s: s.run(out=zeros(4, 2, 8))),
@@ -182,6 +193,10 @@ RUN = [
     ("k in a structure", VALUE, "k", lambda s: s.run(k=structure_field(9, 4, 2, 8))),
     ("out in a structure", VALUE, "out", lambda s: s.run(out=structure_field(4, 4, 8))),
 ]
+
+
+def words(*shape):
+    return zeros(*shape, dtype=np.uint32)
 
 
 def broadcast(out):

@@ -56,6 +56,9 @@ class Case:
     # Upper bounds of kv_lens for plan(); run() gets kv_lens on the device.
     planned_lens: tuple[int, ...] | None = None
     shared_prefixes: tuple[tuple[int, int, int], ...] = ()
+    # "random" bits, or those of a random "tree" of draft tokens.
+    custom_mask: str | None = None
+    mask_begin: tuple[int, ...] | None = None
 
     def __str__(self):
         dims = self.head_dims
@@ -83,6 +86,8 @@ class Case:
             f"qo{_lens_id(self.qo_lens)}",
             f"kv{_lens_id(self.kv_lens)}",
             self.planned_lens and f"planned{_lens_id(self.planned_lens)}",
+            self.custom_mask and f"mask_{self.custom_mask}",
+            self.mask_begin and f"from{_lens_id(self.mask_begin)}",
         ]
         return "-".join(part for part in parts if part)
 
@@ -125,8 +130,16 @@ class Case:
         return {name: getattr(self, name) for name in names.split()} | {
             "max_batch_size": max(1, len(self.qo_lens)),
             "max_qo_tokens": max(1, sum(self.qo_lens)),
+            "custom_mask": self.custom_mask is not None,
             "device": "cpu",
         }
+
+    @property
+    def first_masked_keys(self):
+        """Of each request."""
+        if self.mask_begin is not None:
+            return self.mask_begin
+        return tuple(kv_len - qo_len for qo_len, kv_len in self._lens())
 
     def reference_options(self):
         """Keyword arguments of reference.attention."""
@@ -323,6 +336,19 @@ PREFIXES = (
         Case(**_TREE, shared_prefixes=((0, 9, 29), (0, 7, 200)), window_left=250),
         Case(**_TREE, shared_prefixes=((0, 9, 29), (0, 7, 200)), batch_invariant=True),
     ]
+    + [
+        # Masks behind a prefix, or inside one, and real lengths.
+        Case(
+            **_FOREST,
+            shared_prefixes=((0, 5, 700), (5, 4, 640)),
+            num_qo_heads=8,
+            custom_mask="random",
+            mask_begin=begin,
+            planned_lens=planned,
+        )
+        for begin in (None, (770,) * 9, (770,) * 6 + (30,) * 3)
+        for planned in (None, tuple(n + 90 for n in _FOREST["kv_lens"]))
+    ]
 )
 
 
@@ -351,6 +377,39 @@ PLANNED_LENS = [
     )
     for window in (-1, 1023)
     for invariant in (False, True)
+]
+
+
+# Keys before, across and behind the first masked one; rows that see nothing; every kind of split.
+CUSTOM_MASKS = [
+    Case(**batch, mask_begin=begin, custom_mask=kind, **options)
+    for batch, begin in (
+        ({"qo_lens": (33, 1, 5, 0), "kv_lens": (33, 71, 40, 9)}, None),
+        ({"qo_lens": (33, 1, 5, 0), "kv_lens": (33, 71, 40, 9)}, (0, 30, 1000, 3)),
+        ({"qo_lens": (64, 8, 3), "kv_lens": (200, 8, 2)}, None),
+        ({"qo_lens": (1, 9, 70), "kv_lens": (500, 40, 170)}, (77, 0, 101)),
+    )
+    for kind, options in (
+        ("tree", {"q_dtype": "float32"}),
+        ("random", {"causal": False, "page_size": None, "head_dim": 128}),
+        ("random", {"window_left": 20, "csr": True, "page_size": 3, "memory": "strided"}),
+        ("random", {"softcap": 9.0, "kv_dtype": "float8_e4m3fn", "num_qo_heads": 6}),
+        ("random", {"causal": False, "special": (("v", np.nan),), "q_dtype": "float32"}),
+    )
+] + [
+    Case(
+        (2, 40),
+        (4100, 2500),
+        mask_begin=begin,
+        custom_mask="random",
+        causal=False,
+        num_ctas=7,
+        batch_invariant=invariant,
+        planned_lens=planned,
+    )
+    for begin in (None, (1000, 2499))
+    for invariant in (False, True)
+    for planned in (None, (5000, 2600))
 ]
 
 
@@ -390,6 +449,11 @@ def random_case(rng):
         beyond = [rng.choice((0, 0, 1, 30, 400)) for _ in case.kv_lens]
         planned = tuple(n + more for n, more in zip(case.kv_lens, beyond, strict=True))
         case = dataclasses.replace(case, planned_lens=planned)
+    if rng.choice((False, False, False, True)):
+        case = dataclasses.replace(case, custom_mask=rng.choice(("random", "tree")))
+        if rng.choice((False, True)):
+            begin = tuple(rng.choice((0, n // 2, n)) for n in case.kv_lens)
+            case = dataclasses.replace(case, mask_begin=begin)
     return case
 
 
@@ -412,6 +476,7 @@ CASES = list(
         + SPECIAL
         + PLANNED_LENS
         + PREFIXES
+        + CUSTOM_MASKS
         + random_cases(150, seed=0)
     )
 )

@@ -6,6 +6,7 @@ import itertools
 
 import numpy as np
 
+import flashplan as fp
 import reference
 
 INT_MAX = np.iinfo(np.int32).max
@@ -26,13 +27,26 @@ class Inputs:
     page_indices: np.ndarray | None = None
     device_lens: np.ndarray | None = None  # the argument kv_lens of run()
     shared_prefixes: np.ndarray | None = None
+    mask: np.ndarray | None = None
+    mask_begin: np.ndarray | None = None
 
     def plan_args(self):
         lengths = (self.qo_indptr, self.planned_lens)
         return lengths if self.kv_indptr is None else (*lengths, self.kv_indptr)
 
     def plan_options(self):
-        return {} if self.shared_prefixes is None else {"shared_prefixes": self.shared_prefixes}
+        options = {"shared_prefixes": self.shared_prefixes, "mask_begin": self.mask_begin}
+        return {name: x for name, x in options.items() if x is not None}
+
+    def masks(self, case):
+        """[qo_len, kv_len] of bool of each request; None: there is no mask."""
+        if self.mask is None:
+            return None
+        spans = zip(self.qo_indptr, self.qo_indptr[1:], case.first_masked_keys, case.kv_lens)
+        return [
+            reference.unpacked_mask(self.mask[begin:end], first, kv_len)
+            for begin, end, first, kv_len in spans
+        ]
 
     def tables(self):
         names = ("block_table", "page_indptr", "page_indices")
@@ -40,7 +54,8 @@ class Inputs:
 
     def index_tensors(self):
         """Arguments of run() besides q, k and v."""
-        return self.tables() | ({} if self.device_lens is None else {"kv_lens": self.device_lens})
+        others = {"kv_lens": self.device_lens, "mask": self.mask}
+        return self.tables() | {name: x for name, x in others.items() if x is not None}
 
     def pages(self, request):
         if self.block_table is not None:
@@ -81,6 +96,8 @@ def rearranged(case, inputs, lens, places, seed):
         qo_lens=tuple(qo for qo, _ in lens),
         kv_lens=tuple(kv for _, kv in lens),
         planned_lens=None,
+        custom_mask=None,
+        mask_begin=None,
     )
     target = make_inputs(batch, seed)
     for r, to in enumerate(places):
@@ -125,6 +142,39 @@ def lens_on_device(case, rng):
     return np.where(lens == 0, -beyond, lens).astype(np.int32)
 
 
+def random_tree(rng, size):
+    """[size, size] of bool: each node of a random tree sees itself and what is above it."""
+    seen = np.eye(size, dtype=bool)
+    for node in range(1, size):
+        seen[node] |= seen[rng.integers(node)]
+    return seen
+
+
+def random_mask(case, rng):
+    """Words of a mask; what stands for no key is random too."""
+    if case.custom_mask is None:
+        return None
+    planned_lens = case.planned_lens or case.kv_lens
+    needed = [
+        kv_len - first if case.mask_begin else qo_len
+        for qo_len, kv_len, first in zip(case.qo_lens, planned_lens, case.first_masked_keys)
+    ]
+    rows, width = sum(case.qo_lens) + SPARE_ROWS, -(-max([*needed, 0]) // 32)
+    gap = 3 if case.memory == "strided" else 0
+    words = rng.integers(2**32, size=(rows, width + gap), dtype=np.uint32)[:, :width]
+    if case.custom_mask == "tree":
+        for row, qo_len in zip(indptr(case.qo_lens), case.qo_lens, strict=False):
+            tree = fp.pack_mask(random_tree(rng, min(qo_len, 32 * width)))
+            words[row : row + len(tree), : tree.shape[1]] = tree
+    return words
+
+
+def add_lens_and_mask(case, rng, inputs):
+    inputs.device_lens, inputs.mask = lens_on_device(case, rng), random_mask(case, rng)
+    if case.mask_begin is not None:
+        inputs.mask_begin = np.array(case.mask_begin, np.int32)
+
+
 def make_inputs(case, seed):
     rng = np.random.default_rng(seed)
     qo_indptr = indptr(case.qo_lens)
@@ -140,7 +190,7 @@ def make_inputs(case, seed):
     lens = (qo_indptr, kv_lens, planned_lens)
     if case.page_size is None:
         inputs = _ragged(case, rng, q, *lens)
-        inputs.device_lens = lens_on_device(case, rng)
+        add_lens_and_mask(case, rng, inputs)
         return inputs
 
     pages_of = [-(-n // case.page_size) for n in case.kv_lens]
@@ -157,7 +207,7 @@ def make_inputs(case, seed):
             plant(case, name, rng, tokens)
             reference.append_pages(cache, tokens, inputs.pages(r), kv_len, case.kv_layout)
     share_prefixes(case, inputs)
-    inputs.device_lens = lens_on_device(case, rng)
+    add_lens_and_mask(case, rng, inputs)
     return inputs
 
 

@@ -62,9 +62,11 @@ def attention(
     softcap=0.0,
     k_scale=1.0,
     v_scale=1.0,
+    mask=None,
     dtype="float64",
 ):
-    """One request: q [qo_len, num_qo_heads, head_dim_qk], k and v [kv_len, num_kv_heads, ...]."""
+    """One request: q [qo_len, num_qo_heads, head_dim_qk], k and v [kv_len, num_kv_heads, ...],
+    mask [qo_len, kv_len] of bool."""
     wide = np.float64 if dtype == "float64" else np.float32
 
     def stored(x):
@@ -76,6 +78,8 @@ def attention(
     scale = 1 / math.sqrt(q.shape[2]) if softmax_scale is None else softmax_scale
     group_size = q.shape[1] // k.shape[1]
     visible = visible_keys(q.shape[0], k.shape[0], causal, window_left)
+    if mask is not None:
+        visible &= mask
 
     o = np.zeros((q.shape[0], q.shape[1], v.shape[2]), wide)
     lse = np.zeros(q.shape[:2], wide)
@@ -90,10 +94,24 @@ def attention(
     return o, lse
 
 
-def batch_attention(q, requests, qo_indptr, **options):
-    """All requests: rows qo_indptr[r] .. qo_indptr[r + 1] of q see requests[r] = (k, v)."""
+def unpacked_mask(words, begin, kv_len):
+    """[rows, kv_len] of bool from a mask of bits that begins at key `begin`."""
+    seen = np.zeros((len(words), kv_len), bool)
+    for key in range(kv_len):
+        bit = key - begin
+        if bit < 0:
+            seen[:, key] = True
+        elif bit < 32 * words.shape[1]:
+            seen[:, key] = words[:, bit // 32] >> np.uint32(bit % 32) & np.uint32(1)
+    return seen
+
+
+def batch_attention(q, requests, qo_indptr, masks=None, **options):
+    """All requests: rows qo_indptr[r] .. qo_indptr[r + 1] of q see requests[r] = (k, v), as far as
+    masks[r] lets them."""
+    masks = masks or [None] * len(requests)
     states = [
-        attention(q[qo_indptr[r] : qo_indptr[r + 1]], k, v, **options)
+        attention(q[qo_indptr[r] : qo_indptr[r + 1]], k, v, mask=masks[r], **options)
         for r, (k, v) in enumerate(requests)
     ]
     o = np.concatenate([o for o, _ in states])

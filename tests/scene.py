@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One valid call of every function, to be made wrong one argument at a time."""
 
+import dataclasses
+
 import numpy as np
 
 import flashplan as fp
@@ -12,6 +14,7 @@ from solve import run_arguments
 
 PAGED = Case((3, 1), (9, 6), head_dim=8, page_size=4, q_dtype="float32")
 RAGGED = Case((3, 1), (9, 6), head_dim=8, page_size=None, q_dtype="float32")
+MASKED = dataclasses.replace(PAGED, custom_mask="random")
 
 
 class Scene:
@@ -19,6 +22,8 @@ class Scene:
         self.options = PAGED.options()
         self.inputs = make_inputs(PAGED, seed=0)
         self.attn = self._planned(PAGED, self.inputs)
+        self.masked_inputs = make_inputs(MASKED, seed=0)
+        self.masked_attn = self._planned(MASKED, self.masked_inputs)
         self.ragged_inputs = make_inputs(RAGGED, seed=0)
         self.ragged_attn = self._planned(RAGGED, self.ragged_inputs)
         self.out = poison.Canary((4, 4, 8), np.float32)
@@ -38,6 +43,7 @@ class Scene:
         for case, attn, inputs in (
             (PAGED, self.attn, self.inputs),
             (RAGGED, self.ragged_attn, self.ragged_inputs),
+            (MASKED, self.masked_attn, self.masked_inputs),
         ):
             args, kwargs = run_arguments(case, inputs, NumPy())
             results += attn.run(*args, **kwargs, return_lse=True)
@@ -62,6 +68,16 @@ class Scene:
     def plan_ragged(self, **changes):
         arguments = {"qo_indptr": [0, 3, 4], "kv_lens": [9, 6], "kv_indptr": [0, 9, 15]} | changes
         return self.ragged_attn.plan(**arguments)
+
+    def plan_masked(self, **changes):
+        arguments = {"qo_indptr": [0, 3, 4], "kv_lens": [9, 6], "mask_begin": [6, 5]} | changes
+        return self.masked_attn.plan(**arguments)
+
+    def run_masked(self, **changes):
+        i = self.masked_inputs
+        arguments = {"q": i.q, "k": i.k, "v": i.v, "block_table": i.block_table, "mask": i.mask}
+        outputs = {"out": self.out.view, "lse": self.lse.view}
+        return self.masked_attn.run(**arguments | outputs | changes)
 
     def run(self, **changes):
         i = self.inputs

@@ -17,7 +17,7 @@ def problem(case, seed):
     """The inputs of a case with the exact state and the twin's: (inputs, exact, twin)."""
     inputs = make_inputs(case, [seed, zlib.crc32(str(case).encode())])
     requests = inputs.requests(case.kv_layout)
-    options = case.reference_options()
+    options = case.reference_options() | {"masks": inputs.masks(case)}
     exact = reference.batch_attention(inputs.q, requests, inputs.qo_indptr, **options)
     twin = reference.batch_attention(
         inputs.q, requests, inputs.qo_indptr, **options, dtype=case.q_dtype

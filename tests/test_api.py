@@ -27,6 +27,7 @@ ATTENTION = {
     "o_dtype": None,
     "causal": True,
     "window_left": -1,
+    "custom_mask": False,
     "softmax_scale": None,
     "softcap": 0.0,
     "variant": None,
@@ -102,14 +103,14 @@ def test_a_typed_program_runs(torch):
 @pytest.mark.parametrize(
     ("function", "names"),
     [
-        (fp.Attention.plan, "qo_indptr kv_lens kv_indptr shared_prefixes stream"),
+        (fp.Attention.plan, "qo_indptr kv_lens kv_indptr shared_prefixes mask_begin stream"),
         (
             fp.find_shared_prefixes,
             "qo_indptr kv_lens page_size block_table page_indptr page_indices",
         ),
         (
             fp.Attention.run,
-            "q k v block_table page_indptr page_indices kv_lens out lse return_lse k_scale "
+            "q k v block_table page_indptr page_indices kv_lens mask out lse return_lse k_scale "
             "v_scale stream",
         ),
         (

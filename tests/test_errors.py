@@ -52,6 +52,8 @@ def test_scene_is_valid():
     scene.run()
     scene.run_csr()
     scene.run_ragged()
+    scene.plan_masked()
+    scene.run_masked()
     scene.append()
     scene.append_csr()
     scene.merge()

@@ -37,6 +37,8 @@ struct AttentionOptions {
   bool causal = true;
   /// Key j is visible iff j >= i + kv_len - qo_len - window_left (inclusive); -1: unbounded.
   int32_t window_left = -1;
+  /// Every run is given a mask of bits (AttentionTensors::mask), which hides keys besides.
+  bool custom_mask = false;
   /// Multiplies q.k; a normal float > 0; empty: 1 / sqrt(head_dim_qk).
   std::optional<float> softmax_scale;
   /// logits = softcap * tanh(softmax_scale * q.k / softcap); a normal float > 0, or 0: off.
@@ -71,6 +73,9 @@ struct Batch {
   /// lengths (AttentionTensors::kv_lens) may not be below num_tokens + qo_len.
   const int32_t* shared_prefixes = nullptr;
   int32_t num_shared_prefixes = 0;
+  /// [batch_size] >= 0, with custom_mask only: the key of a request that bit 0 of its mask stands
+  /// for; null: that at which its first query stands, kv_len - qo_len of the real length.
+  const int32_t* mask_begin = nullptr;
 };
 
 /// Arguments of one attention layer. T = qo_indptr[batch_size]; tensors may have more rows.
@@ -91,6 +96,10 @@ struct AttentionTensors {
   /// key kv_lens[r] - qo_len + i; ragged k and v stay where they were planned. A length beyond the
   /// planned one counts as that one, a negative one as 0. Read when the run is.
   TensorView kv_lens;
+  /// [>= T, >= ceil((kv_len - mask_begin) / 32) of any request] uint32, with custom_mask: bit j %
+  /// 32 of word j / 32 of row t says whether query t sees key mask_begin + j of its request. Keys
+  /// before mask_begin are seen, keys without a bit are not; causal and window_left hold besides.
+  TensorView mask;
   TensorView o;    // [>= T, num_qo_heads, head_dim_vo], written
   TensorView lse;  // [>= T, num_qo_heads] float32, natural log, written; may be empty
   /// Real key = k_scale * stored key (8-bit caches). Normal floats > 0, and so must be

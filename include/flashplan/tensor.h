@@ -21,13 +21,15 @@ enum class DType : int32_t {
   kFloat8E5M2,
   kInt32,  // indices only, as is kInt64
   kInt64,
+  kUInt32,  // words of masks only
 };
 
 /// Bytes of one element.
 constexpr int64_t item_size(DType dtype) noexcept {
   switch (dtype) {
     case DType::kFloat32:
-    case DType::kInt32: return 4;
+    case DType::kInt32:
+    case DType::kUInt32: return 4;
     case DType::kFloat16:
     case DType::kBFloat16: return 2;
     case DType::kInt64: return 8;

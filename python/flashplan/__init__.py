@@ -7,6 +7,7 @@ Plan once per step, run once per layer, on tensors of any framework that speaks 
 from flashplan._core import CudaError, UnsupportedError
 from flashplan._core import version as _version
 from flashplan.attention import Attention, is_supported, workspace_bytes
+from flashplan.masks import pack_mask
 from flashplan.ops import append_paged_kv, merge_states
 from flashplan.prefixes import find_shared_prefixes
 from flashplan.rope import Rope, apply_rope
@@ -38,6 +39,7 @@ __all__ = [
     "is_supported",
     "layernorm",
     "merge_states",
+    "pack_mask",
     "rmsnorm",
     "sample",
     "set_num_threads",

@@ -48,6 +48,7 @@ class Attention:
         o_dtype: as q (default), or another of q's choices.
         causal: key j is visible to query i iff j <= i + kv_len - qo_len (bottom-right aligned).
         window_left: key j is visible iff j >= i + kv_len - qo_len - window_left; -1: all.
+        custom_mask: each run() is given a mask of bits besides; see `pack_mask`.
         softmax_scale: multiplies q.k, a normal float32 > 0; default 1 / sqrt(head_dim_qk).
         softcap: logits become softcap * tanh(logits / softcap); a normal float32 > 0, or 0: off.
         variant: None; reserved for attention variants.
@@ -97,6 +98,7 @@ class Attention:
         o_dtype: FloatDType | None = None,
         causal: bool = True,
         window_left: int = -1,
+        custom_mask: bool = False,
         softmax_scale: float | None = None,
         softcap: float = 0.0,
         variant: None = None,
@@ -118,6 +120,7 @@ class Attention:
             o_dtype=o_dtype,
             causal=causal,
             window_left=window_left,
+            custom_mask=custom_mask,
             softmax_scale=softmax_scale,
             softcap=softcap,
             variant=variant,
@@ -163,6 +166,7 @@ class Attention:
         kv_indptr: Lengths | None = None,
         *,
         shared_prefixes: PrefixRows | None = None,
+        mask_begin: Lengths | None = None,
         stream: Stream | None = None,
     ) -> _core.Plan:
         """Schedules one step. No synchronisation, no allocation.
@@ -181,6 +185,9 @@ class Attention:
                 the plan says what was made of them. With a window, in batch-invariant plans and by
                 the sm90 kernels (Hopper, where max_qo_tokens > max_batch_size) they are checked
                 and not used.
+            mask_begin: [batch_size] >= 0, with custom_mask only: the key of each request that bit 0
+                of its mask stands for; default: that at which its first query stands, kv_len -
+                qo_len, where the keys of a draft tree begin.
             Each a list of ints (of rows), a NumPy array or any tensor on the host, of any integer
                 dtype.
             stream: where the schedule is copied to the GPU; see the class. Several plans may be
@@ -197,7 +204,7 @@ class Attention:
             TypeError: not integers, or not on the host.
             RuntimeError: the stream is being captured. The last plan stays valid.
         """
-        self._plan.plan(qo_indptr, kv_lens, kv_indptr, shared_prefixes, stream)
+        self._plan.plan(qo_indptr, kv_lens, kv_indptr, shared_prefixes, mask_begin, stream)
         return self._plan
 
     @overload
@@ -211,6 +218,7 @@ class Attention:
         page_indptr: Tensor | None = None,
         page_indices: Tensor | None = None,
         kv_lens: Tensor | None = None,
+        mask: Tensor | None = None,
         out: TensorT | None = None,
         lse: TensorT | None = None,
         return_lse: Literal[False] = False,
@@ -229,6 +237,7 @@ class Attention:
         page_indptr: Tensor | None = None,
         page_indices: Tensor | None = None,
         kv_lens: Tensor | None = None,
+        mask: Tensor | None = None,
         out: TensorT | None = None,
         lse: TensorT | None = None,
         return_lse: Literal[True],
@@ -247,6 +256,7 @@ class Attention:
         page_indptr: Tensor | None = None,
         page_indices: Tensor | None = None,
         kv_lens: Tensor | None = None,
+        mask: Tensor | None = None,
         out: TensorT | None = None,
         lse: TensorT | None = None,
         return_lse: bool,
@@ -264,6 +274,7 @@ class Attention:
         page_indptr: Tensor | None = None,
         page_indices: Tensor | None = None,
         kv_lens: Tensor | None = None,
+        mask: Tensor | None = None,
         out: TensorT | None = None,
         lse: TensorT | None = None,
         return_lse: bool = False,
@@ -293,6 +304,9 @@ class Attention:
                 one, a negative one as 0, and none may be too short for a shared prefix. Ragged k
                 and v stay where they were planned. A captured run reads the lengths when it is
                 replayed.
+            mask: [tokens, words] uint32, with custom_mask: bit j % 32 of word j // 32 of row t says
+                whether query t sees key mask_begin + j of its request. Keys before mask_begin are
+                seen; causal and window_left hold besides.
             out: [tokens, num_qo_heads, head_dim_vo] to write to; default: a new tensor in q's
                 framework, on its current stream.
             lse: [tokens, num_qo_heads] float32 to write the log-sum-exp of the logits to
@@ -324,6 +338,7 @@ class Attention:
                 page_indptr,
                 page_indices,
                 kv_lens,
+                mask,
                 out,
                 lse,
                 k_scale,
@@ -346,6 +361,7 @@ class Attention:
             page_indptr,
             page_indices,
             kv_lens,
+            mask,
             o,
             lse,
             k_scale,

@@ -26,6 +26,7 @@ class Options(TypedDict, total=False):
     o_dtype: FloatDType | None
     causal: bool
     window_left: int
+    custom_mask: bool
     softmax_scale: float | None
     softcap: float
     variant: None
@@ -156,6 +157,7 @@ def make_options(
     o_dtype: FloatDType | None = None,
     causal: bool = True,
     window_left: int = -1,
+    custom_mask: bool = False,
     softmax_scale: float | None = None,
     softcap: float = 0.0,
     variant: None = None,
@@ -184,6 +186,7 @@ def make_options(
     options.o_dtype = options.q_dtype if o_dtype is None else to_dtype("o_dtype", o_dtype)
     options.causal = to_bool("causal", causal)
     options.window_left = to_int("window_left", window_left)
+    options.custom_mask = to_bool("custom_mask", custom_mask)
     if softmax_scale is not None:
         options.softmax_scale = to_float("softmax_scale", softmax_scale)
     options.softcap = to_float("softcap", softcap)
@@ -226,6 +229,7 @@ def options_dict(options: _core.Options) -> dict[str, Any]:
         "o_dtype": options.o_dtype.name,
         "causal": options.causal,
         "window_left": options.window_left,
+        "custom_mask": options.custom_mask,
         "softmax_scale": options.softmax_scale,
         "softcap": options.softcap,
         "variant": None,

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 torch.library.define(
     "flashplan::run",
     "(SymInt attention, Tensor q, Tensor k, Tensor v, Tensor? block_table, Tensor? page_indptr, "
-    "Tensor? page_indices, Tensor? kv_lens, Tensor(a!) out, Tensor(b!)? lse, float k_scale, "
-    "float v_scale) -> ()",
+    "Tensor? page_indices, Tensor? kv_lens, Tensor? mask, Tensor(a!) out, Tensor(b!)? lse, "
+    "float k_scale, float v_scale) -> ()",
     tags=torch.Tag.pt2_compliant_tag,
 )
 torch.library.define(
@@ -48,6 +48,7 @@ def _run(
     page_indptr: Tensor | None,
     page_indices: Tensor | None,
     kv_lens: Tensor | None,
+    mask: Tensor | None,
     out: Tensor,
     lse: Tensor | None,
     k_scale: float,
@@ -61,6 +62,7 @@ def _run(
         page_indptr=page_indptr,
         page_indices=page_indices,
         kv_lens=kv_lens,
+        mask=mask,
         out=out,
         lse=lse,
         k_scale=k_scale,
@@ -120,6 +122,7 @@ def run(
     page_indptr: Tensor | None = None,
     page_indices: Tensor | None = None,
     kv_lens: Tensor | None = None,
+    mask: Tensor | None = None,
     out: Tensor | None = None,
     lse: Tensor | None = None,
     return_lse: Literal[False] = False,
@@ -137,6 +140,7 @@ def run(
     page_indptr: Tensor | None = None,
     page_indices: Tensor | None = None,
     kv_lens: Tensor | None = None,
+    mask: Tensor | None = None,
     out: Tensor | None = None,
     lse: Tensor | None = None,
     return_lse: Literal[True],
@@ -153,6 +157,7 @@ def run(
     page_indptr: Tensor | None = None,
     page_indices: Tensor | None = None,
     kv_lens: Tensor | None = None,
+    mask: Tensor | None = None,
     out: Tensor | None = None,
     lse: Tensor | None = None,
     return_lse: bool = False,
@@ -187,6 +192,7 @@ def run(
         page_indptr,
         page_indices,
         kv_lens,
+        mask,
         out,
         lse,
         k_scale,

@@ -8,6 +8,30 @@
 
 namespace flashplan {
 
+/// The caller's mask of bits: a row for each token of q, a bit for each key from the first masked
+/// one on.
+struct MaskBits {
+  bool is_given = false;
+  int32_t num_words = 0;            // of a row
+  const uint32_t* words = nullptr;  // of 32 keys
+  int64_t row_stride = 0;           // in words
+
+  /// Bit j: whether token `token` of q sees key number first + j, counted from the first masked
+  /// one. Keys before that are seen, keys without a bit are not.
+  FLASHPLAN_HOST_DEVICE uint32_t seen(int64_t token, int32_t first) const {
+    const int32_t i = first >> 5;  // rounded down
+    const int shift = first & 31;
+    const uint32_t low = word(token, i) >> shift;
+    return shift == 0 ? low : low | word(token, i + 1) << (32 - shift);
+  }
+
+ private:
+  FLASHPLAN_HOST_DEVICE uint32_t word(int64_t token, int32_t i) const {
+    if (i < 0) return 0xffffffffU;
+    return i < num_words ? words[token * row_stride + i] : 0;
+  }
+};
+
 /// Keys [begin, end); none where end <= begin.
 struct KeySpan {
   int32_t begin;

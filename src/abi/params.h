@@ -17,6 +17,9 @@
 
 namespace flashplan {
 
+/// A mask that begins where the first query of its request stands.
+constexpr int32_t kAtFirstQuery = -0x7fffffff - 1;
+
 /// The schedule of the step, in memory of the device that runs it; see plan/schedule.h.
 struct ScheduleParams {
   const QueueStart* starts = nullptr;  // [num_ctas] (GPU)
@@ -27,6 +30,7 @@ struct ScheduleParams {
   const WorkTile* tiles = nullptr;
   const Merge* merges = nullptr;
   int32_t* arrivals = nullptr;  // [merges, kArrivalsPerMerge] finished pieces; zero between runs
+  const int32_t* mask_begins = nullptr;  // of the requests, or kAtFirstQuery; null without a mask
   int32_t num_ctas = 0;
 };
 
@@ -53,6 +57,7 @@ struct TensorParams {
   bool vectorized = false;  // q, k, v and o can be accessed 16 bytes at a time (GPU)
   int32_t head_dim_qk = 0;
   int32_t head_dim_vo = 0;
+  MaskBits mask = {};
 };
 
 /// Numbers of the attention variant.

@@ -46,6 +46,15 @@ FLASHPLAN_HOST_DEVICE int32_t request_of(const WorkTile& tile, const Segment& se
   return pages.ids != nullptr ? segment.kv_row : tile.segment;
 }
 
+/// The first masked key of a segment, whose position is fitted to the real length; without a mask
+/// none is.
+FLASHPLAN_HOST_DEVICE int32_t first_masked_key(const AttentionParams& p, int32_t request,
+                                               int32_t position) {
+  if (!p.tensors.mask.is_given) return 0x7fffffff;
+  const int32_t begin = p.schedule.mask_begins[request];
+  return begin == kAtFirstQuery ? position : begin;
+}
+
 /// Partial results of a batch-invariant work tile that takes part in `merge`, each of `chunk_kv`
 /// keys. With a window the last piece has one more than planned; see fit_to_length().
 FLASHPLAN_HOST_DEVICE int32_t num_chunk_states(const WorkTile& tile, const Merge& merge,

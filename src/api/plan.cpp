@@ -75,6 +75,45 @@ Status check_kv_indptr(const Batch& batch) {
   return {};
 }
 
+Status check_mask_begin(const AttentionOptions& options, const Batch& batch) {
+  if (batch.mask_begin == nullptr) return {};
+  if (!options.custom_mask) {
+    return error(StatusCode::kInvalidArgument,
+                 "mask_begin: expected none without custom_mask, got %d entries", batch.batch_size);
+  }
+  for (int32_t r = 0; r < batch.batch_size; ++r) {
+    if (batch.mask_begin[r] >= 0) continue;
+    return error(StatusCode::kInvalidArgument, "mask_begin[%d]: expected >= 0, got %d", r,
+                 batch.mask_begin[r]);
+  }
+  return {};
+}
+
+/// Writes where the masks of the requests begin. Returns the bits that a row of them needs.
+int64_t place_masks(const Batch& batch, int32_t* mask_begins) {
+  int64_t num_bits = 0;
+  for (int32_t r = 0; r < batch.batch_size; ++r) {
+    const int32_t qo_len = batch.qo_indptr[r + 1] - batch.qo_indptr[r];
+    const bool is_given = batch.mask_begin != nullptr;
+    mask_begins[r] = is_given ? batch.mask_begin[r] : kAtFirstQuery;
+    const int64_t own_bits =
+        is_given ? int64_t{batch.kv_lens[r]} - batch.mask_begin[r] : int64_t{qo_len};
+    if (qo_len > 0) num_bits = std::max(num_bits, own_bits);
+  }
+  return num_bits;
+}
+
+/// Whether a request's mask begins inside a prefix that it shares: rows of others do not see it.
+bool has_masks_inside_prefixes(const Batch& batch) {
+  if (batch.mask_begin == nullptr) return false;
+  for (int32_t i = 0; i < batch.num_shared_prefixes; ++i) {
+    const int32_t* prefix = batch.shared_prefixes + 3 * int64_t{i};
+    const int32_t* begins = batch.mask_begin + prefix[0];
+    if (*std::min_element(begins, begins + prefix[1]) < prefix[2]) return true;
+  }
+  return false;
+}
+
 /// The family that FLASHPLAN_KERNEL_FAMILY names, for tests of one family where others serve the
 /// same options; empty: any. Read once.
 std::string_view family_to_test() noexcept {
@@ -135,8 +174,8 @@ Status Plan::create(const AttentionOptions& options, Plan* plan) noexcept try {
   }
   filled.workspace_bytes = impl->layout.total;
   const ScheduleShape shape = schedule_shape(options, impl->choice, impl->layout);
-  const ScheduleBounds bounds =
-      schedule_bounds(shape, options.max_batch_size, options.max_qo_tokens);
+  ScheduleBounds bounds = schedule_bounds(shape, options.max_batch_size, options.max_qo_tokens);
+  bounds.mask_begins = options.custom_mask ? options.max_batch_size : 0;
   impl->scheduler.reserve(shape, bounds);
   impl->prefixes.reserve(options.max_batch_size);
   impl->kv_lens.reserve(static_cast<std::size_t>(options.max_batch_size));
@@ -163,6 +202,7 @@ Status Plan::plan(const Batch& batch, Stream stream) noexcept {
   FLASHPLAN_RETURN_IF_ERROR(check_batch(impl_->options, batch));
   FLASHPLAN_RETURN_IF_ERROR(check_kv_indptr(batch));
   FLASHPLAN_RETURN_IF_ERROR(impl_->prefixes.read(batch));
+  FLASHPLAN_RETURN_IF_ERROR(check_mask_begin(impl_->options, batch));
   cuda::DeviceSchedule* device_schedule =
       impl_->device_schedule ? &*impl_->device_schedule : nullptr;
   ScheduleMemory memory = impl_->buffers.memory();
@@ -170,7 +210,10 @@ Status Plan::plan(const Batch& batch, Stream stream) noexcept {
     FLASHPLAN_RETURN_IF_ERROR(device_schedule->before_upload(stream, &memory));
   }
   impl_->planned = false;
-  impl_->scheduler.make(batch, impl_->prefixes.in_order(), memory);
+  const bool shares = !has_masks_inside_prefixes(batch);
+  impl_->scheduler.make(batch, shares ? impl_->prefixes.in_order() : std::span<const PrefixGroup>(),
+                        memory);
+  impl_->num_mask_bits = impl_->options.custom_mask ? place_masks(batch, memory.mask_begins) : 0;
   impl_->batch_size = batch.batch_size;
   impl_->num_shared_prefixes = batch.num_shared_prefixes;
   impl_->num_tokens = batch.qo_indptr[batch.batch_size];

@@ -29,6 +29,7 @@ struct Plan::Impl {
   int32_t num_kv_rows = 0;          // rows of ragged k and v that are read
   std::vector<int32_t> kv_lens;     // of the batch; has room for any
   int32_t longest_request = 0;      // the first with the most keys
+  int64_t num_mask_bits = 0;        // that the masks of the batch need in a row
   /// Packed, per request, on average: no more than the smallest body of the kernel takes. Says
   /// which order of the kernel's code is launched; in a captured graph the choice of the captured
   /// run stays.

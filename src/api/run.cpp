@@ -48,6 +48,20 @@ Status check_kv_lens(const AttentionTensors& t, const Plan::Impl& plan) {
   return check_shape(kv_lens, {Dim::at_least(plan.batch_size)});
 }
 
+Status check_mask(const AttentionTensors& t, const Plan::Impl& plan) {
+  const bool wanted = plan.options.custom_mask;
+  if (wanted == t.mask.empty()) {
+    return error(StatusCode::kInvalidArgument, "mask: expected %s custom_mask, got %s",
+                 wanted ? "a tensor with" : "none without", wanted ? "none" : "one");
+  }
+  if (!wanted) return {};
+  const TensorArgument mask{"mask", t.mask};
+  FLASHPLAN_RETURN_IF_ERROR(check_dtype(mask, DType::kUInt32, ""));
+  FLASHPLAN_RETURN_IF_ERROR(check_device(mask, plan.options.device));
+  const int64_t num_words = (plan.num_mask_bits + 31) / 32;
+  return check_shape(mask, {Dim::at_least(plan.num_tokens), Dim::at_least(num_words)});
+}
+
 /// The length of a request on the CPU: the real one where it is given.
 int32_t kv_len_of(const AttentionTensors& t, const Plan::Impl& plan, int32_t request) {
   const int32_t planned = plan.kv_lens[static_cast<size_t>(request)];
@@ -134,6 +148,7 @@ Status check_tensors(const AttentionTensors& t, const Plan::Impl& plan) {
   }
   FLASHPLAN_RETURN_IF_ERROR(check_page_form(t, plan));
   FLASHPLAN_RETURN_IF_ERROR(check_kv_lens(t, plan));
+  FLASHPLAN_RETURN_IF_ERROR(check_mask(t, plan));
   FLASHPLAN_RETURN_IF_ERROR(check_k_scale(t.k_scale, options));
   FLASHPLAN_RETURN_IF_ERROR(check_scale("v_scale", t.v_scale));
   FLASHPLAN_RETURN_IF_ERROR(check_workspace(t, plan));
@@ -147,7 +162,8 @@ Status check_tensors(const AttentionTensors& t, const Plan::Impl& plan) {
                                       {"block_table", t.block_table},
                                       {"page_indptr", t.page_indptr},
                                       {"page_indices", t.page_indices},
-                                      {"kv_lens", t.kv_lens}};
+                                      {"kv_lens", t.kv_lens},
+                                      {"mask", t.mask}};
   FLASHPLAN_RETURN_IF_ERROR(check_apart(arguments));
   return check_pages(t, plan);
 }
@@ -193,6 +209,11 @@ TensorParams tensor_params(const AttentionTensors& t, const AttentionOptions& op
       is_vectorized(t.q) && is_vectorized(t.k) && is_vectorized(t.v) && is_vectorized(t.o);
   p.head_dim_qk = options.head_dim_qk;
   p.head_dim_vo = options.head_dim_vo;
+  if (options.custom_mask) {
+    const int64_t num_words = std::min<int64_t>(t.mask.shape[1], INT32_MAX);
+    p.mask = {true, static_cast<int32_t>(num_words), static_cast<const uint32_t*>(t.mask.data),
+              t.mask.stride[0]};
+  }
   return p;
 }
 
@@ -215,6 +236,7 @@ ScheduleParams host_schedule(const AttentionTensors& t, const Plan::Impl& plan) 
   p.tiles = schedule.tiles.data();
   p.merges = schedule.merges.data() - schedule.first_merge;
   p.arrivals = reinterpret_cast<int32_t*>(workspace + plan.layout.arrivals);
+  p.mask_begins = plan.buffers.mask_begins();
   return p;
 }
 

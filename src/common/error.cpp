@@ -38,6 +38,7 @@ const char* to_string(DType dtype) noexcept {
     case DType::kFloat8E5M2: return "float8_e5m2";
     case DType::kInt32: return "int32";
     case DType::kInt64: return "int64";
+    case DType::kUInt32: return "uint32";
   }
   return "an unknown dtype";
 }

@@ -114,7 +114,8 @@ FLASHPLAN_INLINE void dispatch_format(DType dtype, const Body& body) {
     case DType::kFloat8E4M3: return body(Format<DType::kFloat8E4M3>());
     case DType::kFloat8E5M2: return body(Format<DType::kFloat8E5M2>());
     case DType::kInt32:
-    case DType::kInt64: break;
+    case DType::kInt64:
+    case DType::kUInt32: break;
   }
   __builtin_unreachable();  // callers have checked the dtype
 }

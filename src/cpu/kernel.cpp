@@ -24,6 +24,7 @@ struct RowBlock {
   const AttentionParams& params;
   PackedRows rows;
   Segment segment;
+  int32_t first_masked_key;
   int32_t kv_head;
   int32_t num_kv_heads;
 
@@ -42,7 +43,12 @@ struct RowBlock {
     if (keys.begin >= keys.end) return {0, 0};
     return {keys.begin - kv_begin, keys.end - kv_begin};
   }
+  /// A bit for each key of the tile from kv_begin on: whether the caller's mask lets row i see it.
+  uint32_t seen(int32_t i, int32_t kv_begin) const {
+    return params.tensors.mask.seen(token(i), kv_begin - first_masked_key);
+  }
 };
+static_assert(kCpuTileKv == 32);  // bits of RowBlock::seen()
 
 void load_queries(const RowBlock& rows, float* to) {
   const AttentionParams& p = rows.params;
@@ -70,6 +76,7 @@ template <typename KvFormat>
   const int32_t width_vo = padded(p.tensors.head_dim_vo);
   const int32_t num_rows = rows.num_rows();
   KeySpan visible[kCpuTileQ];
+  uint32_t seen[kCpuTileQ];
 
   for (int32_t r = 0; r < num_rows; ++r) scratch.row_max[r] = -__builtin_inff();
   for (int32_t i = 0; i < num_rows * kRowPadding; ++i) scratch.row_sum[i] = 0.0F;
@@ -94,12 +101,15 @@ template <typename KvFormat>
         compute_logits(scratch.q + first * width_qk, rows.rows.num_rows, scratch.kv, num_keys,
                        width_qk, scratch.logits + first * tile_kv, tile_kv);
       }
+      const bool is_masked = kv + num_keys > rows.first_masked_key;
       for (int32_t r = 0; r < num_rows; ++r) {
         visible[r] = rows.visible(r, kv, num_keys);
+        seen[r] = is_masked ? rows.seen(r, kv) & bits_of(visible[r]) : kAllSeen;
+        if (seen[r] == 0) visible[r] = {0, 0};
         float* o = scratch.o + int64_t{r} * width_vo;
-        const float shrink = softmax_row(scratch.logits + int64_t{r} * tile_kv, num_keys,
-                                         visible[r], p.variant.softcap, &scratch.row_max[r],
-                                         scratch.row_sum + int64_t{r} * kRowPadding);
+        const float shrink = softmax_row(
+            scratch.logits + int64_t{r} * tile_kv, num_keys, visible[r], seen[r], p.variant.softcap,
+            &scratch.row_max[r], scratch.row_sum + int64_t{r} * kRowPadding);
         if (shrink != 1.0F) {
           for (int32_t d = 0; d < width_vo; ++d) o[d] *= shrink;
         }
@@ -108,8 +118,15 @@ template <typename KvFormat>
       for (int32_t h = rows.kv_head; h < heads_end; ++h) {
         const int32_t first = (h - rows.kv_head) * rows.rows.num_rows;
         values.load(h, scratch.kv);
-        add_values(scratch.logits + int64_t{first} * tile_kv, tile_kv, visible + first,
-                   rows.rows.num_rows, scratch.kv, width_vo, scratch.o + int64_t{first} * width_vo);
+        const float* p_rows = scratch.logits + int64_t{first} * tile_kv;
+        float* o_rows = scratch.o + int64_t{first} * width_vo;
+        if (is_masked) {
+          add_seen_values(p_rows, tile_kv, seen + first, rows.rows.num_rows, scratch.kv, width_vo,
+                          o_rows);
+        } else {
+          add_values(p_rows, tile_kv, visible + first, rows.rows.num_rows, scratch.kv, width_vo,
+                     o_rows);
+        }
       }
     }
   }
@@ -198,7 +215,7 @@ class Merger {
 /// Merges the partial results of the rows of one request, in the order of their keys, then those of
 /// the prefixes that they are part of, and writes o and lse.
 void merge_partials(const AttentionParams& p, const Merge& merge, const Scratch& scratch) {
-  const RowBlock rows = {p, merge.rows, {}, merge.kv_head, 1};
+  const RowBlock rows = {p, merge.rows, {}, 0, merge.kv_head, 1};
   Merger merger(rows, scratch);
   const Merge* from = &merge;
   for (;;) {
@@ -290,16 +307,19 @@ void run_queue(const AttentionParams& p, int32_t cta, std::byte* memory) noexcep
         min(p.schedule.tile_q, segment.qo_len * p.schedule.group_size.value - row_begin);
     const PackedRows rows = {tile.segment, segment.qo_begin, row_begin, num_rows};
     KeySpan keys = {tile.kv_begin, tile.kv_end};
+    const int32_t request = request_of(tile, segment, p.tensors.pages);
     if (has_real_length(p, segment)) {
-      const int32_t kv_len = p.tensors.kv_lens[request_of(tile, segment, p.tensors.pages)];
-      fit_to_length(p.mask, rows, p.schedule.group_size, kCpuTileKv, kv_len, segment, keys);
+      fit_to_length(p.mask, rows, p.schedule.group_size, kCpuTileKv, p.tensors.kv_lens[request],
+                    segment, keys);
     }
+    const int32_t first_masked = first_masked_key(p, request, segment.position);
     // As many heads at a time as the scratch has rows for.
     const int32_t heads_end = tile.kv_head + tile.num_kv_heads;
     const int32_t heads_at_once = p.schedule.tile_q / num_rows;
     for (int32_t h = tile.kv_head; h < heads_end; h += heads_at_once) {
       const int32_t num_heads = min(heads_at_once, heads_end - h);
-      run_heads<Format<kv_dtype>>({p, rows, segment, h, num_heads}, tile, keys, scratch);
+      run_heads<Format<kv_dtype>>({p, rows, segment, first_masked, h, num_heads}, tile, keys,
+                                  scratch);
     }
   }
 }

@@ -48,12 +48,20 @@ inline void compute_logits(const float* q, int32_t num_rows, const float* k, int
   if (r < num_rows) dot_rows<1>(at(r), k, num_keys, width, to(r), logits_stride);
 }
 
+constexpr uint32_t kAllSeen = 0xffffffffU;
+
+/// Bits [begin, end) of a word.
+FLASHPLAN_INLINE uint32_t bits_of(KeySpan span) {
+  if (span.begin >= span.end) return 0;
+  return kAllSeen >> (32 - (span.end - span.begin)) << span.begin;
+}
+
 /// One step of the online softmax of a row: logits become probabilities relative to the new
-/// maximum, 0 where invisible, all of them alone where nothing is visible. Returns the factor by
-/// which earlier sums shrink. A visible logit of NaN or +inf makes the sum NaN; the maximum passes
-/// over NaN.
-inline float softmax_row(float* logits, int32_t num_keys, KeySpan visible, float softcap,
-                         float* row_max, float* row_sum) {
+/// maximum, 0 where invisible, all of them alone where nothing is visible. Of the visible keys
+/// those without a bit in `seen` are not. Returns the factor by which earlier sums shrink. A
+/// visible logit of NaN or +inf makes the sum NaN; the maximum passes over NaN.
+inline float softmax_row(float* logits, int32_t num_keys, KeySpan visible, uint32_t seen,
+                         float softcap, float* row_max, float* row_sum) {
   if (visible.begin >= visible.end) return 1.0F;
   const float minus_infinity = -__builtin_inff();
   const int32_t padded_keys = (num_keys + kLanes - 1) / kLanes * kLanes;
@@ -64,6 +72,11 @@ inline float softmax_row(float* logits, int32_t num_keys, KeySpan visible, float
   }
   for (int32_t j = 0; j < visible.begin; ++j) logits[j] = minus_infinity;
   for (int32_t j = visible.end; j < padded_keys; ++j) logits[j] = minus_infinity;
+  if (seen != kAllSeen) {
+    for (int32_t j = visible.begin; j < visible.end; ++j) {
+      if ((seen >> j & 1) == 0) logits[j] = minus_infinity;
+    }
+  }
 
   Vec largest = splat(*row_max);
   for (int32_t j = 0; j < padded_keys; j += kLanes) largest = max(load(logits + j), largest);
@@ -142,6 +155,22 @@ inline void add_values(const float* p, int32_t p_stride, const KeySpan* visible,
     for (int32_t i = r; i < r + kMostRows; ++i) row(i, {shared.end, visible[i].end});
   }
   for (; r < num_rows; ++r) row(r, visible[r]);
+}
+
+/// The same of the keys whose bits are in `seen`.
+inline void add_seen_values(const float* p, int32_t p_stride, const uint32_t* seen,
+                            int32_t num_rows, const float* v, int32_t width, float* o) {
+  for (int32_t r = 0; r < num_rows; ++r) {
+    // Keys that lie side by side at a time.
+    int32_t end = 0;
+    for (uint32_t left = seen[r]; left != 0; left &= ~bits_of({0, end})) {
+      const int32_t begin = __builtin_ctz(left);
+      const uint32_t hidden = ~(left | bits_of({0, begin}));
+      end = hidden == 0 ? 32 : __builtin_ctz(hidden);
+      add_values_rows<1>(p + int64_t{r} * p_stride, p_stride, v, {begin, end}, width,
+                         o + int64_t{r} * width);
+    }
+  }
 }
 
 /// The operator (+) of the paper, section 2.2, on a row: merges the state (o, lse) into

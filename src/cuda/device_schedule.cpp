@@ -52,6 +52,7 @@ Status DeviceSchedule::create(int32_t device, const ScheduleBounds& bounds,
   merges_ = add(bounds.merges, sizeof(Merge));
   starts_ = add(num_ctas, sizeof(QueueStart));
   segments_ = add(bounds.segments, sizeof(Segment));
+  mask_begins_ = add(bounds.mask_begins, sizeof(int32_t));
   tiles_ = add(bounds.work_tiles, sizeof(WorkTile));
   const std::size_t arrivals =
       static_cast<std::size_t>(bounds.merges) * kArrivalsPerMerge * sizeof(int32_t);
@@ -140,6 +141,7 @@ Status DeviceSchedule::before_upload(Stream stream, ScheduleMemory* memory) noex
   memory->segments = reinterpret_cast<Segment*>(staging() + segments_);
   memory->merges = reinterpret_cast<Merge*>(staging() + merges_);
   memory->tiles = reinterpret_cast<WorkTile*>(staging() + tiles_);
+  memory->mask_begins = reinterpret_cast<int32_t*>(staging() + mask_begins_);
   return {};
 }
 
@@ -181,6 +183,7 @@ ScheduleParams DeviceSchedule::schedule() const noexcept {
   params.tiles = reinterpret_cast<const WorkTile*>(buffer_ + tiles_);
   params.merges = reinterpret_cast<const Merge*>(buffer_ + merges_);
   params.arrivals = reinterpret_cast<int32_t*>(buffer_ + staging_bytes_);
+  params.mask_begins = reinterpret_cast<const int32_t*>(buffer_ + mask_begins_);
   return params;
 }
 

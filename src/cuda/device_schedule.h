@@ -69,6 +69,7 @@ class DeviceSchedule {
   std::size_t merges_ = 0;
   std::size_t starts_ = 0;
   std::size_t segments_ = 0;
+  std::size_t mask_begins_ = 0;
   std::size_t tiles_ = 0;
   std::size_t staging_bytes_ = 0;
   std::byte* buffer_ = nullptr;  // device memory: a schedule, then the counters of arrivals

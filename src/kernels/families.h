@@ -16,10 +16,12 @@ inline constexpr KernelFamily kSm80Family = {.name = "sm80",
                                              .scratch_bytes = merged_state_bytes,
                                              .preference = no_preference};
 
-/// What the sm90 family is compiled for, but for batch-invariant results.
+/// What the sm90 family is compiled for, but for batch-invariant results and masks of bits.
 inline Axis first_unserved_by_sm90(const Kernel& kernel, const AttentionOptions& options) noexcept {
   const Axis axis = first_unserved_axis(kernel, options);
-  return axis == Axis::kNone && options.batch_invariant ? Axis::kBatchInvariant : axis;
+  if (axis != Axis::kNone) return axis;
+  if (options.batch_invariant) return Axis::kBatchInvariant;
+  return options.custom_mask ? Axis::kCustomMask : Axis::kNone;
 }
 
 /// Above sm80 where tensor maps can describe the keys, and the bounds of the plan leave room for

@@ -21,7 +21,15 @@ struct AttentionParams;
 struct Kernel;
 
 /// The options that a kernel is compiled for, in the order in which they are compared.
-enum class Axis : int32_t { kQDType, kKvDType, kHeadDim, kSoftcap, kBatchInvariant, kNone };
+enum class Axis : int32_t {
+  kQDType,
+  kKvDType,
+  kHeadDim,
+  kSoftcap,
+  kBatchInvariant,
+  kCustomMask,
+  kNone
+};
 
 /// Kernels that are built in the same way.
 struct KernelFamily {

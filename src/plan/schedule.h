@@ -24,6 +24,7 @@ struct ScheduleBounds {
   int32_t items;      // of heads of row tiles, before cuts
   int32_t work_tiles;
   int32_t merges;
+  int32_t mask_begins = 0;  // set by whoever plans with masks
 };
 ScheduleBounds schedule_bounds(const ScheduleShape& shape, int32_t max_batch_size,
                                int32_t max_qo_tokens);
@@ -34,6 +35,7 @@ struct ScheduleMemory {
   Segment* segments = nullptr;
   Merge* merges = nullptr;
   WorkTile* tiles = nullptr;
+  int32_t* mask_begins = nullptr;  // of the requests: not written by the scheduler
 };
 
 /// The same, allocated. May throw std::bad_alloc.
@@ -43,14 +45,19 @@ class ScheduleBuffers {
   explicit ScheduleBuffers(const ScheduleBounds& bounds)
       : segments_(static_cast<std::size_t>(bounds.segments)),
         merges_(static_cast<std::size_t>(bounds.merges)),
-        tiles_(static_cast<std::size_t>(bounds.work_tiles)) {}
+        tiles_(static_cast<std::size_t>(bounds.work_tiles)),
+        mask_begins_(static_cast<std::size_t>(bounds.mask_begins)) {}
 
-  ScheduleMemory memory() { return {segments_.data(), merges_.data(), tiles_.data()}; }
+  ScheduleMemory memory() {
+    return {segments_.data(), merges_.data(), tiles_.data(), mask_begins_.data()};
+  }
+  const int32_t* mask_begins() const { return mask_begins_.data(); }
 
  private:
   std::vector<Segment> segments_;
   std::vector<Merge> merges_;
   std::vector<WorkTile> tiles_;
+  std::vector<int32_t> mask_begins_;
 };
 
 /// Work queues: CTA c runs tiles [cta_indptr[c], cta_indptr[c + 1]) in order.

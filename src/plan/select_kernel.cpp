@@ -99,6 +99,7 @@ Text offer(const Kernel& kernel, Axis axis) {
     case Axis::kHeadDim: print("(%d, %d)", kernel.head_dim_qk, kernel.head_dim_vo); break;
     case Axis::kSoftcap: print("%s", kernel.softcap ? "> 0" : "0"); break;
     case Axis::kBatchInvariant: print("%s", "false"); break;
+    case Axis::kCustomMask: print("%s", "false"); break;
     case Axis::kNone: break;
   }
   return offer;
@@ -119,6 +120,7 @@ Text asked(const AttentionOptions& o, Axis axis, const char** argument) {
       break;
     case Axis::kSoftcap: print("softcap", "%g", static_cast<double>(o.softcap)); break;
     case Axis::kBatchInvariant: print("batch_invariant", "%s", "true"); break;
+    case Axis::kCustomMask: print("custom_mask", "%s", "true"); break;
     case Axis::kNone: break;
   }
   return asked;

@@ -38,6 +38,7 @@ Problem any_problem(Random& random) {
   const int32_t size = random.between(0, 4);
   for (int32_t r = 0; r < size; ++r) p.batch.add(random.between(0, 9), random.between(0, 60));
   if (random.one_in(3)) plan_upper_bounds(random, p, 20);
+  if (random.one_in(3)) add_mask(random, p);
   fill_problem(random, p);
   return p;
 }
@@ -176,7 +177,8 @@ void misuse_run(Random& random) {
                                   {"lse", &t.lse, true}};
   for (const Named& table :
        {Named{"block_table", &t.block_table, false}, Named{"page_indptr", &t.page_indptr, false},
-        Named{"page_indices", &t.page_indices, false}, Named{"kv_lens", &t.kv_lens, false}}) {
+        Named{"page_indices", &t.page_indices, false}, Named{"kv_lens", &t.kv_lens, false},
+        Named{"mask", &t.mask, false}}) {
     if (!table.view->empty()) arguments.push_back(table);
   }
   Verdict verdict = Verdict::kRefuse;

@@ -38,9 +38,11 @@ struct Problem {
   HostBatch batch;
   std::vector<int32_t> planned_lens;  // upper bounds of batch.kv_lens; empty: those themselves
   std::vector<int32_t> kv_indptr;     // empty: not given
+  std::vector<int32_t> mask_begin;    // likewise
   HostTensor q, k, v;
-  HostTensor block_table, page_indptr, page_indices, kv_lens;  // of rank 0 where not used
-  std::vector<std::vector<int32_t>> pages;                     // ids of each request
+  // Of rank 0 where not used.
+  HostTensor block_table, page_indptr, page_indices, kv_lens, mask;
+  std::vector<std::vector<int32_t>> pages;  // ids of each request
   float k_scale = 1.0F;
   float v_scale = 1.0F;
 
@@ -48,6 +50,7 @@ struct Problem {
     Batch view = batch.view();
     if (!planned_lens.empty()) view.kv_lens = planned_lens.data();
     if (!kv_indptr.empty()) view.kv_indptr = kv_indptr.data();
+    if (!mask_begin.empty()) view.mask_begin = mask_begin.data();
     return view;
   }
   int64_t kv_begin(int32_t request) const {
@@ -79,6 +82,7 @@ inline AttentionTensors tensors_of(const Problem& p, const Outputs& out, Workspa
   t.page_indptr = p.page_indptr.view();
   t.page_indices = p.page_indices.view();
   t.kv_lens = p.kv_lens.view();
+  t.mask = p.mask.view();
   t.o = out.o.view();
   t.lse = out.lse.view();
   t.k_scale = p.k_scale;
@@ -212,6 +216,37 @@ inline void plan_upper_bounds(Random& random, Problem& p, int32_t most) {
   p.kv_lens = int_tensor(on_device);
 }
 
+/// Gives p.batch a mask of random bits. After plan_upper_bounds().
+inline void add_mask(Random& random, Problem& p) {
+  p.options.custom_mask = true;
+  const bool default_begin = random.one_in(2);
+  const Batch planned = p.batch_view();
+  int32_t num_bits = 0;
+  for (int32_t r = 0; r < planned.batch_size; ++r) {
+    const int32_t kv_len = planned.kv_lens[r];
+    if (!default_begin) p.mask_begin.push_back(random.between(0, kv_len + 1));
+    num_bits = std::max(num_bits, default_begin ? p.batch.qo_len(r) : kv_len - p.mask_begin.back());
+  }
+  p.mask = HostTensor(DType::kUInt32, {p.batch.qo_tokens() + 2, (num_bits + 31) / 32},
+                      random.pick({0, 3}));
+  for (int64_t row = 0; row < p.mask.size(0); ++row) {
+    for (int64_t i = 0; i < p.mask.size(1); ++i) {
+      const auto half = [&] { return static_cast<uint32_t>(random.between(0, 0xffff)); };
+      p.mask.set_bits({row, i}, half() << 16 | half());
+    }
+  }
+}
+
+/// Whether the mask lets a query of a request, which is row `token` of q, see a key.
+inline bool mask_lets_see(const Problem& p, int32_t request, int64_t token, int64_t key) {
+  if (!p.options.custom_mask) return true;
+  const auto r = static_cast<size_t>(request);
+  const int64_t begin =
+      p.mask_begin.empty() ? p.batch.kv_lens[r] - p.batch.qo_len(request) : p.mask_begin[r];
+  if (key < begin) return true;
+  return (p.mask.bits({token, (key - begin) / 32}) >> (key - begin) % 32 & 1) != 0;
+}
+
 inline void fill_problem(Random& random, Problem& p) {
   p.options.max_batch_size = std::max(p.batch.size(), 1);
   p.options.max_qo_tokens = std::max(p.batch.qo_tokens(), 1);
@@ -244,6 +279,7 @@ inline std::string wrong_output(const Problem& p, const Outputs& out) {
         for (int64_t key = 0; key < kv_len; ++key) {
           if (o.causal && key > diagonal) continue;
           if (o.window_left >= 0 && key < diagonal - o.window_left) continue;
+          if (!mask_lets_see(p, r, token, key)) continue;
           double logit = 0;
           for (int64_t d = 0; d < o.head_dim_qk; ++d) {
             logit += p.q.get({token, head, d}) * p.k.get(kv_index(p, r, key, head / group_size, d));
@@ -261,6 +297,8 @@ inline std::string wrong_output(const Problem& p, const Outputs& out) {
         for (int64_t d = 0; d < o.head_dim_vo; ++d) {
           const double value = sum == 0 ? 0.0 : want[static_cast<size_t>(d)] / sum;
           const double got = out.o.get({token, head, d});
+          // Of values that are not finite, whose weights are all 0, a row may make NaN or nothing.
+          if (sum == 0 && std::isnan(want[static_cast<size_t>(d)]) && std::isnan(got)) continue;
           if (!std::isfinite(value) && (std::isnan(got) || got == value)) continue;
           const double tolerance = 1e-5 + 2 * rounding_error(o.o_dtype) * std::fabs(value);
           if (!(std::fabs(got - value) <= tolerance)) return "o " + where(token, head, got, value);

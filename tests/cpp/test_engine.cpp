@@ -21,6 +21,7 @@ Problem small_problem(Random& random, int32_t max_kv_len = 130) {
     p.batch.add(qo_len, random.one_in(8) ? 0 : random.between(1, max_kv_len));
   }
   if (random.one_in(3)) plan_upper_bounds(random, p, random.pick({1, 40, 200}));
+  if (random.one_in(3)) add_mask(random, p);
   fill_problem(random, p);
   return p;
 }
@@ -197,6 +198,7 @@ TEST(real_lengths_from_the_device) {
     p.batch.add(random.between(1, 40), random.between(0, 3000));
     p.batch.add(random.between(1, 3), random.between(0, 3000));
     plan_upper_bounds(random, p, 1500);
+    if (random.one_in(3)) add_mask(random, p);
     fill_problem(random, p);
     Outputs out(p);
     CHECK_EMPTY(run_problem(p, out));

@@ -64,6 +64,7 @@ class DeviceInputs {
         page_indptr_(p.page_indptr),
         page_indices_(p.page_indices),
         kv_lens_(p.kv_lens),
+        mask_(p.mask),
         workspace_(HostTensor(DType::kFloat32, {static_cast<int64_t>(workspace_bytes / 4 + 1)})) {
     tensors_.q = q_.view();
     tensors_.k = k_.view();
@@ -72,6 +73,7 @@ class DeviceInputs {
     tensors_.page_indptr = page_indptr_.view();
     tensors_.page_indices = page_indices_.view();
     tensors_.kv_lens = kv_lens_.view();
+    tensors_.mask = mask_.view();
     tensors_.k_scale = p.k_scale;
     tensors_.v_scale = p.v_scale;
     tensors_.workspace = workspace_.view().data;
@@ -85,7 +87,7 @@ class DeviceInputs {
   }
 
  private:
-  DeviceTensor q_, k_, v_, block_table_, page_indptr_, page_indices_, kv_lens_, workspace_;
+  DeviceTensor q_, k_, v_, block_table_, page_indptr_, page_indices_, kv_lens_, mask_, workspace_;
   AttentionTensors tensors_;
 };
 
@@ -178,6 +180,7 @@ TEST(small_problems) {
       p.batch.add(qo_len, random.one_in(8) ? 0 : random.between(1, random.pick({130, 3000})));
     }
     if (random.one_in(3)) plan_upper_bounds(random, p, random.pick({1, 100, 2000}));
+    if (random.one_in(3)) add_mask(random, p);
     fill_problem(random, p);
     Plan plan;
     CHECK_EMPTY(Plan::create(p.options, &plan).message);

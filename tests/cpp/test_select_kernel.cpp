@@ -320,12 +320,17 @@ TEST(the_hopper_family_is_for_more_than_few_rows) {
   CHECK_EQ(of_group(16), "sm80");
   CHECK_EQ(of_group(17), "sm90");
   CHECK_EQ(with([](auto& o) { o.batch_invariant = true; }), "sm80");
+  CHECK_EQ(with([](auto& o) { o.custom_mask = true; }), "sm80");
   CHECK_EQ(with([](auto& o) { o.head_dim_qk = o.head_dim_vo = 96; }), "sm80");
   device.family = "sm90";
   CHECK_EQ(with([](auto& o) { o.page_size = 4; }), "sm90");
   prompts.batch_invariant = true;
   CHECK_EQ(gpu_choice(prompts, device),
            "batch_invariant: expected false (compiled in for cuda), got true");
+  prompts.batch_invariant = false;
+  prompts.custom_mask = true;
+  CHECK_EQ(gpu_choice(prompts, device),
+           "custom_mask: expected false (compiled in for cuda), got true");
 }
 
 TEST(kernels_compare_and_print) {

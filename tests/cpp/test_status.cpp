@@ -337,6 +337,7 @@ TEST(tensors_of_every_layout) {
       {"kv_lens", with_lens([](TensorView& view) { view.rank = 2; })},
       {"kv_lens", with_lens([](TensorView& view) { view.dtype = DType::kFloat32; }), type},
       {"kv_lens", with_lens([](TensorView& view) { view.device.type = DeviceType::kCuda; }), type},
+      {"mask", [&](auto& t) { t.mask = lens.view(); }},
       {"k", [](auto& t) { t.k.shape[0] = 59; }},
       {"k", [](auto& t) { t.k.shape[1] = 4; }},
       {"k", [](auto& t) { t.k.dtype = DType::kFloat8E5M2; }, type},
@@ -366,6 +367,49 @@ TEST(tensors_of_every_layout) {
       {"workspace", [](auto& t) { t.workspace = static_cast<char*>(t.workspace) + 4; }},
   };
   check_tensors(p, all);
+}
+
+TEST(masks) {
+  const auto type = StatusCode::kInvalidType;
+  Random random(1);
+  Problem p;
+  p.options = small_options();
+  p.batch.add(1, 40);
+  p.batch.add(3, 20);
+  p.options.max_qo_tokens = 4;
+  add_mask(random, p);
+  p.mask_begin = {0, 20};  // two words
+  p.mask = HostTensor(DType::kUInt32, {4, 2});
+  fill_problem(random, p);
+  Plan plan;
+  CHECK(Plan::create(p.options, &plan).ok());
+  CHECK(plan.plan(p.batch_view()).ok());
+  Workspace workspace(plan.workspace_bytes());
+  Outputs out(p);
+  const Outputs untouched = out;
+  const std::vector<BadTensors> all = {
+      {"mask", [](auto& t) { t.mask = {}; }},
+      {"mask", [](auto& t) { t.mask.shape[0] = 3; }},
+      {"mask", [](auto& t) { t.mask.shape[1] = 1; }},
+      {"mask", [](auto& t) { t.mask.rank = 1; }},
+      {"mask", [](auto& t) { t.mask.dtype = DType::kInt32; }, type},
+      {"mask", [](auto& t) { t.mask.device.type = DeviceType::kCuda; }, type},
+      {"out", [](auto& t) { t.mask.data = t.o.data; }},
+  };
+  for (const BadTensors& bad : all) {
+    AttentionTensors t = tensors_of(p, out, workspace);
+    bad.change(t);
+    check_refused(plan.run(t), bad.code, bad.argument);
+    CHECK(out == untouched);
+  }
+  p.mask_begin[1] = -1;
+  check_refused(plan.plan(p.batch_view()), StatusCode::kInvalidArgument, "mask_begin[1]");
+  p.mask_begin[1] = 20;
+  CHECK_EQ(plan.run(tensors_of(p, out, workspace)).message, std::string());
+  CHECK_EMPTY(wrong_output(p, out));
+  p.options.custom_mask = false;
+  CHECK(Plan::create(p.options, &plan).ok());
+  check_refused(plan.plan(p.batch_view()), StatusCode::kInvalidArgument, "mask_begin");
 }
 
 TEST(tensors_of_a_paged_cache) {

@@ -113,6 +113,21 @@ PREFIXES = [
 ]
 LARGER += PREFIXES
 
+# Masks of bits in every body, in splits and chunks.
+LARGER += [
+    Case(qo, kv, custom_mask=kind, num_qo_heads=8, head_dim=dim, **options)
+    for qo, kv, kind, options in (
+        ((64,) * 4, (1500, 70, 64, 4000), "tree", {}),
+        ((3, 12, 1), (5000, 300, 20000), "random", {"num_ctas": 40}),
+        ((300, 5), (900, 40), "random", {"causal": False, "mask_begin": (77, 3)}),
+        ((40, 90), (5000, 90), "random", {"batch_invariant": True, "planned_lens": (9000, 100)}),
+    )
+    for dim in (64, 128, 256)
+] + [
+    Case((64, 1), (700, 90), custom_mask="random", head_dim=128, kv_dtype="float8_e4m3fn"),
+    Case((64, 9), (700, 90), custom_mask="random", head_dim=256, kv_dtype="float8_e5m2"),
+]
+
 # NaN and infinity in every body of the kernel, in splits, in batch-invariant chunks, in 8 bits.
 _NAN, _INF = float("nan"), float("inf")
 LARGER += [

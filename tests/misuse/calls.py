@@ -120,8 +120,10 @@ def small_case(rng, **fixed):
         "batch_invariant": bool(rng.integers(4) == 0),
         "csr": csr,
     }
-    values |= fixed
     if rng.integers(4) == 0:
+        values["custom_mask"] = "random"
+    values |= fixed
+    if rng.integers(4) == 0 and "planned_lens" not in fixed:
         values["planned_lens"] = tuple(n + pick(rng, 0, 1, 20) for n in values["kv_lens"])
     return Case(**values)
 
@@ -157,7 +159,7 @@ class Run(Call):
             self.tensors["workspace"] = place_bytes(size)
             options["workspace"] = self.array("workspace")
         self.attn = fp.Attention(**options)
-        self.attn.plan(*self.inputs.plan_args())
+        self.attn.plan(*self.inputs.plan_args(), **self.inputs.plan_options())
         case, rows = self.case, len(self.inputs.q)
         shape = (rows, case.num_qo_heads, case.head_dims[1])
         self.place("out", np.full(shape, np.nan, case.output_dtype))

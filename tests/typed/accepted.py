@@ -32,6 +32,7 @@ def with_numpy() -> None:
     assert_type(lse, Floats)
     assert_type(attn.run(q, kv, kv, out=o, lse=lse, k_scale=0.5), Floats)
     assert_type(fp.merge_states(o, lse, o.copy(), lse.copy()), tuple[Floats, Floats])
+    assert_type(fp.pack_mask([[True, False]]), npt.NDArray[np.uint32])
     assert_type(attn.workspace_bytes, int)
     assert_type(fp.workspace_bytes(4, 2, 8, device="cpu"), int)
     assert_type(fp.is_supported(4, 2, (8, 16), q_dtype=np.float32, device="cpu"), tuple[bool, str])

@@ -66,6 +66,34 @@ struct Logits {
     }
   }
 
+  /// Hides what the caller's mask hides, of keys from number `first` on, counted from the first
+  /// masked one.
+  FLASHPLAN_DEVICE void mask_bits(const AttentionParams& p, const RowBlock& block, int thread,
+                                  int32_t first) {
+    const WarpPlace<S> place(opaque(thread));
+#pragma unroll
+    for (int m = 0; m < S::kMmaM; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        // As above, rows of padding are never written.
+        const int row = min(place.row(m, half), block.rows.num_rows - 1);
+        const uint32_t token = block.rows.token(row, p.schedule.group_size);
+#pragma unroll
+        for (int begin = 0; begin < S::kLogitKeys; begin += 32) {
+          const uint32_t seen = p.tensors.mask.seen(token, first + begin) >> (place.lane % 4 * 2);
+#pragma unroll
+          for (int n = begin / 8; n < S::kLogitKeys / 8 && n < begin / 8 + 4; ++n) {
+#pragma unroll
+            for (int j = 0; j < 2; ++j) {
+              float& x = tiles[m][n][2 * half + j];
+              x = seen >> (n * 8 - begin + j) & 1 ? x : -infinity();
+            }
+          }
+        }
+      }
+    }
+  }
+
   /// Makes masked logits weights of 0, where there is no softmax to do it.
   FLASHPLAN_DEVICE void drop_masked() {
 #pragma unroll

@@ -89,7 +89,8 @@ class Mainloop {
   FLASHPLAN_DEVICE void find_visible() const {
     const int first = WarpPlace<S>(thread_).first_row();
     const int last = min(first + S::kMmaM * 16, block_.rows.num_rows) - 1;
-    const VisibleKeys visible(p_, block_, first, max(first, last));  // none if there are no rows
+    VisibleKeys visible(p_, block_, first, max(first, last));  // none if there are no rows
+    visible.to_all.end = min(visible.to_all.end, context_.first_masked_key);
     if (thread_ % 32 == 0) {
       store_shared_16(visible_address(), __builtin_bit_cast(uint4, visible));
     }
@@ -242,6 +243,9 @@ class Mainloop {
           s.template mask<true>(p_, block_, thread_, first_key, own_key);
         } else {
           s.template mask<false>(p_, block_, thread_, first_key, own_key);
+        }
+        if (p_.tensors.mask.is_given) {
+          s.mask_bits(p_, block_, thread_, first_key + own_key - context_.first_masked_key);
         }
       }
       if constexpr (T::Variant::kUseSoftmax) {

@@ -13,9 +13,10 @@ struct TileContext {
   // At an odd word: where its fields are aligned in pairs, nvcc loads them in pairs, and spills for
   // head dim 256.
   RowBlock block;
-  const int32_t* page_ids;  // of the segment; null: ragged
-  Merge merge;              // of its first head, if it takes part in one; there once keys are
-  uint32_t is_last;         // whether this CTA arrived last at a merge; of several, a bit for each
+  int32_t first_masked_key;  // by the caller's mask of bits
+  const int32_t* page_ids;   // of the segment; null: ragged
+  Merge merge;               // of its first head, if it takes part in one; there once keys are
+  uint32_t is_last;          // whether this CTA arrived last at a merge; of several, a bit for each
 
   FLASHPLAN_DEVICE int32_t heads_end() const { return tile.kv_head + tile.num_kv_heads; }
 
@@ -24,12 +25,14 @@ struct TileContext {
                                const Segment& segment) {
     tile = work_tile;
     block.assign(p, work_tile, segment);
+    const int32_t request = request_of(tile, segment, p.tensors.pages);
     if (has_real_length(p, segment)) {
-      const int32_t kv_len = p.tensors.kv_lens[request_of(tile, segment, p.tensors.pages)];
       Segment fitted = segment;
-      fit_to_length(p.mask, block.rows, p.schedule.group_size, tile_kv, kv_len, fitted, block.keys);
+      fit_to_length(p.mask, block.rows, p.schedule.group_size, tile_kv, p.tensors.kv_lens[request],
+                    fitted, block.keys);
       block.position = fitted.position;
     }
+    first_masked_key = flashplan::first_masked_key(p, request, block.position);
     page_ids = device::page_ids(p.tensors.pages, segment.kv_row);
     chunk_kv = p.schedule.chunk_kv > 0 ? p.schedule.chunk_kv : 0x7fffffff;
   }

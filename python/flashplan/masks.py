@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Masks of bits, as `Attention.run` takes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+
+def pack_mask(bools: Any) -> npt.NDArray[np.uint32]:
+    """The words of a mask: bit j % 32 of word j // 32 of a row is bools[row, j].
+
+    Args:
+        bools: [tokens, keys] of bool on the host, an array or nested lists: row t says which keys
+            query t sees, from the first masked key of its request on; see `Attention.plan`. Rows
+            of requests with fewer keys are padded with any value.
+
+    Returns:
+        [tokens, ceil(keys / 32)] uint32, a NumPy array. Bits behind the last key are 0. On a GPU
+        bring it to the device: torch.from_numpy(words).cuda().
+
+    Raises:
+        TypeError: not of bool, or not on the host.
+        ValueError: not of two dimensions.
+    """
+    try:
+        array = np.asarray(bools)
+    except Exception as error:  # of a framework: not on the host, not an array
+        raise TypeError(
+            f"bools: expected an array of bool on the host, got {type(bools).__name__} ({error})"
+        ) from None
+    if array.dtype != np.bool_:
+        raise TypeError(f"bools: expected an array of bool on the host, got {array.dtype}")
+    if array.ndim != 2:
+        raise ValueError(f"bools: expected two dimensions, got {array.ndim}")
+    tokens, keys = array.shape
+    num_bytes = -(-keys // 32) * 4
+    padded = np.zeros((tokens, num_bytes), np.uint8)
+    padded[:, : -(-keys // 8)] = np.packbits(array, axis=1, bitorder="little")
+    return padded.view("<u4").astype(np.uint32, copy=False)
