@@ -3,7 +3,9 @@
 #pragma once
 
 #include <cstdint>
+#ifndef __CUDACC_RTC__  // which has no C++ standard library
 #include <initializer_list>
+#endif
 
 // The driver's stream type. Declared here so that no CUDA header is needed: a cudaStream_t or a
 // CUstream converts without a cast.
@@ -66,6 +68,7 @@ struct TensorView {
   constexpr bool empty() const noexcept { return rank == 0; }
 };
 
+#ifndef __CUDACC_RTC__
 /// A row-major view without gaps. More than kMaxRank sizes give a rank that every call refuses.
 inline TensorView contiguous(void* data, DType dtype, Device device,
                              std::initializer_list<int64_t> shape) noexcept {
@@ -96,5 +99,6 @@ inline TensorView contiguous(const void* data, DType dtype, Device device,
   view.read_only = true;
   return view;
 }
+#endif
 
 }  // namespace flashplan
