@@ -33,6 +33,7 @@ QUICK = {
     "b64 kv4k 32/32, b16 kv1k 32/32, b16 uniform 512-1024 32/32, b16 zipf 1024 32/32, "
     "b16 zipf 16k, b64 kv4k e4m3",
     "prefix": "1024 x 16, 8192 x 64",
+    "device": "16 trees of 64, b64 kv4k real lengths",
     "ops": "append 256 x 1, append 8 x 1024",
 }
 
@@ -69,7 +70,7 @@ def attention_row(case, timer, args, ragged=None):
     plan = attn.plan(*plan_args, **plan_options)
     shape = (len(inputs.q), case.num_qo_heads, case.head_dims[1])
     out = torch.full(shape, torch.nan, dtype=inputs.q.dtype, device=args.device)
-    tables = {} if inputs.block_table is None else {"block_table": inputs.block_table}
+    tables = inputs.index_tensors()
 
     def call():
         attn.run(inputs.q, inputs.k, inputs.v, **tables, out=out)
@@ -81,6 +82,12 @@ def attention_row(case, timer, args, ragged=None):
         plain = fp.Attention(**case.options() | {"device": args.device})
         plain.plan(*plan_args)
         beside = [lambda: plain.run(inputs.q, inputs.k, inputs.v, **tables, out=out)]
+    if case.planned_lens or case.custom_mask:
+        exact = dataclasses.replace(case, planned_lens=None, custom_mask=None)
+        other = fp.Attention(**exact.options() | {"device": args.device})
+        other.plan(plan_args[0], case.kv_lens)
+        pages = {"block_table": inputs.block_table}
+        beside = [lambda: other.run(inputs.q, inputs.k, inputs.v, **pages, out=out)]
     us, *beside_us = timer.in_turn([call, *beside], args.repeats)
     row = {
         "case": str(case),
@@ -97,6 +104,8 @@ def attention_row(case, timer, args, ragged=None):
         row["peers_us"] = run_peers(case, inputs, timer, args)
     if plan_options:
         row["peers_us"] = {"without groups": beside_us[0]} | row.get("peers_us", {})
+    if case.planned_lens or case.custom_mask:
+        row["peers_us"] = {"exact and causal": beside_us[0]} | row.get("peers_us", {})
     return row, call
 
 
@@ -170,7 +179,7 @@ def in_order():
         for paged_name, paged in GPU_BENCH["paged"].items():
             if ragged_twin(paged) == case:
                 yield "paged", paged_name, paged
-    for section in ("decode", "prefix", "ops"):
+    for section in ("decode", "prefix", "device", "ops"):
         for name, what in (OPS if section == "ops" else GPU_BENCH[section]).items():
             yield section, name, what
 

@@ -4,7 +4,11 @@
 import dataclasses
 import math
 
+import numpy as np
 import torch
+
+import flashplan as fp
+from inputs import random_tree
 
 SAMPLE_BYTES = 1 << 30  # of logits that a comparison may hold
 
@@ -22,9 +26,18 @@ class GpuInputs:
     kv_lens: torch.Tensor
     block_table: torch.Tensor | None
     shared_prefixes: list | None = None
+    planned_lens: tuple | None = None
+    trees: torch.Tensor | None = None  # [tokens, nodes] of bool
+    mask: torch.Tensor | None = None  # of them
 
     def plan_args(self):
-        return self.qo_indptr.numpy(), self.kv_lens.numpy()
+        return self.qo_indptr.numpy(), list(self.planned_lens or self.kv_lens.tolist())
+
+    def index_tensors(self):
+        """Arguments of run() besides q, k and v."""
+        lens = self.kv_lens.to(self.q.device) if self.planned_lens else None
+        tensors = {"block_table": self.block_table, "kv_lens": lens, "mask": self.mask}
+        return {name: x for name, x in tensors.items() if x is not None}
 
     def plan_options(self):
         return {} if self.shared_prefixes is None else {"shared_prefixes": self.shared_prefixes}
@@ -43,6 +56,16 @@ class GpuInputs:
         )
 
 
+def add_lens_and_trees(case, inputs, device):
+    """The real lengths of `planned_lens`, and masks of random trees of all queries."""
+    inputs.planned_lens = case.planned_lens
+    if case.custom_mask == "tree":
+        rng = np.random.default_rng()
+        trees = np.concatenate([random_tree(rng, n) for n in case.qo_lens])
+        inputs.trees = torch.from_numpy(trees).to(device)
+        inputs.mask = torch.from_numpy(fp.pack_mask(trees)).to(device)
+
+
 def make_gpu_inputs(case, device):
     """Normal random numbers, fresh every time; pages in random order."""
     total = sum(case.qo_lens)
@@ -57,7 +80,7 @@ def make_gpu_inputs(case, device):
     if case.page_size is None:
         outer = (sum(case.kv_lens),)
     else:
-        pages_of = [-(-n // case.page_size) for n in case.kv_lens]
+        pages_of = [-(-n // case.page_size) for n in case.planned_lens or case.kv_lens]
         ids = torch.randperm(sum(pages_of), device=device, dtype=torch.int32)
         table = torch.full((len(pages_of), max(pages_of)), 2**31 - 1, dtype=torch.int32).to(device)
         for row, own in zip(table, ids.split(pages_of), strict=True):
@@ -67,7 +90,7 @@ def make_gpu_inputs(case, device):
             table[first : first + count, :pages] = table[first, :pages]
         outer = (sum(pages_of), case.page_size)
     k, v = (normal(*outer, case.num_kv_heads, d).to(cache_dtype) for d in case.head_dims)
-    return GpuInputs(
+    inputs = GpuInputs(
         q,
         k,
         v,
@@ -76,6 +99,8 @@ def make_gpu_inputs(case, device):
         table,
         [list(group) for group in case.shared_prefixes] or None,
     )
+    add_lens_and_trees(case, inputs, device)
+    return inputs
 
 
 def exact_rows(case, inputs, r, rows):
@@ -88,6 +113,9 @@ def exact_rows(case, inputs, r, rows):
         key = torch.arange(len(k), device=k.device)
         last = rows + len(k) - case.qo_lens[r]
         logits.masked_fill_((key > last[:, None])[:, None, None], -math.inf)
+    if inputs.trees is not None:
+        seen = inputs.trees[int(inputs.qo_indptr[r]) + rows]
+        logits[..., -seen.shape[1] :].masked_fill_(~seen[:, None, None], -math.inf)
     return torch.einsum("rhgn,nhd->rhgd", logits.softmax(-1), v).flatten(1, 2)
 
 

@@ -544,7 +544,7 @@ def _gpu_prefill(lens, num_qo_heads=16, num_kv_heads=None, head_dim=128, **optio
 
 def _gpu_decode(lens, num_qo_heads=32, num_kv_heads=8, **options):
     defaults = {"num_qo_heads": num_qo_heads, "num_kv_heads": num_kv_heads, "head_dim": 128}
-    return Case((1,) * len(lens), lens, **defaults | options)
+    return Case(**{"qo_lens": (1,) * len(lens), "kv_lens": lens} | defaults | options)
 
 
 _GPU_RAGGED = {
@@ -593,5 +593,10 @@ GPU_BENCH = {
         )
         for count in (16, 64)
         for prefix in (1024, 8192, 32768)
+    },
+    # Beside own causal, and beside a plan with the exact lengths.
+    "device": {
+        "16 trees of 64": _gpu_decode((4096,) * 16, qo_lens=(64,) * 16, custom_mask="tree"),
+        "b64 kv4k real lengths": _gpu_decode((4096,) * 64, planned_lens=(4112,) * 64),
     },
 }
