@@ -59,6 +59,8 @@ class Case:
     # "random" bits, or those of a random "tree" of draft tokens.
     custom_mask: str | None = None
     mask_begin: tuple[int, ...] | None = None
+    # Page lists from a common pool: rows of a block-sparse mask, or pages that were selected.
+    common_pages: bool = False
 
     def __str__(self):
         dims = self.head_dims
@@ -71,6 +73,7 @@ class Case:
             f"page{self.page_size}" if self.page_size else "ragged",
             self.kv_layout == "HND" and "HND",
             self.csr and "csr",
+            self.common_pages and "common",
             self.memory != "dense" and self.memory,
             "causal" if self.causal else "full",
             self.window_left >= 0 and f"window{self.window_left}",
@@ -413,6 +416,30 @@ CUSTOM_MASKS = [
 ]
 
 
+# Block-sparse rows of 64 and of 7 queries; pages selected for each of 8 heads, the last one partly
+# filled.
+BLOCK_SPARSE = [
+    Case((rows,) * len(blocks), tuple(columns * n for n in blocks), causal=False, **options)
+    for rows, columns, blocks in ((64, 32, (3, 0, 9, 1)), (7, 5, (4, 40, 2)))
+    for options in (
+        {"page_size": columns, "csr": True, "common_pages": True, "q_dtype": "float32"},
+        {"page_size": columns, "common_pages": True, "kv_layout": "HND", "head_dim": 128},
+    )
+] + [
+    Case(
+        (1,) * 8,
+        (12 * 16 - 5,) * 8,
+        num_qo_heads=group,
+        num_kv_heads=1,
+        common_pages=True,
+        csr=True,
+        num_ctas=ctas,
+    )
+    for group in (1, 4)
+    for ctas in (None, 7)
+]
+
+
 def random_case(rng):
     """Any combination of all axes."""
     batch_size = rng.choice((1, 2, 5, 9))
@@ -477,6 +504,7 @@ CASES = list(
         + PLANNED_LENS
         + PREFIXES
         + CUSTOM_MASKS
+        + BLOCK_SPARSE
         + random_cases(150, seed=0)
     )
 )

@@ -196,6 +196,9 @@ def make_inputs(case, seed):
     pages_of = [-(-n // case.page_size) for n in case.kv_lens]
     num_pages = sum(pages_of) + 4
     pages = rng.permutation(num_pages).astype(np.int32)
+    if case.common_pages:
+        lists = [rng.choice(num_pages, n, replace=False) for n in pages_of]
+        pages = np.concatenate(lists).astype(np.int32)
     k, v = _empty_cache(case, num_pages)
     # A GPU cannot see that fewer columns than were planned are enough.
     columns = -(-max(planned_lens, default=0) // case.page_size) + 2
