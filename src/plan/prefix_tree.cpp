@@ -200,11 +200,14 @@ void PrefixTree::share(const Run& run, int32_t end) {
   }
   saved -= cost.of_tile(run.num_rows) + cost.of_split(run.num_rows);
   if (around == nullptr) saved -= run.split_cost;
+  // The CTA that completes the prefix may have to merge the rows of all readers, one after the
+  // other, while the others wait: that must be less than what each CTA saves.
+  if (saved * shape_.num_kv_heads <= run.split_cost * shape_.num_ctas) return;
   const int32_t new_requests = around == nullptr ? run.num_readers : 0;
   const int64_t rows = int64_t{num_rows_} + (around == nullptr ? 2 : 1) * run.num_rows;
   const int64_t most_rows = int64_t{shape_.max_partial_slots} * shape_.tile_q;
   const int32_t sharers = num_sharers() + new_requests + 1;
-  if (saved <= 0 || sharers > most_sharers_ || rows * shape_.num_kv_heads > most_rows) return;
+  if (sharers > most_sharers_ || rows * shape_.num_kv_heads > most_rows) return;
 
   const auto number = static_cast<int32_t>(num_prefixes_);
   prefixes_[num_prefixes_++] = {.first_request = run.first_request,

@@ -80,7 +80,7 @@ TEST(every_row_gets_every_key_once) {
   Random random(1);
   int64_t num_prefixes = 0;
   int64_t num_cut = 0;
-  for (int i = 0; i < 3000; ++i) {
+  for (int i = 0; i < 4000; ++i) {
     const ScheduleShape shape = random_shape(random);
     HostBatch batch = random_sharing_batch(random);
     OwningScheduler scheduler(shape, batch.size(), batch.qo_tokens());
