@@ -31,22 +31,30 @@ QUICK = {
     "paged": "s4096 page 16",
     "decode": "b1 kv8k, b1 kv128k, b16 kv1k, b64 kv4k, b64 kv4k page 1, b64 kv4k 64/8, b256 kv2k, "
     "b64 kv4k 32/32, b16 kv1k 32/32, b16 uniform 512-1024 32/32, b16 zipf 1024 32/32, "
-    "b16 zipf 16k, b64 kv4k e4m3",
+    "b16 zipf 16k, b64 kv4k e4m3, b8 kv2k 64/8, b64 kv4k 48/1",
+    "serving": "chunk 2048 of 32k, chunk 2048 of 8k + 64 x 4k, 64 x 4 drafts, 16 x 8 drafts 64/8",
     "prefix": "1024 x 16, 8192 x 64",
     "device": "16 trees of 64, b64 kv4k real lengths",
     "ops": "append 256 x 1, append 8 x 1024",
 }
 
 
+def _lens(case):
+    """(qo_len, keys that some query sees) of each request."""
+    for qo_len, kv_len in zip(case.qo_lens, case.kv_lens, strict=True):
+        yield qo_len, kv_len if case.window_left < 0 else min(kv_len, case.window_left + qo_len)
+
+
 def flops(case):
-    """Of the two matrix products; half of them where causal."""
-    pairs = sum(qo * kv for qo, kv in zip(case.qo_lens, case.kv_lens, strict=True))
-    halves = case.causal and max(case.qo_lens) > 1
-    return 2 * sum(case.head_dims) * case.num_qo_heads * pairs / (2 if halves else 1)
+    """Of the two matrix products; where causal, half of those of queries with their own keys."""
+    own = sum(qo_len**2 for qo_len in case.qo_lens if qo_len > 1) / 2 if case.causal else 0
+    pairs = sum(qo_len * num_keys for qo_len, num_keys in _lens(case)) - own
+    return 2 * sum(case.head_dims) * case.num_qo_heads * pairs
 
 
 def kv_bytes(case, inputs):
-    tokens = sum(case.kv_lens) - sum((n - 1) * keys for _, n, keys in case.shared_prefixes)
+    tokens = sum(num_keys for _, num_keys in _lens(case))
+    tokens -= sum((n - 1) * keys for _, n, keys in case.shared_prefixes)
     return tokens * case.num_kv_heads * sum(case.head_dims) * inputs.k.element_size()
 
 
@@ -124,13 +132,11 @@ def first_line(error):
 
 
 def compared(section, name, row, ceiling):
-    """The row with its shares of the ceilings and of the target: over 1 is ahead of it."""
+    """The row with its share of the nearer ceiling, and of the target: over 1 is ahead of it."""
     row = {"section": section, "name": name, "peers_us": {}} | row
-    if section in BY_TFLOP_S:
-        row["share_of_matmul"] = row["tflop_s"] / ceiling["matmul_bf16_tflop_s"]
-    else:
-        limit = ceiling["copy_tb_s" if section == "ops" else "read_tb_s"]
-        row["share_of_memory"] = row["tb_s"] / limit
+    memory = row["tb_s"] / ceiling["copy_tb_s" if section == "ops" else "read_tb_s"]
+    matmul = row.get("tflop_s", 0) / ceiling["matmul_bf16_tflop_s"]
+    row["share_of_matmul" if matmul > memory else "share_of_memory"] = max(matmul, memory)
     target = TARGETS.get(section, {}).get(name)
     if target:
         rate = section in BY_TFLOP_S
@@ -179,7 +185,7 @@ def in_order():
         for paged_name, paged in GPU_BENCH["paged"].items():
             if ragged_twin(paged) == case:
                 yield "paged", paged_name, paged
-    for section in ("decode", "prefix", "device", "ops"):
+    for section in ("decode", "serving", "prefix", "device", "ops"):
         for name, what in (OPS if section == "ops" else GPU_BENCH[section]).items():
             yield section, name, what
 

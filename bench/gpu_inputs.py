@@ -109,10 +109,12 @@ def exact_rows(case, inputs, r, rows):
     k, v = (x.to(inputs.q.dtype).float() for x in inputs.request(r, case.page_size))
     q = q.unflatten(1, (case.num_kv_heads, -1))  # [rows, kv_heads, group, d]
     logits = torch.einsum("rhgd,nhd->rhgn", q, k) / math.sqrt(q.shape[-1])
+    key = torch.arange(len(k), device=k.device)
+    last = rows[:, None] + len(k) - case.qo_lens[r]
     if case.causal:
-        key = torch.arange(len(k), device=k.device)
-        last = rows + len(k) - case.qo_lens[r]
-        logits.masked_fill_((key > last[:, None])[:, None, None], -math.inf)
+        logits.masked_fill_((key > last)[:, None, None], -math.inf)
+    if case.window_left >= 0:
+        logits.masked_fill_((key < last - case.window_left)[:, None, None], -math.inf)
     if inputs.trees is not None:
         seen = inputs.trees[int(inputs.qo_indptr[r]) + rows]
         logits[..., -seen.shape[1] :].masked_fill_(~seen[:, None, None], -math.inf)

@@ -74,7 +74,12 @@ def _flashinfer_prefill(backend, case, inputs):
     workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=inputs.q.device)
     qo_indptr = inputs.qo_indptr.to(inputs.q.device)
     heads = case.num_qo_heads, case.num_kv_heads, case.head_dims[0]
-    options = {"causal": case.causal, "q_data_type": inputs.q.dtype}
+    options = {
+        "causal": case.causal,
+        "window_left": case.window_left,
+        "q_data_type": inputs.q.dtype,
+        "kv_data_type": inputs.k.dtype,
+    }
     if case.page_size is None:
         wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(workspace, "NHD", backend=backend)
         wrapper.plan(qo_indptr, qo_indptr, *heads, **options)
@@ -97,6 +102,7 @@ def _flashinfer_decode(tensor_cores, case, inputs):
         case.num_kv_heads,
         case.head_dims[0],
         case.page_size,
+        window_left=case.window_left,
         q_data_type=inputs.q.dtype,
         kv_data_type=inputs.k.dtype,
     )

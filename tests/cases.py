@@ -575,6 +575,11 @@ def _gpu_decode(lens, num_qo_heads=32, num_kv_heads=8, **options):
     return Case(**{"qo_lens": (1,) * len(lens), "kv_lens": lens} | defaults | options)
 
 
+def _gpu_chunk_and_decodes(chunk, chunk_kv_len, num_decodes, kv_len):
+    kv_lens = (chunk_kv_len,) + (kv_len,) * num_decodes
+    return _gpu_decode(kv_lens, qo_lens=(chunk,) + (1,) * num_decodes)
+
+
 _GPU_RAGGED = {
     **{f"s{n}": _gpu_prefill((n,) * 16) for n in (512, 1024, 2048, 4096, 8192, 16384)},
     "b4 s8192 full": _gpu_prefill((8192,) * 4, causal=False),
@@ -613,6 +618,25 @@ GPU_BENCH = {
         "b16 zipf 16k": _gpu_decode(zipf_lens(16384)),
         "b64 kv4k e4m3": _gpu_decode((4096,) * 64, kv_dtype="float8_e4m3fn"),
         "b256 kv2k e4m3": _gpu_decode((2048,) * 256, kv_dtype="float8_e4m3fn"),
+        "b1 kv1M": _gpu_decode((1 << 20,)),
+        "b1024 kv512": _gpu_decode((512,) * 1024),
+        "b8 kv2k 64/8": _gpu_decode((2048,) * 8, 64),
+        "b64 kv4k 48/1": _gpu_decode((4096,) * 64, 48, 1),
+        "b64 kv4k 64/8 d64": _gpu_decode((4096,) * 64, 64, head_dim=64),
+        "b64 kv4k 16/8 d256": _gpu_decode((4096,) * 64, 16, head_dim=256),
+        "b64 kv4k d80": _gpu_decode((4096,) * 64, head_dim=80),
+        "b64 kv4k 64/8 e4m3": _gpu_decode((4096,) * 64, 64, kv_dtype="float8_e4m3fn"),
+        "b1 kv8k e4m3": _gpu_decode((8192,), kv_dtype="float8_e4m3fn"),
+        "b64 kv32k window 4k": _gpu_decode((32768,) * 64, window_left=4095),
+    },
+    # Steps of a serving engine: chunks of prompts, alone or beside decodes, and drafts to verify.
+    "serving": {
+        "chunk 2048 of 32k": _gpu_decode((32768,), qo_lens=(2048,)),
+        "chunk 512 of 128k": _gpu_decode((131072,), qo_lens=(512,)),
+        "chunk 2048 of 8k + 64 x 4k": _gpu_chunk_and_decodes(2048, 8192, 64, 4096),
+        "chunk 512 of 16k + 128 x 2k": _gpu_chunk_and_decodes(512, 16384, 128, 2048),
+        "64 x 4 drafts": _gpu_decode((4096,) * 64, qo_lens=(4,) * 64),
+        "16 x 8 drafts 64/8": _gpu_decode((8192,) * 16, 64, qo_lens=(8,) * 16),
     },
     # A prefix that all requests share, and 128 keys of each request's own.
     "prefix": {

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rows of the GPU benchmark: right at a small size on the CPU, and known by their names."""
+
+import dataclasses
+import pathlib
+import sys
+
+import pytest
+
+from cases import GPU_BENCH
+from frameworks import NumPy
+from solve import Runner, assert_correct, problem
+
+sys.path.append(str(pathlib.Path(__file__).parent.parent / "bench"))
+
+import bench_gpu
+
+ROWS = [(section, name) for section, rows in GPU_BENCH.items() for name in rows]
+MAX_KV_LEN, MAX_BATCH_SIZE = 30, 3
+
+
+def small(case):
+    """The first requests of a case, all lengths divided by the same number."""
+    divisor = max(1, max(case.kv_lens) // MAX_KV_LEN)
+
+    def short(lens):
+        return tuple(-(-n // divisor) for n in lens[:MAX_BATCH_SIZE])
+
+    lens = {"qo_lens": short(case.qo_lens), "kv_lens": short(case.kv_lens)}
+    if case.planned_lens:
+        lens["planned_lens"] = short(case.planned_lens)
+    groups = (
+        (first, min(count, MAX_BATCH_SIZE), keys // divisor)
+        for first, count, keys in case.shared_prefixes
+    )
+    window = case.window_left if case.window_left < 0 else case.window_left // divisor
+    return dataclasses.replace(case, **lens, shared_prefixes=tuple(groups), window_left=window)
+
+
+@pytest.mark.parametrize("section, name", ROWS, ids=str)
+def test_rows_are_right_at_a_small_size(section, name, seed):
+    case = small(GPU_BENCH[section][name])
+    inputs, exact, twin = problem(case, seed)
+    assert_correct(case, inputs, exact, twin, *Runner(case).run(inputs, NumPy()))
+
+
+@pytest.mark.parametrize("section", bench_gpu.SECTIONS)
+def test_targets_and_quick_rows_are_rows(section):
+    rows = bench_gpu.OPS if section == "ops" else GPU_BENCH[section]
+    assert bench_gpu.TARGETS.get(section, {}).keys() <= rows.keys()
+    assert set(bench_gpu.QUICK[section].split(", ")) <= rows.keys()
+
+
+def test_work_of_a_row():
+    """Counted by formulas, as by looking at every pair of a query and a key."""
+    for rows in GPU_BENCH.values():
+        for case in rows.values():
+            case = small(case)
+            own_keys = sum(n / 2 for n in case.qo_lens if n > 1) if case.causal else 0
+            half_a_row = 2 * sum(case.head_dims) * case.num_qo_heads * own_keys
+            assert bench_gpu.flops(case) == case.flops - half_a_row, str(case)
