@@ -6,7 +6,7 @@ Plan once per step, run once per layer, on tensors of any framework that speaks 
 
 from flashplan._core import CudaError, UnsupportedError
 from flashplan._core import version as _version
-from flashplan.attention import Attention, is_supported, workspace_bytes
+from flashplan.attention import Attention
 from flashplan.masks import pack_mask
 from flashplan.ops import append_paged_kv, merge_states
 from flashplan.prefixes import find_shared_prefixes
@@ -21,6 +21,7 @@ from flashplan.rows import (
 )
 from flashplan.runtime import get_num_threads, set_num_threads, show_config
 from flashplan.sampling import sample, softmax
+from flashplan.support import is_supported, workspace_bytes
 
 __version__ = _version()
 

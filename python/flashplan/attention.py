@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
-import itertools
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
-from weakref import WeakValueDictionary
+from typing import Any, Literal, NoReturn, overload
 
 from flashplan import _core
-from flashplan.options import Options, make_options, options_dict, options_from
+from flashplan.handles import new_handle
+from flashplan.options import make_options, options_dict
 from flashplan.outputs import new_output
 from flashplan.types import (
     Device,
@@ -22,63 +21,60 @@ from flashplan.types import (
     TensorT,
 )
 
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-
-# What stands for an object where none can go, as through operators of PyTorch.
-_handles = itertools.count()
-_attentions: WeakValueDictionary[int, Attention] = WeakValueDictionary()
-
 
 class Attention:
     """Attention of ragged query batches over a paged or ragged KV cache.
 
-    The FlashInfer paper's system: the KV cache is a block-sparse matrix whose column blocks are
-    pages, partial results are attention states (o, lse), and a scheduler on the host turns the
-    lengths of each step into balanced work (Algorithm 1).
+    Implements the system of the FlashInfer paper: the KV cache is a block-sparse matrix whose
+    column blocks are pages, partial results are attention states (o, lse), and a scheduler on the
+    host divides the work of each step evenly (Algorithm 1).
 
     Args:
-        num_qo_heads, num_kv_heads: heads of q and of k and v; the first is a multiple of the
-            second (grouped-query attention).
-        head_dim: of q and k, and of v and o; or a pair (qk, vo).
+        num_qo_heads, num_kv_heads: number of heads of q and o, and of k and v. num_qo_heads is a
+            multiple of num_kv_heads (grouped-query attention).
+        head_dim: elements of a head in q, k, v and o; a pair (qk, vo) where q and k have another
+            number than v and o.
         page_size: tokens per page of the cache; None if k and v are ragged tensors.
         q_dtype: "float32", "float16" or "bfloat16", or a framework's dtype of that name.
-        kv_dtype: as q (default), or "float8_e4m3fn" or "float8_e5m2".
-        o_dtype: as q (default), or another of q's choices.
+        kv_dtype: dtype of k and v: that of q (default), "float8_e4m3fn" or "float8_e5m2".
+        o_dtype: dtype of o: that of q (default), or another one that q may have.
         causal: key j is visible to query i iff j <= i + kv_len - qo_len (bottom-right aligned).
         window_left: key j is visible iff j >= i + kv_len - qo_len - window_left; -1: all.
-        custom_mask: each run() is given a mask of bits besides; see `pack_mask`.
-        softmax_scale: multiplies q.k, a normal float32 > 0; default 1 / sqrt(head_dim_qk).
-        softcap: logits become softcap * tanh(logits / softcap); a normal float32 > 0, or 0: off.
+        custom_mask: each run() takes a mask of bits, which hides further keys; see `pack_mask`.
+        softmax_scale: multiplies q.k; a normal float32 > 0; default: 1 / sqrt(head_dim_qk).
+        softcap: logits become softcap * tanh(logits / softcap); a normal float32 > 0, or 0 to turn
+            this off.
         variant: None; reserved for attention variants.
         kv_layout: "NHD", pages [page_size, num_kv_heads, head_dim], or "HND".
-        max_batch_size, max_qo_tokens: bounds of every batch; they size all buffers, once.
+        max_batch_size, max_qo_tokens: the most requests and rows of q that a plan() may have. All
+            buffers are allocated for these bounds, once.
         device: "cuda:<index>" or "cpu", or a framework's device; default: the first GPU, or the
             CPU where there is none.
-        workspace: contiguous memory on the device (a NumPy, PyTorch or CuPy tensor of any dtype) to
-            use instead of memory of the object's own. It is held, and must not be resized. Less
-            than workspace_bytes means that long requests are split less. Objects may share one
-            if their runs follow each other: on the CPU a run beside another one raises
-            RuntimeError, on a GPU the order is yours to keep, most simply by one stream.
-        num_ctas: work queues; default: as many as the device runs at once, several per processor
-            on the CPU.
+        workspace: contiguous memory on the device (a NumPy, PyTorch or CuPy tensor of any dtype),
+            used instead of memory that the object allocates. The object keeps the tensor alive; do
+            not resize it. With less than workspace_bytes, long requests are split into fewer
+            pieces. Objects may share a workspace if no two of their runs overlap: on the CPU a run
+            that overlaps another one raises RuntimeError; on a GPU you must keep them in order,
+            most simply by using one stream.
+        num_ctas: number of work queues; default: as many CTAs as the GPU runs at once, or four
+            queues per processor on the CPU.
         batch_invariant: a request's results are bit-equal whatever its neighbours and num_ctas.
 
-    An object is for one thread at a time; a second one gets a RuntimeError. It is not copied or
-    pickled: make another one with the same options.
+    One thread at a time may use an object; a second one gets a RuntimeError. Objects can not be
+    copied or pickled: make another one with the same options.
 
     On a GPU, plan() and run() put their work on a stream and return. `stream` is an int (a
     cudaStream_t) or an object with __cuda_stream__, .ptr (CuPy) or .cuda_stream (PyTorch). Without
-    it run() takes the current stream of q's framework, and plan() that of the framework of the
-    last run(): before the first one of PyTorch if it is imported, else of CuPy. Where a framework
-    has no current stream (JAX) both take a stream of the library's own, and run() returns when it
-    is done. The two streams may differ: run() always follows the plan. Tensors of PyTorch and CuPy
-    must be ready on the stream of the call; JAX arrays are waited for.
+    `stream`, run() uses the current stream of q's framework. plan() uses the current stream of the
+    framework of the last run(); before the first run(), that of PyTorch if it is imported, else
+    that of CuPy. JAX has no current stream: there both use a stream of the library, and run()
+    returns when its work is done. The streams of plan() and run() may differ: run() always waits
+    for the plan. Tensors of PyTorch and CuPy must be ready on the stream of the call; the call
+    waits for JAX arrays.
 
-    A captured run() (torch.cuda.graph, CuPy's capture) computes whatever was planned last when it
-    is replayed, so one graph serves every batch. Only its replays are yours to order after plan()
-    and before the next one: use one stream.
+    A captured run() (torch.cuda.graph, CuPy's capture) computes, when it is replayed, whatever was
+    planned last, so one graph serves every batch. You must order each replay after its plan() and
+    before the next plan(): use one stream for both.
 
     Raises:
         ValueError, TypeError: an option is out of range or of the wrong type.
@@ -136,8 +132,7 @@ class Attention:
         self._o_heads_and_dim = (filled.num_qo_heads, filled.head_dim_vo)
         self._o_dtype = filled.o_dtype.name
         self._num_qo_heads = filled.num_qo_heads
-        self._handle = next(_handles)
-        _attentions[self._handle] = self
+        self._handle = new_handle(self)
 
     def __repr__(self) -> str:
         options = ", ".join(f"{name}={value!r}" for name, value in self.options.items())
@@ -151,12 +146,12 @@ class Attention:
 
     @property
     def options(self) -> dict[str, Any]:
-        """The options in use, every default filled in: Attention(**attn.options) is the same."""
+        """All options, defaults filled in: Attention(**attn.options) makes an equal object."""
         return options_dict(self._plan.options)
 
     @property
     def workspace_bytes(self) -> int:
-        """Bytes of workspace in use: exact, from the bounds alone."""
+        """Bytes of workspace in use. They depend on the options alone, not on the batches."""
         return self._plan.workspace_bytes
 
     def plan(
@@ -172,37 +167,38 @@ class Attention:
         """Schedules one step. No synchronisation, no allocation.
 
         Args:
-            qo_indptr: [batch_size + 1], from 0, ascending: rows of q of each request.
-            kv_lens: [batch_size]: keys of each request, those of this step included.
-            kv_indptr: [batch_size + 1], ragged k and v only: first row of each request; default:
-                kv_lens cumulated.
-            shared_prefixes: [n, 3] rows (first_request, num_requests, num_tokens): these requests
-                are neighbours and begin with the same num_tokens keys. Prefixes are inside one
-                another or apart, and no longer than kv_len - qo_len of a request that has them; n
-                is up to 2 * max_batch_size. Where it pays, a prefix is read once for all of its
-                requests, from the keys of the first; results are the same up to rounding. Page
-                tables stay as they are. `find_shared_prefixes` finds prefixes, and describe() of
-                the plan says what was made of them. With a window, in batch-invariant plans and by
-                the sm90 kernels (Hopper, where max_qo_tokens > max_batch_size) they are checked
-                and not used.
+            qo_indptr: [batch_size + 1], begins with 0, ascends: request r has rows qo_indptr[r] to
+                qo_indptr[r + 1] - 1 of q.
+            kv_lens: [batch_size]: number of keys of each request, with the keys of this step.
+            kv_indptr: [batch_size + 1], ragged k and v only: the row of k and v at which each
+                request begins; default: the running sum of kv_lens.
+            shared_prefixes: [n, 3], n <= 2 * max_batch_size. A row (first_request, num_requests,
+                num_tokens) says that these neighbouring requests begin with the same num_tokens
+                keys. Two prefixes are nested or have no request in common. A prefix is no longer
+                than kv_len - qo_len of each of its requests. Where it saves time, the keys of a
+                prefix are read once for all of its requests, at the place of the first request's
+                keys; results are the same up to rounding. Page tables need no change.
+                `find_shared_prefixes` finds prefixes, and describe() of the plan says which of them
+                are used. With a window, in batch-invariant plans and by the sm90 kernels (Hopper,
+                where max_qo_tokens > max_batch_size) prefixes are checked but not used.
             mask_begin: [batch_size] >= 0, with custom_mask only: the key of each request that bit 0
-                of its mask stands for; default: that at which its first query stands, kv_len -
-                qo_len, where the keys of a draft tree begin.
-            Each a list of ints (of rows), a NumPy array or any tensor on the host, of any integer
-                dtype.
-            stream: where the schedule is copied to the GPU; see the class. Several plans may be
-                made ahead of the GPU; only with four copies under way does plan() wait for one.
-                None on the CPU.
+                of its mask stands for; default: kv_len - qo_len, the position of its first query,
+                where the keys of a draft tree begin.
+            stream: where the schedule is copied to the GPU; see the class. plan() does not wait
+                for the GPU unless four earlier copies are still under way. None on the CPU.
+
+        Lengths are lists of ints (prefixes: of rows), NumPy arrays or other tensors on the host, of
+        any integer dtype.
 
         Returns:
-            A view of the current plan, for people: describe(), kernel_name, work_tiles, and a
-            picture of the queues in notebooks. The next plan() changes it.
+            The current plan, to look at: describe(), kernel_name, work_tiles, and a picture of the
+            queues in notebooks. The next plan() changes it.
 
         Raises:
-            ValueError: a length or a shared prefix is out of range or over the bounds. The last
-                plan stays valid.
-            TypeError: not integers, or not on the host.
-            RuntimeError: the stream is being captured. The last plan stays valid.
+            ValueError: a length or a shared prefix is out of range or over the bounds.
+            TypeError: an argument has other elements than integers, or is not on the host.
+            RuntimeError: the stream is being captured.
+            The last plan stays valid after each of these.
         """
         self._plan.plan(qo_indptr, kv_lens, kv_indptr, shared_prefixes, mask_begin, stream)
         return self._plan
@@ -284,9 +280,9 @@ class Attention:
     ) -> Any:
         """Runs the planned attention. A row with no visible key gets o = 0, lse = -inf.
 
-        NaN and infinity are results. A visible logit of NaN or +inf (before softcap: NaN) makes
-        lse and all of o NaN in its row, a visible value of NaN its dim of o. A logit of -inf gives
-        its key the weight 0, and lse = -inf says that no key has another weight.
+        NaN and infinity raise no error. A visible logit of NaN or +inf (with softcap: of NaN)
+        makes lse and all of o NaN in its row; a visible value of NaN makes its dim of o NaN. A
+        logit of -inf gives its key the weight 0; lse = -inf where all weights are 0.
 
         Args:
             q: [tokens, num_qo_heads, head_dim_qk]; may have more rows than were planned.
@@ -296,38 +292,38 @@ class Attention:
                 dimension contiguous.
             block_table: [batch_size, max_pages] int32 page ids of each request, or
             page_indptr, page_indices: the same as CSR, [batch_size + 1] and [num_ids] int32.
-                On a GPU what they contain is not checked; that block_table has columns for the
-                longest request of the plan is.
+                On a GPU their contents are not checked; only that block_table has enough columns
+                for the longest request of the plan.
             kv_lens: [batch_size] int32 on the device: the real lengths, where plan() was given
-                upper bounds. The result is that of a plan with these lengths: query i of a request
-                stands at key kv_len - qo_len + i. A length beyond the planned one counts as that
-                one, a negative one as 0, and none may be too short for a shared prefix. Ragged k
-                and v stay where they were planned. A captured run reads the lengths when it is
-                replayed.
+                upper bounds. The result is that of a plan with these lengths: the position of query
+                i among the keys is kv_len - qo_len + i. A length above the planned one counts as
+                the planned one, a negative one as 0. A request with a shared prefix must have at
+                least num_tokens + qo_len keys. Ragged k and v stay where they were planned. A
+                captured run reads the lengths when it is replayed.
             mask: [tokens, words] uint32, with custom_mask: bit j % 32 of word j // 32 of row t says
-                whether query t sees key mask_begin + j of its request. Keys before mask_begin are
-                seen; causal and window_left hold besides.
-            out: [tokens, num_qo_heads, head_dim_vo] to write to; default: a new tensor in q's
-                framework, on its current stream.
-            lse: [tokens, num_qo_heads] float32 to write the log-sum-exp of the logits to
-                (natural logarithm).
-            return_lse: return (o, lse); allocates lse unless it is given.
+                whether query t sees key mask_begin + j of its request. All queries see the keys
+                before mask_begin. causal and window_left hide keys besides.
+            out: [tokens, num_qo_heads, head_dim_vo]: where o is written; default: a new tensor in
+                q's framework, on its current stream.
+            lse: [tokens, num_qo_heads] float32: where the log-sum-exp of the logits is written
+                (natural logarithm); default: nowhere, or a new tensor if return_lse.
+            return_lse: whether to return (o, lse) instead of o.
             k_scale, v_scale: real key = k_scale * stored key.
             stream: where the work goes; see the class. None on the CPU.
 
-        Tensors are on one device. Memory of uint8 or uint16 stands for the dtype that was planned,
-        for frameworks without it (CuPy: bfloat16 as uint16, 8-bit caches as uint8). Of a negated
-        view of PyTorch give its resolve_neg(). There is no backward pass: tensors of PyTorch that
-        require grad are refused where gradients are recorded, so use torch.no_grad(). JAX arrays
-        must have values: run() does not work under jit, vmap or grad.
+        All tensors are on one device. A uint8 or uint16 tensor is read as the dtype in the options,
+        for frameworks that lack this dtype (CuPy: bfloat16 as uint16, 8-bit caches as uint8).
+        Negated views of PyTorch are refused: pass their resolve_neg(). There is no backward pass:
+        tensors of PyTorch that require grad are refused where gradients are recorded, so use
+        torch.no_grad(). JAX arrays must have values: run() does not work under jit, vmap or grad.
 
         Returns:
             o, or (o, lse).
 
         Raises:
-            RuntimeError: no plan() yet; on the CPU, another run is using the workspace.
-            ValueError, TypeError: a tensor disagrees with the plan, or what is written shares
-                memory with another argument. Nothing was written.
+            RuntimeError: there was no plan() yet; on the CPU, another run is using the workspace.
+            ValueError, TypeError: a tensor does not fit the plan, or out or lse shares memory with
+                another argument. Nothing was written.
         """
         if out is not None and (lse is not None or not return_lse):
             self._plan.run(
@@ -372,41 +368,3 @@ class Attention:
         if not return_lse:
             return o
         return o, finish_lse(lse) if finish_lse else lse
-
-
-def attention_of(handle: int) -> Attention:
-    """The object that has this handle."""
-    attn = _attentions.get(handle)
-    if attn is None:
-        raise RuntimeError("attn: expected an Attention of this process, got one that is gone")
-    return attn
-
-
-def is_supported(
-    num_qo_heads: int,
-    num_kv_heads: int,
-    head_dim: int | tuple[int, int],
-    **options: Unpack[Options],
-) -> tuple[bool, str]:
-    """Whether `Attention` has a kernel for the options, and if not, why.
-
-    Takes the options of `Attention` but workspace. Options that are wrong rather than
-    unsupported raise as they do there.
-    """
-    try:
-        return _core.is_supported(options_from(num_qo_heads, num_kv_heads, head_dim, options))
-    except _core.UnsupportedError as error:
-        return False, str(error)
-
-
-def workspace_bytes(
-    num_qo_heads: int,
-    num_kv_heads: int,
-    head_dim: int | tuple[int, int],
-    **options: Unpack[Options],
-) -> int:
-    """The `workspace_bytes` of an `Attention`, before there is one.
-
-    Takes the options of `Attention` but workspace, and raises as it does.
-    """
-    return _core.workspace_bytes(options_from(num_qo_heads, num_kv_heads, head_dim, options))

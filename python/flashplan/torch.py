@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from flashplan import ops
-from flashplan.attention import Attention, attention_of
+from flashplan.attention import Attention
+from flashplan.handles import attention_of
 from flashplan.options import dtype_name, is_hnd
 
 if TYPE_CHECKING:

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What can be asked about options before an `Attention` is made of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from flashplan import _core
+from flashplan.options import Options, options_from
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+
+def is_supported(
+    num_qo_heads: int,
+    num_kv_heads: int,
+    head_dim: int | tuple[int, int],
+    **options: Unpack[Options],
+) -> tuple[bool, str]:
+    """Whether `Attention` has a kernel for the options, and if not, why.
+
+    Takes the options of `Attention` except workspace. Options that are wrong, not merely
+    unsupported, raise the errors of `Attention`.
+
+    Returns:
+        (True, "") or (False, the reason).
+    """
+    try:
+        return _core.is_supported(options_from(num_qo_heads, num_kv_heads, head_dim, options))
+    except _core.UnsupportedError as error:
+        return False, str(error)
+
+
+def workspace_bytes(
+    num_qo_heads: int,
+    num_kv_heads: int,
+    head_dim: int | tuple[int, int],
+    **options: Unpack[Options],
+) -> int:
+    """Bytes of workspace that an `Attention` with these options uses.
+
+    Takes the options of `Attention` except workspace, and raises the errors of `Attention`.
+    """
+    return _core.workspace_bytes(options_from(num_qo_heads, num_kv_heads, head_dim, options))
