@@ -30,7 +30,6 @@ RULES = {
         ("flashplan/", "common/", "abi/", "cpu/", "cuda/device.h", "api/", "ops/"),
         ("cuda_", "cooperative_groups.h"),
     ),
-    "src/c_abi": (("flashplan/", "common/error.h", "c_abi/"), ()),
     "bindings": (
         (
             "flashplan/",
