@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 
+#include "dlpack_view.h"
 #include "producer.h"
 
 namespace flashplan {

@@ -10,7 +10,7 @@ namespace flashplan {
 CallStream stream_beside(const char* name, nb::handle tensor, nb::handle stream) {
   const Producer producer = producer_of(tensor);
   const Device device = device_of(tensor, producer);
-  // Without a stream of the caller's one may be made, on a device that must be there.
+  // call_stream() may make a stream on this device, so the device must exist.
   if (stream.is_none() && device.type == DeviceType::kCuda &&
       (device.index < 0 || device.index >= cuda::num_devices())) {
     raise_type(std::string(name) + ": expected a tensor on the cpu or one of " +

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the calls of operators have in common: their stream, their tensors, the GIL.
+// The steps that all calls of operators share: find the stream, import the tensors, release the
+// GIL.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -11,22 +12,23 @@
 
 namespace flashplan {
 
-/// uint16 memory is bfloat16: frameworks without that dtype store it so.
+/// What uint16 tensors hold: frameworks without bfloat16 store it in this dtype.
 inline constexpr DType kStoredIn16Bits = DType::kBFloat16;
 
-/// The stream of a call without a Plan: by the tensor that says where it works.
+/// The stream of a call that has no Plan: `stream`, or the current one of the framework and device
+/// of `tensor`. `name` is the tensor's, for messages.
 CallStream stream_beside(const char* name, nb::handle tensor, nb::handle stream);
 
-/// A call of an operator: tensors are imported one after the other, then the operator runs.
+/// A call of an operator. First each tensor is imported, then run() calls the operator. The objects
+/// that input() and output() return must outlive run().
 class OperatorCall {
  public:
-  /// `name`, `tensor`: the tensor that says where the call works.
+  /// `tensor`, named `name`, decides on which device and stream the operator runs.
   OperatorCall(const char* name, nb::handle tensor, nb::handle stream)
       : stream_(stream_beside(name, given(name, tensor), stream)) {}
 
   CallStream& stream() { return stream_; }
 
-  // Arguments must outlive the call.
   TensorArg input(const char* name, nb::handle tensor, TensorKind kind = TensorKind::kFloat) {
     return {name, given(name, tensor), kind, stream_, &kStoredIn16Bits};
   }
@@ -42,7 +44,7 @@ class OperatorCall {
     return {name, tensor, TensorKind::kInt32, stream_, nullptr, Access::kWrite};
   }
 
-  /// Calls `op(stream)` without the GIL, and raises what it returns.
+  /// Calls `op(stream)` without the GIL. Raises the exception of the status that it returns.
   template <class Op>
   void run(const Op& op) {
     Status status;

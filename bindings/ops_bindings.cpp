@@ -12,6 +12,7 @@
 #include "cuda/device.h"
 #include "flashplan/flashplan.h"
 #include "gil.h"
+#include "numbers.h"
 #include "operator_call.h"
 #include "stream.h"
 #include "tensor.h"

@@ -18,6 +18,7 @@
 #include "flashplan/plan.h"
 #include "flashplan/prefixes.h"
 #include "gil.h"
+#include "numbers.h"
 #include "stream.h"
 #include "tensor.h"
 #include "workspace.h"

@@ -124,16 +124,6 @@ Producer producer_of(PyTypeObject* type) {
   return producer;
 }
 
-void set_contiguous_strides(const char* name, TensorView* view) {
-  int64_t stride = 1;
-  for (int32_t d = view->rank - 1; d >= 0; --d) {
-    view->stride[d] = stride;
-    if (!__builtin_mul_overflow(stride, view->shape[d], &stride)) continue;
-    raise_value(std::string(name) + ": expected elements within the address space, got " +
-                std::to_string(view->shape[d]) + " in dim " + std::to_string(d));
-  }
-}
-
 Device device_of(nb::handle object, const Producer& producer) {
   dlpack::DeviceId id{dlpack::kCpu, 0};
   if (producer.exchange != nullptr) {

@@ -50,9 +50,6 @@ constexpr std::optional<Device> to_device(const dlpack::DeviceId& device) noexce
   }
 }
 
-/// Fills in the strides of a row-major tensor. Raises ValueError if it is too large to exist.
-void set_contiguous_strides(const char* name, TensorView* view);
-
 /// Where a tensor is; the CPU for what does not say so.
 Device device_of(nb::handle object, const Producer& producer);
 

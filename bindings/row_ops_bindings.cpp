@@ -2,6 +2,7 @@
 // The operators on rows of a tensor.
 #include "bindings.h"
 #include "flashplan/flashplan.h"
+#include "numbers.h"
 #include "operator_call.h"
 
 namespace flashplan {
