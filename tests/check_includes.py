@@ -30,6 +30,7 @@ RULES = {
         ("flashplan/", "common/", "abi/", "cpu/", "cuda/device.h", "api/", "ops/"),
         ("cuda_", "cooperative_groups.h"),
     ),
+    "src/c_abi": (("flashplan/", "common/error.h", "c_abi/"), ()),
     "bindings": (
         (
             "flashplan/",
@@ -49,7 +50,7 @@ RULES = {
     "bench": (("flashplan/", "plan/", "kernels/families.h"), ()),
 }
 # The C library and POSIX, by the names this project uses; <vector> and the like need no entry.
-SYSTEM = {"pthread.h", "sched.h", "sys/wait.h", "unistd.h"}
+SYSTEM = {"pthread.h", "sched.h", "stddef.h", "stdint.h", "sys/wait.h", "unistd.h"}
 # For what the run-time compiler must be able to take.
 ONLY_CSTDINT = {"src/abi", "src/kernels/device"}
 

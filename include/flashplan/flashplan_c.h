@@ -1,0 +1,272 @@
+// SPDX-License-Identifier: Apache-2.0
+// The attention of this library for C, and for every language that can call C. C99; needs no CUDA
+// header. What the calls compute, and the shapes that tensors have, is written in plan.h,
+// kv_cache.h, merge.h and prefixes.h, whose names are the same.
+//
+//   char message[FLASHPLAN_MESSAGE_SIZE];
+//   flashplan_options options;
+//   flashplan_options_init(&options, sizeof options);
+//   options.num_qo_heads = 32;
+//   ...
+//   flashplan_plan* plan = NULL;
+//   if (flashplan_plan_create(&options, &plan, message) != FLASHPLAN_OK) puts(message);
+//
+// - Status: a call that can fail returns a status. Nothing throws, prints, aborts or exits, and a
+//   call that failed has written nothing to the caller's tensors.
+// - Messages: `message` is NULL, or the caller's memory of FLASHPLAN_MESSAGE_SIZE bytes. Each call
+//   writes there what went wrong, as `<argument>: expected <what>, got <what>`, or an empty text.
+//   Nothing is kept between calls, so any thread may call at any time.
+// - Structs: each begins with its size, which its init function writes, so that later versions of
+//   this library can add fields. A program that was compiled with an older header gives smaller
+//   structs; the fields that it does not know have their defaults. A struct that is larger than the
+//   library knows is taken if the rest of it is 0.
+// - Memory: the library keeps no pointer that it is given, but for the stream of a plan on a GPU
+//   (see flashplan_plan_plan). The workspace, which is nearly all of the memory, is the caller's.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "flashplan/export.h"
+
+#ifdef __cplusplus
+#define FLASHPLAN_NOEXCEPT noexcept
+extern "C" {
+#else
+#define FLASHPLAN_NOEXCEPT
+#endif
+
+// The driver's stream type: a cudaStream_t or a CUstream. NULL is the legacy default stream; on the
+// CPU it is not looked at.
+typedef struct CUstream_st* flashplan_stream;
+
+enum {
+  FLASHPLAN_MESSAGE_SIZE = 256,        // bytes, the final NUL included
+  FLASHPLAN_MAX_RANK = 4,              // dimensions of a tensor
+  FLASHPLAN_WORKSPACE_ALIGNMENT = 256  // bytes
+};
+
+typedef int32_t flashplan_status;
+enum {
+  FLASHPLAN_OK = 0,
+  FLASHPLAN_INVALID_ARGUMENT = 1,  // a wrong value or shape
+  FLASHPLAN_INVALID_TYPE = 2,      // a wrong dtype or device, or a tensor that may not be written
+  FLASHPLAN_UNSUPPORTED = 3,       // valid, but this build or this device has no kernel for it
+  FLASHPLAN_NOT_READY = 4,         // run before plan, or one plan or workspace used by two threads
+  FLASHPLAN_OUT_OF_MEMORY = 5,     // an allocation failed, on the host or on a GPU
+  FLASHPLAN_CUDA_ERROR = 6         // a CUDA call failed; the context may be lost
+};
+
+// flashplan_tensor.dtype
+enum {
+  FLASHPLAN_FLOAT32 = 0,
+  FLASHPLAN_FLOAT16 = 1,
+  FLASHPLAN_BFLOAT16 = 2,
+  FLASHPLAN_FLOAT8_E4M3FN = 3,
+  FLASHPLAN_FLOAT8_E5M2 = 4,
+  FLASHPLAN_INT32 = 5,
+  FLASHPLAN_INT64 = 6,
+  FLASHPLAN_UINT32 = 7
+};
+
+// flashplan_tensor.device_type
+enum { FLASHPLAN_CPU = 0, FLASHPLAN_CUDA = 1 };
+
+// flashplan_options.kv_layout: the order of dimensions inside a page of the cache.
+enum { FLASHPLAN_NHD = 0, FLASHPLAN_HND = 1 };
+
+// The name of a status, such as "FLASHPLAN_INVALID_TYPE"; "unknown" for what is none.
+FLASHPLAN_API const char* flashplan_status_name(flashplan_status status) FLASHPLAN_NOEXCEPT;
+
+// "0.1.0", of the library that is loaded.
+FLASHPLAN_API const char* flashplan_version(void) FLASHPLAN_NOEXCEPT;
+
+// A strided view of the caller's memory. Calls take pointers to it; NULL is an argument that is not
+// given. On a GPU the memory must exist until the stream has passed the work.
+typedef struct flashplan_tensor {
+  size_t struct_size;
+  void* data;
+  int32_t dtype;
+  int32_t device_type;
+  int32_t device_index;
+  int32_t rank;
+  int64_t shape[FLASHPLAN_MAX_RANK];
+  int64_t stride[FLASHPLAN_MAX_RANK];  // in elements; the last must be 1
+  int32_t read_only;                   // not 0: refused where the call would write
+  int32_t reserved;                    // 0
+} flashplan_tensor;
+
+// A row-major tensor without gaps on the CPU. A rank beyond FLASHPLAN_MAX_RANK gives a tensor that
+// every call refuses. shape: [rank]
+FLASHPLAN_API void flashplan_tensor_init(flashplan_tensor* tensor, size_t struct_size, void* data,
+                                         int32_t dtype, int32_t rank,
+                                         const int64_t* shape) FLASHPLAN_NOEXCEPT;
+
+// AttentionOptions of plan.h. Its init function gives the defaults that are written there; heads
+// and head dims have none.
+typedef struct flashplan_options {
+  size_t struct_size;
+  int32_t num_qo_heads;
+  int32_t num_kv_heads;
+  int32_t head_dim_qk;
+  int32_t head_dim_vo;
+  int32_t page_size;  // 0: k and v are ragged tensors
+  int32_t kv_layout;
+  int32_t q_dtype;
+  int32_t kv_dtype;
+  int32_t o_dtype;
+  int32_t causal;  // 0 or 1, as custom_mask and batch_invariant
+  int32_t window_left;
+  int32_t custom_mask;
+  float softmax_scale;  // 0: 1 / sqrt(head_dim_qk)
+  float softcap;
+  int32_t max_batch_size;
+  int32_t max_qo_tokens;
+  int32_t device_type;
+  int32_t device_index;
+  int32_t num_ctas;
+  int32_t batch_invariant;
+  size_t workspace_bytes;  // 0: as many as the bounds ask for
+} flashplan_options;
+
+FLASHPLAN_API void flashplan_options_init(flashplan_options* options,
+                                          size_t struct_size) FLASHPLAN_NOEXCEPT;
+
+// Whether there is a kernel for the options: FLASHPLAN_OK or FLASHPLAN_UNSUPPORTED, and then the
+// message says what is missing. Other errors are those of flashplan_plan_create.
+FLASHPLAN_API flashplan_status flashplan_is_supported(const flashplan_options* options,
+                                                      char* message) FLASHPLAN_NOEXCEPT;
+
+// Writes the bytes of workspace that the bounds ask for; options->workspace_bytes is not looked at.
+FLASHPLAN_API flashplan_status flashplan_workspace_bytes(const flashplan_options* options,
+                                                         size_t* bytes,
+                                                         char* message) FLASHPLAN_NOEXCEPT;
+
+// Options, the kernel for them, and the schedule of the last step. Use it from one thread at a
+// time; different plans are independent.
+typedef struct flashplan_plan flashplan_plan;
+
+// Writes a new plan to `plan`, or NULL after an error. The caller destroys it.
+FLASHPLAN_API flashplan_status flashplan_plan_create(const flashplan_options* options,
+                                                     flashplan_plan** plan,
+                                                     char* message) FLASHPLAN_NOEXCEPT;
+
+// NULL is ignored. On a GPU work that is under way is waited for where that is needed.
+FLASHPLAN_API void flashplan_plan_destroy(flashplan_plan* plan) FLASHPLAN_NOEXCEPT;
+
+// Lengths of one step, in host memory: Batch of plan.h.
+typedef struct flashplan_batch {
+  size_t struct_size;
+  const int32_t* qo_indptr;        // [batch_size + 1]
+  const int32_t* kv_lens;          // [batch_size]
+  const int32_t* kv_indptr;        // [batch_size + 1], or NULL
+  const int32_t* shared_prefixes;  // [num_shared_prefixes, 3], or NULL
+  const int32_t* mask_begin;       // [batch_size], or NULL
+  int32_t batch_size;
+  int32_t num_shared_prefixes;
+} flashplan_batch;
+
+// Sets all lists to NULL and all sizes to 0.
+FLASHPLAN_API void flashplan_batch_init(flashplan_batch* batch,
+                                        size_t struct_size) FLASHPLAN_NOEXCEPT;
+
+// Plan::plan: schedules one step. No allocation. On a GPU the schedule is copied there on `stream`,
+// which must exist until the next call on another one, or until the plan is destroyed.
+FLASHPLAN_API flashplan_status flashplan_plan_plan(flashplan_plan* plan,
+                                                   const flashplan_batch* batch,
+                                                   flashplan_stream stream,
+                                                   char* message) FLASHPLAN_NOEXCEPT;
+
+// Arguments of one attention layer: AttentionTensors of plan.h.
+typedef struct flashplan_attention_tensors {
+  size_t struct_size;
+  const flashplan_tensor* q;
+  const flashplan_tensor* k;
+  const flashplan_tensor* v;
+  const flashplan_tensor* block_table;
+  const flashplan_tensor* page_indptr;
+  const flashplan_tensor* page_indices;
+  const flashplan_tensor* kv_lens;
+  const flashplan_tensor* mask;
+  const flashplan_tensor* out;  // written
+  const flashplan_tensor* lse;  // written, or NULL
+  float k_scale;
+  float v_scale;
+  // >= flashplan_plan_workspace_bytes, aligned to FLASHPLAN_WORKSPACE_ALIGNMENT, on the device.
+  void* workspace;
+  size_t workspace_bytes;
+} flashplan_attention_tensors;
+
+// Sets scales to 1 and everything else to NULL or 0.
+FLASHPLAN_API void flashplan_attention_tensors_init(flashplan_attention_tensors* tensors,
+                                                    size_t struct_size) FLASHPLAN_NOEXCEPT;
+
+// Plan::run: the planned attention. On the CPU it returns when it is done; on a GPU it is one
+// launch on `stream`, without allocation or synchronisation, which may be captured into a graph.
+FLASHPLAN_API flashplan_status flashplan_plan_run(flashplan_plan* plan,
+                                                  const flashplan_attention_tensors* tensors,
+                                                  flashplan_stream stream,
+                                                  char* message) FLASHPLAN_NOEXCEPT;
+
+// Bytes that flashplan_plan_run needs, the same for every batch; 0 for NULL.
+FLASHPLAN_API size_t flashplan_plan_workspace_bytes(const flashplan_plan* plan) FLASHPLAN_NOEXCEPT;
+
+// The plan's own text; "" for NULL.
+FLASHPLAN_API const char* flashplan_plan_kernel_name(const flashplan_plan* plan) FLASHPLAN_NOEXCEPT;
+
+// These two write a text for people, as snprintf does: up to `size` bytes to `text`, the final NUL
+// included, and they return how long the whole text is without it. `text` may be NULL if `size` is
+// 0. The first describes the schedule, the second says what was built and what it runs on.
+FLASHPLAN_API size_t flashplan_plan_describe(const flashplan_plan* plan, char* text,
+                                             size_t size) FLASHPLAN_NOEXCEPT;
+FLASHPLAN_API size_t flashplan_show_config(char* text, size_t size) FLASHPLAN_NOEXCEPT;
+
+// New tokens of a batch and the cache they go to: AppendTensors of kv_cache.h.
+typedef struct flashplan_append_tensors {
+  size_t struct_size;
+  const flashplan_tensor* k;
+  const flashplan_tensor* v;
+  const flashplan_tensor* k_cache;  // written
+  const flashplan_tensor* v_cache;  // written
+  const flashplan_tensor* indptr;
+  const flashplan_tensor* kv_lens;
+  const flashplan_tensor* block_table;
+  const flashplan_tensor* page_indptr;
+  const flashplan_tensor* page_indices;
+  float k_scale;
+  float v_scale;
+  int32_t kv_layout;
+  int32_t reserved;  // 0
+} flashplan_append_tensors;
+
+// Sets scales to 1 and everything else to NULL or 0.
+FLASHPLAN_API void flashplan_append_tensors_init(flashplan_append_tensors* tensors,
+                                                 size_t struct_size) FLASHPLAN_NOEXCEPT;
+
+FLASHPLAN_API flashplan_status flashplan_append_paged_kv(const flashplan_append_tensors* tensors,
+                                                         flashplan_stream stream,
+                                                         char* message) FLASHPLAN_NOEXCEPT;
+
+// Merges attention states over disjoint keys. o, lse: [num_states] pointers to tensors; out and
+// out_lse are written. More than 8 states take an allocation on the host.
+FLASHPLAN_API flashplan_status flashplan_merge_states(
+    const flashplan_tensor* const* o, const flashplan_tensor* const* lse, int32_t num_states,
+    const flashplan_tensor* out, const flashplan_tensor* out_lse, flashplan_stream stream,
+    char* message) FLASHPLAN_NOEXCEPT;
+
+// Finds the prefixes that requests share, in a page table in host memory, which is given as
+// block_table or as page_indptr and page_indices. groups: room for batch_size - 1 rows of three;
+// num_groups: how many were written.
+FLASHPLAN_API flashplan_status flashplan_find_shared_prefixes(
+    const flashplan_batch* batch, int32_t page_size, const flashplan_tensor* block_table,
+    const flashplan_tensor* page_indptr, const flashplan_tensor* page_indices, int32_t* groups,
+    int32_t* num_groups, char* message) FLASHPLAN_NOEXCEPT;
+
+// Threads that the CPU engine uses, the caller's included; see runtime.h.
+FLASHPLAN_API flashplan_status flashplan_set_num_threads(int32_t num_threads,
+                                                         char* message) FLASHPLAN_NOEXCEPT;
+FLASHPLAN_API int32_t flashplan_num_threads(void) FLASHPLAN_NOEXCEPT;
+
+#ifdef __cplusplus
+}
+#endif

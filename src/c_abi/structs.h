@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+// Structs of flashplan_c.h, of whatever version the caller was compiled with.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+
+#include "common/error.h"
+#include "flashplan/flashplan_c.h"
+
+namespace flashplan::c_abi {
+
+/// The size that a struct had in the first release that had it: no caller's is smaller. These
+/// numbers never change. A struct that grows gets fields at its end, and its whole size is a
+/// multiple of 8 without padding.
+template <typename T>
+inline constexpr std::size_t kFirstSize = 0;
+template <>
+inline constexpr std::size_t kFirstSize<flashplan_tensor> = 104;
+template <>
+inline constexpr std::size_t kFirstSize<flashplan_options> = 96;
+template <>
+inline constexpr std::size_t kFirstSize<flashplan_batch> = 56;
+template <>
+inline constexpr std::size_t kFirstSize<flashplan_attention_tensors> = 112;
+template <>
+inline constexpr std::size_t kFirstSize<flashplan_append_tensors> = 96;
+
+/// What a size can not be beyond, whatever is added: memory that was never written has others.
+constexpr std::size_t kMaxSize = 4096;
+
+/// The caller's struct with `defaults` for the fields that it is too old to have.
+///   kInvalidArgument  no struct, a wrong size, or a field that this library does not know
+template <typename T>
+Status read(const char* name, const T* given, const T& defaults, T* known) noexcept {
+  static_assert(kFirstSize<T> > 0 && sizeof(T) >= kFirstSize<T> && sizeof(T) % 8 == 0);
+  if (given == nullptr) {
+    return error(StatusCode::kInvalidArgument, "%s: expected a struct, got null", name);
+  }
+  const std::size_t size = given->struct_size;
+  if (size < kFirstSize<T> || size > kMaxSize) {
+    return error(StatusCode::kInvalidArgument,
+                 "%s.struct_size: expected %zu to %zu (init functions write it), got %zu", name,
+                 kFirstSize<T>, kMaxSize, size);
+  }
+  const auto* bytes = reinterpret_cast<const unsigned char*>(given);
+  for (std::size_t i = sizeof(T); i < size; ++i) {
+    if (bytes[i] == 0) continue;
+    return error(StatusCode::kInvalidArgument,
+                 "%s.struct_size: expected 0 in fields behind %zu bytes, which this version does "
+                 "not know, got %d at %zu",
+                 name, sizeof(T), bytes[i], i);
+  }
+  *known = defaults;
+  std::memcpy(known, given, std::min(size, sizeof(T)));
+  return {};
+}
+
+/// Writes the defaults to the caller's struct, which is of `size` bytes.
+template <typename T>
+void write(const T& defaults, T* given, std::size_t size) noexcept {
+  if (given == nullptr || size < sizeof(std::size_t) || size > kMaxSize) return;
+  std::memset(given, 0, size);
+  std::memcpy(given, &defaults, std::min(size, sizeof(T)));
+  given->struct_size = size;
+}
+
+}  // namespace flashplan::c_abi
