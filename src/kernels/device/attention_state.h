@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attention states (o, lse) in memory: results, partial results, and the operator (+) that merges
-// them (FlashInfer, section 2.2). Every merge of a kernel is this recurrence, in the order of the
-// keys, so that it does not matter who merges.
+// them (FlashInfer, section 2.2). Every merge of the attention kernels is this recurrence, in the
+// order of the keys, so that the result does not depend on which CTA merges.
 //
-// NaN and infinity are results (flashplan/plan.h has the contract):
-// - A visible logit of NaN or +inf makes the sum of weights NaN: exp2(NaN) and exp2(inf - inf) are.
-//   Maxima pass over NaN (fmaxf), sums and o never lose it.
-// - So lse and o follow from the sum alone: a sum of 0 means that no key had any weight, o = 0 and
-//   lse = -inf. Anything else, NaN included, takes the common way. Test sums with == 0, which is
-//   false for NaN, and never with > 0.
-// - A merge gives a state with lse = -inf the weight 0, and one with lse = NaN or +inf makes the
+// NaN and infinity are valid results (flashplan/plan.h has the contract):
+// - A visible logit of NaN or +inf makes the sum of weights NaN, as exp2(NaN) and exp2(inf - inf)
+//   are. The maximum ignores NaN (fmaxf); sums and o keep it.
+// - So lse and o follow from the sum alone: a sum of 0 means that no key had any weight, and gives
+//   o = 0 and lse = -inf. Any other sum, NaN included, needs no special case. Test sums with == 0,
+//   which is false for NaN, and never with > 0.
+// - A merge gives a state with lse = -inf the weight 0. A state with lse = NaN or +inf makes the
 //   merged sum NaN.
 #pragma once
 
@@ -29,7 +29,7 @@ struct MergedRow {
     sum = 0.0F;
   }
 
-  /// Factors of the sum so far and of the state that is added.
+  /// Adds a state. Returns the factors of the sum so far and of the added state.
   FLASHPLAN_DEVICE float2 add(float lse) {
     const float new_max = fmaxf(max, lse);
     const float shift = new_max == -infinity() ? 0.0F : new_max;
@@ -38,8 +38,8 @@ struct MergedRow {
     sum = __fmaf_rn(sum, factors.x, factors.y);
     return factors;
   }
-  /// Adds the states whose lse the lanes of a warp have. Returns the factor of the sum so far, and
-  /// in `weight` that of the lane's state.
+  /// Adds 32 states, one `lse` from each lane. Returns the factor of the sum so far, and the factor
+  /// of the lane's state in `weight`.
   FLASHPLAN_DEVICE float add_of_lanes(float lse, float* weight) {
     float new_max = fmaxf(max, lse);
 #pragma unroll
@@ -56,7 +56,7 @@ struct MergedRow {
     sum = __fmaf_rn(sum, shrink, added);
     return shrink;
   }
-  /// What o is multiplied with in the end.
+  /// The factor that o is multiplied by after the last state.
   FLASHPLAN_DEVICE float inverse() const { return sum == 0.0F ? 0.0F : 1.0F / sum; }
   FLASHPLAN_DEVICE float lse() const {
     return sum == 0.0F ? -infinity() : max + log2_fast(sum) * kLn2;
@@ -75,8 +75,8 @@ FLASHPLAN_DEVICE float4 scaled(float4 x, float scale) {
   return {x.x * scale, x.y * scale, x.z * scale, x.w * scale};
 }
 
-/// Writes dims [dim, dim + 4) of a row of o that has fewer dims than the kernel or any alignment.
-/// Not inlined: the path of common tensors is then short, and sooner fetched.
+/// Writes the first `num_valid` of 4 dims of a row of o, at any alignment. It is not inlined, so
+/// that the code for aligned tensors stays short and is fetched sooner.
 inline __device__ __noinline__ void store_unaligned(void* row, DType dtype, int num_valid,
                                                     float4 x) {
   const float values[4] = {x.x, x.y, x.z, x.w};
@@ -94,7 +94,7 @@ inline __device__ __noinline__ void store_unaligned(void* row, DType dtype, int 
   }
 }
 
-/// Writes values of dims [dim, dim + 4) of a row of o, which begins at `element`, in its dtype.
+/// Writes dims [dim, dim + 4) of a row of o, which begins at `element`, in the dtype of o.
 FLASHPLAN_DEVICE void store_four(const AttentionParams& p, int64_t element, int dim, float4 x) {
   const int num_valid = p.tensors.head_dim_vo - dim;
   const bool is_wide = p.tensors.o_dtype == DType::kFloat32;
@@ -115,7 +115,7 @@ FLASHPLAN_DEVICE void store_four(const AttentionParams& p, int64_t element, int 
   }
 }
 
-/// Where row `row` of a work tile goes.
+/// Where row `row` of a work tile is in o and lse.
 struct OutputRow {
   uint32_t token;
   uint32_t head;
@@ -125,7 +125,7 @@ struct OutputRow {
       : token(rows.token(row, p.schedule.group_size)),
         head(static_cast<uint32_t>(rows.qo_head(kv_head, row, p.schedule.group_size))) {}
 
-  // Counted in elements.
+  // Offsets in elements.
   FLASHPLAN_DEVICE int64_t o(const AttentionParams& p) const {
     return token * p.tensors.o.token_stride + head * p.tensors.o.head_stride;
   }

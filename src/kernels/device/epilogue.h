@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Brings the states of a work tile from registers to memory.
+// Writes the states of a work tile from registers to memory.
 #pragma once
 
 #include "kernels/device/merge_partials.h"
@@ -9,15 +9,15 @@
 
 namespace flashplan::device {
 
-/// Brings the state of a chunk of keys to memory. A chunk is all keys of the tile, unless results
-/// must not depend on neighbours: chunk states are then formed on their own, and merged left to
-/// right.
+/// Writes the state of a chunk of keys to memory. A chunk is all keys of the tile, except in
+/// batch-invariant plans: there the state of each chunk is computed on its own, and states are
+/// merged left to right.
 template <typename T, typename S>
 class Epilogue {
  public:
   using Accumulators = float[S::kMmaM][S::kDimsVo / 8][4];
 
-  /// `stage` of the pipeline serves as memory, once all threads are here.
+  /// The memory of pipeline stage `stage` is reused to exchange results, after a barrier.
   FLASHPLAN_DEVICE Epilogue(const AttentionParams& p, const TileContext& context,
                             unsigned char* smem, int thread, int stage, int head, int chunk,
                             bool is_last_chunk)
@@ -59,7 +59,7 @@ class Epilogue {
   /// Whether this lane has the statistics of its rows to write.
   FLASHPLAN_DEVICE bool writes_lse() const { return at_.lane % 4 == 0 && at_.warp_vo == 0; }
   FLASHPLAN_DEVICE bool is_split() const { return context_.tile.merge >= 0; }
-  /// Of the partial results, this tile's row `row`.
+  /// The partial row of row `row` of this tile.
   FLASHPLAN_DEVICE int64_t partial_row(int row) const {
     const WorkTile& tile = context_.tile;
     return int64_t{tile.partial_row} + (head_ - tile.kv_head) * block_.rows.num_rows +
@@ -86,7 +86,7 @@ class Epilogue {
     }
   }
 
-  /// Partial results, from registers.
+  /// Writes partial results, from registers.
   FLASHPLAN_DEVICE void write_partial(const OnlineSoftmax<S::kMmaM>& softmax, Accumulators& o) {
     for_each_row([&](int m, int half, int row) {
       const float sum = softmax.sum[m][half];
@@ -101,9 +101,10 @@ class Epilogue {
     });
   }
 
-  /// Results of the queries' dtype and a multiple of 16 dims, from registers.
+  /// Writes results in the dtype of q, of a multiple of 16 dims, from registers.
   FLASHPLAN_DEVICE void write_result(const OnlineSoftmax<S::kMmaM>& softmax, Accumulators& o) {
-    // All addresses and scales at once: one row after the other they take as long as the writing.
+    // All addresses and scales are computed first: row by row they would take as long as the
+    // writes.
     int64_t out[S::kMmaM][2];
     float scale[S::kMmaM][2];
 #pragma unroll
@@ -135,14 +136,15 @@ class Epilogue {
     });
   }
 
-  /// Of 4 dims from `dim` of row `r` of 8: rows are permuted as in SharedTile, so that the pairs
-  /// that four rows write at once lie in different banks.
+  /// Where dim `dim` of row `r` of 8 is in shared memory. Groups of 4 dims are permuted as in
+  /// SharedTile, so that the pairs that four rows write at once lie in different banks.
   static FLASHPLAN_DEVICE int shared_index(int r, int dim) {
     return r * S::kOutputDims + ((dim / 4 ^ r * 2) & 7) * 4 + dim / 32 * 32 + dim % 4;
   }
 
-  /// Anything: 8 rows of each warp at a time, and as many of their dims as there is room for, go
-  /// through shared memory, where the states of warps that took different keys are merged.
+  /// Writes results of any kind through shared memory, 8 rows of each warp at a time and as many of
+  /// their dims as there is room for. There the states of warps that took different keys are
+  /// merged.
   FLASHPLAN_DEVICE void share_and_write(const OnlineSoftmax<S::kMmaM>& softmax, Accumulators& o) {
     constexpr bool kAlone = S::kWarpsKv == 1;  // each warp writes its own rows
     constexpr int kSharedQuads = S::kOutputDims / 4;
@@ -175,7 +177,7 @@ class Epilogue {
     }
   }
 
-  /// Memory and statistics of the rows that a warp shares, one that has the same dims as this.
+  /// The index, in the memory and statistics below, of a warp that has the same dims as this one.
   FLASHPLAN_DEVICE int warp_index(int warp_q, int warp_kv) const {
     return (warp_q * S::kWarpsVo + at_.warp_vo) * S::kWarpsKv + warp_kv;
   }
@@ -186,7 +188,7 @@ class Epilogue {
     return stats_ + warp_index(warp_q, warp_kv) * 8;
   }
 
-  /// Shares S::kOutputDims dims from `first` on.
+  /// Writes S::kOutputDims dims, from `first` on, to shared memory.
   FLASHPLAN_DEVICE void share(const OnlineSoftmax<S::kMmaM>& softmax, Accumulators& o, int m,
                               int half, int first) const {
     const int r = at_.lane / 4;
@@ -201,8 +203,8 @@ class Epilogue {
     });
   }
 
-  /// Writes 4 of the shared dims of shared row r, which are dims [dim, dim + 4) of row `row`: as
-  /// partial results, to the states merged so far, or as the result.
+  /// Writes 4 dims of shared row r, which are dims [dim, dim + 4) of row `row`, to the partial
+  /// results, to the chunks merged so far, or to the result.
   FLASHPLAN_DEVICE void write_shared(int warp_q, int r, int row, int shared_dim, int dim) const {
     float shift = shared_stats(warp_q, 0)[r].x;
 #pragma unroll
@@ -231,7 +233,8 @@ class Epilogue {
     }
   }
 
-  /// Merges 4 dims of a chunk's state into those of the chunks before it, and writes the last.
+  /// Merges 4 dims of a chunk's state into those of the chunks before it, and writes the result
+  /// after the last chunk.
   FLASHPLAN_DEVICE void merge_chunk(float4 o, int row, int dim, float row_lse) const {
     // The same thread has the same dims of every chunk's state.
     const int quad = row * kQuads + dim / 4;
@@ -274,12 +277,12 @@ class Epilogue {
   const bool is_last_chunk_;
 };
 
-/// Arrives at merges `first`, `first` + step, ..., and calls finish(number) with all threads for
-/// each of those where this CTA was the last.
+/// Arrives at `count` merges: `first`, `first` + step, ... Calls finish(number), by all threads,
+/// for each merge at which this CTA was the last to arrive.
 template <typename Finish>
 FLASHPLAN_DEVICE void arrive_at(const AttentionParams& p, TileContext& context, int thread,
                                 int32_t first, int32_t count, int32_t step, Finish finish) {
-  __syncthreads();  // what is to be merged is written, and is_last of other merges is read
+  __syncthreads();  // partial results are written, and is_last of earlier merges has been read
 #pragma unroll 1
   for (int32_t begin = 0; begin < count; begin += 32) {
     if (thread < 32) {
@@ -301,8 +304,8 @@ FLASHPLAN_DEVICE void arrive_at(const AttentionParams& p, TileContext& context, 
   }
 }
 
-/// The end of a work tile of a request that shares prefixes, or of such a prefix. Not inlined: that
-/// would move code that other tiles need apart.
+/// Ends a work tile of a shared prefix, or of a request that reads one. It is not inlined, to keep
+/// the code that all other tiles run close together.
 template <typename T>
 __device__ __noinline__ void finish_sharer(const AttentionParams& p, TileContext& context,
                                            int thread) {
@@ -319,8 +322,8 @@ __device__ __noinline__ void finish_sharer(const AttentionParams& p, TileContext
   });
 }
 
-/// Does the merge that a work tile takes part in, if this CTA is the last one to finish a piece.
-/// Rows and states at once: see merge_partials().
+/// Merges the partial results of a split head, if this CTA is the last one to finish a piece of it.
+/// For kRowsAtOnce and kStatesAtOnce see merge_partials().
 template <typename T, int kRowsAtOnce, int kStatesAtOnce>
 FLASHPLAN_DEVICE void merge_if_last(const AttentionParams& p, TileContext& context, int thread) {
   const Merge& merge = context.merge;
@@ -339,8 +342,9 @@ FLASHPLAN_DEVICE void merge_if_last(const AttentionParams& p, TileContext& conte
   if (context.is_last) merge_partials<T, kRowsAtOnce, kStatesAtOnce>(p, merge);
 }
 
-/// Writes empty states where a work tile that takes part in a merge has fewer than were planned:
-/// its request is shorter, or it has the spare one of num_chunk_states(). Rare, so not inlined.
+/// Writes empty states where a work tile of a merge has written fewer states than were planned,
+/// because its request is shorter, or because of the spare state of num_chunk_states(). This is
+/// rare, so it is not inlined.
 template <typename T>
 __device__ __noinline__ void write_missing_states(const AttentionParams& p,
                                                   const TileContext& context, int thread) {
@@ -363,7 +367,7 @@ __device__ __noinline__ void write_missing_states(const AttentionParams& p,
   }
 }
 
-/// The end of a work tile whose rows see no key. Rare, so not inlined.
+/// Ends a work tile whose rows see no key. This is rare, so it is not inlined.
 template <typename T>
 __device__ __noinline__ void finish_without_keys(const AttentionParams& p, TileContext& context,
                                                  int thread) {

@@ -58,8 +58,8 @@ FLASHPLAN_DEVICE void tma_load_5d(uint32_t to, const void* tensor_map, uint32_t 
       "l"(tensor_map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
       : "memory");
 }
-/// Starts the copy of a box from shared memory to a tensor. Groups of them are waited for by the
-/// thread that started them.
+/// Starts the copy of a box from shared memory to a tensor. The thread that started copies commits
+/// them as a group, and waits for groups.
 FLASHPLAN_DEVICE void tma_store_4d(const void* tensor_map, uint32_t from, int c0, int c1, int c2,
                                    int c3) {
   asm volatile(
@@ -85,7 +85,7 @@ FLASHPLAN_DEVICE void fence_async_proxy() {
   asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
 }
 
-/// Gives registers of this warpgroup back, or takes more, up to kRegisters a thread.
+/// Reduces the registers of this warpgroup's threads to kRegisters, or raises them.
 template <int kRegisters>
 FLASHPLAN_DEVICE void release_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;\n" ::"n"(kRegisters));
@@ -95,8 +95,9 @@ FLASHPLAN_DEVICE void take_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;\n" ::"n"(kRegisters));
 }
 
-/// Waits at named barrier `id` of `threads` threads, or arrives there without waiting, if all
-/// threads of the warp say `does`. One instruction: no branch parts the products around it.
+/// Waits at named barrier `id` of `threads` threads, or arrives there without waiting, if `does`,
+/// which is the same in all threads of the warp. This is one predicated instruction: a branch would
+/// make the compiler wait for the products in flight.
 FLASHPLAN_DEVICE void barrier_wait_if(bool does, int id, int threads) {
   asm volatile(
       "{\n.reg .pred does;\nsetp.ne.b32 does, %2, 0;\n@does bar.sync %0, %1;\n}\n" ::"r"(id),

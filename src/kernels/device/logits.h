@@ -6,12 +6,12 @@
 
 namespace flashplan::device {
 
-/// Of a warp's rows and kLogitKeys keys, as the matrix instruction leaves them.
+/// The logits of a warp's rows and kLogitKeys keys, in the layout of the matrix instruction.
 template <typename S>
 struct Logits {
   float tiles[S::kMmaM][S::kLogitKeys / 8][4];
 
-  /// The variant's part, for keys from `begin` of the request on.
+  /// Applies the variant. The first key is number `begin` of the request.
   template <typename Variant>
   FLASHPLAN_DEVICE void transform(const AttentionParams& p, const RowBlock& block,
                                   const Variant& variant, int thread, int32_t begin, int head) {
@@ -39,8 +39,9 @@ struct Logits {
     }
   }
 
-  /// Masks what causality and window hide, for keys from number `key` of the tile from `first_key`.
-  /// Without `kBegins`, every row sees the first of them.
+  /// Masks the keys that causality or the window hides. The first key of the logits is number `key`
+  /// of the tile, whose first key is number `first_key` of the request. Without `kBegins`, every
+  /// row sees the first key of the logits.
   template <bool kBegins>
   FLASHPLAN_DEVICE void mask(const AttentionParams& p, const RowBlock& block, int thread,
                              int32_t first_key, int key) {
@@ -49,7 +50,7 @@ struct Logits {
     for (int m = 0; m < S::kMmaM; ++m) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        // Rows of padding are never written: any keys will do for them.
+        // Rows of padding are never written, so any keys will do for them.
         const KeySpan span = block.visible_to(p, min(place.row(m, half), block.rows.num_rows - 1));
         const int own = key + place.lane % 4 * 2;
         const int32_t begin = span.begin - first_key - own;
@@ -66,8 +67,8 @@ struct Logits {
     }
   }
 
-  /// Hides what the caller's mask hides, of keys from number `first` on, counted from the first
-  /// masked one.
+  /// Masks the keys that the caller's mask of bits hides. The first key of the logits is number
+  /// `first`, counted from the first key that the mask covers.
   FLASHPLAN_DEVICE void mask_bits(const AttentionParams& p, const RowBlock& block, int thread,
                                   int32_t first) {
     const WarpPlace<S> place(opaque(thread));
@@ -94,7 +95,7 @@ struct Logits {
     }
   }
 
-  /// Makes masked logits weights of 0, where there is no softmax to do it.
+  /// Turns masked logits into weights of 0, for variants without softmax.
   FLASHPLAN_DEVICE void drop_masked() {
 #pragma unroll
     for (auto& of_rows : tiles) {

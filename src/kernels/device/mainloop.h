@@ -85,7 +85,7 @@ class Mainloop {
 
   FLASHPLAN_DEVICE RowPeers<S> peers() const { return {base_ + S::kPeers, opaque(thread_)}; }
 
-  /// Finds what this warp's rows see.
+  /// Stores the keys that this warp's rows see.
   FLASHPLAN_DEVICE void find_visible() const {
     const int first = WarpPlace<S>(thread_).first_row();
     const int last = min(first + S::kMmaM * 16, block_.rows.num_rows) - 1;
@@ -101,14 +101,14 @@ class Mainloop {
     return static_cast<int32_t>(load_shared_4(visible_address() + VisibleKeys::kAnyEnd));
   }
 
-  /// The rows of this warp, half of them where two share them; past the last row it is copied
-  /// again.
+  /// Copies the queries of this warp's rows, half of them where two warps share the rows. Past the
+  /// last row it copies the last row again.
   FLASHPLAN_DEVICE void copy_own_queries(int head) {
     const WarpPlace<S> at(opaque(thread_));
     using Copy = TileCopy<Element<T::kQ>::kBytes, T::kHeadDimQk, kOwnQueries, 32>;
     const int first_row = at.first_row() + at.warp_vo * kOwnQueries;
     const uint32_t to = base_ + S::kQuery + first_row * Copy::Tile::kRowBytes;
-    // Lane r finds row r; others ask it.
+    // Lane r computes the address of row r; other lanes read it by a shuffle.
     const int own_row = min(first_row + at.lane % kOwnQueries, block_.rows.num_rows - 1);
     const unsigned char* own = query_row<T::kQ>(p_, block_.rows, head, own_row);
     if (pipeline_.copies_16_bytes()) {
@@ -124,7 +124,7 @@ class Mainloop {
     cp_async_commit();
   }
 
-  /// Once they are there.
+  /// Permutes the dims of this warp's queries, after they have arrived.
   FLASHPLAN_DEVICE void permute_own_queries() const {
     const WarpPlace<S> at(opaque(thread_));
     permute_query_dims<T::kQ, T::kHeadDimQk, kOwnQueries>(
@@ -132,7 +132,7 @@ class Mainloop {
     peers().wait();
   }
 
-  /// Of this lane's part of the warp's queries.
+  /// The address of this lane's part of the warp's queries.
   FLASHPLAN_DEVICE uint32_t own_query_address(int stage) const {
     const WarpPlace<S> at(opaque(thread_));
     const uint32_t q_tile =
@@ -141,7 +141,7 @@ class Mainloop {
                                                                          at.lane);
   }
 
-  /// The fragment `k` of rows 16 * m on, from own_query_address().
+  /// Loads fragment `k` of the 16 rows from 16 * m on; `address` is own_query_address().
   FLASHPLAN_DEVICE void load_query(uint32_t (&a)[4], uint32_t address, int m, int k, int head) {
     load_query_fragment<T::kQ, T::kKv, T::kHeadDimQk, kPermutesQueries>(
         a, address + m * kMmaRowBytes, k);
@@ -170,8 +170,8 @@ class Mainloop {
     }
   }
 
-  /// Gives registers a value: otherwise the compiler sees those of a tile in use before it, and
-  /// spills them to make room for other shapes.
+  /// Gives the registers of queries a value. Otherwise the compiler takes them as in use before the
+  /// tile, and spills them in the code of the other tile shapes.
   FLASHPLAN_DEVICE void reset_queries() {
     for (auto& fragments : query_) {
       for (auto& fragment : fragments) {
@@ -192,8 +192,8 @@ class Mainloop {
     }
   }
 
-  /// One tile of keys, of which this warp takes kKeysPerWarp. `copy` starts copies to another
-  /// stage.
+  /// Computes one tile of keys, of which this warp takes kKeysPerWarp. `copy` starts the copies of
+  /// a later tile to another stage.
   template <typename Copy>
   FLASHPLAN_DEVICE void attend(int stage, int32_t first_key, int head, Copy copy) {
     constexpr int kParts = S::kKeysPerWarp / S::kKeysAtOnce;
@@ -207,7 +207,7 @@ class Mainloop {
       copy();
       return;
     }
-// Of 8-bit keys one part's code takes all registers.
+// With 8-bit keys the code of one part takes all registers, so parts are not unrolled.
 #pragma unroll T::kIsNarrow ? 1 : kParts
     for (int part = 0; part < kParts; ++part) {
       const int key = warp_key + part * S::kKeysAtOnce;
@@ -238,7 +238,7 @@ class Mainloop {
       s.template transform<typename T::Variant>(p_, block_, variant_, thread_, first_key + own_key,
                                                 head);
       if (visible.to_all.begin > own_key || visible.to_all.end < own_key + S::kLogitKeys) {
-        asm volatile("");  // a branch, not selections for every tile
+        asm volatile("");  // keeps this a branch instead of selects for every tile
         if (visible.to_all.begin > own_key) {
           s.template mask<true>(p_, block_, thread_, first_key, own_key);
         } else {
@@ -261,9 +261,9 @@ class Mainloop {
     }
   }
 
-  /// o_ += weights of `s` * v, for its keys from kBegin on: of as many at a time that their weights
-  /// need not move to other registers meanwhile. The logits are those of the tile's keys from `key`
-  /// on, the tile's first is `first_key`.
+  /// o_ += weights of `s` * v, for the keys from kBegin on. It takes S::kWeightsAtOnce keys at a
+  /// time: the weights of more keys would have to move to other registers meanwhile. The first key
+  /// of `s` is number `key` of the tile, whose first key is number `first_key` of the request.
   template <int kBegin>
   FLASHPLAN_DEVICE void add_values(Logits<S>& s, uint32_t v_tile, int32_t first_key, int key,
                                    int head) {
@@ -283,7 +283,7 @@ class Mainloop {
     }
   }
 
-  /// The same where warps share rows, for all keys whose logits they have.
+  /// The same where warps share rows, for the keys of all these warps.
   FLASHPLAN_DEVICE void add_values_of_peers(Logits<S>& s, uint32_t v_tile, int32_t first_key,
                                             int key, int head) {
     if constexpr (T::Variant::kUseSoftmax) {

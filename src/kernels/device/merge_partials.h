@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// Results and the merging of partial results, by all threads of a CTA.
+// Writing results, and merging partial results by all threads of a CTA.
 #pragma once
 
 #include "kernels/device/attention_state.h"
 
 namespace flashplan::device {
 
-/// Factors where states add up without weights.
+/// The factors of a merge for variants without softmax: states are added without weights.
 constexpr float2 kSum = {1.0F, 1.0F};
 
-/// Writes dims [dim, dim + 4) of a row's result, scale * o, and with the first ones its lse. Scales
-/// are multiplied first, as in Epilogue: bits must not depend on how a tensor is aligned.
+/// Writes dims [dim, dim + 4) of a row's result, scale * o, and its lse with the first dims. The
+/// two scales are multiplied with each other first, as in Epilogue, so that the bits of a result do
+/// not depend on the alignment of the tensor.
 template <typename T>
 FLASHPLAN_DEVICE void write_result(const AttentionParams& p, const typename T::Variant& variant,
                                    const PackedRows& rows, int32_t kv_head, int row, int dim,
@@ -26,8 +27,8 @@ FLASHPLAN_DEVICE void write_result(const AttentionParams& p, const typename T::V
   if (dim == 0 && p.tensors.lse.data != nullptr) p.tensors.lse.data[to.lse(p)] = lse;
 }
 
-/// Merges partial results in the order of their keys, and writes o and lse. A thread
-/// has 4 dims of kRowsAtOnce rows and kStatesAtOnce states of them under way: memory is far.
+/// Merges partial results in the order of their keys, and writes o and lse. To hide the latency of
+/// memory, a thread loads 4 dims of kStatesAtOnce states of kRowsAtOnce rows at a time.
 template <typename T, int kRowsAtOnce, int kStatesAtOnce>
 FLASHPLAN_DEVICE void merge_partials(const AttentionParams& p, const Merge& merge) {
   constexpr int kQuads = T::kHeadDimVo / 4;
@@ -87,9 +88,9 @@ FLASHPLAN_DEVICE void merge_partials(const AttentionParams& p, const Merge& merg
   }
 }
 
-/// Merges the partial results of a request's rows, in the order of their keys, and then those of
-/// the prefixes that the request reads, from the innermost outwards, and writes o and lse. Which
-/// CTA does it makes no difference.
+/// Merges the partial results of a request's rows in the order of their keys, then those of the
+/// prefixes that the request reads, from the innermost outwards. Writes o and lse. The result does
+/// not depend on which CTA does this.
 template <typename T>
 FLASHPLAN_DEVICE void merge_with_prefixes(const AttentionParams& p, const Merge& merge,
                                           int thread) {

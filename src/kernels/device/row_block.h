@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The query rows of a work tile, and what each of them sees.
+// The query rows of a work tile, and the keys that each row sees.
 #pragma once
 
 #include "abi/real_lens.h"
@@ -29,27 +29,27 @@ struct RowBlock {
   FLASHPLAN_DEVICE KeySpan visible(const AttentionParams& p, int32_t row) const {
     return row < rows.num_rows ? visible_to(p, row) : KeySpan{0, 0};
   }
-  /// The same of a row of the tile.
+  /// The same for a row that is not padding.
   FLASHPLAN_DEVICE KeySpan visible_to(const AttentionParams& p, int32_t row) const {
     return p.mask.visible(position + rows.query(row, p.schedule.group_size), keys);
   }
 };
 
-/// Where an element of q or o stands.
+/// The position of an element of q or o, for variants.
 FLASHPLAN_DEVICE ElementPosition element_position(const AttentionParams& p, const PackedRows& rows,
                                                   int32_t kv_head, int32_t row, int32_t dim) {
   const Divisor& group_size = p.schedule.group_size;
   return {rows.segment, rows.query(row, group_size), rows.qo_head(kv_head, row, group_size), dim};
 }
 
-/// What the rows of a warp see of a work tile.
+/// The keys of a work tile that the rows of a warp see.
 struct VisibleKeys {
   static constexpr int kAnyEnd = sizeof(int32_t);  // offset of to_any.end
 
-  KeySpan to_any;
-  KeySpan to_all;  // may be empty, with end < begin
+  KeySpan to_any;  // seen by at least one row
+  KeySpan to_all;  // seen by every row; may be empty, with end < begin
 
-  /// Of rows [first, last]: later rows see later keys.
+  /// For rows [first, last]; later rows see later keys.
   FLASHPLAN_DEVICE VisibleKeys(const AttentionParams& p, const RowBlock& block, int first,
                                int last) {
     const KeySpan of_first = block.visible(p, first);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The attention kernel of the sm90 family: a producer warpgroup brings queries, keys and values to
-// shared memory; two consumer warpgroups multiply.
+// The attention kernel of the sm90 family: one producer warpgroup loads queries, keys and values
+// into shared memory, two or three consumer warpgroups compute.
 #pragma once
 
 #include "kernels/device/sm90_consumer.h"

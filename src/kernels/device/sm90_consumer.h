@@ -7,11 +7,12 @@
 
 namespace flashplan::device {
 
-/// A work tile of more than 64 rows is shared: each warpgroup has 64 of its rows. They take turns
-/// to issue products, so that one has its softmax while the products of the other run. A tile of up
-/// to 64 rows belongs to one warpgroup, and the next such tile to the next warpgroup; the others
-/// let its keys and values pass. Inside a warpgroup, products with values of a step run beside the
-/// softmax of the next one; the last ones of a work tile beside the first step of the next tile.
+/// A work tile of more than 64 rows is shared: each warpgroup computes 64 of its rows. The
+/// warpgroups take turns to issue products, so that one computes its softmax while the products of
+/// the other run. A tile of up to 64 rows belongs to one warpgroup, and the next such tile to the
+/// next warpgroup; the others skip its keys and values. Inside a warpgroup the products of a step's
+/// values run during the softmax of the next step, and those of a work tile's last values during
+/// the first step of the next tile.
 template <typename S>
 class Sm90Consumer {
  public:
@@ -55,7 +56,7 @@ class Sm90Consumer {
   using ByDims = Wgmma<S::kQ, S::kTileKv>;
   using ByRows = Wgmma<S::kQ, S::kHeadDimVo>;
 
-  /// A work tile, by its number in the queue, and one of its heads.
+  /// One head of a work tile, which is given by its number in the queue.
   struct Unit {
     int32_t tile;
     int32_t head;
@@ -70,19 +71,19 @@ class Sm90Consumer {
     return unit.head + 1 == tile.kv_head + tile.num_kv_heads;
   }
 
-  /// Waits for the record of a tile, and begins its first head.
+  /// Waits for the record of a tile, and sets `unit` to its first head.
   FLASHPLAN_DEVICE void wait_tile(Unit& unit) const {
     const int slot = unit.tile % S::kContexts;
     mbarrier_wait(barrier(S::kContextFull, slot), unit.tile / S::kContexts & 1);
     unit.head = context_of(unit).tile.kv_head;
   }
-  /// Whether all warpgroups have rows of a unit. A vote, so that the compiler knows that the warp
-  /// agrees.
+  /// Whether all warpgroups have rows of a unit. The warp votes, so that the compiler knows that
+  /// its threads agree.
   FLASHPLAN_DEVICE bool is_shared(const Unit& unit) const {
     return __any_sync(0xffffffffU,
                       unit.tile >= 0 && context_of(unit).block(p_).rows.num_rows > 64) != 0;
   }
-  /// Whether this warpgroup has rows of the unit whose queries have this number.
+  /// Whether this warpgroup computes rows of the unit that has queries number `index`.
   FLASHPLAN_DEVICE bool is_own(bool is_shared, int32_t index) const {
     return is_shared || index % S::kWarpgroups == warpgroup_;
   }
@@ -106,7 +107,7 @@ class Sm90Consumer {
     return {p_, base_, warpgroup_, first_row, thread_};
   }
 
-  /// Turns are taken where all warpgroups multiply.
+  /// Waits for this warpgroup's turn, where all warpgroups multiply.
   FLASHPLAN_DEVICE void wait_turn(bool in_turns) const {
     barrier_wait_if(in_turns, S::kTurnBarrier + warpgroup_, 2 * 128);
   }
@@ -126,8 +127,8 @@ class Sm90Consumer {
     }
     return slot;
   }
-  /// Lets the keys or values of another warpgroup pass. They are waited for, since a phase of a
-  /// barrier is known by its parity alone.
+  /// Skips the keys or values of another warpgroup's tile. It waits for them, because a warp that
+  /// falls two phases behind could not tell them apart by parity.
   FLASHPLAN_DEVICE void pass_slot() { release(S::kSlotEmpty, next_slot()); }
 
   FLASHPLAN_DEVICE void multiply_keys(int slot, bool is_shared) {
@@ -155,13 +156,13 @@ class Sm90Consumer {
     wgmma_commit();
   }
 
-  /// Finishes the unit before, and multiplies all keys of this one, but the last values. Without
-  /// keys, as at the end of the queue, the unit before is finished alone: the record of its tile
-  /// may be what the next record waits for.
+  /// Multiplies the last values of unit `last` and writes its output; then computes `unit`, all but
+  /// the products of its last values. Where `unit` has no keys, as at the end of the queue, only
+  /// `last` is finished, because the next record may be waiting for the memory of its record.
   ///
-  /// Products under way in one branch alone would make the compiler wait for each. So the first
-  /// keys and the last values are multiplied in any case: by whatever lies there if the unit has no
-  /// keys or is another warpgroup's, and nobody reads the product.
+  /// If products were in flight on one side of a branch only, the compiler would wait for each of
+  /// them. So the first keys are always multiplied: where the unit has no keys or belongs to
+  /// another warpgroup, with whatever is in that memory, and nobody reads the product.
   FLASHPLAN_DEVICE void attend(const Unit& unit, const Unit& last, bool has_keys) {
     int k_slot = 0;
     if (has_keys) {
@@ -261,7 +262,7 @@ class Sm90Consumer {
   FLASHPLAN_DEVICE void wait_queries() const {
     mbarrier_wait(barrier(S::kQFull, q_index_ % S::kQBuffers), q_index_ / S::kQBuffers & 1);
   }
-  /// Lets the queries of the unit before go, once the output that passed through them is read.
+  /// Frees the queries of the unit before, once the output staged in their memory is read.
   FLASHPLAN_DEVICE void release_queries() const {
     if (S::kQBuffers > 1 && thread_ == 0) tma_store_wait_read();
     release(S::kQEmpty, (q_index_ - (S::kQBuffers - 1)) % S::kQBuffers);
@@ -275,7 +276,7 @@ class Sm90Consumer {
                                [&] { multiply_keys_again(k_slot, is_shared); });
   }
 
-  /// The logits of this warp's rows once more.
+  /// Computes the logits of this warp's rows once more, by mma.sync: wgmma takes a whole warpgroup.
   FLASHPLAN_DEVICE void multiply_keys_again(int slot, bool is_shared) {
     const int lane = opaque(thread_) % 32;
     const uint32_t q =
@@ -302,7 +303,7 @@ class Sm90Consumer {
     }
   }
 
-  /// Makes the weights operands.
+  /// Packs the weights into operands of the products with values.
   FLASHPLAN_DEVICE void pack() {
 #pragma unroll
     for (int i = 0; i < S::kTileKv / 16; ++i) {
@@ -314,7 +315,7 @@ class Sm90Consumer {
     }
   }
 
-  /// Writes the output of a unit, and lets the record of its tile go after the last head.
+  /// Writes the output of a unit, and frees the record of its tile after the last head.
   FLASHPLAN_DEVICE void write_output(const Unit& unit) {
     const bool shared = is_shared(unit);
     if (is_own(shared, q_index_ - 1)) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Brings the results of a consumer warpgroup of the sm90 family from registers to memory.
+// Writes the results of a consumer warpgroup of the sm90 family from registers to memory.
 #pragma once
 
 #include "kernels/device/attention_state.h"
@@ -8,20 +8,21 @@
 
 namespace flashplan::device {
 
-/// No function of it is called: all are inlined, since products of the next tile are under way.
+/// All functions are inlined: products of the next tile are in flight, and the compiler would wait
+/// for them before a call.
 template <typename S>
 class Sm90Epilogue {
  public:
   using Accumulators = float[S::kHeadDimVo / 2];
 
-  /// `first_row`: of this warpgroup's 64 rows in the tile.
+  /// `first_row`: the first of this warpgroup's 64 rows of the tile.
   FLASHPLAN_DEVICE Sm90Epilogue(const AttentionParams& p, uint32_t base, int warpgroup,
                                 int first_row, int thread)
       : p_(p), base_(base), warpgroup_(warpgroup), first_row_(first_row), thread_(thread) {}
 
-  /// Writes the results of one head: o / sum, and lse from the sums and shifts of this thread's
-  /// columns; or partial results, which the last warpgroup to arrive merges. `queries` is the
-  /// shared memory of this warpgroup's queries, which nobody reads any more.
+  /// Writes the results of one head: o / sum and lse, or partial results, which the last warpgroup
+  /// to arrive merges. `sums` and `shifts` are of this thread's columns. `queries` is the shared
+  /// memory of this warpgroup's queries, which is free by now.
   FLASHPLAN_DEVICE void write(const Sm90Context& context, int32_t head, uint32_t queries,
                               const Accumulators& o, const float (&sums)[2],
                               const float (&shifts)[2]) const {
@@ -92,7 +93,7 @@ class Sm90Epilogue {
                                   o[4 * i + 2 * half + 1] * v_scale[half]);
     };
     if constexpr (S::kQBuffers == 1) {
-      // Lane r finds row r; others ask it.
+      // Lane r computes the address of row r; other lanes read it by a shuffle.
       const int own = min(first_row + lane % 16, rows.num_rows - 1);
       const auto* address = reinterpret_cast<const unsigned char*>(
           static_cast<uint16_t*>(p_.tensors.o.data) + OutputRow(p_, rows, head, own).o(p_));
@@ -106,9 +107,9 @@ class Sm90Epilogue {
         }
       }
     } else {
-      // Through this warp's queries, which nobody needs any more.
+      // The rows are staged in the memory of this warp's queries.
       const uint32_t memory = queries + thread / 32 * 16 * 128;
-      // Chunk n of this lane's row, for even n: what n adds to the swizzled place is bits.
+      // The address of chunk 0 of this lane's row. XOR with n * 16 gives that of chunk n, n even.
       const uint32_t own = memory + lane % 16 * 128 + (((lane / 16) ^ lane) % 8 << 4);
 #pragma unroll
       for (int n = 0; n < kDimTiles; n += 2) {
@@ -185,7 +186,7 @@ class Sm90Epilogue {
                                                       o[4 * n + 2 * half + 1] * scale[half]};
       }
     }
-    // Each warpgroup's rows are merged on their own.
+    // The rows of each warpgroup are merged apart, with an arrival counter of their own.
     const Merge& merge = p_.schedule.merges[tile.merge];
     const int id = S::kOwnBarrier + warpgroup_;
     const uint32_t flag = base_ + S::kIsLast + warpgroup_ * 4;
@@ -200,8 +201,8 @@ class Sm90Epilogue {
     if (load_shared_4(flag) != 0) merge_states(merge);
   }
 
-  /// Merges this warpgroup's rows. Few rows have a way of their own, which takes little code: where
-  /// a launch ends with a merge, what it waits for is code that no cache has.
+  /// Merges this warpgroup's rows. Few rows have a separate function with little code: where a
+  /// launch ends with a merge, it mostly waits for instructions that no cache has yet.
   FLASHPLAN_DEVICE void merge_states(const Merge& merge) const {
     constexpr int kFewRows = 16;
     if (merge.rows.num_rows <= kFewRows) {
@@ -211,12 +212,13 @@ class Sm90Epilogue {
     }
   }
 
-  /// A warp merges a row: a lane weighs a state, then adds 4 dims of all states.
+  /// A warp merges a row: each lane computes the weight of one state, then adds 4 dims of all
+  /// states.
   FLASHPLAN_DEVICE void merge_few_rows(const Merge& merge) const {
     constexpr int kQuads = S::kHeadDimVo / 4;
     constexpr int kQuadsOfLane = kQuads > 32 ? kQuads / 32 : 1;
-    constexpr int kStatesAtOnce =
-        (kQuadsOfLane > 1 ? 4 : 6) / kQuadsOfLane;  // memory is far; more are spilled
+    // Loads in flight hide the latency of memory; more of them would be spilled.
+    constexpr int kStatesAtOnce = (kQuadsOfLane > 1 ? 4 : 6) / kQuadsOfLane;
     const int lane = thread_ % 32;
     const int64_t state_rows = p_.schedule.tile_q;
 #pragma unroll 1
@@ -269,8 +271,7 @@ class Sm90Epilogue {
     }
   }
 
-  /// A thread has 4 dims of some rows under way at once, and adds states in the order of their
-  /// keys.
+  /// A thread merges 4 dims of kAtOnce rows at a time, and adds states in the order of their keys.
   FLASHPLAN_DEVICE void merge_many_rows(const Merge& merge) const {
     constexpr int kAtOnce = S::kHeadDimVo > 128 ? 2 : 4;
     const PackedRows& rows = merge.rows;
@@ -316,8 +317,8 @@ class Sm90Epilogue {
     }
   }
 
-  /// Writes dims [dim, dim + 4) of a row's result, and with the first ones its lse. No function is
-  /// called, since products may be under way.
+  /// Writes dims [dim, dim + 4) of a row's result, and its lse with the first dims. It calls no
+  /// function, because products may be in flight.
   FLASHPLAN_DEVICE void write_four(const PackedRows& rows, int32_t kv_head, int row, int dim,
                                    float4 o, float lse) const {
     const OutputRow to(p_, rows, kv_head, row);

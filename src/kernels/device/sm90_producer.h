@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The producer of the sm90 family: brings work tiles, queries, keys and values to shared memory,
-// ahead of the consumers.
+// The producer of the sm90 family: loads the records of work tiles, queries, keys and values into
+// shared memory, ahead of the consumers.
 #pragma once
 
 #include "kernels/device/hopper.h"
@@ -36,7 +36,7 @@ class Sm90Producer {
     return base_ + first + index * 8;
   }
 
-  /// Brings the begin of the queue: its first two records in one read.
+  /// Loads the bounds of the queue and the records of its first two tiles, in one read.
   FLASHPLAN_DEVICE void begin_queue() {
     static_assert(sizeof(QueueStart) == 28 * 4);
     const auto* words = reinterpret_cast<const uint32_t*>(p_.schedule.starts + blockIdx.x);
@@ -52,7 +52,8 @@ class Sm90Producer {
     finish_context();
     finish_context();
   }
-  /// Says that the next record is there, once it is fitted to the real length of its request.
+  /// Fits the record that was just loaded to the real length of its request, and arrives at its
+  /// barrier.
   FLASHPLAN_DEVICE void finish_context() {
     const int slot = num_contexts_ % S::kContexts;
     __syncwarp();
@@ -64,7 +65,7 @@ class Sm90Producer {
     }
     ++num_contexts_;
   }
-  /// Brings the next record. One more than there are tiles says that the queue ends.
+  /// Loads the next record. After the last tile comes one more record, which marks the end.
   FLASHPLAN_DEVICE void load_context() {
     const int32_t i = num_contexts_;
     const int slot = i % S::kContexts;
@@ -91,7 +92,7 @@ class Sm90Producer {
     if (lane_ == 0) mbarrier_arrive(barrier(S::kContextEmpty, i % S::kContexts));
   }
 
-  /// Keys [key, key + kTileKv) of a work tile, of those before its end, for one head.
+  /// Keys [key, key + kTileKv) of a work tile, up to the end of its keys, for one head.
   struct Step {
     int32_t tile;  // its number in the queue
     int32_t head;
@@ -105,22 +106,23 @@ class Sm90Producer {
     return max(min(S::kTileKv, context_of(step).tile.kv_end - step.key), 0);
   }
 
-  /// Fills slots in the order of use: keys of a step, then values of the one before it. As a rule
-  /// one warp loads keys and another one values. Page ids are asked for one step ahead: under load
-  /// they take as long as the keys.
+  /// Fills slots in the order in which the consumers use them: the keys of a step, then the values
+  /// of the step before it. With two warps, one loads keys and the other one values. Page ids are
+  /// requested one step ahead, because on a busy GPU they take as long to arrive as the keys.
   template <bool kKeys, bool kValues>
   FLASHPLAN_DEVICE void load_steps() {
-    Step last = {};   // its keys are on the way, its values are not
-    Step ahead = {};  // its page ids are on the way
+    Step last = {};   // its keys are requested, its values are not
+    Step ahead = {};  // its page ids are requested
     int32_t last_page_id = 0;
     bool has_last = false;
     bool has_ahead = false;
-    int32_t position = 0;  // twice the number of steps whose keys are on the way
+    int32_t position = 0;  // twice the number of steps whose keys are requested
     for (int32_t i = 0;; ++i) {
       const WorkTile& tile = wait_context(i).tile;
       Step step = {i, tile.kv_head, tile.kv_begin};
       bool has_step = context_of(step).has_steps();
-      // The consumers finish what came before a tile without keys, as they do at the end.
+      // Before a tile without keys, as at the end of the queue, the consumers finish the tile
+      // before it, so they wait for its last values.
       const bool finishes = !has_step;
       do {
         const int32_t page_id = wait_page_id();
@@ -135,7 +137,7 @@ class Sm90Producer {
           }
           position += 2;
         }
-        // The record of the tile before was needed until its last step was on the way.
+        // The record of the tile before was needed until its last step was requested.
         if (i > 0 && step.key == tile.kv_begin && step.head == tile.kv_head) release_context(i - 1);
         if constexpr (kKeys && kValues) {
           last = ahead;
@@ -156,8 +158,9 @@ class Sm90Producer {
 
   FLASHPLAN_DEVICE bool is_paged() const { return p_.tensors.pages.ids != nullptr; }
 
-  /// Asks for the page of this lane's box of a step. The id comes to shared memory, since a
-  /// register that is still to be filled would be spilled, and waited for there.
+  /// Requests the page id of this lane's box of a step. cp.async copies it to shared memory: as the
+  /// target of a load that has not arrived, a register would be spilled to local memory, and the
+  /// spill would wait for the load.
   FLASHPLAN_DEVICE void request_page_id(const Step& step) const {
     const int32_t row = lane_ * maps_.box_rows;
     if (!is_paged() || !maps_.has_kv || row >= num_keys(step)) return;
@@ -174,7 +177,7 @@ class Sm90Producer {
     return base_ + S::kPageIds + (warp_ * 32 + lane_) * 4;
   }
 
-  /// Fills the slot at `position`, counted from the begin of the queue, with keys or values.
+  /// Fills a slot with keys or values. `position` counts the slots filled since the queue began.
   template <bool kIsKey>
   FLASHPLAN_DEVICE void load(int32_t position, const Step& step, int32_t page_id) {
     const int slot = position % S::kSlots;
@@ -190,8 +193,8 @@ class Sm90Producer {
     const int32_t num_rows = is_paged() ? num_keys(step) : S::kTileKv;
     const bool has_box = lane_ * maps_.box_rows < num_rows;
     const int box_bytes = maps_.box_rows * (kIsKey ? S::kKeyBytes : S::kValueBytes) / S::kTileKv;
-    // Values past the last key must be zeros, since their weights of 0 do not hide NaN: they are
-    // overwritten before the consumers see the slot. Logits past it are masked.
+    // Values past the last key must be zeros, since 0 * NaN is NaN. They are overwritten before the
+    // consumers see the slot. Keys need no zeros: logits past the last key are masked.
     const bool hides = !kIsKey && num_keys(step) < S::kTileKv;
     const uint32_t loaded = hides ? barrier(S::kTailFull, warp_) : full;
     const int num_boxes = __popc(__ballot_sync(0xffffffffU, has_box));
@@ -221,7 +224,7 @@ class Sm90Producer {
     finish_copies(full);
   }
 
-  /// Makes this warp's copies visible to the products, and arrives at `full`.
+  /// Makes this warp's copies visible to wgmma, and arrives at `full`.
   FLASHPLAN_DEVICE void finish_copies(uint32_t full) const {
     asm volatile("cp.async.wait_all;\n" ::: "memory");
     fence_async_proxy();
@@ -229,7 +232,7 @@ class Sm90Producer {
     if (lane_ == 0) mbarrier_arrive(full);
   }
 
-  /// Copies keys or values row by row; zeros past the last key.
+  /// Copies keys or values row by row, and writes zeros past the last key.
   template <bool kIsKey>
   FLASHPLAN_DEVICE void gather(uint32_t to, const Step& step) {
     const KvView& view = kIsKey ? p_.tensors.k : p_.tensors.v;
@@ -255,8 +258,8 @@ class Sm90Producer {
     }
   }
 
-  /// Copies up to 32 rows of `num_blocks` blocks of 64 dims, of which lane r knows row r; zeros
-  /// from row `num_valid` and from dim `num_dims` on.
+  /// Copies up to 32 rows of `num_blocks` blocks of 64 dims; lane r gives the address of row r in
+  /// `row`. Writes zeros from row `num_valid` and from dim `num_dims` on.
   FLASHPLAN_DEVICE void copy_rows(uint32_t tile, int group_bytes, int block_bytes,
                                   const unsigned char* row, int num_rows, int num_valid,
                                   int num_blocks, int num_dims) const {
@@ -273,7 +276,8 @@ class Sm90Producer {
     }
   }
 
-  /// Copies 8 elements of which `num_valid` are there; zeros after them. `any` is readable.
+  /// Copies `num_valid` of 8 elements, and writes zeros after them. `any` is a readable address,
+  /// for where there is nothing to copy.
   FLASHPLAN_DEVICE void copy_16(uint32_t to, const unsigned char* from, int num_valid,
                                 const unsigned char* any) const {
     if (p_.tensors.vectorized) {
@@ -293,9 +297,10 @@ class Sm90Producer {
     }
   }
 
-  /// Brings queries: all rows of a tile by one copy, or half of them by each of two warps. One of
-  /// them also brings the records of tiles, so the other has the first rows: queries that are asked
-  /// for after the keys come thousands of clocks late.
+  /// Loads queries by two warps: one of them copies all rows of a tile at once, or each warp copies
+  /// half of the rows. One warp also loads the records of tiles, and is therefore later; the other
+  /// one has the first rows. Queries must be requested before the keys: behind the keys they would
+  /// arrive thousands of clocks later.
   FLASHPLAN_DEVICE void load_queries(bool brings_records) {
     if (brings_records) begin_queue();
     int32_t index = 0;
@@ -334,7 +339,8 @@ class Sm90Producer {
       }
       return;
     }
-    // The rows of warps that multiply, all finite if the queries are.
+    // All rows of the warps that multiply are filled, those past the last one with copies of it:
+    // they are finite if the queries are.
     const int begin = is_first ? 0 : S::kTileQ / 2;
     const int end =
         min(begin + S::kTileQ / 2, is_shared ? S::kTileQ : (rows.num_rows + 15) / 16 * 16);
@@ -361,7 +367,7 @@ class Sm90Producer {
   uint32_t tail_parity_ = 0;
   int32_t queue_begin_ = 0;
   int32_t num_tiles_ = 0;
-  int32_t num_contexts_ = 0;  // brought so far
+  int32_t num_contexts_ = 0;  // records loaded so far
 };
 
 }  // namespace flashplan::device

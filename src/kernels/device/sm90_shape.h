@@ -9,11 +9,12 @@
 
 namespace flashplan::device {
 
-/// A work tile's records as all roles of the CTA see them.
+/// The record of a work tile and of its segment in shared memory, where producer and consumers read
+/// it.
 struct Sm90Context {
   WorkTile tile;
   Segment segment;
-  int32_t is_end;  // no tile: the queue ends here
+  int32_t is_end;  // there is no tile: the queue ends here
   int32_t unused[3];
 
   FLASHPLAN_DEVICE RowBlock block(const AttentionParams& p) const {
@@ -21,12 +22,13 @@ struct Sm90Context {
     block.assign(p, tile, segment);
     return block;
   }
-  /// Whether keys are multiplied. A piece of a merge that has none left, since its request is
-  /// shorter than planned, has one step of them all masked, which leaves the empty state.
+  /// Whether the tile has steps over keys. Where the real length leaves a tile of a merge without
+  /// keys, it still has one step, whose keys are all masked: this writes the empty state that the
+  /// merge waits for.
   FLASHPLAN_DEVICE bool has_steps() const {
     return !is_end && (tile.kv_begin < tile.kv_end || tile.merge >= 0);
   }
-  /// Where the real lengths are given.
+  /// Shortens the tile to the real length of its request, which run() was given.
   FLASHPLAN_DEVICE void fit_to_length(const AttentionParams& p, int32_t tile_kv) {
     const int32_t kv_len = p.tensors.kv_lens[request_of(tile, segment, p.tensors.pages)];
     KeySpan keys = {tile.kv_begin, tile.kv_end};
@@ -41,8 +43,9 @@ static_assert(sizeof(Sm90Context) == 64);
 /// `Choices`: Traits of shape.h.
 template <typename Choices>
 struct Sm90Shape : Choices {
-  // Of consumers, with 64 rows each. Three leave 160 registers to a thread, which is enough for 64
-  // dims: there the softmax takes more time than the products, and a third one hides more of it.
+  // Number of consumer warpgroups, each with 64 rows. With three, a thread has 160 registers, which
+  // is enough for 64 dims. There the softmax takes longer than the products, and the third
+  // warpgroup overlaps more of it.
   static constexpr int kWarpgroups = Choices::kHeadDimVo <= 64 ? 3 : 2;
   static constexpr int kTileQ = 64 * kWarpgroups;
   // 256 dims leave room for four slots of 80 keys.
@@ -52,12 +55,12 @@ struct Sm90Shape : Choices {
   static constexpr int kProducerRegisters = kWarpgroups == 3 ? 32 : 40;
   static constexpr int kConsumerRegisters = kWarpgroups == 3 ? 160 : 232;
 
-  // Named barriers: of the warpgroups' turns, and of a warpgroup's own threads.
+  // Named barriers: one for the turn of each warpgroup, then one for the threads of each warpgroup.
   static constexpr int kTurnBarrier = 1;
   static constexpr int kOwnBarrier = kTurnBarrier + kWarpgroups;
 
-  /// Rows of a work tile: number 0 and 1 of a consumer thread, whose warpgroup has 64 rows from
-  /// `first` on.
+  /// The row, in the work tile, of a consumer thread's accumulators: each thread has two rows
+  /// (`half` 0 and 1). `first` is the first of the 64 rows of its warpgroup.
   static FLASHPLAN_DEVICE int row(int first, int thread, int half) {
     return first + thread / 32 * 16 + half * 8 + thread % 32 / 4;
   }
@@ -65,7 +68,8 @@ struct Sm90Shape : Choices {
   using Query = WgmmaTile<Choices::kHeadDimQk, kTileQ>;
   using Key = WgmmaTile<Choices::kHeadDimQk, 8>;
   using Value = WgmmaTile<Choices::kHeadDimVo, 8>;
-  static_assert(Choices::kHeadDimVo <= Choices::kHeadDimQk);  // output passes through the queries
+  // The output is staged in the memory of the queries.
+  static_assert(Choices::kHeadDimVo <= Choices::kHeadDimQk);
   static constexpr int kQBytes = Query::bytes(kTileQ);
   static constexpr int kKeyBytes = Key::bytes(kTileKv);
   static constexpr int kValueBytes = Value::bytes(kTileKv);
@@ -79,8 +83,8 @@ struct Sm90Shape : Choices {
   static constexpr int kMostSlots = (kBudget - kQBuffers * kQBytes) / kSlotBytes;
   static constexpr int kSlots = kMostSlots < 8 ? kMostSlots : 8;
   static_assert(kSlots >= 3);
-  // Two warps fill slots in turn. A warp knows the phase of a slot by its parity alone, so it must
-  // not fall two behind: with three slots it could.
+  // Two warps fill slots in turn. A warp tells the phases of a slot's barrier apart by parity, so
+  // it must not fall two phases behind, which it could with three slots.
   static constexpr int kKvWarps = kSlots > 3 ? 2 : 1;
 
   // Offsets in shared memory: barriers and contexts, then tiles.

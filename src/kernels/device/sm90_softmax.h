@@ -7,23 +7,23 @@
 
 namespace flashplan::device {
 
-/// The logits of 64 rows and kTileKv keys, as wgmma leaves them, and the state of the rows. Weights
-/// are exp2(scale * logit - shift).
+/// The logits of 64 rows and kTileKv keys in the layout of wgmma, and the softmax state of the
+/// rows. Weights are exp2(scale * logit - shift).
 template <typename S>
 struct Sm90Softmax {
   static constexpr int kKeyTiles = S::kTileKv / 8;
-  static_assert(kKeyTiles <= 16);  // a bit for each of a thread's columns in a row
-  // Before the first key. Finite, so that masked logits, -inf, need no care.
+  static_assert(kKeyTiles <= 16);  // 32 bits hold one for each column of a thread in a row
+  // The shift before the first key. It is finite, so that masked logits of -inf give no NaN.
   static constexpr float kNoShift = -3e38F;
 
   /// What the rows of a warpgroup see of a work tile.
   struct Visible {
     int32_t begin;  // every row sees [begin, end)
     int32_t end;
-    int32_t own_end[2];  // of this thread's rows
-    bool has_rows;       // this warp
+    int32_t own_end[2];  // the end of what each of this thread's two rows sees
+    bool has_rows;       // whether this warp has any rows
 
-    /// `first_row`: of the warpgroup in the tile.
+    /// `first_row`: the first row of the warpgroup in the tile.
     FLASHPLAN_DEVICE Visible(const AttentionParams& p, const RowBlock& block, int first_row,
                              int thread) {
       const int last = block.rows.num_rows - 1;
@@ -39,18 +39,18 @@ struct Sm90Softmax {
 
   float logits[S::kTileKv / 2] = {};
   float shift[2] = {};  // of this thread's two rows
-  float sum[2] = {};    // of this thread's columns alone
+  float sum[2] = {};    // of the weights in this thread's columns
 
   FLASHPLAN_DEVICE void reset() {
     shift[0] = shift[1] = kNoShift;
     sum[0] = sum[1] = 0.0F;
   }
 
-  /// Turns the logits of the keys from `key` on into weights and adds them up. As a rule the shifts
-  /// of earlier steps serve, and the largest logit is not looked for. If weights come out too
-  /// large, `multiply_again` computes the logits of this warp once more, and the shifts are raised
-  /// to the largest. True if they were: o is then to be multiplied with `shrink`. `is_first`: there
-  /// are no shifts yet.
+  /// Turns the logits of the keys from `key` on into weights and adds them up. It tries the shifts
+  /// of the earlier steps first, which saves the search for the largest logit and nearly always
+  /// serves. If weights come out too large, `multiply_again` computes the logits of this warp once
+  /// more, and the shifts are raised to the largest logit. Returns whether they were raised: the
+  /// caller then multiplies o by `shrink`. `is_first`: there are no shifts yet.
   template <typename Variant, typename Again>
   FLASHPLAN_DEVICE bool weigh_step(const AttentionParams& p, const Variant& variant,
                                    const Sm90Context& context, const Visible& visible,
@@ -64,7 +64,7 @@ struct Sm90Softmax {
 #pragma unroll 1
     for (;;) {
       if (visible.begin > key || visible.end < key + S::kTileKv) {
-        asm volatile("");  // a branch, not selections in every step
+        asm volatile("");  // keeps this a branch instead of selects in every step
         mask(p, context, visible, first_row, thread, key);
       }
       if (raised) raise(variant.exp2_scale, shrink);
@@ -89,7 +89,7 @@ struct Sm90Softmax {
     }
   }
 
-  /// A bit for each of this thread's columns in a row, set for those before `end`.
+  /// One bit for each of this thread's columns in a row, set where the column is before `end`.
   static FLASHPLAN_DEVICE uint32_t columns_before(int32_t end) {
     end = max(0, min(end, S::kTileKv));
     const int count = end / 8 * 2 + min(end % 8, 2);

@@ -1,26 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the threads of a CTA know of the work tile they are at.
+// The current work tile of a CTA, and each warp's part of it.
 #pragma once
 
 #include "kernels/device/shape.h"
 
 namespace flashplan::device {
 
-/// A work tile as all threads see it, in shared memory: registers are for accumulators.
+/// The current work tile. It is in shared memory, because the registers are needed for
+/// accumulators.
 struct TileContext {
   WorkTile tile;
-  int32_t chunk_kv;  // keys of a state; no fewer than there are: one state
-  // At an odd word: where its fields are aligned in pairs, nvcc loads them in pairs, and spills for
-  // head dim 256.
+  int32_t chunk_kv;  // keys of one state; larger than any length without batch_invariant
+  // Begins at an odd word. At an even one nvcc would load its fields in pairs, and spill for head
+  // dim 256.
   RowBlock block;
-  int32_t first_masked_key;  // by the caller's mask of bits
+  int32_t first_masked_key;  // the first key that the caller's mask of bits covers
   const int32_t* page_ids;   // of the segment; null: ragged
-  Merge merge;               // of its first head, if it takes part in one; there once keys are
-  uint32_t is_last;          // whether this CTA arrived last at a merge; of several, a bit for each
+  Merge merge;               // of the first head, if tile.merge >= 0; loaded together with keys
+  uint32_t is_last;          // a bit for each of up to 32 merges: this CTA was the last to arrive
 
   FLASHPLAN_DEVICE int32_t heads_end() const { return tile.kv_head + tile.num_kv_heads; }
 
-  /// `tile_kv`: keys of a step. `tile` stays as it was planned.
+  /// `tile_kv` is the number of keys of a step. Real lengths change `block`; `tile` keeps the keys
+  /// that were planned.
   FLASHPLAN_DEVICE void assign(const AttentionParams& p, int32_t tile_kv, const WorkTile& work_tile,
                                const Segment& segment) {
     tile = work_tile;
@@ -44,7 +46,7 @@ static_assert(__builtin_offsetof(TileContext, merge) % 8 == 0);
 static_assert(__builtin_offsetof(TileContext, block) % 8 == 4);
 #endif
 
-/// Which rows, keys and dims of a tile a warp has.
+/// The rows, keys and dims of a tile that a warp computes.
 template <typename S>
 struct WarpPlace {
   int lane;

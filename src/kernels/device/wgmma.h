@@ -8,13 +8,13 @@
 
 namespace flashplan::device {
 
-/// Before the first product of a batch: registers that it reads or adds to are final.
+/// Must come before the first product of a batch: orders earlier writes to its registers.
 FLASHPLAN_DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;\n" ::: "memory"); }
 /// Ends a batch of products.
 FLASHPLAN_DEVICE void wgmma_commit() {
   asm volatile("wgmma.commit_group.sync.aligned;\n" ::: "memory");
 }
-/// Waits until at most kPending of the latest batches are under way.
+/// Waits until at most kPending batches, the latest ones, are in flight.
 template <int kPending>
 FLASHPLAN_DEVICE void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;\n" ::"n"(kPending) : "memory");
@@ -35,27 +35,28 @@ struct WgmmaOperand {
   FLASHPLAN_DEVICE uint64_t bits() const { return static_cast<uint64_t>(high) << 32 | low; }
 };
 
-/// Rows of kDims 16-bit elements in shared memory as wgmma reads them and tensor maps write them:
-/// blocks of kBlockRows rows by 64 dims, swizzled by 128 bytes. The blocks of a row's other dims
-/// follow, then those of the next rows.
+/// Rows of kDims 16-bit elements in shared memory, in the layout that wgmma reads and tensor maps
+/// write: blocks of kBlockRows rows by 64 dims, swizzled by 128 bytes. After a block come the
+/// blocks of the other dims of its rows, then those of the next rows.
 template <int kDims, int kBlockRows>
 struct WgmmaTile {
   static_assert(kDims % 64 == 0 && kBlockRows % 8 == 0);
   static constexpr int kBlockBytes = kBlockRows * 128;
   static constexpr int kBlocks = kDims / 64;
-  // From 8 rows to the next 8.
+  // The distance from 8 rows to the next 8.
   static constexpr int kGroupBytes = kBlockRows == 8 ? kBlocks * kBlockBytes : 1024;
   static constexpr int bytes(int rows) { return rows * kDims * 2; }
 
-  /// Describes rows (of one block, or of blocks of 8) as an operand whose dims are summed over;
-  /// step k is 16 dims.
+  /// Describes rows (of one block, or of blocks of 8 rows) as an operand whose dims are summed
+  /// over. Adding step_of_dims(k) moves it by 16 * k dims.
   static FLASHPLAN_DEVICE WgmmaOperand by_dims(uint32_t tile) {
     return descriptor(tile, 1, kGroupBytes);
   }
   static FLASHPLAN_DEVICE uint32_t step_of_dims(int k) {
     return (k / 4 * kBlockBytes + k % 4 * 32) >> 4;
   }
-  /// The same with the rows summed over; step k is 16 rows.
+  /// Describes rows as an operand whose rows are summed over. Adding step_of_rows(k) moves it by
+  /// 16 * k rows.
   static FLASHPLAN_DEVICE WgmmaOperand by_rows(uint32_t tile) {
     return descriptor(tile, kBlockBytes, kGroupBytes);
   }
@@ -114,7 +115,7 @@ struct Wgmma;
                    : d_                                                                         \
                    : "l"(a.bits()), "l"(b.bits()), "r"(static_cast<int>(adds)));                \
     }                                                                                           \
-    /* The same, where d is no sum so far. */                                                   \
+    /* d = a * b: d need not have a value. */                                                   \
     static FLASHPLAN_DEVICE void first_by_dims(float (&d)[n / 2], WgmmaOperand a,               \
                                                WgmmaOperand b) {                                \
       asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." text "." text " {" r       \
