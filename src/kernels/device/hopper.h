@@ -58,8 +58,8 @@ FLASHPLAN_DEVICE void tma_load_5d(uint32_t to, const void* tensor_map, uint32_t 
       "l"(tensor_map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
       : "memory");
 }
-/// Starts the copy of a box from shared memory to a tensor. The thread that started copies commits
-/// them as a group, and waits for groups.
+/// Starts the copy of a box from shared memory to a tensor. Groups of them are waited for by the
+/// thread that started them.
 FLASHPLAN_DEVICE void tma_store_4d(const void* tensor_map, uint32_t from, int c0, int c1, int c2,
                                    int c3) {
   asm volatile(
