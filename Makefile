@@ -23,7 +23,7 @@ define INSTALL_SANITIZED
 	  -C cmake.define.CMAKE_CXX_FLAGS='-O1 -fno-omit-frame-pointer $(FLAGS)' .
 endef
 
-.PHONY: help demo test test-gpu bench sanitize sanitize-gpu fuzz adversary adversary-asan adversary-tsan mutants coverage lint wheels stubs clean
+.PHONY: help demo test test-gpu bench sanitize sanitize-gpu fuzz adversary adversary-asan adversary-tsan mutants coverage lint wheels docs stubs clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' Makefile
@@ -83,6 +83,11 @@ coverage: $(READY) ## line coverage of the planner by the C++ tests, at least 95
 lint: $(READY) ## formatting, static checks, include rule, types
 	pre-commit run --all-files --show-diff-on-failure
 	$(INSTALL) '.[test]' && python tests/check_types.py
+
+docs: $(READY) ## build the documentation: build/site/index.html
+	@$(INSTALL) --group docs
+	NO_MKDOCS_2_WARNING=1 mkdocs build --quiet --strict
+	! grep -rnoE '(src|href)="https?://[^"]*\.(js|css|woff2?|svg|png)"' build/site --include='*.html'
 
 wheels: $(READY) ## build dist/: a wheel for CPUs, and where nvcc is one for GPUs, which takes 16 cores
 	FLASHPLAN_WHEEL=cpu $(WHEEL) -C build-dir=build/wheel-cpu -C cmake.define.FLASHPLAN_CUDA=OFF .

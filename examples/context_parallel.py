@@ -59,11 +59,13 @@ def worker(rank, num_ranks, device):
         for first, (begin, end) in zip(indptr(KV_LENS), ranges, strict=False)
     ]).to(device)  # fmt: skip
 
+    # --8<-- [start:merge]
     # Causal masks are aligned to the last key. Keys of earlier ranks are visible to all new tokens;
     # on the last rank, new tokens and their keys end together.
     causal = rank == num_ranks - 1
     state = attention(q, k[rows], v[rows], [end - begin for begin, end in ranges], causal)
     o, lse = fp.merge_states(*map(gather, state))
+    # --8<-- [end:merge]
 
     exact, exact_lse = attention(q, k, v, KV_LENS, causal=True)
     rounding = {torch.float32: 1e-5, torch.bfloat16: 2e-2}[o.dtype]

@@ -11,6 +11,7 @@ block_table = torch.arange(64, dtype=torch.int32, device=device).view(4, 16)
 q = torch.randn((4, 32, 128), dtype=torch.bfloat16, device=device)
 out = torch.empty_like(q)
 
+# --8<-- [start:graph]
 attn = fp.Attention(32, 8, 128, page_size=16, max_batch_size=4, device=device)
 attn.plan([0, 1, 2, 3, 4], [37, 200, 5, 1])
 attn.run(q, k_cache, v_cache, block_table=block_table, out=out)  # on torch's current stream
@@ -23,5 +24,6 @@ with torch.cuda.graph(graph):
 for step in range(3):
     attn.plan([0, 1, 2], [38 + step, 201 + step])  # another batch, the same graph
     graph.replay()
+# --8<-- [end:graph]
 
 print(out[:2].isfinite().all().item())

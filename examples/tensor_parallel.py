@@ -37,9 +37,11 @@ def worker(rank, num_ranks, device):
     pages = -(-max(KV_LENS) // PAGE_SIZE)
     block_table = torch.randint(64, (len(KV_LENS), pages), dtype=torch.int32).to(device)
 
+    # --8<-- [start:divide]
     k_cache, v_cache = caches.chunk(num_ranks, dim=3)[rank]
     own_q = q.chunk(num_ranks, dim=1)[rank]
     own_o = attention(own_q, k_cache, v_cache, block_table)
+    # --8<-- [end:divide]
 
     o = torch.cat(tuple(gather(own_o)), dim=1)
     assert torch.equal(o, attention(q, *caches, block_table))

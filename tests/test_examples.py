@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every example that the README or the docs name runs, and their code blocks are examples."""
+"""Every example that the README or the docs name runs; the README's code blocks are examples."""
 
 import pathlib
 import re
@@ -9,12 +9,12 @@ import sys
 import pytest
 
 ROOT = pathlib.Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-TEXT = "\n".join(page.read_text() for page in PAGES if page.exists())
+README = (ROOT / "README.md").read_text()
+TEXT = "\n".join([README, *(page.read_text() for page in (ROOT / "docs").rglob("*.md"))])
 # `make demo` runs the model, which the package index serves.
 ON_GPU = {"examples/cuda_graph.py"}
 NAMED = sorted(set(re.findall(r"examples/\w+\.py", TEXT)) - {"examples/generate.py"})
-BLOCKS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ def test_example_runs(example):
 
 
 def test_code_blocks_are_examples():
-    """What a page shows is, to the letter, part of a file that is run."""
+    """What the README shows is, to the letter, part of a file that is run."""
     sources = [(ROOT / example).read_text() for example in NAMED]
     for block in BLOCKS:
         assert any(block in source for source in sources), f"in no example:\n{block}"

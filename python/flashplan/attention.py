@@ -48,7 +48,7 @@ class Attention:
         kv_layout: "NHD", pages [page_size, num_kv_heads, head_dim], or "HND".
         max_batch_size, max_qo_tokens: the most requests and rows of q that a plan() may have. All
             buffers are allocated for these bounds, once.
-        device: "cuda:<index>" or "cpu", or a framework's device; default: the first GPU, or the
+        device: `"cuda:<index>"` or `"cpu"`, or a framework's device; default: the first GPU, or the
             CPU where there is none.
         workspace: contiguous memory on the device (a NumPy, PyTorch or CuPy tensor of any dtype),
             used instead of memory that the object allocates. The object keeps the tensor alive; do
@@ -64,10 +64,10 @@ class Attention:
     copied or pickled: make another one with the same options.
 
     On a GPU, plan() and run() put their work on a stream and return. `stream` is an int (a
-    cudaStream_t) or an object with __cuda_stream__, .ptr (CuPy) or .cuda_stream (PyTorch). Without
-    `stream`, run() uses the current stream of q's framework. plan() uses the current stream of the
-    framework of the last run(); before the first run(), that of PyTorch if it is imported, else
-    that of CuPy. JAX has no current stream: there both use a stream of the library, and run()
+    cudaStream_t) or an object with `__cuda_stream__`, .ptr (CuPy) or .cuda_stream (PyTorch).
+    Without `stream`, run() uses the current stream of q's framework. plan() uses the current stream
+    of the framework of the last run(); before the first run(), that of PyTorch if it is imported,
+    else that of CuPy. JAX has no current stream: there both use a stream of the library, and run()
     returns when its work is done. The streams of plan() and run() may differ: run() always waits
     for the plan. Tensors of PyTorch and CuPy must be ready on the stream of the call; the call
     waits for JAX arrays.
@@ -80,6 +80,12 @@ class Attention:
         ValueError, TypeError: an option is out of range or of the wrong type.
         UnsupportedError: there is no kernel for the options.
         CudaError: a CUDA call failed.
+
+    Examples:
+        >>> attn = fp.Attention(8, 2, 64, page_size=None, q_dtype="float32", device="cpu")
+        >>> plan = attn.plan([0, 1, 4], [30, 4])  # a decode over 30 keys, a prompt of 3 over 4
+        >>> attn.run(np.ones((4, 8, 64), np.float32), *np.ones((2, 34, 2, 64), np.float32)).shape
+        (4, 8, 64)
     """
 
     def __init__(
@@ -199,6 +205,12 @@ class Attention:
             TypeError: an argument has other elements than integers, or is not on the host.
             RuntimeError: the stream is being captured.
             The last plan stays valid after each of these.
+
+        Examples:
+            >>> attn = fp.Attention(8, 2, 64, q_dtype="float32", device="cpu")
+            >>> plan = attn.plan([0, 1, 9], [200, 8])  # one new token of 200, a prompt of 8
+            >>> print(plan.describe().splitlines()[2])
+            2 requests, 9 query tokens, 208 keys
         """
         self._plan.plan(qo_indptr, kv_lens, kv_indptr, shared_prefixes, mask_begin, stream)
         return self._plan
@@ -324,6 +336,16 @@ class Attention:
             RuntimeError: there was no plan() yet; on the CPU, another run is using the workspace.
             ValueError, TypeError: a tensor does not fit the plan, or out or lse shares memory with
                 another argument. Nothing was written.
+
+        Examples:
+            >>> cache = np.ones((2, 4, 16, 2, 64), np.float32)  # k and v: 4 pages of 16 tokens
+            >>> attn = fp.Attention(8, 2, 64, page_size=16, q_dtype="float32", device="cpu")
+            >>> plan = attn.plan([0, 1, 2], [20, 3])
+            >>> table = np.array([[2, 0], [3, 0]], np.int32)  # page ids; the second request has one
+            >>> q = np.ones((2, 8, 64), np.float32)
+            >>> o, lse = attn.run(q, *cache, block_table=table, return_lse=True)
+            >>> o.shape, lse.shape
+            ((2, 8, 64), (2, 8))
         """
         if out is not None and (lse is not None or not return_lse):
             self._plan.run(

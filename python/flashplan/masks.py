@@ -24,6 +24,11 @@ def pack_mask(bools: Any) -> npt.NDArray[np.uint32]:
     Raises:
         TypeError: not of bool, or not on the host.
         ValueError: not of two dimensions.
+
+    Examples:
+        >>> fp.pack_mask([[True, False, True], [True, True, False]])
+        array([[5],
+               [3]], dtype=uint32)
     """
     try:
         array = np.asarray(bools)

@@ -41,6 +41,13 @@ def merge_states(
 
     Raises:
         ValueError, TypeError: shapes, dtypes or devices differ. Nothing was written.
+
+    Examples:
+        >>> o = np.array([[[[1.0]]], [[[3.0]]]], np.float32)  # two states of one token and head
+        >>> lse = np.zeros((2, 1, 1), np.float32)  # of the same weight
+        >>> merged, merged_lse = fp.merge_states(o, lse)
+        >>> merged.item(), round(merged_lse.item(), 3)  # log(2)
+        (2.0, 0.693)
     """
     if (o_b is None) != (lse_b is None):
         raise TypeError("o_b: expected both o_b and lse_b, or neither, got one of them")
@@ -96,6 +103,15 @@ def append_paged_kv(
     Raises:
         ValueError, TypeError: a tensor is malformed, or a cache shares memory with another
             argument. Nothing was written.
+
+    Examples:
+        >>> k_cache, v_cache = np.zeros((2, 4, 16, 2, 64), np.float32)  # 4 pages of 16 tokens
+        >>> k, v = np.ones((2, 3, 2, 64), np.float32)
+        >>> indptr, kv_lens = np.array([0, 3], np.int32), np.array([18], np.int32)
+        >>> table = np.array([[3, 1]], np.int32)
+        >>> fp.append_paged_kv(k, v, k_cache, v_cache, indptr, kv_lens, block_table=table)
+        >>> k_cache[3, 15, 0, 0], k_cache[1, :3, 0, 0]  # positions 15, 16 and 17
+        (np.float32(1.0), array([1., 1., 0.], dtype=float32))
     """
     _core.append_paged_kv(
         _given("k", k),

@@ -37,6 +37,11 @@ def find_shared_prefixes(
     Raises:
         ValueError, TypeError: a length is out of range, or a table is malformed, too short or not
             on the host.
+
+    Examples:
+        >>> table = np.array([[4, 5, 6], [4, 5, 7], [8, 9, 0]], np.int32)
+        >>> fp.find_shared_prefixes([0, 1, 2, 3], [40, 45, 30], 16, block_table=table)
+        array([[ 0,  2, 32]], dtype=int32)
     """
     groups = _core.find_shared_prefixes(
         qo_indptr, kv_lens, to_int("page_size", page_size), block_table, page_indptr, page_indices

@@ -31,6 +31,10 @@ class Rope:
     Raises:
         ValueError, TypeError: a value is of no such kind. Ranges are checked by the calls that
             take it, since they know the head dim.
+
+    Examples:
+        >>> fp.Rope(theta=500000.0, scaling="llama3", scale=8.0).scaling
+        'llama3'
     """
 
     theta: float = 10000.0
@@ -97,6 +101,12 @@ def apply_rope(
 
     Raises:
         ValueError, TypeError: an argument is malformed. Nothing was written.
+
+    Examples:
+        >>> q = k = np.ones((1, 1, 2), np.float32)
+        >>> rotated, _ = fp.apply_rope(q, k, np.array([1], np.int32), fp.Rope())  # by 1 radian
+        >>> rotated.ravel()  # cos(1) - sin(1), cos(1) + sin(1)
+        array([-0.301..., 1.381...], dtype=float32)
     """
     if not isinstance(rope, Rope):
         raise TypeError(f"rope: expected a Rope, got {type(rope).__name__}")

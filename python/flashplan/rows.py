@@ -33,6 +33,10 @@ def rmsnorm(
 
     Raises:
         ValueError, TypeError: a tensor is malformed. Nothing was written.
+
+    Examples:
+        >>> fp.rmsnorm(np.array([[3.0, 4.0]], np.float32), np.ones(2, np.float32))
+        array([[0.848..., 1.131...]], dtype=float32)
     """
     is_gemma = to_bool("gemma", gemma)
     y, finish = _output(x, out)
@@ -56,6 +60,12 @@ def add_rmsnorm(
 
     Raises:
         ValueError, TypeError: a tensor is malformed, or two share memory. Nothing was written.
+
+    Examples:
+        >>> x, residual = np.array([[[1.0, 1.0]], [[2.0, 3.0]]], np.float32)
+        >>> fp.add_rmsnorm(x, residual, np.ones(2, np.float32))
+        >>> residual, x
+        (array([[3., 4.]], dtype=float32), array([[0.848..., 1.131...]], dtype=float32))
     """
     _core.add_rmsnorm(x, residual, weight, eps, to_bool("gemma", gemma), stream)
 
@@ -76,6 +86,11 @@ def layernorm(
 
     Raises:
         ValueError, TypeError: a tensor is malformed. Nothing was written.
+
+    Examples:
+        >>> x = np.array([[1.0, 3.0]], np.float32)
+        >>> fp.layernorm(x, np.ones(2, np.float32)).round(3).tolist()
+        [[-1.0, 1.0]]
     """
     y, finish = _output(x, out)
     _core.layernorm(x, weight, bias, y, eps, stream)
@@ -104,6 +119,10 @@ def silu_and_mul(
     Raises:
         ValueError, TypeError: a tensor is malformed, or out shares memory with x. Nothing was
             written.
+
+    Examples:
+        >>> fp.silu_and_mul(np.array([[1.0, 2.0]], np.float32)).round(3).tolist()  # silu(1) * 2
+        [[1.46...]]
     """
     return _gated("silu", x, out, out_dtype, scale, stream)
 
@@ -116,7 +135,12 @@ def gelu_and_mul(
     scale: float = 1.0,
     stream: Stream | None = None,
 ) -> TensorT:
-    """`silu_and_mul` with gelu(x) = x / 2 * (1 + erf(x / sqrt(2)))."""
+    """`silu_and_mul` with gelu(x) = x / 2 * (1 + erf(x / sqrt(2))).
+
+    Examples:
+        >>> fp.gelu_and_mul(np.array([[1.0, 2.0]], np.float32)).round(3).tolist()
+        [[1.68...]]
+    """
     return _gated("gelu", x, out, out_dtype, scale, stream)
 
 
@@ -128,7 +152,12 @@ def gelu_tanh_and_mul(
     scale: float = 1.0,
     stream: Stream | None = None,
 ) -> TensorT:
-    """`silu_and_mul` with gelu(x) = x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))."""
+    """`silu_and_mul` with gelu(x) = x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))).
+
+    Examples:
+        >>> fp.gelu_tanh_and_mul(np.array([[1.0, 2.0]], np.float32)).round(3).tolist()
+        [[1.68...]]
+    """
     return _gated("gelu_tanh", x, out, out_dtype, scale, stream)
 
 

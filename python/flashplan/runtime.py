@@ -16,5 +16,10 @@ def get_num_threads() -> int:
 
 
 def show_config() -> str:
-    """Version, compiled kernels, instruction set and threads, as `key: value` lines."""
+    """Version, compiled kernels, instruction set and threads, as `key: value` lines.
+
+    Examples:
+        >>> print(fp.show_config().splitlines()[0])
+        version: ...
+    """
     return _core.show_config()

@@ -25,6 +25,10 @@ def softmax(logits: Any, temperature: Any = None, out: Any = None, *, stream: An
 
     Raises:
         ValueError, TypeError: an argument is malformed. Nothing was written.
+
+    Examples:
+        >>> fp.softmax(np.array([[0.0, 0.0]], np.float32)).tolist()
+        [[0.5, 0.5]]
     """
     finish = None
     parameter = _parameter("temperature", temperature, 1.0, to_float)
@@ -87,6 +91,13 @@ def sample(
         ValueError, TypeError: an argument is malformed, or, on the CPU, a row has NaN or +inf,
             nothing but -inf, probabilities whose sum is not within 1 % of 1, or a parameter out of
             its range. Nothing was written.
+
+    Examples:
+        >>> logits = np.array([[0.0, 2.0, 1.0]], np.float32)
+        >>> fp.sample(logits, temperature=0)  # the most likely token
+        array([1], dtype=int32)
+        >>> fp.sample(np.repeat(logits, 4, axis=0), top_k=2, seed=3).tolist()
+        [...]
     """
     parameters = (
         _parameter("temperature", temperature, 1.0, to_float),

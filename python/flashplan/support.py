@@ -25,6 +25,10 @@ def is_supported(
 
     Returns:
         (True, "") or (False, the reason).
+
+    Examples:
+        >>> fp.is_supported(32, 8, 128, device="cpu")
+        (True, '')
     """
     try:
         return _core.is_supported(options_from(num_qo_heads, num_kv_heads, head_dim, options))
@@ -41,5 +45,10 @@ def workspace_bytes(
     """Bytes of workspace that an `Attention` with these options uses.
 
     Takes the options of `Attention` except workspace, and raises the errors of `Attention`.
+
+    Examples:
+        >>> num_bytes = fp.workspace_bytes(32, 8, 128, num_ctas=8, device="cpu")
+        >>> num_bytes == fp.Attention(32, 8, 128, num_ctas=8, device="cpu").workspace_bytes
+        True
     """
     return _core.workspace_bytes(options_from(num_qo_heads, num_kv_heads, head_dim, options))

@@ -1,0 +1,17 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a wrong argument raises, and what is left after it."""
+
+import flashplan as fp
+
+# --8<-- [start:errors]
+attn = fp.Attention(8, 2, 64, q_dtype="float32", device="cpu")
+attn.plan([0, 1], [40])
+try:
+    attn.plan([0, 1], [-3])
+except ValueError as error:
+    print(error)  # kv_lens[0]: expected >= 0, got -3
+# The plan of [40] is still there: a call that fails changes nothing.
+
+supported, reason = fp.is_supported(8, 2, 64, q_dtype="float8_e4m3fn", device="cpu")
+# --8<-- [end:errors]
+assert not supported and reason

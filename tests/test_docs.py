@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The documentation: its code is part of files that run, its pictures are those that are drawn."""
+
+import doctest
+import inspect
+import pathlib
+import re
+import runpy
+import sys
+
+import numpy as np
+import pytest
+
+import flashplan as fp
+
+ROOT = pathlib.Path(__file__).parent.parent
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
+SNIPPETS = sorted((ROOT / "docs" / "snippets").glob("*.py"))
+FRAMEWORK = {"fp8_cache": "torch", "torch_compile": "torch", "jax_arrays": "jax"}
+# Files that this or another test runs or compiles.
+THAT_RUN = ("docs/snippets/", "examples/", "include/flashplan/", "tests/cpp/consumer/")
+PUBLIC = {name: getattr(fp, name) for name in fp.__all__} | {
+    "Attention.plan": fp.Attention.plan,
+    "Attention.run": fp.Attention.run,
+}
+# Exceptions, and what says everything in its first line.
+WITHOUT_EXAMPLE = {"CudaError", "UnsupportedError", "get_num_threads", "set_num_threads"}
+
+sys.path.append(str(ROOT / "docs"))
+
+
+@pytest.mark.parametrize("snippet", SNIPPETS, ids=lambda path: path.stem)
+def test_snippet_runs(snippet):
+    if snippet.stem in FRAMEWORK:
+        pytest.importorskip(FRAMEWORK[snippet.stem])
+    runpy.run_path(str(snippet), run_name="__main__")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
+def test_code_is_included_from_files_that_run(page):
+    for language, block in re.findall(r"```(\w+)\n(.*?)```", page.read_text(), re.DOTALL):
+        if language == "console":
+            continue
+        for line in filter(str.strip, block.splitlines()):
+            included = re.fullmatch(r'--8<-- "([^":]+)(:\w+)?"', line)
+            assert included, f"not included from a file: {line}"
+            assert included[1].startswith(THAT_RUN), f"no test runs {included[1]}"
+
+
+def test_every_snippet_is_shown():
+    text = "\n".join(page.read_text() for page in PAGES)
+    for snippet in SNIPPETS:
+        for section in re.findall(r"\[start:(\w+)\]", snippet.read_text()):
+            assert f"docs/snippets/{snippet.name}:{section}" in text
+
+
+def test_pictures_are_those_that_are_drawn():
+    import draw
+
+    for path, svg in draw.pictures():
+        assert path.read_text() == svg, f"run python docs/draw.py: {path.name} is an old one"
+
+
+@pytest.mark.parametrize("name", [name for name in PUBLIC if name not in WITHOUT_EXAMPLE])
+def test_examples_of_docstrings(name):
+    text = inspect.getdoc(PUBLIC[name])
+    test = doctest.DocTestParser().get_doctest(text, {"fp": fp, "np": np}, name, None, 0)
+    assert test.examples, f"{name}: expected an example in the docstring"
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
+    assert runner.run(test).failed == 0
