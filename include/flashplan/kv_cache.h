@@ -32,9 +32,9 @@ struct AppendTensors {
 ///
 /// On CUDA: one launch on `stream` (two if k and v differ in dtype), no allocation, no
 /// synchronisation; may be captured in a graph, which then serves any batch of kv_lens.shape[0]
-/// requests and up to k.shape[0] tokens. The values of indptr, kv_lens and the page table lie on
-/// the device and are not checked: they must be what the CPU would accept, except that tokens whose
-/// page id lies outside the cache are not written.
+/// requests and up to k.shape[0] tokens. The values of indptr, kv_lens and the page table are in
+/// device memory and not checked: they must be valid, as the CPU requires. One exception: a token
+/// whose page id is outside the cache is not written.
 ///   kInvalidArgument, kInvalidType  a tensor is malformed, or a cache shares memory with another
 ///                                   argument; nothing was written
 ///   kCudaError                      the launch failed

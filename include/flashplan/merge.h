@@ -18,8 +18,8 @@ struct AttentionState {
 };
 
 /// Merges `num_states` >= 1 states over disjoint keys into `out`, left to right in float32. An lse
-/// of NaN or +inf makes lse and all of o NaN in its row; NaN or infinity in o makes its dim so.
-/// `out` may be one of the inputs itself, but must not overlap them in part.
+/// of NaN or +inf makes lse and all of o NaN in its row; NaN or infinity in o makes its dim NaN or
+/// infinite. `out` may be one of the inputs itself, but must not overlap a part of one.
 ///
 /// On CUDA: one launch on `stream`, no allocation, no synchronisation; may be captured in a graph.
 ///   kInvalidArgument, kInvalidType  shapes, dtypes or devices differ, or `out` shares memory with

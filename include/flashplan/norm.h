@@ -8,8 +8,8 @@
 
 namespace flashplan {
 
-// In all of these: x [..., n] of rank 1 to 4 is float32, float16 or bfloat16, in rows at any
-// strides; weight and bias are [n] of x's dtype. Sums are in float32. On CUDA: one launch on
+// In all of these: x [..., n] of rank 1 to 4 is float32, float16 or bfloat16, and its rows may have
+// any strides. weight and bias are [n] of x's dtype. Sums are in float32. On CUDA: one launch on
 // `stream`, no allocation, no synchronisation; may be captured in a graph.
 //   kInvalidArgument, kInvalidType  a tensor is malformed, or an output shares memory with another
 //                                   argument; nothing was written
@@ -24,7 +24,7 @@ struct RmsNormOptions {
 FLASHPLAN_API Status rmsnorm(const TensorView& x, const TensorView& weight, const TensorView& out,
                              const RmsNormOptions& options = {}, Stream stream = nullptr) noexcept;
 
-/// residual += x, rounded to the dtype; then x = rmsnorm(residual). Both are shaped alike.
+/// residual += x, rounded to the dtype; then x = rmsnorm(residual). Both have the same shape.
 FLASHPLAN_API Status add_rmsnorm(const TensorView& x, const TensorView& residual,
                                  const TensorView& weight, const RmsNormOptions& options = {},
                                  Stream stream = nullptr) noexcept;

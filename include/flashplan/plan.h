@@ -37,14 +37,14 @@ struct AttentionOptions {
   bool causal = true;
   /// Key j is visible iff j >= i + kv_len - qo_len - window_left (inclusive); -1: unbounded.
   int32_t window_left = -1;
-  /// Every run is given a mask of bits (AttentionTensors::mask), which hides keys besides.
+  /// Each run() takes a mask of bits (AttentionTensors::mask), which hides further keys.
   bool custom_mask = false;
   /// Multiplies q.k; a normal float > 0; empty: 1 / sqrt(head_dim_qk).
   std::optional<float> softmax_scale;
   /// logits = softcap * tanh(softmax_scale * q.k / softcap); a normal float > 0, or 0: off.
   float softcap = 0.0F;
 
-  // Bounds of every later batch: buffers and grid are sized by them, once.
+  // Upper bounds for every batch. Buffers and the grid are sized for them, once.
   int32_t max_batch_size = 256;
   int32_t max_qo_tokens = 8192;
 
@@ -61,20 +61,22 @@ struct AttentionOptions {
 /// Lengths of one step, in host memory; read before plan() returns.
 struct Batch {
   const int32_t* qo_indptr = nullptr;  // [batch_size + 1], starts at 0, ascending
-  const int32_t* kv_lens = nullptr;    // [batch_size] tokens, those of this step included
-  /// [batch_size + 1] first row of each request in ragged k and v; null: kv_lens cumulated.
+  const int32_t* kv_lens = nullptr;    // [batch_size] keys of each request, with those of this step
+  /// [batch_size + 1] first row of each request in ragged k and v; null: the running sum of
+  /// kv_lens.
   const int32_t* kv_indptr = nullptr;
   int32_t batch_size = 0;
-  /// [num_shared_prefixes, 3] rows {first_request, num_requests, num_tokens}: these neighbouring
-  /// requests begin with the same num_tokens keys. Prefixes are inside one another or apart, none
-  /// is longer than kv_len - qo_len of a request that has it, and there are up to
-  /// 2 * max_batch_size. Where it pays a prefix is read once for all of its requests, from the keys
-  /// of the first; results are the same up to rounding, and the same bits if batch_invariant. Real
-  /// lengths (AttentionTensors::kv_lens) may not be below num_tokens + qo_len.
+  /// [num_shared_prefixes, 3] rows {first_request, num_requests, num_tokens}, up to
+  /// 2 * max_batch_size of them: these neighbouring requests begin with the same num_tokens keys.
+  /// Two prefixes are nested or have no request in common. A prefix is no longer than
+  /// kv_len - qo_len of each of its requests, which also holds for real lengths
+  /// (AttentionTensors::kv_lens). Where it saves time, the keys of a prefix are read once for all
+  /// of its requests, at the place of the first request's keys. Results are the same up to
+  /// rounding; with batch_invariant prefixes are not used, so the bits are the same.
   const int32_t* shared_prefixes = nullptr;
   int32_t num_shared_prefixes = 0;
-  /// [batch_size] >= 0, with custom_mask only: the key of a request that bit 0 of its mask stands
-  /// for; null: that at which its first query stands, kv_len - qo_len of the real length.
+  /// [batch_size] >= 0, with custom_mask only: the key of each request that bit 0 of its mask
+  /// stands for; null: kv_len - qo_len, the position of its first query, with the real kv_len.
   const int32_t* mask_begin = nullptr;
 };
 
@@ -85,20 +87,22 @@ struct AttentionTensors {
   /// but for the last dimension, which is contiguous.
   TensorView k, v;
   // Paged only, one of the two forms, int32, on the Plan's device. A request of kv_len tokens
-  // reads its first ceil(kv_len / page_size) entries and no more. On a GPU what a table contains is
-  // not checked, page_indptr included; that block_table has columns for the longest request of the
-  // plan is.
+  // reads its first ceil(kv_len / page_size) entries and no more. On a GPU the contents of tables,
+  // page_indptr included, are not checked; only that block_table has enough columns for the longest
+  // request of the plan.
   TensorView block_table;   // [>= batch_size, max_pages]
   TensorView page_indptr;   // [>= batch_size + 1]
   TensorView page_indices;  // [>= page_indptr[batch_size]]
   /// [>= batch_size] int32, on the Plan's device: the real lengths, where plan() was given upper
-  /// bounds; may be empty. The result is that of a plan with these lengths, so query i stands at
-  /// key kv_lens[r] - qo_len + i; ragged k and v stay where they were planned. A length beyond the
-  /// planned one counts as that one, a negative one as 0. Read when the run is.
+  /// bounds; may be empty. The result is that of a plan with these lengths: the position of query i
+  /// among the keys is kv_lens[r] - qo_len + i. Ragged k and v stay where they were planned. A
+  /// length above the planned one counts as the planned one, a negative one as 0. On a GPU the
+  /// lengths are read when the work runs, so also at each replay of a graph.
   TensorView kv_lens;
   /// [>= T, >= ceil((kv_len - mask_begin) / 32) of any request] uint32, with custom_mask: bit j %
-  /// 32 of word j / 32 of row t says whether query t sees key mask_begin + j of its request. Keys
-  /// before mask_begin are seen, keys without a bit are not; causal and window_left hold besides.
+  /// 32 of word j / 32 of row t says whether query t sees key mask_begin + j of its request. All
+  /// queries see the keys before mask_begin, and none sees a key without a bit. causal and
+  /// window_left hide keys besides.
   TensorView mask;
   TensorView o;    // [>= T, num_qo_heads, head_dim_vo], written
   TensorView lse;  // [>= T, num_qo_heads] float32, natural log, written; may be empty
@@ -106,8 +110,8 @@ struct AttentionTensors {
   /// softmax_scale * k_scale, which may not overflow when it is divided by softcap.
   float k_scale = 1.0F;
   float v_scale = 1.0F;
-  /// >= Plan::workspace_bytes(), aligned to kWorkspaceAlignment, contents undefined. Plans may
-  /// share one if their runs follow each other, on a GPU on one stream.
+  /// At least Plan::workspace_bytes(), aligned to kWorkspaceAlignment; the contents do not matter.
+  /// Plans may share a workspace if no two of their runs overlap; on a GPU use one stream for them.
   void* workspace = nullptr;
   std::size_t workspace_bytes = 0;
 };
@@ -131,22 +135,23 @@ class FLASHPLAN_API Plan {
   static Status create(const AttentionOptions& options, Plan* plan) noexcept;
 
   /// Schedules one step (FlashInfer, Algorithm 1 and Appendix D, with the changes DESIGN.md
-  /// gives). No allocation, no synchronisation.
+  /// gives). No allocation.
   /// GPU: copies the schedule to the device on `stream`, asynchronously; give the stream of the
-  /// runs. Up to four copies may be under way, a fifth plan() waits for the first. CPU: `stream` is
-  /// not looked at.
+  /// runs. There is no synchronisation, unless four earlier copies are still under way: then plan()
+  /// waits for the first of them. CPU: `stream` is ignored.
   ///   kInvalidArgument  a length is out of range or over the bounds, or a stream of another device
   ///   kNotReady         `stream` is being captured
-  /// and the last plan stays valid.
+  /// After an error the last plan stays valid.
   Status plan(const Batch& batch, Stream stream = nullptr) noexcept;
 
   /// Runs the planned attention. A row with no visible key gets o = 0, lse = -inf.
   ///
-  /// NaN and infinity are results, and the same ones however the keys are split, up to rounding:
+  /// NaN and infinity raise no error. The result does not depend, up to rounding, on how the keys
+  /// are split:
   /// - A visible logit of NaN or +inf makes lse and all of o NaN in its row. Logits are those after
   ///   the softcap, which makes +-inf +-softcap.
-  /// - A visible logit of -inf gives its key the weight 0. A row without any other is like one with
-  ///   no visible key, so lse = -inf always says that the weights of all keys are 0.
+  /// - A visible logit of -inf gives its key the weight 0. A row with no other logits is like a row
+  ///   with no visible key, so lse = -inf always says that the weights of all keys are 0.
   /// - A visible value of NaN makes its dim of o NaN, one of +-inf makes it +-inf, or NaN where the
   ///   weight is too small for float32 or the infinities differ in sign.
   /// - What a row does not see does not change it, with one exception: on a GPU a value of NaN or
@@ -154,31 +159,31 @@ class FLASHPLAN_API Plan {
   ///   it, if they or rows beside them read it in the same step (128 rows, up to 128 keys).
   ///
   /// CPU: on the calling thread and the library's thread pool; returns when done.
-  /// GPU: one launch on `stream`. Plans and runs of one Plan follow each other on the device even
-  /// on different streams; the stream of a plan() must exist until the next plan() on another one,
-  /// or until the Plan is destroyed. A run may be captured into a graph and replayed for any later
-  /// plan() with the same tensors; replays are ordered after it by the caller, most simply by using
-  /// one stream.
-  ///   kInvalidArgument, kInvalidType  a tensor disagrees with the plan, or what is written shares
-  ///                                   memory with another argument; nothing was written
-  ///   kNotReady                       no plan() yet; on the CPU, another run is using the
-  ///   workspace
+  /// GPU: one launch on `stream`. plan() and run() calls of one Plan are executed in their order on
+  /// the device, even on different streams. The stream of a plan() must exist until the next plan()
+  /// on another stream, or until the Plan is destroyed. A run may be captured into a graph and
+  /// replayed for any later plan() with the same tensors. The caller orders each replay after that
+  /// plan(), most simply by using one stream.
+  ///   kInvalidArgument, kInvalidType  a tensor does not fit the plan, or o or lse shares memory
+  ///                                   with another argument; nothing was written
+  ///   kNotReady                       there was no plan() yet; on the CPU, another run is using
+  ///                                   the workspace
   Status run(const AttentionTensors& tensors, Stream stream = nullptr) noexcept;
 
-  /// Bytes run() needs, from the bounds alone: the same for every batch.
+  /// Bytes of workspace that run() needs. They depend on the options alone, not on the batch.
   std::size_t workspace_bytes() const noexcept;
 
   const AttentionOptions& options() const noexcept;  // with every default filled in
   const char* kernel_name() const noexcept;
 
-  /// The schedule of the last plan(). Without one, no tiles.
+  /// The schedule of the last plan(); without one it has no tiles.
   ScheduleView schedule() const noexcept;
 
-  /// The same for a person. Empty if memory runs out.
+  /// A readable text about the schedule. Empty if memory runs out.
   std::string describe() const noexcept;
 
-  /// The same as a small SVG picture: one line per queue, one box per work tile, an axis and a
-  /// legend; of more than 64 queues the first 64.
+  /// The schedule as a small SVG picture: one line per queue, one box per work tile, an axis and a
+  /// legend. Of more than 64 queues it shows the first 64.
   std::string timeline_svg() const noexcept;
 
   struct Impl;  // the library's own; see src/api/plan_impl.h
@@ -190,8 +195,8 @@ class FLASHPLAN_API Plan {
 /// Whether Plan::create() would find a kernel; the message says what is missing.
 FLASHPLAN_API Status is_supported(const AttentionOptions& options) noexcept;
 
-/// Bytes of workspace that the bounds ask for, without making a Plan; options.workspace_bytes is
-/// not looked at. Errors as is_supported(), and nothing is written then.
+/// Bytes of workspace that a Plan with these options uses; options.workspace_bytes is ignored. The
+/// errors are those of is_supported(), and leave `bytes` as it is.
 FLASHPLAN_API Status workspace_bytes(const AttentionOptions& options, std::size_t* bytes) noexcept;
 
 }  // namespace flashplan

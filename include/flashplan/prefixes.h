@@ -11,21 +11,21 @@
 
 namespace flashplan {
 
-/// A page table in host memory, in one of the two forms of AttentionTensors, int32. Ids may be
-/// anything: they are compared with one another.
+/// A page table in host memory, in one of the two forms of AttentionTensors, int32. Any ids are
+/// valid, as they are only compared with one another.
 struct HostPageTable {
   TensorView block_table;   // [>= batch_size, max_pages]
   TensorView page_indptr;   // [>= batch_size + 1]
   TensorView page_indices;  // [>= page_indptr[batch_size]]
 };
 
-/// Writes Batch::shared_prefixes for requests whose page tables begin with the same pages, as they
-/// stand side by side in the batch: rows {first_request, num_requests, num_tokens}, outer prefixes
-/// before those inside them. A prefix ends where a request's new tokens begin. Reads qo_indptr,
-/// kv_lens and batch_size of `batch`, and of each table row no more than what it shares with the
-/// row before. No allocation.
+/// Finds neighbouring requests whose page tables begin with the same pages, and writes a row
+/// {first_request, num_requests, num_tokens} of Batch::shared_prefixes for each such prefix, outer
+/// prefixes before those inside them. A prefix ends at the latest where the new tokens of one of
+/// its requests begin. Reads qo_indptr, kv_lens and batch_size of `batch`, and of each table row
+/// only what it has in common with the row before, and one more id. No allocation.
 ///
-/// `groups`: room for batch_size - 1 rows of three; `num_groups`: how many were written.
+/// `groups`: room for batch_size - 1 rows of three; `num_groups`: how many rows were written.
 ///   kInvalidArgument, kInvalidType  a length is out of range, a table is malformed or too short,
 ///   or
 ///                                   page_size < 1; nothing was written

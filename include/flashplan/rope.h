@@ -12,25 +12,29 @@ namespace flashplan {
 
 /// How the frequencies of a model are changed for longer contexts.
 enum class RopeScaling : int32_t {
-  kLinear = 0,  // all are divided by `scale`
-  kLlama3,      // those of wavelengths near original_length and above it (Llama 3.1)
-  kYarn,        // those of few rotations in original_length (Peng et al., 2023)
+  kLinear = 0,  // divides all frequencies by `scale`
+  kLlama3,      // divides those with wavelengths near original_length or above (Llama 3.1)
+  kYarn,        // divides those with few rotations in original_length (Peng et al., 2023)
 };
 
-/// Pair i of rotary_dim / 2 turns by position * theta^(-2 i / rotary_dim) radians, as scaled.
+/// Pair i of the rotary_dim / 2 pairs of dims turns by position * theta^(-2 i / rotary_dim)
+/// radians; `scaling` changes these frequencies.
 struct Rope {
   double theta = 10000.0;    // > 1
   double scale = 1.0;        // > 0
-  int32_t rotary_dim = 0;    // even, <= 512: the first dims of a head, the rest is kept; 0: all
+  int32_t rotary_dim = 0;    // even, <= 512: only the first dims of a head turn; 0: all of them
   bool interleaved = false;  // pairs are dims (2 i, 2 i + 1) instead of (i, i + rotary_dim / 2)
   RopeScaling scaling = RopeScaling::kLinear;
   double original_length = 8192;  // positions that the model was first trained on; > 0
-  double low_freq_factor = 1.0;   // kLlama3: wavelengths above original_length / it are scaled
-  double high_freq_factor =
-      4.0;                  // kLlama3: those below original_length / it are not; > the low one
-  double beta_fast = 32.0;  // kYarn: dims of more rotations are not scaled
-  double beta_slow = 1.0;   // kYarn: dims of fewer rotations are scaled; < beta_fast
-  double attention_factor = 0.0;  // kYarn: of cos and sin; 0: 1 + ln(scale) / 10 where scale > 1
+  // kLlama3: wavelengths above original_length / low_freq_factor are scaled, those below
+  // original_length / high_freq_factor are not; low_freq_factor < high_freq_factor.
+  double low_freq_factor = 1.0;
+  double high_freq_factor = 4.0;
+  // kYarn: dims of fewer rotations than beta_slow are scaled, those of more than beta_fast are not;
+  // beta_slow < beta_fast.
+  double beta_fast = 32.0;
+  double beta_slow = 1.0;
+  double attention_factor = 0.0;  // kYarn: multiplies cos and sin; 0: 1 + ln(scale) / 10, or 1
 };
 
 /// Rotates q [tokens, num_qo_heads, head_dim] and k [tokens, num_kv_heads, head_dim] (float32,

@@ -10,8 +10,8 @@
 
 namespace flashplan {
 
-/// Threads that run() uses on the CPU, the caller's included. Default: the CPUs this process may
-/// run on. Results do not depend on it. Takes effect at the next run().
+/// Sets the number of threads that run() uses on the CPU, with the caller's. Default: one for each
+/// CPU that this process may run on. Results do not depend on it. Takes effect at the next run().
 ///   kInvalidArgument  num_threads < 1
 FLASHPLAN_API Status set_num_threads(int32_t num_threads) noexcept;
 FLASHPLAN_API int32_t num_threads() noexcept;

@@ -23,23 +23,24 @@ enum class SampleError : int32_t {
 };
 
 /// How tokens are drawn. A parameter is one number for all requests, or a tensor [batch] with a
-/// number for each. Filters apply in this order: temperature, top-k, softmax, min-p, top-p; each
-/// sees the distribution that the one before left, renormalised. Equal logits are taken in the
-/// order of their ids.
+/// number for each. Filters apply in this order: temperature, top-k, softmax, min-p, top-p. Each
+/// one sees the renormalised distribution that the one before left. Of equal logits, those with
+/// smaller ids are kept first.
 struct SampleOptions {
-  float temperature = 1.0F;   // >= 0; 0: the largest logit, whatever else is given
+  float temperature = 1.0F;   // >= 0; 0: takes the largest logit, and ignores the other parameters
   TensorView temperatures;    // float32
-  int32_t top_k = INT32_MAX;  // >= 1: that many largest logits
+  int32_t top_k = INT32_MAX;  // >= 1: keeps the top_k largest logits
   TensorView top_ks;          // int32
-  float top_p = 1.0F;  // in (0, 1]: the fewest of the largest probabilities whose sum reaches it
+  float top_p = 1.0F;  // in (0, 1]: keeps the fewest largest probabilities with a sum >= top_p
   TensorView top_ps;   // float32
-  float min_p = 0.0F;  // in [0, 1]: probabilities of at least this part of the largest
+  float min_p = 0.0F;  // in [0, 1]: keeps probabilities >= min_p * the largest one
   TensorView min_ps;   // float32
-  /// Randomness: Philox of (seed, offset, stream). Of one seed for all, request i has stream i;
-  /// with a seed each, all have stream 0, and a request's place in the batch does not matter.
+  /// Random numbers are those of Philox at (seed, offset, stream). With one seed for all, request i
+  /// has stream i. With `seeds` all requests have stream 0, so that a request's place in the batch
+  /// does not matter.
   int64_t seed = 0;
   TensorView seeds;    // int64
-  int64_t offset = 0;  // the draw of a stream: another for each token
+  int64_t offset = 0;  // give each token of a request another offset
   TensorView offsets;  // int64
   /// `logits` holds probabilities; temperature and logit_bias must be left as they are.
   bool from_probs = false;
@@ -54,9 +55,9 @@ struct SampleOutputs {
   TensorView status;  // [batch] int32: SampleError; or empty
 };
 
-/// Draws a token for each row of logits [batch, vocab] (float32, float16 or bfloat16; rows at any
-/// stride). Exact: a token's chance is its weight over the sum of weights, both integers, where
-/// the weight of the largest logit is 2^30 and others are rounded to nearest. The same inputs give
+/// Draws a token for each row of logits [batch, vocab] (float32, float16 or bfloat16; rows may have
+/// any stride). Weights are integers: 2^30 for the largest logit, the others rounded to nearest. A
+/// token is drawn with exactly the probability weight / sum of the weights. The same inputs give
 /// the same ids on every device, in any batch.
 ///
 /// On CUDA: one launch on `stream`, no allocation, no synchronisation; may be captured in a graph.

@@ -16,7 +16,7 @@ enum class StatusCode : int {
   kCudaError,        // a CUDA call failed; the context may be lost
 };
 
-/// "kInvalidArgument" and so on, for logs; "unknown" for what is no code.
+/// "kInvalidArgument" and so on, for logs; "unknown" for any other number.
 FLASHPLAN_API const char* to_string(StatusCode code) noexcept;
 
 /// Code and text of an outcome. Trivially copyable, never allocates.

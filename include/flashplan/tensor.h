@@ -53,8 +53,9 @@ struct Device {
 
 constexpr int kMaxRank = 4;
 
-/// A strided view of the caller's memory; contiguous() makes one of memory without gaps. Owns
-/// nothing; valid for the duration of the call (on CUDA: until the stream has passed the work).
+/// A strided view of the caller's memory; contiguous() makes a view of memory without gaps. It owns
+/// nothing. The memory must live until the call returns (on CUDA: until the stream has done the
+/// work).
 struct TensorView {
   void* data = nullptr;
   DType dtype = DType::kFloat32;
@@ -92,7 +93,7 @@ inline TensorView contiguous(void* data, DType dtype, Device device,
   return view;
 }
 
-/// The same of memory that is not written, which a call that would write refuses.
+/// The same for memory that must not be written: calls refuse the view as an output.
 inline TensorView contiguous(const void* data, DType dtype, Device device,
                              std::initializer_list<int64_t> shape) noexcept {
   TensorView view = contiguous(const_cast<void*>(data), dtype, device, shape);

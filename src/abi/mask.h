@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which keys a query sees. The planner, the CPU kernel and the GPU kernels all ask here.
+// Which keys a query sees: the one rule for the planner, the CPU kernel and the GPU kernels.
 #pragma once
 
 #include <cstdint>
@@ -8,16 +8,16 @@
 
 namespace flashplan {
 
-/// The caller's mask of bits: a row for each token of q, a bit for each key from the first masked
-/// one on.
+/// The caller's mask of bits: a row for each token of q, and in it a bit for each key from
+/// mask_begin (flashplan/plan.h) on.
 struct MaskBits {
   bool is_given = false;
   int32_t num_words = 0;            // of a row
-  const uint32_t* words = nullptr;  // of 32 keys
+  const uint32_t* words = nullptr;  // each holds the bits of 32 keys
   int64_t row_stride = 0;           // in words
 
-  /// Bit j: whether token `token` of q sees key number first + j, counted from the first masked
-  /// one. Keys before that are seen, keys without a bit are not.
+  /// Bit j says whether token `token` of q sees key mask_begin + first + j. Keys before mask_begin
+  /// are seen, keys without a bit are not.
   FLASHPLAN_HOST_DEVICE uint32_t seen(int64_t token, int32_t first) const {
     const int32_t i = first >> 5;  // rounded down
     const int shift = first & 31;
@@ -42,10 +42,11 @@ struct KeySpan {
 /// request stands at kv_len - qo_len + i, so that the last query stands at the last key.
 struct Mask {
   bool causal = false;       // keys after the query's position are hidden
-  int32_t window_left = -1;  // so are those more than window_left before it; -1: unbounded
+  int32_t window_left = -1;  // keys more than window_left before it are hidden too; -1: none
 
-  /// Of `keys`, those that the query at `position` sees. A later query never sees earlier keys:
-  /// the rows of a tile together see from what its first row sees to what its last row sees.
+  /// The keys among `keys` that the query at `position` sees. For a later query neither end is
+  /// earlier, so together the rows of a tile see the keys from the first one that its first row
+  /// sees to the last one that its last row sees.
   FLASHPLAN_HOST_DEVICE KeySpan visible(int32_t position, KeySpan keys) const {
     const int32_t causal_end = position + 1;
     if (causal && causal_end < keys.end) keys.end = causal_end;
@@ -57,8 +58,8 @@ struct Mask {
     return keys;
   }
 
-  /// Keys of a request that the rows of queries `first` to `last` see together, from the begin of a
-  /// step of `tile_kv` keys; {0, 0}: none. `position` is that of query 0.
+  /// The keys of a request that queries `first` to `last` see together; the begin is rounded down
+  /// to a multiple of `tile_kv`. {0, 0}: they see none. `position` is that of query 0.
   FLASHPLAN_HOST_DEVICE KeySpan visible_to_queries(int32_t first, int32_t last, int32_t position,
                                                    int32_t kv_len, int32_t tile_kv) const {
     const KeySpan all = {0, kv_len};

@@ -17,17 +17,17 @@ struct PackedRows {
   int32_t row_begin;
   int32_t num_rows;
 
-  /// The query token, counted from the segment's first.
+  /// The token of a row, counted from the first token of the segment.
   FLASHPLAN_HOST_DEVICE int32_t query(int32_t row, const Divisor& group_size) const {
     return static_cast<int32_t>(quotient(static_cast<uint32_t>(row_begin + row), group_size));
   }
-  /// Where these rows begin in `rows`, which contains them: another segment that begins with an
-  /// earlier token, or the same rows.
+  /// The row of `rows` that is row 0 of these rows. `rows` contains them, and may belong to another
+  /// segment, such as a shared prefix.
   FLASHPLAN_HOST_DEVICE int32_t row_in(const PackedRows& rows, const Divisor& group_size) const {
     return (qo_begin - rows.qo_begin) * group_size.value + row_begin - rows.row_begin;
   }
-  /// Its row of q and o. Unsigned, as what is multiplied with a stride should be: a GPU then needs
-  /// 2 instructions instead of 4.
+  /// The token of a row: its index in q and o. It is unsigned, because a GPU multiplies an unsigned
+  /// number with a 64-bit stride in 2 instructions instead of 4.
   FLASHPLAN_HOST_DEVICE uint32_t token(int32_t row, const Divisor& group_size) const {
     return static_cast<uint32_t>(qo_begin + query(row, group_size));
   }

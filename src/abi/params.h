@@ -17,7 +17,7 @@
 
 namespace flashplan {
 
-/// A mask that begins where the first query of its request stands.
+/// The mask_begin of a request whose mask begins at the position of its first query.
 constexpr int32_t kAtFirstQuery = -0x7fffffff - 1;
 
 /// The schedule of the step, in memory of the device that runs it; see plan/schedule.h.
@@ -30,7 +30,7 @@ struct ScheduleParams {
   const WorkTile* tiles = nullptr;
   const Merge* merges = nullptr;
   int32_t* arrivals = nullptr;  // [merges, kArrivalsPerMerge] finished pieces; zero between runs
-  const int32_t* mask_begins = nullptr;  // of the requests, or kAtFirstQuery; null without a mask
+  const int32_t* mask_begins = nullptr;  // [batch_size] or kAtFirstQuery; null without a mask
   int32_t num_ctas = 0;
 };
 
@@ -45,12 +45,12 @@ struct TokenView {
 /// The caller's tensors.
 struct TensorParams {
   PageTable pages = {};
-  const int32_t* kv_lens = nullptr;  // real lengths of the requests; null: those planned
+  const int32_t* kv_lens = nullptr;  // [batch_size] real lengths; null: as planned
   TokenView<const void> q = {};      // [..., head_dim_qk]
   KvView k = {};
   KvView v = {};
   TokenView<void> o = {};     // [..., head_dim_vo]
-  TokenView<float> lse = {};  // data is null if it is not wanted
+  TokenView<float> lse = {};  // data is null where lse is not wanted
   DType q_dtype = DType::kFloat32;
   DType kv_dtype = DType::kFloat32;
   DType o_dtype = DType::kFloat32;
@@ -79,9 +79,9 @@ struct WorkspaceParams {
 struct HostParams {
   const int32_t* cta_indptr = nullptr;  // [num_ctas + 1]
   int32_t first_merge = 0;              // number of the first merge in use
-  int32_t num_merges = 0;               // from it on
+  int32_t num_merges = 0;               // in use, from first_merge on
   int64_t total_cost = 0;               // of the schedule, in its units
-  bool has_few_rows = false;  // packed, per request, on average: the smallest tile holds them
+  bool has_few_rows = false;  // the smallest tile holds the packed rows of an average request
 };
 
 struct AttentionParams {

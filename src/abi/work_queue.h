@@ -11,8 +11,9 @@
 namespace flashplan {
 
 /// A block of the sparse matrix: tokens of q against the keys of one row of the page table. Each
-/// request is one segment; so is a prefix that neighbouring requests share, with the tokens of all
-/// of them and the page table row of the first. 16 bytes: a GPU copies it at once.
+/// request is one segment. A prefix that neighbouring requests share is one more segment, with the
+/// tokens of all these requests and the page table row of the first one. It has 16 bytes, which a
+/// GPU copies by one instruction.
 struct Segment {
   int32_t qo_begin;  // first token, a row of q and o
   int32_t qo_len;    // tokens
@@ -20,43 +21,44 @@ struct Segment {
   int32_t kv_row;    // paged: row of the page table; ragged: first row of k and v
 };
 
-/// The position of a prefix that requests share: after all keys, so that its tokens see all of
-/// them. No shared prefix is so long.
+/// The position of a shared prefix's tokens: after all keys, so that they see all of them. No
+/// prefix is so long.
 constexpr int32_t kPrefixPosition = 0x7fffffff - 1024;
 
 FLASHPLAN_HOST_DEVICE bool is_prefix(const Segment& segment) {
   return segment.position >= kPrefixPosition;
 }
 
-/// Rows whose keys are shared by several work tiles, for one kv head. State i of row r is partial
-/// row first_partial_row + i * tile_q + r; states are in the order of their keys.
+/// Rows of one kv head whose keys are divided among several work tiles. State i of row r is in
+/// partial row first_partial_row + i * tile_q + r; states are in the order of their keys.
 ///
-/// Each work tile that has written states of a merge arrives at it; the last one to arrive finishes
-/// it. Rows of one request are then written to o and lse: their own states are merged, and those of
-/// the prefixes that their request shares with others, from `parent` to parent. The rows of a
-/// shared prefix are those of several requests, its readers: the prefix then arrives at the merge
-/// of each of them.
+/// Each work tile that has written states of a merge arrives at the merge, and the last one to
+/// arrive completes it. For rows of a request it then merges their own states with those of the
+/// prefixes around them, from `parent` to parent, and writes o and lse. A shared prefix has the
+/// rows of several requests, its readers; when it is complete, it arrives at the merge of each
+/// reader, as a work tile does.
 struct Merge {
   PackedRows rows;
   int32_t kv_head;
   int32_t first_partial_row;
   int32_t num_states;
-  int32_t num_pieces;    // arrivals to wait for: of own work tiles, and of each prefix of the rows
-  int32_t parent;        // merge of the innermost prefix that the rows are part of; -1: none
-  int32_t first_reader;  // merge of a prefix's first request
-  int32_t num_readers;   // 0: the rows of one request
-  int32_t reader_step;   // from one reader to the next
+  int32_t num_pieces;    // arrivals to wait for: its work tiles, and each prefix of a request
+  int32_t parent;        // merge of the innermost prefix around the rows; -1: none
+  int32_t first_reader;  // of a prefix: the merge of its first reader
+  int32_t num_readers;   // of a prefix; 0: the rows belong to one request
+  int32_t reader_step;   // of a prefix: from the merge of one reader to that of the next
 };
 
 /// Counters of finished pieces, one for each warpgroup that merges rows of its own.
 constexpr int32_t kArrivalsPerMerge = 4;
 
-/// The begin of a work queue in one place: what a CTA would otherwise look up one after the other.
+/// The begin of a work queue in one place. A CTA reads it at once, where otherwise each look-up
+/// would wait for the one before.
 struct alignas(16) QueueStart {
   int32_t begin;  // of its tiles
   int32_t end;
   int32_t unused[2];
-  WorkTile tiles[2];  // the first ones, as far as there are so many
+  WorkTile tiles[2];  // the first two, or fewer if the queue is shorter
   Segment segments[2];
 };
 

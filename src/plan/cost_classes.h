@@ -10,8 +10,8 @@
 
 namespace flashplan {
 
-/// Places for things in the order of their cost, longest first: add() all of them, start(), then
-/// ask for the place() of each. Eight classes per power of two are fine enough for longest-first.
+/// Sorts things by cost class, largest first: add() the class of each, call start(), then place()
+/// gives the place of each. Eight classes per power of two are fine enough for longest-first.
 class CostClasses {
  public:
   static constexpr uint16_t kLast = 48 * 8;  // after all costs
@@ -32,7 +32,7 @@ class CostClasses {
     for (int32_t& size : sizes_) place += std::exchange(size, place);
   }
   int32_t place(uint16_t cost_class) { return sizes_[cost_class]++; }
-  /// Where the class begins, until place() is asked for one of it.
+  /// Where a class begins; valid until place() is called for this class.
   int32_t begin(uint16_t cost_class) const { return sizes_[cost_class]; }
 
  private:

@@ -34,7 +34,7 @@ void Cutter::start(int64_t capacity, int64_t* loads) {
 }
 
 void Cutter::lay(const RowTiles& row_tiles, std::span<const Item> items) {
-  // In locals: members would be read again after every piece that is written.
+  // Members are copied to locals: the compiler would read them again after every piece it writes.
   const CostModel cost = shape_.cost;
   const int32_t tile_q = shape_.tile_q;
   const int32_t tile_kv = shape_.tile_kv;
@@ -65,7 +65,7 @@ void Cutter::lay(const RowTiles& row_tiles, std::span<const Item> items) {
     const KeySpan keys = tile.keys;
     const int32_t num_rows = tile.num_rows;
     const int32_t num_steps = ceil_divide(keys.end - keys.begin, tile_kv);
-    // A sharer's results are partial whether it is cut or not.
+    // The results of a sharer are partial even if it is not cut.
     const bool shares = tile.sharer >= 0;
     const int32_t merge_of_head_0 = shares ? sharing.first + tile.sharer * num_kv_heads : -1;
     const int64_t of_tile = cost.of_tile(num_rows);
@@ -73,7 +73,7 @@ void Cutter::lay(const RowTiles& row_tiles, std::span<const Item> items) {
     const int64_t of_split = cost.of_split(num_rows);
     const int32_t heads_end = item.head + item.num_heads;
     int32_t head = item.head;
-    int32_t step = 0;    // of the head, already placed; > 0: it is cut
+    int32_t step = 0;    // steps of the head that are placed; > 0: the head is cut
     int32_t merge = -1;  // of the head, once it is cut
 
     const auto place = [&](int32_t num_heads, int32_t end_step, int64_t piece_cost) {
@@ -109,17 +109,18 @@ void Cutter::lay(const RowTiles& row_tiles, std::span<const Item> items) {
       ++cta;
       room = capacity - loads[cta];
     };
-    // In whole granules, leaving at least one step.
+    // Steps are whole granules, and leave at least one step for the next piece.
     const auto steps_that_fit = [&] {
       const int64_t room_for_steps = room - of_tile - of_split;
       if (room_for_steps < of_step) return 0;
       const int64_t steps = std::min<int64_t>(room_for_steps / of_step, num_steps - step - 1);
       return static_cast<int32_t>(steps) >> granule_shift << granule_shift;
     };
-    // Makes sure that the head has a merge, with a slot for the next piece and for the rest.
+    // Makes sure that the head has a merge, and slots for the next piece and for the rest. Returns
+    // false if there are too few slots.
     const auto open_merge = [&] {
-      // Each chunk has a slot of its own. A window that begins earlier than planned, because the
-      // real length is shorter, may reach over one chunk more.
+      // Each chunk needs a slot. With a window, and a real length shorter than planned, the keys
+      // may begin earlier and touch one more chunk.
       const int32_t chunks = ceil_shift(num_steps, granule_shift) + spare_chunks;
       const int32_t needed = chunked ? (merge < 0 ? chunks : 0) : 2;
       if (num_slots + needed > max_slots) return false;
@@ -128,7 +129,7 @@ void Cutter::lay(const RowTiles& row_tiles, std::span<const Item> items) {
       if (shares) {
         merge = merge_of_head_0 + head;
         uncut_[static_cast<std::size_t>(num_uncut_++)] = {merge, merges[merge]};
-        // Its own pieces take the place of the whole one.
+        // The pieces of this head replace the whole head, which counted as one piece.
         merges[merge].first_partial_row = first_row;
         merges[merge].num_states = 0;
         --merges[merge].num_pieces;
@@ -159,11 +160,11 @@ void Cutter::lay(const RowTiles& row_tiles, std::span<const Item> items) {
         continue;
       }
       const int32_t steps = steps_that_fit();
-      // What a cut costs must be won by it.
+      // A cut must place more work in this queue than it costs.
       if (steps <= 0 || steps * of_step < of_split) {
         next_cta();
       } else if (!open_merge()) {
-        finish_heads(1, rest_cost);  // no slot for a further piece: the load stays here
+        finish_heads(1, rest_cost);  // there is no slot for another piece: all stays in this queue
       } else {
         place(1, step + steps, of_tile + steps * of_step + of_split);
         step += steps;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Cuts what does not fit whole, to fill the queues.
+// Cuts the items that do not fit into a queue as a whole, and fills the queues with the pieces.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@
 
 namespace flashplan {
 
-/// Some kv heads of a row tile, which is given by its number, and the queue they go to.
+/// Consecutive kv heads of a row tile, given by its number, and the queue that they go to.
 struct Item {
   int32_t row_tile;
   int32_t head;
@@ -19,29 +19,29 @@ struct Item {
   int32_t cta;
 };
 
-/// The merges of sharers: that of kv head h of sharer s is merges[first + s * num_kv_heads + h].
+/// The merges of sharers. That of kv head h of sharer s is merges[first + s * num_kv_heads + h].
 struct SharingMerges {
   Merge* merges = nullptr;
   int32_t first = 0;
-  int32_t num_partial_rows = 0;  // of those that are not cut
+  int32_t num_partial_rows = 0;  // of all sharers as long as none is cut
 };
 
 /// Lays items end to end, over (head, step), and cuts where a queue is full (McNaughton's
 /// wrap-around rule). A queue then has at most two parts of splits: its first piece and its last.
 class Cutter {
  public:
-  /// For up to `max_pieces`. May throw std::bad_alloc.
+  /// Allocates for up to `max_pieces` pieces. May throw std::bad_alloc.
   void reserve(const ScheduleShape& shape, int32_t max_pieces);
 
-  /// For a batch whose merges of sharers are written. For each other head that is cut, a merge is
-  /// written before them.
+  /// Begins a batch. The merges of its sharers are written already; those of other heads that are
+  /// cut are written before them, from the last to the first.
   void begin(const Segment* segments, const SharingMerges& sharing);
-  /// Starts with the first queue, forgetting all cuts. Each queue has a predicted cost in `loads`
-  /// already and room up to `capacity`; the last one takes what is over.
+  /// Starts with the first queue, and forgets all cuts. `loads` is the predicted cost of what each
+  /// queue has already. Each has room up to `capacity`; the last one takes what is left over.
   void start(int64_t capacity, int64_t* loads);
-  /// Lays `items`, and adds what they cost to the loads.
+  /// Puts `items` into the queues, one behind the other, and adds their cost to the loads.
   void lay(const RowTiles& row_tiles, std::span<const Item> items);
-  /// After the last item.
+  /// Ends the queues, after the last item.
   void finish();
 
   std::span<const WorkTile> pieces_of(int32_t cta) const {
@@ -59,12 +59,12 @@ class Cutter {
  private:
   ScheduleShape shape_;
   std::vector<WorkTile> pieces_;     // queue after queue
-  std::vector<int32_t> piece_ends_;  // of the queue before each
+  std::vector<int32_t> piece_ends_;  // piece_ends_[c]: where the pieces of queue c begin
   int64_t capacity_ = 0;
   int64_t* loads_ = nullptr;
   const Segment* segments_ = nullptr;
   SharingMerges sharing_;
-  /// Merges of sharers that were cut, as they were before.
+  /// A merge of a sharer that was cut, as it was before the cut.
   struct Uncut {
     int32_t number;
     Merge merge;

@@ -20,7 +20,7 @@ struct AttentionOptions;
 struct AttentionParams;
 struct Kernel;
 
-/// The options that a kernel is compiled for, in the order in which they are compared.
+/// The options that a kernel may not serve, in the order in which they are compared.
 enum class Axis : int32_t {
   kQDType,
   kKvDType,
@@ -42,11 +42,11 @@ struct KernelFamily {
   Axis (*first_unserved)(const Kernel& kernel, const AttentionOptions& options) noexcept;
   /// Bytes of the workspace that each queue needs for itself.
   std::size_t (*scratch_bytes)(const Kernel& kernel, const AttentionOptions& options) noexcept;
-  /// Where several families serve the options, the one with the largest is chosen.
+  /// Where several families serve the options, the one with the largest preference is chosen.
   int32_t (*preference)(const Kernel& kernel, const AttentionOptions& options) noexcept;
 };
 
-/// Code of a kernel for work tiles of up to `rows` packed query rows.
+/// The code of a kernel for work tiles of up to `rows` packed query rows.
 struct KernelBody {
   int32_t rows = 0;
   int32_t stages = 0;  // tiles of keys that are in shared memory at once
@@ -57,11 +57,11 @@ struct KernelBody {
 struct KernelGeometry {
   int32_t tile_q = 0;                     // packed query rows of the largest tile
   int32_t tile_kv = 0;                    // keys of a step
-  std::array<KernelBody, 3> bodies = {};  // by their rows; the rest is empty
+  std::array<KernelBody, 3> bodies = {};  // in the order of their rows; unused ones are empty
   int32_t queues_per_processor = 0;       // CTAs that an SM holds at once; queues per CPU
   int32_t threads = 0;                    // of a CTA
   int32_t smem_bytes = 0;                 // dynamic shared memory of a CTA
-  bool uses_tensor_maps = false;          // AttentionParams::maps
+  bool uses_tensor_maps = false;          // reads AttentionParams::maps
 
   friend bool operator==(const KernelGeometry&, const KernelGeometry&) = default;
 };
@@ -86,7 +86,7 @@ struct Kernel {
   DType kv_dtype = DType::kFloat32;
   int32_t head_dim_qk = 0;  // serves every head dim up to these; on the CPU there is no limit
   int32_t head_dim_vo = 0;
-  bool softcap = false;  // whether it applies one
+  bool softcap = false;  // whether it applies a softcap
   KernelGeometry geometry;
   KernelTuning tuning;
   KernelCode code;

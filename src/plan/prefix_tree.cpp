@@ -14,7 +14,7 @@ namespace {
 
 int32_t end_of(const PrefixGroup& group) { return group.first_request + group.num_requests; }
 
-/// Outer groups before those inside them.
+/// Orders outer groups before those inside them.
 bool is_before(const PrefixGroup& a, const PrefixGroup& b) {
   if (a.first_request != b.first_request) return a.first_request < b.first_request;
   if (a.num_requests != b.num_requests) return a.num_requests > b.num_requests;
@@ -76,7 +76,7 @@ Status PrefixGroups::read(const Batch& batch) noexcept {
   return {};
 }
 
-/// Goes from request to request, with a stack of the groups around it.
+/// Goes from request to request with a stack of the groups that contain the request.
 Status PrefixGroups::check_nesting(const Batch& batch, std::size_t size) noexcept {
   std::size_t next = 0;
   std::size_t depth = 0;
@@ -131,15 +131,15 @@ void PrefixTree::clear() {
   saved_cost_ = 0;
 }
 
-/// Neighbouring requests whose rows fit into one row tile, and that have read the same keys so far.
+/// Neighbouring requests whose rows fit into one row tile and that have the same innermost prefix.
 struct PrefixTree::Run {
   int32_t first_request = 0;
   int32_t end = 0;
   int32_t num_rows = 0;
   int32_t num_readers = 0;
   int32_t parent = -1;
-  int64_t step_cost = 0;   // of a step, each request on its own
-  int64_t split_cost = 0;  // of a partial result for each request
+  int64_t step_cost = 0;   // of one step over keys for each request by itself
+  int64_t split_cost = 0;  // of one partial result for each request
 };
 
 void PrefixTree::build(const Batch& batch, std::span<const PrefixGroup> groups) {
@@ -182,7 +182,7 @@ void PrefixTree::build(const Batch& batch, std::span<const PrefixGroup> groups) 
   number_readers(batch);
 }
 
-/// Computes the keys of `run` up to `end` once, if that pays.
+/// Adds a prefix: the keys of `run` up to `end` are computed once, if that saves time.
 void PrefixTree::share(const Run& run, int32_t end) {
   if (run.num_readers < 2) return;
   const CostModel& cost = shape_.cost;
@@ -192,7 +192,7 @@ void PrefixTree::share(const Run& run, int32_t end) {
   SharedPrefix* const around =
       run.parent >= 0 ? &prefixes_[static_cast<std::size_t>(run.parent)] : nullptr;
   if (around != nullptr && around->num_readers == run.num_readers) {
-    // The same requests: a longer prefix, not another one.
+    // The requests are those of the prefix around it, so that prefix only gets longer.
     if (saved <= 0) return;
     around->keys.end = end;
     saved_cost_ += saved;
@@ -200,8 +200,8 @@ void PrefixTree::share(const Run& run, int32_t end) {
   }
   saved -= cost.of_tile(run.num_rows) + cost.of_split(run.num_rows);
   if (around == nullptr) saved -= run.split_cost;
-  // The CTA that completes the prefix may have to merge the rows of all readers, one after the
-  // other, while the others wait: that must be less than what each CTA saves.
+  // The CTA that completes the prefix may have to merge the rows of all readers, one reader after
+  // the other, while other CTAs have nothing to do. That must take less time than each CTA saves.
   if (saved * shape_.num_kv_heads <= run.split_cost * shape_.num_ctas) return;
   const int32_t new_requests = around == nullptr ? run.num_readers : 0;
   const int64_t rows = int64_t{num_rows_} + (around == nullptr ? 2 : 1) * run.num_rows;
@@ -219,7 +219,7 @@ void PrefixTree::share(const Run& run, int32_t end) {
                                 .depth = around != nullptr ? around->depth + 1 : 0,
                                 .keys = {begin, end}};
   for (int32_t r = run.first_request; r < run.end; ++r) {
-    // (Requests without rows read nothing.)
+    // This includes requests without rows, which are no readers.
     prefix_of_[static_cast<std::size_t>(r)] = number;
   }
   num_requests_ += new_requests;

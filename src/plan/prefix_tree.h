@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which shared prefixes are computed once for several requests.
+// Chooses the shared prefixes that are computed once for several requests.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@
 
 namespace flashplan {
 
-/// A row of Batch::shared_prefixes.
+/// A row of Batch::shared_prefixes, and its number.
 struct PrefixGroup {
   int32_t first_request;
   int32_t num_requests;
@@ -22,25 +22,25 @@ struct PrefixGroup {
   int32_t row;
 };
 
-/// The shared prefixes of a batch, checked and put in order.
+/// The shared prefixes of a batch, checked and sorted.
 class PrefixGroups {
  public:
   /// For batches of up to `max_batch_size`. May throw std::bad_alloc.
   void reserve(int32_t max_batch_size);
 
-  /// Reads those of `batch`, whose lengths have been checked.
-  ///   kInvalidArgument  names the row; the groups read before stay
+  /// Reads the prefixes of `batch`, whose lengths have been checked.
+  ///   kInvalidArgument  a row is wrong, which the message names; the groups stay as they were
   Status read(const Batch& batch) noexcept;
 
-  /// By first request; of those with the same one outer groups come first.
+  /// Sorted by first request; of groups with the same one, outer groups come first.
   std::span<const PrefixGroup> in_order() const { return {groups_.data(), size_}; }
 
  private:
-  /// A group around a request, and which of it and the groups around it has the longest prefix.
+  /// A group that contains the current request.
   struct Open {
-    int32_t end;  // its last request + 1
-    int32_t most_tokens;
-    int32_t row;
+    int32_t end;          // its last request + 1
+    int32_t most_tokens;  // of this group and the groups around it
+    int32_t row;          // of the group with the most tokens
   };
 
   Status check_nesting(const Batch& batch, std::size_t size) noexcept;
@@ -51,25 +51,25 @@ class PrefixGroups {
   std::size_t size_ = 0;
 };
 
-/// A prefix that is computed once, as one row tile: the rows of neighbouring requests, and the keys
-/// that all of them begin with, less those of the prefix around it.
+/// A prefix that is computed once, as one row tile: the rows of neighbouring requests, against the
+/// keys that all of them begin with, without the keys of the prefix around it.
 struct SharedPrefix {
   int32_t first_request;
   int32_t num_requests;
   int32_t num_rows;      // packed, for one kv head
-  int32_t num_readers;   // requests with rows
-  int32_t first_reader;  // sharer
+  int32_t num_readers;   // its requests that have rows
+  int32_t first_reader;  // the sharer number of the first of them
   int32_t parent;        // the prefix around it, or -1
-  int32_t depth;         // prefixes around it
+  int32_t depth;         // the number of prefixes around it
   KeySpan keys;          // whole steps
 };
 
-/// Chooses among the groups of a batch: a prefix is computed once where the cost model says that
-/// this is less work. Requests of more rows than a row tile has are left alone, since their tiles
-/// are full without others.
+/// Chooses among the groups of a batch: a prefix is computed once where the cost model predicts
+/// less work than computing it for each request. A request with more rows than a row tile never
+/// shares, because it fills tiles by itself.
 ///
-/// Sharers are the requests that read shared prefixes, numbered from 0 in their order, and after
-/// them these prefixes.
+/// Sharers have numbers: first the requests that read shared prefixes, from 0 in their order in the
+/// batch, then the shared prefixes.
 class PrefixTree {
  public:
   /// May throw std::bad_alloc.
@@ -84,19 +84,20 @@ class PrefixTree {
   /// Outer ones before those inside.
   std::span<const SharedPrefix> prefixes() const { return {prefixes_.data(), num_prefixes_}; }
 
-  // Of a request of the last build(), if there are prefixes:
-  /// The innermost prefix that it reads, or -1.
+  // These three are valid if there are prefixes, for requests of the last build().
+
+  /// The innermost prefix that the request reads, or -1.
   int32_t prefix_of(int32_t request) const { return prefix_of_[static_cast<std::size_t>(request)]; }
   /// Its number as a sharer, or -1.
   int32_t sharer_of(int32_t request) const { return sharer_of_[static_cast<std::size_t>(request)]; }
-  /// The first of its keys that is in no prefix that it reads.
+  /// The first key of the request that is in none of the prefixes that it reads.
   int32_t first_own_key(int32_t request) const { return keys_before(prefix_of(request)); }
 
   int32_t num_requests() const { return num_requests_; }  // that read prefixes
   int32_t num_sharers() const { return num_requests_ + static_cast<int32_t>(num_prefixes_); }
-  /// Partial rows of all sharers that are not cut.
+  /// Partial rows of all sharers as long as none is cut.
   int32_t num_partial_rows() const { return num_rows_ * shape_.num_kv_heads; }
-  /// By which sharing lowers the cost of all heads.
+  /// The predicted cost that sharing saves, for all heads.
   int64_t saved_cost() const { return saved_cost_ * shape_.num_kv_heads; }
 
  private:
@@ -105,7 +106,7 @@ class PrefixTree {
   int32_t rows_of(const Batch& batch, int32_t request) const {
     return (batch.qo_indptr[request + 1] - batch.qo_indptr[request]) * shape_.group_size;
   }
-  /// Keys of the prefix and of those around it.
+  /// The number of keys in a prefix and in the prefixes around it.
   int32_t keys_before(int32_t prefix) const {
     return prefix < 0 ? 0 : prefixes_[static_cast<std::size_t>(prefix)].keys.end;
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the scheduler knows of the problem and of the kernel.
+// What the scheduler needs to know about the problem and the kernel.
 #pragma once
 
 #include <cstdint>
@@ -12,9 +12,9 @@ struct AttentionOptions;
 struct KernelChoice;
 struct WorkspaceLayout;
 
-/// Predicted time, in arbitrary units, of a tile of `rows` query rows over `steps` key tiles:
+/// Predicts the time, in arbitrary units, of a tile of `rows` query rows over `steps` key tiles:
 ///   of_tile(rows) + steps * of_step(rows)
-/// the paper's alpha * l_q + beta * l_kv with the terms a kernel family measured.
+/// This is the paper's alpha * l_q + beta * l_kv, with coefficients measured for a kernel family.
 struct CostModel {
   int32_t tile = 0;
   int32_t tile_row = 0;
@@ -27,7 +27,7 @@ struct CostModel {
 
   int64_t of_tile(int32_t rows) const noexcept { return tile + int64_t{tile_row} * rows; }
   int64_t of_step(int32_t rows) const noexcept { return step + int64_t{step_row} * rows; }
-  /// Of writing one partial result and merging it. A smaller gain is no reason to split.
+  /// The cost of writing one partial result and merging it. A split must save more than this.
   int64_t of_split(int32_t rows) const noexcept { return split + int64_t{split_row} * rows; }
 };
 
@@ -43,15 +43,15 @@ struct ScheduleShape {
   int32_t max_partial_slots = 0;  // of tile_q partial rows
   /// Whether prefixes that requests share may be computed once for all of them.
   bool shares_prefixes = false;
-  /// > 0: batch-invariant, states are formed per chunk of so many keys: tile_kv times a power of
-  /// two.
+  /// > 0: batch-invariant; a state is computed for each chunk of chunk_kv keys, which is tile_kv
+  /// times a power of two.
   int32_t chunk_kv = 0;
-  /// > 0: the row tiles of a request are dealt next to each other, head after head, in items of
-  /// about so many steps: CTAs that run at the same time then read the same keys from a cache that
-  /// they share. 0: all heads of a row tile stay together.
+  /// > 0: the row tiles of a request are dealt to neighbouring queues, head after head, in items of
+  /// about item_steps steps. CTAs that run at the same time then read the same keys, from the cache
+  /// that they share. 0: all heads of a row tile stay together.
   int32_t item_steps = 0;
-  /// > 0: before a row tile of such a request is cut, a queue may exceed its share by one part in
-  /// so many. Pieces of row tiles do not read the same keys at the same time.
+  /// > 0: a queue may exceed its share by 1 / uncut_part before a row tile of such a request is
+  /// cut, because pieces of row tiles do not read the same keys at the same time.
   int32_t uncut_part = 0;
   CostModel cost;
 
@@ -59,19 +59,20 @@ struct ScheduleShape {
   int32_t granule() const noexcept { return chunk_kv > 0 ? chunk_kv / tile_kv : 1; }
 };
 
-/// Whether plans of `choice` compute shared prefixes once. Not where rows must not depend on their
-/// neighbours, nor with a window, which most prefixes are outside of.
+/// Whether plans of `choice` compute shared prefixes once. Batch-invariant plans do not, because
+/// rows must not depend on their neighbours; nor do plans with a window, which hides most prefixes.
 bool shares_prefixes(const AttentionOptions& options, const KernelChoice& choice) noexcept;
 
-/// How many requests and shared prefixes of a batch may take part in sharing: a request has fewer
-/// than two of them, and they have up to 65536 merges, which bounds the memory of large batches.
+/// The most sharers of a batch (see PrefixTree): requests that read shared prefixes, and these
+/// prefixes, of which there are fewer than requests. Each has a merge for each kv head; a limit of
+/// 65536 merges bounds the memory of large batches.
 inline int32_t most_sharing(int32_t max_batch_size, int32_t num_kv_heads) noexcept {
   constexpr int32_t kMostMerges = 1 << 16;
   const int32_t most = kMostMerges / num_kv_heads;
   return max_batch_size < most / 2 ? 2 * max_batch_size : most;
 }
 
-/// What the scheduler knows of a plan.
+/// The shape of a plan's schedules.
 ScheduleShape schedule_shape(const AttentionOptions& options, const KernelChoice& choice,
                              const WorkspaceLayout& layout);
 

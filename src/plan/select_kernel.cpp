@@ -13,9 +13,9 @@
 namespace flashplan {
 namespace {
 
-/// Whether a device can run the code of a kernel. Code for 8.6 also runs on 8.9, code for 9.0a on
-/// 9.0 alone, as does code for 8.7, an embedded GPU. Code for 8.0 does not run on 8.6, which has
-/// less shared memory than the kernel was compiled for.
+/// Whether a device can run the code of a kernel. Code for 8.6 also runs on 8.9. Code for 9.0a runs
+/// on 9.0 alone, and code for 8.7, an embedded GPU, on 8.7 alone. Code for 8.0 does not run on 8.6,
+/// which has less shared memory than the kernel was compiled for.
 bool can_run(const Kernel& kernel, const DeviceLimits& device) {
   constexpr int32_t kEmbedded = 87;
   const Architecture code = kernel.architecture;
@@ -105,7 +105,7 @@ Text offer(const Kernel& kernel, Axis axis) {
   return offer;
 }
 
-/// What the options ask for at `axis`, and how the argument is called.
+/// What the options ask for at `axis`, and the name of the argument.
 Text asked(const AttentionOptions& o, Axis axis, const char** argument) {
   Text asked;
   const auto print = [&](const char* name, const char* format, auto... values) {
@@ -126,7 +126,8 @@ Text asked(const AttentionOptions& o, Axis axis, const char** argument) {
   return asked;
 }
 
-/// Says what the kernels that come nearest, which fail at `axis`, offer there.
+/// The error for options that no kernel serves. The nearest kernels fail at `axis`; the message
+/// lists what they offer there.
 Status unserved(const AttentionOptions& o, const DeviceLimits& device, Axis axis) {
   List offers;
   for (const Kernel& kernel : device.kernels) {
@@ -139,8 +140,8 @@ Status unserved(const AttentionOptions& o, const DeviceLimits& device, Axis axis
                argument, axis == Axis::kHeadDim ? "up to " : "", offers.text(), got.text);
 }
 
-/// Orders kernels that serve the same options: the preferred family, then the smallest head dims,
-/// then the nearest architecture, which is the one whose code CUDA takes.
+/// Orders kernels that serve the same options: first by the family's preference, then the smallest
+/// head dims, then the nearest architecture, whose code is also the one that CUDA picks.
 bool is_better(const Kernel& a, const Kernel& b, const AttentionOptions& options) {
   const auto key = [&options](const Kernel& kernel) {
     return std::tuple(-kernel.family->preference(kernel, options),
@@ -168,7 +169,7 @@ Status select_kernel(const AttentionOptions& options, const DeviceLimits& device
   }
   if (best == nullptr) return unserved(options, device, nearest);
   choice->kernel = *best;
-  // One queue for each CTA that a GPU holds at once, so that none waits for the end of another.
+  // One queue for each CTA that a GPU holds at once, so that no CTA waits for another one to end.
   choice->num_ctas = options.num_ctas;
   if (options.num_ctas == 0) {
     choice->num_ctas =

@@ -9,7 +9,7 @@
 namespace flashplan {
 namespace {
 
-/// Merges of requests that share prefixes, and of these prefixes.
+/// The number of merges of all sharers; see PrefixTree.
 std::size_t sharing_merges(const AttentionOptions& options, const KernelChoice& choice) {
   if (!shares_prefixes(options, choice)) return 0;
   return static_cast<std::size_t>(most_sharing(options.max_batch_size, options.num_kv_heads)) *
@@ -40,22 +40,22 @@ WorkspaceLayout place(const AttentionOptions& options, const KernelChoice& choic
   return layout;
 }
 
-// The paper's bound: each queue ends at most one cut, and each cut makes two partial results
-// (Appendix D.3). Batch-invariant states are per chunk instead, so long requests want more.
+// The paper's bound: each queue ends in at most one cut, and each cut makes two partial results
+// (Appendix D.3). Batch-invariant plans have a state for each chunk, so long requests need more.
 int32_t wanted_slots(const AttentionOptions& options, const KernelChoice& choice) {
   constexpr int32_t kSlotsPerCta = 2;
   if (choice.chunk_kv == 0) {
     const int32_t for_cuts = choice.num_ctas * kSlotsPerCta;
     if (!shares_prefixes(options, choice)) return for_cuts;
-    // A request that shares prefixes has a partial result of its own, and one of each prefix around
-    // it. This is room for three prefixes around a decode; beyond it less is shared or cut.
+    // A request that shares prefixes has a partial result of its own and one of each prefix around
+    // it. This leaves room for three prefixes around a decode; with more, less is shared and cut.
     constexpr int64_t kStatesOfRow = 4;
     constexpr int64_t kMostRows = 1 << 20;
     const int64_t rows = kStatesOfRow * options.max_batch_size * options.num_qo_heads;
     return for_cuts + ceil_divide(static_cast<int32_t>(std::min(rows, kMostRows)),
                                   choice.kernel.geometry.tile_q);
   }
-  constexpr int32_t kKeysPerCta = 16384;  // of one head, whose chunks all have a slot
+  constexpr int32_t kKeysPerCta = 16384;  // keys of one head for which each chunk has a slot
   return choice.num_ctas * std::max(kSlotsPerCta, kKeysPerCta / choice.chunk_kv);
 }
 

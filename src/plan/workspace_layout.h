@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where everything lies in the caller's workspace. One walk over the buffers counts and places.
+// The layout of the caller's workspace. One walk over the buffers both counts and places them.
 #pragma once
 
 #include <cstddef>
@@ -23,8 +23,8 @@ struct WorkspaceLayout {
   int32_t max_partial_slots = 0;
 };
 
-/// With `limit` bytes instead of as many as the bounds ask for, there are fewer partial slots, down
-/// to none; `total` over the limit means that even none does not fit.
+/// With `limit` bytes, fewer than the bounds ask for, there are fewer partial slots, down to none.
+/// If `total` is over the limit, the buffers do not fit even without partial slots.
 WorkspaceLayout layout_workspace(const AttentionOptions& options, const KernelChoice& choice,
                                  std::optional<std::size_t> limit) noexcept;
 
