@@ -13,7 +13,7 @@
 namespace flashplan {
 namespace {
 
-/// The answers of an object that may be anything.
+/// Reads the __array_interface__ of an object, which may contain anything.
 class Answers {
  public:
   Answers(const char* name, nb::handle interface) : name_(name), interface_(interface) {}

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// NumPy's __array_interface__, for dtypes that NumPy does not export through DLPack.
+// Imports tensors by NumPy's __array_interface__, for dtypes that NumPy does not export by DLPack.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -10,17 +10,17 @@ namespace flashplan {
 
 namespace nb = nanobind;
 
-/// The memory of an object with __array_interface__, of one of ml_dtypes' formats.
+/// The memory of an object that has __array_interface__ and a dtype of ml_dtypes.
 struct ArrayInterface {
-  /// Raises TypeError or ValueError naming the argument, also for dtypes that come by DLPack if at
-  /// all: then the message says what DLPack had against them.
+  /// Raises TypeError or ValueError naming the argument, also for dtypes that are imported by
+  /// DLPack alone.
   ArrayInterface(const char* name, nb::handle object);
 
   /// False: the object has no __array_interface__.
   bool found() const noexcept { return interface.is_valid(); }
 
   TensorView view;
-  nb::object interface;  // may be what keeps the memory alive
+  nb::object interface;  // must live as long as `view`: it may own the memory
 };
 
 }  // namespace flashplan

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The binary interface of DLPack 1.3 (dmlc/dlpack, include/dlpack/dlpack.h), as far as it is used:
-// layouts and codes are the specification's. Declared here because no package registry carries the
-// header at this version.
+// The part of the binary interface of DLPack 1.3 (dmlc/dlpack, include/dlpack/dlpack.h) that is
+// used here, with the layouts and codes of the specification. It is declared here because no
+// package registry has the header in this version.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Working without Python's global lock, also while the interpreter shuts down.
+// Releasing Python's global lock (the GIL) safely, also while the interpreter shuts down.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -9,20 +9,20 @@
 
 namespace flashplan {
 
-/// Calls `function`, which may take the GIL or run Python code, where the interpreter may be
-/// shutting down.
+/// Calls `function`, which may take the GIL or run Python code, and is safe while the interpreter
+/// shuts down.
 ///
-/// A daemon thread that wants the GIL then is ended by pthread_exit() before Python 3.14. On Linux
-/// that unwinds the stack: destructors would change Python objects without the GIL, and the first
-/// noexcept function, of which nanobind has many, would abort the process. Here such a thread
-/// sleeps until the process ends, as it does in Python 3.14.
+/// Before Python 3.14, a daemon thread that takes the GIL during shutdown is ended by
+/// pthread_exit(). On Linux this unwinds the stack: destructors would change Python objects without
+/// the GIL, and the first noexcept function, of which nanobind has many, would abort the process.
+/// Here such a thread sleeps until the process ends, as in Python 3.14.
 template <class Function>
 auto surviving_exit(Function function) {
   try {
     return function();
   } catch (std::exception&) {
     throw;
-  } catch (...) {  // the unwinding: all exceptions here are std::exceptions
+  } catch (...) {  // pthread_exit() unwinds: all other exceptions here are std::exceptions
     while (true) pause();
   }
 }

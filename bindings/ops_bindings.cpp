@@ -98,7 +98,7 @@ void merge_stack(nb::handle o, nb::handle lse_in, nb::handle out, nb::handle lse
     raise_value("lse: expected " + std::to_string(o_view.shape[0]) + " states (as o), got " +
                 std::to_string(lse_view.shape[0]));
   }
-  // A view of each is made: without elements they can be any number.
+  // Each state gets a view, so their number is limited: states without elements take no memory.
   constexpr int64_t kMaxStates = 1 << 20;
   if (o_view.shape[0] > kMaxStates) {
     raise_value("o: expected at most " + std::to_string(kMaxStates) + " states, got " +
@@ -118,7 +118,7 @@ void append(nb::handle k, nb::handle v, nb::handle k_cache, nb::handle v_cache, 
             nb::handle page_indices, bool hnd, nb::handle kv_dtype, nb::handle k_scale,
             nb::handle v_scale, nb::handle stream) {
   AppendTensors tensors;
-  // First: numbers may be objects whose conversion runs Python code.
+  // Numbers are converted first, since that may run Python code.
   tensors.k_scale = float_arg("k_scale", k_scale);
   tensors.v_scale = float_arg("v_scale", v_scale);
   CallStream call = stream_beside("k_cache", k_cache, stream);

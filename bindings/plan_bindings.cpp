@@ -34,7 +34,7 @@ void check_size(const char* name, const IntsArg& indptr, const IntsArg& lens) {
               " entries (one more than kv_lens), got " + std::to_string(indptr.size));
 }
 
-/// A Plan and what Python callers expect it to own: the workspace, room for host lengths, and the
+/// A Plan and what belongs to it in Python: the workspace, buffers for host lengths, and the
 /// framework whose stream plan() follows.
 class PyPlan {
  public:
@@ -80,7 +80,7 @@ class PyPlan {
     CallStream call = call_stream(stream, producer_to_follow(stream), device());
     Status status;
     {
-      const GilRelease released;  // the upload waits if too many are under way
+      const GilRelease released;  // plan() waits if too many copies are under way
       status = plan_.plan(batch, call.handle);
     }
     check(status);
@@ -92,7 +92,7 @@ class PyPlan {
            nb::handle lse, nb::handle k_scale, nb::handle v_scale, nb::handle stream) {
     const AttentionOptions& options = plan_.options();
     AttentionTensors tensors;
-    // First: numbers may be objects whose conversion runs Python code.
+    // Numbers are converted first, since that may run Python code.
     tensors.k_scale = float_arg("k_scale", k_scale);
     tensors.v_scale = float_arg("v_scale", v_scale);
     const Producer producer = producer_of(q);
@@ -134,7 +134,7 @@ class PyPlan {
 
   const Plan& get() const { return plan_; }
 
-  /// For what looks at the schedule: refuses while another thread is making one.
+  /// For functions that read the schedule: raises while another thread is planning.
   const Plan& planned() const {
     if (planning_.test(std::memory_order_acquire)) raise_busy();
     return plan_;
@@ -146,7 +146,7 @@ class PyPlan {
     return 0;
   }
 
-  /// The garbage collector breaks a cycle: what is left of the object refuses to run.
+  /// Called when the garbage collector breaks a cycle; the object refuses to run afterwards.
   void clear() {
     plan_ = Plan();
     workspace_.release();
@@ -158,7 +158,7 @@ class PyPlan {
     throw std::runtime_error("plan: expected one thread at a time, got a second one");
   }
 
-  /// Refuses a second thread before it writes to the lengths that the first one reads.
+  /// Raises in a second thread, before it overwrites the lengths that the first one reads.
   class Planning {
    public:
     explicit Planning(std::atomic_flag& flag) : flag_(flag) {
@@ -174,7 +174,7 @@ class PyPlan {
 
   Device device() const { return plan_.options().device; }
 
-  /// Of the last run(); before the first one, of what is imported.
+  /// The producer of the last run(); before the first run(), imported_producer().
   Producer producer_to_follow(nb::handle stream) {
     if (!stream.is_none() || device().type == DeviceType::kCpu) return {};
     if (!last_producer_) {
@@ -191,7 +191,7 @@ class PyPlan {
   }
 
   // These two outlive the plan.
-  nb::object stream_of_plan_;  // which must exist until the next plan() on another one
+  nb::object stream_of_plan_;  // must exist until the next plan() on another stream
   Workspace workspace_;
   Plan plan_;
   std::optional<Producer> last_producer_;
@@ -199,7 +199,7 @@ class PyPlan {
   std::atomic_flag planning_;
 };
 
-/// Groups as rows of three.
+/// Finds shared prefixes, as tuples (first_request, num_requests, num_tokens).
 std::vector<std::tuple<int, int, int>> find_groups(nb::handle qo_indptr, nb::handle kv_lens,
                                                    int page_size, nb::handle block_table,
                                                    nb::handle page_indptr,
@@ -248,7 +248,7 @@ PyType_Slot plan_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(&traverse_p
                             {Py_tp_clear, reinterpret_cast<void*>(&clear_plan)},
                             {0, nullptr}};
 
-/// Copies would share what they point to. Also called by pickle.
+/// Refuses to copy or pickle an object: a copy would share what it points to.
 [[noreturn]] void refuse_copy(nb::handle self, nb::args) {
   raise_type(std::string(nb::type_name(self.type()).c_str()) +
              ": expected to stay one object, got a request to copy or pickle it");

@@ -15,7 +15,7 @@ namespace {
 
 using namespace nb::literals;
 
-/// What is remembered of a type, until it dies.
+/// What is remembered about a type, until the type is destroyed.
 struct TypeFacts {
   std::atomic<PyTypeObject*> type{nullptr};  // null: free
   Producer producer;
@@ -23,7 +23,7 @@ struct TypeFacts {
 
 TypeFacts known_types[16];
 
-/// The callback of a weak reference to a known type: its address may become another type's.
+/// Called when a remembered type is destroyed: another type may get its address.
 PyObject* forget_type(PyObject* index, PyObject* reference) {
   known_types[PyLong_AsLong(index)].type.store(nullptr, std::memory_order_release);
   Py_DECREF(reference);  // the one that remember_type() kept
@@ -54,7 +54,7 @@ const dlpack::ExchangeApi* exchange_api(nb::handle type) {
   return api != nullptr && api->tensor_from_object != nullptr ? api : nullptr;
 }
 
-/// By the packages of the type and its bases.
+/// Finds the framework by the packages of the type and its bases.
 Framework framework_of(nb::handle type) {
   for (nb::handle base : nb::tuple(type.attr("__mro__"))) {
     nb::object module = attribute(base, "__module__");
@@ -171,7 +171,8 @@ void DlpackImport::import_method(const char* name, nb::handle object, const Prod
   static const nb::handle method_name = PyUnicode_InternFromString("__dlpack__");  // for speed
   nb::object method = attribute(object, method_name);
   if (PyCallable_Check(method.ptr()) == 0 || PyType_Check(object.ptr())) return;
-  // Who has a current stream has made the tensor ready there. Others order themselves with ours.
+  // A framework with a current stream has made the tensor ready on that stream. Others get our
+  // stream and order their work with it.
   const bool has_current_stream =
       producer.framework == Framework::kTorch || producer.framework == Framework::kCupy;
   nb::object on = nb::none();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who made a tensor: what its Python type says of DLPack, of streams and of writing.
+// The producer of a tensor: what its Python type says about DLPack, streams and writing.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -18,8 +18,8 @@ namespace nb = nanobind;
 [[noreturn]] void raise_type(const std::string& message);
 [[noreturn]] void raise_value(const std::string& message);
 
-/// An attribute, None if the object has none. Any exception but AttributeError goes on, which
-/// nb::getattr with a default would drop: attributes may be Python code, and so are signals.
+/// An attribute, or None if the object has no such attribute. All exceptions except AttributeError
+/// propagate. nb::getattr with a default would drop them, among them KeyboardInterrupt.
 nb::object attribute(nb::handle object, const char* name);
 nb::object attribute(nb::handle object, nb::handle name);
 
@@ -28,18 +28,18 @@ enum class Framework { kOther, kTorch, kCupy, kJax };
 struct Producer {
   Framework framework = Framework::kOther;
   const dlpack::ExchangeApi* exchange = nullptr;
-  bool traced = false;  // stands for an array of JAX while jit, vmap or grad look at a function
+  bool traced = false;  // a JAX tracer, which stands for an array under jit, vmap or grad
 
-  /// Writing to a JAX array through DLPack would break its promises.
+  /// JAX arrays are immutable, so they must not be written through DLPack.
   bool immutable() const noexcept { return framework == Framework::kJax; }
 };
 
-/// The producer of a type's instances; looked up once for the first types that are seen.
+/// The producer of a type's instances. The first few types that are seen are remembered.
 Producer producer_of(PyTypeObject* type);
 inline Producer producer_of(nb::handle object) { return producer_of(Py_TYPE(object.ptr())); }
 
-/// Where DLPack says that memory is; nothing for other makers' devices. Pinned host memory is the
-/// host's.
+/// The device of DLPack memory; empty for devices other than CPUs and CUDA GPUs. Pinned host memory
+/// is on the CPU.
 constexpr std::optional<Device> to_device(const dlpack::DeviceId& device) noexcept {
   switch (device.type) {
     case dlpack::kCpu:
@@ -50,7 +50,7 @@ constexpr std::optional<Device> to_device(const dlpack::DeviceId& device) noexce
   }
 }
 
-/// Where a tensor is; the CPU for what does not say so.
+/// The device of a tensor; the CPU for an object that does not tell its device.
 Device device_of(nb::handle object, const Producer& producer);
 
 /// Raises TypeError: `name` is no tensor; `why` is appended.
@@ -59,17 +59,19 @@ Device device_of(nb::handle object, const Producer& producer);
 
 struct CallStream;
 
-/// The memory of an object: by DLPack's C exchange API (no Python call, no synchronisation), which
-/// lends it as long as the object lives, else by __dlpack__, as long as this import lives.
+/// Imports the memory of an object. DLPack's C exchange API is tried first: it makes no Python call
+/// and no synchronisation, and the memory is valid as long as the object lives. Otherwise
+/// __dlpack__ is called, and the memory is valid as long as this import lives.
 class DlpackImport {
  public:
-  /// `stream`: the call's, on which producers without a current stream order their work.
+  /// `stream` is the stream of the call; producers without a current stream order their work with
+  /// it.
   DlpackImport(const char* name, nb::handle object, const Producer& producer, CallStream& stream);
 
   DlpackImport(const DlpackImport&) = delete;
   DlpackImport& operator=(const DlpackImport&) = delete;
 
-  /// Null where the object has no DLPack, or refuses to be exported.
+  /// Null if the object does not support DLPack, or refuses to be exported.
   const dlpack::Tensor* tensor() const noexcept { return tensor_; }
   bool read_only() const noexcept { return read_only_; }
   /// Why the object refused, to be appended to a message.
@@ -90,7 +92,7 @@ class DlpackImport {
   const dlpack::Tensor* tensor_ = nullptr;
   bool read_only_ = false;
   nb::object refusal_;  // the exception
-  // Of the three at most one is in use.
+  // At most one of these three is in use.
   dlpack::Tensor borrowed_;
   std::unique_ptr<dlpack::ManagedTensor, Release> managed_;
   std::unique_ptr<dlpack::ManagedTensorVersioned, Release> versioned_;

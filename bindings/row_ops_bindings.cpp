@@ -61,7 +61,7 @@ void gated_activation_of(Activation activation, nb::handle x, nb::handle out, nb
 
 void apply_rope_of(nb::handle q, nb::handle k, nb::handle positions, const Rope& rope,
                    nb::handle out_q, nb::handle out_k, nb::handle stream) {
-  const Rope copy = rope;  // Python code may change it while the call is under way
+  const Rope copy = rope;  // another thread may change it during the call
   OperatorCall call("q", q, stream);
   const TensorArg q_arg = call.input("q", q);
   const TensorArg k_arg = call.input("k", k);

@@ -9,8 +9,8 @@ namespace {
 
 using namespace nb::literals;
 
-/// A parameter of sample(): a number, which Python has converted, or a tensor with one for each
-/// request.
+/// A parameter of sample(): a number, already converted by the Python layer, or a tensor with a
+/// number for each request.
 template <class Number>
 class ParameterArg {
  public:

@@ -26,7 +26,7 @@ bool is_int(nb::handle object) {
   return PyLong_Check(object.ptr()) != 0 && PyBool_Check(object.ptr()) == 0;
 }
 
-/// The handle in an int, or in an object of cuda.core, CuPy or torch.
+/// The stream handle that an int, or a stream object of cuda.core, CuPy or torch, holds.
 Stream explicit_stream(nb::handle stream) {
   if (is_int(stream)) return to_stream(stream);
   nb::object protocol = attribute(stream, "__cuda_stream__");
@@ -46,7 +46,8 @@ Stream explicit_stream(nb::handle stream) {
              nb::type_name(stream.type()).c_str());
 }
 
-/// A stream for callers without one, made at first use. It lives as long as the process.
+/// The stream for callers without one. It is made at the first use, and lives as long as the
+/// process.
 Stream library_stream(Device device) {
   static std::atomic<Stream> streams[64];
   static nb::ft_mutex mutex;
@@ -62,7 +63,8 @@ Stream library_stream(Device device) {
   return stream;
 }
 
-/// The current stream by DLPack's C exchange API. False: the framework has none on this device.
+/// Gets the current stream by DLPack's C exchange API. False: the framework has none on this
+/// device.
 bool exchanged_stream(const dlpack::ExchangeApi& exchange, Device device, Stream* stream) {
   void* handle = nullptr;
   if (exchange.current_stream == nullptr) return false;
@@ -128,7 +130,7 @@ CallStream call_stream(nb::handle stream, const Producer& producer, Device devic
     case Framework::kJax:
     case Framework::kOther:
       call.handle = library_stream(device);
-      call.must_finish = true;  // nothing of the caller's waits for this stream
+      call.must_finish = true;  // the caller's work does not wait for this stream
       break;
   }
   return call;
@@ -143,7 +145,7 @@ Producer imported_producer() {
     nb::object module = module_if_imported(package);
     if (!module.is_valid()) continue;
     nb::object tensor = attribute(module, type);
-    if (PyType_Check(tensor.ptr()) == 0) continue;  // being imported
+    if (PyType_Check(tensor.ptr()) == 0) continue;  // the module is still being imported
     // A build without CUDA has no streams.
     if (std::string_view(package) == "torch" &&
         !nb::cast<bool>(module.attr("cuda").attr("is_available")())) {

@@ -13,9 +13,9 @@
 namespace flashplan {
 namespace {
 
-/// A NumPy array without what a subclass adds, over the memory of `object`; else null. That memory
-/// is the object's own, so that holding the object is enough. An export would also hold it, in a
-/// way that hides cycles from the garbage collector.
+/// If `object` is a NumPy array, a view of it without what a subclass adds; else null. Keeping the
+/// object alive then keeps the memory alive. A DLPack export would do so too, but would hide
+/// reference cycles from the garbage collector.
 nb::object plain_array(nb::handle object) {
   const nb::object numpy = module_if_imported("numpy");
   if (!numpy.is_valid()) return {};

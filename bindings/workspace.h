@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The workspace of a Plan: memory of its own, or the caller's.
+// The workspace of a Plan: memory that it allocates, or the caller's.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -20,8 +20,8 @@ class Workspace {
   Workspace(const Workspace&) = delete;
   Workspace& operator=(const Workspace&) = delete;
 
-  /// Uses the caller's memory: contiguous, writable, of any dtype, on `device`. It is held until
-  /// release(). Raises TypeError or ValueError.
+  /// Uses the memory of a contiguous, writable tensor of any dtype on `device`, and keeps the
+  /// tensor alive until release(). Raises TypeError or ValueError.
   void borrow(nb::object memory, Device device);
   /// Allocates. Raises MemoryError or CudaError.
   void allocate(std::size_t size, Device device);

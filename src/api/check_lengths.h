@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What holds of the lengths of every batch.
+// Checks that the lengths of every batch must pass.
 #pragma once
 
 #include "flashplan/plan.h"
@@ -7,7 +7,7 @@
 
 namespace flashplan {
 
-/// That qo_indptr starts at 0 and ascends, and no kv_len is negative.
+/// Checks that qo_indptr starts at 0 and ascends, and that no kv_len is negative.
 Status check_lengths(const Batch& batch) noexcept;
 
 }  // namespace flashplan

@@ -19,7 +19,7 @@ namespace {
   text += line;
 }
 
-/// Largest queue over the mean; 1 is a perfect balance.
+/// The cost of the longest queue divided by the mean; 1 is a perfect balance.
 double imbalance(const Schedule& schedule) {
   int64_t total = 0;
   int64_t largest = 0;
@@ -31,7 +31,7 @@ double imbalance(const Schedule& schedule) {
   return static_cast<double>(largest) * schedule.num_ctas() / static_cast<double>(total);
 }
 
-/// Why no prefix is computed once.
+/// The reason that no prefix is computed once.
 const char* reason_not_to_share(const Plan::Impl& plan) {
   if (plan.options.batch_invariant) return "batch_invariant";
   if (plan.options.window_left >= 0) return "window_left";
@@ -39,7 +39,7 @@ const char* reason_not_to_share(const Plan::Impl& plan) {
   return "it would take no less time";
 }
 
-/// What the planner makes of the prefixes that it was given.
+/// Lists which of the given prefixes are computed once.
 void append_prefixes(std::string& text, const Plan::Impl& plan) {
   constexpr size_t kMostPrefixes = 16;
   const Schedule& schedule = plan.scheduler.schedule();
@@ -93,7 +93,7 @@ void append_queue(std::string& text, const Schedule& schedule, int32_t batch_siz
   text += end - begin > kMostTiles ? " ...\n" : "\n";
 }
 
-// The picture: one line per queue, an axis of predicted time, a legend. In pixels.
+// The picture has one line per queue, an axis of predicted time, and a legend. Sizes are in pixels.
 constexpr int32_t kWidth = 640;
 constexpr int32_t kTextHeight = 16;
 constexpr int32_t kMostQueues = 64;
@@ -111,14 +111,15 @@ void append_box(std::string& svg, double x, int32_t y, double width, int32_t hei
          x, y, width, height, segment * 47 % 360, is_merged ? 70 : 50);
 }
 
-/// Text in the colour of the page, which may be dark. `anchor`: start, middle or end.
+/// Text in the colour of the page's own text, since the page may be dark. `anchor` is start, middle
+/// or end.
 void append_label(std::string& svg, int32_t x, int32_t y, const char* anchor,
                   const std::string& text) {
   append(svg, "<text x=\"%d\" y=\"%d\" text-anchor=\"%s\">", x, y, anchor);
   svg.append(text).append("</text>\n");
 }
 
-/// The boxes of a queue. They share its predicted time in proportion to their keys.
+/// The boxes of a queue. Their widths divide its predicted time in proportion to their keys.
 void append_boxes(std::string& svg, const Schedule& schedule, int32_t batch_size, int32_t cta,
                   int32_t line, int64_t largest) {
   const auto weight_of = [](const WorkTile& tile) {

@@ -10,7 +10,7 @@
 namespace flashplan {
 namespace {
 
-/// How many of the first `count` ids are the same.
+/// The number of equal ids before the first difference, at most `count`.
 int64_t num_common(const int32_t* a, const int32_t* b, int64_t count) {
   constexpr int64_t kBlock = 64;
   int64_t i = 0;
@@ -21,16 +21,16 @@ int64_t num_common(const int32_t* a, const int32_t* b, int64_t count) {
   return i;
 }
 
-/// Keys that a request has besides those of this step.
+/// The number of keys that a request had before this step.
 int32_t num_old_keys(const Batch& batch, int32_t request) {
   const int32_t qo_len = batch.qo_indptr[request + 1] - batch.qo_indptr[request];
   return std::max(batch.kv_lens[request] - qo_len, 0);
 }
 
-/// The rows of groups. While requests are read from the last to the first, groups whose first
-/// request is not found yet wait at the front of the memory, inner ones last, as {last request,
-/// unused, tokens}; those that are found are written from its end on. There are never more than
-/// batch_size - 1 of both.
+/// Writes the rows of groups, in the caller's memory. Requests come from the last to the first. A
+/// group whose first request is not known yet waits at the front of the memory, as {last request,
+/// unused, tokens}, inner groups behind outer ones. Complete groups are written from the end of the
+/// memory to the front. Both together are never more than batch_size - 1 rows.
 class GroupWriter {
  public:
   GroupWriter(int32_t* groups, int32_t capacity)
@@ -45,8 +45,9 @@ class GroupWriter {
     row[2] = num_tokens;
   }
 
-  /// Finishes the groups that have more than `num_tokens` keys in common: `request` is their first.
-  /// Returns the last request of the outermost of them.
+  /// Completes the waiting groups with more than `num_tokens` keys: their first request is
+  /// `request`. Returns the last request of the outermost of these groups, or `request` if there
+  /// are none.
   int32_t finish(int32_t request, int32_t num_tokens) {
     int32_t last = request;
     while (num_waiting_ > 0 && waiting(num_waiting_ - 1)[2] > num_tokens) {
@@ -58,7 +59,7 @@ class GroupWriter {
     return last;
   }
 
-  /// Brings the groups to the begin of the memory, and returns how many there are.
+  /// Moves the groups to the begin of the memory, and returns their number.
   int32_t close() {
     finish(0, 0);
     std::copy(groups_ + 3 * int64_t{first_}, groups_ + 3 * int64_t{end_}, groups_);

@@ -20,7 +20,7 @@ struct Extent {
   bool intersects(const Extent& other) const { return begin < other.end && other.begin < end; }
 };
 
-/// Of a view that has passed check_shape(). Empty where there are no elements.
+/// The addresses of a view that has passed check_shape(); empty if it has no elements.
 Extent extent_of(const TensorView& view) {
   uintptr_t last = 0;  // unsigned: strides of a view without elements may be anything
   bool is_empty = view.empty();
@@ -50,14 +50,15 @@ bool is_addressable(const TensorView& view) {
   return !overflows && data >= 0;
 }
 
-/// A dimension in whose steps elements share memory, or -1. In order of their strides, each must
-/// step over all that the smaller ones span. (Strides that interleave otherwise are refused too.)
+/// A dimension along which elements share memory, or -1. In the order of strides, each dimension
+/// must step over all memory that the dimensions with smaller strides span. (This also refuses
+/// strides that interleave without sharing memory.)
 int32_t shared_dim(const TensorView& view) {
   struct Step {
     int64_t stride;
     int32_t dim;
   };
-  // By stride. The usual order, the last dimension first, needs no moves.
+  // Sorts dimensions by stride. The usual order, the last dimension first, needs no moves.
   std::array<Step, kMaxRank> steps;
   std::size_t count = 0;
   for (int32_t d = view.rank - 1; d >= 0; --d) {
@@ -76,7 +77,7 @@ int32_t shared_dim(const TensorView& view) {
   return -1;
 }
 
-/// Bytes that the elements of a view span modulo `period`, or 0 if they can be anywhere in it.
+/// The bytes that the elements of a view span modulo `period`, or 0 if they may be anywhere.
 int64_t span_modulo(const TensorView& view, int64_t period) {
   const int64_t item = item_size(view.dtype);
   int64_t span = item;
@@ -89,8 +90,8 @@ int64_t span_modulo(const TensorView& view, int64_t period) {
   return span;
 }
 
-/// Whether the elements of two views take turns with a period: modulo it, one's lie before the
-/// other's.
+/// Whether the elements of two views alternate with a period: modulo the period, all elements of
+/// one view are before those of the other.
 bool alternate(const TensorView& a, const TensorView& b, int64_t period) {
   const int64_t span_a = span_modulo(a, period);
   const int64_t span_b = span_modulo(b, period);
@@ -101,7 +102,7 @@ bool alternate(const TensorView& a, const TensorView& b, int64_t period) {
   return span_a <= offset && offset + span_b <= period;
 }
 
-/// Of views whose extents intersect.
+/// Whether two views whose extents intersect share the memory of an element.
 bool lie_in_gaps(const TensorView& a, const TensorView& b) {
   for (const TensorView* view : {&a, &b}) {
     for (int32_t d = 0; d < view->rank; ++d) {
@@ -166,7 +167,7 @@ Status check_memory(const TensorArgument& argument) noexcept {
                  "%s: expected a tensor with storage, got a null pointer (a meta or fake tensor?)",
                  argument.name);
   }
-  // (Sizes of items are powers of two; a division would take as long as all else here.)
+  // Item sizes are powers of two. (A division would take as long as all of the rest.)
   const auto item = static_cast<uintptr_t>(item_size(view.dtype));
   if ((reinterpret_cast<uintptr_t>(view.data) & (item - 1)) != 0) {
     return error(StatusCode::kInvalidArgument,
@@ -202,7 +203,7 @@ Status check_apart(std::span<const TensorArgument> arguments) noexcept {
   for (const TensorArgument& argument : arguments) {
     const Extent extent = extent_of(argument.view);
     if (extent.end == extent.begin) continue;
-    // A pair is looked at once: here, with those before.
+    // Each pair is checked once: an argument with those before it.
     for (std::size_t i = 0; i < count; ++i) {
       const TensorArgument& before = *places[i].argument;
       if (!extent.intersects(places[i].extent) || !(before.written || argument.written)) continue;

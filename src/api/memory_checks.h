@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where the elements of tensors lie in memory: only pointers, shapes and strides are looked at, so
-// the checks hold for tensors on a GPU too.
+// Checks of where the elements of tensors lie in memory. They read only pointers, shapes and
+// strides, so they work for tensors on a GPU too.
 #pragma once
 
 #include <cstddef>
@@ -22,24 +22,24 @@ struct TensorArgument {
 /// Whether no dimension is 0.
 bool has_elements(const TensorView& view) noexcept;
 
-/// Of a view of known dtype and rank: sizes >= 0 and, where there are elements, a pointer that is
-/// neither null nor misaligned, addresses that do not wrap round, and, for what is written, memory
-/// that may be written and is not shared between elements.
+/// Checks a view of known dtype and rank: sizes must be >= 0. If there are elements, the pointer
+/// must be neither null nor misaligned, and addresses must not wrap round. The memory of a written
+/// argument must be writable and not shared between elements.
 Status check_memory(const TensorArgument& argument) noexcept;
 
-/// Whether a view is in row-major order, gaps allowed, in memory as check_memory() wants it, and
-/// contiguous in the last dimension. Seen in one pass: most tensors are, and need no other check.
+/// Whether a view is in row-major order, gaps allowed, contiguous in the last dimension, and would
+/// pass check_memory(). This takes one pass; most tensors are so, and need no other check.
 bool is_plain(const TensorArgument& argument) noexcept;
 
-/// Refuses a written argument that shares an element's memory with another argument. All have
-/// passed check_shape(); those not given are skipped. Tensors that lie in one another's gaps, as
-/// the halves of a combined cache do, are apart.
+/// Refuses a written argument that shares the memory of an element with another argument. Both have
+/// passed check_shape(); an argument that is not given passes. Tensors that lie in one another's
+/// gaps, such as the two halves of a combined cache, do not share memory.
 Status check_apart(const TensorArgument& written, const TensorArgument& other) noexcept;
 
-/// The same for all pairs.
+/// Makes this check for all pairs of arguments of which one is written.
 Status check_apart(std::span<const TensorArgument> arguments) noexcept;
 
-/// Memory without a dtype, as a view of bytes.
+/// A view of memory as bytes.
 TensorView bytes_view(void* data, std::size_t size, Device device) noexcept;
 
 }  // namespace flashplan

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Plan: validate -> select_kernel -> schedule, and the workspace that follows from it.
+// Plan: checks the options, selects the kernel, lays out the workspace, and schedules batches.
 #include "flashplan/plan.h"
 
 #include <algorithm>
@@ -89,7 +89,7 @@ Status check_mask_begin(const AttentionOptions& options, const Batch& batch) {
   return {};
 }
 
-/// Writes where the masks of the requests begin. Returns the bits that a row of them needs.
+/// Writes where the masks of the requests begin. Returns the bits that a row of the mask must have.
 int64_t place_masks(const Batch& batch, int32_t* mask_begins) {
   int64_t num_bits = 0;
   for (int32_t r = 0; r < batch.batch_size; ++r) {
@@ -103,7 +103,8 @@ int64_t place_masks(const Batch& batch, int32_t* mask_begins) {
   return num_bits;
 }
 
-/// Whether a request's mask begins inside a prefix that it shares: rows of others do not see it.
+/// Whether the mask of a request begins inside one of its shared prefixes. The row tile of a prefix
+/// is computed without masks, so such prefixes are not shared.
 bool has_masks_inside_prefixes(const Batch& batch) {
   if (batch.mask_begin == nullptr) return false;
   for (int32_t i = 0; i < batch.num_shared_prefixes; ++i) {
@@ -114,8 +115,8 @@ bool has_masks_inside_prefixes(const Batch& batch) {
   return false;
 }
 
-/// The family that FLASHPLAN_KERNEL_FAMILY names, for tests of one family where others serve the
-/// same options; empty: any. Read once.
+/// The kernel family that the environment variable FLASHPLAN_KERNEL_FAMILY names; empty: any. Tests
+/// set it to test a family that would not be preferred. It is read once.
 std::string_view family_to_test() noexcept {
   static const char* const name = std::getenv("FLASHPLAN_KERNEL_FAMILY");
   return name != nullptr ? name : "";

@@ -21,24 +21,24 @@ struct Plan::Impl {
   WorkspaceLayout layout;
   Scheduler scheduler;
   PrefixGroups prefixes;                                // of the batch
-  ScheduleBuffers buffers;                              // of the schedule, on the CPU
-  std::optional<cuda::DeviceSchedule> device_schedule;  // and of the schedule, on a GPU
+  ScheduleBuffers buffers;                              // hold the schedule on the CPU
+  std::optional<cuda::DeviceSchedule> device_schedule;  // holds the schedule on a GPU
   int32_t batch_size = 0;
   int32_t num_tokens = 0;           // qo_indptr[batch_size]
-  int32_t num_shared_prefixes = 0;  // given
+  int32_t num_shared_prefixes = 0;  // given by the caller, used or not
   int32_t num_kv_rows = 0;          // rows of ragged k and v that are read
-  std::vector<int32_t> kv_lens;     // of the batch; has room for any
-  int32_t longest_request = 0;      // the first with the most keys
-  int64_t num_mask_bits = 0;        // that the masks of the batch need in a row
-  /// Packed, per request, on average: no more than the smallest body of the kernel takes. Says
-  /// which order of the kernel's code is launched; in a captured graph the choice of the captured
-  /// run stays.
+  std::vector<int32_t> kv_lens;     // of the batch; has room for any batch
+  int32_t longest_request = 0;      // the first request with the most keys
+  int64_t num_mask_bits = 0;        // bits that a row of the mask must have
+  /// Whether an average request has no more packed rows than the smallest body of the kernel takes.
+  /// It decides which order of the kernel's code is launched. A captured graph keeps the order of
+  /// the captured run.
   bool has_few_rows = false;
   bool planned = false;
   std::atomic_flag in_use;
 };
 
-/// Refuses a second thread instead of corrupting the first one's work.
+/// Lets one thread in at a time: a second thread is refused, and does not wait.
 class InUseGuard {
  public:
   explicit InUseGuard(std::atomic_flag& flag) noexcept

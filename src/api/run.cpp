@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Plan::run: tensors against the plan, then one call of the stored kernel.
+// Plan::run: checks the tensors against the plan, then calls the plan's kernel.
 
 #include <algorithm>
 #include <cmath>
@@ -62,20 +62,20 @@ Status check_mask(const AttentionTensors& t, const Plan::Impl& plan) {
   return check_shape(mask, {Dim::at_least(plan.num_tokens), Dim::at_least(num_words)});
 }
 
-/// The length of a request on the CPU: the real one where it is given.
+/// The length of a request on the CPU: the real one if it is given, else the planned one.
 int32_t kv_len_of(const AttentionTensors& t, const Plan::Impl& plan, int32_t request) {
   const int32_t planned = plan.kv_lens[static_cast<size_t>(request)];
   if (t.kv_lens.empty()) return planned;
   return std::clamp(static_cast<const int32_t*>(t.kv_lens.data)[request], 0, planned);
 }
 
-/// What a page table contains, as far as the host can see it.
+/// Checks the contents of a page table, as far as the host can read it.
 Status check_pages(const AttentionTensors& t, const Plan::Impl& plan) {
   const PageTableTensors tables{t.block_table, t.page_indptr, t.page_indices};
   const AttentionOptions& options = plan.options;
   if (options.page_size == 0) return {};
   if (options.device.type != DeviceType::kCpu) {
-    // Of a table on a device only the shape can be seen from here.
+    // The host can not read a table on a device, but its shape is known.
     if (t.block_table.empty() || plan.kv_lens.empty()) return {};
     const int32_t kv_len = plan.kv_lens[static_cast<size_t>(plan.longest_request)];
     return check_columns(t.block_table, plan.longest_request, kv_len, options.page_size);
@@ -88,7 +88,7 @@ Status check_pages(const AttentionTensors& t, const Plan::Impl& plan) {
   return {};
 }
 
-/// k_scale, and what becomes of it: the factor of q.k, and the same relative to the softcap.
+/// Checks k_scale, its product with softmax_scale, and this product divided by softcap.
 Status check_k_scale(float k_scale, const AttentionOptions& options) {
   FLASHPLAN_RETURN_IF_ERROR(check_scale("k_scale", k_scale));
   const float softmax_scale = *options.softmax_scale;

@@ -16,8 +16,8 @@
 namespace flashplan {
 namespace {
 
-/// One line for the kernels that differ in head dims, softcap and architecture alone; these stand
-/// together.
+/// One line for all kernels that differ only in head dims, softcap and architecture; they are
+/// neighbours in the list.
 std::string kernels_text(std::span<const Kernel> kernels) {
   std::string text;
   const Kernel* last = nullptr;

@@ -118,7 +118,7 @@ bool is_vectorized(const TensorView& view) noexcept {
   bool is_multiple =
       reinterpret_cast<uintptr_t>(view.data) % kBytes == 0 && view.shape[last] * item % kBytes == 0;
   for (int32_t d = 0; d < last; ++d) {
-    // (The stride of a single element may be anything.)
+    // A dimension of size 1 may have any stride.
     is_multiple = is_multiple && (view.shape[d] <= 1 || view.stride[d] * item % kBytes == 0);
   }
   return is_multiple;

@@ -21,11 +21,12 @@ struct Dim {
   static Dim any() { return {0, INT64_MAX}; }
   static Dim exactly(int64_t value) { return {value, value}; }
   static Dim at_least(int64_t value) { return {value, INT64_MAX}; }
-  /// Of what kernels count in 32 bits.
+  /// For sizes that kernels count in 32 bits.
   static Dim int32(int64_t least = 0) { return {least, INT32_MAX}; }
 };
 
-/// Rank, shape and memory (check_memory), a contiguous last dimension, no negative stride.
+/// Checks rank, shape and memory (check_memory), that the last dimension is contiguous, and that no
+/// stride is negative.
 Status check_shape(const TensorArgument& argument, std::span<const Dim> shape) noexcept;
 inline Status check_shape(const TensorArgument& argument,
                           std::initializer_list<Dim> shape) noexcept {
@@ -34,14 +35,13 @@ inline Status check_shape(const TensorArgument& argument,
 Status check_dtype(const TensorArgument& argument, DType expected, const char* why) noexcept;
 Status check_device(const TensorArgument& argument, Device expected) noexcept;
 
-/// That a tensor is on a device there can be, where it is the one that says where a call works.
+/// Checks that the device of a tensor can exist, for the tensor that decides where a call works.
 Status check_device_exists(const TensorArgument& argument) noexcept;
 
-/// Whether all rows of a tensor, that is its last dimension, begin at a multiple of 16 bytes and
-/// end there.
+/// Whether all rows of a tensor (its last dimension) begin and end at multiples of 16 bytes.
 bool is_vectorized(const TensorView& view) noexcept;
 
-/// Finite and > 0.
+/// Checks that a scale is finite and > 0.
 Status check_scale(const char* name, float scale) noexcept;
 
 /// The page table that the tensors describe; see AttentionTensors.
@@ -51,25 +51,25 @@ struct PageTableTensors {
   const TensorView& page_indices;
 };
 
-/// Shapes and dtypes of a page table for `batch_size` requests.
+/// Checks shapes and dtypes of a page table for `batch_size` requests.
 Status check_page_table(const PageTableTensors& tables, int32_t batch_size, Device device) noexcept;
 
-/// A block table on any device: its columns are enough for `kv_len` tokens of `request`.
+/// Checks that a block table, on any device, has enough columns for `kv_len` tokens of `request`.
 Status check_columns(const TensorView& block_table, int32_t request, int32_t kv_len,
                      int32_t page_size) noexcept;
 
-/// Page ids of a request.
+/// The page ids of a request.
 struct PageIds {
   const int32_t* ids = nullptr;
-  int64_t first = 0;  // place in page_indices
+  int64_t first = 0;  // their place in page_indices
 };
 
-/// Finds those of `request`, which has `kv_len` tokens; host tables only.
+/// Finds the page ids of `request`, which has `kv_len` tokens; for tables in host memory.
 ///   kInvalidArgument  the table is too short
 Status find_page_ids(const PageTableTensors& tables, int32_t request, int32_t kv_len,
                      int32_t page_size, PageIds* ids) noexcept;
 
-/// Ids of the pages that `kv_len` tokens of `request` use; host tables only.
+/// Checks the ids of the pages that `kv_len` tokens of `request` use; for tables in host memory.
 ///   kInvalidArgument  the table is too short, or an id is outside [0, num_pages)
 Status check_page_ids(const PageTableTensors& tables, int32_t request, int32_t kv_len,
                       int32_t page_size, int64_t num_pages) noexcept;

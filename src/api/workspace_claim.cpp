@@ -13,8 +13,8 @@ namespace {
 std::mutex mutex;
 WorkspaceClaim* first = nullptr;
 
-/// A forked child has none of the other threads: neither the one that may hold the mutex, nor those
-/// whose claims are listed.
+/// A forked child has only one thread. The mutex may be held, and claims listed, by threads that it
+/// does not have.
 bool survive_forks() noexcept {
 #if defined(__unix__)
   pthread_atfork([] { mutex.lock(); }, [] { mutex.unlock(); },

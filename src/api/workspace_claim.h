@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Host workspaces that runs of this process are using.
+// Registers the host workspaces that runs of this process are using.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The one way a Status with a message is made.
+// error() makes every Status that has a message.
 #pragma once
 
 #include "flashplan/status.h"

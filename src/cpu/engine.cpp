@@ -60,7 +60,8 @@ std::array<Kernel, kNumKernels> make_kernels() noexcept {
     kernel.name = widest.name;
     kernel.family = &kFamily;
     kernel.kv_dtype = static_cast<DType>(i);
-    // Several queues per thread, taken as threads become free, even out what other programs take.
+    // There are several queues per thread, and a thread takes the next one when it is free. This
+    // evens out the time that other programs take.
     kernel.geometry = {.tile_q = kCpuTileQ,
                        .tile_kv = kCpuTileKv,
                        .bodies = {{{.rows = kCpuTileQ, .stages = 1}}},
@@ -71,7 +72,8 @@ std::array<Kernel, kNumKernels> make_kernels() noexcept {
   return all;
 }
 
-/// Below so much predicted work, about 30 us, waking a second thread costs more than it brings.
+/// Less predicted work than this, about 30 us, is done by one thread: waking a second one would
+/// take longer than it saves.
 constexpr int64_t kLeastCostToShare = 256;
 
 struct Job {

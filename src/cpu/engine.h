@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The CPU engine: the queues of a plan, taken by the threads of the pool.
+// The CPU engine: threads of the pool take the queues of a plan and run them.
 #pragma once
 
 #include <span>
@@ -9,7 +9,7 @@
 
 namespace flashplan::cpu {
 
-/// One kernel for each dtype of k and v, in the widest instruction set that this machine has.
+/// The kernels, one for each dtype of k and v, for the widest instruction set of this machine.
 std::span<const Kernel> kernels() noexcept;
 
 /// Runs all queues of the schedule; returns when they are done.

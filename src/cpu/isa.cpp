@@ -17,7 +17,7 @@ Isa widest_isa() noexcept {
   }
 #endif
 #if defined(FLASHPLAN_HAVE_AVX2)
-  // (No name for f16c in every compiler; processors with the others have it.)
+  // Not every compiler has a name for f16c; processors with the others have it too.
   if (most != "baseline" && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2") &&
       __builtin_cpu_supports("fma")) {
     return Isa::kAvx2;

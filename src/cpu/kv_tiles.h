@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Keys and values from where they lie, ragged or paged and in any format, to float32 tiles.
+// Copies keys and values, ragged or paged and in any format, to float32 tiles.
 // Included by kernel.cpp only, inside the namespace of its instruction set.
 
 template <typename FormatOfRow>
@@ -9,9 +9,9 @@ FLASHPLAN_INLINE void convert_row(const typename FormatOfRow::Storage* from, flo
   for (int32_t d = head_dim; d < padded(head_dim); ++d) to[d] = 0.0F;
 }
 
-/// Keys [kv_begin, kv_end) of one segment, a tile of up to kCpuTileKv at a time. Addresses are
-/// looked up some tiles ahead, so that rows can be asked for before they are used: the processor's
-/// own prefetching stops at page ends.
+/// Reads keys [kv_begin, kv_end) of one segment in tiles of up to kCpuTileKv keys. Addresses are
+/// looked up some tiles ahead, so that rows can be prefetched: the prefetching of the processor
+/// itself stops at the ends of pages.
 template <typename KvFormat>
 class KvTiles {
  public:
@@ -38,14 +38,14 @@ class KvTiles {
     for (int32_t i = 0; i < distance_; ++i) look_up(tiles_[i]);
   }
 
-  /// Moves to the next tile; the first time, to the first.
+  /// Moves to the next tile; the first call moves to the first tile.
   void advance() {
     current_ = current_ < kMostAhead ? current_ + 1 : 0;
     look_up(ahead());
   }
 
-  /// Converts the current tile of a kv head to [kCpuTileKv, padded(head_dim)], and asks for rows of
-  /// the same head further on: far enough for memory to answer in time.
+  /// Converts the current tile of a kv head to [kCpuTileKv, padded(head_dim)], and prefetches rows
+  /// of a later tile of the same head, far enough ahead to hide the latency of memory.
   void load(int32_t kv_head, float* tile) {
     const int64_t offset = kv_head * view_.head_stride;
     const Tile& current = tiles_[current_];
@@ -77,7 +77,7 @@ class KvTiles {
     for (int32_t j = 0; j < tile.num_rows; ++j) {
       tile.rows[j] = page_ + row_in_page_ * view_.token_stride;
       ++row_in_page_;
-      // No page id is read but those of keys that follow.
+      // Reads only page ids of keys in [kv_begin, kv_end).
       const bool is_last = num_left_ == 0 && j + 1 == tile.num_rows;
       if (ids_ == nullptr || row_in_page_ < page_size_ || is_last) continue;
       row_in_page_ = 0;
@@ -92,7 +92,7 @@ class KvTiles {
 
   const KvView& view_;
   const int32_t head_dim_;
-  const int32_t distance_;        // tiles between the current one and the one asked for
+  const int32_t distance_;        // tiles from the current one to the prefetched one
   const Storage* page_;           // of kv head 0
   const int32_t* ids_ = nullptr;  // of the page; null: ragged
   int64_t row_in_page_ = 0;

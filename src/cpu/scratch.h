@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Private memory of one worker, cut out of the workspace. Rows are padded to kRowPadding floats, so
-// that vectors of any width need no remainder loop.
+// The private memory of one worker, a part of the workspace. Rows are padded to kRowPadding floats,
+// so that loops over vectors of any width need no remainder.
 #pragma once
 
 #include <cstddef>
@@ -29,7 +29,7 @@ struct Scratch {
   float* merged_sum;  // [tile_q]
 };
 
-/// Cuts `memory` into its parts, or only counts where it is null. Returns the bytes.
+/// Divides `memory` into the arrays of a worker, and returns their bytes. Null only counts them.
 FLASHPLAN_INLINE std::size_t partition(Scratch* scratch, std::byte* memory, int32_t tile_q,
                                        int32_t tile_kv, int32_t head_dim_qk, int32_t head_dim_vo) {
   std::size_t used = 0;

@@ -19,7 +19,8 @@ namespace {
 
 std::atomic<int32_t> wanted_threads{0};  // 0: not set, one per processor
 
-/// What the workers share. Never destroyed: detached workers may outlive main().
+/// The state that the workers share. It is never destroyed, because detached workers may outlive
+/// main().
 class Workers {
  public:
   static constexpr uint32_t kInvitedBits = 10;
@@ -58,7 +59,7 @@ class Workers {
         ++num_started_;
       }
     } catch (const std::system_error&) {
-      // No more threads to be had: those there are do the work.
+      // The system gives no more threads, so the existing ones do the work.
     }
     return num_started_;
   }
@@ -67,8 +68,8 @@ class Workers {
     while (true) {
       round_.wait(seen, std::memory_order_acquire);
       seen = round_.load(std::memory_order_acquire);
-      // Number and invitations are one word: a worker that wakes late can not mistake one round
-      // for the next. A round does not end before every invited worker is through.
+      // Round number and invitations are one word, so that a worker that wakes late can not take
+      // one round for the next. A round ends only when every invited worker is done.
       if (id >= static_cast<int32_t>(seen & kMaxInvited)) continue;
       take_tasks(id + 1);
       if (num_busy_.fetch_sub(1, std::memory_order_acq_rel) == 1) num_busy_.notify_one();

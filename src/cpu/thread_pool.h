@@ -16,7 +16,7 @@ class ThreadPool {
   /// caller's thread runs them all.
   static void run(Task task, void* context, int32_t num_tasks, int32_t max_workers) noexcept;
 
-  /// Of all callers; at least 1.
+  /// The number of threads, for all callers; at least 1.
   static void set_num_threads(int32_t num_threads) noexcept;
   static int32_t num_threads() noexcept;
 };

@@ -28,8 +28,9 @@ struct MakeIndices<0, kIndex...> {
   using type = Indices<kIndex...>;
 };
 
-/// Halves the segments of two vectors: each is kLanes / kSegment segments whose lanes belong to one
-/// sum; the result has those of `a`, then those of `b`, in segments of kSegment / 2.
+/// One step of several sums at once. `a` and `b` consist of segments of kSegment lanes; the lanes
+/// of a segment belong to one sum. The result has segments of kSegment / 2 lanes: those of `a`,
+/// then those of `b`.
 template <int kSegment, int... kIndex>
 FLASHPLAN_INLINE Vec add_halves(Vec a, Vec b, Indices<kIndex...>) {
   constexpr int kHalf = kSegment / 2;
@@ -43,7 +44,7 @@ FLASHPLAN_INLINE Vec sum_lanes(Vec (&v)[kLanes]) {
   if constexpr (kCount == 1) {
     return v[0];
   } else {
-    // Neighbours are combined, so that sums come out in order.
+    // Combining neighbours leaves the sums in order.
     for (int i = 0; i < kCount / 2; ++i) {
       v[i] = add_halves<kCount>(v[2 * i], v[2 * i + 1], typename MakeIndices<kLanes>::type());
     }
@@ -94,7 +95,7 @@ FLASHPLAN_INLINE Vec exp(Vec x) {
   p = p * r + 0.5F;
   p = p * r + 1.0F;
   p = p * r + 1.0F;
-  // Multiplied, not added to the exponent bits: a product of NaN is NaN whatever the bits are.
+  // A multiplication instead of an addition to the exponent bits keeps NaN.
   const Vec power = reinterpret_cast<Vec>(reinterpret_cast<BitsVec>(shifted) << 23);
   return x < -87.0F ? Vec{} : p * power;
 }

@@ -22,7 +22,8 @@ struct Devices {
 Devices find_devices() noexcept {
   Devices devices;
   int count = 0;
-  // No driver, no GPU or all of them hidden: the library then runs on the CPU, so not an error.
+  // Without a driver, without a GPU, or with all GPUs hidden, the library runs on the CPU: no
+  // error.
   if (cudaGetDeviceCount(&count) != cudaSuccess) count = 0;
   for (int32_t i = 0; i < std::min<int32_t>(count, kMostDevices); ++i) {
     cudaDeviceProp properties;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the library asks of the CUDA runtime besides launches. No CUDA header: everything that
-// includes this compiles without a toolkit, where absent.cpp stands in for device.cpp.
+// What the library asks of the CUDA runtime besides launches. It includes no CUDA header, so that
+// its users compile without a toolkit; absent.cpp then replaces device.cpp.
 #pragma once
 
 #include <cstdint>
@@ -20,16 +20,15 @@ struct DeviceFacts {
 /// GPUs that this process sees; 0 where there is no driver. Asked once.
 int32_t num_devices() noexcept;
 
-/// Of a device in [0, num_devices()).
+/// The facts of a device in [0, num_devices()).
 const DeviceFacts& device_facts(int32_t device) noexcept;
 
-/// `<call>: expected success, got <what CUDA says>`; kOutOfMemory or kCudaError. Also takes the
-/// error back from the runtime, so that the next one who asks for the last error does not find
-/// ours. `code` is a cudaError_t.
+/// kOutOfMemory or kCudaError, with `<call>: expected success, got <CUDA's text>`. `code` is a
+/// cudaError_t. Also clears the runtime's last error, so that other users of CUDA do not find it.
 Status cuda_error(const char* call, int code) noexcept;
 
-/// Makes `device` the current one until the end of the scope. Nothing is called to set a device
-/// that is current already.
+/// Makes `device` the current one until the end of the scope. Does nothing if it is current
+/// already.
 class DeviceGuard {
  public:
   explicit DeviceGuard(int32_t device) noexcept;

@@ -27,7 +27,7 @@ void write_starts(const Schedule& schedule, QueueStart* starts) {
     start.begin = schedule.cta_indptr[cta];
     start.end = schedule.cta_indptr[cta + 1];
     if (last < 0) continue;
-    // No branch on how many there are: beyond the end of a queue others do no harm.
+    // Two records are copied even from a shorter queue: records beyond its end are never used.
     for (int32_t i = 0; i < 2; ++i) {
       const WorkTile& tile =
           schedule.tiles[static_cast<std::size_t>(std::min(start.begin + i, last))];
@@ -60,17 +60,17 @@ Status DeviceSchedule::create(int32_t device, const ScheduleBounds& bounds,
   const DeviceGuard guard(device);
   FLASHPLAN_RETURN_IF_ERROR(guard.status());
   const ApartFromCaptures apart;
-  device_ = device;  // from here on the destructor gives back what there is
+  device_ = device;  // from here on the destructor frees what was allocated
   void* memory = nullptr;
   FLASHPLAN_CUDA_CALL(cudaMalloc, &memory, staging_bytes_ + arrivals);
   buffer_ = static_cast<std::byte*>(memory);
-  // The counters are zero between runs: whoever arrives last resets them.
+  // The counters are zero between runs: the CTA that arrives last resets them.
   FLASHPLAN_CUDA_CALL(cudaMemset, buffer_ + staging_bytes_, 0, arrivals);
   FLASHPLAN_CUDA_CALL(cudaStreamSynchronize, nullptr);
   FLASHPLAN_CUDA_CALL(cudaHostAlloc, &memory, kStagingBuffers * staging_bytes_,
                       cudaHostAllocDefault);
   ring_ = static_cast<std::byte*>(memory);
-  // What is copied beside the records in use is never read, but should not be undefined.
+  // A copy also covers records that are not in use; they are never read, but should be defined.
   std::memset(ring_, 0, kStagingBuffers * staging_bytes_);
   for (Event& event : copied_) {
     FLASHPLAN_CUDA_CALL(cudaEventCreateWithFlags, &event, cudaEventDisableTiming);
@@ -83,7 +83,7 @@ void DeviceSchedule::release() noexcept {
   if (device_ < 0) return;
   const DeviceGuard guard(device_);
   const ApartFromCaptures apart;
-  // Freeing waits for what the device still does with the memory.
+  // cudaFree waits until the device no longer uses the memory.
   if (buffer_ != nullptr) static_cast<void>(cudaFree(buffer_));
   if (ring_ != nullptr) static_cast<void>(cudaFreeHost(ring_));
   for (const Event event : copied_) {
@@ -150,7 +150,8 @@ Status DeviceSchedule::upload(const Schedule& schedule, Stream stream) noexcept 
   FLASHPLAN_RETURN_IF_ERROR(guard.status());
   const ApartFromCaptures apart;
   write_starts(schedule, reinterpret_cast<QueueStart*>(staging() + starts_));
-  // Merges are numbered down from the last one, tiles up from the first: one copy brings all.
+  // Merges are numbered down from the last one and tiles up from the first, so all records in use
+  // are neighbours and one copy is enough.
   const std::size_t begin =
       merges_ + static_cast<std::size_t>(schedule.first_merge) * sizeof(Merge);
   const std::size_t end = tiles_ + schedule.tiles.size() * sizeof(WorkTile);
@@ -168,8 +169,9 @@ Status DeviceSchedule::before_run(Stream stream) noexcept { return enter(stream)
 
 Status DeviceSchedule::after_run(Stream stream) noexcept {
   last_event_ = nullptr;
-  // Runs on the stream of the upload are the rule, and an event for each would cost as much as the
-  // launch. Any other stream may be gone by the time it is to be waited for.
+  // Most runs are on the stream of the upload; an event for each would cost as much as the launch.
+  // After a run on another stream an event is recorded at once, because that stream may be
+  // destroyed before the next one has to wait for it.
   if (last_stream_.number == upload_stream_.number) return {};
   FLASHPLAN_CUDA_CALL(cudaEventRecord, run_done_, stream);
   last_event_ = run_done_;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The schedule of a Plan in device memory, and the order of everything that touches it.
+// The schedule of a Plan in device memory. Keeps uploads and runs in their order on the device.
 #pragma once
 
 #include <array>
@@ -15,15 +15,15 @@ struct CUevent_st;
 
 namespace flashplan::cuda {
 
-/// One buffer at fixed addresses, filled by one copy per plan from a ring of pinned host buffers,
-/// so that plans may be made ahead of the GPU. All memory is allocated by create().
+/// One device buffer at a fixed address. Each plan fills it by one copy from a ring of pinned host
+/// buffers, so that plans can be made ahead of the GPU. create() allocates all memory.
 ///
-/// Uploads and runs of a Plan are one after another on the device, whichever streams they are on:
-/// they share the buffer and its counters. On one stream that costs nothing; a change of stream
-/// costs an event. A run that is being captured takes no part in this.
+/// Uploads and runs of a Plan share the buffer and its counters, so they follow one another on the
+/// device, whichever streams they are on. On one stream this costs nothing; a change of stream
+/// costs an event. A run that is being captured is not ordered.
 class DeviceSchedule {
  public:
-  /// Plans that may be made ahead: only if so many copies are under way, before_upload() waits.
+  /// The number of copies that may be under way; with more, before_upload() waits.
   static constexpr int32_t kStagingBuffers = 4;
 
   DeviceSchedule() noexcept = default;
@@ -34,8 +34,8 @@ class DeviceSchedule {
   /// Allocates for schedules up to `bounds` on `device`. Called once.
   Status create(int32_t device, const ScheduleBounds& bounds, int32_t num_ctas) noexcept;
 
-  /// Makes `stream` ready for upload(), and gives the buffer that the schedule is to be written to;
-  /// or refuses before anything has changed.
+  /// Makes `stream` ready for upload(), and returns the buffer to write the schedule to. After an
+  /// error nothing has changed.
   ///   kNotReady         a capture is under way
   ///   kInvalidArgument  a stream of another device
   Status before_upload(Stream stream, ScheduleMemory* memory) noexcept;
@@ -43,17 +43,19 @@ class DeviceSchedule {
   /// Copies `schedule`, which is in that buffer, to the device on `stream`. No allocation.
   Status upload(const Schedule& schedule, Stream stream) noexcept;
 
-  /// Around a launch on a stream that is not being captured; the plan's device is current.
+  /// Must be called before and after a launch on a stream that is not being captured, while the
+  /// plan's device is current.
   Status before_run(Stream stream) noexcept;
   Status after_run(Stream stream) noexcept;
 
-  /// Where the schedule lies on the device: the same for every batch, so that a captured launch
-  /// serves every later plan. Only addresses are set.
+  /// Sets the addresses of the schedule on the device. They are the same for every batch, so that a
+  /// captured launch serves every later plan.
   ScheduleParams schedule() const noexcept;
 
  private:
   using Event = CUevent_st*;
-  /// A handle alone would not do: it may be reused, and 0x2 is another stream in each thread.
+  /// Identifies a stream. The handle is not enough: it may be reused, and 0x2 means another stream
+  /// in each thread.
   struct StreamId {
     Stream handle = nullptr;
     unsigned long long number = 0;
@@ -77,10 +79,10 @@ class DeviceSchedule {
   std::array<Event, kStagingBuffers> copied_ = {};
   std::size_t next_staging_ = 0;
 
-  bool used_ = false;  // by an upload
+  bool used_ = false;  // whether there was an upload
   StreamId upload_stream_;
-  StreamId last_stream_;        // of the last upload or run, or that about to be
-  Event last_event_ = nullptr;  // recorded after it, or null if none has been so far
+  StreamId last_stream_;        // of the last upload or run, or of the one about to start
+  Event last_event_ = nullptr;  // recorded after the last upload or run; null: none was recorded
   Event run_done_ = nullptr;
 };
 

@@ -10,10 +10,10 @@ namespace flashplan::cuda {
 
 /// Makes `kernel` ready on the current device: loads it, and allows its shared memory. Once per
 /// device before the first launch.
-///   kUnsupported  CUDA takes code for another architecture, of another geometry
+///   kUnsupported  CUDA picks code for another architecture, which has another geometry
 Status prepare(const Kernel& kernel) noexcept;
 
-/// One launch of `kernel` on `stream`, of the current device: a CTA for each queue of the schedule.
+/// Launches `kernel` on `stream` of the current device, with a CTA for each queue of the schedule.
 /// No synchronisation.
 Status launch(const Kernel& kernel, const AttentionParams& params, Stream stream) noexcept;
 

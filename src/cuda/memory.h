@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Device memory and streams for callers that have none of their own: the Python bindings.
+// Device memory and streams for the Python bindings, where the caller gives none.
 #pragma once
 
 #include <cstddef>
@@ -13,10 +13,10 @@ namespace flashplan::cuda {
 /// `size` bytes, aligned to 256.
 ///   kOutOfMemory  the device has no more
 Status allocate(int32_t device, std::size_t size, void** data) noexcept;
-/// Waits for the device. Null is allowed.
+/// Frees memory after the device is done with it. Null is allowed.
 void release(int32_t device, void* data) noexcept;
 
-/// A stream that neither waits for the legacy default stream nor is waited for.
+/// A stream that is not synchronised with the legacy default stream.
 Status create_stream(int32_t device, Stream* stream) noexcept;
 Status synchronize(int32_t device, Stream stream) noexcept;
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A build without CUDA: no devices and no kernels, so that nothing of the rest is ever called.
+// A build without CUDA has no devices and no kernels, so the other functions here are never called.
 #include "common/error.h"
 #include "cuda/device.h"
 #include "cuda/device_schedule.h"

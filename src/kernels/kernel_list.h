@@ -8,8 +8,8 @@
 
 namespace flashplan::cuda {
 
-/// One for each instance and architecture that it was compiled for; those of an instance stand
-/// together, in the order of kernels.json. None in a build without CUDA.
+/// One kernel for each instance and each architecture that it was compiled for. Kernels of an
+/// instance are neighbours, and instances are in the order of kernels.json. Empty without CUDA.
 std::span<const Kernel> kernels() noexcept;
 
 }  // namespace flashplan::cuda

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The sm80 family: from the compile-time choices of its code to a Kernel.
+// Makes the Kernel of an instance of the sm80 family from its compile-time choices.
 #pragma once
 
 #include <string_view>
@@ -24,8 +24,8 @@ constexpr KernelGeometry sm80_geometry() {
           .smem_bytes = S::kSmemBytes};
 }
 
-/// The geometry follows from the shared memory of the architecture, here as in the device code that
-/// is compiled for it.
+/// The geometry depends on the shared memory of the architecture, by the same constants as in the
+/// device code that is compiled for it.
 template <typename Choices>
 constexpr KernelGeometry sm80_geometry(Architecture architecture) {
   switch (smem_per_sm(architecture.number)) {

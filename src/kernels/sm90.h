@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The sm90 family: from the compile-time choices of its code to a Kernel.
+// Makes the Kernel of an instance of the sm90 family from its compile-time choices.
 #pragma once
 
 #include <string_view>

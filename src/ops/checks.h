@@ -8,24 +8,25 @@
 
 namespace flashplan {
 
-/// float32, float16 or bfloat16.
+/// Whether a dtype is float32, float16 or bfloat16.
 bool is_wide(DType dtype) noexcept;
-/// An 8-bit float.
+/// Whether a dtype is an 8-bit float.
 bool is_narrow(DType dtype) noexcept;
 Status check_wide(const TensorArgument& argument) noexcept;
 
-/// Finite and >= 0.
+/// Checks that a number is finite and >= 0.
 Status check_not_negative(const char* name, float value) noexcept;
 
-/// The tensor that says where an operator works and what its rows are: [..., n] of rank 1 to 4, on
-/// a device there can be, with fewer than 2^31 rows.
+/// Checks the tensor that decides the device and the rows of an operator: [..., n] of rank 1 to 4
+/// with fewer than 2^31 rows, on a device that can exist.
 Status check_rows(const TensorArgument& argument) noexcept;
 
-/// Device, and the shape of `like` but for the last dimension, which is `last`.
+/// Checks that a tensor is on the device of `like` and has its shape, except for the last
+/// dimension, which must be `last`.
 Status check_rows_like(const TensorArgument& argument, const TensorView& like,
                        int64_t last) noexcept;
 
-/// Whether two views of one shape and dtype are the same memory in the same order.
+/// Whether two views of the same shape and dtype are the same memory in the same order.
 bool is_same_view(const TensorView& a, const TensorView& b) noexcept;
 
 /// Refuses an output that shares memory with an input, unless it is that input.

@@ -11,7 +11,7 @@
 namespace flashplan {
 namespace {
 
-/// Shapes, dtypes and devices of one state against those of the first.
+/// Checks the shapes, dtypes and devices of a state against those of the first one.
 Status check_state(const TensorArgument& o, const TensorArgument& lse, const TensorView& first) {
   FLASHPLAN_RETURN_IF_ERROR(check_dtype(o, first.dtype, " (as the first state)"));
   FLASHPLAN_RETURN_IF_ERROR(check_dtype(lse, DType::kFloat32, ""));
@@ -23,7 +23,7 @@ Status check_state(const TensorArgument& o, const TensorArgument& lse, const Ten
   return check_shape(lse, {tokens, heads});
 }
 
-/// What messages call a state.
+/// The name of a state in messages.
 struct StateNames {
   explicit StateNames(int32_t index) {
     std::snprintf(o, sizeof(o), "o[%d]", index);

@@ -9,7 +9,7 @@
 namespace flashplan {
 namespace {
 
-/// weight or bias.
+/// Checks weight or bias.
 Status check_vector(const TensorArgument& vector, const TensorView& x) {
   FLASHPLAN_RETURN_IF_ERROR(check_dtype(vector, x.dtype, " (as x)"));
   FLASHPLAN_RETURN_IF_ERROR(check_device(vector, x.device));

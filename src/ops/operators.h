@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Each operator on the CPU and on CUDA. Arguments have been checked, but for the values of tensors
-// that lie on a GPU; there is at least one row and one element.
+// Each operator on the CPU and on CUDA. The arguments have been checked, except for the values of
+// tensors on a GPU. There is at least one row and one element.
 #pragma once
 
 #include <cstdint>
@@ -19,19 +19,21 @@ void norm(const NormParams& params) noexcept;
 void gated_activation(const ActivationParams& params) noexcept;
 void apply_rope(const RopeParams& params) noexcept;
 
-/// Fails for the first row with an error; then nothing is written.
+/// If a row has an error, returns that of the first one, and writes nothing.
 Status sample(const SampleParams& params) noexcept;
 void softmax(const SoftmaxParams& params) noexcept;
 
 }  // namespace flashplan::cpu
 
-/// One launch on `stream` each.
+/// Each of these is one launch on `stream`.
 namespace flashplan::cuda {
 
-/// Tokens whose page id lies outside the cache are not written.
+/// Tokens whose page id is outside the cache are not written.
 Status append_paged_kv(const AppendTensors& tensors, Stream stream) noexcept;
 
-///   kUnsupported  more states than the kernel's argument holds, and not slices of one tensor
+///   kUnsupported  there are more states than the kernel's argument can list, and they are not
+///   slices
+///                 of one tensor
 Status merge_states(const AttentionState* states, int32_t num_states, const AttentionState& out,
                     Stream stream) noexcept;
 

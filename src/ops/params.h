@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the operators that work on rows are told, the same on the CPU and on CUDA.
+// The parameters of the operators that work on rows, for the CPU and CUDA alike.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ namespace flashplan {
 /// rmsnorm, add_rmsnorm, layernorm.
 struct NormParams {
   Rows x;
-  Rows residual;                  // given: x is added to it, and the sum is what is normalised
+  Rows residual;                  // if given: x is added to it, and the sum is normalised
   Rows out;                       // may be x
   const void* weight = nullptr;   // [row_size]
   const void* bias = nullptr;     // [row_size], or null
@@ -38,7 +38,7 @@ struct ActivationParams {
   float scale = 1.0F;
 };
 
-/// Heads of tokens that are rotated. Strides in bytes.
+/// The heads of q or of k. Strides are in bytes.
 struct RopeSide {
   const char* from = nullptr;
   int64_t from_token_stride = 0;

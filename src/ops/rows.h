@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The rows of a tensor, as operators see it: a row is the last dimension, at any place of the
-// dimensions before it. Rows are numbered in row-major order.
+// The rows of a tensor. A row is the last dimension; rows are numbered in row-major order of the
+// other dimensions.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,8 @@
 
 namespace flashplan {
 
-/// Bytes from one index of a dimension to the next; 0 where there is only one, since frameworks
-/// write anything there, aligned or not.
+/// Bytes from one index of a dimension to the next. 0 for a dimension of size 1, because frameworks
+/// may give it any stride, even a misaligned one.
 inline int64_t stride_bytes(const TensorView& view, int dimension) {
   return view.shape[dimension] > 1 ? view.stride[dimension] * item_size(view.dtype) : 0;
 }
@@ -23,7 +23,7 @@ struct Rows {
   Divisor size[2];         // of the second and the third of these dimensions
 };
 
-/// Of a tensor that has been checked: fewer than 2^31 rows, at least one element.
+/// The rows of a checked tensor, which has fewer than 2^31 rows and at least one element.
 inline Rows make_rows(const TensorView& view) {
   Rows rows;
   if (view.empty()) return rows;
@@ -47,7 +47,7 @@ FLASHPLAN_HOST_DEVICE char* row_at(const Rows& rows, int32_t row) {
   return rows.data + first * rows.stride[0] + second * rows.stride[1] + third * rows.stride[2];
 }
 
-/// Rows of a tensor; 1 for a vector.
+/// The number of rows of a tensor; 1 for a vector.
 inline int64_t num_rows(const TensorView& view) {
   int64_t count = 1;
   for (int32_t d = 0; d < view.rank - 1; ++d) count *= view.shape[d];

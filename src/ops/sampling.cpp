@@ -11,14 +11,14 @@
 namespace flashplan {
 namespace {
 
-/// Rows of logits: [batch, vocab >= 1].
+/// Checks logits: [batch, vocab >= 1].
 Status check_logits(const TensorArgument& logits) {
   FLASHPLAN_RETURN_IF_ERROR(check_wide(logits));
   FLASHPLAN_RETURN_IF_ERROR(check_device_exists(logits));
   return check_shape(logits, {Dim::int32(), Dim::int32(1)});
 }
 
-/// A parameter or an output of a number for each request, where it is given.
+/// Checks a parameter or an output that has one number for each request, if it is given.
 Status check_each(const TensorArgument& argument, DType dtype, const TensorView& logits) {
   if (argument.view.empty()) return {};
   FLASHPLAN_RETURN_IF_ERROR(check_dtype(argument, dtype, ""));
@@ -36,7 +36,7 @@ Status check_number(const char* name, bool fits, const char* expected, double go
   return error(StatusCode::kInvalidArgument, "%s: expected %s, got %g", name, expected, got);
 }
 
-/// The numbers that hold for all requests.
+/// Checks the numbers that apply to all requests.
 Status check_numbers(const SampleOptions& o) {
   if (o.temperatures.empty()) {
     FLASHPLAN_RETURN_IF_ERROR(check_not_negative("temperature", o.temperature));

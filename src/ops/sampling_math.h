@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The arithmetic of sampling, the same to the bit on the CPU and on a GPU: operations of IEEE with
-// their roundings written out, and integers. Sums are of integers, so their order does not matter.
+// The arithmetic of sampling. It gives the same bits on the CPU and on a GPU, because it consists
+// of IEEE operations with explicit rounding and of integers. Only integers are summed, so the order
+// of additions does not matter.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +29,8 @@ FLASHPLAN_HOST_DEVICE float float_of(uint32_t bits) {
 #endif
 }
 
-// Rounded each by itself: on the CPU, files that include this are compiled without contraction.
+// Each of these rounds its result. On the CPU, files that include this are compiled without
+// contraction of products and sums.
 FLASHPLAN_HOST_DEVICE float times(float a, float b) {
 #ifdef __CUDA_ARCH__
   return __fmul_rn(a, b);
@@ -68,7 +70,7 @@ FLASHPLAN_HOST_DEVICE uint64_t high_product(uint64_t a, uint64_t b) {
 #endif
 }
 
-/// Orders all floats but NaN as unsigned numbers. Of 0, only +0 may come.
+/// Maps floats to unsigned integers in the same order. x is not NaN and not -0.
 FLASHPLAN_HOST_DEVICE uint32_t key_of(float x) {
   const uint32_t bits = bits_of(x);
   return (bits >> 31) != 0 ? ~bits : bits | 0x80000000U;
@@ -96,15 +98,15 @@ FLASHPLAN_HOST_DEVICE float exponent(float x, const Scale& scale) {
   return times(plus(x, -scale.largest), scale.factor);
 }
 
-/// 2^exponent of a logit, 0 below 2^-31.5, in units of 1 / kOne, to nearest.
+/// 2^exponent of a logit in units of 1 / kOne, rounded to nearest; 0 below 2^-31.5.
 FLASHPLAN_HOST_DEVICE uint32_t weight_of_logit(float x, const Scale& scale) {
   const float z = exponent(x, scale);
   const float clamped = z > -31.5F ? z : -31.5F;
-  // The sum with 1.5 * 2^23 leaves the nearest integer n in the low bits.
+  // Adding 1.5 * 2^23 leaves the nearest integer n in the low bits.
   constexpr float kMagic = 12582912.0F;
   const float shifted = plus(clamped, kMagic);
   const float r = plus(clamped, -plus(shifted, -kMagic));  // exact, |r| <= 1/2
-  // Taylor's coefficients of 2^r: the remainder is below 2e-7 of it.
+  // Taylor's coefficients of 2^r; the relative error is below 2e-7.
   float p = 1.5403530e-4F;
   p = fused(p, r, 1.3333558e-3F);
   p = fused(p, r, 9.6181291e-3F);
@@ -117,7 +119,7 @@ FLASHPLAN_HOST_DEVICE uint32_t weight_of_logit(float x, const Scale& scale) {
 #ifdef __CUDA_ARCH__
   const uint32_t rounded = __float2uint_rn(weight);
 #else
-  // Adding 2^23 rounds what has a fraction; the rest is whole.
+  // Adding 2^23 rounds weights below 2^23; larger ones have no fraction.
   constexpr float kWhole = 8388608.0F;
   const float whole = weight < kWhole ? (weight + kWhole) - kWhole : weight;
   const auto rounded = static_cast<uint32_t>(static_cast<int32_t>(whole));
@@ -125,7 +127,7 @@ FLASHPLAN_HOST_DEVICE uint32_t weight_of_logit(float x, const Scale& scale) {
   return z > -31.5F ? rounded : 0U;
 }
 
-/// A probability in the same units, as a part of the largest.
+/// A probability divided by the largest one, in the same units.
 FLASHPLAN_HOST_DEVICE uint32_t weight_of_probability(float x, const Scale& scale) {
   const float part = times(x, scale.factor);
   const float weight = times(part < 1.0F ? part : 1.0F, 1073741824.0F);
@@ -142,25 +144,25 @@ FLASHPLAN_HOST_DEVICE uint32_t weight_of(float x, const Scale& scale) {
   return scale.from_probs ? weight_of_probability(x, scale) : weight_of_logit(x, scale);
 }
 
-/// What a row keeps: values above `key`, the first `num_ties` equal to it, and of these the ones
-/// whose weight is at least min_weight.
+/// The values of a row that are kept: those whose key is above `key`, and the first `num_ties` of
+/// those whose key is equal, if their weight is at least min_weight.
 struct Cut {
   uint32_t key;
   uint32_t num_ties;
   uint32_t min_weight;
 };
 
-/// No key is 0.
+/// Keeps all keys, as no key is 0.
 FLASHPLAN_HOST_DEVICE Cut keep_all(uint32_t min_weight) { return {0U, 0U, min_weight}; }
 
-/// The least weight that min-p keeps: min_p in [0, 1] of kOne, rounded up.
+/// The least weight that min-p keeps: min_p * kOne, rounded up, for min_p in [0, 1].
 FLASHPLAN_HOST_DEVICE uint32_t least_weight(float min_p) {
   const float exact = times(min_p, 1073741824.0F);  // a power of two: no rounding
   const auto whole = static_cast<uint32_t>(exact);
   return whole + (static_cast<float>(whole) < exact ? 1U : 0U);
 }
 
-/// ceil(p * total), at least 1, of p in (0, 1].
+/// ceil(p * total), at least 1, for p in (0, 1].
 FLASHPLAN_HOST_DEVICE uint64_t part_of(float p, uint64_t total) {
   const uint32_t bits = bits_of(p);
   const uint32_t exponent_bits = bits >> 23;
@@ -182,20 +184,21 @@ FLASHPLAN_HOST_DEVICE uint64_t part_of(float p, uint64_t total) {
   return whole == 0 ? 1 : whole;
 }
 
-/// Ties of `weight` that are needed to bring `above` to `wanted` > above.
+/// The number of ties of `weight` that must be added to `above` to reach `wanted` > above.
 FLASHPLAN_HOST_DEVICE uint32_t ties_to_reach(uint64_t wanted, uint64_t above, uint32_t weight) {
   const uint64_t rest = wanted - above;
   return weight == 0 ? 0U : static_cast<uint32_t>((rest + weight - 1) / weight);
 }
 
-/// Of `num_ties` equal values, of which `before` come first in the row, those that are kept.
+/// How many of `num_ties` ties are kept if `before` other ties come before them in the row.
 FLASHPLAN_HOST_DEVICE uint32_t kept_ties(const Cut& cut, uint64_t before, uint32_t num_ties) {
   if (before >= cut.num_ties) return 0;
   const uint64_t left = cut.num_ties - before;
   return left < num_ties ? static_cast<uint32_t>(left) : num_ties;
 }
 
-/// 64 random bits: Philox4x32-10 (Salmon et al., 2011). `use` tells apart the numbers of one draw.
+/// 64 random bits by Philox4x32-10 (Salmon et al., 2011). `use` distinguishes the numbers of one
+/// draw.
 FLASHPLAN_HOST_DEVICE uint64_t random_bits(int64_t seed, int64_t offset, uint32_t stream,
                                            uint32_t use) {
   const auto unsigned_offset = static_cast<uint64_t>(offset);
@@ -221,7 +224,7 @@ FLASHPLAN_HOST_DEVICE uint64_t random_bits(int64_t seed, int64_t offset, uint32_
   return uint64_t{c0} | uint64_t{c1} << 32;
 }
 
-/// Whether weights that sum to `total` belong to probabilities that sum to about 1.
+/// Whether probabilities whose weights have the sum `total` sum to 1 within 1 %.
 FLASHPLAN_HOST_DEVICE bool sums_to_one(uint64_t total, float largest) {
   const float sum = times(times(static_cast<float>(total), 9.31322575e-10F), largest);
   return sum > 0.99F && sum < 1.01F;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // sample() on one row of logits. Compiled once per instruction set, with FLASHPLAN_ISA as its name,
-// and without contraction of a * b + c: a GPU must come to the same bits. As in cpu/kernel.cpp,
+// and without contraction of a * b + c, so that a GPU gives the same bits. As in cpu/kernel.cpp,
 // nothing with external linkage but sample_row() may come out of this file.
 #include "cpu/float_formats.h"
 #include "ops/cpu/kernels.h"
@@ -31,7 +31,7 @@ class Row {
   int32_t size() const { return size_; }
   sampling::Scale scale{};
 
-  /// Values as they are compared and weighed; -0 becomes +0.
+  /// Loads the values that are compared and weighed; -0 becomes +0.
   int32_t load(int32_t first, float* values) const {
     const int32_t count = size_ - first < kBlock ? size_ - first : kBlock;
     if (bias_ == nullptr) {
@@ -115,8 +115,9 @@ struct Threshold {
   uint64_t above;  // count or mass of larger values
 };
 
-/// The largest key such that values from it on have a count or, by weight, a mass of `wanted`.
-/// Only those above cut.key with a weight of at least cut.min_weight take part; they reach it.
+/// The largest key for which the number (or by weight, the mass) of values at or above it reaches
+/// `wanted`. Only values above cut.key with a weight of at least cut.min_weight count; all of them
+/// together reach `wanted`.
 template <bool kByWeight, typename Format>
 [[gnu::noinline]] Threshold find_threshold(const Row<Format>& row, const sampling::Cut& cut,
                                            uint64_t wanted) {
@@ -155,7 +156,7 @@ struct Mass {
   uint64_t num_ties = 0;
 };
 
-/// Of one block.
+/// Weighs one block.
 FLASHPLAN_INLINE Mass mass_of(const Block& block, int32_t count, const sampling::Cut& cut) {
   uint64_t above = 0;
   uint32_t num_ties = 0;
@@ -189,7 +190,7 @@ uint32_t weight_of_tie(const sampling::Cut& cut, const sampling::Scale& scale) {
   return weight >= cut.min_weight ? weight : 0;
 }
 
-/// The token at which the kept weights, added in the order of ids, pass `target`.
+/// The first token at which the sum of the kept weights, in the order of ids, exceeds `target`.
 template <typename Format>
 [[gnu::noinline]] int32_t find_token(const Row<Format>& row, const sampling::Cut& cut,
                                      uint64_t target, uint32_t* weight) {

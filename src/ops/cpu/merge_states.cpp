@@ -25,7 +25,7 @@ auto* row_at(const AttentionState& state, int64_t token, int64_t head) {
 template <typename Format>
 void merge_row(const AttentionState* states, int32_t num_states, const AttentionState& out,
                int64_t token, int64_t head) {
-  float largest = kMinusInfinity;  // but for NaN, which makes the total NaN
+  float largest = kMinusInfinity;  // ignores NaN, which makes the total NaN
   for (int32_t i = 0; i < num_states; ++i)
     largest = std::fmax(largest, lse_at(states[i], token, head));
   const int64_t head_dim = out.o.shape[2];

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The operators on rows: the kernels of this machine's instruction set, shared out to threads.
+// The operators on rows: threads share the rows, and call the kernels for this machine's
+// instruction set.
 #include <algorithm>
 #include <cstdint>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// sample() on the CPU: rows are shared out to threads, and nothing is written before all are known
-// to be right.
+// sample() on the CPU. Threads share the rows. Results are written only after all rows are known to
+// have no error.
 #include <cstdint>
 #include <memory>
 #include <new>
@@ -67,7 +67,7 @@ Status sample(const SampleParams& params) noexcept {
     const Job& all = *static_cast<const Job*>(context);
     all.results[row] = sample_row(all.params, row);
   };
-  // Below about 30 us in all, waking a second thread costs more than it brings.
+  // With less than about 30 us of work, waking a second thread would take longer than it saves.
   constexpr int64_t kLeastElementsToShare = 64 * 1024;
   const bool shared = int64_t{params.num_rows} * params.vocab > kLeastElementsToShare;
   ThreadPool::run(take, &job, params.num_rows, shared ? params.num_rows : 1);

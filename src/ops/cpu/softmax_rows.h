@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Included by kernels.cpp only, inside the namespace of its instruction set.
 
-/// Calls body(first, count, block) for the blocks of a row, as float32 on an aligned stack; the
-/// lanes behind the last element are `filling`.
+/// Calls body(first, count, block) for the blocks of a row. A block is float32 in aligned memory on
+/// the stack; lanes behind the last element are `filling`.
 template <typename Format, typename Body>
 FLASHPLAN_INLINE void for_each_block(const char* row, int32_t size, float filling,
                                      const Body& body) {
@@ -26,7 +26,7 @@ void softmax_row(const SoftmaxParams& p, int32_t row) {
   for_each_block<From>(from, p.vocab, -kInfinity, [&](int32_t, int32_t count, float* block) {
     for (int32_t i = 0; i < count; i += kLanes) largest_lanes = max(load(block + i), largest_lanes);
   });
-  const float largest = max_lane(largest_lanes);  // NaN is passed over; the sum keeps it
+  const float largest = max_lane(largest_lanes);  // ignores NaN; the sum keeps it
   const float factor = 1.0F / p.temperature.of(row);
   Vec sum_lanes_of_row{};
   for_each_block<From>(from, p.vocab, -kInfinity, [&](int32_t, int32_t count, float* block) {

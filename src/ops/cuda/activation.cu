@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// gated_activation() on CUDA: a thread turns words of both halves of a row into one word.
+// gated_activation() on CUDA: a thread reads a word of each half of a row and writes one word.
 #include <algorithm>
 #include <cstdint>
 
@@ -19,7 +19,7 @@ __device__ float activate(Activation activation, float x) {
   return __fdividef(x, 1.0F + __expf(fminf(-u, 80.0F)));
 }
 
-/// Rows along y, words of a row along x.
+/// The grid has rows along y, and the words of a row along x.
 template <DType kFrom, DType kTo, int kVec>
 __global__ void __launch_bounds__(kThreads)
     activation_kernel(const __grid_constant__ ActivationParams p) {

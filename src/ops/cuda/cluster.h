@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A cluster of CTAs that share a row. GPUs before compute capability 9.0 have none: there a cluster
-// is one CTA.
+// A cluster of CTAs that share a row. GPUs before compute capability 9.0 have no clusters; there a
+// cluster is one CTA.
 #pragma once
 
 #include <cooperative_groups.h>
@@ -18,9 +18,9 @@ __device__ inline int cluster_size() {
 __device__ inline int cluster_rank() {
   return static_cast<int>(cooperative_groups::this_cluster().block_rank());
 }
-/// A barrier of all threads; what they wrote to shared memory before is seen by all after it.
+/// A barrier of all threads of the cluster. It makes their earlier writes to shared memory visible.
 __device__ inline void cluster_sync() { cooperative_groups::this_cluster().sync(); }
-/// The same variable of this CTA's shared memory in that of another one.
+/// The address, in the shared memory of CTA `rank`, of the variable that is `own` in this CTA.
 template <class T>
 __device__ T* shared_of(T* own, int rank) {
   return cooperative_groups::this_cluster().map_shared_rank(own, rank);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The launch of an operator's kernel, which takes one plain struct.
+// Launches the kernel of an operator, whose argument is one plain struct.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -27,7 +27,7 @@ struct StateRows {
   int64_t lse_head_stride;
 };
 
-/// States are listed one by one, or listed[0] and a step to each next one.
+/// States are listed one by one, or given by listed[0] and the step to the next one.
 struct MergeParams {
   StateRows listed[kMaxListed];
   StateRows out;
@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(kThreads) merge_kernel(const __grid_constant__
   const bool is_active = row_in_cta < kThreads / width && index < p.num_rows;
   const Row row{p, index / p.num_heads, index % p.num_heads};
   const float minus_infinity = -INFINITY;
-  float largest = minus_infinity;  // but for NaN, which makes the total NaN
+  float largest = minus_infinity;  // ignores NaN, which makes the total NaN
   float total = 0.0F;
 
   if (is_active) {
@@ -150,7 +150,7 @@ StateRows make_rows(const AttentionState& state) {
   return rows;
 }
 
-/// Whether the states are slices of one tensor, and then the steps between them.
+/// Whether the states are slices of one tensor; if so, writes the steps between them.
 bool find_steps(const AttentionState* states, int32_t num_states, MergeParams* p) {
   const StateRows first = make_rows(states[0]);
   const StateRows second = make_rows(states[1]);

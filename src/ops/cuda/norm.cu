@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// rmsnorm(), add_rmsnorm() and layernorm() on CUDA. The threads of a row hold it in registers
-// between the sums and the result, so that it is read once; only rows of more than
-// kMaxThreads * kHeld words are read again.
+// rmsnorm(), add_rmsnorm() and layernorm() on CUDA. The threads of a row keep it in registers from
+// the sums to the result, so that it is read once. Only rows of more than kMaxThreads * kHeld words
+// are read again.
 #include <algorithm>
 #include <cstdint>
 
@@ -16,7 +16,7 @@ constexpr int kHeld = 4;           // words of a thread
 constexpr int kMaxThreads = 1024;  // of a row
 constexpr int kWarpRows = 8;       // rows of a CTA whose rows have one warp each
 
-/// Threads (x, y): x of row y of the CTA. Either one warp has a row, or the CTA has one row.
+/// The threads of row y of the CTA are (x, y). Either each warp has a row, or the CTA has one row.
 __device__ float sum_of_row(float value, float* partial) {
   for (int distance = 16; distance > 0; distance /= 2) {
     value += __shfl_xor_sync(~0U, value, distance);
@@ -42,7 +42,7 @@ struct NormRow {
   WordType* residual;  // or null
   int num_words;
 
-  /// The words from `first` on, one of every blockDim.x; zeros behind the last.
+  /// Loads every blockDim.x-th word from `first` on; zeros behind the last one.
   __device__ void load(int first, float (&values)[kHeld][kVec]) const {
     WordType words[kHeld] = {};
 #pragma unroll
@@ -54,7 +54,7 @@ struct NormRow {
     for (int i = 0; i < kHeld; ++i) unpack<kDType, kVec>(words[i], values[i]);
   }
 
-  /// The same for the first time: adds x to the residual, where there is one, and stores the sum.
+  /// Loads words for the first time: adds x to the residual, if there is one, and stores the sum.
   __device__ void load_and_add(int first, float (&values)[kHeld][kVec]) const {
     load(first, values);
     if (residual == nullptr) return;
@@ -72,12 +72,12 @@ struct NormRow {
       const WordType sum = pack<kDType, kVec>(values[i]);
       const int word = first + i * static_cast<int>(blockDim.x);
       if (word < num_words) residual[word] = sum;
-      unpack<kDType, kVec>(sum, values[i]);  // as it was rounded
+      unpack<kDType, kVec>(sum, values[i]);  // the rounded sum
     }
   }
 };
 
-/// The sum of values - mean, or of its squares, over the words that lie inside the row.
+/// The sum of (value - mean), or of its square, over the words inside the row.
 template <int kVec, bool kSquared>
 __device__ float add_up(const float (&values)[kHeld][kVec], float mean, int first, int num_words) {
   float sum = 0.0F;
@@ -148,8 +148,8 @@ __global__ void __launch_bounds__(kMaxThreads) norm_kernel(const __grid_constant
   }
 }
 
-/// Many rows: as few threads as can hold a row, so that many loads of each are under way. Few rows:
-/// as many as it has words, since then nothing else hides the latency.
+/// For many rows, as few threads as can hold a row, so that each has many loads in flight. For few
+/// rows, one thread for each word, since nothing else hides the latency of memory.
 Grid make_grid(int32_t num_rows, int32_t num_words) {
   constexpr int kManyRows = 1024;
   const int words_of_thread = num_rows >= kManyRows ? kHeld : 1;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A CTA's part of a row of logits: a cluster holds the row in the shared memory of its CTAs, so
-// that it comes from memory once. What does not fit is read again.
+// A CTA's part of a row of logits. A cluster keeps a row in the shared memory of its CTAs, so that
+// the row is read from memory once. A row that does not fit is read again.
 #pragma once
 
 #include <algorithm>
@@ -20,14 +20,15 @@ __device__ inline int32_t row_of_cluster() {
   return static_cast<int32_t>(blockIdx.x / static_cast<unsigned>(cluster_size()));
 }
 
-/// How a row is divided. Parts begin at multiples of 8 elements, so that words stay words.
+/// How a row is divided. Parts begin at multiples of 8 elements, so that they consist of whole
+/// words.
 struct RowSplit {
   int32_t part = 0;   // elements of a CTA
-  bool held = false;  // in shared memory
+  bool held = false;  // whether the parts are kept in shared memory
 };
 
 /// The values of a part as float32. All threads of the cluster call load() together. It ends with a
-/// barrier: from then on all CTAs have begun, and their shared memory can be written to.
+/// barrier, after which all CTAs have started, so that their shared memory can be written to.
 template <DType kDType>
 class RowPart {
  public:
@@ -43,7 +44,7 @@ class RowPart {
   __device__ int32_t begin() const { return begin_; }
   __device__ int32_t count() const { return count_; }
 
-  /// Calls body(value) for each element of this thread, and keeps the values where they fit.
+  /// Calls body(value) for each element of this thread, and keeps the values if the part is held.
   template <class Body>
   __device__ void load(const Body& body) {
     constexpr int kVec = kWordElements<kDType>;
@@ -108,17 +109,18 @@ class RowPart {
   bool held_;
 };
 
-/// The grid for rows of `vocab` elements: a cluster each, as large as the row and the number of
-/// rows ask for.
+/// The grid for rows of `vocab` elements: a cluster for each row, whose size depends on the length
+/// of the row.
 inline Grid split_rows(int32_t num_rows, int32_t vocab, Device device, RowSplit* split) {
-  constexpr int32_t kElementsOfCta = 8 * 1024;  // below, a barrier costs more than a CTA brings
-  constexpr int32_t kMaxHeld = 24 * 1024;       // 96 KB: two CTAs of an SM
+  // With fewer elements for each CTA, the barriers of a larger cluster cost more than it saves.
+  constexpr int32_t kElementsOfCta = 8 * 1024;
+  constexpr int32_t kMaxHeld = 24 * 1024;  // 96 KB, so that two CTAs fit on an SM
   const bool has_clusters = device_facts(device.index).major >= 9;
   int cluster = 1;
   while (has_clusters && cluster < kMaxCluster && vocab > cluster * kElementsOfCta) cluster *= 2;
   const int32_t part = static_cast<int32_t>((int64_t{vocab} + cluster - 1) / cluster);
   split->part = (part + 7) / 8 * 8;
-  // Without clusters, on GPUs of 100 KB: 40 KB fit twice.
+  // GPUs without clusters may have 100 KB for an SM, in which 40 KB fit twice.
   const int32_t most = has_clusters ? kMaxHeld : 10 * 1024;
   split->held = split->part <= most;
   return {.ctas = dim3(static_cast<unsigned>(cluster) * static_cast<unsigned>(num_rows)),

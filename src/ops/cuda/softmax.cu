@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// softmax() on CUDA: a cluster of CTAs has a row in its shared memory.
+// softmax() on CUDA: a cluster of CTAs keeps a row in its shared memory.
 #include <cmath>
 #include <cstdint>
 
@@ -24,11 +24,11 @@ struct Shared {
 struct Add {
   static __device__ float of(float a, float b) { return a + b; }
 };
-struct Larger {  // passes over NaN, which the sum keeps
+struct Larger {  // ignores NaN, which the sum keeps
   static __device__ float of(float a, float b) { return fmaxf(a, b); }
 };
 
-/// Over all threads of the cluster, in one order for all of them.
+/// Reduces over all threads of the cluster; all of them add in the same order.
 template <class Op>
 __device__ float all_reduce(float value, float (&of_ctas)[kMaxCluster], Shared& shared) {
   const int thread = static_cast<int>(threadIdx.x);
@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(kRowThreads)
   constexpr int kVec = kWordElements<kTo>;
   using Storage = typename Format<kTo>::Storage;
   auto* out = reinterpret_cast<Storage*>(p.out + row * p.out_stride) + part.begin();
-  // What is read again, from memory that `out` may be, is read by the thread that writes it.
+  // `out` may be the memory of the logits: the thread that reads an element again also writes it.
   const auto result = [&](int i) { return exp2f((part.at(i) - largest) * factor) * scale; };
   const bool by_word = (reinterpret_cast<uint64_t>(out) & 15) == 0;
   const int num_words = by_word ? part.count() / kVec : 0;
