@@ -8,7 +8,7 @@
 
 namespace flashplan {
 
-/// Kernels of mma.sync, ldmatrix and cp.async, which every GPU from compute capability 8.0 on has.
+/// mma.sync, ldmatrix and cp.async, which every GPU from compute capability 8.0 on has.
 inline constexpr KernelFamily kSm80Family = {.name = "sm80",
                                              .device = DeviceType::kCuda,
                                              .shares_prefixes = true,
@@ -16,8 +16,7 @@ inline constexpr KernelFamily kSm80Family = {.name = "sm80",
                                              .scratch_bytes = merged_state_bytes,
                                              .preference = no_preference};
 
-/// first_unserved() of the sm90 family, which serves neither batch-invariant plans nor masks of
-/// bits.
+/// What the sm90 family is compiled for, but for batch-invariant results and masks of bits.
 inline Axis first_unserved_by_sm90(const Kernel& kernel, const AttentionOptions& options) noexcept {
   const Axis axis = first_unserved_axis(kernel, options);
   if (axis != Axis::kNone) return axis;
@@ -25,10 +24,10 @@ inline Axis first_unserved_by_sm90(const Kernel& kernel, const AttentionOptions&
   return options.custom_mask ? Axis::kCustomMask : Axis::kNone;
 }
 
-/// preference() of the sm90 family. It is preferred to sm80 if tensor maps can describe the keys
-/// and the bounds of the plan allow more than the few packed rows of a decode. For decodes alone
-/// sm80 is 2 to 9 % faster: two of its CTAs share an SM, and its shorter code begins sooner
-/// (docs/tuning.md). Without tensor maps the kernels of sm90 work, but slowly.
+/// Above sm80 where tensor maps can describe the keys, and the bounds of the plan leave room for
+/// more than the few packed rows of a decode. For those alone sm80 is 2 to 9 % faster: two of its
+/// CTAs share an SM, and its shorter code begins sooner (docs/tuning.md). Without tensor maps
+/// everything works, but slower.
 inline int32_t preference_of_sm90(const Kernel& kernel, const AttentionOptions& options) noexcept {
   constexpr int32_t kFewRows = 16;
   const bool is_mapped = options.head_dim_qk == kernel.head_dim_qk &&
@@ -38,7 +37,7 @@ inline int32_t preference_of_sm90(const Kernel& kernel, const AttentionOptions& 
   return is_mapped && !decodes_few_rows ? 1 : -1;
 }
 
-/// Kernels of wgmma, TMA and mbarriers. GPUs of compute capability 9.0 alone have wgmma.
+/// wgmma, TMA and mbarriers, which compute capability 9.0 alone has.
 inline constexpr KernelFamily kSm90Family = {.name = "sm90",
                                              .device = DeviceType::kCuda,
                                              .first_unserved = first_unserved_by_sm90,
