@@ -42,7 +42,8 @@ test-gpu: $(READY) ## GPU tests, which fail where there is no GPU, no CUDA build
 
 bench: $(READY) ## measure this machine; writes bench/results
 	cmake --workflow --preset release && mkdir -p bench/results && build/release/bench/bench_plan --json bench/results/plan.json
-	$(INSTALL) '.[test]' && python bench/bench_host.py && python bench/bench.py && python bench/plot.py bench/results/cpu.json
+	$(INSTALL) '.[test]' && python bench/bench_host.py && python bench/bench.py
+	$(INSTALL) --group bench && python bench/plot.py bench/results/cpu.json
 
 sanitize: $(READY) ## C++ tests under address, undefined-behaviour and thread sanitizers
 	cmake --workflow --preset asan

@@ -1,88 +1,160 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws the JSON of bench.py or bench_gpu.py as an SVG bar chart that is readable on light and dark
-pages."""
+"""Draws what bench.py or bench_gpu.py wrote: rates of prompts and of decodes, beside the machine's
+ceilings and other libraries, as an SVG that is readable on light and dark pages.
+
+pip install --group bench; python bench/plot.py bench/results/h200.json
+"""
 
 import argparse
 import json
 import pathlib
-from xml.sax.saxutils import escape
+import re
 
-WIDTH, LABELS, NUMBERS = 760, 210, 90
-BAR, GAP, TOP = 12, 12, 62
-CLASSES = ("own", "peer1", "peer2", "peer3", "peer4", "peer5")
+import matplotlib
 
-STYLE = """
-text { font: 12px system-ui, sans-serif; fill: #24292f; }
-.title { font-size: 15px; font-weight: 600; }
-.faint { fill: #6e7781; }
-.own { fill: #0969da; } .peer1 { fill: #afb8c1; } .peer2 { fill: #d8a657; }
-.peer3 { fill: #76c7a0; } .peer4 { fill: #d48fb0; } .peer5 { fill: #9d8fd4; }
-@media (prefers-color-scheme: dark) {
-  text { fill: #e6edf3; }
-  .faint { fill: #8d96a0; }
-  .own { fill: #4493f8; } .peer1 { fill: #57606a; } .peer2 { fill: #9e6a03; }
-  .peer3 { fill: #2f7d57; } .peer4 { fill: #8c4a68; } .peer5 { fill: #5f529c; }
-}
+matplotlib.use("svg")
+from matplotlib import pyplot as plt
+
+OWN, PAGED = "flashplan", "flashplan, pages of 16"
+COLORS = {OWN: "#2f81f7", PAGED: "#79b8ff"}
+PEER_COLORS = ("#9aa4af", "#d8a657", "#57ab8a", "#c586c0")
+TEXT, DARK_TEXT, ON_BARS = "#24292f", "#e6edf3", "#0d1117"
+STYLE = f"""
+:root {{ --text: {TEXT}; }}
+@media (prefers-color-scheme: dark) {{ :root {{ --text: {DARK_TEXT}; }} }}
 """
 
-
-def text(x, y, content, classes="", anchor="start"):
-    where = f'x="{x:.1f}" y="{y}" text-anchor="{anchor}"'
-    return f'<text {where} class="{classes}">{escape(content)}</text>'
-
-
-def rect(x, y, width, classes):
-    return f'<rect x="{x}" y="{y}" width="{width:.1f}" height="{BAR}" rx="2" class="{classes}"/>'
-
-
-def duration(us):
-    return f"{us / 1e3:.3g} ms" if us >= 1e3 else f"{us:.3g} µs"
-
-
-def legend(series):
-    parts, x = [], LABELS
-    for name, color in zip(series, CLASSES, strict=False):
-        parts += [rect(x, 34, BAR, color), text(x + 18, 44, name)]
-        x += 40 + 7 * len(name)
-    return parts
+# Names of rows in words.
+WORDS = (
+    (r"\bb(\d+)\b", r"batch \1,"),
+    (r"\bs(\d+)\b", r"\1 tokens"),
+    (r"\bkv(\d+[kM]?)\b", r"\1 keys"),
+    (r"\bzipf (\d+k?)", r"Zipf lengths, mean \1"),
+    (r"\buniform (\d+-\d+)", r"lengths \1"),
+    (r" (\d+/\d+)", r", \1 heads"),
+    (r" d(\d+)", r", head dim \1"),
+    (r" full", ", no mask"),
+    (r" page 16 e4m3$", ", fp8 pages"),
+    (r" page (\d+)", r", pages of \1"),
+    (r" e4m3$", ", fp8 cache"),
+    (r" (f16|f32)$", r", \1"),
+    (r"^(decode|prefill) ", ""),
+)
 
 
-def where(results):
-    if "gpu" in results:
-        return results["gpu"]["name"]
-    return f"{results['machine']['cpu']}, {results['threads']} threads"
+def words(name):
+    for pattern, replacement in WORDS:
+        name = re.sub(pattern, replacement, name)
+    return name.replace(",,", ",")
 
 
-def chart(results):
+def rates(row, key):
+    """Of each library, by name."""
+    peers = {peer: row[key] * row["us"] / us for peer, us in row["peers_us"].items()}
+    return {OWN: row[key]} | peers
+
+
+def panel(axes, title, note, rows, unit, ceilings):
+    """Horizontal bars. rows: [(name, {library: rate})]; ceilings: {name: rate}, drawn as lines."""
+    libraries = list(dict.fromkeys(library for _, values in rows for library in values))
+    peers = [library for library in libraries if library not in COLORS]
+    colors = COLORS | dict(zip(peers, PEER_COLORS, strict=False))
+    y, ticks = 0.0, []
+    longest = max(value for _, values in rows for value in values.values())
+    for name, values in rows:
+        ticks.append((y + (len(values) - 1) / 2, name))
+        for library, value in values.items():
+            axes.barh(y, value, height=0.9, color=colors[library])
+            outside = value < longest / 8
+            color, side = (TEXT, "left") if outside else (ON_BARS, "right")
+            axes.text(value, y, f" {value:.3g} ", va="center", ha=side, color=color, fontsize=8)
+            y += 1
+        y += 0.7
+    for name, value in ceilings.items():
+        axes.axvline(value, color="#e5534b", linestyle="--", linewidth=1)
+        axes.text(value, -1.0, f"{name}: {value:.3g}", color="#e5534b", ha="right", fontsize=8)
+    axes.set_yticks([at for at, _ in ticks], [name for _, name in ticks])
+    axes.set_ylim(y - 0.5, -1.7)
+    axes.set_xlabel(unit)
+    axes.set_title(title, loc="left", fontsize=11, fontweight="bold", pad=18)
+    axes.text(0, 1.0, note + "\n", transform=axes.transAxes, fontsize=8.5, va="center")
+    axes.spines[["top", "right"]].set_visible(False)
+    if len(libraries) == 1:
+        return
+    handles = [plt.Rectangle((0, 0), 1, 1, color=colors[library]) for library in libraries]
+    axes.legend(handles, libraries, loc="lower right", frameon=False, labelcolor=TEXT)
+
+
+def gpu_panels(results):
     rows = [row for row in results["rows"] if "error" not in row]
-    series = ["flashplan"]
+    by_name = {(row["section"], row["name"]): row for row in rows}
+    prefill = []
     for row in rows:
-        series += [peer for peer in row["peers_us"] if peer not in series]
-    series = series[: len(CLASSES)]
-    parts = [
-        text(0, 16, "Time of one call, lower is better; each row to its own scale", "title"),
-        *legend(series),
+        if row["section"] == "prefill":
+            values = rates(row, "tflop_s")
+            paged = by_name.get(("paged", f"{row['name']} page 16"))
+            if paged:
+                values = {OWN: values.pop(OWN), PAGED: paged["tflop_s"]} | values
+            prefill.append((words(row["name"]), values))
+    decode = [
+        (words(row["name"]), rates(row, "tb_s")) for row in rows if row["section"] == "decode"
     ]
-    y = TOP
-    longest_bar = WIDTH - LABELS - NUMBERS
-    for row in rows:
-        times = {"flashplan": row["us"]} | row["peers_us"]
-        times = {name: us for name, us in times.items() if name in series}
-        parts.append(text(LABELS - 12, y + BAR - 2, row["name"], anchor="end"))
-        for name, us in times.items():
-            length = longest_bar * us / max(times.values())
-            parts.append(rect(LABELS, y, length, CLASSES[series.index(name)]))
-            parts.append(text(LABELS + length + 6, y + BAR - 2, duration(us), "faint"))
-            y += BAR + 2
-        y += GAP
-    note = f"{where(results)}, torch {results['versions']['torch']}, {results['date']}"
-    parts.append(text(0, y + 8, note, "faint"))
-    body = "\n".join(parts)
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y + 16}" '
-        f'role="img" aria-label="flashplan beside other libraries">\n'
-        f"<style>{STYLE}</style>\n{body}\n</svg>\n"
+    ceilings = results["ceilings"]
+    yield (
+        "Prompts",
+        "16 requests, 16 heads, head dim 128, causal, unless said",
+        prefill,
+        "TFLOP/s of the two matrix products, bfloat16",
+        {"matrix product of cuBLAS": ceilings["matmul_bf16_tflop_s"]},
     )
+    yield (
+        "Decodes",
+        "32 query heads, 8 kv heads, head dim 128, pages of 16, unless said",
+        decode,
+        "TB/s of keys and values, bfloat16 unless said",
+        {"reading memory": ceilings["read_tb_s"]},
+    )
+
+
+def cpu_panels(results):
+    decode, other = [], []
+    for row in results["rows"]:
+        is_decode = row["name"].startswith("decode")
+        values = rates(row, "gb_s" if is_decode else "gflop_s")
+        (decode if is_decode else other).append((words(row["name"]), values))
+    ceilings = results["ceilings"]
+    matmul = {
+        f"matrix product, {dtype}": ceilings[f"matmul_{dtype}_gflop_s"]
+        for dtype in ("float32", "bfloat16")
+        if ceilings[f"matmul_{dtype}_gflop_s"]
+    }
+    note = "one request, 8 heads, head dim 128, causal, bfloat16, unless said"
+    yield "Prompts", note, other, "GFLOP/s of the two matrix products", matmul
+    yield (
+        "Decodes",
+        "32 query heads, 8 kv heads, head dim 128, pages of 16, bfloat16, unless said",
+        decode,
+        "GB/s of keys and values",
+        {"reading memory": ceilings["read_gb_s"]},
+    )
+
+
+def figure(results):
+    panels = list((gpu_panels if "gpu" in results else cpu_panels)(results))
+    bars = [sum(len(values) + 0.7 for _, values in rows) + 4 for _, _, rows, _, _ in panels]
+    fig, axes = plt.subplots(
+        len(panels), figsize=(8.6, 0.17 * sum(bars) + 0.6), height_ratios=bars, layout="constrained"
+    )
+    for ax, of_panel in zip(axes, panels, strict=True):
+        panel(ax, *of_panel)
+    machine = (
+        results["gpu"]["name"]
+        if "gpu" in results
+        else (f"{results['machine']['cpu']}, {results['threads']} threads")
+    )
+    note = f"{machine}, PyTorch {results['versions']['torch']}, {results['date']}; longer is better"
+    fig.supxlabel(note, fontsize=9, x=0.01, ha="left")
+    return fig
 
 
 def main():
@@ -91,7 +163,15 @@ def main():
     parser.add_argument("--out", type=pathlib.Path, help="default: beside it, .svg")
     args = parser.parse_args()
     out = args.out or args.json.with_suffix(".svg")
-    out.write_text(chart(json.loads(args.json.read_text())))
+    names = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
+    plt.rcParams.update(dict.fromkeys(names, TEXT))
+    plt.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "flashplan", "font.size": 9})
+    fig = figure(json.loads(args.json.read_text()))
+    fig.savefig(out, transparent=True, metadata={"Date": None, "Creator": None})
+    # Text takes the colour of the page, in the page's font.
+    svg = out.read_text().replace(TEXT, "var(--text)")
+    svg = re.sub(r"font-family: [^;]*", "font-family: system-ui, sans-serif", svg)
+    out.write_text(svg.replace("<defs>", f"<style>{STYLE}</style>\n <defs>", 1))
     print(f"wrote {out}")
 
 
