@@ -18,10 +18,12 @@ import torch
 import flashplan as fp
 from cases import GPU_BENCH
 from environment import RESULTS, write_json
+from flashplan.bench import work
+from flashplan.bench.gpu import Timer, ceilings
 from gpu_inputs import assert_right, make_gpu_inputs
 from gpu_ops import OPS
 from gpu_peers import peers_of
-from gpu_timer import Timer, ceilings, host_microseconds
+from gpu_timer import host_microseconds
 
 SECTIONS = (*GPU_BENCH, "ops")
 TARGETS = json.loads((pathlib.Path(__file__).parent / "targets.json").read_text())
@@ -39,23 +41,29 @@ QUICK = {
 }
 
 
-def _lens(case):
-    """(qo_len, keys that some query sees) of each request."""
-    for qo_len, kv_len in zip(case.qo_lens, case.kv_lens, strict=True):
-        yield qo_len, kv_len if case.window_left < 0 else min(kv_len, case.window_left + qo_len)
-
-
 def flops(case):
-    """Of the two matrix products; where causal, half of those of queries with their own keys."""
-    own = sum(qo_len**2 for qo_len in case.qo_lens if qo_len > 1) / 2 if case.causal else 0
-    pairs = sum(qo_len * num_keys for qo_len, num_keys in _lens(case)) - own
-    return 2 * sum(case.head_dims) * case.num_qo_heads * pairs
+    return work.flops(
+        case.qo_lens,
+        case.kv_lens,
+        case.num_qo_heads,
+        case.head_dims,
+        causal=case.causal,
+        window_left=case.window_left,
+    )
 
 
 def kv_bytes(case, inputs):
-    tokens = sum(num_keys for _, num_keys in _lens(case))
-    tokens -= sum((n - 1) * keys for _, n, keys in case.shared_prefixes)
-    return tokens * case.num_kv_heads * sum(case.head_dims) * inputs.k.element_size()
+    """Keys of a shared prefix count once."""
+    shared = [keys for _, n, keys in case.shared_prefixes for _ in range(n - 1)]
+    item_size = inputs.k.element_size()
+    every, again = (
+        work.kv_bytes(qo, kv, case.num_kv_heads, case.head_dims, item_size, window_left=window)
+        for qo, kv, window in (
+            (case.qo_lens, case.kv_lens, case.window_left),
+            ([1] * len(shared), shared, -1),
+        )
+    )
+    return every - again
 
 
 def run_peers(case, inputs, timer, args):

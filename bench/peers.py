@@ -2,11 +2,10 @@
 """The same Case through torch, and what the machine can do at best."""
 
 import functools
-import time
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
+from flashplan.bench import cpu
 from frameworks import Torch
 
 try:
@@ -15,37 +14,17 @@ except ImportError:
     torch = None
 
 
-def best_of(function, repeats):
-    seconds = []
-    for _ in range(repeats):
-        begin = time.perf_counter()
-        function()
-        seconds.append(time.perf_counter() - begin)
-    return min(seconds)
-
-
-def read_ceiling(num_threads, cache_bytes):
-    """GB/s of threads that read memory and do next to nothing with it."""
-    parts = [np.ones(4 * cache_bytes // 4, np.float32) for _ in range(num_threads)]
-    with ThreadPoolExecutor(num_threads) as pool:
-        seconds = best_of(lambda: list(pool.map(np.max, parts)), 10)
-    return sum(part.nbytes for part in parts) / seconds / 1e9
-
-
 def matmul_ceiling(dtype, size=2048):
     """GFLOP/s of a square matrix product by torch, or by NumPy where there is no torch."""
     if torch is not None:
         a = torch.randn(size, size, dtype=getattr(torch, dtype))
-    elif dtype == "float32":
-        a = np.random.default_rng(0).standard_normal((size, size), np.float32)
-    else:
-        return None
-    return 2 * size**3 / best_of(lambda: a @ a, 5) / 1e9
+        return 2 * size**3 / cpu.best_of(lambda: a @ a, 5) / 1e9
+    return cpu.matmul_ceiling(size) if dtype == "float32" else None
 
 
 def ceilings(num_threads, cache_bytes):
     return {
-        "read_gb_s": read_ceiling(num_threads, cache_bytes),
+        "read_gb_s": cpu.read_ceiling(num_threads, 4 * cache_bytes),
         "matmul_float32_gflop_s": matmul_ceiling("float32"),
         "matmul_bfloat16_gflop_s": matmul_ceiling("bfloat16"),
     }

@@ -3,10 +3,12 @@
 
 import dataclasses
 import pathlib
+import re
 import sys
 
 import pytest
 
+import flashplan.bench.__main__ as installed
 from cases import GPU_BENCH
 from frameworks import NumPy
 from solve import Runner, assert_correct, problem
@@ -59,3 +61,29 @@ def test_work_of_a_row():
             own_keys = sum(n / 2 for n in case.qo_lens if n > 1) if case.causal else 0
             half_a_row = 2 * sum(case.head_dims) * case.num_qo_heads * own_keys
             assert bench_gpu.flops(case) == case.flops - half_a_row, str(case)
+
+
+def test_of_the_installed_package(capsys):
+    assert installed.main(["--device", "cpu", "--repeats", "1", "--only", "512 tokens"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert re.match(r"prompt, 1 x 512 tokens +[\d.]+ ms .*% of its GFLOP/s$", lines[2]), lines[2]
+
+
+@pytest.mark.gpu
+def test_of_the_installed_package_on_a_gpu(capsys):
+    assert installed.main(["--device", "cuda", "--repeats", "1", "--only", "8192 keys"]) == 0
+    assert "TB/s" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "arguments, expected",
+    [
+        (["--device", "tpu"], "device: expected 'cpu', 'cuda' or 'cuda:<index>', got 'tpu'"),
+        (["--device", "cpu", "--only", "training"], "--only: expected a part of a row's name"),
+        (["--device", "cpu", "--repeats", "0"], "--repeats: expected >= 1, got 0"),
+    ],
+)
+def test_wrong_arguments_of_the_installed_package(arguments, expected, capsys):
+    with pytest.raises(SystemExit):
+        installed.main(arguments)
+    assert expected in capsys.readouterr().err

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Time on a GPU, and what it can do at best; with PyTorch."""
+
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+FLUSH_BYTES = 256 << 20
+
+
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+
+class Timer:
+    """CUDA events around one call, after the L2 was flushed by reading: zeroing memory would leave
+    dirty lines, whose write-back the call would pay for."""
+
+    def __init__(self, device: str) -> None:
+        self.buffer = torch.zeros(FLUSH_BYTES // 4, device=device)
+        self.total = torch.zeros((), device=device)
+
+    def flush(self) -> None:
+        torch.sum(self.buffer, 0, out=self.total)
+
+    def microseconds(self, call: Callable[[], Any], repeats: int, warmups: int = 2) -> float:
+        """Median. The flush keeps the GPU busy while the host prepares the call."""
+        return self.in_turn([call], repeats, warmups)[0]
+
+    def in_turn(
+        self, calls: Sequence[Callable[[], Any]], repeats: int, warmups: int = 2
+    ) -> list[float]:
+        """The same of each of `calls`, one after the other in every round: a GPU that warms up or
+        slows down meanwhile is the same for all of them."""
+        rounds: list[list[tuple[torch.cuda.Event, torch.cuda.Event]]] = []
+        for _ in range(repeats + warmups):
+            rounds.append([])
+            for call in calls:
+                begin, end = _event(), _event()
+                self.flush()
+                begin.record()
+                call()
+                end.record()
+                rounds[-1].append((begin, end))
+        torch.cuda.synchronize()
+        return [
+            1e3 * statistics.median(begin.elapsed_time(end) for begin, end in events[warmups:])
+            for events in zip(*rounds, strict=True)
+        ]
+
+
+def _memory_microseconds(timer: Timer, device: str, size: int) -> tuple[float, float]:
+    """Of reading `size` bytes, and of copying half of them to the other half."""
+    x = torch.zeros(size // 4, device=device)
+    total = torch.zeros((), device=device)
+    half = len(x) // 2
+    read = timer.microseconds(lambda: torch.sum(x, 0, out=total), 5)
+    return read, timer.microseconds(lambda: x[:half].copy_(x[half:]), 5)
+
+
+def ceilings(timer: Timer, device: str, size: int = 8 << 30) -> dict[str, float]:
+    """A read stream and a copy (bytes read and written over time), a bfloat16 matmul."""
+    read_us, copy_us = _memory_microseconds(timer, device, size)
+    a, b = (torch.randn(8192, 8192, device=device, dtype=torch.bfloat16) for _ in range(2))
+    out = torch.empty_like(a)
+    matmul_us = timer.microseconds(lambda: torch.mm(a, b, out=out), 9)
+    return {
+        "read_tb_s": size / read_us / 1e6,
+        "copy_tb_s": size / copy_us / 1e6,
+        "matmul_bf16_tflop_s": 2 * 8192**3 / matmul_us / 1e6,
+        "small_kernel_us": timer.microseconds(lambda: timer.total.add_(1), 20),
+    }
