@@ -48,12 +48,19 @@ class RowTiles {
 
   const RowTile& operator[](int32_t i) const { return tiles_[static_cast<std::size_t>(i)]; }
   std::span<const RowTileGroup> groups() const { return {groups_.data(), num_groups_}; }
-  /// Numbers of those in no group.
+  /// Numbers of those of requests, in no group.
   std::span<const int32_t> longest_first() const { return {order_.data(), num_ordered_}; }
+  /// Numbers of those of shared prefixes.
+  std::span<const int32_t> prefixes_longest_first() const {
+    return {order_.data() + num_of_requests_, num_of_prefixes_};
+  }
   /// Predicted, of all heads.
-  int64_t total_cost() const { return total_cost_; }
+  int64_t cost_of_requests() const { return cost_of_requests_; }
+  int64_t cost_of_prefixes() const { return cost_of_prefixes_; }
 
  private:
+  void collect_prefixes(const Batch& batch, const PrefixTree& prefixes, Segment* segments);
+
   ScheduleShape shape_;
   // Sized by the bounds, used up to their counts: push_back's check costs as much as the work.
   std::vector<RowTile> tiles_;
@@ -62,7 +69,10 @@ class RowTiles {
   CostClasses classes_;
   std::size_t num_groups_ = 0;
   std::size_t num_ordered_ = 0;
-  int64_t total_cost_ = 0;
+  std::size_t num_of_requests_ = 0;
+  std::size_t num_of_prefixes_ = 0;
+  int64_t cost_of_requests_ = 0;
+  int64_t cost_of_prefixes_ = 0;
 };
 
 }  // namespace flashplan
