@@ -86,7 +86,7 @@ def attention_row(case, timer, args, ragged=None):
     plan = attn.plan(*plan_args, **plan_options)
     shape = (len(inputs.q), case.num_qo_heads, case.head_dims[1])
     out = torch.full(shape, torch.nan, dtype=inputs.q.dtype, device=args.device)
-    tables = inputs.index_tensors()
+    tables = inputs.other_tensors()
 
     def call():
         attn.run(inputs.q, inputs.k, inputs.v, **tables, out=out)

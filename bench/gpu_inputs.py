@@ -33,7 +33,7 @@ class GpuInputs:
     def plan_args(self):
         return self.qo_indptr.numpy(), list(self.planned_lens or self.kv_lens.tolist())
 
-    def index_tensors(self):
+    def other_tensors(self):
         """Arguments of run() besides q, k and v."""
         lens = self.kv_lens.to(self.q.device) if self.planned_lens else None
         tensors = {"block_table": self.block_table, "kv_lens": lens, "mask": self.mask}

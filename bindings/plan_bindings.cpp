@@ -88,8 +88,9 @@ class PyPlan {
   }
 
   void run(nb::handle q, nb::handle k, nb::handle v, nb::handle block_table, nb::handle page_indptr,
-           nb::handle page_indices, nb::handle kv_lens, nb::handle mask, nb::handle out,
-           nb::handle lse, nb::handle k_scale, nb::handle v_scale, nb::handle stream) {
+           nb::handle page_indices, nb::handle kv_lens, nb::handle mask, nb::handle sinks,
+           nb::handle out, nb::handle lse, nb::handle k_scale, nb::handle v_scale,
+           nb::handle stream) {
     const AttentionOptions& options = plan_.options();
     AttentionTensors tensors;
     // Numbers are converted first, since that may run Python code.
@@ -105,6 +106,7 @@ class PyPlan {
     const TensorArg page_indices_arg("page_indices", page_indices, TensorKind::kInt32, call);
     const TensorArg kv_lens_arg("kv_lens", kv_lens, TensorKind::kInt32, call);
     const TensorArg mask_arg("mask", mask, TensorKind::kUInt32, call);
+    const TensorArg sinks_arg("sinks", sinks, TensorKind::kFloat, call);
     const TensorArg out_arg("out", required("out", out), TensorKind::kFloat, call, &options.o_dtype,
                             Access::kWrite);
     const TensorArg lse_arg("lse", lse, TensorKind::kFloat, call, nullptr, Access::kWrite);
@@ -116,6 +118,7 @@ class PyPlan {
     tensors.page_indices = page_indices_arg.view();
     tensors.kv_lens = kv_lens_arg.view();
     tensors.mask = mask_arg.view();
+    tensors.sinks = sinks_arg.view();
     tensors.o = out_arg.view();
     tensors.lse = lse_arg.view();
     tensors.workspace = workspace_.data();
@@ -327,7 +330,7 @@ void bind_plan(nb::module_& m) {
            "mask_begin"_a.none() = nb::none(), "stream"_a.none() = nb::none())
       .def("run", &PyPlan::run, "q"_a.none(), "k"_a.none(), "v"_a.none(), "block_table"_a.none(),
            "page_indptr"_a.none(), "page_indices"_a.none(), "kv_lens"_a.none(), "mask"_a.none(),
-           "out"_a.none(), "lse"_a.none(), "k_scale"_a.none(), "v_scale"_a.none(),
+           "sinks"_a.none(), "out"_a.none(), "lse"_a.none(), "k_scale"_a.none(), "v_scale"_a.none(),
            "stream"_a.none())
       .def(
           "describe", [](const PyPlan& p) { return p.planned().describe(); },

@@ -51,7 +51,8 @@ class Case:
     csr: bool = False  # page_indptr and page_indices, not block_table
     memory: str = "dense"  # "strided": gaps in every tensor; "combined": one [pages, 2, ...] cache
     gain: float = 1.0  # of q: large logits make a peaked softmax
-    # ("k", value): one element of k of each request is that; also "q" and "v". NaN is of all bits.
+    # ("k", value): one element of k of each request is that; also "q" and "v", and one of "sinks".
+    # NaN is of all bits.
     special: tuple[tuple[str, float], ...] = ()
     # Upper bounds of kv_lens for plan(); run() gets kv_lens on the device.
     planned_lens: tuple[int, ...] | None = None
@@ -59,6 +60,7 @@ class Case:
     # "random" bits, or those of a random "tree" of draft tokens.
     custom_mask: str | None = None
     mask_begin: tuple[int, ...] | None = None
+    sinks: bool = False
     # Page lists from a common pool: rows of a block-sparse mask, or pages that were selected.
     common_pages: bool = False
 
@@ -91,6 +93,7 @@ class Case:
             self.planned_lens and f"planned{_lens_id(self.planned_lens)}",
             self.custom_mask and f"mask_{self.custom_mask}",
             self.mask_begin and f"from{_lens_id(self.mask_begin)}",
+            self.sinks and "sinks",
         ]
         return "-".join(part for part in parts if part)
 
@@ -416,6 +419,36 @@ CUSTOM_MASKS = [
 ]
 
 
+# Requests whole, split and in chunks, with rows that see no key, prefixes and outputs of any kind.
+SINKS = [
+    Case(**batch, sinks=True, **options)
+    for batch in (
+        BATCH | {"kv_lens": (33, 71, 3, 0)},
+        {"qo_lens": (1, 3, 2), "kv_lens": (4100, 0, 700), "num_ctas": 7},
+        {"qo_lens": (4, 40), "kv_lens": (2500, 600), "num_ctas": 7, "batch_invariant": True},
+    )
+    for options in (
+        {"q_dtype": "float32", "num_qo_heads": 8},
+        {"page_size": None, "head_dim": 128, "gain": 20.0},
+        {"csr": True, "page_size": 3, "o_dtype": "float32", "memory": "strided", "head_dim": 40},
+        {"softcap": 9.0, "kv_dtype": "float8_e4m3fn", "k_scale": 0.5, "v_scale": 1.7},
+        *({"q_dtype": "float32", "special": (("sinks", x),)} for x in (np.nan, np.inf, -np.inf)),
+        {"q_dtype": "float16", "special": (("k", np.nan), ("sinks", 200.0))},
+    )
+] + [
+    Case(
+        **_TREE,
+        shared_prefixes=((0, 9, 29), (0, 7, 200), (4, 3, 399)),
+        num_qo_heads=8,
+        num_ctas=ctas,
+        sinks=True,
+        planned_lens=planned,
+    )
+    for ctas in (1, 132)
+    for planned in (None, tuple(n + 90 for n in _TREE["kv_lens"]))
+]
+
+
 # Block-sparse rows of 64 and of 7 queries; pages selected for each of 8 heads, the last one partly
 # filled.
 BLOCK_SPARSE = [
@@ -481,7 +514,7 @@ def random_case(rng):
         if rng.choice((False, True)):
             begin = tuple(rng.choice((0, n // 2, n)) for n in case.kv_lens)
             case = dataclasses.replace(case, mask_begin=begin)
-    return case
+    return dataclasses.replace(case, sinks=rng.choice((False, False, False, True)))
 
 
 def random_cases(count, seed):
@@ -504,6 +537,7 @@ CASES = list(
         + PLANNED_LENS
         + PREFIXES
         + CUSTOM_MASKS
+        + SINKS
         + BLOCK_SPARSE
         + random_cases(150, seed=0)
     )

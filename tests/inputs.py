@@ -29,6 +29,7 @@ class Inputs:
     shared_prefixes: np.ndarray | None = None
     mask: np.ndarray | None = None
     mask_begin: np.ndarray | None = None
+    sinks: np.ndarray | None = None
 
     def plan_args(self):
         lengths = (self.qo_indptr, self.planned_lens)
@@ -52,9 +53,9 @@ class Inputs:
         names = ("block_table", "page_indptr", "page_indices")
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
-    def index_tensors(self):
+    def other_tensors(self):
         """Arguments of run() besides q, k and v."""
-        others = {"kv_lens": self.device_lens, "mask": self.mask}
+        others = {"kv_lens": self.device_lens, "mask": self.mask, "sinks": self.sinks}
         return self.tables() | {name: x for name, x in others.items() if x is not None}
 
     def pages(self, request):
@@ -100,6 +101,7 @@ def rearranged(case, inputs, lens, places, seed):
         mask_begin=None,
     )
     target = make_inputs(batch, seed)
+    target.sinks = inputs.sinks
     for r, to in enumerate(places):
         copy_request(inputs, r, target, to, case.kv_layout)
     return batch, target
@@ -169,10 +171,13 @@ def random_mask(case, rng):
     return words
 
 
-def add_lens_and_mask(case, rng, inputs):
+def add_other_tensors(case, rng, inputs):
     inputs.device_lens, inputs.mask = lens_on_device(case, rng), random_mask(case, rng)
     if case.mask_begin is not None:
         inputs.mask_begin = np.array(case.mask_begin, np.int32)
+    if case.sinks:
+        inputs.sinks = normal(rng, case.num_qo_heads, np.float32, 3.0)
+        plant(case, "sinks", rng, inputs.sinks)
 
 
 def make_inputs(case, seed):
@@ -190,7 +195,7 @@ def make_inputs(case, seed):
     lens = (qo_indptr, kv_lens, planned_lens)
     if case.page_size is None:
         inputs = _ragged(case, rng, q, *lens)
-        add_lens_and_mask(case, rng, inputs)
+        add_other_tensors(case, rng, inputs)
         return inputs
 
     pages_of = [-(-n // case.page_size) for n in case.kv_lens]
@@ -210,7 +215,7 @@ def make_inputs(case, seed):
             plant(case, name, rng, tokens)
             reference.append_pages(cache, tokens, inputs.pages(r), kv_len, case.kv_layout)
     share_prefixes(case, inputs)
-    add_lens_and_mask(case, rng, inputs)
+    add_other_tensors(case, rng, inputs)
     return inputs
 
 

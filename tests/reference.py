@@ -63,10 +63,11 @@ def attention(
     k_scale=1.0,
     v_scale=1.0,
     mask=None,
+    sinks=None,
     dtype="float64",
 ):
     """One request: q [qo_len, num_qo_heads, head_dim_qk], k and v [kv_len, num_kv_heads, ...],
-    mask [qo_len, kv_len] of bool."""
+    mask [qo_len, kv_len] of bool, sinks [num_qo_heads]: a logit without a value for each head."""
     wide = np.float64 if dtype == "float64" else np.float32
 
     def stored(x):
@@ -89,8 +90,13 @@ def attention(
             logits = stored(q[:, head] @ k[:, kv_head].T * wide(scale))
         if softcap > 0:
             logits = stored(wide(softcap) * np.tanh(logits / wide(softcap)))
-        probabilities, lse[:, head] = softmax(np.where(visible, logits, -np.inf))
-        o[:, head] = stored(weighted_sums(stored(probabilities), visible, v[:, kv_head]))
+        logits = np.where(visible, logits, -np.inf)
+        if sinks is not None:
+            logits = np.column_stack([logits, np.full(len(q), wide(sinks[head]))])
+        probabilities, lse[:, head] = softmax(logits)
+        probabilities = stored(probabilities[:, : len(k)])
+        o[:, head] = stored(weighted_sums(probabilities, visible, v[:, kv_head]))
+    o[np.isnan(lse)] = np.nan  # also where the sink alone is NaN
     return o, lse
 
 

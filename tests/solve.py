@@ -17,7 +17,7 @@ def problem(case, seed):
     """The inputs of a case with the exact state and the twin's: (inputs, exact, twin)."""
     inputs = make_inputs(case, [seed, zlib.crc32(str(case).encode())])
     requests = inputs.requests(case.kv_layout)
-    options = case.reference_options() | {"masks": inputs.masks(case)}
+    options = case.reference_options() | {"masks": inputs.masks(case), "sinks": inputs.sinks}
     exact = reference.batch_attention(inputs.q, requests, inputs.qo_indptr, **options)
     twin = reference.batch_attention(
         inputs.q, requests, inputs.qo_indptr, **options, dtype=case.q_dtype
@@ -27,7 +27,7 @@ def problem(case, seed):
 
 def run_arguments(case, inputs, framework):
     """(positional, keyword) arguments of Attention.run()."""
-    tables = {name: framework.tensor(table) for name, table in inputs.index_tensors().items()}
+    tables = {name: framework.tensor(table) for name, table in inputs.other_tensors().items()}
     scales = {"k_scale": case.k_scale, "v_scale": case.v_scale}
     return [framework.tensor(x) for x in (inputs.q, inputs.k, inputs.v)], tables | scales
 

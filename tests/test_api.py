@@ -110,8 +110,8 @@ def test_a_typed_program_runs(torch):
         ),
         (
             fp.Attention.run,
-            "q k v block_table page_indptr page_indices kv_lens mask out lse return_lse k_scale "
-            "v_scale stream",
+            "q k v block_table page_indptr page_indices kv_lens mask sinks out lse "
+            "return_lse k_scale v_scale stream",
         ),
         (
             fp.append_paged_kv,

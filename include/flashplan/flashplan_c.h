@@ -195,6 +195,7 @@ typedef struct flashplan_attention_tensors {
   // >= flashplan_plan_workspace_bytes, aligned to FLASHPLAN_WORKSPACE_ALIGNMENT, on the device.
   void* workspace;
   size_t workspace_bytes;
+  const flashplan_tensor* sinks;  // or NULL
 } flashplan_attention_tensors;
 
 // Sets scales to 1 and everything else to NULL or 0.

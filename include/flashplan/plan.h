@@ -104,6 +104,10 @@ struct AttentionTensors {
   /// queries see the keys before mask_begin, and none sees a key without a bit. causal and
   /// window_left hide keys besides.
   TensorView mask;
+  /// [num_qo_heads] float32, on the Plan's device: a logit for each query head that stands for no
+  /// key; may be empty. exp(sink) is added to the denominator of the softmax of each row, and lse
+  /// includes it; -inf adds nothing. softmax_scale and softcap do not apply to it.
+  TensorView sinks;
   TensorView o;    // [>= T, num_qo_heads, head_dim_vo], written
   TensorView lse;  // [>= T, num_qo_heads] float32, natural log, written; may be empty
   /// Real key = k_scale * stored key (8-bit caches). Normal floats > 0, and so must be
@@ -144,12 +148,13 @@ class FLASHPLAN_API Plan {
   /// After an error the last plan stays valid.
   Status plan(const Batch& batch, Stream stream = nullptr) noexcept;
 
-  /// Runs the planned attention. A row with no visible key gets o = 0, lse = -inf.
+  /// Runs the planned attention. A row with no visible key gets o = 0, lse = -inf; with sinks, lse
+  /// is the sink.
   ///
   /// NaN and infinity raise no error. The result does not depend, up to rounding, on how the keys
   /// are split:
-  /// - A visible logit of NaN or +inf makes lse and all of o NaN in its row. Logits are those after
-  ///   the softcap, which makes +-inf +-softcap.
+  /// - A visible logit of NaN or +inf makes lse and all of o NaN in its row, and so does a sink of
+  ///   NaN or +inf. Logits are those after the softcap, which makes +-inf +-softcap.
   /// - A visible logit of -inf gives its key the weight 0. A row with no other logits is like a row
   ///   with no visible key, so lse = -inf always says that the weights of all keys are 0.
   /// - A visible value of NaN makes its dim of o NaN, one of +-inf makes it +-inf, or NaN where the

@@ -227,6 +227,7 @@ class Attention:
         page_indices: Tensor | None = None,
         kv_lens: Tensor | None = None,
         mask: Tensor | None = None,
+        sinks: Tensor | None = None,
         out: TensorT | None = None,
         lse: TensorT | None = None,
         return_lse: Literal[False] = False,
@@ -246,6 +247,7 @@ class Attention:
         page_indices: Tensor | None = None,
         kv_lens: Tensor | None = None,
         mask: Tensor | None = None,
+        sinks: Tensor | None = None,
         out: TensorT | None = None,
         lse: TensorT | None = None,
         return_lse: Literal[True],
@@ -265,6 +267,7 @@ class Attention:
         page_indices: Tensor | None = None,
         kv_lens: Tensor | None = None,
         mask: Tensor | None = None,
+        sinks: Tensor | None = None,
         out: TensorT | None = None,
         lse: TensorT | None = None,
         return_lse: bool,
@@ -283,6 +286,7 @@ class Attention:
         page_indices: Tensor | None = None,
         kv_lens: Tensor | None = None,
         mask: Tensor | None = None,
+        sinks: Tensor | None = None,
         out: TensorT | None = None,
         lse: TensorT | None = None,
         return_lse: bool = False,
@@ -290,11 +294,13 @@ class Attention:
         v_scale: float = 1.0,
         stream: Stream | None = None,
     ) -> Any:
-        """Runs the planned attention. A row with no visible key gets o = 0, lse = -inf.
+        """Runs the planned attention. A row with no visible key gets o = 0, lse = -inf; with sinks,
+        lse is its sink.
 
         NaN and infinity raise no error. A visible logit of NaN or +inf (with softcap: of NaN)
-        makes lse and all of o NaN in its row; a visible value of NaN makes its dim of o NaN. A
-        logit of -inf gives its key the weight 0; lse = -inf where all weights are 0.
+        makes lse and all of o NaN in its row, and so does a sink of NaN or +inf; a visible value of
+        NaN makes its dim of o NaN. A logit of -inf gives its key the weight 0; lse = -inf where all
+        weights are 0.
 
         Args:
             q: [tokens, num_qo_heads, head_dim_qk]; may have more rows than were planned.
@@ -315,6 +321,10 @@ class Attention:
             mask: [tokens, words] uint32, with custom_mask: bit j % 32 of word j // 32 of row t says
                 whether query t sees key mask_begin + j of its request. All queries see the keys
                 before mask_begin. causal and window_left hide keys besides.
+            sinks: [num_qo_heads] float32 on the device: a logit for each query head that stands for
+                no key. exp(sink) is added to the denominator of the softmax of each row, and lse
+                includes it; -inf adds nothing. softmax_scale and softcap do not apply to it. Of
+                results that `merge_states` is to merge, only one may have been given the sinks.
             out: [tokens, num_qo_heads, head_dim_vo]: where o is written; default: a new tensor in
                 q's framework, on its current stream.
             lse: [tokens, num_qo_heads] float32: where the log-sum-exp of the logits is written
@@ -357,6 +367,7 @@ class Attention:
                 page_indices,
                 kv_lens,
                 mask,
+                sinks,
                 out,
                 lse,
                 k_scale,
@@ -380,6 +391,7 @@ class Attention:
             page_indices,
             kv_lens,
             mask,
+            sinks,
             o,
             lse,
             k_scale,

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 torch.library.define(
     "flashplan::run",
     "(SymInt attention, Tensor q, Tensor k, Tensor v, Tensor? block_table, Tensor? page_indptr, "
-    "Tensor? page_indices, Tensor? kv_lens, Tensor? mask, Tensor(a!) out, Tensor(b!)? lse, "
-    "float k_scale, float v_scale) -> ()",
+    "Tensor? page_indices, Tensor? kv_lens, Tensor? mask, Tensor? sinks, Tensor(a!) out, "
+    "Tensor(b!)? lse, float k_scale, float v_scale) -> ()",
     tags=torch.Tag.pt2_compliant_tag,
 )
 torch.library.define(
@@ -50,6 +50,7 @@ def _run(
     page_indices: Tensor | None,
     kv_lens: Tensor | None,
     mask: Tensor | None,
+    sinks: Tensor | None,
     out: Tensor,
     lse: Tensor | None,
     k_scale: float,
@@ -64,6 +65,7 @@ def _run(
         page_indices=page_indices,
         kv_lens=kv_lens,
         mask=mask,
+        sinks=sinks,
         out=out,
         lse=lse,
         k_scale=k_scale,
@@ -124,6 +126,7 @@ def run(
     page_indices: Tensor | None = None,
     kv_lens: Tensor | None = None,
     mask: Tensor | None = None,
+    sinks: Tensor | None = None,
     out: Tensor | None = None,
     lse: Tensor | None = None,
     return_lse: Literal[False] = False,
@@ -142,6 +145,7 @@ def run(
     page_indices: Tensor | None = None,
     kv_lens: Tensor | None = None,
     mask: Tensor | None = None,
+    sinks: Tensor | None = None,
     out: Tensor | None = None,
     lse: Tensor | None = None,
     return_lse: Literal[True],
@@ -159,6 +163,7 @@ def run(
     page_indices: Tensor | None = None,
     kv_lens: Tensor | None = None,
     mask: Tensor | None = None,
+    sinks: Tensor | None = None,
     out: Tensor | None = None,
     lse: Tensor | None = None,
     return_lse: bool = False,
@@ -194,6 +199,7 @@ def run(
         page_indices,
         kv_lens,
         mask,
+        sinks,
         out,
         lse,
         k_scale,

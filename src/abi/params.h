@@ -65,6 +65,7 @@ struct VariantParams {
   float logits_scale = 0.0F;  // softmax_scale * k_scale
   float softcap = 0.0F;       // 0: off
   float v_scale = 0.0F;
+  const float* sinks = nullptr;  // [num_qo_heads] logits without a value; null: none
 };
 
 /// The caller's workspace; see plan/workspace_layout.h.

@@ -10,7 +10,7 @@
 namespace flashplan {
 namespace {
 
-constexpr std::size_t kMostArguments = 12;  // of a call
+constexpr std::size_t kMostArguments = 16;  // of a call
 
 /// Byte addresses [begin, end).
 struct Extent {

@@ -62,6 +62,14 @@ Status check_mask(const AttentionTensors& t, const Plan::Impl& plan) {
   return check_shape(mask, {Dim::at_least(plan.num_tokens), Dim::at_least(num_words)});
 }
 
+Status check_sinks(const AttentionTensors& t, const Plan::Impl& plan) {
+  if (t.sinks.empty()) return {};
+  const TensorArgument sinks{"sinks", t.sinks};
+  FLASHPLAN_RETURN_IF_ERROR(check_dtype(sinks, DType::kFloat32, ""));
+  FLASHPLAN_RETURN_IF_ERROR(check_device(sinks, plan.options.device));
+  return check_shape(sinks, {Dim::exactly(plan.options.num_qo_heads)});
+}
+
 /// The length of a request on the CPU: the real one if it is given, else the planned one.
 int32_t kv_len_of(const AttentionTensors& t, const Plan::Impl& plan, int32_t request) {
   const int32_t planned = plan.kv_lens[static_cast<size_t>(request)];
@@ -149,6 +157,7 @@ Status check_tensors(const AttentionTensors& t, const Plan::Impl& plan) {
   FLASHPLAN_RETURN_IF_ERROR(check_page_form(t, plan));
   FLASHPLAN_RETURN_IF_ERROR(check_kv_lens(t, plan));
   FLASHPLAN_RETURN_IF_ERROR(check_mask(t, plan));
+  FLASHPLAN_RETURN_IF_ERROR(check_sinks(t, plan));
   FLASHPLAN_RETURN_IF_ERROR(check_k_scale(t.k_scale, options));
   FLASHPLAN_RETURN_IF_ERROR(check_scale("v_scale", t.v_scale));
   FLASHPLAN_RETURN_IF_ERROR(check_workspace(t, plan));
@@ -163,7 +172,8 @@ Status check_tensors(const AttentionTensors& t, const Plan::Impl& plan) {
                                       {"page_indptr", t.page_indptr},
                                       {"page_indices", t.page_indices},
                                       {"kv_lens", t.kv_lens},
-                                      {"mask", t.mask}};
+                                      {"mask", t.mask},
+                                      {"sinks", t.sinks}};
   FLASHPLAN_RETURN_IF_ERROR(check_apart(arguments));
   return check_pages(t, plan);
 }
@@ -259,7 +269,8 @@ AttentionParams make_params(const AttentionTensors& t, const Plan::Impl& plan) {
   p.schedule.num_ctas = plan.choice.num_ctas;
   p.tensors = tensor_params(t, options);
   p.mask = {options.causal, options.window_left};
-  p.variant = {*options.softmax_scale * t.k_scale, options.softcap, t.v_scale};
+  p.variant = {*options.softmax_scale * t.k_scale, options.softcap, t.v_scale,
+               static_cast<const float*>(t.sinks.data)};
   p.workspace = workspace_params(t, plan.layout);
   p.host = host_params(plan);
   const Kernel& kernel = plan.choice.kernel;

@@ -208,6 +208,7 @@ Status run(flashplan_plan* plan, const flashplan_attention_tensors* given, Strea
                                           {"page_indices", t.page_indices, &tensors.page_indices},
                                           {"kv_lens", t.kv_lens, &tensors.kv_lens},
                                           {"mask", t.mask, &tensors.mask},
+                                          {"sinks", t.sinks, &tensors.sinks},
                                           {"out", t.out, &tensors.o},
                                           {"lse", t.lse, &tensors.lse}}));
   tensors.k_scale = t.k_scale;

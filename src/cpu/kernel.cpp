@@ -143,10 +143,12 @@ template <typename KvFormat>
   }
 }
 
+/// Writes the result of row r, scale * o, and its lse. Sinks join here, so each row's does once.
 void write_row(const RowBlock& rows, int32_t r, const float* o, float scale, float lse) {
   const AttentionParams& p = rows.params;
   const int64_t token = rows.token(r);
   const int64_t head = rows.qo_head(r);
+  if (p.variant.sinks != nullptr) scale *= add_sink(p.variant.sinks[head], &lse);
   dispatch_format(p.tensors.o_dtype, [&](auto format) {
     using OFormat = decltype(format);
     auto* out = static_cast<typename OFormat::Storage*>(p.tensors.o.data) +

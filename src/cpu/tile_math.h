@@ -187,3 +187,14 @@ inline void add_seen_values(const float* p, int32_t p_stride, const uint32_t* se
   *merged_sum = *merged_sum * shrink + weight;
   *merged_max = new_max;
 }
+
+/// Merges a row's state with that of its attention sink, a logit with the value 0: changes lse, and
+/// returns the factor of o.
+inline float add_sink(float sink, float* lse) {
+  if (sink == -__builtin_inff()) return 1.0F;
+  const float max = sink > *lse ? sink : *lse;
+  const float of_keys = exp(splat(*lse - max))[0];
+  const float sum = of_keys + exp(splat(sink - max))[0];
+  *lse = max + __builtin_logf(sum);
+  return of_keys / sum;
+}

@@ -41,7 +41,7 @@ struct Problem {
   std::vector<int32_t> mask_begin;    // likewise
   HostTensor q, k, v;
   // Of rank 0 where not used.
-  HostTensor block_table, page_indptr, page_indices, kv_lens, mask;
+  HostTensor block_table, page_indptr, page_indices, kv_lens, mask, sinks;
   std::vector<std::vector<int32_t>> pages;  // ids of each request
   float k_scale = 1.0F;
   float v_scale = 1.0F;
@@ -83,6 +83,7 @@ inline AttentionTensors tensors_of(const Problem& p, const Outputs& out, Workspa
   t.page_indices = p.page_indices.view();
   t.kv_lens = p.kv_lens.view();
   t.mask = p.mask.view();
+  t.sinks = p.sinks.view();
   t.o = out.o.view();
   t.lse = out.lse.view();
   t.k_scale = p.k_scale;
@@ -237,6 +238,14 @@ inline void add_mask(Random& random, Problem& p) {
   }
 }
 
+/// Gives each query head a sink.
+inline void add_sinks(Random& random, Problem& p) {
+  p.sinks = HostTensor(DType::kFloat32, {p.options.num_qo_heads});
+  for (int64_t head = 0; head < p.options.num_qo_heads; ++head) {
+    p.sinks.set({head}, random.one_in(8) ? -HUGE_VAL : 2 * random_element(random));
+  }
+}
+
 /// Whether the mask lets a query of a request, which is row `token` of q, see a key.
 inline bool mask_lets_see(const Problem& p, int32_t request, int64_t token, int64_t key) {
   if (!p.options.custom_mask) return true;
@@ -274,7 +283,7 @@ inline std::string wrong_output(const Problem& p, const Outputs& out) {
       const int64_t token = p.batch.qo_indptr[static_cast<size_t>(r)] + i;
       const int64_t diagonal = i + kv_len - qo_len;
       for (int64_t head = 0; head < o.num_qo_heads; ++head) {
-        double sum = 0;
+        double sum = p.sinks.view().empty() ? 0.0 : std::exp(p.sinks.get({head}));
         std::vector<double> want(static_cast<size_t>(o.head_dim_vo), 0.0);
         for (int64_t key = 0; key < kv_len; ++key) {
           if (o.causal && key > diagonal) continue;

@@ -44,6 +44,7 @@ struct Scene {
     indices = int_tensor(ids);
     indptr = int_tensor({0, 3, 5});
     p.kv_lens = int_tensor(p.batch.kv_lens);
+    add_sinks(random, p);
     CHECK(Plan::create(p.options, &plan).ok());
     CHECK(plan.plan(p.batch_view()).ok());
     out = Outputs(p);
@@ -108,7 +109,8 @@ TEST(run_refuses_every_overlap_with_an_output) {
                                        {"block_table", &t.block_table},
                                        {"page_indptr", &t.page_indptr},
                                        {"page_indices", &t.page_indices},
-                                       {"kv_lens", &t.kv_lens}};
+                                       {"kv_lens", &t.kv_lens},
+                                       {"sinks", &t.sinks}};
         },
         [&](const AttentionTensors& t) {
           const Status status = s.plan.run(t);

@@ -128,6 +128,21 @@ LARGER += [
     Case((64, 9), (700, 90), custom_mask="random", head_dim=256, kv_dtype="float8_e5m2"),
 ]
 
+# Sinks in every body: whole, merged by few and by many rows, in chunks, of prefixes' readers, with
+# rows that see no key.
+LARGER += [
+    Case(qo, kv, sinks=True, num_qo_heads=8, head_dim=dim, **options)
+    for qo, kv, options in (
+        ((1, 1, 4), (9000, 70, 0), {}),
+        ((300, 12, 5), (900, 7000, 2), {"num_ctas": 40}),
+        ((40, 90), (5000, 90), {"batch_invariant": True}),
+        ((1, 200), (3000, 4000), {"page_size": 64, "planned_lens": (9000, 4100), "num_ctas": 40}),
+        ((70, 1), (700, 9000), {"o_dtype": "float32", "memory": "strided"}),
+        ((1, 70), (9000, 300), {"special": (("sinks", float("nan")),)}),
+    )
+    for dim in (64, 128, 256)
+] + [dataclasses.replace(case, sinks=True) for case in PREFIXES[:6]]
+
 # NaN and infinity in every body of the kernel, in splits, in batch-invariant chunks, in 8 bits.
 _NAN, _INF = float("nan"), float("inf")
 LARGER += [

@@ -122,6 +122,7 @@ def small_case(rng, **fixed):
     }
     if rng.integers(4) == 0:
         values["custom_mask"] = "random"
+    values["sinks"] = bool(rng.integers(4) == 0)
     values |= fixed
     if rng.integers(4) == 0 and "planned_lens" not in fixed:
         values["planned_lens"] = tuple(n + pick(rng, 0, 1, 20) for n in values["kv_lens"])
@@ -142,7 +143,7 @@ class Run(Call):
         "kv_lens": TABLES,
     }
     written = ("out", "lse")
-    optional = ("workspace", "kv_lens")
+    optional = ("workspace", "kv_lens", "sinks")
     numbers = ("k_scale", "v_scale")
 
     def __init__(self, rng, **fixed):
@@ -151,7 +152,7 @@ class Run(Call):
         self.inputs, self.exact, self.twin = solve.problem(self.case, int(rng.integers(2**31)))
         for name in ("q", "k", "v"):
             self.place(name, getattr(self.inputs, name))
-        for name, table in self.inputs.index_tensors().items():
+        for name, table in self.inputs.other_tensors().items():
             self.place(name, table)
         options = self.case.options()
         if rng.integers(2):

@@ -63,6 +63,16 @@ struct MergedRow {
   }
 };
 
+/// A row's lse once its attention sink, a logit with the value 0, has joined it, and the factor of
+/// its o: {factor, lse}. For what writes o and lse, so that each row's sink joins once.
+FLASHPLAN_DEVICE float2 with_sink(float sink, float lse) {
+  MergedRow merged;
+  merged.reset();
+  merged.add(lse);
+  const float shrink = merged.add(sink).x;
+  return {shrink * merged.inverse(), merged.lse()};
+}
+
 FLASHPLAN_DEVICE float4 merge_values(float4 merged, float4 added, float2 factors) {
   const auto merge = [&](float m, float a) {
     return __fmaf_rn(a, factors.y, __fmul_rn(m, factors.x));

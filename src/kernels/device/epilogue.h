@@ -107,19 +107,25 @@ class Epilogue {
     // writes.
     int64_t out[S::kMmaM][2];
     float scale[S::kMmaM][2];
+    float row_lse[S::kMmaM][2];
 #pragma unroll
     for (int m = 0; m < S::kMmaM; ++m) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int row = min(at_.row(m, half), block_.rows.num_rows - 1);
-        out[m][half] = OutputRow(p_, block_.rows, head_, row).o(p_) + own_dim();
-        scale[m][half] = inverse(softmax.sum[m][half]) * p_.variant.v_scale;
+        const OutputRow to(p_, block_.rows, head_, row);
+        out[m][half] = to.o(p_) + own_dim();
+        scale[m][half] = inverse(softmax.sum[m][half]);
+        row_lse[m][half] = lse(softmax.shift[m][half], softmax.sum[m][half]);
+        if constexpr (T::Variant::kUseSoftmax) {
+          add_sink(p_, to.head, scale[m][half], row_lse[m][half]);
+        }
+        scale[m][half] *= p_.variant.v_scale;
       }
     }
     for_each_row([&](int m, int half, int row) {
       if (writes_lse() && p_.tensors.lse.data != nullptr) {
-        p_.tensors.lse.data[OutputRow(p_, block_.rows, head_, row).lse(p_)] =
-            lse(softmax.shift[m][half], softmax.sum[m][half]);
+        p_.tensors.lse.data[OutputRow(p_, block_.rows, head_, row).lse(p_)] = row_lse[m][half];
       }
       uint16_t* const to = static_cast<uint16_t*>(p_.tensors.o.data) + out[m][half];
       const int num_dims = p_.tensors.head_dim_vo - at_.first_dim();

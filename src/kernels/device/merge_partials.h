@@ -9,6 +9,20 @@ namespace flashplan::device {
 /// The factors of a merge for variants without softmax: states are added without weights.
 constexpr float2 kSum = {1.0F, 1.0F};
 
+/// Not inlined: the path without sinks is then short.
+inline __device__ __noinline__ float2 call_with_sink(const float* sink, float lse) {
+  return with_sink(*sink, lse);
+}
+
+/// Lets the sink of a query head join a row's result, scale * o and lse, if there are sinks.
+FLASHPLAN_DEVICE void add_sink(const AttentionParams& p, uint32_t qo_head, float& scale,
+                               float& lse) {
+  if (p.variant.sinks == nullptr) return;
+  const float2 joined = call_with_sink(p.variant.sinks + qo_head, lse);
+  scale *= joined.x;
+  lse = joined.y;
+}
+
 /// Writes dims [dim, dim + 4) of a row's result, scale * o, and its lse with the first dims. The
 /// two scales are multiplied with each other first, as in Epilogue, so that the bits of a result do
 /// not depend on the alignment of the tensor.
@@ -17,6 +31,7 @@ FLASHPLAN_DEVICE void write_result(const AttentionParams& p, const typename T::V
                                    const PackedRows& rows, int32_t kv_head, int row, int dim,
                                    float4 o, float scale, float lse) {
   const OutputRow to(p, rows, kv_head, row);
+  if constexpr (T::Variant::kUseSoftmax) add_sink(p, to.head, scale, lse);
   o = scaled(o, scale * p.variant.v_scale);
   if constexpr (T::Variant::kTransformsOutput) {
     const ElementPosition at = element_position(p, rows, kv_head, row, dim);

@@ -40,6 +40,13 @@ class Sm90Epilogue {
     if (context.tile.merge >= 0) {
       write_partial(context.tile, rows, o, scale, lse);
     } else {
+      if (p_.variant.sinks != nullptr) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int own = min(row(half), rows.num_rows - 1);
+          add_sink(OutputRow(p_, rows, head, own).head, scale[half], lse[half]);
+        }
+      }
       write_result(rows, head, queries, o, scale, lse);
     }
   }
@@ -67,6 +74,14 @@ class Sm90Epilogue {
   FLASHPLAN_DEVICE bool writes_whole_rows() const {
     return p_.tensors.vectorized && p_.tensors.o_dtype == S::kQ &&
            p_.tensors.head_dim_vo == S::kHeadDimVo;
+  }
+
+  /// Lets the sink of a query head join a row's result, scale * o and lse.
+  FLASHPLAN_DEVICE void add_sink(uint32_t qo_head, float& scale, float& lse) const {
+    asm volatile("");  // a branch, not selections for every row
+    const float2 joined = with_sink(p_.variant.sinks[qo_head], lse);
+    scale *= joined.x;
+    lse = joined.y;
   }
 
   FLASHPLAN_DEVICE void write_result(const PackedRows& rows, int32_t head, uint32_t queries,
@@ -322,8 +337,10 @@ class Sm90Epilogue {
   FLASHPLAN_DEVICE void write_four(const PackedRows& rows, int32_t kv_head, int row, int dim,
                                    float4 o, float lse) const {
     const OutputRow to(p_, rows, kv_head, row);
+    float scale = 1.0F;
+    if (p_.variant.sinks != nullptr) add_sink(to.head, scale, lse);
+    o = scaled(o, scale * p_.variant.v_scale);
     if (writes_whole_rows()) {
-      o = scaled(o, p_.variant.v_scale);
       *reinterpret_cast<uint2*>(static_cast<uint16_t*>(p_.tensors.o.data) + to.o(p_) + dim) = {
           Element<S::kQ>::pack(o.x, o.y), Element<S::kQ>::pack(o.z, o.w)};
     } else {
@@ -331,7 +348,7 @@ class Sm90Epilogue {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         if (dim + i < p_.tensors.head_dim_vo) {
-          store_one(to.o(p_) + dim + i, values[i] * p_.variant.v_scale);
+          store_one(to.o(p_) + dim + i, values[i]);
         }
       }
     }
