@@ -19,9 +19,14 @@ NO_TESTS = 5  # pytest's exit code where all tests are left out
 # a folder.
 FIRST = {
     "src/abi": ["ctest:test_schedule", "ctest:test_engine"],
-    "src/plan": ["ctest:test_schedule|test_prefixes", "ctest:test_select_kernel|test_status"],
+    "src/plan": [
+        "ctest:test_schedule|test_prefixes",
+        "ctest:test_select_kernel|test_workspace_layout|test_status",
+    ],
     "src/cpu": ["ctest:test_engine", "ctest:test_append_merge"],
-    "src/api": ["ctest:test_status|test_tensor_checks|test_memory_checks|test_aliasing"],
+    "src/api": [
+        "ctest:test_status|test_run_status|test_tensor_checks|test_memory_checks|test_aliasing"
+    ],
     "src/ops": ["ctest:test_rows|test_sampling|test_append_merge|test_aliasing"],
     "src/common": ["ctest:test_status"],
     "src/c_abi": ["ctest:test_c_abi"],
@@ -30,7 +35,8 @@ FIRST = {
 }
 # Then these, in the order of their time.
 QUICK = [
-    "ctest:test_(aliasing|append_merge|memory_checks|select_kernel|status|tensor_checks|thread_pool)",
+    "ctest:test_(aliasing|append_merge|memory_checks|run_status|select_kernel|status|tensor_checks)",
+    "ctest:test_(thread_pool|workspace_layout)",
     "pytest:test_streams test_append test_nonfinite test_merge test_api test_dlpack test_errors",
     "ctest:test_rows|test_sampling",
     "pytest:test_rows test_sampling",

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "flashplan/plan.h"
+#include "plan/schedule_shape.h"
 
 namespace flashplan::test {
 
@@ -59,6 +60,16 @@ struct HostBatch {
             size(),           shared_prefixes.data(), num_shared_prefixes()};
   }
 };
+
+/// The costs of a kernel that may be much better, or worse, at anything.
+inline CostModel random_costs(Random& random) {
+  return {.tile = random.between(0, 500),
+          .tile_row = random.between(0, 9),
+          .step = random.between(1, 100),
+          .step_row = random.between(0, 9),
+          .split = random.between(0, 500),
+          .split_row = random.between(0, 20)};
+}
 
 enum class Lengths { kUniform, kZipf, kOneGiant, kManyEmpty };
 enum class Phase { kDecode, kPrefill, kMixed };

@@ -50,12 +50,7 @@ ScheduleShape random_shape(Random& random) {
   shape.num_ctas = random.one_in(2) ? random.between(1, 264) : random.pick({1, 2, 3});
   shape.max_partial_slots = random.pick({0, 7, 2 * shape.num_ctas, 1000});
   shape.shares_prefixes = !random.one_in(10);
-  shape.cost = {.tile = random.between(0, 500),
-                .tile_row = random.between(0, 9),
-                .step = random.between(1, 100),
-                .step_row = random.between(0, 9),
-                .split = random.between(0, 500),
-                .split_row = random.between(0, 20)};
+  shape.cost = random_costs(random);
   if (random.one_in(2)) shape.item_steps = random.pick({1, 8, 32, 1000});
   if (random.one_in(3)) shape.uncut_part = random.pick({1, 16});
   return shape;
@@ -185,24 +180,10 @@ TEST(groups_of_the_same_requests_are_one_prefix) {
   CHECK_EQ(scheduler.schedule().prefixes[0].keys.end, 8192);
 }
 
-TensorView int32_view(const std::vector<int32_t>& data, std::vector<int64_t> shape) {
-  TensorView view;
-  view.data = const_cast<int32_t*>(data.data());
-  view.dtype = DType::kInt32;
-  view.rank = static_cast<int32_t>(shape.size());
-  int64_t stride = 1;
-  for (int32_t d = view.rank - 1; d >= 0; --d) {
-    view.shape[d] = shape[static_cast<size_t>(d)];
-    view.stride[d] = stride;
-    stride *= view.shape[d];
-  }
-  return view;
-}
-
 TEST(prefixes_are_found_without_allocating) {
   const HostBatch batch = decodes(4, 63, 1);
   const std::vector<int32_t> table = {1, 2, 3, 4, 1, 2, 5, 6, 1, 2, 5, 7, 8, 2, 3, 4};
-  const HostPageTable pages = {int32_view(table, {4, 4}), {}, {}};
+  const HostPageTable pages = {contiguous(table.data(), DType::kInt32, {}, {4, 4}), {}, {}};
   std::vector<int32_t> groups(9, -1);
   int32_t count = -1;
   const int64_t before = num_allocations;

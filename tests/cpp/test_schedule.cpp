@@ -68,12 +68,7 @@ ScheduleShape random_shape(Random& random) {
                          : shape.tile_kv * random.pick({1, 2, 4, 8});
     shape.max_partial_slots = random.pick({0, 5, 50, 5000});
   }
-  shape.cost = {.tile = random.between(0, 500),
-                .tile_row = random.between(0, 9),
-                .step = random.between(1, 100),
-                .step_row = random.between(0, 9),
-                .split = random.between(0, 500),
-                .split_row = random.between(0, 20)};
+  shape.cost = random_costs(random);
   if (random.one_in(2)) shape.item_steps = random.pick({1, 8, 32, 1000});
   if (random.one_in(2)) shape.uncut_part = random.pick({1, 16, 1000});
   return shape;

@@ -5,22 +5,12 @@
 #include <vector>
 
 #include "check.h"
-#include "cpu/engine.h"
+#include "fake_devices.h"
 #include "fake_kernels.h"
 #include "plan/select_kernel.h"
-#include "plan/workspace_layout.h"
 
 namespace flashplan::test {
 namespace {
-
-AttentionOptions llama() {
-  AttentionOptions o;
-  o.num_qo_heads = 32;
-  o.num_kv_heads = 8;
-  o.head_dim_qk = o.head_dim_vo = 128;
-  o.page_size = 16;
-  return o;
-}
 
 std::string text(const KernelChoice& c) {
   const Kernel& k = c.kernel;
@@ -33,79 +23,10 @@ std::string text(const KernelChoice& c) {
   return out.str();
 }
 
-DeviceLimits cpu_of(int32_t num_processors) {
-  return {.kernels = cpu::kernels(), .num_processors = num_processors};
-}
-
 std::string choice(const AttentionOptions& options, int32_t num_processors = 2) {
   KernelChoice choice;
   const Status status = select_kernel(options, cpu_of(num_processors), &choice);
   return status.ok() ? text(choice) : status.message;
-}
-
-/// For one instance a kernel of every architecture, with tiles that say which: of 32 keys where
-/// there is little shared memory, of 64 rows for 8.0.
-std::vector<Kernel> of_architectures(const Kernel& kernel,
-                                     const std::vector<Architecture>& architectures) {
-  std::vector<Kernel> kernels;
-  for (const Architecture architecture : architectures) {
-    Kernel copy = kernel;
-    copy.architecture = architecture;
-    const int smem = smem_per_sm(architecture.number);
-    if (smem == 100) {
-      copy.geometry.tile_kv = 32;
-      copy.geometry.queues_per_processor = 1;
-    } else if (smem == 164) {
-      copy.geometry.tile_q = 64;
-    }
-    copy.tuning = sm80_tuning(copy.geometry.tile_kv);
-    kernels.push_back(copy);
-  }
-  return kernels;
-}
-
-/// Kernels as they might be compiled in, in the order of the generated list but for the head dims.
-const std::vector<Kernel>& kernels() {
-  static const std::vector<Kernel> all = [] {
-    std::vector<Kernel> made;
-    const auto add = [&](const char* name, DType q, DType kv, int32_t qk, int32_t vo,
-                         bool softcap) {
-      Kernel kernel = fake_kernel(name, {});
-      kernel.q_dtype = q;
-      kernel.kv_dtype = kv;
-      kernel.head_dim_qk = qk;
-      kernel.head_dim_vo = vo;
-      kernel.softcap = softcap;
-      for (const Kernel& k : of_architectures(kernel, {{80}, {90, 'a'}})) made.push_back(k);
-    };
-    const DType bf16 = DType::kBFloat16;
-    add("f16_d64", DType::kFloat16, DType::kFloat16, 64, 64, false);
-    add("bf16_d256", bf16, bf16, 256, 256, false);
-    add("bf16_d256_softcap", bf16, bf16, 256, 256, true);
-    add("bf16_d192x128", bf16, bf16, 192, 128, false);
-    add("bf16_d192x128_softcap", bf16, bf16, 192, 128, true);
-    add("bf16_d128", bf16, bf16, 128, 128, false);
-    add("bf16_d128_softcap", bf16, bf16, 128, 128, true);
-    add("bf16_e4m3_d128", bf16, DType::kFloat8E4M3, 128, 128, false);
-    return made;
-  }();
-  return all;
-}
-
-DeviceLimits h200() {
-  DeviceLimits device;
-  device.kernels = kernels();
-  device.num_processors = 132;
-  device.num_gpus = 2;
-  device.major = 9;
-  device.minor = 0;
-  return device;
-}
-
-AttentionOptions llama_on_gpu() {
-  AttentionOptions o = llama();
-  o.device = {DeviceType::kCuda, 1};
-  return o;
 }
 
 std::string gpu_choice(const AttentionOptions& options, const DeviceLimits& device = h200()) {
@@ -413,65 +334,6 @@ TEST(same_answer_from_is_supported_and_create) {
     CHECK_EQ(std::string(measured.message), created.message);
     CHECK_EQ(bytes, created.ok() ? plan.workspace_bytes() : 7);
   }
-}
-
-TEST(workspace_bytes_needs_a_place) {
-  const Status status = workspace_bytes(llama(), nullptr);
-  CHECK_EQ(static_cast<int>(status.code), static_cast<int>(StatusCode::kInvalidArgument));
-  CHECK_EQ(std::string(status.message), "bytes: expected a pointer, got null");
-}
-
-TEST(workspace_layout) {
-  for (const bool batch_invariant : {false, true}) {
-    AttentionOptions o = llama();
-    o.num_ctas = 132;
-    o.batch_invariant = batch_invariant;
-    KernelChoice c;
-    CHECK(select_kernel(o, cpu_of(2), &c).ok());
-    const WorkspaceLayout all = layout_workspace(o, c, std::nullopt);
-    CHECK(all.max_partial_slots >= 2 * c.num_ctas);
-    for (const size_t offset : {all.arrivals, all.scratch, all.partial_o, all.partial_lse}) {
-      CHECK_EQ(offset % kWorkspaceAlignment, 0U);
-    }
-    const auto rows = static_cast<size_t>(all.max_partial_slots * c.kernel.geometry.tile_q);
-    CHECK(all.scratch >= all.arrivals + 132 * sizeof(int32_t));
-    CHECK(all.partial_o >= all.scratch + 132 * all.scratch_bytes);
-    CHECK(all.partial_lse >= all.partial_o + rows * 128 * sizeof(float));
-    CHECK(all.total >= all.partial_lse + rows * sizeof(float));
-    // Any limit is kept, down to the least there can be, and as many slots as fit are there.
-    int32_t slots = all.max_partial_slots;
-    for (size_t limit = all.total; slots > 0; limit -= std::min<size_t>(limit, 100000)) {
-      const WorkspaceLayout less = layout_workspace(o, c, limit);
-      CHECK(less.total <= limit || less.max_partial_slots == 0);
-      CHECK(less.max_partial_slots <= slots);
-      slots = less.max_partial_slots;
-    }
-    CHECK(layout_workspace(o, c, 0).total > 0);
-    CHECK_EQ(layout_workspace(o, c, 0).max_partial_slots, 0);
-    CHECK_EQ(layout_workspace(o, c, all.total).max_partial_slots, all.max_partial_slots);
-  }
-}
-
-TEST(workspace_layout_on_a_gpu) {
-  AttentionOptions o = llama_on_gpu();
-  o.head_dim_qk = o.head_dim_vo = 100;  // rows are as long as the kernel's, 128
-  KernelChoice c;
-  CHECK(select_kernel(o, h200(), &c).ok());
-  WorkspaceLayout layout = layout_workspace(o, c, std::nullopt);
-  // For cuts, and for four partial results of a decode's rows.
-  const int32_t slots = 2 * 264 + 4 * o.max_batch_size * o.num_qo_heads / 128;
-  const size_t rows = static_cast<size_t>(slots) * 128;
-  CHECK_EQ(layout.max_partial_slots, slots);
-  CHECK_EQ(layout.scratch_bytes, 0U);
-  CHECK_EQ(layout.total, rows * (128 + 1) * sizeof(float));
-  CHECK_EQ(layout_workspace(o, c, 0).total, 0U);  // nothing is needed but partial results
-
-  o.batch_invariant = true;
-  CHECK(select_kernel(o, h200(), &c).ok());
-  layout = layout_workspace(o, c, std::nullopt);
-  CHECK_EQ(layout.scratch_bytes, size_t{128} * 128 * 6);  // 4 floats of o and 2 for each 4 dims
-  CHECK_EQ(layout.partial_o - layout.scratch, 264 * layout.scratch_bytes);
-  CHECK_EQ(layout_workspace(o, c, 0).total, 264 * layout.scratch_bytes);
 }
 
 }  // namespace
