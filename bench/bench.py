@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times the bench rows of tests/cases.py on the CPU, beside torch and the machine's ceilings."""
+"""Times BENCH of tests/bench_cases.py on the CPU, beside torch and the machine's ceilings."""
 
 import argparse
 import functools
@@ -13,7 +13,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "tests"))
 import numpy as np
 
 import flashplan as fp
-from cases import BENCH
+from bench_cases import BENCH
 from environment import RESULTS, last_level_cache_bytes, write_json
 from frameworks import NumPy
 from inputs import make_inputs

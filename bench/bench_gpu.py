@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times GPU_BENCH of tests/cases.py and the small operators on one GPU, beside its ceilings and,
-with --peers, other libraries; rows with shared prefixes also beside the plan without groups. Each
-result is checked before it is timed. Rows are compared with bench/targets.json, for one H200:
-TFLOP/s of prefill rows, microseconds of the others."""
+"""Times GPU_BENCH of tests/bench_cases.py and the small operators on one GPU.
+
+Each result is checked before it is timed. Rows stand beside the ceilings of the GPU and, with
+--peers, beside other libraries; rows with shared prefixes also beside the plan without them. The
+targets for one H200 are in bench/targets.json: TFLOP/s of prefill rows, microseconds of others.
+"""
 
 import argparse
 import dataclasses
@@ -16,7 +18,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "tests"))
 import torch
 
 import flashplan as fp
-from cases import GPU_BENCH
+from bench_cases import GPU_BENCH
 from environment import RESULTS, write_json
 from flashplan.bench import work
 from flashplan.bench.gpu import Timer, ceilings

@@ -7,7 +7,7 @@ import numpy as np
 
 import flashplan as fp
 import poison
-from cases import Case
+from case import Case
 from frameworks import NumPy, bits
 from inputs import make_inputs
 from solve import run_arguments

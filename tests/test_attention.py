@@ -9,7 +9,8 @@ import pytest
 
 import flashplan as fp
 import frameworks
-from cases import CASES, Case
+from case import Case
+from cases import CASES
 from frameworks import NumPy, bits
 from inputs import make_inputs
 from solve import Runner, assert_correct, problem, run_arguments

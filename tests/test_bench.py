@@ -9,7 +9,7 @@ import sys
 import pytest
 
 import flashplan.bench.__main__ as installed
-from cases import GPU_BENCH
+from bench_cases import GPU_BENCH
 from frameworks import NumPy
 from solve import Runner, assert_correct, problem
 

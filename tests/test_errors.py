@@ -10,7 +10,7 @@ import pytest
 
 import flashplan as fp
 from bad_inputs import BAD, GROUPS
-from cases import Case
+from case import Case
 from frameworks import NumPy
 from inputs import make_inputs
 from scene import Scene, zeros

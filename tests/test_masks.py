@@ -6,7 +6,7 @@ import pytest
 
 import flashplan as fp
 import reference
-from cases import Case
+from case import Case
 from frameworks import NumPy, bits
 from inputs import make_inputs, random_tree
 from solve import run_arguments

@@ -17,7 +17,8 @@ import pytest
 
 import flashplan as fp
 import reference
-from cases import BATCH, CASES, DECODE, Case
+from case import Case
+from cases import BATCH, CASES, DECODE
 from frameworks import NumPy, bits
 from inputs import indptr, make_inputs, rearranged
 from solve import Runner, assert_correct, problem, run_arguments

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import flashplan as fp
-from cases import PREFIXES, Case
+from case import Case
+from cases import PREFIXES
 from frameworks import NumPy, bits
 from inputs import indptr, make_inputs
 from solve import Runner, problem

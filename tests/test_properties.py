@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import flashplan as fp
 import reference
-from cases import Case
+from case import Case
 from frameworks import NumPy, bits
 from inputs import make_inputs, rearranged
 from solve import Runner, assert_correct, problem, run_arguments

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import reference
-from cases import Case
+from case import Case
 from inputs import make_inputs
 
 

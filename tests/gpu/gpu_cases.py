@@ -7,7 +7,8 @@ import os
 import numpy as np
 
 import flashplan as fp
-from cases import CASES, Case
+from case import Case
+from cases import CASES
 
 DEVICE = "cuda:0"
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import flashplan as fp
-from cases import BATCH, Case
+from case import Case
+from cases import BATCH
 from frameworks import TorchCuda
 from gpu_cases import DEVICE
 from inputs import make_inputs

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import flashplan as fp
-from cases import Case
+from case import Case
 from frameworks import CuPy, Jax, TorchCuda, bits
 from gpu_cases import DEVICE, memory_in_use
 from inputs import make_inputs

@@ -12,7 +12,8 @@ import flashplan as fp
 import reference
 import test_append
 import test_merge
-from cases import BATCH, Case
+from case import Case
+from cases import BATCH
 from flashplan.options import to_cuda_device
 from frameworks import NumPy, TorchCuda, bits
 from gpu_cases import DEVICE, memory_in_use

@@ -8,7 +8,7 @@ import numpy as np
 import flashplan as fp
 import reference
 import solve
-from cases import Case
+from case import Case
 from frameworks import bits
 from misuse.finding import Finding, check_refusal, is_of_the_caller
 from misuse.memory import Placed, place, place_bytes

@@ -7,7 +7,6 @@ import numpy as np
 
 import flashplan as fp
 import reference
-from cases import random_case
 from frameworks import NumPy
 from inputs import make_inputs
 from misuse import note
@@ -15,6 +14,7 @@ from misuse.any_call import any_call
 from misuse.calls import Run, pick, python_random, small_case
 from misuse.finding import Finding, kind
 from misuse.memory import place
+from random_cases import random_case
 from solve import run_arguments
 
 NANS = (0x7FC00000, 0x7FC00001, 0xFFFFFFFF, 0x7F800001, 0xFF800001, 0xFFC00000)
@@ -22,7 +22,7 @@ NANS = (0x7FC00000, 0x7FC00001, 0xFFFFFFFF, 0x7F800001, 0xFF800001, 0xFFC00000)
 
 @kind("valid", weight=6)
 def valid(rng):
-    """Valid calls, small ones and any of cases.random_case()."""
+    """Valid calls: small ones, and any of random_case()."""
     if rng.integers(4) > 0:
         call = any_call(rng)
         note(f"a valid {type(call).__name__}")
@@ -56,7 +56,7 @@ def nan_and_infinity(rng):
     qo_lens = tuple(pick(rng, 1, 1, 5, 40) for _ in kv_lens)
     case = small_case(rng, q_dtype=dtype, kv_dtype=None, kv_lens=kv_lens, qo_lens=qo_lens,
                       head_dim=pick(rng, 1, 8, 24), softcap=pick(rng, 0.0, 0.0, 5.0),
-                      custom_mask=None)  # fmt: skip
+                      custom_mask=None, sinks=False)  # fmt: skip
     inputs = make_inputs(case, int(rng.integers(2**31)))
     chance = pick(rng, 0.0005, 0.005, 0.05)
     for name in ("q", "k", "v"):

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An attention problem, which tests and benchmarks both run."""
+
+import dataclasses
+import itertools
+
+import ml_dtypes  # noqa: F401  (registers bfloat16 and float8 with NumPy)
+import numpy as np
+
+from reference import visible_keys
+
+SHORT_NAMES = {
+    "float32": "f32",
+    "float16": "f16",
+    "bfloat16": "bf16",
+    "float8_e4m3fn": "e4m3",
+    "float8_e5m2": "e5m2",
+}
+
+
+def _lens_id(lens):
+    """A short text for lengths: "1x64" for sixty-four ones."""
+    runs = [(n, len(list(same))) for n, same in itertools.groupby(lens)]
+    text = "_".join(f"{n}x{times}" if times > 1 else f"{n}" for n, times in runs)
+    return text if len(text) <= 32 else f"{len(lens)}lens{sum(lens)}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """An attention problem: the options, the lengths, and how the tensors lie in memory."""
+
+    qo_lens: tuple[int, ...]
+    kv_lens: tuple[int, ...]
+    num_qo_heads: int = 4
+    num_kv_heads: int = 2
+    head_dim: int | tuple[int, int] = 64
+    page_size: int | None = 16
+    q_dtype: str = "bfloat16"
+    kv_dtype: str | None = None
+    o_dtype: str | None = None
+    causal: bool = True
+    window_left: int = -1
+    softmax_scale: float | None = None
+    softcap: float = 0.0
+    kv_layout: str = "NHD"
+    k_scale: float = 1.0
+    v_scale: float = 1.0
+    num_ctas: int | None = None
+    batch_invariant: bool = False
+    csr: bool = False  # page_indptr and page_indices, not block_table
+    memory: str = "dense"  # "strided": gaps in every tensor; "combined": one [pages, 2, ...] cache
+    gain: float = 1.0  # of q: large logits make a peaked softmax
+    # ("k", value) sets one element of k in each request to this value; likewise "q" and "v". For
+    # "sinks" it sets one sink. NaN has all bits set.
+    special: tuple[tuple[str, float], ...] = ()
+    # The lengths that plan() gets, upper bounds of kv_lens; run() then gets kv_lens on the device.
+    planned_lens: tuple[int, ...] | None = None
+    shared_prefixes: tuple[tuple[int, int, int], ...] = ()
+    # "random": random bits; "tree": the mask of a random tree of draft tokens.
+    custom_mask: str | None = None
+    mask_begin: tuple[int, ...] | None = None
+    sinks: bool = False
+    # Requests take their pages from a common pool, as the rows of a block-sparse mask do, or heads
+    # that select pages.
+    common_pages: bool = False
+
+    def __str__(self):
+        dims = self.head_dims
+        parts = [
+            SHORT_NAMES[self.q_dtype],
+            self.kv_dtype and f"kv_{SHORT_NAMES[self.kv_dtype]}",
+            self.o_dtype and f"o_{SHORT_NAMES[self.o_dtype]}",
+            f"h{self.num_qo_heads}x{self.num_kv_heads}",
+            f"d{dims[0]}" if dims[0] == dims[1] else f"d{dims[0]}x{dims[1]}",
+            f"page{self.page_size}" if self.page_size else "ragged",
+            self.kv_layout == "HND" and "HND",
+            self.csr and "csr",
+            self.common_pages and "common",
+            self.memory != "dense" and self.memory,
+            "causal" if self.causal else "full",
+            self.window_left >= 0 and f"window{self.window_left}",
+            self.softmax_scale is not None and f"scale{self.softmax_scale:g}",
+            self.softcap and f"cap{self.softcap:g}",
+            self.k_scale != 1 and f"ks{self.k_scale:g}",
+            self.v_scale != 1 and f"vs{self.v_scale:g}",
+            self.num_ctas and f"ctas{self.num_ctas}",
+            self.batch_invariant and "invariant",
+            self.gain != 1 and f"gain{self.gain:g}",
+            *(f"{name}={value:g}" for name, value in self.special),
+            *("shared" + "_".join(map(str, group)) for group in self.shared_prefixes),
+            f"qo{_lens_id(self.qo_lens)}",
+            f"kv{_lens_id(self.kv_lens)}",
+            self.planned_lens and f"planned{_lens_id(self.planned_lens)}",
+            self.custom_mask and f"mask_{self.custom_mask}",
+            self.mask_begin and f"from{_lens_id(self.mask_begin)}",
+            self.sinks and "sinks",
+        ]
+        return "-".join(part for part in parts if part)
+
+    @property
+    def head_dims(self):
+        return self.head_dim if isinstance(self.head_dim, tuple) else (self.head_dim, self.head_dim)
+
+    @property
+    def cache_dtype(self):
+        return self.kv_dtype or self.q_dtype
+
+    @property
+    def output_dtype(self):
+        return self.o_dtype or self.q_dtype
+
+    @property
+    def flops(self):
+        pairs = sum(self._visible(qo, kv).sum() for qo, kv in self._lens())
+        return int(2 * sum(self.head_dims) * self.num_qo_heads * pairs)
+
+    @property
+    def kv_bytes(self):
+        """Bytes of K and V that some query sees, each read once."""
+        keys = sum(self._visible(qo, kv).any(axis=0).sum() for qo, kv in self._lens())
+        item_size = np.dtype(self.cache_dtype).itemsize
+        return int(keys * self.num_kv_heads * sum(self.head_dims) * item_size)
+
+    def _lens(self):
+        return zip(self.qo_lens, self.kv_lens, strict=True)
+
+    def _visible(self, qo_len, kv_len):
+        return visible_keys(qo_len, kv_len, self.causal, self.window_left)
+
+    def options(self):
+        """Keyword arguments of flashplan.Attention."""
+        names = (
+            "num_qo_heads num_kv_heads head_dim page_size q_dtype kv_dtype o_dtype causal "
+            "window_left softmax_scale softcap kv_layout num_ctas batch_invariant"
+        )
+        return {name: getattr(self, name) for name in names.split()} | {
+            "max_batch_size": max(1, len(self.qo_lens)),
+            "max_qo_tokens": max(1, sum(self.qo_lens)),
+            "custom_mask": self.custom_mask is not None,
+            "device": "cpu",
+        }
+
+    @property
+    def first_masked_keys(self):
+        """The first key of each request that its mask covers."""
+        if self.mask_begin is not None:
+            return self.mask_begin
+        return tuple(kv_len - qo_len for qo_len, kv_len in self._lens())
+
+    def reference_options(self):
+        """Keyword arguments of reference.attention."""
+        names = "causal window_left softmax_scale softcap k_scale v_scale"
+        return {name: getattr(self, name) for name in names.split()}
