@@ -7,13 +7,10 @@ python examples/generate.py --temperature 0.8 --top-p 0.95 --seed 1
 """
 
 import argparse
-import importlib
-import importlib.util
 import os
 import statistics
 import sys
 import time
-from typing import Any
 
 # BLAS threads wait in a spin: beside other work on a few cores they cost far more than they give.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # read when NumPy is imported
@@ -25,6 +22,7 @@ from rich.table import Table
 from tokenizers import Tokenizer
 
 from dense import TIE_TOLERANCE, compare_with_dense
+from devices import array_module
 from display import Display
 from kv_pool import KvPool
 from prompts import PROMPTS, SYSTEM
@@ -51,13 +49,17 @@ def main() -> int:
     parser.add_argument("--top-p", type=float, default=1.0, help="mass of the tokens to draw from")
     parser.add_argument("--seed", type=int, default=0, help="of the first request's random numbers")
     args = parser.parse_args()
+    try:
+        xp = array_module(args.framework, args.device)
+    except RuntimeError as error:
+        parser.error(str(error))
 
     console = Console(highlight=False)
     weights = find_weights()
     console.print(f"Loading {weights.name}\n")
     reader = gguf.GGUFReader(weights)
     tokenizer = load_tokenizer(reader)
-    model = SmolLM2(reader, array_module(args.framework, args.device), KV_DTYPES[args.device])
+    model = SmolLM2(reader, xp, KV_DTYPES[args.device])
     c = model.config
     pool = KvPool(
         c.num_layers, NUM_PAGES, PAGE_SIZE, c.num_kv_heads, c.head_dim, model.xp, model.kv_dtype
@@ -85,17 +87,6 @@ def main() -> int:
         verdict, passed = "none: tokens were drawn, not the most likely ones", True
     console.print(summary(engine, requests, seconds, verdict))
     return 0 if passed else 1
-
-
-def array_module(framework: str | None, device: str) -> Any:
-    """NumPy, CuPy, or PyTorch with its tensors on `device`."""
-    if framework is None:
-        on_gpu = "torch" if importlib.util.find_spec("torch") else "cupy"
-        framework = on_gpu if device == "cuda" else "numpy"
-    xp = importlib.import_module(framework)
-    if framework == "torch":
-        xp.set_default_device(device)
-    return xp
 
 
 def check(

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every example that the README or the docs name runs; the README's code blocks are examples."""
 
+import importlib
 import pathlib
 import re
 import subprocess
@@ -32,3 +33,27 @@ def test_code_blocks_are_examples():
     sources = [(ROOT / example).read_text() for example in NAMED]
     for block in BLOCKS:
         assert any(block in source for source in sources), f"in no example:\n{block}"
+
+
+@pytest.mark.parametrize("has_kernels", [False, True])
+def test_demo_names_what_a_gpu_needs(has_kernels, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    devices = importlib.import_module("devices")
+    if has_kernels:
+        monkeypatch.setattr(devices.fp, "is_supported", lambda *_, **__: (True, ""))
+        monkeypatch.setattr(devices.importlib.util, "find_spec", lambda _: None)
+        wanted = "found neither: pip install torch, or pip install cupy-cuda13x"
+    else:
+        reason = "device: expected cpu (built without CUDA), got cuda:0"
+        monkeypatch.setattr(devices.fp, "is_supported", lambda *_, **__: (False, reason))
+        wanted = f"{reason}; install its wheel for CUDA"
+    with pytest.raises(RuntimeError, match=re.escape(wanted)):
+        devices.array_module(None, "cuda")
+
+
+def test_frameworks_of_the_demo(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    devices = importlib.import_module("devices")
+    assert devices.array_module(None, "cpu").__name__ == "numpy"
+    with pytest.raises(RuntimeError, match="cupy has no arrays on cpu"):
+        devices.array_module("cupy", "cpu")
