@@ -24,6 +24,10 @@ STYLE = f"""
 @media (prefers-color-scheme: dark) {{ :root {{ --text: {DARK_TEXT}; }} }}
 """
 
+# What the README shows of an H200.
+SHORT = ["s512", "s1024", "s4096", "s16384", "b4 s8192 32/8"]
+SHORT += ["b1 kv8k", "b16 kv1k", "b64 kv4k", "b64 kv4k 64/8", "b256 kv2k", "b64 kv4k e4m3"]
+
 # Names of rows in words.
 WORDS = (
     (r"\bb(\d+)\b", r"batch \1,"),
@@ -82,7 +86,7 @@ def panel(axes, title, note, rows, unit, ceilings):
     if len(libraries) == 1:
         return
     handles = [plt.Rectangle((0, 0), 1, 1, color=colors[library]) for library in libraries]
-    axes.legend(handles, libraries, loc="lower right", frameon=False, labelcolor=TEXT)
+    axes.legend(handles, libraries, frameon=False, labelcolor=TEXT, loc="best", borderaxespad=2)
 
 
 def gpu_panels(results):
@@ -152,6 +156,7 @@ def figure(results):
         if "gpu" in results
         else (f"{results['machine']['cpu']}, {results['threads']} threads")
     )
+    fig.get_layout_engine().set(w_pad=0.15)  # text may be wider in the reader's font
     note = f"{machine}, PyTorch {results['versions']['torch']}, {results['date']}; longer is better"
     fig.supxlabel(note, fontsize=9, x=0.01, ha="left")
     return fig
@@ -161,12 +166,17 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("json", type=pathlib.Path, help="what bench.py or bench_gpu.py wrote")
     parser.add_argument("--out", type=pathlib.Path, help="default: beside it, .svg")
+    parser.add_argument("--short", action="store_true", help="a few rows; beside it, -short.svg")
     args = parser.parse_args()
-    out = args.out or args.json.with_suffix(".svg")
+    out = args.out or args.json.with_name(args.json.stem + "-short" * args.short + ".svg")
+    results = json.loads(args.json.read_text())
+    if args.short:
+        keep = [*SHORT, *(f"{name} page 16" for name in SHORT)]
+        results["rows"] = [row for row in results["rows"] if row["name"] in keep]
     names = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
     plt.rcParams.update(dict.fromkeys(names, TEXT))
     plt.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "flashplan", "font.size": 9})
-    fig = figure(json.loads(args.json.read_text()))
+    fig = figure(results)
     fig.savefig(out, transparent=True, metadata={"Date": None, "Creator": None})
     # Text takes the colour of the page, in the page's font.
     svg = out.read_text().replace(TEXT, "var(--text)")
