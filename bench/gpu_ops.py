@@ -36,6 +36,61 @@ def _append(batch_size, new_len, kv_len, cache_dtype=torch.bfloat16):
     return make, 2 * batch_size * new_len * NUM_KV_HEADS * HEAD_DIM * item_sizes
 
 
+def _rope_append(batch_size, new_len, kv_len, num_qo_heads=32):
+    def make(device):
+        total = batch_size * new_len
+        pages_of = -(-kv_len // PAGE_SIZE)
+        q = torch.randn(total, num_qo_heads, HEAD_DIM, device=device).bfloat16()
+        k, v = (
+            torch.randn(total, NUM_KV_HEADS, HEAD_DIM, device=device).bfloat16() for _ in range(2)
+        )
+        pages = (batch_size * pages_of, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM)
+        caches = [torch.zeros(pages, device=device).bfloat16() for _ in range(2)]
+        table = torch.randperm(pages[0], device=device).int().view(batch_size, pages_of)
+        indptr = torch.arange(0, total + 1, new_len, device=device, dtype=torch.int32)
+        kv_lens = torch.full((batch_size,), kv_len, device=device, dtype=torch.int32)
+        out, rope = torch.empty_like(q), fp.Rope()
+
+        def call():
+            lengths = (indptr, kv_lens)
+            fp.rope_append_paged_kv(q, k, v, *caches, *lengths, rope, block_table=table, out_q=out)
+
+        def check():
+            key = torch.arange(kv_len - new_len, kv_len, device=device)
+            positions = key.int().repeat(batch_size)
+            rotated_q, rotated_k = fp.apply_rope(q, k, positions, rope)
+            page, slot = table[:, key // PAGE_SIZE].long(), key % PAGE_SIZE
+            assert torch.equal(out, rotated_q), "wrong queries"
+            for new, cache in ((rotated_k, caches[0]), (v, caches[1])):
+                assert torch.equal(cache[page, slot].flatten(0, 1), new), "wrong rows"
+
+        return call, check
+
+    return make, 4 * batch_size * new_len * (num_qo_heads + 2 * NUM_KV_HEADS) * HEAD_DIM
+
+
+def _append_slots(num_tokens):
+    def make(device):
+        k, v = (
+            torch.randn(num_tokens, NUM_KV_HEADS, HEAD_DIM, device=device).bfloat16()
+            for _ in range(2)
+        )
+        pages = (2 * num_tokens // PAGE_SIZE, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM)
+        caches = [torch.zeros(pages, device=device).bfloat16() for _ in range(2)]
+        slots = torch.randperm(2 * num_tokens, device=device)[:num_tokens]
+
+        def call():
+            fp.append_paged_kv(k, v, *caches, slot_mapping=slots)
+
+        def check():
+            for new, cache in ((k, caches[0]), (v, caches[1])):
+                assert torch.equal(cache.flatten(0, 1)[slots], new), "wrong rows"
+
+        return call, check
+
+    return make, 8 * num_tokens * NUM_KV_HEADS * HEAD_DIM
+
+
 def _merge(num_states, num_tokens, num_heads, dtype):
     def make(device):
         shape = (num_states, num_tokens, num_heads)
@@ -186,6 +241,9 @@ OPS = {
     "append 256 x 1": _append(256, 1, 1024),
     "append 8 x 1024": _append(8, 1024, 1024),
     "append 8 x 1024 e4m3": _append(8, 1024, 1024, torch.float8_e4m3fn),
+    "append 8192 slots": _append_slots(8192),
+    "rope + append 256 x 1": _rope_append(256, 1, 1024),
+    "rope + append 8 x 1024": _rope_append(8, 1024, 1024),
     "merge 2 x 8192 x 32 bf16": _merge(2, 8192, 32, torch.bfloat16),
     "merge 8 x 2048 x 32 f32": _merge(8, 2048, 32, torch.float32),
     "rmsnorm 8192 x 4096": _rmsnorm(8192, 4096),

@@ -113,44 +113,80 @@ void merge_stack(nb::handle o, nb::handle lse_in, nb::handle out, nb::handle lse
   check(merge(states, out, lse, call));
 }
 
-void append(nb::handle k, nb::handle v, nb::handle k_cache, nb::handle v_cache, nb::handle indptr,
-            nb::handle kv_lens, nb::handle block_table, nb::handle page_indptr,
-            nb::handle page_indices, bool hnd, nb::handle kv_dtype, nb::handle k_scale,
-            nb::handle v_scale, nb::handle stream) {
+/// The tensors of append_paged_kv(): imported and held.
+class AppendArgs {
+ public:
+  AppendArgs(nb::handle k, nb::handle v, nb::handle k_cache, nb::handle v_cache, nb::handle indptr,
+             nb::handle kv_lens, nb::handle block_table, nb::handle page_indptr,
+             nb::handle page_indices, nb::handle slot_mapping, nb::handle kv_dtype,
+             OperatorCall& call)
+      : stored_(kv_dtype.is_none() ? kStoredIn16Bits : nb::cast<DType>(kv_dtype)),
+        k_(call.input("k", k)),
+        v_(call.input("v", v)),
+        k_cache_(call.output("k_cache", k_cache, stored_)),
+        v_cache_(call.output("v_cache", v_cache, stored_)),
+        indptr_(call.optional_input("indptr", indptr, TensorKind::kInt32)),
+        kv_lens_(call.optional_input("kv_lens", kv_lens, TensorKind::kInt32)),
+        block_table_(call.optional_input("block_table", block_table, TensorKind::kInt32)),
+        page_indptr_(call.optional_input("page_indptr", page_indptr, TensorKind::kInt32)),
+        page_indices_(call.optional_input("page_indices", page_indices, TensorKind::kInt32)),
+        slot_mapping_(call.optional_input("slot_mapping", slot_mapping, TensorKind::kInt64)) {}
+
+  void fill(AppendTensors* tensors) const {
+    tensors->k = k_.view();
+    tensors->v = v_.view();
+    tensors->k_cache = k_cache_.view();
+    tensors->v_cache = v_cache_.view();
+    tensors->indptr = indptr_.view();
+    tensors->kv_lens = kv_lens_.view();
+    tensors->block_table = block_table_.view();
+    tensors->page_indptr = page_indptr_.view();
+    tensors->page_indices = page_indices_.view();
+    tensors->slot_mapping = slot_mapping_.view();
+  }
+
+ private:
+  DType stored_;
+  TensorArg k_, v_, k_cache_, v_cache_, indptr_, kv_lens_;
+  TensorArg block_table_, page_indptr_, page_indices_, slot_mapping_;
+};
+
+/// Numbers are converted before tensors are imported, since that may run Python code.
+AppendTensors append_options(bool hnd, nb::handle k_scale, nb::handle v_scale) {
   AppendTensors tensors;
-  // Numbers are converted first, since that may run Python code.
   tensors.k_scale = float_arg("k_scale", k_scale);
   tensors.v_scale = float_arg("v_scale", v_scale);
-  CallStream call = stream_beside("k_cache", k_cache, stream);
-  const DType stored = kv_dtype.is_none() ? kStoredIn16Bits : nb::cast<DType>(kv_dtype);
-  const TensorArg k_arg("k", k, TensorKind::kFloat, call, &kStoredIn16Bits);
-  const TensorArg v_arg("v", v, TensorKind::kFloat, call, &kStoredIn16Bits);
-  const TensorArg k_cache_arg("k_cache", k_cache, TensorKind::kFloat, call, &stored,
-                              Access::kWrite);
-  const TensorArg v_cache_arg("v_cache", v_cache, TensorKind::kFloat, call, &stored,
-                              Access::kWrite);
-  const TensorArg indptr_arg("indptr", indptr, TensorKind::kInt32, call);
-  const TensorArg kv_lens_arg("kv_lens", kv_lens, TensorKind::kInt32, call);
-  const TensorArg block_table_arg("block_table", block_table, TensorKind::kInt32, call);
-  const TensorArg page_indptr_arg("page_indptr", page_indptr, TensorKind::kInt32, call);
-  const TensorArg page_indices_arg("page_indices", page_indices, TensorKind::kInt32, call);
-  tensors.k = k_arg.view();
-  tensors.v = v_arg.view();
-  tensors.k_cache = k_cache_arg.view();
-  tensors.v_cache = v_cache_arg.view();
-  tensors.indptr = indptr_arg.view();
-  tensors.kv_lens = kv_lens_arg.view();
-  tensors.block_table = block_table_arg.view();
-  tensors.page_indptr = page_indptr_arg.view();
-  tensors.page_indices = page_indices_arg.view();
   tensors.layout = hnd ? KvLayout::kHND : KvLayout::kNHD;
-  Status status;
-  {
-    const GilRelease released;
-    status = append_paged_kv(tensors, call.handle);
-  }
-  check(status);
-  call.finish();
+  return tensors;
+}
+
+void append(nb::handle k, nb::handle v, nb::handle k_cache, nb::handle v_cache, nb::handle indptr,
+            nb::handle kv_lens, nb::handle block_table, nb::handle page_indptr,
+            nb::handle page_indices, nb::handle slot_mapping, bool hnd, nb::handle kv_dtype,
+            nb::handle k_scale, nb::handle v_scale, nb::handle stream) {
+  AppendTensors tensors = append_options(hnd, k_scale, v_scale);
+  OperatorCall call("k_cache", k_cache, stream);
+  const AppendArgs args(k, v, k_cache, v_cache, indptr, kv_lens, block_table, page_indptr,
+                        page_indices, slot_mapping, kv_dtype, call);
+  args.fill(&tensors);
+  call.run([&](Stream on) { return append_paged_kv(tensors, on); });
+}
+
+void rope_append(nb::handle q, nb::handle k, nb::handle v, nb::handle k_cache, nb::handle v_cache,
+                 nb::handle indptr, nb::handle kv_lens, const Rope& rope, nb::handle block_table,
+                 nb::handle page_indptr, nb::handle page_indices, bool hnd, nb::handle kv_dtype,
+                 nb::handle k_scale, nb::handle v_scale, nb::handle out_q, nb::handle stream) {
+  const Rope copy = rope;  // Python code may change it while the call is under way
+  AppendTensors tensors = append_options(hnd, k_scale, v_scale);
+  OperatorCall call("k_cache", k_cache, stream);
+  const TensorArg q_arg = call.input("q", q);
+  const AppendArgs args(k, v, k_cache, v_cache, indptr, kv_lens, block_table, page_indptr,
+                        page_indices, nb::none(), kv_dtype, call);
+  const TensorArg out_q_arg = call.output("out_q", out_q);
+  args.fill(&tensors);
+  call.run([&](Stream on) {
+    return rope_append_paged_kv(q_arg.view(), tensors, copy, out_q_arg.view(), on);
+  });
 }
 
 }  // namespace
@@ -162,8 +198,13 @@ void bind_ops(nb::module_& m) {
         "lse"_a.none(), "stream"_a.none());
   m.def("append_paged_kv", &append, "k"_a.none(), "v"_a.none(), "k_cache"_a.none(),
         "v_cache"_a.none(), "indptr"_a.none(), "kv_lens"_a.none(), "block_table"_a.none(),
-        "page_indptr"_a.none(), "page_indices"_a.none(), "hnd"_a, "kv_dtype"_a.none(),
-        "k_scale"_a.none(), "v_scale"_a.none(), "stream"_a.none());
+        "page_indptr"_a.none(), "page_indices"_a.none(), "slot_mapping"_a.none(), "hnd"_a,
+        "kv_dtype"_a.none(), "k_scale"_a.none(), "v_scale"_a.none(), "stream"_a.none());
+  m.def("rope_append_paged_kv", &rope_append, "q"_a.none(), "k"_a.none(), "v"_a.none(),
+        "k_cache"_a.none(), "v_cache"_a.none(), "indptr"_a.none(), "kv_lens"_a.none(), "rope"_a,
+        "block_table"_a.none(), "page_indptr"_a.none(), "page_indices"_a.none(), "hnd"_a,
+        "kv_dtype"_a.none(), "k_scale"_a.none(), "v_scale"_a.none(), "out_q"_a.none(),
+        "stream"_a.none());
   m.def(
       "set_num_threads", [](int num_threads) { check(set_num_threads(num_threads)); },
       "num_threads"_a);

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls that must be refused: (what is wrong, exception, argument that the message names, call)."""
 
-from bad_operators import APPEND, MASKS, MERGE, OTHER
+from bad_operators import APPEND, MASKS, MERGE, OTHER, ROPE_APPEND, SLOTS
 from bad_plans import FIND, OPTIONS, PLAN
 from bad_rows import ADD_RMSNORM, GATED, LAYERNORM, RMSNORM, ROPE
 from bad_runs import RUN
@@ -11,6 +11,8 @@ from bad_sampling import SAMPLE, SOFTMAX
 GROUPS = [
     OPTIONS + PLAN + RUN + APPEND + MASKS + MERGE + OTHER,
     FIND,
+    SLOTS,
+    ROPE_APPEND,
     RMSNORM,
     LAYERNORM,
     ADD_RMSNORM,

@@ -123,6 +123,135 @@ APPEND = [
     ),
 ]
 
+SLOTS = [
+    ("slots int32", TYPE, "slot_mapping", lambda s: s.append_slots(slot_mapping=integers(1, 2))),
+    ("slots list", TYPE, "slot_mapping", lambda s: s.append_slots(slot_mapping=[1, 2, 3])),
+    ("slots rank", VALUE, "slot_mapping", lambda s: s.append_slots(slot_mapping=int64([1], [2]))),
+    (
+        "slots more than rows",
+        VALUE,
+        "slot_mapping",
+        lambda s: s.append_slots(slot_mapping=int64(1, 2, 3, 4)),
+    ),
+    (
+        "slots more than v's rows",
+        VALUE,
+        "slot_mapping",
+        lambda s: s.append_slots(v=zeros(2, 2, 8)),
+    ),
+    (
+        "slots below -1",
+        VALUE,
+        r"slot_mapping\[1\]",
+        lambda s: s.append_slots(slot_mapping=int64(0, -2, 1)),
+    ),
+    (
+        "slots behind the pages",
+        VALUE,
+        r"slot_mapping\[2\]",
+        lambda s: s.append_slots(slot_mapping=int64(0, 35, 36)),
+    ),
+    (
+        "slots of 2**40",
+        VALUE,
+        r"slot_mapping\[0\]",
+        lambda s: s.append_slots(slot_mapping=int64(2**40, 0)),
+    ),
+    (
+        "slots behind v's pages",
+        VALUE,
+        r"slot_mapping\[0\]",
+        lambda s: s.append_slots(v_cache=zeros(8, 4, 2, 8), slot_mapping=int64(32)),
+    ),
+    ("slots and indptr", VALUE, "slot_mapping", lambda s: s.append_slots(indptr=integers(0, 3))),
+    ("slots and kv_lens", VALUE, "slot_mapping", lambda s: s.append_slots(kv_lens=integers(3))),
+    (
+        "slots and a table",
+        VALUE,
+        "slot_mapping",
+        lambda s: s.append_slots(block_table=s.inputs.block_table),
+    ),
+    (
+        "slots and pages",
+        VALUE,
+        "slot_mapping",
+        lambda s: s.append_slots(page_indptr=integers(0, 1)),
+    ),
+    (
+        "slots and page ids",
+        VALUE,
+        "slot_mapping",
+        lambda s: s.append_slots(page_indices=integers(0, 1)),
+    ),
+    ("no slots, no indptr", TYPE, "indptr", lambda s: s.append_slots(slot_mapping=None)),
+    ("no slots, no kv_lens", TYPE, "kv_lens", lambda s: s.append(kv_lens=None)),
+    (
+        "slots inside k_cache",
+        VALUE,
+        "k_cache",
+        lambda s: s.append_slots(slot_mapping=s.inputs.k.reshape(-1)[:4].view(np.int64)),
+    ),
+]
+
+ROPE_APPEND = [
+    ("rope append q none", TYPE, "q", lambda s: s.rope_append(q=None)),
+    ("rope append q rank", VALUE, "q", lambda s: s.rope_append(q=zeros(4, 32))),
+    ("rope append q dtype", TYPE, "q", lambda s: s.rope_append(q=half(4, 4, 8))),
+    ("rope append q dim", VALUE, "q", lambda s: s.rope_append(q=zeros(4, 4, 6))),
+    (
+        "rope append q short",
+        VALUE,
+        "q",
+        lambda s: s.rope_append(q=zeros(3, 4, 8), out_q=s.out.view[:3]),
+    ),
+    ("rope append k short", VALUE, "k", lambda s: s.rope_append(k=zeros(3, 2, 8))),
+    ("rope append k dtype", TYPE, "k", lambda s: s.rope_append(k=half(4, 2, 8))),
+    ("rope append v dtype", TYPE, "v", lambda s: s.rope_append(v=half(4, 2, 8))),
+    ("rope append v heads", VALUE, "v", lambda s: s.rope_append(v=zeros(4, 1, 8))),
+    ("rope append narrow", TYPE, "k", lambda s: narrow_keys(s)),
+    ("rope append caches differ", TYPE, "v_cache", lambda s: narrow_values(s)),
+    ("rope append one dim", VALUE, "k", lambda s: one_dim(s)),
+    ("rope append none", TYPE, "rope", lambda s: s.rope_append(rope=None)),
+    (
+        "rope append rotary_dim",
+        VALUE,
+        r"rope\.rotary_dim",
+        lambda s: s.rope_append(rope=fp.Rope(rotary_dim=10)),
+    ),
+    ("rope append indptr none", TYPE, "indptr", lambda s: s.rope_append(indptr=None)),
+    ("rope append kv_lens none", TYPE, "kv_lens", lambda s: s.rope_append(kv_lens=None)),
+    (
+        "rope append more than kv_len",
+        VALUE,
+        r"kv_lens\[1\]",
+        lambda s: s.rope_append(kv_lens=integers(9, 1)),
+    ),
+    ("rope append page", VALUE, r"block_table\[0, 0\]", lambda s: s.rope_append(**wrong_page())),
+    ("rope append k_scale", VALUE, "k_scale", lambda s: s.rope_append(k_scale=0.0)),
+    ("rope append kv_layout", VALUE, "kv_layout", lambda s: s.rope_append(kv_layout="HDN")),
+    ("rope append out_q shape", VALUE, "out_q", lambda s: s.rope_append(out_q=zeros(4, 4, 9))),
+    ("rope append out_q dtype", TYPE, "out_q", lambda s: s.rope_append(out_q=half(4, 4, 8))),
+    (
+        "rope append out_q read-only",
+        TYPE,
+        "out_q",
+        lambda s: s.rope_append(out_q=read_only(zeros(4, 4, 8))),
+    ),
+    ("rope append out_q over k", VALUE, "out_q", lambda s: rope_append_over(s, "k")),
+    ("rope append out_q over v", VALUE, "out_q", lambda s: rope_append_over(s, "v")),
+    (
+        "rope append out_q over kv_lens",
+        VALUE,
+        "out_q",
+        lambda s: s.rope_append(kv_lens=lengths_in(s.out.view)),
+    ),
+    ("rope append out_q moved", VALUE, "out_q", lambda s: moved_queries(s)),
+    ("rope append q in k_cache", VALUE, "k_cache", lambda s: queries_in(s, "q", "k")),
+    ("rope append q in v_cache", VALUE, "v_cache", lambda s: queries_in(s, "q", "v")),
+    ("rope append out_q in k_cache", VALUE, "k_cache", lambda s: queries_in(s, "out_q", "k")),
+    ("rope append out_q in v_cache", VALUE, "v_cache", lambda s: queries_in(s, "out_q", "v")),
+]
+
 MERGE = [
     ("merge o_a rank", VALUE, r"(o_a|o\[0\])", lambda s: s.merge(o_a=zeros(4, 8))),
     ("merge o_b shape", VALUE, r"(o_b|o\[1\])", lambda s: s.merge(o_b=zeros(4, 4, 9))),
@@ -167,6 +296,47 @@ OTHER = [
     ("no threads", VALUE, "num_threads", lambda s: fp.set_num_threads(0)),
     ("threads text", TYPE, "num_threads", lambda s: fp.set_num_threads("two")),
 ]
+
+
+def narrow_keys(scene):
+    keys = zeros(4, 2, 8, dtype="float8_e5m2")
+    cache = zeros(9, 4, 2, 8, dtype="float8_e5m2")
+    return scene.rope_append(k=keys, v=keys, k_cache=cache, v_cache=cache.copy())
+
+
+def narrow_values(scene):
+    return scene.rope_append(v_cache=zeros(9, 4, 2, 8, dtype="float8_e5m2"))
+
+
+def one_dim(scene):
+    return scene.rope_append(
+        q=zeros(4, 4, 1), k=zeros(4, 2, 1), k_cache=zeros(9, 4, 2, 1), out_q=zeros(4, 4, 1)
+    )
+
+
+def wrong_page():
+    return {"block_table": integers([9, 1, 2], [3, 4, 5])}
+
+
+def lengths_in(memory):
+    lengths = memory.reshape(-1)[:2].view(np.int32)
+    return lengths
+
+
+def rope_append_over(scene, name):
+    memory = zeros(4, 4, 8)
+    return scene.rope_append(out_q=memory, **{name: memory[:, 2:]})
+
+
+def moved_queries(scene):
+    memory = zeros(5, 4, 8)
+    return scene.rope_append(q=memory[:4], out_q=memory[1:])
+
+
+def queries_in(scene, name, cache):
+    """A call whose q or out_q is memory of a cache."""
+    memory = getattr(scene.inputs, cache).reshape(-1)[:128]
+    return scene.rope_append(**{name: memory.reshape(4, 4, 8)})
 
 
 def merge_overlapping(scene):

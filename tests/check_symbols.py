@@ -34,6 +34,7 @@ PUBLIC = {
     "flashplan::merge_states",
     "flashplan::num_threads",
     "flashplan::rmsnorm",
+    "flashplan::rope_append_paged_kv",
     "flashplan::sample",
     "flashplan::set_num_threads",
     "flashplan::show_config",

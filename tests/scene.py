@@ -120,6 +120,26 @@ class Scene:
         }
         return self.append(**csr | changes)
 
+    def append_slots(self, **changes):
+        lengths = {"indptr": None, "kv_lens": None, "block_table": None}
+        return self.append(**lengths | {"slot_mapping": int64(8, -1, 21)} | changes)
+
+    def rope_append(self, **changes):
+        i = self.inputs
+        arguments = {
+            "q": zeros(4, 4, 8),
+            "k": np.ones((4, 2, 8), np.float32),
+            "v": np.ones((4, 2, 8), np.float32),
+            "k_cache": i.k,
+            "v_cache": i.v,
+            "indptr": integers(0, 2, 4),
+            "kv_lens": integers(9, 6),
+            "rope": fp.Rope(),
+            "block_table": i.block_table,
+            "out_q": self.out.view,
+        }
+        return fp.rope_append_paged_kv(**arguments | changes)
+
     def merge(self, **changes):
         state = {
             "o_a": zeros(4, 4, 8),

@@ -115,8 +115,13 @@ def test_a_typed_program_runs(torch):
         ),
         (
             fp.append_paged_kv,
-            "k v k_cache v_cache indptr kv_lens block_table page_indptr page_indices kv_layout "
-            "kv_dtype k_scale v_scale stream",
+            "k v k_cache v_cache indptr kv_lens block_table page_indptr page_indices slot_mapping "
+            "kv_layout kv_dtype k_scale v_scale stream",
+        ),
+        (
+            fp.rope_append_paged_kv,
+            "q k v k_cache v_cache indptr kv_lens rope block_table page_indptr page_indices "
+            "kv_layout kv_dtype k_scale v_scale out_q stream",
         ),
         (fp.merge_states, "o_a lse_a o_b lse_b out lse stream"),
     ],

@@ -23,6 +23,11 @@ NEW_LENS, KV_LENS = (5, 1, 0, 1, 18), (5, 30, 12, 1, 40)
 NUM_KV_HEADS, DIMS = 3, (8, 5)
 
 
+def num_pages(page_size):
+    """Of the caches of a Problem."""
+    return sum(-(-n // page_size) for n in KV_LENS) + 3
+
+
 class Problem:
     def __init__(self, dtype, cache_dtype, page_size=4, kv_layout="NHD", csr=False, strided=False):
         rng = np.random.default_rng(0)
@@ -33,10 +38,10 @@ class Problem:
             tokens[:total] = 2 * rng.standard_normal((total, NUM_KV_HEADS, d))
             self.new.append(tokens)
         pages_of = [-(-n // page_size) for n in KV_LENS]
-        num_pages = sum(pages_of) + 3
+        count = num_pages(page_size)
         inner = (page_size, NUM_KV_HEADS) if kv_layout == "NHD" else (NUM_KV_HEADS, page_size)
-        self.caches = [poisoned((num_pages, *inner, d), cache_dtype, strided) for d in DIMS]
-        pages = rng.permutation(num_pages).astype(np.int32)
+        self.caches = [poisoned((count, *inner, d), cache_dtype, strided) for d in DIMS]
+        pages = rng.permutation(count).astype(np.int32)
         begins = indptr(pages_of)
         self.pages = [pages[b : b + n] for b, n in zip(begins, pages_of, strict=False)]
         self.kv_layout = kv_layout
@@ -47,6 +52,15 @@ class Problem:
             for row, own in zip(table, self.pages, strict=True):
                 row[: len(own)] = own
             self.tables = {"block_table": table}
+
+    def slots(self):
+        """Where the tables and lengths say that tokens go, as int64 slots."""
+        page_size = self.caches[0].shape[1 if self.kv_layout == "NHD" else 2]
+        slots = []
+        for pages, new_len, kv_len in zip(self.pages, NEW_LENS, KV_LENS, strict=True):
+            keys = np.arange(kv_len - new_len, kv_len)
+            slots += [pages[key // page_size] * page_size + key % page_size for key in keys]
+        return np.array(slots, np.int64)
 
     def append(self, framework, caches, **scales):
         tables = {name: framework.tensor(x) for name, x in self.tables.items()}
@@ -178,6 +192,74 @@ def test_appended_tokens_are_attended_to():
         outputs.append(attn.run(q[new], *caches, block_table=table))
     exact, _ = reference.attention(q, k, v)
     np.testing.assert_allclose(np.concatenate(outputs), exact, atol=1e-6)
+
+
+def check_slots(rng, framework=None, strays=(), **options):
+    """Tokens go to their slots. -1 skips one, and so do `strays` on a GPU."""
+    framework = framework or NumPy()
+    problem = Problem(**options)
+    slots = rng.permutation(problem.slots())
+    skipped = rng.choice(len(slots), 8, replace=False)
+    slots[skipped] = -1
+    slots[skipped[: len(strays)]] = strays
+    page_size = problem.caches[0].shape[1 if problem.kv_layout == "NHD" else 2]
+    expected = [cache.copy() for cache in problem.caches]
+    for i in set(range(len(slots))) - set(skipped):
+        page, row = divmod(slots[i], page_size)
+        for new, cache in zip(problem.new, expected, strict=True):
+            reference.append_pages(cache, new[i : i + 1], [page], row + 1, problem.kv_layout)
+    caches = [framework.tensor(cache) for cache in problem.caches]
+    arguments = [framework.tensor(x) for x in problem.new]
+    fp.append_paged_kv(
+        *arguments,
+        *caches,
+        slot_mapping=framework.tensor(slots),
+        kv_layout=problem.kv_layout,
+    )
+    for cache, tensor, wanted in zip(problem.caches, caches, expected, strict=True):
+        framework.fetch(cache, tensor)
+        assert np.array_equal(bits(cache), bits(wanted))
+
+
+@pytest.mark.parametrize(("dtype", "cache_dtype"), DTYPES)
+@pytest.mark.parametrize("kv_layout", ["NHD", "HND"])
+def test_slot_mapping(seed, dtype, cache_dtype, kv_layout):
+    rng = np.random.default_rng(seed)
+    for page_size in (1, 3, 16):
+        check_slots(
+            rng, dtype=dtype, cache_dtype=cache_dtype, page_size=page_size, kv_layout=kv_layout
+        )
+
+
+def test_slots_in_frameworks(seed, framework):
+    if framework.writable:
+        check_slots(np.random.default_rng(seed), framework, dtype="float16", cache_dtype="float16")
+
+
+def test_many_tokens(seed):
+    """Shared out to threads, each of which has to find its first request."""
+    rng = np.random.default_rng(seed)
+    new_lens = rng.choice([0, 1, 2, 40, 300], 50)
+    kv_lens = (new_lens + rng.integers(0, 20, 50)).astype(np.int32)
+    lengths = (3 + indptr(new_lens)).astype(np.int32)
+    new = rng.standard_normal((2, lengths[-1], 2, 32)).astype(np.float32)
+    table = np.arange(50 * 80, dtype=np.int32).reshape(50, 80)
+    caches = [np.full((len(table.ravel()), 4, 2, 32), np.nan, np.float32) for _ in range(2)]
+    expected = [cache.copy() for cache in caches]
+    for tokens, cache in zip(new, expected, strict=True):
+        for r in range(50):
+            own = tokens[lengths[r] : lengths[r + 1]]
+            reference.append_pages(cache, own, table[r], kv_lens[r])
+    fp.append_paged_kv(*new, *caches, lengths, kv_lens, block_table=table)
+    assert np.array_equal(bits(np.array(caches)), bits(np.array(expected)))
+
+
+def test_no_slots():
+    cache, empty = np.full((1, 2, 2, 4), np.nan, np.float32), np.zeros((0, 2, 4), np.float32)
+    fp.append_paged_kv(empty, empty, cache, cache.copy(), slot_mapping=np.zeros(0, np.int64))
+    skipped = np.ones((3, 2, 4), np.float32)
+    fp.append_paged_kv(skipped, skipped, cache, cache.copy(), slot_mapping=np.full(2, -1, np.int64))
+    assert np.isnan(cache).all()
 
 
 def test_no_requests():

@@ -56,6 +56,8 @@ def test_scene_is_valid():
     scene.run_masked()
     scene.append()
     scene.append_csr()
+    scene.append_slots()
+    scene.rope_append()
     scene.merge()
     scene.merge_stacked(zeros(3, 4, 4, 8), zeros(3, 4, 4))
     scene.rmsnorm()

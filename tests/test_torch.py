@@ -138,7 +138,12 @@ def test_operators_are_what_they_say(torch, ops):
     indptr, lens = torch.tensor([[0, 2], [5, 0]], dtype=torch.int32)
     torch.library.opcheck(
         torch.ops.flashplan.append_paged_kv.default,
-        (new, new, k, v, indptr, lens[:1], table[:1], None, None, "NHD", None, 1.0, 1.0),
+        (new, new, k, v, indptr, lens[:1], table[:1], *(None,) * 3, "NHD", None, 1.0, 1.0),
+    )
+    slots = torch.tensor([7, -1])
+    torch.library.opcheck(
+        torch.ops.flashplan.append_paged_kv.default,
+        (new, new, k, v, *(None,) * 5, slots, "NHD", None, 1.0, 1.0),
     )
 
 

@@ -234,6 +234,7 @@ typedef struct flashplan_append_tensors {
   const flashplan_tensor* block_table;
   const flashplan_tensor* page_indptr;
   const flashplan_tensor* page_indices;
+  const flashplan_tensor* slot_mapping;  // instead of indptr, kv_lens and the page table
   float k_scale;
   float v_scale;
   int32_t kv_layout;

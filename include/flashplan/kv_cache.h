@@ -6,6 +6,7 @@
 
 #include "flashplan/export.h"
 #include "flashplan/plan.h"
+#include "flashplan/rope.h"
 #include "flashplan/status.h"
 #include "flashplan/tensor.h"
 
@@ -21,6 +22,9 @@ struct AppendTensors {
   TensorView block_table;  // as in AttentionTensors
   TensorView page_indptr;
   TensorView page_indices;
+  /// [tokens] int64, instead of indptr, kv_lens and the page table: row i of k and v goes to slot
+  /// page * page_size + row in page; -1 skips it. Slots must differ.
+  TensorView slot_mapping;
   KvLayout layout = KvLayout::kNHD;
   /// Stored key = key / k_scale in float32, saturating in 8-bit formats. Normal floats > 0.
   float k_scale = 1.0F;
@@ -28,17 +32,34 @@ struct AppendTensors {
 };
 
 /// Writes new token j of request r to position kv_lens[r] - (indptr[r+1] - indptr[r]) + j of the
-/// request's pages. A page must not be written by two requests.
+/// request's pages, or each token to its slot. A page must not be written by two requests.
 ///
 /// On CUDA: one launch on `stream` (two if k and v differ in dtype), no allocation, no
 /// synchronisation; may be captured in a graph, which then serves any batch of kv_lens.shape[0]
-/// requests and up to k.shape[0] tokens. The values of indptr, kv_lens and the page table are in
-/// device memory and not checked: they must be valid, as the CPU requires. One exception: a token
-/// whose page id is outside the cache is not written.
+/// requests and up to k.shape[0] tokens. The values of indptr, kv_lens, the page table and slots
+/// are in device memory and not checked: they must be valid, as the CPU requires. One exception: a
+/// token whose page id or slot is outside the cache is not written.
 ///   kInvalidArgument, kInvalidType  a tensor is malformed, or a cache shares memory with another
 ///                                   argument; nothing was written
 ///   kCudaError                      the launch failed
 FLASHPLAN_API Status append_paged_kv(const AppendTensors& tensors,
                                      Stream stream = nullptr) noexcept;
+
+/// apply_rope() and append_paged_kv() at once, and the same to the bit: rotates the new tokens of
+/// q [>= indptr[batch_size], num_qo_heads, head_dim] and k by their positions in their requests,
+/// writes q to `out_q`, which is shaped like q and may be q, and k and v to their pages. k itself
+/// is not changed. Rows of q that belong to no request are not written.
+///
+/// q, k and v have one dtype: float32, float16 or bfloat16; the caches have that one, or both the
+/// same 8-bit float. There is no slot_mapping, since positions follow from kv_lens.
+///
+/// On CUDA: one launch on `stream`, no allocation, no synchronisation; may be captured in a graph,
+/// as append_paged_kv(). Tokens whose page id lies outside the cache are rotated in q alone.
+///   kInvalidArgument, kInvalidType  an argument is malformed, or what is written shares memory
+///                                   with another argument; nothing was written
+///   kCudaError                      the launch failed
+FLASHPLAN_API Status rope_append_paged_kv(const TensorView& q, const AppendTensors& tensors,
+                                          const Rope& rope, const TensorView& out_q,
+                                          Stream stream = nullptr) noexcept;
 
 }  // namespace flashplan

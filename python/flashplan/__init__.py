@@ -8,7 +8,7 @@ from flashplan._core import CudaError, UnsupportedError
 from flashplan._core import version as _version
 from flashplan.attention import Attention
 from flashplan.masks import pack_mask
-from flashplan.ops import append_paged_kv, merge_states
+from flashplan.ops import append_paged_kv, merge_states, rope_append_paged_kv
 from flashplan.prefixes import find_shared_prefixes
 from flashplan.rope import Rope, apply_rope
 from flashplan.rows import (
@@ -42,6 +42,7 @@ __all__ = [
     "merge_states",
     "pack_mask",
     "rmsnorm",
+    "rope_append_paged_kv",
     "sample",
     "set_num_threads",
     "show_config",

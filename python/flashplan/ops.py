@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention states and the KV cache outside of attention itself."""
 
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from flashplan import _core
 from flashplan.options import dtype_name, is_hnd, to_dtype
 from flashplan.outputs import new_output
+from flashplan.rope import Rope
 from flashplan.types import KvDType, KvLayout, Stream, Tensor, TensorT
 
 Given = TypeVar("Given")
@@ -74,12 +76,13 @@ def append_paged_kv(
     v: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
-    indptr: Tensor,
-    kv_lens: Tensor,
+    indptr: Tensor | None = None,
+    kv_lens: Tensor | None = None,
     *,
     block_table: Tensor | None = None,
     page_indptr: Tensor | None = None,
     page_indices: Tensor | None = None,
+    slot_mapping: Tensor | None = None,
     kv_layout: KvLayout = "NHD",
     kv_dtype: KvDType | None = None,
     k_scale: float = 1.0,
@@ -88,13 +91,17 @@ def append_paged_kv(
 ) -> None:
     """Writes the keys and values of new tokens into their pages.
 
-    New token j of request r goes to position kv_lens[r] - (indptr[r + 1] - indptr[r]) + j.
+    New token j of request r goes to position kv_lens[r] - (indptr[r + 1] - indptr[r]) + j; or, with
+    slot_mapping, row i of k and v to slot_mapping[i].
 
     Args:
         k, v: [tokens, num_kv_heads, head_dim], ragged by indptr.
         k_cache, v_cache: pages in `kv_layout`, written; k's dtype or an 8-bit float.
         indptr: [batch_size + 1] int32; kv_lens: [batch_size] int32, after the append.
         block_table, or page_indptr and page_indices: as in `Attention.run`.
+        slot_mapping: [at most tokens] int64, instead of indptr, kv_lens and a page table:
+            page * page_size + row in page, or -1 to skip a token. Slots must differ. On a GPU, what
+            is no slot of the caches is skipped too.
         kv_dtype: what a cache of uint8 or uint16 stores; default: uint16 stores bfloat16.
         k_scale, v_scale: stored key = key / k_scale in float32, saturating in 8-bit formats.
         stream: as in `Attention`; default: the current one of k_cache's framework. None on the
@@ -112,14 +119,99 @@ def append_paged_kv(
         >>> fp.append_paged_kv(k, v, k_cache, v_cache, indptr, kv_lens, block_table=table)
         >>> k_cache[3, 15, 0, 0], k_cache[1, :3, 0, 0]  # positions 15, 16 and 17
         (np.float32(1.0), array([1., 1., 0.], dtype=float32))
+        >>> slots = np.array([2 * 16 + 5, -1, 6], np.int64)  # of pages 2 and 0
+        >>> fp.append_paged_kv(k, v, k_cache, v_cache, slot_mapping=slots)
+        >>> k_cache[2, 5, 0, 0], k_cache[0, 6, 0, 0]
+        (np.float32(1.0), np.float32(1.0))
     """
     _core.append_paged_kv(
-        _given("k", k),
-        _given("v", v),
-        _given("k_cache", k_cache),
-        _given("v_cache", v_cache),
+        k,
+        v,
+        k_cache,
+        v_cache,
+        indptr if slot_mapping is not None else _given("indptr", indptr),
+        kv_lens if slot_mapping is not None else _given("kv_lens", kv_lens),
+        block_table,
+        page_indptr,
+        page_indices,
+        slot_mapping,
+        is_hnd(kv_layout),
+        None if kv_dtype is None else to_dtype("kv_dtype", kv_dtype),
+        k_scale,
+        v_scale,
+        stream,
+    )
+
+
+def rope_append_paged_kv(
+    q: TensorT,
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    indptr: Tensor,
+    kv_lens: Tensor,
+    rope: Rope,
+    *,
+    block_table: Tensor | None = None,
+    page_indptr: Tensor | None = None,
+    page_indices: Tensor | None = None,
+    kv_layout: KvLayout = "NHD",
+    kv_dtype: KvDType | None = None,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+    out_q: TensorT | None = None,
+    stream: Stream | None = None,
+) -> TensorT:
+    """`apply_rope` and `append_paged_kv` in one launch, and the same to the bit.
+
+    Rotates the new tokens of q and k by their positions in their requests, and writes k and v to
+    their pages. k itself is not changed.
+
+    Args:
+        q: [tokens, num_qo_heads, head_dim] float32, float16 or bfloat16 (also as uint16 memory),
+            ragged by indptr.
+        k, v: [tokens, num_kv_heads, head_dim] of q's dtype; v may have another head_dim.
+        k_cache, v_cache: as in `append_paged_kv`, of one dtype: q's or an 8-bit float.
+        rope: which dims turn, and how fast.
+        out_q: shaped like q, written; q itself, or memory apart from all arguments; default: a new
+            tensor in q's framework. Rows that belong to no request are not written.
+        The rest as in `append_paged_kv`.
+
+    Returns:
+        q, rotated.
+
+    Raises:
+        ValueError, TypeError: an argument is malformed, or what is written shares memory with
+            another argument. Nothing was written.
+
+    Examples:
+        >>> k_cache, v_cache = np.zeros((2, 4, 16, 2, 64), np.float32)  # 4 pages of 16 tokens
+        >>> q, k, v = (np.ones((3, n, 64), np.float32) for n in (8, 2, 2))
+        >>> indptr, kv_lens = np.array([0, 3], np.int32), np.array([18], np.int32)
+        >>> lengths, table = (indptr, kv_lens), np.array([[3, 1]], np.int32)
+        >>> q = fp.rope_append_paged_kv(
+        ...     q, k, v, k_cache, v_cache, *lengths, fp.Rope(), block_table=table
+        ... )
+        >>> q[0, 0, 0] == k_cache[3, 15, 0, 0] == np.cos(np.float32(15)) - np.sin(np.float32(15))
+        np.True_
+    """
+    if not isinstance(rope, Rope):
+        raise TypeError(f"rope: expected a Rope, got {type(rope).__name__}")
+    finish: Callable[[Any], TensorT] | None = None
+    rotated: Any = out_q
+    if out_q is None:
+        shape = tuple(getattr(q, "shape", ()))
+        rotated, finish = new_output(q, shape, dtype_name(getattr(q, "dtype", "float32")))
+    _core.rope_append_paged_kv(
+        q,
+        k,
+        v,
+        k_cache,
+        v_cache,
         _given("indptr", indptr),
         _given("kv_lens", kv_lens),
+        rope._native,
         block_table,
         page_indptr,
         page_indices,
@@ -127,8 +219,11 @@ def append_paged_kv(
         None if kv_dtype is None else to_dtype("kv_dtype", kv_dtype),
         k_scale,
         v_scale,
+        rotated,
         stream,
     )
+    result: TensorT = finish(rotated) if finish else rotated
+    return result
 
 
 def _given(argument: str, tensor: Given | None) -> Given:

@@ -32,9 +32,9 @@ torch.library.define(
 )
 torch.library.define(
     "flashplan::append_paged_kv",
-    "(Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor indptr, Tensor kv_lens, "
-    "Tensor? block_table, Tensor? page_indptr, Tensor? page_indices, str kv_layout, "
-    "str? kv_dtype, float k_scale, float v_scale) -> ()",
+    "(Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor? indptr, "
+    "Tensor? kv_lens, Tensor? block_table, Tensor? page_indptr, Tensor? page_indices, "
+    "Tensor? slot_mapping, str kv_layout, str? kv_dtype, float k_scale, float v_scale) -> ()",
     tags=torch.Tag.pt2_compliant_tag,
 )
 
@@ -79,11 +79,12 @@ def _append_paged_kv(
     v: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
-    indptr: Tensor,
-    kv_lens: Tensor,
+    indptr: Tensor | None,
+    kv_lens: Tensor | None,
     block_table: Tensor | None,
     page_indptr: Tensor | None,
     page_indices: Tensor | None,
+    slot_mapping: Tensor | None,
     kv_layout: KvLayout,
     kv_dtype: KvDType | None,
     k_scale: float,
@@ -99,6 +100,7 @@ def _append_paged_kv(
         block_table=block_table,
         page_indptr=page_indptr,
         page_indices=page_indices,
+        slot_mapping=slot_mapping,
         kv_layout=kv_layout,
         kv_dtype=kv_dtype,
         k_scale=k_scale,
@@ -216,12 +218,13 @@ def append_paged_kv(
     v: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
-    indptr: Tensor,
-    kv_lens: Tensor,
+    indptr: Tensor | None = None,
+    kv_lens: Tensor | None = None,
     *,
     block_table: Tensor | None = None,
     page_indptr: Tensor | None = None,
     page_indices: Tensor | None = None,
+    slot_mapping: Tensor | None = None,
     kv_layout: KvLayout = "NHD",
     kv_dtype: KvDType | None = None,
     k_scale: float = 1.0,
@@ -239,6 +242,7 @@ def append_paged_kv(
         block_table,
         page_indptr,
         page_indices,
+        slot_mapping,
         kv_layout,
         None if kv_dtype is None else dtype_name(kv_dtype),
         k_scale,

@@ -232,7 +232,8 @@ Status append(const flashplan_append_tensors* given, Stream stream) noexcept {
                     {"kv_lens", t.kv_lens, &tensors.kv_lens},
                     {"block_table", t.block_table, &tensors.block_table},
                     {"page_indptr", t.page_indptr, &tensors.page_indptr},
-                    {"page_indices", t.page_indices, &tensors.page_indices}}));
+                    {"page_indices", t.page_indices, &tensors.page_indices},
+                    {"slot_mapping", t.slot_mapping, &tensors.slot_mapping}}));
   tensors.layout = static_cast<KvLayout>(t.kv_layout);
   tensors.k_scale = t.k_scale;
   tensors.v_scale = t.v_scale;

@@ -104,6 +104,16 @@ FLASHPLAN_INLINE void dispatch_wide_format(DType dtype, const Body& body) {
   }
 }
 
+/// Calls `body` with the Format of what an operator on `From` stores: the same, or an 8-bit float.
+template <typename From, typename Body>
+FLASHPLAN_INLINE void dispatch_stored_format(DType dtype, const Body& body) {
+  switch (dtype) {
+    case DType::kFloat8E4M3: return body(Format<DType::kFloat8E4M3>());
+    case DType::kFloat8E5M2: return body(Format<DType::kFloat8E5M2>());
+    default: return body(From());
+  }
+}
+
 /// Calls `body` with the Format of one of the five float dtypes.
 template <typename Body>
 FLASHPLAN_INLINE void dispatch_format(DType dtype, const Body& body) {

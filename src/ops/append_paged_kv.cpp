@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "ops/append_checks.h"
+
+#include <algorithm>
+#include <limits>
+
 #include "api/tensor_checks.h"
 #include "common/error.h"
 #include "common/kv_layout.h"
-#include "flashplan/kv_cache.h"
 #include "ops/checks.h"
 #include "ops/operators.h"
 
@@ -42,12 +46,147 @@ Status check_row_size(const AppendTensors& t) {
                INT32_MAX, static_cast<long long>(t.k.shape[1]), static_cast<long long>(head_dims));
 }
 
-/// The values of host index tensors.
-Status check_indices(const AppendTensors& t, int32_t page_size, int64_t num_pages) {
+/// The dimension of a cache that counts the tokens of a page.
+int page_dimension(KvLayout layout) { return layout == KvLayout::kNHD ? 1 : 2; }
+
+int32_t page_size_of(const AppendTensors& t) {
+  return static_cast<int32_t>(t.k_cache.shape[page_dimension(t.layout)]);
+}
+
+/// Pages that both caches have.
+int64_t num_pages_of(const AppendTensors& t) {
+  return std::min(t.k_cache.shape[0], t.v_cache.shape[0]);
+}
+
+/// The tensors that say where tokens go.
+Status check_places(const AppendTensors& t, Device device) {
+  if (t.slot_mapping.empty()) {
+    const TensorArgument kv_lens{"kv_lens", t.kv_lens};
+    FLASHPLAN_RETURN_IF_ERROR(check_index(kv_lens, {0, INT32_MAX - 1}, device));
+    const auto batch_size = static_cast<int32_t>(t.kv_lens.shape[0]);
+    FLASHPLAN_RETURN_IF_ERROR(
+        check_index({"indptr", t.indptr}, Dim::exactly(batch_size + 1), device));
+    return check_page_table({t.block_table, t.page_indptr, t.page_indices}, batch_size, device);
+  }
+  const TensorArgument slots{"slot_mapping", t.slot_mapping};
+  for (const TensorArgument& other :
+       {TensorArgument{"indptr", t.indptr}, TensorArgument{"kv_lens", t.kv_lens},
+        TensorArgument{"block_table", t.block_table}, TensorArgument{"page_indptr", t.page_indptr},
+        TensorArgument{"page_indices", t.page_indices}}) {
+    if (other.view.empty()) continue;
+    return error(StatusCode::kInvalidArgument, "slot_mapping: expected it without %s, got both",
+                 other.name);
+  }
+  FLASHPLAN_RETURN_IF_ERROR(check_dtype(slots, DType::kInt64, ""));
+  FLASHPLAN_RETURN_IF_ERROR(check_device(slots, device));
+  return check_shape(slots, {{0, std::min<int64_t>({INT32_MAX, t.k.shape[0], t.v.shape[0]})}});
+}
+
+Status check_slots(const AppendTensors& t) {
+  const auto* slots = static_cast<const int64_t*>(t.slot_mapping.data);
+  const int64_t page_size = page_size_of(t);
+  const int64_t num_pages = num_pages_of(t);
+  for (int64_t i = 0; i < t.slot_mapping.shape[0]; ++i) {
+    if (slots[i] == -1 || (slots[i] >= 0 && slots[i] / page_size < num_pages)) continue;
+    return error(StatusCode::kInvalidArgument,
+                 "slot_mapping[%lld]: expected -1 or a slot of %lld pages of %lld, got %lld",
+                 static_cast<long long>(i), static_cast<long long>(num_pages),
+                 static_cast<long long>(page_size), static_cast<long long>(slots[i]));
+  }
+  return {};
+}
+
+AppendSide make_side(const TensorView& rows, const TensorView& cache, KvLayout layout,
+                     float scale) {
+  AppendSide side;
+  side.dtype = rows.dtype;
+  side.cache_dtype = cache.dtype;
+  side.scale = scale;
+  side.verbatim = rows.dtype == cache.dtype && scale == 1.0F;
+  if (!has_elements(rows) || !has_elements(cache)) return side;
+  const int page = page_dimension(layout);
+  side.rows = static_cast<const char*>(rows.data);
+  side.token_stride = stride_bytes(rows, 0);
+  side.row_head_stride = stride_bytes(rows, 1);
+  side.cache = static_cast<char*>(cache.data);
+  side.page_stride = stride_bytes(cache, 0);
+  side.row_stride = stride_bytes(cache, page);
+  side.head_stride = stride_bytes(cache, 3 - page);
+  side.num_heads = static_cast<int32_t>(rows.shape[1]);
+  side.head_dim = static_cast<int32_t>(rows.shape[2]);
+  return side;
+}
+
+TokenPlaces make_places(const AppendTensors& t) {
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+  TokenPlaces places;
+  places.num_pages = static_cast<int32_t>(std::min(num_pages_of(t), kMost));
+  places.pages.page_size = make_divisor(page_size_of(t));
+  if (!t.slot_mapping.empty()) {
+    places.slots = static_cast<const int64_t*>(t.slot_mapping.data);
+    return places;
+  }
+  const bool csr = t.block_table.empty();
+  places.indptr = static_cast<const int32_t*>(t.indptr.data);
+  places.kv_lens = static_cast<const int32_t*>(t.kv_lens.data);
+  places.batch_size = static_cast<int32_t>(t.kv_lens.shape[0]);
+  places.pages.ids = static_cast<const int32_t*>(csr ? t.page_indices.data : t.block_table.data);
+  places.pages.indptr = csr ? static_cast<const int32_t*>(t.page_indptr.data) : nullptr;
+  places.pages.row_stride = csr || places.batch_size < 2 ? 0 : t.block_table.stride[0];
+  return places;
+}
+
+}  // namespace
+
+Status check_append(const AppendTensors& t) noexcept {
+  const Device device = t.k_cache.device;
+  const TensorArgument k{"k", t.k};
+  const TensorArgument v{"v", t.v};
+  const TensorArgument k_cache{"k_cache", t.k_cache, true};
+  const TensorArgument v_cache{"v_cache", t.v_cache, true};
+  FLASHPLAN_RETURN_IF_ERROR(check_device_exists(k_cache));
+  for (const TensorArgument* argument : {&k, &v, &v_cache}) {
+    FLASHPLAN_RETURN_IF_ERROR(check_device(*argument, device));
+  }
+  FLASHPLAN_RETURN_IF_ERROR(check_rows_dtype(k, k_cache));
+  FLASHPLAN_RETURN_IF_ERROR(check_rows_dtype(v, v_cache));
+
+  FLASHPLAN_RETURN_IF_ERROR(check_kv_layout(t.layout));
+  const bool nhd = t.layout == KvLayout::kNHD;
+  const auto check_cache = [&](const TensorArgument& cache, Dim slots, Dim heads) {
+    return nhd ? check_shape(cache, {Dim::any(), slots, heads, Dim::int32()})
+               : check_shape(cache, {Dim::any(), heads, slots, Dim::int32()});
+  };
+  FLASHPLAN_RETURN_IF_ERROR(check_cache(k_cache, Dim::int32(1), Dim::int32()));
+  const Dim heads = Dim::exactly(t.k_cache.shape[nhd ? 2 : 1]);
+  FLASHPLAN_RETURN_IF_ERROR(check_cache(v_cache, Dim::exactly(page_size_of(t)), heads));
+  FLASHPLAN_RETURN_IF_ERROR(check_shape(k, {Dim::any(), heads, Dim::exactly(t.k_cache.shape[3])}));
+  FLASHPLAN_RETURN_IF_ERROR(check_shape(v, {Dim::any(), heads, Dim::exactly(t.v_cache.shape[3])}));
+  FLASHPLAN_RETURN_IF_ERROR(check_row_size(t));
+  FLASHPLAN_RETURN_IF_ERROR(check_scale("k_scale", t.k_scale));
+  FLASHPLAN_RETURN_IF_ERROR(check_scale("v_scale", t.v_scale));
+  FLASHPLAN_RETURN_IF_ERROR(check_places(t, device));
+  const TensorArgument arguments[] = {k_cache,
+                                      v_cache,
+                                      k,
+                                      v,
+                                      {"indptr", t.indptr},
+                                      {"kv_lens", t.kv_lens},
+                                      {"block_table", t.block_table},
+                                      {"page_indptr", t.page_indptr},
+                                      {"page_indices", t.page_indices},
+                                      {"slot_mapping", t.slot_mapping}};
+  return check_apart(arguments);
+}
+
+Status check_append_indices(const AppendTensors& t, const TensorView& q) noexcept {
+  if (!t.slot_mapping.empty()) return check_slots(t);
   const PageTableTensors tables{t.block_table, t.page_indptr, t.page_indices};
   const auto* indptr = static_cast<const int32_t*>(t.indptr.data);
   const auto* kv_lens = static_cast<const int32_t*>(t.kv_lens.data);
   const auto batch_size = static_cast<int32_t>(t.kv_lens.shape[0]);
+  const int32_t page_size = page_size_of(t);
+  const int64_t num_pages = num_pages_of(t);
   if (indptr[0] < 0) {
     return error(StatusCode::kInvalidArgument, "indptr[0]: expected >= 0, got %d", indptr[0]);
   }
@@ -63,8 +202,9 @@ Status check_indices(const AppendTensors& t, int32_t page_size, int64_t num_page
     }
     FLASHPLAN_RETURN_IF_ERROR(check_page_ids(tables, r, kv_lens[r], page_size, num_pages));
   }
-  for (const TensorArgument& rows : {TensorArgument{"k", t.k}, TensorArgument{"v", t.v}}) {
-    if (rows.view.shape[0] >= indptr[batch_size]) continue;
+  for (const TensorArgument& rows :
+       {TensorArgument{"k", t.k}, TensorArgument{"v", t.v}, TensorArgument{"q", q}}) {
+    if (rows.view.empty() || rows.view.shape[0] >= indptr[batch_size]) continue;
     return error(StatusCode::kInvalidArgument, "%s: expected >= %d rows (indptr[%d]), got %lld",
                  rows.name, indptr[batch_size], batch_size,
                  static_cast<long long>(rows.view.shape[0]));
@@ -72,59 +212,36 @@ Status check_indices(const AppendTensors& t, int32_t page_size, int64_t num_page
   return {};
 }
 
-}  // namespace
+AppendParams make_append_params(const AppendTensors& t, const TensorView& q) noexcept {
+  AppendParams p;
+  p.sides[0] = make_side(t.k, t.k_cache, t.layout, t.k_scale);
+  p.sides[1] = make_side(t.v, t.v_cache, t.layout, t.v_scale);
+  p.places = make_places(t);
+  int64_t rows = std::min<int64_t>({INT32_MAX, t.k.shape[0], t.v.shape[0]});
+  if (!q.empty()) rows = std::min(rows, q.shape[0]);
+  if (!t.slot_mapping.empty()) {
+    rows = t.slot_mapping.shape[0];
+  } else if (t.k_cache.device.type == DeviceType::kCpu) {
+    rows = p.places.indptr[p.places.batch_size];
+  }
+  p.num_rows = static_cast<int32_t>(rows);
+  return p;
+}
+
+bool has_work(const AppendParams& p) noexcept {
+  const bool has_requests = p.places.slots != nullptr || p.places.batch_size > 0;
+  return p.num_rows > 0 && has_requests && p.sides[0].num_heads + p.sides[1].num_heads > 0;
+}
 
 Status append_paged_kv(const AppendTensors& t, Stream stream) noexcept {
+  FLASHPLAN_RETURN_IF_ERROR(check_append(t));
   const Device device = t.k_cache.device;
-  const TensorArgument k{"k", t.k};
-  const TensorArgument v{"v", t.v};
-  const TensorArgument k_cache{"k_cache", t.k_cache, true};
-  const TensorArgument v_cache{"v_cache", t.v_cache, true};
-  const TensorArgument indptr{"indptr", t.indptr};
-  const TensorArgument kv_lens{"kv_lens", t.kv_lens};
-  FLASHPLAN_RETURN_IF_ERROR(check_device_exists(k_cache));
-  for (const TensorArgument* argument : {&k, &v, &v_cache}) {
-    FLASHPLAN_RETURN_IF_ERROR(check_device(*argument, device));
-  }
-  FLASHPLAN_RETURN_IF_ERROR(check_rows_dtype(k, k_cache));
-  FLASHPLAN_RETURN_IF_ERROR(check_rows_dtype(v, v_cache));
-
-  FLASHPLAN_RETURN_IF_ERROR(check_kv_layout(t.layout));
-  const bool nhd = t.layout == KvLayout::kNHD;
-  const auto check_cache = [&](const TensorArgument& cache, Dim slots, Dim heads) {
-    return nhd ? check_shape(cache, {Dim::any(), slots, heads, Dim::int32()})
-               : check_shape(cache, {Dim::any(), heads, slots, Dim::int32()});
-  };
-  FLASHPLAN_RETURN_IF_ERROR(check_cache(k_cache, Dim::int32(1), Dim::int32()));
-  const auto page_size = static_cast<int32_t>(t.k_cache.shape[nhd ? 1 : 2]);
-  const Dim heads = Dim::exactly(t.k_cache.shape[nhd ? 2 : 1]);
-  FLASHPLAN_RETURN_IF_ERROR(check_cache(v_cache, Dim::exactly(page_size), heads));
-  FLASHPLAN_RETURN_IF_ERROR(check_shape(k, {Dim::any(), heads, Dim::exactly(t.k_cache.shape[3])}));
-  FLASHPLAN_RETURN_IF_ERROR(check_shape(v, {Dim::any(), heads, Dim::exactly(t.v_cache.shape[3])}));
-  FLASHPLAN_RETURN_IF_ERROR(check_row_size(t));
-  FLASHPLAN_RETURN_IF_ERROR(check_scale("k_scale", t.k_scale));
-  FLASHPLAN_RETURN_IF_ERROR(check_scale("v_scale", t.v_scale));
-
-  FLASHPLAN_RETURN_IF_ERROR(check_index(kv_lens, {0, INT32_MAX - 1}, device));
-  const auto batch_size = static_cast<int32_t>(t.kv_lens.shape[0]);
-  FLASHPLAN_RETURN_IF_ERROR(check_index(indptr, Dim::exactly(batch_size + 1), device));
-  FLASHPLAN_RETURN_IF_ERROR(
-      check_page_table({t.block_table, t.page_indptr, t.page_indices}, batch_size, device));
-  const TensorArgument arguments[] = {k_cache,
-                                      v_cache,
-                                      k,
-                                      v,
-                                      indptr,
-                                      kv_lens,
-                                      {"block_table", t.block_table},
-                                      {"page_indptr", t.page_indptr},
-                                      {"page_indices", t.page_indices}};
-  FLASHPLAN_RETURN_IF_ERROR(check_apart(arguments));
-  if (device.type == DeviceType::kCuda) return cuda::append_paged_kv(t, stream);
-  const int64_t num_pages =
-      t.k_cache.shape[0] < t.v_cache.shape[0] ? t.k_cache.shape[0] : t.v_cache.shape[0];
-  FLASHPLAN_RETURN_IF_ERROR(check_indices(t, page_size, num_pages));
-  cpu::append_paged_kv(t);
+  const bool on_cpu = device.type == DeviceType::kCpu;
+  if (on_cpu) FLASHPLAN_RETURN_IF_ERROR(check_append_indices(t, {}));
+  const AppendParams p = make_append_params(t, {});
+  if (!has_work(p)) return {};
+  if (!on_cpu) return cuda::append_paged_kv(p, device, stream);
+  cpu::append_paged_kv(p);
   return {};
 }
 

@@ -5,14 +5,14 @@
 
 #include <cstdint>
 
-#include "flashplan/kv_cache.h"
 #include "flashplan/merge.h"
 #include "flashplan/status.h"
 #include "ops/params.h"
 
 namespace flashplan::cpu {
 
-void append_paged_kv(const AppendTensors& tensors) noexcept;
+void append_paged_kv(const AppendParams& params) noexcept;
+void rope_append_paged_kv(const RopeAppendParams& params) noexcept;
 void merge_states(const AttentionState* states, int32_t num_states,
                   const AttentionState& out) noexcept;
 void norm(const NormParams& params) noexcept;
@@ -28,8 +28,10 @@ void softmax(const SoftmaxParams& params) noexcept;
 /// Each of these is one launch on `stream`.
 namespace flashplan::cuda {
 
-/// Tokens whose page id is outside the cache are not written.
-Status append_paged_kv(const AppendTensors& tensors, Stream stream) noexcept;
+/// Tokens whose page id or slot lies outside the cache are not written. Two launches where k and v
+/// differ in dtype.
+Status append_paged_kv(const AppendParams& params, Device device, Stream stream) noexcept;
+Status rope_append_paged_kv(const RopeAppendParams& params, Device device, Stream stream) noexcept;
 
 ///   kUnsupported  there are more states than the kernel's argument can list, and they are not
 ///   slices

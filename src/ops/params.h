@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "abi/host_device.h"
+#include "abi/kv_view.h"
 #include "flashplan/activation.h"
 #include "flashplan/tensor.h"
 #include "ops/rows.h"
@@ -67,6 +68,49 @@ struct RopeParams {
     return has_wide_positions ? static_cast<double>(static_cast<const int64_t*>(positions)[token])
                               : static_cast<double>(static_cast<const int32_t*>(positions)[token]);
   }
+};
+
+/// Where the new tokens of a batch go in a paged cache: behind the keys of their requests, or to
+/// slots.
+struct TokenPlaces {
+  const int32_t* indptr = nullptr;
+  const int32_t* kv_lens = nullptr;
+  PageTable pages;
+  /// Given instead of all these but the page size: page * page_size + row in page of each token;
+  /// -1: nowhere.
+  const int64_t* slots = nullptr;
+  int32_t batch_size = 0;
+  int32_t num_pages = 0;  // of each cache; ids from it on are skipped on a GPU
+};
+
+/// k or v of new tokens and the cache they go to. Strides in bytes.
+struct AppendSide {
+  const char* rows = nullptr;
+  int64_t token_stride = 0;
+  int64_t row_head_stride = 0;
+  char* cache = nullptr;
+  int64_t page_stride = 0;
+  int64_t row_stride = 0;
+  int64_t head_stride = 0;
+  int32_t num_heads = 0;  // 0 where there are no elements
+  int32_t head_dim = 0;
+  float scale = 1.0F;     // stored = value / scale
+  bool verbatim = false;  // bits are kept, those of NaN and infinity too
+  DType dtype = DType::kFloat32;
+  DType cache_dtype = DType::kFloat32;
+};
+
+struct AppendParams {
+  AppendSide sides[2];  // k, v
+  TokenPlaces places;
+  int32_t num_rows = 0;  // of k and v: as many tokens on the CPU, at least as many on a GPU
+};
+
+/// apply_rope() and append_paged_kv() at once: dtypes of k and v are alike, and those of caches.
+struct RopeAppendParams {
+  RopeParams rope;  // sides[0]: q; there is no other; positions are those of the keys
+  AppendParams append;
+  int32_t num_rows = 0;  // as in `append`
 };
 
 /// A number for each request, or one for all where `each` is null.

@@ -9,6 +9,7 @@
 #include "common/error.h"
 #include "ops/checks.h"
 #include "ops/operators.h"
+#include "ops/rope_checks.h"
 
 namespace flashplan {
 namespace {
@@ -17,33 +18,6 @@ Status check_number(const char* name, double value, double above) {
   if (std::isfinite(value) && value > above) return {};
   return error(StatusCode::kInvalidArgument, "%s: expected a finite number > %g, got %g", name,
                above, value);
-}
-
-Status check_rope(const Rope& rope, int64_t head_dim) {
-  FLASHPLAN_RETURN_IF_ERROR(check_number("rope.theta", rope.theta, 1.0));
-  FLASHPLAN_RETURN_IF_ERROR(check_number("rope.scale", rope.scale, 0.0));
-  const int64_t rotary_dim = rope.rotary_dim == 0 ? head_dim : rope.rotary_dim;
-  if (rotary_dim < 2 || rotary_dim % 2 != 0 || rotary_dim > head_dim ||
-      rotary_dim > kMaxRotaryDim) {
-    return error(StatusCode::kInvalidArgument,
-                 "rope.rotary_dim: expected an even number in [2, %lld], got %lld",
-                 static_cast<long long>(std::min<int64_t>(head_dim, kMaxRotaryDim)),
-                 static_cast<long long>(rotary_dim));
-  }
-  if (rope.scaling < RopeScaling::kLinear || rope.scaling > RopeScaling::kYarn) {
-    return error(StatusCode::kInvalidArgument, "rope.scaling: expected 0 to 2, got %d",
-                 static_cast<int>(rope.scaling));
-  }
-  if (rope.scaling == RopeScaling::kLinear) return {};
-  FLASHPLAN_RETURN_IF_ERROR(check_number("rope.original_length", rope.original_length, 0.0));
-  if (rope.scaling == RopeScaling::kLlama3) {
-    FLASHPLAN_RETURN_IF_ERROR(check_number("rope.low_freq_factor", rope.low_freq_factor, 0.0));
-    return check_number("rope.high_freq_factor", rope.high_freq_factor, rope.low_freq_factor);
-  }
-  FLASHPLAN_RETURN_IF_ERROR(check_number("rope.beta_slow", rope.beta_slow, 0.0));
-  FLASHPLAN_RETURN_IF_ERROR(check_number("rope.beta_fast", rope.beta_fast, rope.beta_slow));
-  if (rope.attention_factor == 0.0) return {};
-  return check_number("rope.attention_factor", rope.attention_factor, 0.0);
 }
 
 /// Radians from one position to the next.
@@ -86,13 +60,52 @@ void fill_turns(const Rope& rope, RopeParams* p) {
   p->gain = static_cast<float>(rope.attention_factor != 0.0 ? rope.attention_factor : by_scale);
 }
 
-RopeSide make_side(const TensorView& from, const TensorView& to) {
+}  // namespace
+
+Status check_rope(const Rope& rope, int64_t head_dim) noexcept {
+  FLASHPLAN_RETURN_IF_ERROR(check_number("rope.theta", rope.theta, 1.0));
+  FLASHPLAN_RETURN_IF_ERROR(check_number("rope.scale", rope.scale, 0.0));
+  const int64_t rotary_dim = rope.rotary_dim == 0 ? head_dim : rope.rotary_dim;
+  if (rotary_dim < 2 || rotary_dim % 2 != 0 || rotary_dim > head_dim ||
+      rotary_dim > kMaxRotaryDim) {
+    return error(StatusCode::kInvalidArgument,
+                 "rope.rotary_dim: expected an even number in [2, %lld], got %lld",
+                 static_cast<long long>(std::min<int64_t>(head_dim, kMaxRotaryDim)),
+                 static_cast<long long>(rotary_dim));
+  }
+  if (rope.scaling < RopeScaling::kLinear || rope.scaling > RopeScaling::kYarn) {
+    return error(StatusCode::kInvalidArgument, "rope.scaling: expected 0 to 2, got %d",
+                 static_cast<int>(rope.scaling));
+  }
+  if (rope.scaling == RopeScaling::kLinear) return {};
+  FLASHPLAN_RETURN_IF_ERROR(check_number("rope.original_length", rope.original_length, 0.0));
+  if (rope.scaling == RopeScaling::kLlama3) {
+    FLASHPLAN_RETURN_IF_ERROR(check_number("rope.low_freq_factor", rope.low_freq_factor, 0.0));
+    return check_number("rope.high_freq_factor", rope.high_freq_factor, rope.low_freq_factor);
+  }
+  FLASHPLAN_RETURN_IF_ERROR(check_number("rope.beta_slow", rope.beta_slow, 0.0));
+  FLASHPLAN_RETURN_IF_ERROR(check_number("rope.beta_fast", rope.beta_fast, rope.beta_slow));
+  if (rope.attention_factor == 0.0) return {};
+  return check_number("rope.attention_factor", rope.attention_factor, 0.0);
+}
+
+RopeParams make_rope_params(const Rope& rope, const TensorView& q) noexcept {
+  RopeParams p;
+  p.interleaved = rope.interleaved;
+  p.dtype = q.dtype;
+  p.num_rows = static_cast<int32_t>(q.shape[0]);
+  p.head_dim = static_cast<int32_t>(q.shape[2]);
+  p.rotary_dim = rope.rotary_dim == 0 ? p.head_dim : rope.rotary_dim;
+  fill_turns(rope, &p);
+  return p;
+}
+
+RopeSide make_rope_side(const TensorView& from, const TensorView& to) noexcept {
+  if (!has_elements(from)) return {};
   return {static_cast<const char*>(from.data), stride_bytes(from, 0), stride_bytes(from, 1),
           static_cast<char*>(to.data),         stride_bytes(to, 0),   stride_bytes(to, 1),
           static_cast<int32_t>(from.shape[1])};
 }
-
-}  // namespace
 
 Status apply_rope(const TensorView& q, const TensorView& k, const TensorView& positions,
                   const Rope& rope, const TensorView& out_q, const TensorView& out_k,
@@ -134,17 +147,11 @@ Status apply_rope(const TensorView& q, const TensorView& k, const TensorView& po
   FLASHPLAN_RETURN_IF_ERROR(check_apart(out_k_arg, positions_arg));
   if (q.shape[0] == 0) return {};
 
-  RopeParams p;
-  p.sides[0] = make_side(q, out_q);
-  p.sides[1] = make_side(k, out_k);
+  RopeParams p = make_rope_params(rope, q);
+  p.sides[0] = make_rope_side(q, out_q);
+  p.sides[1] = make_rope_side(k, out_k);
   p.positions = positions.data;
   p.has_wide_positions = positions.dtype == DType::kInt64;
-  p.interleaved = rope.interleaved;
-  p.dtype = q.dtype;
-  p.num_rows = static_cast<int32_t>(q.shape[0]);
-  p.head_dim = static_cast<int32_t>(q.shape[2]);
-  p.rotary_dim = rope.rotary_dim == 0 ? p.head_dim : rope.rotary_dim;
-  fill_turns(rope, &p);
   if (q.device.type == DeviceType::kCuda) return cuda::apply_rope(p, q.device, stream);
   cpu::apply_rope(p);
   return {};

@@ -223,6 +223,33 @@ TEST(append_refuses_every_overlap_with_a_cache) {
   }
 }
 
+TEST(rope_append_refuses_every_overlap_with_what_it_writes) {
+  struct Arguments {
+    AppendTensors t;
+    TensorView q, out_q;
+  };
+  Append a;
+  const HostTensor q(DType::kFloat32, {3, 4, 8});
+  const HostTensor out_q(DType::kFloat32, {3, 4, 8}, 3);  // so that it never lies as q
+  const auto written = [](Arguments& all) {
+    return std::vector<Argument>{
+        {"k_cache", &all.t.k_cache}, {"v_cache", &all.t.v_cache}, {"out_q", &all.out_q}};
+  };
+  check_every_pair<Arguments>(
+      [&] { return Arguments{a.tensors(false), q.view(), out_q.view()}; }, written,
+      [&](Arguments& all) {
+        std::vector<Argument> arguments = written(all);
+        for (const Argument& argument :
+             {Argument{"q", &all.q}, Argument{"k", &all.t.k}, Argument{"v", &all.t.v},
+              Argument{"indptr", &all.t.indptr}, Argument{"kv_lens", &all.t.kv_lens},
+              Argument{"block_table", &all.t.block_table}}) {
+          arguments.push_back(argument);
+        }
+        return arguments;
+      },
+      [](const Arguments& all) { return rope_append_paged_kv(all.q, all.t, {}, all.out_q); });
+}
+
 TEST(append_refuses_what_would_be_read_unchecked) {
   struct Bad {
     const char* argument;

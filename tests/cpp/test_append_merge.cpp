@@ -3,11 +3,13 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <string>
 #include <vector>
 
 #include "check.h"
 #include "flashplan/flashplan.h"
 #include "problem.h"
+#include "refusal.h"
 
 namespace flashplan::test {
 namespace {
@@ -84,6 +86,96 @@ TEST(append_writes_the_new_tokens_and_nothing_else) {
     CHECK_EQ(append_paged_kv(a.tensors()).message, std::string());
     CHECK(a.p.k.bytes() == want_k.bytes());
     CHECK(a.p.v.bytes() == want_v.bytes());
+  }
+}
+
+TEST(append_to_slots_is_append_to_pages) {
+  Random random(4);
+  for (int i = 0; i < 100; ++i) {
+    Append a = random_append(random);
+    const HostTensor before_k = a.p.k;
+    const HostTensor before_v = a.p.v;
+    CHECK_EQ(append_paged_kv(a.tensors()).message, std::string());
+    const HostTensor want_k = a.p.k;
+    const HostTensor want_v = a.p.v;
+    a.p.k = before_k;
+    a.p.v = before_v;
+    const int64_t page_size = a.p.options.page_size;
+    std::vector<int64_t> slots;
+    for (int32_t r = 0; r < a.p.batch.size(); ++r) {
+      const auto index = static_cast<size_t>(r);
+      const int32_t count = a.indptr[index + 1] - a.indptr[index];
+      for (int32_t j = 0; j < count; ++j) {
+        const int64_t key = a.p.batch.kv_lens[index] - count + j;
+        const bool nhd = a.p.options.kv_layout == KvLayout::kNHD;
+        const Index place = kv_index(a.p, r, key, 0, 0);
+        slots.push_back(place[0] * page_size + place[nhd ? 1 : 2]);
+      }
+    }
+    AppendTensors t = a.tensors();
+    t.indptr = t.kv_lens = t.block_table = t.page_indptr = t.page_indices = TensorView();
+    slots.push_back(-1);  // the row of k and v behind the tokens
+    t.slot_mapping =
+        contiguous(slots.data(), DType::kInt64, Device(), {static_cast<int64_t>(slots.size())});
+    CHECK_EQ(append_paged_kv(t).message, std::string());
+    CHECK(a.p.k.bytes() == want_k.bytes());
+    CHECK(a.p.v.bytes() == want_v.bytes());
+    slots.back() = page_size * std::min(t.k_cache.shape[0], t.v_cache.shape[0]);
+    const std::string last = "slot_mapping[" + std::to_string(slots.size() - 1) + "]";
+    check_refused(append_paged_kv(t), StatusCode::kInvalidArgument, last);
+    t.kv_lens = a.kv_lens.view();
+    check_refused(append_paged_kv(t), StatusCode::kInvalidArgument, "slot_mapping");
+  }
+}
+
+TEST(rope_append_is_rope_and_append) {
+  Random random(5);
+  for (int i = 0; i < 100; ++i) {
+    Append a = random_append(random);
+    AppendTensors t = a.tensors();
+    const int64_t head_dim = a.k.size(2);
+    const int64_t tokens = a.indptr.back();
+    HostTensor q(a.k.dtype(), {tokens + 1, 3, head_dim}, random.pick({0, 4}));
+    fill_random(random, q, tokens + 1);
+    HostTensor out(q.dtype(), {tokens + 1, 3, head_dim}, random.pick({0, 4}));
+    Rope rope;
+    rope.interleaved = random.one_in(2);
+    if (head_dim < 2 || head_dim % 2 != 0) {
+      CHECK(!rope_append_paged_kv(q.view(), t, rope, out.view()).ok());
+      continue;
+    }
+    std::vector<int32_t> positions;
+    for (int32_t r = 0; r < a.p.batch.size(); ++r) {
+      const auto index = static_cast<size_t>(r);
+      const int32_t count = a.indptr[index + 1] - a.indptr[index];
+      for (int32_t j = 0; j < count; ++j) {
+        positions.push_back(a.p.batch.kv_lens[index] - count + j);
+      }
+    }
+    positions.push_back(0);
+    HostTensor want_q = q;
+    HostTensor want_rows = a.k;
+    CHECK_EQ(apply_rope(q.view(), a.k.view(), int_tensor(positions).view(), rope, want_q.view(),
+                        want_rows.view())
+                 .message,
+             std::string());
+    HostTensor want_k = a.p.k;
+    HostTensor want_v = a.p.v;
+    AppendTensors apart = t;
+    apart.k = want_rows.view();
+    apart.k_cache = want_k.view();
+    apart.v_cache = want_v.view();
+    CHECK_EQ(append_paged_kv(apart).message, std::string());
+    CHECK_EQ(rope_append_paged_kv(q.view(), t, rope, out.view()).message, std::string());
+    CHECK(a.p.k.bytes() == want_k.bytes());
+    CHECK(a.p.v.bytes() == want_v.bytes());
+    for (int64_t token = 0; token < tokens; ++token) {
+      for (int64_t d = 0; d < head_dim; ++d) {
+        CHECK_EQ(out.bits({token, 2, d}), want_q.bits({token, 2, d}));
+      }
+    }
+    t.slot_mapping = a.kv_lens.view();
+    CHECK(!rope_append_paged_kv(q.view(), t, rope, out.view()).ok());
   }
 }
 

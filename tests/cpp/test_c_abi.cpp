@@ -208,6 +208,7 @@ flashplan_append_tensors c_append(const AppendTensors& t, CTensors& owner) {
   c.block_table = owner.add(t.block_table);
   c.page_indptr = owner.add(t.page_indptr);
   c.page_indices = owner.add(t.page_indices);
+  c.slot_mapping = owner.add(t.slot_mapping);
   c.k_scale = t.k_scale;
   c.v_scale = t.v_scale;
   c.kv_layout = static_cast<int32_t>(t.layout);
@@ -225,6 +226,17 @@ TEST(appends_are_those_of_the_cpp_interface) {
   CHECK(pages.k_cache.bytes() == expected.k_cache.bytes());
   CHECK(pages.v_cache.bytes() == expected.v_cache.bytes());
   CHECK(pages.k_cache.bytes() != Pages().k_cache.bytes());
+
+  int64_t slots[] = {-1, 3};
+  AppendTensors to_slots = pages.tensors();
+  to_slots.indptr = to_slots.kv_lens = to_slots.block_table = TensorView();
+  to_slots.slot_mapping = contiguous(slots, DType::kInt64, Device(), {2});
+  CHECK(append_paged_kv(to_slots).ok());
+  to_slots.k_cache = expected.k_cache.view();
+  to_slots.v_cache = expected.v_cache.view();
+  const flashplan_append_tensors c_slots = c_append(to_slots, owner);
+  CHECK_EQ(flashplan_append_paged_kv(&c_slots, nullptr, message), FLASHPLAN_OK);
+  CHECK(pages.k_cache.bytes() == expected.k_cache.bytes());
 
   flashplan_append_tensors wrong = tensors;
   wrong.kv_layout = 2;

@@ -58,11 +58,13 @@ def small_cases():
 
 def run_once():
     """All inputs are copies of host memory, so that all that kernels may read is initialised."""
+    import numpy as np
     import torch
 
     import flashplan as fp
     import test_append
     import test_merge
+    import test_rope_append
     from frameworks import TorchCuda
     from gpu_cases import DEVICE, is_supported
     from solve import assert_correct, problem, run_arguments
@@ -84,6 +86,12 @@ def run_once():
         cache = test_append.Problem("bfloat16", cache_dtype, strided=True)
         cache.append(framework, [framework.tensor(x) for x in cache.caches])
         count += 1
+    rng = np.random.default_rng(0)
+    test_append.check_slots(rng, framework, strays=(-2, 2**40), dtype="float16")
+    for options in ({"cache_dtype": "float8_e4m3fn"}, {"strided": True, "csr": True}):
+        problem = test_rope_append.Problem(rng, kv_lens=(5, 99, 12, 1, 40), **options)
+        test_rope_append.check(problem, fp.Rope(), framework)
+    count += 3
     o, lse = test_merge.states(3, "bfloat16")
     merged = fp.merge_states(framework.tensor(o), framework.tensor(lse))
     test_merge.assert_merged(o, lse, *(framework.array(x) for x in merged))

@@ -162,6 +162,23 @@ def test_append_into_one_cache_twice(torch):
     assert not cache.any()
 
 
+@pytest.mark.parametrize("written", ["k_cache", "v_cache", "out_q"])
+@pytest.mark.parametrize("name", ["q", "k", "v", "indptr", "kv_lens", "block_table"])
+def test_rope_append_into_its_own_arguments(written, name, torch):
+    arguments = append_arguments(torch) | {"rope": fp.Rope(), "q": torch.ones(3, 4, 64).to(DEVICE)}
+    arguments["out_q"] = torch.zeros(5, 4, 64, device=DEVICE)[:3]
+    fp.rope_append_paged_kv(**arguments)
+    old = arguments[name]
+    begin = arguments[written]
+    if (written, name) == ("out_q", "q"):
+        begin = begin[1:]
+    arguments[name] = memory_of(begin, old.shape, old.dtype)
+    before = arguments[written].clone()
+    with pytest.raises(ValueError, match=f"^{written}: expected memory apart from {name}"):
+        fp.rope_append_paged_kv(**arguments)
+    assert arguments[written].equal(before)
+
+
 def test_merge_into_a_part_of_its_states(torch):
     memory = torch.ones((6, 4, 64), device=DEVICE)
     o, lse = memory[:4], torch.zeros((4, 4), device=DEVICE)

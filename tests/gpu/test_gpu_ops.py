@@ -13,6 +13,7 @@ import reference
 from frameworks import TorchCuda, bits, owner_of
 from inputs import INT_MAX, indptr, poisoned
 from test_append import DTYPES as APPEND_DTYPES
+from test_append import check_slots, num_pages
 from test_merge import DTYPES as MERGE_DTYPES
 from test_merge import assert_merged, states
 from test_nonfinite import assert_merges, assert_special_values, merges, special_values
@@ -165,6 +166,41 @@ APPENDS = {
 @pytest.mark.parametrize("name", APPENDS)
 def test_append_more(cuda, name):
     Append(**APPENDS[name]).check(cuda)
+
+
+@pytest.mark.parametrize(("dtype", "cache_dtype"), APPEND_DTYPES)
+@pytest.mark.parametrize("kv_layout", ["NHD", "HND"])
+def test_slot_mapping(cuda, seed, dtype, cache_dtype, kv_layout):
+    """Slots that are none of the cache's skip a token as -1 does."""
+    rng = np.random.default_rng(seed)
+    for page_size in (1, 3, 16):
+        behind = num_pages(page_size) * page_size
+        check_slots(
+            rng,
+            cuda,
+            strays=(-2, -(2**63), behind, 2**31, 2**62, 2**63 - 1),
+            dtype=dtype,
+            cache_dtype=cache_dtype,
+            page_size=page_size,
+            kv_layout=kv_layout,
+        )
+
+
+def test_slots_in_a_graph(cuda, torch):
+    """Are read at each replay."""
+    k = torch.arange(3.0, device=DEVICE).view(3, 1, 1).expand(3, 2, 64).contiguous()
+    caches = [torch.zeros(4, 16, 2, 64, device=DEVICE) for _ in range(2)]
+    slots = torch.full((3,), -1, device=DEVICE)
+    fp.append_paged_kv(k, k, *caches, slot_mapping=slots)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        fp.append_paged_kv(k, k, *caches, slot_mapping=slots)
+    slots.copy_(torch.tensor([-1, 17, 63]))
+    graph.replay()
+    for cache in caches:
+        assert (cache[1, 1] == 1).all()
+        assert (cache[3, 15] == 2).all()
+        assert cache.count_nonzero() == 4 * 64
 
 
 @pytest.mark.parametrize("cache_dtype", ["float8_e4m3fn", "float8_e5m2"])

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """A random valid call of any function that takes tensors."""
 
-from misuse.calls import Append, Merge, MergeStack, Run, pick
+from misuse.calls import Append, AppendSlots, Merge, MergeStack, RopeAppend, Run, pick
 from misuse.row_calls import AddRmsNorm, Gated, LayerNorm, RmsNorm
 from misuse.sampling_calls import Sample, Softmax
 
 
 def any_call(rng):
     rows = pick(rng, RmsNorm, AddRmsNorm, LayerNorm, Gated)
-    attention = (Run, Run, Run, Append, Append, Merge, MergeStack)
+    append = pick(rng, Append, AppendSlots, RopeAppend)
+    attention = (Run, Run, Run, append, append, Merge, MergeStack)
     return pick(rng, *attention, rows, pick(rng, Softmax, Sample, Sample))(rng)

@@ -243,6 +243,76 @@ class Append(Call):
                 raise Finding(f"differs from the reference: {name} after an append, {self.case}")
 
 
+class AppendSlots(Append):
+    """append_paged_kv() to slots, of which some are -1."""
+
+    related = {
+        "k_cache": ("k", "v", "v_cache", "slot_mapping"),
+        "v_cache": ("v", "slot_mapping"),
+        "slot_mapping": ("k", "v", "indptr"),
+        "k": ("slot_mapping",),
+        "v": ("slot_mapping",),
+    }
+
+    def __init__(self, rng, **fixed):
+        super().__init__(rng, **fixed)
+        for name in ("indptr", "kv_lens", *self.inputs.tables()):
+            del self.tensors[name]
+        page_size = self.case.page_size
+        slots = []
+        for r, kv_len in enumerate(self.case.kv_lens):
+            new_len = self.indptr[r + 1] - self.indptr[r]
+            keys = np.arange(kv_len - new_len, kv_len)
+            slots += [self.inputs.pages(r)[key // page_size] * page_size + key % page_size
+                      for key in keys]  # fmt: skip
+        self.place("slot_mapping", np.array([*slots, -1], np.int64))
+
+
+class RopeAppend(Append):
+    """rope_append_paged_kv()."""
+
+    related = Append.related | {
+        "k_cache": ("q", "k", "v", "v_cache", *TABLES),
+        "k": ("q", "v", "rope", "v_cache", "out_q"),
+        "indptr": ("kv_lens", "q", "k", "v"),
+        "q": ("out_q", "k"),
+    }
+    written = ("k_cache", "v_cache", "out_q")
+    in_place = (("out_q", "q"),)
+    numbers = ("k_scale", "v_scale", "kv_layout", "kv_dtype", "rope")
+
+    def __init__(self, rng):
+        super().__init__(rng, head_dim=pick(rng, 2, 8, 24, (16, 8)))
+        shape = (len(self.array("k")), self.case.num_qo_heads, self.case.head_dims[0])
+        self.place("q", rng.standard_normal(shape, np.float32).astype(self.case.q_dtype))
+        self.place("out_q", np.full(shape, np.nan, self.case.q_dtype))
+        positions = np.zeros(len(self.array("k")), np.int32)
+        for r, kv_len in enumerate(self.case.kv_lens):
+            own = slice(*self.indptr[r : r + 2])
+            positions[own] = np.arange(kv_len - (own.stop - own.start), kv_len)
+        self.rope = fp.Rope(interleaved=bool(rng.integers(2)))
+        rotated = fp.apply_rope(self.array("q"), self.array("k"), positions, self.rope)
+        self.expected = [*(cache.copy() for cache in (self.inputs.k, self.inputs.v)), rotated[0]]
+        for cache, rows in zip(self.expected, (rotated[1], self.array("v"))):
+            for r, kv_len in enumerate(self.case.kv_lens):
+                own = rows[slice(*self.indptr[r : r + 2])]
+                pages = self.inputs.pages(r)
+                reference.append_pages(cache, own, pages, kv_len, self.case.kv_layout)
+
+    def invoke(self, **changes):
+        return fp.rope_append_paged_kv(**self.arguments() | {"rope": self.rope} | changes)
+
+    def written_part(self, name):
+        array = self.array(name)
+        return array[: self.indptr[-1]] if name == "out_q" else array
+
+    def verify(self):
+        for name, expected in zip(self.written, self.expected):
+            actual = self.written_part(name)
+            if not np.array_equal(bits(actual), bits(expected[: len(actual)])):
+                raise Finding(f"differs from the reference: {name} after both, {self.case}")
+
+
 class Merge(Call):
     """merge_states() of two states."""
 

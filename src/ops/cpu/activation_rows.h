@@ -69,12 +69,7 @@ void activate_rows(const ActivationParams& p, int32_t begin, int32_t end) {
 void gated_activation_rows(const ActivationParams& p, int32_t begin, int32_t end) noexcept {
   dispatch_wide_format(p.dtype, [&](auto from) {
     using From = decltype(from);
-    switch (p.out_dtype) {
-      case DType::kFloat8E4M3:
-        return activate_rows<From, Format<DType::kFloat8E4M3>>(p, begin, end);
-      case DType::kFloat8E5M2:
-        return activate_rows<From, Format<DType::kFloat8E5M2>>(p, begin, end);
-      default: return activate_rows<From, From>(p, begin, end);
-    }
+    dispatch_stored_format<From>(
+        p.out_dtype, [&](auto to) { activate_rows<From, decltype(to)>(p, begin, end); });
   });
 }

@@ -15,12 +15,14 @@ namespace {
 #include "ops/cpu/norm_rows.h"
 #include "ops/cpu/rope_rows.h"
 #include "ops/cpu/softmax_rows.h"
+// After rope_rows.h.
+#include "ops/cpu/append_rows.h"
 
 }  // namespace
 
 const OperatorKernels& operator_kernels() noexcept {
-  static constexpr OperatorKernels kKernels = {norm_rows, gated_activation_rows, rope_rows,
-                                               softmax_rows};
+  static constexpr OperatorKernels kKernels = {
+      norm_rows, gated_activation_rows, rope_rows, softmax_rows, append_rows, rope_append_rows};
   return kKernels;
 }
 

@@ -15,6 +15,8 @@ struct OperatorKernels {
   void (*gated_activation)(const ActivationParams& params, int32_t begin, int32_t end) noexcept;
   void (*rope)(const RopeParams& params, int32_t begin, int32_t end) noexcept;
   void (*softmax)(const SoftmaxParams& params, int32_t begin, int32_t end) noexcept;
+  void (*append)(const AppendParams& params, int32_t begin, int32_t end) noexcept;
+  void (*rope_append)(const RopeAppendParams& params, int32_t begin, int32_t end) noexcept;
 };
 
 /// What a row of logits gave.

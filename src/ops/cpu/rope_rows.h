@@ -7,7 +7,7 @@ struct Rotations {
   alignas(64) float sin[kMaxRotaryDim / 2];
 };
 
-void fill_rotations(const RopeParams& p, double position, Rotations& rotations) {
+[[gnu::noinline]] void fill_rotations(const RopeParams& p, double position, Rotations& rotations) {
   const float gain = p.gain;
 #pragma omp simd
   for (int32_t i = 0; i < p.rotary_dim / 2; ++i) {
@@ -40,10 +40,12 @@ void fill_rotations(const RopeParams& p, double position, Rotations& rotations) 
   }
 }
 
-/// `kStep`: from one pair to the next; `distance`: of the dims of a pair.
+/// `kStep`: from one pair to the next; `distance`: of the dims of a pair. Never inlined, so that
+/// all callers get the same bits: where a * b + c is contracted is up to the compiler.
 template <typename Format, int32_t kStep>
-void rotate_head(const typename Format::Storage* from, typename Format::Storage* to,
-                 int32_t num_pairs, int32_t distance, const Rotations& rotations) {
+[[gnu::noinline]] void rotate_pairs(const typename Format::Storage* from,
+                                    typename Format::Storage* to, int32_t num_pairs,
+                                    int32_t distance, const Rotations& rotations) {
 #pragma omp simd
   for (int32_t i = 0; i < num_pairs; ++i) {
     const float a = Format::load(from[kStep * i]);
@@ -53,31 +55,41 @@ void rotate_head(const typename Format::Storage* from, typename Format::Storage*
   }
 }
 
+/// The first rotary_dim dims of a head; `to` may be `from`.
 template <typename Format>
-void rope_token(const RopeParams& p, int32_t token) {
-  using Storage = typename Format::Storage;
-  Rotations rotations;
-  fill_rotations(p, p.position(token), rotations);
+void rotate_head(const RopeParams& p, const Rotations& rotations,
+                 const typename Format::Storage* from, typename Format::Storage* to) {
   const int32_t num_pairs = p.rotary_dim / 2;
-  for (const RopeSide& side : p.sides) {
-    for (int32_t head = 0; head < side.num_heads; ++head) {
-      const auto* from = reinterpret_cast<const Storage*>(
-          side.from + token * side.from_token_stride + head * side.from_head_stride);
-      auto* to = reinterpret_cast<Storage*>(side.to + token * side.to_token_stride +
-                                            head * side.to_head_stride);
-      if (p.interleaved) {
-        rotate_head<Format, 2>(from, to, num_pairs, 1, rotations);
-      } else {
-        rotate_head<Format, 1>(from, to, num_pairs, num_pairs, rotations);
-      }
-      if (from == to) continue;
-      for (int32_t d = p.rotary_dim; d < p.head_dim; ++d) to[d] = from[d];
-    }
+  if (p.interleaved) {
+    rotate_pairs<Format, 2>(from, to, num_pairs, 1, rotations);
+  } else {
+    rotate_pairs<Format, 1>(from, to, num_pairs, num_pairs, rotations);
+  }
+}
+
+template <typename Format>
+void rotate_token(const RopeParams& p, const Rotations& rotations, const RopeSide& side,
+                  int32_t token) {
+  using Storage = typename Format::Storage;
+  for (int32_t head = 0; head < side.num_heads; ++head) {
+    const auto* from = reinterpret_cast<const Storage*>(side.from + token * side.from_token_stride +
+                                                        head * side.from_head_stride);
+    auto* to = reinterpret_cast<Storage*>(side.to + token * side.to_token_stride +
+                                          head * side.to_head_stride);
+    rotate_head<Format>(p, rotations, from, to);
+    if (from == to) continue;
+    for (int32_t d = p.rotary_dim; d < p.head_dim; ++d) to[d] = from[d];
   }
 }
 
 void rope_rows(const RopeParams& p, int32_t begin, int32_t end) noexcept {
   dispatch_wide_format(p.dtype, [&](auto format) {
-    for (int32_t token = begin; token < end; ++token) rope_token<decltype(format)>(p, token);
+    Rotations rotations;
+    for (int32_t token = begin; token < end; ++token) {
+      fill_rotations(p, p.position(token), rotations);
+      for (const RopeSide& side : p.sides) {
+        rotate_token<decltype(format)>(p, rotations, side, token);
+      }
+    }
   });
 }

@@ -53,6 +53,13 @@ void for_all_rows(void (*kernel)(const Params&, int32_t, int32_t) noexcept, cons
   ThreadPool::run(take, &job, num_parts, num_parts);
 }
 
+/// Elements of k and v.
+int64_t elements_of_token(const AppendParams& params) noexcept {
+  int64_t elements = 0;
+  for (const AppendSide& side : params.sides) elements += int64_t{side.num_heads} * side.head_dim;
+  return elements;
+}
+
 }  // namespace
 
 void norm(const NormParams& params) noexcept {
@@ -66,6 +73,16 @@ void gated_activation(const ActivationParams& params) noexcept {
 void apply_rope(const RopeParams& params) noexcept {
   const int64_t num_heads = int64_t{params.sides[0].num_heads} + params.sides[1].num_heads;
   for_all_rows(kernels().rope, params, (num_heads + 2) * params.head_dim);
+}
+
+void append_paged_kv(const AppendParams& params) noexcept {
+  for_all_rows(kernels().append, params, elements_of_token(params) / 4);
+}
+
+void rope_append_paged_kv(const RopeAppendParams& params) noexcept {
+  const int64_t of_q = int64_t{params.rope.sides[0].num_heads} + 2;
+  for_all_rows(kernels().rope_append, params,
+               of_q * params.rope.head_dim + elements_of_token(params.append));
 }
 
 void softmax(const SoftmaxParams& params) noexcept {

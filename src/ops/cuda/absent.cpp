@@ -12,7 +12,12 @@ Status not_built() noexcept {
 
 }  // namespace
 
-Status append_paged_kv(const AppendTensors& /*tensors*/, Stream /*stream*/) noexcept {
+Status append_paged_kv(const AppendParams& /*params*/, Device /*device*/,
+                       Stream /*stream*/) noexcept {
+  return not_built();
+}
+Status rope_append_paged_kv(const RopeAppendParams& /*params*/, Device /*device*/,
+                            Stream /*stream*/) noexcept {
   return not_built();
 }
 Status merge_states(const AttentionState* /*states*/, int32_t /*num_states*/,

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+// What append_paged_kv() and rope_append_paged_kv() check alike.
+#pragma once
+
+#include "api/memory_checks.h"
+#include "flashplan/kv_cache.h"
+#include "ops/params.h"
+
+namespace flashplan {
+
+/// All but the values of index tensors.
+Status check_append(const AppendTensors& tensors) noexcept;
+
+/// The values of index tensors on the host. `q` is empty, or has a row for each token too.
+Status check_append_indices(const AppendTensors& tensors, const TensorView& q) noexcept;
+
+/// Of tensors that have been checked. `q` as above.
+AppendParams make_append_params(const AppendTensors& tensors, const TensorView& q) noexcept;
+
+/// Whether there are tokens and elements to write.
+bool has_work(const AppendParams& params) noexcept;
+
+}  // namespace flashplan

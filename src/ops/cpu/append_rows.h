@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+// Included by kernels.cpp only, inside the namespace of its instruction set.
+
+/// Where a token goes in the cache.
+struct Place {
+  int64_t page = -1;  // < 0: nowhere
+  int32_t row_in_page = 0;
+  int32_t position = -1;  // among the keys of its request; < 0: of none, or not known
+};
+
+/// Finds the places of tokens, in increasing order from `first` on.
+class PlaceFinder {
+ public:
+  PlaceFinder(const TokenPlaces& places, int32_t first) : places_(places) {
+    if (places.slots != nullptr) return;
+    int32_t behind = places.batch_size;  // the request is in [request_, behind)
+    while (behind - request_ > 1) {
+      const int32_t middle = request_ + (behind - request_) / 2;
+      (places.indptr[middle] <= first ? request_ : behind) = middle;
+    }
+  }
+
+  Place find(int32_t token) {
+    const Divisor& page_size = places_.pages.page_size;
+    if (places_.slots != nullptr) {
+      const int64_t slot = places_.slots[token];
+      if (slot < 0) return {};
+      return {slot / page_size.value, static_cast<int32_t>(slot % page_size.value)};
+    }
+    const int32_t* indptr = places_.indptr;
+    if (token < indptr[request_]) return {};
+    while (token >= indptr[request_ + 1]) ++request_;
+    const int32_t position = places_.kv_lens[request_] - indptr[request_ + 1] + token;
+    const PageTable& pages = places_.pages;
+    const int32_t* ids = pages.indptr != nullptr ? pages.ids + pages.indptr[request_]
+                                                 : pages.ids + request_ * pages.row_stride;
+    return {ids[position / page_size.value], position % page_size.value, position};
+  }
+
+ private:
+  const TokenPlaces& places_;
+  int32_t request_ = 0;
+};
+
+/// Dims of a head, as the cache stores them.
+template <typename From, typename To>
+void store_dims(const AppendSide& side, const typename From::Storage* from,
+                typename To::Storage* to, int32_t num_dims) {
+  if (side.verbatim) {
+    __builtin_memcpy(to, from, sizeof(*from) * static_cast<uint32_t>(num_dims));
+    return;
+  }
+  const float scale = side.scale;
+#pragma omp simd
+  for (int32_t d = 0; d < num_dims; ++d) to[d] = To::store(From::load(from[d]) / scale);
+}
+
+/// Calls body(from, to) for each head of a token: its row and its place in the cache.
+template <typename From, typename To, typename Body>
+FLASHPLAN_INLINE void for_each_head(const AppendSide& side, int32_t token, const Place& place,
+                                    const Body& body) {
+  const char* from = side.rows + token * side.token_stride;
+  char* to = side.cache + place.page * side.page_stride + place.row_in_page * side.row_stride;
+  for (int32_t head = 0; head < side.num_heads; ++head) {
+    body(reinterpret_cast<const typename From::Storage*>(from + head * side.row_head_stride),
+         reinterpret_cast<typename To::Storage*>(to + head * side.head_stride));
+  }
+}
+
+template <typename From, typename To>
+void append_token(const AppendSide& side, int32_t token, const Place& place) {
+  for_each_head<From, To>(side, token, place, [&](const auto* from, auto* to) {
+    store_dims<From, To>(side, from, to, side.head_dim);
+  });
+}
+
+void append_rows(const AppendParams& p, int32_t begin, int32_t end) noexcept {
+  for (const AppendSide& side : p.sides) {
+    dispatch_format(side.dtype, [&](auto from) {
+      using From = decltype(from);
+      dispatch_stored_format<From>(side.cache_dtype, [&](auto to) {
+        PlaceFinder finder(p.places, begin);
+        for (int32_t token = begin; token < end; ++token) {
+          const Place place = finder.find(token);
+          if (place.page >= 0) append_token<From, decltype(to)>(side, token, place);
+        }
+      });
+    });
+  }
+}
+
+/// Keys of a token: rotated and rounded to their dtype as apply_rope() does it, then stored.
+template <typename From, typename To>
+void append_rotated_token(const RopeAppendParams& p, const Rotations& rotations, int32_t token,
+                          const Place& place) {
+  const AppendSide& side = p.append.sides[0];
+  const int32_t rotary_dim = p.rope.rotary_dim;
+  alignas(64) typename From::Storage rotated[kMaxRotaryDim];
+  for_each_head<From, To>(side, token, place, [&](const auto* from, auto* to) {
+    rotate_head<From>(p.rope, rotations, from, rotated);
+    store_dims<From, To>(side, rotated, to, rotary_dim);
+    store_dims<From, To>(side, from + rotary_dim, to + rotary_dim, side.head_dim - rotary_dim);
+  });
+}
+
+void rope_append_rows(const RopeAppendParams& p, int32_t begin, int32_t end) noexcept {
+  dispatch_wide_format(p.rope.dtype, [&](auto from) {
+    using From = decltype(from);
+    dispatch_stored_format<From>(p.append.sides[0].cache_dtype, [&](auto to) {
+      using To = decltype(to);
+      Rotations rotations;
+      PlaceFinder finder(p.append.places, begin);
+      for (int32_t token = begin; token < end; ++token) {
+        const Place place = finder.find(token);
+        if (place.page < 0) continue;
+        fill_rotations(p.rope, place.position, rotations);
+        rotate_token<From>(p.rope, rotations, p.rope.sides[0], token);
+        append_rotated_token<From, To>(p, rotations, token, place);
+        append_token<From, To>(p.append.sides[1], token, place);
+      }
+    });
+  });
+}

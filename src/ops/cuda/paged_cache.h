@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+// What append_paged_kv() and rope_append_paged_kv() have in common on CUDA: where tokens go in a
+// paged cache, and how their elements are stored there.
+#pragma once
+
+#include <cstdint>
+
+#include "abi/divisor.h"
+#include "ops/cuda/formats.h"
+#include "ops/params.h"
+
+namespace flashplan::cuda {
+
+/// Where a token goes. page < 0: nowhere.
+struct Place {
+  int32_t page;
+  int32_t row_in_page;
+
+  static __device__ Place of(int32_t page, int32_t row_in_page, int32_t /*key*/) {
+    return {page, row_in_page};
+  }
+  static __device__ Place none() { return {-1, 0}; }
+};
+
+/// The same with the token's position among the keys of its request; < 0: it belongs to none.
+struct PlaceOfKey {
+  int32_t page;
+  int32_t row_in_page;
+  int32_t key;
+
+  static __device__ PlaceOfKey of(int32_t page, int32_t row_in_page, int32_t key) {
+    return {page, row_in_page, key};
+  }
+  static __device__ PlaceOfKey none() { return {-1, 0, -1}; }
+};
+
+/// Fills places[0, tile) for tokens first + i < end whose slots are given.
+template <int kThreads, class PlaceType>
+__device__ void find_slots(const TokenPlaces& p, int first, int end, int tile, PlaceType* places) {
+  const int64_t page_size = p.pages.page_size.value;
+#pragma unroll 1
+  for (int i = static_cast<int>(threadIdx.x); i < tile; i += kThreads) {
+    const int64_t slot = first + i < end ? p.slots[first + i] : -1;
+    const int64_t page = slot < 0 ? -1 : slot / page_size;
+    const bool is_page = page >= 0 && page < p.num_pages;
+    places[i] = is_page ? PlaceType::of(static_cast<int32_t>(page),
+                                        static_cast<int32_t>(slot - page * page_size), -1)
+                        : PlaceType::none();
+  }
+}
+
+/// Fills places[0, tile) for the tokens from `first` on, of which there are less than `end`; a
+/// barrier is still due. Called by the kThreads threads of a CTA.
+template <int kThreads, class PlaceType>
+__device__ void find_places(const TokenPlaces& p, int first, int end, int tile, PlaceType* places) {
+  if (p.slots != nullptr) return find_slots<kThreads>(p, first, end, tile, places);
+  const int thread = static_cast<int>(threadIdx.x);
+  for (int i = thread; i < tile; i += kThreads) places[i] = PlaceType::none();
+  // The lengths are read from far away, so one round of loads by all threads finds the requests of
+  // the tile: a binary search would be a chain of misses. A coarse round comes before it where
+  // requests are more than threads.
+  int base = 0;
+  if (p.batch_size <= kThreads) {
+    __syncthreads();
+  } else {
+    const int stride = (p.batch_size + kThreads - 1) / kThreads;
+    const int probe = thread * stride;
+    const int begun = __syncthreads_count(probe < p.batch_size && p.indptr[probe] <= first);
+    base = max(begun - 1, 0) * stride;
+  }
+  const int num_tokens = min(tile, end - first);
+  for (;; base += kThreads) {
+    const int request = base + thread;
+    int begin = 0;    // in the tile
+    int behind = 0;   // the last token in the tile
+    int shift = 0;    // key = shift + place in the tile
+    int64_t ids = 0;  // index of the request's first page id
+    if (request < p.batch_size) {
+      ids = p.pages.indptr != nullptr ? p.pages.indptr[request] : request * p.pages.row_stride;
+      const int end_of_request = p.indptr[request + 1];
+      begin = max(p.indptr[request] - first, 0);
+      behind = min(end_of_request - first, num_tokens);
+      shift = p.kv_lens[request] - end_of_request + first;
+    }
+    // A warp looks up the pages of each of its requests together.
+    for (unsigned hits = __ballot_sync(~0U, begin < behind); hits != 0; hits &= hits - 1) {
+      const int source = __ffs(static_cast<int>(hits)) - 1;
+      const int last = __shfl_sync(~0U, behind, source);
+      const int first_key = __shfl_sync(~0U, shift, source);
+      const int64_t first_id = __shfl_sync(~0U, ids, source);
+#pragma unroll 1
+      for (int i = __shfl_sync(~0U, begin, source) + thread % 32; i < last; i += 32) {
+        const int key = first_key + i;
+        if (key < 0) continue;
+        const Divisor& page_size = p.pages.page_size;
+        const auto page_of_request =
+            static_cast<int32_t>(quotient(static_cast<uint32_t>(key), page_size));
+        const int32_t page = p.pages.ids[first_id + page_of_request];
+        places[i] = PlaceType::of(page < p.num_pages ? page : -1,
+                                  key - page_of_request * page_size.value, key);
+      }
+    }
+    if (base + kThreads >= p.batch_size || p.indptr[base + kThreads] - first >= num_tokens) return;
+  }
+}
+
+/// A word of k or v as its cache stores it.
+template <DType kFrom, DType kTo, int kVec>
+__device__ Word<kTo, kVec> stored(const AppendSide& side, Word<kFrom, kVec> word) {
+  if constexpr (kFrom == kTo) {
+    if (side.verbatim) return word;
+  }
+  float values[kVec];
+  unpack<kFrom, kVec>(word, values);
+  for (float& value : values) value = __fdiv_rn(value, side.scale);
+  return pack<kTo, kVec>(values);
+}
+
+/// Whether all heads begin at words, in the rows and in the cache.
+inline bool allows_words(const AppendSide& side, int elements) {
+  const int to_bytes = elements * static_cast<int>(item_size(side.cache_dtype));
+  return side.head_dim % elements == 0 &&
+         is_aligned(side.rows, 16, side.token_stride, side.row_head_stride) &&
+         is_aligned(side.cache, to_bytes, side.page_stride, side.row_stride, side.head_stride);
+}
+
+}  // namespace flashplan::cuda

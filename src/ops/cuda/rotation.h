@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+// The rotation of heads on CUDA, for apply_rope() and rope_append_paged_kv(). All roundings are
+// written out, so that both give the same bits.
+#pragma once
+
+#include <cstdint>
+
+#include "ops/cuda/formats.h"
+#include "ops/params.h"
+
+namespace flashplan::cuda {
+
+/// Fills the rotation of each pair at a position; a barrier is still due.
+template <int kThreads>
+__device__ void fill_rotations(const RopeParams& p, double position, float2* rotations) {
+  for (int i = static_cast<int>(threadIdx.x); i < p.rotary_dim / 2; i += kThreads) {
+    const double turns = __dmul_rn(position, p.turns[i]);
+    float sine = 0.0F;
+    float cosine = 0.0F;
+    // Whole turns are dropped in double: positions may be large.
+    sincospif(2.0F * static_cast<float>(turns - rint(turns)), &sine, &cosine);
+    rotations[i] = make_float2(p.gain * cosine, p.gain * sine);
+  }
+}
+
+__device__ inline void rotate(float& a, float& b, float2 cos_sin) {
+  const float first = __fmaf_rn(a, cos_sin.x, -__fmul_rn(b, cos_sin.y));
+  b = __fmaf_rn(b, cos_sin.x, __fmul_rn(a, cos_sin.y));
+  a = first;
+}
+
+/// The items that threads take one by one: words (or elements, where kVec is 1) or pairs of them
+/// that are rotated, then words that are kept.
+template <int kVec>
+struct HeadItems {
+  bool within_words;  // both dims of a pair lie in one word
+  int num_rotated;
+  int count;
+
+  __device__ explicit HeadItems(const RopeParams& p)
+      : within_words(p.interleaved && kVec > 1),
+        num_rotated(within_words ? p.rotary_dim / kVec : p.rotary_dim / 2 / kVec),
+        count(num_rotated + (p.head_dim - p.rotary_dim) / kVec) {}
+};
+
+/// Calls store(index, word) for the words of item i of the head at `from`, rotated.
+template <DType kDType, int kVec, class Store>
+__device__ void rotate_item(const RopeParams& p, const HeadItems<kVec>& items,
+                            const float2* rotations, const Word<kDType, kVec>* from, int i,
+                            const Store& store) {
+  if (i >= items.num_rotated) {
+    const int word = p.rotary_dim / kVec + i - items.num_rotated;
+    store(word, from[word]);
+  } else if (items.within_words) {
+    float values[kVec];
+    unpack<kDType, kVec>(from[i], values);
+#pragma unroll
+    for (int j = 0; j + 1 < kVec; j += 2) {
+      rotate(values[j], values[j + 1], rotations[(i * kVec + j) / 2]);
+    }
+    store(i, pack<kDType, kVec>(values));
+  } else {
+    const int first = p.interleaved ? 2 * i : i;
+    const int second = p.interleaved ? 2 * i + 1 : i + items.num_rotated;
+    float a[kVec];
+    float b[kVec];
+    unpack<kDType, kVec>(from[first], a);
+    unpack<kDType, kVec>(from[second], b);
+#pragma unroll
+    for (int j = 0; j < kVec; ++j) rotate(a[j], b[j], rotations[i * kVec + j]);
+    store(first, pack<kDType, kVec>(a));
+    store(second, pack<kDType, kVec>(b));
+  }
+}
+
+/// Whether dims of heads can be rotated by words of `elements`.
+inline bool divides_into_words(const RopeParams& p, int elements) {
+  const int rotated = p.interleaved ? p.rotary_dim : p.rotary_dim / 2;
+  return rotated % elements == 0 && p.head_dim % elements == 0 && p.rotary_dim % elements == 0;
+}
+
+inline bool allows_words(const RopeSide& side) {
+  return is_aligned(side.from, 16, side.from_token_stride, side.from_head_stride,
+                    reinterpret_cast<int64_t>(side.to), side.to_token_stride, side.to_head_stride);
+}
+
+}  // namespace flashplan::cuda
