@@ -88,7 +88,7 @@ lint: $(READY) ## formatting, static checks, include rule, types
 docs: $(READY) ## build the documentation: build/site/index.html
 	@$(INSTALL) --group docs
 	NO_MKDOCS_2_WARNING=1 mkdocs build --quiet --strict
-	! grep -rnoE '(src|href)="https?://[^"]*\.(js|css|woff2?|svg|png)"' build/site --include='*.html'
+	! grep -rnoE '<(script|link|img)[^>]*"https?://[^"]*"' build/site --include='*.html'
 
 wheels: $(READY) ## build dist/: a wheel for CPUs, and where nvcc is one for GPUs, which takes 16 cores
 	FLASHPLAN_WHEEL=cpu $(WHEEL) -C build-dir=build/wheel-cpu -C cmake.define.FLASHPLAN_CUDA=OFF .

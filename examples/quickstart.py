@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One serving step: two requests that decode and one prompt, over a paged KV cache."""
 
+# --8<-- [start:step]
 import numpy as np
 
 import flashplan as fp
@@ -18,3 +19,4 @@ for _layer in range(2):  # once per layer
     o, lse = attn.run(q, k_cache, v_cache, block_table=block_table, return_lse=True)
 
 print(o.shape, lse.shape)
+# --8<-- [end:step]

@@ -273,8 +273,8 @@ CUSTOM_MASKS = [
 ]
 
 
-# Sinks with requests that are whole, split or in chunks, rows that see no key, prefixes, and outputs
-# of any kind.
+# Sinks with requests that are whole, split or in chunks, rows that see no key, prefixes, and
+# outputs of any kind.
 SINKS = [
     Case(**batch, sinks=True, **options)
     for batch in (

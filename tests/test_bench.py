@@ -5,7 +5,9 @@ import dataclasses
 import pathlib
 import re
 import sys
+import types
 
+import numpy as np
 import pytest
 
 import flashplan.bench.__main__ as installed
@@ -61,6 +63,12 @@ def test_work_of_a_row():
             own_keys = sum(n / 2 for n in case.qo_lens if n > 1) if case.causal else 0
             half_a_row = 2 * sum(case.head_dims) * case.num_qo_heads * own_keys
             assert bench_gpu.flops(case) == case.flops - half_a_row, str(case)
+            shared = sum((count - 1) * keys for _, count, keys in case.shared_prefixes)
+            item_size = np.dtype(case.cache_dtype).itemsize
+            row_bytes = case.num_kv_heads * sum(case.head_dims) * item_size
+            k = types.SimpleNamespace(element_size=lambda size=item_size: size)
+            inputs = types.SimpleNamespace(k=k)
+            assert bench_gpu.kv_bytes(case, inputs) == case.kv_bytes - shared * row_bytes, str(case)
 
 
 def test_of_the_installed_package(capsys):

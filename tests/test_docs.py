@@ -61,10 +61,21 @@ def test_pictures_are_those_that_are_drawn():
         assert path.read_text() == svg, f"run python docs/draw.py: {path.name} is an old one"
 
 
-@pytest.mark.parametrize("name", [name for name in PUBLIC if name not in WITHOUT_EXAMPLE])
-def test_examples_of_docstrings(name):
-    text = inspect.getdoc(PUBLIC[name])
-    test = doctest.DocTestParser().get_doctest(text, {"fp": fp, "np": np}, name, None, 0)
-    assert test.examples, f"{name}: expected an example in the docstring"
+def run_examples(what, **names):
+    """Of the docstring of `what`, which has some."""
+    text = inspect.getdoc(what)
+    test = doctest.DocTestParser().get_doctest(text, {"fp": fp, "np": np} | names, "", None, 0)
+    assert test.examples, f"{what}: expected an example in the docstring"
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
     assert runner.run(test).failed == 0
+
+
+@pytest.mark.parametrize("name", [name for name in PUBLIC if name not in WITHOUT_EXAMPLE])
+def test_examples_of_docstrings(name):
+    run_examples(PUBLIC[name])
+
+
+def test_examples_of_flashplan_torch(torch):
+    import flashplan.torch
+
+    run_examples(flashplan.torch, torch=torch, flashplan=flashplan)

@@ -4,6 +4,13 @@
 The functions take what those of the package take, and run on torch's current stream. `plan()` stays
 outside of what is compiled: once per step, before the compiled function is called. A compiled
 function does not depend on the plan, so it serves every batch.
+
+Examples:
+    >>> attn = fp.Attention(8, 2, 64, page_size=None, q_dtype="float32", device="cpu")
+    >>> plan = attn.plan([0, 1], [30])
+    >>> compiled = torch.compile(flashplan.torch.run, fullgraph=True, backend="aot_eager")
+    >>> compiled(attn, torch.ones(1, 8, 64), *torch.ones(2, 30, 2, 64)).shape
+    torch.Size([1, 8, 64])
 """
 
 from __future__ import annotations
