@@ -7,13 +7,13 @@
 
 namespace flashplan::device {
 
-/// Reads all of the parameters once, while the CTA waits for its queue: they come from memory, a
-/// line at a time when first used. The values are stored to `scratch` in shared memory, so that the
-/// compiler does not remove the loads.
+/// Reads all of the parameters once, while the CTA waits for its queue. Otherwise each line of them
+/// would come from memory when it is first used. The values are stored to `scratch` in shared
+/// memory, so that the compiler does not remove the loads.
 FLASHPLAN_DEVICE void prefetch_params(const AttentionParams& p, int thread, uint32_t scratch) {
   constexpr int kWords = 16;     // of a line
   const int line = thread - 32;  // the first warp loads the queue
-  // What lies behind the workspace is not read by this kernel.
+  // This kernel reads no fields behind the workspace.
   constexpr int kBytes = sizeof(ScheduleParams) + sizeof(TensorParams) + sizeof(Mask) +
                          sizeof(VariantParams) + sizeof(WorkspaceParams);
   if (line >= 0 && line * kWords < kBytes / 4) {
@@ -36,7 +36,7 @@ __global__ void __launch_bounds__(Tiling<Choices, kCompiledSmemPerSm>::kThreads,
     attention_kernel(const __grid_constant__ AttentionParams p) {
   using T = Tiling<Choices, kCompiledSmemPerSm>;
   extern __shared__ __align__(128) unsigned char smem[];
-  // The records of this tile and the next, which are loaded ahead.
+  // The records of this tile and of the next one, which is loaded ahead.
   __shared__ QueueStart queue;
   __shared__ TileContext contexts[2];
   const int thread = static_cast<int>(threadIdx.x);
@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(Tiling<Choices, kCompiledSmemPerSm>::kThreads,
     if (thread == 0 && i + 1 < end) {
       contexts[1 - now].assign(p, T::kTileKv, queue.tiles[1 - now], queue.segments[1 - now]);
     }
-    __syncthreads();  // shared memory is free for the next tile, whose context is there
+    __syncthreads();  // the next tile's context is stored, and other shared memory is free
   }
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Keys and values of a work tile on their way to shared memory, some tiles ahead of the arithmetic.
+// Copies keys and values of a work tile to shared memory, some tiles ahead of the arithmetic.
 #pragma once
 
 #include "kernels/device/tile_context.h"
@@ -29,15 +29,15 @@ class KeyPipeline {
 
   /// Whether all rows of q, k and v can be copied 16 bytes at a time.
   FLASHPLAN_DEVICE bool copies_16_bytes() const { return copies_16_bytes_; }
-  /// The stage of the tile in use.
+  /// The stage of the current tile.
   FLASHPLAN_DEVICE int stage() const { return stage_of(entry_); }
-  /// That of the tile used before it.
+  /// The stage of the tile before it.
   FLASHPLAN_DEVICE int stage_before() const { return stage_of(later(entry_, S::kEntries - 1)); }
   FLASHPLAN_DEVICE uint32_t stage_address(int stage) const {
     return base_ + S::kFirstStage + stage * S::kStageBytes;
   }
 
-  /// Asks for the first tiles.
+  /// Starts the copies of the first tiles.
   FLASHPLAN_DEVICE void fill() {
     const KeySpan keys = block_.keys;
     const Cursor first = next_;
@@ -69,9 +69,9 @@ class KeyPipeline {
     }
   }
 
-  /// Waits for the tile to be used next; `is_first` of a head.
+  /// Waits for the next tile; `is_first`: it is the first one of a head.
   FLASHPLAN_DEVICE void wait(bool is_first) const {
-    // A query buffer of its own was asked for in the latest group.
+    // A separate query buffer is filled by the latest group of copies.
     if (!S::kQueryInStage && S::kStages > 2 && is_first) {
       cp_async_wait<0>();
     } else {
@@ -80,14 +80,15 @@ class KeyPipeline {
     __syncthreads();
   }
 
-  /// Begins the step that uses `tile`, of the work tile's `keys`. What it returns is for copy().
+  /// Begins the step that uses `tile`; `keys` are those of the work tile. The result is an argument
+  /// of copy().
   FLASHPLAN_DEVICE bool begin_step(const Cursor& tile, const KeySpan& keys) const {
     return begin_issue(later(entry_, S::kStages - 1),
                        kEachStep ? next_ : tile.template later<S::kStages - 1>(keys),
                        tile.kv_head());
   }
 
-  /// Starts this thread's copies, once in the step.
+  /// Starts this thread's copies. Must be called once in each step.
   FLASHPLAN_DEVICE void copy(bool copies, const Cursor& tile, const KeySpan& keys) const {
     if (copies) copy_keys_and_values(later(entry_, S::kStages - 1));
     const KeySpan& own_keys = rarely_read(keys);
@@ -109,8 +110,8 @@ class KeyPipeline {
   }
 
  private:
-  // Whether each step finds rows. Else what that needs is computed when it is needed, to hold no
-  // registers in other steps.
+  // Whether each step computes row addresses. If not, the values for this are computed only in the
+  // steps that do, so that they hold no registers in the others.
   static constexpr bool kEachStep = S::kTilesAtOnce == 1;
 
   FLASHPLAN_DEVICE const KeySpan& rarely_read(const KeySpan& keys) const {
@@ -128,20 +129,20 @@ class KeyPipeline {
   FLASHPLAN_DEVICE uint32_t ids_address(int entry) const {
     return base_ + S::kIds + entry * S::kIdBytes;
   }
-  /// Page ids of the request; null: ragged.
+  /// The page ids of the request; null: ragged.
   FLASHPLAN_DEVICE const int32_t* request_ids() const {
     return reinterpret_cast<const int32_t*>(
         load_shared_pointer(shared_address(&context_.page_ids)));
   }
-  /// Starts the copies of page ids of kTilesAtOnce tiles, from tile() on, to `entry` and the
-  /// entries after it. The other entries of the group have nothing to do.
+  /// Starts the copies of the page ids of kTilesAtOnce tiles, from tile() on, to `entry` and the
+  /// entries after it. For the other entries of the group there is nothing to do.
   template <typename Tile>
   FLASHPLAN_DEVICE void copy_page_ids(int entry, const KeySpan& keys, Tile tile) const {
     if (entry % S::kTilesAtOnce != 0 || p_.tensors.pages.ids == nullptr) return;
     tile().template copy_page_ids<S::kTilesAtOnce>(ids_address(entry), p_.tensors.pages,
                                                    request_ids(), keys, opaque(thread_));
   }
-  /// The same for row addresses, given the page ids.
+  /// Computes the row addresses of these tiles from their page ids.
   template <typename Tile>
   FLASHPLAN_DEVICE void find_rows(int entry, const KeySpan& keys, Tile tile) const {
     if (entry % S::kTilesAtOnce != 0) return;
@@ -149,7 +150,8 @@ class KeyPipeline {
                                                block_.kv_row, keys, opaque(thread_));
   }
 
-  /// Asks for what the merge at the end needs: its record to the context, the rest to the L2 cache.
+  /// Requests what the merge at the end needs: its record for the context, the rest for the L2
+  /// cache.
   FLASHPLAN_DEVICE void prepare_merge() const {
     constexpr int kWords = sizeof(Merge) / 8;
     if (thread_ < kWords) {
@@ -231,8 +233,8 @@ class KeyPipeline {
   const uint32_t base_;
   const int thread_;
   const bool copies_16_bytes_;
-  Cursor next_;   // the tile whose keys are asked for next, if each step finds rows
-  Cursor asked_;  // that whose page ids are
+  Cursor next_;   // the tile whose keys are requested next, if each step computes row addresses
+  Cursor asked_;  // the tile whose page ids are requested next
   int entry_ = 0;
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Brings tiles of q, k and v from any layout to shared memory: ragged rows, a block table or CSR,
+// Loads tiles of q, k and v into shared memory from any layout: ragged rows, a block table or CSR,
 // any page size, any strides.
 #pragma once
 
@@ -9,7 +9,7 @@
 
 namespace flashplan::device {
 
-/// Copies 16 bytes of a row that may start anywhere, element by element; zeros from `num_valid` on.
+/// Copies 16 bytes of an unaligned row, element by element; writes zeros from `num_valid` on.
 template <int kBytes>
 FLASHPLAN_DEVICE void copy_unaligned_16(uint32_t to, const unsigned char* from, int num_valid) {
   uint32_t words[4] = {};
@@ -25,7 +25,8 @@ FLASHPLAN_DEVICE void copy_unaligned_16(uint32_t to, const unsigned char* from, 
 }
 
 /// Copies rows [0, kRows) of a tile to shared memory by kThreads threads, of which this is number
-/// `thread`; row_address(row) is null where there is none: zeros, as beyond `head_dim`.
+/// `thread`. row_address(row) is null for a missing row, which becomes zeros, as do the dims beyond
+/// `head_dim`.
 template <int kBytes, int kHeadDim, int kRows, int kThreads, typename RowAddress>
 FLASHPLAN_DEVICE void copy_tile(uint32_t tile, int head_dim, bool vectorized, int thread,
                                 RowAddress row_address) {
@@ -45,7 +46,7 @@ FLASHPLAN_DEVICE void copy_tile(uint32_t tile, int head_dim, bool vectorized, in
   }
 }
 
-/// Where row `row` of a work tile's queries lies, for one kv head.
+/// The address of row `row` of a work tile's queries, for one kv head.
 template <DType kQ>
 FLASHPLAN_DEVICE const unsigned char* query_row(const AttentionParams& p, const PackedRows& rows,
                                                 int32_t kv_head, int row) {
@@ -56,14 +57,14 @@ FLASHPLAN_DEVICE const unsigned char* query_row(const AttentionParams& p, const 
              Element<kQ>::kBytes;
 }
 
-/// Page ids of a row of the page table; null: ragged.
+/// The page ids of a row of the page table; null: ragged.
 FLASHPLAN_DEVICE const int32_t* page_ids(const PageTable& pages, int32_t row) {
   if (pages.ids == nullptr) return nullptr;
   return pages.ids +
          (pages.indptr != nullptr ? int64_t{pages.indptr[row]} : row * pages.row_stride);
 }
 
-/// Where the rows of a key lie.
+/// The addresses of a key's rows of k and v.
 struct alignas(16) KvRow {
   const unsigned char* k;
   const unsigned char* v;
@@ -73,8 +74,8 @@ struct alignas(16) KvRow {
 };
 static_assert(sizeof(KvRow) == KvRow::kPitch);
 
-/// A tile of keys of a work tile, on the way through its keys, head after head. Keys past the last
-/// one are the last one again: their logits are masked, or never asked for.
+/// Walks through the key tiles of a work tile, head after head. Keys past the last one repeat the
+/// last one: their logits are masked or not computed.
 template <DType kKv, int kTileKv, int kThreads>
 class KvCursor {
  public:
@@ -84,7 +85,7 @@ class KvCursor {
   FLASHPLAN_DEVICE int32_t kv_head() const { return kv_head_; }
   FLASHPLAN_DEVICE int32_t tile_begin() const { return tile_begin_; }
 
-  /// The tile kTiles later; the next head's come after the last one.
+  /// The tile kTiles later; after the last tile of a head come those of the next head.
   template <int kTiles>
   FLASHPLAN_DEVICE KvCursor later(KeySpan keys) const {
     KvCursor tile = *this;
@@ -103,9 +104,9 @@ class KvCursor {
     return tile;
   }
 
-  /// Of a paged cache: starts to bring the page ids of the next kTiles tiles to shared memory at
-  /// `to`: each id once, to the place of its first key of a tile: repeated reads of one address
-  /// would be serialised. `ids` are those of the page table's row.
+  /// For a paged cache: starts the copies of the page ids of the next kTiles tiles to shared memory
+  /// at `to`. Each id is copied once, to the place of its first key in a tile, because repeated
+  /// reads of one address would be serialised. `ids` is the row of the page table.
   template <int kTiles>
   FLASHPLAN_DEVICE void copy_page_ids(uint32_t to, const PageTable& pages, const int32_t* ids,
                                       KeySpan keys, int thread) const {
@@ -126,7 +127,7 @@ class KvCursor {
   template <int kTiles>
   FLASHPLAN_DEVICE void find_rows(uint32_t table, uint32_t page_ids, const AttentionParams& p,
                                   int32_t kv_row, KeySpan keys, int thread) const {
-    // If there are threads enough, one has k or v of a key.
+    // If there are enough threads, a thread computes either the address of k or that of v.
     constexpr int kKeys = kTiles * kTileKv;
     constexpr bool kApart = kThreads >= 2 * kKeys;
     const bool is_k = thread < kKeys;
@@ -137,7 +138,8 @@ class KvCursor {
       if (paged) {
         row_in_page = key - quotient(key, p.tensors.pages.page_size) *
                                 static_cast<uint32_t>(p.tensors.pages.page_size.value);
-        // The page's id is at its first key, or at the tile's, where the page begins before it.
+        // The id is at the page's first key in the tile, which is the tile's first key if the page
+        // begins before the tile.
         const int key_of_tile = static_cast<int>(key) - tile.tile_begin_;
         const int first = index / kTileKv * kTileKv + key_of_tile -
                           min(key_of_tile, static_cast<int>(row_in_page));
@@ -157,7 +159,8 @@ class KvCursor {
         store_shared_pointers(to, row(p.tensors.k), row(p.tensors.v));
       }
     };
-    // As a rule there is no branch between a thread's keys: all of them are found at once.
+    // In the common case there is no branch between the keys of a thread, so that their latencies
+    // overlap.
     const bool paged = p.tensors.pages.ids != nullptr;
     if (!is_of_one_head<kTiles>(keys)) {
       for_each_key<kTiles>(keys, place, [&](const KvCursor& tile, uint32_t key, int index) {
@@ -175,14 +178,14 @@ class KvCursor {
   }
 
  private:
-  /// Whether the next kTiles tiles are known to be whole ones of one head.
+  /// Whether the next kTiles tiles are certain to be whole and of one head.
   template <int kTiles>
   FLASHPLAN_DEVICE bool is_of_one_head(KeySpan keys) const {
     return kTiles > 1 && keys.end - tile_begin_ >= kTiles * kTileKv;
   }
 
-  /// Calls f(tile, key, index) for this thread's keys of the next kTiles tiles, of which `index`
-  /// counts the keys: as many tiles at a time as there are threads for.
+  /// Calls f(tile, key, index) for this thread's keys of the next kTiles tiles; `index` counts the
+  /// keys of all these tiles. It takes as many tiles at a time as there are threads for.
   template <int kTiles, typename Function>
   FLASHPLAN_DEVICE void for_each_key(KeySpan keys, int thread, Function f) const {
     constexpr int kAtOnce = kTiles < kThreads / kTileKv ? kTiles : kThreads / kTileKv;
@@ -203,7 +206,7 @@ class KvCursor {
     }
   }
 
-  /// The same where is_of_one_head().
+  /// The same for tiles for which is_of_one_head().
   template <int kTiles, typename Function>
   FLASHPLAN_DEVICE void for_each_key_of_head(int thread, Function f) const {
     static_assert(kTiles * kTileKv % kThreads == 0 || kTiles * kTileKv < kThreads);
@@ -242,7 +245,7 @@ struct TileCopy {
   /// Starts this thread's copies of its i-th row, which is at `from`.
   static FLASHPLAN_DEVICE void copy(uint32_t tile, const unsigned char* from, int i, int thread) {
     const int lane = thread & (kLanesPerRow - 1);
-    // Where all of a thread's rows have one permutation, one register serves them all.
+    // If all rows of a thread have the same permutation, one register is enough for them.
     const uint32_t to =
         tile + (kRowStep % 8 == 0 ? Tile::offset(row(0, thread), lane) +
                                         static_cast<uint32_t>(i * kRowStep * Tile::kRowBytes)

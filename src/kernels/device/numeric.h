@@ -90,8 +90,8 @@ struct Element<DType::kFloat8E4M3> {
   }
 
  private:
-  /// Two e4m3 in the upper bytes of two 16-bit lanes. Shifted into float16's fields they are 2^8
-  /// too small; magnitude 0x7f is NaN.
+  /// Widens two e4m3 numbers in the upper bytes of two 16-bit lanes. Shifted into the fields of a
+  /// float16 they are too small by a factor of 2^8. The magnitude 0x7f is NaN.
   static FLASHPLAN_DEVICE uint32_t widen_pair(uint32_t lanes) {
     const uint32_t shifted = (lanes & 0x80008000U) | ((lanes & 0x7f007f00U) >> 1);
     uint32_t pair;

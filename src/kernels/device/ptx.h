@@ -8,8 +8,9 @@
 
 namespace flashplan::device {
 
-/// threadIdx.x, such that what follows from it is not computed ahead of the code that needs it,
-/// where it would hold registers, and not read again wherever it is needed, which is slow.
+/// threadIdx.x through a shuffle. The compiler then neither reads the special register again at
+/// each use, which is slow, nor computes values from it long before they are used, which holds
+/// registers.
 FLASHPLAN_DEVICE int thread_index() {
   const uint32_t index = threadIdx.x;
   uint32_t shuffled;
@@ -19,8 +20,8 @@ FLASHPLAN_DEVICE int thread_index() {
   return static_cast<int>(shuffled & 1023);  // known not to be negative: divisions become shifts
 }
 
-/// x, of which the compiler then knows nothing: what follows from it is computed where it is used,
-/// and holds no registers elsewhere.
+/// x, as a value that the compiler knows nothing about. Values that follow from it are computed
+/// where they are used, and hold no registers elsewhere.
 FLASHPLAN_DEVICE int opaque(int x) {
   asm volatile("" : "+r"(x));
   return x;
@@ -30,7 +31,7 @@ FLASHPLAN_DEVICE uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-/// Start copying to shared memory, past the L1 cache where it is 16 bytes.
+/// Start a copy to shared memory. Copies of 16 bytes bypass the L1 cache.
 FLASHPLAN_DEVICE void cp_async_16(uint32_t to, const void* from) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;\n" ::"r"(to), "l"(from)
                : "memory");
@@ -49,13 +50,14 @@ FLASHPLAN_DEVICE void prefetch_l2(const void* address) {
 /// Ends a group of this thread's copies.
 FLASHPLAN_DEVICE void cp_async_commit() { asm volatile("cp.async.commit_group;\n" ::: "memory"); }
 
-/// Waits until at most `kPending` of the latest groups are under way.
+/// Waits until at most `kPending` groups, the latest ones, are in flight.
 template <int kPending>
 FLASHPLAN_DEVICE void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;\n" ::"n"(kPending) : "memory");
 }
 
-/// Four 8 x 8 matrices of 16-bit elements; lane i gives the address of row i % 8 of matrix i / 8.
+/// Loads four 8 x 8 matrices of 16-bit elements; lane i gives the address of row i % 8 of matrix
+/// i / 8.
 FLASHPLAN_DEVICE void ldmatrix(uint32_t (&to)[4], uint32_t row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];\n"
                : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
@@ -114,8 +116,8 @@ FLASHPLAN_DEVICE void store_shared_16(uint32_t address, uint4 value) {
                : "memory");
 }
 
-/// Loads that bypass the L1 cache, of memory that other CTAs wrote; `otherwise` if not `valid`. No
-/// branch: many of them can be under way.
+/// Loads memory that other CTAs wrote, bypassing the L1 cache; returns `otherwise` if not `valid`.
+/// It has no branch, so that many loads can be in flight.
 FLASHPLAN_DEVICE float load_if(bool valid, const float* from, float otherwise) {
   float x = otherwise;
   asm volatile(
@@ -152,12 +154,12 @@ FLASHPLAN_DEVICE float reciprocal_fast(float x) {
   asm("rcp.approx.f32 %0, %1;\n" : "=f"(y) : "f"(x));
   return y;
 }
-/// Absolute error about 2e-7: tanh.approx has 5e-4, too much for a capped logit.
+/// The absolute error is about 2e-7; that of tanh.approx is 5e-4, too much for a capped logit.
 FLASHPLAN_DEVICE float tanh_fast(float x) {
   return 1.0F - 2.0F * reciprocal_fast(1.0F + exp2_fast(x * (2.0F * kLog2e)));
 }
 
-/// Lane `lane`'s pointer.
+/// The pointer of lane `lane`.
 FLASHPLAN_DEVICE const unsigned char* shuffled_pointer(const unsigned char* pointer, int lane) {
   return reinterpret_cast<const unsigned char*>(
       __shfl_sync(0xffffffffU, reinterpret_cast<unsigned long long>(pointer), lane));
@@ -167,7 +169,7 @@ FLASHPLAN_DEVICE const unsigned char* shuffled_pointer(const unsigned char* poin
 FLASHPLAN_DEVICE void barrier_wait(int id, int threads) {
   asm volatile("bar.sync %0, %1;\n" ::"r"(id), "r"(threads) : "memory");
 }
-/// The same; whether `x` for any of them.
+/// The same. Returns whether `x` is true for any of these threads.
 FLASHPLAN_DEVICE bool barrier_any(int id, int threads, bool x) {
   int result;
   asm volatile(
@@ -181,8 +183,8 @@ FLASHPLAN_DEVICE bool barrier_any(int id, int threads, bool x) {
 
 FLASHPLAN_DEVICE float infinity() { return __int_as_float(0x7f800000); }
 
-/// Adds 1 and returns the value before, ordered after and before the other accesses of the CTA's
-/// threads that a barrier joins to it.
+/// Adds 1, and returns the value before. It is ordered with the accesses of the CTA's other threads
+/// that barriers order before and after it.
 FLASHPLAN_DEVICE int32_t arrive(int32_t* counter) {
   int32_t before;
   asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], 1;\n"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The lanes that know parts of the same rows, and what they tell each other.
+// Exchanges values between lanes and warps that have parts of the same rows.
 #pragma once
 
 #include "kernels/device/tile_context.h"
@@ -7,9 +7,9 @@
 
 namespace flashplan::device {
 
-/// Of S::kWarpsVo warps that share rows, each has the logits of its part of the keys, and its part
-/// of v's dims, for which it needs the weights of all keys: these pass through shared memory. In a
-/// warp, four lanes share a row. Index [m][half] as in OnlineSoftmax.
+/// S::kWarpsVo warps share rows. Each computes the logits of its part of the keys, and the products
+/// of its part of the dims of v, for which it needs the weights of all keys. Weights are exchanged
+/// in shared memory. In a warp, four lanes share a row. Index [m][half] is that of OnlineSoftmax.
 template <typename S>
 class RowPeers {
  public:
@@ -19,7 +19,7 @@ class RowPeers {
   FLASHPLAN_DEVICE RowPeers(uint32_t memory, int thread)
       : at_(thread), memory_(memory + at_.warp_q * S::kWarpsVo * S::kPeerBytes) {}
 
-  /// Waits for all of them.
+  /// Waits for all warps that share rows.
   FLASHPLAN_DEVICE void wait() const {
     if constexpr (S::kWarpsVo == 1) {
       __syncwarp();
@@ -27,7 +27,7 @@ class RowPeers {
       barrier_wait(barrier(), S::kWarpsVo * 32);
     }
   }
-  /// Waits for all of them; whether any lane has `x`.
+  /// Waits for all warps that share rows. Returns whether any lane has `x`.
   FLASHPLAN_DEVICE bool any(bool x) const {
     if constexpr (S::kWarpsVo == 1) {
       return __any_sync(0xffffffffU, x);
@@ -42,8 +42,8 @@ class RowPeers {
     combine(x, [](float a, float b) { return a + b; });
   }
 
-  /// Makes this warp's weights known, and waits for those of all. There must have been a wait() or
-  /// any() since load_weights().
+  /// Stores this warp's weights, and waits for those of all warps that share rows. Between
+  /// load_weights() and this there must be a wait() or any().
   template <DType kWeight, int kTiles>
   FLASHPLAN_DEVICE void exchange(const float (&weights)[S::kMmaM][kTiles][4]) const {
     constexpr int kSteps = kTiles / 2;
@@ -58,7 +58,7 @@ class RowPeers {
     }
     wait();
   }
-  /// The weights of 16 of the keys.
+  /// Loads the weights of 16 keys.
   FLASHPLAN_DEVICE void load_weights(uint32_t (&a)[4], int m, int step) const {
     const uint4 loaded = load_shared_16(fragment_address(step, m));
     a[0] = loaded.x;
@@ -68,7 +68,7 @@ class RowPeers {
   }
 
  private:
-  FLASHPLAN_DEVICE int barrier() const { return 1 + at_.warp_q; }  // 0 is the CTA's
+  FLASHPLAN_DEVICE int barrier() const { return 1 + at_.warp_q; }  // 0 is that of __syncthreads()
   FLASHPLAN_DEVICE uint32_t fragment_address(int step, int m) const {
     return memory_ + ((step * S::kMmaM + m) * 32 + at_.lane) * 16;
   }
@@ -84,7 +84,7 @@ class RowPeers {
     });
     if constexpr (S::kWarpsVo > 1) {
       static_assert(S::kWarpsVo == 2);
-      wait();  // for them to have read the weights that were there
+      wait();  // until the earlier weights have been read
       for_each(x, [&](float own, int m, int half) {
         if (at_.lane % 4 == 0) {
           store_shared_4(row_address(at_.warp_vo, m, half), __float_as_uint(own));
@@ -94,7 +94,7 @@ class RowPeers {
       for_each(x, [&](float& own, int m, int half) {
         own = f(own, __uint_as_float(load_shared_4(row_address(1 - at_.warp_vo, m, half))));
       });
-      wait();  // for weights to come there
+      wait();  // until the memory may be overwritten with weights
     }
   }
   template <typename Function>

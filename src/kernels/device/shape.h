@@ -16,39 +16,40 @@ struct Traits {
   static constexpr int kHeadDimQk = kHeadDimQk_;
   static constexpr int kHeadDimVo = kHeadDimVo_;
   using Variant = Variant_;
-  // Of weights and values in their product. Weights of a softmax are small enough for float16, as
-  // are 8-bit values, which widen to it in fewer instructions.
+  // The dtype of weights and values in their product. The weights of a softmax are small enough for
+  // float16. So are 8-bit values, and widening them to float16 takes fewer instructions.
   static constexpr DType kWeight =
       Element<kKv>::kBytes == 1 && Variant::kUseSoftmax && !Variant::kTransformsValue
           ? DType::kFloat16
           : kQ;
 };
 
-/// What follows from them for a GPU with kSmemPerSm KB of shared memory per SM.
+/// The sizes that follow from them on a GPU with kSmemPerSm KB of shared memory per SM.
 template <typename Choices, int kSmemPerSm>
 struct Tiling : Choices {
   static constexpr bool kIsNarrow = Element<Choices::kKv>::kBytes == 1;
 
-  // There are 8 warps on an SM, in two CTAs. But 128 rows x 256 dims take half of the registers,
-  // and 100 KB do not hold queries and keys of two CTAs.
+  // An SM has 8 warps, in two CTAs. There is one CTA where 128 rows x 256 dims take half of the
+  // registers, or where 100 KB do not hold the queries and keys of two.
   static constexpr bool kIsWide = Choices::kHeadDimVo > 128;
   static constexpr bool kIsSmall = kSmemPerSm < 164;
   static constexpr int kCtasPerSm = kIsWide || kIsSmall ? 1 : 2;
   static constexpr int kThreads = 256 / kCtasPerSm;
   static constexpr int kTileQ = 128;
-  // Rows of a warp in tiles of many. For 32 rows half as many fragments of k and v are read as for
-  // 16. GPUs with 100 KB have half the matrix rate: there these reads are no limit. Accumulators of
-  // 32 rows x 256 dims need two warps.
+  // Rows of a warp in tiles of many rows. With 32 rows it reads half as many fragments of k and v
+  // as with 16. On GPUs with 100 KB, which have half the matrix rate, these reads are no
+  // bottleneck. The accumulators of 32 rows x 256 dims need two warps.
   static constexpr int kManyRows = kIsSmall ? 16 : 32;
   static constexpr int kManyWarpsVo = kIsWide && !kIsSmall ? 2 : 1;
-  // 1 KB per CTA is the system's, and some is static.
+  // The system takes 1 KB per CTA, and some shared memory is static.
   static constexpr int kSmemBudget = (kSmemPerSm / kCtasPerSm - 1) * 1024 - 512;
 
-  // Per tile of keys, their row addresses and page ids.
+  // The row addresses and page ids of a tile of keys.
   static constexpr int kTableBytesPerKey = KvRow::kPitch;
   static constexpr int kIdBytesPerKey = 4;
-  /// Keys of a step: as many as leave room for two stages beside the queries. 64 rather than 128,
-  /// in more stages, except for d64 and 8 bits, where they are little work between barriers.
+  /// Keys of a step: as many as leave room for two stages beside the queries. 64 keys in more
+  /// stages are better than 128, except with 64 dims and 8-bit keys, where 64 keys are too little
+  /// work between two barriers.
   static constexpr int tile_kv() {
     constexpr int kBytesPerKey =
         (Choices::kHeadDimQk + Choices::kHeadDimVo) * Element<Choices::kKv>::kBytes +
@@ -64,10 +65,10 @@ struct Tiling : Choices {
   static constexpr int kVBytes = kTileKv * Choices::kHeadDimVo * Element<Choices::kKv>::kBytes;
 };
 
-/// How the warps of a CTA share a row tile of up to kRows rows: kWarpsQ of them side by side, each
-/// with kMmaM * 16 rows, times kWarpsKv that take different keys of each tile. Tiles of few rows
-/// are bound by memory; then every warp has its own softmax until the end, and nothing to wait for.
-/// Or times kWarpsVo that share rows, and take different keys for logits and different dims of v.
+/// How the warps of a CTA share a row tile of up to kRows rows. kWarpsQ warps take different rows,
+/// kMmaM * 16 each. For tiles of few rows, which are bound by memory, kWarpsKv warps take different
+/// keys of each tile; each has its own softmax until the end, so that they need not wait for each
+/// other. kWarpsVo warps share rows: they take different keys for logits and different dims of v.
 template <typename T, int kWarpsQ_, int kMmaM_, int kWarpsVo_ = 1>
 struct Shape {
   static constexpr int kMmaM = kMmaM_;
@@ -81,25 +82,29 @@ struct Shape {
   static constexpr int kRows = kWarpsQ * kMmaM * 16;
   static constexpr int kDimsVo = T::kHeadDimVo / kWarpsVo;  // of a warp's accumulators
   static constexpr int kKeysPerWarp = T::kTileKv / kWarpsKv;
-  // Keys whose logits are in registers at a time, for which queries are read once. Of 8 bits fewer:
-  // fragments take more registers while they are widened, unless two warps share them.
+  // Keys whose logits are in registers at a time; queries are read once for them. With 8-bit keys
+  // there are fewer, because fragments take more registers while they are widened, unless two warps
+  // share rows.
   static constexpr bool kLeavesRegisters = !T::kIsNarrow || kWarpsVo > 1 || T::kHeadDimVo < 128;
   static constexpr int kMostAtOnce = kLeavesRegisters ? 64 : 32;
   static constexpr int kKeysAtOnce = kKeysPerWarp < kMostAtOnce ? kKeysPerWarp : kMostAtOnce;
   static constexpr int kLogitKeys = kKeysAtOnce / kWarpsVo;  // of these, a warp's
   static_assert(kLogitKeys % 16 == 0);
-  // Of these, weights at a time: fewer where accumulators and logits take most registers.
+  // Keys whose weights are computed at a time: fewer where accumulators and logits take most of the
+  // registers.
   static constexpr int kMostWeights = kMmaM * (kDimsVo + kLogitKeys) >= 320 ? 32 : 64;
   static constexpr int kWeightsAtOnce = kKeysAtOnce < kMostWeights ? kKeysAtOnce : kMostWeights;
 
-  // Few rows: every stage has room for queries, which are kept in registers. Many: there is one
-  // buffer: each warp fills its share for the next head when its rows are done.
+  // For few rows every stage has room for queries, which are then kept in registers. For many rows
+  // there is one buffer, in which each warp copies its rows of the next head when it is done with
+  // those of the last.
   static constexpr bool kQueryInStage = kRows <= 64;
   static constexpr bool kQueryInRegisters = kQueryInStage || T::kHeadDimQk <= 64;
   static constexpr int kQBytes = kRows * T::kHeadDimQk * Element<T::kQ>::kBytes;
   static constexpr int kStageBytes = T::kKBytes + T::kVBytes + (kQueryInStage ? kQBytes : 0);
   static constexpr int kStatsBytes = kWarps * 8 * 8;
-  // What a warp tells those that share its rows: 16-bit weights, or maxima and sums of rows.
+  // Memory for what a warp sends to the warps that share its rows: 16-bit weights, or maxima and
+  // sums of rows.
   static constexpr int kPeerBytes = kWarpsVo == 1 ? 0 : kMmaM * 16 * kLogitKeys * 2;
   static constexpr int kFixedBytes =
       128 + kStatsBytes + kWarps * kPeerBytes + (kQueryInStage ? 0 : kQBytes);
@@ -115,7 +120,7 @@ struct Shape {
     while (count % least != 0) count += stages;
     return count;
   }
-  /// SharedTile wants what follows aligned.
+  /// SharedTile needs an alignment.
   static constexpr int ring_bytes(int num_entries) {
     return (num_entries * (kTableBytes + kIdBytes) + 127) / 128 * 128;
   }
@@ -128,8 +133,8 @@ struct Shape {
     return stages;
   }
   static constexpr int kStages = most_stages();
-  // Where queries are read in every step, registers are left to find the rows of 256 keys at once,
-  // for one wait instead of several, as far as that costs no stage.
+  // Where queries are read in every step, enough registers are left to compute the addresses of 256
+  // keys at once, with one wait instead of several. This is done if it does not cost a stage.
   static constexpr int most_tiles_at_once() {
     int tiles = kQueryInRegisters ? 1 : 256 / T::kTileKv;
     while (tiles > 1 && smem_bytes(kStages, tiles) > T::kSmemBudget) tiles /= 2;
@@ -149,7 +154,7 @@ struct Shape {
   static constexpr int kSmemBytes = kFirstStage + kStages * kStageBytes;
   static_assert(kSmemBytes == smem_bytes(kStages, kTilesAtOnce) && kSmemBytes <= T::kSmemBudget);
   static_assert(kQuery % 128 == 0 && kStageBytes % 128 == 0);
-  /// Epilogue passes 8 rows of each warp through a stage, as many dims at a time as it holds.
+  /// Epilogue writes 8 rows of each warp to a stage, as many dims at a time as the stage holds.
   static constexpr int most_output_dims() {
     int dims = kDimsVo;
     while (kWarpsQ * kWarpsVo * kWarpsKv * 8 * dims * 4 > kStageBytes) dims /= 2;
@@ -158,7 +163,7 @@ struct Shape {
   static constexpr int kOutputDims = most_output_dims();
   static_assert(kOutputDims % 32 == 0);
   static_assert(kWarps * 16 <= kStats - kVisible);
-  // Inside a stage.
+  // Offsets inside a stage.
   static constexpr int kKey = 0;
   static constexpr int kValue = T::kKBytes;
   static constexpr int kStageQuery = T::kKBytes + T::kVBytes;

@@ -6,15 +6,16 @@
 
 namespace flashplan::device {
 
-/// State of kMmaM * 16 rows; index [m][half]: this lane's rows m * 16 + half * 8 + lane / 4.
-/// Weights are exp2(scale * logit - shift). Maxima pass over NaN; the sum keeps it, and becomes NaN
-/// of +inf, so the end is decided by the sum alone (attention_state.h).
+/// The softmax state of kMmaM * 16 rows; index [m][half] is this lane's row m * 16 + half * 8 +
+/// lane / 4. Weights are exp2(scale * logit - shift). The maximum ignores NaN. The sum keeps NaN,
+/// and becomes NaN by a logit of +inf, so that lse and o follow from the sum alone
+/// (attention_state.h).
 template <int kMmaM>
 struct OnlineSoftmax {
   float shift[kMmaM][2];  // the largest of scale * logit, or a little less
-  float sum[kMmaM][2];    // of this lane's columns alone, until finish()
+  float sum[kMmaM][2];    // of the weights in this lane's columns; of all columns after finish()
 
-  // Before the first key. Finite, so that masked logits, -inf, need no care.
+  // The shift before the first key. It is finite, so that masked logits of -inf give no NaN.
   static constexpr float kNoShift = -3e38F;
 
   FLASHPLAN_DEVICE void reset() {
@@ -25,8 +26,8 @@ struct OnlineSoftmax {
     }
   }
 
-  /// Before the logits of further keys are weighed: raises the shift where it is too small for
-  /// them, and scales o and the sums for it. `peers`: RowPeers.
+  /// Must be called before weigh() for new logits: raises the shift where it is too small for them,
+  /// and rescales o and the sums. `peers`: RowPeers.
   template <int kKeyTiles, int kDimTiles, typename Peers>
   FLASHPLAN_DEVICE void rescale(const float (&s)[kMmaM][kKeyTiles][4],
                                 float (&o)[kMmaM][kDimTiles][4], float scale, const Peers& peers) {
@@ -44,7 +45,7 @@ struct OnlineSoftmax {
         for (int n = 0; n < kKeyTiles; ++n) {
           pairs[n] = fmaxf(s[m][n][2 * half], s[m][n][2 * half + 1]);
         }
-        // A tree: the latency of a chain would show.
+        // A tree of maxima has less latency than a chain.
 #pragma unroll
         for (int distance = 1; distance < kKeyTiles; distance *= 2) {
 #pragma unroll
@@ -76,7 +77,7 @@ struct OnlineSoftmax {
     }
   }
 
-  /// Turns logits, of tiles [kBegin, kEnd), into weights.
+  /// Turns the logits of tiles [kBegin, kEnd) into weights.
   template <int kBegin, int kEnd, int kKeyTiles>
   FLASHPLAN_DEVICE void weigh(float (&s)[kMmaM][kKeyTiles][4], float scale) {
 #pragma unroll
@@ -93,7 +94,7 @@ struct OnlineSoftmax {
         }
       }
     }
-    // Two chains: the latency of one would show.
+    // Two chains of additions have less latency than one.
 #pragma unroll
     for (int m = 0; m < kMmaM; ++m) {
 #pragma unroll

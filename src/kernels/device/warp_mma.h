@@ -2,7 +2,8 @@
 // The two matrix products of attention for one warp: 16 * kMmaM query rows against kKeys keys.
 //
 // 8-bit keys and values are widened in registers. ldmatrix moves 16-bit units, so the dims of 8-bit
-// rows come in another order; q's fragments and the accumulators of o follow it:
+// rows arrive in another order, and the fragments of q and the accumulators of o have the same
+// order:
 //   logical dims (2c, 2c+1, 2c+8, 2c+9) of a k-step are stored dims 4c .. 4c+3 of 16, and
 //   tiles (2b, 2b+1) of o hold the even and the odd dims of the b-th 16.
 // c = lane % 4 and g = lane / 4 as in the PTX ISA's figures of m16n8k16.
@@ -13,8 +14,8 @@
 
 namespace flashplan::device {
 
-/// Where this lane finds its part of the fragments of 16 query rows from `row` on. `kOrdered`: they
-/// went through permute_query_dims().
+/// The address of this lane's part of the fragments of 16 query rows from `row` on. `kOrdered`:
+/// permute_query_dims() was called for these rows.
 template <DType kQ, DType kKv, int kHeadDim, bool kOrdered>
 FLASHPLAN_DEVICE uint32_t query_address(uint32_t q_tile, int row, int lane) {
   using Tile = SharedTile<kHeadDim * Element<kQ>::kBytes>;
@@ -25,7 +26,7 @@ FLASHPLAN_DEVICE uint32_t query_address(uint32_t q_tile, int row, int lane) {
   }
 }
 
-/// Fragment `k` (16 dims) of the rows at `address`.
+/// Loads fragment `k` (16 dims) of the rows at `address`.
 template <DType kQ, DType kKv, int kHeadDim, bool kOrdered>
 FLASHPLAN_DEVICE void load_query_fragment(uint32_t (&a)[4], uint32_t address, int k) {
   using Tile = SharedTile<kHeadDim * Element<kQ>::kBytes>;
@@ -42,9 +43,9 @@ FLASHPLAN_DEVICE void load_query_fragment(uint32_t (&a)[4], uint32_t address, in
   }
 }
 
-/// Puts the dims of query rows [first_row, + kRows) in the order of 8-bit keys, by one warp, so
-/// that ldmatrix gives their fragments. Else their registers come in pairs, and products, which
-/// take four in a row, have them moved each time.
+/// Puts the dims of query rows [first_row, + kRows) into the order of 8-bit keys, by one warp, so
+/// that ldmatrix loads their fragments. Otherwise fragments would be loaded as pairs of registers,
+/// which would be moved for each product, since a product takes four consecutive registers.
 template <DType kQ, int kHeadDim, int kRows>
 FLASHPLAN_DEVICE void permute_query_dims(uint32_t q_tile, int first_row, int lane) {
   using Tile = SharedTile<kHeadDim * Element<kQ>::kBytes>;
@@ -69,8 +70,7 @@ FLASHPLAN_DEVICE int query_fragment_dim(int k, int i, int lane) {
   return k * 16 + (Element<kKv>::kBytes == 2 ? i / 2 * 8 + c * 2 : c * 4 + i / 2 * 2);
 }
 
-/// The dims of o's accumulators: for 8-bit v the two elements of adjacent dims are in adjacent
-/// tiles.
+/// The dims of the accumulators of o. For 8-bit v, two adjacent dims are in adjacent tiles.
 template <DType kKv>
 struct ValueLayout {
   static constexpr bool kInterleaved = Element<kKv>::kBytes == 1;
@@ -78,8 +78,8 @@ struct ValueLayout {
   /// The first of this lane's dims.
   static FLASHPLAN_DEVICE int first_dim(int lane) { return lane % 4 * (kInterleaved ? 4 : 2); }
 
-  /// Calls f(d, x, y) for values of dims (first_dim() + d, first_dim() + d + 1) of one row half, as
-  /// far as `num_dims`, a multiple of 16, goes.
+  /// Calls f(d, x, y) with the values of dims first_dim() + d and first_dim() + d + 1 of one row
+  /// half, for all pairs up to `num_dims`, a multiple of 16.
   template <int kTiles, typename Function>
   static FLASHPLAN_DEVICE void for_each_pair(const float (&o)[kTiles][4], int half, int num_dims,
                                              Function f) {
@@ -99,10 +99,10 @@ struct ValueLayout {
   }
 };
 
-/// s += q k^T over keys [first_key, + kKeys) of a tile. `query_fragment(a, m, k)` gives fragments.
-/// Fragments are loaded two groups of products ahead: with two warps per scheduler nobody else
-/// hides the latency of shared memory. `meanwhile()` is called once the first loads are under way.
-/// `transform(pair, key, dim)` is what becomes of elements (dim, dim + 1) of a key.
+/// s += q k^T for keys [first_key, + kKeys) of a tile. `query_fragment(a, m, k)` loads fragments.
+/// Fragments are loaded two groups of products ahead, since two warps per scheduler do not hide the
+/// latency of shared memory. `meanwhile()` is called when the first loads are in flight.
+/// `transform(pair, key, dim)` replaces elements (dim, dim + 1) of a key.
 template <DType kQ, DType kKv, int kHeadDim, int kMmaM, int kKeys, typename QueryFragment,
           typename Meanwhile, typename Transform>
 FLASHPLAN_DEVICE void gemm_qk(float (&s)[kMmaM][kKeys / 8][4], uint32_t k_tile, int first_key,
@@ -171,7 +171,7 @@ FLASHPLAN_DEVICE void gemm_qk(float (&s)[kMmaM][kKeys / 8][4], uint32_t k_tile, 
   }
 }
 
-/// The fragment of 16 rows and keys of weights whose tiles of 8 keys are these.
+/// Packs two tiles of 8 keys into the fragment of weights of 16 rows and 16 keys.
 template <DType kWeight>
 FLASHPLAN_DEVICE void pack_weights(uint32_t (&a)[4], const float (&first)[4],
                                    const float (&second)[4]) {
@@ -181,9 +181,9 @@ FLASHPLAN_DEVICE void pack_weights(uint32_t (&a)[4], const float (&first)[4],
   a[3] = Element<kWeight>::pack(second[2], second[3]);
 }
 
-/// o += weights * v over keys [first_key, + kKeys) of a tile and dims from `first_dim` on.
-/// `weight_fragment(a, m, step)` gives the weights of 16 keys each. `transform(pair, key, dim)` is
-/// what becomes of dim `dim` of keys (key, key + 1).
+/// o += weights * v for keys [first_key, + kKeys) of a tile and dims from `first_dim` on.
+/// `weight_fragment(a, m, step)` loads the weights of 16 keys. `transform(pair, key, dim)` replaces
+/// dim `dim` of keys (key, key + 1).
 template <DType kWeight, DType kKv, int kHeadDim, int kKeys, int kMmaM, int kDimTiles,
           typename WeightFragment, typename Transform>
 FLASHPLAN_DEVICE void gemm_pv(float (&o)[kMmaM][kDimTiles][4], uint32_t v_tile, int first_dim,
