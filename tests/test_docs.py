@@ -47,6 +47,15 @@ def test_code_is_included_from_files_that_run(page):
             assert included[1].startswith(THAT_RUN), f"no test runs {included[1]}"
 
 
+def test_reference_has_every_public_name():
+    page = (ROOT / "docs" / "reference" / "python.md").read_text()
+    described = set(re.findall(r"^::: flashplan\.(\w+)$", page, re.MULTILINE))
+    errors = (ROOT / "docs" / "reference" / "errors.md").read_text()
+    assert set(fp.__all__) <= described | {
+        name for name in fp.__all__ if f"flashplan.{name}`" in errors
+    }
+
+
 def test_every_snippet_is_shown():
     text = "\n".join(page.read_text() for page in PAGES)
     for snippet in SNIPPETS:
