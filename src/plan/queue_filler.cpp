@@ -39,10 +39,11 @@ void QueueFiller::fill(const TileSet& tiles, const Segment* segments,
   constexpr int64_t kWorthOfGroups = 8;
   tiles_ = &tiles;
   cutter_.begin(segments, sharing);
-  // The paper's L_kv, as a cost: what each CTA would get of a perfect division.
+  // The share of each CTA in a perfect division: the paper's L_kv, as a cost.
   const int64_t share = tiles.cost / shape_.num_ctas + 1;
   deal_items(share, share);
-  // What cuts add is known afterwards: capacities are tried, each larger by what the last lacked.
+  // The cost that cuts add is known only afterwards, so capacities are tried, each larger by what
+  // the last one lacked.
   int64_t extra = least_extra(share);
   bool in_groups = !tiles.groups.empty();
   for (int i = 0; i < kTries; ++i) {
@@ -50,8 +51,8 @@ void QueueFiller::fill(const TileSet& tiles, const Segment* segments,
     if (excess <= 0) return;
     extra += std::clamp(excess / shape_.num_ctas * 5 / 4, extra / 2, extra) + 1;
     if (in_groups && extra > share / kWorthOfGroups) {
-      // There are too few items after the groups to balance the queues: drop the groups, and let
-      // the heap place all items, longest first. Nothing fits a capacity of 0, so nothing is dealt.
+      // There are too few items after the groups to balance the queues. Drop the groups, and let
+      // the heap place all items, longest first: nothing fits a capacity of 0, so nothing is dealt.
       in_groups = false;
       deal_items(share, 0);
       extra = least_extra(share);
@@ -59,7 +60,7 @@ void QueueFiller::fill(const TileSet& tiles, const Segment* segments,
   }
 }
 
-/// Gives items to the CTAs in serpentine order, where they fit.
+/// Gives items to the CTAs in serpentine order, as long as they fit.
 class QueueFiller::Dealer {
  public:
   Dealer(QueueFiller& filler, int64_t capacity)
@@ -79,7 +80,8 @@ class QueueFiller::Dealer {
     } else {
       *left_++ = {row_tile, head, num_heads, -1};
     }
-    // Turning round at both ends gives the lighter queues of a round the heavier of the next.
+    // At both ends the order turns round: a queue with a light item gets a heavy one of the next
+    // round.
     if (cta_ + direction_ < 0 || cta_ + direction_ == num_ctas_) {
       direction_ = -direction_;
     } else {
@@ -101,7 +103,8 @@ class QueueFiller::Dealer {
   int32_t direction_ = 1;
 };
 
-/// Makes items for CTAs that get `share` each, and deals those that fit into queues of `capacity`.
+/// Makes items for CTAs with a share of `share` each, and deals the items that fit into queues of
+/// `capacity`.
 void QueueFiller::deal_items(int64_t share, int64_t capacity) {
   std::fill(loads_.begin(), loads_.end(), 0);
   Dealer dealer(*this, capacity);
@@ -109,7 +112,7 @@ void QueueFiller::deal_items(int64_t share, int64_t capacity) {
   for (const RowTileGroup& group : tiles_->groups) {
     const int32_t at_once = heads_per_item(group, share);
     for (int32_t head = 0; head < num_heads; head += at_once) {
-      // From the end: with a causal mask the last row tile is the longest.
+      // The last row tile comes first: with a causal mask it is the longest.
       for (int32_t i = group.first + group.count - 1; i >= group.first; --i) {
         dealer.deal(i, head, std::min(at_once, num_heads - head));
       }
@@ -143,7 +146,8 @@ void QueueFiller::sort_left_items() {
   num_sorted_ = num_left_;
 }
 
-/// Longest first to the least loaded CTA: what is split instead costs more the more rows it has.
+/// Gives whole items, longest first, to the least loaded CTA, as long as they fit. Splitting an
+/// item instead would cost more, by the number of its rows.
 void QueueFiller::place_whole(int32_t first, int64_t capacity) {
   int64_t* loads = loads_.data();
   const auto is_lighter = [&](int32_t a, int32_t b) {
@@ -177,7 +181,7 @@ void QueueFiller::place_whole(int32_t first, int64_t capacity) {
   }
 }
 
-/// The initial slack of a queue beyond its share, for the overhead of cuts.
+/// The slack that a queue has beyond its share in the first try, for the overhead of cuts.
 int64_t QueueFiller::least_extra(int64_t share) const {
   int32_t rows = 0;
   for (int32_t n = 0; n < num_left_; ++n) {
@@ -187,22 +191,23 @@ int64_t QueueFiller::least_extra(int64_t share) const {
   const int64_t tile = shape_.cost.of_tile(rows);
   const int64_t granule = shape_.granule() * shape_.cost.of_step(rows);
   const int64_t split = shape_.cost.of_split(rows);
-  // What one cut may add: the fixed cost of one more tile, a granule that is left, or a cut that is
-  // not worth it.
+  // One cut may add the fixed cost of another tile, and leave room for less than a granule or than
+  // a cut is worth.
   const int64_t cut = tile + granule + split;
-  constexpr int64_t kUnnoticed = 64;  // such a part of a queue is not worth another try
+  constexpr int64_t kUnnoticed = 64;  // a slack of 1 / kUnnoticed is not worth another try
   const int64_t least = std::clamp(share / kUnnoticed, cut / 4, 2 * cut) + 1;
   if (!tiles_->groups.empty()) {
     return shape_.uncut_part > 0 ? std::max(least, share / shape_.uncut_part) : least;
   }
-  // Without groups most queues will have a cut at both ends: twice as much, to save a second try.
+  // Without groups most queues have a cut at both ends, so they start with twice as much, which
+  // saves a second try.
   return std::max(least, std::min(tile + granule / 2 + 2 * split, 2 * share / kUnnoticed));
 }
 
 /// Heads per item: enough for about item_steps steps, at most a quarter of a CTA's share.
 int32_t QueueFiller::heads_per_item(const RowTileGroup& group, int64_t share) const {
   constexpr int64_t kItemsPerCta = 4;
-  // The row tile in the middle costs about the average.
+  // The row tile in the middle of the group costs about the average.
   const RowTile& tile = tiles_->row_tiles[group.first + group.count / 2];
   const int64_t of_step = shape_.cost.of_step(shape_.tile_q);
   const int64_t wanted = std::min(shape_.item_steps * of_step, share / kItemsPerCta) /
@@ -210,22 +215,23 @@ int32_t QueueFiller::heads_per_item(const RowTileGroup& group, int64_t share) co
   return static_cast<int32_t>(std::clamp<int64_t>(wanted, least_heads_, shape_.num_kv_heads));
 }
 
-/// Heads per item of a sharer. Whoever finishes the last piece of a row merges it, so that merging
-/// is divided among the CTAs if each has pieces that begin late, the short ones.
+/// Heads per item of a sharer. The CTA that finishes the last piece of a row merges the row. With
+/// short items, which come late, each CTA finishes some rows last, and merging is divided among the
+/// CTAs.
 int32_t QueueFiller::heads_per_sharer() const {
   if (shape_.item_steps == 0 || tiles_->num_sharers == 0) return shape_.num_kv_heads;
   const int64_t heads = int64_t{tiles_->num_sharers} * shape_.num_kv_heads / shape_.num_ctas;
   return static_cast<int32_t>(std::clamp<int64_t>(heads, least_heads_, shape_.num_kv_heads));
 }
 
-/// Places what is left. Returns by how much the last queue, which takes the rest, is longer than
-/// `capacity`.
+/// Places the items that were not dealt. The last queue takes what is left over; returns by how
+/// much it exceeds `capacity`.
 int64_t QueueFiller::place_the_rest(int64_t capacity) {
   std::copy(dealt_cost_.begin(), dealt_cost_.end(), loads_.begin());
   num_whole_ = num_dealt_;
   cutter_.start(capacity, loads_.data());
   if (!tiles_->groups.empty()) {
-    // What no queue can hold is cut while there is room.
+    // Items that are longer than any queue are cut first, while the queues have room.
     int32_t first = 0;
     while (first < num_sorted_ && cost_of(sorted_[static_cast<size_t>(first)]) > capacity) ++first;
     cutter_.lay(tiles_->row_tiles, {sorted_.data(), static_cast<size_t>(first)});

@@ -13,35 +13,35 @@
 
 namespace flashplan {
 
-/// The least heads of an item. It limits how many items the largest batch has, and with them how
-/// much is copied to the device.
+/// The least number of heads of an item. It limits the items of the largest batch, and so the size
+/// of the schedule that is copied to the device.
 int32_t least_heads_per_item(const ScheduleShape& shape, int64_t max_row_tiles) noexcept;
 
 /// Some of the row tiles of a batch.
 struct TileSet {
   const RowTiles& row_tiles;
   std::span<const RowTileGroup> groups;
-  std::span<const int32_t> longest_first;  // numbers of those in no group
-  int64_t cost;                            // predicted, of all heads, uncut
-  int32_t num_sharers;                     // row tiles that take part in sharing prefixes
+  std::span<const int32_t> longest_first;  // row tiles in no group, by number
+  int64_t cost;                            // predicted for all heads, without cuts
+  int32_t num_sharers;                     // sharers among the row tiles; see PrefixTree
 };
 
-/// Gives each queue about the same share of a TileSet: whole items while they fit, then parts of
-/// the items that are left. fill() does not allocate.
+/// Gives each queue about the same share of a TileSet: first whole items as long as they fit, then
+/// parts of the items that are left. fill() does not allocate.
 class QueueFiller {
  public:
-  /// `max_items`: before cuts; `max_row_tiles`: of the largest batch without shared prefixes. May
-  /// throw std::bad_alloc.
+  /// `max_items` counts items before cuts. `max_row_tiles` is for the largest batch without shared
+  /// prefixes. May throw std::bad_alloc.
   void reserve(const ScheduleShape& shape, int32_t max_items, int32_t max_row_tiles);
 
-  /// `segments` and the merges in `sharing` are those of the batch; partial rows of cuts begin
-  /// after sharing.num_partial_rows.
+  /// Divides `tiles`. `segments` and the merges in `sharing` are those of the batch. The partial
+  /// rows of cut heads begin at sharing.num_partial_rows.
   void fill(const TileSet& tiles, const Segment* segments, const SharingMerges& sharing);
 
-  // Of the last fill():
-  /// Predicted, per CTA.
+  // The results of the last fill():
+  /// The predicted cost of each queue.
   std::span<const int64_t> loads() const { return loads_; }
-  /// Items that are whole, each with its CTA.
+  /// The items that were not cut, each with its CTA.
   std::span<const Item> whole() const {
     return {dealt_.data(), static_cast<std::size_t>(num_whole_)};
   }
@@ -61,9 +61,10 @@ class QueueFiller {
 
   ScheduleShape shape_;
   int32_t least_heads_ = 1;         // per item
-  const TileSet* tiles_ = nullptr;  // during fill()
+  const TileSet* tiles_ = nullptr;  // valid during fill()
   Cutter cutter_;
-  // Sized by the bounds, used up to their counts: push_back's check costs as much as the work.
+  // These have the size of the bounds, and are used up to the counts below: the check in push_back
+  // would take as long as the work.
   std::vector<Item> dealt_;          // items that were dealt, then those that place_whole() placed
   std::vector<Item> left_;           // items that fit into no queue, and are cut
   std::vector<Item> sorted_;         // items that were not dealt, longest first

@@ -8,7 +8,8 @@
 namespace flashplan {
 namespace {
 
-/// Takes the pieces that are parts of splits, the first and the last one, and writes them to `to`.
+/// Takes the pieces of cut heads (the first and the last piece may be such) and writes them to
+/// `to`.
 WorkTile* take_splits(std::span<const WorkTile>* pieces, WorkTile* to) {
   if (!pieces->empty() && pieces->front().merge >= 0) {
     *to++ = pieces->front();
@@ -21,8 +22,8 @@ WorkTile* take_splits(std::span<const WorkTile>* pieces, WorkTile* to) {
   return to;
 }
 
-/// Writes the merge of each head, given that of head 0, and returns where the next go. In parts of
-/// 16 bytes: there are thousands.
+/// Writes the merges of all heads, given that of head 0, and returns the place behind them. It
+/// writes 16 bytes at a time, since there are thousands of merges.
 Merge* write_heads(const Merge& of_head_0, int32_t num_heads, Merge* to) {
   using Ints = int32_t __attribute__((vector_size(16)));
   struct Parts {
@@ -52,7 +53,7 @@ ScheduleBounds schedule_bounds(const ScheduleShape& shape, int32_t max_batch_siz
       shape.shares_prefixes ? most_sharing(max_batch_size, shape.num_kv_heads) : 0;
   const int32_t prefixes = std::min(sharers, max_batch_size);
   const int32_t tiles = row_tiles + prefixes;
-  // Sharers may be dealt in so many more items (heads_per_sharer).
+  // Sharers may be divided into 2 * num_ctas more items (heads_per_sharer).
   const int32_t items = tiles * ((shape.num_kv_heads + least_heads - 1) / least_heads) +
                         (shape.shares_prefixes ? 2 * shape.num_ctas : 0);
   // A cut is made at most once per CTA, of prefixes and of requests each, and adds at most two work
@@ -88,7 +89,8 @@ void Scheduler::make(const Batch& batch, std::span<const PrefixGroup> groups,
   prefixes_.build(batch, groups);
   schedule_batch(batch);
   if (prefixes_.empty()) return;
-  // Less work in larger tiles may still take longer, where they can not be divided among all CTAs.
+  // With sharing there is less work, but it may take longer where the larger tiles can not be
+  // divided among all CTAs.
   const int64_t with = longest_queue();
   if (with <= (schedule_.total_cost + schedule_.saved_cost) / shape_.num_ctas) return;
   prefixes_.clear();
@@ -98,8 +100,8 @@ void Scheduler::make(const Batch& batch, std::span<const PrefixGroup> groups,
   schedule_batch(batch);
 }
 
-/// Prefixes are divided among the queues for themselves, and come before everything else: they are
-/// then complete before the requests that read them, whose CTAs merge them.
+/// Divides first the prefixes among all queues, then the requests. Prefixes are then complete
+/// before the requests that read them, and the CTAs of the requests do the merging.
 void Scheduler::schedule_batch(const Batch& batch) {
   row_tiles_.collect(batch, prefixes_, memory_.segments);
   schedule_.prefixes = prefixes_.prefixes();
@@ -134,7 +136,7 @@ int64_t Scheduler::longest_queue() const {
   return *std::max_element(schedule_.cta_cost.begin(), schedule_.cta_cost.end());
 }
 
-/// The merges of sharers, none of which is cut so far: each has one state of each head.
+/// Writes the merges of sharers. None is cut so far, so each has one state for each head.
 void Scheduler::write_sharing_merges(const Batch& batch) {
   const int32_t num_heads = shape_.num_kv_heads;
   sharing_ = {memory_.merges, max_merges_ - prefixes_.num_sharers() * num_heads,
@@ -160,7 +162,7 @@ void Scheduler::write_sharing_merges(const Batch& batch) {
     const int32_t prefix = prefixes_.prefix_of(r);
     const Segment& segment = memory_.segments[r];
     merge.rows = {r, segment.qo_begin, 0, segment.qo_len * shape_.group_size};
-    // It waits for its own work tile and for each prefix.
+    // The merge waits for its own work tile and for each prefix.
     merge.num_pieces = prefixes[static_cast<size_t>(prefix)].depth + 2;
     merge.parent = merge_of_prefix(prefix);
     next = write_heads(merge, num_heads, next);
@@ -178,9 +180,9 @@ void Scheduler::write_sharing_merges(const Batch& batch) {
   }
 }
 
-/// Writes the pieces of queue `cta`, parts of splits first: their merges then overlap with what is
-/// whole. Leaves room for its whole items, after the pieces or before those that are no parts of
-/// splits.
+/// Writes the pieces of queue `cta`. Those of cut heads come first, so that their merges overlap
+/// other work. Leaves room for the whole items of the queue: after all pieces, or (`whole_first`)
+/// before the pieces of heads that are not cut.
 WorkTile* Scheduler::write_pieces(const QueueFiller& filler, int32_t cta, bool whole_first,
                                   std::vector<int32_t>& next_whole, WorkTile* next) const {
   std::span<const WorkTile> pieces = filler.cutter().pieces_of(cta);
@@ -190,7 +192,7 @@ WorkTile* Scheduler::write_pieces(const QueueFiller& filler, int32_t cta, bool w
   const auto begin = static_cast<int32_t>(next - memory_.tiles);
   whole = whole_first ? begin : begin + static_cast<int32_t>(pieces.size());
   next += whole_first ? count : 0;
-  for (const WorkTile& piece : pieces) *next++ = piece;  // a few: a call would cost more
+  for (const WorkTile& piece : pieces) *next++ = piece;  // few pieces: std::copy would be slower
   return next + (whole_first ? 0 : count);
 }
 
@@ -203,8 +205,8 @@ void Scheduler::write_whole(const Item& item, std::vector<int32_t>& next_whole) 
       t.segment, t.row_tile, item.head, item.num_heads, t.keys.begin, t.keys.end, row, merge};
 }
 
-/// Prefixes come first. Where a batch has prompts and decodes, every other queue has its prompts
-/// before its decodes, the others have them after: decodes, which are bound by memory, run beside
+/// Prefixes come first. In a batch of prompts and decodes, every other queue has its prompts before
+/// its decodes, and the others have them after. So decodes, which are bound by memory, run beside
 /// prompts, which are not.
 void Scheduler::write_queues() {
   const bool mixed = !row_tiles_.groups().empty() && !row_tiles_.longest_first().empty();

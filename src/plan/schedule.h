@@ -21,24 +21,24 @@ struct ScheduleBounds {
   int32_t requests;
   int32_t segments;   // of requests and of shared prefixes
   int32_t row_tiles;  // (segment, row tile) pairs
-  int32_t items;      // of heads of row tiles, before cuts
+  int32_t items;      // before cuts; see Item
   int32_t work_tiles;
   int32_t merges;
-  int32_t mask_begins = 0;  // set by whoever plans with masks
+  int32_t mask_begins = 0;  // set by the caller, for plans with masks
 };
 ScheduleBounds schedule_bounds(const ScheduleShape& shape, int32_t max_batch_size,
                                int32_t max_qo_tokens);
 
-/// Where a schedule is written to, with room for its bounds. Whoever owns it keeps it until the
-/// schedule is no longer used.
+/// The memory that a schedule is written to, of the size of its bounds. Its owner keeps it as long
+/// as the schedule is used.
 struct ScheduleMemory {
   Segment* segments = nullptr;
   Merge* merges = nullptr;
   WorkTile* tiles = nullptr;
-  int32_t* mask_begins = nullptr;  // of the requests: not written by the scheduler
+  int32_t* mask_begins = nullptr;  // [requests], not written by the scheduler
 };
 
-/// The same, allocated. May throw std::bad_alloc.
+/// Allocates this memory. May throw std::bad_alloc.
 class ScheduleBuffers {
  public:
   ScheduleBuffers() = default;
@@ -66,14 +66,13 @@ struct Schedule {
   std::span<const WorkTile> tiles;
   std::span<const Merge> merges;
   std::vector<int32_t> cta_indptr;
-  std::vector<int64_t> cta_cost;  // predicted, per CTA
-  std::span<const SharedPrefix>
-      prefixes;                  // that are computed once: the segments after the requests
-  int64_t total_cost = 0;        // predicted, of all row tiles uncut
-  int64_t saved_cost = 0;        // by which sharing lowers it
-  int32_t first_merge = 0;       // the number of merges[0]
-  int32_t num_cut = 0;           // heads of row tiles
-  int32_t num_partial_rows = 0;  // in use
+  std::vector<int64_t> cta_cost;           // predicted cost of each queue
+  std::span<const SharedPrefix> prefixes;  // computed once; their segments follow those of requests
+  int64_t total_cost = 0;                  // predicted for all row tiles, without cuts
+  int64_t saved_cost = 0;                  // by which sharing prefixes lowers total_cost
+  int32_t first_merge = 0;                 // the number of merges[0]
+  int32_t num_cut = 0;                     // heads of row tiles that are cut
+  int32_t num_partial_rows = 0;            // in use
 
   int32_t num_ctas() const noexcept { return static_cast<int32_t>(cta_cost.size()); }
 };
@@ -81,11 +80,11 @@ struct Schedule {
 /// Makes schedules without allocating.
 class Scheduler {
  public:
-  /// For batches within the bounds. May throw std::bad_alloc.
+  /// Allocates for batches within the bounds. May throw std::bad_alloc.
   void reserve(const ScheduleShape& shape, const ScheduleBounds& bounds);
 
-  /// Writes the schedule of `batch`, which has been validated against the bounds, to `memory`. It
-  /// computes prefixes of `groups` once, where that makes no queue longer.
+  /// Writes the schedule of `batch`, which has been checked against the bounds, to `memory`.
+  /// Prefixes of `groups` are computed once, unless that makes the longest queue longer.
   void make(const Batch& batch, std::span<const PrefixGroup> groups, const ScheduleMemory& memory);
 
   const Schedule& schedule() const noexcept { return schedule_; }
@@ -106,9 +105,9 @@ class Scheduler {
   PrefixTree prefixes_;
   SharingMerges sharing_;
   RowTiles row_tiles_;
-  QueueFiller prefix_filler_;  // of shared prefixes, which come first in each queue
+  QueueFiller prefix_filler_;  // for shared prefixes, which come first in each queue
   QueueFiller filler_;
-  // Of each queue: where its next whole tile goes.
+  // For each queue, where its next whole tile goes.
   std::vector<int32_t> next_whole_prefix_;
   std::vector<int32_t> next_whole_;
 };
