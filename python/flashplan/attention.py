@@ -197,8 +197,8 @@ class Attention:
         any integer dtype.
 
         Returns:
-            The current plan, to look at: describe(), kernel_name, work_tiles, and a picture of the
-            queues in notebooks. The next plan() changes it.
+            The current plan, to look at. It has describe(), kernel_name and work_tiles, and draws
+            its queues in notebooks. The next plan() changes it.
 
         Raises:
             ValueError: a length or a shared prefix is out of range or over the bounds.

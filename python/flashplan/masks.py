@@ -18,8 +18,8 @@ def pack_mask(bools: Any) -> npt.NDArray[np.uint32]:
             of requests with fewer keys are padded with any value.
 
     Returns:
-        [tokens, ceil(keys / 32)] uint32, a NumPy array. Bits behind the last key are 0. On a GPU
-        bring it to the device: torch.from_numpy(words).cuda().
+        [tokens, ceil(keys / 32)] uint32, a NumPy array. Bits behind the last key are 0. For a
+        GPU copy it there, with torch.from_numpy(words).cuda() for example.
 
     Raises:
         TypeError: not of bool, or not on the host.

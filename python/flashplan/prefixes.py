@@ -31,8 +31,8 @@ def find_shared_prefixes(
         page_indptr, page_indices: the same as CSR, [batch_size + 1] and [num_ids] int32.
 
     Returns:
-        int32 [n, 3] for shared_prefixes of `Attention.plan`: rows (first_request, num_requests,
-        num_tokens), outer prefixes before those inside them.
+        int32 [n, 3] for shared_prefixes of `Attention.plan`, with rows (first_request,
+        num_requests, num_tokens). Outer prefixes come before those inside them.
 
     Raises:
         ValueError, TypeError: a length is out of range, or a table is malformed, too short or not

@@ -187,8 +187,8 @@ def run(
         The rest as in `Attention.run`, but for stream: the current one.
 
     Returns:
-        o, or (o, lse), of as many rows as q: shapes must not depend on the plan. Rows behind those
-        that were planned are not written.
+        o, or (o, lse), of as many rows as q, because shapes must not depend on the plan. Rows
+        behind those that were planned are not written.
 
     Raises:
         What `Attention.run` raises.
