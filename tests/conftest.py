@@ -83,6 +83,11 @@ def torch(request):
 
 
 @pytest.fixture(scope="session")
+def transformers(request):
+    return _import("transformers", request)
+
+
+@pytest.fixture(scope="session")
 def cupy(request):
     return _import("cupy", request)
 

@@ -16,7 +16,12 @@ import flashplan as fp
 ROOT = pathlib.Path(__file__).parent.parent
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
 SNIPPETS = sorted((ROOT / "docs" / "snippets").glob("*.py"))
-FRAMEWORK = {"fp8_cache": "torch", "torch_compile": "torch", "jax_arrays": "jax"}
+FRAMEWORK = {
+    "fp8_cache": "torch",
+    "torch_compile": "torch",
+    "jax_arrays": "jax",
+    "transformers_models": "transformers",
+}
 # Files that this or another test runs or compiles.
 THAT_RUN = ("docs/snippets/", "examples/", "include/flashplan/", "tests/cpp/consumer/")
 PUBLIC = {name: getattr(fp, name) for name in fp.__all__} | {

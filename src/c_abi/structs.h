@@ -23,7 +23,7 @@ inline constexpr std::size_t kFirstSize<flashplan_options> = 96;
 template <>
 inline constexpr std::size_t kFirstSize<flashplan_batch> = 56;
 template <>
-inline constexpr std::size_t kFirstSize<flashplan_attention_tensors> = 112;
+inline constexpr std::size_t kFirstSize<flashplan_attention_tensors> = 120;
 template <>
 inline constexpr std::size_t kFirstSize<flashplan_append_tensors> = 96;
 

@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A model of Hugging Face transformers with flashplan's attention."""
+
+import torch
+from transformers import Gemma2Config, Gemma2ForCausalLM
+
+import flashplan.transformers
+
+config = Gemma2Config(
+    vocab_size=100,
+    hidden_size=64,
+    intermediate_size=128,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=16,
+    sliding_window=8,
+    pad_token_id=0,
+    eos_token_id=None,
+)
+model = Gemma2ForCausalLM(config)  # stands for from_pretrained()
+prompts = torch.tensor([[0, 0, 5, 6, 7], [8, 9, 10, 11, 12]])
+
+# --8<-- [start:transformers]
+model.set_attn_implementation(flashplan.transformers.register())  # "fplan"
+tokens = model.generate(prompts, attention_mask=(prompts != 0).long(), max_new_tokens=20)
+# --8<-- [end:transformers]
+model.set_attn_implementation("eager")
+expected = model.generate(prompts, attention_mask=(prompts != 0).long(), max_new_tokens=20)
+assert torch.equal(tokens, expected)

@@ -1,0 +1,398 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention of Hugging Face transformers.
+
+    import flashplan.transformers
+
+    implementation = flashplan.transformers.register()  # "fplan"
+    model = AutoModelForCausalLM.from_pretrained(name, attn_implementation=implementation)
+
+Transformers calls a function for the mask once per step, and one for attention in each layer. The
+first one describes the mask by the range of keys that each sequence has, and only a mask that is
+no such range by bits. The second one plans at the first layer that meets a new description; later
+layers with the same options reuse that plan. Keys and values are read where the cache has them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import threading
+from functools import partial
+from types import FunctionType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from flashplan._core import UnsupportedError
+from flashplan.attention import Attention
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# Their types take type checkers longer to read than everything else here.
+transformers: Any = importlib.import_module("transformers")
+masking: Any = importlib.import_module("transformers.masking_utils")
+
+
+# Transformers takes every name that has "flash" in it for FlashAttention.
+NAME = "fplan"
+
+
+def register() -> str:
+    """Makes attn_implementation="fplan" known to transformers. May be called again.
+
+    For inference, on the CPU and on GPUs, in the dtypes and head dims that `Attention` has there:
+    prompts, chunks of prompts and decoding, over DynamicCache and StaticCache or without a cache;
+    grouped-query attention, sliding windows, softcap, sinks; padding on either side, and masks of
+    any form that are the same for all heads. Rows of padding get zeros.
+
+    A model raises UnsupportedError where it asks for more: attention weights, a bias of positions,
+    masks that differ between heads. Continuous batching (`generate_batch`) accepts
+    implementations that it names itself, so not this one. torch.compile is interrupted at each
+    layer, so give `generate(..., disable_compile=True)` with a StaticCache on a GPU.
+
+    Each thread keeps an `Attention`, with its workspace, for each kind of layer it has run.
+
+    Returns:
+        The name, "fplan".
+    """
+    without_compiling: Any = torch.compiler.disable
+    transformers.AttentionInterface.register(NAME, without_compiling(attention))
+    transformers.AttentionMaskInterface.register(NAME, mask)
+    return NAME
+
+
+def mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int | Tensor = 0,
+    kv_offset: int = 0,
+    mask_function: Callable[..., Any] = masking.causal_mask_function,
+    attention_mask: Tensor | None = None,
+    local_size: int | None = None,
+    use_vmap: bool = False,
+    device: torch.device | str = "cpu",
+    **_others: Any,
+) -> Tensor:
+    """The mask of a step, as transformers asks for it; waits for a GPU if there is padding.
+
+    Returns:
+        [batch_size, 1, 1, 5] int32 on the host, if each sequence has one range of keys: its first
+        key and that behind its last one, the key at which query 0 stands, whether the mask is
+        causal, and window_left. Otherwise [batch_size, 1, q_length, words] uint32 on `device`: a
+        bit for each query and key, as in `pack_mask`. Transformers hands tensors of four dims on
+        to the layers as they are.
+    """
+    window_left = _window_left(mask_function, local_size)
+    is_causal = window_left is not None
+    if is_causal or mask_function is masking.bidirectional_mask_function:
+        bounds = _key_ranges(attention_mask, batch_size, kv_offset, kv_length)
+        if bounds is not None:
+            q_begin = int(q_offset) - kv_offset
+            rest = (q_begin, int(is_causal), -1 if window_left is None else window_left)
+            rows = [[[(first, end, *rest)]] for first, end in bounds]
+            return torch.tensor(rows, dtype=torch.int32)
+    visible = masking.sdpa_mask(
+        batch_size=batch_size,
+        q_length=q_length,
+        kv_length=kv_length,
+        q_offset=q_offset,
+        kv_offset=kv_offset,
+        mask_function=mask_function,
+        attention_mask=attention_mask,
+        allow_is_causal_skip=False,
+        use_vmap=use_vmap,
+        device=device,
+    )
+    return _pack(visible)
+
+
+def _window_left(mask_function: Callable[..., Any], local_size: int | None) -> int | None:
+    """Of a causal mask: -1, or that of its sliding window. None for any other mask."""
+    if mask_function is masking.causal_mask_function:
+        return -1
+    if local_size is None:
+        return None
+    window = masking.sliding_window_causal_mask_function(local_size)
+    return local_size - 1 if _is_same(mask_function, window) else None
+
+
+def _is_same(a: Any, b: Any) -> bool:
+    """Whether two values are the same, or functions made by the same code from the same values."""
+    if isinstance(a, tuple) and isinstance(b, tuple):
+        return len(a) == len(b) and all(map(_is_same, a, b))
+    if isinstance(a, FunctionType) and isinstance(b, FunctionType):
+        captured = [tuple(cell.cell_contents for cell in f.__closure__ or ()) for f in (a, b)]
+        return a.__code__ is b.__code__ and _is_same(*captured)
+    return isinstance(a, int) and isinstance(b, int) and a == b
+
+
+def _key_ranges(
+    attention_mask: Tensor | None, batch_size: int, kv_offset: int, kv_length: int
+) -> list[list[int]] | None:
+    """[first, end) of the keys of each sequence, counted from kv_offset; None if there are gaps."""
+    if attention_mask is None:
+        return [[0, kv_length]] * batch_size
+    keys = attention_mask[:, kv_offset : kv_offset + kv_length].bool()  # those behind are masked
+    if keys.shape[1] == 0:
+        return [[0, 0]] * batch_size
+    count = keys.sum(1)
+    first = keys.int().argmax(1)
+    last = keys.shape[1] - 1 - keys.flip(1).int().argmax(1)
+    rows: list[list[int]] = torch.stack((first, count, last), 1).tolist()
+    if any(count not in (0, last - first + 1) for first, count, last in rows):
+        return None
+    return [[first, first + count] for first, count, _ in rows]
+
+
+def _pack(visible: Tensor) -> Tensor:
+    """Bools [..., keys] as words of bits [..., ceil(keys / 32)] uint32."""
+    padded = torch.nn.functional.pad(visible, (0, -visible.shape[-1] % 32))
+    shifts = torch.arange(8, dtype=torch.uint8, device=visible.device)
+    bits = padded.reshape(*padded.shape[:-1], padded.shape[-1] // 8, 8).to(torch.uint8) << shifts
+    return bits.sum(-1, dtype=torch.uint8).view(torch.uint32)
+
+
+def _mask_of_layer(
+    module: torch.nn.Module,
+    attention_mask: Tensor | None,
+    shape: tuple[int, int, int],
+    is_causal: bool | None,
+) -> Tensor:
+    """What `mask` returns, for a layer that may be given another mask; shape: without heads."""
+    batch_size, q_length, kv_length = shape
+    if attention_mask is not None:
+        is_described = attention_mask.dtype in (torch.int32, torch.uint32)
+        return attention_mask if is_described else _pack_given(attention_mask, shape)
+    causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
+    if causal and q_length not in (1, kv_length):
+        raise ValueError(
+            f"attention_mask: expected one where {q_length} queries meet {kv_length} keys, got None"
+        )
+    row = [[[0, kv_length, kv_length - q_length, int(causal), -1]]]
+    return torch.tensor([row] * batch_size, dtype=torch.int32)
+
+
+def _pack_given(attention_mask: Tensor, shape: tuple[int, int, int]) -> Tensor:
+    """The bits of a mask of four dims that comes from the caller of the model."""
+    expected = (shape[0], 1, *shape[1:])
+    given = tuple(attention_mask.shape)
+    if len(given) == 4 and given[1] != 1:
+        raise UnsupportedError(f"attention_mask: expected one for all heads, got {given[1]}")
+    if given not in (expected, (1, *expected[1:])):
+        raise ValueError(f"attention_mask: expected shape {expected}, got {given}")
+    if attention_mask.dtype == torch.bool:
+        visible = attention_mask
+    else:
+        visible = attention_mask == 0
+        hidden = attention_mask <= torch.finfo(attention_mask.dtype).min
+        if not bool((visible | hidden).all()):
+            raise UnsupportedError(
+                "attention_mask: expected 0 and the lowest number (no bias), got others"
+            )
+    return _pack(visible.expand(expected))
+
+
+class _Planned:
+    """The attention of all layers that have the same options, and what it is planned for."""
+
+    def __init__(self, **options: Any) -> None:
+        self._options = options
+        self._attn: Attention | None = None
+        self._max_batch_size = self._max_tokens = 0
+        self._step: object = None
+
+    def plan(self, step: object, num_tokens: int, lengths: Callable[[], _Lengths]) -> Attention:
+        """Plans unless `step` is that of the last call, which `lengths` depends on alone."""
+        if self._attn is not None and step == self._step:
+            return self._attn
+        batch = lengths()
+        if self._attn is None or batch.size > self._max_batch_size or num_tokens > self._max_tokens:
+            # Powers of two, so that growing batches seldom need another object.
+            self._max_batch_size = max(self._max_batch_size, 1 << (batch.size - 1).bit_length())
+            self._max_tokens = max(self._max_tokens, 1 << (num_tokens - 1).bit_length())
+            self._attn = None  # its memory is free before more is taken
+            self._attn = Attention(
+                **self._options,
+                max_batch_size=self._max_batch_size,
+                max_qo_tokens=self._max_tokens,
+            )
+        self._step = None
+        self._attn.plan(
+            batch.qo_indptr, batch.kv_lens, batch.kv_begins, mask_begin=batch.mask_begin
+        )
+        self._step = step
+        return self._attn
+
+
+class _Lengths:
+    """The lists of `Attention.plan`."""
+
+    def __init__(self) -> None:
+        self.qo_indptr = [0]
+        self.kv_lens: list[int] = []
+        self.kv_begins: list[int] = []
+        self.mask_begin: list[int] | None = None
+
+    @property
+    def size(self) -> int:
+        return len(self.kv_lens)
+
+    def add(self, qo_len: int, kv_len: int, kv_begin: int) -> None:
+        if qo_len > 0:
+            self.qo_indptr.append(self.qo_indptr[-1] + qo_len)
+            self.kv_lens.append(kv_len)
+            self.kv_begins.append(kv_begin)
+
+    def finish(self) -> _Lengths:
+        """kv_indptr has one entry more."""
+        self.kv_begins.append(self.kv_begins[-1] + self.kv_lens[-1])
+        return self
+
+
+def _lengths_of_ranges(rows: list[list[int]], q_length: int, apart: int) -> _Lengths:
+    """A request for each sequence, and one without keys for queries behind its last key."""
+    lengths = _Lengths()
+    for sequence, (first, end, q_begin, is_causal, _) in enumerate(rows):
+        begin = sequence * apart + first
+        num_queries = q_length
+        if is_causal:
+            num_queries = min(max(end - q_begin, 0), q_length)
+            end = min(end, q_begin + q_length)
+        kv_len = max(end - first, 0) if num_queries > 0 else 0
+        lengths.add(num_queries, kv_len, begin)
+        lengths.add(q_length - num_queries, 0, begin + kv_len)
+    return lengths.finish()
+
+
+def _lengths_of_bits(batch_size: int, q_length: int, kv_length: int, apart: int) -> _Lengths:
+    """All keys for each sequence: the mask says which are seen."""
+    lengths = _Lengths()
+    for sequence in range(batch_size):
+        lengths.add(q_length, kv_length, sequence * apart)
+    lengths.mask_begin = [0] * batch_size
+    return lengths.finish()
+
+
+class _PerThread(threading.local):
+    """An Attention is for one thread at a time."""
+
+    def __init__(self) -> None:
+        self.planned: dict[tuple[Any, ...], _Planned] = {}
+
+
+_per_thread = _PerThread()
+
+
+def _planned_for(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> _Planned:
+    """Of layers with these heads, dims, dtypes and options, in this thread."""
+    heads_and_dims = (q.shape[1], k.shape[1], (q.shape[3], v.shape[3]))
+    key = (*heads_and_dims, q.dtype, k.dtype, q.device, *options.values())
+    planned = _per_thread.planned.get(key)
+    if planned is None:
+        planned = _Planned(
+            num_qo_heads=heads_and_dims[0],
+            num_kv_heads=heads_and_dims[1],
+            head_dim=heads_and_dims[2],
+            page_size=None,
+            q_dtype=q.dtype,
+            kv_dtype=k.dtype,
+            device=q.device,
+            **options,
+        )
+        _per_thread.planned[key] = planned
+    return planned
+
+
+def _ragged(x: Tensor) -> tuple[Tensor, int]:
+    """Keys or values [batch, heads, tokens, dim] as ragged rows [rows, heads, dim].
+
+    And how many rows its sequences lie apart. The rows are x itself: sequences may lie as far apart
+    as a whole number of tokens takes, so heads of a cache may lie between them. Copied only where
+    that is no whole number.
+    """
+    batch_size, num_heads, num_tokens, head_dim = x.shape
+    if x.stride(3) != 1:
+        x = x.contiguous()
+    apart, stride = num_tokens, x.stride(2)
+    if num_tokens == 1:
+        apart, stride = 1, x.stride(0)
+    elif batch_size > 1:
+        apart, rest = divmod(x.stride(0), max(stride, 1))
+        if rest != 0 or apart < num_tokens:
+            x = x.contiguous()
+            apart, stride = num_heads * num_tokens, head_dim
+    num_rows = (batch_size - 1) * apart + num_tokens
+    return x.as_strided((num_rows, num_heads, head_dim), (stride, x.stride(1), 1)), apart
+
+
+def _check_inference(dropout: float, kwargs: dict[str, Any]) -> None:
+    if dropout > 0:
+        raise ValueError(f"dropout: expected 0 (inference only: model.eval()), got {dropout}")
+    for name in ("output_attentions", "position_bias", "cache"):
+        value = kwargs.get(name)
+        if value is not None and value is not False:
+            raise UnsupportedError(f"{name}: expected none with flashplan, got one")
+
+
+def attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    is_causal: bool | None = None,
+    s_aux: Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """The attention of a layer, as transformers asks for it.
+
+    Args:
+        query: [batch, num_qo_heads, q_length, head_dim].
+        key, value: [batch, num_kv_heads, kv_length, head_dim], those of the cache included.
+        attention_mask: from `mask`; or of the caller, bool or float [batch or 1, 1, q_length,
+            kv_length]; or None for all keys, up to the diagonal if the layer is causal.
+        s_aux: [num_qo_heads], a logit of each head that stands for no key.
+
+    Returns:
+        [batch, q_length, num_qo_heads, head_dim] and None, since there are no attention weights.
+    """
+    _check_inference(dropout, kwargs)
+    batch_size, num_qo_heads, q_length, _ = query.shape
+    if batch_size * q_length == 0:
+        return query.new_empty(batch_size, q_length, num_qo_heads, value.shape[3]), None
+    shape = (batch_size, q_length, key.shape[2])
+    described = _mask_of_layer(module, attention_mask, shape, is_causal)
+    (k, apart), (v, v_apart) = _ragged(key), _ragged(value)
+    if apart != v_apart:
+        (k, apart), (v, _) = _ragged(key.contiguous()), _ragged(value.contiguous())
+
+    step: tuple[Any, ...] = (*shape, apart)
+    words, causal, window_left = None, False, -1
+    if described.dtype == torch.uint32:
+        words = described.view(batch_size * q_length, -1)
+        lengths = partial(_lengths_of_bits, *step)
+    else:
+        ranges = described[:, 0, 0].tolist()
+        causal, window_left = bool(ranges[0][3]), ranges[0][4]
+        step = (*step, ranges)
+        lengths = partial(_lengths_of_ranges, ranges, q_length, apart)
+    planned = _planned_for(
+        query,
+        key,
+        value,
+        causal=causal,
+        window_left=window_left,
+        custom_mask=words is not None,
+        softmax_scale=scaling,
+        softcap=softcap or 0.0,
+    )
+    attn = planned.plan(step, batch_size * q_length, lengths)
+    q = query.transpose(1, 2).contiguous().flatten(0, 1)  # no copy where a projection made it
+    sinks = None if s_aux is None else s_aux.detach().float()
+    o = attn.run(q, k, v, mask=words, sinks=sinks)
+    return o.view(batch_size, q_length, *o.shape[1:]), None
