@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention states and the KV cache outside of attention itself."""
+"""Operators on attention states and on the KV cache."""
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from flashplan import _core
-from flashplan.options import dtype_name, is_hnd, to_dtype
-from flashplan.outputs import new_output
+from flashplan.options import is_hnd, to_dtype
+from flashplan.outputs import given_or_new, shape_of
 from flashplan.rope import Rope
 from flashplan.types import KvDType, KvLayout, Stream, Tensor, TensorT
 
@@ -26,16 +25,16 @@ def merge_states(
     """Merges attention states over disjoint keys: the operator of FlashInfer, section 2.2.
 
     An lse of NaN or +inf makes lse and all of o NaN in its row; NaN or infinity in o makes its dim
-    so.
+    NaN or infinite.
 
     Args:
         o_a, o_b: [tokens, heads, dim] float32, float16 or bfloat16 (also as uint16 memory).
         lse_a, lse_b: [tokens, heads] float32, natural logarithm; -inf: no keys, and
             o is ignored.
-            Or o_a [n, tokens, heads, dim] and lse_a [n, tokens, heads] alone: n stacked states, at
-            most 2^20.
-        out, lse: where to write: one of the states, or memory apart from all of them; default: new
-            tensors in o_a's framework.
+            Instead of two states, o_a [n, tokens, heads, dim] and lse_a [n, tokens, heads] may be n
+            stacked states, at most 2^20.
+        out, lse: where the result is written: one of the states, or memory that none of them has;
+            default: new tensors in o_a's framework.
         stream: as in `Attention`; default: the current one of o_a's framework. None on the CPU.
 
     Returns:
@@ -54,21 +53,13 @@ def merge_states(
     if (o_b is None) != (lse_b is None):
         raise TypeError("o_b: expected both o_b and lse_b, or neither, got one of them")
     stacked = o_b is None
-    o: Any = out
-    merged_lse: Any = lse
-    finish_o = finish_lse = None
-    if out is None:
-        shape = tuple(getattr(o_a, "shape", ()))
-        o, finish_o = new_output(o_a, shape[stacked:], dtype_name(getattr(o_a, "dtype", "float32")))
-    if lse is None:
-        shape = tuple(getattr(lse_a, "shape", ()))
-        merged_lse, finish_lse = new_output(o_a, shape[stacked:], "float32")
+    o, finish_o = given_or_new(out, o_a, shape_of(o_a)[stacked:])
+    merged_lse, finish_lse = given_or_new(lse, o_a, shape_of(lse_a)[stacked:], "float32")
     if stacked:
         _core.merge_stack(o_a, lse_a, o, merged_lse, stream)
     else:
         _core.merge_pair(o_a, lse_a, o_b, lse_b, o, merged_lse, stream)
-    o = finish_o(o) if finish_o else o
-    return o, finish_lse(merged_lse) if finish_lse else merged_lse
+    return finish_o(o), finish_lse(merged_lse)
 
 
 def append_paged_kv(
@@ -100,8 +91,8 @@ def append_paged_kv(
         indptr: [batch_size + 1] int32; kv_lens: [batch_size] int32, after the append.
         block_table, or page_indptr and page_indices: as in `Attention.run`.
         slot_mapping: [at most tokens] int64, instead of indptr, kv_lens and a page table:
-            page * page_size + row in page, or -1 to skip a token. Slots must differ. On a GPU, what
-            is no slot of the caches is skipped too.
+            page * page_size + row in page, or -1 to skip a token. Slots must differ. On a GPU,
+            tokens with a slot outside the caches are skipped too.
         kv_dtype: what a cache of uint8 or uint16 stores; default: uint16 stores bfloat16.
         k_scale, v_scale: stored key = key / k_scale in float32, saturating in 8-bit formats.
         stream: as in `Attention`; default: the current one of k_cache's framework. None on the
@@ -163,7 +154,7 @@ def rope_append_paged_kv(
     out_q: TensorT | None = None,
     stream: Stream | None = None,
 ) -> TensorT:
-    """`apply_rope` and `append_paged_kv` in one launch, and the same to the bit.
+    """`apply_rope` and `append_paged_kv` in one launch, with the same bits.
 
     Rotates the new tokens of q and k by their positions in their requests, and writes k and v to
     their pages. k itself is not changed.
@@ -198,11 +189,7 @@ def rope_append_paged_kv(
     """
     if not isinstance(rope, Rope):
         raise TypeError(f"rope: expected a Rope, got {type(rope).__name__}")
-    finish: Callable[[Any], TensorT] | None = None
-    rotated: Any = out_q
-    if out_q is None:
-        shape = tuple(getattr(q, "shape", ()))
-        rotated, finish = new_output(q, shape, dtype_name(getattr(q, "dtype", "float32")))
+    rotated, finish = given_or_new(out_q, q)
     _core.rope_append_paged_kv(
         q,
         k,
@@ -222,8 +209,7 @@ def rope_append_paged_kv(
         rotated,
         stream,
     )
-    result: TensorT = finish(rotated) if finish else rotated
-    return result
+    return finish(rotated)
 
 
 def _given(argument: str, tensor: Given | None) -> Given:

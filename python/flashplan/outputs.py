@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 
 from flashplan import _core
+from flashplan.options import dtype_name
+from flashplan.types import TensorT
 
 
 def _torch_empty(like: Any, shape: tuple[int, ...], dtype: str) -> Any:
@@ -15,12 +17,12 @@ def _torch_empty(like: Any, shape: tuple[int, ...], dtype: str) -> Any:
     return torch.empty(shape, dtype=getattr(torch, dtype), device=like.device)
 
 
-# What stores the formats that NumPy and CuPy do not have themselves.
+# The dtypes that hold formats which NumPy and CuPy do not have.
 _MEMORY = {"bfloat16": "uint16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8"}
 
 
 def _cupy_empty(like: Any, shape: tuple[int, ...], dtype: str) -> Any:
-    """A narrow format as `like` has it: in a dtype of that name, or as memory of its size."""
+    """A format that CuPy lacks gets the dtype of `like`, if of that name, or that in _MEMORY."""
     import cupy  # pyright: ignore[reportMissingImports]
 
     kind: Any = _MEMORY.get(dtype, dtype)
@@ -31,7 +33,7 @@ def _cupy_empty(like: Any, shape: tuple[int, ...], dtype: str) -> Any:
 
 
 def _numpy_empty(like: Any, shape: tuple[int, ...], dtype: str) -> Any:
-    """A narrow format in ml_dtypes' dtype, or as memory of its size without that package."""
+    """A format that NumPy lacks gets the dtype of ml_dtypes, or without it that in _MEMORY."""
     if getattr(getattr(like, "dtype", None), "name", None) == dtype:
         return np.empty(shape, like.dtype)
     if dtype in _MEMORY:
@@ -44,11 +46,11 @@ def _numpy_empty(like: Any, shape: tuple[int, ...], dtype: str) -> Any:
 
 
 class _NewJaxArray:
-    """A JAX array that nobody else has seen.
+    """A new JAX array that the core may write.
 
-    JAX arrays are immutable, so the core refuses to write one. JAX lends no other memory of its
-    own allocator, and nothing can tell that a new array was written before it was handed out: the
-    core makes its stream wait until the array is ready, and finishes the stream before it returns.
+    JAX arrays are immutable, so the core refuses to write one. But there is no other way to get
+    memory from JAX's allocator, and a write is safe while no one else has the array: the core makes
+    its stream wait until the array is ready, and waits for the stream before it returns.
     """
 
     def __init__(self, array: Any) -> None:
@@ -70,11 +72,38 @@ def _jax_output(like: Any, shape: tuple[int, ...], dtype: str) -> tuple[Any, Cal
     return _numpy_empty(like, shape, dtype), lambda array: jnp.asarray(array, device=device)
 
 
-def new_output(like: Any, shape: tuple[int, ...], dtype: str) -> tuple[Any, Callable[[Any], Any]]:
-    """An uninitialised tensor the core can write, and what makes it one of `like`'s framework.
+def shape_of(tensor: Any) -> tuple[int, ...]:
+    """The shape of a tensor; (0,) for anything else, which the core then refuses."""
+    return tuple(getattr(tensor, "shape", ())) or (0,)
 
-    On the CPU, JAX arrays are made from NumPy's once written. Tensors of a framework that is not
-    known come back as NumPy arrays.
+
+def given_or_new(
+    out: TensorT | None,
+    like: TensorT,
+    shape: tuple[int, ...] | None = None,
+    dtype: str | None = None,
+) -> tuple[Any, Callable[[Any], TensorT]]:
+    """The output that the caller gave, or a new one: see `new_output`.
+
+    Args:
+        out: None, or the caller's tensor.
+        like: an input.
+        shape, dtype: of a new tensor; default: those of `like`.
+    """
+    if out is not None:
+        return out, _unchanged
+    if shape is None:
+        shape = shape_of(like)
+    return new_output(like, shape, dtype or dtype_name(getattr(like, "dtype", "float32")))
+
+
+def new_output(like: Any, shape: tuple[int, ...], dtype: str) -> tuple[Any, Callable[[Any], Any]]:
+    """An uninitialised tensor that the core can write, in the framework of `like`.
+
+    Returns:
+        The tensor, and a function to call with it once it is written, which returns the caller's
+        result. On the CPU it makes JAX arrays from NumPy arrays. For an unknown framework the
+        result is a NumPy array.
     """
     framework = _core.framework_of(like)
     if framework == "torch":

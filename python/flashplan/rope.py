@@ -5,8 +5,8 @@ import dataclasses
 from typing import Any
 
 from flashplan import _core
-from flashplan.options import dtype_name, to_bool, to_float, to_int
-from flashplan.outputs import new_output
+from flashplan.options import to_bool, to_float, to_int
+from flashplan.outputs import given_or_new
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,14 +110,7 @@ def apply_rope(
     """
     if not isinstance(rope, Rope):
         raise TypeError(f"rope: expected a Rope, got {type(rope).__name__}")
-    out_q, finish_q = _output(q, out_q)
-    out_k, finish_k = _output(k, out_k)
+    out_q, finish_q = given_or_new(out_q, q)
+    out_k, finish_k = given_or_new(out_k, k)
     _core.apply_rope(q, k, positions, rope._native, out_q, out_k, stream)
     return finish_q(out_q), finish_k(out_k)
-
-
-def _output(tensor: Any, out: Any) -> tuple[Any, Any]:
-    if out is not None:
-        return out, lambda same: same
-    shape = tuple(getattr(tensor, "shape", ()))
-    return new_output(tensor, shape, dtype_name(getattr(tensor, "dtype", "float32")))

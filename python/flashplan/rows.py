@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Norms and activations: what an engine computes on rows between attention and the rest."""
+"""Norms and activations of the rows of a tensor."""
 
-from collections.abc import Callable
 from typing import Any
 
 from flashplan import _core
-from flashplan.options import dtype_name, to_bool, to_dtype
-from flashplan.outputs import new_output
+from flashplan.options import to_bool, to_dtype
+from flashplan.outputs import given_or_new, shape_of
 from flashplan.types import KvDType, Stream, Tensor, TensorT
 
 
@@ -39,7 +38,7 @@ def rmsnorm(
         array([[0.848..., 1.131...]], dtype=float32)
     """
     is_gemma = to_bool("gemma", gemma)
-    y, finish = _output(x, out)
+    y, finish = given_or_new(out, x)
     _core.rmsnorm(x, weight, y, eps, is_gemma, stream)
     return finish(y)
 
@@ -92,7 +91,7 @@ def layernorm(
         >>> fp.layernorm(x, np.ones(2, np.float32)).round(3).tolist()
         [[-1.0, 1.0]]
     """
-    y, finish = _output(x, out)
+    y, finish = given_or_new(out, x)
     _core.layernorm(x, weight, bias, y, eps, stream)
     return finish(y)
 
@@ -165,27 +164,8 @@ def _gated(
     name: str, x: TensorT, out: TensorT | None, out_dtype: Any, scale: float, stream: Any
 ) -> TensorT:
     stored = None if out_dtype is None else to_dtype("out_dtype", out_dtype)
-    y: Any = out
-    finish: Callable[[Any], TensorT] = _unchanged
-    if out is None:
-        *outer, width = _shape(x)
-        dtype = dtype_name(getattr(x, "dtype", "float32")) if stored is None else stored.name
-        y, finish = new_output(x, (*outer, width // 2), dtype)
+    *outer, width = shape_of(x)
+    dtype = None if stored is None else stored.name
+    y, finish = given_or_new(out, x, (*outer, width // 2), dtype)
     _core.gated_activation(_core.Activation[name], x, y, stored, scale, stream)
     return finish(y)
-
-
-def _output(x: TensorT, out: TensorT | None) -> tuple[Any, Callable[[Any], TensorT]]:
-    """`out` or a new tensor like x, and what makes it one of x's framework."""
-    if out is not None:
-        return out, _unchanged
-    return new_output(x, _shape(x), dtype_name(getattr(x, "dtype", "float32")))
-
-
-def _unchanged(tensor: Any) -> Any:
-    return tensor
-
-
-def _shape(x: Any) -> tuple[int, ...]:
-    """The shape of a tensor; (0,) of what is none, which the core refuses."""
-    return tuple(getattr(x, "shape", ())) or (0,)

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """From logits to tokens."""
 
-from collections.abc import Callable
 from typing import Any
 
 from flashplan import _core
 from flashplan.options import to_bool, to_float, to_int
-from flashplan.outputs import new_output
+from flashplan.outputs import given_or_new, shape_of
 
 
 def softmax(logits: Any, temperature: Any = None, out: Any = None, *, stream: Any = None) -> Any:
@@ -30,12 +29,10 @@ def softmax(logits: Any, temperature: Any = None, out: Any = None, *, stream: An
         >>> fp.softmax(np.array([[0.0, 0.0]], np.float32)).tolist()
         [[0.5, 0.5]]
     """
-    finish = None
     parameter = _parameter("temperature", temperature, 1.0, to_float)
-    if out is None:
-        out, finish = new_output(logits, tuple(getattr(logits, "shape", ())), "float32")
+    out, finish = given_or_new(out, logits, dtype="float32")
     _core.softmax(logits, parameter, out, stream)
-    return finish(out) if finish else out
+    return finish(out)
 
 
 def sample(
@@ -58,34 +55,33 @@ def sample(
     """Draws a token from each row of logits.
 
     A parameter is a number for all requests, or a tensor [batch] with one for each. Filters apply
-    in this order: temperature, top-k, softmax, min-p, top-p; each sees the distribution that the
-    one before left, renormalised. Equal logits are taken in the order of their ids. The same
-    arguments give the same tokens on every device.
+    in this order: temperature, top-k, softmax, min-p, top-p. Each one sees the renormalised
+    distribution that the one before left. Of equal logits, those with smaller ids are kept first.
+    The same arguments give the same tokens on every device.
 
     Args:
         logits: [batch, vocab] float32, float16 or bfloat16 (also as uint16 memory), rows at any
             stride.
         temperature: float32 >= 0; 0 takes the largest logit; default: 1.
-        top_k: int32 >= 1: keeps that many of the largest logits; default: all.
-        top_p: float32 in (0, 1]: keeps the fewest of the largest probabilities whose sum reaches
-            it; default: 1.
-        min_p: float32 in [0, 1]: keeps probabilities of at least this part of the largest;
-            default: 0.
-        seed: an int64: request i draws from stream i of it; or a tensor of them, one for each
-            request, whose place in the batch does not matter then.
-        offset: an int64, another for each token of a request, or a tensor of them.
-        from_probs: `logits` holds probabilities; then temperature is None, 0 or 1.
+        top_k: int32 >= 1: keeps the top_k largest logits; default: all.
+        top_p: float32 in (0, 1]: keeps the fewest largest probabilities with a sum >= top_p;
+            default: 1.
+        min_p: float32 in [0, 1]: keeps probabilities >= min_p * the largest one; default: 0.
+        seed: an int64, from whose stream i request i draws; or a tensor with a seed for each
+            request, so that its place in the batch does not matter.
+        offset: an int64, or a tensor of them; give each token of a request another one.
+        from_probs: whether `logits` holds probabilities; then temperature must be None, 0 or 1.
         logit_bias: float32 [vocab] or [batch, vocab], added to the logits.
         return_logprobs: also return the logarithms of the tokens' probabilities under the filtered
             distribution.
         out: [batch] int32, written; default: a new tensor in logits' framework.
         logprobs: [batch] float32, written; implies return_logprobs.
-        status: [batch] int32, written: 0, or on a GPU the number of a `SampleError` of the C++ API,
-            and then the token is -1 and its logprob NaN.
+        status: [batch] int32, written: 0, or on a GPU the number of a `SampleError` of the C++ API
+            for a row with an error, whose token is -1 and whose logprob is NaN.
         stream: as in `Attention`; default: the current one of logits' framework. None on the CPU.
 
     Returns:
-        int32 [batch], or that and float32 [batch].
+        The tokens, int32 [batch]; with logprobs also those, float32 [batch].
 
     Raises:
         ValueError, TypeError: an argument is malformed, or, on the CPU, a row has NaN or +inf,
@@ -109,23 +105,19 @@ def sample(
     )
     probs = to_bool("from_probs", from_probs)
     with_logprobs = to_bool("return_logprobs", return_logprobs) or logprobs is not None
-    finish: Callable[[Any], Any] = _unchanged
-    finish_logprobs: Callable[[Any], Any] = _unchanged
-    if out is None:
-        out, finish = new_output(logits, _batch(logits), "int32")
-    if with_logprobs and logprobs is None:
-        logprobs, finish_logprobs = new_output(logits, _batch(logits), "float32")
+    batch = shape_of(logits)[:1]
+    out, finish = given_or_new(out, logits, batch, "int32")
+    finish_logprobs = finish
+    if with_logprobs:
+        logprobs, finish_logprobs = given_or_new(logprobs, logits, batch, "float32")
     _core.sample(logits, *parameters, probs, logit_bias, out, logprobs, status, stream)
-    return (finish(out), finish_logprobs(logprobs)) if with_logprobs else finish(out)
-
-
-def _batch(logits: Any) -> tuple[int, ...]:
-    """[batch], the shape of an output."""
-    return tuple(getattr(logits, "shape", ()))[:1]
+    if not with_logprobs:
+        return finish(out)
+    return finish(out), finish_logprobs(logprobs)
 
 
 def _parameter(name: str, value: Any, default: Any, convert: Any) -> Any:
-    """A number, or a tensor of one dimension or more as it is."""
+    """A converted number, or a tensor of at least one dimension, which is not changed."""
     if value is None:
         return default
     is_tensor = hasattr(value, "__dlpack__") or hasattr(value, "__array_interface__")
@@ -136,7 +128,3 @@ def _parameter(name: str, value: Any, default: Any, convert: Any) -> Any:
 
 def _to_int64(name: str, value: Any) -> int:
     return to_int(name, value, bits=64)
-
-
-def _unchanged(tensor: Any) -> Any:
-    return tensor
