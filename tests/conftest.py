@@ -2,6 +2,7 @@
 import os
 import secrets
 
+import numpy as np
 import pytest
 
 import flashplan as fp
@@ -75,6 +76,16 @@ def current_device_stays(request):
 @pytest.fixture(scope="session")
 def seed():
     return SEED
+
+
+@pytest.fixture
+def rng(seed):
+    return np.random.default_rng(seed)
+
+
+@pytest.fixture
+def cuda(torch):
+    return frameworks.TorchCuda(torch)
 
 
 @pytest.fixture(scope="session")

@@ -112,11 +112,6 @@ def check(problem, rope, framework=None, in_place=False, **scales):
         assert np.array_equal(bits(cache), bits(twin))
 
 
-@pytest.fixture
-def rng(seed):
-    return np.random.default_rng(seed)
-
-
 @pytest.mark.parametrize(("dtype", "cache_dtype"), DTYPES)
 @pytest.mark.parametrize("name", ROPES)
 def test_is_both_in_one(rng, name, dtype, cache_dtype):

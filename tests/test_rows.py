@@ -13,11 +13,6 @@ from row_cases import DTYPES, SHAPES, assert_close, assert_same_bits, output, ro
 GATED = {"silu": fp.silu_and_mul, "gelu": fp.gelu_and_mul, "gelu_tanh": fp.gelu_tanh_and_mul}
 
 
-@pytest.fixture
-def rng(seed):
-    return np.random.default_rng(seed)
-
-
 def check(fn, exact, x, others, shape, dtype, strided, framework=None, **options):
     """Calls an operator with `out`, and checks the result and all memory round it."""
     framework = framework or NumPy()

@@ -18,11 +18,6 @@ DRAWS = int(os.environ.get("FLASHPLAN_TEST_DRAWS", 1 << 18))
 SEED_RANGE = (-(2**63), 2**63 - 1)
 
 
-@pytest.fixture
-def rng(seed):
-    return np.random.default_rng(seed)
-
-
 def seed_of(rng):
     return int(rng.integers(*SEED_RANGE))
 

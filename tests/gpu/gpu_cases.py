@@ -8,9 +8,18 @@ import numpy as np
 
 import flashplan as fp
 from case import Case
-from cases import CASES
+from cases import BATCH, CASES
 
 DEVICE = "cuda:0"
+
+# For tests of other things than the results: a batch, and an Attention that has planned it.
+CASE = Case(**BATCH)
+
+
+def planned(inputs, **options):
+    attn = fp.Attention(**CASE.options() | {"device": DEVICE} | options)
+    attn.plan(*inputs.plan_args())
+    return attn
 
 
 def on_gpu(case):

@@ -8,28 +8,19 @@ import numpy as np
 import pytest
 
 import flashplan as fp
-from case import Case
-from cases import BATCH
 from frameworks import TorchCuda
-from gpu_cases import DEVICE
+from gpu_cases import CASE, DEVICE, planned
 from inputs import make_inputs
 from solve import run_arguments
 
 pytestmark = pytest.mark.gpu
 
-CASE = Case(**BATCH)
 TABLES = ("block_table", "page_indptr", "page_indices")
 
 
 @pytest.fixture(scope="module")
 def inputs():
     return make_inputs(CASE, seed=0)
-
-
-def planned(inputs, **options):
-    attn = fp.Attention(**CASE.options() | {"device": DEVICE} | options)
-    attn.plan(*inputs.plan_args())
-    return attn
 
 
 def arguments_of(case, inputs, torch):

@@ -10,7 +10,7 @@ import pytest
 import flashplan as fp
 import poison
 import reference
-from frameworks import TorchCuda, bits, owner_of
+from frameworks import bits, owner_of
 from inputs import INT_MAX, indptr, poisoned
 from test_append import DTYPES as APPEND_DTYPES
 from test_append import check_slots, num_pages
@@ -20,11 +20,6 @@ from test_nonfinite import assert_merges, assert_special_values, merges, special
 
 pytestmark = pytest.mark.gpu
 DEVICE = "cuda:0"
-
-
-@pytest.fixture
-def cuda(torch):
-    return TorchCuda(torch)
 
 
 @dataclasses.dataclass

@@ -1,25 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tests of apply_rope, on the GPU."""
 
-import numpy as np
 import pytest
 
 import flashplan as fp
 import test_rope
-from frameworks import TorchCuda
 from test_rope import DTYPES, ROPES, check_rope
 
 pytestmark = pytest.mark.gpu
-
-
-@pytest.fixture
-def cuda(torch):
-    return TorchCuda(torch)
-
-
-@pytest.fixture
-def rng(seed):
-    return np.random.default_rng(seed)
 
 
 @pytest.mark.parametrize("strided", [False, True])

@@ -1,25 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tests of rope_append_paged_kv, on the GPU."""
 
-import numpy as np
 import pytest
 
 import flashplan as fp
-from frameworks import TorchCuda
 from test_rope import ROPES
 from test_rope_append import DTYPES, Problem, check
 
 pytestmark = pytest.mark.gpu
-
-
-@pytest.fixture
-def cuda(torch):
-    return TorchCuda(torch)
-
-
-@pytest.fixture
-def rng(seed):
-    return np.random.default_rng(seed)
 
 
 @pytest.mark.parametrize(("dtype", "cache_dtype"), DTYPES)

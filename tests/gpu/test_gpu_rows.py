@@ -6,21 +6,10 @@ import pytest
 
 import flashplan as fp
 import test_rows
-from frameworks import TorchCuda
 from row_cases import DTYPES, SHAPES, assert_same_bits, rows
 from test_rows import GATED
 
 pytestmark = pytest.mark.gpu
-
-
-@pytest.fixture
-def cuda(torch):
-    return TorchCuda(torch)
-
-
-@pytest.fixture
-def rng(seed):
-    return np.random.default_rng(seed)
 
 
 @pytest.mark.parametrize("strided", [False, True])

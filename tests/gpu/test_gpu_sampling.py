@@ -6,22 +6,11 @@ import pytest
 
 import flashplan as fp
 import test_sampling
-from frameworks import TorchCuda
 from sampling_cases import SETTINGS, hard_rows
 from test_sampling import DTYPES, FILTERS, mixed, seed_of
 
 pytestmark = pytest.mark.gpu
 VOCABULARIES = (1, 37, 5000, 8193, 32000, 50257, 128256, 262144)
-
-
-@pytest.fixture
-def cuda(torch):
-    return TorchCuda(torch)
-
-
-@pytest.fixture
-def rng(seed):
-    return np.random.default_rng(seed)
 
 
 @pytest.mark.parametrize("name", SETTINGS)

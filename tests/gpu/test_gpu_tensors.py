@@ -12,28 +12,18 @@ import flashplan as fp
 import reference
 import test_append
 import test_merge
-from case import Case
-from cases import BATCH
 from flashplan.options import to_cuda_device
 from frameworks import NumPy, TorchCuda, bits
-from gpu_cases import DEVICE, memory_in_use
+from gpu_cases import CASE, DEVICE, memory_in_use, planned
 from inputs import make_inputs
 from solve import run_arguments
 
 pytestmark = pytest.mark.gpu
 
-CASE = Case(**BATCH)
-
 
 @pytest.fixture(scope="module")
 def inputs():
     return make_inputs(CASE, seed=0)
-
-
-def planned(inputs, **options):
-    attn = fp.Attention(**CASE.options() | {"device": DEVICE} | options)
-    attn.plan(*inputs.plan_args())
-    return attn
 
 
 @pytest.fixture
