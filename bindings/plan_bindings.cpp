@@ -7,20 +7,25 @@
 
 #include <atomic>
 #include <cstdint>
+#include <list>
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <utility>
 #include <vector>
 
 #include "bindings.h"
+#include "common/error.h"
 #include "flashplan/plan.h"
 #include "flashplan/prefixes.h"
 #include "gil.h"
 #include "numbers.h"
 #include "stream.h"
 #include "tensor.h"
+#include "variant/disk_cache.h"
+#include "variant/variant_impl.h"
 #include "workspace.h"
 
 namespace flashplan {
@@ -34,6 +39,49 @@ void check_size(const char* name, const IntsArg& indptr, const IntsArg& lens) {
               " entries (one more than kv_lens), got " + std::to_string(indptr.size));
 }
 
+TensorKind kind_of(DType dtype) {
+  switch (dtype) {
+    case DType::kInt32: return TensorKind::kInt32;
+    case DType::kInt64: return TensorKind::kInt64;
+    case DType::kUInt32: return TensorKind::kUInt32;
+    default: return TensorKind::kFloat;
+  }
+}
+
+/// Tensors and scalars of a variant, in the order of its description, as a pair of tuples; None
+/// without a variant.
+class VariantArgs {
+ public:
+  /// First the scalars, which may be objects whose conversion runs Python code.
+  VariantArgs(const Variant& variant, nb::handle arguments) : variant_(variant.impl()) {
+    if (variant_ == nullptr) return;
+    const auto scalars = nb::cast<nb::tuple>(arguments[1]);
+    for (size_t i = 0; i < variant_->scalars.size(); ++i) {
+      scalars_.push_back(float_arg(variant_->scalars[i].name.c_str(), scalars[i]));
+    }
+  }
+
+  void import(nb::handle arguments, CallStream& call, AttentionTensors* to) {
+    if (variant_ == nullptr) return;
+    const auto tensors = nb::cast<nb::tuple>(arguments[0]);
+    for (size_t i = 0; i < variant_->tensors.size(); ++i) {
+      const auto& [name, dtype] = variant_->tensors[i];
+      args_.emplace_back(name.c_str(), tensors[i], kind_of(dtype), call);
+      views_.push_back(args_.back().view());
+    }
+    to->variant_tensors = views_.data();
+    to->num_variant_tensors = static_cast<int32_t>(views_.size());
+    to->variant_scalars = scalars_.data();
+    to->num_variant_scalars = static_cast<int32_t>(scalars_.size());
+  }
+
+ private:
+  const Variant::Impl* variant_;
+  std::vector<float> scalars_;
+  std::list<TensorArg> args_;  // which do not move
+  std::vector<TensorView> views_;
+};
+
 /// A Plan and what belongs to it in Python: the workspace, buffers for host lengths, and the
 /// framework whose stream plan() follows.
 class PyPlan {
@@ -44,7 +92,19 @@ class PyPlan {
       workspace_.borrow(std::move(workspace), options.device);
       wanted.workspace_bytes = workspace_.size();
     }
-    check(Plan::create(wanted, &plan_));
+    Status status;
+    {
+      const GilRelease released;  // a variant takes seconds to compile
+      status = Plan::create(wanted, &plan_);
+    }
+    if (std::string_view(status.message).starts_with("variant: expected source")) {
+      raise_value(std::string(status.message) + "\n" + wanted.variant.compile_log());
+    }
+    check(status);
+    const std::string warning = take_cache_warning();
+    if (!warning.empty() && PyErr_WarnEx(PyExc_RuntimeWarning, warning.c_str(), 2) != 0) {
+      throw nb::python_error();
+    }
     if (workspace_.data() == nullptr) workspace_.allocate(plan_.workspace_bytes(), options.device);
   }
 
@@ -90,8 +150,9 @@ class PyPlan {
   void run(nb::handle q, nb::handle k, nb::handle v, nb::handle block_table, nb::handle page_indptr,
            nb::handle page_indices, nb::handle kv_lens, nb::handle mask, nb::handle sinks,
            nb::handle out, nb::handle lse, nb::handle k_scale, nb::handle v_scale,
-           nb::handle stream) {
+           nb::handle stream, nb::handle variant_arguments) {
     const AttentionOptions& options = plan_.options();
+    VariantArgs variant_args(options.variant, variant_arguments);
     AttentionTensors tensors;
     // Numbers are converted first, since that may run Python code.
     tensors.k_scale = float_arg("k_scale", k_scale);
@@ -110,6 +171,7 @@ class PyPlan {
     const TensorArg out_arg("out", required("out", out), TensorKind::kFloat, call, &options.o_dtype,
                             Access::kWrite);
     const TensorArg lse_arg("lse", lse, TensorKind::kFloat, call, nullptr, Access::kWrite);
+    variant_args.import(variant_arguments, call, &tensors);
     tensors.q = q_arg.view();
     tensors.k = k_arg.view();
     tensors.v = v_arg.view();
@@ -251,6 +313,37 @@ PyType_Slot plan_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(&traverse_p
                             {Py_tp_clear, reinterpret_cast<void*>(&clear_plan)},
                             {0, nullptr}};
 
+using Bodies = std::vector<std::optional<std::string>>;
+
+/// `bodies`: in the order of query, key, value, output, logits, mask.
+void make_variant(Variant* self, const std::string& name, const Bodies& bodies, bool softmax,
+                  const std::vector<std::tuple<std::string, std::string>>& tensors,
+                  const std::vector<std::tuple<std::string, float>>& scalars) {
+  const auto text = [&](size_t i) { return bodies.at(i) ? bodies[i]->c_str() : nullptr; };
+  // A NUL would end a text early.
+  for (const auto& body : bodies) {
+    if (body && body->find('\0') != std::string::npos) {
+      raise_value("variant: expected bodies without NUL characters, got one");
+    }
+  }
+  std::vector<VariantTensor> c_tensors;
+  for (const auto& [tensor, dtype] : tensors) {
+    DType type = DType::kFloat16;  // which is refused
+    for (const DType known : {DType::kFloat32, DType::kInt32, DType::kInt64, DType::kUInt32}) {
+      if (dtype == to_string(known)) type = known;
+    }
+    c_tensors.push_back({tensor.c_str(), type});
+  }
+  std::vector<VariantScalar> c_scalars;
+  for (const auto& [scalar, value] : scalars) c_scalars.push_back({scalar.c_str(), value});
+  Variant variant;
+  check(Variant::create({name.c_str(), text(0), text(1), text(2), text(3), text(4), text(5),
+                         softmax, c_tensors.data(), static_cast<int32_t>(c_tensors.size()),
+                         c_scalars.data(), static_cast<int32_t>(c_scalars.size())},
+                        &variant));
+  new (self) Variant(std::move(variant));
+}
+
 /// Refuses to copy or pickle an object: a copy would share what it points to.
 [[noreturn]] void refuse_copy(nb::handle self, nb::args) {
   raise_type(std::string(nb::type_name(self.type()).c_str()) +
@@ -287,6 +380,10 @@ void bind_plan(nb::module_& m) {
       .value("float8_e4m3fn", DType::kFloat8E4M3)
       .value("float8_e5m2", DType::kFloat8E5M2);
 
+  nb::class_<Variant>(m, "Variant", "Variant of include/flashplan/variant.h.")
+      .def("__init__", &make_variant, "name"_a, "bodies"_a, "softmax"_a, "tensors"_a, "scalars"_a)
+      .def("compile_log", &Variant::compile_log);
+
   nb::class_<AttentionOptions>(m, "Options", "AttentionOptions of include/flashplan/plan.h.")
       .def(nb::init<>())
       .def_rw("num_qo_heads", &AttentionOptions::num_qo_heads)
@@ -302,6 +399,7 @@ void bind_plan(nb::module_& m) {
       .def_rw("custom_mask", &AttentionOptions::custom_mask)
       .def_rw("softmax_scale", &AttentionOptions::softmax_scale)
       .def_rw("softcap", &AttentionOptions::softcap)
+      .def_rw("variant", &AttentionOptions::variant)
       .def_rw("max_batch_size", &AttentionOptions::max_batch_size)
       .def_rw("max_qo_tokens", &AttentionOptions::max_qo_tokens)
       .def_rw("num_ctas", &AttentionOptions::num_ctas)
@@ -331,7 +429,7 @@ void bind_plan(nb::module_& m) {
       .def("run", &PyPlan::run, "q"_a.none(), "k"_a.none(), "v"_a.none(), "block_table"_a.none(),
            "page_indptr"_a.none(), "page_indices"_a.none(), "kv_lens"_a.none(), "mask"_a.none(),
            "sinks"_a.none(), "out"_a.none(), "lse"_a.none(), "k_scale"_a.none(), "v_scale"_a.none(),
-           "stream"_a.none())
+           "stream"_a.none(), "variant_arguments"_a.none())
       .def(
           "describe", [](const PyPlan& p) { return p.planned().describe(); },
           "The schedule as text: totals, then the first queues.")

@@ -58,7 +58,7 @@ OPTIONS = [
     ("q_dtype unknown", UNSUPPORTED, "q_dtype", lambda s: s.attention(q_dtype="float128")),
     ("kv_dtype other", UNSUPPORTED, "kv_dtype", lambda s: s.attention(kv_dtype="float16")),
     ("o_dtype float8", UNSUPPORTED, "o_dtype", lambda s: s.attention(o_dtype="float8_e5m2")),
-    ("variant", UNSUPPORTED, "variant", lambda s: s.attention(variant="alibi")),
+    ("variant text", TYPE, "variant", lambda s: s.attention(variant="alibi")),
     (  # no GPU, or none that takes float32
         "device without kernels",
         UNSUPPORTED,

@@ -8,6 +8,7 @@ import ml_dtypes  # noqa: F401  (registers bfloat16 and float8 with NumPy)
 import numpy as np
 
 from reference import visible_keys
+from variant_cases import VARIANTS
 
 SHORT_NAMES = {
     "float32": "f32",
@@ -60,6 +61,7 @@ class Case:
     custom_mask: str | None = None
     mask_begin: tuple[int, ...] | None = None
     sinks: bool = False
+    variant: str | None = None  # of variant_cases.py
     # Requests take their pages from a common pool, as the rows of a block-sparse mask do, or heads
     # that select pages.
     common_pages: bool = False
@@ -81,6 +83,7 @@ class Case:
             self.window_left >= 0 and f"window{self.window_left}",
             self.softmax_scale is not None and f"scale{self.softmax_scale:g}",
             self.softcap and f"cap{self.softcap:g}",
+            self.variant,
             self.k_scale != 1 and f"ks{self.k_scale:g}",
             self.v_scale != 1 and f"vs{self.v_scale:g}",
             self.num_ctas and f"ctas{self.num_ctas}",
@@ -137,8 +140,13 @@ class Case:
             "max_batch_size": max(1, len(self.qo_lens)),
             "max_qo_tokens": max(1, sum(self.qo_lens)),
             "custom_mask": self.custom_mask is not None,
+            "variant": self.variant and VARIANTS[self.variant].variant,
             "device": "cpu",
         }
+
+    @property
+    def has_lse(self):
+        return self.variant is None or VARIANTS[self.variant].softmax
 
     @property
     def first_masked_keys(self):
@@ -150,4 +158,8 @@ class Case:
     def reference_options(self):
         """Keyword arguments of reference.attention."""
         names = "causal window_left softmax_scale softcap k_scale v_scale"
-        return {name: getattr(self, name) for name in names.split()}
+        options = {name: getattr(self, name) for name in names.split()}
+        if self.variant is None:
+            return options
+        own = VARIANTS[self.variant]
+        return options | {"bodies": own.bodies, "uses_softmax": own.softmax}

@@ -328,6 +328,49 @@ BLOCK_SPARSE = [
 ]
 
 
+# Every body, beside everything that could go wrong with it. Source is compiled once for each dtype
+# of the cache and for a softcap: most cases share these.
+VARIED = (
+    [
+        Case(**batch, variant=variant, q_dtype="float32", **options)
+        for variant in ("elements", "biased", "prefix_lm", "sigmoid")
+        for batch in (BATCH, {"qo_lens": (4, 1, 2, 150), "kv_lens": (300, 777, 1, 170)})
+        for options in (
+            {"page_size": 16},
+            {"page_size": None, "causal": False, "num_ctas": 5, "head_dim": (40, 24)},
+            {"page_size": 3, "window_left": 20, "num_qo_heads": 6, "num_ctas": 40},
+            {"page_size": 16, "batch_invariant": True, "custom_mask": "tree"},
+        )
+    ]
+    + [
+        # Real lengths, cut where nobody knew them; requests that the planner could have shared.
+        Case(
+            qo_lens=(1, 40, 3, 1),
+            kv_lens=(7, 300, 0, 1100),
+            planned_lens=(900, 700, 50, 1100),
+            variant=variant,
+            q_dtype="float32",
+            num_ctas=9,
+            batch_invariant=invariant,
+        )
+        for variant in ("elements", "biased", "sigmoid")
+        for invariant in (False, True)
+    ]
+    + [
+        Case(
+            (1,) * 8,
+            (400,) * 8,
+            shared_prefixes=((0, 8, 390),),
+            variant="biased",
+            q_dtype="float32",
+        ),
+        Case(
+            **BATCH, variant="prefix_lm", q_dtype="float16", kv_dtype="float8_e4m3fn", softcap=5.0
+        ),
+        Case(**BATCH, variant="elements", kv_dtype="float8_e4m3fn", k_scale=0.5, v_scale=1.7),
+    ]
+)
+
 CASES = list(
     dict.fromkeys(
         DTYPES
@@ -344,6 +387,7 @@ CASES = list(
         + PREFIXES
         + CUSTOM_MASKS
         + SINKS
+        + VARIED
         + BLOCK_SPARSE
         + random_cases(150, seed=0)
     )

@@ -15,15 +15,16 @@ RULES = {
     "src/common": (("flashplan/", "common/"), ()),
     "src/abi": (("flashplan/tensor.h", "flashplan/schedule.h", "abi/"), ()),
     "src/kernels/device": (("flashplan/tensor.h", "abi/", "kernels/device/"), ()),
-    "src/plan": (("flashplan/", "common/", "abi/", "plan/"), ()),
-    "src/cpu": (("flashplan/", "common/", "abi/", "plan/", "cpu/"), ()),
+    "src/variant": (("flashplan/", "common/", "abi/", "variant/"), ()),
+    "src/plan": (("flashplan/", "common/", "abi/", "variant/", "plan/"), ()),
+    "src/cpu": (("flashplan/", "common/", "abi/", "variant/", "plan/", "cpu/"), ()),
     "src/cuda": (
-        ("flashplan/", "common/", "abi/", "plan/", "cuda/"),
+        ("flashplan/", "common/", "abi/", "variant/", "plan/", "cuda/"),
         ("cuda.h", "cuda_runtime_api.h"),
     ),
     "src/kernels": (("flashplan/", "common/", "abi/", "plan/", "cuda/", "kernels/"), ("cuda_",)),
     "src/api": (
-        ("flashplan/", "common/", "abi/", "plan/", "cpu/", "cuda/", "kernels/", "api/"),
+        ("flashplan/", "common/", "abi/", "variant/", "plan/", "cpu/", "cuda/", "kernels/", "api/"),
         (),
     ),
     "src/ops": (
@@ -40,17 +41,41 @@ RULES = {
             "api/kernels.h",
             "api/memory_checks.h",
             "api/tensor_checks.h",
+            "variant/",
         ),
         ("nanobind/", "Python.h", "dlpack/"),
     ),
     "tests/cpp": (
-        ("flashplan/", "common/", "abi/", "plan/", "cpu/", "cuda/", "kernels/", "api/", "ops/"),
+        (
+            "flashplan/",
+            "common/",
+            "abi/",
+            "variant/",
+            "plan/",
+            "cpu/",
+            "cuda/",
+            "kernels/",
+            "api/",
+            "ops/",
+        ),
         ("fuzzer/", "cuda_runtime_api.h"),
     ),
     "bench": (("flashplan/", "plan/", "kernels/families.h"), ()),
 }
 # The C library and POSIX, by the names this project uses; <vector> and the like need no entry.
-SYSTEM = {"pthread.h", "sched.h", "stddef.h", "stdint.h", "sys/wait.h", "unistd.h"}
+SYSTEM = {
+    "dlfcn.h",
+    "fcntl.h",
+    "poll.h",
+    "pthread.h",
+    "sched.h",
+    "signal.h",
+    "spawn.h",
+    "stddef.h",
+    "stdint.h",
+    "sys/wait.h",
+    "unistd.h",
+}
 # For what the run-time compiler must be able to take.
 ONLY_CSTDINT = {"src/abi", "src/kernels/device"}
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import os
 import secrets
+import tempfile
 
 import numpy as np
 import pytest
@@ -15,6 +16,10 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 # Fresh inputs every run, the same in all workers; the header of the report says how to see them
 # again.
 SEED = int(os.environ.setdefault("FLASHPLAN_TEST_SEED", str(secrets.randbits(31))))
+
+# Variants are compiled by the tests that use them, and not taken from what the user has kept.
+CACHE = tempfile.TemporaryDirectory(prefix="flashplan-tests-")
+os.environ.setdefault("FLASHPLAN_CACHE_DIR", CACHE.name)
 
 
 def why_no_gpu():

@@ -8,6 +8,7 @@ import numpy as np
 
 import flashplan as fp
 import reference
+from variant_cases import VARIANTS
 
 INT_MAX = np.iinfo(np.int32).max
 SPARE_ROWS = 3  # tensors may have more rows than the plan
@@ -30,6 +31,7 @@ class Inputs:
     mask: np.ndarray | None = None
     mask_begin: np.ndarray | None = None
     sinks: np.ndarray | None = None
+    variant_arguments: dict | None = None
 
     def plan_args(self):
         lengths = (self.qo_indptr, self.planned_lens)
@@ -55,7 +57,9 @@ class Inputs:
 
     def other_tensors(self):
         """Arguments of run() besides q, k and v."""
-        others = {"kv_lens": self.device_lens, "mask": self.mask, "sinks": self.sinks}
+        own = self.variant_arguments or {}
+        tensors = {name: x for name, x in own.items() if isinstance(x, np.ndarray)}
+        others = {"kv_lens": self.device_lens, "mask": self.mask, "sinks": self.sinks} | tensors
         return self.tables() | {name: x for name, x in others.items() if x is not None}
 
     def pages(self, request):
@@ -178,6 +182,8 @@ def add_other_tensors(case, rng, inputs):
     if case.sinks:
         inputs.sinks = normal(rng, case.num_qo_heads, np.float32, 3.0)
         plant(case, "sinks", rng, inputs.sinks)
+    if case.variant is not None:
+        inputs.variant_arguments = VARIANTS[case.variant].arguments(case, rng)
 
 
 def make_inputs(case, seed):

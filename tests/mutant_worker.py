@@ -28,7 +28,8 @@ FIRST = {
         "ctest:test_status|test_run_status|test_tensor_checks|test_memory_checks|test_aliasing"
     ],
     "src/ops": ["ctest:test_rows|test_sampling|test_append_merge|test_aliasing"],
-    "src/common": ["ctest:test_status"],
+    "src/common": ["ctest:test_status|test_variants"],
+    "src/variant": ["ctest:test_variants", "pytest:test_variants"],
     "src/c_abi": ["ctest:test_c_abi"],
     "bindings": ["pytest:test_errors test_dlpack test_streams"],
     "python": ["pytest:test_errors test_api"],

@@ -64,18 +64,40 @@ def attention(
     v_scale=1.0,
     mask=None,
     sinks=None,
+    bodies=None,
+    arguments=None,
+    uses_softmax=True,
+    request=0,
     dtype="float64",
 ):
     """One request: q [qo_len, num_qo_heads, head_dim_qk], k and v [kv_len, num_kv_heads, ...],
-    mask [qo_len, kv_len] of bool, sinks [num_qo_heads]: a logit without a value for each head."""
+    mask [qo_len, kv_len] of bool, sinks [num_qo_heads]: a logit without a value for each head.
+    `bodies` are those of a variant: see variant_cases.py."""
     wide = np.float64 if dtype == "float64" else np.float32
 
     def stored(x):
         return x.astype(dtype).astype(wide)
 
-    q = stored(q)
-    k = stored(k.astype(wide) * wide(k_scale))
-    v = stored(v.astype(wide) * wide(v_scale))
+    bodies = bodies or {}
+    arguments = arguments or {}
+    q_tokens = np.arange(q.shape[0]) + k.shape[0] - q.shape[0]
+
+    def transformed(name, x, tokens):
+        """[tokens, heads, dim] by the body for elements of that name."""
+        if name not in bodies:
+            return x
+        heads = [
+            bodies[name](
+                x[:, h], request, tokens[:, None], h, np.arange(x.shape[2])[None], **arguments
+            )
+            for h in range(x.shape[1])
+        ]
+        return np.stack(heads, axis=1)
+
+    q = stored(transformed("query", q.astype(wide), q_tokens))
+    kv_tokens = np.arange(k.shape[0])
+    k = stored(transformed("key", k.astype(wide), kv_tokens) * wide(k_scale))
+    v = stored(transformed("value", v.astype(wide), kv_tokens) * wide(v_scale))
     scale = 1 / math.sqrt(q.shape[2]) if softmax_scale is None else softmax_scale
     group_size = q.shape[1] // k.shape[1]
     visible = visible_keys(q.shape[0], k.shape[0], causal, window_left)
@@ -88,16 +110,23 @@ def attention(
         kv_head = head // group_size
         with np.errstate(invalid="ignore"):
             logits = stored(q[:, head] @ k[:, kv_head].T * wide(scale))
+        at = (request, q_tokens[:, None], kv_tokens[None], head, kv_head, q.shape[0], k.shape[0])
+        seen = visible & bodies["mask"](*at, **arguments) if "mask" in bodies else visible
+        if "logits" in bodies:
+            logits = stored(bodies["logits"](logits, *at, **arguments))
         if softcap > 0:
             logits = stored(wide(softcap) * np.tanh(logits / wide(softcap)))
-        logits = np.where(visible, logits, -np.inf)
+        logits = np.where(seen, logits, -np.inf)
         if sinks is not None:
             logits = np.column_stack([logits, np.full(len(q), wide(sinks[head]))])
-        probabilities, lse[:, head] = softmax(logits)
+        if uses_softmax:
+            probabilities, lse[:, head] = softmax(logits)
+        else:
+            probabilities = np.where(np.isneginf(logits), 0, logits)
         probabilities = stored(probabilities[:, : len(k)])
-        o[:, head] = stored(weighted_sums(probabilities, visible, v[:, kv_head]))
+        o[:, head] = stored(weighted_sums(probabilities, seen, v[:, kv_head]))
     o[np.isnan(lse)] = np.nan  # also where the sink alone is NaN
-    return o, lse
+    return transformed("output", o, q_tokens), lse
 
 
 def unpacked_mask(words, begin, kv_len):
@@ -117,7 +146,7 @@ def batch_attention(q, requests, qo_indptr, masks=None, **options):
     masks[r] lets them."""
     masks = masks or [None] * len(requests)
     states = [
-        attention(q[qo_indptr[r] : qo_indptr[r + 1]], k, v, mask=masks[r], **options)
+        attention(q[qo_indptr[r] : qo_indptr[r + 1]], k, v, mask=masks[r], request=r, **options)
         for r, (k, v) in enumerate(requests)
     ]
     o = np.concatenate([o for o, _ in states])

@@ -85,7 +85,6 @@ def test_exception_types():
         ({}, ""),
         ({"q_dtype": "float8_e4m3fn"}, "q_dtype: "),
         ({"device": "cuda:0"}, "(device|q_dtype): "),
-        ({"variant": "alibi"}, "variant: "),
     ],
 )
 def test_is_supported_gives_the_reason(change, reason):

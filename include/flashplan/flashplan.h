@@ -18,3 +18,4 @@
 #include "flashplan/schedule.h"
 #include "flashplan/status.h"
 #include "flashplan/tensor.h"
+#include "flashplan/variant.h"

@@ -12,6 +12,7 @@
 #include "flashplan/schedule.h"
 #include "flashplan/status.h"
 #include "flashplan/tensor.h"
+#include "flashplan/variant.h"
 
 namespace flashplan {
 
@@ -43,6 +44,8 @@ struct AttentionOptions {
   std::optional<float> softmax_scale;
   /// logits = softcap * tanh(softmax_scale * q.k / softcap); a normal float > 0, or 0: off.
   float softcap = 0.0F;
+  /// An attention of the user's own; empty: none. The Plan holds it. Such plans share no prefixes.
+  Variant variant;
 
   // Upper bounds for every batch. Buffers and the grid are sized for them, once.
   int32_t max_batch_size = 256;
@@ -114,6 +117,13 @@ struct AttentionTensors {
   /// softmax_scale * k_scale, which may not overflow when it is divided by softcap.
   float k_scale = 1.0F;
   float v_scale = 1.0F;
+  /// Of a Plan with a variant: its tensors, as many as it has and in the order of its description,
+  /// and its scalars; null: the values of the description. Both arrays are read before run()
+  /// returns, what the tensors contain when the run is.
+  const TensorView* variant_tensors = nullptr;
+  int32_t num_variant_tensors = 0;
+  const float* variant_scalars = nullptr;
+  int32_t num_variant_scalars = 0;
   /// At least Plan::workspace_bytes(), aligned to kWorkspaceAlignment; the contents do not matter.
   /// Plans may share a workspace if no two of their runs overlap; on a GPU use one stream for them.
   void* workspace = nullptr;
@@ -133,8 +143,10 @@ class FLASHPLAN_API Plan {
 
   /// Checks the options, selects the kernel and allocates all that a step will need besides the
   /// workspace: on a GPU also room for the schedule there, and pinned host memory to copy it from.
-  ///   kInvalidArgument  an option is out of range, or workspace_bytes is below the minimum
-  ///   kUnsupported      no kernel for these options, or for this GPU
+  /// Compiles a variant, unless this process or the folder of compiled variants has its code.
+  ///   kInvalidArgument  an option is out of range, workspace_bytes is below the minimum, or a
+  ///                     variant does not compile
+  ///   kUnsupported      no kernel for these options, or for this GPU, or no compiler for a variant
   ///   kOutOfMemory      and nothing is left allocated
   static Status create(const AttentionOptions& options, Plan* plan) noexcept;
 

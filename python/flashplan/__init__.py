@@ -4,6 +4,7 @@
 Plan once per step, run once per layer, on tensors of any framework that speaks DLPack.
 """
 
+from flashplan import variants
 from flashplan._core import CudaError, UnsupportedError
 from flashplan._core import version as _version
 from flashplan.attention import Attention
@@ -22,6 +23,7 @@ from flashplan.rows import (
 from flashplan.runtime import get_num_threads, set_num_threads, show_config
 from flashplan.sampling import sample, softmax
 from flashplan.support import is_supported, workspace_bytes
+from flashplan.variant import Variant
 
 __version__ = _version()
 
@@ -30,6 +32,7 @@ __all__ = [
     "CudaError",
     "Rope",
     "UnsupportedError",
+    "Variant",
     "add_rmsnorm",
     "append_paged_kv",
     "apply_rope",
@@ -48,5 +51,6 @@ __all__ = [
     "show_config",
     "silu_and_mul",
     "softmax",
+    "variants",
     "workspace_bytes",
 ]

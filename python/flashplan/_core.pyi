@@ -2,6 +2,7 @@
 flashplan's C++ library; the documented surface is the package flashplan.
 """
 
+from collections.abc import Sequence
 import enum
 from typing import NoReturn, SupportsIndex
 
@@ -18,6 +19,13 @@ class DType(enum.Enum):
     float8_e4m3fn = 3
 
     float8_e5m2 = 4
+
+class Variant:
+    """Variant of include/flashplan/variant.h."""
+
+    def __init__(self, name: str, bodies: Sequence[str | None], softmax: bool, tensors: Sequence[tuple[str, str]], scalars: Sequence[tuple[str, float]]) -> None: ...
+
+    def compile_log(self) -> str: ...
 
 class Options:
     """AttentionOptions of include/flashplan/plan.h."""
@@ -103,6 +111,12 @@ class Options:
     def softcap(self, arg: float, /) -> None: ...
 
     @property
+    def variant(self) -> Variant: ...
+
+    @variant.setter
+    def variant(self, arg: Variant, /) -> None: ...
+
+    @property
     def max_batch_size(self) -> int: ...
 
     @max_batch_size.setter
@@ -145,7 +159,7 @@ class Plan:
 
     def plan(self, qo_indptr: object | None, kv_lens: object | None, kv_indptr: object | None = None, shared_prefixes: object | None = None, mask_begin: object | None = None, stream: object | None = None) -> None: ...
 
-    def run(self, q: object | None, k: object | None, v: object | None, block_table: object | None, page_indptr: object | None, page_indices: object | None, kv_lens: object | None, mask: object | None, sinks: object | None, out: object | None, lse: object | None, k_scale: object | None, v_scale: object | None, stream: object | None) -> None: ...
+    def run(self, q: object | None, k: object | None, v: object | None, block_table: object | None, page_indptr: object | None, page_indices: object | None, kv_lens: object | None, mask: object | None, sinks: object | None, out: object | None, lse: object | None, k_scale: object | None, v_scale: object | None, stream: object | None, variant_arguments: object | None) -> None: ...
 
     def describe(self) -> str:
         """The schedule as text: totals, then the first queues."""

@@ -20,6 +20,7 @@ from flashplan.types import (
     Tensor,
     TensorT,
 )
+from flashplan.variant import Variant, packed_arguments
 
 
 class Attention:
@@ -44,7 +45,9 @@ class Attention:
         softmax_scale: multiplies q.k; a normal float32 > 0; default: 1 / sqrt(head_dim_qk).
         softcap: logits become softcap * tanh(logits / softcap); a normal float32 > 0, or 0 to turn
             this off.
-        variant: None; reserved for attention variants.
+        variant: an attention of your own; see `Variant`. It is compiled here, which takes seconds
+            once: the result is kept in FLASHPLAN_CACHE_DIR (~/.cache/flashplan). On the CPU by the
+            machine's C++ compiler ($CXX, c++).
         kv_layout: "NHD", pages [page_size, num_kv_heads, head_dim], or "HND".
         max_batch_size, max_qo_tokens: the most requests and rows of q that a plan() may have. All
             buffers are allocated for these bounds, once.
@@ -77,8 +80,9 @@ class Attention:
     before the next plan(): use one stream for both.
 
     Raises:
-        ValueError, TypeError: an option is out of range or of the wrong type.
-        UnsupportedError: there is no kernel for the options.
+        ValueError, TypeError: an option is out of range or of the wrong type, or the variant does
+            not compile.
+        UnsupportedError: there is no kernel for the options, or no compiler for the variant.
         CudaError: a CUDA call failed.
 
     Examples:
@@ -103,7 +107,7 @@ class Attention:
         custom_mask: bool = False,
         softmax_scale: float | None = None,
         softcap: float = 0.0,
-        variant: None = None,
+        variant: Variant | None = None,
         kv_layout: KvLayout = "NHD",
         max_batch_size: int = 256,
         max_qo_tokens: int = 8192,
@@ -138,6 +142,7 @@ class Attention:
         self._o_heads_and_dim = (filled.num_qo_heads, filled.head_dim_vo)
         self._o_dtype = filled.o_dtype.name
         self._num_qo_heads = filled.num_qo_heads
+        self._variant = variant
         self._handle = new_handle(self)
 
     def __repr__(self) -> str:
@@ -153,7 +158,7 @@ class Attention:
     @property
     def options(self) -> dict[str, Any]:
         """All options, defaults filled in: Attention(**attn.options) makes an equal object."""
-        return options_dict(self._plan.options)
+        return options_dict(self._plan.options, self._variant)
 
     @property
     def workspace_bytes(self) -> int:
@@ -234,6 +239,7 @@ class Attention:
         k_scale: float = 1.0,
         v_scale: float = 1.0,
         stream: Stream | None = None,
+        **variant_arguments: Tensor | float,
     ) -> TensorT: ...
     @overload
     def run(
@@ -254,6 +260,7 @@ class Attention:
         k_scale: float = 1.0,
         v_scale: float = 1.0,
         stream: Stream | None = None,
+        **variant_arguments: Tensor | float,
     ) -> tuple[TensorT, TensorT]: ...
     @overload
     def run(
@@ -274,6 +281,7 @@ class Attention:
         k_scale: float = 1.0,
         v_scale: float = 1.0,
         stream: Stream | None = None,
+        **variant_arguments: Tensor | float,
     ) -> TensorT | tuple[TensorT, TensorT]: ...
     def run(
         self,
@@ -293,6 +301,7 @@ class Attention:
         k_scale: float = 1.0,
         v_scale: float = 1.0,
         stream: Stream | None = None,
+        **variant_arguments: Tensor | float,
     ) -> Any:
         """Runs the planned attention. A row with no visible key gets o = 0, lse = -inf; with sinks,
         lse is its sink.
@@ -332,6 +341,8 @@ class Attention:
             return_lse: whether to return (o, lse) instead of o.
             k_scale, v_scale: real key = k_scale * stored key.
             stream: where the work goes; see the class. None on the CPU.
+            variant_arguments: of a variant: its tensors, of their dtype and contiguous, and those
+                of its scalars that are not their defaults. A captured run keeps the scalars.
 
         All tensors are on one device. A uint8 or uint16 tensor is read as the dtype in the options,
         for frameworks that lack this dtype (CuPy: bfloat16 as uint16, 8-bit caches as uint8).
@@ -357,6 +368,7 @@ class Attention:
             >>> o.shape, lse.shape
             ((2, 8, 64), (2, 8))
         """
+        own = packed_arguments(self._variant, variant_arguments)
         if out is not None and (lse is not None or not return_lse):
             self._plan.run(
                 q,
@@ -373,6 +385,7 @@ class Attention:
                 k_scale,
                 v_scale,
                 stream,
+                own,
             )
             return (out, lse) if return_lse else out
 
@@ -397,6 +410,7 @@ class Attention:
             k_scale,
             v_scale,
             stream,
+            own,
         )
         o = finish_o(o) if finish_o else o
         if not return_lse:

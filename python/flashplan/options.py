@@ -6,10 +6,13 @@ from __future__ import annotations
 import operator
 import os
 import warnings
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from flashplan import _core
 from flashplan.types import Device, FloatDType, KvDType, KvLayout
+
+if TYPE_CHECKING:
+    from flashplan.variant import Variant
 
 # Of which one exists where NVIDIA's driver is loaded: on Linux, in WSL.
 GPU_FILES = ("/dev/nvidiactl", "/dev/dxg")
@@ -29,7 +32,7 @@ class Options(TypedDict, total=False):
     custom_mask: bool
     softmax_scale: float | None
     softcap: float
-    variant: None
+    variant: Variant | None
     kv_layout: KvLayout
     max_batch_size: int
     max_qo_tokens: int
@@ -160,7 +163,7 @@ def make_options(
     custom_mask: bool = False,
     softmax_scale: float | None = None,
     softcap: float = 0.0,
-    variant: None = None,
+    variant: Variant | None = None,
     kv_layout: KvLayout = "NHD",
     max_batch_size: int = 256,
     max_qo_tokens: int = 8192,
@@ -169,8 +172,6 @@ def make_options(
     batch_invariant: bool = False,
 ) -> _core.Options:
     """The options of `Attention`, in the core's form."""
-    if variant is not None:
-        raise _core.UnsupportedError(f"variant: expected None in this build, got {variant!r}")
     options = _core.Options()
     options.num_qo_heads = to_int("num_qo_heads", num_qo_heads)
     options.num_kv_heads = to_int("num_kv_heads", num_kv_heads)
@@ -192,6 +193,10 @@ def make_options(
     options.softcap = to_float("softcap", softcap)
     if softcap and not options.softcap:  # which would turn it off
         raise ValueError(f"softcap: expected 0 or a normal float32 > 0, got {softcap}")
+    if variant is not None:
+        if not isinstance(getattr(variant, "_core", None), _core.Variant):
+            raise TypeError(f"variant: expected a Variant, got {type(variant).__name__}")
+        options.variant = variant._core
     options.hnd = is_hnd(kv_layout)
     options.max_batch_size = to_int("max_batch_size", max_batch_size)
     options.max_qo_tokens = to_int("max_qo_tokens", max_qo_tokens)
@@ -215,8 +220,8 @@ def options_from(
     return make_options(num_qo_heads, num_kv_heads, head_dim, **options)
 
 
-def options_dict(options: _core.Options) -> dict[str, Any]:
-    """The keyword arguments of `Attention` that give these options."""
+def options_dict(options: _core.Options, variant: Variant | None) -> dict[str, Any]:
+    """The keyword arguments of `Attention` that give these options, which have this variant."""
     device = options.cuda_device
     head_dims = (options.head_dim_qk, options.head_dim_vo)
     return {
@@ -232,7 +237,7 @@ def options_dict(options: _core.Options) -> dict[str, Any]:
         "custom_mask": options.custom_mask,
         "softmax_scale": options.softmax_scale,
         "softcap": options.softcap,
-        "variant": None,
+        "variant": variant,
         "kv_layout": "HND" if options.hnd else "NHD",
         "max_batch_size": options.max_batch_size,
         "max_qo_tokens": options.max_qo_tokens,

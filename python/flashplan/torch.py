@@ -24,6 +24,7 @@ from flashplan import ops
 from flashplan.attention import Attention
 from flashplan.handles import attention_of
 from flashplan.options import dtype_name, is_hnd
+from flashplan.variant import named_arguments, packed_arguments
 
 if TYPE_CHECKING:
     from flashplan.types import KvDType, KvLayout
@@ -34,7 +35,8 @@ torch.library.define(
     "flashplan::run",
     "(SymInt attention, Tensor q, Tensor k, Tensor v, Tensor? block_table, Tensor? page_indptr, "
     "Tensor? page_indices, Tensor? kv_lens, Tensor? mask, Tensor? sinks, Tensor(a!) out, "
-    "Tensor(b!)? lse, float k_scale, float v_scale) -> ()",
+    "Tensor(b!)? lse, float k_scale, float v_scale, "
+    "Tensor[] variant_tensors, float[] variant_scalars) -> ()",
     tags=torch.Tag.pt2_compliant_tag,
 )
 torch.library.define(
@@ -62,8 +64,11 @@ def _run(
     lse: Tensor | None,
     k_scale: float,
     v_scale: float,
+    variant_tensors: list[Tensor],
+    variant_scalars: list[float],
 ) -> None:
-    attention_of(attention).run(
+    attn = attention_of(attention)
+    attn.run(
         q,
         k,
         v,
@@ -77,6 +82,7 @@ def _run(
         lse=lse,
         k_scale=k_scale,
         v_scale=v_scale,
+        **named_arguments(attn._variant, variant_tensors, variant_scalars),
     )
 
 
@@ -141,6 +147,7 @@ def run(
     return_lse: Literal[False] = False,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
+    **variant_arguments: Tensor | float,
 ) -> Tensor: ...
 @overload
 def run(
@@ -160,6 +167,7 @@ def run(
     return_lse: Literal[True],
     k_scale: float = 1.0,
     v_scale: float = 1.0,
+    **variant_arguments: Tensor | float,
 ) -> tuple[Tensor, Tensor]: ...
 def run(
     attn: Attention,
@@ -178,6 +186,7 @@ def run(
     return_lse: bool = False,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
+    **variant_arguments: Tensor | float,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """`attn.run()` as an operator of PyTorch.
 
@@ -193,6 +202,7 @@ def run(
     Raises:
         What `Attention.run` raises.
     """
+    tensors, scalars = packed_arguments(attn._variant, variant_arguments) or ((), ())
     if out is None:
         dtype = getattr(torch, attn._o_dtype)
         out = q.new_empty((q.shape[0], *attn._o_heads_and_dim), dtype=dtype)
@@ -213,6 +223,8 @@ def run(
         lse,
         k_scale,
         v_scale,
+        tensors,
+        scalars,
     )
     if not return_lse:
         return out

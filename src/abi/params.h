@@ -85,6 +85,15 @@ struct HostParams {
   bool has_few_rows = false;  // the smallest tile holds the packed rows of an average request
 };
 
+constexpr int32_t kMaxVariantTensors = 8;
+constexpr int32_t kMaxVariantScalars = 8;
+
+/// What a user's variant reads, in the order of its description.
+struct VariantArguments {
+  const void* tensors[kMaxVariantTensors] = {};
+  float scalars[kMaxVariantScalars] = {};
+};
+
 struct AttentionParams {
   ScheduleParams schedule = {};
   TensorParams tensors = {};
@@ -92,7 +101,8 @@ struct AttentionParams {
   VariantParams variant = {};
   WorkspaceParams workspace = {};
   HostParams host = {};
-  TensorMaps maps = {};  // (kernels that use them)
+  TensorMaps maps = {};             // (kernels that use them)
+  VariantArguments arguments = {};  // (users' variants)
 };
 
 }  // namespace flashplan

@@ -40,6 +40,15 @@ FLASHPLAN_HOST_DEVICE bool has_real_length(const AttentionParams& p, const Segme
   return p.tensors.kv_lens != nullptr && !is_prefix(segment);
 }
 
+/// The length of a request whose segment is as it was planned: the real one where it is given.
+FLASHPLAN_HOST_DEVICE int32_t real_length(const AttentionParams& p, const Segment& segment,
+                                          int32_t request) {
+  const int32_t planned = segment.position + segment.qo_len;
+  if (p.tensors.kv_lens == nullptr) return planned;
+  const int32_t real = p.tensors.kv_lens[request];
+  return real < 0 ? 0 : real < planned ? real : planned;
+}
+
 /// The request of a segment.
 FLASHPLAN_HOST_DEVICE int32_t request_of(const WorkTile& tile, const Segment& segment,
                                          const PageTable& pages) {

@@ -13,6 +13,7 @@
 #include "api/plan_impl.h"
 #include "common/error.h"
 #include "common/processors.h"
+#include "cpu/compile_variant.h"
 #include "cuda/device.h"
 #include "cuda/launch_kernel.h"
 #include "plan/select_kernel.h"
@@ -139,6 +140,17 @@ DeviceLimits device_limits(Device device) noexcept {
   return limits;
 }
 
+/// Gives the chosen kernel the code of the options' variant.
+Status compile_variant(const AttentionOptions& options, Kernel* kernel) noexcept {
+  if (options.variant.empty()) return {};
+  return cpu::compile_variant(options, kernel);
+}
+
+/// Whether the options' variant could be compiled here.
+Status check_compiler(const AttentionOptions& options) noexcept {
+  return options.variant.empty() ? Status() : cpu::find_compiler();
+}
+
 /// Everything a GPU needs before the first step.
 Status create_on_gpu(const ScheduleBounds& bounds, Plan::Impl* impl) noexcept {
   const int32_t device = impl->options.device.index;
@@ -163,6 +175,7 @@ Status Plan::create(const AttentionOptions& options, Plan* plan) noexcept try {
   auto impl = std::make_unique<Impl>();
   impl->options = options;
   FLASHPLAN_RETURN_IF_ERROR(select_kernel(options, device_limits(options.device), &impl->choice));
+  FLASHPLAN_RETURN_IF_ERROR(compile_variant(options, &impl->choice.kernel));
   AttentionOptions& filled = impl->options;
   filled.num_ctas = impl->choice.num_ctas;
   if (!filled.softmax_scale) {
@@ -211,7 +224,7 @@ Status Plan::plan(const Batch& batch, Stream stream) noexcept {
     FLASHPLAN_RETURN_IF_ERROR(device_schedule->before_upload(stream, &memory));
   }
   impl_->planned = false;
-  const bool shares = !has_masks_inside_prefixes(batch);
+  const bool shares = impl_->options.variant.empty() && !has_masks_inside_prefixes(batch);
   impl_->scheduler.make(batch, shares ? impl_->prefixes.in_order() : std::span<const PrefixGroup>(),
                         memory);
   impl_->num_mask_bits = impl_->options.custom_mask ? place_masks(batch, memory.mask_begins) : 0;
@@ -267,7 +280,8 @@ const char* Plan::kernel_name() const noexcept {
 
 Status is_supported(const AttentionOptions& options) noexcept {
   KernelChoice choice;
-  return select_kernel(options, device_limits(options.device), &choice);
+  FLASHPLAN_RETURN_IF_ERROR(select_kernel(options, device_limits(options.device), &choice));
+  return check_compiler(options);
 }
 
 Status workspace_bytes(const AttentionOptions& options, std::size_t* bytes) noexcept {

@@ -13,6 +13,7 @@
 #include "cuda/device.h"
 #include "cuda/tensor_maps.h"
 #include "flashplan/plan.h"
+#include "variant/variant_impl.h"
 
 namespace flashplan {
 namespace {
@@ -68,6 +69,63 @@ Status check_sinks(const AttentionTensors& t, const Plan::Impl& plan) {
   FLASHPLAN_RETURN_IF_ERROR(check_dtype(sinks, DType::kFloat32, ""));
   FLASHPLAN_RETURN_IF_ERROR(check_device(sinks, plan.options.device));
   return check_shape(sinks, {Dim::exactly(plan.options.num_qo_heads)});
+}
+
+/// A tensor of the variant: any shape, without gaps, since its body sees a pointer.
+Status check_variant_tensor(const TensorArgument& argument, DType dtype, Device device) {
+  FLASHPLAN_RETURN_IF_ERROR(check_dtype(argument, dtype, " (of the variant)"));
+  FLASHPLAN_RETURN_IF_ERROR(check_device(argument, device));
+  FLASHPLAN_RETURN_IF_ERROR(check_memory(argument));
+  int64_t stride = 1;
+  for (int32_t d = argument.view.rank - 1; d >= 0; --d) {
+    if (argument.view.shape[d] > 1 && argument.view.stride[d] != stride) {
+      return error(StatusCode::kInvalidArgument,
+                   "%s: expected a contiguous tensor, got stride %lld in dimension %d",
+                   argument.name, static_cast<long long>(argument.view.stride[d]), d);
+    }
+    stride *= argument.view.shape[d];
+  }
+  return {};
+}
+
+Status check_variant_arguments(const AttentionTensors& t, const Plan::Impl& plan) {
+  const Variant::Impl* variant = plan.options.variant.impl();
+  const auto check_count = [](const char* what, int32_t count, std::size_t expected) -> Status {
+    if (count == static_cast<int32_t>(expected)) return {};
+    return error(StatusCode::kInvalidArgument,
+                 "%s: expected %zu (as many as the variant has), got %d", what, expected, count);
+  };
+  FLASHPLAN_RETURN_IF_ERROR(check_count("variant_tensors", t.num_variant_tensors,
+                                        variant != nullptr ? variant->tensors.size() : 0));
+  if (t.variant_scalars != nullptr) {
+    FLASHPLAN_RETURN_IF_ERROR(check_count("variant_scalars", t.num_variant_scalars,
+                                          variant != nullptr ? variant->scalars.size() : 0));
+  }
+  for (int32_t i = 0; i < t.num_variant_tensors; ++i) {
+    const Variant::Impl::Tensor& expected = variant->tensors[static_cast<size_t>(i)];
+    const TensorArgument argument{expected.name.c_str(), t.variant_tensors[i]};
+    FLASHPLAN_RETURN_IF_ERROR(check_variant_tensor(argument, expected.dtype, plan.options.device));
+  }
+  const bool has_softmax = variant == nullptr || variant->softmax;
+  for (const TensorArgument& argument : {TensorArgument{"lse", t.lse}, {"sinks", t.sinks}}) {
+    if (has_softmax || argument.view.empty()) continue;
+    return error(StatusCode::kInvalidArgument,
+                 "%s: expected none with a variant without softmax, got a tensor", argument.name);
+  }
+  return {};
+}
+
+/// That what is written shares no memory with the variant's tensors.
+Status check_variant_apart(const AttentionTensors& t, const Plan::Impl& plan,
+                           std::span<const TensorArgument> written) {
+  for (int32_t i = 0; i < t.num_variant_tensors; ++i) {
+    const auto& tensor = plan.options.variant.impl()->tensors[static_cast<size_t>(i)];
+    const TensorArgument argument{tensor.name.c_str(), t.variant_tensors[i]};
+    for (const TensorArgument& other : written) {
+      if (!other.view.empty()) FLASHPLAN_RETURN_IF_ERROR(check_apart(other, argument));
+    }
+  }
+  return {};
 }
 
 /// The length of a request on the CPU: the real one if it is given, else the planned one.
@@ -158,6 +216,7 @@ Status check_tensors(const AttentionTensors& t, const Plan::Impl& plan) {
   FLASHPLAN_RETURN_IF_ERROR(check_kv_lens(t, plan));
   FLASHPLAN_RETURN_IF_ERROR(check_mask(t, plan));
   FLASHPLAN_RETURN_IF_ERROR(check_sinks(t, plan));
+  FLASHPLAN_RETURN_IF_ERROR(check_variant_arguments(t, plan));
   FLASHPLAN_RETURN_IF_ERROR(check_k_scale(t.k_scale, options));
   FLASHPLAN_RETURN_IF_ERROR(check_scale("v_scale", t.v_scale));
   FLASHPLAN_RETURN_IF_ERROR(check_workspace(t, plan));
@@ -175,6 +234,7 @@ Status check_tensors(const AttentionTensors& t, const Plan::Impl& plan) {
                                       {"mask", t.mask},
                                       {"sinks", t.sinks}};
   FLASHPLAN_RETURN_IF_ERROR(check_apart(arguments));
+  FLASHPLAN_RETURN_IF_ERROR(check_variant_apart(t, plan, std::span(arguments).first(3)));
   return check_pages(t, plan);
 }
 
@@ -250,6 +310,20 @@ ScheduleParams host_schedule(const AttentionTensors& t, const Plan::Impl& plan) 
   return p;
 }
 
+VariantArguments variant_arguments(const AttentionTensors& t, const AttentionOptions& options) {
+  VariantArguments arguments;
+  const Variant::Impl* variant = options.variant.impl();
+  if (variant == nullptr) return arguments;
+  for (size_t i = 0; i < variant->tensors.size(); ++i) {
+    arguments.tensors[i] = t.variant_tensors[i].data;
+  }
+  for (size_t i = 0; i < variant->scalars.size(); ++i) {
+    arguments.scalars[i] =
+        t.variant_scalars != nullptr ? t.variant_scalars[i] : variant->scalars[i].value;
+  }
+  return arguments;
+}
+
 HostParams host_params(const Plan::Impl& plan) {
   const Schedule& schedule = plan.scheduler.schedule();
   return {.cta_indptr = schedule.cta_indptr.data(),
@@ -273,6 +347,7 @@ AttentionParams make_params(const AttentionTensors& t, const Plan::Impl& plan) {
                static_cast<const float*>(t.sinks.data)};
   p.workspace = workspace_params(t, plan.layout);
   p.host = host_params(plan);
+  p.arguments = variant_arguments(t, options);
   const Kernel& kernel = plan.choice.kernel;
   if (kernel.geometry.uses_tensor_maps) p.maps = cuda::encode_tensor_maps(kernel, options, t);
   return p;

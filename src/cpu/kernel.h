@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What kernel.cpp exports once per instruction set it is compiled for.
+// What kernels.cpp exports once per instruction set it is compiled for.
 #pragma once
 
 #include <cstddef>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The arithmetic of one tile: logits, online softmax, values. A row's result depends on its own
 // query and keys alone, never on how many rows share the tile.
-// Included by kernel.cpp only, inside the namespace of its instruction set.
+// Included by run_queue.h only, inside the namespace of its instruction set.
 
 /// logits[r][j] = q[r] . k[j] for kRows rows and kKeys keys with kRows * kKeys = kLanes.
 template <int kRows>
@@ -93,6 +93,13 @@ inline float softmax_row(float* logits, int32_t num_keys, KeySpan visible, uint3
   store(row_sum, total);
   *row_max = new_max;
   return shrink;
+}
+
+/// Where there is no softmax, weights are the logits: 0 for -inf, as after a softmax.
+inline void drop_infinite(float* logits, KeySpan visible) {
+  for (int32_t j = visible.begin; j < visible.end; ++j) {
+    if (logits[j] == -__builtin_inff()) logits[j] = 0.0F;
+  }
 }
 
 /// o[r] += sum over j in [begin, end) of p[r][j] * v[j], for kRows rows, kVecs vectors at a time.

@@ -6,6 +6,7 @@
 
 #include "common/error.h"
 #include "common/kv_layout.h"
+#include "variant/variant_impl.h"
 
 namespace flashplan {
 namespace {
@@ -102,12 +103,22 @@ Status check_dtypes(const AttentionOptions& o) {
   return {};
 }
 
+Status check_variant(const AttentionOptions& o) {
+  const Variant::Impl* variant = o.variant.impl();
+  if (variant == nullptr || o.softcap == 0.0F || (!variant->logits && variant->softmax)) return {};
+  return error(
+      StatusCode::kInvalidArgument,
+      "softcap: expected 0 with a variant that has logits of its own or no softmax, got %g",
+      static_cast<double>(o.softcap));
+}
+
 }  // namespace
 
 Status check_options(const AttentionOptions& options) noexcept {
   FLASHPLAN_RETURN_IF_ERROR(check_heads(options));
   FLASHPLAN_RETURN_IF_ERROR(check_ranges(options));
-  return check_dtypes(options);
+  FLASHPLAN_RETURN_IF_ERROR(check_dtypes(options));
+  return check_variant(options);
 }
 
 }  // namespace flashplan

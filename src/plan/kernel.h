@@ -28,6 +28,7 @@ enum class Axis : int32_t {
   kSoftcap,
   kBatchInvariant,
   kCustomMask,
+  kVariant,
   kNone
 };
 

@@ -100,6 +100,7 @@ Text offer(const Kernel& kernel, Axis axis) {
     case Axis::kSoftcap: print("%s", kernel.softcap ? "> 0" : "0"); break;
     case Axis::kBatchInvariant: print("%s", "false"); break;
     case Axis::kCustomMask: print("%s", "false"); break;
+    case Axis::kVariant: print("%s", "none"); break;
     case Axis::kNone: break;
   }
   return offer;
@@ -121,6 +122,7 @@ Text asked(const AttentionOptions& o, Axis axis, const char** argument) {
     case Axis::kSoftcap: print("softcap", "%g", static_cast<double>(o.softcap)); break;
     case Axis::kBatchInvariant: print("batch_invariant", "%s", "true"); break;
     case Axis::kCustomMask: print("custom_mask", "%s", "true"); break;
+    case Axis::kVariant: print("variant", "%.31s", o.variant.name()); break;
     case Axis::kNone: break;
   }
   return asked;

@@ -75,6 +75,16 @@ def with_torch() -> None:
     assert_type(both, tuple[torch.Tensor, torch.Tensor])
 
 
+def with_variants() -> None:
+    x: Floats = np.ones((1, 4, 8), np.float32)
+    doubled = fp.Variant("doubled", value="return 2 * x;", tensors={"t": "int32"}, scalars={"s": 1})
+    assert_type(doubled, fp.Variant)
+    assert_type(fp.variants.sink_tokens(4), fp.Variant)
+    if TYPE_CHECKING:  # where there may be no compiler
+        attn = fp.Attention(4, 4, 8, page_size=None, device="cpu", variant=doubled)
+        assert_type(attn.run(x, x, x, t=np.zeros(1, np.int32), s=2.0), Floats)
+
+
 def errors() -> str:
     try:
         fp.Attention(4, 2, 8, device="cpu", workspace=np.zeros(1, np.uint8))
@@ -86,4 +96,5 @@ def errors() -> str:
 if __name__ == "__main__":
     with_numpy()
     with_torch()
+    with_variants()
     errors()

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The operators on rows of a tensor. Compiled once per instruction set, with FLASHPLAN_ISA as its
-// name. As in cpu/kernel.cpp, nothing with external linkage but operator_kernels() may come out of
+// name. As in cpu/kernels.cpp, nothing with external linkage but operator_kernels() may come out of
 // this file: hence no std:: templates here.
 #include "ops/cpu/kernels.h"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // sample() on one row of logits. Compiled once per instruction set, with FLASHPLAN_ISA as its name,
-// and without contraction of a * b + c, so that a GPU gives the same bits. As in cpu/kernel.cpp,
+// and without contraction of a * b + c, so that a GPU gives the same bits. As in cpu/kernels.cpp,
 // nothing with external linkage but sample_row() may come out of this file.
 #include "cpu/float_formats.h"
 #include "ops/cpu/kernels.h"

@@ -1,17 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// The CPU kernel: walks one work queue. Compiled once per instruction set, with FLASHPLAN_ISA as
-// its name. Nothing with external linkage but kernel_set() may come out of this file, or the linker
-// could give one instruction set's code to another: hence no std:: templates here.
-#include "cpu/kernel.h"
+// The CPU kernel: walks one work queue. Included by kernels.cpp, once per instruction set, and by
+// the source of a user's variant; FLASHPLAN_ISA is the name of a namespace for it.
+#pragma once
 
 #include "abi/real_lens.h"
+#include "abi/variant.h"
 #include "cpu/float_formats.h"
+#include "cpu/kernel.h"
 #include "cpu/scratch.h"
 
 namespace flashplan::cpu::FLASHPLAN_ISA {
 namespace {
 
 #include "cpu/kv_tiles.h"
+#include "cpu/variant.h"
 #include "cpu/vec.h"
 // After vec.h, which it uses.
 #include "cpu/tile_math.h"
@@ -27,6 +29,7 @@ struct RowBlock {
   int32_t first_masked_key;
   int32_t kv_head;
   int32_t num_kv_heads;
+  int32_t request;
 
   int32_t num_rows() const { return num_kv_heads * rows.num_rows; }
   int64_t token(int32_t i) const {
@@ -35,13 +38,29 @@ struct RowBlock {
   int64_t qo_head(int32_t i) const {
     return rows.qo_head(kv_head + i / rows.num_rows, i % rows.num_rows, params.schedule.group_size);
   }
+  /// The position of row i's query among the keys.
+  int32_t position(int32_t i) const {
+    return segment.position + rows.query(i % rows.num_rows, params.schedule.group_size);
+  }
   /// Of keys [kv_begin, kv_begin + num_keys), those that row i sees, counted from kv_begin.
   KeySpan visible(int32_t i, int32_t kv_begin, int32_t num_keys) const {
-    const int32_t query = rows.query(i % rows.num_rows, params.schedule.group_size);
-    const KeySpan keys =
-        params.mask.visible(segment.position + query, {kv_begin, kv_begin + num_keys});
+    const KeySpan keys = params.mask.visible(position(i), {kv_begin, kv_begin + num_keys});
     if (keys.begin >= keys.end) return {0, 0};
     return {keys.begin - kv_begin, keys.end - kv_begin};
+  }
+  /// Where the logit of row i and key 0 stands.
+  LogitPosition logit_position(int32_t i) const {
+    return {request,
+            position(i),
+            0,
+            static_cast<int32_t>(qo_head(i)),
+            kv_head + i / rows.num_rows,
+            segment.qo_len,
+            segment.position + segment.qo_len};
+  }
+  /// Where the first element of row i of q and o stands.
+  ElementPosition element_position(int32_t i) const {
+    return {request, position(i), static_cast<int32_t>(qo_head(i)), 0};
   }
   /// A bit for each key of the tile from kv_begin on: whether the caller's mask lets row i see it.
   uint32_t seen(int32_t i, int32_t kv_begin) const {
@@ -50,10 +69,11 @@ struct RowBlock {
 };
 static_assert(kCpuTileKv == 32);  // bits of RowBlock::seen()
 
-void load_queries(const RowBlock& rows, float* to) {
+template <typename Variant>
+void load_queries(const RowBlock& rows, const Variant& variant, float* to) {
   const AttentionParams& p = rows.params;
   const int32_t width = padded(p.tensors.head_dim_qk);
-  dispatch_format(p.tensors.q_dtype, [&](auto format) {
+  dispatch_wide_format(p.tensors.q_dtype, [&](auto format) {
     using QFormat = decltype(format);
     for (int32_t r = 0; r < rows.num_rows(); ++r) {
       const auto* q = static_cast<const typename QFormat::Storage*>(p.tensors.q.data) +
@@ -61,16 +81,50 @@ void load_queries(const RowBlock& rows, float* to) {
                       rows.qo_head(r) * p.tensors.q.head_stride;
       float* row = to + int64_t{r} * width;
       convert_row<QFormat>(q, row, p.tensors.head_dim_qk);
+      if constexpr (Variant::kTransformsQuery) {
+        const ElementPosition at = rows.element_position(r);
+        for (int32_t d = 0; d < p.tensors.head_dim_qk; ++d)
+          row[d] = variant.query(row[d], at.next(d));
+      }
       for (int32_t d = 0; d < width; ++d) row[d] *= p.variant.logits_scale;
     }
   });
 }
 
-/// Attention of `rows` over keys [kv_begin, kv_end): scratch.o normalised, scratch.lse. Not
-/// inlined: one copy of the code gives one result per chunk, whoever runs it.
-template <typename KvFormat>
-[[gnu::noinline]] void compute_state(const RowBlock& rows, int32_t kv_begin, int32_t kv_end,
-                                     const Scratch& scratch) {
+/// Applies a hook for elements to a converted tile of the keys of a head from kv_begin on.
+template <typename Hook>
+FLASHPLAN_INLINE void transform_tile(const RowBlock& rows, int32_t kv_head, int32_t kv_begin,
+                                     int32_t num_keys, int32_t head_dim, float* tile, Hook hook) {
+  for (int32_t j = 0; j < num_keys; ++j) {
+    const ElementPosition at = {rows.request, kv_begin + j, kv_head, 0};
+    float* row = tile + int64_t{j} * padded(head_dim);
+    for (int32_t d = 0; d < head_dim; ++d) row[d] = hook(row[d], at.next(d));
+  }
+}
+
+/// Applies the variant's hooks to the logits of row r and the `visible` keys from kv_begin on.
+/// Returns `seen` without the keys that the variant hides.
+template <typename Variant>
+FLASHPLAN_INLINE uint32_t transform_logits(const RowBlock& rows, const Variant& variant, int32_t r,
+                                           int32_t kv_begin, KeySpan visible, uint32_t seen,
+                                           float* logits) {
+  LogitPosition at = rows.logit_position(r);
+  for (int32_t j = visible.begin; j < visible.end; ++j) {
+    at.key = kv_begin + j;
+    if constexpr (Variant::kTransformsLogits) logits[j] = variant.logit(logits[j], at);
+    if constexpr (Variant::kMasksLogits) {
+      if (!variant.visible(at)) seen &= ~(uint32_t{1} << j);
+    }
+  }
+  return seen;
+}
+
+/// Attention of `rows` over keys [kv_begin, kv_end): scratch.o normalised, scratch.lse. Without a
+/// softmax scratch.o is a sum, and scratch.lse is 0. Not inlined: one copy of the code gives one
+/// result per chunk, whoever runs it.
+template <typename KvFormat, typename Variant>
+[[gnu::noinline]] void compute_state(const RowBlock& rows, const Variant& variant, int32_t kv_begin,
+                                     int32_t kv_end, const Scratch& scratch) {
   const AttentionParams& p = rows.params;
   const int32_t width_qk = padded(p.tensors.head_dim_qk);
   const int32_t width_vo = padded(p.tensors.head_dim_vo);
@@ -98,18 +152,32 @@ template <typename KvFormat>
       for (int32_t h = rows.kv_head; h < heads_end; ++h) {
         const int64_t first = int64_t{h - rows.kv_head} * rows.rows.num_rows;
         keys.load(h, scratch.kv);
+        if constexpr (Variant::kTransformsKey) {
+          transform_tile(rows, h, kv, num_keys, p.tensors.head_dim_qk, scratch.kv,
+                         [&](float x, const ElementPosition& at) { return variant.key(x, at); });
+        }
         compute_logits(scratch.q + first * width_qk, rows.rows.num_rows, scratch.kv, num_keys,
                        width_qk, scratch.logits + first * tile_kv, tile_kv);
       }
-      const bool is_masked = kv + num_keys > rows.first_masked_key;
+      const bool has_bits = kv + num_keys > rows.first_masked_key;
+      const bool is_masked = has_bits || Variant::kMasksLogits;
       for (int32_t r = 0; r < num_rows; ++r) {
         visible[r] = rows.visible(r, kv, num_keys);
-        seen[r] = is_masked ? rows.seen(r, kv) & bits_of(visible[r]) : kAllSeen;
+        seen[r] = is_masked ? bits_of(visible[r]) : kAllSeen;
+        if (has_bits) seen[r] &= rows.seen(r, kv);
+        float* logits = scratch.logits + int64_t{r} * tile_kv;
+        if constexpr (Variant::kTransformsLogits || Variant::kMasksLogits) {
+          seen[r] = transform_logits(rows, variant, r, kv, visible[r], seen[r], logits);
+        }
         if (seen[r] == 0) visible[r] = {0, 0};
+        if constexpr (!Variant::kUseSoftmax) {
+          drop_infinite(logits, visible[r]);
+          continue;
+        }
         float* o = scratch.o + int64_t{r} * width_vo;
-        const float shrink = softmax_row(
-            scratch.logits + int64_t{r} * tile_kv, num_keys, visible[r], seen[r], p.variant.softcap,
-            &scratch.row_max[r], scratch.row_sum + int64_t{r} * kRowPadding);
+        const float shrink =
+            softmax_row(logits, num_keys, visible[r], seen[r], p.variant.softcap,
+                        &scratch.row_max[r], scratch.row_sum + int64_t{r} * kRowPadding);
         if (shrink != 1.0F) {
           for (int32_t d = 0; d < width_vo; ++d) o[d] *= shrink;
         }
@@ -118,6 +186,10 @@ template <typename KvFormat>
       for (int32_t h = rows.kv_head; h < heads_end; ++h) {
         const int32_t first = (h - rows.kv_head) * rows.rows.num_rows;
         values.load(h, scratch.kv);
+        if constexpr (Variant::kTransformsValue) {
+          transform_tile(rows, h, kv, num_keys, p.tensors.head_dim_vo, scratch.kv,
+                         [&](float x, const ElementPosition& at) { return variant.value(x, at); });
+        }
         const float* p_rows = scratch.logits + int64_t{first} * tile_kv;
         float* o_rows = scratch.o + int64_t{first} * width_vo;
         if (is_masked) {
@@ -131,6 +203,10 @@ template <typename KvFormat>
     }
   }
   for (int32_t r = 0; r < num_rows; ++r) {
+    if constexpr (!Variant::kUseSoftmax) {
+      scratch.lse[r] = 0.0F;
+      continue;
+    }
     const float total = sum_of_lanes(load(scratch.row_sum + int64_t{r} * kRowPadding));
     if (total == 0.0F) {  // no visible key: o is still 0. (NaN is not 0.)
       scratch.lse[r] = -__builtin_inff();
@@ -144,25 +220,36 @@ template <typename KvFormat>
 }
 
 /// Writes the result of row r, scale * o, and its lse. Sinks join here, so each row's does once.
-void write_row(const RowBlock& rows, int32_t r, const float* o, float scale, float lse) {
+template <typename Variant>
+void write_row(const RowBlock& rows, const Variant& variant, int32_t r, const float* o, float scale,
+               float lse) {
   const AttentionParams& p = rows.params;
   const int64_t token = rows.token(r);
   const int64_t head = rows.qo_head(r);
   if (p.variant.sinks != nullptr) scale *= add_sink(p.variant.sinks[head], &lse);
-  dispatch_format(p.tensors.o_dtype, [&](auto format) {
+  dispatch_wide_format(p.tensors.o_dtype, [&](auto format) {
     using OFormat = decltype(format);
     auto* out = static_cast<typename OFormat::Storage*>(p.tensors.o.data) +
                 token * p.tensors.o.token_stride + head * p.tensors.o.head_stride;
-    for (int32_t d = 0; d < p.tensors.head_dim_vo; ++d) out[d] = OFormat::store(o[d] * scale);
+    if constexpr (Variant::kTransformsOutput) {
+      const ElementPosition at = rows.element_position(r);
+      for (int32_t d = 0; d < p.tensors.head_dim_vo; ++d) {
+        out[d] = OFormat::store(variant.output(o[d] * scale, at.next(d)));
+      }
+    } else {
+      for (int32_t d = 0; d < p.tensors.head_dim_vo; ++d) out[d] = OFormat::store(o[d] * scale);
+    }
   });
   if (p.tensors.lse.data != nullptr)
     p.tensors.lse.data[token * p.tensors.lse.token_stride + head * p.tensors.lse.head_stride] = lse;
 }
 
-void write_state(const RowBlock& rows, const Scratch& scratch) {
+template <typename Variant>
+void write_state(const RowBlock& rows, const Variant& variant, const Scratch& scratch) {
   const int32_t width = padded(rows.params.tensors.head_dim_vo);
   for (int32_t r = 0; r < rows.num_rows(); ++r) {
-    write_row(rows, r, scratch.o + int64_t{r} * width, rows.params.variant.v_scale, scratch.lse[r]);
+    write_row(rows, variant, r, scratch.o + int64_t{r} * width, rows.params.variant.v_scale,
+              scratch.lse[r]);
   }
 }
 
@@ -177,10 +264,12 @@ void write_partial(const RowBlock& rows, int64_t first_row, const Scratch& scrat
   }
 }
 
-/// States merged so far, of all rows.
+/// States merged so far, of all rows. Without a softmax they add up.
+template <typename Variant>
 class Merger {
  public:
-  Merger(const RowBlock& rows, const Scratch& scratch) : rows_(rows), scratch_(scratch) {
+  Merger(const RowBlock& rows, const Variant& variant, const Scratch& scratch)
+      : rows_(rows), variant_(variant), scratch_(scratch) {
     const int64_t width = padded(rows.params.tensors.head_dim_vo);
     for (int64_t i = 0; i < rows.num_rows() * width; ++i) scratch.merged_o[i] = 0.0F;
     for (int32_t r = 0; r < rows.num_rows(); ++r) {
@@ -190,18 +279,26 @@ class Merger {
   }
 
   void add_row(int32_t r, const float* o, float lse) {
+    if constexpr (!Variant::kUseSoftmax) {
+      for (int32_t d = 0; d < rows_.params.tensors.head_dim_vo; ++d) merged_o(r)[d] += o[d];
+      return;
+    }
     merge_row(o, lse, rows_.params.tensors.head_dim_vo, merged_o(r), &scratch_.merged_max[r],
               &scratch_.merged_sum[r]);
   }
 
   void write() {
     for (int32_t r = 0; r < rows_.num_rows(); ++r) {
+      if constexpr (!Variant::kUseSoftmax) {
+        write_row(rows_, variant_, r, merged_o(r), rows_.params.variant.v_scale, 0.0F);
+        continue;
+      }
       const float total = scratch_.merged_sum[r];
       const bool no_keys = total == 0.0F;  // NaN is not 0
       const float scale = no_keys ? 0.0F : rows_.params.variant.v_scale / total;
       const float lse =
           no_keys ? -__builtin_inff() : scratch_.merged_max[r] + __builtin_logf(total);
-      write_row(rows_, r, merged_o(r), scale, lse);
+      write_row(rows_, variant_, r, merged_o(r), scale, lse);
     }
   }
 
@@ -211,14 +308,24 @@ class Merger {
   }
 
   const RowBlock& rows_;
+  const Variant& variant_;
   const Scratch& scratch_;
 };
 
 /// Merges the partial results of the rows of one request, in the order of their keys, then those of
 /// the prefixes that they are part of, and writes o and lse.
-void merge_partials(const AttentionParams& p, const Merge& merge, const Scratch& scratch) {
-  const RowBlock rows = {p, merge.rows, {}, 0, merge.kv_head, 1};
-  Merger merger(rows, scratch);
+template <typename Variant>
+void merge_partials(const AttentionParams& p, const Variant& variant, const Merge& merge,
+                    const Scratch& scratch) {
+  // Plans of variants share no prefixes, so a segment is a request.
+  const int32_t request = merge.rows.segment;
+  Segment segment = {};
+  if constexpr (Variant::kTransformsOutput) {
+    segment = p.schedule.segments[request];
+    segment.position = real_length(p, segment, request) - segment.qo_len;
+  }
+  const RowBlock rows = {p, merge.rows, segment, 0, merge.kv_head, 1, request};
+  Merger merger(rows, variant, scratch);
   const Merge* from = &merge;
   for (;;) {
     int64_t first_row =
@@ -236,26 +343,29 @@ void merge_partials(const AttentionParams& p, const Merge& merge, const Scratch&
 }
 
 /// Arrives at a merge. The last to arrive sees what all others wrote, and finishes the merge.
-void arrive(const AttentionParams& p, int32_t number, const Scratch& scratch) {
+template <typename Variant>
+void arrive(const AttentionParams& p, const Variant& variant, int32_t number,
+            const Scratch& scratch) {
   const Merge& merge = p.schedule.merges[number];
   const int32_t arrived = __atomic_add_fetch(&p.schedule.arrivals[number], 1, __ATOMIC_ACQ_REL);
   if (arrived != merge.num_pieces) return;
-  if (merge.num_readers == 0) merge_partials(p, merge, scratch);
+  if (merge.num_readers == 0) merge_partials(p, variant, merge, scratch);
   for (int32_t i = 0; i < merge.num_readers; ++i) {
-    arrive(p, merge.first_reader + i * merge.reader_step, scratch);
+    arrive(p, variant, merge.first_reader + i * merge.reader_step, scratch);
   }
 }
 
 /// Attention of `rows` over `keys`, which are those of `tile`, or fewer where the request is
 /// shorter than planned.
-template <typename KvFormat>
-void run_heads(const RowBlock& rows, const WorkTile& tile, KeySpan keys, const Scratch& scratch) {
+template <typename KvFormat, typename Variant>
+void run_heads(const RowBlock& rows, const Variant& variant, const WorkTile& tile, KeySpan keys,
+               const Scratch& scratch) {
   const AttentionParams& p = rows.params;
-  load_queries(rows, scratch.q);
+  load_queries(rows, variant, scratch.q);
   if (p.schedule.chunk_kv == 0) {
-    compute_state<KvFormat>(rows, keys.begin, keys.end, scratch);
+    compute_state<KvFormat>(rows, variant, keys.begin, keys.end, scratch);
     if (tile.merge < 0) {
-      write_state(rows, scratch);
+      write_state(rows, variant, scratch);
       return;
     }
     const int32_t heads_before = rows.kv_head - tile.kv_head;
@@ -264,12 +374,12 @@ void run_heads(const RowBlock& rows, const WorkTile& tile, KeySpan keys, const S
     // One state per chunk, merged left to right: the same operations whether the chunks are run
     // here or by several work tiles.
     const int32_t width = padded(p.tensors.head_dim_vo);
-    Merger merger(rows, scratch);
+    Merger merger(rows, variant, scratch);
     int64_t partial_row = tile.partial_row;
     int32_t num_keys = 0;
     for (int32_t kv = keys.begin; kv < keys.end; kv += num_keys) {
       num_keys = min(p.schedule.chunk_kv, keys.end - kv);
-      compute_state<KvFormat>(rows, kv, kv + num_keys, scratch);
+      compute_state<KvFormat>(rows, variant, kv, kv + num_keys, scratch);
       if (tile.merge >= 0) {
         write_partial(rows, partial_row, scratch);
         partial_row += p.schedule.tile_q;
@@ -286,21 +396,22 @@ void run_heads(const RowBlock& rows, const WorkTile& tile, KeySpan keys, const S
     // Chunks beyond the real length.
     const int32_t num_states = num_chunk_states(tile, p.schedule.merges[tile.merge], p);
     const int64_t rows_end = tile.partial_row + int64_t{num_states} * p.schedule.tile_q;
-    if (partial_row < rows_end) compute_state<KvFormat>(rows, 0, 0, scratch);
+    if (partial_row < rows_end) compute_state<KvFormat>(rows, variant, 0, 0, scratch);
     for (; partial_row < rows_end; partial_row += p.schedule.tile_q) {
       write_partial(rows, partial_row, scratch);
     }
   }
   for (int32_t h = 0; h < rows.num_kv_heads; ++h) {
-    arrive(p, tile.merge + rows.kv_head - tile.kv_head + h, scratch);
+    arrive(p, variant, tile.merge + rows.kv_head - tile.kv_head + h, scratch);
   }
 }
 
-template <DType kv_dtype>
+template <DType kv_dtype, typename Variant>
 void run_queue(const AttentionParams& p, int32_t cta, std::byte* memory) noexcept {
   Scratch scratch;
   partition(&scratch, memory, p.schedule.tile_q, kCpuTileKv, p.tensors.head_dim_qk,
             p.tensors.head_dim_vo);
+  const Variant variant(p);
   for (int32_t i = p.host.cta_indptr[cta]; i < p.host.cta_indptr[cta + 1]; ++i) {
     const WorkTile& tile = p.schedule.tiles[i];
     Segment segment = p.schedule.segments[tile.segment];
@@ -320,19 +431,11 @@ void run_queue(const AttentionParams& p, int32_t cta, std::byte* memory) noexcep
     const int32_t heads_at_once = p.schedule.tile_q / num_rows;
     for (int32_t h = tile.kv_head; h < heads_end; h += heads_at_once) {
       const int32_t num_heads = min(heads_at_once, heads_end - h);
-      run_heads<Format<kv_dtype>>({p, rows, segment, first_masked, h, num_heads}, tile, keys,
-                                  scratch);
+      run_heads<Format<kv_dtype>>({p, rows, segment, first_masked, h, num_heads, request}, variant,
+                                  tile, keys, scratch);
     }
   }
 }
 
 }  // namespace
-
-const KernelSet& kernel_set() noexcept {
-  static constexpr KernelSet set = {run_queue<DType::kFloat32>, run_queue<DType::kFloat16>,
-                                    run_queue<DType::kBFloat16>, run_queue<DType::kFloat8E4M3>,
-                                    run_queue<DType::kFloat8E5M2>};
-  return set;
-}
-
 }  // namespace flashplan::cpu::FLASHPLAN_ISA

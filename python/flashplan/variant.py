@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention of the user's own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from flashplan import _core
+from flashplan.options import dtype_name, to_bool, to_float
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from flashplan.types import Tensor, VariantDType
+
+BODIES = ("query", "key", "value", "output", "logits", "mask")
+DTYPES = ("float32", "int32", "int64", "uint32")
+
+
+class Variant:
+    """An attention of your own: the lines in which it differs, as C++.
+
+    `Attention(..., variant=)` compiles them into the kernel, and keeps the result on disk. Each
+    body is a text of statements that return a value; without it attention is as always:
+
+    - query, key, value, output: of an element `float x` at `int request, token, head, dim` to the
+      element. x of k and v is what is stored, before k_scale and v_scale; of o what is returned.
+      head is a query head in query and output, else a kv head.
+    - logits: of `float x`, which is softmax_scale * k_scale * q.k, at `int request, query, key,
+      qo_head, kv_head, qo_len, kv_len` to the logit. Not together with softcap.
+    - mask: the same without x, to a bool: whether the query sees the key. causal, window_left and
+      custom_mask hold besides.
+
+    `query`, `key` and `token` are positions in the cache: query i of a request stands at
+    kv_len - qo_len + i, of the real kv_len (`run(kv_lens=)`). Bodies of query, key, value and
+    logits are also called for keys that a mask hides.
+
+    exp, exp2, log, log2, tanh, sqrt, rsqrt, pow, sin, cos, erf, floor, ceil (of float), abs, min,
+    max (of int or float) and infinity() work on every device. Constants with a point are double:
+    write 1 or 0.5f.
+
+    docs/howto/variants.md is the guide.
+
+    Args:
+        name: an identifier; the compiler's errors are at "<name>.<body>:<line>:<column>".
+        query, key, value, output, logits, mask: bodies.
+        softmax: False: weights are the logits themselves, those of masked keys 0. There is no lse.
+        tensors: names and dtypes ("float32", "int32", "int64", "uint32") of up to 8 tensors that
+            run() is given as keyword arguments. A body reads `name[i]`: a pointer to contiguous
+            elements; their number is yours to keep.
+        scalars: names and defaults of up to 8 float32 that run() may be given.
+
+    Raises:
+        ValueError: a name is no identifier, is used by something else, or there is no body.
+        TypeError: an argument is of the wrong type, or a tensor of another dtype.
+
+    Examples:
+        >>> alibi = fp.Variant(
+        ...     "alibi",
+        ...     logits="return x + slopes[qo_head] * (key - query);",
+        ...     tensors={"slopes": "float32"},
+        ... )
+        >>> attn = fp.Attention(8, 2, 64, variant=alibi, device="cpu")  # doctest: +SKIP
+        >>> o = attn.run(q, k, v, block_table=table, slopes=slopes)  # doctest: +SKIP
+    """
+
+    __slots__ = ("__weakref__", "_arguments", "_core", "_scalars", "_tensors")
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        query: str | None = None,
+        key: str | None = None,
+        value: str | None = None,
+        output: str | None = None,
+        logits: str | None = None,
+        mask: str | None = None,
+        softmax: bool = True,
+        tensors: Mapping[str, VariantDType] = {},  # noqa: B006
+        scalars: Mapping[str, float] = {},  # noqa: B006
+    ) -> None:
+        _check_text("name", name)
+        bodies = (query, key, value, output, logits, mask)
+        for argument, body in zip(BODIES, bodies):
+            if body is not None:
+                _check_text(argument, body)
+        softmax = to_bool("softmax", softmax)
+        _check_mapping("tensors", tensors)
+        _check_mapping("scalars", scalars)
+        dtypes = {tensor: _dtype(tensor, dtype) for tensor, dtype in tensors.items()}
+        values = {scalar: to_float(scalar, x) for scalar, x in scalars.items()}
+        self._core = _core.Variant(
+            name, list(bodies), softmax, list(dtypes.items()), list(values.items())
+        )
+        self._tensors = tuple(dtypes)
+        self._scalars = values
+        given = {argument: body for argument, body in zip(BODIES, bodies) if body is not None}
+        self._arguments: dict[str, Any] = {"name": name, **given, "softmax": softmax}
+        self._arguments |= {"tensors": dtypes, "scalars": values}
+
+    def __repr__(self) -> str:
+        name = self._arguments["name"]
+        others = ", ".join(f"{k}={v!r}" for k, v in self._arguments.items() if k != "name")
+        return f"{type(self).__name__}({name!r}, {others})"
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Variant):
+            return NotImplemented
+        return self._arguments == other._arguments
+
+    def __hash__(self) -> int:
+        return hash(repr(self))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _remade, (self._arguments,)
+
+    def _packed(self, arguments: dict[str, Any]) -> tuple[tuple[Tensor, ...], tuple[Any, ...]]:
+        """The tensors and scalars of a run, in the order of the description."""
+        if len(arguments) > len(self._tensors) and not self._scalars:
+            _refuse_unknown(arguments, self._tensors)
+        unknown = arguments.keys() - self._scalars.keys() - set(self._tensors)
+        if unknown:
+            _refuse_unknown(unknown, (*self._tensors, *self._scalars))
+        for name in self._tensors:
+            if arguments.get(name) is None:
+                raise TypeError(f"{name}: expected a tensor (of the variant), got None")
+        tensors = tuple(arguments[name] for name in self._tensors)
+        scalars = tuple(arguments.get(name, default) for name, default in self._scalars.items())
+        return tensors, scalars
+
+
+def packed_arguments(variant: Variant | None, arguments: dict[str, Any]) -> Any:
+    """What the core takes for keyword arguments of run() that are not its own."""
+    if variant is not None:
+        return variant._packed(arguments)
+    if arguments:
+        _refuse_unknown(arguments, ())
+    return None
+
+
+def named_arguments(
+    variant: Variant | None, tensors: Sequence[Tensor], scalars: Sequence[float]
+) -> dict[str, Any]:
+    """The keyword arguments that packed_arguments() made these of."""
+    if variant is None:
+        return {}
+    return dict(zip(variant._tensors, tensors)) | dict(zip(variant._scalars, scalars))
+
+
+def _remade(arguments: dict[str, Any]) -> Variant:
+    return Variant(**arguments)
+
+
+def _refuse_unknown(names: Any, known: tuple[str, ...]) -> None:
+    name = sorted(names)[0]
+    of_variant = f"{', '.join(known)} of the variant" if known else "it has no variant with others"
+    raise TypeError(f"{name}: expected an argument of run() ({of_variant}), got an unknown one")
+
+
+def _check_text(argument: str, text: object) -> None:
+    if not isinstance(text, str):
+        raise TypeError(f"{argument}: expected a str, got {type(text).__name__}")
+
+
+def _check_mapping(argument: str, mapping: Any) -> None:
+    if not hasattr(mapping, "items"):
+        raise TypeError(f"{argument}: expected a dict, got {type(mapping).__name__}")
+    for name in mapping:
+        _check_text(argument, name)
+
+
+def _dtype(tensor: str, dtype: Any) -> str:
+    name = dtype_name(dtype)
+    if name not in DTYPES:
+        raise TypeError(
+            f"tensors: expected one of {', '.join(DTYPES)} for {tensor!r}, got {dtype!r}"
+        )
+    return name

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ready-made variants, for `Attention(..., variant=)`.
+
+- alibi: linear biases (Press et al., 2022). Its tensor `slopes`, [num_qo_heads] float32, is what a
+  logit of each head loses for each key between query and key.
+- sigmoid: weights sigmoid(logit + bias) instead of a softmax (FlashSigmoid, Ramapuram et al.,
+  2024). Its scalar `bias` is 0 by default; minus the logarithm of the number of keys is usual.
+- sink_tokens: StreamingLLM's mask.
+
+Examples:
+    >>> fp.variants.sink_tokens(4, window=1019)
+    Variant('sink_tokens', mask='return key < first || key >= query - window;', ...)
+"""
+
+from __future__ import annotations
+
+from flashplan.options import to_int
+from flashplan.variant import Variant
+
+alibi = Variant(
+    "alibi",
+    logits="return x + slopes[qo_head] * (key - query);",
+    tensors={"slopes": "float32"},
+)
+
+sigmoid = Variant(
+    "sigmoid",
+    logits="return 1 / (1 + exp(-(x + bias)));",
+    softmax=False,
+    scalars={"bias": 0.0},
+)
+
+
+def sink_tokens(n: int, window: int = 1023) -> Variant:
+    """StreamingLLM's mask (Xiao et al., 2024): the first n keys, and a window behind each query.
+
+    Args:
+        n: keys from the begin of a request that every query sees, within causality.
+        window: so many keys before its own are what a query sees besides. Both numbers may be given
+            to run() too, as `first` and `window`: no code depends on them.
+    """
+    first, window = to_int("n", n), to_int("window", window)
+    for argument, number in (("n", first), ("window", window)):
+        if not 0 <= number <= 1 << 24:
+            raise ValueError(f"{argument}: expected 0 to {1 << 24}, got {number}")
+    return Variant(
+        "sink_tokens",
+        mask="return key < first || key >= query - window;",
+        scalars={"first": first, "window": window},
+    )

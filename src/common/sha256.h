@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+// SHA-256 (FIPS 180-4): names of what is kept by its content, and checks that it was not damaged.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace flashplan {
+
+class Sha256 {
+ public:
+  using Digest = std::array<uint8_t, 32>;
+
+  void add(const void* data, std::size_t size) noexcept;
+  /// Length and text: two texts are not the same as both in one.
+  void add_text(std::string_view text) noexcept;
+  /// Of what was added; ends the computation.
+  Digest digest() noexcept;
+
+ private:
+  void add_block(const uint8_t* block) noexcept;
+
+  std::array<uint32_t, 8> state_ = {0x6a09e667U, 0xbb67ae85U, 0x3c6ef372U, 0xa54ff53aU,
+                                    0x510e527fU, 0x9b05688cU, 0x1f83d9abU, 0x5be0cd19U};
+  std::array<uint8_t, 64> block_ = {};
+  uint64_t size_ = 0;
+};
+
+/// In hexadecimal digits.
+std::string to_hex(const Sha256::Digest& digest);
+
+}  // namespace flashplan

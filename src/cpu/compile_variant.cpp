@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cpu/compile_variant.h"
+
+#include <dlfcn.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <sstream>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <vector>
+
+#include "common/error.h"
+#include "common/sha256.h"
+#include "cpu/isa.h"
+#include "cpu/kernel.h"
+#include "flashplan/flashplan.h"
+#include "variant/compiler_process.h"
+#include "variant/disk_cache.h"
+#include "variant/embedded_sources.h"
+#include "variant/source.h"
+
+namespace flashplan::cpu {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kEntry = "flashplan_run_queue";
+
+/// Code of a variant, once for each key. Never destroyed: threads may run it until the end.
+struct Compiled {
+  std::mutex mutex;
+  RunQueue run_queue = nullptr;
+  std::string kernel_name;
+};
+
+Compiled& compiled(const std::string& key) {
+  static auto* const mutex = new std::mutex;
+  static auto* const all = new std::map<std::string, std::unique_ptr<Compiled>>;
+  const std::scoped_lock lock(*mutex);
+  std::unique_ptr<Compiled>& one = (*all)[key];
+  if (!one) one = std::make_unique<Compiled>();
+  return *one;
+}
+
+std::vector<std::string> words_of(const char* environment) {
+  const char* text = std::getenv(environment);
+  std::istringstream words(text != nullptr ? text : "");
+  return {std::istream_iterator<std::string>(words), {}};
+}
+
+/// $CXX, which may have options after its name, or the usual names. Empty: there is none.
+std::vector<std::string> compiler_command() {
+  std::vector<std::string> command = words_of("CXX");
+  if (!command.empty()) {
+    command[0] = find_program(command[0]);
+    return command[0].empty() ? std::vector<std::string>() : command;
+  }
+  for (const char* name : {"c++", "g++", "clang++"}) {
+    if (std::string path = find_program(name); !path.empty()) return {path};
+  }
+  return {};
+}
+
+Status no_compiler() {
+  const char* wanted = std::getenv("CXX");
+  return error(StatusCode::kUnsupported,
+               "variant: expected a C++ compiler for the CPU (of C++20: install g++ or clang++, or "
+               "set CXX to one), got %s%.80s",
+               wanted != nullptr && *wanted != '\0' ? "CXX=" : "no c++ in PATH",
+               wanted != nullptr ? wanted : "");
+}
+
+/// As cmake/cpu_instances.cmake compiles the kernels that are built in, then FLASHPLAN_CXXFLAGS.
+std::vector<std::string> compiler_options() {
+  std::vector<std::string> options = {"-std=c++20",
+                                      "-O3",
+                                      "-fno-math-errno",
+                                      "-fno-trapping-math",
+                                      "-ffp-contract=fast",
+                                      "-shared",
+                                      "-fPIC",
+                                      "-I.",
+                                      "-fvisibility=hidden",
+                                      "-fno-exceptions",
+                                      "-fno-rtti",
+                                      "-Werror=return-type",
+                                      "-fdiagnostics-color=never"};
+  switch (widest_isa()) {
+    case Isa::kAvx512:
+      options.insert(options.end(), {"-march=x86-64-v4", "-mprefer-vector-width=512"});
+      break;
+    case Isa::kAvx2: options.push_back("-march=x86-64-v3"); break;
+    case Isa::kBaseline: break;
+  }
+  const std::vector<std::string> own = words_of("FLASHPLAN_CXXFLAGS");
+  options.insert(options.end(), own.begin(), own.end());
+  return options;
+}
+
+const char* dtype_constant(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat16: return "DType::kFloat16";
+    case DType::kBFloat16: return "DType::kBFloat16";
+    case DType::kFloat8E4M3: return "DType::kFloat8E4M3";
+    case DType::kFloat8E5M2: return "DType::kFloat8E5M2";
+    default: return "DType::kFloat32";
+  }
+}
+
+std::string program_source(const AttentionOptions& options) {
+  std::string text =
+      "#define FLASHPLAN_ISA user\n"
+      "#include <math.h>\n"
+      "#include \"cpu/run_queue.h\"\n"
+      "#define FLASHPLAN_DEVICE FLASHPLAN_INLINE\n"
+      "namespace flashplan::cpu::user {\nnamespace {\nnamespace variant {\n"
+      "#include \"abi/variant_math.h\"\n";
+  text += variant_source(*options.variant.impl(), options.softcap > 0.0F);
+  text += "}\n}\n}\nextern \"C\" __attribute__((visibility(\"default\"))) void ";
+  text += kEntry;
+  text +=
+      "(const flashplan::AttentionParams& params, int32_t cta, std::byte* scratch) noexcept {\n"
+      "  using namespace flashplan;\n"
+      "  cpu::user::run_queue<";
+  text += dtype_constant(options.kv_dtype);
+  return text + ", cpu::user::variant::UserVariant>(params, cta, scratch);\n}\n";
+}
+
+/// Of all that the code follows from.
+std::string cache_key(const std::string& source, const std::vector<std::string>& command) {
+  Sha256 hash;
+  hash.add_text("cpu");
+  hash.add_text(version());
+  hash.add_text(source);
+  for (const EmbeddedSource& file : embedded_sources()) {
+    hash.add_text(file.path);
+    hash.add_text(file.text);
+  }
+  for (const std::string& word : command) hash.add_text(word);
+  for (const std::string& word : compiler_options()) hash.add_text(word);
+  // Another compiler of the same name.
+  std::error_code error;
+  const fs::path program = fs::canonical(command[0], error);
+  hash.add_text(program.string());
+  hash.add_text(std::to_string(fs::file_size(program, error)));
+  hash.add_text(std::to_string(fs::last_write_time(program, error).time_since_epoch().count()));
+  return to_hex(hash.digest());
+}
+
+bool write_file(const fs::path& path, std::string_view text) {
+  std::error_code error;
+  fs::create_directories(path.parent_path(), error);
+  std::ofstream file(path, std::ios::binary);
+  file << text;
+  file.close();
+  return file.good();
+}
+
+RunQueue load_code(const fs::path& path) {
+  void* library = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  return library != nullptr ? reinterpret_cast<RunQueue>(::dlsym(library, kEntry)) : nullptr;
+}
+
+/// The first line of a compiler's output that says what is wrong, with what comes before it in its
+/// file: "alibi.logits:1:8: error: ...".
+std::string first_error(const std::string& output) {
+  std::istringstream lines(output);
+  std::string first;
+  for (std::string line; std::getline(lines, line);) {
+    if (first.empty()) first = line;
+    if (line.find("error:") != std::string::npos) return line;
+  }
+  return first;
+}
+
+void keep_log(const Variant::Impl& variant, const std::string& log) {
+  const std::scoped_lock lock(variant.log_mutex);
+  variant.log = log;
+}
+
+Status compile(const Variant::Impl& variant, const std::string& source,
+               const std::vector<std::string>& compiler, const fs::path& folder) {
+  bool written = !folder.empty() && write_file(folder / "variant.cpp", source);
+  for (const EmbeddedSource& file : embedded_sources()) {
+    written = written && write_file(folder / file.path, file.text);
+  }
+  if (!written) {
+    return error(StatusCode::kUnsupported,
+                 "variant: expected a temporary folder to compile in (TMPDIR names another one), "
+                 "got %s",
+                 std::strerror(errno));
+  }
+  std::vector<std::string> command = compiler;
+  const std::vector<std::string> options = compiler_options();
+  command.insert(command.end(), options.begin(), options.end());
+  command.insert(command.end(), {"-o", "variant.so", "variant.cpp"});
+  const double seconds = compile_seconds();
+  const ProcessResult result = run_process(command, folder, seconds);
+  const char* name = variant.name.c_str();
+  keep_log(variant, result.output);
+  switch (result.outcome) {
+    case ProcessResult::Outcome::kNotStarted:
+      return error(StatusCode::kUnsupported, "variant: expected to start %.100s, got \"%s\"",
+                   command[0].c_str(), std::strerror(result.error));
+    case ProcessResult::Outcome::kTimeout:
+      return error(StatusCode::kInvalidArgument,
+                   "variant: expected \"%s\" to compile within %g s (FLASHPLAN_COMPILE_SECONDS), "
+                   "got no end",
+                   name, seconds);
+    case ProcessResult::Outcome::kEnded: break;
+  }
+  if (result.succeeded) return {};
+  return error(StatusCode::kInvalidArgument,
+               "variant: expected source of \"%s\" that compiles, got %.150s", name,
+               first_error(result.output).c_str());
+}
+
+/// Fills `code`, whose mutex is held.
+Status make_code(const AttentionOptions& options, const std::string& source,
+                 const std::vector<std::string>& compiler, const std::string& key, Compiled* code) {
+  const DiskCache cache;
+  if (cache.load(key)) code->run_queue = load_code(cache.path(key));
+  if (code->run_queue == nullptr) {
+    const TemporaryFolder folder;
+    FLASHPLAN_RETURN_IF_ERROR(compile(*options.variant.impl(), source, compiler, folder.path()));
+    const fs::path library = folder.path() / "variant.so";
+    std::ifstream file(library, std::ios::binary);
+    const std::string content((std::istreambuf_iterator<char>(file)),
+                              std::istreambuf_iterator<char>());
+    // Folders that may hold no programs: one of the two may be.
+    if (cache.store(key, content)) code->run_queue = load_code(cache.path(key));
+    if (code->run_queue == nullptr) code->run_queue = load_code(library);
+    if (code->run_queue == nullptr) {
+      const char* reason = ::dlerror();
+      return error(StatusCode::kUnsupported,
+                   "variant: expected a folder that code can be loaded from (TMPDIR, or "
+                   "FLASHPLAN_CACHE_DIR), got \"%.120s\"",
+                   reason != nullptr ? reason : "no code");
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+Status find_compiler() noexcept try {
+  return compiler_command().empty() ? no_compiler() : Status();
+} catch (const std::exception&) {
+  return error(StatusCode::kOutOfMemory,
+               "variant: expected memory to look for a compiler, got none");
+}
+
+Status compile_variant(const AttentionOptions& options, Kernel* kernel) noexcept try {
+  const std::vector<std::string> compiler = compiler_command();
+  if (compiler.empty()) return no_compiler();
+  const std::string source = program_source(options);
+  const std::string key = cache_key(source, compiler);
+  Compiled& code = compiled(key);
+  const std::scoped_lock lock(code.mutex);
+  if (code.run_queue == nullptr) {
+    code.kernel_name = std::string(kernel->name) + "_" + options.variant.name();
+    FLASHPLAN_RETURN_IF_ERROR(make_code(options, source, compiler, key, &code));
+  }
+  kernel->name = code.kernel_name;
+  kernel->code.run_queue = code.run_queue;
+  return {};
+} catch (const std::exception&) {
+  return error(StatusCode::kOutOfMemory, "variant: expected memory to compile it, got none");
+}
+
+}  // namespace flashplan::cpu

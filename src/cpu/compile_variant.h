@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+// Users' variants on the CPU: compiled by the machine's C++ compiler.
+#pragma once
+
+#include "flashplan/plan.h"
+#include "flashplan/status.h"
+#include "plan/kernel.h"
+
+namespace flashplan::cpu {
+
+/// Whether there is a compiler: kUnsupported says how to get one.
+Status find_compiler() noexcept;
+
+/// Gives `kernel`, which was selected for the options, the code of their variant: of this process,
+/// of the cache on disk, or of the compiler. It stays loaded until the process ends.
+///   kInvalidArgument  it does not compile; Variant::compile_log() has all that the compiler said
+///   kUnsupported      there is no compiler
+Status compile_variant(const AttentionOptions& options, Kernel* kernel) noexcept;
+
+}  // namespace flashplan::cpu

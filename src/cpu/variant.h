@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+// The hooks of an attention variant on the CPU: what kernels/device/variant.h is on a GPU.
+// Included by run_queue.h only, inside the namespace of its instruction set.
+
+/// softmax(logits), and the base of every variant. A variant derives from it and overrides by
+/// shadowing. Hooks whose flag is false cost nothing. The key and value hooks also run on masked
+/// elements.
+struct Standard {
+  static constexpr bool kUseSoftmax = true;         // false: weights are the logits themselves
+  static constexpr bool kTransformsQuery = false;   // query(): each element of q
+  static constexpr bool kTransformsKey = false;     // key(), before k_scale
+  static constexpr bool kTransformsValue = false;   // value(), before v_scale
+  static constexpr bool kTransformsLogits = false;  // logit(), before masks
+  static constexpr bool kMasksLogits = false;       // visible(), besides causal and window
+  static constexpr bool kTransformsOutput = false;  // output(): each element, normalised
+
+  explicit Standard(const AttentionParams& /*params*/) {}
+};
+
+/// The softcap is applied to the logits of any variant, where AttentionParams has one.
+using Softcap = Standard;
+
+/// The base of a variant that has a logit() of its own.
+struct OwnLogits : Standard {
+  using Standard::Standard;
+  /// softmax_scale * k_scale * q.k; on the CPU queries are scaled as they are read.
+  FLASHPLAN_INLINE float scaled(float product) const { return product; }
+};

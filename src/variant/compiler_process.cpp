@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "variant/compiler_process.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <cstddef>
+#include <cstdlib>
+#include <sstream>
+#include <system_error>
+#include <thread>
+
+namespace flashplan {
+namespace {
+
+namespace fs = std::filesystem;
+using Clock = std::chrono::steady_clock;
+
+constexpr std::size_t kMostOutput = 64 << 10;
+
+/// Reads until the other end is closed; what is too much is thrown away. Returns whether it was
+/// closed before the deadline.
+bool read_all(int pipe, Clock::time_point deadline, std::string* output) {
+  std::array<char, 4096> buffer;
+  for (;;) {
+    const auto left =
+        std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now()).count();
+    if (left <= 0) return false;
+    pollfd waiting = {pipe, POLLIN, 0};
+    const int ready = ::poll(&waiting, 1, static_cast<int>(std::min<int64_t>(left, 60000)));
+    if (ready < 0 && errno != EINTR) return true;
+    if (ready <= 0) continue;
+    const ssize_t count = ::read(pipe, buffer.data(), buffer.size());
+    if (count == 0 || (count < 0 && errno != EINTR)) return true;
+    if (count < 0) continue;
+    output->append(buffer.data(),
+                   std::min(static_cast<std::size_t>(count), kMostOutput - output->size()));
+  }
+}
+
+/// Waits for a process that has closed its output. Returns whether it ended before the deadline.
+bool wait_for(pid_t process, Clock::time_point deadline, int* status) {
+  for (;;) {
+    const pid_t ended = ::waitpid(process, status, WNOHANG);
+    if (ended == process) return true;
+    // Where the program ignores SIGCHLD, nobody learns how a child ended.
+    if (ended < 0 && errno != EINTR) return *status = 0, true;
+    if (Clock::now() >= deadline) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+}
+
+/// Starts `command` in a process group of its own, its output going to `output_end`. Returns errno.
+int start(const std::vector<std::string>& command, const fs::path& folder, int output_end,
+          pid_t* process) {
+  std::vector<char*> argv;
+  for (const std::string& word : command) argv.push_back(const_cast<char*>(word.c_str()));
+  argv.push_back(nullptr);
+  // Messages in English, whose form is known.
+  std::vector<char*> environment;
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    if (std::string(*entry).rfind("LC_", 0) != 0) environment.push_back(*entry);
+  }
+  char locale[] = "LC_ALL=C";
+  environment.push_back(locale);
+  environment.push_back(nullptr);
+
+  posix_spawn_file_actions_t actions;
+  posix_spawnattr_t attributes;
+  posix_spawn_file_actions_init(&actions);
+  posix_spawnattr_init(&attributes);
+  posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
+  posix_spawn_file_actions_adddup2(&actions, output_end, 1);
+  posix_spawn_file_actions_adddup2(&actions, output_end, 2);
+  posix_spawn_file_actions_addchdir_np(&actions, folder.c_str());
+  // Signals as a new program expects them, whatever this one has made of them.
+  sigset_t none, defaults;
+  sigemptyset(&none);
+  sigemptyset(&defaults);
+  for (const int signal : {SIGPIPE, SIGCHLD, SIGINT, SIGTERM}) sigaddset(&defaults, signal);
+  posix_spawnattr_setsigmask(&attributes, &none);
+  posix_spawnattr_setsigdefault(&attributes, &defaults);
+  posix_spawnattr_setpgroup(&attributes, 0);
+  posix_spawnattr_setflags(
+      &attributes,
+      static_cast<short>(POSIX_SPAWN_SETPGROUP | POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF));
+  const int error =
+      posix_spawn(process, argv[0], &actions, &attributes, argv.data(), environment.data());
+  posix_spawnattr_destroy(&attributes);
+  posix_spawn_file_actions_destroy(&actions);
+  return error;
+}
+
+}  // namespace
+
+TemporaryFolder::TemporaryFolder() {
+  std::error_code error;
+  const fs::path base = fs::temp_directory_path(error);
+  if (error) return;
+  std::string name = (base / "flashplan-XXXXXX").string();
+  if (::mkdtemp(name.data()) != nullptr) path_ = name;
+}
+
+TemporaryFolder::~TemporaryFolder() {
+  std::error_code ignored;
+  if (!path_.empty()) fs::remove_all(path_, ignored);
+}
+
+ProcessResult run_process(const std::vector<std::string>& command, const fs::path& folder,
+                          double seconds) {
+  ProcessResult result;
+  const auto deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(
+                                           std::chrono::duration<double>(seconds));
+  int pipe[2];
+  if (::pipe2(pipe, O_CLOEXEC) != 0) {
+    result.error = errno;
+    return result;
+  }
+  pid_t process = 0;
+  result.error = start(command, folder, pipe[1], &process);
+  ::close(pipe[1]);
+  if (result.error == 0) {
+    int status = 0;
+    const bool ended =
+        read_all(pipe[0], deadline, &result.output) && wait_for(process, deadline, &status);
+    if (!ended) {
+      ::kill(-process, SIGKILL);
+      while (::waitpid(process, &status, 0) < 0 && errno == EINTR) {
+      }
+    }
+    result.outcome = ended ? ProcessResult::Outcome::kEnded : ProcessResult::Outcome::kTimeout;
+    result.succeeded = ended && WIFEXITED(status) && WEXITSTATUS(status) == 0;
+  }
+  ::close(pipe[0]);
+  return result;
+}
+
+std::string find_program(const std::string& name) {
+  const auto is_program = [](const std::string& path) {
+    std::error_code error;
+    return fs::is_regular_file(path, error) && ::access(path.c_str(), X_OK) == 0;
+  };
+  if (name.find('/') != std::string::npos) return is_program(name) ? name : "";
+  const char* folders = std::getenv("PATH");
+  std::istringstream list(folders != nullptr ? folders : "");
+  for (std::string folder; std::getline(list, folder, ':');) {
+    const std::string path = folder + "/" + name;
+    if (!folder.empty() && is_program(path)) return path;
+  }
+  return "";
+}
+
+double compile_seconds() {
+  const char* text = std::getenv("FLASHPLAN_COMPILE_SECONDS");
+  const double seconds = text != nullptr ? std::strtod(text, nullptr) : 0.0;
+  return seconds > 0.0 && seconds < 1e6 ? seconds : 60.0;
+}
+
+}  // namespace flashplan

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "variant/source.h"
+
+#include <cstddef>
+
+namespace flashplan {
+namespace {
+
+/// Keywords alone: a tensor may be called int32_t.
+const char* element_type(DType dtype) {
+  switch (dtype) {
+    case DType::kInt32: return "int";
+    case DType::kInt64: return "long long";
+    case DType::kUInt32: return "unsigned";
+    default: return "float";
+  }
+}
+
+constexpr const char* kOfElements = "float x, int request, int token, int head, int dim";
+constexpr const char* kOfKeys =
+    "int request, int query, int key, int qo_head, int kv_head, int qo_len, int kv_len";
+
+/// A function of the body's text. Errors of the compiler are at its own lines and columns.
+void append_body(std::string& text, const Variant::Impl& variant, const char* name,
+                 const std::string& result, const std::string& parameters,
+                 const std::string& body) {
+  text += "  FLASHPLAN_DEVICE " + result + " flashplan_" + name + "(" + parameters + ") const {\n";
+  text += "#line 1 \"" + variant.name + "." + name + "\"\n";
+  text += body + "\n}\n\n#line 1 \"flashplan\"\n";
+}
+
+/// What the bodies see, and nothing else: names of the user's meet no others.
+void append_bodies(std::string& text, const Variant::Impl& v) {
+  text += "struct UserBodies {\n";
+  for (const Variant::Impl::Tensor& tensor : v.tensors) {
+    text.append("  const ").append(element_type(tensor.dtype)).append("* ");
+    text += tensor.name + ";\n";
+  }
+  for (const Variant::Impl::Scalar& scalar : v.scalars) text += "  float " + scalar.name + ";\n";
+  const std::string of_logits = std::string("float x, ") + kOfKeys;
+  if (v.query) append_body(text, v, "query", "float", kOfElements, *v.query);
+  if (v.key) append_body(text, v, "key", "float", kOfElements, *v.key);
+  if (v.value) append_body(text, v, "value", "float", kOfElements, *v.value);
+  if (v.output) append_body(text, v, "output", "float", kOfElements, *v.output);
+  if (v.logits) append_body(text, v, "logits", "float", of_logits, *v.logits);
+  if (v.mask) append_body(text, v, "mask", "bool", kOfKeys, *v.mask);
+  text += "};\n";
+}
+
+void append_element_hook(std::string& text, const char* flag, const std::string& name) {
+  text += std::string("  static constexpr bool ") + flag + " = true;\n";
+  text += "  FLASHPLAN_DEVICE float " + name + "(float x, const ElementPosition& at) const {\n";
+  text += "    return bodies.flashplan_" + name + "(x, at.request, at.token, at.head, at.dim);\n";
+  text += "  }\n";
+}
+
+constexpr const char* kAtLogit =
+    "at.request, at.query, at.key, at.qo_head, at.kv_head, at.qo_len, at.kv_len);\n";
+
+}  // namespace
+
+std::string variant_source(const Variant::Impl& v, bool softcap) {
+  // Without a softmax weights are the scaled logits, so these are needed also where no body is.
+  const bool own_logits = v.logits || !v.softmax;
+  const char* base = own_logits ? "OwnLogits" : softcap ? "Softcap" : "Standard";
+  std::string text;
+  append_bodies(text, v);
+  text += std::string("struct UserVariant : ") + base + " {\n";
+  if (!v.softmax) text += "  static constexpr bool kUseSoftmax = false;\n";
+  text += "  UserBodies bodies;\n";
+  text += "  FLASHPLAN_DEVICE explicit UserVariant(const AttentionParams& p)\n";
+  text += std::string("      : ") + base + "(p), bodies{";
+  for (std::size_t i = 0; i < v.tensors.size(); ++i) {
+    text += std::string("static_cast<const ") + element_type(v.tensors[i].dtype) +
+            "*>(p.arguments.tensors[" + std::to_string(i) + "]), ";
+  }
+  for (std::size_t i = 0; i < v.scalars.size(); ++i) {
+    text += "p.arguments.scalars[" + std::to_string(i) + "], ";
+  }
+  text += "} {}\n";
+  if (v.query) append_element_hook(text, "kTransformsQuery", "query");
+  if (v.key) append_element_hook(text, "kTransformsKey", "key");
+  if (v.value) append_element_hook(text, "kTransformsValue", "value");
+  if (v.output) append_element_hook(text, "kTransformsOutput", "output");
+  if (own_logits) {
+    text += "  static constexpr bool kTransformsLogits = true;\n";
+    text += "  FLASHPLAN_DEVICE float logit(float product, const LogitPosition& at) const {\n";
+    text += v.logits
+                ? std::string("    return bodies.flashplan_logits(scaled(product), ") + kAtLogit
+                : std::string("    return scaled(product);\n");
+    text += "  }\n";
+  }
+  if (v.mask) {
+    text += "  static constexpr bool kMasksLogits = true;\n";
+    text += "  FLASHPLAN_DEVICE bool visible(const LogitPosition& at) const {\n";
+    text += std::string("    return bodies.flashplan_mask(") + kAtLogit;
+    text += "  }\n";
+  }
+  return text + "};\n";
+}
+
+}  // namespace flashplan

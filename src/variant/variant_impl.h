@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+// A checked description of a variant, and its source.
+#pragma once
+
+#include <cstdint>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "flashplan/variant.h"
+
+namespace flashplan {
+
+struct Variant::Impl {
+  struct Tensor {
+    std::string name;
+    DType dtype;
+  };
+  struct Scalar {
+    std::string name;
+    float value;
+  };
+
+  std::string name;
+  std::optional<std::string> query, key, value, output, logits, mask;
+  bool softmax = true;
+  std::vector<Tensor> tensors;
+  std::vector<Scalar> scalars;
+
+  mutable std::mutex log_mutex;
+  mutable std::string log;  // Variant::compile_log()
+};
+
+}  // namespace flashplan

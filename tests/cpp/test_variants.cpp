@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0
+// Variants of users from C++: descriptions, compiling, running. Results of every body are tested
+// from Python.
+#include <cstdint>
+#include <cstdlib>
+#include <filesystem>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "check.h"
+#include "common/sha256.h"
+#include "flashplan/flashplan.h"
+#include "variant/compiler_process.h"
+
+namespace flashplan::test {
+namespace {
+
+/// Not what users have kept; and how fast the code is does not matter here.
+struct Environment {
+  TemporaryFolder cache;
+  Environment() {
+    ::setenv("FLASHPLAN_CACHE_DIR", cache.path().c_str(), 1);
+    ::setenv("FLASHPLAN_CXXFLAGS", "-O1", 1);
+  }
+};
+const Environment environment;
+
+std::string hex_of(const std::string& text) {
+  Sha256 hash;
+  // In pieces of different sizes.
+  hash.add(text.data(), text.size() / 3);
+  hash.add(text.data() + text.size() / 3, text.size() - text.size() / 3);
+  return to_hex(hash.digest());
+}
+
+// The examples of FIPS 180-2, appendix B, and a text that ends where its length has no more room.
+TEST(sha256) {
+  CHECK_EQ(hex_of(""), "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
+  CHECK_EQ(hex_of("abc"), "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+  CHECK_EQ(hex_of("abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq"),
+           "248d6a61d20638b8e5c026930c3e6039a33ce45964ff2167f6ecedd419db06c1");
+  CHECK_EQ(hex_of(std::string(1000000, 'a')),
+           "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0");
+  for (const std::size_t size : {55U, 56U, 63U, 64U, 65U, 119U, 120U}) {
+    Sha256 whole;
+    const std::string text(size, 'x');
+    for (const char c : text) whole.add(&c, 1);
+    CHECK_EQ(to_hex(whole.digest()), hex_of(text));
+  }
+}
+
+VariantDescription shifted() {
+  static constexpr VariantTensor kTensors[] = {{"shifts", DType::kFloat32}};
+  static constexpr VariantScalar kScalars[] = {{"gain", 1.0F}};
+  VariantDescription description;
+  description.name = "shifted";
+  description.value = "return gain * x + shifts[head];";
+  description.tensors = kTensors;
+  description.num_tensors = 1;
+  description.scalars = kScalars;
+  description.num_scalars = 1;
+  return description;
+}
+
+TEST(descriptions) {
+  Variant variant;
+  CHECK(variant.empty());
+  CHECK_EQ(std::string(variant.name()), "");
+  const auto refuses = [](const char* argument, StatusCode code, auto change) {
+    VariantDescription description = shifted();
+    change(description);
+    Variant unused;
+    const Status status = Variant::create(description, &unused);
+    CHECK(status.code == code);
+    CHECK(std::string(status.message).starts_with(std::string(argument) + ":"));
+    CHECK(unused.empty());
+  };
+  constexpr StatusCode kInvalid = StatusCode::kInvalidArgument;
+  refuses("name", kInvalid, [](auto& d) { d.name = nullptr; });
+  refuses("name", kInvalid, [](auto& d) { d.name = "two words"; });
+  refuses("query, key, value, output, logits, mask", kInvalid, [](auto& d) { d.value = nullptr; });
+  refuses("tensors", kInvalid, [](auto& d) { d.num_tensors = 9; });
+  refuses("tensors", kInvalid, [](auto& d) { d.num_tensors = -1; });
+  refuses("tensors", kInvalid, [](auto& d) { d.tensors = nullptr; });
+  refuses("scalars", kInvalid, [](auto& d) { d.scalars = nullptr; });
+  static constexpr VariantTensor kNameless[] = {{nullptr, DType::kFloat32}};
+  refuses("tensors", kInvalid, [](auto& d) { d.tensors = kNameless; });
+  static constexpr VariantTensor kHalf[] = {{"halves", DType::kFloat16}};
+  refuses("tensors", StatusCode::kInvalidType, [](auto& d) { d.tensors = kHalf; });
+  static constexpr VariantScalar kSame[] = {{"shifts", 1.0F}};
+  refuses("scalars", kInvalid, [](auto& d) { d.scalars = kSame; });
+  CHECK(!Variant::create(shifted(), nullptr).ok());
+  CHECK(Variant::create(shifted(), &variant).ok());
+  CHECK_EQ(std::string(variant.name()), "shifted");
+}
+
+AttentionOptions options_with(const Variant& variant) {
+  AttentionOptions o;
+  o.num_qo_heads = 2;
+  o.num_kv_heads = 1;
+  o.head_dim_qk = o.head_dim_vo = 4;
+  o.q_dtype = o.kv_dtype = o.o_dtype = DType::kFloat32;
+  o.max_batch_size = 1;
+  o.max_qo_tokens = 1;
+  o.num_ctas = 1;
+  o.variant = variant;
+  return o;
+}
+
+// A Plan holds its variant; scalars have defaults; counts and places of arguments are checked.
+TEST(a_plan_with_a_variant) {
+  Plan plan;
+  {
+    Variant variant;
+    CHECK(Variant::create(shifted(), &variant).ok());
+    CHECK(is_supported(options_with(variant)).ok());
+    const Status status = Plan::create(options_with(variant), &plan);
+    CHECK(status.ok());
+    if (!status.ok()) {
+      std::fprintf(stderr, "%s\n%s\n", status.message, variant.compile_log().c_str());
+      return;
+    }
+  }
+  CHECK_EQ(std::string(plan.options().variant.name()), "shifted");
+  CHECK(std::string(plan.kernel_name()).ends_with("_shifted"));
+
+  const int32_t qo_indptr[] = {0, 1};
+  const int32_t kv_lens[] = {3};
+  CHECK(plan.plan({qo_indptr, kv_lens, nullptr, 1}).ok());
+  std::vector<float> q(8, 1.0F), kv(12, 2.0F), o(8), shifts = {0.5F};
+  alignas(256) static std::byte workspace[1 << 20];
+  AttentionTensors t;
+  t.q = contiguous(q.data(), DType::kFloat32, {}, {1, 2, 4});
+  t.k = t.v = contiguous(kv.data(), DType::kFloat32, {}, {3, 1, 4});
+  t.o = contiguous(o.data(), DType::kFloat32, {}, {1, 2, 4});
+  t.workspace = workspace;
+  t.workspace_bytes = sizeof(workspace);
+  CHECK(!plan.run(t).ok());  // without its tensor
+  const TensorView tensors[] = {contiguous(shifts.data(), DType::kFloat32, {}, {1})};
+  t.variant_tensors = tensors;
+  t.num_variant_tensors = 1;
+  CHECK(plan.run(t).ok());
+  for (const float x : o) CHECK_EQ(x, 2.5F);
+  const float scalars[] = {3.0F};
+  t.variant_scalars = scalars;
+  CHECK(!plan.run(t).ok());  // none of them
+  t.num_variant_scalars = 1;
+  CHECK(plan.run(t).ok());
+  for (const float x : o) CHECK_EQ(x, 6.5F);
+  const TensorView overlapping[] = {contiguous(o.data(), DType::kFloat32, {}, {1})};
+  t.variant_tensors = overlapping;
+  CHECK(!plan.run(t).ok());
+
+  Plan standard;
+  CHECK(Plan::create(options_with({}), &standard).ok());
+  CHECK(standard.plan({qo_indptr, kv_lens, nullptr, 1}).ok());
+  CHECK(!standard.run(t).ok());  // it has no variant
+}
+
+TEST(threads_compile_once) {
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 4; ++i) {
+    threads.emplace_back([] {
+      Variant variant;
+      Plan plan;
+      CHECK(Variant::create(shifted(), &variant).ok());
+      CHECK(Plan::create(options_with(variant), &plan).ok());
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+TEST(what_does_not_compile) {
+  VariantDescription description = shifted();
+  description.value = "return\n  nonsense;";
+  Variant variant;
+  Plan plan;
+  CHECK(Variant::create(description, &variant).ok());
+  const Status status = Plan::create(options_with(variant), &plan);
+  CHECK(status.code == StatusCode::kInvalidArgument);
+  CHECK(std::string(status.message).find("shifted.value:2:3: error:") != std::string::npos);
+  CHECK(variant.compile_log().find("nonsense") != std::string::npos);
+}
+
+TEST(processes) {
+  const TemporaryFolder folder;
+  const std::string sleep = find_program("sleep");
+  CHECK(!sleep.empty());
+  CHECK(find_program("/nonexistent").empty());
+  CHECK(find_program("no such program").empty());
+  const ProcessResult slow = run_process({sleep, "100"}, folder.path(), 0.05);
+  CHECK(slow.outcome == ProcessResult::Outcome::kTimeout);
+  CHECK(!slow.succeeded);
+  const ProcessResult failed = run_process({find_program("false")}, folder.path(), 60);
+  CHECK(failed.outcome == ProcessResult::Outcome::kEnded && !failed.succeeded);
+  const ProcessResult none = run_process({"/nonexistent"}, folder.path(), 60);
+  CHECK(none.outcome == ProcessResult::Outcome::kNotStarted && none.error != 0);
+  const ProcessResult echo = run_process(
+      {find_program("sh"), "-c", "echo to stdout; echo to stderr >&2; pwd"}, folder.path(), 60);
+  CHECK(echo.succeeded);
+  CHECK_EQ(echo.output, "to stdout\nto stderr\n" + folder.path().string() + "\n");
+  const ProcessResult chatty =
+      run_process({find_program("head"), "-c", "300000", "/dev/zero"}, folder.path(), 60);
+  CHECK(chatty.succeeded);
+  CHECK_EQ(chatty.output.size(), std::size_t{64 << 10});
+}
+
+}  // namespace
+}  // namespace flashplan::test
