@@ -7,7 +7,7 @@ from bad_rows import ADD_RMSNORM, GATED, LAYERNORM, RMSNORM, ROPE
 from bad_runs import RUN
 from bad_sampling import SAMPLE, SOFTMAX
 
-# No two mistakes of one group have the same message.
+# In a group every mistake has another message.
 GROUPS = [
     OPTIONS + PLAN + RUN + APPEND + MASKS + MERGE + OTHER,
     FIND,

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each folder includes only what stands below it: no circle. Run by pre-commit over all sources."""
+"""Checks that each folder includes only headers of folders below it, so that there is no circle.
+
+pre-commit runs it over all sources.
+"""
 
 import pathlib
 import re
@@ -7,9 +10,9 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
-# From the bottom to the top: folder -> (headers of ours it may include, by prefix; third-party
-# headers, by prefix). The longest folder that holds a file counts. upward_rules() refuses prefixes
-# that lead upwards.
+# From the bottom to the top: folder -> (prefixes of our headers that it may include, prefixes of
+# third-party headers). The longest folder that contains a file counts. upward_rules() refuses
+# prefixes of folders above.
 RULES = {
     "include/flashplan": (("flashplan/",), ()),
     "src/common": (("flashplan/", "common/"), ()),
@@ -62,7 +65,7 @@ RULES = {
     ),
     "bench": (("flashplan/", "plan/", "kernels/families.h"), ()),
 }
-# The C library and POSIX, by the names this project uses; <vector> and the like need no entry.
+# Headers of C and POSIX that this project uses; <vector> and the like need no entry.
 SYSTEM = {
     "dlfcn.h",
     "fcntl.h",
@@ -76,7 +79,7 @@ SYSTEM = {
     "sys/wait.h",
     "unistd.h",
 }
-# For what the run-time compiler must be able to take.
+# Folders whose code NVRTC must be able to compile.
 ONLY_CSTDINT = {"src/abi", "src/kernels/device"}
 
 INCLUDE = re.compile(r'^\s*#\s*include\s+([<"])([^>"]+)[>"]', re.MULTILINE)
@@ -98,7 +101,7 @@ def violations(path, folder):
 
 
 def upward_rules():
-    """Prefixes that lead to a folder above: the start of a circle."""
+    """Rules that let a folder include one above it, which would start a circle."""
     order = list(RULES)
     for folder, (own, _) in RULES.items():
         for prefix in own:

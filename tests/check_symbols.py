@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the linker sees of the library.
+"""Checks the symbols of the library.
 
 check_symbols.py library FILE      libflashplan.so exports exactly the public API
 check_symbols.py instance OBJECT.. the CPU kernels of one instruction set define nothing that the
@@ -94,8 +94,8 @@ def check_library(path):
 
 
 def check_instance(paths):
-    # A weak function compiled for AVX-512 may replace everyone's copy, and then the library stops
-    # with an illegal instruction on a machine that never chose this kernel.
+    # The linker may keep the AVX-512 copy of a weak function for all callers. The library would
+    # then stop with an illegal instruction on a machine without AVX-512.
     weak = sorted({name for kind, name in defined_symbols(paths) if kind in "WV"})
     isa_namespace = re.compile(r"\bflashplan::(\w+::)*(baseline|avx2|avx512)::")
     bad = [name for name in weak if not isa_namespace.search(name)]

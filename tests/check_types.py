@@ -28,7 +28,7 @@ def must_pass(*command):
 
 
 def calls():
-    """The lines of the statements that must be refused: expressions, but for the docstring."""
+    """The lines of the statements that must be refused: all expressions except the docstring."""
     body = ast.parse((ROOT / REFUSED).read_text()).body
     return {statement.lineno for statement in body[1:] if isinstance(statement, ast.Expr)}
 

@@ -10,11 +10,11 @@ import flashplan as fp
 import frameworks
 from flashplan import _core
 
-# JAX takes most of a GPU's memory at its first use otherwise: there are others on it.
+# Without this JAX takes most of a GPU's memory at its first use, but the tests share the GPU.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
-# Fresh inputs every run, the same in all workers; the header of the report says how to see them
-# again.
+# Inputs differ in every run, and are the same in all workers. The header of the report says how to
+# get them again.
 SEED = int(os.environ.setdefault("FLASHPLAN_TEST_SEED", str(secrets.randbits(31))))
 
 # Variants are compiled by the tests that use them, and not taken from what the user has kept.
@@ -51,7 +51,7 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item):
-    """Where a run names one family of GPU kernels, tests of options that it does not serve skip."""
+    """Skips tests of options that the kernel family of FLASHPLAN_KERNEL_FAMILY does not serve."""
     try:
         return (yield)
     except fp.UnsupportedError as error:
@@ -68,7 +68,7 @@ def _import(name, request):
 
 @pytest.fixture(autouse=True)
 def current_device_stays(request):
-    """Whatever a test does with other GPUs, the library leaves the current one as it was."""
+    """Checks that the library does not change the current GPU, even if a test uses other ones."""
     if not request.node.get_closest_marker("gpu") or _core.cuda_device_count() < 2:
         yield
         return
@@ -120,7 +120,7 @@ def jax(request):
     return jax
 
 
-# Of function scope: pytest then runs one case in all frameworks before it goes on to the next.
+# With function scope pytest runs a case in all frameworks before the next case.
 @pytest.fixture(params=frameworks.NAMES)
 def framework(request):
     if request.param == "numpy":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NumPy arrays to a framework's tensors and back, without changing a bit.
+"""Converts NumPy arrays to tensors of a framework and back, bit by bit.
 
 On the CPU, tensors share the array's memory. On a GPU they have a copy of all the memory that the
 array is a view of, and lie in it as the array does.
@@ -43,7 +43,7 @@ class NumPy:
         return tensor
 
     def fetch(self, array, tensor):
-        """Brings what was written to `tensor` to the memory of the array it was made from."""
+        """Copies what was written to `tensor` back to the array that it was made from."""
 
 
 class Torch:
@@ -55,7 +55,7 @@ class Torch:
         self.tensor_type = torch.Tensor
 
     def tensor(self, array):
-        """Shares memory with `array`, strides included."""
+        """A tensor that shares the memory of `array`, with its strides."""
         carrier = array.view(CARRIER[array.dtype.itemsize])
         return self.torch.from_numpy(carrier).view(getattr(self.torch, str(array.dtype)))
 
@@ -106,7 +106,7 @@ class TorchCuda(Torch):
 
 
 class CuPy:
-    """bfloat16 as uint16 and 8-bit floats as uint8, as is usual where a framework has neither."""
+    """bfloat16 as uint16 and 8-bit floats as uint8, as usual without these dtypes."""
 
     name = "cupy"
     writable = True

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random tensors for a Case. Whatever must not be read is NaN, or INT_MAX in a page table."""
+"""Random tensors for a Case. Memory that must not be read holds NaN, or INT_MAX in a page table."""
 
 import dataclasses
 import itertools
@@ -126,7 +126,7 @@ def poisoned(shape, dtype, strided=False):
 
 
 def plant(case, name, rng, tokens):
-    """Puts what is special about tensor `name` at a random place of one request's tokens."""
+    """Writes the special value of tensor `name` to a random element of one request."""
     for tensor, value in case.special:
         if tensor == name and tokens.size:
             at = tuple(rng.integers(n) for n in tokens.shape)
@@ -139,7 +139,7 @@ def normal(rng, shape, dtype, gain=1.0):
 
 
 def lens_on_device(case, rng):
-    """kv_lens, or what counts as the same: more than planned, or a negative length."""
+    """kv_lens, or other lengths with the same meaning: above the planned ones, or negative."""
     if case.planned_lens is None:
         return None
     lens = np.array(case.kv_lens, np.int32)
@@ -149,7 +149,7 @@ def lens_on_device(case, rng):
 
 
 def random_tree(rng, size):
-    """[size, size] of bool: each node of a random tree sees itself and what is above it."""
+    """[size, size] of bool: each node of a random tree sees itself and its ancestors."""
     seen = np.eye(size, dtype=bool)
     for node in range(1, size):
         seen[node] |= seen[rng.integers(node)]
@@ -157,7 +157,7 @@ def random_tree(rng, size):
 
 
 def random_mask(case, rng):
-    """Words of a mask; what stands for no key is random too."""
+    """The words of a mask; bits that belong to no key are random."""
     if case.custom_mask is None:
         return None
     planned_lens = case.planned_lens or case.kv_lens
@@ -211,7 +211,7 @@ def make_inputs(case, seed):
         lists = [rng.choice(num_pages, n, replace=False) for n in pages_of]
         pages = np.concatenate(lists).astype(np.int32)
     k, v = _empty_cache(case, num_pages)
-    # A GPU cannot see that fewer columns than were planned are enough.
+    # On a GPU the table needs columns for the planned lengths: the host can not read the real ones.
     columns = -(-max(planned_lens, default=0) // case.page_size) + 2
     tables = _csr(pages, pages_of) if case.csr else _block_table(pages, pages_of, columns)
     inputs = Inputs(q, k, v, *lens, None, **tables)
@@ -226,7 +226,7 @@ def make_inputs(case, seed):
 
 
 def share_prefixes(case, inputs):
-    """Gives requests the prefixes that they share: the same pages, and of the last page a copy."""
+    """Makes requests share prefixes: they get the same whole pages, and copies of the last."""
     if not case.shared_prefixes:
         return
     inputs.shared_prefixes = np.array(case.shared_prefixes, np.int32)
@@ -249,7 +249,7 @@ def share_prefixes(case, inputs):
 
 
 def _ragged(case, rng, q, qo_indptr, kv_lens, planned_lens):
-    """Requests of "strided" cases have gaps between them, so that kv_indptr is no cumulated sum."""
+    """In "strided" cases there are gaps between requests: kv_indptr is not the running sum."""
     strided = case.memory == "strided"
     kv_indptr = indptr([n + (2 if strided else 0) for n in planned_lens])
     k, v = (
@@ -285,7 +285,7 @@ def _block_table(pages, pages_of, columns):
 
 
 def _csr(pages, pages_of):
-    """Every request has one entry more than it needs."""
+    """A CSR page table in which every request has one entry more than it needs."""
     page_indptr = indptr([n + 1 for n in pages_of])
     page_indices = np.full(page_indptr[-1] + 2, INT_MAX, np.int32)
     for to, begin, n in zip(page_indptr, indptr(pages_of), pages_of, strict=False):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A copy of the tree in which one mutant at a time is built and tested."""
+"""A worker: a copy of the tree, in which it builds and tests one mutant at a time."""
 
 import os
 import pathlib
@@ -15,8 +15,8 @@ WORK = ROOT / "build" / "mutants"
 BUILD_SECONDS, STEP_SECONDS, TEST_SECONDS = 1200, 1200, 90
 NO_TESTS = 5  # pytest's exit code where all tests are left out
 
-# Steps are "ctest:<regex of names>" or "pytest:<files>". First what is likely to notice a mutant of
-# a folder.
+# Steps are "ctest:<regex of names>" or "pytest:<files>". For each folder, the steps that are likely
+# to notice its mutants run first.
 FIRST = {
     "src/abi": ["ctest:test_schedule", "ctest:test_engine"],
     "src/plan": [
@@ -34,7 +34,7 @@ FIRST = {
     "bindings": ["pytest:test_errors test_dlpack test_streams"],
     "python": ["pytest:test_errors test_api"],
 }
-# Then these, in the order of their time.
+# Then these steps run, the fastest first.
 QUICK = [
     "ctest:test_(aliasing|append_merge|memory_checks|run_status|select_kernel|status|tensor_checks)",
     "ctest:test_(thread_pool|workspace_layout)",
@@ -57,7 +57,7 @@ NEVER_CTEST = ["header:.*", "install", "consumer", "stubs_are_current"]
 
 
 class OutOfTime(Exception):
-    """The time limit has passed: what was under way has no result."""
+    """The time limit has passed, so the current mutant has no result."""
 
 
 class Clock:
@@ -69,7 +69,7 @@ class Clock:
 
 
 def named(tool):
-    """What the steps of a tool name, "*" aside."""
+    """All tests that steps of a tool name, without "*"."""
     steps = [step.partition(":")[2] for step in [*QUICK, *SLOW] if step.startswith(tool)]
     return [what for what in steps if what != "*"]
 
@@ -91,7 +91,7 @@ def pytest_files(what):
 
 
 def source_files():
-    """Relative paths of all files of the tree but those that were built and hidden ones."""
+    """Relative paths of all files of the tree, without hidden files and build outputs."""
     for folder, folders, names in os.walk(ROOT):
         top = folder == str(ROOT)
         folders[:] = [
@@ -134,7 +134,7 @@ class Worker:
         )
 
     def copy_tree(self):
-        """Files that are there already and the same are left alone, so that they are not built."""
+        """Copies only files that differ, so that the others are not built again."""
         files = set(source_files())
         for path in self.tree.rglob("*"):
             if path.is_file() and str(path.relative_to(self.tree)) not in files:
@@ -146,7 +146,7 @@ class Worker:
                 shutil.copyfile(source, target)
 
     def run(self, command, seconds):
-        """Exit code and output; code None: it took too long."""
+        """The exit code, None after a timeout, and the output."""
         paths = [str(self.site), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = {
             "CMAKE_BUILD_PARALLEL_LEVEL": str(len(self.processors)),

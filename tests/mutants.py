@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Small bugs put into the sources one at a time, to see whether a test notices.
+"""Puts small bugs into the sources, one at a time, to see whether a test notices them.
 
     python tests/mutants.py --check              each mutant's text is in its file once
     python tests/mutants.py [--only TEXT] [--sample N] [--quick] [--jobs N]
@@ -42,7 +42,7 @@ class Mutant:
 
     @property
     def name(self):
-        """Stays the same when others are added."""
+        """An id that does not change when other mutants are added."""
         return f"{self.file}: {self.why}"
 
     def __str__(self):
@@ -67,7 +67,7 @@ def mutants():
 
 
 def problems():
-    """What is wrong with the lists, in words."""
+    """Messages about errors in the lists."""
     texts = []
     for mutant in mutants():
         path = ROOT / mutant.file
@@ -114,7 +114,7 @@ class Trial:
             return list(pool.map(one, things))
 
     def leave_out_failures(self, steps):
-        """Tests that fail without a mutant say nothing."""
+        """Runs the tests without a mutant, since tests that fail then prove nothing."""
         parts = []
         for step in steps:
             tool, _, what = step.partition(":")

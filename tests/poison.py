@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Output buffers full of NaN, with canaries round them."""
+"""Output buffers full of NaN, with canaries before and behind them."""
 
 import numpy as np
 
@@ -10,7 +10,7 @@ MARGIN = 4  # rows before and after the view
 
 
 class Canary:
-    """An uninitialised-looking buffer and the view of it that a call may write."""
+    """A buffer of NaN, and the view of it that a call may write."""
 
     def __init__(self, shape, dtype, strided=False):
         rows, *inner = shape
@@ -27,7 +27,7 @@ class Canary:
         return buffer[(slice(MARGIN, MARGIN + rows), *(slice(n) for n in inner))]
 
     def assert_only_written(self, rows):
-        """Nothing but the first `rows` rows of the view has changed."""
+        """Checks that only the first `rows` rows of the view have changed."""
         copy = self.buffer.copy()
         self._window(copy, self.view.shape)[:rows].fill(0)
         expected = np.empty_like(copy)
@@ -37,7 +37,7 @@ class Canary:
 
 
 class Workspace:
-    """`num_bytes` of host memory at `memory`, aligned to 256, with canaries round them."""
+    """Host memory with canaries before and behind it: `num_bytes` at `memory`, aligned to 256."""
 
     def __init__(self, num_bytes):
         self.buffer = np.full(num_bytes + 1024, POISON, np.uint8)
@@ -54,7 +54,7 @@ class Workspace:
 
 
 class CudaWorkspace(Workspace):
-    """The same on a GPU."""
+    """The same in memory of a GPU."""
 
     def __init__(self, num_bytes, torch, device):
         self._torch = torch
@@ -63,6 +63,6 @@ class CudaWorkspace(Workspace):
         self.memory = self.buffer[self._begin : self._end]
 
     def poison(self):
-        """Seen by every stream."""
+        """Writes the canaries, and waits until every stream sees them."""
         self.memory.fill_(POISON)
         self._torch.cuda.synchronize(self.buffer.device)

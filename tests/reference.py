@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is correct: attention in NumPy, slow and short, and how far from it a result may be.
+"""The reference: attention in NumPy, slow and short, and the error that a result may have.
 
 With `dtype=float64` the functions are exact for our purposes. With a low-precision dtype they
 are the twin: the same steps, every tensor rounded to the dtype where a naive program would store
@@ -16,7 +16,7 @@ EPS = {"float64": 2.0**-52, "float32": EPS_FLOAT32, "float16": 2.0**-10, "bfloat
 
 
 def visible_keys(qo_len, kv_len, causal=True, window_left=-1):
-    """[qo_len, kv_len] of bool: whether query i sees key j. Aligned at the bottom right."""
+    """[qo_len, kv_len] of bool: whether query i sees key j; the last query is at the last key."""
     i = np.arange(qo_len)[:, None] + kv_len - qo_len
     j = np.arange(kv_len)[None, :]
     visible = np.ones((qo_len, kv_len), bool)
@@ -40,7 +40,7 @@ def softmax(logits):
 
 
 def weighted_sums(probabilities, visible, v):
-    """probabilities @ v, of the values alone that a row sees: 0 * NaN would be NaN."""
+    """probabilities @ v, without the values that a row does not see, since 0 * NaN is NaN."""
     finite = np.isfinite(v)
     sums = probabilities @ np.where(finite, v, 0)
     for key in np.flatnonzero(~finite.all(axis=1)):
@@ -142,8 +142,8 @@ def unpacked_mask(words, begin, kv_len):
 
 
 def batch_attention(q, requests, qo_indptr, masks=None, **options):
-    """All requests: rows qo_indptr[r] .. qo_indptr[r + 1] of q see requests[r] = (k, v), as far as
-    masks[r] lets them."""
+    """All requests: rows qo_indptr[r] to qo_indptr[r + 1] - 1 of q see requests[r] = (k, v), except
+    for what masks[r] hides."""
     masks = masks or [None] * len(requests)
     states = [
         attention(q[qo_indptr[r] : qo_indptr[r + 1]], k, v, mask=masks[r], request=r, **options)
@@ -181,8 +181,8 @@ def append_pages(cache, tokens, pages, kv_len, kv_layout="NHD", scale=1.0):
 
 
 def merge_states(o, lse):
-    """States o [n, ..., head_dim], lse [n, ...] over disjoint keys as one. An lse of -inf says that
-    its o counts for nothing; one of NaN or +inf makes the result NaN."""
+    """Merges states o [n, ..., head_dim], lse [n, ...] over disjoint keys. With an lse of -inf, o
+    is ignored; an lse of NaN or +inf makes the result NaN."""
     o, lse = o.astype(np.float64), lse.astype(np.float64)
     highest = lse.max(axis=0)
     with np.errstate(divide="ignore", invalid="ignore"):

@@ -11,7 +11,8 @@ from inputs import normal, poisoned
 from poison import Canary
 
 DTYPES = ("float32", "float16", "bfloat16")
-# One row per warp, per CTA, several words of a thread, rows too long for registers; odd sizes.
+# Rows for one warp, for one CTA, with several words per thread, and too long for registers; odd
+# sizes.
 SHAPES = [(5, 8), (3, 4, 64), (2, 3, 2, 127), (7, 1000), (1030, 96), (2, 4096), (2, 70001), (33,)]
 
 
@@ -41,12 +42,12 @@ def gated(name, x, scale=1.0):
 
 
 def tolerance(exact, dtype):
-    """Half a unit in the last place of the result, and float32's errors on the way to it."""
+    """The allowed error: half a unit in the last place of the result, and float32's errors."""
     return (0.51 * float(ml_dtypes.finfo(dtype).eps) + 1e-5) * np.abs(exact) + 1e-5
 
 
 def rows(rng, shape, dtype, strided=False):
-    """Random rows, in gaps of NaN where `strided`."""
+    """Random rows; if `strided`, with gaps of NaN between them."""
     if not strided or len(shape) == 1:
         return normal(rng, shape, dtype)
     x = poisoned(shape, dtype, strided=True)

@@ -16,13 +16,14 @@ SETTINGS = {
     "min-p": {"min_p": 0.1},
     "all": {"temperature": 1.3, "top_k": 30, "top_p": 0.9, "min_p": 0.02},
 }
-SLACK = 3e-6  # of a mass: what float32's exponents and weights of 30 bits may move
+# Relative error of a mass, by exponents in float32 and weights of 30 bits.
+SLACK = 3e-6
 
 
 def distribution(
     logits, temperature=1.0, top_k=None, top_p=1.0, min_p=0.0, from_probs=False, slack=0
 ):
-    """The filtered distribution of one row. slack -1, 1: as rounding may widen or narrow it."""
+    """The filtered distribution of one row. slack -1 or 1 moves each cut by a rounding error."""
     x = np.asarray(logits, np.float64)
     order = np.lexsort((np.arange(x.size), -x))  # equal values by id
     if temperature == 0:
@@ -46,7 +47,7 @@ def chi_square(counts, probabilities):
     expected = n * probabilities
     assert counts[probabilities == 0].sum() == 0, "a token was drawn that the filters drop"
     rare = expected < 20
-    # Those that are expected less than 20 times are one token together.
+    # Tokens that are expected less than 20 times are counted as one token.
     counts = np.append(counts[~rare], counts[rare].sum())
     expected = np.append(expected[~rare], expected[rare].sum())
     value = ((counts - expected) ** 2 / np.maximum(expected, 1e-300)).sum()
@@ -55,7 +56,7 @@ def chi_square(counts, probabilities):
 
 
 def limit(num_tests):
-    """The standard deviations that a chi-square test may show, of `num_tests`."""
+    """How many standard deviations a chi-square test may be off, if there are `num_tests`."""
     low, high = 0.0, 40.0
     while high - low > 1e-6:
         middle = (low + high) / 2

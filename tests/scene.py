@@ -50,7 +50,7 @@ class Scene:
         return [bits(x) for x in results]
 
     def assert_unharmed(self):
-        """Nothing was written, and the objects still give right results."""
+        """Checks that nothing was written, and that the objects still give right results."""
         for now, before in zip(self.written, self.before, strict=True):
             assert np.array_equal(bits(now), before), "a refused call wrote to its output"
         for now, before in zip(self._good_results(), self.expected, strict=True):
@@ -206,11 +206,11 @@ def read_only(array):
 
 
 def sharing(*shape, step=None):
-    """Memory whose neighbouring rows share elements: they begin `step` elements apart."""
+    """A view whose rows begin `step` elements apart, so that neighbouring rows share elements."""
     strides = [4 * (step or shape[-1] // 2)] * (len(shape) - 1) + [4]
     return np.lib.stride_tricks.as_strided(zeros(999), shape, strides)
 
 
 def table_beyond(num_pages):
-    """A block_table that names a page `num_pages`, of a cache of 9."""
+    """A block_table with the page id `num_pages`; the cache has 9 pages."""
     return integers([0, 1, 2], [num_pages, 0, 8])

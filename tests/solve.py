@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a Case with flashplan: poisoned outputs and workspace, any framework."""
+"""Runs a Case with flashplan, in any framework, with outputs and a workspace full of NaN."""
 
 import functools
 import zlib
@@ -14,7 +14,7 @@ from inputs import make_inputs
 
 @functools.lru_cache(maxsize=1)
 def problem(case, seed):
-    """The inputs of a case with the exact state and the twin's: (inputs, exact, twin)."""
+    """(inputs, exact, twin): inputs of a case, and the results of the reference and its twin."""
     inputs = make_inputs(case, [seed, zlib.crc32(str(case).encode())])
     requests = inputs.requests(case.kv_layout)
     options = case.reference_options() | {"masks": inputs.masks(case), "sinks": inputs.sinks}
@@ -104,7 +104,7 @@ class CudaRunner(Runner):
 
 
 def assert_correct(case, inputs, exact, twin, o, lse):
-    """Request by request: the error budget of a short one is no excuse for a long one."""
+    """Compares request by request: the error allowed in one must not hide that of another."""
     v = inputs.v.astype(np.float64)
     largest = np.abs(v[np.isfinite(v)]).max(initial=0) * abs(case.v_scale)
     empty = np.isneginf(exact[1])

@@ -124,7 +124,7 @@ def test_views_without_copies(make, request, attn, inputs, expected):
 
 
 def test_negated_views_of_torch_are_refused(torch):
-    """Imaginary parts of conjugates: their memory holds the opposite."""
+    """x.conj().imag is a view whose memory holds the negated values."""
     attn = fp.Attention(2, 2, 1, page_size=None, q_dtype="float32", device="cpu")
     attn.plan([0, 3], [3])
     z = torch.complex(torch.randn(3, 2, 1), torch.randn(3, 2, 1))

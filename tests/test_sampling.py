@@ -142,7 +142,7 @@ def test_random_numbers_are_those_of_philox():
     """Seen through flat logits, whose token is the number's first 16 bits."""
     size = 1 << 16
     flat = np.zeros((1, size), np.float32)
-    # Random123's known-answer test of zeros.
+    # The known answer for zeros, from the tests of Random123, the library by the authors of Philox.
     assert philox(0, 0, 0) == 0xE169C58D6627E8D5
     for seed, offset in ((0, 0), (5, 9), (-1, 2**62 + 12345)):
         assert fp.sample(flat, seed=seed, offset=offset)[0] == philox(seed, offset, 0) >> 48

@@ -12,7 +12,7 @@
 namespace flashplan::test {
 
 inline std::atomic<int64_t> num_allocations{0};
-/// So many more allocations succeed.
+/// The number of further allocations that succeed.
 inline std::atomic<int64_t> allocations_left{std::numeric_limits<int64_t>::max()};
 
 }  // namespace flashplan::test

@@ -24,8 +24,8 @@ inline DeviceLimits cpu_of(int32_t num_processors) {
   return {.kernels = cpu::kernels(), .num_processors = num_processors};
 }
 
-/// For one instance a kernel of every architecture, with tiles that say which: of 32 keys where
-/// there is little shared memory, of 64 rows for 8.0.
+/// The kernels of one instance for several architectures. Their tiles show the architecture: 32
+/// keys for 100 KB of shared memory, 64 rows for 8.0.
 inline std::vector<Kernel> of_architectures(const Kernel& kernel,
                                             const std::vector<Architecture>& architectures) {
   std::vector<Kernel> kernels;
@@ -45,7 +45,7 @@ inline std::vector<Kernel> of_architectures(const Kernel& kernel,
   return kernels;
 }
 
-/// Kernels as they might be compiled in, in the order of the generated list but for the head dims.
+/// Kernels as they might be compiled in, in the order of the generated list except for head dims.
 inline const std::vector<Kernel>& kernels() {
   static const std::vector<Kernel> all = [] {
     std::vector<Kernel> made;

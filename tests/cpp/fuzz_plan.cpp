@@ -30,7 +30,7 @@ void require(bool condition, const std::string& what) {
   std::abort();
 }
 
-/// Mostly small, sometimes anything.
+/// A number, mostly a small one.
 int32_t any_length(FuzzedDataProvider& in, int32_t small) {
   return in.ConsumeIntegral<uint8_t>() < 250 ? in.ConsumeIntegralInRange<int32_t>(0, small)
                                              : in.ConsumeIntegral<int32_t>();
@@ -49,7 +49,7 @@ struct Lengths {
   }
 };
 
-/// Rows of anything, or a forest of prefixes that the requests are long enough for.
+/// Any rows, or a valid forest of prefixes.
 void add_prefixes(FuzzedDataProvider& in, Lengths& lengths) {
   const auto size = static_cast<int32_t>(lengths.kv_lens.size());
   const auto fits = [](int32_t length) { return length >= 0 && length < 100000; };
@@ -96,7 +96,7 @@ Lengths any_lengths(FuzzedDataProvider& in) {
   return lengths;
 }
 
-/// The rules of plan.h for shared prefixes of a batch that is valid otherwise, pair by pair.
+/// The rules of plan.h for the shared prefixes of an otherwise valid batch, checked pair by pair.
 bool has_valid_prefixes(const AttentionOptions& options, const Lengths& l) {
   const auto size = static_cast<int64_t>(l.kv_lens.size());
   const auto& rows = l.shared_prefixes;

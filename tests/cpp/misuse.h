@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a valid call is made wrong in one place, and what its refusal must say.
+// Makes a valid call wrong in one place, and checks its refusal.
 #pragma once
 
 #include <climits>
@@ -95,7 +95,7 @@ inline Verdict spoil(Random& random, TensorView& view, bool written, bool planne
           random.pick({int64_t{-1}, int64_t{INT_MIN}, -kMax64, -kMax64 - 1, was - 1, was + 1,
                        int64_t{INT_MAX}, int64_t{1} << 31, int64_t{1} << 32, kMax64});
       about += " shape[" + std::to_string(d) + "] = " + std::to_string(view.shape[d]);
-      // More rows than there are cannot be told from the truth; in other places the shape is known.
+      // The library can not know how many rows there really are; other sizes it knows.
       return refuse_if(view.shape[d] < 0);
     }
     case 4: {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A random attention problem on the CPU with its tensors, and the answer by a double loop.
+// A random attention problem on the CPU with its tensors, and the exact result by a double loop.
 #pragma once
 
 #include <algorithm>
@@ -203,8 +203,8 @@ inline Problem random_problem(Random& random) {
   return p;
 }
 
-/// Makes the lengths of p.batch those of the device: plans are made for up to `most` keys more.
-/// Before fill_problem().
+/// Lets plans be made for up to `most` more keys; p.batch keeps the real lengths, which run() gets.
+/// Must be called before fill_problem().
 inline void plan_upper_bounds(Random& random, Problem& p, int32_t most) {
   std::vector<int32_t> on_device;
   for (const int32_t len : p.batch.kv_lens) {
@@ -217,7 +217,7 @@ inline void plan_upper_bounds(Random& random, Problem& p, int32_t most) {
   p.kv_lens = int_tensor(on_device);
 }
 
-/// Gives p.batch a mask of random bits. After plan_upper_bounds().
+/// Gives p.batch a mask of random bits. Must be called after plan_upper_bounds().
 inline void add_mask(Random& random, Problem& p) {
   p.options.custom_mask = true;
   const bool default_begin = random.one_in(2);
@@ -295,7 +295,7 @@ inline std::string wrong_output(const Problem& p, const Outputs& out) {
           }
           logit *= scale * p.k_scale;
           if (o.softcap > 0) logit = o.softcap * std::tanh(logit / o.softcap);
-          // Small inputs do not overflow; what is infinite nevertheless is as NaN.
+          // Small inputs do not overflow, so an infinite result counts as NaN.
           const double weight = logit == HUGE_VAL ? NAN : std::exp(logit);
           sum += weight;
           for (int64_t d = 0; d < o.head_dim_vo; ++d) {
@@ -306,7 +306,7 @@ inline std::string wrong_output(const Problem& p, const Outputs& out) {
         for (int64_t d = 0; d < o.head_dim_vo; ++d) {
           const double value = sum == 0 ? 0.0 : want[static_cast<size_t>(d)] / sum;
           const double got = out.o.get({token, head, d});
-          // Of values that are not finite, whose weights are all 0, a row may make NaN or nothing.
+          // Where values that are not finite have only weights of 0, the result may be NaN or not.
           if (sum == 0 && std::isnan(want[static_cast<size_t>(d)]) && std::isnan(got)) continue;
           if (!std::isfinite(value) && (std::isnan(got) || got == value)) continue;
           const double tolerance = 1e-5 + 2 * rounding_error(o.o_dtype) * std::fabs(value);
@@ -332,7 +332,7 @@ inline std::string wrong_output(const Problem& p, const Outputs& out) {
   return "";
 }
 
-/// create(), plan() and run(); empty if all went well.
+/// Calls create(), plan() and run(). Returns the first error message, or an empty text.
 inline std::string run_problem(const Problem& p, Outputs& out) {
   Plan plan;
   Status status = Plan::create(p.options, &plan);

@@ -61,7 +61,7 @@ struct HostBatch {
   }
 };
 
-/// The costs of a kernel that may be much better, or worse, at anything.
+/// The costs of an imaginary kernel, which may be far from those of real ones.
 inline CostModel random_costs(Random& random) {
   return {.tile = random.between(0, 500),
           .tile_row = random.between(0, 9),
@@ -109,7 +109,7 @@ inline HostBatch random_batch(Random& random, Lengths lengths, Phase phase, int3
 }
 
 /// Adds a group of `num_requests` from `first` on, which share `begin` keys already, and groups
-/// inside it. Requests whose prefix is shorter than what their group is to share get longer.
+/// inside it. Requests that are too short for the prefix of their group get longer.
 inline void add_random_groups(Random& random, int32_t first, int32_t num_requests, int32_t begin,
                               int32_t max_tokens, HostBatch* batch) {
   const int32_t end = begin + random.between(0, max_tokens);

@@ -8,7 +8,7 @@
 
 namespace flashplan::test {
 
-/// A refusal of this kind, whose message starts with `<argument>: expected` and ends in what came.
+/// Checks that a call was refused with this code and a message `<argument>: expected ..., got ...`.
 inline void check_refused(const Status& status, StatusCode code, const std::string& argument) {
   const std::string message = status.message;
   const std::string start = argument + ": expected ";

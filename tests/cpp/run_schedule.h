@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs a schedule without arithmetic: which keys does each row of the output get, and how often? It
-// knows of the planner nothing but what the records say, and asks the groups of the batch alone
-// whether a key of one request is a key of another.
+// Runs a schedule without arithmetic, and counts how often each row of the output gets each key. It
+// uses only the records of the schedule, no code of the planner; whether requests share a key, it
+// decides by the groups of the batch.
 #pragma once
 
 #include <algorithm>
@@ -53,7 +53,7 @@ class ScheduleRun {
   }
 
  private:
-  /// What one state of one row was computed from.
+  /// The row and the keys that one state was computed from.
   struct State {
     int64_t row = -1;  // packed, of the whole batch
     int32_t head = 0;

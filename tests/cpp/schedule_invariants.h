@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What must hold of every schedule, checked against the slow planner's view of the batch.
+// Checks the invariants of every schedule against the slow planner's view of the batch.
 #pragma once
 
 #include <algorithm>
@@ -65,7 +65,8 @@ class ScheduleChecker {
             row_tiles_.size(), bounds_.row_tiles);
     require(static_cast<int64_t>(s_.tiles.size()) <= bounds_.work_tiles, "work tiles over bounds",
             s_.tiles.size(), bounds_.work_tiles);
-    // A cut takes heads of an item apart: those before it, the one that it splits, those after it.
+    // A cut divides an item into the heads before the cut, the head that is cut, and those after
+    // it.
     const auto is_whole = [](const WorkTile& tile) { return tile.merge < 0; };
     const int64_t num_whole = std::count_if(s_.tiles.begin(), s_.tiles.end(), is_whole);
     const auto num_splits = static_cast<int64_t>(s_.merges.size());
@@ -186,7 +187,7 @@ class ScheduleChecker {
     require_of(first, rows.row_begin == int64_t{want.row_tile} * shape_.tile_q, "its first row");
     require_of(first, rows.num_rows == want.num_rows, "its number of rows");
     require_of(first, merge.num_pieces == num_pieces, "num_pieces", merge.num_pieces);
-    // A window may turn out to reach over one chunk more; see fit_to_length().
+    // With a window the keys may touch one more chunk; see fit_to_length().
     const int64_t chunks = ceil_div(want.kv_end - want.kv_begin, std::max(shape_.chunk_kv, 1)) +
                            (shape_.mask.window_left >= 0 ? 1 : 0);
     require_of(first, merge.num_states == (shape_.chunk_kv > 0 ? chunks : num_pieces), "num_states",

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// An independent planner, slow and plain: visibility by looking at every row and key, and
-// Algorithm 1 of the FlashInfer paper line by line. The oracle of the tests and the fuzzer.
+// An independent planner, slow and plain, which tests and the fuzzer compare with. It decides
+// visibility for every row and key, and follows Algorithm 1 of the FlashInfer paper line by line.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +16,7 @@ namespace flashplan::test {
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-/// The mask, as the public header words it.
+/// The rule of the mask, as the public header states it.
 inline bool is_visible(const ScheduleShape& shape, int64_t qo_len, int64_t kv_len, int64_t query,
                        int64_t key) {
   const int64_t diagonal = query + kv_len - qo_len;
@@ -134,8 +134,9 @@ inline int64_t slow_makespan(const ScheduleShape& shape, const Batch& batch) {
   return makespan;
 }
 
-/// The longest queue that is still acceptable: that of Algorithm 1 and an eighth, and a few tiles,
-/// as a cut costs a tile's fixed part and a queue ends up to a step and a cut away from its share.
+/// The largest acceptable cost of a queue: that of Algorithm 1 and 1/8 more, and a few tiles,
+/// because a cut costs the fixed part of a tile, and a queue may miss its share by a step and a
+/// cut.
 inline int64_t acceptable_makespan(const ScheduleShape& shape, int64_t slow) {
   return slow + slow / 8 + 3 * slow_cost(shape, shape.tile_q, shape.tile_kv) +
          2 * slow_split_cost(shape, shape.tile_q);

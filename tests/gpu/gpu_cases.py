@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cases of the CPU tests, as far as the GPU that is here has kernels for them."""
+"""The cases of the CPU tests for which the GPU at hand has kernels, and more cases for GPUs."""
 
 import dataclasses
 import os
@@ -23,7 +23,7 @@ def planned(inputs, **options):
 
 
 def on_gpu(case):
-    """No GPU kernel takes float32 queries: half of those cases become bfloat16, half float16."""
+    """Makes float32 queries, which no GPU kernel takes, bfloat16 or float16, half and half."""
     if case.q_dtype != "float32":
         return case
     dtype = "bfloat16" if case.num_kv_heads % 2 else "float16"
@@ -34,7 +34,7 @@ def is_supported(case):
     return fp.is_supported(**case.options() | {"device": DEVICE})[0]
 
 
-# What the CPU has no tiles for: rows beyond every body of the kernel, and many work queues.
+# Batches with more rows than any body of the kernel takes, and with many work queues.
 LARGER = [
     Case((1,) * 64, tuple(17 * i for i in range(64)), num_qo_heads=8, num_kv_heads=2, head_dim=128),
     Case((300, 1, 1, 40), (300, 900, 2, 4000), num_qo_heads=8, num_kv_heads=2, head_dim=128),
@@ -46,12 +46,12 @@ LARGER = [
     Case((17, 16, 15), (64, 65, 63), num_qo_heads=4, num_kv_heads=4, head_dim=128),
     Case((1, 1), (20000, 3), num_qo_heads=32, num_kv_heads=8, head_dim=128, page_size=1),
     Case((64,), (3000,), num_qo_heads=16, num_kv_heads=2, head_dim=256),
-    # Two warps share rows; of 8-bit keys a step has two parts.
+    # Two warps share rows; with 8-bit keys a step has two parts.
     Case((130, 40), (500, 900), num_qo_heads=8, num_kv_heads=2, head_dim=256, num_ctas=3),
     Case((70,), (400,), head_dim=256, q_dtype="float16", kv_dtype="float8_e4m3fn", page_size=3),
     Case((90, 1), (5000, 9000), num_qo_heads=2, num_kv_heads=2, head_dim=256, batch_invariant=True),
     Case((300,), (300,), head_dim=256, page_size=None, window_left=70, softcap=20.0),
-    # Rows beyond what the warps hold where a step has few keys, into outputs of another dtype.
+    # More rows than the warps hold, with few keys in a step, and outputs of another dtype.
     Case((40, 12), (333, 9000), num_qo_heads=1, num_kv_heads=1, head_dim=256, o_dtype="float32"),
     Case((12,), (9000,), num_qo_heads=2, head_dim=(192, 128), batch_invariant=True),
     Case((1,) * 3, (5000, 300, 17), head_dim=(192, 128), num_qo_heads=16, num_kv_heads=2),
@@ -73,7 +73,8 @@ LARGER += [
     for num_ctas, page_size in ((1, 16), (3, 64), (7, None))
 ]
 
-# Requests shorter than planned: pieces of splits without keys, in every body of both families.
+# Requests shorter than planned, so that pieces of splits have no keys, in every body of both
+# families.
 LARGER += [
     Case(qo, kv, planned_lens=planned, num_qo_heads=8, head_dim=dim, **options)
     for qo, kv, planned in (
@@ -178,8 +179,8 @@ GPU_CASES = [case for case in ALL_CASES if is_supported(case)]
 
 
 def without_hidden_values(case, inputs, exact_o, o):
-    """A copy of `o` without the NaN that comes of a hidden value: rows that share a step of keys
-    with it multiply it by 0. Keys and queries that a row does not see never change it."""
+    """A copy of `o` without NaN that comes from a hidden value: a row that shares a step of keys
+    with such a value multiplies it by 0. Hidden keys and queries never change a row."""
     o = o.copy()
     spans = zip(
         inputs.qo_indptr, inputs.qo_indptr[1:], inputs.requests(case.kv_layout), strict=False
@@ -194,6 +195,6 @@ def without_hidden_values(case, inputs, exact_o, o):
 
 
 def memory_in_use(torch):
-    """Of the whole GPU, so that nothing can be said where other workers use it too."""
+    """Memory in use on the whole GPU; skips where other workers use the GPU too."""
     shared = "PYTEST_XDIST_WORKER" in os.environ
     return torch.cuda.memory_allocated(), None if shared else torch.cuda.mem_get_info()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small cases of everything that runs on a GPU, under each tool of compute-sanitizer.
+"""Runs small cases of all GPU code under each tool of compute-sanitizer.
 
 python tests/gpu/sanitize.py [TOOL...]; or --once: the cases alone, in this process.
 """
@@ -100,7 +100,7 @@ def run_once():
 
 
 def sanitize(tool):
-    """Whether the tool finds nothing in this library's kernels, and did see the cases run."""
+    """Whether the tool found nothing in this library's kernels, and all cases ran."""
     command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9"]
     command += ["--kernel-name", "kns=flashplan", "--target-processes", "all"]
     if tool == "memcheck":

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tests/adversary.py does to the library, by kind."""
+"""The ways in which tests/adversary.py misuses the library."""
 
 _listeners = []
 
 
 def note(text):
-    """Says what a case is about to do, so that the text survives a crash."""
+    """Prints what the case is about to do, so that the text is known after a crash."""
     for listener in _listeners:
         listener(text)
 

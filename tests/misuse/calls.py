@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random valid calls of every function that takes tensors, and how each is judged afterwards."""
+"""Random valid calls of every function that takes tensors, and the checks of their results."""
 
 import random
 
@@ -20,9 +20,9 @@ class Call:
     """A valid call. `tensors` may be replaced one by one, by tensors in other memory or by objects
     that only look like them."""
 
-    related = {}  # argument -> others that a refusal may blame instead
+    related = {}  # argument -> other arguments that a refusal may name instead
     written = ()
-    in_place = ()  # pairs (output, input) that may lie exactly alike
+    in_place = ()  # pairs (output, input) that may be the same memory
     optional = ("workspace",)  # of the tensors
     numbers = ()  # arguments that may be no tensors, besides stream
     parameters = ()  # tensors that may be numbers
@@ -42,14 +42,14 @@ class Call:
         return {name: placed.array for name, placed in self.tensors.items()} | self.options
 
     def names(self, *arguments):
-        """What a refusal of these arguments may begin with."""
+        """The names with which a refusal of these arguments may begin."""
         return {name for a in arguments for name in (a, *self.related.get(a, ()))}
 
     def invoke(self, **changes):
         raise NotImplementedError
 
     def verify(self):
-        """Raises Finding where an output is not what the reference computes."""
+        """Raises Finding if an output differs from the reference."""
         raise NotImplementedError
 
     def pages(self):
@@ -78,7 +78,7 @@ class Call:
                 raise Finding(f"{type(self).__name__} wrote {what}: byte {at} of a tensor's pages")
 
     def judge(self, changes, arguments, must_refuse=False, foreign=False):
-        """Makes the call with `changes`. `arguments`: those that a refusal may blame."""
+        """Makes the call with `changes`. A refusal must name one of `arguments`."""
         before = self.snapshot()
         try:
             self.invoke(**changes)

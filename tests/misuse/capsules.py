@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DLPack capsules made by hand, in memory that is forbidden once the consumer has released it."""
+"""Hand-made DLPack capsules. Their memory is forbidden once the consumer has released it."""
 
 import ctypes
 
@@ -108,7 +108,7 @@ class Export:
             self._on_release()
 
     def spend(self):
-        """As if somebody had consumed the capsule before."""
+        """Renames the capsule, as if it had been consumed before."""
         self._text = b"used_" + self._text
         _rename(self.capsule, self._text)
 
@@ -164,7 +164,7 @@ class Exporter:
         return sum(export.releases == 0 for export in self.exports)
 
     def leaks(self):
-        """What is wrong with the releases so far, in words; empty: nothing."""
+        """A message about what is wrong with the releases so far; empty: nothing."""
         for export in self.exports:
             wanted = int(export.consumed and export.has_deleter)
             if export.releases != wanted:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What counts as a finding, and the list of kinds that look for one."""
+"""Findings, and the list of the kinds of cases that look for them."""
 
 import dataclasses
 import re
@@ -14,7 +14,7 @@ class Finding(Exception):
 
 
 class Skip(Exception):
-    """The random choice cannot be made wrong in a way that the library could notice."""
+    """The random choice can not be made wrong in a way that the library could notice."""
 
 
 @dataclasses.dataclass
@@ -39,7 +39,7 @@ def kind(name, weight=1.0, needs=""):
 
 
 class OfTheCaller(Exception):
-    """Raised by an object that is passed in: must arrive as it is."""
+    """Raised by an object that is passed in. The call must raise it unchanged."""
 
 
 def is_of_the_caller(error):
@@ -56,7 +56,7 @@ def check_refusal(error, names):
     if type(error) not in REFUSALS:
         raise Finding(f"{type(error).__name__} instead of a refusal: {error}") from error
     match = TEXT.fullmatch(str(error))
-    # An overlap is of two arguments, and names both.
+    # The refusal of an overlap names two arguments.
     if match is None or not {match[1], match[4]} & set(names):
         raise Finding(
             f"{type(error).__name__} without the name of {' or '.join(sorted(names))}: {error}"

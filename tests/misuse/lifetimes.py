@@ -23,7 +23,7 @@ from misuse.tensors import array_interface, capsule, device_of_an_export, export
 
 @kind("copies")
 def copies(rng):
-    """Refused, or as good as the original and independent of it."""
+    """A copy is refused, or works like the original and is independent of it."""
     call = Run(rng)
     way = pick(rng, copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x)))
     what = pick(rng, call.attn, call.attn._plan, call.attn._plan.options)
@@ -46,7 +46,7 @@ class Array(np.ndarray):
 
 @kind("cycles")
 def cycles(rng):
-    """An object that only refers to itself goes."""
+    """The garbage collector frees an object that only refers to itself."""
     call = Run(rng)
     size = call.attn.workspace_bytes + 512
     memory = np.zeros(size, np.uint8).view(Array)
@@ -70,7 +70,7 @@ def cycles(rng):
 
 @kind("types")
 def types(rng):
-    """Classes of arguments are not kept."""
+    """The library does not keep the classes of arguments alive."""
     call = any_call(rng)
     name = pick(rng, *(n for n in call.tensors if n != "workspace"))
     mine = type("Mine", (np.ndarray,), {})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory that shows each access outside of a tensor: between pages that nobody may touch."""
+"""Memory between forbidden pages, so that each access outside of a tensor is a crash."""
 
 import ctypes
 import dataclasses
@@ -36,7 +36,7 @@ class Pages:
         _forbid(self.address + rounded, PAGE)
 
     def revoke(self):
-        """Any later access is a crash."""
+        """Makes any later access a crash."""
         _forbid(self.address, self.bytes.size)
 
 
@@ -67,7 +67,7 @@ def padded_strides(shape, itemsize, rng):
 
 
 def view_at(pages, offset, shape, strides, dtype):
-    """The array at `offset` of the pages; it may be empty anywhere."""
+    """The array at `offset` of the pages; an empty array may be at any offset."""
     dtype = np.dtype(dtype)
     if 0 in shape:
         return np.empty(shape, dtype)

@@ -21,7 +21,7 @@ WAIT = 30  # seconds
 
 
 def outcome(call, attempts, refusal="one thread at a time|another"):
-    """Calls again and again: each time the right result, or a refusal that says why."""
+    """Repeats a call: each time it must give the right result, or a refusal with a reason."""
     for _ in range(attempts):
         try:
             call()
@@ -55,7 +55,7 @@ def together(*bodies):
 
 @kind("threads apart", weight=1)
 def threads_apart(rng):
-    """Calls of each thread's own."""
+    """Each thread makes calls with objects of its own."""
     repeatable = (Run, Append, Merge, MergeStack, RmsNorm, LayerNorm, Gated)
     calls = [pick(rng, *repeatable)(rng) for _ in range(int(rng.integers(2, 5)))]
     note("threads with calls of their own")
@@ -73,7 +73,7 @@ def threads_apart(rng):
 
 @kind("threads in one object", weight=1)
 def threads_in_one_object(rng):
-    """Each call gives the right result or says that another thread is at it."""
+    """A call gives the right result, or says that another thread is using the object."""
     call = Run(rng)
     note(f"threads in one object, {call.case}")
 
@@ -141,7 +141,7 @@ class Interrupted(OfTheCaller):
 
 @kind("signals", weight=1)
 def signals(rng):
-    """Handlers that run, and raise, in the midst of calls."""
+    """Signal handlers that run, and raise, during calls."""
     call = pick(rng, Run, Run, Append, MergeStack)(rng)
     raises = bool(rng.integers(2))
     note(f"signals during {type(call).__name__}, raising: {raises}")

@@ -166,7 +166,7 @@ def capsule(rng):
 
 @kind("export", weight=2)
 def export(rng):
-    """What __dlpack__ and __dlpack_device__ may do other than return a capsule."""
+    """Replacements for __dlpack__ and __dlpack_device__ that do not return what they should."""
     call = any_call(rng)
     name = any_argument(rng, call)
     array = call.array(name)
@@ -348,8 +348,8 @@ def odd_array(rng):
 
 @kind("fresh exports", weight=2)
 def fresh_exports(rng):
-    """Each export is new memory that is forbidden once it is released: it must be held while it is
-    used, by a workspace too."""
+    """Each export is new memory, which is forbidden once it is released. So calls must hold it as
+    long as they use it, and a workspace as long as it exists."""
     call = Run(rng)
     name = pick(rng, "workspace", "q", "k", "v")
     note(f"{name} exports fresh memory")

@@ -23,7 +23,7 @@ def without_storage(torch, tensor):
 
 
 def negated(torch, tensor):
-    """A view whose memory holds the opposite, as imaginary parts of conjugates are."""
+    """x.conj().imag, a view whose memory holds the negated values."""
     return torch.complex(torch.zeros_like(tensor), -tensor).conj().imag
 
 
@@ -31,7 +31,7 @@ def quantized(torch, tensor):
     return torch.quantize_per_tensor(tensor.float(), 0.1, 0, torch.qint8)
 
 
-# What the tensor is, how it is made, and whether it must be refused.
+# For each tensor: what it is, how to make it, and whether it must be refused.
 WAYS = {
     "plain": (lambda torch, x: x, False),
     "a subclass": (lambda torch, x: x.as_subclass(subclass(torch)), False),
