@@ -61,6 +61,13 @@ def test_reference_has_every_public_name():
     }
 
 
+def test_reference_has_every_header():
+    page = (ROOT / "docs" / "reference" / "cpp.md").read_text()
+    for header in (ROOT / "include" / "flashplan").glob("*.h"):
+        is_shown = f'"include/flashplan/{header.name}"' in page
+        assert is_shown or header.name in ("flashplan.h", "export.h"), header.name
+
+
 def test_every_snippet_is_shown():
     text = "\n".join(page.read_text() for page in PAGES)
     for snippet in SNIPPETS:
