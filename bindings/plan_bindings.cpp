@@ -82,6 +82,18 @@ class VariantArgs {
   std::vector<TensorView> views_;
 };
 
+/// Whether a scale is a number; tensors without dimensions on the host are. Other tensors are read
+/// by the kernels.
+bool is_number(nb::handle scale) {
+  if (PyFloat_Check(scale.ptr()) != 0 || PyLong_Check(scale.ptr()) != 0) return true;
+  const Producer producer = producer_of(scale);
+  if (producer.traced) return false;
+  if (producer.exchange == nullptr && attribute(scale, "__dlpack__").is_none()) return true;
+  const nb::object ndim = attribute(scale, "ndim");
+  return PyLong_Check(ndim.ptr()) != 0 && PyLong_AsLong(ndim.ptr()) == 0 &&
+         device_of(scale, producer).type == DeviceType::kCpu;
+}
+
 /// A Plan and what belongs to it in Python: the workspace, buffers for host lengths, and the
 /// framework whose stream plan() follows.
 class PyPlan {
@@ -155,8 +167,10 @@ class PyPlan {
     VariantArgs variant_args(options.variant, variant_arguments);
     AttentionTensors tensors;
     // Numbers are converted first, since that may run Python code.
-    tensors.k_scale = float_arg("k_scale", k_scale);
-    tensors.v_scale = float_arg("v_scale", v_scale);
+    const bool k_scale_is_number = is_number(k_scale);
+    const bool v_scale_is_number = is_number(v_scale);
+    if (k_scale_is_number) tensors.k_scale = float_arg("k_scale", k_scale);
+    if (v_scale_is_number) tensors.v_scale = float_arg("v_scale", v_scale);
     const Producer producer = producer_of(q);
     CallStream call = call_stream(stream, producer, device());
     const TensorArg q_arg("q", required("q", q), TensorKind::kFloat, call, &options.q_dtype);
@@ -168,6 +182,10 @@ class PyPlan {
     const TensorArg kv_lens_arg("kv_lens", kv_lens, TensorKind::kInt32, call);
     const TensorArg mask_arg("mask", mask, TensorKind::kUInt32, call);
     const TensorArg sinks_arg("sinks", sinks, TensorKind::kFloat, call);
+    const TensorArg k_scales_arg("k_scale", k_scale_is_number ? nb::none() : k_scale,
+                                 TensorKind::kScales, call);
+    const TensorArg v_scales_arg("v_scale", v_scale_is_number ? nb::none() : v_scale,
+                                 TensorKind::kScales, call);
     const TensorArg out_arg("out", required("out", out), TensorKind::kFloat, call, &options.o_dtype,
                             Access::kWrite);
     const TensorArg lse_arg("lse", lse, TensorKind::kFloat, call, nullptr, Access::kWrite);
@@ -181,6 +199,8 @@ class PyPlan {
     tensors.kv_lens = kv_lens_arg.view();
     tensors.mask = mask_arg.view();
     tensors.sinks = sinks_arg.view();
+    tensors.k_scales = k_scales_arg.view();
+    tensors.v_scales = v_scales_arg.view();
     tensors.o = out_arg.view();
     tensors.lse = lse_arg.view();
     tensors.workspace = workspace_.data();

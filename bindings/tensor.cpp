@@ -81,7 +81,7 @@ DType dtype_of(const char* name, const dlpack::DataType& from, TensorKind kind,
   DType dtype = DType::kFloat32;
   if (!to_dtype(from, &dtype)) {
     raise_type(std::string(name) + ": expected " +
-               (kind == TensorKind::kFloat
+               (kind == TensorKind::kFloat || kind == TensorKind::kScales
                     ? "float32, float16, bfloat16, float8_e4m3fn or float8_e5m2"
                     : to_text(kind)) +
                ", got " + name_of(from));
@@ -100,7 +100,12 @@ void fill(const char* name, const dlpack::Tensor& t, TensorKind kind, const DTyp
   }
   view->device = *device;
   view->data = t.data == nullptr ? nullptr : static_cast<char*>(t.data) + t.byte_offset;
-  fill_dims(name, t, view);
+  if (kind == TensorKind::kScales && t.ndim == 0) {
+    view->rank = 1;
+    view->shape[0] = view->stride[0] = 1;
+  } else {
+    fill_dims(name, t, view);
+  }
   if (kind == TensorKind::kBytes) {
     if (t.dtype.code == dlpack::kHandle || t.dtype.bits % 8 != 0) {
       raise_type(std::string(name) + ": expected numbers of whole bytes, got " + name_of(t.dtype));
@@ -152,7 +157,9 @@ TensorArg::TensorArg(const char* name, nb::handle object, TensorKind kind, CallS
     view_.read_only = dlpack_->read_only();
     if (producer.framework == Framework::kTorch) {
       check_not_negated(name, object, view_);
-      if (kind == TensorKind::kFloat) check_no_gradient(name, object, stream);
+      if (kind == TensorKind::kFloat || kind == TensorKind::kScales) {
+        check_no_gradient(name, object, stream);
+      }
     }
   } else {
     ArrayInterface array(name, object);

@@ -26,7 +26,8 @@ enum class TensorKind {
   kInt64,
   kInt,  // int32 or int64
   kUInt32,
-  kBytes,  // any dtype, contiguous: the view is one row of bytes
+  kScales,  // any float dtype; a tensor of no dimensions counts as one of shape [1]
+  kBytes,   // any dtype, contiguous: the view is one row of bytes
 };
 enum class Access { kRead, kWrite };
 

@@ -181,6 +181,19 @@ RUN = [
     ("k_scale text", TYPE, "k_scale", lambda s: s.run(k_scale="1")),
     ("v_scale infinite", VALUE, "v_scale", lambda s: s.run(v_scale=INF)),
     ("v_scale negative", VALUE, "v_scale", lambda s: s.run(v_scale=-1.0)),
+    ("k_scale a list", TYPE, "k_scale", lambda s: s.run(k_scale=[1.0])),
+    ("k_scale for query heads", VALUE, "k_scale", lambda s: s.run(k_scale=ones(4))),
+    ("k_scale of rank 2", VALUE, "k_scale", lambda s: s.run(k_scale=ones(1, 2))),
+    ("k_scale every other", VALUE, "k_scale", lambda s: s.run(k_scale=ones(4)[::2])),
+    ("k_scale float16", TYPE, "k_scale", lambda s: s.run(k_scale=half(2))),
+    ("k_scale int32", TYPE, "k_scale", lambda s: s.run(k_scale=zeros(2, dtype="i4"))),
+    ("k_scale with a zero", VALUE, r"k_scale\[1\]", lambda s: s.run(k_scale=floats(1, 0))),
+    ("k_scale all tiny", VALUE, r"k_scale\[0\]", lambda s: s.run(k_scale=floats(2e-38))),
+    ("v_scale with NaN", VALUE, r"v_scale\[1\]", lambda s: s.run(v_scale=floats(1, NAN))),
+    ("v_scale for no head", VALUE, "v_scale", lambda s: s.run(v_scale=ones(0))),
+    ("v_scale float64", TYPE, "v_scale", lambda s: s.run(v_scale=zeros(2, dtype="f8"))),
+    ("k_scale inside out", VALUE, "out", lambda s: s.run(k_scale=in_scales(s.out.view))),
+    ("v_scale inside lse", VALUE, "lse", lambda s: s.run(v_scale=in_scales(s.lse.view))),
     ("stream text", VALUE, "stream", lambda s: s.run(stream="fast")),
     ("run before plan", RuntimeError, "run", lambda s: unplanned(s)),
     ("v with fewer pages", VALUE, r"block_table\[1, 0\]", lambda s: fewer_pages(s, "v")),
@@ -202,6 +215,19 @@ RUN = [
     ("k in a structure", VALUE, "k", lambda s: s.run(k=structure_field(9, 4, 2, 8))),
     ("out in a structure", VALUE, "out", lambda s: s.run(out=structure_field(4, 4, 8))),
 ]
+
+
+def ones(*shape):
+    return np.ones(shape, np.float32)
+
+
+def floats(*values):
+    return np.array(values, np.float32)
+
+
+def in_scales(output):
+    """Scales that are memory of an output."""
+    return output.reshape(-1)[:2]
 
 
 def words(*shape):

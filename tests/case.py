@@ -46,6 +46,8 @@ class Case:
     kv_layout: str = "NHD"
     k_scale: float = 1.0
     v_scale: float = 1.0
+    # Scales in tensors besides: of "one" for all kv heads, or of the "heads".
+    device_scales: str | None = None
     num_ctas: int | None = None
     batch_invariant: bool = False
     csr: bool = False  # page_indptr and page_indices, not block_table
@@ -86,6 +88,7 @@ class Case:
             self.variant,
             self.k_scale != 1 and f"ks{self.k_scale:g}",
             self.v_scale != 1 and f"vs{self.v_scale:g}",
+            self.device_scales and f"scales_of_{self.device_scales}",
             self.num_ctas and f"ctas{self.num_ctas}",
             self.batch_invariant and "invariant",
             self.gain != 1 and f"gain{self.gain:g}",
@@ -157,7 +160,7 @@ class Case:
 
     def reference_options(self):
         """Keyword arguments of reference.attention."""
-        names = "causal window_left softmax_scale softcap k_scale v_scale"
+        names = "causal window_left softmax_scale softcap"
         options = {name: getattr(self, name) for name in names.split()}
         if self.variant is None:
             return options

@@ -304,6 +304,23 @@ SINKS = [
 ]
 
 
+# Read by the kernels: whole requests, splits and chunks, several heads of a work tile, prefixes.
+DEVICE_SCALES = [
+    Case(**batch, device_scales=scales, num_qo_heads=6, num_kv_heads=3, **options)
+    for scales in ("one", "heads")
+    for batch in (
+        BATCH,
+        {"qo_lens": (1, 3), "kv_lens": (4100, 700), "num_ctas": 7},
+        {"qo_lens": (4, 40), "kv_lens": (2500, 600), "num_ctas": 7, "batch_invariant": True},
+    )
+    for options in (
+        {"q_dtype": "float32", "page_size": None},
+        {"kv_dtype": "float8_e4m3fn", "softcap": 9.0},
+        {"kv_dtype": "float8_e5m2", "csr": True, "sinks": True, "head_dim": 128},
+    )
+] + [Case(**_TREE, shared_prefixes=((0, 9, 29), (0, 7, 200)), num_ctas=7, device_scales="heads")]
+
+
 # Block-sparse rows of 64 and of 7 queries; pages selected by each of 8 heads, of which the last is
 # partly filled.
 BLOCK_SPARSE = [
@@ -388,6 +405,7 @@ CASES = list(
         + CUSTOM_MASKS
         + SINKS
         + VARIED
+        + DEVICE_SCALES
         + BLOCK_SPARSE
         + random_cases(150, seed=0)
     )

@@ -32,6 +32,9 @@ class Inputs:
     mask_begin: np.ndarray | None = None
     sinks: np.ndarray | None = None
     variant_arguments: dict | None = None
+    # [1] or [num_kv_heads] each; None: those of the case.
+    k_scales: np.ndarray | None = None
+    v_scales: np.ndarray | None = None
 
     def plan_args(self):
         lengths = (self.qo_indptr, self.planned_lens)
@@ -61,6 +64,12 @@ class Inputs:
         tensors = {name: x for name, x in own.items() if isinstance(x, np.ndarray)}
         others = {"kv_lens": self.device_lens, "mask": self.mask, "sinks": self.sinks} | tensors
         return self.tables() | {name: x for name, x in others.items() if x is not None}
+
+    def scales(self, case):
+        """The arguments k_scale and v_scale of run()."""
+        if self.k_scales is None:
+            return {"k_scale": case.k_scale, "v_scale": case.v_scale}
+        return {"k_scale": self.k_scales, "v_scale": self.v_scales}
 
     def pages(self, request):
         if self.block_table is not None:
@@ -105,7 +114,8 @@ def rearranged(case, inputs, lens, places, seed):
         mask_begin=None,
     )
     target = make_inputs(batch, seed)
-    target.sinks = inputs.sinks
+    for name in ("sinks", "k_scales", "v_scales"):
+        setattr(target, name, getattr(inputs, name))
     for r, to in enumerate(places):
         copy_request(inputs, r, target, to, case.kv_layout)
     return batch, target
@@ -184,6 +194,9 @@ def add_other_tensors(case, rng, inputs):
         plant(case, "sinks", rng, inputs.sinks)
     if case.variant is not None:
         inputs.variant_arguments = VARIANTS[case.variant].arguments(case, rng)
+    if case.device_scales:
+        count = case.num_kv_heads if case.device_scales == "heads" else 1
+        inputs.k_scales, inputs.v_scales = rng.uniform(0.3, 2, (2, count)).astype(np.float32)
 
 
 def make_inputs(case, seed):

@@ -48,7 +48,9 @@ def random_case(rng):
         if rng.choice((False, True)):
             begin = tuple(rng.choice((0, n // 2, n)) for n in case.kv_lens)
             case = dataclasses.replace(case, mask_begin=begin)
-    return dataclasses.replace(case, sinks=rng.choice((False, False, False, True)))
+    scales = rng.choice((None, None, None, "one", "heads"))
+    sinks = rng.choice((False, False, False, True))
+    return dataclasses.replace(case, device_scales=scales, sinks=sinks)
 
 
 def random_cases(count, seed):

@@ -71,7 +71,8 @@ def attention(
     dtype="float64",
 ):
     """One request: q [qo_len, num_qo_heads, head_dim_qk], k and v [kv_len, num_kv_heads, ...],
-    mask [qo_len, kv_len] of bool, sinks [num_qo_heads]: a logit without a value for each head.
+    mask [qo_len, kv_len] of bool, sinks [num_qo_heads]: a logit without a value for each head,
+    scales: numbers, or [num_kv_heads].
     `bodies` are those of a variant: see variant_cases.py."""
     wide = np.float64 if dtype == "float64" else np.float32
 
@@ -96,8 +97,10 @@ def attention(
 
     q = stored(transformed("query", q.astype(wide), q_tokens))
     kv_tokens = np.arange(k.shape[0])
-    k = stored(transformed("key", k.astype(wide), kv_tokens) * wide(k_scale))
-    v = stored(transformed("value", v.astype(wide), kv_tokens) * wide(v_scale))
+    k = stored(transformed("key", k.astype(wide), kv_tokens) * np.asarray(k_scale, wide)[..., None])
+    v = stored(
+        transformed("value", v.astype(wide), kv_tokens) * np.asarray(v_scale, wide)[..., None]
+    )
     scale = 1 / math.sqrt(q.shape[2]) if softmax_scale is None else softmax_scale
     group_size = q.shape[1] // k.shape[1]
     visible = visible_keys(q.shape[0], k.shape[0], causal, window_left)

@@ -17,7 +17,8 @@ def problem(case, seed):
     """(inputs, exact, twin): inputs of a case, and the results of the reference and its twin."""
     inputs = make_inputs(case, [seed, zlib.crc32(str(case).encode())])
     requests = inputs.requests(case.kv_layout)
-    options = case.reference_options() | {"masks": inputs.masks(case), "sinks": inputs.sinks}
+    options = case.reference_options() | inputs.scales(case)
+    options |= {"masks": inputs.masks(case), "sinks": inputs.sinks}
     options["arguments"] = inputs.variant_arguments
     exact = reference.batch_attention(inputs.q, requests, inputs.qo_indptr, **options)
     twin = reference.batch_attention(
@@ -29,7 +30,10 @@ def problem(case, seed):
 def run_arguments(case, inputs, framework):
     """(positional, keyword) arguments of Attention.run()."""
     tables = {name: framework.tensor(table) for name, table in inputs.other_tensors().items()}
-    scales = {"k_scale": case.k_scale, "v_scale": case.v_scale}
+    scales = {
+        name: framework.tensor(scale) if isinstance(scale, np.ndarray) else scale
+        for name, scale in inputs.scales(case).items()
+    }
     own = inputs.variant_arguments or {}
     scales |= {name: x for name, x in own.items() if isinstance(x, float)}
     return [framework.tensor(x) for x in (inputs.q, inputs.k, inputs.v)], tables | scales
@@ -106,7 +110,7 @@ class CudaRunner(Runner):
 def assert_correct(case, inputs, exact, twin, o, lse):
     """Compares request by request: the error allowed in one must not hide that of another."""
     v = inputs.v.astype(np.float64)
-    largest = np.abs(v[np.isfinite(v)]).max(initial=0) * abs(case.v_scale)
+    largest = np.abs(v[np.isfinite(v)]).max(initial=0) * np.max(inputs.scales(case)["v_scale"])
     empty = np.isneginf(exact[1])
     assert np.array_equal(np.isneginf(lse), empty), "rows without keys differ"
     for r, (begin, end) in enumerate(zip(inputs.qo_indptr, inputs.qo_indptr[1:], strict=False)):

@@ -57,6 +57,21 @@ def test_addresses_beyond_32_bits():
     assert np.array_equal(attn.run(q, cache, cache, block_table=far), expected)
 
 
+@pytest.mark.parametrize("name", ["k_scale", "v_scale"])
+def test_scales_in_tensors_are_those_in_numbers(name):
+    torch = pytest.importorskip("torch")
+    case = Case((3, 1), (9, 6), head_dim=8, page_size=None, q_dtype="float32")
+    inputs = make_inputs(case, seed=0)
+    attn = fp.Attention(**case.options())
+    attn.plan(*inputs.plan_args())
+    args, kwargs = run_arguments(case, inputs, NumPy())
+    expected = attn.run(*args, **kwargs | {name: 0.7})
+    one, two = np.full(1, 0.7, np.float32), np.full(2, 0.7, np.float32)
+    for scale in (one[0], np.float64(0.7), np.array(0.7), torch.tensor(0.7), one, two):
+        assert np.array_equal(attn.run(*args, **kwargs | {name: scale}), expected)
+    assert not np.array_equal(attn.run(*args, **kwargs), expected)
+
+
 @pytest.mark.parametrize("gives_out", [False, True])
 @pytest.mark.parametrize("gives_lse", [False, True])
 @pytest.mark.parametrize("return_lse", [False, True])

@@ -20,6 +20,7 @@ CASES = [
     Case(**BATCH, q_dtype="float16", page_size=None, o_dtype="float32", head_dim=(64, 32)),
     Case(**BATCH, kv_dtype="float8_e4m3fn", k_scale=0.5, v_scale=2.0),
     Case(**BATCH, q_dtype="float32", variant="elements"),
+    Case(**BATCH, kv_dtype="float8_e4m3fn", device_scales="heads", sinks=True),
 ]
 BACKENDS = ("eager", "aot_eager")  # the second one makes functional graphs of mutating operators
 
@@ -134,7 +135,7 @@ def test_operators_are_what_they_say(torch, ops):
     out, lse = torch.empty_like(q), q.new_empty(q.shape[:2])
     torch.library.opcheck(
         torch.ops.flashplan.run.default,
-        (attn._handle, q, k, v, table, *(None,) * 5, out, lse, 1.0, 1.0, [], []),
+        (attn._handle, q, k, v, table, *(None,) * 5, out, lse, 1.0, None, 1.0, None, [], []),
     )
     new = torch.randn(2, *k.shape[2:])
     indptr, lens = torch.tensor([[0, 2], [5, 0]], dtype=torch.int32)
@@ -167,7 +168,9 @@ def test_an_operator_keeps_no_attention_alive(torch, ops):
     gc.collect()
     table = kwargs["block_table"]
     with pytest.raises(RuntimeError, match="^attn: expected .* got one that is gone"):
-        torch.ops.flashplan.run(handle, *args, table, *(None,) * 5, out, None, 1.0, 1.0, [], [])
+        torch.ops.flashplan.run(
+            handle, *args, table, *(None,) * 5, out, None, 1.0, None, 1.0, None, [], []
+        )
 
 
 @pytest.mark.gpu

@@ -195,7 +195,9 @@ typedef struct flashplan_attention_tensors {
   // >= flashplan_plan_workspace_bytes, aligned to FLASHPLAN_WORKSPACE_ALIGNMENT, on the device.
   void* workspace;
   size_t workspace_bytes;
-  const flashplan_tensor* sinks;  // or NULL
+  const flashplan_tensor* sinks;     // or NULL
+  const flashplan_tensor* k_scales;  // or NULL
+  const flashplan_tensor* v_scales;  // or NULL
 } flashplan_attention_tensors;
 
 // Sets scales to 1 and everything else to NULL or 0.

@@ -117,6 +117,9 @@ struct AttentionTensors {
   /// softmax_scale * k_scale, which may not overflow when it is divided by softcap.
   float k_scale = 1.0F;
   float v_scale = 1.0F;
+  /// [1] or [num_kv_heads] float32, on the Plan's device: further scales, of all heads or of each,
+  /// which multiply k_scale and v_scale; may be empty. On a GPU their values are not checked.
+  TensorView k_scales, v_scales;
   /// Of a Plan with a variant: its tensors, as many as it has and in the order of its description,
   /// and its scalars; null: the values of the description. Both arrays are read before run()
   /// returns, what the tensors contain when the run is.

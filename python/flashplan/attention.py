@@ -236,8 +236,8 @@ class Attention:
         out: TensorT | None = None,
         lse: TensorT | None = None,
         return_lse: Literal[False] = False,
-        k_scale: float = 1.0,
-        v_scale: float = 1.0,
+        k_scale: float | Tensor = 1.0,
+        v_scale: float | Tensor = 1.0,
         stream: Stream | None = None,
         **variant_arguments: Tensor | float,
     ) -> TensorT: ...
@@ -257,8 +257,8 @@ class Attention:
         out: TensorT | None = None,
         lse: TensorT | None = None,
         return_lse: Literal[True],
-        k_scale: float = 1.0,
-        v_scale: float = 1.0,
+        k_scale: float | Tensor = 1.0,
+        v_scale: float | Tensor = 1.0,
         stream: Stream | None = None,
         **variant_arguments: Tensor | float,
     ) -> tuple[TensorT, TensorT]: ...
@@ -278,8 +278,8 @@ class Attention:
         out: TensorT | None = None,
         lse: TensorT | None = None,
         return_lse: bool,
-        k_scale: float = 1.0,
-        v_scale: float = 1.0,
+        k_scale: float | Tensor = 1.0,
+        v_scale: float | Tensor = 1.0,
         stream: Stream | None = None,
         **variant_arguments: Tensor | float,
     ) -> TensorT | tuple[TensorT, TensorT]: ...
@@ -298,8 +298,8 @@ class Attention:
         out: TensorT | None = None,
         lse: TensorT | None = None,
         return_lse: bool = False,
-        k_scale: float = 1.0,
-        v_scale: float = 1.0,
+        k_scale: float | Tensor = 1.0,
+        v_scale: float | Tensor = 1.0,
         stream: Stream | None = None,
         **variant_arguments: Tensor | float,
     ) -> Any:
@@ -339,7 +339,10 @@ class Attention:
             lse: [tokens, num_qo_heads] float32: where the log-sum-exp of the logits is written
                 (natural logarithm); default: nowhere, or a new tensor if return_lse.
             return_lse: whether to return (o, lse) instead of o.
-            k_scale, v_scale: real key = k_scale * stored key.
+            k_scale, v_scale: real key = k_scale * stored key. A number, or a float32 tensor on the
+                device, [1] or [num_kv_heads], which the kernels read: a captured run reads it when
+                it is replayed, and on a GPU its values are not checked. A tensor without dimensions
+                is one of [1] on a GPU and a number on the host.
             stream: where the work goes; see the class. None on the CPU.
             variant_arguments: of a variant: its tensors, of their dtype and contiguous, and those
                 of its scalars that are not their defaults. A captured run keeps the scalars.

@@ -35,7 +35,7 @@ torch.library.define(
     "flashplan::run",
     "(SymInt attention, Tensor q, Tensor k, Tensor v, Tensor? block_table, Tensor? page_indptr, "
     "Tensor? page_indices, Tensor? kv_lens, Tensor? mask, Tensor? sinks, Tensor(a!) out, "
-    "Tensor(b!)? lse, float k_scale, float v_scale, "
+    "Tensor(b!)? lse, float k_scale, Tensor? k_scales, float v_scale, Tensor? v_scales, "
     "Tensor[] variant_tensors, float[] variant_scalars) -> ()",
     tags=torch.Tag.pt2_compliant_tag,
 )
@@ -63,7 +63,9 @@ def _run(
     out: Tensor,
     lse: Tensor | None,
     k_scale: float,
+    k_scales: Tensor | None,
     v_scale: float,
+    v_scales: Tensor | None,
     variant_tensors: list[Tensor],
     variant_scalars: list[float],
 ) -> None:
@@ -80,8 +82,8 @@ def _run(
         sinks=sinks,
         out=out,
         lse=lse,
-        k_scale=k_scale,
-        v_scale=v_scale,
+        k_scale=k_scale if k_scales is None else k_scales,
+        v_scale=v_scale if v_scales is None else v_scales,
         **named_arguments(attn._variant, variant_tensors, variant_scalars),
     )
 
@@ -129,6 +131,10 @@ torch.library.register_fake("flashplan::run", _fake)
 torch.library.register_fake("flashplan::append_paged_kv", _fake)
 
 
+def _number_and_tensor(scale: float | Tensor) -> tuple[float, Tensor | None]:
+    return (1.0, scale) if isinstance(scale, Tensor) else (scale, None)
+
+
 @overload
 def run(
     attn: Attention,
@@ -145,8 +151,8 @@ def run(
     out: Tensor | None = None,
     lse: Tensor | None = None,
     return_lse: Literal[False] = False,
-    k_scale: float = 1.0,
-    v_scale: float = 1.0,
+    k_scale: float | Tensor = 1.0,
+    v_scale: float | Tensor = 1.0,
     **variant_arguments: Tensor | float,
 ) -> Tensor: ...
 @overload
@@ -165,8 +171,8 @@ def run(
     out: Tensor | None = None,
     lse: Tensor | None = None,
     return_lse: Literal[True],
-    k_scale: float = 1.0,
-    v_scale: float = 1.0,
+    k_scale: float | Tensor = 1.0,
+    v_scale: float | Tensor = 1.0,
     **variant_arguments: Tensor | float,
 ) -> tuple[Tensor, Tensor]: ...
 def run(
@@ -184,8 +190,8 @@ def run(
     out: Tensor | None = None,
     lse: Tensor | None = None,
     return_lse: bool = False,
-    k_scale: float = 1.0,
-    v_scale: float = 1.0,
+    k_scale: float | Tensor = 1.0,
+    v_scale: float | Tensor = 1.0,
     **variant_arguments: Tensor | float,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """`attn.run()` as an operator of PyTorch.
@@ -221,8 +227,8 @@ def run(
         sinks,
         out,
         lse,
-        k_scale,
-        v_scale,
+        *_number_and_tensor(k_scale),
+        *_number_and_tensor(v_scale),
         tensors,
         scalars,
     )

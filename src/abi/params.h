@@ -60,12 +60,24 @@ struct TensorParams {
   MaskBits mask = {};
 };
 
+/// Scales of the kv heads, in memory of the device that runs the kernel.
+struct HeadScales {
+  const float* data = nullptr;  // null: all are 1
+  int32_t stride = 0;           // 0: all heads have the first one
+
+  FLASHPLAN_HOST_DEVICE float of(int32_t kv_head) const {
+    return data == nullptr ? 1.0F : data[kv_head * stride];
+  }
+};
+
 /// Numbers of the attention variant.
 struct VariantParams {
-  float logits_scale = 0.0F;  // softmax_scale * k_scale
+  float logits_scale = 0.0F;  // softmax_scale * k_scale, to be multiplied with k_scales
   float softcap = 0.0F;       // 0: off
   float v_scale = 0.0F;
   const float* sinks = nullptr;  // [num_qo_heads] logits without a value; null: none
+  HeadScales k_scales = {};
+  HeadScales v_scales = {};
 };
 
 /// The caller's workspace; see plan/workspace_layout.h.

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 
 #include "abi/params.h"
 #include "api/kernels.h"
@@ -155,23 +156,54 @@ Status check_pages(const AttentionTensors& t, const Plan::Impl& plan) {
 }
 
 /// Checks k_scale, its product with softmax_scale, and this product divided by softcap.
-Status check_k_scale(float k_scale, const AttentionOptions& options) {
-  FLASHPLAN_RETURN_IF_ERROR(check_scale("k_scale", k_scale));
+Status check_k_scale(const char* name, float k_scale, const AttentionOptions& options) {
+  FLASHPLAN_RETURN_IF_ERROR(check_scale(name, k_scale));
   const float softmax_scale = *options.softmax_scale;
   const float logits_scale = softmax_scale * k_scale;
   if (!std::isnormal(logits_scale)) {
     return error(StatusCode::kInvalidArgument,
-                 "k_scale: expected softmax_scale (%g) * k_scale to be a normal float32, got %g",
+                 "%s: expected softmax_scale (%g) * k_scale to be a normal float32, got %g", name,
                  static_cast<double>(softmax_scale), static_cast<double>(k_scale));
   }
   if (options.softcap > 0.0F && !std::isfinite(logits_scale / options.softcap)) {
-    return error(
-        StatusCode::kInvalidArgument,
-        "k_scale: expected softmax_scale (%g) * k_scale / softcap (%g) to be finite, got %g",
-        static_cast<double>(softmax_scale), static_cast<double>(options.softcap),
-        static_cast<double>(k_scale));
+    return error(StatusCode::kInvalidArgument,
+                 "%s: expected softmax_scale (%g) * k_scale / softcap (%g) to be finite, got %g",
+                 name, static_cast<double>(softmax_scale), static_cast<double>(options.softcap),
+                 static_cast<double>(k_scale));
   }
   return {};
+}
+
+/// Checks scales of kv heads: one for all of them, or one for each.
+Status check_head_scales(const TensorArgument& scales, const AttentionOptions& options) {
+  if (scales.view.empty()) return {};
+  FLASHPLAN_RETURN_IF_ERROR(check_dtype(scales, DType::kFloat32, ""));
+  FLASHPLAN_RETURN_IF_ERROR(check_device(scales, options.device));
+  const bool is_one = scales.view.rank == 1 && scales.view.shape[0] == 1;
+  return check_shape(scales, {Dim::exactly(is_one ? 1 : options.num_kv_heads)});
+}
+
+/// Checks what the scales of kv heads make of k_scale and v_scale, as far as the host can see them.
+Status check_head_scale_values(const AttentionTensors& t, const AttentionOptions& options) {
+  if (options.device.type != DeviceType::kCpu) return {};
+  const auto check_each = [](const char* name, const TensorView& scales, auto check) -> Status {
+    for (int64_t i = 0; i < scales.shape[0]; ++i) {
+      char entry[32];
+      std::snprintf(entry, sizeof(entry), "%s[%lld]", name, static_cast<long long>(i));
+      FLASHPLAN_RETURN_IF_ERROR(check(entry, static_cast<const float*>(scales.data)[i]));
+    }
+    return {};
+  };
+  FLASHPLAN_RETURN_IF_ERROR(check_each("k_scale", t.k_scales, [&](const char* entry, float scale) {
+    return check_k_scale(entry, t.k_scale * scale, options);
+  }));
+  return check_each("v_scale", t.v_scales, [&](const char* entry, float scale) {
+    return check_scale(entry, t.v_scale * scale);
+  });
+}
+
+HeadScales head_scales(const TensorView& scales) {
+  return {static_cast<const float*>(scales.data), scales.shape[0] > 1 ? 1 : 0};
 }
 
 Status check_workspace(const AttentionTensors& t, const Plan::Impl& plan) {
@@ -217,7 +249,11 @@ Status check_tensors(const AttentionTensors& t, const Plan::Impl& plan) {
   FLASHPLAN_RETURN_IF_ERROR(check_mask(t, plan));
   FLASHPLAN_RETURN_IF_ERROR(check_sinks(t, plan));
   FLASHPLAN_RETURN_IF_ERROR(check_variant_arguments(t, plan));
-  FLASHPLAN_RETURN_IF_ERROR(check_k_scale(t.k_scale, options));
+  const TensorArgument k_scales{"k_scale", t.k_scales};
+  const TensorArgument v_scales{"v_scale", t.v_scales};
+  FLASHPLAN_RETURN_IF_ERROR(check_head_scales(k_scales, options));
+  FLASHPLAN_RETURN_IF_ERROR(check_head_scales(v_scales, options));
+  FLASHPLAN_RETURN_IF_ERROR(check_k_scale("k_scale", t.k_scale, options));
   FLASHPLAN_RETURN_IF_ERROR(check_scale("v_scale", t.v_scale));
   FLASHPLAN_RETURN_IF_ERROR(check_workspace(t, plan));
   const TensorView workspace = bytes_view(t.workspace, plan.layout.total, options.device);
@@ -232,9 +268,12 @@ Status check_tensors(const AttentionTensors& t, const Plan::Impl& plan) {
                                       {"page_indices", t.page_indices},
                                       {"kv_lens", t.kv_lens},
                                       {"mask", t.mask},
-                                      {"sinks", t.sinks}};
+                                      {"sinks", t.sinks},
+                                      k_scales,
+                                      v_scales};
   FLASHPLAN_RETURN_IF_ERROR(check_apart(arguments));
   FLASHPLAN_RETURN_IF_ERROR(check_variant_apart(t, plan, std::span(arguments).first(3)));
+  FLASHPLAN_RETURN_IF_ERROR(check_head_scale_values(t, options));
   return check_pages(t, plan);
 }
 
@@ -343,8 +382,12 @@ AttentionParams make_params(const AttentionTensors& t, const Plan::Impl& plan) {
   p.schedule.num_ctas = plan.choice.num_ctas;
   p.tensors = tensor_params(t, options);
   p.mask = {options.causal, options.window_left};
-  p.variant = {*options.softmax_scale * t.k_scale, options.softcap, t.v_scale,
-               static_cast<const float*>(t.sinks.data)};
+  p.variant = {.logits_scale = *options.softmax_scale * t.k_scale,
+               .softcap = options.softcap,
+               .v_scale = t.v_scale,
+               .sinks = static_cast<const float*>(t.sinks.data),
+               .k_scales = head_scales(t.k_scales),
+               .v_scales = head_scales(t.v_scales)};
   p.workspace = workspace_params(t, plan.layout);
   p.host = host_params(plan);
   p.arguments = variant_arguments(t, options);

@@ -209,6 +209,8 @@ Status run(flashplan_plan* plan, const flashplan_attention_tensors* given, Strea
                                           {"kv_lens", t.kv_lens, &tensors.kv_lens},
                                           {"mask", t.mask, &tensors.mask},
                                           {"sinks", t.sinks, &tensors.sinks},
+                                          {"k_scale", t.k_scales, &tensors.k_scales},
+                                          {"v_scale", t.v_scales, &tensors.v_scales},
                                           {"out", t.out, &tensors.o},
                                           {"lse", t.lse, &tensors.lse}}));
   tensors.k_scale = t.k_scale;

@@ -35,8 +35,9 @@ struct RowBlock {
   int64_t token(int32_t i) const {
     return rows.token(i % rows.num_rows, params.schedule.group_size);
   }
+  int32_t kv_head_of(int32_t i) const { return kv_head + i / rows.num_rows; }
   int64_t qo_head(int32_t i) const {
-    return rows.qo_head(kv_head + i / rows.num_rows, i % rows.num_rows, params.schedule.group_size);
+    return rows.qo_head(kv_head_of(i), i % rows.num_rows, params.schedule.group_size);
   }
   /// The position of row i's query among the keys.
   int32_t position(int32_t i) const {
@@ -54,7 +55,7 @@ struct RowBlock {
             position(i),
             0,
             static_cast<int32_t>(qo_head(i)),
-            kv_head + i / rows.num_rows,
+            kv_head_of(i),
             segment.qo_len,
             segment.position + segment.qo_len};
   }
@@ -86,7 +87,8 @@ void load_queries(const RowBlock& rows, const Variant& variant, float* to) {
         for (int32_t d = 0; d < p.tensors.head_dim_qk; ++d)
           row[d] = variant.query(row[d], at.next(d));
       }
-      for (int32_t d = 0; d < width; ++d) row[d] *= p.variant.logits_scale;
+      const float scale = p.variant.logits_scale * p.variant.k_scales.of(rows.kv_head_of(r));
+      for (int32_t d = 0; d < width; ++d) row[d] *= scale;
     }
   });
 }
@@ -219,7 +221,8 @@ template <typename KvFormat, typename Variant>
   }
 }
 
-/// Writes the result of row r, scale * o, and its lse. Sinks join here, so each row's does once.
+/// Writes the result of row r, which is scale * v_scale * o, and its lse. Sinks join here, so each
+/// row's does once.
 template <typename Variant>
 void write_row(const RowBlock& rows, const Variant& variant, int32_t r, const float* o, float scale,
                float lse) {
@@ -227,6 +230,7 @@ void write_row(const RowBlock& rows, const Variant& variant, int32_t r, const fl
   const int64_t token = rows.token(r);
   const int64_t head = rows.qo_head(r);
   if (p.variant.sinks != nullptr) scale *= add_sink(p.variant.sinks[head], &lse);
+  scale *= p.variant.v_scale * p.variant.v_scales.of(rows.kv_head_of(r));
   dispatch_wide_format(p.tensors.o_dtype, [&](auto format) {
     using OFormat = decltype(format);
     auto* out = static_cast<typename OFormat::Storage*>(p.tensors.o.data) +
@@ -248,8 +252,7 @@ template <typename Variant>
 void write_state(const RowBlock& rows, const Variant& variant, const Scratch& scratch) {
   const int32_t width = padded(rows.params.tensors.head_dim_vo);
   for (int32_t r = 0; r < rows.num_rows(); ++r) {
-    write_row(rows, variant, r, scratch.o + int64_t{r} * width, rows.params.variant.v_scale,
-              scratch.lse[r]);
+    write_row(rows, variant, r, scratch.o + int64_t{r} * width, 1.0F, scratch.lse[r]);
   }
 }
 
@@ -290,12 +293,12 @@ class Merger {
   void write() {
     for (int32_t r = 0; r < rows_.num_rows(); ++r) {
       if constexpr (!Variant::kUseSoftmax) {
-        write_row(rows_, variant_, r, merged_o(r), rows_.params.variant.v_scale, 0.0F);
+        write_row(rows_, variant_, r, merged_o(r), 1.0F, 0.0F);
         continue;
       }
       const float total = scratch_.merged_sum[r];
       const bool no_keys = total == 0.0F;  // NaN is not 0
-      const float scale = no_keys ? 0.0F : rows_.params.variant.v_scale / total;
+      const float scale = no_keys ? 0.0F : 1.0F / total;
       const float lse =
           no_keys ? -__builtin_inff() : scratch_.merged_max[r] + __builtin_logf(total);
       write_row(rows_, variant_, r, merged_o(r), scale, lse);

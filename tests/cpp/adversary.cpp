@@ -40,6 +40,7 @@ Problem any_problem(Random& random) {
   if (random.one_in(3)) plan_upper_bounds(random, p, 20);
   if (random.one_in(3)) add_mask(random, p);
   if (random.one_in(3)) add_sinks(random, p);
+  if (random.one_in(3)) add_head_scales(random, p);
   fill_problem(random, p);
   return p;
 }
@@ -179,7 +180,8 @@ void misuse_run(Random& random) {
   for (const Named& table :
        {Named{"block_table", &t.block_table, false}, Named{"page_indptr", &t.page_indptr, false},
         Named{"page_indices", &t.page_indices, false}, Named{"kv_lens", &t.kv_lens, false},
-        Named{"mask", &t.mask, false}, Named{"sinks", &t.sinks, false}}) {
+        Named{"mask", &t.mask, false}, Named{"sinks", &t.sinks, false},
+        Named{"k_scale", &t.k_scales, false}, Named{"v_scale", &t.v_scales, false}}) {
     if (!table.view->empty()) arguments.push_back(table);
   }
   Verdict verdict = Verdict::kRefuse;

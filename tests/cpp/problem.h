@@ -41,7 +41,7 @@ struct Problem {
   std::vector<int32_t> mask_begin;    // likewise
   HostTensor q, k, v;
   // Of rank 0 where not used.
-  HostTensor block_table, page_indptr, page_indices, kv_lens, mask, sinks;
+  HostTensor block_table, page_indptr, page_indices, kv_lens, mask, sinks, k_scales, v_scales;
   std::vector<std::vector<int32_t>> pages;  // ids of each request
   float k_scale = 1.0F;
   float v_scale = 1.0F;
@@ -84,6 +84,8 @@ inline AttentionTensors tensors_of(const Problem& p, const Outputs& out, Workspa
   t.kv_lens = p.kv_lens.view();
   t.mask = p.mask.view();
   t.sinks = p.sinks.view();
+  t.k_scales = p.k_scales.view();
+  t.v_scales = p.v_scales.view();
   t.o = out.o.view();
   t.lse = out.lse.view();
   t.k_scale = p.k_scale;
@@ -246,6 +248,23 @@ inline void add_sinks(Random& random, Problem& p) {
   }
 }
 
+/// Gives the kv heads scales of their own, or all of them one.
+inline void add_head_scales(Random& random, Problem& p) {
+  for (HostTensor* scales : {&p.k_scales, &p.v_scales}) {
+    const int64_t count = random.one_in(2) ? 1 : p.options.num_kv_heads;
+    *scales = HostTensor(DType::kFloat32, {count});
+    for (int64_t head = 0; head < count; ++head) {
+      scales->set({head}, random.pick({0.25F, 0.5F, 1.0F, 1.5F}));
+    }
+  }
+}
+
+/// What a kv head's keys or values are multiplied with: `scale` and what `scales` has for it.
+inline double scale_of_head(double scale, const HostTensor& scales, int64_t head) {
+  if (scales.view().empty()) return scale;
+  return scale * scales.get({scales.size(0) == 1 ? 0 : head});
+}
+
 /// Whether the mask lets a query of a request, which is row `token` of q, see a key.
 inline bool mask_lets_see(const Problem& p, int32_t request, int64_t token, int64_t key) {
   if (!p.options.custom_mask) return true;
@@ -283,6 +302,7 @@ inline std::string wrong_output(const Problem& p, const Outputs& out) {
       const int64_t token = p.batch.qo_indptr[static_cast<size_t>(r)] + i;
       const int64_t diagonal = i + kv_len - qo_len;
       for (int64_t head = 0; head < o.num_qo_heads; ++head) {
+        const double v_scale = scale_of_head(p.v_scale, p.v_scales, head / group_size);
         double sum = p.sinks.view().empty() ? 0.0 : std::exp(p.sinks.get({head}));
         std::vector<double> want(static_cast<size_t>(o.head_dim_vo), 0.0);
         for (int64_t key = 0; key < kv_len; ++key) {
@@ -293,14 +313,14 @@ inline std::string wrong_output(const Problem& p, const Outputs& out) {
           for (int64_t d = 0; d < o.head_dim_qk; ++d) {
             logit += p.q.get({token, head, d}) * p.k.get(kv_index(p, r, key, head / group_size, d));
           }
-          logit *= scale * p.k_scale;
+          logit *= scale * scale_of_head(p.k_scale, p.k_scales, head / group_size);
           if (o.softcap > 0) logit = o.softcap * std::tanh(logit / o.softcap);
           // Small inputs do not overflow, so an infinite result counts as NaN.
           const double weight = logit == HUGE_VAL ? NAN : std::exp(logit);
           sum += weight;
           for (int64_t d = 0; d < o.head_dim_vo; ++d) {
             want[static_cast<size_t>(d)] +=
-                weight * p.v_scale * p.v.get(kv_index(p, r, key, head / group_size, d));
+                weight * v_scale * p.v.get(kv_index(p, r, key, head / group_size, d));
           }
         }
         for (int64_t d = 0; d < o.head_dim_vo; ++d) {

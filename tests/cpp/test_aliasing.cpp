@@ -45,6 +45,7 @@ struct Scene {
     indptr = int_tensor({0, 3, 5});
     p.kv_lens = int_tensor(p.batch.kv_lens);
     add_sinks(random, p);
+    add_head_scales(random, p);
     CHECK(Plan::create(p.options, &plan).ok());
     CHECK(plan.plan(p.batch_view()).ok());
     out = Outputs(p);
@@ -110,7 +111,9 @@ TEST(run_refuses_every_overlap_with_an_output) {
                                        {"page_indptr", &t.page_indptr},
                                        {"page_indices", &t.page_indices},
                                        {"kv_lens", &t.kv_lens},
-                                       {"sinks", &t.sinks}};
+                                       {"sinks", &t.sinks},
+                                       {"k_scale", &t.k_scales},
+                                       {"v_scale", &t.v_scales}};
         },
         [&](const AttentionTensors& t) {
           const Status status = s.plan.run(t);

@@ -110,6 +110,8 @@ flashplan_attention_tensors c_tensors(const AttentionTensors& t, CTensors& owner
   c.kv_lens = owner.add(t.kv_lens);
   c.mask = owner.add(t.mask);
   c.sinks = owner.add(t.sinks);
+  c.k_scales = owner.add(t.k_scales);
+  c.v_scales = owner.add(t.v_scales);
   c.out = owner.add(t.o);
   c.lse = owner.add(t.lse);
   c.k_scale = t.k_scale;
@@ -139,6 +141,7 @@ TEST(runs_are_those_of_the_cpp_interface) {
     if (random.one_in(3)) plan_upper_bounds(random, p, 20);
     if (random.one_in(3)) add_mask(random, p);
     if (random.one_in(3)) add_sinks(random, p);
+    if (random.one_in(3)) add_head_scales(random, p);
     fill_problem(random, p);
     Outputs expected(p);
     CHECK_EQ(run_problem(p, expected), "");
@@ -472,6 +475,8 @@ TEST(refusals) {
       {"out", [](auto& t, auto& q) { (q = *t.out).read_only = 1, t.out = &q; }, type},
       {"mask", [](auto& t, auto&) { t.mask = t.lse; }},
       {"sinks", [](auto& t, auto&) { t.sinks = t.lse; }},
+      {"k_scale", [](auto& t, auto&) { t.k_scales = t.lse; }},
+      {"v_scale", [](auto& t, auto&) { t.v_scales = t.lse; }},
       {"kv_lens", [](auto& t, auto&) { t.kv_lens = t.lse; }, type},
       {"k_scale", [](auto& t, auto&) { t.k_scale = 0.0F; }},
       {"v_scale", [](auto& t, auto&) { t.v_scale = -1.0F; }},

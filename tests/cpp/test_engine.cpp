@@ -23,6 +23,7 @@ Problem small_problem(Random& random, int32_t max_kv_len = 130) {
   if (random.one_in(3)) plan_upper_bounds(random, p, random.pick({1, 40, 200}));
   if (random.one_in(3)) add_mask(random, p);
   if (random.one_in(3)) add_sinks(random, p);
+  if (random.one_in(3)) add_head_scales(random, p);
   fill_problem(random, p);
   return p;
 }
@@ -37,6 +38,7 @@ Problem long_problem(Random& random, bool batch_invariant) {
   p.options.num_ctas = 13;
   p.options.batch_invariant = batch_invariant;
   if (random.one_in(2)) add_sinks(random, p);
+  if (random.one_in(2)) add_head_scales(random, p);
   p.batch.add(1, 30);
   p.batch.add(2, 5000);
   p.batch.add(3, 100);
@@ -202,6 +204,7 @@ TEST(real_lengths_from_the_device) {
     plan_upper_bounds(random, p, 1500);
     if (random.one_in(3)) add_mask(random, p);
     if (random.one_in(3)) add_sinks(random, p);
+    if (random.one_in(3)) add_head_scales(random, p);
     fill_problem(random, p);
     Outputs out(p);
     CHECK_EMPTY(run_problem(p, out));

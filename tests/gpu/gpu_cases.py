@@ -154,6 +154,20 @@ LARGER += [
     for dim in (64, 128, 256)
 ] + [dataclasses.replace(case, sinks=True) for case in PREFIXES[:6]]
 
+# Scales that the kernels read, in every body; of several heads of one work tile.
+LARGER += [
+    Case(qo, kv, device_scales=scales, num_qo_heads=8, num_kv_heads=kv_heads, head_dim=dim, **other)
+    for qo, kv, kv_heads, other in (
+        ((1, 1, 4), (9000, 70, 5), 4, {"kv_dtype": "float8_e4m3fn"}),
+        ((70,) * 3, (300, 90, 1200), 8, {"num_ctas": 2}),
+        ((40, 90), (5000, 90), 2, {"batch_invariant": True, "kv_dtype": "float8_e5m2"}),
+        ((300, 1), (900, 7000), 2, {"page_size": 64, "num_ctas": 40}),
+        ((70, 1), (700, 9000), 4, {"softcap": 20.0, "o_dtype": "float32"}),
+    )
+    for dim in (64, 128, 256)
+    for scales in ("one", "heads")
+] + [dataclasses.replace(case, device_scales="heads") for case in PREFIXES[:6]]
+
 # NaN and infinity in every body of the kernel, in splits, in batch-invariant chunks, in 8 bits.
 _NAN, _INF = float("nan"), float("inf")
 LARGER += [

@@ -35,7 +35,7 @@ def small_cases():
         Case((0,), (5,)),
         Case((1, 2), (30, 40), planned_lens=(900, 41), num_ctas=7, window_left=33),
         Case((20, 3), (30, 40), custom_mask="tree", mask_begin=(10, 37), memory="strided"),
-        Case((20, 1, 2), (30, 1500, 0), sinks=True, num_ctas=7),
+        Case((20, 1, 2), (30, 1500, 0), sinks=True, device_scales="heads", num_ctas=7),
         Case((130,), (200,), planned_lens=(700,), head_dim=128, num_ctas=2, num_qo_heads=2),
         Case(**split),
         Case(**split, batch_invariant=True),

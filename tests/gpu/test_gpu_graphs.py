@@ -175,6 +175,30 @@ def test_replay_reads_the_lengths_of_the_device(torch, seed):
         server.assert_same_as_eager(lens)
 
 
+def test_replay_reads_scales_and_sinks(torch, seed):
+    """Scales of each kv head, one without dimensions, and sinks: nothing waits for them."""
+    torch.manual_seed(seed)
+    server = Server(torch, seed)
+    k_scale, v_scale = torch.ones(2, device=DEVICE), torch.tensor(1.0, device=DEVICE)
+    sinks = torch.zeros(8, device=DEVICE)
+    read = {"k_scale": k_scale, "v_scale": v_scale, "sinks": sinks}
+    server.plan(AT_BOUNDS)
+    server.run(**read)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        server.run(**read)
+    for _ in range(10):
+        server.plan(server.random_lens())
+        k_scale.uniform_(0.5, 2), v_scale.uniform_(0.5, 2), sinks.normal_()
+        server.poison()
+        graph.replay()
+        out, lse = torch.full_like(server.out, NAN), torch.full_like(server.lse, NAN)
+        server.run(out=out, lse=lse, **read)
+        assert torch.equal(server.out.view(torch.int16), out.view(torch.int16))
+        assert torch.equal(server.lse.view(torch.int32), lse.view(torch.int32))
+
+
 def test_many_layers_in_one_graph(torch, seed):
     """One plan, several captured runs on tensors of their own."""
     torch.manual_seed(seed)

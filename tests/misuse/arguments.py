@@ -252,7 +252,7 @@ def missing(rng):
 @kind("reentry", weight=2)
 def reentry(rng):
     """An argument that uses the object while the call reads its arguments."""
-    call = Run(rng)
+    call = Run(rng, device_scales=None)
     other = {"qo_indptr": [0], "kv_lens": []}
 
     def act():

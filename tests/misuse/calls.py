@@ -123,6 +123,7 @@ def small_case(rng, **fixed):
     if rng.integers(4) == 0:
         values["custom_mask"] = "random"
     values["sinks"] = bool(rng.integers(4) == 0)
+    values["device_scales"] = pick(rng, None, None, "one", "heads")
     values |= fixed
     if rng.integers(4) == 0 and "planned_lens" not in fixed:
         values["planned_lens"] = tuple(n + pick(rng, 0, 1, 20) for n in values["kv_lens"])
@@ -144,7 +145,7 @@ class Run(Call):
     }
     written = ("out", "lse")
     optional = ("workspace", "kv_lens", "sinks")
-    numbers = ("k_scale", "v_scale")
+    numbers = parameters = ("k_scale", "v_scale")
 
     def __init__(self, rng, **fixed):
         super().__init__(rng)
@@ -165,7 +166,12 @@ class Run(Call):
         shape = (rows, case.num_qo_heads, case.head_dims[1])
         self.place("out", np.full(shape, np.nan, case.output_dtype))
         self.place("lse", np.full(shape[:2], np.nan, np.float32))
-        self.options = {"k_scale": case.k_scale, "v_scale": case.v_scale}
+        scales = self.inputs.scales(case)
+        if case.device_scales:
+            for name, scale in scales.items():
+                self.place(name, scale)
+        else:
+            self.options = scales
 
     def arguments(self):
         arguments = super().arguments()

@@ -56,7 +56,7 @@ def nan_and_infinity(rng):
     qo_lens = tuple(pick(rng, 1, 1, 5, 40) for _ in kv_lens)
     case = small_case(rng, q_dtype=dtype, kv_dtype=None, kv_lens=kv_lens, qo_lens=qo_lens,
                       head_dim=pick(rng, 1, 8, 24), softcap=pick(rng, 0.0, 0.0, 5.0),
-                      custom_mask=None, sinks=False)  # fmt: skip
+                      custom_mask=None, sinks=False, device_scales=None)  # fmt: skip
     inputs = make_inputs(case, int(rng.integers(2**31)))
     chance = pick(rng, 0.0005, 0.005, 0.05)
     for name in ("q", "k", "v"):

@@ -31,6 +31,7 @@ def with_numpy() -> None:
     assert_type(o, Floats)
     assert_type(lse, Floats)
     assert_type(attn.run(q, kv, kv, out=o, lse=lse, k_scale=0.5), Floats)
+    assert_type(attn.run(q, kv, kv, k_scale=np.ones(1, np.float32), v_scale=0.5), Floats)
     assert_type(attn.run(q, kv, kv, sinks=np.zeros(4, np.float32)), Floats)
     assert_type(fp.merge_states(o, lse, o.copy(), lse.copy()), tuple[Floats, Floats])
     assert_type(fp.pack_mask([[True, False]]), npt.NDArray[np.uint32])

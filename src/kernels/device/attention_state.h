@@ -63,6 +63,11 @@ struct MergedRow {
   }
 };
 
+/// What the values of a kv head are multiplied with.
+FLASHPLAN_DEVICE float v_scale(const AttentionParams& p, int32_t kv_head) {
+  return p.variant.v_scale * p.variant.v_scales.of(kv_head);
+}
+
 /// A row's lse once its attention sink, a logit with the value 0, has joined it, and the factor of
 /// its o: {factor, lse}. For what writes o and lse, so that each row's sink joins once.
 FLASHPLAN_DEVICE float2 with_sink(float sink, float lse) {

@@ -108,6 +108,7 @@ class Epilogue {
     int64_t out[S::kMmaM][2];
     float scale[S::kMmaM][2];
     float row_lse[S::kMmaM][2];
+    const float values_scale = v_scale(p_, head_);
 #pragma unroll
     for (int m = 0; m < S::kMmaM; ++m) {
 #pragma unroll
@@ -120,7 +121,7 @@ class Epilogue {
         if constexpr (T::Variant::kUseSoftmax) {
           add_sink(p_, to.head, scale[m][half], row_lse[m][half]);
         }
-        scale[m][half] *= p_.variant.v_scale;
+        scale[m][half] *= values_scale;
       }
     }
     for_each_row([&](int m, int half, int row) {

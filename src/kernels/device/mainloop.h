@@ -35,6 +35,7 @@ class Mainloop {
     reset_queries();
     const KeySpan keys = block_.keys;
     for (int32_t head = context_.tile.kv_head; head < context_.heads_end(); ++head) {
+      set_head(head);
       int32_t left = keys.end - keys.begin;
       for (int chunk = 0; left > 0; ++chunk) {
         reset();
@@ -78,6 +79,13 @@ class Mainloop {
   // For 8-bit keys, where queries are read in every step.
   static constexpr bool kPermutesQueries = T::kIsNarrow && !S::kQueryInRegisters;
   static constexpr int kOwnQueries = S::kMmaM * 16 / S::kWarpsVo;  // rows that this warp copies
+
+  /// Gives the logits the scale of a kv head, where each may have its own.
+  FLASHPLAN_DEVICE void set_head(int32_t head) {
+    if (p_.variant.k_scales.data == nullptr) return;
+    variant_ = typename T::Variant(p_);
+    variant_.scale_logits(p_.variant.k_scales.of(head));
+  }
 
   FLASHPLAN_DEVICE uint32_t visible_address() const {
     return base_ + S::kVisible + (opaque(thread_) >> 5) * static_cast<int>(sizeof(VisibleKeys));
@@ -321,7 +329,7 @@ class Mainloop {
   const AttentionParams& p_;
   TileContext& context_;
   const RowBlock& block_;
-  const typename T::Variant variant_;
+  typename T::Variant variant_;
   unsigned char* const smem_;
   const uint32_t base_;
   const int thread_;

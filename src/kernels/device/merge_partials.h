@@ -32,7 +32,7 @@ FLASHPLAN_DEVICE void write_result(const AttentionParams& p, const typename T::V
                                    float4 o, float scale, float lse) {
   const OutputRow to(p, rows, kv_head, row);
   if constexpr (T::Variant::kUseSoftmax) add_sink(p, to.head, scale, lse);
-  o = scaled(o, scale * p.variant.v_scale);
+  o = scaled(o, scale * v_scale(p, kv_head));
   if constexpr (T::Variant::kTransformsOutput) {
     const ElementPosition at = element_position(p, rows, kv_head, row, dim);
     o = {variant.output(o.x, at), variant.output(o.y, at.next(1)), variant.output(o.z, at.next(2)),

@@ -20,7 +20,6 @@ class Sm90Consumer {
       : p_(p),
         smem_(smem),
         base_(shared_address(smem)),
-        variant_(p),
         warpgroup_(warpgroup),
         thread_(static_cast<int>(threadIdx.x) % 128) {}
 
@@ -225,10 +224,14 @@ class Sm90Consumer {
       if (S::kQBuffers == 1) release_queries();
       return;
     }
+    typename S::Variant variant(p_);
+    if (p_.variant.k_scales.data != nullptr) {
+      variant.scale_logits(p_.variant.k_scales.of(unit.head));
+    }
     softmax_.reset();
     adds_ = false;
     float shrink[2];
-    weigh_step(unit, shared, visible, key, k_slot, true, shrink);
+    weigh_step(variant, unit, shared, visible, key, k_slot, true, shrink);
     release(S::kSlotEmpty, k_slot);
     pack();
     if (S::kQBuffers > 1 && has_last) release_queries();
@@ -242,7 +245,7 @@ class Sm90Consumer {
       adds_ = true;
       wgmma_wait<1>();
       pin(softmax_.logits);
-      const bool raised = weigh_step(unit, shared, visible, key, k_slot, false, shrink);
+      const bool raised = weigh_step(variant, unit, shared, visible, key, k_slot, false, shrink);
       release(S::kSlotEmpty, k_slot);
       wgmma_wait<0>();
       pin(o_);
@@ -268,10 +271,11 @@ class Sm90Consumer {
     release(S::kQEmpty, (q_index_ - (S::kQBuffers - 1)) % S::kQBuffers);
   }
 
-  FLASHPLAN_DEVICE bool weigh_step(const Unit& unit, bool is_shared, const Visible& visible,
-                                   int32_t key, int k_slot, bool is_first, float (&shrink)[2]) {
+  FLASHPLAN_DEVICE bool weigh_step(const typename S::Variant& variant, const Unit& unit,
+                                   bool is_shared, const Visible& visible, int32_t key, int k_slot,
+                                   bool is_first, float (&shrink)[2]) {
     if (!visible.has_rows) return false;
-    return softmax_.weigh_step(p_, variant_, context_of(unit), visible, first_row(is_shared),
+    return softmax_.weigh_step(p_, variant, context_of(unit), visible, first_row(is_shared),
                                thread_, key, is_first, shrink,
                                [&] { multiply_keys_again(k_slot, is_shared); });
   }
@@ -329,7 +333,6 @@ class Sm90Consumer {
   const AttentionParams& p_;
   unsigned char* const smem_;
   const uint32_t base_;
-  const typename S::Variant variant_;
   const int warpgroup_;
   const int thread_;
   Sm90Softmax<S> softmax_;

@@ -98,14 +98,15 @@ class Sm90Epilogue {
         }
       }
     }
-    const float v_scale[2] = {scale[0] * p_.variant.v_scale, scale[1] * p_.variant.v_scale};
+    const float values_scale = v_scale(p_, head);
+    const float total_scale[2] = {scale[0] * values_scale, scale[1] * values_scale};
     if (!writes_whole_rows()) {
-      write_anything(rows, head, o, v_scale);
+      write_anything(rows, head, o, total_scale);
       return;
     }
     const auto pair = [&](int i, int half) {
-      return Element<S::kQ>::pack(o[4 * i + 2 * half] * v_scale[half],
-                                  o[4 * i + 2 * half + 1] * v_scale[half]);
+      return Element<S::kQ>::pack(o[4 * i + 2 * half] * total_scale[half],
+                                  o[4 * i + 2 * half + 1] * total_scale[half]);
     };
     if constexpr (S::kQBuffers == 1) {
       // Lane r computes the address of row r; other lanes read it by a shuffle.
@@ -339,7 +340,7 @@ class Sm90Epilogue {
     const OutputRow to(p_, rows, kv_head, row);
     float scale = 1.0F;
     if (p_.variant.sinks != nullptr) add_sink(to.head, scale, lse);
-    o = scaled(o, scale * p_.variant.v_scale);
+    o = scaled(o, scale * v_scale(p_, kv_head));
     if (writes_whole_rows()) {
       *reinterpret_cast<uint2*>(static_cast<uint16_t*>(p_.tensors.o.data) + to.o(p_) + dim) = {
           Element<S::kQ>::pack(o.x, o.y), Element<S::kQ>::pack(o.z, o.w)};

@@ -44,6 +44,9 @@ struct Standard {
   explicit FLASHPLAN_DEVICE Standard(const AttentionParams& params)
       : exp2_scale(params.variant.logits_scale * kLog2e) {}
 
+  /// Multiplies the logits, before any softcap. It is called with the k_scale of a kv head before
+  /// the keys of this head.
+  FLASHPLAN_DEVICE void scale_logits(float factor) { exp2_scale *= factor; }
   FLASHPLAN_DEVICE float query(float x, const ElementPosition&) const { return x; }
   FLASHPLAN_DEVICE float key(float x, const ElementPosition&) const { return x; }
   FLASHPLAN_DEVICE float value(float x, const ElementPosition&) const { return x; }
@@ -62,6 +65,7 @@ struct Softcap : Standard {
       : Standard(params), inner_scale(params.variant.logits_scale / params.variant.softcap) {
     exp2_scale = params.variant.softcap * kLog2e;
   }
+  FLASHPLAN_DEVICE void scale_logits(float factor) { inner_scale *= factor; }
   FLASHPLAN_DEVICE float logit(float product, const LogitPosition&) const {
     return tanh_fast(product * inner_scale);
   }
