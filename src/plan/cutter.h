@@ -57,6 +57,14 @@ class Cutter {
   int32_t num_cut() const { return sharing_.first - first_merge_ + num_uncut_; }
 
  private:
+  struct Position;
+  class ItemCuts;
+  /// A merge of a sharer that was cut, as it was before the cut.
+  struct Uncut {
+    int32_t number;
+    Merge merge;
+  };
+
   ScheduleShape shape_;
   std::vector<WorkTile> pieces_;     // queue after queue
   std::vector<int32_t> piece_ends_;  // piece_ends_[c]: where the pieces of queue c begin
@@ -64,11 +72,6 @@ class Cutter {
   int64_t* loads_ = nullptr;
   const Segment* segments_ = nullptr;
   SharingMerges sharing_;
-  /// A merge of a sharer that was cut, as it was before the cut.
-  struct Uncut {
-    int32_t number;
-    Merge merge;
-  };
   std::vector<Uncut> uncut_;
   int32_t cta_ = 0;
   int32_t num_pieces_ = 0;
