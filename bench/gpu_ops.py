@@ -211,6 +211,27 @@ def _sample(batch_size, probs=False, **options):
     return make, 4 * batch_size * VOCAB
 
 
+def _verify(batch_size, num_drafts):
+    def make(device):
+        shape = (batch_size, num_drafts + 1, VOCAB)
+        targets = (4 * torch.randn(shape, device=device)).softmax(-1)
+        drafts = targets[:, :num_drafts].roll(1, -1).contiguous()
+        tokens = torch.full((batch_size, num_drafts), 7, device=device)
+        out = torch.empty(batch_size, num_drafts + 1, dtype=torch.int32, device=device)
+        count = torch.empty(batch_size, dtype=torch.int32, device=device)
+
+        def call():
+            fp.speculative_verify(tokens, drafts, targets, out=out, num_accepted=count)
+
+        def check():
+            arrays = [x.cpu().numpy() for x in (tokens, drafts, targets)]
+            assert out.tolist() == fp.speculative_verify(*arrays)[0].tolist(), "not the CPU's"
+
+        return call, check
+
+    return make, 8 * batch_size * VOCAB  # at most one row of each model
+
+
 def _softmax(batch_size):
     def make(device):
         logits = 2 * torch.randn(batch_size, VOCAB, device=device)
@@ -257,5 +278,6 @@ OPS = {
         for name, options in SAMPLERS.items()
         for batch_size in (1, 32, 256)
     },
+    **{f"verify 4 drafts b{batch_size}": _verify(batch_size, 4) for batch_size in (1, 32)},
     **{f"softmax b{batch_size}": _softmax(batch_size) for batch_size in (1, 32, 256)},
 }

@@ -74,6 +74,31 @@ void softmax_of(nb::handle logits, nb::handle temperature, nb::handle out, nb::h
   });
 }
 
+void speculative_verify_of(nb::handle draft_tokens, nb::handle draft_probs, nb::handle target_probs,
+                           nb::handle draft_parents, nb::handle seed, nb::handle offset,
+                           nb::handle out, nb::handle num_accepted, nb::handle nodes,
+                           nb::handle status, nb::handle stream) {
+  OperatorCall call("target_probs", target_probs, stream);
+  VerifyOptions options;
+  const TensorArg tokens_arg = call.input("draft_tokens", draft_tokens, TensorKind::kInt);
+  const TensorArg draft_arg = call.input("draft_probs", draft_probs);
+  const TensorArg target_arg = call.input("target_probs", target_probs);
+  const TensorArg parents_arg =
+      call.optional_input("draft_parents", draft_parents, TensorKind::kInt32);
+  const ParameterArg seed_arg("seed", seed, TensorKind::kInt64, &options.seed, call);
+  const ParameterArg offset_arg("offset", offset, TensorKind::kInt64, &options.offset, call);
+  const TensorArg out_arg = call.int_output("out", out);
+  const TensorArg num_accepted_arg = call.int_output("num_accepted", num_accepted);
+  const TensorArg nodes_arg = call.int_output("nodes", nodes);
+  const TensorArg status_arg = call.int_output("status", status);
+  options.seeds = seed_arg.view();
+  options.offsets = offset_arg.view();
+  const Drafts drafts{tokens_arg.view(), draft_arg.view(), target_arg.view(), parents_arg.view()};
+  const VerifyOutputs outputs{out_arg.view(), num_accepted_arg.view(), nodes_arg.view(),
+                              status_arg.view()};
+  call.run([&](Stream on) { return speculative_verify(drafts, options, outputs, on); });
+}
+
 }  // namespace
 
 void bind_sampling(nb::module_& m) {
@@ -81,6 +106,10 @@ void bind_sampling(nb::module_& m) {
         "top_p"_a.none(), "min_p"_a.none(), "seed"_a.none(), "offset"_a.none(), "from_probs"_a,
         "logit_bias"_a.none(), "out"_a.none(), "logprobs"_a.none(), "status"_a.none(),
         "stream"_a.none());
+  m.def("speculative_verify", &speculative_verify_of, "draft_tokens"_a.none(),
+        "draft_probs"_a.none(), "target_probs"_a.none(), "draft_parents"_a.none(), "seed"_a.none(),
+        "offset"_a.none(), "out"_a.none(), "num_accepted"_a.none(), "nodes"_a.none(),
+        "status"_a.none(), "stream"_a.none());
   m.def("softmax", &softmax_of, "logits"_a.none(), "temperature"_a.none(), "out"_a.none(),
         "stream"_a.none());
 }

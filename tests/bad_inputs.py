@@ -5,7 +5,7 @@ from bad_operators import APPEND, MASKS, MERGE, OTHER, ROPE_APPEND, SLOTS
 from bad_plans import FIND, OPTIONS, PLAN
 from bad_rows import ADD_RMSNORM, GATED, LAYERNORM, RMSNORM, ROPE
 from bad_runs import RUN
-from bad_sampling import SAMPLE, SOFTMAX
+from bad_sampling import SAMPLE, SOFTMAX, VERIFY
 
 # In a group every mistake has another message.
 GROUPS = [
@@ -20,5 +20,6 @@ GROUPS = [
     ROPE,
     SAMPLE,
     SOFTMAX,
+    VERIFY,
 ]
 BAD = [bad for group in GROUPS for bad in group]

@@ -120,3 +120,110 @@ def memory_of(call):
 def beside(call):
     memory = zeros(5, 8)
     return call(logits=memory[:4], out=memory[1:])
+
+
+VERIFY = [
+    ("verify target none", TYPE, "target_probs", lambda s: s.verify(target_probs=None)),
+    ("verify target rank", VALUE, "target_probs", lambda s: s.verify(target_probs=zeros(4, 8))),
+    ("verify target int", TYPE, "target_probs", lambda s: s.verify(target_probs=integers([[1]]))),
+    (
+        "verify no vocabulary",
+        VALUE,
+        "target_probs",
+        lambda s: s.verify(target_probs=zeros(2, 4, 0)),
+    ),
+    ("verify no rows", VALUE, "target_probs", lambda s: s.verify(target_probs=zeros(2, 0, 8))),
+    ("verify many", VALUE, "target_probs", lambda s: s.verify(target_probs=zeros(2, 514, 8))),
+    ("verify draft none", TYPE, "draft_probs", lambda s: s.verify(draft_probs=None)),
+    ("verify draft rows", VALUE, "draft_probs", lambda s: s.verify(draft_probs=zeros(2, 4, 8))),
+    ("verify draft dtype", TYPE, "draft_probs", lambda s: s.verify(draft_probs=half(2, 3, 8))),
+    ("verify tokens none", TYPE, "draft_tokens", lambda s: s.verify(draft_tokens=None)),
+    ("verify tokens dtype", TYPE, "draft_tokens", lambda s: s.verify(draft_tokens=zeros(2, 3))),
+    ("verify tokens size", VALUE, "draft_tokens", lambda s: s.verify(draft_tokens=int64([1], [2]))),
+    ("verify token high", VALUE, r"draft_tokens\[1, 2\]", lambda s: s.verify(**token(8))),
+    ("verify token low", VALUE, r"draft_tokens\[1, 2\]", lambda s: s.verify(**token(-2))),
+    ("verify token wide", VALUE, r"draft_tokens\[1, 2\]", lambda s: s.verify(**token(2**32))),
+    ("verify parents dtype", TYPE, "draft_parents", lambda s: s.verify(draft_parents=zeros(3))),
+    (
+        "verify parents size",
+        VALUE,
+        "draft_parents",
+        lambda s: s.verify(draft_parents=integers(-1, 0)),
+    ),
+    (
+        "verify parents batch",
+        VALUE,
+        "draft_parents",
+        lambda s: s.verify(draft_parents=integers([-1, 0, 1])),
+    ),
+    (
+        "verify own parent",
+        VALUE,
+        r"draft_parents\[1\]",
+        lambda s: s.verify(draft_parents=integers(-1, 1, 1)),
+    ),
+    (
+        "verify parent low",
+        VALUE,
+        r"draft_parents\[2\]",
+        lambda s: s.verify(draft_parents=integers(-1, 0, -2)),
+    ),
+    ("verify seed", TYPE, "seed", lambda s: s.verify(seed="1")),
+    ("verify seeds", VALUE, "seed", lambda s: s.verify(seed=int64(1, 2, 3))),
+    ("verify offsets", TYPE, "offset", lambda s: s.verify(offset=integers(1, 2))),
+    ("verify out", VALUE, "out", lambda s: s.verify(out=zeros(2, 3, dtype="i4"))),
+    ("verify out dtype", TYPE, "out", lambda s: s.verify(out=zeros(2, 4))),
+    ("verify count", VALUE, "num_accepted", lambda s: s.verify(num_accepted=integers(0))),
+    ("verify nodes", VALUE, "nodes", lambda s: s.verify(nodes=zeros(2, 4, dtype="i4"))),
+    ("verify status", TYPE, "status", lambda s: s.verify(status=zeros(2))),
+    ("verify one output", VALUE, "out", lambda s: s.verify(**one_output())),
+    (
+        "verify out over tokens",
+        VALUE,
+        "out",
+        lambda s: s.verify(**tokens_in_output()),
+    ),
+    (
+        "verify target nan",
+        VALUE,
+        r"target_probs\[1, 0\]",
+        lambda s: s.verify(target_probs=rows_with(4, NAN), draft_tokens=none_drafted()),
+    ),
+    (
+        "verify target sum",
+        VALUE,
+        r"target_probs\[0, 0\]",
+        lambda s: s.verify(target_probs=zeros(2, 4, 8) + 0.11, draft_tokens=none_drafted()),
+    ),
+    (
+        "verify draft sum",
+        VALUE,
+        r"draft_probs\[1, 0\]",
+        lambda s: s.verify(draft_probs=rows_with(3, 9.0)),
+    ),
+]
+
+
+def token(value):
+    return {"draft_tokens": int64([1, 2, 3], [4, 5, value])}
+
+
+def none_drafted():
+    return np.full((2, 3), -1, np.int32)
+
+
+def one_output():
+    memory = zeros(2, 4, dtype=np.int32)
+    return {"out": memory, "num_accepted": memory[0, :2]}
+
+
+def tokens_in_output():
+    memory = zeros(2, 4, dtype=np.int32)
+    return {"out": memory, "draft_tokens": memory[:, :3]}
+
+
+def rows_with(n, value):
+    """Flat rows, but for the first one of request 1, where the drafted token is unlikely."""
+    rows = np.full((2, n, 8), 0.125, np.float32)
+    rows[1, 0] = value
+    return rows

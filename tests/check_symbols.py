@@ -45,6 +45,7 @@ PUBLIC = {
     "flashplan::set_num_threads",
     "flashplan::show_config",
     "flashplan::softmax",
+    "flashplan::speculative_verify",
     "flashplan::to_string",
     "flashplan::version",
     "flashplan::workspace_bytes",

@@ -176,6 +176,16 @@ class Scene:
     def sample_probs(self, probabilities):
         return self.sample(logits=probabilities, from_probs=True)
 
+    def verify(self, **changes):
+        arguments = {
+            "draft_tokens": int64([1, 2, 3], [4, 5, 6]),
+            "draft_probs": np.full((2, 3, 8), 0.125, np.float32),
+            "target_probs": np.full((2, 4, 8), 0.125, np.float32),
+            "out": zeros(2, 4, dtype=np.int32),
+            "num_accepted": integers(0, 0),
+        }
+        return fp.speculative_verify(**arguments | changes)
+
     def softmax(self, **changes):
         return fp.softmax(**{"logits": zeros(4, 8), "out": self.out.view[0, :, :8]} | changes)
 

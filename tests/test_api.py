@@ -123,6 +123,11 @@ def test_a_typed_program_runs(torch):
             "q k v k_cache v_cache indptr kv_lens rope block_table page_indptr page_indices "
             "kv_layout kv_dtype k_scale v_scale out_q stream",
         ),
+        (
+            fp.speculative_verify,
+            "draft_tokens draft_probs target_probs draft_parents seed offset out num_accepted "
+            "nodes status stream",
+        ),
         (fp.merge_states, "o_a lse_a o_b lse_b out lse stream"),
     ],
 )

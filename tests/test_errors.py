@@ -67,6 +67,7 @@ def test_scene_is_valid():
     scene.rope()
     scene.sample()
     scene.softmax()
+    scene.verify()
 
 
 def test_unknown_keyword_is_refused():

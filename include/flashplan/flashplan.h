@@ -16,6 +16,7 @@
 #include "flashplan/runtime.h"
 #include "flashplan/sampling.h"
 #include "flashplan/schedule.h"
+#include "flashplan/speculative.h"
 #include "flashplan/status.h"
 #include "flashplan/tensor.h"
 #include "flashplan/variant.h"

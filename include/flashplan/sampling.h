@@ -20,6 +20,7 @@ enum class SampleError : int32_t {
   kNotANumber,     // a NaN, or +inf among logits
   kNoToken,        // all logits -inf
   kProbabilities,  // from_probs: one is negative or above 1, or their sum is not within 1 % of 1
+  kDraft,          // speculative_verify(): no token, or a parent that is not a draft before it
 };
 
 /// How tokens are drawn. A parameter is one number for all requests, or a tensor [batch] with a

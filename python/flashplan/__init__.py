@@ -22,6 +22,7 @@ from flashplan.rows import (
 )
 from flashplan.runtime import get_num_threads, set_num_threads, show_config
 from flashplan.sampling import sample, softmax
+from flashplan.speculative import speculative_verify
 from flashplan.support import is_supported, workspace_bytes
 from flashplan.variant import Variant
 
@@ -51,6 +52,7 @@ __all__ = [
     "show_config",
     "silu_and_mul",
     "softmax",
+    "speculative_verify",
     "variants",
     "workspace_bytes",
 ]

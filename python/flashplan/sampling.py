@@ -100,8 +100,8 @@ def sample(
         _parameter("top_k", top_k, 2**31 - 1, to_int),
         _parameter("top_p", top_p, 1.0, to_float),
         _parameter("min_p", min_p, 0.0, to_float),
-        _parameter("seed", seed, 0, _to_int64),
-        _parameter("offset", offset, 0, _to_int64),
+        random_number("seed", seed),
+        random_number("offset", offset),
     )
     probs = to_bool("from_probs", from_probs)
     with_logprobs = to_bool("return_logprobs", return_logprobs) or logprobs is not None
@@ -124,6 +124,11 @@ def _parameter(name: str, value: Any, default: Any, convert: Any) -> Any:
     if is_tensor and getattr(value, "ndim", 1) != 0:
         return value
     return convert(name, value)
+
+
+def random_number(name: str, value: Any) -> Any:
+    """An int64, or a tensor of them; None is 0."""
+    return _parameter(name, value, 0, _to_int64)
 
 
 def _to_int64(name: str, value: Any) -> int:

@@ -21,6 +21,9 @@ void apply_rope(const RopeParams& params) noexcept;
 
 /// If a row has an error, returns that of the first one, and writes nothing.
 Status sample(const SampleParams& params) noexcept;
+
+/// If a request has an error, returns that of the first one, and writes nothing.
+Status speculative_verify(const VerifyParams& params) noexcept;
 void softmax(const SoftmaxParams& params) noexcept;
 
 }  // namespace flashplan::cpu
@@ -43,6 +46,7 @@ Status norm(const NormParams& params, Device device, Stream stream) noexcept;
 Status gated_activation(const ActivationParams& params, Device device, Stream stream) noexcept;
 Status apply_rope(const RopeParams& params, Device device, Stream stream) noexcept;
 Status sample(const SampleParams& params, Device device, Stream stream) noexcept;
+Status speculative_verify(const VerifyParams& params, Device device, Stream stream) noexcept;
 Status softmax(const SoftmaxParams& params, Device device, Stream stream) noexcept;
 
 }  // namespace flashplan::cuda

@@ -122,7 +122,17 @@ struct Parameter {
   FLASHPLAN_HOST_DEVICE Number of(int32_t row) const { return each == nullptr ? all : each[row]; }
 };
 
-struct SampleParams {
+/// Where the random numbers of requests come from: see SampleOptions.
+struct RandomParams {
+  Parameter<int64_t> seed{};
+  Parameter<int64_t> offset{};
+
+  FLASHPLAN_HOST_DEVICE uint32_t stream(int32_t row) const {
+    return seed.each == nullptr ? static_cast<uint32_t>(row) : 0U;
+  }
+};
+
+struct SampleParams : RandomParams {
   const char* logits = nullptr;  // [num_rows, vocab]
   int64_t row_stride = 0;        // bytes
   const float* bias = nullptr;   // or null
@@ -135,14 +145,59 @@ struct SampleParams {
   Parameter<int32_t> top_k{};
   Parameter<float> top_p{};
   Parameter<float> min_p{};
-  Parameter<int64_t> seed{};
-  Parameter<int64_t> offset{};
   int32_t* ids = nullptr;
   float* logprobs = nullptr;  // or null
   int32_t* status = nullptr;  // or null
+};
 
-  FLASHPLAN_HOST_DEVICE uint32_t stream(int32_t row) const {
-    return seed.each == nullptr ? static_cast<uint32_t>(row) : 0U;
+/// Drafts of one request are at most so many.
+constexpr int32_t kMaxDrafts = 512;
+
+/// speculative_verify().
+struct VerifyParams : RandomParams {
+  const void* tokens = nullptr;      // [num_rows, num_drafts]
+  int64_t token_stride = 0;          // elements, of requests
+  bool has_wide_tokens = false;      // int64, else int32
+  const int32_t* parents = nullptr;  // or null: a chain
+  int64_t parent_stride = 0;         // elements, of requests; 0: one tree for all
+  const char* draft_probs = nullptr;
+  int64_t draft_request_stride = 0;  // bytes
+  int64_t draft_row_stride = 0;
+  const char* target_probs = nullptr;
+  int64_t target_request_stride = 0;
+  int64_t target_row_stride = 0;
+  DType dtype = DType::kFloat32;
+  int32_t num_rows = 0;
+  int32_t num_drafts = 0;
+  int32_t vocab = 0;
+  int32_t* out = nullptr;  // [num_rows, num_drafts + 1]
+  int64_t out_stride = 0;  // elements
+  int32_t* num_accepted = nullptr;
+  int32_t* nodes = nullptr;   // [num_rows, num_drafts], or null
+  int64_t node_stride = 0;    // elements
+  int32_t* status = nullptr;  // or null
+
+  FLASHPLAN_HOST_DEVICE int64_t token(int32_t row, int32_t draft) const {
+    const int64_t index = row * token_stride + draft;
+    return has_wide_tokens ? static_cast<const int64_t*>(tokens)[index]
+                           : static_cast<const int32_t*>(tokens)[index];
+  }
+  FLASHPLAN_HOST_DEVICE int32_t parent(int32_t row, int32_t draft) const {
+    return parents == nullptr ? draft - 1 : parents[row * parent_stride + draft];
+  }
+  /// The distribution that a draft was drawn from.
+  FLASHPLAN_HOST_DEVICE const char* draft_row(int32_t row, int32_t draft) const {
+    return draft_probs + row * draft_request_stride + draft * draft_row_stride;
+  }
+  /// The large model's distribution after a draft, or after none where it is -1.
+  FLASHPLAN_HOST_DEVICE const char* target_row(int32_t row, int32_t draft) const {
+    return target_probs + row * target_request_stride + (draft + 1) * target_row_stride;
+  }
+  /// A token out of [-1, vocab) or a parent that does not come before its draft.
+  FLASHPLAN_HOST_DEVICE bool is_wrong(int32_t row, int32_t draft) const {
+    const int64_t id = token(row, draft);
+    const int32_t before = parent(row, draft);
+    return id < -1 || id >= vocab || before < -1 || before >= draft;
   }
 };
 

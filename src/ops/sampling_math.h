@@ -224,6 +224,39 @@ FLASHPLAN_HOST_DEVICE uint64_t random_bits(int64_t seed, int64_t offset, uint32_
   return uint64_t{c0} | uint64_t{c1} << 32;
 }
 
+/// What random_bits() numbers are for, in one draw.
+constexpr uint32_t kUseSample = 0;
+constexpr uint32_t kUseVerify = 1;
+constexpr uint32_t kUseDraft = 2;  // of the first draft, then of the next ones
+
+/// Makes weights of probabilities as they are, not as parts of the largest.
+FLASHPLAN_HOST_DEVICE Scale absolute_scale() { return {1.0F, 1.0F, true}; }
+
+FLASHPLAN_HOST_DEVICE bool is_probability(float x) { return x >= 0.0F && x <= 1.01F; }
+
+/// Whether a draft of probability q is accepted, where the target's is p: with chance min(1, p /
+/// q).
+FLASHPLAN_HOST_DEVICE bool is_accepted(uint64_t random, float p, float q) {
+  // 53 bits of [0, 1): exact in a double.
+  const double part = static_cast<double>(random >> 11) * 1.1102230246251565e-16;
+#ifdef __CUDA_ARCH__
+  return __dmul_rn(part, static_cast<double>(q)) < static_cast<double>(p);
+#else
+  return part * static_cast<double>(q) < static_cast<double>(p);
+#endif
+}
+
+/// What is left of p, of which all is `sum`, where a draft of probability q was rejected.
+FLASHPLAN_HOST_DEVICE float residual(float p, float sum, float q) {
+  const float rest = plus(ratio(p, sum), -q);
+  return rest > 0.0F ? rest : 0.0F;
+}
+
+/// The sum of probabilities whose weights, as parts of the largest, sum to `total`.
+FLASHPLAN_HOST_DEVICE float sum_of_weights(uint64_t total, float largest) {
+  return times(times(static_cast<float>(total), 9.31322575e-10F), largest);
+}
+
 /// Whether probabilities whose weights have the sum `total` sum to 1 within 1 %.
 FLASHPLAN_HOST_DEVICE bool sums_to_one(uint64_t total, float largest) {
   const float sum = times(times(static_cast<float>(total), 9.31322575e-10F), largest);

@@ -73,6 +73,57 @@ TEST(softmax_sums_to_one) {
   }
 }
 
+TEST(drafts_are_verified) {
+  Random random(6);
+  constexpr int64_t kVocab = 5;
+  constexpr int64_t kDrafts = 4;
+  for (int round = 0; round < 200; ++round) {
+    // The target always takes one token; what drafts it accepts is then no matter of chance.
+    HostTensor tokens(DType::kInt32, {1, kDrafts});
+    HostTensor draft_probs(DType::kFloat32, {1, kDrafts, kVocab}, 3);
+    HostTensor target_probs(DType::kFloat32, {1, kDrafts + 1, kVocab}, 1);
+    std::vector<int32_t> wanted;
+    bool accepts = true;
+    for (int64_t i = 0; i <= kDrafts; ++i) {
+      const int64_t best = random.between(0, kVocab - 1);
+      for (int64_t t = 0; t < kVocab; ++t) target_probs.set({0, i, t}, t == best ? 1 : 0);
+      if (accepts) wanted.push_back(static_cast<int32_t>(best));
+      if (i == kDrafts) break;
+      const int64_t token = random.one_in(2) ? best : random.between(0, kVocab - 1);
+      tokens.set_bits({0, i}, static_cast<uint32_t>(token));
+      for (int64_t t = 0; t < kVocab; ++t) draft_probs.set({0, i, t}, 0.2);
+      accepts = accepts && token == best;
+    }
+    HostTensor out(DType::kInt32, {1, kDrafts + 1});
+    HostTensor num_accepted(DType::kInt32, {1});
+    HostTensor nodes(DType::kInt32, {1, kDrafts});
+    Drafts drafts{tokens.view(), draft_probs.view(), target_probs.view(), {}};
+    const VerifyOutputs outputs{out.view(), num_accepted.view(), nodes.view(), {}};
+    CHECK_EQ(speculative_verify(drafts, {}, outputs).message, std::string());
+    const auto count = static_cast<int64_t>(wanted.size()) - 1;
+    CHECK_EQ(num_accepted.bits({0}), static_cast<uint32_t>(count));
+    for (int64_t i = 0; i <= kDrafts; ++i) {
+      const int32_t token = i <= count ? wanted[static_cast<size_t>(i)] : -1;
+      CHECK_EQ(static_cast<int32_t>(out.bits({0, i})), token);
+      if (i == kDrafts) break;
+      CHECK_EQ(static_cast<int32_t>(nodes.bits({0, i})), i < count ? static_cast<int32_t>(i) : -1);
+    }
+    const std::vector<std::byte> before = out.bytes();
+    for (int64_t t = 0; t < kVocab; ++t) target_probs.set({0, 0, t}, t == 0 ? 3 : 0);
+    tokens.set_bits({0, 0}, 1);
+    draft_probs.set({0, 0, 1}, 1.0);
+    check_refused(speculative_verify(drafts, {}, outputs), StatusCode::kInvalidArgument,
+                  "target_probs[0, 0]");
+    tokens.set_bits({0, 3}, kVocab);
+    check_refused(speculative_verify(drafts, {}, outputs), StatusCode::kInvalidArgument,
+                  "draft_tokens[0, 3]");
+    drafts.parents = num_accepted.view();
+    check_refused(speculative_verify(drafts, {}, outputs), StatusCode::kInvalidArgument,
+                  "draft_parents");
+    CHECK(out.bytes() == before);
+  }
+}
+
 TEST(what_is_refused) {
   const auto value = StatusCode::kInvalidArgument;
   const auto type = StatusCode::kInvalidType;

@@ -65,6 +65,7 @@ def run_once():
     import test_append
     import test_merge
     import test_rope_append
+    import test_speculative
     from frameworks import TorchCuda
     from gpu_cases import DEVICE, is_supported
     from solve import assert_correct, problem, run_arguments
@@ -91,7 +92,10 @@ def run_once():
     for options in ({"cache_dtype": "float8_e4m3fn"}, {"strided": True, "csr": True}):
         problem = test_rope_append.Problem(rng, kv_lens=(5, 99, 12, 1, 40), **options)
         test_rope_append.check(problem, fp.Rope(), framework)
-    count += 3
+    for vocab in (70, 20000):
+        drafts = test_speculative.random_drafts(rng, 3, 4, vocab)
+        test_speculative.verify(framework, *drafts, [-1, -1, 0, 1])
+    count += 5
     o, lse = test_merge.states(3, "bfloat16")
     merged = fp.merge_states(framework.tensor(o), framework.tensor(lse))
     test_merge.assert_merged(o, lse, *(framework.array(x) for x in merged))

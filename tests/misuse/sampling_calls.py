@@ -97,3 +97,49 @@ class Sample(OfLogits):
                 raise Finding(f"sample() gives other {name} for the same arguments")
         if self.array("status").any():
             raise Finding("sample() succeeds with an error in status")
+
+
+class Verify(Call):
+    """speculative_verify() of chains and trees."""
+
+    parameters = ("seed", "offset")
+    written = ("out", "num_accepted", "nodes", "status")
+    optional = ("draft_parents", "nodes", "status", "seed", "offset")
+    numbers = parameters
+    related = {
+        "target_probs": ("draft_probs", "draft_tokens", "draft_parents", *written, *parameters),
+        "draft_probs": ("target_probs",),
+    }
+
+    def __init__(self, rng):
+        super().__init__(rng)
+        batch, n, vocab = pick(rng, 0, 1, 3), pick(rng, 0, 1, 4), pick(rng, 1, 7, 300)
+        dtype = pick(rng, "float32", "float16", "bfloat16")
+        rows = rng.random((batch, 2 * n + 1, vocab)) + 0.01
+        rows = (rows / rows.sum(-1, keepdims=True)).astype(dtype)
+        tokens = rng.integers(-1, vocab, (batch, n)).astype(pick(rng, "i4", "i8"))
+        self.place("draft_tokens", tokens)
+        self.place("draft_probs", rows[:, :n])
+        self.place("target_probs", rows[:, n:])
+        if rng.integers(2):
+            parents = [rng.integers(-1, i) if i else -1 for i in range(n)]
+            self.place("draft_parents", np.array(parents, np.int32))
+        if rng.integers(2):
+            self.place("seed", rng.integers(-(2**62), 2**62, batch))
+        given = {name: placed.array.copy() for name, placed in self.tensors.items()}
+        nodes = np.full((batch, n), -7, np.int32)
+        self.expected = [*fp.speculative_verify(**given, nodes=nodes), nodes]
+        self.place("out", np.full((batch, n + 1), -7, np.int32))
+        for name in ("num_accepted", "status"):
+            self.place(name, np.full(batch, -7, np.int32))
+        self.place("nodes", np.full((batch, n), -7, np.int32))
+
+    def invoke(self, **changes):
+        return fp.speculative_verify(**self.arguments() | changes)
+
+    def verify(self):
+        for name, expected in zip(("out", "num_accepted", "nodes"), self.expected):
+            if not np.array_equal(self.array(name), expected):
+                raise Finding(f"speculative_verify() gives other {name} for the same arguments")
+        if self.array("status").any():
+            raise Finding("speculative_verify() succeeds with an error in status")

@@ -26,20 +26,35 @@ struct SampleResult {
   SampleError error = SampleError::kNone;
 };
 
-/// From kernels_sampling.cpp, which is compiled without contraction.
+/// What the drafts of a request gave.
+struct VerifyResult {
+  int32_t num_accepted = 0;
+  int32_t token = -1;  // behind them
+  SampleError error = SampleError::kNone;
+  int32_t bad_row = 0;  // of the drafts' or the target's probabilities, where there is an error
+  bool is_of_draft = false;
+};
+
+// From kernels_sampling.cpp, which is compiled without contraction.
 using SampleRow = SampleResult (*)(const SampleParams& params, int32_t row) noexcept;
+/// `nodes` [num_drafts] receives the drafts that are accepted.
+using VerifyRow = VerifyResult (*)(const VerifyParams& params, int32_t row,
+                                   int32_t* nodes) noexcept;
 
 namespace baseline {
 const OperatorKernels& operator_kernels() noexcept;
 SampleResult sample_row(const SampleParams& params, int32_t row) noexcept;
+VerifyResult verify_row(const VerifyParams& params, int32_t row, int32_t* nodes) noexcept;
 }  // namespace baseline
 namespace avx2 {
 const OperatorKernels& operator_kernels() noexcept;
 SampleResult sample_row(const SampleParams& params, int32_t row) noexcept;
+VerifyResult verify_row(const VerifyParams& params, int32_t row, int32_t* nodes) noexcept;
 }  // namespace avx2
 namespace avx512 {
 const OperatorKernels& operator_kernels() noexcept;
 SampleResult sample_row(const SampleParams& params, int32_t row) noexcept;
+VerifyResult verify_row(const VerifyParams& params, int32_t row, int32_t* nodes) noexcept;
 }  // namespace avx512
 
 }  // namespace flashplan::cpu

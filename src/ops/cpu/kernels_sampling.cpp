@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// sample() on one row of logits. Compiled once per instruction set, with FLASHPLAN_ISA as its name,
-// and without contraction of a * b + c, so that a GPU gives the same bits. As in cpu/kernels.cpp,
-// nothing with external linkage but sample_row() may come out of this file.
+// sample() on one row of logits, and speculative_verify() on one request. Compiled once per
+// instruction set, with FLASHPLAN_ISA as its name, and without contraction of a * b + c, so that a
+// GPU gives the same bits. As in cpu/kernels.cpp, nothing with external linkage but sample_row()
+// and verify_row() may come out of this file.
 #include "cpu/float_formats.h"
 #include "ops/cpu/kernels.h"
 #include "ops/sampling_math.h"
@@ -22,14 +23,17 @@ struct Block {
 template <typename Format>
 class Row {
  public:
-  Row(const SampleParams& p, int32_t row)
-      : values_(reinterpret_cast<const typename Format::Storage*>(p.logits + row * p.row_stride)),
-        bias_(p.bias == nullptr ? nullptr : p.bias + row * p.bias_stride),
-        size_(p.vocab),
-        from_probs_(p.from_probs) {}
+  Row(const char* values, const float* bias, int32_t size, bool from_probs)
+      : values_(reinterpret_cast<const typename Format::Storage*>(values)),
+        bias_(bias),
+        size_(size),
+        from_probs_(from_probs) {}
 
   int32_t size() const { return size_; }
   sampling::Scale scale{};
+
+  /// Of a row without a bias.
+  float value(int64_t i) const { return Format::load(values_[i]) + 0.0F; }
 
   /// Loads the values that are compared and weighed; -0 becomes +0.
   int32_t load(int32_t first, float* values) const {
@@ -74,14 +78,14 @@ struct Extremes {
   SampleError error;
 };
 
-template <typename Format>
-[[gnu::noinline]] Extremes find_largest(const Row<Format>& row, bool from_probs) {
+template <typename RowType>
+[[gnu::noinline]] Extremes find_largest(const RowType& row, bool from_probs) {
   alignas(64) float values[kBlock];
   float largest = -kInfinity;
   float smallest = kInfinity;
   int32_t num_nan = 0;
   for (int32_t first = 0; first < row.size(); first += kBlock) {
-    const int32_t count = row.load(first, values);
+    const int32_t count = row.load(first, static_cast<float*>(values));
 #pragma omp simd reduction(max : largest) reduction(min : smallest) reduction(+ : num_nan)
     for (int32_t i = 0; i < count; ++i) {
       const float x = values[i];
@@ -170,8 +174,8 @@ FLASHPLAN_INLINE Mass mass_of(const Block& block, int32_t count, const sampling:
   return {above, num_ties};
 }
 
-template <typename Format>
-[[gnu::noinline]] Mass mass_of(const Row<Format>& row, const sampling::Cut& cut) {
+template <typename RowType>
+[[gnu::noinline]] Mass mass_of(const RowType& row, const sampling::Cut& cut) {
   Block block;
   Mass total;
   for (int32_t first = 0; first < row.size(); first += kBlock) {
@@ -191,9 +195,9 @@ uint32_t weight_of_tie(const sampling::Cut& cut, const sampling::Scale& scale) {
 }
 
 /// The first token at which the sum of the kept weights, in the order of ids, exceeds `target`.
-template <typename Format>
-[[gnu::noinline]] int32_t find_token(const Row<Format>& row, const sampling::Cut& cut,
-                                     uint64_t target, uint32_t* weight) {
+template <typename RowType>
+[[gnu::noinline]] int32_t find_token(const RowType& row, const sampling::Cut& cut, uint64_t target,
+                                     uint32_t* weight) {
   Block block;
   const uint32_t tie = weight_of_tie(cut, row.scale);
   uint64_t passed = 0;
@@ -232,7 +236,9 @@ SampleResult sample_from(const SampleParams& p, int32_t index) {
   if (!(top_p > 0.0F && top_p <= 1.0F)) return {-1, 0.0F, SampleError::kTopP};
   if (!(min_p >= 0.0F && min_p <= 1.0F)) return {-1, 0.0F, SampleError::kMinP};
 
-  Row<Format> row(p, index);
+  Row<Format> row(p.logits + index * p.row_stride,
+                  p.bias == nullptr ? nullptr : p.bias + index * p.bias_stride, p.vocab,
+                  p.from_probs);
   const Extremes extremes = find_largest(row, p.from_probs);
   if (extremes.error != SampleError::kNone) return {-1, 0.0F, extremes.error};
   if (temperature == 0.0F) return {first_of_value(row, extremes.largest), 0.0F};
@@ -265,13 +271,15 @@ SampleResult sample_from(const SampleParams& p, int32_t index) {
     cut.num_ties = sampling::ties_to_reach(wanted, above, tie);
     total = above + uint64_t{cut.num_ties} * tie;
   }
-  const uint64_t random =
-      sampling::random_bits(p.seed.of(index), p.offset.of(index), p.stream(index), 0);
+  const uint64_t random = sampling::random_bits(p.seed.of(index), p.offset.of(index),
+                                                p.stream(index), sampling::kUseSample);
   uint32_t weight = 0;
   const int32_t id = find_token(row, cut, sampling::high_product(random, total), &weight);
   const double chance = static_cast<double>(weight) / static_cast<double>(total);
   return {id, static_cast<float>(__builtin_log(chance)), SampleError::kNone};
 }
+
+#include "ops/cpu/verify_row.h"  // after Row and what is done with rows
 
 }  // namespace
 
@@ -279,6 +287,13 @@ SampleResult sample_row(const SampleParams& p, int32_t row) noexcept {
   SampleResult result;
   dispatch_wide_format(p.dtype,
                        [&](auto format) { result = sample_from<decltype(format)>(p, row); });
+  return result;
+}
+
+VerifyResult verify_row(const VerifyParams& p, int32_t row, int32_t* nodes) noexcept {
+  VerifyResult result;
+  dispatch_wide_format(p.dtype,
+                       [&](auto format) { result = verify<decltype(format)>(p, row, nodes); });
   return result;
 }
 

@@ -37,6 +37,10 @@ Status apply_rope(const RopeParams& /*params*/, Device /*device*/, Stream /*stre
 Status sample(const SampleParams& /*params*/, Device /*device*/, Stream /*stream*/) noexcept {
   return not_built();
 }
+Status speculative_verify(const VerifyParams& /*params*/, Device /*device*/,
+                          Stream /*stream*/) noexcept {
+  return not_built();
+}
 Status softmax(const SoftmaxParams& /*params*/, Device /*device*/, Stream /*stream*/) noexcept {
   return not_built();
 }

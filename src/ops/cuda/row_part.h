@@ -89,6 +89,11 @@ class RowPart {
     cluster_sync();
   }
 
+  __device__ bool is_held() const { return held_; }
+
+  /// Replaces element i of a part that is held.
+  __device__ void set(int32_t i, float value) { memory_[i] = value; }
+
   /// Element i of the part.
   __device__ float at(int32_t i) const { return held_ ? memory_[i] : read(i); }
 

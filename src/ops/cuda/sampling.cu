@@ -8,51 +8,28 @@
 #include "flashplan/sampling.h"
 #include "ops/cuda/formats.h"
 #include "ops/cuda/launch.h"
-#include "ops/cuda/row_part.h"
+#include "ops/cuda/row_draw.h"
 #include "ops/operators.h"
 #include "ops/sampling_math.h"
 
 namespace flashplan::cuda {
 namespace {
 
-using sampling::Cut;
-
 constexpr int kBins = 256;
 constexpr int kCopies = 4;            // of a histogram, by lane: lanes meet less often at a bin
 constexpr int kMostAtOnce = 1 << 15;  // elements whose 16-bit halves of weights fit a 32-bit sum
 static_assert(kBins <= kRowThreads);
 
-/// What the CTAs of a cluster tell each other: two sets, since a CTA may be a step ahead.
-struct Exchange {
-  uint64_t values[2][kMaxCluster][3];
-  uint64_t bins[2][kBins];
-};
-
 struct Shared {
-  Exchange exchange;
+  RowExchange exchange;
+  uint64_t bins[2][kBins];  // of the CTAs of a cluster, two sets as in `exchange`
   uint32_t low[kCopies][kBins];
   uint32_t high[kCopies][kBins];
   uint64_t merged[kBins];
-  uint64_t warp_values[kRowWarps][3];
   uint64_t found[2];
 };
 
 static_assert(sizeof(Shared) <= 16 * 1024);
-
-struct Sum {
-  static __device__ uint64_t of(uint64_t a, uint64_t b) { return a + b; }
-};
-struct Max {
-  static __device__ uint64_t of(uint64_t a, uint64_t b) { return a > b ? a : b; }
-};
-
-template <class Op>
-__device__ uint64_t reduce_warp(uint64_t value) {
-  for (int distance = 16; distance > 0; distance /= 2) {
-    value = Op::of(value, __shfl_xor_sync(~0U, value, distance));
-  }
-  return value;
-}
 
 /// A parameter of `sample` and the split of its rows.
 struct KernelParams {
@@ -62,15 +39,16 @@ struct KernelParams {
 
 /// One row. All threads of the cluster go through all calls together.
 template <DType kDType>
-class Sampler {
+class Sampler : RowDraw<RowPart<kDType>> {
  public:
   __device__ Sampler(const KernelParams& params, int32_t row, Shared& shared, float* memory)
-      : p_(params.p),
-        row_(row),
-        shared_(shared),
-        part_(params.p.logits + row * params.p.row_stride,
+      : Base({params.p.logits + row * params.p.row_stride,
               params.p.bias == nullptr ? nullptr : params.p.bias + row * params.p.bias_stride,
-              params.p.vocab, params.split, memory) {}
+              params.p.vocab, params.split, memory},
+             shared.exchange),
+        p_(params.p),
+        row_(row),
+        shared_(shared) {}
 
   __device__ void run() {
     const SampleError error = choose();
@@ -81,6 +59,11 @@ class Sampler {
   }
 
  private:
+  using Base = RowDraw<RowPart<kDType>>;
+  using Base::part_;
+  using Base::scale_;
+  using Base::step_;
+
   __device__ void write(int32_t id, float logprob, SampleError error) const {
     p_.ids[row_] = id;
     if (p_.logprobs != nullptr) p_.logprobs[row_] = logprob;
@@ -103,7 +86,7 @@ class Sampler {
     if (temperature == 0.0F) return take_largest();
     scale_ = sampling::make_scale(largest_, temperature, p_.from_probs);
     if (p_.from_probs) {
-      if (!sampling::sums_to_one(total_mass(sampling::keep_all(0)), largest_)) {
+      if (!sampling::sums_to_one(this->total_mass(sampling::keep_all(0)), largest_)) {
         return SampleError::kProbabilities;
       }
     }
@@ -114,16 +97,21 @@ class Sampler {
       cut.num_ties = static_cast<uint32_t>(top_k - above);
     }
     if (top_p < 1.0F) {
-      uint64_t above = total_mass(cut);
-      const uint64_t total = above + uint64_t{cut.num_ties} * weight_of_tie(cut);
+      uint64_t above = this->total_mass(cut);
+      const uint64_t total = above + uint64_t{cut.num_ties} * this->weight_of_tie(cut);
       const uint64_t wanted = sampling::part_of(top_p, total);
       if (above >= wanted) {
         above = find_threshold<true>(&cut, wanted);
         cut.num_ties = 1;
       }
-      cut.num_ties = sampling::ties_to_reach(wanted, above, weight_of_tie(cut));
+      cut.num_ties = sampling::ties_to_reach(wanted, above, this->weight_of_tie(cut));
     }
-    draw(cut);
+    const uint64_t random = sampling::random_bits(p_.seed.of(row_), p_.offset.of(row_),
+                                                  p_.stream(row_), sampling::kUseSample);
+    this->draw(cut, random, [&](int32_t id, uint64_t weight, uint64_t total) {
+      const double chance = static_cast<double>(weight) / static_cast<double>(total);
+      write(id, static_cast<float>(log(chance)), SampleError::kNone);
+    });
     return SampleError::kNone;
   }
 
@@ -139,7 +127,7 @@ class Sampler {
     });
     uint64_t values[3] = {sampling::key_of(largest), ~sampling::key_of(smallest),
                           has_nan ? 1U : 0U};
-    all_reduce<Max>(values);
+    this->template all_reduce<Max>(values);
     largest_ = sampling::value_of(static_cast<uint32_t>(values[0]));
     smallest = sampling::value_of(~static_cast<uint32_t>(values[1]));
     if (values[2] != 0) return SampleError::kNotANumber;
@@ -158,29 +146,11 @@ class Sampler {
       if (part_.at(i) == largest_) first = min(first, static_cast<uint32_t>(part_.begin() + i));
     }
     uint64_t values[3] = {~first, 0, 0};
-    all_reduce<Max>(values);
+    this->template all_reduce<Max>(values);
     if (cluster_rank() == 0 && threadIdx.x == 0) {
       write(static_cast<int32_t>(~static_cast<uint32_t>(values[0])), 0.0F, SampleError::kNone);
     }
     return SampleError::kNone;
-  }
-
-  __device__ uint32_t weight_of_tie(const Cut& cut) const {
-    if (cut.num_ties == 0) return 0;
-    const uint32_t weight = sampling::weight_of(sampling::value_of(cut.key), scale_);
-    return weight >= cut.min_weight ? weight : 0;
-  }
-
-  /// The weights above the cut's key, over the row.
-  __device__ uint64_t total_mass(const Cut& cut) {
-    uint64_t values[3] = {};
-    for (int i = static_cast<int>(threadIdx.x); i < part_.count(); i += kRowThreads) {
-      const float x = part_.at(i);
-      const uint32_t weight = sampling::weight_of(x, scale_);
-      if (sampling::key_of(x) > cut.key && weight >= cut.min_weight) values[0] += weight;
-    }
-    all_reduce<Sum>(values);
-    return values[0];
   }
 
   /// The largest key such that the values from it on have a count, or a mass, of `wanted`, which
@@ -207,7 +177,7 @@ class Sampler {
     const int thread = static_cast<int>(threadIdx.x);
     const uint32_t mask = shift == 24 ? 0U : ~0U << (shift + 8);
     const int set = step_ % 2;
-    if (thread < kBins) shared_.exchange.bins[set][thread] = 0;
+    if (thread < kBins) shared_.bins[set][thread] = 0;
     for (int begin = 0; begin < part_.count(); begin += kMostAtOnce) {
       for (int i = thread; i < kBins * kCopies; i += kRowThreads) {
         (&shared_.low[0][0])[i] = 0;
@@ -233,7 +203,7 @@ class Sampler {
         for (int copy = 0; copy < kCopies; ++copy) {
           sum += shared_.low[copy][thread] + (uint64_t{shared_.high[copy][thread]} << 16);
         }
-        shared_.exchange.bins[set][thread] += sum;
+        shared_.bins[set][thread] += sum;
       }
       __syncthreads();
     }
@@ -241,7 +211,7 @@ class Sampler {
     if (thread < kBins) {
       uint64_t sum = 0;
       for (int rank = 0; rank < cluster_size(); ++rank) {
-        sum += *shared_of(&shared_.exchange.bins[set][thread], rank);
+        sum += *shared_of(&shared_.bins[set][thread], rank);
       }
       shared_.merged[thread] = sum;
     }
@@ -299,147 +269,10 @@ class Sampler {
     __syncthreads();
   }
 
-  /// Draws from what the cut keeps and writes the token: kept weights are added in the order of
-  /// ids, over CTAs, then over warps, each of which has a segment of the part, then in the segment.
-  __device__ void draw(const Cut& cut) {
-    const int thread = static_cast<int>(threadIdx.x);
-    const int warp = thread / 32;
-    const int lane = thread % 32;
-    const int segment = (part_.count() + kRowThreads - 1) / kRowThreads * 32;
-    const int begin = min(warp * segment, part_.count());
-    const int end = min(begin + segment, part_.count());
-    uint64_t mass = 0;
-    uint64_t ties = 0;
-    for (int i = begin + lane; i < end; i += 32) {
-      const float x = part_.at(i);
-      const uint32_t key = sampling::key_of(x);
-      const uint32_t weight = sampling::weight_of(x, scale_);
-      if (key > cut.key && weight >= cut.min_weight) mass += weight;
-      ties += key == cut.key ? 1 : 0;
-    }
-    mass = reduce_warp<Sum>(mass);
-    ties = reduce_warp<Sum>(ties);
-    if (lane == 0) {
-      shared_.warp_values[warp][0] = mass;
-      shared_.warp_values[warp][1] = ties;
-    }
-    __syncthreads();
-    uint64_t of_cta[3] = {};
-    for (int w = 0; w < kRowWarps; ++w) {
-      of_cta[0] += shared_.warp_values[w][0];
-      of_cta[1] += shared_.warp_values[w][1];
-    }
-    const int set = step_ % 2;
-    publish(of_cta, set);
-    cluster_sync();
-    ++step_;
-
-    const uint32_t tie = weight_of_tie(cut);
-    const auto kept = [&](uint64_t above, uint64_t num_ties, uint64_t ties_before) {
-      return above +
-             uint64_t{sampling::kept_ties(cut, ties_before, static_cast<uint32_t>(num_ties))} * tie;
-    };
-    uint64_t total = 0;
-    uint64_t ties_before = 0;
-    for (int rank = 0; rank < cluster_size(); ++rank) {
-      const uint64_t* of_rank = shared_.exchange.values[set][rank];
-      total += kept(of_rank[0], of_rank[1], ties_before);
-      ties_before += of_rank[1];
-    }
-    const uint64_t random =
-        sampling::random_bits(p_.seed.of(row_), p_.offset.of(row_), p_.stream(row_), 0);
-    uint64_t target = sampling::high_product(random, total);
-    ties_before = 0;
-    for (int rank = 0; rank < cluster_rank(); ++rank) {
-      const uint64_t* of_rank = shared_.exchange.values[set][rank];
-      const uint64_t passed = kept(of_rank[0], of_rank[1], ties_before);
-      if (target < passed) return;  // the token is in a CTA before
-      target -= passed;
-      ties_before += of_rank[1];
-    }
-    if (target >= kept(of_cta[0], of_cta[1], ties_before)) return;
-    for (int w = 0; w < warp; ++w) {
-      const uint64_t passed =
-          kept(shared_.warp_values[w][0], shared_.warp_values[w][1], ties_before);
-      if (target < passed) return;
-      target -= passed;
-      ties_before += shared_.warp_values[w][1];
-    }
-    if (target >= kept(mass, ties, ties_before)) return;
-
-    for (int first = begin; first < end; first += 32) {
-      const int i = first + lane;
-      const float x = i < end ? part_.at(i) : 0.0F;
-      const uint32_t key = i < end ? sampling::key_of(x) : 0U;
-      const uint32_t weight = i < end ? sampling::weight_of(x, scale_) : 0U;
-      const bool is_tie = i < end && key == cut.key;
-      const unsigned tie_lanes = __ballot_sync(~0U, is_tie);
-      const auto tie_rank =
-          ties_before + static_cast<uint64_t>(__popc(tie_lanes & ((1U << lane) - 1)));
-      uint64_t own = 0;
-      if (i < end && key > cut.key && weight >= cut.min_weight) own = weight;
-      if (is_tie && tie_rank < cut.num_ties) own = tie;
-      uint64_t passed = own;
-      for (int distance = 1; distance < 32; distance *= 2) {
-        const uint64_t other = __shfl_up_sync(~0U, passed, distance);
-        if (lane >= distance) passed += other;
-      }
-      const unsigned reached = __ballot_sync(~0U, passed > target);
-      if (reached != 0) {
-        if (lane == __ffs(static_cast<int>(reached)) - 1) {
-          const double chance = static_cast<double>(own) / static_cast<double>(total);
-          write(part_.begin() + i, static_cast<float>(log(chance)), SampleError::kNone);
-        }
-        return;
-      }
-      target -= __shfl_sync(~0U, passed, 31);
-      ties_before += static_cast<uint64_t>(__popc(tie_lanes));
-    }
-  }
-
-  /// Reduces over all threads of the cluster; all get the results.
-  template <class Op>
-  __device__ void all_reduce(uint64_t (&values)[3]) {
-    const int thread = static_cast<int>(threadIdx.x);
-    for (uint64_t& value : values) value = reduce_warp<Op>(value);
-    if (thread % 32 == 0) {
-      for (int v = 0; v < 3; ++v) shared_.warp_values[thread / 32][v] = values[v];
-    }
-    __syncthreads();
-    for (int v = 0; v < 3; ++v) {
-      values[v] = shared_.warp_values[0][v];
-      for (int w = 1; w < kRowWarps; ++w) {
-        values[v] = Op::of(values[v], shared_.warp_values[w][v]);
-      }
-    }
-    const int set = step_ % 2;
-    publish(values, set);
-    cluster_sync();  // warp_values may be written again, too
-    ++step_;
-    for (int v = 0; v < 3; ++v) {
-      values[v] = shared_.exchange.values[set][0][v];
-      for (int rank = 1; rank < cluster_size(); ++rank) {
-        values[v] = Op::of(values[v], shared_.exchange.values[set][rank][v]);
-      }
-    }
-  }
-
-  /// Writes this CTA's values to all CTAs; a cluster_sync() is still due. A set is written again
-  /// two steps later: by then all have passed the barrier of the step between, and read this one.
-  __device__ void publish(const uint64_t (&values)[3], int set) {
-    const int rank = static_cast<int>(threadIdx.x);
-    if (rank >= cluster_size()) return;
-    uint64_t* to = shared_of(&shared_.exchange.values[set][cluster_rank()][0], rank);
-    for (int v = 0; v < 3; ++v) to[v] = values[v];
-  }
-
   const SampleParams& p_;
   int32_t row_;
   Shared& shared_;
-  RowPart<kDType> part_;
-  sampling::Scale scale_{};
   float largest_ = 0.0F;
-  int step_ = 0;  // of the exchange
 };
 
 template <DType kDType>

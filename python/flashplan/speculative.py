@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From drafts of a small model to tokens of the large one."""
+
+from typing import Any
+
+from flashplan import _core
+from flashplan.outputs import given_or_new, shape_of
+from flashplan.sampling import random_number
+
+
+def speculative_verify(
+    draft_tokens: Any,
+    draft_probs: Any,
+    target_probs: Any,
+    *,
+    draft_parents: Any = None,
+    seed: Any = 0,
+    offset: Any = 0,
+    out: Any = None,
+    num_accepted: Any = None,
+    nodes: Any = None,
+    status: Any = None,
+    stream: Any = None,
+) -> tuple[Any, Any]:
+    """Accepts drafts so that the tokens are distributed exactly as the large model's.
+
+    A draft x that was drawn from q is accepted with probability min(1, p(x) / q(x)); if it is not,
+    p becomes max(p - q, 0), normalised, and the next draft of the same parent has its turn. Where
+    none is left, a token is drawn from p. The same arguments give the same tokens on every device.
+
+    Args:
+        draft_tokens: [batch, n] int32 or int64, n <= 512; -1: there is no such draft.
+        draft_probs: [batch, n, vocab] float32, float16 or bfloat16 (also as uint16 memory): row i
+            is the distribution that draft i was drawn from.
+        target_probs: [batch, n + 1, vocab] of the same dtype: row 0 is the large model's
+            distribution before all drafts, row i + 1 that after draft i.
+        draft_parents: [n] or [batch, n] int32, for trees: the draft that each draft follows, a
+            smaller index, or -1 for those that come first; drafts that follow the same one must
+            have been drawn independently. Default: draft i follows draft i - 1.
+        seed, offset: as in `sample`, whose random numbers are others.
+        out: [batch, n + 1] int32, num_accepted: [batch] int32, written; default: new tensors in
+            target_probs' framework.
+        nodes: [batch, n] int32, written: the indices of the drafts that are accepted, then -1.
+        status: [batch] int32, written: 0, or on a GPU the number of a `SampleError` of the C++ API,
+            and then all tokens are -1 and none is accepted.
+        stream: as in `Attention`; default: the current one of target_probs' framework. None on the
+            CPU.
+
+    Returns:
+        (tokens, num_accepted): the drafts that are accepted, one token of the large model's own,
+        then -1; and how many drafts these are.
+
+    Raises:
+        ValueError, TypeError: an argument is malformed, or, on the CPU, a draft is no token or
+            follows a later one, or a row of probabilities that was needed as a whole does not sum
+            to 1 within 1 %. Nothing was written.
+
+    Examples:
+        >>> draft_probs = np.full((1, 2, 4), 0.25, np.float32)
+        >>> target_probs = np.array([[[0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]]], np.float32)
+        >>> drafts = np.array([[1, 2]])
+        >>> tokens, num_accepted = fp.speculative_verify(drafts, draft_probs, target_probs)
+        >>> tokens, num_accepted
+        (array([[1, 2, 3]], dtype=int32), array([2], dtype=int32))
+    """
+    parameters = (random_number("seed", seed), random_number("offset", offset))
+    batch, *rows = shape_of(target_probs)[:2]
+    out, finish = given_or_new(out, target_probs, (batch, *rows), "int32")
+    num_accepted, finish_count = given_or_new(num_accepted, target_probs, (batch,), "int32")
+    _core.speculative_verify(
+        draft_tokens,
+        draft_probs,
+        target_probs,
+        draft_parents,
+        *parameters,
+        out,
+        num_accepted,
+        nodes,
+        status,
+        stream,
+    )
+    return finish(out), finish_count(num_accepted)
