@@ -101,7 +101,8 @@ class HostTensor {
   /// Trailing dimensions may be left out of an index: get({row, head}).
   uint32_t bits(const Index& index) const {
     uint32_t bits = 0;
-    std::memcpy(&bits, bytes_.data() + offset(index), static_cast<size_t>(item_size(view_.dtype)));
+    const auto size = std::min(static_cast<size_t>(item_size(view_.dtype)), sizeof bits);
+    std::memcpy(&bits, bytes_.data() + offset(index), size);
     return bits;
   }
   double get(const Index& index) const { return decode(bits(index), view_.dtype); }
