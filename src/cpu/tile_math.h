@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The arithmetic of one tile: logits, online softmax, values. A row's result depends on its own
-// query and keys alone, never on how many rows share the tile.
-// Included by run_queue.h only, inside the namespace of its instruction set.
+// The arithmetic of one tile: logits, online softmax, values. The result of a row depends only on
+// its own query and keys, never on the number of rows in the tile. Included by run_queue.h only,
+// inside the namespace of its instruction set.
 
 /// logits[r][j] = q[r] . k[j] for kRows rows and kKeys keys with kRows * kKeys = kLanes.
 template <int kRows>
@@ -56,10 +56,10 @@ FLASHPLAN_INLINE uint32_t bits_of(KeySpan span) {
   return kAllSeen >> (32 - (span.end - span.begin)) << span.begin;
 }
 
-/// One step of the online softmax of a row: logits become probabilities relative to the new
-/// maximum, 0 where invisible, all of them alone where nothing is visible. Of the visible keys
-/// those without a bit in `seen` are not. Returns the factor by which earlier sums shrink. A
-/// visible logit of NaN or +inf makes the sum NaN; the maximum passes over NaN.
+/// One step of the online softmax of a row. Logits become probabilities relative to the new
+/// maximum, and 0 for keys that are not visible: those outside `visible` or without a bit in
+/// `seen`. If `visible` is empty, logits are left as they are. Returns the factor of the earlier
+/// sums. A visible logit of NaN or +inf makes the sum NaN; the maximum ignores NaN.
 inline float softmax_row(float* logits, int32_t num_keys, KeySpan visible, uint32_t seen,
                          float softcap, float* row_max, float* row_sum) {
   if (visible.begin >= visible.end) return 1.0F;
@@ -81,7 +81,7 @@ inline float softmax_row(float* logits, int32_t num_keys, KeySpan visible, uint3
   Vec largest = splat(*row_max);
   for (int32_t j = 0; j < padded_keys; j += kLanes) largest = max(load(logits + j), largest);
   const float new_max = max_lane(largest);
-  // Where all logits so far are -inf or NaN, any finite shift makes them 0 and NaN.
+  // If all logits so far are -inf or NaN, any finite shift turns them into 0 and NaN.
   const float shift = new_max == minus_infinity ? 0.0F : new_max;
   const float shrink = exp(splat(*row_max - shift))[0];
   Vec total = load(row_sum) * shrink;
@@ -95,7 +95,7 @@ inline float softmax_row(float* logits, int32_t num_keys, KeySpan visible, uint3
   return shrink;
 }
 
-/// Where there is no softmax, weights are the logits: 0 for -inf, as after a softmax.
+/// Without a softmax the logits are the weights. A logit of -inf becomes 0, as a softmax would do.
 inline void drop_infinite(float* logits, KeySpan visible) {
   for (int32_t j = visible.begin; j < visible.end; ++j) {
     if (logits[j] == -__builtin_inff()) logits[j] = 0.0F;
@@ -137,7 +137,7 @@ FLASHPLAN_INLINE void add_values_rows(const float* p, int32_t p_stride, const fl
   }
 }
 
-/// o[r] += p[r] v for all rows. An invisible value is never touched, so that it may be NaN.
+/// o[r] += p[r] v for all rows. Values that are not visible are never read, so they may be NaN.
 inline void add_values(const float* p, int32_t p_stride, const KeySpan* visible, int32_t num_rows,
                        const float* v, int32_t width, float* o) {
   constexpr int kMostRows = 4;
@@ -155,7 +155,8 @@ inline void add_values(const float* p, int32_t p_stride, const KeySpan* visible,
       for (int32_t i = r; i < r + kMostRows; ++i) row(i, visible[i]);
       continue;
     }
-    // Keys ascend within each row: those before the shared ones, the shared ones, those after.
+    // Each row takes its keys in ascending order: those before the shared ones, the shared ones,
+    // and those after them.
     for (int32_t i = r; i < r + kMostRows; ++i) row(i, {visible[i].begin, shared.begin});
     add_values_rows<kMostRows>(p + int64_t{r} * p_stride, p_stride, v, shared, width,
                                o + int64_t{r} * width);
@@ -164,11 +165,11 @@ inline void add_values(const float* p, int32_t p_stride, const KeySpan* visible,
   for (; r < num_rows; ++r) row(r, visible[r]);
 }
 
-/// The same of the keys whose bits are in `seen`.
+/// The same for the keys whose bits are set in `seen`.
 inline void add_seen_values(const float* p, int32_t p_stride, const uint32_t* seen,
                             int32_t num_rows, const float* v, int32_t width, float* o) {
   for (int32_t r = 0; r < num_rows; ++r) {
-    // Keys that lie side by side at a time.
+    // Takes one run of consecutive keys at a time.
     int32_t end = 0;
     for (uint32_t left = seen[r]; left != 0; left &= ~bits_of({0, end})) {
       const int32_t begin = __builtin_ctz(left);
@@ -182,8 +183,8 @@ inline void add_seen_values(const float* p, int32_t p_stride, const uint32_t* se
 
 /// The operator (+) of the paper, section 2.2, on a row: merges the state (o, lse) into
 /// (merged_o, merged_max, merged_sum), which is normalised at the end. An lse of NaN or +inf makes
-/// the sum NaN for good; the maximum passes over NaN. One copy of the code, so that states give the
-/// same bits wherever they are merged.
+/// the sum NaN, and it stays NaN; the maximum ignores NaN. There is one copy of the code, so that
+/// states give the same bits wherever they are merged.
 [[gnu::noinline]] void merge_row(const float* o, float lse, int32_t head_dim, float* merged_o,
                                  float* merged_max, float* merged_sum) {
   if (lse == -__builtin_inff()) return;
