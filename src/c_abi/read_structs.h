@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+// Reads the structs of flashplan_c.h into those of the C++ library.
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+
+#include "flashplan/flashplan_c.h"
+#include "flashplan/plan.h"
+#include "flashplan/status.h"
+#include "flashplan/tensor.h"
+
+namespace flashplan::c_abi {
+
+// What init functions write, and the fields that an older struct does not have.
+flashplan_options default_options() noexcept;
+flashplan_attention_tensors default_attention_tensors() noexcept;
+flashplan_append_tensors default_append_tensors() noexcept;
+
+/// Checks a reserved field of the struct `name`.
+Status check_reserved(const char* name, int32_t reserved) noexcept;
+
+/// A tensor, null if it is not given, and the view to fill.
+struct TensorField {
+  const char* name;
+  const flashplan_tensor* given;
+  TensorView* view;
+};
+Status read_tensors(std::initializer_list<TensorField> fields) noexcept;
+
+Status read_options(const flashplan_options* given, AttentionOptions* options) noexcept;
+Status read_batch(const flashplan_batch* given, Batch* batch) noexcept;
+
+}  // namespace flashplan::c_abi
