@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "common/processors.h"
+#include "cpu/float_mode.h"
 
 #if defined(__unix__)
 #include <pthread.h>
@@ -111,6 +112,7 @@ Workers* make_workers() noexcept {
 void ThreadPool::run(Task task, void* context, int32_t num_tasks, int32_t max_workers) noexcept {
   constexpr auto kMostWorkers = static_cast<int32_t>(Workers::kMaxInvited) + 1;
   const int32_t num_workers = std::min({num_tasks, max_workers, num_threads(), kMostWorkers});
+  const DefaultFloatMode mode;
   if (num_workers > 1) {
     if (Workers* workers = make_workers()) {
       if (std::unique_lock lock(workers->caller, std::try_to_lock); lock.owns_lock()) {

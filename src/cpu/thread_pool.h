@@ -13,7 +13,7 @@ class ThreadPool {
 
   /// Runs tasks [0, num_tasks) on the caller's thread and on up to max_workers - 1 others, and
   /// returns when all are done. If another caller has the pool, or no thread can be made, the
-  /// caller's thread runs them all.
+  /// caller's thread runs them all. Tasks run in the default mode of floating-point arithmetic.
   static void run(Task task, void* context, int32_t num_tasks, int32_t max_workers) noexcept;
 
   /// The number of threads, for all callers; at least 1.

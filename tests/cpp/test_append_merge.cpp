@@ -2,6 +2,7 @@
 // append_paged_kv() and merge_states() against plain loops.
 #include <algorithm>
 #include <array>
+#include <cfenv>
 #include <cmath>
 #include <string>
 #include <vector>
@@ -260,6 +261,21 @@ State random_state(Random& random, DType dtype, const std::array<int64_t, 3>& sh
     }
   }
   return s;
+}
+
+TEST(merges_round_to_nearest_whatever_their_caller_does) {
+  Random random(4);
+  const State a = random_state(random, DType::kFloat16, {3, 2, 64});
+  const State b = random_state(random, DType::kFloat16, {3, 2, 64});
+  const State expected = a, merged = a;
+  const AttentionState states[] = {a.view(), b.view()};
+  CHECK(merge_states(states, 2, expected.view()).ok());
+  std::fesetround(FE_UPWARD);
+  CHECK(merge_states(states, 2, merged.view()).ok());
+  CHECK_EQ(std::fegetround(), FE_UPWARD);
+  std::fesetround(FE_TONEAREST);
+  CHECK(merged.o.bytes() == expected.o.bytes());
+  CHECK(merged.lse.bytes() == expected.lse.bytes());
 }
 
 TEST(merge_of_random_states) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The thread pool, whose callers are made to collide.
 #include <atomic>
+#include <cfenv>
 #include <chrono>
 #include <cstdlib>
 #include <thread>
@@ -65,6 +66,29 @@ TEST(a_second_caller_runs_on_its_own_thread_and_waits_for_nobody) {
     CHECK_EQ(second.num_tasks.load(), 100);
     CHECK_EQ(second.num_elsewhere.load(), 0);
   }
+}
+
+/// What fegetround() says may be of other instructions than those that are used.
+bool rounds_upward() noexcept {
+  const volatile float one = 1.0F, little = 1e-20F;
+  return one + little > one;
+}
+
+TEST(tasks_round_to_nearest_whatever_their_caller_does) {
+  std::fesetround(FE_UPWARD);
+  std::atomic<int> num_wrong{0};
+  const auto task = [](void* wrong, int32_t, int32_t) noexcept {
+    if (rounds_upward()) ++*static_cast<std::atomic<int>*>(wrong);
+  };
+  for (const int32_t num_threads : {1, 2, 6}) {  // of which some are started now
+    ThreadPool::set_num_threads(num_threads);
+    ThreadPool::run(task, &num_wrong, 1000, num_threads);
+    CHECK(rounds_upward());
+  }
+  std::fesetround(FE_TONEAREST);
+  ThreadPool::run(task, &num_wrong, 1, 1);
+  CHECK_EQ(num_wrong.load(), 0);
+  CHECK(!rounds_upward());
 }
 
 }  // namespace

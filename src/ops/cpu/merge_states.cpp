@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "cpu/float_formats.h"
+#include "cpu/float_mode.h"
 #include "ops/operators.h"
 
 namespace flashplan::cpu {
@@ -58,6 +59,7 @@ void merge_row(const AttentionState* states, int32_t num_states, const Attention
 
 void merge_states(const AttentionState* states, int32_t num_states,
                   const AttentionState& out) noexcept {
+  const DefaultFloatMode mode;
   dispatch_format(out.o.dtype, [&](auto format) {
     for (int64_t token = 0; token < out.o.shape[0]; ++token) {
       for (int64_t head = 0; head < out.o.shape[1]; ++head) {
