@@ -9,5 +9,6 @@ void bind_plan(nanobind::module_& m);
 void bind_ops(nanobind::module_& m);
 void bind_row_ops(nanobind::module_& m);
 void bind_sampling(nanobind::module_& m);
+void bind_xla(nanobind::module_& m);
 
 }  // namespace flashplan

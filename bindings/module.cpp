@@ -61,6 +61,7 @@ NB_MODULE(_core, m) {
   flashplan::bind_ops(m);
   flashplan::bind_row_ops(m);
   flashplan::bind_sampling(m);
+  flashplan::bind_xla(m);
   // PyTorch's registry of operators and the frames of daemon threads keep the caller's objects for
   // the life of the process. nanobind would report them at exit, on stderr, as leaked.
   nanobind::set_leak_warnings(std::getenv("FLASHPLAN_LEAK_WARNINGS") != nullptr);

@@ -22,6 +22,7 @@
 #include "flashplan/prefixes.h"
 #include "gil.h"
 #include "numbers.h"
+#include "plan_run.h"
 #include "stream.h"
 #include "tensor.h"
 #include "variant/disk_cache.h"
@@ -203,18 +204,19 @@ class PyPlan {
     tensors.v_scales = v_scales_arg.view();
     tensors.o = out_arg.view();
     tensors.lse = lse_arg.view();
-    tensors.workspace = workspace_.data();
-    tensors.workspace_bytes = plan_.workspace_bytes();
-    Status status;
-    {
-      const GilRelease released;
-      status = plan_.run(tensors, call.handle);
-    }
-    check(status);
+    check(run_views(tensors, call.handle));
     if (call.on_cuda()) {
       last_producer_ = producer;
       call.finish();
     }
+  }
+
+  /// Runs on tensors that are views already, in the plan's workspace.
+  Status run_views(AttentionTensors tensors, Stream stream) {
+    tensors.workspace = workspace_.data();
+    tensors.workspace_bytes = plan_.workspace_bytes();
+    const GilRelease released;
+    return plan_.run(tensors, stream);
   }
 
   const Plan& get() const { return plan_; }
@@ -391,6 +393,10 @@ std::string repr_html(const PyPlan& plan) {
 }
 
 }  // namespace
+
+Status run_views(nb::handle plan, const AttentionTensors& tensors, Stream stream) {
+  return nb::inst_ptr<PyPlan>(plan)->run_views(tensors, stream);
+}
 
 void bind_plan(nb::module_& m) {
   nb::enum_<DType>(m, "DType", "Element types.")

@@ -164,9 +164,10 @@ DlpackImport::DlpackImport(const char* name, nb::handle object, const Producer& 
 void DlpackImport::import_method(const char* name, nb::handle object, const Producer& producer,
                                  CallStream& stream) {
   if (producer.traced) {
-    raise_type(std::string(name) +
-               ": expected an array with values (flashplan runs outside of jit, vmap and grad), "
-               "got one that JAX traces");
+    raise_type(
+        std::string(name) +
+        ": expected an array with values (under jit and vmap call flashplan.jax.run), got one "
+        "that JAX traces");
   }
   static const nb::handle method_name = PyUnicode_InternFromString("__dlpack__");  // for speed
   nb::object method = attribute(object, method_name);

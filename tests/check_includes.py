@@ -61,7 +61,7 @@ RULES = {
             "api/",
             "ops/",
         ),
-        ("fuzzer/", "cuda_runtime_api.h"),
+        ("fuzzer/", "cuda_runtime_api.h", "xla/"),
     ),
     "bench": (("flashplan/", "plan/", "kernels/families.h"), ()),
 }

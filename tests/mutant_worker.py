@@ -31,7 +31,7 @@ FIRST = {
     "src/common": ["ctest:test_status|test_variants"],
     "src/variant": ["ctest:test_variants", "pytest:test_variants"],
     "src/c_abi": ["ctest:test_c_abi"],
-    "bindings": ["pytest:test_errors test_dlpack test_streams"],
+    "bindings": ["pytest:test_errors test_dlpack test_streams test_jax"],
     "python": ["pytest:test_errors test_api"],
 }
 # Then these steps run, the fastest first.

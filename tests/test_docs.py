@@ -20,6 +20,7 @@ FRAMEWORK = {
     "fp8_cache": "torch",
     "torch_compile": "torch",
     "jax_arrays": "jax",
+    "jax_jit": "jax",
     "transformers_models": "transformers",
 }
 # Files that this or another test runs or compiles.

@@ -327,6 +327,11 @@ def speculative_verify(draft_tokens: object | None, draft_probs: object | None, 
 
 def softmax(logits: object | None, temperature: object | None, out: object | None, stream: object | None) -> None: ...
 
+def xla_handlers(on_cuda: bool) -> dict[str, object]:
+    """
+    Handlers of XLA's foreign function interface, by the names they are called by.
+    """
+
 class UnsupportedError(NotImplementedError):
     """Valid, but no kernel of this build can do it."""
 

@@ -351,7 +351,7 @@ class Attention:
         for frameworks that lack this dtype (CuPy: bfloat16 as uint16, 8-bit caches as uint8).
         Negated views of PyTorch are refused: pass their resolve_neg(). There is no backward pass:
         tensors of PyTorch that require grad are refused where gradients are recorded, so use
-        torch.no_grad(). JAX arrays must have values: run() does not work under jit, vmap or grad.
+        torch.no_grad(). JAX arrays must have values: under jit and vmap call flashplan.jax.run.
 
         Returns:
             o, or (o, lse).

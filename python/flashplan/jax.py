@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention and appending as calls of XLA, for jit, scan and shard_map.
+
+The functions take what those of the package take, but write to no array of the caller. `plan()`
+stays outside of what is compiled: once per step, before the compiled function is called. A compiled
+function does not depend on the plan, so it serves every batch.
+
+JAX runs compiled functions asynchronously, and a run reads the plan when it runs: call plan() only
+after the results of the step before are ready (`jax.block_until_ready`, or by reading them).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias, overload
+
+import jax
+import numpy as np
+from jax import Array
+from jax.typing import ArrayLike
+
+from flashplan import _core
+from flashplan.options import is_hnd, to_float
+
+if TYPE_CHECKING:
+    from flashplan.attention import Attention
+    from flashplan.types import KvLayout
+
+_Output: TypeAlias = tuple[tuple[int, ...], str]  # shape and dtype
+
+for _name, _handler in _core.xla_handlers(on_cuda=False).items():
+    jax.ffi.register_ffi_target(_name, _handler, platform="cpu")
+if _core.built_for_cuda():
+    for _name, _handler in _core.xla_handlers(on_cuda=True).items():
+        jax.ffi.register_ffi_target(_name, _handler, platform="CUDA")
+
+
+class _Static:
+    """What a call has besides arrays; hashable, as JAX wants it."""
+
+    def __init__(
+        self, name: str, outputs: list[_Output], aliases: dict[int, int], **attributes: Any
+    ) -> None:
+        self.parts = (name, tuple(outputs), tuple(aliases.items()), tuple(attributes.items()))
+
+    def __hash__(self) -> int:
+        return hash(self.parts)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Static) and self.parts == other.parts
+
+
+def _call_xla(static: _Static, *arrays: ArrayLike) -> tuple[Array, ...]:
+    name, outputs, aliases, attributes = static.parts
+    make: Any = jax.ShapeDtypeStruct
+    call = jax.ffi.ffi_call(
+        name,
+        [make(shape, dtype) for shape, dtype in outputs],
+        input_output_aliases=dict(aliases),
+        vmap_method="sequential",
+    )
+    results: Any = call(*arrays, **dict(attributes))
+    return tuple(results)
+
+
+def _refuse_gradient(static: _Static, _primals: Any, _tangents: Any) -> NoReturn:
+    name = static.parts[0].replace("_", ".jax.", 1)
+    raise _core.UnsupportedError(
+        f"{name}: expected no gradient (there is no backward pass: jax.lax.stop_gradient), "
+        "got a function that is differentiated"
+    )
+
+
+_call: Any = jax.custom_jvp(_call_xla, nondiff_argnums=(0,))
+_call.defjvp(_refuse_gradient)
+
+
+def _given(*arrays: ArrayLike | None) -> tuple[list[ArrayLike], np.int64]:
+    """The arrays that are given, and a bit for each place where one is."""
+    bits = sum(1 << i for i, array in enumerate(arrays) if array is not None)
+    return [array for array in arrays if array is not None], np.int64(bits)
+
+
+def _shape(name: str, array: Any, expected: tuple[int | None, ...]) -> tuple[int, ...]:
+    """The shape of an array, traced or not; None stands for any size."""
+    shape = tuple(np.shape(array))
+    if len(shape) != len(expected) or any(
+        want not in (None, size) for want, size in zip(expected, shape)
+    ):
+        text = ", ".join("any" if size is None else str(size) for size in expected)
+        raise ValueError(f"{name}: expected shape [{text}], got {list(shape)}")
+    return shape
+
+
+@overload
+def run(
+    attn: Attention,
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    *,
+    block_table: ArrayLike | None = None,
+    page_indptr: ArrayLike | None = None,
+    page_indices: ArrayLike | None = None,
+    kv_lens: ArrayLike | None = None,
+    mask: ArrayLike | None = None,
+    sinks: ArrayLike | None = None,
+    return_lse: Literal[False] = False,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+) -> Array: ...
+@overload
+def run(
+    attn: Attention,
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    *,
+    block_table: ArrayLike | None = None,
+    page_indptr: ArrayLike | None = None,
+    page_indices: ArrayLike | None = None,
+    kv_lens: ArrayLike | None = None,
+    mask: ArrayLike | None = None,
+    sinks: ArrayLike | None = None,
+    return_lse: Literal[True],
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+) -> tuple[Array, Array]: ...
+def run(
+    attn: Attention,
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    *,
+    block_table: ArrayLike | None = None,
+    page_indptr: ArrayLike | None = None,
+    page_indices: ArrayLike | None = None,
+    kv_lens: ArrayLike | None = None,
+    mask: ArrayLike | None = None,
+    sinks: ArrayLike | None = None,
+    return_lse: bool = False,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+) -> Array | tuple[Array, Array]:
+    """`attn.run()` as a call of XLA. Under jit all arrays are traced; `attn` and numbers are not.
+
+    Args:
+        attn: must be alive whenever what was compiled with it runs, on the device that it is for.
+        The rest as in `Attention.run`, but for out, lse and stream.
+
+    Returns:
+        o, or (o, lse), of as many rows as q: shapes must not depend on the plan. Rows behind those
+        that were planned are not written and have any values.
+
+    Raises:
+        ValueError: q has another shape than `attn` was made for.
+        UnsupportedError: a gradient is asked for.
+        jax.errors.JaxRuntimeError, ValueError: an array disagrees with the plan; raised by JAX once
+            the call has run. The text is that of `Attention.run`.
+    """
+    num_heads, head_dim = attn._o_heads_and_dim
+    num_tokens = _shape("q", q, (None, num_heads, None))[0]
+    outputs: list[_Output] = [((num_tokens, num_heads, head_dim), attn._o_dtype)]
+    if return_lse:
+        outputs.append(((num_tokens, num_heads), "float32"))
+    optional, given = _given(block_table, page_indptr, page_indices, kv_lens, mask, sinks)
+    static = _Static(
+        "flashplan_run",
+        outputs,
+        {},
+        attention=np.int64(attn._handle),
+        given=given,
+        k_scale=np.float32(to_float("k_scale", k_scale)),
+        v_scale=np.float32(to_float("v_scale", v_scale)),
+    )
+    results = _call(static, q, k, v, *optional)
+    return (results[0], results[1]) if return_lse else results[0]
+
+
+def append_paged_kv(
+    k: ArrayLike,
+    v: ArrayLike,
+    k_cache: Array,
+    v_cache: Array,
+    indptr: ArrayLike,
+    kv_lens: ArrayLike,
+    *,
+    block_table: ArrayLike | None = None,
+    page_indptr: ArrayLike | None = None,
+    page_indices: ArrayLike | None = None,
+    kv_layout: KvLayout = "NHD",
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+) -> tuple[Array, Array]:
+    """`flashplan.append_paged_kv()` as a call of XLA.
+
+    Args:
+        k_cache, v_cache: arrays that the function which is compiled is given as donated arguments
+            (`jax.jit(..., donate_argnums=...)`) are written in place; others are copied first.
+        The rest as in `flashplan.append_paged_kv`, but for slot_mapping and stream.
+
+    Returns:
+        (k_cache, v_cache) with the new tokens.
+
+    Raises:
+        UnsupportedError: a gradient is asked for.
+        jax.errors.JaxRuntimeError, ValueError: an array is malformed; raised by JAX once the call
+            has run. The text is that of `flashplan.append_paged_kv`.
+    """
+    optional, given = _given(block_table, page_indptr, page_indices)
+    static = _Static(
+        "flashplan_append_paged_kv",
+        [(tuple(np.shape(cache)), cache.dtype.name) for cache in (k_cache, v_cache)],
+        {2: 0, 3: 1},
+        given=given,
+        hnd=np.int64(is_hnd(kv_layout)),
+        k_scale=np.float32(to_float("k_scale", k_scale)),
+        v_scale=np.float32(to_float("v_scale", v_scale)),
+    )
+    results = _call(static, k, v, k_cache, v_cache, indptr, kv_lens, *optional)
+    return results[0], results[1]
