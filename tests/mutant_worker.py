@@ -30,7 +30,7 @@ FIRST = {
     "src/ops": ["ctest:test_rows|test_sampling|test_append_merge|test_aliasing"],
     "src/common": ["ctest:test_status|test_variants"],
     "src/variant": ["ctest:test_variants", "pytest:test_variants"],
-    "src/c_abi": ["ctest:test_c_abi"],
+    "src/c_abi": ["ctest:test_c_abi|test_c_structs"],
     "bindings": ["pytest:test_errors test_dlpack test_streams test_jax"],
     "python": ["pytest:test_errors test_api"],
 }
