@@ -212,7 +212,7 @@ class PyPlan {
   }
 
   /// Runs on tensors that are views already, in the plan's workspace.
-  Status run_views(AttentionTensors tensors, Stream stream) {
+  Status run_views(AttentionTensors& tensors, Stream stream) {
     tensors.workspace = workspace_.data();
     tensors.workspace_bytes = plan_.workspace_bytes();
     const GilRelease released;
@@ -394,7 +394,7 @@ std::string repr_html(const PyPlan& plan) {
 
 }  // namespace
 
-Status run_views(nb::handle plan, const AttentionTensors& tensors, Stream stream) {
+Status run_views(nb::handle plan, AttentionTensors& tensors, Stream stream) {
   return nb::inst_ptr<PyPlan>(plan)->run_views(tensors, stream);
 }
 

@@ -8,8 +8,8 @@
 
 namespace flashplan {
 
-/// `plan` is a _core.Plan, whose workspace is used. Takes and returns with the GIL; the run itself
-/// is without it.
-Status run_views(nanobind::handle plan, const AttentionTensors& tensors, Stream stream);
+/// `plan` is a _core.Plan, whose workspace is written to `tensors`. Takes and returns with the GIL;
+/// the run itself is without it.
+Status run_views(nanobind::handle plan, AttentionTensors& tensors, Stream stream);
 
 }  // namespace flashplan

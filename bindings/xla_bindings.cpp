@@ -31,7 +31,7 @@ Status read_given(XlaCall& call, std::initializer_list<TensorView*> views) {
 
 /// Runs the plan of the Attention that has this number. XLA calls on threads of its own, which hold
 /// no GIL. The object is held while it runs.
-Status run_plan(int64_t handle, const AttentionTensors& tensors, Stream stream) {
+Status run_plan(int64_t handle, AttentionTensors& tensors, Stream stream) {
   return surviving_exit([&]() -> Status {
     const nb::gil_scoped_acquire acquired;
     try {

@@ -23,9 +23,9 @@ inline constexpr std::size_t kFirstSize<flashplan_options> = 96;
 template <>
 inline constexpr std::size_t kFirstSize<flashplan_batch> = 56;
 template <>
-inline constexpr std::size_t kFirstSize<flashplan_attention_tensors> = 120;
+inline constexpr std::size_t kFirstSize<flashplan_attention_tensors> = 136;
 template <>
-inline constexpr std::size_t kFirstSize<flashplan_append_tensors> = 96;
+inline constexpr std::size_t kFirstSize<flashplan_append_tensors> = 104;
 
 /// What a size can not be beyond, whatever is added: memory that was never written has others.
 constexpr std::size_t kMaxSize = 4096;
