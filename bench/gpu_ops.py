@@ -232,6 +232,27 @@ def _verify(batch_size, num_drafts):
     return make, 8 * batch_size * VOCAB  # at most one row of each model
 
 
+def _penalties(batch_size, max_len):
+    def make(device):
+        logits = torch.randn(batch_size, VOCAB, device=device)
+        history = torch.randint(VOCAB, (batch_size, max_len), device=device)
+        lens = torch.full((batch_size,), max_len, device=device, dtype=torch.int32)
+
+        def call():
+            fp.apply_penalties(logits, history, lens, 1.0, 0.5, 0.5)
+
+        def check():
+            before = logits.clone()
+            counts = torch.zeros_like(logits).scatter_add_(1, history, torch.ones_like(logits))
+            call()
+            wanted = before - 0.5 * counts - 0.5 * (counts > 0)
+            assert (logits - wanted).abs().max() < 1e-2, "wrong logits"
+
+        return call, check
+
+    return make, batch_size * max_len * (8 + 2 * 32)  # a sector of logits for each token
+
+
 def _softmax(batch_size):
     def make(device):
         logits = 2 * torch.randn(batch_size, VOCAB, device=device)
@@ -279,5 +300,6 @@ OPS = {
         for batch_size in (1, 32, 256)
     },
     **{f"verify 4 drafts b{batch_size}": _verify(batch_size, 4) for batch_size in (1, 32)},
+    **{f"penalties of 2048 b{batch_size}": _penalties(batch_size, 2048) for batch_size in (1, 256)},
     **{f"softmax b{batch_size}": _softmax(batch_size) for batch_size in (1, 32, 256)},
 }

@@ -99,6 +99,28 @@ void speculative_verify_of(nb::handle draft_tokens, nb::handle draft_probs, nb::
   call.run([&](Stream on) { return speculative_verify(drafts, options, outputs, on); });
 }
 
+void apply_penalties_of(nb::handle logits, nb::handle history, nb::handle history_lens,
+                        nb::handle repetition, nb::handle presence, nb::handle frequency,
+                        nb::handle stream) {
+  OperatorCall call("logits", logits, stream);
+  PenaltyOptions options;
+  const TensorArg logits_arg = call.output("logits", logits);
+  const TensorArg history_arg = call.input("history", history, TensorKind::kInt);
+  const TensorArg lens_arg = call.input("history_lens", history_lens, TensorKind::kInt32);
+  const ParameterArg repetition_arg("repetition", repetition, TensorKind::kFloat,
+                                    &options.repetition, call);
+  const ParameterArg presence_arg("presence", presence, TensorKind::kFloat, &options.presence,
+                                  call);
+  const ParameterArg frequency_arg("frequency", frequency, TensorKind::kFloat, &options.frequency,
+                                   call);
+  options.repetitions = repetition_arg.view();
+  options.presences = presence_arg.view();
+  options.frequencies = frequency_arg.view();
+  call.run([&](Stream on) {
+    return apply_penalties(logits_arg.view(), history_arg.view(), lens_arg.view(), options, on);
+  });
+}
+
 }  // namespace
 
 void bind_sampling(nb::module_& m) {
@@ -110,6 +132,9 @@ void bind_sampling(nb::module_& m) {
         "draft_probs"_a.none(), "target_probs"_a.none(), "draft_parents"_a.none(), "seed"_a.none(),
         "offset"_a.none(), "out"_a.none(), "num_accepted"_a.none(), "nodes"_a.none(),
         "status"_a.none(), "stream"_a.none());
+  m.def("apply_penalties", &apply_penalties_of, "logits"_a.none(), "history"_a.none(),
+        "history_lens"_a.none(), "repetition"_a.none(), "presence"_a.none(), "frequency"_a.none(),
+        "stream"_a.none());
   m.def("softmax", &softmax_of, "logits"_a.none(), "temperature"_a.none(), "out"_a.none(),
         "stream"_a.none());
 }

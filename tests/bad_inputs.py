@@ -5,7 +5,7 @@ from bad_operators import APPEND, MASKS, MERGE, OTHER, ROPE_APPEND, SLOTS
 from bad_plans import FIND, OPTIONS, PLAN
 from bad_rows import ADD_RMSNORM, GATED, LAYERNORM, RMSNORM, ROPE
 from bad_runs import RUN
-from bad_sampling import SAMPLE, SOFTMAX, VERIFY
+from bad_sampling import PENALTIES, SAMPLE, SOFTMAX, VERIFY
 
 # In a group every mistake has another message.
 GROUPS = [
@@ -21,5 +21,6 @@ GROUPS = [
     SAMPLE,
     SOFTMAX,
     VERIFY,
+    PENALTIES,
 ]
 BAD = [bad for group in GROUPS for bad in group]

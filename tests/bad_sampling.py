@@ -3,7 +3,7 @@
 
 import numpy as np
 
-from scene import half, int64, integers, read_only, zeros
+from scene import half, int64, integers, read_only, sharing, zeros
 
 NAN, INF = float("nan"), float("inf")
 VALUE, TYPE = ValueError, TypeError
@@ -227,3 +227,76 @@ def rows_with(n, value):
     rows = np.full((2, n, 8), 0.125, np.float32)
     rows[1, 0] = value
     return rows
+
+
+PENALTIES = [
+    ("penalties logits none", TYPE, "logits", lambda s: s.penalties(logits=None)),
+    ("penalties logits int", TYPE, "logits", lambda s: s.penalties(logits=integers([1, 2]))),
+    ("penalties logits rank", VALUE, "logits", lambda s: s.penalties(logits=zeros(8))),
+    (
+        "penalties logits read-only",
+        TYPE,
+        "logits",
+        lambda s: s.penalties(logits=read_only(zeros(4, 8))),
+    ),
+    ("penalties logits sharing", VALUE, "logits", lambda s: s.penalties(logits=sharing(4, 8))),
+    ("penalties history none", TYPE, "history", lambda s: s.penalties(history=None)),
+    ("penalties history dtype", TYPE, "history", lambda s: s.penalties(history=zeros(4, 2))),
+    ("penalties history rows", VALUE, "history", lambda s: s.penalties(history=int64([1], [2]))),
+    (
+        "penalties token high",
+        VALUE,
+        r"history\[3, 1\]",
+        lambda s: s.penalties(history=int64([1, 2], [3, 4], [5, 6], [7, 8])),
+    ),
+    (
+        "penalties token low",
+        VALUE,
+        r"history\[2, 0\]",
+        lambda s: s.penalties(history=int64([1, 2], [3, 4], [-1, 6], [7, 0])),
+    ),
+    ("penalties lens none", TYPE, "history_lens", lambda s: s.penalties(history_lens=None)),
+    ("penalties lens int64", TYPE, "history_lens", lambda s: s.penalties(history_lens=int64(1, 2))),
+    (
+        "penalties lens size",
+        VALUE,
+        "history_lens",
+        lambda s: s.penalties(history_lens=integers(1, 2)),
+    ),
+    (
+        "penalties len high",
+        VALUE,
+        r"history_lens\[1\]",
+        lambda s: s.penalties(history_lens=integers(2, 3, 1, 2)),
+    ),
+    (
+        "penalties len low",
+        VALUE,
+        r"history_lens\[3\]",
+        lambda s: s.penalties(history_lens=integers(2, 2, 1, -1)),
+    ),
+    ("penalties repetition", VALUE, "repetition", lambda s: s.penalties(repetition=0.0)),
+    ("penalties repetition nan", VALUE, "repetition", lambda s: s.penalties(repetition=NAN)),
+    ("penalties presence", VALUE, "presence", lambda s: s.penalties(presence=INF)),
+    ("penalties frequency", VALUE, "frequency", lambda s: s.penalties(frequency=-INF)),
+    ("penalties frequency text", TYPE, "frequency", lambda s: s.penalties(frequency="much")),
+    (
+        "penalties repetitions",
+        VALUE,
+        r"repetition\[2\]",
+        lambda s: s.penalties(repetition=np.float32([1, 1, -1, 1])),
+    ),
+    (
+        "penalties presences dtype",
+        TYPE,
+        "presence",
+        lambda s: s.penalties(presence=np.float64([1, 1, 1, 1])),
+    ),
+    ("penalties frequencies", VALUE, "frequency", lambda s: s.penalties(frequency=zeros(3))),
+    (
+        "penalties history in logits",
+        VALUE,
+        "logits",
+        lambda s: s.penalties(history=s.out.view[0, :, :2].view(np.int32)),
+    ),
+]

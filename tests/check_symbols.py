@@ -32,6 +32,7 @@ PUBLIC = {
     "flashplan::Variant::name",
     "flashplan::add_rmsnorm",
     "flashplan::append_paged_kv",
+    "flashplan::apply_penalties",
     "flashplan::apply_rope",
     "flashplan::gated_activation",
     "flashplan::find_shared_prefixes",

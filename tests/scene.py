@@ -176,6 +176,15 @@ class Scene:
     def sample_probs(self, probabilities):
         return self.sample(logits=probabilities, from_probs=True)
 
+    def penalties(self, **changes):
+        arguments = {
+            "logits": self.out.view[0],
+            "history": int64([1, 2], [3, 4], [5, 6], [7, 0]),
+            "history_lens": integers(2, 0, 1, 2),
+            "repetition": 1.5,
+        }
+        return fp.apply_penalties(**arguments | changes)
+
     def verify(self, **changes):
         arguments = {
             "draft_tokens": int64([1, 2, 3], [4, 5, 6]),

@@ -124,6 +124,10 @@ def test_a_typed_program_runs(torch):
             "kv_layout kv_dtype k_scale v_scale out_q stream",
         ),
         (
+            fp.apply_penalties,
+            "logits history history_lens repetition presence frequency stream",
+        ),
+        (
             fp.speculative_verify,
             "draft_tokens draft_probs target_probs draft_parents seed offset out num_accepted "
             "nodes status stream",

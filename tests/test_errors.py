@@ -68,6 +68,7 @@ def test_scene_is_valid():
     scene.sample()
     scene.softmax()
     scene.verify()
+    scene.penalties()
 
 
 def test_unknown_keyword_is_refused():

@@ -10,6 +10,7 @@
 #include "flashplan/kv_cache.h"
 #include "flashplan/merge.h"
 #include "flashplan/norm.h"
+#include "flashplan/penalties.h"
 #include "flashplan/plan.h"
 #include "flashplan/prefixes.h"
 #include "flashplan/rope.h"

@@ -10,6 +10,7 @@ from flashplan._core import version as _version
 from flashplan.attention import Attention
 from flashplan.masks import pack_mask
 from flashplan.ops import append_paged_kv, merge_states, rope_append_paged_kv
+from flashplan.penalties import apply_penalties
 from flashplan.prefixes import find_shared_prefixes
 from flashplan.rope import Rope, apply_rope
 from flashplan.rows import (
@@ -36,6 +37,7 @@ __all__ = [
     "Variant",
     "add_rmsnorm",
     "append_paged_kv",
+    "apply_penalties",
     "apply_rope",
     "find_shared_prefixes",
     "gelu_and_mul",

@@ -126,6 +126,11 @@ def _parameter(name: str, value: Any, default: Any, convert: Any) -> Any:
     return convert(name, value)
 
 
+def penalty(name: str, value: Any, default: float) -> Any:
+    """A number, or a tensor of them; None is the default."""
+    return _parameter(name, value, default, to_float)
+
+
 def random_number(name: str, value: Any) -> Any:
     """An int64, or a tensor of them; None is 0."""
     return _parameter(name, value, 0, _to_int64)

@@ -26,6 +26,9 @@ Status sample(const SampleParams& params) noexcept;
 Status speculative_verify(const VerifyParams& params) noexcept;
 void softmax(const SoftmaxParams& params) noexcept;
 
+/// Fails where there is no memory for counters; then nothing is written.
+Status apply_penalties(const PenaltyParams& params) noexcept;
+
 }  // namespace flashplan::cpu
 
 /// Each of these is one launch on `stream`.
@@ -48,5 +51,6 @@ Status apply_rope(const RopeParams& params, Device device, Stream stream) noexce
 Status sample(const SampleParams& params, Device device, Stream stream) noexcept;
 Status speculative_verify(const VerifyParams& params, Device device, Stream stream) noexcept;
 Status softmax(const SoftmaxParams& params, Device device, Stream stream) noexcept;
+Status apply_penalties(const PenaltyParams& params, Device device, Stream stream) noexcept;
 
 }  // namespace flashplan::cuda

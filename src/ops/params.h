@@ -201,6 +201,48 @@ struct VerifyParams : RandomParams {
   }
 };
 
+/// What a token that has occurred loses.
+struct Penalties {
+  float repetition;
+  float presence;
+  float frequency;
+
+  FLASHPLAN_HOST_DEVICE static bool is_finite(float x) {
+    constexpr float kMost = 3.40282347e38F;
+    return x >= -kMost && x <= kMost;
+  }
+  FLASHPLAN_HOST_DEVICE bool are_valid() const {
+    return is_finite(repetition) && repetition > 0.0F && is_finite(presence) &&
+           is_finite(frequency);
+  }
+};
+
+/// apply_penalties().
+struct PenaltyParams {
+  char* logits = nullptr;         // [num_rows, vocab]
+  int64_t row_stride = 0;         // bytes
+  const void* history = nullptr;  // [num_rows, max_len]
+  int64_t history_stride = 0;     // elements
+  const int32_t* history_lens = nullptr;
+  Parameter<float> repetition{};
+  Parameter<float> presence{};
+  Parameter<float> frequency{};
+  DType dtype = DType::kFloat32;
+  bool has_wide_history = false;  // int64, else int32
+  int32_t num_rows = 0;
+  int32_t vocab = 0;
+  int32_t max_len = 0;
+
+  FLASHPLAN_HOST_DEVICE int64_t token(int32_t row, int32_t i) const {
+    const int64_t index = row * history_stride + i;
+    return has_wide_history ? static_cast<const int64_t*>(history)[index]
+                            : static_cast<const int32_t*>(history)[index];
+  }
+  FLASHPLAN_HOST_DEVICE Penalties penalties_of(int32_t row) const {
+    return {repetition.of(row), presence.of(row), frequency.of(row)};
+  }
+};
+
 struct SoftmaxParams {
   const char* logits = nullptr;  // [num_rows, vocab]
   int64_t row_stride = 0;        // bytes

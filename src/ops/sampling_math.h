@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "abi/host_device.h"
+#include "ops/params.h"
 
 namespace flashplan::sampling {
 
@@ -255,6 +256,13 @@ FLASHPLAN_HOST_DEVICE float residual(float p, float sum, float q) {
 /// The sum of probabilities whose weights, as parts of the largest, sum to `total`.
 FLASHPLAN_HOST_DEVICE float sum_of_weights(uint64_t total, float largest) {
   return times(times(static_cast<float>(total), 9.31322575e-10F), largest);
+}
+
+/// A logit whose token occurred `count` times.
+FLASHPLAN_HOST_DEVICE float penalised(float logit, float count, const Penalties& penalties) {
+  const float scaled =
+      logit > 0.0F ? ratio(logit, penalties.repetition) : times(logit, penalties.repetition);
+  return plus(fused(-penalties.frequency, count, scaled), -penalties.presence);
 }
 
 /// Whether probabilities whose weights have the sum `total` sum to 1 within 1 %.

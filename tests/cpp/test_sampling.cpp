@@ -124,6 +124,32 @@ TEST(drafts_are_verified) {
   }
 }
 
+TEST(penalties_are_subtracted) {
+  HostTensor logits(DType::kFloat32, {2, 4}, 3);
+  for (int64_t i = 0; i < 8; ++i) logits.set({i / 4, i % 4}, i % 2 == 0 ? 2.0 : -2.0);
+  HostTensor history(DType::kInt32, {2, 3});
+  const uint32_t tokens[] = {1, 1, 2, 3, 9, 9};
+  for (int64_t i = 0; i < 6; ++i) history.set_bits({i / 3, i % 3}, tokens[i]);
+  HostTensor presences(DType::kFloat32, {2});
+  presences.set({0}, 0.5);
+  presences.set({1}, -0.5);
+  PenaltyOptions options;
+  options.repetition = 2.0F;
+  options.presences = presences.view();
+  options.frequency = 0.25F;
+  const std::vector<std::byte> before = logits.bytes();
+  check_refused(apply_penalties(logits.view(), history.view(), int_tensor({3, 2}).view(), options),
+                StatusCode::kInvalidArgument, "history[1, 1]");
+  check_refused(apply_penalties(logits.view(), history.view(), int_tensor({4, 1}).view(), options),
+                StatusCode::kInvalidArgument, "history_lens[0]");
+  CHECK(logits.bytes() == before);
+  const HostTensor lens = int_tensor({3, 1});
+  CHECK_EQ(apply_penalties(logits.view(), history.view(), lens.view(), options).message,
+           std::string());
+  const double wanted[] = {2, -5, 0.25, -2, 2, -2, 2, -3.75};
+  for (int64_t i = 0; i < 8; ++i) CHECK_EQ(logits.get({i / 4, i % 4}), wanted[i]);
+}
+
 TEST(what_is_refused) {
   const auto value = StatusCode::kInvalidArgument;
   const auto type = StatusCode::kInvalidType;

@@ -64,6 +64,7 @@ def run_once():
     import flashplan as fp
     import test_append
     import test_merge
+    import test_penalties
     import test_rope_append
     import test_speculative
     from frameworks import TorchCuda
@@ -95,7 +96,8 @@ def run_once():
     for vocab in (70, 20000):
         drafts = test_speculative.random_drafts(rng, 3, 4, vocab)
         test_speculative.verify(framework, *drafts, [-1, -1, 0, 1])
-    count += 5
+    test_penalties.check(rng, framework, 3, 9000, 50, "bfloat16", (1.3, 0.5, 0.25))
+    count += 6
     o, lse = test_merge.states(3, "bfloat16")
     merged = fp.merge_states(framework.tensor(o), framework.tensor(lse))
     test_merge.assert_merged(o, lse, *(framework.array(x) for x in merged))

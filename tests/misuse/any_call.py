@@ -3,11 +3,11 @@
 
 from misuse.calls import Append, AppendSlots, Merge, MergeStack, RopeAppend, Run, pick
 from misuse.row_calls import AddRmsNorm, Gated, LayerNorm, RmsNorm
-from misuse.sampling_calls import Sample, Softmax, Verify
+from misuse.sampling_calls import Penalties, Sample, Softmax, Verify
 
 
 def any_call(rng):
     rows = pick(rng, RmsNorm, AddRmsNorm, LayerNorm, Gated)
     append = pick(rng, Append, AppendSlots, RopeAppend)
     attention = (Run, Run, Run, append, append, Merge, MergeStack)
-    return pick(rng, *attention, rows, pick(rng, Softmax, Sample, Sample, Verify))(rng)
+    return pick(rng, *attention, rows, pick(rng, Softmax, Sample, Sample, Verify, Penalties))(rng)

@@ -143,3 +143,34 @@ class Verify(Call):
                 raise Finding(f"speculative_verify() gives other {name} for the same arguments")
         if self.array("status").any():
             raise Finding("speculative_verify() succeeds with an error in status")
+
+
+class Penalties(OfLogits):
+    """apply_penalties(), which writes logits."""
+
+    parameters = optional = numbers = ("repetition", "presence", "frequency")
+    written = ("logits",)
+    related = {
+        "logits": ("history", "history_lens", *parameters),
+        "history": ("history_lens",),
+        "history_lens": ("history",),
+    }
+
+    def __init__(self, rng):
+        super().__init__(rng)
+        shape = self.batch, pick(rng, 0, 1, 9)
+        history = rng.integers(0, self.vocab, shape).astype(pick(rng, "i4", "i8"))
+        self.place("history", history)
+        lens = rng.integers(0, shape[1] + 1, self.batch).astype(np.int32)
+        self.place("history_lens", lens)
+        self.place_some(repetition=(0.5, 2, "f4"), presence=(-1, 1, "f4"), frequency=(-1, 1, "f4"))
+        given = {name: placed.array.copy() for name, placed in self.tensors.items()}
+        fp.apply_penalties(**given)
+        self.expected = given["logits"]
+
+    def invoke(self, **changes):
+        return fp.apply_penalties(**self.arguments() | changes)
+
+    def verify(self):
+        if not np.array_equal(self.array("logits"), self.expected):
+            raise Finding("apply_penalties() gives other logits for the same arguments")

@@ -41,6 +41,10 @@ Status speculative_verify(const VerifyParams& /*params*/, Device /*device*/,
                           Stream /*stream*/) noexcept {
   return not_built();
 }
+Status apply_penalties(const PenaltyParams& /*params*/, Device /*device*/,
+                       Stream /*stream*/) noexcept {
+  return not_built();
+}
 Status softmax(const SoftmaxParams& /*params*/, Device /*device*/, Stream /*stream*/) noexcept {
   return not_built();
 }
