@@ -73,6 +73,7 @@ def test_rows(rng, shape, dtype, strided):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_options(rng, dtype):
     check_rmsnorm(rng, (4, 48), dtype, False, gemma=True, eps=0.5)
+    check_rmsnorm(rng, (2, 9001), dtype, False, gemma=True)
     check_layernorm(rng, (4, 48), dtype, False, with_bias=False)
 
 

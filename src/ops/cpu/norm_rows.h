@@ -1,6 +1,80 @@
 // SPDX-License-Identifier: Apache-2.0
 // Included by kernels.cpp only, inside the namespace of its instruction set.
 
+/// Elements of a row or of weights as float32. Those that are float32 are used where they lie. Of
+/// others, few are converted once and kept, and of many, blocks are converted whenever they are
+/// used.
+template <typename Format>
+class FloatRow {
+ public:
+  using Storage = typename Format::Storage;
+
+  void load(const Storage* from, int32_t size, float offset = 0.0F) {
+    from_ = from;
+    offset_ = offset;
+    is_float_ = sizeof(Storage) == sizeof(float) && offset == 0.0F;
+    is_kept_ = !is_float_ && size <= kMost;
+    block_size_ = is_float_ || is_kept_ ? size : kBlock;
+    if (is_kept_) convert(0, size);
+  }
+
+  /// Elements that block() can give at once.
+  int32_t block_size() const { return block_size_; }
+
+  /// The elements [first, first + count), where `first` is a multiple of any row's block size, and
+  /// `count` at most it.
+  const float* block(int32_t first, int32_t count) {
+    if (is_float_) return reinterpret_cast<const float*>(from_) + first;
+    if (is_kept_) return values_ + first;
+    convert(first, count);
+    return values_;
+  }
+
+ private:
+  static constexpr int32_t kMost = 8192;
+  static constexpr int32_t kBlock = 256;
+
+  void convert(int32_t first, int32_t count) {
+    const Storage* from = from_ + first;
+    const float offset = offset_;
+#pragma omp simd
+    for (int32_t i = 0; i < count; ++i) values_[i] = Format::load(from[i]) + offset;
+  }
+
+  const Storage* from_ = nullptr;
+  float offset_ = 0.0F;
+  bool is_float_ = false;
+  bool is_kept_ = false;
+  int32_t block_size_ = 0;
+  alignas(64) float values_[kMost];
+};
+
+typedef float UnalignedVec
+    __attribute__((vector_size(kLanes * sizeof(float)), may_alias, aligned(alignof(float))));
+
+FLASHPLAN_INLINE Vec load_unaligned(const float* x) {
+  return *reinterpret_cast<const UnalignedVec*>(x);
+}
+
+/// The sum of term(x) over a row. Four vectors are added to in turn, since each addition waits for
+/// the one before to the same vector.
+template <typename Format, typename Term>
+FLASHPLAN_INLINE float sum_of(FloatRow<Format>& row, int32_t size, const Term& term) {
+  Vec sums[4] = {};
+  float rest = 0.0F;
+  for (int32_t first = 0; first < size; first += row.block_size()) {
+    const int32_t count = size - first < row.block_size() ? size - first : row.block_size();
+    const float* x = row.block(first, count);
+    int32_t i = 0;
+    for (; i + 4 * kLanes <= count; i += 4 * kLanes) {
+      for (int32_t u = 0; u < 4; ++u) sums[u] += term(load_unaligned(x + i + u * kLanes));
+    }
+    for (; i + kLanes <= count; i += kLanes) sums[0] += term(load_unaligned(x + i));
+    for (; i < count; ++i) rest += term(x[i]);
+  }
+  return rest + sum_of_lanes((sums[0] + sums[1]) + (sums[2] + sums[3]));
+}
+
 /// The row that is to be normalised: `x`, or the residual after x was added to it.
 template <typename Format>
 const typename Format::Storage* summed_row(const NormParams& p, int32_t row) {
@@ -15,46 +89,54 @@ const typename Format::Storage* summed_row(const NormParams& p, int32_t row) {
   return residual;
 }
 
+/// What is converted to float32 of a call: the row, and what all rows are multiplied by and added.
 template <typename Format>
-void norm_row(const NormParams& p, int32_t row) {
-  using Storage = typename Format::Storage;
-  const Storage* from = summed_row<Format>(p, row);
-  auto* to = reinterpret_cast<Storage*>(row_at(p.out, row));
-  const auto* weight = static_cast<const Storage*>(p.weight);
-  const auto* bias = static_cast<const Storage*>(p.bias);
+struct NormRows {
+  FloatRow<Format> row;
+  FloatRow<Format> weight;
+  FloatRow<Format> bias;
+};
+
+template <typename Format>
+void norm_row(const NormParams& p, int32_t index, NormRows<Format>& rows) {
+  FloatRow<Format>& row = rows.row;
+  row.load(summed_row<Format>(p, index), p.row_size);
   const auto size = static_cast<float>(p.row_size);
   float mean = 0.0F;
-  if (p.centered) {
-    float sum = 0.0F;
-#pragma omp simd reduction(+ : sum)
-    for (int32_t i = 0; i < p.row_size; ++i) sum += Format::load(from[i]);
-    mean = sum / size;
-  }
-  float squares = 0.0F;
-#pragma omp simd reduction(+ : squares)
-  for (int32_t i = 0; i < p.row_size; ++i) {
-    const float x = Format::load(from[i]) - mean;
-    squares += x * x;
-  }
+  if (p.centered) mean = sum_of(row, p.row_size, [](auto x) { return x; }) / size;
+  const float squares = sum_of(row, p.row_size, [=](auto x) { return (x - mean) * (x - mean); });
   const float factor = 1.0F / __builtin_sqrtf(squares / size + p.eps);
-  const float offset = p.weight_offset;
-  if (bias == nullptr) {
+  auto* to = reinterpret_cast<typename Format::Storage*>(row_at(p.out, index));
+  // The weights of long rows come in smaller blocks where an offset is added to them.
+  const int32_t block_size =
+      row.block_size() < rows.weight.block_size() ? row.block_size() : rows.weight.block_size();
+  for (int32_t first = 0; first < p.row_size; first += block_size) {
+    const int32_t left = p.row_size - first;
+    const int32_t count = left < block_size ? left : block_size;
+    const float* x = row.block(first, count);  // before `to` is written, which may be the row
+    const float* weight = rows.weight.block(first, count);
+    if (p.bias == nullptr) {
 #pragma omp simd
-    for (int32_t i = 0; i < p.row_size; ++i) {
-      const float x = (Format::load(from[i]) - mean) * factor;
-      to[i] = Format::store(x * (Format::load(weight[i]) + offset));
-    }
-  } else {
+      for (int32_t i = 0; i < count; ++i) {
+        to[first + i] = Format::store((x[i] - mean) * factor * weight[i]);
+      }
+    } else {
+      const float* bias = rows.bias.block(first, count);
 #pragma omp simd
-    for (int32_t i = 0; i < p.row_size; ++i) {
-      const float x = (Format::load(from[i]) - mean) * factor;
-      to[i] = Format::store(x * (Format::load(weight[i]) + offset) + Format::load(bias[i]));
+      for (int32_t i = 0; i < count; ++i) {
+        to[first + i] = Format::store((x[i] - mean) * factor * weight[i] + bias[i]);
+      }
     }
   }
 }
 
 void norm_rows(const NormParams& p, int32_t begin, int32_t end) noexcept {
   dispatch_wide_format(p.dtype, [&](auto format) {
-    for (int32_t row = begin; row < end; ++row) norm_row<decltype(format)>(p, row);
+    using Format = decltype(format);
+    using Storage = typename Format::Storage;
+    NormRows<Format> rows;
+    rows.weight.load(static_cast<const Storage*>(p.weight), p.row_size, p.weight_offset);
+    if (p.bias != nullptr) rows.bias.load(static_cast<const Storage*>(p.bias), p.row_size);
+    for (int32_t row = begin; row < end; ++row) norm_row<Format>(p, row, rows);
   });
 }
