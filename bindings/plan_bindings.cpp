@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <cstdlib>
 #include <list>
 #include <optional>
 #include <stdexcept>
@@ -26,6 +27,8 @@
 #include "stream.h"
 #include "tensor.h"
 #include "variant/disk_cache.h"
+#include "variant/gpu_code.h"
+#include "variant/nvrtc.h"
 #include "variant/variant_impl.h"
 #include "workspace.h"
 
@@ -95,6 +98,14 @@ bool is_number(nb::handle scale) {
          device_of(scale, producer).type == DeviceType::kCpu;
 }
 
+/// Raises the exception of a failed status, with the compiler's log if a variant did not compile.
+void check_compiled(const Status& status, const Variant& variant) {
+  if (std::string_view(status.message).starts_with("variant: expected source")) {
+    raise_value(std::string(status.message) + "\n" + variant.compile_log());
+  }
+  check(status);
+}
+
 /// A Plan and what belongs to it in Python: the workspace, buffers for host lengths, and the
 /// framework whose stream plan() follows.
 class PyPlan {
@@ -110,10 +121,7 @@ class PyPlan {
       const GilRelease released;  // a variant takes seconds to compile
       status = Plan::create(wanted, &plan_);
     }
-    if (std::string_view(status.message).starts_with("variant: expected source")) {
-      raise_value(std::string(status.message) + "\n" + wanted.variant.compile_log());
-    }
-    check(status);
+    check_compiled(status, wanted.variant);
     const std::string warning = take_cache_warning();
     if (!warning.empty() && PyErr_WarnEx(PyExc_RuntimeWarning, warning.c_str(), 2) != 0) {
       throw nb::python_error();
@@ -321,6 +329,24 @@ std::vector<std::tuple<int, int, int>> find_groups(nb::handle qo_indptr, nb::han
   return groups;
 }
 
+nb::bytes gpu_code(const Variant& variant, const std::string& architecture, DType q_dtype,
+                   DType kv_dtype, int head_dim_qk, int head_dim_vo, bool softcap) {
+  const bool has_suffix = !architecture.empty() && architecture.back() > '9';
+  const GpuKernelTraits traits = {
+      {std::atoi(architecture.c_str()), has_suffix ? architecture.back() : '\0'},
+      q_dtype,
+      kv_dtype,
+      head_dim_qk,
+      head_dim_vo,
+      softcap,
+      false};
+  std::string key;
+  check(gpu_code_key(*variant.impl(), traits, &key));
+  GpuCode code;
+  check_compiled(make_gpu_code(*variant.impl(), traits, key, &code), variant);
+  return nb::bytes(code.cubin.data(), code.cubin.size());
+}
+
 int traverse_plan(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(Py_TYPE(self));
   return nb::inst_ready(self) ? nb::inst_ptr<PyPlan>(self)->traverse(visit, arg) : 0;
@@ -408,7 +434,11 @@ void bind_plan(nb::module_& m) {
 
   nb::class_<Variant>(m, "Variant", "Variant of include/flashplan/variant.h.")
       .def("__init__", &make_variant, "name"_a, "bodies"_a, "softmax"_a, "tensors"_a, "scalars"_a)
-      .def("compile_log", &Variant::compile_log);
+      .def("compile_log", &Variant::compile_log)
+      .def("gpu_code", &gpu_code, "architecture"_a, "q_dtype"_a, "kv_dtype"_a, "head_dim_qk"_a,
+           "head_dim_vo"_a, "softcap"_a,
+           "The cubin for an architecture, as 90 or 90a, without a GPU. For tests.");
+  m.def("set_nvrtc_path", &set_nvrtc_path, "path"_a);
 
   nb::class_<AttentionOptions>(m, "Options", "AttentionOptions of include/flashplan/plan.h.")
       .def(nb::init<>())

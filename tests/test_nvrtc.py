@@ -7,50 +7,18 @@ NVRTC comes from PyPI (nvidia-cuda-nvrtc).
 import ctypes
 import os
 import pathlib
+import subprocess
+import sys
 from importlib import metadata
 
 import pytest
 
+import flashplan as fp
+from flashplan._core import DType
+from flashplan.nvrtc import find_nvrtc
+from variant_cases import VARIANTS
+
 ROOT = pathlib.Path(__file__).parent.parent
-
-# Every other key, and weights of a sigmoid instead of softmax (FlashSigmoid).
-SOURCE = """
-#include "kernels/device/attention.h"
-
-using namespace flashplan;
-using namespace flashplan::device;
-
-struct SigmoidOfEveryOtherKey : Standard {
-  static constexpr bool kUseSoftmax = false;
-  static constexpr bool kTransformsQuery = true;
-  static constexpr bool kTransformsKey = true;
-  static constexpr bool kTransformsValue = true;
-  static constexpr bool kTransformsLogits = true;
-  static constexpr bool kMasksLogits = true;
-  static constexpr bool kTransformsOutput = true;
-
-  explicit FLASHPLAN_DEVICE SigmoidOfEveryOtherKey(const AttentionParams& params)
-      : Standard(params), scale(params.variant.logits_scale) {}
-  FLASHPLAN_DEVICE float logit(float product, const LogitPosition& at) const {
-    return 1.0F / (1.0F + exp2f(at.qo_head - product * scale * kLog2e));
-  }
-  FLASHPLAN_DEVICE bool visible(const LogitPosition& at) const {
-    return (at.key - at.query) % 2 == 0;
-  }
-  FLASHPLAN_DEVICE float query(float x, const ElementPosition& at) const { return x + at.dim; }
-  FLASHPLAN_DEVICE float key(float x, const ElementPosition& at) const { return x + at.token; }
-  FLASHPLAN_DEVICE float value(float x, const ElementPosition& at) const { return x + at.head; }
-  FLASHPLAN_DEVICE float output(float x, const ElementPosition& at) const {
-    return at.token + at.head + at.dim == 0 ? -x : x;
-  }
-
-  float scale;
-};
-
-using Kernel =
-    Traits<DType::kBFloat16, DType::kBFloat16, HEAD_DIM, HEAD_DIM, SigmoidOfEveryOtherKey>;
-"""
-KERNEL = b"attention_kernel<Kernel>"
 
 HOPPER_SOURCE = """
 #include "kernels/device/shape.h"
@@ -93,7 +61,7 @@ def strings(*values):
     return (ctypes.c_char_p * len(values))(*values)
 
 
-def compiled(nvrtc, architecture, head_dim, source=SOURCE, kernel=KERNEL):
+def compiled(nvrtc, architecture, head_dim, source, kernel):
     """(whether it worked, log, cubin)"""
     program, size, name = ctypes.c_void_p(), ctypes.c_size_t(), ctypes.c_char_p()
     headers, names = strings(CSTDINT), strings(b"cstdint")
@@ -126,13 +94,83 @@ def compiled(nvrtc, architecture, head_dim, source=SOURCE, kernel=KERNEL):
     return not failed, log.value.decode(), bytes(cubin)
 
 
-@pytest.mark.parametrize("head_dim", [64, 256])
-@pytest.mark.parametrize("architecture", ["sm_80", "sm_86", "sm_90a"])
-def test_a_variant_of_the_user_compiles(nvrtc, architecture, head_dim):
-    worked, log, cubin = compiled(nvrtc, architecture, head_dim)
-    assert worked, log
-    assert log == ""  # no warnings
+@pytest.fixture
+def gpu_code(nvrtc, monkeypatch, tmp_path):
+    """A variant's cubin, by the way that Attention takes. Optimised little, to be quick."""
+    monkeypatch.setenv("FLASHPLAN_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("FLASHPLAN_NVRTC_FLAGS", "--Ofast-compile=max")
+    find_nvrtc()
+
+    def compile_for(variant, architecture, head_dim=64, **options):
+        dtype = DType.bfloat16
+        arguments = {"q_dtype": dtype, "kv_dtype": dtype, "softcap": False} | options
+        dims = {"head_dim_qk": head_dim, "head_dim_vo": head_dim}
+        return variant._core.gpu_code(architecture, **dims | arguments)
+
+    return compile_for
+
+
+@pytest.mark.parametrize(
+    ("name", "architecture", "options"),
+    [
+        ("elements", "90a", {"head_dim": 128, "kv_dtype": DType.float8_e4m3fn}),
+        ("biased", "80", {}),
+        ("prefix_lm", "86", {"softcap": True}),
+        ("sigmoid", "90a", {"head_dim": 256}),
+    ],
+)
+def test_a_variant_of_the_user_compiles(gpu_code, tmp_path, name, architecture, options):
+    variant = VARIANTS[name].variant
+    cubin = gpu_code(variant, architecture, **options)
+    assert variant._core.compile_log() == ""  # no warnings
     assert cubin.startswith(b"\x7fELF")
+    (file,) = tmp_path.iterdir()
+    changed = file.stat().st_mtime_ns
+    assert gpu_code(variant, architecture, **options) == cubin  # from the cache
+    assert [file] == list(tmp_path.iterdir())
+    assert file.stat().st_mtime_ns >= changed
+
+
+@pytest.mark.parametrize(
+    ("place", "bodies"),
+    [
+        ("logits(2): error", {"logits": "float y = x;\nreturn nonsense;"}),
+        ("mask(1): error", {"mask": "return key <= quary;"}),
+        ("value(4): error", {"value": "if (dim)\n  return x;\n"}),
+    ],
+)
+def test_the_compiler_shows_the_users_own_lines(gpu_code, place, bodies):
+    variant = fp.Variant("broken", **bodies)
+    with pytest.raises(ValueError, match=r"^variant: .*\"broken\"") as caught:
+        gpu_code(variant, "90a")
+    assert f"broken.{place}" in str(caught.value)
+
+
+def test_every_function_is_there(gpu_code):
+    functions = (
+        "exp(x) + exp2(x) + log(x) + log2(x) + tanh(x) + sqrt(x) + rsqrt(x) + pow(x, 2) + sin(x) + "
+        "cos(x) + erf(x) + floor(x) + ceil(x) + abs(-x) + abs(-3) + min(x, 2) + max(2, x) + "
+        "min(4, 5) + infinity()"
+    )
+    assert gpu_code(fp.Variant("all", output=f"return {functions};"), "80")
+
+
+def test_nvrtc_of_another_place(nvrtc):
+    """In a process of its own: what is loaded stays."""
+    program = (
+        "import flashplan as fp\n"
+        "from flashplan import _core\n"
+        "try:\n"
+        "    fp.variants.alibi._core.gpu_code('80', *[_core.DType.float16] * 2, 64, 64, False)\n"
+        "except fp.UnsupportedError as error:\n"
+        "    print(error)\n"
+    )
+    environment = os.environ | {"FLASHPLAN_NVRTC": "/nonexistent.so"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith("variant: expected NVRTC for a GPU (pip install")
+    assert "/nonexistent.so" in done.stdout
 
 
 def test_the_hopper_kernel_compiles(nvrtc):

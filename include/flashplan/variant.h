@@ -26,8 +26,8 @@ struct VariantScalar {
   float value = 0.0F;
 };
 
-/// Bodies are statements of C++ that return a value, or null where attention is as always. Each is
-/// called with int32 positions and, but for `mask`, a float `x`:
+/// Bodies are statements of C++ without # that return a value, or null where attention is as
+/// always. Each is called with int32 positions and, but for `mask`, a float `x`:
 ///
 ///   query, key,     x: one element. request, token, head, dim. Returns the element. q's heads are
 ///   value           query heads, those of k and v kv heads. x is the stored number, before k_scale

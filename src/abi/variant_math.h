@@ -1,15 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The functions that bodies of a user's variant have, the same on the CPU and on a GPU. Included by
-// generated source only, inside a namespace of its own; what begins with :: is of the compiler.
+// The functions that bodies of a user's variant have; those that engines make each in its way are
+// in variant_math.h of cpu and kernels/device. Included by generated source only, inside a
+// namespace of its own; what begins with :: is of the compiler.
 
-FLASHPLAN_DEVICE float infinity() { return __builtin_huge_valf(); }
-FLASHPLAN_DEVICE float exp(float x) { return ::expf(x); }
-FLASHPLAN_DEVICE float exp2(float x) { return ::exp2f(x); }
-FLASHPLAN_DEVICE float log(float x) { return ::logf(x); }
-FLASHPLAN_DEVICE float log2(float x) { return ::log2f(x); }
-FLASHPLAN_DEVICE float tanh(float x) { return ::tanhf(x); }
-FLASHPLAN_DEVICE float sqrt(float x) { return ::sqrtf(x); }
-FLASHPLAN_DEVICE float rsqrt(float x) { return 1.0F / ::sqrtf(x); }
 FLASHPLAN_DEVICE float pow(float x, float y) { return ::powf(x, y); }
 FLASHPLAN_DEVICE float sin(float x) { return ::sinf(x); }
 FLASHPLAN_DEVICE float cos(float x) { return ::cosf(x); }

@@ -14,9 +14,11 @@
 #include "common/error.h"
 #include "common/processors.h"
 #include "cpu/compile_variant.h"
+#include "cuda/compile_variant.h"
 #include "cuda/device.h"
 #include "cuda/launch_kernel.h"
 #include "plan/select_kernel.h"
+#include "variant/nvrtc.h"
 
 namespace flashplan {
 namespace {
@@ -143,12 +145,14 @@ DeviceLimits device_limits(Device device) noexcept {
 /// Gives the chosen kernel the code of the options' variant.
 Status compile_variant(const AttentionOptions& options, Kernel* kernel) noexcept {
   if (options.variant.empty()) return {};
-  return cpu::compile_variant(options, kernel);
+  return options.device.type == DeviceType::kCpu ? cpu::compile_variant(options, kernel)
+                                                 : cuda::compile_variant(options, kernel);
 }
 
 /// Whether the options' variant could be compiled here.
 Status check_compiler(const AttentionOptions& options) noexcept {
-  return options.variant.empty() ? Status() : cpu::find_compiler();
+  if (options.variant.empty()) return {};
+  return options.device.type == DeviceType::kCpu ? cpu::find_compiler() : load_nvrtc();
 }
 
 /// Everything a GPU needs before the first step.
@@ -157,7 +161,7 @@ Status create_on_gpu(const ScheduleBounds& bounds, Plan::Impl* impl) noexcept {
   const cuda::DeviceGuard guard(device);
   FLASHPLAN_RETURN_IF_ERROR(guard.status());
   const cuda::ApartFromCaptures apart;
-  FLASHPLAN_RETURN_IF_ERROR(cuda::prepare(impl->choice.kernel));
+  FLASHPLAN_RETURN_IF_ERROR(cuda::prepare(impl->choice.kernel, impl->options.variant.empty()));
   return impl->device_schedule.emplace().create(device, bounds, impl->choice.num_ctas);
 }
 

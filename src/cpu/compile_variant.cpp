@@ -10,8 +10,6 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
-#include <map>
-#include <memory>
 #include <mutex>
 #include <optional>
 #include <sstream>
@@ -28,6 +26,7 @@
 #include "variant/compiler_process.h"
 #include "variant/disk_cache.h"
 #include "variant/embedded_sources.h"
+#include "variant/registry.h"
 #include "variant/source.h"
 
 namespace flashplan::cpu {
@@ -37,27 +36,11 @@ namespace fs = std::filesystem;
 
 constexpr const char* kEntry = "flashplan_run_queue";
 
-/// Code of a variant, once for each key. Never destroyed: threads may run it until the end.
 struct Compiled {
   std::mutex mutex;
   RunQueue run_queue = nullptr;
   std::string kernel_name;
 };
-
-Compiled& compiled(const std::string& key) {
-  static auto* const mutex = new std::mutex;
-  static auto* const all = new std::map<std::string, std::unique_ptr<Compiled>>;
-  const std::scoped_lock lock(*mutex);
-  std::unique_ptr<Compiled>& one = (*all)[key];
-  if (!one) one = std::make_unique<Compiled>();
-  return *one;
-}
-
-std::vector<std::string> words_of(const char* environment) {
-  const char* text = std::getenv(environment);
-  std::istringstream words(text != nullptr ? text : "");
-  return {std::istream_iterator<std::string>(words), {}};
-}
 
 /// $CXX, which may have options after its name, or the usual names. Empty: there is none.
 std::vector<std::string> compiler_command() {
@@ -108,16 +91,6 @@ std::vector<std::string> compiler_options() {
   return options;
 }
 
-const char* dtype_constant(DType dtype) {
-  switch (dtype) {
-    case DType::kFloat16: return "DType::kFloat16";
-    case DType::kBFloat16: return "DType::kBFloat16";
-    case DType::kFloat8E4M3: return "DType::kFloat8E4M3";
-    case DType::kFloat8E5M2: return "DType::kFloat8E5M2";
-    default: return "DType::kFloat32";
-  }
-}
-
 std::string program_source(const AttentionOptions& options) {
   std::string text =
       "#define FLASHPLAN_ISA user\n"
@@ -125,6 +98,7 @@ std::string program_source(const AttentionOptions& options) {
       "#include \"cpu/run_queue.h\"\n"
       "#define FLASHPLAN_DEVICE FLASHPLAN_INLINE\n"
       "namespace flashplan::cpu::user {\nnamespace {\nnamespace variant {\n"
+      "#include \"cpu/variant_math.h\"\n"
       "#include \"abi/variant_math.h\"\n";
   text += variant_source(*options.variant.impl(), options.softcap > 0.0F);
   text += "}\n}\n}\nextern \"C\" __attribute__((visibility(\"default\"))) void ";
@@ -193,6 +167,7 @@ Status compile(const Variant::Impl& variant, const std::string& source,
                const std::vector<std::string>& compiler, const fs::path& folder) {
   bool written = !folder.empty() && write_file(folder / "variant.cpp", source);
   for (const EmbeddedSource& file : embedded_sources()) {
+    if (std::string_view(file.path).starts_with("kernels/")) continue;  // of GPUs
     written = written && write_file(folder / file.path, file.text);
   }
   if (!written) {
@@ -266,7 +241,7 @@ Status compile_variant(const AttentionOptions& options, Kernel* kernel) noexcept
   if (compiler.empty()) return no_compiler();
   const std::string source = program_source(options);
   const std::string key = cache_key(source, compiler);
-  Compiled& code = compiled(key);
+  Compiled& code = Registry<Compiled>::instance().at(key);
   const std::scoped_lock lock(code.mutex);
   if (code.run_queue == nullptr) {
     code.kernel_name = std::string(kernel->name) + "_" + options.variant.name();

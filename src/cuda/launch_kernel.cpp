@@ -8,11 +8,11 @@
 
 namespace flashplan::cuda {
 
-Status prepare(const Kernel& kernel) noexcept {
+Status prepare(const Kernel& kernel, bool is_compiled_in) noexcept {
   for (const void* code : {kernel.code.few_rows_first, kernel.code.many_rows_first}) {
     cudaFuncAttributes attributes;
     FLASHPLAN_CUDA_CALL(cudaFuncGetAttributes, &attributes, code);
-    if (attributes.ptxVersion != kernel.architecture.number) {
+    if (is_compiled_in && attributes.ptxVersion != kernel.architecture.number) {
       return error(StatusCode::kUnsupported, "device: expected code for sm_%d, got code for sm_%d",
                    kernel.architecture.number, attributes.ptxVersion);
     }

@@ -9,9 +9,10 @@
 namespace flashplan::cuda {
 
 /// Makes `kernel` ready on the current device: loads it, and allows its shared memory. Once per
-/// device before the first launch.
+/// device before the first launch. `is_compiled_in`: not code that was loaded for this
+/// architecture.
 ///   kUnsupported  CUDA picks code for another architecture, which has another geometry
-Status prepare(const Kernel& kernel) noexcept;
+Status prepare(const Kernel& kernel, bool is_compiled_in) noexcept;
 
 /// Launches `kernel` on `stream` of the current device, with a CTA for each queue of the schedule.
 /// No synchronisation.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A build without CUDA has no devices and no kernels, so the other functions here are never called.
 #include "common/error.h"
+#include "cuda/compile_variant.h"
 #include "cuda/device.h"
 #include "cuda/device_schedule.h"
 #include "cuda/launch_kernel.h"
@@ -20,7 +21,10 @@ Status not_built() noexcept {
 namespace cuda {
 
 std::span<const Kernel> kernels() noexcept { return {}; }
-Status prepare(const Kernel& /*kernel*/) noexcept { return not_built(); }
+Status prepare(const Kernel& /*kernel*/, bool /*is_compiled_in*/) noexcept { return not_built(); }
+Status compile_variant(const AttentionOptions& /*options*/, Kernel* /*kernel*/) noexcept {
+  return not_built();
+}
 Status launch(const Kernel& /*kernel*/, const AttentionParams& /*params*/,
               Stream /*stream*/) noexcept {
   return not_built();

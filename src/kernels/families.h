@@ -8,18 +8,11 @@
 
 namespace flashplan {
 
-/// What the sm80 family is compiled for, but for variants.
-inline Axis first_unserved_by_sm80(const Kernel& kernel, const AttentionOptions& options) noexcept {
-  const Axis axis = first_unserved_axis(kernel, options);
-  if (axis != Axis::kNone) return axis;
-  return options.variant.empty() ? Axis::kNone : Axis::kVariant;
-}
-
 /// mma.sync, ldmatrix and cp.async, which every GPU from compute capability 8.0 on has.
 inline constexpr KernelFamily kSm80Family = {.name = "sm80",
                                              .device = DeviceType::kCuda,
                                              .shares_prefixes = true,
-                                             .first_unserved = first_unserved_by_sm80,
+                                             .first_unserved = first_unserved_axis,
                                              .scratch_bytes = merged_state_bytes,
                                              .preference = no_preference};
 

@@ -14,6 +14,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdlib>
+#include <iterator>
 #include <sstream>
 #include <system_error>
 #include <thread>
@@ -156,6 +157,12 @@ std::string find_program(const std::string& name) {
     if (!folder.empty() && is_program(path)) return path;
   }
   return "";
+}
+
+std::vector<std::string> words_of(const char* environment) {
+  const char* text = std::getenv(environment);
+  std::istringstream words(text != nullptr ? text : "");
+  return {std::istream_iterator<std::string>(words), {}};
 }
 
 double compile_seconds() {

@@ -39,6 +39,9 @@ ProcessResult run_process(const std::vector<std::string>& command,
 /// The path of a program: itself if it has a slash, else where PATH has it; empty: nowhere.
 std::string find_program(const std::string& name);
 
+/// The words of an environment variable, as options of a compiler.
+std::vector<std::string> words_of(const char* environment);
+
 /// The longest that a compilation may take: FLASHPLAN_COMPILE_SECONDS, 60.
 double compile_seconds();
 

@@ -138,20 +138,33 @@ Status copy_scalars(const VariantDescription& d, Variant::Impl* variant) {
   return {};
 }
 
-bool copy_bodies(const VariantDescription& d, Variant::Impl* variant) {
-  bool any = false;
-  const auto copy = [&any](const char* body, std::optional<std::string>* to) {
-    if (body == nullptr) return;
-    *to = body;
-    any = true;
-  };
-  copy(d.query, &variant->query);
-  copy(d.key, &variant->key);
-  copy(d.value, &variant->value);
-  copy(d.output, &variant->output);
-  copy(d.logits, &variant->logits);
-  copy(d.mask, &variant->mask);
-  return any;
+/// A body without macros: these can keep a compiler busy for ever, and NVRTC can not be stopped.
+Status copy_body(const char* name, const char* body, std::optional<std::string>* to) {
+  if (body == nullptr) return {};
+  const std::string_view text = body;
+  for (const std::string_view directive : {"#", "%:"}) {
+    if (text.find(directive) == std::string_view::npos) continue;
+    return error(StatusCode::kInvalidArgument,
+                 "%s: expected a body without preprocessor directives, got \"%s\" in it", name,
+                 directive.data());
+  }
+  *to = body;
+  return {};
+}
+
+Status copy_bodies(const VariantDescription& d, Variant::Impl* variant) {
+  FLASHPLAN_RETURN_IF_ERROR(copy_body("query", d.query, &variant->query));
+  FLASHPLAN_RETURN_IF_ERROR(copy_body("key", d.key, &variant->key));
+  FLASHPLAN_RETURN_IF_ERROR(copy_body("value", d.value, &variant->value));
+  FLASHPLAN_RETURN_IF_ERROR(copy_body("output", d.output, &variant->output));
+  FLASHPLAN_RETURN_IF_ERROR(copy_body("logits", d.logits, &variant->logits));
+  FLASHPLAN_RETURN_IF_ERROR(copy_body("mask", d.mask, &variant->mask));
+  const Variant::Impl& v = *variant;
+  if (v.query || v.key || v.value || v.output || v.logits || v.mask || !v.softmax) return {};
+  return error(
+      StatusCode::kInvalidArgument,
+      "query, key, value, output, logits, mask: expected at least one body, or no softmax, "
+      "got none");
 }
 
 }  // namespace
@@ -169,11 +182,7 @@ Status Variant::create(const VariantDescription& description, Variant* variant) 
   FLASHPLAN_RETURN_IF_ERROR(check_name("name", description.name));
   impl->name = description.name;
   impl->softmax = description.softmax;
-  if (!copy_bodies(description, impl.get()) && description.softmax) {
-    return error(StatusCode::kInvalidArgument,
-                 "query, key, value, output, logits, mask: expected at least one body, or no "
-                 "softmax, got none");
-  }
+  FLASHPLAN_RETURN_IF_ERROR(copy_bodies(description, impl.get()));
   FLASHPLAN_RETURN_IF_ERROR(copy_tensors(description, impl.get()));
   FLASHPLAN_RETURN_IF_ERROR(copy_scalars(description, impl.get()));
   variant->impl_ = std::move(impl);

@@ -99,4 +99,14 @@ std::string variant_source(const Variant::Impl& v, bool softcap) {
   return text + "};\n";
 }
 
+const char* dtype_constant(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat16: return "DType::kFloat16";
+    case DType::kBFloat16: return "DType::kBFloat16";
+    case DType::kFloat8E4M3: return "DType::kFloat8E4M3";
+    case DType::kFloat8E5M2: return "DType::kFloat8E5M2";
+    default: return "DType::kFloat32";
+  }
+}
+
 }  // namespace flashplan

@@ -12,4 +12,7 @@ namespace flashplan {
 /// and the functions of abi/variant_math.h. `softcap`: of the plan.
 std::string variant_source(const Variant::Impl& variant, bool softcap);
 
+/// "DType::kFloat16".
+const char* dtype_constant(DType dtype);
+
 }  // namespace flashplan

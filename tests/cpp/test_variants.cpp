@@ -80,6 +80,7 @@ TEST(descriptions) {
   refuses("name", kInvalid, [](auto& d) { d.name = nullptr; });
   refuses("name", kInvalid, [](auto& d) { d.name = "two words"; });
   refuses("query, key, value, output, logits, mask", kInvalid, [](auto& d) { d.value = nullptr; });
+  refuses("value", kInvalid, [](auto& d) { d.value = "return x; // #"; });
   refuses("tensors", kInvalid, [](auto& d) { d.num_tensors = 9; });
   refuses("tensors", kInvalid, [](auto& d) { d.num_tensors = -1; });
   refuses("tensors", kInvalid, [](auto& d) { d.tensors = nullptr; });

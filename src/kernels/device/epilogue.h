@@ -134,7 +134,8 @@ class Epilogue {
         x *= scale[m][half];
         y *= scale[m][half];
         if constexpr (T::Variant::kTransformsOutput) {
-          const ElementPosition at = element_position(p_, block_.rows, head_, row, own_dim() + d);
+          const ElementPosition at =
+              element_position(p_, block_.rows, block_.position, head_, row, own_dim() + d);
           x = variant_.output(x, at);
           y = variant_.output(y, at.next(1));
         }

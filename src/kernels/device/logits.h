@@ -22,14 +22,14 @@ struct Logits {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const int r = place.row(m, half);
-          LogitPosition at = {block.rows.segment, block.rows.query(r, p.schedule.group_size), 0,
-                              block.rows.qo_head(head, r, p.schedule.group_size), head};
+          LogitPosition at = block.logit_position(p, r, head);
+          const int32_t last_key = at.kv_len - 1;
 #pragma unroll
           for (int n = 0; n < S::kLogitKeys / 8; ++n) {
 #pragma unroll
             for (int j = 0; j < 2; ++j) {
               float& x = tiles[m][n][2 * half + j];
-              at.key = begin + n * 8 + place.lane % 4 * 2 + j;
+              at.key = min(begin + n * 8 + place.lane % 4 * 2 + j, last_key);
               if constexpr (Variant::kTransformsLogits) x = variant.logit(x, at);
               if constexpr (Variant::kMasksLogits) x = variant.visible(at) ? x : -infinity();
             }

@@ -160,9 +160,10 @@ class Mainloop {
         const int dim = query_fragment_dim<T::kKv>(k, i, place.lane);
         if (dim >= p_.tensors.head_dim_qk) continue;  // zeros stay zeros
         const ElementPosition at =
-            element_position(p_, block_.rows, head, place.row(m, i % 2), dim);
-        a[i] =
-            transformed<T::kQ>(a[i], [&](float x, int j) { return variant_.query(x, at.next(j)); });
+            element_position(p_, block_.rows, block_.position, head, place.row(m, i % 2), dim);
+        a[i] = transformed<T::kQ>(a[i], [&](float x, int j) {
+          return dim + j < p_.tensors.head_dim_qk ? variant_.query(x, at.next(j)) : x;
+        });
       }
     }
   }
@@ -239,9 +240,11 @@ class Mainloop {
           [&](uint32_t pair, int key_of_tile, int dim) {
             if constexpr (!T::Variant::kTransformsKey) return pair;
             if (dim >= p_.tensors.head_dim_qk) return pair;  // zeros stay zeros
-            const ElementPosition at = {block_.rows.segment, first_key + key_of_tile, head, dim};
-            return transformed<T::kQ>(pair,
-                                      [&](float x, int j) { return variant_.key(x, at.next(j)); });
+            const ElementPosition at = {
+                block_.rows.segment, min(first_key + key_of_tile, block_.last_key(p_)), head, dim};
+            return transformed<T::kQ>(pair, [&](float x, int j) {
+              return dim + j < p_.tensors.head_dim_qk ? variant_.key(x, at.next(j)) : x;
+            });
           });
       s.template transform<typename T::Variant>(p_, block_, variant_, thread_, first_key + own_key,
                                                 head);
@@ -320,8 +323,10 @@ class Mainloop {
         o_, v_tile, at.first_dim(), key, at.lane, weight_fragment,
         [&](uint32_t pair, int key_of_tile, int dim) {
           if constexpr (!T::Variant::kTransformsValue) return pair;
+          if (dim >= p_.tensors.head_dim_vo) return pair;
           return transformed<T::kWeight>(pair, [&](float x, int j) {
-            return variant_.value(x, {block_.rows.segment, first_key + key_of_tile + j, head, dim});
+            const int32_t key = min(first_key + key_of_tile + j, block_.last_key(p_));
+            return variant_.value(x, {block_.rows.segment, key, head, dim});
           });
         });
   }

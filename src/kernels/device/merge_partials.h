@@ -34,9 +34,13 @@ FLASHPLAN_DEVICE void write_result(const AttentionParams& p, const typename T::V
   if constexpr (T::Variant::kUseSoftmax) add_sink(p, to.head, scale, lse);
   o = scaled(o, scale * v_scale(p, kv_head));
   if constexpr (T::Variant::kTransformsOutput) {
-    const ElementPosition at = element_position(p, rows, kv_head, row, dim);
-    o = {variant.output(o.x, at), variant.output(o.y, at.next(1)), variant.output(o.z, at.next(2)),
-         variant.output(o.w, at.next(3))};
+    const ElementPosition at =
+        element_position(p, rows, first_position(p, rows), kv_head, row, dim);
+    // Of dims that are not there, the last one is computed, and not written.
+    const auto output = [&](float x, int i) {
+      return variant.output(x, at.next(min(i, p.tensors.head_dim_vo - 1 - dim)));
+    };
+    o = {output(o.x, 0), output(o.y, 1), output(o.z, 2), output(o.w, 3)};
   }
   store_four(p, to.o(p), dim, o);
   if (dim == 0 && p.tensors.lse.data != nullptr) p.tensors.lse.data[to.lse(p)] = lse;

@@ -25,6 +25,25 @@ struct RowBlock {
     keys = {tile.kv_begin, tile.kv_end};
   }
 
+  /// The last key of the request. For hooks of variants alone: it is looked up in global memory.
+  FLASHPLAN_DEVICE int32_t last_key(const AttentionParams& p) const {
+    return position + p.schedule.segments[rows.segment].qo_len - 1;
+  }
+  /// The position of the logit of a row and key 0; a row of padding counts as the last row. For
+  /// hooks alone, too. Plans of variants share no prefixes, so a segment is a request.
+  FLASHPLAN_DEVICE LogitPosition logit_position(const AttentionParams& p, int32_t row,
+                                                int32_t kv_head) const {
+    const Divisor& group_size = p.schedule.group_size;
+    const int32_t r = min(row, rows.num_rows - 1);
+    const int32_t qo_len = p.schedule.segments[rows.segment].qo_len;
+    return {rows.segment,
+            position + rows.query(r, group_size),
+            0,
+            rows.qo_head(kv_head, r, group_size),
+            kv_head,
+            qo_len,
+            position + qo_len};
+  }
   /// Keys of the tile that a row sees; rows of padding see none.
   FLASHPLAN_DEVICE KeySpan visible(const AttentionParams& p, int32_t row) const {
     return row < rows.num_rows ? visible_to(p, row) : KeySpan{0, 0};
@@ -35,11 +54,21 @@ struct RowBlock {
   }
 };
 
-/// The position of an element of q or o, for variants.
+/// The position of an element of q or o, in rows whose first query is at `position`; a row of
+/// padding counts as the last row.
 FLASHPLAN_DEVICE ElementPosition element_position(const AttentionParams& p, const PackedRows& rows,
-                                                  int32_t kv_head, int32_t row, int32_t dim) {
+                                                  int32_t position, int32_t kv_head, int32_t row,
+                                                  int32_t dim) {
   const Divisor& group_size = p.schedule.group_size;
-  return {rows.segment, rows.query(row, group_size), rows.qo_head(kv_head, row, group_size), dim};
+  const int32_t r = min(row, rows.num_rows - 1);
+  return {rows.segment, position + rows.query(r, group_size), rows.qo_head(kv_head, r, group_size),
+          dim};
+}
+
+/// The position of the first query of rows whose work tile is not at hand, as in a merge.
+FLASHPLAN_DEVICE int32_t first_position(const AttentionParams& p, const PackedRows& rows) {
+  const Segment& segment = p.schedule.segments[rows.segment];
+  return real_length(p, segment, rows.segment) - segment.qo_len;
 }
 
 /// The keys of a work tile that the rows of a warp see.

@@ -3,31 +3,10 @@
 #pragma once
 
 #include "abi/params.h"
+#include "abi/variant.h"
 #include "kernels/device/ptx.h"
 
 namespace flashplan::device {
-
-/// Where a logit stands. Indices within the request.
-struct LogitPosition {
-  int32_t request;
-  int32_t query;
-  int32_t key;
-  int32_t qo_head;
-  int32_t kv_head;
-};
-
-/// Where an element of q, k, v or o stands. `token` is the query or the key within the request.
-struct ElementPosition {
-  int32_t request;
-  int32_t token;
-  int32_t head;  // of q and o a query head, else a kv head
-  int32_t dim;
-
-  /// The element `distance` dims on.
-  FLASHPLAN_DEVICE ElementPosition next(int32_t distance) const {
-    return {request, token, head, dim + distance};
-  }
-};
 
 /// softmax(scale * q.k), and the base of every variant. A variant derives from it and overrides by
 /// shadowing. Hooks whose flag is false cost nothing. The key and value hooks also run on masked
@@ -55,6 +34,18 @@ struct Standard {
   FLASHPLAN_DEVICE float output(float x, const ElementPosition&) const { return x; }
 
   float exp2_scale;  // weights are exp2(exp2_scale * (logit - max))
+};
+
+/// The base of a variant that has a logit() of its own, which returns a logit of base e.
+struct OwnLogits : Standard {
+  explicit FLASHPLAN_DEVICE OwnLogits(const AttentionParams& params)
+      : Standard(params), scale(params.variant.logits_scale) {
+    exp2_scale = kLog2e;
+  }
+  FLASHPLAN_DEVICE void scale_logits(float factor) { scale *= factor; }
+  FLASHPLAN_DEVICE float scaled(float product) const { return product * scale; }
+
+  float scale;
 };
 
 /// softmax(cap * tanh(scale * q.k / cap)).

@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where pip has installed NVRTC, which compiles variants for GPUs."""
+
+from __future__ import annotations
+
+from importlib import metadata
+
+from flashplan import _core
+
+_has_looked = False
+
+
+def find_nvrtc() -> None:
+    """Tells the core of the library of the package nvidia-cuda-nvrtc, if there is one. Once."""
+    global _has_looked
+    if _has_looked:
+        return
+    _has_looked = True
+    for package in ("nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12"):
+        try:
+            files = metadata.files(package) or []
+        except metadata.PackageNotFoundError:
+            continue
+        for file in files:
+            if file.name.startswith("libnvrtc.so."):
+                _core.set_nvrtc_path(str(file.locate()))
+                return

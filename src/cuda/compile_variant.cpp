@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/compile_variant.h"
+
+#include <cuda_runtime_api.h>
+
+#include <exception>
+#include <mutex>
+#include <string>
+
+#include "common/error.h"
+#include "cuda/device.h"
+#include "variant/gpu_code.h"
+#include "variant/registry.h"
+
+namespace flashplan::cuda {
+namespace {
+
+struct Loaded {
+  std::mutex mutex;
+  cudaKernel_t kernel = nullptr;  // of any device
+  std::string name;
+};
+
+Status load_code(const GpuCode& code, Loaded* loaded) {
+  cudaLibrary_t library = nullptr;
+  FLASHPLAN_CUDA_CALL(cudaLibraryLoadData, &library, code.cubin.data(), nullptr, nullptr, 0,
+                      nullptr, nullptr, 0);
+  cudaKernel_t kernel = nullptr;
+  FLASHPLAN_CUDA_CALL(cudaLibraryGetKernel, &kernel, library, code.kernel.c_str());
+  loaded->kernel = kernel;
+  return {};
+}
+
+}  // namespace
+
+Status compile_variant(const AttentionOptions& options, Kernel* kernel) noexcept try {
+  const Variant::Impl& variant = *options.variant.impl();
+  // One order of the code: a second one would take as long again to compile.
+  const bool decodes = options.max_qo_tokens <= options.max_batch_size;
+  const GpuKernelTraits traits = {
+      kernel->architecture, kernel->q_dtype, kernel->kv_dtype, kernel->head_dim_qk,
+      kernel->head_dim_vo,  kernel->softcap, decodes};
+  std::string key;
+  FLASHPLAN_RETURN_IF_ERROR(gpu_code_key(variant, traits, &key));
+  Loaded& loaded = Registry<Loaded>::instance().at(key);
+  const std::scoped_lock lock(loaded.mutex);
+  if (loaded.kernel == nullptr) {
+    GpuCode code;
+    FLASHPLAN_RETURN_IF_ERROR(make_gpu_code(variant, traits, key, &code));
+    loaded.name = std::string(kernel->name) + "_" + variant.name;
+    FLASHPLAN_RETURN_IF_ERROR(load_code(code, &loaded));
+  }
+  kernel->name = loaded.name;
+  kernel->code.few_rows_first = kernel->code.many_rows_first =
+      reinterpret_cast<const void*>(loaded.kernel);
+  return {};
+} catch (const std::exception&) {
+  return error(StatusCode::kOutOfMemory, "variant: expected memory to compile it, got none");
+}
+
+}  // namespace flashplan::cuda

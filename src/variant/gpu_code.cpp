@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "variant/gpu_code.h"
+
+#include <optional>
+#include <vector>
+
+#include "common/error.h"
+#include "common/sha256.h"
+#include "flashplan/runtime.h"
+#include "variant/compiler_process.h"
+#include "variant/disk_cache.h"
+#include "variant/embedded_sources.h"
+#include "variant/nvrtc.h"
+#include "variant/source.h"
+
+namespace flashplan {
+namespace {
+
+std::string program_source(const Variant::Impl& variant, const GpuKernelTraits& traits) {
+  std::string text =
+      "#include \"kernels/device/attention.h\"\n"
+      "namespace flashplan::device::variant {\n"
+      "#include \"kernels/device/variant_math.h\"\n"
+      "#include \"abi/variant_math.h\"\n";
+  text += variant_source(variant, traits.softcap);
+  text += "}\nnamespace flashplan::device {\nusing UserKernel = Traits<";
+  text += std::string(dtype_constant(traits.q_dtype)) + ", " + dtype_constant(traits.kv_dtype);
+  text += ", " + std::to_string(traits.head_dim_qk) + ", " + std::to_string(traits.head_dim_vo);
+  return text + ", variant::UserVariant>;\n}\n";
+}
+
+std::string kernel_name(const GpuKernelTraits& traits) {
+  return std::string("flashplan::device::attention_kernel<flashplan::device::UserKernel, ") +
+         (traits.few_rows_first ? "true>" : "false>");
+}
+
+std::vector<std::string> compiler_options(const GpuKernelTraits& traits) {
+  std::string architecture = "--gpu-architecture=sm_" + std::to_string(traits.architecture.number);
+  if (traits.architecture.suffix != '\0') architecture += traits.architecture.suffix;
+  std::vector<std::string> options = {
+      architecture,
+      "--std=c++20",
+      "--device-as-default-execution-space",  // constexpr functions of public headers
+      "--prec-div=false",                     // of bodies: the kernel has instructions for both
+      "--prec-sqrt=false",
+      "--diag-error=940"};  // a body without a value
+  const std::vector<std::string> own = words_of("FLASHPLAN_NVRTC_FLAGS");
+  options.insert(options.end(), own.begin(), own.end());
+  return options;
+}
+
+std::string first_error(const std::string& log) {
+  std::size_t begin = 0;
+  while (begin < log.size()) {
+    const std::size_t end = log.find('\n', begin);
+    const std::string line = log.substr(begin, end - begin);
+    if (line.find("error") != std::string::npos) return line;
+    if (end == std::string::npos) break;
+    begin = end + 1;
+  }
+  return "no message";
+}
+
+}  // namespace
+
+Status gpu_code_key(const Variant::Impl& variant, const GpuKernelTraits& traits, std::string* key) {
+  FLASHPLAN_RETURN_IF_ERROR(load_nvrtc());
+  Sha256 hash;
+  hash.add_text("nvrtc");
+  hash.add_text(nvrtc_version());
+  hash.add_text(version());
+  hash.add_text(program_source(variant, traits));
+  hash.add_text(kernel_name(traits));
+  for (const std::string& option : compiler_options(traits)) hash.add_text(option);
+  for (const EmbeddedSource& file : embedded_sources()) {
+    hash.add_text(file.path);
+    hash.add_text(file.text);
+  }
+  *key = to_hex(hash.digest());
+  return {};
+}
+
+Status make_gpu_code(const Variant::Impl& variant, const GpuKernelTraits& traits,
+                     const std::string& key, GpuCode* code) {
+  const DiskCache cache;
+  // The name of the kernel, a line of its own, then the cubin.
+  if (const std::optional<std::string> content = cache.load(key)) {
+    if (const std::size_t end = content->find('\n'); end != std::string::npos) {
+      *code = {content->substr(end + 1), content->substr(0, end)};
+      return {};
+    }
+  }
+  NvrtcResult result;
+  const Status status = compile_with_nvrtc(program_source(variant, traits), kernel_name(traits),
+                                           compiler_options(traits), &result);
+  {
+    const std::scoped_lock lock(variant.log_mutex);
+    variant.log = result.log;
+  }
+  if (status.code == StatusCode::kInvalidArgument && !result.log.empty()) {
+    return error(StatusCode::kInvalidArgument,
+                 "variant: expected source of \"%s\" that compiles, got %.150s",
+                 variant.name.c_str(), first_error(result.log).c_str());
+  }
+  FLASHPLAN_RETURN_IF_ERROR(status);
+  cache.store(key, result.name + "\n" + result.cubin);
+  *code = {std::move(result.cubin), std::move(result.name)};
+  return {};
+}
+
+}  // namespace flashplan

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+// Users' variants as code for a GPU; needs none, nor a build with CUDA.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "abi/architecture.h"
+#include "flashplan/status.h"
+#include "flashplan/tensor.h"
+#include "variant/variant_impl.h"
+
+namespace flashplan {
+
+/// What a kernel of the sm80 family is compiled for.
+struct GpuKernelTraits {
+  Architecture architecture;
+  DType q_dtype = DType::kFloat16;
+  DType kv_dtype = DType::kFloat16;
+  int32_t head_dim_qk = 0;
+  int32_t head_dim_vo = 0;
+  bool softcap = false;
+  bool few_rows_first = false;  // the order of its code: see attention_kernel
+};
+
+struct GpuCode {
+  std::string cubin;
+  std::string kernel;  // its name there
+};
+
+/// Names the code of a variant by all that it follows from.
+///   kUnsupported  there is no NVRTC, whose version is part of it
+Status gpu_code_key(const Variant::Impl& variant, const GpuKernelTraits& traits, std::string* key);
+
+/// From the cache on disk, or compiled; `key` of gpu_code_key(). Errors as compile_with_nvrtc(),
+/// and Variant::compile_log() has the log.
+Status make_gpu_code(const Variant::Impl& variant, const GpuKernelTraits& traits,
+                     const std::string& key, GpuCode* code);
+
+}  // namespace flashplan

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+// Code that was made in this process, once for each key, whoever asks.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+
+namespace flashplan {
+
+/// `Code` has a `mutex`, which is held while it is filled. Nothing is ever destroyed: threads may
+/// run the code until the process ends.
+template <typename Code>
+class Registry {
+ public:
+  Code& at(const std::string& key) {
+    const std::scoped_lock lock(mutex_);
+    std::unique_ptr<Code>& code = all_[key];
+    if (!code) code = std::make_unique<Code>();
+    return *code;
+  }
+
+  /// The one of the process.
+  static Registry& instance() {
+    static auto* const registry = new Registry;
+    return *registry;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::string, std::unique_ptr<Code>> all_;
+};
+
+}  // namespace flashplan

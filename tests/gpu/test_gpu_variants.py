@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Variants of users on a GPU, besides the cases of test_gpu_attention: names, graphs, errors."""
+
+import numpy as np
+import pytest
+
+import flashplan as fp
+from gpu_cases import DEVICE
+
+pytestmark = pytest.mark.gpu
+
+HEADS, KV_HEADS, DIM = 8, 2, 128
+
+
+def attention(variant, **options):
+    defaults = {"page_size": None, "max_batch_size": 4, "max_qo_tokens": 512, "device": DEVICE}
+    return fp.Attention(HEADS, KV_HEADS, DIM, variant=variant, **defaults | options)
+
+
+def tensors(torch, num_queries, num_keys):
+    shapes = (num_queries, HEADS, DIM), (num_keys, KV_HEADS, DIM), (num_keys, KV_HEADS, DIM)
+    return [torch.randn(shape, device=DEVICE).bfloat16() for shape in shapes]
+
+
+def expected(torch, q, k, v, slopes):
+    """ALiBi of one request in float32."""
+    k, v = (x.float().repeat_interleave(HEADS // KV_HEADS, 1) for x in (k, v))
+    query = torch.arange(len(q), device=DEVICE)[:, None] + len(k) - len(q)
+    key = torch.arange(len(k), device=DEVICE)[None]
+    x = torch.einsum("qhd,khd->hqk", q.float(), k) / DIM**0.5
+    x += slopes[:, None, None] * (key - query)
+    weights = torch.where(key <= query, x, -torch.inf).softmax(-1)
+    return torch.einsum("hqk,khd->qhd", weights, v)
+
+
+def test_one_graph_serves_any_batch(torch):
+    """And reads the slopes of the time when it is replayed."""
+    attn = attention(fp.variants.alibi)
+    q, k, v = tensors(torch, 512, 3000)
+    slopes = torch.rand(HEADS, device=DEVICE)
+    out = torch.empty_like(q)
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        attn.plan([0, 1], [3000])
+        attn.run(q, k, v, slopes=slopes, out=out)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            attn.run(q, k, v, slopes=slopes, out=out)
+        for qo_len, kv_len in ((1, 2999), (70, 70), (400, 2000), (17, 333)):
+            attn.plan([0, qo_len], [kv_len])
+            slopes.uniform_(0, 0.1)
+            graph.replay()
+            wanted = expected(torch, q[:qo_len], k[:kv_len], v[:kv_len], slopes)
+            torch.testing.assert_close(out[:qo_len].float(), wanted, atol=3e-2, rtol=3e-2)
+
+
+def test_positions_stay_inside_the_tensors(torch):
+    """Bodies are called for rows and keys of padding too, with positions that there are."""
+    num_keys = 333
+    inside = fp.Variant(
+        "inside",
+        logits="return query >= 0 && query < kv_len && key >= 0 && key < kv_len && qo_head < 8 && "
+        "kv_head < 2 ? x : infinity();",
+        value="return token < 333 && dim < 96 && head < 2 ? x : infinity();",
+    )
+    attn = fp.Attention(
+        HEADS, KV_HEADS, 96, page_size=None, device=DEVICE, variant=inside, max_qo_tokens=64
+    )
+    q, k, v = (x[..., :96] for x in tensors(torch, 33, num_keys))
+    attn.plan([0, 33], [num_keys])
+    o, lse = attn.run(q, k, v, return_lse=True)
+    assert o.isfinite().all()
+    assert lse.isfinite().all()
+
+
+def test_scalars_change_from_run_to_run(torch):
+    attn = attention(fp.variants.sigmoid)
+    attn.plan([0, 5], [100])
+    q, k, v = tensors(torch, 5, 100)
+    small, large = (attn.run(q, k, v, bias=bias).float().abs().mean() for bias in (-9.0, 0.0))
+    assert small < large / 10
+
+
+def test_the_kernel_has_the_name_of_the_variant():
+    assert attention(fp.variants.alibi).plan([0, 1], [9]).kernel_name.startswith("sm80_")
+    assert attention(fp.variants.alibi).plan([0, 1], [9]).kernel_name.endswith("_alibi")
+
+
+def test_errors(torch):
+    with pytest.raises(ValueError, match=r'"broken".*broken\.logits\(1\): error'):
+        attention(fp.Variant("broken", logits="return nonsense;"))
+    attn = attention(fp.variants.alibi)
+    attn.plan([0, 1], [9])
+    q, k, v = tensors(torch, 1, 9)
+    with pytest.raises(TypeError, match=r"slopes: expected .*cuda"):
+        attn.run(q, k, v, slopes=np.zeros(HEADS, np.float32))
