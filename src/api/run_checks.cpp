@@ -1,0 +1,272 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "api/run_checks.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <span>
+
+#include "api/tensor_checks.h"
+#include "common/error.h"
+#include "variant/variant_impl.h"
+
+namespace flashplan {
+namespace {
+
+Status check_kv(const TensorArgument& argument, const Plan::Impl& plan, int32_t head_dim) {
+  const AttentionOptions& options = plan.options;
+  const Dim heads = Dim::exactly(options.num_kv_heads);
+  const Dim dim = Dim::exactly(head_dim);
+  if (options.page_size == 0) {
+    return check_shape(argument, {Dim::at_least(plan.num_kv_rows), heads, dim});
+  }
+  const Dim page = Dim::exactly(options.page_size);
+  return options.kv_layout == KvLayout::kNHD
+             ? check_shape(argument, {Dim::any(), page, heads, dim})
+             : check_shape(argument, {Dim::any(), heads, page, dim});
+}
+
+Status check_page_form(const AttentionTensors& t, const Plan::Impl& plan) {
+  const PageTableTensors tables{t.block_table, t.page_indptr, t.page_indices};
+  if (plan.options.page_size > 0) {
+    return check_page_table(tables, plan.batch_size, plan.options.device);
+  }
+  if (t.block_table.empty() && t.page_indptr.empty() && t.page_indices.empty()) return {};
+  return error(StatusCode::kInvalidArgument,
+               "block_table: expected no page table with ragged k and v, got one");
+}
+
+Status check_kv_lens(const AttentionTensors& t, const Plan::Impl& plan) {
+  if (t.kv_lens.empty()) return {};
+  const TensorArgument kv_lens{"kv_lens", t.kv_lens};
+  FLASHPLAN_RETURN_IF_ERROR(check_dtype(kv_lens, DType::kInt32, ""));
+  FLASHPLAN_RETURN_IF_ERROR(check_device(kv_lens, plan.options.device));
+  return check_shape(kv_lens, {Dim::at_least(plan.batch_size)});
+}
+
+Status check_mask(const AttentionTensors& t, const Plan::Impl& plan) {
+  const bool wanted = plan.options.custom_mask;
+  if (wanted == t.mask.empty()) {
+    return error(StatusCode::kInvalidArgument, "mask: expected %s custom_mask, got %s",
+                 wanted ? "a tensor with" : "none without", wanted ? "none" : "one");
+  }
+  if (!wanted) return {};
+  const TensorArgument mask{"mask", t.mask};
+  FLASHPLAN_RETURN_IF_ERROR(check_dtype(mask, DType::kUInt32, ""));
+  FLASHPLAN_RETURN_IF_ERROR(check_device(mask, plan.options.device));
+  const int64_t num_words = (plan.num_mask_bits + 31) / 32;
+  return check_shape(mask, {Dim::at_least(plan.num_tokens), Dim::at_least(num_words)});
+}
+
+Status check_sinks(const AttentionTensors& t, const Plan::Impl& plan) {
+  if (t.sinks.empty()) return {};
+  const TensorArgument sinks{"sinks", t.sinks};
+  FLASHPLAN_RETURN_IF_ERROR(check_dtype(sinks, DType::kFloat32, ""));
+  FLASHPLAN_RETURN_IF_ERROR(check_device(sinks, plan.options.device));
+  return check_shape(sinks, {Dim::exactly(plan.options.num_qo_heads)});
+}
+
+/// A tensor of the variant: any shape, without gaps, since its body sees a pointer.
+Status check_variant_tensor(const TensorArgument& argument, DType dtype, Device device) {
+  FLASHPLAN_RETURN_IF_ERROR(check_dtype(argument, dtype, " (of the variant)"));
+  FLASHPLAN_RETURN_IF_ERROR(check_device(argument, device));
+  FLASHPLAN_RETURN_IF_ERROR(check_memory(argument));
+  int64_t stride = 1;
+  for (int32_t d = argument.view.rank - 1; d >= 0; --d) {
+    if (argument.view.shape[d] > 1 && argument.view.stride[d] != stride) {
+      return error(StatusCode::kInvalidArgument,
+                   "%s: expected a contiguous tensor, got stride %lld in dimension %d",
+                   argument.name, static_cast<long long>(argument.view.stride[d]), d);
+    }
+    stride *= argument.view.shape[d];
+  }
+  return {};
+}
+
+Status check_variant_arguments(const AttentionTensors& t, const Plan::Impl& plan) {
+  const Variant::Impl* variant = plan.options.variant.impl();
+  const auto check_count = [](const char* what, int32_t count, std::size_t expected) -> Status {
+    if (count == static_cast<int32_t>(expected)) return {};
+    return error(StatusCode::kInvalidArgument,
+                 "%s: expected %zu (as many as the variant has), got %d", what, expected, count);
+  };
+  FLASHPLAN_RETURN_IF_ERROR(check_count("variant_tensors", t.num_variant_tensors,
+                                        variant != nullptr ? variant->tensors.size() : 0));
+  if (t.variant_scalars != nullptr) {
+    FLASHPLAN_RETURN_IF_ERROR(check_count("variant_scalars", t.num_variant_scalars,
+                                          variant != nullptr ? variant->scalars.size() : 0));
+  }
+  for (int32_t i = 0; i < t.num_variant_tensors; ++i) {
+    const Variant::Impl::Tensor& expected = variant->tensors[static_cast<size_t>(i)];
+    const TensorArgument argument{expected.name.c_str(), t.variant_tensors[i]};
+    FLASHPLAN_RETURN_IF_ERROR(check_variant_tensor(argument, expected.dtype, plan.options.device));
+  }
+  const bool has_softmax = variant == nullptr || variant->softmax;
+  for (const TensorArgument& argument : {TensorArgument{"lse", t.lse}, {"sinks", t.sinks}}) {
+    if (has_softmax || argument.view.empty()) continue;
+    return error(StatusCode::kInvalidArgument,
+                 "%s: expected none with a variant without softmax, got a tensor", argument.name);
+  }
+  return {};
+}
+
+/// That what is written shares no memory with the variant's tensors.
+Status check_variant_apart(const AttentionTensors& t, const Plan::Impl& plan,
+                           std::span<const TensorArgument> written) {
+  for (int32_t i = 0; i < t.num_variant_tensors; ++i) {
+    const auto& tensor = plan.options.variant.impl()->tensors[static_cast<size_t>(i)];
+    const TensorArgument argument{tensor.name.c_str(), t.variant_tensors[i]};
+    for (const TensorArgument& other : written) {
+      if (!other.view.empty()) FLASHPLAN_RETURN_IF_ERROR(check_apart(other, argument));
+    }
+  }
+  return {};
+}
+
+/// The length of a request on the CPU: the real one if it is given, else the planned one.
+int32_t kv_len_of(const AttentionTensors& t, const Plan::Impl& plan, int32_t request) {
+  const int32_t planned = plan.kv_lens[static_cast<size_t>(request)];
+  if (t.kv_lens.empty()) return planned;
+  return std::clamp(static_cast<const int32_t*>(t.kv_lens.data)[request], 0, planned);
+}
+
+/// Checks the contents of a page table, as far as the host can read it.
+Status check_pages(const AttentionTensors& t, const Plan::Impl& plan) {
+  const PageTableTensors tables{t.block_table, t.page_indptr, t.page_indices};
+  const AttentionOptions& options = plan.options;
+  if (options.page_size == 0) return {};
+  if (options.device.type != DeviceType::kCpu) {
+    // The host can not read a table on a device, but its shape is known.
+    if (t.block_table.empty() || plan.kv_lens.empty()) return {};
+    const int32_t kv_len = plan.kv_lens[static_cast<size_t>(plan.longest_request)];
+    return check_columns(t.block_table, plan.longest_request, kv_len, options.page_size);
+  }
+  const int64_t num_pages = t.k.shape[0] < t.v.shape[0] ? t.k.shape[0] : t.v.shape[0];
+  for (int32_t r = 0; r < plan.batch_size; ++r) {
+    FLASHPLAN_RETURN_IF_ERROR(
+        check_page_ids(tables, r, kv_len_of(t, plan, r), options.page_size, num_pages));
+  }
+  return {};
+}
+
+/// Checks k_scale, its product with softmax_scale, and this product divided by softcap.
+Status check_k_scale(const char* name, float k_scale, const AttentionOptions& options) {
+  FLASHPLAN_RETURN_IF_ERROR(check_scale(name, k_scale));
+  const float softmax_scale = *options.softmax_scale;
+  const float logits_scale = softmax_scale * k_scale;
+  if (!std::isnormal(logits_scale)) {
+    return error(StatusCode::kInvalidArgument,
+                 "%s: expected softmax_scale (%g) * k_scale to be a normal float32, got %g", name,
+                 static_cast<double>(softmax_scale), static_cast<double>(k_scale));
+  }
+  if (options.softcap > 0.0F && !std::isfinite(logits_scale / options.softcap)) {
+    return error(StatusCode::kInvalidArgument,
+                 "%s: expected softmax_scale (%g) * k_scale / softcap (%g) to be finite, got %g",
+                 name, static_cast<double>(softmax_scale), static_cast<double>(options.softcap),
+                 static_cast<double>(k_scale));
+  }
+  return {};
+}
+
+/// Checks scales of kv heads: one for all of them, or one for each.
+Status check_head_scales(const TensorArgument& scales, const AttentionOptions& options) {
+  if (scales.view.empty()) return {};
+  FLASHPLAN_RETURN_IF_ERROR(check_dtype(scales, DType::kFloat32, ""));
+  FLASHPLAN_RETURN_IF_ERROR(check_device(scales, options.device));
+  const bool is_one = scales.view.rank == 1 && scales.view.shape[0] == 1;
+  return check_shape(scales, {Dim::exactly(is_one ? 1 : options.num_kv_heads)});
+}
+
+/// Checks what the scales of kv heads make of k_scale and v_scale, as far as the host can see them.
+Status check_head_scale_values(const AttentionTensors& t, const AttentionOptions& options) {
+  if (options.device.type != DeviceType::kCpu) return {};
+  const auto check_each = [](const char* name, const TensorView& scales, auto check) -> Status {
+    for (int64_t i = 0; i < scales.shape[0]; ++i) {
+      char entry[32];
+      std::snprintf(entry, sizeof(entry), "%s[%lld]", name, static_cast<long long>(i));
+      FLASHPLAN_RETURN_IF_ERROR(check(entry, static_cast<const float*>(scales.data)[i]));
+    }
+    return {};
+  };
+  FLASHPLAN_RETURN_IF_ERROR(check_each("k_scale", t.k_scales, [&](const char* entry, float scale) {
+    return check_k_scale(entry, t.k_scale * scale, options);
+  }));
+  return check_each("v_scale", t.v_scales, [&](const char* entry, float scale) {
+    return check_scale(entry, t.v_scale * scale);
+  });
+}
+
+Status check_workspace(const AttentionTensors& t, const Plan::Impl& plan) {
+  if (plan.layout.total == 0) return {};
+  if (t.workspace == nullptr || t.workspace_bytes < plan.layout.total) {
+    return error(StatusCode::kInvalidArgument, "workspace: expected >= %zu bytes, got %zu",
+                 plan.layout.total, t.workspace == nullptr ? 0 : t.workspace_bytes);
+  }
+  if (reinterpret_cast<uintptr_t>(t.workspace) % kWorkspaceAlignment != 0) {
+    return error(StatusCode::kInvalidArgument, "workspace: expected a multiple of %zu, got %p",
+                 kWorkspaceAlignment, t.workspace);
+  }
+  return {};
+}
+
+}  // namespace
+
+Status check_tensors(const AttentionTensors& t, const Plan::Impl& plan) {
+  const AttentionOptions& options = plan.options;
+  const TensorArgument q{"q", t.q};
+  const TensorArgument k{"k", t.k};
+  const TensorArgument v{"v", t.v};
+  const TensorArgument o{"out", t.o, true};
+  const TensorArgument lse{"lse", t.lse, true};
+  FLASHPLAN_RETURN_IF_ERROR(check_dtype(q, options.q_dtype, " (as planned)"));
+  FLASHPLAN_RETURN_IF_ERROR(check_dtype(k, options.kv_dtype, " (as planned)"));
+  FLASHPLAN_RETURN_IF_ERROR(check_dtype(v, options.kv_dtype, " (as planned)"));
+  FLASHPLAN_RETURN_IF_ERROR(check_dtype(o, options.o_dtype, " (as planned)"));
+  for (const TensorArgument* argument : {&q, &k, &v, &o}) {
+    FLASHPLAN_RETURN_IF_ERROR(check_device(*argument, options.device));
+  }
+  const Dim tokens = Dim::at_least(plan.num_tokens);
+  const Dim heads = Dim::exactly(options.num_qo_heads);
+  FLASHPLAN_RETURN_IF_ERROR(check_shape(q, {tokens, heads, Dim::exactly(options.head_dim_qk)}));
+  FLASHPLAN_RETURN_IF_ERROR(check_shape(o, {tokens, heads, Dim::exactly(options.head_dim_vo)}));
+  FLASHPLAN_RETURN_IF_ERROR(check_kv(k, plan, options.head_dim_qk));
+  FLASHPLAN_RETURN_IF_ERROR(check_kv(v, plan, options.head_dim_vo));
+  if (!t.lse.empty()) {
+    FLASHPLAN_RETURN_IF_ERROR(check_dtype(lse, DType::kFloat32, ""));
+    FLASHPLAN_RETURN_IF_ERROR(check_device(lse, options.device));
+    FLASHPLAN_RETURN_IF_ERROR(check_shape(lse, {tokens, heads}));
+  }
+  FLASHPLAN_RETURN_IF_ERROR(check_page_form(t, plan));
+  FLASHPLAN_RETURN_IF_ERROR(check_kv_lens(t, plan));
+  FLASHPLAN_RETURN_IF_ERROR(check_mask(t, plan));
+  FLASHPLAN_RETURN_IF_ERROR(check_sinks(t, plan));
+  FLASHPLAN_RETURN_IF_ERROR(check_variant_arguments(t, plan));
+  const TensorArgument k_scales{"k_scale", t.k_scales};
+  const TensorArgument v_scales{"v_scale", t.v_scales};
+  FLASHPLAN_RETURN_IF_ERROR(check_head_scales(k_scales, options));
+  FLASHPLAN_RETURN_IF_ERROR(check_head_scales(v_scales, options));
+  FLASHPLAN_RETURN_IF_ERROR(check_k_scale("k_scale", t.k_scale, options));
+  FLASHPLAN_RETURN_IF_ERROR(check_scale("v_scale", t.v_scale));
+  FLASHPLAN_RETURN_IF_ERROR(check_workspace(t, plan));
+  const TensorView workspace = bytes_view(t.workspace, plan.layout.total, options.device);
+  const TensorArgument arguments[] = {o,
+                                      lse,
+                                      {"workspace", workspace, true},
+                                      q,
+                                      k,
+                                      v,
+                                      {"block_table", t.block_table},
+                                      {"page_indptr", t.page_indptr},
+                                      {"page_indices", t.page_indices},
+                                      {"kv_lens", t.kv_lens},
+                                      {"mask", t.mask},
+                                      {"sinks", t.sinks},
+                                      k_scales,
+                                      v_scales};
+  FLASHPLAN_RETURN_IF_ERROR(check_apart(arguments));
+  FLASHPLAN_RETURN_IF_ERROR(check_variant_apart(t, plan, std::span(arguments).first(3)));
+  FLASHPLAN_RETURN_IF_ERROR(check_head_scale_values(t, options));
+  return check_pages(t, plan);
+}
+
+}  // namespace flashplan

@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+// Checks of the tensors of run() against the plan.
+#pragma once
+
+#include "abi/params.h"
+#include "api/plan_impl.h"
+#include "flashplan/plan.h"
+#include "flashplan/status.h"
+
+namespace flashplan {
+
+/// Checks all tensors and numbers, as far as the host can read them.
+Status check_tensors(const AttentionTensors& t, const Plan::Impl& plan);
+
+/// The scales of kv heads that a checked tensor holds: one for all heads, or one for each.
+inline HeadScales head_scales(const TensorView& scales) {
+  return {static_cast<const float*>(scales.data), scales.shape[0] > 1 ? 1 : 0};
+}
+
+}  // namespace flashplan
