@@ -90,7 +90,9 @@ struct Scale {
 FLASHPLAN_HOST_DEVICE Scale make_scale(float largest, float temperature, bool from_probs) {
   constexpr float kLog2E = 1.44269504F;
   constexpr float kMost = 3.40282347e38F;
-  const float factor = from_probs ? ratio(1.0F, largest) : ratio(kLog2E, temperature);
+  float factor = from_probs ? ratio(1.0F, largest) : ratio(kLog2E, temperature);
+  // The largest probability must weigh kOne, also where 1 / largest was rounded down.
+  if (from_probs && times(largest, factor) < 1.0F) factor = float_of(bits_of(factor) + 1U);
   return {largest, factor < kMost ? factor : kMost, from_probs};
 }
 

@@ -61,6 +61,24 @@ TEST(filters_keep_what_a_sort_keeps) {
   }
 }
 
+TEST(the_largest_probability_passes_every_min_p) {
+  Random random(5);
+  for (int round = 0; round < 200; ++round) {
+    const int64_t vocab = random.between(2, 300);
+    HostTensor probs(DType::kFloat32, {1, vocab});
+    const double largest = 0.51 + 1e-4 * random.between(0, 4000);
+    const double rest = (1 - largest) / static_cast<double>(vocab - 1);
+    for (int64_t i = 0; i < vocab; ++i) probs.set({0, i}, i == vocab - 1 ? largest : rest);
+    SampleOptions options;
+    options.from_probs = true;
+    options.min_p = 1.0F;
+    HostTensor ids(DType::kInt32, {1});
+    CHECK(sample(probs.view(), options, {ids.view(), {}, {}}).ok());
+    const auto id = static_cast<int64_t>(ids.bits({0}));
+    CHECK_EQ(id, vocab - 1);
+  }
+}
+
 TEST(softmax_sums_to_one) {
   Random random(4);
   const HostTensor logits = random_logits(random, DType::kBFloat16, 5, 1234);
