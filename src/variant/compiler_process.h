@@ -8,7 +8,7 @@
 
 namespace flashplan {
 
-/// A private folder that is deleted with what is in it.
+/// A private folder, which is deleted together with its contents.
 class TemporaryFolder {
  public:
   TemporaryFolder();
@@ -16,7 +16,7 @@ class TemporaryFolder {
   TemporaryFolder(const TemporaryFolder&) = delete;
   TemporaryFolder& operator=(const TemporaryFolder&) = delete;
 
-  /// Empty if none could be made.
+  /// Empty if the folder could not be made.
   const std::filesystem::path& path() const { return path_; }
 
  private:
@@ -31,12 +31,13 @@ struct ProcessResult {
   std::string output;      // of stdout and stderr, the first 64 KB
 };
 
-/// Runs a program, by its path and with its working folder, and waits for it. Past `seconds` it and
-/// all that it has started are killed.
+/// Runs a program in a working folder, and waits for it. After `seconds` it is killed, together
+/// with all processes that it has started.
 ProcessResult run_process(const std::vector<std::string>& command,
                           const std::filesystem::path& folder, double seconds);
 
-/// The path of a program: itself if it has a slash, else where PATH has it; empty: nowhere.
+/// The path of a program: the name itself if it has a slash, else its place in PATH; empty if there
+/// is none.
 std::string find_program(const std::string& name);
 
 /// The words of an environment variable, as options of a compiler.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Compiled variants on disk, named by all that they were made from. Safe for many processes: a file
-// is written beside its place and renamed, and carries a checksum. Whatever goes wrong on disk
-// costs a compilation, not an error.
+// Compiled variants on disk. The name of a file is a hash of everything that it was made from. Many
+// processes may use the cache: a file is written under another name and then renamed, and has a
+// checksum. A failure of the disk leads to another compilation, not to an error.
 #pragma once
 
 #include <filesystem>
@@ -17,21 +17,22 @@ class DiskCache {
   /// now.
   DiskCache();
 
-  /// Where the file of this name is, or would be; empty if there is no folder for it.
+  /// The path of the file with this name, whether it exists or not; empty if there is no folder.
   std::filesystem::path path(const std::string& name) const;
 
-  /// The content of a file, if it is there and undamaged; it then counts as used now.
+  /// The content of a file, if it exists and is undamaged. Marks the file as used now.
   std::optional<std::string> load(const std::string& name) const;
 
-  /// Keeps a file, and deletes those used longest ago while all are larger than
-  /// FLASHPLAN_CACHE_MB (256). What can not be kept is a warning; returns whether it was.
+  /// Keeps a file, and deletes the least recently used ones as long as all together are larger than
+  /// FLASHPLAN_CACHE_MB (256). Returns false, with a warning, if the file could not be kept.
   bool store(const std::string& name, std::string_view content) const;
 
  private:
   std::filesystem::path folder_;  // empty: none
 };
 
-/// What went wrong with the cache in this process, once; empty: nothing, or it was taken before.
+/// The warning about the cache in this process. It is returned once; afterwards, or without a
+/// warning, the text is empty.
 std::string take_cache_warning() noexcept;
 
 }  // namespace flashplan

@@ -9,7 +9,7 @@
 namespace flashplan {
 
 struct EmbeddedSource {
-  const char* path;  // as it is included: "abi/params.h"
+  const char* path;  // as in #include: "abi/params.h"
   std::string_view text;
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Users' variants as code for a GPU; needs none, nor a build with CUDA.
+// Compiles users' variants for a GPU. It needs neither a GPU nor a build with CUDA.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace flashplan {
 
-/// What a kernel of the sm80 family is compiled for.
+/// The choices that a kernel of the sm80 family is compiled for.
 struct GpuKernelTraits {
   Architecture architecture;
   DType q_dtype = DType::kFloat16;
@@ -28,12 +28,12 @@ struct GpuCode {
   std::string kernel;  // its name there
 };
 
-/// Names the code of a variant by all that it follows from.
-///   kUnsupported  there is no NVRTC, whose version is part of it
+/// A hash of everything that the code of a variant depends on.
+///   kUnsupported  there is no NVRTC, whose version is part of the hash
 Status gpu_code_key(const Variant::Impl& variant, const GpuKernelTraits& traits, std::string* key);
 
-/// From the cache on disk, or compiled; `key` of gpu_code_key(). Errors as compile_with_nvrtc(),
-/// and Variant::compile_log() has the log.
+/// Gets the code from the cache on disk, or compiles it. `key` is that of gpu_code_key(). Errors
+/// are those of compile_with_nvrtc(); Variant::compile_log() then has the log.
 Status make_gpu_code(const Variant::Impl& variant, const GpuKernelTraits& traits,
                      const std::string& key, GpuCode* code);
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// NVRTC, NVIDIA's run-time compiler, loaded when it is first needed: no link dependency.
+// NVRTC, NVIDIA's run-time compiler. It is loaded when it is first needed, so that the library does
+// not link it.
 #pragma once
 
 #include <string>
@@ -9,20 +10,20 @@
 
 namespace flashplan {
 
-/// The file of the library, looked for before the usual names; empty: none. For the Python package,
-/// which knows where pip installs it. FLASHPLAN_NVRTC comes before both.
+/// The path of NVRTC's library, which is tried before the usual names; empty: none. The Python
+/// package sets it, since it knows where pip installs NVRTC. FLASHPLAN_NVRTC is tried before both.
 void set_nvrtc_path(const std::string& path) noexcept;
 
 struct NvrtcResult {
   std::string cubin;
-  std::string name;  // the kernel's, in the cubin
+  std::string name;  // of the kernel in the cubin
   std::string log;
 };
 
 /// Whether NVRTC can be loaded: kUnsupported says how to get it.
 Status load_nvrtc() noexcept;
 
-/// "13.0", of the library that is loaded; empty: none is.
+/// The version of the loaded library, such as "13.0"; empty if none is loaded.
 std::string nvrtc_version();
 
 /// Compiles `source`, which may include the library's own headers, for an architecture ("sm_90a").

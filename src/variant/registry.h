@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Code that was made in this process, once for each key, whoever asks.
+// The code that was made in this process, once for each key.
 #pragma once
 
 #include <map>
@@ -21,7 +21,7 @@ class Registry {
     return *code;
   }
 
-  /// The one of the process.
+  /// The registry of the process.
   static Registry& instance() {
     static auto* const registry = new Registry;
     return *registry;

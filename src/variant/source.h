@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From a description to source that both engines compile.
+// Turns a description into source that both engines compile.
 #pragma once
 
 #include <string>
@@ -8,8 +8,8 @@
 
 namespace flashplan {
 
-/// `struct UserVariant`, for a place where Standard, Softcap and OwnLogits of an engine are seen,
-/// and the functions of abi/variant_math.h. `softcap`: of the plan.
+/// The source of `struct UserVariant`. It is compiled where Standard, Softcap and OwnLogits of an
+/// engine and the functions of abi/variant_math.h are declared. `softcap` is that of the plan.
 std::string variant_source(const Variant::Impl& variant, bool softcap);
 
 /// "DType::kFloat16".
