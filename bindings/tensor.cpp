@@ -170,7 +170,8 @@ TensorArg::TensorArg(const char* name, nb::handle object, TensorKind kind, CallS
     if (kind == TensorKind::kBytes) to_bytes(name, 8 * item_size(view_.dtype), &view_);
   }
   if (access == Access::kWrite && producer.immutable()) {
-    raise_type(std::string(name) + ": expected a writable tensor, got a JAX array");
+    raise_type(std::string(name) +
+               ": expected a writable tensor (flashplan.jax returns new arrays), got a JAX array");
   }
 }
 

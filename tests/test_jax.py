@@ -234,6 +234,15 @@ def test_traced_arrays_are_refused_by_the_package(jax, small):
         jax.jit(lambda q: attn.run(q, k, v, block_table=TABLE))(q)
 
 
+def test_caches_that_the_package_can_not_write(jax, small):
+    _, q, caches = small
+    k_cache, v_cache = map(jax.numpy.array, caches)
+    with pytest.raises(TypeError, match=r"^k_cache: .*flashplan\.jax.*, got a JAX array"):
+        fp.append_paged_kv(
+            q[:, :2], q[:, :2], k_cache, v_cache, INDPTR, LENS[:2], block_table=TABLE
+        )
+
+
 def test_wrong_arguments_are_refused(jax, calls, small):
     attn, q, (k, v) = small
 
@@ -280,6 +289,8 @@ def test_calls_that_are_not_of_this_package(jax, calls, small):
             jax.block_until_ready(jax.ffi.ffi_call(name, results)(*arrays, **attributes))
 
     refused("attention: expected an attribute", q, k, v, TABLE)
+    another = {"a" if name == "attention" else name: value for name, value in good.items()}
+    refused("attention: expected an attribute", q, k, v, TABLE, **another)
     refused("given: expected an attribute", q, k, v, TABLE, **good | {"given": "1"})
     refused("k_scale: expected an attribute", q, k, v, TABLE, **good | {"k_scale": np.int64(1)})
     refused("call: expected more than 3 arrays, got no more", q, k, v, **good)

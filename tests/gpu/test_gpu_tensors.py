@@ -196,7 +196,7 @@ def test_jax_outputs_are_refused(inputs, attn, expected, jax):
     args = [jax.device_put(x, jax.devices("gpu")[0]) for x in args]
     table = jax.device_put(kwargs["block_table"], jax.devices("gpu")[0])
     frozen = jax.numpy.zeros_like(args[0])
-    with pytest.raises(TypeError, match="^out: expected a writable tensor, got a JAX array"):
+    with pytest.raises(TypeError, match="^out: expected a writable tensor .*, got a JAX array"):
         attn.run(*args, block_table=table, out=frozen)
     assert not np.asarray(frozen).any()
 
