@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Lengths that only the device knows: a plan is made for upper bounds, and each work tile is fitted
-// to the real length of its request when it is run.
+// Lengths that only the device knows. The plan is made for upper bounds, and each work tile is
+// changed to fit the real length of its request when it is run.
 #pragma once
 
 #include <cstdint>
@@ -10,10 +10,10 @@
 
 namespace flashplan {
 
-/// Fits a work tile of `rows` and planned `keys` to a request of `kv_len` keys; a length beyond the
-/// planned one counts as that one, a negative one as 0. Changes the keys and the position of the
-/// segment to what they are in a plan with this length, up to where row tiles are cut. Keys then
-/// may be none: keys.end <= keys.begin.
+/// Fits a work tile of `rows` and planned `keys` to a request of `kv_len` keys. A length above the
+/// planned one counts as the planned one, a negative one as 0. Sets the position of the segment,
+/// and `keys`, to their values in a plan with this length, except that row tiles may be cut at
+/// other places. Afterwards there may be no keys: keys.end <= keys.begin.
 FLASHPLAN_HOST_DEVICE void fit_to_length(const Mask& mask, const PackedRows& rows,
                                          const Divisor& group_size, int32_t tile_kv, int32_t kv_len,
                                          Segment& segment, KeySpan& keys) {
@@ -26,21 +26,21 @@ FLASHPLAN_HOST_DEVICE void fit_to_length(const Mask& mask, const PackedRows& row
       mask.visible_to_queries(first, last, segment.position, planned_len, tile_kv);
   segment.position = kv_len - segment.qo_len;
   const KeySpan real = mask.visible_to_queries(first, last, segment.position, kv_len, tile_kv);
-  // A sliding window begins earlier by `shift`, a multiple of tile_kv, and cuts follow it. As both
-  // begins are rounded down, there may be one step more than planned: the last piece has it.
+  // With a sliding window the keys begin earlier by `shift`, a multiple of tile_kv, and so do the
+  // cuts. Because both begins are rounded down, there may be one step more than planned, which goes
+  // to the last piece.
   const int32_t shift = planned.begin - real.begin;
   const bool is_last = keys.end == planned.end;
   keys = {keys.begin - shift, keys.end - shift};
   if (is_last || keys.end > real.end) keys.end = real.end;
 }
 
-/// Whether a work tile is to be fitted. A prefix that requests share is there whatever their
-/// lengths.
+/// Whether a work tile must be fitted. A shared prefix must not: all its keys exist in any case.
 FLASHPLAN_HOST_DEVICE bool has_real_length(const AttentionParams& p, const Segment& segment) {
   return p.tensors.kv_lens != nullptr && !is_prefix(segment);
 }
 
-/// The length of a request whose segment is as it was planned: the real one where it is given.
+/// The length of a request, given its segment as it was planned: the real length if run() got it.
 FLASHPLAN_HOST_DEVICE int32_t real_length(const AttentionParams& p, const Segment& segment,
                                           int32_t request) {
   const int32_t planned = segment.position + segment.qo_len;
@@ -55,8 +55,8 @@ FLASHPLAN_HOST_DEVICE int32_t request_of(const WorkTile& tile, const Segment& se
   return pages.ids != nullptr ? segment.kv_row : tile.segment;
 }
 
-/// The first masked key of a segment, whose position is fitted to the real length; without a mask
-/// none is.
+/// The first key that the caller's mask of bits covers; INT32_MAX without a mask. `position` is
+/// that of the segment, fitted to the real length.
 FLASHPLAN_HOST_DEVICE int32_t first_masked_key(const AttentionParams& p, int32_t request,
                                                int32_t position) {
   if (!p.tensors.mask.is_given) return 0x7fffffff;
@@ -64,15 +64,15 @@ FLASHPLAN_HOST_DEVICE int32_t first_masked_key(const AttentionParams& p, int32_t
   return begin == kAtFirstQuery ? position : begin;
 }
 
-/// Partial results of a batch-invariant work tile that takes part in `merge`, each of `chunk_kv`
-/// keys. With a window the last piece has one more than planned; see fit_to_length().
+/// The number of states that a batch-invariant work tile of `merge` writes, one for each chunk.
+/// With a window the last piece writes one more than planned; see fit_to_length().
 FLASHPLAN_HOST_DEVICE int32_t num_chunk_states(const WorkTile& tile, const Merge& merge,
                                                const AttentionParams& p) {
   const int32_t chunk_kv = p.schedule.chunk_kv;
   const int32_t planned = (tile.kv_end - tile.kv_begin - 1) / chunk_kv + 1;
   const int32_t with_spare = planned + (p.mask.window_left >= 0 ? 1 : 0);
   const int32_t states_before = (tile.partial_row - merge.first_partial_row) / p.schedule.tile_q;
-  const int32_t left = merge.num_states - states_before;  // up to the end of the merge
+  const int32_t left = merge.num_states - states_before;  // in the merge, from this tile on
   return with_spare == left ? with_spare : planned;
 }
 

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where the elements and logits stand that the hooks of an attention variant are called with, on
-// the CPU and on a GPU.
+// The positions of elements and logits that the hooks of variants get, on the CPU and on a GPU.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +8,7 @@
 
 namespace flashplan {
 
-/// Where a logit stands. `query` and `key` are positions among the keys of the request.
+/// The position of a logit. `query` and `key` are positions among the keys of the request.
 struct LogitPosition {
   int32_t request;
   int32_t query;  // kv_len - qo_len + i of query i; negative where there are more queries than keys
@@ -17,18 +16,18 @@ struct LogitPosition {
   int32_t qo_head;
   int32_t kv_head;
   int32_t qo_len;
-  int32_t kv_len;  // the real one where run() is given lengths
+  int32_t kv_len;  // the real one if run() gets lengths
 };
 
-/// Where an element of q, k, v or o stands. `token` is the position of its query or key among the
-/// keys of the request.
+/// The position of an element of q, k, v or o. `token` is the position of its query or key among
+/// the keys of the request.
 struct ElementPosition {
   int32_t request;
   int32_t token;
   int32_t head;  // of q and o a query head, else a kv head
   int32_t dim;
 
-  /// The element `distance` dims on.
+  /// The position of the element `distance` dims behind this one.
   FLASHPLAN_HOST_DEVICE ElementPosition next(int32_t distance) const {
     return {request, token, head, dim + distance};
   }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Conversions between float32 and the narrow formats, without branches so that loops over them
-// vectorise. Forced inline: this header is compiled for several instruction sets.
+// Conversions between float32 and the narrow formats. They have no branches, so that loops over
+// them vectorise. They are always inlined, because this header is compiled for several instruction
+// sets.
 #pragma once
 
 #include <cstdint>
@@ -40,8 +41,8 @@ struct Format<DType::kBFloat16> {
   }
 };
 
-/// IEEE-like formats with `kExponentBits` and `kMantissaBits`; kFinite: all ones is NaN and there
-/// is no infinity (e4m3fn). store() saturates where kSaturate.
+/// IEEE-like formats with `kExponentBits` and `kMantissaBits`. kFinite: a number of all ones is
+/// NaN, and there is no infinity (e4m3fn). kSaturate: store() saturates.
 template <int kExponentBits, int kMantissaBits, bool kFinite, bool kSaturate, typename StorageType>
 struct SmallFloat {
   using Storage = StorageType;
@@ -54,7 +55,7 @@ struct SmallFloat {
   static constexpr uint32_t kNan = kFinite ? kMagnitude : kInfinity | (1U << (kMantissaBits - 1));
 
   FLASHPLAN_INLINE static float load(Storage x) {
-    // Sign-extended and shifted, the sign is in place, and copies of it to be masked away.
+    // Extending the sign and shifting puts the sign in its place; its other copies are masked away.
     constexpr uint32_t kMask = 0x80000000U | (kMagnitude << kShift);
     const auto extended = static_cast<uint32_t>(int32_t{static_cast<SignedStorage>(x)});
     const uint32_t bits = (extended << kShift) & kMask;
@@ -74,7 +75,7 @@ struct SmallFloat {
     const uint32_t odd = (magnitude >> kShift) & 1U;
     const uint32_t rounded = magnitude + ((1U << (kShift - 1)) - 1) + odd;
     const uint32_t normal = (rounded - (static_cast<uint32_t>(127 - kBias) << 23)) >> kShift;
-    // Subnormal results: adding a power of two whose last bit is theirs rounds them.
+    // Subnormal results: adding a power of two whose last bit has the weight of theirs rounds them.
     const uint32_t magic = static_cast<uint32_t>(127 - kBias + kShift + 1) << 23;
     const uint32_t subnormal = float_bits(bits_float(magnitude) + bits_float(magic)) - magic;
     const bool is_small = magnitude < (static_cast<uint32_t>(128 - kBias) << 23);
@@ -104,7 +105,7 @@ FLASHPLAN_INLINE void dispatch_wide_format(DType dtype, const Body& body) {
   }
 }
 
-/// Calls `body` with the Format of what an operator on `From` stores: the same, or an 8-bit float.
+/// Calls `body` with the Format that an operator on `From` stores: the same, or an 8-bit float.
 template <typename From, typename Body>
 FLASHPLAN_INLINE void dispatch_stored_format(DType dtype, const Body& body) {
   switch (dtype) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The hooks of an attention variant on the CPU: what kernels/device/variant.h is on a GPU.
+// The hooks of an attention variant on the CPU; for a GPU see kernels/device/variant.h.
 // Included by run_queue.h only, inside the namespace of its instruction set.
 
 /// softmax(logits), and the base of every variant. A variant derives from it and overrides by
@@ -17,7 +17,7 @@ struct Standard {
   explicit Standard(const AttentionParams& /*params*/) {}
 };
 
-/// The softcap is applied to the logits of any variant, where AttentionParams has one.
+/// On the CPU every variant applies the softcap of AttentionParams, if there is one.
 using Softcap = Standard;
 
 /// The base of a variant that has a logit() of its own.
