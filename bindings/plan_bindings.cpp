@@ -455,6 +455,7 @@ void bind_plan(nb::module_& m) {
       .def_rw("custom_mask", &AttentionOptions::custom_mask)
       .def_rw("softmax_scale", &AttentionOptions::softmax_scale)
       .def_rw("softcap", &AttentionOptions::softcap)
+      .def_rw("rope", &AttentionOptions::rope, nb::arg().none())
       .def_rw("variant", &AttentionOptions::variant)
       .def_rw("max_batch_size", &AttentionOptions::max_batch_size)
       .def_rw("max_qo_tokens", &AttentionOptions::max_qo_tokens)

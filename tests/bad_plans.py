@@ -8,6 +8,7 @@ from scene import int64, integers, read_only, zeros
 
 NAN, INF = float("nan"), float("inf")
 VALUE, TYPE, UNSUPPORTED = ValueError, TypeError, fp.UnsupportedError
+ROPE = fp.Rope()
 
 OPTIONS = [
     ("num_qo_heads zero", VALUE, "num_qo_heads", lambda s: s.attention(num_qo_heads=0)),
@@ -59,6 +60,20 @@ OPTIONS = [
     ("kv_dtype other", UNSUPPORTED, "kv_dtype", lambda s: s.attention(kv_dtype="float16")),
     ("o_dtype float8", UNSUPPORTED, "o_dtype", lambda s: s.attention(o_dtype="float8_e5m2")),
     ("variant text", TYPE, "variant", lambda s: s.attention(variant="alibi")),
+    ("rope number", TYPE, "rope", lambda s: s.attention(rope=10000.0)),
+    ("rope theta", VALUE, "rope.theta", lambda s: s.attention(rope=fp.Rope(theta=1.0))),
+    (
+        "rope of more dims",
+        VALUE,
+        "rope.rotary_dim",
+        lambda s: s.attention(rope=fp.Rope(rotary_dim=10)),
+    ),
+    (
+        "rope of one dim",
+        VALUE,
+        "rope.rotary_dim",
+        lambda s: s.attention(rope=fp.Rope(), head_dim=1),
+    ),
     (  # no GPU, or none that takes float32
         "device without kernels",
         UNSUPPORTED,

@@ -7,7 +7,9 @@ import itertools
 import ml_dtypes  # noqa: F401  (registers bfloat16 and float8 with NumPy)
 import numpy as np
 
+import flashplan as fp
 from reference import visible_keys
+from rope_cases import ROPES, rotation
 from variant_cases import VARIANTS
 
 SHORT_NAMES = {
@@ -48,6 +50,7 @@ class Case:
     v_scale: float = 1.0
     # Scales in tensors besides: of "one" for all kv heads, or of the "heads".
     device_scales: str | None = None
+    rope: str | None = None  # of rope_cases.py
     num_ctas: int | None = None
     batch_invariant: bool = False
     csr: bool = False  # page_indptr and page_indices, not block_table
@@ -86,6 +89,7 @@ class Case:
             self.softmax_scale is not None and f"scale{self.softmax_scale:g}",
             self.softcap and f"cap{self.softcap:g}",
             self.variant,
+            self.rope and f"rope_{self.rope}".replace(" ", "_"),
             self.k_scale != 1 and f"ks{self.k_scale:g}",
             self.v_scale != 1 and f"vs{self.v_scale:g}",
             self.device_scales and f"scales_of_{self.device_scales}",
@@ -144,6 +148,7 @@ class Case:
             "max_qo_tokens": max(1, sum(self.qo_lens)),
             "custom_mask": self.custom_mask is not None,
             "variant": self.variant and VARIANTS[self.variant].variant,
+            "rope": self.rope and fp.Rope(**ROPES[self.rope]),
             "device": "cpu",
         }
 
@@ -162,6 +167,7 @@ class Case:
         """Keyword arguments of reference.attention."""
         names = "causal window_left softmax_scale softcap"
         options = {name: getattr(self, name) for name in names.split()}
+        options["rotate"] = self.rope and rotation(self.rope)
         if self.variant is None:
             return options
         own = VARIANTS[self.variant]

@@ -321,6 +321,26 @@ DEVICE_SCALES = [
 ] + [Case(**_TREE, shared_prefixes=((0, 9, 29), (0, 7, 200)), num_ctas=7, device_scales="heads")]
 
 
+# Queries and keys are rotated as they are read: by positions in pages and tiles of any size, in
+# splits and chunks, of requests shorter than planned, and with prefixes, which are not shared.
+ROPES = [
+    Case(**batch, rope=rope, num_qo_heads=6, num_kv_heads=3, **options)
+    for batch, rope in (
+        (BATCH, "plain"),
+        (BATCH | {"kv_lens": (33, 71, 3, 0), "causal": False}, "interleaved"),
+        ({"qo_lens": (1, 3), "kv_lens": (4100, 700), "num_ctas": 7}, "partial"),
+        ({"qo_lens": (4, 40), "kv_lens": (2500, 600), "batch_invariant": True}, "llama3"),
+        ({"qo_lens": (1, 9), "kv_lens": (500, 4), "planned_lens": (1200, 90)}, "yarn interleaved"),
+        ({**_TREE, "shared_prefixes": ((0, 9, 29), (0, 7, 200))}, "scaled"),
+    )
+    for options in (
+        {"q_dtype": "float32", "page_size": None},
+        {"kv_dtype": "float8_e4m3fn", "k_scale": 0.5, "page_size": 3, "csr": True},
+        {"head_dim": (192, 128), "window_left": 300, "sinks": True},
+    )
+] + [Case(**BATCH, rope="partial", variant="elements", q_dtype="float32")]
+
+
 # Block-sparse rows of 64 and of 7 queries; pages selected by each of 8 heads, of which the last is
 # partly filled.
 BLOCK_SPARSE = [
@@ -406,6 +426,7 @@ CASES = list(
         + SINKS
         + VARIED
         + DEVICE_SCALES
+        + ROPES
         + BLOCK_SPARSE
         + random_cases(150, seed=0)
     )

@@ -31,7 +31,16 @@ RULES = {
         (),
     ),
     "src/ops": (
-        ("flashplan/", "common/", "abi/", "cpu/", "cuda/device.h", "api/", "ops/"),
+        (
+            "flashplan/",
+            "common/",
+            "abi/",
+            "plan/rope_turns.h",
+            "cpu/",
+            "cuda/device.h",
+            "api/",
+            "ops/",
+        ),
         ("cuda_", "cooperative_groups.h"),
     ),
     "src/c_abi": (("flashplan/", "common/error.h", "c_abi/"), ()),

@@ -64,6 +64,7 @@ def attention(
     v_scale=1.0,
     mask=None,
     sinks=None,
+    rotate=None,
     bodies=None,
     arguments=None,
     uses_softmax=True,
@@ -72,7 +73,7 @@ def attention(
 ):
     """One request: q [qo_len, num_qo_heads, head_dim_qk], k and v [kv_len, num_kv_heads, ...],
     mask [qo_len, kv_len] of bool, sinks [num_qo_heads]: a logit without a value for each head,
-    scales: numbers, or [num_kv_heads].
+    scales: numbers, or [num_kv_heads], rotate(x, positions): of q and k; see rope_cases.py.
     `bodies` are those of a variant: see variant_cases.py."""
     wide = np.float64 if dtype == "float64" else np.float32
 
@@ -98,6 +99,8 @@ def attention(
     q = stored(transformed("query", q.astype(wide), q_tokens))
     kv_tokens = np.arange(k.shape[0])
     k = stored(transformed("key", k.astype(wide), kv_tokens) * np.asarray(k_scale, wide)[..., None])
+    if rotate is not None:
+        q, k = stored(rotate(q, q_tokens)), stored(rotate(k, kv_tokens))
     v = stored(
         transformed("value", v.astype(wide), kv_tokens) * np.asarray(v_scale, wide)[..., None]
     )

@@ -31,6 +31,7 @@ ATTENTION = {
     "softmax_scale": None,
     "softcap": 0.0,
     "variant": None,
+    "rope": None,
     "kv_layout": "NHD",
     "max_batch_size": 256,
     "max_qo_tokens": 8192,

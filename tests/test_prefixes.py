@@ -133,6 +133,7 @@ def test_the_decision_is_described():
     [
         ({"window_left": 2000}, "window_left"),
         ({"batch_invariant": True}, "batch_invariant"),
+        ({"rope": "plain"}, "rope"),
         ({"shared_prefixes": ((0, 24, 31),)}, "it would take no less time"),
     ],
 )

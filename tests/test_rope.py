@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """apply_rope against float64, in memory full of NaN."""
 
-import math
-
 import ml_dtypes
 import numpy as np
 import pytest
@@ -11,65 +9,9 @@ import flashplan as fp
 from frameworks import NumPy, bits
 from inputs import normal, poisoned
 from poison import Canary
+from rope_cases import ROPES, rotated
 
 DTYPES = ("float32", "float16", "bfloat16")
-LLAMA3 = {"theta": 5e5, "scale": 8.0, "scaling": "llama3", "original_length": 8192}
-YARN = {"theta": 1e6, "scale": 4.0, "scaling": "yarn", "original_length": 32768}
-ROPES = {
-    "plain": {},
-    "interleaved": {"interleaved": True},
-    "partial": {"rotary_dim": 32},
-    "partial interleaved": {"rotary_dim": 6, "interleaved": True},
-    "scaled": {"theta": 500.0, "scale": 2.5},
-    "llama3": LLAMA3,
-    "llama3 factors": LLAMA3 | {"low_freq_factor": 2.0, "high_freq_factor": 9.0},
-    "yarn": YARN,
-    "yarn interleaved": YARN | {"interleaved": True, "beta_fast": 20.0, "beta_slow": 2.0},
-    "yarn factor": YARN | {"attention_factor": 0.7},
-}
-
-
-def frequencies(rope, dim):
-    """As transformers computes them, in float64; and the factor of cos and sin."""
-    i = np.arange(0, dim, 2)
-    plain = 1 / rope.theta ** (i / dim)
-    if rope.scaling == "linear":
-        return plain / rope.scale, 1.0
-    if rope.scaling == "llama3":
-        wavelength = 2 * math.pi / plain
-        low = rope.original_length / rope.low_freq_factor
-        high = rope.original_length / rope.high_freq_factor
-        smooth = (rope.original_length / wavelength - rope.low_freq_factor) / (
-            rope.high_freq_factor - rope.low_freq_factor
-        )
-        middle = (1 - smooth) * plain / rope.scale + smooth * plain
-        scaled = np.where(wavelength > low, plain / rope.scale, plain)
-        return np.where((wavelength <= low) & (wavelength >= high), middle, scaled), 1.0
-
-    def correction(rotations):
-        length = rope.original_length / (rotations * 2 * math.pi)
-        return dim * math.log(length) / (2 * math.log(rope.theta))
-
-    low = max(math.floor(correction(rope.beta_fast)), 0)
-    high = min(math.ceil(correction(rope.beta_slow)), dim - 1)
-    ramp = np.clip((np.arange(dim // 2) - low) / max(high - low, 0.001), 0, 1)
-    factor = rope.attention_factor or 0.1 * math.log(rope.scale) + 1
-    return plain / rope.scale * ramp + plain * (1 - ramp), factor
-
-
-def rotated(x, positions, rope):
-    x = x.astype(np.float64)
-    dim = rope.rotary_dim or x.shape[-1]
-    turns, factor = frequencies(rope, dim)
-    angles = positions.astype(np.float64)[:, None, None] * turns
-    cos, sin = factor * np.cos(angles), factor * np.sin(angles)
-    first, second = np.arange(0, dim, 2), np.arange(1, dim, 2)
-    if not rope.interleaved:
-        first, second = np.arange(dim // 2), np.arange(dim // 2, dim)
-    out = x.copy()
-    out[..., first] = x[..., first] * cos - x[..., second] * sin
-    out[..., second] = x[..., second] * cos + x[..., first] * sin
-    return out
 
 
 def tokens(rng, shape, dtype, strided):

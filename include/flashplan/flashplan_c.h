@@ -102,8 +102,8 @@ FLASHPLAN_API void flashplan_tensor_init(flashplan_tensor* tensor, size_t struct
                                          int32_t dtype, int32_t rank,
                                          const int64_t* shape) FLASHPLAN_NOEXCEPT;
 
-// AttentionOptions of plan.h. Its init function gives the defaults that are written there; heads
-// and head dims have none.
+// AttentionOptions of plan.h, without variant and rope. Its init function gives the defaults that
+// are written there; heads and head dims have none.
 typedef struct flashplan_options {
   size_t struct_size;
   int32_t num_qo_heads;

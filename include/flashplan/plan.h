@@ -9,6 +9,7 @@
 #include <string>
 
 #include "flashplan/export.h"
+#include "flashplan/rope.h"
 #include "flashplan/schedule.h"
 #include "flashplan/status.h"
 #include "flashplan/tensor.h"
@@ -44,6 +45,9 @@ struct AttentionOptions {
   std::optional<float> softmax_scale;
   /// logits = softcap * tanh(softmax_scale * q.k / softcap); a normal float > 0, or 0: off.
   float softcap = 0.0F;
+  /// Queries and keys are rotated by their positions as they are read: the cache holds keys before
+  /// rotation. Key j is at position j, query i of a request at kv_len - qo_len + i. CPU only.
+  std::optional<Rope> rope;
   /// An attention of the user's own; empty: none. The Plan holds it. Such plans share no prefixes.
   Variant variant;
 

@@ -9,6 +9,7 @@ from flashplan import _core
 from flashplan.handles import new_handle
 from flashplan.options import make_options, options_dict
 from flashplan.outputs import new_output
+from flashplan.rope import Rope
 from flashplan.types import (
     Device,
     FloatDType,
@@ -48,6 +49,11 @@ class Attention:
         variant: an attention of your own; see `Variant`. It is compiled here, which takes seconds
             once: the result is kept in FLASHPLAN_CACHE_DIR (~/.cache/flashplan). On the CPU by the
             machine's C++ compiler ($CXX, c++).
+        rope: queries and keys are rotated by their positions as they are read: the cache holds keys
+            before rotation. Key j has position j, query i of a request kv_len - qo_len + i. When
+            pages are taken out of a request, those behind them get new positions, as StreamingLLM
+            needs it. Shared prefixes are checked and not used. On the CPU only: on a GPU rotate
+            with `apply_rope` or `rope_append_paged_kv`.
         kv_layout: "NHD", pages [page_size, num_kv_heads, head_dim], or "HND".
         max_batch_size, max_qo_tokens: the most requests and rows of q that a plan() may have. All
             buffers are allocated for these bounds, once.
@@ -108,6 +114,7 @@ class Attention:
         softmax_scale: float | None = None,
         softcap: float = 0.0,
         variant: Variant | None = None,
+        rope: Rope | None = None,
         kv_layout: KvLayout = "NHD",
         max_batch_size: int = 256,
         max_qo_tokens: int = 8192,
@@ -130,6 +137,7 @@ class Attention:
             softmax_scale=softmax_scale,
             softcap=softcap,
             variant=variant,
+            rope=rope,
             kv_layout=kv_layout,
             max_batch_size=max_batch_size,
             max_qo_tokens=max_qo_tokens,
@@ -143,6 +151,7 @@ class Attention:
         self._o_dtype = filled.o_dtype.name
         self._num_qo_heads = filled.num_qo_heads
         self._variant = variant
+        self._rope = rope
         self._handle = new_handle(self)
 
     def __repr__(self) -> str:
@@ -158,7 +167,7 @@ class Attention:
     @property
     def options(self) -> dict[str, Any]:
         """All options, defaults filled in: Attention(**attn.options) makes an equal object."""
-        return options_dict(self._plan.options, self._variant)
+        return options_dict(self._plan.options, self._variant, self._rope)
 
     @property
     def workspace_bytes(self) -> int:

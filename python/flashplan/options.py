@@ -13,6 +13,7 @@ from flashplan.nvrtc import find_nvrtc
 from flashplan.types import Device, FloatDType, KvDType, KvLayout
 
 if TYPE_CHECKING:
+    from flashplan.rope import Rope
     from flashplan.variant import Variant
 
 # Of which one exists where NVIDIA's driver is loaded: on Linux, in WSL.
@@ -34,6 +35,7 @@ class Options(TypedDict, total=False):
     softmax_scale: float | None
     softcap: float
     variant: Variant | None
+    rope: Rope | None
     kv_layout: KvLayout
     max_batch_size: int
     max_qo_tokens: int
@@ -165,6 +167,7 @@ def make_options(
     softmax_scale: float | None = None,
     softcap: float = 0.0,
     variant: Variant | None = None,
+    rope: Rope | None = None,
     kv_layout: KvLayout = "NHD",
     max_batch_size: int = 256,
     max_qo_tokens: int = 8192,
@@ -198,6 +201,10 @@ def make_options(
         if not isinstance(getattr(variant, "_core", None), _core.Variant):
             raise TypeError(f"variant: expected a Variant, got {type(variant).__name__}")
         options.variant = variant._core
+    if rope is not None:
+        if not isinstance(getattr(rope, "_native", None), _core.Rope):
+            raise TypeError(f"rope: expected a Rope, got {type(rope).__name__}")
+        options.rope = rope._native
     options.hnd = is_hnd(kv_layout)
     options.max_batch_size = to_int("max_batch_size", max_batch_size)
     options.max_qo_tokens = to_int("max_qo_tokens", max_qo_tokens)
@@ -223,8 +230,10 @@ def options_from(
     return make_options(num_qo_heads, num_kv_heads, head_dim, **options)
 
 
-def options_dict(options: _core.Options, variant: Variant | None) -> dict[str, Any]:
-    """The keyword arguments of `Attention` that give these options, which have this variant."""
+def options_dict(
+    options: _core.Options, variant: Variant | None, rope: Rope | None
+) -> dict[str, Any]:
+    """The keyword arguments of `Attention` that give these options, with this variant and rope."""
     device = options.cuda_device
     head_dims = (options.head_dim_qk, options.head_dim_vo)
     return {
@@ -241,6 +250,7 @@ def options_dict(options: _core.Options, variant: Variant | None) -> dict[str, A
         "softmax_scale": options.softmax_scale,
         "softcap": options.softcap,
         "variant": variant,
+        "rope": rope,
         "kv_layout": "HND" if options.hnd else "NHD",
         "max_batch_size": options.max_batch_size,
         "max_qo_tokens": options.max_qo_tokens,

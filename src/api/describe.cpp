@@ -36,6 +36,7 @@ const char* reason_not_to_share(const Plan::Impl& plan) {
   if (plan.options.batch_invariant) return "batch_invariant";
   if (plan.options.window_left >= 0) return "window_left";
   if (!plan.options.variant.empty()) return "variant";
+  if (plan.options.rope) return "rope";
   if (!plan.choice.kernel.family->shares_prefixes) return "not by this kernel";
   return "it would take no less time";
 }

@@ -17,6 +17,7 @@
 #include "cuda/compile_variant.h"
 #include "cuda/device.h"
 #include "cuda/launch_kernel.h"
+#include "plan/rope_turns.h"
 #include "plan/select_kernel.h"
 #include "variant/nvrtc.h"
 
@@ -185,6 +186,7 @@ Status Plan::create(const AttentionOptions& options, Plan* plan) noexcept try {
   if (!filled.softmax_scale) {
     filled.softmax_scale = 1.0F / std::sqrt(static_cast<float>(options.head_dim_qk));
   }
+  if (options.rope) impl->rope = make_rope_turns(*options.rope, options.head_dim_qk);
   impl->layout = layout_workspace(options, impl->choice, options.workspace_bytes);
   if (options.workspace_bytes && impl->layout.total > *options.workspace_bytes) {
     return error(StatusCode::kInvalidArgument, "workspace: expected >= %zu bytes, got %zu",
@@ -228,14 +230,15 @@ Status Plan::plan(const Batch& batch, Stream stream) noexcept {
     FLASHPLAN_RETURN_IF_ERROR(device_schedule->before_upload(stream, &memory));
   }
   impl_->planned = false;
-  const bool shares = impl_->options.variant.empty() && !has_masks_inside_prefixes(batch);
+  // The row tile of a prefix has the queries of all readers, whose positions it does not know.
+  const AttentionOptions& options = impl_->options;
+  const bool shares = options.variant.empty() && !options.rope && !has_masks_inside_prefixes(batch);
   impl_->scheduler.make(batch, shares ? impl_->prefixes.in_order() : std::span<const PrefixGroup>(),
                         memory);
   impl_->num_mask_bits = impl_->options.custom_mask ? place_masks(batch, memory.mask_begins) : 0;
   impl_->batch_size = batch.batch_size;
   impl_->num_shared_prefixes = batch.num_shared_prefixes;
   impl_->num_tokens = batch.qo_indptr[batch.batch_size];
-  const AttentionOptions& options = impl_->options;
   const int64_t num_rows =
       int64_t{impl_->num_tokens} * (options.num_qo_heads / options.num_kv_heads);
   const int32_t few_rows = impl_->choice.kernel.geometry.bodies[0].rows;

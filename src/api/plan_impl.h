@@ -7,6 +7,7 @@
 #include <optional>
 #include <vector>
 
+#include "abi/rope_turns.h"
 #include "cuda/device_schedule.h"
 #include "flashplan/plan.h"
 #include "plan/kernel.h"
@@ -19,6 +20,7 @@ struct Plan::Impl {
   AttentionOptions options;  // defaults filled in
   KernelChoice choice;
   WorkspaceLayout layout;
+  RopeTurns rope;  // if there is one in the options
   Scheduler scheduler;
   PrefixGroups prefixes;                                // of the batch
   ScheduleBuffers buffers;                              // hold the schedule on the CPU

@@ -106,7 +106,8 @@ VariantArguments variant_arguments(const AttentionTensors& t, const AttentionOpt
 
 HostParams host_params(const Plan::Impl& plan) {
   const Schedule& schedule = plan.scheduler.schedule();
-  return {.cta_indptr = schedule.cta_indptr.data(),
+  return {.rope = plan.options.rope ? &plan.rope : nullptr,
+          .cta_indptr = schedule.cta_indptr.data(),
           .first_merge = schedule.first_merge,
           .num_merges = static_cast<int32_t>(schedule.merges.size()),
           .total_cost = schedule.total_cost,

@@ -40,7 +40,7 @@ Axis first_unserved(const Kernel& kernel, const AttentionOptions& options) noexc
 
 std::size_t scratch_of_options(const Kernel& kernel, const AttentionOptions& options) noexcept {
   return scratch_bytes(kernel.geometry.tile_q, kernel.geometry.tile_kv, options.head_dim_qk,
-                       options.head_dim_vo);
+                       options.head_dim_vo, options.rope.has_value());
 }
 
 constexpr KernelFamily kFamily = {.name = "cpu",

@@ -13,6 +13,7 @@ namespace flashplan::cpu::FLASHPLAN_ISA {
 namespace {
 
 #include "cpu/kv_tiles.h"
+#include "cpu/rotation.h"
 #include "cpu/variant.h"
 #include "cpu/vec.h"
 // Each of these uses the headers above it.
@@ -22,10 +23,17 @@ namespace {
 
 #include "cpu/merge_partials.h"
 
+/// Rotates a converted row of q or k.
+FLASHPLAN_INLINE void rotate_row(const RopeTurns& rope, const Rotations& rotations, float* row) {
+  rotate_head<Format<DType::kFloat32>>(rope, rotations, row, row);
+}
+
 template <typename Variant>
 void load_queries(const RowBlock& rows, const Variant& variant, float* to) {
   const AttentionParams& p = rows.params;
   const int32_t width = padded(p.tensors.head_dim_qk);
+  const RopeTurns* rope = p.host.rope;
+  Rotations rotations;  // of the position of the row before
   dispatch_wide_format(p.tensors.q_dtype, [&](auto format) {
     using QFormat = decltype(format);
     for (int32_t r = 0; r < rows.num_rows(); ++r) {
@@ -38,6 +46,12 @@ void load_queries(const RowBlock& rows, const Variant& variant, float* to) {
         const ElementPosition at = rows.element_position(r);
         for (int32_t d = 0; d < p.tensors.head_dim_qk; ++d)
           row[d] = variant.query(row[d], at.next(d));
+      }
+      if (rope != nullptr) {
+        if (r == 0 || rows.position(r) != rows.position(r - 1)) {
+          fill_rotations(*rope, rows.position(r), rotations);
+        }
+        rotate_row(*rope, rotations, row);
       }
       const float scale = p.variant.logits_scale * p.variant.k_scales.of(rows.kv_head_of(r));
       for (int32_t d = 0; d < width; ++d) row[d] *= scale;
@@ -103,12 +117,20 @@ template <typename KvFormat, typename Variant>
       num_keys = min(tile_kv, kv_end - kv);
       // All heads of a tile, one after the other: the heads of a token are neighbours in memory.
       keys.advance();
+      const RopeTurns* rope = p.host.rope;
+      auto* rotations = reinterpret_cast<Rotations*>(scratch.rotations);  // of the keys
+      for (int32_t j = 0; rope != nullptr && j < num_keys; ++j) {
+        fill_rotations(*rope, kv + j, rotations[j]);
+      }
       for (int32_t h = rows.kv_head; h < heads_end; ++h) {
         const int64_t first = int64_t{h - rows.kv_head} * rows.rows.num_rows;
         keys.load(h, scratch.kv);
         if constexpr (Variant::kTransformsKey) {
           transform_tile(rows, h, kv, num_keys, p.tensors.head_dim_qk, scratch.kv,
                          [&](float x, const ElementPosition& at) { return variant.key(x, at); });
+        }
+        for (int32_t j = 0; rope != nullptr && j < num_keys; ++j) {
+          rotate_row(*rope, rotations[j], scratch.kv + int64_t{j} * width_qk);
         }
         compute_logits(scratch.q + first * width_qk, rows.rows.num_rows, scratch.kv, num_keys,
                        width_qk, scratch.logits + first * tile_kv, tile_kv);
@@ -228,7 +250,7 @@ template <DType kv_dtype, typename Variant>
 void run_queue(const AttentionParams& p, int32_t cta, std::byte* memory) noexcept {
   Scratch scratch;
   partition(&scratch, memory, p.schedule.tile_q, kCpuTileKv, p.tensors.head_dim_qk,
-            p.tensors.head_dim_vo);
+            p.tensors.head_dim_vo, p.host.rope != nullptr);
   const Variant variant(p);
   for (int32_t i = p.host.cta_indptr[cta]; i < p.host.cta_indptr[cta + 1]; ++i) {
     const WorkTile& tile = p.schedule.tiles[i];

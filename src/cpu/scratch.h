@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "abi/rope_turns.h"
 #include "cpu/float_formats.h"
 
 namespace flashplan::cpu {
@@ -27,11 +28,13 @@ struct Scratch {
   float* lse;       // [tile_q] of the state
   float* merged_max;  // [tile_q]
   float* merged_sum;  // [tile_q]
+  float* rotations;   // [tile_kv] Rotations of a tile of keys, where they are rotated
 };
 
 /// Divides `memory` into the arrays of a worker, and returns their bytes. Null only counts them.
 FLASHPLAN_INLINE std::size_t partition(Scratch* scratch, std::byte* memory, int32_t tile_q,
-                                       int32_t tile_kv, int32_t head_dim_qk, int32_t head_dim_vo) {
+                                       int32_t tile_kv, int32_t head_dim_qk, int32_t head_dim_vo,
+                                       bool rotates) {
   std::size_t used = 0;
   const auto take = [&](int64_t floats) {
     float* part = memory == nullptr ? nullptr : reinterpret_cast<float*>(memory + used);
@@ -51,11 +54,12 @@ FLASHPLAN_INLINE std::size_t partition(Scratch* scratch, std::byte* memory, int3
   scratch->lse = take(rows);
   scratch->merged_max = take(rows);
   scratch->merged_sum = take(rows);
+  scratch->rotations = take(rotates ? int64_t{tile_kv} * kMaxRotaryDim : 0);
   return used;
 }
 
 /// Bytes of one worker's scratch.
-std::size_t scratch_bytes(int32_t tile_q, int32_t tile_kv, int32_t head_dim_qk,
-                          int32_t head_dim_vo) noexcept;
+std::size_t scratch_bytes(int32_t tile_q, int32_t tile_kv, int32_t head_dim_qk, int32_t head_dim_vo,
+                          bool rotates) noexcept;
 
 }  // namespace flashplan::cpu

@@ -8,22 +8,30 @@
 
 namespace flashplan {
 
+/// What the sm80 family is compiled for, but for rotations.
+inline Axis first_unserved_by_sm80(const Kernel& kernel, const AttentionOptions& options) noexcept {
+  const Axis axis = first_unserved_axis(kernel, options);
+  if (axis != Axis::kNone) return axis;
+  return options.rope ? Axis::kRope : Axis::kNone;
+}
+
 /// mma.sync, ldmatrix and cp.async, which every GPU from compute capability 8.0 on has.
 inline constexpr KernelFamily kSm80Family = {.name = "sm80",
                                              .device = DeviceType::kCuda,
                                              .shares_prefixes = true,
-                                             .first_unserved = first_unserved_axis,
+                                             .first_unserved = first_unserved_by_sm80,
                                              .scratch_bytes = merged_state_bytes,
                                              .preference = no_preference};
 
-/// What the sm90 family is compiled for, but for batch-invariant results, masks of bits and
-/// variants.
+/// What the sm90 family is compiled for, but for batch-invariant results, masks of bits, variants
+/// and rotations.
 inline Axis first_unserved_by_sm90(const Kernel& kernel, const AttentionOptions& options) noexcept {
   const Axis axis = first_unserved_axis(kernel, options);
   if (axis != Axis::kNone) return axis;
   if (options.batch_invariant) return Axis::kBatchInvariant;
   if (options.custom_mask) return Axis::kCustomMask;
-  return options.variant.empty() ? Axis::kNone : Axis::kVariant;
+  if (!options.variant.empty()) return Axis::kVariant;
+  return options.rope ? Axis::kRope : Axis::kNone;
 }
 
 /// Above sm80 where tensor maps can describe the keys, and the bounds of the plan leave room for

@@ -6,6 +6,7 @@
 
 #include "abi/host_device.h"
 #include "abi/kv_view.h"
+#include "abi/rope_turns.h"
 #include "flashplan/activation.h"
 #include "flashplan/tensor.h"
 #include "ops/rows.h"
@@ -50,19 +51,13 @@ struct RopeSide {
   int32_t num_heads = 0;
 };
 
-constexpr int32_t kMaxRotaryDim = 512;
-
-struct RopeParams {
+struct RopeParams : RopeTurns {
   RopeSide sides[2];  // q, k
   const void* positions = nullptr;
   bool has_wide_positions = false;  // int64, else int32
-  bool interleaved = false;
   DType dtype = DType::kFloat32;
   int32_t num_rows = 0;  // tokens
   int32_t head_dim = 0;
-  int32_t rotary_dim = 0;
-  float gain = 1.0F;                     // of cos and sin
-  double turns[kMaxRotaryDim / 2] = {};  // of each pair from one position to the next, of 2 pi
 
   FLASHPLAN_HOST_DEVICE double position(int32_t token) const {
     return has_wide_positions ? static_cast<double>(static_cast<const int64_t*>(positions)[token])

@@ -6,6 +6,7 @@
 
 #include "common/error.h"
 #include "common/kv_layout.h"
+#include "plan/rope_turns.h"
 #include "variant/variant_impl.h"
 
 namespace flashplan {
@@ -118,6 +119,7 @@ Status check_options(const AttentionOptions& options) noexcept {
   FLASHPLAN_RETURN_IF_ERROR(check_heads(options));
   FLASHPLAN_RETURN_IF_ERROR(check_ranges(options));
   FLASHPLAN_RETURN_IF_ERROR(check_dtypes(options));
+  if (options.rope) FLASHPLAN_RETURN_IF_ERROR(check_rope(*options.rope, options.head_dim_qk));
   return check_variant(options);
 }
 

@@ -29,6 +29,7 @@ enum class Axis : int32_t {
   kBatchInvariant,
   kCustomMask,
   kVariant,
+  kRope,
   kNone
 };
 

@@ -101,6 +101,7 @@ Text offer(const Kernel& kernel, Axis axis) {
     case Axis::kBatchInvariant: print("%s", "false"); break;
     case Axis::kCustomMask: print("%s", "false"); break;
     case Axis::kVariant: print("%s", "none"); break;
+    case Axis::kRope: print("%s", "none"); break;
     case Axis::kNone: break;
   }
   return offer;
@@ -123,6 +124,7 @@ Text asked(const AttentionOptions& o, Axis axis, const char** argument) {
     case Axis::kBatchInvariant: print("batch_invariant", "%s", "true"); break;
     case Axis::kCustomMask: print("custom_mask", "%s", "true"); break;
     case Axis::kVariant: print("variant", "%.31s", o.variant.name()); break;
+    case Axis::kRope: print("rope", "theta %g", o.rope->theta); break;
     case Axis::kNone: break;
   }
   return asked;

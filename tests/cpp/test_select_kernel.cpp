@@ -243,6 +243,10 @@ TEST(the_hopper_family_is_for_more_than_few_rows) {
   CHECK_EQ(with([](auto& o) { o.batch_invariant = true; }), "sm80");
   CHECK_EQ(with([](auto& o) { o.custom_mask = true; }), "sm80");
   CHECK_EQ(with([](auto& o) { o.head_dim_qk = o.head_dim_vo = 96; }), "sm80");
+  AttentionOptions rotated = prompts;
+  rotated.rope = Rope();
+  CHECK_EQ(gpu_choice(rotated, device),
+           "rope: expected none (compiled in for cuda), got theta 10000");
   device.family = "sm90";
   CHECK_EQ(with([](auto& o) { o.page_size = 4; }), "sm90");
   prompts.batch_invariant = true;

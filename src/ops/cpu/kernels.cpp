@@ -9,8 +9,9 @@
 namespace flashplan::cpu::FLASHPLAN_ISA {
 namespace {
 
+#include "cpu/rotation.h"
 #include "cpu/vec.h"
-// After vec.h, which they use.
+// After these two, which they use.
 #include "ops/cpu/activation_rows.h"
 #include "ops/cpu/norm_rows.h"
 #include "ops/cpu/rope_rows.h"
