@@ -50,11 +50,12 @@ inline double decode(uint32_t bits, DType dtype) {
          std::ldexp(mantissa + (1U << f.mantissa_bits), shift + static_cast<int>(exponent) - 1);
 }
 
-/// To nearest even; `value` must be within the format's finite range.
+/// To nearest even; `value` must be within the format's finite range, or an infinity that it has.
 inline uint32_t encode(double value, DType dtype) {
   const FloatFormat f = float_format(dtype);
   const uint32_t sign = std::signbit(value) ? 1U << (f.mantissa_bits + f.exponent_bits) : 0;
   if (value == 0.0) return sign;
+  if (std::isinf(value)) return sign | (((1U << f.exponent_bits) - 1) << f.mantissa_bits);
   const int exponent = std::max(std::ilogb(value), f.smallest_exponent());
   const double mantissa = std::nearbyint(std::ldexp(std::fabs(value), f.mantissa_bits - exponent));
   // A normal mantissa has its leading one, which adds 1 to the exponent field, and so does a
