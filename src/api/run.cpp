@@ -127,7 +127,7 @@ AttentionParams make_params(const AttentionTensors& t, const Plan::Impl& plan) {
   p.variant = {.logits_scale = *options.softmax_scale * t.k_scale,
                .softcap = options.softcap,
                .v_scale = t.v_scale,
-               .sinks = static_cast<const float*>(t.sinks.data),
+               .sinks = t.sinks.empty() ? nullptr : static_cast<const float*>(t.sinks.data),
                .k_scales = head_scales(t.k_scales),
                .v_scales = head_scales(t.v_scales)};
   p.workspace = workspace_params(t, plan.layout);

@@ -181,7 +181,8 @@ Status check_head_scales(const TensorArgument& scales, const AttentionOptions& o
 Status check_head_scale_values(const AttentionTensors& t, const AttentionOptions& options) {
   if (options.device.type != DeviceType::kCpu) return {};
   const auto check_each = [](const char* name, const TensorView& scales, auto check) -> Status {
-    for (int64_t i = 0; i < scales.shape[0]; ++i) {
+    const int64_t count = scales.empty() ? 0 : scales.shape[0];
+    for (int64_t i = 0; i < count; ++i) {
       char entry[32];
       std::snprintf(entry, sizeof(entry), "%s[%lld]", name, static_cast<long long>(i));
       FLASHPLAN_RETURN_IF_ERROR(check(entry, static_cast<const float*>(scales.data)[i]));

@@ -14,6 +14,7 @@ Status check_tensors(const AttentionTensors& t, const Plan::Impl& plan);
 
 /// The scales of kv heads that a checked tensor holds: one for all heads, or one for each.
 inline HeadScales head_scales(const TensorView& scales) {
+  if (scales.empty()) return {};
   return {static_cast<const float*>(scales.data), scales.shape[0] > 1 ? 1 : 0};
 }
 
