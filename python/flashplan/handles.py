@@ -1,27 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Numbers that stand for `Attention` objects in operators of PyTorch, which take no such object."""
 
-from __future__ import annotations
-
 import itertools
-from typing import TYPE_CHECKING
+from typing import Any
 from weakref import WeakValueDictionary
 
-if TYPE_CHECKING:
-    from flashplan.attention import Attention
-
 _handles = itertools.count()
-_attentions: WeakValueDictionary[int, Attention] = WeakValueDictionary()
+_attentions: WeakValueDictionary[int, Any] = WeakValueDictionary()
 
 
-def new_handle(attn: Attention) -> int:
+def new_handle(attn: Any) -> int:
     """A number for `attn`, which it does not keep alive."""
     handle = next(_handles)
     _attentions[handle] = attn
     return handle
 
 
-def attention_of(handle: int) -> Attention:
+def attention_of(handle: int) -> Any:
     """The object that has this handle; RuntimeError once it is gone."""
     attn = _attentions.get(handle)
     if attn is None:

@@ -19,7 +19,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from flashplan import _core
-from flashplan.options import is_hnd, to_float
+from flashplan.values import is_hnd, to_float
 
 if TYPE_CHECKING:
     from flashplan.attention import Attention

@@ -4,10 +4,10 @@
 from typing import TypeVar
 
 from flashplan import _core
-from flashplan.options import is_hnd, to_dtype
 from flashplan.outputs import given_or_new, shape_of
 from flashplan.rope import Rope
 from flashplan.types import KvDType, KvLayout, Stream, Tensor, TensorT
+from flashplan.values import is_hnd, to_dtype
 
 Given = TypeVar("Given")
 

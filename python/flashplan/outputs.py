@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from flashplan import _core
-from flashplan.options import dtype_name
 from flashplan.types import TensorT
+from flashplan.values import dtype_name
 
 
 def _torch_empty(like: Any, shape: tuple[int, ...], dtype: str) -> Any:

@@ -5,8 +5,8 @@ import numpy as np
 import numpy.typing as npt
 
 from flashplan import _core
-from flashplan.options import to_int
 from flashplan.types import Lengths, Tensor
+from flashplan.values import to_int
 
 
 def find_shared_prefixes(

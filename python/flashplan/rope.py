@@ -5,8 +5,8 @@ import dataclasses
 from typing import Any
 
 from flashplan import _core
-from flashplan.options import to_bool, to_float, to_int
 from flashplan.outputs import given_or_new
+from flashplan.values import to_bool, to_float, to_int
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,9 +4,9 @@
 from typing import Any
 
 from flashplan import _core
-from flashplan.options import to_bool, to_dtype
 from flashplan.outputs import given_or_new, shape_of
 from flashplan.types import KvDType, Stream, Tensor, TensorT
+from flashplan.values import to_bool, to_dtype
 
 
 def rmsnorm(

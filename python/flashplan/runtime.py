@@ -2,7 +2,7 @@
 """What was built, and the CPU engine's threads."""
 
 from flashplan import _core
-from flashplan.options import to_int
+from flashplan.values import to_int
 
 
 def set_num_threads(num_threads: int) -> None:

@@ -4,8 +4,8 @@
 from typing import Any
 
 from flashplan import _core
-from flashplan.options import to_bool, to_float, to_int
 from flashplan.outputs import given_or_new, shape_of
+from flashplan.values import to_bool, to_float, to_int
 
 
 def softmax(logits: Any, temperature: Any = None, out: Any = None, *, stream: Any = None) -> Any:

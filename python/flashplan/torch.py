@@ -23,7 +23,7 @@ from torch import Tensor
 from flashplan import ops
 from flashplan.attention import Attention
 from flashplan.handles import attention_of
-from flashplan.options import dtype_name, is_hnd
+from flashplan.values import dtype_name, is_hnd
 from flashplan.variant import named_arguments, packed_arguments
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def _run(
     variant_tensors: list[Tensor],
     variant_scalars: list[float],
 ) -> None:
-    attn = attention_of(attention)
+    attn: Attention = attention_of(attention)
     attn.run(
         q,
         k,

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from flashplan import _core
-from flashplan.options import dtype_name, to_bool, to_float
+from flashplan.values import dtype_name, to_bool, to_float
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -14,7 +14,7 @@ Examples:
 
 from __future__ import annotations
 
-from flashplan.options import to_int
+from flashplan.values import to_int
 from flashplan.variant import Variant
 
 alibi = Variant(
