@@ -66,49 +66,34 @@ void RowTiles::collect(const Batch& batch, const PrefixTree& prefixes, Segment* 
       *next++ = {cost, r, t, keys, static_cast<uint16_t>(rows), cost_class, sharer};
     }
   }
+  if (shares) {
+    int32_t segment = batch.batch_size;
+    int32_t sharer = prefixes.num_requests();
+    for (const SharedPrefix& prefix : prefixes.prefixes()) {
+      const int32_t first = prefix.first_request;
+      const int32_t end = first + prefix.num_requests;
+      const int32_t qo_begin = batch.qo_indptr[first];
+      segments[segment] = {qo_begin, batch.qo_indptr[end] - qo_begin, kPrefixPosition,
+                           segments[first].kv_row};
+      const int32_t rows = prefix.num_rows;
+      const int32_t steps = (prefix.keys.end - prefix.keys.begin) / shape.tile_kv;
+      const int64_t cost =
+          shape.cost.of_tile(rows) + steps * shape.cost.of_step(rows) + shape.cost.of_split(rows);
+      const uint16_t cost_class = CostClasses::of(cost);
+      classes_.add(cost_class);
+      total_cost += cost;
+      *next++ = {cost,       segment++, 0, prefix.keys, static_cast<uint16_t>(rows),
+                 cost_class, sharer++};
+    }
+  }
   num_groups_ = num_groups;
-  num_of_requests_ = static_cast<std::size_t>(next - tiles);
-  cost_of_requests_ = total_cost * shape.num_kv_heads;
+  total_cost_ = total_cost * shape.num_kv_heads;
 
   classes_.start();
   num_ordered_ = static_cast<std::size_t>(classes_.begin(CostClasses::kLast));
   int32_t* const order = order_.data();
   const auto num_row_tiles = static_cast<int32_t>(next - tiles);
   for (int32_t i = 0; i < num_row_tiles; ++i) order[classes_.place(tiles[i].cost_class)] = i;
-  collect_prefixes(batch, prefixes, segments);
-}
-
-void RowTiles::collect_prefixes(const Batch& batch, const PrefixTree& prefixes, Segment* segments) {
-  num_of_prefixes_ = prefixes.prefixes().size();
-  cost_of_prefixes_ = 0;
-  if (prefixes.empty()) return;
-  const auto first_tile = static_cast<int32_t>(num_of_requests_);
-  int32_t i = first_tile;
-  int32_t segment = batch.batch_size;
-  int32_t sharer = prefixes.num_requests();
-  classes_.clear();
-  for (const SharedPrefix& prefix : prefixes.prefixes()) {
-    const int32_t first = prefix.first_request;
-    const int32_t end = first + prefix.num_requests;
-    const int32_t qo_begin = batch.qo_indptr[first];
-    segments[segment] = {qo_begin, batch.qo_indptr[end] - qo_begin, kPrefixPosition,
-                         segments[first].kv_row};
-    const int32_t rows = prefix.num_rows;
-    const int32_t steps = (prefix.keys.end - prefix.keys.begin) / shape_.tile_kv;
-    const int64_t cost =
-        shape_.cost.of_tile(rows) + steps * shape_.cost.of_step(rows) + shape_.cost.of_split(rows);
-    const uint16_t cost_class = CostClasses::of(cost);
-    classes_.add(cost_class);
-    cost_of_prefixes_ += cost;
-    tiles_[static_cast<std::size_t>(i++)] = {
-        cost, segment++, 0, prefix.keys, static_cast<uint16_t>(rows), cost_class, sharer++};
-  }
-  cost_of_prefixes_ *= shape_.num_kv_heads;
-  classes_.start();
-  for (int32_t t = first_tile; t < i; ++t) {
-    order_[static_cast<std::size_t>(
-        first_tile + classes_.place(tiles_[static_cast<std::size_t>(t)].cost_class))] = t;
-  }
 }
 
 }  // namespace flashplan

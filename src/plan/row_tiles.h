@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The row tiles of one step, which the scheduler divides.
+// The row tiles of one step: what there is to schedule.
 #pragma once
 
 #include <cstddef>
@@ -16,21 +16,21 @@
 
 namespace flashplan {
 
-/// Up to tile_q query rows of one segment, for all kv heads. It has only 32 bytes, because the time
-/// of planning depends on the size of its tables.
+/// Up to tile_q query rows of one segment, for all kv heads. 32 bytes: planning is as fast as its
+/// tables are small.
 struct RowTile {
-  int64_t head_cost;  // predicted for one kv head
+  int64_t head_cost;  // predicted, of one kv head
   int32_t segment;
   int32_t row_tile;  // number in the segment
-  KeySpan keys;      // that its rows see, rounded down to the begin of a step; {0, 0}: none
+  KeySpan keys;      // that its rows see, from the begin of a step; {0, 0}: none
   uint16_t num_rows;
-  uint16_t cost_class;  // CostClasses::kLast: the row tile is in a group
-  int32_t sharer;       // number as a sharer, see PrefixTree; -1: none
+  uint16_t cost_class;  // CostClasses::kLast: in a group
+  int32_t sharer;       // see PrefixTree; -1: none
 
   bool in_group() const { return cost_class == CostClasses::kLast; }
 };
 
-/// The row tiles of one segment, if there are several and CTAs share a cache.
+/// The row tiles of one segment, if there are several and they share a cache.
 struct RowTileGroup {
   int32_t first;
   int32_t count;
@@ -39,42 +39,30 @@ struct RowTileGroup {
 /// Collects row tiles without allocating.
 class RowTiles {
  public:
-  /// Allocates for batches of up to `max_requests` with up to `max_row_tiles`. May throw
-  /// std::bad_alloc.
+  /// For batches of up to `max_requests` that have up to `max_row_tiles`. May throw std::bad_alloc.
   void reserve(const ScheduleShape& shape, int32_t max_requests, int32_t max_row_tiles);
 
-  /// Collects the row tiles of `batch` and of the prefixes that its requests share, and writes the
-  /// segments of both.
+  /// Collects those of `batch` and of the prefixes that its requests share, and writes the segments
+  /// of both.
   void collect(const Batch& batch, const PrefixTree& prefixes, Segment* segments);
 
   const RowTile& operator[](int32_t i) const { return tiles_[static_cast<std::size_t>(i)]; }
   std::span<const RowTileGroup> groups() const { return {groups_.data(), num_groups_}; }
-  /// The row tiles of requests that are in no group, by number.
+  /// Numbers of those in no group.
   std::span<const int32_t> longest_first() const { return {order_.data(), num_ordered_}; }
-  /// The row tiles of shared prefixes, by number.
-  std::span<const int32_t> prefixes_longest_first() const {
-    return {order_.data() + num_of_requests_, num_of_prefixes_};
-  }
-  /// Predicted costs, for all heads.
-  int64_t cost_of_requests() const { return cost_of_requests_; }
-  int64_t cost_of_prefixes() const { return cost_of_prefixes_; }
+  /// Predicted, of all heads.
+  int64_t total_cost() const { return total_cost_; }
 
  private:
-  void collect_prefixes(const Batch& batch, const PrefixTree& prefixes, Segment* segments);
-
   ScheduleShape shape_;
-  // These have the size of the bounds, and are used up to the counts below: the check in push_back
-  // would take as long as the work.
+  // Sized by the bounds, used up to their counts: push_back's check costs as much as the work.
   std::vector<RowTile> tiles_;
   std::vector<RowTileGroup> groups_;
   std::vector<int32_t> order_;
   CostClasses classes_;
   std::size_t num_groups_ = 0;
   std::size_t num_ordered_ = 0;
-  std::size_t num_of_requests_ = 0;
-  std::size_t num_of_prefixes_ = 0;
-  int64_t cost_of_requests_ = 0;
-  int64_t cost_of_prefixes_ = 0;
+  int64_t total_cost_ = 0;
 };
 
 }  // namespace flashplan

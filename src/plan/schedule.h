@@ -9,8 +9,8 @@
 #include "abi/work_queue.h"
 #include "flashplan/plan.h"
 #include "flashplan/schedule.h"
+#include "plan/cutter.h"
 #include "plan/prefix_tree.h"
-#include "plan/queue_filler.h"
 #include "plan/row_tiles.h"
 #include "plan/schedule_shape.h"
 
@@ -21,24 +21,24 @@ struct ScheduleBounds {
   int32_t requests;
   int32_t segments;   // of requests and of shared prefixes
   int32_t row_tiles;  // (segment, row tile) pairs
-  int32_t items;      // before cuts; see Item
+  int32_t items;      // of heads of row tiles, before cuts
   int32_t work_tiles;
   int32_t merges;
-  int32_t mask_begins = 0;  // set by the caller, for plans with masks
+  int32_t mask_begins = 0;  // set by whoever plans with masks
 };
 ScheduleBounds schedule_bounds(const ScheduleShape& shape, int32_t max_batch_size,
                                int32_t max_qo_tokens);
 
-/// The memory that a schedule is written to, of the size of its bounds. Its owner keeps it as long
-/// as the schedule is used.
+/// Where a schedule is written to, with room for its bounds. Whoever owns it keeps it until the
+/// schedule is no longer used.
 struct ScheduleMemory {
   Segment* segments = nullptr;
   Merge* merges = nullptr;
   WorkTile* tiles = nullptr;
-  int32_t* mask_begins = nullptr;  // [requests], not written by the scheduler
+  int32_t* mask_begins = nullptr;  // of the requests: not written by the scheduler
 };
 
-/// Allocates this memory. May throw std::bad_alloc.
+/// The same, allocated. May throw std::bad_alloc.
 class ScheduleBuffers {
  public:
   ScheduleBuffers() = default;
@@ -66,13 +66,14 @@ struct Schedule {
   std::span<const WorkTile> tiles;
   std::span<const Merge> merges;
   std::vector<int32_t> cta_indptr;
-  std::vector<int64_t> cta_cost;           // predicted cost of each queue
-  std::span<const SharedPrefix> prefixes;  // computed once; their segments follow those of requests
-  int64_t total_cost = 0;                  // predicted for all row tiles, without cuts
-  int64_t saved_cost = 0;                  // by which sharing prefixes lowers total_cost
-  int32_t first_merge = 0;                 // the number of merges[0]
-  int32_t num_cut = 0;                     // heads of row tiles that are cut
-  int32_t num_partial_rows = 0;            // in use
+  std::vector<int64_t> cta_cost;  // predicted, per CTA
+  std::span<const SharedPrefix>
+      prefixes;                  // that are computed once: the segments after the requests
+  int64_t total_cost = 0;        // predicted, of all row tiles uncut
+  int64_t saved_cost = 0;        // by which sharing lowers it
+  int32_t first_merge = 0;       // the number of merges[0]
+  int32_t num_cut = 0;           // heads of row tiles
+  int32_t num_partial_rows = 0;  // in use
 
   int32_t num_ctas() const noexcept { return static_cast<int32_t>(cta_cost.size()); }
 };
@@ -80,36 +81,53 @@ struct Schedule {
 /// Makes schedules without allocating.
 class Scheduler {
  public:
-  /// Allocates for batches within the bounds. May throw std::bad_alloc.
+  /// For batches within the bounds. May throw std::bad_alloc.
   void reserve(const ScheduleShape& shape, const ScheduleBounds& bounds);
 
-  /// Writes the schedule of `batch`, which has been checked against the bounds, to `memory`.
-  /// Prefixes of `groups` are computed once, unless that makes the longest queue longer.
+  /// Writes the schedule of `batch`, which has been validated against the bounds, to `memory`. It
+  /// computes prefixes of `groups` once, where that makes no queue longer.
   void make(const Batch& batch, std::span<const PrefixGroup> groups, const ScheduleMemory& memory);
 
   const Schedule& schedule() const noexcept { return schedule_; }
 
  private:
+  class Dealer;
+
   void schedule_batch(const Batch& batch);
   int64_t longest_queue() const;
   void write_sharing_merges(const Batch& batch);
+  void deal_items(int64_t share, int64_t capacity);
+  void sort_left_items();
+  void place_whole(int32_t first, int64_t capacity);
+  void fill_queues(int64_t share);
+  int64_t place_the_rest(int64_t capacity);
+  int64_t cost_of(const Item& item) const;
+  int64_t least_extra(int64_t share) const;
+  int32_t heads_per_item(const RowTileGroup& group, int64_t share) const;
+  int32_t heads_per_sharer() const;
   void write_queues();
-  WorkTile* write_pieces(const QueueFiller& filler, int32_t cta, bool whole_first,
-                         std::vector<int32_t>& next_whole, WorkTile* next) const;
-  void write_whole(const Item& item, std::vector<int32_t>& next_whole) const;
 
   ScheduleShape shape_;
+  int32_t least_heads_ = 1;  // per item
   ScheduleMemory memory_;
   int32_t max_merges_ = 0;
   Schedule schedule_;
   PrefixTree prefixes_;
   SharingMerges sharing_;
   RowTiles row_tiles_;
-  QueueFiller prefix_filler_;  // for shared prefixes, which come first in each queue
-  QueueFiller filler_;
-  // For each queue, where its next whole tile goes.
-  std::vector<int32_t> next_whole_prefix_;
-  std::vector<int32_t> next_whole_;
+  Cutter cutter_;
+  // Sized by the bounds, used up to their counts: push_back's check costs as much as the work.
+  std::vector<Item> dealt_;          // and after them what is placed whole
+  std::vector<Item> left_;           // that did not fit, and are cut
+  std::vector<Item> sorted_;         // that were not dealt, longest first
+  std::vector<int32_t> heap_;        // CTAs, the least loaded on top
+  std::vector<int32_t> next_whole_;  // of each queue: where its next whole tile goes
+  std::vector<int64_t> dealt_cost_;  // per CTA, of the whole tiles
+  CostClasses classes_;
+  int32_t num_dealt_ = 0;
+  int32_t num_whole_ = 0;  // dealt and placed
+  int32_t num_left_ = 0;
+  int32_t num_sorted_ = 0;
 };
 
 }  // namespace flashplan

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -68,18 +67,6 @@ HostBatch random_sharing_batch(Random& random) {
   return batch;
 }
 
-/// Whether each queue has its work tiles of prefixes before those of requests.
-bool has_prefixes_first(const Schedule& schedule, int32_t num_requests) {
-  for (int32_t c = 0; c < schedule.num_ctas(); ++c) {
-    const auto begin = static_cast<size_t>(schedule.cta_indptr[static_cast<size_t>(c)]);
-    const auto end = static_cast<size_t>(schedule.cta_indptr[static_cast<size_t>(c) + 1]);
-    const std::span tiles = schedule.tiles.subspan(begin, end - begin);
-    const auto is_of_prefix = [&](const WorkTile& tile) { return tile.segment >= num_requests; };
-    if (!std::is_partitioned(tiles.begin(), tiles.end(), is_of_prefix)) return false;
-  }
-  return true;
-}
-
 int64_t longest_queue(const Schedule& schedule) {
   return *std::max_element(schedule.cta_cost.begin(), schedule.cta_cost.end());
 }
@@ -106,7 +93,6 @@ TEST(every_row_gets_every_key_once) {
     CHECK(static_cast<int64_t>(schedule.merges.size()) <= bounds.merges);
     num_prefixes += static_cast<int64_t>(schedule.prefixes.size());
     if (!schedule.prefixes.empty()) num_cut += schedule.num_cut;
-    CHECK(has_prefixes_first(schedule, batch.size()));
 
     // No queue is longer than the longest without groups, and a plan leaves nothing to the next.
     const int64_t with = longest_queue(schedule);
