@@ -38,7 +38,7 @@ class DeviceGuard {
   const Status& status() const noexcept { return status_; }
 
  private:
-  int32_t previous_ = -1;  // to go back to, or -1
+  [[maybe_unused]] int32_t previous_ = -1;  // to go back to, or -1; not used without CUDA
   Status status_;
 };
 
@@ -53,7 +53,7 @@ class ApartFromCaptures {
   ApartFromCaptures& operator=(const ApartFromCaptures&) = delete;
 
  private:
-  int mode_;  // to go back to
+  [[maybe_unused]] int mode_;  // to go back to; not used without CUDA
 };
 
 /// Whether work given to `stream` would be recorded into a graph, or would break a graph that is
