@@ -285,60 +285,85 @@ inline void fill_problem(Random& random, Problem& p) {
   fill_kv(random, p);
 }
 
+/// The keys or values of a kv head of a request, `dim` numbers each. Decoded once, since most of
+/// the time of a test is spent on decoding.
+inline std::vector<double> rows_of_head(const Problem& p, const HostTensor& kv, int32_t request,
+                                        int64_t head, int64_t dim) {
+  const int64_t kv_len = p.batch.kv_lens[static_cast<size_t>(request)];
+  std::vector<double> rows;
+  rows.reserve(static_cast<size_t>(kv_len * dim));
+  for (int64_t key = 0; key < kv_len; ++key) {
+    for (int64_t d = 0; d < dim; ++d) rows.push_back(kv.get(kv_index(p, request, key, head, d)));
+  }
+  return rows;
+}
+
+/// Compares the rows of one kv head of a request with the definition.
+inline std::string wrong_head(const Problem& p, const Outputs& out, int32_t request,
+                              int64_t kv_head) {
+  const AttentionOptions& o = p.options;
+  const int64_t group_size = o.num_qo_heads / o.num_kv_heads;
+  const int64_t qo_len = p.batch.qo_len(request);
+  const int64_t kv_len = p.batch.kv_lens[static_cast<size_t>(request)];
+  const std::vector<double> k = rows_of_head(p, p.k, request, kv_head, o.head_dim_qk);
+  const std::vector<double> v = rows_of_head(p, p.v, request, kv_head, o.head_dim_vo);
+  const double scale =
+      (o.softmax_scale ? double{*o.softmax_scale} : 1.0 / std::sqrt(double(o.head_dim_qk))) *
+      scale_of_head(p.k_scale, p.k_scales, kv_head);
+  const double v_scale = scale_of_head(p.v_scale, p.v_scales, kv_head);
+  std::vector<double> q(static_cast<size_t>(o.head_dim_qk));
+  std::vector<double> want(static_cast<size_t>(o.head_dim_vo));
+  const auto where = [](int64_t token, int64_t head, double got, double right) {
+    return "token " + std::to_string(token) + " head " + std::to_string(head) + ": got " +
+           std::to_string(got) + ", want " + std::to_string(right);
+  };
+  for (int64_t row = 0; row < qo_len * group_size; ++row) {
+    const int64_t i = row / group_size;
+    const int64_t token = p.batch.qo_indptr[static_cast<size_t>(request)] + i;
+    const int64_t head = kv_head * group_size + row % group_size;
+    const int64_t diagonal = i + kv_len - qo_len;
+    for (size_t d = 0; d < q.size(); ++d) q[d] = p.q.get({token, head, static_cast<int64_t>(d)});
+    std::fill(want.begin(), want.end(), 0.0);
+    double sum = p.sinks.view().empty() ? 0.0 : std::exp(p.sinks.get({head}));
+    for (int64_t key = 0; key < kv_len; ++key) {
+      if (o.causal && key > diagonal) continue;
+      if (o.window_left >= 0 && key < diagonal - o.window_left) continue;
+      if (!mask_lets_see(p, request, token, key)) continue;
+      const double* k_row = k.data() + key * o.head_dim_qk;
+      const double* v_row = v.data() + key * o.head_dim_vo;
+      double logit = std::inner_product(q.begin(), q.end(), k_row, 0.0) * scale;
+      if (o.softcap > 0) logit = o.softcap * std::tanh(logit / o.softcap);
+      // Small inputs do not overflow, so an infinite result counts as NaN.
+      const double weight = logit == HUGE_VAL ? NAN : std::exp(logit);
+      sum += weight;
+      for (size_t d = 0; d < want.size(); ++d) want[d] += weight * v_scale * v_row[d];
+    }
+    for (size_t d = 0; d < want.size(); ++d) {
+      const double value = sum == 0 ? 0.0 : want[d] / sum;
+      const double got = out.o.get({token, head, static_cast<int64_t>(d)});
+      // Where values that are not finite have only weights of 0, the result may be NaN or not.
+      if (sum == 0 && std::isnan(want[d]) && std::isnan(got)) continue;
+      if (!std::isfinite(value) && (std::isnan(got) || got == value)) continue;
+      const double tolerance = 1e-5 + 2 * rounding_error(o.o_dtype) * std::fabs(value);
+      if (!(std::fabs(got - value) <= tolerance)) return "o " + where(token, head, got, value);
+    }
+    const double lse = std::log(sum);
+    const double got = out.lse.get({token, head});
+    if (std::isnan(lse) && std::isnan(got)) continue;
+    if (!(got == lse || std::fabs(got - lse) <= 2e-5 * std::max(1.0, std::fabs(lse)))) {
+      return "lse " + where(token, head, got, lse);
+    }
+  }
+  return "";
+}
+
 /// Compares every planned row with the definition, and the rows beyond with what they were.
 inline std::string wrong_output(const Problem& p, const Outputs& out) {
   const AttentionOptions& o = p.options;
-  const int64_t group_size = o.num_qo_heads / o.num_kv_heads;
-  const double scale =
-      o.softmax_scale ? double{*o.softmax_scale} : 1.0 / std::sqrt(double(o.head_dim_qk));
-  const auto where = [](int64_t token, int64_t head, double got, double want) {
-    return "token " + std::to_string(token) + " head " + std::to_string(head) + ": got " +
-           std::to_string(got) + ", want " + std::to_string(want);
-  };
   for (int32_t r = 0; r < p.batch.size(); ++r) {
-    const int64_t qo_len = p.batch.qo_len(r);
-    const int64_t kv_len = p.batch.kv_lens[static_cast<size_t>(r)];
-    for (int64_t i = 0; i < qo_len; ++i) {
-      const int64_t token = p.batch.qo_indptr[static_cast<size_t>(r)] + i;
-      const int64_t diagonal = i + kv_len - qo_len;
-      for (int64_t head = 0; head < o.num_qo_heads; ++head) {
-        const double v_scale = scale_of_head(p.v_scale, p.v_scales, head / group_size);
-        double sum = p.sinks.view().empty() ? 0.0 : std::exp(p.sinks.get({head}));
-        std::vector<double> want(static_cast<size_t>(o.head_dim_vo), 0.0);
-        for (int64_t key = 0; key < kv_len; ++key) {
-          if (o.causal && key > diagonal) continue;
-          if (o.window_left >= 0 && key < diagonal - o.window_left) continue;
-          if (!mask_lets_see(p, r, token, key)) continue;
-          double logit = 0;
-          for (int64_t d = 0; d < o.head_dim_qk; ++d) {
-            logit += p.q.get({token, head, d}) * p.k.get(kv_index(p, r, key, head / group_size, d));
-          }
-          logit *= scale * scale_of_head(p.k_scale, p.k_scales, head / group_size);
-          if (o.softcap > 0) logit = o.softcap * std::tanh(logit / o.softcap);
-          // Small inputs do not overflow, so an infinite result counts as NaN.
-          const double weight = logit == HUGE_VAL ? NAN : std::exp(logit);
-          sum += weight;
-          for (int64_t d = 0; d < o.head_dim_vo; ++d) {
-            want[static_cast<size_t>(d)] +=
-                weight * v_scale * p.v.get(kv_index(p, r, key, head / group_size, d));
-          }
-        }
-        for (int64_t d = 0; d < o.head_dim_vo; ++d) {
-          const double value = sum == 0 ? 0.0 : want[static_cast<size_t>(d)] / sum;
-          const double got = out.o.get({token, head, d});
-          // Where values that are not finite have only weights of 0, the result may be NaN or not.
-          if (sum == 0 && std::isnan(want[static_cast<size_t>(d)]) && std::isnan(got)) continue;
-          if (!std::isfinite(value) && (std::isnan(got) || got == value)) continue;
-          const double tolerance = 1e-5 + 2 * rounding_error(o.o_dtype) * std::fabs(value);
-          if (!(std::fabs(got - value) <= tolerance)) return "o " + where(token, head, got, value);
-        }
-        const double lse = std::log(sum);
-        const double got = out.lse.get({token, head});
-        if (std::isnan(lse) && std::isnan(got)) continue;
-        if (!(got == lse || std::fabs(got - lse) <= 2e-5 * std::max(1.0, std::fabs(lse)))) {
-          return "lse " + where(token, head, got, lse);
-        }
-      }
+    for (int64_t kv_head = 0; kv_head < o.num_kv_heads; ++kv_head) {
+      const std::string wrong = wrong_head(p, out, r, kv_head);
+      if (!wrong.empty()) return wrong;
     }
   }
   for (int64_t row = p.batch.qo_tokens(); row < out.o.size(0); ++row) {
