@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "api/check_lengths.h"
 #include "bindings.h"
 #include "common/error.h"
 #include "flashplan/plan.h"
@@ -130,7 +131,8 @@ class PyPlan {
   }
 
   void plan(nb::handle qo_indptr, nb::handle kv_lens, nb::handle kv_indptr,
-            nb::handle shared_prefixes, nb::handle mask_begin, nb::handle stream) {
+            nb::handle shared_prefixes, nb::handle mask_begin, nb::handle stream,
+            nb::handle make_key_ranges) {
     const Planning planning(planning_);
     const IntsArg kv("kv_lens", kv_lens, plan_.options().max_batch_size, "max_batch_size",
                      kv_lens_);
@@ -158,6 +160,7 @@ class PyPlan {
       }
       batch.mask_begin = begins.data;
     }
+    if (!make_key_ranges.is_none()) batch.key_ranges = key_ranges_of(batch, make_key_ranges);
     CallStream call = call_stream(stream, producer_to_follow(stream), device());
     Status status;
     {
@@ -269,6 +272,21 @@ class PyPlan {
 
   Device device() const { return plan_.options().device; }
 
+  /// The ranges of keys that a Python function returns for valid lengths; null where plan() will
+  /// refuse them. The function gets qo_indptr and kv_lens as bytes.
+  const int32_t* key_ranges_of(const Batch& batch, nb::handle function) {
+    check(check_lengths(batch));
+    const int32_t num_tokens = batch.qo_indptr[batch.batch_size];
+    if (num_tokens > plan_.options().max_qo_tokens) return nullptr;
+    const auto bytes_of = [](const int32_t* numbers, int32_t count) {
+      return nb::bytes(reinterpret_cast<const char*>(numbers),
+                       static_cast<size_t>(count) * sizeof(int32_t));
+    };
+    const nb::object ranges = function(bytes_of(batch.qo_indptr, batch.batch_size + 1),
+                                       bytes_of(batch.kv_lens, batch.batch_size));
+    return IntsArg("key_range", ranges, num_tokens, "one for each query", key_ranges_, 2).data;
+  }
+
   /// The producer of the last run(); before the first run(), imported_producer().
   Producer producer_to_follow(nb::handle stream) {
     if (!stream.is_none() || device().type == DeviceType::kCpu) return {};
@@ -290,7 +308,7 @@ class PyPlan {
   Workspace workspace_;
   Plan plan_;
   std::optional<Producer> last_producer_;
-  std::vector<int32_t> qo_indptr_, kv_lens_, kv_indptr_, shared_prefixes_, mask_begin_;
+  std::vector<int32_t> qo_indptr_, kv_lens_, kv_indptr_, shared_prefixes_, mask_begin_, key_ranges_;
   std::atomic_flag planning_;
 };
 
@@ -482,7 +500,8 @@ void bind_plan(nb::module_& m) {
       .def(nb::init<const AttentionOptions&, nb::object>(), "options"_a, "workspace"_a = nb::none())
       .def("plan", &PyPlan::plan, "qo_indptr"_a.none(), "kv_lens"_a.none(),
            "kv_indptr"_a.none() = nb::none(), "shared_prefixes"_a.none() = nb::none(),
-           "mask_begin"_a.none() = nb::none(), "stream"_a.none() = nb::none())
+           "mask_begin"_a.none() = nb::none(), "stream"_a.none() = nb::none(),
+           "make_key_ranges"_a.none() = nb::none())
       .def("run", &PyPlan::run, "q"_a.none(), "k"_a.none(), "v"_a.none(), "block_table"_a.none(),
            "page_indptr"_a.none(), "page_indices"_a.none(), "kv_lens"_a.none(), "mask"_a.none(),
            "sinks"_a.none(), "out"_a.none(), "lse"_a.none(), "k_scale"_a.none(), "v_scale"_a.none(),

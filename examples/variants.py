@@ -63,15 +63,25 @@ bias = -np.log(TOKENS)
 o = attn.run(q, k, v, bias=bias)
 compare("sigmoid", o, lambda h: np.where(causal, 1 / (1 + np.exp(-(logits(h) + bias))), 0))
 
+# --8<-- [start:documents]
 # Several documents in one sequence, which do not see each other.
+document = np.repeat(np.arange(3, dtype=np.int32), TOKENS // 3)
+first_key = np.searchsorted(document, document)  # of each token's document
+
+
+def own_document(request, query, kv_len):
+    return first_key[query], query + 1
+
+
 documents = fp.Variant(
     "documents",
     mask="return document[query] == document[key];",
     tensors={"document": "int32"},
+    key_range=own_document,  # the keys before the document are not even read
 )
-document = np.repeat(np.arange(3, dtype=np.int32), TOKENS // 3)
 attn = fp.Attention(HEADS, KV_HEADS, DIM, variant=documents, **OPTIONS)
 attn.plan([0, TOKENS], [TOKENS])
 o = attn.run(q, k, v, document=document)
+# --8<-- [end:documents]
 same = causal & (document[:, None] == document[None])
 compare("documents", o, lambda h: softmax(logits(h), same))

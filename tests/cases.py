@@ -370,7 +370,7 @@ BLOCK_SPARSE = [
 VARIED = (
     [
         Case(**batch, variant=variant, q_dtype="float32", **options)
-        for variant in ("elements", "biased", "prefix_lm", "sigmoid")
+        for variant in ("elements", "biased", "prefix_lm", "blocks", "sigmoid")
         for batch in (BATCH, {"qo_lens": (4, 1, 2, 150), "kv_lens": (300, 777, 1, 170)})
         for options in (
             {"page_size": 16},

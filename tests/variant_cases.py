@@ -20,6 +20,11 @@ class VariantCase:
     softmax: bool = True
 
 
+def _block_range(request, query, kv_len):
+    begin = np.maximum(query, 0) // 50 * 50
+    return begin, np.where(query % 11 == 3, begin, begin + 50)
+
+
 def _seen_prefixes(case, rng):
     lens = np.array(case.kv_lens, np.int32)
     return {"prefix": rng.integers(0, np.maximum(lens, 1) + 1).astype(np.int32)}
@@ -101,6 +106,20 @@ VARIANTS = {
             )
         },
         _seen_prefixes,
+    ),
+    # Queries see their block of 50 keys, some see none: so do some row tiles.
+    "blocks": VariantCase(
+        fp.Variant(
+            "blocks",
+            mask="return key / 50 == max(query, 0) / 50 && query % 11 != 3 && key % 7 != qo_head;",
+            key_range=_block_range,
+        ),
+        {
+            "mask": lambda request, query, key, qo_head, *_: (
+                (key // 50 == np.maximum(query, 0) // 50) & (query % 11 != 3) & (key % 7 != qo_head)
+            )
+        },
+        lambda case, rng: {},
     ),
     "sigmoid": VariantCase(
         fp.Variant(

@@ -85,6 +85,12 @@ struct Batch {
   /// [batch_size] >= 0, with custom_mask only: the key of each request that bit 0 of its mask
   /// stands for; null: kv_len - qo_len, the position of its first query, with the real kv_len.
   const int32_t* mask_begin = nullptr;
+  /// [qo_indptr[batch_size], 2], with a variant only: rows {begin, end} for each token of q, which
+  /// sees keys [begin, end) of its request at most; null: its variant may let it see any key. Keys
+  /// that no token of a tile may see are skipped. The others are still hidden by the variant alone,
+  /// so it must hide what is outside of the ranges. An end <= begin means no key; ranges may exceed
+  /// the keys of the request. Runs of such a plan take no real lengths (AttentionTensors::kv_lens).
+  const int32_t* key_ranges = nullptr;
 };
 
 /// Arguments of one attention layer. T = qo_indptr[batch_size]; tensors may have more rows.
@@ -104,7 +110,8 @@ struct AttentionTensors {
   /// bounds; may be empty. The result is that of a plan with these lengths: the position of query i
   /// among the keys is kv_lens[r] - qo_len + i. Ragged k and v stay where they were planned. A
   /// length above the planned one counts as the planned one, a negative one as 0. On a GPU the
-  /// lengths are read when the work runs, so also at each replay of a graph.
+  /// lengths are read when the work runs, so also at each replay of a graph. Empty if the batch has
+  /// key_ranges, since these belong to the planned positions of the queries.
   TensorView kv_lens;
   /// [>= T, >= ceil((kv_len - mask_begin) / 32) of any request] uint32, with custom_mask: bit j %
   /// 32 of word j / 32 of row t says whether query t sees key mask_begin + j of its request. All

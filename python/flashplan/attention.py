@@ -151,6 +151,7 @@ class Attention:
         self._o_dtype = filled.o_dtype.name
         self._num_qo_heads = filled.num_qo_heads
         self._variant = variant
+        self._make_key_ranges = None if variant is None else variant._make_key_ranges
         self._rope = rope
         self._handle = new_handle(self)
 
@@ -226,7 +227,15 @@ class Attention:
             >>> print(plan.describe().splitlines()[2])
             2 requests, 9 query tokens, 208 keys
         """
-        self._plan.plan(qo_indptr, kv_lens, kv_indptr, shared_prefixes, mask_begin, stream)
+        self._plan.plan(
+            qo_indptr,
+            kv_lens,
+            kv_indptr,
+            shared_prefixes,
+            mask_begin,
+            stream,
+            self._make_key_ranges,
+        )
         return self._plan
 
     @overload
@@ -335,7 +344,8 @@ class Attention:
                 i among the keys is kv_len - qo_len + i. A length above the planned one counts as
                 the planned one, a negative one as 0. A request with a shared prefix must have at
                 least num_tokens + qo_len keys. Ragged k and v stay where they were planned. A
-                captured run reads the lengths when it is replayed.
+                captured run reads the lengths when it is replayed. None with a variant that has a
+                key_range, which belongs to the planned lengths.
             mask: [tokens, words] uint32, with custom_mask: bit j % 32 of word j // 32 of row t says
                 whether query t sees key mask_begin + j of its request. All queries see the keys
                 before mask_begin. causal and window_left hide keys besides.

@@ -25,6 +25,9 @@ Lengths: TypeAlias = Sequence[int] | Tensor
 PrefixRows: TypeAlias = Sequence[Sequence[int]] | Tensor
 """Rows of three integers on the host: a list of lists or tuples, or a tensor of shape [n, 3]."""
 
+KeyRange: TypeAlias = Callable[[Any, Any, Any], tuple[Any, Any]]
+"""(request, query, kv_len), arrays [tokens] of int64 -> (begin, end), integers or such arrays."""
+
 
 class FrameworkDType(Protocol):
     """A dtype of NumPy or PyTorch."""

@@ -5,13 +5,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from flashplan import _core
 from flashplan.values import dtype_name, to_bool, to_float
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from flashplan.types import Tensor, VariantDType
+    import numpy.typing as npt
+
+    from flashplan.types import KeyRange, Tensor, VariantDType
 
 BODIES = ("query", "key", "value", "output", "logits", "mask")
 DTYPES = ("float32", "int32", "int64", "uint32")
@@ -29,7 +33,7 @@ class Variant:
     - logits: of `float x`, which is softmax_scale * k_scale * q.k, at `int request, query, key,
       qo_head, kv_head, qo_len, kv_len` to the logit. Not together with softcap.
     - mask: the same without x, to a bool: whether the query sees the key. causal, window_left and
-      custom_mask hold besides.
+      custom_mask hold besides. Keys that it hides are read all the same, but for key_range.
 
     `query`, `key` and `token` are positions in the cache: query i of a request stands at
     kv_len - qo_len + i, of the real kv_len (`run(kv_lens=)`). Bodies of query, key, value and
@@ -49,6 +53,12 @@ class Variant:
             run() is given as keyword arguments. A body reads `name[i]`: a pointer to contiguous
             elements; their number is yours to keep.
         scalars: names and defaults of up to 8 float32 that run() may be given.
+        key_range: which keys each query may see, so that plan() skips the others: a function that
+            plan() calls with three int64 arrays [tokens], `request, query, kv_len` of each query,
+            as the bodies have them. It returns (begin, end), integers or arrays [tokens] of them:
+            the query sees keys begin to end - 1 at most. Tiles of keys that no query of a tile may
+            see are not read. The bodies must hide the other keys outside of the range, since these
+            are read and multiplied. Runs then take no kv_lens.
 
     Raises:
         ValueError: a name is no identifier, is used by something else, or there is no body.
@@ -64,7 +74,7 @@ class Variant:
         >>> o = attn.run(q, k, v, block_table=table, slopes=slopes)  # doctest: +SKIP
     """
 
-    __slots__ = ("__weakref__", "_arguments", "_core", "_scalars", "_tensors")
+    __slots__ = ("__weakref__", "_arguments", "_core", "_key_range", "_scalars", "_tensors")
 
     def __init__(
         self,
@@ -79,6 +89,7 @@ class Variant:
         softmax: bool = True,
         tensors: Mapping[str, VariantDType] = {},  # noqa: B006
         scalars: Mapping[str, float] = {},  # noqa: B006
+        key_range: KeyRange | None = None,
     ) -> None:
         _check_text("name", name)
         bodies = (query, key, value, output, logits, mask)
@@ -90,6 +101,8 @@ class Variant:
         _check_mapping("scalars", scalars)
         dtypes = {tensor: _dtype(tensor, dtype) for tensor, dtype in tensors.items()}
         values = {scalar: to_float(scalar, x) for scalar, x in scalars.items()}
+        if key_range is not None and not callable(key_range):
+            raise TypeError(f"key_range: expected a function, got {type(key_range).__name__}")
         self._core = _core.Variant(
             name, list(bodies), softmax, list(dtypes.items()), list(values.items())
         )
@@ -98,6 +111,9 @@ class Variant:
         given = {argument: body for argument, body in zip(BODIES, bodies) if body is not None}
         self._arguments: dict[str, Any] = {"name": name, **given, "softmax": softmax}
         self._arguments |= {"tensors": dtypes, "scalars": values}
+        if key_range is not None:
+            self._arguments["key_range"] = key_range
+        self._key_range = key_range
 
     def __repr__(self) -> str:
         name = self._arguments["name"]
@@ -114,6 +130,34 @@ class Variant:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _remade, (self._arguments,)
+
+    @property
+    def _make_key_ranges(self) -> Callable[[bytes, bytes], npt.NDArray[np.int32]] | None:
+        """What the core's plan() calls; None without a key_range."""
+        return None if self._key_range is None else self._key_ranges
+
+    def _key_ranges(self, qo_indptr: bytes, kv_lens: bytes) -> npt.NDArray[np.int32]:
+        """[tokens, 2]: the range of each query of a batch, whose lengths are int32."""
+        assert self._key_range is not None
+        ends = np.frombuffer(qo_indptr, np.int32).astype(np.int64)
+        lens = np.frombuffer(kv_lens, np.int32).astype(np.int64)
+        request = np.repeat(np.arange(len(lens)), np.diff(ends))
+        kv_len = lens[request]
+        query = np.arange(ends[-1]) + kv_len - ends[request + 1]
+        bounds: Any = self._key_range(request, query, kv_len)
+        if not isinstance(bounds, (tuple, list)) or len(bounds) != 2:
+            raise TypeError(f"key_range: expected a tuple of begin and end, got {bounds!r}")
+        ranges = np.empty((len(query), 2), np.int32)
+        for column, (name, bound) in enumerate(zip(("begin", "end"), bounds)):
+            array = np.asarray(bound)
+            if array.dtype.kind not in "iu":
+                raise TypeError(f"key_range: expected integers as {name}, got {array.dtype}")
+            if array.shape not in ((), query.shape):
+                raise ValueError(
+                    f"key_range: expected {name} of shape {query.shape}, got {array.shape}"
+                )
+            ranges[:, column] = np.clip(array, 0, np.iinfo(np.int32).max)
+        return ranges
 
     def _packed(self, arguments: dict[str, Any]) -> tuple[tuple[Tensor, ...], tuple[Any, ...]]:
         """The tensors and scalars of a run, in the order of the description."""

@@ -34,6 +34,8 @@ sigmoid = Variant(
 def sink_tokens(n: int, window: int = 1023) -> Variant:
     """StreamingLLM's mask (Xiao et al., 2024): the first n keys, and a window behind each query.
 
+    The keys between are hidden, not skipped: a key_range is one interval.
+
     Args:
         n: keys from the begin of a request that every query sees, within causality.
         window: so many keys before its own are what a query sees besides. Both numbers may be given

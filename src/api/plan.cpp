@@ -93,6 +93,13 @@ Status check_mask_begin(const AttentionOptions& options, const Batch& batch) {
   return {};
 }
 
+Status check_key_ranges(const AttentionOptions& options, const Batch& batch) {
+  if (batch.key_ranges == nullptr || !options.variant.empty()) return {};
+  return error(StatusCode::kInvalidArgument,
+               "key_ranges: expected none without a variant, got %d ranges",
+               batch.qo_indptr[batch.batch_size]);
+}
+
 /// Writes where the masks of the requests begin. Returns the bits that a row of the mask must have.
 int64_t place_masks(const Batch& batch, int32_t* mask_begins) {
   int64_t num_bits = 0;
@@ -223,6 +230,7 @@ Status Plan::plan(const Batch& batch, Stream stream) noexcept {
   FLASHPLAN_RETURN_IF_ERROR(check_kv_indptr(batch));
   FLASHPLAN_RETURN_IF_ERROR(impl_->prefixes.read(batch));
   FLASHPLAN_RETURN_IF_ERROR(check_mask_begin(impl_->options, batch));
+  FLASHPLAN_RETURN_IF_ERROR(check_key_ranges(impl_->options, batch));
   cuda::DeviceSchedule* device_schedule =
       impl_->device_schedule ? &*impl_->device_schedule : nullptr;
   ScheduleMemory memory = impl_->buffers.memory();
@@ -243,6 +251,7 @@ Status Plan::plan(const Batch& batch, Stream stream) noexcept {
       int64_t{impl_->num_tokens} * (options.num_qo_heads / options.num_kv_heads);
   const int32_t few_rows = impl_->choice.kernel.geometry.bodies[0].rows;
   impl_->has_few_rows = num_rows <= int64_t{few_rows} * batch.batch_size;
+  impl_->has_key_ranges = batch.key_ranges != nullptr;
   const int32_t* kv_lens = batch.kv_lens;
   impl_->kv_lens.assign(kv_lens, kv_lens + batch.batch_size);
   impl_->longest_request =

@@ -36,6 +36,7 @@ struct Plan::Impl {
   /// It decides which order of the kernel's code is launched. A captured graph keeps the order of
   /// the captured run.
   bool has_few_rows = false;
+  bool has_key_ranges = false;  // of the batch
   bool planned = false;
   std::atomic_flag in_use;
 };

@@ -38,6 +38,11 @@ Status check_page_form(const AttentionTensors& t, const Plan::Impl& plan) {
 
 Status check_kv_lens(const AttentionTensors& t, const Plan::Impl& plan) {
   if (t.kv_lens.empty()) return {};
+  if (plan.has_key_ranges) {
+    return error(StatusCode::kInvalidArgument,
+                 "kv_lens: expected none with key ranges, which belong to the planned lengths, got "
+                 "a tensor");
+  }
   const TensorArgument kv_lens{"kv_lens", t.kv_lens};
   FLASHPLAN_RETURN_IF_ERROR(check_dtype(kv_lens, DType::kInt32, ""));
   FLASHPLAN_RETURN_IF_ERROR(check_device(kv_lens, plan.options.device));

@@ -6,6 +6,24 @@
 #include "plan/division.h"
 
 namespace flashplan {
+namespace {
+
+/// The same as Mask::visible_to_queries(), for queries with ranges {begin, end} of their own.
+KeySpan visible_in_ranges(const ScheduleShape& shape, const int32_t* ranges, int32_t first,
+                          int32_t last, int32_t position, int32_t kv_len) {
+  KeySpan all = {kv_len, 0};
+  for (int32_t query = first; query <= last; ++query) {
+    const int32_t* range = ranges + 2 * int64_t{query};
+    const KeySpan own = {std::max(range[0], 0), std::min(range[1], kv_len)};
+    const KeySpan keys = shape.mask.visible(position + query, own);
+    if (keys.begin >= keys.end) continue;
+    all = {std::min(all.begin, keys.begin), std::max(all.end, keys.end)};
+  }
+  const int32_t begin = all.begin / shape.tile_kv * shape.tile_kv;
+  return begin < all.end ? KeySpan{begin, all.end} : KeySpan{0, 0};
+}
+
+}  // namespace
 
 void RowTiles::reserve(const ScheduleShape& shape, int32_t max_requests, int32_t max_row_tiles) {
   shape_ = shape;
@@ -35,6 +53,8 @@ void RowTiles::collect(const Batch& batch, const PrefixTree& prefixes, Segment* 
     segments[r] = {qo_begin, qo_len, position, shape.paged ? r : static_cast<int32_t>(kv_begin)};
     kv_cumulated += kv_len;
 
+    const int32_t* const ranges =
+        batch.key_ranges != nullptr ? batch.key_ranges + 2 * int64_t{qo_begin} : nullptr;
     const int32_t sharer = shares ? prefixes.sharer_of(r) : -1;
     const int32_t num_rows = qo_len * shape.group_size;
     const int32_t num_tiles = ceil_divide(num_rows, shape.tile_q);
@@ -53,7 +73,10 @@ void RowTiles::collect(const Batch& batch, const PrefixTree& prefixes, Segment* 
       }
       const int32_t last_query = std::min(query - (head == 0 ? 1 : 0), qo_len - 1);
       KeySpan keys =
-          shape.mask.visible_to_queries(first_query, last_query, position, kv_len, shape.tile_kv);
+          ranges == nullptr
+              ? shape.mask.visible_to_queries(first_query, last_query, position, kv_len,
+                                              shape.tile_kv)
+              : visible_in_ranges(shape, ranges, first_query, last_query, position, kv_len);
       // The keys before are in prefixes, and seen by all of its rows.
       if (sharer >= 0) keys.begin = prefixes.first_own_key(r);
       const int32_t rows = std::min(num_rows - t * shape.tile_q, shape.tile_q);

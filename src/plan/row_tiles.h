@@ -22,7 +22,7 @@ struct RowTile {
   int64_t head_cost;  // predicted, of one kv head
   int32_t segment;
   int32_t row_tile;  // number in the segment
-  KeySpan keys;      // that its rows see, from the begin of a step; {0, 0}: none
+  KeySpan keys;      // that its rows may see, from the begin of a step; {0, 0}: none
   uint16_t num_rows;
   uint16_t cost_class;  // CostClasses::kLast: in a group
   int32_t sharer;       // see PrefixTree; -1: none

@@ -43,6 +43,7 @@ struct HostBatch {
   std::vector<int32_t> qo_indptr = {0};
   std::vector<int32_t> kv_lens;
   std::vector<int32_t> shared_prefixes;  // rows of three
+  std::vector<int32_t> key_ranges;       // rows of two
 
   void add(int32_t qo_len, int32_t kv_len) {
     qo_indptr.push_back(qo_indptr.back() + qo_len);
@@ -56,8 +57,14 @@ struct HostBatch {
   }
   int32_t num_shared_prefixes() const { return static_cast<int32_t>(shared_prefixes.size() / 3); }
   Batch view() const {
-    return {qo_indptr.data(), kv_lens.data(),         nullptr,
-            size(),           shared_prefixes.data(), num_shared_prefixes()};
+    return {qo_indptr.data(),
+            kv_lens.data(),
+            nullptr,
+            size(),
+            shared_prefixes.data(),
+            num_shared_prefixes(),
+            nullptr,
+            key_ranges.empty() ? nullptr : key_ranges.data()};
   }
 };
 
@@ -142,6 +149,19 @@ inline void share_randomly(Random& random, int32_t max_tokens, HostBatch* batch)
   for (size_t i = rows.size() / 3; i > 1; --i) {
     const auto other = static_cast<size_t>(random.between(0, static_cast<int32_t>(i) - 1));
     std::swap_ranges(&rows[3 * (i - 1)], &rows[3 * (i - 1)] + 3, &rows[3 * other]);
+  }
+}
+
+/// Gives each query of `batch` a range of keys: some are empty, some exceed the keys.
+inline void limit_keys_randomly(Random& random, HostBatch* batch) {
+  for (int32_t r = 0; r < batch->size(); ++r) {
+    const int32_t kv_len = batch->kv_lens[static_cast<size_t>(r)];
+    const int32_t width = random.pick({0, 20, 300, kv_len});
+    for (int32_t query = 0; query < batch->qo_len(r); ++query) {
+      const int32_t begin = random.between(-30, kv_len + 10);
+      const int32_t end = begin + random.between(-3, width);
+      batch->key_ranges.insert(batch->key_ranges.end(), {begin, end});
+    }
   }
 }
 

@@ -69,8 +69,12 @@ inline std::vector<SlowRowTile> slow_row_tiles(const ScheduleShape& shape, const
       const int64_t last = std::min(first + shape.tile_q, rows) - 1;
       SlowRowTile tile{r, static_cast<int32_t>(first / shape.tile_q), last - first + 1, 0, 0};
       for (int64_t query = first / shape.group_size; query <= last / shape.group_size; ++query) {
-        const RowKeys keys = row_keys(shape, qo_len, batch.kv_lens[r], query);
-        if (keys.begin == keys.end) continue;
+        RowKeys keys = row_keys(shape, qo_len, batch.kv_lens[r], query);
+        if (batch.key_ranges != nullptr) {
+          const int32_t* range = batch.key_ranges + 2 * (batch.qo_indptr[r] + query);
+          keys = {std::max<int64_t>(keys.begin, range[0]), std::min<int64_t>(keys.end, range[1])};
+        }
+        if (keys.begin >= keys.end) continue;
         const bool is_first = tile.kv_begin == tile.kv_end;
         tile.kv_begin = is_first ? keys.begin : std::min(tile.kv_begin, keys.begin);
         tile.kv_end = std::max(tile.kv_end, keys.end);

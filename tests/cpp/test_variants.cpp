@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Variants of users from C++: descriptions, compiling, running. Results of every body are tested
 // from Python.
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <filesystem>
@@ -143,6 +144,17 @@ TEST(a_plan_with_a_variant) {
   t.num_variant_tensors = 1;
   CHECK(plan.run(t).ok());
   for (const float x : o) CHECK_EQ(x, 2.5F);
+  // Only the first key is in the range, and is read.
+  std::fill(kv.begin() + 4, kv.end(), 9.0F);
+  const int32_t key_range[] = {-5, 1};
+  Batch batch = {qo_indptr, kv_lens, nullptr, 1};
+  batch.key_ranges = key_range;
+  CHECK(plan.plan(batch).ok());
+  t.kv_lens = contiguous(const_cast<int32_t*>(kv_lens), DType::kInt32, {}, {1});
+  CHECK(std::string(plan.run(t).message).starts_with("kv_lens: expected none with key ranges"));
+  t.kv_lens = {};
+  CHECK(plan.run(t).ok());
+  for (const float x : o) CHECK_EQ(x, 2.5F);
   const float scalars[] = {3.0F};
   t.variant_scalars = scalars;
   CHECK(!plan.run(t).ok());  // none of them
@@ -157,6 +169,7 @@ TEST(a_plan_with_a_variant) {
   CHECK(Plan::create(options_with({}), &standard).ok());
   CHECK(standard.plan({qo_indptr, kv_lens, nullptr, 1}).ok());
   CHECK(!standard.run(t).ok());  // it has no variant
+  CHECK(std::string(standard.plan(batch).message).starts_with("key_ranges: expected none"));
 }
 
 TEST(threads_compile_once) {

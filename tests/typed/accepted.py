@@ -81,6 +81,7 @@ def with_variants() -> None:
     doubled = fp.Variant("doubled", value="return 2 * x;", tensors={"t": "int32"}, scalars={"s": 1})
     assert_type(doubled, fp.Variant)
     assert_type(fp.variants.sink_tokens(4), fp.Variant)
+    fp.Variant("v", mask="return true;", key_range=lambda request, query, kv_len: (0, query + 1))
     if TYPE_CHECKING:  # where there may be no compiler
         attn = fp.Attention(4, 4, 8, page_size=None, device="cpu", variant=doubled)
         assert_type(attn.run(x, x, x, t=np.zeros(1, np.int32), s=2.0), Floats)
