@@ -8,6 +8,7 @@
 #include <string>
 
 #include "c_abi/read_structs.h"
+#include "c_abi/report.h"
 #include "c_abi/structs.h"
 #include "common/error.h"
 #include "flashplan/flashplan.h"
@@ -19,13 +20,6 @@ struct flashplan_plan {
 
 namespace flashplan::c_abi {
 namespace {
-
-flashplan_status report(const Status& status, char* message) noexcept {
-  if (message != nullptr) {
-    std::snprintf(message, FLASHPLAN_MESSAGE_SIZE, "%s", status.ok() ? "" : status.message);
-  }
-  return static_cast<flashplan_status>(status.code);
-}
 
 /// As snprintf does.
 std::size_t write_text(const std::string& source, char* text, std::size_t size) noexcept {
@@ -96,24 +90,8 @@ Status run(flashplan_plan* plan, const flashplan_attention_tensors* given, Strea
 }
 
 Status append(const flashplan_append_tensors* given, Stream stream) noexcept {
-  flashplan_append_tensors t;
-  FLASHPLAN_RETURN_IF_ERROR(read("tensors", given, default_append_tensors(), &t));
-  FLASHPLAN_RETURN_IF_ERROR(check_reserved("tensors", t.reserved));
   AppendTensors tensors;
-  FLASHPLAN_RETURN_IF_ERROR(
-      read_tensors({{"k", t.k, &tensors.k},
-                    {"v", t.v, &tensors.v},
-                    {"k_cache", t.k_cache, &tensors.k_cache},
-                    {"v_cache", t.v_cache, &tensors.v_cache},
-                    {"indptr", t.indptr, &tensors.indptr},
-                    {"kv_lens", t.kv_lens, &tensors.kv_lens},
-                    {"block_table", t.block_table, &tensors.block_table},
-                    {"page_indptr", t.page_indptr, &tensors.page_indptr},
-                    {"page_indices", t.page_indices, &tensors.page_indices},
-                    {"slot_mapping", t.slot_mapping, &tensors.slot_mapping}}));
-  tensors.layout = static_cast<KvLayout>(t.kv_layout);
-  tensors.k_scale = t.k_scale;
-  tensors.v_scale = t.v_scale;
+  FLASHPLAN_RETURN_IF_ERROR(read_append_tensors(given, &tensors));
   return append_paged_kv(tensors, stream);
 }
 

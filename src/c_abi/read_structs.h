@@ -6,6 +6,7 @@
 #include <initializer_list>
 
 #include "flashplan/flashplan_c.h"
+#include "flashplan/kv_cache.h"
 #include "flashplan/plan.h"
 #include "flashplan/status.h"
 #include "flashplan/tensor.h"
@@ -30,5 +31,6 @@ Status read_tensors(std::initializer_list<TensorField> fields) noexcept;
 
 Status read_options(const flashplan_options* given, AttentionOptions* options) noexcept;
 Status read_batch(const flashplan_batch* given, Batch* batch) noexcept;
+Status read_append_tensors(const flashplan_append_tensors* given, AppendTensors* tensors) noexcept;
 
 }  // namespace flashplan::c_abi

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Structs of flashplan_c.h, of whatever version the caller was compiled with.
+// Structs of flashplan_c.h and flashplan_c_ops.h, of whatever version the caller was compiled with.
 #pragma once
 
 #include <algorithm>
@@ -8,6 +8,7 @@
 
 #include "common/error.h"
 #include "flashplan/flashplan_c.h"
+#include "flashplan/flashplan_c_ops.h"
 
 namespace flashplan::c_abi {
 
@@ -26,6 +27,14 @@ template <>
 inline constexpr std::size_t kFirstSize<flashplan_attention_tensors> = 136;
 template <>
 inline constexpr std::size_t kFirstSize<flashplan_append_tensors> = 104;
+template <>
+inline constexpr std::size_t kFirstSize<flashplan_rope> = 88;
+template <>
+inline constexpr std::size_t kFirstSize<flashplan_penalty_tensors> = 72;
+template <>
+inline constexpr std::size_t kFirstSize<flashplan_sample_tensors> = 136;
+template <>
+inline constexpr std::size_t kFirstSize<flashplan_verify_tensors> = 104;
 
 /// What a size can not be beyond, whatever is added: memory that was never written has others.
 constexpr std::size_t kMaxSize = 4096;

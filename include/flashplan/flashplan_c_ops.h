@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+// What an engine calls beside attention, for C: norms, activations, rotary embedding, and from
+// logits to tokens. Rules for statuses, messages, structs and memory are those of flashplan_c.h.
+// What the calls compute, the shapes and dtypes that tensors have, and what each call refuses is
+// written in norm.h, activation.h, rope.h, kv_cache.h, sampling.h, speculative.h and penalties.h,
+// whose names are the same.
+//
+// A tensor argument that may be NULL is said to be. On a GPU each call is one launch on `stream`,
+// without allocation or synchronisation, which may be captured into a graph; on the CPU it returns
+// when it is done.
+#pragma once
+
+#include "flashplan/flashplan_c.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// out = x / sqrt(mean(x^2) + eps) * weight; `out` may be x. gemma: not 0 multiplies by 1 + weight.
+FLASHPLAN_API flashplan_status flashplan_rmsnorm(const flashplan_tensor* x,
+                                                 const flashplan_tensor* weight,
+                                                 const flashplan_tensor* out, float eps,
+                                                 int32_t gemma, flashplan_stream stream,
+                                                 char* message) FLASHPLAN_NOEXCEPT;
+
+// residual += x, then x = rmsnorm(residual): both are written.
+FLASHPLAN_API flashplan_status flashplan_add_rmsnorm(const flashplan_tensor* x,
+                                                     const flashplan_tensor* residual,
+                                                     const flashplan_tensor* weight, float eps,
+                                                     int32_t gemma, flashplan_stream stream,
+                                                     char* message) FLASHPLAN_NOEXCEPT;
+
+// out = (x - mean(x)) / sqrt(variance(x) + eps) * weight + bias; bias may be NULL, `out` may be x.
+FLASHPLAN_API flashplan_status flashplan_layernorm(const flashplan_tensor* x,
+                                                   const flashplan_tensor* weight,
+                                                   const flashplan_tensor* bias,
+                                                   const flashplan_tensor* out, float eps,
+                                                   flashplan_stream stream,
+                                                   char* message) FLASHPLAN_NOEXCEPT;
+
+// `activation` of flashplan_gated_activation
+enum { FLASHPLAN_SILU = 0, FLASHPLAN_GELU = 1, FLASHPLAN_GELU_TANH = 2 };
+
+// out = activation(x[..., :d]) * x[..., d:] / scale.
+FLASHPLAN_API flashplan_status flashplan_gated_activation(int32_t activation,
+                                                          const flashplan_tensor* x,
+                                                          const flashplan_tensor* out, float scale,
+                                                          flashplan_stream stream,
+                                                          char* message) FLASHPLAN_NOEXCEPT;
+
+// flashplan_rope.scaling
+enum { FLASHPLAN_ROPE_LINEAR = 0, FLASHPLAN_ROPE_LLAMA3 = 1, FLASHPLAN_ROPE_YARN = 2 };
+
+// Rope of rope.h.
+typedef struct flashplan_rope {
+  size_t struct_size;
+  double theta;
+  double scale;
+  int32_t rotary_dim;   // 0: all dims of a head
+  int32_t interleaved;  // 0 or 1
+  int32_t scaling;
+  int32_t reserved;  // 0
+  double original_length;
+  double low_freq_factor;
+  double high_freq_factor;
+  double beta_fast;
+  double beta_slow;
+  double attention_factor;
+} flashplan_rope;
+
+// Gives the defaults of rope.h.
+FLASHPLAN_API void flashplan_rope_init(flashplan_rope* rope, size_t struct_size) FLASHPLAN_NOEXCEPT;
+
+// Rotates q and k by their positions; out_q and out_k are written, and may be q and k.
+FLASHPLAN_API flashplan_status flashplan_apply_rope(
+    const flashplan_tensor* q, const flashplan_tensor* k, const flashplan_tensor* positions,
+    const flashplan_rope* rope, const flashplan_tensor* out_q, const flashplan_tensor* out_k,
+    flashplan_stream stream, char* message) FLASHPLAN_NOEXCEPT;
+
+// flashplan_apply_rope and flashplan_append_paged_kv at once; out_q is written, and may be q.
+// tensors->slot_mapping must be NULL.
+FLASHPLAN_API flashplan_status flashplan_rope_append_paged_kv(
+    const flashplan_tensor* q, const flashplan_append_tensors* tensors, const flashplan_rope* rope,
+    const flashplan_tensor* out_q, flashplan_stream stream, char* message) FLASHPLAN_NOEXCEPT;
+
+// out = softmax(logits / temperature); temperatures is NULL, or has a number for each request
+// instead of `temperature`. `out` may be logits.
+FLASHPLAN_API flashplan_status flashplan_softmax(const flashplan_tensor* logits, float temperature,
+                                                 const flashplan_tensor* temperatures,
+                                                 const flashplan_tensor* out,
+                                                 flashplan_stream stream,
+                                                 char* message) FLASHPLAN_NOEXCEPT;
+
+// Arguments of one call of penalties.h. A tensor of parameters has a number for each request, and
+// is used instead of the number for all; or it is NULL.
+typedef struct flashplan_penalty_tensors {
+  size_t struct_size;
+  const flashplan_tensor* logits;  // written
+  const flashplan_tensor* history;
+  const flashplan_tensor* history_lens;
+  const flashplan_tensor* repetitions;
+  const flashplan_tensor* presences;
+  const flashplan_tensor* frequencies;
+  float repetition;
+  float presence;
+  float frequency;
+  int32_t reserved;  // 0
+} flashplan_penalty_tensors;
+
+// Sets `repetition` to 1 and everything else to NULL or 0: nothing is changed by these.
+FLASHPLAN_API void flashplan_penalty_tensors_init(flashplan_penalty_tensors* tensors,
+                                                  size_t struct_size) FLASHPLAN_NOEXCEPT;
+
+FLASHPLAN_API flashplan_status flashplan_apply_penalties(const flashplan_penalty_tensors* tensors,
+                                                         flashplan_stream stream,
+                                                         char* message) FLASHPLAN_NOEXCEPT;
+
+// What a call writes to `status` for each request: SampleError of sampling.h.
+enum {
+  FLASHPLAN_SAMPLE_OK = 0,
+  FLASHPLAN_SAMPLE_TEMPERATURE = 1,    // not finite, or < 0
+  FLASHPLAN_SAMPLE_TOP_K = 2,          // < 1
+  FLASHPLAN_SAMPLE_TOP_P = 3,          // outside (0, 1]
+  FLASHPLAN_SAMPLE_MIN_P = 4,          // outside [0, 1]
+  FLASHPLAN_SAMPLE_NOT_A_NUMBER = 5,   // a NaN, or +inf among logits
+  FLASHPLAN_SAMPLE_NO_TOKEN = 6,       // all logits -inf
+  FLASHPLAN_SAMPLE_PROBABILITIES = 7,  // they are no distribution
+  FLASHPLAN_SAMPLE_DRAFT = 8           // no token, or a parent that is not a draft before it
+};
+
+// SampleOptions and SampleOutputs of sampling.h. Tensors of parameters as in
+// flashplan_penalty_tensors.
+typedef struct flashplan_sample_tensors {
+  size_t struct_size;
+  const flashplan_tensor* logits;
+  const flashplan_tensor* out;       // written: ids
+  const flashplan_tensor* logprobs;  // written, or NULL
+  const flashplan_tensor* status;    // written, or NULL
+  const flashplan_tensor* temperatures;
+  const flashplan_tensor* top_ks;
+  const flashplan_tensor* top_ps;
+  const flashplan_tensor* min_ps;
+  const flashplan_tensor* seeds;
+  const flashplan_tensor* offsets;
+  const flashplan_tensor* logit_bias;  // or NULL
+  int64_t seed;
+  int64_t offset;
+  float temperature;
+  int32_t top_k;
+  float top_p;
+  float min_p;
+  int32_t from_probs;  // 0 or 1: `logits` are probabilities
+  int32_t reserved;    // 0
+} flashplan_sample_tensors;
+
+// Temperature 1, no filter, seed and offset 0; everything else NULL or 0.
+FLASHPLAN_API void flashplan_sample_tensors_init(flashplan_sample_tensors* tensors,
+                                                 size_t struct_size) FLASHPLAN_NOEXCEPT;
+
+FLASHPLAN_API flashplan_status flashplan_sample(const flashplan_sample_tensors* tensors,
+                                                flashplan_stream stream,
+                                                char* message) FLASHPLAN_NOEXCEPT;
+
+// Drafts, VerifyOptions and VerifyOutputs of speculative.h. Tensors of parameters as in
+// flashplan_penalty_tensors.
+typedef struct flashplan_verify_tensors {
+  size_t struct_size;
+  const flashplan_tensor* draft_tokens;
+  const flashplan_tensor* draft_probs;
+  const flashplan_tensor* target_probs;
+  const flashplan_tensor* draft_parents;  // NULL: chains
+  const flashplan_tensor* seeds;
+  const flashplan_tensor* offsets;
+  const flashplan_tensor* out;           // written: tokens
+  const flashplan_tensor* num_accepted;  // written
+  const flashplan_tensor* nodes;         // written, or NULL
+  const flashplan_tensor* status;        // written, or NULL
+  int64_t seed;
+  int64_t offset;
+} flashplan_verify_tensors;
+
+// Sets everything to NULL or 0.
+FLASHPLAN_API void flashplan_verify_tensors_init(flashplan_verify_tensors* tensors,
+                                                 size_t struct_size) FLASHPLAN_NOEXCEPT;
+
+FLASHPLAN_API flashplan_status flashplan_speculative_verify(const flashplan_verify_tensors* tensors,
+                                                            flashplan_stream stream,
+                                                            char* message) FLASHPLAN_NOEXCEPT;
+
+#ifdef __cplusplus
+}
+#endif

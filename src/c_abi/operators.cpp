@@ -1,0 +1,309 @@
+// SPDX-License-Identifier: Apache-2.0
+// The functions of flashplan_c_ops.h: each one reads the caller's structs and calls the C++
+// library.
+#include "c_abi/read_structs.h"
+#include "c_abi/report.h"
+#include "c_abi/structs.h"
+#include "flashplan/flashplan.h"
+#include "flashplan/flashplan_c_ops.h"
+
+namespace flashplan::c_abi {
+namespace {
+
+constexpr bool is_same(int c, auto code) { return c == static_cast<int>(code); }
+static_assert(is_same(FLASHPLAN_SILU, Activation::kSilu) &&
+              is_same(FLASHPLAN_GELU, Activation::kGelu) &&
+              is_same(FLASHPLAN_GELU_TANH, Activation::kGeluTanh));
+static_assert(is_same(FLASHPLAN_ROPE_LINEAR, RopeScaling::kLinear) &&
+              is_same(FLASHPLAN_ROPE_LLAMA3, RopeScaling::kLlama3) &&
+              is_same(FLASHPLAN_ROPE_YARN, RopeScaling::kYarn));
+static_assert(is_same(FLASHPLAN_SAMPLE_OK, SampleError::kNone) &&
+              is_same(FLASHPLAN_SAMPLE_TEMPERATURE, SampleError::kTemperature) &&
+              is_same(FLASHPLAN_SAMPLE_TOP_K, SampleError::kTopK) &&
+              is_same(FLASHPLAN_SAMPLE_TOP_P, SampleError::kTopP) &&
+              is_same(FLASHPLAN_SAMPLE_MIN_P, SampleError::kMinP) &&
+              is_same(FLASHPLAN_SAMPLE_NOT_A_NUMBER, SampleError::kNotANumber) &&
+              is_same(FLASHPLAN_SAMPLE_NO_TOKEN, SampleError::kNoToken) &&
+              is_same(FLASHPLAN_SAMPLE_PROBABILITIES, SampleError::kProbabilities) &&
+              is_same(FLASHPLAN_SAMPLE_DRAFT, SampleError::kDraft));
+
+flashplan_rope default_rope() noexcept {
+  const Rope defaults;
+  flashplan_rope r = {};
+  r.theta = defaults.theta;
+  r.scale = defaults.scale;
+  r.original_length = defaults.original_length;
+  r.low_freq_factor = defaults.low_freq_factor;
+  r.high_freq_factor = defaults.high_freq_factor;
+  r.beta_fast = defaults.beta_fast;
+  r.beta_slow = defaults.beta_slow;
+  return r;
+}
+
+flashplan_penalty_tensors default_penalty_tensors() noexcept {
+  flashplan_penalty_tensors t = {};
+  t.repetition = PenaltyOptions().repetition;
+  return t;
+}
+
+flashplan_sample_tensors default_sample_tensors() noexcept {
+  const SampleOptions defaults;
+  flashplan_sample_tensors t = {};
+  t.temperature = defaults.temperature;
+  t.top_k = defaults.top_k;
+  t.top_p = defaults.top_p;
+  return t;
+}
+
+Status read_rope(const flashplan_rope* given, Rope* rope) noexcept {
+  flashplan_rope r;
+  FLASHPLAN_RETURN_IF_ERROR(read("rope", given, default_rope(), &r));
+  FLASHPLAN_RETURN_IF_ERROR(check_reserved("rope", r.reserved));
+  rope->theta = r.theta;
+  rope->scale = r.scale;
+  rope->rotary_dim = r.rotary_dim;
+  rope->interleaved = r.interleaved != 0;
+  rope->scaling = static_cast<RopeScaling>(r.scaling);
+  rope->original_length = r.original_length;
+  rope->low_freq_factor = r.low_freq_factor;
+  rope->high_freq_factor = r.high_freq_factor;
+  rope->beta_fast = r.beta_fast;
+  rope->beta_slow = r.beta_slow;
+  rope->attention_factor = r.attention_factor;
+  return {};
+}
+
+RmsNormOptions rms_norm_options(float eps, int32_t gemma) noexcept {
+  RmsNormOptions options;
+  options.eps = eps;
+  options.gemma = gemma != 0;
+  return options;
+}
+
+Status normalise(const flashplan_tensor* x, const flashplan_tensor* weight,
+                 const flashplan_tensor* out, const RmsNormOptions& options,
+                 Stream stream) noexcept {
+  TensorView x_view, weight_view, out_view;
+  FLASHPLAN_RETURN_IF_ERROR(
+      read_tensors({{"x", x, &x_view}, {"weight", weight, &weight_view}, {"out", out, &out_view}}));
+  return rmsnorm(x_view, weight_view, out_view, options, stream);
+}
+
+Status add_and_normalise(const flashplan_tensor* x, const flashplan_tensor* residual,
+                         const flashplan_tensor* weight, const RmsNormOptions& options,
+                         Stream stream) noexcept {
+  TensorView x_view, residual_view, weight_view;
+  FLASHPLAN_RETURN_IF_ERROR(read_tensors({{"x", x, &x_view},
+                                          {"residual", residual, &residual_view},
+                                          {"weight", weight, &weight_view}}));
+  return add_rmsnorm(x_view, residual_view, weight_view, options, stream);
+}
+
+Status normalise_centered(const flashplan_tensor* x, const flashplan_tensor* weight,
+                          const flashplan_tensor* bias, const flashplan_tensor* out, float eps,
+                          Stream stream) noexcept {
+  TensorView x_view, weight_view, bias_view, out_view;
+  FLASHPLAN_RETURN_IF_ERROR(read_tensors({{"x", x, &x_view},
+                                          {"weight", weight, &weight_view},
+                                          {"bias", bias, &bias_view},
+                                          {"out", out, &out_view}}));
+  return layernorm(x_view, weight_view, bias_view, out_view, eps, stream);
+}
+
+Status activate(int32_t activation, const flashplan_tensor* x, const flashplan_tensor* out,
+                float scale, Stream stream) noexcept {
+  TensorView x_view, out_view;
+  FLASHPLAN_RETURN_IF_ERROR(read_tensors({{"x", x, &x_view}, {"out", out, &out_view}}));
+  return gated_activation(static_cast<Activation>(activation), x_view, out_view, scale, stream);
+}
+
+Status rotate(const flashplan_tensor* q, const flashplan_tensor* k,
+              const flashplan_tensor* positions, const flashplan_rope* given,
+              const flashplan_tensor* out_q, const flashplan_tensor* out_k,
+              Stream stream) noexcept {
+  Rope rope;
+  FLASHPLAN_RETURN_IF_ERROR(read_rope(given, &rope));
+  TensorView q_view, k_view, positions_view, out_q_view, out_k_view;
+  FLASHPLAN_RETURN_IF_ERROR(read_tensors({{"q", q, &q_view},
+                                          {"k", k, &k_view},
+                                          {"positions", positions, &positions_view},
+                                          {"out_q", out_q, &out_q_view},
+                                          {"out_k", out_k, &out_k_view}}));
+  return apply_rope(q_view, k_view, positions_view, rope, out_q_view, out_k_view, stream);
+}
+
+Status rotate_and_append(const flashplan_tensor* q, const flashplan_append_tensors* given,
+                         const flashplan_rope* given_rope, const flashplan_tensor* out_q,
+                         Stream stream) noexcept {
+  AppendTensors tensors;
+  FLASHPLAN_RETURN_IF_ERROR(read_append_tensors(given, &tensors));
+  Rope rope;
+  FLASHPLAN_RETURN_IF_ERROR(read_rope(given_rope, &rope));
+  TensorView q_view, out_q_view;
+  FLASHPLAN_RETURN_IF_ERROR(read_tensors({{"q", q, &q_view}, {"out_q", out_q, &out_q_view}}));
+  return rope_append_paged_kv(q_view, tensors, rope, out_q_view, stream);
+}
+
+Status take_softmax(const flashplan_tensor* logits, float temperature,
+                    const flashplan_tensor* temperatures, const flashplan_tensor* out,
+                    Stream stream) noexcept {
+  TensorView logits_view, temperatures_view, out_view;
+  FLASHPLAN_RETURN_IF_ERROR(read_tensors({{"logits", logits, &logits_view},
+                                          {"temperature", temperatures, &temperatures_view},
+                                          {"out", out, &out_view}}));
+  return softmax(logits_view, temperature, temperatures_view, out_view, stream);
+}
+
+Status penalise(const flashplan_penalty_tensors* given, Stream stream) noexcept {
+  flashplan_penalty_tensors t;
+  FLASHPLAN_RETURN_IF_ERROR(read("tensors", given, default_penalty_tensors(), &t));
+  FLASHPLAN_RETURN_IF_ERROR(check_reserved("tensors", t.reserved));
+  TensorView logits, history, history_lens;
+  PenaltyOptions options;
+  FLASHPLAN_RETURN_IF_ERROR(read_tensors({{"logits", t.logits, &logits},
+                                          {"history", t.history, &history},
+                                          {"history_lens", t.history_lens, &history_lens},
+                                          {"repetition", t.repetitions, &options.repetitions},
+                                          {"presence", t.presences, &options.presences},
+                                          {"frequency", t.frequencies, &options.frequencies}}));
+  options.repetition = t.repetition;
+  options.presence = t.presence;
+  options.frequency = t.frequency;
+  return apply_penalties(logits, history, history_lens, options, stream);
+}
+
+Status draw(const flashplan_sample_tensors* given, Stream stream) noexcept {
+  flashplan_sample_tensors t;
+  FLASHPLAN_RETURN_IF_ERROR(read("tensors", given, default_sample_tensors(), &t));
+  FLASHPLAN_RETURN_IF_ERROR(check_reserved("tensors", t.reserved));
+  TensorView logits;
+  SampleOptions options;
+  SampleOutputs outputs;
+  FLASHPLAN_RETURN_IF_ERROR(read_tensors({{"logits", t.logits, &logits},
+                                          {"out", t.out, &outputs.ids},
+                                          {"logprobs", t.logprobs, &outputs.logprobs},
+                                          {"status", t.status, &outputs.status},
+                                          {"temperature", t.temperatures, &options.temperatures},
+                                          {"top_k", t.top_ks, &options.top_ks},
+                                          {"top_p", t.top_ps, &options.top_ps},
+                                          {"min_p", t.min_ps, &options.min_ps},
+                                          {"seed", t.seeds, &options.seeds},
+                                          {"offset", t.offsets, &options.offsets},
+                                          {"logit_bias", t.logit_bias, &options.logit_bias}}));
+  options.temperature = t.temperature;
+  options.top_k = t.top_k;
+  options.top_p = t.top_p;
+  options.min_p = t.min_p;
+  options.seed = t.seed;
+  options.offset = t.offset;
+  options.from_probs = t.from_probs != 0;
+  return sample(logits, options, outputs, stream);
+}
+
+Status verify(const flashplan_verify_tensors* given, Stream stream) noexcept {
+  flashplan_verify_tensors t;
+  FLASHPLAN_RETURN_IF_ERROR(read("tensors", given, flashplan_verify_tensors{}, &t));
+  Drafts drafts;
+  VerifyOptions options;
+  VerifyOutputs outputs;
+  FLASHPLAN_RETURN_IF_ERROR(read_tensors({{"draft_tokens", t.draft_tokens, &drafts.tokens},
+                                          {"draft_probs", t.draft_probs, &drafts.draft_probs},
+                                          {"target_probs", t.target_probs, &drafts.target_probs},
+                                          {"draft_parents", t.draft_parents, &drafts.parents},
+                                          {"seed", t.seeds, &options.seeds},
+                                          {"offset", t.offsets, &options.offsets},
+                                          {"out", t.out, &outputs.tokens},
+                                          {"num_accepted", t.num_accepted, &outputs.num_accepted},
+                                          {"nodes", t.nodes, &outputs.nodes},
+                                          {"status", t.status, &outputs.status}}));
+  options.seed = t.seed;
+  options.offset = t.offset;
+  return speculative_verify(drafts, options, outputs, stream);
+}
+
+}  // namespace
+}  // namespace flashplan::c_abi
+
+using namespace flashplan;
+
+flashplan_status flashplan_rmsnorm(const flashplan_tensor* x, const flashplan_tensor* weight,
+                                   const flashplan_tensor* out, float eps, int32_t gemma,
+                                   flashplan_stream stream, char* message) noexcept {
+  return c_abi::report(
+      c_abi::normalise(x, weight, out, c_abi::rms_norm_options(eps, gemma), stream), message);
+}
+
+flashplan_status flashplan_add_rmsnorm(const flashplan_tensor* x, const flashplan_tensor* residual,
+                                       const flashplan_tensor* weight, float eps, int32_t gemma,
+                                       flashplan_stream stream, char* message) noexcept {
+  return c_abi::report(
+      c_abi::add_and_normalise(x, residual, weight, c_abi::rms_norm_options(eps, gemma), stream),
+      message);
+}
+
+flashplan_status flashplan_layernorm(const flashplan_tensor* x, const flashplan_tensor* weight,
+                                     const flashplan_tensor* bias, const flashplan_tensor* out,
+                                     float eps, flashplan_stream stream, char* message) noexcept {
+  return c_abi::report(c_abi::normalise_centered(x, weight, bias, out, eps, stream), message);
+}
+
+flashplan_status flashplan_gated_activation(int32_t activation, const flashplan_tensor* x,
+                                            const flashplan_tensor* out, float scale,
+                                            flashplan_stream stream, char* message) noexcept {
+  return c_abi::report(c_abi::activate(activation, x, out, scale, stream), message);
+}
+
+void flashplan_rope_init(flashplan_rope* rope, size_t struct_size) noexcept {
+  c_abi::write(c_abi::default_rope(), rope, struct_size);
+}
+
+flashplan_status flashplan_apply_rope(const flashplan_tensor* q, const flashplan_tensor* k,
+                                      const flashplan_tensor* positions, const flashplan_rope* rope,
+                                      const flashplan_tensor* out_q, const flashplan_tensor* out_k,
+                                      flashplan_stream stream, char* message) noexcept {
+  return c_abi::report(c_abi::rotate(q, k, positions, rope, out_q, out_k, stream), message);
+}
+
+flashplan_status flashplan_rope_append_paged_kv(const flashplan_tensor* q,
+                                                const flashplan_append_tensors* tensors,
+                                                const flashplan_rope* rope,
+                                                const flashplan_tensor* out_q,
+                                                flashplan_stream stream, char* message) noexcept {
+  return c_abi::report(c_abi::rotate_and_append(q, tensors, rope, out_q, stream), message);
+}
+
+flashplan_status flashplan_softmax(const flashplan_tensor* logits, float temperature,
+                                   const flashplan_tensor* temperatures,
+                                   const flashplan_tensor* out, flashplan_stream stream,
+                                   char* message) noexcept {
+  return c_abi::report(c_abi::take_softmax(logits, temperature, temperatures, out, stream),
+                       message);
+}
+
+void flashplan_penalty_tensors_init(flashplan_penalty_tensors* tensors,
+                                    size_t struct_size) noexcept {
+  c_abi::write(c_abi::default_penalty_tensors(), tensors, struct_size);
+}
+
+flashplan_status flashplan_apply_penalties(const flashplan_penalty_tensors* tensors,
+                                           flashplan_stream stream, char* message) noexcept {
+  return c_abi::report(c_abi::penalise(tensors, stream), message);
+}
+
+void flashplan_sample_tensors_init(flashplan_sample_tensors* tensors, size_t struct_size) noexcept {
+  c_abi::write(c_abi::default_sample_tensors(), tensors, struct_size);
+}
+
+flashplan_status flashplan_sample(const flashplan_sample_tensors* tensors, flashplan_stream stream,
+                                  char* message) noexcept {
+  return c_abi::report(c_abi::draw(tensors, stream), message);
+}
+
+void flashplan_verify_tensors_init(flashplan_verify_tensors* tensors, size_t struct_size) noexcept {
+  c_abi::write({}, tensors, struct_size);
+}
+
+flashplan_status flashplan_speculative_verify(const flashplan_verify_tensors* tensors,
+                                              flashplan_stream stream, char* message) noexcept {
+  return c_abi::report(c_abi::verify(tensors, stream), message);
+}

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdio>
+
+#include "flashplan/flashplan_c.h"
+#include "flashplan/status.h"
+
+namespace flashplan::c_abi {
+
+/// What a function of the C interface returns and writes to the caller's message, if there is one.
+inline flashplan_status report(const Status& status, char* message) noexcept {
+  if (message != nullptr) {
+    std::snprintf(message, FLASHPLAN_MESSAGE_SIZE, "%s", status.ok() ? "" : status.message);
+  }
+  return static_cast<flashplan_status>(status.code);
+}
+
+}  // namespace flashplan::c_abi
