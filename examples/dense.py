@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from llama import Array, Llama
 from serving import Request
-from smollm2 import Array, SmolLM2
 
 # Two computations that round in different places may disagree on the larger of two logits that are
 # closer than this, by the dtype of q, k and v. Such a disagreement is reported, but it is no error.
@@ -24,7 +24,7 @@ class Difference:
     is_tie: bool
 
 
-def compare_with_dense(model: SmolLM2, request: Request) -> list[Difference]:
+def compare_with_dense(model: Llama, request: Request) -> list[Difference]:
     """Where greedy decoding with the dense model leaves the request's tokens.
 
     One forward pass over prompt and answer gives the dense model's choice after every prefix. If

@@ -25,9 +25,10 @@ from dense import TIE_TOLERANCE, compare_with_dense
 from devices import array_module
 from display import Display
 from kv_pool import KvPool
+from llama import Llama
 from prompts import PROMPTS, SYSTEM
 from serving import Engine, Request, Sampling
-from smollm2 import SmolLM2, chat_prompt, find_weights, load_tokenizer
+from smollm2 import chat_prompt, find_weights, load_model, load_tokenizer
 
 KV_DTYPES = {"cpu": "float32", "cuda": "float16"}
 PAGE_SIZE = 16
@@ -59,7 +60,7 @@ def main() -> int:
     console.print(f"Loading {weights.name}\n")
     reader = gguf.GGUFReader(weights)
     tokenizer = load_tokenizer(reader)
-    model = SmolLM2(reader, xp, KV_DTYPES[args.device])
+    model = load_model(reader, xp, KV_DTYPES[args.device])
     c = model.config
     pool = KvPool(
         c.num_layers, NUM_PAGES, PAGE_SIZE, c.num_kv_heads, c.head_dim, model.xp, model.kv_dtype
@@ -90,7 +91,7 @@ def main() -> int:
 
 
 def check(
-    model: SmolLM2, tokenizer: Tokenizer, requests: list[Request], console: Console
+    model: Llama, tokenizer: Tokenizer, requests: list[Request], console: Console
 ) -> tuple[str, bool]:
     """Compares the generated tokens with the dense model's; returns a verdict and if they pass."""
     num_ties = num_errors = 0

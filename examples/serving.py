@@ -9,7 +9,7 @@ import numpy as np
 
 import flashplan as fp
 from kv_pool import KvPool
-from smollm2 import Array, SmolLM2
+from llama import Array, Llama
 
 
 @dataclass
@@ -63,7 +63,7 @@ class Engine:
 
     def __init__(
         self,
-        model: SmolLM2,
+        model: Llama,
         pool: KvPool,
         max_batch_size: int,
         max_step_tokens: int,

@@ -12,9 +12,10 @@ import pytest
 ROOT = pathlib.Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 TEXT = "\n".join([README, *(page.read_text() for page in (ROOT / "docs").rglob("*.md"))])
-# `make demo` runs the model, which the package index serves.
+# `make demo` runs the model, which the package index serves; test_streaming.py its short version.
+WITH_MODEL = {"examples/generate.py", "examples/streaming.py"}
 ON_GPU = {"examples/cuda_graph.py"}
-NAMED = sorted(set(re.findall(r"examples/\w+\.py", TEXT)) - {"examples/generate.py"})
+NAMED = sorted(set(re.findall(r"examples/\w+\.py", TEXT)) - WITH_MODEL)
 BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 
