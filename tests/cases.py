@@ -390,7 +390,7 @@ VARIED = (
             num_ctas=9,
             batch_invariant=invariant,
         )
-        for variant in ("elements", "biased", "sigmoid")
+        for variant in ("elements", "biased", "prefix_lm", "sigmoid")
         for invariant in (False, True)
     ]
     + [
@@ -398,9 +398,12 @@ VARIED = (
             (1,) * 8,
             (400,) * 8,
             shared_prefixes=((0, 8, 390),),
-            variant="biased",
+            variant=variant,
             q_dtype="float32",
-        ),
+        )
+        for variant in ("elements", "biased", "prefix_lm", "blocks", "sigmoid")
+    ]
+    + [
         Case(
             **BATCH, variant="prefix_lm", q_dtype="float16", kv_dtype="float8_e4m3fn", softcap=5.0
         ),

@@ -3,6 +3,7 @@
 cases, in test_attention.py."""
 
 import copy
+import inspect
 import math
 import os
 import pickle
@@ -100,6 +101,19 @@ BAD = [
         ("v", BODY | {"tensors": {"qo_len": "int32"}}),
     ),
     ("tensors function", ValueError, "tensors.*exp", ("v", BODY | {"tensors": {"exp": "int32"}})),
+    ("tensors defined", ValueError, "tensors", ("v", BODY | {"tensors": {"defined": "int32"}})),
+    (
+        "tensors of our functions",
+        ValueError,
+        "tensors.*library.*flashplan_logits",
+        ("v", BODY | {"tensors": {"flashplan_logits": "int32"}}),
+    ),
+    (
+        "scalars of our macros",
+        ValueError,
+        "scalars.*library.*FLASHPLAN_DEVICE",
+        ("v", BODY | {"scalars": {"FLASHPLAN_DEVICE": 1.0}}),
+    ),
     (
         "tensors run",
         ValueError,
@@ -134,6 +148,15 @@ def test_descriptions_that_can_not_be(error, match, arguments):
     name, others = arguments
     with pytest.raises(error, match=match):
         fp.Variant(name, **others)
+
+
+def test_no_name_is_an_argument_of_run():
+    """In Python they would be given to run() twice."""
+    for name in set(inspect.signature(fp.Attention.run).parameters) - {"variant_arguments"}:
+        with pytest.raises(ValueError, match=f"tensors: .*{name}"):
+            fp.Variant("v", **BODY, tensors={name: "int32"})
+        with pytest.raises(ValueError, match=f"scalars: .*{name}"):
+            fp.Variant("v", **BODY, scalars={name: 1.0})
 
 
 def test_a_description_is_a_value():
@@ -199,7 +222,7 @@ def test_there_is_no_lse_without_softmax():
 def test_every_type_function_and_limit():
     """8 tensors and 8 scalars, every dtype, all functions, and names that other code has."""
     tensors = {"float_": "float32", "Vec": "int64", "int32_t": "uint32", "Standard": "int32"}
-    tensors |= {f"t{i}": "float32" for i in range(4)}
+    tensors |= dict.fromkeys(("NULL", "INFINITY", "M_PI", "bodies"), "float32")
     scalars = {"scale": 1.0, "exp2_scale": 2.0, "product": 3.0, "at": 4.0}
     scalars |= {f"s{i}": 5.0 + i for i in range(4)}
     sums = "+".join([f"{name}[1]" for name in tensors] + list(scalars))
@@ -344,6 +367,30 @@ def test_a_cache_that_can_not_be_used_is_a_warning(tmp_path):
     assert done.stderr.count("RuntimeWarning: flashplan compiles variants in every process") == 1
     assert str(in_the_way / "below") in done.stderr
     assert len(done.stdout.split()) == 2
+
+
+def test_a_full_cache_is_a_warning(tmp_path):
+    """What would be written next to the cached file, before it gets its name, is full."""
+    filled, full = tmp_path / "filled", tmp_path / "full"
+    assert run_program({"FLASHPLAN_CACHE_DIR": str(filled)}).communicate(timeout=120)[1] == ""
+    (file,) = filled.iterdir()
+    full.mkdir()
+    program = f"""
+import os
+os.symlink("/dev/full", {str(full / file.name)!r} + f".{{os.getpid()}}.0")
+""" + PROGRAM.replace('simplefilter("error")', 'simplefilter("always")')
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | {"FLASHPLAN_CACHE_DIR": str(full)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert done.stderr.count("RuntimeWarning: flashplan compiles variants in every process") == 1
+    assert "No space left on device" in done.stderr
+    assert done.stdout.strip() == str(result(attention(shifted()))[0, 0, 0])
+    assert list(full.iterdir()) == []
 
 
 def test_a_cache_stays_small(tmp_path):

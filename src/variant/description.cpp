@@ -17,9 +17,9 @@ constexpr std::size_t kLongestName = 64;
 
 constexpr std::string_view kInputs[] = {"x",   "request", "token",   "head",   "dim",   "query",
                                         "key", "qo_head", "kv_head", "qo_len", "kv_len"};
-constexpr std::string_view kFunctions[] = {"exp",   "exp2", "log", "log2", "tanh",     "sqrt",
-                                           "rsqrt", "pow",  "sin", "cos",  "erf",      "floor",
-                                           "ceil",  "abs",  "min", "max",  "infinity", "flashplan"};
+constexpr std::string_view kFunctions[] = {"exp",   "exp2", "log", "log2", "tanh",    "sqrt",
+                                           "rsqrt", "pow",  "sin", "cos",  "erf",     "floor",
+                                           "ceil",  "abs",  "min", "max",  "infinity"};
 // What run() takes in Python, where tensors and scalars are keyword arguments beside them.
 constexpr std::string_view kRunArguments[] = {
     "self",        "attn",         "q",       "k",       "v",     "block_table",
@@ -55,7 +55,7 @@ constexpr std::string_view kKeywords[] = {"alignas",       "alignof",     "and",
                                           "typename",      "union",       "unsigned",
                                           "using",         "virtual",     "void",
                                           "volatile",      "wchar_t",     "while",
-                                          "xor",           "xor_eq"};
+                                          "xor",           "xor_eq",      "defined"};
 
 template <std::size_t kCount>
 bool contains(const std::string_view (&names)[kCount], std::string_view name) {
@@ -88,7 +88,10 @@ Status check_name(const char* argument, const char* name) {
 /// Of a tensor or a scalar.
 Status check_argument_name(const Variant::Impl& variant, const char* argument, const char* name) {
   FLASHPLAN_RETURN_IF_ERROR(check_name(argument, name));
-  const char* use = contains(kInputs, name)         ? "what bodies are called with"
+  const std::string_view text = name;
+  const bool is_ours = text.starts_with("flashplan") || text.starts_with("FLASHPLAN");
+  const char* use = is_ours                         ? "the library's own code"
+                    : contains(kInputs, name)       ? "what bodies are called with"
                     : contains(kFunctions, name)    ? "a function that bodies have"
                     : contains(kRunArguments, name) ? "another argument of run()"
                                                     : nullptr;

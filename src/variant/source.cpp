@@ -31,6 +31,9 @@ void append_body(std::string& text, const Variant::Impl& variant, const char* na
 
 /// What the bodies see, and nothing else: names of the user's meet no others.
 void append_bodies(std::string& text, const Variant::Impl& v) {
+  // A name may be that of a macro in a system header, such as NULL.
+  for (const Variant::Impl::Tensor& tensor : v.tensors) text += "#undef " + tensor.name + "\n";
+  for (const Variant::Impl::Scalar& scalar : v.scalars) text += "#undef " + scalar.name + "\n";
   text += "struct UserBodies {\n";
   for (const Variant::Impl::Tensor& tensor : v.tensors) {
     text.append("  const ").append(element_type(tensor.dtype)).append("* ");
