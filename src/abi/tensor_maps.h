@@ -11,21 +11,24 @@ struct alignas(64) TensorMap {
   unsigned char bytes[128] = {};
 };
 
-/// Boxes are 64 dims wide, and come to shared memory as matrix instructions read them. Maps that
-/// tensors allow are there; the others' tensors are copied row by row.
+/// Boxes come to shared memory as matrix instructions read them, in blocks of 64 dims; dims past the
+/// last one are zeros. A tensor that no map can describe is copied row by row.
 struct TensorMaps {
   bool has_q = false;
+  bool has_q_tokens = false;
   bool has_kv = false;
   bool has_o = false;
-  int32_t box_rows = 0;       // of k and v: a divisor of the page size, or the keys of a step
-  int32_t num_kv_tokens = 0;  // rows of ragged k and v
+  bool has_all_blocks = false;  // a box of k or v has all blocks of dims, else one
+  int32_t box_rows = 0;         // of k and v: a divisor of the page size, or the keys of a step
+  int32_t num_kv_tokens = 0;    // rows of ragged k and v
   // A slab is a page of one head; page p of head h is slab p * slabs_per_page + h.
   int32_t k_slabs_per_page = 0;
   int32_t v_slabs_per_page = 0;
-  TensorMap q;  // (64 dims, heads, tokens, blocks of 64 dims); a box has the rows of a tile
-  TensorMap k;  // (64 dims, 8 rows, blocks of 64 dims, groups of 8 rows, slabs)
+  TensorMap q;         // (dims, heads, tokens); a box has the rows of a tile
+  TensorMap q_tokens;  // as q; a box has the heads of a group of one token
+  TensorMap k;         // (64 dims, 8 rows, blocks of 64 dims, groups of 8 rows, slabs)
   TensorMap v;
-  TensorMap o;  // as q; a box has 64 rows of one block
+  TensorMap o;  // as q; a box has 64 rows
 };
 
 }  // namespace flashplan

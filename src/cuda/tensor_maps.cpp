@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cstddef>
 #include <cstdint>
 
@@ -82,21 +81,20 @@ bool is_mappable(const TensorView& view) {
   return is_mappable;
 }
 
-/// Queries or outputs: boxes of `rows` packed rows and `blocks` blocks of 64 dims.
-bool encode_tokens(TensorMap* map, const TensorView& view, int64_t group, int64_t rows,
-                   int64_t blocks) {
+/// Queries or outputs: boxes of `rows` packed rows and 64 dims.
+bool encode_tokens(TensorMap* map, const TensorView& view, int64_t group, int64_t rows) {
   if (!is_mappable(view)) return false;
-  return encode<4>(map, view,
-                   {{{kBlockDims, 1, kBlockDims},
+  return encode<3>(map, view,
+                   {{{view.shape[2], 1, kBlockDims},
                      {view.shape[1], stride_of(view, 1), group},
-                     {view.shape[0], stride_of(view, 0), rows / group},
-                     {view.shape[2] / kBlockDims, kBlockDims, blocks}}});
+                     {view.shape[0], stride_of(view, 0), rows / group}}});
 }
 
-/// Keys or values: boxes of `rows` rows of one head. The rows of a ragged tensor are counted by two
-/// dimensions, rows and groups of 8, of which the first alone gives the place.
+/// Keys or values: boxes of `rows` rows of one head, with all blocks of 64 dims or one of them. The
+/// rows of a ragged tensor are counted by two dimensions, rows and groups of 8, of which the first
+/// alone gives the place.
 bool encode_kv(TensorMap* map, int32_t* slabs_per_page, const TensorView& view,
-               const AttentionOptions& options, int64_t rows) {
+               const AttentionOptions& options, int64_t rows, bool has_all_blocks) {
   if (!is_mappable(view)) return false;
   const bool paged = options.page_size > 0;
   const bool nhd = options.kv_layout == KvLayout::kNHD;
@@ -117,9 +115,9 @@ bool encode_kv(TensorMap* map, int32_t* slabs_per_page, const TensorView& view,
   }
   *slabs_per_page = static_cast<int32_t>(per_page);
   const int64_t groups = paged ? options.page_size / kGroupRows : rows / kGroupRows;
-  const int64_t blocks = view.shape[last] / kBlockDims;
+  const int64_t blocks = has_all_blocks ? view.shape[last] / kBlockDims : 1;
   return encode<5>(map, view,
-                   {{{kBlockDims, 1, kBlockDims},
+                   {{{has_all_blocks ? kBlockDims : view.shape[last], 1, kBlockDims},
                      {paged ? kGroupRows : view.shape[0], token_stride, kGroupRows},
                      {blocks, kBlockDims, blocks},
                      {groups, kGroupRows * token_stride, rows / kGroupRows},
@@ -131,29 +129,31 @@ bool encode_kv(TensorMap* map, int32_t* slabs_per_page, const TensorView& view,
 TensorMaps encode_tensor_maps(const Kernel& kernel, const AttentionOptions& options,
                               const AttentionTensors& t) noexcept {
   TensorMaps maps;
-  if (options.head_dim_qk != kernel.head_dim_qk || options.head_dim_vo != kernel.head_dim_vo) {
-    return maps;
-  }
   const int64_t group = options.num_qo_heads / options.num_kv_heads;
   const int64_t tile_q = kernel.geometry.tile_q;
-  constexpr int64_t kOutputRows = 64;  // of a warpgroup
-  const bool is_power = std::has_single_bit(static_cast<uint64_t>(group));
-  maps.has_q = is_power && group <= tile_q &&
-               encode_tokens(&maps.q, t.q, group, tile_q, options.head_dim_qk / kBlockDims);
-  maps.has_o = is_power && group <= kOutputRows && options.o_dtype == options.q_dtype &&
-               encode_tokens(&maps.o, t.o, group, kOutputRows, 1);
-  // The largest power of two that divides the page and a step.
+  constexpr int64_t kWarpgroupRows = 64;
+  maps.has_q = tile_q % group == 0 && encode_tokens(&maps.q, t.q, group, tile_q);
+  maps.has_q_tokens =
+      group <= kWarpgroupRows && encode_tokens(&maps.q_tokens, t.q, group, group);
+  maps.has_o = kWarpgroupRows % group == 0 && options.o_dtype == options.q_dtype &&
+               encode_tokens(&maps.o, t.o, group, kWarpgroupRows);
+  // The largest power of two that divides the page and a step. Where the last block of dims is not
+  // full, a box can not have all blocks: it has one of them, of 8 rows.
+  const bool has_all_blocks = options.head_dim_qk == kernel.head_dim_qk &&
+                              options.head_dim_vo == kernel.head_dim_vo;
   const int64_t tile_kv = kernel.geometry.tile_kv;
   const int64_t divisor = options.page_size | tile_kv;
-  const int64_t rows = options.page_size == 0 ? tile_kv : divisor & -divisor;
+  const int64_t most_rows = options.page_size == 0 ? tile_kv : divisor & -divisor;
+  const int64_t rows = has_all_blocks ? most_rows : std::min(most_rows, kGroupRows);
   maps.box_rows = static_cast<int32_t>(rows);
+  maps.has_all_blocks = has_all_blocks;
   maps.num_kv_tokens =
       options.page_size == 0
           ? static_cast<int32_t>(std::min<int64_t>(std::min(t.k.shape[0], t.v.shape[0]), INT32_MAX))
           : 0;
   maps.has_kv = rows >= kGroupRows &&
-                encode_kv(&maps.k, &maps.k_slabs_per_page, t.k, options, rows) &&
-                encode_kv(&maps.v, &maps.v_slabs_per_page, t.v, options, rows);
+                encode_kv(&maps.k, &maps.k_slabs_per_page, t.k, options, rows, has_all_blocks) &&
+                encode_kv(&maps.v, &maps.v_slabs_per_page, t.v, options, rows, has_all_blocks);
   return maps;
 }
 

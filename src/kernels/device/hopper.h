@@ -38,14 +38,14 @@ FLASHPLAN_DEVICE void mbarrier_wait(uint32_t barrier, uint32_t parity) {
   } while (!__all_sync(0xffffffffU, done != 0));
 }
 
-/// Starts the copy of one box of a four-dimensional tensor map to shared memory; its bytes count
+/// Starts the copy of one box of a three-dimensional tensor map to shared memory; its bytes count
 /// for `barrier`. Elements outside of the tensor arrive as zeros.
-FLASHPLAN_DEVICE void tma_load_4d(uint32_t to, const void* tensor_map, uint32_t barrier, int c0,
-                                  int c1, int c2, int c3) {
+FLASHPLAN_DEVICE void tma_load_3d(uint32_t to, const void* tensor_map, uint32_t barrier, int c0,
+                                  int c1, int c2) {
   asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
-      " [%0], [%1, {%3, %4, %5, %6}], [%2];\n" ::"r"(to),
-      "l"(tensor_map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%3, %4, %5}], [%2];\n" ::"r"(to),
+      "l"(tensor_map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2)
       : "memory");
 }
 /// Starts the copy of one box of a five-dimensional tensor map to shared memory; its bytes count
@@ -60,12 +60,11 @@ FLASHPLAN_DEVICE void tma_load_5d(uint32_t to, const void* tensor_map, uint32_t 
 }
 /// Starts the copy of a box from shared memory to a tensor. Groups of them are waited for by the
 /// thread that started them.
-FLASHPLAN_DEVICE void tma_store_4d(const void* tensor_map, uint32_t from, int c0, int c1, int c2,
-                                   int c3) {
+FLASHPLAN_DEVICE void tma_store_3d(const void* tensor_map, uint32_t from, int c0, int c1, int c2) {
   asm volatile(
-      "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];\n" ::"l"(
+      "cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];\n" ::"l"(
           tensor_map),
-      "r"(from), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+      "r"(from), "r"(c0), "r"(c1), "r"(c2)
       : "memory");
 }
 FLASHPLAN_DEVICE void tma_store_commit() {

@@ -169,7 +169,8 @@ class KeyPipeline {
   using ValueCopy = TileCopy<Element<T::kKv>::kBytes, T::kHeadDimVo, T::kTileKv, T::kThreads>;
 
   /// Prepares the copy of a tile to its stage, unless it lies past the last head. A head's first
-  /// tile also brings the queries; unaligned rows are copied here. True if copy_keys_and_values()
+  /// tile also brings the queries; rows of fewer dims than the kernel's, and unaligned ones, are
+  /// copied here. True if copy_keys_and_values()
   /// is left to do.
   FLASHPLAN_DEVICE bool begin_issue(int entry, const Cursor& tile, int32_t head) const {
     if (tile.kv_head() != head && tile.kv_head() >= context_.heads_end()) return false;
@@ -187,9 +188,10 @@ class KeyPipeline {
     }
     if (copies_16_bytes_) return true;
     const uint32_t table = table_address(entry);
-    KeyCopy::copy_unaligned(to + S::kKey, table, p_.tensors.head_dim_qk, thread_);
-    ValueCopy::copy_unaligned(to + S::kValue, table + KvRow::kValueOffset, p_.tensors.head_dim_vo,
-                              thread_);
+    const bool vectorized = p_.tensors.vectorized;
+    KeyCopy::copy_any(to + S::kKey, table, p_.tensors.head_dim_qk, vectorized, thread_);
+    ValueCopy::copy_any(to + S::kValue, table + KvRow::kValueOffset, p_.tensors.head_dim_vo,
+                        vectorized, thread_);
     return false;
   }
 

@@ -256,10 +256,10 @@ struct TileCopy {
     }
   }
 
-  /// All copies, for rows of any alignment and of `head_dim` <= kHeadDim.
-  static __device__ __noinline__ void copy_unaligned(uint32_t tile, uint32_t table, int head_dim,
-                                                     int thread) {
-    copy_tile<kBytes, kHeadDim, kRows, kThreads>(tile, head_dim, false, thread, [&](int row) {
+  /// All copies, for rows of `head_dim` <= kHeadDim; `vectorized`: 16 bytes at a time.
+  static __device__ __noinline__ void copy_any(uint32_t tile, uint32_t table, int head_dim,
+                                               bool vectorized, int thread) {
+    copy_tile<kBytes, kHeadDim, kRows, kThreads>(tile, head_dim, vectorized, thread, [&](int row) {
       return load_shared_pointer(table + row * KvRow::kPitch);
     });
   }

@@ -15,7 +15,7 @@ __global__ void __launch_bounds__(Sm90Shape<Choices>::kThreads, 1)
   extern __shared__ __align__(1024) unsigned char smem[];
   const uint32_t base = shared_address(smem);
   if (threadIdx.x == 32) {
-    tma_prefetch_map(&p.maps.q);
+    tma_prefetch_map(&p.maps.q_tokens);
     tma_prefetch_map(&p.maps.k);
     tma_prefetch_map(&p.maps.v);
   }

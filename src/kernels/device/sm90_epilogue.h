@@ -70,10 +70,9 @@ class Sm90Epilogue {
 
   FLASHPLAN_DEVICE int row(int half) const { return S::row(first_row_, opaque(thread_), half); }
 
-  /// Whether o has the dims and the dtype of the kernel, at aligned addresses.
-  FLASHPLAN_DEVICE bool writes_whole_rows() const {
-    return p_.tensors.vectorized && p_.tensors.o_dtype == S::kQ &&
-           p_.tensors.head_dim_vo == S::kHeadDimVo;
+  /// Whether o has the dtype of the kernel, in rows of aligned chunks of 16 bytes.
+  FLASHPLAN_DEVICE bool writes_chunks() const {
+    return p_.tensors.vectorized && p_.tensors.o_dtype == S::kQ;
   }
 
   /// Lets the sink of a query head join a row's result, scale * o and lse.
@@ -100,7 +99,8 @@ class Sm90Epilogue {
     }
     const float values_scale = v_scale(p_, head);
     const float total_scale[2] = {scale[0] * values_scale, scale[1] * values_scale};
-    if (!writes_whole_rows()) {
+    const bool has_all_dims = p_.tensors.head_dim_vo == S::kHeadDimVo;
+    if (!writes_chunks() || (S::kQBuffers == 1 && !has_all_dims)) {
       write_anything(rows, head, o, total_scale);
       return;
     }
@@ -139,8 +139,8 @@ class Sm90Epilogue {
           const int token = static_cast<int>(rows.token(first_row_, p_.schedule.group_size));
 #pragma unroll
           for (int block = 0; block < S::Value::kBlocks; ++block) {
-            tma_store_4d(&p_.maps.o, queries + block * S::Query::kBlockBytes, 0,
-                         head * p_.schedule.group_size.value, token, block);
+            tma_store_3d(&p_.maps.o, queries + block * S::Query::kBlockBytes, block * 64,
+                         head * p_.schedule.group_size.value, token);
           }
           tma_store_commit();
         }
@@ -153,6 +153,7 @@ class Sm90Epilogue {
         const int r = i / kChunks;
         const int chunk = i % kChunks;
         if (first_row + r >= rows.num_rows) break;
+        if (chunk * 8 >= p_.tensors.head_dim_vo) continue;
         const int64_t to = OutputRow(p_, rows, head, first_row + r).o(p_) + chunk * 8;
         *reinterpret_cast<uint4*>(static_cast<uint16_t*>(p_.tensors.o.data) + to) = load_shared_16(
             memory + chunk / 8 * S::Query::kBlockBytes + r * 128 + ((chunk ^ r) % 8 << 4));
@@ -341,7 +342,8 @@ class Sm90Epilogue {
     float scale = 1.0F;
     if (p_.variant.sinks != nullptr) add_sink(to.head, scale, lse);
     o = scaled(o, scale * v_scale(p_, kv_head));
-    if (writes_whole_rows()) {
+    if (writes_chunks()) {
+      if (dim >= p_.tensors.head_dim_vo) return;
       *reinterpret_cast<uint2*>(static_cast<uint16_t*>(p_.tensors.o.data) + to.o(p_) + dim) = {
           Element<S::kQ>::pack(o.x, o.y), Element<S::kQ>::pack(o.z, o.w)};
     } else {

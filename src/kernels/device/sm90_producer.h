@@ -205,9 +205,13 @@ class Sm90Producer {
       const uint32_t page = quotient(first, p_.tensors.pages.page_size);
       const int in_page = static_cast<int>(first - page * p_.tensors.pages.page_size.value);
       const int slabs = kIsKey ? maps_.k_slabs_per_page : maps_.v_slabs_per_page;
-      tma_load_5d(to + lane_ * box_bytes, kIsKey ? &maps_.k : &maps_.v, loaded, 0,
-                  is_paged() ? 0 : token, 0, is_paged() ? in_page / 8 : 0,
-                  page_id * slabs + step.head);
+      constexpr int kBlocks = kIsKey ? S::Key::kBlocks : S::Value::kBlocks;
+#pragma unroll 1
+      for (int block = 0; block < (maps_.has_all_blocks ? 1 : kBlocks); ++block) {
+        tma_load_5d(to + lane_ * box_bytes + block * 1024, kIsKey ? &maps_.k : &maps_.v, loaded,
+                    block * 64, is_paged() ? 0 : token + lane_ * maps_.box_rows, 0,
+                    is_paged() ? in_page / 8 : 0, page_id * slabs + step.head);
+      }
     }
     if (!hides) return;
     mbarrier_wait(loaded, tail_parity_);
@@ -327,15 +331,13 @@ class Sm90Producer {
     const uint32_t to = base_ + S::kQuery + buffer * S::kQBytes;
     mbarrier_wait(barrier(S::kQEmpty, buffer), (index / S::kQBuffers - 1) & 1);
     const bool is_shared = rows.num_rows > 64;
-    if (is_shared && maps_.has_q) {
-      if (lane_ == 0) {
-        if (is_first) {
-          mbarrier_arrive_expect(full, S::kQBytes);
-          tma_load_4d(to, &maps_.q, full, 0, head * p_.schedule.group_size.value,
-                      static_cast<int>(rows.token(0, p_.schedule.group_size)), 0);
-        } else {
-          mbarrier_arrive(full);
-        }
+    if (is_shared ? maps_.has_q : maps_.has_q_tokens && has_whole_tokens(rows)) {
+      if (!is_first) {
+        if (lane_ == 0) mbarrier_arrive(full);
+      } else if (is_shared) {
+        load_tile_by_map(to, full, rows, head);
+      } else {
+        load_tokens_by_map(to, full, rows, head);
       }
       return;
     }
@@ -356,6 +358,46 @@ class Sm90Producer {
                 S::Query::kBlocks, p_.tensors.head_dim_qk);
     }
     finish_copies(full);
+  }
+
+  FLASHPLAN_DEVICE bool has_whole_tokens(const PackedRows& rows) const {
+    const Divisor& group_size = p_.schedule.group_size;
+    const int32_t first = rows.query(0, group_size);
+    const int32_t last = rows.query(rows.num_rows - 1, group_size);
+    return rows.row_begin == first * group_size.value &&
+           rows.num_rows == (last - first + 1) * group_size.value;
+  }
+  FLASHPLAN_DEVICE void load_tile_by_map(uint32_t to, uint32_t full, const PackedRows& rows,
+                                         int32_t head) const {
+    if (lane_ != 0) return;
+    mbarrier_arrive_expect(full, S::kQBytes);
+#pragma unroll
+    for (int block = 0; block < S::Query::kBlocks; ++block) {
+      tma_load_3d(to + block * S::Query::kBlockBytes, &maps_.q, full, block * 64,
+                  head * p_.schedule.group_size.value,
+                  static_cast<int>(rows.token(0, p_.schedule.group_size)));
+    }
+  }
+  /// Rows of tokens that the tile does not have, as far as warps multiply them, are zeros: they come
+  /// from a token that is none.
+  FLASHPLAN_DEVICE void load_tokens_by_map(uint32_t to, uint32_t full, const PackedRows& rows,
+                                           int32_t head) const {
+    const int group = p_.schedule.group_size.value;
+    const int num_rows = (rows.num_rows + 15) / 16 * 16;
+    const auto num_tokens = static_cast<int>(
+        quotient(static_cast<uint32_t>(num_rows + group - 1), p_.schedule.group_size));
+    const auto first = static_cast<int>(rows.token(0, p_.schedule.group_size));
+    if (lane_ == 0) mbarrier_arrive_expect(full, num_tokens * group * S::kHeadDimQk * 2);
+    __syncwarp();
+#pragma unroll 1
+    for (int i = lane_; i < num_tokens; i += 32) {
+      const int token = i * group < rows.num_rows ? first + i : -1;
+#pragma unroll
+      for (int block = 0; block < S::Query::kBlocks; ++block) {
+        tma_load_3d(to + i * group * 128 + block * S::Query::kBlockBytes, &maps_.q_tokens, full,
+                    block * 64, head * group, token);
+      }
+    }
   }
 
   const AttentionParams& p_;
