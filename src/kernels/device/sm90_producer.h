@@ -62,6 +62,10 @@ class Sm90Producer {
       context.is_end = num_contexts_ >= num_tiles_;
       if (p_.tensors.kv_lens != nullptr && !context.is_end) context.fit_to_length(p_, S::kTileKv);
       mbarrier_arrive(barrier(S::kContextFull, slot));
+      if (!context.is_end && context.tile.merge >= 0) {
+        prefetch_l2(p_.schedule.merges + context.tile.merge);
+        prefetch_l2(p_.schedule.arrivals + kArrivalsPerMerge * context.tile.merge);
+      }
     }
     ++num_contexts_;
   }
