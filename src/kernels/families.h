@@ -53,6 +53,7 @@ inline int32_t preference_of_sm90(const Kernel& kernel, const AttentionOptions& 
 /// wgmma, TMA and mbarriers, which compute capability 9.0 alone has.
 inline constexpr KernelFamily kSm90Family = {.name = "sm90",
                                              .device = DeviceType::kCuda,
+                                             .shares_prefixes = true,
                                              .first_unserved = first_unserved_by_sm90,
                                              .scratch_bytes = merged_state_bytes,
                                              .preference = preference_of_sm90};

@@ -38,7 +38,7 @@ class Sm90Epilogue {
       lse[half] = sum == 0.0F ? -infinity() : (shifts[half] + log2_fast(sum)) * kLn2;
     }
     if (context.tile.merge >= 0) {
-      write_partial(context.tile, rows, o, scale, lse);
+      write_partial(context.tile, head, rows, o, scale, lse);
     } else {
       if (p_.variant.sinks != nullptr) {
 #pragma unroll
@@ -187,14 +187,16 @@ class Sm90Epilogue {
     }
   }
 
-  FLASHPLAN_DEVICE void write_partial(const WorkTile& tile, const PackedRows& rows,
+  FLASHPLAN_DEVICE void write_partial(const WorkTile& tile, int32_t head, const PackedRows& rows,
                                       const Accumulators& o, const float (&scale)[2],
                                       const float (&lse)[2]) const {
     const int lane = opaque(thread_) % 32;
+    const int32_t heads_before = head - tile.kv_head;
+    const int64_t first_row = int64_t{tile.partial_row} + heads_before * rows.num_rows;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       if (row(half) >= rows.num_rows) continue;
-      const int64_t to = int64_t{tile.partial_row} + row(half);
+      const int64_t to = first_row + row(half);
       if (lane % 4 == 0) p_.workspace.partial_lse[to] = lse[half];
       float* values = p_.workspace.partial_o + to * S::kHeadDimVo + lane % 4 * 2;
 #pragma unroll
@@ -203,19 +205,123 @@ class Sm90Epilogue {
                                                       o[4 * n + 2 * half + 1] * scale[half]};
       }
     }
-    // The rows of each warpgroup are merged apart, with an arrival counter of their own.
-    const Merge& merge = p_.schedule.merges[tile.merge];
+    arrive_at(tile.merge + heads_before);
+  }
+
+  /// Arrives at a merge, and merges if this warpgroup is the last. As a rule the rows of each
+  /// warpgroup are merged apart, with an arrival counter of their own.
+  FLASHPLAN_DEVICE void arrive_at(int32_t number) const {
+    const Merge& merge = p_.schedule.merges[number];
+    const bool shares = merge.parent >= 0 || merge.num_readers > 0;
     const int id = S::kOwnBarrier + warpgroup_;
-    const uint32_t flag = base_ + S::kIsLast + warpgroup_ * 4;
     barrier_wait(id, 128);
     if (thread_ == 0) {
-      int32_t* arrivals = p_.schedule.arrivals + kArrivalsPerMerge * tile.merge + first_row_ / 64;
-      const bool is_last = arrive(arrivals) + 1 == merge.num_pieces;
-      if (is_last) *arrivals = 0;  // for the next run
-      store_shared_4(flag, is_last);
+      const int counter = shares ? 0 : first_row_ / 64;
+      const int32_t expected = shares ? arrivals_of_sharer(merge) : merge.num_pieces;
+      store_shared_4(flags(), is_last_to_arrive(number, counter, expected));
     }
     barrier_wait(id, 128);
-    if (load_shared_4(flag) != 0) merge_states(merge);
+    if (load_shared_4(flags()) == 0) return;
+    if (shares) {
+      finish_sharer(number);
+    } else {
+      merge_states(merge);
+    }
+  }
+
+  FLASHPLAN_DEVICE bool is_last_to_arrive(int32_t number, int counter, int32_t expected) const {
+    int32_t* arrivals = p_.schedule.arrivals + kArrivalsPerMerge * number + counter;
+    const bool is_last = arrive(arrivals) + 1 == expected;
+    if (is_last) *arrivals = 0;  // for the next run
+    return is_last;
+  }
+  /// Four words of shared memory for this warpgroup.
+  FLASHPLAN_DEVICE uint32_t flags() const { return base_ + S::kFlags + warpgroup_ * 16; }
+
+  /// The rows of a request may be those of two warpgroups in the tile of its prefix. So the rows of
+  /// a sharer are merged at once, after all warpgroups have arrived for each piece of its own, and
+  /// its prefixes once each.
+  FLASHPLAN_DEVICE int32_t arrivals_of_sharer(const Merge& merge) const {
+    if (merge.rows.num_rows <= 64) return merge.num_pieces;
+    int32_t num_prefixes = 0;
+    if (merge.num_readers == 0) {
+      for (int32_t m = merge.parent; m >= 0; m = p_.schedule.merges[m].parent) ++num_prefixes;
+    }
+    return (merge.num_pieces - num_prefixes) * S::kWarpgroups + num_prefixes;
+  }
+
+  /// Merges the rows of a request that is complete. A prefix that is complete arrives at the merges
+  /// of the requests that read it, and merges those that are complete by that.
+  FLASHPLAN_DEVICE void finish_sharer(int32_t number) const {
+    const Merge& merge = p_.schedule.merges[number];
+    const bool is_prefix = merge.num_readers > 0;
+    const int32_t first_request = is_prefix ? merge.first_reader : number;
+    const int id = S::kOwnBarrier + warpgroup_;
+#pragma unroll 1
+    for (int32_t first = 0; first < max(merge.num_readers, 1); first += 128) {
+      const int32_t own = first + thread_;
+      bool is_last = !is_prefix && own == 0;
+      if (own < merge.num_readers) {
+        const int32_t request = first_request + own * merge.reader_step;
+        is_last = is_last_to_arrive(request, 0, arrivals_of_sharer(p_.schedule.merges[request]));
+      }
+      const uint32_t of_warp = __ballot_sync(0xffffffffU, is_last);
+      barrier_wait(id, 128);  // the flags before have been read
+      if (thread_ % 32 == 0) store_shared_4(flags() + thread_ / 32 * 4, of_warp);
+      barrier_wait(id, 128);
+#pragma unroll 1
+      for (int warp = 0; warp < 4; ++warp) {
+        uint32_t left = load_shared_4(flags() + warp * 4);
+#pragma unroll 1
+        for (; left != 0; left &= left - 1) {
+          const int32_t reader = first + warp * 32 + __ffs(static_cast<int>(left)) - 1;
+          merge_with_prefixes(p_.schedule.merges[first_request + reader * merge.reader_step]);
+        }
+      }
+    }
+  }
+
+  /// Merges the states of a request's rows in the order of their keys, then those of the prefixes
+  /// that it reads, from the innermost outwards. A thread has 4 dims of a row.
+  FLASHPLAN_DEVICE void merge_with_prefixes(const Merge& merge) const {
+    constexpr int kQuads = S::kHeadDimVo / 4;
+    constexpr int kStatesAtOnce = 6;  // more are spilled
+    const PackedRows& rows = merge.rows;
+#pragma unroll 1
+    for (int quad = thread_; quad < rows.num_rows * kQuads; quad += 128) {
+      const int row = quad / kQuads;
+      const int dim = quad % kQuads * 4;
+      MergedRow merged;
+      merged.reset();
+      float4 o = {0.0F, 0.0F, 0.0F, 0.0F};
+      const Merge* from = &merge;
+#pragma unroll 1
+      for (;;) {
+        const int32_t parent = from->parent;
+        int64_t at = int64_t{from->first_partial_row} +
+                     rows.row_in(from->rows, p_.schedule.group_size) + row;
+#pragma unroll 1
+        for (int32_t left = from->num_states; left > 0; left -= kStatesAtOnce) {
+          float4 added[kStatesAtOnce];
+          float lse[kStatesAtOnce];
+#pragma unroll
+          for (int i = 0; i < kStatesAtOnce; ++i) {
+            const int64_t state = at + i * p_.schedule.tile_q;
+            lse[i] = load_if(i < left, p_.workspace.partial_lse + state, -infinity());
+            added[i] =
+                load_4_if(i < left, p_.workspace.partial_o + state * S::kHeadDimVo + dim, 0.0F);
+          }
+          at += kStatesAtOnce * p_.schedule.tile_q;
+#pragma unroll
+          for (int i = 0; i < kStatesAtOnce; ++i) {
+            o = merge_values(o, added[i], merged.add(lse[i]));
+          }
+        }
+        if (parent < 0) break;
+        from = p_.schedule.merges + parent;
+      }
+      write_four(rows, merge.kv_head, row, dim, scaled(o, merged.inverse()), merged.lse());
+    }
   }
 
   /// Merges this warpgroup's rows. Few rows have a separate function with little code: where a

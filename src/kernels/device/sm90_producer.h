@@ -60,7 +60,9 @@ class Sm90Producer {
     if (lane_ == 0) {
       Sm90Context& context = reinterpret_cast<Sm90Context*>(smem_ + S::kContext)[slot];
       context.is_end = num_contexts_ >= num_tiles_;
-      if (p_.tensors.kv_lens != nullptr && !context.is_end) context.fit_to_length(p_, S::kTileKv);
+      if (!context.is_end && has_real_length(p_, context.segment)) {
+        context.fit_to_length(p_, S::kTileKv);
+      }
       mbarrier_arrive(barrier(S::kContextFull, slot));
       if (!context.is_end && context.tile.merge >= 0) {
         prefetch_l2(p_.schedule.merges + context.tile.merge);

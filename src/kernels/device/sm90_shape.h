@@ -95,13 +95,13 @@ struct Sm90Shape : Choices {
   static constexpr int kContextFull = kQEmpty + 2 * 8;
   static constexpr int kContextEmpty = kContextFull + kContexts * 8;
   static constexpr int kTailFull = kContextEmpty + kContexts * 8;
-  static constexpr int kIsLast = kTailFull + 2 * 8;
+  static constexpr int kFlags = kTailFull + 2 * 8;  // of warpgroups, 16 bytes each
   static constexpr int kContext = 512;
   static constexpr int kPageIds = kContext + kContexts * 64;  // of each lane of two warps
   static constexpr int kQuery = kHeaderBytes;
   static constexpr int kFirstSlot = kQuery + kQBuffers * kQBytes;
   static constexpr int kSmemBytes = kFirstSlot + kSlots * kSlotBytes;
-  static_assert(kIsLast + 16 <= kContext);
+  static_assert(kFlags + kWarpgroups * 16 <= kContext);
   static_assert(kPageIds + 2 * 32 * 4 <= kHeaderBytes);
 };
 
