@@ -150,7 +150,7 @@ class Sm90Consumer {
     const WgmmaOperand v = S::Value::by_rows(slot_address(slot));
 #pragma unroll
     for (int i = 0; i < S::kTileKv / 16; ++i) {
-      ByRows::by_rows(o_, weights_[i], v + S::Value::step_of_rows(i), adds_ || i > 0);
+      ByRows::by_rows(o_, weights_[i], v + S::Value::step_of_rows(i), true);
     }
     wgmma_commit();
   }
@@ -182,6 +182,7 @@ class Sm90Consumer {
         pin(o_);
         release(S::kSlotEmpty, v_slot);
         write_output(last);
+        for (float& x : o_) x = 0.0F;  // frees the registers for merging, too
       } else {
         wait_turn(in_turns);
         multiply_keys(k_slot, shared);
@@ -198,6 +199,7 @@ class Sm90Consumer {
         pin(o_);
         release(S::kSlotEmpty, v_slot);
         write_output(last);
+        for (float& x : o_) x = 0.0F;  // frees the registers for merging, too
       }
       if (has_keys) wait_queries();
       wait_turn(shared);
@@ -229,7 +231,6 @@ class Sm90Consumer {
       variant.scale_logits(p_.variant.k_scales.of(unit.head));
     }
     softmax_.reset();
-    adds_ = false;
     float shrink[2];
     weigh_step(variant, unit, shared, visible, key, k_slot, true, shrink);
     release(S::kSlotEmpty, k_slot);
@@ -242,7 +243,6 @@ class Sm90Consumer {
       const int v_slot = next_slot();
       multiply_values(v_slot);
       end_turn(shared);
-      adds_ = true;
       wgmma_wait<1>();
       pin(softmax_.logits);
       const bool raised = weigh_step(variant, unit, shared, visible, key, k_slot, false, shrink);
@@ -338,7 +338,6 @@ class Sm90Consumer {
   Sm90Softmax<S> softmax_;
   float o_[S::kHeadDimVo / 2] = {};
   uint32_t weights_[S::kTileKv / 16][4] = {};
-  bool adds_ = false;
   int slot_ = 0;
   uint32_t slot_parity_ = 0;
   int32_t q_index_ = 0;  // heads begun

@@ -211,7 +211,7 @@ class Sm90Epilogue {
   /// Arrives at a merge, and merges if this warpgroup is the last. As a rule the rows of each
   /// warpgroup are merged apart, with an arrival counter of their own.
   FLASHPLAN_DEVICE void arrive_at(int32_t number) const {
-    const Merge& merge = p_.schedule.merges[number];
+    const Merge merge = p_.schedule.merges[number];  // loaded while the others arrive
     const bool shares = merge.parent >= 0 || merge.num_readers > 0;
     const int id = S::kOwnBarrier + warpgroup_;
     barrier_wait(id, 128);
@@ -285,7 +285,7 @@ class Sm90Epilogue {
   /// that it reads, from the innermost outwards. A thread has 4 dims of a row.
   FLASHPLAN_DEVICE void merge_with_prefixes(const Merge& merge) const {
     constexpr int kQuads = S::kHeadDimVo / 4;
-    constexpr int kStatesAtOnce = 6;  // more are spilled
+    constexpr int kStatesAtOnce = S::kWarpgroups > 2 ? 6 : 12;  // more are spilled
     const PackedRows& rows = merge.rows;
 #pragma unroll 1
     for (int quad = thread_; quad < rows.num_rows * kQuads; quad += 128) {
@@ -340,8 +340,8 @@ class Sm90Epilogue {
   FLASHPLAN_DEVICE void merge_few_rows(const Merge& merge) const {
     constexpr int kQuads = S::kHeadDimVo / 4;
     constexpr int kQuadsOfLane = kQuads > 32 ? kQuads / 32 : 1;
-    // Loads in flight hide the latency of memory; more of them would be spilled.
-    constexpr int kStatesAtOnce = (kQuadsOfLane > 1 ? 4 : 6) / kQuadsOfLane;
+    // Loads in flight hide the latency of memory.
+    constexpr int kStatesAtOnce = S::kWarpgroups > 2 ? 6 : 16 / kQuadsOfLane;
     const int lane = thread_ % 32;
     const int64_t state_rows = p_.schedule.tile_q;
 #pragma unroll 1
