@@ -14,6 +14,8 @@ __global__ void __launch_bounds__(Sm90Shape<Choices>::kThreads, 1)
   using S = Sm90Shape<Choices>;
   extern __shared__ __align__(1024) unsigned char smem[];
   const uint32_t base = shared_address(smem);
+  // Requested before anything else: code comes from memory, too, and takes as long.
+  const uint32_t queue_word = Sm90Producer<S>::request_queue(p);
   if (threadIdx.x == 32) {
     tma_prefetch_map(&p.maps.q_tokens);
     tma_prefetch_map(&p.maps.k);
@@ -39,7 +41,7 @@ __global__ void __launch_bounds__(Sm90Shape<Choices>::kThreads, 1)
   const int warpgroup = __shfl_sync(0xffffffffU, static_cast<int>(threadIdx.x) / 128, 0);
   if (warpgroup == S::kWarpgroups) {
     release_registers<S::kProducerRegisters>();
-    Sm90Producer<S>(p, smem).run();
+    Sm90Producer<S>(p, smem).run(queue_word);
   } else {
     take_registers<S::kConsumerRegisters>();
     Sm90Consumer<S>(p, smem, warpgroup).run();

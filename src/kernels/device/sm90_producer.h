@@ -19,12 +19,26 @@ class Sm90Producer {
         warp_(__shfl_sync(0xffffffffU, static_cast<int>(threadIdx.x) / 32 % 4, 0)),
         lane_(static_cast<int>(threadIdx.x) % 32) {}
 
-  FLASHPLAN_DEVICE void run() {
+  /// Starts to load the begin of the queue: one word for each thread of the warp that loads records.
+  static FLASHPLAN_DEVICE uint32_t request_queue(const AttentionParams& p) {
+    constexpr int kFirst = S::kThreads - 64;
+    const int lane = static_cast<int>(threadIdx.x) - kFirst;
+    uint32_t word = 0;
+    if (lane >= 0 && lane < kQueueWords) {
+      const auto* words = reinterpret_cast<const uint32_t*>(p.schedule.starts + blockIdx.x);
+      asm volatile("ld.global.u32 %0, [%1];\n" : "=r"(word) : "l"(words + lane));
+    }
+    return word;
+  }
+
+  /// `queue_word`: what request_queue() returned.
+  FLASHPLAN_DEVICE void run(uint32_t queue_word) {
     if (warp_ == 0) {
       load_steps<true, S::kKvWarps == 1>();
     } else if (warp_ == 1) {
       if constexpr (S::kKvWarps == 2) load_steps<false, true>();
     } else if (warp_ == 2) {
+      begin_queue(queue_word);
       load_queries(true);
     } else {
       load_queries(false);
@@ -36,11 +50,11 @@ class Sm90Producer {
     return base_ + first + index * 8;
   }
 
-  /// Loads the bounds of the queue and the records of its first two tiles, in one read.
-  FLASHPLAN_DEVICE void begin_queue() {
-    static_assert(sizeof(QueueStart) == 28 * 4);
-    const auto* words = reinterpret_cast<const uint32_t*>(p_.schedule.starts + blockIdx.x);
-    const uint32_t word = lane_ < 28 ? words[lane_] : 0;
+  static constexpr int kQueueWords = 28;
+  static_assert(sizeof(QueueStart) == kQueueWords * 4);
+
+  /// Takes the bounds of the queue and the records of its first two tiles.
+  FLASHPLAN_DEVICE void begin_queue(uint32_t word) {
     queue_begin_ = static_cast<int32_t>(__shfl_sync(0xffffffffU, word, 0));
     num_tiles_ = static_cast<int32_t>(__shfl_sync(0xffffffffU, word, 1)) - queue_begin_;
     const int index = lane_ - 4;
@@ -312,7 +326,6 @@ class Sm90Producer {
   /// one has the first rows. Queries must be requested before the keys: behind the keys they would
   /// arrive thousands of clocks later.
   FLASHPLAN_DEVICE void load_queries(bool brings_records) {
-    if (brings_records) begin_queue();
     int32_t index = 0;
     for (int32_t i = 0;; ++i) {
       while (brings_records && num_contexts_ <= min(num_tiles_, i + 2)) load_context();
