@@ -200,8 +200,8 @@ class Attention:
                 prefix are read once for all of its requests, at the place of the first request's
                 keys; results are the same up to rounding. Page tables need no change.
                 `find_shared_prefixes` finds prefixes, and describe() of the plan says which of them
-                are used. With a window, in batch-invariant plans and by the sm90 kernels (Hopper,
-                where max_qo_tokens > max_batch_size) prefixes are checked but not used.
+                are used. With a window and in batch-invariant plans prefixes are checked but not
+                used.
             mask_begin: [batch_size] >= 0, with custom_mask only: the key of each request that bit 0
                 of its mask stands for; default: kv_len - qo_len, the position of its first query,
                 where the keys of a draft tree begin.

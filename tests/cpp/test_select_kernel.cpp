@@ -207,18 +207,19 @@ TEST(the_preferred_family_and_the_one_that_is_named) {
 }
 
 TEST(the_hopper_family_is_for_more_than_few_rows) {
-  std::vector<Kernel> both = kernels();
+  std::vector<Kernel> all = kernels();
   Kernel hopper = fake_kernel("sm90_bf16_d128", {90, 'a'});
   hopper.family = &kSm90Family;
-  both.push_back(hopper);
+  all.push_back(hopper);
   DeviceLimits device = h200();
-  device.kernels = both;
+  device.kernels = all;
   AttentionOptions prompts = llama_on_gpu();
   prompts.max_batch_size = 16;
   prompts.max_qo_tokens = 16 * 512;
   const auto family = [&](const AttentionOptions& o) {
     const std::string choice = gpu_choice(o, device);
-    return choice.substr(choice.find(' ') + 1, 4);
+    const auto begin = choice.find(' ') + 1;
+    return choice.substr(begin, choice.find_first_of(" ,:", begin) - begin);
   };
   const auto with = [&](auto change) {
     AttentionOptions o = prompts;
@@ -228,9 +229,11 @@ TEST(the_hopper_family_is_for_more_than_few_rows) {
   CHECK_EQ(family(prompts), "sm90");
   CHECK_EQ(with([](auto& o) { o.page_size = 0; }), "sm90");
   CHECK_EQ(with([](auto& o) { o.page_size = 24; }), "sm90");
-  CHECK_EQ(with([](auto& o) { o.page_size = 4; }), "sm80");
+  const auto small_pages = [](auto& o) { o.page_size = 4; };
+  CHECK_EQ(with(small_pages), "sm80");
   const auto decodes = [](auto& o) { o.max_qo_tokens = o.max_batch_size; };
   CHECK_EQ(with(decodes), "sm80");
+  CHECK_EQ(with([&](auto& o) { decodes(o), small_pages(o); }), "sm80");
   CHECK_EQ(with([](auto& o) { o.max_qo_tokens = o.max_batch_size + 1; }), "sm90");
   const auto of_group = [&](int32_t group) {
     return with([&](auto& o) {
@@ -242,13 +245,16 @@ TEST(the_hopper_family_is_for_more_than_few_rows) {
   CHECK_EQ(of_group(17), "sm90");
   CHECK_EQ(with([](auto& o) { o.batch_invariant = true; }), "sm80");
   CHECK_EQ(with([](auto& o) { o.custom_mask = true; }), "sm80");
-  CHECK_EQ(with([](auto& o) { o.head_dim_qk = o.head_dim_vo = 96; }), "sm80");
+  CHECK_EQ(with([](auto& o) { o.head_dim_qk = o.head_dim_vo = 100; }), "sm80");
+  const auto fewer_dims = [](auto& o) { o.head_dim_qk = o.head_dim_vo = 96; };
+  CHECK_EQ(with(fewer_dims), "sm90");
+  CHECK_EQ(with([&](auto& o) { decodes(o), fewer_dims(o); }), "sm90");
   AttentionOptions rotated = prompts;
   rotated.rope = Rope();
   CHECK_EQ(gpu_choice(rotated, device),
            "rope: expected none (compiled in for cuda), got theta 10000");
   device.family = "sm90";
-  CHECK_EQ(with([](auto& o) { o.page_size = 4; }), "sm90");
+  CHECK_EQ(with(small_pages), "sm90");
   prompts.batch_invariant = true;
   CHECK_EQ(gpu_choice(prompts, device),
            "batch_invariant: expected false (compiled in for cuda), got true");

@@ -23,9 +23,7 @@ def test_plans_share(case, torch):
     attn = CudaRunner(case, torch).attn
     plan = attn.plan(*inputs.plan_args(), **inputs.plan_options())
     text = plan.describe()
-    if plan.kernel_name.startswith("sm90"):
-        assert "none computed once: not by this kernel" in text, text
-    elif case.num_ctas < 40:  # among more queues it does not always pay
+    if case.num_ctas < 40:  # among more queues it does not always pay
         assert "row tiles of them computed once" in text, text
 
 
