@@ -144,12 +144,12 @@ Status unserved(const AttentionOptions& o, const DeviceLimits& device, Axis axis
                argument, axis == Axis::kHeadDim ? "up to " : "", offers.text(), got.text);
 }
 
-/// Orders kernels that serve the same options: first by the family's preference, then the smallest
-/// head dims, then the nearest architecture, whose code is also the one that CUDA picks.
+/// Orders kernels that serve the same options: first the smallest head dims, then the family's
+/// preference, then the nearest architecture, whose code is also the one that CUDA picks.
 bool is_better(const Kernel& a, const Kernel& b, const AttentionOptions& options) {
   const auto key = [&options](const Kernel& kernel) {
-    return std::tuple(-kernel.family->preference(kernel, options),
-                      kernel.head_dim_qk + kernel.head_dim_vo, -kernel.architecture.number);
+    return std::tuple(kernel.head_dim_qk + kernel.head_dim_vo,
+                      -kernel.family->preference(kernel, options), -kernel.architecture.number);
   };
   return key(a) < key(b);
 }

@@ -211,6 +211,8 @@ TEST(the_hopper_family_is_for_more_than_few_rows) {
   Kernel hopper = fake_kernel("sm90_bf16_d128", {90, 'a'});
   hopper.family = &kSm90Family;
   all.push_back(hopper);
+  hopper.head_dim_qk = 192;  // serves 128 dims, too, with zeros
+  all.push_back(hopper);
   DeviceLimits device = h200();
   device.kernels = all;
   AttentionOptions prompts = llama_on_gpu();
