@@ -127,7 +127,7 @@ FLASHPLAN_HOST_DEVICE uint32_t weight_of_logit(float x, const Scale& scale) {
   const float whole = weight < kWhole ? (weight + kWhole) - kWhole : weight;
   const auto rounded = static_cast<uint32_t>(static_cast<int32_t>(whole));
 #endif
-  return z > -31.5F ? rounded : 0U;
+  return rounded;  // 0 at -31.5
 }
 
 /// A probability divided by the largest one, in the same units.

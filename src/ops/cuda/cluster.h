@@ -9,7 +9,7 @@
 
 namespace flashplan::cuda {
 
-constexpr int kMaxCluster = 8;
+constexpr int kMaxCluster = 16;
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 __device__ inline int cluster_size() {
@@ -18,8 +18,10 @@ __device__ inline int cluster_size() {
 __device__ inline int cluster_rank() {
   return static_cast<int>(cooperative_groups::this_cluster().block_rank());
 }
-/// A barrier of all threads of the cluster. It makes their earlier writes to shared memory visible.
-__device__ inline void cluster_sync() { cooperative_groups::this_cluster().sync(); }
+/// The two halves of a barrier of all threads of the cluster. What a thread wrote to shared memory
+/// before it arrived is visible to all threads that have waited.
+__device__ inline void cluster_arrive() { cooperative_groups::this_cluster().barrier_arrive(); }
+__device__ inline void cluster_wait() { cooperative_groups::this_cluster().barrier_wait(); }
 /// The address, in the shared memory of CTA `rank`, of the variable that is `own` in this CTA.
 template <class T>
 __device__ T* shared_of(T* own, int rank) {
@@ -28,11 +30,17 @@ __device__ T* shared_of(T* own, int rank) {
 #else
 __device__ inline int cluster_size() { return 1; }
 __device__ inline int cluster_rank() { return 0; }
-__device__ inline void cluster_sync() { __syncthreads(); }
+__device__ inline void cluster_arrive() {}
+__device__ inline void cluster_wait() { __syncthreads(); }
 template <class T>
 __device__ T* shared_of(T* own, int /*rank*/) {
   return own;
 }
 #endif
+
+__device__ inline void cluster_sync() {
+  cluster_arrive();
+  cluster_wait();
+}
 
 }  // namespace flashplan::cuda

@@ -28,6 +28,11 @@ Status launch(void (*kernel)(Params), const Grid& grid, Device device, Stream st
     FLASHPLAN_CUDA_CALL(cudaFuncSetAttribute, code, cudaFuncAttributeMaxDynamicSharedMemorySize,
                         grid.smem_bytes);
   }
+  constexpr int kPortableCluster = 8;
+  if (grid.cluster > kPortableCluster) {
+    FLASHPLAN_CUDA_CALL(cudaFuncSetAttribute, code, cudaFuncAttributeNonPortableClusterSizeAllowed,
+                        1);
+  }
   cudaLaunchAttribute cluster{};
   cluster.id = cudaLaunchAttributeClusterDimension;
   cluster.val.clusterDim.x = static_cast<unsigned>(grid.cluster);

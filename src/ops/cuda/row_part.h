@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // A CTA's part of a row of logits. A cluster keeps a row in the shared memory of its CTAs, so that
 // the row is read from memory once. A row that does not fit is read again.
+//
+// Loops over the words of a part are not unrolled: a CTA runs through most of its code once, and
+// fetching more instructions costs more than the loop's own instructions.
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 
 #include "ops/cuda/cluster.h"
@@ -12,8 +16,9 @@
 
 namespace flashplan::cuda {
 
-constexpr int kRowThreads = 512;  // of a CTA
+constexpr int kRowThreads = 384;  // of a CTA
 constexpr int kRowWarps = kRowThreads / 32;
+constexpr int kRowCtasOfSm = 3;  // that run side by side, so that one loads while others compute
 
 /// The row of this CTA's cluster.
 __device__ inline int32_t row_of_cluster() {
@@ -27,38 +32,50 @@ struct RowSplit {
   bool held = false;  // whether the parts are kept in shared memory
 };
 
-/// The values of a part as float32. All threads of the cluster call load() together. It ends with a
-/// barrier, after which all CTAs have started, so that their shared memory can be written to.
+/// Rows of logits and what is added to them. Kept apart from the number of the row: these are the
+/// kernel's arguments, which cost no registers.
+struct RowSource {
+  const char* data;
+  int64_t stride;     // bytes
+  const float* bias;  // or null
+  int64_t bias_stride;
+};
+
+/// The values of a part as float32.
 template <DType kDType>
 class RowPart {
  public:
-  __device__ RowPart(const char* row, const float* bias, int32_t size, const RowSplit& split,
-                     float* memory)
-      : row_(reinterpret_cast<const Storage*>(row)),
-        bias_(bias),
+  __device__ RowPart(const RowSource& source, int32_t row, int32_t size, const RowSplit& split,
+                     float* memory, float after_end)
+      : source_(source),
+        row_(row),
         memory_(memory),
         begin_(min(cluster_rank() * split.part, size)),
         count_(min(split.part, size - begin_)),
-        held_(split.held) {}
+        held_(split.held),
+        after_end_(after_end) {}
 
   __device__ int32_t begin() const { return begin_; }
   __device__ int32_t count() const { return count_; }
 
   /// Calls body(value) for each element of this thread, and keeps the values if the part is held.
+  /// Other threads may read them after a barrier.
   template <class Body>
   __device__ void load(const Body& body) {
     constexpr int kVec = kWordElements<kDType>;
     const int thread = static_cast<int>(threadIdx.x);
-    const bool by_word = bias_ == nullptr && (reinterpret_cast<uint64_t>(row_ + begin_) & 15) == 0;
+    const Storage* from = data();
+    const bool by_word = source_.bias == nullptr && (reinterpret_cast<uint64_t>(from) & 15) == 0;
     const int num_words = by_word ? count_ / kVec : 0;
-    constexpr int kUnroll = 4;
+    constexpr int kUnroll = 4;  // words on their way
+#pragma unroll 1
     for (int first = thread; first < num_words; first += kRowThreads * kUnroll) {
       Word<kDType, kVec> words[kUnroll];
 #pragma unroll
       for (int u = 0; u < kUnroll; ++u) {
         const int word = first + u * kRowThreads;
         if (word < num_words) {
-          words[u] = __ldcs(reinterpret_cast<const Word<kDType, kVec>*>(row_ + begin_) + word);
+          words[u] = __ldcs(reinterpret_cast<const Word<kDType, kVec>*>(from) + word);
         }
       }
 #pragma unroll
@@ -68,10 +85,7 @@ class RowPart {
         float values[kVec];
         unpack<kDType, kVec>(words[u], values);
 #pragma unroll
-        for (int i = 0; i < kVec; ++i) {
-          values[i] = __fadd_rn(values[i], 0.0F);  // -0 becomes +0
-          body(values[i]);
-        }
+        for (int i = 0; i < kVec; ++i) body(values[i]);
         if (held_) {
 #pragma unroll
           for (int i = 0; i < kVec; i += 4) {
@@ -81,57 +95,78 @@ class RowPart {
         }
       }
     }
+#pragma unroll 1
     for (int i = num_words * kVec + thread; i < count_; i += kRowThreads) {
       const float value = read(i);
       body(value);
       if (held_) memory_[i] = value;
     }
-    cluster_sync();
+    const int end = (count_ + 3) / 4 * 4;
+    if (held_ && thread < end - count_) memory_[count_ + thread] = after_end_;
   }
 
-  __device__ bool is_held() const { return held_; }
+  /// Elements i to i + 3 of the part, where i is a multiple of 4; `after_end` in place of elements
+  /// after its end.
+  __device__ float4 word(int32_t i) const {
+    if (held_) return reinterpret_cast<const float4*>(memory_)[i / 4];
+    const auto at = [&](int32_t e) { return e < count_ ? read(e) : after_end_; };
+    return make_float4(at(i), at(i + 1), at(i + 2), at(i + 3));
+  }
 
+  /// Element i of the part; -0 becomes +0.
+  __device__ float at(int32_t i) const { return __fadd_rn(held_ ? memory_[i] : read(i), 0.0F); }
   /// Replaces element i of a part that is held.
   __device__ void set(int32_t i, float value) { memory_[i] = value; }
-
-  /// Element i of the part.
-  __device__ float at(int32_t i) const { return held_ ? memory_[i] : read(i); }
+  /// Replaces elements i to i + 3 of a part that is held.
+  __device__ void replace(int32_t i, const float4& values) {
+    reinterpret_cast<float4*>(memory_)[i / 4] = values;
+  }
+  __device__ bool is_held() const { return held_; }
+  __device__ float after_end() const { return after_end_; }
 
  private:
   using Storage = typename Format<kDType>::Storage;
 
-  __device__ float read(int32_t i) const {
-    float value = Format<kDType>::load(row_[begin_ + i]);
-    if (bias_ != nullptr) value = __fadd_rn(value, bias_[begin_ + i]);
-    return __fadd_rn(value, 0.0F);
+  __device__ const Storage* data() const {
+    return reinterpret_cast<const Storage*>(source_.data + row_ * source_.stride) + begin_;
   }
 
-  const Storage* row_;
-  const float* bias_;
+  __device__ float read(int32_t i) const {
+    const float value = Format<kDType>::load(data()[i]);
+    if (source_.bias == nullptr) return value;
+    return __fadd_rn(value, source_.bias[row_ * source_.bias_stride + begin_ + i]);
+  }
+
+  RowSource source_;
+  int32_t row_;
   float* memory_;
   int32_t begin_;
   int32_t count_;
   bool held_;
+  float after_end_;
 };
 
-/// The grid for rows of `vocab` elements: a cluster for each row, whose size depends on the length
-/// of the row.
-inline Grid split_rows(int32_t num_rows, int32_t vocab, Device device, RowSplit* split) {
+/// The grid for rows of `vocab` elements: a cluster of at most `max_cluster` CTAs for each row,
+/// whose size depends on the length of the row. After its part, a CTA gets `bytes_of_rank` bytes of
+/// dynamic shared memory for each CTA of the cluster.
+inline Grid split_rows(int32_t num_rows, int32_t vocab, Device device, int max_cluster,
+                       int bytes_of_rank, RowSplit* split) {
   // With fewer elements for each CTA, the barriers of a larger cluster cost more than it saves.
   constexpr int32_t kElementsOfCta = 8 * 1024;
   constexpr int32_t kMaxHeld = 24 * 1024;  // 96 KB, so that two CTAs fit on an SM
   const bool has_clusters = device_facts(device.index).major >= 9;
   int cluster = 1;
-  while (has_clusters && cluster < kMaxCluster && vocab > cluster * kElementsOfCta) cluster *= 2;
+  while (has_clusters && cluster < max_cluster && vocab > cluster * kElementsOfCta) cluster *= 2;
   const int32_t part = static_cast<int32_t>((int64_t{vocab} + cluster - 1) / cluster);
   split->part = (part + 7) / 8 * 8;
   // GPUs without clusters may have 100 KB for an SM, in which 40 KB fit twice.
   const int32_t most = has_clusters ? kMaxHeld : 10 * 1024;
   split->held = split->part <= most;
+  const int held_bytes = split->held ? split->part * static_cast<int>(sizeof(float)) : 0;
   return {.ctas = dim3(static_cast<unsigned>(cluster) * static_cast<unsigned>(num_rows)),
           .threads = dim3(kRowThreads),
           .cluster = cluster,
-          .smem_bytes = split->held ? split->part * static_cast<int>(sizeof(float)) : 0};
+          .smem_bytes = held_bytes + cluster * bytes_of_rank};
 }
 
 }  // namespace flashplan::cuda

@@ -18,74 +18,99 @@ struct KernelParams {
 
 struct Shared {
   float warp_values[kRowWarps];
-  float of_ctas[2][kMaxCluster];  // the largest values, the sums
+  float largest[kMaxCluster];  // of the CTAs
+  float sums[kMaxCluster];     // of the CTAs, each as a part of its largest value
 };
 
-struct Add {
-  static __device__ float of(float a, float b) { return a + b; }
-};
-struct Larger {  // ignores NaN, which the sum keeps
-  static __device__ float of(float a, float b) { return fmaxf(a, b); }
-};
-
-/// Reduces over all threads of the cluster; all of them add in the same order.
-template <class Op>
-__device__ float all_reduce(float value, float (&of_ctas)[kMaxCluster], Shared& shared) {
-  const int thread = static_cast<int>(threadIdx.x);
-  for (int distance = 16; distance > 0; distance /= 2) {
-    value = Op::of(value, __shfl_xor_sync(~0U, value, distance));
-  }
-  if (thread % 32 == 0) shared.warp_values[thread / 32] = value;
-  __syncthreads();
-  value = shared.warp_values[0];
-  for (int w = 1; w < kRowWarps; ++w) value = Op::of(value, shared.warp_values[w]);
-  if (thread < cluster_size()) *shared_of(&of_ctas[cluster_rank()], thread) = value;
-  cluster_sync();
-  value = of_ctas[0];
-  for (int rank = 1; rank < cluster_size(); ++rank) value = Op::of(value, of_ctas[rank]);
-  return value;
+/// exp(x - largest) of four elements, where factor is log2(e) / temperature.
+__device__ inline float4 exp_of(const float4& x, float largest, float factor) {
+  return make_float4(exp2f((x.x - largest) * factor), exp2f((x.y - largest) * factor),
+                     exp2f((x.z - largest) * factor), exp2f((x.w - largest) * factor));
 }
 
+/// Each CTA takes the exponentials of its part from the part's own largest value, so that the CTAs
+/// of a row meet at one barrier only.
 template <DType kFrom, DType kTo>
-__global__ void __launch_bounds__(kRowThreads)
+__global__ void __launch_bounds__(kRowThreads, kRowCtasOfSm)
     softmax_kernel(const __grid_constant__ KernelParams params) {
   __shared__ Shared shared;
   extern __shared__ float4 memory[];
   const SoftmaxParams& p = params.p;
   const int32_t row = row_of_cluster();
-  RowPart<kFrom> part(p.logits + row * p.row_stride, nullptr, p.vocab, params.split,
-                      reinterpret_cast<float*>(memory));
-  float largest = -INFINITY;
-  part.load([&](float x) { largest = fmaxf(largest, x); });
-  largest = all_reduce<Larger>(largest, shared.of_ctas[0], shared);
-
-  constexpr float kLog2E = 1.44269504F;
-  const float factor = __fdiv_rn(kLog2E, p.temperature.of(row));
   const int thread = static_cast<int>(threadIdx.x);
-  float sum = 0.0F;
-  for (int i = thread; i < part.count(); i += kRowThreads) {
-    sum += exp2f((part.at(i) - largest) * factor);
+  const int lane = thread % 32;
+  cluster_arrive();
+  RowPart<kFrom> part({p.logits, p.row_stride, nullptr, 0}, row, p.vocab, params.split,
+                      reinterpret_cast<float*>(memory), -INFINITY);
+  const float factor = __fdiv_rn(1.44269504F, p.temperature.of(row));
+  float largest = -INFINITY;
+  part.load([&](float x) { largest = fmaxf(largest, x); });  // ignores NaN, which the sum keeps
+  for (int distance = 16; distance > 0; distance /= 2) {
+    largest = fmaxf(largest, __shfl_xor_sync(~0U, largest, distance));
   }
-  sum = all_reduce<Add>(sum, shared.of_ctas[1], shared);
-  const float scale = 1.0F / sum;
+  if (lane == 0) shared.warp_values[thread / 32] = largest;
+  __syncthreads();
+  largest = shared.warp_values[0];
+  for (int w = 1; w < kRowWarps; ++w) largest = fmaxf(largest, shared.warp_values[w]);
+  __syncthreads();
+
+  const float base = largest == -INFINITY ? 0.0F : largest;  // a part of nothing but -inf adds 0
+  float sum = 0.0F;
+#pragma unroll 1
+  for (int i = thread * 4; i < part.count(); i += kRowThreads * 4) {
+    const float4 e = exp_of(part.word(i), base, factor);
+    sum += (e.x + e.y) + (e.z + e.w);
+    if (part.is_held()) part.replace(i, e);
+  }
+  for (int distance = 16; distance > 0; distance /= 2) {
+    sum += __shfl_xor_sync(~0U, sum, distance);
+  }
+  if (lane == 0) shared.warp_values[thread / 32] = sum;
+  __syncthreads();
+  cluster_wait();  // all CTAs have begun: their shared memory can be written to
+  if (thread < cluster_size()) {
+    sum = shared.warp_values[0];
+    for (int w = 1; w < kRowWarps; ++w) sum += shared.warp_values[w];
+    *shared_of(&shared.largest[cluster_rank()], thread) = largest;
+    *shared_of(&shared.sums[cluster_rank()], thread) = sum;
+  }
+  cluster_sync();
+  float of_row = shared.largest[0];
+  for (int rank = 1; rank < cluster_size(); ++rank) of_row = fmaxf(of_row, shared.largest[rank]);
+  sum = 0.0F;
+  for (int rank = 0; rank < cluster_size(); ++rank) {
+    sum += shared.sums[rank] * exp2f((shared.largest[rank] - of_row) * factor);
+  }
+  const float scale = exp2f((largest - of_row) * factor) / sum;
 
   constexpr int kVec = kWordElements<kTo>;
   using Storage = typename Format<kTo>::Storage;
   auto* out = reinterpret_cast<Storage*>(p.out + row * p.out_stride) + part.begin();
-  // `out` may be the memory of the logits: the thread that reads an element again also writes it.
-  const auto result = [&](int i) { return exp2f((part.at(i) - largest) * factor) * scale; };
   const bool by_word = (reinterpret_cast<uint64_t>(out) & 15) == 0;
-  const int num_words = by_word ? part.count() / kVec : 0;
-  for (int word = thread; word < num_words; word += kRowThreads) {
+  // `out` may be the memory of the logits: the thread that reads an element again also writes it.
+#pragma unroll 1
+  for (int i = thread * kVec; i < part.count(); i += kRowThreads * kVec) {
     float values[kVec];
 #pragma unroll
-    for (int i = 0; i < kVec; ++i) values[i] = result(word * kVec + i);
-    reinterpret_cast<Word<kTo, kVec>*>(out)[word] = pack<kTo, kVec>(values);
+    for (int v = 0; v < kVec; v += 4) {
+      float4 e = make_float4(0.0F, 0.0F, 0.0F, 0.0F);
+      if (i + v < part.count()) {
+        e = part.is_held() ? part.word(i + v) : exp_of(part.word(i + v), base, factor);
+      }
+      values[v] = e.x * scale;
+      values[v + 1] = e.y * scale;
+      values[v + 2] = e.z * scale;
+      values[v + 3] = e.w * scale;
+    }
+    if (by_word && i + kVec <= part.count()) {
+      __stcs(reinterpret_cast<Word<kTo, kVec>*>(out + i), pack<kTo, kVec>(values));
+    } else {
+#pragma unroll
+      for (int v = 0; v < kVec; ++v) {
+        if (i + v < part.count()) out[i + v] = Format<kTo>::store(values[v]);
+      }
+    }
   }
-  for (int i = num_words * kVec + thread; i < part.count(); i += kRowThreads) {
-    out[i] = Format<kTo>::store(result(i));
-  }
-  cluster_sync();  // a CTA's shared memory must live until all have written to it
 }
 
 }  // namespace
@@ -94,7 +119,8 @@ Status softmax(const SoftmaxParams& p, Device device, Stream stream) noexcept {
   return with_float(p.dtype, [&](auto dtype) {
     constexpr DType kFrom = decltype(dtype)::value;
     KernelParams params{p, {}};
-    const Grid grid = split_rows(p.num_rows, p.vocab, device, &params.split);
+    // The same split for any number of rows: results do not depend on the batch.
+    const Grid grid = split_rows(p.num_rows, p.vocab, device, kMaxCluster / 2, 0, &params.split);
     return launch(p.out_dtype == DType::kFloat32 ? softmax_kernel<kFrom, DType::kFloat32>
                                                  : softmax_kernel<kFrom, kFrom>,
                   grid, device, stream, params);

@@ -67,6 +67,7 @@ class Residual {
   __device__ void load(const Body& body) {
     num_rejected = 0;
     part_.load(body);
+    cluster_sync();  // all CTAs have begun: their shared memory can be written to
   }
 
   __device__ int32_t begin() const { return part_.begin(); }
@@ -86,7 +87,7 @@ class Residual {
 
  private:
   __device__ RowPart<kDType> make_part() const {
-    return {row_, nullptr, params_.p.vocab, params_.split, memory_};
+    return {{row_, 0, nullptr, 0}, 0, params_.p.vocab, params_.split, memory_, 0.0F};
   }
 
   __device__ float reduced(float value, int32_t id) const {
@@ -282,7 +283,7 @@ __global__ void __launch_bounds__(kRowThreads)
 Status speculative_verify(const VerifyParams& p, Device device, Stream stream) noexcept {
   return with_float(p.dtype, [&](auto dtype) {
     KernelParams params{p, {}};
-    const Grid grid = split_rows(p.num_rows, p.vocab, device, &params.split);
+    const Grid grid = split_rows(p.num_rows, p.vocab, device, kMaxCluster / 2, 0, &params.split);
     return launch(verify_kernel<decltype(dtype)::value>, grid, device, stream, params);
   });
 }

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+// Reductions over a warp, and histograms with sums of 64 bits in shared memory.
+#pragma once
+
+#include <cstdint>
+
+#include "ops/cuda/row_part.h"
+
+namespace flashplan::cuda {
+
+constexpr int kGroupBins = 32;  // a lane each
+constexpr int kGroups = 24;
+constexpr int kBins = kGroups * kGroupBins;
+constexpr int kLogKeyBins = 9;  // of the bins, where a range of keys is divided
+static_assert((1 << kLogKeyBins) <= kBins && kGroups <= 32);
+
+__device__ inline int lane_of_thread() { return static_cast<int>(threadIdx.x) % 32; }
+__device__ inline int warp_of_thread() { return static_cast<int>(threadIdx.x) / 32; }
+
+/// The sum over a warp of values below 2^54.
+__device__ inline uint64_t sum_of_warp(uint64_t value) {
+  constexpr int kLow = 27;  // bits, of which 32 sums fit 32
+  const auto low = static_cast<uint32_t>(value) & ((1U << kLow) - 1);
+  const auto high = static_cast<uint32_t>(value >> kLow);
+  return __reduce_add_sync(~0U, low) + (uint64_t{__reduce_add_sync(~0U, high)} << kLow);
+}
+
+/// The sum of the values of this lane and of the lanes before.
+__device__ inline uint64_t sum_to_lane(uint64_t value) {
+  for (int distance = 1; distance < 32; distance *= 2) {
+    const uint64_t other = __shfl_up_sync(~0U, value, distance);
+    if (lane_of_thread() >= distance) value += other;
+  }
+  return value;
+}
+
+/// Sums by bin. The 64-bit atomics of shared memory are loops, so a sum is two words: what leaves
+/// the low one is counted in the high one.
+struct Bins {
+  uint32_t low[kBins + 32];  // the last ones: of lanes that add nothing
+  uint32_t high[kBins];
+
+  /// By all threads of a CTA; a barrier is due before and after.
+  __device__ void clear() {
+    for (int i = static_cast<int>(threadIdx.x); i < kBins; i += kRowThreads) low[i] = high[i] = 0;
+  }
+  /// The amounts of four bins at once: four atomics on their way.
+  __device__ void add(const int (&bins)[4], const uint32_t (&amounts)[4]) {
+    bool carries[4];
+    bool any = false;
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      // No branch: a lane that adds nothing does so at a place of its own.
+      const int bin = amounts[e] != 0 ? bins[e] : kBins + lane_of_thread();
+      const uint32_t before = atomicAdd(&low[bin], amounts[e]);
+      carries[e] = before + amounts[e] < amounts[e];
+      any = any || carries[e];
+    }
+    if (!any) return;
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      if (carries[e]) atomicAdd(&high[bins[e]], 1U);
+    }
+  }
+  __device__ uint64_t sum(int bin) const { return low[bin] + (uint64_t{high[bin]} << 32); }
+};
+
+/// What find_bin() finds.
+struct Bin {
+  int index;           // -1: all bins together do not reach what is wanted
+  uint64_t above;      // the bin, with what is above all bins
+  uint64_t own_above;  // of this CTA
+  uint64_t wanted;
+};
+
+/// Finds, from the last bin down, the bin at which the bins of a cluster (of this CTA, unless
+/// `of_cluster`) and `above` reach wanted_of(the sum of all bins). Bins have been added to, and no
+/// barrier has passed. All threads get the result. `groups` is [cluster_size()][kGroups].
+///
+/// The bins of other CTAs are read until the next barrier of the cluster.
+template <class WantedOf>
+__device__ Bin find_bin(Bins& bins, uint64_t* groups, bool of_cluster, uint64_t above,
+                        const WantedOf& wanted_of, Bin& found) {
+  const int lane = lane_of_thread();
+  const int ranks = of_cluster ? cluster_size() : 0;
+  uint64_t* own_groups = groups + cluster_rank() * kGroups;  // no other CTA writes there
+  __syncthreads();
+  for (int group = warp_of_thread(); group < kGroups; group += kRowWarps) {
+    const uint64_t sum = sum_of_warp(bins.sum(group * kGroupBins + lane));
+    if (!of_cluster && lane == 0) own_groups[group] = sum;
+    if (of_cluster && lane < ranks) *shared_of(own_groups + group, lane) = sum;
+  }
+  if (of_cluster) {
+    cluster_sync();
+  } else {
+    __syncthreads();
+  }
+  if (warp_of_thread() == 0) {
+    // Lane 0 has the last group, then the last bin of a group.
+    const int group_of_lane = kGroups - 1 - lane;
+    uint64_t own = 0;
+    uint64_t sum = 0;
+    if (group_of_lane >= 0) {
+      own = own_groups[group_of_lane];
+      sum = own;
+      for (int rank = 0; rank < ranks; ++rank) {
+        if (rank != cluster_rank()) sum += groups[rank * kGroups + group_of_lane];
+      }
+    }
+    uint64_t reached = above + sum_to_lane(sum);
+    const uint64_t all = __shfl_sync(~0U, reached, 31);
+    const uint64_t wanted = wanted_of(all - above);
+    unsigned lanes = __ballot_sync(~0U, reached >= wanted);
+    Bin bin{-1, all, 0, wanted};
+    if (lanes != 0) {
+      const int leader = __ffs(static_cast<int>(lanes)) - 1;
+      bin.own_above = sum_of_warp(lane < leader ? own : 0);
+      bin.above = __shfl_sync(~0U, reached - sum, leader);
+      const int index = (kGroups - leader) * kGroupBins - 1 - lane;
+      own = bins.sum(index);
+      sum = own;
+      for (int rank = 0; rank < ranks; ++rank) {
+        if (rank != cluster_rank()) sum += shared_of(&bins, rank)->sum(index);
+      }
+      reached = bin.above + sum_to_lane(sum);
+      lanes = __ballot_sync(~0U, reached >= wanted);
+      const int last = __ffs(static_cast<int>(lanes)) - 1;
+      bin.own_above += sum_of_warp(lane < last ? own : 0);
+      bin.above = __shfl_sync(~0U, reached - sum, last);
+      bin.index = (kGroups - leader) * kGroupBins - 1 - last;
+    }
+    if (lane == 0) found = bin;
+  }
+  __syncthreads();
+  return found;
+}
+
+}  // namespace flashplan::cuda

@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+// The emulated GPU, for kernels that ask which GPU they are for.
+#pragma once
+
+#include <cstdint>
+
+namespace flashplan::cuda {
+
+struct EmulatedFacts {
+  int32_t num_sms = 132;
+  int32_t major = 9;
+};
+
+inline EmulatedFacts emulated_facts;
+
+#define device_facts(device) ((void)(device), emulated_facts)
+
+}  // namespace flashplan::cuda

@@ -1,0 +1,434 @@
+// SPDX-License-Identifier: Apache-2.0
+// Runs kernels of src/ops/cuda on the CPU, compiled as C++: each CTA of a cluster is a thread, each
+// of its CUDA threads a fiber of it. What the kernels use of CUDA is here; the headers of cuda/
+// forward to it. Values are exact, so results can be compared to the bit; time means nothing.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <cmath>
+#include <condition_variable>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <type_traits>
+#include <vector>
+
+#define __global__
+#define __device__
+#define __host__
+#define __forceinline__ inline
+#define __grid_constant__
+#define __launch_bounds__(...)
+#define __shared__ thread_local
+#define threadIdx (::simt::thread_index())
+#define blockIdx (::simt::block_index())
+
+struct dim3 {
+  unsigned x = 1, y = 1, z = 1;
+  dim3(unsigned a = 1, unsigned b = 1, unsigned c = 1) : x(a), y(b), z(c) {}
+};
+struct alignas(16) float4 {
+  float x, y, z, w;
+};
+struct alignas(8) uint2 {
+  uint32_t x, y;
+};
+struct alignas(16) uint4 {
+  uint32_t x, y, z, w;
+};
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+
+namespace simt {
+
+constexpr int kMaxThreads = 512;
+constexpr int kMaxCtas = 16;
+constexpr size_t kStack = 64 * 1024;
+constexpr size_t kDynamicBytes = 256 * 1024;
+
+/// Saves the registers that a call keeps on the stack `*from` and goes on with those of `to`.
+extern "C" void simt_switch(void** from, void* to);
+#if defined(__x86_64__)
+asm(R"(
+  .text
+  .type simt_switch, @function
+simt_switch:
+  push %rbp
+  push %rbx
+  push %r12
+  push %r13
+  push %r14
+  push %r15
+  mov %rsp, (%rdi)
+  mov %rsi, %rsp
+  pop %r15
+  pop %r14
+  pop %r13
+  pop %r12
+  pop %rbx
+  pop %rbp
+  ret
+  .size simt_switch, .-simt_switch
+)");
+#endif
+
+[[noreturn]] inline void fail(const char* what) {
+  std::fprintf(stderr, "emulated kernel: %s\n", what);
+  std::abort();
+}
+
+/// CTAs that share their memory.
+struct Cluster {
+  int size = 1;
+  unsigned block = 0;  // the first CTA's
+  std::mutex mutex;
+  std::condition_variable changed;
+  int arrived = 0;
+  int phase = 0;
+  char* anchors[kMaxCtas] = {};  // the same variable of each thread
+  std::atomic<bool> ended[kMaxCtas] = {};
+};
+
+struct Warp {
+  int arrived = 0;
+  int size = 0;
+  uint64_t phase = 0;
+  uint64_t values[2][32] = {};
+};
+
+struct Fiber {
+  void* stack_pointer = nullptr;
+  bool is_done = false;
+  int cluster_phase = 0;
+};
+
+struct Cta {
+  Cluster* cluster = nullptr;
+  int rank = 0;
+  int size = 0;  // threads
+  int current = 0;
+  int num_done = 0;
+  int sync_arrived = 0;
+  int sync_phase = 0;
+  int cluster_arrived = 0;
+  int cluster_phase = 0;  // that all threads have arrived at
+  uint64_t idle = 0;      // switches since something happened
+  void* outside = nullptr;
+  const std::function<void()>* kernel = nullptr;
+  Fiber fibers[kMaxThreads];
+  Warp warps[kMaxThreads / 32];
+  std::unique_ptr<char[]> stacks{new char[kMaxThreads * kStack]};
+};
+
+inline thread_local Cta* cta = nullptr;
+inline thread_local char anchor = 0;
+
+inline dim3 thread_index() { return {static_cast<unsigned>(cta->current), 0, 0}; }
+inline dim3 block_index() { return {cta->cluster->block + static_cast<unsigned>(cta->rank), 0, 0}; }
+
+/// Goes on with the next thread that has not ended.
+[[gnu::noinline]] inline void yield() {
+  Cta& c = *cta;
+  if (++c.idle > 100'000'000) fail("the threads of a CTA wait for each other");
+  const int from = c.current;
+  do {
+    c.current = (c.current + 1) % c.size;
+  } while (c.fibers[c.current].is_done);
+  if (c.current == from) return;
+  simt_switch(&c.fibers[from].stack_pointer, c.fibers[c.current].stack_pointer);
+}
+
+inline void fiber_main() {
+  (*cta->kernel)();
+  Cta& c = *cta;
+  Fiber& fiber = c.fibers[c.current];
+  fiber.is_done = true;
+  ++c.num_done;
+  --c.warps[c.current / 32].size;
+  if (c.sync_arrived != 0) fail("a thread ends while others wait for it");
+  if (c.num_done == c.size) {
+    simt_switch(&fiber.stack_pointer, c.outside);
+  } else {
+    yield();
+  }
+  fail("a thread goes on after its end");
+}
+
+/// Runs a CTA to its end.
+inline void run_cta(Cta& c, Cluster& cluster, int rank, int size,
+                    const std::function<void()>& kernel) {
+  cta = &c;
+  c.cluster = &cluster;
+  c.rank = rank;
+  c.size = size;
+  c.kernel = &kernel;
+  c.current = c.num_done = c.sync_arrived = c.sync_phase = c.cluster_arrived = c.cluster_phase = 0;
+  c.idle = 0;
+  for (int w = 0; w < size / 32; ++w) c.warps[w] = {.size = 32};
+  for (int t = 0; t < size; ++t) {
+    char* top = c.stacks.get() + static_cast<size_t>(t + 1) * kStack;
+    auto* frame =
+        reinterpret_cast<void**>((reinterpret_cast<uintptr_t>(top) & ~uintptr_t{15}) - 64);
+    // Six registers, then the address to return to; the stack is as after a call.
+    for (int i = 0; i < 6; ++i) frame[i] = nullptr;
+    frame[6] = reinterpret_cast<void*>(&fiber_main);
+    frame[7] = nullptr;
+    c.fibers[t] = {.stack_pointer = frame};
+  }
+  simt_switch(&c.outside, c.fibers[0].stack_pointer);
+  cluster.ended[rank] = true;
+}
+
+/// Waits until all threads of the warp bring a value; all see all of them.
+inline const uint64_t* share(uint64_t value) {
+  Warp& warp = cta->warps[cta->current / 32];
+  const uint64_t phase = warp.phase;
+  uint64_t* values = warp.values[phase % 2];
+  values[cta->current % 32] = value;
+  if (++warp.arrived == warp.size) {
+    warp.arrived = 0;
+    ++warp.phase;
+    cta->idle = 0;
+  } else {
+    while (warp.phase == phase) yield();
+  }
+  return values;
+}
+
+template <class T>
+uint64_t to_bits(T value) {
+  uint64_t bits = 0;
+  std::memcpy(&bits, &value, sizeof(value));
+  return bits;
+}
+template <class T>
+T from_bits(uint64_t bits) {
+  T value;
+  std::memcpy(&value, &bits, sizeof(value));
+  return value;
+}
+
+inline void cluster_arrive() {
+  Cta& c = *cta;
+  ++c.fibers[c.current].cluster_phase;
+  if (++c.cluster_arrived < c.size) return;
+  c.cluster_arrived = 0;
+  ++c.cluster_phase;
+  c.idle = 0;
+  Cluster& cluster = *c.cluster;
+  const std::lock_guard lock(cluster.mutex);
+  if (++cluster.arrived < cluster.size) return;
+  cluster.arrived = 0;
+  ++cluster.phase;
+  cluster.changed.notify_all();
+}
+
+inline void cluster_wait() {
+  Cta& c = *cta;
+  const int phase = c.fibers[c.current].cluster_phase;
+  while (c.cluster_phase < phase) yield();
+  Cluster& cluster = *c.cluster;
+  std::unique_lock lock(cluster.mutex);
+  cluster.changed.wait(lock, [&] { return cluster.phase >= phase; });
+}
+
+/// Runs `kernel` as clusters of CTAs, one cluster after another. The threads, and with them what
+/// was left in shared memory, stay for the next call.
+class Machine {
+ public:
+  void run(unsigned num_ctas, int cluster_size, int num_threads,
+           const std::function<void()>& kernel) {
+    for (unsigned block = 0; block < num_ctas; block += static_cast<unsigned>(cluster_size)) {
+      Cluster cluster;
+      cluster.size = cluster_size;
+      cluster.block = block;
+      run_cluster(cluster, num_threads, kernel);
+    }
+  }
+
+  Machine() {
+    for (int rank = 0; rank < kMaxCtas; ++rank) threads_.emplace_back([this, rank] { work(rank); });
+  }
+  ~Machine() {
+    {
+      const std::lock_guard lock(mutex_);
+      is_over_ = true;
+      ++round_;
+    }
+    changed_.notify_all();
+    for (std::thread& thread : threads_) thread.join();
+  }
+
+ private:
+  void run_cluster(Cluster& cluster, int num_threads, const std::function<void()>& kernel) {
+    std::unique_lock lock(mutex_);
+    cluster_ = &cluster;
+    num_threads_ = num_threads;
+    kernel_ = &kernel;
+    num_ctas_ = num_ready_ = num_running_ = cluster.size;
+    ++round_;
+    changed_.notify_all();
+    changed_.wait(lock, [&] { return num_running_ == 0; });
+    num_ctas_ = 0;  // for threads that wake up late
+  }
+
+  void work(int rank) {
+    Cta own;
+    uint64_t round = 0;
+    std::unique_lock lock(mutex_);
+    for (;;) {
+      changed_.wait(lock, [&] { return round_ != round; });
+      round = round_;
+      if (is_over_) return;
+      if (rank >= num_ctas_) continue;
+      Cluster& cluster = *cluster_;
+      cluster.anchors[rank] = &anchor;
+      if (--num_ready_ == 0) changed_.notify_all();
+      changed_.wait(lock, [&] { return num_ready_ == 0; });
+      lock.unlock();
+      run_cta(own, cluster, rank, num_threads_, *kernel_);
+      lock.lock();
+      if (--num_running_ == 0) changed_.notify_all();
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  Cluster* cluster_ = nullptr;
+  int num_threads_ = 0;
+  const std::function<void()>* kernel_ = nullptr;
+  uint64_t round_ = 0;
+  bool is_over_ = false;
+  int num_ctas_ = 0;
+  int num_ready_ = 0;
+  int num_running_ = 0;
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace simt
+
+namespace cooperative_groups {
+
+struct Cluster {
+  unsigned num_blocks() const { return static_cast<unsigned>(simt::cta->cluster->size); }
+  unsigned block_rank() const { return static_cast<unsigned>(simt::cta->rank); }
+  void barrier_arrive() const { simt::cluster_arrive(); }
+  void barrier_wait() const { simt::cluster_wait(); }
+  template <class T>
+  T* map_shared_rank(T* own, int rank) const {
+    simt::Cluster& cluster = *simt::cta->cluster;
+    if (rank < 0 || rank >= cluster.size) simt::fail("no such rank");
+    if (cluster.ended[rank]) simt::fail("the CTA whose memory is asked for has ended");
+    char* address = const_cast<char*>(reinterpret_cast<const char*>(own));
+    return reinterpret_cast<T*>(cluster.anchors[rank] + (address - &simt::anchor));
+  }
+};
+inline Cluster this_cluster() { return {}; }
+
+}  // namespace cooperative_groups
+
+inline void __syncthreads() {
+  simt::Cta& c = *simt::cta;
+  if (c.num_done != 0) simt::fail("a thread has ended before a barrier of others");
+  const int phase = c.sync_phase;
+  if (++c.sync_arrived == c.size) {
+    c.sync_arrived = 0;
+    ++c.sync_phase;
+    c.idle = 0;
+  } else {
+    while (c.sync_phase == phase) simt::yield();
+  }
+}
+
+template <class T>
+T __shfl_sync(unsigned /*mask*/, T value, int lane) {
+  return simt::from_bits<T>(simt::share(simt::to_bits(value))[lane & 31]);
+}
+template <class T>
+T __shfl_xor_sync(unsigned /*mask*/, T value, int lanes) {
+  const int lane = simt::cta->current % 32;
+  return simt::from_bits<T>(simt::share(simt::to_bits(value))[lane ^ lanes]);
+}
+template <class T>
+T __shfl_up_sync(unsigned /*mask*/, T value, int distance) {
+  const int lane = simt::cta->current % 32;
+  return simt::from_bits<T>(simt::share(simt::to_bits(value))[std::max(lane - distance, 0)]);
+}
+inline unsigned __ballot_sync(unsigned /*mask*/, bool value) {
+  const uint64_t* values = simt::share(value ? 1 : 0);
+  unsigned lanes = 0;
+  for (int i = 0; i < 32; ++i) lanes |= static_cast<unsigned>(values[i]) << i;
+  return lanes;
+}
+inline unsigned __reduce_add_sync(unsigned /*mask*/, unsigned value) {
+  const uint64_t* values = simt::share(value);
+  unsigned sum = 0;
+  for (int i = 0; i < 32; ++i) sum += static_cast<unsigned>(values[i]);
+  return sum;
+}
+inline unsigned __reduce_max_sync(unsigned /*mask*/, unsigned value) {
+  const uint64_t* values = simt::share(value);
+  return static_cast<unsigned>(*std::max_element(values, values + 32));
+}
+
+// Of shared memory: the fibers of a CTA run one at a time.
+inline uint32_t atomicAdd(uint32_t* to, uint32_t value) {
+  const uint32_t before = *to;
+  *to += value;
+  return before;
+}
+inline void atomicMin(uint32_t* to, uint32_t value) { *to = std::min(*to, value); }
+inline void atomicMax(uint32_t* to, uint32_t value) { *to = std::max(*to, value); }
+
+/// As on a GPU, there is one NaN.
+inline float simt_number(float x) { return x != x ? std::bit_cast<float>(0x7fffffffU) : x; }
+inline float __fadd_rn(float a, float b) { return simt_number(a + b); }
+inline float __fmul_rn(float a, float b) { return simt_number(a * b); }
+inline float __fdiv_rn(float a, float b) { return simt_number(a / b); }
+inline float __uint_as_float(unsigned bits) { return std::bit_cast<float>(bits); }
+inline int __ffs(int x) { return __builtin_ffs(x); }
+inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz(static_cast<unsigned>(x)); }
+inline int __popc(unsigned x) { return __builtin_popcount(x); }
+template <class T>
+T __ldcs(const T* from) {
+  return *from;
+}
+template <class T>
+void __stcs(T* to, const T& value) {
+  *to = value;
+}
+template <class T>
+T min(T a, T b) {
+  return b < a ? b : a;
+}
+template <class T>
+T max(T a, T b) {
+  return a < b ? b : a;
+}
+
+struct __half {
+  _Float16 value;
+};
+inline float __half2float(__half x) { return static_cast<float>(x.value); }
+inline __half __float2half_rn(float x) { return {static_cast<_Float16>(x)}; }
+struct __nv_bfloat16 {
+  uint16_t bits;
+};
+inline uint16_t __bfloat16_as_ushort(__nv_bfloat16 x) { return x.bits; }
+inline __nv_bfloat16 __float2bfloat16_rn(float x) {
+  const auto bits = std::bit_cast<uint32_t>(x);
+  if (x != x) return {0x7fff};
+  return {static_cast<uint16_t>((bits + 0x7fffU + ((bits >> 16) & 1U)) >> 16)};
+}
+// 8-bit formats are named, but no kernel here uses them.
+enum __nv_fp8_interpretation_t { __NV_E4M3, __NV_E5M2 };
+enum { __NV_SATFINITE };
+using __nv_fp8_storage_t = unsigned char;
+__half __nv_cvt_fp8_to_halfraw(__nv_fp8_storage_t, __nv_fp8_interpretation_t);
+__nv_fp8_storage_t __nv_cvt_float_to_fp8(float, int, __nv_fp8_interpretation_t);

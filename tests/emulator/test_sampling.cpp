@@ -1,0 +1,281 @@
+// SPDX-License-Identifier: Apache-2.0
+// The CUDA kernels of sample() and softmax(), run by an emulator of clusters: ids, errors and
+// logprobs must be the CPU's.
+#include "flashplan/sampling.h"
+#include "ops/cpu/kernels.h"
+#include "ops/operators.h"
+#include "simt.h"
+// The library has functions of these names, of a build without CUDA or for a real GPU.
+#define sample emulated_sample
+#include "ops/cuda/sampling.cu"
+#undef sample
+// Both files have their own names of these.
+#define KernelParams SoftmaxKernelParams
+#define Shared SoftmaxShared
+#define softmax emulated_softmax
+#include "ops/cuda/softmax.cu"
+#undef softmax
+#undef Shared
+#undef KernelParams
+
+#include <limits>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "check.h"
+
+namespace flashplan::cuda {
+namespace {
+thread_local float4 memory[simt::kDynamicBytes / sizeof(float4)];
+}
+}  // namespace flashplan::cuda
+
+namespace flashplan::test {
+namespace {
+
+using cpu::SampleResult;
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+struct Settings {
+  const char* name;
+  float temperature = 1.0F;
+  int32_t top_k = INT32_MAX;
+  float top_p = 1.0F;
+  float min_p = 0.0F;
+};
+
+constexpr Settings kSettings[] = {
+    {"plain"},
+    {"greedy", 0.0F},
+    {"cold", 1e-30F},
+    {"hot", 1e30F},
+    {"k 1", 1.0F, 1},
+    {"k 5", 1.0F, 5},
+    {"k 50", 1.0F, 50},
+    {"k 300", 1.0F, 300},
+    {"k 5000 hot", 1e30F, 5000},
+    {"k 50 hot", 1e30F, 50},
+    {"p tiny", 1.0F, INT32_MAX, 1e-45F},
+    {"p 0.3", 1.0F, INT32_MAX, 0.3F},
+    {"p 0.9", 1.0F, INT32_MAX, 0.9F},
+    {"p 0.999", 0.7F, INT32_MAX, 0.999F},
+    {"p almost 1", 1.0F, INT32_MAX, 0.99999994F},
+    {"k 50 p 0.9", 1.0F, 50, 0.9F},
+    {"k 3000 p 0.9", 1.0F, 3000, 0.9F},
+    {"min-p 1", 1.0F, INT32_MAX, 1.0F, 1.0F},
+    {"min-p 0.1", 1.0F, INT32_MAX, 1.0F, 0.1F},
+    {"all", 0.8F, 50, 0.95F, 0.01F},
+    {"all large", 1.3F, 2000, 0.8F, 1e-3F},
+};
+
+// For what does not depend on the filters.
+constexpr Settings kFewSettings[] = {
+    {"plain"},
+    {"k 50", 1.0F, 50},
+    {"p 0.9", 1.0F, INT32_MAX, 0.9F},
+    {"k 3000 p 0.9", 1.0F, 3000, 0.9F},
+    {"min-p 1", 1.0F, INT32_MAX, 1.0F, 1.0F},
+};
+
+struct Rows {
+  std::vector<std::string> names;
+  std::vector<std::vector<float>> rows;
+};
+
+/// Ties at every cut, neighbours in float32, one-hot, flat, denormal, huge, mostly -inf.
+Rows hard_rows(int32_t vocab, uint32_t seed) {
+  std::mt19937 random(seed);
+  std::normal_distribution<float> normal;
+  std::uniform_int_distribution<int> few(-3, 3);
+  std::bernoulli_distribution half(0.5);
+  std::bernoulli_distribution tenth(0.1);
+  Rows all;
+  const auto add = [&](const char* name, auto value) {
+    std::vector<float> row(static_cast<size_t>(vocab));
+    for (int32_t i = 0; i < vocab; ++i) row[static_cast<size_t>(i)] = value(i);
+    all.names.emplace_back(name);
+    all.rows.push_back(std::move(row));
+  };
+  add("normal", [&](int) { return 2 * normal(random); });
+  add("peaked", [&](int) { return 8 * normal(random); });
+  add("narrow", [&](int) { return 100.0F + 0.01F * normal(random); });
+  add("ties", [&](int) { return std::round(normal(random)); });
+  add("halves", [&](int) { return std::round(normal(random) * 16) / 16; });
+  add("neighbours", [&](int) { return 1.5F + 0x1p-23F * static_cast<float>(few(random)); });
+  add("one-hot", [&](int i) { return i == vocab / 3 ? -5.0F : -kInfinity; });
+  add("flat", [&](int) { return 0.0F; });
+  add("zeros", [&](int) { return half(random) ? 0.0F : -0.0F; });
+  add("two zeros", [&](int i) { return i % 97 == 5 ? (i % 2 ? 0.0F : -0.0F) : -1.0F; });
+  add("denormal", [&](int) { return 1e-42F * normal(random); });
+  add("few", [&](int i) { return i == vocab / 2 || tenth(random) ? normal(random) : -kInfinity; });
+  add("falling",
+      [&](int i) { return 5.0F - 20.0F * static_cast<float>(i) / static_cast<float>(vocab); });
+  add("rising",
+      [&](int i) { return -40.0F + 40.0F * static_cast<float>(i) / static_cast<float>(vocab); });
+  add("huge", [&](int) { return 1e30F * normal(random); });
+  add("all -inf", [&](int) { return -kInfinity; });
+  add("NaN", [&](int i) { return i == vocab - 1 ? -std::nanf("") : normal(random); });
+  add("+inf", [&](int i) { return i == vocab / 7 ? kInfinity : normal(random); });
+  return all;
+}
+
+std::vector<float> probabilities(const std::vector<float>& logits) {
+  double largest = -kInfinity;
+  for (const float x : logits) largest = std::max<double>(largest, x);
+  double sum = 0;
+  for (const float x : logits) sum += std::exp(x - largest);
+  std::vector<float> result;
+  for (const float x : logits) result.push_back(static_cast<float>(std::exp(x - largest) / sum));
+  return result;
+}
+
+/// Draws from each row by both engines, a launch for all of them.
+void compare(const Rows& all, const Settings& settings, int32_t vocab, bool from_probs = false,
+             DType dtype = DType::kFloat32, const float* bias = nullptr, int32_t gap = 0) {
+  const auto num_rows = static_cast<int32_t>(all.rows.size());
+  const int64_t stride = vocab + gap;
+  const int64_t item = item_size(dtype);
+  // On a word of 16 bytes where there is no gap.
+  std::vector<float4> memory(static_cast<size_t>(num_rows * stride * item / 16 + 1));
+  auto* data = reinterpret_cast<char*>(memory.data());
+  for (int32_t r = 0; r < num_rows; ++r) {
+    std::vector<float> row = all.rows[static_cast<size_t>(r)];
+    if (from_probs) row = probabilities(row);
+    for (int32_t i = 0; i < vocab; ++i) {
+      char* to = data + (r * stride + i) * item;
+      const float value = row[static_cast<size_t>(i)];
+      const uint16_t bits = dtype == DType::kFloat16
+                                ? std::bit_cast<uint16_t>(static_cast<_Float16>(value))
+                                : __float2bfloat16_rn(value).bits;
+      std::memcpy(to, dtype == DType::kFloat32 ? static_cast<const void*>(&value) : &bits,
+                  static_cast<size_t>(item));
+    }
+  }
+  std::vector<int32_t> ids(static_cast<size_t>(num_rows), -7);
+  std::vector<int32_t> status(static_cast<size_t>(num_rows), -7);
+  std::vector<float> logprobs(static_cast<size_t>(num_rows));
+  static int64_t seed = 0;
+  SampleParams p;
+  p.logits = data;
+  p.row_stride = stride * item;
+  p.bias = bias;
+  p.dtype = dtype;
+  p.num_rows = num_rows;
+  p.vocab = vocab;
+  p.from_probs = from_probs;
+  p.temperature.all = settings.temperature;
+  p.top_k.all = settings.top_k;
+  p.top_p.all = settings.top_p;
+  p.min_p.all = settings.min_p;
+  p.seed.all = ++seed;
+  p.offset.all = 12345;
+  p.ids = ids.data();
+  p.logprobs = logprobs.data();
+  p.status = status.data();
+  CHECK(cuda::emulated_sample(p, Device{DeviceType::kCuda, 0}, nullptr).ok());
+  for (int32_t r = 0; r < num_rows; ++r) {
+    const SampleResult wanted = cpu::baseline::sample_row(p, r);
+    const auto row = static_cast<size_t>(r);
+    const bool same_logprob = wanted.error != SampleError::kNone
+                                  ? std::isnan(logprobs[row])
+                                  : std::fabs(logprobs[row] - wanted.logprob) <= 1e-6F;
+    if (ids[row] == wanted.id && status[row] == static_cast<int32_t>(wanted.error) &&
+        same_logprob) {
+      continue;
+    }
+    check::fail(__FILE__, __LINE__,
+                all.names[row] + ", " + settings.name + ", vocabulary " + std::to_string(vocab) +
+                    (from_probs ? ", probabilities" : "") + ", dtype " +
+                    std::to_string(static_cast<int>(dtype)) + ": id " + std::to_string(ids[row]) +
+                    " status " + std::to_string(status[row]) + " logprob " +
+                    std::to_string(logprobs[row]) + ", not id " + std::to_string(wanted.id) +
+                    " status " + std::to_string(static_cast<int>(wanted.error)) + " logprob " +
+                    std::to_string(wanted.logprob));
+  }
+}
+
+TEST(rows_of_one_cta) {
+  for (const int32_t vocab : {1, 7, 1000, 5003}) {
+    const Rows rows = hard_rows(vocab, static_cast<uint32_t>(vocab));
+    for (const Settings& settings : kSettings) compare(rows, settings, vocab);
+  }
+}
+
+TEST(rows_of_clusters) {
+  const Rows rows = hard_rows(17'003, 3);
+  for (const Settings& settings : kSettings) compare(rows, settings, 17'003);
+}
+
+TEST(rows_of_a_vocabulary) {
+  const Rows rows = hard_rows(128'256, 1);
+  for (const Settings& settings : kFewSettings) compare(rows, settings, 128'256);
+}
+
+TEST(probabilities) {
+  const Rows rows = hard_rows(9001, 4);
+  for (const Settings& settings : kSettings) compare(rows, settings, 9001, true);
+}
+
+TEST(dtypes_and_biases) {
+  constexpr int32_t kVocab = 10'008;
+  const Rows rows = hard_rows(kVocab, 5);
+  std::vector<float> bias;
+  for (int32_t i = 0; i < kVocab; ++i) bias.push_back(static_cast<float>(i % 13) * 0.37F);
+  for (const Settings& settings : kFewSettings) {
+    compare(rows, settings, kVocab, false, DType::kFloat16);
+    compare(rows, settings, kVocab, false, DType::kBFloat16);
+    compare(rows, settings, kVocab, false, DType::kFloat32, bias.data());
+    compare(rows, settings, kVocab, false, DType::kFloat32, nullptr, 3);
+  }
+}
+
+/// A GPU without clusters, where one CTA has a row and does not keep it.
+TEST(rows_that_are_not_held) {
+  cuda::emulated_facts.major = 8;
+  const Rows rows = hard_rows(20'003, 6);
+  for (const Settings& settings : kSettings) compare(rows, settings, 20'003);
+  cuda::emulated_facts.major = 9;
+}
+
+TEST(softmax_of_hard_rows) {
+  for (const int32_t vocab : {1, 7, 5003, 20'008, 128'256, 200'003}) {
+    const Rows rows = hard_rows(vocab, 9);
+    const int32_t gap = vocab % 2;
+    const int64_t stride = (vocab + 3) / 4 * 4 + gap;
+    std::vector<float4> in(rows.rows.size() * static_cast<size_t>(stride) / 4 + 1);
+    std::vector<float4> out(in.size());
+    auto* x = reinterpret_cast<float*>(in.data());
+    auto* y = reinterpret_cast<float*>(out.data());
+    for (size_t r = 0; r < rows.rows.size(); ++r) {
+      std::copy(rows.rows[r].begin(), rows.rows[r].end(), x + r * static_cast<size_t>(stride));
+    }
+    const bool in_place = vocab % 8 == 3;
+    SoftmaxParams p;
+    p.logits = reinterpret_cast<const char*>(x);
+    p.row_stride = p.out_stride = stride * 4;
+    p.out = reinterpret_cast<char*>(in_place ? x : y);
+    p.num_rows = static_cast<int32_t>(rows.rows.size());
+    p.vocab = vocab;
+    p.temperature.all = 0.8F;
+    CHECK(cuda::emulated_softmax(p, Device{DeviceType::kCuda, 0}, nullptr).ok());
+    for (size_t r = 0; r < rows.rows.size(); ++r) {
+      double largest = -kInfinity;
+      for (const float v : rows.rows[r]) largest = std::max<double>(largest, v);
+      double sum = 0;
+      for (const float v : rows.rows[r]) sum += std::exp((v - largest) / 0.8F);
+      bool is_right = true;
+      for (size_t i = 0; i < rows.rows[r].size(); ++i) {
+        const double wanted = std::exp((rows.rows[r][i] - largest) / 0.8F) / sum;
+        const double got = (in_place ? x : y)[r * static_cast<size_t>(stride) + i];
+        is_right = is_right && (std::isnan(sum) ? std::isnan(got)
+                                                : std::fabs(got - wanted) <= 3e-5 * wanted + 2e-38);
+      }
+      if (!is_right)
+        check::fail(__FILE__, __LINE__, rows.names[r] + " of " + std::to_string(vocab));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace flashplan::test
