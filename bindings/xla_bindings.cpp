@@ -53,8 +53,9 @@ Status run(XlaCall& call) {
   FLASHPLAN_RETURN_IF_ERROR(call.attribute("k_scale", &t.k_scale));
   FLASHPLAN_RETURN_IF_ERROR(call.attribute("v_scale", &t.v_scale));
   for (TensorView* view : {&t.q, &t.k, &t.v}) FLASHPLAN_RETURN_IF_ERROR(call.argument(view));
-  FLASHPLAN_RETURN_IF_ERROR(read_given(
-      call, {&t.block_table, &t.page_indptr, &t.page_indices, &t.kv_lens, &t.mask, &t.sinks}));
+  FLASHPLAN_RETURN_IF_ERROR(
+      read_given(call, {&t.block_table, &t.page_indptr, &t.page_indices, &t.kv_lens, &t.mask,
+                        &t.sinks, &t.k_scales, &t.v_scales}));
   FLASHPLAN_RETURN_IF_ERROR(call.result(&t.o));
   if (call.has_results()) FLASHPLAN_RETURN_IF_ERROR(call.result(&t.lse));
   return run_plan(handle, t, call.stream());

@@ -24,6 +24,7 @@ CASES = [
     Case(**BATCH, q_dtype="bfloat16", csr=True, kv_layout="HND"),
     Case(**BATCH, q_dtype="float16", page_size=None, o_dtype="float32", head_dim=(64, 32)),
     Case(**BATCH, kv_dtype="float8_e4m3fn", k_scale=0.5, v_scale=2.0),
+    Case(**BATCH, device_scales="heads"),
     Case(**BATCH, kv_dtype="float8_e5m2"),
 ]
 INDPTR, LENS = np.array([[0, 1, 3], [5, 7, 0]], np.int32)

@@ -51,11 +51,12 @@ def check(rng, framework, batch, vocab, max_len, dtype, numbers, **options):
     assert fp.apply_penalties(logits, *tokens, *given) is None
     framework.fetch(canary.view, logits)
     actual = canary.view.astype(np.float64)
-    eps = 0.51 * float(ml_dtypes.finfo(dtype).eps)
+    rounding = 0.51 * float(ml_dtypes.finfo(dtype).eps)
+    float32 = 2 * float(np.finfo(np.float32).eps)  # of each of three operations
     finite = np.isfinite(exact)
     assert np.array_equal(actual[~finite], exact[~finite])
     error = np.abs(actual[finite] - exact[finite])
-    assert (error <= eps * np.abs(exact[finite]) + 2e-5).all()
+    assert (error <= (rounding + float32) * np.abs(exact[finite]) + 2e-5).all()
     for row, old, own, n in zip(canary.view, before, history, lens, strict=True):
         others = np.setdiff1d(np.arange(vocab), own[:n])
         assert np.array_equal(bits(row[others]), bits(old[others]))

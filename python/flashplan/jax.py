@@ -80,6 +80,13 @@ def _given(*arrays: ArrayLike | None) -> tuple[list[ArrayLike], np.int64]:
     return [array for array in arrays if array is not None], np.int64(bits)
 
 
+def _scale(name: str, scale: Any) -> tuple[np.float32, Array | None]:
+    """What a scale is as a number, and as an array [1] or [num_kv_heads] that the kernels read."""
+    if isinstance(scale, (jax.Array, np.ndarray)):
+        return np.float32(1.0), scale.ravel()
+    return np.float32(to_float(name, scale)), None
+
+
 def _shape(name: str, array: Any, expected: tuple[int | None, ...]) -> tuple[int, ...]:
     """The shape of an array, traced or not; None stands for any size."""
     shape = tuple(np.shape(array))
@@ -105,8 +112,8 @@ def run(
     mask: ArrayLike | None = None,
     sinks: ArrayLike | None = None,
     return_lse: Literal[False] = False,
-    k_scale: float = 1.0,
-    v_scale: float = 1.0,
+    k_scale: ArrayLike = 1.0,
+    v_scale: ArrayLike = 1.0,
 ) -> Array: ...
 @overload
 def run(
@@ -122,8 +129,8 @@ def run(
     mask: ArrayLike | None = None,
     sinks: ArrayLike | None = None,
     return_lse: Literal[True],
-    k_scale: float = 1.0,
-    v_scale: float = 1.0,
+    k_scale: ArrayLike = 1.0,
+    v_scale: ArrayLike = 1.0,
 ) -> tuple[Array, Array]: ...
 def run(
     attn: Attention,
@@ -138,10 +145,11 @@ def run(
     mask: ArrayLike | None = None,
     sinks: ArrayLike | None = None,
     return_lse: bool = False,
-    k_scale: float = 1.0,
-    v_scale: float = 1.0,
+    k_scale: ArrayLike = 1.0,
+    v_scale: ArrayLike = 1.0,
 ) -> Array | tuple[Array, Array]:
     """`attn.run()` as a call of XLA. Under jit all arrays are traced; `attn` and numbers are not.
+    A scale may be either.
 
     Args:
         attn: must be alive whenever what was compiled with it runs, on the device that it is for.
@@ -162,15 +170,19 @@ def run(
     outputs: list[_Output] = [((num_tokens, num_heads, head_dim), attn._o_dtype)]
     if return_lse:
         outputs.append(((num_tokens, num_heads), "float32"))
-    optional, given = _given(block_table, page_indptr, page_indices, kv_lens, mask, sinks)
+    k_number, k_array = _scale("k_scale", k_scale)
+    v_number, v_array = _scale("v_scale", v_scale)
+    optional, given = _given(
+        block_table, page_indptr, page_indices, kv_lens, mask, sinks, k_array, v_array
+    )
     static = _Static(
         "flashplan_run",
         outputs,
         {},
         attention=np.int64(attn._handle),
         given=given,
-        k_scale=np.float32(to_float("k_scale", k_scale)),
-        v_scale=np.float32(to_float("v_scale", v_scale)),
+        k_scale=k_number,
+        v_scale=v_number,
     )
     results = _call(static, q, k, v, *optional)
     return (results[0], results[1]) if return_lse else results[0]
