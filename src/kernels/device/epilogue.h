@@ -285,9 +285,9 @@ class Epilogue {
   const bool is_last_chunk_;
 };
 
-/// Arrives at `count` merges: `first`, `first` + step, ... Calls finish(number), by all threads,
-/// for each merge at which this CTA was the last to arrive.
-template <typename Finish>
+/// Arrives at `count` merges: `first`, `first` + step, ... Calls finish(MergeNumbers), by all
+/// threads, for those at which this CTA was the last to arrive, up to kAtOnce at a time.
+template <int kAtOnce, typename Finish>
 FLASHPLAN_DEVICE void arrive_at(const AttentionParams& p, TileContext& context, int thread,
                                 int32_t first, int32_t count, int32_t step, Finish finish) {
   __syncthreads();  // partial results are written, and is_last of earlier merges has been read
@@ -307,7 +307,15 @@ FLASHPLAN_DEVICE void arrive_at(const AttentionParams& p, TileContext& context, 
     __syncthreads();
     uint32_t left = context.is_last;
 #pragma unroll 1
-    for (; left != 0; left &= left - 1) finish(first + (begin + __ffs(left) - 1) * step);
+    while (left != 0) {
+      MergeNumbers<kAtOnce> merges;
+#pragma unroll
+      for (int32_t& number : merges.numbers) {
+        number = left == 0 ? kNoMerge : first + (begin + __ffs(static_cast<int>(left)) - 1) * step;
+        left &= left - 1;
+      }
+      finish(merges);
+    }
     __syncthreads();
   }
 }
@@ -317,16 +325,20 @@ FLASHPLAN_DEVICE void arrive_at(const AttentionParams& p, TileContext& context, 
 template <typename T>
 __device__ __noinline__ void finish_sharer(const AttentionParams& p, TileContext& context,
                                            int thread) {
+  constexpr int kRequestsAtOnce = 4;
   const WorkTile& tile = context.tile;
-  arrive_at(p, context, thread, tile.merge, tile.num_kv_heads, 1, [&](int32_t number) {
+  const auto merge_requests = [&](MergeNumbers<kRequestsAtOnce> merges) {
+    merge_with_prefixes<T>(p, merges, thread);
+  };
+  arrive_at<1>(p, context, thread, tile.merge, tile.num_kv_heads, 1, [&](MergeNumbers<1> of_head) {
+    const int32_t number = of_head.numbers[0];
     const Merge& merge = p.schedule.merges[number];
     if (merge.num_readers == 0) {
-      merge_with_prefixes<T>(p, merge, thread);
+      merge_requests({{number, kNoMerge, kNoMerge, kNoMerge}});
       return;
     }
-    arrive_at(
-        p, context, thread, merge.first_reader, merge.num_readers, merge.reader_step,
-        [&](int32_t reader) { merge_with_prefixes<T>(p, p.schedule.merges[reader], thread); });
+    arrive_at<kRequestsAtOnce>(p, context, thread, merge.first_reader, merge.num_readers,
+                               merge.reader_step, merge_requests);
   });
 }
 

@@ -107,52 +107,97 @@ FLASHPLAN_DEVICE void merge_partials(const AttentionParams& p, const Merge& merg
   }
 }
 
-/// Merges the partial results of a request's rows in the order of their keys, then those of the
-/// prefixes that the request reads, from the innermost outwards. Writes o and lse. The result does
-/// not depend on which CTA does this.
-template <typename T>
-FLASHPLAN_DEVICE void merge_with_prefixes(const AttentionParams& p, const Merge& merge,
-                                          int thread) {
+/// Numbers of merges; after the last one kNoMerge.
+constexpr int32_t kNoMerge = -1;
+template <int kCount>
+struct MergeNumbers {
+  int32_t numbers[kCount];
+};
+
+/// For each of these merges: merges the partial results of a request's rows in the order of their
+/// keys, then those of the prefixes that the request reads, from the innermost outwards. Writes o
+/// and lse. The result does not depend on which CTA does this. Several requests are merged side by
+/// side, so that more loads are in flight: a CTA that ends a prefix may have to merge all requests
+/// that read it.
+template <typename T, int kCount>
+__device__ __noinline__ void merge_with_prefixes(const AttentionParams& p,
+                                                 MergeNumbers<kCount> merges, int thread) {
   constexpr int kQuads = T::kHeadDimVo / 4;
   constexpr int kStatesAtOnce = 8;
   const typename T::Variant variant(p);
-  const PackedRows rows = merge.rows;
-  const int num_quads = rows.num_rows * kQuads;
+  const auto merge_of = [&](int r) -> const Merge& {
+    const int32_t number = merges.numbers[r];
+    return p.schedule.merges[number == kNoMerge ? merges.numbers[0] : number];
+  };
+  int num_quads[kCount];
+  int most_quads = 0;
+#pragma unroll
+  for (int r = 0; r < kCount; ++r) {
+    num_quads[r] = merges.numbers[r] == kNoMerge ? 0 : merge_of(r).rows.num_rows * kQuads;
+    most_quads = max(most_quads, num_quads[r]);
+  }
 #pragma unroll 1
-  for (int quad = thread; quad < num_quads; quad += T::kThreads) {
+  for (int quad = thread; quad < most_quads; quad += T::kThreads) {
     const int row = quad / kQuads;
     const int dim = quad % kQuads * 4;
-    MergedRow merged;
-    merged.reset();
-    float4 o = {0.0F, 0.0F, 0.0F, 0.0F};
-    const Merge* from = &merge;
+    MergedRow merged[kCount];
+    float4 o[kCount];
+    int64_t at[kCount];      // the next state's partial row
+    int32_t left[kCount];    // states
+    int32_t parent[kCount];  // the merge of the next prefix
+    const auto begin = [&](int r, const Merge& from) {
+      left[r] = from.num_states;
+      parent[r] = from.parent;
+      at[r] = int64_t{from.first_partial_row} +
+              merge_of(r).rows.row_in(from.rows, p.schedule.group_size) + row;
+    };
+#pragma unroll
+    for (int r = 0; r < kCount; ++r) {
+      merged[r].reset();
+      o[r] = {0.0F, 0.0F, 0.0F, 0.0F};
+      begin(r, merge_of(r));
+      if (quad >= num_quads[r]) {
+        left[r] = 0;
+        parent[r] = kNoMerge;
+      }
+    }
+    bool has_more;
 #pragma unroll 1
-    for (;;) {
-      const int32_t parent = from->parent;
-      int32_t left = from->num_states;
-      int64_t partial_row =
-          int64_t{from->first_partial_row} + rows.row_in(from->rows, p.schedule.group_size) + row;
-#pragma unroll 1
-      for (; left > 0; left -= kStatesAtOnce) {
-        float4 added[kStatesAtOnce];
-        float lse[kStatesAtOnce];
+    do {
+      float4 added[kCount][kStatesAtOnce];
+      float lse[kCount][kStatesAtOnce];
+#pragma unroll
+      for (int r = 0; r < kCount; ++r) {
 #pragma unroll
         for (int i = 0; i < kStatesAtOnce; ++i) {
-          const int64_t at = partial_row + i * T::kTileQ;
-          added[i] = load_4_if(i < left, p.workspace.partial_o + at * T::kHeadDimVo + dim, 0.0F);
-          lse[i] = load_if(i < left, p.workspace.partial_lse + at, -infinity());
-        }
-        partial_row += kStatesAtOnce * T::kTileQ;
-#pragma unroll
-        for (int i = 0; i < kStatesAtOnce; ++i) {
-          o = merge_values(o, added[i], T::Variant::kUseSoftmax ? merged.add(lse[i]) : kSum);
+          const int64_t state = at[r] + i * T::kTileQ;
+          added[r][i] =
+              load_4_if(i < left[r], p.workspace.partial_o + state * T::kHeadDimVo + dim, 0.0F);
+          lse[r][i] = load_if(i < left[r], p.workspace.partial_lse + state, -infinity());
         }
       }
-      if (parent < 0) break;
-      from = p.schedule.merges + parent;
+      has_more = false;
+#pragma unroll
+      for (int r = 0; r < kCount; ++r) {
+#pragma unroll
+        for (int i = 0; i < kStatesAtOnce; ++i) {
+          o[r] = merge_values(o[r], added[r][i],
+                              T::Variant::kUseSoftmax ? merged[r].add(lse[r][i]) : kSum);
+        }
+        left[r] -= kStatesAtOnce;
+        at[r] += kStatesAtOnce * T::kTileQ;
+        if (left[r] <= 0 && parent[r] != kNoMerge) begin(r, p.schedule.merges[parent[r]]);
+        has_more = has_more || left[r] > 0 || parent[r] != kNoMerge;
+      }
+    } while (has_more);
+#pragma unroll
+    for (int r = 0; r < kCount; ++r) {
+      if (quad < num_quads[r]) {
+        const float scale = T::Variant::kUseSoftmax ? merged[r].inverse() : 1.0F;
+        write_result<T>(p, variant, merge_of(r).rows, merge_of(r).kv_head, row, dim, o[r], scale,
+                        merged[r].lse());
+      }
     }
-    const float scale = T::Variant::kUseSoftmax ? merged.inverse() : 1.0F;
-    write_result<T>(p, variant, rows, merge.kv_head, row, dim, o, scale, merged.lse());
   }
 }
 
