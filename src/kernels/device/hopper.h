@@ -94,9 +94,10 @@ FLASHPLAN_DEVICE void take_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;\n" ::"n"(kRegisters));
 }
 
-/// Waits at named barrier `id` of `threads` threads, or arrives there without waiting, if `does`,
-/// which is the same in all threads of the warp. This is one predicated instruction: a branch would
-/// make the compiler wait for the products in flight.
+/// If `does` is true, waits at the named barrier `id` until `threads` threads have come to it; the
+/// second function arrives without waiting. `does` must be the same in all threads of the warp. Each
+/// is one predicated instruction, because before a branch the compiler would wait for all products
+/// in flight.
 FLASHPLAN_DEVICE void barrier_wait_if(bool does, int id, int threads) {
   asm volatile(
       "{\n.reg .pred does;\nsetp.ne.b32 does, %2, 0;\n@does bar.sync %0, %1;\n}\n" ::"r"(id),

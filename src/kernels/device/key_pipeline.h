@@ -129,7 +129,7 @@ class KeyPipeline {
   FLASHPLAN_DEVICE uint32_t ids_address(int entry) const {
     return base_ + S::kIds + entry * S::kIdBytes;
   }
-  /// The page ids of the request; null: ragged.
+  /// The page ids of the request, or null for ragged keys.
   FLASHPLAN_DEVICE const int32_t* request_ids() const {
     return reinterpret_cast<const int32_t*>(
         load_shared_pointer(shared_address(&context_.page_ids)));
@@ -169,9 +169,8 @@ class KeyPipeline {
   using ValueCopy = TileCopy<Element<T::kKv>::kBytes, T::kHeadDimVo, T::kTileKv, T::kThreads>;
 
   /// Prepares the copy of a tile to its stage, unless it lies past the last head. A head's first
-  /// tile also brings the queries; rows of fewer dims than the kernel's, and unaligned ones, are
-  /// copied here. True if copy_keys_and_values()
-  /// is left to do.
+  /// tile also brings the queries. Rows that are not aligned, or have fewer dims than the kernel,
+  /// are copied here. True if copy_keys_and_values() has to follow.
   FLASHPLAN_DEVICE bool begin_issue(int entry, const Cursor& tile, int32_t head) const {
     if (tile.kv_head() != head && tile.kv_head() >= context_.heads_end()) return false;
     const uint32_t to = stage_address(stage_of(entry));

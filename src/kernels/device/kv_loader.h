@@ -9,7 +9,8 @@
 
 namespace flashplan::device {
 
-/// Copies 16 bytes of an unaligned row, element by element; writes zeros from `num_valid` on.
+/// Copies 16 bytes of a row at any alignment, element by element. Only the first `num_valid`
+/// elements are read; the others become zeros.
 template <int kBytes>
 FLASHPLAN_DEVICE void copy_unaligned_16(uint32_t to, const unsigned char* from, int num_valid) {
   uint32_t words[4] = {};
@@ -57,14 +58,14 @@ FLASHPLAN_DEVICE const unsigned char* query_row(const AttentionParams& p, const 
              Element<kQ>::kBytes;
 }
 
-/// The page ids of a row of the page table; null: ragged.
+/// The page ids of a row of the page table, or null for ragged keys, which have no pages.
 FLASHPLAN_DEVICE const int32_t* page_ids(const PageTable& pages, int32_t row) {
   if (pages.ids == nullptr) return nullptr;
   return pages.ids +
          (pages.indptr != nullptr ? int64_t{pages.indptr[row]} : row * pages.row_stride);
 }
 
-/// The addresses of a key's rows of k and v.
+/// Where the rows of k and v of one key begin in memory.
 struct alignas(16) KvRow {
   const unsigned char* k;
   const unsigned char* v;

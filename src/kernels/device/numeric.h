@@ -90,8 +90,9 @@ struct Element<DType::kFloat8E4M3> {
   }
 
  private:
-  /// Widens two e4m3 numbers in the upper bytes of two 16-bit lanes. Shifted into the fields of a
-  /// float16 they are too small by a factor of 2^8. The magnitude 0x7f is NaN.
+  /// Widens two e4m3 numbers, which are in the upper bytes of the two 16-bit halves of `lanes`, to
+  /// float16. Their bits are shifted to where a float16 has its exponent and mantissa; because the
+  /// exponents have different biases, the results are 2^8 times too small. 0x7f stands for NaN.
   static FLASHPLAN_DEVICE uint32_t widen_pair(uint32_t lanes) {
     const uint32_t shifted = (lanes & 0x80008000U) | ((lanes & 0x7f007f00U) >> 1);
     uint32_t pair;

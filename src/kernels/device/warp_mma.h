@@ -99,9 +99,10 @@ struct ValueLayout {
   }
 };
 
-/// s += q k^T for keys [first_key, + kKeys) of a tile. `query_fragment(a, m, k)` loads fragments.
-/// Fragments are loaded two groups of products ahead, since two warps per scheduler do not hide the
-/// latency of shared memory. `meanwhile()` is called when the first loads are in flight.
+/// s += q k^T for kKeys keys of a tile, from `first_key` on. `query_fragment(a, m, k)` loads the
+/// operand of query rows m and dims k. Operands are loaded two groups of products before they are
+/// used, because two warps per scheduler do not hide the latency of shared memory. `meanwhile()` is
+/// called once the first loads are in flight.
 /// `transform(pair, key, dim)` replaces elements (dim, dim + 1) of a key.
 template <DType kQ, DType kKv, int kHeadDim, int kMmaM, int kKeys, typename QueryFragment,
           typename Meanwhile, typename Transform>
