@@ -11,8 +11,8 @@ struct alignas(64) TensorMap {
   unsigned char bytes[128] = {};
 };
 
-/// Boxes come to shared memory as matrix instructions read them, in blocks of 64 dims; dims past the
-/// last one are zeros. A tensor that no map can describe is copied row by row.
+/// Boxes come to shared memory as matrix instructions read them, in blocks of 64 dims; dims past
+/// the last one are zeros. A tensor that no map can describe is copied row by row.
 struct TensorMaps {
   bool has_q = false;
   bool has_q_tokens = false;

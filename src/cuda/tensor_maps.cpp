@@ -73,10 +73,10 @@ bool encode(TensorMap* map, const MapKey& key) {
                         ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
                         : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
   static_assert(sizeof(TensorMap) == sizeof(CUtensorMap));
-  return function(reinterpret_cast<CUtensorMap*>(map), type,
-                  static_cast<cuuint32_t>(key.num_dims), const_cast<void*>(key.data), sizes.data(),
-                  strides.data() + 1, boxes.data(), ones.data(), CU_TENSOR_MAP_INTERLEAVE_NONE,
-                  CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+  return function(reinterpret_cast<CUtensorMap*>(map), type, static_cast<cuuint32_t>(key.num_dims),
+                  const_cast<void*>(key.data), sizes.data(), strides.data() + 1, boxes.data(),
+                  ones.data(), CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                  CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
@@ -193,14 +193,13 @@ TensorMaps encode_tensor_maps(const Kernel& kernel, const AttentionOptions& opti
   const int64_t tile_q = kernel.geometry.tile_q;
   constexpr int64_t kWarpgroupRows = 64;
   maps.has_q = tile_q % group == 0 && encode_tokens(&maps.q, t.q, group, tile_q);
-  maps.has_q_tokens =
-      group <= kWarpgroupRows && encode_tokens(&maps.q_tokens, t.q, group, group);
+  maps.has_q_tokens = group <= kWarpgroupRows && encode_tokens(&maps.q_tokens, t.q, group, group);
   maps.has_o = kWarpgroupRows % group == 0 && options.o_dtype == options.q_dtype &&
                encode_tokens(&maps.o, t.o, group, kWarpgroupRows);
   // The largest power of two that divides the page and a step. Where the last block of dims is not
   // full, a box can not have all blocks: it has one of them, of 8 rows.
-  const bool has_all_blocks = options.head_dim_qk == kernel.head_dim_qk &&
-                              options.head_dim_vo == kernel.head_dim_vo;
+  const bool has_all_blocks =
+      options.head_dim_qk == kernel.head_dim_qk && options.head_dim_vo == kernel.head_dim_vo;
   const int64_t tile_kv = kernel.geometry.tile_kv;
   const int64_t divisor = options.page_size | tile_kv;
   const int64_t most_rows = options.page_size == 0 ? tile_kv : divisor & -divisor;

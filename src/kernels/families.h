@@ -41,8 +41,8 @@ inline Axis first_unserved_by_sm90(const Kernel& kernel, const AttentionOptions&
 inline int32_t preference_of_sm90(const Kernel& kernel, const AttentionOptions& options) noexcept {
   constexpr int32_t kFewRows = 16;
   constexpr int32_t kAlignedDims = 8;
-  const bool has_all_dims = options.head_dim_qk == kernel.head_dim_qk &&
-                            options.head_dim_vo == kernel.head_dim_vo;
+  const bool has_all_dims =
+      options.head_dim_qk == kernel.head_dim_qk && options.head_dim_vo == kernel.head_dim_vo;
   const bool is_mapped = options.head_dim_qk % kAlignedDims == 0 &&
                          options.head_dim_vo % kAlignedDims == 0 && options.page_size % 8 == 0;
   const bool decodes_few_rows = options.max_qo_tokens <= options.max_batch_size &&

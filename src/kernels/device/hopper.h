@@ -95,9 +95,9 @@ FLASHPLAN_DEVICE void take_registers() {
 }
 
 /// If `does` is true, waits at the named barrier `id` until `threads` threads have come to it; the
-/// second function arrives without waiting. `does` must be the same in all threads of the warp. Each
-/// is one predicated instruction, because before a branch the compiler would wait for all products
-/// in flight.
+/// second function arrives without waiting. `does` must be the same in all threads of the warp.
+/// Each is one predicated instruction, because before a branch the compiler would wait for all
+/// products in flight.
 FLASHPLAN_DEVICE void barrier_wait_if(bool does, int id, int threads) {
   asm volatile(
       "{\n.reg .pred does;\nsetp.ne.b32 does, %2, 0;\n@does bar.sync %0, %1;\n}\n" ::"r"(id),

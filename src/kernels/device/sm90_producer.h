@@ -19,7 +19,8 @@ class Sm90Producer {
         warp_(__shfl_sync(0xffffffffU, static_cast<int>(threadIdx.x) / 32 % 4, 0)),
         lane_(static_cast<int>(threadIdx.x) % 32) {}
 
-  /// Starts to load the begin of the queue: one word for each thread of the warp that loads records.
+  /// Starts to load the begin of the queue: one word for each thread of the warp that loads
+  /// records.
   static FLASHPLAN_DEVICE uint32_t request_queue(const AttentionParams& p) {
     constexpr int kFirst = S::kThreads - 64;
     const int lane = static_cast<int>(threadIdx.x) - kFirst;
@@ -397,8 +398,8 @@ class Sm90Producer {
                   static_cast<int>(rows.token(0, p_.schedule.group_size)));
     }
   }
-  /// Rows of tokens that the tile does not have, as far as warps multiply them, are zeros: they come
-  /// from a token that is none.
+  /// Rows of tokens that the tile does not have, as far as warps multiply them, are zeros: they
+  /// come from a token that is none.
   FLASHPLAN_DEVICE void load_tokens_by_map(uint32_t to, uint32_t full, const PackedRows& rows,
                                            int32_t head) const {
     const int group = p_.schedule.group_size.value;
