@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 include(CheckCXXCompilerFlag)
 
+set(FLASHPLAN_CPU_ISAS avx2 avx512 CACHE STRING
+  "Instruction sets of x86-64 that CPU kernels are compiled for, besides the baseline")
+
 # Compiles the CPU kernels `sources` once per instruction set: an object library flashplan_cpu_<isa>,
 # with FLASHPLAN_ISA=<isa> and the same as a string in FLASHPLAN_ISA_NAME. `registry`, a target, gets
 # FLASHPLAN_HAVE_<ISA>=1 for each set besides the baseline; `out_targets` receives the libraries.
@@ -12,7 +15,10 @@ function(flashplan_add_cpu_instances out_targets registry sources)
 
   set(isas baseline)
   if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
-    foreach(isa avx2 avx512)
+    foreach(isa IN LISTS FLASHPLAN_CPU_ISAS)
+      if(NOT DEFINED flags_${isa} OR isa STREQUAL "baseline")
+        message(FATAL_ERROR "FLASHPLAN_CPU_ISAS: expected avx2, avx512 or both, got ${isa}")
+      endif()
       string(JOIN " " flags ${flags_${isa}})
       check_cxx_compiler_flag("${flags}" FLASHPLAN_COMPILER_HAS_${isa})
       if(FLASHPLAN_COMPILER_HAS_${isa})

@@ -44,6 +44,16 @@ struct Register {
   Register(const char* name, void (*body)()) { tests().push_back({name, body}); }
 };
 
+/// Of a test with thousands of random rounds, those to run. The address sanitizer takes five times
+/// as long for a round, and the fuzzer, which has it too, makes tens of thousands of plans.
+constexpr int rounds(int count) {
+#ifdef __SANITIZE_ADDRESS__
+  return count / 4;
+#else
+  return count;
+#endif
+}
+
 }  // namespace check
 
 #define TEST(name)                                                  \

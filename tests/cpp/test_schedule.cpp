@@ -152,7 +152,7 @@ TEST(visible_keys_of_extreme_lengths) {
 
 TEST(invariants_of_random_schedules) {
   Random random(2);
-  for (int i = 0; i < 8000; ++i) {
+  for (int i = 0; i < check::rounds(8000); ++i) {
     const ScheduleShape shape = random_shape(random);
     const int32_t batch_size = random.one_in(10) ? random.between(0, 300) : random.between(0, 40);
     const Phase phase = kAllPhases[random.between(0, 2)];
