@@ -121,21 +121,29 @@ class Case:
 
     @property
     def flops(self):
-        pairs = sum(self._visible(qo, kv).sum() for qo, kv in self._lens())
+        pairs = sum(self.visible(r).sum() for r in range(len(self.qo_lens)))
         return int(2 * sum(self.head_dims) * self.num_qo_heads * pairs)
 
     @property
     def kv_bytes(self):
         """Bytes of K and V that some query sees, each read once."""
-        keys = sum(self._visible(qo, kv).any(axis=0).sum() for qo, kv in self._lens())
+        keys = sum(self.visible(r).any(axis=0).sum() for r in range(len(self.qo_lens)))
         item_size = np.dtype(self.cache_dtype).itemsize
         return int(keys * self.num_kv_heads * sum(self.head_dims) * item_size)
 
     def _lens(self):
         return zip(self.qo_lens, self.kv_lens, strict=True)
 
-    def _visible(self, qo_len, kv_len):
-        return visible_keys(qo_len, kv_len, self.causal, self.window_left)
+    def visible(self, request):
+        """[qo_len, kv_len] of bool: whether a query may see a key, as far as plan() knows."""
+        qo_len, kv_len = self.qo_lens[request], self.kv_lens[request]
+        visible = visible_keys(qo_len, kv_len, self.causal, self.window_left)
+        key_range = self.variant and VARIANTS[self.variant].variant._key_range
+        if key_range:
+            query, key = np.arange(qo_len) + kv_len - qo_len, np.arange(kv_len)
+            begin, end = (bound[:, None] for bound in key_range(request, query, kv_len))
+            visible &= (key >= begin) & (key < end)
+        return visible
 
     def options(self):
         """Keyword arguments of flashplan.Attention."""

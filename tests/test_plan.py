@@ -71,7 +71,7 @@ def check_schedule(case, plan):
     for (request, row_tile, _), tiles in ranges.items():
         qo_len, kv_len = case.qo_lens[request], case.kv_lens[request]
         rows = range(row_tile * plan.tile_q, min((row_tile + 1) * plan.tile_q, qo_len * group_size))
-        seen = reference.visible_keys(qo_len, kv_len, case.causal, case.window_left)
+        seen = case.visible(request)
         keys = np.flatnonzero(seen[rows[0] // group_size : rows[-1] // group_size + 1].any(axis=0))
         tiles.sort(key=lambda tile: tile.kv_begin)
         assert tiles[0].kv_begin >= 0
