@@ -118,6 +118,7 @@ struct Cta {
   int sync_phase = 0;
   int cluster_arrived = 0;
   int cluster_phase = 0;  // that all threads have arrived at
+  bool any = false;       // of __syncthreads_or()
   uint64_t idle = 0;      // switches since something happened
   void* outside = nullptr;
   const std::function<void()>* kernel = nullptr;
@@ -344,6 +345,17 @@ inline void __syncthreads() {
   } else {
     while (c.sync_phase == phase) simt::yield();
   }
+}
+
+inline int __syncthreads_or(int value) {
+  bool& any = simt::cta->any;
+  if (value != 0) any = true;
+  __syncthreads();
+  const bool result = any;
+  __syncthreads();  // all have read it
+  any = false;
+  __syncthreads();
+  return result ? 1 : 0;
 }
 
 template <class T>

@@ -9,14 +9,9 @@
 #define sample emulated_sample
 #include "ops/cuda/sampling.cu"
 #undef sample
-// Both files have their own names of these.
-#define KernelParams SoftmaxKernelParams
-#define Shared SoftmaxShared
 #define softmax emulated_softmax
 #include "ops/cuda/softmax.cu"
 #undef softmax
-#undef Shared
-#undef KernelParams
 
 #include <limits>
 #include <random>

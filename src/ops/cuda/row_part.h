@@ -32,6 +32,13 @@ struct RowSplit {
   bool held = false;  // whether the parts are kept in shared memory
 };
 
+/// The argument of a kernel that works on rows.
+template <class Params>
+struct RowParams {
+  Params p;
+  RowSplit split;
+};
+
 /// Rows of logits and what is added to them. Kept apart from the number of the row: these are the
 /// kernel's arguments, which cost no registers.
 struct RowSource {
@@ -167,6 +174,16 @@ inline Grid split_rows(int32_t num_rows, int32_t vocab, Device device, int max_c
           .threads = dim3(kRowThreads),
           .cluster = cluster,
           .smem_bytes = held_bytes + cluster * bytes_of_rank};
+}
+
+/// Launches a kernel on the grid of split_rows().
+template <class Params>
+Status launch_rows(void (*kernel)(RowParams<Params>), const Params& p, Device device, Stream stream,
+                   int max_cluster, int bytes_of_rank = 0) noexcept {
+  RowParams<Params> params{p, {}};
+  const Grid grid =
+      split_rows(p.num_rows, p.vocab, device, max_cluster, bytes_of_rank, &params.split);
+  return launch(kernel, grid, device, stream, params);
 }
 
 }  // namespace flashplan::cuda

@@ -11,11 +11,6 @@
 namespace flashplan::cuda {
 namespace {
 
-struct KernelParams {
-  SoftmaxParams p;
-  RowSplit split;
-};
-
 struct Shared {
   float warp_values[kRowWarps];
   float largest[kMaxCluster];  // of the CTAs
@@ -32,7 +27,7 @@ __device__ inline float4 exp_of(const float4& x, float largest, float factor) {
 /// of a row meet at one barrier only.
 template <DType kFrom, DType kTo>
 __global__ void __launch_bounds__(kRowThreads, kRowCtasOfSm)
-    softmax_kernel(const __grid_constant__ KernelParams params) {
+    softmax_kernel(const __grid_constant__ RowParams<SoftmaxParams> params) {
   __shared__ Shared shared;
   extern __shared__ float4 memory[];
   const SoftmaxParams& p = params.p;
@@ -118,12 +113,10 @@ __global__ void __launch_bounds__(kRowThreads, kRowCtasOfSm)
 Status softmax(const SoftmaxParams& p, Device device, Stream stream) noexcept {
   return with_float(p.dtype, [&](auto dtype) {
     constexpr DType kFrom = decltype(dtype)::value;
-    KernelParams params{p, {}};
     // The same split for any number of rows: results do not depend on the batch.
-    const Grid grid = split_rows(p.num_rows, p.vocab, device, kMaxCluster / 2, 0, &params.split);
-    return launch(p.out_dtype == DType::kFloat32 ? softmax_kernel<kFrom, DType::kFloat32>
-                                                 : softmax_kernel<kFrom, kFrom>,
-                  grid, device, stream, params);
+    return launch_rows(p.out_dtype == DType::kFloat32 ? softmax_kernel<kFrom, DType::kFloat32>
+                                                      : softmax_kernel<kFrom, kFrom>,
+                       p, device, stream, kMaxCluster / 2);
   });
 }
 

@@ -7,7 +7,8 @@
 #include "flashplan/sampling.h"
 #include "ops/cuda/formats.h"
 #include "ops/cuda/launch.h"
-#include "ops/cuda/row_draw.h"
+#include "ops/cuda/row_bins.h"
+#include "ops/cuda/row_part.h"
 #include "ops/operators.h"
 #include "ops/sampling_math.h"
 
@@ -20,9 +21,10 @@ struct Rejected {
   float sum;
 };
 
-/// Each CTA of a cluster has a copy of all but the exchange.
+/// Each CTA of a cluster has a copy of all but what is for the exchange.
 struct Shared {
-  RowExchange exchange;
+  uint64_t values[2][kMaxCluster][3];  // of CTAs. Two sets, since a CTA may be a step ahead
+  uint64_t warp_values[kRowWarps][3];
   Rejected rejected[kMaxDrafts];
   int32_t tokens[kMaxDrafts];
   int32_t parents[kMaxDrafts];
@@ -31,10 +33,20 @@ struct Shared {
 };
 static_assert(sizeof(Shared) <= 16 * 1024);
 
-struct KernelParams {
-  VerifyParams p;
-  RowSplit split;
+struct Sum {
+  static __device__ uint64_t of(uint64_t a, uint64_t b) { return a + b; }
 };
+struct Max {
+  static __device__ uint64_t of(uint64_t a, uint64_t b) { return a > b ? a : b; }
+};
+
+template <class Op>
+__device__ uint64_t reduce_warp(uint64_t value) {
+  for (int distance = 16; distance > 0; distance /= 2) {
+    value = Op::of(value, __shfl_xor_sync(~0U, value, distance));
+  }
+  return value;
+}
 
 template <DType kDType>
 __device__ float probability(const char* row, int64_t i) {
@@ -46,8 +58,8 @@ __device__ float probability(const char* row, int64_t i) {
 template <DType kDType>
 class Residual {
  public:
-  __device__ Residual(const KernelParams& params, int32_t request, const Rejected* rejected,
-                      float* memory)
+  __device__ Residual(const RowParams<VerifyParams>& params, int32_t request,
+                      const Rejected* rejected, float* memory)
       : params_(params),
         request_(request),
         rejected_(rejected),
@@ -98,7 +110,7 @@ class Residual {
     return value;
   }
 
-  const KernelParams& params_;
+  const RowParams<VerifyParams>& params_;
   int32_t request_;
   const Rejected* rejected_;
   float* memory_;
@@ -106,14 +118,16 @@ class Residual {
   RowPart<kDType> part_;
 };
 
+/// One request. All threads of the cluster go through all calls together.
 template <DType kDType>
-class Verifier : RowDraw<Residual<kDType>> {
+class Verifier {
  public:
-  __device__ Verifier(const KernelParams& params, int32_t request, Shared& shared, float* memory)
-      : Base({params, request, shared.rejected, memory}, shared.exchange),
-        p_(params.p),
+  __device__ Verifier(const RowParams<VerifyParams>& params, int32_t request, Shared& shared,
+                      float* memory)
+      : p_(params.p),
         request_(request),
-        shared_(shared) {}
+        shared_(shared),
+        part_(params, request, shared.rejected, memory) {}
 
   __device__ void run() {
     SampleError error = read_drafts();
@@ -124,10 +138,6 @@ class Verifier : RowDraw<Residual<kDType>> {
   }
 
  private:
-  using Base = RowDraw<Residual<kDType>>;
-  using Base::part_;
-  using Base::scale_;
-
   __device__ uint64_t random(uint32_t use) const {
     return sampling::random_bits(p_.seed.of(request_), p_.offset.of(request_), p_.stream(request_),
                                  use);
@@ -169,7 +179,7 @@ class Verifier : RowDraw<Residual<kDType>> {
         if (part_.num_rejected > 0) {
           if (largest_ == 0.0F) break;
           scale_ = sampling::make_scale(largest_, 1.0F, true);
-          sum = sampling::sum_of_weights(this->total_mass(sampling::keep_all(0)), largest_);
+          sum = sampling::sum_of_weights(total_weight(), largest_);
           const float q = probability<kDType>(p_.draft_row(request_, draft), id);
           const float p = sampling::ratio(part_.of_id(id), sum);
           is_accepted = sampling::is_accepted(random_of(draft), p, q);
@@ -205,8 +215,8 @@ class Verifier : RowDraw<Residual<kDType>> {
   __device__ bool is_distribution(float largest, bool fits, uint64_t total) {
     uint64_t extremes[3] = {sampling::key_of(largest), fits ? 0U : 1U, 0U};
     uint64_t totals[3] = {total, 0U, 0U};
-    this->template all_reduce<Max>(extremes);
-    this->template all_reduce<Sum>(totals);
+    all_reduce<Max>(extremes);
+    all_reduce<Sum>(totals);
     largest_ = sampling::value_of(static_cast<uint32_t>(extremes[0]));
     return extremes[1] == 0 && sampling::sums_to_one(totals[0], 1.0F);
   }
@@ -238,9 +248,7 @@ class Verifier : RowDraw<Residual<kDType>> {
     if (part_.num_rejected == 0 && !load_target()) return SampleError::kProbabilities;
     if (largest_ == 0.0F) load_target();  // rounding has left nothing
     scale_ = sampling::make_scale(largest_, 1.0F, true);
-    int32_t* to = p_.out + request_ * p_.out_stride + num_accepted_;
-    this->draw(sampling::keep_all(0), random(sampling::kUseVerify),
-               [&](int32_t id, uint64_t /*weight*/, uint64_t /*total*/) { *to = id; });
+    draw(random(sampling::kUseVerify), p_.out + request_ * p_.out_stride + num_accepted_);
     return SampleError::kNone;
   }
 
@@ -263,16 +271,116 @@ class Verifier : RowDraw<Residual<kDType>> {
     if (p_.status != nullptr) p_.status[request_] = static_cast<int32_t>(error);
   }
 
+  // --- Sums over the row, and the draw ---
+
+  __device__ uint32_t weight(int32_t i) const {
+    return sampling::weight_of_probability(part_.at(i), scale_);
+  }
+
+  __device__ uint64_t total_weight() {
+    uint64_t values[3] = {};
+    for (int i = static_cast<int>(threadIdx.x); i < part_.count(); i += kRowThreads) {
+      values[0] += weight(i);
+    }
+    all_reduce<Sum>(values);
+    return values[0];
+  }
+
+  /// Draws a token from the row; the thread that finds it writes it. Weights are added in the order
+  /// of ids: over CTAs, then over warps, each of which has a segment of the part, then in the
+  /// segment.
+  __device__ void draw(uint64_t random, int32_t* to) {
+    const int warp = warp_of_thread();
+    const int lane = lane_of_thread();
+    const int segment = (part_.count() + kRowThreads - 1) / kRowThreads * 32;
+    const int begin = min(warp * segment, part_.count());
+    const int end = min(begin + segment, part_.count());
+    uint64_t sum = 0;
+    for (int i = begin + lane; i < end; i += 32) sum += weight(i);
+    sum = reduce_warp<Sum>(sum);
+    if (lane == 0) shared_.warp_values[warp][0] = sum;
+    __syncthreads();
+    uint64_t of_cta[3] = {};
+    for (int w = 0; w < kRowWarps; ++w) of_cta[0] += shared_.warp_values[w][0];
+    const int set = step_ % 2;
+    publish(of_cta, set);
+    cluster_sync();
+    ++step_;
+
+    uint64_t total = 0;
+    for (int rank = 0; rank < cluster_size(); ++rank) total += shared_.values[set][rank][0];
+    uint64_t target = sampling::high_product(random, total);
+    for (int rank = 0; rank < cluster_rank(); ++rank) {
+      const uint64_t passed = shared_.values[set][rank][0];
+      if (target < passed) return;  // the token is in a CTA before
+      target -= passed;
+    }
+    if (target >= of_cta[0]) return;
+    for (int w = 0; w < warp; ++w) {
+      const uint64_t passed = shared_.warp_values[w][0];
+      if (target < passed) return;
+      target -= passed;
+    }
+    if (target >= sum) return;
+
+    for (int first = begin; first < end; first += 32) {
+      const int i = first + lane;
+      const uint64_t passed = sum_to_lane(i < end ? weight(i) : 0U);
+      const unsigned reached = __ballot_sync(~0U, passed > target);
+      if (reached != 0) {
+        if (lane == __ffs(static_cast<int>(reached)) - 1) *to = part_.begin() + i;
+        return;
+      }
+      target -= __shfl_sync(~0U, passed, 31);
+    }
+  }
+
+  /// Reduces over all threads of the cluster; all get the results.
+  template <class Op>
+  __device__ void all_reduce(uint64_t (&values)[3]) {
+    for (uint64_t& value : values) value = reduce_warp<Op>(value);
+    if (lane_of_thread() == 0) {
+      for (int v = 0; v < 3; ++v) shared_.warp_values[warp_of_thread()][v] = values[v];
+    }
+    __syncthreads();
+    for (int v = 0; v < 3; ++v) {
+      values[v] = shared_.warp_values[0][v];
+      for (int w = 1; w < kRowWarps; ++w) values[v] = Op::of(values[v], shared_.warp_values[w][v]);
+    }
+    const int set = step_ % 2;
+    publish(values, set);
+    cluster_sync();  // warp_values may be written again, too
+    ++step_;
+    for (int v = 0; v < 3; ++v) {
+      values[v] = shared_.values[set][0][v];
+      for (int rank = 1; rank < cluster_size(); ++rank) {
+        values[v] = Op::of(values[v], shared_.values[set][rank][v]);
+      }
+    }
+  }
+
+  /// Writes this CTA's values to all CTAs; a cluster_sync() is still due. A set is written again
+  /// two steps later: by then all have passed the barrier of the step between, and read this one.
+  __device__ void publish(const uint64_t (&values)[3], int set) {
+    const int rank = static_cast<int>(threadIdx.x);
+    if (rank >= cluster_size()) return;
+    uint64_t* to = shared_of(&shared_.values[set][cluster_rank()][0], rank);
+    for (int v = 0; v < 3; ++v) to[v] = values[v];
+  }
+
   const VerifyParams& p_;
   int32_t request_;
   Shared& shared_;
+  Residual<kDType> part_;
+  sampling::Scale scale_{};
   int32_t num_accepted_ = 0;
   float largest_ = 0.0F;
+  int step_ = 0;  // of the exchange
 };
 
 template <DType kDType>
 __global__ void __launch_bounds__(kRowThreads)
-    verify_kernel(const __grid_constant__ KernelParams params) {
+    verify_kernel(const __grid_constant__ RowParams<VerifyParams> params) {
   __shared__ Shared shared;
   extern __shared__ float4 memory[];
   Verifier<kDType>(params, row_of_cluster(), shared, reinterpret_cast<float*>(memory)).run();
@@ -282,9 +390,7 @@ __global__ void __launch_bounds__(kRowThreads)
 
 Status speculative_verify(const VerifyParams& p, Device device, Stream stream) noexcept {
   return with_float(p.dtype, [&](auto dtype) {
-    KernelParams params{p, {}};
-    const Grid grid = split_rows(p.num_rows, p.vocab, device, kMaxCluster / 2, 0, &params.split);
-    return launch(verify_kernel<decltype(dtype)::value>, grid, device, stream, params);
+    return launch_rows(verify_kernel<decltype(dtype)::value>, p, device, stream, kMaxCluster / 2);
   });
 }
 

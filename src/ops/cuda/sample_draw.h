@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: Apache-2.0
+// The draw of sample(): finds the token among what the filters keep.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "ops/cuda/sample_threshold.h"
+
+namespace flashplan::cuda {
+
+template <DType kDType, bool kFromProbs>
+class SampleDraw : protected SampleThreshold<kDType, kFromProbs> {
+  using Base = SampleThreshold<kDType, kFromProbs>;
+
+ public:
+  using Base::Base;
+
+ protected:
+  using Base::has_candidates_;
+  using Base::largest_;
+  using Base::num_candidates_of;
+  using Base::p_;
+  using Base::part_;
+  using Base::publish_sums;
+  using Base::read;
+  using Base::row_;
+  using Base::share_of_rank;
+  using Base::shared_;
+  using Base::value_of_rank;
+  using Base::weigh;
+  using Base::weight_of_tie;
+  using Base::write;
+
+  /// Draws from what the cut keeps and writes the token: kept weights are added in the order of
+  /// ids, over CTAs, then over warps, each of which has a segment of the part, then in the segment.
+  __device__ SampleError draw(const Cut& cut, bool is_checked) {
+    const int warp = warp_of_thread();
+    const int lane = lane_of_thread();
+    const uint32_t tie = weight_of_tie(cut);
+    if (has_candidates_) {
+      sum_candidates(cut);
+      __syncthreads();
+    } else {
+      sum_segments(cut);
+      publish_sums();
+    }
+    if (warp == 0) {
+      uint64_t mass = value_of_rank(0);
+      uint64_t ties = value_of_rank(1);
+      if (has_candidates_) {
+        const bool is_rank = lane < cluster_size();
+        mass = is_rank ? value_of_rank(3) + shared_.warp_values[lane][0] : 0;
+        ties = is_rank ? shared_.warp_values[lane][1] : 0;
+      }
+      const Place place = pick(mass, ties, 0, cut, tie, [&](uint64_t total) {
+        return sampling::high_product(sampling::random_bits(shared_.seed, shared_.offset,
+                                                            p_.stream(row_), sampling::kUseSample),
+                                      total);
+      });
+      if (lane == 0) {
+        shared_.total = place.total;
+        shared_.target = place.target;
+        shared_.ties_before = place.ties_before;
+        shared_.goes_on = place.index == cluster_rank();
+      }
+    }
+    __syncthreads();
+    if (is_checked && !sampling::sums_to_one(shared_.total, largest_)) {
+      return SampleError::kProbabilities;
+    }
+    if (!shared_.goes_on) return SampleError::kNone;
+    if (has_candidates_) {
+      sum_segments(cut);
+      __syncthreads();
+    }
+    if (warp != 0) return SampleError::kNone;
+    const bool is_warp = lane < kRowWarps;
+    const Place place =
+        pick(is_warp ? shared_.warp_values[lane][0] : 0, is_warp ? shared_.warp_values[lane][1] : 0,
+             shared_.ties_before, cut, tie, [&](uint64_t /*total*/) { return shared_.target; });
+    search(place, cut, tie);
+    return SampleError::kNone;
+  }
+
+  struct Place {
+    int index;
+    uint64_t target;       // left at its begin
+    uint64_t ties_before;  // its begin
+    uint64_t total;
+  };
+
+  /// The first lane at which the kept weights of the lanes pass target_of(their sum).
+  template <class TargetOf>
+  __device__ Place pick(uint64_t mass, uint64_t ties, uint64_t ties_before, const Cut& cut,
+                        uint32_t tie, const TargetOf& target_of) const {
+    if (tie != 0) {
+      ties_before += sum_to_lane(ties) - ties;
+      mass += uint64_t{sampling::kept_ties(cut, ties_before, static_cast<uint32_t>(ties))} * tie;
+    }
+    const uint64_t passed = sum_to_lane(mass);
+    const uint64_t total = __shfl_sync(~0U, passed, 31);
+    const uint64_t target = target_of(total);
+    const unsigned lanes = __ballot_sync(~0U, passed > target);
+    const int index = lanes != 0 ? __ffs(static_cast<int>(lanes)) - 1 : 31;
+    return {index, target - __shfl_sync(~0U, passed - mass, index),
+            __shfl_sync(~0U, ties_before, index), total};
+  }
+
+  /// Segments are of whole words of a warp.
+  __device__ int begin_of_segment(int warp) const {
+    const int segment = (part_.count() + kRowThreads * 4 - 1) / (kRowThreads * 4) * 128;
+    return min(warp * segment, part_.count());
+  }
+
+  /// Leaves in shared_.warp_values the mass above the cut, and the ties, of the warps' segments.
+  __device__ void sum_segments(const Cut& cut) {
+    const int warp = warp_of_thread();
+    const int end = begin_of_segment(warp + 1);
+    uint64_t mass = 0;
+    uint32_t ties = 0;
+    const bool keeps_all = cut.key == 0;
+    const float cut_value = sampling::value_of(cut.key);
+#pragma unroll 1
+    for (int i = begin_of_segment(warp) + lane_of_thread() * 4; i < end; i += 128) {
+      float x[4];
+      uint32_t weights[4];
+      read(i, x);
+      if (!keeps_all) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) ties += x[e] == cut_value ? 1U : 0U;
+        const float largest = fmaxf(fmaxf(x[0], x[1]), fmaxf(x[2], x[3]));
+        if (!(largest > cut_value)) continue;
+      }
+      weigh(x, cut.min_weight, weights);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        if (!keeps_all && !(x[e] > cut_value)) weights[e] = 0;
+      }
+      mass += weights[0] + weights[1];
+      mass += weights[2] + weights[3];
+    }
+    mass = sum_of_warp(mass);
+    ties = __reduce_add_sync(~0U, ties);
+    if (lane_of_thread() == 0) {
+      shared_.warp_values[warp][0] = mass;
+      shared_.warp_values[warp][1] = ties;
+    }
+  }
+
+  /// Leaves in shared_.warp_values the same of the candidates of each rank.
+  __device__ void sum_candidates(const Cut& cut) {
+    for (int rank = warp_of_thread(); rank < cluster_size(); rank += kRowWarps) {
+      const uint32_t* keys = shared_.candidates + rank * share_of_rank();
+      uint64_t mass = 0;
+      uint32_t ties = 0;
+      for (int c = lane_of_thread(); c < num_candidates_of(rank); c += 32) {
+        mass += this->template amount_of_key<true>(keys[c], cut);
+        ties += keys[c] == cut.key ? 1U : 0U;
+      }
+      mass = sum_of_warp(mass);
+      ties = __reduce_add_sync(~0U, ties);
+      if (lane_of_thread() == 0) {
+        shared_.warp_values[rank][0] = mass;
+        shared_.warp_values[rank][1] = ties;
+      }
+    }
+  }
+
+  /// Finds and writes the token, in the segment of place.index; one warp.
+  __device__ void search(const Place& place, const Cut& cut, uint32_t tie) {
+    const int lane = lane_of_thread();
+    const int end = begin_of_segment(place.index + 1);
+    uint64_t target = place.target;
+    uint64_t ties_before = place.ties_before;
+#pragma unroll 1
+    for (int i = begin_of_segment(place.index) + lane * 4; i - lane * 4 < end; i += 128) {
+      float x[4] = {part_.after_end(), part_.after_end(), part_.after_end(), part_.after_end()};
+      uint32_t weights[4];
+      if (i < end) read(i, x);
+      weigh(x, cut.min_weight, weights);
+      bool is_tie[4];
+      uint32_t ties = 0;
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const uint32_t key = key_of(x[e]);
+        if (key <= cut.key) weights[e] = 0;
+        is_tie[e] = tie != 0 && key == cut.key;
+        ties += is_tie[e] ? 1U : 0U;
+      }
+      if (tie != 0) {
+        const uint64_t up_to_lane = ties_before + sum_to_lane(ties);
+        uint64_t rank = up_to_lane - ties;
+        ties_before = __shfl_sync(~0U, up_to_lane, 31);
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          if (is_tie[e] && rank++ < cut.num_ties) weights[e] = tie;
+        }
+      }
+      const uint64_t own = uint64_t{weights[0]} + weights[1] + weights[2] + weights[3];
+      const uint64_t sum = sum_of_warp(own);
+      if (target >= sum && i - lane * 4 + 128 < end) {
+        target -= sum;
+        continue;
+      }
+      const uint64_t passed = sum_to_lane(own);
+      const unsigned lanes = __ballot_sync(~0U, passed > target);
+      if (lanes != 0 && lane == __ffs(static_cast<int>(lanes)) - 1) {
+        uint64_t reached = passed - own;
+        int e = 0;
+        uint32_t weight = weights[0];
+#pragma unroll
+        for (int next = 1; next < 4; ++next) {
+          if (reached + weight <= target && e == next - 1) {
+            reached += weight;
+            weight = weights[next];
+            e = next;
+          }
+        }
+        float logprob = 0.0F;
+        if (p_.logprobs != nullptr) {
+          const double chance = static_cast<double>(weight) / static_cast<double>(shared_.total);
+          logprob = static_cast<float>(log(chance));
+        }
+        write(part_.begin() + i + e, logprob, SampleError::kNone);
+      }
+      return;
+    }
+  }
+};
+
+}  // namespace flashplan::cuda

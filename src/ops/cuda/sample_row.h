@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+// A row that sample() draws from, as a cluster of CTAs has it: its values, their weights, and what
+// the CTAs tell each other. All that is added is integers, so any order gives the CPU's results.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "flashplan/sampling.h"
+#include "ops/cuda/formats.h"
+#include "ops/cuda/row_bins.h"
+#include "ops/cuda/row_part.h"
+#include "ops/sampling_math.h"
+
+namespace flashplan::cuda {
+
+using sampling::Cut;
+
+constexpr int kMaxCandidates = 768;  // of a row; each CTA of a cluster has an equal share
+constexpr int kValues = 4;           // that CTAs tell each other at once
+
+/// Of a CTA.
+struct SampleShared {
+  uint64_t values[2][kMaxCluster][kValues];  // of CTAs. Two sets, since a CTA may be a step ahead
+  uint64_t warp_values[kMaxCluster][2];      // of warps, or of ranks
+  uint32_t warp_keys[kRowWarps][2];
+  Bins bins;
+  Bin found;
+  uint32_t candidates[kMaxCandidates];  // keys: the share of rank 0, of rank 1 ...
+  uint32_t num_candidates;              // of this CTA, also those that have found no place
+  uint32_t least, most;                 // of its candidates
+  uint64_t own_above;                   // the mass above its candidates
+  uint64_t wanted;                      // count or mass, for the threshold
+  bool goes_on;                         // whether the token is in this CTA
+  uint64_t target, ties_before, total;
+  float temperature, top_p, min_p;  // of the row
+  int32_t top_k;
+  int64_t seed, offset;
+};
+
+static_assert(sizeof(SampleShared) <= 11 * 1024, "three CTAs of 16,032 elements must fit an SM");
+
+/// Of 0, only +0 has a key.
+__device__ inline uint32_t key_of(float x) { return sampling::key_of(__fadd_rn(x, 0.0F)); }
+
+/// All threads of the cluster go through all calls together. The steps of sample() are classes that
+/// derive from this one.
+template <DType kDType, bool kFromProbs>
+class SampleRow {
+ public:
+  __device__ SampleRow(const RowParams<SampleParams>& params, int32_t row, SampleShared& shared,
+                       float* memory)
+      : p_(params.p),
+        row_(row),
+        shared_(shared),
+        groups_(reinterpret_cast<uint64_t*>(memory + (params.split.held ? params.split.part : 0))),
+        part_({params.p.logits, params.p.row_stride, params.p.bias, params.p.bias_stride}, row,
+              params.p.vocab, params.split, memory, kFromProbs ? 0.0F : -INFINITY) {}
+
+ protected:
+  __device__ void write(int32_t id, float logprob, SampleError error) const {
+    p_.ids[row_] = id;
+    if (p_.logprobs != nullptr) p_.logprobs[row_] = logprob;
+    if (p_.status != nullptr) p_.status[row_] = static_cast<int32_t>(error);
+  }
+
+  // --- Elements and their weights ---
+
+  __device__ void read(int i, float (&x)[4]) const {
+    const float4 word = part_.word(i);
+    x[0] = word.x;
+    x[1] = word.y;
+    x[2] = word.z;
+    x[3] = word.w;
+  }
+
+  __device__ uint32_t weight_of(float x) const {
+    return kFromProbs ? sampling::weight_of_probability(x, scale_)
+                      : sampling::weight_of_logit(x, scale_);
+  }
+
+  /// Weights, 0 for what min-p drops.
+  __device__ void weigh(const float (&x)[4], uint32_t min_weight, uint32_t (&weights)[4]) const {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const uint32_t weight = weight_of(x[e]);
+      weights[e] = weight >= min_weight ? weight : 0U;
+    }
+  }
+
+  __device__ uint32_t weight_of_tie(const Cut& cut) const {
+    if (cut.num_ties == 0) return 0;
+    const uint32_t weight = weight_of(sampling::value_of(cut.key));
+    return weight >= cut.min_weight ? weight : 0;
+  }
+
+  // --- What CTAs tell each other ---
+
+  /// Warp 0 gets the largest of each value over the CTA, and in values[0] that of the warp whose
+  /// number the lane has. A barrier of the CTA is inside.
+  __device__ void reduce_warps(uint32_t (&values)[kValues]) {
+    const int lane = lane_of_thread();
+    for (int v = 0; v < 2; ++v) {
+      const uint32_t value = __reduce_max_sync(~0U, values[v]);
+      if (lane == 0) shared_.warp_keys[warp_of_thread()][v] = value;
+    }
+    __syncthreads();
+    for (int v = 0; v < 2; ++v) values[v] = lane < kRowWarps ? shared_.warp_keys[lane][v] : 0U;
+  }
+
+  /// From what reduce_warps() leaves to the largest over the cluster, for all threads.
+  __device__ void exchange_keys(uint32_t (&values)[kValues]) {
+    if (warp_of_thread() == 0) {
+      uint64_t wide[kValues];
+      for (int v = 0; v < kValues; ++v) wide[v] = __reduce_max_sync(~0U, values[v]);
+      publish(wide);
+    }
+    cluster_sync();
+    ++step_;
+    for (int v = 0; v < kValues; ++v) {
+      values[v] = __reduce_max_sync(~0U, static_cast<uint32_t>(value_of_rank(v)));
+    }
+  }
+
+  /// Tells all CTAs the sums of shared_.warp_values.
+  __device__ void publish_sums() {
+    const int lane = lane_of_thread();
+    __syncthreads();
+    if (warp_of_thread() == 0) {
+      uint64_t values[kValues] = {};
+      for (int v = 0; v < 2; ++v) {
+        values[v] = sum_of_warp(lane < kRowWarps ? shared_.warp_values[lane][v] : 0);
+      }
+      publish(values);
+    }
+    cluster_sync();
+    ++step_;
+  }
+
+  /// Writes values to all CTAs, by one warp; a cluster_sync() and ++step_ are due. A set is written
+  /// again two steps later: by then all have passed the barrier of the step between, and read this
+  /// one.
+  __device__ void publish(const uint64_t (&values)[kValues]) {
+    const int rank = lane_of_thread();
+    if (rank >= cluster_size()) return;
+    uint64_t* to = shared_of(&shared_.values[step_ % 2][cluster_rank()][0], rank);
+    for (int v = 0; v < kValues; ++v) to[v] = values[v];
+  }
+
+  /// Of the last step, of the rank that the lane has; 0 where there is none.
+  __device__ uint64_t value_of_rank(int v) const {
+    const int lane = lane_of_thread();
+    return lane < cluster_size() ? shared_.values[(step_ - 1) % 2][lane][v] : 0;
+  }
+
+  const SampleParams& p_;
+  int32_t row_;
+  SampleShared& shared_;
+  uint64_t* groups_;  // of the bins of each rank
+  RowPart<kDType> part_;
+  sampling::Scale scale_{};
+  float largest_ = 0.0F;
+  unsigned step_ = 0;  // of the exchange
+};
+
+}  // namespace flashplan::cuda

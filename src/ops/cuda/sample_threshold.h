@@ -1,0 +1,354 @@
+// SPDX-License-Identifier: Apache-2.0
+// The threshold of a filter of sample(), which is found in three steps: a histogram of the row
+// tells the range of values that has it; the candidates, which are the elements in that range, go
+// to lists that each CTA has of all of them; the threshold is found among them. Where they are too
+// many, the next histogram divides their range. For a small k, a lower bound of the k-th largest
+// value is at hand from the largest values of warps, and the candidates are what reaches it.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "ops/cuda/sample_row.h"
+
+namespace flashplan::cuda {
+
+/// A range of values, as the numbers that the first histogram divides.
+struct Range {
+  float low;
+  float high;  // not in it
+};
+
+/// a * b + c, rounded down.
+__device__ inline float fused_down(float a, float b, float c) {
+#ifdef __CUDA_ARCH__
+  return __fmaf_rd(a, b, c);
+#else
+  return std::floor(a * b) + c;  // where the result is a whole number and a * b is exact
+#endif
+}
+
+template <DType kDType, bool kFromProbs>
+class SampleThreshold : protected SampleRow<kDType, kFromProbs> {
+  using Base = SampleRow<kDType, kFromProbs>;
+
+ public:
+  using Base::Base;
+
+ protected:
+  using Base::groups_;
+  using Base::part_;
+  using Base::publish;
+  using Base::read;
+  using Base::scale_;
+  using Base::shared_;
+  using Base::step_;
+  using Base::value_of_rank;
+  using Base::weigh;
+  using Base::weight_of;
+
+  struct Threshold {
+    uint64_t wanted;
+    uint64_t above;
+  };
+
+  /// Replaces cut->key by the largest key such that the values from it on have a count, or a mass,
+  /// of wanted_of(that of all that takes part), which is what lies above cut->key. It then has one
+  /// tie. Where all of it does not reach what is wanted, the cut stays. `above`: the count or mass
+  /// above the key.
+  template <bool kByWeight, class WantedOf>
+  __device__ Threshold find_threshold(Cut* cut, const WantedOf& wanted_of) {
+    if (has_all_candidates_) {  // all that has passed the filter before is in the lists
+      const uint64_t all = mass_of_candidates(*cut);
+      const uint64_t wanted = wanted_of(all);
+      if (all < wanted) return {wanted, all};
+      return {wanted, select<kByWeight>(cut, wanted, 0)};
+    }
+    constexpr uint32_t kKeyOfLowest = 0x007fffffU;  // -inf
+    const bool has_bound = !kByWeight && bound_ > kKeyOfLowest;
+    Range range{-INFINITY, INFINITY};
+    Bin bin{0, 0, 0, wanted_of(0)};
+    if (has_bound) {
+      range.low = position_of(sampling::value_of(bound_));
+    } else {
+      fill_bins<kByWeight>(*cut);
+      bin = find_bin(shared_.bins, groups_, true, 0, wanted_of, shared_.found);
+      if (bin.index < 0) {
+        bins_are_read_ = true;
+        return {bin.wanted, bin.above};
+      }
+      range = range_of_bin(bin.index);
+    }
+    if (threadIdx.x == 0) {
+      shared_.own_above = bin.own_above;
+      shared_.wanted = bin.wanted;
+    }
+    gather<false>(range);
+    while (has_too_many_) {
+      if (least_ == most_) {
+        cut->key = least_;
+        cut->num_ties = 1;
+        return {shared_.wanted, bin.above};
+      }
+      const int shift = shift_of_keys();
+      fill_bins_by_key<kByWeight>(*cut, shift);
+      bin = find_bin(
+          shared_.bins, groups_, true, bin.above, [&](uint64_t /*all*/) { return shared_.wanted; },
+          shared_.found);
+      if (threadIdx.x == 0) shared_.own_above += bin.own_above;
+      narrow(bin.index, shift);
+      gather<true>(range);
+    }
+    has_candidates_ = kByWeight || bin.above == 0;
+    has_all_candidates_ = !kByWeight && bin.above == 0;
+    const uint64_t wanted = shared_.wanted;
+    return {wanted, select<kByWeight>(cut, wanted, bin.above)};
+  }
+
+  /// So that the keys from least_ to most_ are divided into at most 2^kLogKeyBins bins.
+  __device__ int shift_of_keys() const {
+    return max(32 - __clz(static_cast<int>(most_ - least_)) - kLogKeyBins, 0);
+  }
+
+  __device__ void narrow(int bin, int shift) {
+    least_ += static_cast<uint32_t>(bin) << shift;
+    most_ = min(most_, least_ + ((1U << shift) - 1));
+  }
+
+  /// Begins a histogram of the cluster.
+  __device__ void clear_bins() {
+    // Other CTAs may still read what is there.
+    if (bins_are_read_) cluster_sync();
+    bins_are_read_ = false;
+    shared_.bins.clear();
+    __syncthreads();
+  }
+
+  /// A histogram of the part by position.
+  template <bool kByWeight>
+  __device__ void fill_bins(const Cut& cut) {
+    clear_bins();
+    const float cut_value = cut.key == 0 ? -INFINITY : sampling::value_of(cut.key);
+#pragma unroll 1
+    for (int i = static_cast<int>(threadIdx.x) * 4; i < part_.count(); i += kRowThreads * 4) {
+      float x[4];
+      int bins[4];
+      uint32_t amounts[4];
+      read(i, x);
+      if (kByWeight) weigh(x, cut.min_weight, amounts);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        bins[e] = bin_of_position(position_of(x[e]));
+        if (kByWeight) {
+          if (!(x[e] > cut_value)) amounts[e] = 0;
+        } else {
+          amounts[e] = i + e < part_.count() ? 1 : 0;
+        }
+      }
+      shared_.bins.add(bins, amounts);
+    }
+  }
+
+  /// A histogram of the part's keys from least_ to most_.
+  template <bool kByWeight>
+  __device__ void fill_bins_by_key(const Cut& cut, int shift) {
+    clear_bins();
+#pragma unroll 1
+    for (int i = static_cast<int>(threadIdx.x) * 4; i < part_.count(); i += kRowThreads * 4) {
+      float x[4];
+      int bins[4];
+      uint32_t amounts[4];
+      read(i, x);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const uint32_t key = key_of(x[e]);
+        const bool takes_part = key >= least_ && key <= most_ && i + e < part_.count();
+        bins[e] = takes_part ? static_cast<int>((key - least_) >> shift) : 0;
+        amounts[e] = takes_part ? amount_of_key<kByWeight>(key, cut) : 0U;
+      }
+      shared_.bins.add(bins, amounts);
+    }
+  }
+
+  /// Puts the elements of a range, by key those from least_ to most_, in the lists of all CTAs, and
+  /// tells these the CTA's mass above. After it least_ and most_ are the range's smallest and
+  /// largest key, and has_too_many_ whether a CTA has more than its share of the lists.
+  template <bool kByKey>
+  __device__ void gather(const Range& range) {
+    const int share = share_of_rank();
+    uint32_t* own = shared_.candidates + cluster_rank() * share;
+    if (threadIdx.x == 0) {
+      shared_.num_candidates = 0;
+      shared_.least = ~0U;
+      shared_.most = 0;
+    }
+    __syncthreads();
+#pragma unroll 1
+    for (int i = static_cast<int>(threadIdx.x) * 4; i < part_.count(); i += kRowThreads * 4) {
+      float x[4];
+      bool is_in[4];
+      read(i, x);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        if (kByKey) {
+          const uint32_t key = key_of(x[e]);
+          is_in[e] = key >= least_ && key <= most_;
+        } else {
+          const float position = position_of(x[e]);
+          is_in[e] = position >= range.low && position < range.high;
+        }
+      }
+      if (!(is_in[0] || is_in[1] || is_in[2] || is_in[3])) continue;
+#pragma unroll 1
+      for (int e = 0; e < 4; ++e) {
+        const bool takes_part = e == 0   ? is_in[0]
+                                : e == 1 ? is_in[1]
+                                : e == 2 ? is_in[2]
+                                         : is_in[3];
+        if (!takes_part || i + e >= part_.count()) continue;
+        const uint32_t key = key_of(e == 0 ? x[0] : e == 1 ? x[1] : e == 2 ? x[2] : x[3]);
+        atomicMin(&shared_.least, key);
+        atomicMax(&shared_.most, key);
+        const uint32_t place = atomicAdd(&shared_.num_candidates, 1U);
+        if (place < static_cast<uint32_t>(share)) own[place] = key;
+      }
+    }
+    __syncthreads();
+    const auto num_own = static_cast<int>(shared_.num_candidates);
+    const int num_sent = num_own <= share ? num_own : 0;
+    const int lane = lane_of_thread();
+    for (int rank = warp_of_thread(); rank < cluster_size(); rank += kRowWarps) {
+      if (rank == cluster_rank()) continue;
+      for (int c = lane; c < num_sent; c += 32) *shared_of(own + c, rank) = own[c];
+    }
+    if (warp_of_thread() == 0) {
+      const uint64_t values[kValues] = {static_cast<uint64_t>(num_own), ~uint64_t{shared_.least},
+                                        shared_.most, shared_.own_above};
+      publish(values);
+    }
+    cluster_sync();
+    ++step_;
+    bins_are_read_ = false;
+    has_too_many_ = __reduce_max_sync(~0U, static_cast<uint32_t>(value_of_rank(0))) >
+                    static_cast<uint32_t>(share);
+    least_ = ~__reduce_max_sync(~0U, static_cast<uint32_t>(value_of_rank(1)));
+    most_ = __reduce_max_sync(~0U, static_cast<uint32_t>(value_of_rank(2)));
+  }
+
+  /// Candidates that the lists have place for, of each CTA of the cluster.
+  __device__ int share_of_rank() const {
+    return kMaxCandidates >> (__ffs(cluster_size()) - 1);  // it is a power of two
+  }
+
+  /// Calls body(key) for the candidates of this thread, which are of all CTAs.
+  template <class Body>
+  __device__ void for_each_candidate(const Body& body) const {
+    const int share = share_of_rank();
+    for (int c = static_cast<int>(threadIdx.x); c < kMaxCandidates; c += kRowThreads) {
+      const int rank = c * cluster_size() / kMaxCandidates;
+      if (c - rank * share < num_candidates_of(rank)) {
+        body(shared_.candidates[c]);
+      }
+    }
+  }
+
+  __device__ int num_candidates_of(int rank) const {
+    return static_cast<int>(shared_.values[(step_ - 1) % 2][rank][0]);
+  }
+
+  /// find_threshold() among the candidates, with what is above them.
+  template <bool kByWeight>
+  __device__ uint64_t select(Cut* cut, uint64_t wanted, uint64_t above) {
+    const Cut before = *cut;
+    const uint32_t most = most_;
+    const uint32_t least = least_;
+    for (;;) {
+      const int shift = shift_of_keys();
+      shared_.bins.clear();
+      __syncthreads();
+      for_each_candidate([&](uint32_t key) {
+        if (key < least_ || key > most_) return;
+        const int bins[4] = {static_cast<int>((key - least_) >> shift), 0, 0, 0};
+        const uint32_t amounts[4] = {amount_of_key<kByWeight>(key, before), 0U, 0U, 0U};
+        shared_.bins.add(bins, amounts);
+      });
+      const Bin bin = find_bin(
+          shared_.bins, groups_, false, above, [=](uint64_t /*all*/) { return wanted; },
+          shared_.found);
+      above = bin.above;
+      narrow(bin.index, shift);
+      if (shift == 0) break;
+    }
+    cut->key = least_;
+    cut->num_ties = 1;
+    least_ = least;
+    most_ = most;
+    return above;
+  }
+
+  /// Of those above the cut, and of all CTAs.
+  __device__ uint64_t mass_of_candidates(const Cut& cut) {
+    uint64_t mass = 0;
+    for_each_candidate([&](uint32_t key) { mass += amount_of_key<true>(key, cut); });
+    mass = sum_of_warp(mass);
+    if (lane_of_thread() == 0) shared_.warp_values[warp_of_thread()][0] = mass;
+    __syncthreads();
+    const int lane = lane_of_thread();
+    mass = sum_of_warp(lane < kRowWarps ? shared_.warp_values[lane][0] : 0);
+    __syncthreads();
+    return mass;
+  }
+
+  /// What a candidate adds to a count or, by weight, to the mass above the cut.
+  template <bool kByWeight>
+  __device__ uint32_t amount_of_key(uint32_t key, const Cut& cut) const {
+    if (!kByWeight) return 1;
+    if (key <= cut.key) return 0;
+    const uint32_t weight = weight_of(sampling::value_of(key));
+    return weight >= cut.min_weight ? weight : 0;
+  }
+
+  /// Grows with x; the first histogram divides it: the weight's exponent, or the weight of a
+  /// probability, whose bits are much like an exponent.
+  __device__ float position_of(float x) const {
+    if (!kFromProbs) return sampling::exponent(x, scale_);
+    const float part = sampling::times(x, scale_.factor);
+    return sampling::times(part < 1.0F ? part : 1.0F, 1073741824.0F);
+  }
+
+  // The first histogram has 32 bins for each power of two; the first bin has all that is below.
+  static constexpr uint32_t kFirstBits =
+      (157U << 5) - (kBins - 1);  // of a weight, without the last 18
+
+  __device__ int bin_of_position(float position) const {
+    if (kFromProbs) {
+      const float lowest = sampling::float_of(kFirstBits << 18);
+      const float clamped = position > lowest ? position : lowest;
+      return static_cast<int>((sampling::bits_of(clamped) >> 18) - kFirstBits);
+    }
+    constexpr float kMagic = 12582912.0F;  // leaves a whole number in the low bits
+    constexpr float kLowest = -static_cast<float>(kBins - 1) / 32.0F;
+    const float shifted = fused_down(position > kLowest ? position : kLowest, 32.0F, kMagic);
+    return static_cast<int>(sampling::bits_of(shifted) - sampling::bits_of(kMagic)) + kBins - 1;
+  }
+
+  __device__ Range range_of_bin(int bin) const {
+    if (kFromProbs) {
+      const uint32_t bits = (static_cast<uint32_t>(bin) + kFirstBits) << 18;
+      return {bin == 0 ? -INFINITY : sampling::float_of(bits),
+              sampling::float_of(bits + (1U << 18))};
+    }
+    const float low = static_cast<float>(bin - (kBins - 1)) / 32.0F;
+    return {bin == 0 ? -INFINITY : low, low + 1.0F / 32.0F};
+  }
+
+  uint32_t bound_ = 0;  // a key that top_k values reach, or at most that of -inf
+  uint32_t least_ = 0;  // of the candidates
+  uint32_t most_ = 0;
+  bool has_too_many_ = false;        // candidates: the lists do not have all
+  bool has_candidates_ = false;      // and the masses above them of each CTA
+  bool has_all_candidates_ = false;  // nothing that is kept is above them
+  bool bins_are_read_ = false;       // by other CTAs
+};
+
+}  // namespace flashplan::cuda
