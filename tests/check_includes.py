@@ -41,7 +41,7 @@ RULES = {
             "api/",
             "ops/",
         ),
-        ("cuda_", "cooperative_groups.h"),
+        ("cuda_", "cooperative_groups.h", "immintrin.h"),
     ),
     "src/c_abi": (("flashplan/", "common/error.h", "c_abi/"), ()),
     "bindings": (

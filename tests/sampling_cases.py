@@ -12,6 +12,7 @@ SETTINGS = {
     "hot": {"temperature": 2.5},
     "cold": {"temperature": 0.6},
     "top-k": {"top_k": 7},
+    "top-k 2": {"top_k": 2},
     "top-p": {"top_p": 0.7},
     "min-p": {"min_p": 0.1},
     "all": {"temperature": 1.3, "top_k": 30, "top_p": 0.9, "min_p": 0.02},

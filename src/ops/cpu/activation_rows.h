@@ -44,13 +44,13 @@ void activate_row(const ActivationParams& p, int32_t row) {
   auto* to = reinterpret_cast<typename To::Storage*>(row_at(p.out, row));
   for (int32_t first = 0; first < p.row_size; first += kBlock) {
     const int32_t count = p.row_size - first < kBlock ? p.row_size - first : kBlock;
-    for (int32_t i = 0; i < count; ++i) gate[i] = From::load(from[first + i]);
+    load_all<From>(from + first, count, static_cast<float*>(gate));
     for (int32_t i = count; i % kLanes != 0; ++i) gate[i] = 0.0F;
-    for (int32_t i = 0; i < count; ++i) up[i] = From::load(from[p.row_size + first + i]);
+    load_all<From>(from + p.row_size + first, count, static_cast<float*>(up));
     for (int32_t i = 0; i < count; i += kLanes) {
       store(gate + i, activate<kActivation>(load(gate + i)));
     }
-    for (int32_t i = 0; i < count; ++i) to[first + i] = To::store(gate[i] * up[i] / p.scale);
+    store_each<To>(to + first, count, [&](int32_t i) { return gate[i] * up[i] / p.scale; });
   }
 }
 

@@ -6,12 +6,18 @@
 
 #include "cpu/float_formats.h"
 
+#if defined(__F16C__)
+#include <immintrin.h>
+#endif
+
 namespace flashplan::cpu::FLASHPLAN_ISA {
 namespace {
 
 #include "cpu/rotation.h"
 #include "cpu/vec.h"
 // After these two, which they use.
+#include "ops/cpu/float_blocks.h"
+// After float_blocks.h.
 #include "ops/cpu/activation_rows.h"
 #include "ops/cpu/norm_rows.h"
 #include "ops/cpu/rope_rows.h"

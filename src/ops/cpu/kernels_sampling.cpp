@@ -13,6 +13,7 @@ namespace {
 constexpr int32_t kBlock = 1024;   // elements that are converted and weighed at a time
 constexpr int32_t kDigits = 2048;  // of the radix search for a threshold, three digits in all
 constexpr float kInfinity = __builtin_inff();
+using Float32 = Format<DType::kFloat32>;
 
 /// A block of a row.
 struct Block {
@@ -122,8 +123,8 @@ struct Threshold {
 /// The largest key for which the number (or by weight, the mass) of values at or above it reaches
 /// `wanted`. Only values above cut.key with a weight of at least cut.min_weight count; all of them
 /// together reach `wanted`.
-template <bool kByWeight, typename Format>
-[[gnu::noinline]] Threshold find_threshold(const Row<Format>& row, const sampling::Cut& cut,
+template <bool kByWeight, typename RowType>
+[[gnu::noinline]] Threshold find_threshold(const RowType& row, const sampling::Cut& cut,
                                            uint64_t wanted) {
   struct Level {
     int32_t shift;
@@ -223,35 +224,15 @@ template <typename RowType>
   return -1;  // not reached: the target is below the sum
 }
 
-template <typename Format>
-SampleResult sample_from(const SampleParams& p, int32_t index) {
-  const float temperature = p.temperature.of(index);
+#include "ops/cpu/candidates.h"  // after Row and find_threshold()
+
+/// Draws from what top-k, min-p and top-p keep of the row. The id is the place in the row.
+template <typename RowType>
+SampleResult filter_and_draw(const SampleParams& p, int32_t index, const RowType& row) {
   const int32_t top_k = p.top_k.of(index);
   const float top_p = p.top_p.of(index);
-  const float min_p = p.min_p.of(index);
-  if (!(temperature >= 0.0F && temperature < kInfinity)) {
-    return {-1, 0.0F, SampleError::kTemperature};
-  }
-  if (top_k < 1) return {-1, 0.0F, SampleError::kTopK};
-  if (!(top_p > 0.0F && top_p <= 1.0F)) return {-1, 0.0F, SampleError::kTopP};
-  if (!(min_p >= 0.0F && min_p <= 1.0F)) return {-1, 0.0F, SampleError::kMinP};
-
-  Row<Format> row(p.logits + index * p.row_stride,
-                  p.bias == nullptr ? nullptr : p.bias + index * p.bias_stride, p.vocab,
-                  p.from_probs);
-  const Extremes extremes = find_largest(row, p.from_probs);
-  if (extremes.error != SampleError::kNone) return {-1, 0.0F, extremes.error};
-  if (temperature == 0.0F) return {first_of_value(row, extremes.largest), 0.0F};
-  row.scale = sampling::make_scale(extremes.largest, temperature, p.from_probs);
-
-  sampling::Cut cut = sampling::keep_all(sampling::least_weight(min_p));
-  if (p.from_probs) {
-    const Mass all = mass_of(row, sampling::keep_all(0));
-    if (!sampling::sums_to_one(all.above, extremes.largest)) {
-      return {-1, 0.0F, SampleError::kProbabilities};
-    }
-  }
-  if (top_k < p.vocab) {
+  sampling::Cut cut = sampling::keep_all(sampling::least_weight(p.min_p.of(index)));
+  if (top_k < row.size()) {
     const auto wanted = static_cast<uint64_t>(top_k);
     const Threshold threshold = find_threshold<false>(row, cut, wanted);
     cut.key = threshold.key;
@@ -277,6 +258,44 @@ SampleResult sample_from(const SampleParams& p, int32_t index) {
   const int32_t id = find_token(row, cut, sampling::high_product(random, total), &weight);
   const double chance = static_cast<double>(weight) / static_cast<double>(total);
   return {id, static_cast<float>(__builtin_log(chance)), SampleError::kNone};
+}
+
+template <typename Format>
+SampleResult sample_from(const SampleParams& p, int32_t index) {
+  const float temperature = p.temperature.of(index);
+  const int32_t top_k = p.top_k.of(index);
+  const float top_p = p.top_p.of(index);
+  const float min_p = p.min_p.of(index);
+  if (!(temperature >= 0.0F && temperature < kInfinity)) {
+    return {-1, 0.0F, SampleError::kTemperature};
+  }
+  if (top_k < 1) return {-1, 0.0F, SampleError::kTopK};
+  if (!(top_p > 0.0F && top_p <= 1.0F)) return {-1, 0.0F, SampleError::kTopP};
+  if (!(min_p >= 0.0F && min_p <= 1.0F)) return {-1, 0.0F, SampleError::kMinP};
+
+  Row<Format> row(p.logits + index * p.row_stride,
+                  p.bias == nullptr ? nullptr : p.bias + index * p.bias_stride, p.vocab,
+                  p.from_probs);
+  const Extremes extremes = find_largest(row, p.from_probs);
+  if (extremes.error != SampleError::kNone) return {-1, 0.0F, extremes.error};
+  if (temperature == 0.0F) return {first_of_value(row, extremes.largest), 0.0F};
+  row.scale = sampling::make_scale(extremes.largest, temperature, p.from_probs);
+  if (p.from_probs) {
+    const Mass all = mass_of(row, sampling::keep_all(0));
+    if (!sampling::sums_to_one(all.above, extremes.largest)) {
+      return {-1, 0.0F, SampleError::kProbabilities};
+    }
+  }
+  Candidates candidates;
+  if (top_k >= p.vocab || !find_candidates(row, top_k, candidates)) {
+    return filter_and_draw(p, index, row);
+  }
+  Row<Float32> kept(reinterpret_cast<const char*>(candidates.values), nullptr, candidates.count,
+                    p.from_probs);
+  kept.scale = row.scale;
+  SampleResult result = filter_and_draw(p, index, kept);
+  result.id = candidates.ids[result.id];
+  return result;
 }
 
 #include "ops/cpu/verify_row.h"  // after Row and what is done with rows

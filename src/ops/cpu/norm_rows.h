@@ -35,10 +35,10 @@ class FloatRow {
   static constexpr int32_t kBlock = 256;
 
   void convert(int32_t first, int32_t count) {
-    const Storage* from = from_ + first;
-    const float offset = offset_;
+    load_all<Format>(from_ + first, count, static_cast<float*>(values_));
+    if (offset_ == 0.0F) return;
 #pragma omp simd
-    for (int32_t i = 0; i < count; ++i) values_[i] = Format::load(from[i]) + offset;
+    for (int32_t i = 0; i < count; ++i) values_[i] += offset_;
   }
 
   const Storage* from_ = nullptr;
@@ -82,10 +82,8 @@ const typename Format::Storage* summed_row(const NormParams& p, int32_t row) {
   const auto* x = reinterpret_cast<const Storage*>(row_at(p.x, row));
   if (p.residual.data == nullptr) return x;
   auto* residual = reinterpret_cast<Storage*>(row_at(p.residual, row));
-#pragma omp simd
-  for (int32_t i = 0; i < p.row_size; ++i) {
-    residual[i] = Format::store(Format::load(residual[i]) + Format::load(x[i]));
-  }
+  store_each<Format>(residual, p.row_size,
+                     [=](int32_t i) { return Format::load(residual[i]) + Format::load(x[i]); });
   return residual;
 }
 
@@ -116,16 +114,12 @@ void norm_row(const NormParams& p, int32_t index, NormRows<Format>& rows) {
     const float* x = row.block(first, count);  // before `to` is written, which may be the row
     const float* weight = rows.weight.block(first, count);
     if (p.bias == nullptr) {
-#pragma omp simd
-      for (int32_t i = 0; i < count; ++i) {
-        to[first + i] = Format::store((x[i] - mean) * factor * weight[i]);
-      }
+      store_each<Format>(to + first, count,
+                         [=](int32_t i) { return (x[i] - mean) * factor * weight[i]; });
     } else {
       const float* bias = rows.bias.block(first, count);
-#pragma omp simd
-      for (int32_t i = 0; i < count; ++i) {
-        to[first + i] = Format::store((x[i] - mean) * factor * weight[i] + bias[i]);
-      }
+      store_each<Format>(to + first, count,
+                         [=](int32_t i) { return (x[i] - mean) * factor * weight[i] + bias[i]; });
     }
   }
 }

@@ -11,7 +11,7 @@ FLASHPLAN_INLINE void for_each_block(const char* row, int32_t size, float fillin
   const auto* from = reinterpret_cast<const typename Format::Storage*>(row);
   for (int32_t first = 0; first < size; first += kBlock) {
     const int32_t count = size - first < kBlock ? size - first : kBlock;
-    for (int32_t i = 0; i < count; ++i) block[i] = Format::load(from[first + i]);
+    load_all<Format>(from + first, count, static_cast<float*>(block));
     for (int32_t i = count; i % kLanes != 0; ++i) block[i] = filling;
     body(first, count, static_cast<float*>(block));
   }
@@ -28,19 +28,28 @@ void softmax_row(const SoftmaxParams& p, int32_t row) {
   });
   const float largest = max_lane(largest_lanes);  // ignores NaN; the sum keeps it
   const float factor = 1.0F / p.temperature.of(row);
+  // `out` may be `logits`: a block is read before it is written.
+  constexpr bool kKeeps =
+      std::is_same_v<typename To::Storage, float>;  // the exponentials, in `out`
   Vec sum_lanes_of_row{};
-  for_each_block<From>(from, p.vocab, -kInfinity, [&](int32_t, int32_t count, float* block) {
+  for_each_block<From>(from, p.vocab, -kInfinity, [&](int32_t first, int32_t count, float* block) {
     for (int32_t i = 0; i < count; i += kLanes) {
-      sum_lanes_of_row += exp((load(block + i) - largest) * factor);
+      const Vec power = exp((load(block + i) - largest) * factor);
+      sum_lanes_of_row += power;
+      if constexpr (kKeeps) store(block + i, power);
     }
+    if constexpr (kKeeps) store_each<To>(to + first, count, [=](int32_t i) { return block[i]; });
   });
   const float scale = 1.0F / sum_of_lanes(sum_lanes_of_row);
-  // `out` may be `logits`: a block is read before it is written.
+  if constexpr (kKeeps) {
+    store_each<To>(to, p.vocab, [=](int32_t i) { return to[i] * scale; });
+    return;
+  }
   for_each_block<From>(from, p.vocab, -kInfinity, [&](int32_t first, int32_t count, float* block) {
     for (int32_t i = 0; i < count; i += kLanes) {
       store(block + i, exp((load(block + i) - largest) * factor) * scale);
     }
-    for (int32_t i = 0; i < count; ++i) to[first + i] = To::store(block[i]);
+    store_each<To>(to + first, count, [=](int32_t i) { return block[i]; });
   });
 }
 
