@@ -39,7 +39,7 @@ QUICK = {
     "serving": "chunk 2048 of 32k, chunk 2048 of 8k + 64 x 4k, 64 x 4 drafts, 16 x 8 drafts 64/8",
     "prefix": "1024 x 16, 8192 x 64",
     "device": "16 trees of 64, b64 kv4k real lengths",
-    "ops": "append 256 x 1, append 8 x 1024",
+    "ops": ", ".join(TARGETS["ops"]),
 }
 
 
@@ -150,12 +150,14 @@ def compared(section, name, row, ceiling):
     target = TARGETS.get(section, {}).get(name)
     if target:
         rate = section in BY_TFLOP_S
+        row["target"] = target
         row["share_of_target"] = row["tflop_s"] / target if rate else target / row["us"]
     return row
 
 
 HEADER = (
-    f"{'row':30}{'us':>9}{'TFLOP/s':>9}{'TB/s':>7}{'limit':>7}{'target':>8}{'ragged':>8}"
+    f"{'row':30}{'us':>9}{'TFLOP/s':>9}{'TB/s':>7}{'limit':>7}{'target':>8}{'reached':>9}"
+    f"{'ragged':>8}"
     f"{'run us':>8}{'plan us':>8}  peers, time over ours"
 )
 
@@ -168,7 +170,7 @@ def print_row(row):
     peers = ", ".join(f"{peer} {us / row['us']:.2f}" for peer, us in row["peers_us"].items())
     print(
         f"{row['name']:30}{row['us']:9.1f}{cell('tflop_s', 9, '.0f')}{cell('tb_s', 7, '.2f')}"
-        f"{cell(limit, 7, '.0%')}{cell('share_of_target', 8, '.1%')}"
+        f"{cell(limit, 7, '.0%')}{cell('target', 8, 'g')}{cell('share_of_target', 9, '.1%')}"
         f"{cell('share_of_ragged', 8, '.1%')}{cell('run_host_us', 8, '.1f')}"
         f"{cell('plan_host_us', 8, '.1f')}  {peers}",
         flush=True,

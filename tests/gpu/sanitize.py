@@ -65,13 +65,17 @@ def run_once():
     import test_append
     import test_merge
     import test_penalties
+    import test_rope
     import test_rope_append
+    import test_rows
+    import test_sampling
     import test_speculative
     from frameworks import TorchCuda
     from gpu_cases import DEVICE, is_supported
     from solve import assert_correct, problem, run_arguments
 
     framework = TorchCuda(torch)
+    rng = np.random.default_rng(0)
     count = 0
     for case in filter(is_supported, small_cases()):
         inputs, exact, twin = problem(case, seed=0)
@@ -88,7 +92,6 @@ def run_once():
         cache = test_append.Problem("bfloat16", cache_dtype, strided=True)
         cache.append(framework, [framework.tensor(x) for x in cache.caches])
         count += 1
-    rng = np.random.default_rng(0)
     test_append.check_slots(rng, framework, strays=(-2, 2**40), dtype="float16")
     for options in ({"cache_dtype": "float8_e4m3fn"}, {"strided": True, "csr": True}):
         problem = test_rope_append.Problem(rng, kv_lens=(5, 99, 12, 1, 40), **options)
@@ -98,6 +101,22 @@ def run_once():
         test_speculative.verify(framework, *drafts, [-1, -1, 0, 1])
     test_penalties.check(rng, framework, 3, 9000, 50, "bfloat16", (1.3, 0.5, 0.25))
     count += 6
+    for dtype, shape in (("bfloat16", (3, 5, 128)), ("float16", (7, 333)), ("float32", (2, 9000))):
+        test_rows.check_rmsnorm(rng, shape, dtype, True, framework)
+        test_rows.check_add_rmsnorm(rng, shape, dtype, framework)
+        test_rows.check_layernorm(rng, shape, dtype, False, framework)
+        test_rows.check_gated(rng, "gelu_tanh", shape, dtype, True, framework)
+        test_rope.check_rope(rng, fp.Rope(), framework, dtype=dtype, strided=True)
+        count += 5
+    for options in test_sampling.FILTERS.values():
+        for size, dtype in ((37, "float32"), (5000, "bfloat16"), (40000, "float32")):
+            test_sampling.check_filters(rng, framework, size, dtype, options)
+            count += 1
+    for options in ({"top_k": 5}, {"top_p": 0.3}):
+        test_sampling.check_filters(rng, framework, 1500, "float32", options, from_probs=True)
+    for size in (7, 40000):
+        test_sampling.check_softmax(rng, framework, 3, size, "float16", "float32", 0.5)
+    count += 4
     o, lse = test_merge.states(3, "bfloat16")
     merged = fp.merge_states(framework.tensor(o), framework.tensor(lse))
     test_merge.assert_merged(o, lse, *(framework.array(x) for x in merged))

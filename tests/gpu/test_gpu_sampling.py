@@ -52,6 +52,18 @@ def test_the_cpu_s_ids_of_hard_rows(cuda, rng, vocab, name):
     assert np.array_equal(ids, fp.sample(logits, seed=seed, **FILTERS[name]))
 
 
+def test_any_batch(cuda, rng):
+    """Of many requests, each has fewer CTAs than of few."""
+    logits = (4 * rng.standard_normal((60, 100_000))).astype(np.float32)
+    options = mixed(rng, 60)
+    together = fp.sample(logits, **options)
+    x = cuda.tensor(logits)
+    for first, last in ((0, 60), (3, 4), (40, 60)):
+        tensors = {name: cuda.tensor(values[first:last]) for name, values in options.items()}
+        ids = cuda.array(fp.sample(x[first:last], **tensors))
+        assert np.array_equal(ids, together[first:last])
+
+
 def test_rows_with_errors(cuda, torch, rng):
     logits = rng.standard_normal((8, 20000)).astype(np.float32)
     logits[1, 19000], logits[2, 3], logits[3] = np.nan, np.inf, -np.inf
