@@ -3,6 +3,7 @@
 
 import ctypes
 import functools
+import os
 import subprocess
 import sys
 
@@ -56,6 +57,25 @@ def test_import_needs_no_framework():
     subprocess.run([sys.executable, "-c", code], check=True)
     code = "import sys, flashplan; assert not {'torch', 'jax', 'cupy'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_import_takes_no_time():
+    """At most 20 ms of a processor beyond the import of NumPy."""
+    code = (
+        "import numpy, time\n"
+        "start = time.process_time()\n"
+        "import flashplan\n"
+        "print(time.process_time() - start)\n"
+    )
+
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": ""}  # the first import compiles
+
+    def seconds():
+        command = [sys.executable, "-c", code]
+        child = subprocess.run(command, env=environment, check=True, capture_output=True)
+        return float(child.stdout)
+
+    assert any(seconds() <= 0.02 for _ in range(5))  # other programs may fill the caches
 
 
 def test_torch_parameter_and_requires_grad_under_no_grad(torch, attn, inputs, expected):

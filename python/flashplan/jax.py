@@ -80,7 +80,7 @@ def _given(*arrays: ArrayLike | None) -> tuple[list[ArrayLike], np.int64]:
     return [array for array in arrays if array is not None], np.int64(bits)
 
 
-def _scale(name: str, scale: Any) -> tuple[np.float32, Array | None]:
+def _scale(name: str, scale: Any) -> tuple[np.float32, ArrayLike | None]:
     """What a scale is as a number, and as an array [1] or [num_kv_heads] that the kernels read."""
     if isinstance(scale, (jax.Array, np.ndarray)):
         return np.float32(1.0), scale.ravel()

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from importlib import metadata
-
 from flashplan import _core
 
 _has_looked = False
@@ -16,6 +14,8 @@ def find_nvrtc() -> None:
     if _has_looked:
         return
     _has_looked = True
+    from importlib import metadata  # takes 28 ms, and most programs have no variant
+
     for package in ("nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12"):
         try:
             files = metadata.files(package) or []
