@@ -9,7 +9,7 @@ export PATH := $(VIRTUAL_ENV)/bin:$(PATH)
 export PRE_COMMIT_HOME := $(VIRTUAL_ENV)/pre-commit
 READY := .venv/.ready
 INSTALL := $(VIRTUAL_ENV)/bin/pip install --quiet --no-build-isolation
-WHEEL := $(VIRTUAL_ENV)/bin/pip wheel --quiet --no-build-isolation --no-deps --wheel-dir dist
+WHEEL := $(VIRTUAL_ENV)/bin/pip wheel --quiet --no-build-isolation --no-deps --wheel-dir build/wheels
 CUDA_MAJOR = $(shell nvcc --version | sed -n 's/.*release \([0-9]*\).*/\1/p')
 PYTHON_PACKAGE = $(shell $(PYTHON) -c 'import sys; print("python%d.%d" % sys.version_info[:2])')
 # Thread sanitizer cannot map its shadow where the kernel randomises addresses widely.
@@ -91,9 +91,11 @@ docs: $(READY) ## build the documentation: build/site/index.html
 	! grep -rnoE '<(script|link|img)[^>]*"https?://[^"]*"' build/site --include='*.html'
 
 wheels: $(READY) ## build dist/: a wheel for CPUs, and where nvcc is one for GPUs, which takes 16 cores
+	$(INSTALL) --group wheels && rm -rf build/wheels
 	FLASHPLAN_WHEEL=cpu $(WHEEL) -C build-dir=build/wheel-cpu -C cmake.define.FLASHPLAN_CUDA=OFF .
 	! command -v nvcc || FLASHPLAN_WHEEL=cu$(CUDA_MAJOR) $(WHEEL) -C build-dir=build/wheel-cuda \
 	  -C cmake.define.FLASHPLAN_CUDA=ON -C cmake.define.CMAKE_CUDA_ARCHITECTURES=release $(WHEEL_OPTIONS) .
+	auditwheel repair --wheel-dir dist build/wheels/*.whl
 
 stubs: $(READY) ## regenerate python/flashplan/_core.pyi
 	cmake --preset dev && cmake --build --preset dev --target stubs
