@@ -85,6 +85,14 @@ def test_distribution(rng, name):
     check_distribution(rng, NumPy(), name, DRAWS)
 
 
+def test_a_wrong_distribution_is_noticed(rng):
+    """A temperature of 1.05 is not taken for 1."""
+    logits = (2 * rng.standard_normal((1, 100))).astype(np.float32)
+    rows = np.broadcast_to(logits, (1 << 18, 100))
+    ids = fp.sample(rows, seed=seed_of(rng), temperature=1.05)
+    assert chi_square(np.bincount(ids, minlength=100), distribution(logits[0])) > limit(1)
+
+
 @pytest.mark.parametrize("name", FILTERS)
 def test_filters(rng, name):
     for size in (1, 2, 37, 1024, 5000):
