@@ -24,6 +24,7 @@
 #include "flashplan/prefixes.h"
 #include "gil.h"
 #include "numbers.h"
+#include "plan/rope_turns.h"
 #include "plan_run.h"
 #include "stream.h"
 #include "tensor.h"
@@ -348,8 +349,11 @@ std::vector<std::tuple<int, int, int>> find_groups(nb::handle qo_indptr, nb::han
 }
 
 nb::bytes gpu_code(const Variant& variant, const std::string& architecture, DType q_dtype,
-                   DType kv_dtype, int head_dim_qk, int head_dim_vo, bool softcap) {
+                   DType kv_dtype, int head_dim_qk, int head_dim_vo, bool softcap,
+                   const std::optional<Rope>& rope) {
   const bool has_suffix = !architecture.empty() && architecture.back() > '9';
+  RopeTurns turns;
+  if (rope) turns = make_rope_turns(*rope, head_dim_qk);
   const GpuKernelTraits traits = {
       {std::atoi(architecture.c_str()), has_suffix ? architecture.back() : '\0'},
       q_dtype,
@@ -357,7 +361,8 @@ nb::bytes gpu_code(const Variant& variant, const std::string& architecture, DTyp
       head_dim_qk,
       head_dim_vo,
       softcap,
-      false};
+      false,
+      rope ? &turns : nullptr};
   std::string key;
   check(gpu_code_key(*variant.impl(), traits, &key));
   GpuCode code;
@@ -454,7 +459,7 @@ void bind_plan(nb::module_& m) {
       .def("__init__", &make_variant, "name"_a, "bodies"_a, "softmax"_a, "tensors"_a, "scalars"_a)
       .def("compile_log", &Variant::compile_log)
       .def("gpu_code", &gpu_code, "architecture"_a, "q_dtype"_a, "kv_dtype"_a, "head_dim_qk"_a,
-           "head_dim_vo"_a, "softcap"_a,
+           "head_dim_vo"_a, "softcap"_a, "rope"_a = nb::none(),
            "The cubin for an architecture, as 90 or 90a, without a GPU. For tests.");
   m.def("set_nvrtc_path", &set_nvrtc_path, "path"_a);
 

@@ -19,6 +19,7 @@ struct Standard {
   static constexpr bool kTransformsLogits = false;  // logit(), before masks
   static constexpr bool kMasksLogits = false;       // visible(), besides causal and window
   static constexpr bool kTransformsOutput = false;  // output(): each element, normalised
+  static constexpr bool kRotates = false;  // queries and keys, behind their hooks; see rotation.h
 
   explicit FLASHPLAN_DEVICE Standard(const AttentionParams& params)
       : exp2_scale(params.variant.logits_scale * kLog2e) {}
