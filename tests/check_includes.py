@@ -25,7 +25,10 @@ RULES = {
         ("flashplan/", "common/", "abi/", "variant/", "plan/", "cuda/"),
         ("cuda.h", "cuda_runtime_api.h"),
     ),
-    "src/kernels": (("flashplan/", "common/", "abi/", "plan/", "cuda/", "kernels/"), ("cuda_",)),
+    "src/kernels": (
+        ("flashplan/", "common/", "abi/", "variant/", "plan/", "cuda/", "kernels/"),
+        ("cuda_",),
+    ),
     "src/api": (
         ("flashplan/", "common/", "abi/", "variant/", "plan/", "cpu/", "cuda/", "kernels/", "api/"),
         (),

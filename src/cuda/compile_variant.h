@@ -9,7 +9,7 @@
 
 namespace flashplan::cuda {
 
-/// Gives `kernel`, of the sm80 family and selected for the options, the code of their variant and
+/// Gives `kernel`, which was selected for the options, the code of their variant and
 /// of `rope`, if not null: of this process, of the cache on disk, or of NVRTC. It stays loaded
 /// until the process ends.
 ///   kInvalidArgument  it does not compile; Variant::compile_log() has all that the compiler said

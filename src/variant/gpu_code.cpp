@@ -17,8 +17,10 @@ namespace flashplan {
 namespace {
 
 std::string program_source(const Variant::Impl& variant, const GpuKernelTraits& traits) {
-  std::string text =
-      "#include \"kernels/device/attention.h\"\n"
+  std::string text = "#include \"kernels/device/shape.h\"\n";
+  text += traits.family == "sm90" ? "#include \"kernels/device/sm90_attention.h\"\n"
+                                  : "#include \"kernels/device/attention.h\"\n";
+  text +=
       "namespace flashplan::device::variant {\n"
       "#include \"kernels/device/variant_math.h\"\n"
       "#include \"abi/variant_math.h\"\n";
@@ -30,6 +32,9 @@ std::string program_source(const Variant::Impl& variant, const GpuKernelTraits& 
 }
 
 std::string kernel_name(const GpuKernelTraits& traits) {
+  if (traits.family == "sm90") {
+    return "flashplan::device::sm90_attention_kernel<flashplan::device::UserKernel>";
+  }
   return std::string("flashplan::device::attention_kernel<flashplan::device::UserKernel, ") +
          (traits.few_rows_first ? "true>" : "false>");
 }

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 #include "abi/architecture.h"
 #include "abi/rope_turns.h"
@@ -13,15 +14,16 @@
 
 namespace flashplan {
 
-/// The choices that a kernel of the sm80 family is compiled for.
+/// The choices that a kernel is compiled for.
 struct GpuKernelTraits {
+  std::string_view family;  // "sm80" or "sm90"
   Architecture architecture;
   DType q_dtype = DType::kFloat16;
   DType kv_dtype = DType::kFloat16;
   int32_t head_dim_qk = 0;
   int32_t head_dim_vo = 0;
   bool softcap = false;
-  bool few_rows_first = false;      // the order of its code: see attention_kernel
+  bool few_rows_first = false;      // the order of the code of sm80: see attention_kernel
   const RopeTurns* rope = nullptr;  // of queries and keys; null: none
 };
 

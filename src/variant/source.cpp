@@ -112,6 +112,8 @@ std::string variant_source(const Variant::Impl& v, bool softcap, const RopeTurns
   if (v.key) append_element_hook(text, "kTransformsKey", "key");
   if (v.value) append_element_hook(text, "kTransformsValue", "value");
   if (v.output) append_element_hook(text, "kTransformsOutput", "output");
+  text += "  static constexpr bool kIsBuiltIn = false;\n";
+  if (v.logits || v.mask) text += "  static constexpr bool kReadsPositions = true;\n";
   if (own_logits) {
     text += "  static constexpr bool kTransformsLogits = true;\n";
     text += "  FLASHPLAN_DEVICE float logit(float product, const LogitPosition& at) const {\n";

@@ -82,8 +82,11 @@ def test_scalars_change_from_run_to_run(torch):
 
 
 def test_the_kernel_has_the_name_of_the_variant():
-    assert attention(fp.variants.alibi).plan([0, 1], [9]).kernel_name.startswith("sm80_")
-    assert attention(fp.variants.alibi).plan([0, 1], [9]).kernel_name.endswith("_alibi")
+    name = attention(fp.variants.alibi).plan([0, 1], [9]).kernel_name
+    assert name.endswith("_alibi")
+    plain = attention(None).plan([0, 1], [9]).kernel_name
+    assert name.removesuffix("_alibi") == plain
+    assert attention(fp.variants.sigmoid).plan([0, 1], [9]).kernel_name.startswith("sm80_")
 
 
 @pytest.mark.parametrize("num_queries", [1, 40])

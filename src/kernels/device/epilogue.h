@@ -347,7 +347,7 @@ __device__ __noinline__ void finish_sharer(const AttentionParams& p, TileContext
 template <typename T, int kRowsAtOnce, int kStatesAtOnce>
 FLASHPLAN_DEVICE void merge_if_last(const AttentionParams& p, TileContext& context, int thread) {
   const Merge& merge = context.merge;
-  if (merge.parent >= 0 || merge.num_readers > 0) {
+  if (T::Variant::kIsBuiltIn && (merge.parent >= 0 || merge.num_readers > 0)) {
     finish_sharer<T>(p, context, thread);
     return;
   }

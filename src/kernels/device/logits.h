@@ -17,12 +17,13 @@ struct Logits {
                                   const Variant& variant, int thread, int32_t begin, int head) {
     if constexpr (Variant::kTransformsLogits || Variant::kMasksLogits) {
       const WarpPlace<S> place(opaque(thread));
+      const int32_t qo_len = p.schedule.segments[block.rows.segment].qo_len;
 #pragma unroll
       for (int m = 0; m < S::kMmaM; ++m) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const int r = place.row(m, half);
-          LogitPosition at = block.logit_position(p, r, head);
+          LogitPosition at = block.logit_position(p, r, head, qo_len);
           const int32_t last_key = at.kv_len - 1;
 #pragma unroll
           for (int n = 0; n < S::kLogitKeys / 8; ++n) {

@@ -29,13 +29,13 @@ struct RowBlock {
   FLASHPLAN_DEVICE int32_t last_key(const AttentionParams& p) const {
     return position + p.schedule.segments[rows.segment].qo_len - 1;
   }
-  /// The position of the logit of a row and key 0; a row of padding counts as the last row. For
-  /// hooks alone, too. Plans of variants share no prefixes, so a segment is a request.
+  /// The position of the logit of a row and key 0; a row of padding counts as the last row.
+  /// `qo_len` is that of the segment. Plans of variants share no prefixes, so a segment is a
+  /// request.
   FLASHPLAN_DEVICE LogitPosition logit_position(const AttentionParams& p, int32_t row,
-                                                int32_t kv_head) const {
+                                                int32_t kv_head, int32_t qo_len) const {
     const Divisor& group_size = p.schedule.group_size;
     const int32_t r = min(row, rows.num_rows - 1);
-    const int32_t qo_len = p.schedule.segments[rows.segment].qo_len;
     return {rows.segment,
             position + rows.query(r, group_size),
             0,

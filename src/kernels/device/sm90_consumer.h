@@ -275,8 +275,8 @@ class Sm90Consumer {
                                    bool is_shared, const Visible& visible, int32_t key, int k_slot,
                                    bool is_first, float (&shrink)[2]) {
     if (!visible.has_rows) return false;
-    return softmax_.weigh_step(p_, variant, context_of(unit), visible, first_row(is_shared),
-                               thread_, key, is_first, shrink,
+    return softmax_.weigh_step(p_, variant, context_of(unit), unit.head, visible,
+                               first_row(is_shared), thread_, key, is_first, shrink,
                                [&] { multiply_keys_again(k_slot, is_shared); });
   }
 

@@ -212,7 +212,7 @@ class Sm90Epilogue {
   /// warpgroup are merged apart, with an arrival counter of their own.
   FLASHPLAN_DEVICE void arrive_at(int32_t number) const {
     const Merge merge = p_.schedule.merges[number];  // loaded while the others arrive
-    const bool shares = merge.parent >= 0 || merge.num_readers > 0;
+    const bool shares = S::Variant::kIsBuiltIn && (merge.parent >= 0 || merge.num_readers > 0);
     const int id = S::kOwnBarrier + warpgroup_;
     barrier_wait(id, 128);
     if (thread_ == 0) {
@@ -328,24 +328,28 @@ class Sm90Epilogue {
   /// launch ends with a merge, it mostly waits for instructions that no cache has yet.
   FLASHPLAN_DEVICE void merge_states(const Merge& merge) const {
     constexpr int kFewRows = 16;
-    if (merge.rows.num_rows <= kFewRows) {
-      merge_few_rows(merge);
+    if constexpr (!S::Variant::kIsBuiltIn) {
+      merge_few_rows(merge, first_row_, min(merge.rows.num_rows, first_row_ + 64));
+    } else if (merge.rows.num_rows <= kFewRows) {
+      merge_few_rows(merge, 0, merge.rows.num_rows);
     } else {
       merge_many_rows(merge);
     }
   }
 
-  /// A warp merges a row: each lane computes the weight of one state, then adds 4 dims of all
-  /// states.
-  FLASHPLAN_DEVICE void merge_few_rows(const Merge& merge) const {
+  /// Merges rows [begin, end). A warp merges a row: each lane computes the weight of one state,
+  /// then adds 4 dims of all states.
+  FLASHPLAN_DEVICE void merge_few_rows(const Merge& merge, int begin, int end) const {
     constexpr int kQuads = S::kHeadDimVo / 4;
     constexpr int kQuadsOfLane = kQuads > 32 ? kQuads / 32 : 1;
     // Loads in flight hide the latency of memory.
-    constexpr int kStatesAtOnce = S::kWarpgroups > 2 ? 6 : 16 / kQuadsOfLane;
+    constexpr int kStatesAtOnce = !S::Variant::kIsBuiltIn ? 4
+                                  : S::kWarpgroups > 2    ? 6
+                                                          : 16 / kQuadsOfLane;
     const int lane = thread_ % 32;
     const int64_t state_rows = p_.schedule.tile_q;
 #pragma unroll 1
-    for (int row = thread_ / 32; row < merge.rows.num_rows; row += 4) {
+    for (int row = begin + thread_ / 32; row < end; row += 4) {
       MergedRow merged;
       merged.reset();
       float4 o[kQuadsOfLane];

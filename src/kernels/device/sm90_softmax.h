@@ -53,7 +53,7 @@ struct Sm90Softmax {
   /// caller then multiplies o by `shrink`. `is_first`: there are no shifts yet.
   template <typename Variant, typename Again>
   FLASHPLAN_DEVICE bool weigh_step(const AttentionParams& p, const Variant& variant,
-                                   const Sm90Context& context, const Visible& visible,
+                                   const Sm90Context& context, int32_t head, const Visible& visible,
                                    int first_row, int thread, int32_t key, bool is_first,
                                    float (&shrink)[2], Again multiply_again) {
     // Sums and 16-bit products hold weights of this size as well as those up to 1.
@@ -63,6 +63,9 @@ struct Sm90Softmax {
     transform(variant);
 #pragma unroll 1
     for (;;) {
+      if constexpr (Variant::kReadsPositions) {
+        transform_at(p, variant, context, head, first_row, thread, key);
+      }
       if (visible.begin > key || visible.end < key + S::kTileKv) {
         asm volatile("");  // keeps this a branch instead of selects in every step
         mask(p, context, visible, first_row, thread, key);
@@ -82,10 +85,32 @@ struct Sm90Softmax {
  private:
   template <typename Variant>
   FLASHPLAN_DEVICE void transform(const Variant& variant) {
-    if constexpr (Variant::kTransformsLogits) {
+    if constexpr (Variant::kTransformsLogits && !Variant::kReadsPositions) {
 #pragma unroll
       for (int i = 0; i < S::kTileKv / 2; ++i)
         logits[i] = variant.logit(logits[i], LogitPosition());
+    }
+  }
+
+  /// The same for a variant that reads positions.
+  template <typename Variant>
+  FLASHPLAN_DEVICE void transform_at(const AttentionParams& p, const Variant& variant,
+                                     const Sm90Context& context, int32_t head, int first_row,
+                                     int thread, int32_t key) {
+    const RowBlock block = context.block(p);
+    const int32_t first = key + opaque(thread) % 4 * 2;  // this thread's first column
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      LogitPosition at = block.logit_position(p, S::row(first_row, opaque(thread), half), head,
+                                              context.segment.qo_len);
+      const int32_t last_key = max(at.kv_len - 1, 0);  // a tile of a merge may have no keys
+#pragma unroll
+      for (int i = 0; i < 2 * kKeyTiles; ++i) {
+        float& x = logits[i / 2 * 4 + 2 * half + i % 2];
+        at.key = min(first + i / 2 * 8 + i % 2, last_key);
+        if constexpr (Variant::kTransformsLogits) x = variant.logit(x, at);
+        if constexpr (Variant::kMasksLogits) x = variant.visible(at) ? x : -infinity();
+      }
     }
   }
 

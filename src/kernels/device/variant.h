@@ -18,7 +18,11 @@ struct Standard {
   static constexpr bool kTransformsValue = false;   // value(), before v_scale
   static constexpr bool kTransformsLogits = false;  // logit(), before masks
   static constexpr bool kMasksLogits = false;       // visible(), besides causal and window
+  static constexpr bool kReadsPositions = false;    // logit() or visible() reads its position
   static constexpr bool kTransformsOutput = false;  // output(): each element, normalised
+  // Kernels that are compiled at run time leave out what their plans do not need, and keep short
+  // what is rare. They share no prefixes.
+  static constexpr bool kIsBuiltIn = true;
   static constexpr bool kRotates = false;  // queries and keys, behind their hooks; see rotation.h
 
   explicit FLASHPLAN_DEVICE Standard(const AttentionParams& params)
