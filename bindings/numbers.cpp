@@ -104,8 +104,11 @@ class HostIntegers {
 
   template <class T>
   void copy(int32_t* to) const {
-    if (std::is_same_v<T, int32_t> && stride_ == sizeof(T) && columns_ == 1) {
-      if (size_ > 0) std::memcpy(to, data_, static_cast<size_t>(size_) * sizeof(T));
+    constexpr int64_t kItem = sizeof(T);
+    const bool is_contiguous =
+        stride_ == columns_ * kItem && (columns_ == 1 || column_stride_ == kItem);
+    if (std::is_same_v<T, int32_t> && is_contiguous) {
+      if (size_ > 0) std::memcpy(to, data_, static_cast<size_t>(size_ * columns_ * kItem));
       return;
     }
     for (int64_t n = 0; n < size_ * columns_; ++n) {

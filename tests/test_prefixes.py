@@ -156,6 +156,7 @@ def test_a_plan_without_groups_says_nothing_of_them():
         np.array([[0, 2, 8]], np.uint8),
         np.array([[0, 0, 2, 2, 8, 8]], np.int32)[:, ::2],
         np.array([[0], [2], [8]], np.int32).T,
+        np.lib.stride_tricks.as_strided(np.array([0, 7, 2, 7, 8], np.int32), (1, 3), (12, 8)),
         [],
         np.zeros((0, 3), np.int32),
     ],

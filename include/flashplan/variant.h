@@ -36,7 +36,8 @@ struct VariantScalar {
 ///                   qo_len, kv_len. Returns the logit; -inf gives its key the weight 0. Not
 ///                   together with a softcap.
 ///   mask            The positions of `logits`. Returns whether the query sees the key. causal,
-///                   window_left and the mask of bits hide keys besides.
+///                   window_left and the mask of bits hide keys besides. Keys that it hides are
+///                   read all the same, but for Batch::key_ranges.
 ///   output          x: one element of o, scaled. request, token, head, dim. Returns the element.
 ///
 /// `query`, `key` and `token` are positions in the cache: that of query i of a request is kv_len -
@@ -55,8 +56,8 @@ struct VariantDescription {
   const char* mask = nullptr;
   /// false: the weights of keys are the logits themselves, and there is no lse.
   bool softmax = true;
-  // Up to 8 of each. Names are identifiers. They differ from the parameters of bodies, from the
-  // functions above, and from the arguments of a run.
+  // Up to 8 of each. Names are identifiers that do not begin with "flashplan". They differ from the
+  // parameters of bodies, from the functions above, and from the arguments of a run.
   const VariantTensor* tensors = nullptr;
   int32_t num_tensors = 0;
   const VariantScalar* scalars = nullptr;

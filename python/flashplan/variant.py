@@ -156,7 +156,9 @@ class Variant:
                 raise ValueError(
                     f"key_range: expected {name} of shape {query.shape}, got {array.shape}"
                 )
-            ranges[:, column] = np.clip(array, 0, np.iinfo(np.int32).max)
+            if array.itemsize < 8:  # NumPy 2.1 clips to no number that the dtype has not
+                array = array.astype(np.int64)
+            np.clip(array, 0, 2**31 - 1, out=ranges[:, column], casting="unsafe")
         return ranges
 
     def _packed(self, arguments: dict[str, Any]) -> tuple[tuple[Tensor, ...], tuple[Any, ...]]:
