@@ -76,6 +76,41 @@ def test_unknown_keyword_is_refused():
         Scene().attention(sliding_window=3)
 
 
+def things_that_are_no_tensor(torch):
+    torn = [torch.ones(2, 8), torch.ones(3, 8)]
+    yield from (5, "text", object(), np.ndarray, np.float32, torch.Tensor)
+    yield torch.nested.nested_tensor(torn)  # has no shape
+    yield torch.nested.nested_tensor(torn, layout=torch.jagged)  # has one with a symbol
+
+
+def test_shapes_of_new_outputs_come_from_tensors(torch):
+    """Where an output is made before the core looks at the input, the error names the input."""
+    scene = Scene()
+    o, lse = zeros(2, 3, 1, 8), zeros(2, 3, 1)
+    calls = {
+        "q": lambda x: scene.run_ragged(q=x, out=None, lse=None),
+        "x": lambda x: fp.rmsnorm(x, zeros(8)),
+        "logits": fp.sample,
+        "o": lambda x: fp.merge_states(x, lse),
+        "lse": lambda x: fp.merge_states(o, x),
+    }
+    for thing in things_that_are_no_tensor(torch):
+        for name, call in calls.items():
+            with pytest.raises((TypeError, ValueError), match=f"^{name}: expected .*, got "):
+                call(thing)
+
+
+def test_numbers_are_read_once():
+    """A number's own truth is not asked for."""
+
+    class Number(float):
+        def __bool__(self):
+            raise AssertionError
+
+    with pytest.raises(ValueError, match="^softcap: expected 0 or a normal float32 > 0, got 1e-60"):
+        fp.Attention(1, 1, 8, device="cpu", softcap=Number(1e-60))
+
+
 def test_exception_types():
     assert issubclass(fp.UnsupportedError, NotImplementedError)
     assert issubclass(fp.CudaError, RuntimeError)

@@ -134,8 +134,8 @@ def make_options(
     options.custom_mask = to_bool("custom_mask", custom_mask)
     if softmax_scale is not None:
         options.softmax_scale = to_float("softmax_scale", softmax_scale)
-    options.softcap = to_float("softcap", softcap)
-    if softcap and not options.softcap:  # which would turn it off
+    options.softcap = number = to_float("softcap", softcap)
+    if number != 0 and options.softcap == 0:  # which would turn it off
         raise ValueError(f"softcap: expected 0 or a normal float32 > 0, got {softcap}")
     if variant is not None:
         if not isinstance(getattr(variant, "_core", None), _core.Variant):

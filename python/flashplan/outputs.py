@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Output tensors in the caller's framework, on the caller's device."""
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -74,7 +75,10 @@ def _jax_output(like: Any, shape: tuple[int, ...], dtype: str) -> tuple[Any, Cal
 
 def shape_of(tensor: Any) -> tuple[int, ...]:
     """The shape of a tensor; (0,) for anything else, which the core then refuses."""
-    return tuple(getattr(tensor, "shape", ())) or (0,)
+    try:
+        return tuple(map(operator.index, tensor.shape)) or (0,)
+    except (AttributeError, TypeError, RuntimeError):  # of a class; of PyTorch's nested tensors
+        return (0,)
 
 
 def given_or_new(
@@ -94,17 +98,23 @@ def given_or_new(
         return out, _unchanged
     if shape is None:
         shape = shape_of(like)
-    return new_output(like, shape, dtype or dtype_name(getattr(like, "dtype", "float32")))
+    return new_output(like, shape, dtype)
 
 
-def new_output(like: Any, shape: tuple[int, ...], dtype: str) -> tuple[Any, Callable[[Any], Any]]:
-    """An uninitialised tensor that the core can write, in the framework of `like`.
+def new_output(
+    like: Any, shape: tuple[int, ...], dtype: str | None = None
+) -> tuple[Any, Callable[[Any], Any]]:
+    """An uninitialised tensor that the core can write, in the framework, default: the dtype, of
+    `like`.
 
     Returns:
         The tensor, and a function to call with it once it is written, which returns the caller's
         result. On the CPU it makes JAX arrays from NumPy arrays. For an unknown framework the
         result is a NumPy array.
     """
+    if isinstance(like, type):
+        like = None  # the attributes of a class are descriptors; the core refuses it
+    dtype = dtype or dtype_name(getattr(like, "dtype", "float32"))
     framework = _core.framework_of(like)
     if framework == "torch":
         return _torch_empty(like, shape, dtype), _unchanged

@@ -146,28 +146,28 @@ def signals(rng):
     raises = bool(rng.integers(2))
     note(f"signals during {type(call).__name__}, raising: {raises}")
 
+    armed = False  # so that it raises during calls alone, and once for each
+
     def handler(*_):
-        if raises and active:
+        nonlocal armed
+        if raises and armed:
+            armed = False
             raise Interrupted
 
-    active = True
     old = signal.signal(signal.SIGALRM, handler)
     signal.setitimer(signal.ITIMER_REAL, 0.0003, 0.0003)
-    try:
-        until = time.monotonic() + 0.1
-        while time.monotonic() < until:
-            try:
-                if isinstance(call, Run):
-                    call.attn.plan(*call.inputs.plan_args())
-                call.invoke()
-            except Interrupted:
-                continue
-    except Interrupted:
-        pass
-    finally:
-        active = False
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, old)
+    until = time.monotonic() + 0.1
+    while time.monotonic() < until:
+        try:
+            armed = True
+            if isinstance(call, Run):
+                call.attn.plan(*call.inputs.plan_args())
+            call.invoke()
+            armed = False
+        except Interrupted:
+            pass
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, old)
     if isinstance(call, Run):
         call.attn.plan(*call.inputs.plan_args())
     call.invoke()

@@ -70,6 +70,8 @@ def wrong_shape(rng, array, written):
     shape = list(array.shape)
     d = int(rng.integers(len(shape)))
     shape[d] = pick(rng, *HUGE, shape[d] + 1, shape[d] - 1, 0)
+    if array.ndim == 1 and array.dtype == np.float32 and 1 in (array.size, shape[0]):
+        raise Skip  # one scale for all heads, or one for each
     if shape[d] >= array.shape[d] or 0 in array.shape:
         # More rows or pages than there are cannot be told from the truth, and need not be read.
         strides = [s // array.itemsize for s in array.strides]
@@ -325,7 +327,7 @@ def odd_array(rng):
         ("text", np.zeros(array.shape, "S4"), True),
         ("0-d", np.array(1, array.dtype), True),
         ("bool", array.astype(bool), True),
-        ("int64", array.astype(np.int64), True),
+        ("int64", array.astype(np.int64), array.dtype != np.int64),
         ("float64", array.astype(np.float64), True),
         ("complex", array.astype(np.complex64), True),
         ("masked", np.ma.array(array), False),
