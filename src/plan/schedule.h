@@ -9,8 +9,8 @@
 #include "abi/work_queue.h"
 #include "flashplan/plan.h"
 #include "flashplan/schedule.h"
-#include "plan/cutter.h"
 #include "plan/prefix_tree.h"
+#include "plan/queue_filler.h"
 #include "plan/row_tiles.h"
 #include "plan/schedule_shape.h"
 
@@ -91,43 +91,20 @@ class Scheduler {
   const Schedule& schedule() const noexcept { return schedule_; }
 
  private:
-  class Dealer;
-
   void schedule_batch(const Batch& batch);
   int64_t longest_queue() const;
   void write_sharing_merges(const Batch& batch);
-  void deal_items(int64_t share, int64_t capacity);
-  void sort_left_items();
-  void place_whole(int32_t first, int64_t capacity);
-  void fill_queues(int64_t share);
-  int64_t place_the_rest(int64_t capacity);
-  int64_t cost_of(const Item& item) const;
-  int64_t least_extra(int64_t share) const;
-  int32_t heads_per_item(const RowTileGroup& group, int64_t share) const;
-  int32_t heads_per_sharer() const;
   void write_queues();
 
   ScheduleShape shape_;
-  int32_t least_heads_ = 1;  // per item
   ScheduleMemory memory_;
   int32_t max_merges_ = 0;
   Schedule schedule_;
   PrefixTree prefixes_;
   SharingMerges sharing_;
   RowTiles row_tiles_;
-  Cutter cutter_;
-  // Sized by the bounds, used up to their counts: push_back's check costs as much as the work.
-  std::vector<Item> dealt_;          // and after them what is placed whole
-  std::vector<Item> left_;           // that did not fit, and are cut
-  std::vector<Item> sorted_;         // that were not dealt, longest first
-  std::vector<int32_t> heap_;        // CTAs, the least loaded on top
+  QueueFiller filler_;
   std::vector<int32_t> next_whole_;  // of each queue: where its next whole tile goes
-  std::vector<int64_t> dealt_cost_;  // per CTA, of the whole tiles
-  CostClasses classes_;
-  int32_t num_dealt_ = 0;
-  int32_t num_whole_ = 0;  // dealt and placed
-  int32_t num_left_ = 0;
-  int32_t num_sorted_ = 0;
 };
 
 }  // namespace flashplan
