@@ -14,9 +14,10 @@ void Cutter::reserve(const ScheduleShape& shape, int32_t max_pieces) {
   uncut_.resize(static_cast<std::size_t>(shape.num_ctas));
 }
 
-void Cutter::begin(const Segment* segments, const SharingMerges& sharing) {
+void Cutter::begin(const Segment* segments, const SharingMerges& sharing, bool cuts_always) {
   segments_ = segments;
   sharing_ = sharing;
+  cuts_always_ = cuts_always;
   num_uncut_ = 0;
 }
 
@@ -43,6 +44,7 @@ struct Cutter::Position {
         num_kv_heads(cutter.shape_.num_kv_heads),
         granule_shift(log2_of(cutter.shape_.granule())),
         chunked(cutter.shape_.chunk_kv > 0),
+        cuts_always(cutter.cuts_always_),
         spare_chunks(cutter.shape_.mask.window_left >= 0 ? 1 : 0),
         last_cta(cutter.shape_.num_ctas - 1),
         sharing(cutter.sharing_),
@@ -71,6 +73,11 @@ struct Cutter::Position {
     cutter.num_uncut_ = num_uncut;
   }
 
+  /// What merging the rows of a tile with prefixes costs.
+  int64_t of_merge(const RowTile& tile) const {
+    return tile.sharer >= 0 && !is_prefix(segments[tile.segment]) ? cost.of_merge() : 0;
+  }
+
   void next_cta() {
     loads[cta] = capacity - room;
     piece_ends[cta] = num_pieces;
@@ -84,6 +91,7 @@ struct Cutter::Position {
   const int32_t num_kv_heads;
   const int granule_shift;
   const bool chunked;
+  const bool cuts_always;
   const int32_t spare_chunks;  // of a head; see num_chunks() below
   const int32_t last_cta;
   const SharingMerges sharing;
@@ -112,14 +120,16 @@ class Cutter::ItemCuts {
         merge_of_head_0_(tile.sharer < 0 ? -1 : at.sharing.first + tile.sharer * at.num_kv_heads),
         of_tile_(at.cost.of_tile(tile.num_rows)),
         of_step_(at.cost.of_step(tile.num_rows)),
-        of_split_(at.cost.of_split(tile.num_rows)),
+        of_partial_(tile.sharer < 0 ? at.cost.of_split(tile.num_rows)
+                                    : at.cost.of_write(tile.num_rows)),
+        of_merge_(at.of_merge(tile)),
         heads_end_(item.head + item.num_heads),
         head_(item.head) {}
 
   void lay() {
     while (head_ < heads_end_) {
-      const int64_t rest_cost =
-          of_tile_ + (num_steps_ - step_) * of_step_ + (shares() || merge_ >= 0 ? of_split_ : 0);
+      const int64_t rest_cost = of_tile_ + (num_steps_ - step_) * of_step_ +
+                                (shares() || merge_ >= 0 ? of_partial_ : 0) + of_merge_;
       if (at_.cta == at_.last_cta || rest_cost <= at_.room) {
         const int32_t left = merge_ < 0 ? heads_end_ - head_ : 1;
         const bool all = at_.cta == at_.last_cta || left * rest_cost <= at_.room;
@@ -127,13 +137,13 @@ class Cutter::ItemCuts {
         continue;
       }
       const int32_t steps = steps_that_fit();
-      // A cut must place more work in this queue than it costs.
-      if (steps <= 0 || steps * of_step_ < of_split_) {
+      const bool is_worth_it = at_.cuts_always || steps * of_step_ >= of_partial_;
+      if (steps <= 0 || !is_worth_it) {
         at_.next_cta();
       } else if (!open_merge()) {
         finish_heads(1, rest_cost);  // there is no slot for another piece: all stays in this queue
       } else {
-        place(1, step_ + steps, of_tile_ + steps * of_step_ + of_split_);
+        place(1, step_ + steps, of_tile_ + steps * of_step_ + of_partial_);
         step_ += steps;
         at_.next_cta();
       }
@@ -147,7 +157,7 @@ class Cutter::ItemCuts {
   /// Steps for a piece in this queue: whole granules, which leave at least one step for the next
   /// piece.
   int32_t steps_that_fit() const {
-    const int64_t room_for_steps = at_.room - of_tile_ - of_split_;
+    const int64_t room_for_steps = at_.room - of_tile_ - of_partial_;
     if (room_for_steps < of_step_) return 0;
     const int64_t steps = std::min<int64_t>(room_for_steps / of_step_, num_steps_ - step_ - 1);
     return static_cast<int32_t>(steps) >> at_.granule_shift << at_.granule_shift;
@@ -238,7 +248,8 @@ class Cutter::ItemCuts {
   const int32_t merge_of_head_0_;  // of a sharer; -1: the tile is none
   const int64_t of_tile_;
   const int64_t of_step_;
-  const int64_t of_split_;
+  const int64_t of_partial_;  // a partial result
+  const int64_t of_merge_;    // of the last piece
   const int32_t heads_end_;
   int32_t head_;
   int32_t step_ = 0;    // steps of the head that are placed; > 0: the head is cut

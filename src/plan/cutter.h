@@ -34,8 +34,9 @@ class Cutter {
   void reserve(const ScheduleShape& shape, int32_t max_pieces);
 
   /// Begins a batch. The merges of its sharers are written already; those of other heads that are
-  /// cut are written before them, from the last to the first.
-  void begin(const Segment* segments, const SharingMerges& sharing);
+  /// cut are written before them, from the last to the first. A cut is made only where it moves
+  /// more work than it costs, unless `cuts_always`.
+  void begin(const Segment* segments, const SharingMerges& sharing, bool cuts_always);
   /// Starts with the first queue, and forgets all cuts. `loads` is the predicted cost of what each
   /// queue has already. Each has room up to `capacity`; the last one takes what is left over.
   void start(int64_t capacity, int64_t* loads);
@@ -72,6 +73,7 @@ class Cutter {
   int64_t* loads_ = nullptr;
   const Segment* segments_ = nullptr;
   SharingMerges sharing_;
+  bool cuts_always_ = false;
   std::vector<Uncut> uncut_;
   int32_t cta_ = 0;
   int32_t num_pieces_ = 0;

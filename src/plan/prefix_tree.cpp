@@ -129,6 +129,7 @@ void PrefixTree::clear() {
   num_requests_ = 0;
   num_rows_ = 0;
   saved_cost_ = 0;
+  cached_cost_ = 0;
 }
 
 /// Neighbouring requests whose rows fit into one row tile and that have the same innermost prefix.
@@ -139,7 +140,7 @@ struct PrefixTree::Run {
   int32_t num_readers = 0;
   int32_t parent = -1;
   int64_t step_cost = 0;   // of one step over keys for each request by itself
-  int64_t split_cost = 0;  // of one partial result for each request
+  int64_t write_cost = 0;  // of one partial result for each request
 };
 
 void PrefixTree::build(const Batch& batch, std::span<const PrefixGroup> groups) {
@@ -175,7 +176,7 @@ void PrefixTree::build(const Batch& batch, std::span<const PrefixGroup> groups) 
       run.num_rows += rows;
       ++run.num_readers;
       run.step_cost += cost.of_step(rows);
-      run.split_cost += cost.of_split(rows);
+      run.write_cost += cost.of_write(rows);
     }
     share(run, end);
   }
@@ -188,7 +189,8 @@ void PrefixTree::share(const Run& run, int32_t end) {
   const CostModel& cost = shape_.cost;
   const int32_t begin = keys_before(run.parent);
   const int64_t steps = (end - begin) / shape_.tile_kv;
-  int64_t saved = steps * (run.step_cost - cost.of_step(run.num_rows));
+  const int64_t cached = steps * (run.num_readers - 1) * cost.of_cached_step();
+  int64_t saved = steps * (run.step_cost - cost.of_step(run.num_rows)) - cached;
   SharedPrefix* const around =
       run.parent >= 0 ? &prefixes_[static_cast<std::size_t>(run.parent)] : nullptr;
   if (around != nullptr && around->num_readers == run.num_readers) {
@@ -196,13 +198,16 @@ void PrefixTree::share(const Run& run, int32_t end) {
     if (saved <= 0) return;
     around->keys.end = end;
     saved_cost_ += saved;
+    cached_cost_ += cached;
     return;
   }
-  saved -= cost.of_tile(run.num_rows) + cost.of_split(run.num_rows);
-  if (around == nullptr) saved -= run.split_cost;
-  // The CTA that completes the prefix may have to merge the rows of all readers, one reader after
-  // the other, while other CTAs have nothing to do. That must take less time than each CTA saves.
-  if (saved * shape_.num_kv_heads <= run.split_cost * shape_.num_ctas) return;
+  saved -= cost.of_tile(run.num_rows) + cost.of_write(run.num_rows);
+  if (around == nullptr) saved -= run.write_cost + run.num_readers * cost.of_merge();
+  // If prefixes do not come first, the CTA that completes this one may have to merge the rows of
+  // all readers, one reader after the other, while other CTAs have nothing to do. That must take
+  // less time than each CTA saves.
+  const int64_t wait = shape_.prefixes_first() ? 0 : run.write_cost * shape_.num_ctas;
+  if (saved * shape_.num_kv_heads <= wait) return;
   const int32_t new_requests = around == nullptr ? run.num_readers : 0;
   const int64_t rows = int64_t{num_rows_} + (around == nullptr ? 2 : 1) * run.num_rows;
   const int64_t most_rows = int64_t{shape_.max_partial_slots} * shape_.tile_q;
@@ -225,6 +230,7 @@ void PrefixTree::share(const Run& run, int32_t end) {
   num_requests_ += new_requests;
   num_rows_ = static_cast<int32_t>(rows);
   saved_cost_ += saved;
+  cached_cost_ += cached;
 }
 
 void PrefixTree::number_readers(const Batch& batch) {

@@ -99,6 +99,9 @@ class PrefixTree {
   int32_t num_partial_rows() const { return num_rows_ * shape_.num_kv_heads; }
   /// The predicted cost that sharing saves, for all heads.
   int64_t saved_cost() const { return saved_cost_ * shape_.num_kv_heads; }
+  /// By how much a plan without sharing is cheaper than the sum of its work tiles, because their
+  /// keys are in a cache.
+  int64_t cached_cost() const { return cached_cost_ * shape_.num_kv_heads; }
 
  private:
   struct Run;
@@ -122,6 +125,7 @@ class PrefixTree {
   int32_t num_requests_ = 0;
   int32_t num_rows_ = 0;  // of all sharers, for one kv head
   int64_t saved_cost_ = 0;
+  int64_t cached_cost_ = 0;
 };
 
 }  // namespace flashplan

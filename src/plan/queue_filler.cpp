@@ -6,7 +6,10 @@
 #include "plan/queue_filler.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
+
+#include "plan/division.h"
 
 namespace flashplan {
 
@@ -32,26 +35,30 @@ void QueueFiller::reserve(const ScheduleShape& shape, int32_t max_items, int32_t
   dealt_cost_.assign(num_ctas, 0);
 }
 
-void QueueFiller::fill(const TileSet& tiles, const Segment* segments,
-                       const SharingMerges& sharing) {
+void QueueFiller::fill(const TileSet& tiles, const Segment* segments, const SharingMerges& sharing,
+                       std::span<const int64_t> loads) {
   constexpr int kTries = 16;
   // Groups let CTAs share keys in the L2 cache, which is worth an imbalance of up to 1/8.
   constexpr int64_t kWorthOfGroups = 8;
   tiles_ = &tiles;
-  cutter_.begin(segments, sharing);
+  loads_before_ = loads;
+  cutter_.begin(segments, sharing, tiles.queues_wait);
   // The paper's L_kv, as a cost: what each CTA would get of a perfect division.
-  const int64_t share = tiles.cost / shape_.num_ctas + 1;
+  const int64_t cost = std::accumulate(loads.begin(), loads.end(), tiles.cost);
+  const int64_t share = cost / shape_.num_ctas + 1;
   deal_items(share, share);
   bool in_groups = !tiles.groups.empty();
   // What cuts add is known afterwards: capacities are tried, each larger by what the last lacked,
   // and by a quarter of that, because a larger capacity moves the cuts and may add others. Steps
-  // between half of the slack and all of it keep the tries few and the slack small.
+  // between half of the slack and all of it keep the tries few and the slack small. Where queues
+  // wait, the first try is nearly exact.
+  const int64_t least_part = tiles.queues_wait ? 16 : 2;
   int64_t slack = first_slack(share);
   for (int i = 0; i < kTries; ++i) {
     const int64_t excess = place_the_rest(share + slack);
     if (excess <= 0) break;
     const int64_t lacking = excess / shape_.num_ctas;
-    slack += std::clamp(lacking * 5 / 4, slack / 2, slack) + 1;
+    slack += std::clamp(lacking * 5 / 4, slack / least_part, slack) + 1;
     if (in_groups && slack > share / kWorthOfGroups) {
       // There are too few items after the groups to balance the queues: drop the groups, and let
       // the heap place all items, longest first. Nothing fits a capacity of 0, so nothing is dealt.
@@ -107,7 +114,11 @@ class QueueFiller::Dealer {
 
 /// Makes items for CTAs that get `share` each, and deals those that fit into queues of `capacity`.
 void QueueFiller::deal_items(int64_t share, int64_t capacity) {
-  std::fill(loads_.begin(), loads_.end(), 0);
+  if (loads_before_.empty()) {
+    std::fill(loads_.begin(), loads_.end(), 0);
+  } else {
+    std::copy(loads_before_.begin(), loads_before_.end(), loads_.begin());
+  }
   Dealer dealer(*this, capacity);
   const int32_t num_heads = shape_.num_kv_heads;
   for (const RowTileGroup& group : tiles_->groups) {
@@ -189,6 +200,16 @@ int64_t QueueFiller::first_slack(int64_t share) const {
     rows = std::max<int32_t>(rows, tiles_->row_tiles[i].num_rows);
   }
   const int64_t tile = shape_.cost.of_tile(rows);
+  if (tiles_->queues_wait) {
+    const int64_t step = shape_.cost.of_step(rows);
+    const int64_t fixed = tile + shape_.cost.of_write(rows);
+    if (num_dealt_ > 0) return fixed + step;  // what one cut may add
+    // No tile fits into a queue, so each queue gets one piece, of the same number of steps.
+    const auto num_tiles = static_cast<int64_t>(tiles_->longest_first.size()) * shape_.num_kv_heads;
+    const int64_t steps = std::max<int64_t>(tiles_->cost - num_tiles * fixed, 0) / step;
+    const int64_t steps_of_queue = steps / shape_.num_ctas + (steps % shape_.num_ctas != 0 ? 1 : 0);
+    return std::max(fixed + steps_of_queue * step - share, (fixed + step) / 4);
+  }
   const int64_t granule = shape_.granule() * shape_.cost.of_step(rows);
   const int64_t split = shape_.cost.of_split(rows);
   // The most that one cut may add: the fixed cost of one more tile, a granule that is left, or a
@@ -219,12 +240,14 @@ int32_t QueueFiller::heads_per_item(const RowTileGroup& group, int64_t share) co
   return static_cast<int32_t>(std::clamp<int64_t>(wanted, least_heads_, shape_.num_kv_heads));
 }
 
-/// Heads per item of a sharer. Whoever finishes the last piece of a row merges it, so that merging
-/// is divided among the CTAs if each has pieces that begin late, the short ones.
+/// Heads per item of a sharer. Prefixes are dealt head by head. Of requests, an item has as many
+/// heads as leave about one item for each queue, because whoever finishes the last piece of a row
+/// merges it, and merging is to be divided among the CTAs.
 int32_t QueueFiller::heads_per_sharer() const {
   if (shape_.item_steps == 0 || tiles_->num_sharers == 0) return shape_.num_kv_heads;
-  const int64_t heads = int64_t{tiles_->num_sharers} * shape_.num_kv_heads / shape_.num_ctas;
-  return static_cast<int32_t>(std::clamp<int64_t>(heads, least_heads_, shape_.num_kv_heads));
+  if (tiles_->queues_wait) return least_heads_;
+  const int32_t heads = ceil_divide(tiles_->num_sharers * shape_.num_kv_heads, shape_.num_ctas);
+  return std::clamp(heads, least_heads_, shape_.num_kv_heads);
 }
 
 /// Places what is left. Returns by how much the last queue, which takes the rest, is longer than

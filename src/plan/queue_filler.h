@@ -25,6 +25,9 @@ struct TileSet {
   std::span<const int32_t> longest_first;  // numbers of those in no group
   int64_t cost;                            // predicted, of all heads, uncut
   int32_t num_sharers;                     // see PrefixTree
+  /// Whether queues wait until the longest one has ended. Then a cut that costs more work than it
+  /// moves is made too, because it makes the longest queue shorter.
+  bool queues_wait = false;
 };
 
 /// Gives each queue about the same share of a TileSet: whole items as long as they fit, then parts
@@ -36,12 +39,14 @@ class QueueFiller {
   void reserve(const ScheduleShape& shape, int32_t max_items, int32_t max_work_tiles,
                int32_t max_row_tiles);
 
-  /// `segments` and the merges in `sharing` are those of the batch.
-  void fill(const TileSet& tiles, const Segment* segments, const SharingMerges& sharing);
+  /// `segments` and the merges in `sharing` are those of the batch. `loads` is the predicted cost
+  /// of what each queue has already; empty: none has anything.
+  void fill(const TileSet& tiles, const Segment* segments, const SharingMerges& sharing,
+            std::span<const int64_t> loads = {});
 
   // Of the last fill():
 
-  /// Predicted cost per CTA.
+  /// Predicted cost per CTA, with what the queue had before.
   std::span<const int64_t> loads() const { return loads_; }
   /// The items that are whole, each with its CTA.
   std::span<const Item> whole() const {
@@ -65,6 +70,7 @@ class QueueFiller {
   ScheduleShape shape_;
   int32_t least_heads_ = 1;         // per item
   const TileSet* tiles_ = nullptr;  // during fill()
+  std::span<const int64_t> loads_before_;
   Cutter cutter_;
   // Sized by the bounds, used up to their counts: push_back's check costs as much as the work.
   std::vector<Item> dealt_;          // items that were dealt, then those that place_whole() placed

@@ -42,6 +42,7 @@ void RowTiles::collect(const Batch& batch, const PrefixTree& prefixes, Segment* 
   RowTile* next = tiles;
   std::size_t num_groups = 0;
   int64_t total_cost = 0;
+  int64_t cost_of_readers = 0;
   int64_t kv_cumulated = 0;
   classes_.clear();
   for (int32_t r = 0; r < batch.batch_size; ++r) {
@@ -82,41 +83,64 @@ void RowTiles::collect(const Batch& batch, const PrefixTree& prefixes, Segment* 
       const int32_t rows = std::min(num_rows - t * shape.tile_q, shape.tile_q);
       const int32_t steps = ceil_divide(keys.end - keys.begin, shape.tile_kv);
       int64_t cost = shape.cost.of_tile(rows) + steps * shape.cost.of_step(rows);
-      if (sharer >= 0) cost += shape.cost.of_split(rows);
+      if (sharer >= 0) {
+        cost += shape.cost.of_write(rows) + shape.cost.of_merge();
+        cost_of_readers += cost;
+      }
       const uint16_t cost_class = in_group ? CostClasses::kLast : CostClasses::of(cost);
       classes_.add(cost_class);
       total_cost += cost;
       *next++ = {cost, r, t, keys, static_cast<uint16_t>(rows), cost_class, sharer};
     }
   }
-  if (shares) {
-    int32_t segment = batch.batch_size;
-    int32_t sharer = prefixes.num_requests();
-    for (const SharedPrefix& prefix : prefixes.prefixes()) {
-      const int32_t first = prefix.first_request;
-      const int32_t end = first + prefix.num_requests;
-      const int32_t qo_begin = batch.qo_indptr[first];
-      segments[segment] = {qo_begin, batch.qo_indptr[end] - qo_begin, kPrefixPosition,
-                           segments[first].kv_row};
-      const int32_t rows = prefix.num_rows;
-      const int32_t steps = (prefix.keys.end - prefix.keys.begin) / shape.tile_kv;
-      const int64_t cost =
-          shape.cost.of_tile(rows) + steps * shape.cost.of_step(rows) + shape.cost.of_split(rows);
-      const uint16_t cost_class = CostClasses::of(cost);
-      classes_.add(cost_class);
-      total_cost += cost;
-      *next++ = {cost,       segment++, 0, prefix.keys, static_cast<uint16_t>(rows),
-                 cost_class, sharer++};
-    }
-  }
   num_groups_ = num_groups;
-  total_cost_ = total_cost * shape.num_kv_heads;
-
-  classes_.start();
-  num_ordered_ = static_cast<std::size_t>(classes_.begin(CostClasses::kLast));
-  int32_t* const order = order_.data();
+  first_prefix_ = static_cast<std::size_t>(next - tiles);
+  num_prefixes_ = 0;
+  cost_of_prefixes_ = 0;
+  if (shares && !shape.prefixes_first()) next = collect_prefixes(batch, prefixes, segments, next);
   const auto num_row_tiles = static_cast<int32_t>(next - tiles);
-  for (int32_t i = 0; i < num_row_tiles; ++i) order[classes_.place(tiles[i].cost_class)] = i;
+  num_ordered_ = order_by_class(0, num_row_tiles);
+  if (shares && shape.prefixes_first()) {
+    classes_.clear();
+    next = collect_prefixes(batch, prefixes, segments, next);
+    num_prefixes_ = static_cast<std::size_t>(next - tiles) - first_prefix_;
+    order_by_class(num_row_tiles, static_cast<int32_t>(next - tiles));
+  }
+  cost_of_readers_ = cost_of_readers * shape.num_kv_heads;
+  total_cost_ = total_cost * shape.num_kv_heads + cost_of_prefixes_;
+}
+
+/// Writes those of prefixes from `next` on, and returns where they end.
+RowTile* RowTiles::collect_prefixes(const Batch& batch, const PrefixTree& prefixes,
+                                    Segment* segments, RowTile* next) {
+  int32_t segment = batch.batch_size;
+  int32_t sharer = prefixes.num_requests();
+  for (const SharedPrefix& prefix : prefixes.prefixes()) {
+    const int32_t first = prefix.first_request;
+    const int32_t end = first + prefix.num_requests;
+    const int32_t qo_begin = batch.qo_indptr[first];
+    segments[segment] = {qo_begin, batch.qo_indptr[end] - qo_begin, kPrefixPosition,
+                         segments[first].kv_row};
+    const int32_t rows = prefix.num_rows;
+    const int32_t steps = (prefix.keys.end - prefix.keys.begin) / shape_.tile_kv;
+    const CostModel& model = shape_.cost;
+    const int64_t cost = model.of_tile(rows) + steps * model.of_step(rows) + model.of_write(rows);
+    const uint16_t cost_class = CostClasses::of(cost);
+    classes_.add(cost_class);
+    cost_of_prefixes_ += cost * shape_.num_kv_heads;
+    *next++ = {cost, segment++, 0, prefix.keys, static_cast<uint16_t>(rows), cost_class, sharer++};
+  }
+  return next;
+}
+
+/// Orders row tiles [first, end), whose classes have been added. Returns how many are in no group.
+std::size_t RowTiles::order_by_class(int32_t first, int32_t end) {
+  classes_.start();
+  const auto num_ordered = static_cast<std::size_t>(classes_.begin(CostClasses::kLast));
+  const RowTile* const tiles = tiles_.data();
+  int32_t* const order = order_.data() + first;
+  for (int32_t i = first; i < end; ++i) order[classes_.place(tiles[i].cost_class)] = i;
+  return num_ordered;
 }
 
 }  // namespace flashplan

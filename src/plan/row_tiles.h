@@ -50,10 +50,22 @@ class RowTiles {
   std::span<const RowTileGroup> groups() const { return {groups_.data(), num_groups_}; }
   /// Numbers of those in no group.
   std::span<const int32_t> longest_first() const { return {order_.data(), num_ordered_}; }
+  /// Numbers of those of prefixes, if ScheduleShape::prefixes_first(); else longest_first() has
+  /// them.
+  std::span<const int32_t> prefixes_longest_first() const {
+    return {order_.data() + first_prefix_, num_prefixes_};
+  }
   /// Predicted, of all heads.
   int64_t total_cost() const { return total_cost_; }
+  int64_t cost_of_prefixes() const { return cost_of_prefixes_; }
+  /// Of the prefixes and the requests that read them.
+  int64_t cost_of_sharers() const { return cost_of_prefixes_ + cost_of_readers_; }
 
  private:
+  RowTile* collect_prefixes(const Batch& batch, const PrefixTree& prefixes, Segment* segments,
+                            RowTile* next);
+  std::size_t order_by_class(int32_t first, int32_t end);
+
   ScheduleShape shape_;
   // Sized by the bounds, used up to their counts: push_back's check costs as much as the work.
   std::vector<RowTile> tiles_;
@@ -62,7 +74,11 @@ class RowTiles {
   CostClasses classes_;
   std::size_t num_groups_ = 0;
   std::size_t num_ordered_ = 0;
+  std::size_t first_prefix_ = 0;
+  std::size_t num_prefixes_ = 0;
   int64_t total_cost_ = 0;
+  int64_t cost_of_prefixes_ = 0;
+  int64_t cost_of_readers_ = 0;
 };
 
 }  // namespace flashplan

@@ -4,6 +4,9 @@
 #include <algorithm>
 #include <bit>
 #include <cstddef>
+#include <numeric>
+
+#include "plan/division.h"
 
 namespace flashplan {
 namespace {
@@ -56,12 +59,13 @@ ScheduleBounds schedule_bounds(const ScheduleShape& shape, int32_t max_batch_siz
   const int32_t items = tiles * ((shape.num_kv_heads + least_heads - 1) / least_heads) +
                         (shape.shares_prefixes ? 2 * shape.num_ctas : 0);
   // A cut is made at most once per CTA and adds at most two work tiles (the rest of a head, the
-  // heads after it) and one split.
+  // heads after it) and one split. Prefixes that come first are cut for themselves.
+  const int32_t divisions = shape.shares_prefixes && shape.prefixes_first() ? 2 : 1;
   return {.requests = max_batch_size,
           .segments = max_batch_size + prefixes,
           .row_tiles = tiles,
           .items = items,
-          .work_tiles = items + 3 * shape.num_ctas,
+          .work_tiles = items + 3 * shape.num_ctas * divisions,
           .merges = shape.num_ctas + sharers * shape.num_kv_heads};
 }
 
@@ -77,6 +81,13 @@ void Scheduler::reserve(const ScheduleShape& shape, const ScheduleBounds& bounds
   row_tiles_.reserve(shape, bounds.segments, bounds.row_tiles);
   filler_.reserve(shape, bounds.items, bounds.work_tiles, bounds.row_tiles - prefixes);
   next_whole_.resize(num_ctas);
+  if (!shape.shares_prefixes || !shape.prefixes_first()) return;
+  const int32_t items = prefixes * shape.num_kv_heads;
+  prefix_filler_.reserve(shape, items, items + 3 * shape.num_ctas, bounds.row_tiles - prefixes);
+  next_whole_prefix_.resize(num_ctas);
+  prefix_loads_.resize(num_ctas);
+  early_readers_.resize(static_cast<std::size_t>(prefixes) *
+                        static_cast<std::size_t>(shape.num_kv_heads));
 }
 
 void Scheduler::make(const Batch& batch, std::span<const PrefixGroup> groups,
@@ -86,11 +97,12 @@ void Scheduler::make(const Batch& batch, std::span<const PrefixGroup> groups,
   schedule_batch(batch);
   if (prefixes_.empty()) return;
   // Less work in larger tiles may still take longer, where they can not be divided among all CTAs.
-  const int64_t with = longest_queue();
+  const int64_t with = modelled_time(batch);
   if (with <= (schedule_.total_cost + schedule_.saved_cost) / shape_.num_ctas) return;
+  const int64_t cached = prefixes_.cached_cost() / shape_.num_ctas;
   prefixes_.clear();
   schedule_batch(batch);
-  if (longest_queue() <= with) return;
+  if (modelled_time(batch) - cached <= with) return;
   prefixes_.build(batch, groups);
   schedule_batch(batch);
 }
@@ -103,16 +115,103 @@ void Scheduler::schedule_batch(const Batch& batch) {
   schedule_.total_cost = row_tiles_.total_cost();
   schedule_.saved_cost = prefixes_.saved_cost();
   write_sharing_merges(batch);
-  const int32_t num_sharers = prefixes_.empty() ? 0 : prefixes_.num_sharers();
-  filler_.fill({row_tiles_, row_tiles_.groups(), row_tiles_.longest_first(),
-                row_tiles_.total_cost(), num_sharers},
-               memory_.segments, sharing_);
-  std::copy(filler_.loads().begin(), filler_.loads().end(), schedule_.cta_cost.begin());
+  divide();
   write_queues();
 }
 
-int64_t Scheduler::longest_queue() const {
-  return *std::max_element(schedule_.cta_cost.begin(), schedule_.cta_cost.end());
+/// Divides the row tiles among the queues: first the prefixes that come first, then the rest.
+void Scheduler::divide() {
+  SharingMerges sharing = sharing_;
+  std::span<const int64_t> loads;
+  int32_t num_sharers = prefixes_.empty() ? 0 : prefixes_.num_sharers();
+  schedule_.num_cut = 0;
+  if (has_prefixes_first()) {
+    const int32_t num_prefixes = num_sharers - prefixes_.num_requests();
+    prefix_filler_.fill({.row_tiles = row_tiles_,
+                         .groups = {},
+                         .longest_first = row_tiles_.prefixes_longest_first(),
+                         .cost = row_tiles_.cost_of_prefixes(),
+                         .num_sharers = num_prefixes,
+                         .queues_wait = true},
+                        memory_.segments, sharing);
+    const Cutter& cutter = prefix_filler_.cutter();
+    sharing.num_partial_rows = cutter.num_partial_rows();
+    schedule_.num_cut = cutter.num_cut();
+    num_sharers -= num_prefixes;
+    loads = loads_of_prefixes();
+  }
+  filler_.fill(
+      {.row_tiles = row_tiles_,
+       .groups = row_tiles_.groups(),
+       .longest_first = row_tiles_.longest_first(),
+       .cost = row_tiles_.total_cost() - (loads.empty() ? 0 : row_tiles_.cost_of_prefixes()),
+       .num_sharers = num_sharers},
+      memory_.segments, sharing, loads);
+  const std::span<const int64_t> ends = filler_.loads();
+  for (std::size_t c = 0; c < ends.size(); ++c) {
+    const int64_t idle = loads.empty() ? 0 : loads[c] - prefix_filler_.loads()[c];
+    schedule_.cta_cost[c] = ends[c] - idle;
+  }
+}
+
+/// What each queue has before requests are divided: the predicted cost of its prefixes. Queues that
+/// end their prefixes early are filled up by requests that read none. Where these do not suffice,
+/// all queues count as being as long as the longest, because a request that is ready before its
+/// prefixes are is merged by the CTA that ends a prefix, which has many of them to merge.
+std::span<const int64_t> Scheduler::loads_of_prefixes() {
+  const std::span<const int64_t> loads = prefix_filler_.loads();
+  const int64_t longest = *std::max_element(loads.begin(), loads.end());
+  const int64_t idle =
+      longest * shape_.num_ctas - std::accumulate(loads.begin(), loads.end(), int64_t{0});
+  const int64_t others = row_tiles_.total_cost() - row_tiles_.cost_of_sharers();
+  if (idle <= others) return loads;
+  std::fill(prefix_loads_.begin(), prefix_loads_.end(), longest);
+  return prefix_loads_;
+}
+
+/// The predicted time of the CTA that ends last.
+int64_t Scheduler::modelled_time(const Batch& batch) {
+  const std::span<const int64_t> ends = filler_.loads();
+  const int64_t longest = *std::max_element(ends.begin(), ends.end());
+  if (!has_prefixes_first()) return longest;
+  // One merge more: the last CTA may merge rows of which another CTA has the work tile.
+  return longest + (most_early_readers(batch) + 1) * shape_.cost.of_merge();
+}
+
+/// How many requests, at most, the CTA that ends a prefix merges: those whose work tiles end before
+/// all prefixes do.
+int32_t Scheduler::most_early_readers(const Batch& batch) {
+  const int32_t num_heads = shape_.num_kv_heads;
+  const std::span<const int64_t> loads = prefix_filler_.loads();
+  const int64_t prefixes_end = *std::max_element(loads.begin(), loads.end());
+  const std::span early(early_readers_.data(),
+                        prefixes_.prefixes().size() * static_cast<std::size_t>(num_heads));
+  std::fill(early.begin(), early.end(), 0);
+  for (std::size_t c = 0; c < loads.size(); ++c) {
+    int64_t time = loads[c];
+    for (int32_t i = schedule_.cta_indptr[c]; i < schedule_.cta_indptr[c + 1]; ++i) {
+      const WorkTile& tile = memory_.tiles[i];
+      if (tile.segment >= batch.batch_size) continue;  // a prefix, which `time` has already
+      time += cost_of(tile);
+      if (time >= prefixes_end) break;
+      const int32_t prefix = prefixes_.prefix_of(tile.segment);
+      if (prefix < 0) continue;
+      int32_t* const of_head = &early[static_cast<std::size_t>(prefix * num_heads + tile.kv_head)];
+      for (int32_t h = 0; h < tile.num_kv_heads; ++h) ++of_head[h];
+    }
+  }
+  return *std::max_element(early.begin(), early.end());
+}
+
+/// The predicted cost of a work tile of a request without merging.
+int64_t Scheduler::cost_of(const WorkTile& tile) const {
+  const int32_t rows_before = tile.row_tile * shape_.tile_q;
+  const int32_t rows = std::min(
+      memory_.segments[tile.segment].qo_len * shape_.group_size - rows_before, shape_.tile_q);
+  const int32_t steps = ceil_divide(tile.kv_end - tile.kv_begin, shape_.tile_kv);
+  int64_t cost = shape_.cost.of_tile(rows) + steps * shape_.cost.of_step(rows);
+  if (tile.merge >= 0) cost += shape_.cost.of_write(rows);
+  return cost * tile.num_kv_heads;
 }
 
 /// The merges of sharers, none of which is cut so far: each has one state of each head.
@@ -159,47 +258,68 @@ void Scheduler::write_sharing_merges(const Batch& batch) {
   }
 }
 
-/// Parts of splits come first: their merges then overlap with what is whole. Where a batch has
-/// prompts and decodes, every other queue has its prompts first, the others have them last:
-/// decodes, which are bound by memory, run beside prompts, which are not.
+/// Writes the pieces of queue `cta`, parts of splits first: their merges then overlap with what is
+/// whole. Leaves room for its whole items, after the pieces or before those that are no parts of
+/// splits. `next_whole` has the number of whole items, and gets the place of the first.
+WorkTile* Scheduler::write_pieces(const QueueFiller& filler, int32_t cta, bool whole_first,
+                                  int32_t* next_whole, WorkTile* next) const {
+  std::span<const WorkTile> pieces = filler.cutter().pieces_of(cta);
+  next = take_splits(&pieces, next);
+  const auto num_pieces = static_cast<int32_t>(pieces.size());
+  const auto begin = static_cast<int32_t>(next - memory_.tiles);
+  const int32_t count = *next_whole;
+  *next_whole = whole_first ? begin : begin + num_pieces;
+  next += whole_first ? count : 0;
+  for (const WorkTile& piece : pieces) *next++ = piece;  // a few: a call would cost more
+  return next + (whole_first ? 0 : count);
+}
+
+void Scheduler::write_whole(const Item& item, int32_t* next_whole) const {
+  const RowTile& t = row_tiles_[item.row_tile];
+  const int32_t merge =
+      t.sharer < 0 ? -1 : sharing_.first + t.sharer * shape_.num_kv_heads + item.head;
+  const int32_t row = merge < 0 ? -1 : memory_.merges[merge].first_partial_row;
+  memory_.tiles[next_whole[item.cta]++] = {t.segment,    t.row_tile, item.head, item.num_heads,
+                                           t.keys.begin, t.keys.end, row,       merge};
+}
+
+/// Where a batch has prompts and decodes, every other queue has its prompts first, the others have
+/// them last: decodes, which are bound by memory, run beside prompts, which are not.
 void Scheduler::write_queues() {
-  const std::span<const Item> whole = filler_.whole();
-  const Cutter& cutter = filler_.cutter();
   const bool mixed = !row_tiles_.groups().empty() && !row_tiles_.longest_first().empty();
+  const bool has_prefixes = has_prefixes_first();
   const auto prompts_first = [mixed](int32_t cta) { return mixed && cta % 2 == 0; };
-  int32_t* const next_whole = next_whole_.data();  // at first the number of whole tiles
-  std::fill_n(next_whole, shape_.num_ctas, 0);
-  for (const Item& item : whole) ++next_whole[item.cta];
-  WorkTile* const tiles = memory_.tiles;
-  WorkTile* next = tiles;
+  const auto count_whole = [&](const QueueFiller& filler, int32_t* counts) {
+    std::fill_n(counts, shape_.num_ctas, 0);
+    for (const Item& item : filler.whole()) ++counts[item.cta];
+  };
+  int32_t* const next_whole = next_whole_.data();
+  int32_t* const next_whole_prefix = next_whole_prefix_.data();
+  count_whole(filler_, next_whole);
+  if (has_prefixes) count_whole(prefix_filler_, next_whole_prefix);
+  WorkTile* next = memory_.tiles;
   for (int32_t c = 0; c < shape_.num_ctas; ++c) {
-    std::span<const WorkTile> pieces = cutter.pieces_of(c);
-    next = take_splits(&pieces, next);
-    const auto num_pieces = static_cast<int32_t>(pieces.size());
-    const auto begin = static_cast<int32_t>(next - tiles);
-    const int32_t count = next_whole[c];
-    next += prompts_first(c) ? count : 0;
-    for (const WorkTile& piece : pieces) *next++ = piece;  // a few: a call would cost more
-    next += prompts_first(c) ? 0 : count;
-    next_whole[c] = prompts_first(c) ? begin : begin + num_pieces;
-    schedule_.cta_indptr[static_cast<std::size_t>(c) + 1] = static_cast<int32_t>(next - tiles);
+    if (has_prefixes) next = write_pieces(prefix_filler_, c, false, next_whole_prefix + c, next);
+    next = write_pieces(filler_, c, prompts_first(c), next_whole + c, next);
+    schedule_.cta_indptr[static_cast<std::size_t>(c) + 1] =
+        static_cast<int32_t>(next - memory_.tiles);
+  }
+  if (has_prefixes) {
+    for (const Item& item : prefix_filler_.whole()) write_whole(item, next_whole_prefix);
   }
   for (int pass = 0; pass < (mixed ? 2 : 1); ++pass) {
-    for (const Item& item : whole) {
-      const RowTile& t = row_tiles_[item.row_tile];
-      if (mixed && (t.in_group() == prompts_first(item.cta)) == (pass == 1)) continue;
-      const int32_t merge =
-          t.sharer < 0 ? -1 : sharing_.first + t.sharer * shape_.num_kv_heads + item.head;
-      const int32_t row = merge < 0 ? -1 : memory_.merges[merge].first_partial_row;
-      tiles[next_whole[item.cta]++] = {t.segment,    t.row_tile, item.head, item.num_heads,
-                                       t.keys.begin, t.keys.end, row,       merge};
+    for (const Item& item : filler_.whole()) {
+      const bool in_group = row_tiles_[item.row_tile].in_group();
+      if (mixed && (in_group == prompts_first(item.cta)) == (pass == 1)) continue;
+      write_whole(item, next_whole);
     }
   }
-  schedule_.tiles = {tiles, next};
+  const Cutter& cutter = filler_.cutter();
+  schedule_.tiles = {memory_.tiles, next};
   schedule_.first_merge = cutter.first_merge();
   schedule_.merges = {memory_.merges + schedule_.first_merge,
                       static_cast<std::size_t>(max_merges_ - schedule_.first_merge)};
-  schedule_.num_cut = cutter.num_cut();
+  schedule_.num_cut += cutter.num_cut();
   schedule_.num_partial_rows = cutter.num_partial_rows();
 }
 

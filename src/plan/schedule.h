@@ -92,9 +92,17 @@ class Scheduler {
 
  private:
   void schedule_batch(const Batch& batch);
-  int64_t longest_queue() const;
+  void divide();
+  std::span<const int64_t> loads_of_prefixes();
+  int64_t modelled_time(const Batch& batch);
+  int32_t most_early_readers(const Batch& batch);
+  int64_t cost_of(const WorkTile& tile) const;
+  bool has_prefixes_first() const { return shape_.prefixes_first() && !prefixes_.empty(); }
   void write_sharing_merges(const Batch& batch);
   void write_queues();
+  WorkTile* write_pieces(const QueueFiller& filler, int32_t cta, bool whole_first,
+                         int32_t* next_whole, WorkTile* next) const;
+  void write_whole(const Item& item, int32_t* next_whole) const;
 
   ScheduleShape shape_;
   ScheduleMemory memory_;
@@ -103,8 +111,13 @@ class Scheduler {
   PrefixTree prefixes_;
   SharingMerges sharing_;
   RowTiles row_tiles_;
+  QueueFiller prefix_filler_;  // if prefixes come first
   QueueFiller filler_;
-  std::vector<int32_t> next_whole_;  // of each queue: where its next whole tile goes
+  // Of each queue: where its next whole tile goes.
+  std::vector<int32_t> next_whole_prefix_;
+  std::vector<int32_t> next_whole_;
+  std::vector<int64_t> prefix_loads_;   // see loads_of_prefixes()
+  std::vector<int32_t> early_readers_;  // of each head of each prefix
 };
 
 }  // namespace flashplan

@@ -22,6 +22,10 @@ struct CostModel {
   int32_t step_row = 0;
   int32_t split = 0;
   int32_t split_row = 0;
+  int32_t write = 0;
+  int32_t write_row = 0;
+  int32_t merge = 0;
+  int32_t cached = 0;
 
   friend bool operator==(const CostModel&, const CostModel&) = default;
 
@@ -29,6 +33,14 @@ struct CostModel {
   int64_t of_step(int32_t rows) const noexcept { return step + int64_t{step_row} * rows; }
   /// The cost of writing one partial result and merging it. A split must save more than this.
   int64_t of_split(int32_t rows) const noexcept { return split + int64_t{split_row} * rows; }
+  /// The cost of writing one partial result of a sharer (see PrefixTree), whose rows are merged
+  /// with those of other sharers.
+  int64_t of_write(int32_t rows) const noexcept { return write + int64_t{write_row} * rows; }
+  /// The cost of merging the rows of one request that reads shared prefixes, for one kv head.
+  int64_t of_merge() const noexcept { return merge; }
+  /// By how much a step is cheaper if a neighbour reads the same keys at about the same time: the
+  /// keys then come from a cache that CTAs share.
+  int64_t of_cached_step() const noexcept { return cached; }
 };
 
 /// Fixed for the life of a Plan.
@@ -54,6 +66,12 @@ struct ScheduleShape {
   /// cut, because pieces of row tiles do not read the same keys at the same time.
   int32_t uncut_part = 0;
   CostModel cost;
+
+  /// Whether each queue has its shared prefixes before everything else. A GPU then merges the
+  /// requests that read them on all CTAs at the same time. If a prefix ends after its requests, the
+  /// CTA that ends it merges all of them one after the other, while the others have nothing to do.
+  /// On a CPU merging costs little, and prefixes are divided together with the requests.
+  bool prefixes_first() const noexcept { return item_steps > 0; }
 
   /// Steps between possible cuts: a power of two.
   int32_t granule() const noexcept { return chunk_kv > 0 ? chunk_kv / tile_kv : 1; }

@@ -45,8 +45,10 @@ WorkspaceLayout place(const AttentionOptions& options, const KernelChoice& choic
 int32_t wanted_slots(const AttentionOptions& options, const KernelChoice& choice) {
   constexpr int32_t kSlotsPerCta = 2;
   if (choice.chunk_kv == 0) {
-    const int32_t for_cuts = choice.num_ctas * kSlotsPerCta;
+    int32_t for_cuts = choice.num_ctas * kSlotsPerCta;
     if (!shares_prefixes(options, choice)) return for_cuts;
+    // Prefixes that come first are cut besides, into about one piece for each queue.
+    if (choice.kernel.tuning.item_steps > 0) for_cuts += choice.num_ctas;
     // A request that shares prefixes has a partial result of its own and one of each prefix around
     // it. This leaves room for three prefixes around a decode; with more, less is shared and cut.
     constexpr int64_t kStatesOfRow = 4;

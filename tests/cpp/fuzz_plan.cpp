@@ -198,6 +198,10 @@ ScheduleShape any_shape(FuzzedDataProvider& in) {
   s.cost.step_row = in.ConsumeIntegralInRange<int32_t>(0, 20);
   s.cost.split = in.ConsumeIntegralInRange<int32_t>(0, 1000);
   s.cost.split_row = in.ConsumeIntegralInRange<int32_t>(0, 20);
+  s.cost.write = in.ConsumeIntegralInRange<int32_t>(0, 500);
+  s.cost.write_row = in.ConsumeIntegralInRange<int32_t>(0, 20);
+  s.cost.merge = in.ConsumeIntegralInRange<int32_t>(0, 1000);
+  s.cost.cached = in.ConsumeIntegralInRange<int32_t>(0, 500);
   return s;
 }
 

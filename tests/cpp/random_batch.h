@@ -75,7 +75,11 @@ inline CostModel random_costs(Random& random) {
           .step = random.between(1, 100),
           .step_row = random.between(0, 9),
           .split = random.between(0, 500),
-          .split_row = random.between(0, 20)};
+          .split_row = random.between(0, 20),
+          .write = random.between(0, 200),
+          .write_row = random.between(0, 9),
+          .merge = random.between(0, 500),
+          .cached = random.between(0, 50)};
 }
 
 enum class Lengths { kUniform, kZipf, kOneGiant, kManyEmpty };

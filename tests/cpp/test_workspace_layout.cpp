@@ -56,8 +56,8 @@ TEST(workspace_layout_on_a_gpu) {
   KernelChoice c;
   CHECK(select_kernel(o, h200(), &c).ok());
   WorkspaceLayout layout = layout_workspace(o, c, std::nullopt);
-  // For cuts, and for four partial results of a decode's rows.
-  const int32_t slots = 2 * 264 + 4 * o.max_batch_size * o.num_qo_heads / 128;
+  // For cuts of requests and of prefixes, and for four partial results of a decode's rows.
+  const int32_t slots = 3 * 264 + 4 * o.max_batch_size * o.num_qo_heads / 128;
   const size_t rows = static_cast<size_t>(slots) * 128;
   CHECK_EQ(layout.max_partial_slots, slots);
   CHECK_EQ(layout.scratch_bytes, 0U);
