@@ -3,6 +3,7 @@
 PYTHON ?= python3
 FUZZ_SECONDS ?= 60
 ADVERSARY_SECONDS ?= 60
+TEST_PROCESSES ?= 2
 
 export VIRTUAL_ENV := $(CURDIR)/.venv
 export PATH := $(VIRTUAL_ENV)/bin:$(PATH)
@@ -34,7 +35,7 @@ demo: $(READY) ## serve a small language model on the CPU
 
 test: $(READY) ## build, run the C++ and Python tests, check coverage of the planner
 	cmake --workflow --preset dev
-	$(INSTALL) '.[test]' && pytest
+	$(INSTALL) '.[test]' && pytest --numprocesses=$(TEST_PROCESSES) --dist=worksteal
 	@$(MAKE) --no-print-directory coverage
 
 test-gpu: $(READY) ## GPU tests, which fail where there is no GPU, no CUDA build or a framework is missing
