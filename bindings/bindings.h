@@ -5,6 +5,8 @@
 
 namespace flashplan {
 
+void bind_options(nanobind::module_& m);
+void bind_variant(nanobind::module_& m);
 void bind_plan(nanobind::module_& m);
 void bind_ops(nanobind::module_& m);
 void bind_row_ops(nanobind::module_& m);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The part of the binary interface of DLPack 1.3 (dmlc/dlpack, include/dlpack/dlpack.h) that is
-// used here, with the layouts and codes of the specification. It is declared here because no
-// package registry has the header in this version.
+// The structs and codes of DLPack 1.3 that the bindings use, laid out as the specification says
+// (github.com/dmlc/dlpack, include/dlpack/dlpack.h). They are declared again because no package
+// registry offers this version of the header.
 #pragma once
 
 #include <cstdint>

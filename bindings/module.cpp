@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The extension module: two lists of bindings, and the exceptions.
+// The extension module: it calls each bind_ function, and adds the exceptions.
 #include <nanobind/nanobind.h>
 
 #include <cstdlib>
@@ -57,6 +57,8 @@ NB_MODULE(_core, m) {
       PyExc_NotImplementedError);
   flashplan::cuda_error =
       flashplan::add_exception(m, "CudaError", "A CUDA call failed.", PyExc_RuntimeError);
+  flashplan::bind_options(m);
+  flashplan::bind_variant(m);
   flashplan::bind_plan(m);
   flashplan::bind_ops(m);
   flashplan::bind_row_ops(m);

@@ -25,7 +25,8 @@ namespace {
   raise_type(std::string(name) + ": expected an integer dtype, got " + got);
 }
 
-/// An integer tensor in host memory, of any integer dtype and strides.
+/// Reads a tensor of integers, of any integer dtype and strides. The constructor raises TypeError
+/// or ValueError if the tensor is not in host memory, or has another dtype or shape than expected.
 class HostIntegers {
  public:
   HostIntegers(const char* name, const dlpack::Tensor& tensor, int32_t columns)

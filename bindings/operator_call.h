@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The steps that all calls of operators share: find the stream, import the tensors, release the
-// GIL.
+// The steps that all operators take in Python: find the stream, import the tensors, release the GIL
+// and run.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -19,8 +19,9 @@ inline constexpr DType kStoredIn16Bits = DType::kBFloat16;
 /// of `tensor`. `name` is the tensor's, for messages.
 CallStream stream_beside(const char* name, nb::handle tensor, nb::handle stream);
 
-/// A call of an operator. First each tensor is imported, then run() calls the operator. The objects
-/// that input() and output() return must outlive run().
+/// One call of an operator. First import each tensor by one of the functions below, then call
+/// run(). Each TensorArg must exist until run() returns, since it keeps the memory of its tensor
+/// valid.
 class OperatorCall {
  public:
   /// `tensor`, named `name`, decides on which device and stream the operator runs.

@@ -113,7 +113,7 @@ void merge_stack(nb::handle o, nb::handle lse_in, nb::handle out, nb::handle lse
   check(merge(states, out, lse, call));
 }
 
-/// The tensors of append_paged_kv(): imported and held.
+/// Imports the tensors of append_paged_kv(), and keeps them imported for its lifetime.
 class AppendArgs {
  public:
   AppendArgs(nb::handle k, nb::handle v, nb::handle k_cache, nb::handle v_cache, nb::handle indptr,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Options and Plan.
+// Plan, and the search for prefixes that its batches share.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -7,19 +7,15 @@
 
 #include <atomic>
 #include <cstdint>
-#include <cstdlib>
-#include <list>
 #include <optional>
 #include <stdexcept>
 #include <string>
-#include <string_view>
 #include <tuple>
 #include <utility>
 #include <vector>
 
 #include "api/check_lengths.h"
 #include "bindings.h"
-#include "common/error.h"
 #include "flashplan/plan.h"
 #include "flashplan/prefixes.h"
 #include "gil.h"
@@ -28,9 +24,7 @@
 #include "stream.h"
 #include "tensor.h"
 #include "variant/disk_cache.h"
-#include "variant/gpu_code.h"
-#include "variant/nvrtc.h"
-#include "variant/variant_impl.h"
+#include "variant_args.h"
 #include "workspace.h"
 
 namespace flashplan {
@@ -44,51 +38,8 @@ void check_size(const char* name, const IntsArg& indptr, const IntsArg& lens) {
               " entries (one more than kv_lens), got " + std::to_string(indptr.size));
 }
 
-TensorKind kind_of(DType dtype) {
-  switch (dtype) {
-    case DType::kInt32: return TensorKind::kInt32;
-    case DType::kInt64: return TensorKind::kInt64;
-    case DType::kUInt32: return TensorKind::kUInt32;
-    default: return TensorKind::kFloat;
-  }
-}
-
-/// Tensors and scalars of a variant, in the order of its description, as a pair of tuples; None
-/// without a variant.
-class VariantArgs {
- public:
-  /// First the scalars, which may be objects whose conversion runs Python code.
-  VariantArgs(const Variant& variant, nb::handle arguments) : variant_(variant.impl()) {
-    if (variant_ == nullptr) return;
-    const auto scalars = nb::cast<nb::tuple>(arguments[1]);
-    for (size_t i = 0; i < variant_->scalars.size(); ++i) {
-      scalars_.push_back(float_arg(variant_->scalars[i].name.c_str(), scalars[i]));
-    }
-  }
-
-  void import(nb::handle arguments, CallStream& call, AttentionTensors* to) {
-    if (variant_ == nullptr) return;
-    const auto tensors = nb::cast<nb::tuple>(arguments[0]);
-    for (size_t i = 0; i < variant_->tensors.size(); ++i) {
-      const auto& [name, dtype] = variant_->tensors[i];
-      args_.emplace_back(name.c_str(), tensors[i], kind_of(dtype), call);
-      views_.push_back(args_.back().view());
-    }
-    to->variant_tensors = views_.data();
-    to->num_variant_tensors = static_cast<int32_t>(views_.size());
-    to->variant_scalars = scalars_.data();
-    to->num_variant_scalars = static_cast<int32_t>(scalars_.size());
-  }
-
- private:
-  const Variant::Impl* variant_;
-  std::vector<float> scalars_;
-  std::list<TensorArg> args_;  // which do not move
-  std::vector<TensorView> views_;
-};
-
-/// Whether a scale is a number; tensors without dimensions on the host are. Other tensors are read
-/// by the kernels.
+/// Whether the host reads the scale: a Python number, or a host tensor without dimensions. All
+/// other tensors are read by the kernels.
 bool is_number(nb::handle scale) {
   if (PyFloat_Check(scale.ptr()) != 0 || PyLong_Check(scale.ptr()) != 0) return true;
   const Producer producer = producer_of(scale);
@@ -99,16 +50,8 @@ bool is_number(nb::handle scale) {
          device_of(scale, producer).type == DeviceType::kCpu;
 }
 
-/// Raises the exception of a failed status, with the compiler's log if a variant did not compile.
-void check_compiled(const Status& status, const Variant& variant) {
-  if (std::string_view(status.message).starts_with("variant: expected source")) {
-    raise_value(std::string(status.message) + "\n" + variant.compile_log());
-  }
-  check(status);
-}
-
-/// A Plan and what belongs to it in Python: the workspace, buffers for host lengths, and the
-/// framework whose stream plan() follows.
+/// The Python class Plan: a C++ Plan, its workspace, the buffers that lengths are copied to, and
+/// the framework whose current stream plan() uses.
 class PyPlan {
  public:
   PyPlan(const AttentionOptions& options, nb::object workspace) {
@@ -178,7 +121,8 @@ class PyPlan {
     const AttentionOptions& options = plan_.options();
     VariantArgs variant_args(options.variant, variant_arguments);
     AttentionTensors tensors;
-    // Numbers are converted first, since that may run Python code.
+    // Scalars are converted before any tensor is imported: the conversion may run Python code, and
+    // that code could change a tensor.
     const bool k_scale_is_number = is_number(k_scale);
     const bool v_scale_is_number = is_number(v_scale);
     if (k_scale_is_number) tensors.k_scale = float_arg("k_scale", k_scale);
@@ -303,7 +247,7 @@ class PyPlan {
     return object;
   }
 
-  // These two outlive the plan.
+  // Declared before plan_, so that they are destroyed after it.
   nb::object stream_of_plan_;  // must exist until the next plan() on another stream
   Workspace workspace_;
   Plan plan_;
@@ -347,22 +291,6 @@ std::vector<std::tuple<int, int, int>> find_groups(nb::handle qo_indptr, nb::han
   return groups;
 }
 
-nb::bytes gpu_code(const Variant& variant, const std::string& architecture, DType q_dtype,
-                   DType kv_dtype, int head_dim_qk, int head_dim_vo, bool softcap,
-                   const std::string& family) {
-  const bool has_suffix = !architecture.empty() && architecture.back() > '9';
-  const GpuKernelTraits traits = {
-      family,      {std::atoi(architecture.c_str()), has_suffix ? architecture.back() : '\0'},
-      q_dtype,     kv_dtype,
-      head_dim_qk, head_dim_vo,
-      softcap,     false};
-  std::string key;
-  check(gpu_code_key(*variant.impl(), traits, &key));
-  GpuCode code;
-  check_compiled(make_gpu_code(*variant.impl(), traits, key, &code), variant);
-  return nb::bytes(code.cubin.data(), code.cubin.size());
-}
-
 int traverse_plan(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(Py_TYPE(self));
   return nb::inst_ready(self) ? nb::inst_ptr<PyPlan>(self)->traverse(visit, arg) : 0;
@@ -376,37 +304,6 @@ int clear_plan(PyObject* self) {
 PyType_Slot plan_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(&traverse_plan)},
                             {Py_tp_clear, reinterpret_cast<void*>(&clear_plan)},
                             {0, nullptr}};
-
-using Bodies = std::vector<std::optional<std::string>>;
-
-/// `bodies`: in the order of query, key, value, output, logits, mask.
-void make_variant(Variant* self, const std::string& name, const Bodies& bodies, bool softmax,
-                  const std::vector<std::tuple<std::string, std::string>>& tensors,
-                  const std::vector<std::tuple<std::string, float>>& scalars) {
-  const auto text = [&](size_t i) { return bodies.at(i) ? bodies[i]->c_str() : nullptr; };
-  // A NUL would end a text early.
-  for (const auto& body : bodies) {
-    if (body && body->find('\0') != std::string::npos) {
-      raise_value("variant: expected bodies without NUL characters, got one");
-    }
-  }
-  std::vector<VariantTensor> c_tensors;
-  for (const auto& [tensor, dtype] : tensors) {
-    DType type = DType::kFloat16;  // which is refused
-    for (const DType known : {DType::kFloat32, DType::kInt32, DType::kInt64, DType::kUInt32}) {
-      if (dtype == to_string(known)) type = known;
-    }
-    c_tensors.push_back({tensor.c_str(), type});
-  }
-  std::vector<VariantScalar> c_scalars;
-  for (const auto& [scalar, value] : scalars) c_scalars.push_back({scalar.c_str(), value});
-  Variant variant;
-  check(Variant::create({name.c_str(), text(0), text(1), text(2), text(3), text(4), text(5),
-                         softmax, c_tensors.data(), static_cast<int32_t>(c_tensors.size()),
-                         c_scalars.data(), static_cast<int32_t>(c_scalars.size())},
-                        &variant));
-  new (self) Variant(std::move(variant));
-}
 
 /// Refuses to copy or pickle an object: a copy would share what it points to.
 [[noreturn]] void refuse_copy(nb::handle self, nb::args) {
@@ -441,58 +338,6 @@ Status run_views(nb::handle plan, AttentionTensors& tensors, Stream stream) {
 }
 
 void bind_plan(nb::module_& m) {
-  nb::enum_<DType>(m, "DType", "Element types.")
-      .value("float32", DType::kFloat32)
-      .value("float16", DType::kFloat16)
-      .value("bfloat16", DType::kBFloat16)
-      .value("float8_e4m3fn", DType::kFloat8E4M3)
-      .value("float8_e5m2", DType::kFloat8E5M2);
-
-  nb::class_<Variant>(m, "Variant", "Variant of include/flashplan/variant.h.")
-      .def("__init__", &make_variant, "name"_a, "bodies"_a, "softmax"_a, "tensors"_a, "scalars"_a)
-      .def("compile_log", &Variant::compile_log)
-      .def("gpu_code", &gpu_code, "architecture"_a, "q_dtype"_a, "kv_dtype"_a, "head_dim_qk"_a,
-           "head_dim_vo"_a, "softcap"_a, "family"_a = "sm80",
-           "The cubin for an architecture, as 90 or 90a, without a GPU. For tests.");
-  m.def("set_nvrtc_path", &set_nvrtc_path, "path"_a);
-
-  nb::class_<AttentionOptions>(m, "Options", "AttentionOptions of include/flashplan/plan.h.")
-      .def(nb::init<>())
-      .def_rw("num_qo_heads", &AttentionOptions::num_qo_heads)
-      .def_rw("num_kv_heads", &AttentionOptions::num_kv_heads)
-      .def_rw("head_dim_qk", &AttentionOptions::head_dim_qk)
-      .def_rw("head_dim_vo", &AttentionOptions::head_dim_vo)
-      .def_rw("page_size", &AttentionOptions::page_size)
-      .def_rw("q_dtype", &AttentionOptions::q_dtype)
-      .def_rw("kv_dtype", &AttentionOptions::kv_dtype)
-      .def_rw("o_dtype", &AttentionOptions::o_dtype)
-      .def_rw("causal", &AttentionOptions::causal)
-      .def_rw("window_left", &AttentionOptions::window_left)
-      .def_rw("custom_mask", &AttentionOptions::custom_mask)
-      .def_rw("softmax_scale", &AttentionOptions::softmax_scale)
-      .def_rw("softcap", &AttentionOptions::softcap)
-      .def_rw("rope", &AttentionOptions::rope, nb::arg().none())
-      .def_rw("variant", &AttentionOptions::variant)
-      .def_rw("max_batch_size", &AttentionOptions::max_batch_size)
-      .def_rw("max_qo_tokens", &AttentionOptions::max_qo_tokens)
-      .def_rw("num_ctas", &AttentionOptions::num_ctas)
-      .def_rw("batch_invariant", &AttentionOptions::batch_invariant)
-      .def_prop_rw(
-          "hnd", [](const AttentionOptions& o) { return o.kv_layout == KvLayout::kHND; },
-          [](AttentionOptions& o, bool hnd) {
-            o.kv_layout = hnd ? KvLayout::kHND : KvLayout::kNHD;
-          })
-      .def_prop_rw(
-          "cuda_device",
-          [](const AttentionOptions& o) -> std::optional<int> {
-            if (o.device.type == DeviceType::kCpu) return std::nullopt;
-            return o.device.index;
-          },
-          [](AttentionOptions& o, std::optional<int> index) {
-            o.device = index ? Device{DeviceType::kCuda, *index} : Device{};
-          },
-          nb::arg().none());
-
   nb::class_<PyPlan>(m, "Plan", nb::type_slots(plan_slots),
                      "The schedule of the last plan(), and the means to run it.")
       .def(nb::init<const AttentionOptions&, nb::object>(), "options"_a, "workspace"_a = nb::none())
@@ -530,23 +375,6 @@ void bind_plan(nb::module_& m) {
 
   m.def("find_shared_prefixes", &find_groups, "qo_indptr"_a, "kv_lens"_a, "page_size"_a,
         "block_table"_a.none(), "page_indptr"_a.none(), "page_indices"_a.none());
-
-  m.def(
-      "is_supported",
-      [](const AttentionOptions& options) {
-        const Status status = is_supported(options);
-        if (status.code != StatusCode::kUnsupported) check(status);
-        return std::make_tuple(status.ok(), std::string(status.message));
-      },
-      "options"_a);
-  m.def(
-      "workspace_bytes",
-      [](const AttentionOptions& options) {
-        std::size_t bytes = 0;
-        check(workspace_bytes(options, &bytes));
-        return bytes;
-      },
-      "options"_a);
 }
 
 }  // namespace flashplan

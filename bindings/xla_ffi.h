@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the handlers here use of XLA's foreign function interface, whose binary interface is stable
-// and has versions. XLA's own header comes with jaxlib alone, which is too large to build with; a
-// test compares these layouts with it.
+// The structs and codes of XLA's foreign function interface that the bindings use. This binary
+// interface is stable and has a version number. They are declared again because XLA's own header
+// comes only with jaxlib, a large dependency; a test compares the layouts with that header.
 #pragma once
 
 #include <cstddef>
@@ -29,7 +29,7 @@ struct Version {
   int32_t minor_version;
 };
 
-/// What a handler says of itself, when it is called with this extension.
+/// XLA calls a handler with this extension to ask which version and which traits it has.
 struct Metadata {
   size_t struct_size;
   Version version;

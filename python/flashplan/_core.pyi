@@ -20,18 +20,6 @@ class DType(enum.Enum):
 
     float8_e5m2 = 4
 
-class Variant:
-    """Variant of include/flashplan/variant.h."""
-
-    def __init__(self, name: str, bodies: Sequence[str | None], softmax: bool, tensors: Sequence[tuple[str, str]], scalars: Sequence[tuple[str, float]]) -> None: ...
-
-    def compile_log(self) -> str: ...
-
-    def gpu_code(self, architecture: str, q_dtype: DType, kv_dtype: DType, head_dim_qk: int, head_dim_vo: int, softcap: bool, family: str = 'sm80') -> bytes:
-        """The cubin for an architecture, as 90 or 90a, without a GPU. For tests."""
-
-def set_nvrtc_path(path: str) -> None: ...
-
 class Options:
     """AttentionOptions of include/flashplan/plan.h."""
 
@@ -163,6 +151,22 @@ class Options:
     @cuda_device.setter
     def cuda_device(self, arg: int | None, /) -> None: ...
 
+def is_supported(options: Options) -> tuple[bool, str]: ...
+
+def workspace_bytes(options: Options) -> int: ...
+
+class Variant:
+    """Variant of include/flashplan/variant.h."""
+
+    def __init__(self, name: str, bodies: Sequence[str | None], softmax: bool, tensors: Sequence[tuple[str, str]], scalars: Sequence[tuple[str, float]]) -> None: ...
+
+    def compile_log(self) -> str: ...
+
+    def gpu_code(self, architecture: str, q_dtype: DType, kv_dtype: DType, head_dim_qk: int, head_dim_vo: int, softcap: bool, family: str = 'sm80') -> bytes:
+        """The cubin for an architecture, as 90 or 90a, without a GPU. For tests."""
+
+def set_nvrtc_path(path: str) -> None: ...
+
 class Plan:
     """The schedule of the last plan(), and the means to run it."""
 
@@ -210,10 +214,6 @@ class Plan:
         """
 
 def find_shared_prefixes(qo_indptr: object, kv_lens: object, page_size: int, block_table: object | None, page_indptr: object | None, page_indices: object | None) -> list[tuple[int, int, int]]: ...
-
-def is_supported(options: Options) -> tuple[bool, str]: ...
-
-def workspace_bytes(options: Options) -> int: ...
 
 def merge_pair(o_a: object | None, lse_a: object | None, o_b: object | None, lse_b: object | None, out: object | None, lse: object | None, stream: object | None) -> None: ...
 
