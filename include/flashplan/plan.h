@@ -128,12 +128,12 @@ struct AttentionTensors {
   /// softmax_scale * k_scale, which may not overflow when it is divided by softcap.
   float k_scale = 1.0F;
   float v_scale = 1.0F;
-  /// [1] or [num_kv_heads] float32, on the Plan's device: further scales, of all heads or of each,
-  /// which multiply k_scale and v_scale; may be empty. On a GPU their values are not checked.
+  /// [1] or [num_kv_heads] float32, on the Plan's device, or empty: one factor for all kv heads or
+  /// for each, by which k_scale and v_scale are multiplied. Not checked on a GPU.
   TensorView k_scales, v_scales;
-  /// Of a Plan with a variant: its tensors, as many as it has and in the order of its description,
-  /// and its scalars; null: the values of the description. Both arrays are read before run()
-  /// returns, what the tensors contain when the run is.
+  /// Only for a Plan with a variant: all tensors and scalars that its description names, in the
+  /// same order. If variant_scalars is null, the values of the description apply. run() reads both
+  /// arrays before it returns; the contents of the tensors are read when the kernel runs.
   const TensorView* variant_tensors = nullptr;
   int32_t num_variant_tensors = 0;
   const float* variant_scalars = nullptr;
@@ -155,13 +155,13 @@ class FLASHPLAN_API Plan {
   Plan(Plan&&) noexcept;
   Plan& operator=(Plan&&) noexcept;
 
-  /// Checks the options, selects the kernel and allocates all that a step will need besides the
-  /// workspace: on a GPU also room for the schedule there, and pinned host memory to copy it from.
-  /// Compiles a variant, unless this process or the folder of compiled variants has its code.
+  /// Checks the options, selects the kernel and allocates all that steps will need but the
+  /// workspace; for a GPU also device memory for the schedule, and pinned memory to copy it from.
+  /// Compiles the variant, if any, unless its code is in this process or in the cache on disk.
   ///   kInvalidArgument  an option is out of range, workspace_bytes is below the minimum, or a
   ///                     variant does not compile
   ///   kUnsupported      no kernel for these options, or for this GPU, or no compiler for a variant
-  ///   kOutOfMemory      and nothing is left allocated
+  ///   kOutOfMemory      memory ran out; what had been allocated is freed
   static Status create(const AttentionOptions& options, Plan* plan) noexcept;
 
   /// Schedules one step (FlashInfer, Algorithm 1 and Appendix D, with the changes DESIGN.md

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copies keys and values, ragged or paged and in any format, to float32 tiles.
-// Included by run_queue.h only, inside the namespace of its instruction set.
+// Only run_queue.h includes this file, inside the namespace of an instruction set.
 
 template <typename FormatOfRow>
 FLASHPLAN_INLINE void convert_row(const typename FormatOfRow::Storage* from, float* to,

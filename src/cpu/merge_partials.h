@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Writing results and partial results, and merging partial results.
-// Included by run_queue.h only, inside the namespace of its instruction set.
+// Only run_queue.h includes this file, inside the namespace of an instruction set.
 
 /// Writes the result of row r, which is scale * v_scale * o, and its lse. It adds the sink, since
 /// it is called once for each row.

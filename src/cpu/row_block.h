@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The query rows of a work tile, and the keys that each row sees.
-// Included by run_queue.h only, inside the namespace of its instruction set.
+// Only run_queue.h includes this file, inside the namespace of an instruction set.
 
 FLASHPLAN_INLINE int32_t min(int32_t a, int32_t b) { return a < b ? a : b; }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The arithmetic of one tile: logits, online softmax, values. The result of a row depends only on
-// its own query and keys, never on the number of rows in the tile. Included by run_queue.h only,
-// inside the namespace of its instruction set.
+// its own query and keys, never on the number of rows in the tile. Only run_queue.h includes this
+// file, inside the namespace of an instruction set.
 
 /// logits[r][j] = q[r] . k[j] for kRows rows and kKeys keys with kRows * kKeys = kLanes.
 template <int kRows>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The hooks of an attention variant on the CPU; for a GPU see kernels/device/variant.h.
-// Included by run_queue.h only, inside the namespace of its instruction set.
+// Only run_queue.h includes this file, inside the namespace of an instruction set.
 
 /// softmax(logits), and the base of every variant. A variant derives from it and overrides by
 /// shadowing. Hooks whose flag is false cost nothing. The key and value hooks also run on masked

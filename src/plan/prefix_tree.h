@@ -95,7 +95,7 @@ class PrefixTree {
 
   int32_t num_requests() const { return num_requests_; }  // that read prefixes
   int32_t num_sharers() const { return num_requests_ + static_cast<int32_t>(num_prefixes_); }
-  /// Partial rows of all sharers as long as none is cut.
+  /// The number of partial rows that all sharers write together if none of them is cut.
   int32_t num_partial_rows() const { return num_rows_ * shape_.num_kv_heads; }
   /// The predicted cost that sharing saves, for all heads.
   int64_t saved_cost() const { return saved_cost_ * shape_.num_kv_heads; }

@@ -87,7 +87,7 @@ struct Text {
   char text[32] = {};
 };
 
-/// What `kernel` offers at `axis`.
+/// The value of `kernel` at `axis`, as text for a message.
 Text offer(const Kernel& kernel, Axis axis) {
   Text offer;
   const auto print = [&offer](const char* format, auto... values) {
@@ -107,7 +107,8 @@ Text offer(const Kernel& kernel, Axis axis) {
   return offer;
 }
 
-/// What the options ask for at `axis`, and the name of the argument.
+/// The value of the options at `axis`, as text for a message. Sets `argument` to the name of the
+/// option.
 Text asked(const AttentionOptions& o, Axis axis, const char** argument) {
   Text asked;
   const auto print = [&](const char* name, const char* format, auto... values) {
@@ -130,8 +131,8 @@ Text asked(const AttentionOptions& o, Axis axis, const char** argument) {
   return asked;
 }
 
-/// The error for options that no kernel serves. The nearest kernels fail at `axis`; the message
-/// lists what they offer there.
+/// The error for options that no kernel serves. `axis` is the one at which the kernels that come
+/// nearest do not match; the message lists the values that they have there.
 Status unserved(const AttentionOptions& o, const DeviceLimits& device, Axis axis) {
   List offers;
   for (const Kernel& kernel : device.kernels) {
@@ -144,8 +145,9 @@ Status unserved(const AttentionOptions& o, const DeviceLimits& device, Axis axis
                argument, axis == Axis::kHeadDim ? "up to " : "", offers.text(), got.text);
 }
 
-/// Orders kernels that serve the same options: first the smallest head dims, then the family's
-/// preference, then the nearest architecture, whose code is also the one that CUDA picks.
+/// Whether `a` goes before `b` where both serve the options: the one with smaller head dims does,
+/// then the one whose family has the higher preference, then the one for the newer architecture.
+/// CUDA too runs the code of the newest architecture that the GPU can run.
 bool is_better(const Kernel& a, const Kernel& b, const AttentionOptions& options) {
   const auto key = [&options](const Kernel& kernel) {
     return std::tuple(kernel.head_dim_qk + kernel.head_dim_vo,

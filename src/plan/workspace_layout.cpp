@@ -9,7 +9,7 @@
 namespace flashplan {
 namespace {
 
-/// The number of merges of all sharers; see PrefixTree.
+/// The largest number of merges that sharing prefixes can need; see PrefixTree.
 std::size_t sharing_merges(const AttentionOptions& options, const KernelChoice& choice) {
   if (!shares_prefixes(options, choice)) return 0;
   return static_cast<std::size_t>(most_sharing(options.max_batch_size, options.num_kv_heads)) *
@@ -40,17 +40,19 @@ WorkspaceLayout place(const AttentionOptions& options, const KernelChoice& choic
   return layout;
 }
 
-// The paper's bound: each queue ends in at most one cut, and each cut makes two partial results
-// (Appendix D.3). Batch-invariant plans have a state for each chunk, so long requests need more.
+/// For how many partial results there should be room. Each queue ends in at most one cut, and a cut
+/// makes two partial results (Appendix D.3 of the paper). Batch-invariant plans may write one for
+/// each chunk of a request, so their long requests need more.
 int32_t wanted_slots(const AttentionOptions& options, const KernelChoice& choice) {
   constexpr int32_t kSlotsPerCta = 2;
   if (choice.chunk_kv == 0) {
     int32_t for_cuts = choice.num_ctas * kSlotsPerCta;
     if (!shares_prefixes(options, choice)) return for_cuts;
-    // Prefixes that come first are cut besides, into about one piece for each queue.
+    // Prefixes that come first in the queues are cut too, into about one piece for each queue.
     if (choice.kernel.tuning.item_steps > 0) for_cuts += choice.num_ctas;
-    // A request that shares prefixes has a partial result of its own and one of each prefix around
-    // it. This leaves room for three prefixes around a decode; with more, less is shared and cut.
+    // For each of its rows, a request that shares prefixes has one partial row of its own keys and
+    // one of each prefix that it reads. There is room for decodes that read three prefixes each. If
+    // they read more, the planner shares fewer prefixes and cuts fewer tiles.
     constexpr int64_t kStatesOfRow = 4;
     constexpr int64_t kMostRows = 1 << 20;
     const int64_t rows = kStatesOfRow * options.max_batch_size * options.num_qo_heads;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Included by kernels.cpp only, inside the namespace of its instruction set.
+// Only kernels.cpp includes this file, inside the namespace of an instruction set.
 
 /// Elements of a row or of weights as float32. Those that are float32 are used where they lie. Of
 /// others, few are converted once and kept, and of many, blocks are converted whenever they are

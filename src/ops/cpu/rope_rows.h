@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Included by kernels.cpp only, inside the namespace of its instruction set.
+// Only kernels.cpp includes this file, inside the namespace of an instruction set.
 
 template <typename Format>
 void rotate_token(const RopeParams& p, const Rotations& rotations, const RopeSide& side,

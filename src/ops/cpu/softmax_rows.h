@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Included by kernels.cpp only, inside the namespace of its instruction set.
+// Only kernels.cpp includes this file, inside the namespace of an instruction set.
 
 /// Calls body(first, count, block) for the blocks of a row. A block is float32 in aligned memory on
 /// the stack; lanes behind the last element are `filling`.

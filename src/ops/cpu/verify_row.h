@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// speculative_verify() on one request. Included by kernels_sampling.cpp only, inside the namespace
-// of its instruction set.
+// speculative_verify() on one request. Only kernels_sampling.cpp includes this file, inside the
+// namespace of an instruction set.
 
 /// The target's probabilities less those of drafts that were rejected.
 template <typename Format>
