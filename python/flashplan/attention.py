@@ -218,8 +218,8 @@ class Attention:
         Raises:
             ValueError: a length or a shared prefix is out of range or over the bounds.
             TypeError: an argument has other elements than integers, or is not on the host.
-            RuntimeError: the stream is being captured.
-            The last plan stays valid after each of these.
+            RuntimeError: `stream` is being captured into a CUDA graph.
+            After any of these errors the last plan stays valid.
 
         Examples:
             >>> attn = fp.Attention(8, 2, 64, q_dtype="float32", device="cpu")
@@ -391,30 +391,10 @@ class Attention:
             ((2, 8, 64), (2, 8))
         """
         own = packed_arguments(self._variant, variant_arguments)
-        if out is not None and (lse is not None or not return_lse):
-            self._plan.run(
-                q,
-                k,
-                v,
-                block_table,
-                page_indptr,
-                page_indices,
-                kv_lens,
-                mask,
-                sinks,
-                out,
-                lse,
-                k_scale,
-                v_scale,
-                stream,
-                own,
-            )
-            return (out, lse) if return_lse else out
-
-        o, finish_o, finish_lse = out, None, None
+        finish_o = finish_lse = None  # make the caller's kind of tensor of a new output
         if out is None:
             shape = (self._plan.num_tokens, *self._o_heads_and_dim)
-            o, finish_o = new_output(q, shape, self._o_dtype)
+            out, finish_o = new_output(q, shape, self._o_dtype)
         if lse is None and return_lse:
             lse, finish_lse = new_output(q, (self._plan.num_tokens, self._num_qo_heads), "float32")
         self._plan.run(
@@ -427,14 +407,14 @@ class Attention:
             kv_lens,
             mask,
             sinks,
-            o,
+            out,
             lse,
             k_scale,
             v_scale,
             stream,
             own,
         )
-        o = finish_o(o) if finish_o else o
+        o = finish_o(out) if finish_o else out
         if not return_lse:
             return o
         return o, finish_lse(lse) if finish_lse else lse
