@@ -1,19 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The attention problems that tests run, by the feature that they are about."""
+"""The attention problems that tests run. Those here are about dtypes, shapes, masks, memory, splits
+and special values; feature_cases.py has the others."""
 
 import numpy as np
 
+from batches import BATCH, DECODE
 from case import Case
+from feature_cases import (
+    BLOCK_SPARSE,
+    CUSTOM_MASKS,
+    DEVICE_SCALES,
+    PLANNED_LENS,
+    PREFIXES,
+    ROPES,
+    SINKS,
+    VARIED,
+)
 from random_cases import random_cases
 
 
 def _one_axis(name, values, **fixed):
     return [Case(**(BATCH | fixed | {name: value})) for value in values]
 
-
-# A prefill, a decode, a continued prefill and an empty request, in one batch.
-BATCH = {"qo_lens": (33, 1, 5, 0), "kv_lens": (33, 71, 40, 9)}
-DECODE = {"qo_lens": (1,) * 5, "kv_lens": (200, 1, 64, 65, 130)}
 
 DTYPES = [
     Case(**batch, q_dtype=q, kv_dtype=kv, k_scale=ks, v_scale=vs)
@@ -145,271 +153,6 @@ SPECIAL = [
     for q, kv in (("float32", "float8_e4m3fn"), ("bfloat16", "float8_e5m2"))
     for batch in (BATCH, DECODE)
 ]
-
-# A system prompt, few-shot examples behind it, and separate prefixes; for decodes, drafts, prompts.
-_TREE = {"qo_lens": (1,) * 9, "kv_lens": (300, 290, 259, 700, 400, 401, 402, 90, 30)}
-_FOREST = {
-    "qo_lens": (1, 4, 0, 2, 60, 2, 1, 1, 1),
-    "kv_lens": (800, 930, 790, 900, 850, 670, 680, 690, 900),
-}
-PREFIXES = (
-    [
-        Case(**batch, shared_prefixes=groups, num_qo_heads=8, num_ctas=ctas, **options)
-        for batch, groups in (
-            (_TREE, ((0, 9, 29), (0, 7, 200), (4, 3, 399), (7, 2, 29))),
-            (_FOREST, ((0, 5, 700), (5, 4, 640), (0, 2, 790), (6, 2, 670))),
-        )
-        for ctas in (1, 7, 132)
-        for options in (
-            {"q_dtype": "float32"},
-            {"head_dim": 128, "csr": True, "page_size": 3, "kv_dtype": "float8_e4m3fn"},
-            {"page_size": None, "causal": False, "q_dtype": "float16", "softcap": 9.0},
-            {"page_size": 64, "kv_layout": "HND", "memory": "strided", "num_kv_heads": 4},
-        )
-    ]
-    + [
-        # As on a GPU: long prefixes, with more rows than a tile has, cut at any step.
-        Case(
-            (1,) * 40,
-            tuple(2100 + 7 * r for r in range(40)),
-            num_qo_heads=16,
-            shared_prefixes=((0, 40, 2000), (3, 20, 2080)),
-            num_ctas=ctas,
-            head_dim=(64, 128),
-        )
-        for ctas in (5, 132)
-    ]
-    + [
-        # Requests shorter than planned.
-        Case(
-            **_TREE,
-            shared_prefixes=((0, 7, 256), (4, 3, 390)),
-            planned_lens=tuple(n + 100 for n in _TREE["kv_lens"]),
-            num_qo_heads=8,
-            num_ctas=1,
-            page_size=page_size,
-        )
-        for page_size in (16, None)
-    ]
-    + [
-        # Plans that do not share prefixes give the same result.
-        Case(**_TREE, shared_prefixes=((0, 9, 29), (0, 7, 200)), window_left=250),
-        Case(**_TREE, shared_prefixes=((0, 9, 29), (0, 7, 200)), batch_invariant=True),
-    ]
-    + [
-        # Masks that begin behind a prefix or inside one, also with real lengths.
-        Case(
-            **_FOREST,
-            shared_prefixes=((0, 5, 700), (5, 4, 640)),
-            num_qo_heads=8,
-            custom_mask="random",
-            mask_begin=begin,
-            planned_lens=planned,
-        )
-        for begin in (None, (770,) * 9, (770,) * 6 + (30,) * 3)
-        for planned in (None, tuple(n + 90 for n in _FOREST["kv_lens"]))
-    ]
-)
-
-
-# Plans for upper bounds of the lengths: less than a page above them, some pages, and far above.
-PLANNED_LENS = [
-    Case(**batch, planned_lens=planned, **options)
-    for batch, planned in (
-        (BATCH, (33, 80, 700, 9)),
-        (DECODE, (200, 3, 64, 300, 2000)),
-        ({"qo_lens": (1, 9, 70), "kv_lens": (0, 4, 100)}, (50, 300, 170)),
-    )
-    for options in (
-        {"q_dtype": "float32"},
-        {"page_size": None, "head_dim": 128},
-        {"csr": True, "page_size": 3, "causal": False, "q_dtype": "float16"},
-        {"window_left": 17, "kv_dtype": "float8_e4m3fn", "memory": "strided"},
-        {"window_left": 0, "page_size": None, "memory": "strided", "q_dtype": "float32"},
-        {"window_left": 90, "causal": False, "softcap": 9.0},
-    )
-] + [
-    Case(qo, kv, planned_lens=planned, num_ctas=7, window_left=window, batch_invariant=invariant)
-    for qo, kv, planned in (
-        ((1, 2), (4100, 30), (5000, 3000)),
-        ((40, 1), (3, 2500), (3000, 2600)),
-        ((4,), (1025,), (6000,)),
-    )
-    for window in (-1, 1023)
-    for invariant in (False, True)
-]
-
-
-# Masks that begin at any key; rows that see nothing; every kind of split.
-CUSTOM_MASKS = [
-    Case(**batch, mask_begin=begin, custom_mask=kind, **options)
-    for batch, begin in (
-        ({"qo_lens": (33, 1, 5, 0), "kv_lens": (33, 71, 40, 9)}, None),
-        ({"qo_lens": (33, 1, 5, 0), "kv_lens": (33, 71, 40, 9)}, (0, 30, 1000, 3)),
-        ({"qo_lens": (64, 8, 3), "kv_lens": (200, 8, 2)}, None),
-        ({"qo_lens": (1, 9, 70), "kv_lens": (500, 40, 170)}, (77, 0, 101)),
-    )
-    for kind, options in (
-        ("tree", {"q_dtype": "float32"}),
-        ("random", {"causal": False, "page_size": None, "head_dim": 128}),
-        ("random", {"window_left": 20, "csr": True, "page_size": 3, "memory": "strided"}),
-        ("random", {"softcap": 9.0, "kv_dtype": "float8_e4m3fn", "num_qo_heads": 6}),
-        ("random", {"causal": False, "special": (("v", np.nan),), "q_dtype": "float32"}),
-    )
-] + [
-    Case(
-        (2, 40),
-        (4100, 2500),
-        mask_begin=begin,
-        custom_mask="random",
-        causal=False,
-        num_ctas=7,
-        batch_invariant=invariant,
-        planned_lens=planned,
-    )
-    for begin in (None, (1000, 2499))
-    for invariant in (False, True)
-    for planned in (None, (5000, 2600))
-]
-
-
-# Sinks with requests that are whole, split or in chunks, rows that see no key, prefixes, and
-# outputs of any kind.
-SINKS = [
-    Case(**batch, sinks=True, **options)
-    for batch in (
-        BATCH | {"kv_lens": (33, 71, 3, 0)},
-        {"qo_lens": (1, 3, 2), "kv_lens": (4100, 0, 700), "num_ctas": 7},
-        {"qo_lens": (4, 40), "kv_lens": (2500, 600), "num_ctas": 7, "batch_invariant": True},
-    )
-    for options in (
-        {"q_dtype": "float32", "num_qo_heads": 8},
-        {"page_size": None, "head_dim": 128, "gain": 20.0},
-        {"csr": True, "page_size": 3, "o_dtype": "float32", "memory": "strided", "head_dim": 40},
-        {"softcap": 9.0, "kv_dtype": "float8_e4m3fn", "k_scale": 0.5, "v_scale": 1.7},
-        *({"q_dtype": "float32", "special": (("sinks", x),)} for x in (np.nan, np.inf, -np.inf)),
-        {"q_dtype": "float16", "special": (("k", np.nan), ("sinks", 200.0))},
-    )
-] + [
-    Case(
-        **_TREE,
-        shared_prefixes=((0, 9, 29), (0, 7, 200), (4, 3, 399)),
-        num_qo_heads=8,
-        num_ctas=ctas,
-        sinks=True,
-        planned_lens=planned,
-    )
-    for ctas in (1, 132)
-    for planned in (None, tuple(n + 90 for n in _TREE["kv_lens"]))
-]
-
-
-# Read by the kernels: whole requests, splits and chunks, several heads of a work tile, prefixes.
-DEVICE_SCALES = [
-    Case(**batch, device_scales=scales, num_qo_heads=6, num_kv_heads=3, **options)
-    for scales in ("one", "heads")
-    for batch in (
-        BATCH,
-        {"qo_lens": (1, 3), "kv_lens": (4100, 700), "num_ctas": 7},
-        {"qo_lens": (4, 40), "kv_lens": (2500, 600), "num_ctas": 7, "batch_invariant": True},
-    )
-    for options in (
-        {"q_dtype": "float32", "page_size": None},
-        {"kv_dtype": "float8_e4m3fn", "softcap": 9.0},
-        {"kv_dtype": "float8_e5m2", "csr": True, "sinks": True, "head_dim": 128},
-    )
-] + [Case(**_TREE, shared_prefixes=((0, 9, 29), (0, 7, 200)), num_ctas=7, device_scales="heads")]
-
-
-# Queries and keys are rotated as they are read: by positions in pages and tiles of any size, in
-# splits and chunks, of requests shorter than planned, and with prefixes, which are not shared.
-ROPES = [
-    Case(**batch, rope=rope, num_qo_heads=6, num_kv_heads=3, **options)
-    for batch, rope in (
-        (BATCH, "plain"),
-        (BATCH | {"kv_lens": (33, 71, 3, 0), "causal": False}, "interleaved"),
-        ({"qo_lens": (1, 3), "kv_lens": (4100, 700), "num_ctas": 7}, "partial"),
-        ({"qo_lens": (4, 40), "kv_lens": (2500, 600), "batch_invariant": True}, "llama3"),
-        ({"qo_lens": (1, 9), "kv_lens": (500, 4), "planned_lens": (1200, 90)}, "yarn interleaved"),
-        ({**_TREE, "shared_prefixes": ((0, 9, 29), (0, 7, 200))}, "scaled"),
-    )
-    for options in (
-        {"q_dtype": "float32", "page_size": None},
-        {"kv_dtype": "float8_e4m3fn", "k_scale": 0.5, "page_size": 3, "csr": True},
-        {"head_dim": (192, 128), "window_left": 300, "sinks": True},
-    )
-] + [Case(**BATCH, rope="partial", variant="elements", q_dtype="float32")]
-
-
-# Block-sparse rows of 64 and of 7 queries; pages selected by each of 8 heads, of which the last is
-# partly filled.
-BLOCK_SPARSE = [
-    Case((rows,) * len(blocks), tuple(columns * n for n in blocks), causal=False, **options)
-    for rows, columns, blocks in ((64, 32, (3, 0, 9, 1)), (7, 5, (4, 40, 2)))
-    for options in (
-        {"page_size": columns, "csr": True, "common_pages": True, "q_dtype": "float32"},
-        {"page_size": columns, "common_pages": True, "kv_layout": "HND", "head_dim": 128},
-    )
-] + [
-    Case(
-        (1,) * 8,
-        (12 * 16 - 5,) * 8,
-        num_qo_heads=group,
-        num_kv_heads=1,
-        common_pages=True,
-        csr=True,
-        num_ctas=ctas,
-    )
-    for group in (1, 4)
-    for ctas in (None, 7)
-]
-
-
-# Every body, beside everything that could go wrong with it. Source is compiled once for each dtype
-# of the cache and for a softcap: most cases share these.
-VARIED = (
-    [
-        Case(**batch, variant=variant, q_dtype="float32", **options)
-        for variant in ("elements", "biased", "prefix_lm", "blocks", "sigmoid")
-        for batch in (BATCH, {"qo_lens": (4, 1, 2, 150), "kv_lens": (300, 777, 1, 170)})
-        for options in (
-            {"page_size": 16},
-            {"page_size": None, "causal": False, "num_ctas": 5, "head_dim": (40, 24)},
-            {"page_size": 3, "window_left": 20, "num_qo_heads": 6, "num_ctas": 40},
-            {"page_size": 16, "batch_invariant": True, "custom_mask": "tree"},
-        )
-    ]
-    + [
-        # Real lengths, cut where nobody knew them; requests that the planner could have shared.
-        Case(
-            qo_lens=(1, 40, 3, 1),
-            kv_lens=(7, 300, 0, 1100),
-            planned_lens=(900, 700, 50, 1100),
-            variant=variant,
-            q_dtype="float32",
-            num_ctas=9,
-            batch_invariant=invariant,
-        )
-        for variant in ("elements", "biased", "prefix_lm", "sigmoid")
-        for invariant in (False, True)
-    ]
-    + [
-        Case(
-            (1,) * 8,
-            (400,) * 8,
-            shared_prefixes=((0, 8, 390),),
-            variant=variant,
-            q_dtype="float32",
-        )
-        for variant in ("elements", "biased", "prefix_lm", "blocks", "sigmoid")
-    ]
-    + [
-        Case(
-            **BATCH, variant="prefix_lm", q_dtype="float16", kv_dtype="float8_e4m3fn", softcap=5.0
-        ),
-        Case(**BATCH, variant="elements", kv_dtype="float8_e4m3fn", k_scale=0.5, v_scale=1.7),
-    ]
-)
 
 CASES = list(
     dict.fromkeys(

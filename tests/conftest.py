@@ -103,6 +103,21 @@ def transformers(request):
     return _import("transformers", request)
 
 
+@pytest.fixture
+def bridge(torch, transformers):
+    """flashplan.transformers."""
+    import flashplan.transformers
+
+    with torch.no_grad():
+        yield flashplan.transformers
+
+
+@pytest.fixture
+def random(torch, seed):
+    """PyTorch's random numbers from the seed of this run."""
+    return torch.Generator().manual_seed(seed)
+
+
 @pytest.fixture(scope="session")
 def cupy(request):
     return _import("cupy", request)

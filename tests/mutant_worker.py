@@ -47,7 +47,7 @@ QUICK = [
 SLOW = [
     "pytest:test_attention test_prefixes",
     "ctest:*",  # all other tests
-    "pytest:test_plan",
+    "pytest:test_plan test_same_bits",
     "pytest:test_exit test_properties",
     "pytest:*",  # all other files
 ]

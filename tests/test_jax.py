@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 import flashplan as fp
-from cases import BATCH, Case
+from batches import BATCH
+from case import Case
 from frameworks import Jax
 from inputs import make_inputs
 from solve import run_arguments

@@ -9,7 +9,7 @@ import pytest
 
 import flashplan as fp
 from case import Case
-from cases import PREFIXES
+from feature_cases import PREFIXES
 from frameworks import NumPy, bits
 from inputs import indptr, make_inputs
 from solve import Runner, problem

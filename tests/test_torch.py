@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import flashplan as fp
+from batches import BATCH
 from case import Case
-from cases import BATCH
 from frameworks import Torch, TorchCuda
 from inputs import make_inputs
 from solve import run_arguments

@@ -7,8 +7,9 @@ import os
 import numpy as np
 
 import flashplan as fp
+from batches import BATCH
 from case import Case
-from cases import BATCH, CASES
+from cases import CASES
 
 DEVICE = "cuda:0"
 

@@ -16,8 +16,8 @@ TOOLS = ("memcheck", "initcheck", "racecheck", "synccheck")
 
 
 def small_cases():
+    from batches import BATCH
     from case import Case
-    from cases import BATCH
 
     split = {"qo_lens": (1, 2), "kv_lens": (900, 40), "num_ctas": 7, "head_dim": 64}
     # All warps have rows and see all keys: where some pass over named barriers, racecheck finds

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import flashplan as fp
+from batches import BATCH
 from case import Case
-from cases import BATCH
 from frameworks import TorchCuda, bits, gpu_framework
 from gpu_cases import ALL_CASES, DEVICE, GPU_CASES, without_hidden_values
 from inputs import make_inputs, rearranged
