@@ -363,8 +363,9 @@ class Attention:
                 it is replayed, and on a GPU its values are not checked. A tensor without dimensions
                 is one of [1] on a GPU and a number on the host.
             stream: where the work goes; see the class. None on the CPU.
-            variant_arguments: of a variant: its tensors, of their dtype and contiguous, and those
-                of its scalars that are not their defaults. A captured run keeps the scalars.
+            variant_arguments: the tensors of the variant, contiguous and of the dtypes that it
+                names, and those of its scalars that differ from their defaults. A captured run
+                keeps the values of the scalars.
 
         All tensors are on one device. A uint8 or uint16 tensor is read as the dtype in the options,
         for frameworks that lack this dtype (CuPy: bfloat16 as uint16, 8-bit caches as uint8).

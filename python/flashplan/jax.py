@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention and appending as calls of XLA, for jit, scan and shard_map.
 
-The functions take what those of the package take, but write to no array of the caller. `plan()`
-stays outside of what is compiled: once per step, before the compiled function is called. A compiled
-function does not depend on the plan, so it serves every batch.
+The functions have the arguments of those in the package, but return new arrays instead of writing
+to the caller's. Call `plan()` outside of compiled functions: once per step, before the function is
+called. A compiled function does not depend on the plan, so it serves every batch.
 
 JAX runs compiled functions asynchronously, and a run reads the plan when it runs: call plan() only
 after the results of the step before are ready (`jax.block_until_ready`, or by reading them).
@@ -35,7 +35,7 @@ if _core.built_for_cuda():
 
 
 class _Static:
-    """What a call has besides arrays; hashable, as JAX wants it."""
+    """The arguments of a call that are not arrays. JAX needs them to be hashable."""
 
     def __init__(
         self, name: str, outputs: list[_Output], aliases: dict[int, int], **attributes: Any
@@ -81,7 +81,7 @@ def _given(*arrays: ArrayLike | None) -> tuple[list[ArrayLike], np.int64]:
 
 
 def _scale(name: str, scale: Any) -> tuple[np.float32, ArrayLike | None]:
-    """What a scale is as a number, and as an array [1] or [num_kv_heads] that the kernels read."""
+    """A number, and an array that the kernels read, or None: the scale is their product."""
     if isinstance(scale, (jax.Array, np.ndarray)):
         return np.float32(1.0), scale.ravel()
     return np.float32(to_float(name, scale)), None
@@ -149,10 +149,11 @@ def run(
     v_scale: ArrayLike = 1.0,
 ) -> Array | tuple[Array, Array]:
     """`attn.run()` as a call of XLA. Under jit all arrays are traced; `attn` and numbers are not.
-    A scale may be either.
+    A scale may be an array or a number.
 
     Args:
-        attn: must be alive whenever what was compiled with it runs, on the device that it is for.
+        attn: keep it alive as long as functions that were compiled with it may run. They must run
+            on its device.
         The rest as in `Attention.run`, but for out, lse and stream.
 
     Returns:
@@ -206,8 +207,8 @@ def append_paged_kv(
     """`flashplan.append_paged_kv()` as a call of XLA.
 
     Args:
-        k_cache, v_cache: arrays that the function which is compiled is given as donated arguments
-            (`jax.jit(..., donate_argnums=...)`) are written in place; others are copied first.
+        k_cache, v_cache: written in place if they are donated arguments of the compiled function
+            (`jax.jit(..., donate_argnums=...)`); otherwise they are copied first.
         The rest as in `flashplan.append_paged_kv`, but for slot_mapping and stream.
 
     Returns:

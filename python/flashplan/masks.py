@@ -14,8 +14,8 @@ def pack_mask(bools: Any) -> npt.NDArray[np.uint32]:
 
     Args:
         bools: [tokens, keys] of bool on the host, an array or nested lists: row t says which keys
-            query t sees, from the first masked key of its request on; see `Attention.plan`. Rows
-            of requests with fewer keys are padded with any value.
+            query t sees. Column 0 is key mask_begin of its request; see `Attention.plan`. Rows of
+            requests with fewer keys are padded with any value.
 
     Returns:
         [tokens, ceil(keys / 32)] uint32, a NumPy array. Bits behind the last key are 0. For a

@@ -29,8 +29,8 @@ def merge_states(
 
     Args:
         o_a, o_b: [tokens, heads, dim] float32, float16 or bfloat16 (also as uint16 memory).
-        lse_a, lse_b: [tokens, heads] float32, natural logarithm; -inf: no keys, and
-            o is ignored.
+        lse_a, lse_b: [tokens, heads] float32, natural logarithm; -inf says that a
+            state has no keys, and its o is ignored.
             Instead of two states, o_a [n, tokens, heads, dim] and lse_a [n, tokens, heads] may be n
             stacked states, at most 2^20.
         out, lse: where the result is written: one of the states, or memory that none of them has;

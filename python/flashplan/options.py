@@ -19,7 +19,7 @@ GPU_FILES = ("/dev/nvidiactl", "/dev/dxg")
 
 
 class Options(TypedDict, total=False):
-    """The options of `Attention` besides heads and head dims, but for workspace."""
+    """The keyword arguments of `Attention`, except workspace."""
 
     page_size: int | None
     q_dtype: FloatDType

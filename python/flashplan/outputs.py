@@ -23,7 +23,7 @@ _MEMORY = {"bfloat16": "uint16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8
 
 
 def _cupy_empty(like: Any, shape: tuple[int, ...], dtype: str) -> Any:
-    """A format that CuPy lacks gets the dtype of `like`, if of that name, or that in _MEMORY."""
+    """A format that CuPy lacks has the dtype of `like`, if of its name, or else one of _MEMORY."""
     import cupy  # pyright: ignore[reportMissingImports]
 
     kind: Any = _MEMORY.get(dtype, dtype)

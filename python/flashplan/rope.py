@@ -11,12 +11,13 @@ from flashplan.values import to_bool, to_float, to_int
 
 @dataclasses.dataclass(frozen=True)
 class Rope:
-    """Pair i of rotary_dim / 2 turns by position * theta^(-2 i / rotary_dim) radians, as scaled.
+    """Rotates pair i of rotary_dim / 2 by position * theta^(-2 i / rotary_dim) radians, as scaled.
 
     Args:
         theta: > 1.
         scale: > 0: how many times longer the context is than the model was first trained on.
-        rotary_dim: even, at most 512: the first dims of a head, the rest is kept; default: all.
+        rotary_dim: how many dims of a head are rotated, the first ones: even, at most 512; default:
+            all.
         interleaved: pairs are dims (2 i, 2 i + 1) instead of (i, i + rotary_dim / 2).
         scaling: "linear" divides all frequencies by `scale`; "llama3" (Llama 3.1) those of
             wavelengths near original_length and above it; "yarn" (Peng et al., 2023) those of few
@@ -26,11 +27,11 @@ class Rope:
             low_freq_factor are scaled, below original_length / high_freq_factor they are not.
         beta_fast, beta_slow: "yarn": dims of fewer rotations than beta_slow are scaled, of more
             than beta_fast they are not.
-        attention_factor: "yarn": of cos and sin; default: 1 + ln(scale) / 10 where scale > 1.
+        attention_factor: "yarn": factor of cos and sin; default: 1 + ln(scale) / 10 for scale > 1.
 
     Raises:
-        ValueError, TypeError: a value is of no such kind. Ranges are checked by the calls that
-            take it, since they know the head dim.
+        ValueError, TypeError: a value has the wrong type, or scaling is none of the three. Ranges
+            are checked by the calls that take a Rope, since they know the head dim.
 
     Examples:
         >>> fp.Rope(theta=500000.0, scaling="llama3", scale=8.0).scaling

@@ -67,8 +67,8 @@ def sample(
         top_p: float32 in (0, 1]: keeps the fewest largest probabilities with a sum >= top_p;
             default: 1.
         min_p: float32 in [0, 1]: keeps probabilities >= min_p * the largest one; default: 0.
-        seed: an int64, from whose stream i request i draws; or a tensor with a seed for each
-            request, so that its place in the batch does not matter.
+        seed: an int64: request i draws from stream i of its random numbers; or a tensor with a seed
+            for each request, so that the place of a request in the batch does not matter.
         offset: an int64, or a tensor of them; give each token of a request another one.
         from_probs: whether `logits` holds probabilities; then temperature must be None, 0 or 1.
         logit_bias: float32 [vocab] or [batch, vocab], added to the logits.

@@ -37,7 +37,7 @@ def speculative_verify(
         draft_parents: [n] or [batch, n] int32, for trees: the draft that each draft follows, a
             smaller index, or -1 for those that come first; drafts that follow the same one must
             have been drawn independently. Default: draft i follows draft i - 1.
-        seed, offset: as in `sample`, whose random numbers are others.
+        seed, offset: as in `sample`, which draws other random numbers from them.
         out: [batch, n + 1] int32, num_accepted: [batch] int32, written; default: new tensors in
             target_probs' framework.
         nodes: [batch, n] int32, written: the indices of the drafts that are accepted, then -1.
@@ -47,8 +47,8 @@ def speculative_verify(
             CPU.
 
     Returns:
-        (tokens, num_accepted): the drafts that are accepted, one token of the large model's own,
-        then -1; and how many drafts these are.
+        (tokens, num_accepted). tokens has the accepted drafts, then one token that is drawn from
+        the large model, then -1; num_accepted counts the accepted drafts.
 
     Raises:
         ValueError, TypeError: an argument is malformed, or, on the CPU, a draft is no token or

@@ -124,7 +124,7 @@ def _append_paged_kv(
 
 
 def _fake(*_arguments: object) -> None:
-    """Without data nothing is to do: what is written has its shape already."""
+    """Does nothing: without data there is nothing to compute, and outputs are arguments."""
 
 
 torch.library.register_fake("flashplan::run", _fake)
@@ -197,8 +197,8 @@ def run(
     """`attn.run()` as an operator of PyTorch.
 
     Args:
-        attn: must be alive whenever what was compiled with it runs: an exported program refers to
-            it by a number that is good in this process only.
+        attn: keep it alive as long as functions that were compiled with it may run. An exported
+            program refers to it by a number that is valid in this process only.
         The rest as in `Attention.run`, but for stream: the current one.
 
     Returns:

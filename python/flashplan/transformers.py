@@ -7,9 +7,9 @@
     model = AutoModelForCausalLM.from_pretrained(name, attn_implementation=implementation)
 
 Transformers calls a function for the mask once per step, and one for attention in each layer. The
-first one describes the mask by the range of keys that each sequence has, and only a mask that is
-no such range by bits. The second one plans at the first layer that meets a new description; later
-layers with the same options reuse that plan. Keys and values are read where the cache has them.
+first one describes the mask by one range of keys for each sequence, or by bits where that is not
+possible. The second one plans in the first layer that gets a new description; later layers with the
+same options reuse that plan. Keys and values are read where the cache has them.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ def mask(
 
     Returns:
         [batch_size, 1, 1, 5] int32 on the host, if each sequence has one range of keys: its first
-        key and that behind its last one, the key at which query 0 stands, whether the mask is
-        causal, and window_left. Otherwise [batch_size, 1, q_length, words] uint32 on `device`: a
+        key, the one after its last key, the position of query 0, whether the mask is causal, and
+        window_left. Otherwise [batch_size, 1, q_length, words] uint32 on `device`: a
         bit for each query and key, as in `pack_mask`. Transformers hands tensors of four dims on
         to the layers as they are.
     """
@@ -109,7 +109,7 @@ def mask(
 
 
 def _window_left(mask_function: Callable[..., Any], local_size: int | None) -> int | None:
-    """Of a causal mask: -1, or that of its sliding window. None for any other mask."""
+    """The window_left of a causal mask, -1 without a sliding window. None for any other mask."""
     if mask_function is masking.causal_mask_function:
         return -1
     if local_size is None:
@@ -160,7 +160,7 @@ def _mask_of_layer(
     shape: tuple[int, int, int],
     is_causal: bool | None,
 ) -> Tensor:
-    """What `mask` returns, for a layer that may be given another mask; shape: without heads."""
+    """A mask in the form that `mask` returns. shape: batch size, queries and keys of the layer."""
     batch_size, q_length, kv_length = shape
     if attention_mask is not None:
         is_described = attention_mask.dtype in (torch.int32, torch.uint32)
@@ -204,7 +204,7 @@ class _Planned:
         self._step: object = None
 
     def plan(self, step: object, num_tokens: int, lengths: Callable[[], _Lengths]) -> Attention:
-        """Plans unless `step` is that of the last call, which `lengths` depends on alone."""
+        """Plans, unless `step` is that of the last call: equal steps have equal lengths."""
         if self._attn is not None and step == self._step:
             return self._attn
         batch = lengths()
@@ -252,7 +252,7 @@ class _Lengths:
 
 
 def _lengths_of_ranges(rows: list[list[int]], q_length: int, apart: int) -> _Lengths:
-    """A request for each sequence, and one without keys for queries behind its last key."""
+    """For each sequence a request, and one without keys for the queries behind its last key."""
     lengths = _Lengths()
     for sequence, (first, end, q_begin, is_causal, _) in enumerate(rows):
         begin = sequence * apart + first
@@ -286,7 +286,7 @@ _per_thread = _PerThread()
 
 
 def _planned_for(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> _Planned:
-    """Of layers with these heads, dims, dtypes and options, in this thread."""
+    """What this thread has planned for layers with these heads, dims, dtypes and options."""
     heads_and_dims = (q.shape[1], k.shape[1], (q.shape[3], v.shape[3]))
     key = (*heads_and_dims, q.dtype, k.dtype, q.device, *options.values())
     planned = _per_thread.planned.get(key)
@@ -306,11 +306,11 @@ def _planned_for(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> _Planned:
 
 
 def _ragged(x: Tensor) -> tuple[Tensor, int]:
-    """Keys or values [batch, heads, tokens, dim] as ragged rows [rows, heads, dim].
+    """Keys or values [batch, heads, tokens, dim] as ragged rows [rows, heads, dim], and the number
+    of rows from one sequence to the next.
 
-    And how many rows its sequences lie apart. The rows are x itself: sequences may lie as far apart
-    as a whole number of tokens takes, so heads of a cache may lie between them. Copied only where
-    that is no whole number.
+    The rows are a view of x if the stride between sequences is a whole number of rows; rows between
+    sequences then belong to other tokens or heads of the cache. Otherwise x is copied.
     """
     batch_size, num_heads, num_tokens, head_dim = x.shape
     if x.stride(3) != 1:

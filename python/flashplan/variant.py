@@ -25,7 +25,7 @@ class Variant:
     """An attention of your own: the lines in which it differs, as C++.
 
     `Attention(..., variant=)` compiles them into the kernel, and keeps the result on disk. Each
-    body is a text of statements that return a value; without it attention is as always:
+    body is a text of C++ statements that return a value. A body that is not given changes nothing:
 
     - query, key, value, output: of an element `float x` at `int request, token, head, dim` to the
       element. x of k and v is what is stored, before k_scale and v_scale; of o what is returned.
@@ -177,7 +177,7 @@ class Variant:
 
 
 def packed_arguments(variant: Variant | None, arguments: dict[str, Any]) -> Any:
-    """What the core takes for keyword arguments of run() that are not its own."""
+    """The keyword arguments of run() that belong to the variant, in the core's form."""
     if variant is not None:
         return variant._packed(arguments)
     if arguments:
