@@ -10,7 +10,6 @@
 namespace flashplan::c_abi {
 namespace {
 
-constexpr bool is_same(int c, auto code) { return c == static_cast<int>(code); }
 static_assert(is_same(FLASHPLAN_SILU, Activation::kSilu) &&
               is_same(FLASHPLAN_GELU, Activation::kGelu) &&
               is_same(FLASHPLAN_GELU_TANH, Activation::kGeluTanh));

@@ -10,7 +10,6 @@
 namespace flashplan::c_abi {
 namespace {
 
-constexpr bool is_same(int c, auto code) { return c == static_cast<int>(code); }
 static_assert(is_same(FLASHPLAN_OK, StatusCode::kOk) &&
               is_same(FLASHPLAN_INVALID_ARGUMENT, StatusCode::kInvalidArgument) &&
               is_same(FLASHPLAN_INVALID_TYPE, StatusCode::kInvalidType) &&

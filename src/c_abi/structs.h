@@ -12,6 +12,9 @@
 
 namespace flashplan::c_abi {
 
+/// Whether a constant of the C interface has the value of the C++ one.
+constexpr bool is_same(int c, auto code) { return c == static_cast<int>(code); }
+
 /// The size that a struct had in the first release that had it: no caller's is smaller. These
 /// numbers never change. A struct that grows gets fields at its end, and its whole size is a
 /// multiple of 8 without padding.

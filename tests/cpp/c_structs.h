@@ -33,10 +33,18 @@ inline Status as_status(flashplan_status code, const Message& message) {
   return status;
 }
 
+/// A struct that its init function has set. All of its bytes were set before, so that a byte that
+/// the function leaves out is seen.
+template <typename T>
+T started(void (*init)(T*, size_t)) {
+  T t;
+  std::memset(&t, 0xff, sizeof(t));
+  init(&t, sizeof(t));
+  return t;
+}
+
 inline flashplan_options c_options(const AttentionOptions& o) {
-  flashplan_options c;
-  std::memset(&c, 0xff, sizeof(c));
-  flashplan_options_init(&c, sizeof(c));
+  auto c = started(flashplan_options_init);
   c.num_qo_heads = o.num_qo_heads;
   c.num_kv_heads = o.num_kv_heads;
   c.head_dim_qk = o.head_dim_qk;
@@ -60,9 +68,7 @@ inline flashplan_options c_options(const AttentionOptions& o) {
 }
 
 inline flashplan_batch c_batch(const Batch& b) {
-  flashplan_batch c;
-  std::memset(&c, 0xff, sizeof(c));
-  flashplan_batch_init(&c, sizeof(c));
+  auto c = started(flashplan_batch_init);
   c.qo_indptr = b.qo_indptr;
   c.kv_lens = b.kv_lens;
   c.kv_indptr = b.kv_indptr;
@@ -95,9 +101,7 @@ class CTensors {
 };
 
 inline flashplan_attention_tensors c_tensors(const AttentionTensors& t, CTensors& owner) {
-  flashplan_attention_tensors c;
-  std::memset(&c, 0xff, sizeof(c));
-  flashplan_attention_tensors_init(&c, sizeof(c));
+  auto c = started(flashplan_attention_tensors_init);
   c.q = owner.add(t.q);
   c.k = owner.add(t.k);
   c.v = owner.add(t.v);
@@ -115,6 +119,24 @@ inline flashplan_attention_tensors c_tensors(const AttentionTensors& t, CTensors
   c.v_scale = t.v_scale;
   c.workspace = t.workspace;
   c.workspace_bytes = t.workspace_bytes;
+  return c;
+}
+
+inline flashplan_append_tensors c_append(const AppendTensors& t, CTensors& owner) {
+  auto c = started(flashplan_append_tensors_init);
+  c.k = owner.add(t.k);
+  c.v = owner.add(t.v);
+  c.k_cache = owner.add(t.k_cache);
+  c.v_cache = owner.add(t.v_cache);
+  c.indptr = owner.add(t.indptr);
+  c.kv_lens = owner.add(t.kv_lens);
+  c.block_table = owner.add(t.block_table);
+  c.page_indptr = owner.add(t.page_indptr);
+  c.page_indices = owner.add(t.page_indices);
+  c.slot_mapping = owner.add(t.slot_mapping);
+  c.k_scale = t.k_scale;
+  c.v_scale = t.v_scale;
+  c.kv_layout = static_cast<int32_t>(t.layout);
   return c;
 }
 

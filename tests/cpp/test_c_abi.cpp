@@ -84,26 +84,6 @@ struct Pages {
   }
 };
 
-flashplan_append_tensors c_append(const AppendTensors& t, CTensors& owner) {
-  flashplan_append_tensors c;
-  std::memset(&c, 0xff, sizeof(c));
-  flashplan_append_tensors_init(&c, sizeof(c));
-  c.k = owner.add(t.k);
-  c.v = owner.add(t.v);
-  c.k_cache = owner.add(t.k_cache);
-  c.v_cache = owner.add(t.v_cache);
-  c.indptr = owner.add(t.indptr);
-  c.kv_lens = owner.add(t.kv_lens);
-  c.block_table = owner.add(t.block_table);
-  c.page_indptr = owner.add(t.page_indptr);
-  c.page_indices = owner.add(t.page_indices);
-  c.slot_mapping = owner.add(t.slot_mapping);
-  c.k_scale = t.k_scale;
-  c.v_scale = t.v_scale;
-  c.kv_layout = static_cast<int32_t>(t.layout);
-  return c;
-}
-
 TEST(appends_are_those_of_the_cpp_interface) {
   const Pages expected, pages;
   CHECK(append_paged_kv(expected.tensors()).ok());
