@@ -19,9 +19,9 @@ inline constexpr DType kStoredIn16Bits = DType::kBFloat16;
 /// of `tensor`. `name` is the tensor's, for messages.
 CallStream stream_beside(const char* name, nb::handle tensor, nb::handle stream);
 
-/// One call of an operator. First import each tensor by one of the functions below, then call
-/// run(). Each TensorArg must exist until run() returns, since it keeps the memory of its tensor
-/// valid.
+/// One call of an operator from Python. The binding first converts each tensor argument to a
+/// TensorArg by one of the functions below, and then calls run(). It keeps the TensorArgs until
+/// run() returns, because they hold the tensors' memory.
 class OperatorCall {
  public:
   /// `tensor`, named `name`, decides on which device and stream the operator runs.

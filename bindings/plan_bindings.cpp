@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Plan, and the search for prefixes that its batches share.
+// Binds Plan and find_shared_prefixes().
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -50,8 +50,8 @@ bool is_number(nb::handle scale) {
          device_of(scale, producer).type == DeviceType::kCpu;
 }
 
-/// The Python class Plan: a C++ Plan, its workspace, the buffers that lengths are copied to, and
-/// the framework whose current stream plan() uses.
+/// The Python class Plan. It owns a C++ Plan, the plan's workspace, and buffers for copies of the
+/// lengths that callers give; and it remembers the framework whose current stream plan() uses.
 class PyPlan {
  public:
   PyPlan(const AttentionOptions& options, nb::object workspace) {
@@ -216,8 +216,9 @@ class PyPlan {
 
   Device device() const { return plan_.options().device; }
 
-  /// The ranges of keys that a Python function returns for valid lengths; null where plan() will
-  /// refuse them. The function gets qo_indptr and kv_lens as bytes.
+  /// Calls the Python function that computes the range of keys of each query, with qo_indptr and
+  /// kv_lens as bytes, and returns the ranges. Returns null without a call if plan() is going to
+  /// refuse the lengths.
   const int32_t* key_ranges_of(const Batch& batch, nb::handle function) {
     check(check_lengths(batch));
     const int32_t num_tokens = batch.qo_indptr[batch.batch_size];
@@ -247,7 +248,7 @@ class PyPlan {
     return object;
   }
 
-  // Declared before plan_, so that they are destroyed after it.
+  // Members are destroyed in reverse order: plan_ must go first, since it uses these two.
   nb::object stream_of_plan_;  // must exist until the next plan() on another stream
   Workspace workspace_;
   Plan plan_;

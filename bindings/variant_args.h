@@ -15,8 +15,8 @@
 
 namespace flashplan {
 
-/// The arguments of run() that a variant names. `arguments` is a pair of tuples, the tensors and
-/// the scalars, each in the order of the variant's description; it is None for a Plan without a
+/// The arguments of run() that a variant adds. `arguments` is a pair of tuples: the tensors, and
+/// the scalars, both in the order in which the variant lists them. It is None if the plan has no
 /// variant.
 class VariantArgs {
  public:

@@ -148,7 +148,7 @@ def test_plans_once_per_step_and_copies_no_keys(torch, bridge, model, random, ca
     )
     kinds = len(set(getattr(model.config, "layer_types", None) or [""]))
     layers = result.past_key_values.layers
-    # Fewer where a full window makes steps alike.
+    # One plan per step and kind of layer; fewer, where steps with a full window share a plan.
     assert 6 <= len(plans) <= 6 * kinds
     assert len(keys) == 6 * len(layers)
     full = [i for i, layer in enumerate(layers) if not layer.is_sliding]

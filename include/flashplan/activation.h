@@ -16,7 +16,7 @@ enum class Activation : int32_t {
   kGeluTanh,  // x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))
 };
 
-/// out = activation(x[..., :d]) * x[..., d:] / scale, computed in float32. x [..., 2 d] of rank 1
+/// Computes out = activation(x[..., :d]) * x[..., d:] / scale in float32. x [..., 2 d] of rank 1
 /// to 4 is float32, float16 or bfloat16; its rows may have any strides. out [..., d] has x's dtype,
 /// or an 8-bit float dtype, in which results saturate. `scale` is a normal float > 0.
 ///

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // What an engine calls beside attention, for C: norms, activations, rotary embedding, and from
-// logits to tokens. Rules for statuses, messages, structs and memory are those of flashplan_c.h.
-// What the calls compute, the shapes and dtypes that tensors have, and what each call refuses is
-// written in norm.h, activation.h, rope.h, kv_cache.h, sampling.h, speculative.h and penalties.h,
-// whose names are the same.
+// logits to tokens. The rules of flashplan_c.h for statuses, messages, structs and memory hold
+// here. Each function is the one of the same name in norm.h, activation.h, rope.h, kv_cache.h,
+// sampling.h, speculative.h or penalties.h. Those headers say what it computes, which shapes and
+// dtypes tensors must have, and which errors it returns.
 //
-// A tensor argument that may be NULL is said to be. On a GPU each call is one launch on `stream`,
-// without allocation or synchronisation, which may be captured into a graph; on the CPU it returns
-// when it is done.
+// A tensor argument must not be NULL unless its comment says so. On a GPU each call launches one
+// kernel on `stream`, allocates nothing, does not synchronise, and may be captured into a graph. On
+// the CPU a call returns when its results are written.
 #pragma once
 
 #include "flashplan/flashplan_c.h"
@@ -30,7 +30,8 @@ FLASHPLAN_API flashplan_status flashplan_add_rmsnorm(const flashplan_tensor* x,
                                                      int32_t gemma, flashplan_stream stream,
                                                      char* message) FLASHPLAN_NOEXCEPT;
 
-// out = (x - mean(x)) / sqrt(variance(x) + eps) * weight + bias; bias may be NULL, `out` may be x.
+// Computes out = (x - mean(x)) / sqrt(variance(x) + eps) * weight + bias. bias may be NULL, and out
+// may be x.
 FLASHPLAN_API flashplan_status flashplan_layernorm(const flashplan_tensor* x,
                                                    const flashplan_tensor* weight,
                                                    const flashplan_tensor* bias,
@@ -41,7 +42,7 @@ FLASHPLAN_API flashplan_status flashplan_layernorm(const flashplan_tensor* x,
 // `activation` of flashplan_gated_activation
 enum { FLASHPLAN_SILU = 0, FLASHPLAN_GELU = 1, FLASHPLAN_GELU_TANH = 2 };
 
-// out = activation(x[..., :d]) * x[..., d:] / scale.
+// Computes out = activation(x[..., :d]) * x[..., d:] / scale.
 FLASHPLAN_API flashplan_status flashplan_gated_activation(int32_t activation,
                                                           const flashplan_tensor* x,
                                                           const flashplan_tensor* out, float scale,
@@ -71,7 +72,8 @@ typedef struct flashplan_rope {
 // Gives the defaults of rope.h.
 FLASHPLAN_API void flashplan_rope_init(flashplan_rope* rope, size_t struct_size) FLASHPLAN_NOEXCEPT;
 
-// Rotates q and k by their positions; out_q and out_k are written, and may be q and k.
+// Rotates q and k by their positions, and writes the results to out_q and out_k, which may be q and
+// k themselves.
 FLASHPLAN_API flashplan_status flashplan_apply_rope(
     const flashplan_tensor* q, const flashplan_tensor* k, const flashplan_tensor* positions,
     const flashplan_rope* rope, const flashplan_tensor* out_q, const flashplan_tensor* out_k,
@@ -91,8 +93,8 @@ FLASHPLAN_API flashplan_status flashplan_softmax(const flashplan_tensor* logits,
                                                  flashplan_stream stream,
                                                  char* message) FLASHPLAN_NOEXCEPT;
 
-// Arguments of one call of penalties.h. A tensor of parameters has a number for each request, and
-// is used instead of the number for all; or it is NULL.
+// Arguments of flashplan_apply_penalties(). Each penalty is given as one number for all requests,
+// or as a tensor with one number per request; the tensor wins unless it is NULL.
 typedef struct flashplan_penalty_tensors {
   size_t struct_size;
   const flashplan_tensor* logits;  // written
@@ -128,8 +130,8 @@ enum {
   FLASHPLAN_SAMPLE_DRAFT = 8           // no token, or a parent that is not a draft before it
 };
 
-// SampleOptions and SampleOutputs of sampling.h. Tensors of parameters as in
-// flashplan_penalty_tensors.
+// Arguments of flashplan_sample(): SampleOptions and SampleOutputs of sampling.h. A parameter given
+// as a tensor, unless it is NULL, wins over the number for all requests.
 typedef struct flashplan_sample_tensors {
   size_t struct_size;
   const flashplan_tensor* logits;
@@ -161,8 +163,8 @@ FLASHPLAN_API flashplan_status flashplan_sample(const flashplan_sample_tensors* 
                                                 flashplan_stream stream,
                                                 char* message) FLASHPLAN_NOEXCEPT;
 
-// Drafts, VerifyOptions and VerifyOutputs of speculative.h. Tensors of parameters as in
-// flashplan_penalty_tensors.
+// Arguments of flashplan_speculative_verify(): Drafts, VerifyOptions and VerifyOutputs of
+// speculative.h. `seeds` and `offsets`, unless NULL, win over the numbers for all requests.
 typedef struct flashplan_verify_tensors {
   size_t struct_size;
   const flashplan_tensor* draft_tokens;

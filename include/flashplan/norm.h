@@ -29,8 +29,8 @@ FLASHPLAN_API Status add_rmsnorm(const TensorView& x, const TensorView& residual
                                  const TensorView& weight, const RmsNormOptions& options = {},
                                  Stream stream = nullptr) noexcept;
 
-/// out = (x - mean(x)) / sqrt(variance(x) + eps) * weight + bias. `out` is shaped like x, and may
-/// be x; bias may be empty.
+/// Computes out = (x - mean(x)) / sqrt(variance(x) + eps) * weight + bias. `out` has the shape of x
+/// and may be x; bias may be empty.
 FLASHPLAN_API Status layernorm(const TensorView& x, const TensorView& weight,
                                const TensorView& bias, const TensorView& out, float eps = 1e-5F,
                                Stream stream = nullptr) noexcept;

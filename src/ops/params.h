@@ -28,7 +28,7 @@ struct NormParams {
   bool centered = false;       // layernorm: the mean is subtracted
 };
 
-/// out = activation(x[:row_size]) * x[row_size:] / scale.
+/// Of the operator out = activation(x[:row_size]) * x[row_size:] / scale.
 struct ActivationParams {
   Rows x;  // rows of 2 * row_size
   Rows out;

@@ -73,7 +73,8 @@ struct Cutter::Position {
     cutter.num_uncut_ = num_uncut;
   }
 
-  /// What merging the rows of a tile with prefixes costs.
+  /// The cost of merging the states of a tile's rows with those of the prefixes that they read; 0
+  /// if they read none.
   int64_t of_merge(const RowTile& tile) const {
     return tile.sharer >= 0 && !is_prefix(segments[tile.segment]) ? cost.of_merge() : 0;
   }

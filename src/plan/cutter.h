@@ -34,8 +34,8 @@ class Cutter {
   void reserve(const ScheduleShape& shape, int32_t max_pieces);
 
   /// Begins a batch. The merges of its sharers are written already; those of other heads that are
-  /// cut are written before them, from the last to the first. A cut is made only where it moves
-  /// more work than it costs, unless `cuts_always`.
+  /// cut are written before them, from the last to the first. Unless `cuts_always` is true, a head
+  /// is cut only if the work that moves to the next queue is more than the cut costs.
   void begin(const Segment* segments, const SharingMerges& sharing, bool cuts_always);
   /// Starts with the first queue, and forgets all cuts. `loads` is the predicted cost of what each
   /// queue has already. Each has room up to `capacity`; the last one takes what is left over.

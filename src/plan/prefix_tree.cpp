@@ -203,9 +203,9 @@ void PrefixTree::share(const Run& run, int32_t end) {
   }
   saved -= cost.of_tile(run.num_rows) + cost.of_write(run.num_rows);
   if (around == nullptr) saved -= run.write_cost + run.num_readers * cost.of_merge();
-  // If prefixes do not come first, the CTA that completes this one may have to merge the rows of
-  // all readers, one reader after the other, while other CTAs have nothing to do. That must take
-  // less time than each CTA saves.
+  // If prefixes do not come first, one CTA may have to merge the rows of all readers, one after
+  // the other, while the other CTAs are idle. Sharing pays only if this takes less time than
+  // sharing saves in each CTA.
   const int64_t wait = shape_.prefixes_first() ? 0 : run.write_cost * shape_.num_ctas;
   if (saved * shape_.num_kv_heads <= wait) return;
   const int32_t new_requests = around == nullptr ? run.num_readers : 0;

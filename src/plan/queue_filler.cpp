@@ -48,10 +48,11 @@ void QueueFiller::fill(const TileSet& tiles, const Segment* segments, const Shar
   const int64_t share = cost / shape_.num_ctas + 1;
   deal_items(share, share);
   bool in_groups = !tiles.groups.empty();
-  // What cuts add is known afterwards: capacities are tried, each larger by what the last lacked,
-  // and by a quarter of that, because a larger capacity moves the cuts and may add others. Steps
-  // between half of the slack and all of it keep the tries few and the slack small. Where queues
-  // wait, the first try is nearly exact.
+  // The cost that cuts add is known only after the cuts are made, so several capacities are tried.
+  // If the work does not fit, the next capacity is larger by 5/4 of what was missing, because a
+  // larger capacity moves the cuts and may add others. A step is at least half of the slack so far
+  // and at most all of it, which keeps the tries few and the slack small. With `queues_wait` the
+  // first capacity is nearly right, so smaller steps do.
   const int64_t least_part = tiles.queues_wait ? 16 : 2;
   int64_t slack = first_slack(share);
   for (int i = 0; i < kTries; ++i) {

@@ -14,8 +14,9 @@
 
 namespace flashplan::test {
 
-/// All CTAs start at 0, and each takes its work tiles in order. CTAs that end a tile at the same
-/// time are taken in their order.
+/// Simulates a run by the cost model: all CTAs start at time 0, and each computes the work tiles of
+/// its queue in order. Of CTAs that end a tile at the same time, the one with the smaller number
+/// arrives first.
 class ModelledRun {
  public:
   ModelledRun(const Schedule& schedule, const ScheduleShape& shape) : s_(schedule), shape_(shape) {}

@@ -225,7 +225,7 @@ TEST(dtypes_and_biases) {
   }
 }
 
-/// A GPU without clusters, where one CTA has a row and does not keep it.
+/// On a GPU without clusters one CTA has the whole row, which is too long for its shared memory.
 TEST(rows_that_are_not_held) {
   cuda::emulated_facts.major = 8;
   const Rows rows = hard_rows(20'003, 6);

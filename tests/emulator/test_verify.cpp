@@ -165,7 +165,7 @@ TEST(requests) {
   CHECK(accepted > 20);
 }
 
-/// A GPU without clusters, where one CTA has a row and does not keep it.
+/// On a GPU without clusters one CTA has the whole row, which is too long for its shared memory.
 TEST(rows_that_are_not_held) {
   cuda::emulated_facts.major = 8;
   for (const bool has_tree : {false, true}) {

@@ -137,9 +137,9 @@ class SampleRow {
     ++step_;
   }
 
-  /// Writes values to all CTAs, by one warp; a cluster_sync() and ++step_ are due. A set is written
-  /// again two steps later: by then all have passed the barrier of the step between, and read this
-  /// one.
+  /// Writes values to all CTAs of the cluster, by one warp. The caller goes on with cluster_sync()
+  /// and ++step_. The steps alternate between two sets: when a set is written again, all CTAs have
+  /// passed the barrier of the step between, so they have read it.
   __device__ void publish(const uint64_t (&values)[kValues]) {
     const int rank = lane_of_thread();
     if (rank >= cluster_size()) return;

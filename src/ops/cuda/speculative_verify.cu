@@ -286,9 +286,9 @@ class Verifier {
     return values[0];
   }
 
-  /// Draws a token from the row; the thread that finds it writes it. Weights are added in the order
-  /// of ids: over CTAs, then over warps, each of which has a segment of the part, then in the
-  /// segment.
+  /// Draws a token from the row; the thread that finds the token writes it. The search goes over
+  /// sums of weights in the order of ids: first those of the CTAs, then those of the CTA's warps,
+  /// each of which has a segment of the CTA's part, then the weights in the segment.
   __device__ void draw(uint64_t random, int32_t* to) {
     const int warp = warp_of_thread();
     const int lane = lane_of_thread();
@@ -359,8 +359,9 @@ class Verifier {
     }
   }
 
-  /// Writes this CTA's values to all CTAs; a cluster_sync() is still due. A set is written again
-  /// two steps later: by then all have passed the barrier of the step between, and read this one.
+  /// Writes this CTA's values to all CTAs of the cluster, which may read them after the next
+  /// cluster_sync(). The steps alternate between two sets: when a set is written again, all CTAs
+  /// have passed the barrier of the step between, so they have read it.
   __device__ void publish(const uint64_t (&values)[3], int set) {
     const int rank = static_cast<int>(threadIdx.x);
     if (rank >= cluster_size()) return;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The emulated GPU, for kernels that ask which GPU they are for.
+// Stands in for src/cuda/device.h: the properties of the GPU that is emulated.
 #pragma once
 
 #include <cstdint>
