@@ -70,15 +70,20 @@ def attention(
     uses_softmax=True,
     request=0,
     dtype="float64",
+    stored_dtype=None,
 ):
     """One request: q [qo_len, num_qo_heads, head_dim_qk], k and v [kv_len, num_kv_heads, ...],
     mask [qo_len, kv_len] of bool, sinks [num_qo_heads]: a logit without a value for each head,
     scales: numbers, or [num_kv_heads], rotate(x, positions): of q and k; see rope_cases.py.
-    `bodies` are those of a variant: see variant_cases.py."""
+    `bodies` are those of a variant: see variant_cases.py. `stored_dtype` is that of q, k and v
+    after bodies and rotations, if it is not `dtype`."""
     wide = np.float64 if dtype == "float64" else np.float32
 
-    def stored(x):
+    def stored(x, dtype=dtype):
         return x.astype(dtype).astype(wide)
+
+    def stored_input(x):
+        return stored(x, stored_dtype or dtype)
 
     bodies = bodies or {}
     arguments = arguments or {}
@@ -96,12 +101,14 @@ def attention(
         ]
         return np.stack(heads, axis=1)
 
-    q = stored(transformed("query", q.astype(wide), q_tokens))
+    q = stored_input(transformed("query", q.astype(wide), q_tokens))
     kv_tokens = np.arange(k.shape[0])
-    k = stored(transformed("key", k.astype(wide), kv_tokens) * np.asarray(k_scale, wide)[..., None])
+    k = stored_input(
+        transformed("key", k.astype(wide), kv_tokens) * np.asarray(k_scale, wide)[..., None]
+    )
     if rotate is not None:
-        q, k = stored(rotate(q, q_tokens)), stored(rotate(k, kv_tokens))
-    v = stored(
+        q, k = stored_input(rotate(q, q_tokens)), stored_input(rotate(k, kv_tokens))
+    v = stored_input(
         transformed("value", v.astype(wide), kv_tokens) * np.asarray(v_scale, wide)[..., None]
     )
     scale = 1 / math.sqrt(q.shape[2]) if softmax_scale is None else softmax_scale
