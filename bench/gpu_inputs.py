@@ -87,7 +87,7 @@ def make_gpu_inputs(case, device):
             row[: len(own)] = own
         for first, count, tokens in case.shared_prefixes:
             pages = tokens // case.page_size
-            table[first : first + count, :pages] = table[first, :pages]
+            table[first + 1 : first + count, :pages] = table[first, :pages]
         outer = (sum(pages_of), case.page_size)
     k, v = (normal(*outer, case.num_kv_heads, d).to(cache_dtype) for d in case.head_dims)
     inputs = GpuInputs(
