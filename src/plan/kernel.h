@@ -27,7 +27,6 @@ enum class Axis : int32_t {
   kHeadDim,
   kSoftcap,
   kBatchInvariant,
-  kCustomMask,
   kVariant,
   kRope,
   kNone

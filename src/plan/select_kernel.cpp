@@ -99,7 +99,6 @@ Text offer(const Kernel& kernel, Axis axis) {
     case Axis::kHeadDim: print("(%d, %d)", kernel.head_dim_qk, kernel.head_dim_vo); break;
     case Axis::kSoftcap: print("%s", kernel.softcap ? "> 0" : "0"); break;
     case Axis::kBatchInvariant: print("%s", "false"); break;
-    case Axis::kCustomMask: print("%s", "false"); break;
     case Axis::kVariant: print("%s", "none"); break;
     case Axis::kRope: print("%s", "none"); break;
     case Axis::kNone: break;
@@ -123,7 +122,6 @@ Text asked(const AttentionOptions& o, Axis axis, const char** argument) {
       break;
     case Axis::kSoftcap: print("softcap", "%g", static_cast<double>(o.softcap)); break;
     case Axis::kBatchInvariant: print("batch_invariant", "%s", "true"); break;
-    case Axis::kCustomMask: print("custom_mask", "%s", "true"); break;
     case Axis::kVariant: print("variant", "%.31s", o.variant.name()); break;
     case Axis::kRope: print("rope", "theta %g", o.rope->theta); break;
     case Axis::kNone: break;

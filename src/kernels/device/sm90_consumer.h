@@ -207,7 +207,7 @@ class Sm90Consumer {
       end_turn(shared);
     }
     const Sm90Context& context = context_of(unit);
-    const Visible visible(p_, context.block(p_), first_row(shared), thread_);
+    const Visible visible(p_, context, first_row(shared), thread_);
     int32_t key = context.tile.kv_begin;
     const int32_t end = context.tile.kv_end;
     wgmma_wait<0>();

@@ -67,17 +67,14 @@ class Sm90Producer {
     finish_context();
     finish_context();
   }
-  /// Fits the record that was just loaded to the real length of its request, and arrives at its
-  /// barrier.
+  /// Finishes the record that was just loaded, and arrives at its barrier.
   FLASHPLAN_DEVICE void finish_context() {
     const int slot = num_contexts_ % S::kContexts;
     __syncwarp();
     if (lane_ == 0) {
       Sm90Context& context = reinterpret_cast<Sm90Context*>(smem_ + S::kContext)[slot];
       context.is_end = num_contexts_ >= num_tiles_;
-      if (!context.is_end && has_real_length(p_, context.segment)) {
-        context.fit_to_length(p_, S::kTileKv);
-      }
+      if (!context.is_end) context.finish(p_, S::kTileKv);
       mbarrier_arrive(barrier(S::kContextFull, slot));
       if (!context.is_end && context.tile.merge >= 0) {
         prefetch_l2(p_.schedule.merges + context.tile.merge);

@@ -14,8 +14,9 @@ namespace flashplan::device {
 struct Sm90Context {
   WorkTile tile;
   Segment segment;
-  int32_t is_end;  // there is no tile: the queue ends here
-  int32_t unused[3];
+  int32_t is_end;            // there is no tile: the queue ends here
+  int32_t first_masked_key;  // the first key that the caller's mask of bits covers
+  int32_t unused[2];
 
   FLASHPLAN_DEVICE RowBlock block(const AttentionParams& p) const {
     RowBlock block;
@@ -28,14 +29,18 @@ struct Sm90Context {
   FLASHPLAN_DEVICE bool has_steps() const {
     return !is_end && (tile.kv_begin < tile.kv_end || tile.merge >= 0);
   }
-  /// Shortens the tile to the real length of its request, which run() was given.
-  FLASHPLAN_DEVICE void fit_to_length(const AttentionParams& p, int32_t tile_kv) {
-    const int32_t kv_len = p.tensors.kv_lens[request_of(tile, segment, p.tensors.pages)];
-    KeySpan keys = {tile.kv_begin, tile.kv_end};
-    flashplan::fit_to_length(p.mask, block(p).rows, p.schedule.group_size, tile_kv, kv_len, segment,
-                             keys);
-    tile.kv_begin = keys.begin;
-    tile.kv_end = keys.end;
+  /// Adds to the record what only the tensors of this run say: shortens the tile to the real length
+  /// of its request, and looks up where the mask of bits begins.
+  FLASHPLAN_DEVICE void finish(const AttentionParams& p, int32_t tile_kv) {
+    const int32_t request = request_of(tile, segment, p.tensors.pages);
+    if (has_real_length(p, segment)) {
+      KeySpan keys = {tile.kv_begin, tile.kv_end};
+      fit_to_length(p.mask, block(p).rows, p.schedule.group_size, tile_kv,
+                    p.tensors.kv_lens[request], segment, keys);
+      tile.kv_begin = keys.begin;
+      tile.kv_end = keys.end;
+    }
+    first_masked_key = flashplan::first_masked_key(p, request, segment.position);
   }
 };
 static_assert(sizeof(Sm90Context) == 64);

@@ -24,11 +24,12 @@ struct Sm90Softmax {
     bool has_rows;       // whether this warp has any rows
 
     /// `first_row`: the first row of the warpgroup in the tile.
-    FLASHPLAN_DEVICE Visible(const AttentionParams& p, const RowBlock& block, int first_row,
+    FLASHPLAN_DEVICE Visible(const AttentionParams& p, const Sm90Context& context, int first_row,
                              int thread) {
+      const RowBlock block = context.block(p);
       const int last = block.rows.num_rows - 1;
       begin = block.visible_to(p, min(first_row + 63, last)).begin;
-      end = block.visible_to(p, min(first_row, last)).end;
+      end = min(block.visible_to(p, min(first_row, last)).end, context.first_masked_key);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         own_end[half] = block.visible_to(p, min(S::row(first_row, opaque(thread), half), last)).end;
@@ -121,18 +122,41 @@ struct Sm90Softmax {
     return count == 32 ? 0xffffffffU : (1U << count) - 1;
   }
 
+  /// One bit for each of this thread's columns, set where the caller's mask shows the column to a
+  /// token. The first key of the step is number `first`, counted from the first key that the mask
+  /// covers. The four threads of a row share the loads: each reads the bits of 32 keys.
+  static FLASHPLAN_DEVICE uint32_t columns_of_mask(const MaskBits& mask, int64_t token,
+                                                   int32_t first, int thread) {
+    const int lane = opaque(thread) % 4;
+    const uint32_t word = mask.seen(token, first + lane * 32);
+    uint32_t columns = 0;
+#pragma unroll
+    for (int i = 0; i * 4 < kKeyTiles; ++i) {
+      // Of each 8 keys, two are columns of this thread; the shifts bring the pairs together.
+      const uint32_t pairs = __shfl_sync(0xffffffffU, word, i, 4) >> lane * 2 & 0x03030303U;
+      columns |= ((pairs | pairs >> 6 | pairs >> 12 | pairs >> 18) & 0xffU) << (i * 8);
+    }
+    return columns;
+  }
+
   FLASHPLAN_DEVICE void mask(const AttentionParams& p, const Sm90Context& context,
                              const Visible& visible, int first_row, int thread, int32_t key) {
     const int32_t first = key + opaque(thread) % 4 * 2;  // this thread's first column
     uint32_t seen[2] = {columns_before(visible.own_end[0] - first),
                         columns_before(visible.own_end[1] - first)};
-    if (visible.begin > key) {
+    if (visible.begin > key || p.tensors.mask.is_given) {
       asm volatile("");
       const RowBlock block = context.block(p);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
+        // Rows of padding are never written, so any keys will do for them.
         const int row = min(S::row(first_row, opaque(thread), half), block.rows.num_rows - 1);
         seen[half] &= ~columns_before(block.visible_to(p, row).begin - first);
+        if (p.tensors.mask.is_given) {
+          seen[half] &=
+              columns_of_mask(p.tensors.mask, block.rows.token(row, p.schedule.group_size),
+                              key - context.first_masked_key, thread);
+        }
       }
     }
 #pragma unroll
