@@ -4,8 +4,6 @@
 // namespace of its own; what begins with :: is of the compiler.
 
 FLASHPLAN_DEVICE float pow(float x, float y) { return ::powf(x, y); }
-FLASHPLAN_DEVICE float sin(float x) { return ::sinf(x); }
-FLASHPLAN_DEVICE float cos(float x) { return ::cosf(x); }
 FLASHPLAN_DEVICE float erf(float x) { return ::erff(x); }
 FLASHPLAN_DEVICE float floor(float x) { return ::floorf(x); }
 FLASHPLAN_DEVICE float ceil(float x) { return ::ceilf(x); }

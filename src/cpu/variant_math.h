@@ -10,3 +10,5 @@ FLASHPLAN_DEVICE float log(float x) { return ::logf(x); }
 FLASHPLAN_DEVICE float tanh(float x) { return ::tanhf(x); }
 FLASHPLAN_DEVICE float sqrt(float x) { return ::sqrtf(x); }
 FLASHPLAN_DEVICE float rsqrt(float x) { return 1.0F / ::sqrtf(x); }
+FLASHPLAN_DEVICE float sin(float x) { return ::sinf(x); }
+FLASHPLAN_DEVICE float cos(float x) { return ::cosf(x); }

@@ -22,13 +22,13 @@ def tensors(torch, num_queries, num_keys):
     return [torch.randn(shape, device=DEVICE).bfloat16() for shape in shapes]
 
 
-def expected(torch, q, k, v, slopes):
-    """ALiBi of one request in float32."""
+def expected(torch, q, k, v, slopes, peaks=0):
+    """ALiBi of one request in float32. `peaks` is added to the logits of each 200th key."""
     k, v = (x.float().repeat_interleave(HEADS // KV_HEADS, 1) for x in (k, v))
     query = torch.arange(len(q), device=DEVICE)[:, None] + len(k) - len(q)
     key = torch.arange(len(k), device=DEVICE)[None]
     x = torch.einsum("qhd,khd->hqk", q.float(), k) / DIM**0.5
-    x += slopes[:, None, None] * (key - query)
+    x += slopes[:, None, None] * (key - query) + peaks * (key % 200 == 77)
     weights = torch.where(key <= query, x, -torch.inf).softmax(-1)
     return torch.einsum("hqk,khd->qhd", weights, v)
 
@@ -52,6 +52,26 @@ def test_one_graph_serves_any_batch(torch):
             graph.replay()
             wanted = expected(torch, q[:qo_len], k[:kv_len], v[:kv_len], slopes)
             torch.testing.assert_close(out[:qo_len].float(), wanted, atol=3e-2, rtol=3e-2)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("num_queries", [1, 40, 1000])
+def test_logits_may_grow_with_the_key(torch, dtype, num_queries):
+    """Little in a step of keys, beyond what weights can hold in one step, and by single peaks."""
+    growing = fp.Variant(
+        "growing",
+        logits="return x + slopes[qo_head] * (key - query) + (key % 200 == 77 ? peaks : 0);",
+        tensors={"slopes": "float32"},
+        scalars={"peaks": 0.0},
+    )
+    attn = attention(growing, q_dtype=dtype, max_qo_tokens=1000)
+    attn.plan([0, num_queries], [3000])
+    q, k, v = (x.to(getattr(torch, dtype)) for x in tensors(torch, num_queries, 3000))
+    slopes = torch.tensor([-0.1, 0, 0.003, 0.03, 0.1, 0.3, 0.9, 3], device=DEVICE)
+    for peaks in (0.0, 20.0, 200.0):
+        o = attn.run(q, k, v, slopes=slopes, peaks=peaks)
+        wanted = expected(torch, q, k, v, slopes, peaks)
+        torch.testing.assert_close(o.float(), wanted, atol=3e-2, rtol=3e-2)
 
 
 def test_positions_stay_inside_the_tensors(torch):

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "kernels/device/sm90_epilogue.h"
-#include "kernels/device/sm90_softmax.h"
+#include "kernels/device/sm90_variant_softmax.h"
 
 namespace flashplan::device {
 
@@ -51,7 +51,8 @@ class Sm90Consumer {
  private:
   static constexpr int kKeyTiles = S::kTileKv / 8;
   static constexpr int kDimTiles = S::kHeadDimVo / 8;
-  using Visible = typename Sm90Softmax<S>::Visible;
+  using Softmax = typename Sm90SoftmaxOf<S, S::Variant::kReadsPositions>::Type;
+  using Visible = typename Softmax::Visible;
   using ByDims = Wgmma<S::kQ, S::kTileKv>;
   using ByRows = Wgmma<S::kQ, S::kHeadDimVo>;
 
@@ -230,7 +231,7 @@ class Sm90Consumer {
     if (p_.variant.k_scales.data != nullptr) {
       variant.scale_logits(p_.variant.k_scales.of(unit.head));
     }
-    softmax_.reset();
+    softmax_.begin(p_, context, unit.head, first_row(shared), thread_);
     float shrink[2];
     weigh_step(variant, unit, shared, visible, key, k_slot, true, shrink);
     release(S::kSlotEmpty, k_slot);
@@ -275,8 +276,8 @@ class Sm90Consumer {
                                    bool is_shared, const Visible& visible, int32_t key, int k_slot,
                                    bool is_first, float (&shrink)[2]) {
     if (!visible.has_rows) return false;
-    return softmax_.weigh_step(p_, variant, context_of(unit), unit.head, visible,
-                               first_row(is_shared), thread_, key, is_first, shrink,
+    return softmax_.weigh_step(p_, variant, context_of(unit), visible, first_row(is_shared),
+                               thread_, key, is_first, shrink,
                                [&] { multiply_keys_again(k_slot, is_shared); });
   }
 
@@ -335,7 +336,7 @@ class Sm90Consumer {
   const uint32_t base_;
   const int warpgroup_;
   const int thread_;
-  Sm90Softmax<S> softmax_;
+  Softmax softmax_;
   float o_[S::kHeadDimVo / 2] = {};
   uint32_t weights_[S::kTileKv / 16][4] = {};
   int slot_ = 0;

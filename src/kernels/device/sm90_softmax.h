@@ -42,6 +42,10 @@ struct Sm90Softmax {
   float shift[2] = {};  // of this thread's two rows
   float sum[2] = {};    // of the weights in this thread's columns
 
+  /// Begins a head of a work tile.
+  FLASHPLAN_DEVICE void begin(const AttentionParams&, const Sm90Context&, int32_t, int, int) {
+    reset();
+  }
   FLASHPLAN_DEVICE void reset() {
     shift[0] = shift[1] = kNoShift;
     sum[0] = sum[1] = 0.0F;
@@ -54,26 +58,21 @@ struct Sm90Softmax {
   /// caller then multiplies o by `shrink`. `is_first`: there are no shifts yet.
   template <typename Variant, typename Again>
   FLASHPLAN_DEVICE bool weigh_step(const AttentionParams& p, const Variant& variant,
-                                   const Sm90Context& context, int32_t head, const Visible& visible,
+                                   const Sm90Context& context, const Visible& visible,
                                    int first_row, int thread, int32_t key, bool is_first,
                                    float (&shrink)[2], Again multiply_again) {
-    // Sums and 16-bit products hold weights of this size as well as those up to 1.
-    constexpr float kMost = 1024.0F;
     bool raised = is_first;
     float added[2];
     transform(variant);
 #pragma unroll 1
     for (;;) {
-      if constexpr (Variant::kReadsPositions) {
-        transform_at(p, variant, context, head, first_row, thread, key);
-      }
       if (visible.begin > key || visible.end < key + S::kTileKv) {
         asm volatile("");  // keeps this a branch instead of selects in every step
         mask(p, context, visible, first_row, thread, key);
       }
       if (raised) raise(variant.exp2_scale, shrink);
       weigh(variant.exp2_scale, added);
-      if (raised || !__any_sync(0xffffffffU, added[0] > kMost || added[1] > kMost)) break;
+      if (raised || !too_large(added)) break;
       multiply_again();
       transform(variant);
       raised = true;
@@ -83,35 +82,19 @@ struct Sm90Softmax {
     return raised;
   }
 
- private:
+ protected:
+  static FLASHPLAN_DEVICE bool too_large(const float (&added)[2]) {
+    // Sums and 16-bit products hold weights of this size as well as those up to 1.
+    constexpr float kMost = 1024.0F;
+    return __any_sync(0xffffffffU, added[0] > kMost || added[1] > kMost);
+  }
+
   template <typename Variant>
   FLASHPLAN_DEVICE void transform(const Variant& variant) {
-    if constexpr (Variant::kTransformsLogits && !Variant::kReadsPositions) {
+    if constexpr (Variant::kTransformsLogits) {
 #pragma unroll
       for (int i = 0; i < S::kTileKv / 2; ++i)
         logits[i] = variant.logit(logits[i], LogitPosition());
-    }
-  }
-
-  /// The same for a variant that reads positions.
-  template <typename Variant>
-  FLASHPLAN_DEVICE void transform_at(const AttentionParams& p, const Variant& variant,
-                                     const Sm90Context& context, int32_t head, int first_row,
-                                     int thread, int32_t key) {
-    const RowBlock block = context.block(p);
-    const int32_t first = key + opaque(thread) % 4 * 2;  // this thread's first column
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      LogitPosition at = block.logit_position(p, S::row(first_row, opaque(thread), half), head,
-                                              context.segment.qo_len);
-      const int32_t last_key = max(at.kv_len - 1, 0);  // a tile of a merge may have no keys
-#pragma unroll
-      for (int i = 0; i < 2 * kKeyTiles; ++i) {
-        float& x = logits[i / 2 * 4 + 2 * half + i % 2];
-        at.key = min(first + i / 2 * 8 + i % 2, last_key);
-        if constexpr (Variant::kTransformsLogits) x = variant.logit(x, at);
-        if constexpr (Variant::kMasksLogits) x = variant.visible(at) ? x : -infinity();
-      }
     }
   }
 
@@ -171,6 +154,7 @@ struct Sm90Softmax {
 
   /// Raises the shifts to the largest logits.
   FLASHPLAN_DEVICE void raise(float scale, float (&shrink)[2]) {
+    float largest[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       float chains[4];
@@ -179,7 +163,15 @@ struct Sm90Softmax {
         const float pair = fmaxf(logits[4 * n + 2 * half], logits[4 * n + 2 * half + 1]);
         chains[n % 4] = n < 4 ? pair : fmaxf(chains[n % 4], pair);
       }
-      float x = fmaxf(fmaxf(chains[0], chains[1]), fmaxf(chains[2], chains[3]));
+      largest[half] = fmaxf(fmaxf(chains[0], chains[1]), fmaxf(chains[2], chains[3]));
+    }
+    raise_to(largest, scale, shrink);
+  }
+  /// Raises the shifts to the largest of the logits that the four threads of a row give.
+  FLASHPLAN_DEVICE void raise_to(const float (&largest)[2], float scale, float (&shrink)[2]) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float x = largest[half];
       x = fmaxf(x, __shfl_xor_sync(0xffffffffU, x, 1));
       x = fmaxf(x, __shfl_xor_sync(0xffffffffU, x, 2));
       const float raised = fmaxf(shift[half], x * scale);
