@@ -225,7 +225,7 @@ BLOCK_SPARSE = [
 VARIED = (
     [
         Case(**batch, variant=variant, q_dtype="float32", **options)
-        for variant in ("elements", "biased", "prefix_lm", "blocks", "sigmoid")
+        for variant in ("elements", "ends", "biased", "prefix_lm", "blocks", "sigmoid")
         for batch in (BATCH, {"qo_lens": (4, 1, 2, 150), "kv_lens": (300, 777, 1, 170)})
         for options in (
             {"page_size": 16},
@@ -245,7 +245,7 @@ VARIED = (
             num_ctas=9,
             batch_invariant=invariant,
         )
-        for variant in ("elements", "biased", "prefix_lm", "sigmoid")
+        for variant in ("elements", "ends", "biased", "prefix_lm", "sigmoid")
         for invariant in (False, True)
     ]
     + [

@@ -106,9 +106,10 @@ def test_nvrtc_of_another_place(nvrtc):
     assert "/nonexistent.so" in done.stdout
 
 
-def test_the_hopper_kernel_takes_logits(gpu_code, monkeypatch):
+@pytest.mark.parametrize(("name", "head_dim"), [("ends", 64), ("biased", 128), ("sigmoid", 64)])
+def test_the_hopper_kernel_takes_all_but_keys_and_values(gpu_code, monkeypatch, name, head_dim):
     """Optimised as for users: the log would say that products wait for each other."""
     monkeypatch.delenv("FLASHPLAN_NVRTC_FLAGS")
-    variant = VARIANTS["biased"].variant
-    assert gpu_code(variant, "90a", 128, family="sm90").startswith(b"\x7fELF")
+    variant = VARIANTS[name].variant
+    assert gpu_code(variant, "90a", head_dim, family="sm90").startswith(b"\x7fELF")
     assert variant._core.compile_log() == ""

@@ -48,6 +48,14 @@ _ELEMENTS = {
     "value": "if (dim % 2) return -x;\nreturn x + 0.5f * (token % 4) - head;",
     "output": "return abs(x) < 64 ? x * gains[dim] - step * token + head + shifts[request] : x;",
 }
+_ENDS = {
+    "query": lambda x, request, token, head, dim, *, gains, shifts, step: (
+        x * gains[dim] + step * np.fmod(token, 3) + 0.125 * head
+    ),
+    "output": lambda x, request, token, head, dim, *, gains, shifts, step: np.where(
+        np.abs(x) < 64, x * gains[dim] - step * token + head + shifts[request], x
+    ),
+}
 _LOGITS = (
     "float bias = slopes[qo_head] * (key - query);\n"
     "bias += 0.1f * sin(request + kv_head);\n"
@@ -69,20 +77,26 @@ VARIANTS = {
             tensors={"gains": "float32", "shifts": "int32"},
             scalars={"step": 9.0},
         ),
-        {
-            "query": lambda x, request, token, head, dim, *, gains, shifts, step: (
-                x * gains[dim] + step * np.fmod(token, 3) + 0.125 * head
-            ),
+        _ENDS
+        | {
             "key": lambda x, request, token, head, dim, *, gains, shifts, step: (
                 x * np.where(token % 2 == 0, 1, -1) + step * head + shifts[request]
             ),
             "value": lambda x, request, token, head, dim, **_: np.where(
                 dim % 2, -x, x + 0.5 * (token % 4) - head
             ),
-            "output": lambda x, request, token, head, dim, *, gains, shifts, step: np.where(
-                np.abs(x) < 64, x * gains[dim] - step * token + head + shifts[request], x
-            ),
         },
+        _element_arguments,
+    ),
+    # Without changed keys and values, which the sm90 kernels do not serve.
+    "ends": VariantCase(
+        fp.Variant(
+            "ends",
+            **{name: _ELEMENTS[name] for name in ("query", "output")},
+            tensors={"gains": "float32", "shifts": "int32"},
+            scalars={"step": 9.0},
+        ),
+        _ENDS,
         _element_arguments,
     ),
     "biased": VariantCase(

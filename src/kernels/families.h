@@ -25,13 +25,13 @@ inline constexpr KernelFamily kSm80Family = {.name = "sm80",
                                              .preference = no_preference};
 
 /// What the sm90 family is compiled for, but for batch-invariant results, rotations, and variants
-/// that change more than logits and what rows see.
+/// that change keys or values.
 inline Axis first_unserved_by_sm90(const Kernel& kernel, const AttentionOptions& options) noexcept {
   const Axis axis = first_unserved_axis(kernel, options);
   if (axis != Axis::kNone) return axis;
   if (options.batch_invariant) return Axis::kBatchInvariant;
   const Variant::Impl* variant = options.variant.impl();
-  if (variant != nullptr && !variant->has_logits_alone()) return Axis::kVariant;
+  if (variant != nullptr && variant->changes_keys_or_values()) return Axis::kVariant;
   return options.rope ? Axis::kRope : Axis::kNone;
 }
 

@@ -28,8 +28,7 @@ struct Variant::Impl {
   std::vector<Tensor> tensors;
   std::vector<Scalar> scalars;
 
-  /// Whether it changes logits and what rows see, and nothing else.
-  bool has_logits_alone() const { return !query && !key && !value && !output && softmax; }
+  bool changes_keys_or_values() const { return key || value; }
 
   mutable std::mutex log_mutex;
   mutable std::string log;  // Variant::compile_log()

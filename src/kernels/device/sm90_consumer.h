@@ -51,7 +51,9 @@ class Sm90Consumer {
  private:
   static constexpr int kKeyTiles = S::kTileKv / 8;
   static constexpr int kDimTiles = S::kHeadDimVo / 8;
-  using Softmax = typename Sm90SoftmaxOf<S, S::Variant::kReadsPositions>::Type;
+  using Variant = typename S::Variant;
+  using Softmax =
+      typename Sm90SoftmaxOf<S, Variant::kReadsPositions || !Variant::kUseSoftmax>::Type;
   using Visible = typename Softmax::Visible;
   using ByDims = Wgmma<S::kQ, S::kTileKv>;
   using ByRows = Wgmma<S::kQ, S::kHeadDimVo>;
@@ -167,7 +169,7 @@ class Sm90Consumer {
     int k_slot = 0;
     if (has_keys) {
       k_slot = next_slot();
-      if (S::kQBuffers > 1) wait_queries();
+      if (S::kQBuffers > 1) wait_queries(unit);
     }
     const bool has_last = last.tile >= 0;
     const bool shared = has_keys && is_shared(unit);
@@ -202,7 +204,7 @@ class Sm90Consumer {
         write_output(last);
         for (float& x : o_) x = 0.0F;  // frees the registers for merging, too
       }
-      if (has_keys) wait_queries();
+      if (has_keys) wait_queries(unit);
       wait_turn(shared);
       multiply_keys(k_slot, shared);
       end_turn(shared);
@@ -227,7 +229,7 @@ class Sm90Consumer {
       if (S::kQBuffers == 1) release_queries();
       return;
     }
-    typename S::Variant variant(p_);
+    Variant variant(p_);
     if (p_.variant.k_scales.data != nullptr) {
       variant.scale_logits(p_.variant.k_scales.of(unit.head));
     }
@@ -263,8 +265,42 @@ class Sm90Consumer {
     if (S::kQBuffers == 1) release_queries();
   }
 
-  FLASHPLAN_DEVICE void wait_queries() const {
+  FLASHPLAN_DEVICE void wait_queries(const Unit& unit) const {
     mbarrier_wait(barrier(S::kQFull, q_index_ % S::kQBuffers), q_index_ / S::kQBuffers & 1);
+    if constexpr (Variant::kTransformsQuery) {
+      const bool shared = is_shared(unit);
+      if (is_own(shared, q_index_)) transform_queries(unit, shared);
+    }
+  }
+  /// Replaces this warpgroup's queries by what the variant makes of them, in shared memory.
+  FLASHPLAN_DEVICE void transform_queries(const Unit& unit, bool is_shared) const {
+    constexpr int kChunks = S::kHeadDimQk / 8;  // of 16 bytes in a row
+    const Variant variant(p_);
+    const RowBlock block = context_of(unit).block(p_);
+    const int lane = opaque(thread_) % 32;
+    const int own_row = opaque(thread_) / 32 * 16;  // the first of this warp
+    const uint32_t queries = q_address(q_index_, is_shared) + own_row * 128;
+#pragma unroll 1
+    for (int i = lane; i < 16 * kChunks; i += 32) {
+      const int r = i / kChunks;
+      const int chunk = i % kChunks;
+      const uint32_t address =
+          queries + chunk / 8 * S::Query::kBlockBytes + r * 128 + ((chunk ^ r) % 8 << 4);
+      const ElementPosition at = element_position(p_, block.rows, block.position, unit.head,
+                                                  first_row(is_shared) + own_row + r, chunk * 8);
+      uint4 pairs = load_shared_16(address);
+      const auto pair = [&](uint32_t pair, int first) {
+        return transformed<S::kQ>(pair, [&](float x, int j) {
+          // Zeros past the last dim stay zeros.
+          const ElementPosition of_x = at.next(first + j);
+          return of_x.dim < p_.tensors.head_dim_qk ? variant.query(x, of_x) : x;
+        });
+      };
+      pairs = {pair(pairs.x, 0), pair(pairs.y, 2), pair(pairs.z, 4), pair(pairs.w, 6)};
+      store_shared_16(address, pairs);
+    }
+    fence_async_proxy();  // wgmma reads them
+    barrier_wait(S::kOwnBarrier + warpgroup_, 128);
   }
   /// Frees the queries of the unit before, once the output staged in their memory is read.
   FLASHPLAN_DEVICE void release_queries() const {
@@ -272,9 +308,9 @@ class Sm90Consumer {
     release(S::kQEmpty, (q_index_ - (S::kQBuffers - 1)) % S::kQBuffers);
   }
 
-  FLASHPLAN_DEVICE bool weigh_step(const typename S::Variant& variant, const Unit& unit,
-                                   bool is_shared, const Visible& visible, int32_t key, int k_slot,
-                                   bool is_first, float (&shrink)[2]) {
+  FLASHPLAN_DEVICE bool weigh_step(const Variant& variant, const Unit& unit, bool is_shared,
+                                   const Visible& visible, int32_t key, int k_slot, bool is_first,
+                                   float (&shrink)[2]) {
     if (!visible.has_rows) return false;
     return softmax_.weigh_step(p_, variant, context_of(unit), visible, first_row(is_shared),
                                thread_, key, is_first, shrink,

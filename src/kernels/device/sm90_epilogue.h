@@ -31,6 +31,11 @@ class Sm90Epilogue {
     float lse[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
+      if constexpr (!S::Variant::kUseSoftmax) {
+        scale[half] = 1.0F;
+        lse[half] = 0.0F;
+        continue;
+      }
       float sum = sums[half];
       sum += __shfl_xor_sync(0xffffffffU, sum, 1);
       sum += __shfl_xor_sync(0xffffffffU, sum, 2);
@@ -68,6 +73,25 @@ class Sm90Epilogue {
  private:
   static constexpr int kDimTiles = S::kHeadDimVo / 8;
 
+  /// What the variant makes of the results of a row.
+  struct Output {
+    const AttentionParams& p;
+    ElementPosition at;  // of dim 0
+
+    FLASHPLAN_DEVICE Output(const AttentionParams& p, const PackedRows& rows, int32_t kv_head,
+                            int row)
+        : p(p), at() {
+      if constexpr (S::Variant::kTransformsOutput) {
+        at = element_position(p, rows, first_position(p, rows), kv_head, row, 0);
+      }
+    }
+    FLASHPLAN_DEVICE float operator()(float x, int dim) const {
+      if constexpr (!S::Variant::kTransformsOutput) return x;
+      // Of dims that are not there, the last one is computed, and not written.
+      return typename S::Variant(p).output(x, at.next(min(dim, p.tensors.head_dim_vo - 1)));
+    }
+  };
+
   FLASHPLAN_DEVICE int row(int half) const { return S::row(first_row_, opaque(thread_), half); }
 
   /// Whether o has the dtype of the kernel, in rows of aligned chunks of 16 bytes.
@@ -99,14 +123,17 @@ class Sm90Epilogue {
     }
     const float values_scale = v_scale(p_, head);
     const float total_scale[2] = {scale[0] * values_scale, scale[1] * values_scale};
+    const Output output[2] = {{p_, rows, head, row(0)}, {p_, rows, head, row(1)}};
     const bool has_all_dims = p_.tensors.head_dim_vo == S::kHeadDimVo;
     if (!writes_chunks() || (S::kQBuffers == 1 && !has_all_dims)) {
-      write_anything(rows, head, o, total_scale);
+      write_anything(rows, head, o, total_scale, output);
       return;
     }
     const auto pair = [&](int i, int half) {
-      return Element<S::kQ>::pack(o[4 * i + 2 * half] * total_scale[half],
-                                  o[4 * i + 2 * half + 1] * total_scale[half]);
+      const int dim = i * 8 + lane % 4 * 2;
+      return Element<S::kQ>::pack(
+          output[half](o[4 * i + 2 * half] * total_scale[half], dim),
+          output[half](o[4 * i + 2 * half + 1] * total_scale[half], dim + 1));
     };
     if constexpr (S::kQBuffers == 1) {
       // Lane r computes the address of row r; other lanes read it by a shuffle.
@@ -163,7 +190,7 @@ class Sm90Epilogue {
 
   /// Results of any dtype, alignment and head dim, from registers.
   FLASHPLAN_DEVICE void write_anything(const PackedRows& rows, int32_t head, const Accumulators& o,
-                                       const float (&scale)[2]) const {
+                                       const float (&scale)[2], const Output (&output)[2]) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       if (row(half) >= rows.num_rows) continue;
@@ -172,7 +199,7 @@ class Sm90Epilogue {
       for (int i = 0; i < 2 * kDimTiles; ++i) {
         const int dim = i / 2 * 8 + opaque(thread_) % 4 * 2 + i % 2;
         const float x = o[i / 2 * 4 + 2 * half + i % 2] * scale[half];
-        if (dim < p_.tensors.head_dim_vo) store_one(to + dim, x);
+        if (dim < p_.tensors.head_dim_vo) store_one(to + dim, output[half](x, dim));
       }
     }
   }
@@ -362,10 +389,12 @@ class Sm90Epilogue {
         const int64_t from = first_row + first * state_rows;
         const float lse =
             load_if(lane < count, p_.workspace.partial_lse + from + lane * state_rows, -infinity());
-        float weight;
-        const float shrink = merged.add_of_lanes(lse, &weight);
+        float weight = 1.0F;
+        if constexpr (S::Variant::kUseSoftmax) {
+          const float shrink = merged.add_of_lanes(lse, &weight);
 #pragma unroll
-        for (float4& quad : o) quad = scaled(quad, shrink);
+          for (float4& quad : o) quad = scaled(quad, shrink);
+        }
 #pragma unroll 1
         for (int n = 0; n < count; n += kStatesAtOnce) {
           float4 added[kStatesAtOnce][kQuadsOfLane];
@@ -392,7 +421,7 @@ class Sm90Epilogue {
       for (int q = 0; q < kQuadsOfLane; ++q) {
         if (lane < kQuads) {
           write_four(merge.rows, merge.kv_head, row, (q * 32 + lane) * 4,
-                     scaled(o[q], merged.inverse()), merged.lse());
+                     S::Variant::kUseSoftmax ? scaled(o[q], merged.inverse()) : o[q], merged.lse());
         }
       }
     }
@@ -452,6 +481,8 @@ class Sm90Epilogue {
     float scale = 1.0F;
     if (p_.variant.sinks != nullptr) add_sink(to.head, scale, lse);
     o = scaled(o, scale * v_scale(p_, kv_head));
+    const Output output(p_, rows, kv_head, row);
+    o = {output(o.x, dim), output(o.y, dim + 1), output(o.z, dim + 2), output(o.w, dim + 3)};
     if (writes_chunks()) {
       if (dim >= p_.tensors.head_dim_vo) return;
       *reinterpret_cast<uint2*>(static_cast<uint16_t*>(p_.tensors.o.data) + to.o(p_) + dim) = {

@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// Online softmax of the sm90 family for variants whose bodies read positions.
+// Weights of the sm90 family for variants whose bodies read positions, or that have no softmax.
 #pragma once
 
 #include "kernels/device/sm90_softmax.h"
 
 namespace flashplan::device {
 
-/// Differs from Sm90Softmax in two ways. In a step in which every row sees every key, a logit is
-/// transformed right before its weight is computed, so that the arithmetic of the body runs beside
-/// the exponentials. And the shifts follow logits that grow with the key, as those of ALiBi do,
-/// before weights come out too large.
+/// With a softmax it differs from Sm90Softmax in two ways. In a step in which every row sees every
+/// key, a logit is transformed right before its weight is computed, so that the arithmetic of the
+/// body runs beside the exponentials. And the shifts follow logits that grow with the key, as those
+/// of ALiBi do, before weights come out too large. Without a softmax there are neither shifts nor
+/// sums.
 template <typename S>
 struct Sm90VariantSoftmax : Sm90Softmax<S> {
   using Base = Sm90Softmax<S>;
@@ -42,6 +43,17 @@ struct Sm90VariantSoftmax : Sm90Softmax<S> {
       return visible.begin > first || visible.end < first + S::kTileKv;
     };
     const Transform<Variant> of(variant, rows_, key + opaque(thread) % 4 * 2);
+    if constexpr (!Variant::kUseSoftmax) {
+      if (hides()) {
+        asm volatile("");  // a branch, as in Sm90Softmax
+        transform<false>(of);
+        Base::mask(p, context, visible, first_row, thread, key);
+      } else {
+        transform<true>(of);
+      }
+      drop_masked();
+      return false;
+    }
     shrink[0] = shrink[1] = 1.0F;
     float added[2];
     bool raised = false;
@@ -53,7 +65,7 @@ struct Sm90VariantSoftmax : Sm90Softmax<S> {
       if (!is_weighed) multiply_again();
     }
     if (!is_weighed) {
-      transform(of);
+      transform<false>(of);
       if (hides()) {
         asm volatile("");  // a branch, as in Sm90Softmax
         Base::mask(p, context, visible, first_row, thread, key);
@@ -105,12 +117,18 @@ struct Sm90VariantSoftmax : Sm90Softmax<S> {
     }
   };
 
-  template <typename Variant>
+  template <bool kHasAllKeys, typename Variant>
   FLASHPLAN_DEVICE void transform(const Transform<Variant>& of) {
 #pragma unroll
     for (int i = 0; i < S::kTileKv / 2; ++i) {
-      logits[i] = of.template operator()<false>(logits[i], i);
+      logits[i] = of.template operator()<kHasAllKeys>(logits[i], i);
     }
+  }
+
+  /// Turns masked logits into weights of 0.
+  FLASHPLAN_DEVICE void drop_masked() {
+#pragma unroll
+    for (float& x : logits) x = x == -infinity() ? 0.0F : x;
   }
 
   template <typename Variant>
@@ -158,8 +176,8 @@ struct Sm90VariantSoftmax : Sm90Softmax<S> {
   LogitPosition rows_[2];  // of this thread's rows, at key 0
 };
 
-/// The softmax of a kernel's variant.
-template <typename S, bool kReadsPositions>
+/// What turns the logits of a kernel's variant into weights.
+template <typename S, bool kNeedsOwn>
 struct Sm90SoftmaxOf {
   using Type = Sm90Softmax<S>;
 };
