@@ -26,6 +26,7 @@ class Call:
     optional = ("workspace",)  # of the tensors
     numbers = ()  # arguments that may be no tensors, besides stream
     parameters = ()  # tensors that may be numbers
+    read_whole = ()  # tensors that are read to an end which no other argument has to agree with
 
     def __init__(self, rng):
         self.rng = rng

@@ -62,6 +62,7 @@ class Sample(OfLogits):
     written = ("out", "logprobs", "status")
     optional = (*parameters, "logit_bias", "logprobs", "status")
     numbers = (*parameters, "from_probs")
+    read_whole = ("logits",)
     related = {
         "logits": (*parameters, "logit_bias", *written),
         "from_probs": ("temperature", "logits"),
