@@ -12,29 +12,49 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 WORK = ROOT / "build" / "mutants"
-BUILD_SECONDS, STEP_SECONDS, TEST_SECONDS = 1200, 1200, 90
+BUILD_SECONDS, STEP_SECONDS, TEST_SECONDS = 1200, 1200, 240
 NO_TESTS = 5  # pytest's exit code where all tests are left out
 
 # Steps are "ctest:<regex of names>" or "pytest:<files>". For each folder, the steps that are likely
 # to notice its mutants run first.
 FIRST = {
-    "src/abi": ["ctest:test_schedule", "ctest:test_engine"],
-    "src/plan": [
-        "ctest:test_schedule|test_prefixes",
-        "ctest:test_select_kernel|test_workspace_layout|test_status",
-    ],
-    "src/cpu": ["ctest:test_engine", "ctest:test_append_merge"],
+    "src/abi": ["ctest:test_schedule", "ctest:test_engine", "pytest:test_masks test_key_ranges"],
+    "src/plan/prefix": ["ctest:test_prefixes"],
+    "src/plan/select_kernel": ["ctest:test_select_kernel"],
+    "src/plan/workspace": ["ctest:test_workspace_layout|test_status"],
+    "src/plan/check": ["ctest:test_status", "pytest:test_errors"],
+    "src/plan": ["ctest:test_schedule|test_prefixes", "ctest:test_select_kernel|test_status"],
+    "src/cpu/thread_pool": ["ctest:test_thread_pool"],
+    "src/cpu/merge": ["ctest:test_append_merge|test_engine"],
+    "src/cpu": ["ctest:test_engine", "pytest:test_nonfinite"],
+    "src/api/find": ["ctest:test_prefixes"],
+    "src/api/plan": ["ctest:test_status", "pytest:test_errors test_plan"],
     "src/api": [
         "ctest:test_status|test_run_status|test_tensor_checks|test_memory_checks|test_aliasing"
     ],
+    "src/ops/cpu/verify": ["pytest:test_speculative"],
+    "src/ops/cpu/speculative": ["pytest:test_speculative"],
+    "src/ops/speculative": ["pytest:test_speculative"],
+    "src/ops/rope": ["ctest:test_rows", "pytest:test_rope test_rope_append"],
+    "src/ops/cpu/rope": ["ctest:test_rows", "pytest:test_rope test_rope_append"],
+    "src/ops/apply_penalties": ["pytest:test_penalties"],
+    "src/ops/cpu/apply_penalties": ["pytest:test_penalties"],
+    "src/ops/append": ["ctest:test_append_merge|test_aliasing", "pytest:test_append"],
+    "src/ops/merge": ["ctest:test_append_merge|test_aliasing", "pytest:test_merge"],
     "src/ops": ["ctest:test_rows|test_sampling|test_append_merge|test_aliasing"],
     "src/common": ["ctest:test_status|test_variants"],
     "src/variant": ["ctest:test_variants", "pytest:test_variants"],
-    "src/c_abi": ["ctest:test_c_abi|test_c_structs"],
+    "src/c_abi": ["ctest:test_c_abi|test_c_structs", "ctest:test_c_ops|test_c_sampling"],
+    "bindings/xla": ["pytest:test_jax"],
+    "bindings/ops": ["pytest:test_append test_merge test_errors"],
     "bindings": ["pytest:test_errors test_dlpack test_streams test_jax"],
+    "python/flashplan/transformers": ["pytest:test_transformers test_transformers_models"],
+    "python/flashplan/jax": ["pytest:test_jax"],
+    "python/flashplan/torch": ["pytest:test_torch"],
+    "python/flashplan/variant": ["pytest:test_variants"],
     "python": ["pytest:test_errors test_api"],
 }
-# Then these steps run, the fastest first.
+# Then these steps run for those that no step noticed, the fastest first.
 QUICK = [
     "ctest:test_(aliasing|append_merge|memory_checks|run_status|select_kernel|status|tensor_checks)",
     "ctest:test_(thread_pool|workspace_layout)",
@@ -81,6 +101,16 @@ def ctest_options(what, left_out):
     return ["-R", f"^({what})$", *(["-E", f"^({'|'.join(left_out)})$"] if left_out else [])]
 
 
+def targets(step):
+    """What a step needs built: test programs by name, the extension, or everything."""
+    tool, _, what = step.partition(":")
+    if tool == "pytest":
+        return ["_core"]
+    programs = sorted(path.stem for path in (ROOT / "tests" / "cpp").glob("test_*.cpp"))
+    chosen = [name for name in programs if re.fullmatch(what, name)] if what != "*" else []
+    return chosen or ["all"]
+
+
 def pytest_files(what):
     """The paths of the files that a step names; "*": those that no step names."""
     if what != "*":
@@ -115,7 +145,7 @@ class Worker:
         self.left_out = {"ctest": [], "pytest": []}  # tests that fail without a mutant
         self.copy_tree()
         self.must("cmake", "-S", self.tree, "-B", self.build, "-G", "Ninja", *self.options())
-        self.must("cmake", "--build", self.build)
+        self.must("cmake", "--build", self.build, "--target", "_core")
         package = self.site / "flashplan"
         package.mkdir(parents=True, exist_ok=True)
         modules = [*(self.tree / "python" / "flashplan").iterdir()]
@@ -207,17 +237,18 @@ class Worker:
         path = self.tree / mutant.file
         original = path.read_text()
         path.write_text(original.replace(mutant.old, mutant.new))
-        library = not mutant.file.startswith(("bindings", "python"))
+        if mutant.file.startswith(("bindings", "python")):  # C++ tests run none of their code
+            steps = [step for step in steps if step.startswith("pytest")]
         try:
-            # Also for Python: the library may still be that of the last mutant.
-            target = [] if library else ["--target", "_core"]
-            code, text = self.run(["cmake", "--build", self.build, *target], BUILD_SECONDS)
-            if code != 0:
-                errors = [line for line in text.splitlines() if "error" in line]
-                return "invalid", " ".join(errors[:1]) or text[-300:]
             for step in steps:
-                # C++ tests run no code of the bindings.
-                failed = self.test(step) if library or step.startswith("pytest") else []
+                # Also for Python: the library may still be that of the last mutant.
+                code, text = self.run(
+                    ["cmake", "--build", self.build, "--target", *targets(step)], BUILD_SECONDS
+                )
+                if code != 0:
+                    errors = [line for line in text.splitlines() if "error" in line]
+                    return "invalid", " ".join(errors[:1]) or text[-300:]
+                failed = self.test(step)
                 if failed:
                     return "killed", f"{step.partition(':')[0]} {failed[0]}"
             return "", ""

@@ -3,14 +3,14 @@
 """Puts small bugs into the sources, one at a time, to see whether a test notices them.
 
     python tests/mutants.py --check              each mutant's text is in its file once
-    python tests/mutants.py [--only TEXT] [--sample N] [--quick] [--jobs N]
-                            [--shard I/N] [--time-limit SECONDS] [--verdicts FILE]
+    python tests/mutants.py [--only TEXT] [--sample N] [--seed S] [--first] [--quick] [--trust]
+                            [--jobs N] [--shard I/N] [--time-limit SECONDS] [--verdicts FILE]
 
 tests/mutants/*.txt holds the list: `file: what it would break`, then the text ("- ") and what
-replaces it ("+ "). Each job has a copy of the tree with a build of its own. The quick tests run for
-every mutant, those first that are likely to notice; then the slow tests for those that no quick one
-noticed. Prints the survivors and the score; fails below 90 %. With ccache as
-CMAKE_CXX_COMPILER_LAUNCHER, further copies are built in seconds.
+replaces it ("+ "). Each job has a copy of the tree with a build of its own, and builds only what
+the next tests need. Every mutant meets the tests that are likely to notice it; then those that no
+test noticed meet the quick tests, and then the slow ones. Prints the survivors and the score; fails
+below 90 %. With ccache as CMAKE_CXX_COMPILER_LAUNCHER, further copies are built in seconds.
 """
 
 import argparse
@@ -148,24 +148,27 @@ def first_steps(mutant):
 
 
 def verdicts_of(chosen, args, clock, record):
-    """{verdict: mutants}. Where time ran out: "unnoticed" by the quick tests, or "untried"."""
+    """{verdict: mutants}. Where time ran out: "unnoticed" so far, or "untried"."""
     trial = Trial(args.jobs, clock, record)
-    trial.leave_out_failures(QUICK)
-    print(f"quick tests of {len(chosen)} mutants, {clock.left():.0f} s left", flush=True)
-    found = trial.run(
-        chosen,
-        lambda mutant: [*first_steps(mutant), *QUICK],
-        "survived" if args.quick else "unnoticed",
-    )
-    unnoticed = [mutant for mutant, verdict in found.items() if verdict == "unnoticed"]
-    if unnoticed:
-        print(f"slow tests of {len(unnoticed)}, {clock.left():.0f} s left", flush=True)
-        trial.leave_out_failures(SLOW)
-        slow = trial.run(unnoticed, lambda mutant: SLOW)
-        found |= {mutant: verdict for mutant, verdict in slow.items() if verdict}
+    rounds = [
+        ("first", first_steps),
+        ("quick", lambda mutant: QUICK),
+        ("slow", lambda mutant: SLOW),
+    ][: 1 if args.first else 2 if args.quick else 3]
+    found = dict.fromkeys(chosen, "unnoticed")
+    for name, steps_of in rounds:
+        left = [mutant for mutant in chosen if found[mutant] == "unnoticed"]
+        if not args.trust:
+            trial.leave_out_failures(dict.fromkeys(s for m in left for s in steps_of(m)))
+        print(f"{name} tests of {len(left)} mutants, {clock.left():.0f} s left", flush=True)
+        is_last = name == rounds[-1][0] and name != "first"
+        otherwise = "survived" if is_last else "unnoticed"
+        tried = trial.run(left, steps_of, otherwise)
+        untried = "untried" if name == "first" else "unnoticed"
+        found |= {mutant: verdict or untried for mutant, verdict in tried.items()}
     verdicts = {verdict: [] for verdict in VERDICTS}
     for mutant, verdict in found.items():
-        verdicts[verdict or "untried"].append(mutant)
+        verdicts[verdict].append(mutant)
     return verdicts
 
 
@@ -176,7 +179,9 @@ def parse():
     parser.add_argument("--sample", type=int, help="so many of them, at random")
     parser.add_argument("--seed", type=int, default=0, help="of the sample")
     parser.add_argument("--shard", default="1/1", help="I/N: every N-th mutant from the I-th on")
+    parser.add_argument("--first", action="store_true", help="the likely tests alone")
     parser.add_argument("--quick", action="store_true", help="leave out the slow tests")
+    parser.add_argument("--trust", action="store_true", help="all tests pass without a mutant")
     jobs = max(len(os.sched_getaffinity(0)) // 2, 1)
     parser.add_argument("--jobs", type=int, default=jobs, help=f"mutants at a time ({jobs})")
     parser.add_argument("--time-limit", type=float, help="seconds after which to stop and report")
