@@ -26,7 +26,7 @@ __global__ void __launch_bounds__(Sm90Shape<Choices>::kThreads, 1)
       mbarrier_init(base + S::kSlotFull + i * 8, 1);
       mbarrier_init(base + S::kSlotEmpty + i * 8, S::kConsumerWarps);
     }
-    for (int i = 0; i < S::kQBuffers; ++i) {
+    for (int i = 0; i < S::kQBarriers; ++i) {
       mbarrier_init(base + S::kQFull + i * 8, 2);
       mbarrier_init(base + S::kQEmpty + i * 8, S::kConsumerWarps);
     }

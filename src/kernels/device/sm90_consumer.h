@@ -35,7 +35,9 @@ class Sm90Consumer {
       attend(unit, last, has_keys);
       if (has_keys) {
         last = unit;
-        ++q_index_;
+        last_q_ = q_;
+        last_q_parts_ = is_shared(unit) ? S::kQParts : 1;
+        q_ += last_q_parts_;
         begins_tile = is_last_head(unit);
         begins_tile ? ++unit.tile : ++unit.head;
       } else {
@@ -85,9 +87,9 @@ class Sm90Consumer {
     return __any_sync(0xffffffffU,
                       unit.tile >= 0 && context_of(unit).block(p_).rows.num_rows > 64) != 0;
   }
-  /// Whether this warpgroup computes rows of the unit that has queries number `index`.
-  FLASHPLAN_DEVICE bool is_own(bool is_shared, int32_t index) const {
-    return is_shared || index % S::kWarpgroups == warpgroup_;
+  /// Whether this warpgroup computes rows of the unit whose queries are at `place`.
+  FLASHPLAN_DEVICE bool is_own(bool is_shared, int32_t place) const {
+    return is_shared || place % S::kWarpgroups == warpgroup_;
   }
   /// The first row of this warpgroup in the tile.
   FLASHPLAN_DEVICE int first_row(bool is_shared) const { return is_shared ? warpgroup_ * 64 : 0; }
@@ -99,8 +101,8 @@ class Sm90Consumer {
     __syncwarp();
     if (thread_ % 32 == 0) mbarrier_arrive(barrier(first, index));
   }
-  FLASHPLAN_DEVICE uint32_t q_address(int32_t index, bool is_shared) const {
-    return base_ + S::kQuery + index % S::kQBuffers * S::kQBytes + first_row(is_shared) * 128;
+  FLASHPLAN_DEVICE uint32_t q_address(int32_t place, bool is_shared) const {
+    return base_ + S::query_offset(place) + first_row(is_shared) * 128;
   }
   FLASHPLAN_DEVICE uint32_t slot_address(int slot) const {
     return base_ + S::kFirstSlot + slot * S::kSlotBytes;
@@ -135,7 +137,7 @@ class Sm90Consumer {
 
   FLASHPLAN_DEVICE void multiply_keys(int slot, bool is_shared) {
     wgmma_fence();
-    const WgmmaOperand q = S::Query::by_dims(q_address(q_index_, is_shared));
+    const WgmmaOperand q = S::Query::by_dims(q_address(q_, is_shared));
     const WgmmaOperand k = S::Key::by_dims(slot_address(slot));
 #pragma unroll
     for (int i = 0; i < S::kHeadDimQk / 16; ++i) {
@@ -167,12 +169,13 @@ class Sm90Consumer {
   /// another warpgroup, with whatever is in that memory, and nobody reads the product.
   FLASHPLAN_DEVICE void attend(const Unit& unit, const Unit& last, bool has_keys) {
     int k_slot = 0;
+    const bool has_last = last.tile >= 0;
+    const bool shared = has_keys && is_shared(unit);
     if (has_keys) {
+      if (shared) skip_query_parts();
       k_slot = next_slot();
       if (S::kQBuffers > 1) wait_queries(unit);
     }
-    const bool has_last = last.tile >= 0;
-    const bool shared = has_keys && is_shared(unit);
     if constexpr (S::kQBuffers > 1) {
       const bool in_turns = shared || is_shared(last);
       if (has_last) {
@@ -216,17 +219,17 @@ class Sm90Consumer {
     wgmma_wait<0>();
     pin(softmax_.logits);
     if (!has_keys) {
-      if (S::kQBuffers > 1 && has_last) release_queries();
+      if (S::kQBuffers > 1 && has_last) release_queries(last_q_, last_q_parts_);
       return;
     }
-    if (!is_own(shared, q_index_)) {
+    if (!is_own(shared, q_)) {
       release(S::kSlotEmpty, k_slot);
-      if (S::kQBuffers > 1 && has_last) release_queries();
+      if (S::kQBuffers > 1 && has_last) release_queries(last_q_, last_q_parts_);
       for (key += S::kTileKv; key < end; key += S::kTileKv) {
         pass_slot();
         pass_slot();
       }
-      if (S::kQBuffers == 1) release_queries();
+      if (S::kQBuffers == 1) release_queries(q_, 1);
       return;
     }
     Variant variant(p_);
@@ -238,7 +241,7 @@ class Sm90Consumer {
     weigh_step(variant, unit, shared, visible, key, k_slot, true, shrink);
     release(S::kSlotEmpty, k_slot);
     pack();
-    if (S::kQBuffers > 1 && has_last) release_queries();
+    if (S::kQBuffers > 1 && has_last) release_queries(last_q_, last_q_parts_);
     for (key += S::kTileKv; key < end; key += S::kTileKv) {
       k_slot = next_slot();
       wait_turn(shared);
@@ -262,14 +265,17 @@ class Sm90Consumer {
         }
       }
     }
-    if (S::kQBuffers == 1) release_queries();
+    if (S::kQBuffers == 1) release_queries(q_, 1);
   }
 
+  FLASHPLAN_DEVICE void wait_query_part() const {
+    mbarrier_wait(barrier(S::kQFull, q_ % S::kQBarriers), q_ / S::kQBarriers & 1);
+  }
   FLASHPLAN_DEVICE void wait_queries(const Unit& unit) const {
-    mbarrier_wait(barrier(S::kQFull, q_index_ % S::kQBuffers), q_index_ / S::kQBuffers & 1);
+    wait_query_part();
     if constexpr (Variant::kTransformsQuery) {
       const bool shared = is_shared(unit);
-      if (is_own(shared, q_index_)) transform_queries(unit, shared);
+      if (is_own(shared, q_)) transform_queries(unit, shared);
     }
   }
   /// Replaces this warpgroup's queries by what the variant makes of them, in shared memory.
@@ -279,7 +285,7 @@ class Sm90Consumer {
     const RowBlock block = context_of(unit).block(p_);
     const int lane = opaque(thread_) % 32;
     const int own_row = opaque(thread_) / 32 * 16;  // the first of this warp
-    const uint32_t queries = q_address(q_index_, is_shared) + own_row * 128;
+    const uint32_t queries = q_address(q_, is_shared) + own_row * 128;
 #pragma unroll 1
     for (int i = lane; i < 16 * kChunks; i += 32) {
       const int r = i / kChunks;
@@ -302,10 +308,21 @@ class Sm90Consumer {
     fence_async_proxy();  // wgmma reads them
     barrier_wait(S::kOwnBarrier + warpgroup_, 128);
   }
-  /// Frees the queries of the unit before, once the output staged in their memory is read.
-  FLASHPLAN_DEVICE void release_queries() const {
+  /// Passes the parts of a buffer that are left over before a tile that takes a whole buffer.
+  FLASHPLAN_DEVICE void skip_query_parts() {
+    while (q_ % S::kQParts != 0) {
+      wait_query_part();
+      release(S::kQEmpty, q_ % S::kQBarriers);
+      ++q_;
+    }
+  }
+  /// Frees the queries of a unit, once the output staged in their memory is read.
+  FLASHPLAN_DEVICE void release_queries(int32_t place, int32_t num_parts) const {
     if (S::kQBuffers > 1 && thread_ == 0) tma_store_wait_read();
-    release(S::kQEmpty, (q_index_ - (S::kQBuffers - 1)) % S::kQBuffers);
+#pragma unroll
+    for (int part = 0; part < S::kQParts; ++part) {
+      if (part < num_parts) release(S::kQEmpty, (place + part) % S::kQBarriers);
+    }
   }
 
   FLASHPLAN_DEVICE bool weigh_step(const Variant& variant, const Unit& unit, bool is_shared,
@@ -320,8 +337,7 @@ class Sm90Consumer {
   /// Computes the logits of this warp's rows once more, by mma.sync: wgmma takes a whole warpgroup.
   FLASHPLAN_DEVICE void multiply_keys_again(int slot, bool is_shared) {
     const int lane = opaque(thread_) % 32;
-    const uint32_t q =
-        q_address(q_index_, is_shared) + (opaque(thread_) / 32 * 16 + lane % 16) * 128;
+    const uint32_t q = q_address(q_, is_shared) + (opaque(thread_) / 32 * 16 + lane % 16) * 128;
     const uint32_t k = slot_address(slot) + lane / 16 * S::Key::kGroupBytes + lane % 8 * 128;
 #pragma unroll
     for (float& x : softmax_.logits) x = 0.0F;
@@ -359,9 +375,9 @@ class Sm90Consumer {
   /// Writes the output of a unit, and frees the record of its tile after the last head.
   FLASHPLAN_DEVICE void write_output(const Unit& unit) {
     const bool shared = is_shared(unit);
-    if (is_own(shared, q_index_ - 1)) {
+    if (is_own(shared, last_q_)) {
       epilogue(first_row(shared))
-          .write(context_of(unit), unit.head, q_address(q_index_ - 1, shared), o_, softmax_.sum,
+          .write(context_of(unit), unit.head, q_address(last_q_, shared), o_, softmax_.sum,
                  softmax_.shift);
     }
     if (is_last_head(unit)) release(S::kContextEmpty, unit.tile % S::kContexts);
@@ -377,7 +393,9 @@ class Sm90Consumer {
   uint32_t weights_[S::kTileKv / 16][4] = {};
   int slot_ = 0;
   uint32_t slot_parity_ = 0;
-  int32_t q_index_ = 0;  // heads begun
+  int32_t q_ = 0;       // place of the queries of this unit, see S::query_offset()
+  int32_t last_q_ = 0;  // of the unit before
+  int32_t last_q_parts_ = 0;
 };
 
 }  // namespace flashplan::device

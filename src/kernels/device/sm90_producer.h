@@ -51,6 +51,8 @@ class Sm90Producer {
     return base_ + first + index * 8;
   }
 
+  static constexpr int kRecordsAhead = 3;
+  static_assert(kRecordsAhead < S::kContexts - 1);
   static constexpr int kQueueWords = 28;
   static_assert(sizeof(QueueStart) == kQueueWords * 4);
 
@@ -96,6 +98,9 @@ class Sm90Producer {
       const auto index = static_cast<int32_t>(__shfl_sync(0xffffffffU, word, 0));
       const auto* segment = reinterpret_cast<const uint32_t*>(p_.schedule.segments + index);
       if (lane_ < 4) store_shared_4(to + 32 + lane_ * 4, segment[lane_]);
+      if (lane_ == 0 && i + kRecordsAhead < num_tiles_) {
+        prefetch_l2(p_.schedule.tiles + queue_begin_ + i + kRecordsAhead);
+      }
     }
     finish_context();
   }
@@ -324,30 +329,46 @@ class Sm90Producer {
   /// one has the first rows. Queries must be requested before the keys: behind the keys they would
   /// arrive thousands of clocks later.
   FLASHPLAN_DEVICE void load_queries(bool brings_records) {
-    int32_t index = 0;
+    int32_t place = 0;  // see query_offset()
     for (int32_t i = 0;; ++i) {
-      while (brings_records && num_contexts_ <= min(num_tiles_, i + 2)) load_context();
       const Sm90Context& context = wait_context(i);
       if (context.is_end) return;
       if (context.has_steps()) {
         RowBlock block;
         block.assign(p_, context.tile, context.segment);
         const int32_t heads_end = context.tile.kv_head + context.tile.num_kv_heads;
-        for (int32_t head = context.tile.kv_head; head < heads_end; ++head, ++index) {
-          load_queries_of(block.rows, head, index, !brings_records);
+        const bool is_shared = block.rows.num_rows > 64;
+        for (int32_t head = context.tile.kv_head; head < heads_end; ++head) {
+          while (is_shared && place % S::kQParts != 0) {
+            wait_query_part(place);
+            if (lane_ == 0) mbarrier_arrive(barrier(S::kQFull, place % S::kQBarriers));
+            ++place;
+          }
+          load_queries_of(block.rows, head, place, !brings_records);
+          place += is_shared ? S::kQParts : 1;
         }
       }
       release_context(i);
+      while (brings_records && num_contexts_ <= min(num_tiles_, i + kRecordsAhead)) load_context();
     }
   }
 
-  FLASHPLAN_DEVICE void load_queries_of(const PackedRows& rows, int32_t head, int32_t index,
+  /// Waits until the consumers have freed a part of the memory of queries.
+  FLASHPLAN_DEVICE void wait_query_part(int32_t place) const {
+    mbarrier_wait(barrier(S::kQEmpty, place % S::kQBarriers), (place / S::kQBarriers - 1) & 1);
+  }
+
+  FLASHPLAN_DEVICE void load_queries_of(const PackedRows& rows, int32_t head, int32_t place,
                                         bool is_first) const {
-    const int buffer = index % S::kQBuffers;
-    const uint32_t full = barrier(S::kQFull, buffer);
-    const uint32_t to = base_ + S::kQuery + buffer * S::kQBytes;
-    mbarrier_wait(barrier(S::kQEmpty, buffer), (index / S::kQBuffers - 1) & 1);
+    const uint32_t full = barrier(S::kQFull, place % S::kQBarriers);
+    const uint32_t to = base_ + S::query_offset(place);
     const bool is_shared = rows.num_rows > 64;
+    wait_query_part(place);
+    // The consumers wait for the first part alone, so it is the last one to be announced.
+    for (int part = 1; is_shared && part < S::kQParts; ++part) {
+      wait_query_part(place + part);
+      if (lane_ == 0) mbarrier_arrive(barrier(S::kQFull, (place + part) % S::kQBarriers));
+    }
     if (is_shared ? maps_.has_q : maps_.has_q_tokens && has_whole_tokens(rows)) {
       if (!is_first) {
         if (lane_ == 0) mbarrier_arrive(full);
@@ -377,12 +398,21 @@ class Sm90Producer {
     finish_copies(full);
   }
 
+  /// The tokens of a tile of few rows, with those that pad it to all rows of its warps.
+  FLASHPLAN_DEVICE int num_padded_tokens(const PackedRows& rows) const {
+    const Divisor& group_size = p_.schedule.group_size;
+    const int num_rows = (rows.num_rows + 15) / 16 * 16;
+    return static_cast<int>(
+        quotient(static_cast<uint32_t>(num_rows + group_size.value - 1), group_size));
+  }
+  /// Whether a tile of few rows has all heads of its tokens, and its part of the memory holds them.
   FLASHPLAN_DEVICE bool has_whole_tokens(const PackedRows& rows) const {
     const Divisor& group_size = p_.schedule.group_size;
     const int32_t first = rows.query(0, group_size);
     const int32_t last = rows.query(rows.num_rows - 1, group_size);
     return rows.row_begin == first * group_size.value &&
-           rows.num_rows == (last - first + 1) * group_size.value;
+           rows.num_rows == (last - first + 1) * group_size.value &&
+           num_padded_tokens(rows) * group_size.value <= 64;
   }
   FLASHPLAN_DEVICE void load_tile_by_map(uint32_t to, uint32_t full, const PackedRows& rows,
                                          int32_t head) const {
@@ -400,9 +430,7 @@ class Sm90Producer {
   FLASHPLAN_DEVICE void load_tokens_by_map(uint32_t to, uint32_t full, const PackedRows& rows,
                                            int32_t head) const {
     const int group = p_.schedule.group_size.value;
-    const int num_rows = (rows.num_rows + 15) / 16 * 16;
-    const auto num_tokens = static_cast<int>(
-        quotient(static_cast<uint32_t>(num_rows + group - 1), p_.schedule.group_size));
+    const int num_tokens = num_padded_tokens(rows);
     const auto first = static_cast<int>(rows.token(0, p_.schedule.group_size));
     if (lane_ == 0) mbarrier_arrive_expect(full, num_tokens * group * S::kHeadDimQk * 2);
     __syncwarp();

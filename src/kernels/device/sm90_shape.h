@@ -80,10 +80,14 @@ struct Sm90Shape : Choices {
   static constexpr int kValueBytes = Value::bytes(kTileKv);
   static constexpr int kSlotBytes = kKeyBytes > kValueBytes ? kKeyBytes : kValueBytes;
 
-  static constexpr int kContexts = 4;
+  static constexpr int kContexts = 8;
   static constexpr int kQBuffers = Choices::kHeadDimQk > 128 ? 1 : 2;
+  // Work tiles of up to 64 rows use the parts of a buffer apart, so that the queries of several
+  // such tiles are loaded ahead.
+  static constexpr int kQParts = kQBuffers > 1 ? kWarpgroups : 1;
+  static constexpr int kQBarriers = kQBuffers * kQParts;
   // Keys and values take turns in a ring of slots.
-  static constexpr int kHeaderBytes = 1024;
+  static constexpr int kHeaderBytes = 2048;
   static constexpr int kBudget = 227 * 1024 - kHeaderBytes;
   static constexpr int kMostSlots = (kBudget - kQBuffers * kQBytes) / kSlotBytes;
   static constexpr int kSlots = kMostSlots < 8 ? kMostSlots : 8;
@@ -96,11 +100,11 @@ struct Sm90Shape : Choices {
   static constexpr int kSlotFull = 0;
   static constexpr int kSlotEmpty = kSlotFull + 8 * 8;
   static constexpr int kQFull = kSlotEmpty + 8 * 8;
-  static constexpr int kQEmpty = kQFull + 2 * 8;
-  static constexpr int kContextFull = kQEmpty + 2 * 8;
+  static constexpr int kQEmpty = kQFull + kQBarriers * 8;
+  static constexpr int kContextFull = kQEmpty + kQBarriers * 8;
   static constexpr int kContextEmpty = kContextFull + kContexts * 8;
   static constexpr int kTailFull = kContextEmpty + kContexts * 8;
-  static constexpr int kFlags = kTailFull + 2 * 8;  // of warpgroups, 16 bytes each
+  static constexpr int kFlags = (kTailFull + 2 * 8 + 15) / 16 * 16;  // of warpgroups, 16 bytes each
   static constexpr int kContext = 512;
   static constexpr int kPageIds = kContext + kContexts * 64;  // of each lane of two warps
   static constexpr int kQuery = kHeaderBytes;
@@ -108,6 +112,12 @@ struct Sm90Shape : Choices {
   static constexpr int kSmemBytes = kFirstSlot + kSlots * kSlotBytes;
   static_assert(kFlags + kWarpgroups * 16 <= kContext);
   static_assert(kPageIds + 2 * 32 * 4 <= kHeaderBytes);
+
+  /// Where the queries of a tile begin. `place` counts the parts of buffers that tiles have taken
+  /// so far: a tile of up to 64 rows takes one, any other tile takes all parts of a buffer.
+  static FLASHPLAN_DEVICE uint32_t query_offset(int32_t place) {
+    return kQuery + place / kQParts % kQBuffers * kQBytes + place % kQParts * 64 * 128;
+  }
 };
 
 }  // namespace flashplan::device
