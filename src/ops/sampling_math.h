@@ -53,6 +53,15 @@ FLASHPLAN_HOST_DEVICE float ratio(float a, float b) {
   return a / b;
 #endif
 }
+/// a * b, but at most 1, where it is not negative: no instruction more than a product on a GPU.
+FLASHPLAN_HOST_DEVICE float times_to_one(float a, float b) {
+#ifdef __CUDA_ARCH__
+  return __saturatef(__fmul_rn(a, b));
+#else
+  const float product = a * b;
+  return product < 1.0F ? product : 1.0F;
+#endif
+}
 /// a * b + c, rounded once.
 FLASHPLAN_HOST_DEVICE float fused(float a, float b, float c) {
 #ifdef __CUDA_ARCH__
@@ -83,57 +92,57 @@ FLASHPLAN_HOST_DEVICE float value_of(uint32_t key) {
 /// How the values of a row become weights.
 struct Scale {
   float largest;  // of the row
-  float factor;   // from logits: log2(e) / temperature; from probabilities: 1 / largest
+  float factor;   // from logits: log2(e) / (32 * temperature); from probabilities: 1 / largest
   bool from_probs;
 };
 
 FLASHPLAN_HOST_DEVICE Scale make_scale(float largest, float temperature, bool from_probs) {
   constexpr float kLog2E = 1.44269504F;
   constexpr float kMost = 3.40282347e38F;
-  float factor = from_probs ? ratio(1.0F, largest) : ratio(kLog2E, temperature);
+  float factor = from_probs ? ratio(1.0F, largest) : ratio(kLog2E / 32.0F, temperature);
   // The largest probability must weigh kOne, also where 1 / largest was rounded down.
   if (from_probs && times(largest, factor) < 1.0F) factor = float_of(bits_of(factor) + 1U);
   return {largest, factor < kMost ? factor : kMost, from_probs};
 }
 
-/// log2(weight / kOne), <= 0, of a value <= largest.
-FLASHPLAN_HOST_DEVICE float exponent(float x, const Scale& scale) {
-  return times(plus(x, -scale.largest), scale.factor);
+/// How far a logit lies below the largest one: -log2(weight / kOne) / 32, at most 1. Logits that
+/// lie farther below weigh nothing.
+FLASHPLAN_HOST_DEVICE float distance(float x, const Scale& scale) {
+  return times_to_one(plus(scale.largest, -x), scale.factor);
 }
 
-/// 2^exponent of a logit in units of 1 / kOne, rounded to nearest; 0 below 2^-31.5.
-FLASHPLAN_HOST_DEVICE uint32_t weight_of_logit(float x, const Scale& scale) {
-  const float z = exponent(x, scale);
-  const float clamped = z > -31.5F ? z : -31.5F;
-  // Adding 1.5 * 2^23 leaves the nearest integer n in the low bits.
-  constexpr float kMagic = 12582912.0F;
-  const float shifted = plus(clamped, kMagic);
-  const float r = plus(clamped, -plus(shifted, -kMagic));  // exact, |r| <= 1/2
-  // Taylor's coefficients of 2^r; the relative error is below 2e-7.
-  float p = 1.5403530e-4F;
-  p = fused(p, r, 1.3333558e-3F);
-  p = fused(p, r, 9.6181291e-3F);
-  p = fused(p, r, 5.5504109e-2F);
-  p = fused(p, r, 2.4022651e-1F);
-  p = fused(p, r, 6.9314718e-1F);
+/// The weight at a distance, which is 2^(-32 * distance) in units of 1 / kOne, rounded to nearest;
+/// 0 at 1.
+FLASHPLAN_HOST_DEVICE uint32_t weight_at(float distance) {
+  // Adding 1.5 * 2^23 leaves in the low bits the nearest integer to the exponent n of the weight.
+  constexpr float kMagic = 12582912.0F + 30.0F;
+  const float shifted = fused(distance, -32.0F, kMagic);
+  const float r = fused(distance, -32.0F, -plus(shifted, -kMagic));  // exact, |r| <= 1/2
+  // The polynomial of degree 5 nearest to 2^r; the relative error is below 2e-7.
+  float p = 1.3264768e-3F;
+  p = fused(p, r, 9.6715139e-3F);
+  p = fused(p, r, 5.5507336e-2F);
+  p = fused(p, r, 2.4022242e-1F);
+  p = fused(p, r, 6.9314698e-1F);
   p = fused(p, r, 1.0F);
-  const uint32_t power = (bits_of(shifted) + (127U + 30U)) << 23;  // 2^(30 + n)
-  const float weight = times(p, float_of(power));
+  const float weight = float_of(bits_of(p) + (bits_of(shifted) << 23));  // p * 2^n
 #ifdef __CUDA_ARCH__
-  const uint32_t rounded = __float2uint_rn(weight);
+  return __float2uint_rn(weight);
 #else
   // Adding 2^23 rounds weights below 2^23; larger ones have no fraction.
   constexpr float kWhole = 8388608.0F;
   const float whole = weight < kWhole ? (weight + kWhole) - kWhole : weight;
-  const auto rounded = static_cast<uint32_t>(static_cast<int32_t>(whole));
+  return static_cast<uint32_t>(static_cast<int32_t>(whole));
 #endif
-  return rounded;  // 0 at -31.5
+}
+
+FLASHPLAN_HOST_DEVICE uint32_t weight_of_logit(float x, const Scale& scale) {
+  return weight_at(distance(x, scale));
 }
 
 /// A probability divided by the largest one, in the same units.
 FLASHPLAN_HOST_DEVICE uint32_t weight_of_probability(float x, const Scale& scale) {
-  const float part = times(x, scale.factor);
-  const float weight = times(part < 1.0F ? part : 1.0F, 1073741824.0F);
+  const float weight = times(times_to_one(x, scale.factor), 1073741824.0F);
 #ifdef __CUDA_ARCH__
   return __float2uint_rn(weight);
 #else

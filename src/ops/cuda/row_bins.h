@@ -35,14 +35,20 @@ __device__ inline uint64_t sum_to_lane(uint64_t value) {
 }
 
 /// Sums by bin. The 64-bit atomics of shared memory are loops, so a sum is two words: what leaves
-/// the low one is counted in the high one.
+/// the low one is counted in the high one. The first bin is in two parts: what many elements may
+/// add to it goes to a sum of the lane, so that the lanes of a warp do not wait for each other.
 struct Bins {
-  uint32_t low[kBins + 32];  // the last ones: of lanes that add nothing
-  uint32_t high[kBins];
+  uint32_t low[kBins + 32];
+  uint32_t high[kBins + 32];
+
+  /// The lane's part of the first bin.
+  __device__ static int first_of_lane() { return kBins + lane_of_thread(); }
 
   /// By all threads of a CTA; a barrier is due before and after.
   __device__ void clear() {
-    for (int i = static_cast<int>(threadIdx.x); i < kBins; i += kRowThreads) low[i] = high[i] = 0;
+    for (int i = static_cast<int>(threadIdx.x); i < kBins + 32; i += kRowThreads) {
+      low[i] = high[i] = 0;
+    }
   }
   /// The amounts of four bins at once: four atomics on their way.
   __device__ void add(const int (&bins)[4], const uint32_t (&amounts)[4]) {
@@ -50,9 +56,7 @@ struct Bins {
     bool any = false;
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
-      // No branch: a lane that adds nothing does so at a place of its own.
-      const int bin = amounts[e] != 0 ? bins[e] : kBins + lane_of_thread();
-      const uint32_t before = atomicAdd(&low[bin], amounts[e]);
+      const uint32_t before = atomicAdd(&low[bins[e]], amounts[e]);
       carries[e] = before + amounts[e] < amounts[e];
       any = any || carries[e];
     }
@@ -62,7 +66,12 @@ struct Bins {
       if (carries[e]) atomicAdd(&high[bins[e]], 1U);
     }
   }
+  /// Of the first bin, the part that is not of lanes.
   __device__ uint64_t sum(int bin) const { return low[bin] + (uint64_t{high[bin]} << 32); }
+  /// What the lane has of the sum of a group.
+  __device__ uint64_t sum_of_group(int group) const {
+    return sum(group * kGroupBins + lane_of_thread()) + (group == 0 ? sum(first_of_lane()) : 0);
+  }
 };
 
 /// What find_bin() finds.
@@ -86,7 +95,7 @@ __device__ Bin find_bin(Bins& bins, uint64_t* groups, bool of_cluster, uint64_t 
   uint64_t* own_groups = groups + cluster_rank() * kGroups;  // no other CTA writes there
   __syncthreads();
   for (int group = warp_of_thread(); group < kGroups; group += kRowWarps) {
-    const uint64_t sum = sum_of_warp(bins.sum(group * kGroupBins + lane));
+    const uint64_t sum = sum_of_warp(bins.sum_of_group(group));
     if (!of_cluster && lane == 0) own_groups[group] = sum;
     if (of_cluster && lane < ranks) *shared_of(own_groups + group, lane) = sum;
   }
@@ -124,7 +133,9 @@ __device__ Bin find_bin(Bins& bins, uint64_t* groups, bool of_cluster, uint64_t 
       }
       reached = bin.above + sum_to_lane(sum);
       lanes = __ballot_sync(~0U, reached >= wanted);
-      const int last = __ffs(static_cast<int>(lanes)) - 1;
+      // The first bin, which is last here, reaches it with the lanes' parts, which are not in
+      // `sum`.
+      const int last = lanes != 0 ? __ffs(static_cast<int>(lanes)) - 1 : 31;
       bin.own_above += sum_of_warp(lane < last ? own : 0);
       bin.above = __shfl_sync(~0U, reached - sum, last);
       bin.index = (kGroups - leader) * kGroupBins - 1 - last;

@@ -48,8 +48,8 @@ struct RowSource {
   int64_t bias_stride;
 };
 
-/// The values of a part as float32.
-template <DType kDType>
+/// The values of a part as float32. `kHeld`: they are kept in shared memory.
+template <DType kDType, bool kHeld>
 class RowPart {
  public:
   __device__ RowPart(const RowSource& source, int32_t row, int32_t size, const RowSplit& split,
@@ -59,14 +59,13 @@ class RowPart {
         memory_(memory),
         begin_(min(cluster_rank() * split.part, size)),
         count_(min(split.part, size - begin_)),
-        held_(split.held),
         after_end_(after_end) {}
 
   __device__ int32_t begin() const { return begin_; }
   __device__ int32_t count() const { return count_; }
 
-  /// Calls body(value) for each element of this thread, and keeps the values if the part is held.
-  /// Other threads may read them after a barrier.
+  /// Calls body(value) for each element of this thread, and keeps the values of a part that is
+  /// held. Other threads may read them after a barrier.
   template <class Body>
   __device__ void load(const Body& body) {
     constexpr int kVec = kWordElements<kDType>;
@@ -93,7 +92,7 @@ class RowPart {
         unpack<kDType, kVec>(words[u], values);
 #pragma unroll
         for (int i = 0; i < kVec; ++i) body(values[i]);
-        if (held_) {
+        if (kHeld) {
 #pragma unroll
           for (int i = 0; i < kVec; i += 4) {
             reinterpret_cast<float4*>(memory_)[(word * kVec + i) / 4] =
@@ -106,29 +105,28 @@ class RowPart {
     for (int i = num_words * kVec + thread; i < count_; i += kRowThreads) {
       const float value = read(i);
       body(value);
-      if (held_) memory_[i] = value;
+      if (kHeld) memory_[i] = value;
     }
     const int end = (count_ + 3) / 4 * 4;
-    if (held_ && thread < end - count_) memory_[count_ + thread] = after_end_;
+    if (kHeld && thread < end - count_) memory_[count_ + thread] = after_end_;
   }
 
   /// Elements i to i + 3 of the part, where i is a multiple of 4; `after_end` in place of elements
   /// after its end.
   __device__ float4 word(int32_t i) const {
-    if (held_) return reinterpret_cast<const float4*>(memory_)[i / 4];
+    if (kHeld) return reinterpret_cast<const float4*>(memory_)[i / 4];
     const auto at = [&](int32_t e) { return e < count_ ? read(e) : after_end_; };
     return make_float4(at(i), at(i + 1), at(i + 2), at(i + 3));
   }
 
   /// Element i of the part; -0 becomes +0.
-  __device__ float at(int32_t i) const { return __fadd_rn(held_ ? memory_[i] : read(i), 0.0F); }
+  __device__ float at(int32_t i) const { return __fadd_rn(kHeld ? memory_[i] : read(i), 0.0F); }
   /// Replaces element i of a part that is held.
   __device__ void set(int32_t i, float value) { memory_[i] = value; }
   /// Replaces elements i to i + 3 of a part that is held.
   __device__ void replace(int32_t i, const float4& values) {
     reinterpret_cast<float4*>(memory_)[i / 4] = values;
   }
-  __device__ bool is_held() const { return held_; }
   __device__ float after_end() const { return after_end_; }
 
  private:
@@ -149,7 +147,6 @@ class RowPart {
   float* memory_;
   int32_t begin_;
   int32_t count_;
-  bool held_;
   float after_end_;
 };
 
@@ -176,14 +173,22 @@ inline Grid split_rows(int32_t num_rows, int32_t vocab, Device device, int max_c
           .smem_bytes = held_bytes + cluster * bytes_of_rank};
 }
 
+/// A kernel for parts that are held, and the same for parts that are read again.
+template <class Params>
+struct RowKernels {
+  void (*held)(RowParams<Params>);
+  void (*read_again)(RowParams<Params>);
+};
+
 /// Launches a kernel on the grid of split_rows().
 template <class Params>
-Status launch_rows(void (*kernel)(RowParams<Params>), const Params& p, Device device, Stream stream,
+Status launch_rows(const RowKernels<Params>& kernels, const Params& p, Device device, Stream stream,
                    int max_cluster, int bytes_of_rank = 0) noexcept {
   RowParams<Params> params{p, {}};
   const Grid grid =
       split_rows(p.num_rows, p.vocab, device, max_cluster, bytes_of_rank, &params.split);
-  return launch(kernel, grid, device, stream, params);
+  return launch(params.split.held ? kernels.held : kernels.read_again, grid, device, stream,
+                params);
 }
 
 }  // namespace flashplan::cuda

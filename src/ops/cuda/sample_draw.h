@@ -9,15 +9,16 @@
 
 namespace flashplan::cuda {
 
-template <DType kDType, bool kFromProbs>
-class SampleDraw : protected SampleThreshold<kDType, kFromProbs> {
-  using Base = SampleThreshold<kDType, kFromProbs>;
+template <DType kDType, bool kFromProbs, bool kHeld>
+class SampleDraw : protected SampleThreshold<kDType, kFromProbs, kHeld> {
+  using Base = SampleThreshold<kDType, kFromProbs, kHeld>;
 
  public:
   using Base::Base;
 
  protected:
   using Base::has_candidates_;
+  using Base::kept_weight_of;
   using Base::largest_;
   using Base::num_candidates_of;
   using Base::p_;
@@ -28,7 +29,6 @@ class SampleDraw : protected SampleThreshold<kDType, kFromProbs> {
   using Base::share_of_rank;
   using Base::shared_;
   using Base::value_of_rank;
-  using Base::weigh;
   using Base::weight_of_tie;
   using Base::write;
 
@@ -115,27 +115,36 @@ class SampleDraw : protected SampleThreshold<kDType, kFromProbs> {
 
   /// Leaves in shared_.warp_values the mass above the cut, and the ties, of the warps' segments.
   __device__ void sum_segments(const Cut& cut) {
+    if (cut.key == 0 && cut.min_weight == 0) {
+      sum_segments<false>(cut);
+    } else {
+      sum_segments<true>(cut);
+    }
+  }
+  /// `kFiltered`: the cut does not keep all.
+  template <bool kFiltered>
+  __device__ void sum_segments(const Cut& cut) {
     const int warp = warp_of_thread();
     const int end = begin_of_segment(warp + 1);
     uint64_t mass = 0;
     uint32_t ties = 0;
-    const bool keeps_all = cut.key == 0;
-    const float cut_value = sampling::value_of(cut.key);
+    const float cut_value = cut.key == 0 ? -INFINITY : sampling::value_of(cut.key);
+    const float least = least_kept(cut.min_weight);
 #pragma unroll 1
     for (int i = begin_of_segment(warp) + lane_of_thread() * 4; i < end; i += 128) {
       float x[4];
       uint32_t weights[4];
       read(i, x);
-      if (!keeps_all) {
+      if (kFiltered) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) ties += x[e] == cut_value ? 1U : 0U;
         const float largest = fmaxf(fmaxf(x[0], x[1]), fmaxf(x[2], x[3]));
-        if (!(largest > cut_value)) continue;
+        if (!(largest > cut_value && this->position_of(largest) >= least)) continue;
       }
-      weigh(x, cut.min_weight, weights);
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        if (!keeps_all && !(x[e] > cut_value)) weights[e] = 0;
+        weights[e] = kFiltered ? kept_weight_of(x[e], cut) : this->weight_of(x[e]);
+        if (kFiltered && !(x[e] > cut_value)) weights[e] = 0;
       }
       mass += weights[0] + weights[1];
       mass += weights[2] + weights[3];
@@ -146,6 +155,13 @@ class SampleDraw : protected SampleThreshold<kDType, kFromProbs> {
       shared_.warp_values[warp][0] = mass;
       shared_.warp_values[warp][1] = ties;
     }
+  }
+
+  /// A position that all of at least this weight reach.
+  __device__ float least_kept(uint32_t min_weight) const {
+    const int log = 31 - __clz(static_cast<int>(min_weight | 1U));  // rounded down
+    if (kFromProbs) return sampling::float_of(static_cast<uint32_t>(127 + log - 1) << 23);
+    return static_cast<float>(log - 32) / 32.0F;
   }
 
   /// Leaves in shared_.warp_values the same of the candidates of each rank.
@@ -178,13 +194,12 @@ class SampleDraw : protected SampleThreshold<kDType, kFromProbs> {
       float x[4] = {part_.after_end(), part_.after_end(), part_.after_end(), part_.after_end()};
       uint32_t weights[4];
       if (i < end) read(i, x);
-      weigh(x, cut.min_weight, weights);
       bool is_tie[4];
       uint32_t ties = 0;
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         const uint32_t key = key_of(x[e]);
-        if (key <= cut.key) weights[e] = 0;
+        weights[e] = key > cut.key ? kept_weight_of(x[e], cut) : 0U;
         is_tie[e] = tie != 0 && key == cut.key;
         ties += is_tie[e] ? 1U : 0U;
       }

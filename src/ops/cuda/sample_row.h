@@ -45,7 +45,7 @@ __device__ inline uint32_t key_of(float x) { return sampling::key_of(__fadd_rn(x
 
 /// All threads of the cluster go through all calls together. The steps of sample() are classes that
 /// derive from this one.
-template <DType kDType, bool kFromProbs>
+template <DType kDType, bool kFromProbs, bool kHeld>
 class SampleRow {
  public:
   __device__ SampleRow(const RowParams<SampleParams>& params, int32_t row, SampleShared& shared,
@@ -53,7 +53,7 @@ class SampleRow {
       : p_(params.p),
         row_(row),
         shared_(shared),
-        groups_(reinterpret_cast<uint64_t*>(memory + (params.split.held ? params.split.part : 0))),
+        groups_(reinterpret_cast<uint64_t*>(memory + (kHeld ? params.split.part : 0))),
         part_({params.p.logits, params.p.row_stride, params.p.bias, params.p.bias_stride}, row,
               params.p.vocab, params.split, memory, kFromProbs ? 0.0F : -INFINITY) {}
 
@@ -78,14 +78,10 @@ class SampleRow {
     return kFromProbs ? sampling::weight_of_probability(x, scale_)
                       : sampling::weight_of_logit(x, scale_);
   }
-
-  /// Weights, 0 for what min-p drops.
-  __device__ void weigh(const float (&x)[4], uint32_t min_weight, uint32_t (&weights)[4]) const {
-#pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      const uint32_t weight = weight_of(x[e]);
-      weights[e] = weight >= min_weight ? weight : 0U;
-    }
+  /// The weight, 0 for what min-p drops.
+  __device__ uint32_t kept_weight_of(float x, const Cut& cut) const {
+    const uint32_t weight = weight_of(x);
+    return weight >= cut.min_weight ? weight : 0U;
   }
 
   __device__ uint32_t weight_of_tie(const Cut& cut) const {
@@ -157,7 +153,7 @@ class SampleRow {
   int32_t row_;
   SampleShared& shared_;
   uint64_t* groups_;  // of the bins of each rank
-  RowPart<kDType> part_;
+  RowPart<kDType, kHeld> part_;
   sampling::Scale scale_{};
   float largest_ = 0.0F;
   unsigned step_ = 0;  // of the exchange

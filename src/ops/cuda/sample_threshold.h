@@ -28,15 +28,16 @@ __device__ inline float fused_down(float a, float b, float c) {
 #endif
 }
 
-template <DType kDType, bool kFromProbs>
-class SampleThreshold : protected SampleRow<kDType, kFromProbs> {
-  using Base = SampleRow<kDType, kFromProbs>;
+template <DType kDType, bool kFromProbs, bool kHeld>
+class SampleThreshold : protected SampleRow<kDType, kFromProbs, kHeld> {
+  using Base = SampleRow<kDType, kFromProbs, kHeld>;
 
  public:
   using Base::Base;
 
  protected:
   using Base::groups_;
+  using Base::kept_weight_of;
   using Base::part_;
   using Base::publish;
   using Base::read;
@@ -44,8 +45,6 @@ class SampleThreshold : protected SampleRow<kDType, kFromProbs> {
   using Base::shared_;
   using Base::step_;
   using Base::value_of_rank;
-  using Base::weigh;
-  using Base::weight_of;
 
   struct Threshold {
     uint64_t wanted;
@@ -71,7 +70,11 @@ class SampleThreshold : protected SampleRow<kDType, kFromProbs> {
     if (has_bound) {
       range.low = position_of(sampling::value_of(bound_));
     } else {
-      fill_bins<kByWeight>(*cut);
+      if (cut->key == 0 && cut->min_weight == 0) {
+        fill_bins<kByWeight, false>(*cut);
+      } else {
+        fill_bins<kByWeight, true>(*cut);
+      }
       bin = find_bin(shared_.bins, groups_, true, 0, wanted_of, shared_.found);
       if (bin.index < 0) {
         bins_are_read_ = true;
@@ -124,8 +127,8 @@ class SampleThreshold : protected SampleRow<kDType, kFromProbs> {
     __syncthreads();
   }
 
-  /// A histogram of the part by position.
-  template <bool kByWeight>
+  /// A histogram of the part by position; `kFiltered`: of what the cut keeps.
+  template <bool kByWeight, bool kFiltered>
   __device__ void fill_bins(const Cut& cut) {
     clear_bins();
     const float cut_value = cut.key == 0 ? -INFINITY : sampling::value_of(cut.key);
@@ -135,12 +138,12 @@ class SampleThreshold : protected SampleRow<kDType, kFromProbs> {
       int bins[4];
       uint32_t amounts[4];
       read(i, x);
-      if (kByWeight) weigh(x, cut.min_weight, amounts);
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         bins[e] = bin_of_position(position_of(x[e]));
         if (kByWeight) {
-          if (!(x[e] > cut_value)) amounts[e] = 0;
+          amounts[e] = kFiltered ? kept_weight_of(x[e], cut) : this->weight_of(x[e]);
+          if (kFiltered && !(x[e] > cut_value)) amounts[e] = 0;
         } else {
           amounts[e] = i + e < part_.count() ? 1 : 0;
         }
@@ -163,7 +166,7 @@ class SampleThreshold : protected SampleRow<kDType, kFromProbs> {
       for (int e = 0; e < 4; ++e) {
         const uint32_t key = key_of(x[e]);
         const bool takes_part = key >= least_ && key <= most_ && i + e < part_.count();
-        bins[e] = takes_part ? static_cast<int>((key - least_) >> shift) : 0;
+        bins[e] = takes_part ? static_cast<int>((key - least_) >> shift) : Bins::first_of_lane();
         amounts[e] = takes_part ? amount_of_key<kByWeight>(key, cut) : 0U;
       }
       shared_.bins.add(bins, amounts);
@@ -186,26 +189,22 @@ class SampleThreshold : protected SampleRow<kDType, kFromProbs> {
 #pragma unroll 1
     for (int i = static_cast<int>(threadIdx.x) * 4; i < part_.count(); i += kRowThreads * 4) {
       float x[4];
-      bool is_in[4];
+      unsigned left = 0;  // bits of the elements in the range
       read(i, x);
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         if (kByKey) {
           const uint32_t key = key_of(x[e]);
-          is_in[e] = key >= least_ && key <= most_;
+          left |= key >= least_ && key <= most_ ? 1U << e : 0U;
         } else {
           const float position = position_of(x[e]);
-          is_in[e] = position >= range.low && position < range.high;
+          left |= position >= range.low && position < range.high ? 1U << e : 0U;
         }
       }
-      if (!(is_in[0] || is_in[1] || is_in[2] || is_in[3])) continue;
 #pragma unroll 1
-      for (int e = 0; e < 4; ++e) {
-        const bool takes_part = e == 0   ? is_in[0]
-                                : e == 1 ? is_in[1]
-                                : e == 2 ? is_in[2]
-                                         : is_in[3];
-        if (!takes_part || i + e >= part_.count()) continue;
+      for (; left != 0; left &= left - 1) {
+        const int e = __ffs(static_cast<int>(left)) - 1;
+        if (i + e >= part_.count()) break;
         const uint32_t key = key_of(e == 0 ? x[0] : e == 1 ? x[1] : e == 2 ? x[2] : x[3]);
         atomicMin(&shared_.least, key);
         atomicMax(&shared_.most, key);
@@ -268,7 +267,8 @@ class SampleThreshold : protected SampleRow<kDType, kFromProbs> {
       __syncthreads();
       for_each_candidate([&](uint32_t key) {
         if (key < least_ || key > most_) return;
-        const int bins[4] = {static_cast<int>((key - least_) >> shift), 0, 0, 0};
+        const int rest = Bins::first_of_lane();
+        const int bins[4] = {static_cast<int>((key - least_) >> shift), rest, rest, rest};
         const uint32_t amounts[4] = {amount_of_key<kByWeight>(key, before), 0U, 0U, 0U};
         shared_.bins.add(bins, amounts);
       });
@@ -304,32 +304,32 @@ class SampleThreshold : protected SampleRow<kDType, kFromProbs> {
   __device__ uint32_t amount_of_key(uint32_t key, const Cut& cut) const {
     if (!kByWeight) return 1;
     if (key <= cut.key) return 0;
-    const uint32_t weight = weight_of(sampling::value_of(key));
-    return weight >= cut.min_weight ? weight : 0;
+    return kept_weight_of(sampling::value_of(key), cut);
   }
 
-  /// Grows with x; the first histogram divides it: the weight's exponent, or the weight of a
+  /// Grows with x; the first histogram divides it: the logit's distance, or the weight of a
   /// probability, whose bits are much like an exponent.
   __device__ float position_of(float x) const {
-    if (!kFromProbs) return sampling::exponent(x, scale_);
-    const float part = sampling::times(x, scale_.factor);
-    return sampling::times(part < 1.0F ? part : 1.0F, 1073741824.0F);
+    if (!kFromProbs) return -sampling::distance(x, scale_);
+    return sampling::times(sampling::times_to_one(x, scale_.factor), 1073741824.0F);
   }
 
   // The first histogram has 32 bins for each power of two; the first bin has all that is below.
   static constexpr uint32_t kFirstBits =
-      (157U << 5) - (kBins - 1);  // of a weight, without the last 18
+      (157U << 5) - (kBins - 1);                // of a weight, without the last 18
+  static constexpr float kBinsOfOne = 1024.0F;  // of distances
 
   __device__ int bin_of_position(float position) const {
     if (kFromProbs) {
-      const float lowest = sampling::float_of(kFirstBits << 18);
-      const float clamped = position > lowest ? position : lowest;
-      return static_cast<int>((sampling::bits_of(clamped) >> 18) - kFirstBits);
+      const uint32_t bin = (sampling::bits_of(position) >> 18) - kFirstBits;
+      return bin < kBins ? static_cast<int>(bin) : Bins::first_of_lane();
     }
     constexpr float kMagic = 12582912.0F;  // leaves a whole number in the low bits
-    constexpr float kLowest = -static_cast<float>(kBins - 1) / 32.0F;
-    const float shifted = fused_down(position > kLowest ? position : kLowest, 32.0F, kMagic);
-    return static_cast<int>(sampling::bits_of(shifted) - sampling::bits_of(kMagic)) + kBins - 1;
+    constexpr float kLowest = -static_cast<float>(kBins - 1) / kBinsOfOne;
+    const float shifted = fused_down(position, kBinsOfOne, kMagic + static_cast<float>(kBins - 1));
+    return position >= kLowest
+               ? static_cast<int>(sampling::bits_of(shifted) - sampling::bits_of(kMagic))
+               : Bins::first_of_lane();
   }
 
   __device__ Range range_of_bin(int bin) const {
@@ -338,8 +338,8 @@ class SampleThreshold : protected SampleRow<kDType, kFromProbs> {
       return {bin == 0 ? -INFINITY : sampling::float_of(bits),
               sampling::float_of(bits + (1U << 18))};
     }
-    const float low = static_cast<float>(bin - (kBins - 1)) / 32.0F;
-    return {bin == 0 ? -INFINITY : low, low + 1.0F / 32.0F};
+    const float low = static_cast<float>(bin - (kBins - 1)) / kBinsOfOne;
+    return {bin == 0 ? -INFINITY : low, low + 1.0F / kBinsOfOne};
   }
 
   uint32_t bound_ = 0;  // a key that top_k values reach, or at most that of -inf

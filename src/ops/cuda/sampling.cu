@@ -23,9 +23,9 @@ __device__ inline float larger_or_nan(float a, float b) {
 }
 
 /// One row of logits or of probabilities. All threads of the cluster go through all calls together.
-template <DType kDType, bool kFromProbs>
-class Sampler : SampleDraw<kDType, kFromProbs> {
-  using Base = SampleDraw<kDType, kFromProbs>;
+template <DType kDType, bool kFromProbs, bool kHeld>
+class Sampler : SampleDraw<kDType, kFromProbs, kHeld> {
+  using Base = SampleDraw<kDType, kFromProbs, kHeld>;
 
  public:
   using Base::Base;
@@ -167,12 +167,13 @@ class Sampler : SampleDraw<kDType, kFromProbs> {
   }
 };
 
-template <DType kDType, bool kFromProbs>
+template <DType kDType, bool kFromProbs, bool kHeld>
 __global__ void __launch_bounds__(kRowThreads, kRowCtasOfSm)
     sample_kernel(const __grid_constant__ RowParams<SampleParams> params) {
   __shared__ SampleShared shared;
   extern __shared__ float4 memory[];
-  Sampler<kDType, kFromProbs>(params, row_of_cluster(), shared, reinterpret_cast<float*>(memory))
+  Sampler<kDType, kFromProbs, kHeld>(params, row_of_cluster(), shared,
+                                     reinterpret_cast<float*>(memory))
       .run();
 }
 
@@ -186,8 +187,12 @@ Status sample(const SampleParams& p, Device device, Stream stream) noexcept {
   constexpr int kBytesOfRank = kGroups * static_cast<int>(sizeof(uint64_t));
   return with_float(p.dtype, [&](auto dtype) {
     constexpr DType kDType = decltype(dtype)::value;
-    return launch_rows(p.from_probs ? sample_kernel<kDType, true> : sample_kernel<kDType, false>, p,
-                       device, stream, max_cluster, kBytesOfRank);
+    constexpr RowKernels<SampleParams> kFromProbs{sample_kernel<kDType, true, true>,
+                                                  sample_kernel<kDType, true, false>};
+    constexpr RowKernels<SampleParams> kFromLogits{sample_kernel<kDType, false, true>,
+                                                   sample_kernel<kDType, false, false>};
+    return launch_rows(p.from_probs ? kFromProbs : kFromLogits, p, device, stream, max_cluster,
+                       kBytesOfRank);
   });
 }
 

@@ -17,15 +17,26 @@ struct Shared {
   float sums[kMaxCluster];     // of the CTAs, each as a part of its largest value
 };
 
+/// 2^x, one instruction; 0 below 2^-126.
+__device__ inline float exp2_fast(float x) {
+#ifdef __CUDA_ARCH__
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+#else
+  return exp2f(x);
+#endif
+}
+
 /// exp(x - largest) of four elements, where factor is log2(e) / temperature.
 __device__ inline float4 exp_of(const float4& x, float largest, float factor) {
-  return make_float4(exp2f((x.x - largest) * factor), exp2f((x.y - largest) * factor),
-                     exp2f((x.z - largest) * factor), exp2f((x.w - largest) * factor));
+  return make_float4(exp2_fast((x.x - largest) * factor), exp2_fast((x.y - largest) * factor),
+                     exp2_fast((x.z - largest) * factor), exp2_fast((x.w - largest) * factor));
 }
 
 /// Each CTA takes the exponentials of its part from the part's own largest value, so that the CTAs
 /// of a row meet at one barrier only.
-template <DType kFrom, DType kTo>
+template <DType kFrom, DType kTo, bool kHeld>
 __global__ void __launch_bounds__(kRowThreads, kRowCtasOfSm)
     softmax_kernel(const __grid_constant__ RowParams<SoftmaxParams> params) {
   __shared__ Shared shared;
@@ -35,8 +46,8 @@ __global__ void __launch_bounds__(kRowThreads, kRowCtasOfSm)
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread % 32;
   cluster_arrive();
-  RowPart<kFrom> part({p.logits, p.row_stride, nullptr, 0}, row, p.vocab, params.split,
-                      reinterpret_cast<float*>(memory), -INFINITY);
+  RowPart<kFrom, kHeld> part({p.logits, p.row_stride, nullptr, 0}, row, p.vocab, params.split,
+                             reinterpret_cast<float*>(memory), -INFINITY);
   const float factor = __fdiv_rn(1.44269504F, p.temperature.of(row));
   float largest = -INFINITY;
   part.load([&](float x) { largest = fmaxf(largest, x); });  // ignores NaN, which the sum keeps
@@ -55,7 +66,7 @@ __global__ void __launch_bounds__(kRowThreads, kRowCtasOfSm)
   for (int i = thread * 4; i < part.count(); i += kRowThreads * 4) {
     const float4 e = exp_of(part.word(i), base, factor);
     sum += (e.x + e.y) + (e.z + e.w);
-    if (part.is_held()) part.replace(i, e);
+    if (kHeld) part.replace(i, e);
   }
   for (int distance = 16; distance > 0; distance /= 2) {
     sum += __shfl_xor_sync(~0U, sum, distance);
@@ -74,9 +85,9 @@ __global__ void __launch_bounds__(kRowThreads, kRowCtasOfSm)
   for (int rank = 1; rank < cluster_size(); ++rank) of_row = fmaxf(of_row, shared.largest[rank]);
   sum = 0.0F;
   for (int rank = 0; rank < cluster_size(); ++rank) {
-    sum += shared.sums[rank] * exp2f((shared.largest[rank] - of_row) * factor);
+    sum += shared.sums[rank] * exp2_fast((shared.largest[rank] - of_row) * factor);
   }
-  const float scale = exp2f((largest - of_row) * factor) / sum;
+  const float scale = exp2_fast((largest - of_row) * factor) / sum;
 
   constexpr int kVec = kWordElements<kTo>;
   using Storage = typename Format<kTo>::Storage;
@@ -90,7 +101,7 @@ __global__ void __launch_bounds__(kRowThreads, kRowCtasOfSm)
     for (int v = 0; v < kVec; v += 4) {
       float4 e = make_float4(0.0F, 0.0F, 0.0F, 0.0F);
       if (i + v < part.count()) {
-        e = part.is_held() ? part.word(i + v) : exp_of(part.word(i + v), base, factor);
+        e = kHeld ? part.word(i + v) : exp_of(part.word(i + v), base, factor);
       }
       values[v] = e.x * scale;
       values[v + 1] = e.y * scale;
@@ -113,10 +124,14 @@ __global__ void __launch_bounds__(kRowThreads, kRowCtasOfSm)
 Status softmax(const SoftmaxParams& p, Device device, Stream stream) noexcept {
   return with_float(p.dtype, [&](auto dtype) {
     constexpr DType kFrom = decltype(dtype)::value;
+    constexpr DType kWide = DType::kFloat32;
+    constexpr RowKernels<SoftmaxParams> kToFloat32{softmax_kernel<kFrom, kWide, true>,
+                                                   softmax_kernel<kFrom, kWide, false>};
+    constexpr RowKernels<SoftmaxParams> kToSame{softmax_kernel<kFrom, kFrom, true>,
+                                                softmax_kernel<kFrom, kFrom, false>};
     // The same split for any number of rows: results do not depend on the batch.
-    return launch_rows(p.out_dtype == DType::kFloat32 ? softmax_kernel<kFrom, DType::kFloat32>
-                                                      : softmax_kernel<kFrom, kFrom>,
-                       p, device, stream, kMaxCluster / 2);
+    return launch_rows(p.out_dtype == kWide ? kToFloat32 : kToSame, p, device, stream,
+                       kMaxCluster / 2);
   });
 }
 

@@ -55,7 +55,7 @@ __device__ float probability(const char* row, int64_t i) {
 }
 
 /// The target's probabilities less those of drafts that were rejected.
-template <DType kDType>
+template <DType kDType, bool kHeld>
 class Residual {
  public:
   __device__ Residual(const RowParams<VerifyParams>& params, int32_t request,
@@ -86,10 +86,10 @@ class Residual {
   __device__ int32_t count() const { return part_.count(); }
 
   __device__ float at(int32_t i) const {
-    return part_.is_held() ? part_.at(i) : reduced(part_.at(i), part_.begin() + i);
+    return kHeld ? part_.at(i) : reduced(part_.at(i), part_.begin() + i);
   }
   __device__ void set(int32_t i, float value) {
-    if (part_.is_held()) part_.set(i, value);
+    if (kHeld) part_.set(i, value);
   }
 
   /// The value of any id, from memory.
@@ -98,7 +98,7 @@ class Residual {
   int32_t num_rejected = 0;
 
  private:
-  __device__ RowPart<kDType> make_part() const {
+  __device__ RowPart<kDType, kHeld> make_part() const {
     return {{row_, 0, nullptr, 0}, 0, params_.p.vocab, params_.split, memory_, 0.0F};
   }
 
@@ -115,11 +115,11 @@ class Residual {
   const Rejected* rejected_;
   float* memory_;
   const char* row_;
-  RowPart<kDType> part_;
+  RowPart<kDType, kHeld> part_;
 };
 
 /// One request. All threads of the cluster go through all calls together.
-template <DType kDType>
+template <DType kDType, bool kHeld>
 class Verifier {
  public:
   __device__ Verifier(const RowParams<VerifyParams>& params, int32_t request, Shared& shared,
@@ -372,26 +372,29 @@ class Verifier {
   const VerifyParams& p_;
   int32_t request_;
   Shared& shared_;
-  Residual<kDType> part_;
+  Residual<kDType, kHeld> part_;
   sampling::Scale scale_{};
   int32_t num_accepted_ = 0;
   float largest_ = 0.0F;
   int step_ = 0;  // of the exchange
 };
 
-template <DType kDType>
+template <DType kDType, bool kHeld>
 __global__ void __launch_bounds__(kRowThreads)
     verify_kernel(const __grid_constant__ RowParams<VerifyParams> params) {
   __shared__ Shared shared;
   extern __shared__ float4 memory[];
-  Verifier<kDType>(params, row_of_cluster(), shared, reinterpret_cast<float*>(memory)).run();
+  Verifier<kDType, kHeld>(params, row_of_cluster(), shared, reinterpret_cast<float*>(memory)).run();
 }
 
 }  // namespace
 
 Status speculative_verify(const VerifyParams& p, Device device, Stream stream) noexcept {
   return with_float(p.dtype, [&](auto dtype) {
-    return launch_rows(verify_kernel<decltype(dtype)::value>, p, device, stream, kMaxCluster / 2);
+    constexpr DType kDType = decltype(dtype)::value;
+    constexpr RowKernels<VerifyParams> kKernels{verify_kernel<kDType, true>,
+                                                verify_kernel<kDType, false>};
+    return launch_rows(kKernels, p, device, stream, kMaxCluster / 2);
   });
 }
 
