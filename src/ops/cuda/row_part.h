@@ -10,6 +10,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "ops/cuda/bulk_copy.h"
 #include "ops/cuda/cluster.h"
 #include "ops/cuda/formats.h"
 #include "ops/cuda/launch.h"
@@ -18,6 +19,7 @@ namespace flashplan::cuda {
 
 constexpr int kRowThreads = 384;  // of a CTA
 constexpr int kRowWarps = kRowThreads / 32;
+constexpr int kBulks = 4;        // copies that load a part, one after another
 constexpr int kRowCtasOfSm = 3;  // that run side by side, so that one loads while others compute
 
 /// The row of this CTA's cluster.
@@ -64,6 +66,50 @@ class RowPart {
   __device__ int32_t begin() const { return begin_; }
   __device__ int32_t count() const { return count_; }
 
+  /// Starts to load the part by copies that go on beside the threads, where they can do it.
+  /// finish_load() is due.
+  __device__ void start_load(BulkBarrier (&arrived)[kBulks]) {
+    if (!is_bulk()) return;
+    if (threadIdx.x == 0) {
+#pragma unroll
+      for (BulkBarrier& barrier : arrived) barrier.init();
+      BulkBarrier::fence_init();
+      const int num_words = count_ / 4;
+#pragma unroll
+      for (int b = 0; b < kBulks; ++b) {
+        const int first = b * words_of_bulk();
+        const int words = min(words_of_bulk(), num_words - first);
+        if (words <= 0) break;
+        arrived[b].copy(memory_ + first * 4, data() + first * 4, static_cast<uint32_t>(words) * 16);
+      }
+    }
+    __syncthreads();
+  }
+
+  /// As load(), after start_load().
+  template <class Body>
+  __device__ void finish_load(BulkBarrier (&arrived)[kBulks], const Body& body) {
+    if (!is_bulk()) {
+      load(body);
+      return;
+    }
+    const int num_words = count_ / 4;
+#pragma unroll 1
+    for (int b = 0; b * words_of_bulk() < num_words; ++b) {
+      const int end = min((b + 1) * words_of_bulk(), num_words);
+      arrived[b].wait();
+#pragma unroll 1
+      for (int i = b * words_of_bulk() + static_cast<int>(threadIdx.x); i < end; i += kRowThreads) {
+        const float4 word = reinterpret_cast<const float4*>(memory_)[i];
+        body(word.x);
+        body(word.y);
+        body(word.z);
+        body(word.w);
+      }
+    }
+    load_rest(num_words * 4, body);
+  }
+
   /// Calls body(value) for each element of this thread, and keeps the values of a part that is
   /// held. Other threads may read them after a barrier.
   template <class Body>
@@ -71,8 +117,7 @@ class RowPart {
     constexpr int kVec = kWordElements<kDType>;
     const int thread = static_cast<int>(threadIdx.x);
     const Storage* from = data();
-    const bool by_word = source_.bias == nullptr && (reinterpret_cast<uint64_t>(from) & 15) == 0;
-    const int num_words = by_word ? count_ / kVec : 0;
+    const int num_words = is_word_aligned() ? count_ / kVec : 0;
     constexpr int kUnroll = 4;  // words on their way
 #pragma unroll 1
     for (int first = thread; first < num_words; first += kRowThreads * kUnroll) {
@@ -101,14 +146,7 @@ class RowPart {
         }
       }
     }
-#pragma unroll 1
-    for (int i = num_words * kVec + thread; i < count_; i += kRowThreads) {
-      const float value = read(i);
-      body(value);
-      if (kHeld) memory_[i] = value;
-    }
-    const int end = (count_ + 3) / 4 * 4;
-    if (kHeld && thread < end - count_) memory_[count_ + thread] = after_end_;
+    load_rest(num_words * kVec, body);
   }
 
   /// Elements i to i + 3 of the part, where i is a multiple of 4; `after_end` in place of elements
@@ -131,6 +169,33 @@ class RowPart {
 
  private:
   using Storage = typename Format<kDType>::Storage;
+
+  __device__ bool is_word_aligned() const {
+    return source_.bias == nullptr && (reinterpret_cast<uint64_t>(data()) & 15) == 0;
+  }
+  /// Copies keep the values as they are.
+  __device__ bool is_bulk() const {
+    return kHasBulkCopies && kHeld && kDType == DType::kFloat32 && is_word_aligned();
+  }
+  /// A whole number for each thread.
+  __device__ int words_of_bulk() const {
+    constexpr int kThreadsOfAll = kRowThreads * kBulks;
+    return (count_ / 4 + kThreadsOfAll - 1) / kThreadsOfAll * kRowThreads;
+  }
+
+  /// The elements from `first` on, and what stands after the part's end.
+  template <class Body>
+  __device__ void load_rest(int first, const Body& body) {
+    const int thread = static_cast<int>(threadIdx.x);
+#pragma unroll 1
+    for (int i = first + thread; i < count_; i += kRowThreads) {
+      const float value = read(i);
+      body(value);
+      if (kHeld) memory_[i] = value;
+    }
+    const int end = (count_ + 3) / 4 * 4;
+    if (kHeld && thread < end - count_) memory_[count_ + thread] = after_end_;
+  }
 
   __device__ const Storage* data() const {
     return reinterpret_cast<const Storage*>(source_.data + row_ * source_.stride) + begin_;

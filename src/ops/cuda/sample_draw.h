@@ -25,7 +25,6 @@ class SampleDraw : protected SampleThreshold<kDType, kFromProbs, kHeld> {
   using Base::part_;
   using Base::publish_sums;
   using Base::read;
-  using Base::row_;
   using Base::share_of_rank;
   using Base::shared_;
   using Base::value_of_rank;
@@ -54,9 +53,7 @@ class SampleDraw : protected SampleThreshold<kDType, kFromProbs, kHeld> {
         ties = is_rank ? shared_.warp_values[lane][1] : 0;
       }
       const Place place = pick(mass, ties, 0, cut, tie, [&](uint64_t total) {
-        return sampling::high_product(sampling::random_bits(shared_.seed, shared_.offset,
-                                                            p_.stream(row_), sampling::kUseSample),
-                                      total);
+        return sampling::high_product(shared_.random, total);
       });
       if (lane == 0) {
         shared_.total = place.total;

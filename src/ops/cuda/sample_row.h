@@ -21,6 +21,7 @@ constexpr int kValues = 4;           // that CTAs tell each other at once
 
 /// Of a CTA.
 struct SampleShared {
+  BulkBarrier arrived[kBulks];               // of the part
   uint64_t values[2][kMaxCluster][kValues];  // of CTAs. Two sets, since a CTA may be a step ahead
   uint64_t warp_values[kMaxCluster][2];      // of warps, or of ranks
   uint32_t warp_keys[kRowWarps][2];
@@ -35,7 +36,7 @@ struct SampleShared {
   uint64_t target, ties_before, total;
   float temperature, top_p, min_p;  // of the row
   int32_t top_k;
-  int64_t seed, offset;
+  uint64_t random;
 };
 
 static_assert(sizeof(SampleShared) <= 11 * 1024, "three CTAs of 16,032 elements must fit an SM");

@@ -32,6 +32,7 @@ class Sampler : SampleDraw<kDType, kFromProbs, kHeld> {
 
   __device__ void run() {
     cluster_arrive();
+    part_.start_load(shared_.arrived);
     const SampleError error = choose();
     if (error != SampleError::kNone && cluster_rank() == 0 && threadIdx.x == 0) {
       write(-1, NAN, error);
@@ -63,8 +64,8 @@ class Sampler : SampleDraw<kDType, kFromProbs, kHeld> {
       shared_.top_k = p_.top_k.of(row_);
       shared_.top_p = p_.top_p.of(row_);
       shared_.min_p = p_.min_p.of(row_);
-      shared_.seed = p_.seed.of(row_);
-      shared_.offset = p_.offset.of(row_);
+      shared_.random = sampling::random_bits(p_.seed.of(row_), p_.offset.of(row_), p_.stream(row_),
+                                             sampling::kUseSample);
     }
     const SampleError of_row = load();
     const SampleError error = error_of_parameters();
@@ -110,7 +111,7 @@ class Sampler : SampleDraw<kDType, kFromProbs, kHeld> {
   __device__ SampleError load() {
     float largest = -INFINITY;  // NaN if there is one
     float smallest = INFINITY;
-    part_.load([&](float x) {
+    part_.finish_load(shared_.arrived, [&](float x) {
       largest = larger_or_nan(largest, x);
       if (kFromProbs) smallest = fminf(smallest, x);
     });

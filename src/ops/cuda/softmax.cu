@@ -12,6 +12,7 @@ namespace flashplan::cuda {
 namespace {
 
 struct Shared {
+  BulkBarrier arrived[kBulks];  // of the part
   float warp_values[kRowWarps];
   float largest[kMaxCluster];  // of the CTAs
   float sums[kMaxCluster];     // of the CTAs, each as a part of its largest value
@@ -48,9 +49,12 @@ __global__ void __launch_bounds__(kRowThreads, kRowCtasOfSm)
   cluster_arrive();
   RowPart<kFrom, kHeld> part({p.logits, p.row_stride, nullptr, 0}, row, p.vocab, params.split,
                              reinterpret_cast<float*>(memory), -INFINITY);
+  part.start_load(shared.arrived);
   const float factor = __fdiv_rn(1.44269504F, p.temperature.of(row));
   float largest = -INFINITY;
-  part.load([&](float x) { largest = fmaxf(largest, x); });  // ignores NaN, which the sum keeps
+  part.finish_load(shared.arrived, [&](float x) {
+    largest = fmaxf(largest, x);  // ignores NaN, which the sum keeps
+  });
   for (int distance = 16; distance > 0; distance /= 2) {
     largest = fmaxf(largest, __shfl_xor_sync(~0U, largest, distance));
   }
