@@ -26,7 +26,7 @@ FIRST = {
     "src/plan": ["ctest:test_schedule|test_prefixes", "ctest:test_select_kernel|test_status"],
     "src/cpu/thread_pool": ["ctest:test_thread_pool"],
     "src/cpu/merge": ["ctest:test_append_merge|test_engine"],
-    "src/cpu": ["ctest:test_engine", "pytest:test_nonfinite"],
+    "src/cpu": ["ctest:test_engine", "pytest:test_nonfinite", "ctest:test_variants"],
     "src/api/find": ["ctest:test_prefixes"],
     "src/api/plan": ["ctest:test_status", "pytest:test_errors test_plan"],
     "src/api": [
@@ -41,9 +41,12 @@ FIRST = {
     "src/ops/cpu/apply_penalties": ["pytest:test_penalties"],
     "src/ops/append": ["ctest:test_append_merge|test_aliasing", "pytest:test_append"],
     "src/ops/merge": ["ctest:test_append_merge|test_aliasing", "pytest:test_merge"],
+    "src/ops/cpu/kernels_sampling": ["ctest:test_sampling", "pytest:test_sampling"],
+    "src/ops/cpu/candidates": ["ctest:test_sampling", "pytest:test_sampling"],
+    "src/ops/sampling": ["ctest:test_sampling", "pytest:test_sampling test_speculative"],
     "src/ops": ["ctest:test_rows|test_sampling|test_append_merge|test_aliasing"],
     "src/common": ["ctest:test_status|test_variants"],
-    "src/variant": ["ctest:test_variants", "pytest:test_variants"],
+    "src/variant": ["ctest:test_variants", "pytest:test_variants test_variant_descriptions"],
     "src/c_abi": ["ctest:test_c_abi|test_c_structs", "ctest:test_c_ops|test_c_sampling"],
     "bindings/xla": ["pytest:test_jax"],
     "bindings/ops": ["pytest:test_append test_merge test_errors"],
@@ -51,7 +54,7 @@ FIRST = {
     "python/flashplan/transformers": ["pytest:test_transformers test_transformers_models"],
     "python/flashplan/jax": ["pytest:test_jax"],
     "python/flashplan/torch": ["pytest:test_torch"],
-    "python/flashplan/variant": ["pytest:test_variants"],
+    "python/flashplan/variant": ["pytest:test_variants test_variant_descriptions"],
     "python": ["pytest:test_errors test_api"],
 }
 # Then these steps run for those that no step noticed, the fastest first.
@@ -137,8 +140,8 @@ def source_files():
 class Worker:
     """A copy of the tree with a build of its own."""
 
-    def __init__(self, number, processors, clock):
-        self.processors, self.clock = processors, clock
+    def __init__(self, number, processors, clock, cpu_isas=None):
+        self.processors, self.clock, self.cpu_isas = processors, clock, cpu_isas
         self.tree = WORK / str(number) / "tree"
         self.build = WORK / str(number) / "build"
         self.site = WORK / str(number) / "site"
@@ -161,6 +164,7 @@ class Worker:
             "-DFLASHPLAN_PYTHON=ON",
             "-DFLASHPLAN_INSTALL=OFF",
             f"-DPython_EXECUTABLE={sys.executable}",
+            *([] if self.cpu_isas is None else [f"-DFLASHPLAN_CPU_ISAS={self.cpu_isas}"]),
         )
 
     def copy_tree(self):

@@ -15,6 +15,7 @@
 #include "cpu/engine.h"
 #include "fake_kernels.h"
 #include "owning_scheduler.h"
+#include "plan/cost_classes.h"
 #include "plan/schedule.h"
 #include "plan/select_kernel.h"
 #include "random_batch.h"
@@ -165,6 +166,14 @@ TEST(invariants_of_random_schedules) {
     const std::string what = check_batch(shape, batch);
     if (!what.empty()) check::fail(__FILE__, __LINE__, "round " + std::to_string(i) + ": " + what);
   }
+}
+
+TEST(expensive_work_comes_first) {
+  for (int64_t cost = 1; cost < int64_t{1} << 40; cost += 1 + cost / 50) {
+    CHECK(CostClasses::of(2 * cost + 8) < CostClasses::of(cost));
+    CHECK(CostClasses::of(cost + 1) <= CostClasses::of(cost));
+  }
+  CHECK(CostClasses::of(0) < CostClasses::kLast);
 }
 
 TEST(one_long_request_is_split) {

@@ -4,7 +4,7 @@
 #include "flashplan/sampling.h"
 #include "ops/cpu/kernels.h"
 #include "ops/operators.h"
-#include "simt.h"
+#include "cuda_builtins.h"
 // The library has functions of these names, of a build without CUDA or for a real GPU.
 #define sample emulated_sample
 #include "ops/cuda/sampling.cu"

@@ -4,7 +4,7 @@
 #include "flashplan/speculative.h"
 #include "ops/cpu/kernels.h"
 #include "ops/operators.h"
-#include "simt.h"
+#include "cuda_builtins.h"
 // The library has a function of this name, of a build without CUDA or for a real GPU.
 #define speculative_verify emulated_verify
 #include "ops/cuda/speculative_verify.cu"

@@ -2,7 +2,7 @@
 // In the place of the real launch.h: an operator's kernel on the emulated GPU.
 #pragma once
 
-#include "../../../simt.h"
+#include "../../../cuda_builtins.h"
 #include "cuda/device.h"
 
 namespace flashplan::cuda {
