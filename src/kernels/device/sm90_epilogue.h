@@ -427,43 +427,51 @@ class Sm90Epilogue {
     }
   }
 
-  /// A thread merges 4 dims of kAtOnce rows at a time, and adds states in the order of their keys.
+  /// A thread merges 4 dims of kRowsAtOnce rows at a time, and adds states in the order of their
+  /// keys. Loads of kStatesAtOnce states of each row are in flight together.
   FLASHPLAN_DEVICE void merge_many_rows(const Merge& merge) const {
-    constexpr int kAtOnce = S::kHeadDimVo > 128 ? 2 : 4;
+    constexpr int kRowsAtOnce = S::kHeadDimVo > 128 ? 2 : 4;
+    constexpr int kStatesAtOnce = S::kWarpgroups > 2 ? 2 : 4;  // more are spilled
     const PackedRows& rows = merge.rows;
     constexpr int kQuads = S::kHeadDimVo / 4;
     constexpr int kRowStep = 128 / kQuads;
     const int num_rows = min(rows.num_rows - first_row_, 64);
     const int dim = thread_ % kQuads * 4;
 #pragma unroll 1
-    for (int first = thread_ / kQuads; first < num_rows; first += kAtOnce * kRowStep) {
-      MergedRow merged[kAtOnce];
-      float4 o[kAtOnce];
-      int64_t from[kAtOnce];
+    for (int first = thread_ / kQuads; first < num_rows; first += kRowsAtOnce * kRowStep) {
+      MergedRow merged[kRowsAtOnce];
+      float4 o[kRowsAtOnce];
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        const int r = min(first + i * kRowStep, num_rows - 1);
-        from[i] = int64_t{merge.first_partial_row} + first_row_ + r;
+      for (int i = 0; i < kRowsAtOnce; ++i) {
         merged[i].reset();
         o[i] = {0.0F, 0.0F, 0.0F, 0.0F};
       }
+      int64_t from = int64_t{merge.first_partial_row} + first_row_;
 #pragma unroll 1
-      for (int n = 0; n < merge.num_states; ++n) {
-        float lse[kAtOnce];
-        float4 added[kAtOnce];
+      for (int left = merge.num_states; left > 0; left -= kStatesAtOnce) {
+        float lse[kRowsAtOnce][kStatesAtOnce];
+        float4 added[kRowsAtOnce][kStatesAtOnce];
 #pragma unroll
-        for (int i = 0; i < kAtOnce; ++i) {
-          lse[i] = load_if(true, p_.workspace.partial_lse + from[i], 0.0F);
-          added[i] = load_4_if(true, p_.workspace.partial_o + from[i] * S::kHeadDimVo + dim, 0.0F);
-          from[i] += p_.schedule.tile_q;
+        for (int n = 0; n < kStatesAtOnce; ++n) {
+#pragma unroll
+          for (int i = 0; i < kRowsAtOnce; ++i) {
+            const int64_t state = from + min(first + i * kRowStep, num_rows - 1);
+            lse[i][n] = load_if(n < left, p_.workspace.partial_lse + state, -infinity());
+            added[i][n] =
+                load_4_if(n < left, p_.workspace.partial_o + state * S::kHeadDimVo + dim, 0.0F);
+          }
+          from += p_.schedule.tile_q;
         }
 #pragma unroll
-        for (int i = 0; i < kAtOnce; ++i) {
-          o[i] = merge_values(o[i], added[i], merged[i].add(lse[i]));
+        for (int n = 0; n < kStatesAtOnce; ++n) {
+#pragma unroll
+          for (int i = 0; i < kRowsAtOnce; ++i) {
+            o[i] = merge_values(o[i], added[i][n], merged[i].add(lse[i][n]));
+          }
         }
       }
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
+      for (int i = 0; i < kRowsAtOnce; ++i) {
         const int r = first + i * kRowStep;
         if (r < num_rows) {
           write_four(rows, merge.kv_head, first_row_ + r, dim, scaled(o[i], merged[i].inverse()),
