@@ -2,8 +2,8 @@
 // Writes the results of a consumer warpgroup of the sm90 family from registers to memory.
 #pragma once
 
-#include "kernels/device/attention_state.h"
 #include "kernels/device/hopper.h"
+#include "kernels/device/merge_prefixes.h"
 #include "kernels/device/sm90_shape.h"
 
 namespace flashplan::device {
@@ -72,6 +72,9 @@ class Sm90Epilogue {
 
  private:
   static constexpr int kDimTiles = S::kHeadDimVo / 8;
+  // Of merge_with_prefixes(); more are spilled.
+  static constexpr int kReadersAtOnce = 2;
+  static constexpr int kStatesOfReader = S::kWarpgroups > 2 ? 3 : 6;
 
   /// What the variant makes of the results of a row.
   struct Output {
@@ -283,6 +286,7 @@ class Sm90Epilogue {
     const Merge& merge = p_.schedule.merges[number];
     const bool is_prefix = merge.num_readers > 0;
     const int32_t first_request = is_prefix ? merge.first_reader : number;
+    const int32_t merge_step = merge.reader_step;
     const int id = S::kOwnBarrier + warpgroup_;
 #pragma unroll 1
     for (int32_t first = 0; first < max(merge.num_readers, 1); first += 128) {
@@ -300,55 +304,27 @@ class Sm90Epilogue {
       for (int warp = 0; warp < 4; ++warp) {
         uint32_t left = load_shared_4(flags() + warp * 4);
 #pragma unroll 1
-        for (; left != 0; left &= left - 1) {
-          const int32_t reader = first + warp * 32 + __ffs(static_cast<int>(left)) - 1;
-          merge_with_prefixes(p_.schedule.merges[first_request + reader * merge.reader_step]);
+        while (left != 0) {
+          MergeNumbers<kReadersAtOnce> merges;
+#pragma unroll
+          for (int32_t& merge : merges.numbers) {
+            const int32_t reader = first + warp * 32 + __ffs(static_cast<int>(left)) - 1;
+            merge = left == 0 ? kNoMerge : first_request + reader * merge_step;
+            left &= left - 1;
+          }
+          merge_sharers(merges);
         }
       }
     }
   }
 
-  /// Merges the states of a request's rows in the order of their keys, then those of the prefixes
-  /// that it reads, from the innermost outwards. A thread has 4 dims of a row.
-  FLASHPLAN_DEVICE void merge_with_prefixes(const Merge& merge) const {
-    constexpr int kQuads = S::kHeadDimVo / 4;
-    constexpr int kStatesAtOnce = S::kWarpgroups > 2 ? 6 : 12;  // more are spilled
-    const PackedRows& rows = merge.rows;
-#pragma unroll 1
-    for (int quad = thread_; quad < rows.num_rows * kQuads; quad += 128) {
-      const int row = quad / kQuads;
-      const int dim = quad % kQuads * 4;
-      MergedRow merged;
-      merged.reset();
-      float4 o = {0.0F, 0.0F, 0.0F, 0.0F};
-      const Merge* from = &merge;
-#pragma unroll 1
-      for (;;) {
-        const int32_t parent = from->parent;
-        int64_t at = int64_t{from->first_partial_row} +
-                     rows.row_in(from->rows, p_.schedule.group_size) + row;
-#pragma unroll 1
-        for (int32_t left = from->num_states; left > 0; left -= kStatesAtOnce) {
-          float4 added[kStatesAtOnce];
-          float lse[kStatesAtOnce];
-#pragma unroll
-          for (int i = 0; i < kStatesAtOnce; ++i) {
-            const int64_t state = at + i * p_.schedule.tile_q;
-            lse[i] = load_if(i < left, p_.workspace.partial_lse + state, -infinity());
-            added[i] =
-                load_4_if(i < left, p_.workspace.partial_o + state * S::kHeadDimVo + dim, 0.0F);
-          }
-          at += kStatesAtOnce * p_.schedule.tile_q;
-#pragma unroll
-          for (int i = 0; i < kStatesAtOnce; ++i) {
-            o = merge_values(o, added[i], merged.add(lse[i]));
-          }
-        }
-        if (parent < 0) break;
-        from = p_.schedule.merges + parent;
-      }
-      write_four(rows, merge.kv_head, row, dim, scaled(o, merged.inverse()), merged.lse());
-    }
+  FLASHPLAN_DEVICE void merge_sharers(const MergeNumbers<kReadersAtOnce>& merges) const {
+    merge_with_prefixes<S, 128, kStatesOfReader>(
+        p_, merges, thread_, p_.schedule.tile_q,
+        [this](const PackedRows& rows, int32_t kv_head, int row, int dim, float4 o,
+               const MergedRow& merged) {
+          write_four(rows, kv_head, row, dim, scaled(o, merged.inverse()), merged.lse());
+        });
   }
 
   /// Merges this warpgroup's rows. Few rows have a separate function with little code: where a
