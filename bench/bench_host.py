@@ -2,6 +2,7 @@
 """Host overhead seen from Python: plan() of a large batch, run() of next to nothing."""
 
 import argparse
+import contextlib
 import random
 import statistics
 import time
@@ -83,15 +84,19 @@ def bench_tree():
 
 
 def tiny_run(qo_len, kv_len, make):
-    """run() of one head of one element, into given outputs."""
+    """(run(), a bound call): one head of eight elements, into a given output."""
     attn = fp.Attention(
-        1, 1, 1, page_size=1, q_dtype="float32", device="cpu", num_ctas=1, max_qo_tokens=1
+        1, 1, 8, page_size=1, q_dtype="float32", device="cpu", num_ctas=1, max_qo_tokens=1
     )
     attn.plan([0, qo_len], [kv_len])
-    q, cache = make(np.ones((1, 1, 1), np.float32)), make(np.ones((1, 1, 1, 1), np.float32))
-    table, out = make(np.zeros((1, 1), np.int32)), make(np.zeros((1, 1, 1), np.float32))
-    return microseconds_per_call(
-        lambda: attn.run(q, cache, cache, block_table=table, out=out), calls=2000
+    q, cache = make(np.ones((1, 1, 8), np.float32)), make(np.ones((1, 1, 1, 8), np.float32))
+    table, out = make(np.zeros((1, 2), np.int32)), make(np.zeros((1, 1, 8), np.float32))
+    call = attn.bind(q, cache, cache, block_table=table, out=out)
+    return (
+        microseconds_per_call(
+            lambda: attn.run(q, cache, cache, block_table=table, out=out), calls=2000
+        ),
+        microseconds_per_call(lambda: call(), calls=2000),
     )
 
 
@@ -99,20 +104,21 @@ def bench_run():
     """With no query nothing is launched: that is checking and dispatch. One query adds the launch
     on the calling thread, one key the smallest computation there is."""
     makers = {"numpy": lambda array: array}
+    modes = contextlib.ExitStack()
     try:
         import torch
 
         makers["torch"] = torch.from_numpy
+        modes.enter_context(torch.no_grad())  # as engines run
     except ImportError:
         pass
-    return {
-        name: {
-            "no_query_us": tiny_run(0, 1, make),
-            "no_key_us": tiny_run(1, 0, make),
-            "one_key_us": tiny_run(1, 1, make),
-        }
-        for name, make in makers.items()
-    }
+    rows = {}
+    with modes:
+        for name, make in makers.items():
+            rows[name] = row = {}
+            for what, lens in (("no_query", (0, 1)), ("no_key", (1, 0)), ("one_key", (1, 1))):
+                row[f"{what}_us"], row[f"bound_{what}_us"] = tiny_run(*lens, make)
+    return rows
 
 
 def main():

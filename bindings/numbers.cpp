@@ -241,6 +241,12 @@ IntsArg::IntsArg(const char* name, nb::handle object, int64_t max_size, const ch
   }
 }
 
+void check_indptr_size(const char* name, const IntsArg& indptr, const IntsArg& lens) {
+  if (indptr.size == lens.size + 1) return;
+  raise_value(std::string(name) + ": expected " + std::to_string(lens.size + 1) +
+              " entries (one more than kv_lens), got " + std::to_string(indptr.size));
+}
+
 float float_arg(const char* name, nb::handle object) {
   const double value = surviving_exit([&] { return PyFloat_AsDouble(object.ptr()); });
   if (value == -1.0 && PyErr_Occurred() != nullptr) {

@@ -27,6 +27,9 @@ struct IntsArg {
   int32_t size = 0;  // integers, or rows of `columns`
 };
 
+/// Raises ValueError unless `indptr` has one entry more than `lens`, the argument kv_lens.
+void check_indptr_size(const char* name, const IntsArg& indptr, const IntsArg& lens);
+
 /// A Python number as a float. Raises TypeError or ValueError naming the argument.
 float float_arg(const char* name, nb::handle object);
 

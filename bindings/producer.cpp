@@ -181,6 +181,7 @@ void DlpackImport::import_method(const char* name, nb::handle object, const Prod
     on = nb::int_(-1);
   } else if (stream.on_cuda() && device_of(object, producer).type == DeviceType::kCuda) {
     on = nb::int_(stream.dlpack());
+    stream.waits_for_producer = true;
     if (producer.framework == Framework::kJax) stream.must_finish = true;
   }
   static const nb::handle version = nb::make_tuple(1, 3).release();

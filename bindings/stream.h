@@ -19,6 +19,8 @@ struct CallStream {
   /// Set for a framework that follows no stream (JAX): it may free a tensor, or read the result, as
   /// soon as the call returns.
   bool must_finish = false;
+  /// Set where a producer without a current stream made `handle` wait for its work on a tensor.
+  bool waits_for_producer = false;
   /// Whether torch records gradients on this thread; asked once per call, for its first tensor.
   std::optional<bool> torch_records_gradients = {};
 

@@ -6,7 +6,7 @@
     class CudaError(RuntimeError):
         """A CUDA call failed."""
 
-_core\.Plan\.__reduce_ex__$:
+_core\.(Plan|BoundRun)\.__reduce_ex__$:
     def __reduce_ex__(self, protocol: SupportsIndex, /) -> NoReturn:
         """Refused: a copy would share what it points to."""
     \from typing import NoReturn, SupportsIndex

@@ -11,7 +11,7 @@
 #include "flashplan/kv_cache.h"
 #include "flashplan/plan.h"
 #include "gil.h"
-#include "plan_run.h"
+#include "py_plan.h"
 #include "tensor.h"
 #include "xla_call.h"
 
@@ -37,7 +37,8 @@ Status run_plan(int64_t handle, AttentionTensors& tensors, Stream stream) {
     try {
       const nb::object attention =
           nb::module_::import_("flashplan.handles").attr("attention_of")(handle);
-      return run_views(attention.attr("_plan"), tensors, stream);
+      const nb::object plan = attention.attr("_plan");
+      return nb::inst_ptr<PyPlan>(plan)->run_views(tensors, stream);
     } catch (nb::python_error& raised) {
       const nb::str text(raised.value());
       return error(StatusCode::kNotReady, "%s", text.c_str());

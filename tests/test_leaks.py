@@ -145,10 +145,12 @@ def test_memory_is_constant(work):
         "    gc.collect()\n"
         "    return int(open('/proc/self/statm').read().split()[1])\n"
         f"for _ in range(100): {work}\n"
-        "before = resident()\n"
-        f"for _ in range(300): {work}\n"
-        "print(resident() - before)\n"
+        "for _ in range(3):\n"
+        "    before = resident()\n"
+        f"    for _ in range(150): {work}\n"
+        "    print(resident() - before)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    grown = int(done.stdout) * os.sysconf("SC_PAGE_SIZE")
-    assert grown < 1 << 20
+    # The heap may grow once for another reason; a leak is in each round.
+    grown = min(map(int, done.stdout.split())) * os.sysconf("SC_PAGE_SIZE")
+    assert grown < 1 << 19

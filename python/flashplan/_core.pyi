@@ -176,6 +176,8 @@ class Plan:
 
     def run(self, q: object | None, k: object | None, v: object | None, block_table: object | None, page_indptr: object | None, page_indices: object | None, kv_lens: object | None, mask: object | None, sinks: object | None, out: object | None, lse: object | None, k_scale: object | None, v_scale: object | None, stream: object | None, variant_arguments: object | None) -> None: ...
 
+    def bind(self, q: object | None, k: object | None, v: object | None, block_table: object | None, page_indptr: object | None, page_indices: object | None, kv_lens: object | None, mask: object | None, sinks: object | None, out: object | None, lse: object | None, k_scale: object | None, v_scale: object | None, variant_arguments: object | None, result: object | None) -> BoundRun: ...
+
     def describe(self) -> str:
         """The schedule as text: totals, then the first queues."""
 
@@ -212,6 +214,14 @@ class Plan:
         """
         Tuples (cta, request, row_tile, kv_head, num_kv_heads, kv_begin, kv_end, partial_row), in the order of the queues.
         """
+
+class BoundRun:
+    """What Attention.bind() returns."""
+
+    def __call__(self, stream: object | None = None) -> object: ...
+
+    def __reduce_ex__(self, protocol: SupportsIndex, /) -> NoReturn:
+        """Refused: a copy would share what it points to."""
 
 def find_shared_prefixes(qo_indptr: object, kv_lens: object, page_size: int, block_table: object | None, page_indptr: object | None, page_indices: object | None) -> list[tuple[int, int, int]]: ...
 

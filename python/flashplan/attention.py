@@ -8,9 +8,10 @@ from typing import Any, Literal, NoReturn, overload
 from flashplan import _core
 from flashplan.handles import new_handle
 from flashplan.options import make_options, options_dict
-from flashplan.outputs import new_output
+from flashplan.outputs import given_or_kept, new_output, shape_of
 from flashplan.rope import Rope
 from flashplan.types import (
+    BoundRun,
     Device,
     FloatDType,
     KvDType,
@@ -419,3 +420,117 @@ class Attention:
         if not return_lse:
             return o
         return o, finish_lse(lse) if finish_lse else lse
+
+    @overload
+    def bind(
+        self,
+        q: TensorT,
+        k: Tensor,
+        v: Tensor,
+        *,
+        block_table: Tensor | None = None,
+        page_indptr: Tensor | None = None,
+        page_indices: Tensor | None = None,
+        kv_lens: Tensor | None = None,
+        mask: Tensor | None = None,
+        sinks: Tensor | None = None,
+        out: TensorT | None = None,
+        lse: TensorT | None = None,
+        return_lse: Literal[False] = False,
+        k_scale: float | Tensor = 1.0,
+        v_scale: float | Tensor = 1.0,
+        **variant_arguments: Tensor | float,
+    ) -> BoundRun[TensorT]: ...
+    @overload
+    def bind(
+        self,
+        q: TensorT,
+        k: Tensor,
+        v: Tensor,
+        *,
+        block_table: Tensor | None = None,
+        page_indptr: Tensor | None = None,
+        page_indices: Tensor | None = None,
+        kv_lens: Tensor | None = None,
+        mask: Tensor | None = None,
+        sinks: Tensor | None = None,
+        out: TensorT | None = None,
+        lse: TensorT | None = None,
+        return_lse: Literal[True],
+        k_scale: float | Tensor = 1.0,
+        v_scale: float | Tensor = 1.0,
+        **variant_arguments: Tensor | float,
+    ) -> BoundRun[tuple[TensorT, TensorT]]: ...
+    def bind(
+        self,
+        q: TensorT,
+        k: Tensor,
+        v: Tensor,
+        *,
+        block_table: Tensor | None = None,
+        page_indptr: Tensor | None = None,
+        page_indices: Tensor | None = None,
+        kv_lens: Tensor | None = None,
+        mask: Tensor | None = None,
+        sinks: Tensor | None = None,
+        out: TensorT | None = None,
+        lse: TensorT | None = None,
+        return_lse: bool = False,
+        k_scale: float | Tensor = 1.0,
+        v_scale: float | Tensor = 1.0,
+        **variant_arguments: Tensor | float,
+    ) -> Any:
+        """Prepares a run() on tensors that stay the same from step to step.
+
+        What run() finds out about its tensors at each call, bind() finds out once. So a call of the
+        result takes less time on the host. For the rest it does what run() does with these
+        arguments: on the current plan, which may be a later one than that of bind(), on the values
+        that the tensors have then, with the same checks. A call may be captured into a CUDA graph.
+
+        Args: those of run(), without `stream`, which each call takes: `call(stream=None)`.
+
+        The tensors are kept alive, and the memory that they have now is used: do not resize them.
+        Make them for the bounds: a call is refused if the current plan needs larger ones. Rows of
+        `out` and `lse` behind the queries of the plan are not written.
+
+        Returns:
+            A function. It returns what run() returns, the same tensors at each call. Those that are
+            not given are made here, with as many rows as q has.
+
+        Raises:
+            RuntimeError, ValueError, TypeError: as run(); what depends on the plan is raised by the
+                call. `out` must be given if q is a JAX array, since those can not be written.
+
+        Examples:
+            >>> attn = fp.Attention(8, 2, 64, page_size=None, q_dtype="float32", device="cpu")
+            >>> q, out = np.ones((4, 8, 64), np.float32), np.zeros((4, 8, 64), np.float32)
+            >>> k, v = np.ones((2, 34, 2, 64), np.float32)
+            >>> call = attn.bind(q, k, v, out=out)
+            >>> for kv_len in (31, 32, 33):
+            ...     plan = attn.plan([0, 1], [kv_len])
+            ...     o = call()
+            >>> o is out, out[:2, 0, 0]
+            (True, array([1., 0.], dtype=float32))
+        """
+        own = packed_arguments(self._variant, variant_arguments)
+        num_rows = shape_of(q)[:1]
+        out = given_or_kept("out", out, q, (*num_rows, *self._o_heads_and_dim), self._o_dtype)
+        if return_lse:
+            lse = given_or_kept("lse", lse, q, (*num_rows, self._num_qo_heads), "float32")
+        return self._plan.bind(
+            q,
+            k,
+            v,
+            block_table,
+            page_indptr,
+            page_indices,
+            kv_lens,
+            mask,
+            sinks,
+            out,
+            lse,
+            k_scale,
+            v_scale,
+            own,
+            (out, lse) if return_lse else out,
+        )

@@ -125,5 +125,18 @@ def new_output(
     return _numpy_empty(like, shape, dtype), _unchanged
 
 
+def given_or_kept(name: str, out: Any, like: Any, shape: tuple[int, ...], dtype: str) -> Any:
+    """The output that the caller gave, or a new one that can be written more than once: JAX has
+    none, TypeError."""
+    if out is not None:
+        return out
+    if _core.framework_of(like) == "jax":
+        raise TypeError(
+            f"{name}: expected a tensor of another framework with JAX arrays, which can not be "
+            "written, got None"
+        )
+    return new_output(like, shape, dtype)[0]
+
+
 def _unchanged(tensor: Any) -> Any:
     return tensor

@@ -19,6 +19,8 @@ class Tensor(Protocol):
 TensorT = TypeVar("TensorT", bound=Tensor)
 """The framework of q, in which results are returned."""
 
+ResultT_co = TypeVar("ResultT_co", covariant=True)
+
 Lengths: TypeAlias = Sequence[int] | Tensor
 """Integers on the host: a list, a NumPy array, or a tensor of one dimension."""
 
@@ -83,3 +85,9 @@ VariantDType: TypeAlias = (
 KvLayout: TypeAlias = Literal["NHD", "HND"]
 Device: TypeAlias = str | TorchDevice | NumberedDevice
 Stream: TypeAlias = int | CudaStream | TorchStream | CupyStream
+
+
+class BoundRun(Protocol[ResultT_co]):
+    """What `Attention.bind` returns. A call runs the attention on the bound tensors."""
+
+    def __call__(self, stream: Stream | None = None) -> ResultT_co: ...

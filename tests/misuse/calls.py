@@ -135,7 +135,7 @@ TABLES = ("block_table", "page_indptr", "page_indices")
 
 
 class Run(Call):
-    """Attention.run()."""
+    """Attention.run(), or bind() and a call."""
 
     related = {
         "k": TABLES,  # which name its pages
@@ -163,6 +163,7 @@ class Run(Call):
             options["workspace"] = self.array("workspace")
         self.attn = fp.Attention(**options)
         self.attn.plan(*self.inputs.plan_args(), **self.inputs.plan_options())
+        self.binds = bool(rng.integers(4) == 0)
         case, rows = self.case, len(self.inputs.q)
         shape = (rows, case.num_qo_heads, case.head_dims[1])
         self.place("out", np.full(shape, np.nan, case.output_dtype))
@@ -180,7 +181,14 @@ class Run(Call):
         return arguments
 
     def invoke(self, **changes):
-        return self.attn.run(**self.arguments() | changes)
+        arguments = self.arguments() | changes
+        if not self.binds:
+            return self.attn.run(**arguments)
+        result = self.attn.bind(**arguments)()
+        if arguments.get("out") is not None:
+            return result
+        rows = slice(self.num_rows)  # outputs that bind() makes have as many as q
+        return tuple(x[rows] for x in result) if isinstance(result, tuple) else result[rows]
 
     @property
     def num_rows(self):

@@ -33,6 +33,10 @@ def with_numpy() -> None:
     assert_type(attn.run(q, kv, kv, out=o, lse=lse, k_scale=0.5), Floats)
     assert_type(attn.run(q, kv, kv, k_scale=np.ones(1, np.float32), v_scale=0.5), Floats)
     assert_type(attn.run(q, kv, kv, sinks=np.zeros(4, np.float32)), Floats)
+    call = attn.bind(q, kv, kv, out=o)
+    assert_type(call(), Floats)
+    assert_type(call(stream=None), Floats)
+    assert_type(attn.bind(q, kv, kv, return_lse=True)(), tuple[Floats, Floats])
     assert_type(fp.merge_states(o, lse, o.copy(), lse.copy()), tuple[Floats, Floats])
     assert_type(fp.pack_mask([[True, False]]), npt.NDArray[np.uint32])
     assert_type(attn.workspace_bytes, int)
@@ -72,6 +76,7 @@ def with_torch() -> None:
     assert_type(attn.run(q, cache, cache, block_table=table), torch.Tensor)
     out = torch.empty(3, 4, 8)
     assert_type(attn.run(q, cache, cache, block_table=table, out=out), torch.Tensor)
+    assert_type(attn.bind(q, cache, cache, block_table=table)(), torch.Tensor)
     both = attn.run(q, cache, cache, block_table=table, return_lse=True)
     assert_type(both, tuple[torch.Tensor, torch.Tensor])
 
