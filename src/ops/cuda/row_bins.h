@@ -36,19 +36,20 @@ __device__ inline uint64_t sum_to_lane(uint64_t value) {
 
 /// Sums by bin. The 64-bit atomics of shared memory are loops, so a sum is two words: what leaves
 /// the low one is counted in the high one. The first bin is in two parts: what many elements may
-/// add to it goes to a sum of the lane, so that the lanes of a warp do not wait for each other.
+/// add to it goes to a sum of the lane, so that the lanes of a warp do not wait for each other. The
+/// weights of that bin are below 2^6, so that the sums of lanes stay below 2^32 in any row.
 struct Bins {
   uint32_t low[kBins + 32];
-  uint32_t high[kBins + 32];
+  uint32_t high[kBins];
 
   /// The lane's part of the first bin.
   __device__ static int first_of_lane() { return kBins + lane_of_thread(); }
 
   /// By all threads of a CTA; a barrier is due before and after.
   __device__ void clear() {
-    for (int i = static_cast<int>(threadIdx.x); i < kBins + 32; i += kRowThreads) {
-      low[i] = high[i] = 0;
-    }
+    const auto thread = static_cast<int>(threadIdx.x);
+    for (int i = thread; i < kBins; i += kRowThreads) low[i] = high[i] = 0;
+    if (thread < 32) low[kBins + thread] = 0;
   }
   /// The amounts of four bins at once: four atomics on their way.
   __device__ void add(const int (&bins)[4], const uint32_t (&amounts)[4]) {
@@ -70,7 +71,7 @@ struct Bins {
   __device__ uint64_t sum(int bin) const { return low[bin] + (uint64_t{high[bin]} << 32); }
   /// What the lane has of the sum of a group.
   __device__ uint64_t sum_of_group(int group) const {
-    return sum(group * kGroupBins + lane_of_thread()) + (group == 0 ? sum(first_of_lane()) : 0);
+    return sum(group * kGroupBins + lane_of_thread()) + (group == 0 ? low[first_of_lane()] : 0U);
   }
 };
 

@@ -152,7 +152,7 @@ class RowPart {
   /// Elements i to i + 3 of the part, where i is a multiple of 4; `after_end` in place of elements
   /// after its end.
   __device__ float4 word(int32_t i) const {
-    if (kHeld) return reinterpret_cast<const float4*>(memory_)[i / 4];
+    if (kHeld) return *reinterpret_cast<const float4*>(memory_ + i);
     const auto at = [&](int32_t e) { return e < count_ ? read(e) : after_end_; };
     return make_float4(at(i), at(i + 1), at(i + 2), at(i + 3));
   }
@@ -163,7 +163,7 @@ class RowPart {
   __device__ void set(int32_t i, float value) { memory_[i] = value; }
   /// Replaces elements i to i + 3 of a part that is held.
   __device__ void replace(int32_t i, const float4& values) {
-    reinterpret_cast<float4*>(memory_)[i / 4] = values;
+    *reinterpret_cast<float4*>(memory_ + i) = values;
   }
   __device__ float after_end() const { return after_end_; }
 

@@ -27,12 +27,16 @@ struct SampleShared {
   uint32_t warp_keys[kRowWarps][2];
   Bins bins;
   Bin found;
-  uint32_t candidates[kMaxCandidates];  // keys: the share of rank 0, of rank 1 ...
-  uint32_t num_candidates;              // of this CTA, also those that have found no place
-  uint32_t least, most;                 // of its candidates
-  uint64_t own_above;                   // the mass above its candidates
-  uint64_t wanted;                      // count or mass, for the threshold
-  bool goes_on;                         // whether the token is in this CTA
+  alignas(16) uint32_t candidates[kMaxCandidates];  // keys: the share of rank 0, of rank 1 ...
+  uint32_t num_candidates;  // of this CTA, also those that have found no place
+  uint32_t least, most;     // of its candidates
+  uint32_t num_kept;        // candidates that top-k has kept
+  uint32_t selected[2];     // of few candidates, the thresholds: by count, by mass
+  uint32_t count_above;
+  uint64_t mass_above;
+  uint64_t own_above;  // the mass above its candidates
+  uint64_t wanted;     // count or mass, for the threshold
+  bool goes_on;        // whether the token is in this CTA
   uint64_t target, ties_before, total;
   float temperature, top_p, min_p;  // of the row
   int32_t top_k;

@@ -13,10 +13,11 @@
 
 namespace flashplan::cuda {
 
-/// A range of values, as the numbers that the first histogram divides.
+/// A range of values or of the numbers that the first histogram divides; of these the high one is
+/// not in it.
 struct Range {
   float low;
-  float high;  // not in it
+  float high;
 };
 
 /// a * b + c, rounded down.
@@ -58,6 +59,7 @@ class SampleThreshold : protected SampleRow<kDType, kFromProbs, kHeld> {
   template <bool kByWeight, class WantedOf>
   __device__ Threshold find_threshold(Cut* cut, const WantedOf& wanted_of) {
     if (has_all_candidates_) {  // all that has passed the filter before is in the lists
+      if (has_few_) return find_mass_of_few(cut, wanted_of);
       const uint64_t all = mass_of_candidates(*cut);
       const uint64_t wanted = wanted_of(all);
       if (all < wanted) return {wanted, all};
@@ -68,7 +70,7 @@ class SampleThreshold : protected SampleRow<kDType, kFromProbs, kHeld> {
     Range range{-INFINITY, INFINITY};
     Bin bin{0, 0, 0, wanted_of(0)};
     if (has_bound) {
-      range.low = position_of(sampling::value_of(bound_));
+      range.low = sampling::value_of(bound_);
     } else {
       if (cut->key == 0 && cut->min_weight == 0) {
         fill_bins<kByWeight, false>(*cut);
@@ -86,7 +88,11 @@ class SampleThreshold : protected SampleRow<kDType, kFromProbs, kHeld> {
       shared_.own_above = bin.own_above;
       shared_.wanted = bin.wanted;
     }
-    gather<false>(range);
+    if (has_bound) {
+      gather<true>(range);
+    } else {
+      gather<false>(range);
+    }
     while (has_too_many_) {
       if (least_ == most_) {
         cut->key = least_;
@@ -100,11 +106,14 @@ class SampleThreshold : protected SampleRow<kDType, kFromProbs, kHeld> {
           shared_.found);
       if (threadIdx.x == 0) shared_.own_above += bin.own_above;
       narrow(bin.index, shift);
-      gather<true>(range);
+      gather<true>({sampling::value_of(least_), sampling::value_of(most_)});
     }
     has_candidates_ = kByWeight || bin.above == 0;
     has_all_candidates_ = !kByWeight && bin.above == 0;
     const uint64_t wanted = shared_.wanted;
+    has_few_ =
+        !kByWeight && __reduce_add_sync(~0U, static_cast<uint32_t>(value_of_rank(0))) <= kFew;
+    if (has_few_) return {wanted, bin.above + select_of_few(cut, wanted - bin.above)};
     return {wanted, select<kByWeight>(cut, wanted, bin.above)};
   }
 
@@ -173,10 +182,11 @@ class SampleThreshold : protected SampleRow<kDType, kFromProbs, kHeld> {
     }
   }
 
-  /// Puts the elements of a range, by key those from least_ to most_, in the lists of all CTAs, and
-  /// tells these the CTA's mass above. After it least_ and most_ are the range's smallest and
-  /// largest key, and has_too_many_ whether a CTA has more than its share of the lists.
-  template <bool kByKey>
+  /// Puts the elements of a range of positions, or of values from the low to the high one, in the
+  /// lists of all CTAs, and tells these the CTA's mass above. After it least_ and most_ are the
+  /// range's smallest and largest key, and has_too_many_ whether a CTA has more than its share of
+  /// the lists.
+  template <bool kByValue>
   __device__ void gather(const Range& range) {
     const int share = share_of_rank();
     uint32_t* own = shared_.candidates + cluster_rank() * share;
@@ -184,6 +194,9 @@ class SampleThreshold : protected SampleRow<kDType, kFromProbs, kHeld> {
       shared_.num_candidates = 0;
       shared_.least = ~0U;
       shared_.most = 0;
+      shared_.num_kept = 0;
+      shared_.selected[0] = shared_.selected[1] = ~0U;
+      shared_.count_above = 0;
     }
     __syncthreads();
 #pragma unroll 1
@@ -191,11 +204,11 @@ class SampleThreshold : protected SampleRow<kDType, kFromProbs, kHeld> {
       float x[4];
       unsigned left = 0;  // bits of the elements in the range
       read(i, x);
+      if (kByValue && !(fmaxf(fmaxf(x[0], x[1]), fmaxf(x[2], x[3])) >= range.low)) continue;
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        if (kByKey) {
-          const uint32_t key = key_of(x[e]);
-          left |= key >= least_ && key <= most_ ? 1U << e : 0U;
+        if (kByValue) {
+          left |= x[e] >= range.low && x[e] <= range.high ? 1U << e : 0U;
         } else {
           const float position = position_of(x[e]);
           left |= position >= range.low && position < range.high ? 1U << e : 0U;
@@ -214,11 +227,16 @@ class SampleThreshold : protected SampleRow<kDType, kFromProbs, kHeld> {
     }
     __syncthreads();
     const auto num_own = static_cast<int>(shared_.num_candidates);
-    const int num_sent = num_own <= share ? num_own : 0;
+    const int num_sent = num_own <= share ? (num_own + 3) / 4 * 4 : 0;  // whole words
     const int lane = lane_of_thread();
     for (int rank = warp_of_thread(); rank < cluster_size(); rank += kRowWarps) {
-      if (rank == cluster_rank()) continue;
-      for (int c = lane; c < num_sent; c += 32) *shared_of(own + c, rank) = own[c];
+      for (int c = lane; c < num_sent; c += 32) {
+        if (c >= num_own) {
+          *shared_of(own + c, rank) = 0;
+        } else if (rank != cluster_rank()) {
+          *shared_of(own + c, rank) = own[c];
+        }
+      }
     }
     if (warp_of_thread() == 0) {
       const uint64_t values[kValues] = {static_cast<uint64_t>(num_own), ~uint64_t{shared_.least},
@@ -253,6 +271,70 @@ class SampleThreshold : protected SampleRow<kDType, kFromProbs, kHeld> {
 
   __device__ int num_candidates_of(int rank) const {
     return static_cast<int>(shared_.values[(step_ - 1) % 2][rank][0]);
+  }
+
+  static constexpr uint32_t kFew = 256;  // candidates, which need not be divided into bins
+
+  /// select() of a count among few candidates: each thread counts what is above its own. Returns
+  /// the count above the threshold.
+  __device__ uint64_t select_of_few(Cut* cut, uint64_t wanted) {
+    for_each_candidate([&](uint32_t own) {
+      uint32_t above = 0;
+#pragma unroll 1
+      for (int rank = 0; rank < cluster_size(); ++rank) {
+        const uint32_t* keys = shared_.candidates + rank * share_of_rank();
+        const int end = num_candidates_of(rank);
+#pragma unroll 1
+        for (int c = 0; c < end; c += 4) {  // zeros stand behind the last one
+          const uint4 word = *reinterpret_cast<const uint4*>(keys + c);
+          above += (word.x > own ? 1U : 0U) + (word.y > own ? 1U : 0U);
+          above += (word.z > own ? 1U : 0U) + (word.w > own ? 1U : 0U);
+        }
+      }
+      if (above >= wanted) return;
+      atomicMin(&shared_.selected[0], own);
+      atomicMax(&shared_.count_above, above);
+    });
+    __syncthreads();
+    cut->key = shared_.selected[0];
+    cut->num_ties = 1;
+    return shared_.count_above;
+  }
+
+  /// find_threshold() of a mass after select_of_few(): what that has kept is put together, and each
+  /// thread adds what is above its own.
+  template <class WantedOf>
+  __device__ Threshold find_mass_of_few(Cut* cut, const WantedOf& wanted_of) {
+    uint32_t* keys = shared_.bins.low;  // the bins are not in use
+    uint32_t* weights = keys + kFew;
+    for_each_candidate([&](uint32_t key) {
+      const uint32_t weight = amount_of_key<true>(key, *cut);
+      if (weight == 0) return;
+      const uint32_t place = atomicAdd(&shared_.num_kept, 1U);
+      keys[place] = key;
+      weights[place] = weight;
+    });
+    __syncthreads();
+    const auto num_kept = static_cast<int>(shared_.num_kept);
+    uint64_t all = 0;
+    for (int c = lane_of_thread(); c < num_kept; c += 32) all += weights[c];
+    all = sum_of_warp(all);
+    const uint64_t wanted = wanted_of(all);
+    if (all < wanted) return {wanted, all};
+    const auto thread = static_cast<int>(threadIdx.x);
+    const uint32_t own = thread < num_kept ? keys[thread] : 0;
+    uint64_t above = 0;
+    if (own != 0) {
+#pragma unroll 4
+      for (int c = 0; c < num_kept; ++c) above += keys[c] > own ? weights[c] : 0U;
+      if (above < wanted) atomicMin(&shared_.selected[1], own);
+    }
+    __syncthreads();
+    if (own == shared_.selected[1]) shared_.mass_above = above;
+    __syncthreads();
+    cut->key = shared_.selected[1];
+    cut->num_ties = 1;
+    return {wanted, shared_.mass_above};
   }
 
   /// find_threshold() among the candidates, with what is above them.
@@ -348,6 +430,7 @@ class SampleThreshold : protected SampleRow<kDType, kFromProbs, kHeld> {
   bool has_too_many_ = false;        // candidates: the lists do not have all
   bool has_candidates_ = false;      // and the masses above them of each CTA
   bool has_all_candidates_ = false;  // nothing that is kept is above them
+  bool has_few_ = false;             // as few that bins are not needed
   bool bins_are_read_ = false;       // by other CTAs
 };
 
