@@ -362,6 +362,13 @@ FLASHPLAN_DEVICE void merge_if_last(const AttentionParams& p, TileContext& conte
   if (context.is_last) merge_partials<T, kRowsAtOnce, kStatesAtOnce>(p, merge);
 }
 
+/// The same for any number of rows. It is not inlined, so that a kernel has one copy of it.
+template <typename T>
+__device__ __noinline__ void merge_any_if_last(const AttentionParams& p, TileContext& context,
+                                               int thread) {
+  merge_if_last<T, 1, 16>(p, context, thread);
+}
+
 /// Writes empty states where a work tile of a merge has written fewer states than were planned,
 /// because its request is shorter, or because of the spare state of num_chunk_states(). This is
 /// rare, so it is not inlined.

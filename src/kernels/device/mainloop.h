@@ -68,8 +68,12 @@ class Mainloop {
     }
     if (context_.tile.merge >= 0) {
       if (p_.schedule.chunk_kv > 0) write_missing_states<T>(p_, context_, thread_);
-      constexpr bool kFewRows = S::kRows <= 16;  // and maybe many states
-      merge_if_last<T, kFewRows ? 1 : 4, kFewRows ? 16 : 2>(p_, context_, thread_);
+      if constexpr (T::Variant::kIsBuiltIn) {
+        constexpr bool kFewRows = S::kRows <= 16;  // and maybe many states
+        merge_if_last<T, kFewRows ? 1 : 4, kFewRows ? 16 : 2>(p_, context_, thread_);
+      } else {
+        merge_any_if_last<T>(p_, context_, thread_);
+      }
     }
   }
 
