@@ -129,6 +129,14 @@ def test_there_is_no_lse_without_softmax():
         result(attn, return_lse=True)
 
 
+def test_minus_infinity_is_no_weight_without_softmax():
+    attn = attention(
+        fp.Variant("holes", logits="return key == 1 ? -infinity() : 2;", softmax=False)
+    )
+    values = np.arange(24, dtype=np.float32).reshape(3, 8) / 24
+    np.testing.assert_allclose(result(attn), np.tile(2 * (values[0] + values[2]), (1, 2, 1)))
+
+
 def test_every_type_function_and_limit():
     """8 tensors and 8 scalars, every dtype, all functions, and names that other code has."""
     tensors = {"float_": "float32", "Vec": "int64", "int32_t": "uint32", "Standard": "int32"}
