@@ -46,7 +46,7 @@ RULES = {
         ),
         ("cuda_", "cooperative_groups.h", "immintrin.h"),
     ),
-    "src/c_abi": (("flashplan/", "common/error.h", "c_abi/"), ()),
+    "src/c_abi": (("flashplan/", "abi/params.h", "common/error.h", "c_abi/"), ()),
     "bindings": (
         (
             "flashplan/",

@@ -102,8 +102,61 @@ FLASHPLAN_API void flashplan_tensor_init(flashplan_tensor* tensor, size_t struct
                                          int32_t dtype, int32_t rank,
                                          const int64_t* shape) FLASHPLAN_NOEXCEPT;
 
-// AttentionOptions of plan.h, without variant and rope. Its init function gives the defaults that
-// are written there; heads and head dims have none.
+// A tensor and a scalar that the bodies of a variant read by name.
+typedef struct flashplan_variant_tensor {
+  const char* name;
+  int32_t dtype;
+  int32_t reserved;  // 0
+} flashplan_variant_tensor;
+typedef struct flashplan_variant_scalar {
+  const char* name;
+  float value;       // for runs that give no scalars
+  int32_t reserved;  // 0
+} flashplan_variant_scalar;
+
+// VariantDescription of variant.h, which says what the bodies are and what names may be.
+typedef struct flashplan_variant_description {
+  size_t struct_size;
+  const char* name;
+  const char* query;  // the bodies; NULL: this part of attention does not change
+  const char* key;
+  const char* value;
+  const char* output;
+  const char* logits;
+  const char* mask;
+  const flashplan_variant_tensor* tensors;  // [num_tensors]
+  const flashplan_variant_scalar* scalars;  // [num_scalars]
+  int32_t num_tensors;
+  int32_t num_scalars;
+  int32_t softmax;   // 0 or 1
+  int32_t reserved;  // 0
+} flashplan_variant_description;
+
+// Sets softmax to 1 and everything else to NULL or 0.
+FLASHPLAN_API void flashplan_variant_description_init(flashplan_variant_description* description,
+                                                      size_t struct_size) FLASHPLAN_NOEXCEPT;
+
+// Variant of variant.h: a user-defined attention.
+typedef struct flashplan_variant flashplan_variant;
+
+// Writes a new variant to `variant`, or NULL after an error. The caller destroys it. It holds
+// copies of all texts and lists. It is compiled by each flashplan_plan_create that gets it.
+FLASHPLAN_API flashplan_status
+flashplan_variant_create(const flashplan_variant_description* description,
+                         flashplan_variant** variant, char* message) FLASHPLAN_NOEXCEPT;
+
+// NULL is ignored. Plans that were created with the variant keep what they need.
+FLASHPLAN_API void flashplan_variant_destroy(flashplan_variant* variant) FLASHPLAN_NOEXCEPT;
+
+// Writes what the compiler said when the variant did not compile, as flashplan_plan_describe writes
+// its text; "" for NULL.
+FLASHPLAN_API size_t flashplan_variant_compile_log(const flashplan_variant* variant, char* text,
+                                                   size_t size) FLASHPLAN_NOEXCEPT;
+
+struct flashplan_rope;  // of flashplan_c_ops.h
+
+// AttentionOptions of plan.h. Its init function gives the defaults that are written there; heads
+// and head dims have none.
 typedef struct flashplan_options {
   size_t struct_size;
   int32_t num_qo_heads;
@@ -126,7 +179,9 @@ typedef struct flashplan_options {
   int32_t device_index;
   int32_t num_ctas;
   int32_t batch_invariant;
-  size_t workspace_bytes;  // 0: as many as the bounds ask for
+  size_t workspace_bytes;             // 0: as many as the bounds ask for
+  const struct flashplan_rope* rope;  // or NULL: no rotation
+  const flashplan_variant* variant;   // or NULL
 } flashplan_options;
 
 FLASHPLAN_API void flashplan_options_init(flashplan_options* options,
@@ -164,6 +219,7 @@ typedef struct flashplan_batch {
   const int32_t* mask_begin;       // [batch_size], or NULL
   int32_t batch_size;
   int32_t num_shared_prefixes;
+  const int32_t* key_ranges;  // [qo_indptr[batch_size], 2], or NULL
 } flashplan_batch;
 
 // Sets all lists to NULL and all sizes to 0.
@@ -195,9 +251,13 @@ typedef struct flashplan_attention_tensors {
   // >= flashplan_plan_workspace_bytes, aligned to FLASHPLAN_WORKSPACE_ALIGNMENT, on the device.
   void* workspace;
   size_t workspace_bytes;
-  const flashplan_tensor* sinks;     // or NULL
-  const flashplan_tensor* k_scales;  // or NULL
-  const flashplan_tensor* v_scales;  // or NULL
+  const flashplan_tensor* sinks;                   // or NULL
+  const flashplan_tensor* k_scales;                // or NULL
+  const flashplan_tensor* v_scales;                // or NULL
+  const flashplan_tensor* const* variant_tensors;  // [num_variant_tensors]
+  const float* variant_scalars;                    // [num_variant_scalars], or NULL
+  int32_t num_variant_tensors;
+  int32_t num_variant_scalars;
 } flashplan_attention_tensors;
 
 // Sets scales to 1 and everything else to NULL or 0.

@@ -7,6 +7,7 @@
 #include <new>
 #include <string>
 
+#include "abi/params.h"
 #include "c_abi/read_structs.h"
 #include "c_abi/report.h"
 #include "c_abi/structs.h"
@@ -50,6 +51,19 @@ Status create(const flashplan_options* given, flashplan_plan** plan) noexcept {
   return {};
 }
 
+Status create(const flashplan_variant_description* given, flashplan_variant** variant) noexcept {
+  if (variant == nullptr) return null_argument("variant");
+  *variant = nullptr;
+  std::unique_ptr<flashplan_variant> created(new (std::nothrow) flashplan_variant);
+  if (!created) {
+    return error(StatusCode::kOutOfMemory, "variant: expected %zu bytes on the host, got none",
+                 sizeof(flashplan_variant));
+  }
+  FLASHPLAN_RETURN_IF_ERROR(read_variant(given, &created->variant));
+  *variant = created.release();
+  return {};
+}
+
 Status count_workspace(const flashplan_options* given, std::size_t* bytes) noexcept {
   if (bytes == nullptr) return null_argument("bytes");
   AttentionOptions options;
@@ -82,6 +96,21 @@ Status run(flashplan_plan* plan, const flashplan_attention_tensors* given, Strea
                                           {"v_scale", t.v_scales, &tensors.v_scales},
                                           {"out", t.out, &tensors.o},
                                           {"lse", t.lse, &tensors.lse}}));
+  TensorView variant_tensors[kMaxVariantTensors];
+  const int32_t count = t.num_variant_tensors;
+  if (count < 0 || count > kMaxVariantTensors || (count > 0 && t.variant_tensors == nullptr)) {
+    return error(StatusCode::kInvalidArgument, "variant_tensors: expected 0 to %d, got %d%s",
+                 kMaxVariantTensors, count, t.variant_tensors == nullptr ? " at null" : "");
+  }
+  for (int32_t i = 0; i < count; ++i) {
+    char name[24];
+    std::snprintf(name, sizeof(name), "variant_tensors[%d]", i);
+    FLASHPLAN_RETURN_IF_ERROR(read_tensors({{name, t.variant_tensors[i], &variant_tensors[i]}}));
+  }
+  tensors.variant_tensors = variant_tensors;
+  tensors.num_variant_tensors = count;
+  tensors.variant_scalars = t.variant_scalars;
+  tensors.num_variant_scalars = t.num_variant_scalars;
   tensors.k_scale = t.k_scale;
   tensors.v_scale = t.v_scale;
   tensors.workspace = t.workspace;
@@ -177,6 +206,24 @@ void flashplan_tensor_init(flashplan_tensor* tensor, size_t struct_size, void* d
     stride *= static_cast<uint64_t>(shape[d]);
   }
   c_abi::write(t, tensor, struct_size);
+}
+
+void flashplan_variant_description_init(flashplan_variant_description* description,
+                                        size_t struct_size) noexcept {
+  c_abi::write(c_abi::default_description(), description, struct_size);
+}
+
+flashplan_status flashplan_variant_create(const flashplan_variant_description* description,
+                                          flashplan_variant** variant, char* message) noexcept {
+  return c_abi::report(c_abi::create(description, variant), message);
+}
+
+void flashplan_variant_destroy(flashplan_variant* variant) noexcept { delete variant; }
+
+size_t flashplan_variant_compile_log(const flashplan_variant* variant, char* text,
+                                     size_t size) noexcept {
+  const std::string log = variant == nullptr ? std::string() : variant->variant.compile_log();
+  return c_abi::write_text(log, text, size);
 }
 
 void flashplan_options_init(flashplan_options* options, size_t struct_size) noexcept {

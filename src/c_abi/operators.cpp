@@ -13,9 +13,6 @@ namespace {
 static_assert(is_same(FLASHPLAN_SILU, Activation::kSilu) &&
               is_same(FLASHPLAN_GELU, Activation::kGelu) &&
               is_same(FLASHPLAN_GELU_TANH, Activation::kGeluTanh));
-static_assert(is_same(FLASHPLAN_ROPE_LINEAR, RopeScaling::kLinear) &&
-              is_same(FLASHPLAN_ROPE_LLAMA3, RopeScaling::kLlama3) &&
-              is_same(FLASHPLAN_ROPE_YARN, RopeScaling::kYarn));
 static_assert(is_same(FLASHPLAN_SAMPLE_OK, SampleError::kNone) &&
               is_same(FLASHPLAN_SAMPLE_TEMPERATURE, SampleError::kTemperature) &&
               is_same(FLASHPLAN_SAMPLE_TOP_K, SampleError::kTopK) &&
@@ -25,19 +22,6 @@ static_assert(is_same(FLASHPLAN_SAMPLE_OK, SampleError::kNone) &&
               is_same(FLASHPLAN_SAMPLE_NO_TOKEN, SampleError::kNoToken) &&
               is_same(FLASHPLAN_SAMPLE_PROBABILITIES, SampleError::kProbabilities) &&
               is_same(FLASHPLAN_SAMPLE_DRAFT, SampleError::kDraft));
-
-flashplan_rope default_rope() noexcept {
-  const Rope defaults;
-  flashplan_rope r = {};
-  r.theta = defaults.theta;
-  r.scale = defaults.scale;
-  r.original_length = defaults.original_length;
-  r.low_freq_factor = defaults.low_freq_factor;
-  r.high_freq_factor = defaults.high_freq_factor;
-  r.beta_fast = defaults.beta_fast;
-  r.beta_slow = defaults.beta_slow;
-  return r;
-}
 
 flashplan_penalty_tensors default_penalty_tensors() noexcept {
   flashplan_penalty_tensors t = {};
@@ -52,24 +36,6 @@ flashplan_sample_tensors default_sample_tensors() noexcept {
   t.top_k = defaults.top_k;
   t.top_p = defaults.top_p;
   return t;
-}
-
-Status read_rope(const flashplan_rope* given, Rope* rope) noexcept {
-  flashplan_rope r;
-  FLASHPLAN_RETURN_IF_ERROR(read("rope", given, default_rope(), &r));
-  FLASHPLAN_RETURN_IF_ERROR(check_reserved("rope", r.reserved));
-  rope->theta = r.theta;
-  rope->scale = r.scale;
-  rope->rotary_dim = r.rotary_dim;
-  rope->interleaved = r.interleaved != 0;
-  rope->scaling = static_cast<RopeScaling>(r.scaling);
-  rope->original_length = r.original_length;
-  rope->low_freq_factor = r.low_freq_factor;
-  rope->high_freq_factor = r.high_freq_factor;
-  rope->beta_fast = r.beta_fast;
-  rope->beta_slow = r.beta_slow;
-  rope->attention_factor = r.attention_factor;
-  return {};
 }
 
 RmsNormOptions rms_norm_options(float eps, int32_t gemma) noexcept {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "abi/params.h"
 #include "c_abi/structs.h"
 #include "common/error.h"
 #include "flashplan/flashplan.h"
@@ -27,6 +28,9 @@ static_assert(is_same(FLASHPLAN_FLOAT32, DType::kFloat32) &&
 static_assert(is_same(FLASHPLAN_CPU, DeviceType::kCpu) &&
               is_same(FLASHPLAN_CUDA, DeviceType::kCuda) &&
               is_same(FLASHPLAN_NHD, KvLayout::kNHD) && is_same(FLASHPLAN_HND, KvLayout::kHND));
+static_assert(is_same(FLASHPLAN_ROPE_LINEAR, RopeScaling::kLinear) &&
+              is_same(FLASHPLAN_ROPE_LLAMA3, RopeScaling::kLlama3) &&
+              is_same(FLASHPLAN_ROPE_YARN, RopeScaling::kYarn));
 static_assert(FLASHPLAN_MAX_RANK == kMaxRank &&
               FLASHPLAN_WORKSPACE_ALIGNMENT == kWorkspaceAlignment &&
               FLASHPLAN_MESSAGE_SIZE >= sizeof(Status::message));
@@ -79,6 +83,25 @@ flashplan_append_tensors default_append_tensors() noexcept {
   return t;
 }
 
+flashplan_rope default_rope() noexcept {
+  const Rope defaults;
+  flashplan_rope r = {};
+  r.theta = defaults.theta;
+  r.scale = defaults.scale;
+  r.original_length = defaults.original_length;
+  r.low_freq_factor = defaults.low_freq_factor;
+  r.high_freq_factor = defaults.high_freq_factor;
+  r.beta_fast = defaults.beta_fast;
+  r.beta_slow = defaults.beta_slow;
+  return r;
+}
+
+flashplan_variant_description default_description() noexcept {
+  flashplan_variant_description d = {};
+  d.softmax = VariantDescription().softmax ? 1 : 0;
+  return d;
+}
+
 Status check_reserved(const char* name, int32_t reserved) noexcept {
   if (reserved == 0) return {};
   return error(StatusCode::kInvalidArgument, "%s.reserved: expected 0, got %d", name, reserved);
@@ -87,6 +110,60 @@ Status check_reserved(const char* name, int32_t reserved) noexcept {
 Status read_tensors(std::initializer_list<TensorField> fields) noexcept {
   for (const TensorField& field : fields) FLASHPLAN_RETURN_IF_ERROR(read_tensor(field));
   return {};
+}
+
+Status read_rope(const flashplan_rope* given, Rope* rope) noexcept {
+  flashplan_rope r;
+  FLASHPLAN_RETURN_IF_ERROR(read("rope", given, default_rope(), &r));
+  FLASHPLAN_RETURN_IF_ERROR(check_reserved("rope", r.reserved));
+  rope->theta = r.theta;
+  rope->scale = r.scale;
+  rope->rotary_dim = r.rotary_dim;
+  rope->interleaved = r.interleaved != 0;
+  rope->scaling = static_cast<RopeScaling>(r.scaling);
+  rope->original_length = r.original_length;
+  rope->low_freq_factor = r.low_freq_factor;
+  rope->high_freq_factor = r.high_freq_factor;
+  rope->beta_fast = r.beta_fast;
+  rope->beta_slow = r.beta_slow;
+  rope->attention_factor = r.attention_factor;
+  return {};
+}
+
+Status read_variant(const flashplan_variant_description* given, Variant* variant) noexcept {
+  flashplan_variant_description d;
+  FLASHPLAN_RETURN_IF_ERROR(read("description", given, default_description(), &d));
+  FLASHPLAN_RETURN_IF_ERROR(check_reserved("description", d.reserved));
+  // Lists of any other size are refused by Variant::create(), which does not read them.
+  const auto has_list = [](const void* list, int32_t count, int32_t most) {
+    return list != nullptr && count <= most;
+  };
+  VariantTensor tensors[kMaxVariantTensors];
+  const bool has_tensors = has_list(d.tensors, d.num_tensors, kMaxVariantTensors);
+  for (int32_t i = 0; has_tensors && i < d.num_tensors; ++i) {
+    FLASHPLAN_RETURN_IF_ERROR(check_reserved("tensors", d.tensors[i].reserved));
+    tensors[i] = {d.tensors[i].name, static_cast<DType>(d.tensors[i].dtype)};
+  }
+  VariantScalar scalars[kMaxVariantScalars];
+  const bool has_scalars = has_list(d.scalars, d.num_scalars, kMaxVariantScalars);
+  for (int32_t i = 0; has_scalars && i < d.num_scalars; ++i) {
+    FLASHPLAN_RETURN_IF_ERROR(check_reserved("scalars", d.scalars[i].reserved));
+    scalars[i] = {d.scalars[i].name, d.scalars[i].value};
+  }
+  VariantDescription description;
+  description.name = d.name;
+  description.query = d.query;
+  description.key = d.key;
+  description.value = d.value;
+  description.output = d.output;
+  description.logits = d.logits;
+  description.mask = d.mask;
+  description.softmax = d.softmax != 0;
+  description.tensors = d.tensors != nullptr ? tensors : nullptr;
+  description.num_tensors = d.num_tensors;
+  description.scalars = d.scalars != nullptr ? scalars : nullptr;
+  description.num_scalars = d.num_scalars;
+  return Variant::create(description, variant);
 }
 
 Status read_options(const flashplan_options* given, AttentionOptions* options) noexcept {
@@ -112,7 +189,8 @@ Status read_options(const flashplan_options* given, AttentionOptions* options) n
   options->num_ctas = o.num_ctas;
   if (o.workspace_bytes > 0) options->workspace_bytes = o.workspace_bytes;
   options->batch_invariant = o.batch_invariant != 0;
-  return {};
+  if (o.variant != nullptr) options->variant = o.variant->variant;
+  return o.rope != nullptr ? read_rope(o.rope, &options->rope.emplace()) : Status();
 }
 
 Status read_batch(const flashplan_batch* given, Batch* batch) noexcept {
@@ -125,6 +203,7 @@ Status read_batch(const flashplan_batch* given, Batch* batch) noexcept {
   batch->shared_prefixes = b.shared_prefixes;
   batch->num_shared_prefixes = b.num_shared_prefixes;
   batch->mask_begin = b.mask_begin;
+  batch->key_ranges = b.key_ranges;
   return {};
 }
 

@@ -65,7 +65,8 @@ TEST(structs_of_other_versions) {
   larger.added = int64_t{1} << 56;  // its last byte
   refused(&larger.known, "options.struct_size");
   larger.added = 0;
-  for (const size_t size : {size_t{0}, sizeof(flashplan_options) - 1, size_t{4097}, SIZE_MAX}) {
+  constexpr size_t kBeforeTheFirst = 95;
+  for (const size_t size : {size_t{0}, kBeforeTheFirst, size_t{4097}, SIZE_MAX}) {
     larger.known.struct_size = size;
     refused(&larger.known, "options.struct_size");
   }
