@@ -3,7 +3,9 @@
 #include <nanobind/stl/string.h>
 
 #include <cstdio>
+#include <initializer_list>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "api/kernels.h"
@@ -62,16 +64,20 @@ Status merge(const std::vector<AttentionState>& states, nb::handle out, nb::hand
   return status;
 }
 
-/// Calls the states of a pair by the names of merge_pair's arguments.
-Status with_names_of_pair(Status status) {
-  static constexpr const char* kNames[][2] = {
-      {"o[0]", "o_a"}, {"o[1]", "o_b"}, {"lse[0]", "lse_a"}, {"lse[1]", "lse_b"}};
-  const std::string message = status.message;
-  for (const auto& [index, name] : kNames) {
-    if (message.rfind(index, 0) != 0) continue;
-    std::snprintf(status.message, sizeof(status.message), "%s%s", name,
-                  message.c_str() + std::char_traits<char>::length(index));
+/// A name of an argument in the messages of merge_states() in C++, and what it is called in Python.
+struct Renamed {
+  std::string_view from, to;
+};
+
+/// Renames arguments wherever a word of the message begins with their names.
+Status with_names(Status status, std::initializer_list<Renamed> names) {
+  std::string message = status.message;
+  for (const auto& [from, to] : names) {
+    for (size_t at = 0; (at = message.find(from, at)) != std::string::npos; at += to.size()) {
+      if (at == 0 || message[at - 1] == ' ') message.replace(at, from.size(), to);
+    }
   }
+  std::snprintf(status.message, sizeof(status.message), "%s", message.c_str());
   return status;
 }
 
@@ -80,37 +86,39 @@ void merge_pair(nb::handle o_a, nb::handle lse_a, nb::handle o_b, nb::handle lse
   CallStream call = stream_beside("o_a", o_a, stream);
   const StateArg a("o_a", o_a, "lse_a", lse_a, call);
   const StateArg b("o_b", o_b, "lse_b", lse_b, call);
-  check(with_names_of_pair(merge({a.view(), b.view()}, out, lse, call)));
+  check(with_names(merge({a.view(), b.view()}, out, lse, call),
+                   {{"o[0]", "o_a"}, {"o[1]", "o_b"}, {"lse[0]", "lse_a"}, {"lse[1]", "lse_b"}}));
 }
 
-void merge_stack(nb::handle o, nb::handle lse_in, nb::handle out, nb::handle lse,
+void merge_stack(nb::handle o_a, nb::handle lse_a, nb::handle out, nb::handle lse,
                  nb::handle stream) {
-  CallStream call = stream_beside("o", o, stream);
-  const StateArg stack("o", o, "lse", lse_in, call);
+  CallStream call = stream_beside("o_a", o_a, stream);
+  const StateArg stack("o_a", o_a, "lse_a", lse_a, call);
   const TensorView& o_view = stack.o.view();
   const TensorView& lse_view = stack.lse.view();
   if (o_view.rank != 4 || lse_view.rank != 3) {
-    raise_value("o: expected o [n, tokens, heads, dim] and lse [n, tokens, heads], got " +
+    raise_value("o_a: expected o_a [n, tokens, heads, dim] and lse_a [n, tokens, heads], got " +
                 std::to_string(o_view.rank) + " and " + std::to_string(lse_view.rank) +
                 " dimensions");
   }
   if (o_view.shape[0] != lse_view.shape[0]) {
-    raise_value("lse: expected " + std::to_string(o_view.shape[0]) + " states (as o), got " +
+    raise_value("lse_a: expected " + std::to_string(o_view.shape[0]) + " states (as o_a), got " +
                 std::to_string(lse_view.shape[0]));
   }
   // Each state gets a view, so their number is limited: states without elements take no memory.
   constexpr int64_t kMaxStates = 1 << 20;
   if (o_view.shape[0] > kMaxStates) {
-    raise_value("o: expected at most " + std::to_string(kMaxStates) + " states, got " +
+    raise_value("o_a: expected at most " + std::to_string(kMaxStates) + " states, got " +
                 std::to_string(o_view.shape[0]));
   }
-  check(check_memory({"o", o_view}));
-  check(check_memory({"lse", lse_view}));
+  check(check_memory({"o_a", o_view}));
+  check(check_memory({"lse_a", lse_view}));
   std::vector<AttentionState> states;
   for (int64_t i = 0; i < o_view.shape[0]; ++i) {
     states.push_back({slice(o_view, i), slice(lse_view, i)});
   }
-  check(merge(states, out, lse, call));
+  check(with_names(merge(states, out, lse, call),
+                   {{"o:", "o_a:"}, {"o[", "o_a["}, {"lse[", "lse_a["}}));
 }
 
 /// Imports the tensors of append_paged_kv(), and keeps them imported for its lifetime.
@@ -194,7 +202,7 @@ void rope_append(nb::handle q, nb::handle k, nb::handle v, nb::handle k_cache, n
 void bind_ops(nb::module_& m) {
   m.def("merge_pair", &merge_pair, "o_a"_a.none(), "lse_a"_a.none(), "o_b"_a.none(),
         "lse_b"_a.none(), "out"_a.none(), "lse"_a.none(), "stream"_a.none());
-  m.def("merge_stack", &merge_stack, "o"_a.none(), "lse_in"_a.none(), "out"_a.none(),
+  m.def("merge_stack", &merge_stack, "o_a"_a.none(), "lse_a"_a.none(), "out"_a.none(),
         "lse"_a.none(), "stream"_a.none());
   m.def("append_paged_kv", &append, "k"_a.none(), "v"_a.none(), "k_cache"_a.none(),
         "v_cache"_a.none(), "indptr"_a.none(), "kv_lens"_a.none(), "block_table"_a.none(),

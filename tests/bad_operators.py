@@ -253,12 +253,12 @@ ROPE_APPEND = [
 ]
 
 MERGE = [
-    ("merge o_a rank", VALUE, r"(o_a|o\[0\])", lambda s: s.merge(o_a=zeros(4, 8))),
-    ("merge o_b shape", VALUE, r"(o_b|o\[1\])", lambda s: s.merge(o_b=zeros(4, 4, 9))),
-    ("merge o_b dtype", TYPE, r"(o_b|o\[1\])", lambda s: s.merge(o_b=half(4, 4, 8))),
-    ("merge o_a dtype", TYPE, r"(o_a|o\[0\])", lambda s: s.merge(o_a=zeros(4, 4, 8, dtype="i4"))),
-    ("merge lse_a dtype", TYPE, r"(lse_a|lse\[0\])", lambda s: s.merge(lse_a=half(4, 4))),
-    ("merge lse_b shape", VALUE, r"(lse_b|lse\[1\])", lambda s: s.merge(lse_b=zeros(4, 5))),
+    ("merge o_a rank", VALUE, "o_a", lambda s: s.merge(o_a=zeros(4, 8))),
+    ("merge o_b shape", VALUE, "o_b", lambda s: s.merge(o_b=zeros(4, 4, 9))),
+    ("merge o_b dtype", TYPE, "o_b", lambda s: s.merge(o_b=half(4, 4, 8))),
+    ("merge o_a dtype", TYPE, "o_a", lambda s: s.merge(o_a=zeros(4, 4, 8, dtype="i4"))),
+    ("merge lse_a dtype", TYPE, "lse_a", lambda s: s.merge(lse_a=half(4, 4))),
+    ("merge lse_b shape", VALUE, "lse_b", lambda s: s.merge(lse_b=zeros(4, 5))),
     ("merge out shape", VALUE, "out", lambda s: s.merge(out=zeros(5, 4, 8))),
     ("merge out dtype", TYPE, "out", lambda s: s.merge(out=half(4, 4, 8))),
     ("merge lse shape", VALUE, "lse", lambda s: s.merge(lse=zeros(4))),
@@ -270,15 +270,33 @@ MERGE = [
         "(lse_b|o_b)",
         lambda s: fp.merge_states(zeros(4, 4, 8), zeros(4, 4), zeros(4, 4, 8)),
     ),
-    ("merge text", TYPE, r"(o_a|o\[0\])", lambda s: s.merge(o_a="state")),
-    ("merge no states", VALUE, "o", lambda s: s.merge_stacked(zeros(0, 4, 4, 8), zeros(0, 4, 4))),
+    ("merge text", TYPE, "o_a", lambda s: s.merge(o_a="state")),
+    ("merge no states", VALUE, "o_a", lambda s: s.merge_stacked(zeros(0, 4, 4, 8), zeros(0, 4, 4))),
     (
         "merge stacked counts",
         VALUE,
-        "lse",
+        "lse_a",
         lambda s: s.merge_stacked(zeros(3, 4, 4, 8), zeros(2, 4, 4)),
     ),
-    ("merge stacked rank", VALUE, "o", lambda s: s.merge_stacked(zeros(4, 4, 8), zeros(4, 4))),
+    (
+        "merge stacked state dtype",
+        TYPE,
+        r"lse_a\[0\]",
+        lambda s: s.merge_stacked(zeros(3, 4, 4, 8), half(3, 4, 4)),
+    ),
+    (
+        "merge stacked lse shape",
+        VALUE,
+        r"lse_a\[0\]",
+        lambda s: s.merge_stacked(zeros(3, 4, 4, 8), zeros(3, 4, 5)),
+    ),
+    (
+        "merge out over a stacked state",
+        VALUE,
+        "out",
+        lambda s: merge_over_a_stacked_state(s),
+    ),
+    ("merge stacked rank", VALUE, "o_a", lambda s: s.merge_stacked(zeros(4, 4, 8), zeros(4, 4))),
     ("merge out sharing", VALUE, "out", lambda s: s.merge(out=sharing(4, 4, 8, step=7))),
     ("merge lse sharing", VALUE, "lse", lambda s: s.merge(lse=sharing(4, 4, step=1))),
     ("merge lse inside o_a", VALUE, "lse", lambda s: merge_inside(s, "o_a")),
@@ -287,7 +305,7 @@ MERGE = [
     (
         "merge very many states",
         VALUE,
-        "o",
+        "o_a",
         lambda s: s.merge_stacked(zeros(10**7, 1, 0, 8), zeros(10**7, 1, 0)),
     ),
 ]
@@ -342,6 +360,11 @@ def queries_in(scene, name, cache):
 def merge_overlapping(scene):
     memory = zeros(6, 4, 8)
     return scene.merge(o_a=memory[:4], out=memory[2:])
+
+
+def merge_over_a_stacked_state(scene):
+    memory = zeros(20, 4, 8)
+    return scene.merge_stacked(memory[:12].reshape(3, 4, 4, 8), zeros(3, 4, 4), out=memory[6:10])
 
 
 def inside_cache(scene, name, cache):

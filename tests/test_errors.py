@@ -91,8 +91,8 @@ def test_shapes_of_new_outputs_come_from_tensors(torch):
         "q": lambda x: scene.run_ragged(q=x, out=None, lse=None),
         "x": lambda x: fp.rmsnorm(x, zeros(8)),
         "logits": fp.sample,
-        "o": lambda x: fp.merge_states(x, lse),
-        "lse": lambda x: fp.merge_states(o, x),
+        "o_a": lambda x: fp.merge_states(x, lse),
+        "lse_a": lambda x: fp.merge_states(o, x),
     }
     for thing in things_that_are_no_tensor(torch):
         for name, call in calls.items():

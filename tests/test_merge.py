@@ -134,3 +134,14 @@ def test_no_tokens():
     merged_o, merged_lse = fp.merge_states(o, lse)
     assert merged_o.shape == (0, 4, 8)
     assert merged_lse.shape == (0, 4)
+
+
+@pytest.mark.parametrize("stacked", [True, False])
+def test_messages_name_pythons_arguments_everywhere(stacked):
+    """Also where they are not the first word."""
+    memory, lse = np.zeros((8, 4, 8), np.float32), np.zeros((2, 4, 4), np.float32)
+    states = memory.reshape(2, 4, 4, 8)
+    arguments = (states, lse) if stacked else (states[0], lse[0], states[1], lse[1])
+    name = r"o_a\[0\]" if stacked else "o_a"
+    with pytest.raises(ValueError, match=f"^out: expected memory apart from {name}, got"):
+        fp.merge_states(*arguments, out=memory[2:6])

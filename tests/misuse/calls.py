@@ -378,7 +378,7 @@ class MergeStack(Merge):
     """merge_states() of a stack."""
 
     num_states = 4
-    related = {"o_a": ("o", "lse", "out", "o_b"), "lse_a": ("lse", "o")}
+    related = {"o_a": ("lse_a", "out", "lse"), "lse_a": ("o_a", "lse")}
 
     def place_states(self):
         self.place("o_a", self.o)
