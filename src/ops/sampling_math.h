@@ -221,6 +221,9 @@ FLASHPLAN_HOST_DEVICE uint64_t random_bits(int64_t seed, int64_t offset, uint32_
   uint32_t c3 = use;
   uint32_t k0 = static_cast<uint32_t>(unsigned_seed);
   uint32_t k1 = static_cast<uint32_t>(unsigned_seed >> 32);
+#ifdef __CUDA_ARCH__
+#pragma unroll 1  // less code to fetch
+#endif
   for (int round = 0; round < 10; ++round) {
     const uint64_t a = uint64_t{0xD2511F53U} * c0;
     const uint64_t b = uint64_t{0xCD9E8D57U} * c2;

@@ -27,6 +27,7 @@ __device__ inline uint64_t sum_of_warp(uint64_t value) {
 
 /// The sum of the values of this lane and of the lanes before.
 __device__ inline uint64_t sum_to_lane(uint64_t value) {
+#pragma unroll 1
   for (int distance = 1; distance < 32; distance *= 2) {
     const uint64_t other = __shfl_up_sync(~0U, value, distance);
     if (lane_of_thread() >= distance) value += other;
@@ -48,6 +49,7 @@ struct Bins {
   /// By all threads of a CTA; a barrier is due before and after.
   __device__ void clear() {
     const auto thread = static_cast<int>(threadIdx.x);
+#pragma unroll 1
     for (int i = thread; i < kBins; i += kRowThreads) low[i] = high[i] = 0;
     if (thread < 32) low[kBins + thread] = 0;
   }
@@ -95,6 +97,7 @@ __device__ Bin find_bin(Bins& bins, uint64_t* groups, bool of_cluster, uint64_t 
   const int ranks = of_cluster ? cluster_size() : 0;
   uint64_t* own_groups = groups + cluster_rank() * kGroups;  // no other CTA writes there
   __syncthreads();
+#pragma unroll 1
   for (int group = warp_of_thread(); group < kGroups; group += kRowWarps) {
     const uint64_t sum = sum_of_warp(bins.sum_of_group(group));
     if (!of_cluster && lane == 0) own_groups[group] = sum;
@@ -113,6 +116,7 @@ __device__ Bin find_bin(Bins& bins, uint64_t* groups, bool of_cluster, uint64_t 
     if (group_of_lane >= 0) {
       own = own_groups[group_of_lane];
       sum = own;
+#pragma unroll 4
       for (int rank = 0; rank < ranks; ++rank) {
         if (rank != cluster_rank()) sum += groups[rank * kGroups + group_of_lane];
       }
@@ -129,6 +133,7 @@ __device__ Bin find_bin(Bins& bins, uint64_t* groups, bool of_cluster, uint64_t 
       const int index = (kGroups - leader) * kGroupBins - 1 - lane;
       own = bins.sum(index);
       sum = own;
+#pragma unroll 4
       for (int rank = 0; rank < ranks; ++rank) {
         if (rank != cluster_rank()) sum += shared_of(&bins, rank)->sum(index);
       }

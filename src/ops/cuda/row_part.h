@@ -75,7 +75,7 @@ class RowPart {
       for (BulkBarrier& barrier : arrived) barrier.init();
       BulkBarrier::fence_init();
       const int num_words = count_ / 4;
-#pragma unroll
+#pragma unroll 1
       for (int b = 0; b < kBulks; ++b) {
         const int first = b * words_of_bulk();
         const int words = min(words_of_bulk(), num_words - first);

@@ -163,10 +163,12 @@ class SampleDraw : protected SampleThreshold<kDType, kFromProbs, kHeld> {
 
   /// Leaves in shared_.warp_values the same of the candidates of each rank.
   __device__ void sum_candidates(const Cut& cut) {
+#pragma unroll 1
     for (int rank = warp_of_thread(); rank < cluster_size(); rank += kRowWarps) {
       const uint32_t* keys = shared_.candidates + rank * share_of_rank();
       uint64_t mass = 0;
       uint32_t ties = 0;
+#pragma unroll 1
       for (int c = lane_of_thread(); c < num_candidates_of(rank); c += 32) {
         mass += this->template amount_of_key<true>(keys[c], cut);
         ties += keys[c] == cut.key ? 1U : 0U;

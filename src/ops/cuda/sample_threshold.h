@@ -202,34 +202,33 @@ class SampleThreshold : protected SampleRow<kDType, kFromProbs, kHeld> {
 #pragma unroll 1
     for (int i = static_cast<int>(threadIdx.x) * 4; i < part_.count(); i += kRowThreads * 4) {
       float x[4];
-      unsigned left = 0;  // bits of the elements in the range
+      bool is_in[4];
       read(i, x);
       if (kByValue && !(fmaxf(fmaxf(x[0], x[1]), fmaxf(x[2], x[3])) >= range.low)) continue;
 #pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        if (kByValue) {
-          left |= x[e] >= range.low && x[e] <= range.high ? 1U << e : 0U;
-        } else {
-          const float position = position_of(x[e]);
-          left |= position >= range.low && position < range.high ? 1U << e : 0U;
-        }
-      }
+      for (int e = 0; e < 4; ++e) is_in[e] = is_in_range<kByValue>(x[e], range);
+      if (!(is_in[0] || is_in[1] || is_in[2] || is_in[3])) continue;
+      unsigned left = 0;  // bits of the elements
+#pragma unroll
+      for (int e = 0; e < 4; ++e) left |= is_in[e] ? 1U << e : 0U;
 #pragma unroll 1
       for (; left != 0; left &= left - 1) {
         const int e = __ffs(static_cast<int>(left)) - 1;
         if (i + e >= part_.count()) break;
-        const uint32_t key = key_of(e == 0 ? x[0] : e == 1 ? x[1] : e == 2 ? x[2] : x[3]);
-        atomicMin(&shared_.least, key);
-        atomicMax(&shared_.most, key);
         const uint32_t place = atomicAdd(&shared_.num_candidates, 1U);
-        if (place < static_cast<uint32_t>(share)) own[place] = key;
+        if (place >= static_cast<uint32_t>(share)) break;
+        own[place] = key_of(e == 0 ? x[0] : e == 1 ? x[1] : e == 2 ? x[2] : x[3]);
       }
     }
     __syncthreads();
-    const auto num_own = static_cast<int>(shared_.num_candidates);
-    const int num_sent = num_own <= share ? (num_own + 3) / 4 * 4 : 0;  // whole words
+    const auto num_own = static_cast<int>(shared_.num_candidates);  // or fewer, if not all fit
+    const bool fits = num_own <= share;
+    if (!fits) find_extremes<kByValue>(range);
+    const int num_sent = fits ? (num_own + 3) / 4 * 4 : 0;  // whole words
     const int lane = lane_of_thread();
+#pragma unroll 1
     for (int rank = warp_of_thread(); rank < cluster_size(); rank += kRowWarps) {
+#pragma unroll 1
       for (int c = lane; c < num_sent; c += 32) {
         if (c >= num_own) {
           *shared_of(own + c, rank) = 0;
@@ -239,8 +238,16 @@ class SampleThreshold : protected SampleRow<kDType, kFromProbs, kHeld> {
       }
     }
     if (warp_of_thread() == 0) {
-      const uint64_t values[kValues] = {static_cast<uint64_t>(num_own), ~uint64_t{shared_.least},
-                                        shared_.most, shared_.own_above};
+      uint32_t least = fits ? ~0U : shared_.least;
+      uint32_t most = fits ? 0U : shared_.most;
+#pragma unroll 1
+      for (int c = lane; c < num_own && fits; c += 32) {
+        least = min(least, own[c]);
+        most = max(most, own[c]);
+      }
+      const uint64_t values[kValues] = {static_cast<uint64_t>(num_own),
+                                        __reduce_max_sync(~0U, ~least),
+                                        __reduce_max_sync(~0U, most), shared_.own_above};
       publish(values);
     }
     cluster_sync();
@@ -252,6 +259,34 @@ class SampleThreshold : protected SampleRow<kDType, kFromProbs, kHeld> {
     most_ = __reduce_max_sync(~0U, static_cast<uint32_t>(value_of_rank(2)));
   }
 
+  template <bool kByValue>
+  __device__ bool is_in_range(float x, const Range& range) const {
+    if (kByValue) return x >= range.low && x <= range.high;
+    const float position = position_of(x);
+    return position >= range.low && position < range.high;
+  }
+
+  /// Leaves in shared_.least and shared_.most those of the part's elements in a range.
+  template <bool kByValue>
+  __device__ void find_extremes(const Range& range) {
+    uint32_t least = ~0U;
+    uint32_t most = 0;
+#pragma unroll 1
+    for (int i = static_cast<int>(threadIdx.x); i < part_.count(); i += kRowThreads) {
+      const float x = part_.at(i);
+      if (!is_in_range<kByValue>(x, range)) continue;
+      least = min(least, key_of(x));
+      most = max(most, key_of(x));
+    }
+    least = ~__reduce_max_sync(~0U, ~least);
+    most = __reduce_max_sync(~0U, most);
+    if (lane_of_thread() == 0) {
+      atomicMin(&shared_.least, least);
+      atomicMax(&shared_.most, most);
+    }
+    __syncthreads();
+  }
+
   /// Candidates that the lists have place for, of each CTA of the cluster.
   __device__ int share_of_rank() const {
     return kMaxCandidates >> (__ffs(cluster_size()) - 1);  // it is a power of two
@@ -261,6 +296,7 @@ class SampleThreshold : protected SampleRow<kDType, kFromProbs, kHeld> {
   template <class Body>
   __device__ void for_each_candidate(const Body& body) const {
     const int share = share_of_rank();
+#pragma unroll 1
     for (int c = static_cast<int>(threadIdx.x); c < kMaxCandidates; c += kRowThreads) {
       const int rank = c * cluster_size() / kMaxCandidates;
       if (c - rank * share < num_candidates_of(rank)) {
@@ -317,6 +353,7 @@ class SampleThreshold : protected SampleRow<kDType, kFromProbs, kHeld> {
     __syncthreads();
     const auto num_kept = static_cast<int>(shared_.num_kept);
     uint64_t all = 0;
+#pragma unroll 1
     for (int c = lane_of_thread(); c < num_kept; c += 32) all += weights[c];
     all = sum_of_warp(all);
     const uint64_t wanted = wanted_of(all);
