@@ -32,16 +32,18 @@ class SampleDraw : protected SampleThreshold<kDType, kFromProbs, kHeld> {
   using Base::write;
 
   /// Draws from what the cut keeps and writes the token: kept weights are added in the order of
-  /// ids, over CTAs, then over warps, each of which has a segment of the part, then in the segment.
+  /// ids, over CTAs, over warps, over threads, each of which has a segment of the part, and at last
+  /// in the segment.
   __device__ SampleError draw(const Cut& cut, bool is_checked) {
     const int warp = warp_of_thread();
     const int lane = lane_of_thread();
     const uint32_t tie = weight_of_tie(cut);
+    Sums own{};
     if (has_candidates_) {
       sum_candidates(cut);
       __syncthreads();
     } else {
-      sum_segments(cut);
+      own = sum_segments(cut);
       publish_sums();
     }
     if (warp == 0) {
@@ -68,17 +70,25 @@ class SampleDraw : protected SampleThreshold<kDType, kFromProbs, kHeld> {
     }
     if (!shared_.goes_on) return SampleError::kNone;
     if (has_candidates_) {
-      sum_segments(cut);
+      own = sum_segments(cut);
       __syncthreads();
     }
-    if (warp != 0) return SampleError::kNone;
     const bool is_warp = lane < kRowWarps;
-    const Place place =
+    const Place of_cta =
         pick(is_warp ? shared_.warp_values[lane][0] : 0, is_warp ? shared_.warp_values[lane][1] : 0,
              shared_.ties_before, cut, tie, [&](uint64_t /*total*/) { return shared_.target; });
-    search(place, cut, tie);
+    if (of_cta.index != warp) return SampleError::kNone;
+    const Place of_warp = pick(own.mass, own.ties, of_cta.ties_before, cut, tie,
+                               [&](uint64_t /*total*/) { return of_cta.target; });
+    search(of_warp, cut, tie);
     return SampleError::kNone;
   }
+
+  /// Of what a thread has.
+  struct Sums {
+    uint64_t mass;  // above the cut
+    uint32_t ties;
+  };
 
   struct Place {
     int index;
@@ -104,31 +114,37 @@ class SampleDraw : protected SampleThreshold<kDType, kFromProbs, kHeld> {
             __shfl_sync(~0U, ties_before, index), total};
   }
 
-  /// Segments are of whole words of a warp.
-  __device__ int begin_of_segment(int warp) const {
-    const int segment = (part_.count() + kRowThreads * 4 - 1) / (kRowThreads * 4) * 128;
-    return min(warp * segment, part_.count());
+  /// The segment of a thread begins at this element. Segments are of an odd number of words, so
+  /// that the words that threads read at once are in different banks of shared memory.
+  __device__ int begin_of_segment(int thread) const {
+    const int num_words = (part_.count() + 3) / 4;
+    const int words = (num_words + kRowThreads - 1) / kRowThreads | 1;
+    return min(thread * words * 4, part_.count());
   }
 
-  /// Leaves in shared_.warp_values the mass above the cut, and the ties, of the warps' segments.
-  __device__ void sum_segments(const Cut& cut) {
-    if (cut.key == 0 && cut.min_weight == 0) {
-      sum_segments<false>(cut);
-    } else {
-      sum_segments<true>(cut);
+  /// The sums of the thread's segment; leaves those of warps in shared_.warp_values.
+  __device__ Sums sum_segments(const Cut& cut) {
+    const bool keeps_all = cut.key == 0 && cut.min_weight == 0;
+    const Sums own = keeps_all ? sum_segment<false>(cut) : sum_segment<true>(cut);
+    const uint64_t mass = sum_of_warp(own.mass);
+    const uint32_t ties = __reduce_add_sync(~0U, own.ties);
+    if (lane_of_thread() == 0) {
+      shared_.warp_values[warp_of_thread()][0] = mass;
+      shared_.warp_values[warp_of_thread()][1] = ties;
     }
+    return own;
   }
   /// `kFiltered`: the cut does not keep all.
   template <bool kFiltered>
-  __device__ void sum_segments(const Cut& cut) {
-    const int warp = warp_of_thread();
-    const int end = begin_of_segment(warp + 1);
+  __device__ Sums sum_segment(const Cut& cut) const {
+    const auto thread = static_cast<int>(threadIdx.x);
+    const int end = begin_of_segment(thread + 1);
     uint64_t mass = 0;
     uint32_t ties = 0;
     const float cut_value = cut.key == 0 ? -INFINITY : sampling::value_of(cut.key);
     const float least = least_kept(cut.min_weight);
 #pragma unroll 1
-    for (int i = begin_of_segment(warp) + lane_of_thread() * 4; i < end; i += 128) {
+    for (int i = begin_of_segment(thread); i < end; i += 4) {
       float x[4];
       uint32_t weights[4];
       read(i, x);
@@ -146,12 +162,7 @@ class SampleDraw : protected SampleThreshold<kDType, kFromProbs, kHeld> {
       mass += weights[0] + weights[1];
       mass += weights[2] + weights[3];
     }
-    mass = sum_of_warp(mass);
-    ties = __reduce_add_sync(~0U, ties);
-    if (lane_of_thread() == 0) {
-      shared_.warp_values[warp][0] = mass;
-      shared_.warp_values[warp][1] = ties;
-    }
+    return {mass, ties};
   }
 
   /// A position that all of at least this weight reach.
@@ -182,14 +193,16 @@ class SampleDraw : protected SampleThreshold<kDType, kFromProbs, kHeld> {
     }
   }
 
-  /// Finds and writes the token, in the segment of place.index; one warp.
+  /// Finds and writes the token, in the segment of the warp's thread place.index; one warp.
   __device__ void search(const Place& place, const Cut& cut, uint32_t tie) {
     const int lane = lane_of_thread();
-    const int end = begin_of_segment(place.index + 1);
+    const int thread = warp_of_thread() * 32 + place.index;
+    const int begin = begin_of_segment(thread);
+    const int end = begin_of_segment(thread + 1);
     uint64_t target = place.target;
     uint64_t ties_before = place.ties_before;
 #pragma unroll 1
-    for (int i = begin_of_segment(place.index) + lane * 4; i - lane * 4 < end; i += 128) {
+    for (int i = begin + lane * 4; i - lane * 4 < end; i += 128) {
       float x[4] = {part_.after_end(), part_.after_end(), part_.after_end(), part_.after_end()};
       uint32_t weights[4];
       if (i < end) read(i, x);
