@@ -169,6 +169,18 @@ LARGER += [
     for scales in ("one", "heads")
 ] + [dataclasses.replace(case, device_scales="heads") for case in PREFIXES[:6]]
 
+# Variants that both families serve: of several row tiles and heads, in splits, with masks of bits.
+LARGER += [
+    Case(qo, kv, variant=variant, num_qo_heads=8, num_kv_heads=kv_heads, head_dim=dim, **options)
+    for qo, kv, kv_heads, options in (
+        ((300, 1, 40), (900, 7000, 41), 2, {"num_ctas": 40}),
+        ((70,) * 3, (300, 90, 1200), 8, {"num_ctas": 2, "page_size": None, "o_dtype": "float32"}),
+        ((64, 9, 1), (700, 90, 300), 4, {"custom_mask": "tree", "memory": "strided"}),
+    )
+    for variant in ("ends", "biased", "prefix_lm", "sigmoid")
+    for dim in (128, 256)
+]
+
 # NaN and infinity in every body of the kernel, in splits, in batch-invariant chunks, in 8 bits.
 _NAN, _INF = float("nan"), float("inf")
 LARGER += [
