@@ -24,7 +24,8 @@ class BulkBarrier {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\n" ::"r"(address(&state_)) : "memory");
   }
   static __device__ void fence_init() {
-    asm volatile("fence.mbarrier_init.release.cluster;\n" ::: "memory");
+    asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async.shared::cta;\n" ::
+                     : "memory");
   }
   /// Starts the one copy of this barrier. Addresses and bytes are multiples of 16.
   __device__ void copy(void* to, const void* from, uint32_t bytes) {

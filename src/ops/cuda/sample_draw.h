@@ -149,10 +149,10 @@ class SampleDraw : protected SampleThreshold<kDType, kFromProbs, kHeld> {
       uint32_t weights[4];
       read(i, x);
       if (kFiltered) {
+        const float largest = fmaxf(fmaxf(x[0], x[1]), fmaxf(x[2], x[3]));
+        if (!(largest >= cut_value && this->position_of(largest) >= least)) continue;
 #pragma unroll
         for (int e = 0; e < 4; ++e) ties += x[e] == cut_value ? 1U : 0U;
-        const float largest = fmaxf(fmaxf(x[0], x[1]), fmaxf(x[2], x[3]));
-        if (!(largest > cut_value && this->position_of(largest) >= least)) continue;
       }
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
