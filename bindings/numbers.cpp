@@ -261,4 +261,14 @@ float float_arg(const char* name, nb::handle object) {
   return static_cast<float>(value);
 }
 
+bool bool_arg(const char* name, nb::handle object) {
+  if (PyBool_Check(object.ptr()) == 0) {
+    const std::string type = nb::str(object.type().attr("__name__")).c_str();
+    if (type != "bool" && type != "bool_") {
+      raise_type(std::string(name) + ": expected a bool, got " + type);
+    }
+  }
+  return PyObject_IsTrue(object.ptr()) == 1;
+}
+
 }  // namespace flashplan

@@ -33,4 +33,7 @@ void check_indptr_size(const char* name, const IntsArg& indptr, const IntsArg& l
 /// A Python number as a float. Raises TypeError or ValueError naming the argument.
 float float_arg(const char* name, nb::handle object);
 
+/// A Python or NumPy bool. Raises TypeError naming the argument.
+bool bool_arg(const char* name, nb::handle object);
+
 }  // namespace flashplan

@@ -87,10 +87,10 @@ PyType_Slot collected_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(&trave
 void run(PyPlan& plan, nb::handle q, nb::handle k, nb::handle v, nb::handle block_table,
          nb::handle page_indptr, nb::handle page_indices, nb::handle kv_lens, nb::handle mask,
          nb::handle sinks, nb::handle out, nb::handle lse, nb::handle k_scale, nb::handle v_scale,
-         nb::handle stream, nb::handle variant_arguments) {
+         nb::handle stream, nb::handle pdl, nb::handle variant_arguments) {
   const RunObjects objects = {
-      q,    k,     v,   block_table, page_indptr, page_indices, kv_lens,
-      mask, sinks, out, lse,         k_scale,     v_scale,      variant_arguments};
+      q,     k,   v,   block_table, page_indptr, page_indices, kv_lens,          mask,
+      sinks, out, lse, k_scale,     v_scale,     pdl,          variant_arguments};
   RunArgs args(plan.get().options(), objects, stream);
   plan.run(args, args.call());
 }
@@ -99,11 +99,11 @@ void run(PyPlan& plan, nb::handle q, nb::handle k, nb::handle v, nb::handle bloc
 BoundRun* bind(nb::handle_t<PyPlan> plan, nb::handle q, nb::handle k, nb::handle v,
                nb::handle block_table, nb::handle page_indptr, nb::handle page_indices,
                nb::handle kv_lens, nb::handle mask, nb::handle sinks, nb::handle out,
-               nb::handle lse, nb::handle k_scale, nb::handle v_scale, nb::handle variant_arguments,
-               nb::handle result) {
+               nb::handle lse, nb::handle k_scale, nb::handle v_scale, nb::handle pdl,
+               nb::handle variant_arguments, nb::handle result) {
   const RunObjects objects = {
-      q,    k,     v,   block_table, page_indptr, page_indices, kv_lens,
-      mask, sinks, out, lse,         k_scale,     v_scale,      variant_arguments};
+      q,     k,   v,   block_table, page_indptr, page_indices, kv_lens,          mask,
+      sinks, out, lse, k_scale,     v_scale,     pdl,          variant_arguments};
   return new BoundRun(plan, objects, result);
 }
 
@@ -140,11 +140,11 @@ void bind_plan(nb::module_& m) {
       .def("run", &run, "q"_a.none(), "k"_a.none(), "v"_a.none(), "block_table"_a.none(),
            "page_indptr"_a.none(), "page_indices"_a.none(), "kv_lens"_a.none(), "mask"_a.none(),
            "sinks"_a.none(), "out"_a.none(), "lse"_a.none(), "k_scale"_a.none(), "v_scale"_a.none(),
-           "stream"_a.none(), "variant_arguments"_a.none())
+           "stream"_a.none(), "pdl"_a.none(), "variant_arguments"_a.none())
       .def("bind", &bind, "q"_a.none(), "k"_a.none(), "v"_a.none(), "block_table"_a.none(),
            "page_indptr"_a.none(), "page_indices"_a.none(), "kv_lens"_a.none(), "mask"_a.none(),
            "sinks"_a.none(), "out"_a.none(), "lse"_a.none(), "k_scale"_a.none(), "v_scale"_a.none(),
-           "variant_arguments"_a.none(), "result"_a.none())
+           "pdl"_a.none(), "variant_arguments"_a.none(), "result"_a.none())
       .def(
           "describe", [](const PyPlan& p) { return p.planned().describe(); },
           "The schedule as text: totals, then the first queues.")

@@ -36,6 +36,7 @@ RunArgs::RunArgs(const AttentionOptions& options, const RunObjects& o, nb::handl
     : variant_args_(options.variant, o.variant_arguments),
       k_scale_(number("k_scale", o.k_scale)),
       v_scale_(number("v_scale", o.v_scale)),
+      pdl_(bool_arg("pdl", o.pdl)),
       producer_(producer_of(o.q)),
       call_(call_stream(stream, producer_, options.device)),
       q_("q", required("q", o.q), TensorKind::kFloat, call_, &options.q_dtype),
@@ -55,6 +56,7 @@ RunArgs::RunArgs(const AttentionOptions& options, const RunObjects& o, nb::handl
   variant_args_.import(o.variant_arguments, call_, &tensors_);
   if (k_scale_) tensors_.k_scale = *k_scale_;
   if (v_scale_) tensors_.v_scale = *v_scale_;
+  tensors_.pdl = pdl_;
   tensors_.q = q_.view();
   tensors_.k = k_.view();
   tensors_.v = v_.view();

@@ -21,6 +21,7 @@ struct RunObjects {
   nb::handle kv_lens, mask, sinks;
   nb::handle out, lse;
   nb::handle k_scale, v_scale;
+  nb::handle pdl;
   nb::handle variant_arguments;
 };
 
@@ -44,6 +45,7 @@ class RunArgs {
   // that code could change a tensor. So these members come first.
   VariantArgs variant_args_;
   std::optional<float> k_scale_, v_scale_;  // empty: the kernels read a tensor
+  bool pdl_;
 
   Producer producer_;
   CallStream call_;

@@ -195,6 +195,8 @@ RUN = [
     ("k_scale inside out", VALUE, "out", lambda s: s.run(k_scale=in_scales(s.out.view))),
     ("v_scale inside lse", VALUE, "lse", lambda s: s.run(v_scale=in_scales(s.lse.view))),
     ("stream text", VALUE, "stream", lambda s: s.run(stream="fast")),
+    ("pdl text", TYPE, "pdl", lambda s: s.run(pdl="yes")),
+    ("pdl number", TYPE, "pdl", lambda s: s.run(pdl=1)),
     ("run before plan", RuntimeError, "run", lambda s: unplanned(s)),
     ("v with fewer pages", VALUE, r"block_table\[1, 0\]", lambda s: fewer_pages(s, "v")),
     ("k with fewer pages", VALUE, r"block_table\[1, 0\]", lambda s: fewer_pages(s, "k")),

@@ -112,7 +112,7 @@ def test_a_typed_program_runs(torch):
         (
             fp.Attention.run,
             "q k v block_table page_indptr page_indices kv_lens mask sinks out lse "
-            "return_lse k_scale v_scale stream variant_arguments",
+            "return_lse k_scale v_scale stream pdl variant_arguments",
         ),
         (
             fp.append_paged_kv,

@@ -57,6 +57,16 @@ def test_addresses_beyond_32_bits():
     assert np.array_equal(attn.run(q, cache, cache, block_table=far), expected)
 
 
+def test_pdl_changes_nothing_on_the_cpu():
+    attn = fp.Attention(4, 2, 16, page_size=None, q_dtype="float32", device="cpu")
+    attn.plan([0, 2], [9])
+    q, k, v = (np.random.default_rng().standard_normal((9, n, 16), "f") for n in (4, 2, 2))
+    o = attn.run(q[:2], k, v)
+    for true in (True, np.True_):
+        assert np.array_equal(attn.run(q[:2], k, v, pdl=true), o)
+        assert np.array_equal(attn.bind(q[:2], k, v, pdl=true)(), o)
+
+
 @pytest.mark.parametrize("name", ["k_scale", "v_scale"])
 def test_scales_in_tensors_are_those_in_numbers(name):
     torch = pytest.importorskip("torch")

@@ -258,6 +258,8 @@ typedef struct flashplan_attention_tensors {
   const float* variant_scalars;                    // [num_variant_scalars], or NULL
   int32_t num_variant_tensors;
   int32_t num_variant_scalars;
+  int32_t pdl;       // != 0: programmatic dependent launch
+  int32_t reserved;  // 0
 } flashplan_attention_tensors;
 
 // Sets scales to 1 and everything else to NULL or 0.

@@ -138,6 +138,11 @@ struct AttentionTensors {
   int32_t num_variant_tensors = 0;
   const float* variant_scalars = nullptr;
   int32_t num_variant_scalars = 0;
+  /// Programmatic dependent launch, on GPUs of compute capability 9.0 and later: the kernel may
+  /// begin while the kernel before it in the stream ends, which hides the latency of its launch.
+  /// Results are the same: it reads and writes tensors only when all kernels before it have ended.
+  /// In a captured graph the launches are linked likewise.
+  bool pdl = false;
   /// At least Plan::workspace_bytes(), aligned to kWorkspaceAlignment; the contents do not matter.
   /// Plans may share a workspace if no two of their runs overlap; on a GPU use one stream for them.
   void* workspace = nullptr;

@@ -258,6 +258,7 @@ class Attention:
         k_scale: float | Tensor = 1.0,
         v_scale: float | Tensor = 1.0,
         stream: Stream | None = None,
+        pdl: bool = False,
         **variant_arguments: Tensor | float,
     ) -> TensorT: ...
     @overload
@@ -279,6 +280,7 @@ class Attention:
         k_scale: float | Tensor = 1.0,
         v_scale: float | Tensor = 1.0,
         stream: Stream | None = None,
+        pdl: bool = False,
         **variant_arguments: Tensor | float,
     ) -> tuple[TensorT, TensorT]: ...
     @overload
@@ -300,6 +302,7 @@ class Attention:
         k_scale: float | Tensor = 1.0,
         v_scale: float | Tensor = 1.0,
         stream: Stream | None = None,
+        pdl: bool = False,
         **variant_arguments: Tensor | float,
     ) -> TensorT | tuple[TensorT, TensorT]: ...
     def run(
@@ -320,6 +323,7 @@ class Attention:
         k_scale: float | Tensor = 1.0,
         v_scale: float | Tensor = 1.0,
         stream: Stream | None = None,
+        pdl: bool = False,
         **variant_arguments: Tensor | float,
     ) -> Any:
         """Runs the planned attention. A row with no visible key gets o = 0, lse = -inf; with sinks,
@@ -364,6 +368,10 @@ class Attention:
                 it is replayed, and on a GPU its values are not checked. A tensor without dimensions
                 is one of [1] on a GPU and a number on the host.
             stream: where the work goes; see the class. None on the CPU.
+            pdl: programmatic dependent launch, on GPUs of compute capability 9.0 and later: the
+                kernel may begin while the one before it in the stream ends, which hides the latency
+                of its launch. Results are the same: tensors are read and written only when all
+                kernels before it have ended. A captured graph keeps it.
             variant_arguments: the tensors of the variant, contiguous and of the dtypes that it
                 names, and those of its scalars that differ from their defaults. A captured run
                 keeps the values of the scalars.
@@ -414,6 +422,7 @@ class Attention:
             k_scale,
             v_scale,
             stream,
+            pdl,
             own,
         )
         o = finish_o(out) if finish_o else out
@@ -439,6 +448,7 @@ class Attention:
         return_lse: Literal[False] = False,
         k_scale: float | Tensor = 1.0,
         v_scale: float | Tensor = 1.0,
+        pdl: bool = False,
         **variant_arguments: Tensor | float,
     ) -> BoundRun[TensorT]: ...
     @overload
@@ -459,6 +469,7 @@ class Attention:
         return_lse: Literal[True],
         k_scale: float | Tensor = 1.0,
         v_scale: float | Tensor = 1.0,
+        pdl: bool = False,
         **variant_arguments: Tensor | float,
     ) -> BoundRun[tuple[TensorT, TensorT]]: ...
     def bind(
@@ -478,6 +489,7 @@ class Attention:
         return_lse: bool = False,
         k_scale: float | Tensor = 1.0,
         v_scale: float | Tensor = 1.0,
+        pdl: bool = False,
         **variant_arguments: Tensor | float,
     ) -> Any:
         """Prepares a run() on tensors that stay the same from step to step.
@@ -531,6 +543,7 @@ class Attention:
             lse,
             k_scale,
             v_scale,
+            pdl,
             own,
             (out, lse) if return_lse else out,
         )

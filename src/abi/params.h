@@ -97,6 +97,7 @@ struct HostParams {
   int32_t num_merges = 0;               // in use, from first_merge on
   int64_t total_cost = 0;               // of the schedule, in its units
   bool has_few_rows = false;  // the smallest tile holds the packed rows of an average request
+  bool pdl = false;           // programmatic dependent launch
 };
 
 constexpr int32_t kMaxVariantTensors = 8;

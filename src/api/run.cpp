@@ -104,14 +104,15 @@ VariantArguments variant_arguments(const AttentionTensors& t, const AttentionOpt
   return arguments;
 }
 
-HostParams host_params(const Plan::Impl& plan) {
+HostParams host_params(const AttentionTensors& t, const Plan::Impl& plan) {
   const Schedule& schedule = plan.scheduler.schedule();
   return {.rope = plan.options.rope ? &plan.rope : nullptr,
           .cta_indptr = schedule.cta_indptr.data(),
           .first_merge = schedule.first_merge,
           .num_merges = static_cast<int32_t>(schedule.merges.size()),
           .total_cost = schedule.total_cost,
-          .has_few_rows = plan.has_few_rows};
+          .has_few_rows = plan.has_few_rows,
+          .pdl = t.pdl};
 }
 
 AttentionParams make_params(const AttentionTensors& t, const Plan::Impl& plan) {
@@ -131,7 +132,7 @@ AttentionParams make_params(const AttentionTensors& t, const Plan::Impl& plan) {
                .k_scales = head_scales(t.k_scales),
                .v_scales = head_scales(t.v_scales)};
   p.workspace = workspace_params(t, plan.layout);
-  p.host = host_params(plan);
+  p.host = host_params(t, plan);
   p.arguments = variant_arguments(t, options);
   const Kernel& kernel = plan.choice.kernel;
   if (kernel.geometry.uses_tensor_maps) p.maps = cuda::encode_tensor_maps(kernel, options, t);

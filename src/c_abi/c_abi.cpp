@@ -82,6 +82,7 @@ Status run(flashplan_plan* plan, const flashplan_attention_tensors* given, Strea
   if (plan == nullptr) return null_argument("plan");
   flashplan_attention_tensors t;
   FLASHPLAN_RETURN_IF_ERROR(read("tensors", given, default_attention_tensors(), &t));
+  FLASHPLAN_RETURN_IF_ERROR(check_reserved("tensors", t.reserved));
   AttentionTensors tensors;
   FLASHPLAN_RETURN_IF_ERROR(read_tensors({{"q", t.q, &tensors.q},
                                           {"k", t.k, &tensors.k},
@@ -115,6 +116,7 @@ Status run(flashplan_plan* plan, const flashplan_attention_tensors* given, Strea
   tensors.v_scale = t.v_scale;
   tensors.workspace = t.workspace;
   tensors.workspace_bytes = t.workspace_bytes;
+  tensors.pdl = t.pdl != 0;
   return plan->plan.run(tensors, stream);
 }
 

@@ -26,9 +26,17 @@ Status launch(const Kernel& kernel, const AttentionParams& params, Stream stream
   const void* const code =
       params.host.has_few_rows ? kernel.code.few_rows_first : kernel.code.many_rows_first;
   void* arguments[] = {const_cast<AttentionParams*>(&params)};
-  FLASHPLAN_CUDA_CALL(cudaLaunchKernel, code, dim3(static_cast<unsigned>(params.schedule.num_ctas)),
-                      dim3(static_cast<unsigned>(kernel.geometry.threads)), arguments,
-                      static_cast<std::size_t>(kernel.geometry.smem_bytes), stream);
+  cudaLaunchAttribute pdl = {};
+  pdl.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  pdl.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(static_cast<unsigned>(params.schedule.num_ctas));
+  config.blockDim = dim3(static_cast<unsigned>(kernel.geometry.threads));
+  config.dynamicSmemBytes = static_cast<std::size_t>(kernel.geometry.smem_bytes);
+  config.stream = stream;
+  config.attrs = &pdl;
+  config.numAttrs = params.host.pdl && kernel.architecture.number >= 90 ? 1 : 0;
+  FLASHPLAN_CUDA_CALL(cudaLaunchKernelExC, &config, code, arguments);
   return {};
 }
 

@@ -119,6 +119,7 @@ inline flashplan_attention_tensors c_tensors(const AttentionTensors& t, CTensors
   c.v_scale = t.v_scale;
   c.workspace = t.workspace;
   c.workspace_bytes = t.workspace_bytes;
+  c.pdl = t.pdl ? 1 : 0;
   return c;
 }
 

@@ -141,6 +141,7 @@ TEST(refusals) {
   const auto type = StatusCode::kInvalidType;
   const std::vector<Bad> all = {
       {"tensors.struct_size", [](auto& t, auto&) { t.struct_size = 8; }},
+      {"tensors.reserved", [](auto& t, auto&) { t.reserved = 1; }},
       {"q.struct_size", [](auto&, auto& q) { q.struct_size = 0; }},
       {"q.reserved", [](auto&, auto& q) { q.reserved = 1; }},
       {"q.rank", [](auto&, auto& q) { q.rank = 0; }},

@@ -45,9 +45,11 @@ __global__ void __launch_bounds__(Tiling<Choices, kCompiledSmemPerSm>::kThreads,
         shared_address(&queue) + thread * 16,
         reinterpret_cast<const unsigned char*>(p.schedule.starts + blockIdx.x) + thread * 16);
   }
+  allow_next_kernel();
   prefetch_params(p, thread, shared_address(smem));
   cp_async_commit();
   cp_async_wait<0>();
+  wait_for_last_kernel();
   __syncthreads();
   const int32_t begin = queue.begin;
   const int32_t end = queue.end;

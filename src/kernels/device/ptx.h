@@ -27,6 +27,21 @@ FLASHPLAN_DEVICE int opaque(int x) {
   return x;
 }
 
+/// Lets the next kernel of the stream begin before this one ends, if it was launched so. Its CTAs
+/// come as CTAs of this kernel leave.
+FLASHPLAN_DEVICE void allow_next_kernel() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;\n");
+#endif
+}
+/// Waits until the kernels before this one have ended and their results are in memory, if this one
+/// was launched before. Until then only the plan may be read, and nothing written.
+FLASHPLAN_DEVICE void wait_for_last_kernel() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;\n" ::: "memory");
+#endif
+}
+
 FLASHPLAN_DEVICE uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
