@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The CUDA kernels of sample() and softmax(), run by an emulator of clusters: ids, errors and
 // logprobs must be the CPU's.
+#include "cuda_builtins.h"
 #include "flashplan/sampling.h"
 #include "ops/cpu/kernels.h"
 #include "ops/operators.h"
-#include "cuda_builtins.h"
 // The library has functions of these names, of a build without CUDA or for a real GPU.
 #define sample emulated_sample
 #include "ops/cuda/sampling.cu"
@@ -187,6 +187,19 @@ void compare(const Rows& all, const Settings& settings, int32_t vocab, bool from
                     std::to_string(logprobs[row]) + ", not id " + std::to_string(wanted.id) +
                     " status " + std::to_string(static_cast<int>(wanted.error)) + " logprob " +
                     std::to_string(wanted.logprob));
+  }
+}
+
+/// The exponential is as near as the comment of weight_at() says.
+TEST(weights_of_distances) {
+  CHECK(sampling::weight_at(0.0F) == sampling::kOne);
+  CHECK(sampling::weight_at(1.0F) == 0);
+  std::mt19937 random(std::random_device{}());
+  std::uniform_real_distribution<float> distance;
+  for (int i = 0; i < 1'000'000; ++i) {
+    const float d = distance(random);
+    const double exact = std::exp2(30 - 32 * double{d});
+    CHECK(std::fabs(sampling::weight_at(d) - exact) <= 0.5 + 2e-7 * exact);
   }
 }
 
