@@ -49,8 +49,10 @@ FIRST = {
     "src/variant": ["ctest:test_variants", "pytest:test_variants test_variant_descriptions"],
     "src/c_abi": ["ctest:test_c_abi|test_c_structs", "ctest:test_c_ops|test_c_sampling"],
     "bindings/xla": ["pytest:test_jax"],
+    "bindings/producer": ["pytest:test_dlpack test_frameworks"],
     "bindings/ops": ["pytest:test_append test_merge test_errors"],
     "bindings": ["pytest:test_errors test_dlpack test_streams test_jax"],
+    "python/flashplan/attention": ["pytest:test_api test_attention"],
     "python/flashplan/transformers": ["pytest:test_transformers test_transformers_models"],
     "python/flashplan/jax": ["pytest:test_jax"],
     "python/flashplan/torch": ["pytest:test_torch"],
@@ -225,6 +227,7 @@ class Worker:
             command += ["--stop-on-failure"] if stop else []
         else:
             command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+            command += ["--assert=plain"]  # to explain a failure may take longer than the tests
             command += ["-o", f"faulthandler_timeout={TEST_SECONDS}"]
             command += [*(["-x"] if stop else []), *pytest_files(what)]
             command += [f"--deselect={name}" for name in self.left_out[tool]]

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bad input: each with its own message, nothing written, everything usable afterwards."""
 
+import collections
 import re
 import sys
 import threading
@@ -39,8 +40,8 @@ def test_messages_differ():
     """Two mistakes never read alike."""
     assert len(BAD) >= 60
     for group in GROUPS:
-        messages = [message(bad) for bad in group]
-        assert sorted(messages) == sorted(set(messages))
+        times = collections.Counter(message(bad) for bad in group)
+        assert [text for text, count in times.items() if count > 1] == []
 
 
 def test_scene_is_valid():
@@ -132,7 +133,7 @@ def test_is_supported_gives_the_reason(change, reason):
 
 
 def test_two_threads_in_one_attention_are_refused():
-    case = Case((256,), (40000,), q_dtype="float32", num_qo_heads=8, page_size=None, head_dim=128)
+    case = Case((256,), (10000,), q_dtype="float32", num_qo_heads=8, page_size=None, head_dim=128)
     inputs = make_inputs(case, seed=0)
     attn = fp.Attention(**case.options())
     attn.plan(*inputs.plan_args())

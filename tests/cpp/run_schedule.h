@@ -78,6 +78,8 @@ class ScheduleRun {
     const int32_t num_rows =
         std::min(shape_.tile_q, segment.qo_len * shape_.group_size - row_begin);
     require(num_rows > 0, "a tile without rows");
+    require(tile.kv_begin % shape_.tile_kv == 0, "a tile begins inside of a step, at",
+            tile.kv_begin);
     const int64_t first = int64_t{segment.qo_begin} * shape_.group_size + row_begin;
     for (int32_t h = 0; h < tile.num_kv_heads && error_.empty(); ++h) {
       const int32_t head = tile.kv_head + h;
