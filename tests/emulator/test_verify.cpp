@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The CUDA kernel of speculative_verify(), run by an emulator of clusters: tokens, numbers of
 // accepted drafts, nodes and errors must be the CPU's.
+#include "cuda_builtins.h"
 #include "flashplan/speculative.h"
 #include "ops/cpu/kernels.h"
 #include "ops/operators.h"
-#include "cuda_builtins.h"
 // The library has a function of this name, of a build without CUDA or for a real GPU.
 #define speculative_verify emulated_verify
 #include "ops/cuda/speculative_verify.cu"
