@@ -92,7 +92,9 @@ def run_once():
         cache = test_append.Problem("bfloat16", cache_dtype, strided=True)
         cache.append(framework, [framework.tensor(x) for x in cache.caches])
         count += 1
-    test_append.check_slots(rng, framework, strays=(-2, 2**40), dtype="float16")
+    test_append.check_slots(
+        rng, framework, strays=(-2, 2**40), dtype="float16", cache_dtype="float16"
+    )
     for options in ({"cache_dtype": "float8_e4m3fn"}, {"strided": True, "csr": True}):
         problem = test_rope_append.Problem(rng, kv_lens=(5, 99, 12, 1, 40), **options)
         test_rope_append.check(problem, fp.Rope(), framework)
