@@ -25,8 +25,14 @@ FIRST = {
     "src/plan/check": ["ctest:test_status", "pytest:test_errors"],
     "src/plan": ["ctest:test_schedule|test_prefixes", "ctest:test_select_kernel|test_status"],
     "src/cpu/thread_pool": ["ctest:test_thread_pool"],
-    "src/cpu/merge": ["ctest:test_append_merge|test_engine"],
-    "src/cpu": ["ctest:test_engine", "pytest:test_nonfinite", "ctest:test_variants"],
+    "src/cpu/merge": ["ctest:test_append_merge|test_engine", "pytest:test_prefixes"],
+    "src/cpu/float_formats": ["ctest:test_append_merge|test_engine"],
+    "src/cpu": [
+        "ctest:test_engine",
+        "pytest:test_nonfinite",
+        "ctest:test_variants",
+        "pytest:test_attention",
+    ],
     "src/api/find": ["ctest:test_prefixes"],
     "src/api/plan": ["ctest:test_status", "pytest:test_errors test_plan"],
     "src/api": [
@@ -44,7 +50,10 @@ FIRST = {
     "src/ops/cpu/kernels_sampling": ["ctest:test_sampling", "pytest:test_sampling"],
     "src/ops/cpu/candidates": ["ctest:test_sampling", "pytest:test_sampling"],
     "src/ops/sampling": ["ctest:test_sampling", "pytest:test_sampling test_speculative"],
-    "src/ops": ["ctest:test_rows|test_sampling|test_append_merge|test_aliasing"],
+    "src/ops": [
+        "ctest:test_rows|test_sampling|test_append_merge|test_aliasing",
+        "pytest:test_errors test_rows",
+    ],
     "src/common": ["ctest:test_status|test_variants"],
     "src/variant": ["ctest:test_variants", "pytest:test_variants test_variant_descriptions"],
     "src/c_abi": ["ctest:test_c_abi|test_c_structs", "ctest:test_c_ops|test_c_sampling"],
