@@ -17,6 +17,7 @@
 #include "bindings.h"
 #include "common/error.h"
 #include "numbers.h"
+#include "plan/rope_turns.h"
 #include "variant/gpu_code.h"
 #include "variant/nvrtc.h"
 #include "variant/variant_impl.h"
@@ -69,13 +70,20 @@ void make_variant(Variant* self, const std::string& name, const Bodies& bodies, 
 
 nb::bytes gpu_code(const Variant& variant, const std::string& architecture, DType q_dtype,
                    DType kv_dtype, int head_dim_qk, int head_dim_vo, bool softcap,
-                   const std::string& family) {
+                   const std::optional<Rope>& rope, const std::string& family) {
   const bool has_suffix = !architecture.empty() && architecture.back() > '9';
+  RopeTurns turns;
+  if (rope) turns = make_rope_turns(*rope, head_dim_qk);
   const GpuKernelTraits traits = {
-      family,      {std::atoi(architecture.c_str()), has_suffix ? architecture.back() : '\0'},
-      q_dtype,     kv_dtype,
-      head_dim_qk, head_dim_vo,
-      softcap,     false};
+      family,
+      {std::atoi(architecture.c_str()), has_suffix ? architecture.back() : '\0'},
+      q_dtype,
+      kv_dtype,
+      head_dim_qk,
+      head_dim_vo,
+      softcap,
+      false,
+      rope ? &turns : nullptr};
   std::string key;
   check(gpu_code_key(*variant.impl(), traits, &key));
   GpuCode code;
@@ -119,7 +127,7 @@ void bind_variant(nb::module_& m) {
       .def("__init__", &make_variant, "name"_a, "bodies"_a, "softmax"_a, "tensors"_a, "scalars"_a)
       .def("compile_log", &Variant::compile_log)
       .def("gpu_code", &gpu_code, "architecture"_a, "q_dtype"_a, "kv_dtype"_a, "head_dim_qk"_a,
-           "head_dim_vo"_a, "softcap"_a, "family"_a = "sm80",
+           "head_dim_vo"_a, "softcap"_a, "rope"_a = nb::none(), "family"_a = "sm80",
            "The cubin for an architecture, as 90 or 90a, without a GPU. For tests.");
   m.def("set_nvrtc_path", &set_nvrtc_path, "path"_a);
 }

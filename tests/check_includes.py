@@ -57,6 +57,7 @@ RULES = {
             "api/kernels.h",
             "api/memory_checks.h",
             "api/tensor_checks.h",
+            "plan/rope_turns.h",
             "variant/",
         ),
         ("nanobind/", "Python.h", "dlpack/"),

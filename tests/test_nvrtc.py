@@ -79,6 +79,16 @@ def test_the_compiler_shows_the_users_own_lines(gpu_code, place, bodies):
     assert f"broken.{place}" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "rope"),
+    [("biased", fp.Rope()), ("elements", fp.Rope(rotary_dim=6, interleaved=True))],
+)
+def test_rotations_compile(gpu_code, name, rope):
+    variant = VARIANTS[name].variant
+    assert gpu_code(variant, "80", rope=rope._native).startswith(b"\x7fELF")
+    assert variant._core.compile_log() == ""
+
+
 def test_every_function_is_there(gpu_code):
     functions = (
         "exp(x) + exp2(x) + log(x) + log2(x) + tanh(x) + sqrt(x) + rsqrt(x) + pow(x, 2) + sin(x) + "

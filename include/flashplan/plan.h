@@ -46,7 +46,8 @@ struct AttentionOptions {
   /// logits = softcap * tanh(softmax_scale * q.k / softcap); a normal float > 0, or 0: off.
   float softcap = 0.0F;
   /// Queries and keys are rotated by their positions as they are read: the cache holds keys before
-  /// rotation. Key j is at position j, query i of a request at kv_len - qo_len + i. CPU only.
+  /// rotation. Key j is at position j, query i of a request at kv_len - qo_len + i. On a GPU keys
+  /// have the dtype of q, and NVRTC compiles the kernel, as it does for a variant.
   std::optional<Rope> rope;
   /// An attention of the user's own; empty: none. The Plan holds it. Such plans share no prefixes.
   Variant variant;

@@ -53,8 +53,8 @@ class Attention:
         rope: queries and keys are rotated by their positions as they are read: the cache holds keys
             before rotation. Key j has position j, query i of a request kv_len - qo_len + i. When
             pages are taken out of a request, those behind them get new positions, as StreamingLLM
-            needs it. Shared prefixes are checked and not used. On the CPU only: on a GPU rotate
-            with `apply_rope` or `rope_append_paged_kv`.
+            needs it. Shared prefixes are checked and not used. On a GPU keys have the dtype of q,
+            and NVRTC compiles the kernel here, as it does for a variant.
         kv_layout: "NHD", pages [page_size, num_kv_heads, head_dim], or "HND".
         max_batch_size, max_qo_tokens: the most requests and rows of q that a plan() may have. All
             buffers are allocated for these bounds, once.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where pip has installed NVRTC, which compiles variants for GPUs."""
+"""Where pip has installed NVRTC, which compiles variants and rotations for GPUs."""
 
 from __future__ import annotations
 

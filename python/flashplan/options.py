@@ -149,7 +149,7 @@ def make_options(
     options.max_batch_size = to_int("max_batch_size", max_batch_size)
     options.max_qo_tokens = to_int("max_qo_tokens", max_qo_tokens)
     options.cuda_device = to_cuda_device(device)
-    if variant is not None and options.cuda_device is not None:
+    if (variant is not None or rope is not None) and options.cuda_device is not None:
         find_nvrtc()
     if num_ctas is not None:
         options.num_ctas = to_int("num_ctas", num_ctas)

@@ -91,7 +91,7 @@ struct WorkspaceParams {
 
 /// What the host alone reads.
 struct HostParams {
-  const RopeTurns* rope = nullptr;      // of queries and keys; null: none
+  const RopeTurns* rope = nullptr;      // of queries and keys (CPU); null: none
   const int32_t* cta_indptr = nullptr;  // [num_ctas + 1]
   int32_t first_merge = 0;              // number of the first merge in use
   int32_t num_merges = 0;               // in use, from first_merge on

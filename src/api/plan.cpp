@@ -150,17 +150,25 @@ DeviceLimits device_limits(Device device) noexcept {
   return limits;
 }
 
-/// Gives the chosen kernel the code of the options' variant.
-Status compile_variant(const AttentionOptions& options, Kernel* kernel) noexcept {
-  if (options.variant.empty()) return {};
-  return options.device.type == DeviceType::kCpu ? cpu::compile_variant(options, kernel)
-                                                 : cuda::compile_variant(options, kernel);
+/// Whether the code of the chosen kernel must be compiled first. Rotations are compiled into the
+/// kernels of GPUs; those of the CPU have them.
+bool needs_compiler(const AttentionOptions& options) noexcept {
+  return !options.variant.empty() || (options.rope && options.device.type != DeviceType::kCpu);
 }
 
-/// Whether the options' variant could be compiled here.
+/// Gives the chosen kernel the code of the options' variant and rotation.
+Status compile_variant(const AttentionOptions& options, const RopeTurns& rope,
+                       Kernel* kernel) noexcept {
+  if (!needs_compiler(options)) return {};
+  if (options.device.type == DeviceType::kCpu) return cpu::compile_variant(options, kernel);
+  return cuda::compile_variant(options, options.rope ? &rope : nullptr, kernel);
+}
+
+/// Whether the options' variant and rotation could be compiled here.
 Status check_compiler(const AttentionOptions& options) noexcept {
-  if (options.variant.empty()) return {};
-  return options.device.type == DeviceType::kCpu ? cpu::find_compiler() : load_nvrtc();
+  if (!needs_compiler(options)) return {};
+  if (options.device.type == DeviceType::kCpu) return cpu::find_compiler();
+  return load_nvrtc(options.variant.empty() ? "rope" : "variant");
 }
 
 /// Everything a GPU needs before the first step.
@@ -169,7 +177,7 @@ Status create_on_gpu(const ScheduleBounds& bounds, Plan::Impl* impl) noexcept {
   const cuda::DeviceGuard guard(device);
   FLASHPLAN_RETURN_IF_ERROR(guard.status());
   const cuda::ApartFromCaptures apart;
-  FLASHPLAN_RETURN_IF_ERROR(cuda::prepare(impl->choice.kernel, impl->options.variant.empty()));
+  FLASHPLAN_RETURN_IF_ERROR(cuda::prepare(impl->choice.kernel, !needs_compiler(impl->options)));
   return impl->device_schedule.emplace().create(device, bounds, impl->choice.num_ctas);
 }
 
@@ -187,13 +195,13 @@ Status Plan::create(const AttentionOptions& options, Plan* plan) noexcept try {
   auto impl = std::make_unique<Impl>();
   impl->options = options;
   FLASHPLAN_RETURN_IF_ERROR(select_kernel(options, device_limits(options.device), &impl->choice));
-  FLASHPLAN_RETURN_IF_ERROR(compile_variant(options, &impl->choice.kernel));
+  if (options.rope) impl->rope = make_rope_turns(*options.rope, options.head_dim_qk);
+  FLASHPLAN_RETURN_IF_ERROR(compile_variant(options, impl->rope, &impl->choice.kernel));
   AttentionOptions& filled = impl->options;
   filled.num_ctas = impl->choice.num_ctas;
   if (!filled.softmax_scale) {
     filled.softmax_scale = 1.0F / std::sqrt(static_cast<float>(options.head_dim_qk));
   }
-  if (options.rope) impl->rope = make_rope_turns(*options.rope, options.head_dim_qk);
   impl->layout = layout_workspace(options, impl->choice, options.workspace_bytes);
   if (options.workspace_bytes && impl->layout.total > *options.workspace_bytes) {
     return error(StatusCode::kInvalidArgument, "workspace: expected >= %zu bytes, got %zu",

@@ -33,13 +33,21 @@ Status load_code(const GpuCode& code, Loaded* loaded) {
 
 }  // namespace
 
-Status compile_variant(const AttentionOptions& options, Kernel* kernel) noexcept try {
-  const Variant::Impl& variant = *options.variant.impl();
+Status compile_variant(const AttentionOptions& options, const RopeTurns* rope,
+                       Kernel* kernel) noexcept try {
+  static const Variant::Impl none;
+  const Variant::Impl& variant = options.variant.empty() ? none : *options.variant.impl();
   // One order of the code: a second one would take as long again to compile.
   const bool decodes = options.max_qo_tokens <= options.max_batch_size;
-  const GpuKernelTraits traits = {
-      kernel->family->name, kernel->architecture, kernel->q_dtype, kernel->kv_dtype,
-      kernel->head_dim_qk,  kernel->head_dim_vo,  kernel->softcap, decodes};
+  const GpuKernelTraits traits = {kernel->family->name,
+                                  kernel->architecture,
+                                  kernel->q_dtype,
+                                  kernel->kv_dtype,
+                                  kernel->head_dim_qk,
+                                  kernel->head_dim_vo,
+                                  kernel->softcap,
+                                  decodes,
+                                  rope};
   std::string key;
   FLASHPLAN_RETURN_IF_ERROR(gpu_code_key(variant, traits, &key));
   Loaded& loaded = Registry<Loaded>::instance().at(key);
@@ -47,7 +55,9 @@ Status compile_variant(const AttentionOptions& options, Kernel* kernel) noexcept
   if (loaded.kernel == nullptr) {
     GpuCode code;
     FLASHPLAN_RETURN_IF_ERROR(make_gpu_code(variant, traits, key, &code));
-    loaded.name = std::string(kernel->name) + "_" + variant.name;
+    loaded.name = kernel->name;
+    if (!variant.name.empty()) loaded.name += "_" + variant.name;
+    if (rope != nullptr) loaded.name += "_rope";
     FLASHPLAN_RETURN_IF_ERROR(load_code(code, &loaded));
   }
   kernel->name = loaded.name;

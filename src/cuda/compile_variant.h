@@ -1,17 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// Users' variants on a GPU: compiled by NVRTC, loaded by the CUDA runtime.
+// Users' variants and rotations on a GPU: compiled by NVRTC, loaded by the CUDA runtime.
 #pragma once
 
+#include "abi/rope_turns.h"
 #include "flashplan/plan.h"
 #include "flashplan/status.h"
 #include "plan/kernel.h"
 
 namespace flashplan::cuda {
 
-/// Gives `kernel`, which was selected for the options, the code of their variant: of this process,
-/// of the cache on disk, or of NVRTC. It stays loaded until the process ends.
+/// Gives `kernel`, which was selected for the options, the code of their variant and
+/// of `rope`, if not null: of this process, of the cache on disk, or of NVRTC. It stays loaded
+/// until the process ends.
 ///   kInvalidArgument  it does not compile; Variant::compile_log() has all that the compiler said
 ///   kUnsupported      there is no NVRTC
-Status compile_variant(const AttentionOptions& options, Kernel* kernel) noexcept;
+Status compile_variant(const AttentionOptions& options, const RopeTurns* rope,
+                       Kernel* kernel) noexcept;
 
 }  // namespace flashplan::cuda

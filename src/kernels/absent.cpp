@@ -22,7 +22,8 @@ namespace cuda {
 
 std::span<const Kernel> kernels() noexcept { return {}; }
 Status prepare(const Kernel& /*kernel*/, bool /*is_compiled_in*/) noexcept { return not_built(); }
-Status compile_variant(const AttentionOptions& /*options*/, Kernel* /*kernel*/) noexcept {
+Status compile_variant(const AttentionOptions& /*options*/, const RopeTurns* /*rope*/,
+                       Kernel* /*kernel*/) noexcept {
   return not_built();
 }
 Status launch(const Kernel& /*kernel*/, const AttentionParams& /*params*/,

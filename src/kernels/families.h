@@ -9,11 +9,12 @@
 
 namespace flashplan {
 
-/// What the sm80 family is compiled for, but for rotations.
+/// What the sm80 family is compiled for. Keys are rotated in shared memory, in place, for which 8
+/// bits are too few.
 inline Axis first_unserved_by_sm80(const Kernel& kernel, const AttentionOptions& options) noexcept {
   const Axis axis = first_unserved_axis(kernel, options);
   if (axis != Axis::kNone) return axis;
-  return options.rope ? Axis::kRope : Axis::kNone;
+  return options.rope && options.kv_dtype != options.q_dtype ? Axis::kRope : Axis::kNone;
 }
 
 /// mma.sync, ldmatrix and cp.async, which every GPU from compute capability 8.0 on has.

@@ -24,7 +24,7 @@ std::string program_source(const Variant::Impl& variant, const GpuKernelTraits& 
       "namespace flashplan::device::variant {\n"
       "#include \"kernels/device/variant_math.h\"\n"
       "#include \"abi/variant_math.h\"\n";
-  text += variant_source(variant, traits.softcap);
+  text += variant_source(variant, traits.softcap, traits.rope);
   text += "}\nnamespace flashplan::device {\nusing UserKernel = Traits<";
   text += std::string(dtype_constant(traits.q_dtype)) + ", " + dtype_constant(traits.kv_dtype);
   text += ", " + std::to_string(traits.head_dim_qk) + ", " + std::to_string(traits.head_dim_vo);
@@ -69,7 +69,7 @@ std::string first_error(const std::string& log) {
 }  // namespace
 
 Status gpu_code_key(const Variant::Impl& variant, const GpuKernelTraits& traits, std::string* key) {
-  FLASHPLAN_RETURN_IF_ERROR(load_nvrtc());
+  FLASHPLAN_RETURN_IF_ERROR(load_nvrtc(variant.name.empty() ? "rope" : "variant"));
   Sha256 hash;
   hash.add_text("nvrtc");
   hash.add_text(nvrtc_version());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Compiles users' variants for a GPU. It needs neither a GPU nor a build with CUDA.
+// Compiles users' variants and rotations for a GPU. It needs neither a GPU nor a build with CUDA.
 #pragma once
 
 #include <cstdint>
@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "abi/architecture.h"
+#include "abi/rope_turns.h"
 #include "flashplan/status.h"
 #include "flashplan/tensor.h"
 #include "variant/variant_impl.h"
@@ -22,7 +23,8 @@ struct GpuKernelTraits {
   int32_t head_dim_qk = 0;
   int32_t head_dim_vo = 0;
   bool softcap = false;
-  bool few_rows_first = false;  // the order of the code of sm80: see attention_kernel
+  bool few_rows_first = false;      // the order of the code of sm80: see attention_kernel
+  const RopeTurns* rope = nullptr;  // of queries and keys; null: none
 };
 
 struct GpuCode {

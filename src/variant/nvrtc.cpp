@@ -120,7 +120,7 @@ void set_nvrtc_path(const std::string& path) noexcept try {
   // The usual names are left.
 }
 
-Status load_nvrtc() noexcept try {
+Status load_nvrtc(const char* argument) noexcept try {
   const std::scoped_lock lock(mutex);
   if (is_loaded) return {};
   const char* wanted = std::getenv("FLASHPLAN_NVRTC");
@@ -136,9 +136,9 @@ Status load_nvrtc() noexcept try {
   }
   if (is_loaded) return {};
   return error(StatusCode::kUnsupported,
-               "variant: expected NVRTC for a GPU (pip install nvidia-cuda-nvrtc, or set "
+               "%s: expected NVRTC for a GPU (pip install nvidia-cuda-nvrtc, or set "
                "FLASHPLAN_NVRTC to its library), got none%s%.80s",
-               wanted != nullptr ? " at " : "", wanted != nullptr ? wanted : "");
+               argument, wanted != nullptr ? " at " : "", wanted != nullptr ? wanted : "");
 } catch (...) {
   return error(StatusCode::kOutOfMemory, "variant: expected memory to load NVRTC, got none");
 }

@@ -20,8 +20,8 @@ struct NvrtcResult {
   std::string log;
 };
 
-/// Whether NVRTC can be loaded: kUnsupported says how to get it.
-Status load_nvrtc() noexcept;
+/// Whether NVRTC can be loaded: kUnsupported says how to get it. `argument`: what needs it.
+Status load_nvrtc(const char* argument = "variant") noexcept;
 
 /// The version of the loaded library, such as "13.0"; empty if none is loaded.
 std::string nvrtc_version();

@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "variant/source.h"
 
+#include <charconv>
+#include <cmath>
 #include <cstddef>
+#include <cstdint>
+#include <iterator>
 
 namespace flashplan {
 namespace {
@@ -57,16 +61,38 @@ void append_element_hook(std::string& text, const char* flag, const std::string&
   text += "  }\n";
 }
 
+/// What a kernel reads of a rotation. Turns are numbers of 2^-64 of a turn.
+void append_rope(std::string& text, const RopeTurns& rope) {
+  char gain[32] = {};  // in any locale
+  std::to_chars(std::begin(gain), std::end(gain) - 1, rope.gain);
+  text += "  static constexpr bool kRotates = true;\n";
+  text += "  static constexpr int kRotaryDim = " + std::to_string(rope.rotary_dim) + ";\n";
+  text += "  static constexpr bool kInterleaved = ";
+  text += rope.interleaved ? "true;\n" : "false;\n";
+  text += std::string("  static constexpr float kGain = ") + gain + ";\n";
+  text += "  static FLASHPLAN_DEVICE unsigned long long turns(int pair) {\n";
+  text += "    return flashplan_turns[pair];\n  }\n";
+}
+void append_rope_turns(std::string& text, const RopeTurns& rope) {
+  text += "__device__ const unsigned long long flashplan_turns[] = {";
+  for (int32_t i = 0; i < rope.rotary_dim / 2; ++i) {
+    const double whole = std::floor(rope.turns[i]);
+    text += std::to_string(static_cast<uint64_t>(std::ldexp(rope.turns[i] - whole, 64))) + "U, ";
+  }
+  text += "};\n";
+}
+
 constexpr const char* kAtLogit =
     "at.request, at.query, at.key, at.qo_head, at.kv_head, at.qo_len, at.kv_len);\n";
 
 }  // namespace
 
-std::string variant_source(const Variant::Impl& v, bool softcap) {
+std::string variant_source(const Variant::Impl& v, bool softcap, const RopeTurns* rope) {
   // Without a softmax weights are the scaled logits, so these are needed also where no body is.
   const bool own_logits = v.logits || !v.softmax;
   const char* base = own_logits ? "OwnLogits" : softcap ? "Softcap" : "Standard";
   std::string text;
+  if (rope != nullptr) append_rope_turns(text, *rope);
   append_bodies(text, v);
   text += std::string("struct UserVariant : ") + base + " {\n";
   if (!v.softmax) text += "  static constexpr bool kUseSoftmax = false;\n";
@@ -81,6 +107,7 @@ std::string variant_source(const Variant::Impl& v, bool softcap) {
     text += "p.arguments.scalars[" + std::to_string(i) + "], ";
   }
   text += "} {}\n";
+  if (rope != nullptr) append_rope(text, *rope);
   if (v.query) append_element_hook(text, "kTransformsQuery", "query");
   if (v.key) append_element_hook(text, "kTransformsKey", "key");
   if (v.value) append_element_hook(text, "kTransformsValue", "value");

@@ -4,13 +4,16 @@
 
 #include <string>
 
+#include "abi/rope_turns.h"
 #include "variant/variant_impl.h"
 
 namespace flashplan {
 
 /// The source of `struct UserVariant`. It is compiled where Standard, Softcap and OwnLogits of an
-/// engine and the functions of abi/variant_math.h are declared. `softcap` is that of the plan.
-std::string variant_source(const Variant::Impl& variant, bool softcap);
+/// engine and the functions of abi/variant_math.h are declared. `softcap` is that of the plan, and
+/// `rope` too, where the engine has the rotation compiled in (GPU); else null.
+std::string variant_source(const Variant::Impl& variant, bool softcap,
+                           const RopeTurns* rope = nullptr);
 
 /// "DType::kFloat16".
 const char* dtype_constant(DType dtype);

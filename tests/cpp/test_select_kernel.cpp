@@ -253,6 +253,8 @@ TEST(the_hopper_family_is_for_more_than_few_rows) {
   CHECK_EQ(with([&](auto& o) { decodes(o), fewer_dims(o); }), "sm90");
   AttentionOptions rotated = prompts;
   rotated.rope = Rope();
+  CHECK_EQ(family(rotated), "sm80");
+  rotated.kv_dtype = DType::kFloat8E4M3;
   CHECK_EQ(gpu_choice(rotated, device),
            "rope: expected none (compiled in for cuda), got theta 10000");
   device.family = "sm90";

@@ -181,6 +181,24 @@ LARGER += [
     for dim in (128, 256)
 ]
 
+# Rotations in every body: of whole rows and parts, by chunks and by elements, of queries in stages
+# and in a buffer of their own, of several heads, in splits and chunks.
+LARGER += [
+    Case(qo, kv, rope=rope, num_qo_heads=8, num_kv_heads=kv_heads, head_dim=dim, **options)
+    for qo, kv, kv_heads, options in (
+        ((1, 1, 4), (9000, 70, 5), 4, {}),
+        ((70,) * 3, (300, 90, 1200), 8, {"num_ctas": 2}),
+        ((40, 90), (5000, 90), 2, {"batch_invariant": True, "page_size": 3}),
+        ((300, 1), (900, 7000), 2, {"page_size": None, "window_left": 250, "num_ctas": 40}),
+    )
+    for dim, rope in ((64, "plain"), (128, "llama3"), (128, "yarn interleaved"), (256, "scaled"))
+] + [
+    Case((70, 1), (700, 3000), rope="partial", head_dim=128, softcap=20.0),
+    Case((70, 1), (700, 3000), rope="partial interleaved", head_dim=96, variant="elements"),
+    Case((70, 3), (700, 3000), rope="plain", head_dim=(192, 128), variant="biased"),
+    Case((70, 3), (700, 3000), rope="yarn factor", head_dim=80, memory="strided"),
+]
+
 # NaN and infinity in every body of the kernel, in splits, in batch-invariant chunks, in 8 bits.
 _NAN, _INF = float("nan"), float("inf")
 LARGER += [

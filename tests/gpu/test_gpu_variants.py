@@ -110,6 +110,40 @@ def test_the_kernel_has_the_name_of_the_variant():
     assert attention(changed).plan([0, 1], [9]).kernel_name.startswith("sm80_")
 
 
+@pytest.mark.parametrize("num_queries", [1, 40])
+def test_rotations_at_far_positions(torch, num_queries):
+    """In float64; the window leaves few keys of the million."""
+    num_keys, window, half = 1_000_000, 300, DIM // 2
+    q, k, v = tensors(torch, num_queries, num_keys)
+    attn = attention(None, rope=fp.Rope(), window_left=window)
+    attn.plan([0, num_queries], [num_keys])
+    o = attn.run(q, k, v)
+    first = num_keys - num_queries - window
+    k, v = k[first:], v[first:]
+
+    def rotated(x):
+        positions = torch.arange(num_keys - len(x), num_keys, dtype=torch.float64, device=DEVICE)
+        turns = 10000.0 ** -(torch.arange(half, dtype=torch.float64, device=DEVICE) / half)
+        angle = (positions[:, None] * turns)[:, None]
+        a, b = x.double().split(half, -1)
+        return torch.cat((a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()), -1)
+
+    k, v = (x.repeat_interleave(HEADS // KV_HEADS, 1) for x in (rotated(k), v.double()))
+    query = torch.arange(num_queries, device=DEVICE)[:, None] + num_keys - num_queries
+    key = torch.arange(first, num_keys, device=DEVICE)[None]
+    x = torch.einsum("qhd,khd->hqk", rotated(q), k) / DIM**0.5
+    weights = torch.where((key <= query) & (key >= query - window), x, -torch.inf).softmax(-1)
+    wanted = torch.einsum("hqk,khd->qhd", weights, v)
+    torch.testing.assert_close(o.double(), wanted, atol=2e-2, rtol=2e-2)
+
+
+def test_rotated_kernels_have_a_name_and_take_keys_of_16_bits():
+    attn = attention(None, rope=fp.Rope())
+    assert attn.plan([0, 1], [9]).kernel_name.endswith("_rope")
+    with pytest.raises(fp.UnsupportedError, match=r"^rope: expected none"):
+        attention(None, rope=fp.Rope(), kv_dtype="float8_e4m3fn")
+
+
 def test_errors(torch):
     with pytest.raises(ValueError, match=r'"broken".*broken\.logits\(1\): error'):
         attention(fp.Variant("broken", logits="return nonsense;"))

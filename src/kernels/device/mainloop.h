@@ -5,6 +5,7 @@
 #include "kernels/device/epilogue.h"
 #include "kernels/device/key_pipeline.h"
 #include "kernels/device/logits.h"
+#include "kernels/device/rotation.h"
 #include "kernels/device/row_peers.h"
 
 namespace flashplan::device {
@@ -45,7 +46,13 @@ class Mainloop {
           pipeline_.wait(is_first);
           const typename Pipeline::Cursor tile(keys.end - left, head);
           const bool copies = pipeline_.begin_step(tile, keys);
-          const auto copy = [&] { pipeline_.copy(copies, tile, keys); };
+          const auto copy = [&] {
+            if constexpr (!T::Variant::kRotates) pipeline_.copy(copies, tile, keys);
+          };
+          if constexpr (T::Variant::kRotates) {
+            pipeline_.copy(copies, tile, keys);  // meanwhile
+            rotate_tile(keys.end - left, head, is_first);
+          }
           if (computes_) {
             if (kPermutesQueries && is_first) permute_own_queries();
             if (S::kQueryInRegisters && is_first) load_queries(pipeline_.stage(), head);
@@ -144,6 +151,59 @@ class Mainloop {
     peers().wait();
   }
 
+  /// Rotates the keys of the current tile, and the queries with the first tile of a head.
+  FLASHPLAN_DEVICE void rotate_tile(int32_t first_key, int head, bool is_first) {
+    const uint32_t stage = pipeline_.stage_address(pipeline_.stage());
+    if (is_first) rotate_queries(stage, head);
+    if constexpr (S::kWarpsKv > 1) {
+      // A warp rotates the keys that no other warp reads, and need not wait for the others.
+      if (is_first) __syncthreads();
+      if (computes_) {
+        const int thread = opaque(thread_);
+        const int first_row = WarpPlace<S>(thread).warp_kv * S::kKeysPerWarp;
+        rotate_keys<S::kKeysPerWarp, 32>(stage, first_row, thread % 32, first_key, head);
+        __syncwarp();
+      }
+    } else {
+      rotate_keys<T::kTileKv, T::kThreads>(stage, 0, opaque(thread_), first_key, head);
+      __syncthreads();
+    }
+  }
+
+  /// Rotates kRows keys of the tile, from `first_row` on, by kThreads threads.
+  template <int kRows, int kThreads>
+  FLASHPLAN_DEVICE void rotate_keys(uint32_t stage, int first_row, int thread, int32_t first_key,
+                                    int head) {
+    using Variant = typename T::Variant;
+    const int head_dim = p_.tensors.head_dim_qk;  // dims behind it are zeros, and stay so
+    RowRotation<Variant, T::kKv, T::kHeadDimQk, kRows, kThreads, Variant::kTransformsKey>::
+        rotate_rows(
+            stage + S::kKey, first_row, thread,
+            [&](int row) { return static_cast<uint32_t>(first_key + row); },
+            [&](float x, int row, int dim) {
+              const int32_t key = min(first_key + row, block_.last_key(p_));
+              return dim < head_dim ? variant_.key(x, {block_.rows.segment, key, head, dim}) : x;
+            });
+  }
+
+  FLASHPLAN_DEVICE void rotate_queries(uint32_t stage, int head) {
+    using Variant = typename T::Variant;
+    const int head_dim = p_.tensors.head_dim_qk;
+    const uint32_t queries = S::kQueryInStage ? stage + S::kStageQuery : base_ + S::kQuery;
+    RowRotation<Variant, T::kQ, T::kHeadDimQk, S::kRows, T::kThreads, Variant::kTransformsQuery>::
+        rotate_rows(
+            queries, 0, opaque(thread_),
+            [&](int row) {
+              return block_.position + block_.rows.query(row, p_.schedule.group_size);
+            },
+            [&](float x, int row, int dim) {
+              return dim < head_dim
+                         ? variant_.query(x, element_position(p_, block_.rows, block_.position,
+                                                              head, row, dim))
+                         : x;
+            });
+  }
+
   /// The address of this lane's part of the warp's queries.
   FLASHPLAN_DEVICE uint32_t own_query_address(int stage) const {
     const WarpPlace<S> at(opaque(thread_));
@@ -157,7 +217,7 @@ class Mainloop {
   FLASHPLAN_DEVICE void load_query(uint32_t (&a)[4], uint32_t address, int m, int k, int head) {
     load_query_fragment<T::kQ, T::kKv, T::kHeadDimQk, kPermutesQueries>(
         a, address + m * kMmaRowBytes, k);
-    if constexpr (T::Variant::kTransformsQuery) {
+    if constexpr (T::Variant::kTransformsQuery && !T::Variant::kRotates) {
       const WarpPlace<S> place(opaque(thread_));
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
@@ -242,7 +302,7 @@ class Mainloop {
             if (part == 0) copy();
           },
           [&](uint32_t pair, int key_of_tile, int dim) {
-            if constexpr (!T::Variant::kTransformsKey) return pair;
+            if constexpr (!T::Variant::kTransformsKey || T::Variant::kRotates) return pair;
             if (dim >= p_.tensors.head_dim_qk) return pair;  // zeros stay zeros
             const ElementPosition at = {
                 block_.rows.segment, min(first_key + key_of_tile, block_.last_key(p_)), head, dim};

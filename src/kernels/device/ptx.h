@@ -84,6 +84,11 @@ FLASHPLAN_DEVICE void ldmatrix_transposed(uint32_t (&to)[4], uint32_t row) {
                : "r"(row));
 }
 
+FLASHPLAN_DEVICE uint32_t load_shared_2(uint32_t address) {
+  uint16_t value;
+  asm volatile("ld.shared.u16 %0, [%1];\n" : "=h"(value) : "r"(address) : "memory");
+  return value;
+}
 FLASHPLAN_DEVICE uint32_t load_shared_4(uint32_t address) {
   uint32_t value;
   asm volatile("ld.shared.u32 %0, [%1];\n" : "=r"(value) : "r"(address) : "memory");
@@ -120,6 +125,11 @@ FLASHPLAN_DEVICE void store_shared_pointer(uint32_t address, const unsigned char
 FLASHPLAN_DEVICE void store_shared_pointers(uint32_t address, const unsigned char* first,
                                             const unsigned char* second) {
   asm volatile("st.shared.v2.u64 [%0], {%1, %2};\n" ::"r"(address), "l"(first), "l"(second)
+               : "memory");
+}
+/// Stores the low 16 bits.
+FLASHPLAN_DEVICE void store_shared_2(uint32_t address, uint32_t value) {
+  asm volatile("st.shared.u16 [%0], %1;\n" ::"r"(address), "h"(static_cast<uint16_t>(value))
                : "memory");
 }
 FLASHPLAN_DEVICE void store_shared_4(uint32_t address, uint32_t value) {
@@ -162,6 +172,17 @@ FLASHPLAN_DEVICE float exp2_fast(float x) {
 FLASHPLAN_DEVICE float log2_fast(float x) {
   float y;
   asm("lg2.approx.f32 %0, %1;\n" : "=f"(y) : "f"(x));
+  return y;
+}
+/// In [-pi, pi] the absolute error is about 5e-7.
+FLASHPLAN_DEVICE float cos_fast(float x) {
+  float y;
+  asm("cos.approx.ftz.f32 %0, %1;\n" : "=f"(y) : "f"(x));
+  return y;
+}
+FLASHPLAN_DEVICE float sin_fast(float x) {
+  float y;
+  asm("sin.approx.ftz.f32 %0, %1;\n" : "=f"(y) : "f"(x));
   return y;
 }
 FLASHPLAN_DEVICE float reciprocal_fast(float x) {

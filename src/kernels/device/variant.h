@@ -23,6 +23,7 @@ struct Standard {
   // Kernels that are compiled at run time leave out what their plans do not need, and keep short
   // what is rare. They share no prefixes.
   static constexpr bool kIsBuiltIn = true;
+  static constexpr bool kRotates = false;  // queries and keys, behind their hooks; see rotation.h
 
   explicit FLASHPLAN_DEVICE Standard(const AttentionParams& params)
       : exp2_scale(params.variant.logits_scale * kLog2e) {}
