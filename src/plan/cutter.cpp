@@ -34,8 +34,8 @@ void Cutter::start(int64_t capacity, int64_t* loads) {
   num_uncut_ = 0;
 }
 
-/// What lay() reads and writes. It is a local object, which stays in registers: members of Cutter
-/// would be read again after every piece that is written.
+/// What lay() reads and writes. It is a local object, which stays in registers as long as all that
+/// uses it is inlined: members of Cutter would be read again after every piece that is written.
 struct Cutter::Position {
   explicit Position(Cutter& cutter)
       : cost(cutter.shape_.cost),
@@ -127,7 +127,7 @@ class Cutter::ItemCuts {
         heads_end_(item.head + item.num_heads),
         head_(item.head) {}
 
-  void lay() {
+  [[gnu::always_inline]] void lay() {
     while (head_ < heads_end_) {
       const int64_t rest_cost = of_tile_ + (num_steps_ - step_) * of_step_ +
                                 (shares() || merge_ >= 0 ? of_partial_ : 0) + of_merge_;

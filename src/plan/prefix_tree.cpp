@@ -139,14 +139,11 @@ struct PrefixTree::Run {
   int32_t num_rows = 0;
   int32_t num_readers = 0;
   int32_t parent = -1;
-  int64_t step_cost = 0;   // of one step over keys for each request by itself
-  int64_t write_cost = 0;  // of one partial result for each request
 };
 
 void PrefixTree::build(const Batch& batch, std::span<const PrefixGroup> groups) {
   clear();
   if (most_sharers_ == 0 || groups.empty()) return;
-  const CostModel& cost = shape_.cost;
   std::fill_n(prefix_of_.begin(), batch.batch_size, -1);
   for (std::size_t i = 0; i < groups.size(); ++i) {
     const PrefixGroup& group = groups[i];
@@ -161,22 +158,19 @@ void PrefixTree::build(const Batch& batch, std::span<const PrefixGroup> groups) 
       const int32_t rows = rows_of(batch, r);
       if (rows == 0) continue;
       const int32_t parent = prefix_of(r);
-      if (rows > shape_.tile_q || keys_before(parent) >= end) {
+      const bool continues = run.num_readers > 0 && run.parent == parent;
+      if (rows > shape_.tile_q || (!continues && keys_before(parent) >= end)) {
         share(std::exchange(run, {}), end);
         continue;
       }
-      if (run.num_rows + rows > shape_.tile_q || run.parent != parent) {
+      if (!continues || run.num_rows + rows > shape_.tile_q) {
         share(std::exchange(run, {}), end);
-      }
-      if (run.num_readers == 0) {
         run.first_request = r;
         run.parent = parent;
       }
       run.end = r + 1;
       run.num_rows += rows;
       ++run.num_readers;
-      run.step_cost += cost.of_step(rows);
-      run.write_cost += cost.of_write(rows);
     }
     share(run, end);
   }
@@ -190,7 +184,11 @@ void PrefixTree::share(const Run& run, int32_t end) {
   const int32_t begin = keys_before(run.parent);
   const int64_t steps = (end - begin) / shape_.tile_kv;
   const int64_t cached = steps * (run.num_readers - 1) * cost.of_cached_step();
-  int64_t saved = steps * (run.step_cost - cost.of_step(run.num_rows)) - cached;
+  // Of each request by itself: the costs are linear in rows.
+  const int64_t others = run.num_readers - 1;
+  const int64_t step_cost = others * cost.of_step(0) + cost.of_step(run.num_rows);
+  const int64_t write_cost = others * cost.of_write(0) + cost.of_write(run.num_rows);
+  int64_t saved = steps * (step_cost - cost.of_step(run.num_rows)) - cached;
   SharedPrefix* const around =
       run.parent >= 0 ? &prefixes_[static_cast<std::size_t>(run.parent)] : nullptr;
   if (around != nullptr && around->num_readers == run.num_readers) {
@@ -202,11 +200,11 @@ void PrefixTree::share(const Run& run, int32_t end) {
     return;
   }
   saved -= cost.of_tile(run.num_rows) + cost.of_write(run.num_rows);
-  if (around == nullptr) saved -= run.write_cost + run.num_readers * cost.of_merge();
+  if (around == nullptr) saved -= write_cost + run.num_readers * cost.of_merge();
   // If prefixes do not come first, one CTA may have to merge the rows of all readers, one after
   // the other, while the other CTAs are idle. Sharing pays only if this takes less time than
   // sharing saves in each CTA.
-  const int64_t wait = shape_.prefixes_first() ? 0 : run.write_cost * shape_.num_ctas;
+  const int64_t wait = shape_.prefixes_first() ? 0 : write_cost * shape_.num_ctas;
   if (saved * shape_.num_kv_heads <= wait) return;
   const int32_t new_requests = around == nullptr ? run.num_readers : 0;
   const int64_t rows = int64_t{num_rows_} + (around == nullptr ? 2 : 1) * run.num_rows;

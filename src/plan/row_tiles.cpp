@@ -37,6 +37,7 @@ void RowTiles::collect(const Batch& batch, const PrefixTree& prefixes, Segment* 
   const ScheduleShape shape = shape_;
   const int32_t queries_per_tile = shape.tile_q / shape.group_size;
   const int32_t heads_per_tile = shape.tile_q % shape.group_size;
+  const Divisor of_step = make_divisor(shape.tile_kv);
   const bool shares = !prefixes.empty();
   RowTile* const tiles = tiles_.data();
   RowTile* next = tiles;
@@ -58,7 +59,9 @@ void RowTiles::collect(const Batch& batch, const PrefixTree& prefixes, Segment* 
         batch.key_ranges != nullptr ? batch.key_ranges + 2 * int64_t{qo_begin} : nullptr;
     const int32_t sharer = shares ? prefixes.sharer_of(r) : -1;
     const int32_t num_rows = qo_len * shape.group_size;
-    const int32_t num_tiles = ceil_divide(num_rows, shape.tile_q);
+    // A division takes longer than the comparison, and most requests decode.
+    const int32_t num_tiles =
+        num_rows <= shape.tile_q ? std::min(num_rows, 1) : ceil_divide(num_rows, shape.tile_q);
     const bool in_group = shape.item_steps > 0 && num_tiles > 1;
     if (in_group) groups_[num_groups++] = {static_cast<int32_t>(next - tiles), num_tiles};
     // The query and head of the first row of a tile advance by the same numbers: no division.
@@ -81,7 +84,7 @@ void RowTiles::collect(const Batch& batch, const PrefixTree& prefixes, Segment* 
       // The keys before are in prefixes, and seen by all of its rows.
       if (sharer >= 0) keys.begin = prefixes.first_own_key(r);
       const int32_t rows = std::min(num_rows - t * shape.tile_q, shape.tile_q);
-      const int32_t steps = ceil_divide(keys.end - keys.begin, shape.tile_kv);
+      const int32_t steps = ceil_divide(keys.end - keys.begin, of_step);
       int64_t cost = shape.cost.of_tile(rows) + steps * shape.cost.of_step(rows);
       if (sharer >= 0) {
         cost += shape.cost.of_write(rows) + shape.cost.of_merge();

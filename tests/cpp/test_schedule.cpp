@@ -16,6 +16,7 @@
 #include "fake_kernels.h"
 #include "owning_scheduler.h"
 #include "plan/cost_classes.h"
+#include "plan/division.h"
 #include "plan/schedule.h"
 #include "plan/select_kernel.h"
 #include "random_batch.h"
@@ -371,6 +372,20 @@ TEST(ctas_share_keys) {
       in_groups, apart);
   CHECK(in_groups <= 8);
   CHECK(apart >= 16);
+}
+
+TEST(division_by_multiplication) {
+  for (const int32_t divisor : {1, 2, 3, 7, 32, 64, 80, 128, 1000003, INT32_MAX}) {
+    const Divisor known = make_divisor(divisor);
+    for (int32_t k = 0; k < 1000; ++k) {
+      for (const int64_t value : {int64_t{k}, int64_t{k} * divisor, int64_t{k} * divisor + 1,
+                                  int64_t{k} * divisor - 1, int64_t{INT32_MAX} - k}) {
+        if (value < 0 || value > INT32_MAX) continue;
+        const auto x = static_cast<int32_t>(value);
+        CHECK_EQ(ceil_divide(x, known), ceil_divide(x, divisor));
+      }
+    }
+  }
 }
 
 }  // namespace
