@@ -2,12 +2,14 @@
 // sample() and softmax() from C++: the filters against a sort, and what is refused.
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <numeric>
 #include <vector>
 
 #include "check.h"
 #include "flashplan/flashplan.h"
 #include "host_tensor.h"
+#include "ops/sampling_math.h"
 #include "random_batch.h"
 #include "refusal.h"
 
@@ -23,6 +25,16 @@ HostTensor random_logits(Random& random, DType dtype, int64_t rows, int64_t voca
     }
   }
   return logits;
+}
+
+TEST(parts_of_a_mass_are_rounded_up) {
+  Random random(5);
+  for (int round = 0; round < 1000; ++round) {
+    const auto total = static_cast<uint64_t>(random.between(1, 1 << 28));
+    const auto p = static_cast<float>(random.between(1, 1 << 24)) * 0x1p-24F;
+    const double exact = double{p} * static_cast<double>(total);  // 52 bits
+    CHECK_EQ(sampling::part_of(p, total), static_cast<uint64_t>(std::ceil(exact)));
+  }
 }
 
 TEST(filters_keep_what_a_sort_keeps) {
