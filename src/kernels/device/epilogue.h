@@ -328,7 +328,7 @@ __device__ __noinline__ void finish_sharer(const AttentionParams& p, TileContext
   constexpr int kRequestsAtOnce = 4;
   const WorkTile& tile = context.tile;
   const auto merge_requests = [&](MergeNumbers<kRequestsAtOnce> merges) {
-    merge_sharers<T>(p, merges, thread);
+    merge_with_prefixes<T>(p, merges, thread);
   };
   arrive_at<1>(p, context, thread, tile.merge, tile.num_kv_heads, 1, [&](MergeNumbers<1> of_head) {
     const int32_t number = of_head.numbers[0];

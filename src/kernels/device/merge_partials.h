@@ -2,9 +2,12 @@
 // Writing results, and merging partial results by all threads of a CTA.
 #pragma once
 
-#include "kernels/device/merge_prefixes.h"
+#include "kernels/device/attention_state.h"
 
 namespace flashplan::device {
+
+/// The factors of a merge for variants without softmax: states are added without weights.
+constexpr float2 kSum = {1.0F, 1.0F};
 
 /// Not inlined: the path without sinks is then short.
 inline __device__ __noinline__ float2 call_with_sink(const float* sink, float lse) {
@@ -104,19 +107,98 @@ FLASHPLAN_DEVICE void merge_partials(const AttentionParams& p, const Merge& merg
   }
 }
 
-/// Merges requests with their prefixes, by all threads of a CTA, and writes o and lse. Not inlined:
-/// it is called where a request and where a prefix ends.
+/// Numbers of merges; after the last one kNoMerge.
+constexpr int32_t kNoMerge = -1;
+template <int kCount>
+struct MergeNumbers {
+  int32_t numbers[kCount];
+};
+
+/// For each of these merges: merges the partial results of a request's rows in the order of their
+/// keys, then those of the prefixes that the request reads, from the innermost outwards. Writes o
+/// and lse. The result does not depend on which CTA does this. Several requests are merged side by
+/// side, so that more loads are in flight: a CTA that ends a prefix may have to merge all requests
+/// that read it.
 template <typename T, int kCount>
-__device__ __noinline__ void merge_sharers(const AttentionParams& p, MergeNumbers<kCount> merges,
-                                           int thread) {
+__device__ __noinline__ void merge_with_prefixes(const AttentionParams& p,
+                                                 MergeNumbers<kCount> merges, int thread) {
+  constexpr int kQuads = T::kHeadDimVo / 4;
+  constexpr int kStatesAtOnce = 8;
   const typename T::Variant variant(p);
-  merge_with_prefixes<T, T::kThreads, 8>(
-      p, merges, thread, T::kTileQ,
-      [&](const PackedRows& rows, int32_t kv_head, int row, int dim, float4 o,
-          const MergedRow& merged) {
-        const float scale = T::Variant::kUseSoftmax ? merged.inverse() : 1.0F;
-        write_result<T>(p, variant, rows, kv_head, row, dim, o, scale, merged.lse());
-      });
+  const auto merge_of = [&](int r) -> const Merge& {
+    const int32_t number = merges.numbers[r];
+    return p.schedule.merges[number == kNoMerge ? merges.numbers[0] : number];
+  };
+  int num_quads[kCount];
+  int most_quads = 0;
+#pragma unroll
+  for (int r = 0; r < kCount; ++r) {
+    num_quads[r] = merges.numbers[r] == kNoMerge ? 0 : merge_of(r).rows.num_rows * kQuads;
+    most_quads = max(most_quads, num_quads[r]);
+  }
+#pragma unroll 1
+  for (int quad = thread; quad < most_quads; quad += T::kThreads) {
+    const int row = quad / kQuads;
+    const int dim = quad % kQuads * 4;
+    MergedRow merged[kCount];
+    float4 o[kCount];
+    int64_t at[kCount];      // the next state's partial row
+    int32_t left[kCount];    // states
+    int32_t parent[kCount];  // the merge of the next prefix
+    const auto begin = [&](int r, const Merge& from) {
+      left[r] = from.num_states;
+      parent[r] = from.parent;
+      at[r] = int64_t{from.first_partial_row} +
+              merge_of(r).rows.row_in(from.rows, p.schedule.group_size) + row;
+    };
+#pragma unroll
+    for (int r = 0; r < kCount; ++r) {
+      merged[r].reset();
+      o[r] = {0.0F, 0.0F, 0.0F, 0.0F};
+      begin(r, merge_of(r));
+      if (quad >= num_quads[r]) {
+        left[r] = 0;
+        parent[r] = kNoMerge;
+      }
+    }
+    bool has_more;
+#pragma unroll 1
+    do {
+      float4 added[kCount][kStatesAtOnce];
+      float lse[kCount][kStatesAtOnce];
+#pragma unroll
+      for (int r = 0; r < kCount; ++r) {
+#pragma unroll
+        for (int i = 0; i < kStatesAtOnce; ++i) {
+          const int64_t state = at[r] + i * T::kTileQ;
+          added[r][i] =
+              load_4_if(i < left[r], p.workspace.partial_o + state * T::kHeadDimVo + dim, 0.0F);
+          lse[r][i] = load_if(i < left[r], p.workspace.partial_lse + state, -infinity());
+        }
+      }
+      has_more = false;
+#pragma unroll
+      for (int r = 0; r < kCount; ++r) {
+#pragma unroll
+        for (int i = 0; i < kStatesAtOnce; ++i) {
+          o[r] = merge_values(o[r], added[r][i],
+                              T::Variant::kUseSoftmax ? merged[r].add(lse[r][i]) : kSum);
+        }
+        left[r] -= kStatesAtOnce;
+        at[r] += kStatesAtOnce * T::kTileQ;
+        if (left[r] <= 0 && parent[r] != kNoMerge) begin(r, p.schedule.merges[parent[r]]);
+        has_more = has_more || left[r] > 0 || parent[r] != kNoMerge;
+      }
+    } while (has_more);
+#pragma unroll
+    for (int r = 0; r < kCount; ++r) {
+      if (quad < num_quads[r]) {
+        const float scale = T::Variant::kUseSoftmax ? merged[r].inverse() : 1.0F;
+        write_result<T>(p, variant, merge_of(r).rows, merge_of(r).kv_head, row, dim, o[r], scale,
+                        merged[r].lse());
+      }
+    }
+  }
 }
 
 }  // namespace flashplan::device

@@ -2,8 +2,8 @@
 // Writes the results of a consumer warpgroup of the sm90 family from registers to memory.
 #pragma once
 
+#include "kernels/device/attention_state.h"
 #include "kernels/device/hopper.h"
-#include "kernels/device/merge_prefixes.h"
 #include "kernels/device/sm90_shape.h"
 
 namespace flashplan::device {
@@ -72,9 +72,6 @@ class Sm90Epilogue {
 
  private:
   static constexpr int kDimTiles = S::kHeadDimVo / 8;
-  // Of merge_with_prefixes(); more are spilled.
-  static constexpr int kReadersAtOnce = 2;
-  static constexpr int kStatesOfReader = S::kWarpgroups > 2 ? 3 : 6;
 
   /// What the variant makes of the results of a row.
   struct Output {
@@ -286,7 +283,6 @@ class Sm90Epilogue {
     const Merge& merge = p_.schedule.merges[number];
     const bool is_prefix = merge.num_readers > 0;
     const int32_t first_request = is_prefix ? merge.first_reader : number;
-    const int32_t merge_step = merge.reader_step;
     const int id = S::kOwnBarrier + warpgroup_;
 #pragma unroll 1
     for (int32_t first = 0; first < max(merge.num_readers, 1); first += 128) {
@@ -304,27 +300,55 @@ class Sm90Epilogue {
       for (int warp = 0; warp < 4; ++warp) {
         uint32_t left = load_shared_4(flags() + warp * 4);
 #pragma unroll 1
-        while (left != 0) {
-          MergeNumbers<kReadersAtOnce> merges;
-#pragma unroll
-          for (int32_t& merge : merges.numbers) {
-            const int32_t reader = first + warp * 32 + __ffs(static_cast<int>(left)) - 1;
-            merge = left == 0 ? kNoMerge : first_request + reader * merge_step;
-            left &= left - 1;
-          }
-          merge_sharers(merges);
+        for (; left != 0; left &= left - 1) {
+          const int32_t reader = first + warp * 32 + __ffs(static_cast<int>(left)) - 1;
+          merge_with_prefixes(p_.schedule.merges[first_request + reader * merge.reader_step]);
         }
       }
     }
   }
 
-  FLASHPLAN_DEVICE void merge_sharers(const MergeNumbers<kReadersAtOnce>& merges) const {
-    merge_with_prefixes<S, 128, kStatesOfReader>(
-        p_, merges, thread_, p_.schedule.tile_q,
-        [this](const PackedRows& rows, int32_t kv_head, int row, int dim, float4 o,
-               const MergedRow& merged) {
-          write_four(rows, kv_head, row, dim, scaled(o, merged.inverse()), merged.lse());
-        });
+  /// Merges the states of a request's rows in the order of their keys, then those of the prefixes
+  /// that it reads, from the innermost outwards. A thread has 4 dims of a row.
+  FLASHPLAN_DEVICE void merge_with_prefixes(const Merge& merge) const {
+    constexpr int kQuads = S::kHeadDimVo / 4;
+    constexpr int kStatesAtOnce = S::kWarpgroups > 2 ? 6 : 12;  // more are spilled
+    const PackedRows& rows = merge.rows;
+#pragma unroll 1
+    for (int quad = thread_; quad < rows.num_rows * kQuads; quad += 128) {
+      const int row = quad / kQuads;
+      const int dim = quad % kQuads * 4;
+      MergedRow merged;
+      merged.reset();
+      float4 o = {0.0F, 0.0F, 0.0F, 0.0F};
+      const Merge* from = &merge;
+#pragma unroll 1
+      for (;;) {
+        const int32_t parent = from->parent;
+        int64_t at = int64_t{from->first_partial_row} +
+                     rows.row_in(from->rows, p_.schedule.group_size) + row;
+#pragma unroll 1
+        for (int32_t left = from->num_states; left > 0; left -= kStatesAtOnce) {
+          float4 added[kStatesAtOnce];
+          float lse[kStatesAtOnce];
+#pragma unroll
+          for (int i = 0; i < kStatesAtOnce; ++i) {
+            const int64_t state = at + i * p_.schedule.tile_q;
+            lse[i] = load_if(i < left, p_.workspace.partial_lse + state, -infinity());
+            added[i] =
+                load_4_if(i < left, p_.workspace.partial_o + state * S::kHeadDimVo + dim, 0.0F);
+          }
+          at += kStatesAtOnce * p_.schedule.tile_q;
+#pragma unroll
+          for (int i = 0; i < kStatesAtOnce; ++i) {
+            o = merge_values(o, added[i], merged.add(lse[i]));
+          }
+        }
+        if (parent < 0) break;
+        from = p_.schedule.merges + parent;
+      }
+      write_four(rows, merge.kv_head, row, dim, scaled(o, merged.inverse()), merged.lse());
+    }
   }
 
   /// Merges this warpgroup's rows. Few rows have a separate function with little code: where a
@@ -403,51 +427,43 @@ class Sm90Epilogue {
     }
   }
 
-  /// A thread merges 4 dims of kRowsAtOnce rows at a time, and adds states in the order of their
-  /// keys. Loads of kStatesAtOnce states of each row are in flight together.
+  /// A thread merges 4 dims of kAtOnce rows at a time, and adds states in the order of their keys.
   FLASHPLAN_DEVICE void merge_many_rows(const Merge& merge) const {
-    constexpr int kRowsAtOnce = S::kHeadDimVo > 128 ? 2 : 4;
-    constexpr int kStatesAtOnce = S::kWarpgroups > 2 ? 2 : 4;  // more are spilled
+    constexpr int kAtOnce = S::kHeadDimVo > 128 ? 2 : 4;
     const PackedRows& rows = merge.rows;
     constexpr int kQuads = S::kHeadDimVo / 4;
     constexpr int kRowStep = 128 / kQuads;
     const int num_rows = min(rows.num_rows - first_row_, 64);
     const int dim = thread_ % kQuads * 4;
 #pragma unroll 1
-    for (int first = thread_ / kQuads; first < num_rows; first += kRowsAtOnce * kRowStep) {
-      MergedRow merged[kRowsAtOnce];
-      float4 o[kRowsAtOnce];
+    for (int first = thread_ / kQuads; first < num_rows; first += kAtOnce * kRowStep) {
+      MergedRow merged[kAtOnce];
+      float4 o[kAtOnce];
+      int64_t from[kAtOnce];
 #pragma unroll
-      for (int i = 0; i < kRowsAtOnce; ++i) {
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int r = min(first + i * kRowStep, num_rows - 1);
+        from[i] = int64_t{merge.first_partial_row} + first_row_ + r;
         merged[i].reset();
         o[i] = {0.0F, 0.0F, 0.0F, 0.0F};
       }
-      int64_t from = int64_t{merge.first_partial_row} + first_row_;
 #pragma unroll 1
-      for (int left = merge.num_states; left > 0; left -= kStatesAtOnce) {
-        float lse[kRowsAtOnce][kStatesAtOnce];
-        float4 added[kRowsAtOnce][kStatesAtOnce];
+      for (int n = 0; n < merge.num_states; ++n) {
+        float lse[kAtOnce];
+        float4 added[kAtOnce];
 #pragma unroll
-        for (int n = 0; n < kStatesAtOnce; ++n) {
-#pragma unroll
-          for (int i = 0; i < kRowsAtOnce; ++i) {
-            const int64_t state = from + min(first + i * kRowStep, num_rows - 1);
-            lse[i][n] = load_if(n < left, p_.workspace.partial_lse + state, -infinity());
-            added[i][n] =
-                load_4_if(n < left, p_.workspace.partial_o + state * S::kHeadDimVo + dim, 0.0F);
-          }
-          from += p_.schedule.tile_q;
+        for (int i = 0; i < kAtOnce; ++i) {
+          lse[i] = load_if(true, p_.workspace.partial_lse + from[i], 0.0F);
+          added[i] = load_4_if(true, p_.workspace.partial_o + from[i] * S::kHeadDimVo + dim, 0.0F);
+          from[i] += p_.schedule.tile_q;
         }
 #pragma unroll
-        for (int n = 0; n < kStatesAtOnce; ++n) {
-#pragma unroll
-          for (int i = 0; i < kRowsAtOnce; ++i) {
-            o[i] = merge_values(o[i], added[i][n], merged[i].add(lse[i][n]));
-          }
+        for (int i = 0; i < kAtOnce; ++i) {
+          o[i] = merge_values(o[i], added[i], merged[i].add(lse[i]));
         }
       }
 #pragma unroll
-      for (int i = 0; i < kRowsAtOnce; ++i) {
+      for (int i = 0; i < kAtOnce; ++i) {
         const int r = first + i * kRowStep;
         if (r < num_rows) {
           write_four(rows, merge.kv_head, first_row_ + r, dim, scaled(o[i], merged[i].inverse()),
