@@ -45,7 +45,6 @@ __global__ void __launch_bounds__(Tiling<Choices, kCompiledSmemPerSm>::kThreads,
         shared_address(&queue) + thread * 16,
         reinterpret_cast<const unsigned char*>(p.schedule.starts + blockIdx.x) + thread * 16);
   }
-  allow_next_kernel();
   prefetch_params(p, thread, shared_address(smem));
   cp_async_commit();
   cp_async_wait<0>();
@@ -54,6 +53,7 @@ __global__ void __launch_bounds__(Tiling<Choices, kCompiledSmemPerSm>::kThreads,
   const int32_t begin = queue.begin;
   const int32_t end = queue.end;
   if (begin >= end) return;
+  allow_next_kernel();
   if (thread == 0) contexts[0].assign(p, T::kTileKv, queue.tiles[0], queue.segments[0]);
   __syncthreads();
   for (int32_t i = begin; i < end; ++i) {

@@ -16,7 +16,6 @@ __global__ void __launch_bounds__(Sm90Shape<Choices>::kThreads, 1)
   const uint32_t base = shared_address(smem);
   // Requested before anything else: code comes from memory, too, and takes as long.
   const uint32_t queue_word = Sm90Producer<S>::request_queue(p);
-  allow_next_kernel();
   if (threadIdx.x == 32) {
     tma_prefetch_map(&p.maps.q_tokens);
     tma_prefetch_map(&p.maps.k);
@@ -39,6 +38,7 @@ __global__ void __launch_bounds__(Sm90Shape<Choices>::kThreads, 1)
     mbarrier_fence_init();
   }
   wait_for_last_kernel();
+  allow_next_kernel();
   __syncthreads();
   const int warpgroup = __shfl_sync(0xffffffffU, static_cast<int>(threadIdx.x) / 128, 0);
   if (warpgroup == S::kWarpgroups) {
