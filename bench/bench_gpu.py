@@ -113,7 +113,7 @@ def attention_row(case, timer, args, ragged=None):
         "us": us,
         "tflop_s": flops(case) / us / 1e6,
         "tb_s": kv_bytes(case, inputs) / us / 1e6,
-        # About 30 ms of work: after more, the clock of the GPU would still be lower in the next row.
+        # About 30 ms of work: after more, the next row would find the GPU at a lower clock.
         "run_host_us": host_microseconds(call, int(min(200, max(10, 3e4 / us)))),
         "plan_host_us": host_microseconds(lambda: attn.plan(*plan_args, **plan_options)),
     }
