@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cfenv>
 #include <chrono>
+#include <cstdint>
 #include <cstdlib>
 #include <thread>
 
@@ -66,6 +67,19 @@ TEST(a_second_caller_runs_on_its_own_thread_and_waits_for_nobody) {
     CHECK_EQ(second.num_tasks.load(), 100);
     CHECK_EQ(second.num_elsewhere.load(), 0);
   }
+}
+
+TEST(no_more_threads_work_than_were_set) {
+  std::atomic<int32_t> most{0};
+  const auto task = [](void* context, int32_t, int32_t worker) noexcept {
+    auto& highest = *static_cast<std::atomic<int32_t>*>(context);
+    for (int32_t seen = highest; worker > seen && !highest.compare_exchange_weak(seen, worker);) {
+    }
+    std::this_thread::sleep_for(std::chrono::microseconds(200));  // so that others take tasks too
+  };
+  ThreadPool::set_num_threads(2);
+  ThreadPool::run(task, &most, 100, 8);
+  CHECK(most.load() <= 1);
 }
 
 /// What fegetround() says may be of other instructions than those that are used.
