@@ -85,7 +85,12 @@ class DlpackImport {
   struct Release {
     template <class Managed>
     void operator()(Managed* managed) const {
-      if (managed->deleter != nullptr) managed->deleter(managed);
+      if (managed->deleter == nullptr) return;
+      // Objects that hold tensors may be deleted while an exception is set, which must not be set
+      // where the deleter runs Python code.
+      std::optional<nb::error_scope> apart;
+      if (PyErr_Occurred() != nullptr) apart.emplace();
+      managed->deleter(managed);
     }
   };
 

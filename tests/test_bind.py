@@ -17,6 +17,7 @@ from case import Case
 from cases import CASES
 from frameworks import Jax, NumPy, bits
 from inputs import make_inputs
+from misuse.capsules import Exporter
 from scene import Scene
 from solve import Runner, run_arguments
 
@@ -117,6 +118,17 @@ def test_tensors_must_be_large_enough_for_the_current_plan():
             call()
     attn.plan(*inputs.plan_args())
     assert np.array_equal(call()[:4], before)
+
+
+def test_tensors_are_released_while_an_exception_is_set():
+    """What releases them may be Python code."""
+    attn = fp.Attention(2, 1, 8, page_size=None, q_dtype="float32", device="cpu")
+    attn.plan([0, 3], [5])
+    q, kv = np.zeros((3, 2, 8), np.float32), np.zeros((4, 1, 8), np.float32)
+    exporter = Exporter(kv)
+    with pytest.raises(ValueError, match="^k: expected shape"):
+        attn.bind(q, exporter, kv)()
+    assert [export.releases for export in exporter.exports] == [1]
 
 
 def test_the_plan_and_all_tensors_are_kept():
