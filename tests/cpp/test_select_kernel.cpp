@@ -246,7 +246,7 @@ TEST(the_hopper_family_is_for_more_than_few_rows) {
   CHECK_EQ(of_group(16), "sm80");
   CHECK_EQ(of_group(17), "sm90");
   CHECK_EQ(with([](auto& o) { o.batch_invariant = true; }), "sm80");
-  CHECK_EQ(with([](auto& o) { o.custom_mask = true; }), "sm80");
+  CHECK_EQ(with([](auto& o) { o.custom_mask = true; }), "sm90");
   CHECK_EQ(with([](auto& o) { o.head_dim_qk = o.head_dim_vo = 100; }), "sm80");
   const auto fewer_dims = [](auto& o) { o.head_dim_qk = o.head_dim_vo = 96; };
   CHECK_EQ(with(fewer_dims), "sm90");
@@ -262,10 +262,6 @@ TEST(the_hopper_family_is_for_more_than_few_rows) {
   prompts.batch_invariant = true;
   CHECK_EQ(gpu_choice(prompts, device),
            "batch_invariant: expected false (compiled in for cuda), got true");
-  prompts.batch_invariant = false;
-  prompts.custom_mask = true;
-  CHECK_EQ(gpu_choice(prompts, device),
-           "custom_mask: expected false (compiled in for cuda), got true");
 }
 
 TEST(kernels_compare_and_print) {
