@@ -70,7 +70,7 @@ def test_arguments_are_those_of_the_package(calls):
     def names(function):
         return list(inspect.signature(function).parameters)
 
-    left_out = {"out", "lse", "stream", "variant_arguments"}
+    left_out = {"out", "lse", "stream", "pdl", "variant_arguments"}
     expected = [x for x in names(fp.Attention.run)[1:] if x not in left_out]
     assert names(calls.run) == ["attn", *expected]
     left_out = {"slot_mapping", "kv_dtype", "stream"}

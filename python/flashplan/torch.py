@@ -36,7 +36,7 @@ torch.library.define(
     "(SymInt attention, Tensor q, Tensor k, Tensor v, Tensor? block_table, Tensor? page_indptr, "
     "Tensor? page_indices, Tensor? kv_lens, Tensor? mask, Tensor? sinks, Tensor(a!) out, "
     "Tensor(b!)? lse, float k_scale, Tensor? k_scales, float v_scale, Tensor? v_scales, "
-    "Tensor[] variant_tensors, float[] variant_scalars) -> ()",
+    "bool pdl, Tensor[] variant_tensors, float[] variant_scalars) -> ()",
     tags=torch.Tag.pt2_compliant_tag,
 )
 torch.library.define(
@@ -66,6 +66,7 @@ def _run(
     k_scales: Tensor | None,
     v_scale: float,
     v_scales: Tensor | None,
+    pdl: bool,
     variant_tensors: list[Tensor],
     variant_scalars: list[float],
 ) -> None:
@@ -84,6 +85,7 @@ def _run(
         lse=lse,
         k_scale=k_scale if k_scales is None else k_scales,
         v_scale=v_scale if v_scales is None else v_scales,
+        pdl=pdl,
         **named_arguments(attn._variant, variant_tensors, variant_scalars),
     )
 
@@ -153,6 +155,7 @@ def run(
     return_lse: Literal[False] = False,
     k_scale: float | Tensor = 1.0,
     v_scale: float | Tensor = 1.0,
+    pdl: bool = False,
     **variant_arguments: Tensor | float,
 ) -> Tensor: ...
 @overload
@@ -173,6 +176,7 @@ def run(
     return_lse: Literal[True],
     k_scale: float | Tensor = 1.0,
     v_scale: float | Tensor = 1.0,
+    pdl: bool = False,
     **variant_arguments: Tensor | float,
 ) -> tuple[Tensor, Tensor]: ...
 def run(
@@ -192,6 +196,7 @@ def run(
     return_lse: bool = False,
     k_scale: float | Tensor = 1.0,
     v_scale: float | Tensor = 1.0,
+    pdl: bool = False,
     **variant_arguments: Tensor | float,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """`attn.run()` as an operator of PyTorch.
@@ -229,6 +234,7 @@ def run(
         lse,
         *_number_and_tensor(k_scale),
         *_number_and_tensor(v_scale),
+        pdl,
         tensors,
         scalars,
     )

@@ -22,9 +22,9 @@ constexpr std::string_view kFunctions[] = {"exp",   "exp2", "log", "log2", "tanh
                                            "ceil",  "abs",  "min", "max",  "infinity"};
 // What run() takes in Python, where tensors and scalars are keyword arguments beside them.
 constexpr std::string_view kRunArguments[] = {
-    "self",        "attn",         "q",       "k",       "v",     "block_table",
-    "page_indptr", "page_indices", "kv_lens", "mask",    "sinks", "out",
-    "lse",         "return_lse",   "k_scale", "v_scale", "stream"};
+    "self",        "attn",         "q",       "k",       "v",      "block_table",
+    "page_indptr", "page_indices", "kv_lens", "mask",    "sinks",  "out",
+    "lse",         "return_lse",   "k_scale", "v_scale", "stream", "pdl"};
 constexpr std::string_view kKeywords[] = {"alignas",       "alignof",     "and",
                                           "and_eq",        "asm",         "auto",
                                           "bitand",        "bitor",       "bool",
