@@ -104,7 +104,7 @@ Status run(flashplan_plan* plan, const flashplan_attention_tensors* given, Strea
                  kMaxVariantTensors, count, t.variant_tensors == nullptr ? " at null" : "");
   }
   for (int32_t i = 0; i < count; ++i) {
-    char name[24];
+    char name[32];
     std::snprintf(name, sizeof(name), "variant_tensors[%d]", i);
     FLASHPLAN_RETURN_IF_ERROR(read_tensors({{name, t.variant_tensors[i], &variant_tensors[i]}}));
   }
