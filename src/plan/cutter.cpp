@@ -25,7 +25,10 @@ void Cutter::start(int64_t capacity, int64_t* loads) {
   capacity_ = capacity;
   loads_ = loads;
   for (const Uncut& uncut : std::span(uncut_.data(), static_cast<std::size_t>(num_uncut_))) {
-    sharing_.merges[uncut.number] = uncut.merge;
+    Merge& merge = sharing_.merges[uncut.merge];
+    merge.first_partial_row = uncut.first_partial_row;
+    merge.num_states = 1;
+    merge.num_pieces = uncut.num_pieces;
   }
   cta_ = 0;
   num_pieces_ = 0;
@@ -41,6 +44,7 @@ struct Cutter::Position {
       : cost(cutter.shape_.cost),
         tile_q(cutter.shape_.tile_q),
         tile_kv(cutter.shape_.tile_kv),
+        of_step(make_divisor(tile_kv)),
         num_kv_heads(cutter.shape_.num_kv_heads),
         granule_shift(log2_of(cutter.shape_.granule())),
         chunked(cutter.shape_.chunk_kv > 0),
@@ -73,11 +77,8 @@ struct Cutter::Position {
     cutter.num_uncut_ = num_uncut;
   }
 
-  /// The cost of merging the states of a tile's rows with those of the prefixes that they read; 0
-  /// if they read none.
-  int64_t of_merge(const RowTile& tile) const {
-    return tile.sharer >= 0 && !is_prefix(segments[tile.segment]) ? cost.of_merge() : 0;
-  }
+  /// Whether the queue takes all that is left.
+  bool is_last() const { return cta == last_cta; }
 
   void next_cta() {
     loads[cta] = capacity - room;
@@ -89,6 +90,7 @@ struct Cutter::Position {
   const CostModel cost;
   const int32_t tile_q;
   const int32_t tile_kv;
+  const Divisor of_step;  // tile_kv
   const int32_t num_kv_heads;
   const int granule_shift;
   const bool chunked;
@@ -117,36 +119,28 @@ class Cutter::ItemCuts {
   ItemCuts(Position& at, const RowTile& tile, const Item& item)
       : at_(at),
         tile_(tile),
-        num_steps_(ceil_divide(tile.keys.end - tile.keys.begin, at.tile_kv)),
+        num_steps_(ceil_divide(tile.keys.end - tile.keys.begin, at.of_step)),
         merge_of_head_0_(tile.sharer < 0 ? -1 : at.sharing.first + tile.sharer * at.num_kv_heads),
         of_tile_(at.cost.of_tile(tile.num_rows)),
         of_step_(at.cost.of_step(tile.num_rows)),
         of_partial_(tile.sharer < 0 ? at.cost.of_split(tile.num_rows)
                                     : at.cost.of_write(tile.num_rows)),
-        of_merge_(at.of_merge(tile)),
         heads_end_(item.head + item.num_heads),
         head_(item.head) {}
 
   [[gnu::always_inline]] void lay() {
     while (head_ < heads_end_) {
-      const int64_t rest_cost = of_tile_ + (num_steps_ - step_) * of_step_ +
-                                (shares() || merge_ >= 0 ? of_partial_ : 0) + of_merge_;
-      if (at_.cta == at_.last_cta || rest_cost <= at_.room) {
-        const int32_t left = merge_ < 0 ? heads_end_ - head_ : 1;
-        const bool all = at_.cta == at_.last_cta || left * rest_cost <= at_.room;
-        finish_heads(all ? left : static_cast<int32_t>(at_.room / rest_cost), rest_cost);
-        continue;
-      }
-      const int32_t steps = steps_that_fit();
-      const bool is_worth_it = at_.cuts_always || steps * of_step_ >= of_partial_;
-      if (steps <= 0 || !is_worth_it) {
+      const int32_t left = heads_end_ - head_;
+      if (at_.is_last() || left * tile_.head_cost <= at_.room) {
+        place_whole(left);
+      } else if (tile_.head_cost <= at_.room) {
+        place_whole(static_cast<int32_t>(at_.room / tile_.head_cost));
+      } else if (const int32_t steps = steps_to_cut(0); steps == 0) {
         at_.next_cta();
-      } else if (!open_merge()) {
-        finish_heads(1, rest_cost);  // there is no slot for another piece: all stays in this queue
+      } else if (!has_slots(at_.chunked ? num_chunks() : 2)) {
+        place_whole(1);  // there is no slot for another piece: all stays in this queue
       } else {
-        place(1, step_ + steps, of_tile_ + steps * of_step_ + of_partial_);
-        step_ += steps;
-        at_.next_cta();
+        place_in_pieces(steps);
       }
     }
   }
@@ -154,15 +148,7 @@ class Cutter::ItemCuts {
  private:
   /// The results of a sharer are partial even if it is not cut.
   bool shares() const { return merge_of_head_0_ >= 0; }
-
-  /// Steps for a piece in this queue: whole granules, which leave at least one step for the next
-  /// piece.
-  int32_t steps_that_fit() const {
-    const int64_t room_for_steps = at_.room - of_tile_ - of_partial_;
-    if (room_for_steps < of_step_) return 0;
-    const int64_t steps = std::min<int64_t>(room_for_steps / of_step_, num_steps_ - step_ - 1);
-    return static_cast<int32_t>(steps) >> at_.granule_shift << at_.granule_shift;
-  }
+  bool has_slots(int32_t count) const { return at_.num_slots + count <= at_.max_slots; }
 
   /// Chunks of a head, each of which needs a slot. With a window, and a real length shorter than
   /// planned, the keys may begin earlier and touch one more chunk.
@@ -170,77 +156,91 @@ class Cutter::ItemCuts {
     return ceil_shift(num_steps_, at_.granule_shift) + at_.spare_chunks;
   }
 
-  /// Makes sure that the head has a merge, and slots for the next piece and for the rest. Returns
-  /// false if there are too few slots.
-  bool open_merge() {
-    const int32_t needed = at_.chunked ? (merge_ < 0 ? num_chunks() : 0) : 2;
-    if (at_.num_slots + needed > at_.max_slots) return false;
-    if (merge_ >= 0) return true;
-    const int32_t first_row = at_.sharing.num_partial_rows + at_.num_slots * at_.tile_q;
-    if (shares()) {
-      take_merge_of_sharer(first_row);
-    } else {
-      make_merge(first_row);
-    }
-    return true;
+  /// Steps for a piece in this queue, from step `begin` of a head on: whole granules, which leave
+  /// at least one step for the next piece. 0: a cut in this queue is not worth it.
+  int32_t steps_to_cut(int32_t begin) const {
+    const int64_t room_for_steps = at_.room - of_tile_ - of_partial_;
+    if (room_for_steps < of_step_) return 0;
+    const int64_t most = std::min<int64_t>(room_for_steps / of_step_, num_steps_ - begin - 1);
+    const int32_t steps = static_cast<int32_t>(most) >> at_.granule_shift << at_.granule_shift;
+    return at_.cuts_always || steps * of_step_ >= of_partial_ ? steps : 0;
   }
 
-  /// Lets the pieces of this head replace the whole head, which counted as one piece of its merge.
-  void take_merge_of_sharer(int32_t first_row) {
-    merge_ = merge_of_head_0_ + head_;
-    Merge& merge = at_.sharing.merges[merge_];
-    at_.uncut[at_.num_uncut++] = {merge_, merge};
-    merge.first_partial_row = first_row;
-    merge.num_states = 0;
-    --merge.num_pieces;
+  /// Writes a work tile of the next heads.
+  void place(int32_t num_heads, int32_t kv_begin, int32_t kv_end, int32_t row, int32_t merge) {
+    at_.pieces[at_.num_pieces++] = {tile_.segment, tile_.row_tile, head_, num_heads,
+                                    kv_begin,      kv_end,         row,   merge};
   }
 
-  void make_merge(int32_t first_row) {
-    const int32_t reserved = at_.chunked ? num_chunks() : 0;
-    merge_ = --at_.first_merge;
-    at_.sharing.merges[merge_] = {.rows = {tile_.segment, at_.segments[tile_.segment].qo_begin,
-                                           tile_.row_tile * at_.tile_q, tile_.num_rows},
-                                  .kv_head = head_,
-                                  .first_partial_row = first_row,
-                                  .num_states = reserved,
-                                  .num_pieces = 0,
-                                  .parent = -1,
-                                  .first_reader = -1,
-                                  .num_readers = 0,
-                                  .reader_step = 0};
-    at_.num_slots += reserved;
-  }
-
-  /// Writes a piece: the steps of `num_heads` heads from step_ up to `end_step`.
-  void place(int32_t num_heads, int32_t end_step, int64_t piece_cost) {
-    int32_t row = -1;
-    int32_t merge = merge_;
-    if (merge >= 0) {
-      Merge& of = at_.sharing.merges[merge];
-      const int32_t state = at_.chunked ? step_ >> at_.granule_shift : of.num_states;
-      row = of.first_partial_row + state * at_.tile_q;
-      ++of.num_pieces;
-      if (!at_.chunked) {
-        ++of.num_states;
-        ++at_.num_slots;
-      }
-    } else if (shares()) {
-      merge = merge_of_head_0_ + head_;
-      row = at_.sharing.merges[merge].first_partial_row;
-    }
-    const KeySpan keys = tile_.keys;
-    const int32_t begin = keys.begin + step_ * at_.tile_kv;
-    const int32_t end = end_step == num_steps_ ? keys.end : keys.begin + end_step * at_.tile_kv;
-    at_.pieces[at_.num_pieces++] = {tile_.segment, tile_.row_tile, head_, num_heads, begin, end,
-                                    row,           merge};
-    at_.room -= piece_cost;
-  }
-
-  void finish_heads(int32_t num_heads, int64_t cost_of_each) {
-    place(num_heads, num_steps_, cost_of_each * num_heads);
+  /// Places the next heads, whole.
+  void place_whole(int32_t num_heads) {
+    const int32_t merge = shares() ? merge_of_head_0_ + head_ : -1;
+    const int32_t row = shares() ? at_.sharing.merges[merge].first_partial_row : -1;
+    place(num_heads, tile_.keys.begin, tile_.keys.end, row, merge);
+    at_.room -= tile_.head_cost * num_heads;
     head_ += num_heads;
-    step_ = 0;
-    merge_ = -1;
+  }
+
+  /// Places the next head in pieces, the first of which has `steps` steps.
+  void place_in_pieces(int32_t steps) {
+    const int32_t merge = shares() ? merge_of_head_0_ + head_ : --at_.first_merge;
+    const int32_t first_row = at_.sharing.num_partial_rows + at_.num_slots * at_.tile_q;
+    const int64_t of_piece = of_tile_ + of_partial_;
+    const int64_t of_merge = of_merge_with_prefixes();
+    int32_t num_pieces = 0;
+    int32_t begin = 0;
+    int32_t kv_begin = tile_.keys.begin;
+    const auto place_piece = [&](int32_t end, int32_t kv_end) {
+      const int32_t state = at_.chunked ? begin >> at_.granule_shift : num_pieces;
+      place(1, kv_begin, kv_end, first_row + state * at_.tile_q, merge);
+      at_.room -= of_piece + (end - begin) * of_step_;
+      ++num_pieces;
+      begin = end;
+      kv_begin = kv_end;
+    };
+    while (true) {
+      if (steps > 0) place_piece(begin + steps, kv_begin + steps * at_.tile_kv);
+      at_.next_cta();
+      const int64_t rest = of_piece + (num_steps_ - begin) * of_step_ + of_merge;
+      if (at_.is_last() || rest <= at_.room) break;
+      steps = steps_to_cut(begin);
+      const bool is_out_of_slots = !at_.chunked && !has_slots(num_pieces + 2);
+      if (steps > 0 && is_out_of_slots) break;
+    }
+    place_piece(num_steps_, tile_.keys.end);
+    at_.room -= of_merge;
+    const int32_t num_states = at_.chunked ? num_chunks() : num_pieces;
+    at_.num_slots += num_states;
+    write_merge(merge, first_row, num_states, num_pieces);
+    ++head_;
+  }
+
+  /// The cost of merging the states of the tile's rows with those of the prefixes that they read; 0
+  /// if they read none.
+  int64_t of_merge_with_prefixes() const {
+    return shares() && !is_prefix(at_.segments[tile_.segment]) ? at_.cost.of_merge() : 0;
+  }
+
+  void write_merge(int32_t number, int32_t first_row, int32_t num_states, int32_t num_pieces) {
+    Merge& merge = at_.sharing.merges[number];
+    if (shares()) {
+      // The pieces replace the whole head, which counted as one piece.
+      at_.uncut[at_.num_uncut++] = {number, merge.first_partial_row, merge.num_pieces};
+      merge.first_partial_row = first_row;
+      merge.num_states = num_states;
+      merge.num_pieces += num_pieces - 1;
+      return;
+    }
+    merge = {.rows = {tile_.segment, at_.segments[tile_.segment].qo_begin,
+                      tile_.row_tile * at_.tile_q, tile_.num_rows},
+             .kv_head = head_,
+             .first_partial_row = first_row,
+             .num_states = num_states,
+             .num_pieces = num_pieces,
+             .parent = -1,
+             .first_reader = -1,
+             .num_readers = 0,
+             .reader_step = 0};
   }
 
   Position& at_;
@@ -250,11 +250,8 @@ class Cutter::ItemCuts {
   const int64_t of_tile_;
   const int64_t of_step_;
   const int64_t of_partial_;  // a partial result
-  const int64_t of_merge_;    // of the last piece
   const int32_t heads_end_;
   int32_t head_;
-  int32_t step_ = 0;    // steps of the head that are placed; > 0: the head is cut
-  int32_t merge_ = -1;  // of the head, once it is cut
 };
 
 void Cutter::lay(const RowTiles& row_tiles, std::span<const Item> items) {

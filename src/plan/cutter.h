@@ -60,10 +60,11 @@ class Cutter {
  private:
   struct Position;
   class ItemCuts;
-  /// A merge of a sharer that was cut, as it was before the cut.
+  /// What a merge of a sharer was before a cut. It had one state.
   struct Uncut {
-    int32_t number;
-    Merge merge;
+    int32_t merge;
+    int32_t first_partial_row;
+    int32_t num_pieces;
   };
 
   ScheduleShape shape_;

@@ -76,12 +76,12 @@ Status PrefixGroups::read(const Batch& batch) noexcept {
   return {};
 }
 
-/// Goes from request to request with a stack of the groups that contain the request.
+/// Goes through the requests with a stack of the groups that contain the current one.
 Status PrefixGroups::check_nesting(const Batch& batch, std::size_t size) noexcept {
   std::size_t next = 0;
   std::size_t depth = 0;
   const int32_t num_requests = size > 0 ? batch.batch_size : 0;
-  for (int32_t r = 0; r < num_requests; ++r) {
+  for (int32_t r = 0; r < num_requests;) {
     while (depth > 0 && open_[depth - 1].end <= r) --depth;
     for (; next < size && read_[next].first_request == r; ++next) {
       const PrefixGroup& group = read_[next];
@@ -101,16 +101,29 @@ Status PrefixGroups::check_nesting(const Batch& batch, std::size_t size) noexcep
       }
       open_[depth++] = open;
     }
-    if (depth == 0) continue;
+    // The requests up to the next begin or end of a group are in the same groups.
+    int32_t end = next < size ? read_[next].first_request : num_requests;
+    if (depth > 0) {
+      const Open& longest = open_[depth - 1];
+      end = std::min(end, longest.end);
+      FLASHPLAN_RETURN_IF_ERROR(check_tokens(batch, r, end, longest));
+    }
+    r = end;
+  }
+  return {};
+}
+
+/// Requests [first, end) must have the tokens of the longest of their prefixes.
+Status PrefixGroups::check_tokens(const Batch& batch, int32_t first, int32_t end,
+                                  const Open& longest) noexcept {
+  for (int32_t r = first; r < end; ++r) {
     const int32_t qo_len = batch.qo_indptr[r + 1] - batch.qo_indptr[r];
     const int32_t most = std::max(batch.kv_lens[r] - qo_len, 0);
-    const Open& longest = open_[depth - 1];
-    if (longest.most_tokens > most) {
-      return error(StatusCode::kInvalidArgument,
-                   "shared_prefixes[%d]: expected <= %d tokens (kv_len - qo_len of request %d), "
-                   "got %d",
-                   longest.row, most, r, longest.most_tokens);
-    }
+    if (longest.most_tokens <= most) continue;
+    return error(StatusCode::kInvalidArgument,
+                 "shared_prefixes[%d]: expected <= %d tokens (kv_len - qo_len of request %d), "
+                 "got %d",
+                 longest.row, most, r, longest.most_tokens);
   }
   return {};
 }
@@ -121,6 +134,7 @@ void PrefixTree::reserve(const ScheduleShape& shape, int32_t max_batch_size) {
   prefixes_.resize(static_cast<std::size_t>(most_sharers_));
   const std::size_t requests = shape.shares_prefixes ? static_cast<std::size_t>(max_batch_size) : 0;
   prefix_of_.resize(requests);
+  readers_before_.resize(requests + 1);
   sharer_of_.resize(requests);
 }
 
@@ -145,6 +159,7 @@ void PrefixTree::build(const Batch& batch, std::span<const PrefixGroup> groups) 
   clear();
   if (most_sharers_ == 0 || groups.empty()) return;
   std::fill_n(prefix_of_.begin(), batch.batch_size, -1);
+  count_readers(batch);
   for (std::size_t i = 0; i < groups.size(); ++i) {
     const PrefixGroup& group = groups[i];
     const bool next_is_longer = i + 1 < groups.size() &&
@@ -153,28 +168,49 @@ void PrefixTree::build(const Batch& batch, std::span<const PrefixGroup> groups) 
     if (next_is_longer || group.num_requests < 2) continue;
     const int32_t end =
         std::min(group.num_tokens, kPrefixPosition) / shape_.tile_kv * shape_.tile_kv;
-    Run run;
-    for (int32_t r = group.first_request; r < end_of(group); ++r) {
-      const int32_t rows = rows_of(batch, r);
-      if (rows == 0) continue;
-      const int32_t parent = prefix_of(r);
-      const bool continues = run.num_readers > 0 && run.parent == parent;
-      if (rows > shape_.tile_q || (!continues && keys_before(parent) >= end)) {
-        share(std::exchange(run, {}), end);
-        continue;
-      }
-      if (!continues || run.num_rows + rows > shape_.tile_q) {
-        share(std::exchange(run, {}), end);
-        run.first_request = r;
-        run.parent = parent;
-      }
-      run.end = r + 1;
-      run.num_rows += rows;
-      ++run.num_readers;
-    }
-    share(run, end);
+    if (end > 0) share_group(batch, group, end);
   }
   number_readers(batch);
+}
+
+/// Shares the first `end` keys of a group, in runs that fit into a row tile.
+void PrefixTree::share_group(const Batch& batch, const PrefixGroup& group, int32_t end) {
+  Run run;
+  for (int32_t r = group.first_request; r < end_of(group);) {
+    const int32_t rows = rows_of(batch, r);
+    const int32_t parent = prefix_of(r);
+    if (rows == 0) {
+      ++r;
+    } else if (parent >= 0) {
+      // The requests of a prefix fit into a row tile, and those that the group has are one run: the
+      // groups before this one that have some of them have all of them.
+      share(std::exchange(run, {}), end);
+      const SharedPrefix& around = prefixes_[static_cast<std::size_t>(parent)];
+      const int32_t run_end = std::min(end_of(group), around.first_request + around.num_requests);
+      if (around.keys.end < end) share(run_of(batch, r, run_end, parent), end);
+      r = run_end;
+    } else {
+      if (run.num_rows + rows > shape_.tile_q) share(std::exchange(run, {}), end);
+      if (rows <= shape_.tile_q) {
+        if (run.num_rows == 0) run.first_request = r;
+        run.end = r + 1;
+        run.num_rows += rows;
+        ++run.num_readers;
+      }
+      ++r;
+    }
+  }
+  share(run, end);
+}
+
+/// The run of requests [first, end), where `first` is a reader.
+PrefixTree::Run PrefixTree::run_of(const Batch& batch, int32_t first, int32_t end,
+                                   int32_t parent) const {
+  while (rows_of(batch, end - 1) == 0) --end;
+  const int32_t num_tokens = batch.qo_indptr[end] - batch.qo_indptr[first];
+  const int32_t* readers_before = readers_before_.data();
+  return {first, end, num_tokens * shape_.group_size, readers_before[end] - readers_before[first],
+          parent};
 }
 
 /// Adds a prefix: the keys of `run` up to `end` are computed once, if that saves time.
@@ -231,14 +267,28 @@ void PrefixTree::share(const Run& run, int32_t end) {
   cached_cost_ += cached;
 }
 
+/// Counts the requests that have rows.
+void PrefixTree::count_readers(const Batch& batch) {
+  int32_t* const readers_before = readers_before_.data();
+  int32_t count = 0;
+  for (int32_t r = 0; r < batch.batch_size; ++r) {
+    readers_before[r] = count;
+    count += batch.qo_indptr[r + 1] > batch.qo_indptr[r] ? 1 : 0;
+  }
+  readers_before[batch.batch_size] = count;
+}
+
 void PrefixTree::number_readers(const Batch& batch) {
+  const int32_t* const prefix_of = prefix_of_.data();
+  int32_t* const sharer_of = sharer_of_.data();
   int32_t next = 0;
   for (int32_t r = 0; r < batch.batch_size; ++r) {
-    const bool reads = prefix_of(r) >= 0 && rows_of(batch, r) > 0;
-    sharer_of_[static_cast<std::size_t>(r)] = reads ? next++ : -1;
+    const bool reads = prefix_of[r] >= 0 && batch.qo_indptr[r + 1] > batch.qo_indptr[r];
+    sharer_of[r] = reads ? next : -1;
+    next += reads ? 1 : 0;
   }
   for (std::size_t i = 0; i < num_prefixes_; ++i) {
-    prefixes_[i].first_reader = sharer_of(prefixes_[i].first_request);
+    prefixes_[i].first_reader = sharer_of[prefixes_[i].first_request];
   }
 }
 

@@ -44,6 +44,8 @@ class PrefixGroups {
   };
 
   Status check_nesting(const Batch& batch, std::size_t size) noexcept;
+  static Status check_tokens(const Batch& batch, int32_t first, int32_t end,
+                             const Open& longest) noexcept;
 
   std::vector<PrefixGroup> groups_;
   std::vector<PrefixGroup> read_;
@@ -113,6 +115,9 @@ class PrefixTree {
   int32_t keys_before(int32_t prefix) const {
     return prefix < 0 ? 0 : prefixes_[static_cast<std::size_t>(prefix)].keys.end;
   }
+  void count_readers(const Batch& batch);
+  void share_group(const Batch& batch, const PrefixGroup& group, int32_t end);
+  Run run_of(const Batch& batch, int32_t first, int32_t end, int32_t parent) const;
   void share(const Run& run, int32_t end);
   void number_readers(const Batch& batch);
 
@@ -121,6 +126,7 @@ class PrefixTree {
   std::vector<SharedPrefix> prefixes_;
   std::vector<int32_t> prefix_of_;
   std::vector<int32_t> sharer_of_;
+  std::vector<int32_t> readers_before_;  // requests with rows before a request
   std::size_t num_prefixes_ = 0;
   int32_t num_requests_ = 0;
   int32_t num_rows_ = 0;  // of all sharers, for one kv head

@@ -77,22 +77,24 @@ class QueueFiller::Dealer {
   Dealer(QueueFiller& filler, int64_t capacity)
       : filler_(filler),
         loads_(filler.loads_.data()),
-        num_ctas_(filler.shape_.num_ctas),
+        last_cta_(filler.shape_.num_ctas - 1),
+        turn_(last_cta_),
         capacity_(capacity),
         dealt_(filler.dealt_.data()),
         left_(filler.left_.data()) {}
 
-  void deal(int32_t row_tile, int32_t head, int32_t num_heads) {
-    const int64_t cost = filler_.tiles_->row_tiles[row_tile].head_cost * num_heads;
-    int64_t& load = loads_[cta_];
-    if (load + cost <= capacity_) {
-      load += cost;
+  /// Deals heads [head, head + num_heads) of a row tile, which cost `head_cost` each.
+  void deal(int32_t row_tile, int32_t head, int32_t num_heads, int64_t head_cost) {
+    const int64_t load = loads_[cta_] + head_cost * num_heads;
+    if (load <= capacity_) {
+      loads_[cta_] = load;
       *dealt_++ = {row_tile, head, num_heads, cta_};
     } else {
       *left_++ = {row_tile, head, num_heads, -1};
     }
     // Turning round at both ends gives the lighter queues of a round the heavier of the next.
-    if (cta_ + direction_ < 0 || cta_ + direction_ == num_ctas_) {
+    if (cta_ == turn_) {
+      turn_ = last_cta_ - turn_;
       direction_ = -direction_;
     } else {
       cta_ += direction_;
@@ -105,7 +107,8 @@ class QueueFiller::Dealer {
  private:
   QueueFiller& filler_;
   int64_t* const loads_;
-  const int32_t num_ctas_;
+  const int32_t last_cta_;
+  int32_t turn_;  // the CTA at which the direction changes: the last or the first one
   const int64_t capacity_;
   Item* dealt_;
   Item* left_;
@@ -121,21 +124,23 @@ void QueueFiller::deal_items(int64_t share, int64_t capacity) {
     std::copy(loads_before_.begin(), loads_before_.end(), loads_.begin());
   }
   Dealer dealer(*this, capacity);
+  const RowTiles& row_tiles = tiles_->row_tiles;
   const int32_t num_heads = shape_.num_kv_heads;
   for (const RowTileGroup& group : tiles_->groups) {
     const int32_t at_once = heads_per_item(group, share);
     for (int32_t head = 0; head < num_heads; head += at_once) {
       // From the end: with a causal mask the last row tile is the longest.
       for (int32_t i = group.first + group.count - 1; i >= group.first; --i) {
-        dealer.deal(i, head, std::min(at_once, num_heads - head));
+        dealer.deal(i, head, std::min(at_once, num_heads - head), row_tiles[i].head_cost);
       }
     }
   }
   const int32_t of_sharer = heads_per_sharer();
   for (const int32_t i : tiles_->longest_first) {
-    const int32_t at_once = tiles_->row_tiles[i].sharer < 0 ? num_heads : of_sharer;
+    const RowTile& tile = row_tiles[i];
+    const int32_t at_once = tile.sharer < 0 ? num_heads : of_sharer;
     for (int32_t head = 0; head < num_heads; head += at_once) {
-      dealer.deal(i, head, std::min(at_once, num_heads - head));
+      dealer.deal(i, head, std::min(at_once, num_heads - head), tile.head_cost);
     }
   }
   num_dealt_ = dealer.num_dealt();

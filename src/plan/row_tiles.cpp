@@ -8,9 +8,29 @@
 namespace flashplan {
 namespace {
 
-/// The same as Mask::visible_to_queries(), for queries with ranges {begin, end} of their own.
-KeySpan visible_in_ranges(const ScheduleShape& shape, const int32_t* ranges, int32_t first,
-                          int32_t last, int32_t position, int32_t kv_len) {
+void write_segments(const Batch& batch, bool paged, Segment* segments) {
+  const int32_t* const qo = batch.qo_indptr;
+  const int32_t* const kv_lens = batch.kv_lens;
+  const auto segment = [&](int32_t r, int32_t kv_row) {
+    const int32_t qo_len = qo[r + 1] - qo[r];
+    return Segment{qo[r], qo_len, kv_lens[r] - qo_len, kv_row};
+  };
+  if (paged) {
+    for (int32_t r = 0; r < batch.batch_size; ++r) segments[r] = segment(r, r);
+    return;
+  }
+  int32_t kv_begin = 0;
+  for (int32_t r = 0; r < batch.batch_size; ++r) {
+    segments[r] = segment(r, batch.kv_indptr != nullptr ? batch.kv_indptr[r] : kv_begin);
+    kv_begin += kv_lens[r];
+  }
+}
+
+/// The same as Mask::visible_to_queries(), for queries with ranges {begin, end} of their own. Few
+/// batches have ranges: the others are planned faster if this is a function of its own.
+[[gnu::noinline]] KeySpan visible_in_ranges(const ScheduleShape& shape, const int32_t* ranges,
+                                            int32_t first, int32_t last, int32_t position,
+                                            int32_t kv_len) {
   KeySpan all = {kv_len, 0};
   for (int32_t query = first; query <= last; ++query) {
     const int32_t* range = ranges + 2 * int64_t{query};
@@ -23,6 +43,17 @@ KeySpan visible_in_ranges(const ScheduleShape& shape, const int32_t* ranges, int
   return begin < all.end ? KeySpan{begin, all.end} : KeySpan{0, 0};
 }
 
+/// The keys that queries `first` to `last` of a request see together, from the begin of a step on.
+KeySpan visible_keys(const ScheduleShape& shape, const Batch& batch, const Segment& request,
+                     int32_t first, int32_t last) {
+  const int32_t kv_len = request.position + request.qo_len;
+  if (batch.key_ranges == nullptr) {
+    return shape.mask.visible_to_queries(first, last, request.position, kv_len, shape.tile_kv);
+  }
+  const int32_t* const ranges = batch.key_ranges + 2 * int64_t{request.qo_begin};
+  return visible_in_ranges(shape, ranges, first, last, request.position, kv_len);
+}
+
 }  // namespace
 
 void RowTiles::reserve(const ScheduleShape& shape, int32_t max_requests, int32_t max_row_tiles) {
@@ -32,71 +63,67 @@ void RowTiles::reserve(const ScheduleShape& shape, int32_t max_requests, int32_t
   order_.resize(static_cast<std::size_t>(max_row_tiles));
 }
 
-void RowTiles::collect(const Batch& batch, const PrefixTree& prefixes, Segment* segments) {
-  // In locals: members would be read again after every tile that is written.
-  const ScheduleShape shape = shape_;
-  const int32_t queries_per_tile = shape.tile_q / shape.group_size;
-  const int32_t heads_per_tile = shape.tile_q % shape.group_size;
-  const Divisor of_step = make_divisor(shape.tile_kv);
-  const bool shares = !prefixes.empty();
-  RowTile* const tiles = tiles_.data();
-  RowTile* next = tiles;
-  std::size_t num_groups = 0;
-  int64_t total_cost = 0;
-  int64_t cost_of_readers = 0;
-  int64_t kv_cumulated = 0;
-  classes_.clear();
-  for (int32_t r = 0; r < batch.batch_size; ++r) {
-    const int32_t qo_begin = batch.qo_indptr[r];
-    const int32_t qo_len = batch.qo_indptr[r + 1] - qo_begin;
-    const int32_t kv_len = batch.kv_lens[r];
-    const int64_t kv_begin = batch.kv_indptr != nullptr ? batch.kv_indptr[r] : kv_cumulated;
-    const int32_t position = kv_len - qo_len;  // of query 0 among the keys
-    segments[r] = {qo_begin, qo_len, position, shape.paged ? r : static_cast<int32_t>(kv_begin)};
-    kv_cumulated += kv_len;
+/// What collect() reads and writes for each row tile. It is a local object, which stays in
+/// registers: members of RowTiles would be read again after every tile that is written.
+class RowTiles::Collector {
+ public:
+  explicit Collector(RowTiles& row_tiles)
+      : cost_(row_tiles.shape_.cost),
+        of_step_(make_divisor(row_tiles.shape_.tile_kv)),
+        classes_(&row_tiles.classes_),
+        next_(row_tiles.tiles_.data()) {}
 
-    const int32_t* const ranges =
-        batch.key_ranges != nullptr ? batch.key_ranges + 2 * int64_t{qo_begin} : nullptr;
-    const int32_t sharer = shares ? prefixes.sharer_of(r) : -1;
-    const int32_t num_rows = qo_len * shape.group_size;
-    // A division takes longer than the comparison, and most requests decode.
-    const int32_t num_tiles =
-        num_rows <= shape.tile_q ? std::min(num_rows, 1) : ceil_divide(num_rows, shape.tile_q);
-    const bool in_group = shape.item_steps > 0 && num_tiles > 1;
-    if (in_group) groups_[num_groups++] = {static_cast<int32_t>(next - tiles), num_tiles};
-    // The query and head of the first row of a tile advance by the same numbers: no division.
-    int32_t query = 0;
-    int32_t head = 0;
-    for (int32_t t = 0; t < num_tiles; ++t) {
-      const int32_t first_query = query;
-      query += queries_per_tile;
-      head += heads_per_tile;
-      if (head >= shape.group_size) {
-        head -= shape.group_size;
-        ++query;
-      }
-      const int32_t last_query = std::min(query - (head == 0 ? 1 : 0), qo_len - 1);
-      KeySpan keys =
-          ranges == nullptr
-              ? shape.mask.visible_to_queries(first_query, last_query, position, kv_len,
-                                              shape.tile_kv)
-              : visible_in_ranges(shape, ranges, first_query, last_query, position, kv_len);
+  /// Adds a row tile. `sharer`: the number of its request among the sharers, or -1.
+  void add(int32_t request, int32_t row_tile, int32_t rows, KeySpan keys, int32_t sharer,
+           bool in_group) {
+    const int32_t steps = ceil_divide(keys.end - keys.begin, of_step_);
+    int64_t cost = cost_.of_tile(rows) + steps * cost_.of_step(rows);
+    if (sharer >= 0) {
+      cost += cost_.of_write(rows) + cost_.of_merge();
+      cost_of_readers_ += cost;
+    }
+    const uint16_t cost_class = in_group ? CostClasses::kLast : CostClasses::of(cost);
+    classes_->add(cost_class);
+    total_cost_ += cost;
+    *next_++ = {cost, request, row_tile, keys, static_cast<uint16_t>(rows), cost_class, sharer};
+  }
+
+  RowTile* next() const { return next_; }
+  // Of one kv head:
+  int64_t total_cost() const { return total_cost_; }
+  int64_t cost_of_readers() const { return cost_of_readers_; }
+
+ private:
+  CostModel cost_;
+  Divisor of_step_;
+  CostClasses* classes_;
+  RowTile* next_;
+  int64_t total_cost_ = 0;
+  int64_t cost_of_readers_ = 0;
+};
+
+void RowTiles::collect(const Batch& batch, const PrefixTree& prefixes, Segment* segments) {
+  write_segments(batch, shape_.paged, segments);
+  const ScheduleShape shape = shape_;
+  const bool shares = !prefixes.empty();
+  classes_.clear();
+  num_groups_ = 0;
+  Collector collector(*this);
+  for (int32_t r = 0; r < batch.batch_size; ++r) {
+    const Segment request = segments[r];
+    const int32_t num_rows = request.qo_len * shape.group_size;
+    if (num_rows > shape.tile_q) {
+      collector = collect_tiles(batch, r, request, collector);
+    } else if (num_rows > 0) {
+      KeySpan keys = visible_keys(shape, batch, request, 0, request.qo_len - 1);
+      const int32_t sharer = shares ? prefixes.sharer_of(r) : -1;
       // The keys before are in prefixes, and seen by all of its rows.
       if (sharer >= 0) keys.begin = prefixes.first_own_key(r);
-      const int32_t rows = std::min(num_rows - t * shape.tile_q, shape.tile_q);
-      const int32_t steps = ceil_divide(keys.end - keys.begin, of_step);
-      int64_t cost = shape.cost.of_tile(rows) + steps * shape.cost.of_step(rows);
-      if (sharer >= 0) {
-        cost += shape.cost.of_write(rows) + shape.cost.of_merge();
-        cost_of_readers += cost;
-      }
-      const uint16_t cost_class = in_group ? CostClasses::kLast : CostClasses::of(cost);
-      classes_.add(cost_class);
-      total_cost += cost;
-      *next++ = {cost, r, t, keys, static_cast<uint16_t>(rows), cost_class, sharer};
+      collector.add(r, 0, num_rows, keys, sharer, false);
     }
   }
-  num_groups_ = num_groups;
+  RowTile* const tiles = tiles_.data();
+  RowTile* next = collector.next();
   first_prefix_ = static_cast<std::size_t>(next - tiles);
   num_prefixes_ = 0;
   cost_of_prefixes_ = 0;
@@ -109,8 +136,40 @@ void RowTiles::collect(const Batch& batch, const PrefixTree& prefixes, Segment* 
     num_prefixes_ = static_cast<std::size_t>(next - tiles) - first_prefix_;
     order_by_class(num_row_tiles, static_cast<int32_t>(next - tiles));
   }
-  cost_of_readers_ = cost_of_readers * shape.num_kv_heads;
-  total_cost_ = total_cost * shape.num_kv_heads + cost_of_prefixes_;
+  cost_of_readers_ = collector.cost_of_readers() * shape.num_kv_heads;
+  total_cost_ = collector.total_cost() * shape.num_kv_heads + cost_of_prefixes_;
+}
+
+/// Collects the row tiles of a request that has several, and returns `collector` after them. Such a
+/// request shares no prefix.
+RowTiles::Collector RowTiles::collect_tiles(const Batch& batch, int32_t request,
+                                            const Segment& segment, Collector collector) {
+  const ScheduleShape shape = shape_;
+  const int32_t queries_per_tile = shape.tile_q / shape.group_size;
+  const int32_t heads_per_tile = shape.tile_q % shape.group_size;
+  const int32_t num_rows = segment.qo_len * shape.group_size;
+  const int32_t num_tiles = ceil_divide(num_rows, shape.tile_q);
+  const bool in_group = shape.item_steps > 0;
+  if (in_group) {
+    groups_[num_groups_++] = {static_cast<int32_t>(collector.next() - tiles_.data()), num_tiles};
+  }
+  // The query and head of the first row of a tile advance by the same numbers: no division.
+  int32_t query = 0;
+  int32_t head = 0;
+  for (int32_t t = 0; t < num_tiles; ++t) {
+    const int32_t first_query = query;
+    query += queries_per_tile;
+    head += heads_per_tile;
+    if (head >= shape.group_size) {
+      head -= shape.group_size;
+      ++query;
+    }
+    const int32_t last_query = std::min(query - (head == 0 ? 1 : 0), segment.qo_len - 1);
+    const KeySpan keys = visible_keys(shape, batch, segment, first_query, last_query);
+    const int32_t rows = std::min(num_rows - t * shape.tile_q, shape.tile_q);
+    collector.add(request, t, rows, keys, -1, in_group);
+  }
+  return collector;
 }
 
 /// Writes those of prefixes from `next` on, and returns where they end.

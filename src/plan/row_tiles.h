@@ -62,6 +62,10 @@ class RowTiles {
   int64_t cost_of_sharers() const { return cost_of_prefixes_ + cost_of_readers_; }
 
  private:
+  class Collector;
+
+  Collector collect_tiles(const Batch& batch, int32_t request, const Segment& segment,
+                          Collector collector);
   RowTile* collect_prefixes(const Batch& batch, const PrefixTree& prefixes, Segment* segments,
                             RowTile* next);
   std::size_t order_by_class(int32_t first, int32_t end);

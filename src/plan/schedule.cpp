@@ -11,17 +11,25 @@
 namespace flashplan {
 namespace {
 
-/// Takes the pieces that are parts of splits, the first and the last one, and writes them to `to`.
-WorkTile* take_splits(std::span<const WorkTile>* pieces, WorkTile* to) {
-  if (!pieces->empty() && pieces->front().merge >= 0) {
-    *to++ = pieces->front();
-    *pieces = pieces->subspan(1);
-  }
-  if (!pieces->empty() && pieces->back().merge >= 0) {
-    *to++ = pieces->back();
-    *pieces = pieces->first(pieces->size() - 1);
-  }
-  return to;
+/// Writes the pieces of queue `cta` from tiles[next] on, parts of splits first, which are the first
+/// and the last piece: their merges then overlap with what is whole. Leaves room for the queue's
+/// whole items, after the pieces or before those that are no parts of splits. `next_whole` has the
+/// number of whole items of each queue, and gets the place of the first. Returns the place after
+/// all of them. It is inlined, because a queue has few pieces.
+[[gnu::always_inline]] inline int32_t write_pieces(const QueueFiller& filler, int32_t cta,
+                                                   bool whole_first, int32_t* next_whole,
+                                                   int32_t next, WorkTile* tiles) {
+  const std::span<const WorkTile> pieces = filler.cutter().pieces_of(cta);
+  const WorkTile* piece = pieces.data();
+  const WorkTile* end = piece + pieces.size();
+  if (piece < end && piece->merge >= 0) tiles[next++] = *piece++;
+  if (piece < end && end[-1].merge >= 0) tiles[next++] = *--end;
+  const auto num_pieces = static_cast<int32_t>(end - piece);
+  const int32_t num_whole = next_whole[cta];
+  next_whole[cta] = whole_first ? next : next + num_pieces;
+  WorkTile* to = tiles + (whole_first ? next + num_whole : next);
+  while (piece < end) *to++ = *piece++;
+  return next + num_pieces + num_whole;
 }
 
 /// Writes the merge of each head, given that of head 0, and returns where the next go. In parts of
@@ -97,12 +105,12 @@ void Scheduler::make(const Batch& batch, std::span<const PrefixGroup> groups,
   schedule_batch(batch);
   if (prefixes_.empty()) return;
   // Less work in larger tiles may still take longer, where they can not be divided among all CTAs.
-  const int64_t with = modelled_time(batch);
+  const int64_t with = modelled_time();
   if (with <= (schedule_.total_cost + schedule_.saved_cost) / shape_.num_ctas) return;
   const int64_t cached = prefixes_.cached_cost() / shape_.num_ctas;
   prefixes_.clear();
   schedule_batch(batch);
-  if (modelled_time(batch) - cached <= with) return;
+  if (modelled_time() - cached <= with) return;
   prefixes_.build(batch, groups);
   schedule_batch(batch);
 }
@@ -170,17 +178,17 @@ std::span<const int64_t> Scheduler::loads_of_prefixes() {
 }
 
 /// The predicted time of the CTA that ends last.
-int64_t Scheduler::modelled_time(const Batch& batch) {
+int64_t Scheduler::modelled_time() {
   const std::span<const int64_t> ends = filler_.loads();
   const int64_t longest = *std::max_element(ends.begin(), ends.end());
   if (!has_prefixes_first()) return longest;
   // One merge more: the last CTA may merge rows of which another CTA has the work tile.
-  return longest + (most_early_readers(batch) + 1) * shape_.cost.of_merge();
+  return longest + (most_early_readers() + 1) * shape_.cost.of_merge();
 }
 
 /// How many requests, at most, the CTA that ends a prefix merges: those whose work tiles end before
 /// all prefixes do.
-int32_t Scheduler::most_early_readers(const Batch& batch) {
+int32_t Scheduler::most_early_readers() {
   const int32_t num_heads = shape_.num_kv_heads;
   const std::span<const int64_t> loads = prefix_filler_.loads();
   const int64_t prefixes_end = *std::max_element(loads.begin(), loads.end());
@@ -189,9 +197,9 @@ int32_t Scheduler::most_early_readers(const Batch& batch) {
   std::fill(early.begin(), early.end(), 0);
   for (std::size_t c = 0; c < loads.size(); ++c) {
     int64_t time = loads[c];
-    for (int32_t i = schedule_.cta_indptr[c]; i < schedule_.cta_indptr[c + 1]; ++i) {
+    // The queue's whole prefixes are written, so what follows them is the first tile of a request.
+    for (int32_t i = next_whole_prefix_[c]; i < schedule_.cta_indptr[c + 1]; ++i) {
       const WorkTile& tile = memory_.tiles[i];
-      if (tile.segment >= batch.batch_size) continue;  // a prefix, which `time` has already
       time += cost_of(tile);
       if (time >= prefixes_end) break;
       const int32_t prefix = prefixes_.prefix_of(tile.segment);
@@ -258,29 +266,28 @@ void Scheduler::write_sharing_merges(const Batch& batch) {
   }
 }
 
-/// Writes the pieces of queue `cta`, parts of splits first: their merges then overlap with what is
-/// whole. Leaves room for its whole items, after the pieces or before those that are no parts of
-/// splits. `next_whole` has the number of whole items, and gets the place of the first.
-WorkTile* Scheduler::write_pieces(const QueueFiller& filler, int32_t cta, bool whole_first,
-                                  int32_t* next_whole, WorkTile* next) const {
-  std::span<const WorkTile> pieces = filler.cutter().pieces_of(cta);
-  next = take_splits(&pieces, next);
-  const auto num_pieces = static_cast<int32_t>(pieces.size());
-  const auto begin = static_cast<int32_t>(next - memory_.tiles);
-  const int32_t count = *next_whole;
-  *next_whole = whole_first ? begin : begin + num_pieces;
-  next += whole_first ? count : 0;
-  for (const WorkTile& piece : pieces) *next++ = piece;  // a few: a call would cost more
-  return next + (whole_first ? 0 : count);
-}
-
-void Scheduler::write_whole(const Item& item, int32_t* next_whole) const {
-  const RowTile& t = row_tiles_[item.row_tile];
-  const int32_t merge =
-      t.sharer < 0 ? -1 : sharing_.first + t.sharer * shape_.num_kv_heads + item.head;
-  const int32_t row = merge < 0 ? -1 : memory_.merges[merge].first_partial_row;
-  memory_.tiles[next_whole[item.cta]++] = {t.segment,    t.row_tile, item.head, item.num_heads,
-                                           t.keys.begin, t.keys.end, row,       merge};
+/// Writes the whole items for which `selects` is true to their places, which `next_whole` has for
+/// each queue.
+template <class Selects>
+void Scheduler::write_whole(std::span<const Item> items, int32_t* next_whole,
+                            Selects selects) const {
+  // In locals: members would be read again after every tile that is written.
+  WorkTile* const tiles = memory_.tiles;
+  const Merge* const merges = memory_.merges;
+  const int32_t first_merge = sharing_.first;
+  const int32_t num_heads = shape_.num_kv_heads;
+  for (const Item& item : items) {
+    const RowTile& t = row_tiles_[item.row_tile];
+    if (!selects(item, t)) continue;
+    int32_t merge = -1;
+    int32_t row = -1;
+    if (t.sharer >= 0) {
+      merge = first_merge + t.sharer * num_heads + item.head;
+      row = merges[merge].first_partial_row;
+    }
+    tiles[next_whole[item.cta]++] = {t.segment,    t.row_tile, item.head, item.num_heads,
+                                     t.keys.begin, t.keys.end, row,       merge};
+  }
 }
 
 /// Where a batch has prompts and decodes, every other queue has its prompts first, the others have
@@ -297,25 +304,31 @@ void Scheduler::write_queues() {
   int32_t* const next_whole_prefix = next_whole_prefix_.data();
   count_whole(filler_, next_whole);
   if (has_prefixes) count_whole(prefix_filler_, next_whole_prefix);
-  WorkTile* next = memory_.tiles;
+  WorkTile* const tiles = memory_.tiles;
+  int32_t next = 0;
   for (int32_t c = 0; c < shape_.num_ctas; ++c) {
-    if (has_prefixes) next = write_pieces(prefix_filler_, c, false, next_whole_prefix + c, next);
-    next = write_pieces(filler_, c, prompts_first(c), next_whole + c, next);
-    schedule_.cta_indptr[static_cast<std::size_t>(c) + 1] =
-        static_cast<int32_t>(next - memory_.tiles);
-  }
-  if (has_prefixes) {
-    for (const Item& item : prefix_filler_.whole()) write_whole(item, next_whole_prefix);
-  }
-  for (int pass = 0; pass < (mixed ? 2 : 1); ++pass) {
-    for (const Item& item : filler_.whole()) {
-      const bool in_group = row_tiles_[item.row_tile].in_group();
-      if (mixed && (in_group == prompts_first(item.cta)) == (pass == 1)) continue;
-      write_whole(item, next_whole);
+    if (has_prefixes) {
+      next = write_pieces(prefix_filler_, c, false, next_whole_prefix, next, tiles);
     }
+    next = write_pieces(filler_, c, prompts_first(c), next_whole, next, tiles);
+    schedule_.cta_indptr[static_cast<std::size_t>(c) + 1] = next;
+  }
+  const auto all = [](const Item&, const RowTile&) { return true; };
+  if (has_prefixes) write_whole(prefix_filler_.whole(), next_whole_prefix, all);
+  if (mixed) {
+    const auto is_early = [&](const Item& item, const RowTile& tile) {
+      return tile.in_group() == prompts_first(item.cta);
+    };
+    const auto is_late = [&](const Item& item, const RowTile& tile) {
+      return !is_early(item, tile);
+    };
+    write_whole(filler_.whole(), next_whole, is_early);
+    write_whole(filler_.whole(), next_whole, is_late);
+  } else {
+    write_whole(filler_.whole(), next_whole, all);
   }
   const Cutter& cutter = filler_.cutter();
-  schedule_.tiles = {memory_.tiles, next};
+  schedule_.tiles = {tiles, static_cast<std::size_t>(next)};
   schedule_.first_merge = cutter.first_merge();
   schedule_.merges = {memory_.merges + schedule_.first_merge,
                       static_cast<std::size_t>(max_merges_ - schedule_.first_merge)};

@@ -94,15 +94,14 @@ class Scheduler {
   void schedule_batch(const Batch& batch);
   void divide();
   std::span<const int64_t> loads_of_prefixes();
-  int64_t modelled_time(const Batch& batch);
-  int32_t most_early_readers(const Batch& batch);
+  int64_t modelled_time();
+  int32_t most_early_readers();
   int64_t cost_of(const WorkTile& tile) const;
   bool has_prefixes_first() const { return shape_.prefixes_first() && !prefixes_.empty(); }
   void write_sharing_merges(const Batch& batch);
   void write_queues();
-  WorkTile* write_pieces(const QueueFiller& filler, int32_t cta, bool whole_first,
-                         int32_t* next_whole, WorkTile* next) const;
-  void write_whole(const Item& item, int32_t* next_whole) const;
+  template <class Selects>
+  void write_whole(std::span<const Item> items, int32_t* next_whole, Selects selects) const;
 
   ScheduleShape shape_;
   ScheduleMemory memory_;
