@@ -122,6 +122,13 @@ std::vector<WorkTileTuple> work_tiles(const PyPlan& plan) {
   return tuples;
 }
 
+std::string repr(const PyPlan& plan) {
+  const ScheduleView schedule = plan.planned().schedule();
+  return "<Plan of " + std::to_string(schedule.num_tokens) + " query tokens in " +
+         std::to_string(schedule.num_ctas) + " queues of " + plan.planned().kernel_name() +
+         "; describe() tells more>";
+}
+
 std::string repr_html(const PyPlan& plan) {
   return "<div><pre>" + plan.planned().describe() + "</pre>" + plan.planned().timeline_svg() +
          "</div>";
@@ -148,6 +155,7 @@ void bind_plan(nb::module_& m) {
       .def(
           "describe", [](const PyPlan& p) { return p.planned().describe(); },
           "The schedule as text: totals, then the first queues.")
+      .def("__repr__", &repr)
       .def("_repr_html_", &repr_html)
       .def("__reduce_ex__", &refuse_copy)
       .def_prop_ro("options", [](const PyPlan& p) { return p.get().options(); })

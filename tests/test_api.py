@@ -207,6 +207,8 @@ def test_report_for_bugs():
         "CUDA_VISIBLE_DEVICES: (empty)",
     ):
         assert line in lines
+    usage = subprocess.check_output([sys.executable, "-m", "flashplan", "--help"], text=True)
+    assert usage.startswith("usage: python -m flashplan ") and "bug report" in usage
 
 
 def test_num_threads():

@@ -21,6 +21,10 @@ def test_describe_names_what_a_person_asks_for():
     assert re.search(rf"\b{len(DECODE['qo_lens'])} requests\b", text)
     assert re.search(rf"\b{len(plan.work_tiles)} work tiles\b", text)
     assert max(map(len, text.splitlines())) <= 100
+    tokens = sum(DECODE["qo_lens"])
+    assert repr(plan).startswith(
+        f"<Plan of {tokens} query tokens in 3 queues of {plan.kernel_name};"
+    )
 
 
 class _Html(html.parser.HTMLParser):

@@ -28,6 +28,7 @@ THAT_RUN = ("docs/snippets/", "examples/", "include/flashplan/", "tests/cpp/cons
 PUBLIC = {name: getattr(fp, name) for name in fp.__all__} | {
     "Attention.plan": fp.Attention.plan,
     "Attention.run": fp.Attention.run,
+    "Attention.bind": fp.Attention.bind,
 }
 # Exceptions, and what says everything in its first line.
 WITHOUT_EXAMPLE = {"CudaError", "UnsupportedError", "get_num_threads", "set_num_threads"}

@@ -72,6 +72,16 @@ def test_scene_is_valid():
     scene.penalties()
 
 
+def test_limit_of_dimensions_is_named_where_it_is_exceeded():
+    with pytest.raises(ValueError, match=r"^logits: expected shape \(\*, >=1\), got \(8\)$"):
+        fp.sample(zeros(8))
+    many = np.broadcast_to(zeros(1, 1), (2**31, 1))
+    with pytest.raises(
+        ValueError, match=r"^logits: .* \(<=2147483647, >=1\), got \(2147483648, 1\)$"
+    ):
+        fp.softmax(many, out=zeros(1, 1))
+
+
 def test_unknown_keyword_is_refused():
     with pytest.raises(TypeError, match="sliding_window"):
         Scene().attention(sliding_window=3)

@@ -274,6 +274,20 @@ def test_wrong_arguments_are_refused(jax, calls, small):
     assert same_bits([calls.run(attn, q, k, v, block_table=TABLE)], [expected])
 
 
+def test_variants_may_have_scalars_and_no_tensors(jax, calls):
+    q, k, v = np.ones((1, 4, 8), np.float32), *np.ones((2, 3, 2, 8), np.float32)
+    options = {"page_size": None, "q_dtype": "float32", "device": "cpu"}
+    attn = fp.Attention(4, 2, 8, variant=fp.variants.sink_tokens(1, window=0), **options)
+    attn.plan([0, 1], [3])
+    assert same_bits([calls.run(attn, q, k, v)], [attn.run(q, k, v)])
+    attn = fp.Attention(4, 2, 8, variant=fp.variants.alibi, **options)
+    attn.plan([0, 1], [3])
+    with pytest.raises(
+        fp.UnsupportedError, match=r"^attn: expected a variant without tensors, got "
+    ):
+        calls.run(attn, q, k, v)
+
+
 def test_calls_that_are_not_of_this_package(jax, calls, small):
     """Arrays and attributes may be missing, or of another type."""
     attn, q, (k, v) = small

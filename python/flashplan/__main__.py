@@ -1,6 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""python -m flashplan: what a bug report should say, as `key: value` lines."""
+"""Prints what a bug report should say, as `key: value` lines: the version, what was built, the
+machine, the frameworks that are installed, and the variables of the environment that count.
 
+python -m flashplan.bench measures attention.
+"""
+
+import argparse
 import os
 import pathlib
 import platform
@@ -31,4 +36,9 @@ def report() -> Iterator[str]:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(
+        prog="python -m flashplan",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    ).parse_args()
     print("\n".join(report()))

@@ -181,6 +181,8 @@ class Plan:
     def describe(self) -> str:
         """The schedule as text: totals, then the first queues."""
 
+    def __repr__(self) -> str: ...
+
     def __reduce_ex__(self, protocol: SupportsIndex, /) -> NoReturn:
         """Refused: a copy would share what it points to."""
 

@@ -28,36 +28,38 @@ from flashplan.variant import Variant, packed_arguments
 class Attention:
     """Attention of ragged query batches over a paged or ragged KV cache.
 
-    Implements the system of the FlashInfer paper: the KV cache is a block-sparse matrix whose
-    column blocks are pages, partial results are attention states (o, lse), and a scheduler on the
-    host divides the work of each step evenly (Algorithm 1).
+    Make one object for all layers that have the same options. Call plan() once per step with the
+    lengths of the requests, and run() once per layer with the tensors.
 
     Args:
         num_qo_heads, num_kv_heads: number of heads of q and o, and of k and v. num_qo_heads is a
             multiple of num_kv_heads (grouped-query attention).
-        head_dim: elements of a head in q, k, v and o; a pair (qk, vo) where q and k have another
-            number than v and o.
+        head_dim: elements of a head in q, k, v and o; a pair (qk, vo) if q and k have another
+            number than v and o. On a GPU at most 256.
         page_size: tokens per page of the cache; None if k and v are ragged tensors.
-        q_dtype: "float32", "float16" or "bfloat16", or a framework's dtype of that name.
+        q_dtype: "float16" or "bfloat16", on the CPU also "float32"; or a framework's dtype of that
+            name.
         kv_dtype: dtype of k and v: that of q (default), "float8_e4m3fn" or "float8_e5m2".
-        o_dtype: dtype of o: that of q (default), or another one that q may have.
+        o_dtype: "float32", "float16" or "bfloat16"; default: that of q.
         causal: key j is visible to query i iff j <= i + kv_len - qo_len (bottom-right aligned).
-        window_left: key j is visible iff j >= i + kv_len - qo_len - window_left; -1: all.
+        window_left: key j is visible iff j >= i + kv_len - qo_len - window_left; -1: no window. A
+            window of W tokens that counts the query's own is window_left = W - 1.
         custom_mask: each run() takes a mask of bits, which hides further keys; see `pack_mask`.
         softmax_scale: multiplies q.k; a normal float32 > 0; default: 1 / sqrt(head_dim_qk).
         softcap: logits become softcap * tanh(logits / softcap); a normal float32 > 0, or 0 to turn
             this off.
-        variant: an attention of your own; see `Variant`. It is compiled here, which takes seconds
-            once: the result is kept in FLASHPLAN_CACHE_DIR (~/.cache/flashplan). On the CPU by the
-            machine's C++ compiler ($CXX, c++).
+        variant: an attention of your own; see `Variant`. It is compiled here: for the CPU by the
+            machine's C++ compiler ($CXX, c++), for a GPU by NVRTC. This takes seconds once; the
+            result is kept in FLASHPLAN_CACHE_DIR (~/.cache/flashplan).
         rope: queries and keys are rotated by their positions as they are read: the cache holds keys
             before rotation. Key j has position j, query i of a request kv_len - qo_len + i. When
-            pages are taken out of a request, those behind them get new positions, as StreamingLLM
+            pages are removed from a page table, those after them get new positions, as StreamingLLM
             needs it. Shared prefixes are checked and not used. On a GPU keys have the dtype of q,
             and NVRTC compiles the kernel here, as it does for a variant.
         kv_layout: "NHD", pages [page_size, num_kv_heads, head_dim], or "HND".
         max_batch_size, max_qo_tokens: the most requests and rows of q that a plan() may have. All
-            buffers are allocated for these bounds, once.
+            buffers are allocated for these bounds, once. On Hopper GPUs an object for decodes alone
+            is faster if both are equal.
         device: `"cuda:<index>"` or `"cpu"`, or a framework's device; default: the first GPU, or the
             CPU where there is none.
         workspace: contiguous memory on the device (a NumPy, PyTorch or CuPy tensor of any dtype),
@@ -68,7 +70,8 @@ class Attention:
             most simply by using one stream.
         num_ctas: number of work queues; default: as many CTAs as the GPU runs at once, or four
             queues per processor on the CPU.
-        batch_invariant: a request's results are bit-equal whatever its neighbours and num_ctas.
+        batch_invariant: the bits of a request's results do not depend on the other requests of the
+            batch or on num_ctas.
 
     One thread at a time may use an object; a second one gets a RuntimeError. Objects can not be
     copied or pickled: make another one with the same options.
@@ -77,14 +80,14 @@ class Attention:
     cudaStream_t) or an object with `__cuda_stream__`, .ptr (CuPy) or .cuda_stream (PyTorch).
     Without `stream`, run() uses the current stream of q's framework. plan() uses the current stream
     of the framework of the last run(); before the first run(), that of PyTorch if it is imported,
-    else that of CuPy. JAX has no current stream: there both use a stream of the library, and run()
-    returns when its work is done. The streams of plan() and run() may differ: run() always waits
-    for the plan. Tensors of PyTorch and CuPy must be ready on the stream of the call; the call
-    waits for JAX arrays.
+    else that of CuPy. JAX has no current stream: with its arrays both use a stream of the library,
+    and run() returns when its work is done. The streams of plan() and run() may differ: the work of
+    run() always waits for the plan. Tensors of PyTorch and CuPy must be ready on the stream of the
+    call; the call waits for JAX arrays.
 
     A captured run() (torch.cuda.graph, CuPy's capture) computes, when it is replayed, whatever was
-    planned last, so one graph serves every batch. You must order each replay after its plan() and
-    before the next plan(): use one stream for both.
+    planned last, so one graph serves every batch. Each replay must come after its plan() and before
+    the next plan(): use one stream for both.
 
     Raises:
         ValueError, TypeError: an option is out of range or of the wrong type, or the variant does
@@ -186,11 +189,11 @@ class Attention:
         mask_begin: Lengths | None = None,
         stream: Stream | None = None,
     ) -> _core.Plan:
-        """Schedules one step. No synchronisation, no allocation.
+        """Schedules one step on the host. Allocates nothing, and does not wait for the GPU.
 
         Args:
             qo_indptr: [batch_size + 1], begins with 0, ascends: request r has rows qo_indptr[r] to
-                qo_indptr[r + 1] - 1 of q.
+                qo_indptr[r + 1] - 1 of q, possibly none.
             kv_lens: [batch_size]: number of keys of each request, with the keys of this step.
             kv_indptr: [batch_size + 1], ragged k and v only: the row of k and v at which each
                 request begins; default: the running sum of kv_lens.
@@ -201,20 +204,20 @@ class Attention:
                 prefix are read once for all of its requests, at the place of the first request's
                 keys; results are the same up to rounding. Page tables need no change.
                 `find_shared_prefixes` finds prefixes, and describe() of the plan says which of them
-                are used. With a window and in batch-invariant plans prefixes are checked but not
-                used.
+                are used. With a sliding window, a variant, `rope` or batch_invariant they are
+                checked but not used.
             mask_begin: [batch_size] >= 0, with custom_mask only: the key of each request that bit 0
                 of its mask stands for; default: kv_len - qo_len, the position of its first query,
                 where the keys of a draft tree begin.
-            stream: where the schedule is copied to the GPU; see the class. plan() does not wait
-                for the GPU unless four earlier copies are still under way. None on the CPU.
+            stream: where the schedule is copied to the GPU; see the class. plan() waits only if
+                four earlier copies are still under way. None on the CPU.
 
         Lengths are lists of ints (prefixes: of rows), NumPy arrays or other tensors on the host, of
         any integer dtype.
 
         Returns:
-            The current plan, to look at. It has describe(), kernel_name and work_tiles, and draws
-            its queues in notebooks. The next plan() changes it.
+            The current plan, to be looked at: it has describe(), kernel_name and work_tiles, and
+            notebooks show it as a picture. The next plan() changes it.
 
         Raises:
             ValueError: a length or a shared prefix is out of range or over the bounds.
@@ -326,13 +329,13 @@ class Attention:
         pdl: bool = False,
         **variant_arguments: Tensor | float,
     ) -> Any:
-        """Runs the planned attention. A row with no visible key gets o = 0, lse = -inf; with sinks,
-        lse is its sink.
+        """Runs the planned attention on the tensors of a layer.
 
-        NaN and infinity raise no error. A visible logit of NaN or +inf (with softcap: of NaN)
-        makes lse and all of o NaN in its row, and so does a sink of NaN or +inf; a visible value of
-        NaN makes its dim of o NaN. A logit of -inf gives its key the weight 0; lse = -inf where all
-        weights are 0.
+        A row with no visible key gets o = 0 and lse = -inf; with sinks, lse is its sink. NaN and
+        infinity raise no error. A visible logit of NaN or +inf (with softcap: of NaN) makes lse and
+        all of o NaN in its row, and so does a sink of NaN or +inf; a visible value of NaN makes its
+        dim of o NaN. A logit of -inf gives its key the weight 0; lse = -inf where all weights are
+        0.
 
         Args:
             q: [tokens, num_qo_heads, head_dim_qk]; may have more rows than were planned.
@@ -353,11 +356,11 @@ class Attention:
                 key_range, which belongs to the planned lengths.
             mask: [tokens, words] uint32, with custom_mask: bit j % 32 of word j // 32 of row t says
                 whether query t sees key mask_begin + j of its request. All queries see the keys
-                before mask_begin. causal and window_left hide keys besides.
-            sinks: [num_qo_heads] float32 on the device: a logit for each query head that stands for
-                no key. exp(sink) is added to the denominator of the softmax of each row, and lse
-                includes it; -inf adds nothing. softmax_scale and softcap do not apply to it. Of
-                results that `merge_states` is to merge, only one may have been given the sinks.
+                before mask_begin. causal and window_left hide further keys.
+            sinks: [num_qo_heads] float32 on the device: attention sinks, a logit for each query
+                head that belongs to no key. exp(sink) is added to the denominator of the softmax of
+                each row, and lse includes it; -inf adds nothing. softmax_scale and softcap do not
+                apply to it. Of states that `merge_states` merges, only one may include sinks.
             out: [tokens, num_qo_heads, head_dim_vo]: where o is written; default: a new tensor in
                 q's framework, on its current stream.
             lse: [tokens, num_qo_heads] float32: where the log-sum-exp of the logits is written
@@ -366,12 +369,12 @@ class Attention:
             k_scale, v_scale: real key = k_scale * stored key. A number, or a float32 tensor on the
                 device, [1] or [num_kv_heads], which the kernels read: a captured run reads it when
                 it is replayed, and on a GPU its values are not checked. A tensor without dimensions
-                is one of [1] on a GPU and a number on the host.
+                is taken as one of [1] on a GPU, and as a number on the host.
             stream: where the work goes; see the class. None on the CPU.
             pdl: programmatic dependent launch, on GPUs of compute capability 9.0 and later: the
                 kernel may begin while the one before it in the stream ends, which hides the latency
                 of its launch. Results are the same: tensors are read and written only when all
-                kernels before it have ended. A captured graph keeps it.
+                kernels before it have ended. Captured graphs keep it.
             variant_arguments: the tensors of the variant, contiguous and of the dtypes that it
                 names, and those of its scalars that differ from their defaults. A captured run
                 keeps the values of the scalars.
@@ -494,20 +497,20 @@ class Attention:
     ) -> Any:
         """Prepares a run() on tensors that stay the same from step to step.
 
-        What run() finds out about its tensors at each call, bind() finds out once. So a call of the
-        result takes less time on the host. For the rest it does what run() does with these
-        arguments: on the current plan, which may be a later one than that of bind(), on the values
-        that the tensors have then, with the same checks. A call may be captured into a CUDA graph.
+        bind() imports the tensors once, where run() imports them at each call. So a call of the
+        result takes less time on the host. Otherwise it does what run() does with these arguments:
+        it executes the plan that is current at the call, on the values that the tensors have then,
+        with the same checks. A call may be captured into a CUDA graph.
 
-        Args: those of run(), without `stream`, which each call takes: `call(stream=None)`.
+        Args: those of run() except `stream`, which each call takes: `call(stream=None)`.
 
         The tensors are kept alive, and the memory that they have now is used: do not resize them.
-        Make them for the bounds: a call is refused if the current plan needs larger ones. Rows of
-        `out` and `lse` behind the queries of the plan are not written.
+        Make them as large as the bounds: a call is refused if the current plan needs larger ones.
+        Rows of `out` and `lse` after those of the plan are not written.
 
         Returns:
-            A function. It returns what run() returns, the same tensors at each call. Those that are
-            not given are made here, with as many rows as q has.
+            A function. It returns what run() returns, the same tensors at each call. Outputs that
+            are not given are made here, with as many rows as q has.
 
         Raises:
             RuntimeError, ValueError, TypeError: as run(); what depends on the plan is raised by the

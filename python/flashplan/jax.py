@@ -153,19 +153,22 @@ def run(
 
     Args:
         attn: keep it alive as long as functions that were compiled with it may run. They must run
-            on its device.
-        The rest as in `Attention.run`, but for out, lse and stream.
+            on its device. Its variant, if any, has no tensors; its scalars have their defaults.
+        The rest as in `Attention.run`, but for out, lse, stream and pdl.
 
     Returns:
-        o, or (o, lse), of as many rows as q: shapes must not depend on the plan. Rows behind those
-        that were planned are not written and have any values.
+        o, or (o, lse), of as many rows as q: shapes must not depend on the plan. Rows after those
+        that were planned are not written; their values are arbitrary.
 
     Raises:
         ValueError: q has another shape than `attn` was made for.
-        UnsupportedError: a gradient is asked for.
+        UnsupportedError: a gradient is asked for, or the variant has tensors.
         jax.errors.JaxRuntimeError, ValueError: an array disagrees with the plan; raised by JAX once
             the call has run. The text is that of `Attention.run`.
     """
+    if attn._variant is not None and attn._variant._tensors:
+        names = ", ".join(attn._variant._tensors)
+        raise _core.UnsupportedError(f"attn: expected a variant without tensors, got {names}")
     num_heads, head_dim = attn._o_heads_and_dim
     num_tokens = _shape("q", q, (None, num_heads, None))[0]
     outputs: list[_Output] = [((num_tokens, num_heads, head_dim), attn._o_dtype)]
@@ -209,7 +212,7 @@ def append_paged_kv(
     Args:
         k_cache, v_cache: written in place if they are donated arguments of the compiled function
             (`jax.jit(..., donate_argnums=...)`); otherwise they are copied first.
-        The rest as in `flashplan.append_paged_kv`, but for slot_mapping and stream.
+        The rest as in `flashplan.append_paged_kv`, but for slot_mapping, kv_dtype and stream.
 
     Returns:
         (k_cache, v_cache) with the new tokens.

@@ -18,7 +18,7 @@ def pack_mask(bools: Any) -> npt.NDArray[np.uint32]:
             requests with fewer keys are padded with any value.
 
     Returns:
-        [tokens, ceil(keys / 32)] uint32, a NumPy array. Bits behind the last key are 0. For a
+        [tokens, ceil(keys / 32)] uint32, a NumPy array. Bits after the last key are 0. For a
         GPU copy it there, with torch.from_numpy(words).cuda() for example.
 
     Raises:

@@ -22,18 +22,18 @@ def merge_states(
     lse: TensorT | None = None,
     stream: Stream | None = None,
 ) -> tuple[TensorT, TensorT]:
-    """Merges attention states over disjoint keys: the operator of FlashInfer, section 2.2.
+    """Merges attention states: (o, lse) of the same queries over different keys.
 
     An lse of NaN or +inf makes lse and all of o NaN in its row; NaN or infinity in o makes its dim
     NaN or infinite.
 
     Args:
         o_a, o_b: [tokens, heads, dim] float32, float16 or bfloat16 (also as uint16 memory).
-        lse_a, lse_b: [tokens, heads] float32, natural logarithm; -inf says that a
-            state has no keys, and its o is ignored.
+        lse_a, lse_b: [tokens, heads] float32, natural logarithm; -inf says that a state has no
+            keys, and its o is ignored.
             Instead of two states, o_a [n, tokens, heads, dim] and lse_a [n, tokens, heads] may be n
             stacked states, at most 2^20.
-        out, lse: where the result is written: one of the states, or memory that none of them has;
+        out, lse: where the result is written: one of the states, or memory apart from them;
             default: new tensors in o_a's framework.
         stream: as in `Attention`; default: the current one of o_a's framework. None on the CPU.
 
@@ -91,10 +91,11 @@ def append_paged_kv(
         indptr: [batch_size + 1] int32; kv_lens: [batch_size] int32, after the append.
         block_table, or page_indptr and page_indices: as in `Attention.run`.
         slot_mapping: [at most tokens] int64, instead of indptr, kv_lens and a page table:
-            page * page_size + row in page, or -1 to skip a token. Slots must differ. On a GPU,
-            tokens with a slot outside the caches are skipped too.
+            page * page_size + row in page, or -1 to skip a token. No two tokens may have the same
+            slot. On a GPU, tokens with a slot outside of the caches are skipped too.
         kv_dtype: what a cache of uint8 or uint16 stores; default: uint16 stores bfloat16.
-        k_scale, v_scale: stored key = key / k_scale in float32, saturating in 8-bit formats.
+        k_scale, v_scale: stored key = key / k_scale, computed in float32. In 8-bit formats, values
+            that are too large become the largest one.
         stream: as in `Attention`; default: the current one of k_cache's framework. None on the
             CPU.
 

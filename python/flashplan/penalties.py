@@ -26,8 +26,8 @@ def apply_penalties(
     Args:
         logits: [batch, vocab] float32, float16 or bfloat16 (also as uint16 memory), rows at any
             stride, written.
-        history: [batch, max_len] int32 or int64: the tokens of each request. Those that occur
-            several times count as often. On a GPU, tokens outside of the vocabulary are skipped.
+        history: [batch, max_len] int32 or int64: the tokens of each request, repeated ones as often
+            as they occurred. On a GPU, tokens outside of the vocabulary are skipped.
         history_lens: [batch] int32: how many entries of each row of history count.
         repetition: finite, > 0; default: 1.
         presence, frequency: finite; default: 0.

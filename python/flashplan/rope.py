@@ -11,7 +11,10 @@ from flashplan.values import to_bool, to_float, to_int
 
 @dataclasses.dataclass(frozen=True)
 class Rope:
-    """Rotates pair i of rotary_dim / 2 by position * theta^(-2 i / rotary_dim) radians, as scaled.
+    """Rotary position embedding: which dims of a head turn, and how fast.
+
+    Pair i of the rotary_dim / 2 pairs turns by position * theta^(-2 i / rotary_dim) radians,
+    changed by `scaling`.
 
     Args:
         theta: > 1.
@@ -19,10 +22,10 @@ class Rope:
         rotary_dim: how many dims of a head are rotated, the first ones: even, at most 512; default:
             all.
         interleaved: pairs are dims (2 i, 2 i + 1) instead of (i, i + rotary_dim / 2).
-        scaling: "linear" divides all frequencies by `scale`; "llama3" (Llama 3.1) those of
-            wavelengths near original_length and above it; "yarn" (Peng et al., 2023) those of few
-            rotations in original_length.
-        original_length: positions that the model was first trained on; "llama3", "yarn".
+        scaling: "linear" divides all frequencies by `scale`; "llama3" (Llama 3.1) only those of
+            wavelengths near original_length and above it; "yarn" (Peng et al., 2023) only those
+            that make few rotations in original_length.
+        original_length: "llama3", "yarn": number of positions that the model was first trained on.
         low_freq_factor, high_freq_factor: "llama3": wavelengths above original_length /
             low_freq_factor are scaled, below original_length / high_freq_factor they are not.
         beta_fast, beta_slow: "yarn": dims of fewer rotations than beta_slow are scaled, of more

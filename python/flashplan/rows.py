@@ -110,9 +110,9 @@ def silu_and_mul(
         x: [..., 2 d] float32, float16 or bfloat16 (also as uint16 memory), of 1 to 4 dimensions
             with rows at any strides.
         out: [..., d], written; default: a new tensor in x's framework.
-        out_dtype: x's, float8_e4m3fn or float8_e5m2, which saturate; default: x's. It also says
-            what an `out` of uint8 stores.
-        scale: a normal float > 0.
+        out_dtype: x's, float8_e4m3fn or float8_e5m2; default: x's. In 8-bit formats, values that
+            are too large become the largest one. It also says what an `out` of uint8 stores.
+        scale: divides the result; a normal float > 0.
         stream: as in `Attention`; default: the current one of x's framework. None on the CPU.
 
     Raises:

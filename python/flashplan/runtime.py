@@ -6,12 +6,15 @@ from flashplan.values import to_int
 
 
 def set_num_threads(num_threads: int) -> None:
-    """Threads that run() uses on the CPU, the caller's included. Results do not depend on it."""
+    """Sets how many threads run() uses on the CPU, the caller's included.
+
+    Results do not depend on it. The default is the number of processors that the process may use.
+    """
     _core.set_num_threads(to_int("num_threads", num_threads))
 
 
 def get_num_threads() -> int:
-    """Threads that run() uses on the CPU."""
+    """How many threads run() uses on the CPU, the caller's included."""
     return _core.get_num_threads()
 
 

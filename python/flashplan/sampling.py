@@ -63,13 +63,14 @@ def sample(
         logits: [batch, vocab] float32, float16 or bfloat16 (also as uint16 memory), rows at any
             stride.
         temperature: float32 >= 0; 0 takes the largest logit; default: 1.
-        top_k: int32 >= 1: keeps the top_k largest logits; default: all.
+        top_k: int32 >= 1: keeps the top_k largest logits; default: all. A number that is not less
+            than the vocabulary keeps all.
         top_p: float32 in (0, 1]: keeps the fewest largest probabilities with a sum >= top_p;
             default: 1.
         min_p: float32 in [0, 1]: keeps probabilities >= min_p * the largest one; default: 0.
-        seed: an int64: request i draws from stream i of its random numbers; or a tensor with a seed
-            for each request, so that the place of a request in the batch does not matter.
-        offset: an int64, or a tensor of them; give each token of a request another one.
+        seed: an int64, from which each row of the batch draws other random numbers; or an int64
+            tensor with a seed for each request, whose tokens then do not depend on its row.
+        offset: an int64, or a tensor of them: give another one for each token of a request.
         from_probs: whether `logits` holds probabilities; then temperature must be None, 0 or 1.
         logit_bias: float32 [vocab] or [batch, vocab], added to the logits.
         return_logprobs: also return the logarithms of the tokens' probabilities under the filtered

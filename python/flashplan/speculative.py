@@ -22,7 +22,7 @@ def speculative_verify(
     status: Any = None,
     stream: Any = None,
 ) -> tuple[Any, Any]:
-    """Accepts drafts so that the tokens are distributed exactly as the large model's.
+    """Verifies drafts of a small model; the tokens have exactly the large model's distribution.
 
     A draft x that was drawn from q is accepted with probability min(1, p(x) / q(x)); if it is not,
     p becomes max(p - q, 0), normalised, and the next draft of the same parent has its turn. Where

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention and appending as operators of PyTorch, for torch.compile, torch.export and CUDA graphs.
 
-The functions take what those of the package take, and run on torch's current stream. `plan()` stays
-outside of what is compiled: once per step, before the compiled function is called. A compiled
-function does not depend on the plan, so it serves every batch.
+The functions have the arguments of those in the package except `stream`: they run on torch's
+current stream. Call `plan()` outside of the compiled function: once per step, before the compiled
+function is called. A compiled function does not depend on the plan, so it serves every batch.
 
 Examples:
     >>> attn = fp.Attention(8, 2, 64, page_size=None, q_dtype="float32", device="cpu")
@@ -208,7 +208,7 @@ def run(
 
     Returns:
         o, or (o, lse), of as many rows as q, because shapes must not depend on the plan. Rows
-        behind those that were planned are not written.
+        after those that were planned are not written.
 
     Raises:
         What `Attention.run` raises.

@@ -27,16 +27,17 @@ class Variant:
     `Attention(..., variant=)` compiles them into the kernel, and keeps the result on disk. Each
     body is a text of C++ statements that return a value. A body that is not given changes nothing:
 
-    - query, key, value, output: of an element `float x` at `int request, token, head, dim` to the
-      element. x of k and v is what is stored, before k_scale and v_scale; of o what is returned.
-      head is a query head in query and output, else a kv head.
-    - logits: of `float x`, which is softmax_scale * k_scale * q.k, at `int request, query, key,
-      qo_head, kv_head, qo_len, kv_len` to the logit. Not together with softcap.
-    - mask: the same without x, to a bool: whether the query sees the key. causal, window_left and
-      custom_mask hold besides. Keys that it hides are read all the same, but for key_range.
+    - query, key, value, output: take an element `float x` at `int request, token, head, dim` and
+      return the new element. For key and value, x is what is stored, before k_scale and v_scale;
+      for output, it is what would be returned. head is a query head in query and output, a kv head
+      in key and value.
+    - logits: takes `float x`, which is softmax_scale * k_scale * q.k, at `int request, query, key,
+      qo_head, kv_head, qo_len, kv_len` and returns the logit. Not together with softcap.
+    - mask: takes the same without x and returns a bool: whether the query sees the key. causal,
+      window_left and custom_mask hide keys too. Hidden keys are still read, except for key_range.
 
-    `query`, `key` and `token` are positions in the cache: query i of a request stands at
-    kv_len - qo_len + i, of the real kv_len (`run(kv_lens=)`). Bodies of query, key, value and
+    `query`, `key` and `token` are positions in the request: query i has position
+    kv_len - qo_len + i, with the real kv_len (`run(kv_lens=)`). Bodies of query, key, value and
     logits are also called for keys that a mask hides.
 
     exp, exp2, log, log2, tanh, sqrt, rsqrt, pow, sin, cos, erf, floor, ceil (of float), abs, min,
@@ -50,8 +51,8 @@ class Variant:
         query, key, value, output, logits, mask: bodies.
         softmax: False: weights are the logits themselves, those of masked keys 0. There is no lse.
         tensors: names and dtypes ("float32", "int32", "int64", "uint32") of up to 8 tensors that
-            run() is given as keyword arguments. A body reads `name[i]`: a pointer to contiguous
-            elements; their number is yours to keep.
+            run() is given as keyword arguments. They are contiguous, and a body reads `name[i]`.
+            Nothing checks that i is inside.
         scalars: names and defaults of up to 8 float32 that run() may be given.
         key_range: which keys each query may see, so that plan() skips the others: a function that
             plan() calls with three int64 arrays [tokens], `request, query, kv_len` of each query,
@@ -200,8 +201,8 @@ def _remade(arguments: dict[str, Any]) -> Variant:
 
 def _refuse_unknown(names: Any, known: tuple[str, ...]) -> None:
     name = sorted(names)[0]
-    of_variant = f"{', '.join(known)} of the variant" if known else "it has no variant with others"
-    raise TypeError(f"{name}: expected an argument of run() ({of_variant}), got an unknown one")
+    or_of_variant = f" or of the variant ({', '.join(known)})" if known else ""
+    raise TypeError(f"{name}: expected an argument of run(){or_of_variant}, got an unknown name")
 
 
 def _check_text(argument: str, text: object) -> None:

@@ -32,14 +32,14 @@ sigmoid = Variant(
 
 
 def sink_tokens(n: int, window: int = 1023) -> Variant:
-    """StreamingLLM's mask (Xiao et al., 2024): the first n keys, and a window behind each query.
+    """StreamingLLM's mask (Xiao et al., 2024): the first n keys, and a window before each query.
 
-    The keys between are hidden, not skipped: a key_range is one interval.
+    The keys between are hidden, not skipped, since a key_range is one interval.
 
     Args:
-        n: keys from the begin of a request that every query sees, within causality.
-        window: so many keys before its own are what a query sees besides. Both numbers may be given
-            to run() too, as `first` and `window`: no code depends on them.
+        n: number of keys at the begin of a request that every query sees.
+        window: number of keys before its own that a query also sees. run() may be given other
+            values of both, as `first` and `window`, without compiling again.
     """
     first, window = to_int("n", n), to_int("window", window)
     for argument, number in (("n", first), ("window", window)):

@@ -18,11 +18,16 @@ class ShapeText {
     if (view.rank > kMaxRank) append("... of rank %lld", view.rank);
     close();
   }
-  explicit ShapeText(std::span<const Dim> shape) {
-    for (const Dim& dim : shape) {
+  /// What was expected. A limit of 2^31 is only worth a word where `got` exceeds it.
+  ShapeText(std::span<const Dim> shape, const TensorView& got) {
+    const bool has_rank = got.rank == static_cast<int32_t>(shape.size());
+    for (size_t d = 0; d < shape.size(); ++d) {
+      const Dim& dim = shape[d];
+      const bool is_limited =
+          dim.most < INT32_MAX || (dim.most == INT32_MAX && has_rank && got.shape[d] > dim.most);
       if (dim.least == dim.most) {
         append("%lld", static_cast<long long>(dim.least));
-      } else if (dim.most != INT64_MAX) {
+      } else if (is_limited) {
         append("<=%lld", static_cast<long long>(dim.most));
       } else {
         append(dim.least == 0 ? "*" : ">=%lld", static_cast<long long>(dim.least));
@@ -81,7 +86,7 @@ Status check_shape(const TensorArgument& argument, std::span<const Dim> shape) n
   }
   if (!fits) {
     return error(StatusCode::kInvalidArgument, "%s: expected shape %s, got %s", argument.name,
-                 ShapeText(shape).c_str(), ShapeText(view).c_str());
+                 ShapeText(shape, view).c_str(), ShapeText(view).c_str());
   }
   if (is_plain(argument)) return {};
   FLASHPLAN_RETURN_IF_ERROR(check_memory(argument));

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures attention with the installed package and prints the rates, beside what the machine can
-do at best. On a GPU it takes PyTorch, which makes the tensors.
+"""Measures attention with the installed package: the time of typical batches, and their rates
+beside the best that this machine can do. On a GPU it needs PyTorch.
 
 python -m flashplan.bench
 python -m flashplan.bench --device cpu --only decode
@@ -210,8 +210,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--device", help="cpu or cuda:<index>; default: the first GPU, or the CPU")
-    parser.add_argument("--only", default="", help="rows whose name contains this")
-    parser.add_argument("--repeats", type=int, default=10, help="calls of each row")
+    parser.add_argument("--only", default="", help="measure only rows whose name contains this")
+    parser.add_argument("--repeats", type=int, default=10, help="calls of each row; default: 10")
     args = parser.parse_args(arguments)
     if args.repeats < 1:
         parser.error(f"--repeats: expected >= 1, got {args.repeats}")
