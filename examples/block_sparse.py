@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Block-sparse attention is a page table: rows of a BSR mask, page lists of each head, Quest.
 
-A block-sparse row (BSR) mask has blocks of R queries x C keys. With pages of C keys a block row is
+A block-sparse row (BSR) mask has blocks of R queries x C keys. With pages of C keys, a block row is
 a request whose pages are its nonzero blocks: indptr and indices of the mask are page_indptr and
-page_indices. No key is copied, and causal=False, since a block that is there is there as a whole.
+page_indices. No key is copied. causal=False, since all of a nonzero block is visible.
 """
 
 import numpy as np

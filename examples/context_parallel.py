@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Context parallelism: each rank has a part of the keys of every request, and all queries.
+"""Context parallelism: each rank has some of the keys of every request, and all queries.
 
-A rank computes the attention state (o, lse) of its keys; states of all ranks are gathered and
-merged. What travels does not grow with the context: per rank and layer
-num_tokens * num_qo_heads * (head_dim * bytes of o + 4), to each of the others.
+A rank computes the attention states (o, lse) over its keys; the states of all ranks are gathered
+and merged. What is sent does not grow with the context: in each layer, a rank sends
+num_tokens * num_qo_heads * (head_dim * bytes of o + 4) bytes to each of the others.
 """
 
 import torch

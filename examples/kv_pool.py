@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pool of KV cache pages, counted references, and an index of prefixes that pages hold."""
+"""A pool of KV cache pages, with reference counts and an index of the prefixes that pages hold."""
 
 from collections.abc import Sequence
 from typing import Any

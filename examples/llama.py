@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The forward pass of a small Llama. Norms, rotations and activations are flashplan's, products of
-matrices the array module's. Where keys and values live is the caller's business: `forward` hands
-each layer's q, k and v to an `attend` function.
+"""The forward pass of a small Llama. flashplan computes norms, rotations and activations, and the
+array module multiplies matrices. The caller decides where keys and values are kept: `forward` gives
+each layer's q, k and v to its `attend` function.
 
-It is written once for NumPy, CuPy and PyTorch, in what the three have in common.
+The code uses only what NumPy, CuPy and PyTorch have in common.
 """
 
 from collections.abc import Callable, Sequence

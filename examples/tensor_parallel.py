@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensor parallelism: each rank has a part of the kv heads, and the query heads of these.
+"""Tensor parallelism: each rank has some of the kv heads, and the query heads that use them.
 
-Attention itself sends nothing. Here the outputs are gathered, to be compared; a model multiplies
-them by its rank's rows of the output projection instead, and adds up the products of all ranks.
+Attention itself sends nothing. Here the outputs are gathered only to be compared; a model
+multiplies them by its rank's rows of the output projection instead, and adds up the products of all
+ranks.
 """
 
 import torch
