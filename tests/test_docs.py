@@ -17,6 +17,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
 SNIPPETS = sorted((ROOT / "docs" / "snippets").glob("*.py"))
 FRAMEWORK = {
+    "backend": "torch",
     "fp8_cache": "torch",
     "torch_compile": "torch",
     "jax_arrays": "jax",
