@@ -1,21 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Penalties of tokens that have occurred."""
 
-from typing import Any
-
 from flashplan import _core
 from flashplan.sampling import penalty
+from flashplan.types import Stream, Tensor
 
 
 def apply_penalties(
-    logits: Any,
-    history: Any,
-    history_lens: Any,
-    repetition: Any = None,
-    presence: Any = None,
-    frequency: Any = None,
+    logits: Tensor,
+    history: Tensor,
+    history_lens: Tensor,
+    repetition: float | Tensor | None = None,
+    presence: float | Tensor | None = None,
+    frequency: float | Tensor | None = None,
     *,
-    stream: Any = None,
+    stream: Stream | None = None,
 ) -> None:
     """Changes the logits of tokens that have occurred, in place.
 

@@ -2,10 +2,10 @@
 """Rotary position embedding."""
 
 import dataclasses
-from typing import Any
 
 from flashplan import _core
 from flashplan.outputs import given_or_new
+from flashplan.types import Stream, Tensor, TensorT
 from flashplan.values import to_bool, to_float, to_int
 
 
@@ -80,15 +80,15 @@ class Rope:
 
 
 def apply_rope(
-    q: Any,
-    k: Any,
-    positions: Any,
+    q: TensorT,
+    k: TensorT,
+    positions: Tensor,
     rope: Rope,
     *,
-    out_q: Any = None,
-    out_k: Any = None,
-    stream: Any = None,
-) -> tuple[Any, Any]:
+    out_q: TensorT | None = None,
+    out_k: TensorT | None = None,
+    stream: Stream | None = None,
+) -> tuple[TensorT, TensorT]:
     """Rotates the queries and keys of tokens by their positions, in float32.
 
     Args:
@@ -114,7 +114,7 @@ def apply_rope(
     """
     if not isinstance(rope, Rope):
         raise TypeError(f"rope: expected a Rope, got {type(rope).__name__}")
-    out_q, finish_q = given_or_new(out_q, q)
-    out_k, finish_k = given_or_new(out_k, k)
-    _core.apply_rope(q, k, positions, rope._native, out_q, out_k, stream)
-    return finish_q(out_q), finish_k(out_k)
+    rotated_q, finish_q = given_or_new(out_q, q)
+    rotated_k, finish_k = given_or_new(out_k, k)
+    _core.apply_rope(q, k, positions, rope._native, rotated_q, rotated_k, stream)
+    return finish_q(rotated_q), finish_k(rotated_k)

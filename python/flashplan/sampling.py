@@ -5,10 +5,20 @@ from typing import Any
 
 from flashplan import _core
 from flashplan.outputs import given_or_new, shape_of
+from flashplan.types import Stream, Tensor
 from flashplan.values import to_bool, to_float, to_int
 
+# Results have the framework of the logits but dtypes of their own, which types of arrays include:
+# so they are Any.
 
-def softmax(logits: Any, temperature: Any = None, out: Any = None, *, stream: Any = None) -> Any:
+
+def softmax(
+    logits: Tensor,
+    temperature: float | Tensor | None = None,
+    out: Tensor | None = None,
+    *,
+    stream: Stream | None = None,
+) -> Any:
     """softmax(logits / temperature) of each row, in float32.
 
     Args:
@@ -30,27 +40,27 @@ def softmax(logits: Any, temperature: Any = None, out: Any = None, *, stream: An
         [[0.5, 0.5]]
     """
     parameter = _parameter("temperature", temperature, 1.0, to_float)
-    out, finish = given_or_new(out, logits, dtype="float32")
-    _core.softmax(logits, parameter, out, stream)
-    return finish(out)
+    probs, finish = given_or_new(out, logits, dtype="float32")
+    _core.softmax(logits, parameter, probs, stream)
+    return finish(probs)
 
 
 def sample(
-    logits: Any,
+    logits: Tensor,
     *,
-    temperature: Any = None,
-    top_k: Any = None,
-    top_p: Any = None,
-    min_p: Any = None,
-    seed: Any = 0,
-    offset: Any = 0,
+    temperature: float | Tensor | None = None,
+    top_k: int | Tensor | None = None,
+    top_p: float | Tensor | None = None,
+    min_p: float | Tensor | None = None,
+    seed: int | Tensor = 0,
+    offset: int | Tensor = 0,
     from_probs: bool = False,
-    logit_bias: Any = None,
+    logit_bias: Tensor | None = None,
     return_logprobs: bool = False,
-    out: Any = None,
-    logprobs: Any = None,
-    status: Any = None,
-    stream: Any = None,
+    out: Tensor | None = None,
+    logprobs: Tensor | None = None,
+    status: Tensor | None = None,
+    stream: Stream | None = None,
 ) -> Any:
     """Draws a token from each row of logits.
 
@@ -107,14 +117,13 @@ def sample(
     probs = to_bool("from_probs", from_probs)
     with_logprobs = to_bool("return_logprobs", return_logprobs) or logprobs is not None
     batch = shape_of(logits)[:1]
-    out, finish = given_or_new(out, logits, batch, "int32")
-    finish_logprobs = finish
-    if with_logprobs:
-        logprobs, finish_logprobs = given_or_new(logprobs, logits, batch, "float32")
-    _core.sample(logits, *parameters, probs, logit_bias, out, logprobs, status, stream)
+    ids, finish = given_or_new(out, logits, batch, "int32")
     if not with_logprobs:
-        return finish(out)
-    return finish(out), finish_logprobs(logprobs)
+        _core.sample(logits, *parameters, probs, logit_bias, ids, None, status, stream)
+        return finish(ids)
+    logs, finish_logs = given_or_new(logprobs, logits, batch, "float32")
+    _core.sample(logits, *parameters, probs, logit_bias, ids, logs, status, stream)
+    return finish(ids), finish_logs(logs)
 
 
 def _parameter(name: str, value: Any, default: Any, convert: Any) -> Any:

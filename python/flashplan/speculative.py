@@ -6,21 +6,22 @@ from typing import Any
 from flashplan import _core
 from flashplan.outputs import given_or_new, shape_of
 from flashplan.sampling import random_number
+from flashplan.types import Stream, Tensor
 
 
 def speculative_verify(
-    draft_tokens: Any,
-    draft_probs: Any,
-    target_probs: Any,
+    draft_tokens: Tensor,
+    draft_probs: Tensor,
+    target_probs: Tensor,
     *,
-    draft_parents: Any = None,
-    seed: Any = 0,
-    offset: Any = 0,
-    out: Any = None,
-    num_accepted: Any = None,
-    nodes: Any = None,
-    status: Any = None,
-    stream: Any = None,
+    draft_parents: Tensor | None = None,
+    seed: int | Tensor = 0,
+    offset: int | Tensor = 0,
+    out: Tensor | None = None,
+    num_accepted: Tensor | None = None,
+    nodes: Tensor | None = None,
+    status: Tensor | None = None,
+    stream: Stream | None = None,
 ) -> tuple[Any, Any]:
     """Verifies drafts of a small model; the tokens have exactly the large model's distribution.
 
@@ -65,18 +66,18 @@ def speculative_verify(
     """
     parameters = (random_number("seed", seed), random_number("offset", offset))
     batch, *rows = shape_of(target_probs)[:2]
-    out, finish = given_or_new(out, target_probs, (batch, *rows), "int32")
-    num_accepted, finish_count = given_or_new(num_accepted, target_probs, (batch,), "int32")
+    tokens, finish = given_or_new(out, target_probs, (batch, *rows), "int32")
+    counts, finish_counts = given_or_new(num_accepted, target_probs, (batch,), "int32")
     _core.speculative_verify(
         draft_tokens,
         draft_probs,
         target_probs,
         draft_parents,
         *parameters,
-        out,
-        num_accepted,
+        tokens,
+        counts,
         nodes,
         status,
         stream,
     )
-    return finish(out), finish_count(num_accepted)
+    return finish(tokens), finish_counts(counts)
