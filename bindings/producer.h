@@ -86,8 +86,8 @@ class DlpackImport {
     template <class Managed>
     void operator()(Managed* managed) const {
       if (managed->deleter == nullptr) return;
-      // Objects that hold tensors may be deleted while an exception is set, which must not be set
-      // where the deleter runs Python code.
+      // This may run while a Python exception is set. A deleter that is Python code would take that
+      // exception for its own, so the exception is put aside until the deleter returns.
       std::optional<nb::error_scope> apart;
       if (PyErr_Occurred() != nullptr) apart.emplace();
       managed->deleter(managed);

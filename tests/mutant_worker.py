@@ -68,7 +68,7 @@ FIRST = {
     "python/flashplan/variant": ["pytest:test_variants test_variant_descriptions"],
     "python": ["pytest:test_errors test_api"],
 }
-# Then these steps run for those that no step noticed, the fastest first.
+# Mutants that survive the steps of their file run through these, the fastest steps first.
 QUICK = [
     "ctest:test_(aliasing|append_merge|memory_checks|run_status|select_kernel|status|tensor_checks)",
     "ctest:test_(thread_pool|workspace_layout)",

@@ -151,6 +151,6 @@ def test_memory_is_constant(work):
         "    print(resident() - before)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    # The heap may grow once for another reason; a leak is in each round.
+    # A leak makes memory grow in each round. The heap may grow in one of them for other reasons.
     grown = min(map(int, done.stdout.split())) * os.sysconf("SC_PAGE_SIZE")
     assert grown < 1 << 19

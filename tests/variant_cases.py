@@ -88,7 +88,7 @@ VARIANTS = {
         },
         _element_arguments,
     ),
-    # Without changed keys and values, which the sm90 kernels do not serve.
+    # Only bodies that the sm90 kernels serve: those of keys and values they leave to sm80.
     "ends": VariantCase(
         fp.Variant(
             "ends",

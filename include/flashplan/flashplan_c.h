@@ -140,7 +140,8 @@ FLASHPLAN_API void flashplan_variant_description_init(flashplan_variant_descript
 typedef struct flashplan_variant flashplan_variant;
 
 // Writes a new variant to `variant`, or NULL after an error. The caller destroys it. It holds
-// copies of all texts and lists. It is compiled by each flashplan_plan_create that gets it.
+// copies of all texts and lists. Each call of flashplan_plan_create with it compiles it, or takes
+// the compiled code from the cache.
 FLASHPLAN_API flashplan_status
 flashplan_variant_create(const flashplan_variant_description* description,
                          flashplan_variant** variant, char* message) FLASHPLAN_NOEXCEPT;

@@ -105,7 +105,8 @@ inline unsigned __reduce_max_sync(unsigned /*mask*/, unsigned value) {
   return static_cast<unsigned>(*std::max_element(values, values + 32));
 }
 
-// Of shared memory: the fibers of a CTA run one at a time.
+// Plain arithmetic is atomic here, because the fibers of a CTA run one at a time. These serve
+// shared memory, which no other CTA accesses.
 inline uint32_t atomicAdd(uint32_t* to, uint32_t value) {
   const uint32_t before = *to;
   *to += value;

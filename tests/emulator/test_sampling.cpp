@@ -238,7 +238,8 @@ TEST(dtypes_and_biases) {
   }
 }
 
-/// On a GPU without clusters one CTA has the whole row, which is too long for its shared memory.
+/// A GPU below compute capability 9.0 has no clusters: one CTA processes a row, and reads it
+/// several times because its shared memory does not hold it.
 TEST(rows_that_are_not_held) {
   cuda::emulated_facts.major = 8;
   const Rows rows = hard_rows(20'003, 6);

@@ -165,7 +165,8 @@ TEST(requests) {
   CHECK(accepted > 20);
 }
 
-/// On a GPU without clusters one CTA has the whole row, which is too long for its shared memory.
+/// A GPU below compute capability 9.0 has no clusters: one CTA processes a row, and reads it
+/// several times because its shared memory does not hold it.
 TEST(rows_that_are_not_held) {
   cuda::emulated_facts.major = 8;
   for (const bool has_tree : {false, true}) {

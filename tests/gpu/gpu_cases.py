@@ -181,8 +181,8 @@ LARGER += [
     for dim in (128, 256)
 ]
 
-# Rotations in every body: of whole rows and parts, by chunks and by elements, of queries in stages
-# and in a buffer of their own, of several heads, in splits and chunks.
+# RoPE in the bodies for few, some and many rows: all dims of a head or a part of them, in chunks of
+# 8 dims or one by one, several kv heads in a work tile, split requests, and states of key chunks.
 LARGER += [
     Case(qo, kv, rope=rope, num_qo_heads=8, num_kv_heads=kv_heads, head_dim=dim, **options)
     for qo, kv, kv_heads, options in (
