@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The documentation: its code is part of files that run, its pictures are those that are drawn."""
 
+import ast
 import doctest
 import inspect
 import pathlib
@@ -92,6 +93,28 @@ def run_examples(what, **names):
     assert test.examples, f"{what}: expected an example in the docstring"
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
     assert runner.run(test).failed == 0
+
+
+def docstrings():
+    """Of everything public in the package, also of what imports a framework."""
+    for path in sorted((ROOT / "python" / "flashplan").glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            is_named = isinstance(node, ast.ClassDef | ast.FunctionDef)
+            if is_named and not node.name.startswith("_") and ast.get_docstring(node):
+                yield f"{path.stem}.{node.name}", ast.get_docstring(node)
+
+
+def test_sections_of_docstrings_are_understood():
+    """The generator of the reference drops what has another form, and Markdown changes < and >."""
+    for name, text in docstrings():
+        for section, body in re.findall(r"^(\w+):\n((?:(?:    .*)?\n?)+)", text, re.MULTILINE):
+            entries = [line for line in body.splitlines() if re.match(r"    \S", line)]
+            if section in ("Args", "Raises"):
+                for line in entries:
+                    assert re.match(r"    [\w., ]+: (?![>#-])", line), f"{name}: {line}"
+            if section == "Returns":
+                assert not re.search(r"\w: ", body.split(".")[0]), f"{name}: {body}"
+        assert not re.search(r"<\w+>", re.sub(r"`[^`]*`", "", text)), name
 
 
 @pytest.mark.parametrize("name", [name for name in PUBLIC if name not in WITHOUT_EXAMPLE])

@@ -216,14 +216,15 @@ class Attention:
         any integer dtype.
 
         Returns:
-            The current plan, to be looked at: it has describe(), kernel_name and work_tiles, and
-            notebooks show it as a picture. The next plan() changes it.
+            The current plan. It has describe(), kernel_name and work_tiles, and notebooks show it
+            as a picture. The next plan() changes it.
+
+        If plan() raises, the last plan stays valid.
 
         Raises:
             ValueError: a length or a shared prefix is out of range or over the bounds.
             TypeError: an argument has other elements than integers, or is not on the host.
             RuntimeError: `stream` is being captured into a CUDA graph.
-            After any of these errors the last plan stays valid.
 
         Examples:
             >>> attn = fp.Attention(8, 2, 64, q_dtype="float32", device="cpu")

@@ -154,11 +154,12 @@ def run(
     Args:
         attn: keep it alive as long as functions that were compiled with it may run. They must run
             on its device. Its variant, if any, has no tensors; its scalars have their defaults.
-        The rest as in `Attention.run`, but for out, lse, stream and pdl.
+
+    The other arguments are those of `Attention.run`; there is no out, lse, stream or pdl.
 
     Returns:
-        o, or (o, lse), of as many rows as q: shapes must not depend on the plan. Rows after those
-        that were planned are not written; their values are arbitrary.
+        o, or (o, lse), of as many rows as q, because shapes must not depend on the plan. Rows after
+        those that were planned are not written; their values are arbitrary.
 
     Raises:
         ValueError: q has another shape than `attn` was made for.
@@ -212,7 +213,9 @@ def append_paged_kv(
     Args:
         k_cache, v_cache: written in place if they are donated arguments of the compiled function
             (`jax.jit(..., donate_argnums=...)`); otherwise they are copied first.
-        The rest as in `flashplan.append_paged_kv`, but for slot_mapping, kv_dtype and stream.
+
+    The other arguments are those of `flashplan.append_paged_kv`; there is no slot_mapping, kv_dtype
+    or stream.
 
     Returns:
         (k_cache, v_cache) with the new tokens.

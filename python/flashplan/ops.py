@@ -88,8 +88,10 @@ def append_paged_kv(
     Args:
         k, v: [tokens, num_kv_heads, head_dim], ragged by indptr.
         k_cache, v_cache: pages in `kv_layout`, written; k's dtype or an 8-bit float.
-        indptr: [batch_size + 1] int32; kv_lens: [batch_size] int32, after the append.
-        block_table, or page_indptr and page_indices: as in `Attention.run`.
+        indptr: [batch_size + 1] int32: row indptr[r] of k and v is the first one of request r.
+        kv_lens: [batch_size] int32: the length of each request after the append.
+        block_table: the page table, as in `Attention.run`, or
+        page_indptr, page_indices: the same as CSR.
         slot_mapping: [at most tokens] int64, instead of indptr, kv_lens and a page table:
             page * page_size + row in page, or -1 to skip a token. No two tokens may have the same
             slot. On a GPU, tokens with a slot outside of the caches are skipped too.
@@ -168,7 +170,8 @@ def rope_append_paged_kv(
         rope: which dims turn, and how fast.
         out_q: shaped like q, written; q itself, or memory apart from all arguments; default: a new
             tensor in q's framework. Rows that belong to no request are not written.
-        The rest as in `append_paged_kv`.
+
+    The other arguments are those of `append_paged_kv`.
 
     Returns:
         q, rotated.

@@ -17,8 +17,8 @@ class Rope:
     changed by `scaling`.
 
     Args:
-        theta: > 1.
-        scale: > 0: how many times longer the context is than the model was first trained on.
+        theta: base of the angles; above 1.
+        scale: above 0: how many times longer the context is than the model was first trained on.
         rotary_dim: how many dims of a head are rotated, the first ones: even, at most 512; default:
             all.
         interleaved: pairs are dims (2 i, 2 i + 1) instead of (i, i + rotary_dim / 2).

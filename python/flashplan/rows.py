@@ -55,7 +55,9 @@ def add_rmsnorm(
     """In place: residual += x, rounded to its dtype; then x = rmsnorm(residual).
 
     Args:
-        x, residual: [..., n], written; the rest as in `rmsnorm`.
+        x, residual: [..., n], written.
+
+    The other arguments are those of `rmsnorm`.
 
     Raises:
         ValueError, TypeError: a tensor is malformed, or two share memory. Nothing was written.
@@ -81,7 +83,9 @@ def layernorm(
     """(x - mean) / sqrt(variance + eps) * weight + bias, over the last dimension.
 
     Args:
-        bias: [n] of x's dtype, or None; the rest as in `rmsnorm`.
+        bias: [n] of x's dtype, or None.
+
+    The other arguments are those of `rmsnorm`.
 
     Raises:
         ValueError, TypeError: a tensor is malformed. Nothing was written.

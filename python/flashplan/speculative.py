@@ -39,8 +39,8 @@ def speculative_verify(
             smaller index, or -1 for those that come first; drafts that follow the same one must
             have been drawn independently. Default: draft i follows draft i - 1.
         seed, offset: as in `sample`, which draws other random numbers from them.
-        out: [batch, n + 1] int32, num_accepted: [batch] int32, written; default: new tensors in
-            target_probs' framework.
+        out: [batch, n + 1] int32, written; default: a new tensor in target_probs' framework.
+        num_accepted: [batch] int32, written; default: a new tensor in target_probs' framework.
         nodes: [batch, n] int32, written: the indices of the drafts that are accepted, then -1.
         status: [batch] int32, written: 0, or on a GPU the number of a `SampleError` of the C++ API,
             and then all tokens are -1 and none is accepted.

@@ -204,14 +204,12 @@ def run(
     Args:
         attn: keep it alive as long as functions that were compiled with it may run. An exported
             program refers to it by a number that is valid in this process only.
-        The rest as in `Attention.run`, but for stream: the current one.
+
+    The other arguments are those of `Attention.run`, without stream. Raises what that raises.
 
     Returns:
         o, or (o, lse), of as many rows as q, because shapes must not depend on the plan. Rows
         after those that were planned are not written.
-
-    Raises:
-        What `Attention.run` raises.
     """
     tensors, scalars = packed_arguments(attn._variant, variant_arguments) or ((), ())
     if out is None:

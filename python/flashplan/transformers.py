@@ -41,15 +41,15 @@ NAME = "fplan"
 def register() -> str:
     """Makes attn_implementation="fplan" known to transformers. May be called again.
 
-    For inference, on the CPU and on GPUs, in the dtypes and head dims that `Attention` has there:
-    prompts, chunks of prompts and decoding, over DynamicCache and StaticCache or without a cache;
-    grouped-query attention, sliding windows, softcap, sinks; padding on either side, and masks of
-    any form that are the same for all heads. Rows of padding get zeros.
+    It is for inference, on the CPU and on GPUs, in the dtypes and head dims that `Attention` has
+    there. It serves prompts, chunks of prompts and decoding, over DynamicCache and StaticCache or
+    without a cache; grouped-query attention, sliding windows, softcap and sinks; padding on either
+    side, and any masks that are the same for all heads. Rows of padding get zeros.
 
-    A model raises UnsupportedError where it asks for more: attention weights, a bias of positions,
-    masks that differ between heads. Continuous batching (`generate_batch`) accepts
-    implementations that it names itself, so not this one. torch.compile is interrupted at each
-    layer, so give `generate(..., disable_compile=True)` with a StaticCache on a GPU.
+    A model that asks for more raises UnsupportedError: attention weights, position biases, masks
+    that differ between heads. Continuous batching (`generate_batch`) accepts only implementations
+    that transformers names, so not this one. The functions break the graphs of torch.compile, so
+    give `generate(..., disable_compile=True)` with a StaticCache on a GPU.
 
     Each thread keeps an `Attention`, with its workspace, for each kind of layer it has run.
 
@@ -78,11 +78,11 @@ def mask(
     """The mask of a step, as transformers asks for it; waits for a GPU if there is padding.
 
     Returns:
-        [batch_size, 1, 1, 5] int32 on the host, if each sequence has one range of keys: its first
-        key, the one after its last key, the position of query 0, whether the mask is causal, and
-        window_left. Otherwise [batch_size, 1, q_length, words] uint32 on `device`: a
-        bit for each query and key, as in `pack_mask`. Transformers hands tensors of four dims on
-        to the layers as they are.
+        [batch_size, 1, 1, 5] int32 on the host, if each sequence has one range of keys. The numbers
+        are its first key, the one after its last key, the position of query 0, whether the mask is
+        causal, and window_left. Otherwise [batch_size, 1, q_length, words] uint32 on `device`: a
+        bit for each query and key, as in `pack_mask`. Transformers passes tensors of four dims to
+        the layers as they are.
     """
     window_left = _window_left(mask_function, local_size)
     is_causal = window_left is not None

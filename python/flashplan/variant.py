@@ -47,7 +47,7 @@ class Variant:
     docs/howto/variants.md is the guide.
 
     Args:
-        name: an identifier; the compiler's errors are at "<name>.<body>:<line>:<column>".
+        name: an identifier; the compiler's errors are at `<name>.<body>:<line>:<column>`.
         query, key, value, output, logits, mask: bodies.
         softmax: False: weights are the logits themselves, those of masked keys 0. There is no lse.
         tensors: names and dtypes ("float32", "int32", "int64", "uint32") of up to 8 tensors that
