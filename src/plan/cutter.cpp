@@ -47,7 +47,6 @@ struct Cutter::Position {
         of_step(make_divisor(tile_kv)),
         num_kv_heads(cutter.shape_.num_kv_heads),
         granule_shift(log2_of(cutter.shape_.granule())),
-        chunked(cutter.shape_.chunk_kv > 0),
         cuts_always(cutter.cuts_always_),
         spare_chunks(cutter.shape_.mask.window_left >= 0 ? 1 : 0),
         last_cta(cutter.shape_.num_ctas - 1),
@@ -93,7 +92,6 @@ struct Cutter::Position {
   const Divisor of_step;  // tile_kv
   const int32_t num_kv_heads;
   const int granule_shift;
-  const bool chunked;
   const bool cuts_always;
   const int32_t spare_chunks;  // of a head; see num_chunks() below
   const int32_t last_cta;
@@ -113,7 +111,9 @@ struct Cutter::Position {
   int64_t room;  // in the queue of `cta`
 };
 
-/// Lays the heads of one item.
+/// Lays the heads of one item. `kChunked`: for batch-invariant results, which have a state of each
+/// granule.
+template <bool kChunked>
 class Cutter::ItemCuts {
  public:
   ItemCuts(Position& at, const RowTile& tile, const Item& item)
@@ -134,10 +134,10 @@ class Cutter::ItemCuts {
       if (at_.is_last() || left * tile_.head_cost <= at_.room) {
         place_whole(left);
       } else if (tile_.head_cost <= at_.room) {
-        place_whole(static_cast<int32_t>(at_.room / tile_.head_cost));
+        place_whole(static_cast<int32_t>(divide(at_.room, tile_.head_cost)));
       } else if (const int32_t steps = steps_to_cut(0); steps == 0) {
         at_.next_cta();
-      } else if (!has_slots(at_.chunked ? num_chunks() : 2)) {
+      } else if (!has_slots(kChunked ? num_chunks() : 2)) {
         place_whole(1);  // there is no slot for another piece: all stays in this queue
       } else {
         place_in_pieces(steps);
@@ -161,8 +161,10 @@ class Cutter::ItemCuts {
   int32_t steps_to_cut(int32_t begin) const {
     const int64_t room_for_steps = at_.room - of_tile_ - of_partial_;
     if (room_for_steps < of_step_) return 0;
-    const int64_t most = std::min<int64_t>(room_for_steps / of_step_, num_steps_ - begin - 1);
-    const int32_t steps = static_cast<int32_t>(most) >> at_.granule_shift << at_.granule_shift;
+    const int64_t most =
+        std::min<int64_t>(divide(room_for_steps, of_step_), num_steps_ - begin - 1);
+    auto steps = static_cast<int32_t>(most);
+    if (kChunked) steps = steps >> at_.granule_shift << at_.granule_shift;
     return at_.cuts_always || steps * of_step_ >= of_partial_ ? steps : 0;
   }
 
@@ -191,7 +193,7 @@ class Cutter::ItemCuts {
     int32_t begin = 0;
     int32_t kv_begin = tile_.keys.begin;
     const auto place_piece = [&](int32_t end, int32_t kv_end) {
-      const int32_t state = at_.chunked ? begin >> at_.granule_shift : num_pieces;
+      const int32_t state = kChunked ? begin >> at_.granule_shift : num_pieces;
       place(1, kv_begin, kv_end, first_row + state * at_.tile_q, merge);
       at_.room -= of_piece + (end - begin) * of_step_;
       ++num_pieces;
@@ -204,12 +206,12 @@ class Cutter::ItemCuts {
       const int64_t rest = of_piece + (num_steps_ - begin) * of_step_ + of_merge;
       if (at_.is_last() || rest <= at_.room) break;
       steps = steps_to_cut(begin);
-      const bool is_out_of_slots = !at_.chunked && !has_slots(num_pieces + 2);
+      const bool is_out_of_slots = !kChunked && !has_slots(num_pieces + 2);
       if (steps > 0 && is_out_of_slots) break;
     }
     place_piece(num_steps_, tile_.keys.end);
     at_.room -= of_merge;
-    const int32_t num_states = at_.chunked ? num_chunks() : num_pieces;
+    const int32_t num_states = kChunked ? num_chunks() : num_pieces;
     at_.num_slots += num_states;
     write_merge(merge, first_row, num_states, num_pieces);
     ++head_;
@@ -255,8 +257,17 @@ class Cutter::ItemCuts {
 };
 
 void Cutter::lay(const RowTiles& row_tiles, std::span<const Item> items) {
+  if (shape_.chunk_kv > 0) {
+    lay_items<true>(row_tiles, items);
+  } else {
+    lay_items<false>(row_tiles, items);
+  }
+}
+
+template <bool kChunked>
+void Cutter::lay_items(const RowTiles& row_tiles, std::span<const Item> items) {
   Position at(*this);
-  for (const Item& item : items) ItemCuts(at, row_tiles[item.row_tile], item).lay();
+  for (const Item& item : items) ItemCuts<kChunked>(at, row_tiles[item.row_tile], item).lay();
   at.save(*this);
 }
 

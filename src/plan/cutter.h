@@ -59,6 +59,7 @@ class Cutter {
 
  private:
   struct Position;
+  template <bool kChunked>
   class ItemCuts;
   /// What a merge of a sharer was before a cut. It had one state.
   struct Uncut {
@@ -66,6 +67,9 @@ class Cutter {
     int32_t first_partial_row;
     int32_t num_pieces;
   };
+
+  template <bool kChunked>
+  void lay_items(const RowTiles& row_tiles, std::span<const Item> items);
 
   ScheduleShape shape_;
   std::vector<WorkTile> pieces_;     // queue after queue

@@ -106,6 +106,8 @@ void RowTiles::collect(const Batch& batch, const PrefixTree& prefixes, Segment* 
   write_segments(batch, shape_.paged, segments);
   const ScheduleShape shape = shape_;
   const bool shares = !prefixes.empty();
+  // Otherwise the queries of a request together see all its keys, since the last one sees them all.
+  const bool hides_keys = shape.mask.window_left >= 0 || batch.key_ranges != nullptr;
   classes_.clear();
   num_groups_ = 0;
   Collector collector(*this);
@@ -115,7 +117,8 @@ void RowTiles::collect(const Batch& batch, const PrefixTree& prefixes, Segment* 
     if (num_rows > shape.tile_q) {
       collector = collect_tiles(batch, r, request, collector);
     } else if (num_rows > 0) {
-      KeySpan keys = visible_keys(shape, batch, request, 0, request.qo_len - 1);
+      KeySpan keys = {0, request.position + request.qo_len};
+      if (hides_keys) keys = visible_keys(shape, batch, request, 0, request.qo_len - 1);
       const int32_t sharer = shares ? prefixes.sharer_of(r) : -1;
       // The keys before are in prefixes, and seen by all of its rows.
       if (sharer >= 0) keys.begin = prefixes.first_own_key(r);

@@ -33,7 +33,8 @@ namespace {
 }
 
 /// Writes the merge of each head, given that of head 0, and returns where the next go. In parts of
-/// 16 bytes: there are thousands.
+/// 16 bytes: there are thousands. They do not fit into the first level of the cache, so they are
+/// requested before they are written.
 Merge* write_heads(const Merge& of_head_0, int32_t num_heads, Merge* to) {
   using Ints = int32_t __attribute__((vector_size(16)));
   struct Parts {
@@ -41,10 +42,12 @@ Merge* write_heads(const Merge& of_head_0, int32_t num_heads, Merge* to) {
     Ints states;  // kv_head, first_partial_row, ...
     Ints links;   // parent, first_reader, ...
   };
+  constexpr int32_t kAhead = 12;
   auto parts = std::bit_cast<Parts>(of_head_0);
   const Ints next_states = {1, of_head_0.rows.num_rows, 0, 0};
   const Ints next_links = {of_head_0.parent >= 0, of_head_0.first_reader >= 0, 0, 0};
   for (int32_t head = 0; head < num_heads; ++head) {
+    __builtin_prefetch(to + kAhead, 1);
     *to++ = std::bit_cast<Merge>(parts);
     parts.states += next_states;
     parts.links += next_links;
@@ -199,6 +202,7 @@ int32_t Scheduler::most_early_readers() {
     int64_t time = loads[c];
     // The queue's whole prefixes are written, so what follows them is the first tile of a request.
     for (int32_t i = next_whole_prefix_[c]; i < schedule_.cta_indptr[c + 1]; ++i) {
+      if (time + shape_.cost.of_tile(0) >= prefixes_end) break;  // mostly: no need to look closer
       const WorkTile& tile = memory_.tiles[i];
       time += cost_of(tile);
       if (time >= prefixes_end) break;
