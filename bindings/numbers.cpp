@@ -217,12 +217,24 @@ IntsArg::IntsArg(const char* name, nb::handle object, int64_t max_size, const ch
     buffer.resize(static_cast<size_t>(count) * static_cast<size_t>(std::max(columns, 1)));
     data = buffer.data();
   };
+  nb::object numbers_of_range;
+  if (PyRange_Check(object.ptr())) {
+    const Py_ssize_t count = PyObject_Length(object.ptr());
+    if (count < 0) PyErr_Clear();  // longer than any list
+    resize(count < 0 ? PY_SSIZE_T_MAX : count);
+    numbers_of_range = nb::steal(PySequence_List(object.ptr()));
+    if (!numbers_of_range.is_valid()) throw nb::python_error();
+    object = numbers_of_range;
+  }
   if (!Items::accepts(object)) {
     CallStream host;
     const DlpackImport import(name, object, producer_of(object), host);
     if (import.tensor() == nullptr) {
       const ArrayInterface array(name, object);
-      if (!array.found()) raise_not_a_tensor(name, object, import.refusal());
+      if (!array.found()) {
+        raise_type(std::string(name) + ": expected a list or a tensor of integers, got " +
+                   nb::type_name(object.type()).c_str() + import.refusal());
+      }
       raise_not_integers(name, to_string(array.view.dtype));
     }
     const HostIntegers integers(name, *import.tensor(), columns);

@@ -11,7 +11,7 @@ namespace flashplan {
 
 namespace nb = nanobind;
 
-/// Integers of a list, a tuple or a host tensor of any integer dtype, copied to `buffer`: Python
+/// Integers of a list, tuple, range or host tensor of any integer dtype, copied to `buffer`: Python
 /// code can change a list, and the memory of a tensor is valid only while it is imported. `buffer`
 /// is reused between calls, so that steps of a known size do not allocate.
 ///

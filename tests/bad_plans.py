@@ -142,6 +142,8 @@ PLAN = [
     ),
     ("qo_indptr matrix", VALUE, "qo_indptr", lambda s: s.plan(qo_indptr=integers([0, 3, 4]))),
     ("qo_indptr text", TYPE, "qo_indptr", lambda s: s.plan(qo_indptr="034")),
+    ("qo_indptr range", VALUE, "qo_indptr", lambda s: s.plan(qo_indptr=range(1 << 40))),
+    ("kv_lens range", VALUE, r"kv_lens\[1\]", lambda s: s.plan(kv_lens=range(0, -2, -1))),
     ("qo_indptr of floats", TYPE, r"qo_indptr\[1\]", lambda s: s.plan(qo_indptr=[0, 3.5, 4])),
     ("qo_indptr over int32", VALUE, r"qo_indptr\[2\]", lambda s: s.plan(qo_indptr=[0, 3, 1 << 40])),
     ("too many tokens", VALUE, r"qo_indptr\[2\]", lambda s: s.plan(qo_indptr=[0, 3, 5])),

@@ -133,9 +133,19 @@ def test_indptr_may_be_list_numpy_or_dlpack(framework):
     attn = fp.Attention(**case.options())
     expected = attn.plan(*lengths).work_tiles
     assert attn.plan(*(x.tolist() for x in lengths)).work_tiles == expected
+    assert attn.plan(*(tuple(x.tolist()) for x in lengths)).work_tiles == expected
     assert attn.plan(*(framework.tensor(x) for x in lengths)).work_tiles == expected
     assert attn.plan(*lengths[:2]).work_tiles == expected  # kv_lens cumulated
     assert attn.plan(qo_indptr=lengths[0], kv_lens=lengths[1], kv_indptr=None).num_ctas > 0
+
+
+def test_indptr_of_decodes_may_be_a_range():
+    attn = fp.Attention(2, 2, 8, q_dtype="float32", device="cpu")
+    expected = attn.plan([0, 1, 2, 3], [9, 8, 7]).work_tiles
+    assert attn.plan(range(4), range(9, 6, -1)).work_tiles == expected
+    for too_long in (range(1 << 40), range(1 << 70)):
+        with pytest.raises(ValueError, match=r"^qo_indptr: expected <= .*, got "):
+            attn.plan(too_long, [9, 8, 7])
 
 
 def test_lengths_are_read_before_plan_returns(seed):

@@ -212,8 +212,8 @@ class Attention:
             stream: where the schedule is copied to the GPU; see the class. plan() waits only if
                 four earlier copies are still under way. None on the CPU.
 
-        Lengths are lists of ints (prefixes: of rows), NumPy arrays or other tensors on the host, of
-        any integer dtype.
+        Lengths are lists, tuples or ranges of ints (prefixes: lists of rows), or NumPy arrays or
+        other tensors on the host, of any integer dtype.
 
         Returns:
             The current plan. It has describe(), kernel_name and work_tiles, and notebooks show it
