@@ -53,7 +53,7 @@ struct StateArg {
 Status merge(const std::vector<AttentionState>& states, nb::handle out, nb::handle lse,
              CallStream& call) {
   const TensorArg out_arg("out", out, TensorKind::kFloat, call, &kStoredIn16Bits, Access::kWrite);
-  const TensorArg lse_arg("lse", lse, TensorKind::kFloat, call, nullptr, Access::kWrite);
+  const TensorArg lse_arg("lse", lse, TensorKind::kFloat32, call, nullptr, Access::kWrite);
   Status status;
   {
     const GilRelease released;

@@ -47,12 +47,12 @@ RunArgs::RunArgs(const AttentionOptions& options, const RunObjects& o, nb::handl
       page_indices_("page_indices", o.page_indices, TensorKind::kInt32, call_),
       kv_lens_("kv_lens", o.kv_lens, TensorKind::kInt32, call_),
       mask_("mask", o.mask, TensorKind::kUInt32, call_),
-      sinks_("sinks", o.sinks, TensorKind::kFloat, call_),
+      sinks_("sinks", o.sinks, TensorKind::kFloat32, call_),
       k_scales_("k_scale", k_scale_ ? nb::none() : o.k_scale, TensorKind::kScales, call_),
       v_scales_("v_scale", v_scale_ ? nb::none() : o.v_scale, TensorKind::kScales, call_),
       out_("out", required("out", o.out), TensorKind::kFloat, call_, &options.o_dtype,
            Access::kWrite),
-      lse_("lse", o.lse, TensorKind::kFloat, call_, nullptr, Access::kWrite) {
+      lse_("lse", o.lse, TensorKind::kFloat32, call_, nullptr, Access::kWrite) {
   variant_args_.import(o.variant_arguments, call_, &tensors_);
   if (k_scale_) tensors_.k_scale = *k_scale_;
   if (v_scale_) tensors_.v_scale = *v_scale_;

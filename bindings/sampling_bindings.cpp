@@ -36,14 +36,14 @@ void sample_of(nb::handle logits, nb::handle temperature, nb::handle top_k, nb::
   SampleOptions options;
   options.from_probs = from_probs;
   const TensorArg logits_arg = call.input("logits", logits);
-  const ParameterArg temperature_arg("temperature", temperature, TensorKind::kFloat,
+  const ParameterArg temperature_arg("temperature", temperature, TensorKind::kFloat32,
                                      &options.temperature, call);
   const ParameterArg top_k_arg("top_k", top_k, TensorKind::kInt32, &options.top_k, call);
-  const ParameterArg top_p_arg("top_p", top_p, TensorKind::kFloat, &options.top_p, call);
-  const ParameterArg min_p_arg("min_p", min_p, TensorKind::kFloat, &options.min_p, call);
+  const ParameterArg top_p_arg("top_p", top_p, TensorKind::kFloat32, &options.top_p, call);
+  const ParameterArg min_p_arg("min_p", min_p, TensorKind::kFloat32, &options.min_p, call);
   const ParameterArg seed_arg("seed", seed, TensorKind::kInt64, &options.seed, call);
   const ParameterArg offset_arg("offset", offset, TensorKind::kInt64, &options.offset, call);
-  const TensorArg bias_arg = call.optional_input("logit_bias", logit_bias);
+  const TensorArg bias_arg = call.optional_input("logit_bias", logit_bias, TensorKind::kFloat32);
   const TensorArg out_arg = call.int_output("out", out);
   const TensorArg status_arg = call.int_output("status", status);
   options.temperatures = temperature_arg.view();
@@ -67,7 +67,8 @@ void softmax_of(nb::handle logits, nb::handle temperature, nb::handle out, nb::h
   OperatorCall call("logits", logits, stream);
   float number = 1.0F;
   const TensorArg logits_arg = call.input("logits", logits);
-  const ParameterArg temperature_arg("temperature", temperature, TensorKind::kFloat, &number, call);
+  const ParameterArg temperature_arg("temperature", temperature, TensorKind::kFloat32, &number,
+                                     call);
   const TensorArg out_arg = call.output("out", out);
   call.run([&](Stream on) {
     return softmax(logits_arg.view(), number, temperature_arg.view(), out_arg.view(), on);
@@ -107,11 +108,11 @@ void apply_penalties_of(nb::handle logits, nb::handle history, nb::handle histor
   const TensorArg logits_arg = call.output("logits", logits);
   const TensorArg history_arg = call.input("history", history, TensorKind::kInt);
   const TensorArg lens_arg = call.input("history_lens", history_lens, TensorKind::kInt32);
-  const ParameterArg repetition_arg("repetition", repetition, TensorKind::kFloat,
+  const ParameterArg repetition_arg("repetition", repetition, TensorKind::kFloat32,
                                     &options.repetition, call);
-  const ParameterArg presence_arg("presence", presence, TensorKind::kFloat, &options.presence,
+  const ParameterArg presence_arg("presence", presence, TensorKind::kFloat32, &options.presence,
                                   call);
-  const ParameterArg frequency_arg("frequency", frequency, TensorKind::kFloat, &options.frequency,
+  const ParameterArg frequency_arg("frequency", frequency, TensorKind::kFloat32, &options.frequency,
                                    call);
   options.repetitions = repetition_arg.view();
   options.presences = presence_arg.view();

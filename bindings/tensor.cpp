@@ -31,6 +31,8 @@ bool to_dtype(const dlpack::DataType& from, DType* to) {
 bool is_of_kind(TensorKind kind, DType dtype) {
   const bool is_int = dtype == DType::kInt32 || dtype == DType::kInt64;
   switch (kind) {
+    case TensorKind::kFloat32:
+    case TensorKind::kScales: return dtype == DType::kFloat32;
     case TensorKind::kInt32: return dtype == DType::kInt32;
     case TensorKind::kInt64: return dtype == DType::kInt64;
     case TensorKind::kInt: return is_int;
@@ -41,6 +43,8 @@ bool is_of_kind(TensorKind kind, DType dtype) {
 
 const char* to_text(TensorKind kind) {
   switch (kind) {
+    case TensorKind::kFloat32:
+    case TensorKind::kScales: return "dtype float32";
     case TensorKind::kInt32: return "dtype int32";
     case TensorKind::kInt64: return "dtype int64";
     case TensorKind::kInt: return "dtype int32 or int64";
@@ -81,7 +85,7 @@ DType dtype_of(const char* name, const dlpack::DataType& from, TensorKind kind,
   DType dtype = DType::kFloat32;
   if (!to_dtype(from, &dtype)) {
     raise_type(std::string(name) + ": expected " +
-               (kind == TensorKind::kFloat || kind == TensorKind::kScales
+               (kind == TensorKind::kFloat
                     ? "float32, float16, bfloat16, float8_e4m3fn or float8_e5m2"
                     : to_text(kind)) +
                ", got " + name_of(from));

@@ -22,11 +22,12 @@ inline void check(const Status& status) {
 /// The dtypes that an argument accepts.
 enum class TensorKind {
   kFloat,  // any float dtype of DType
+  kFloat32,
   kInt32,
   kInt64,
   kInt,  // int32 or int64
   kUInt32,
-  kScales,  // any float dtype; a tensor of no dimensions counts as one of shape [1]
+  kScales,  // float32; a tensor of no dimensions counts as one of shape [1]
   kBytes,   // any dtype, contiguous: the view is one row of bytes
 };
 enum class Access { kRead, kWrite };

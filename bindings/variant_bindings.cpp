@@ -33,7 +33,7 @@ TensorKind kind_of(DType dtype) {
     case DType::kInt32: return TensorKind::kInt32;
     case DType::kInt64: return TensorKind::kInt64;
     case DType::kUInt32: return TensorKind::kUInt32;
-    default: return TensorKind::kFloat;
+    default: return TensorKind::kFloat32;
   }
 }
 

@@ -82,6 +82,22 @@ def test_limit_of_dimensions_is_named_where_it_is_exceeded():
         fp.softmax(many, out=zeros(1, 1))
 
 
+@pytest.mark.parametrize(
+    "name, call",
+    [
+        ("temperature", lambda s: s.sample(temperature=np.ones(4))),
+        ("logit_bias", lambda s: s.sample(logit_bias=np.ones(8))),
+        ("lse", lambda s: s.run(lse=np.ones((4, 4)))),
+        ("sinks", lambda s: s.run(sinks=np.ones(4))),
+        ("k_scale", lambda s: s.run(k_scale=np.ones(2))),
+    ],
+)
+def test_dtype_of_float32_arguments_is_named(name, call):
+    """NumPy's default is float64."""
+    with pytest.raises(TypeError, match=f"^{name}: expected dtype float32, got float64$"):
+        call(Scene())
+
+
 def test_unknown_keyword_is_refused():
     with pytest.raises(TypeError, match="sliding_window"):
         Scene().attention(sliding_window=3)
