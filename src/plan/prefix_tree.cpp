@@ -206,7 +206,6 @@ void PrefixTree::share_group(const Batch& batch, const PrefixGroup& group, int32
 /// The run of requests [first, end), where `first` is a reader.
 PrefixTree::Run PrefixTree::run_of(const Batch& batch, int32_t first, int32_t end,
                                    int32_t parent) const {
-  while (rows_of(batch, end - 1) == 0) --end;
   const int32_t num_tokens = batch.qo_indptr[end] - batch.qo_indptr[first];
   const int32_t* readers_before = readers_before_.data();
   return {first, end, num_tokens * shape_.group_size, readers_before[end] - readers_before[first],

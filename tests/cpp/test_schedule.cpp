@@ -330,11 +330,12 @@ double heads_at_once(const Schedule& schedule) {
   return static_cast<double>(num_pairs) / static_cast<double>(longest);
 }
 
-TEST(decodes_run_beside_prompts) {
+/// Plans a prompt and decodes: every other queue has its prompts first, the others have them last.
+void check_decodes_beside_prompts(int32_t num_decodes, int32_t kv_len) {
   const ScheduleShape shape = real_shape(132, DeviceType::kCuda);
   HostBatch batch;
   batch.add(2048, 8192);
-  for (int i = 0; i < 64; ++i) batch.add(1, 4096);
+  for (int32_t i = 0; i < num_decodes; ++i) batch.add(1, kv_len);
   OwningScheduler scheduler = reserved(shape, batch);
   scheduler.make(batch.view());
   const Schedule& schedule = scheduler.schedule();
@@ -353,6 +354,11 @@ TEST(decodes_run_beside_prompts) {
     num_mixed += has_first && has_last ? 1 : 0;
   }
   CHECK(num_mixed > 132 / 2);
+}
+
+TEST(decodes_run_beside_prompts) {
+  check_decodes_beside_prompts(64, 4096);  // which are cut
+  check_decodes_beside_prompts(256, 256);  // which are whole
 }
 
 TEST(ctas_share_keys) {
