@@ -394,5 +394,15 @@ TEST(division_by_multiplication) {
   }
 }
 
+TEST(division_of_32_bits_and_more) {
+  constexpr int64_t kEnd = int64_t{1} << 32;
+  for (const int64_t value :
+       {int64_t{1}, kEnd - 1, kEnd, kEnd + 1, 5 * kEnd + 7, int64_t{1} << 59}) {
+    for (const int64_t divisor : {int64_t{1}, int64_t{3}, kEnd - 1, kEnd, 2 * kEnd + 3}) {
+      CHECK_EQ(divide(value, divisor), value / divisor);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace flashplan::test
