@@ -41,6 +41,10 @@ bool is_of_kind(TensorKind kind, DType dtype) {
   }
 }
 
+bool holds_floats(TensorKind kind) {
+  return kind == TensorKind::kFloat || kind == TensorKind::kFloat32 || kind == TensorKind::kScales;
+}
+
 const char* to_text(TensorKind kind) {
   switch (kind) {
     case TensorKind::kFloat32:
@@ -161,7 +165,7 @@ TensorArg::TensorArg(const char* name, nb::handle object, TensorKind kind, CallS
     view_.read_only = dlpack_->read_only();
     if (producer.framework == Framework::kTorch) {
       check_not_negated(name, object, view_);
-      if (kind == TensorKind::kFloat || kind == TensorKind::kScales) {
+      if (holds_floats(kind)) {
         check_no_gradient(name, object, stream);
       }
     }
