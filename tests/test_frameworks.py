@@ -60,7 +60,7 @@ def test_import_needs_no_framework():
 
 
 def test_import_takes_no_time():
-    """At most 20 ms of a processor beyond the import of NumPy."""
+    """At most 30 ms of a processor beyond the import of NumPy; 11 to 14 where nothing else runs."""
     code = (
         "import numpy, time\n"
         "start = time.process_time()\n"
@@ -75,7 +75,7 @@ def test_import_takes_no_time():
         child = subprocess.run(command, env=environment, check=True, capture_output=True)
         return float(child.stdout)
 
-    assert any(seconds() <= 0.02 for _ in range(5))  # other programs may fill the caches
+    assert any(seconds() <= 0.03 for _ in range(5))  # other programs may fill the caches
 
 
 def test_torch_parameter_and_requires_grad_under_no_grad(torch, attn, inputs, expected):
