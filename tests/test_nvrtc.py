@@ -89,6 +89,19 @@ def test_rotations_compile(gpu_code, name, rope):
     assert variant._core.compile_log() == ""
 
 
+@pytest.mark.parametrize(
+    ("name", "head_dim", "rope"),
+    [("biased", 128, fp.Rope()), ("ends", 64, fp.Rope(rotary_dim=6, interleaved=True))],
+)
+def test_rotations_compile_for_hopper(gpu_code, monkeypatch, name, head_dim, rope):
+    """Optimised as for users: the log would say that products wait for each other."""
+    monkeypatch.delenv("FLASHPLAN_NVRTC_FLAGS")
+    variant = VARIANTS[name].variant
+    cubin = gpu_code(variant, "90a", head_dim, family="sm90", rope=rope._native)
+    assert cubin.startswith(b"\x7fELF")
+    assert variant._core.compile_log() == ""
+
+
 def test_every_function_is_there(gpu_code):
     functions = (
         "exp(x) + exp2(x) + log(x) + log2(x) + tanh(x) + sqrt(x) + rsqrt(x) + pow(x, 2) + sin(x) + "

@@ -25,15 +25,16 @@ inline constexpr KernelFamily kSm80Family = {.name = "sm80",
                                              .scratch_bytes = merged_state_bytes,
                                              .preference = no_preference};
 
-/// What the sm90 family is compiled for, but for batch-invariant results, rotations, and variants
-/// that change keys or values.
+/// What the sm90 family is compiled for, but for batch-invariant results, and variants that change
+/// keys or values. A warpgroup that rotates leaves too few registers for the products of more than
+/// 128 dims.
 inline Axis first_unserved_by_sm90(const Kernel& kernel, const AttentionOptions& options) noexcept {
   const Axis axis = first_unserved_axis(kernel, options);
   if (axis != Axis::kNone) return axis;
   if (options.batch_invariant) return Axis::kBatchInvariant;
   const Variant::Impl* variant = options.variant.impl();
   if (variant != nullptr && variant->changes_keys_or_values()) return Axis::kVariant;
-  return options.rope ? Axis::kRope : Axis::kNone;
+  return options.rope && !kernel.rotating_geometry ? Axis::kRope : Axis::kNone;
 }
 
 /// Above sm80 where tensor maps can describe the keys, and the bounds of the plan leave room for

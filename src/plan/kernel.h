@@ -6,6 +6,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -89,6 +90,8 @@ struct Kernel {
   int32_t head_dim_vo = 0;
   bool softcap = false;  // whether it applies a softcap
   KernelGeometry geometry;
+  /// What it is instead for code with a rotation, if that has one of its own.
+  std::optional<KernelGeometry> rotating_geometry;
   KernelTuning tuning;
   KernelCode code;
 

@@ -173,6 +173,7 @@ Status select_kernel(const AttentionOptions& options, const DeviceLimits& device
   }
   if (best == nullptr) return unserved(options, device, nearest);
   choice->kernel = *best;
+  if (options.rope && best->rotating_geometry) choice->kernel.geometry = *best->rotating_geometry;
   // One queue for each CTA that a GPU holds at once, so that no CTA waits for another one to end.
   choice->num_ctas = options.num_ctas;
   if (options.num_ctas == 0) {

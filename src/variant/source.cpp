@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <iterator>
+#include <numbers>
 
 namespace flashplan {
 namespace {
@@ -61,23 +62,36 @@ void append_element_hook(std::string& text, const char* flag, const std::string&
   text += "  }\n";
 }
 
+/// In any locale.
+std::string number(float x) {
+  char text[32] = {};
+  return {std::begin(text), std::to_chars(std::begin(text), std::end(text), x).ptr};
+}
+
 /// What a kernel reads of a rotation. Turns are numbers of 2^-64 of a turn.
 void append_rope(std::string& text, const RopeTurns& rope) {
-  char gain[32] = {};  // in any locale
-  std::to_chars(std::begin(gain), std::end(gain) - 1, rope.gain);
   text += "  static constexpr bool kRotates = true;\n";
   text += "  static constexpr int kRotaryDim = " + std::to_string(rope.rotary_dim) + ";\n";
   text += "  static constexpr bool kInterleaved = ";
   text += rope.interleaved ? "true;\n" : "false;\n";
-  text += std::string("  static constexpr float kGain = ") + gain + ";\n";
+  text += "  static constexpr float kGain = " + number(rope.gain) + ";\n";
   text += "  static FLASHPLAN_DEVICE unsigned long long turns(int pair) {\n";
   text += "    return flashplan_turns[pair];\n  }\n";
+  text += "  static FLASHPLAN_DEVICE float2 step(int pair) {\n";
+  text += "    return flashplan_steps[pair];\n  }\n";
 }
 void append_rope_turns(std::string& text, const RopeTurns& rope) {
   text += "__device__ const unsigned long long flashplan_turns[] = {";
   for (int32_t i = 0; i < rope.rotary_dim / 2; ++i) {
     const double whole = std::floor(rope.turns[i]);
     text += std::to_string(static_cast<uint64_t>(std::ldexp(rope.turns[i] - whole, 64))) + "U, ";
+  }
+  text += "};\n__device__ const float2 flashplan_steps[] = {";
+  for (int32_t i = 0; i < rope.rotary_dim / 2; ++i) {
+    const double turns = 8 * rope.turns[i];
+    const double angle = 2 * std::numbers::pi * (turns - std::floor(turns));
+    text += "{" + number(static_cast<float>(std::cos(angle))) + ", " +
+            number(static_cast<float>(std::sin(angle))) + "}, ";
   }
   text += "};\n";
 }

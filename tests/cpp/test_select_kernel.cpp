@@ -210,6 +210,8 @@ TEST(the_hopper_family_is_for_more_than_few_rows) {
   std::vector<Kernel> all = kernels();
   Kernel hopper = fake_kernel("sm90_bf16_d128", {90, 'a'});
   hopper.family = &kSm90Family;
+  hopper.rotating_geometry = hopper.geometry;
+  hopper.rotating_geometry->threads += 128;
   all.push_back(hopper);
   hopper.head_dim_qk = 192;  // serves 128 dims, too, with zeros
   all.push_back(hopper);
@@ -253,6 +255,12 @@ TEST(the_hopper_family_is_for_more_than_few_rows) {
   CHECK_EQ(with([&](auto& o) { decodes(o), fewer_dims(o); }), "sm90");
   AttentionOptions rotated = prompts;
   rotated.rope = Rope();
+  CHECK_EQ(family(rotated), "sm90");
+  KernelChoice chosen;
+  CHECK(select_kernel(rotated, device, &chosen).ok());
+  CHECK_EQ(chosen.kernel.geometry.threads, hopper.geometry.threads + 128);
+  CHECK_EQ(with([&](auto& o) { decodes(o), o.rope = Rope(); }), "sm80");
+  for (Kernel& kernel : all) kernel.rotating_geometry.reset();
   CHECK_EQ(family(rotated), "sm80");
   rotated.kv_dtype = DType::kFloat8E4M3;
   CHECK_EQ(gpu_choice(rotated, device),

@@ -197,6 +197,23 @@ LARGER += [
     Case((70, 1), (700, 3000), rope="partial interleaved", head_dim=96, variant="elements"),
     Case((70, 3), (700, 3000), rope="plain", head_dim=(192, 128), variant="biased"),
     Case((70, 3), (700, 3000), rope="yarn factor", head_dim=80, memory="strided"),
+    Case((300, 1), (900, 3000), rope="plain", head_dim=128, variant="ends", num_ctas=5),
+    Case((64, 9, 1), (700, 90, 300), rope="llama3", head_dim=128, custom_mask="tree"),
+    Case((300, 1), (900, 7000), rope="partial", head_dim=(192, 128), page_size=64, num_ctas=40),
+    Case((300, 1), (900, 70), rope="plain", head_dim=72, q_dtype="float16", page_size=1),
+]
+
+# Rotations of tiles of few rows, which take parts of the memory of queries, among tiles of many
+# rows; of lengths from the device; of requests with more queries than keys.
+_MIXED = (300, 1, 9, 200, 1, 1, 64, 65), (900, 700, 90, 2000, 3, 0, 64, 65)
+LARGER += [
+    Case(qo, kv, rope=rope, num_qo_heads=8, num_kv_heads=kv_heads, head_dim=dim, **options)
+    for qo, kv, kv_heads, options in (
+        (*_MIXED, 4, {"num_ctas": 3}),
+        ((1, 200, 5), (3000, 4000, 2), 2, {"planned_lens": (9000, 4100, 5), "num_ctas": 40}),
+        ((5, 129), (2, 129), 8, {"causal": False, "page_size": None, "o_dtype": "float32"}),
+    )
+    for dim, rope in ((64, "partial"), (128, "plain"), (128, "interleaved"), (96, "yarn"))
 ]
 
 # NaN and infinity in every body of the kernel, in splits, in batch-invariant chunks, in 8 bits.

@@ -175,10 +175,11 @@ class Mainloop {
   FLASHPLAN_DEVICE void rotate_keys(uint32_t stage, int first_row, int thread, int32_t first_key,
                                     int head) {
     using Variant = typename T::Variant;
+    using Tile = SharedTile<T::kHeadDimQk * Element<T::kKv>::kBytes>;
     const int head_dim = p_.tensors.head_dim_qk;  // dims behind it are zeros, and stay so
-    RowRotation<Variant, T::kKv, T::kHeadDimQk, kRows, kThreads, Variant::kTransformsKey>::
+    RowRotation<Variant, T::kKv, Tile, T::kHeadDimQk, kThreads, Variant::kTransformsKey>::
         rotate_rows(
-            stage + S::kKey, first_row, thread,
+            stage + S::kKey, first_row, kRows, thread,
             [&](int row) { return static_cast<uint32_t>(first_key + row); },
             [&](float x, int row, int dim) {
               const int32_t key = min(first_key + row, block_.last_key(p_));
@@ -188,11 +189,12 @@ class Mainloop {
 
   FLASHPLAN_DEVICE void rotate_queries(uint32_t stage, int head) {
     using Variant = typename T::Variant;
+    using Tile = SharedTile<T::kHeadDimQk * Element<T::kQ>::kBytes>;
     const int head_dim = p_.tensors.head_dim_qk;
     const uint32_t queries = S::kQueryInStage ? stage + S::kStageQuery : base_ + S::kQuery;
-    RowRotation<Variant, T::kQ, T::kHeadDimQk, S::kRows, T::kThreads, Variant::kTransformsQuery>::
+    RowRotation<Variant, T::kQ, Tile, T::kHeadDimQk, T::kThreads, Variant::kTransformsQuery>::
         rotate_rows(
-            queries, 0, opaque(thread_),
+            queries, 0, S::kRows, opaque(thread_),
             [&](int row) {
               return block_.position + block_.rows.query(row, p_.schedule.group_size);
             },

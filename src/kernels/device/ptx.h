@@ -135,6 +135,10 @@ FLASHPLAN_DEVICE void store_shared_2(uint32_t address, uint32_t value) {
 FLASHPLAN_DEVICE void store_shared_4(uint32_t address, uint32_t value) {
   asm volatile("st.shared.u32 [%0], %1;\n" ::"r"(address), "r"(value) : "memory");
 }
+FLASHPLAN_DEVICE void store_shared_8(uint32_t address, uint2 value) {
+  asm volatile("st.shared.v2.u32 [%0], {%1, %2};\n" ::"r"(address), "r"(value.x), "r"(value.y)
+               : "memory");
+}
 FLASHPLAN_DEVICE void store_shared_16(uint32_t address, uint4 value) {
   asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};\n" ::"r"(address), "r"(value.x),
                "r"(value.y), "r"(value.z), "r"(value.w)

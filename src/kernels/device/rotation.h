@@ -6,10 +6,10 @@
 //   kInterleaved  pairs are dims (2 i, 2 i + 1) instead of (i, i + kRotaryDim / 2)
 //   kGain         multiplies cosines and sines
 //   turns(i)      what pair i turns by from one position to the next, in 2^-64 of a turn
+//   step(i)       {cos, sin} of what pair i turns by in 8 positions
 #pragma once
 
 #include "kernels/device/numeric.h"
-#include "kernels/device/shared_tile.h"
 #include "kernels/device/variant.h"
 
 namespace flashplan::device {
@@ -31,18 +31,36 @@ FLASHPLAN_DEVICE float2 rotor(uint32_t part, float gain) {
   return {-gain * cos_fast(angle), -gain * sin_fast(angle)};
 }
 
+/// {a, b} turned.
 FLASHPLAN_DEVICE void rotate(float& a, float& b, float2 cos_sin) {
   const float first = __fmaf_rn(a, cos_sin.x, -__fmul_rn(b, cos_sin.y));
   b = __fmaf_rn(b, cos_sin.x, __fmul_rn(a, cos_sin.y));
   a = first;
 }
 
-/// Rotates kRows rows of 16-bit elements, from `first_row` of the tile on, by kThreads threads, of
-/// which this is number `thread`. `position(row)` is that of a row of the tile. `hook(x, row, dim)`
-/// is called for each element before, if kHasHook.
-template <typename Variant, DType kDType, int kHeadDim, int kRows, int kThreads, bool kHasHook>
+template <DType kDType>
+FLASHPLAN_DEVICE uint32_t rotated_pair(uint32_t pair, float2 cos_sin) {
+  float2 x = Element<kDType>::unpack(pair);
+  rotate(x.x, x.y, cos_sin);
+  return Element<kDType>::pack(x.x, x.y);
+}
+/// Two pairs: the low elements of both words, and the high ones.
+template <DType kDType>
+FLASHPLAN_DEVICE void rotate_words(uint32_t& a, uint32_t& b, float2 of_low, float2 of_high) {
+  float2 x = Element<kDType>::unpack(a);
+  float2 y = Element<kDType>::unpack(b);
+  rotate(x.x, y.x, of_low);
+  rotate(x.y, y.y, of_high);
+  a = Element<kDType>::pack(x.x, x.y);
+  b = Element<kDType>::pack(y.x, y.y);
+}
+
+/// Rotates `num_rows` rows of 16-bit elements, from `first_row` of the tile on, by kThreads
+/// threads, of which this is number `thread`. Tile::offset(row, chunk) is where 8 dims of a row
+/// are. `position(row)` is that of a row of the tile. `hook(x, row, dim)` is called for each
+/// element before, if kHasHook.
+template <typename Variant, DType kDType, typename Tile, int kHeadDim, int kThreads, bool kHasHook>
 struct RowRotation {
-  using Tile = SharedTile<kHeadDim * Element<kDType>::kBytes>;
   static_assert(Element<kDType>::kBytes == 2);
   static constexpr int kPairs = Variant::kRotaryDim / 2;
   static constexpr bool kInterleaved = Variant::kInterleaved;
@@ -51,19 +69,19 @@ struct RowRotation {
       !kHasHook && (kInterleaved ? Variant::kRotaryDim : kPairs) % 8 == 0;
 
   template <typename Position, typename Hook>
-  static FLASHPLAN_DEVICE void rotate_rows(uint32_t tile, int first_row, int thread,
+  static FLASHPLAN_DEVICE void rotate_rows(uint32_t tile, int first_row, int num_rows, int thread,
                                            Position position, Hook hook) {
     if constexpr (kByChunks) {
-      rotate_chunks(tile, first_row, thread, position);
+      rotate_chunks(tile, first_row, num_rows, thread, position);
     } else {
-      rotate_elements(tile, first_row, thread, position, hook);
+      rotate_elements(tile, first_row, num_rows, thread, position, hook);
     }
   }
 
  private:
   /// A thread takes the same dims of several rows.
   template <typename Position>
-  static FLASHPLAN_DEVICE void rotate_chunks(uint32_t tile, int first_row, int thread,
+  static FLASHPLAN_DEVICE void rotate_chunks(uint32_t tile, int first_row, int num_rows, int thread,
                                              Position position) {
     constexpr int kItems = kInterleaved ? Variant::kRotaryDim / 8 : kPairs / 8;  // of a row
     constexpr int kPairsOfItem = kInterleaved ? 4 : 8;
@@ -74,51 +92,36 @@ struct RowRotation {
 #pragma unroll
     for (int i = 0; i < kPairsOfItem; ++i) turns[i] = Variant::turns(item * kPairsOfItem + i);
 #pragma unroll 2  // loads of one row beside the sines of the other
-    for (int r = thread / kItems; r < kRows; r += kRowStep) {
+    for (int r = thread / kItems; r < num_rows; r += kRowStep) {
       const int row = first_row + r;
       const auto at = position(row);
       const auto cos_sin = [&](int i) { return rotor(angle_of(turns[i], at), Variant::kGain); };
       const uint32_t first = tile + Tile::offset(row, item);
       uint4 a = load_shared_16(first);
       if constexpr (kInterleaved) {
-        a = {rotated_pair(a.x, cos_sin(0)), rotated_pair(a.y, cos_sin(1)),
-             rotated_pair(a.z, cos_sin(2)), rotated_pair(a.w, cos_sin(3))};
+        a = {rotated_pair<kDType>(a.x, cos_sin(0)), rotated_pair<kDType>(a.y, cos_sin(1)),
+             rotated_pair<kDType>(a.z, cos_sin(2)), rotated_pair<kDType>(a.w, cos_sin(3))};
       } else {
         const uint32_t second = tile + Tile::offset(row, item + kItems);
         uint4 b = load_shared_16(second);
-        rotate_words(a.x, b.x, cos_sin(0), cos_sin(1));
-        rotate_words(a.y, b.y, cos_sin(2), cos_sin(3));
-        rotate_words(a.z, b.z, cos_sin(4), cos_sin(5));
-        rotate_words(a.w, b.w, cos_sin(6), cos_sin(7));
+        rotate_words<kDType>(a.x, b.x, cos_sin(0), cos_sin(1));
+        rotate_words<kDType>(a.y, b.y, cos_sin(2), cos_sin(3));
+        rotate_words<kDType>(a.z, b.z, cos_sin(4), cos_sin(5));
+        rotate_words<kDType>(a.w, b.w, cos_sin(6), cos_sin(7));
         store_shared_16(second, b);
       }
       store_shared_16(first, a);
     }
   }
-  static FLASHPLAN_DEVICE uint32_t rotated_pair(uint32_t pair, float2 cos_sin) {
-    float2 x = Element<kDType>::unpack(pair);
-    rotate(x.x, x.y, cos_sin);
-    return Element<kDType>::pack(x.x, x.y);
-  }
-  /// Two pairs: the low elements of both words, and the high ones.
-  static FLASHPLAN_DEVICE void rotate_words(uint32_t& a, uint32_t& b, float2 of_low,
-                                            float2 of_high) {
-    float2 x = Element<kDType>::unpack(a);
-    float2 y = Element<kDType>::unpack(b);
-    rotate(x.x, y.x, of_low);
-    rotate(x.y, y.y, of_high);
-    a = Element<kDType>::pack(x.x, x.y);
-    b = Element<kDType>::pack(y.x, y.y);
-  }
 
   /// For dims that do not divide into chunks, and hooks.
   template <typename Position, typename Hook>
-  static FLASHPLAN_DEVICE void rotate_elements(uint32_t tile, int first_row, int thread,
-                                               Position position, Hook hook) {
+  static FLASHPLAN_DEVICE void rotate_elements(uint32_t tile, int first_row, int num_rows,
+                                               int thread, Position position, Hook hook) {
     constexpr int kOthers = kHasHook ? kHeadDim - Variant::kRotaryDim : 0;
     constexpr int kItems = kPairs + kOthers;  // of a row: pairs, then single elements
 #pragma unroll 1
-    for (int i = thread; i < kRows * kItems; i += kThreads) {
+    for (int i = thread; i < num_rows * kItems; i += kThreads) {
       const int row = first_row + i / kItems;
       const int item = i % kItems;
       const auto address = [&](int dim) {

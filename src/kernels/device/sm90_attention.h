@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // The attention kernel of the sm90 family: one producer warpgroup loads queries, keys and values
-// into shared memory, two or three consumer warpgroups compute.
+// into shared memory, two or three consumer warpgroups compute. Where queries and keys are rotated,
+// another warpgroup does it in between.
 #pragma once
 
 #include "kernels/device/sm90_consumer.h"
 #include "kernels/device/sm90_producer.h"
+#include "kernels/device/sm90_rotator.h"
 
 namespace flashplan::device {
 
@@ -25,14 +27,17 @@ __global__ void __launch_bounds__(Sm90Shape<Choices>::kThreads, 1)
     for (int i = 0; i < S::kSlots; ++i) {
       mbarrier_init(base + S::kSlotFull + i * 8, 1);
       mbarrier_init(base + S::kSlotEmpty + i * 8, S::kConsumerWarps);
+      if (S::kRotates) mbarrier_init(base + S::kKeyLoaded + i * 8, 1);
     }
     for (int i = 0; i < S::kQBarriers; ++i) {
-      mbarrier_init(base + S::kQFull + i * 8, 2);
+      mbarrier_init(base + S::kQLoaded + i * 8, 2);
+      if (S::kRotates) mbarrier_init(base + S::kQFull + i * 8, 1);
       mbarrier_init(base + S::kQEmpty + i * 8, S::kConsumerWarps);
     }
     for (int i = 0; i < S::kContexts; ++i) {
       mbarrier_init(base + S::kContextFull + i * 8, 1);
-      mbarrier_init(base + S::kContextEmpty + i * 8, S::kConsumerWarps + 2 + S::kKvWarps);
+      mbarrier_init(base + S::kContextEmpty + i * 8,
+                    S::kConsumerWarps + 2 + S::kKvWarps + (S::kRotates ? 4 : 0));
     }
     for (int i = 0; i < 2; ++i) mbarrier_init(base + S::kTailFull + i * 8, 1);
     mbarrier_fence_init();
@@ -44,6 +49,11 @@ __global__ void __launch_bounds__(Sm90Shape<Choices>::kThreads, 1)
   if (warpgroup == S::kWarpgroups) {
     release_registers<S::kProducerRegisters>();
     Sm90Producer<S>(p, smem).run(queue_word);
+  } else if (S::kRotates && warpgroup > S::kWarpgroups) {
+    if constexpr (S::kRotates) {
+      release_registers<S::kRotatorRegisters>();
+      Sm90Rotator<S>(p, smem).run();
+    }
   } else {
     take_registers<S::kConsumerRegisters>();
     Sm90Consumer<S>(p, smem, warpgroup).run();

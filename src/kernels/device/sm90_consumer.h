@@ -273,7 +273,7 @@ class Sm90Consumer {
   }
   FLASHPLAN_DEVICE void wait_queries(const Unit& unit) const {
     wait_query_part();
-    if constexpr (Variant::kTransformsQuery) {
+    if constexpr (Variant::kTransformsQuery && !Variant::kRotates) {
       const bool shared = is_shared(unit);
       if (is_own(shared, q_)) transform_queries(unit, shared);
     }

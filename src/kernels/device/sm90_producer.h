@@ -22,7 +22,7 @@ class Sm90Producer {
   /// Starts to load the begin of the queue: one word for each thread of the warp that loads
   /// records.
   static FLASHPLAN_DEVICE uint32_t request_queue(const AttentionParams& p) {
-    constexpr int kFirst = S::kThreads - 64;
+    constexpr int kFirst = 128 * S::kWarpgroups + 64;
     const int lane = static_cast<int>(threadIdx.x) - kFirst;
     uint32_t word = 0;
     if (lane >= 0 && lane < kQueueWords) {
@@ -206,7 +206,9 @@ class Sm90Producer {
     const int slot = position % S::kSlots;
     mbarrier_wait(barrier(S::kSlotEmpty, slot), (position / S::kSlots & 1) ^ 1);
     const uint32_t to = base_ + S::kFirstSlot + slot * S::kSlotBytes;
-    const uint32_t full = barrier(S::kSlotFull, slot);
+    uint32_t full = barrier(S::kSlotFull, slot);
+    // Keys that are to be rotated first. `position` is twice the number of their step, or 1 less.
+    if (S::kRotates && kIsKey) full = barrier(S::kKeyLoaded, (position + 1) / 2 % S::kSlots);
     const int32_t token = context_of(step).segment.kv_row + step.key;  // of ragged tensors
     if (!maps_.has_kv || (!is_paged() && token + S::kTileKv > maps_.num_kv_tokens)) {
       gather<kIsKey>(to, step);
@@ -341,7 +343,7 @@ class Sm90Producer {
         for (int32_t head = context.tile.kv_head; head < heads_end; ++head) {
           while (is_shared && place % S::kQParts != 0) {
             wait_query_part(place);
-            if (lane_ == 0) mbarrier_arrive(barrier(S::kQFull, place % S::kQBarriers));
+            if (lane_ == 0) mbarrier_arrive(barrier(S::kQLoaded, place % S::kQBarriers));
             ++place;
           }
           load_queries_of(block.rows, head, place, !brings_records);
@@ -360,14 +362,14 @@ class Sm90Producer {
 
   FLASHPLAN_DEVICE void load_queries_of(const PackedRows& rows, int32_t head, int32_t place,
                                         bool is_first) const {
-    const uint32_t full = barrier(S::kQFull, place % S::kQBarriers);
+    const uint32_t full = barrier(S::kQLoaded, place % S::kQBarriers);
     const uint32_t to = base_ + S::query_offset(place);
     const bool is_shared = rows.num_rows > 64;
     wait_query_part(place);
     // The consumers wait for the first part alone, so it is the last one to be announced.
     for (int part = 1; is_shared && part < S::kQParts; ++part) {
       wait_query_part(place + part);
-      if (lane_ == 0) mbarrier_arrive(barrier(S::kQFull, (place + part) % S::kQBarriers));
+      if (lane_ == 0) mbarrier_arrive(barrier(S::kQLoaded, (place + part) % S::kQBarriers));
     }
     if (is_shared ? maps_.has_q : maps_.has_q_tokens && has_whole_tokens(rows)) {
       if (!is_first) {

@@ -50,19 +50,24 @@ template <typename Choices>
 struct Sm90Shape : Choices {
   // Number of consumer warpgroups, each with 64 rows. With three, a thread has 160 registers, which
   // is enough for 64 dims. There the softmax takes longer than the products, and the third
-  // warpgroup overlaps more of it.
-  static constexpr int kWarpgroups = Choices::kHeadDimVo <= 64 ? 3 : 2;
+  // warpgroup overlaps more of it. The warpgroup that rotates takes the registers of the third.
+  static constexpr bool kRotates = Choices::Variant::kRotates;
+  static_assert(!kRotates || Choices::kHeadDimVo <= 128);  // products of more take its registers
+  static constexpr int kWarpgroups = Choices::kHeadDimVo <= 64 && !kRotates ? 3 : 2;
   static constexpr int kTileQ = 64 * kWarpgroups;
   // 256 dims leave room for four slots of 80 keys.
   static constexpr int kTileKv = Choices::kHeadDimVo > 128 ? 80 : 128;
-  static constexpr int kThreads = 128 * (kWarpgroups + 1);
+  static constexpr int kThreads = 128 * (kWarpgroups + (kRotates ? 2 : 1));
   static constexpr int kConsumerWarps = 4 * kWarpgroups;
   static constexpr int kProducerRegisters = kWarpgroups == 3 ? 32 : 40;
-  static constexpr int kConsumerRegisters = kWarpgroups == 3 ? 160 : 232;
+  static constexpr int kConsumerRegisters = kRotates ? 216 : kWarpgroups == 3 ? 160 : 232;
+  static constexpr int kRotatorRegisters = 40;
 
-  // Named barriers: one for the turn of each warpgroup, then one for the threads of each warpgroup.
+  // Named barriers: one for the turn of each warpgroup, then one for the threads of each warpgroup,
+  // and of the one that rotates.
   static constexpr int kTurnBarrier = 1;
   static constexpr int kOwnBarrier = kTurnBarrier + kWarpgroups;
+  static constexpr int kRotatorBarrier = kOwnBarrier + kWarpgroups;
 
   /// The row, in the work tile, of a consumer thread's accumulators: each thread has two rows
   /// (`half` 0 and 1). `first` is the first of the 64 rows of its warpgroup.
@@ -104,7 +109,12 @@ struct Sm90Shape : Choices {
   static constexpr int kContextFull = kQEmpty + kQBarriers * 8;
   static constexpr int kContextEmpty = kContextFull + kContexts * 8;
   static constexpr int kTailFull = kContextEmpty + kContexts * 8;
-  static constexpr int kFlags = (kTailFull + 2 * 8 + 15) / 16 * 16;  // of warpgroups, 16 bytes each
+  // Queries and keys that are loaded and not yet rotated; behind the other barriers, if at all.
+  // Keys use the barriers of kKeyLoaded step by step.
+  static constexpr int kKeyLoaded = kTailFull + 2 * 8;
+  static constexpr int kQLoaded = kRotates ? kKeyLoaded + kSlots * 8 : kQFull;
+  static constexpr int kBarriersEnd = kRotates ? kQLoaded + kQBarriers * 8 : kKeyLoaded;
+  static constexpr int kFlags = (kBarriersEnd + 15) / 16 * 16;  // of warpgroups, 16 bytes each
   static constexpr int kContext = 512;
   static constexpr int kPageIds = kContext + kContexts * 64;  // of each lane of two warps
   static constexpr int kQuery = kHeaderBytes;

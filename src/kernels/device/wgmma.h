@@ -47,6 +47,12 @@ struct WgmmaTile {
   static constexpr int kGroupBytes = kBlockRows == 8 ? kBlocks * kBlockBytes : 1024;
   static constexpr int bytes(int rows) { return rows * kDims * 2; }
 
+  /// Where chunk `chunk` of 8 dims of a row is.
+  static FLASHPLAN_DEVICE uint32_t offset(int row, int chunk) {
+    return row / kBlockRows * kBlocks * kBlockBytes + chunk / 8 * kBlockBytes +
+           row % kBlockRows * 128 + ((chunk ^ row) % 8 << 4);
+  }
+
   /// Describes rows (of one block, or of blocks of 8 rows) as an operand whose dims are summed
   /// over. Adding step_of_dims(k) moves it by 16 * k dims.
   static FLASHPLAN_DEVICE WgmmaOperand by_dims(uint32_t tile) {

@@ -1,0 +1,277 @@
+// SPDX-License-Identifier: Apache-2.0
+// The warpgroup of the sm90 family that rotates queries and keys in shared memory, in place, after
+// they have arrived and before the consumers multiply them.
+#pragma once
+
+#include "kernels/device/hopper.h"
+#include "kernels/device/rotation.h"
+#include "kernels/device/sm90_shape.h"
+
+namespace flashplan::device {
+
+/// The same four pairs of dims of several rows, in a tile whose address is not part of it: 8 dims
+/// where pairs are neighbours, else 4 dims of each half.
+template <typename Variant, DType kDType, typename Tile>
+struct FourPairs {
+  static constexpr int kPerRow = Variant::kRotaryDim / 8;
+  static constexpr bool kInterleaved = Variant::kInterleaved;
+
+  uint32_t first;
+  uint32_t second;
+
+  /// Number `item` of those of a row.
+  FLASHPLAN_DEVICE FourPairs(int row, int item)
+      : first(place(row, kInterleaved ? item * 8 : item * 4)),
+        second(place(row, kInterleaved ? item * 8 : item * 4 + Variant::kRotaryDim / 2)) {}
+
+  FLASHPLAN_DEVICE uint4 load(uint32_t tile) const {
+    if constexpr (kInterleaved) return load_shared_16(tile + first);
+    const uint2 a = load_shared_8(tile + first);
+    const uint2 b = load_shared_8(tile + second);
+    return {a.x, a.y, b.x, b.y};
+  }
+  FLASHPLAN_DEVICE void store(uint32_t tile, uint4 words) const {
+    if constexpr (kInterleaved) {
+      store_shared_16(tile + first, words);
+    } else {
+      store_shared_8(tile + first, {words.x, words.y});
+      store_shared_8(tile + second, {words.z, words.w});
+    }
+  }
+  static FLASHPLAN_DEVICE uint4 rotated(uint4 words, const float2 (&cos_sin)[4]) {
+    if constexpr (kInterleaved) {
+      return {rotated_pair<kDType>(words.x, cos_sin[0]), rotated_pair<kDType>(words.y, cos_sin[1]),
+              rotated_pair<kDType>(words.z, cos_sin[2]), rotated_pair<kDType>(words.w, cos_sin[3])};
+    }
+    rotate_words<kDType>(words.x, words.z, cos_sin[0], cos_sin[1]);
+    rotate_words<kDType>(words.y, words.w, cos_sin[2], cos_sin[3]);
+    return words;
+  }
+
+ private:
+  static FLASHPLAN_DEVICE uint32_t place(int row, int dim) {
+    return Tile::offset(row, dim / 8) + static_cast<uint32_t>(dim % 8 * 2);
+  }
+};
+
+/// It stands between producer and consumers: it waits for what the producer announces at kQLoaded
+/// and kKeyLoaded, and announces it at kQFull and kSlotFull. Values pass it by.
+template <typename S>
+class Sm90Rotator {
+ public:
+  FLASHPLAN_DEVICE Sm90Rotator(const AttentionParams& p, unsigned char* smem)
+      : p_(p),
+        smem_(smem),
+        base_(shared_address(smem)),
+        thread_(static_cast<int>(threadIdx.x) % 128) {}
+
+  FLASHPLAN_DEVICE void run() {
+    for (int32_t i = 0;; ++i) {
+      const int slot = i % S::kContexts;
+      mbarrier_wait(barrier(S::kContextFull, slot), i / S::kContexts & 1);
+      const Sm90Context& context = reinterpret_cast<const Sm90Context*>(smem_ + S::kContext)[slot];
+      if (context.is_end) return;
+      if (context.has_steps()) {
+        const int32_t heads_end = context.tile.kv_head + context.tile.num_kv_heads;
+        for (int32_t head = context.tile.kv_head; head < heads_end; ++head) {
+          rotate_queries(context, head);
+          int32_t key = context.tile.kv_begin;
+          do {
+            rotate_keys(key);
+            key += S::kTileKv;
+          } while (key < context.tile.kv_end);
+        }
+      } else {
+        follows_ = 0;
+      }
+      __syncwarp();
+      if (thread_ % 32 == 0) mbarrier_arrive(barrier(S::kContextEmpty, slot));
+    }
+  }
+
+ private:
+  using Variant = typename S::Variant;
+  static constexpr int kThreads = 128;
+  /// Whether all pairs are parts of fours.
+  static constexpr bool kByFours = Variant::kRotaryDim % 8 == 0;
+
+  FLASHPLAN_DEVICE uint32_t barrier(int first, int index) const {
+    return base_ + first + index * 8;
+  }
+  /// Announces what all threads have written to those who wait at `full`.
+  FLASHPLAN_DEVICE void announce(uint32_t full) const {
+    fence_async_proxy();  // wgmma reads it
+    barrier_wait(S::kRotatorBarrier, kThreads);
+    if (thread_ == 0) mbarrier_arrive(full);
+  }
+
+  /// Rotates the keys of the next step.
+  FLASHPLAN_DEVICE void rotate_keys(int32_t first_key) {
+    const int32_t step = num_steps_++;
+    // The keys of a step come before the values of the step before it, if there was one.
+    const int slot = (2 * step - follows_) % S::kSlots;
+    follows_ = 1;
+    const uint32_t loaded = barrier(S::kKeyLoaded, step % S::kSlots);
+    const uint32_t parity = step / S::kSlots & 1;
+    const uint32_t keys = base_ + S::kFirstSlot + slot * S::kSlotBytes;
+    if constexpr (kByFours) {
+#pragma unroll 1
+      for (int first = 0; first < KeySeries::kCount; first += kThreads) {
+        const int number = first + thread_;
+        KeySeries series(number, first_key);  // while the keys arrive
+        mbarrier_wait(loaded, parity);
+        if (number < KeySeries::kCount) series.rotate(keys);
+      }
+    } else {
+      mbarrier_wait(loaded, parity);
+      RowRotation<Variant, S::kKv, typename S::Key, S::kHeadDimQk, kThreads, false>::rotate_rows(
+          keys, 0, S::kTileKv, thread_,
+          [&](int row) { return static_cast<uint32_t>(first_key + row); },
+          [](float x, int, int) { return x; });
+    }
+    announce(barrier(S::kSlotFull, slot));
+  }
+
+  /// Four pairs of every eighth key of a step, which one thread rotates. Such keys are at the same
+  /// place of their blocks of 8 rows. Their cosines and sines follow from those of the first two
+  /// by x[n + 1] = 2 cos(d) x[n] - x[n - 1], where d is the angle from one to the next: one
+  /// instruction for each. After 16 keys they are right to 1e-5, far below what rounding to float16
+  /// changes.
+  class KeySeries {
+   private:
+    using Pairs = FourPairs<Variant, S::kKv, typename S::Key>;
+    static constexpr int kGroups = S::kTileKv / 8;
+    static constexpr int kOfAllGroups = 8 * Pairs::kPerRow;
+    // Where few dims are rotated, the blocks are shared among several series.
+    static constexpr int num_shares() {
+      int shares = 1;
+      while (2 * shares * kOfAllGroups <= kThreads && kGroups % (2 * shares) == 0) shares *= 2;
+      return shares;
+    }
+    static constexpr int kShares = num_shares();
+    static constexpr int kOwnGroups = kGroups / kShares;
+
+   public:
+    static constexpr int kCount = kOfAllGroups * kShares;
+
+    FLASHPLAN_DEVICE KeySeries(int number, int32_t first_key)
+        : first_group_(number / kOfAllGroups * kOwnGroups), pairs_(row(number), item(number)) {
+      const auto position = static_cast<uint32_t>(first_key + first_group_ * 8 + row(number));
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int pair = item(number) * 4 + i;
+        const uint64_t turns = Variant::turns(pair);
+        const float2 step = Variant::step(pair);
+        now_[i] = rotor(angle_of(turns, position), Variant::kGain);
+        next_[i] = now_[i];
+        device::rotate(next_[i].x, next_[i].y, step);
+        twice_cosine_[i] = 2.0F * step.x;
+      }
+    }
+
+    FLASHPLAN_DEVICE void rotate(uint32_t keys) {
+      keys += first_group_ * S::Key::kGroupBytes;
+      // Loads are two blocks ahead: the compiler lets a load wait for the store that comes next.
+      uint4 ahead[2];
+#pragma unroll
+      for (int g = 0; g < (kOwnGroups < 2 ? kOwnGroups : 2); ++g) ahead[g] = load(keys, g);
+#pragma unroll
+      for (int g = 0; g < kOwnGroups; ++g) {
+        const uint4 words = ahead[g % 2];
+        if (g + 2 < kOwnGroups) ahead[g % 2] = load(keys, g + 2);
+        pairs_.store(keys + g * S::Key::kGroupBytes, Pairs::rotated(words, now_));
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float2 last = now_[i];
+          now_[i] = next_[i];
+          next_[i] = {__fmaf_rn(twice_cosine_[i], now_[i].x, -last.x),
+                      __fmaf_rn(twice_cosine_[i], now_[i].y, -last.y)};
+        }
+      }
+    }
+
+   private:
+    FLASHPLAN_DEVICE uint4 load(uint32_t keys, int group) const {
+      return pairs_.load(keys + group * S::Key::kGroupBytes);
+    }
+    static FLASHPLAN_DEVICE int item(int number) { return number % Pairs::kPerRow; }
+    /// Neighbours in a warp are 4 rows apart, whose chunks lie in different banks.
+    static FLASHPLAN_DEVICE int row(int number) {
+      const int k = number / Pairs::kPerRow % 8;
+      return k % 2 * 4 + k / 2;
+    }
+
+    int first_group_;
+    Pairs pairs_;
+    float2 now_[4];
+    float2 next_[4];
+    float twice_cosine_[4];
+  };
+
+  /// Rotates the queries of a tile for one head, and passes on the parts of buffers as
+  /// Sm90Producer::load_queries() announces them.
+  FLASHPLAN_DEVICE void rotate_queries(const Sm90Context& context, int32_t head) {
+    const RowBlock block = context.block(p_);
+    const bool is_shared = block.rows.num_rows > 64;
+    while (is_shared && place_ % S::kQParts != 0) {
+      wait_queries();
+      announce(barrier(S::kQFull, place_ % S::kQBarriers));
+      ++place_;
+    }
+    wait_queries();
+    for (int part = 1; is_shared && part < S::kQParts; ++part) {
+      if (thread_ == 0) mbarrier_arrive(barrier(S::kQFull, (place_ + part) % S::kQBarriers));
+    }
+    const uint32_t queries = base_ + S::query_offset(place_);
+    const auto position = [&](int row) {
+      return block.position + block.rows.query(row, p_.schedule.group_size);
+    };
+    if constexpr (kByFours && !Variant::kTransformsQuery) {
+      using Pairs = FourPairs<Variant, S::kQ, typename S::Query>;
+      constexpr int kRowStep = kThreads / Pairs::kPerRow;
+      const int item = thread_ % Pairs::kPerRow;
+      const int first_row = thread_ / Pairs::kPerRow;
+#pragma unroll 1
+      for (int row = first_row; row < block.rows.num_rows; row += kRowStep) {
+        if (first_row >= kRowStep) break;
+        const Pairs pairs(row, item);
+        const uint4 words = pairs.load(queries);
+        float2 cos_sin[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          cos_sin[i] = rotor(angle_of(Variant::turns(item * 4 + i), position(row)), Variant::kGain);
+        }
+        pairs.store(queries, Pairs::rotated(words, cos_sin));
+      }
+    } else {
+      const Variant variant(p_);
+      const int head_dim = p_.tensors.head_dim_qk;
+      RowRotation<Variant, S::kQ, typename S::Query, S::kHeadDimQk, kThreads,
+                  Variant::kTransformsQuery>::rotate_rows(queries, 0, block.rows.num_rows, thread_,
+                                                          position, [&](float x, int row, int dim) {
+                                                            return dim < head_dim
+                                                                       ? variant.query(
+                                                                             x, element_position(
+                                                                                    p_, block.rows,
+                                                                                    block.position,
+                                                                                    head, row, dim))
+                                                                       : x;
+                                                          });
+    }
+    announce(barrier(S::kQFull, place_ % S::kQBarriers));
+    place_ += is_shared ? S::kQParts : 1;
+  }
+  FLASHPLAN_DEVICE void wait_queries() const {
+    mbarrier_wait(barrier(S::kQLoaded, place_ % S::kQBarriers), place_ / S::kQBarriers & 1);
+  }
+
+  const AttentionParams& p_;
+  unsigned char* const smem_;
+  const uint32_t base_;
+  const int thread_;
+  int32_t num_steps_ = 0;
+  int32_t follows_ = 0;  // 1 if the step before is followed by its values
+  int32_t place_ = 0;    // of the queries, see S::query_offset()
+};
+
+}  // namespace flashplan::device
