@@ -75,15 +75,15 @@ nb::bytes gpu_code(const Variant& variant, const std::string& architecture, DTyp
   RopeTurns turns;
   if (rope) turns = make_rope_turns(*rope, head_dim_qk);
   const GpuKernelTraits traits = {
-      family,
-      {std::atoi(architecture.c_str()), has_suffix ? architecture.back() : '\0'},
-      q_dtype,
-      kv_dtype,
-      head_dim_qk,
-      head_dim_vo,
-      softcap,
-      false,
-      rope ? &turns : nullptr};
+      .family = family,
+      .architecture = {std::atoi(architecture.c_str()), has_suffix ? architecture.back() : '\0'},
+      .q_dtype = q_dtype,
+      .kv_dtype = kv_dtype,
+      .o_dtype = q_dtype,
+      .head_dim_qk = head_dim_qk,
+      .head_dim_vo = head_dim_vo,
+      .softcap = softcap,
+      .rope = rope ? &turns : nullptr};
   std::string key;
   check(gpu_code_key(*variant.impl(), traits, &key));
   GpuCode code;

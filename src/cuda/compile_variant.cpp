@@ -39,15 +39,18 @@ Status compile_variant(const AttentionOptions& options, const RopeTurns* rope,
   const Variant::Impl& variant = options.variant.empty() ? none : *options.variant.impl();
   // One order of the code: a second one would take as long again to compile.
   const bool decodes = options.max_qo_tokens <= options.max_batch_size;
-  const GpuKernelTraits traits = {kernel->family->name,
-                                  kernel->architecture,
-                                  kernel->q_dtype,
-                                  kernel->kv_dtype,
-                                  kernel->head_dim_qk,
-                                  kernel->head_dim_vo,
-                                  kernel->softcap,
-                                  decodes,
-                                  rope};
+  const GpuKernelTraits traits = {.family = kernel->family->name,
+                                  .architecture = kernel->architecture,
+                                  .q_dtype = kernel->q_dtype,
+                                  .kv_dtype = kernel->kv_dtype,
+                                  .o_dtype = options.o_dtype,
+                                  .head_dim_qk = kernel->head_dim_qk,
+                                  .head_dim_vo = kernel->head_dim_vo,
+                                  .softcap = kernel->softcap,
+                                  .custom_mask = options.custom_mask,
+                                  .batch_invariant = options.batch_invariant,
+                                  .few_rows_first = decodes,
+                                  .rope = rope};
   std::string key;
   FLASHPLAN_RETURN_IF_ERROR(gpu_code_key(variant, traits, &key));
   Loaded& loaded = Registry<Loaded>::instance().at(key);

@@ -16,6 +16,19 @@
 namespace flashplan {
 namespace {
 
+/// What the kernel is told of the plan, so that it has no code for other plans.
+std::string plan_source(const GpuKernelTraits& traits) {
+  const auto flag = [](const char* name, bool value) {
+    return std::string("  static constexpr bool ") + name + (value ? " = true;\n" : " = false;\n");
+  };
+  std::string text =
+      "struct PlanVariant : variant::UserVariant {\n  using UserVariant::UserVariant;\n";
+  text +=
+      std::string("  static constexpr DType kOutput = ") + dtype_constant(traits.o_dtype) + ";\n";
+  return text + flag("kHasMaskBits", traits.custom_mask) +
+         flag("kHasChunks", traits.batch_invariant) + "};\n";
+}
+
 std::string program_source(const Variant::Impl& variant, const GpuKernelTraits& traits) {
   std::string text = "#include \"kernels/device/shape.h\"\n";
   text += traits.family == "sm90" ? "#include \"kernels/device/sm90_attention.h\"\n"
@@ -25,10 +38,12 @@ std::string program_source(const Variant::Impl& variant, const GpuKernelTraits& 
       "#include \"kernels/device/variant_math.h\"\n"
       "#include \"abi/variant_math.h\"\n";
   text += variant_source(variant, traits.softcap, traits.rope);
-  text += "}\nnamespace flashplan::device {\nusing UserKernel = Traits<";
+  text += "}\nnamespace flashplan::device {\n";
+  text += plan_source(traits);
+  text += "using UserKernel = Traits<";
   text += std::string(dtype_constant(traits.q_dtype)) + ", " + dtype_constant(traits.kv_dtype);
   text += ", " + std::to_string(traits.head_dim_qk) + ", " + std::to_string(traits.head_dim_vo);
-  return text + ", variant::UserVariant>;\n}\n";
+  return text + ", PlanVariant>;\n}\n";
 }
 
 std::string kernel_name(const GpuKernelTraits& traits) {

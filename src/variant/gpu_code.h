@@ -20,9 +20,12 @@ struct GpuKernelTraits {
   Architecture architecture;
   DType q_dtype = DType::kFloat16;
   DType kv_dtype = DType::kFloat16;
+  DType o_dtype = DType::kFloat16;
   int32_t head_dim_qk = 0;
   int32_t head_dim_vo = 0;
   bool softcap = false;
+  bool custom_mask = false;
+  bool batch_invariant = false;
   bool few_rows_first = false;      // the order of the code of sm80: see attention_kernel
   const RopeTurns* rope = nullptr;  // of queries and keys; null: none
 };

@@ -198,6 +198,7 @@ LARGER += [
     Case((70, 3), (700, 3000), rope="plain", head_dim=(192, 128), variant="biased"),
     Case((70, 3), (700, 3000), rope="yarn factor", head_dim=80, memory="strided"),
     Case((300, 1), (900, 3000), rope="plain", head_dim=128, variant="ends", num_ctas=5),
+    Case((300, 1), (900, 3000), rope="partial interleaved", head_dim=128, num_ctas=5),
     Case((64, 9, 1), (700, 90, 300), rope="llama3", head_dim=128, custom_mask="tree"),
     Case((300, 1), (900, 7000), rope="partial", head_dim=(192, 128), page_size=64, num_ctas=40),
     Case((300, 1), (900, 70), rope="plain", head_dim=72, q_dtype="float16", page_size=1),

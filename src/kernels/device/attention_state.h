@@ -109,19 +109,31 @@ inline __device__ __noinline__ void store_unaligned(void* row, DType dtype, int 
   }
 }
 
+/// The dtype of o. Kernels that are compiled at run time are for one.
+template <typename Variant>
+FLASHPLAN_DEVICE DType o_dtype(const AttentionParams& p) {
+  if constexpr (Variant::kIsBuiltIn) {
+    return p.tensors.o_dtype;
+  } else {
+    return Variant::kOutput;
+  }
+}
+
 /// Writes dims [dim, dim + 4) of a row of o, which begins at `element`, in the dtype of o.
+template <typename Variant>
 FLASHPLAN_DEVICE void store_four(const AttentionParams& p, int64_t element, int dim, float4 x) {
   const int num_valid = p.tensors.head_dim_vo - dim;
-  const bool is_wide = p.tensors.o_dtype == DType::kFloat32;
+  const DType dtype = o_dtype<Variant>(p);
+  const bool is_wide = dtype == DType::kFloat32;
   unsigned char* to =
       static_cast<unsigned char*>(p.tensors.o.data) + (element + dim) * (is_wide ? 4 : 2);
   if (!p.tensors.vectorized) {
-    store_unaligned(to, p.tensors.o_dtype, num_valid, x);
+    store_unaligned(to, dtype, num_valid, x);
   } else if (num_valid <= 0) {
     return;
   } else if (is_wide) {
     *reinterpret_cast<float4*>(to) = x;
-  } else if (p.tensors.o_dtype == DType::kFloat16) {
+  } else if (dtype == DType::kFloat16) {
     using Out = Element<DType::kFloat16>;
     *reinterpret_cast<uint2*>(to) = {Out::pack(x.x, x.y), Out::pack(x.z, x.w)};
   } else {

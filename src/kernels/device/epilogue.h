@@ -39,8 +39,8 @@ class Epilogue {
         if (at_.computes) write_partial(softmax, o);
         return;
       }
-      if (p_.schedule.chunk_kv == 0 && p_.tensors.vectorized && p_.tensors.o_dtype == T::kQ &&
-          p_.tensors.head_dim_vo % 16 == 0) {
+      if (p_.schedule.chunk_kv == 0 && p_.tensors.vectorized &&
+          o_dtype<typename T::Variant>(p_) == T::kQ && p_.tensors.head_dim_vo % 16 == 0) {
         if (at_.computes) write_result(softmax, o);
         return;
       }
@@ -234,7 +234,7 @@ class Epilogue {
       *reinterpret_cast<float4*>(p_.workspace.partial_o + partial_row(row) * T::kHeadDimVo + dim) =
           scaled(o, scale);
       if (dim == 0) p_.workspace.partial_lse[partial_row(row)] = row_lse;
-    } else if (p_.schedule.chunk_kv > 0) {
+    } else if (T::Variant::kHasChunks && p_.schedule.chunk_kv > 0) {
       merge_chunk(scaled(o, scale), row, dim, row_lse);
     } else {
       device::write_result<T>(p_, variant_, block_.rows, head_, row, dim, o, scale, row_lse);
@@ -402,7 +402,11 @@ __device__ __noinline__ void finish_without_keys(const AttentionParams& p, TileC
     if (thread == 0) context.merge = p.schedule.merges[context.tile.merge];
     __syncthreads();
     write_missing_states<T>(p, context, thread);
-    merge_if_last<T, 1, 4>(p, context, thread);
+    if constexpr (T::Variant::kIsBuiltIn) {
+      merge_if_last<T, 1, 4>(p, context, thread);
+    } else {
+      merge_any_if_last<T>(p, context, thread);
+    }
     return;
   }
   constexpr int kQuads = T::kHeadDimVo / 4;

@@ -74,7 +74,8 @@ class Mainloop {
       }
     }
     if (context_.tile.merge >= 0) {
-      if (p_.schedule.chunk_kv > 0) write_missing_states<T>(p_, context_, thread_);
+      if (T::Variant::kHasChunks && p_.schedule.chunk_kv > 0)
+        write_missing_states<T>(p_, context_, thread_);
       if constexpr (T::Variant::kIsBuiltIn) {
         constexpr bool kFewRows = S::kRows <= 16;  // and maybe many states
         merge_if_last<T, kFewRows ? 1 : 4, kFewRows ? 16 : 2>(p_, context_, thread_);
@@ -177,7 +178,7 @@ class Mainloop {
     using Variant = typename T::Variant;
     using Tile = SharedTile<T::kHeadDimQk * Element<T::kKv>::kBytes>;
     const int head_dim = p_.tensors.head_dim_qk;  // dims behind it are zeros, and stay so
-    RowRotation<Variant, T::kKv, Tile, T::kHeadDimQk, kThreads, Variant::kTransformsKey>::
+    RowRotation<Variant, T::kKv, Tile, T::kHeadDimQk, kThreads, Variant::kTransformsKey, 2>::
         rotate_rows(
             stage + S::kKey, first_row, kRows, thread,
             [&](int row) { return static_cast<uint32_t>(first_key + row); },
@@ -316,12 +317,13 @@ class Mainloop {
                                                 head);
       if (visible.to_all.begin > own_key || visible.to_all.end < own_key + S::kLogitKeys) {
         asm volatile("");  // keeps this a branch instead of selects for every tile
-        if (visible.to_all.begin > own_key) {
+        // Kernels that are compiled at run time have one copy of this.
+        if (!T::Variant::kIsBuiltIn || visible.to_all.begin > own_key) {
           s.template mask<true>(p_, block_, thread_, first_key, own_key);
         } else {
           s.template mask<false>(p_, block_, thread_, first_key, own_key);
         }
-        if (p_.tensors.mask.is_given) {
+        if (T::Variant::kHasMaskBits && p_.tensors.mask.is_given) {
           s.mask_bits(p_, block_, thread_, first_key + own_key - context_.first_masked_key);
         }
       }

@@ -59,7 +59,8 @@ FLASHPLAN_DEVICE void rotate_words(uint32_t& a, uint32_t& b, float2 of_low, floa
 /// threads, of which this is number `thread`. Tile::offset(row, chunk) is where 8 dims of a row
 /// are. `position(row)` is that of a row of the tile. `hook(x, row, dim)` is called for each
 /// element before, if kHasHook.
-template <typename Variant, DType kDType, typename Tile, int kHeadDim, int kThreads, bool kHasHook>
+template <typename Variant, DType kDType, typename Tile, int kHeadDim, int kThreads, bool kHasHook,
+          int kRowsAtOnce = 1>
 struct RowRotation {
   static_assert(Element<kDType>::kBytes == 2);
   static constexpr int kPairs = Variant::kRotaryDim / 2;
@@ -91,7 +92,7 @@ struct RowRotation {
     uint64_t turns[kPairsOfItem];
 #pragma unroll
     for (int i = 0; i < kPairsOfItem; ++i) turns[i] = Variant::turns(item * kPairsOfItem + i);
-#pragma unroll 2  // loads of one row beside the sines of the other
+#pragma unroll kRowsAtOnce  // loads of one row beside the sines of the other
     for (int r = thread / kItems; r < num_rows; r += kRowStep) {
       const int row = first_row + r;
       const auto at = position(row);

@@ -94,9 +94,10 @@ class Sm90Epilogue {
 
   FLASHPLAN_DEVICE int row(int half) const { return S::row(first_row_, opaque(thread_), half); }
 
+  FLASHPLAN_DEVICE DType o_dtype() const { return device::o_dtype<typename S::Variant>(p_); }
   /// Whether o has the dtype of the kernel, in rows of aligned chunks of 16 bytes.
   FLASHPLAN_DEVICE bool writes_chunks() const {
-    return p_.tensors.vectorized && p_.tensors.o_dtype == S::kQ;
+    return p_.tensors.vectorized && o_dtype() == S::kQ;
   }
 
   /// Lets the sink of a query head join a row's result, scale * o and lse.
@@ -125,7 +126,11 @@ class Sm90Epilogue {
     const float total_scale[2] = {scale[0] * values_scale, scale[1] * values_scale};
     const Output output[2] = {{p_, rows, head, row(0)}, {p_, rows, head, row(1)}};
     const bool has_all_dims = p_.tensors.head_dim_vo == S::kHeadDimVo;
-    if (!writes_chunks() || (S::kQBuffers == 1 && !has_all_dims)) {
+    // Kernels that are compiled at run time have one way for all rows that can be staged, since
+    // writing anything from registers is much code.
+    constexpr bool kStagesAll = !S::Variant::kIsBuiltIn && S::kQBuffers > 1;
+    if (kStagesAll ? o_dtype() != S::kQ
+                   : !writes_chunks() || (S::kQBuffers == 1 && !has_all_dims)) {
       write_anything(rows, head, o, total_scale, output);
       return;
     }
@@ -181,9 +186,19 @@ class Sm90Epilogue {
         const int chunk = i % kChunks;
         if (first_row + r >= rows.num_rows) break;
         if (chunk * 8 >= p_.tensors.head_dim_vo) continue;
-        const int64_t to = OutputRow(p_, rows, head, first_row + r).o(p_) + chunk * 8;
-        *reinterpret_cast<uint4*>(static_cast<uint16_t*>(p_.tensors.o.data) + to) = load_shared_16(
-            memory + chunk / 8 * S::Query::kBlockBytes + r * 128 + ((chunk ^ r) % 8 << 4));
+        auto* to = static_cast<uint16_t*>(p_.tensors.o.data) +
+                   OutputRow(p_, rows, head, first_row + r).o(p_) + chunk * 8;
+        const uint32_t from =
+            memory + chunk / 8 * S::Query::kBlockBytes + r * 128 + ((chunk ^ r) % 8 << 4);
+        if (kStagesAll && !p_.tensors.vectorized) {
+          const int num_valid = min(p_.tensors.head_dim_vo - chunk * 8, 8);
+#pragma unroll 1
+          for (int j = 0; j < num_valid; ++j) {
+            to[j] = static_cast<uint16_t>(load_shared_2(from + j * 2));
+          }
+          continue;
+        }
+        *reinterpret_cast<uint4*>(to) = load_shared_16(from);
       }
     }
   }
@@ -204,12 +219,11 @@ class Sm90Epilogue {
     }
   }
   FLASHPLAN_DEVICE void store_one(int64_t element, float x) const {
-    if (p_.tensors.o_dtype == DType::kFloat32) {
+    if (o_dtype() == DType::kFloat32) {
       static_cast<float*>(p_.tensors.o.data)[element] = x;
     } else {
-      const uint32_t pair = p_.tensors.o_dtype == DType::kFloat16
-                                ? Element<DType::kFloat16>::pack(x, 0.0F)
-                                : Element<DType::kBFloat16>::pack(x, 0.0F);
+      const uint32_t pair = o_dtype() == DType::kFloat16 ? Element<DType::kFloat16>::pack(x, 0.0F)
+                                                         : Element<DType::kBFloat16>::pack(x, 0.0F);
       static_cast<uint16_t*>(p_.tensors.o.data)[element] = static_cast<uint16_t>(pair);
     }
   }

@@ -38,6 +38,9 @@ class Sm90Producer {
       load_steps<true, S::kKvWarps == 1>();
     } else if (warp_ == 1) {
       if constexpr (S::kKvWarps == 2) load_steps<false, true>();
+    } else if (!S::Variant::kIsBuiltIn) {  // one copy of the code
+      if (warp_ == 2) begin_queue(queue_word);
+      load_queries(warp_ == 2);
     } else if (warp_ == 2) {
       begin_queue(queue_word);
       load_queries(true);

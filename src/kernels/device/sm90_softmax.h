@@ -127,7 +127,8 @@ struct Sm90Softmax {
     const int32_t first = key + opaque(thread) % 4 * 2;  // this thread's first column
     uint32_t seen[2] = {columns_before(visible.own_end[0] - first),
                         columns_before(visible.own_end[1] - first)};
-    if (visible.begin > key || p.tensors.mask.is_given) {
+    constexpr bool kHasBits = S::Variant::kHasMaskBits;
+    if (visible.begin > key || (kHasBits && p.tensors.mask.is_given)) {
       asm volatile("");
       const RowBlock block = context.block(p);
 #pragma unroll
@@ -135,7 +136,7 @@ struct Sm90Softmax {
         // Rows of padding are never written, so any keys will do for them.
         const int row = min(S::row(first_row, opaque(thread), half), block.rows.num_rows - 1);
         seen[half] &= ~columns_before(block.visible_to(p, row).begin - first);
-        if (p.tensors.mask.is_given) {
+        if (kHasBits && p.tensors.mask.is_given) {
           seen[half] &=
               columns_of_mask(p.tensors.mask, block.rows.token(row, p.schedule.group_size),
                               key - context.first_masked_key, thread);

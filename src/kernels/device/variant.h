@@ -21,8 +21,10 @@ struct Standard {
   static constexpr bool kReadsPositions = false;    // logit() or visible() reads its position
   static constexpr bool kTransformsOutput = false;  // output(): each element, normalised
   // Kernels that are compiled at run time leave out what their plans do not need, and keep short
-  // what is rare. They share no prefixes.
+  // what is rare. They share no prefixes, and know their plan: kOutput is the dtype of o.
   static constexpr bool kIsBuiltIn = true;
+  static constexpr bool kHasMaskBits = true;  // of the plan, custom_mask
+  static constexpr bool kHasChunks = true;    // of the plan, batch_invariant
   static constexpr bool kRotates = false;  // queries and keys, behind their hooks; see rotation.h
 
   explicit FLASHPLAN_DEVICE Standard(const AttentionParams& params)
