@@ -257,12 +257,32 @@ struct TileCopy {
     }
   }
 
-  /// All copies, for rows of `head_dim` <= kHeadDim; `vectorized`: 16 bytes at a time.
+  /// All copies, for rows of `head_dim` <= kHeadDim; `vectorized`: 16 bytes at a time. The dims
+  /// behind them become zeros.
   static __device__ __noinline__ void copy_any(uint32_t tile, uint32_t table, int head_dim,
                                                bool vectorized, int thread) {
-    copy_tile<kBytes, kHeadDim, kRows, kThreads>(tile, head_dim, vectorized, thread, [&](int row) {
-      return load_shared_pointer(table + row * KvRow::kPitch);
-    });
+    if (!vectorized) {
+      copy_tile<kBytes, kHeadDim, kRows, kThreads>(
+          tile, head_dim, false, thread,
+          [&](int row) { return load_shared_pointer(table + row * KvRow::kPitch); });
+      return;
+    }
+    const int lane = thread & (kLanesPerRow - 1);
+    const unsigned char* from[kRowsPerThread];
+#pragma unroll
+    for (int i = 0; i < kRowsPerThread; ++i) {
+      from[i] = load_shared_pointer(table + row(i, thread) * KvRow::kPitch);
+    }
+#pragma unroll
+    for (int i = 0; i < kRowsPerThread; ++i) {
+      const uint32_t to = tile + Tile::offset(row(i, thread), lane);
+#pragma unroll
+      for (int chunk = 0; chunk < Tile::kChunks; chunk += kLanesPerRow) {
+        const bool has_dims = (lane + chunk) * 16 < head_dim * kBytes;
+        cp_async_16_padded(to + chunk * 16, from[i] + (has_dims ? (lane + chunk) * 16 : 0),
+                           has_dims ? 16 : 0);
+      }
+    }
   }
 };
 
