@@ -61,7 +61,7 @@ FIRST = {
     "bindings/producer": ["pytest:test_dlpack test_frameworks"],
     "bindings/ops": ["pytest:test_append test_merge test_errors"],
     "bindings": ["pytest:test_errors test_dlpack test_streams test_jax"],
-    "python/flashplan/attention": ["pytest:test_api test_attention"],
+    "python/flashplan/runs": ["pytest:test_api test_attention"],
     "python/flashplan/transformers": ["pytest:test_transformers test_transformers_models"],
     "python/flashplan/jax": ["pytest:test_jax"],
     "python/flashplan/torch": ["pytest:test_torch"],
