@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls that must be refused: (what is wrong, exception, argument that the message names, call)."""
 
-from bad_operators import APPEND, MASKS, MERGE, OTHER, ROPE_APPEND, SLOTS
+from bad_appends import APPEND, ROPE_APPEND, SLOTS
+from bad_operators import MASKS, MERGE, OTHER
 from bad_plans import FIND, OPTIONS, PLAN
 from bad_rows import ADD_RMSNORM, GATED, LAYERNORM, RMSNORM, ROPE
 from bad_runs import RUN
