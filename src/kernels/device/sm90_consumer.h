@@ -10,7 +10,9 @@ namespace flashplan::device {
 /// A work tile of more than 64 rows is shared: each warpgroup computes 64 of its rows. The
 /// warpgroups take turns to issue products, so that one computes its softmax while the products of
 /// the other run. A tile of up to 64 rows belongs to one warpgroup, and the next such tile to the
-/// next warpgroup; the others skip its keys and values. Inside a warpgroup the products of a step's
+/// next warpgroup. The others skip its keys and values, and wait until the owner has received them
+/// (`kReceived`): a barrier tells its phases apart by parity, so no warp may be two phases ahead.
+/// Inside a warpgroup the products of a step's
 /// values run during the softmax of the next step, and those of a work tile's last values during
 /// the first step of the next tile.
 template <typename S>
@@ -85,7 +87,7 @@ class Sm90Consumer {
   /// its threads agree.
   FLASHPLAN_DEVICE bool is_shared(const Unit& unit) const {
     return __any_sync(0xffffffffU,
-                      unit.tile >= 0 && context_of(unit).block(p_).rows.num_rows > 64) != 0;
+                      unit.tile >= 0 && context_of(unit).num_rows > 64) != 0;
   }
   /// Whether this warpgroup computes rows of the unit whose queries are at `place`.
   FLASHPLAN_DEVICE bool is_own(bool is_shared, int32_t place) const {
@@ -121,23 +123,37 @@ class Sm90Consumer {
     barrier_arrive_if(in_turns, S::kTurnBarrier + next, 2 * 128);
   }
 
-  /// The next slot of the ring, once it is full.
-  FLASHPLAN_DEVICE int next_slot() {
+  /// The next slot of the ring: once it is full, if it `is_own`.
+  FLASHPLAN_DEVICE int next_slot(bool is_own = true) {
     const int slot = slot_;
-    mbarrier_wait(barrier(S::kSlotFull, slot), slot_parity_);
-    if (++slot_ == S::kSlots) {
-      slot_ = 0;
-      slot_parity_ ^= 1;
-    }
+    if (is_own) mbarrier_wait(barrier(S::kSlotFull, slot), slot_parity_);
+    skip_slots(1);
     return slot;
   }
-  /// Skips the keys or values of another warpgroup's tile. It waits for them, because a warp that
-  /// falls two phases behind could not tell them apart by parity.
-  FLASHPLAN_DEVICE void pass_slot() { release(S::kSlotEmpty, next_slot()); }
+  FLASHPLAN_DEVICE void skip_slots(int count) {
+    const int place = slot_ + count;
+    slot_ = place % S::kSlots;
+    slot_parity_ ^= static_cast<uint32_t>(place / S::kSlots) & 1;
+  }
+  /// Frees a slot; for all warpgroups, unless they share the tile.
+  FLASHPLAN_DEVICE void release_slot(int slot, bool is_shared) const {
+    __syncwarp();
+    if (thread_ % 32 != 0) return;
+    mbarrier_arrive(barrier(S::kSlotEmpty, slot), is_shared ? 1 : S::kWarpgroups);
+  }
+  /// Skips the rest of another warpgroup's tile, of which `num_keys` keys are left.
+  FLASHPLAN_DEVICE void skip_tile(int32_t num_keys) {
+    skip_slots((max(num_keys, 0) + S::kTileKv - 1) / S::kTileKv * 2);
+    const int owner = q_ % S::kWarpgroups;
+    mbarrier_wait(barrier(S::kReceived, owner), received_parities_ >> owner & 1);
+    received_parities_ ^= 1U << owner;
+  }
 
   FLASHPLAN_DEVICE void multiply_keys(int slot, bool is_shared) {
     wgmma_fence();
-    const WgmmaOperand q = S::Query::by_dims(q_address(q_, is_shared));
+    // Computed here: held meanwhile, it would take a register that kernels of 256 dims lack.
+    const int address = opaque(static_cast<int>(q_address(q_, is_shared)));
+    const WgmmaOperand q = S::Query::by_dims(static_cast<uint32_t>(address));
     const WgmmaOperand k = S::Key::by_dims(slot_address(slot));
 #pragma unroll
     for (int i = 0; i < S::kHeadDimQk / 16; ++i) {
@@ -165,55 +181,58 @@ class Sm90Consumer {
   /// `last` is finished, because the next record may be waiting for the memory of its record.
   ///
   /// If products were in flight on one side of a branch only, the compiler would wait for each of
-  /// them. So the first keys are always multiplied: where the unit has no keys or belongs to
-  /// another warpgroup, with whatever is in that memory, and nobody reads the product.
+  /// them. So both products are always computed: where there is no last unit, the unit has no keys,
+  /// or one of them belongs to another warpgroup, of whatever is in that memory, and nobody reads
+  /// them.
   FLASHPLAN_DEVICE void attend(const Unit& unit, const Unit& last, bool has_keys) {
     int k_slot = 0;
     const bool has_last = last.tile >= 0;
     const bool shared = has_keys && is_shared(unit);
+    bool own = false;
     if (has_keys) {
       if (shared) skip_query_parts();
-      k_slot = next_slot();
+      own = is_own(shared, q_);
+      k_slot = next_slot(own);
       if (S::kQBuffers > 1) wait_queries(unit);
     }
+    const bool last_shared = is_shared(last);
+    const bool last_own = is_own(last_shared, last_q_);
+    const Sm90Context& context = context_of(unit);
+    const auto visible_keys = [&] { return Visible(p_, context, first_row(shared), thread_); };
+    Visible visible;  // computed while products run
     if constexpr (S::kQBuffers > 1) {
-      const bool in_turns = shared || is_shared(last);
+      const bool in_turns = shared || last_shared;
+      const int v_slot = has_last ? next_slot(last_own) : 0;
+      wait_turn(in_turns);
+      multiply_values(v_slot);
+      multiply_keys(k_slot, shared);
+      end_turn(in_turns);
+      visible = visible_keys();
+      wgmma_wait<1>();
+      pin(o_);
       if (has_last) {
-        const int v_slot = next_slot();
-        wait_turn(in_turns);
-        multiply_values(v_slot);
-        multiply_keys(k_slot, shared);
-        end_turn(in_turns);
-        wgmma_wait<1>();
-        pin(o_);
-        release(S::kSlotEmpty, v_slot);
-        write_output(last);
-        for (float& x : o_) x = 0.0F;  // frees the registers for merging, too
-      } else {
-        wait_turn(in_turns);
-        multiply_keys(k_slot, shared);
-        end_turn(in_turns);
+        if (last_own) release_slot(v_slot, last_shared);
+        write_output(last, last_shared, last_own);
       }
+      for (float& x : o_) x = 0.0F;  // frees the registers for merging, too
     } else {
+      const int v_slot = has_last ? next_slot(last_own) : 0;
+      wait_turn(last_shared);
+      multiply_values(v_slot);
+      end_turn(last_shared);
+      wgmma_wait<0>();
+      pin(o_);
       if (has_last) {
-        const int v_slot = next_slot();
-        const bool in_turns = is_shared(last);
-        wait_turn(in_turns);
-        multiply_values(v_slot);
-        end_turn(in_turns);
-        wgmma_wait<0>();
-        pin(o_);
-        release(S::kSlotEmpty, v_slot);
-        write_output(last);
-        for (float& x : o_) x = 0.0F;  // frees the registers for merging, too
+        if (last_own) release_slot(v_slot, last_shared);
+        write_output(last, last_shared, last_own);
       }
+      for (float& x : o_) x = 0.0F;  // frees the registers for merging, too
       if (has_keys) wait_queries(unit);
       wait_turn(shared);
       multiply_keys(k_slot, shared);
       end_turn(shared);
+      visible = visible_keys();
     }
-    const Sm90Context& context = context_of(unit);
-    const Visible visible(p_, context, first_row(shared), thread_);
     int32_t key = context.tile.kv_begin;
     const int32_t end = context.tile.kv_end;
     wgmma_wait<0>();
@@ -222,13 +241,9 @@ class Sm90Consumer {
       if (S::kQBuffers > 1 && has_last) release_queries(last_q_, last_q_parts_);
       return;
     }
-    if (!is_own(shared, q_)) {
-      release(S::kSlotEmpty, k_slot);
+    if (!own) {
       if (S::kQBuffers > 1 && has_last) release_queries(last_q_, last_q_parts_);
-      for (key += S::kTileKv; key < end; key += S::kTileKv) {
-        pass_slot();
-        pass_slot();
-      }
+      skip_tile(end - key - S::kTileKv);
       if (S::kQBuffers == 1) release_queries(q_, 1);
       return;
     }
@@ -238,8 +253,12 @@ class Sm90Consumer {
     }
     softmax_.begin(p_, context, unit.head, first_row(shared), thread_);
     float shrink[2];
+    // The key from which on this thread announces that the last keys have arrived.
+    const bool announces = !shared && thread_ % 32 == 0;
+    const int32_t announces_from = announces ? end - S::kTileKv : 0x7fffffff;
+    if (key >= announces_from) mbarrier_arrive(barrier(S::kReceived, warpgroup_));
     weigh_step(variant, unit, shared, visible, key, k_slot, true, shrink);
-    release(S::kSlotEmpty, k_slot);
+    release_slot(k_slot, shared);
     pack();
     if (S::kQBuffers > 1 && has_last) release_queries(last_q_, last_q_parts_);
     for (key += S::kTileKv; key < end; key += S::kTileKv) {
@@ -251,11 +270,12 @@ class Sm90Consumer {
       end_turn(shared);
       wgmma_wait<1>();
       pin(softmax_.logits);
+      if (key >= announces_from) mbarrier_arrive(barrier(S::kReceived, warpgroup_));
       const bool raised = weigh_step(variant, unit, shared, visible, key, k_slot, false, shrink);
-      release(S::kSlotEmpty, k_slot);
+      release_slot(k_slot, shared);
       wgmma_wait<0>();
       pin(o_);
-      release(S::kSlotEmpty, v_slot);
+      release_slot(v_slot, shared);
       pack();
       if (raised) {
 #pragma unroll
@@ -282,7 +302,7 @@ class Sm90Consumer {
   FLASHPLAN_DEVICE void transform_queries(const Unit& unit, bool is_shared) const {
     constexpr int kChunks = S::kHeadDimQk / 8;  // of 16 bytes in a row
     const Variant variant(p_);
-    const RowBlock block = context_of(unit).block(p_);
+    const RowBlock block = context_of(unit).block();
     const int lane = opaque(thread_) % 32;
     const int own_row = opaque(thread_) / 32 * 16;  // the first of this warp
     const uint32_t queries = q_address(q_, is_shared) + own_row * 128;
@@ -372,12 +392,12 @@ class Sm90Consumer {
     }
   }
 
-  /// Writes the output of a unit, and frees the record of its tile after the last head.
-  FLASHPLAN_DEVICE void write_output(const Unit& unit) {
-    const bool shared = is_shared(unit);
-    if (is_own(shared, last_q_)) {
-      epilogue(first_row(shared))
-          .write(context_of(unit), unit.head, q_address(last_q_, shared), o_, softmax_.sum,
+  /// Writes the output of a unit, if it is this warpgroup's, and frees the record of its tile after
+  /// the last head.
+  FLASHPLAN_DEVICE void write_output(const Unit& unit, bool is_shared, bool is_own) {
+    if (is_own) {
+      epilogue(first_row(is_shared))
+          .write(context_of(unit), unit.head, q_address(last_q_, is_shared), o_, softmax_.sum,
                  softmax_.shift);
     }
     if (is_last_head(unit)) release(S::kContextEmpty, unit.tile % S::kContexts);
@@ -393,6 +413,7 @@ class Sm90Consumer {
   uint32_t weights_[S::kTileKv / 16][4] = {};
   int slot_ = 0;
   uint32_t slot_parity_ = 0;
+  uint32_t received_parities_ = 0;  // of kReceived, a bit for each warpgroup
   int32_t q_ = 0;       // place of the queries of this unit, see S::query_offset()
   int32_t last_q_ = 0;  // of the unit before
   int32_t last_q_parts_ = 0;

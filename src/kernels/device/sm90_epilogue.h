@@ -26,7 +26,7 @@ class Sm90Epilogue {
   FLASHPLAN_DEVICE void write(const Sm90Context& context, int32_t head, uint32_t queries,
                               const Accumulators& o, const float (&sums)[2],
                               const float (&shifts)[2]) const {
-    const PackedRows rows = context.block(p_).rows;
+    const PackedRows rows = context.block().rows;
     float scale[2];
     float lse[2];
 #pragma unroll
@@ -52,7 +52,8 @@ class Sm90Epilogue {
           add_sink(OutputRow(p_, rows, head, own).head, scale[half], lse[half]);
         }
       }
-      write_result(rows, head, queries, o, scale, lse);
+      write_o(rows, head, queries, o, scale);
+      write_lse(rows, head, lse);
     }
   }
 
@@ -60,7 +61,7 @@ class Sm90Epilogue {
   FLASHPLAN_DEVICE void write_empty(const Sm90Context& context) const {
     constexpr int kQuads = S::kHeadDimVo / 4;
     const WorkTile& tile = context.tile;
-    const PackedRows rows = context.block(p_).rows;
+    const PackedRows rows = context.block().rows;
     const int num_rows = min(rows.num_rows - first_row_, 64);
     for (int h = 0; h < tile.num_kv_heads; ++h) {
       for (int i = thread_; i < num_rows * kQuads; i += 128) {
@@ -108,20 +109,22 @@ class Sm90Epilogue {
     lse = joined.y;
   }
 
-  FLASHPLAN_DEVICE void write_result(const PackedRows& rows, int32_t head, uint32_t queries,
-                                     const Accumulators& o, const float (&scale)[2],
-                                     const float (&lse)[2]) const {
+  FLASHPLAN_DEVICE void write_lse(const PackedRows& rows, int32_t head,
+                                  const float (&lse)[2]) const {
+    if (p_.tensors.lse.data == nullptr || opaque(thread_) % 4 != 0) return;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if (row(half) < rows.num_rows) {
+        p_.tensors.lse.data[OutputRow(p_, rows, head, row(half)).lse(p_)] = lse[half];
+      }
+    }
+  }
+
+  FLASHPLAN_DEVICE void write_o(const PackedRows& rows, int32_t head, uint32_t queries,
+                                const Accumulators& o, const float (&scale)[2]) const {
     const int thread = opaque(thread_);
     const int lane = thread % 32;
     const int first_row = first_row_ + thread / 32 * 16;  // of the warp
-    if (p_.tensors.lse.data != nullptr && lane % 4 == 0) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        if (row(half) < rows.num_rows) {
-          p_.tensors.lse.data[OutputRow(p_, rows, head, row(half)).lse(p_)] = lse[half];
-        }
-      }
-    }
     const float values_scale = v_scale(p_, head);
     const float total_scale[2] = {scale[0] * values_scale, scale[1] * values_scale};
     const Output output[2] = {{p_, rows, head, row(0)}, {p_, rows, head, row(1)}};

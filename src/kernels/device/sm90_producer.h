@@ -339,8 +339,7 @@ class Sm90Producer {
       const Sm90Context& context = wait_context(i);
       if (context.is_end) return;
       if (context.has_steps()) {
-        RowBlock block;
-        block.assign(p_, context.tile, context.segment);
+        const RowBlock block = context.block();
         const int32_t heads_end = context.tile.kv_head + context.tile.num_kv_heads;
         const bool is_shared = block.rows.num_rows > 64;
         for (int32_t head = context.tile.kv_head; head < heads_end; ++head) {

@@ -16,12 +16,15 @@ struct Sm90Context {
   Segment segment;
   int32_t is_end;            // there is no tile: the queue ends here
   int32_t first_masked_key;  // the first key that the caller's mask of bits covers
-  int32_t unused[2];
+  int32_t row_begin;         // of the tile, as in PackedRows
+  int32_t num_rows;
 
-  FLASHPLAN_DEVICE RowBlock block(const AttentionParams& p) const {
-    RowBlock block;
-    block.assign(p, tile, segment);
-    return block;
+  /// What finish() has computed.
+  FLASHPLAN_DEVICE RowBlock block() const {
+    return {{tile.segment, segment.qo_begin, row_begin, num_rows},
+            segment.kv_row,
+            segment.position,
+            {tile.kv_begin, tile.kv_end}};
   }
   /// Whether the tile has steps over keys. Where the real length leaves a tile of a merge without
   /// keys, it still has one step, whose keys are all masked: this writes the empty state that the
@@ -29,13 +32,17 @@ struct Sm90Context {
   FLASHPLAN_DEVICE bool has_steps() const {
     return !is_end && (tile.kv_begin < tile.kv_end || tile.merge >= 0);
   }
-  /// Adds to the record what only the tensors of this run say: shortens the tile to the real length
-  /// of its request, and looks up where the mask of bits begins.
+  /// Adds to the record the rows of the tile, and what only the tensors of this run say: shortens
+  /// the tile to the real length of its request, and looks up where the mask of bits begins.
   FLASHPLAN_DEVICE void finish(const AttentionParams& p, int32_t tile_kv) {
+    RowBlock block;
+    block.assign(p, tile, segment);
+    row_begin = block.rows.row_begin;
+    num_rows = block.rows.num_rows;
     const int32_t request = request_of(tile, segment, p.tensors.pages);
     if (has_real_length(p, segment)) {
       KeySpan keys = {tile.kv_begin, tile.kv_end};
-      fit_to_length(p.mask, block(p).rows, p.schedule.group_size, tile_kv,
+      fit_to_length(p.mask, block.rows, p.schedule.group_size, tile_kv,
                     p.tensors.kv_lens[request], segment, keys);
       tile.kv_begin = keys.begin;
       tile.kv_end = keys.end;
@@ -48,19 +55,23 @@ static_assert(sizeof(Sm90Context) == 64);
 /// `Choices`: Traits of shape.h.
 template <typename Choices>
 struct Sm90Shape : Choices {
-  // Number of consumer warpgroups, each with 64 rows. With three, a thread has 160 registers, which
-  // is enough for 64 dims. There the softmax takes longer than the products, and the third
+  // Number of consumer warpgroups, each with 64 rows. With three, a thread has 152 registers, which
+  // is enough for 64 dims and 96 keys. There the softmax takes longer than the products, and the third
   // warpgroup overlaps more of it. The warpgroup that rotates takes the registers of the third.
   static constexpr bool kRotates = Choices::Variant::kRotates;
   static_assert(!kRotates || Choices::kHeadDimVo <= 128);  // products of more take its registers
   static constexpr int kWarpgroups = Choices::kHeadDimVo <= 64 && !kRotates ? 3 : 2;
   static constexpr int kTileQ = 64 * kWarpgroups;
   // 256 dims leave room for four slots of 80 keys.
-  static constexpr int kTileKv = Choices::kHeadDimVo > 128 ? 80 : 128;
+  static constexpr int kTileKv = Choices::kHeadDimVo > 128 ? 80 : kWarpgroups == 3 ? 96 : 128;
   static constexpr int kThreads = 128 * (kWarpgroups + (kRotates ? 2 : 1));
   static constexpr int kConsumerWarps = 4 * kWarpgroups;
-  static constexpr int kProducerRegisters = kWarpgroups == 3 ? 32 : 40;
-  static constexpr int kConsumerRegisters = kRotates ? 216 : kWarpgroups == 3 ? 160 : 232;
+  // Registers of a thread. With 40 the producer spills some to local memory, which is slow to come
+  // when a kernel begins; but products of 256 dims, and a warpgroup that rotates, need the others.
+  static constexpr bool kSparesProducer = !kRotates && Choices::kHeadDimVo <= 128;
+  static constexpr int kProducerRegisters = kSparesProducer ? 56 : 40;
+  static constexpr int kConsumerRegisters =
+      kWarpgroups == 3 ? 152 : kSparesProducer ? 224 : kRotates ? 216 : 232;
   static constexpr int kRotatorRegisters = 40;
 
   // Named barriers: one for the turn of each warpgroup, then one for the threads of each warpgroup,
@@ -109,9 +120,10 @@ struct Sm90Shape : Choices {
   static constexpr int kContextFull = kQEmpty + kQBarriers * 8;
   static constexpr int kContextEmpty = kContextFull + kContexts * 8;
   static constexpr int kTailFull = kContextEmpty + kContexts * 8;
+  static constexpr int kReceived = kTailFull + 2 * 8;  // of warpgroups, see Sm90Consumer
   // Queries and keys that are loaded and not yet rotated; behind the other barriers, if at all.
   // Keys use the barriers of kKeyLoaded step by step.
-  static constexpr int kKeyLoaded = kTailFull + 2 * 8;
+  static constexpr int kKeyLoaded = kReceived + kWarpgroups * 8;
   static constexpr int kQLoaded = kRotates ? kKeyLoaded + kSlots * 8 : kQFull;
   static constexpr int kBarriersEnd = kRotates ? kQLoaded + kQBarriers * 8 : kKeyLoaded;
   static constexpr int kFlags = (kBarriersEnd + 15) / 16 * 16;  // of warpgroups, 16 bytes each

@@ -23,10 +23,11 @@ struct Sm90Softmax {
     int32_t own_end[2];  // the end of what each of this thread's two rows sees
     bool has_rows;       // whether this warp has any rows
 
+    Visible() = default;
     /// `first_row`: the first row of the warpgroup in the tile.
     FLASHPLAN_DEVICE Visible(const AttentionParams& p, const Sm90Context& context, int first_row,
                              int thread) {
-      const RowBlock block = context.block(p);
+      const RowBlock block = context.block();
       const int last = block.rows.num_rows - 1;
       begin = block.visible_to(p, min(first_row + 63, last)).begin;
       end = min(block.visible_to(p, min(first_row, last)).end, context.first_masked_key);
@@ -130,7 +131,7 @@ struct Sm90Softmax {
     constexpr bool kHasBits = S::Variant::kHasMaskBits;
     if (visible.begin > key || (kHasBits && p.tensors.mask.is_given)) {
       asm volatile("");
-      const RowBlock block = context.block(p);
+      const RowBlock block = context.block();
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         // Rows of padding are never written, so any keys will do for them.

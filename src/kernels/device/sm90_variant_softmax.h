@@ -23,7 +23,7 @@ struct Sm90VariantSoftmax : Sm90Softmax<S> {
   FLASHPLAN_DEVICE void begin(const AttentionParams& p, const Sm90Context& context, int32_t head,
                               int first_row, int thread) {
     Base::reset();
-    const RowBlock block = context.block(p);
+    const RowBlock block = context.block();
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       rows_[half] = block.logit_position(p, S::row(first_row, opaque(thread), half), head,
