@@ -38,19 +38,17 @@ inline Axis first_unserved_by_sm90(const Kernel& kernel, const AttentionOptions&
 }
 
 /// Above sm80 where tensor maps can describe the keys, and the bounds of the plan leave room for
-/// more than the few packed rows of a decode. For those alone sm80 is 2 to 9 % faster if the head
-/// dims are the kernel's: two of its CTAs share an SM, and its shorter code begins sooner
-/// (docs/tuning.md). Without tensor maps everything works, but slower.
-inline int32_t preference_of_sm90(const Kernel& kernel, const AttentionOptions& options) noexcept {
+/// more than the few packed rows of a decode. For those alone sm80 is 2 to 9 % faster: two of its
+/// CTAs share an SM, and its shorter code begins sooner (docs/tuning.md). Without tensor maps
+/// everything works, but slower.
+inline int32_t preference_of_sm90(const AttentionOptions& options) noexcept {
   constexpr int32_t kFewRows = 16;
   constexpr int32_t kAlignedDims = 8;
-  const bool has_all_dims =
-      options.head_dim_qk == kernel.head_dim_qk && options.head_dim_vo == kernel.head_dim_vo;
   const bool is_mapped = options.head_dim_qk % kAlignedDims == 0 &&
                          options.head_dim_vo % kAlignedDims == 0 && options.page_size % 8 == 0;
   const bool decodes_few_rows = options.max_qo_tokens <= options.max_batch_size &&
                                 options.num_qo_heads <= kFewRows * options.num_kv_heads;
-  return is_mapped && !(decodes_few_rows && has_all_dims) ? 1 : -1;
+  return is_mapped && !decodes_few_rows ? 1 : -1;
 }
 
 /// wgmma, TMA and mbarriers, which compute capability 9.0 alone has.

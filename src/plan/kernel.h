@@ -45,7 +45,7 @@ struct KernelFamily {
   /// Bytes of the workspace that each queue needs for itself.
   std::size_t (*scratch_bytes)(const Kernel& kernel, const AttentionOptions& options) noexcept;
   /// Where several families serve the options, the one with the largest preference is chosen.
-  int32_t (*preference)(const Kernel& kernel, const AttentionOptions& options) noexcept;
+  int32_t (*preference)(const AttentionOptions& options) noexcept;
 };
 
 /// The code of a kernel for work tiles of up to `rows` packed query rows.
@@ -115,7 +115,7 @@ ArchitectureNames architectures_of(std::span<const Kernel> kernels) noexcept;
 /// first_unserved() of kernels that are compiled for dtypes, head dims and softcap.
 Axis first_unserved_axis(const Kernel& kernel, const AttentionOptions& options) noexcept;
 /// preference() of families that serve everything on their devices.
-int32_t no_preference(const Kernel& kernel, const AttentionOptions& options) noexcept;
+int32_t no_preference(const AttentionOptions& options) noexcept;
 /// scratch_bytes() of kernels whose queues keep the merged state of a batch-invariant tile.
 std::size_t merged_state_bytes(const Kernel& kernel, const AttentionOptions& options) noexcept;
 

@@ -148,8 +148,8 @@ Status unserved(const AttentionOptions& o, const DeviceLimits& device, Axis axis
 /// CUDA too runs the code of the newest architecture that the GPU can run.
 bool is_better(const Kernel& a, const Kernel& b, const AttentionOptions& options) {
   const auto key = [&options](const Kernel& kernel) {
-    return std::tuple(kernel.head_dim_qk + kernel.head_dim_vo,
-                      -kernel.family->preference(kernel, options), -kernel.architecture.number);
+    return std::tuple(kernel.head_dim_qk + kernel.head_dim_vo, -kernel.family->preference(options),
+                      -kernel.architecture.number);
   };
   return key(a) < key(b);
 }

@@ -179,7 +179,7 @@ TEST(architectures) {
 TEST(the_preferred_family_and_the_one_that_is_named) {
   KernelFamily newer = kSm80Family;
   newer.name = "sm90";
-  newer.preference = [](const Kernel&, const AttentionOptions&) noexcept { return 1; };
+  newer.preference = [](const AttentionOptions&) noexcept { return 1; };
   std::vector<Kernel> both = kernels();
   for (const int32_t head_dim : {128, 256}) {  // the first one is the smallest that serves
     Kernel kernel = fake_kernel("new_d128", {90, 'a'});
@@ -252,7 +252,7 @@ TEST(the_hopper_family_is_for_more_than_few_rows) {
   CHECK_EQ(with([](auto& o) { o.head_dim_qk = o.head_dim_vo = 100; }), "sm80");
   const auto fewer_dims = [](auto& o) { o.head_dim_qk = o.head_dim_vo = 96; };
   CHECK_EQ(with(fewer_dims), "sm90");
-  CHECK_EQ(with([&](auto& o) { decodes(o), fewer_dims(o); }), "sm90");
+  CHECK_EQ(with([&](auto& o) { decodes(o), fewer_dims(o); }), "sm80");
   AttentionOptions rotated = prompts;
   rotated.rope = Rope();
   CHECK_EQ(family(rotated), "sm90");

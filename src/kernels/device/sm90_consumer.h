@@ -86,8 +86,7 @@ class Sm90Consumer {
   /// Whether all warpgroups have rows of a unit. The warp votes, so that the compiler knows that
   /// its threads agree.
   FLASHPLAN_DEVICE bool is_shared(const Unit& unit) const {
-    return __any_sync(0xffffffffU,
-                      unit.tile >= 0 && context_of(unit).num_rows > 64) != 0;
+    return __any_sync(0xffffffffU, unit.tile >= 0 && context_of(unit).num_rows > 64) != 0;
   }
   /// Whether this warpgroup computes rows of the unit whose queries are at `place`.
   FLASHPLAN_DEVICE bool is_own(bool is_shared, int32_t place) const {
@@ -414,8 +413,8 @@ class Sm90Consumer {
   int slot_ = 0;
   uint32_t slot_parity_ = 0;
   uint32_t received_parities_ = 0;  // of kReceived, a bit for each warpgroup
-  int32_t q_ = 0;       // place of the queries of this unit, see S::query_offset()
-  int32_t last_q_ = 0;  // of the unit before
+  int32_t q_ = 0;                   // place of the queries of this unit, see S::query_offset()
+  int32_t last_q_ = 0;              // of the unit before
   int32_t last_q_parts_ = 0;
 };
 

@@ -71,8 +71,8 @@ struct Sm90Shape : Choices {
   static constexpr bool kSparesProducer = !kRotates && Choices::kHeadDimVo <= 128;
   static constexpr int kProducerRegisters = kSparesProducer ? 56 : 40;
   static constexpr int kConsumerRegisters =
-      kWarpgroups == 3 ? 152 : kSparesProducer ? 224 : kRotates ? 216 : 232;
-  static constexpr int kRotatorRegisters = 40;
+      kWarpgroups == 3 ? 152 : kSparesProducer ? 224 : kRotates ? 208 : 232;
+  static constexpr int kRotatorRegisters = 56;
 
   // Named barriers: one for the turn of each warpgroup, then one for the threads of each warpgroup,
   // and of the one that rotates.
