@@ -19,9 +19,9 @@
 // - Structs: each begins with its size, which its init function writes, so that later versions of
 //   this library can add fields. A program that was compiled with an older header gives smaller
 //   structs; the fields that it does not know have their defaults. A struct that is larger than the
-//   library knows is taken if the rest of it is 0.
-// - Memory: the library keeps no pointer that it is given, but for the stream of a plan on a GPU
-//   (see flashplan_plan_plan). The workspace, which is nearly all of the memory, is the caller's.
+//   library expects is accepted if all bytes that it does not know are 0.
+// - Memory: the library keeps no pointer that it is given, except a plan's stream on a GPU (see
+//   flashplan_plan_plan). The workspace, which is nearly all of the memory, is the caller's.
 #pragma once
 
 #include <stddef.h>
@@ -36,8 +36,8 @@ extern "C" {
 #define FLASHPLAN_NOEXCEPT
 #endif
 
-// The driver's stream type: a cudaStream_t or a CUstream. NULL is the legacy default stream; on the
-// CPU it is not looked at.
+// The driver's stream type: a cudaStream_t or a CUstream. NULL is the legacy default stream. On the
+// CPU streams are ignored.
 typedef struct CUstream_st* flashplan_stream;
 
 enum {
@@ -52,7 +52,8 @@ enum {
   FLASHPLAN_INVALID_ARGUMENT = 1,  // a wrong value or shape
   FLASHPLAN_INVALID_TYPE = 2,      // a wrong dtype or device, or a tensor that may not be written
   FLASHPLAN_UNSUPPORTED = 3,       // valid, but this build or this device has no kernel for it
-  FLASHPLAN_NOT_READY = 4,         // run before plan, or one plan or workspace used by two threads
+  FLASHPLAN_NOT_READY = 4,         // run before plan, plan on a stream that is being captured, or
+                                   // one plan or workspace used by two threads
   FLASHPLAN_OUT_OF_MEMORY = 5,     // an allocation failed, on the host or on a GPU
   FLASHPLAN_CUDA_ERROR = 6         // a CUDA call failed; the context may be lost
 };
@@ -75,14 +76,14 @@ enum { FLASHPLAN_CPU = 0, FLASHPLAN_CUDA = 1 };
 // flashplan_options.kv_layout: the order of dimensions inside a page of the cache.
 enum { FLASHPLAN_NHD = 0, FLASHPLAN_HND = 1 };
 
-// The name of a status, such as "FLASHPLAN_INVALID_TYPE"; "unknown" for what is none.
+// The name of a status, such as "FLASHPLAN_INVALID_TYPE"; "unknown" for any other number.
 FLASHPLAN_API const char* flashplan_status_name(flashplan_status status) FLASHPLAN_NOEXCEPT;
 
 // "0.1.0", of the library that is loaded.
 FLASHPLAN_API const char* flashplan_version(void) FLASHPLAN_NOEXCEPT;
 
 // A strided view of the caller's memory. Calls take pointers to it; NULL is an argument that is not
-// given. On a GPU the memory must exist until the stream has passed the work.
+// given. On a GPU the memory must exist until the stream has done the work.
 typedef struct flashplan_tensor {
   size_t struct_size;
   void* data;
@@ -102,7 +103,8 @@ FLASHPLAN_API void flashplan_tensor_init(flashplan_tensor* tensor, size_t struct
                                          int32_t dtype, int32_t rank,
                                          const int64_t* shape) FLASHPLAN_NOEXCEPT;
 
-// A tensor and a scalar that the bodies of a variant read by name.
+// A tensor and a scalar that the bodies of a variant read by name: VariantTensor and VariantScalar
+// of variant.h.
 typedef struct flashplan_variant_tensor {
   const char* name;
   int32_t dtype;
@@ -114,7 +116,7 @@ typedef struct flashplan_variant_scalar {
   int32_t reserved;  // 0
 } flashplan_variant_scalar;
 
-// VariantDescription of variant.h, which says what the bodies are and what names may be.
+// VariantDescription of variant.h, which says what bodies are and which names are allowed.
 typedef struct flashplan_variant_description {
   size_t struct_size;
   const char* name;
@@ -146,7 +148,7 @@ FLASHPLAN_API flashplan_status
 flashplan_variant_create(const flashplan_variant_description* description,
                          flashplan_variant** variant, char* message) FLASHPLAN_NOEXCEPT;
 
-// NULL is ignored. Plans that were created with the variant keep what they need.
+// Frees the variant; NULL is ignored. Plans that were created with it keep what they need.
 FLASHPLAN_API void flashplan_variant_destroy(flashplan_variant* variant) FLASHPLAN_NOEXCEPT;
 
 // Writes what the compiler said when the variant did not compile, as flashplan_plan_describe writes
@@ -156,8 +158,7 @@ FLASHPLAN_API size_t flashplan_variant_compile_log(const flashplan_variant* vari
 
 struct flashplan_rope;  // of flashplan_c_ops.h
 
-// AttentionOptions of plan.h. Its init function gives the defaults that are written there; heads
-// and head dims have none.
+// AttentionOptions of plan.h, which gives the defaults. Heads and head dims have none.
 typedef struct flashplan_options {
   size_t struct_size;
   int32_t num_qo_heads;
@@ -185,6 +186,7 @@ typedef struct flashplan_options {
   const flashplan_variant* variant;   // or NULL
 } flashplan_options;
 
+// Sets the defaults, and heads and head dims to 0.
 FLASHPLAN_API void flashplan_options_init(flashplan_options* options,
                                           size_t struct_size) FLASHPLAN_NOEXCEPT;
 
@@ -193,7 +195,7 @@ FLASHPLAN_API void flashplan_options_init(flashplan_options* options,
 FLASHPLAN_API flashplan_status flashplan_is_supported(const flashplan_options* options,
                                                       char* message) FLASHPLAN_NOEXCEPT;
 
-// Writes the bytes of workspace that the bounds ask for; options->workspace_bytes is not looked at.
+// Writes how many bytes of workspace the bounds ask for; options->workspace_bytes is ignored.
 FLASHPLAN_API flashplan_status flashplan_workspace_bytes(const flashplan_options* options,
                                                          size_t* bytes,
                                                          char* message) FLASHPLAN_NOEXCEPT;
@@ -207,7 +209,7 @@ FLASHPLAN_API flashplan_status flashplan_plan_create(const flashplan_options* op
                                                      flashplan_plan** plan,
                                                      char* message) FLASHPLAN_NOEXCEPT;
 
-// NULL is ignored. On a GPU work that is under way is waited for where that is needed.
+// Frees the plan; NULL is ignored. On a GPU it waits until the plan's runs have ended.
 FLASHPLAN_API void flashplan_plan_destroy(flashplan_plan* plan) FLASHPLAN_NOEXCEPT;
 
 // Lengths of one step, in host memory: Batch of plan.h.
@@ -274,10 +276,11 @@ FLASHPLAN_API flashplan_status flashplan_plan_run(flashplan_plan* plan,
                                                   flashplan_stream stream,
                                                   char* message) FLASHPLAN_NOEXCEPT;
 
-// Bytes that flashplan_plan_run needs, the same for every batch; 0 for NULL.
+// Bytes of workspace that flashplan_plan_run needs, the same for every batch; 0 for NULL.
 FLASHPLAN_API size_t flashplan_plan_workspace_bytes(const flashplan_plan* plan) FLASHPLAN_NOEXCEPT;
 
-// The plan's own text; "" for NULL.
+// The kernel that the plan runs, such as "sm90_bf16_d128". The text belongs to the plan; "" for
+// NULL.
 FLASHPLAN_API const char* flashplan_plan_kernel_name(const flashplan_plan* plan) FLASHPLAN_NOEXCEPT;
 
 // These two write a text for people, as snprintf does: up to `size` bytes to `text`, the final NUL
@@ -310,6 +313,8 @@ typedef struct flashplan_append_tensors {
 FLASHPLAN_API void flashplan_append_tensors_init(flashplan_append_tensors* tensors,
                                                  size_t struct_size) FLASHPLAN_NOEXCEPT;
 
+// Writes new keys and values into their pages, or to their slots: append_paged_kv of kv_cache.h. On
+// a GPU it is asynchronous on `stream`, and may be captured into a graph.
 FLASHPLAN_API flashplan_status flashplan_append_paged_kv(const flashplan_append_tensors* tensors,
                                                          flashplan_stream stream,
                                                          char* message) FLASHPLAN_NOEXCEPT;

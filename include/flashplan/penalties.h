@@ -27,10 +27,9 @@ struct PenaltyOptions {
 /// On CUDA: one launch on `stream`, no allocation, no synchronisation; may be captured in a graph.
 /// Tokens outside of the vocabulary are skipped, lengths outside of [0, max_len] count as the
 /// nearest one inside, and a request with a parameter out of range stays as it is.
-///   kInvalidArgument, kInvalidType  a tensor is malformed, or shares memory with logits, or, on
-///   the
-///                                   CPU, a value is out of range; nothing was written
-///   kOutOfMemory                    on the CPU, for counting
+///   kInvalidArgument, kInvalidType  a tensor is malformed, or shares memory with logits, or on
+///                                   the CPU a value is out of range; nothing was written
+///   kOutOfMemory                    on the CPU there is no memory to count the tokens in
 ///   kCudaError                      the launch failed
 FLASHPLAN_API Status apply_penalties(const TensorView& logits, const TensorView& history,
                                      const TensorView& history_lens, const PenaltyOptions& options,

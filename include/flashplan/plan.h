@@ -116,8 +116,8 @@ struct AttentionTensors {
   TensorView kv_lens;
   /// [>= T, >= ceil((kv_len - mask_begin) / 32) of any request] uint32, with custom_mask: bit j %
   /// 32 of word j / 32 of row t says whether query t sees key mask_begin + j of its request. All
-  /// queries see the keys before mask_begin, and none sees a key without a bit. causal and
-  /// window_left hide keys besides.
+  /// queries see the keys before mask_begin, and none sees a key for which there is no bit. causal
+  /// and window_left hide further keys.
   TensorView mask;
   /// [num_qo_heads] float32, on the Plan's device: a logit for each query head that stands for no
   /// key; may be empty. exp(sink) is added to the denominator of the softmax of each row, and lse
@@ -211,6 +211,7 @@ class FLASHPLAN_API Plan {
   std::size_t workspace_bytes() const noexcept;
 
   const AttentionOptions& options() const noexcept;  // with every default filled in
+  /// The kernel that run() executes, such as "sm90_bf16_d128". Valid as long as the Plan.
   const char* kernel_name() const noexcept;
 
   /// The schedule of the last plan(); without one it has no tiles.

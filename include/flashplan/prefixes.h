@@ -26,9 +26,8 @@ struct HostPageTable {
 /// only what it has in common with the row before, and one more id. No allocation.
 ///
 /// `groups`: room for batch_size - 1 rows of three; `num_groups`: how many rows were written.
-///   kInvalidArgument, kInvalidType  a length is out of range, a table is malformed or too short,
-///   or
-///                                   page_size < 1; nothing was written
+///   kInvalidArgument, kInvalidType  a length is out of range, page_size < 1, or a table is
+///                                   malformed or too short; nothing was written
 FLASHPLAN_API Status find_shared_prefixes(const Batch& batch, int32_t page_size,
                                           const HostPageTable& table, int32_t* groups,
                                           int32_t* num_groups) noexcept;

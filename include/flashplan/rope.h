@@ -34,7 +34,8 @@ struct Rope {
   // beta_slow < beta_fast.
   double beta_fast = 32.0;
   double beta_slow = 1.0;
-  double attention_factor = 0.0;  // kYarn: multiplies cos and sin; 0: 1 + ln(scale) / 10, or 1
+  /// kYarn: multiplies cos and sin; 0: 1 + ln(scale) / 10 if scale > 1, else 1.
+  double attention_factor = 0.0;
 };
 
 /// Rotates q [tokens, num_qo_heads, head_dim] and k [tokens, num_kv_heads, head_dim] (float32,

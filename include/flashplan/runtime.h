@@ -10,10 +10,12 @@
 
 namespace flashplan {
 
-/// Sets the number of threads that run() uses on the CPU, with the caller's. Default: one for each
-/// CPU that this process may run on. Results do not depend on it. Takes effect at the next run().
+/// Sets how many threads the CPU engine uses for all runs of this process, the calling thread
+/// included. The default is one for each CPU that the process may run on. Results do not depend on
+/// it. It takes effect at the next run().
 ///   kInvalidArgument  num_threads < 1
 FLASHPLAN_API Status set_num_threads(int32_t num_threads) noexcept;
+/// The number of these threads.
 FLASHPLAN_API int32_t num_threads() noexcept;
 
 /// "0.1.0", of the library that is loaded.

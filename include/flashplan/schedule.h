@@ -11,12 +11,12 @@ namespace flashplan {
 struct WorkTile {
   int32_t segment;  // the request; from batch_size on: a shared prefix
   int32_t row_tile;
-  int32_t kv_head;
+  int32_t kv_head;       // the first of num_kv_heads
   int32_t num_kv_heads;  // 1 if the keys of a head are split
   int32_t kv_begin;
   int32_t kv_end;
   int32_t partial_row;  // where its partial results begin, head after head; -1: it writes o and lse
-  int32_t merge;        // of the first head, that of head h is merge + h; -1: no merge
+  int32_t merge;        // number of the first head's merge, those of others follow; -1: no merge
 };
 
 /// Work queues: CTA c runs tiles [cta_indptr[c], cta_indptr[c + 1]) in order. Points into the Plan;

@@ -11,7 +11,8 @@ enum class StatusCode : int {
   kInvalidArgument,  // a wrong value or shape
   kInvalidType,      // a wrong dtype or device, or a tensor that may not be written
   kUnsupported,      // valid, but this build or this device has no kernel for it
-  kNotReady,         // run() before plan(), or a Plan or workspace used from two threads at once
+  kNotReady,         // run() before plan(), plan() on a stream that is being captured, or a Plan
+                     // or workspace used from two threads at once
   kOutOfMemory,      // an allocation failed, on the host or on a GPU
   kCudaError,        // a CUDA call failed; the context may be lost
 };

@@ -36,8 +36,8 @@ struct VariantScalar {
 ///                   qo_len, kv_len. Returns the logit; -inf gives its key the weight 0. Not
 ///                   together with a softcap.
 ///   mask            The positions of `logits`. Returns whether the query sees the key. causal,
-///                   window_left and the mask of bits hide keys besides. Keys that it hides are
-///                   read all the same, but for Batch::key_ranges.
+///                   window_left and the mask of bits hide keys too. Hidden keys are still
+///                   read, unless Batch::key_ranges excludes them.
 ///   output          x: one element of o, scaled. request, token, head, dim. Returns the element.
 ///
 /// `query`, `key` and `token` are positions in the cache: that of query i of a request is kv_len -

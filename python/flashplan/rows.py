@@ -30,6 +30,9 @@ def rmsnorm(
             framework.
         stream: as in `Attention`; default: the current one of x's framework. None on the CPU.
 
+    Returns:
+        `out`, or the new tensor.
+
     Raises:
         ValueError, TypeError: a tensor is malformed. Nothing was written.
 
@@ -52,10 +55,12 @@ def add_rmsnorm(
     gemma: bool = False,
     stream: Stream | None = None,
 ) -> None:
-    """In place: residual += x, rounded to its dtype; then x = rmsnorm(residual).
+    """Adds x to residual, and normalises the sum: residual += x; x = rmsnorm(residual).
+
+    Both are changed in place. The sum is rounded to the dtype before it is normalised.
 
     Args:
-        x, residual: [..., n], written.
+        x, residual: [..., n] of one dtype and shape, as x of `rmsnorm`, written.
 
     The other arguments are those of `rmsnorm`.
 
@@ -85,7 +90,7 @@ def layernorm(
     Args:
         bias: [n] of x's dtype, or None.
 
-    The other arguments are those of `rmsnorm`.
+    The other arguments and the result are those of `rmsnorm`.
 
     Raises:
         ValueError, TypeError: a tensor is malformed. Nothing was written.
@@ -119,6 +124,9 @@ def silu_and_mul(
         scale: divides the result; a normal float > 0.
         stream: as in `Attention`; default: the current one of x's framework. None on the CPU.
 
+    Returns:
+        `out`, or the new tensor.
+
     Raises:
         ValueError, TypeError: a tensor is malformed, or out shares memory with x. Nothing was
             written.
@@ -138,7 +146,7 @@ def gelu_and_mul(
     scale: float = 1.0,
     stream: Stream | None = None,
 ) -> TensorT:
-    """`silu_and_mul` with gelu(x) = x / 2 * (1 + erf(x / sqrt(2))).
+    """`silu_and_mul` with gelu(x) = x / 2 * (1 + erf(x / sqrt(2))) in place of silu.
 
     Examples:
         >>> fp.gelu_and_mul(np.array([[1.0, 2.0]], np.float32)).round(3).tolist()
@@ -155,7 +163,7 @@ def gelu_tanh_and_mul(
     scale: float = 1.0,
     stream: Stream | None = None,
 ) -> TensorT:
-    """`silu_and_mul` with gelu(x) = x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))).
+    """`silu_and_mul` with gelu by tanh: x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))).
 
     Examples:
         >>> fp.gelu_tanh_and_mul(np.array([[1.0, 2.0]], np.float32)).round(3).tolist()

@@ -6,20 +6,25 @@ from flashplan.values import to_int
 
 
 def set_num_threads(num_threads: int) -> None:
-    """Sets how many threads run() uses on the CPU, the caller's included.
+    """Sets how many threads all runs on the CPU use, the calling thread included.
 
     Results do not depend on it. The default is the number of processors that the process may use.
+    It takes effect at the next run().
+
+    Raises:
+        ValueError: num_threads is below 1.
+        TypeError: num_threads is no integer.
     """
     _core.set_num_threads(to_int("num_threads", num_threads))
 
 
 def get_num_threads() -> int:
-    """How many threads run() uses on the CPU, the caller's included."""
+    """How many threads runs on the CPU use, the calling thread included."""
     return _core.get_num_threads()
 
 
 def show_config() -> str:
-    """Version, compiled kernels, instruction set and threads, as `key: value` lines.
+    """Version, compiled kernels, instruction set, threads and GPUs, as lines of `key: value`.
 
     Examples:
         >>> print(fp.show_config().splitlines()[0])

@@ -87,8 +87,10 @@ def sample(
             distribution.
         out: [batch] int32, written; default: a new tensor in logits' framework.
         logprobs: [batch] float32, written; implies return_logprobs.
-        status: [batch] int32, written: 0, or on a GPU the number of a `SampleError` of the C++ API
-            for a row with an error, whose token is -1 and whose logprob is NaN.
+        status: [batch] int32, written: 0; on a GPU, a row with an error gets the token -1, the
+            logprob NaN, and a number here that says what is out of range: 1 temperature, 2 top_k,
+            3 top_p, 4 min_p; or 5: there is NaN or +inf, 6: all logits are -inf, 7: from_probs
+            without a distribution.
         stream: as in `Attention`; default: the current one of logits' framework. None on the CPU.
 
     Returns:

@@ -20,11 +20,13 @@ def is_supported(
 ) -> tuple[bool, str]:
     """Whether `Attention` has a kernel for the options, and if not, why.
 
-    Takes the options of `Attention` except workspace. Options that are wrong, not merely
-    unsupported, raise the errors of `Attention`.
+    Takes the options of `Attention` except workspace.
 
     Returns:
         (True, "") or (False, the reason).
+
+    Raises:
+        ValueError, TypeError: an option is out of range or of the wrong type, as for `Attention`.
 
     Examples:
         >>> fp.is_supported(32, 8, 128, device="cpu")
@@ -44,7 +46,11 @@ def workspace_bytes(
 ) -> int:
     """Bytes of workspace that an `Attention` with these options uses.
 
-    Takes the options of `Attention` except workspace, and raises the errors of `Attention`.
+    Takes the options of `Attention` except workspace.
+
+    Raises:
+        ValueError, TypeError: an option is out of range or of the wrong type, as for `Attention`.
+        UnsupportedError: there is no kernel for the options, or no compiler for the variant.
 
     Examples:
         >>> num_bytes = fp.workspace_bytes(32, 8, 128, num_ctas=8, device="cpu")

@@ -259,7 +259,10 @@ def append_paged_kv(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
 ) -> None:
-    """`flashplan.append_paged_kv()` as an operator of PyTorch; on the current stream."""
+    """`flashplan.append_paged_kv()` as an operator of PyTorch, on torch's current stream.
+
+    The other arguments are those of `flashplan.append_paged_kv`. Raises what that raises.
+    """
     is_hnd(kv_layout)
     torch.ops.flashplan.append_paged_kv(
         k,

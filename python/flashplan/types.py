@@ -17,7 +17,7 @@ class Tensor(Protocol):
 
 
 TensorT = TypeVar("TensorT", bound=Tensor)
-"""The framework of q, in which results are returned."""
+"""A tensor of the framework in which results are returned."""
 
 ResultT_co = TypeVar("ResultT_co", covariant=True)
 
