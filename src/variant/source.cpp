@@ -90,8 +90,9 @@ void append_rope_turns(std::string& text, const RopeTurns& rope) {
   for (int32_t i = 0; i < rope.rotary_dim / 2; ++i) {
     const double turns = 8 * rope.turns[i];
     const double angle = 2 * std::numbers::pi * (turns - std::floor(turns));
-    text += "{" + number(static_cast<float>(std::cos(angle))) + ", " +
-            number(static_cast<float>(std::sin(angle))) + "}, ";
+    text += '{';
+    text += number(static_cast<float>(std::cos(angle))) + ", ";
+    text += number(static_cast<float>(std::sin(angle))) + "}, ";
   }
   text += "};\n";
 }
