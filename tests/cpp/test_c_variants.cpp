@@ -12,20 +12,10 @@
 #include "problem.h"
 #include "refusal.h"
 #include "small_options.h"
-#include "variant/compiler_process.h"
+#include "variant_compiler.h"
 
 namespace flashplan::test {
 namespace {
-
-/// Not what users have kept; and how fast the code is does not matter here.
-struct Environment {
-  TemporaryFolder cache;
-  Environment() {
-    ::setenv("FLASHPLAN_CACHE_DIR", cache.path().c_str(), 1);
-    ::setenv("FLASHPLAN_CXXFLAGS", "-O1", 1);
-  }
-};
-const Environment environment;
 
 struct DestroyVariant {
   void operator()(flashplan_variant* variant) const { flashplan_variant_destroy(variant); }

@@ -3,7 +3,6 @@
 // from Python.
 #include <algorithm>
 #include <cstdint>
-#include <cstdlib>
 #include <filesystem>
 #include <string>
 #include <thread>
@@ -13,19 +12,10 @@
 #include "common/sha256.h"
 #include "flashplan/flashplan.h"
 #include "variant/compiler_process.h"
+#include "variant_compiler.h"
 
 namespace flashplan::test {
 namespace {
-
-/// Not what users have kept; and how fast the code is does not matter here.
-struct Environment {
-  TemporaryFolder cache;
-  Environment() {
-    ::setenv("FLASHPLAN_CACHE_DIR", cache.path().c_str(), 1);
-    ::setenv("FLASHPLAN_CXXFLAGS", "-O1", 1);
-  }
-};
-const Environment environment;
 
 std::string hex_of(const std::string& text) {
   Sha256 hash;
