@@ -19,6 +19,7 @@ NO_TESTS = 5  # pytest's exit code where all tests are left out
 # to notice its mutants run first.
 FIRST = {
     "src/abi": ["ctest:test_schedule", "ctest:test_engine", "pytest:test_masks test_key_ranges"],
+    "src/plan/division": ["ctest:test_division|test_schedule"],
     "src/plan/prefix": ["ctest:test_prefixes"],
     "src/plan/select_kernel": ["ctest:test_select_kernel"],
     "src/plan/workspace": ["ctest:test_workspace_layout|test_status"],
