@@ -19,11 +19,6 @@ FLASHPLAN_DEVICE void mbarrier_fence_init() {
 FLASHPLAN_DEVICE void mbarrier_arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];\n" ::"r"(barrier) : "memory");
 }
-/// Arrives `count` times.
-FLASHPLAN_DEVICE void mbarrier_arrive(uint32_t barrier, uint32_t count) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;\n" ::"r"(barrier), "r"(count)
-               : "memory");
-}
 /// Arrives, and makes the phase wait for `bytes` more of bulk copies.
 FLASHPLAN_DEVICE void mbarrier_arrive_expect(uint32_t barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(barrier), "r"(bytes)

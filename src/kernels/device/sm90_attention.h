@@ -40,7 +40,6 @@ __global__ void __launch_bounds__(Sm90Shape<Choices>::kThreads, 1)
                     S::kConsumerWarps + 2 + S::kKvWarps + (S::kRotates ? 4 : 0));
     }
     for (int i = 0; i < 2; ++i) mbarrier_init(base + S::kTailFull + i * 8, 1);
-    for (int i = 0; i < S::kWarpgroups; ++i) mbarrier_init(base + S::kReceived + i * 8, 4);
     mbarrier_fence_init();
   }
   wait_for_last_kernel();

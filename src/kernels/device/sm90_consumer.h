@@ -10,9 +10,7 @@ namespace flashplan::device {
 /// A work tile of more than 64 rows is shared: each warpgroup computes 64 of its rows. The
 /// warpgroups take turns to issue products, so that one computes its softmax while the products of
 /// the other run. A tile of up to 64 rows belongs to one warpgroup, and the next such tile to the
-/// next warpgroup. The others skip its keys and values, and wait until the owner has received them
-/// (`kReceived`): a barrier tells its phases apart by parity, so no warp may be two phases ahead.
-/// Inside a warpgroup the products of a step's
+/// next warpgroup; the others skip its keys and values. Inside a warpgroup the products of a step's
 /// values run during the softmax of the next step, and those of a work tile's last values during
 /// the first step of the next tile.
 template <typename S>
@@ -122,31 +120,20 @@ class Sm90Consumer {
     barrier_arrive_if(in_turns, S::kTurnBarrier + next, 2 * 128);
   }
 
-  /// The next slot of the ring: once it is full, if it `is_own`.
-  FLASHPLAN_DEVICE int next_slot(bool is_own = true) {
+  /// The next slot of the ring, once it is full.
+  FLASHPLAN_DEVICE int next_slot() {
     const int slot = slot_;
-    if (is_own) mbarrier_wait(barrier(S::kSlotFull, slot), slot_parity_);
-    skip_slots(1);
+    mbarrier_wait(barrier(S::kSlotFull, slot), slot_parity_);
+    // Computed without a branch, so that the compiler keeps the slot in uniform registers.
+    slot_ = (slot + 1) % S::kSlots;
+    slot_parity_ ^= static_cast<uint32_t>((slot + 1) / S::kSlots);
     return slot;
   }
-  FLASHPLAN_DEVICE void skip_slots(int count) {
-    const int place = slot_ + count;
-    slot_ = place % S::kSlots;
-    slot_parity_ ^= static_cast<uint32_t>(place / S::kSlots) & 1;
-  }
-  /// Frees a slot; for all warpgroups, unless they share the tile.
-  FLASHPLAN_DEVICE void release_slot(int slot, bool is_shared) const {
-    __syncwarp();
-    if (thread_ % 32 != 0) return;
-    mbarrier_arrive(barrier(S::kSlotEmpty, slot), is_shared ? 1 : S::kWarpgroups);
-  }
-  /// Skips the rest of another warpgroup's tile, of which `num_keys` keys are left.
-  FLASHPLAN_DEVICE void skip_tile(int32_t num_keys) {
-    skip_slots((max(num_keys, 0) + S::kTileKv - 1) / S::kTileKv * 2);
-    const int owner = q_ % S::kWarpgroups;
-    mbarrier_wait(barrier(S::kReceived, owner), received_parities_ >> owner & 1);
-    received_parities_ ^= 1U << owner;
-  }
+  /// Skips the keys or values of another warpgroup's tile. It waits for them, because a warp that
+  /// falls two phases behind could not tell them apart by parity. And every warpgroup frees every
+  /// slot, so that slots are freed in their order: each of the two warps that fill them sees only
+  /// every other round of a slot, and would take one round for another.
+  FLASHPLAN_DEVICE void pass_slot() { release(S::kSlotEmpty, next_slot()); }
 
   FLASHPLAN_DEVICE void multiply_keys(int slot, bool is_shared) {
     wgmma_fence();
@@ -191,7 +178,7 @@ class Sm90Consumer {
     if (has_keys) {
       if (shared) skip_query_parts();
       own = is_own(shared, q_);
-      k_slot = next_slot(own);
+      k_slot = next_slot();
       if (S::kQBuffers > 1) wait_queries(unit);
     }
     const bool last_shared = is_shared(last);
@@ -201,7 +188,7 @@ class Sm90Consumer {
     Visible visible;  // computed while products run
     if constexpr (S::kQBuffers > 1) {
       const bool in_turns = shared || last_shared;
-      const int v_slot = has_last ? next_slot(last_own) : 0;
+      const int v_slot = has_last ? next_slot() : 0;
       wait_turn(in_turns);
       multiply_values(v_slot);
       multiply_keys(k_slot, shared);
@@ -210,19 +197,19 @@ class Sm90Consumer {
       wgmma_wait<1>();
       pin(o_);
       if (has_last) {
-        if (last_own) release_slot(v_slot, last_shared);
+        release(S::kSlotEmpty, v_slot);
         write_output(last, last_shared, last_own);
       }
       for (float& x : o_) x = 0.0F;  // frees the registers for merging, too
     } else {
-      const int v_slot = has_last ? next_slot(last_own) : 0;
+      const int v_slot = has_last ? next_slot() : 0;
       wait_turn(last_shared);
       multiply_values(v_slot);
       end_turn(last_shared);
       wgmma_wait<0>();
       pin(o_);
       if (has_last) {
-        if (last_own) release_slot(v_slot, last_shared);
+        release(S::kSlotEmpty, v_slot);
         write_output(last, last_shared, last_own);
       }
       for (float& x : o_) x = 0.0F;  // frees the registers for merging, too
@@ -241,8 +228,12 @@ class Sm90Consumer {
       return;
     }
     if (!own) {
+      release(S::kSlotEmpty, k_slot);
       if (S::kQBuffers > 1 && has_last) release_queries(last_q_, last_q_parts_);
-      skip_tile(end - key - S::kTileKv);
+      for (key += S::kTileKv; key < end; key += S::kTileKv) {
+        pass_slot();
+        pass_slot();
+      }
       if (S::kQBuffers == 1) release_queries(q_, 1);
       return;
     }
@@ -252,12 +243,8 @@ class Sm90Consumer {
     }
     softmax_.begin(p_, context, unit.head, first_row(shared), thread_);
     float shrink[2];
-    // The key from which on this thread announces that the last keys have arrived.
-    const bool announces = !shared && thread_ % 32 == 0;
-    const int32_t announces_from = announces ? end - S::kTileKv : 0x7fffffff;
-    if (key >= announces_from) mbarrier_arrive(barrier(S::kReceived, warpgroup_));
     weigh_step(variant, unit, shared, visible, key, k_slot, true, shrink);
-    release_slot(k_slot, shared);
+    release(S::kSlotEmpty, k_slot);
     pack();
     if (S::kQBuffers > 1 && has_last) release_queries(last_q_, last_q_parts_);
     for (key += S::kTileKv; key < end; key += S::kTileKv) {
@@ -269,12 +256,11 @@ class Sm90Consumer {
       end_turn(shared);
       wgmma_wait<1>();
       pin(softmax_.logits);
-      if (key >= announces_from) mbarrier_arrive(barrier(S::kReceived, warpgroup_));
       const bool raised = weigh_step(variant, unit, shared, visible, key, k_slot, false, shrink);
-      release_slot(k_slot, shared);
+      release(S::kSlotEmpty, k_slot);
       wgmma_wait<0>();
       pin(o_);
-      release_slot(v_slot, shared);
+      release(S::kSlotEmpty, v_slot);
       pack();
       if (raised) {
 #pragma unroll
@@ -412,9 +398,8 @@ class Sm90Consumer {
   uint32_t weights_[S::kTileKv / 16][4] = {};
   int slot_ = 0;
   uint32_t slot_parity_ = 0;
-  uint32_t received_parities_ = 0;  // of kReceived, a bit for each warpgroup
-  int32_t q_ = 0;                   // place of the queries of this unit, see S::query_offset()
-  int32_t last_q_ = 0;              // of the unit before
+  int32_t q_ = 0;       // place of the queries of this unit, see S::query_offset()
+  int32_t last_q_ = 0;  // of the unit before
   int32_t last_q_parts_ = 0;
 };
 

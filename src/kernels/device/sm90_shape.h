@@ -42,8 +42,8 @@ struct Sm90Context {
     const int32_t request = request_of(tile, segment, p.tensors.pages);
     if (has_real_length(p, segment)) {
       KeySpan keys = {tile.kv_begin, tile.kv_end};
-      fit_to_length(p.mask, block.rows, p.schedule.group_size, tile_kv,
-                    p.tensors.kv_lens[request], segment, keys);
+      fit_to_length(p.mask, block.rows, p.schedule.group_size, tile_kv, p.tensors.kv_lens[request],
+                    segment, keys);
       tile.kv_begin = keys.begin;
       tile.kv_end = keys.end;
     }
@@ -56,8 +56,9 @@ static_assert(sizeof(Sm90Context) == 64);
 template <typename Choices>
 struct Sm90Shape : Choices {
   // Number of consumer warpgroups, each with 64 rows. With three, a thread has 152 registers, which
-  // is enough for 64 dims and 96 keys. There the softmax takes longer than the products, and the third
-  // warpgroup overlaps more of it. The warpgroup that rotates takes the registers of the third.
+  // is enough for 64 dims and 96 keys. There the softmax takes longer than the products, and the
+  // third warpgroup overlaps more of it. The warpgroup that rotates takes the registers of the
+  // third.
   static constexpr bool kRotates = Choices::Variant::kRotates;
   static_assert(!kRotates || Choices::kHeadDimVo <= 128);  // products of more take its registers
   static constexpr int kWarpgroups = Choices::kHeadDimVo <= 64 && !kRotates ? 3 : 2;
@@ -70,8 +71,10 @@ struct Sm90Shape : Choices {
   // when a kernel begins; but products of 256 dims, and a warpgroup that rotates, need the others.
   static constexpr bool kSparesProducer = !kRotates && Choices::kHeadDimVo <= 128;
   static constexpr int kProducerRegisters = kSparesProducer ? 56 : 40;
-  static constexpr int kConsumerRegisters =
-      kWarpgroups == 3 ? 152 : kSparesProducer ? 224 : kRotates ? 208 : 232;
+  static constexpr int kConsumerRegisters = kWarpgroups == 3  ? 152
+                                            : kSparesProducer ? 224
+                                            : kRotates        ? 208
+                                                              : 232;
   static constexpr int kRotatorRegisters = 56;
 
   // Named barriers: one for the turn of each warpgroup, then one for the threads of each warpgroup,
@@ -120,10 +123,9 @@ struct Sm90Shape : Choices {
   static constexpr int kContextFull = kQEmpty + kQBarriers * 8;
   static constexpr int kContextEmpty = kContextFull + kContexts * 8;
   static constexpr int kTailFull = kContextEmpty + kContexts * 8;
-  static constexpr int kReceived = kTailFull + 2 * 8;  // of warpgroups, see Sm90Consumer
   // Queries and keys that are loaded and not yet rotated; behind the other barriers, if at all.
   // Keys use the barriers of kKeyLoaded step by step.
-  static constexpr int kKeyLoaded = kReceived + kWarpgroups * 8;
+  static constexpr int kKeyLoaded = kTailFull + 2 * 8;
   static constexpr int kQLoaded = kRotates ? kKeyLoaded + kSlots * 8 : kQFull;
   static constexpr int kBarriersEnd = kRotates ? kQLoaded + kQBarriers * 8 : kKeyLoaded;
   static constexpr int kFlags = (kBarriersEnd + 15) / 16 * 16;  // of warpgroups, 16 bytes each
