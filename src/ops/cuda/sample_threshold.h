@@ -37,11 +37,14 @@ class SampleThreshold : protected SampleRow<kDType, kFromProbs, kHeld> {
   using Base::Base;
 
  protected:
+  using Base::expect;
   using Base::groups_;
   using Base::kept_weight_of;
+  using Base::mail;
   using Base::part_;
   using Base::publish;
   using Base::read;
+  using Base::receive;
   using Base::scale_;
   using Base::shared_;
   using Base::step_;
@@ -77,11 +80,8 @@ class SampleThreshold : protected SampleRow<kDType, kFromProbs, kHeld> {
       } else {
         fill_bins<kByWeight, true>(*cut);
       }
-      bin = find_bin(shared_.bins, groups_, true, 0, wanted_of, shared_.found);
-      if (bin.index < 0) {
-        bins_are_read_ = true;
-        return {bin.wanted, bin.above};
-      }
+      bin = find_bin_of_row(0, wanted_of);
+      if (bin.index < 0) return {bin.wanted, bin.above};
       range = range_of_bin(bin.index);
     }
     if (threadIdx.x == 0) {
@@ -101,9 +101,7 @@ class SampleThreshold : protected SampleRow<kDType, kFromProbs, kHeld> {
       }
       const int shift = shift_of_keys();
       fill_bins_by_key<kByWeight>(*cut, shift);
-      bin = find_bin(
-          shared_.bins, groups_, true, bin.above, [&](uint64_t /*all*/) { return shared_.wanted; },
-          shared_.found);
+      bin = find_bin_of_row(bin.above, [&](uint64_t /*all*/) { return shared_.wanted; });
       if (threadIdx.x == 0) shared_.own_above += bin.own_above;
       narrow(bin.index, shift);
       gather<true>({sampling::value_of(least_), sampling::value_of(most_)});
@@ -127,13 +125,79 @@ class SampleThreshold : protected SampleRow<kDType, kFromProbs, kHeld> {
     most_ = min(most_, least_ + ((1U << shift) - 1));
   }
 
-  /// Begins a histogram of the cluster.
+  /// Begins a histogram.
   __device__ void clear_bins() {
-    // Other CTAs may still read what is there.
-    if (bins_are_read_) cluster_sync();
-    bins_are_read_ = false;
     shared_.bins.clear();
     __syncthreads();
+  }
+
+  /// Finds, from the last bin down, the bin at which the bins of all CTAs and `above` reach
+  /// wanted_of(the sum of all bins). Bins have been added to, and no barrier has passed. All threads
+  /// get the result.
+  template <class WantedOf>
+  __device__ Bin find_bin_of_row(uint64_t above, const WantedOf& wanted_of) {
+    const int lane = lane_of_thread();
+    const int ranks = cluster_size();
+    const int own_rank = cluster_rank();
+    const Bins& bins = shared_.bins;
+    __syncthreads();
+    expect(kGroups * sizeof(uint64_t));
+#pragma unroll 1
+    for (int group = warp_of_thread(); group < kGroups; group += kRowWarps) {
+      const uint64_t sum = sum_of_warp(bins.sum_of_group(group));
+      if (lane < ranks) mail().send(groups_ + own_rank * kGroups + group, sum, lane);
+    }
+    receive();
+    Bin bin{};
+    bool is_reached = true;
+    if (warp_of_thread() == 0) {
+      // Lane 0 has the last group, then the last bin of a group.
+      const int group = kGroups - 1 - lane;
+      uint64_t own = 0;
+      uint64_t sum = 0;
+      if (group >= 0) {
+        own = groups_[own_rank * kGroups + group];
+#pragma unroll 8
+        for (int rank = 0; rank < ranks; ++rank) sum += groups_[rank * kGroups + group];
+      }
+      const uint64_t reached = above + sum_to_lane(sum);
+      const uint64_t all = __shfl_sync(~0U, reached, 31);
+      bin.wanted = wanted_of(all - above);
+      is_reached = all >= bin.wanted;
+      const BinOfLanes of_lanes = find_reached(reached, sum, bin.wanted);
+      bin.own_above = sum_of_warp(lane < of_lanes.lane ? own : 0);
+      bin.above = is_reached ? of_lanes.above : all;
+      bin.index = is_reached ? kGroups - 1 - of_lanes.lane : -1;  // of the group
+      if (lane == 0) shared_.group = bin;
+    }
+    __syncthreads();
+    bin = shared_.group;
+    if (bin.index < 0) return bin;
+    lists_have_bins_ = ranks <= kMaxCluster / 2;
+    uint64_t* of_ranks = lists_have_bins_ ? reinterpret_cast<uint64_t*>(shared_.candidates)
+                                          : groups_ + ranks * kGroups;
+    expect(kGroupBins * sizeof(uint64_t));
+    const int index = bin.index * kGroupBins + kGroupBins - 1 - lane;
+    const uint64_t own = bins.sum(index);
+#pragma unroll 1
+    for (int rank = warp_of_thread(); rank < ranks; rank += kRowWarps) {
+      mail().send(of_ranks + own_rank * kGroupBins + lane, own, rank);
+    }
+    receive();
+    if (warp_of_thread() == 0) {
+      uint64_t sum = 0;
+#pragma unroll 8
+      for (int rank = 0; rank < ranks; ++rank) sum += of_ranks[rank * kGroupBins + lane];
+      // The first bin, which is last here, reaches it with the lanes' parts, which are not in
+      // `sum`.
+      const BinOfLanes of_lanes = find_lane(sum, bin.above, bin.wanted);
+      bin.own_above += sum_of_warp(lane < of_lanes.lane ? own : 0);
+      bin.above = of_lanes.above;
+      bin.index = index + lane - of_lanes.lane;
+      if (lane == 0) shared_.found = bin;
+    }
+    __syncthreads();
+    return shared_.found;
   }
 
   /// A histogram of the part by position; `kFiltered`: of what the cut keeps.
@@ -194,11 +258,10 @@ class SampleThreshold : protected SampleRow<kDType, kFromProbs, kHeld> {
       shared_.num_candidates = 0;
       shared_.least = ~0U;
       shared_.most = 0;
-      shared_.num_kept = 0;
       shared_.selected[0] = shared_.selected[1] = ~0U;
-      shared_.count_above = 0;
     }
     __syncthreads();
+    if (lists_have_bins_ && warp_of_thread() == 0) publish({});
 #pragma unroll 1
     for (int i = static_cast<int>(threadIdx.x) * 4; i < part_.count(); i += kRowThreads * 4) {
       float x[4];
@@ -221,20 +284,21 @@ class SampleThreshold : protected SampleRow<kDType, kFromProbs, kHeld> {
       }
     }
     __syncthreads();
+    if (lists_have_bins_) receive();  // all CTAs have read them
+    lists_have_bins_ = false;
     const auto num_own = static_cast<int>(shared_.num_candidates);  // or fewer, if not all fit
     const bool fits = num_own <= share;
     if (!fits) find_extremes<kByValue>(range);
-    const int num_sent = fits ? (num_own + 3) / 4 * 4 : 0;  // whole words
+    const int num_sent = sent_of(num_own);
     const int lane = lane_of_thread();
 #pragma unroll 1
     for (int rank = warp_of_thread(); rank < cluster_size(); rank += kRowWarps) {
+      if (rank == cluster_rank()) continue;
 #pragma unroll 1
-      for (int c = lane; c < num_sent; c += 32) {
-        if (c >= num_own) {
-          *shared_of(own + c, rank) = 0;
-        } else if (rank != cluster_rank()) {
-          *shared_of(own + c, rank) = own[c];
-        }
+      for (int c = lane * 4; c < num_sent; c += 128) {
+        const uint4 keys = *reinterpret_cast<const uint4*>(own + c);
+        shared_.lists.send(own + c, keys.x | uint64_t{keys.y} << 32, keys.z | uint64_t{keys.w} << 32,
+                           rank);
       }
     }
     if (warp_of_thread() == 0) {
@@ -250,9 +314,14 @@ class SampleThreshold : protected SampleRow<kDType, kFromProbs, kHeld> {
                                         __reduce_max_sync(~0U, most), shared_.own_above};
       publish(values);
     }
-    cluster_sync();
-    ++step_;
-    bins_are_read_ = false;
+    receive();
+    if (warp_of_thread() == 0) {
+      const bool is_other = lane < cluster_size() && lane != cluster_rank();
+      const int keys = is_other ? sent_of(num_candidates_of(lane)) : 0;
+      const auto bytes = __reduce_add_sync(~0U, static_cast<uint32_t>(keys)) * 4;
+      if (lane == 0) shared_.lists.expect(bytes);
+    }
+    shared_.lists.wait(num_gathers_++ % 2);
     has_too_many_ = __reduce_max_sync(~0U, static_cast<uint32_t>(value_of_rank(0))) >
                     static_cast<uint32_t>(share);
     least_ = ~__reduce_max_sync(~0U, static_cast<uint32_t>(value_of_rank(1)));
@@ -287,6 +356,11 @@ class SampleThreshold : protected SampleRow<kDType, kFromProbs, kHeld> {
     __syncthreads();
   }
 
+  /// How many candidates a CTA sends, of which the last ones mean nothing: whole words.
+  __device__ int sent_of(int num_candidates) const {
+    return num_candidates <= share_of_rank() ? (num_candidates + 3) / 4 * 4 : 0;
+  }
+
   /// Candidates that the lists have place for, of each CTA of the cluster.
   __device__ int share_of_rank() const {
     return kMaxCandidates >> (__ffs(cluster_size()) - 1);  // it is a power of two
@@ -309,68 +383,75 @@ class SampleThreshold : protected SampleRow<kDType, kFromProbs, kHeld> {
     return static_cast<int>(shared_.values[(step_ - 1) % 2][rank][0]);
   }
 
-  static constexpr uint32_t kFew = 256;  // candidates, which need not be divided into bins
-
   /// select() of a count among few candidates: each thread counts what is above its own. Returns
   /// the count above the threshold.
   __device__ uint64_t select_of_few(Cut* cut, uint64_t wanted) {
-    for_each_candidate([&](uint32_t own) {
-      uint32_t above = 0;
+    FewCandidates& all = shared_.few;
+    const int lane = lane_of_thread();
+    const auto thread = static_cast<int>(threadIdx.x);
+    // One list of all, which ends in a whole word.
+    const int num_of_rank = static_cast<int>(value_of_rank(0));
+    const int to_rank = static_cast<int>(sum_to_lane(static_cast<uint32_t>(num_of_rank)));
+    const int num = __shfl_sync(~0U, to_rank, 31);
 #pragma unroll 1
-      for (int rank = 0; rank < cluster_size(); ++rank) {
-        const uint32_t* keys = shared_.candidates + rank * share_of_rank();
-        const int end = num_candidates_of(rank);
+    for (int rank = warp_of_thread(); rank < cluster_size(); rank += kRowWarps) {
+      const int end = __shfl_sync(~0U, num_of_rank, rank);
+      const int first = __shfl_sync(~0U, to_rank, rank) - end;
 #pragma unroll 1
-        for (int c = 0; c < end; c += 4) {  // zeros stand behind the last one
-          const uint4 word = *reinterpret_cast<const uint4*>(keys + c);
-          above += (word.x > own ? 1U : 0U) + (word.y > own ? 1U : 0U);
-          above += (word.z > own ? 1U : 0U) + (word.w > own ? 1U : 0U);
-        }
+      for (int c = lane; c < end; c += 32) {
+        const uint32_t key = shared_.candidates[rank * share_of_rank() + c];
+        all.keys[first + c] = key;
+        all.weights[first + c] = kept_weight_of(sampling::value_of(key), *cut);
       }
-      if (above >= wanted) return;
-      atomicMin(&shared_.selected[0], own);
-      atomicMax(&shared_.count_above, above);
-    });
+    }
+    if (thread < (num + 3) / 4 * 4 - num) all.keys[num + thread] = all.weights[num + thread] = 0;
+    __syncthreads();
+    uint32_t above = 0;
+    if (thread < num) {
+      const uint32_t own = all.keys[thread];
+      uint64_t mass_above = 0;
+#pragma unroll 2
+      for (int c = 0; c < num; c += 4) {
+        const uint4 keys = *reinterpret_cast<const uint4*>(all.keys + c);
+        const uint4 weights = *reinterpret_cast<const uint4*>(all.weights + c);
+        above += (keys.x > own ? 1U : 0U) + (keys.y > own ? 1U : 0U);
+        above += (keys.z > own ? 1U : 0U) + (keys.w > own ? 1U : 0U);
+        mass_above += (keys.x > own ? weights.x : 0U) + (keys.y > own ? weights.y : 0U);
+        mass_above += (keys.z > own ? weights.z : 0U) + (keys.w > own ? weights.w : 0U);
+      }
+      all.mass_above[thread] = mass_above;
+      if (above < wanted) atomicMin(&shared_.selected[0], own);
+    }
     __syncthreads();
     cut->key = shared_.selected[0];
     cut->num_ties = 1;
+    if (thread < num && all.keys[thread] == cut->key) {
+      shared_.count_above = above;
+      shared_.mass_above = all.mass_above[thread];
+    }
+    __syncthreads();
     return shared_.count_above;
   }
 
-  /// find_threshold() of a mass after select_of_few(): what that has kept is put together, and each
-  /// thread adds what is above its own.
+  /// find_threshold() of a mass after select_of_few().
   template <class WantedOf>
   __device__ Threshold find_mass_of_few(Cut* cut, const WantedOf& wanted_of) {
-    uint32_t* keys = shared_.bins.low;  // the bins are not in use
-    uint32_t* weights = keys + kFew;
-    for_each_candidate([&](uint32_t key) {
-      const uint32_t weight = amount_of_key<true>(key, *cut);
-      if (weight == 0) return;
-      const uint32_t place = atomicAdd(&shared_.num_kept, 1U);
-      keys[place] = key;
-      weights[place] = weight;
-    });
-    __syncthreads();
-    const auto num_kept = static_cast<int>(shared_.num_kept);
-    uint64_t all = 0;
-#pragma unroll 1
-    for (int c = lane_of_thread(); c < num_kept; c += 32) all += weights[c];
-    all = sum_of_warp(all);
-    const uint64_t wanted = wanted_of(all);
-    if (all < wanted) return {wanted, all};
+    const FewCandidates& all = shared_.few;
+    const uint64_t mass = shared_.mass_above;
+    const uint64_t wanted = wanted_of(mass);
+    if (mass < wanted) return {wanted, mass};
     const auto thread = static_cast<int>(threadIdx.x);
-    const uint32_t own = thread < num_kept ? keys[thread] : 0;
-    uint64_t above = 0;
-    if (own != 0) {
-#pragma unroll 4
-      for (int c = 0; c < num_kept; ++c) above += keys[c] > own ? weights[c] : 0U;
-      if (above < wanted) atomicMin(&shared_.selected[1], own);
+    const auto num = static_cast<int>(
+        __reduce_add_sync(~0U, static_cast<uint32_t>(value_of_rank(0))));
+    const bool is_kept = thread < num && all.keys[thread] > cut->key && all.weights[thread] != 0;
+    if (is_kept && all.mass_above[thread] < wanted) {
+      atomicMin(&shared_.selected[1], all.keys[thread]);
     }
-    __syncthreads();
-    if (own == shared_.selected[1]) shared_.mass_above = above;
     __syncthreads();
     cut->key = shared_.selected[1];
     cut->num_ties = 1;
+    if (is_kept && all.keys[thread] == cut->key) shared_.mass_above = all.mass_above[thread];
+    __syncthreads();
     return {wanted, shared_.mass_above};
   }
 
@@ -391,9 +472,9 @@ class SampleThreshold : protected SampleRow<kDType, kFromProbs, kHeld> {
         const uint32_t amounts[4] = {amount_of_key<kByWeight>(key, before), 0U, 0U, 0U};
         shared_.bins.add(bins, amounts);
       });
-      const Bin bin = find_bin(
-          shared_.bins, groups_, false, above, [=](uint64_t /*all*/) { return wanted; },
-          shared_.found);
+      // Other CTAs may send already what goes to the other places of groups_.
+      const Bin bin = find_bin(shared_.bins, groups_ + cluster_rank() * kGroups, above, wanted,
+                               shared_.found);
       above = bin.above;
       narrow(bin.index, shift);
       if (shift == 0) break;
@@ -468,7 +549,8 @@ class SampleThreshold : protected SampleRow<kDType, kFromProbs, kHeld> {
   bool has_candidates_ = false;      // and the masses above them of each CTA
   bool has_all_candidates_ = false;  // nothing that is kept is above them
   bool has_few_ = false;             // as few that bins are not needed
-  bool bins_are_read_ = false;       // by other CTAs
+  bool lists_have_bins_ = false;     // which other CTAs may still read
+  uint32_t num_gathers_ = 0;
 };
 
 }  // namespace flashplan::cuda
