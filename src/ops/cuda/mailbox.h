@@ -66,9 +66,7 @@ class Mailbox {
   }
   static __device__ uint32_t address_in(int rank, const void* shared) {
     uint32_t result;
-    asm("mapa.shared::cluster.u32 %0, %1, %2;\n"
-        : "=r"(result)
-        : "r"(address(shared)), "r"(rank));
+    asm("mapa.shared::cluster.u32 %0, %1, %2;\n" : "=r"(result) : "r"(address(shared)), "r"(rank));
     return result;
   }
 #else

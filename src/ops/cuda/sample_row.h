@@ -31,11 +31,11 @@ struct FewCandidates {
 
 /// Of a CTA.
 struct SampleShared {
-  BulkBarrier arrived[kBulks];               // of the part
-  Mailbox mail[2];                           // of the steps. Two, since a CTA may be a step ahead
-  Mailbox lists;                             // of candidates
+  BulkBarrier arrived[kBulks];  // of the part
+  Mailbox mail[2];              // of the steps. Two, since a CTA may be a step ahead
+  Mailbox lists;                // of candidates
   alignas(16) uint64_t values[2][kMaxCluster][kValues];  // of CTAs, as `mail`
-  uint64_t warp_values[kMaxCluster][2];      // of warps, or of ranks
+  uint64_t warp_values[kMaxCluster][2];                  // of warps, or of ranks
   uint32_t warp_keys[kRowWarps][2];
   union {
     Bins bins;
@@ -151,9 +151,10 @@ class SampleRow {
     receive();
   }
 
-  // In a step each CTA sends something to all of them, and waits for what they send. Steps alternate
-  // between two mailboxes and two sets of values. When a CTA uses one of them again, all CTAs have
-  // sent in the step between, which they did after they had read what came in the step before.
+  // In a step each CTA sends something to all of them, and waits for what they send. Steps
+  // alternate between two mailboxes and two sets of values. When a CTA uses one of them again, all
+  // CTAs have sent in the step between, which they did after they had read what came in the step
+  // before.
 
   /// Sends values to all CTAs of the cluster, by warp 0, after a barrier of the CTA. receive() is
   /// due.
