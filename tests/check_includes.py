@@ -41,6 +41,7 @@ RULES = {
             "plan/rope_turns.h",
             "cpu/",
             "cuda/device.h",
+            "cuda/launch_grid.h",
             "api/",
             "ops/",
         ),
