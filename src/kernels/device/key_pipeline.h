@@ -2,18 +2,24 @@
 // Copies keys and values of a work tile to shared memory, some tiles ahead of the arithmetic.
 #pragma once
 
+#include "kernels/device/row_finder.h"
 #include "kernels/device/tile_context.h"
 
 namespace flashplan::device {
 
-/// Two rings in shared memory: the page ids and row addresses of tile i are in entry i % kEntries,
-/// its keys and values are in stage i % kStages. The step that uses tile i issues the copies of the
-/// keys of tile i + kStages - 1 and of the page ids of tile i + 2 * kStages - 1, and computes the
-/// row addresses of tile i + kStages. All threads of the CTA make the same calls.
+/// Two rings in shared memory: the row addresses of tile i are in entry i % kEntries, its keys and
+/// values are in stage i % kStages. The step that uses tile i issues the copies of the keys of tile
+/// i + kStages - 1, and computes the row addresses of tile i + kStages. The page ids that these
+/// follow from are requested before: for few rows to registers, one step before (RowFinder); for
+/// many rows, where no registers are left, to a third ring, kStages - 1 steps before. All threads
+/// of the CTA make the same calls.
 template <typename T, typename S>
 class KeyPipeline {
  public:
   using Cursor = KvCursor<T::kKv, T::kTileKv, T::kThreads>;
+  using Finder = RowFinder<T>;
+  static constexpr bool kFindsOwnRows =
+      S::kTilesAtOnce == 1 && S::kQueryInStage && Finder::kIsSupported;
 
   FLASHPLAN_DEVICE KeyPipeline(const AttentionParams& p, TileContext& context, uint32_t base,
                                int thread)
@@ -25,7 +31,8 @@ class KeyPipeline {
         copies_16_bytes_(p.tensors.vectorized && p.tensors.head_dim_qk == T::kHeadDimQk &&
                          p.tensors.head_dim_vo == T::kHeadDimVo),
         next_(block_.keys.begin, context_.tile.kv_head),
-        asked_(next_) {}
+        asked_(next_),
+        finder_(p, thread) {}
 
   /// Whether all rows of q, k and v can be copied 16 bytes at a time.
   FLASHPLAN_DEVICE bool copies_16_bytes() const { return copies_16_bytes_; }
@@ -41,31 +48,48 @@ class KeyPipeline {
   FLASHPLAN_DEVICE void fill() {
     const KeySpan keys = block_.keys;
     const Cursor first = next_;
+    if constexpr (kFindsOwnRows) {
+      if (p_.tensors.pages.ids != nullptr) ids_ = request_ids();
+      typename Finder::Rows rows[S::kStages];
+#pragma unroll
+      for (int entry = 0; entry < S::kStages; ++entry) request_rows(rows[entry], keys);
+      if (context_.tile.merge >= 0) prepare_merge();
+#pragma unroll
+      for (int entry = 0; entry < S::kStages; ++entry) {
+        finder_.store(rows[entry], table_address(entry));
+      }
+      request_rows(rows_, keys);
+      // Without 16-byte copies, warps copy rows that other warps have found.
+      copies_16_bytes_ ? __syncwarp() : __syncthreads();
+    } else {
 #pragma unroll 1
-    for (int entry = 0; entry < S::kStages; ++entry) {
-      copy_page_ids(entry, keys, [&] { return asked_; });
-      asked_ = asked_.template later<1>(keys);
-    }
-    if (context_.tile.merge >= 0) prepare_merge();
-    cp_async_commit();
-    if (p_.tensors.pages.ids != nullptr) {
-      cp_async_wait<0>();
+      for (int entry = 0; entry < S::kStages; ++entry) {
+        copy_page_ids(entry, keys, [&] { return asked_; });
+        asked_ = asked_.template later<1>(keys);
+      }
+      if (context_.tile.merge >= 0) prepare_merge();
+      cp_async_commit();
+      if (p_.tensors.pages.ids != nullptr) {
+        cp_async_wait<0>();
+        __syncthreads();
+      }
+#pragma unroll 1
+      for (int entry = 0; entry < S::kStages; ++entry) {
+        find_rows(entry, keys, [&] { return next_; });
+        next_ = next_.template later<1>(keys);
+      }
       __syncthreads();
+      next_ = first;
     }
-#pragma unroll 1
-    for (int entry = 0; entry < S::kStages; ++entry) {
-      find_rows(entry, keys, [&] { return next_; });
-      next_ = next_.template later<1>(keys);
-    }
-    __syncthreads();
-    next_ = first;
 #pragma unroll 1
     for (int entry = 0; entry < S::kStages - 1; ++entry) {
       if (begin_issue(entry, next_, first.kv_head())) copy_keys_and_values(entry);
-      copy_page_ids(later(entry, S::kStages), keys, [&] { return asked_; });
+      if constexpr (!kFindsOwnRows) {
+        copy_page_ids(later(entry, S::kStages), keys, [&] { return asked_; });
+        asked_ = asked_.template later<1>(keys);
+      }
       cp_async_commit();
       next_ = next_.template later<1>(keys);
-      asked_ = asked_.template later<1>(keys);
     }
   }
 
@@ -91,21 +115,28 @@ class KeyPipeline {
   /// Starts this thread's copies. Must be called once in each step.
   FLASHPLAN_DEVICE void copy(bool copies, const Cursor& tile, const KeySpan& keys) const {
     if (copies) copy_keys_and_values(later(entry_, S::kStages - 1));
-    const KeySpan& own_keys = rarely_read(keys);
-    copy_page_ids(later(entry_, 2 * S::kStages - 1), own_keys, [&] {
-      return kEachStep ? asked_ : tile.template later<2 * S::kStages - 1>(own_keys);
-    });
+    if constexpr (!kFindsOwnRows) {
+      const KeySpan& own_keys = rarely_read(keys);
+      copy_page_ids(later(entry_, 2 * S::kStages - 1), own_keys, [&] {
+        return kEachStep ? asked_ : tile.template later<2 * S::kStages - 1>(own_keys);
+      });
+    }
     cp_async_commit();
   }
 
   FLASHPLAN_DEVICE void end_step(const Cursor& tile, const KeySpan& keys) {
-    if (kEachStep) {
-      next_ = next_.template later<1>(keys);
-      asked_ = asked_.template later<1>(keys);
+    if (kEachStep) next_ = next_.template later<1>(keys);
+    if constexpr (kFindsOwnRows) {
+      finder_.store(rows_, table_address(later(entry_, S::kStages)));
+      if (asked_.kv_head() == tile.kv_head() || asked_.kv_head() < context_.heads_end()) {
+        request_rows(rows_, keys);
+      }
+    } else {
+      if (kEachStep) asked_ = asked_.template later<1>(keys);
+      const KeySpan& own_keys = rarely_read(keys);
+      find_rows(later(entry_, S::kStages), own_keys,
+                [&] { return kEachStep ? next_ : tile.template later<S::kStages>(own_keys); });
     }
-    const KeySpan& own_keys = rarely_read(keys);
-    find_rows(later(entry_, S::kStages), own_keys,
-              [&] { return kEachStep ? next_ : tile.template later<S::kStages>(own_keys); });
     entry_ = later(entry_, 1);
   }
 
@@ -133,6 +164,11 @@ class KeyPipeline {
   FLASHPLAN_DEVICE const int32_t* request_ids() const {
     return reinterpret_cast<const int32_t*>(
         load_shared_pointer(shared_address(&context_.page_ids)));
+  }
+  /// Requests the page ids of the tile `asked_`, which becomes the next one.
+  FLASHPLAN_DEVICE void request_rows(typename Finder::Rows& rows, const KeySpan& keys) {
+    finder_.request(rows, asked_, keys, p_.tensors.pages, ids_, block_.kv_row);
+    asked_ = asked_.template later<1>(keys);
   }
   /// Starts the copies of the page ids of kTilesAtOnce tiles, from tile() on, to `entry` and the
   /// entries after it. For the other entries of the group there is nothing to do.
@@ -236,6 +272,10 @@ class KeyPipeline {
   const bool copies_16_bytes_;
   Cursor next_;   // the tile whose keys are requested next, if each step computes row addresses
   Cursor asked_;  // the tile whose page ids are requested next
+  // If kFindsOwnRows: the page ids of the request, and the rows whose addresses are stored next.
+  const int32_t* ids_ = nullptr;
+  Finder finder_;
+  typename Finder::Rows rows_;
   int entry_ = 0;
 };
 

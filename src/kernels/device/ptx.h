@@ -152,6 +152,12 @@ FLASHPLAN_DEVICE void store_shared_16(uint32_t address, uint4 value) {
                : "memory");
 }
 
+FLASHPLAN_DEVICE uint32_t load_global_4(const void* from) {
+  uint32_t value;
+  asm volatile("ld.global.u32 %0, [%1];\n" : "=r"(value) : "l"(from));
+  return value;
+}
+
 /// Loads memory that other CTAs wrote, bypassing the L1 cache; returns `otherwise` if not `valid`.
 /// It has no branch, so that many loads can be in flight.
 FLASHPLAN_DEVICE float load_if(bool valid, const float* from, float otherwise) {

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+// Finds where the keys and values of a tile lie in memory.
+#pragma once
+
+#include "kernels/device/kv_loader.h"
+
+namespace flashplan::device {
+
+/// Finds the addresses of the rows that a group of lanes copies in TileCopy, by these lanes alone:
+/// no warp waits for another one. Lanes take the addresses of keys and values in turn. Page ids are
+/// loaded to registers, at least a step before they are used: a load waits behind the copies that
+/// are on their way.
+template <typename T>
+class RowFinder {
+  using Copy = TileCopy<Element<T::kKv>::kBytes, T::kHeadDimQk, T::kTileKv, T::kThreads>;
+  using ValueCopy = TileCopy<Element<T::kKv>::kBytes, T::kHeadDimVo, T::kTileKv, T::kThreads>;
+  static constexpr int kLanes = Copy::kLanesPerRow;
+  static constexpr int kRowAddresses = 2 * Copy::kRowsPerThread;  // for each group of lanes
+  static constexpr int kAddresses = (kRowAddresses + kLanes - 1) / kLanes;  // for each lane
+
+ public:
+  using Cursor = KvCursor<T::kKv, T::kTileKv, T::kThreads>;
+  /// With 256 dims, or one CTA per SM, there are no registers left.
+  static constexpr bool kIsSupported =
+      T::kCtasPerSm == 2 && Copy::kLanesPerRow == ValueCopy::kLanesPerRow;
+
+  /// A lane's addresses of a tile: those inside of pages, and the pages.
+  struct Rows {
+    const unsigned char* in_page[kAddresses];
+    uint32_t pages[kAddresses];
+  };
+
+  FLASHPLAN_DEVICE RowFinder(const AttentionParams& p, int thread) : thread_(thread) {
+    const KvView& view = is_value() ? p.tensors.v : p.tensors.k;
+    constexpr int kBytes = Element<T::kKv>::kBytes;
+    data_ = static_cast<const unsigned char*>(view.data);
+    page_stride_ = view.page_stride * kBytes;
+    token_stride_ = view.token_stride * kBytes;
+    head_stride_ = view.head_stride * kBytes;
+  }
+
+  /// Requests the page ids of `tile`. `ids` is the row of the page table, or null for ragged keys,
+  /// which begin at row `kv_row` of k and v. Keys past the last one repeat it.
+  FLASHPLAN_DEVICE void request(Rows& rows, const Cursor& tile, const KeySpan& keys,
+                                const PageTable& pages, const int32_t* ids, int32_t kv_row) const {
+    uint32_t row[kAddresses];  // first in the request, then in the page or in k and v
+#pragma unroll
+    for (int a = 0; a < kAddresses; ++a) {
+      row[a] = static_cast<uint32_t>(min(tile.tile_begin() + row_of(a), keys.end - 1));
+      rows.pages[a] = 0;
+    }
+    if (ids != nullptr) {
+#pragma unroll
+      for (int a = 0; a < kAddresses; ++a) {
+        const uint32_t page = quotient(row[a], pages.page_size);
+        rows.pages[a] = load_global_4(ids + page);
+        row[a] -= page * static_cast<uint32_t>(pages.page_size.value);
+      }
+    } else {
+#pragma unroll
+      for (int a = 0; a < kAddresses; ++a) row[a] += static_cast<uint32_t>(kv_row);
+    }
+    const unsigned char* head = data_ + static_cast<uint32_t>(tile.kv_head()) * head_stride_;
+#pragma unroll
+    for (int a = 0; a < kAddresses; ++a) rows.in_page[a] = head + row[a] * token_stride_;
+  }
+
+  /// Writes the addresses to `table`, a KvRow for each row of the tile.
+  FLASHPLAN_DEVICE void store(const Rows& rows, uint32_t table) const {
+#pragma unroll
+    for (int a = 0; a < kAddresses; ++a) {
+      if (kRowAddresses % kLanes == 0 || number(a) < kRowAddresses) {
+        store_shared_pointer(
+            table + row_of(a) * KvRow::kPitch + (is_value() ? KvRow::kValueOffset : 0),
+            rows.in_page[a] + rows.pages[a] * page_stride_);
+      }
+    }
+  }
+
+ private:
+  static_assert(kLanes % 2 == 0);
+  FLASHPLAN_DEVICE bool is_value() const { return (thread_ & 1) != 0; }
+  /// Counts the addresses of the group: key and value of its first row, of its second row, ...
+  FLASHPLAN_DEVICE int number(int a) const { return a * kLanes + (thread_ & (kLanes - 1)); }
+  FLASHPLAN_DEVICE int row_of(int a) const {
+    return Copy::row(0, thread_) + number(a) / 2 * Copy::kRowStep;
+  }
+
+  const int thread_;
+  // Of k or v; strides in bytes.
+  const unsigned char* data_;
+  int64_t page_stride_;
+  int64_t token_stride_;
+  int64_t head_stride_;
+};
+
+}  // namespace flashplan::device
