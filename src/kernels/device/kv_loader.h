@@ -262,9 +262,9 @@ struct TileCopy {
   static __device__ __noinline__ void copy_any(uint32_t tile, uint32_t table, int head_dim,
                                                bool vectorized, int thread) {
     if (!vectorized) {
-      copy_tile<kBytes, kHeadDim, kRows, kThreads>(
-          tile, head_dim, false, thread,
-          [&](int row) { return load_shared_pointer(table + row * KvRow::kPitch); });
+      copy_tile<kBytes, kHeadDim, kRows, kThreads>(tile, head_dim, false, thread, [&](int row) {
+        return load_shared_pointer(table + row * KvRow::kPitch);
+      });
       return;
     }
     const int lane = thread & (kLanesPerRow - 1);

@@ -51,8 +51,8 @@ FLASHPLAN_DEVICE void cp_async_16(uint32_t to, const void* from) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;\n" ::"r"(to), "l"(from)
                : "memory");
 }
-/// Copies `num_bytes` of 16 bytes, and writes zeros after them. It brings no more of a 128-byte line
-/// into the L2 cache than it copies.
+/// Copies `num_bytes` of 16 bytes, and writes zeros after them. It brings no more of a 128-byte
+/// line into the L2 cache than it copies.
 FLASHPLAN_DEVICE void cp_async_16_padded(uint32_t to, const void* from, int num_bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(to), "l"(from),
                "r"(num_bytes)
