@@ -41,7 +41,6 @@ RULES = {
             "plan/rope_turns.h",
             "cpu/",
             "cuda/device.h",
-            "cuda/launch_grid.h",
             "api/",
             "ops/",
         ),

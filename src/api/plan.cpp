@@ -177,7 +177,7 @@ Status create_on_gpu(const ScheduleBounds& bounds, Plan::Impl* impl) noexcept {
   const cuda::DeviceGuard guard(device);
   FLASHPLAN_RETURN_IF_ERROR(guard.status());
   const cuda::ApartFromCaptures apart;
-  FLASHPLAN_RETURN_IF_ERROR(cuda::prepare(&impl->choice.kernel, !needs_compiler(impl->options)));
+  FLASHPLAN_RETURN_IF_ERROR(cuda::prepare(impl->choice.kernel, !needs_compiler(impl->options)));
   return impl->device_schedule.emplace().create(device, bounds, impl->choice.num_ctas);
 }
 

@@ -5,25 +5,19 @@
 
 #include "common/error.h"
 #include "cuda/device.h"
-#include "cuda/launch_grid.h"
 
 namespace flashplan::cuda {
 
-Status prepare(Kernel* kernel, bool is_compiled_in) noexcept {
-  for (const void** code : {&kernel->code.few_rows_first, &kernel->code.many_rows_first}) {
-    if (is_compiled_in) {
-      cudaKernel_t handle = nullptr;
-      FLASHPLAN_CUDA_CALL(cudaGetKernel, &handle, *code);
-      *code = reinterpret_cast<const void*>(handle);
-    }
+Status prepare(const Kernel& kernel, bool is_compiled_in) noexcept {
+  for (const void* code : {kernel.code.few_rows_first, kernel.code.many_rows_first}) {
     cudaFuncAttributes attributes;
-    FLASHPLAN_CUDA_CALL(cudaFuncGetAttributes, &attributes, *code);
-    if (is_compiled_in && attributes.ptxVersion != kernel->architecture.number) {
+    FLASHPLAN_CUDA_CALL(cudaFuncGetAttributes, &attributes, code);
+    if (is_compiled_in && attributes.ptxVersion != kernel.architecture.number) {
       return error(StatusCode::kUnsupported, "device: expected code for sm_%d, got code for sm_%d",
-                   kernel->architecture.number, attributes.ptxVersion);
+                   kernel.architecture.number, attributes.ptxVersion);
     }
-    FLASHPLAN_CUDA_CALL(cudaFuncSetAttribute, *code, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                        kernel->geometry.smem_bytes);
+    FLASHPLAN_CUDA_CALL(cudaFuncSetAttribute, code, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                        kernel.geometry.smem_bytes);
   }
   return {};
 }
@@ -31,12 +25,19 @@ Status prepare(Kernel* kernel, bool is_compiled_in) noexcept {
 Status launch(const Kernel& kernel, const AttentionParams& params, Stream stream) noexcept {
   const void* const code =
       params.host.has_few_rows ? kernel.code.few_rows_first : kernel.code.many_rows_first;
-  const Grid grid = {.ctas = dim3(static_cast<unsigned>(params.schedule.num_ctas)),
-                     .threads = dim3(static_cast<unsigned>(kernel.geometry.threads)),
-                     .smem_bytes = kernel.geometry.smem_bytes,
-                     .pdl = params.host.pdl && kernel.architecture.number >= 90};
-  return launch_grid(reinterpret_cast<cudaKernel_t>(const_cast<void*>(code)), grid, stream,
-                     const_cast<AttentionParams*>(&params));
+  void* arguments[] = {const_cast<AttentionParams*>(&params)};
+  cudaLaunchAttribute pdl = {};
+  pdl.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  pdl.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(static_cast<unsigned>(params.schedule.num_ctas));
+  config.blockDim = dim3(static_cast<unsigned>(kernel.geometry.threads));
+  config.dynamicSmemBytes = static_cast<std::size_t>(kernel.geometry.smem_bytes);
+  config.stream = stream;
+  config.attrs = &pdl;
+  config.numAttrs = params.host.pdl && kernel.architecture.number >= 90 ? 1 : 0;
+  FLASHPLAN_CUDA_CALL(cudaLaunchKernelExC, &config, code, arguments);
+  return {};
 }
 
 }  // namespace flashplan::cuda

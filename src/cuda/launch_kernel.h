@@ -9,10 +9,10 @@
 namespace flashplan::cuda {
 
 /// Makes `kernel` ready on the current device: loads it, and allows its shared memory. Once per
-/// device before the first launch. `is_compiled_in`: its code is functions of this library, which
-/// become handles of the runtime; otherwise it has handles, of code loaded for this architecture.
+/// device before the first launch. `is_compiled_in`: not code that was loaded for this
+/// architecture.
 ///   kUnsupported  CUDA picks code for another architecture, which has another geometry
-Status prepare(Kernel* kernel, bool is_compiled_in) noexcept;
+Status prepare(const Kernel& kernel, bool is_compiled_in) noexcept;
 
 /// Launches `kernel` on `stream` of the current device, with a CTA for each queue of the schedule.
 /// No synchronisation.

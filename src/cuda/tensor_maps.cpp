@@ -12,13 +12,27 @@
 #include <new>
 
 #include "common/kv_layout.h"
-#include "cuda/driver_function.h"
 
 namespace flashplan::cuda {
 namespace {
 
 constexpr int64_t kBlockDims = 64;  // 128 bytes: the widest box of the swizzle
 constexpr int64_t kGroupRows = 8;   // rows of a group that are swizzled together
+
+using Encode = decltype(&cuTensorMapEncodeTiled);
+
+/// The driver's function, which is not linked; null if the driver has none.
+Encode find_encode() noexcept {
+  void* function = nullptr;
+  cudaDriverEntryPointQueryResult result;
+  constexpr unsigned kSince = 12000;
+  if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, kSince,
+                                       cudaEnableDefault, &result) != cudaSuccess) {
+    static_cast<void>(cudaGetLastError());
+    return nullptr;
+  }
+  return reinterpret_cast<Encode>(function);
+}
 
 /// One dimension of a map, the innermost first.
 struct MapDim {
@@ -43,8 +57,7 @@ struct MapKey {
 
 /// Encodes a map of 16-bit elements. False if the driver refuses it.
 bool encode(TensorMap* map, const MapKey& key) {
-  static const auto function = reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(
-      driver_function("cuTensorMapEncodeTiled"));
+  static const Encode function = find_encode();
   if (function == nullptr) return false;
   std::array<cuuint64_t, MapKey::kMostDims> sizes;
   std::array<cuuint64_t, MapKey::kMostDims> strides;

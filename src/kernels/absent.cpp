@@ -21,7 +21,7 @@ Status not_built() noexcept {
 namespace cuda {
 
 std::span<const Kernel> kernels() noexcept { return {}; }
-Status prepare(Kernel* /*kernel*/, bool /*is_compiled_in*/) noexcept { return not_built(); }
+Status prepare(const Kernel& /*kernel*/, bool /*is_compiled_in*/) noexcept { return not_built(); }
 Status compile_variant(const AttentionOptions& /*options*/, const RopeTurns* /*rope*/,
                        Kernel* /*kernel*/) noexcept {
   return not_built();

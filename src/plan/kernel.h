@@ -68,8 +68,8 @@ struct KernelGeometry {
   friend bool operator==(const KernelGeometry&, const KernelGeometry&) = default;
 };
 
-/// How the kernel is called. On a GPU: functions of this library, or a cudaKernel_t each, as
-/// cuda::prepare() makes of them and as is loaded from code made by NVRTC.
+/// How the kernel is called. On a GPU: handles for cudaLaunchKernel, which are functions of this
+/// library or a cudaKernel_t, such as one that was loaded from code made by NVRTC.
 struct KernelCode {
   /// On the CPU: runs queue `cta` on the calling thread, with a worker's scratch memory.
   void (*run_queue)(const AttentionParams& params, int32_t cta,

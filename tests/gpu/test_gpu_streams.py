@@ -2,7 +2,6 @@
 """Streams: whose is used, what waits for what, and that nothing else waits."""
 
 import itertools
-import threading
 import time
 
 import numpy as np
@@ -93,34 +92,6 @@ def test_legacy_default_stream_may_be_named(work, torch):
     work.run(stream=0)
     torch.cuda.synchronize()
     assert work.is_right()
-
-
-def test_first_call_of_a_thread(work, torch):
-    """Nothing has made the device's context current in a new thread: the call does."""
-    stream = torch.cuda.current_stream().cuda_stream
-    x = torch.randn(3, 64, dtype=torch.bfloat16, device=DEVICE)
-    gate_up = torch.cat([x, x], dim=-1)
-    gated = torch.empty_like(x)
-    errors = []
-
-    def in_thread(call):
-        def guarded():
-            try:
-                call()
-            except Exception as error:
-                errors.append(error)
-
-        thread = threading.Thread(target=guarded)
-        thread.start()
-        thread.join()
-
-    in_thread(lambda: work.run(stream=stream))
-    in_thread(lambda: fp.silu_and_mul(gate_up, out=gated, stream=stream))
-    torch.cuda.synchronize()
-    assert errors == []
-    assert work.is_right()
-    expected = fp.silu_and_mul(gate_up)
-    assert bool((gated == expected).all())
 
 
 @pytest.mark.parametrize("stream", ["fast", 1.5, object(), True, b"0"])

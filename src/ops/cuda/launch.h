@@ -4,19 +4,25 @@
 
 #include <cuda_runtime_api.h>
 
+#include <cstddef>
+
 #include "cuda/device.h"
-#include "cuda/launch_grid.h"
 
 namespace flashplan::cuda {
+
+struct Grid {
+  dim3 ctas;
+  dim3 threads;        // of a CTA
+  int cluster = 1;     // CTAs along x that share their memory; divides ctas.x
+  int smem_bytes = 0;  // dynamic
+};
 
 template <class Params>
 Status launch(void (*kernel)(Params), const Grid& grid, Device device, Stream stream,
               Params params) noexcept {
   const DeviceGuard guard(device.index);
   if (!guard.status().ok()) return guard.status();
-  cudaKernel_t handle = nullptr;
-  FLASHPLAN_CUDA_CALL(cudaGetKernel, &handle, reinterpret_cast<const void*>(kernel));
-  const auto* code = reinterpret_cast<const void*>(handle);
+  const auto* code = reinterpret_cast<const void*>(kernel);
   constexpr int kAlwaysAllowed = 32 * 1024;  // besides up to 16 KB that the kernel declares
   if (grid.smem_bytes > kAlwaysAllowed) {
     FLASHPLAN_CUDA_CALL(cudaFuncSetAttribute, code, cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -27,7 +33,20 @@ Status launch(void (*kernel)(Params), const Grid& grid, Device device, Stream st
     FLASHPLAN_CUDA_CALL(cudaFuncSetAttribute, code, cudaFuncAttributeNonPortableClusterSizeAllowed,
                         1);
   }
-  return launch_grid(handle, grid, stream, &params);
+  cudaLaunchAttribute cluster{};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim.x = static_cast<unsigned>(grid.cluster);
+  cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid.ctas;
+  config.blockDim = grid.threads;
+  config.dynamicSmemBytes = static_cast<std::size_t>(grid.smem_bytes);
+  config.stream = stream;
+  config.attrs = &cluster;
+  config.numAttrs = grid.cluster > 1 ? 1 : 0;
+  void* arguments[] = {&params};
+  FLASHPLAN_CUDA_CALL(cudaLaunchKernelExC, &config, code, arguments);
+  return {};
 }
 
 }  // namespace flashplan::cuda
