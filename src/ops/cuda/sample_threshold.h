@@ -6,29 +6,51 @@
 // value is at hand from the largest values of warps, and the candidates are what reaches it.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 
-#include "ops/cuda/sample_candidates.h"
+#include "ops/cuda/sample_row.h"
 
 namespace flashplan::cuda {
 
+/// A range of values or of the numbers that the first histogram divides; of these the high one is
+/// not in it.
+struct Range {
+  float low;
+  float high;
+};
+
+/// a * b + c, rounded down.
+__device__ inline float fused_down(float a, float b, float c) {
+#ifdef __CUDA_ARCH__
+  return __fmaf_rd(a, b, c);
+#else
+  return std::floor(a * b) + c;  // where the result is a whole number and a * b is exact
+#endif
+}
+
 template <DType kDType, bool kFromProbs, bool kHeld>
-class SampleThreshold : protected SampleCandidates<kDType, kFromProbs, kHeld> {
-  using Base = SampleCandidates<kDType, kFromProbs, kHeld>;
+class SampleThreshold : protected SampleRow<kDType, kFromProbs, kHeld> {
+  using Base = SampleRow<kDType, kFromProbs, kHeld>;
 
  public:
   using Base::Base;
 
  protected:
-  using Base::find_bin_of_row;
-  using Base::has_too_many_;
-  using Base::least_;
-  using Base::most_;
-  using Base::narrow;
+  using Base::groups_;
+  using Base::kept_weight_of;
+  using Base::part_;
+  using Base::publish;
+  using Base::read;
+  using Base::scale_;
   using Base::shared_;
-  using Base::shift_of_keys;
+  using Base::step_;
   using Base::value_of_rank;
-  using Threshold = typename Base::Threshold;
+
+  struct Threshold {
+    uint64_t wanted;
+    uint64_t above;
+  };
 
   /// Replaces cut->key by the largest key such that the values from it on have a count, or a mass,
   /// of wanted_of(that of all that takes part), which is what lies above cut->key. It then has one
@@ -37,11 +59,11 @@ class SampleThreshold : protected SampleCandidates<kDType, kFromProbs, kHeld> {
   template <bool kByWeight, class WantedOf>
   __device__ Threshold find_threshold(Cut* cut, const WantedOf& wanted_of) {
     if (has_all_candidates_) {  // all that has passed the filter before is in the lists
-      if (has_few_) return this->find_mass_of_few(cut, wanted_of);
-      const uint64_t all = this->mass_of_candidates(*cut);
+      if (has_few_) return find_mass_of_few(cut, wanted_of);
+      const uint64_t all = mass_of_candidates(*cut);
       const uint64_t wanted = wanted_of(all);
       if (all < wanted) return {wanted, all};
-      return {wanted, this->template select<kByWeight>(cut, wanted, 0)};
+      return {wanted, select<kByWeight>(cut, wanted, 0)};
     }
     constexpr uint32_t kKeyOfLowest = 0x007fffffU;  // -inf
     const bool has_bound = !kByWeight && bound_ > kKeyOfLowest;
@@ -51,22 +73,25 @@ class SampleThreshold : protected SampleCandidates<kDType, kFromProbs, kHeld> {
       range.low = sampling::value_of(bound_);
     } else {
       if (cut->key == 0 && cut->min_weight == 0) {
-        this->template fill_bins<kByWeight, false>(*cut);
+        fill_bins<kByWeight, false>(*cut);
       } else {
-        this->template fill_bins<kByWeight, true>(*cut);
+        fill_bins<kByWeight, true>(*cut);
       }
-      bin = find_bin_of_row(0, wanted_of);
-      if (bin.index < 0) return {bin.wanted, bin.above};
-      range = this->range_of_bin(bin.index);
+      bin = find_bin(shared_.bins, groups_, true, 0, wanted_of, shared_.found);
+      if (bin.index < 0) {
+        bins_are_read_ = true;
+        return {bin.wanted, bin.above};
+      }
+      range = range_of_bin(bin.index);
     }
     if (threadIdx.x == 0) {
       shared_.own_above = bin.own_above;
       shared_.wanted = bin.wanted;
     }
     if (has_bound) {
-      this->template gather<true>(range);
+      gather<true>(range);
     } else {
-      this->template gather<false>(range);
+      gather<false>(range);
     }
     while (has_too_many_) {
       if (least_ == most_) {
@@ -75,25 +100,375 @@ class SampleThreshold : protected SampleCandidates<kDType, kFromProbs, kHeld> {
         return {shared_.wanted, bin.above};
       }
       const int shift = shift_of_keys();
-      this->template fill_bins_by_key<kByWeight>(*cut, shift);
-      bin = find_bin_of_row(bin.above, [&](uint64_t /*all*/) { return shared_.wanted; });
+      fill_bins_by_key<kByWeight>(*cut, shift);
+      bin = find_bin(
+          shared_.bins, groups_, true, bin.above, [&](uint64_t /*all*/) { return shared_.wanted; },
+          shared_.found);
       if (threadIdx.x == 0) shared_.own_above += bin.own_above;
       narrow(bin.index, shift);
-      this->template gather<true>({sampling::value_of(least_), sampling::value_of(most_)});
+      gather<true>({sampling::value_of(least_), sampling::value_of(most_)});
     }
     has_candidates_ = kByWeight || bin.above == 0;
     has_all_candidates_ = !kByWeight && bin.above == 0;
     const uint64_t wanted = shared_.wanted;
     has_few_ =
         !kByWeight && __reduce_add_sync(~0U, static_cast<uint32_t>(value_of_rank(0))) <= kFew;
-    if (has_few_) return {wanted, bin.above + this->select_of_few(cut, wanted - bin.above)};
-    return {wanted, this->template select<kByWeight>(cut, wanted, bin.above)};
+    if (has_few_) return {wanted, bin.above + select_of_few(cut, wanted - bin.above)};
+    return {wanted, select<kByWeight>(cut, wanted, bin.above)};
   }
 
-  uint32_t bound_ = 0;               // a key that top_k values reach, or at most that of -inf
+  /// So that the keys from least_ to most_ are divided into at most 2^kLogKeyBins bins.
+  __device__ int shift_of_keys() const {
+    return max(32 - __clz(static_cast<int>(most_ - least_)) - kLogKeyBins, 0);
+  }
+
+  __device__ void narrow(int bin, int shift) {
+    least_ += static_cast<uint32_t>(bin) << shift;
+    most_ = min(most_, least_ + ((1U << shift) - 1));
+  }
+
+  /// Begins a histogram of the cluster.
+  __device__ void clear_bins() {
+    // Other CTAs may still read what is there.
+    if (bins_are_read_) cluster_sync();
+    bins_are_read_ = false;
+    shared_.bins.clear();
+    __syncthreads();
+  }
+
+  /// A histogram of the part by position; `kFiltered`: of what the cut keeps.
+  template <bool kByWeight, bool kFiltered>
+  __device__ void fill_bins(const Cut& cut) {
+    clear_bins();
+    const float cut_value = cut.key == 0 ? -INFINITY : sampling::value_of(cut.key);
+#pragma unroll 1
+    for (int i = static_cast<int>(threadIdx.x) * 4; i < part_.count(); i += kRowThreads * 4) {
+      float x[4];
+      int bins[4];
+      uint32_t amounts[4];
+      read(i, x);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        bins[e] = bin_of_position(position_of(x[e]));
+        if (kByWeight) {
+          amounts[e] = kFiltered ? kept_weight_of(x[e], cut) : this->weight_of(x[e]);
+          if (kFiltered && !(x[e] > cut_value)) amounts[e] = 0;
+        } else {
+          amounts[e] = i + e < part_.count() ? 1 : 0;
+        }
+      }
+      shared_.bins.add(bins, amounts);
+    }
+  }
+
+  /// A histogram of the part's keys from least_ to most_.
+  template <bool kByWeight>
+  __device__ void fill_bins_by_key(const Cut& cut, int shift) {
+    clear_bins();
+#pragma unroll 1
+    for (int i = static_cast<int>(threadIdx.x) * 4; i < part_.count(); i += kRowThreads * 4) {
+      float x[4];
+      int bins[4];
+      uint32_t amounts[4];
+      read(i, x);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const uint32_t key = key_of(x[e]);
+        const bool takes_part = key >= least_ && key <= most_ && i + e < part_.count();
+        bins[e] = takes_part ? static_cast<int>((key - least_) >> shift) : Bins::first_of_lane();
+        amounts[e] = takes_part ? amount_of_key<kByWeight>(key, cut) : 0U;
+      }
+      shared_.bins.add(bins, amounts);
+    }
+  }
+
+  /// Puts the elements of a range of positions, or of values from the low to the high one, in the
+  /// lists of all CTAs, and tells these the CTA's mass above. After it least_ and most_ are the
+  /// range's smallest and largest key, and has_too_many_ whether a CTA has more than its share of
+  /// the lists.
+  template <bool kByValue>
+  __device__ void gather(const Range& range) {
+    const int share = share_of_rank();
+    uint32_t* own = shared_.candidates + cluster_rank() * share;
+    if (threadIdx.x == 0) {
+      shared_.num_candidates = 0;
+      shared_.least = ~0U;
+      shared_.most = 0;
+      shared_.num_kept = 0;
+      shared_.selected[0] = shared_.selected[1] = ~0U;
+      shared_.count_above = 0;
+    }
+    __syncthreads();
+#pragma unroll 1
+    for (int i = static_cast<int>(threadIdx.x) * 4; i < part_.count(); i += kRowThreads * 4) {
+      float x[4];
+      bool is_in[4];
+      read(i, x);
+      if (kByValue && !(fmaxf(fmaxf(x[0], x[1]), fmaxf(x[2], x[3])) >= range.low)) continue;
+#pragma unroll
+      for (int e = 0; e < 4; ++e) is_in[e] = is_in_range<kByValue>(x[e], range);
+      if (!(is_in[0] || is_in[1] || is_in[2] || is_in[3])) continue;
+      unsigned left = 0;  // bits of the elements
+#pragma unroll
+      for (int e = 0; e < 4; ++e) left |= is_in[e] ? 1U << e : 0U;
+#pragma unroll 1
+      for (; left != 0; left &= left - 1) {
+        const int e = __ffs(static_cast<int>(left)) - 1;
+        if (i + e >= part_.count()) break;
+        const uint32_t place = atomicAdd(&shared_.num_candidates, 1U);
+        if (place >= static_cast<uint32_t>(share)) break;
+        own[place] = key_of(e == 0 ? x[0] : e == 1 ? x[1] : e == 2 ? x[2] : x[3]);
+      }
+    }
+    __syncthreads();
+    const auto num_own = static_cast<int>(shared_.num_candidates);  // or fewer, if not all fit
+    const bool fits = num_own <= share;
+    if (!fits) find_extremes<kByValue>(range);
+    const int num_sent = fits ? (num_own + 3) / 4 * 4 : 0;  // whole words
+    const int lane = lane_of_thread();
+#pragma unroll 1
+    for (int rank = warp_of_thread(); rank < cluster_size(); rank += kRowWarps) {
+#pragma unroll 1
+      for (int c = lane; c < num_sent; c += 32) {
+        if (c >= num_own) {
+          *shared_of(own + c, rank) = 0;
+        } else if (rank != cluster_rank()) {
+          *shared_of(own + c, rank) = own[c];
+        }
+      }
+    }
+    if (warp_of_thread() == 0) {
+      uint32_t least = fits ? ~0U : shared_.least;
+      uint32_t most = fits ? 0U : shared_.most;
+#pragma unroll 1
+      for (int c = lane; c < num_own && fits; c += 32) {
+        least = min(least, own[c]);
+        most = max(most, own[c]);
+      }
+      const uint64_t values[kValues] = {static_cast<uint64_t>(num_own),
+                                        __reduce_max_sync(~0U, ~least),
+                                        __reduce_max_sync(~0U, most), shared_.own_above};
+      publish(values);
+    }
+    cluster_sync();
+    ++step_;
+    bins_are_read_ = false;
+    has_too_many_ = __reduce_max_sync(~0U, static_cast<uint32_t>(value_of_rank(0))) >
+                    static_cast<uint32_t>(share);
+    least_ = ~__reduce_max_sync(~0U, static_cast<uint32_t>(value_of_rank(1)));
+    most_ = __reduce_max_sync(~0U, static_cast<uint32_t>(value_of_rank(2)));
+  }
+
+  template <bool kByValue>
+  __device__ bool is_in_range(float x, const Range& range) const {
+    if (kByValue) return x >= range.low && x <= range.high;
+    const float position = position_of(x);
+    return position >= range.low && position < range.high;
+  }
+
+  /// Leaves in shared_.least and shared_.most those of the part's elements in a range.
+  template <bool kByValue>
+  __device__ void find_extremes(const Range& range) {
+    uint32_t least = ~0U;
+    uint32_t most = 0;
+#pragma unroll 1
+    for (int i = static_cast<int>(threadIdx.x); i < part_.count(); i += kRowThreads) {
+      const float x = part_.at(i);
+      if (!is_in_range<kByValue>(x, range)) continue;
+      least = min(least, key_of(x));
+      most = max(most, key_of(x));
+    }
+    least = ~__reduce_max_sync(~0U, ~least);
+    most = __reduce_max_sync(~0U, most);
+    if (lane_of_thread() == 0) {
+      atomicMin(&shared_.least, least);
+      atomicMax(&shared_.most, most);
+    }
+    __syncthreads();
+  }
+
+  /// Candidates that the lists have place for, of each CTA of the cluster.
+  __device__ int share_of_rank() const {
+    return kMaxCandidates >> (__ffs(cluster_size()) - 1);  // it is a power of two
+  }
+
+  /// Calls body(key) for the candidates of this thread, which are of all CTAs.
+  template <class Body>
+  __device__ void for_each_candidate(const Body& body) const {
+    const int share = share_of_rank();
+#pragma unroll 1
+    for (int c = static_cast<int>(threadIdx.x); c < kMaxCandidates; c += kRowThreads) {
+      const int rank = c * cluster_size() / kMaxCandidates;
+      if (c - rank * share < num_candidates_of(rank)) {
+        body(shared_.candidates[c]);
+      }
+    }
+  }
+
+  __device__ int num_candidates_of(int rank) const {
+    return static_cast<int>(shared_.values[(step_ - 1) % 2][rank][0]);
+  }
+
+  static constexpr uint32_t kFew = 256;  // candidates, which need not be divided into bins
+
+  /// select() of a count among few candidates: each thread counts what is above its own. Returns
+  /// the count above the threshold.
+  __device__ uint64_t select_of_few(Cut* cut, uint64_t wanted) {
+    for_each_candidate([&](uint32_t own) {
+      uint32_t above = 0;
+#pragma unroll 1
+      for (int rank = 0; rank < cluster_size(); ++rank) {
+        const uint32_t* keys = shared_.candidates + rank * share_of_rank();
+        const int end = num_candidates_of(rank);
+#pragma unroll 1
+        for (int c = 0; c < end; c += 4) {  // zeros stand behind the last one
+          const uint4 word = *reinterpret_cast<const uint4*>(keys + c);
+          above += (word.x > own ? 1U : 0U) + (word.y > own ? 1U : 0U);
+          above += (word.z > own ? 1U : 0U) + (word.w > own ? 1U : 0U);
+        }
+      }
+      if (above >= wanted) return;
+      atomicMin(&shared_.selected[0], own);
+      atomicMax(&shared_.count_above, above);
+    });
+    __syncthreads();
+    cut->key = shared_.selected[0];
+    cut->num_ties = 1;
+    return shared_.count_above;
+  }
+
+  /// find_threshold() of a mass after select_of_few(): what that has kept is put together, and each
+  /// thread adds what is above its own.
+  template <class WantedOf>
+  __device__ Threshold find_mass_of_few(Cut* cut, const WantedOf& wanted_of) {
+    uint32_t* keys = shared_.bins.low;  // the bins are not in use
+    uint32_t* weights = keys + kFew;
+    for_each_candidate([&](uint32_t key) {
+      const uint32_t weight = amount_of_key<true>(key, *cut);
+      if (weight == 0) return;
+      const uint32_t place = atomicAdd(&shared_.num_kept, 1U);
+      keys[place] = key;
+      weights[place] = weight;
+    });
+    __syncthreads();
+    const auto num_kept = static_cast<int>(shared_.num_kept);
+    uint64_t all = 0;
+#pragma unroll 1
+    for (int c = lane_of_thread(); c < num_kept; c += 32) all += weights[c];
+    all = sum_of_warp(all);
+    const uint64_t wanted = wanted_of(all);
+    if (all < wanted) return {wanted, all};
+    const auto thread = static_cast<int>(threadIdx.x);
+    const uint32_t own = thread < num_kept ? keys[thread] : 0;
+    uint64_t above = 0;
+    if (own != 0) {
+#pragma unroll 4
+      for (int c = 0; c < num_kept; ++c) above += keys[c] > own ? weights[c] : 0U;
+      if (above < wanted) atomicMin(&shared_.selected[1], own);
+    }
+    __syncthreads();
+    if (own == shared_.selected[1]) shared_.mass_above = above;
+    __syncthreads();
+    cut->key = shared_.selected[1];
+    cut->num_ties = 1;
+    return {wanted, shared_.mass_above};
+  }
+
+  /// find_threshold() among the candidates, with what is above them.
+  template <bool kByWeight>
+  __device__ uint64_t select(Cut* cut, uint64_t wanted, uint64_t above) {
+    const Cut before = *cut;
+    const uint32_t most = most_;
+    const uint32_t least = least_;
+    for (;;) {
+      const int shift = shift_of_keys();
+      shared_.bins.clear();
+      __syncthreads();
+      for_each_candidate([&](uint32_t key) {
+        if (key < least_ || key > most_) return;
+        const int rest = Bins::first_of_lane();
+        const int bins[4] = {static_cast<int>((key - least_) >> shift), rest, rest, rest};
+        const uint32_t amounts[4] = {amount_of_key<kByWeight>(key, before), 0U, 0U, 0U};
+        shared_.bins.add(bins, amounts);
+      });
+      const Bin bin = find_bin(
+          shared_.bins, groups_, false, above, [=](uint64_t /*all*/) { return wanted; },
+          shared_.found);
+      above = bin.above;
+      narrow(bin.index, shift);
+      if (shift == 0) break;
+    }
+    cut->key = least_;
+    cut->num_ties = 1;
+    least_ = least;
+    most_ = most;
+    return above;
+  }
+
+  /// Of those above the cut, and of all CTAs.
+  __device__ uint64_t mass_of_candidates(const Cut& cut) {
+    uint64_t mass = 0;
+    for_each_candidate([&](uint32_t key) { mass += amount_of_key<true>(key, cut); });
+    mass = sum_of_warp(mass);
+    if (lane_of_thread() == 0) shared_.warp_values[warp_of_thread()][0] = mass;
+    __syncthreads();
+    const int lane = lane_of_thread();
+    mass = sum_of_warp(lane < kRowWarps ? shared_.warp_values[lane][0] : 0);
+    __syncthreads();
+    return mass;
+  }
+
+  /// What a candidate adds to a count or, by weight, to the mass above the cut.
+  template <bool kByWeight>
+  __device__ uint32_t amount_of_key(uint32_t key, const Cut& cut) const {
+    if (!kByWeight) return 1;
+    if (key <= cut.key) return 0;
+    return kept_weight_of(sampling::value_of(key), cut);
+  }
+
+  /// Grows with x; the first histogram divides it: the logit's distance, or the weight of a
+  /// probability, whose bits are much like an exponent.
+  __device__ float position_of(float x) const {
+    if (!kFromProbs) return -sampling::distance(x, scale_);
+    return sampling::times(sampling::times_to_one(x, scale_.factor), 1073741824.0F);
+  }
+
+  // The first histogram has 32 bins for each power of two; the first bin has all that is below.
+  static constexpr uint32_t kFirstBits =
+      (157U << 5) - (kBins - 1);                // of a weight, without the last 18
+  static constexpr float kBinsOfOne = 1024.0F;  // of distances
+
+  __device__ int bin_of_position(float position) const {
+    if (kFromProbs) {
+      const uint32_t bin = (sampling::bits_of(position) >> 18) - kFirstBits;
+      return bin < kBins ? static_cast<int>(bin) : Bins::first_of_lane();
+    }
+    constexpr float kMagic = 12582912.0F;  // leaves a whole number in the low bits
+    constexpr float kLowest = -static_cast<float>(kBins - 1) / kBinsOfOne;
+    const float shifted = fused_down(position, kBinsOfOne, kMagic + static_cast<float>(kBins - 1));
+    return position >= kLowest
+               ? static_cast<int>(sampling::bits_of(shifted) - sampling::bits_of(kMagic))
+               : Bins::first_of_lane();
+  }
+
+  __device__ Range range_of_bin(int bin) const {
+    if (kFromProbs) {
+      const uint32_t bits = (static_cast<uint32_t>(bin) + kFirstBits) << 18;
+      return {bin == 0 ? -INFINITY : sampling::float_of(bits),
+              sampling::float_of(bits + (1U << 18))};
+    }
+    const float low = static_cast<float>(bin - (kBins - 1)) / kBinsOfOne;
+    return {bin == 0 ? -INFINITY : low, low + 1.0F / kBinsOfOne};
+  }
+
+  uint32_t bound_ = 0;  // a key that top_k values reach, or at most that of -inf
+  uint32_t least_ = 0;  // of the candidates
+  uint32_t most_ = 0;
+  bool has_too_many_ = false;        // candidates: the lists do not have all
   bool has_candidates_ = false;      // and the masses above them of each CTA
   bool has_all_candidates_ = false;  // nothing that is kept is above them
   bool has_few_ = false;             // as few that bins are not needed
+  bool bins_are_read_ = false;       // by other CTAs
 };
 
 }  // namespace flashplan::cuda
