@@ -11,6 +11,16 @@ struct alignas(64) TensorMap {
   unsigned char bytes[128] = {};
 };
 
+/// Strides of keys or values in units of `bytes`, the largest power of two that divides them: the
+/// offset of every row is below 2^32 units. bytes = 0: some row is further away, or not aligned to
+/// 16 bytes.
+struct RowUnits {
+  uint32_t bytes = 0;
+  uint32_t page = 0;
+  uint32_t token = 0;
+  uint32_t head = 0;
+};
+
 /// Boxes come to shared memory as matrix instructions read them, in blocks of 64 dims; dims past
 /// the last one are zeros. A tensor that no map can describe is copied row by row.
 struct TensorMaps {
@@ -24,6 +34,8 @@ struct TensorMaps {
   // A slab is a page of one head; page p of head h is slab p * slabs_per_page + h.
   int32_t k_slabs_per_page = 0;
   int32_t v_slabs_per_page = 0;
+  RowUnits k_units;  // for kernels that copy row by row
+  RowUnits v_units;
   TensorMap q;         // (dims, heads, tokens); a box has the rows of a tile
   TensorMap q_tokens;  // as q; a box has the heads of a group of one token
   TensorMap k;         // (64 dims, 8 rows, blocks of 64 dims, groups of 8 rows, slabs)

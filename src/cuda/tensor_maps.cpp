@@ -150,6 +150,16 @@ bool encode_tokens(TensorMap* map, const TensorView& view, int64_t group, int64_
                      {view.shape[0], stride_of(view, 0), rows / group}}});
 }
 
+/// The dimensions of keys or values that count tokens and heads.
+struct KvDims {
+  int32_t token;
+  int32_t head;
+};
+KvDims kv_dims(const AttentionOptions& options) {
+  if (options.page_size == 0) return {0, 1};
+  return options.kv_layout == KvLayout::kNHD ? KvDims{1, 2} : KvDims{2, 1};
+}
+
 /// Keys or values: boxes of `rows` rows of one head, with all blocks of 64 dims or one of them. The
 /// rows of a ragged tensor are counted by two dimensions, rows and groups of 8, of which the first
 /// alone gives the place.
@@ -157,14 +167,12 @@ bool encode_kv(TensorMap* map, int32_t* slabs_per_page, const TensorView& view,
                const AttentionOptions& options, int64_t rows, bool has_all_blocks) {
   if (!is_mappable(view)) return false;
   const bool paged = options.page_size > 0;
-  const bool nhd = options.kv_layout == KvLayout::kNHD;
-  const int32_t token_dim = !paged ? 0 : nhd ? 1 : 2;
-  const int32_t head_dim = !paged ? 1 : nhd ? 2 : 1;
+  const KvDims kv = kv_dims(options);
   const int32_t last = view.rank - 1;
-  const int64_t token_stride = stride_of(view, token_dim);
-  const int64_t num_heads = view.shape[head_dim];
+  const int64_t token_stride = stride_of(view, kv.token);
+  const int64_t num_heads = view.shape[kv.head];
   const int64_t num_pages = paged ? view.shape[0] : 1;
-  int64_t slab_stride = stride_of(view, head_dim);
+  int64_t slab_stride = stride_of(view, kv.head);
   int64_t per_page = num_heads;
   if (num_pages > 1) {
     const int64_t page_stride = view.stride[0];
@@ -184,6 +192,23 @@ bool encode_kv(TensorMap* map, int32_t* slabs_per_page, const TensorView& view,
                      {(num_pages - 1) * per_page + num_heads, slab_stride, 1}}});
 }
 
+RowUnits row_units(const TensorView& view, const AttentionOptions& options) {
+  constexpr int64_t kElements = 8;  // of the 16 bytes that are copied at once
+  if (!is_mappable(view) || view.shape[view.rank - 1] % kElements != 0) return {};
+  const KvDims dims = kv_dims(options);
+  const auto stride = [&view](int32_t d) { return 2 * stride_of(view, d); };
+  const int64_t page = options.page_size > 0 ? stride(0) : 0;
+  const int64_t token = stride(dims.token);
+  const int64_t head = stride(dims.head);
+  const int64_t all = page | token | head;
+  const int64_t bytes = std::min(all & -all, int64_t{1} << 30);
+  int64_t last = 0;  // where the last row begins
+  for (int32_t d = 0; d + 1 < view.rank; ++d) last += (view.shape[d] - 1) * stride(d);
+  if (last / bytes > UINT32_MAX) return {};
+  return {static_cast<uint32_t>(bytes), static_cast<uint32_t>(page / bytes),
+          static_cast<uint32_t>(token / bytes), static_cast<uint32_t>(head / bytes)};
+}
+
 }  // namespace
 
 TensorMaps encode_tensor_maps(const Kernel& kernel, const AttentionOptions& options,
@@ -196,6 +221,11 @@ TensorMaps encode_tensor_maps(const Kernel& kernel, const AttentionOptions& opti
   maps.has_q_tokens = group <= kWarpgroupRows && encode_tokens(&maps.q_tokens, t.q, group, group);
   maps.has_o = kWarpgroupRows % group == 0 && options.o_dtype == options.q_dtype &&
                encode_tokens(&maps.o, t.o, group, kWarpgroupRows);
+  if (kernel.geometry.gathers) {
+    maps.k_units = row_units(t.k, options);
+    maps.v_units = row_units(t.v, options);
+    return maps;
+  }
   // The largest power of two that divides the page and a step. Where the last block of dims is not
   // full, a box can not have all blocks: it has one of them, of 8 rows.
   const bool has_all_blocks =

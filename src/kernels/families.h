@@ -37,18 +37,28 @@ inline Axis first_unserved_by_sm90(const Kernel& kernel, const AttentionOptions&
   return options.rope && !kernel.rotating_geometry ? Axis::kRope : Axis::kNone;
 }
 
-/// Above sm80 where tensor maps can describe the keys, and the bounds of the plan leave room for
-/// more than the few packed rows of a decode. For those alone sm80 is 2 to 9 % faster: two of its
-/// CTAs share an SM, and its shorter code begins sooner (docs/tuning.md). Without tensor maps
-/// everything works, but slower.
-inline int32_t preference_of_sm90(const AttentionOptions& options) noexcept {
+/// Whether the bounds of a plan leave room for no more than the few packed rows of a decode. For
+/// those alone sm80 is 2 to 9 % faster: two of its CTAs share an SM, and its shorter code begins
+/// sooner (docs/tuning.md).
+inline bool decodes_few_rows(const AttentionOptions& options) noexcept {
   constexpr int32_t kFewRows = 16;
+  return options.max_qo_tokens <= options.max_batch_size &&
+         options.num_qo_heads <= kFewRows * options.num_kv_heads;
+}
+inline bool has_aligned_dims(const AttentionOptions& options) noexcept {
   constexpr int32_t kAlignedDims = 8;
-  const bool is_mapped = options.head_dim_qk % kAlignedDims == 0 &&
-                         options.head_dim_vo % kAlignedDims == 0 && options.page_size % 8 == 0;
-  const bool decodes_few_rows = options.max_qo_tokens <= options.max_batch_size &&
-                                options.num_qo_heads <= kFewRows * options.num_kv_heads;
-  return is_mapped && !decodes_few_rows ? 1 : -1;
+  return options.head_dim_qk % kAlignedDims == 0 && options.head_dim_vo % kAlignedDims == 0;
+}
+/// Whether boxes of 8 rows make up a page, or there are no pages.
+inline bool has_boxes(const AttentionOptions& options) noexcept {
+  constexpr int32_t kBoxRows = 8;
+  return options.page_size % kBoxRows == 0;
+}
+
+/// Above sm80 where tensor maps can describe the keys, and there are more than few rows. Without
+/// tensor maps everything works, but slower.
+inline int32_t preference_of_sm90(const AttentionOptions& options) noexcept {
+  return has_aligned_dims(options) && has_boxes(options) && !decodes_few_rows(options) ? 1 : -1;
 }
 
 /// wgmma, TMA and mbarriers, which compute capability 9.0 alone has.
@@ -58,5 +68,25 @@ inline constexpr KernelFamily kSm90Family = {.name = "sm90",
                                              .first_unserved = first_unserved_by_sm90,
                                              .scratch_bytes = merged_state_bytes,
                                              .preference = preference_of_sm90};
+
+/// What the sm90 family serves, but for variants and rotations.
+inline Axis first_unserved_by_sm90_gather(const Kernel& kernel,
+                                          const AttentionOptions& options) noexcept {
+  const Axis axis = first_unserved_by_sm90(kernel, options);
+  if (axis != Axis::kNone) return axis;
+  return options.variant.impl() != nullptr ? Axis::kVariant : Axis::kNone;
+}
+/// Above both others for pages that are too small for boxes.
+inline int32_t preference_of_sm90_gather(const AttentionOptions& options) noexcept {
+  return has_aligned_dims(options) && !has_boxes(options) && !decodes_few_rows(options) ? 1 : -2;
+}
+
+/// The sm90 family with keys and values copied by cp.async.
+inline constexpr KernelFamily kSm90GatherFamily = {.name = "sm90_gather",
+                                                   .device = DeviceType::kCuda,
+                                                   .shares_prefixes = true,
+                                                   .first_unserved = first_unserved_by_sm90_gather,
+                                                   .scratch_bytes = merged_state_bytes,
+                                                   .preference = preference_of_sm90_gather};
 
 }  // namespace flashplan

@@ -20,7 +20,8 @@ constexpr KernelGeometry sm90_geometry() {
           .queues_per_processor = 1,
           .threads = S::kThreads,
           .smem_bytes = S::kSmemBytes,
-          .uses_tensor_maps = true};
+          .uses_tensor_maps = true,
+          .gathers = S::kGathers};
 }
 
 /// Stands for all variants with a rotation: they have the same geometry.
@@ -28,29 +29,37 @@ struct Rotating : device::Standard {
   static constexpr bool kRotates = true;
 };
 
-template <DType kQ, DType kKv, int kHeadDimQk, int kHeadDimVo, bool kSoftcap>
-Kernel make_sm90_kernel(std::string_view name, Architecture architecture) noexcept {
-  static_assert(kQ == kKv);
-  using Variant = std::conditional_t<kSoftcap, device::Softcap, device::Standard>;
-  using Choices = device::Traits<kQ, kKv, kHeadDimQk, kHeadDimVo, Variant>;
+/// A kernel with the sm90 family's code, of any family.
+template <typename Choices>
+Kernel make_hopper_kernel(std::string_view name, const KernelFamily* family,
+                          Architecture architecture) noexcept {
+  static_assert(Choices::kQ == Choices::kKv);
   Kernel kernel;
   kernel.name = name;
-  kernel.family = &kSm90Family;
+  kernel.family = family;
   kernel.architecture = architecture;
-  kernel.q_dtype = kQ;
-  kernel.kv_dtype = kKv;
-  kernel.head_dim_qk = kHeadDimQk;
-  kernel.head_dim_vo = kHeadDimVo;
-  kernel.softcap = kSoftcap;
+  kernel.q_dtype = Choices::kQ;
+  kernel.kv_dtype = Choices::kKv;
+  kernel.head_dim_qk = Choices::kHeadDimQk;
+  kernel.head_dim_vo = Choices::kHeadDimVo;
+  kernel.softcap = std::is_same_v<typename Choices::Variant, device::Softcap>;
   kernel.geometry = sm90_geometry<Choices>();
-  if constexpr (kHeadDimVo <= 128) {
-    kernel.rotating_geometry =
-        sm90_geometry<device::Traits<kQ, kKv, kHeadDimQk, kHeadDimVo, Rotating>>();
-  }
   kernel.tuning = sm90_tuning(kernel.geometry.tile_kv);
   const auto code = reinterpret_cast<const void*>(&device::sm90_attention_kernel<Choices>);
   kernel.code.few_rows_first = code;
   kernel.code.many_rows_first = code;
+  return kernel;
+}
+
+template <DType kQ, DType kKv, int kHeadDimQk, int kHeadDimVo, bool kSoftcap>
+Kernel make_sm90_kernel(std::string_view name, Architecture architecture) noexcept {
+  using Variant = std::conditional_t<kSoftcap, device::Softcap, device::Standard>;
+  using Choices = device::Traits<kQ, kKv, kHeadDimQk, kHeadDimVo, Variant>;
+  Kernel kernel = make_hopper_kernel<Choices>(name, &kSm90Family, architecture);
+  if constexpr (kHeadDimVo <= 128) {
+    kernel.rotating_geometry =
+        sm90_geometry<device::Traits<kQ, kKv, kHeadDimQk, kHeadDimVo, Rotating>>();
+  }
   return kernel;
 }
 

@@ -64,6 +64,7 @@ struct KernelGeometry {
   int32_t threads = 0;                    // of a CTA
   int32_t smem_bytes = 0;                 // dynamic shared memory of a CTA
   bool uses_tensor_maps = false;          // reads AttentionParams::maps
+  bool gathers = false;                   // copies keys and values row by row
 
   friend bool operator==(const KernelGeometry&, const KernelGeometry&) = default;
 };

@@ -215,6 +215,9 @@ TEST(the_hopper_family_is_for_more_than_few_rows) {
   all.push_back(hopper);
   hopper.head_dim_qk = 192;  // serves 128 dims, too, with zeros
   all.push_back(hopper);
+  Kernel gathers = fake_kernel("sm90_gather_bf16_d128", {90, 'a'});
+  gathers.family = &kSm90GatherFamily;
+  all.push_back(gathers);
   DeviceLimits device = h200();
   device.kernels = all;
   AttentionOptions prompts = llama_on_gpu();
@@ -234,7 +237,13 @@ TEST(the_hopper_family_is_for_more_than_few_rows) {
   CHECK_EQ(with([](auto& o) { o.page_size = 0; }), "sm90");
   CHECK_EQ(with([](auto& o) { o.page_size = 24; }), "sm90");
   const auto small_pages = [](auto& o) { o.page_size = 4; };
-  CHECK_EQ(with(small_pages), "sm80");
+  CHECK_EQ(with(small_pages), "sm90_gather");
+  CHECK_EQ(with([](auto& o) { o.page_size = 12; }), "sm90_gather");
+  CHECK_EQ(with([&](auto& o) { small_pages(o), o.batch_invariant = true; }), "sm80");
+  CHECK_EQ(with([&](auto& o) { small_pages(o), o.rope = Rope(); }), "sm80");
+  Variant variant;
+  CHECK(Variant::create({.name = "v", .logits = "return x;"}, &variant).ok());
+  CHECK_EQ(with([&](auto& o) { small_pages(o), o.variant = variant; }), "sm80");
   const auto decodes = [](auto& o) { o.max_qo_tokens = o.max_batch_size; };
   CHECK_EQ(with(decodes), "sm80");
   CHECK_EQ(with([&](auto& o) { decodes(o), small_pages(o); }), "sm80");

@@ -44,6 +44,11 @@ LARGER = [
     # Several heads of one work tile, each of several tiles of keys.
     Case((70,) * 3, (300, 90, 1200), num_qo_heads=8, num_kv_heads=8, head_dim=128, num_ctas=2),
     Case((70,) * 3, (300, 90, 1200), num_kv_heads=4, head_dim=128, num_ctas=3, page_size=1),
+    # Pages that are too small for boxes of tensor maps.
+    Case((300, 1, 70), (900, 40, 1500), num_qo_heads=8, head_dim=128, page_size=3, csr=True),
+    Case((140, 40), (700, 3000), page_size=5, kv_layout="HND", head_dim=72),
+    Case((130, 90), (500, 128), head_dim=128, page_size=1, memory="strided", num_ctas=5),
+    Case((200, 33), (1000, 64), planned_lens=(2000, 300), head_dim=128, page_size=2, num_ctas=7),
     Case((17, 16, 15), (64, 65, 63), num_qo_heads=4, num_kv_heads=4, head_dim=128),
     Case((1, 1), (20000, 3), num_qo_heads=32, num_kv_heads=8, head_dim=128, page_size=1),
     Case((64,), (3000,), num_qo_heads=16, num_kv_heads=2, head_dim=256),

@@ -24,6 +24,10 @@ FLASHPLAN_DEVICE void mbarrier_arrive_expect(uint32_t barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(barrier), "r"(bytes)
                : "memory");
 }
+/// Arrives as soon as all of this thread's cp.async so far have written to shared memory.
+FLASHPLAN_DEVICE void mbarrier_arrive_after_copies(uint32_t barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];\n" ::"r"(barrier) : "memory");
+}
 /// Waits for the phase of this parity; a whole warp calls it. Its threads leave the loop at once:
 /// the compiler then knows that they still agree, and keeps what they share in uniform registers.
 FLASHPLAN_DEVICE void mbarrier_wait(uint32_t barrier, uint32_t parity) {

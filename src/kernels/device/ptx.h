@@ -26,6 +26,10 @@ FLASHPLAN_DEVICE int opaque(int x) {
   asm volatile("" : "+r"(x));
   return x;
 }
+FLASHPLAN_DEVICE const unsigned char* opaque(const unsigned char* x) {
+  asm volatile("" : "+l"(x));
+  return x;
+}
 
 /// Lets the next kernel of the stream begin before this one ends, if it was launched so. Its CTAs
 /// come as CTAs of this kernel leave.

@@ -15,6 +15,7 @@ struct Traits {
   static constexpr DType kKv = kKv_;
   static constexpr int kHeadDimQk = kHeadDimQk_;
   static constexpr int kHeadDimVo = kHeadDimVo_;
+  static constexpr bool kGathers = false;  // Sm90Gatherer copies keys and values
   using Variant = Variant_;
   // The dtype of weights and values in their product. The weights of a softmax are small enough for
   // float16. So are 8-bit values, and widening them to float16 takes fewer instructions.

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // The attention kernel of the sm90 family: one producer warpgroup loads queries, keys and values
 // into shared memory, two or three consumer warpgroups compute. Where queries and keys are rotated,
-// another warpgroup does it in between.
+// another warpgroup does it in between. Where pages are too small for boxes, another warpgroup
+// helps the producer to copy their rows.
 #pragma once
 
 #include "kernels/device/sm90_consumer.h"
+#include "kernels/device/sm90_gatherer.h"
 #include "kernels/device/sm90_producer.h"
 #include "kernels/device/sm90_rotator.h"
 
@@ -25,7 +27,7 @@ __global__ void __launch_bounds__(Sm90Shape<Choices>::kThreads, 1)
   }
   if (threadIdx.x == 0) {
     for (int i = 0; i < S::kSlots; ++i) {
-      mbarrier_init(base + S::kSlotFull + i * 8, 1);
+      mbarrier_init(base + S::kSlotFull + i * 8, S::kGathers ? S::kGatherWarps * 32 : 1);
       mbarrier_init(base + S::kSlotEmpty + i * 8, S::kConsumerWarps);
       if (S::kRotates) mbarrier_init(base + S::kKeyLoaded + i * 8, 1);
     }
@@ -37,7 +39,8 @@ __global__ void __launch_bounds__(Sm90Shape<Choices>::kThreads, 1)
     for (int i = 0; i < S::kContexts; ++i) {
       mbarrier_init(base + S::kContextFull + i * 8, 1);
       mbarrier_init(base + S::kContextEmpty + i * 8,
-                    S::kConsumerWarps + 2 + S::kKvWarps + (S::kRotates ? 4 : 0));
+                    S::kConsumerWarps + 2 + (S::kGathers ? S::kGatherWarps : S::kKvWarps) +
+                        (S::kRotates ? 4 : 0));
     }
     for (int i = 0; i < 2; ++i) mbarrier_init(base + S::kTailFull + i * 8, 1);
     mbarrier_fence_init();
@@ -46,7 +49,19 @@ __global__ void __launch_bounds__(Sm90Shape<Choices>::kThreads, 1)
   allow_next_kernel();
   __syncthreads();
   const int warpgroup = __shfl_sync(0xffffffffU, static_cast<int>(threadIdx.x) / 128, 0);
-  if (warpgroup == S::kWarpgroups) {
+  if (S::kGathers && warpgroup >= S::kWarpgroups) {
+    release_registers<S::kProducerRegisters>();
+    if constexpr (S::kGathers) {
+      // Warps 2 and 3 of the producer load queries. All others of the two warpgroups gather.
+      const int warp =
+          __shfl_sync(0xffffffffU, static_cast<int>(threadIdx.x) / 32, 0) - 4 * S::kWarpgroups;
+      if (warp == 2 || warp == 3) {
+        Sm90Producer<S>(p, smem).run(queue_word);
+      } else {
+        Sm90Gatherer<S>(p, smem, warp < 2 ? warp : warp - 2).run();
+      }
+    }
+  } else if (warpgroup == S::kWarpgroups) {
     release_registers<S::kProducerRegisters>();
     Sm90Producer<S>(p, smem).run(queue_word);
   } else if (S::kRotates && warpgroup > S::kWarpgroups) {

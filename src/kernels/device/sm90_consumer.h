@@ -124,6 +124,7 @@ class Sm90Consumer {
   FLASHPLAN_DEVICE int next_slot() {
     const int slot = slot_;
     mbarrier_wait(barrier(S::kSlotFull, slot), slot_parity_);
+    if constexpr (S::kGathers) fence_async_proxy();
     // Computed without a branch, so that the compiler keeps the slot in uniform registers.
     slot_ = (slot + 1) % S::kSlots;
     slot_parity_ ^= static_cast<uint32_t>((slot + 1) / S::kSlots);

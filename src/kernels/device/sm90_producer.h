@@ -35,9 +35,9 @@ class Sm90Producer {
   /// `queue_word`: what request_queue() returned.
   FLASHPLAN_DEVICE void run(uint32_t queue_word) {
     if (warp_ == 0) {
-      load_steps<true, S::kKvWarps == 1>();
+      if constexpr (!S::kGathers) load_steps<true, S::kKvWarps == 1>();
     } else if (warp_ == 1) {
-      if constexpr (S::kKvWarps == 2) load_steps<false, true>();
+      if constexpr (!S::kGathers && S::kKvWarps == 2) load_steps<false, true>();
     } else if (!S::Variant::kIsBuiltIn) {  // one copy of the code
       if (warp_ == 2) begin_queue(queue_word);
       load_queries(warp_ == 2);

@@ -57,23 +57,28 @@ template <typename Choices>
 struct Sm90Shape : Choices {
   // Number of consumer warpgroups, each with 64 rows. With three, a thread has 152 registers, which
   // is enough for 64 dims and 96 keys. There the softmax takes longer than the products, and the
-  // third warpgroup overlaps more of it. The warpgroup that rotates takes the registers of the
-  // third.
+  // third warpgroup overlaps more of it. A warpgroup that rotates or gathers takes the registers of
+  // the third.
   static constexpr bool kRotates = Choices::Variant::kRotates;
-  static_assert(!kRotates || Choices::kHeadDimVo <= 128);  // products of more take its registers
-  static constexpr int kWarpgroups = Choices::kHeadDimVo <= 64 && !kRotates ? 3 : 2;
+  static constexpr bool kGathers = Choices::kGathers;
+  static_assert(!(kRotates && kGathers));
+  static constexpr bool kHelps = kRotates || kGathers;   // a warpgroup helps the producer
+  static_assert(!kHelps || Choices::kHeadDimVo <= 128);  // products of more take its registers
+  static constexpr int kWarpgroups = Choices::kHeadDimVo <= 64 && !kHelps ? 3 : 2;
   static constexpr int kTileQ = 64 * kWarpgroups;
   // 256 dims leave room for four slots of 80 keys.
   static constexpr int kTileKv = Choices::kHeadDimVo > 128 ? 80 : kWarpgroups == 3 ? 96 : 128;
-  static constexpr int kThreads = 128 * (kWarpgroups + (kRotates ? 2 : 1));
+  static constexpr int kThreads = 128 * (kWarpgroups + (kHelps ? 2 : 1));
   static constexpr int kConsumerWarps = 4 * kWarpgroups;
   // Registers of a thread. With 40 the producer spills some to local memory, which is slow to come
-  // when a kernel begins; but products of 256 dims, and a warpgroup that rotates, need the others.
-  static constexpr bool kSparesProducer = !kRotates && Choices::kHeadDimVo <= 128;
+  // when a kernel begins; but products of 256 dims, and one warpgroup more, need the others.
+  // Code that gathers must fit into 40: a spilled page id would be waited for when it is stored.
+  static constexpr bool kSparesProducer = !kHelps && Choices::kHeadDimVo <= 128;
   static constexpr int kProducerRegisters = kSparesProducer ? 56 : 40;
   static constexpr int kConsumerRegisters = kWarpgroups == 3  ? 152
                                             : kSparesProducer ? 224
                                             : kRotates        ? 208
+                                            : kGathers        ? 216
                                                               : 232;
   static constexpr int kRotatorRegisters = 56;
 
@@ -114,6 +119,8 @@ struct Sm90Shape : Choices {
   // Two warps fill slots in turn. A warp tells the phases of a slot's barrier apart by parity, so
   // it must not fall two phases behind, which it could with three slots.
   static constexpr int kKvWarps = kSlots > 3 ? 2 : 1;
+  // Those that gather: the two of the producer, and a warpgroup of their own.
+  static constexpr int kGatherWarps = 6;
 
   // Offsets in shared memory: barriers and contexts, then tiles.
   static constexpr int kSlotFull = 0;

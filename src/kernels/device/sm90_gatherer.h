@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+// Warps of the sm90_gather family that copy keys and values row by row, by cp.async, where pages
+// are too small for boxes of tensor maps.
+#pragma once
+
+#include "kernels/device/hopper.h"
+#include "kernels/device/sm90_shape.h"
+
+namespace flashplan::device {
+
+/// Each of the warps copies some rows of every slot, and each of its threads arrives at the slot's
+/// barrier when its copies are complete. No warp waits for its copies, so all slots that are free
+/// are being filled. The writes of cp.async are not yet visible to wgmma, which reads through
+/// another proxy: the consumers put a fence between their wait and their products.
+template <typename S>
+class Sm90Gatherer {
+ public:
+  FLASHPLAN_DEVICE Sm90Gatherer(const AttentionParams& p, unsigned char* smem, int warp)
+      : p_(p),
+        smem_(smem),
+        base_(shared_address(smem)),
+        warp_(warp),
+        lane_(static_cast<int>(threadIdx.x) % 32) {}
+
+  /// Fills slots in the order in which the consumers use them: the keys of a step, then the values
+  /// of the step before it. Page ids are requested one step ahead, since on a busy GPU they take as
+  /// long to arrive as the keys.
+  FLASHPLAN_DEVICE void run() {
+    Step last = kNoStep;   // its keys are requested, its values are not
+    Step ahead = kNoStep;  // its page ids are requested
+    for (int32_t i = 0;; ++i) {
+      const int slot = i % S::kContexts;
+      mbarrier_wait(barrier(S::kContextFull, slot), i / S::kContexts & 1);
+      const Sm90Context& context = reinterpret_cast<const Sm90Context*>(smem_ + S::kContext)[slot];
+      const bool has_steps = context.has_steps();
+      int32_t begin = 0;
+      int32_t end = 0;
+      int32_t head = 0;
+      // Before a tile without keys, and before the end, the consumers finish the tile before it, so
+      // they wait for its last values: two rounds without a step of their own.
+      int32_t heads_end = 2;
+      int32_t kv_row = 0;
+      const int32_t* ids = nullptr;
+      if (has_steps) {
+        begin = context.tile.kv_begin;
+        end = context.tile.kv_end;
+        head = context.tile.kv_head;
+        heads_end = head + context.tile.num_kv_heads;
+        kv_row = context.segment.kv_row;
+        ids = page_ids(p_.tensors.pages, kv_row);
+      }
+      int32_t key = begin;
+      do {
+        const Step step = has_steps ? requested(ids, kv_row, head, key, end) : kNoStep;
+        fill<true>(ahead);
+        fill<false>(last);
+        last = ahead;
+        ahead = step;
+        key += S::kTileKv;
+        if (key >= end) {
+          key = begin;
+          ++head;
+        }
+      } while (head < heads_end);
+      if (context.is_end) return;
+      __syncwarp();
+      if (lane_ == 0) mbarrier_arrive(barrier(S::kContextEmpty, slot));
+    }
+  }
+
+ private:
+  static constexpr int kLanesPerRow = S::Key::kBlocks * 8;  // of 16 bytes each
+  static_assert(32 % kLanesPerRow == 0 && S::kHeadDimQk == S::kHeadDimVo);
+  static constexpr int kRowsAtOnce = 32 / kLanesPerRow;
+  // The warps take groups of 8 rows in turn. The last warps may have one group less.
+  static constexpr int kGroups = S::kTileKv / 8;
+  static constexpr int kOwnGroups = (kGroups + S::kGatherWarps - 1) / S::kGatherWarps;
+  static_assert(kOwnGroups * 8 <= 32);  // a lane finds a row
+
+  /// A step of keys. Lane i finds row number i of its warp.
+  struct Step {
+    int32_t num_keys;
+    int32_t head;
+    int32_t key;   // the first one; of ragged keys, its row of the tensor
+    int32_t page;  // of this lane's row
+  };
+  static constexpr Step kNoStep = {-0x7fffffff, 0, 0, 0};  // no step has so few keys
+
+  FLASHPLAN_DEVICE uint32_t barrier(int first, int index) const {
+    return base_ + first + index * 8;
+  }
+  /// The row, of a step, that is number `i` of this warp's rows.
+  FLASHPLAN_DEVICE int row(int i) const { return (i / 8 * S::kGatherWarps + warp_) * 8 + i % 8; }
+
+  /// The step of the keys from `key` on. Its page ids, which begin at `ids`, are on their way.
+  FLASHPLAN_DEVICE Step requested(const int32_t* ids, int32_t kv_row, int32_t head, int32_t key,
+                                  int32_t end) const {
+    if (ids == nullptr) return {end - key, head, kv_row + key, 0};
+    Step step = {end - key, head, key, 0};
+    const int own_row = row(opaque(lane_));
+    if (own_row < step.num_keys) {
+      const auto own_key = static_cast<uint32_t>(key + own_row);
+      asm volatile("ld.global.b32 %0, [%1];\n"
+                   : "=r"(step.page)
+                   : "l"(ids + quotient(own_key, p_.tensors.pages.page_size)));
+    }
+    return step;
+  }
+  /// Where this lane's row is in its page.
+  FLASHPLAN_DEVICE uint32_t row_in_page(const Step& step) const {
+    const PageTable& pages = p_.tensors.pages;
+    const auto own_key = static_cast<uint32_t>(step.key + row(opaque(lane_)));
+    if (pages.ids == nullptr) return own_key;
+    return own_key -
+           quotient(own_key, pages.page_size) * static_cast<uint32_t>(pages.page_size.value);
+  }
+
+  /// Fills this warp's rows of the next slot. Rows past the last key become zeros: 0 * NaN is NaN.
+  template <bool kIsKey>
+  FLASHPLAN_DEVICE void fill(const Step& step) {
+    if (step.num_keys == kNoStep.num_keys) return;
+    const KvView& view = kIsKey ? p_.tensors.k : p_.tensors.v;
+    const RowUnits& units = kIsKey ? p_.maps.k_units : p_.maps.v_units;
+    const int head_dim = kIsKey ? p_.tensors.head_dim_qk : p_.tensors.head_dim_vo;
+    const uint32_t own = step.page * units.page + row_in_page(step) * units.token +
+                         static_cast<uint32_t>(step.head) * units.head;
+    mbarrier_wait(barrier(S::kSlotEmpty, slot_), parity_);
+    const uint32_t tile = base_ + S::kFirstSlot + slot_ * S::kSlotBytes;
+    const uint32_t full = barrier(S::kSlotFull, slot_);
+    parity_ ^= static_cast<uint32_t>((slot_ + 1) / S::kSlots);
+    slot_ = (slot_ + 1) % S::kSlots;
+    if (units.bytes != 0) {
+      const int lane = opaque(lane_);  // what follows from it would take registers meanwhile
+      const int chunk = lane % kLanesPerRow;
+      const int first = lane / kLanesPerRow;  // of the rows that are copied at once
+      const auto* from = opaque(static_cast<const unsigned char*>(view.data) + chunk * 16);
+      const uint32_t to = tile + warp_ * S::Key::kGroupBytes;
+      const uint32_t place = S::Key::offset(first, chunk);
+      const int num_keys = chunk * 8 < head_dim ? step.num_keys - row(first) : 0;
+#pragma unroll
+      for (int group = 0; group < kOwnGroups; ++group) {
+        if (group * S::kGatherWarps + warp_ >= kGroups) break;
+#pragma unroll
+        for (int i = 0; i < 8; i += kRowsAtOnce) {
+          const uint32_t offset = __shfl_sync(0xffffffffU, own, group * 8 + i + first);
+          const bool is_valid = group * S::kGatherWarps * 8 + i < num_keys;
+          cp_async_16_padded(
+              to + group * S::kGatherWarps * S::Key::kGroupBytes + (place ^ S::Key::offset(i, 0)),
+              from + uint64_t{offset} * units.bytes, is_valid ? 16 : 0);
+        }
+      }
+      mbarrier_arrive_after_copies(full);
+    } else {
+      copy_far_rows(view, step, head_dim, tile);
+      mbarrier_arrive(full);
+    }
+  }
+
+  /// The same for rows that are not aligned, or further away than RowUnits can tell.
+  FLASHPLAN_DEVICE void copy_far_rows(const KvView& view, const Step& step, int head_dim,
+                                      uint32_t tile) const {
+    const auto* own = static_cast<const unsigned char*>(view.data) +
+                      2 * (step.page * view.page_stride + row_in_page(step) * view.token_stride +
+                           step.head * view.head_stride);
+    const int lane = opaque(lane_);
+    const int chunk = lane % kLanesPerRow;
+#pragma unroll 1
+    for (int i = 0; i < kOwnGroups * 8; i += kRowsAtOnce) {
+      const int number = i + lane / kLanesPerRow;
+      const auto* from = shuffled_pointer(own, number) + chunk * 16;
+      const int r = row(number);
+      const int num_dims = r < step.num_keys ? head_dim - chunk * 8 : 0;
+      if (r < S::kTileKv) copy_unaligned_16<2>(tile + S::Key::offset(r, chunk), from, num_dims);
+    }
+  }
+
+  const AttentionParams& p_;
+  unsigned char* const smem_;
+  const uint32_t base_;
+  const int warp_;  // among those that gather
+  const int lane_;
+  int slot_ = 0;         // the next one
+  uint32_t parity_ = 1;  // of the phase in which it was freed
+};
+
+}  // namespace flashplan::device
