@@ -19,7 +19,7 @@ __global__ void __launch_bounds__(Sm90Shape<Choices>::kThreads, 1)
   extern __shared__ __align__(1024) unsigned char smem[];
   const uint32_t base = shared_address(smem);
   // Requested before anything else: code comes from memory, too, and takes as long.
-  const uint32_t queue_word = Sm90Producer<S>::request_queue(p);
+  const uint32_t queue_word = Sm90QueryLoader<S>::request_queue(p);
   if (threadIdx.x == 32) {
     tma_prefetch_map(&p.maps.q_tokens);
     tma_prefetch_map(&p.maps.k);
@@ -56,14 +56,15 @@ __global__ void __launch_bounds__(Sm90Shape<Choices>::kThreads, 1)
       const int warp =
           __shfl_sync(0xffffffffU, static_cast<int>(threadIdx.x) / 32, 0) - 4 * S::kWarpgroups;
       if (warp == 2 || warp == 3) {
-        Sm90Producer<S>(p, smem).run(queue_word);
+        Sm90QueryLoader<S>(p, smem, warp).run(queue_word);
       } else {
         Sm90Gatherer<S>(p, smem, warp < 2 ? warp : warp - 2).run();
       }
     }
   } else if (warpgroup == S::kWarpgroups) {
     release_registers<S::kProducerRegisters>();
-    Sm90Producer<S>(p, smem).run(queue_word);
+    const int warp = __shfl_sync(0xffffffffU, static_cast<int>(threadIdx.x) / 32 % 4, 0);
+    run_sm90_producer<S>(p, smem, warp, queue_word);
   } else if (S::kRotates && warpgroup > S::kWarpgroups) {
     if constexpr (S::kRotates) {
       release_registers<S::kRotatorRegisters>();

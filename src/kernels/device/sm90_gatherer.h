@@ -3,8 +3,7 @@
 // are too small for boxes of tensor maps.
 #pragma once
 
-#include "kernels/device/hopper.h"
-#include "kernels/device/sm90_shape.h"
+#include "kernels/device/sm90_producer_warp.h"
 
 namespace flashplan::device {
 
@@ -13,14 +12,13 @@ namespace flashplan::device {
 /// are being filled. The writes of cp.async are not yet visible to wgmma, which reads through
 /// another proxy: the consumers put a fence between their wait and their products.
 template <typename S>
-class Sm90Gatherer {
+class Sm90Gatherer : Sm90ProducerWarp<S> {
+  using Base = Sm90ProducerWarp<S>;
+
  public:
+  /// `warp`: its number among those that gather.
   FLASHPLAN_DEVICE Sm90Gatherer(const AttentionParams& p, unsigned char* smem, int warp)
-      : p_(p),
-        smem_(smem),
-        base_(shared_address(smem)),
-        warp_(warp),
-        lane_(static_cast<int>(threadIdx.x) % 32) {}
+      : Base(p, smem, warp) {}
 
   /// Fills slots in the order in which the consumers use them: the keys of a step, then the values
   /// of the step before it. Page ids are requested one step ahead, since on a busy GPU they take as
@@ -29,9 +27,7 @@ class Sm90Gatherer {
     Step last = kNoStep;   // its keys are requested, its values are not
     Step ahead = kNoStep;  // its page ids are requested
     for (int32_t i = 0;; ++i) {
-      const int slot = i % S::kContexts;
-      mbarrier_wait(barrier(S::kContextFull, slot), i / S::kContexts & 1);
-      const Sm90Context& context = reinterpret_cast<const Sm90Context*>(smem_ + S::kContext)[slot];
+      const Sm90Context& context = wait_context(i);
       const bool has_steps = context.has_steps();
       int32_t begin = 0;
       int32_t end = 0;
@@ -63,12 +59,19 @@ class Sm90Gatherer {
         }
       } while (head < heads_end);
       if (context.is_end) return;
-      __syncwarp();
-      if (lane_ == 0) mbarrier_arrive(barrier(S::kContextEmpty, slot));
+      release_context(i);
     }
   }
 
  private:
+  using Base::barrier;
+  using Base::base_;
+  using Base::lane_;
+  using Base::p_;
+  using Base::release_context;
+  using Base::wait_context;
+  using Base::warp_;
+
   static constexpr int kLanesPerRow = S::Key::kBlocks * 8;  // of 16 bytes each
   static_assert(32 % kLanesPerRow == 0 && S::kHeadDimQk == S::kHeadDimVo);
   static constexpr int kRowsAtOnce = 32 / kLanesPerRow;
@@ -86,9 +89,6 @@ class Sm90Gatherer {
   };
   static constexpr Step kNoStep = {-0x7fffffff, 0, 0, 0};  // no step has so few keys
 
-  FLASHPLAN_DEVICE uint32_t barrier(int first, int index) const {
-    return base_ + first + index * 8;
-  }
   /// The row, of a step, that is number `i` of this warp's rows.
   FLASHPLAN_DEVICE int row(int i) const { return (i / 8 * S::kGatherWarps + warp_) * 8 + i % 8; }
 
@@ -174,11 +174,6 @@ class Sm90Gatherer {
     }
   }
 
-  const AttentionParams& p_;
-  unsigned char* const smem_;
-  const uint32_t base_;
-  const int warp_;  // among those that gather
-  const int lane_;
   int slot_ = 0;         // the next one
   uint32_t parity_ = 1;  // of the phase in which it was freed
 };

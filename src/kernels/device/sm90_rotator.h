@@ -209,7 +209,7 @@ class Sm90Rotator {
   };
 
   /// Rotates the queries of a tile for one head, and passes on the parts of buffers as
-  /// Sm90Producer::load_queries() announces them.
+  /// Sm90QueryLoader::load_queries() announces them.
   FLASHPLAN_DEVICE void rotate_queries(const Sm90Context& context, int32_t head) {
     const RowBlock block = context.block();
     const bool is_shared = block.rows.num_rows > 64;

@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+// The warps of the sm90 producer that load keys and values, by tensor maps where they describe
+// them.
+#pragma once
+
+#include "kernels/device/sm90_producer_warp.h"
+
+namespace flashplan::device {
+
+template <typename S>
+class Sm90KvLoader : Sm90ProducerWarp<S> {
+  using Base = Sm90ProducerWarp<S>;
+
+ public:
+  using Base::Base;
+
+  /// Fills slots in the order in which the consumers use them: the keys of a step, then the values
+  /// of the step before it. With two warps, one loads keys and the other one values. Page ids are
+  /// requested one step ahead, because on a busy GPU they take as long to arrive as the keys.
+  template <bool kKeys, bool kValues>
+  FLASHPLAN_DEVICE void load_steps() {
+    Step last = {};   // its keys are requested, its values are not
+    Step ahead = {};  // its page ids are requested
+    int32_t last_page_id = 0;
+    bool has_last = false;
+    bool has_ahead = false;
+    int32_t position = 0;  // twice the number of steps whose keys are requested
+    for (int32_t i = 0;; ++i) {
+      const WorkTile& tile = wait_context(i).tile;
+      Step step = {i, tile.kv_head, tile.kv_begin};
+      bool has_step = context_of(step).has_steps();
+      // Before a tile without keys, as at the end of the queue, the consumers finish the tile
+      // before it, so they wait for its last values.
+      const bool finishes = !has_step;
+      do {
+        const int32_t page_id = wait_page_id();
+        if (has_step) request_page_id(step);
+        if (has_ahead) {
+          if constexpr (kKeys) load<true>(position - (has_last ? 1 : 0), ahead, page_id);
+          if constexpr (kKeys && kValues) {
+            if (has_last) load<false>(position, last, last_page_id);
+            if (finishes) load<false>(position + 1, ahead, page_id);
+          } else if constexpr (kValues) {
+            load<false>(position + (finishes ? 1 : 2), ahead, page_id);
+          }
+          position += 2;
+        }
+        // The record of the tile before was needed until its last step was requested.
+        if (i > 0 && step.key == tile.kv_begin && step.head == tile.kv_head) release_context(i - 1);
+        if constexpr (kKeys && kValues) {
+          last = ahead;
+          last_page_id = page_id;
+        }
+        has_last = has_ahead && !finishes;
+        ahead = step;
+        has_ahead = has_step;
+        step.key += S::kTileKv;
+        if (step.key >= tile.kv_end) {
+          step.key = tile.kv_begin;
+          has_step = has_step && ++step.head < tile.kv_head + tile.num_kv_heads;
+        }
+      } while (has_step);
+      if (finishes && context_of(step).is_end) return;
+    }
+  }
+
+ private:
+  using Base::barrier;
+  using Base::base_;
+  using Base::copy_rows;
+  using Base::finish_copies;
+  using Base::lane_;
+  using Base::maps_;
+  using Base::p_;
+  using Base::release_context;
+  using Base::smem_;
+  using Base::wait_context;
+  using Base::warp_;
+
+  /// Keys [key, key + kTileKv) of a work tile, up to the end of its keys, for one head.
+  struct Step {
+    int32_t tile;  // its number in the queue
+    int32_t head;
+    int32_t key;
+  };
+
+  FLASHPLAN_DEVICE const Sm90Context& context_of(const Step& step) const {
+    return reinterpret_cast<const Sm90Context*>(smem_ + S::kContext)[step.tile % S::kContexts];
+  }
+  FLASHPLAN_DEVICE int32_t num_keys(const Step& step) const {
+    return max(min(S::kTileKv, context_of(step).tile.kv_end - step.key), 0);
+  }
+
+  FLASHPLAN_DEVICE bool is_paged() const { return p_.tensors.pages.ids != nullptr; }
+
+  /// Requests the page id of this lane's box of a step. cp.async copies it to shared memory: as the
+  /// target of a load that has not arrived, a register would be spilled to local memory, and the
+  /// spill would wait for the load.
+  FLASHPLAN_DEVICE void request_page_id(const Step& step) const {
+    const int32_t row = lane_ * maps_.box_rows;
+    if (!is_paged() || !maps_.has_kv || row >= num_keys(step)) return;
+    const auto key = static_cast<uint32_t>(step.key + row);
+    const int32_t* ids = page_ids(p_.tensors.pages, context_of(step).segment.kv_row);
+    cp_async_4(page_id_address(), ids + quotient(key, p_.tensors.pages.page_size));
+  }
+  FLASHPLAN_DEVICE int32_t wait_page_id() const {
+    if (!is_paged()) return 0;
+    asm volatile("cp.async.wait_all;\n" ::: "memory");
+    return static_cast<int32_t>(load_shared_4(page_id_address()));
+  }
+  FLASHPLAN_DEVICE uint32_t page_id_address() const {
+    return base_ + S::kPageIds + (warp_ * 32 + lane_) * 4;
+  }
+
+  /// Fills a slot with keys or values. `position` counts the slots filled since the queue began.
+  template <bool kIsKey>
+  FLASHPLAN_DEVICE void load(int32_t position, const Step& step, int32_t page_id) {
+    const int slot = position % S::kSlots;
+    mbarrier_wait(barrier(S::kSlotEmpty, slot), (position / S::kSlots & 1) ^ 1);
+    const uint32_t to = base_ + S::kFirstSlot + slot * S::kSlotBytes;
+    uint32_t full = barrier(S::kSlotFull, slot);
+    // Keys that are to be rotated first. `position` is twice the number of their step, or 1 less.
+    if (S::kRotates && kIsKey) full = barrier(S::kKeyLoaded, (position + 1) / 2 % S::kSlots);
+    const int32_t token = context_of(step).segment.kv_row + step.key;  // of ragged tensors
+    if (!maps_.has_kv || (!is_paged() && token + S::kTileKv > maps_.num_kv_tokens)) {
+      gather<kIsKey>(to, step);
+      finish_copies(full);
+      return;
+    }
+    const int32_t num_rows = is_paged() ? num_keys(step) : S::kTileKv;
+    const bool has_box = lane_ * maps_.box_rows < num_rows;
+    const int box_bytes = maps_.box_rows * (kIsKey ? S::kKeyBytes : S::kValueBytes) / S::kTileKv;
+    // Values past the last key must be zeros, since 0 * NaN is NaN. They are overwritten before the
+    // consumers see the slot. Keys need no zeros: logits past the last key are masked.
+    const bool hides = !kIsKey && num_keys(step) < S::kTileKv;
+    const uint32_t loaded = hides ? barrier(S::kTailFull, warp_) : full;
+    const int num_boxes = __popc(__ballot_sync(0xffffffffU, has_box));
+    if (lane_ == 0) mbarrier_arrive_expect(loaded, num_boxes * box_bytes);
+    __syncwarp();
+    if (has_box) {
+      const auto first = static_cast<uint32_t>(step.key + lane_ * maps_.box_rows);
+      const uint32_t page = quotient(first, p_.tensors.pages.page_size);
+      const int in_page = static_cast<int>(first - page * p_.tensors.pages.page_size.value);
+      const int slabs = kIsKey ? maps_.k_slabs_per_page : maps_.v_slabs_per_page;
+      constexpr int kBlocks = kIsKey ? S::Key::kBlocks : S::Value::kBlocks;
+#pragma unroll 1
+      for (int block = 0; block < (maps_.has_all_blocks ? 1 : kBlocks); ++block) {
+        tma_load_5d(to + lane_ * box_bytes + block * 1024, kIsKey ? &maps_.k : &maps_.v, loaded,
+                    block * 64, is_paged() ? 0 : token + lane_ * maps_.box_rows, 0,
+                    is_paged() ? in_page / 8 : 0, page_id * slabs + step.head);
+      }
+    }
+    if (!hides) return;
+    mbarrier_wait(loaded, tail_parity_);
+    tail_parity_ ^= 1;
+#pragma unroll 1
+    for (int row = num_keys(step) + lane_ / 8; row < S::kTileKv; row += 4) {
+#pragma unroll 1
+      for (int block = 0; block < S::Value::kBlocks; ++block) {
+        store_shared_16(to + row / 8 * S::Value::kGroupBytes + block * S::Value::kBlockBytes +
+                            row % 8 * 128 + lane_ % 8 * 16,
+                        {0, 0, 0, 0});
+      }
+    }
+    finish_copies(full);
+  }
+
+  /// Copies keys or values row by row, and writes zeros past the last key.
+  template <bool kIsKey>
+  FLASHPLAN_DEVICE void gather(uint32_t to, const Step& step) {
+    const KvView& view = kIsKey ? p_.tensors.k : p_.tensors.v;
+    const int head_dim = kIsKey ? p_.tensors.head_dim_qk : p_.tensors.head_dim_vo;
+    constexpr int kBlocks = kIsKey ? S::Key::kBlocks : S::Value::kBlocks;
+    const int32_t kv_row = context_of(step).segment.kv_row;
+    const int32_t count = num_keys(step);
+#pragma unroll 1
+    for (int first = 0; first < S::kTileKv; first += 32) {
+      const int32_t own = step.key + min(first + lane_, count - 1);
+      int64_t page = 0;
+      int64_t in_page = count > 0 ? kv_row + own : 0;
+      if (is_paged() && count > 0) {
+        const uint32_t number = quotient(static_cast<uint32_t>(own), p_.tensors.pages.page_size);
+        page = page_ids(p_.tensors.pages, kv_row)[number];
+        in_page = own - static_cast<int32_t>(number) * p_.tensors.pages.page_size.value;
+      }
+      const auto* row = static_cast<const unsigned char*>(view.data) +
+                        2 * (page * view.page_stride + in_page * view.token_stride +
+                             step.head * view.head_stride);
+      copy_rows(to + first / 8 * kBlocks * 1024, kBlocks * 1024, 1024, row,
+                min(S::kTileKv - first, 32), count - first, kBlocks, head_dim);
+    }
+  }
+
+  uint32_t tail_parity_ = 0;
+};
+
+}  // namespace flashplan::device
