@@ -66,19 +66,9 @@ class Sm90ProducerWarp {
   FLASHPLAN_DEVICE void copy_16(uint32_t to, const unsigned char* from, int num_valid,
                                 const unsigned char* any) const {
     if (p_.tensors.vectorized) {
-      asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(to),
-                   "l"(num_valid > 0 ? from : any), "r"(num_valid > 0 ? 16 : 0)
-                   : "memory");
+      cp_async_16_padded(to, num_valid > 0 ? from : any, num_valid > 0 ? 16 : 0);
     } else {
-      uint32_t words[4] = {};
-#pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        if (i < num_valid) {
-          const uint32_t element = reinterpret_cast<const uint16_t*>(from)[i];
-          words[i / 2] |= element << (i % 2 * 16);
-        }
-      }
-      store_shared_16(to, {words[0], words[1], words[2], words[3]});
+      copy_unaligned_16<2>(to, from, num_valid);
     }
   }
 
