@@ -9,16 +9,9 @@
 #include <cmath>
 #include <cstdint>
 
-#include "ops/cuda/sample_row.h"
+#include "ops/cuda/sample_candidates.h"
 
 namespace flashplan::cuda {
-
-/// A range of values or of the numbers that the first histogram divides; of these the high one is
-/// not in it.
-struct Range {
-  float low;
-  float high;
-};
 
 /// a * b + c, rounded down.
 __device__ inline float fused_down(float a, float b, float c) {
@@ -30,21 +23,26 @@ __device__ inline float fused_down(float a, float b, float c) {
 }
 
 template <DType kDType, bool kFromProbs, bool kHeld>
-class SampleThreshold : protected SampleRow<kDType, kFromProbs, kHeld> {
-  using Base = SampleRow<kDType, kFromProbs, kHeld>;
+class SampleThreshold : protected SampleCandidates<kDType, kFromProbs, kHeld> {
+  using Base = SampleCandidates<kDType, kFromProbs, kHeld>;
 
  public:
   using Base::Base;
 
  protected:
+  using Base::bins_are_read_;
+  using Base::for_each_candidate;
   using Base::groups_;
+  using Base::has_too_many_;
   using Base::kept_weight_of;
+  using Base::least_;
+  using Base::most_;
+  using Base::num_candidates_of;
   using Base::part_;
-  using Base::publish;
+  using Base::position_of;
   using Base::read;
-  using Base::scale_;
+  using Base::share_of_rank;
   using Base::shared_;
-  using Base::step_;
   using Base::value_of_rank;
 
   struct Threshold {
@@ -89,9 +87,9 @@ class SampleThreshold : protected SampleRow<kDType, kFromProbs, kHeld> {
       shared_.wanted = bin.wanted;
     }
     if (has_bound) {
-      gather<true>(range);
+      this->template gather<true>(range);
     } else {
-      gather<false>(range);
+      this->template gather<false>(range);
     }
     while (has_too_many_) {
       if (least_ == most_) {
@@ -106,7 +104,7 @@ class SampleThreshold : protected SampleRow<kDType, kFromProbs, kHeld> {
           shared_.found);
       if (threadIdx.x == 0) shared_.own_above += bin.own_above;
       narrow(bin.index, shift);
-      gather<true>({sampling::value_of(least_), sampling::value_of(most_)});
+      this->template gather<true>({sampling::value_of(least_), sampling::value_of(most_)});
     }
     has_candidates_ = kByWeight || bin.above == 0;
     has_all_candidates_ = !kByWeight && bin.above == 0;
@@ -180,133 +178,6 @@ class SampleThreshold : protected SampleRow<kDType, kFromProbs, kHeld> {
       }
       shared_.bins.add(bins, amounts);
     }
-  }
-
-  /// Puts the elements of a range of positions, or of values from the low to the high one, in the
-  /// lists of all CTAs, and tells these the CTA's mass above. After it least_ and most_ are the
-  /// range's smallest and largest key, and has_too_many_ whether a CTA has more than its share of
-  /// the lists.
-  template <bool kByValue>
-  __device__ void gather(const Range& range) {
-    const int share = share_of_rank();
-    uint32_t* own = shared_.candidates + cluster_rank() * share;
-    if (threadIdx.x == 0) {
-      shared_.num_candidates = 0;
-      shared_.least = ~0U;
-      shared_.most = 0;
-      shared_.num_kept = 0;
-      shared_.selected[0] = shared_.selected[1] = ~0U;
-      shared_.count_above = 0;
-    }
-    __syncthreads();
-#pragma unroll 1
-    for (int i = static_cast<int>(threadIdx.x) * 4; i < part_.count(); i += kRowThreads * 4) {
-      float x[4];
-      bool is_in[4];
-      read(i, x);
-      if (kByValue && !(fmaxf(fmaxf(x[0], x[1]), fmaxf(x[2], x[3])) >= range.low)) continue;
-#pragma unroll
-      for (int e = 0; e < 4; ++e) is_in[e] = is_in_range<kByValue>(x[e], range);
-      if (!(is_in[0] || is_in[1] || is_in[2] || is_in[3])) continue;
-      unsigned left = 0;  // bits of the elements
-#pragma unroll
-      for (int e = 0; e < 4; ++e) left |= is_in[e] ? 1U << e : 0U;
-#pragma unroll 1
-      for (; left != 0; left &= left - 1) {
-        const int e = __ffs(static_cast<int>(left)) - 1;
-        if (i + e >= part_.count()) break;
-        const uint32_t place = atomicAdd(&shared_.num_candidates, 1U);
-        if (place >= static_cast<uint32_t>(share)) break;
-        own[place] = key_of(e == 0 ? x[0] : e == 1 ? x[1] : e == 2 ? x[2] : x[3]);
-      }
-    }
-    __syncthreads();
-    const auto num_own = static_cast<int>(shared_.num_candidates);  // or fewer, if not all fit
-    const bool fits = num_own <= share;
-    if (!fits) find_extremes<kByValue>(range);
-    const int num_sent = fits ? (num_own + 3) / 4 * 4 : 0;  // whole words
-    const int lane = lane_of_thread();
-#pragma unroll 1
-    for (int rank = warp_of_thread(); rank < cluster_size(); rank += kRowWarps) {
-#pragma unroll 1
-      for (int c = lane; c < num_sent; c += 32) {
-        if (c >= num_own) {
-          *shared_of(own + c, rank) = 0;
-        } else if (rank != cluster_rank()) {
-          *shared_of(own + c, rank) = own[c];
-        }
-      }
-    }
-    if (warp_of_thread() == 0) {
-      uint32_t least = fits ? ~0U : shared_.least;
-      uint32_t most = fits ? 0U : shared_.most;
-#pragma unroll 1
-      for (int c = lane; c < num_own && fits; c += 32) {
-        least = min(least, own[c]);
-        most = max(most, own[c]);
-      }
-      const uint64_t values[kValues] = {static_cast<uint64_t>(num_own),
-                                        __reduce_max_sync(~0U, ~least),
-                                        __reduce_max_sync(~0U, most), shared_.own_above};
-      publish(values);
-    }
-    cluster_sync();
-    ++step_;
-    bins_are_read_ = false;
-    has_too_many_ = __reduce_max_sync(~0U, static_cast<uint32_t>(value_of_rank(0))) >
-                    static_cast<uint32_t>(share);
-    least_ = ~__reduce_max_sync(~0U, static_cast<uint32_t>(value_of_rank(1)));
-    most_ = __reduce_max_sync(~0U, static_cast<uint32_t>(value_of_rank(2)));
-  }
-
-  template <bool kByValue>
-  __device__ bool is_in_range(float x, const Range& range) const {
-    if (kByValue) return x >= range.low && x <= range.high;
-    const float position = position_of(x);
-    return position >= range.low && position < range.high;
-  }
-
-  /// Leaves in shared_.least and shared_.most those of the part's elements in a range.
-  template <bool kByValue>
-  __device__ void find_extremes(const Range& range) {
-    uint32_t least = ~0U;
-    uint32_t most = 0;
-#pragma unroll 1
-    for (int i = static_cast<int>(threadIdx.x); i < part_.count(); i += kRowThreads) {
-      const float x = part_.at(i);
-      if (!is_in_range<kByValue>(x, range)) continue;
-      least = min(least, key_of(x));
-      most = max(most, key_of(x));
-    }
-    least = ~__reduce_max_sync(~0U, ~least);
-    most = __reduce_max_sync(~0U, most);
-    if (lane_of_thread() == 0) {
-      atomicMin(&shared_.least, least);
-      atomicMax(&shared_.most, most);
-    }
-    __syncthreads();
-  }
-
-  /// Candidates that the lists have place for, of each CTA of the cluster.
-  __device__ int share_of_rank() const {
-    return kMaxCandidates >> (__ffs(cluster_size()) - 1);  // it is a power of two
-  }
-
-  /// Calls body(key) for the candidates of this thread, which are of all CTAs.
-  template <class Body>
-  __device__ void for_each_candidate(const Body& body) const {
-    const int share = share_of_rank();
-#pragma unroll 1
-    for (int c = static_cast<int>(threadIdx.x); c < kMaxCandidates; c += kRowThreads) {
-      const int rank = c * cluster_size() / kMaxCandidates;
-      if (c - rank * share < num_candidates_of(rank)) {
-        body(shared_.candidates[c]);
-      }
-    }
-  }
-
-  __device__ int num_candidates_of(int rank) const {
-    return static_cast<int>(shared_.values[(step_ - 1) % 2][rank][0]);
   }
 
   static constexpr uint32_t kFew = 256;  // candidates, which need not be divided into bins
@@ -426,13 +297,6 @@ class SampleThreshold : protected SampleRow<kDType, kFromProbs, kHeld> {
     return kept_weight_of(sampling::value_of(key), cut);
   }
 
-  /// Grows with x; the first histogram divides it: the logit's distance, or the weight of a
-  /// probability, whose bits are much like an exponent.
-  __device__ float position_of(float x) const {
-    if (!kFromProbs) return -sampling::distance(x, scale_);
-    return sampling::times(sampling::times_to_one(x, scale_.factor), 1073741824.0F);
-  }
-
   // The first histogram has 32 bins for each power of two; the first bin has all that is below.
   static constexpr uint32_t kFirstBits =
       (157U << 5) - (kBins - 1);                // of a weight, without the last 18
@@ -461,14 +325,10 @@ class SampleThreshold : protected SampleRow<kDType, kFromProbs, kHeld> {
     return {bin == 0 ? -INFINITY : low, low + 1.0F / kBinsOfOne};
   }
 
-  uint32_t bound_ = 0;  // a key that top_k values reach, or at most that of -inf
-  uint32_t least_ = 0;  // of the candidates
-  uint32_t most_ = 0;
-  bool has_too_many_ = false;        // candidates: the lists do not have all
-  bool has_candidates_ = false;      // and the masses above them of each CTA
+  uint32_t bound_ = 0;               // a key that top_k values reach, or at most that of -inf
+  bool has_candidates_ = false;      // and the masses of each CTA above them
   bool has_all_candidates_ = false;  // nothing that is kept is above them
   bool has_few_ = false;             // as few that bins are not needed
-  bool bins_are_read_ = false;       // by other CTAs
 };
 
 }  // namespace flashplan::cuda
