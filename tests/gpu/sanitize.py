@@ -31,6 +31,7 @@ def small_cases():
         Case(**BATCH, head_dim=128, softcap=10.0, num_qo_heads=8),
         Case((80,), (80,), head_dim=128, page_size=None),
         Case((130,), (700,), head_dim=128, num_ctas=2, num_qo_heads=2),
+        Case((130, 3), (400, 70), head_dim=128, num_qo_heads=2, page_size=3, csr=True),
         Case((140, 1), (150, 30), num_qo_heads=2, num_kv_heads=2),
         Case((0,), (5,)),
         Case((1, 2), (30, 40), planned_lens=(900, 41), num_ctas=7, window_left=33),
