@@ -220,7 +220,8 @@ class Cutter::ItemCuts {
   /// The cost of merging the states of the tile's rows with those of the prefixes that they read; 0
   /// if they read none.
   int64_t of_merge_with_prefixes() const {
-    return shares() && !is_prefix(at_.segments[tile_.segment]) ? at_.cost.of_merge() : 0;
+    return shares() && !is_prefix(at_.segments[tile_.segment]) ? at_.cost.of_merge(tile_.num_rows)
+                                                               : 0;
   }
 
   void write_merge(int32_t number, int32_t first_row, int32_t num_states, int32_t num_pieces) {

@@ -79,7 +79,7 @@ class RowTiles::Collector {
     const int32_t steps = ceil_divide(keys.end - keys.begin, of_step_);
     int64_t cost = cost_.of_tile(rows) + steps * cost_.of_step(rows);
     if (sharer >= 0) {
-      cost += cost_.of_write(rows) + cost_.of_merge();
+      cost += cost_.of_write(rows) + cost_.of_merge(rows);
       cost_of_readers_ += cost;
     }
     const uint16_t cost_class = in_group ? CostClasses::kLast : CostClasses::of(cost);

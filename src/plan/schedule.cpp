@@ -186,7 +186,7 @@ int64_t Scheduler::modelled_time() {
   const int64_t longest = *std::max_element(ends.begin(), ends.end());
   if (!has_prefixes_first()) return longest;
   // One merge more: the last CTA may merge rows of which another CTA has the work tile.
-  return longest + (most_early_readers() + 1) * shape_.cost.of_merge();
+  return longest + (most_early_readers() + 1) * shape_.cost.of_merge(prefixes_.most_rows());
 }
 
 /// How many requests, at most, the CTA that ends a prefix merges: those whose work tiles end before

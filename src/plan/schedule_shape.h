@@ -25,6 +25,7 @@ struct CostModel {
   int32_t write = 0;
   int32_t write_row = 0;
   int32_t merge = 0;
+  int32_t merge_row = 0;
   int32_t cached = 0;
 
   friend bool operator==(const CostModel&, const CostModel&) = default;
@@ -37,7 +38,7 @@ struct CostModel {
   /// with those of other sharers.
   int64_t of_write(int32_t rows) const noexcept { return write + int64_t{write_row} * rows; }
   /// The cost of merging the rows of one request that reads shared prefixes, for one kv head.
-  int64_t of_merge() const noexcept { return merge; }
+  int64_t of_merge(int32_t rows) const noexcept { return merge + int64_t{merge_row} * rows; }
   /// By how much a step is cheaper if a neighbour reads the same keys at about the same time: the
   /// keys then come from a cache that CTAs share.
   int64_t of_cached_step() const noexcept { return cached; }

@@ -15,8 +15,9 @@ KernelTuning sm80_tuning(int32_t tile_kv) noexcept {
   // The unit is what one query row adds to a step of 64 keys. Measured in it, loading the keys of a
   // step costs 200, starting a tile 300, and writing and merging a partial result 400. The unit of
   // a shorter step is smaller, so the costs that do not depend on the step grow. The unit is about
-  // 10 ns: a decode is merged with its prefixes in 2.75 us, mostly waiting for memory, and decodes
-  // that read the same keys read them from L2 at 1.6 times the speed of memory.
+  // 10 ns: a decode of four rows is merged with its prefixes in 2.75 us, mostly waiting for memory,
+  // and every four rows more wait again. Decodes that read the same keys read them from L2 at 1.6
+  // times the speed of memory.
   const int32_t shorter = std::max(64 / tile_kv, 1);
   return {.cost = {.tile = 300 * shorter,
                    .tile_row = 0,
@@ -26,7 +27,8 @@ KernelTuning sm80_tuning(int32_t tile_kv) noexcept {
                    .split_row = 12 * shorter,
                    .write = 130 * shorter,
                    .write_row = 4 * shorter,
-                   .merge = 260 * shorter,
+                   .merge = 100 * shorter,
+                   .merge_row = 40 * shorter,
                    .cached = 75},
           .item_steps = 32 * shorter,
           .chunk_kv = 4096};
@@ -43,7 +45,8 @@ KernelTuning sm90_tuning(int32_t tile_kv) noexcept {
                    .split_row = 40,
                    .write = 1000,
                    .write_row = 13,
-                   .merge = 4800,
+                   .merge = 1600,
+                   .merge_row = 800,
                    .cached = 600 * tile_kv / 128},
           .item_steps = 16 * 128 / tile_kv,
           .uncut_part = 16,

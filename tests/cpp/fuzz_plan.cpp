@@ -310,6 +310,7 @@ ScheduleShape any_shape(FuzzedDataProvider& in) {
   s.cost.write = in.ConsumeIntegralInRange<int32_t>(0, 500);
   s.cost.write_row = in.ConsumeIntegralInRange<int32_t>(0, 20);
   s.cost.merge = in.ConsumeIntegralInRange<int32_t>(0, 1000);
+  s.cost.merge_row = in.ConsumeIntegralInRange<int32_t>(0, 100);
   s.cost.cached = in.ConsumeIntegralInRange<int32_t>(0, 500);
   return s;
 }

@@ -77,7 +77,9 @@ class ModelledRun {
       arrive(of.first_reader + i * of.reader_step, now);
     }
     // Merging pieces of one row tile is a part of CostModel::split.
-    if (of.num_readers == 0 && of.parent >= 0) *now += shape_.cost.merge;
+    if (of.num_readers == 0 && of.parent >= 0) {
+      *now += shape_.cost.merge + int64_t{shape_.cost.merge_row} * of.rows.num_rows;
+    }
   }
 
   const Schedule& s_;

@@ -79,6 +79,7 @@ inline CostModel random_costs(Random& random) {
           .write = random.between(0, 200),
           .write_row = random.between(0, 9),
           .merge = random.between(0, 500),
+          .merge_row = random.between(0, 50),
           .cached = random.between(0, 50)};
 }
 

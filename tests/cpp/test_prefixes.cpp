@@ -209,6 +209,19 @@ TEST(a_prefix_that_saves_nothing_is_left_alone) {
   }
 }
 
+TEST(requests_of_many_rows_take_longer_to_merge) {
+  ScheduleShape shape = real_shape(true, 264);
+  HostBatch batch;
+  for (int r = 0; r < 16; ++r) batch.add(8, 4200);
+  batch.shared_prefixes = {0, 16, 4096};
+  for (const int32_t merge_row : {0, 10000}) {
+    shape.cost.merge_row = merge_row;
+    OwningScheduler scheduler(shape, batch.size(), batch.qo_tokens());
+    scheduler.make(batch.view());
+    CHECK_EQ(scheduler.schedule().prefixes.empty(), merge_row > 0);
+  }
+}
+
 TEST(prompts_that_fill_their_tiles_are_left_alone) {
   const ScheduleShape shape = real_shape(true, 264);
   HostBatch batch;
