@@ -63,6 +63,27 @@ struct MergedRow {
   }
 };
 
+/// How many prefixes a request reads, given its merge.
+FLASHPLAN_DEVICE int32_t num_prefixes(const AttentionParams& p, const Merge& merge) {
+  int32_t count = 0;
+  for (int32_t m = merge.parent; m >= 0; m = p.schedule.merges[m].parent) ++count;
+  return count;
+}
+
+/// Delays the arrival of a request at its merge until its prefixes have arrived there, so that each
+/// CTA merges the requests that it has computed. Otherwise the CTA that ends a prefix merges all
+/// of its requests, one after the other, while the other CTAs are idle. The result does not depend
+/// on who merges, so there is a limit, of about 20 us: a CTA never depends on one that has not
+/// started.
+FLASHPLAN_DEVICE void wait_for_prefixes(const AttentionParams& p, const Merge& merge,
+                                        const int32_t* arrivals) {
+  constexpr int64_t kMostClocks = 36000;
+  const int64_t begin = clock64();
+  const int32_t count = num_prefixes(p, merge);
+  while (load_relaxed(arrivals) < count && clock64() - begin < kMostClocks) {
+  }
+}
+
 /// What the values of a kv head are multiplied with.
 FLASHPLAN_DEVICE float v_scale(const AttentionParams& p, int32_t kv_head) {
   return p.variant.v_scale * p.variant.v_scales.of(kv_head);

@@ -325,20 +325,23 @@ FLASHPLAN_DEVICE void arrive_at(const AttentionParams& p, TileContext& context, 
 template <typename T>
 __device__ __noinline__ void finish_sharer(const AttentionParams& p, TileContext& context,
                                            int thread) {
-  constexpr int kRequestsAtOnce = 4;
+  constexpr int kAtOnce = 4;  // heads of a request, or requests of a prefix
   const WorkTile& tile = context.tile;
-  const auto merge_requests = [&](MergeNumbers<kRequestsAtOnce> merges) {
+  const auto merge_requests = [&](MergeNumbers<kAtOnce> merges) {
     merge_with_prefixes<T>(p, merges, thread);
   };
-  arrive_at<1>(p, context, thread, tile.merge, tile.num_kv_heads, 1, [&](MergeNumbers<1> of_head) {
-    const int32_t number = of_head.numbers[0];
-    const Merge& merge = p.schedule.merges[number];
-    if (merge.num_readers == 0) {
-      merge_requests({{number, kNoMerge, kNoMerge, kNoMerge}});
-      return;
+  if (context.merge.num_readers == 0) {
+    for (int h = thread; h < tile.num_kv_heads; h += T::kThreads) {
+      const int32_t number = tile.merge + h;
+      wait_for_prefixes(p, p.schedule.merges[number], p.schedule.arrivals + number);
     }
-    arrive_at<kRequestsAtOnce>(p, context, thread, merge.first_reader, merge.num_readers,
-                               merge.reader_step, merge_requests);
+    arrive_at<kAtOnce>(p, context, thread, tile.merge, tile.num_kv_heads, 1, merge_requests);
+    return;
+  }
+  arrive_at<1>(p, context, thread, tile.merge, tile.num_kv_heads, 1, [&](MergeNumbers<1> of_head) {
+    const Merge& merge = p.schedule.merges[of_head.numbers[0]];
+    arrive_at<kAtOnce>(p, context, thread, merge.first_reader, merge.num_readers, merge.reader_step,
+                       merge_requests);
   });
 }
 

@@ -251,4 +251,11 @@ FLASHPLAN_DEVICE int32_t arrive(int32_t* counter) {
   return before;
 }
 
+/// A value that other CTAs change, as of now. It orders no other accesses.
+FLASHPLAN_DEVICE int32_t load_relaxed(const int32_t* from) {
+  int32_t value;
+  asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];\n" : "=r"(value) : "l"(from) : "memory");
+  return value;
+}
+
 }  // namespace flashplan::device

@@ -260,6 +260,9 @@ class Sm90Epilogue {
     const int id = S::kOwnBarrier + warpgroup_;
     barrier_wait(id, 128);
     if (thread_ == 0) {
+      if (shares && merge.num_readers == 0) {
+        wait_for_prefixes(p_, merge, p_.schedule.arrivals + kArrivalsPerMerge * number);
+      }
       const int counter = shares ? 0 : first_row_ / 64;
       const int32_t expected = shares ? arrivals_of_sharer(merge) : merge.num_pieces;
       store_shared_4(flags(), is_last_to_arrive(number, counter, expected));
@@ -287,11 +290,8 @@ class Sm90Epilogue {
   /// its prefixes once each.
   FLASHPLAN_DEVICE int32_t arrivals_of_sharer(const Merge& merge) const {
     if (merge.rows.num_rows <= 64) return merge.num_pieces;
-    int32_t num_prefixes = 0;
-    if (merge.num_readers == 0) {
-      for (int32_t m = merge.parent; m >= 0; m = p_.schedule.merges[m].parent) ++num_prefixes;
-    }
-    return (merge.num_pieces - num_prefixes) * S::kWarpgroups + num_prefixes;
+    const int32_t prefixes = merge.num_readers == 0 ? num_prefixes(p_, merge) : 0;
+    return (merge.num_pieces - prefixes) * S::kWarpgroups + prefixes;
   }
 
   /// Merges the rows of a request that is complete. A prefix that is complete arrives at the merges
