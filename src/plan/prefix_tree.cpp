@@ -283,12 +283,10 @@ void PrefixTree::number_readers(const Batch& batch) {
   const int32_t* const prefix_of = prefix_of_.data();
   int32_t* const sharer_of = sharer_of_.data();
   int32_t next = 0;
-  most_rows_ = 0;
   for (int32_t r = 0; r < batch.batch_size; ++r) {
     const bool reads = prefix_of[r] >= 0 && batch.qo_indptr[r + 1] > batch.qo_indptr[r];
     sharer_of[r] = reads ? next : -1;
     next += reads ? 1 : 0;
-    if (reads) most_rows_ = std::max(most_rows_, rows_of(batch, r));
   }
   for (std::size_t i = 0; i < num_prefixes_; ++i) {
     prefixes_[i].first_reader = sharer_of[prefixes_[i].first_request];

@@ -97,7 +97,6 @@ class PrefixTree {
 
   int32_t num_requests() const { return num_requests_; }  // that read prefixes
   int32_t num_sharers() const { return num_requests_ + static_cast<int32_t>(num_prefixes_); }
-  int32_t most_rows() const { return most_rows_; }  // of a request that reads prefixes
   /// The number of partial rows that all sharers write together if none of them is cut.
   int32_t num_partial_rows() const { return num_rows_ * shape_.num_kv_heads; }
   /// The predicted cost that sharing saves, for all heads.
@@ -130,8 +129,7 @@ class PrefixTree {
   std::vector<int32_t> readers_before_;  // requests with rows before a request
   std::size_t num_prefixes_ = 0;
   int32_t num_requests_ = 0;
-  int32_t num_rows_ = 0;   // of all sharers, for one kv head
-  int32_t most_rows_ = 0;  // of a request that reads prefixes
+  int32_t num_rows_ = 0;  // of all sharers, for one kv head
   int64_t saved_cost_ = 0;
   int64_t cached_cost_ = 0;
 };

@@ -97,8 +97,6 @@ void Scheduler::reserve(const ScheduleShape& shape, const ScheduleBounds& bounds
   prefix_filler_.reserve(shape, items, items + 3 * shape.num_ctas, bounds.row_tiles - prefixes);
   next_whole_prefix_.resize(num_ctas);
   prefix_loads_.resize(num_ctas);
-  early_readers_.resize(static_cast<std::size_t>(prefixes) *
-                        static_cast<std::size_t>(shape.num_kv_heads));
 }
 
 void Scheduler::make(const Batch& batch, std::span<const PrefixGroup> groups,
@@ -180,50 +178,22 @@ std::span<const int64_t> Scheduler::loads_of_prefixes() {
   return prefix_loads_;
 }
 
-/// The predicted time of the CTA that ends last.
-int64_t Scheduler::modelled_time() {
+/// The predicted time of the CTA that ends last; with prefixes on a GPU, the longest that it may
+/// take.
+int64_t Scheduler::modelled_time() const {
   const std::span<const int64_t> ends = filler_.loads();
   const int64_t longest = *std::max_element(ends.begin(), ends.end());
   if (!has_prefixes_first()) return longest;
-  // One merge more: the last CTA may merge rows of which another CTA has the work tile.
-  return longest + (most_early_readers() + 1) * shape_.cost.of_merge(prefixes_.most_rows());
-}
-
-/// How many requests, at most, the CTA that ends a prefix merges: those whose work tiles end before
-/// all prefixes do.
-int32_t Scheduler::most_early_readers() {
-  const int32_t num_heads = shape_.num_kv_heads;
-  const std::span<const int64_t> loads = prefix_filler_.loads();
-  const int64_t prefixes_end = *std::max_element(loads.begin(), loads.end());
-  const std::span early(early_readers_.data(),
-                        prefixes_.prefixes().size() * static_cast<std::size_t>(num_heads));
-  std::fill(early.begin(), early.end(), 0);
-  for (std::size_t c = 0; c < loads.size(); ++c) {
-    int64_t time = loads[c];
-    // The queue's whole prefixes are written, so what follows them is the first tile of a request.
-    for (int32_t i = next_whole_prefix_[c]; i < schedule_.cta_indptr[c + 1]; ++i) {
-      if (time + shape_.cost.of_tile(0) >= prefixes_end) break;  // mostly: no need to look closer
-      const WorkTile& tile = memory_.tiles[i];
-      time += cost_of(tile);
-      if (time >= prefixes_end) break;
-      const int32_t prefix = prefixes_.prefix_of(tile.segment);
-      if (prefix < 0) continue;
-      int32_t* const of_head = &early[static_cast<std::size_t>(prefix * num_heads + tile.kv_head)];
-      for (int32_t h = 0; h < tile.num_kv_heads; ++h) ++of_head[h];
-    }
+  const auto num_heads = static_cast<std::size_t>(shape_.num_kv_heads);
+  const Merge* const of_prefixes =
+      memory_.merges + sharing_.first + prefixes_.num_requests() * shape_.num_kv_heads;
+  int64_t rows = 0;
+  for (const Merge& merge : std::span(of_prefixes, prefixes_.prefixes().size() * num_heads)) {
+    rows += int64_t{merge.num_states} * merge.rows.num_rows;
   }
-  return *std::max_element(early.begin(), early.end());
-}
-
-/// The predicted cost of a work tile of a request without merging.
-int64_t Scheduler::cost_of(const WorkTile& tile) const {
-  const int32_t rows_before = tile.row_tile * shape_.tile_q;
-  const int32_t rows = std::min(
-      memory_.segments[tile.segment].qo_len * shape_.group_size - rows_before, shape_.tile_q);
-  const int32_t steps = ceil_divide(tile.kv_end - tile.kv_begin, shape_.tile_kv);
-  int64_t cost = shape_.cost.of_tile(rows) + steps * shape_.cost.of_step(rows);
-  if (tile.merge >= 0) cost += shape_.cost.of_write(rows);
-  return cost * tile.num_kv_heads;
+  // Measured times differ from predicted ones by up to a twelfth.
+  const int64_t time = longest + shape_.cost.of_sharing(rows / shape_.num_ctas);
+  return time + time / 12;
 }
 
 /// The merges of sharers, none of which is cut so far: each has one state of each head.

@@ -94,9 +94,7 @@ class Scheduler {
   void schedule_batch(const Batch& batch);
   void divide();
   std::span<const int64_t> loads_of_prefixes();
-  int64_t modelled_time();
-  int32_t most_early_readers();
-  int64_t cost_of(const WorkTile& tile) const;
+  int64_t modelled_time() const;
   bool has_prefixes_first() const { return shape_.prefixes_first() && !prefixes_.empty(); }
   void write_sharing_merges(const Batch& batch);
   void write_queues();
@@ -115,8 +113,7 @@ class Scheduler {
   // Of each queue: where its next whole tile goes.
   std::vector<int32_t> next_whole_prefix_;
   std::vector<int32_t> next_whole_;
-  std::vector<int64_t> prefix_loads_;   // see loads_of_prefixes()
-  std::vector<int32_t> early_readers_;  // of each head of each prefix
+  std::vector<int64_t> prefix_loads_;  // see loads_of_prefixes()
 };
 
 }  // namespace flashplan

@@ -27,6 +27,8 @@ struct CostModel {
   int32_t merge = 0;
   int32_t merge_row = 0;
   int32_t cached = 0;
+  int32_t share = 0;
+  int32_t share_row = 0;
 
   friend bool operator==(const CostModel&, const CostModel&) = default;
 
@@ -42,6 +44,10 @@ struct CostModel {
   /// By how much a step is cheaper if a neighbour reads the same keys at about the same time: the
   /// keys then come from a cache that CTAs share.
   int64_t of_cached_step() const noexcept { return cached; }
+  /// What sharing costs each queue besides its work tiles, on a GPU. Requests begin when all queues
+  /// have ended their prefixes, and `rows` rows of partial results of prefixes for each queue are
+  /// then written by all at the same time, and read by all.
+  int64_t of_sharing(int64_t rows) const noexcept { return share + share_row * rows; }
 };
 
 /// Fixed for the life of a Plan.

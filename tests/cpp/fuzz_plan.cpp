@@ -312,6 +312,8 @@ ScheduleShape any_shape(FuzzedDataProvider& in) {
   s.cost.merge = in.ConsumeIntegralInRange<int32_t>(0, 1000);
   s.cost.merge_row = in.ConsumeIntegralInRange<int32_t>(0, 100);
   s.cost.cached = in.ConsumeIntegralInRange<int32_t>(0, 500);
+  s.cost.share = in.ConsumeIntegralInRange<int32_t>(0, 1000);
+  s.cost.share_row = in.ConsumeIntegralInRange<int32_t>(0, 100);
   return s;
 }
 

@@ -80,7 +80,9 @@ inline CostModel random_costs(Random& random) {
           .write_row = random.between(0, 9),
           .merge = random.between(0, 500),
           .merge_row = random.between(0, 50),
-          .cached = random.between(0, 50)};
+          .cached = random.between(0, 50),
+          .share = random.between(0, 100),
+          .share_row = random.between(0, 5)};
 }
 
 enum class Lengths { kUniform, kZipf, kOneGiant, kManyEmpty };
