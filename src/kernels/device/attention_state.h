@@ -72,9 +72,9 @@ FLASHPLAN_DEVICE int32_t num_prefixes(const AttentionParams& p, const Merge& mer
 
 /// Delays the arrival of a request at its merge until its prefixes have arrived there, so that each
 /// CTA merges the requests that it has computed. Otherwise the CTA that ends a prefix merges all
-/// of its requests, one after the other, while the other CTAs are idle. The result does not depend
-/// on who merges, so there is a limit, of about 20 us: a CTA never depends on one that has not
-/// started.
+/// of its requests, one after the other, while the other CTAs are idle. After about 20 us the
+/// request arrives anyway: the CTA of a prefix may not have started yet, and may start only when
+/// this one has ended. The result is the same whoever merges.
 FLASHPLAN_DEVICE void wait_for_prefixes(const AttentionParams& p, const Merge& merge,
                                         const int32_t* arrivals) {
   constexpr int64_t kMostClocks = 36000;

@@ -8,9 +8,9 @@
 namespace flashplan::device {
 
 /// Each of the warps copies some rows of every slot, and each of its threads arrives at the slot's
-/// barrier when its copies are complete. No warp waits for its copies, so all slots that are free
-/// are being filled. The writes of cp.async are not yet visible to wgmma, which reads through
-/// another proxy: the consumers put a fence between their wait and their products.
+/// barrier when its copies are complete. No warp waits for its copies, so all free slots are filled
+/// at the same time. wgmma reads shared memory through another proxy than cp.async writes it:
+/// consumers put a fence between their wait for a slot and their products.
 template <typename S>
 class Sm90Gatherer : Sm90ProducerWarp<S> {
   using Base = Sm90ProducerWarp<S>;

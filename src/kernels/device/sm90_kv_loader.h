@@ -119,7 +119,7 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
     mbarrier_wait(barrier(S::kSlotEmpty, slot), (position / S::kSlots & 1) ^ 1);
     const uint32_t to = base_ + S::kFirstSlot + slot * S::kSlotBytes;
     uint32_t full = barrier(S::kSlotFull, slot);
-    // Keys that are to be rotated first. `position` is twice the number of their step, or 1 less.
+    // The rotator gets keys first. `position` is twice the number of their step, or 1 less.
     if (S::kRotates && kIsKey) full = barrier(S::kKeyLoaded, (position + 1) / 2 % S::kSlots);
     const int32_t token = context_of(step).segment.kv_row + step.key;  // of ragged tensors
     if (!maps_.has_kv || (!is_paged() && token + S::kTileKv > maps_.num_kv_tokens)) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The warps of the sm90 producer that load the records of work tiles, and queries.
+// The warps of the sm90 producer that load queries, and one of them the records of work tiles.
 #pragma once
 
 #include "kernels/device/sm90_producer_warp.h"
