@@ -174,7 +174,8 @@ def plan_lengths(rng):
             raise Finding(f"valid lengths were refused: {plain}")
         return
     again = planner()
-    again.plan(**{name: np.array(list(map(int, v)), np.int32) for name, v in plain.items()})
+    same = {name: list(map(int, np.ravel(values))) for name, values in given.items()}
+    again.plan(**{name: np.array(values, np.int32) for name, values in same.items()})
     if again._plan.work_tiles != attn._plan.work_tiles:
         raise Finding(f"lengths in another form give another plan: {plain}")
 

@@ -10,6 +10,7 @@ import reference
 import solve
 from case import Case
 from frameworks import bits
+from misuse.capsules import EIGHT_BIT_FLOATS, FLOATS, dtype_fields
 from misuse.finding import Finding, check_refusal, is_of_the_caller
 from misuse.memory import Placed, place, place_bytes
 
@@ -26,6 +27,7 @@ class Call:
     optional = ("workspace",)  # of the tensors
     numbers = ()  # arguments that may be no tensors, besides stream
     parameters = ()  # tensors that may be numbers
+    dtypes = {}  # of tensors that may have several, in the form of dtype_fields()
     read_whole = ()  # tensors that are read to an end which no other argument has to agree with
 
     def __init__(self, rng):
@@ -41,6 +43,10 @@ class Call:
 
     def arguments(self):
         return {name: placed.array for name, placed in self.tensors.items()} | self.options
+
+    def may_have(self, name, dtype):
+        """Whether the call is valid, perhaps with other values, if only this dtype changes."""
+        return dtype in [dtype_fields(self.array(name).dtype), *self.dtypes.get(name, ())]
 
     def names(self, *arguments):
         """The names with which a refusal of these arguments may begin."""
@@ -248,6 +254,9 @@ class Append(Call):
                 pages = self.inputs.pages(r)
                 reference.append_pages(cache, rows, pages, kv_len, case.kv_layout)
         self.options = {"kv_layout": case.kv_layout}
+        self.dtypes = dict.fromkeys(self.written, EIGHT_BIT_FLOATS)
+        if self.array("k_cache").itemsize == 1:  # which rows of any float dtype may go into
+            self.dtypes = dict.fromkeys(("k", "v", *self.written), FLOATS + EIGHT_BIT_FLOATS)
 
     def invoke(self, **changes):
         return fp.append_paged_kv(**self.arguments() | changes)
@@ -305,6 +314,7 @@ class RopeAppend(Append):
         for r, kv_len in enumerate(self.case.kv_lens):
             own = slice(*self.indptr[r : r + 2])
             positions[own] = np.arange(kv_len - (own.stop - own.start), kv_len)
+        self.dtypes = {}  # q and k have one dtype, and so have the caches
         self.rope = fp.Rope(interleaved=bool(rng.integers(2)))
         rotated = fp.apply_rope(self.array("q"), self.array("k"), positions, self.rope)
         self.expected = [*(cache.copy() for cache in (self.inputs.k, self.inputs.v)), rotated[0]]

@@ -3,6 +3,9 @@
 
 import ctypes
 
+import ml_dtypes
+import numpy as np
+
 from misuse.memory import Pages, extent, view_at
 
 INT64, UINT64 = ctypes.c_int64, ctypes.c_uint64
@@ -49,6 +52,21 @@ CUDA, METAL = 2, 8  # devices
 HANDLE = 3  # a code
 READ_ONLY = 1
 
+
+def dtype_fields(dtype):
+    """The fields of a capsule that say its dtype."""
+    dtype = np.dtype(dtype)
+    code = NAMED_CODES[dtype.name] if dtype.name in NAMED_CODES else CODES[dtype.kind]
+    return {"code": code, "bits": 8 * dtype.itemsize, "lanes": 1}
+
+
+# Dtypes among which many tensors may be. uint16 stands for bfloat16.
+FLOATS = [dtype_fields(dtype) for dtype in ("f4", "f2", ml_dtypes.bfloat16, "u2")]
+EIGHT_BIT_FLOATS = [
+    dtype_fields(dtype) for dtype in (ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2)
+]
+INTS = [dtype_fields(dtype) for dtype in ("i4", "i8")]
+
 _new = ctypes.pythonapi.PyCapsule_New
 _new.restype, _new.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
 _name = ctypes.pythonapi.PyCapsule_GetName
@@ -68,20 +86,17 @@ class Export:
         self._versioned = versioned
         managed = (Versioned if versioned else Managed).from_address(self._pages.address)
         tensor = managed.tensor
-        dtype = str(array.dtype)
         values = {
             "data": array.ctypes.data,
             "device_type": 1,
             "ndim": array.ndim,
-            "code": NAMED_CODES[dtype] if dtype in NAMED_CODES else CODES[array.dtype.kind],
-            "bits": 8 * array.itemsize,
-            "lanes": 1,
             "shape": list(array.shape),
             "strides": [stride // array.itemsize for stride in array.strides],
             "major": 1,
             "minor": 1,
             "name": b"dltensor_versioned" if versioned else b"dltensor",
-        } | fields
+        }
+        values |= dtype_fields(array.dtype) | fields
         for i, field in enumerate(("shape", "strides")):
             numbers = values.pop(field)
             if numbers is None:

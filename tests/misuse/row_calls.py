@@ -6,6 +6,7 @@ import numpy as np
 import flashplan as fp
 import row_cases
 from misuse.calls import Call, pick
+from misuse.capsules import EIGHT_BIT_FLOATS
 from misuse.finding import Finding
 
 
@@ -93,6 +94,7 @@ class Gated(Rows):
 
     in_place = ()
     numbers = ("scale", "out_dtype")
+    dtypes = {"out": EIGHT_BIT_FLOATS}
     names_of_vectors = ()
     width = 2
     functions = {

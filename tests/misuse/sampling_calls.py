@@ -5,12 +5,15 @@ import numpy as np
 
 import flashplan as fp
 from misuse.calls import Call, pick
+from misuse.capsules import FLOATS, INTS
 from misuse.finding import Finding
 from sampling_cases import distribution
 
 
 class OfLogits(Call):
     """Logits, and parameters of which each may be a tensor [batch]."""
+
+    dtypes = {"logits": FLOATS}
 
     def __init__(self, rng):
         super().__init__(rng)
@@ -32,6 +35,7 @@ class Softmax(OfLogits):
     related = {"logits": ("temperature", "out")}
     written = ("out",)
     in_place = (("out", "logits"),)
+    dtypes = {"logits": FLOATS, "out": FLOATS}
     parameters = optional = ("temperature",)
 
     def __init__(self, rng):
@@ -107,6 +111,7 @@ class Verify(Call):
     written = ("out", "num_accepted", "nodes", "status")
     optional = ("draft_parents", "nodes", "status", "seed", "offset")
     numbers = parameters
+    dtypes = {"draft_tokens": INTS}
     related = {
         "target_probs": ("draft_probs", "draft_tokens", "draft_parents", *written, *parameters),
         "draft_probs": ("target_probs",),
@@ -151,6 +156,7 @@ class Penalties(OfLogits):
 
     parameters = optional = numbers = ("repetition", "presence", "frequency")
     written = ("logits",)
+    dtypes = {"logits": FLOATS, "history": INTS}
     related = {
         "logits": ("history", "history_lens", *parameters),
         "history": ("history_lens",),
