@@ -64,7 +64,7 @@ HostBatch random_sharing_batch(Random& random) {
     const int32_t qo_len = random.one_in(9) ? 0 : random.between(1, max_qo_len);
     batch.add(qo_len, qo_len + random.between(0, random.pick({0, 100, 2000})));
   }
-  share_randomly(random, random.pick({10, 300, 5000}), &batch);
+  share_randomly(random, random.pick({10, 1000, 5000, 20000}), &batch);
   return batch;
 }
 
