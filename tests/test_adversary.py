@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """What tests/adversary.py takes for a mistake is one."""
 
+import time
 import warnings
 
 import pytest
 
-from misuse import calls, row_calls, sampling_calls
+from misuse import calls, row_calls, sampling_calls, sharing
 from misuse.capsules import EIGHT_BIT_FLOATS, FLOATS, INTS, Exporter
+from misuse.finding import Finding
 
 CALLS = (
     calls.Run, calls.Append, calls.AppendSlots, calls.RopeAppend, calls.Merge, calls.MergeStack,
@@ -31,3 +33,14 @@ def test_a_dtype_is_wrong_or_one_that_the_tensor_may_have(make, rng):
                     warnings.simplefilter("ignore")
                     call.invoke(**{name: Exporter(array, dtype)})
             call.assert_only_written(before, ())
+
+
+def test_a_forked_child_that_hangs_shows_where(monkeypatch):
+    monkeypatch.setattr(sharing, "WAIT", 0.3)
+
+    def hangs():
+        time.sleep(60)
+
+    with pytest.raises(Finding, match="hangs") as finding:
+        sharing.in_fork(hangs)
+    assert "in hangs" in str(finding.value)
