@@ -5,8 +5,9 @@
 #include "kernels/device/epilogue.h"
 #include "kernels/device/key_pipeline.h"
 #include "kernels/device/logits.h"
-#include "kernels/device/rotation.h"
 #include "kernels/device/row_peers.h"
+#include "kernels/device/tile_end.h"
+#include "kernels/device/tile_rotator.h"
 
 namespace flashplan::device {
 
@@ -51,7 +52,9 @@ class Mainloop {
           };
           if constexpr (T::Variant::kRotates) {
             pipeline_.copy(copies, tile, keys);  // meanwhile
-            rotate_tile(keys.end - left, head, is_first);
+            TileRotator<T, S>(p_, block_, variant_, thread_)
+                .rotate(pipeline_.stage_address(pipeline_.stage()), base_ + S::kQuery,
+                        keys.end - left, head, is_first);
           }
           if (computes_) {
             if (kPermutesQueries && is_first) permute_own_queries();
@@ -150,61 +153,6 @@ class Mainloop {
     permute_query_dims<T::kQ, T::kHeadDimQk, kOwnQueries>(
         base_ + S::kQuery, at.first_row() + at.warp_vo * kOwnQueries, at.lane);
     peers().wait();
-  }
-
-  /// Rotates the keys of the current tile, and the queries with the first tile of a head.
-  FLASHPLAN_DEVICE void rotate_tile(int32_t first_key, int head, bool is_first) {
-    const uint32_t stage = pipeline_.stage_address(pipeline_.stage());
-    if (is_first) rotate_queries(stage, head);
-    if constexpr (S::kWarpsKv > 1) {
-      // A warp rotates the keys that no other warp reads, and need not wait for the others.
-      if (is_first) __syncthreads();
-      if (computes_) {
-        const int thread = opaque(thread_);
-        const int first_row = WarpPlace<S>(thread).warp_kv * S::kKeysPerWarp;
-        rotate_keys<S::kKeysPerWarp, 32>(stage, first_row, thread % 32, first_key, head);
-        __syncwarp();
-      }
-    } else {
-      rotate_keys<T::kTileKv, T::kThreads>(stage, 0, opaque(thread_), first_key, head);
-      __syncthreads();
-    }
-  }
-
-  /// Rotates kRows keys of the tile, from `first_row` on, by kThreads threads.
-  template <int kRows, int kThreads>
-  FLASHPLAN_DEVICE void rotate_keys(uint32_t stage, int first_row, int thread, int32_t first_key,
-                                    int head) {
-    using Variant = typename T::Variant;
-    using Tile = SharedTile<T::kHeadDimQk * Element<T::kKv>::kBytes>;
-    const int head_dim = p_.tensors.head_dim_qk;  // dims behind it are zeros, and stay so
-    RowRotation<Variant, T::kKv, Tile, T::kHeadDimQk, kThreads, Variant::kTransformsKey, 2>::
-        rotate_rows(
-            stage + S::kKey, first_row, kRows, thread,
-            [&](int row) { return static_cast<uint32_t>(first_key + row); },
-            [&](float x, int row, int dim) {
-              const int32_t key = min(first_key + row, block_.last_key(p_));
-              return dim < head_dim ? variant_.key(x, {block_.rows.segment, key, head, dim}) : x;
-            });
-  }
-
-  FLASHPLAN_DEVICE void rotate_queries(uint32_t stage, int head) {
-    using Variant = typename T::Variant;
-    using Tile = SharedTile<T::kHeadDimQk * Element<T::kQ>::kBytes>;
-    const int head_dim = p_.tensors.head_dim_qk;
-    const uint32_t queries = S::kQueryInStage ? stage + S::kStageQuery : base_ + S::kQuery;
-    RowRotation<Variant, T::kQ, Tile, T::kHeadDimQk, T::kThreads, Variant::kTransformsQuery>::
-        rotate_rows(
-            queries, 0, S::kRows, opaque(thread_),
-            [&](int row) {
-              return block_.position + block_.rows.query(row, p_.schedule.group_size);
-            },
-            [&](float x, int row, int dim) {
-              return dim < head_dim
-                         ? variant_.query(x, element_position(p_, block_.rows, block_.position,
-                                                              head, row, dim))
-                         : x;
-            });
   }
 
   /// The address of this lane's part of the warp's queries.
