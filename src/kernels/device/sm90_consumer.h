@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/device/sm90_epilogue.h"
+#include "kernels/device/sm90_query_transform.h"
 #include "kernels/device/sm90_variant_softmax.h"
 
 namespace flashplan::device {
@@ -286,31 +287,10 @@ class Sm90Consumer {
   }
   /// Replaces this warpgroup's queries by what the variant makes of them, in shared memory.
   FLASHPLAN_DEVICE void transform_queries(const Unit& unit, bool is_shared) const {
-    constexpr int kChunks = S::kHeadDimQk / 8;  // of 16 bytes in a row
-    const Variant variant(p_);
-    const RowBlock block = context_of(unit).block();
-    const int lane = opaque(thread_) % 32;
-    const int own_row = opaque(thread_) / 32 * 16;  // the first of this warp
-    const uint32_t queries = q_address(q_, is_shared) + own_row * 128;
-#pragma unroll 1
-    for (int i = lane; i < 16 * kChunks; i += 32) {
-      const int r = i / kChunks;
-      const int chunk = i % kChunks;
-      const uint32_t address =
-          queries + chunk / 8 * S::Query::kBlockBytes + r * 128 + ((chunk ^ r) % 8 << 4);
-      const ElementPosition at = element_position(p_, block.rows, block.position, unit.head,
-                                                  first_row(is_shared) + own_row + r, chunk * 8);
-      uint4 pairs = load_shared_16(address);
-      const auto pair = [&](uint32_t pair, int first) {
-        return transformed<S::kQ>(pair, [&](float x, int j) {
-          // Zeros past the last dim stay zeros.
-          const ElementPosition of_x = at.next(first + j);
-          return of_x.dim < p_.tensors.head_dim_qk ? variant.query(x, of_x) : x;
-        });
-      };
-      pairs = {pair(pairs.x, 0), pair(pairs.y, 2), pair(pairs.z, 4), pair(pairs.w, 6)};
-      store_shared_16(address, pairs);
-    }
+    const int warp_row = opaque(thread_) / 32 * 16;
+    transform_16_queries<S>(p_, context_of(unit).block(), unit.head,
+                            first_row(is_shared) + warp_row,
+                            q_address(q_, is_shared) + warp_row * 128, opaque(thread_) % 32);
     fence_async_proxy();  // wgmma reads them
     barrier_wait(S::kOwnBarrier + warpgroup_, 128);
   }

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where and how results of the sm90 family are written: their dtype, sinks and variants.
+#pragma once
+
+#include "kernels/device/attention_state.h"
+#include "kernels/device/row_block.h"
+#include "kernels/device/sm90_shape.h"
+
+namespace flashplan::device {
+
+/// What the variant makes of the results of a row.
+template <typename S>
+struct Sm90RowOutput {
+  const AttentionParams& p;
+  ElementPosition at;  // of dim 0
+
+  FLASHPLAN_DEVICE Sm90RowOutput(const AttentionParams& p, const PackedRows& rows, int32_t kv_head,
+                                 int row)
+      : p(p), at() {
+    if constexpr (S::Variant::kTransformsOutput) {
+      at = element_position(p, rows, first_position(p, rows), kv_head, row, 0);
+    }
+  }
+  FLASHPLAN_DEVICE float operator()(float x, int dim) const {
+    if constexpr (!S::Variant::kTransformsOutput) return x;
+    // Of dims that are not there, the last one is computed, and not written.
+    return typename S::Variant(p).output(x, at.next(min(dim, p.tensors.head_dim_vo - 1)));
+  }
+};
+
+/// All functions are inlined: see Sm90Epilogue.
+template <typename S>
+class Sm90Output {
+ public:
+  explicit FLASHPLAN_DEVICE Sm90Output(const AttentionParams& p) : p_(p) {}
+
+  FLASHPLAN_DEVICE DType dtype() const { return device::o_dtype<typename S::Variant>(p_); }
+  /// Whether o has the dtype of the kernel, in rows of aligned chunks of 16 bytes.
+  FLASHPLAN_DEVICE bool has_chunks() const { return p_.tensors.vectorized && dtype() == S::kQ; }
+
+  /// Lets the sink of a query head join a row's result, scale * o and lse.
+  FLASHPLAN_DEVICE void add_sink(uint32_t qo_head, float& scale, float& lse) const {
+    asm volatile("");  // a branch, not selections for every row
+    const float2 joined = with_sink(p_.variant.sinks[qo_head], lse);
+    scale *= joined.x;
+    lse = joined.y;
+  }
+
+  FLASHPLAN_DEVICE void write_one(int64_t element, float x) const {
+    if (dtype() == DType::kFloat32) {
+      static_cast<float*>(p_.tensors.o.data)[element] = x;
+    } else {
+      const uint32_t pair = dtype() == DType::kFloat16 ? Element<DType::kFloat16>::pack(x, 0.0F)
+                                                       : Element<DType::kBFloat16>::pack(x, 0.0F);
+      static_cast<uint16_t*>(p_.tensors.o.data)[element] = static_cast<uint16_t>(pair);
+    }
+  }
+
+  /// Writes dims [dim, dim + 4) of a row's result, and its lse with the first dims.
+  FLASHPLAN_DEVICE void write_four(const PackedRows& rows, int32_t kv_head, int row, int dim,
+                                   float4 o, float lse) const {
+    const OutputRow to(p_, rows, kv_head, row);
+    float scale = 1.0F;
+    if (p_.variant.sinks != nullptr) add_sink(to.head, scale, lse);
+    o = scaled(o, scale * v_scale(p_, kv_head));
+    const Sm90RowOutput<S> output(p_, rows, kv_head, row);
+    o = {output(o.x, dim), output(o.y, dim + 1), output(o.z, dim + 2), output(o.w, dim + 3)};
+    if (has_chunks()) {
+      if (dim >= p_.tensors.head_dim_vo) return;
+      *reinterpret_cast<uint2*>(static_cast<uint16_t*>(p_.tensors.o.data) + to.o(p_) + dim) = {
+          Element<S::kQ>::pack(o.x, o.y), Element<S::kQ>::pack(o.z, o.w)};
+    } else {
+      const float values[4] = {o.x, o.y, o.z, o.w};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if (dim + i < p_.tensors.head_dim_vo) {
+          write_one(to.o(p_) + dim + i, values[i]);
+        }
+      }
+    }
+    if (dim == 0 && p_.tensors.lse.data != nullptr) p_.tensors.lse.data[to.lse(p_)] = lse;
+  }
+
+ private:
+  const AttentionParams& p_;
+};
+
+}  // namespace flashplan::device
