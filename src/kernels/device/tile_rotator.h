@@ -14,7 +14,7 @@ class TileRotator {
  public:
   FLASHPLAN_DEVICE TileRotator(const AttentionParams& p, const RowBlock& block,
                                const typename T::Variant& variant, int thread)
-      : p_(p), block_(block), variant_(variant), thread_(opaque(thread)) {}
+      : p_(p), block_(block), variant_(variant), thread_(thread) {}
 
   /// Rotates the keys of the pipeline stage at address `stage`, and with the first keys of a head
   /// its queries: those of the stage, or at `queries`. Called by all threads of the CTA.
@@ -24,14 +24,14 @@ class TileRotator {
     if constexpr (S::kWarpsKv > 1) {
       // A warp rotates the keys that no other warp reads, and need not wait for the others.
       if (is_first) __syncthreads();
-      const WarpPlace<S> at(thread_);
-      if (at.computes) {
+      if (WarpPlace<S>(thread_).computes) {
+        const WarpPlace<S> at(opaque(thread_));
         rotate_keys<S::kKeysPerWarp, 32>(stage, at.warp_kv * S::kKeysPerWarp, at.lane, first_key,
                                          head);
         __syncwarp();
       }
     } else {
-      rotate_keys<T::kTileKv, T::kThreads>(stage, 0, thread_, first_key, head);
+      rotate_keys<T::kTileKv, T::kThreads>(stage, 0, opaque(thread_), first_key, head);
       __syncthreads();
     }
   }
@@ -60,7 +60,7 @@ class TileRotator {
     const int head_dim = p_.tensors.head_dim_qk;
     RowRotation<Variant, T::kQ, Tile, T::kHeadDimQk, T::kThreads, Variant::kTransformsQuery>::
         rotate_rows(
-            queries, 0, S::kRows, thread_,
+            queries, 0, S::kRows, opaque(thread_),
             [&](int row) {
               return block_.position + block_.rows.query(row, p_.schedule.group_size);
             },
