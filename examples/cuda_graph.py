@@ -12,7 +12,7 @@ q = torch.randn((4, 32, 128), dtype=torch.bfloat16, device=device)
 out = torch.empty_like(q)
 
 # --8<-- [start:graph]
-attn = fp.Attention(32, 8, 128, page_size=16, max_batch_size=4, device=device)
+attn = fp.Attention(32, 8, 128, page_size=16, max_batch_size=4, max_qo_tokens=4, device=device)
 attn.plan([0, 1, 2, 3, 4], [37, 200, 5, 1])
 attn.run(q, k_cache, v_cache, block_table=block_table, out=out)  # on torch's current stream
 

@@ -25,7 +25,8 @@ class Layer(torch.nn.Module):
 
 attn = fp.Attention(4, 2, 64, q_dtype="float32", device="cpu")
 layer = Layer(attn)
-compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")  # leave the backend out
+# The backend is for tests of this page. Leave it out in your code.
+compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
 
 
 def step(module, new_tokens, lens):
