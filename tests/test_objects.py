@@ -2,6 +2,7 @@
 """An Attention among Python's objects: copies, cycles, threads, and code that Python runs inside a
 call."""
 
+import bisect
 import copy
 import gc
 import os
@@ -265,6 +266,23 @@ def test_bfloat16_without_ml_dtypes(monkeypatch):
     o = attn.run(*(x.view(np.uint16) for x in (q, k, v)))
     assert o.dtype == np.uint16
     assert np.array_equal(o, expected)
+
+
+def test_what_alignment_skips_of_a_workspace_is_not_used():
+    memory = np.zeros(1 << 20, np.uint8)
+    aligned = memory[-memory.ctypes.data % 256 :]
+
+    def takes(first, size):
+        try:
+            make(workspace=aligned[first : first + size])
+        except ValueError:
+            return False
+        return True
+
+    least = bisect.bisect_left(range(len(aligned)), True, key=lambda size: takes(0, size))
+    assert 0 < least < len(aligned) - 512
+    assert not takes(1, least + 254)
+    assert takes(1, least + 255)
 
 
 def test_a_workspace_larger_than_memory():

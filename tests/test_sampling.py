@@ -107,6 +107,14 @@ def test_filters_of_probabilities(rng, name):
             check_filters(rng, NumPy(), size, dtype, FILTERS[name], from_probs=True)
 
 
+def test_the_largest_values_come_after_many_equal_ones(rng):
+    """More values reach the bound of a small top-k than are looked at one by one."""
+    logits = np.zeros((8, 20_000), np.float32)
+    logits[:, -30:] = 40
+    ids = fp.sample(logits, top_k=100, seed=seed_of(rng))
+    assert (ids >= 20_000 - 30).all()
+
+
 def mixed(rng, batch):
     """Parameters of each request."""
     return {

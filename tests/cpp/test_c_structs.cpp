@@ -66,15 +66,23 @@ TEST(structs_of_other_versions) {
   refused(&larger.known, "options.struct_size");
   larger.added = 0;
   constexpr size_t kBeforeTheFirst = 95;
-  for (const size_t size : {size_t{0}, kBeforeTheFirst, size_t{4097}, SIZE_MAX}) {
+  for (const size_t size : {size_t{0}, kBeforeTheFirst, SIZE_MAX}) {
     larger.known.struct_size = size;
     refused(&larger.known, "options.struct_size");
   }
+  // Nothing but zeros is behind the known fields, so the size alone is wrong.
+  constexpr size_t kMost = 4096;
+  std::vector<flashplan_options> zeros(kMost / sizeof(flashplan_options) + 2, flashplan_options{});
+  zeros[0] = larger.known;
+  zeros[0].struct_size = kMost;
+  CHECK_EQ(flashplan_is_supported(zeros.data(), message), FLASHPLAN_OK);
+  zeros[0].struct_size = kMost + 1;
+  refused(zeros.data(), "options.struct_size");
   refused(nullptr, "options");
 }
 
 TEST(tensors_are_contiguous_at_first) {
-  const int64_t shape[] = {2, 3, 5, 7};
+  const int64_t shape[] = {2, 3, 5, 7, 11};
   float data = 0;
   flashplan_tensor t;
   flashplan_tensor_init(&t, sizeof(t), &data, FLASHPLAN_BFLOAT16, 3, shape);
@@ -93,6 +101,7 @@ TEST(tensors_are_contiguous_at_first) {
   for (const int32_t rank : {5, -1, 1 << 30}) {
     flashplan_tensor_init(&t, sizeof(t), &data, FLASHPLAN_FLOAT32, rank, shape);
     CHECK_EQ(t.rank, rank);
+    CHECK_EQ(t.shape[0], 0);
     CHECK_EQ(t.stride[0], 0);
   }
   flashplan_tensor_init(&t, sizeof(t), &data, FLASHPLAN_FLOAT32, 2, nullptr);
