@@ -236,6 +236,7 @@ PLAN = [
             ("of too many requests", VALUE, r"shared_prefixes\[0\]", [[0, 1 << 31, 4]]),
             ("negative", VALUE, r"shared_prefixes\[0\]", [[0, 2, -4]]),
             ("too long", VALUE, r"shared_prefixes\[1\]", [[0, 2, 2], [0, 2, 7]]),
+            ("too long around another", VALUE, r"shared_prefixes\[0\]", [[0, 2, 6], [1, 1, 2]]),
             ("too many", VALUE, "shared_prefixes", [[0, 1, 1]] * 600),
             ("flat", TYPE, r"shared_prefixes\[0\]", [0, 2, 4]),
             ("of two columns", VALUE, r"shared_prefixes\[1\]", [[0, 2, 4], [0, 2]]),

@@ -101,3 +101,18 @@ def test_outputs_that_are_given_are_those_returned(gives_out, gives_lse, return_
     assert (result_lse is lse) == (gives_lse and return_lse)
     if gives_lse or return_lse:
         assert np.array_equal(lse if gives_lse else result_lse, expected_lse)
+
+
+@pytest.mark.parametrize("num_ctas", [1, 7])
+def test_lse_may_have_gaps(num_ctas):
+    """Between tokens, also where a request is split and merged."""
+    case = Case((2,), (900,), head_dim=8, page_size=None, q_dtype="float32", num_ctas=num_ctas)
+    inputs = make_inputs(case, seed=0)
+    attn = fp.Attention(**case.options())
+    attn.plan(*inputs.plan_args())
+    args, kwargs = run_arguments(case, inputs, NumPy())
+    expected = attn.run(*args, **kwargs, return_lse=True)[1]
+    memory = np.full((4, 6), np.nan, np.float32)
+    attn.run(*args, **kwargs, lse=memory[::2, 1:5])
+    assert np.array_equal(memory[::2, 1:5], expected)
+    assert np.isnan(memory).sum() == memory.size - expected.size

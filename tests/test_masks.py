@@ -63,3 +63,19 @@ def test_a_tree_gives_each_path_what_it_gets_alone(seed):
         )
         np.testing.assert_allclose(o[node], o_path[-1], rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(lse[node], lse_path[-1], rtol=1e-5)
+
+
+def test_values_of_keys_that_bits_hide_do_not_matter(seed):
+    """Not even NaN, for a row that sees no key of a tile."""
+    case = Case((2,), (100,), page_size=None, q_dtype="float32")
+    inputs = make_inputs(case, seed)
+    inputs.v[40:] = np.nan
+    seen = np.zeros((2, 100), bool)
+    seen[:, :40] = True
+    attn = fp.Attention(**case.options() | {"custom_mask": True})
+    attn.plan(*inputs.plan_args(), mask_begin=[0])
+    o = attn.run(inputs.q, inputs.k, inputs.v, mask=fp.pack_mask(seen))
+    alone = fp.Attention(**case.options() | {"causal": False})
+    alone.plan([0, 2], [40])
+    wanted = alone.run(inputs.q, inputs.k[:40], inputs.v[:40])
+    np.testing.assert_allclose(o, wanted, rtol=1e-5, atol=1e-6)

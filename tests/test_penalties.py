@@ -84,7 +84,7 @@ def test_penalties(rng, dtype, strided):
 
 def test_many_tokens(rng):
     """Shared out to threads, whose counters serve several requests."""
-    check(rng, NumPy(), 40, 500, 2000, "float32", each(rng, 40))
+    check(rng, NumPy(), 100, 500, 20_000, "float32", each(rng, 100))
 
 
 def test_defaults_change_nothing(rng):

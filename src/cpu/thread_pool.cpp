@@ -95,16 +95,22 @@ class Workers {
 
 std::atomic<Workers*> instance{nullptr};
 
+/// Null if there is no memory.
 Workers* make_workers() noexcept {
+#if defined(__unix__)
   static std::once_flag once;
   std::call_once(once, [] {
-    instance.store(new (std::nothrow) Workers());
-#if defined(__unix__)
-    // A forked child has none of the threads; its parent's state is left alone.
-    pthread_atfork(nullptr, nullptr, [] { instance.store(new (std::nothrow) Workers()); });
-#endif
+    // A forked child has none of the threads, so it makes workers of its own when it needs them.
+    // Its parent's are left alone: they may have been in use.
+    pthread_atfork(nullptr, nullptr, [] { instance.store(nullptr); });
   });
-  return instance.load(std::memory_order_acquire);
+#endif
+  Workers* current = instance.load(std::memory_order_acquire);
+  if (current != nullptr) return current;
+  auto* made = new (std::nothrow) Workers();
+  if (instance.compare_exchange_strong(current, made, std::memory_order_acq_rel)) return made;
+  delete made;  // another thread was faster
+  return current;
 }
 
 }  // namespace

@@ -20,8 +20,11 @@ def elements(array):
 def share_bytes(a, b):
     if a.size == 0 or b.size == 0:
         return False
-    touched = [np.ravel(elements(x)[:, None] + np.arange(x.itemsize)) for x in (a, b)]
-    return np.intersect1d(*touched).size > 0
+    of_a, of_b = (np.ravel(elements(x)[:, None] + np.arange(x.itemsize)) for x in (a, b))
+    first = min(of_a.min(), of_b.min())
+    is_touched = np.zeros(max(of_a.max(), of_b.max()) - first + 1, bool)
+    is_touched[of_a - first] = True
+    return bool(is_touched[of_b - first].any())
 
 
 def is_allowed(call, name, other):

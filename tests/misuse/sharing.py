@@ -3,6 +3,7 @@
 
 import faulthandler
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -199,10 +200,22 @@ def in_fork(body):
             if done:
                 return os.waitstatus_to_exitcode(status)
             time.sleep(0.002)
+        native = native_stacks(child)
         os.kill(child, signal.SIGABRT)  # faulthandler prints the stacks, then the child ends
         os.waitpid(child, 0)
         stacks.seek(0)
-        raise Finding(f"a forked child hangs:\n{stacks.read().decode()}")
+        raise Finding(f"a forked child hangs:\n{stacks.read().decode()}{native}")
+
+
+def native_stacks(process):
+    """What gdb says, where it is installed."""
+    gdb = shutil.which("gdb")
+    if gdb is None:
+        return ""
+    command = [gdb, "-p", str(process), "-batch", "-ex", "thread apply all backtrace 20"]
+    variables = {k: v for k, v in os.environ.items() if k != "LD_PRELOAD"}
+    done = subprocess.run(command, capture_output=True, text=True, env=variables, check=False)
+    return "\n".join(line for line in done.stdout.splitlines() if line.startswith(("#", "Thread")))
 
 
 @kind("fork", weight=1)
