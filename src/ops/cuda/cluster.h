@@ -22,6 +22,14 @@ __device__ inline int cluster_rank() {
 /// before it arrived is visible to all threads that have waited.
 __device__ inline void cluster_arrive() { cooperative_groups::this_cluster().barrier_arrive(); }
 __device__ inline void cluster_wait() { cooperative_groups::this_cluster().barrier_wait(); }
+/// cluster_arrive() where nothing that was written need be visible: it does not wait for memory.
+__device__ inline void cluster_arrive_relaxed() {
+#ifdef __CUDA_ARCH__
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;\n" ::: "memory");
+#else
+  cluster_arrive();
+#endif
+}
 /// The address, in the shared memory of CTA `rank`, of the variable that is `own` in this CTA.
 template <class T>
 __device__ T* shared_of(T* own, int rank) {
@@ -31,6 +39,7 @@ __device__ T* shared_of(T* own, int rank) {
 __device__ inline int cluster_size() { return 1; }
 __device__ inline int cluster_rank() { return 0; }
 __device__ inline void cluster_arrive() {}
+__device__ inline void cluster_arrive_relaxed() {}
 __device__ inline void cluster_wait() { __syncthreads(); }
 template <class T>
 __device__ T* shared_of(T* own, int /*rank*/) {

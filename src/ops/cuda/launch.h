@@ -13,7 +13,10 @@ namespace flashplan::cuda {
 struct Grid {
   dim3 ctas;
   dim3 threads;        // of a CTA
-  int cluster = 1;     // CTAs along x that share their memory; divides ctas.x
+  // CTAs along x that share their memory; divides ctas.x. 0: the kernel is launched without
+  // clusters. 1 is not the same: without a cluster, messages of a CTA to itself (st.async) end
+  // with an illegal instruction.
+  int cluster = 0;
   int smem_bytes = 0;  // dynamic
 };
 
@@ -43,7 +46,7 @@ Status launch(void (*kernel)(Params), const Grid& grid, Device device, Stream st
   config.dynamicSmemBytes = static_cast<std::size_t>(grid.smem_bytes);
   config.stream = stream;
   config.attrs = &cluster;
-  config.numAttrs = grid.cluster > 1 ? 1 : 0;
+  config.numAttrs = grid.cluster > 0 ? 1 : 0;
   void* arguments[] = {&params};
   FLASHPLAN_CUDA_CALL(cudaLaunchKernelExC, &config, code, arguments);
   return {};

@@ -77,7 +77,21 @@ struct Bins {
   }
 };
 
-/// What find_bin() finds.
+/// The first lane at which the sums of lanes reach what is wanted, or the last one.
+struct BinOfLanes {
+  int lane;
+  uint64_t above;  // it
+};
+__device__ inline BinOfLanes find_reached(uint64_t reached, uint64_t sum, uint64_t wanted) {
+  const unsigned lanes = __ballot_sync(~0U, reached >= wanted);
+  const int lane = lanes != 0 ? __ffs(static_cast<int>(lanes)) - 1 : 31;
+  return {lane, __shfl_sync(~0U, reached - sum, lane)};
+}
+__device__ inline BinOfLanes find_lane(uint64_t sum, uint64_t above, uint64_t wanted) {
+  return find_reached(above + sum_to_lane(sum), sum, wanted);
+}
+
+/// What is found among bins.
 struct Bin {
   int index;           // -1: all bins together do not reach what is wanted
   uint64_t above;      // the bin, with what is above all bins
@@ -85,68 +99,27 @@ struct Bin {
   uint64_t wanted;
 };
 
-/// Finds, from the last bin down, the bin at which the bins of a cluster (of this CTA, unless
-/// `of_cluster`) and `above` reach wanted_of(the sum of all bins). Bins have been added to, and no
-/// barrier has passed. All threads get the result. `groups` is [cluster_size()][kGroups].
-///
-/// The bins of other CTAs are read until the next barrier of the cluster.
-template <class WantedOf>
-__device__ Bin find_bin(Bins& bins, uint64_t* groups, bool of_cluster, uint64_t above,
-                        const WantedOf& wanted_of, Bin& found) {
+/// Finds, from the last bin down, the bin at which the bins of this CTA and `above` reach `wanted`.
+/// Bins have been added to, and no barrier has passed. They do reach it. All threads get the
+/// result. `groups` is [kGroups].
+__device__ inline Bin find_bin(const Bins& bins, uint64_t* groups, uint64_t above, uint64_t wanted,
+                               Bin& found) {
   const int lane = lane_of_thread();
-  const int ranks = of_cluster ? cluster_size() : 0;
-  uint64_t* own_groups = groups + cluster_rank() * kGroups;  // no other CTA writes there
   __syncthreads();
 #pragma unroll 1
   for (int group = warp_of_thread(); group < kGroups; group += kRowWarps) {
     const uint64_t sum = sum_of_warp(bins.sum_of_group(group));
-    if (!of_cluster && lane == 0) own_groups[group] = sum;
-    if (of_cluster && lane < ranks) *shared_of(own_groups + group, lane) = sum;
+    if (lane == 0) groups[group] = sum;
   }
-  if (of_cluster) {
-    cluster_sync();
-  } else {
-    __syncthreads();
-  }
+  __syncthreads();
   if (warp_of_thread() == 0) {
     // Lane 0 has the last group, then the last bin of a group.
     const int group_of_lane = kGroups - 1 - lane;
-    uint64_t own = 0;
-    uint64_t sum = 0;
-    if (group_of_lane >= 0) {
-      own = own_groups[group_of_lane];
-      sum = own;
-#pragma unroll 4
-      for (int rank = 0; rank < ranks; ++rank) {
-        if (rank != cluster_rank()) sum += groups[rank * kGroups + group_of_lane];
-      }
-    }
-    uint64_t reached = above + sum_to_lane(sum);
-    const uint64_t all = __shfl_sync(~0U, reached, 31);
-    const uint64_t wanted = wanted_of(all - above);
-    unsigned lanes = __ballot_sync(~0U, reached >= wanted);
-    Bin bin{-1, all, 0, wanted};
-    if (lanes != 0) {
-      const int leader = __ffs(static_cast<int>(lanes)) - 1;
-      bin.own_above = sum_of_warp(lane < leader ? own : 0);
-      bin.above = __shfl_sync(~0U, reached - sum, leader);
-      const int index = (kGroups - leader) * kGroupBins - 1 - lane;
-      own = bins.sum(index);
-      sum = own;
-#pragma unroll 4
-      for (int rank = 0; rank < ranks; ++rank) {
-        if (rank != cluster_rank()) sum += shared_of(&bins, rank)->sum(index);
-      }
-      reached = bin.above + sum_to_lane(sum);
-      lanes = __ballot_sync(~0U, reached >= wanted);
-      // The first bin, which is last here, reaches it with the lanes' parts, which are not in
-      // `sum`.
-      const int last = lanes != 0 ? __ffs(static_cast<int>(lanes)) - 1 : 31;
-      bin.own_above += sum_of_warp(lane < last ? own : 0);
-      bin.above = __shfl_sync(~0U, reached - sum, last);
-      bin.index = (kGroups - leader) * kGroupBins - 1 - last;
-    }
-    if (lane == 0) found = bin;
+    const BinOfLanes group =
+        find_lane(group_of_lane >= 0 ? groups[group_of_lane] : 0, above, wanted);
+    const int index = (kGroups - group.lane) * kGroupBins - 1 - lane;
+    const BinOfLanes bin = find_lane(bins.sum(index), group.above, wanted);
+    if (lane == 0) found = {index - bin.lane, bin.above, 0, wanted};
   }
   __syncthreads();
   return found;

@@ -234,7 +234,7 @@ inline Grid split_rows(int32_t num_rows, int32_t vocab, Device device, int max_c
   const int held_bytes = split->held ? split->part * static_cast<int>(sizeof(float)) : 0;
   return {.ctas = dim3(static_cast<unsigned>(cluster) * static_cast<unsigned>(num_rows)),
           .threads = dim3(kRowThreads),
-          .cluster = cluster,
+          .cluster = has_clusters ? cluster : 0,
           .smem_bytes = held_bytes + cluster * bytes_of_rank};
 }
 

@@ -1,36 +1,42 @@
 // SPDX-License-Identifier: Apache-2.0
-// The candidates for the threshold of a filter of sample(): the elements of a row in a range of
-// values, in lists that each CTA of the row's cluster has of all of them.
+// The candidates for a threshold: elements of a small range of values, of which each CTA of a row
+// has all, so that no CTA waits for another one while the threshold is found among them.
 #pragma once
 
 #include <cstdint>
 
-#include "ops/cuda/sample_row.h"
+#include "ops/cuda/sample_histogram.h"
 
 namespace flashplan::cuda {
 
-/// A range of values or of the numbers that the first histogram divides; of these the high one is
-/// not in it.
-struct Range {
-  float low;
-  float high;
-};
-
 template <DType kDType, bool kFromProbs, bool kHeld>
-class SampleCandidates : protected SampleRow<kDType, kFromProbs, kHeld> {
-  using Base = SampleRow<kDType, kFromProbs, kHeld>;
+class SampleCandidates : protected SampleHistogram<kDType, kFromProbs, kHeld> {
+  using Base = SampleHistogram<kDType, kFromProbs, kHeld>;
 
  public:
   using Base::Base;
 
  protected:
+  using Base::groups_;
+  using Base::kept_weight_of;
+  using Base::least_;
+  using Base::lists_have_bins_;
+  using Base::most_;
+  using Base::narrow;
   using Base::part_;
+  using Base::position_of;
   using Base::publish;
   using Base::read;
-  using Base::scale_;
+  using Base::receive;
   using Base::shared_;
+  using Base::shift_of_keys;
   using Base::step_;
   using Base::value_of_rank;
+
+  struct Threshold {
+    uint64_t wanted;
+    uint64_t above;
+  };
 
   /// Puts the elements of a range of positions, or of values from the low to the high one, in the
   /// lists of all CTAs, and tells these the CTA's mass above. After it least_ and most_ are the
@@ -44,11 +50,10 @@ class SampleCandidates : protected SampleRow<kDType, kFromProbs, kHeld> {
       shared_.num_candidates = 0;
       shared_.least = ~0U;
       shared_.most = 0;
-      shared_.num_kept = 0;
       shared_.selected[0] = shared_.selected[1] = ~0U;
-      shared_.count_above = 0;
     }
     __syncthreads();
+    if (lists_have_bins_ && warp_of_thread() == 0) publish({});
 #pragma unroll 1
     for (int i = static_cast<int>(threadIdx.x) * 4; i < part_.count(); i += kRowThreads * 4) {
       float x[4];
@@ -71,20 +76,21 @@ class SampleCandidates : protected SampleRow<kDType, kFromProbs, kHeld> {
       }
     }
     __syncthreads();
+    if (lists_have_bins_) receive();  // all CTAs have read them
+    lists_have_bins_ = false;
     const auto num_own = static_cast<int>(shared_.num_candidates);  // or fewer, if not all fit
     const bool fits = num_own <= share;
     if (!fits) find_extremes<kByValue>(range);
-    const int num_sent = fits ? (num_own + 3) / 4 * 4 : 0;  // whole words
+    const int num_sent = sent_of(num_own);
     const int lane = lane_of_thread();
 #pragma unroll 1
     for (int rank = warp_of_thread(); rank < cluster_size(); rank += kRowWarps) {
+      if (rank == cluster_rank()) continue;
 #pragma unroll 1
-      for (int c = lane; c < num_sent; c += 32) {
-        if (c >= num_own) {
-          *shared_of(own + c, rank) = 0;
-        } else if (rank != cluster_rank()) {
-          *shared_of(own + c, rank) = own[c];
-        }
+      for (int c = lane * 4; c < num_sent; c += 128) {
+        const uint4 keys = *reinterpret_cast<const uint4*>(own + c);
+        shared_.lists.send(own + c, keys.x | uint64_t{keys.y} << 32,
+                           keys.z | uint64_t{keys.w} << 32, rank);
       }
     }
     if (warp_of_thread() == 0) {
@@ -100,9 +106,14 @@ class SampleCandidates : protected SampleRow<kDType, kFromProbs, kHeld> {
                                         __reduce_max_sync(~0U, most), shared_.own_above};
       publish(values);
     }
-    cluster_sync();
-    ++step_;
-    bins_are_read_ = false;
+    receive();
+    if (warp_of_thread() == 0) {
+      const bool is_other = lane < cluster_size() && lane != cluster_rank();
+      const int keys = is_other ? sent_of(num_candidates_of(lane)) : 0;
+      const auto bytes = __reduce_add_sync(~0U, static_cast<uint32_t>(keys)) * 4;
+      if (lane == 0) shared_.lists.expect(bytes);
+    }
+    shared_.lists.wait(num_gathers_++ % 2);
     has_too_many_ = __reduce_max_sync(~0U, static_cast<uint32_t>(value_of_rank(0))) >
                     static_cast<uint32_t>(share);
     least_ = ~__reduce_max_sync(~0U, static_cast<uint32_t>(value_of_rank(1)));
@@ -137,6 +148,11 @@ class SampleCandidates : protected SampleRow<kDType, kFromProbs, kHeld> {
     __syncthreads();
   }
 
+  /// How many candidates a CTA sends, of which the last ones mean nothing: whole words.
+  __device__ int sent_of(int num_candidates) const {
+    return num_candidates <= share_of_rank() ? (num_candidates + 3) / 4 * 4 : 0;
+  }
+
   /// Candidates that the lists have place for, of each CTA of the cluster.
   __device__ int share_of_rank() const {
     return kMaxCandidates >> (__ffs(cluster_size()) - 1);  // it is a power of two
@@ -159,17 +175,125 @@ class SampleCandidates : protected SampleRow<kDType, kFromProbs, kHeld> {
     return static_cast<int>(shared_.values[(step_ - 1) % 2][rank][0]);
   }
 
-  /// Grows with x; the first histogram divides it: the logit's distance, or the weight of a
-  /// probability, whose bits are much like an exponent.
-  __device__ float position_of(float x) const {
-    if (!kFromProbs) return -sampling::distance(x, scale_);
-    return sampling::times(sampling::times_to_one(x, scale_.factor), 1073741824.0F);
+  /// select() of a count among few candidates: each thread counts what is above its own. Returns
+  /// the count above the threshold.
+  __device__ uint64_t select_of_few(Cut* cut, uint64_t wanted) {
+    FewCandidates& all = shared_.few;
+    const int lane = lane_of_thread();
+    const auto thread = static_cast<int>(threadIdx.x);
+    // One list of all, which ends in a whole word.
+    const int num_of_rank = static_cast<int>(value_of_rank(0));
+    const int to_rank = static_cast<int>(sum_to_lane(static_cast<uint32_t>(num_of_rank)));
+    const int num = __shfl_sync(~0U, to_rank, 31);
+#pragma unroll 1
+    for (int rank = warp_of_thread(); rank < cluster_size(); rank += kRowWarps) {
+      const int end = __shfl_sync(~0U, num_of_rank, rank);
+      const int first = __shfl_sync(~0U, to_rank, rank) - end;
+#pragma unroll 1
+      for (int c = lane; c < end; c += 32) {
+        const uint32_t key = shared_.candidates[rank * share_of_rank() + c];
+        all.keys[first + c] = key;
+        all.weights[first + c] = kept_weight_of(sampling::value_of(key), *cut);
+      }
+    }
+    if (thread < (num + 3) / 4 * 4 - num) all.keys[num + thread] = all.weights[num + thread] = 0;
+    __syncthreads();
+    uint32_t above = 0;
+    if (thread < num) {
+      const uint32_t own = all.keys[thread];
+      uint64_t mass_above = 0;
+#pragma unroll 2
+      for (int c = 0; c < num; c += 4) {
+        const uint4 keys = *reinterpret_cast<const uint4*>(all.keys + c);
+        const uint4 weights = *reinterpret_cast<const uint4*>(all.weights + c);
+        above += (keys.x > own ? 1U : 0U) + (keys.y > own ? 1U : 0U);
+        above += (keys.z > own ? 1U : 0U) + (keys.w > own ? 1U : 0U);
+        mass_above += (keys.x > own ? weights.x : 0U) + (keys.y > own ? weights.y : 0U);
+        mass_above += (keys.z > own ? weights.z : 0U) + (keys.w > own ? weights.w : 0U);
+      }
+      all.mass_above[thread] = mass_above;
+      if (above < wanted) atomicMin(&shared_.selected[0], own);
+    }
+    __syncthreads();
+    cut->key = shared_.selected[0];
+    cut->num_ties = 1;
+    if (thread < num && all.keys[thread] == cut->key) {
+      shared_.count_above = above;
+      shared_.mass_above = all.mass_above[thread];
+    }
+    __syncthreads();
+    return shared_.count_above;
   }
 
-  uint32_t least_ = 0;  // of the candidates
-  uint32_t most_ = 0;
-  bool has_too_many_ = false;   // so the lists do not have all candidates
-  bool bins_are_read_ = false;  // by other CTAs, so that they must not be cleared yet
+  /// find_threshold() of a mass after select_of_few().
+  template <class WantedOf>
+  __device__ Threshold find_mass_of_few(Cut* cut, const WantedOf& wanted_of) {
+    const FewCandidates& all = shared_.few;
+    const uint64_t mass = shared_.mass_above;
+    const uint64_t wanted = wanted_of(mass);
+    if (mass < wanted) return {wanted, mass};
+    const auto thread = static_cast<int>(threadIdx.x);
+    const auto num =
+        static_cast<int>(__reduce_add_sync(~0U, static_cast<uint32_t>(value_of_rank(0))));
+    const bool is_kept = thread < num && all.keys[thread] > cut->key && all.weights[thread] != 0;
+    if (is_kept && all.mass_above[thread] < wanted) {
+      atomicMin(&shared_.selected[1], all.keys[thread]);
+    }
+    __syncthreads();
+    cut->key = shared_.selected[1];
+    cut->num_ties = 1;
+    if (is_kept && all.keys[thread] == cut->key) shared_.mass_above = all.mass_above[thread];
+    __syncthreads();
+    return {wanted, shared_.mass_above};
+  }
+
+  /// find_threshold() among the candidates, with what is above them.
+  template <bool kByWeight>
+  __device__ uint64_t select(Cut* cut, uint64_t wanted, uint64_t above) {
+    const Cut before = *cut;
+    const uint32_t most = most_;
+    const uint32_t least = least_;
+    for (;;) {
+      const int shift = shift_of_keys();
+      shared_.bins.clear();
+      __syncthreads();
+      for_each_candidate([&](uint32_t key) {
+        if (key < least_ || key > most_) return;
+        const int rest = Bins::first_of_lane();
+        const int bins[4] = {static_cast<int>((key - least_) >> shift), rest, rest, rest};
+        const uint32_t amounts[4] = {this->template amount_of_key<kByWeight>(key, before), 0U, 0U,
+                                     0U};
+        shared_.bins.add(bins, amounts);
+      });
+      // Other CTAs may send already what goes to the other places of groups_.
+      const Bin bin =
+          find_bin(shared_.bins, groups_ + cluster_rank() * kGroups, above, wanted, shared_.found);
+      above = bin.above;
+      narrow(bin.index, shift);
+      if (shift == 0) break;
+    }
+    cut->key = least_;
+    cut->num_ties = 1;
+    least_ = least;
+    most_ = most;
+    return above;
+  }
+
+  /// Of those above the cut, and of all CTAs.
+  __device__ uint64_t mass_of_candidates(const Cut& cut) {
+    uint64_t mass = 0;
+    for_each_candidate([&](uint32_t key) { mass += this->template amount_of_key<true>(key, cut); });
+    mass = sum_of_warp(mass);
+    if (lane_of_thread() == 0) shared_.warp_values[warp_of_thread()][0] = mass;
+    __syncthreads();
+    const int lane = lane_of_thread();
+    mass = sum_of_warp(lane < kRowWarps ? shared_.warp_values[lane][0] : 0);
+    __syncthreads();
+    return mass;
+  }
+
+  bool has_too_many_ = false;  // the lists do not have all
+  uint32_t num_gathers_ = 0;
 };
 
 }  // namespace flashplan::cuda

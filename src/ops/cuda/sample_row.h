@@ -8,6 +8,7 @@
 
 #include "flashplan/sampling.h"
 #include "ops/cuda/formats.h"
+#include "ops/cuda/mailbox.h"
 #include "ops/cuda/row_bins.h"
 #include "ops/cuda/row_part.h"
 #include "ops/sampling_math.h"
@@ -19,18 +20,32 @@ using sampling::Cut;
 constexpr int kMaxCandidates = 768;  // of a row; each CTA of a cluster has an equal share
 constexpr int kValues = 4;           // that CTAs tell each other at once
 
+constexpr int kFew = 256;  // candidates, which need not be divided into bins
+
+/// What is known of few candidates.
+struct FewCandidates {
+  alignas(16) uint32_t keys[kFew];
+  alignas(16) uint32_t weights[kFew];  // 0 for what min-p drops
+  uint64_t mass_above[kFew];
+};
+
 /// Of a CTA.
 struct SampleShared {
-  BulkBarrier arrived[kBulks];               // of the part
-  uint64_t values[2][kMaxCluster][kValues];  // of CTAs. Two sets, since a CTA may be a step ahead
-  uint64_t warp_values[kMaxCluster][2];      // of warps, or of ranks
+  BulkBarrier arrived[kBulks];  // of the part
+  Mailbox mail[2];              // of the steps. Two, since a CTA may be a step ahead
+  Mailbox lists;                // of candidates
+  alignas(16) uint64_t values[2][kMaxCluster][kValues];  // of CTAs, as `mail`
+  uint64_t warp_values[kMaxCluster][2];                  // of warps, or of ranks
   uint32_t warp_keys[kRowWarps][2];
-  Bins bins;
+  union {
+    Bins bins;
+    FewCandidates few;
+  };
+  Bin group;  // of bins
   Bin found;
   alignas(16) uint32_t candidates[kMaxCandidates];  // keys: the share of rank 0, of rank 1 ...
   uint32_t num_candidates;  // of this CTA, also those that have found no place
   uint32_t least, most;     // of its candidates
-  uint32_t num_kept;        // candidates that top-k has kept
   uint32_t selected[2];     // of few candidates, the thresholds: by count, by mass
   uint32_t count_above;
   uint64_t mass_above;
@@ -116,8 +131,7 @@ class SampleRow {
       for (int v = 0; v < kValues; ++v) wide[v] = __reduce_max_sync(~0U, values[v]);
       publish(wide);
     }
-    cluster_sync();
-    ++step_;
+    receive();
     for (int v = 0; v < kValues; ++v) {
       values[v] = __reduce_max_sync(~0U, static_cast<uint32_t>(value_of_rank(v)));
     }
@@ -134,18 +148,33 @@ class SampleRow {
       }
       publish(values);
     }
-    cluster_sync();
-    ++step_;
+    receive();
   }
 
-  /// Writes values to all CTAs of the cluster, by one warp. The caller goes on with cluster_sync()
-  /// and ++step_. The steps alternate between two sets: when a set is written again, all CTAs have
-  /// passed the barrier of the step between, so they have read it.
+  // In a step each CTA sends something to all of them, and waits for what they send. Steps
+  // alternate between two mailboxes and two sets of values. When a CTA uses one of them again, all
+  // CTAs have sent in the step between, which they did after they had read what came in the step
+  // before.
+
+  /// Sends values to all CTAs of the cluster, by warp 0, after a barrier of the CTA. receive() is
+  /// due.
   __device__ void publish(const uint64_t (&values)[kValues]) {
+    expect(sizeof(values));
     const int rank = lane_of_thread();
     if (rank >= cluster_size()) return;
-    uint64_t* to = shared_of(&shared_.values[step_ % 2][cluster_rank()][0], rank);
-    for (int v = 0; v < kValues; ++v) to[v] = values[v];
+    uint64_t* to = &shared_.values[step_ % 2][cluster_rank()][0];
+    for (int v = 0; v < kValues; v += 2) mail().send(to + v, values[v], values[v + 1], rank);
+  }
+
+  __device__ Mailbox& mail() { return shared_.mail[step_ % 2]; }
+  /// By warp 0: `bytes` come from each CTA.
+  __device__ void expect(int bytes) {
+    if (threadIdx.x == 0) mail().expect(static_cast<uint32_t>(bytes * cluster_size()));
+  }
+  /// Waits until all that belongs to this step is there.
+  __device__ void receive() {
+    mail().wait(step_ / 2 % 2);
+    ++step_;
   }
 
   /// Of the last step, of the rank that the lane has; 0 where there is none.

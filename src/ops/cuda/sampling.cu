@@ -31,8 +31,13 @@ class Sampler : SampleDraw<kDType, kFromProbs, kHeld> {
   using Base::Base;
 
   __device__ void run() {
-    cluster_arrive();
     part_.start_load(shared_.arrived);
+    if (threadIdx.x == 32) {
+      for (Mailbox& mailbox : shared_.mail) mailbox.init();
+      shared_.lists.init();
+      Mailbox::fence_init();
+    }
+    cluster_arrive_relaxed();
     const SampleError error = choose();
     if (error != SampleError::kNone && cluster_rank() == 0 && threadIdx.x == 0) {
       write(-1, NAN, error);
@@ -185,7 +190,9 @@ Status sample(const SampleParams& p, Device device, Stream stream) noexcept {
   const int64_t most = int64_t{kRowCtasOfSm} * device_facts(device.index).num_sms;
   const bool is_large = int64_t{p.num_rows} * kMaxCluster <= most;
   const int max_cluster = is_large ? kMaxCluster : kMaxCluster / 2;
-  constexpr int kBytesOfRank = kGroups * static_cast<int>(sizeof(uint64_t));
+  // The bins of a group, of all ranks, are in place of the candidates if there are few ranks.
+  const int words_of_rank = is_large ? kGroups + kGroupBins : kGroups;
+  const int bytes_of_rank = words_of_rank * static_cast<int>(sizeof(uint64_t));
   return with_float(p.dtype, [&](auto dtype) {
     constexpr DType kDType = decltype(dtype)::value;
     constexpr RowKernels<SampleParams> kFromProbs{sample_kernel<kDType, true, true>,
@@ -193,7 +200,7 @@ Status sample(const SampleParams& p, Device device, Stream stream) noexcept {
     constexpr RowKernels<SampleParams> kFromLogits{sample_kernel<kDType, false, true>,
                                                    sample_kernel<kDType, false, false>};
     return launch_rows(p.from_probs ? kFromProbs : kFromLogits, p, device, stream, max_cluster,
-                       kBytesOfRank);
+                       bytes_of_rank);
   });
 }
 

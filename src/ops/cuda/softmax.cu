@@ -5,18 +5,31 @@
 
 #include "ops/cuda/formats.h"
 #include "ops/cuda/launch.h"
+#include "ops/cuda/mailbox.h"
 #include "ops/cuda/row_part.h"
 #include "ops/operators.h"
+#include "ops/sampling_math.h"
 
 namespace flashplan::cuda {
 namespace {
 
 struct Shared {
   BulkBarrier arrived[kBulks];  // of the part
+  Mailbox mail;
   float warp_values[kRowWarps];
-  float largest[kMaxCluster];  // of the CTAs
-  float sums[kMaxCluster];     // of the CTAs, each as a part of its largest value
+  uint64_t of_ranks[kMaxCluster];  // as message_of() makes them
 };
+
+/// The largest value of a CTA, and the sum of its exponentials as a part of it.
+__device__ inline uint64_t message_of(float largest, float sum) {
+  return sampling::bits_of(largest) | uint64_t{sampling::bits_of(sum)} << 32;
+}
+__device__ inline float largest_in(uint64_t message) {
+  return sampling::float_of(static_cast<uint32_t>(message));
+}
+__device__ inline float sum_in(uint64_t message) {
+  return sampling::float_of(static_cast<uint32_t>(message >> 32));
+}
 
 /// 2^x, one instruction; 0 below 2^-126.
 __device__ inline float exp2_fast(float x) {
@@ -46,10 +59,14 @@ __global__ void __launch_bounds__(kRowThreads, kRowCtasOfSm)
   const int32_t row = row_of_cluster();
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread % 32;
-  cluster_arrive();
   RowPart<kFrom, kHeld> part({p.logits, p.row_stride, nullptr, 0}, row, p.vocab, params.split,
                              reinterpret_cast<float*>(memory), -INFINITY);
   part.start_load(shared.arrived);
+  if (thread == 32) {
+    shared.mail.init();
+    Mailbox::fence_init();
+  }
+  cluster_arrive_relaxed();
   const float factor = __fdiv_rn(1.44269504F, p.temperature.of(row));
   float largest = -INFINITY;
   part.finish_load(shared.arrived, [&](float x) {
@@ -81,15 +98,20 @@ __global__ void __launch_bounds__(kRowThreads, kRowCtasOfSm)
   if (thread < cluster_size()) {
     sum = shared.warp_values[0];
     for (int w = 1; w < kRowWarps; ++w) sum += shared.warp_values[w];
-    *shared_of(&shared.largest[cluster_rank()], thread) = largest;
-    *shared_of(&shared.sums[cluster_rank()], thread) = sum;
+    shared.mail.send(&shared.of_ranks[cluster_rank()], message_of(largest, sum), thread);
+    if (thread == 0) {
+      shared.mail.expect(static_cast<uint32_t>(cluster_size()) * sizeof(shared.of_ranks[0]));
+    }
   }
-  cluster_sync();
-  float of_row = shared.largest[0];
-  for (int rank = 1; rank < cluster_size(); ++rank) of_row = fmaxf(of_row, shared.largest[rank]);
+  shared.mail.wait(0);
+  float of_row = -INFINITY;
+  for (int rank = 0; rank < cluster_size(); ++rank) {
+    of_row = fmaxf(of_row, largest_in(shared.of_ranks[rank]));
+  }
   sum = 0.0F;
   for (int rank = 0; rank < cluster_size(); ++rank) {
-    sum += shared.sums[rank] * exp2_fast((shared.largest[rank] - of_row) * factor);
+    const uint64_t message = shared.of_ranks[rank];
+    sum += sum_in(message) * exp2_fast((largest_in(message) - of_row) * factor);
   }
   const float scale = exp2_fast((largest - of_row) * factor) / sum;
 
