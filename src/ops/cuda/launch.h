@@ -12,7 +12,7 @@ namespace flashplan::cuda {
 
 struct Grid {
   dim3 ctas;
-  dim3 threads;        // of a CTA
+  dim3 threads;  // of a CTA
   // CTAs along x that share their memory; divides ctas.x. 0: the kernel is launched without
   // clusters. 1 is not the same: without a cluster, messages of a CTA to itself (st.async) end
   // with an illegal instruction.
