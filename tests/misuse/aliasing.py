@@ -116,6 +116,7 @@ def same_object(rng):
     written = name in call.written or other in call.written
     if not written and compatible:
         call.verify = lambda: None  # reads other values
+        call.written_part = call.array  # and may write more rows
     if call.in_place and written:
         call.verify = lambda: None  # an output over an input is allowed
         call.written = {*call.written, *(i for _, i in call.in_place)} & call.tensors.keys()
