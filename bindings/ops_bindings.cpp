@@ -32,7 +32,7 @@ TensorView slice(const TensorView& stack, int64_t i) {
     view.shape[d] = stack.shape[d + 1];
     view.stride[d] = stack.stride[d + 1];
   }
-  if (stack.data != nullptr) {
+  if (has_elements(stack)) {  // or else its strides may be anything
     view.data = static_cast<char*>(stack.data) + i * stack.stride[0] * item_size(stack.dtype);
   }
   return view;
