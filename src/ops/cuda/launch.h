@@ -13,9 +13,9 @@ namespace flashplan::cuda {
 struct Grid {
   dim3 ctas;
   dim3 threads;  // of a CTA
-  // CTAs along x that share their memory; divides ctas.x. 0: the kernel is launched without
-  // clusters. 1 is not the same: without a cluster, messages of a CTA to itself (st.async) end
-  // with an illegal instruction.
+  // CTAs along x that share their memory; divides ctas.x. 0: the kernel is launched without the
+  // attribute of clusters. Kernels that use st.async need the attribute even for clusters of 1:
+  // without it, a message of a CTA to itself fails with an illegal instruction.
   int cluster = 0;
   int smem_bytes = 0;  // dynamic
 };

@@ -77,10 +77,10 @@ struct Bins {
   }
 };
 
-/// The first lane at which the sums of lanes reach what is wanted, or the last one.
+/// The first lane at which the running sum over the lanes reaches what is wanted; 31 if none does.
 struct BinOfLanes {
   int lane;
-  uint64_t above;  // it
+  uint64_t above;  // the running sum before that lane
 };
 __device__ inline BinOfLanes find_reached(uint64_t reached, uint64_t sum, uint64_t wanted) {
   const unsigned lanes = __ballot_sync(~0U, reached >= wanted);
@@ -99,9 +99,9 @@ struct Bin {
   uint64_t wanted;
 };
 
-/// Finds, from the last bin down, the bin at which the bins of this CTA and `above` reach `wanted`.
-/// Bins have been added to, and no barrier has passed. They do reach it. All threads get the
-/// result. `groups` is [kGroups].
+/// Finds, from the last bin down, the bin at which the sum of this CTA's bins and `above` reaches
+/// `wanted`, which the sum of all bins does. All threads call it after they have added to the bins,
+/// without a barrier in between, and get the result. `groups` is [kGroups].
 __device__ inline Bin find_bin(const Bins& bins, uint64_t* groups, uint64_t above, uint64_t wanted,
                                Bin& found) {
   const int lane = lane_of_thread();

@@ -220,7 +220,7 @@ class RowPart {
 /// dynamic shared memory for each CTA of the cluster.
 inline Grid split_rows(int32_t num_rows, int32_t vocab, Device device, int max_cluster,
                        int bytes_of_rank, RowSplit* split) {
-  // With fewer elements for each CTA, the barriers of a larger cluster cost more than it saves.
+  // With fewer elements for each CTA, the exchanges in a larger cluster cost more than it saves.
   constexpr int32_t kElementsOfCta = 8 * 1024;
   constexpr int32_t kMaxHeld = 24 * 1024;  // 96 KB, so that two CTAs fit on an SM
   const bool has_clusters = device_facts(device.index).major >= 9;

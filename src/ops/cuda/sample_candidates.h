@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The candidates for a threshold: elements of a small range of values, of which each CTA of a row
-// has all, so that no CTA waits for another one while the threshold is found among them.
+// The candidates for the threshold of a filter: the elements of a row in a small range of values.
+// Each CTA of the cluster sends its candidates to all others, and then finds the threshold among
+// all of them by itself.
 #pragma once
 
 #include <cstdint>
@@ -148,7 +149,8 @@ class SampleCandidates : protected SampleHistogram<kDType, kFromProbs, kHeld> {
     __syncthreads();
   }
 
-  /// How many candidates a CTA sends, of which the last ones mean nothing: whole words.
+  /// How many entries of its list a CTA sends: its candidates, and unused ones up to a multiple of
+  /// 4, since a message has 16 bytes. None if they are more than its share.
   __device__ int sent_of(int num_candidates) const {
     return num_candidates <= share_of_rank() ? (num_candidates + 3) / 4 * 4 : 0;
   }
@@ -175,8 +177,8 @@ class SampleCandidates : protected SampleHistogram<kDType, kFromProbs, kHeld> {
     return static_cast<int>(shared_.values[(step_ - 1) % 2][rank][0]);
   }
 
-  /// select() of a count among few candidates: each thread counts what is above its own. Returns
-  /// the count above the threshold.
+  /// As select() by count, for at most kFew candidates: each thread counts those above its own, and
+  /// adds up their mass. Returns the count above the threshold.
   __device__ uint64_t select_of_few(Cut* cut, uint64_t wanted) {
     FewCandidates& all = shared_.few;
     const int lane = lane_of_thread();
@@ -225,7 +227,8 @@ class SampleCandidates : protected SampleHistogram<kDType, kFromProbs, kHeld> {
     return shared_.count_above;
   }
 
-  /// find_threshold() of a mass after select_of_few().
+  /// As find_threshold() by mass, of what select_of_few() has kept. It has left the masses above
+  /// each candidate in shared memory.
   template <class WantedOf>
   __device__ Threshold find_mass_of_few(Cut* cut, const WantedOf& wanted_of) {
     const FewCandidates& all = shared_.few;
@@ -247,7 +250,8 @@ class SampleCandidates : protected SampleHistogram<kDType, kFromProbs, kHeld> {
     return {wanted, shared_.mass_above};
   }
 
-  /// find_threshold() among the candidates, with what is above them.
+  /// Finds the threshold among the candidates. `above`: the count or mass above all of them;
+  /// returns that above the threshold.
   template <bool kByWeight>
   __device__ uint64_t select(Cut* cut, uint64_t wanted, uint64_t above) {
     const Cut before = *cut;

@@ -49,9 +49,8 @@ class SampleHistogram : protected SampleRow<kDType, kFromProbs, kHeld> {
     __syncthreads();
   }
 
-  /// Finds, from the last bin down, the bin at which the bins of all CTAs and `above` reach
-  /// wanted_of(the sum of all bins). Bins have been added to, and no barrier has passed. All
-  /// threads get the result.
+  /// As find_bin(), for the sums of the bins of all CTAs; what is wanted is wanted_of(the sum of
+  /// all bins), which they need not reach.
   template <class WantedOf>
   __device__ Bin find_bin_of_row(uint64_t above, const WantedOf& wanted_of) {
     const int lane = lane_of_thread();
@@ -143,7 +142,7 @@ class SampleHistogram : protected SampleRow<kDType, kFromProbs, kHeld> {
     }
   }
 
-  /// A histogram of the part's keys from least_ to most_.
+  /// Adds the part's elements with keys from least_ to most_ to bins of 2^shift keys each.
   template <bool kByWeight>
   __device__ void fill_bins_by_key(const Cut& cut, int shift) {
     clear_bins();
@@ -182,14 +181,16 @@ class SampleHistogram : protected SampleRow<kDType, kFromProbs, kHeld> {
     most_ = min(most_, least_ + ((1U << shift) - 1));
   }
 
-  /// Grows with x; the first histogram divides it: the logit's distance, or the weight of a
-  /// probability, whose bits are much like an exponent.
+  /// What the first histogram divides into bins; it grows with x. For a logit it is the negative
+  /// distance from the largest logit, for a probability its weight as a float, whose exponent and
+  /// first bits of the mantissa give the bin.
   __device__ float position_of(float x) const {
     if (!kFromProbs) return -sampling::distance(x, scale_);
     return sampling::times(sampling::times_to_one(x, scale_.factor), 1073741824.0F);
   }
 
-  // The first histogram has 32 bins for each power of two; the first bin has all that is below.
+  // The first histogram has 32 bins for each power of two of the weight. Bin 0 has all weights
+  // below those of the others.
   static constexpr uint32_t kFirstBits =
       (157U << 5) - (kBins - 1);                // of a weight, without the last 18
   static constexpr float kBinsOfOne = 1024.0F;  // of distances

@@ -106,8 +106,7 @@ class SampleRow {
 
   __device__ uint32_t weight_of_tie(const Cut& cut) const {
     if (cut.num_ties == 0) return 0;
-    const uint32_t weight = weight_of(sampling::value_of(cut.key));
-    return weight >= cut.min_weight ? weight : 0;
+    return kept_weight_of(sampling::value_of(cut.key), cut);
   }
 
   // --- What CTAs tell each other ---
@@ -151,13 +150,13 @@ class SampleRow {
     receive();
   }
 
-  // In a step each CTA sends something to all of them, and waits for what they send. Steps
-  // alternate between two mailboxes and two sets of values. When a CTA uses one of them again, all
-  // CTAs have sent in the step between, which they did after they had read what came in the step
-  // before.
+  // In a step each CTA of the cluster sends values to all CTAs, itself among them, and waits until
+  // the values of all CTAs have come. Steps use two mailboxes and two arrays of values in turn. A
+  // CTA reads what came in a step before it sends in the next one, and no CTA ends a step before
+  // all have sent. So an array has been read when it is written again two steps later.
 
-  /// Sends values to all CTAs of the cluster, by warp 0, after a barrier of the CTA. receive() is
-  /// due.
+  /// Sends values to all CTAs of the cluster. Warp 0 calls it after a barrier of the CTA; then all
+  /// threads call receive().
   __device__ void publish(const uint64_t (&values)[kValues]) {
     expect(sizeof(values));
     const int rank = lane_of_thread();
@@ -167,11 +166,11 @@ class SampleRow {
   }
 
   __device__ Mailbox& mail() { return shared_.mail[step_ % 2]; }
-  /// By warp 0: `bytes` come from each CTA.
+  /// Says that each CTA of the cluster sends `bytes` to this one in this step. Warp 0 calls it.
   __device__ void expect(int bytes) {
     if (threadIdx.x == 0) mail().expect(static_cast<uint32_t>(bytes * cluster_size()));
   }
-  /// Waits until all that belongs to this step is there.
+  /// Waits until what all CTAs send to this one in this step has come, and ends the step.
   __device__ void receive() {
     mail().wait(step_ / 2 % 2);
     ++step_;

@@ -190,7 +190,8 @@ Status sample(const SampleParams& p, Device device, Stream stream) noexcept {
   const int64_t most = int64_t{kRowCtasOfSm} * device_facts(device.index).num_sms;
   const bool is_large = int64_t{p.num_rows} * kMaxCluster <= most;
   const int max_cluster = is_large ? kMaxCluster : kMaxCluster / 2;
-  // The bins of a group, of all ranks, are in place of the candidates if there are few ranks.
+  // For each CTA the sums of groups of bins, and in large clusters the bins of one group. In small
+  // ones these are in the memory of the candidates.
   const int words_of_rank = is_large ? kGroups + kGroupBins : kGroups;
   const int bytes_of_rank = words_of_rank * static_cast<int>(sizeof(uint64_t));
   return with_float(p.dtype, [&](auto dtype) {

@@ -49,7 +49,7 @@ __device__ inline float4 exp_of(const float4& x, float largest, float factor) {
 }
 
 /// Each CTA takes the exponentials of its part from the part's own largest value, so that the CTAs
-/// of a row meet at one barrier only.
+/// of a row exchange values only once.
 template <DType kFrom, DType kTo, bool kHeld>
 __global__ void __launch_bounds__(kRowThreads, kRowCtasOfSm)
     softmax_kernel(const __grid_constant__ RowParams<SoftmaxParams> params) {
