@@ -17,8 +17,9 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
   /// Fills slots in the order in which the consumers use them: the keys of a step, then the values
   /// of the step before it. With two warps, one loads keys and the other one values. Page ids are
   /// requested one step ahead, because on a busy GPU they take as long to arrive as the keys.
+  /// `queue_word`: what Sm90QueryLoader::request_queue() returned.
   template <bool kKeys, bool kValues>
-  FLASHPLAN_DEVICE void load_steps() {
+  FLASHPLAN_DEVICE void load_steps(uint32_t queue_word) {
     Step last = {};   // its keys are requested, its values are not
     Step ahead = {};  // its page ids are requested
     int32_t last_page_id = 0;
@@ -26,13 +27,15 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
     bool has_ahead = false;
     int32_t position = 0;  // twice the number of steps whose keys are requested
     for (int32_t i = 0;; ++i) {
-      const WorkTile& tile = wait_context(i).tile;
-      Step step = {i, tile.kv_head, tile.kv_begin};
-      bool has_step = context_of(step).has_steps();
+      const Keys keys = i == 0 ? first_keys(queue_word) : keys_of(wait_context(i));
+      int32_t head = keys.head;
+      int32_t key = keys.begin;
+      bool has_step = keys.has_steps;
       // Before a tile without keys, as at the end of the queue, the consumers finish the tile
       // before it, so they wait for its last values.
       const bool finishes = !has_step;
       do {
+        const Step step = {head, key, max(min(S::kTileKv, keys.end - key), 0), keys.kv_row};
         const int32_t page_id = wait_page_id();
         if (has_step) request_page_id(step);
         if (has_ahead) {
@@ -45,8 +48,6 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
           }
           position += 2;
         }
-        // The record of the tile before was needed until its last step was requested.
-        if (i > 0 && step.key == tile.kv_begin && step.head == tile.kv_head) release_context(i - 1);
         if constexpr (kKeys && kValues) {
           last = ahead;
           last_page_id = page_id;
@@ -54,13 +55,14 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
         has_last = has_ahead && !finishes;
         ahead = step;
         has_ahead = has_step;
-        step.key += S::kTileKv;
-        if (step.key >= tile.kv_end) {
-          step.key = tile.kv_begin;
-          has_step = has_step && ++step.head < tile.kv_head + tile.num_kv_heads;
+        key += S::kTileKv;
+        if (key >= keys.end) {
+          key = keys.begin;
+          has_step = has_step && ++head < keys.heads_end;
         }
       } while (has_step);
-      if (finishes && context_of(step).is_end) return;
+      if (finishes && keys.is_end) return;
+      release_context(i);
     }
   }
 
@@ -77,19 +79,44 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
   using Base::wait_context;
   using Base::warp_;
 
-  /// Keys [key, key + kTileKv) of a work tile, up to the end of its keys, for one head.
+  /// The keys of a work tile.
+  struct Keys {
+    int32_t head;  // the first
+    int32_t heads_end;
+    int32_t begin;
+    int32_t end;
+    int32_t kv_row;  // of the segment
+    bool has_steps;
+    bool is_end;
+  };
+  static FLASHPLAN_DEVICE Keys keys_of(const Sm90Context& context) {
+    const WorkTile& tile = context.tile;
+    return {tile.kv_head,       tile.kv_head + tile.num_kv_heads, tile.kv_begin,
+            tile.kv_end,        context.segment.kv_row,           context.has_steps(),
+            context.is_end != 0};
+  }
+  /// Those of the first tile. Where the planned lengths hold, its record is not waited for: it is
+  /// finished by another warp, and the first keys can be requested before that.
+  FLASHPLAN_DEVICE Keys first_keys(uint32_t queue_word) const {
+    if (p_.tensors.kv_lens != nullptr) return keys_of(wait_context(0));
+    const auto word = [&](int i) {
+      return static_cast<int32_t>(__shfl_sync(0xffffffffU, queue_word, i));
+    };
+    // Words of QueueStart: the bounds of the queue, then from word 4 on the first tile, and from
+    // word 20 on its segment.
+    const bool is_end = word(0) >= word(1);
+    return {word(6), word(6) + word(7), word(8),
+            word(9), word(23),          !is_end && (word(8) < word(9) || word(11) >= 0),
+            is_end};
+  }
+
+  /// Keys [key, key + count) of one head.
   struct Step {
-    int32_t tile;  // its number in the queue
     int32_t head;
     int32_t key;
+    int32_t count;  // at most kTileKv
+    int32_t kv_row;
   };
-
-  FLASHPLAN_DEVICE const Sm90Context& context_of(const Step& step) const {
-    return reinterpret_cast<const Sm90Context*>(smem_ + S::kContext)[step.tile % S::kContexts];
-  }
-  FLASHPLAN_DEVICE int32_t num_keys(const Step& step) const {
-    return max(min(S::kTileKv, context_of(step).tile.kv_end - step.key), 0);
-  }
 
   FLASHPLAN_DEVICE bool is_paged() const { return p_.tensors.pages.ids != nullptr; }
 
@@ -98,9 +125,9 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
   /// spill would wait for the load.
   FLASHPLAN_DEVICE void request_page_id(const Step& step) const {
     const int32_t row = lane_ * maps_.box_rows;
-    if (!is_paged() || !maps_.has_kv || row >= num_keys(step)) return;
+    if (!is_paged() || !maps_.has_kv || row >= step.count) return;
     const auto key = static_cast<uint32_t>(step.key + row);
-    const int32_t* ids = page_ids(p_.tensors.pages, context_of(step).segment.kv_row);
+    const int32_t* ids = page_ids(p_.tensors.pages, step.kv_row);
     cp_async_4(page_id_address(), ids + quotient(key, p_.tensors.pages.page_size));
   }
   FLASHPLAN_DEVICE int32_t wait_page_id() const {
@@ -121,18 +148,18 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
     uint32_t full = barrier(S::kSlotFull, slot);
     // The rotator gets keys first. `position` is twice the number of their step, or 1 less.
     if (S::kRotates && kIsKey) full = barrier(S::kKeyLoaded, (position + 1) / 2 % S::kSlots);
-    const int32_t token = context_of(step).segment.kv_row + step.key;  // of ragged tensors
+    const int32_t token = step.kv_row + step.key;  // of ragged tensors
     if (!maps_.has_kv || (!is_paged() && token + S::kTileKv > maps_.num_kv_tokens)) {
       gather<kIsKey>(to, step);
       finish_copies(full);
       return;
     }
-    const int32_t num_rows = is_paged() ? num_keys(step) : S::kTileKv;
+    const int32_t num_rows = is_paged() ? step.count : S::kTileKv;
     const bool has_box = lane_ * maps_.box_rows < num_rows;
     const int box_bytes = maps_.box_rows * (kIsKey ? S::kKeyBytes : S::kValueBytes) / S::kTileKv;
     // Values past the last key must be zeros, since 0 * NaN is NaN. They are overwritten before the
     // consumers see the slot. Keys need no zeros: logits past the last key are masked.
-    const bool hides = !kIsKey && num_keys(step) < S::kTileKv;
+    const bool hides = !kIsKey && step.count < S::kTileKv;
     const uint32_t loaded = hides ? barrier(S::kTailFull, warp_) : full;
     const int num_boxes = __popc(__ballot_sync(0xffffffffU, has_box));
     if (lane_ == 0) mbarrier_arrive_expect(loaded, num_boxes * box_bytes);
@@ -154,7 +181,7 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
     mbarrier_wait(loaded, tail_parity_);
     tail_parity_ ^= 1;
 #pragma unroll 1
-    for (int row = num_keys(step) + lane_ / 8; row < S::kTileKv; row += 4) {
+    for (int row = step.count + lane_ / 8; row < S::kTileKv; row += 4) {
 #pragma unroll 1
       for (int block = 0; block < S::Value::kBlocks; ++block) {
         store_shared_16(to + row / 8 * S::Value::kGroupBytes + block * S::Value::kBlockBytes +
@@ -171,8 +198,8 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
     const KvView& view = kIsKey ? p_.tensors.k : p_.tensors.v;
     const int head_dim = kIsKey ? p_.tensors.head_dim_qk : p_.tensors.head_dim_vo;
     constexpr int kBlocks = kIsKey ? S::Key::kBlocks : S::Value::kBlocks;
-    const int32_t kv_row = context_of(step).segment.kv_row;
-    const int32_t count = num_keys(step);
+    const int32_t kv_row = step.kv_row;
+    const int32_t count = step.count;
 #pragma unroll 1
     for (int first = 0; first < S::kTileKv; first += 32) {
       const int32_t own = step.key + min(first + lane_, count - 1);

@@ -163,7 +163,7 @@ class Sm90Merge {
                                   : S::kWarpgroups > 2    ? 6
                                                           : 16 / kQuadsOfLane;
     const int lane = thread_ % 32;
-    const int64_t state_rows = p_.schedule.tile_q;
+    constexpr int64_t kStateRows = S::kTileQ;
 #pragma unroll 1
     for (int row = begin + thread_ / 32; row < end; row += 4) {
       MergedRow merged;
@@ -175,26 +175,27 @@ class Sm90Merge {
 #pragma unroll 1
       for (int first = 0; first < merge.num_states; first += 32) {
         const int count = min(merge.num_states - first, 32);
-        const int64_t from = first_row + first * state_rows;
+        const int64_t from = first_row + first * kStateRows;
         const float lse =
-            load_if(lane < count, p_.workspace.partial_lse + from + lane * state_rows, -infinity());
+            load_if(lane < count, p_.workspace.partial_lse + from + lane * kStateRows, -infinity());
         float weight = 1.0F;
-        if constexpr (S::Variant::kUseSoftmax) {
-          const float shrink = merged.add_of_lanes(lse, &weight);
-#pragma unroll
-          for (float4& quad : o) quad = scaled(quad, shrink);
-        }
 #pragma unroll 1
         for (int n = 0; n < count; n += kStatesAtOnce) {
+          const float* states = p_.workspace.partial_o + (from + n * kStateRows) * S::kHeadDimVo;
           float4 added[kStatesAtOnce][kQuadsOfLane];
 #pragma unroll
           for (int i = 0; i < kStatesAtOnce; ++i) {
 #pragma unroll
             for (int q = 0; q < kQuadsOfLane; ++q) {
-              const int64_t element = (from + (n + i) * state_rows) * S::kHeadDimVo;
               const int dim = (q * 32 + lane) % kQuads * 4;
-              added[i][q] = load_4_if(n + i < count, p_.workspace.partial_o + element + dim, 0.0F);
+              added[i][q] =
+                  load_4_if(n + i < count, states + i * kStateRows * S::kHeadDimVo + dim, 0.0F);
             }
+          }
+          if (S::Variant::kUseSoftmax && n == 0) {  // here, so that lse arrives with the values
+            const float shrink = merged.add_of_lanes(lse, &weight);
+#pragma unroll
+            for (float4& quad : o) quad = scaled(quad, shrink);
           }
 #pragma unroll
           for (int i = 0; i < kStatesAtOnce; ++i) {

@@ -15,9 +15,9 @@ FLASHPLAN_DEVICE void run_sm90_producer(const AttentionParams& p, unsigned char*
   Sm90KvLoader<S> kv(p, smem, warp);
   Sm90QueryLoader<S> queries(p, smem, warp);
   if (warp == 0) {
-    kv.template load_steps<true, S::kKvWarps == 1>();
+    kv.template load_steps<true, S::kKvWarps == 1>(queue_word);
   } else if (warp == 1) {
-    if constexpr (S::kKvWarps == 2) kv.template load_steps<false, true>();
+    if constexpr (S::kKvWarps == 2) kv.template load_steps<false, true>(queue_word);
   } else {
     queries.run(queue_word);
   }

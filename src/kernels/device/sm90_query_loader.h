@@ -13,13 +13,13 @@ class Sm90QueryLoader : Sm90ProducerWarp<S> {
  public:
   using Base::Base;
 
-  /// Starts to load the begin of the queue: one word for each thread of the warp that loads
-  /// records.
+  /// Starts to load the begin of the queue: one word for each thread of the warps that load keys,
+  /// values and records.
   static FLASHPLAN_DEVICE uint32_t request_queue(const AttentionParams& p) {
-    constexpr int kFirst = 128 * S::kWarpgroups + 64;
-    const int lane = static_cast<int>(threadIdx.x) - kFirst;
+    const int thread = static_cast<int>(threadIdx.x) - 128 * S::kWarpgroups;
+    const int lane = thread % 32;
     uint32_t word = 0;
-    if (lane >= 0 && lane < kQueueWords) {
+    if (thread >= 0 && thread < 3 * 32 && lane < kQueueWords) {
       const auto* words = reinterpret_cast<const uint32_t*>(p.schedule.starts + blockIdx.x);
       asm volatile("ld.global.u32 %0, [%1];\n" : "=r"(word) : "l"(words + lane));
     }

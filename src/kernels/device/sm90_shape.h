@@ -81,6 +81,13 @@ struct Sm90Shape : Choices {
                                             : kGathers        ? 216
                                                               : 232;
   static constexpr int kRotatorRegisters = 56;
+  static constexpr int kHelperRegisters = kRotates   ? kRotatorRegisters
+                                          : kGathers ? kProducerRegisters
+                                                     : 0;
+  // A CTA owns what it was launched with, the same number for each thread and a multiple of 8.
+  // setmaxnreg waits forever for what is not there.
+  static_assert(kWarpgroups * kConsumerRegisters + kProducerRegisters + kHelperRegisters <=
+                kThreads / 128 * (65536 / kThreads / 8 * 8));
 
   // Named barriers: one for the turn of each warpgroup, then one for the threads of each warpgroup,
   // and of the one that rotates.
