@@ -218,6 +218,7 @@ def main():
     parser.add_argument("--only", default="", help="rows whose name contains this")
     parser.add_argument("--quick", action="store_true", help="the rows that show most")
     parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--rest", type=float, default=0.25, help="seconds before each row")
     parser.add_argument("--peers", action="store_true", help="cuDNN, torch flash, flashinfer")
     parser.add_argument("--flex", action="store_true", help="FlexAttention too: compiles each row")
     parser.add_argument("--out", help="JSON; default, where all rows are run: results/h200.json")
@@ -237,6 +238,8 @@ def main():
     for section, name, what in selected(args):
         try:
             torch.cuda.empty_cache()
+            # After long matrix work the GPU runs at a lower clock for a while.
+            time.sleep(args.rest)
             if section == "ops":
                 row = op_row(what, timer, args)
             else:
