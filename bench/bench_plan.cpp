@@ -164,8 +164,9 @@ bool measure_gpu_schedule(const std::vector<HostBatch>& batches, Result* result)
   device.num_processors = 132;
   device.num_gpus = 1;
   device.major = 9;
-  KernelChoice choice;
-  if (!select_kernel(options, device, &choice).ok()) return false;
+  KernelChoices choices;
+  if (!select_kernel(options, device, &choices).ok()) return false;
+  const KernelChoice& choice = choices.first;
   const WorkspaceLayout layout = layout_workspace(options, choice, std::nullopt);
   const ScheduleShape shape = schedule_shape(options, choice, layout);
   const ScheduleBounds bounds =

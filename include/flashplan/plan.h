@@ -161,9 +161,11 @@ class FLASHPLAN_API Plan {
   Plan(Plan&&) noexcept;
   Plan& operator=(Plan&&) noexcept;
 
-  /// Checks the options, selects the kernel and allocates all that steps will need but the
+  /// Checks the options, selects the kernels and allocates all that steps will need but the
   /// workspace; for a GPU also device memory for the schedule, and pinned memory to copy it from.
-  /// Compiles the variant, if any, unless its code is in this process or in the cache on disk.
+  /// Where batches of few query rows and batches of many rows are both within the bounds, a Plan
+  /// may have a kernel for each kind; plan() takes one of them. Compiles the variant, if any,
+  /// unless its code is in this process or in the cache on disk.
   ///   kInvalidArgument  an option is out of range, workspace_bytes is below the minimum, or a
   ///                     variant does not compile
   ///   kUnsupported      no kernel for these options, or for this GPU, or no compiler for a variant
@@ -200,7 +202,9 @@ class FLASHPLAN_API Plan {
   /// the device, even on different streams. The stream of a plan() must exist until the next plan()
   /// on another stream, or until the Plan is destroyed. A run may be captured into a graph and
   /// replayed for any later plan() with the same tensors. The caller orders each replay after that
-  /// plan(), most simply by using one stream.
+  /// plan(), most simply by using one stream. A captured run launches each kernel of the Plan, of
+  /// which one has work; if the bounds allow decodes alone (max_qo_tokens <= max_batch_size), it
+  /// launches one kernel, and every later plan() takes that.
   ///   kInvalidArgument, kInvalidType  a tensor does not fit the plan, or o or lse shares memory
   ///                                   with another argument; nothing was written
   ///   kNotReady                       there was no plan() yet; on the CPU, another run is using
@@ -211,7 +215,8 @@ class FLASHPLAN_API Plan {
   std::size_t workspace_bytes() const noexcept;
 
   const AttentionOptions& options() const noexcept;  // with every default filled in
-  /// The kernel that run() executes, such as "sm90_bf16_d128". Valid as long as the Plan.
+  /// The kernel that run() executes after the last plan(), such as "sm90_bf16_d128". Valid as long
+  /// as the Plan.
   const char* kernel_name() const noexcept;
 
   /// The schedule of the last plan(); without one it has no tiles.

@@ -37,14 +37,14 @@ const char* reason_not_to_share(const Plan::Impl& plan) {
   if (plan.options.window_left >= 0) return "window_left";
   if (!plan.options.variant.empty()) return "variant";
   if (plan.options.rope) return "rope";
-  if (!plan.choice.kernel.family->shares_prefixes) return "not by this kernel";
+  if (!plan.kernel().choice.kernel.family->shares_prefixes) return "not by this kernel";
   return "it would take no less time";
 }
 
 /// Lists which of the given prefixes are computed once.
 void append_prefixes(std::string& text, const Plan::Impl& plan) {
   constexpr size_t kMostPrefixes = 16;
-  const Schedule& schedule = plan.scheduler.schedule();
+  const Schedule& schedule = plan.schedule();
   const size_t count = schedule.prefixes.size();
   append(text, "%d shared prefixes given, ", plan.num_shared_prefixes);
   if (count == 0) {
@@ -63,17 +63,18 @@ void append_prefixes(std::string& text, const Plan::Impl& plan) {
 }
 
 void append_summary(std::string& text, const Plan::Impl& plan) {
-  const Schedule& schedule = plan.scheduler.schedule();
+  const Schedule& schedule = plan.schedule();
   int64_t num_keys = 0;
   for (const int32_t kv_len : plan.kv_lens) num_keys += kv_len;
-  const Kernel& kernel = plan.choice.kernel;
-  append(text, "kernel %s, %d queues\n", kernel.name.data(), plan.choice.num_ctas);
+  const KernelChoice& choice = plan.kernel().choice;
+  const Kernel& kernel = choice.kernel;
+  append(text, "kernel %s, %d queues\n", kernel.name.data(), choice.num_ctas);
   text.append(to_string(kernel.geometry)).append("\n");
   append(text, "%d requests, %d query tokens, %lld keys\n", plan.batch_size, plan.num_tokens,
          static_cast<long long>(num_keys));
   append(text, "%zu work tiles, %d heads split, %d of %lld partial rows\n", schedule.tiles.size(),
          schedule.num_cut, schedule.num_partial_rows,
-         static_cast<long long>(plan.layout.max_partial_slots) * kernel.geometry.tile_q);
+         static_cast<long long>(plan.kernel().layout.max_partial_slots) * kernel.geometry.tile_q);
   append(text, "largest queue %.3f of the mean\n", imbalance(schedule));
   if (plan.num_shared_prefixes > 0) append_prefixes(text, plan);
 }
@@ -181,7 +182,7 @@ std::string Plan::describe() const noexcept try {
   if (!impl_ || !impl_->planned) return "no plan yet\n";
   std::string text;
   append_summary(text, *impl_);
-  const Schedule& schedule = impl_->scheduler.schedule();
+  const Schedule& schedule = impl_->schedule();
   text += "queue       cost  tiles  request.rowtile heads [keys)   p = prefix, * = merged later\n";
   constexpr int32_t kMostLines = 16;
   for (int32_t c = 0; c < std::min(schedule.num_ctas(), kMostLines); ++c) {
@@ -197,7 +198,7 @@ std::string Plan::describe() const noexcept try {
 
 std::string Plan::timeline_svg() const noexcept try {
   if (!impl_ || !impl_->planned) return {};
-  const Schedule& schedule = impl_->scheduler.schedule();
+  const Schedule& schedule = impl_->schedule();
   const int32_t num_queues = std::min(schedule.num_ctas(), kMostQueues);
   const int32_t line = num_queues > 24 ? 5 : 10;
   const int32_t height = num_queues * line;

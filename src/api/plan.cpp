@@ -17,6 +17,7 @@
 #include "cuda/compile_variant.h"
 #include "cuda/device.h"
 #include "cuda/launch_kernel.h"
+#include "plan/batch_kind.h"
 #include "plan/rope_turns.h"
 #include "plan/select_kernel.h"
 #include "variant/nvrtc.h"
@@ -177,8 +178,33 @@ Status create_on_gpu(const ScheduleBounds& bounds, Plan::Impl* impl) noexcept {
   const cuda::DeviceGuard guard(device);
   FLASHPLAN_RETURN_IF_ERROR(guard.status());
   const cuda::ApartFromCaptures apart;
-  FLASHPLAN_RETURN_IF_ERROR(cuda::prepare(impl->choice.kernel, !needs_compiler(impl->options)));
-  return impl->device_schedule.emplace().create(device, bounds, impl->choice.num_ctas);
+  std::array<int32_t, KernelChoices::kMost> num_ctas = {};
+  for (std::size_t i = 0; i < impl->kernels.size(); ++i) {
+    const KernelChoice& choice = impl->kernels[i].choice;
+    FLASHPLAN_RETURN_IF_ERROR(cuda::prepare(choice.kernel, !needs_compiler(impl->options)));
+    num_ctas[i] = choice.num_ctas;
+  }
+  return impl->device_schedule.emplace().create(device, bounds,
+                                                {num_ctas.data(), impl->kernels.size()});
+}
+
+/// Lays out the workspace for one of the plan's kernels, and reserves memory for its schedules.
+/// Raises `bounds` to those of its schedules.
+void prepare_schedules(const AttentionOptions& options, PlanKernel* kernel,
+                       ScheduleBounds* bounds) {
+  kernel->layout = layout_workspace(options, kernel->choice, options.workspace_bytes);
+  const ScheduleShape shape = schedule_shape(options, kernel->choice, kernel->layout);
+  const ScheduleBounds own = schedule_bounds(shape, options.max_batch_size, options.max_qo_tokens);
+  kernel->scheduler.reserve(shape, own);
+  *bounds = larger(*bounds, own);
+}
+
+/// The number of the kernel for a batch, whose shared prefixes save `num_shared_keys`.
+int32_t kernel_for(const Plan::Impl& impl, const Batch& batch, int64_t num_shared_keys) noexcept {
+  if (impl.kernels.size() == 1) return 0;
+  if (impl.keeps_kernel) return impl.current;
+  const BatchKind kind = kind_of(batch, impl.options, num_shared_keys, impl.num_processors);
+  return kind == kind_of_bounds(impl.options) ? 0 : 1;
 }
 
 }  // namespace
@@ -194,24 +220,34 @@ Status Plan::create(const AttentionOptions& options, Plan* plan) noexcept try {
   }
   auto impl = std::make_unique<Impl>();
   impl->options = options;
-  FLASHPLAN_RETURN_IF_ERROR(select_kernel(options, device_limits(options.device), &impl->choice));
+  const DeviceLimits device = device_limits(options.device);
+  impl->num_processors = device.num_processors;
+  KernelChoices choices;
+  FLASHPLAN_RETURN_IF_ERROR(select_kernel(options, device, &choices));
+  impl->kernels.resize(choices.second ? 2 : 1);
   if (options.rope) impl->rope = make_rope_turns(*options.rope, options.head_dim_qk);
-  FLASHPLAN_RETURN_IF_ERROR(compile_variant(options, impl->rope, &impl->choice.kernel));
+  ScheduleBounds bounds = {};
+  std::size_t workspace_bytes = 0;
+  for (std::size_t i = 0; i < impl->kernels.size(); ++i) {
+    PlanKernel& kernel = impl->kernels[i];
+    kernel.choice = i == 0 ? choices.first : *choices.second;
+    FLASHPLAN_RETURN_IF_ERROR(compile_variant(options, impl->rope, &kernel.choice.kernel));
+    prepare_schedules(options, &kernel, &bounds);
+    // As it is captured before it has had a plan of its own.
+    kernel.has_few_rows = (kind_of_bounds(options) == BatchKind::kFewRows) == (i == 0);
+    workspace_bytes = std::max(workspace_bytes, kernel.layout.total);
+  }
   AttentionOptions& filled = impl->options;
-  filled.num_ctas = impl->choice.num_ctas;
+  filled.num_ctas = impl->kernel().choice.num_ctas;
   if (!filled.softmax_scale) {
     filled.softmax_scale = 1.0F / std::sqrt(static_cast<float>(options.head_dim_qk));
   }
-  impl->layout = layout_workspace(options, impl->choice, options.workspace_bytes);
-  if (options.workspace_bytes && impl->layout.total > *options.workspace_bytes) {
+  if (options.workspace_bytes && workspace_bytes > *options.workspace_bytes) {
     return error(StatusCode::kInvalidArgument, "workspace: expected >= %zu bytes, got %zu",
-                 impl->layout.total, *options.workspace_bytes);
+                 workspace_bytes, *options.workspace_bytes);
   }
-  filled.workspace_bytes = impl->layout.total;
-  const ScheduleShape shape = schedule_shape(options, impl->choice, impl->layout);
-  ScheduleBounds bounds = schedule_bounds(shape, options.max_batch_size, options.max_qo_tokens);
+  filled.workspace_bytes = workspace_bytes;
   bounds.mask_begins = options.custom_mask ? options.max_batch_size : 0;
-  impl->scheduler.reserve(shape, bounds);
   impl->prefixes.reserve(options.max_batch_size);
   impl->kv_lens.reserve(static_cast<std::size_t>(options.max_batch_size));
   if (options.device.type == DeviceType::kCpu) {
@@ -249,7 +285,9 @@ Status Plan::plan(const Batch& batch, Stream stream) noexcept {
   // The row tile of a prefix has the queries of all readers, whose positions it does not know.
   const AttentionOptions& options = impl_->options;
   const bool shares = options.variant.empty() && !options.rope && !has_masks_inside_prefixes(batch);
-  impl_->scheduler.make(batch, shares ? impl_->prefixes.in_order() : std::span<const PrefixGroup>(),
+  impl_->current = kernel_for(*impl_, batch, shares ? impl_->prefixes.num_shared_keys() : 0);
+  PlanKernel& kernel = impl_->kernel();
+  kernel.scheduler.make(batch, shares ? impl_->prefixes.in_order() : std::span<const PrefixGroup>(),
                         memory);
   impl_->num_mask_bits = impl_->options.custom_mask ? place_masks(batch, memory.mask_begins) : 0;
   impl_->batch_size = batch.batch_size;
@@ -257,8 +295,8 @@ Status Plan::plan(const Batch& batch, Stream stream) noexcept {
   impl_->num_tokens = batch.qo_indptr[batch.batch_size];
   const int64_t num_rows =
       int64_t{impl_->num_tokens} * (options.num_qo_heads / options.num_kv_heads);
-  const int32_t few_rows = impl_->choice.kernel.geometry.bodies[0].rows;
-  impl_->has_few_rows = num_rows <= int64_t{few_rows} * batch.batch_size;
+  const int32_t few_rows = kernel.choice.kernel.geometry.bodies[0].rows;
+  kernel.has_few_rows = num_rows <= int64_t{few_rows} * batch.batch_size;
   impl_->has_key_ranges = batch.key_ranges != nullptr;
   const int32_t* kv_lens = batch.kv_lens;
   impl_->kv_lens.assign(kv_lens, kv_lens + batch.batch_size);
@@ -266,19 +304,21 @@ Status Plan::plan(const Batch& batch, Stream stream) noexcept {
       static_cast<int32_t>(std::max_element(kv_lens, kv_lens + batch.batch_size) - kv_lens);
   impl_->num_kv_rows = 0;
   if (impl_->options.page_size == 0) {
-    const auto& segments = impl_->scheduler.schedule().segments;
+    const auto& segments = impl_->schedule().segments;
     for (std::size_t r = 0; r < impl_->kv_lens.size(); ++r) {
       if (kv_lens[r] > 0) impl_->num_kv_rows = segments[r].kv_row + kv_lens[r];
     }
   }
   if (device_schedule != nullptr) {
-    FLASHPLAN_RETURN_IF_ERROR(device_schedule->upload(impl_->scheduler.schedule(), stream));
+    FLASHPLAN_RETURN_IF_ERROR(device_schedule->upload(impl_->schedule(), impl_->current, stream));
   }
   impl_->planned = true;
   return {};
 }
 
-std::size_t Plan::workspace_bytes() const noexcept { return impl_ ? impl_->layout.total : 0; }
+std::size_t Plan::workspace_bytes() const noexcept {
+  return impl_ ? *impl_->options.workspace_bytes : 0;
+}
 
 const AttentionOptions& Plan::options() const noexcept {
   static const AttentionOptions none;
@@ -287,24 +327,20 @@ const AttentionOptions& Plan::options() const noexcept {
 
 ScheduleView Plan::schedule() const noexcept {
   if (!impl_) return {};
-  const Schedule& schedule = impl_->scheduler.schedule();
-  return {schedule.num_ctas(),
-          impl_->choice.kernel.geometry.tile_q,
-          impl_->choice.kernel.geometry.tile_kv,
-          impl_->num_tokens,
-          schedule.num_partial_rows,
-          schedule.cta_indptr.data(),
-          schedule.cta_cost.data(),
-          schedule.tiles.data()};
+  const Schedule& schedule = impl_->schedule();
+  const KernelGeometry& geometry = impl_->kernel().choice.kernel.geometry;
+  return {schedule.num_ctas(),      geometry.tile_q,           geometry.tile_kv,
+          impl_->num_tokens,        schedule.num_partial_rows, schedule.cta_indptr.data(),
+          schedule.cta_cost.data(), schedule.tiles.data()};
 }
 
 const char* Plan::kernel_name() const noexcept {
-  return impl_ ? impl_->choice.kernel.name.data() : "";
+  return impl_ ? impl_->kernel().choice.kernel.name.data() : "";
 }
 
 Status is_supported(const AttentionOptions& options) noexcept {
-  KernelChoice choice;
-  FLASHPLAN_RETURN_IF_ERROR(select_kernel(options, device_limits(options.device), &choice));
+  KernelChoices choices;
+  FLASHPLAN_RETURN_IF_ERROR(select_kernel(options, device_limits(options.device), &choices));
   return check_compiler(options);
 }
 
@@ -312,9 +348,12 @@ Status workspace_bytes(const AttentionOptions& options, std::size_t* bytes) noex
   if (bytes == nullptr) {
     return error(StatusCode::kInvalidArgument, "bytes: expected a pointer, got null");
   }
-  KernelChoice choice;
-  FLASHPLAN_RETURN_IF_ERROR(select_kernel(options, device_limits(options.device), &choice));
-  *bytes = layout_workspace(options, choice, std::nullopt).total;
+  KernelChoices choices;
+  FLASHPLAN_RETURN_IF_ERROR(select_kernel(options, device_limits(options.device), &choices));
+  *bytes = layout_workspace(options, choices.first, std::nullopt).total;
+  if (choices.second) {
+    *bytes = std::max(*bytes, layout_workspace(options, *choices.second, std::nullopt).total);
+  }
   return {};
 }
 

@@ -16,12 +16,27 @@
 
 namespace flashplan {
 
-struct Plan::Impl {
-  AttentionOptions options;  // defaults filled in
+/// A kernel that a Plan may run, and what makes schedules for it.
+struct PlanKernel {
   KernelChoice choice;
   WorkspaceLayout layout;
-  RopeTurns rope;  // if there is one in the options
   Scheduler scheduler;
+  /// Whether an average request has no more packed rows than the smallest body of the kernel takes.
+  /// It decides which order of the kernel's code is launched. A captured graph keeps the order of
+  /// the captured run.
+  bool has_few_rows = false;
+};
+
+struct Plan::Impl {
+  AttentionOptions options;  // defaults filled in
+  /// Those of select_kernel(). plan() takes the one for the kind of its batch.
+  std::vector<PlanKernel> kernels;
+  int32_t current = 0;  // the kernel of the last plan()
+  /// Whether every plan takes the current kernel, because a graph has been captured that has no
+  /// other one.
+  bool keeps_kernel = false;
+  int32_t num_processors = 0;                           // of the device
+  RopeTurns rope;                                       // if there is one in the options
   PrefixGroups prefixes;                                // of the batch
   ScheduleBuffers buffers;                              // hold the schedule on the CPU
   std::optional<cuda::DeviceSchedule> device_schedule;  // holds the schedule on a GPU
@@ -32,13 +47,13 @@ struct Plan::Impl {
   std::vector<int32_t> kv_lens;     // of the batch; has room for any batch
   int32_t longest_request = 0;      // the first request with the most keys
   int64_t num_mask_bits = 0;        // bits that a row of the mask must have
-  /// Whether an average request has no more packed rows than the smallest body of the kernel takes.
-  /// It decides which order of the kernel's code is launched. A captured graph keeps the order of
-  /// the captured run.
-  bool has_few_rows = false;
-  bool has_key_ranges = false;  // of the batch
+  bool has_key_ranges = false;      // of the batch
   bool planned = false;
   std::atomic_flag in_use;
+
+  PlanKernel& kernel() noexcept { return kernels[static_cast<std::size_t>(current)]; }
+  const PlanKernel& kernel() const noexcept { return kernels[static_cast<std::size_t>(current)]; }
+  const Schedule& schedule() const noexcept { return kernel().scheduler.schedule(); }
 };
 
 /// Lets one thread in at a time: a second thread is refused, and does not wait.

@@ -13,6 +13,7 @@
 #include "cuda/device.h"
 #include "cuda/tensor_maps.h"
 #include "flashplan/plan.h"
+#include "plan/batch_kind.h"
 #include "variant/variant_impl.h"
 
 namespace flashplan {
@@ -79,13 +80,13 @@ WorkspaceParams workspace_params(const AttentionTensors& t, const WorkspaceLayou
 
 /// Where the schedule lies on the CPU.
 ScheduleParams host_schedule(const AttentionTensors& t, const Plan::Impl& plan) {
-  const Schedule& schedule = plan.scheduler.schedule();
+  const Schedule& schedule = plan.schedule();
   auto* workspace = static_cast<std::byte*>(t.workspace);
   ScheduleParams p;
   p.segments = schedule.segments.data();
   p.tiles = schedule.tiles.data();
   p.merges = schedule.merges.data() - schedule.first_merge;
-  p.arrivals = reinterpret_cast<int32_t*>(workspace + plan.layout.arrivals);
+  p.arrivals = reinterpret_cast<int32_t*>(workspace + plan.kernel().layout.arrivals);
   p.mask_begins = plan.buffers.mask_begins();
   return p;
 }
@@ -104,25 +105,29 @@ VariantArguments variant_arguments(const AttentionTensors& t, const AttentionOpt
   return arguments;
 }
 
-HostParams host_params(const AttentionTensors& t, const Plan::Impl& plan) {
-  const Schedule& schedule = plan.scheduler.schedule();
+HostParams host_params(const AttentionTensors& t, const Plan::Impl& plan, const PlanKernel& with) {
+  const Schedule& schedule = with.scheduler.schedule();
   return {.rope = plan.options.rope ? &plan.rope : nullptr,
           .cta_indptr = schedule.cta_indptr.data(),
           .first_merge = schedule.first_merge,
           .num_merges = static_cast<int32_t>(schedule.merges.size()),
           .total_cost = schedule.total_cost,
-          .has_few_rows = plan.has_few_rows,
+          .has_few_rows = with.has_few_rows,
           .pdl = t.pdl};
 }
 
-AttentionParams make_params(const AttentionTensors& t, const Plan::Impl& plan) {
+/// Those of one of the plan's kernels.
+AttentionParams make_params(const AttentionTensors& t, const Plan::Impl& plan, int32_t number) {
   const AttentionOptions& options = plan.options;
+  const PlanKernel& with = plan.kernels[static_cast<std::size_t>(number)];
+  const Kernel& kernel = with.choice.kernel;
   AttentionParams p;
-  p.schedule = plan.device_schedule ? plan.device_schedule->schedule() : host_schedule(t, plan);
-  p.schedule.tile_q = plan.choice.kernel.geometry.tile_q;
+  p.schedule =
+      plan.device_schedule ? plan.device_schedule->schedule(number) : host_schedule(t, plan);
+  p.schedule.tile_q = kernel.geometry.tile_q;
   p.schedule.group_size = make_divisor(options.num_qo_heads / options.num_kv_heads);
-  p.schedule.chunk_kv = plan.choice.chunk_kv;
-  p.schedule.num_ctas = plan.choice.num_ctas;
+  p.schedule.chunk_kv = with.choice.chunk_kv;
+  p.schedule.num_ctas = with.choice.num_ctas;
   p.tensors = tensor_params(t, options);
   p.mask = {options.causal, options.window_left};
   p.variant = {.logits_scale = *options.softmax_scale * t.k_scale,
@@ -131,12 +136,29 @@ AttentionParams make_params(const AttentionTensors& t, const Plan::Impl& plan) {
                .sinks = t.sinks.empty() ? nullptr : static_cast<const float*>(t.sinks.data),
                .k_scales = head_scales(t.k_scales),
                .v_scales = head_scales(t.v_scales)};
-  p.workspace = workspace_params(t, plan.layout);
-  p.host = host_params(t, plan);
+  p.workspace = workspace_params(t, with.layout);
+  p.host = host_params(t, plan, with);
   p.arguments = variant_arguments(t, options);
-  const Kernel& kernel = plan.choice.kernel;
   if (kernel.geometry.uses_tensor_maps) p.maps = cuda::encode_tensor_maps(kernel, options, t);
   return p;
+}
+
+Status launch_kernel(const AttentionTensors& t, const Plan::Impl& plan, int32_t number,
+                     Stream stream) noexcept {
+  const PlanKernel& with = plan.kernels[static_cast<std::size_t>(number)];
+  return launch(with.choice.kernel, make_params(t, plan, number), stream);
+}
+
+/// Captures a run for every later batch, so also where this one has no rows. If the bounds allow
+/// prompts, the graph has all kernels of the plan, and those without work end at once. Decodes are
+/// so short that the launch of one more kernel counts: there the plan keeps the captured kernel.
+Status capture(const AttentionTensors& t, Plan::Impl* plan, Stream stream) noexcept {
+  if (kind_of_bounds(plan->options) == BatchKind::kFewRows) plan->keeps_kernel = true;
+  if (plan->keeps_kernel) return launch_kernel(t, *plan, plan->current, stream);
+  for (int32_t i = 0; i < static_cast<int32_t>(plan->kernels.size()); ++i) {
+    FLASHPLAN_RETURN_IF_ERROR(launch_kernel(t, *plan, i, stream));
+  }
+  return {};
 }
 
 Status run_on_gpu(const AttentionTensors& t, Plan::Impl* plan, Stream stream) noexcept {
@@ -144,11 +166,10 @@ Status run_on_gpu(const AttentionTensors& t, Plan::Impl* plan, Stream stream) no
   FLASHPLAN_RETURN_IF_ERROR(guard.status());
   bool capturing = false;
   FLASHPLAN_RETURN_IF_ERROR(cuda::is_capturing(stream, &capturing));
-  // A graph is captured for every later batch, so also where this one has no rows.
-  if (capturing) return launch(plan->choice.kernel, make_params(t, *plan), stream);
+  if (capturing) return capture(t, plan, stream);
   if (plan->num_tokens == 0) return {};
   FLASHPLAN_RETURN_IF_ERROR(plan->device_schedule->before_run(stream));
-  FLASHPLAN_RETURN_IF_ERROR(launch(plan->choice.kernel, make_params(t, *plan), stream));
+  FLASHPLAN_RETURN_IF_ERROR(launch_kernel(t, *plan, plan->current, stream));
   return plan->device_schedule->after_run(stream);
 }
 
@@ -168,12 +189,12 @@ Status Plan::run(const AttentionTensors& tensors, Stream stream) noexcept {
   FLASHPLAN_RETURN_IF_ERROR(check_tensors(tensors, *impl_));
   if (impl_->device_schedule) return run_on_gpu(tensors, impl_.get(), stream);
   if (impl_->num_tokens == 0) return {};
-  const WorkspaceClaim claim(tensors.workspace, impl_->layout.total);
+  const WorkspaceClaim claim(tensors.workspace, *impl_->options.workspace_bytes);
   if (!claim.acquired()) {
     return error(StatusCode::kNotReady,
                  "workspace: expected one run at a time in it, got a second one");
   }
-  return launch(impl_->choice.kernel, make_params(tensors, *impl_), stream);
+  return launch_kernel(tensors, *impl_, impl_->current, stream);
 }
 
 }  // namespace flashplan

@@ -203,10 +203,11 @@ Status check_head_scale_values(const AttentionTensors& t, const AttentionOptions
 }
 
 Status check_workspace(const AttentionTensors& t, const Plan::Impl& plan) {
-  if (plan.layout.total == 0) return {};
-  if (t.workspace == nullptr || t.workspace_bytes < plan.layout.total) {
-    return error(StatusCode::kInvalidArgument, "workspace: expected >= %zu bytes, got %zu",
-                 plan.layout.total, t.workspace == nullptr ? 0 : t.workspace_bytes);
+  const std::size_t wanted = *plan.options.workspace_bytes;
+  if (wanted == 0) return {};
+  if (t.workspace == nullptr || t.workspace_bytes < wanted) {
+    return error(StatusCode::kInvalidArgument, "workspace: expected >= %zu bytes, got %zu", wanted,
+                 t.workspace == nullptr ? 0 : t.workspace_bytes);
   }
   if (reinterpret_cast<uintptr_t>(t.workspace) % kWorkspaceAlignment != 0) {
     return error(StatusCode::kInvalidArgument, "workspace: expected a multiple of %zu, got %p",
@@ -254,7 +255,7 @@ Status check_tensors(const AttentionTensors& t, const Plan::Impl& plan) {
   FLASHPLAN_RETURN_IF_ERROR(check_k_scale("k_scale", t.k_scale, options));
   FLASHPLAN_RETURN_IF_ERROR(check_scale("v_scale", t.v_scale));
   FLASHPLAN_RETURN_IF_ERROR(check_workspace(t, plan));
-  const TensorView workspace = bytes_view(t.workspace, plan.layout.total, options.device);
+  const TensorView workspace = bytes_view(t.workspace, *options.workspace_bytes, options.device);
   const TensorArgument arguments[] = {o,
                                       lse,
                                       {"workspace", workspace, true},

@@ -42,7 +42,7 @@ void write_starts(const Schedule& schedule, QueueStart* starts) {
 DeviceSchedule::~DeviceSchedule() { release(); }
 
 Status DeviceSchedule::create(int32_t device, const ScheduleBounds& bounds,
-                              int32_t num_ctas) noexcept {
+                              std::span<const int32_t> num_ctas) noexcept {
   const auto add = [this](int32_t count, std::size_t item) {
     constexpr std::size_t kAlignment = 128;
     const std::size_t offset = staging_bytes_;
@@ -50,7 +50,10 @@ Status DeviceSchedule::create(int32_t device, const ScheduleBounds& bounds,
     return offset;
   };
   merges_ = add(bounds.merges, sizeof(Merge));
-  starts_ = add(num_ctas, sizeof(QueueStart));
+  for (std::size_t i = 0; i < num_ctas.size(); ++i) {
+    num_ctas_[i] = num_ctas[i];
+    starts_[i] = add(num_ctas[i], sizeof(QueueStart));
+  }
   segments_ = add(bounds.segments, sizeof(Segment));
   mask_begins_ = add(bounds.mask_begins, sizeof(int32_t));
   tiles_ = add(bounds.work_tiles, sizeof(WorkTile));
@@ -145,11 +148,18 @@ Status DeviceSchedule::before_upload(Stream stream, ScheduleMemory* memory) noex
   return {};
 }
 
-Status DeviceSchedule::upload(const Schedule& schedule, Stream stream) noexcept {
+Status DeviceSchedule::upload(const Schedule& schedule, int32_t kernel, Stream stream) noexcept {
   const DeviceGuard guard(device_);
   FLASHPLAN_RETURN_IF_ERROR(guard.status());
   const ApartFromCaptures apart;
-  write_starts(schedule, reinterpret_cast<QueueStart*>(staging() + starts_));
+  for (std::size_t i = 0; i < starts_.size(); ++i) {
+    auto* starts = reinterpret_cast<QueueStart*>(staging() + starts_[i]);
+    if (i == static_cast<std::size_t>(kernel)) {
+      write_starts(schedule, starts);
+    } else {
+      for (int32_t cta = 0; cta < num_ctas_[i]; ++cta) starts[cta].begin = starts[cta].end = 0;
+    }
+  }
   // Merges are numbered down from the last one and tiles up from the first, so all records in use
   // are neighbours and one copy is enough.
   const std::size_t begin =
@@ -178,9 +188,10 @@ Status DeviceSchedule::after_run(Stream stream) noexcept {
   return {};
 }
 
-ScheduleParams DeviceSchedule::schedule() const noexcept {
+ScheduleParams DeviceSchedule::schedule(int32_t kernel) const noexcept {
   ScheduleParams params;
-  params.starts = reinterpret_cast<const QueueStart*>(buffer_ + starts_);
+  params.starts =
+      reinterpret_cast<const QueueStart*>(buffer_ + starts_[static_cast<std::size_t>(kernel)]);
   params.segments = reinterpret_cast<const Segment*>(buffer_ + segments_);
   params.tiles = reinterpret_cast<const WorkTile*>(buffer_ + tiles_);
   params.merges = reinterpret_cast<const Merge*>(buffer_ + merges_);

@@ -5,11 +5,13 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "abi/params.h"
 #include "flashplan/status.h"
 #include "flashplan/tensor.h"
 #include "plan/schedule.h"
+#include "plan/select_kernel.h"
 
 struct CUevent_st;
 
@@ -31,8 +33,10 @@ class DeviceSchedule {
   DeviceSchedule(const DeviceSchedule&) = delete;
   DeviceSchedule& operator=(const DeviceSchedule&) = delete;
 
-  /// Allocates for schedules up to `bounds` on `device`. Called once.
-  Status create(int32_t device, const ScheduleBounds& bounds, int32_t num_ctas) noexcept;
+  /// Allocates for schedules up to `bounds` on `device`. `num_ctas`: the queues of each kernel that
+  /// may run a schedule. Called once.
+  Status create(int32_t device, const ScheduleBounds& bounds,
+                std::span<const int32_t> num_ctas) noexcept;
 
   /// Makes `stream` ready for upload(), and returns the buffer to write the schedule to. After an
   /// error nothing has changed.
@@ -40,17 +44,18 @@ class DeviceSchedule {
   ///   kInvalidArgument  a stream of another device
   Status before_upload(Stream stream, ScheduleMemory* memory) noexcept;
 
-  /// Copies `schedule`, which is in that buffer, to the device on `stream`. No allocation.
-  Status upload(const Schedule& schedule, Stream stream) noexcept;
+  /// Copies `schedule`, which is in that buffer and for kernel number `kernel`, to the device on
+  /// `stream`. The queues of other kernels become empty. No allocation.
+  Status upload(const Schedule& schedule, int32_t kernel, Stream stream) noexcept;
 
   /// Must be called before and after a launch on a stream that is not being captured, while the
   /// plan's device is current.
   Status before_run(Stream stream) noexcept;
   Status after_run(Stream stream) noexcept;
 
-  /// Sets the addresses of the schedule on the device. They are the same for every batch, so that a
-  /// captured launch serves every later plan.
-  ScheduleParams schedule() const noexcept;
+  /// The addresses of the schedule of a kernel on the device. They are the same for every batch, so
+  /// that a captured launch serves every later plan.
+  ScheduleParams schedule(int32_t kernel) const noexcept;
 
  private:
   using Event = CUevent_st*;
@@ -69,7 +74,8 @@ class DeviceSchedule {
   int32_t device_ = -1;
   // Offsets in bytes; the merges come first, the tiles last.
   std::size_t merges_ = 0;
-  std::size_t starts_ = 0;
+  std::array<std::size_t, KernelChoices::kMost> starts_ = {};  // of the queues of each kernel
+  std::array<int32_t, KernelChoices::kMost> num_ctas_ = {};
   std::size_t segments_ = 0;
   std::size_t mask_begins_ = 0;
   std::size_t tiles_ = 0;

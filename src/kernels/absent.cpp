@@ -53,18 +53,19 @@ Status is_capturing(Stream /*stream*/, bool* /*capturing*/) noexcept { return no
 
 DeviceSchedule::~DeviceSchedule() = default;
 Status DeviceSchedule::create(int32_t /*device*/, const ScheduleBounds& /*bounds*/,
-                              int32_t /*num_ctas*/) noexcept {
+                              std::span<const int32_t> /*num_ctas*/) noexcept {
   return not_built();
 }
 Status DeviceSchedule::before_upload(Stream /*stream*/, ScheduleMemory* /*memory*/) noexcept {
   return not_built();
 }
-Status DeviceSchedule::upload(const Schedule& /*schedule*/, Stream /*stream*/) noexcept {
+Status DeviceSchedule::upload(const Schedule& /*schedule*/, int32_t /*kernel*/,
+                              Stream /*stream*/) noexcept {
   return not_built();
 }
 Status DeviceSchedule::before_run(Stream /*stream*/) noexcept { return not_built(); }
 Status DeviceSchedule::after_run(Stream /*stream*/) noexcept { return not_built(); }
-ScheduleParams DeviceSchedule::schedule() const noexcept { return {}; }
+ScheduleParams DeviceSchedule::schedule(int32_t /*kernel*/) const noexcept { return {}; }
 
 Status allocate(int32_t /*device*/, std::size_t /*size*/, void** /*data*/) noexcept {
   return not_built();

@@ -37,14 +37,6 @@ inline Axis first_unserved_by_sm90(const Kernel& kernel, const AttentionOptions&
   return options.rope && !kernel.rotating_geometry ? Axis::kRope : Axis::kNone;
 }
 
-/// Whether the bounds of a plan leave room for no more than the few packed rows of a decode. For
-/// those alone sm80 is 2 to 9 % faster: two of its CTAs share an SM, and its shorter code begins
-/// sooner (docs/tuning.md).
-inline bool decodes_few_rows(const AttentionOptions& options) noexcept {
-  constexpr int32_t kFewRows = 16;
-  return options.max_qo_tokens <= options.max_batch_size &&
-         options.num_qo_heads <= kFewRows * options.num_kv_heads;
-}
 inline bool has_aligned_dims(const AttentionOptions& options) noexcept {
   constexpr int32_t kAlignedDims = 8;
   return options.head_dim_qk % kAlignedDims == 0 && options.head_dim_vo % kAlignedDims == 0;
@@ -56,9 +48,11 @@ inline bool has_boxes(const AttentionOptions& options) noexcept {
 }
 
 /// Above sm80 where tensor maps can describe the keys, and there are more than few rows. Without
-/// tensor maps everything works, but slower.
-inline int32_t preference_of_sm90(const AttentionOptions& options) noexcept {
-  return has_aligned_dims(options) && has_boxes(options) && !decodes_few_rows(options) ? 1 : -1;
+/// tensor maps everything works, but slower. For few rows sm80 is 4 to 30 % faster: two of its CTAs
+/// share an SM, and its shorter code begins sooner (docs/tuning.md).
+inline int32_t preference_of_sm90(const AttentionOptions& options, BatchKind kind) noexcept {
+  const bool is_faster = kind == BatchKind::kManyRows;
+  return has_aligned_dims(options) && has_boxes(options) && is_faster ? 1 : -1;
 }
 
 /// wgmma, TMA and mbarriers, which compute capability 9.0 alone has.
@@ -77,8 +71,9 @@ inline Axis first_unserved_by_sm90_gather(const Kernel& kernel,
   return options.variant.impl() != nullptr ? Axis::kVariant : Axis::kNone;
 }
 /// Above both others for pages that are too small for boxes.
-inline int32_t preference_of_sm90_gather(const AttentionOptions& options) noexcept {
-  return has_aligned_dims(options) && !has_boxes(options) && !decodes_few_rows(options) ? 1 : -2;
+inline int32_t preference_of_sm90_gather(const AttentionOptions& options, BatchKind kind) noexcept {
+  const bool is_faster = kind == BatchKind::kManyRows;
+  return has_aligned_dims(options) && !has_boxes(options) && is_faster ? 1 : -2;
 }
 
 /// The sm90 family with keys and values copied by cp.async.

@@ -18,7 +18,9 @@ Axis first_unserved_axis(const Kernel& kernel, const AttentionOptions& options) 
   return kernel.softcap == (options.softcap > 0.0F) ? Axis::kNone : Axis::kSoftcap;
 }
 
-int32_t no_preference(const AttentionOptions& /*options*/) noexcept { return 0; }
+int32_t no_preference(const AttentionOptions& /*options*/, BatchKind /*kind*/) noexcept {
+  return 0;
+}
 
 std::size_t merged_state_bytes(const Kernel& kernel, const AttentionOptions& options) noexcept {
   // The states of chunks are merged one after the other into this one. A thread merges four dims

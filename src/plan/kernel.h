@@ -33,6 +33,10 @@ enum class Axis : int32_t {
   kNone
 };
 
+/// The kinds of batches that kernels are made for: each request has few packed query rows, which is
+/// bound by memory; or there are tiles of many rows, of prompts or of shared prefixes.
+enum class BatchKind : int32_t { kFewRows, kManyRows };
+
 /// Kernels that are built in the same way.
 struct KernelFamily {
   const char* name;  // "sm80", as in kernels.json
@@ -44,8 +48,9 @@ struct KernelFamily {
   Axis (*first_unserved)(const Kernel& kernel, const AttentionOptions& options) noexcept;
   /// Bytes of the workspace that each queue needs for itself.
   std::size_t (*scratch_bytes)(const Kernel& kernel, const AttentionOptions& options) noexcept;
-  /// Where several families serve the options, the one with the largest preference is chosen.
-  int32_t (*preference)(const AttentionOptions& options) noexcept;
+  /// Where several families serve the options, the one with the largest preference for a kind of
+  /// batches is chosen.
+  int32_t (*preference)(const AttentionOptions& options, BatchKind kind) noexcept;
 };
 
 /// The code of a kernel for work tiles of up to `rows` packed query rows.
@@ -116,11 +121,11 @@ ArchitectureNames architectures_of(std::span<const Kernel> kernels) noexcept;
 /// first_unserved() of kernels that are compiled for dtypes, head dims and softcap.
 Axis first_unserved_axis(const Kernel& kernel, const AttentionOptions& options) noexcept;
 /// preference() of families that serve everything on their devices.
-int32_t no_preference(const AttentionOptions& options) noexcept;
+int32_t no_preference(const AttentionOptions& options, BatchKind kind) noexcept;
 /// scratch_bytes() of kernels whose queues keep the merged state of a batch-invariant tile.
 std::size_t merged_state_bytes(const Kernel& kernel, const AttentionOptions& options) noexcept;
 
-/// The choice for a Plan.
+/// The choice for a Plan and a kind of batches.
 struct KernelChoice {
   Kernel kernel;
   int32_t num_ctas = 0;  // work queues

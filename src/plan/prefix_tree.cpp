@@ -70,14 +70,17 @@ Status PrefixGroups::read(const Batch& batch) noexcept {
   }
   if (!sorted) std::sort(read_.begin(), read_.begin() + count, is_before);
 
-  FLASHPLAN_RETURN_IF_ERROR(check_nesting(batch, size));
+  int64_t num_shared_keys = 0;
+  FLASHPLAN_RETURN_IF_ERROR(check_nesting(batch, size, &num_shared_keys));
+  num_shared_keys_ = num_shared_keys;
   std::swap(groups_, read_);
   size_ = size;
   return {};
 }
 
 /// Goes through the requests with a stack of the groups that contain the current one.
-Status PrefixGroups::check_nesting(const Batch& batch, std::size_t size) noexcept {
+Status PrefixGroups::check_nesting(const Batch& batch, std::size_t size,
+                                   int64_t* num_shared_keys) noexcept {
   std::size_t next = 0;
   std::size_t depth = 0;
   const int32_t num_requests = size > 0 ? batch.batch_size : 0;
@@ -86,6 +89,7 @@ Status PrefixGroups::check_nesting(const Batch& batch, std::size_t size) noexcep
     for (; next < size && read_[next].first_request == r; ++next) {
       const PrefixGroup& group = read_[next];
       Open open = {end_of(group), group.num_tokens, group.row};
+      int32_t outer_tokens = 0;
       if (depth > 0) {
         const Open& around = open_[depth - 1];
         if (open.end > around.end) {
@@ -98,7 +102,9 @@ Status PrefixGroups::check_nesting(const Batch& batch, std::size_t size) noexcep
           open.most_tokens = around.most_tokens;
           open.row = around.row;
         }
+        outer_tokens = around.most_tokens;
       }
+      *num_shared_keys += int64_t{group.num_requests - 1} * (open.most_tokens - outer_tokens);
       open_[depth++] = open;
     }
     // The requests up to the next begin or end of a group are in the same groups.

@@ -34,6 +34,8 @@ class PrefixGroups {
 
   /// Sorted by first request; of groups with the same one, outer groups come first.
   std::span<const PrefixGroup> in_order() const { return {groups_.data(), size_}; }
+  /// By how many keys the requests would be shorter, in all, if each prefix was computed once.
+  int64_t num_shared_keys() const { return num_shared_keys_; }
 
  private:
   /// A group that contains the current request.
@@ -43,7 +45,7 @@ class PrefixGroups {
     int32_t row;          // of the group with the most tokens
   };
 
-  Status check_nesting(const Batch& batch, std::size_t size) noexcept;
+  Status check_nesting(const Batch& batch, std::size_t size, int64_t* num_shared_keys) noexcept;
   static Status check_tokens(const Batch& batch, int32_t first, int32_t end,
                              const Open& longest) noexcept;
 
@@ -51,6 +53,7 @@ class PrefixGroups {
   std::vector<PrefixGroup> read_;
   std::vector<Open> open_;
   std::size_t size_ = 0;
+  int64_t num_shared_keys_ = 0;
 };
 
 /// A prefix that is computed once, as one row tile: the rows of neighbouring requests, against the

@@ -80,6 +80,16 @@ ScheduleBounds schedule_bounds(const ScheduleShape& shape, int32_t max_batch_siz
           .merges = shape.num_ctas + sharers * shape.num_kv_heads};
 }
 
+ScheduleBounds larger(const ScheduleBounds& a, const ScheduleBounds& b) {
+  return {.requests = std::max(a.requests, b.requests),
+          .segments = std::max(a.segments, b.segments),
+          .row_tiles = std::max(a.row_tiles, b.row_tiles),
+          .items = std::max(a.items, b.items),
+          .work_tiles = std::max(a.work_tiles, b.work_tiles),
+          .merges = std::max(a.merges, b.merges),
+          .mask_begins = std::max(a.mask_begins, b.mask_begins)};
+}
+
 void Scheduler::reserve(const ScheduleShape& shape, const ScheduleBounds& bounds) {
   shape_ = shape;
   const int32_t prefixes = bounds.segments - bounds.requests;

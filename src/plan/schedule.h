@@ -28,6 +28,8 @@ struct ScheduleBounds {
 };
 ScheduleBounds schedule_bounds(const ScheduleShape& shape, int32_t max_batch_size,
                                int32_t max_qo_tokens);
+/// Bounds of schedules that are within the one or the other.
+ScheduleBounds larger(const ScheduleBounds& a, const ScheduleBounds& b);
 
 /// Where a schedule is written to, with room for its bounds. Whoever owns it keeps it until the
 /// schedule is no longer used.

@@ -8,6 +8,7 @@
 #include <tuple>
 
 #include "common/error.h"
+#include "plan/batch_kind.h"
 #include "plan/check_options.h"
 
 namespace flashplan {
@@ -146,30 +147,25 @@ Status unserved(const AttentionOptions& o, const DeviceLimits& device, Axis axis
 /// Whether `a` goes before `b` where both serve the options: the one with smaller head dims does,
 /// then the one whose family has the higher preference, then the one for the newer architecture.
 /// CUDA too runs the code of the newest architecture that the GPU can run.
-bool is_better(const Kernel& a, const Kernel& b, const AttentionOptions& options) {
-  const auto key = [&options](const Kernel& kernel) {
-    return std::tuple(kernel.head_dim_qk + kernel.head_dim_vo, -kernel.family->preference(options),
-                      -kernel.architecture.number);
+bool is_better(const Kernel& a, const Kernel& b, const AttentionOptions& options, BatchKind kind) {
+  const auto key = [&](const Kernel& kernel) {
+    return std::tuple(kernel.head_dim_qk + kernel.head_dim_vo,
+                      -kernel.family->preference(options, kind), -kernel.architecture.number);
   };
   return key(a) < key(b);
 }
 
-}  // namespace
-
-Status select_kernel(const AttentionOptions& options, const DeviceLimits& device,
-                     KernelChoice* choice) noexcept {
-  FLASHPLAN_RETURN_IF_ERROR(check_options(options));
-  if (options.device.type != DeviceType::kCpu) {
-    FLASHPLAN_RETURN_IF_ERROR(check_gpu(options, device));
-  }
+/// Chooses the kernel for a kind of batches.
+Status select_for(BatchKind kind, const AttentionOptions& options, const DeviceLimits& device,
+                  KernelChoice* choice) {
   const Kernel* best = nullptr;
   Axis nearest = Axis::kQDType;
   for (const Kernel& kernel : device.kernels) {
     if (!is_candidate(kernel, device)) continue;
     const Axis axis = kernel.family->first_unserved(kernel, options);
     nearest = std::max(nearest, axis);
-    if (axis == Axis::kNone && (best == nullptr || is_better(kernel, *best, options)))
-      best = &kernel;
+    if (axis != Axis::kNone) continue;
+    if (best == nullptr || is_better(kernel, *best, options, kind)) best = &kernel;
   }
   if (best == nullptr) return unserved(options, device, nearest);
   choice->kernel = *best;
@@ -181,6 +177,24 @@ Status select_kernel(const AttentionOptions& options, const DeviceLimits& device
         std::min(device.num_processors * best->geometry.queues_per_processor, kMaxCtas);
   }
   choice->chunk_kv = options.batch_invariant ? best->tuning.chunk_kv : 0;
+  return {};
+}
+
+}  // namespace
+
+Status select_kernel(const AttentionOptions& options, const DeviceLimits& device,
+                     KernelChoices* choices) noexcept {
+  FLASHPLAN_RETURN_IF_ERROR(check_options(options));
+  if (options.device.type != DeviceType::kCpu) {
+    FLASHPLAN_RETURN_IF_ERROR(check_gpu(options, device));
+  }
+  const BatchKind kind = kind_of_bounds(options);
+  FLASHPLAN_RETURN_IF_ERROR(select_for(kind, options, device, &choices->first));
+  choices->second.reset();
+  if (!allows_both_kinds(options)) return {};
+  KernelChoice other;
+  FLASHPLAN_RETURN_IF_ERROR(select_for(other_kind(kind), options, device, &other));
+  if (!(other == choices->first)) choices->second = other;
   return {};
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string_view>
 
@@ -24,10 +25,19 @@ struct DeviceLimits {
   int32_t minor = 0;
 };
 
-/// Checks `options`, and chooses the kernel and its number of work queues. Pure.
+/// The kernels of a Plan.
+struct KernelChoices {
+  static constexpr int32_t kMost = 2;
+
+  KernelChoice first;  // for batches of the kind that the bounds are made for
+  /// For batches of the other kind, if the bounds allow them and another kernel is faster for them.
+  std::optional<KernelChoice> second;
+};
+
+/// Checks `options`, and chooses the kernels with their numbers of work queues. Pure.
 ///   kInvalidArgument  an option is out of range
 ///   kUnsupported      no kernel; the message says what there is
 Status select_kernel(const AttentionOptions& options, const DeviceLimits& device,
-                     KernelChoice* choice) noexcept;
+                     KernelChoices* choices) noexcept;
 
 }  // namespace flashplan

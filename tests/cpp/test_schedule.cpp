@@ -38,8 +38,9 @@ ScheduleShape real_shape(int32_t num_ctas, DeviceType device = DeviceType::kCpu)
   limits.kernels = device == DeviceType::kCpu ? cpu::kernels() : kernels;
   limits.num_gpus = 1;
   limits.major = 8;
-  KernelChoice choice;
-  CHECK(select_kernel(options, limits, &choice).ok());
+  KernelChoices choices;
+  CHECK(select_kernel(options, limits, &choices).ok());
+  const KernelChoice& choice = choices.first;
   ScheduleShape shape;
   shape.num_kv_heads = options.num_kv_heads;
   shape.group_size = 4;

@@ -24,16 +24,16 @@ std::string text(const KernelChoice& c) {
 }
 
 std::string choice(const AttentionOptions& options, int32_t num_processors = 2) {
-  KernelChoice choice;
-  const Status status = select_kernel(options, cpu_of(num_processors), &choice);
-  return status.ok() ? text(choice) : status.message;
+  KernelChoices choices;
+  const Status status = select_kernel(options, cpu_of(num_processors), &choices);
+  return status.ok() ? text(choices.first) : status.message;
 }
 
 std::string gpu_choice(const AttentionOptions& options, const DeviceLimits& device = h200()) {
-  KernelChoice choice;
-  const Status status = select_kernel(options, device, &choice);
+  KernelChoices choices;
+  const Status status = select_kernel(options, device, &choices);
   if (!status.ok()) return status.message;
-  return std::string(choice.kernel.name) + " " + text(choice);
+  return std::string(choices.first.kernel.name) + " " + text(choices.first);
 }
 
 TEST(golden_choices) {
@@ -94,8 +94,9 @@ TEST(costs_are_of_steps_of_64_keys) {
 TEST(queues_on_a_gpu_fit_it) {
   AttentionOptions o = llama_on_gpu();
   const auto num_ctas = [&o](const DeviceLimits& device) {
-    KernelChoice choice;
-    CHECK(select_kernel(o, device, &choice).ok());
+    KernelChoices choices;
+    CHECK(select_kernel(o, device, &choices).ok());
+    const KernelChoice& choice = choices.first;
     return choice.num_ctas;
   };
   DeviceLimits device = h200();
@@ -141,8 +142,9 @@ TEST(architectures) {
     device.kernels = made;
     device.major = major;
     device.minor = minor;
-    KernelChoice choice;
-    if (!select_kernel(llama_on_gpu(), device, &choice).ok()) return 0;
+    KernelChoices choices;
+    if (!select_kernel(llama_on_gpu(), device, &choices).ok()) return 0;
+    const KernelChoice& choice = choices.first;
     const KernelGeometry& geometry = choice.kernel.geometry;
     CHECK_EQ(choice.num_ctas, geometry.queues_per_processor * device.num_processors);
     const int chosen = smem_per_sm(choice.kernel.architecture.number);
@@ -179,7 +181,7 @@ TEST(architectures) {
 TEST(the_preferred_family_and_the_one_that_is_named) {
   KernelFamily newer = kSm80Family;
   newer.name = "sm90";
-  newer.preference = [](const AttentionOptions&) noexcept { return 1; };
+  newer.preference = [](const AttentionOptions&, BatchKind) noexcept { return 1; };
   std::vector<Kernel> both = kernels();
   for (const int32_t head_dim : {128, 256}) {  // the first one is the smallest that serves
     Kernel kernel = fake_kernel("new_d128", {90, 'a'});
@@ -265,8 +267,9 @@ TEST(the_hopper_family_is_for_more_than_few_rows) {
   AttentionOptions rotated = prompts;
   rotated.rope = Rope();
   CHECK_EQ(family(rotated), "sm90");
-  KernelChoice chosen;
-  CHECK(select_kernel(rotated, device, &chosen).ok());
+  KernelChoices choices;
+  CHECK(select_kernel(rotated, device, &choices).ok());
+  const KernelChoice& chosen = choices.first;
   CHECK_EQ(chosen.kernel.geometry.threads, hopper.geometry.threads + 128);
   CHECK_EQ(with([&](auto& o) { decodes(o), o.rope = Rope(); }), "sm80");
   for (Kernel& kernel : all) kernel.rotating_geometry.reset();
@@ -306,14 +309,16 @@ TEST(kernels_compare_and_print) {
 TEST(chunks_of_batch_invariance_depend_on_nothing_else) {
   AttentionOptions o = llama();
   o.batch_invariant = true;
-  KernelChoice first;
-  CHECK(select_kernel(o, cpu_of(2), &first).ok());
+  KernelChoices of_two;
+  CHECK(select_kernel(o, cpu_of(2), &of_two).ok());
+  const KernelChoice& first = of_two.first;
   for (const int32_t num_ctas : {0, 1, 300}) {
     for (const int32_t processors : {1, 64}) {
       o.num_ctas = num_ctas;
       o.max_batch_size = processors;
-      KernelChoice choice;
-      CHECK(select_kernel(o, cpu_of(processors), &choice).ok());
+      KernelChoices choices;
+      CHECK(select_kernel(o, cpu_of(processors), &choices).ok());
+      const KernelChoice& choice = choices.first;
       CHECK_EQ(choice.chunk_kv, first.chunk_kv);
       CHECK(choice.kernel == first.kernel);
     }
@@ -328,8 +333,9 @@ TEST(what_the_scheduler_assumes_of_every_choice) {
         o.head_dim_qk = o.head_dim_vo = head_dim;
         o.num_qo_heads = group_size * o.num_kv_heads;
         o.batch_invariant = batch_invariant;
-        KernelChoice c;
-        CHECK(select_kernel(o, cpu_of(2), &c).ok());
+        KernelChoices choices;
+        CHECK(select_kernel(o, cpu_of(2), &choices).ok());
+        const KernelChoice& c = choices.first;
         const KernelGeometry& geometry = c.kernel.geometry;
         CHECK(geometry.tile_q > 0 && (geometry.tile_q & (geometry.tile_q - 1)) == 0);
         CHECK(geometry.tile_kv > 0 && (geometry.tile_kv & (geometry.tile_kv - 1)) == 0);

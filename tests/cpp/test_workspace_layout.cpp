@@ -24,8 +24,9 @@ TEST(workspace_layout) {
     AttentionOptions o = llama();
     o.num_ctas = 132;
     o.batch_invariant = batch_invariant;
-    KernelChoice c;
-    CHECK(select_kernel(o, cpu_of(2), &c).ok());
+    KernelChoices choices;
+    CHECK(select_kernel(o, cpu_of(2), &choices).ok());
+    const KernelChoice& c = choices.first;
     const WorkspaceLayout all = layout_workspace(o, c, std::nullopt);
     CHECK(all.max_partial_slots >= 2 * c.num_ctas);
     for (const size_t offset : {all.arrivals, all.scratch, all.partial_o, all.partial_lse}) {
@@ -53,8 +54,9 @@ TEST(workspace_layout) {
 TEST(workspace_layout_on_a_gpu) {
   AttentionOptions o = llama_on_gpu();
   o.head_dim_qk = o.head_dim_vo = 100;  // rows are as long as the kernel's, 128
-  KernelChoice c;
-  CHECK(select_kernel(o, h200(), &c).ok());
+  KernelChoices choices;
+  CHECK(select_kernel(o, h200(), &choices).ok());
+  const KernelChoice& c = choices.first;
   WorkspaceLayout layout = layout_workspace(o, c, std::nullopt);
   // For cuts of requests and of prefixes, and for four partial results of a decode's rows.
   const int32_t slots = 3 * 264 + 4 * o.max_batch_size * o.num_qo_heads / 128;
@@ -65,7 +67,7 @@ TEST(workspace_layout_on_a_gpu) {
   CHECK_EQ(layout_workspace(o, c, 0).total, 0U);  // nothing is needed but partial results
 
   o.batch_invariant = true;
-  CHECK(select_kernel(o, h200(), &c).ok());
+  CHECK(select_kernel(o, h200(), &choices).ok());
   layout = layout_workspace(o, c, std::nullopt);
   CHECK_EQ(layout.scratch_bytes, size_t{128} * 128 * 6);  // 4 floats of o and 2 for each 4 dims
   CHECK_EQ(layout.partial_o - layout.scratch, 264 * layout.scratch_bytes);
