@@ -56,8 +56,8 @@ class Attention(Runs):
             and NVRTC compiles the kernel here, as it does for a variant.
         kv_layout: "NHD", pages [page_size, num_kv_heads, head_dim], or "HND".
         max_batch_size, max_qo_tokens: the most requests and rows of q that a plan() may have. All
-            buffers are allocated for these bounds, once. For CUDA graphs of decodes alone let both
-            be equal: on Hopper GPUs such graphs have one kernel instead of two.
+            buffers are allocated for these bounds, once. For CUDA graphs of decodes let both be
+            equal: on Hopper GPUs such graphs have one kernel instead of two.
         device: `"cuda:<index>"` or `"cpu"`, or a framework's device; default: the first GPU, or the
             CPU where there is none.
         workspace: contiguous memory on the device (a NumPy, PyTorch or CuPy tensor of any dtype),

@@ -105,15 +105,14 @@ VariantArguments variant_arguments(const AttentionTensors& t, const AttentionOpt
   return arguments;
 }
 
-HostParams host_params(const AttentionTensors& t, const Plan::Impl& plan, const PlanKernel& with) {
+HostParams host_params(const Plan::Impl& plan, const PlanKernel& with) {
   const Schedule& schedule = with.scheduler.schedule();
   return {.rope = plan.options.rope ? &plan.rope : nullptr,
           .cta_indptr = schedule.cta_indptr.data(),
           .first_merge = schedule.first_merge,
           .num_merges = static_cast<int32_t>(schedule.merges.size()),
           .total_cost = schedule.total_cost,
-          .has_few_rows = with.has_few_rows,
-          .pdl = t.pdl};
+          .has_few_rows = with.has_few_rows};
 }
 
 /// Those of one of the plan's kernels.
@@ -137,16 +136,19 @@ AttentionParams make_params(const AttentionTensors& t, const Plan::Impl& plan, i
                .k_scales = head_scales(t.k_scales),
                .v_scales = head_scales(t.v_scales)};
   p.workspace = workspace_params(t, with.layout);
-  p.host = host_params(t, plan, with);
+  p.host = host_params(plan, with);
   p.arguments = variant_arguments(t, options);
   if (kernel.geometry.uses_tensor_maps) p.maps = cuda::encode_tensor_maps(kernel, options, t);
   return p;
 }
 
+/// `follows`: on `stream` comes another kernel of the same run before it.
 Status launch_kernel(const AttentionTensors& t, const Plan::Impl& plan, int32_t number,
-                     Stream stream) noexcept {
+                     Stream stream, bool follows = false) noexcept {
   const PlanKernel& with = plan.kernels[static_cast<std::size_t>(number)];
-  return launch(with.choice.kernel, make_params(t, plan, number), stream);
+  AttentionParams params = make_params(t, plan, number);
+  params.host.pdl = t.pdl || follows;
+  return launch(with.choice.kernel, params, stream);
 }
 
 /// Captures a run for every later batch, so also where this one has no rows. If the bounds allow
@@ -156,7 +158,7 @@ Status capture(const AttentionTensors& t, Plan::Impl* plan, Stream stream) noexc
   if (kind_of_bounds(plan->options) == BatchKind::kFewRows) plan->keeps_kernel = true;
   if (plan->keeps_kernel) return launch_kernel(t, *plan, plan->current, stream);
   for (int32_t i = 0; i < static_cast<int32_t>(plan->kernels.size()); ++i) {
-    FLASHPLAN_RETURN_IF_ERROR(launch_kernel(t, *plan, i, stream));
+    FLASHPLAN_RETURN_IF_ERROR(launch_kernel(t, *plan, i, stream, i > 0));
   }
   return {};
 }

@@ -33,6 +33,7 @@ class Sm90Consumer {
       if (begins_tile) wait_tile(unit);
       const Sm90Context& context = context_of(unit);
       const bool has_keys = context.has_steps();
+      if (context.is_end && last.tile < 0) return;  // without code that no cache has yet
       attend(unit, last, has_keys);
       if (has_keys) {
         last = unit;
