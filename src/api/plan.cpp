@@ -199,12 +199,35 @@ void prepare_schedules(const AttentionOptions& options, PlanKernel* kernel,
   *bounds = larger(*bounds, own);
 }
 
-/// The number of the kernel for a batch, whose shared prefixes save `num_shared_keys`.
-int32_t kernel_for(const Plan::Impl& impl, const Batch& batch, int64_t num_shared_keys) noexcept {
-  if (impl.kernels.size() == 1) return 0;
-  if (impl.keeps_kernel) return impl.current;
-  const BatchKind kind = kind_of(batch, impl.options, num_shared_keys, impl.num_processors);
-  return kind == kind_of_bounds(impl.options) ? 0 : 1;
+/// Whether the row tile of a prefix may have the queries of all its readers. It does not know their
+/// positions, nor has it masks.
+bool can_share_prefixes(const AttentionOptions& options, const Batch& batch) {
+  return options.variant.empty() && !options.rope && !has_masks_inside_prefixes(batch);
+}
+
+/// Chooses the kernel for a batch, and makes its schedule.
+void make_schedule(const Batch& batch, const ScheduleMemory& memory, Plan::Impl* impl) {
+  const AttentionOptions& options = impl->options;
+  std::span<const PrefixGroup> prefixes;
+  int64_t num_shared_keys = 0;
+  if (can_share_prefixes(options, batch)) {
+    prefixes = impl->prefixes.in_order();
+    num_shared_keys = impl->prefixes.num_shared_keys();
+  }
+  const auto make = [&] { impl->kernel().scheduler.make(batch, prefixes, memory); };
+  if (impl->kernels.size() == 1 || impl->keeps_kernel) return make();
+  const auto take_kernel_for = [&](BatchKind kind) {
+    impl->current = kind == kind_of_bounds(options) ? 0 : 1;
+  };
+  const BatchKind kind = kind_of(batch, options);
+  if (kind == BatchKind::kFewRows &&
+      may_gain_by_prefixes(batch, options, num_shared_keys, impl->num_processors)) {
+    take_kernel_for(BatchKind::kManyRows);
+    make();
+    if (impl->kernel().scheduler.gains_by_prefixes()) return;
+  }
+  take_kernel_for(kind);
+  make();
 }
 
 }  // namespace
@@ -282,13 +305,9 @@ Status Plan::plan(const Batch& batch, Stream stream) noexcept {
     FLASHPLAN_RETURN_IF_ERROR(device_schedule->before_upload(stream, &memory));
   }
   impl_->planned = false;
-  // The row tile of a prefix has the queries of all readers, whose positions it does not know.
+  make_schedule(batch, memory, impl_.get());
   const AttentionOptions& options = impl_->options;
-  const bool shares = options.variant.empty() && !options.rope && !has_masks_inside_prefixes(batch);
-  impl_->current = kernel_for(*impl_, batch, shares ? impl_->prefixes.num_shared_keys() : 0);
   PlanKernel& kernel = impl_->kernel();
-  kernel.scheduler.make(batch, shares ? impl_->prefixes.in_order() : std::span<const PrefixGroup>(),
-                        memory);
   impl_->num_mask_bits = impl_->options.custom_mask ? place_masks(batch, memory.mask_begins) : 0;
   impl_->batch_size = batch.batch_size;
   impl_->num_shared_prefixes = batch.num_shared_prefixes;

@@ -15,7 +15,7 @@ int32_t group_size(const AttentionOptions& options) {
 
 /// Whether the tiles of prefixes that requests share may be worth the kernel for many rows. Where
 /// that copies keys row by row, in pages of another size, it is slow for the keys of few rows.
-bool gains_by_prefixes(const AttentionOptions& options) {
+bool can_gain_by_prefixes(const AttentionOptions& options) {
   constexpr int32_t kBoxRows = 8;
   return options.page_size > 0 && options.page_size % kBoxRows == 0 && options.window_left < 0 &&
          !options.batch_invariant;
@@ -30,27 +30,29 @@ BatchKind kind_of_bounds(const AttentionOptions& options) noexcept {
 
 bool allows_both_kinds(const AttentionOptions& options) noexcept {
   if (!options.variant.empty() || options.rope) return false;
-  if (kind_of_bounds(options) == BatchKind::kFewRows) return gains_by_prefixes(options);
+  if (kind_of_bounds(options) == BatchKind::kFewRows) return can_gain_by_prefixes(options);
   return group_size(options) <= kFewRows;
 }
 
-BatchKind kind_of(const Batch& batch, const AttentionOptions& options, int64_t num_shared_keys,
-                  int32_t num_processors) noexcept {
-  const int32_t most_tokens = kFewRows / group_size(options);
+BatchKind kind_of(const Batch& batch, const AttentionOptions& options) noexcept {
   int32_t longest = 0;
   for (int32_t r = 0; r < batch.batch_size; ++r) {
     longest = std::max(longest, batch.qo_indptr[r + 1] - batch.qo_indptr[r]);
   }
-  if (longest > most_tokens) return BatchKind::kManyRows;
-  if (!gains_by_prefixes(options)) return BatchKind::kFewRows;
-  // Measured on an H200: kernels for many rows need more time to begin, and for each request, than
-  // kernels for few rows. As many keys must be saved to make up for it: so many for each processor,
-  // and so many for each kv head of a request.
-  constexpr int64_t kKeysToBegin = 800;
-  constexpr int64_t kKeysOfHead = 660;
-  const int64_t lost = kKeysToBegin * num_processors +
-                       kKeysOfHead * batch.batch_size * int64_t{options.num_kv_heads};
-  return num_shared_keys * options.num_kv_heads > lost ? BatchKind::kManyRows : BatchKind::kFewRows;
+  const bool has_few = longest <= kFewRows / group_size(options);
+  return has_few ? BatchKind::kFewRows : BatchKind::kManyRows;
+}
+
+bool may_gain_by_prefixes(const Batch& batch, const AttentionOptions& options,
+                          int64_t num_shared_keys, int32_t num_processors) noexcept {
+  // Of 64 trees measured on an H200, none gained that saves fewer keys for each processor, or a
+  // smaller part of all keys.
+  constexpr int64_t kLeastKeys = 2000;
+  constexpr int64_t kLeastPart = 8;
+  if (num_shared_keys * options.num_kv_heads < kLeastKeys * num_processors) return false;
+  int64_t num_keys = 0;
+  for (int32_t r = 0; r < batch.batch_size; ++r) num_keys += batch.kv_lens[r];
+  return num_shared_keys * kLeastPart >= num_keys && can_gain_by_prefixes(options);
 }
 
 }  // namespace flashplan

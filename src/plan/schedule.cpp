@@ -126,6 +126,11 @@ void Scheduler::make(const Batch& batch, std::span<const PrefixGroup> groups,
   schedule_batch(batch);
 }
 
+bool Scheduler::gains_by_prefixes() const {
+  const int64_t without = (schedule_.total_cost + schedule_.saved_cost) / shape_.num_ctas;
+  return !prefixes_.empty() && modelled_time() <= without;
+}
+
 void Scheduler::schedule_batch(const Batch& batch) {
   row_tiles_.collect(batch, prefixes_, memory_.segments);
   schedule_.prefixes = prefixes_.prefixes();
@@ -201,9 +206,7 @@ int64_t Scheduler::modelled_time() const {
   for (const Merge& merge : std::span(of_prefixes, prefixes_.prefixes().size() * num_heads)) {
     rows += int64_t{merge.num_states} * merge.rows.num_rows;
   }
-  // Measured times differ from predicted ones by up to a twelfth.
-  const int64_t time = longest + shape_.cost.of_sharing(rows / shape_.num_ctas);
-  return time + time / 12;
+  return shape_.cost.longest(longest + shape_.cost.of_sharing(rows / shape_.num_ctas));
 }
 
 /// The merges of sharers, none of which is cut so far: each has one state of each head.

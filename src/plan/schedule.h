@@ -91,6 +91,9 @@ class Scheduler {
   void make(const Batch& batch, std::span<const PrefixGroup> groups, const ScheduleMemory& memory);
 
   const Schedule& schedule() const noexcept { return schedule_; }
+  /// Whether the last batch is predicted to take less time than it would without shared prefixes on
+  /// queues of equal length, by more than the error of predictions.
+  bool gains_by_prefixes() const;
 
  private:
   void schedule_batch(const Batch& batch);

@@ -29,6 +29,7 @@ struct CostModel {
   int32_t cached = 0;
   int32_t share = 0;
   int32_t share_row = 0;
+  int32_t error_part = 1;
 
   friend bool operator==(const CostModel&, const CostModel&) = default;
 
@@ -48,6 +49,9 @@ struct CostModel {
   /// have ended their prefixes, and `rows` rows of partial results of prefixes for each queue are
   /// then written by all at the same time, and read by all.
   int64_t of_sharing(int64_t rows) const noexcept { return share + share_row * rows; }
+  /// The longest that a batch with shared prefixes may take: measured times exceed predicted ones
+  /// by up to 1 / error_part.
+  int64_t longest(int64_t time) const noexcept { return time + time / error_part; }
 };
 
 /// Fixed for the life of a Plan.

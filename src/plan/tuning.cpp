@@ -31,7 +31,8 @@ KernelTuning sm80_tuning(int32_t tile_kv) noexcept {
                    .merge_row = 40 * shorter,
                    .cached = 110,
                    .share = 1300 * shorter,
-                   .share_row = 20 * shorter},
+                   .share_row = 20 * shorter,
+                   .error_part = 12},
           .item_steps = 32 * shorter,
           .chunk_kv = 4096};
 }
@@ -52,7 +53,8 @@ KernelTuning sm90_tuning(int32_t tile_kv) noexcept {
                    .merge_row = 500,
                    .cached = 700 * tile_kv / 128,
                    .share = 2000,
-                   .share_row = 100},
+                   .share_row = 100,
+                   .error_part = 4},
           .item_steps = 16 * 128 / tile_kv,
           .uncut_part = 16,
           .chunk_kv = 0};

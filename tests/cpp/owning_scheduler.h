@@ -23,6 +23,7 @@ class OwningScheduler {
     scheduler_.make(batch, groups_.in_order(), buffers_.memory());
   }
   const Schedule& schedule() const { return scheduler_.schedule(); }
+  bool gains_by_prefixes() const { return scheduler_.gains_by_prefixes(); }
 
  private:
   Scheduler scheduler_;

@@ -66,27 +66,46 @@ TEST(plans_have_a_kernel_for_each_kind_of_batches) {
   CHECK_EQ(choices.second->num_ctas, 264);
 }
 
+Batch batch_of(const std::vector<int32_t>& qo_indptr, const std::vector<int32_t>& kv_lens) {
+  return {.qo_indptr = qo_indptr.data(),
+          .kv_lens = kv_lens.data(),
+          .batch_size = static_cast<int32_t>(kv_lens.size())};
+}
+
 TEST(the_kind_of_a_batch) {
   AttentionOptions o = llama_on_gpu();
   o.num_qo_heads = 4 * o.num_kv_heads;
-  const auto kind = [&](std::vector<int32_t> qo_lens, int64_t num_shared_keys = 0) {
-    std::vector<int32_t> indptr = {0};
-    for (const int32_t len : qo_lens) indptr.push_back(indptr.back() + len);
-    const Batch batch = {.qo_indptr = indptr.data(),
-                         .batch_size = static_cast<int32_t>(qo_lens.size())};
-    return kind_of(batch, o, num_shared_keys, 132) == BatchKind::kFewRows ? "few" : "many";
+  const auto has_few_rows = [&](const std::vector<int32_t>& qo_indptr) {
+    const std::vector<int32_t> kv_lens(qo_indptr.size() - 1, 100);
+    return kind_of(batch_of(qo_indptr, kv_lens), o) == BatchKind::kFewRows;
   };
-  CHECK_EQ(kind({}), "few");
-  CHECK_EQ(kind({1, 0, 4}), "few");
-  CHECK_EQ(kind({1, 1, 5}), "many");
-  const std::vector<int32_t> decodes(64, 1);
-  const int64_t lost = 800 * 132 / o.num_kv_heads + 660 * 64;
-  CHECK_EQ(kind(decodes, lost), "few");
-  CHECK_EQ(kind(decodes, lost + 1), "many");
-  o.page_size = 3;
-  CHECK_EQ(kind(decodes, lost + 1), "few");
+  CHECK(has_few_rows({0}));
+  CHECK(has_few_rows({0, 1, 1, 5}));
+  CHECK(!has_few_rows({0, 1, 2, 7}));
+  o.num_qo_heads = 16 * o.num_kv_heads;
+  CHECK(has_few_rows({0, 1}));
   o.num_qo_heads = 17 * o.num_kv_heads;
-  CHECK_EQ(kind({1}), "many");
+  CHECK(!has_few_rows({0, 1}));
+}
+
+TEST(prefixes_that_may_be_worth_the_kernel_for_many_rows) {
+  AttentionOptions o = llama_on_gpu();
+  const std::vector<int32_t> qo_indptr = {0, 1, 2};
+  const auto may_gain = [&](int32_t kv_len, int64_t num_shared_keys) {
+    const std::vector<int32_t> kv_lens(2, kv_len);
+    return may_gain_by_prefixes(batch_of(qo_indptr, kv_lens), o, num_shared_keys, 132);
+  };
+  const int32_t least = 2000 * 132 / o.num_kv_heads;
+  CHECK(may_gain(least, least));
+  CHECK(!may_gain(least, least - 1));
+  CHECK(may_gain(4 * least, least));
+  CHECK(!may_gain(4 * least + 1, least));
+  o.page_size = 3;
+  CHECK(!may_gain(least, least));
+  o.page_size = 24;
+  CHECK(may_gain(least, least));
+  o.window_left = 5;
+  CHECK(!may_gain(least, least));
 }
 
 }  // namespace

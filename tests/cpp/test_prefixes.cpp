@@ -225,6 +225,36 @@ TEST(prefixes_are_not_shared_where_that_costs_too_much) {
   }
 }
 
+/// As measured on an H200 for decodes, which other kernels than those of sm90 compute faster
+/// without sharing.
+TEST(prefixes_that_are_worth_a_kernel_for_many_rows) {
+  const auto gains = [](int32_t size, int32_t prefix) {
+    const HostBatch batch = decodes(size, prefix, 128);
+    OwningScheduler scheduler(h200_shape(sm90_tuning(128), 128, 132, batch), size, size);
+    scheduler.make(batch.view());
+    return scheduler.gains_by_prefixes();
+  };
+  CHECK(gains(16, 8192));
+  CHECK(gains(64, 8192));
+  CHECK(gains(8, 8192));
+  CHECK(!gains(64, 1024));  // shared, and not worth it
+  CHECK(!gains(4, 8192));
+  CHECK(!gains(16, 512));  // not shared
+}
+
+TEST(keys_that_prefixes_save) {
+  HostBatch batch;
+  for (int r = 0; r < 6; ++r) batch.add(1, 1000);
+  batch.shared_prefixes = {0, 5, 100, 0, 2, 300, 2, 3, 50, 2, 2, 400};
+  PrefixGroups groups;
+  groups.reserve(6);
+  CHECK(groups.read(batch.view()).ok());
+  CHECK_EQ(groups.num_shared_keys(), 4 * 100 + 1 * 200 + 1 * 300);
+  batch.shared_prefixes.clear();
+  CHECK(groups.read(batch.view()).ok());
+  CHECK_EQ(groups.num_shared_keys(), 0);
+}
+
 TEST(prompts_that_fill_their_tiles_are_left_alone) {
   const ScheduleShape shape = real_shape(true, 264);
   HostBatch batch;
