@@ -21,7 +21,8 @@ FIRST = {
     "src/abi": ["ctest:test_schedule", "ctest:test_engine", "pytest:test_masks test_key_ranges"],
     "src/plan/division": ["ctest:test_division|test_schedule"],
     "src/plan/prefix": ["ctest:test_prefixes"],
-    "src/plan/select_kernel": ["ctest:test_select_kernel"],
+    "src/plan/select_kernel": ["ctest:test_select_kernel|test_batch_kind"],
+    "src/plan/batch_kind": ["ctest:test_batch_kind"],
     "src/plan/workspace": ["ctest:test_workspace_layout|test_status"],
     "src/plan/check": ["ctest:test_status", "pytest:test_errors"],
     "src/plan": ["ctest:test_schedule|test_prefixes", "ctest:test_select_kernel|test_status"],
@@ -248,6 +249,11 @@ class Worker:
         if names:
             return [a or b for a, b in names]
         return pytest_files(what) if tool == "pytest" else [what]
+
+    def failures(self, step):
+        """Names of all tests of a step that fail as the sources are now."""
+        self.must("cmake", "--build", self.build, "--target", *targets(step))
+        return self.test(step, stop=False)
 
     def try_mutant(self, mutant, steps):
         """(verdict, by what): "killed", "invalid" where it does not compile, "" if none notices."""

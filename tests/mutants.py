@@ -125,7 +125,7 @@ class Trial:
                 [pathlib.Path(file).stem for file in pytest_files(what)] if tool == "pytest" else []
             )
             parts += [f"pytest:{name}" for name in files] or [step]
-        for step, failed in zip(parts, self.each(parts, lambda w, step: w.test(step, stop=False))):
+        for step, failed in zip(parts, self.each(parts, lambda w, step: w.failures(step))):
             for name in failed or ():
                 print(f"fails without a mutant, left out: {step} {name}", flush=True)
                 for worker in self.workers:
