@@ -142,7 +142,8 @@ AttentionParams make_params(const AttentionTensors& t, const Plan::Impl& plan, i
   return p;
 }
 
-/// `follows`: on `stream` comes another kernel of the same run before it.
+/// Launches kernel number `number` of the plan. `follows`: another kernel of the same run was
+/// launched before it on `stream`; the two launches may overlap.
 Status launch_kernel(const AttentionTensors& t, const Plan::Impl& plan, int32_t number,
                      Stream stream, bool follows = false) noexcept {
   const PlanKernel& with = plan.kernels[static_cast<std::size_t>(number)];
@@ -152,8 +153,9 @@ Status launch_kernel(const AttentionTensors& t, const Plan::Impl& plan, int32_t 
 }
 
 /// Captures a run for every later batch, so also where this one has no rows. If the bounds allow
-/// prompts, the graph has all kernels of the plan, and those without work end at once. Decodes are
-/// so short that the launch of one more kernel counts: there the plan keeps the captured kernel.
+/// prompts, the graph has all kernels of the plan, and those without work end at once. For decodes
+/// alone the launch of one more kernel would take too long, so the graph has the current kernel,
+/// and later plans keep to it.
 Status capture(const AttentionTensors& t, Plan::Impl* plan, Stream stream) noexcept {
   if (kind_of_bounds(plan->options) == BatchKind::kFewRows) plan->keeps_kernel = true;
   if (plan->keeps_kernel) return launch_kernel(t, *plan, plan->current, stream);

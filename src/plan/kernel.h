@@ -33,8 +33,8 @@ enum class Axis : int32_t {
   kNone
 };
 
-/// The kinds of batches that kernels are made for: each request has few packed query rows, which is
-/// bound by memory; or there are tiles of many rows, of prompts or of shared prefixes.
+/// The kinds of batches that kernels are made for. With few packed query rows in each request a
+/// kernel waits for memory; with tiles of many rows, of prompts or of shared prefixes, it computes.
 enum class BatchKind : int32_t { kFewRows, kManyRows };
 
 /// Kernels that are built in the same way.
