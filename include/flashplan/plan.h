@@ -202,9 +202,9 @@ class FLASHPLAN_API Plan {
   /// the device, even on different streams. The stream of a plan() must exist until the next plan()
   /// on another stream, or until the Plan is destroyed. A run may be captured into a graph and
   /// replayed for any later plan() with the same tensors. The caller orders each replay after that
-  /// plan(), most simply by using one stream. A captured run launches each kernel of the Plan, of
-  /// which one has work; if the bounds allow decodes alone (max_qo_tokens <= max_batch_size), it
-  /// launches one kernel, and every later plan() takes that.
+  /// plan(), most simply by using one stream. If the bounds allow prompts
+  /// (max_qo_tokens > max_batch_size), a captured run launches all kernels of the Plan, of which
+  /// one has work. Otherwise it launches the current one, and every later plan() takes that too.
   ///   kInvalidArgument, kInvalidType  a tensor does not fit the plan, or o or lse shares memory
   ///                                   with another argument; nothing was written
   ///   kNotReady                       there was no plan() yet; on the CPU, another run is using

@@ -199,8 +199,8 @@ void prepare_schedules(const AttentionOptions& options, PlanKernel* kernel,
   *bounds = larger(*bounds, own);
 }
 
-/// Whether the row tile of a prefix may have the queries of all its readers. It does not know their
-/// positions, nor has it masks.
+/// Whether prefixes may be computed once. The row tile of a prefix has queries of several requests,
+/// but neither their positions, which variants and rotations need, nor their masks.
 bool can_share_prefixes(const AttentionOptions& options, const Batch& batch) {
   return options.variant.empty() && !options.rope && !has_masks_inside_prefixes(batch);
 }
@@ -256,7 +256,7 @@ Status Plan::create(const AttentionOptions& options, Plan* plan) noexcept try {
     kernel.choice = i == 0 ? choices.first : *choices.second;
     FLASHPLAN_RETURN_IF_ERROR(compile_variant(options, impl->rope, &kernel.choice.kernel));
     prepare_schedules(options, &kernel, &bounds);
-    // As it is captured before it has had a plan of its own.
+    // A graph may capture a kernel that has had no plan yet: with the code order of its kind.
     kernel.has_few_rows = (kind_of_bounds(options) == BatchKind::kFewRows) == (i == 0);
     workspace_bytes = std::max(workspace_bytes, kernel.layout.total);
   }

@@ -16,7 +16,7 @@
 
 namespace flashplan {
 
-/// A kernel that a Plan may run, and what makes schedules for it.
+/// A kernel that a Plan may run, and its scheduler.
 struct PlanKernel {
   KernelChoice choice;
   WorkspaceLayout layout;
@@ -29,7 +29,7 @@ struct PlanKernel {
 
 struct Plan::Impl {
   AttentionOptions options;  // defaults filled in
-  /// Those of select_kernel(). plan() takes the one for the kind of its batch.
+  /// Those that select_kernel() chose: first, then second. plan() takes one of them for its batch.
   std::vector<PlanKernel> kernels;
   int32_t current = 0;  // the kernel of the last plan()
   /// Whether every plan takes the current kernel, because a graph has been captured that has no

@@ -41,11 +41,6 @@ inline bool has_aligned_dims(const AttentionOptions& options) noexcept {
   constexpr int32_t kAlignedDims = 8;
   return options.head_dim_qk % kAlignedDims == 0 && options.head_dim_vo % kAlignedDims == 0;
 }
-/// Whether boxes of 8 rows make up a page, or there are no pages.
-inline bool has_boxes(const AttentionOptions& options) noexcept {
-  constexpr int32_t kBoxRows = 8;
-  return options.page_size % kBoxRows == 0;
-}
 
 /// Above sm80 where tensor maps can describe the keys, and there are more than few rows. Without
 /// tensor maps everything works, but slower. For few rows sm80 is 4 to 30 % faster: two of its CTAs

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "plan/schedule_shape.h"
+
 namespace flashplan {
 namespace {
 
@@ -13,12 +15,10 @@ int32_t group_size(const AttentionOptions& options) {
   return options.num_qo_heads / options.num_kv_heads;
 }
 
-/// Whether the tiles of prefixes that requests share may be worth the kernel for many rows. Where
-/// that copies keys row by row, in pages of another size, it is slow for the keys of few rows.
+/// Whether the kernel for many rows may be the faster one for decodes below shared prefixes. In
+/// pages without boxes it copies keys row by row, which is slow for decodes.
 bool can_gain_by_prefixes(const AttentionOptions& options) {
-  constexpr int32_t kBoxRows = 8;
-  return options.page_size > 0 && options.page_size % kBoxRows == 0 && options.window_left < 0 &&
-         !options.batch_invariant;
+  return options.page_size > 0 && has_boxes(options) && may_share_prefixes(options);
 }
 
 }  // namespace

@@ -13,20 +13,21 @@ constexpr BatchKind other_kind(BatchKind kind) noexcept {
   return kind == BatchKind::kFewRows ? BatchKind::kManyRows : BatchKind::kFewRows;
 }
 
-/// Few rows where there is no room for more than a query per request.
+/// kFewRows if the bounds leave room for one query per request, and its group of query heads is
+/// small.
 BatchKind kind_of_bounds(const AttentionOptions& options) noexcept;
 
 /// Whether batches of both kinds are within the bounds, so that a plan should have a kernel for
 /// each. Plans with a variant or a rotation have one kernel, because each is compiled for itself.
 bool allows_both_kinds(const AttentionOptions& options) noexcept;
 
-/// The kind of a batch whose lengths have been checked, without its shared prefixes.
+/// The kind of a batch by the query rows of its requests. Its lengths have been checked.
 BatchKind kind_of(const Batch& batch, const AttentionOptions& options) noexcept;
 
-/// Whether the shared prefixes of a batch of few rows may save so much that the kernel for many
-/// rows is faster, for whose large tiles a prefix is less work. Its schedule tells: see
-/// Scheduler::gains_by_prefixes(). `num_shared_keys`: PrefixGroups::num_shared_keys();
-/// `num_processors`: SMs of the GPU.
+/// Whether a batch of few rows shares so many keys that the kernel for many rows may be faster: the
+/// rows of all requests below a prefix fill its large tiles. Scheduler::gains_by_prefixes()
+/// decides, once that kernel's schedule is made. `num_shared_keys`:
+/// PrefixGroups::num_shared_keys(); `num_processors`: SMs of the GPU.
 bool may_gain_by_prefixes(const Batch& batch, const AttentionOptions& options,
                           int64_t num_shared_keys, int32_t num_processors) noexcept;
 

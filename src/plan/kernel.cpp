@@ -18,6 +18,11 @@ Axis first_unserved_axis(const Kernel& kernel, const AttentionOptions& options) 
   return kernel.softcap == (options.softcap > 0.0F) ? Axis::kNone : Axis::kSoftcap;
 }
 
+bool has_boxes(const AttentionOptions& options) noexcept {
+  constexpr int32_t kBoxRows = 8;
+  return options.page_size % kBoxRows == 0;
+}
+
 int32_t no_preference(const AttentionOptions& /*options*/, BatchKind /*kind*/) noexcept {
   return 0;
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A kernel as a value: what it serves, its geometry, and the handle of its code. Values compare and
-// print; select_kernel() is the only place that chooses one.
+// print; select_kernel() is the only place that chooses those of a plan.
 #pragma once
 
 #include <array>
@@ -120,6 +120,8 @@ ArchitectureNames architectures_of(std::span<const Kernel> kernels) noexcept;
 
 /// first_unserved() of kernels that are compiled for dtypes, head dims and softcap.
 Axis first_unserved_axis(const Kernel& kernel, const AttentionOptions& options) noexcept;
+/// Whether boxes of a tensor map, of 8 rows each, make up a page, or there are no pages.
+bool has_boxes(const AttentionOptions& options) noexcept;
 /// preference() of families that serve everything on their devices.
 int32_t no_preference(const AttentionOptions& options, BatchKind kind) noexcept;
 /// scratch_bytes() of kernels whose queues keep the merged state of a batch-invariant tile.

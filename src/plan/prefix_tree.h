@@ -34,7 +34,7 @@ class PrefixGroups {
 
   /// Sorted by first request; of groups with the same one, outer groups come first.
   std::span<const PrefixGroup> in_order() const { return {groups_.data(), size_}; }
-  /// By how many keys the requests would be shorter, in all, if each prefix was computed once.
+  /// How many keys fewer the requests would read, in all, if each prefix was read once.
   int64_t num_shared_keys() const { return num_shared_keys_; }
 
  private:

@@ -112,23 +112,20 @@ void Scheduler::reserve(const ScheduleShape& shape, const ScheduleBounds& bounds
 void Scheduler::make(const Batch& batch, std::span<const PrefixGroup> groups,
                      const ScheduleMemory& memory) {
   memory_ = memory;
+  gains_by_prefixes_ = false;
   prefixes_.build(batch, groups);
   schedule_batch(batch);
   if (prefixes_.empty()) return;
   // Less work in larger tiles may still take longer, where they can not be divided among all CTAs.
   const int64_t with = modelled_time();
-  if (with <= (schedule_.total_cost + schedule_.saved_cost) / shape_.num_ctas) return;
+  gains_by_prefixes_ = with <= (schedule_.total_cost + schedule_.saved_cost) / shape_.num_ctas;
+  if (gains_by_prefixes_) return;
   const int64_t cached = prefixes_.cached_cost() / shape_.num_ctas;
   prefixes_.clear();
   schedule_batch(batch);
   if (modelled_time() - cached <= with) return;
   prefixes_.build(batch, groups);
   schedule_batch(batch);
-}
-
-bool Scheduler::gains_by_prefixes() const {
-  const int64_t without = (schedule_.total_cost + schedule_.saved_cost) / shape_.num_ctas;
-  return !prefixes_.empty() && modelled_time() <= without;
 }
 
 void Scheduler::schedule_batch(const Batch& batch) {

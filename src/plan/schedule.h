@@ -28,7 +28,7 @@ struct ScheduleBounds {
 };
 ScheduleBounds schedule_bounds(const ScheduleShape& shape, int32_t max_batch_size,
                                int32_t max_qo_tokens);
-/// Bounds of schedules that are within the one or the other.
+/// Bounds with room for the schedules of either.
 ScheduleBounds larger(const ScheduleBounds& a, const ScheduleBounds& b);
 
 /// Where a schedule is written to, with room for its bounds. Whoever owns it keeps it until the
@@ -91,9 +91,9 @@ class Scheduler {
   void make(const Batch& batch, std::span<const PrefixGroup> groups, const ScheduleMemory& memory);
 
   const Schedule& schedule() const noexcept { return schedule_; }
-  /// Whether the last batch is predicted to take less time than it would without shared prefixes on
-  /// queues of equal length, by more than the error of predictions.
-  bool gains_by_prefixes() const;
+  /// Whether the last batch, with its shared prefixes, is predicted to take no longer than without
+  /// them even if that divided evenly among the queues.
+  bool gains_by_prefixes() const noexcept { return gains_by_prefixes_; }
 
  private:
   void schedule_batch(const Batch& batch);
@@ -111,6 +111,7 @@ class Scheduler {
   int32_t max_merges_ = 0;
   Schedule schedule_;
   PrefixTree prefixes_;
+  bool gains_by_prefixes_ = false;
   SharingMerges sharing_;
   RowTiles row_tiles_;
   QueueFiller prefix_filler_;  // if prefixes come first

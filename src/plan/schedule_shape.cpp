@@ -7,8 +7,12 @@
 
 namespace flashplan {
 
+bool may_share_prefixes(const AttentionOptions& options) noexcept {
+  return !options.batch_invariant && options.window_left < 0;
+}
+
 bool shares_prefixes(const AttentionOptions& options, const KernelChoice& choice) noexcept {
-  return choice.kernel.family->shares_prefixes && choice.chunk_kv == 0 && options.window_left < 0;
+  return choice.kernel.family->shares_prefixes && may_share_prefixes(options);
 }
 
 ScheduleShape schedule_shape(const AttentionOptions& options, const KernelChoice& choice,

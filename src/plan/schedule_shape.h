@@ -88,8 +88,11 @@ struct ScheduleShape {
   int32_t granule() const noexcept { return chunk_kv > 0 ? chunk_kv / tile_kv : 1; }
 };
 
-/// Whether plans of `choice` compute shared prefixes once. Batch-invariant plans do not, because
-/// rows must not depend on their neighbours; nor do plans with a window, which hides most prefixes.
+/// Whether plans with these options may compute shared prefixes once. Batch-invariant plans may
+/// not, because rows must not depend on their neighbours; nor do plans with a window, which hides
+/// most prefixes.
+bool may_share_prefixes(const AttentionOptions& options) noexcept;
+/// Whether they do with the kernel of `choice`.
 bool shares_prefixes(const AttentionOptions& options, const KernelChoice& choice) noexcept;
 
 /// The most sharers of a batch (see PrefixTree): requests that read shared prefixes, and these

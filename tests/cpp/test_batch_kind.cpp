@@ -56,7 +56,7 @@ TEST(plans_have_a_kernel_for_each_kind_of_batches) {
   CHECK_EQ(with([&](auto& o) { decodes(o), o.page_size = 12; }), "sm80");
   CHECK_EQ(with([&](auto& o) { decodes(o), o.window_left = 100; }), "sm80");
   CHECK_EQ(with([&](auto& o) { decodes(o), o.batch_invariant = true; }), "sm80");
-  // One kernel where it is compiled for the plan.
+  // A kernel with a variant or a rotation is compiled for the plan, so there is only one.
   Variant variant;
   CHECK(Variant::create({.name = "v", .logits = "return x;"}, &variant).ok());
   CHECK_EQ(with([&](auto& o) { o.variant = variant; }), "sm90");
