@@ -29,6 +29,7 @@ struct alignas(16) uint4 {
   uint32_t x, y, z, w;
 };
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) { return {x, y, z, w}; }
 
 namespace cooperative_groups {
 
@@ -112,6 +113,7 @@ inline uint32_t atomicAdd(uint32_t* to, uint32_t value) {
   *to += value;
   return before;
 }
+inline void atomicAdd(unsigned long long* to, unsigned long long value) { *to += value; }
 inline void atomicMin(uint32_t* to, uint32_t value) { *to = std::min(*to, value); }
 inline void atomicMax(uint32_t* to, uint32_t value) { *to = std::max(*to, value); }
 

@@ -247,6 +247,25 @@ TEST(rows_that_are_not_held) {
   cuda::emulated_facts.major = 9;
 }
 
+/// Of at least as many rows as there are SMs, each is read by one CTA that does not keep it.
+TEST(rows_that_are_streamed) {
+  cuda::emulated_facts.num_sms = 4;
+  for (const int32_t vocab : {24'577, 40'003}) {
+    const Rows rows = hard_rows(vocab, 7);
+    for (const Settings& settings : kSettings) compare(rows, settings, vocab);
+  }
+  const Rows rows = hard_rows(30'008, 8);
+  std::vector<float> bias;
+  for (int32_t i = 0; i < 30'008; ++i) bias.push_back(static_cast<float>(i % 13) * 0.37F);
+  for (const Settings& settings : kFewSettings) {
+    compare(rows, settings, 30'008, false, DType::kFloat16);
+    compare(rows, settings, 30'008, false, DType::kBFloat16);
+    compare(rows, settings, 30'008, false, DType::kFloat32, bias.data());
+    compare(rows, settings, 30'008, false, DType::kFloat32, nullptr, 3);
+  }
+  cuda::emulated_facts.num_sms = 132;
+}
+
 TEST(softmax_of_hard_rows) {
   for (const int32_t vocab : {1, 7, 5003, 20'008, 128'256, 200'003}) {
     const Rows rows = hard_rows(vocab, 9);

@@ -64,6 +64,48 @@ def test_any_batch(cuda, rng):
         assert np.array_equal(ids, together[first:last])
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", [*FILTERS, "mixed"])
+def test_many_rows(cuda, rng, name, dtype):
+    """Of at least a row for each SM, a CTA reads one without keeping it."""
+    rows = np.concatenate([hard_rows(rng, 30_011) for _ in range(13)])[:140]
+    assert len(rows) == 140
+    bias = rng.standard_normal((140, 30_011)).astype(np.float32)
+    if dtype == "float16":
+        rows = np.where(np.isfinite(rows), rows.clip(-6e4, 6e4), rows)
+    logits, options = rows.astype(dtype), FILTERS.get(name) or mixed(rng, 140)
+    options = {"seed": seed_of(rng), **options}
+    tensors = {
+        name: cuda.tensor(value) if isinstance(value, np.ndarray) else value
+        for name, value in options.items()
+    }
+    # The first rows are on words of 16 bytes, those of 30,011 elements are not.
+    for x, more in ((logits[:, :30_008], None), (logits, None), (logits, bias)):
+        x = np.ascontiguousarray(x)
+        wanted = fp.sample(x, logit_bias=more, **options)
+        more = None if more is None else cuda.tensor(more)
+        ids = cuda.array(fp.sample(cuda.tensor(x), logit_bias=more, **tensors))
+        assert np.array_equal(ids, wanted)
+
+
+def test_errors_of_many_rows(cuda, torch, rng):
+    logits = rng.standard_normal((150, 30_000)).astype(np.float32)
+    logits[1, 29_000], logits[2, 3], logits[3] = np.nan, np.inf, -np.inf
+    status = torch.full((150,), -7, dtype=torch.int32, device=cuda.device)
+    for options in ({"top_k": 9}, {"top_p": 0.9}, {"min_p": 0.1}, {"temperature": 0}):
+        status.fill_(-7)
+        ids, logprobs = fp.sample(
+            cuda.tensor(logits), status=status, return_logprobs=True, **options
+        )
+        assert status.tolist() == [0, 5, 5, 6] + [0] * 146
+        ids, logprobs = cuda.array(ids), cuda.array(logprobs)
+        others = np.delete(np.arange(150), [1, 2, 3])
+        wanted, of_wanted = fp.sample(logits[:1], return_logprobs=True, **options)
+        assert (ids[[1, 2, 3]] == -1).all() and np.isnan(logprobs[[1, 2, 3]]).all()
+        assert ids[0] == wanted[0] and abs(logprobs[0] - of_wanted[0]) < 1e-5
+        assert (ids[others] >= 0).all() and np.isfinite(logprobs[others]).all()
+
+
 def test_rows_with_errors(cuda, torch, rng):
     logits = rng.standard_normal((8, 20000)).astype(np.float32)
     logits[1, 19000], logits[2, 3], logits[3] = np.nan, np.inf, -np.inf

@@ -16,6 +16,17 @@ constexpr bool kHasBulkCopies = true;
 constexpr bool kHasBulkCopies = false;
 #endif
 
+/// Starts to bring memory into L2. The address and `bytes` are multiples of 16.
+__device__ inline void bulk_prefetch(const void* from, int bytes) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  if (bytes > 0)
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;\n" ::"l"(from), "r"(bytes));
+#else
+  (void)from;
+  (void)bytes;
+#endif
+}
+
 /// Tells the threads of a CTA that a copy has arrived; in shared memory.
 class BulkBarrier {
  public:

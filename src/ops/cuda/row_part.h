@@ -114,7 +114,6 @@ class RowPart {
   /// held. Other threads may read them after a barrier.
   template <class Body>
   __device__ void load(const Body& body) {
-    constexpr int kVec = kWordElements<kDType>;
     const int thread = static_cast<int>(threadIdx.x);
     const Storage* from = data();
     const int num_words = is_word_aligned() ? count_ / kVec : 0;
@@ -149,6 +148,62 @@ class RowPart {
     load_rest(num_words * kVec, body);
   }
 
+  /// Elements that stream() gives at once, and those that are together in a block.
+  static constexpr int kVec = kWordElements<kDType>;
+  static constexpr int kUnroll = 6;  // words on their way to a thread
+  static constexpr int kBlock = 32 * kUnroll * kVec;
+  /// Calls body(values, i) for each kVec elements of this thread, where element i is the first,
+  /// before `end`, which is a multiple of kBlock or the part's end. A warp has one block after the
+  /// other; its threads call body() together, `after_end` in place of elements after the end, and
+  /// end_block(block) after each block. Nothing is kept.
+  template <class Body, class EndBlock>
+  __device__ void stream(int32_t end, const Body& body, const EndBlock& end_block) const {
+    const int warp = static_cast<int>(threadIdx.x) / 32;
+#pragma unroll 1
+    for (int block = warp; block * kBlock < end; block += kRowThreads / 32) {
+      read_block(block, body);
+      end_block(block);
+    }
+  }
+  template <class Body>
+  __device__ void stream(int32_t end, const Body& body) const {
+    stream(end, body, [](int /*block*/) {});
+  }
+
+  /// As stream(), of one block, by one warp.
+  template <class Body>
+  __device__ void read_block(int block, const Body& body) const {
+    const int first = block * kBlock + static_cast<int>(threadIdx.x) % 32 * kVec;
+    if (!is_word_aligned() || (block + 1) * kBlock > count_) {
+#pragma unroll 1
+      for (int u = 0; u < kUnroll; ++u) {
+        const int i = first + u * 32 * kVec;
+        float values[kVec];
+#pragma unroll
+        for (int e = 0; e < kVec; ++e) values[e] = i + e < count_ ? read(i + e) : after_end_;
+        body(values, i);
+      }
+      return;
+    }
+    Word<kDType, kVec> words[kUnroll];
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) {
+      words[u] =
+          __ldcs(reinterpret_cast<const Word<kDType, kVec>*>(data() + first + u * 32 * kVec));
+    }
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) {
+      float values[kVec];
+      unpack<kDType, kVec>(words[u], values);
+      body(values, first + u * 32 * kVec);
+    }
+  }
+
+  /// Brings the part's first elements into L2. By one thread.
+  __device__ void prefetch(int32_t count) const {
+    if (is_word_aligned()) bulk_prefetch(data(), min(count, count_) / kVec * 16);
+  }
+
   /// Elements i to i + 3 of the part, where i is a multiple of 4; `after_end` in place of elements
   /// after its end.
   __device__ float4 word(int32_t i) const {
@@ -169,7 +224,6 @@ class RowPart {
 
  private:
   using Storage = typename Format<kDType>::Storage;
-
   __device__ bool is_word_aligned() const {
     return source_.bias == nullptr && (reinterpret_cast<uint64_t>(data()) & 15) == 0;
   }
@@ -215,6 +269,8 @@ class RowPart {
   float after_end_;
 };
 
+constexpr int32_t kMaxHeld = 24 * 1024;  // elements of a CTA: 96 KB, so that two fit on an SM
+
 /// The grid for rows of `vocab` elements: a cluster of at most `max_cluster` CTAs for each row,
 /// whose size depends on the length of the row. After its part, a CTA gets `bytes_of_rank` bytes of
 /// dynamic shared memory for each CTA of the cluster.
@@ -222,7 +278,6 @@ inline Grid split_rows(int32_t num_rows, int32_t vocab, Device device, int max_c
                        int bytes_of_rank, RowSplit* split) {
   // With fewer elements for each CTA, the exchanges in a larger cluster cost more than it saves.
   constexpr int32_t kElementsOfCta = 8 * 1024;
-  constexpr int32_t kMaxHeld = 24 * 1024;  // 96 KB, so that two CTAs fit on an SM
   const bool has_clusters = device_facts(device.index).major >= 9;
   int cluster = 1;
   while (has_clusters && cluster < max_cluster && vocab > cluster * kElementsOfCta) cluster *= 2;

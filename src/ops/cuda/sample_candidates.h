@@ -23,7 +23,6 @@ class SampleCandidates : protected SampleHistogram<kDType, kFromProbs, kHeld> {
   using Base::least_;
   using Base::lists_have_bins_;
   using Base::most_;
-  using Base::narrow;
   using Base::part_;
   using Base::position_of;
   using Base::publish;
@@ -257,25 +256,10 @@ class SampleCandidates : protected SampleHistogram<kDType, kFromProbs, kHeld> {
     const Cut before = *cut;
     const uint32_t most = most_;
     const uint32_t least = least_;
-    for (;;) {
-      const int shift = shift_of_keys();
-      shared_.bins.clear();
-      __syncthreads();
-      for_each_candidate([&](uint32_t key) {
-        if (key < least_ || key > most_) return;
-        const int rest = Bins::first_of_lane();
-        const int bins[4] = {static_cast<int>((key - least_) >> shift), rest, rest, rest};
-        const uint32_t amounts[4] = {this->template amount_of_key<kByWeight>(key, before), 0U, 0U,
-                                     0U};
-        shared_.bins.add(bins, amounts);
-      });
-      // Other CTAs may send already what goes to the other places of groups_.
-      const Bin bin =
-          find_bin(shared_.bins, groups_ + cluster_rank() * kGroups, above, wanted, shared_.found);
-      above = bin.above;
-      narrow(bin.index, shift);
-      if (shift == 0) break;
-    }
+    above = this->find_key(wanted, above, [&](const auto& add) {
+      for_each_candidate(
+          [&](uint32_t key) { add(key, this->template amount_of_key<kByWeight>(key, before)); });
+    });
     cut->key = least_;
     cut->num_ties = 1;
     least_ = least;

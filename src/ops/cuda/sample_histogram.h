@@ -181,6 +181,34 @@ class SampleHistogram : protected SampleRow<kDType, kFromProbs, kHeld> {
     most_ = min(most_, least_ + ((1U << shift) - 1));
   }
 
+  /// Narrows the keys from least_ to most_ to the bin at which the sum of amounts, from the largest
+  /// key down and with what is `above` all of them, reaches `wanted`, as the sum of all does.
+  /// for_each(add) calls add(key, amount) for this thread's part of what this CTA has of them.
+  /// Returns the sum above the bin.
+  template <class ForEach>
+  __device__ uint64_t find_range(uint64_t wanted, uint64_t above, const ForEach& for_each) {
+    const int shift = shift_of_keys();
+    clear_bins();
+    for_each([&](uint32_t key, uint32_t amount) {
+      if (key < least_ || key > most_) return;
+      const int rest = Bins::first_of_lane();
+      const int bins[4] = {static_cast<int>((key - least_) >> shift), rest, rest, rest};
+      const uint32_t amounts[4] = {amount, 0U, 0U, 0U};
+      shared_.bins.add(bins, amounts);
+    });
+    // Other CTAs may send already what goes to the other places of groups_.
+    const Bin bin =
+        find_bin(shared_.bins, groups_ + cluster_rank() * kGroups, above, wanted, shared_.found);
+    narrow(bin.index, shift);
+    return bin.above;
+  }
+  /// The same down to one key, which is then least_ and most_.
+  template <class ForEach>
+  __device__ uint64_t find_key(uint64_t wanted, uint64_t above, const ForEach& for_each) {
+    while (least_ != most_) above = find_range(wanted, above, for_each);
+    return above;
+  }
+
   /// What the first histogram divides into bins; it grows with x. For a logit it is the negative
   /// distance from the largest logit, for a probability its weight as a float, whose exponent and
   /// first bits of the mantissa give the bin.

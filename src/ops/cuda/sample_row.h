@@ -29,6 +29,12 @@ struct FewCandidates {
   uint64_t mass_above[kFew];
 };
 
+/// Few candidates of a row that one CTA draws from.
+struct FewListed {
+  static constexpr int kMost = 128;  // each is compared with each
+  uint4 entries[kMost];              // key, id, weight, whether it is kept
+};
+
 /// Of a CTA.
 struct SampleShared {
   BulkBarrier arrived[kBulks];  // of the part
@@ -40,6 +46,7 @@ struct SampleShared {
   union {
     Bins bins;
     FewCandidates few;
+    FewListed few_listed;
   };
   Bin group;  // of bins
   Bin found;
@@ -63,6 +70,17 @@ static_assert(sizeof(SampleShared) <= 11 * 1024, "three CTAs of 16,032 elements 
 /// Of 0, only +0 has a key.
 __device__ inline uint32_t key_of(float x) { return sampling::key_of(__fadd_rn(x, 0.0F)); }
 
+/// NaN if one of them is.
+__device__ inline float larger_or_nan(float a, float b) {
+#ifdef __CUDA_ARCH__
+  float result;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+#else
+  return a != a || a > b ? a : b;
+#endif
+}
+
 /// All threads of the cluster go through all calls together. The steps of sample() are classes that
 /// derive from this one.
 template <DType kDType, bool kFromProbs, bool kHeld>
@@ -82,6 +100,26 @@ class SampleRow {
     p_.ids[row_] = id;
     if (p_.logprobs != nullptr) p_.logprobs[row_] = logprob;
     if (p_.status != nullptr) p_.status[row_] = static_cast<int32_t>(error);
+  }
+
+  /// By one thread; others see them after a barrier. Some may come from memory, beside the logits.
+  __device__ void read_parameters() {
+    shared_.temperature = p_.temperature.of(row_);
+    shared_.top_k = p_.top_k.of(row_);
+    shared_.top_p = p_.top_p.of(row_);
+    shared_.min_p = p_.min_p.of(row_);
+    shared_.random = sampling::random_bits(p_.seed.of(row_), p_.offset.of(row_), p_.stream(row_),
+                                           sampling::kUseSample);
+  }
+
+  __device__ SampleError error_of_parameters() const {
+    if (!(shared_.temperature >= 0.0F && shared_.temperature < INFINITY)) {
+      return SampleError::kTemperature;
+    }
+    if (shared_.top_k < 1) return SampleError::kTopK;
+    if (!(shared_.top_p > 0.0F && shared_.top_p <= 1.0F)) return SampleError::kTopP;
+    if (!(shared_.min_p >= 0.0F && shared_.min_p <= 1.0F)) return SampleError::kMinP;
+    return SampleError::kNone;
   }
 
   // --- Elements and their weights ---

@@ -1,26 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// sample() on CUDA: a cluster of CTAs has a row in its shared memory.
+// sample() on CUDA: a cluster of CTAs has a row in its shared memory, or, of many rows, a CTA
+// reads one without keeping it.
 #include <cmath>
 #include <cstdint>
 
 #include "flashplan/sampling.h"
 #include "ops/cuda/launch.h"
 #include "ops/cuda/sample_draw.h"
+#include "ops/cuda/sample_stream.h"
 #include "ops/operators.h"
 
 namespace flashplan::cuda {
 namespace {
-
-/// NaN if one of them is.
-__device__ inline float larger_or_nan(float a, float b) {
-#ifdef __CUDA_ARCH__
-  float result;
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
-  return result;
-#else
-  return a != a || a > b ? a : b;
-#endif
-}
 
 /// One row of logits or of probabilities. All threads of the cluster go through all calls together.
 template <DType kDType, bool kFromProbs, bool kHeld>
@@ -64,16 +55,9 @@ class Sampler : SampleDraw<kDType, kFromProbs, kHeld> {
   /// Draws and writes the token, or returns why there is none. After the last barrier of the
   /// cluster no CTA touches the memory of another one, so each may end when it likes.
   __device__ SampleError choose() {
-    if (threadIdx.x == 0) {  // these may come from memory, beside the logits
-      shared_.temperature = p_.temperature.of(row_);
-      shared_.top_k = p_.top_k.of(row_);
-      shared_.top_p = p_.top_p.of(row_);
-      shared_.min_p = p_.min_p.of(row_);
-      shared_.random = sampling::random_bits(p_.seed.of(row_), p_.offset.of(row_), p_.stream(row_),
-                                             sampling::kUseSample);
-    }
+    if (threadIdx.x == 0) this->read_parameters();
     const SampleError of_row = load();
-    const SampleError error = error_of_parameters();
+    const SampleError error = this->error_of_parameters();
     if (error != SampleError::kNone) return error;
     if (of_row != SampleError::kNone) return of_row;
     if (shared_.temperature == 0.0F) return take_largest();
@@ -100,16 +84,6 @@ class Sampler : SampleDraw<kDType, kFromProbs, kHeld> {
       cut.num_ties = sampling::ties_to_reach(threshold.wanted, threshold.above, weight_of_tie(cut));
     }
     return this->draw(cut, kFromProbs && !filters);
-  }
-
-  __device__ SampleError error_of_parameters() const {
-    if (!(shared_.temperature >= 0.0F && shared_.temperature < INFINITY)) {
-      return SampleError::kTemperature;
-    }
-    if (shared_.top_k < 1) return SampleError::kTopK;
-    if (!(shared_.top_p > 0.0F && shared_.top_p <= 1.0F)) return SampleError::kTopP;
-    if (!(shared_.min_p >= 0.0F && shared_.min_p <= 1.0F)) return SampleError::kMinP;
-    return SampleError::kNone;
   }
 
   /// Loads the part; finds the row's largest value and what is wrong with the row.
@@ -183,9 +157,55 @@ __global__ void __launch_bounds__(kRowThreads, kRowCtasOfSm)
       .run();
 }
 
+constexpr int kStreamCtasOfSm = 2;  // with a third, registers would be spilled
+
+template <DType kDType>
+__global__ void __launch_bounds__(kRowThreads, kStreamCtasOfSm)
+    stream_kernel(const __grid_constant__ RowParams<SampleParams> params) {
+  __shared__ SampleShared shared;
+  extern __shared__ float4 memory[];
+  auto* floats = reinterpret_cast<float*>(memory);
+  const int32_t row = row_of_cluster();
+  if (SampleStream<kDType>(params, row, shared, floats).run()) return;
+  __syncthreads();
+  Sampler<kDType, false, false>(params, row, shared, floats).run();
+}
+
+/// Whether stream_kernel() is to be used: for as many rows as it needs to be faster, and, as long
+/// as no filter is known to keep more than a CTA finds in two readings.
+bool is_streamed(const SampleParams& p, bool has_clusters, int num_sms) {
+  if (p.from_probs || p.vocab <= kMaxHeld) return false;
+  const bool has_top_k = p.top_k.each != nullptr || p.top_k.all < p.vocab;
+  const bool has_top_p = p.top_p.each != nullptr || p.top_p.all < 1.0F;
+  const bool has_min_p = p.min_p.each != nullptr || p.min_p.all > 0.0F;
+  const bool is_greedy = p.temperature.each != nullptr || p.temperature.all == 0.0F;
+  if (!has_top_k && !has_top_p && !has_min_p && !is_greedy) return false;
+  const bool has_large_top_k =
+      has_top_k && p.top_k.each == nullptr && p.top_k.all > kMostStreamedTopK && !is_greedy;
+  if (has_large_top_k && has_top_p) return false;
+  if (!has_clusters) return true;
+  constexpr float kSmallMinP = 0.02F;  // may keep many
+  const bool has_small_min_p = p.min_p.each == nullptr && p.min_p.all < kSmallMinP;
+  const bool is_read_twice = (!has_top_k || has_large_top_k) && has_small_min_p && !is_greedy;
+  return p.num_rows >= (is_read_twice ? num_sms + num_sms / 2 : num_sms);
+}
+
 }  // namespace
 
 Status sample(const SampleParams& p, Device device, Stream stream) noexcept {
+  const bool has_clusters = device_facts(device.index).major >= 9;
+  if (is_streamed(p, has_clusters, device_facts(device.index).num_sms)) {
+    return with_float(p.dtype, [&](auto dtype) {
+      constexpr DType kDType = decltype(dtype)::value;
+      const RowParams<SampleParams> params{p, {.part = p.vocab, .held = false}};
+      const Grid grid = {
+          .ctas = dim3(static_cast<unsigned>(p.num_rows)),
+          .threads = dim3(kRowThreads),
+          .cluster = has_clusters ? 1 : 0,
+          .smem_bytes = static_cast<int>(kGroups * sizeof(uint64_t) + sizeof(StreamList))};
+      return launch(stream_kernel<kDType>, grid, device, stream, params);
+    });
+  }
   // Few rows: as many CTAs as run at once. Many: fewer barriers for an element.
   const int64_t most = int64_t{kRowCtasOfSm} * device_facts(device.index).num_sms;
   const bool is_large = int64_t{p.num_rows} * kMaxCluster <= most;

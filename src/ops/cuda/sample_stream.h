@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+// sample() from a row that one CTA reads once without keeping it, for many rows: while it reads, it
+// lists what may pass a small top-k or min-p, and then draws from the list.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "ops/cuda/sample_twice.h"
+
+namespace flashplan::cuda {
+
+template <DType kDType>
+class SampleStream : SampleTwice<kDType> {
+  using Base = SampleTwice<kDType>;
+
+ public:
+  using Base::Base;
+
+  /// Draws and writes the token. Returns false, and writes nothing, where the row has an error or
+  /// the list does not have all that is needed.
+  __device__ bool run() {
+    if (threadIdx.x == 0) {
+      part_.prefetch(kPrefetched);
+      shared_.least = ~0U;
+      shared_.most = 0;
+      this->read_parameters();
+    }
+    __syncthreads();
+    if (this->error_of_parameters() != SampleError::kNone) return false;
+    scale_ = sampling::make_scale(0.0F, shared_.temperature, false);
+    cut_ = sampling::keep_all(sampling::least_weight(shared_.min_p));
+    top_k_ = shared_.temperature == 0.0F ? 1 : shared_.top_k;
+    if (!probe()) return false;
+    if (top_k_ > kMostStreamedTopK && cut_.min_weight == 0) {
+      if (top_k_ < p_.vocab && shared_.top_p < 1.0F) return false;
+      // Few elements to list, then all that may have the threshold.
+#pragma unroll 1
+      for (const float slack : {1.0004F, 1.0029F}) {
+        count();
+        if (!has_largest()) return false;
+        if (draw_from_row(find_range_of_counts(slack))) return true;
+        __syncthreads();
+      }
+      return false;
+    }
+    gather();
+    if (!has_largest()) return false;
+    if (!has_listed_all()) {
+      const bool is_all = top_k_ >= p_.vocab && shared_.top_p >= 1.0F;
+      return is_all && draw_from_row({-INFINITY, -INFINITY});
+    }
+    if (draw_from_few()) return true;
+    filter();
+    draw();
+    return true;
+  }
+
+ private:
+  using Base::base_;
+  using Base::bound_;
+  using Base::count;
+  using Base::cut_;
+  using Base::draw;
+  using Base::draw_from_few;
+  using Base::draw_from_row;
+  using Base::filter;
+  using Base::find_range_of_counts;
+  using Base::has_largest;
+  using Base::has_listed_all;
+  using Base::kVec;
+  using Base::least_;
+  using Base::list;
+  using Base::list_;
+  using Base::most_;
+  using Base::num_;
+  using Base::p_;
+  using Base::part_;
+  using Base::scale_;
+  using Base::share_extremes;
+  using Base::shared_;
+  using Base::top_k_;
+
+  /// Of the row's first elements, which give a bound.
+  static constexpr int32_t kProbed = kRowWarps * RowPart<kDType, false>::kBlock;
+  static constexpr int32_t kPrefetched = 3 * kProbed;  // memory is busy while they are probed
+
+  /// Finds a bound for the list in the row's first elements. False if the list would be too long.
+  __device__ bool probe() {
+    if (part_.count() < kProbed) return false;
+    float largest = -INFINITY;
+    float smallest = INFINITY;  // of the largest ones of words
+    part_.stream(kProbed, [&](const float (&x)[kVec], int i) {
+      float of_word = x[0];
+#pragma unroll
+      for (int e = 1; e < kVec; ++e) of_word = fmaxf(of_word, x[e]);
+      words()[i / kVec] = key_of(of_word);
+      largest = fmaxf(largest, of_word);
+      smallest = fminf(smallest, of_word);
+    });
+    share_extremes(key_of(smallest), key_of(largest));
+    const uint32_t least = shared_.least;
+    most_ = shared_.most;
+    __syncthreads();  // gather() changes the shared ones
+    base_ = sampling::value_of(most_);
+    if (cut_.min_weight != 0) {
+      // A little more than the largest distance of a kept weight.
+      const float distance = (30.0F - log2f(static_cast<float>(cut_.min_weight))) / 32.0F;
+      min_p_depth_ = __fdiv_rn(distance * 1.0001F + 1e-6F, scale_.factor);
+      bound_ = base_ - min_p_depth_;
+    }
+    if (top_k_ > kMostStreamedTopK) return true;
+    // At least top_k words reach the range's least key, and so top_k elements do. What is far
+    // below the largest is taken for one key, so that the other ranges are narrow.
+    constexpr int kNumWords = kProbed / kVec;
+    constexpr uint32_t kSpan = 1U << 26;  // of keys: eight powers of two
+    const uint32_t low = most_ - min(most_ - least, kSpan);
+    least_ = low;
+    this->find_range(static_cast<uint64_t>(top_k_), 0, [&](const auto& add) {
+      for (int w = static_cast<int>(threadIdx.x); w < kNumWords; w += kRowThreads) {
+        add(max(words()[w], low), 1U);
+      }
+    });
+    if (least_ == low) least_ = least;
+    bound_ = fmaxf(bound_, sampling::value_of(least_));
+    return true;
+  }
+
+  /// Of the probed words, the largest elements' keys.
+  __device__ uint32_t* words() { return &list_.keys[0][0]; }
+
+  /// Lists the elements that reach the bound, which rises with the largest value where there is
+  /// min-p; finds the row's largest value.
+  __device__ void gather() {
+    float largest = -INFINITY;  // NaN if there is one
+    float bound = bound_;
+    num_ = 0;
+    part_.stream(part_.count(), [&](const float (&x)[kVec], int i) {
+      float of_word = x[0];
+#pragma unroll
+      for (int e = 1; e < kVec; ++e) of_word = larger_or_nan(of_word, x[e]);
+      largest = larger_or_nan(largest, of_word);
+      if (__ballot_sync(~0U, of_word >= bound) == 0) return;
+      list(x, i, bound);
+      if (cut_.min_weight == 0) return;
+      const uint32_t most = __reduce_max_sync(~0U, key_of(of_word));
+      bound = fmaxf(bound, sampling::value_of(most) - min_p_depth_);
+    });
+    share_extremes(~0U, key_of(largest));
+  }
+
+  float min_p_depth_ = 0.0F;  // below the largest value, what min-p may keep
+};
+
+}  // namespace flashplan::cuda

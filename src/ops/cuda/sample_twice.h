@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: Apache-2.0
+// Draws from a row of which too many elements may be kept for a list, by reading it twice. The
+// first time, elements are counted by ranges of their values. These tell where the threshold of a
+// filter is; the second time, what is near it is listed, and what is above it is summed by blocks.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "ops/cuda/sample_listed.h"
+
+namespace flashplan::cuda {
+
+template <DType kDType>
+class SampleTwice : protected SampleListed<kDType> {
+  using Base = SampleListed<kDType>;
+
+ public:
+  using Base::Base;
+
+ protected:
+  using Base::cut_;
+  using Base::find_last_tie;
+  using Base::has_listed_all;
+  using Base::kept_weight_of;
+  using Base::kVec;
+  using Base::least_;
+  using Base::list;
+  using Base::list_;
+  using Base::most_;
+  using Base::num_;
+  using Base::num_listed_;
+  using Base::p_;
+  using Base::part_;
+  using Base::scale_;
+  using Base::share_extremes;
+  using Base::shared_;
+  using Base::sum_of_cta;
+  using Base::sums;
+  using Base::top_k_;
+  using Base::weight_of_listed;
+  using Base::weight_of_tie;
+  using Base::write_token;
+
+  static constexpr float kBinsOfOctave = 256.0F;
+  static constexpr float kBinOfBase = StreamList::kBins - 2048.0F;  // of the largest probed value
+
+  /// A bin's number is that of x * slope + offset.
+  struct BinOfValue {
+    float slope, offset;
+  };
+  __device__ BinOfValue bin_of_value() const {
+    const float slope = scale_.factor * (32.0F * kBinsOfOctave);
+    return {slope, kBinOfBase - base_ * slope};
+  }
+
+  /// Counts the elements by bin; finds the row's largest value.
+  __device__ void count() {
+#pragma unroll 1
+    for (int b = static_cast<int>(threadIdx.x); b < StreamList::kBins; b += kRowThreads) {
+      list_.counts[b] = 0;
+    }
+    __syncthreads();
+    float largest = -INFINITY;  // NaN if there is one
+    const BinOfValue bin = bin_of_value();
+    part_.stream(part_.count(), [&](const float (&x)[kVec], int /*i*/) {
+#pragma unroll
+      for (int e = 0; e < kVec; ++e) {
+        largest = larger_or_nan(largest, x[e]);
+        constexpr float kLast = StreamList::kBins - 1;
+        constexpr float kWhole = 8388608.0F;  // leaves a whole number in the low bits
+        const float number = fminf(fmaxf(x[e] * bin.slope + bin.offset, 0.0F), kLast);
+        atomicAdd(&list_.counts[sampling::bits_of(number + kWhole) & (StreamList::kBins - 1)], 1U);
+      }
+    });
+    share_extremes(~0U, key_of(largest));
+  }
+
+  /// A range of values that has the threshold of top-k, or that of top-p if the mass of all bins is
+  /// known but for a factor of `slack`. A weight is within 0.14 % of that of the middle of its bin,
+  /// and sums of many weights are much nearer.
+  __device__ Range find_range_of_counts(float slack) {
+    if (top_k_ >= p_.vocab && shared_.top_p >= 1.0F) return {-INFINITY, -INFINITY};
+    constexpr int kShare = (StreamList::kBins + kRowThreads - 1) / kRowThreads;
+    const bool by_mass = top_k_ >= p_.vocab;
+    const BinOfValue bin = bin_of_value();
+    const float bin_of_largest = scale_.largest * bin.slope + bin.offset;
+    const int first = StreamList::kBins - 1 - static_cast<int>(threadIdx.x) * kShare;
+    const auto amount_of = [&](int b) {
+      if (b < 0) return uint64_t{0};
+      const float octave = 30.0F + (static_cast<float>(b) - bin_of_largest) / kBinsOfOctave;
+      return list_.counts[b] * (by_mass ? static_cast<uint64_t>(exp2f(fminf(octave, 32.0F))) : 1U);
+    };
+    uint64_t own = 0;
+#pragma unroll 1
+    for (int b = first; b > first - kShare; --b) own += amount_of(b);
+    const uint64_t to_lane = sum_to_lane(own);
+    const int lane = lane_of_thread();
+    const int warp = warp_of_thread();
+    if (lane == 31) shared_.warp_values[warp][0] = to_lane;
+    if (threadIdx.x == 0) shared_.selected[0] = shared_.selected[1] = 0;
+    __syncthreads();
+    const uint64_t of_warp = lane < kRowWarps ? shared_.warp_values[lane][0] : 0;
+    const uint64_t all = sum_of_warp(of_warp);
+    const uint64_t begin = sum_of_warp(lane < warp ? of_warp : 0) + to_lane - own;
+    const double wanted = by_mass ? double{shared_.top_p} * static_cast<double>(all) : top_k_;
+    const double factor = by_mass ? slack : 1.0;
+    const double of_ends[2] = {wanted / factor, wanted * factor};
+#pragma unroll 1
+    for (int end = 0; end < 2; ++end) {
+      if (!(static_cast<double>(begin) < of_ends[end] &&
+            of_ends[end] <= static_cast<double>(begin + own))) {
+        continue;
+      }
+      uint64_t reached = begin;
+      int b = first;
+      for (;; --b) {
+        reached += amount_of(b);
+        if (static_cast<double>(reached) >= of_ends[end]) break;
+      }
+      shared_.selected[end] = static_cast<uint32_t>(b);
+    }
+    __syncthreads();
+    const auto high = static_cast<int>(shared_.selected[0]);
+    const auto low = static_cast<int>(shared_.selected[1]);
+    const auto value_of = [&](float b) { return __fdiv_rn(b - bin.offset, bin.slope); };
+    __syncthreads();
+    return {low == 0 ? -INFINITY : value_of(static_cast<float>(low) - 0.6F),
+            high == StreamList::kBins - 1 ? INFINITY : value_of(static_cast<float>(high) + 0.6F)};
+  }
+
+  /// Reads the row again, where all above the range is kept, and all in it is listed; draws and
+  /// writes the token. Returns false where the range has not the threshold, or too many elements.
+  __device__ bool draw_from_row(const Range& range) {
+    constexpr int kBlock = RowPart<kDType, false>::kBlock;
+    const int num_blocks = (part_.count() + kBlock - 1) / kBlock;
+    if (num_blocks > StreamList::kMostBlocks) return false;
+    num_ = 0;
+    uint64_t all = 0;       // mass
+    uint64_t above = 0;     // the range
+    uint64_t of_block = 0;  // of `above`
+    uint32_t num_above = 0;
+    part_.stream(
+        part_.count(),
+        [&](const float (&x)[kVec], int i) {
+          bool any_in = false;
+#pragma unroll
+          for (int e = 0; e < kVec; ++e) {
+            const uint32_t weight = kept_weight_of(x[e], cut_);
+            const bool is_above = x[e] >= range.high;
+            all += weight;
+            of_block += is_above ? weight : 0U;
+            num_above += is_above && i + e < part_.count() ? 1U : 0U;
+            any_in = any_in || (!is_above && x[e] >= range.low);
+          }
+          if (__ballot_sync(~0U, any_in) != 0) list(x, i, range.low, range.high);
+        },
+        [&](int block) {
+          const uint64_t sum = sum_of_warp(of_block);
+          if (lane_of_thread() == 0) list_.masses[block] = sum;
+          above += of_block;
+          of_block = 0;
+        });
+    all = sum_of_cta(all);
+    above = sum_of_cta(above);
+    const uint64_t count_above = sum_of_cta(num_above);
+    if (!has_listed_all()) return false;
+    if (range.high > -INFINITY && !find_cut(all, above, count_above)) return false;
+    const uint32_t tie = weight_of_tie(cut_);
+    const auto listed = sums();
+    const uint32_t last_tie = find_last_tie(tie, listed.ties);
+    this->for_each([&](uint32_t key, uint32_t id) {
+      const uint32_t weight = weight_of_listed(key, id, tie, last_tie);
+      if (weight != 0) atomicAdd(&list_.masses[id / kBlock], static_cast<Mass>(weight));
+    });
+    __syncthreads();
+    if (warp_of_thread() != 0) return true;
+    const uint64_t total = above + listed.mass + uint64_t{cut_.num_ties} * tie;
+    uint64_t target = sampling::high_product(shared_.random, total);
+    const int block = find_block(num_blocks, &target);
+    bool is_found = false;
+    part_.read_block(block, [&](const float (&x)[kVec], int i) {
+      uint32_t weights[kVec];
+      uint64_t own = 0;
+#pragma unroll
+      for (int e = 0; e < kVec; ++e) {
+        const uint32_t key = key_of(x[e]);
+        weights[e] = weight_of_listed(key, static_cast<uint32_t>(i + e), tie, last_tie);
+        own += weights[e];
+      }
+      const uint64_t passed = sum_to_lane(own);
+      uint64_t before = passed - own;
+      const uint64_t sum = __shfl_sync(~0U, passed, 31);
+#pragma unroll
+      for (int e = 0; e < kVec; ++e) {
+        const bool is_token = !is_found && before <= target && target < before + weights[e];
+        if (is_token) write_token(static_cast<uint32_t>(i + e), weights[e], total);
+        before += weights[e];
+      }
+      is_found = is_found || target < sum;
+      target -= is_found ? 0 : sum;
+    });
+    return true;
+  }
+
+  /// The cut of top-k or top-p, whose threshold is a candidate.
+  __device__ bool find_cut(uint64_t all, uint64_t above, uint64_t count_above) {
+    least_ = 1;
+    most_ = shared_.most;
+    if (top_k_ < p_.vocab) {
+      const auto wanted = static_cast<uint64_t>(top_k_);
+      if (count_above >= wanted || count_above + static_cast<uint64_t>(num_listed_) < wanted)
+        return false;
+      const uint64_t count = this->find_key(wanted, count_above, [&](const auto& add) {
+        this->for_each([&](uint32_t key, uint32_t /*id*/) { add(key, 1U); });
+      });
+      cut_ = {least_, static_cast<uint32_t>(wanted - count), cut_.min_weight};
+      return true;
+    }
+    const uint64_t wanted = sampling::part_of(shared_.top_p, all);
+    if (above >= wanted || above + sums().mass < wanted) return false;
+    const Cut before = cut_;
+    above = this->find_key(wanted, above, [&](const auto& add) {
+      this->for_each([&](uint32_t key, uint32_t /*id*/) {
+        add(key, this->template amount_of_key<true>(key, before));
+      });
+    });
+    cut_ = {least_, 1, cut_.min_weight};
+    cut_.num_ties = sampling::ties_to_reach(wanted, above, weight_of_tie(cut_));
+    return true;
+  }
+
+  /// The first block at which the masses pass *target, from which those before are taken. One warp.
+  __device__ int find_block(int num_blocks, uint64_t* target) const {
+    int block = 0;
+#pragma unroll 1
+    for (; block + 32 < num_blocks; block += 32) {
+      const uint64_t sum = sum_of_warp(list_.masses[block + lane_of_thread()]);
+      if (*target < sum) break;
+      *target -= sum;
+    }
+    const int own = block + lane_of_thread();
+    const uint64_t mass = own < num_blocks ? list_.masses[own] : 0;
+    const uint64_t passed = sum_to_lane(mass);
+    const unsigned lanes = __ballot_sync(~0U, passed > *target);
+    const int lane = lanes != 0 ? __ffs(static_cast<int>(lanes)) - 1 : 0;
+    *target -= __shfl_sync(~0U, passed - mass, lane);
+    return block + lane;
+  }
+
+  float base_ = 0.0F;  // a value that is not far below the largest
+};
+
+}  // namespace flashplan::cuda
