@@ -154,11 +154,11 @@ void PrefixTree::clear() {
 
 /// Neighbouring requests whose rows fit into one row tile and that have the same innermost prefix.
 struct PrefixTree::Run {
-  int32_t first_request = 0;
-  int32_t end = 0;
-  int32_t num_rows = 0;
-  int32_t num_readers = 0;
-  int32_t parent = -1;
+  int32_t first_request;
+  int32_t end;
+  int32_t num_rows;
+  int32_t num_readers;
+  int32_t parent;
 };
 
 void PrefixTree::build(const Batch& batch, std::span<const PrefixGroup> groups) {
@@ -181,32 +181,36 @@ void PrefixTree::build(const Batch& batch, std::span<const PrefixGroup> groups) 
 
 /// Shares the first `end` keys of a group, in runs that fit into a row tile.
 void PrefixTree::share_group(const Batch& batch, const PrefixGroup& group, int32_t end) {
-  Run run;
+  const int32_t* const qo = batch.qo_indptr;
+  const int32_t most_tokens = shape_.tile_q / shape_.group_size;
   for (int32_t r = group.first_request; r < end_of(group);) {
-    const int32_t rows = rows_of(batch, r);
+    const int32_t num_tokens = qo[r + 1] - qo[r];
     const int32_t parent = prefix_of(r);
-    if (rows == 0) {
-      ++r;
+    int32_t run_end = r + 1;
+    if (num_tokens == 0 || num_tokens > most_tokens) {
+      // It reads nothing, or fills row tiles by itself.
     } else if (parent >= 0) {
       // The requests of a prefix fit into a row tile, and those that the group has are one run: the
       // groups before this one that have some of them have all of them.
-      share(std::exchange(run, {}), end);
       const SharedPrefix& around = prefixes_[static_cast<std::size_t>(parent)];
-      const int32_t run_end = std::min(end_of(group), around.first_request + around.num_requests);
+      run_end = std::min(end_of(group), around.first_request + around.num_requests);
       if (around.keys.end < end) share(run_of(batch, r, run_end, parent), end);
-      r = run_end;
     } else {
-      if (run.num_rows + rows > shape_.tile_q) share(std::exchange(run, {}), end);
-      if (rows <= shape_.tile_q) {
-        if (run.num_rows == 0) run.first_request = r;
-        run.end = r + 1;
-        run.num_rows += rows;
-        ++run.num_readers;
-      }
-      ++r;
+      run_end = end_of_run(batch, r, end_of(group));
+      share(run_of(batch, r, run_end, -1), end);
     }
+    r = run_end;
   }
-  share(run, end);
+}
+
+/// Where a run ends that begins with request `first`: at `end` at the latest.
+int32_t PrefixTree::end_of_run(const Batch& batch, int32_t first, int32_t end) const {
+  const int32_t* const qo = batch.qo_indptr;
+  const int32_t* const prefix_of = prefix_of_.data();
+  const int32_t most_tokens = shape_.tile_q / shape_.group_size;
+  int32_t r = first + 1;
+  while (r < end && qo[r + 1] - qo[first] <= most_tokens && prefix_of[r] < 0) ++r;
+  return r;
 }
 
 /// The run of requests [first, end), where `first` is a reader.
@@ -225,11 +229,9 @@ void PrefixTree::share(const Run& run, int32_t end) {
   const int32_t begin = keys_before(run.parent);
   const int64_t steps = (end - begin) / shape_.tile_kv;
   const int64_t cached = steps * (run.num_readers - 1) * cost.of_cached_step();
-  // Of each request by itself: the costs are linear in rows.
+  // Costs are linear in rows: what they add is the same for one row tile as for several.
   const int64_t others = run.num_readers - 1;
-  const int64_t step_cost = others * cost.of_step(0) + cost.of_step(run.num_rows);
-  const int64_t write_cost = others * cost.of_write(0) + cost.of_write(run.num_rows);
-  int64_t saved = steps * (step_cost - cost.of_step(run.num_rows)) - cached;
+  int64_t saved = steps * others * cost.of_step(0) - cached;
   SharedPrefix* const around =
       run.parent >= 0 ? &prefixes_[static_cast<std::size_t>(run.parent)] : nullptr;
   if (around != nullptr && around->num_readers == run.num_readers) {
@@ -240,6 +242,7 @@ void PrefixTree::share(const Run& run, int32_t end) {
     cached_cost_ += cached;
     return;
   }
+  const int64_t write_cost = others * cost.of_write(0) + cost.of_write(run.num_rows);
   saved -= cost.of_tile(run.num_rows) + cost.of_write(run.num_rows);
   if (around == nullptr) {
     saved -= write_cost + others * cost.of_merge(0) + cost.of_merge(run.num_rows);

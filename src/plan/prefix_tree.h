@@ -111,15 +111,13 @@ class PrefixTree {
  private:
   struct Run;
 
-  int32_t rows_of(const Batch& batch, int32_t request) const {
-    return (batch.qo_indptr[request + 1] - batch.qo_indptr[request]) * shape_.group_size;
-  }
   /// The number of keys in a prefix and in the prefixes around it.
   int32_t keys_before(int32_t prefix) const {
     return prefix < 0 ? 0 : prefixes_[static_cast<std::size_t>(prefix)].keys.end;
   }
   void count_readers(const Batch& batch);
   void share_group(const Batch& batch, const PrefixGroup& group, int32_t end);
+  int32_t end_of_run(const Batch& batch, int32_t first, int32_t end) const;
   Run run_of(const Batch& batch, int32_t first, int32_t end, int32_t parent) const;
   void share(const Run& run, int32_t end);
   void number_readers(const Batch& batch);
