@@ -41,8 +41,7 @@ void Cutter::start(int64_t capacity, int64_t* loads) {
 /// uses it is inlined: members of Cutter would be read again after every piece that is written.
 struct Cutter::Position {
   explicit Position(Cutter& cutter)
-      : cost(cutter.shape_.cost),
-        tile_q(cutter.shape_.tile_q),
+      : tile_q(cutter.shape_.tile_q),
         tile_kv(cutter.shape_.tile_kv),
         of_step(make_divisor(tile_kv)),
         num_kv_heads(cutter.shape_.num_kv_heads),
@@ -59,34 +58,34 @@ struct Cutter::Position {
         segments(cutter.segments_),
         piece_ends(cutter.piece_ends_.data() + 1),
         pieces(cutter.pieces_.data()),
-        uncut(cutter.uncut_.data()),
-        num_pieces(cutter.num_pieces_),
+        next_piece(pieces + cutter.num_pieces_),
         first_merge(cutter.first_merge_),
         num_slots(cutter.num_slots_),
-        num_uncut(cutter.num_uncut_),
+        next_uncut(cutter.uncut_.data() + cutter.num_uncut_),
         cta(cutter.cta_),
         room(capacity - loads[cta]) {}
 
   void save(Cutter& cutter) const {
     loads[cta] = capacity - room;
-    cutter.cta_ = cta;
-    cutter.num_pieces_ = num_pieces;
+    cutter.cta_ = static_cast<int32_t>(cta);
+    cutter.num_pieces_ = num_pieces();
     cutter.first_merge_ = first_merge;
     cutter.num_slots_ = num_slots;
-    cutter.num_uncut_ = num_uncut;
+    cutter.num_uncut_ = static_cast<int32_t>(next_uncut - cutter.uncut_.data());
   }
+
+  int32_t num_pieces() const { return static_cast<int32_t>(next_piece - pieces); }
 
   /// Whether the queue takes all that is left.
   bool is_last() const { return cta == last_cta; }
 
   void next_cta() {
     loads[cta] = capacity - room;
-    piece_ends[cta] = num_pieces;
+    piece_ends[cta] = num_pieces();
     ++cta;
     room = capacity - loads[cta];
   }
 
-  const CostModel cost;
   const int32_t tile_q;
   const int32_t tile_kv;
   const Divisor of_step;  // tile_kv
@@ -102,12 +101,11 @@ struct Cutter::Position {
   const Segment* const segments;
   int32_t* const piece_ends;
   WorkTile* const pieces;
-  Uncut* const uncut;
-  int32_t num_pieces;
+  WorkTile* next_piece;
   int32_t first_merge;
   int32_t num_slots;
-  int32_t num_uncut;
-  int32_t cta;
+  Uncut* next_uncut;
+  int64_t cta;
   int64_t room;  // in the queue of `cta`
 };
 
@@ -116,15 +114,14 @@ struct Cutter::Position {
 template <bool kChunked>
 class Cutter::ItemCuts {
  public:
-  ItemCuts(Position& at, const RowTile& tile, const Item& item)
+  ItemCuts(Position& at, const RowTile& tile, const RowCosts& costs, const Item& item)
       : at_(at),
         tile_(tile),
         num_steps_(ceil_divide(tile.keys.end - tile.keys.begin, at.of_step)),
         merge_of_head_0_(tile.sharer < 0 ? -1 : at.sharing.first + tile.sharer * at.num_kv_heads),
-        of_tile_(at.cost.of_tile(tile.num_rows)),
-        of_step_(at.cost.of_step(tile.num_rows)),
-        of_partial_(tile.sharer < 0 ? at.cost.of_split(tile.num_rows)
-                                    : at.cost.of_write(tile.num_rows)),
+        of_step_(costs.step),
+        of_partial_(tile.sharer < 0 ? costs.split : costs.write),
+        of_piece_(costs.tile + of_partial_),
         heads_end_(item.head + item.num_heads),
         head_(item.head) {}
 
@@ -135,7 +132,7 @@ class Cutter::ItemCuts {
         place_whole(left);
       } else if (tile_.head_cost <= at_.room) {
         place_whole(static_cast<int32_t>(divide(at_.room, tile_.head_cost)));
-      } else if (const int32_t steps = steps_to_cut(0); steps == 0) {
+      } else if (const int32_t steps = steps_to_cut(num_steps_); steps == 0) {
         at_.next_cta();
       } else if (!has_slots(kChunked ? num_chunks() : 2)) {
         place_whole(1);  // there is no slot for another piece: all stays in this queue
@@ -156,13 +153,12 @@ class Cutter::ItemCuts {
     return ceil_shift(num_steps_, at_.granule_shift) + at_.spare_chunks;
   }
 
-  /// Steps for a piece in this queue, from step `begin` of a head on: whole granules, which leave
-  /// at least one step for the next piece. 0: a cut in this queue is not worth it.
-  int32_t steps_to_cut(int32_t begin) const {
-    const int64_t room_for_steps = at_.room - of_tile_ - of_partial_;
+  /// Steps for a piece in this queue, of `steps_left` of a head: whole granules, which leave at
+  /// least one step for the next piece. 0: a cut in this queue is not worth it.
+  int32_t steps_to_cut(int32_t steps_left) const {
+    const int64_t room_for_steps = at_.room - of_piece_;
     if (room_for_steps < of_step_) return 0;
-    const int64_t most =
-        std::min<int64_t>(divide(room_for_steps, of_step_), num_steps_ - begin - 1);
+    const int64_t most = std::min<int64_t>(divide(room_for_steps, of_step_), steps_left - 1);
     auto steps = static_cast<int32_t>(most);
     if (kChunked) steps = steps >> at_.granule_shift << at_.granule_shift;
     return at_.cuts_always || steps * of_step_ >= of_partial_ ? steps : 0;
@@ -170,8 +166,8 @@ class Cutter::ItemCuts {
 
   /// Writes a work tile of the next heads.
   void place(int32_t num_heads, int32_t kv_begin, int32_t kv_end, int32_t row, int32_t merge) {
-    at_.pieces[at_.num_pieces++] = {tile_.segment, tile_.row_tile, head_, num_heads,
-                                    kv_begin,      kv_end,         row,   merge};
+    *at_.next_piece++ = {tile_.segment, tile_.row_tile, head_, num_heads,
+                         kv_begin,      kv_end,         row,   merge};
   }
 
   /// Places the next heads, whole.
@@ -187,48 +183,42 @@ class Cutter::ItemCuts {
   void place_in_pieces(int32_t steps) {
     const int32_t merge = shares() ? merge_of_head_0_ + head_ : --at_.first_merge;
     const int32_t first_row = at_.sharing.num_partial_rows + at_.num_slots * at_.tile_q;
-    const int64_t of_piece = of_tile_ + of_partial_;
-    const int64_t of_merge = of_merge_with_prefixes();
-    int32_t num_pieces = 0;
-    int32_t begin = 0;
+    // What the rest of the head costs. The cost of a sharer has a partial result already.
+    int64_t rest = tile_.head_cost + (shares() ? 0 : of_partial_);
+    int32_t row = first_row;
+    int32_t num_pieces = 1;
+    int32_t steps_left = num_steps_;
     int32_t kv_begin = tile_.keys.begin;
-    const auto place_piece = [&](int32_t end, int32_t kv_end) {
-      const int32_t state = kChunked ? begin >> at_.granule_shift : num_pieces;
-      place(1, kv_begin, kv_end, first_row + state * at_.tile_q, merge);
-      at_.room -= of_piece + (end - begin) * of_step_;
-      ++num_pieces;
-      begin = end;
-      kv_begin = kv_end;
-    };
     while (true) {
-      if (steps > 0) place_piece(begin + steps, kv_begin + steps * at_.tile_kv);
+      if (steps > 0) {
+        const int32_t kv_end = kv_begin + steps * at_.tile_kv;
+        place(1, kv_begin, kv_end, row, merge);
+        at_.room -= of_piece_ + steps * of_step_;
+        rest -= steps * of_step_;
+        row += kChunked ? (steps >> at_.granule_shift) * at_.tile_q : at_.tile_q;
+        steps_left -= steps;
+        kv_begin = kv_end;
+        ++num_pieces;
+      }
       at_.next_cta();
-      const int64_t rest = of_piece + (num_steps_ - begin) * of_step_ + of_merge;
       if (at_.is_last() || rest <= at_.room) break;
-      steps = steps_to_cut(begin);
-      const bool is_out_of_slots = !kChunked && !has_slots(num_pieces + 2);
+      steps = steps_to_cut(steps_left);
+      const bool is_out_of_slots = !kChunked && !has_slots(num_pieces + 1);
       if (steps > 0 && is_out_of_slots) break;
     }
-    place_piece(num_steps_, tile_.keys.end);
-    at_.room -= of_merge;
+    place(1, kv_begin, tile_.keys.end, row, merge);
+    at_.room -= rest;
     const int32_t num_states = kChunked ? num_chunks() : num_pieces;
     at_.num_slots += num_states;
     write_merge(merge, first_row, num_states, num_pieces);
     ++head_;
   }
 
-  /// The cost of merging the states of the tile's rows with those of the prefixes that they read; 0
-  /// if they read none.
-  int64_t of_merge_with_prefixes() const {
-    return shares() && !is_prefix(at_.segments[tile_.segment]) ? at_.cost.of_merge(tile_.num_rows)
-                                                               : 0;
-  }
-
   void write_merge(int32_t number, int32_t first_row, int32_t num_states, int32_t num_pieces) {
     Merge& merge = at_.sharing.merges[number];
     if (shares()) {
       // The pieces replace the whole head, which counted as one piece.
-      at_.uncut[at_.num_uncut++] = {number, merge.first_partial_row, merge.num_pieces};
+      *at_.next_uncut++ = {number, merge.first_partial_row, merge.num_pieces};
       merge.first_partial_row = first_row;
       merge.num_states = num_states;
       merge.num_pieces += num_pieces - 1;
@@ -250,9 +240,9 @@ class Cutter::ItemCuts {
   const RowTile tile_;
   const int32_t num_steps_;
   const int32_t merge_of_head_0_;  // of a sharer; -1: the tile is none
-  const int64_t of_tile_;
   const int64_t of_step_;
   const int64_t of_partial_;  // a partial result
+  const int64_t of_piece_;    // besides its steps
   const int32_t heads_end_;
   int32_t head_;
 };
@@ -268,7 +258,10 @@ void Cutter::lay(const RowTiles& row_tiles, std::span<const Item> items) {
 template <bool kChunked>
 void Cutter::lay_items(const RowTiles& row_tiles, std::span<const Item> items) {
   Position at(*this);
-  for (const Item& item : items) ItemCuts<kChunked>(at, row_tiles[item.row_tile], item).lay();
+  for (const Item& item : items) {
+    const RowTile& tile = row_tiles[item.row_tile];
+    ItemCuts<kChunked>(at, tile, row_tiles.costs(tile.num_rows), item).lay();
+  }
   at.save(*this);
 }
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "plan/row_tiles.h"
+#include "plan/sharing_merges.h"
 
 namespace flashplan {
 
@@ -17,13 +18,6 @@ struct Item {
   int32_t head;
   int32_t num_heads;
   int32_t cta;
-};
-
-/// The merges of sharers. That of kv head h of sharer s is merges[first + s * num_kv_heads + h].
-struct SharingMerges {
-  Merge* merges = nullptr;
-  int32_t first = 0;
-  int32_t num_partial_rows = 0;  // of all sharers as long as none is cut
 };
 
 /// Lays items end to end, over (head, step), and cuts where a queue is full (McNaughton's

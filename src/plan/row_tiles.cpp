@@ -58,6 +58,12 @@ KeySpan visible_keys(const ScheduleShape& shape, const Batch& batch, const Segme
 
 void RowTiles::reserve(const ScheduleShape& shape, int32_t max_requests, int32_t max_row_tiles) {
   shape_ = shape;
+  costs_.clear();
+  for (int32_t rows = 0; rows <= shape.tile_q; ++rows) {
+    const CostModel& cost = shape.cost;
+    costs_.push_back({cost.of_tile(rows), cost.of_step(rows), cost.of_split(rows),
+                      cost.of_write(rows), cost.of_merge(rows)});
+  }
   tiles_.resize(static_cast<std::size_t>(max_row_tiles));
   groups_.resize(static_cast<std::size_t>(max_requests));
   order_.resize(static_cast<std::size_t>(max_row_tiles));
@@ -68,7 +74,7 @@ void RowTiles::reserve(const ScheduleShape& shape, int32_t max_requests, int32_t
 class RowTiles::Collector {
  public:
   explicit Collector(RowTiles& row_tiles)
-      : cost_(row_tiles.shape_.cost),
+      : costs_(row_tiles.costs_.data()),
         of_step_(make_divisor(row_tiles.shape_.tile_kv)),
         classes_(&row_tiles.classes_),
         next_(row_tiles.tiles_.data()) {}
@@ -77,9 +83,10 @@ class RowTiles::Collector {
   void add(int32_t request, int32_t row_tile, int32_t rows, KeySpan keys, int32_t sharer,
            bool in_group) {
     const int32_t steps = ceil_divide(keys.end - keys.begin, of_step_);
-    int64_t cost = cost_.of_tile(rows) + steps * cost_.of_step(rows);
+    const RowCosts& of = costs_[rows];
+    int64_t cost = of.tile + steps * of.step;
     if (sharer >= 0) {
-      cost += cost_.of_write(rows) + cost_.of_merge(rows);
+      cost += of.write + of.merge;
       cost_of_readers_ += cost;
     }
     const uint16_t cost_class = in_group ? CostClasses::kLast : CostClasses::of(cost);
@@ -94,7 +101,7 @@ class RowTiles::Collector {
   int64_t cost_of_readers() const { return cost_of_readers_; }
 
  private:
-  CostModel cost_;
+  const RowCosts* costs_;
   Divisor of_step_;
   CostClasses* classes_;
   RowTile* next_;
@@ -102,7 +109,8 @@ class RowTiles::Collector {
   int64_t cost_of_readers_ = 0;
 };
 
-void RowTiles::collect(const Batch& batch, const PrefixTree& prefixes, Segment* segments) {
+void RowTiles::collect(const Batch& batch, const PrefixTree& prefixes, Segment* segments,
+                       const SharingMerges& sharing) {
   write_segments(batch, shape_.paged, segments);
   const ScheduleShape shape = shape_;
   const bool shares = !prefixes.empty();
@@ -111,6 +119,7 @@ void RowTiles::collect(const Batch& batch, const PrefixTree& prefixes, Segment* 
   classes_.clear();
   num_groups_ = 0;
   Collector collector(*this);
+  SharingMergesWriter merges(sharing, prefixes, shape.num_kv_heads);
   for (int32_t r = 0; r < batch.batch_size; ++r) {
     const Segment request = segments[r];
     const int32_t num_rows = request.qo_len * shape.group_size;
@@ -120,8 +129,13 @@ void RowTiles::collect(const Batch& batch, const PrefixTree& prefixes, Segment* 
       KeySpan keys = {0, request.position + request.qo_len};
       if (hides_keys) keys = visible_keys(shape, batch, request, 0, request.qo_len - 1);
       const int32_t sharer = shares ? prefixes.sharer_of(r) : -1;
-      // The keys before are in prefixes, and seen by all of its rows.
-      if (sharer >= 0) keys.begin = prefixes.first_own_key(r);
+      if (sharer >= 0) {
+        // The keys before are in prefixes, and seen by all of its rows.
+        keys.begin = prefixes.first_own_key(r);
+        // Merges are more than the first level of the cache holds, so writing them waits for the
+        // second one. The rest of this loop goes on meanwhile.
+        merges.add_request(r, request.qo_begin, num_rows, prefixes.prefix_of(r));
+      }
       collector.add(r, 0, num_rows, keys, sharer, false);
     }
   }
@@ -130,12 +144,13 @@ void RowTiles::collect(const Batch& batch, const PrefixTree& prefixes, Segment* 
   first_prefix_ = static_cast<std::size_t>(next - tiles);
   num_prefixes_ = 0;
   cost_of_prefixes_ = 0;
-  if (shares && !shape.prefixes_first()) next = collect_prefixes(batch, prefixes, segments, next);
+  if (shares && !shape.prefixes_first())
+    next = collect_prefixes(batch, prefixes, segments, merges, next);
   const auto num_row_tiles = static_cast<int32_t>(next - tiles);
   num_ordered_ = order_by_class(0, num_row_tiles);
   if (shares && shape.prefixes_first()) {
     classes_.clear();
-    next = collect_prefixes(batch, prefixes, segments, next);
+    next = collect_prefixes(batch, prefixes, segments, merges, next);
     num_prefixes_ = static_cast<std::size_t>(next - tiles) - first_prefix_;
     order_by_class(num_row_tiles, static_cast<int32_t>(next - tiles));
   }
@@ -177,19 +192,20 @@ RowTiles::Collector RowTiles::collect_tiles(const Batch& batch, int32_t request,
 
 /// Writes those of prefixes from `next` on, and returns where they end.
 RowTile* RowTiles::collect_prefixes(const Batch& batch, const PrefixTree& prefixes,
-                                    Segment* segments, RowTile* next) {
+                                    Segment* segments, SharingMergesWriter merges, RowTile* next) {
   int32_t segment = batch.batch_size;
   int32_t sharer = prefixes.num_requests();
   for (const SharedPrefix& prefix : prefixes.prefixes()) {
     const int32_t first = prefix.first_request;
     const int32_t end = first + prefix.num_requests;
     const int32_t qo_begin = batch.qo_indptr[first];
+    merges.add_prefix(segment, qo_begin, prefix);
     segments[segment] = {qo_begin, batch.qo_indptr[end] - qo_begin, kPrefixPosition,
                          segments[first].kv_row};
     const int32_t rows = prefix.num_rows;
     const int32_t steps = (prefix.keys.end - prefix.keys.begin) / shape_.tile_kv;
-    const CostModel& model = shape_.cost;
-    const int64_t cost = model.of_tile(rows) + steps * model.of_step(rows) + model.of_write(rows);
+    const RowCosts& of = costs(rows);
+    const int64_t cost = of.tile + steps * of.step + of.write;
     const uint16_t cost_class = CostClasses::of(cost);
     classes_.add(cost_class);
     cost_of_prefixes_ += cost * shape_.num_kv_heads;

@@ -13,6 +13,7 @@
 #include "plan/cost_classes.h"
 #include "plan/prefix_tree.h"
 #include "plan/schedule_shape.h"
+#include "plan/sharing_merges.h"
 
 namespace flashplan {
 
@@ -30,6 +31,15 @@ struct RowTile {
   bool in_group() const { return cost_class == CostClasses::kLast; }
 };
 
+/// What CostModel says of a number of rows.
+struct RowCosts {
+  int64_t tile;
+  int64_t step;
+  int64_t split;
+  int64_t write;
+  int64_t merge;
+};
+
 /// The row tiles of one segment, if there are several and they share a cache.
 struct RowTileGroup {
   int32_t first;
@@ -43,10 +53,13 @@ class RowTiles {
   void reserve(const ScheduleShape& shape, int32_t max_requests, int32_t max_row_tiles);
 
   /// Collects those of `batch` and of the prefixes that its requests share, and writes the segments
-  /// of both.
-  void collect(const Batch& batch, const PrefixTree& prefixes, Segment* segments);
+  /// of both, and the merges of sharers.
+  void collect(const Batch& batch, const PrefixTree& prefixes, Segment* segments,
+               const SharingMerges& sharing);
 
   const RowTile& operator[](int32_t i) const { return tiles_[static_cast<std::size_t>(i)]; }
+  /// Of up to tile_q rows: looking them up takes less time than computing them for each tile.
+  const RowCosts& costs(int32_t rows) const { return costs_[static_cast<std::size_t>(rows)]; }
   std::span<const RowTileGroup> groups() const { return {groups_.data(), num_groups_}; }
   /// Numbers of those in no group.
   std::span<const int32_t> longest_first() const { return {order_.data(), num_ordered_}; }
@@ -67,10 +80,11 @@ class RowTiles {
   Collector collect_tiles(const Batch& batch, int32_t request, const Segment& segment,
                           Collector collector);
   RowTile* collect_prefixes(const Batch& batch, const PrefixTree& prefixes, Segment* segments,
-                            RowTile* next);
+                            SharingMergesWriter merges, RowTile* next);
   std::size_t order_by_class(int32_t first, int32_t end);
 
   ScheduleShape shape_;
+  std::vector<RowCosts> costs_;
   // Sized by the bounds, used up to their counts: push_back's check costs as much as the work.
   std::vector<RowTile> tiles_;
   std::vector<RowTileGroup> groups_;

@@ -2,7 +2,6 @@
 #include "plan/schedule.h"
 
 #include <algorithm>
-#include <bit>
 #include <cstddef>
 #include <numeric>
 
@@ -30,29 +29,6 @@ namespace {
   WorkTile* to = tiles + (whole_first ? next + num_whole : next);
   while (piece < end) *to++ = *piece++;
   return next + num_pieces + num_whole;
-}
-
-/// Writes the merge of each head, given that of head 0, and returns where the next go. In parts of
-/// 16 bytes: there are thousands. They do not fit into the first level of the cache, so they are
-/// requested before they are written.
-Merge* write_heads(const Merge& of_head_0, int32_t num_heads, Merge* to) {
-  using Ints = int32_t __attribute__((vector_size(16)));
-  struct Parts {
-    Ints rows;
-    Ints states;  // kv_head, first_partial_row, ...
-    Ints links;   // parent, first_reader, ...
-  };
-  constexpr int32_t kAhead = 12;
-  auto parts = std::bit_cast<Parts>(of_head_0);
-  const Ints next_states = {1, of_head_0.rows.num_rows, 0, 0};
-  const Ints next_links = {of_head_0.parent >= 0, of_head_0.first_reader >= 0, 0, 0};
-  for (int32_t head = 0; head < num_heads; ++head) {
-    __builtin_prefetch(to + kAhead, 1);
-    *to++ = std::bit_cast<Merge>(parts);
-    parts.states += next_states;
-    parts.links += next_links;
-  }
-  return to;
 }
 
 }  // namespace
@@ -129,13 +105,14 @@ void Scheduler::make(const Batch& batch, std::span<const PrefixGroup> groups,
 }
 
 void Scheduler::schedule_batch(const Batch& batch) {
-  row_tiles_.collect(batch, prefixes_, memory_.segments);
+  sharing_ = {memory_.merges, max_merges_ - prefixes_.num_sharers() * shape_.num_kv_heads,
+              prefixes_.num_partial_rows()};
+  row_tiles_.collect(batch, prefixes_, memory_.segments, sharing_);
   schedule_.prefixes = prefixes_.prefixes();
   schedule_.segments = {memory_.segments,
                         static_cast<std::size_t>(batch.batch_size) + schedule_.prefixes.size()};
   schedule_.total_cost = row_tiles_.total_cost();
   schedule_.saved_cost = prefixes_.saved_cost();
-  write_sharing_merges(batch);
   divide();
   write_queues();
 }
@@ -204,50 +181,6 @@ int64_t Scheduler::modelled_time() const {
     rows += int64_t{merge.num_states} * merge.rows.num_rows;
   }
   return shape_.cost.longest(longest + shape_.cost.of_sharing(rows / shape_.num_ctas));
-}
-
-/// The merges of sharers, none of which is cut so far: each has one state of each head.
-void Scheduler::write_sharing_merges(const Batch& batch) {
-  const int32_t num_heads = shape_.num_kv_heads;
-  sharing_ = {memory_.merges, max_merges_ - prefixes_.num_sharers() * num_heads,
-              prefixes_.num_partial_rows()};
-  if (prefixes_.empty()) return;
-  const std::span<const SharedPrefix> prefixes = prefixes_.prefixes();
-  const auto merge_of = [&](int32_t sharer) { return sharing_.first + sharer * num_heads; };
-  const auto merge_of_prefix = [&](int32_t prefix) {
-    return prefix < 0 ? -1 : merge_of(prefixes_.num_requests() + prefix);
-  };
-  Merge* next = memory_.merges + sharing_.first;
-  Merge merge = {.rows = {},
-                 .kv_head = 0,
-                 .first_partial_row = 0,
-                 .num_states = 1,
-                 .num_pieces = 0,
-                 .parent = -1,
-                 .first_reader = -1,
-                 .num_readers = 0,
-                 .reader_step = num_heads};
-  for (int32_t r = 0; r < batch.batch_size; ++r) {
-    if (prefixes_.sharer_of(r) < 0) continue;
-    const int32_t prefix = prefixes_.prefix_of(r);
-    const Segment& segment = memory_.segments[r];
-    merge.rows = {r, segment.qo_begin, 0, segment.qo_len * shape_.group_size};
-    // It waits for its own work tile and for each prefix.
-    merge.num_pieces = prefixes[static_cast<std::size_t>(prefix)].depth + 2;
-    merge.parent = merge_of_prefix(prefix);
-    next = write_heads(merge, num_heads, next);
-    merge.first_partial_row += merge.rows.num_rows * num_heads;
-  }
-  int32_t number = batch.batch_size;
-  merge.num_pieces = 1;
-  for (const SharedPrefix& prefix : prefixes) {
-    merge.rows = {number++, batch.qo_indptr[prefix.first_request], 0, prefix.num_rows};
-    merge.parent = merge_of_prefix(prefix.parent);
-    merge.first_reader = merge_of(prefix.first_reader);
-    merge.num_readers = prefix.num_readers;
-    next = write_heads(merge, num_heads, next);
-    merge.first_partial_row += merge.rows.num_rows * num_heads;
-  }
 }
 
 /// Writes the whole items for which `selects` is true to their places, which `next_whole` has for

@@ -101,7 +101,6 @@ class Scheduler {
   std::span<const int64_t> loads_of_prefixes();
   int64_t modelled_time() const;
   bool has_prefixes_first() const { return shape_.prefixes_first() && !prefixes_.empty(); }
-  void write_sharing_merges(const Batch& batch);
   void write_queues();
   template <class Selects>
   void write_whole(std::span<const Item> items, int32_t* next_whole, Selects selects) const;
