@@ -210,6 +210,7 @@ int32_t PrefixTree::end_of_run(const Batch& batch, int32_t first, int32_t end) c
   const int32_t most_tokens = shape_.tile_q / shape_.group_size;
   int32_t r = first + 1;
   while (r < end && qo[r + 1] - qo[first] <= most_tokens && prefix_of[r] < 0) ++r;
+  while (qo[r] == qo[r - 1]) --r;  // ends with a reader
   return r;
 }
 
