@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // apply_rope() on CUDA: a CTA has a token. Its threads make the rotation of each pair once, for all
 // heads, and then rotate words of the heads.
+#include <algorithm>
 #include <cstdint>
 
 #include "ops/cuda/formats.h"
@@ -11,20 +12,21 @@
 namespace flashplan::cuda {
 namespace {
 
-constexpr int kThreads = 256;
+constexpr int kMaxThreads = 256;
 
 template <DType kDType, int kVec>
-__global__ void __launch_bounds__(kThreads) rope_kernel(const __grid_constant__ RopeParams p) {
+__global__ void __launch_bounds__(kMaxThreads) rope_kernel(const __grid_constant__ RopeParams p) {
   using WordType = Word<kDType, kVec>;
   __shared__ float2 rotations[kMaxRotaryDim / 2];
   const auto token = static_cast<int32_t>(blockIdx.x);
-  fill_rotations<kThreads>(p, p.position(token), rotations);
+  fill_rotations(p, p.position(token), rotations);
   __syncthreads();
 
   const HeadItems<kVec> items(p);
   const int num_q = p.sides[0].num_heads * items.count;
   const int num_items = num_q + p.sides[1].num_heads * items.count;
-  for (int item = static_cast<int>(threadIdx.x); item < num_items; item += kThreads) {
+  const auto num_threads = static_cast<int>(blockDim.x);
+  for (int item = static_cast<int>(threadIdx.x); item < num_items; item += num_threads) {
     const bool is_k = item >= num_q;
     const RopeSide& side = p.sides[is_k];
     const int item_of_side = is_k ? item - num_q : item;
@@ -38,6 +40,14 @@ __global__ void __launch_bounds__(kThreads) rope_kernel(const __grid_constant__ 
   }
 }
 
+/// So many that each has equally many items, but for a warp.
+template <int kVec>
+int num_threads_for(const RopeParams& p) {
+  const int num_items = (p.sides[0].num_heads + p.sides[1].num_heads) * HeadItems<kVec>(p).count;
+  const int rounds = std::max((num_items + kMaxThreads - 1) / kMaxThreads, 1);
+  return std::max((num_items + rounds * 32 - 1) / (rounds * 32), 1) * 32;
+}
+
 }  // namespace
 
 Status apply_rope(const RopeParams& p, Device device, Stream stream) noexcept {
@@ -46,8 +56,10 @@ Status apply_rope(const RopeParams& p, Device device, Stream stream) noexcept {
     constexpr int kVec = kWordElements<kDType>;
     const bool by_word =
         divides_into_words(p, kVec) && allows_words(p.sides[0]) && allows_words(p.sides[1]);
+    const int num_threads = by_word ? num_threads_for<kVec>(p) : num_threads_for<1>(p);
     return launch(by_word ? rope_kernel<kDType, kVec> : rope_kernel<kDType, 1>,
-                  {.ctas = dim3(static_cast<unsigned>(p.num_rows)), .threads = dim3(kThreads)},
+                  {.ctas = dim3(static_cast<unsigned>(p.num_rows)),
+                   .threads = dim3(static_cast<unsigned>(num_threads))},
                   device, stream, p);
   });
 }

@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(kThreads)
   __syncthreads();
   const PlaceOfKey place = place_of_token;
   if (place.key < 0) return;
-  fill_rotations<kThreads>(p.rope, place.key, rotations);
+  fill_rotations(p.rope, place.key, rotations);
   __syncthreads();
 
   const RopeSide& q = p.rope.sides[0];

@@ -10,10 +10,10 @@
 
 namespace flashplan::cuda {
 
-/// Fills the rotation of each pair at a position; a barrier is still due.
-template <int kThreads>
-__device__ void fill_rotations(const RopeParams& p, double position, float2* rotations) {
-  for (int i = static_cast<int>(threadIdx.x); i < p.rotary_dim / 2; i += kThreads) {
+/// Fills the rotation of each pair at a position; a barrier is still due. By all threads of a CTA.
+__device__ inline void fill_rotations(const RopeParams& p, double position, float2* rotations) {
+  const auto num_threads = static_cast<int>(blockDim.x);
+  for (int i = static_cast<int>(threadIdx.x); i < p.rotary_dim / 2; i += num_threads) {
     const double turns = __dmul_rn(position, p.turns[i]);
     float sine = 0.0F;
     float cosine = 0.0F;
@@ -37,7 +37,7 @@ struct HeadItems {
   int num_rotated;
   int count;
 
-  __device__ explicit HeadItems(const RopeParams& p)
+  FLASHPLAN_HOST_DEVICE explicit HeadItems(const RopeParams& p)
       : within_words(p.interleaved && kVec > 1),
         num_rotated(within_words ? p.rotary_dim / kVec : p.rotary_dim / 2 / kVec),
         count(num_rotated + (p.head_dim - p.rotary_dim) / kVec) {}
