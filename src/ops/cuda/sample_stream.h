@@ -39,7 +39,10 @@ class SampleStream : SampleTwice<kDType> {
       for (const float slack : {1.0004F, 1.0029F}) {
         count();
         if (!has_largest()) return false;
-        if (draw_from_row(find_range_of_counts(slack))) return true;
+        const Range range = find_range_of_counts(slack);
+        const bool is_drawn = top_k_ < p_.vocab ? this->template draw_from_row<true>(range)
+                                                : this->template draw_from_row<false>(range);
+        if (is_drawn) return true;
         __syncthreads();
       }
       return false;
@@ -48,7 +51,7 @@ class SampleStream : SampleTwice<kDType> {
     if (!has_largest()) return false;
     if (!has_listed_all()) {
       const bool is_all = top_k_ >= p_.vocab && shared_.top_p >= 1.0F;
-      return is_all && draw_from_row({-INFINITY, -INFINITY});
+      return is_all && this->template draw_from_row<false>({-INFINITY, -INFINITY});
     }
     if (draw_from_few()) return true;
     filter();
@@ -63,7 +66,6 @@ class SampleStream : SampleTwice<kDType> {
   using Base::cut_;
   using Base::draw;
   using Base::draw_from_few;
-  using Base::draw_from_row;
   using Base::filter;
   using Base::find_range_of_counts;
   using Base::has_largest;

@@ -131,6 +131,8 @@ class SampleTwice : protected SampleListed<kDType> {
 
   /// Reads the row again, where all above the range is kept, and all in it is listed; draws and
   /// writes the token. Returns false where the range has not the threshold, or too many elements.
+  /// `kByCount`: the threshold is that of top-k.
+  template <bool kByCount>
   __device__ bool draw_from_row(const Range& range) {
     constexpr int kBlock = RowPart<kDType, false>::kBlock;
     const int num_blocks = (part_.count() + kBlock - 1) / kBlock;
@@ -150,7 +152,7 @@ class SampleTwice : protected SampleListed<kDType> {
             const bool is_above = x[e] >= range.high;
             all += weight;
             of_block += is_above ? weight : 0U;
-            num_above += is_above && i + e < part_.count() ? 1U : 0U;
+            if (kByCount) num_above += is_above && i + e < part_.count() ? 1U : 0U;
             any_in = any_in || (!is_above && x[e] >= range.low);
           }
           if (__ballot_sync(~0U, any_in) != 0) list(x, i, range.low, range.high);
@@ -163,7 +165,7 @@ class SampleTwice : protected SampleListed<kDType> {
         });
     all = sum_of_cta(all);
     above = sum_of_cta(above);
-    const uint64_t count_above = sum_of_cta(num_above);
+    const uint64_t count_above = kByCount ? sum_of_cta(num_above) : 0;
     if (!has_listed_all()) return false;
     if (range.high > -INFINITY && !find_cut(all, above, count_above)) return false;
     const uint32_t tie = weight_of_tie(cut_);

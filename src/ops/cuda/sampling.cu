@@ -171,23 +171,20 @@ __global__ void __launch_bounds__(kRowThreads, kStreamCtasOfSm)
   Sampler<kDType, false, false>(params, row, shared, floats).run();
 }
 
-/// Whether stream_kernel() is to be used: for as many rows as it needs to be faster, and, as long
-/// as no filter is known to keep more than a CTA finds in two readings.
+/// Whether stream_kernel() is to be used. It needs a row for each SM, and more where it reads rows
+/// twice; rows of which it might have to read more than that are left to clusters.
 bool is_streamed(const SampleParams& p, bool has_clusters, int num_sms) {
   if (p.from_probs || p.vocab <= kMaxHeld) return false;
-  const bool has_top_k = p.top_k.each != nullptr || p.top_k.all < p.vocab;
+  constexpr float kLargeMinP = 0.02F;  // keeps few
+  const bool is_greedy = p.temperature.each == nullptr && p.temperature.all == 0.0F;
+  const bool has_few = p.top_k.each != nullptr || p.top_k.all <= kMostStreamedTopK || is_greedy ||
+                       p.min_p.each != nullptr || p.min_p.all >= kLargeMinP;
+  if (has_few) return !has_clusters || p.num_rows >= num_sms;
+  const bool has_top_k = p.top_k.all < p.vocab;
   const bool has_top_p = p.top_p.each != nullptr || p.top_p.all < 1.0F;
-  const bool has_min_p = p.min_p.each != nullptr || p.min_p.all > 0.0F;
-  const bool is_greedy = p.temperature.each != nullptr || p.temperature.all == 0.0F;
-  if (!has_top_k && !has_top_p && !has_min_p && !is_greedy) return false;
-  const bool has_large_top_k =
-      has_top_k && p.top_k.each == nullptr && p.top_k.all > kMostStreamedTopK && !is_greedy;
-  if (has_large_top_k && has_top_p) return false;
-  if (!has_clusters) return true;
-  constexpr float kSmallMinP = 0.02F;  // may keep many
-  const bool has_small_min_p = p.min_p.each == nullptr && p.min_p.all < kSmallMinP;
-  const bool is_read_twice = (!has_top_k || has_large_top_k) && has_small_min_p && !is_greedy;
-  return p.num_rows >= (is_read_twice ? num_sms + num_sms / 2 : num_sms);
+  const bool has_min_p = p.min_p.all > 0.0F;
+  if (has_min_p || has_top_k == has_top_p) return false;
+  return !has_clusters || p.num_rows >= num_sms + num_sms / 4;
 }
 
 }  // namespace
