@@ -152,14 +152,18 @@ Status DeviceSchedule::upload(const Schedule& schedule, int32_t kernel, Stream s
   const DeviceGuard guard(device_);
   FLASHPLAN_RETURN_IF_ERROR(guard.status());
   const ApartFromCaptures apart;
-  for (std::size_t i = 0; i < starts_.size(); ++i) {
-    auto* starts = reinterpret_cast<QueueStart*>(staging() + starts_[i]);
-    if (i == static_cast<std::size_t>(kernel)) {
-      write_starts(schedule, starts);
-    } else {
-      for (int32_t cta = 0; cta < num_ctas_[i]; ++cta) starts[cta].begin = starts[cta].end = 0;
-    }
+  const auto starts_of = [this](int32_t k) {
+    return reinterpret_cast<QueueStart*>(staging() + starts_[static_cast<std::size_t>(k)]);
+  };
+  // In this buffer only the kernel that it was last written for has queues.
+  int32_t& written_for = written_for_[next_staging_];
+  if (written_for != kernel) {
+    const int32_t num_ctas = num_ctas_[static_cast<std::size_t>(written_for)];
+    QueueStart* const starts = starts_of(written_for);
+    for (int32_t cta = 0; cta < num_ctas; ++cta) starts[cta].begin = starts[cta].end = 0;
+    written_for = kernel;
   }
+  write_starts(schedule, starts_of(kernel));
   // Merges are numbered down from the last one and tiles up from the first, so all records in use
   // are neighbours and one copy is enough.
   const std::size_t begin =
