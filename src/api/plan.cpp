@@ -199,8 +199,9 @@ void prepare_schedules(const AttentionOptions& options, PlanKernel* kernel,
   *bounds = larger(*bounds, own);
 }
 
-/// Whether prefixes may be computed once. The row tile of a prefix has queries of several requests,
-/// but neither their positions, which variants and rotations need, nor their masks.
+/// Whether the shared prefixes of a batch may be computed once. A kernel computes a prefix for the
+/// queries of several requests together. It knows neither the positions of these queries, which
+/// variants and RoPE need, nor their masks.
 bool can_share_prefixes(const AttentionOptions& options, const Batch& batch) {
   return options.variant.empty() && !options.rope && !has_masks_inside_prefixes(batch);
 }

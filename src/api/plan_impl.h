@@ -16,7 +16,7 @@
 
 namespace flashplan {
 
-/// A kernel that a Plan may run, and its scheduler.
+/// One of the kernels that a Plan can launch, with the scheduler that makes its schedules.
 struct PlanKernel {
   KernelChoice choice;
   WorkspaceLayout layout;
@@ -29,7 +29,7 @@ struct PlanKernel {
 
 struct Plan::Impl {
   AttentionOptions options;  // defaults filled in
-  /// Those that select_kernel() chose: first, then second. plan() takes one of them for its batch.
+  /// The kernels that select_kernel() chose, the first one first. plan() takes one for each batch.
   std::vector<PlanKernel> kernels;
   int32_t current = 0;  // the kernel of the last plan()
   /// Whether every plan takes the current kernel, because a graph has been captured that has no

@@ -152,10 +152,10 @@ Status launch_kernel(const AttentionTensors& t, const Plan::Impl& plan, int32_t 
   return launch(with.choice.kernel, params, stream);
 }
 
-/// Captures a run for every later batch, so also where this one has no rows. If the bounds allow
-/// prompts, the graph has all kernels of the plan, and those without work end at once. For decodes
-/// alone the launch of one more kernel would take too long, so the graph has the current kernel,
-/// and later plans keep to it.
+/// Captures a run that serves every later batch, even if the current batch has no rows. If the
+/// plan's bounds allow prompts, it captures all kernels of the plan; a kernel whose queues are
+/// empty returns at once. If they allow decodes alone, a second launch would cost too much: it
+/// captures the current kernel, and later plans keep to that kernel.
 Status capture(const AttentionTensors& t, Plan::Impl* plan, Stream stream) noexcept {
   if (kind_of_bounds(plan->options) == BatchKind::kFewRows) plan->keeps_kernel = true;
   if (plan->keeps_kernel) return launch_kernel(t, *plan, plan->current, stream);

@@ -83,7 +83,7 @@ class DeviceSchedule {
   std::byte* buffer_ = nullptr;  // device memory: a schedule, then the counters of arrivals
   std::byte* ring_ = nullptr;    // pinned host memory, kStagingBuffers buffers
   std::array<Event, kStagingBuffers> copied_ = {};
-  std::array<int32_t, kStagingBuffers> written_for_ = {};  // numbers of kernels
+  std::array<int32_t, kStagingBuffers> written_for_ = {};  // kernels of the last uploads
   std::size_t next_staging_ = 0;
 
   bool used_ = false;  // whether there was an upload

@@ -62,8 +62,9 @@ class SharingMergesWriter {
   using PartInMemory = int32_t __attribute__((vector_size(16), aligned(4), may_alias));
   static_assert(sizeof(Merge) == 3 * sizeof(Part));
 
-  /// Writes the merge of each head: `rows`, `states` (kv_head, first_partial_row, ...) and `links`
-  /// (parent, first_reader, ...) of head 0, and what the links grow by from head to head.
+  /// Writes a merge for each kv head. `rows`, `states` (kv_head, first_partial_row, ...) and
+  /// `links` (parent, first_reader, ...) are the parts of the first head's merge; `next_links` is
+  /// added to `links` from one head to the next.
   void write(int32_t num_rows, Part rows, Part states, Part links, Part next_links) {
     const Part next_states = {1, num_rows, 0, 0};
     auto* part = reinterpret_cast<PartInMemory*>(next_);

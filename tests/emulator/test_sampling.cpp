@@ -247,7 +247,7 @@ TEST(rows_that_are_not_held) {
   cuda::emulated_facts.major = 9;
 }
 
-/// Of at least as many rows as there are SMs, each is read by one CTA that does not keep it.
+/// With at least one row per SM, one CTA reads each row and does not hold it in shared memory.
 TEST(rows_that_are_streamed) {
   cuda::emulated_facts.num_sms = 4;
   for (const int32_t vocab : {24'577, 40'003}) {

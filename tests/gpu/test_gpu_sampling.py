@@ -67,7 +67,7 @@ def test_any_batch(cuda, rng):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", [*FILTERS, "mixed"])
 def test_many_rows(cuda, rng, name, dtype):
-    """Of at least a row for each SM, a CTA reads one without keeping it."""
+    """With at least one row per SM, one CTA reads each row and does not hold it."""
     rows = np.concatenate([hard_rows(rng, 30_011) for _ in range(13)])[:140]
     assert len(rows) == 140
     bias = rng.standard_normal((140, 30_011)).astype(np.float32)

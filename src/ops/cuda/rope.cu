@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(kMaxThreads) rope_kernel(const __grid_constant
   }
 }
 
-/// So many that each has equally many items, but for a warp.
+/// The threads of a CTA: as many as divide a token's items evenly, up to whole warps.
 template <int kVec>
 int num_threads_for(const RopeParams& p) {
   const int num_items = (p.sides[0].num_heads + p.sides[1].num_heads) * HeadItems<kVec>(p).count;

@@ -10,7 +10,8 @@
 
 namespace flashplan::cuda {
 
-/// Fills the rotation of each pair at a position; a barrier is still due. By all threads of a CTA.
+/// Fills the rotation of each pair at a position; a barrier is still due. All threads of a CTA
+/// call it.
 __device__ inline void fill_rotations(const RopeParams& p, double position, float2* rotations) {
   const auto num_threads = static_cast<int>(blockDim.x);
   for (int i = static_cast<int>(threadIdx.x); i < p.rotary_dim / 2; i += num_threads) {

@@ -148,14 +148,13 @@ class RowPart {
     load_rest(num_words * kVec, body);
   }
 
-  /// Elements that stream() gives at once, and those that are together in a block.
-  static constexpr int kVec = kWordElements<kDType>;
-  static constexpr int kUnroll = 6;  // words on their way to a thread
-  static constexpr int kBlock = 32 * kUnroll * kVec;
-  /// Calls body(values, i) for each kVec elements of this thread, where element i is the first,
-  /// before `end`, which is a multiple of kBlock or the part's end. A warp has one block after the
-  /// other; its threads call body() together, `after_end` in place of elements after the end, and
-  /// end_block(block) after each block. Nothing is kept.
+  static constexpr int kVec = kWordElements<kDType>;  // elements of a word
+  static constexpr int kUnroll = 6;  // words that a thread loads before it uses one
+  static constexpr int kBlock = 32 * kUnroll * kVec;  // elements that a warp loads at once
+  /// Reads the part up to `end`, which is a multiple of kBlock or the part's end, and keeps nothing
+  /// of it. Each warp reads blocks of kBlock neighbouring elements. All its threads call
+  /// body(values, i) together, with kVec values of which the first is element i; behind the part's
+  /// end these are `after_end`. After each block they call end_block(block).
   template <class Body, class EndBlock>
   __device__ void stream(int32_t end, const Body& body, const EndBlock& end_block) const {
     const int warp = static_cast<int>(threadIdx.x) / 32;
@@ -170,7 +169,7 @@ class RowPart {
     stream(end, body, [](int /*block*/) {});
   }
 
-  /// As stream(), of one block, by one warp.
+  /// The same for one block. The threads of one warp call it.
   template <class Body>
   __device__ void read_block(int block, const Body& body) const {
     const int first = block * kBlock + static_cast<int>(threadIdx.x) % 32 * kVec;
@@ -199,7 +198,7 @@ class RowPart {
     }
   }
 
-  /// Brings the part's first elements into L2. By one thread.
+  /// Starts to fetch the first `count` elements of the part into L2. One thread calls it.
   __device__ void prefetch(int32_t count) const {
     if (is_word_aligned()) bulk_prefetch(data(), min(count, count_) / kVec * 16);
   }
@@ -224,6 +223,7 @@ class RowPart {
 
  private:
   using Storage = typename Format<kDType>::Storage;
+
   __device__ bool is_word_aligned() const {
     return source_.bias == nullptr && (reinterpret_cast<uint64_t>(data()) & 15) == 0;
   }

@@ -139,6 +139,12 @@ class SampleCandidates : protected SampleHistogram<kDType, kFromProbs, kHeld> {
       least = min(least, key_of(x));
       most = max(most, key_of(x));
     }
+    share_extremes(least, most);
+  }
+
+  /// Lowers shared_.least to the CTA's smallest `least`, and raises shared_.most to its largest
+  /// `most`. All threads call it, and then see both.
+  __device__ void share_extremes(uint32_t least, uint32_t most) {
     least = ~__reduce_max_sync(~0U, ~least);
     most = __reduce_max_sync(~0U, most);
     if (lane_of_thread() == 0) {
@@ -271,13 +277,7 @@ class SampleCandidates : protected SampleHistogram<kDType, kFromProbs, kHeld> {
   __device__ uint64_t mass_of_candidates(const Cut& cut) {
     uint64_t mass = 0;
     for_each_candidate([&](uint32_t key) { mass += this->template amount_of_key<true>(key, cut); });
-    mass = sum_of_warp(mass);
-    if (lane_of_thread() == 0) shared_.warp_values[warp_of_thread()][0] = mass;
-    __syncthreads();
-    const int lane = lane_of_thread();
-    mass = sum_of_warp(lane < kRowWarps ? shared_.warp_values[lane][0] : 0);
-    __syncthreads();
-    return mass;
+    return this->sum_of_cta(mass);
   }
 
   bool has_too_many_ = false;  // the lists do not have all

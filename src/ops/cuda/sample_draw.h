@@ -193,6 +193,15 @@ class SampleDraw : protected SampleThreshold<kDType, kFromProbs, kHeld> {
     }
   }
 
+  /// Writes a token of the given weight; `total`: the weights of all that is kept.
+  __device__ void write_token(uint32_t id, uint32_t weight, uint64_t total) const {
+    float logprob = 0.0F;
+    if (p_.logprobs != nullptr) {
+      logprob = static_cast<float>(log(static_cast<double>(weight) / static_cast<double>(total)));
+    }
+    write(static_cast<int32_t>(id), logprob, SampleError::kNone);
+  }
+
   /// Finds and writes the token, in the segment of the warp's thread place.index; one warp.
   __device__ void search(const Place& place, const Cut& cut, uint32_t tie) {
     const int lane = lane_of_thread();
@@ -244,12 +253,7 @@ class SampleDraw : protected SampleThreshold<kDType, kFromProbs, kHeld> {
             e = next;
           }
         }
-        float logprob = 0.0F;
-        if (p_.logprobs != nullptr) {
-          const double chance = static_cast<double>(weight) / static_cast<double>(shared_.total);
-          logprob = static_cast<float>(log(chance));
-        }
-        write(part_.begin() + i + e, logprob, SampleError::kNone);
+        write_token(static_cast<uint32_t>(part_.begin() + i + e), weight, shared_.total);
       }
       return;
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a CTA that reads a row without keeping it remembers of it: candidates, which may pass the
-// filters of sample(), and the masses of blocks.
+// What a CTA keeps in shared memory of a row that it reads without holding all of it: candidates,
+// which are the elements that may pass the filters of sample(), and the masses of blocks.
 #pragma once
 
 #include <cmath>
@@ -49,8 +49,8 @@ class SampleList : protected SampleDraw<kDType, false, false> {
   using Base::shared_;
   static constexpr int kVec = kWordElements<kDType>;
 
-  /// Those of the warp's elements, of which this thread has some from i on, that are at least `low`
-  /// and below `high`.
+  /// Lists those of the warp's elements that are at least `low` and below `high`. This thread has
+  /// the elements x, of which the first is element i.
   __device__ void list(const float (&x)[kVec], int i, float low, float high = INFINITY) {
     if (num_ > StreamList::kMost) return;
     const unsigned before = (1U << lane_of_thread()) - 1;
@@ -68,9 +68,10 @@ class SampleList : protected SampleDraw<kDType, false, false> {
     }
   }
 
-  /// Whether the lists have had room; gives num_listed_. All threads.
-  __device__ bool has_listed_all() {
-    num_listed_ = static_cast<int>(sum_of_cta(lane_of_thread() == 0 ? num_ : 0));
+  /// Ends the lists: sets num_listed_ for all threads, and returns whether no warp has found more
+  /// candidates than its list holds. All threads call it.
+  __device__ bool finish_lists() {
+    num_listed_ = static_cast<int>(this->sum_of_cta(lane_of_thread() == 0 ? num_ : 0));
     return __syncthreads_or(num_ > StreamList::kMost ? 1 : 0) == 0;
   }
 
@@ -84,17 +85,46 @@ class SampleList : protected SampleDraw<kDType, false, false> {
     }
   }
 
-  /// The id of the last tie that is kept, of `num_ties` in the list.
-  __device__ uint32_t find_last_tie(uint32_t tie, uint64_t num_ties) {
-    if (tie == 0 || num_ties <= cut_.num_ties) return ~0U;
-    return find_id(cut_.num_ties,
-                   [&](uint32_t key, uint32_t /*id*/) { return key == cut_.key ? 1U : 0U; });
+  /// The candidates of this thread as find_range() and find_key() take them: each counts 1 or, by
+  /// weight, what it adds to the mass above the cut.
+  template <bool kByWeight>
+  __device__ auto amounts() const {
+    return [this](const auto& add) {
+      this->for_each([&](uint32_t key, uint32_t /*id*/) {
+        add(key, this->template amount_of_key<kByWeight>(key, cut_));
+      });
+    };
   }
-  /// The weight, 0 for what is not kept.
-  __device__ uint32_t weight_of_listed(uint32_t key, uint32_t id, uint32_t tie,
-                                       uint32_t last_tie) const {
-    if (key == cut_.key) return id <= last_tie ? tie : 0U;
+
+  /// What the cut keeps of the candidates.
+  struct Kept {
+    uint32_t tie;       // the weight of a tie
+    uint32_t last_tie;  // the id of the last tie that is kept
+    uint64_t mass;      // of all that is kept
+  };
+  __device__ Kept find_kept() {
+    const uint32_t tie = this->weight_of_tie(cut_);
+    Kept kept = {tie, ~0U, mass_above_cut() + uint64_t{cut_.num_ties} * tie};
+    if (tie == 0) return kept;
+    const auto is_tie = [&](uint32_t key, uint32_t /*id*/) { return key == cut_.key ? 1U : 0U; };
+    uint64_t num_ties = 0;
+    this->for_each([&](uint32_t key, uint32_t id) { num_ties += is_tie(key, id); });
+    if (this->sum_of_cta(num_ties) > cut_.num_ties) kept.last_tie = find_id(cut_.num_ties, is_tie);
+    return kept;
+  }
+  /// The weight of an element; 0 if it is not kept.
+  __device__ uint32_t weight_in(const Kept& kept, uint32_t key, uint32_t id) const {
+    if (key == cut_.key) return id <= kept.last_tie ? kept.tie : 0U;
     return this->template amount_of_key<true>(key, cut_);
+  }
+
+  /// The mass of the candidates above the cut.
+  __device__ uint64_t mass_above_cut() {
+    uint64_t mass = 0;
+    this->for_each([&](uint32_t key, uint32_t /*id*/) {
+      mass += this->template amount_of_key<true>(key, cut_);
+    });
+    return this->sum_of_cta(mass);
   }
 
   /// The id at which the sum of amount_of(key, id), in the order of ids, reaches `wanted`.
@@ -109,52 +139,11 @@ class SampleList : protected SampleDraw<kDType, false, false> {
     return last - least_;
   }
 
-  struct Sums {
-    uint64_t mass;  // above the cut
-    uint64_t ties;
-  };
-  __device__ Sums sums() {
-    Sums own{};
-    this->for_each([&](uint32_t key, uint32_t /*id*/) {
-      own.mass += this->template amount_of_key<true>(key, cut_);
-      own.ties += key == cut_.key ? 1U : 0U;
-    });
-    return {sum_of_cta(own.mass), sum_of_cta(own.ties)};
-  }
-
-  /// After the row has been read: whether it has no error.
-  __device__ bool has_largest() {
+  /// Takes over the row's largest value, once the row has been read. Returns false if it shows that
+  /// the row has an error.
+  __device__ bool read_largest() {
     scale_.largest = sampling::value_of(shared_.most);
     return fabsf(scale_.largest) < INFINITY;
-  }
-
-  /// Leaves in shared_.least and shared_.most those of the CTA. Barriers are before and after.
-  __device__ void share_extremes(uint32_t least, uint32_t most) {
-    least = ~__reduce_max_sync(~0U, ~least);
-    most = __reduce_max_sync(~0U, most);
-    if (lane_of_thread() == 0) {
-      atomicMin(&shared_.least, least);
-      atomicMax(&shared_.most, most);
-    }
-    __syncthreads();
-  }
-
-  /// Its barriers are before and after.
-  __device__ uint64_t sum_of_cta(uint64_t value) {
-    value = sum_of_warp(value);
-    __syncthreads();
-    const int lane = lane_of_thread();
-    if (lane == 0) shared_.warp_values[warp_of_thread()][0] = value;
-    __syncthreads();
-    return sum_of_warp(lane < kRowWarps ? shared_.warp_values[lane][0] : 0);
-  }
-
-  __device__ void write_token(uint32_t id, uint32_t weight, uint64_t total) const {
-    float logprob = 0.0F;
-    if (p_.logprobs != nullptr) {
-      logprob = static_cast<float>(log(static_cast<double>(weight) / static_cast<double>(total)));
-    }
-    this->write(static_cast<int32_t>(id), logprob, SampleError::kNone);
   }
 
   StreamList& list_;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Filters and draws from candidates that are all listed.
+// Top-k, min-p, top-p and the draw of sample() where the candidate lists have every element that
+// they may keep.
 #pragma once
 
 #include <cstdint>
@@ -19,33 +20,29 @@ class SampleListed : protected SampleList<kDType> {
   using Base::bound_;
   using Base::cut_;
   using Base::find_id;
-  using Base::find_last_tie;
+  using Base::find_kept;
   using Base::kept_weight_of;
   using Base::least_;
-  using Base::list;
   using Base::most_;
   using Base::num_listed_;
   using Base::p_;
   using Base::shared_;
   using Base::sum_of_cta;
-  using Base::sums;
   using Base::top_k_;
-  using Base::weight_of_listed;
+  using Base::weight_in;
   using Base::weight_of_tie;
   using Base::write_token;
 
-  /// Draws and writes the token, where few candidates may be kept; else returns false. Candidates
-  /// have ranks: larger values come first, equal ones in the order of ids. So a filter keeps the
-  /// first ones, and each thread can find by itself whether it keeps the thread's candidate.
+  /// Draws and writes the token if at most FewListed::kMost candidates may be kept; else returns
+  /// false. It ranks candidates by value, largest first, and equal ones by id. Top-k and top-p keep
+  /// the first ranks, so each thread decides for its own candidate by comparing it with the others.
   __device__ bool draw_from_few() {
     uint4* few = shared_.few_listed.entries;
     uint32_t least = 1;  // key that may be kept
     if (top_k_ < p_.vocab && num_listed_ > FewListed::kMost / 4 && num_listed_ >= top_k_) {
       least_ = key_of(bound_);
       most_ = shared_.most;
-      this->find_range(static_cast<uint64_t>(top_k_), 0, [&](const auto& add) {
-        this->for_each([&](uint32_t key, uint32_t /*id*/) { add(key, 1U); });
-      });
+      this->find_range(static_cast<uint64_t>(top_k_), 0, this->template amounts<false>());
       least = least_;
     }
     if (threadIdx.x == 0) shared_.num_candidates = 0;
@@ -59,10 +56,7 @@ class SampleListed : protected SampleList<kDType> {
     });
     __syncthreads();
     const auto num = static_cast<int>(shared_.num_candidates);
-    if (num > FewListed::kMost) {
-      __syncthreads();
-      return false;
-    }
+    if (num > FewListed::kMost) return false;
     const auto thread = static_cast<int>(threadIdx.x);
     const uint4 own = thread < num ? few[thread] : make_uint4(0U, 0U, 0U, 0U);
     int rank = 0;
@@ -98,24 +92,17 @@ class SampleListed : protected SampleList<kDType> {
     most_ = shared_.most;
     if (top_k_ < p_.vocab && num_listed_ >= top_k_) {
       const auto wanted = static_cast<uint64_t>(top_k_);
-      const uint64_t above = this->find_key(wanted, 0, [&](const auto& add) {
-        this->for_each([&](uint32_t key, uint32_t /*id*/) { add(key, 1U); });
-      });
+      const uint64_t above = this->find_key(wanted, 0, this->template amounts<false>());
       cut_ = {least_, static_cast<uint32_t>(wanted - above), cut_.min_weight};
     }
     if (shared_.top_p >= 1.0F) return;
-    const uint64_t all = sums().mass;
+    const uint64_t all = this->mass_above_cut();
     const uint64_t wanted =
         sampling::part_of(shared_.top_p, all + uint64_t{cut_.num_ties} * weight_of_tie(cut_));
     uint64_t above = all;
     if (all >= wanted) {
       most_ = shared_.most;
-      const Cut before = cut_;
-      above = this->find_key(wanted, 0, [&](const auto& add) {
-        this->for_each([&](uint32_t key, uint32_t /*id*/) {
-          add(key, this->template amount_of_key<true>(key, before));
-        });
-      });
+      above = this->find_key(wanted, 0, this->template amounts<true>());
       cut_.key = least_;
       cut_.num_ties = 1;
     }
@@ -124,17 +111,12 @@ class SampleListed : protected SampleList<kDType> {
 
   /// Draws from what the cut keeps of the list and writes the token.
   __device__ void draw() {
-    const uint32_t tie = weight_of_tie(cut_);
-    const auto all = sums();
-    const uint32_t last_tie = find_last_tie(tie, all.ties);
-    const auto weight_of = [&](uint32_t key, uint32_t id) {
-      return weight_of_listed(key, id, tie, last_tie);
-    };
-    const uint64_t total = all.mass + uint64_t{cut_.num_ties} * tie;
-    const uint64_t target = sampling::high_product(shared_.random, total);
+    const auto kept = find_kept();
+    const auto weight_of = [&](uint32_t key, uint32_t id) { return weight_in(kept, key, id); };
+    const uint64_t target = sampling::high_product(shared_.random, kept.mass);
     const uint32_t token = find_id(target + 1, weight_of);
     this->for_each([&](uint32_t key, uint32_t id) {
-      if (id == token) write_token(id, weight_of(key, id), total);
+      if (id == token) write_token(id, weight_of(key, id), kept.mass);
     });
   }
 };

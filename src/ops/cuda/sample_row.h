@@ -29,10 +29,10 @@ struct FewCandidates {
   uint64_t mass_above[kFew];
 };
 
-/// Few candidates of a row that one CTA draws from.
+/// The candidates of a row that one CTA reads, where they are few.
 struct FewListed {
   static constexpr int kMost = 128;  // each is compared with each
-  uint4 entries[kMost];              // key, id, weight, whether it is kept
+  uint4 entries[kMost];              // key, id, weight, and again the weight or 0 if it is dropped
 };
 
 /// Of a CTA.
@@ -102,7 +102,8 @@ class SampleRow {
     if (p_.status != nullptr) p_.status[row_] = static_cast<int32_t>(error);
   }
 
-  /// By one thread; others see them after a barrier. Some may come from memory, beside the logits.
+  /// Reads the row's parameters. One thread calls it, and the others see them after a barrier.
+  /// Parameters that are tensors are loaded while the logits are on their way.
   __device__ void read_parameters() {
     shared_.temperature = p_.temperature.of(row_);
     shared_.top_k = p_.top_k.of(row_);
@@ -172,6 +173,17 @@ class SampleRow {
     for (int v = 0; v < kValues; ++v) {
       values[v] = __reduce_max_sync(~0U, static_cast<uint32_t>(value_of_rank(v)));
     }
+  }
+
+  /// The sum over the threads of the CTA of values whose sum is below 2^54. All threads call it.
+  __device__ uint64_t sum_of_cta(uint64_t value) {
+    value = sum_of_warp(value);
+    const int lane = lane_of_thread();
+    if (lane == 0) shared_.warp_values[warp_of_thread()][0] = value;
+    __syncthreads();
+    value = sum_of_warp(lane < kRowWarps ? shared_.warp_values[lane][0] : 0);
+    __syncthreads();
+    return value;
   }
 
   /// Tells all CTAs the sums of shared_.warp_values.

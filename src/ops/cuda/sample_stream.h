@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// sample() from a row that one CTA reads once without keeping it, for many rows: while it reads, it
-// lists what may pass a small top-k or min-p, and then draws from the list.
+// sample() of many rows: one CTA reads each row, and does not hold it in shared memory. If top-k is
+// small or min-p is given, the CTA lists the elements that may pass while it reads the row, and
+// then draws from the list; otherwise it reads the row twice.
 #pragma once
 
 #include <cmath>
@@ -17,8 +18,8 @@ class SampleStream : SampleTwice<kDType> {
  public:
   using Base::Base;
 
-  /// Draws and writes the token. Returns false, and writes nothing, where the row has an error or
-  /// the list does not have all that is needed.
+  /// Draws and writes the token. Returns false, and writes nothing, if the row has an error, or if
+  /// more elements may be kept than can be found in this way; Sampler then draws or reports.
   __device__ bool run() {
     if (threadIdx.x == 0) {
       part_.prefetch(kPrefetched);
@@ -34,11 +35,11 @@ class SampleStream : SampleTwice<kDType> {
     if (!probe()) return false;
     if (top_k_ > kMostStreamedTopK && cut_.min_weight == 0) {
       if (top_k_ < p_.vocab && shared_.top_p < 1.0F) return false;
-      // Few elements to list, then all that may have the threshold.
+      // First the narrow range, which nearly always has the threshold, then one that is sure to.
 #pragma unroll 1
       for (const float slack : {1.0004F, 1.0029F}) {
         count();
-        if (!has_largest()) return false;
+        if (!read_largest()) return false;
         const Range range = find_range_of_counts(slack);
         const bool is_drawn = top_k_ < p_.vocab ? this->template draw_from_row<true>(range)
                                                 : this->template draw_from_row<false>(range);
@@ -48,8 +49,8 @@ class SampleStream : SampleTwice<kDType> {
       return false;
     }
     gather();
-    if (!has_largest()) return false;
-    if (!has_listed_all()) {
+    if (!read_largest()) return false;
+    if (!finish_lists()) {
       const bool is_all = top_k_ >= p_.vocab && shared_.top_p >= 1.0F;
       return is_all && this->template draw_from_row<false>({-INFINITY, -INFINITY});
     }
@@ -68,8 +69,7 @@ class SampleStream : SampleTwice<kDType> {
   using Base::draw_from_few;
   using Base::filter;
   using Base::find_range_of_counts;
-  using Base::has_largest;
-  using Base::has_listed_all;
+  using Base::finish_lists;
   using Base::kVec;
   using Base::least_;
   using Base::list;
@@ -78,12 +78,14 @@ class SampleStream : SampleTwice<kDType> {
   using Base::num_;
   using Base::p_;
   using Base::part_;
+  using Base::read_largest;
   using Base::scale_;
   using Base::share_extremes;
   using Base::shared_;
   using Base::top_k_;
 
-  /// Of the row's first elements, which give a bound.
+  /// The first kProbed elements of the row are read before the others, to find a value that all
+  /// candidates must reach.
   static constexpr int32_t kProbed = kRowWarps * RowPart<kDType, false>::kBlock;
   static constexpr int32_t kPrefetched = 3 * kProbed;  // memory is busy while they are probed
 
@@ -106,7 +108,7 @@ class SampleStream : SampleTwice<kDType> {
     __syncthreads();  // gather() changes the shared ones
     base_ = sampling::value_of(most_);
     if (cut_.min_weight != 0) {
-      // A little more than the largest distance of a kept weight.
+      // The largest distance at which min-p keeps a weight, rounded up.
       const float distance = (30.0F - log2f(static_cast<float>(cut_.min_weight))) / 32.0F;
       min_p_depth_ = __fdiv_rn(distance * 1.0001F + 1e-6F, scale_.factor);
       bound_ = base_ - min_p_depth_;
@@ -128,7 +130,7 @@ class SampleStream : SampleTwice<kDType> {
     return true;
   }
 
-  /// Of the probed words, the largest elements' keys.
+  /// The key of the largest element of each probed word. The memory is that of the lists.
   __device__ uint32_t* words() { return &list_.keys[0][0]; }
 
   /// Lists the elements that reach the bound, which rises with the largest value where there is

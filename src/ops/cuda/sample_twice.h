@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Draws from a row of which too many elements may be kept for a list, by reading it twice. The
-// first time, elements are counted by ranges of their values. These tell where the threshold of a
-// filter is; the second time, what is near it is listed, and what is above it is summed by blocks.
+// Draws from a row by reading it twice, where the filters may keep more elements than a list holds.
+// The first reading counts the elements in ranges of values; the counts show in which range the
+// threshold of the filter is. The second reading lists the elements of that range, and sums the
+// weights above it by blocks.
 #pragma once
 
 #include <cmath>
@@ -20,8 +21,8 @@ class SampleTwice : protected SampleListed<kDType> {
 
  protected:
   using Base::cut_;
-  using Base::find_last_tie;
-  using Base::has_listed_all;
+  using Base::find_kept;
+  using Base::finish_lists;
   using Base::kept_weight_of;
   using Base::kVec;
   using Base::least_;
@@ -33,19 +34,17 @@ class SampleTwice : protected SampleListed<kDType> {
   using Base::p_;
   using Base::part_;
   using Base::scale_;
-  using Base::share_extremes;
   using Base::shared_;
   using Base::sum_of_cta;
-  using Base::sums;
   using Base::top_k_;
-  using Base::weight_of_listed;
+  using Base::weight_in;
   using Base::weight_of_tie;
   using Base::write_token;
 
   static constexpr float kBinsOfOctave = 256.0F;
   static constexpr float kBinOfBase = StreamList::kBins - 2048.0F;  // of the largest probed value
 
-  /// A bin's number is that of x * slope + offset.
+  /// The bin of a value x is x * slope + offset, rounded.
   struct BinOfValue {
     float slope, offset;
   };
@@ -73,7 +72,7 @@ class SampleTwice : protected SampleListed<kDType> {
         atomicAdd(&list_.counts[sampling::bits_of(number + kWhole) & (StreamList::kBins - 1)], 1U);
       }
     });
-    share_extremes(~0U, key_of(largest));
+    this->share_extremes(~0U, key_of(largest));
   }
 
   /// A range of values that has the threshold of top-k, or that of top-p if the mass of all bins is
@@ -129,9 +128,10 @@ class SampleTwice : protected SampleListed<kDType> {
             high == StreamList::kBins - 1 ? INFINITY : value_of(static_cast<float>(high) + 0.6F)};
   }
 
-  /// Reads the row again, where all above the range is kept, and all in it is listed; draws and
-  /// writes the token. Returns false where the range has not the threshold, or too many elements.
-  /// `kByCount`: the threshold is that of top-k.
+  /// Reads the row a second time: sums the weights above the range by blocks, and lists the
+  /// elements in it. Then draws and writes the token. Returns false if the threshold is not in the
+  /// range, or if the range has more elements than the lists hold. `kByCount`: the threshold is
+  /// that of top-k.
   template <bool kByCount>
   __device__ bool draw_from_row(const Range& range) {
     constexpr int kBlock = RowPart<kDType, false>::kBlock;
@@ -166,18 +166,16 @@ class SampleTwice : protected SampleListed<kDType> {
     all = sum_of_cta(all);
     above = sum_of_cta(above);
     const uint64_t count_above = kByCount ? sum_of_cta(num_above) : 0;
-    if (!has_listed_all()) return false;
+    if (!finish_lists()) return false;
     if (range.high > -INFINITY && !find_cut(all, above, count_above)) return false;
-    const uint32_t tie = weight_of_tie(cut_);
-    const auto listed = sums();
-    const uint32_t last_tie = find_last_tie(tie, listed.ties);
+    const auto listed = find_kept();
     this->for_each([&](uint32_t key, uint32_t id) {
-      const uint32_t weight = weight_of_listed(key, id, tie, last_tie);
+      const uint32_t weight = weight_in(listed, key, id);
       if (weight != 0) atomicAdd(&list_.masses[id / kBlock], static_cast<Mass>(weight));
     });
     __syncthreads();
     if (warp_of_thread() != 0) return true;
-    const uint64_t total = above + listed.mass + uint64_t{cut_.num_ties} * tie;
+    const uint64_t total = above + listed.mass;
     uint64_t target = sampling::high_product(shared_.random, total);
     const int block = find_block(num_blocks, &target);
     bool is_found = false;
@@ -186,8 +184,7 @@ class SampleTwice : protected SampleListed<kDType> {
       uint64_t own = 0;
 #pragma unroll
       for (int e = 0; e < kVec; ++e) {
-        const uint32_t key = key_of(x[e]);
-        weights[e] = weight_of_listed(key, static_cast<uint32_t>(i + e), tie, last_tie);
+        weights[e] = weight_in(listed, key_of(x[e]), static_cast<uint32_t>(i + e));
         own += weights[e];
       }
       const uint64_t passed = sum_to_lane(own);
@@ -211,22 +208,16 @@ class SampleTwice : protected SampleListed<kDType> {
     most_ = shared_.most;
     if (top_k_ < p_.vocab) {
       const auto wanted = static_cast<uint64_t>(top_k_);
-      if (count_above >= wanted || count_above + static_cast<uint64_t>(num_listed_) < wanted)
+      if (count_above >= wanted || count_above + static_cast<uint64_t>(num_listed_) < wanted) {
         return false;
-      const uint64_t count = this->find_key(wanted, count_above, [&](const auto& add) {
-        this->for_each([&](uint32_t key, uint32_t /*id*/) { add(key, 1U); });
-      });
+      }
+      const uint64_t count = this->find_key(wanted, count_above, this->template amounts<false>());
       cut_ = {least_, static_cast<uint32_t>(wanted - count), cut_.min_weight};
       return true;
     }
     const uint64_t wanted = sampling::part_of(shared_.top_p, all);
-    if (above >= wanted || above + sums().mass < wanted) return false;
-    const Cut before = cut_;
-    above = this->find_key(wanted, above, [&](const auto& add) {
-      this->for_each([&](uint32_t key, uint32_t /*id*/) {
-        add(key, this->template amount_of_key<true>(key, before));
-      });
-    });
+    if (above >= wanted || above + this->mass_above_cut() < wanted) return false;
+    above = this->find_key(wanted, above, this->template amounts<true>());
     cut_ = {least_, 1, cut_.min_weight};
     cut_.num_ties = sampling::ties_to_reach(wanted, above, weight_of_tie(cut_));
     return true;

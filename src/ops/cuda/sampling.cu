@@ -171,8 +171,9 @@ __global__ void __launch_bounds__(kRowThreads, kStreamCtasOfSm)
   Sampler<kDType, false, false>(params, row, shared, floats).run();
 }
 
-/// Whether stream_kernel() is to be used. It needs a row for each SM, and more where it reads rows
-/// twice; rows of which it might have to read more than that are left to clusters.
+/// Whether stream_kernel() is faster than a cluster for each row. It needs at least one row per SM,
+/// and more if it has to read rows twice. Filters for which two readings may not be enough are left
+/// to clusters.
 bool is_streamed(const SampleParams& p, bool has_clusters, int num_sms) {
   if (p.from_probs || p.vocab <= kMaxHeld) return false;
   constexpr float kLargeMinP = 0.02F;  // keeps few
