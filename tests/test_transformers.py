@@ -53,7 +53,9 @@ def mask_function(kind, torch, length):
         positions = torch.arange(length).expand(BATCH, -1) % 5
         sequences = torch.arange(length).expand(BATCH, -1) // 5
         causal = masking.causal_mask_function
-        return masking.packed_sequence_compatibility_function(causal, positions, sequences), None
+        in_sequence = masking.remap_positions_for_packed_sequence(causal, positions)
+        same_sequence = masking.packed_sequence_mask_function(sequences)
+        return masking.and_masks(same_sequence, in_sequence), None
     another_window = masking.sliding_window_causal_mask_function(3)
     return masking.or_masks(another_window, lambda b, h, q, k: k == 0), 4
 
