@@ -25,6 +25,7 @@ SAMPLE = [
     ("sample inf", VALUE, r"logits\[1\]", lambda s: s.sample(logits=logits_with(1, INF))),
     ("sample nothing", VALUE, r"logits\[3\]", lambda s: s.sample(logits=logits_with(3, -INF))),
     ("sample half", VALUE, r"logits\[0\]", lambda s: s.sample_probs(logits_with(0, 0.05))),
+    ("sample double", VALUE, r"logits\[1\]", lambda s: s.sample_probs(logits_with(1, 0.3))),
     ("sample negative", VALUE, r"logits\[2\]", lambda s: s.sample_probs(negative(2))),
     ("sample zeros", VALUE, r"logits\[3\]", lambda s: s.sample_probs(logits_with(3, 0.0))),
     ("sample temperature", VALUE, "temperature", lambda s: s.sample(temperature=-1)),

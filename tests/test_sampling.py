@@ -58,7 +58,8 @@ def check_filters(rng, framework, size, dtype, options, from_probs=False):
         assert wide[token] > 0, f"token {token} is none of the filtered ones"
         least = np.log(wide[token])
         most = least + np.log(narrow.max() / wide.max())
-        error = 2e-5 * (1 + abs(logprob))
+        rounding = 2**-28 * wide.max() / wide[token]  # of the token's weight
+        error = 2e-5 * (1 + abs(logprob)) + rounding
         assert least - error < logprob < most + error
 
 
@@ -83,6 +84,34 @@ FILTERS = {
 @pytest.mark.parametrize("name", SETTINGS)
 def test_distribution(rng, name):
     check_distribution(rng, NumPy(), name, DRAWS)
+
+
+@pytest.mark.parametrize("from_probs", [False, True])
+def test_distribution_over_blocks(rng, from_probs):
+    """The values of some blocks of a draw without filters are far below those of others."""
+    size = 6 * 768 + 100
+    blocks = np.float32([-1, 0, -4, -0.5, -np.inf, -9, -2])[np.arange(size) // 768]
+    logits = (rng.standard_normal(size) + blocks).astype(np.float32)
+    exact = distribution(logits)
+    row = exact.astype(np.float32) if from_probs else logits
+    rows = np.broadcast_to(row, (1 << 17, size))
+    ids = fp.sample(rows, seed=seed_of(rng), from_probs=from_probs)
+    for i in range(7):  # blocks of little mass count too
+        chosen = slice(768 * i, 768 * (i + 1))
+        of_block = exact[chosen].sum()
+        error = (ids // 768 == i).sum() - of_block * ids.size
+        assert abs(error) <= 6 * np.sqrt(of_block * ids.size) + 6 * (of_block > 0)
+    assert chi_square(np.bincount(ids, minlength=size), exact) < limit(len(SETTINGS))
+
+
+def test_logprobs_over_blocks(rng):
+    size = 20_000
+    blocks = np.float32(3 * rng.standard_normal(27))[np.arange(size) // 768]
+    logits = (rng.standard_normal((400, size)) + blocks).astype(np.float32)
+    ids, logprobs = fp.sample(logits, temperature=1.5, seed=seed_of(rng), return_logprobs=True)
+    for row, token, logprob in zip(logits, ids, logprobs, strict=True):
+        exact = distribution(row, temperature=1.5)[token]
+        assert abs(logprob - np.log(exact)) < 1e-5 * (1 + abs(logprob)) + 2**-28 / exact
 
 
 def test_a_wrong_distribution_is_noticed(rng):
@@ -127,9 +156,12 @@ def mixed(rng, batch):
     }
 
 
-def test_a_request_s_place_does_not_matter(rng):
-    logits = (3 * rng.standard_normal((40, 700))).astype(np.float32)
+@pytest.mark.parametrize("size", [700, 3000])
+def test_a_request_s_place_does_not_matter(rng, size):
+    logits = (3 * rng.standard_normal((40, size))).astype(np.float32)
     options = mixed(rng, 40)
+    for name, number in {"temperature": 1, "top_k": 2**31 - 1, "top_p": 1, "min_p": 0}.items():
+        options[name][:10] = number  # without filters, beside others
     together = fp.sample(logits, **options)
     for i in range(40):
         alone = {name: values[i : i + 1] for name, values in options.items()}
@@ -155,15 +187,23 @@ def test_seeds_offsets_and_streams_are_independent(rng):
 
 
 def test_random_numbers_are_those_of_philox():
-    """Seen through flat logits, whose token is the number's first 16 bits."""
-    size = 1 << 16
-    flat = np.zeros((1, size), np.float32)
+    """Seen through flat logits: the first number draws a block of ids, the second an id of it."""
+    block_size = 768
     # The known answer for zeros, from the tests of Random123, the library by the authors of Philox.
-    assert philox(0, 0, 0) == 0xE169C58D6627E8D5
-    for seed, offset in ((0, 0), (5, 9), (-1, 2**62 + 12345)):
-        assert fp.sample(flat, seed=seed, offset=offset)[0] == philox(seed, offset, 0) >> 48
-    rows = np.broadcast_to(flat, (3, size))
-    assert fp.sample(rows, seed=7)[2] == philox(7, 0, 2) >> 48
+    assert philox(0, 0, 0) == (0xE169C58D6627E8D5, 0x9B00DBD8BC57AC4C)
+
+    def token(size, seed, offset, stream):
+        first, second = philox(seed, offset, stream)
+        block = (first * size >> 64) // block_size
+        ids = min(block_size, size - block * block_size)
+        return block * block_size + (second * ids >> 64)
+
+    for size in (1 << 16, 7_000_000):
+        flat = np.zeros((1, size), np.float32)
+        for seed, offset in ((0, 0), (5, 9), (-1, 2**62 + 12345)):
+            assert fp.sample(flat, seed=seed, offset=offset)[0] == token(size, seed, offset, 0)
+        rows = np.broadcast_to(flat, (3, size))
+        assert fp.sample(rows, seed=7)[2] == token(size, 7, 0, 2)
 
 
 def philox(seed, offset, stream):
@@ -174,7 +214,7 @@ def philox(seed, offset, stream):
         a, b = 0xD2511F53 * c[0], 0xCD9E8D57 * c[2]
         c = [(b >> 32) ^ c[1] ^ k[0], b & mask, (a >> 32) ^ c[3] ^ k[1], a & mask]
         k = [(k[0] + 0x9E3779B9) & mask, (k[1] + 0xBB67AE85) & mask]
-    return c[0] | c[1] << 32
+    return c[0] | c[1] << 32, c[2] | c[3] << 32
 
 
 def test_bias(rng):

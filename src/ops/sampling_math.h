@@ -11,7 +11,7 @@
 
 namespace flashplan::sampling {
 
-/// The weight of a row's largest logit.
+/// The weight of a row's largest logit, where filters are applied.
 constexpr uint32_t kOne = 1U << 30;
 
 FLASHPLAN_HOST_DEVICE uint32_t bits_of(float x) {
@@ -111,11 +111,11 @@ FLASHPLAN_HOST_DEVICE float distance(float x, const Scale& scale) {
   return times_to_one(plus(scale.largest, -x), scale.factor);
 }
 
-/// The weight at a distance, which is 2^(-32 * distance) in units of 1 / kOne, rounded to nearest;
-/// 0 at 1.
-FLASHPLAN_HOST_DEVICE uint32_t weight_at(float distance) {
-  // Adding 1.5 * 2^23 leaves in the low bits the nearest integer to the exponent n of the weight.
-  constexpr float kMagic = 12582912.0F + 30.0F;
+/// 2^(kLog - 32 * distance).
+template <int kLog>
+FLASHPLAN_HOST_DEVICE float power_at(float distance) {
+  // Adding 1.5 * 2^23 leaves in the low bits the nearest integer to the exponent n of the power.
+  constexpr float kMagic = 12582912.0F + static_cast<float>(kLog);
   const float shifted = fused(distance, -32.0F, kMagic);
   const float r = fused(distance, -32.0F, -plus(shifted, -kMagic));  // exact, |r| <= 1/2
   // The polynomial of degree 5 nearest to 2^r; the relative error is below 2e-7.
@@ -125,15 +125,25 @@ FLASHPLAN_HOST_DEVICE uint32_t weight_at(float distance) {
   p = fused(p, r, 2.4022242e-1F);
   p = fused(p, r, 6.9314698e-1F);
   p = fused(p, r, 1.0F);
-  const float weight = float_of(bits_of(p) + (bits_of(shifted) << 23));  // p * 2^n
+  return float_of(bits_of(p) + (bits_of(shifted) << 23));  // p * 2^n
+}
+
+/// Rounded to nearest, for x in [0, 2^31).
+FLASHPLAN_HOST_DEVICE uint32_t whole_of(float x) {
 #ifdef __CUDA_ARCH__
-  return __float2uint_rn(weight);
+  return __float2uint_rn(x);
 #else
-  // Adding 2^23 rounds weights below 2^23; larger ones have no fraction.
+  // Adding 2^23 rounds numbers below 2^23; larger ones have no fraction.
   constexpr float kWhole = 8388608.0F;
-  const float whole = weight < kWhole ? (weight + kWhole) - kWhole : weight;
+  const float whole = x < kWhole ? (x + kWhole) - kWhole : x;
   return static_cast<uint32_t>(static_cast<int32_t>(whole));
 #endif
+}
+
+/// The weight at a distance, which is 2^(-32 * distance) in units of 1 / kOne, rounded to nearest;
+/// 0 at 1.
+FLASHPLAN_HOST_DEVICE uint32_t weight_at(float distance) {
+  return whole_of(power_at<30>(distance));
 }
 
 FLASHPLAN_HOST_DEVICE uint32_t weight_of_logit(float x, const Scale& scale) {
@@ -142,14 +152,7 @@ FLASHPLAN_HOST_DEVICE uint32_t weight_of_logit(float x, const Scale& scale) {
 
 /// A probability divided by the largest one, in the same units.
 FLASHPLAN_HOST_DEVICE uint32_t weight_of_probability(float x, const Scale& scale) {
-  const float weight = times(times_to_one(x, scale.factor), 1073741824.0F);
-#ifdef __CUDA_ARCH__
-  return __float2uint_rn(weight);
-#else
-  constexpr float kWhole = 8388608.0F;
-  const float whole = weight < kWhole ? (weight + kWhole) - kWhole : weight;
-  return static_cast<uint32_t>(static_cast<int32_t>(whole));
-#endif
+  return whole_of(times(times_to_one(x, scale.factor), 1073741824.0F));
 }
 
 FLASHPLAN_HOST_DEVICE uint32_t weight_of(float x, const Scale& scale) {
@@ -209,10 +212,14 @@ FLASHPLAN_HOST_DEVICE uint32_t kept_ties(const Cut& cut, uint64_t before, uint32
   return left < num_ties ? static_cast<uint32_t>(left) : num_ties;
 }
 
-/// 64 random bits by Philox4x32-10 (Salmon et al., 2011). `use` distinguishes the numbers of one
+struct RandomPair {
+  uint64_t first, second;
+};
+
+/// 128 random bits by Philox4x32-10 (Salmon et al., 2011). `use` distinguishes the numbers of one
 /// draw.
-FLASHPLAN_HOST_DEVICE uint64_t random_bits(int64_t seed, int64_t offset, uint32_t stream,
-                                           uint32_t use) {
+FLASHPLAN_HOST_DEVICE RandomPair random_pair(int64_t seed, int64_t offset, uint32_t stream,
+                                             uint32_t use) {
   const auto unsigned_offset = static_cast<uint64_t>(offset);
   const auto unsigned_seed = static_cast<uint64_t>(seed);
   uint32_t c0 = static_cast<uint32_t>(unsigned_offset);
@@ -236,13 +243,77 @@ FLASHPLAN_HOST_DEVICE uint64_t random_bits(int64_t seed, int64_t offset, uint32_
     k0 += 0x9E3779B9U;
     k1 += 0xBB67AE85U;
   }
-  return uint64_t{c0} | uint64_t{c1} << 32;
+  return {uint64_t{c0} | uint64_t{c1} << 32, uint64_t{c2} | uint64_t{c3} << 32};
+}
+FLASHPLAN_HOST_DEVICE uint64_t random_bits(int64_t seed, int64_t offset, uint32_t stream,
+                                           uint32_t use) {
+  return random_pair(seed, offset, stream, use).first;
 }
 
 /// What random_bits() numbers are for, in one draw.
 constexpr uint32_t kUseSample = 0;
 constexpr uint32_t kUseVerify = 1;
 constexpr uint32_t kUseDraft = 2;  // of the first draft, then of the next ones
+
+// --- Draws without filters ---
+//
+// The row is divided into blocks. An element is weighed relative to the largest value of its block,
+// so that a row is read once: its largest value is needed only when the blocks are weighed. Then
+// one random number draws a block, and another one an element of it.
+
+constexpr int32_t kBlock = 768;  // ids; the last block may have fewer
+
+FLASHPLAN_HOST_DEVICE bool has_filters(int32_t top_k, float top_p, float min_p, int32_t vocab) {
+  return top_k < vocab || top_p < 1.0F || min_p > 0.0F;
+}
+
+/// The bits of the exponent of a block's largest probability. Below 2^-48 a block weighs nothing,
+/// and one exponent stands for all.
+FLASHPLAN_HOST_DEVICE uint32_t exponent_of_block(float largest) {
+  constexpr uint32_t kLeast = 127 - 49;
+  const uint32_t exponent = bits_of(largest) >> 23;
+  return exponent > kLeast ? exponent : kLeast;
+}
+
+/// How the values of a block become weights. `row` has the factor of logits.
+FLASHPLAN_HOST_DEVICE Scale scale_of_block(float largest, const Scale& row) {
+  if (!row.from_probs) return {largest, row.factor, false};
+  // A power of two: the largest weight is in [2^26, 2^27], where it is not below 2^-49.
+  return {largest, float_of((280U - exponent_of_block(largest)) << 23), true};
+}
+
+/// At most 2^27, so that those of 31 elements can be added in 32 bits. A logit equal to the largest
+/// one of the block weighs 2^27.
+FLASHPLAN_HOST_DEVICE uint32_t weight_in_block(float x, const Scale& block) {
+  if (block.from_probs) return whole_of(times(x, block.factor));
+  return whole_of(power_at<27>(distance(x, block)));
+}
+
+/// The sum of a block's weights in units of 2^5, which fits 32 bits.
+FLASHPLAN_HOST_DEVICE uint32_t rounded_sum(uint64_t sum) {
+  return static_cast<uint32_t>((sum + 16) >> 5);
+}
+
+/// The weight of a block by its largest value and rounded_sum(), rounded down. One element that is
+/// the row's largest logit, or a probability of 1, would weigh 2^30. A row has less than 2^31
+/// elements, so that its blocks together stay below 2^62.
+FLASHPLAN_HOST_DEVICE uint64_t mass_of_block(float largest, uint32_t sum, const Scale& row) {
+  uint32_t bits = 0;  // of the factor between the block's weights and the row's
+  if (row.from_probs) {
+    bits = (exponent_of_block(largest) + 1) << 23;
+  } else {
+    const float below = distance(largest, row);
+    if (!(below < 1.0F)) return 0;
+    bits = bits_of(power_at<0>(below));
+  }
+  const uint64_t mantissa = (bits & 0x7fffffU) | 0x800000U;
+  return (sum * mantissa) >> (142U - (bits >> 23));
+}
+
+/// Whether probabilities whose blocks have the sum `total` sum to 1 within 1 %.
+FLASHPLAN_HOST_DEVICE bool masses_sum_to_one(uint64_t total) {
+  return total > 1063004405U && total < 1084479243U;  // 0.99 and 1.01 of 2^30
+}
 
 /// Makes weights of probabilities as they are, not as parts of the largest.
 FLASHPLAN_HOST_DEVICE Scale absolute_scale() { return {1.0F, 1.0F, true}; }

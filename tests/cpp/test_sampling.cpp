@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <numeric>
 #include <vector>
 
@@ -34,6 +35,37 @@ TEST(parts_of_a_mass_are_rounded_up) {
     const auto p = static_cast<float>(random.between(1, 1 << 24)) * 0x1p-24F;
     const double exact = double{p} * static_cast<double>(total);  // 52 bits
     CHECK_EQ(sampling::part_of(p, total), static_cast<uint64_t>(std::ceil(exact)));
+  }
+}
+
+TEST(blocks_weigh_what_their_elements_do) {
+  constexpr auto kCount = static_cast<uint64_t>(sampling::kBlock);
+  Random random(7);
+  const sampling::Scale logits = sampling::make_scale(3.0F, 0.7F, false);
+  const sampling::Scale probs = sampling::absolute_scale();
+  for (int round = 0; round < 1000; ++round) {
+    const double depth = 1e-3 * random.between(0, 14'000);
+    for (const sampling::Scale& row : {logits, probs}) {
+      const auto largest = static_cast<float>(row.from_probs ? std::exp(-depth) : 3 - depth);
+      const double exact =
+          0x1p30 * (row.from_probs ? double{largest} : std::exp((double{largest} - 3) / 0.7F));
+      const sampling::Scale block = sampling::scale_of_block(largest, row);
+      const uint64_t weight = sampling::weight_in_block(largest, block);
+      CHECK(weight >= 1U << 26 && weight <= 1U << 27);
+      const uint32_t sum = sampling::rounded_sum(weight * kCount);
+      const auto mass = static_cast<double>(sampling::mass_of_block(largest, sum, row));
+      CHECK(std::fabs(mass - exact * kCount) <= 1 + 1e-5 * exact * kCount);
+    }
+  }
+  // What is far below weighs nothing, also a block of -inf, whose weights are not defined.
+  const float kInfinity = std::numeric_limits<float>::infinity();
+  for (const float far : {-kInfinity, -3e38F, -13.0F}) {
+    CHECK_EQ(sampling::mass_of_block(far, ~0U, logits), uint64_t{0});
+  }
+  for (const float far : {0.0F, 1e-45F, 1e-30F, 0x1p-49F}) {
+    const sampling::Scale block = sampling::scale_of_block(far, probs);
+    CHECK(sampling::weight_in_block(far, block) <= 1U << 27);
+    CHECK_EQ(sampling::mass_of_block(far, ~0U, probs), uint64_t{0});
   }
 }
 

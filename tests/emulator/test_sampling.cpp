@@ -76,6 +76,7 @@ constexpr Settings kFewSettings[] = {
 struct Rows {
   std::vector<std::string> names;
   std::vector<std::vector<float>> rows;
+  bool are_probabilities = false;
 };
 
 /// Ties at every cut, neighbours in float32, one-hot, flat, denormal, huge, mostly -inf.
@@ -125,9 +126,16 @@ std::vector<float> probabilities(const std::vector<float>& logits) {
   return result;
 }
 
+/// Parameters that are tensors, where they are not empty.
+struct EachRow {
+  std::vector<float> temperatures;
+  std::vector<int32_t> top_ks;
+};
+
 /// Draws from each row by both engines, a launch for all of them.
 void compare(const Rows& all, const Settings& settings, int32_t vocab, bool from_probs = false,
-             DType dtype = DType::kFloat32, const float* bias = nullptr, int32_t gap = 0) {
+             DType dtype = DType::kFloat32, const float* bias = nullptr, int32_t gap = 0,
+             const EachRow& each = {}) {
   const auto num_rows = static_cast<int32_t>(all.rows.size());
   const int64_t stride = vocab + gap;
   const int64_t item = item_size(dtype);
@@ -136,7 +144,7 @@ void compare(const Rows& all, const Settings& settings, int32_t vocab, bool from
   auto* data = reinterpret_cast<char*>(memory.data());
   for (int32_t r = 0; r < num_rows; ++r) {
     std::vector<float> row = all.rows[static_cast<size_t>(r)];
-    if (from_probs) row = probabilities(row);
+    if (from_probs && !all.are_probabilities) row = probabilities(row);
     for (int32_t i = 0; i < vocab; ++i) {
       char* to = data + (r * stride + i) * item;
       const float value = row[static_cast<size_t>(i)];
@@ -163,6 +171,8 @@ void compare(const Rows& all, const Settings& settings, int32_t vocab, bool from
   p.top_k.all = settings.top_k;
   p.top_p.all = settings.top_p;
   p.min_p.all = settings.min_p;
+  if (!each.temperatures.empty()) p.temperature.each = each.temperatures.data();
+  if (!each.top_ks.empty()) p.top_k.each = each.top_ks.data();
   p.seed.all = ++seed;
   p.offset.all = 12345;
   p.ids = ids.data();
@@ -264,6 +274,127 @@ TEST(rows_that_are_streamed) {
     compare(rows, settings, 30'008, false, DType::kFloat32, nullptr, 3);
   }
   cuda::emulated_facts.num_sms = 132;
+}
+
+/// Blocks of very different sizes, some of them -inf, and what is no distribution.
+Rows block_rows(int32_t vocab, uint32_t seed) {
+  Rows all = hard_rows(vocab, seed);
+  std::mt19937 random(seed);
+  std::normal_distribution<float> normal;
+  const auto add = [&](const char* name, auto value_of_block) {
+    std::vector<float> row;
+    for (int32_t i = 0; i < vocab; ++i) {
+      row.push_back(value_of_block(i / sampling::kBlock) + normal(random));
+    }
+    all.names.emplace_back(name);
+    all.rows.push_back(std::move(row));
+  };
+  add("blocks rise", [](int b) { return 0.25F * static_cast<float>(b); });
+  add("blocks differ", [](int b) { return static_cast<float>(b * 7 % 31); });
+  add("every second block is -inf", [](int b) { return b % 2 == 0 ? 0.0F : -kInfinity; });
+  add("the last block", [&](int b) { return b == (vocab - 1) / 768 ? 60.0F : 0.0F; });
+  return all;
+}
+
+/// A launch for rows without filters, which are in clusters of one to 16 CTAs. With 30 SMs a warp
+/// has up to 7 blocks of 128,256 ids.
+TEST(plain_rows) {
+  constexpr Settings kPlain[] = {
+      {"plain"}, {"greedy", 0.0F}, {"cold", 1e-30F}, {"warm", 0.7F}, {"hot", 1e30F}};
+  for (const int32_t vocab : {1, 767, 768, 769, 1536, 9216, 9217, 32'000, 128'256}) {
+    const Rows rows = block_rows(vocab, static_cast<uint32_t>(vocab));
+    for (const int num_sms : {1, 30, 132, 1000}) {
+      cuda::emulated_facts.num_sms = num_sms;
+      for (const Settings& settings : kPlain) {
+        if (vocab == 128'256 && num_sms == 30 && settings.temperature != 1.0F) continue;
+        compare(rows, settings, vocab);
+        if (settings.temperature == 0.0F || settings.temperature == 1.0F) {
+          compare(rows, settings, vocab, true);
+        }
+      }
+    }
+  }
+  cuda::emulated_facts.num_sms = 132;
+}
+
+TEST(plain_rows_of_dtypes_and_biases) {
+  constexpr int32_t kVocab = 10'008;
+  const Rows rows = block_rows(kVocab, 12);
+  std::vector<float> bias;
+  for (int32_t i = 0; i < kVocab; ++i) bias.push_back(static_cast<float>(i % 13) * 0.37F);
+  for (const int num_sms : {1, 1000}) {
+    cuda::emulated_facts.num_sms = num_sms;
+    for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {
+      compare(rows, {"plain"}, kVocab, false, dtype);
+      compare(rows, {"plain"}, kVocab, true, dtype);
+    }
+    compare(rows, {"plain"}, kVocab, false, DType::kFloat32, bias.data());
+    compare(rows, {"plain"}, kVocab, false, DType::kFloat32, nullptr, 3);
+    compare(rows, {"plain"}, kVocab, true, DType::kFloat32, nullptr, 3);
+  }
+  cuda::emulated_facts.num_sms = 132;
+}
+
+/// With parameters in tensors, rows with and without filters are in one launch.
+TEST(plain_rows_beside_others) {
+  for (const int num_sms : {4, 132}) {
+    for (const int32_t vocab : {5003, 30'008}) {
+      cuda::emulated_facts.num_sms = num_sms;
+      const Rows rows = block_rows(vocab, 13);
+      EachRow each;
+      for (size_t r = 0; r < rows.rows.size(); ++r) {
+        each.temperatures.push_back(r % 5 == 0 ? 0.0F : 0.5F * static_cast<float>(r % 3 + 1));
+        each.top_ks.push_back(r % 2 == 0 ? INT32_MAX : 50);
+      }
+      compare(rows, {"mixed"}, vocab, false, DType::kFloat32, nullptr, 0, each);
+      compare(rows, {"temperatures"}, vocab, false, DType::kFloat32, nullptr, 0,
+              {each.temperatures, {}});
+      each.temperatures.clear();
+      compare(rows, {"mixed"}, vocab, true, DType::kFloat32, nullptr, 0, each);
+      each.temperatures.assign(rows.rows.size(), -1.0F);
+      compare(rows, {"errors"}, vocab, false, DType::kFloat32, nullptr, 0, each);
+    }
+  }
+  cuda::emulated_facts.num_sms = 132;
+}
+
+/// More blocks than CTAs tell each other at once.
+TEST(plain_rows_of_many_blocks) {
+  constexpr int32_t kVocab = cuda::kMostEntries * sampling::kBlock;
+  Rows rows = block_rows(kVocab + 5003, 14);
+  compare(rows, {"plain"}, kVocab + 5003);
+  compare(rows, {"plain"}, kVocab + 5003, true);
+  cuda::emulated_facts.num_sms = 4;
+  compare(rows, {"plain"}, kVocab + 5003);
+  for (auto& row : rows.rows) row.resize(kVocab);
+  compare(rows, {"plain"}, kVocab);
+  cuda::emulated_facts.num_sms = 132;
+}
+
+/// Probabilities of which one is wrong, or whose sum is.
+TEST(plain_rows_of_wrong_probabilities) {
+  constexpr int32_t kVocab = 5003;
+  constexpr float kFlat = 1.0F / kVocab;
+  Rows rows;
+  for (const float sum : {0.0F, 0.98F, 0.995F, 1.0F, 1.005F, 1.02F}) {
+    rows.names.push_back("sum " + std::to_string(sum));
+    rows.rows.emplace_back(kVocab, sum * kFlat);
+  }
+  for (const float wrong : {-0.0F, -kFlat, 1.02F, kInfinity, std::nanf(""), -std::nanf("")}) {
+    rows.names.push_back("one is " + std::to_string(wrong));
+    rows.rows.emplace_back(kVocab, kFlat);
+    rows.rows.back()[3000] = wrong;
+  }
+  rows.names.emplace_back("negative and NaN");
+  rows.rows.emplace_back(kVocab, kFlat);
+  rows.rows.back()[17] = std::nanf("");
+  rows.rows.back()[16] = -1.0F;
+  rows.names.emplace_back("-0 at the place of the largest");
+  rows.rows.emplace_back(kVocab, -0.0F);
+  rows.rows.back()[4444] = 1.0F;
+  rows.are_probabilities = true;
+  compare(rows, {"plain"}, kVocab, true);
+  compare(rows, {"greedy", 0.0F}, kVocab, true);
 }
 
 TEST(softmax_of_hard_rows) {

@@ -36,9 +36,9 @@ class Row {
   /// Of a row without a bias.
   float value(int64_t i) const { return Format::load(values_[i]) + 0.0F; }
 
-  /// Loads the values that are compared and weighed; -0 becomes +0.
-  int32_t load(int32_t first, float* values) const {
-    const int32_t count = size_ - first < kBlock ? size_ - first : kBlock;
+  /// Loads the values that are compared and weighed, at most `most`; -0 becomes +0.
+  int32_t load(int32_t first, float* values, int32_t most = kBlock) const {
+    const int32_t count = size_ - first < most ? size_ - first : most;
     if (bias_ == nullptr) {
       for (int32_t i = 0; i < count; ++i) values[i] = Format::load(values_[first + i]) + 0.0F;
     } else {
@@ -224,7 +224,8 @@ template <typename RowType>
   return -1;  // not reached: the target is below the sum
 }
 
-#include "ops/cpu/candidates.h"  // after Row and find_threshold()
+#include "ops/cpu/candidates.h"    // after Row and find_threshold()
+#include "ops/cpu/plain_sample.h"  // after Row
 
 /// Draws from what top-k, min-p and top-p keep of the row. The id is the place in the row.
 template <typename RowType>
@@ -280,6 +281,7 @@ SampleResult sample_from(const SampleParams& p, int32_t index) {
   if (extremes.error != SampleError::kNone) return {-1, 0.0F, extremes.error};
   if (temperature == 0.0F) return {first_of_value(row, extremes.largest), 0.0F};
   row.scale = sampling::make_scale(extremes.largest, temperature, p.from_probs);
+  if (!sampling::has_filters(top_k, top_p, min_p, p.vocab)) return draw_from_all(p, index, row);
   if (p.from_probs) {
     const Mass all = mass_of(row, sampling::keep_all(0));
     if (!sampling::sums_to_one(all.above, extremes.largest)) {

@@ -173,29 +173,39 @@ class RowPart {
   template <class Body>
   __device__ void read_block(int block, const Body& body) const {
     const int first = block * kBlock + static_cast<int>(threadIdx.x) % 32 * kVec;
-    if (!is_word_aligned() || (block + 1) * kBlock > count_) {
+    if (!has_words(block * kBlock, kBlock)) {
 #pragma unroll 1
       for (int u = 0; u < kUnroll; ++u) {
         const int i = first + u * 32 * kVec;
         float values[kVec];
-#pragma unroll
-        for (int e = 0; e < kVec; ++e) values[e] = i + e < count_ ? read(i + e) : after_end_;
+        read_elements(i, values);
         body(values, i);
       }
       return;
     }
     Word<kDType, kVec> words[kUnroll];
 #pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
-      words[u] =
-          __ldcs(reinterpret_cast<const Word<kDType, kVec>*>(data() + first + u * 32 * kVec));
-    }
+    for (int u = 0; u < kUnroll; ++u) words[u] = __ldcs(words_at(first) + u * 32);
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
       float values[kVec];
       unpack<kDType, kVec>(words[u], values);
       body(values, first + u * 32 * kVec);
     }
+  }
+
+  /// Whether `count` elements from element `first` on are whole words of memory.
+  __device__ bool has_words(int first, int count) const {
+    return is_word_aligned() && first + count <= count_;
+  }
+  /// Where the words of such elements begin. Element i is the first of a word.
+  __device__ const Word<kDType, kVec>* words_at(int i) const {
+    return reinterpret_cast<const Word<kDType, kVec>*>(data() + i);
+  }
+  /// Any kVec elements from element i on; `after_end` in place of those after the part's end.
+  __device__ void read_elements(int i, float (&values)[kVec]) const {
+#pragma unroll
+    for (int e = 0; e < kVec; ++e) values[e] = i + e < count_ ? read(i + e) : after_end_;
   }
 
   /// Starts to fetch the first `count` elements of the part into L2. One thread calls it.
@@ -272,8 +282,8 @@ class RowPart {
 constexpr int32_t kMaxHeld = 24 * 1024;  // elements of a CTA: 96 KB, so that two fit on an SM
 
 /// The grid for rows of `vocab` elements: a cluster of at most `max_cluster` CTAs for each row,
-/// whose size depends on the length of the row. After its part, a CTA gets `bytes_of_rank` bytes of
-/// dynamic shared memory for each CTA of the cluster.
+/// whose size depends on the length of the row. Parts are multiples of `multiple` elements. After
+/// its part, a CTA gets `bytes_of_rank` bytes of dynamic shared memory for each CTA of the cluster.
 inline Grid split_rows(int32_t num_rows, int32_t vocab, Device device, int max_cluster,
                        int bytes_of_rank, RowSplit* split) {
   // With fewer elements for each CTA, the exchanges in a larger cluster cost more than it saves.

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "ops/cuda/sample_block.h"
 #include "ops/cuda/sample_threshold.h"
 
 namespace flashplan::cuda {
@@ -25,6 +26,8 @@ class SampleDraw : protected SampleThreshold<kDType, kFromProbs, kHeld> {
   using Base::part_;
   using Base::publish_sums;
   using Base::read;
+  using Base::row_;
+  using Base::scale_;
   using Base::share_of_rank;
   using Base::shared_;
   using Base::value_of_rank;
@@ -34,7 +37,7 @@ class SampleDraw : protected SampleThreshold<kDType, kFromProbs, kHeld> {
   /// Draws from what the cut keeps and writes the token: kept weights are added in the order of
   /// ids, over CTAs, over warps, over threads, each of which has a segment of the part, and at last
   /// in the segment.
-  __device__ SampleError draw(const Cut& cut, bool is_checked) {
+  __device__ void draw(const Cut& cut) {
     const int warp = warp_of_thread();
     const int lane = lane_of_thread();
     const uint32_t tie = weight_of_tie(cut);
@@ -65,10 +68,7 @@ class SampleDraw : protected SampleThreshold<kDType, kFromProbs, kHeld> {
       }
     }
     __syncthreads();
-    if (is_checked && !sampling::sums_to_one(shared_.total, largest_)) {
-      return SampleError::kProbabilities;
-    }
-    if (!shared_.goes_on) return SampleError::kNone;
+    if (!shared_.goes_on) return;
     if (has_candidates_) {
       own = sum_segments(cut);
       __syncthreads();
@@ -77,11 +77,80 @@ class SampleDraw : protected SampleThreshold<kDType, kFromProbs, kHeld> {
     const Place of_cta =
         pick(is_warp ? shared_.warp_values[lane][0] : 0, is_warp ? shared_.warp_values[lane][1] : 0,
              shared_.ties_before, cut, tie, [&](uint64_t /*total*/) { return shared_.target; });
-    if (of_cta.index != warp) return SampleError::kNone;
+    if (of_cta.index != warp) return;
     const Place of_warp = pick(own.mass, own.ties, of_cta.ties_before, cut, tie,
                                [&](uint64_t /*total*/) { return of_cta.target; });
     search(of_warp, cut, tie);
+  }
+
+  /// The same of a row without filters. The blocks are read from memory, since the parts that are
+  /// held do not begin with blocks. Each warp has neighbouring ones.
+  __device__ SampleError draw_from_all() {
+    const int warp = warp_of_thread();
+    const int lane = lane_of_thread();
+    const auto part = part_of_blocks<kDType, kFromProbs>(p_, row_);
+    const int num_blocks = (part.count() + sampling::kBlock - 1) / sampling::kBlock;
+    const int share = (num_blocks + kRowWarps - 1) / kRowWarps;
+    uint64_t own = 0;
+#pragma unroll 1
+    for (int b = warp * share; b < min((warp + 1) * share, num_blocks); ++b) {
+      own += mass_of(weigh(part, b));
+    }
+    if (lane == 0) {
+      shared_.warp_values[warp][0] = own;
+      shared_.warp_values[warp][1] = 0;
+    }
+    publish_sums();
+    const auto random = sampling::random_pair(p_.seed.of(row_), p_.offset.of(row_), p_.stream(row_),
+                                              sampling::kUseSample);
+    const uint64_t of_rank = value_of_rank(0);
+    const uint64_t total = __shfl_sync(~0U, sum_to_lane(of_rank), 31);
+    if (kFromProbs && !sampling::masses_sum_to_one(total)) return SampleError::kProbabilities;
+    const uint64_t target = sampling::high_product(random.first, total);
+    const BinOfLanes rank = find_lane(of_rank, 0, target + 1);
+    if (rank.lane != cluster_rank()) return SampleError::kNone;
+    const BinOfLanes of_warps =
+        find_lane(lane < kRowWarps ? shared_.warp_values[lane][0] : 0, rank.above, target + 1);
+    if (of_warps.lane != warp) return SampleError::kNone;
+    draw_from_blocks(part, warp * share, target - of_warps.above, random.second, total);
     return SampleError::kNone;
+  }
+
+  using Blocks = RowPart<kDType, false>;
+
+  /// Draws and writes the token: in the block, from block `b` on, at which the masses of blocks
+  /// pass `target`. One warp.
+  __device__ void draw_from_blocks(const Blocks& part, int b, uint64_t target, uint64_t random,
+                                   uint64_t total) const {
+    WeighedBlock block = weigh(part, b);
+    while (mass_of(block) <= target) {
+      target -= mass_of(block);
+      block = weigh(part, ++b);
+    }
+    const auto read_weights = [&](int u, uint32_t (&weights)[kVec]) {
+      float x[kVec];
+      part.read_elements(b * sampling::kBlock + OfWarp::first_of(u), x);
+#pragma unroll
+      for (int e = 0; e < kVec; ++e) weights[e] = sampling::weight_in_block(x[e], block.scale);
+    };
+    OfWarp::find(sampling::high_product(random, block.sum), read_weights,
+                 [&](int i, uint32_t weight) {
+                   const int32_t id = part.begin() + b * sampling::kBlock + i;
+                   write_token_of_block(p_, row_, id, weight, block.sum, mass_of(block), total);
+                 });
+  }
+
+  static constexpr int kVec = kWordElements<kDType>;
+  using OfWarp = BlockOfWarp<kFromProbs, kVec, 1>;
+
+  __device__ WeighedBlock weigh(const Blocks& part, int block) const {
+    return OfWarp::weigh(scale_.factor, [&](int u, float (&x)[kVec]) {
+      part.read_elements(block * sampling::kBlock + OfWarp::first_of(u), x);
+    });
+  }
+  __device__ uint64_t mass_of(const WeighedBlock& block) const {
+    return sampling::mass_of_block(OfWarp::value_of(block.key), sampling::rounded_sum(block.sum),
+                                   {largest_, scale_.factor, kFromProbs});
   }
 
   /// Of what a thread has.

@@ -35,11 +35,13 @@ struct FewListed {
   uint4 entries[kMost];              // key, id, weight, and again the weight or 0 if it is dropped
 };
 
+constexpr int kMostEntries = 512;  // of SamplePlain
+
 /// Of a CTA.
 struct SampleShared {
   BulkBarrier arrived[kBulks];  // of the part
   Mailbox mail[2];              // of the steps. Two, since a CTA may be a step ahead
-  Mailbox lists;                // of candidates
+  Mailbox lists;                // of candidates, or of the entries of SamplePlain
   alignas(16) uint64_t values[2][kMaxCluster][kValues];  // of CTAs, as `mail`
   uint64_t warp_values[kMaxCluster][2];                  // of warps, or of ranks
   uint32_t warp_keys[kRowWarps][2];
@@ -47,6 +49,7 @@ struct SampleShared {
     Bins bins;
     FewCandidates few;
     FewListed few_listed;
+    uint64_t plain_entries[kMostEntries];
   };
   Bin group;  // of bins
   Bin found;
@@ -81,6 +84,23 @@ __device__ inline float larger_or_nan(float a, float b) {
 #endif
 }
 
+/// Writes what a row gave.
+__device__ inline void write_result(const SampleParams& p, int32_t row, int32_t id, float logprob,
+                                    SampleError error) {
+  p.ids[row] = id;
+  if (p.logprobs != nullptr) p.logprobs[row] = logprob;
+  if (p.status != nullptr) p.status[row] = static_cast<int32_t>(error);
+}
+
+__device__ inline SampleError error_of_parameters(float temperature, int32_t top_k, float top_p,
+                                                  float min_p) {
+  if (!(temperature >= 0.0F && temperature < INFINITY)) return SampleError::kTemperature;
+  if (top_k < 1) return SampleError::kTopK;
+  if (!(top_p > 0.0F && top_p <= 1.0F)) return SampleError::kTopP;
+  if (!(min_p >= 0.0F && min_p <= 1.0F)) return SampleError::kMinP;
+  return SampleError::kNone;
+}
+
 /// All threads of the cluster go through all calls together. The steps of sample() are classes that
 /// derive from this one.
 template <DType kDType, bool kFromProbs, bool kHeld>
@@ -97,9 +117,7 @@ class SampleRow {
 
  protected:
   __device__ void write(int32_t id, float logprob, SampleError error) const {
-    p_.ids[row_] = id;
-    if (p_.logprobs != nullptr) p_.logprobs[row_] = logprob;
-    if (p_.status != nullptr) p_.status[row_] = static_cast<int32_t>(error);
+    write_result(p_, row_, id, logprob, error);
   }
 
   /// Reads the row's parameters. One thread calls it, and the others see them after a barrier.
@@ -114,13 +132,11 @@ class SampleRow {
   }
 
   __device__ SampleError error_of_parameters() const {
-    if (!(shared_.temperature >= 0.0F && shared_.temperature < INFINITY)) {
-      return SampleError::kTemperature;
-    }
-    if (shared_.top_k < 1) return SampleError::kTopK;
-    if (!(shared_.top_p > 0.0F && shared_.top_p <= 1.0F)) return SampleError::kTopP;
-    if (!(shared_.min_p >= 0.0F && shared_.min_p <= 1.0F)) return SampleError::kMinP;
-    return SampleError::kNone;
+    return cuda::error_of_parameters(shared_.temperature, shared_.top_k, shared_.top_p,
+                                     shared_.min_p);
+  }
+  __device__ bool has_filters() const {
+    return sampling::has_filters(shared_.top_k, shared_.top_p, shared_.min_p, p_.vocab);
   }
 
   // --- Elements and their weights ---

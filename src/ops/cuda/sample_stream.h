@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "ops/cuda/sample_plain.h"
 #include "ops/cuda/sample_twice.h"
 
 namespace flashplan::cuda {
@@ -29,6 +30,11 @@ class SampleStream : SampleTwice<kDType> {
     }
     __syncthreads();
     if (this->error_of_parameters() != SampleError::kNone) return false;
+    if (!this->has_filters()) {
+      if (p_.vocab > kMostEntries * sampling::kBlock) return false;
+      draw_plain<kDType>(p_, row_, shared_);
+      return true;
+    }
     scale_ = sampling::make_scale(0.0F, shared_.temperature, false);
     cut_ = sampling::keep_all(sampling::least_weight(shared_.min_p));
     top_k_ = shared_.temperature == 0.0F ? 1 : shared_.top_k;
@@ -79,6 +85,7 @@ class SampleStream : SampleTwice<kDType> {
   using Base::p_;
   using Base::part_;
   using Base::read_largest;
+  using Base::row_;
   using Base::scale_;
   using Base::share_extremes;
   using Base::shared_;

@@ -79,7 +79,6 @@ class SampleTwice : protected SampleListed<kDType> {
   /// known but for a factor of `slack`. A weight is within 0.14 % of that of the middle of its bin,
   /// and sums of many weights are much nearer.
   __device__ Range find_range_of_counts(float slack) {
-    if (top_k_ >= p_.vocab && shared_.top_p >= 1.0F) return {-INFINITY, -INFINITY};
     constexpr int kShare = (StreamList::kBins + kRowThreads - 1) / kRowThreads;
     const bool by_mass = top_k_ >= p_.vocab;
     const BinOfValue bin = bin_of_value();

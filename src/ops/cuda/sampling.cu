@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// sample() on CUDA: a cluster of CTAs has a row in its shared memory, or, of many rows, a CTA
-// reads one without keeping it.
+// sample() on CUDA. Without filters, a cluster of CTAs reads a row and keeps nothing of it. With
+// filters, a cluster has the row in its shared memory, or, of many rows, a CTA reads one without
+// keeping it.
 #include <cmath>
 #include <cstdint>
 
 #include "flashplan/sampling.h"
 #include "ops/cuda/launch.h"
 #include "ops/cuda/sample_draw.h"
+#include "ops/cuda/sample_plain.h"
 #include "ops/cuda/sample_stream.h"
 #include "ops/operators.h"
 
@@ -61,11 +63,10 @@ class Sampler : SampleDraw<kDType, kFromProbs, kHeld> {
     if (error != SampleError::kNone) return error;
     if (of_row != SampleError::kNone) return of_row;
     if (shared_.temperature == 0.0F) return take_largest();
-
     scale_ = sampling::make_scale(largest_, shared_.temperature, kFromProbs);
+    if (!this->has_filters()) return this->draw_from_all();
     Cut cut = sampling::keep_all(sampling::least_weight(shared_.min_p));
-    const bool filters = shared_.top_k < p_.vocab || shared_.top_p < 1.0F || cut.min_weight > 0;
-    if (kFromProbs && filters) {
+    if (kFromProbs) {
       sum_segments(sampling::keep_all(0));
       publish_sums();
       const uint64_t total = sum_of_warp(value_of_rank(0));
@@ -83,7 +84,8 @@ class Sampler : SampleDraw<kDType, kFromProbs, kHeld> {
       });
       cut.num_ties = sampling::ties_to_reach(threshold.wanted, threshold.above, weight_of_tie(cut));
     }
-    return this->draw(cut, kFromProbs && !filters);
+    this->draw(cut);
+    return SampleError::kNone;
   }
 
   /// Loads the part; finds the row's largest value and what is wrong with the row.
@@ -171,14 +173,59 @@ __global__ void __launch_bounds__(kRowThreads, kStreamCtasOfSm)
   Sampler<kDType, false, false>(params, row, shared, floats).run();
 }
 
+constexpr int kPlainCtasOfSm = 2;  // so that a block and its weights fit the registers
+
+struct PlainShared {
+  Mailbox mail;
+  uint64_t entries[kMostEntries];
+};
+
+template <DType kDType, bool kFromProbs>
+__global__ void __launch_bounds__(kRowThreads, kPlainCtasOfSm)
+    plain_kernel(const __grid_constant__ SampleParams p) {
+  __shared__ PlainShared shared;
+  SamplePlain<kDType, kFromProbs>(p, row_of_cluster(), shared.entries, shared.mail).run();
+}
+
+/// Whether it is known here that plain_kernel() can draw from all rows: none has a filter, or each
+/// takes its largest logit. For the latter clusters that keep a row are faster while rows are few.
+bool is_plain(const SampleParams& p, bool has_clusters, int num_sms) {
+  if (p.vocab > kMostEntries * sampling::kBlock) return false;
+  if (p.temperature.each == nullptr && p.temperature.all == 0.0F) {
+    return !p.from_probs && (!has_clusters || p.num_rows >= num_sms / 3);
+  }
+  const bool has_tensors =
+      p.top_k.each != nullptr || p.top_p.each != nullptr || p.min_p.each != nullptr;
+  return !has_tensors && !sampling::has_filters(p.top_k.all, p.top_p.all, p.min_p.all, p.vocab);
+}
+
+Status sample_plain(const SampleParams& p, Device device, Stream stream) noexcept {
+  // At most one CTA for each SM, and a block for each warp at least.
+  constexpr int32_t kElementsOfCta = kRowWarps * sampling::kBlock;
+  const bool has_clusters = device_facts(device.index).major >= 9;
+  int cluster = 1;
+  while (has_clusters && cluster < kMaxCluster && p.vocab > cluster * kElementsOfCta &&
+         int64_t{p.num_rows} * cluster * 2 <= device_facts(device.index).num_sms) {
+    cluster *= 2;
+  }
+  const Grid grid = {
+      .ctas = dim3(static_cast<unsigned>(p.num_rows) * static_cast<unsigned>(cluster)),
+      .threads = dim3(kRowThreads),
+      .cluster = has_clusters ? cluster : 0};
+  return with_float(p.dtype, [&](auto dtype) {
+    constexpr DType kDType = decltype(dtype)::value;
+    const auto kernel = p.from_probs ? plain_kernel<kDType, true> : plain_kernel<kDType, false>;
+    return launch(kernel, grid, device, stream, p);
+  });
+}
+
 /// Whether stream_kernel() is faster than a cluster for each row. It needs at least one row per SM,
 /// and more if it has to read rows twice. Filters for which two readings may not be enough are left
 /// to clusters.
 bool is_streamed(const SampleParams& p, bool has_clusters, int num_sms) {
   if (p.from_probs || p.vocab <= kMaxHeld) return false;
   constexpr float kLargeMinP = 0.02F;  // keeps few
-  const bool is_greedy = p.temperature.each == nullptr && p.temperature.all == 0.0F;
-  const bool has_few = p.top_k.each != nullptr || p.top_k.all <= kMostStreamedTopK || is_greedy ||
+  const bool has_few = p.top_k.each != nullptr || p.top_k.all <= kMostStreamedTopK ||
                        p.min_p.each != nullptr || p.min_p.all >= kLargeMinP;
   if (has_few) return !has_clusters || p.num_rows >= num_sms;
   const bool has_top_k = p.top_k.all < p.vocab;
@@ -192,7 +239,9 @@ bool is_streamed(const SampleParams& p, bool has_clusters, int num_sms) {
 
 Status sample(const SampleParams& p, Device device, Stream stream) noexcept {
   const bool has_clusters = device_facts(device.index).major >= 9;
-  if (is_streamed(p, has_clusters, device_facts(device.index).num_sms)) {
+  const int num_sms = device_facts(device.index).num_sms;
+  if (is_plain(p, has_clusters, num_sms)) return sample_plain(p, device, stream);
+  if (is_streamed(p, has_clusters, num_sms)) {
     return with_float(p.dtype, [&](auto dtype) {
       constexpr DType kDType = decltype(dtype)::value;
       const RowParams<SampleParams> params{p, {.part = p.vocab, .held = false}};
@@ -205,7 +254,7 @@ Status sample(const SampleParams& p, Device device, Stream stream) noexcept {
     });
   }
   // Few rows: as many CTAs as run at once. Many: fewer barriers for an element.
-  const int64_t most = int64_t{kRowCtasOfSm} * device_facts(device.index).num_sms;
+  const int64_t most = int64_t{kRowCtasOfSm} * num_sms;
   const bool is_large = int64_t{p.num_rows} * kMaxCluster <= most;
   const int max_cluster = is_large ? kMaxCluster : kMaxCluster / 2;
   // For each CTA the sums of groups of bins, and in large clusters the bins of one group. In small
