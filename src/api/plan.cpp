@@ -231,6 +231,30 @@ void make_schedule(const Batch& batch, const ScheduleMemory& memory, Plan::Impl*
   make();
 }
 
+/// Keeps what run() needs to know of a batch that has a schedule.
+void keep_facts(const Batch& batch, Plan::Impl* impl) {
+  const AttentionOptions& options = impl->options;
+  const int32_t* kv_lens = batch.kv_lens;
+  impl->batch_size = batch.batch_size;
+  impl->num_shared_prefixes = batch.num_shared_prefixes;
+  impl->num_tokens = batch.qo_indptr[batch.batch_size];
+  impl->has_key_ranges = batch.key_ranges != nullptr;
+  impl->kv_lens.assign(kv_lens, kv_lens + batch.batch_size);
+  impl->longest_request =
+      static_cast<int32_t>(std::max_element(kv_lens, kv_lens + batch.batch_size) - kv_lens);
+  const int64_t num_rows =
+      int64_t{impl->num_tokens} * (options.num_qo_heads / options.num_kv_heads);
+  PlanKernel& kernel = impl->kernel();
+  const int32_t few_rows = kernel.choice.kernel.geometry.bodies[0].rows;
+  kernel.has_few_rows = num_rows <= int64_t{few_rows} * batch.batch_size;
+  impl->num_kv_rows = 0;
+  if (options.page_size > 0) return;
+  const auto& segments = impl->schedule().segments;
+  for (std::size_t r = 0; r < impl->kv_lens.size(); ++r) {
+    if (kv_lens[r] > 0) impl->num_kv_rows = segments[r].kv_row + kv_lens[r];
+  }
+}
+
 }  // namespace
 
 Plan::Plan() noexcept = default;
@@ -307,28 +331,9 @@ Status Plan::plan(const Batch& batch, Stream stream) noexcept {
   }
   impl_->planned = false;
   make_schedule(batch, memory, impl_.get());
-  const AttentionOptions& options = impl_->options;
-  PlanKernel& kernel = impl_->kernel();
-  impl_->num_mask_bits = impl_->options.custom_mask ? place_masks(batch, memory.mask_begins) : 0;
-  impl_->batch_size = batch.batch_size;
-  impl_->num_shared_prefixes = batch.num_shared_prefixes;
-  impl_->num_tokens = batch.qo_indptr[batch.batch_size];
-  const int64_t num_rows =
-      int64_t{impl_->num_tokens} * (options.num_qo_heads / options.num_kv_heads);
-  const int32_t few_rows = kernel.choice.kernel.geometry.bodies[0].rows;
-  kernel.has_few_rows = num_rows <= int64_t{few_rows} * batch.batch_size;
-  impl_->has_key_ranges = batch.key_ranges != nullptr;
-  const int32_t* kv_lens = batch.kv_lens;
-  impl_->kv_lens.assign(kv_lens, kv_lens + batch.batch_size);
-  impl_->longest_request =
-      static_cast<int32_t>(std::max_element(kv_lens, kv_lens + batch.batch_size) - kv_lens);
-  impl_->num_kv_rows = 0;
-  if (impl_->options.page_size == 0) {
-    const auto& segments = impl_->schedule().segments;
-    for (std::size_t r = 0; r < impl_->kv_lens.size(); ++r) {
-      if (kv_lens[r] > 0) impl_->num_kv_rows = segments[r].kv_row + kv_lens[r];
-    }
-  }
+  const bool has_masks = impl_->options.custom_mask;
+  impl_->num_mask_bits = has_masks ? place_masks(batch, memory.mask_begins) : 0;
+  keep_facts(batch, impl_.get());
   if (device_schedule != nullptr) {
     FLASHPLAN_RETURN_IF_ERROR(device_schedule->upload(impl_->schedule(), impl_->current, stream));
   }
