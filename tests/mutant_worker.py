@@ -52,6 +52,7 @@ FIRST = {
     "src/ops/merge": ["ctest:test_append_merge|test_aliasing", "pytest:test_merge"],
     "src/ops/cpu/kernels_sampling": ["ctest:test_sampling", "pytest:test_sampling"],
     "src/ops/cpu/candidates": ["ctest:test_sampling", "pytest:test_sampling"],
+    "src/ops/cpu/plain_sample": ["ctest:test_sampling", "pytest:test_sampling"],
     "src/ops/sampling": ["ctest:test_sampling", "pytest:test_sampling test_speculative"],
     "src/ops": [
         "ctest:test_rows|test_sampling|test_append_merge|test_aliasing",
