@@ -57,11 +57,12 @@ struct SampleOutputs {
 };
 
 /// Draws a token for each row of logits [batch, vocab] (float32, float16 or bfloat16; rows may have
-/// any stride). Weights are integers, and a token is drawn with exactly the probability weight /
-/// sum of the weights. With filters the largest logit weighs 2^30, and the others are rounded to
-/// nearest. Without, the ids are in blocks of 768: one random number draws a block, and another one
-/// an id of it, of which that with the block's largest logit weighs 2^27. The same inputs give the
-/// same ids on every device, in any batch.
+/// any stride). Weights are integers. With filters, the largest logit of the row weighs 2^30, the
+/// other weights are rounded to nearest, and a token is drawn with exactly the probability weight /
+/// sum of the weights. Without filters, the row is divided into blocks of 768 ids: one random
+/// number draws a block by its share of the row, and another one an id of the block by its weight
+/// there, which is 2^27 for the block's largest logit. The same inputs give the same ids on every
+/// device, in any batch.
 ///
 /// On CUDA: one launch on `stream`, no allocation, no synchronisation; may be captured in a graph.
 /// Rows with an error get the id -1 and a logprob of NaN. On the CPU they are refused:

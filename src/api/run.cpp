@@ -152,10 +152,10 @@ Status launch_kernel(const AttentionTensors& t, const Plan::Impl& plan, int32_t 
   return launch(with.choice.kernel, params, stream);
 }
 
-/// Captures a run that serves every later batch, even if the current batch has no rows. If the
-/// plan's bounds allow prompts, it captures all kernels of the plan; a kernel whose queues are
-/// empty returns at once. If they allow decodes alone, a second launch would cost too much: it
-/// captures the current kernel, and later plans keep to that kernel.
+/// Captures launches that serve every later batch, even if the current batch has no rows. If the
+/// plan's bounds allow prompts, all kernels of the plan are captured; in a replay, a kernel without
+/// work returns at once. If the bounds allow only decodes, a second launch would cost too much, so
+/// only the current kernel is captured, and later plans use that kernel.
 Status capture(const AttentionTensors& t, Plan::Impl* plan, Stream stream) noexcept {
   if (kind_of_bounds(plan->options) == BatchKind::kFewRows) plan->keeps_kernel = true;
   if (plan->keeps_kernel) return launch_kernel(t, *plan, plan->current, stream);

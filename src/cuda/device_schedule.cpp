@@ -155,8 +155,8 @@ Status DeviceSchedule::upload(const Schedule& schedule, int32_t kernel, Stream s
   const auto starts_of = [this](int32_t k) {
     return reinterpret_cast<QueueStart*>(staging() + starts_[static_cast<std::size_t>(k)]);
   };
-  // A staging buffer has queues of one kernel, that of its last upload. They become empty if this
-  // upload is for the other kernel.
+  // A staging buffer still holds the queues of the kernel that it was last uploaded for. If this
+  // upload is for the other kernel, they are emptied.
   int32_t& written_for = written_for_[next_staging_];
   if (written_for != kernel) {
     const int32_t num_ctas = num_ctas_[static_cast<std::size_t>(written_for)];

@@ -275,7 +275,8 @@ FLASHPLAN_HOST_DEVICE uint32_t exponent_of_block(float largest) {
   return exponent > kLeast ? exponent : kLeast;
 }
 
-/// How the values of a block become weights. `row` has the factor of logits.
+/// How the values of a block become weights. `largest`: of the block. Of `row`, only from_probs and
+/// the factor of logits are used.
 FLASHPLAN_HOST_DEVICE Scale scale_of_block(float largest, const Scale& row) {
   if (!row.from_probs) return {largest, row.factor, false};
   // A power of two: the largest weight is in [2^26, 2^27], where it is not below 2^-49.

@@ -292,7 +292,7 @@ Rows block_rows(int32_t vocab, uint32_t seed) {
   add("blocks rise", [](int b) { return 0.25F * static_cast<float>(b); });
   add("blocks differ", [](int b) { return static_cast<float>(b * 7 % 31); });
   add("every second block is -inf", [](int b) { return b % 2 == 0 ? 0.0F : -kInfinity; });
-  add("the last block", [&](int b) { return b == (vocab - 1) / 768 ? 60.0F : 0.0F; });
+  add("the last block", [&](int b) { return b == (vocab - 1) / sampling::kBlock ? 60.0F : 0.0F; });
   return all;
 }
 
@@ -358,7 +358,7 @@ TEST(plain_rows_beside_others) {
   cuda::emulated_facts.num_sms = 132;
 }
 
-/// More blocks than CTAs tell each other at once.
+/// Rows with more blocks than plain_kernel() has entries for: the other kernels draw from them.
 TEST(plain_rows_of_many_blocks) {
   constexpr int32_t kVocab = cuda::kMostEntries * sampling::kBlock;
   Rows rows = block_rows(kVocab + 5003, 14);

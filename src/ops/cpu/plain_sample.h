@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A draw without filters. Included by kernels_sampling.cpp only, inside the namespace of its
-// instruction set.
+// Draws from rows without filters, on the CPU. Only kernels_sampling.cpp includes this file, inside
+// the namespace of the instruction set that it is compiled for.
 
 struct WeighedBlock {
   int32_t count;
@@ -28,7 +28,7 @@ template <typename RowType>
     }
     return sum;
   };
-  // A constant in each branch, so that the loops have none.
+  // Each branch sets from_probs to a constant, so that the loops need not branch on it.
   if (row.scale.from_probs) {
     scale.from_probs = true;
     block.sum = weigh();
@@ -51,7 +51,7 @@ int32_t find_place(const Amount* amounts, int32_t count, uint64_t* target) {
   return count;  // not reached: the target is below the sum
 }
 
-/// Draws a block, and from it an element.
+/// Draws a block with one random number, and an element of that block with another one.
 template <typename RowType>
 SampleResult draw_from_all(const SampleParams& p, int32_t index, const RowType& row) {
   constexpr int32_t kMostGroups = 4096;  // of neighbouring blocks

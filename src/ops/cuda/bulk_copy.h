@@ -16,7 +16,8 @@ constexpr bool kHasBulkCopies = true;
 constexpr bool kHasBulkCopies = false;
 #endif
 
-/// Starts to fetch `bytes` bytes at `from` into L2. Both are multiples of 16.
+/// Starts to fetch `bytes` bytes from the address `from` into L2. The address and the number of
+/// bytes are multiples of 16.
 __device__ inline void bulk_prefetch(const void* from, int bytes) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   if (bytes > 0)

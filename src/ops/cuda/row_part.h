@@ -202,7 +202,7 @@ class RowPart {
   __device__ const Word<kDType, kVec>* words_at(int i) const {
     return reinterpret_cast<const Word<kDType, kVec>*>(data() + i);
   }
-  /// Any kVec elements from element i on; `after_end` in place of those after the part's end.
+  /// Reads kVec elements, from any element i on. Those past the part's end are `after_end`.
   __device__ void read_elements(int i, float (&values)[kVec]) const {
 #pragma unroll
     for (int e = 0; e < kVec; ++e) values[e] = i + e < count_ ? read(i + e) : after_end_;
@@ -282,8 +282,8 @@ class RowPart {
 constexpr int32_t kMaxHeld = 24 * 1024;  // elements of a CTA: 96 KB, so that two fit on an SM
 
 /// The grid for rows of `vocab` elements: a cluster of at most `max_cluster` CTAs for each row,
-/// whose size depends on the length of the row. Parts are multiples of `multiple` elements. After
-/// its part, a CTA gets `bytes_of_rank` bytes of dynamic shared memory for each CTA of the cluster.
+/// whose size depends on the length of the row. The dynamic shared memory of a CTA has its part, if
+/// parts are held, and then `bytes_of_rank` bytes for each CTA of the cluster.
 inline Grid split_rows(int32_t num_rows, int32_t vocab, Device device, int max_cluster,
                        int bytes_of_rank, RowSplit* split) {
   // With fewer elements for each CTA, the exchanges in a larger cluster cost more than it saves.

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // How a warp weighs a block of a row, and draws an element of it (see "Draws without filters" in
-// ops/sampling_math.h). A thread has every 32nd word of kVec elements of the block. Where these are
-// in registers, the loops over them must be unrolled: kUnroll is the number of words, otherwise 1.
+// ops/sampling_math.h). A thread has every 32nd word of kVec elements of the block. Words that a
+// thread keeps in registers need unrolled loops, so kUnroll is then the number of words; for words
+// that are read from memory it is 1.
 #pragma once
 
 #include <cmath>
@@ -22,8 +23,8 @@ struct BlockOfWarp {
   static constexpr int kWords = sampling::kBlock / (32 * kVec);  // of a thread
   static_assert(kWords * 32 * kVec == sampling::kBlock && (kUnroll == kWords || kUnroll == 1));
 
-  // Keys of logits are in the order of logits, with NaN as the largest. Those of probabilities are
-  // their bits, or one of two that stand for errors.
+  // Keys are integers in the order of the values. The key of a logit is key_of(), and NaN has the
+  // largest. The key of a probability is its bits; the two largest keys stand for errors.
   static constexpr uint32_t kKeyOfNan = ~0U;
   static constexpr uint32_t kKeyOfError = ~0U - 1;
 
@@ -31,11 +32,11 @@ struct BlockOfWarp {
     return kFromProbs ? sampling::float_of(key) : sampling::value_of(key);
   }
 
-  /// The thread's first element of word u.
+  /// The place in the block of the first element of this thread's word u.
   static __device__ int first_of(int u) { return (u * 32 + lane_of_thread()) * kVec; }
 
-  // The values come from read(u, x), which stores word u in x. All threads of the warp call these
-  // functions.
+  // All threads of a warp call the next functions together. They get the values from read(u, x),
+  // which writes the values of word u to x.
 
   /// Calls keep(weights, u) for each word. `factor`: of the row's logits.
   template <class Read, class Keep>
@@ -120,7 +121,8 @@ struct BlockOfWarp {
     return __reduce_max_sync(~0U, key_of(largest));
   }
 
-  /// As find_key(), where there are values that are no probabilities, or -0.
+  /// The key of a block with a value that is no probability, or with -0, whose bits are larger than
+  /// those of any probability.
   template <class Read>
   static __device__ uint32_t find_key_of_any(const Read& read) {
     uint32_t key = 0;
@@ -147,7 +149,7 @@ struct BlockOfWarp {
 __device__ inline int num_blocks_of(const SampleParams& p) {
   return (p.vocab - 1) / sampling::kBlock + 1;
 }
-/// Of each CTA but the last ones, which may have fewer.
+/// The number of blocks of a CTA. The last CTAs of a row may have fewer.
 __device__ inline int blocks_of_cta(const SampleParams& p) {
   return (num_blocks_of(p) - 1) / cluster_size() + 1;
 }
@@ -163,7 +165,8 @@ __device__ RowPart<kDType, false> part_of_blocks(const SampleParams& p, int32_t 
           kFromProbs ? 0.0F : -INFINITY};
 }
 
-/// Writes a token. `mass`: of its block, of `total` for the row.
+/// Writes a token, and the logarithm of its probability: that of its block, mass / total, times
+/// that in the block, weight / sum_of_block.
 __device__ inline void write_token_of_block(const SampleParams& p, int32_t row, int32_t id,
                                             uint32_t weight, uint64_t sum_of_block, uint64_t mass,
                                             uint64_t total) {

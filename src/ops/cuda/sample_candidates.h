@@ -142,8 +142,8 @@ class SampleCandidates : protected SampleHistogram<kDType, kFromProbs, kHeld> {
     share_extremes(least, most);
   }
 
-  /// Lowers shared_.least to the CTA's smallest `least`, and raises shared_.most to its largest
-  /// `most`. All threads call it, and then see both.
+  /// Sets shared_.least to the minimum of itself and all threads' `least`, and shared_.most to the
+  /// maximum of itself and all threads' `most`. All threads call it, and see both on return.
   __device__ void share_extremes(uint32_t least, uint32_t most) {
     least = ~__reduce_max_sync(~0U, ~least);
     most = __reduce_max_sync(~0U, most);

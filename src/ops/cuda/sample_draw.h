@@ -83,8 +83,8 @@ class SampleDraw : protected SampleThreshold<kDType, kFromProbs, kHeld> {
     search(of_warp, cut, tie);
   }
 
-  /// The same of a row without filters. The blocks are read from memory, since the parts that are
-  /// held do not begin with blocks. Each warp has neighbouring ones.
+  /// Draws from a row without filters and writes the token. The parts that are held do not begin
+  /// where blocks begin, so blocks are read from global memory. Each warp has consecutive blocks.
   __device__ SampleError draw_from_all() {
     const int warp = warp_of_thread();
     const int lane = lane_of_thread();
@@ -262,7 +262,7 @@ class SampleDraw : protected SampleThreshold<kDType, kFromProbs, kHeld> {
     }
   }
 
-  /// Writes a token of the given weight; `total`: the weights of all that is kept.
+  /// Writes a token and its log-probability. `total`: the sum of the weights of all kept elements.
   __device__ void write_token(uint32_t id, uint32_t weight, uint64_t total) const {
     float logprob = 0.0F;
     if (p_.logprobs != nullptr) {

@@ -187,8 +187,8 @@ __global__ void __launch_bounds__(kRowThreads, kPlainCtasOfSm)
   SamplePlain<kDType, kFromProbs>(p, row_of_cluster(), shared.entries, shared.mail).run();
 }
 
-/// Whether it is known here that plain_kernel() can draw from all rows: none has a filter, or each
-/// takes its largest logit. For the latter clusters that keep a row are faster while rows are few.
+/// Whether plain_kernel() is to draw from all rows: the options say that none has a filter, or that
+/// each takes its largest logit. For the largest logits of few rows, sample_kernel() is faster.
 bool is_plain(const SampleParams& p, bool has_clusters, int num_sms) {
   if (p.vocab > kMostEntries * sampling::kBlock) return false;
   if (p.temperature.each == nullptr && p.temperature.all == 0.0F) {
@@ -199,13 +199,14 @@ bool is_plain(const SampleParams& p, bool has_clusters, int num_sms) {
   return !has_tensors && !sampling::has_filters(p.top_k.all, p.top_p.all, p.min_p.all, p.vocab);
 }
 
-Status sample_plain(const SampleParams& p, Device device, Stream stream) noexcept {
-  // At most one CTA for each SM, and a block for each warp at least.
+Status sample_plain(const SampleParams& p, Device device, Stream stream, bool has_clusters,
+                    int num_sms) noexcept {
+  // A row gets several CTAs only while all rows together have at most one for each SM, and while
+  // each warp has a block.
   constexpr int32_t kElementsOfCta = kRowWarps * sampling::kBlock;
-  const bool has_clusters = device_facts(device.index).major >= 9;
   int cluster = 1;
   while (has_clusters && cluster < kMaxCluster && p.vocab > cluster * kElementsOfCta &&
-         int64_t{p.num_rows} * cluster * 2 <= device_facts(device.index).num_sms) {
+         int64_t{p.num_rows} * cluster * 2 <= num_sms) {
     cluster *= 2;
   }
   const Grid grid = {
@@ -240,7 +241,9 @@ bool is_streamed(const SampleParams& p, bool has_clusters, int num_sms) {
 Status sample(const SampleParams& p, Device device, Stream stream) noexcept {
   const bool has_clusters = device_facts(device.index).major >= 9;
   const int num_sms = device_facts(device.index).num_sms;
-  if (is_plain(p, has_clusters, num_sms)) return sample_plain(p, device, stream);
+  if (is_plain(p, has_clusters, num_sms)) {
+    return sample_plain(p, device, stream, has_clusters, num_sms);
+  }
   if (is_streamed(p, has_clusters, num_sms)) {
     return with_float(p.dtype, [&](auto dtype) {
       constexpr DType kDType = decltype(dtype)::value;
