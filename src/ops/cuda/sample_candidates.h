@@ -19,7 +19,6 @@ class SampleCandidates : protected SampleHistogram<kDType, kFromProbs, kHeld> {
 
  protected:
   using Base::groups_;
-  using Base::kept_weight_of;
   using Base::least_;
   using Base::lists_have_bins_;
   using Base::most_;
@@ -33,11 +32,6 @@ class SampleCandidates : protected SampleHistogram<kDType, kFromProbs, kHeld> {
   using Base::step_;
   using Base::value_of_rank;
 
-  struct Threshold {
-    uint64_t wanted;
-    uint64_t above;
-  };
-
   /// Puts the elements of a range of positions, or of values from the low to the high one, in the
   /// lists of all CTAs, and tells these the CTA's mass above. After it least_ and most_ are the
   /// range's smallest and largest key, and has_too_many_ whether a CTA has more than its share of
@@ -50,7 +44,6 @@ class SampleCandidates : protected SampleHistogram<kDType, kFromProbs, kHeld> {
       shared_.num_candidates = 0;
       shared_.least = ~0U;
       shared_.most = 0;
-      shared_.selected[0] = shared_.selected[1] = ~0U;
     }
     __syncthreads();
     if (lists_have_bins_ && warp_of_thread() == 0) publish({});
@@ -180,79 +173,6 @@ class SampleCandidates : protected SampleHistogram<kDType, kFromProbs, kHeld> {
 
   __device__ int num_candidates_of(int rank) const {
     return static_cast<int>(shared_.values[(step_ - 1) % 2][rank][0]);
-  }
-
-  /// As select() by count, for at most kFew candidates: each thread counts those above its own, and
-  /// adds up their mass. Returns the count above the threshold.
-  __device__ uint64_t select_of_few(Cut* cut, uint64_t wanted) {
-    FewCandidates& all = shared_.few;
-    const int lane = lane_of_thread();
-    const auto thread = static_cast<int>(threadIdx.x);
-    // One list of all, which ends in a whole word.
-    const int num_of_rank = static_cast<int>(value_of_rank(0));
-    const int to_rank = static_cast<int>(sum_to_lane(static_cast<uint32_t>(num_of_rank)));
-    const int num = __shfl_sync(~0U, to_rank, 31);
-#pragma unroll 1
-    for (int rank = warp_of_thread(); rank < cluster_size(); rank += kRowWarps) {
-      const int end = __shfl_sync(~0U, num_of_rank, rank);
-      const int first = __shfl_sync(~0U, to_rank, rank) - end;
-#pragma unroll 1
-      for (int c = lane; c < end; c += 32) {
-        const uint32_t key = shared_.candidates[rank * share_of_rank() + c];
-        all.keys[first + c] = key;
-        all.weights[first + c] = kept_weight_of(sampling::value_of(key), *cut);
-      }
-    }
-    if (thread < (num + 3) / 4 * 4 - num) all.keys[num + thread] = all.weights[num + thread] = 0;
-    __syncthreads();
-    uint32_t above = 0;
-    if (thread < num) {
-      const uint32_t own = all.keys[thread];
-      uint64_t mass_above = 0;
-#pragma unroll 2
-      for (int c = 0; c < num; c += 4) {
-        const uint4 keys = *reinterpret_cast<const uint4*>(all.keys + c);
-        const uint4 weights = *reinterpret_cast<const uint4*>(all.weights + c);
-        above += (keys.x > own ? 1U : 0U) + (keys.y > own ? 1U : 0U);
-        above += (keys.z > own ? 1U : 0U) + (keys.w > own ? 1U : 0U);
-        mass_above += (keys.x > own ? weights.x : 0U) + (keys.y > own ? weights.y : 0U);
-        mass_above += (keys.z > own ? weights.z : 0U) + (keys.w > own ? weights.w : 0U);
-      }
-      all.mass_above[thread] = mass_above;
-      if (above < wanted) atomicMin(&shared_.selected[0], own);
-    }
-    __syncthreads();
-    cut->key = shared_.selected[0];
-    cut->num_ties = 1;
-    if (thread < num && all.keys[thread] == cut->key) {
-      shared_.count_above = above;
-      shared_.mass_above = all.mass_above[thread];
-    }
-    __syncthreads();
-    return shared_.count_above;
-  }
-
-  /// As find_threshold() by mass, of what select_of_few() has kept. It has left the masses above
-  /// each candidate in shared memory.
-  template <class WantedOf>
-  __device__ Threshold find_mass_of_few(Cut* cut, const WantedOf& wanted_of) {
-    const FewCandidates& all = shared_.few;
-    const uint64_t mass = shared_.mass_above;
-    const uint64_t wanted = wanted_of(mass);
-    if (mass < wanted) return {wanted, mass};
-    const auto thread = static_cast<int>(threadIdx.x);
-    const auto num =
-        static_cast<int>(__reduce_add_sync(~0U, static_cast<uint32_t>(value_of_rank(0))));
-    const bool is_kept = thread < num && all.keys[thread] > cut->key && all.weights[thread] != 0;
-    if (is_kept && all.mass_above[thread] < wanted) {
-      atomicMin(&shared_.selected[1], all.keys[thread]);
-    }
-    __syncthreads();
-    cut->key = shared_.selected[1];
-    cut->num_ties = 1;
-    if (is_kept && all.keys[thread] == cut->key) shared_.mass_above = all.mass_above[thread];
-    __syncthreads();
-    return {wanted, shared_.mass_above};
   }
 
   /// Finds the threshold among the candidates. `above`: the count or mass above all of them;

@@ -6,7 +6,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "ops/cuda/sample_draw.h"
+#include "ops/cuda/sample_few.h"
 
 namespace flashplan::cuda {
 
@@ -30,8 +30,8 @@ struct StreamList {
 };
 
 template <DType kDType>
-class SampleList : protected SampleDraw<kDType, false, false> {
-  using Base = SampleDraw<kDType, false, false>;
+class SampleList : protected SampleFew<kDType, false, false> {
+  using Base = SampleFew<kDType, false, false>;
 
  public:
   /// `memory`: of the bins' groups, and of a StreamList behind them.

@@ -18,22 +18,9 @@ namespace flashplan::cuda {
 using sampling::Cut;
 
 constexpr int kMaxCandidates = 768;  // of a row; each CTA of a cluster has an equal share
+constexpr int kMostFew = 160;        // candidates that are compared each with each
+constexpr int kFewPadding = 32;      // behind them
 constexpr int kValues = 4;           // that CTAs tell each other at once
-
-constexpr int kFew = 256;  // candidates, which need not be divided into bins
-
-/// What is known of few candidates.
-struct FewCandidates {
-  alignas(16) uint32_t keys[kFew];
-  alignas(16) uint32_t weights[kFew];  // 0 for what min-p drops
-  uint64_t mass_above[kFew];
-};
-
-/// The candidates of a row that one CTA reads, where they are few.
-struct FewListed {
-  static constexpr int kMost = 128;  // each is compared with each
-  uint4 entries[kMost];              // key, id, weight, and again the weight or 0 if it is dropped
-};
 
 constexpr int kMostEntries = 512;  // of SamplePlain
 
@@ -42,26 +29,28 @@ struct SampleShared {
   BulkBarrier arrived[kBulks];  // of the part
   Mailbox mail[2];              // of the steps. Two, since a CTA may be a step ahead
   Mailbox lists;                // of candidates, or of the entries of SamplePlain
+  Mailbox gathered_mail;        // of `gathered`, in the first CTA of the row
   alignas(16) uint64_t values[2][kMaxCluster][kValues];  // of CTAs, as `mail`
   uint64_t warp_values[kMaxCluster][2];                  // of warps, or of ranks
   uint32_t warp_keys[kRowWarps][2];
   union {
     Bins bins;
-    FewCandidates few;
-    FewListed few_listed;
+    uint64_t gathered[kMaxCandidates];  // keys and ids of all CTAs' candidates
     uint64_t plain_entries[kMostEntries];
   };
   Bin group;  // of bins
   Bin found;
-  alignas(16) uint32_t candidates[kMaxCandidates];  // keys: the share of rank 0, of rank 1 ...
+  union {
+    alignas(16) uint32_t candidates[kMaxCandidates];  // keys: the share of rank 0, of rank 1 ...
+    uint64_t largest[kMaxCluster][kRowWarps];         // the two largest keys of each warp
+    uint4 few[kMostFew + kFewPadding];  // ~id, key, weight, and again the weight if it is kept
+  };
   uint32_t num_candidates;  // of this CTA, also those that have found no place
   uint32_t least, most;     // of its candidates
-  uint32_t selected[2];     // of few candidates, the thresholds: by count, by mass
-  uint32_t count_above;
-  uint64_t mass_above;
-  uint64_t own_above;  // the mass above its candidates
-  uint64_t wanted;     // count or mass, for the threshold
-  bool goes_on;        // whether the token is in this CTA
+  uint32_t selected[2];     // the ends of a range of bins
+  uint64_t own_above;       // the mass above its candidates
+  uint64_t wanted;          // count or mass, for the threshold
+  bool goes_on;             // whether the token is in this CTA
   uint64_t target, ties_before, total;
   float temperature, top_p, min_p;  // of the row
   int32_t top_k;

@@ -60,7 +60,7 @@ class SampleStream : SampleTwice<kDType> {
       const bool is_all = top_k_ >= p_.vocab && shared_.top_p >= 1.0F;
       return is_all && this->template draw_from_row<false>({-INFINITY, -INFINITY});
     }
-    if (draw_from_few()) return true;
+    if (draw_from_few_listed()) return true;
     filter();
     draw();
     return true;
@@ -72,7 +72,7 @@ class SampleStream : SampleTwice<kDType> {
   using Base::count;
   using Base::cut_;
   using Base::draw;
-  using Base::draw_from_few;
+  using Base::draw_from_few_listed;
   using Base::filter;
   using Base::find_range_of_counts;
   using Base::finish_lists;

@@ -2,8 +2,7 @@
 // The threshold of a filter of sample(), which is found in three steps: a histogram of the row
 // tells the range of values that has it; the candidates, which are the elements in that range, go
 // to lists that each CTA has of all of them; the threshold is found among them. Where they are too
-// many, the next histogram divides their range. For a small k, a lower bound of the k-th largest
-// value is at hand from the largest values of warps, and the candidates are what reaches it.
+// many, the next histogram divides their range.
 #pragma once
 
 #include <cstdint>
@@ -27,8 +26,11 @@ class SampleThreshold : protected SampleCandidates<kDType, kFromProbs, kHeld> {
   using Base::narrow;
   using Base::shared_;
   using Base::shift_of_keys;
-  using Base::value_of_rank;
-  using Threshold = typename Base::Threshold;
+
+  struct Threshold {
+    uint64_t wanted;
+    uint64_t above;
+  };
 
   /// Replaces cut->key by the largest key such that the values from it on have a count, or a mass,
   /// of wanted_of(that of all that takes part), which is what lies above cut->key. It then has one
@@ -37,37 +39,23 @@ class SampleThreshold : protected SampleCandidates<kDType, kFromProbs, kHeld> {
   template <bool kByWeight, class WantedOf>
   __device__ Threshold find_threshold(Cut* cut, const WantedOf& wanted_of) {
     if (has_all_candidates_) {  // all that has passed the filter before is in the lists
-      if (has_few_) return this->find_mass_of_few(cut, wanted_of);
       const uint64_t all = this->mass_of_candidates(*cut);
       const uint64_t wanted = wanted_of(all);
       if (all < wanted) return {wanted, all};
       return {wanted, this->template select<kByWeight>(cut, wanted, 0)};
     }
-    constexpr uint32_t kKeyOfLowest = 0x007fffffU;  // -inf
-    const bool has_bound = !kByWeight && bound_ > kKeyOfLowest;
-    Range range{-INFINITY, INFINITY};
-    Bin bin{0, 0, 0, wanted_of(0)};
-    if (has_bound) {
-      range.low = sampling::value_of(bound_);
+    if (cut->key == 0 && cut->min_weight == 0) {
+      this->template fill_bins<kByWeight, false>(*cut);
     } else {
-      if (cut->key == 0 && cut->min_weight == 0) {
-        this->template fill_bins<kByWeight, false>(*cut);
-      } else {
-        this->template fill_bins<kByWeight, true>(*cut);
-      }
-      bin = find_bin_of_row(0, wanted_of);
-      if (bin.index < 0) return {bin.wanted, bin.above};
-      range = this->range_of_bin(bin.index);
+      this->template fill_bins<kByWeight, true>(*cut);
     }
+    Bin bin = find_bin_of_row(0, wanted_of);
+    if (bin.index < 0) return {bin.wanted, bin.above};
     if (threadIdx.x == 0) {
       shared_.own_above = bin.own_above;
       shared_.wanted = bin.wanted;
     }
-    if (has_bound) {
-      this->template gather<true>(range);
-    } else {
-      this->template gather<false>(range);
-    }
+    this->template gather<false>(this->range_of_bin(bin.index));
     while (has_too_many_) {
       if (least_ == most_) {
         cut->key = least_;
@@ -84,16 +72,11 @@ class SampleThreshold : protected SampleCandidates<kDType, kFromProbs, kHeld> {
     has_candidates_ = kByWeight || bin.above == 0;
     has_all_candidates_ = !kByWeight && bin.above == 0;
     const uint64_t wanted = shared_.wanted;
-    has_few_ =
-        !kByWeight && __reduce_add_sync(~0U, static_cast<uint32_t>(value_of_rank(0))) <= kFew;
-    if (has_few_) return {wanted, bin.above + this->select_of_few(cut, wanted - bin.above)};
     return {wanted, this->template select<kByWeight>(cut, wanted, bin.above)};
   }
 
-  uint32_t bound_ = 0;               // a key that top_k values reach, or at most that of -inf
   bool has_candidates_ = false;      // and the masses above them of each CTA
   bool has_all_candidates_ = false;  // nothing that is kept is above them
-  bool has_few_ = false;             // as few that bins are not needed
 };
 
 }  // namespace flashplan::cuda

@@ -7,7 +7,7 @@
 
 #include "flashplan/sampling.h"
 #include "ops/cuda/launch.h"
-#include "ops/cuda/sample_draw.h"
+#include "ops/cuda/sample_gathered.h"
 #include "ops/cuda/sample_plain.h"
 #include "ops/cuda/sample_stream.h"
 #include "ops/operators.h"
@@ -17,8 +17,8 @@ namespace {
 
 /// One row of logits or of probabilities. All threads of the cluster go through all calls together.
 template <DType kDType, bool kFromProbs, bool kHeld>
-class Sampler : SampleDraw<kDType, kFromProbs, kHeld> {
-  using Base = SampleDraw<kDType, kFromProbs, kHeld>;
+class Sampler : SampleGathered<kDType, kFromProbs, kHeld> {
+  using Base = SampleGathered<kDType, kFromProbs, kHeld>;
 
  public:
   using Base::Base;
@@ -28,6 +28,8 @@ class Sampler : SampleDraw<kDType, kFromProbs, kHeld> {
     if (threadIdx.x == 32) {
       for (Mailbox& mailbox : shared_.mail) mailbox.init();
       shared_.lists.init();
+      shared_.gathered_mail.init();
+      shared_.num_candidates = 0;
       Mailbox::fence_init();
     }
     cluster_arrive_relaxed();
@@ -38,7 +40,6 @@ class Sampler : SampleDraw<kDType, kFromProbs, kHeld> {
   }
 
  private:
-  using Base::bound_;
   using Base::exchange_keys;
   using Base::largest_;
   using Base::p_;
@@ -72,6 +73,7 @@ class Sampler : SampleDraw<kDType, kFromProbs, kHeld> {
       const uint64_t total = sum_of_warp(value_of_rank(0));
       if (!sampling::sums_to_one(total, largest_)) return SampleError::kProbabilities;
     }
+    if (this->draw_from_gathered(cut, largest_key_)) return SampleError::kNone;
     // Parameters are read again where they are used, to save registers.
     if (shared_.top_k < p_.vocab) {
       const auto threshold = this->template find_threshold<false>(
@@ -96,36 +98,20 @@ class Sampler : SampleDraw<kDType, kFromProbs, kHeld> {
       largest = larger_or_nan(largest, x);
       if (kFromProbs) smallest = fminf(smallest, x);
     });
-    uint32_t keys[kValues] = {key_of(largest), ~key_of(smallest), 0U, 0U};
-    reduce_warps(keys);
-    if (warp_of_thread() == 0) keys[2] = ~bound_of_cta(keys[0], shared_.top_k);
+    // What is no probability is told as one that is too large.
+    if (kFromProbs && smallest < 0.0F && largest == largest) largest = INFINITY;
     cluster_wait();  // all CTAs have begun: their shared memory can be written to
-    exchange_keys(keys);
-    largest_ = sampling::value_of(keys[0]);
-    smallest = sampling::value_of(~keys[1]);
-    bound_ = ~keys[2];
+    this->send_largest(key_of(largest));
+    __syncthreads();  // the parameters have been read
+    largest_key_ = this->receive_largest();
+    largest_ = sampling::value_of(largest_key_);
     if (largest_ != largest_) return SampleError::kNotANumber;
     if (kFromProbs) {
-      const bool fits = smallest >= 0.0F && largest_ > 0.0F && largest_ <= 1.01F;
+      const bool fits = largest_ > 0.0F && largest_ <= 1.01F;
       return fits ? SampleError::kNone : SampleError::kProbabilities;
     }
     if (largest_ == INFINITY) return SampleError::kNotANumber;
     return largest_ == -INFINITY ? SampleError::kNoToken : SampleError::kNone;
-  }
-
-  /// A key that at least `top_k` values of the row reach, if all CTAs reach such a one; 0 if there
-  /// is none. `largest` is that of the warp whose number the lane has.
-  __device__ uint32_t bound_of_cta(uint32_t largest, int32_t top_k) const {
-    const int lane = lane_of_thread();
-    const int share = static_cast<int>((int64_t{top_k} + cluster_size() - 1) / cluster_size());
-    if (share > kRowWarps) return 0;
-    int larger = 0;
-#pragma unroll 4
-    for (int other = 0; other < kRowWarps; ++other) {
-      const uint32_t key = __shfl_sync(~0U, largest, other);
-      larger += key > largest || (key == largest && other < lane) ? 1 : 0;
-    }
-    return __reduce_max_sync(~0U, larger >= share - 1 && lane < kRowWarps ? largest : 0U);
   }
 
   /// The first id of the largest value.
@@ -147,6 +133,8 @@ class Sampler : SampleDraw<kDType, kFromProbs, kHeld> {
     }
     return SampleError::kNone;
   }
+
+  uint32_t largest_key_ = 0;
 };
 
 template <DType kDType, bool kFromProbs, bool kHeld>
