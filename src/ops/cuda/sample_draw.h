@@ -193,8 +193,14 @@ class SampleDraw : protected SampleThreshold<kDType, kFromProbs, kHeld> {
 
   /// The sums of the thread's segment; leaves those of warps in shared_.warp_values.
   __device__ Sums sum_segments(const Cut& cut) {
-    const bool keeps_all = cut.key == 0 && cut.min_weight == 0;
-    const Sums own = keeps_all ? sum_segment<false>(cut) : sum_segment<true>(cut);
+    Sums own{};
+    if (cut.min_weight != 0) {
+      own = sum_few(cut);
+    } else if (cut.key != 0) {
+      own = sum_segment<true>(cut);
+    } else {
+      own = sum_segment<false>(cut);
+    }
     const uint64_t mass = sum_of_warp(own.mass);
     const uint32_t ties = __reduce_add_sync(~0U, own.ties);
     if (lane_of_thread() == 0) {
@@ -208,37 +214,58 @@ class SampleDraw : protected SampleThreshold<kDType, kFromProbs, kHeld> {
   __device__ Sums sum_segment(const Cut& cut) const {
     const auto thread = static_cast<int>(threadIdx.x);
     const int end = begin_of_segment(thread + 1);
-    uint64_t mass = 0;
-    uint32_t ties = 0;
-    const float cut_value = cut.key == 0 ? -INFINITY : sampling::value_of(cut.key);
-    const float least = least_kept(cut.min_weight);
+    Sums sums{};
 #pragma unroll 1
     for (int i = begin_of_segment(thread); i < end; i += 4) {
       float x[4];
-      uint32_t weights[4];
       read(i, x);
-      if (kFiltered) {
-        const float largest = fmaxf(fmaxf(x[0], x[1]), fmaxf(x[2], x[3]));
-        if (!(largest >= cut_value && this->position_of(largest) >= least)) continue;
-#pragma unroll
-        for (int e = 0; e < 4; ++e) ties += x[e] == cut_value ? 1U : 0U;
-      }
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        weights[e] = kFiltered ? kept_weight_of(x[e], cut) : this->weight_of(x[e]);
-        if (kFiltered && !(x[e] > cut_value)) weights[e] = 0;
-      }
-      mass += weights[0] + weights[1];
-      mass += weights[2] + weights[3];
+      add_word<kFiltered>(x, cut, sums);
     }
-    return {mass, ties};
+    return sums;
   }
-
-  /// A position that all of at least this weight reach.
-  __device__ float least_kept(uint32_t min_weight) const {
-    const int log = 31 - __clz(static_cast<int>(min_weight | 1U));  // rounded down
-    if (kFromProbs) return sampling::float_of(static_cast<uint32_t>(127 + log - 1) << 23);
-    return static_cast<float>(log - 32) / 32.0F;
+  /// The same if min-p keeps few. The words that may have some are found first, so that the lanes
+  /// of a warp weigh theirs at the same time.
+  __device__ Sums sum_few(const Cut& cut) const {
+    const auto thread = static_cast<int>(threadIdx.x);
+    const int end = begin_of_segment(thread + 1);
+    float low = this->least_of_min_p(cut.min_weight);
+    if (cut.key != 0) low = fmaxf(low, sampling::value_of(cut.key));
+    Sums sums{};
+#pragma unroll 1
+    for (int begin = begin_of_segment(thread); begin < end; begin += 32 * 4) {
+      unsigned words = 0;
+#pragma unroll 2
+      for (int word = 0; word < min((end - begin + 3) / 4, 32); ++word) {
+        float x[4];
+        read(begin + word * 4, x);
+        const bool reaches = fmaxf(fmaxf(x[0], x[1]), fmaxf(x[2], x[3])) >= low;
+        words |= reaches ? 1U << word : 0U;
+      }
+#pragma unroll 1
+      for (; words != 0; words &= words - 1) {
+        float x[4];
+        read(begin + (__ffs(static_cast<int>(words)) - 1) * 4, x);
+        add_word<true>(x, cut, sums);
+      }
+    }
+    return sums;
+  }
+  template <bool kFiltered>
+  __device__ void add_word(const float (&x)[4], const Cut& cut, Sums& sums) const {
+    const float cut_value = cut.key == 0 ? -INFINITY : sampling::value_of(cut.key);
+    uint32_t weights[4];
+    if (kFiltered) {
+      if (!(fmaxf(fmaxf(x[0], x[1]), fmaxf(x[2], x[3])) >= cut_value)) return;
+#pragma unroll
+      for (int e = 0; e < 4; ++e) sums.ties += x[e] == cut_value ? 1U : 0U;
+    }
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      weights[e] = kFiltered ? kept_weight_of(x[e], cut) : this->weight_of(x[e]);
+      if (kFiltered && !(x[e] > cut_value)) weights[e] = 0;
+    }
+    sums.mass += weights[0] + weights[1];
+    sums.mass += weights[2] + weights[3];
   }
 
   /// Leaves in shared_.warp_values the same of the candidates of each rank.

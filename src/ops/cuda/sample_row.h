@@ -148,6 +148,18 @@ class SampleRow {
     return weight >= cut.min_weight ? weight : 0U;
   }
 
+  /// How far below the largest logit, at most, min-p may keep one: where the weight rounds to
+  /// `min_weight`, which is not 0.
+  __device__ float depth_of_min_p(uint32_t min_weight) const {
+    const float distance = (30.0F - log2f(static_cast<float>(min_weight) - 0.5F)) / 32.0F;
+    return __fdiv_rn(distance * 1.0001F + 1e-6F, scale_.factor);
+  }
+  /// A value that is not above any that min-p keeps.
+  __device__ float least_of_min_p(uint32_t min_weight) const {
+    if (!kFromProbs) return largest_ - depth_of_min_p(min_weight);
+    return (static_cast<float>(min_weight) - 1.0F) * 0.9999F / 1073741824.0F * largest_;
+  }
+
   __device__ uint32_t weight_of_tie(const Cut& cut) const {
     if (cut.num_ties == 0) return 0;
     return kept_weight_of(sampling::value_of(cut.key), cut);

@@ -115,9 +115,7 @@ class SampleStream : SampleTwice<kDType> {
     __syncthreads();  // gather() changes the shared ones
     base_ = sampling::value_of(most_);
     if (cut_.min_weight != 0) {
-      // The largest distance at which min-p keeps a weight, rounded up.
-      const float distance = (30.0F - log2f(static_cast<float>(cut_.min_weight))) / 32.0F;
-      min_p_depth_ = __fdiv_rn(distance * 1.0001F + 1e-6F, scale_.factor);
+      min_p_depth_ = this->depth_of_min_p(cut_.min_weight);
       bound_ = base_ - min_p_depth_;
     }
     if (top_k_ > kMostStreamedTopK) return true;

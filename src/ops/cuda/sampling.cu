@@ -147,6 +147,14 @@ __global__ void __launch_bounds__(kRowThreads, kRowCtasOfSm)
       .run();
 }
 
+/// For rows that stream_kernel() cannot draw from: a function of its own, so that the registers it
+/// needs do not make the loops over rows spill others.
+template <DType kDType>
+__device__ __noinline__ void draw_from_cluster(const RowParams<SampleParams>& params, int32_t row,
+                                               SampleShared& shared, float* memory) {
+  Sampler<kDType, false, false>(params, row, shared, memory).run();
+}
+
 constexpr int kStreamCtasOfSm = 2;  // with a third, registers would be spilled
 
 template <DType kDType>
@@ -158,7 +166,7 @@ __global__ void __launch_bounds__(kRowThreads, kStreamCtasOfSm)
   const int32_t row = row_of_cluster();
   if (SampleStream<kDType>(params, row, shared, floats).run()) return;
   __syncthreads();
-  Sampler<kDType, false, false>(params, row, shared, floats).run();
+  draw_from_cluster<kDType>(params, row, shared, floats);
 }
 
 constexpr int kPlainCtasOfSm = 2;  // so that a block and its weights fit the registers
