@@ -76,7 +76,7 @@ class SampleGathered : protected SampleFew<kDType, kFromProbs, kHeld> {
   }
 
  private:
-  static constexpr int kLargest = kMaxCluster * kRowWarps / 32;  // of the warps' keys, of a lane
+  static constexpr int kLargest = kMaxCluster * kRowWarps / 32;  // pairs of warps that a lane reads
   static_assert(kLargest * 32 == kMaxCluster * kRowWarps);
 
   /// Pair number i of the lane: the two largest keys of a warp, the larger one in the high half.
@@ -85,8 +85,8 @@ class SampleGathered : protected SampleFew<kDType, kFromProbs, kHeld> {
     return warp < kRowWarps * cluster_size() ? (&shared_.largest[0][0])[warp] : 0;
   }
 
-  /// A key that at least `top_k` elements of the row reach, but not many more of the warps' largest
-  /// ones; 0 if these are too few.
+  /// A key that at least `top_k` elements of the row reach: not many more than `top_k` of the keys
+  /// that the warps have told reach it. 0 if these keys are too few.
   __device__ uint32_t find_bound(int top_k, uint32_t largest) const {
     // Both keys of each warp in a cluster of up to half the CTAs, else the larger one.
     const bool has_both = cluster_size() <= kMaxCluster / 2;
