@@ -156,7 +156,7 @@ Status DeviceSchedule::upload(const Schedule& schedule, int32_t kernel, Stream s
     return reinterpret_cast<QueueStart*>(staging() + starts_[static_cast<std::size_t>(k)]);
   };
   // A staging buffer still holds the queues of the kernel that it was last uploaded for. If this
-  // upload is for the other kernel, they are emptied.
+  // upload is for the other kernel, those queues are emptied.
   int32_t& written_for = written_for_[next_staging_];
   if (written_for != kernel) {
     const int32_t num_ctas = num_ctas_[static_cast<std::size_t>(written_for)];

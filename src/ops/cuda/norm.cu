@@ -17,8 +17,8 @@ constexpr int kHeld = 4;             // words of a thread
 constexpr int kMaxThreads = 1024;    // of a row
 constexpr int kSharedThreads = 256;  // of a CTA that has several rows
 
-/// The threads of row y of the CTA are (x, y). A row has a power of two of threads up to a warp, or
-/// the CTA.
+/// Threads (x, y) of the CTA work on its row y. A CTA of one row may have many warps; if it has
+/// several rows, each has 1, 2, 4, 8, 16 or 32 threads.
 __device__ float sum_of_row(float value, float* partial) {
   const int size = static_cast<int>(blockDim.x);
   for (int distance = 16; distance > 0; distance /= 2) {
@@ -36,8 +36,8 @@ __device__ float sum_of_row(float value, float* partial) {
   return value;
 }
 
-/// A row as the words of memory. They stay words until a value is needed: as float32, those of
-/// 16-bit formats would take twice the registers, and fewer rows would be on their way to an SM.
+/// Loads the words of a row. Threads keep words, not values: as float32, 16-bit values would take
+/// twice as many registers, and an SM could load fewer rows at the same time.
 template <DType kDType, int kVec>
 struct NormRow {
   using WordType = Word<kDType, kVec>;
@@ -121,7 +121,7 @@ __global__ void __launch_bounds__(kMaxThreads) norm_kernel(const __grid_constant
     else
       squares += row.template add_up<true>(words, 0.0F, first);
   }
-  // Weights are on their way while the sums are taken.
+  // Loaded before the sums, which hide the latency of memory.
   const auto* weights = static_cast<const WordType*>(p.weight);
   WordType weight_words[kHeld];
   row.load(weights, thread, weight_words);
@@ -162,8 +162,8 @@ __global__ void __launch_bounds__(kMaxThreads) norm_kernel(const __grid_constant
 }
 
 /// For many rows, as few threads as can hold a row, so that each has many loads in flight. For few
-/// rows, one thread for each word, since nothing else hides the latency of memory. Rows of a few
-/// words share a warp.
+/// rows, one thread for each word, since nothing else hides the latency of memory. Rows of up
+/// to 16 words share a warp.
 Grid make_grid(int32_t num_rows, int32_t num_words) {
   constexpr int kManyRows = 1024;
   const int words_of_thread = num_rows >= kManyRows ? kHeld : 1;

@@ -165,8 +165,8 @@ __device__ RowPart<kDType, false> part_of_blocks(const SampleParams& p, int32_t 
           kFromProbs ? 0.0F : -INFINITY};
 }
 
-/// Writes a token, and the logarithm of its probability: that of its block, mass / total, times
-/// that in the block, weight / sum_of_block.
+/// Writes a token and the logarithm of its probability, which is the probability of its block, mass
+/// / total, times that of the token in the block, weight / sum_of_block.
 __device__ inline void write_token_of_block(const SampleParams& p, int32_t row, int32_t id,
                                             uint32_t weight, uint64_t sum_of_block, uint64_t mass,
                                             uint64_t total) {

@@ -136,7 +136,8 @@ class SampleCandidates : protected SampleHistogram<kDType, kFromProbs, kHeld> {
   }
 
   /// Sets shared_.least to the minimum of itself and all threads' `least`, and shared_.most to the
-  /// maximum of itself and all threads' `most`. All threads call it, and see both on return.
+  /// maximum of itself and all threads' `most`. All threads of the CTA call
+  /// it, and see both values when it returns.
   __device__ void share_extremes(uint32_t least, uint32_t most) {
     least = ~__reduce_max_sync(~0U, ~least);
     most = __reduce_max_sync(~0U, most);

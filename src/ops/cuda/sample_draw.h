@@ -83,8 +83,9 @@ class SampleDraw : protected SampleThreshold<kDType, kFromProbs, kHeld> {
     search(of_warp, cut, tie);
   }
 
-  /// Draws from a row without filters and writes the token. The parts that are held do not begin
-  /// where blocks begin, so blocks are read from global memory. Each warp has consecutive blocks.
+  /// Draws from a row without filters and writes the token. The parts in shared memory
+  /// do not begin where blocks begin, so blocks are read from global memory. Each warp has
+  /// consecutive blocks.
   __device__ SampleError draw_from_all() {
     const int warp = warp_of_thread();
     const int lane = lane_of_thread();
@@ -223,33 +224,21 @@ class SampleDraw : protected SampleThreshold<kDType, kFromProbs, kHeld> {
     }
     return sums;
   }
-  /// The same if min-p keeps few. The words that may have some are found first, so that the lanes
-  /// of a warp weigh theirs at the same time.
+  /// The same where min-p is given, which keeps few elements.
   __device__ Sums sum_few(const Cut& cut) const {
     const auto thread = static_cast<int>(threadIdx.x);
-    const int end = begin_of_segment(thread + 1);
     float low = this->least_of_min_p(cut.min_weight);
     if (cut.key != 0) low = fmaxf(low, sampling::value_of(cut.key));
     Sums sums{};
-#pragma unroll 1
-    for (int begin = begin_of_segment(thread); begin < end; begin += 32 * 4) {
-      unsigned words = 0;
-#pragma unroll 2
-      for (int word = 0; word < min((end - begin + 3) / 4, 32); ++word) {
-        float x[4];
-        read(begin + word * 4, x);
-        const bool reaches = fmaxf(fmaxf(x[0], x[1]), fmaxf(x[2], x[3])) >= low;
-        words |= reaches ? 1U << word : 0U;
-      }
-#pragma unroll 1
-      for (; words != 0; words &= words - 1) {
-        float x[4];
-        read(begin + (__ffs(static_cast<int>(words)) - 1) * 4, x);
-        add_word<true>(x, cut, sums);
-      }
-    }
+    this->for_words_from(low, begin_of_segment(thread), begin_of_segment(thread + 1), 4,
+                         [&](int i) {
+                           float x[4];
+                           read(i, x);
+                           add_word<true>(x, cut, sums);
+                         });
     return sums;
   }
+  /// Adds the kept weights of four neighbouring elements, and the ties among them, to `sums`.
   template <bool kFiltered>
   __device__ void add_word(const float (&x)[4], const Cut& cut, Sums& sums) const {
     const float cut_value = cut.key == 0 ? -INFINITY : sampling::value_of(cut.key);

@@ -25,10 +25,10 @@ class SampleFew : protected SampleDraw<kDType, kFromProbs, kHeld> {
     shared_.few[place] = make_uint4(~id, key, kept_weight_of(sampling::value_of(key), cut), 0U);
   }
 
-  /// Draws and writes the token from `num` candidates, at most kMostFew, which threads have put in
-  /// shared_.few. They are ranked by value, largest first, and equal ones by id; top-k and top-p
-  /// keep the first ranks. Neighbouring threads share a candidate, and each of them compares it
-  /// with a part of the others. All threads call it.
+  /// Draws a token from the first `num` candidates of shared_.few, at most kMostFew, and writes it.
+  /// The candidates are ranked by value, the largest first, and equal ones by id, so top-k and
+  /// top-p keep the first ranks. Two to eight neighbouring threads find the rank of one candidate:
+  /// each compares it with a part of the others. All threads of the CTA call this.
   __device__ void draw_from_few(int num, int32_t top_k) {
     uint4* few = shared_.few;
     const auto thread = static_cast<int>(threadIdx.x);

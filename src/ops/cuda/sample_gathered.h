@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// sample() with a small top-k from a row that a cluster holds: the largest values of warps give a
-// bound that all elements reach which top-k keeps. Those that reach it are sent to the first CTA of
-// the row, which draws from them.
+// sample() with a small top-k from a row that a cluster holds. The largest values that its warps
+// found give a lower bound of the k-th largest element. All CTAs send their elements from the bound
+// on to the first CTA of the row, which draws from them.
 #pragma once
 
 #include <cstdint>
@@ -19,17 +19,18 @@ class SampleGathered : protected SampleFew<kDType, kFromProbs, kHeld> {
 
  protected:
   using Base::expect;
+  using Base::largest_;
   using Base::mail;
   using Base::num_candidates_of;
   using Base::p_;
   using Base::part_;
   using Base::publish;
-  using Base::read;
   using Base::receive;
+  using Base::share_of_rank;
   using Base::shared_;
   using Base::value_of_rank;
 
-  /// Tells all CTAs the two largest of the keys that a warp's threads have.
+  /// Each thread of a warp has a key. Sends the two largest of them to all CTAs of the cluster.
   __device__ void send_largest(uint32_t key) {
     const int lane = lane_of_thread();
     const uint32_t first = __reduce_max_sync(~0U, key);
@@ -51,10 +52,9 @@ class SampleGathered : protected SampleFew<kDType, kFromProbs, kHeld> {
   }
 
   /// Draws and writes the token if top-k keeps few elements; else returns false.
-  /// `largest`: the row's largest key.
-  __device__ bool draw_from_gathered(const Cut& cut, uint32_t largest) {
+  __device__ bool draw_from_gathered(const Cut& cut) {
     if (shared_.top_k >= p_.vocab) return false;
-    const uint32_t bound = find_bound(shared_.top_k, largest);
+    const uint32_t bound = find_bound(shared_.top_k);
     if (bound == 0 || !gather(sampling::value_of(bound))) return false;
     if (cluster_rank() != 0) return true;
     const int lane = lane_of_thread();
@@ -87,7 +87,7 @@ class SampleGathered : protected SampleFew<kDType, kFromProbs, kHeld> {
 
   /// A key that at least `top_k` elements of the row reach: not many more than `top_k` of the keys
   /// that the warps have told reach it. 0 if these keys are too few.
-  __device__ uint32_t find_bound(int top_k, uint32_t largest) const {
+  __device__ uint32_t find_bound(int top_k) const {
     // Both keys of each warp in a cluster of up to half the CTAs, else the larger one.
     const bool has_both = cluster_size() <= kMaxCluster / 2;
     int num = kRowWarps * cluster_size() * (has_both ? 2 : 1);  // of keys that are at least `low`
@@ -102,7 +102,7 @@ class SampleGathered : protected SampleFew<kDType, kFromProbs, kHeld> {
       if (both != 0) low = min(low, keys[i]);
     }
     low = ~__reduce_max_sync(~0U, ~low);
-    uint32_t high = largest;
+    uint32_t high = sampling::key_of(largest_);
     const int enough = top_k + top_k / 8;
 #pragma unroll 1
     while (num > enough && low < high) {
@@ -121,41 +121,23 @@ class SampleGathered : protected SampleFew<kDType, kFromProbs, kHeld> {
     return low;
   }
 
-  __device__ int share_of_rank() const { return kMaxCandidates / cluster_size(); }
-
   /// Sends the part's elements from `low` on to the first CTA. Returns whether these are few, in
   /// the row and in each part.
   __device__ bool gather(float low) {
-    constexpr int kStep = kRowThreads * 4;
     const int share = share_of_rank();
+    const auto begin = static_cast<int>(threadIdx.x) * 4;
+    this->for_words_from(low, begin, part_.count(), kRowThreads * 4, [&](int first) {
 #pragma unroll 1
-    for (int begin = static_cast<int>(threadIdx.x) * 4; begin < part_.count();
-         begin += 32 * kStep) {
-      // First find the words, so that the lanes of a warp send theirs at the same time.
-      unsigned words = 0;
-      const int end = min(begin + 32 * kStep, part_.count());
-#pragma unroll 2
-      for (int i = begin, word = 0; i < end; i += kStep, ++word) {
-        float x[4];
-        read(i, x);
-        const bool reaches = fmaxf(fmaxf(x[0], x[1]), fmaxf(x[2], x[3])) >= low;
-        words |= reaches ? 1U << word : 0U;
+      for (int i = first; i < min(first + 4, part_.count()); ++i) {
+        const float value = part_.at(i);
+        if (!(value >= low)) continue;
+        const auto place = static_cast<int>(atomicAdd(&shared_.num_candidates, 1U));
+        if (place >= share) break;
+        const uint64_t id = static_cast<uint32_t>(part_.begin() + i);
+        shared_.gathered_mail.send(&shared_.gathered[cluster_rank() * share + place],
+                                   uint64_t{key_of(value)} << 32 | id, 0);
       }
-#pragma unroll 1
-      for (; words != 0; words &= words - 1) {
-        const int first = begin + (__ffs(static_cast<int>(words)) - 1) * kStep;
-#pragma unroll 1
-        for (int i = first; i < min(first + 4, part_.count()); ++i) {
-          const float value = part_.at(i);
-          if (!(value >= low)) continue;
-          const auto place = static_cast<int>(atomicAdd(&shared_.num_candidates, 1U));
-          if (place >= share) break;
-          const uint64_t id = static_cast<uint32_t>(part_.begin() + i);
-          shared_.gathered_mail.send(&shared_.gathered[cluster_rank() * share + place],
-                                     uint64_t{key_of(value)} << 32 | id, 0);
-        }
-      }
-    }
+    });
     __syncthreads();
     if (warp_of_thread() == 0) publish({shared_.num_candidates, 0, 0, 0});
     receive();

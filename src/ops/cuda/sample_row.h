@@ -138,6 +138,31 @@ class SampleRow {
     x[3] = word.w;
   }
 
+  /// Calls body(i) for those of this thread's words that have an element of at least `low`. Word n
+  /// begins at element i = begin + n * step, which is below `end`. All such words are found before
+  /// the first call, so that the lanes of a warp are in body() at the same time, even if the words
+  /// that they found have different numbers.
+  template <class Body>
+  __device__ void for_words_from(float low, int begin, int end, int step, const Body& body) const {
+    constexpr int kAtOnce = 32;
+#pragma unroll 1
+    for (; begin < end; begin += kAtOnce * step) {
+      unsigned words = 0;
+      const int last = min(begin + kAtOnce * step, end);
+#pragma unroll 2
+      for (int i = begin, word = 0; i < last; i += step, ++word) {
+        float x[4];
+        read(i, x);
+        const bool reaches = fmaxf(fmaxf(x[0], x[1]), fmaxf(x[2], x[3])) >= low;
+        words |= reaches ? 1U << word : 0U;
+      }
+#pragma unroll 1
+      for (; words != 0; words &= words - 1) {
+        body(begin + (__ffs(static_cast<int>(words)) - 1) * step);
+      }
+    }
+  }
+
   __device__ uint32_t weight_of(float x) const {
     return kFromProbs ? sampling::weight_of_probability(x, scale_)
                       : sampling::weight_of_logit(x, scale_);

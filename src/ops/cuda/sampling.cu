@@ -73,7 +73,7 @@ class Sampler : SampleGathered<kDType, kFromProbs, kHeld> {
       const uint64_t total = sum_of_warp(value_of_rank(0));
       if (!sampling::sums_to_one(total, largest_)) return SampleError::kProbabilities;
     }
-    if (this->draw_from_gathered(cut, largest_key_)) return SampleError::kNone;
+    if (this->draw_from_gathered(cut)) return SampleError::kNone;
     // Parameters are read again where they are used, to save registers.
     if (shared_.top_k < p_.vocab) {
       const auto threshold = this->template find_threshold<false>(
@@ -98,13 +98,12 @@ class Sampler : SampleGathered<kDType, kFromProbs, kHeld> {
       largest = larger_or_nan(largest, x);
       if (kFromProbs) smallest = fminf(smallest, x);
     });
-    // What is no probability is told as one that is too large.
+    // For a negative value a thread sends infinity, which is no probability either.
     if (kFromProbs && smallest < 0.0F && largest == largest) largest = INFINITY;
     cluster_wait();  // all CTAs have begun: their shared memory can be written to
     this->send_largest(key_of(largest));
     __syncthreads();  // the parameters have been read
-    largest_key_ = this->receive_largest();
-    largest_ = sampling::value_of(largest_key_);
+    largest_ = sampling::value_of(this->receive_largest());
     if (largest_ != largest_) return SampleError::kNotANumber;
     if (kFromProbs) {
       const bool fits = largest_ > 0.0F && largest_ <= 1.01F;
@@ -133,8 +132,6 @@ class Sampler : SampleGathered<kDType, kFromProbs, kHeld> {
     }
     return SampleError::kNone;
   }
-
-  uint32_t largest_key_ = 0;
 };
 
 template <DType kDType, bool kFromProbs, bool kHeld>
