@@ -237,8 +237,8 @@ TEST(prefixes_that_are_worth_a_kernel_for_many_rows) {
   CHECK(gains(16, 8192));
   CHECK(gains(64, 8192));
   CHECK(gains(8, 8192));
-  CHECK(!gains(64, 1024));  // shared, and not worth it
-  CHECK(!gains(4, 8192));
+  CHECK(gains(64, 1024));
+  CHECK(!gains(4, 8192));  // shared, and not worth it
   CHECK(!gains(16, 512));  // not shared
 }
 

@@ -143,6 +143,15 @@ FLASHPLAN_DEVICE void store_shared_2(uint32_t address, uint32_t value) {
   asm volatile("st.shared.u16 [%0], %1;\n" ::"r"(address), "h"(static_cast<uint16_t>(value))
                : "memory");
 }
+/// Adds to a word of shared memory, and returns the value before.
+FLASHPLAN_DEVICE uint32_t add_shared(uint32_t address, uint32_t value) {
+  uint32_t before;
+  asm volatile("atom.shared.add.u32 %0, [%1], %2;\n"
+               : "=r"(before)
+               : "r"(address), "r"(value)
+               : "memory");
+  return before;
+}
 FLASHPLAN_DEVICE void store_shared_4(uint32_t address, uint32_t value) {
   asm volatile("st.shared.u32 [%0], %1;\n" ::"r"(address), "r"(value) : "memory");
 }
@@ -256,6 +265,16 @@ FLASHPLAN_DEVICE int32_t load_relaxed(const int32_t* from) {
   int32_t value;
   asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];\n" : "=r"(value) : "l"(from) : "memory");
   return value;
+}
+
+/// Replaces a value by `next`, unless another CTA has changed it. Returns whether it was `last`.
+FLASHPLAN_DEVICE bool compare_and_swap(int32_t* value, int32_t last, int32_t next) {
+  int32_t before;
+  asm volatile("atom.relaxed.gpu.global.cas.b32 %0, [%1], %2, %3;\n"
+               : "=r"(before)
+               : "l"(value), "r"(last), "r"(next)
+               : "memory");
+  return before == last;
 }
 
 }  // namespace flashplan::device

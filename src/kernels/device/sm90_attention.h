@@ -44,6 +44,7 @@ __global__ void __launch_bounds__(Sm90Shape<Choices>::kThreads, 1)
     }
     for (int i = 0; i < 2; ++i) mbarrier_init(base + S::kTailFull + i * 8, 1);
     mbarrier_fence_init();
+    Sm90ReaderMerges<S>(p, base).begin();
   }
   wait_for_last_kernel();
   allow_next_kernel();
@@ -73,6 +74,7 @@ __global__ void __launch_bounds__(Sm90Shape<Choices>::kThreads, 1)
   } else {
     take_registers<S::kConsumerRegisters>();
     Sm90Consumer<S>(p, smem, warpgroup).run();
+    if constexpr (S::Variant::kIsBuiltIn) Sm90ReaderMerges<S>(p, base).merge_all();
   }
 }
 

@@ -2,10 +2,7 @@
 // Merges of partial results by a consumer warpgroup of the sm90 family.
 #pragma once
 
-#include "kernels/device/attention_state.h"
-#include "kernels/device/hopper.h"
-#include "kernels/device/sm90_output.h"
-#include "kernels/device/sm90_shape.h"
+#include "kernels/device/sm90_reader_merges.h"
 
 namespace flashplan::device {
 
@@ -24,121 +21,33 @@ class Sm90Merge {
         thread_(thread) {}
 
   /// Arrives at a merge, and merges if this warpgroup is the last. As a rule the rows of each
-  /// warpgroup are merged apart, with an arrival counter of their own.
+  /// warpgroup are merged apart, with an arrival counter of their own. Requests that read prefixes
+  /// do not arrive yet.
   FLASHPLAN_DEVICE void arrive_at(int32_t number) const {
     const Merge merge = p_.schedule.merges[number];  // loaded while the others arrive
-    const bool shares = S::Variant::kIsBuiltIn && (merge.parent >= 0 || merge.num_readers > 0);
+    const bool is_prefix = S::Variant::kIsBuiltIn && merge.num_readers > 0;
+    if (S::Variant::kIsBuiltIn && !is_prefix && merge.parent >= 0) {
+      if (thread_ == 0 && first_row_ == 0) Sm90ReaderMerges<S>(p_, base_).defer(number);
+      return;
+    }
     const int id = S::kOwnBarrier + warpgroup_;
     barrier_wait(id, 128);
     if (thread_ == 0) {
-      if (shares && merge.num_readers == 0) {
-        wait_for_prefixes(p_, merge, p_.schedule.arrivals + kArrivalsPerMerge * number);
-      }
-      const int counter = shares ? 0 : first_row_ / 64;
-      const int32_t expected = shares ? arrivals_of_sharer(merge) : merge.num_pieces;
-      store_shared_4(flags(), is_last_to_arrive(number, counter, expected));
+      const int32_t of_piece = is_prefix && merge.rows.num_rows > 64 ? S::kWarpgroups : 1;
+      int32_t* counter = counter_of(p_, number) + (is_prefix ? 0 : first_row_ / 64);
+      store_shared_4(flag(), is_last_to_arrive(counter, merge.num_pieces * of_piece));
     }
     barrier_wait(id, 128);
-    if (load_shared_4(flags()) == 0) return;
-    if (shares) {
-      finish_sharer(number);
+    if (load_shared_4(flag()) == 0) return;
+    if (is_prefix) {
+      Sm90ReaderMerges<S>(p_, base_).arrive_at_readers(merge, thread_);
     } else {
       merge_states(merge);
     }
   }
 
  private:
-  FLASHPLAN_DEVICE bool is_last_to_arrive(int32_t number, int counter, int32_t expected) const {
-    int32_t* arrivals = p_.schedule.arrivals + kArrivalsPerMerge * number + counter;
-    const bool is_last = arrive(arrivals) + 1 == expected;
-    if (is_last) *arrivals = 0;  // for the next run
-    return is_last;
-  }
-  /// Four words of shared memory for this warpgroup.
-  FLASHPLAN_DEVICE uint32_t flags() const { return base_ + S::kFlags + warpgroup_ * 16; }
-
-  /// The rows of a request may be those of two warpgroups in the tile of its prefix. So the rows of
-  /// a sharer are merged at once, after all warpgroups have arrived for each piece of its own, and
-  /// its prefixes once each.
-  FLASHPLAN_DEVICE int32_t arrivals_of_sharer(const Merge& merge) const {
-    if (merge.rows.num_rows <= 64) return merge.num_pieces;
-    const int32_t prefixes = merge.num_readers == 0 ? num_prefixes(p_, merge) : 0;
-    return (merge.num_pieces - prefixes) * S::kWarpgroups + prefixes;
-  }
-
-  /// Merges the rows of a request that is complete. A prefix that is complete arrives at the merges
-  /// of the requests that read it, and merges those that are complete by that.
-  FLASHPLAN_DEVICE void finish_sharer(int32_t number) const {
-    const Merge& merge = p_.schedule.merges[number];
-    const bool is_prefix = merge.num_readers > 0;
-    const int32_t first_request = is_prefix ? merge.first_reader : number;
-    const int id = S::kOwnBarrier + warpgroup_;
-#pragma unroll 1
-    for (int32_t first = 0; first < max(merge.num_readers, 1); first += 128) {
-      const int32_t own = first + thread_;
-      bool is_last = !is_prefix && own == 0;
-      if (own < merge.num_readers) {
-        const int32_t request = first_request + own * merge.reader_step;
-        is_last = is_last_to_arrive(request, 0, arrivals_of_sharer(p_.schedule.merges[request]));
-      }
-      const uint32_t of_warp = __ballot_sync(0xffffffffU, is_last);
-      barrier_wait(id, 128);  // the flags before have been read
-      if (thread_ % 32 == 0) store_shared_4(flags() + thread_ / 32 * 4, of_warp);
-      barrier_wait(id, 128);
-#pragma unroll 1
-      for (int warp = 0; warp < 4; ++warp) {
-        uint32_t left = load_shared_4(flags() + warp * 4);
-#pragma unroll 1
-        for (; left != 0; left &= left - 1) {
-          const int32_t reader = first + warp * 32 + __ffs(static_cast<int>(left)) - 1;
-          merge_with_prefixes(p_.schedule.merges[first_request + reader * merge.reader_step]);
-        }
-      }
-    }
-  }
-
-  /// Merges the states of a request's rows in the order of their keys, then those of the prefixes
-  /// that it reads, from the innermost outwards. A thread has 4 dims of a row.
-  FLASHPLAN_DEVICE void merge_with_prefixes(const Merge& merge) const {
-    constexpr int kQuads = S::kHeadDimVo / 4;
-    constexpr int kStatesAtOnce = S::kWarpgroups > 2 ? 6 : 12;  // more are spilled
-    const PackedRows& rows = merge.rows;
-#pragma unroll 1
-    for (int quad = thread_; quad < rows.num_rows * kQuads; quad += 128) {
-      const int row = quad / kQuads;
-      const int dim = quad % kQuads * 4;
-      MergedRow merged;
-      merged.reset();
-      float4 o = {0.0F, 0.0F, 0.0F, 0.0F};
-      const Merge* from = &merge;
-#pragma unroll 1
-      for (;;) {
-        const int32_t parent = from->parent;
-        int64_t at = int64_t{from->first_partial_row} +
-                     rows.row_in(from->rows, p_.schedule.group_size) + row;
-#pragma unroll 1
-        for (int32_t left = from->num_states; left > 0; left -= kStatesAtOnce) {
-          float4 added[kStatesAtOnce];
-          float lse[kStatesAtOnce];
-#pragma unroll
-          for (int i = 0; i < kStatesAtOnce; ++i) {
-            const int64_t state = at + i * p_.schedule.tile_q;
-            lse[i] = load_if(i < left, p_.workspace.partial_lse + state, -infinity());
-            added[i] =
-                load_4_if(i < left, p_.workspace.partial_o + state * S::kHeadDimVo + dim, 0.0F);
-          }
-          at += kStatesAtOnce * p_.schedule.tile_q;
-#pragma unroll
-          for (int i = 0; i < kStatesAtOnce; ++i) {
-            o = merge_values(o, added[i], merged.add(lse[i]));
-          }
-        }
-        if (parent < 0) break;
-        from = p_.schedule.merges + parent;
-      }
-      output_.write_four(rows, merge.kv_head, row, dim, scaled(o, merged.inverse()), merged.lse());
-    }
-  }
+  FLASHPLAN_DEVICE uint32_t flag() const { return base_ + S::kFlags + warpgroup_ * 4; }
 
   /// Merges this warpgroup's rows. Few rows have a separate function with little code: where a
   /// launch ends with a merge, it mostly waits for instructions that no cache has yet.

@@ -90,10 +90,11 @@ struct Sm90Shape : Choices {
                 kThreads / 128 * (65536 / kThreads / 8 * 8));
 
   // Named barriers: one for the turn of each warpgroup, then one for the threads of each warpgroup,
-  // and of the one that rotates.
+  // of the one that rotates, and of all consumers.
   static constexpr int kTurnBarrier = 1;
   static constexpr int kOwnBarrier = kTurnBarrier + kWarpgroups;
   static constexpr int kRotatorBarrier = kOwnBarrier + kWarpgroups;
+  static constexpr int kConsumerBarrier = kRotatorBarrier + 1;
 
   /// The row, in the work tile, of a consumer thread's accumulators: each thread has two rows
   /// (`half` 0 and 1). `first` is the first of the 64 rows of its warpgroup.
@@ -142,14 +143,16 @@ struct Sm90Shape : Choices {
   static constexpr int kKeyLoaded = kTailFull + 2 * 8;
   static constexpr int kQLoaded = kRotates ? kKeyLoaded + kSlots * 8 : kQFull;
   static constexpr int kBarriersEnd = kRotates ? kQLoaded + kQBarriers * 8 : kKeyLoaded;
-  static constexpr int kFlags = (kBarriersEnd + 15) / 16 * 16;  // of warpgroups, 16 bytes each
+  static constexpr int kFlags = (kBarriersEnd + 15) / 16 * 16;  // of warpgroups, 4 bytes each
   static constexpr int kContext = 512;
   static constexpr int kPageIds = kContext + kContexts * 64;  // of each lane of two warps
+  static constexpr int kReaders = kPageIds + 2 * 32 * 4;      // see Sm90ReaderMerges
+  static constexpr int kMostReaders = 64;
   static constexpr int kQuery = kHeaderBytes;
   static constexpr int kFirstSlot = kQuery + kQBuffers * kQBytes;
   static constexpr int kSmemBytes = kFirstSlot + kSlots * kSlotBytes;
-  static_assert(kFlags + kWarpgroups * 16 <= kContext);
-  static_assert(kPageIds + 2 * 32 * 4 <= kHeaderBytes);
+  static_assert(kFlags + kWarpgroups * 4 <= kContext);
+  static_assert(kReaders + (4 + kMostReaders) * 4 <= kHeaderBytes);
 
   /// Where the queries of a tile begin. `place` counts the parts of buffers that tiles have taken
   /// so far: a tile of up to 64 rows takes one, any other tile takes all parts of a buffer.
