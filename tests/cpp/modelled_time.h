@@ -17,8 +17,8 @@ namespace flashplan::test {
 
 /// Simulates a run by the cost model: all CTAs start at time 0, and each computes the work tiles of
 /// its queue in order. Of CTAs that end a tile at the same time, the one with the smaller number
-/// arrives first. On a GPU a CTA that ends a work tile of a request waits for its prefixes; that of
-/// sm90 only at the end of its queue, which takes no longer.
+/// arrives first. On a GPU a CTA that ends a work tile of a request waits for its prefixes. The
+/// kernel of sm90 waits only when its queue has ended, which this model leaves out.
 class ModelledRun {
  public:
   ModelledRun(const Schedule& schedule, const ScheduleShape& shape) : s_(schedule), shape_(shape) {}

@@ -99,50 +99,47 @@ LARGER += [
 
 # Prefixes that a GPU's planner shares: of one row tile and of several, in every body, cut and
 # whole, nested, of decodes and of drafts, and of requests whose real lengths the device knows.
-PREFIXES = (
-    [
-        Case(qo, kv, shared_prefixes=groups, num_qo_heads=8, num_ctas=ctas, **options)
-        for qo, kv, groups in (
-            ((1,) * 40, tuple(2100 + 13 * r for r in range(40)), ((0, 40, 2050),)),
-            (
-                (1, 4, 2, 1) * 6 + (90,),
-                tuple(4500 + 31 * r for r in range(25)),
-                ((0, 25, 1600), (0, 12, 3750), (3, 6, 4475), (13, 11, 3250)),
-            ),
-            # Some requests have rows of two warpgroups.
-            ((20, 1, 2, 1) * 4, tuple(4500 + 31 * r for r in range(16)), ((0, 16, 4096),)),
-        )
-        for ctas in (1, 7, 40)
-        for options in (
-            {"head_dim": 128},
-            {"page_size": 3, "csr": True, "kv_dtype": "float8_e4m3fn", "q_dtype": "float16"},
-            {"head_dim": 256, "page_size": 1, "softcap": 20.0},
-            {"head_dim": (192, 128), "kv_layout": "HND", "memory": "strided", "num_kv_heads": 8},
-        )
-    ]
-    + [
-        # Many requests in each queue, which Hopper merges in several rounds.
-        Case(
-            (1,) * 300,
-            tuple(2068 + r % 90 for r in range(300)),
-            shared_prefixes=((0, 300, 2048), (100, 90, 2064)),
-            num_qo_heads=8,
-            head_dim=128,
-            num_ctas=4,
+PREFIXES = [
+    Case(qo, kv, shared_prefixes=groups, num_qo_heads=8, num_ctas=ctas, **options)
+    for qo, kv, groups in (
+        ((1,) * 40, tuple(2100 + 13 * r for r in range(40)), ((0, 40, 2050),)),
+        (
+            (1, 4, 2, 1) * 6 + (90,),
+            tuple(4500 + 31 * r for r in range(25)),
+            ((0, 25, 1600), (0, 12, 3750), (3, 6, 4475), (13, 11, 3250)),
         ),
-    ]
-    + [
-        Case(
-            (1,) * 40,
-            tuple(2100 + 13 * r for r in range(40)),
-            planned_lens=tuple(3000 + r for r in range(40)),
-            shared_prefixes=((0, 40, 2050),),
-            num_qo_heads=8,
-            head_dim=128,
-            num_ctas=ctas,
-        )
-        for ctas in (7, 40)
-    ]
+        # Requests of 80 rows, which two warpgroups of sm90 compute, among smaller ones.
+        ((20, 1, 2, 1) * 4, tuple(4500 + 31 * r for r in range(16)), ((0, 16, 4096),)),
+    )
+    for ctas in (1, 7, 40)
+    for options in (
+        {"head_dim": 128},
+        {"page_size": 3, "csr": True, "kv_dtype": "float8_e4m3fn", "q_dtype": "float16"},
+        {"head_dim": 256, "page_size": 1, "softcap": 20.0},
+        {"head_dim": (192, 128), "kv_layout": "HND", "memory": "strided", "num_kv_heads": 8},
+    )
+] + [
+    Case(
+        (1,) * 40,
+        tuple(2100 + 13 * r for r in range(40)),
+        planned_lens=tuple(3000 + r for r in range(40)),
+        shared_prefixes=((0, 40, 2050),),
+        num_qo_heads=8,
+        head_dim=128,
+        num_ctas=ctas,
+    )
+    for ctas in (7, 40)
+]
+# More requests in a queue than the list of Sm90ReaderMerges has room for.
+PREFIXES.append(
+    Case(
+        (1,) * 300,
+        tuple(2068 + r % 90 for r in range(300)),
+        shared_prefixes=((0, 300, 2048), (100, 90, 2064)),
+        num_qo_heads=8,
+        head_dim=128,
+        num_ctas=4,
+    )
 )
 LARGER += PREFIXES
 

@@ -84,6 +84,14 @@ FLASHPLAN_DEVICE void wait_for_prefixes(const AttentionParams& p, const Merge& m
   }
 }
 
+/// Arrives at a merge. Returns whether this was the last of the `expected` arrivals, and then sets
+/// the counter to 0 for the next run.
+FLASHPLAN_DEVICE bool is_last_to_arrive(int32_t* counter, int32_t expected) {
+  const bool is_last = arrive(counter) + 1 == expected;
+  if (is_last) *counter = 0;
+  return is_last;
+}
+
 /// What the values of a kv head are multiplied with.
 FLASHPLAN_DEVICE float v_scale(const AttentionParams& p, int32_t kv_head) {
   return p.variant.v_scale * p.variant.v_scales.of(kv_head);

@@ -21,18 +21,20 @@ class Sm90Merge {
         thread_(thread) {}
 
   /// Arrives at a merge, and merges if this warpgroup is the last. As a rule the rows of each
-  /// warpgroup are merged apart, with an arrival counter of their own. Requests that read prefixes
-  /// do not arrive yet.
+  /// warpgroup are merged apart, with an arrival counter of their own. The merge of a request that
+  /// reads prefixes is only noted: Sm90ReaderMerges arrives at it when the queue has ended.
   FLASHPLAN_DEVICE void arrive_at(int32_t number) const {
     const Merge merge = p_.schedule.merges[number];  // loaded while the others arrive
     const bool is_prefix = S::Variant::kIsBuiltIn && merge.num_readers > 0;
     if (S::Variant::kIsBuiltIn && !is_prefix && merge.parent >= 0) {
+      // Once for a tile, of which a second warpgroup may have rows, too.
       if (thread_ == 0 && first_row_ == 0) Sm90ReaderMerges<S>(p_, base_).defer(number);
       return;
     }
     const int id = S::kOwnBarrier + warpgroup_;
     barrier_wait(id, 128);
     if (thread_ == 0) {
+      // Each warpgroup that shares the tile of a prefix arrives, at one counter.
       const int32_t of_piece = is_prefix && merge.rows.num_rows > 64 ? S::kWarpgroups : 1;
       int32_t* counter = counter_of(p_, number) + (is_prefix ? 0 : first_row_ / 64);
       store_shared_4(flag(), is_last_to_arrive(counter, merge.num_pieces * of_piece));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Merges of requests that read shared prefixes, in the sm90 family.
+// How the sm90 family merges the results of requests that read shared prefixes.
 #pragma once
 
 #include "kernels/device/attention_state.h"
@@ -12,37 +12,34 @@ namespace flashplan::device {
 FLASHPLAN_DEVICE int32_t* counter_of(const AttentionParams& p, int32_t merge) {
   return p.schedule.arrivals + kArrivalsPerMerge * merge;
 }
-/// Arrives at a merge, and returns whether nobody else will.
-FLASHPLAN_DEVICE bool is_last_to_arrive(int32_t* counter, int32_t expected) {
-  const bool is_last = arrive(counter) + 1 == expected;
-  if (is_last) *counter = 0;  // for the next run
-  return is_last;
-}
 
-/// All consumers of a CTA merge the requests of its tiles together, at the end of its queue. Until
-/// then most prefixes are complete, so that nobody waits for them before the next tile; and each
-/// CTA merges the requests that it has computed, where otherwise the CTA that completes a prefix
-/// would merge all its readers, one after the other.
+/// Merges the partial results of a CTA's requests with those of their prefixes, after the CTA has
+/// computed all tiles of its queue. The prefixes, which come first in all queues, are then usually
+/// complete, so the CTA waits for them at most once and not after each tile. The readers of a
+/// prefix are the requests that begin with it.
 template <typename S>
 class Sm90ReaderMerges {
  public:
   FLASHPLAN_DEVICE Sm90ReaderMerges(const AttentionParams& p, uint32_t base)
       : p_(p), output_(p), base_(base), thread_(opaque(static_cast<int>(threadIdx.x))) {}
 
-  /// Prepares shared memory, before the warpgroups begin.
+  /// Sets the words in shared memory to 0. One thread calls it, before the barrier at which all
+  /// warps of the kernel start.
   FLASHPLAN_DEVICE void begin() const {
     for (int i = 0; i < kReader; ++i) store_word(i, 0);
   }
 
-  /// Leaves a request's merge to merge_all(). Called by one thread.
+  /// Puts the merge of a request into the list for merge_all(). One thread of a warpgroup calls it,
+  /// after a tile of the request.
   FLASHPLAN_DEVICE void defer(int32_t number) const {
     const uint32_t i = add_shared(word(kNumReaders), 1);
     if (i < S::kMostReaders) store_word(kReader + i, number);
   }
 
-  /// Called by the threads of a warpgroup that has completed a prefix: arrives at the merges of its
-  /// readers. If a reader has arrived before, because it did not wait any longer, its merge is
-  /// marked for merge_all().
+  /// Arrives at the merges of all readers of a complete prefix. The warpgroup whose tile was the
+  /// prefix's last one calls it, with all threads. A request waits for its prefixes for a limited
+  /// time. If it arrived at its merge before the prefix did, nobody has merged it: then its counter
+  /// is set to kComplete, and merge_all() of this CTA merges it.
   FLASHPLAN_DEVICE void arrive_at_readers(const Merge& prefix, int thread) const {
 #pragma unroll 1
     for (int32_t i = thread; i < prefix.num_readers; i += 128) {
@@ -54,14 +51,16 @@ class Sm90ReaderMerges {
     }
   }
 
-  /// Called by all consumers at the end of the queue.
+  /// Merges the listed requests, and those that arrive_at_readers() has marked. All consumer
+  /// threads call it, after the last tile of the queue.
   FLASHPLAN_DEVICE void merge_all() const {
-    constexpr int kThreads = 128 * S::kWarpgroups;
+    constexpr int kThreads = 32 * kWarps;
     barrier_wait(S::kConsumerBarrier, kThreads);  // all partial results of this CTA are written
     const int32_t num_readers = load_word(kNumReaders);
     const bool has_complete = load_word(kHasComplete) != 0;
     if (num_readers == 0 && !has_complete) return;
-    // If not all requests are in the list, they are searched for.
+    // The list has room for kMostReaders requests. If there are more, the tiles of the queue are
+    // searched for them instead.
     const bool has_all = num_readers <= S::kMostReaders;
     Search search = {};
     if (!has_all) search = begin_search(false);
@@ -85,14 +84,15 @@ class Sm90ReaderMerges {
   }
 
  private:
+  static constexpr int kWarps = S::kConsumerWarps;
   static constexpr int32_t kNone = -1;
-  static constexpr int32_t kComplete = -1;  // a counter: all have arrived, and nobody merges yet
+  static constexpr int32_t kComplete = -1;  // arrival counter of a marked request
 
   // Words of shared memory.
-  static constexpr int kNumReaders = 0;   // requests of this CTA
-  static constexpr int kHasComplete = 1;  // whether this CTA has marked merges as complete
-  static constexpr int kNumListed = 2;    // merges to be merged now, in even and in odd rounds
-  static constexpr int kReader = 4;       // the merges of the first kMostReaders requests
+  static constexpr int kNumReaders = 0;   // number of requests, also if not all are in the list
+  static constexpr int kHasComplete = 1;  // 1: this CTA has marked requests
+  static constexpr int kNumListed = 2;    // requests to merge in this round: of even, of odd rounds
+  static constexpr int kReader = 4;       // the list: merge numbers of up to kMostReaders requests
 
   FLASHPLAN_DEVICE uint32_t word(int i) const { return base_ + S::kReaders + i * 4; }
   FLASHPLAN_DEVICE int32_t load_word(int i) const {
@@ -101,17 +101,18 @@ class Sm90ReaderMerges {
   FLASHPLAN_DEVICE void store_word(int i, int32_t value) const {
     store_shared_4(word(i), static_cast<uint32_t>(value));
   }
-  /// Memory of keys and values, which nobody uses any more.
+  /// Address of entry i of the requests to merge in this round. They take the memory of keys and
+  /// values, which are not needed any more.
   FLASHPLAN_DEVICE uint32_t listed(uint32_t i) const { return base_ + S::kFirstSlot + i * 4; }
 
-  /// A thread's search through the merges of the queue: warps share the work tiles, lanes the heads
-  /// of a tile.
+  /// The place that a thread has reached in its search through the tiles of the queue. Each warp
+  /// searches every kWarps-th tile, and each lane every 32nd kv head of it.
   struct Search {
-    bool seeks_complete;  // readers of prefixes that may be marked, not requests of the tiles
+    bool seeks_complete;  // false: finds the requests of tiles; true: readers of tiles' prefixes
     int32_t tile;
     int32_t end;
     int32_t head;
-    int32_t reader;  // next one of a prefix
+    int32_t reader;  // the next reader of the prefix of this tile and head
 
     FLASHPLAN_DEVICE bool has_ended() const { return tile >= end; }
     FLASHPLAN_DEVICE void next_head(int32_t num_heads) {
@@ -119,7 +120,7 @@ class Sm90ReaderMerges {
       head += 32;
       if (head < num_heads) return;
       head %= 32;
-      tile += 4 * S::kWarpgroups;
+      tile += kWarps;
     }
   };
   FLASHPLAN_DEVICE Search begin_search(bool seeks_complete) const {
@@ -127,7 +128,7 @@ class Sm90ReaderMerges {
     return {seeks_complete, queue.begin + thread_ / 32, queue.end, thread_ % 32, 0};
   }
 
-  /// The next merge that the search finds; kNone: no more.
+  /// Returns the number of the next merge that the search finds, or kNone after the last one.
   FLASHPLAN_DEVICE int32_t find_next(Search& search) const {
 #pragma unroll 1
     while (!search.has_ended()) {
@@ -150,7 +151,10 @@ class Sm90ReaderMerges {
     return kNone;
   }
 
-  /// Whether this CTA has to merge a request that has been found. Waits for its prefixes.
+  /// Waits for the prefixes of a request and arrives at its merge. Returns whether this CTA has to
+  /// merge it, because it was the last to arrive. `may_be_marked`: the request was found as the
+  /// reader of a prefix. Then this CTA has to merge it if it is marked, and nobody waits or
+  /// arrives.
   FLASHPLAN_DEVICE bool has_to_merge(int32_t number, bool may_be_marked) const {
     if (may_be_marked) return compare_and_swap(counter_of(p_, number), kComplete, 0);
     const Merge& merge = p_.schedule.merges[number];
@@ -158,10 +162,10 @@ class Sm90ReaderMerges {
     return is_last_to_arrive(counter_of(p_, number), merge.num_pieces);
   }
 
-  /// Merges `count` listed requests. A warp merges one row at a time.
+  /// Merges the `count` requests of this round. Their rows are dealt to the warps in turn, and a
+  /// warp merges one row at a time.
   FLASHPLAN_DEVICE void merge_listed(int32_t count) const {
-    constexpr int kWarps = 4 * S::kWarpgroups;
-    int32_t first = thread_ / 32;  // row of the next request, for this warp
+    int32_t first = thread_ / 32;  // this warp's first row of request i
 #pragma unroll 1
     for (int32_t i = 0; i < count; ++i) {
       const Merge& merge = p_.schedule.merges[load_shared_4(listed(i))];
@@ -171,16 +175,17 @@ class Sm90ReaderMerges {
     }
   }
 
-  /// The states of one merge, as far as they are not merged yet.
+  /// The states of a row that one Merge lists and that are still to be merged.
   struct States {
-    int64_t row;  // the partial row of the next one
+    int64_t row;  // partial row of the first of them
     int32_t count;
-    int32_t parent;  // the merge of the next prefix; -1: none
+    int32_t parent;  // number of the Merge of the prefix around them; -1: none
   };
 
-  /// Merges the states of a request's row in the order of their keys, then those of the prefixes
-  /// that it reads, from the innermost outwards. Loads states of two merges at once, since many
-  /// requests have one state of their own.
+  /// Merges the states of one row of a request: first its own in the order of their keys, then
+  /// those of its prefixes, from the innermost to the outermost. A warp calls it; each lane has 4
+  /// dims at a time. Many requests have a single state of their own, so loads of the prefix's
+  /// states are issued together with it, and memory's latency is paid once.
   FLASHPLAN_DEVICE void merge_row(const Merge& merge, int row) const {
     constexpr int kQuads = S::kHeadDimVo / 4;
     constexpr int kStatesAtOnce = S::kWarpgroups > 2 ? 6 : 12;  // more are spilled
