@@ -143,6 +143,21 @@ PREFIXES.append(
 )
 LARGER += PREFIXES
 
+# Merges of more rows than 16, which the CTAs that wrote the states divide: of many states and of
+# few, of one warpgroup and of two, with other tiles behind them in some queues.
+DIVIDED = [
+    Case(qo, kv, num_qo_heads=8, num_ctas=ctas, **options)
+    for qo, kv in (((20,), (17000,)), ((9, 60), (900, 9000)), ((100, 1, 3), (6000, 300, 40)))
+    for ctas in (3, 132)
+    for options in (
+        {"head_dim": 64, "num_kv_heads": 1},
+        {"head_dim": 128, "num_kv_heads": 2},
+        {"head_dim": 256, "num_kv_heads": 4, "q_dtype": "float16", "softcap": 20.0},
+        {"head_dim": 128, "kv_dtype": "float8_e4m3fn", "page_size": 3, "sinks": True},
+    )
+]
+LARGER += DIVIDED
+
 # Masks of bits in every body, in splits and chunks.
 LARGER += [
     Case(qo, kv, custom_mask=kind, num_qo_heads=8, head_dim=dim, **options)

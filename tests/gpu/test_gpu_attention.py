@@ -12,7 +12,7 @@ import flashplan as fp
 from batches import BATCH
 from case import Case
 from frameworks import TorchCuda, bits, gpu_framework
-from gpu_cases import ALL_CASES, DEVICE, GPU_CASES, without_hidden_values
+from gpu_cases import ALL_CASES, DEVICE, DIVIDED, GPU_CASES, PREFIXES, without_hidden_values
 from inputs import make_inputs, rearranged
 from solve import CudaRunner, assert_correct, problem, run_arguments
 
@@ -58,7 +58,9 @@ REPEATED = [
     Case((1,) * 3, (4000, 10, 900), num_ctas=13),
     Case((1,), (9000,), num_qo_heads=8, num_ctas=64, kv_dtype="float8_e4m3fn"),
     Case((200, 1, 1, 1), (200, 3000, 5000, 7), num_qo_heads=16, num_kv_heads=2, head_dim=128),
+    *(case for case in DIVIDED if case.num_ctas == 132 and case in GPU_CASES),
 ]
+WAITING = [case for case in (*REPEATED[4:8], *PREFIXES[:6]) if case in GPU_CASES]
 
 
 @pytest.mark.parametrize("case", REPEATED, ids=str)
@@ -68,6 +70,25 @@ def test_same_inputs_give_the_same_bits(case, torch, seed):
     first = [x.copy() for x in runner.run(inputs, framework)]
     for _ in range(20):
         assert equal_bits(runner.run(inputs, framework), first)
+
+
+@pytest.mark.parametrize("case", WAITING, ids=str)
+def test_other_kernels_do_not_change_bits(case, torch, seed):
+    """Beside the kernels of another stream some CTAs start late, and others stop waiting for their
+    states."""
+    inputs = make_inputs(case, seed)
+    attn = fp.Attention(**case.options() | {"device": DEVICE})
+    attn.plan(*inputs.plan_args(), **inputs.plan_options())
+    args, kwargs = run_arguments(case, inputs, TorchCuda(torch))
+    first = attn.run(*args, **kwargs).clone()
+    other = torch.cuda.Stream()
+    matrix = torch.ones(2048, 2048, device=DEVICE)
+    for _ in range(50):
+        with torch.cuda.stream(other):
+            matrix @ matrix
+        out = torch.full_like(first, torch.nan)
+        attn.run(*args, **kwargs, out=out)
+        assert torch.equal(out.view(torch.int16), first.view(torch.int16))
 
 
 def test_alignment_does_not_change_bits(torch, seed):

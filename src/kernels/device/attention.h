@@ -54,7 +54,9 @@ __global__ void __launch_bounds__(Tiling<Choices, kCompiledSmemPerSm>::kThreads,
   const int32_t end = queue.end;
   if (begin >= end) return;
   allow_next_kernel();
-  if (thread == 0) contexts[0].assign(p, T::kTileKv, queue.tiles[0], queue.segments[0]);
+  if (thread == 0) {
+    contexts[0].assign(p, T::kTileKv, queue.tiles[0], queue.segments[0], begin + 1 == end);
+  }
   __syncthreads();
   for (int32_t i = begin; i < end; ++i) {
     const int now = (i - begin) % 2;
@@ -94,7 +96,8 @@ __global__ void __launch_bounds__(Tiling<Choices, kCompiledSmemPerSm>::kThreads,
     cp_async_commit();
     cp_async_wait<0>();
     if (thread == 0 && i + 1 < end) {
-      contexts[1 - now].assign(p, T::kTileKv, queue.tiles[1 - now], queue.segments[1 - now]);
+      contexts[1 - now].assign(p, T::kTileKv, queue.tiles[1 - now], queue.segments[1 - now],
+                               i + 2 == end);
     }
     __syncthreads();  // the next tile's context is stored, and other shared memory is free
   }

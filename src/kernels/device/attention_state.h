@@ -70,17 +70,19 @@ FLASHPLAN_DEVICE int32_t num_prefixes(const AttentionParams& p, const Merge& mer
   return count;
 }
 
+/// How long a CTA waits for other CTAs at most: about 20 us.
+constexpr int64_t kMostClocksOfWait = 36000;
+
 /// Delays the arrival of a request at its merge until its prefixes have arrived there, so that each
 /// CTA merges the requests that it has computed. Otherwise the CTA that ends a prefix merges all
-/// of its requests, one after the other, while the other CTAs are idle. After about 20 us the
+/// of its requests, one after the other, while the other CTAs are idle. After some time the
 /// request arrives anyway: the CTA of a prefix may not have started yet, and may start only when
 /// this one has ended. The result is the same whoever merges.
 FLASHPLAN_DEVICE void wait_for_prefixes(const AttentionParams& p, const Merge& merge,
                                         const int32_t* arrivals) {
-  constexpr int64_t kMostClocks = 36000;
   const int64_t begin = clock64();
   const int32_t count = num_prefixes(p, merge);
-  while (load_relaxed(arrivals) < count && clock64() - begin < kMostClocks) {
+  while (load_relaxed(arrivals) < count && clock64() - begin < kMostClocksOfWait) {
   }
 }
 

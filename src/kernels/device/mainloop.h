@@ -81,9 +81,9 @@ class Mainloop {
         write_missing_states<T>(p_, context_, thread_);
       if constexpr (T::Variant::kIsBuiltIn) {
         constexpr bool kFewRows = S::kRows <= 16;  // and maybe many states
-        merge_if_last<T, kFewRows ? 1 : 4, kFewRows ? 16 : 2>(p_, context_, thread_);
+        arrive_and_merge<T, kFewRows ? 1 : 4, kFewRows ? 16 : 2, !kFewRows>(p_, context_, thread_);
       } else {
-        merge_any_if_last<T>(p_, context_, thread_);
+        arrive_and_merge_any<T>(p_, context_, thread_);
       }
     }
   }

@@ -2,7 +2,7 @@
 // Writing results, and merging partial results by all threads of a CTA.
 #pragma once
 
-#include "kernels/device/attention_state.h"
+#include "kernels/device/merge_part.h"
 
 namespace flashplan::device {
 
@@ -46,15 +46,18 @@ FLASHPLAN_DEVICE void write_result(const AttentionParams& p, const typename T::V
   if (dim == 0 && p.tensors.lse.data != nullptr) p.tensors.lse.data[to.lse(p)] = lse;
 }
 
-/// Merges partial results in the order of their keys, and writes o and lse. To hide the latency of
-/// memory, a thread loads 4 dims of kStatesAtOnce states of kRowsAtOnce rows at a time.
+/// Merges the partial results of a part of a merge's rows in the order of their keys, and writes o
+/// and lse. To hide the latency of memory, a thread loads 4 dims of kStatesAtOnce states of
+/// kRowsAtOnce rows at a time.
 template <typename T, int kRowsAtOnce, int kStatesAtOnce>
-FLASHPLAN_DEVICE void merge_partials(const AttentionParams& p, const Merge& merge) {
+FLASHPLAN_DEVICE void merge_partials(const AttentionParams& p, const Merge& merge,
+                                     const MergePart& part) {
   constexpr int kQuads = T::kHeadDimVo / 4;
   constexpr int kStateFloats = T::kTileQ * T::kHeadDimVo;
   const typename T::Variant variant(p);
-  const int num_quads = merge.rows.num_rows * kQuads;
-  for (int begin = static_cast<int>(threadIdx.x); begin < num_quads;
+  const int num_quads = part.end(merge.rows.num_rows) * kQuads;
+  const int first_quad = part.begin(merge.rows.num_rows) * kQuads;
+  for (int begin = first_quad + static_cast<int>(threadIdx.x); begin < num_quads;
        begin += kRowsAtOnce * T::kThreads) {
     MergedRow merged[kRowsAtOnce];
     float4 o[kRowsAtOnce];

@@ -249,13 +249,13 @@ FLASHPLAN_DEVICE bool barrier_any(int id, int threads, bool x) {
 
 FLASHPLAN_DEVICE float infinity() { return __int_as_float(0x7f800000); }
 
-/// Adds 1, and returns the value before. It is ordered with the accesses of the CTA's other threads
-/// that barriers order before and after it.
-FLASHPLAN_DEVICE int32_t arrive(int32_t* counter) {
+/// Adds to a counter, and returns the value before. It is ordered with the accesses of the CTA's
+/// other threads that barriers order before and after it.
+FLASHPLAN_DEVICE int32_t arrive(int32_t* counter, int32_t amount = 1) {
   int32_t before;
-  asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], 1;\n"
+  asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], %2;\n"
                : "=r"(before)
-               : "l"(counter)
+               : "l"(counter), "r"(amount)
                : "memory");
   return before;
 }
@@ -276,6 +276,11 @@ FLASHPLAN_DEVICE bool compare_and_swap(int32_t* value, int32_t last, int32_t nex
                : "l"(value), "r"(last), "r"(next)
                : "memory");
   return before == last;
+}
+
+/// Stores a value, after all accesses that arrive() orders before it.
+FLASHPLAN_DEVICE void store_release(int32_t* to, int32_t value) {
+  asm volatile("st.release.gpu.global.s32 [%0], %1;\n" ::"l"(to), "r"(value) : "memory");
 }
 
 }  // namespace flashplan::device

@@ -201,7 +201,7 @@ class Sm90Consumer {
       pin(o_);
       if (has_last) {
         release(S::kSlotEmpty, v_slot);
-        write_output(last, last_shared, last_own);
+        write_output(last, last_shared, last_own, context.is_end != 0);
       }
       for (float& x : o_) x = 0.0F;  // frees the registers for merging, too
     } else {
@@ -213,7 +213,7 @@ class Sm90Consumer {
       pin(o_);
       if (has_last) {
         release(S::kSlotEmpty, v_slot);
-        write_output(last, last_shared, last_own);
+        write_output(last, last_shared, last_own, context.is_end != 0);
       }
       for (float& x : o_) x = 0.0F;  // frees the registers for merging, too
       if (has_keys) wait_queries(unit);
@@ -360,12 +360,12 @@ class Sm90Consumer {
   }
 
   /// Writes the output of a unit, if it is this warpgroup's, and frees the record of its tile after
-  /// the last head.
-  FLASHPLAN_DEVICE void write_output(const Unit& unit, bool is_shared, bool is_own) {
+  /// the last head. `is_final`: it is the last unit of the queue.
+  FLASHPLAN_DEVICE void write_output(const Unit& unit, bool is_shared, bool is_own, bool is_final) {
     if (is_own) {
       epilogue(first_row(is_shared))
           .write(context_of(unit), unit.head, q_address(last_q_, is_shared), o_, softmax_.sum,
-                 softmax_.shift);
+                 softmax_.shift, is_final);
     }
     if (is_last_head(unit)) release(S::kContextEmpty, unit.tile % S::kContexts);
   }

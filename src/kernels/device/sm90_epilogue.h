@@ -28,10 +28,11 @@ class Sm90Epilogue {
 
   /// Writes the results of one head: o / sum and lse, or partial results, which the last warpgroup
   /// to arrive merges. `sums` and `shifts` are of this thread's columns. `queries` is the shared
-  /// memory of this warpgroup's queries, which is free by now.
+  /// memory of this warpgroup's queries, which is free by now. `is_final`: the warpgroup has no
+  /// other results to compute.
   FLASHPLAN_DEVICE void write(const Sm90Context& context, int32_t head, uint32_t queries,
                               const Accumulators& o, const float (&sums)[2],
-                              const float (&shifts)[2]) const {
+                              const float (&shifts)[2], bool is_final) const {
     const PackedRows rows = context.block().rows;
     float scale[2];
     float lse[2];
@@ -49,7 +50,7 @@ class Sm90Epilogue {
       lse[half] = sum == 0.0F ? -infinity() : (shifts[half] + log2_fast(sum)) * kLn2;
     }
     if (context.tile.merge >= 0) {
-      write_partial(context.tile, head, rows, o, scale, lse);
+      write_partial(context.tile, head, rows, o, scale, lse, is_final);
     } else {
       if (p_.variant.sinks != nullptr) {
 #pragma unroll
@@ -198,7 +199,7 @@ class Sm90Epilogue {
   }
   FLASHPLAN_DEVICE void write_partial(const WorkTile& tile, int32_t head, const PackedRows& rows,
                                       const Accumulators& o, const float (&scale)[2],
-                                      const float (&lse)[2]) const {
+                                      const float (&lse)[2], bool is_final) const {
     const int lane = opaque(thread_) % 32;
     const int32_t heads_before = head - tile.kv_head;
     const int64_t first_row = int64_t{tile.partial_row} + heads_before * rows.num_rows;
@@ -214,7 +215,8 @@ class Sm90Epilogue {
                                                       o[4 * n + 2 * half + 1] * scale[half]};
       }
     }
-    Sm90Merge<S>(p_, base_, warpgroup_, first_row_, thread_).arrive_at(tile.merge + heads_before);
+    Sm90Merge<S>(p_, base_, warpgroup_, first_row_, thread_)
+        .arrive_at(tile.merge + heads_before, is_final);
   }
 
   const AttentionParams& p_;

@@ -2,6 +2,9 @@
 // Merges of partial results by a consumer warpgroup of the sm90 family.
 #pragma once
 
+#include "kernels/device/attention_state.h"
+#include "kernels/device/hopper.h"
+#include "kernels/device/merge_part.h"
 #include "kernels/device/sm90_reader_merges.h"
 
 namespace flashplan::device {
@@ -20,10 +23,11 @@ class Sm90Merge {
         first_row_(first_row),
         thread_(thread) {}
 
-  /// Arrives at a merge, and merges if this warpgroup is the last. As a rule the rows of each
-  /// warpgroup are merged apart, with an arrival counter of their own. The merge of a request that
-  /// reads prefixes is only noted: Sm90ReaderMerges arrives at it when the queue has ended.
-  FLASHPLAN_DEVICE void arrive_at(int32_t number) const {
+  /// Arrives at a merge, and merges what this warpgroup then has to merge. As a rule the rows of
+  /// each warpgroup are merged apart, with an arrival counter of their own. `has_time`: this
+  /// warpgroup has no other work left. The merge of a request that reads prefixes is only noted:
+  /// Sm90ReaderMerges arrives at it when the queue has ended.
+  FLASHPLAN_DEVICE void arrive_at(int32_t number, bool has_time) const {
     const Merge merge = p_.schedule.merges[number];  // loaded while the others arrive
     const bool is_prefix = S::Variant::kIsBuiltIn && merge.num_readers > 0;
     if (S::Variant::kIsBuiltIn && !is_prefix && merge.parent >= 0) {
@@ -34,33 +38,41 @@ class Sm90Merge {
     const int id = S::kOwnBarrier + warpgroup_;
     barrier_wait(id, 128);
     if (thread_ == 0) {
-      // Each warpgroup that shares the tile of a prefix arrives, at one counter.
-      const int32_t of_piece = is_prefix && merge.rows.num_rows > 64 ? S::kWarpgroups : 1;
-      int32_t* counter = counter_of(p_, number) + (is_prefix ? 0 : first_row_ / 64);
-      store_shared_4(flag(), is_last_to_arrive(counter, merge.num_pieces * of_piece));
+      MergePart part = kAllRows;
+      if (is_prefix) {
+        // Each warpgroup that shares the tile of a prefix arrives, at one counter.
+        const int32_t of_piece = merge.rows.num_rows > 64 ? S::kWarpgroups : 1;
+        if (!is_last_to_arrive(counter_of(p_, number), merge.num_pieces * of_piece)) part = kNoRows;
+      } else {
+        part = arrive_at_merge(counter_of(p_, number) + first_row_ / 64, merge, has_time);
+      }
+      store_shared_4(flags(), static_cast<uint32_t>(part.index));
+      store_shared_4(flags() + 4, static_cast<uint32_t>(part.count));
     }
     barrier_wait(id, 128);
-    if (load_shared_4(flag()) == 0) return;
+    const MergePart part = {static_cast<int32_t>(load_shared_4(flags())),
+                            static_cast<int32_t>(load_shared_4(flags() + 4))};
+    if (part.count == 0) return;
     if (is_prefix) {
       Sm90ReaderMerges<S>(p_, base_).arrive_at_readers(merge, thread_);
     } else {
-      merge_states(merge);
+      merge_states(merge, part);
     }
   }
 
  private:
-  FLASHPLAN_DEVICE uint32_t flag() const { return base_ + S::kFlags + warpgroup_ * 4; }
+  FLASHPLAN_DEVICE uint32_t flags() const { return base_ + S::kFlags + warpgroup_ * 8; }
 
-  /// Merges this warpgroup's rows. Few rows have a separate function with little code: where a
-  /// launch ends with a merge, it mostly waits for instructions that no cache has yet.
-  FLASHPLAN_DEVICE void merge_states(const Merge& merge) const {
-    constexpr int kFewRows = 16;
-    if constexpr (!S::Variant::kIsBuiltIn) {
-      merge_few_rows(merge, first_row_, min(merge.rows.num_rows, first_row_ + 64));
-    } else if (merge.rows.num_rows <= kFewRows) {
-      merge_few_rows(merge, 0, merge.rows.num_rows);
+  /// Merges a part of this warpgroup's rows. Few rows have a separate function with little code:
+  /// where a launch ends with a merge, it mostly waits for instructions that no cache has yet.
+  FLASHPLAN_DEVICE void merge_states(const Merge& merge, const MergePart& part) const {
+    const int32_t num_rows = min(merge.rows.num_rows - first_row_, 64);
+    const int32_t begin = first_row_ + part.begin(num_rows);
+    const int32_t end = first_row_ + part.end(num_rows);
+    if (!S::Variant::kIsBuiltIn || !may_divide(merge)) {
+      merge_few_rows(merge, begin, end);
     } else {
-      merge_many_rows(merge);
+      merge_many_rows(merge, begin, end);
     }
   }
 
@@ -129,47 +141,55 @@ class Sm90Merge {
     }
   }
 
-  /// A thread merges 4 dims of kAtOnce rows at a time, and adds states in the order of their keys.
-  FLASHPLAN_DEVICE void merge_many_rows(const Merge& merge) const {
-    constexpr int kAtOnce = S::kHeadDimVo > 128 ? 2 : 4;
+  /// Merges rows [begin, end). A thread merges 4 dims of kAtOnce rows at a time, and adds states in
+  /// the order of their keys, kStatesAtOnce at a time.
+  FLASHPLAN_DEVICE void merge_many_rows(const Merge& merge, int begin, int end) const {
+    constexpr int kAtOnce = S::kHeadDimVo > 128 || S::kWarpgroups > 2 ? 2 : 4;
+    constexpr int kStatesAtOnce = 3;
     const PackedRows& rows = merge.rows;
     constexpr int kQuads = S::kHeadDimVo / 4;
     constexpr int kRowStep = 128 / kQuads;
-    const int num_rows = min(rows.num_rows - first_row_, 64);
     const int dim = thread_ % kQuads * 4;
 #pragma unroll 1
-    for (int first = thread_ / kQuads; first < num_rows; first += kAtOnce * kRowStep) {
+    for (int first = begin + thread_ / kQuads; first < end; first += kAtOnce * kRowStep) {
       MergedRow merged[kAtOnce];
       float4 o[kAtOnce];
       int64_t from[kAtOnce];
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
-        const int r = min(first + i * kRowStep, num_rows - 1);
-        from[i] = int64_t{merge.first_partial_row} + first_row_ + r;
+        from[i] = int64_t{merge.first_partial_row} + min(first + i * kRowStep, end - 1);
         merged[i].reset();
         o[i] = {0.0F, 0.0F, 0.0F, 0.0F};
       }
 #pragma unroll 1
-      for (int n = 0; n < merge.num_states; ++n) {
-        float lse[kAtOnce];
-        float4 added[kAtOnce];
+      for (int left = merge.num_states; left > 0; left -= kStatesAtOnce) {
+        float lse[kAtOnce][kStatesAtOnce];
+        float4 added[kAtOnce][kStatesAtOnce];
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i) {
-          lse[i] = load_if(true, p_.workspace.partial_lse + from[i], 0.0F);
-          added[i] = load_4_if(true, p_.workspace.partial_o + from[i] * S::kHeadDimVo + dim, 0.0F);
-          from[i] += p_.schedule.tile_q;
+#pragma unroll
+          for (int n = 0; n < kStatesAtOnce; ++n) {
+            const int64_t state = from[i] + n * p_.schedule.tile_q;
+            lse[i][n] = load_if(n < left, p_.workspace.partial_lse + state, -infinity());
+            added[i][n] =
+                load_4_if(n < left, p_.workspace.partial_o + state * S::kHeadDimVo + dim, 0.0F);
+          }
+          from[i] += kStatesAtOnce * p_.schedule.tile_q;
         }
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i) {
-          o[i] = merge_values(o[i], added[i], merged[i].add(lse[i]));
+#pragma unroll
+          for (int n = 0; n < kStatesAtOnce; ++n) {
+            o[i] = merge_values(o[i], added[i][n], merged[i].add(lse[i][n]));
+          }
         }
       }
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         const int r = first + i * kRowStep;
-        if (r < num_rows) {
-          output_.write_four(rows, merge.kv_head, first_row_ + r, dim,
-                             scaled(o[i], merged[i].inverse()), merged[i].lse());
+        if (r < end) {
+          output_.write_four(rows, merge.kv_head, r, dim, scaled(o[i], merged[i].inverse()),
+                             merged[i].lse());
         }
       }
     }

@@ -2,6 +2,7 @@
 // The current work tile of a CTA, and each warp's part of it.
 #pragma once
 
+#include "kernels/device/merge_part.h"
 #include "kernels/device/shape.h"
 
 namespace flashplan::device {
@@ -18,14 +19,17 @@ struct TileContext {
   const int32_t* page_ids;   // of the segment; null: ragged
   Merge merge;               // of the first head, if tile.merge >= 0; loaded together with keys
   uint32_t is_last;          // a bit for each of up to 32 merges: this CTA was the last to arrive
+  MergePart part;            // of `merge`, which this CTA has to merge
+  bool is_final;             // the queue ends with this tile
 
   FLASHPLAN_DEVICE int32_t heads_end() const { return tile.kv_head + tile.num_kv_heads; }
 
   /// `tile_kv` is the number of keys of a step. Real lengths change `block`; `tile` keeps the keys
   /// that were planned.
   FLASHPLAN_DEVICE void assign(const AttentionParams& p, int32_t tile_kv, const WorkTile& work_tile,
-                               const Segment& segment) {
+                               const Segment& segment, bool ends_queue) {
     tile = work_tile;
+    is_final = ends_queue;
     block.assign(p, work_tile, segment);
     const int32_t request = request_of(tile, segment, p.tensors.pages);
     if (has_real_length(p, segment)) {

@@ -68,10 +68,19 @@ __device__ __noinline__ void finish_sharer(const AttentionParams& p, TileContext
   });
 }
 
-/// Merges the partial results of a split head, if this CTA is the last one to finish a piece of it.
-/// For kRowsAtOnce and kStatesAtOnce see merge_partials().
-template <typename T, int kRowsAtOnce, int kStatesAtOnce>
-FLASHPLAN_DEVICE void merge_if_last(const AttentionParams& p, TileContext& context, int thread) {
+/// Merges rows with many states, a part of which is as a rule few rows. It is not inlined, so that
+/// a kernel has one copy of it.
+constexpr int32_t kManyStates = 8;
+template <typename T>
+__device__ __noinline__ void merge_many_states(const AttentionParams& p, const Merge& merge,
+                                               const MergePart& part) {
+  merge_partials<T, 1, 16>(p, merge, part);
+}
+
+/// Arrives at the merge of a split head, and merges what this CTA then has to merge. For
+/// kRowsAtOnce and kStatesAtOnce see merge_partials(). `kMayDivide`: as in arrive_at_merge().
+template <typename T, int kRowsAtOnce, int kStatesAtOnce, bool kMayDivide = true>
+FLASHPLAN_DEVICE void arrive_and_merge(const AttentionParams& p, TileContext& context, int thread) {
   const Merge& merge = context.merge;
   if (T::Variant::kIsBuiltIn && (merge.parent >= 0 || merge.num_readers > 0)) {
     finish_sharer<T>(p, context, thread);
@@ -79,20 +88,24 @@ FLASHPLAN_DEVICE void merge_if_last(const AttentionParams& p, TileContext& conte
   }
   __syncthreads();  // this CTA's partial results are written
   if (thread == 0) {
-    int32_t* arrivals = p.schedule.arrivals + context.tile.merge;
-    const bool is_last = arrive(arrivals) + 1 == merge.num_pieces;
-    context.is_last = is_last;
-    if (is_last) *arrivals = 0;  // for the next run
+    int32_t* counter = p.schedule.arrivals + context.tile.merge;
+    context.part = arrive_at_merge<kMayDivide>(counter, merge, context.is_final);
   }
   __syncthreads();
-  if (context.is_last) merge_partials<T, kRowsAtOnce, kStatesAtOnce>(p, merge);
+  if (context.part.count == 0) return;
+  const MergePart part = kMayDivide ? context.part : kAllRows;
+  if (kStatesAtOnce < 4 && merge.num_states >= kManyStates) {
+    merge_many_states<T>(p, merge, part);
+  } else {
+    merge_partials<T, kRowsAtOnce, kStatesAtOnce>(p, merge, part);
+  }
 }
 
 /// The same for any number of rows. It is not inlined, so that a kernel has one copy of it.
 template <typename T>
-__device__ __noinline__ void merge_any_if_last(const AttentionParams& p, TileContext& context,
-                                               int thread) {
-  merge_if_last<T, 1, 16>(p, context, thread);
+__device__ __noinline__ void arrive_and_merge_any(const AttentionParams& p, TileContext& context,
+                                                  int thread) {
+  arrive_and_merge<T, 1, 16>(p, context, thread);
 }
 
 /// Writes empty states where a work tile of a merge has written fewer states than were planned,
@@ -129,9 +142,9 @@ __device__ __noinline__ void finish_without_keys(const AttentionParams& p, TileC
     __syncthreads();
     write_missing_states<T>(p, context, thread);
     if constexpr (T::Variant::kIsBuiltIn) {
-      merge_if_last<T, 1, 4>(p, context, thread);
+      arrive_and_merge<T, 1, 4>(p, context, thread);
     } else {
-      merge_any_if_last<T>(p, context, thread);
+      arrive_and_merge_any<T>(p, context, thread);
     }
     return;
   }

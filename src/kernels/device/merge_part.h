@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+// How the CTAs that wrote the states of a merge divide its rows among them. If the last one to
+// arrive merged all rows, the others would be idle meanwhile: 64 rows of 16 states are 512 KB.
+#pragma once
+
+#include "kernels/device/attention_state.h"
+
+namespace flashplan::device {
+
+/// One of `count` equal parts of a merge's rows. If `count` is 0, it has no rows.
+struct MergePart {
+  int32_t index;
+  int32_t count;
+
+  FLASHPLAN_DEVICE int32_t begin(int32_t num_rows) const { return num_rows * index / count; }
+  FLASHPLAN_DEVICE int32_t end(int32_t num_rows) const { return num_rows * (index + 1) / count; }
+};
+constexpr MergePart kNoRows = {0, 0};
+constexpr MergePart kAllRows = {0, 1};
+
+// The counter of a merge that may be divided. CTAs that have no other work left help: they wait
+// for the last arrival, and then each merges a part. What merges may be a warpgroup instead of a
+// CTA.
+constexpr uint32_t kArrivalBits = 0xffff;   // arrivals; once divided, the helpers that know it
+constexpr uint32_t kHelper = 1U << 16;      // added by each helper, in 14 bits
+constexpr uint32_t kHelperLeft = 1U << 30;  // a helper stopped waiting: nobody may divide
+constexpr uint32_t kDivided = 1U << 31;     // all have arrived, and each helper has a part
+
+FLASHPLAN_DEVICE bool may_divide(const Merge& merge) {
+  constexpr int32_t kFewRows = 16;  // merged as soon as others know that they could help
+  return merge.rows.num_rows > kFewRows && merge.num_pieces < static_cast<int32_t>(kArrivalBits);
+}
+
+/// Arrives at a merge, and returns the rows that the caller has to merge. Each CTA has one thread
+/// that calls it, between two barriers. `has_time`: the caller has no other work left.
+/// `kMayDivide`: there may be so many rows that they are divided.
+///
+/// Helpers wait for 20 us at most: a CTA may not have started yet, and may start only when a helper
+/// has ended.
+template <bool kMayDivide = true>
+FLASHPLAN_DEVICE MergePart arrive_at_merge(int32_t* counter, const Merge& merge, bool has_time) {
+  if (!kMayDivide || !may_divide(merge)) {
+    if (arrive(counter) + 1 != merge.num_pieces) return kNoRows;
+    *counter = 0;  // for the next run
+    return kAllRows;
+  }
+  const auto num_pieces = static_cast<uint32_t>(merge.num_pieces);
+  const auto helpers_of = [](uint32_t word) {
+    return static_cast<int32_t>(word % kHelperLeft / kHelper);
+  };
+  const auto before =
+      static_cast<uint32_t>(arrive(counter, static_cast<int32_t>(has_time ? kHelper + 1 : 1)));
+  const int32_t own = helpers_of(before);
+  if ((before & kArrivalBits) + 1 == num_pieces) {
+    if (own == 0 || (before & kHelperLeft) != 0) {
+      *counter = 0;
+      return kAllRows;
+    }
+    const uint32_t divided = kDivided | static_cast<uint32_t>(own) * kHelper;
+    store_release(counter, static_cast<int32_t>(divided));
+    return {own, own + 1};
+  }
+  if (!has_time) return kNoRows;
+  const int64_t begin = clock64();
+  for (;;) {
+    const auto now = static_cast<uint32_t>(load_relaxed(counter));
+    if (now == 0) return kNoRows;  // another helper left, so the last CTA merges all
+    if ((now & kDivided) != 0) {
+      const int32_t helpers = helpers_of(now);
+      const auto known = static_cast<uint32_t>(arrive(counter)) & kArrivalBits;
+      if (known + 1 == static_cast<uint32_t>(helpers)) *counter = 0;
+      return {own, helpers + 1};
+    }
+    if (clock64() - begin > kMostClocksOfWait && (now & kArrivalBits) != num_pieces &&
+        compare_and_swap(counter, static_cast<int32_t>(now),
+                         static_cast<int32_t>(now | kHelperLeft))) {
+      return kNoRows;
+    }
+  }
+}
+
+}  // namespace flashplan::device
