@@ -74,6 +74,7 @@ FILTERS = {
     "k all": {"top_k": 10**9},
     "p tiny": {"top_p": 1e-45},
     "p 0.3": {"top_p": 0.3},
+    "p 0.8": {"top_p": 0.8},
     "p 0.999": {"top_p": 0.999},
     "min-p 1": {"min_p": 1.0},
     "min-p 1e-3": {"min_p": 1e-3},
@@ -87,15 +88,16 @@ def test_distribution(rng, name):
 
 
 @pytest.mark.parametrize("from_probs", [False, True])
-def test_distribution_over_blocks(rng, from_probs):
+@pytest.mark.parametrize("top_p", [1.0, 0.8])
+def test_distribution_over_blocks(rng, from_probs, top_p):
     """The values of some blocks of a draw without filters are far below those of others."""
     size = 6 * 768 + 100
     blocks = np.float32([-1, 0, -4, -0.5, -np.inf, -9, -2])[np.arange(size) // 768]
     logits = (rng.standard_normal(size) + blocks).astype(np.float32)
-    exact = distribution(logits)
-    row = exact.astype(np.float32) if from_probs else logits
+    exact = distribution(logits, top_p=top_p)
+    row = distribution(logits).astype(np.float32) if from_probs else logits
     rows = np.broadcast_to(row, (1 << 17, size))
-    ids = fp.sample(rows, seed=seed_of(rng), from_probs=from_probs)
+    ids = fp.sample(rows, seed=seed_of(rng), from_probs=from_probs, top_p=top_p)
     for i in range(7):  # blocks of little mass count too
         chosen = slice(768 * i, 768 * (i + 1))
         of_block = exact[chosen].sum()

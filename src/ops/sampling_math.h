@@ -253,7 +253,8 @@ FLASHPLAN_HOST_DEVICE uint64_t random_bits(int64_t seed, int64_t offset, uint32_
 /// What random_bits() numbers are for, in one draw.
 constexpr uint32_t kUseSample = 0;
 constexpr uint32_t kUseVerify = 1;
-constexpr uint32_t kUseDraft = 2;  // of the first draft, then of the next ones
+constexpr uint32_t kUseDraft = 2;       // of the first draft, then of the next ones
+constexpr uint32_t kUseTry = 1U << 30;  // see use_of_try()
 
 // --- Draws without filters ---
 //
@@ -318,6 +319,25 @@ FLASHPLAN_HOST_DEVICE bool masses_sum_to_one(uint64_t total) {
 
 /// Makes weights of probabilities as they are, not as parts of the largest.
 FLASHPLAN_HOST_DEVICE Scale absolute_scale() { return {1.0F, 1.0F, true}; }
+
+// --- Draws with top-p alone ---
+//
+// Tokens are drawn as if there were no filter, each with new random numbers, until top-p keeps one.
+// That is a draw from the filtered distribution, and does not need the sums of what is kept. As a
+// rule the first token is kept, with a chance of top_p. If top-p drops kMostTries tokens, which is
+// as rare as one draw in 4,096 at most, a token is drawn from what it keeps.
+
+constexpr uint32_t kMostTries = 12;
+constexpr float kLeastTriedTopP = 0.5F;
+
+FLASHPLAN_HOST_DEVICE bool is_tried(int32_t top_k, float top_p, float min_p, int32_t vocab) {
+  return top_p >= kLeastTriedTopP && top_p < 1.0F && top_k >= vocab && min_p == 0.0F;
+}
+
+/// Of the random numbers of a try; of try kMostTries those of the draw from what is kept.
+FLASHPLAN_HOST_DEVICE uint32_t use_of_try(uint32_t index) {
+  return index == 0 ? kUseSample : kUseTry + index;
+}
 
 FLASHPLAN_HOST_DEVICE bool is_probability(float x) { return x >= 0.0F && x <= 1.01F; }
 

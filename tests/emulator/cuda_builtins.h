@@ -76,6 +76,7 @@ inline int __syncthreads_or(int value) {
   return result ? 1 : 0;
 }
 
+inline void __syncwarp() { simt::share(0); }
 template <class T>
 T __shfl_sync(unsigned /*mask*/, T value, int lane) {
   return simt::from_bits<T>(simt::share(simt::to_bits(value))[lane & 31]);

@@ -38,6 +38,8 @@ struct Settings {
   int32_t top_k = INT32_MAX;
   float top_p = 1.0F;
   float min_p = 0.0F;
+  bool has_logprobs = true;
+  int64_t seed = 0;  // 0: another one for each call
 };
 
 constexpr Settings kSettings[] = {
@@ -173,18 +175,19 @@ void compare(const Rows& all, const Settings& settings, int32_t vocab, bool from
   p.min_p.all = settings.min_p;
   if (!each.temperatures.empty()) p.temperature.each = each.temperatures.data();
   if (!each.top_ks.empty()) p.top_k.each = each.top_ks.data();
-  p.seed.all = ++seed;
+  p.seed.all = settings.seed != 0 ? settings.seed : ++seed;
   p.offset.all = 12345;
   p.ids = ids.data();
-  p.logprobs = logprobs.data();
+  p.logprobs = settings.has_logprobs ? logprobs.data() : nullptr;
   p.status = status.data();
   CHECK(cuda::emulated_sample(p, Device{DeviceType::kCuda, 0}, nullptr).ok());
   for (int32_t r = 0; r < num_rows; ++r) {
     const SampleResult wanted = cpu::baseline::sample_row(p, r);
     const auto row = static_cast<size_t>(r);
-    const bool same_logprob = wanted.error != SampleError::kNone
-                                  ? std::isnan(logprobs[row])
-                                  : std::fabs(logprobs[row] - wanted.logprob) <= 1e-6F;
+    const bool same_logprob =
+        !settings.has_logprobs ||
+        (wanted.error != SampleError::kNone ? std::isnan(logprobs[row])
+                                            : std::fabs(logprobs[row] - wanted.logprob) <= 1e-6F);
     if (ids[row] == wanted.id && status[row] == static_cast<int32_t>(wanted.error) &&
         same_logprob) {
       continue;
@@ -294,6 +297,54 @@ Rows block_rows(int32_t vocab, uint32_t seed) {
   add("every second block is -inf", [](int b) { return b % 2 == 0 ? 0.0F : -kInfinity; });
   add("the last block", [&](int b) { return b == (vocab - 1) / sampling::kBlock ? 60.0F : 0.0F; });
   return all;
+}
+
+/// Top-p alone: tokens are drawn as if there were no filter, until top-p keeps one. Without
+/// logprobs a CTA that streams a row need not find out what is kept.
+TEST(rows_with_top_p) {
+  constexpr float kTopPs[] = {0.5F, 0.7F, 0.9F, 0.999F, 0.99999994F};
+  for (const int32_t vocab : {1, 1000, 17'003, 30'011, 65'537}) {
+    for (const int num_sms : {4, 132}) {
+      cuda::emulated_facts.num_sms = num_sms;
+      const Rows rows = block_rows(vocab, static_cast<uint32_t>(vocab));
+      for (const float top_p : kTopPs) {
+        compare(rows, {"top-p", 1.0F, INT32_MAX, top_p, 0.0F, false}, vocab);
+        compare(rows, {"top-p", 0.6F, INT32_MAX, top_p, 0.0F, false}, vocab);
+        compare(rows, {"logprobs", 1.0F, INT32_MAX, top_p}, vocab);
+        compare(rows, {"top-p", 1.0F, INT32_MAX, top_p, 0.0F, false}, vocab, true);
+      }
+    }
+  }
+  cuda::emulated_facts.num_sms = 132;
+}
+
+/// Top-p 0.5 keeps the first of two tokens, and drops all tries.
+TEST(dropped_tries) {
+  constexpr int32_t kVocab = 30'011;
+  Rows rows;
+  rows.names.emplace_back("two tokens");
+  rows.rows.emplace_back(kVocab, -kInfinity);
+  rows.rows[0][800] = 0.01F;
+  rows.rows[0][23'000] = 0.0F;
+  const auto is_dropped = [](int64_t seed) {
+    for (uint32_t t = 0; t < sampling::kMostTries; ++t) {
+      const auto random = sampling::random_pair(seed, 12345, 0, sampling::use_of_try(t));
+      if (random.first < uint64_t{1} << 63) return false;
+    }
+    return true;
+  };
+  int64_t seed = 1;
+  for (int found = 0; found < 3; ++seed) {
+    if (!is_dropped(seed)) continue;
+    ++found;
+    for (const int num_sms : {1, 132}) {
+      cuda::emulated_facts.num_sms = num_sms;
+      for (const bool has_logprobs : {false, true}) {
+        compare(rows, {"top-p", 1.0F, INT32_MAX, 0.5F, 0.0F, has_logprobs, seed}, kVocab);
+      }
+    }
+  }
+  cuda::emulated_facts.num_sms = 132;
 }
 
 /// A launch for rows without filters, which are in clusters of one to 16 CTAs. With 30 SMs a warp

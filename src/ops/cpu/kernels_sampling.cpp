@@ -66,6 +66,10 @@ class Row {
     weigh(count, block.values, block.weights);
     return count;
   }
+  uint32_t weight_of(float value) const {
+    return from_probs_ ? sampling::weight_of_probability(value, scale)
+                       : sampling::weight_of_logit(value, scale);
+  }
 
  private:
   const typename Format::Storage* values_;
@@ -227,12 +231,15 @@ template <typename RowType>
 #include "ops/cpu/candidates.h"    // after Row and find_threshold()
 #include "ops/cpu/plain_sample.h"  // after Row
 
-/// Draws from what top-k, min-p and top-p keep of the row. The id is the place in the row.
+/// What filters keep of a row.
+struct Kept {
+  sampling::Cut cut;
+  uint64_t total;  // mass
+};
+
 template <typename RowType>
-SampleResult filter_and_draw(const SampleParams& p, int32_t index, const RowType& row) {
-  const int32_t top_k = p.top_k.of(index);
-  const float top_p = p.top_p.of(index);
-  sampling::Cut cut = sampling::keep_all(sampling::least_weight(p.min_p.of(index)));
+Kept filter(const RowType& row, int32_t top_k, float top_p, float min_p) {
+  sampling::Cut cut = sampling::keep_all(sampling::least_weight(min_p));
   if (top_k < row.size()) {
     const auto wanted = static_cast<uint64_t>(top_k);
     const Threshold threshold = find_threshold<false>(row, cut, wanted);
@@ -253,12 +260,35 @@ SampleResult filter_and_draw(const SampleParams& p, int32_t index, const RowType
     cut.num_ties = sampling::ties_to_reach(wanted, above, tie);
     total = above + uint64_t{cut.num_ties} * tie;
   }
-  const uint64_t random = sampling::random_bits(p.seed.of(index), p.offset.of(index),
-                                                p.stream(index), sampling::kUseSample);
+  return {cut, total};
+}
+
+/// Draws from what top-k, min-p and top-p keep of the row. The id is the place in the row.
+template <typename RowType>
+SampleResult filter_and_draw(const SampleParams& p, int32_t index, const RowType& row) {
+  const int32_t top_k = p.top_k.of(index);
+  const float top_p = p.top_p.of(index);
+  const float min_p = p.min_p.of(index);
+  const bool is_tried = sampling::is_tried(top_k, top_p, min_p, p.vocab);
+  SampleResult result{-1, 0.0F, SampleError::kNone};
   uint32_t weight = 0;
-  const int32_t id = find_token(row, cut, sampling::high_product(random, total), &weight);
-  const double chance = static_cast<double>(weight) / static_cast<double>(total);
-  return {id, static_cast<float>(__builtin_log(chance)), SampleError::kNone};
+  if (is_tried) {
+    const PlainToken token = draw_by_tries(p, index, row);
+    if (token.id >= 0 && p.logprobs == nullptr) return {token.id, 0.0F, SampleError::kNone};
+    result.id = token.id;
+    weight = row.weight_of(token.value);
+  }
+  const Kept kept = filter(row, top_k, top_p, min_p);
+  if (result.id < 0) {
+    const uint32_t use =
+        is_tried ? sampling::use_of_try(sampling::kMostTries) : sampling::kUseSample;
+    const uint64_t random =
+        sampling::random_bits(p.seed.of(index), p.offset.of(index), p.stream(index), use);
+    result.id = find_token(row, kept.cut, sampling::high_product(random, kept.total), &weight);
+  }
+  const double chance = static_cast<double>(weight) / static_cast<double>(kept.total);
+  result.logprob = static_cast<float>(__builtin_log(chance));
+  return result;
 }
 
 template <typename Format>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Draws from rows without filters, on the CPU. Only kernels_sampling.cpp includes this file, inside
-// the namespace of the instruction set that it is compiled for.
+// Draws from rows without filters or with top-p alone, on the CPU. Only kernels_sampling.cpp
+// includes this file, inside the namespace of the instruction set that it is compiled for.
 
 struct WeighedBlock {
   int32_t count;
@@ -51,34 +51,104 @@ int32_t find_place(const Amount* amounts, int32_t count, uint64_t* target) {
   return count;  // not reached: the target is below the sum
 }
 
-/// Draws a block with one random number, and an element of that block with another one.
-template <typename RowType>
-SampleResult draw_from_all(const SampleParams& p, int32_t index, const RowType& row) {
-  constexpr int32_t kMostGroups = 4096;  // of neighbouring blocks
-  const int32_t num_blocks = (row.size() - 1) / sampling::kBlock + 1;
-  const int32_t blocks_of_group = (num_blocks - 1) / kMostGroups + 1;
-  uint64_t masses[kMostGroups] = {};
+/// What the blocks of a row weigh.
+struct BlockMasses {
+  static constexpr int32_t kMostGroups = 4096;  // of neighbouring blocks
+  int32_t blocks_of_group;
+  uint64_t groups[kMostGroups] = {};
   uint64_t total = 0;
+};
+
+template <typename RowType>
+[[gnu::noinline]] void weigh_blocks(const RowType& row, BlockMasses& masses) {
+  const int32_t num_blocks = (row.size() - 1) / sampling::kBlock + 1;
+  masses.blocks_of_group = (num_blocks - 1) / BlockMasses::kMostGroups + 1;
   WeighedBlock block;
   for (int32_t b = 0; b < num_blocks; ++b) {
     weigh_block(row, b, block);
-    masses[b / blocks_of_group] += block.mass;
-    total += block.mass;
+    masses.groups[b / masses.blocks_of_group] += block.mass;
+    masses.total += block.mass;
   }
-  if (row.scale.from_probs && !sampling::masses_sum_to_one(total)) {
-    return {-1, 0.0F, SampleError::kProbabilities};
-  }
-  const sampling::RandomPair random = sampling::random_pair(p.seed.of(index), p.offset.of(index),
-                                                            p.stream(index), sampling::kUseSample);
-  uint64_t target = sampling::high_product(random.first, total);
-  int32_t b = find_place(masses, kMostGroups, &target) * blocks_of_group;
+}
+
+struct PlainToken {
+  int32_t id;
+  float value;
+  float logprob;  // in the row without filters
+};
+
+/// Draws a block with one random number, and an element of that block with another one.
+template <typename RowType>
+[[gnu::noinline]] PlainToken draw_from_blocks(const RowType& row, const BlockMasses& masses,
+                                              const sampling::RandomPair& random) {
+  uint64_t target = sampling::high_product(random.first, masses.total);
+  int32_t b = find_place(masses.groups, BlockMasses::kMostGroups, &target) * masses.blocks_of_group;
+  WeighedBlock block;
   for (weigh_block(row, b, block); target >= block.mass; weigh_block(row, ++b, block)) {
     target -= block.mass;
   }
   target = sampling::high_product(random.second, block.sum);
   const int32_t place = find_place(block.weights, block.count, &target);
   const double part = static_cast<double>(block.mass) * static_cast<double>(block.weights[place]);
-  const double all = static_cast<double>(total) * static_cast<double>(block.sum);
-  return {b * sampling::kBlock + place, static_cast<float>(__builtin_log(part / all)),
-          SampleError::kNone};
+  const double all = static_cast<double>(masses.total) * static_cast<double>(block.sum);
+  return {b * sampling::kBlock + place, block.values[place],
+          static_cast<float>(__builtin_log(part / all))};
+}
+
+template <typename RowType>
+SampleResult draw_from_all(const SampleParams& p, int32_t index, const RowType& row) {
+  BlockMasses masses;
+  weigh_blocks(row, masses);
+  if (row.scale.from_probs && !sampling::masses_sum_to_one(masses.total)) {
+    return {-1, 0.0F, SampleError::kProbabilities};
+  }
+  const PlainToken token =
+      draw_from_blocks(row, masses,
+                       sampling::random_pair(p.seed.of(index), p.offset.of(index), p.stream(index),
+                                             sampling::kUseSample));
+  return {token.id, token.logprob, SampleError::kNone};
+}
+
+/// The mass of all elements, and of those that come before a token: larger ones, and equal ones
+/// with a smaller id.
+struct MassBefore {
+  uint64_t before = 0;
+  uint64_t all = 0;
+};
+template <typename RowType>
+[[gnu::noinline]] MassBefore mass_before(const RowType& row, const PlainToken& token) {
+  Block block;
+  MassBefore mass;
+  for (int32_t first = 0; first < row.size(); first += kBlock) {
+    const int32_t count = row.load(first, block);
+    uint64_t above = 0;
+    uint64_t all = 0;
+    uint32_t num_ties = 0;
+#pragma omp simd reduction(+ : above, all, num_ties)
+    for (int32_t i = 0; i < count; ++i) {
+      all += block.weights[i];
+      above += block.values[i] > token.value ? block.weights[i] : 0U;
+      num_ties += block.values[i] == token.value && first + i < token.id ? 1U : 0U;
+    }
+    mass.all += all;
+    mass.before += above;
+    if (num_ties != 0) mass.before += uint64_t{num_ties} * row.weight_of(token.value);
+  }
+  return mass;
+}
+
+/// Draws as if there were no filter, until top-p keeps the token. The id is -1 if it drops all.
+template <typename RowType>
+PlainToken draw_by_tries(const SampleParams& p, int32_t index, const RowType& row) {
+  BlockMasses masses;
+  weigh_blocks(row, masses);
+  for (uint32_t t = 0; t < sampling::kMostTries; ++t) {
+    const PlainToken token =
+        draw_from_blocks(row, masses,
+                         sampling::random_pair(p.seed.of(index), p.offset.of(index),
+                                               p.stream(index), sampling::use_of_try(t)));
+    const MassBefore mass = mass_before(row, token);
+    if (mass.before < sampling::part_of(p.top_p.of(index), mass.all)) return token;
+  }
+  return {-1, 0.0F, 0.0F};
 }

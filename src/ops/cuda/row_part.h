@@ -281,18 +281,25 @@ class RowPart {
 
 constexpr int32_t kMaxHeld = 24 * 1024;  // elements of a CTA: 96 KB, so that two fit on an SM
 
-/// The grid for rows of `vocab` elements: a cluster of at most `max_cluster` CTAs for each row,
-/// whose size depends on the length of the row. The dynamic shared memory of a CTA has its part, if
-/// parts are held, and then `bytes_of_rank` bytes for each CTA of the cluster.
-inline Grid split_rows(int32_t num_rows, int32_t vocab, Device device, int max_cluster,
-                       int bytes_of_rank, RowSplit* split) {
+/// How launch_rows() divides rows.
+struct RowDivision {
+  int max_cluster;        // CTAs of a row
+  int bytes_of_rank = 0;  // of dynamic shared memory behind the part, for each CTA of the cluster
+  int32_t multiple = 8;   // the elements of a part are a multiple of it, which 8 divides
+};
+
+/// The grid for rows of `vocab` elements: a cluster of CTAs for each row, whose size depends on the
+/// length of the row. The dynamic shared memory of a CTA begins with its part, if parts are held.
+inline Grid split_rows(int32_t num_rows, int32_t vocab, Device device, const RowDivision& division,
+                       RowSplit* split) {
   // With fewer elements for each CTA, the exchanges in a larger cluster cost more than it saves.
   constexpr int32_t kElementsOfCta = 8 * 1024;
   const bool has_clusters = device_facts(device.index).major >= 9;
   int cluster = 1;
-  while (has_clusters && cluster < max_cluster && vocab > cluster * kElementsOfCta) cluster *= 2;
+  while (has_clusters && cluster < division.max_cluster && vocab > cluster * kElementsOfCta)
+    cluster *= 2;
   const int32_t part = static_cast<int32_t>((int64_t{vocab} + cluster - 1) / cluster);
-  split->part = (part + 7) / 8 * 8;
+  split->part = (part + division.multiple - 1) / division.multiple * division.multiple;
   // GPUs without clusters may have 100 KB for an SM, in which 40 KB fit twice.
   const int32_t most = has_clusters ? kMaxHeld : 10 * 1024;
   split->held = split->part <= most;
@@ -300,7 +307,7 @@ inline Grid split_rows(int32_t num_rows, int32_t vocab, Device device, int max_c
   return {.ctas = dim3(static_cast<unsigned>(cluster) * static_cast<unsigned>(num_rows)),
           .threads = dim3(kRowThreads),
           .cluster = has_clusters ? cluster : 0,
-          .smem_bytes = held_bytes + cluster * bytes_of_rank};
+          .smem_bytes = held_bytes + cluster * division.bytes_of_rank};
 }
 
 /// A kernel for parts that are held, and the same for parts that are read again.
@@ -313,10 +320,9 @@ struct RowKernels {
 /// Launches a kernel on the grid of split_rows().
 template <class Params>
 Status launch_rows(const RowKernels<Params>& kernels, const Params& p, Device device, Stream stream,
-                   int max_cluster, int bytes_of_rank = 0) noexcept {
+                   const RowDivision& division) noexcept {
   RowParams<Params> params{p, {}};
-  const Grid grid =
-      split_rows(p.num_rows, p.vocab, device, max_cluster, bytes_of_rank, &params.split);
+  const Grid grid = split_rows(p.num_rows, p.vocab, device, division, &params.split);
   return launch(params.split.held ? kernels.held : kernels.read_again, grid, device, stream,
                 params);
 }

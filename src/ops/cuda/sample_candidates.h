@@ -31,6 +31,7 @@ class SampleCandidates : protected SampleHistogram<kDType, kFromProbs, kHeld> {
   using Base::shift_of_keys;
   using Base::step_;
   using Base::value_of_rank;
+  using Base::values_of;
 
   /// Puts the elements of a range of positions, or of values from the low to the high one, in the
   /// lists of all CTAs, and tells these the CTA's mass above. After it least_ and most_ are the
@@ -173,7 +174,7 @@ class SampleCandidates : protected SampleHistogram<kDType, kFromProbs, kHeld> {
   }
 
   __device__ int num_candidates_of(int rank) const {
-    return static_cast<int>(shared_.values[(step_ - 1) % 2][rank][0]);
+    return static_cast<int>(values_of(step_ - 1, rank)[0]);
   }
 
   /// Finds the threshold among the candidates. `above`: the count or mass above all of them;

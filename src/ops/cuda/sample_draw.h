@@ -5,7 +5,6 @@
 #include <cmath>
 #include <cstdint>
 
-#include "ops/cuda/sample_block.h"
 #include "ops/cuda/sample_threshold.h"
 
 namespace flashplan::cuda {
@@ -81,77 +80,6 @@ class SampleDraw : protected SampleThreshold<kDType, kFromProbs, kHeld> {
     const Place of_warp = pick(own.mass, own.ties, of_cta.ties_before, cut, tie,
                                [&](uint64_t /*total*/) { return of_cta.target; });
     search(of_warp, cut, tie);
-  }
-
-  /// Draws from a row without filters and writes the token. The parts in shared memory
-  /// do not begin where blocks begin, so blocks are read from global memory. Each warp has
-  /// consecutive blocks.
-  __device__ SampleError draw_from_all() {
-    const int warp = warp_of_thread();
-    const int lane = lane_of_thread();
-    const auto part = part_of_blocks<kDType, kFromProbs>(p_, row_);
-    const int num_blocks = (part.count() + sampling::kBlock - 1) / sampling::kBlock;
-    const int share = (num_blocks + kRowWarps - 1) / kRowWarps;
-    uint64_t own = 0;
-#pragma unroll 1
-    for (int b = warp * share; b < min((warp + 1) * share, num_blocks); ++b) {
-      own += mass_of(weigh(part, b));
-    }
-    if (lane == 0) {
-      shared_.warp_values[warp][0] = own;
-      shared_.warp_values[warp][1] = 0;
-    }
-    publish_sums();
-    const auto random = sampling::random_pair(p_.seed.of(row_), p_.offset.of(row_), p_.stream(row_),
-                                              sampling::kUseSample);
-    const uint64_t of_rank = value_of_rank(0);
-    const uint64_t total = __shfl_sync(~0U, sum_to_lane(of_rank), 31);
-    if (kFromProbs && !sampling::masses_sum_to_one(total)) return SampleError::kProbabilities;
-    const uint64_t target = sampling::high_product(random.first, total);
-    const BinOfLanes rank = find_lane(of_rank, 0, target + 1);
-    if (rank.lane != cluster_rank()) return SampleError::kNone;
-    const BinOfLanes of_warps =
-        find_lane(lane < kRowWarps ? shared_.warp_values[lane][0] : 0, rank.above, target + 1);
-    if (of_warps.lane != warp) return SampleError::kNone;
-    draw_from_blocks(part, warp * share, target - of_warps.above, random.second, total);
-    return SampleError::kNone;
-  }
-
-  using Blocks = RowPart<kDType, false>;
-
-  /// Draws and writes the token: in the block, from block `b` on, at which the masses of blocks
-  /// pass `target`. One warp.
-  __device__ void draw_from_blocks(const Blocks& part, int b, uint64_t target, uint64_t random,
-                                   uint64_t total) const {
-    WeighedBlock block = weigh(part, b);
-    while (mass_of(block) <= target) {
-      target -= mass_of(block);
-      block = weigh(part, ++b);
-    }
-    const auto read_weights = [&](int u, uint32_t (&weights)[kVec]) {
-      float x[kVec];
-      part.read_elements(b * sampling::kBlock + OfWarp::first_of(u), x);
-#pragma unroll
-      for (int e = 0; e < kVec; ++e) weights[e] = sampling::weight_in_block(x[e], block.scale);
-    };
-    OfWarp::find(sampling::high_product(random, block.sum), read_weights,
-                 [&](int i, uint32_t weight) {
-                   const int32_t id = part.begin() + b * sampling::kBlock + i;
-                   write_token_of_block(p_, row_, id, weight, block.sum, mass_of(block), total);
-                 });
-  }
-
-  static constexpr int kVec = kWordElements<kDType>;
-  using OfWarp = BlockOfWarp<kFromProbs, kVec, 1>;
-
-  __device__ WeighedBlock weigh(const Blocks& part, int block) const {
-    return OfWarp::weigh(scale_.factor, [&](int u, float (&x)[kVec]) {
-      part.read_elements(block * sampling::kBlock + OfWarp::first_of(u), x);
-    });
-  }
-  __device__ uint64_t mass_of(const WeighedBlock& block) const {
-    return sampling::mass_of_block(OfWarp::value_of(block.key), sampling::rounded_sum(block.sum),
-                                   {largest_, scale_.factor, kFromProbs});
   }
 
   /// Of what a thread has.

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "ops/cuda/sample_row.h"
+#include "ops/cuda/sample_blocks.h"
 
 namespace flashplan::cuda {
 
@@ -26,8 +26,8 @@ __device__ inline float fused_down(float a, float b, float c) {
 }
 
 template <DType kDType, bool kFromProbs, bool kHeld>
-class SampleHistogram : protected SampleRow<kDType, kFromProbs, kHeld> {
-  using Base = SampleRow<kDType, kFromProbs, kHeld>;
+class SampleHistogram : protected SampleBlocks<kDType, kFromProbs, kHeld> {
+  using Base = SampleBlocks<kDType, kFromProbs, kHeld>;
 
  public:
   using Base::Base;

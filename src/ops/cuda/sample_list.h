@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "ops/cuda/sample_few.h"
+#include "ops/cuda/value_bins.h"
 
 namespace flashplan::cuda {
 
@@ -18,15 +19,16 @@ using Mass = unsigned long long;  // as atomicAdd() takes it
 struct StreamList {
   static constexpr int kMost = 512;  // of a warp
   static constexpr int kMostBlocks = 1024;
-  static constexpr int kBins = 8192;
   union {
     struct {
       uint32_t keys[kRowWarps][kMost];  // of the candidates that a warp has found
       uint32_t ids[kRowWarps][kMost];
     };
-    uint32_t counts[kBins];  // of elements, by ranges of their logarithmic weights
+    uint32_t bins[ValueBins::kBins];
   };
   Mass masses[kMostBlocks];  // of what is kept of blocks
+  uint64_t above[32];        // keys and ids of the elements of the last bin
+  uint32_t num_above;        // of them, also those that have found no place
 };
 
 template <DType kDType>
@@ -34,11 +36,14 @@ class SampleList : protected SampleFew<kDType, false, false> {
   using Base = SampleFew<kDType, false, false>;
 
  public:
-  /// `memory`: of the bins' groups, and of a StreamList behind them.
+  /// `memory`: what SampleRow needs, and a StreamList behind it.
   __device__ SampleList(const RowParams<SampleParams>& params, int32_t row, SampleShared& shared,
                         float* memory)
       : Base(params, row, shared, memory),
-        list_(*reinterpret_cast<StreamList*>(memory + kGroups * 2)) {}
+        list_(*reinterpret_cast<StreamList*>(memory + kListed)) {}
+
+  /// Where the list begins, in floats.
+  static constexpr int kListed = (kBytesOfRank + kGroups * 8) / 4;
 
  protected:
   using Base::least_;

@@ -26,12 +26,11 @@ constexpr int kMostEntries = 512;  // of SamplePlain
 
 /// Of a CTA.
 struct SampleShared {
-  BulkBarrier arrived[kBulks];  // of the part
-  Mailbox mail[2];              // of the steps. Two, since a CTA may be a step ahead
-  Mailbox lists;                // of candidates, or of the entries of SamplePlain
-  Mailbox gathered_mail;        // of `gathered`, in the first CTA of the row
-  alignas(16) uint64_t values[2][kMaxCluster][kValues];  // of CTAs, as `mail`
-  uint64_t warp_values[kMaxCluster][2];                  // of warps, or of ranks
+  BulkBarrier arrived[kBulks];           // of the part
+  Mailbox mail[2];                       // of the steps. Two, since a CTA may be a step ahead
+  Mailbox lists;                         // of candidates, or of the entries of SamplePlain
+  Mailbox gathered_mail;                 // of `gathered`, in the first CTA of the row
+  uint64_t warp_values[kMaxCluster][2];  // of warps, or of ranks
   uint32_t warp_keys[kRowWarps][2];
   union {
     Bins bins;
@@ -44,6 +43,11 @@ struct SampleShared {
     alignas(16) uint32_t candidates[kMaxCandidates];  // keys: the share of rank 0, of rank 1 ...
     uint64_t largest[kMaxCluster][kRowWarps];         // the two largest keys of each warp
     uint4 few[kMostFew + kFewPadding];  // ~id, key, weight, and again the weight if it is kept
+    struct {
+      uint64_t tokens[sampling::kMostTries];  // that were drawn as if there were no filter: key, id
+      uint64_t sums[kRowWarps][kValues];      // of warps
+      uint32_t verdicts[kRowWarps];           // of SampleCounted, on tokens
+    };
   };
   uint32_t num_candidates;  // of this CTA, also those that have found no place
   uint32_t least, most;     // of its candidates
@@ -57,7 +61,10 @@ struct SampleShared {
   uint64_t random;
 };
 
-static_assert(sizeof(SampleShared) <= 11 * 1024, "three CTAs of 16,032 elements must fit an SM");
+static_assert(sizeof(SampleShared) <= 10 * 1024, "three CTAs of 16,128 elements must fit an SM");
+
+/// Of the memory behind the part, for each CTA of the cluster: the values of two steps.
+constexpr int kBytesOfRank = 2 * kValues * sizeof(uint64_t);
 
 /// Of 0, only +0 has a key.
 __device__ inline uint32_t key_of(float x) { return sampling::key_of(__fadd_rn(x, 0.0F)); }
@@ -81,6 +88,13 @@ __device__ inline void write_result(const SampleParams& p, int32_t row, int32_t 
   if (p.status != nullptr) p.status[row] = static_cast<int32_t>(error);
 }
 
+/// The random numbers of a try (see "Draws with top-p alone" in ops/sampling_math.h).
+__device__ inline sampling::RandomPair random_of_try(const SampleParams& p, int32_t row,
+                                                     uint32_t index) {
+  return sampling::random_pair(p.seed.of(row), p.offset.of(row), p.stream(row),
+                               sampling::use_of_try(index));
+}
+
 __device__ inline SampleError error_of_parameters(float temperature, int32_t top_k, float top_p,
                                                   float min_p) {
   if (!(temperature >= 0.0F && temperature < INFINITY)) return SampleError::kTemperature;
@@ -100,7 +114,8 @@ class SampleRow {
       : p_(params.p),
         row_(row),
         shared_(shared),
-        groups_(reinterpret_cast<uint64_t*>(memory + (kHeld ? params.split.part : 0))),
+        values_(reinterpret_cast<uint64_t*>(memory + (kHeld ? params.split.part : 0))),
+        groups_(values_ + cluster_size() * (2 * kValues)),
         part_({params.p.logits, params.p.row_stride, params.p.bias, params.p.bias_stride}, row,
               params.p.vocab, params.split, memory, kFromProbs ? 0.0F : -INFINITY) {}
 
@@ -253,7 +268,7 @@ class SampleRow {
     expect(sizeof(values));
     const int rank = lane_of_thread();
     if (rank >= cluster_size()) return;
-    uint64_t* to = &shared_.values[step_ % 2][cluster_rank()][0];
+    uint64_t* to = values_of(step_, cluster_rank());
     for (int v = 0; v < kValues; v += 2) mail().send(to + v, values[v], values[v + 1], rank);
   }
 
@@ -271,12 +286,17 @@ class SampleRow {
   /// Of the last step, of the rank that the lane has; 0 where there is none.
   __device__ uint64_t value_of_rank(int v) const {
     const int lane = lane_of_thread();
-    return lane < cluster_size() ? shared_.values[(step_ - 1) % 2][lane][v] : 0;
+    return lane < cluster_size() ? values_of(step_ - 1, lane)[v] : 0;
+  }
+  /// What a CTA sent in a step.
+  __device__ uint64_t* values_of(unsigned step, int rank) const {
+    return values_ + (static_cast<int>(step % 2) * cluster_size() + rank) * kValues;
   }
 
   const SampleParams& p_;
   int32_t row_;
   SampleShared& shared_;
+  uint64_t* values_;  // [2][CTAs][kValues], of two steps
   uint64_t* groups_;  // of the bins of each rank
   RowPart<kDType, kHeld> part_;
   sampling::Scale scale_{};

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // sample() of many rows: one CTA reads each row, and does not hold it in shared memory. If top-k is
 // small or min-p is given, the CTA lists the elements that may pass while it reads the row, and
-// then draws from the list; otherwise it reads the row twice.
+// then draws from the list. With top-p alone it draws as if there were no filter, until top-p keeps
+// the token. Otherwise it reads the row twice.
 #pragma once
 
 #include <cmath>
@@ -38,18 +39,31 @@ class SampleStream : SampleTwice<kDType> {
     scale_ = sampling::make_scale(0.0F, shared_.temperature, false);
     cut_ = sampling::keep_all(sampling::least_weight(shared_.min_p));
     top_k_ = shared_.temperature == 0.0F ? 1 : shared_.top_k;
-    if (!probe()) return false;
+    if (sampling::is_tried(top_k_, shared_.top_p, shared_.min_p, p_.vocab)) {
+      if (p_.vocab > kMostEntries * sampling::kBlock) return false;
+      const TriedRow row = draw_by_tries<kDType>(p_, row_, shared_, list_);
+      if (row.tried != Tried::kUndecided) return row.tried == Tried::kWritten;
+      bins_ = row.bins;
+      total_ = row.total;
+      mass_above_bins_ = row.mass_of_listed;
+      has_tries_ = true;
+    } else if (!probe()) {
+      return false;
+    }
     if (top_k_ > kMostStreamedTopK && cut_.min_weight == 0) {
       if (top_k_ < p_.vocab && shared_.top_p < 1.0F) return false;
       // First the narrow range, which nearly always has the threshold, then one that is sure to.
+      bool has_bins = has_tries_;
 #pragma unroll 1
       for (const float slack : {1.0004F, 1.0029F}) {
-        count();
+        if (!has_bins) count();
         if (!read_largest()) return false;
-        const Range range = find_range_of_counts(slack);
+        const Range range = find_range_of_bins(slack);
         const bool is_drawn = top_k_ < p_.vocab ? this->template draw_from_row<true>(range)
                                                 : this->template draw_from_row<false>(range);
         if (is_drawn) return true;
+        has_bins = false;
+        mass_above_bins_ = 0;
         __syncthreads();
       }
       return false;
@@ -67,19 +81,21 @@ class SampleStream : SampleTwice<kDType> {
   }
 
  private:
-  using Base::base_;
+  using Base::bins_;
   using Base::bound_;
   using Base::count;
   using Base::cut_;
   using Base::draw;
   using Base::draw_from_few_listed;
   using Base::filter;
-  using Base::find_range_of_counts;
+  using Base::find_range_of_bins;
   using Base::finish_lists;
+  using Base::has_tries_;
   using Base::kVec;
   using Base::least_;
   using Base::list;
   using Base::list_;
+  using Base::mass_above_bins_;
   using Base::most_;
   using Base::num_;
   using Base::p_;
@@ -90,6 +106,7 @@ class SampleStream : SampleTwice<kDType> {
   using Base::share_extremes;
   using Base::shared_;
   using Base::top_k_;
+  using Base::total_;
 
   /// The first kProbed elements of the row are read before the others, to find a value that all
   /// candidates must reach.
@@ -113,10 +130,9 @@ class SampleStream : SampleTwice<kDType> {
     const uint32_t least = shared_.least;
     most_ = shared_.most;
     __syncthreads();  // gather() changes the shared ones
-    base_ = sampling::value_of(most_);
     if (cut_.min_weight != 0) {
       min_p_depth_ = this->depth_of_min_p(cut_.min_weight);
-      bound_ = base_ - min_p_depth_;
+      bound_ = sampling::value_of(most_) - min_p_depth_;
     }
     if (top_k_ > kMostStreamedTopK) return true;
     // At least top_k words reach the range's least key, and so top_k elements do. What is far

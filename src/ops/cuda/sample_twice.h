@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Draws from a row by reading it twice, where the filters may keep more elements than a list holds.
-// The first reading counts the elements in ranges of values; the counts show in which range the
+// The first reading counts the elements by bins of values; the counts show in which range the
 // threshold of the filter is. The second reading lists the elements of that range, and sums the
 // weights above it by blocks.
 #pragma once
@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "ops/cuda/sample_counted.h"
 #include "ops/cuda/sample_listed.h"
 
 namespace flashplan::cuda {
@@ -33,6 +34,7 @@ class SampleTwice : protected SampleListed<kDType> {
   using Base::num_listed_;
   using Base::p_;
   using Base::part_;
+  using Base::row_;
   using Base::scale_;
   using Base::shared_;
   using Base::sum_of_cta;
@@ -41,57 +43,37 @@ class SampleTwice : protected SampleListed<kDType> {
   using Base::weight_of_tie;
   using Base::write_token;
 
-  static constexpr float kBinsOfOctave = 256.0F;
-  static constexpr float kBinOfBase = StreamList::kBins - 2048.0F;  // of the largest probed value
-
-  /// The bin of a value x is x * slope + offset, rounded.
-  struct BinOfValue {
-    float slope, offset;
-  };
-  __device__ BinOfValue bin_of_value() const {
-    const float slope = scale_.factor * (32.0F * kBinsOfOctave);
-    return {slope, kBinOfBase - base_ * slope};
-  }
-
-  /// Counts the elements by bin; finds the row's largest value.
+  /// Counts the elements by bin; finds the row's largest value, which is not far above
+  /// shared_.most.
   __device__ void count() {
-#pragma unroll 1
-    for (int b = static_cast<int>(threadIdx.x); b < StreamList::kBins; b += kRowThreads) {
-      list_.counts[b] = 0;
-    }
-    __syncthreads();
+    bins_ = ValueBins::of_counts(sampling::value_of(shared_.most), scale_.factor);
+    clear(list_.bins);
     float largest = -INFINITY;  // NaN if there is one
-    const BinOfValue bin = bin_of_value();
     part_.stream(part_.count(), [&](const float (&x)[kVec], int /*i*/) {
 #pragma unroll
       for (int e = 0; e < kVec; ++e) {
         largest = larger_or_nan(largest, x[e]);
-        constexpr float kLast = StreamList::kBins - 1;
-        constexpr float kWhole = 8388608.0F;  // leaves a whole number in the low bits
-        const float number = fminf(fmaxf(x[e] * bin.slope + bin.offset, 0.0F), kLast);
-        atomicAdd(&list_.counts[sampling::bits_of(number + kWhole) & (StreamList::kBins - 1)], 1U);
+        bins_.add(list_.bins, x[e]);
       }
     });
     this->share_extremes(~0U, key_of(largest));
   }
 
-  /// A range of values that has the threshold of top-k, or that of top-p if the mass of all bins is
-  /// known but for a factor of `slack`. A weight is within 0.14 % of that of the middle of its bin,
-  /// and sums of many weights are much nearer.
-  __device__ Range find_range_of_counts(float slack) {
-    constexpr int kShare = (StreamList::kBins + kRowThreads - 1) / kRowThreads;
+  /// A range of values that has the threshold of top-k, or that of top-p if masses are known but
+  /// for a factor of `slack`. A weight is within 0.14 % of that of the middle of its bin, and sums
+  /// of many weights are much nearer.
+  __device__ Range find_range_of_bins(float slack) {
     const bool by_mass = top_k_ >= p_.vocab;
-    const BinOfValue bin = bin_of_value();
-    const float bin_of_largest = scale_.largest * bin.slope + bin.offset;
-    const int first = StreamList::kBins - 1 - static_cast<int>(threadIdx.x) * kShare;
+    const float place_of_largest = bins_.place_of(scale_.largest);
+    const int first = first_bin(static_cast<int>(threadIdx.x));
     const auto amount_of = [&](int b) {
       if (b < 0) return uint64_t{0};
-      const float octave = 30.0F + (static_cast<float>(b) - bin_of_largest) / kBinsOfOctave;
-      return list_.counts[b] * (by_mass ? static_cast<uint64_t>(exp2f(fminf(octave, 32.0F))) : 1U);
+      if (!by_mass) return uint64_t{list_.bins[b]};
+      return static_cast<uint64_t>(bins_.mass(list_.bins[b], b, place_of_largest));
     };
     uint64_t own = 0;
 #pragma unroll 1
-    for (int b = first; b > first - kShare; --b) own += amount_of(b);
+    for (int b = first; b > first - kBinsOfThread; --b) own += amount_of(b);
     const uint64_t to_lane = sum_to_lane(own);
     const int lane = lane_of_thread();
     const int warp = warp_of_thread();
@@ -100,8 +82,10 @@ class SampleTwice : protected SampleListed<kDType> {
     __syncthreads();
     const uint64_t of_warp = lane < kRowWarps ? shared_.warp_values[lane][0] : 0;
     const uint64_t all = sum_of_warp(of_warp);
-    const uint64_t begin = sum_of_warp(lane < warp ? of_warp : 0) + to_lane - own;
-    const double wanted = by_mass ? double{shared_.top_p} * static_cast<double>(all) : top_k_;
+    const uint64_t begin =
+        mass_above_bins_ + sum_of_warp(lane < warp ? of_warp : 0) + to_lane - own;
+    const double of_row = total_ != 0 ? bins_.mass_of_row(total_) : static_cast<double>(all);
+    const double wanted = by_mass ? double{shared_.top_p} * of_row : top_k_;
     const double factor = by_mass ? slack : 1.0;
     const double of_ends[2] = {wanted / factor, wanted * factor};
 #pragma unroll 1
@@ -121,10 +105,10 @@ class SampleTwice : protected SampleListed<kDType> {
     __syncthreads();
     const auto high = static_cast<int>(shared_.selected[0]);
     const auto low = static_cast<int>(shared_.selected[1]);
-    const auto value_of = [&](float b) { return __fdiv_rn(b - bin.offset, bin.slope); };
     __syncthreads();
-    return {low == 0 ? -INFINITY : value_of(static_cast<float>(low) - 0.6F),
-            high == StreamList::kBins - 1 ? INFINITY : value_of(static_cast<float>(high) + 0.6F)};
+    return {
+        low == 0 ? -INFINITY : bins_.value_of(static_cast<float>(low) - 0.1F),
+        high == ValueBins::kBins - 1 ? INFINITY : bins_.value_of(static_cast<float>(high) + 1.1F)};
   }
 
   /// Reads the row a second time: sums the weights above the range by blocks, and lists the
@@ -168,14 +152,26 @@ class SampleTwice : protected SampleListed<kDType> {
     if (!finish_lists()) return false;
     if (range.high > -INFINITY && !find_cut(all, above, count_above)) return false;
     const auto listed = find_kept();
+    const uint64_t total = above + listed.mass;
+    uint64_t random = shared_.random;
+    if (has_tries_) {
+#pragma unroll 1
+      for (const uint64_t token : shared_.tokens) {
+        const auto id = static_cast<uint32_t>(token);
+        const uint32_t weight = weight_in(listed, static_cast<uint32_t>(token >> 32), id);
+        if (weight == 0) continue;
+        if (threadIdx.x == 0) write_token(id, weight, total);
+        return true;
+      }
+      random = random_of_try(p_, row_, sampling::kMostTries).first;
+    }
     this->for_each([&](uint32_t key, uint32_t id) {
       const uint32_t weight = weight_in(listed, key, id);
       if (weight != 0) atomicAdd(&list_.masses[id / kBlock], static_cast<Mass>(weight));
     });
     __syncthreads();
     if (warp_of_thread() != 0) return true;
-    const uint64_t total = above + listed.mass;
-    uint64_t target = sampling::high_product(shared_.random, total);
+    uint64_t target = sampling::high_product(random, total);
     const int block = find_block(num_blocks, &target);
     bool is_found = false;
     part_.read_block(block, [&](const float (&x)[kVec], int i) {
@@ -240,7 +236,10 @@ class SampleTwice : protected SampleListed<kDType> {
     return block + lane;
   }
 
-  float base_ = 0.0F;  // a value that is not far below the largest
+  ValueBins bins_;
+  bool has_tries_ = false;  // top-p may keep one of shared_.tokens
+  uint64_t total_ = 0;      // mass of the row, if it is known, where the largest value weighs 2^30
+  uint64_t mass_above_bins_ = 0;
 };
 
 }  // namespace flashplan::cuda

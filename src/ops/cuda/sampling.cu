@@ -67,7 +67,16 @@ class Sampler : SampleGathered<kDType, kFromProbs, kHeld> {
     scale_ = sampling::make_scale(largest_, shared_.temperature, kFromProbs);
     if (!this->has_filters()) return this->draw_from_all();
     Cut cut = sampling::keep_all(sampling::least_weight(shared_.min_p));
-    if (kFromProbs) {
+    uint64_t token = 0;
+    if (sampling::is_tried(shared_.top_k, shared_.top_p, shared_.min_p, p_.vocab)) {
+      const auto tried = this->draw_by_tries();
+      if (tried.error != SampleError::kNone) return tried.error;
+      token = tried.token;
+      if (token != 0 && p_.logprobs == nullptr) {
+        write_tried(token, 1);
+        return SampleError::kNone;
+      }
+    } else if (kFromProbs) {
       sum_segments(sampling::keep_all(0));
       publish_sums();
       const uint64_t total = sum_of_warp(value_of_rank(0));
@@ -85,9 +94,20 @@ class Sampler : SampleGathered<kDType, kFromProbs, kHeld> {
         return sampling::part_of(shared_.top_p, all + uint64_t{cut.num_ties} * weight_of_tie(cut));
       });
       cut.num_ties = sampling::ties_to_reach(threshold.wanted, threshold.above, weight_of_tie(cut));
+      if (token != 0) {
+        write_tried(token, threshold.above + uint64_t{cut.num_ties} * weight_of_tie(cut));
+        return SampleError::kNone;
+      }
     }
     this->draw(cut);
     return SampleError::kNone;
+  }
+
+  /// Writes a token that top-p keeps. `total`: the mass of all that it keeps.
+  __device__ void write_tried(uint64_t token, uint64_t total) const {
+    if (cluster_rank() != 0 || threadIdx.x != 0) return;
+    const uint32_t weight = this->weight_of(sampling::value_of(static_cast<uint32_t>(token >> 32)));
+    this->write_token(static_cast<uint32_t>(token), weight, total);
   }
 
   /// Loads the part; finds the row's largest value and what is wrong with the row.
@@ -213,7 +233,7 @@ Status sample_plain(const SampleParams& p, Device device, Stream stream, bool ha
   });
 }
 
-/// Whether stream_kernel() is faster than a cluster for each row. It needs at least one row per SM,
+/// Whether stream_kernel() is faster than a cluster for each row. It needs about one row per SM,
 /// and more if it has to read rows twice. Filters for which two readings may not be enough are left
 /// to clusters.
 bool is_streamed(const SampleParams& p, bool has_clusters, int num_sms) {
@@ -226,7 +246,10 @@ bool is_streamed(const SampleParams& p, bool has_clusters, int num_sms) {
   const bool has_top_p = p.top_p.each != nullptr || p.top_p.all < 1.0F;
   const bool has_min_p = p.min_p.all > 0.0F;
   if (has_min_p || has_top_k == has_top_p) return false;
-  return !has_clusters || p.num_rows >= num_sms + num_sms / 4;
+  if (has_top_p && p.vocab > kMostEntries * sampling::kBlock) return false;
+  const bool is_read_once = p.logprobs == nullptr && p.top_p.each == nullptr &&
+                            sampling::is_tried(p.top_k.all, p.top_p.all, p.min_p.all, p.vocab);
+  return !has_clusters || p.num_rows >= (is_read_once ? num_sms / 2 : num_sms + num_sms / 4);
 }
 
 }  // namespace
@@ -245,7 +268,7 @@ Status sample(const SampleParams& p, Device device, Stream stream) noexcept {
           .ctas = dim3(static_cast<unsigned>(p.num_rows)),
           .threads = dim3(kRowThreads),
           .cluster = has_clusters ? 1 : 0,
-          .smem_bytes = static_cast<int>(kGroups * sizeof(uint64_t) + sizeof(StreamList))};
+          .smem_bytes = SampleList<kDType>::kListed * 4 + static_cast<int>(sizeof(StreamList))};
       return launch(stream_kernel<kDType>, grid, device, stream, params);
     });
   }
@@ -256,15 +279,17 @@ Status sample(const SampleParams& p, Device device, Stream stream) noexcept {
   // For each CTA the sums of groups of bins, and in large clusters the bins of one group. In small
   // ones these are in the memory of the candidates.
   const int words_of_rank = is_large ? kGroups + kGroupBins : kGroups;
-  const int bytes_of_rank = words_of_rank * static_cast<int>(sizeof(uint64_t));
+  const RowDivision division = {
+      .max_cluster = max_cluster,
+      .bytes_of_rank = kBytesOfRank + words_of_rank * static_cast<int>(sizeof(uint64_t)),
+      .multiple = sampling::kBlock};
   return with_float(p.dtype, [&](auto dtype) {
     constexpr DType kDType = decltype(dtype)::value;
     constexpr RowKernels<SampleParams> kFromProbs{sample_kernel<kDType, true, true>,
                                                   sample_kernel<kDType, true, false>};
     constexpr RowKernels<SampleParams> kFromLogits{sample_kernel<kDType, false, true>,
                                                    sample_kernel<kDType, false, false>};
-    return launch_rows(p.from_probs ? kFromProbs : kFromLogits, p, device, stream, max_cluster,
-                       bytes_of_rank);
+    return launch_rows(p.from_probs ? kFromProbs : kFromLogits, p, device, stream, division);
   });
 }
 

@@ -157,7 +157,7 @@ Status softmax(const SoftmaxParams& p, Device device, Stream stream) noexcept {
                                                 softmax_kernel<kFrom, kFrom, false>};
     // The same split for any number of rows: results do not depend on the batch.
     return launch_rows(p.out_dtype == kWide ? kToFloat32 : kToSame, p, device, stream,
-                       kMaxCluster / 2);
+                       {.max_cluster = kMaxCluster / 2});
   });
 }
 

@@ -318,7 +318,7 @@ Status speculative_verify(const VerifyParams& p, Device device, Stream stream) n
     constexpr DType kDType = decltype(dtype)::value;
     constexpr RowKernels<VerifyParams> kKernels{verify_kernel<kDType, true>,
                                                 verify_kernel<kDType, false>};
-    return launch_rows(kKernels, p, device, stream, kMaxCluster / 2);
+    return launch_rows(kKernels, p, device, stream, {.max_cluster = kMaxCluster / 2});
   });
 }
 
