@@ -174,7 +174,7 @@ __device__ inline void write_token_of_block(const SampleParams& p, int32_t row, 
   if (p.logprobs != nullptr) {
     const double part = static_cast<double>(mass) * static_cast<double>(weight);
     const double all = static_cast<double>(total) * static_cast<double>(sum_of_block);
-    logprob = static_cast<float>(log(part / all));
+    logprob = log_of_ratio(part, all);
   }
   write_result(p, row, id, logprob, SampleError::kNone);
 }

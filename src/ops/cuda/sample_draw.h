@@ -210,7 +210,7 @@ class SampleDraw : protected SampleThreshold<kDType, kFromProbs, kHeld> {
   __device__ void write_token(uint32_t id, uint32_t weight, uint64_t total) const {
     float logprob = 0.0F;
     if (p_.logprobs != nullptr) {
-      logprob = static_cast<float>(log(static_cast<double>(weight) / static_cast<double>(total)));
+      logprob = log_of_ratio(static_cast<double>(weight), static_cast<double>(total));
     }
     write(static_cast<int32_t>(id), logprob, SampleError::kNone);
   }

@@ -80,6 +80,11 @@ __device__ inline float larger_or_nan(float a, float b) {
 #endif
 }
 
+/// A function of its own, since it is as much code as a loop over a row, and few draws call it.
+__device__ __noinline__ inline float log_of_ratio(double part, double all) {
+  return static_cast<float>(log(part / all));
+}
+
 /// Writes what a row gave.
 __device__ inline void write_result(const SampleParams& p, int32_t row, int32_t id, float logprob,
                                     SampleError error) {

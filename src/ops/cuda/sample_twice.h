@@ -174,6 +174,8 @@ class SampleTwice : protected SampleListed<kDType> {
     uint64_t target = sampling::high_product(random, total);
     const int block = find_block(num_blocks, &target);
     bool is_found = false;
+    uint32_t token = 0;
+    uint32_t weight = 0;  // of the token, in the thread that has it
     part_.read_block(block, [&](const float (&x)[kVec], int i) {
       uint32_t weights[kVec];
       uint64_t own = 0;
@@ -188,12 +190,14 @@ class SampleTwice : protected SampleListed<kDType> {
 #pragma unroll
       for (int e = 0; e < kVec; ++e) {
         const bool is_token = !is_found && before <= target && target < before + weights[e];
-        if (is_token) write_token(static_cast<uint32_t>(i + e), weights[e], total);
+        if (is_token) token = static_cast<uint32_t>(i + e);
+        if (is_token) weight = weights[e];
         before += weights[e];
       }
       is_found = is_found || target < sum;
       target -= is_found ? 0 : sum;
     });
+    if (weight != 0) write_token(token, weight, total);
     return true;
   }
 
