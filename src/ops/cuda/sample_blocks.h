@@ -217,12 +217,15 @@ class SampleBlocks : protected SampleRow<kDType, kFromProbs, kHeld> {
         for (int e = 0; e < 4; ++e) before[e] = x[e] >= least ? weights[e] : 0U;
         sums[t] += before[0] + before[1];
         sums[t] += before[2] + before[3];
-        if (static_cast<unsigned>(place[t] - i) >= 4) continue;
-        // The word of the token: equal elements before it.
+      }
+    }
+    // Equal elements before a token in its own word, which the loop has not counted.
+    if (threadIdx.x < 3) {
 #pragma unroll
-        for (int e = 0; e < 3; ++e) {
-          if (i + e < place[t] && x[e] == value[t]) sums[t] += weights[e];
-        }
+      for (int t = 0; t < kTriesAtOnce; ++t) {
+        const int i = place[t] / 4 * 4 + static_cast<int>(threadIdx.x);
+        if (i < 0 || i >= place[t] || place[t] >= part_.count()) continue;
+        if (part_.at(i) == value[t]) sums[t] += this->weight_of(value[t]);
       }
     }
     const int lane = lane_of_thread();
