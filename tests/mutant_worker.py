@@ -23,6 +23,7 @@ FIRST = {
     "src/plan/prefix": ["ctest:test_prefixes"],
     "src/plan/select_kernel": ["ctest:test_select_kernel|test_batch_kind"],
     "src/plan/batch_kind": ["ctest:test_batch_kind"],
+    "src/kernels/device/merge_part": ["ctest:test_merge_part"],
     "src/kernels/families": ["ctest:test_select_kernel|test_batch_kind"],
     "src/plan/workspace": ["ctest:test_workspace_layout|test_status"],
     "src/plan/check": ["ctest:test_status", "pytest:test_errors"],
