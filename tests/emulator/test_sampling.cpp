@@ -318,6 +318,17 @@ TEST(rows_with_top_p) {
   cuda::emulated_facts.num_sms = 132;
 }
 
+/// Of eight equal elements, top-p 0.7 keeps the first six, so that the last word of four is
+/// divided.
+TEST(top_p_of_equal_elements) {
+  Rows rows;
+  rows.names.emplace_back("equal");
+  rows.rows.emplace_back(8, 1.0F);
+  for (int draw = 0; draw < 40; ++draw) {
+    compare(rows, {"top-p", 1.0F, INT32_MAX, 0.7F, 0.0F, draw % 2 == 0}, 8);
+  }
+}
+
 /// Top-p 0.5 keeps the first of two tokens, and drops all tries.
 TEST(dropped_tries) {
   constexpr int32_t kVocab = 30'011;

@@ -28,7 +28,11 @@ inline int32_t load_relaxed(int32_t* value) {
 inline bool compare_and_swap(int32_t* value, int32_t last, int32_t next) {
   return std::atomic_ref(*value).compare_exchange_strong(last, next, std::memory_order_relaxed);
 }
+/// Takes its time, so that other threads see the value before, too.
 inline void store_release(int32_t* to, int32_t value) {
+  const int64_t begin = clock64();
+  while (clock64() - begin < 1000) {
+  }
   std::atomic_ref(*to).store(value, std::memory_order_release);
 }
 
