@@ -22,6 +22,12 @@ CACHE = tempfile.TemporaryDirectory(prefix="flashplan-tests-")
 os.environ.setdefault("FLASHPLAN_CACHE_DIR", CACHE.name)
 
 
+def pytest_configure(config):
+    # Each worker would have as many threads as there are cores, and all would wait for each other.
+    if config.getoption("numprocesses", None):
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
 def why_no_gpu():
     if _core.cuda_device_count():
         return ""
