@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // sample() with top-p alone, of a row that a CTA reads once. Tokens are drawn as if there were no
-// filter (see "Draws with top-p alone" in ops/sampling_math.h). The masses of bins of values, which
-// the CTA sums up while it reads the row, tell nearly always whether top-p keeps a token.
+// filter (see "Draws with top-p alone" in ops/sampling_math.h). While the CTA reads the row, it
+// adds the weights of elements up by bins of values, which nearly always tell whether top-p keeps a
+// token.
 #pragma once
 
 #include <cmath>
@@ -13,12 +14,12 @@
 namespace flashplan::cuda {
 
 constexpr int kBinsOfThread = (ValueBins::kBins - 1) / kRowThreads + 1;
-/// The bins of a thread, from its first one down. The first thread has the last bins.
+/// A thread has kBinsOfThread bins, from its first one down. The first thread has the last bins.
 __device__ inline int first_bin(int thread) {
   return ValueBins::kBins - 1 - thread * kBinsOfThread;
 }
 
-/// By all threads of a CTA; a barrier is inside.
+/// All threads of the CTA call it; a barrier is inside.
 __device__ inline void clear(uint32_t (&bins)[ValueBins::kBins]) {
 #pragma unroll 1
   for (int b = static_cast<int>(threadIdx.x); b < ValueBins::kBins; b += kRowThreads) bins[b] = 0;
@@ -41,7 +42,6 @@ class SampleCounted : PlainRow<kDType, false> {
       : Base(p, row, shared.plain_entries), shared_(shared), list_(list) {}
 
   /// Leaves in list.bins the sums of bins(), and in shared.most the key of the row's largest value.
-
   __device__ Tried run() {
     this->start_reading();
     choose_bins();
@@ -87,7 +87,7 @@ class SampleCounted : PlainRow<kDType, false> {
   }
 
   __device__ const ValueBins& bins() const { return bins_; }
-  /// The mass of the row, of which the largest value would weigh 2^30, once a token was drawn.
+  /// The mass of the row, in units of which its largest value weighs 2^30. Known after a draw.
   __device__ uint64_t total() const { return total_; }
   /// The mass of what lies above the bins, in their units.
   __device__ uint64_t mass_of_listed() const { return sum_of_warp(mass_of_lane()); }
@@ -124,7 +124,7 @@ class SampleCounted : PlainRow<kDType, false> {
     bins_ = ValueBins::of_weights(base, scale_.factor, p_.vocab);
   }
 
-  /// Lists the elements of the last bin that a block has. One warp.
+  /// Lists those elements of a block that are in the last bin. One warp calls it.
   __device__ void list_above(int block) {
 #pragma unroll 1
     for (int e = lane_of_thread(); e < kBlock; e += 32) {
@@ -135,7 +135,8 @@ class SampleCounted : PlainRow<kDType, false> {
       list_.above[place] = uint64_t{key_of(part_.at(i))} << 32 | ~static_cast<uint32_t>(i);
     }
   }
-  /// The listed element of this lane, of larger ones and smaller ids the larger number; 0: none.
+  /// The listed element of this lane, or 0. An element that comes before another one, as it is
+  /// larger or has a smaller id, is the larger number.
   __device__ uint64_t listed_of_lane() const {
     const auto lane = static_cast<uint32_t>(lane_of_thread());
     return lane < list_.num_above ? list_.above[lane] : 0;

@@ -21,9 +21,10 @@ class ValueBins {
   static __device__ ValueBins of_counts(float base, float factor) {
     return {base, factor, 8, kFewParts, 1U, 0U};
   }
-  /// To sum up weights. A bin is divided into parts, so small that the weight is a line: 1 at the
-  /// low end of the bin, and ln(2) / kOfOctave more at its end. An element adds a whole number,
-  /// which is divisible by the number of parts for what weighs 1, and one more for each part below.
+  /// To sum up weights. A bin is divided into parts. Over so small a range the weight grows
+  /// linearly, by a factor of 1 + ln(2) / kOfOctave. So an element in the first part of a bin adds
+  /// a number `one`, and an element n parts above it adds n more. `one` is a multiple of the number
+  /// of parts.
   static __device__ ValueBins of_weights(float base, float factor, int32_t vocab) {
     // Sums of as many elements as a row has fit 32 bits.
     const int log_parts = vocab <= 181000 ? kManyParts : kFewParts;
@@ -50,15 +51,15 @@ class ValueBins {
     return __fdiv_rn(place * static_cast<float>(1 << log_parts_) - (offset_ - kWhole), slope_);
   }
 
-  /// The mass of a bin whose sum is `sum`, in units of which the masses of a row sum to less than
-  /// 2^53. `place_of_largest`: of the row's largest value.
+  /// The mass of a bin whose sum is `sum`, in units in which a row has less than 2^53.
+  /// `place_of_largest`: the place of the row's largest value.
   __device__ float mass(uint32_t sum, int bin, float place_of_largest) const {
     // Elements that are counted are taken for the middle of the bin.
     const float place = static_cast<float>(bin) + (mask_ == 0 ? 0.5F : 0.0F);
     const float octaves = fminf((place - place_of_largest) / kOfOctave, 1.0F);
     return static_cast<float>(sum) * exp2f(octaves + log_scale());
   }
-  /// In the same units, the mass of a row of which the largest value would weigh 2^30.
+  /// A mass in units of which the row's largest value weighs 2^30, in the units of mass().
   __device__ double mass_of_row(uint64_t total) const {
     return static_cast<double>(total) * 0x1p-30 * one_ * exp2f(log_scale());
   }
