@@ -334,9 +334,13 @@ FLASHPLAN_HOST_DEVICE bool is_tried(int32_t top_k, float top_p, float min_p, int
   return top_p >= kLeastTriedTopP && top_p < 1.0F && top_k >= vocab && min_p == 0.0F;
 }
 
-/// Of the random numbers of a try; of try kMostTries those of the draw from what is kept.
+/// What the random numbers of a try are for; of try kMostTries, the draw from what is kept.
 FLASHPLAN_HOST_DEVICE uint32_t use_of_try(uint32_t index) {
   return index == 0 ? kUseSample : kUseTry + index;
+}
+/// The random numbers of a try. Rows for which nothing is tried are drawn with those of try 0.
+FLASHPLAN_HOST_DEVICE RandomPair random_of_try(const RandomParams& p, int32_t row, uint32_t index) {
+  return random_pair(p.seed.of(row), p.offset.of(row), p.stream(row), use_of_try(index));
 }
 
 FLASHPLAN_HOST_DEVICE bool is_probability(float x) { return x >= 0.0F && x <= 1.01F; }

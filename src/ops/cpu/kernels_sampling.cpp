@@ -66,10 +66,6 @@ class Row {
     weigh(count, block.values, block.weights);
     return count;
   }
-  uint32_t weight_of(float value) const {
-    return from_probs_ ? sampling::weight_of_probability(value, scale)
-                       : sampling::weight_of_logit(value, scale);
-  }
 
  private:
   const typename Format::Storage* values_;
@@ -276,14 +272,12 @@ SampleResult filter_and_draw(const SampleParams& p, int32_t index, const RowType
     const PlainToken token = draw_by_tries(p, index, row);
     if (token.id >= 0 && p.logprobs == nullptr) return {token.id, 0.0F, SampleError::kNone};
     result.id = token.id;
-    weight = row.weight_of(token.value);
+    weight = sampling::weight_of(token.value, row.scale);
   }
   const Kept kept = filter(row, top_k, top_p, min_p);
   if (result.id < 0) {
-    const uint32_t use =
-        is_tried ? sampling::use_of_try(sampling::kMostTries) : sampling::kUseSample;
     const uint64_t random =
-        sampling::random_bits(p.seed.of(index), p.offset.of(index), p.stream(index), use);
+        sampling::random_of_try(p, index, is_tried ? sampling::kMostTries : 0).first;
     result.id = find_token(row, kept.cut, sampling::high_product(random, kept.total), &weight);
   }
   const double chance = static_cast<double>(weight) / static_cast<double>(kept.total);

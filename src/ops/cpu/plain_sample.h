@@ -102,10 +102,7 @@ SampleResult draw_from_all(const SampleParams& p, int32_t index, const RowType& 
   if (row.scale.from_probs && !sampling::masses_sum_to_one(masses.total)) {
     return {-1, 0.0F, SampleError::kProbabilities};
   }
-  const PlainToken token =
-      draw_from_blocks(row, masses,
-                       sampling::random_pair(p.seed.of(index), p.offset.of(index), p.stream(index),
-                                             sampling::kUseSample));
+  const PlainToken token = draw_from_blocks(row, masses, sampling::random_of_try(p, index, 0));
   return {token.id, token.logprob, SampleError::kNone};
 }
 
@@ -132,7 +129,8 @@ template <typename RowType>
     }
     mass.all += all;
     mass.before += above;
-    if (num_ties != 0) mass.before += uint64_t{num_ties} * row.weight_of(token.value);
+    if (num_ties != 0)
+      mass.before += uint64_t{num_ties} * sampling::weight_of(token.value, row.scale);
   }
   return mass;
 }
@@ -143,10 +141,7 @@ PlainToken draw_by_tries(const SampleParams& p, int32_t index, const RowType& ro
   BlockMasses masses;
   weigh_blocks(row, masses);
   for (uint32_t t = 0; t < sampling::kMostTries; ++t) {
-    const PlainToken token =
-        draw_from_blocks(row, masses,
-                         sampling::random_pair(p.seed.of(index), p.offset.of(index),
-                                               p.stream(index), sampling::use_of_try(t)));
+    const PlainToken token = draw_from_blocks(row, masses, sampling::random_of_try(p, index, t));
     const MassBefore mass = mass_before(row, token);
     if (mass.before < sampling::part_of(p.top_p.of(index), mass.all)) return token;
   }

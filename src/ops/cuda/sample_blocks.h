@@ -41,7 +41,7 @@ class SampleBlocks : protected SampleRow<kDType, kFromProbs, kHeld> {
       return SampleError::kProbabilities;
     }
     if (warp_of_thread() != 0) return SampleError::kNone;
-    draw_from_blocks(masses, random_of_try(p_, row_, 0),
+    draw_from_blocks(masses, sampling::random_of_try(p_, row_, 0),
                      [&](int i, uint32_t weight, const WeighedBlock& block) {
                        write_token_of_block(p_, row_, part_.begin() + i, weight, block.sum,
                                             mass_of(block), masses.total);
@@ -49,13 +49,13 @@ class SampleBlocks : protected SampleRow<kDType, kFromProbs, kHeld> {
     return SampleError::kNone;
   }
 
-  struct Tried {
+  struct TriedToken {
     SampleError error;
-    uint64_t token;  // its key and, in the low half, its id; 0 if top-p drops all tries
+    uint64_t token;  // its key and, in the low half, its id; 0: top-p drops all tries
   };
 
   /// Draws with top-p alone. All CTAs get the token.
-  __device__ Tried draw_by_tries() {
+  __device__ TriedToken draw_by_tries() {
     const Masses masses = weigh_blocks();
     if (masses.total == 0) return {SampleError::kProbabilities, 0};
     const int warp = warp_of_thread();
@@ -79,7 +79,7 @@ class SampleBlocks : protected SampleRow<kDType, kFromProbs, kHeld> {
         if (sum_of_warp(value_of_rank(t)) < wanted) return {SampleError::kNone, tokens[t]};
       }
     }
-    if (threadIdx.x == 0) shared_.random = random_of_try(p_, row_, kMostTries).first;
+    if (threadIdx.x == 0) shared_.random = sampling::random_of_try(p_, row_, kMostTries).first;
     return {SampleError::kNone, 0};
   }
 
@@ -169,7 +169,7 @@ class SampleBlocks : protected SampleRow<kDType, kFromProbs, kHeld> {
   /// warp for each try.
   __device__ void send_try(const Masses& masses, int index) {
     uint64_t token = 0;
-    draw_from_blocks(masses, random_of_try(p_, row_, static_cast<uint32_t>(index)),
+    draw_from_blocks(masses, sampling::random_of_try(p_, row_, static_cast<uint32_t>(index)),
                      [&](int i, uint32_t /*weight*/, const WeighedBlock& /*block*/) {
                        token = uint64_t{key_of(part_.at(i))} << 32 |
                                static_cast<uint32_t>(part_.begin() + i);

@@ -151,7 +151,7 @@ class SampleCounted : PlainRow<kDType, false> {
   /// Draws the token of a try, and leaves it in shared_.tokens for this warp's threads.
   __device__ uint64_t draw_try(int index) {
     uint64_t& token = shared_.tokens[warp_of_thread()];
-    const auto random = random_of_try(p_, row_, static_cast<uint32_t>(index));
+    const auto random = sampling::random_of_try(p_, row_, static_cast<uint32_t>(index));
     const auto chosen = this->choose(random);
     total_ = chosen.total;
     this->draw_from(chosen, [&](int32_t id, uint32_t, const WeighedBlock&) {
@@ -176,14 +176,8 @@ class SampleCounted : PlainRow<kDType, false> {
       sum += static_cast<float>(list_.bins[b]) * unit;
       unit *= kBelow;
     }
-    const auto own = static_cast<uint64_t>(sum);
-    const uint64_t to_lane = sum_to_lane(own);
-    const int lane = lane_of_thread();
-    const int warp = warp_of_thread();
-    if (lane == 31) shared_.warp_values[warp][0] = to_lane;
-    __syncthreads();
-    const uint64_t of_warp = lane < kRowWarps ? shared_.warp_values[lane][0] : 0;
-    masses_above()[threadIdx.x] = sum_of_warp(lane < warp ? of_warp : 0) + to_lane - own;
+    masses_above()[threadIdx.x] =
+        sums_of_cta(static_cast<uint64_t>(sum), shared_.warp_values).before;
     __syncthreads();
   }
   __device__ Mass* masses_above() { return list_.masses; }

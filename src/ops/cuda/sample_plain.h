@@ -38,8 +38,7 @@ class SamplePlain : PlainRow<kDType, kFromProbs> {
                  if (rank < cluster_size()) mail_.send(entries_ + block, entry, rank);
                });
     // While the entries of other CTAs are on their way.
-    const auto random = sampling::random_pair(p_.seed.of(row_), p_.offset.of(row_), p_.stream(row_),
-                                              sampling::kUseSample);
+    const auto random = sampling::random_of_try(p_, row_, 0);
     mail_.wait(0);
     SampleError error = this->find_largest();
     if (error == SampleError::kNone) error = draw(random);

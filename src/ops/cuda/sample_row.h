@@ -63,7 +63,8 @@ struct SampleShared {
 
 static_assert(sizeof(SampleShared) <= 10 * 1024, "three CTAs of 16,128 elements must fit an SM");
 
-/// Of the memory behind the part, for each CTA of the cluster: the values of two steps.
+/// The dynamic shared memory that SampleRow needs for each CTA of the cluster: what that CTA sends
+/// in two steps.
 constexpr int kBytesOfRank = 2 * kValues * sizeof(uint64_t);
 
 /// Of 0, only +0 has a key.
@@ -80,7 +81,8 @@ __device__ inline float larger_or_nan(float a, float b) {
 #endif
 }
 
-/// A function of its own, since it is as much code as a loop over a row, and few draws call it.
+/// log(part / all). It is not inlined: it is as much code as a loop over a row, and only draws with
+/// log-probabilities need it.
 __device__ __noinline__ inline float log_of_ratio(double part, double all) {
   return static_cast<float>(log(part / all));
 }
@@ -93,11 +95,21 @@ __device__ inline void write_result(const SampleParams& p, int32_t row, int32_t 
   if (p.status != nullptr) p.status[row] = static_cast<int32_t>(error);
 }
 
-/// The random numbers of a try (see "Draws with top-p alone" in ops/sampling_math.h).
-__device__ inline sampling::RandomPair random_of_try(const SampleParams& p, int32_t row,
-                                                     uint32_t index) {
-  return sampling::random_pair(p.seed.of(row), p.offset.of(row), p.stream(row),
-                               sampling::use_of_try(index));
+/// The sums of a value over the threads of the CTA before this one, and over all.
+struct SumsOfCta {
+  uint64_t before;
+  uint64_t all;
+};
+/// For values whose sum is below 2^54. `of_warps` is shared memory. All threads of the CTA call it;
+/// a barrier is inside, and one is due before `of_warps` is written again.
+__device__ inline SumsOfCta sums_of_cta(uint64_t own, uint64_t (&of_warps)[kMaxCluster][2]) {
+  const uint64_t to_lane = sum_to_lane(own);
+  const int lane = lane_of_thread();
+  const int warp = warp_of_thread();
+  if (lane == 31) of_warps[warp][0] = to_lane;
+  __syncthreads();
+  const uint64_t of_warp = lane < kRowWarps ? of_warps[lane][0] : 0;
+  return {sum_of_warp(lane < warp ? of_warp : 0) + to_lane - own, sum_of_warp(of_warp)};
 }
 
 __device__ inline SampleError error_of_parameters(float temperature, int32_t top_k, float top_p,
@@ -136,8 +148,7 @@ class SampleRow {
     shared_.top_k = p_.top_k.of(row_);
     shared_.top_p = p_.top_p.of(row_);
     shared_.min_p = p_.min_p.of(row_);
-    shared_.random = sampling::random_bits(p_.seed.of(row_), p_.offset.of(row_), p_.stream(row_),
-                                           sampling::kUseSample);
+    shared_.random = sampling::random_of_try(p_, row_, 0).first;
   }
 
   __device__ SampleError error_of_parameters() const {

@@ -74,17 +74,10 @@ class SampleTwice : protected SampleListed<kDType> {
     uint64_t own = 0;
 #pragma unroll 1
     for (int b = first; b > first - kBinsOfThread; --b) own += amount_of(b);
-    const uint64_t to_lane = sum_to_lane(own);
-    const int lane = lane_of_thread();
-    const int warp = warp_of_thread();
-    if (lane == 31) shared_.warp_values[warp][0] = to_lane;
     if (threadIdx.x == 0) shared_.selected[0] = shared_.selected[1] = 0;
-    __syncthreads();
-    const uint64_t of_warp = lane < kRowWarps ? shared_.warp_values[lane][0] : 0;
-    const uint64_t all = sum_of_warp(of_warp);
-    const uint64_t begin =
-        mass_above_bins_ + sum_of_warp(lane < warp ? of_warp : 0) + to_lane - own;
-    const double of_row = total_ != 0 ? bins_.mass_of_row(total_) : static_cast<double>(all);
+    const SumsOfCta sums = sums_of_cta(own, shared_.warp_values);
+    const uint64_t begin = mass_above_bins_ + sums.before;
+    const double of_row = total_ != 0 ? bins_.mass_of_row(total_) : static_cast<double>(sums.all);
     const double wanted = by_mass ? double{shared_.top_p} * of_row : top_k_;
     const double factor = by_mass ? slack : 1.0;
     const double of_ends[2] = {wanted / factor, wanted * factor};
@@ -163,7 +156,7 @@ class SampleTwice : protected SampleListed<kDType> {
         if (threadIdx.x == 0) write_token(id, weight, total);
         return true;
       }
-      random = random_of_try(p_, row_, sampling::kMostTries).first;
+      random = sampling::random_of_try(p_, row_, sampling::kMostTries).first;
     }
     this->for_each([&](uint32_t key, uint32_t id) {
       const uint32_t weight = weight_in(listed, key, id);
