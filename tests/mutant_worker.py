@@ -45,6 +45,7 @@ FIRST = {
     "src/ops/cpu/verify": ["pytest:test_speculative"],
     "src/ops/cpu/speculative": ["pytest:test_speculative"],
     "src/ops/speculative": ["pytest:test_speculative"],
+    "src/ops/cuda/softmax": ["ctest:test_emulated_softmax"],
     "src/ops/cuda": ["ctest:test_emulated_sampling"],
     "src/ops/rope": ["ctest:test_rows", "pytest:test_rope test_rope_append"],
     "src/ops/cpu/rope": ["ctest:test_rows", "pytest:test_rope test_rope_append"],

@@ -1,24 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// The CUDA kernels of sample() and softmax(), run by an emulator of clusters: ids, errors and
-// logprobs must be the CPU's.
+// The CUDA kernels of sample(), run by an emulator of clusters: ids, errors and logprobs must be
+// the CPU's.
 #include "cuda_builtins.h"
 #include "flashplan/sampling.h"
 #include "ops/cpu/kernels.h"
 #include "ops/operators.h"
-// The library has functions of these names, of a build without CUDA or for a real GPU.
+// The library has a function of this name, of a build without CUDA or for a real GPU.
 #define sample emulated_sample
 #include "ops/cuda/sampling.cu"
 #undef sample
-#define softmax emulated_softmax
-#include "ops/cuda/softmax.cu"
-#undef softmax
 
-#include <limits>
 #include <random>
 #include <string>
 #include <vector>
 
 #include "check.h"
+#include "logit_rows.h"
 
 namespace flashplan::cuda {
 namespace {
@@ -30,7 +27,6 @@ namespace flashplan::test {
 namespace {
 
 using cpu::SampleResult;
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 struct Settings {
   const char* name;
@@ -74,49 +70,6 @@ constexpr Settings kFewSettings[] = {
     {"k 3000 p 0.9", 1.0F, 3000, 0.9F},
     {"min-p 1", 1.0F, INT32_MAX, 1.0F, 1.0F},
 };
-
-struct Rows {
-  std::vector<std::string> names;
-  std::vector<std::vector<float>> rows;
-  bool are_probabilities = false;
-};
-
-/// Ties at every cut, neighbours in float32, one-hot, flat, denormal, huge, mostly -inf.
-Rows hard_rows(int32_t vocab, uint32_t seed) {
-  std::mt19937 random(seed);
-  std::normal_distribution<float> normal;
-  std::uniform_int_distribution<int> few(-3, 3);
-  std::bernoulli_distribution half(0.5);
-  std::bernoulli_distribution tenth(0.1);
-  Rows all;
-  const auto add = [&](const char* name, auto value) {
-    std::vector<float> row(static_cast<size_t>(vocab));
-    for (int32_t i = 0; i < vocab; ++i) row[static_cast<size_t>(i)] = value(i);
-    all.names.emplace_back(name);
-    all.rows.push_back(std::move(row));
-  };
-  add("normal", [&](int) { return 2 * normal(random); });
-  add("peaked", [&](int) { return 8 * normal(random); });
-  add("narrow", [&](int) { return 100.0F + 0.01F * normal(random); });
-  add("ties", [&](int) { return std::round(normal(random)); });
-  add("halves", [&](int) { return std::round(normal(random) * 16) / 16; });
-  add("neighbours", [&](int) { return 1.5F + 0x1p-23F * static_cast<float>(few(random)); });
-  add("one-hot", [&](int i) { return i == vocab / 3 ? -5.0F : -kInfinity; });
-  add("flat", [&](int) { return 0.0F; });
-  add("zeros", [&](int) { return half(random) ? 0.0F : -0.0F; });
-  add("two zeros", [&](int i) { return i % 97 == 5 ? (i % 2 ? 0.0F : -0.0F) : -1.0F; });
-  add("denormal", [&](int) { return 1e-42F * normal(random); });
-  add("few", [&](int i) { return i == vocab / 2 || tenth(random) ? normal(random) : -kInfinity; });
-  add("falling",
-      [&](int i) { return 5.0F - 20.0F * static_cast<float>(i) / static_cast<float>(vocab); });
-  add("rising",
-      [&](int i) { return -40.0F + 40.0F * static_cast<float>(i) / static_cast<float>(vocab); });
-  add("huge", [&](int) { return 1e30F * normal(random); });
-  add("all -inf", [&](int) { return -kInfinity; });
-  add("NaN", [&](int i) { return i == vocab - 1 ? -std::nanf("") : normal(random); });
-  add("+inf", [&](int i) { return i == vocab / 7 ? kInfinity : normal(random); });
-  return all;
-}
 
 std::vector<float> probabilities(const std::vector<float>& logits) {
   double largest = -kInfinity;
@@ -279,26 +232,6 @@ TEST(rows_that_are_streamed) {
   cuda::emulated_facts.num_sms = 132;
 }
 
-/// Blocks of very different sizes, some of them -inf, and what is no distribution.
-Rows block_rows(int32_t vocab, uint32_t seed) {
-  Rows all = hard_rows(vocab, seed);
-  std::mt19937 random(seed);
-  std::normal_distribution<float> normal;
-  const auto add = [&](const char* name, auto value_of_block) {
-    std::vector<float> row;
-    for (int32_t i = 0; i < vocab; ++i) {
-      row.push_back(value_of_block(i / sampling::kBlock) + normal(random));
-    }
-    all.names.emplace_back(name);
-    all.rows.push_back(std::move(row));
-  };
-  add("blocks rise", [](int b) { return 0.25F * static_cast<float>(b); });
-  add("blocks differ", [](int b) { return static_cast<float>(b * 7 % 31); });
-  add("every second block is -inf", [](int b) { return b % 2 == 0 ? 0.0F : -kInfinity; });
-  add("the last block", [&](int b) { return b == (vocab - 1) / sampling::kBlock ? 60.0F : 0.0F; });
-  return all;
-}
-
 /// Top-p alone: tokens are drawn as if there were no filter, until top-p keeps one. Without
 /// logprobs a CTA that streams a row need not find out what is kept.
 TEST(rows_with_top_p) {
@@ -457,45 +390,6 @@ TEST(plain_rows_of_wrong_probabilities) {
   rows.are_probabilities = true;
   compare(rows, {"plain"}, kVocab, true);
   compare(rows, {"greedy", 0.0F}, kVocab, true);
-}
-
-TEST(softmax_of_hard_rows) {
-  for (const int32_t vocab : {1, 7, 5003, 20'008, 128'256, 200'003}) {
-    const Rows rows = hard_rows(vocab, 9);
-    const int32_t gap = vocab % 2;
-    const int64_t stride = (vocab + 3) / 4 * 4 + gap;
-    std::vector<float4> in(rows.rows.size() * static_cast<size_t>(stride) / 4 + 1);
-    std::vector<float4> out(in.size());
-    auto* x = reinterpret_cast<float*>(in.data());
-    auto* y = reinterpret_cast<float*>(out.data());
-    for (size_t r = 0; r < rows.rows.size(); ++r) {
-      std::copy(rows.rows[r].begin(), rows.rows[r].end(), x + r * static_cast<size_t>(stride));
-    }
-    const bool in_place = vocab % 8 == 3;
-    SoftmaxParams p;
-    p.logits = reinterpret_cast<const char*>(x);
-    p.row_stride = p.out_stride = stride * 4;
-    p.out = reinterpret_cast<char*>(in_place ? x : y);
-    p.num_rows = static_cast<int32_t>(rows.rows.size());
-    p.vocab = vocab;
-    p.temperature.all = 0.8F;
-    CHECK(cuda::emulated_softmax(p, Device{DeviceType::kCuda, 0}, nullptr).ok());
-    for (size_t r = 0; r < rows.rows.size(); ++r) {
-      double largest = -kInfinity;
-      for (const float v : rows.rows[r]) largest = std::max<double>(largest, v);
-      double sum = 0;
-      for (const float v : rows.rows[r]) sum += std::exp((v - largest) / 0.8F);
-      bool is_right = true;
-      for (size_t i = 0; i < rows.rows[r].size(); ++i) {
-        const double wanted = std::exp((rows.rows[r][i] - largest) / 0.8F) / sum;
-        const double got = (in_place ? x : y)[r * static_cast<size_t>(stride) + i];
-        is_right = is_right && (std::isnan(sum) ? std::isnan(got)
-                                                : std::fabs(got - wanted) <= 3e-5 * wanted + 2e-38);
-      }
-      if (!is_right)
-        check::fail(__FILE__, __LINE__, rows.names[r] + " of " + std::to_string(vocab));
-    }
-  }
 }
 
 }  // namespace
