@@ -143,8 +143,8 @@ PREFIXES.append(
 )
 LARGER += PREFIXES
 
-# Merges of more rows than 16, which the CTAs that wrote the states divide: of many states and of
-# few, of one warpgroup and of two, with other tiles behind them in some queues.
+# Merges of more than 16 rows, which are divided among the CTAs that wrote the states. They have few
+# states or many, and rows of one warpgroup or of two; some queues have other tiles after them.
 DIVIDED = [
     Case(qo, kv, num_qo_heads=8, num_ctas=ctas, **options)
     for qo, kv in (((20,), (17000,)), ((9, 60), (900, 9000)), ((100, 1, 3), (6000, 300, 40)))

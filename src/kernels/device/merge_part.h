@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the CTAs that wrote the states of a merge divide its rows among them. If the last one to
-// arrive merged all rows, the others would be idle meanwhile: 64 rows of 16 states are 512 KB.
+// How the rows of a merge are divided among the CTAs that wrote its states. If the last CTA to
+// arrive merged all rows, the other CTAs would be idle meanwhile: 64 rows of 16 states are 512 KB.
 #pragma once
 
 #include "kernels/device/attention_state.h"
@@ -18,9 +18,9 @@ struct MergePart {
 constexpr MergePart kNoRows = {0, 0};
 constexpr MergePart kAllRows = {0, 1};
 
-// The counter of a merge that may be divided. CTAs that have no other work left help: they wait
-// for the last arrival, and then each merges a part. What merges may be a warpgroup instead of a
-// CTA.
+// The bits of the counter of a merge that may be divided. A CTA that has no other work left is a
+// helper: it waits until the last CTA has arrived, and then each of them merges a part of the rows.
+// In the sm90 kernels, warpgroups take the place of CTAs.
 constexpr uint32_t kArrivalBits = 0xffff;   // arrivals; once divided, the helpers that know it
 constexpr uint32_t kHelper = 1U << 16;      // added by each helper, in 14 bits
 constexpr uint32_t kHelperLeft = 1U << 30;  // a helper stopped waiting: nobody may divide
@@ -31,12 +31,12 @@ FLASHPLAN_DEVICE bool may_divide(const Merge& merge) {
   return merge.rows.num_rows > kFewRows && merge.num_pieces < static_cast<int32_t>(kArrivalBits);
 }
 
-/// Arrives at a merge, and returns the rows that the caller has to merge. Each CTA has one thread
-/// that calls it, between two barriers. `has_time`: the caller has no other work left.
-/// `kMayDivide`: there may be so many rows that they are divided.
+/// Arrives at a merge, and returns the rows that the caller has to merge. One thread of each CTA
+/// calls it, between two barriers of the CTA. `has_time`: the caller has no other work left.
+/// `kMayDivide`: false if the caller never has merges of more than a few rows.
 ///
-/// Helpers wait for 20 us at most: a CTA may not have started yet, and may start only when a helper
-/// has ended.
+/// A helper stops waiting after 20 us: it may be waiting for a CTA that can only start on this SM
+/// when the helper has ended.
 template <bool kMayDivide = true>
 FLASHPLAN_DEVICE MergePart arrive_at_merge(int32_t* counter, const Merge& merge, bool has_time) {
   if (!kMayDivide || !may_divide(merge)) {

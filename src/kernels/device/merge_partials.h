@@ -46,9 +46,9 @@ FLASHPLAN_DEVICE void write_result(const AttentionParams& p, const typename T::V
   if (dim == 0 && p.tensors.lse.data != nullptr) p.tensors.lse.data[to.lse(p)] = lse;
 }
 
-/// Merges the partial results of a part of a merge's rows in the order of their keys, and writes o
-/// and lse. To hide the latency of memory, a thread loads 4 dims of kStatesAtOnce states of
-/// kRowsAtOnce rows at a time.
+/// Merges the states of a part of a merge's rows in the order of their keys, and writes o and lse.
+/// A thread loads 4 dims of kStatesAtOnce states of kRowsAtOnce rows before it uses any of them,
+/// which hides the latency of memory.
 template <typename T, int kRowsAtOnce, int kStatesAtOnce>
 FLASHPLAN_DEVICE void merge_partials(const AttentionParams& p, const Merge& merge,
                                      const MergePart& part) {

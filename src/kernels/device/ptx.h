@@ -143,7 +143,7 @@ FLASHPLAN_DEVICE void store_shared_2(uint32_t address, uint32_t value) {
   asm volatile("st.shared.u16 [%0], %1;\n" ::"r"(address), "h"(static_cast<uint16_t>(value))
                : "memory");
 }
-/// Adds to a word of shared memory atomically. Returns the value before the addition.
+/// Atomically adds to a word of shared memory, and returns the value before the addition.
 FLASHPLAN_DEVICE uint32_t add_shared(uint32_t address, uint32_t value) {
   uint32_t before;
   asm volatile("atom.shared.add.u32 %0, [%1], %2;\n"
@@ -267,8 +267,8 @@ FLASHPLAN_DEVICE int32_t load_relaxed(const int32_t* from) {
   return value;
 }
 
-/// Sets *value to `next` if it is `last`, atomically. Returns whether it was. Other accesses to
-/// memory are not ordered by it.
+/// Atomically replaces *value by `next` if it equals `last`, and returns whether it did. It orders
+/// no other accesses to memory.
 FLASHPLAN_DEVICE bool compare_and_swap(int32_t* value, int32_t last, int32_t next) {
   int32_t before;
   asm volatile("atom.relaxed.gpu.global.cas.b32 %0, [%1], %2, %3;\n"

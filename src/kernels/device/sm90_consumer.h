@@ -360,7 +360,7 @@ class Sm90Consumer {
   }
 
   /// Writes the output of a unit, if it is this warpgroup's, and frees the record of its tile after
-  /// the last head. `is_final`: it is the last unit of the queue.
+  /// the last head. `is_final`: no other unit of the queue follows.
   FLASHPLAN_DEVICE void write_output(const Unit& unit, bool is_shared, bool is_own, bool is_final) {
     if (is_own) {
       epilogue(first_row(is_shared))

@@ -23,10 +23,10 @@ class Sm90Merge {
         first_row_(first_row),
         thread_(thread) {}
 
-  /// Arrives at a merge, and merges what this warpgroup then has to merge. As a rule the rows of
-  /// each warpgroup are merged apart, with an arrival counter of their own. `has_time`: this
-  /// warpgroup has no other work left. The merge of a request that reads prefixes is only noted:
-  /// Sm90ReaderMerges arrives at it when the queue has ended.
+  /// Arrives at a merge, and merges the rows that this warpgroup then has to merge. Each warpgroup
+  /// of a tile has an arrival counter for its own rows; only a prefix has one counter for all rows.
+  /// `has_time`: this warpgroup has no other work left. A request that reads prefixes is only put
+  /// into the list of Sm90ReaderMerges, which arrives at its merge when the queue has ended.
   FLASHPLAN_DEVICE void arrive_at(int32_t number, bool has_time) const {
     const Merge merge = p_.schedule.merges[number];  // loaded while the others arrive
     const bool is_prefix = S::Variant::kIsBuiltIn && merge.num_readers > 0;

@@ -14,17 +14,17 @@ FLASHPLAN_DEVICE int32_t* counter_of(const AttentionParams& p, int32_t merge) {
 }
 
 /// Merges the partial results of a CTA's requests with those of their prefixes, after the CTA has
-/// computed all tiles of its queue. The prefixes, which come first in all queues, are then usually
-/// complete, so the CTA waits for them at most once and not after each tile. The readers of a
-/// prefix are the requests that begin with it.
+/// computed all tiles of its queue. Prefixes come first in all queues, so by then they are usually
+/// complete: the CTA waits for them once, instead of after each tile. The readers of a prefix are
+/// the requests that begin with it.
 template <typename S>
 class Sm90ReaderMerges {
  public:
   FLASHPLAN_DEVICE Sm90ReaderMerges(const AttentionParams& p, uint32_t base)
       : p_(p), output_(p), base_(base), thread_(opaque(static_cast<int>(threadIdx.x))) {}
 
-  /// Sets the words in shared memory to 0. One thread calls it, before the barrier at which all
-  /// warps of the kernel start.
+  /// Clears this class's words of shared memory. One thread calls it, before the first barrier of
+  /// the CTA.
   FLASHPLAN_DEVICE void begin() const {
     for (int i = 0; i < kReader; ++i) store_word(i, 0);
   }
@@ -36,10 +36,10 @@ class Sm90ReaderMerges {
     if (i < S::kMostReaders) store_word(kReader + i, number);
   }
 
-  /// Arrives at the merges of all readers of a complete prefix. The warpgroup whose tile was the
-  /// prefix's last one calls it, with all threads. A request waits for its prefixes for a limited
-  /// time. If it arrived at its merge before the prefix did, nobody has merged it: then its counter
-  /// is set to kComplete, and merge_all() of this CTA merges it.
+  /// Arrives at the merges of all readers of a complete prefix. All threads of the warpgroup that
+  /// completed the prefix call it. A request that waited too long for the prefix has arrived at its
+  /// merge already, and this is then the last arrival there: the counter is set to kComplete, and
+  /// merge_all() of this CTA merges that request.
   FLASHPLAN_DEVICE void arrive_at_readers(const Merge& prefix, int thread) const {
 #pragma unroll 1
     for (int32_t i = thread; i < prefix.num_readers; i += 128) {
@@ -51,8 +51,8 @@ class Sm90ReaderMerges {
     }
   }
 
-  /// Merges the listed requests, and those that arrive_at_readers() has marked. All consumer
-  /// threads call it, after the last tile of the queue.
+  /// Merges the requests in the list, and those whose counter arrive_at_readers() has set to
+  /// kComplete. All consumer threads call it, after the last tile of the queue.
   FLASHPLAN_DEVICE void merge_all() const {
     constexpr int kThreads = 32 * kWarps;
     barrier_wait(S::kConsumerBarrier, kThreads);  // all partial results of this CTA are written
@@ -105,8 +105,8 @@ class Sm90ReaderMerges {
   /// values, which are not needed any more.
   FLASHPLAN_DEVICE uint32_t listed(uint32_t i) const { return base_ + S::kFirstSlot + i * 4; }
 
-  /// The place that a thread has reached in its search through the tiles of the queue. Each warp
-  /// searches every kWarps-th tile, and each lane every 32nd kv head of it.
+  /// The position of a thread in its search through the tiles of the queue. A warp looks at every
+  /// kWarps-th tile, and a lane at every 32nd kv head of that tile.
   struct Search {
     bool seeks_complete;  // false: finds the requests of tiles; true: readers of tiles' prefixes
     int32_t tile;
@@ -128,7 +128,7 @@ class Sm90ReaderMerges {
     return {seeks_complete, queue.begin + thread_ / 32, queue.end, thread_ % 32, 0};
   }
 
-  /// Returns the number of the next merge that the search finds, or kNone after the last one.
+  /// Goes on with the search. Returns the number of the next merge, or kNone if there is none.
   FLASHPLAN_DEVICE int32_t find_next(Search& search) const {
 #pragma unroll 1
     while (!search.has_ended()) {
@@ -151,10 +151,9 @@ class Sm90ReaderMerges {
     return kNone;
   }
 
-  /// Waits for the prefixes of a request and arrives at its merge. Returns whether this CTA has to
-  /// merge it, because it was the last to arrive. `may_be_marked`: the request was found as the
-  /// reader of a prefix. Then this CTA has to merge it if it is marked, and nobody waits or
-  /// arrives.
+  /// Waits for the prefixes of a request, and arrives at its merge. Returns whether it was the last
+  /// to arrive, so that this CTA merges the request. `may_be_marked`: the request was found as the
+  /// reader of a prefix. Then it returns whether the counter is kComplete, without waiting.
   FLASHPLAN_DEVICE bool has_to_merge(int32_t number, bool may_be_marked) const {
     if (may_be_marked) return compare_and_swap(counter_of(p_, number), kComplete, 0);
     const Merge& merge = p_.schedule.merges[number];
@@ -162,8 +161,7 @@ class Sm90ReaderMerges {
     return is_last_to_arrive(counter_of(p_, number), merge.num_pieces);
   }
 
-  /// Merges the `count` requests of this round. Their rows are dealt to the warps in turn, and a
-  /// warp merges one row at a time.
+  /// Merges the `count` requests of this round. Warps take their rows in turn, one row at a time.
   FLASHPLAN_DEVICE void merge_listed(int32_t count) const {
     int32_t first = thread_ / 32;  // this warp's first row of request i
 #pragma unroll 1
@@ -184,8 +182,8 @@ class Sm90ReaderMerges {
 
   /// Merges the states of one row of a request: first its own in the order of their keys, then
   /// those of its prefixes, from the innermost to the outermost. A warp calls it; each lane has 4
-  /// dims at a time. Many requests have a single state of their own, so loads of the prefix's
-  /// states are issued together with it, and memory's latency is paid once.
+  /// dims at a time. Many requests have only one state of their own. It is loaded together with the
+  /// states of the prefix, so that a row waits for memory once.
   FLASHPLAN_DEVICE void merge_row(const Merge& merge, int row) const {
     constexpr int kQuads = S::kHeadDimVo / 4;
     constexpr int kStatesAtOnce = S::kWarpgroups > 2 ? 6 : 12;  // more are spilled
