@@ -14,7 +14,7 @@ SETTINGS = {
     "top-k": {"top_k": 7},
     "top-k 2": {"top_k": 2},
     "top-p": {"top_p": 0.7},
-    "top-p 0.5": {"top_p": 0.5},  # one draw in 4,096 is not one of the tries
+    "top-p 0.4": {"top_p": 0.4},  # which drops most tries
     "small top-p": {"top_p": 0.3},
     "min-p": {"min_p": 0.1},
     "all": {"temperature": 1.3, "top_k": 30, "top_p": 0.9, "min_p": 0.02},

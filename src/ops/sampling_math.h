@@ -325,10 +325,10 @@ FLASHPLAN_HOST_DEVICE Scale absolute_scale() { return {1.0F, 1.0F, true}; }
 // Tokens are drawn as if there were no filter, each with new random numbers, until top-p keeps one.
 // That is a draw from the filtered distribution, and does not need the sums of what is kept. As a
 // rule the first token is kept, with a chance of top_p. If top-p drops kMostTries tokens, which is
-// as rare as one draw in 4,096 at most, a token is drawn from what it keeps.
+// as rare as one draw in 200,000 at most, a token is drawn from what it keeps.
 
-constexpr uint32_t kMostTries = 12;
-constexpr float kLeastTriedTopP = 0.5F;
+constexpr uint32_t kMostTries = 24;
+constexpr float kLeastTriedTopP = 0.4F;
 
 FLASHPLAN_HOST_DEVICE bool is_tried(int32_t top_k, float top_p, float min_p, int32_t vocab) {
   return top_p >= kLeastTriedTopP && top_p < 1.0F && top_k >= vocab && min_p == 0.0F;

@@ -11,19 +11,39 @@
 
 namespace flashplan::cuda {
 
+constexpr int kMostEntries = 512;  // blocks of a row
+constexpr int kMostChosen = 4;     // blocks chosen at once
+
+/// The block of a token.
+struct ChosenBlock {
+  int block;
+  uint64_t random;  // for its element
+  uint64_t mass;
+};
+
+/// Of a CTA, in shared memory at the same place of all CTAs.
+struct PlainShared {
+  Mailbox mail;                          // of the entries
+  uint64_t entries[kMostEntries];        // of all blocks
+  uint64_t warp_values[kMaxCluster][2];  // of warps
+  uint32_t warp_keys[kRowWarps];
+  ChosenBlock chosen[kMostChosen];
+};
+
 /// The CTAs of a cluster have parts of the row, which has at most kMostEntries blocks.
 template <DType kDType, bool kFromProbs>
 class PlainRow {
  public:
-  /// `entries` [kMostEntries], of each CTA, are those of all blocks.
-  __device__ PlainRow(const SampleParams& p, int32_t row, uint64_t* entries)
+  __device__ PlainRow(const SampleParams& p, int32_t row, PlainShared& shared)
       : p_(p),
         row_(row),
-        entries_(entries),
-        num_blocks_(num_blocks_of(p)),
-        blocks_of_cta_(blocks_of_cta(p)),
-        part_(part_of_blocks<kDType, kFromProbs>(p, row)),
-        num_fetchable_(part_.has_words(0, 0) ? part_.count() / kBlock : 0) {}
+        plain_(shared),
+        num_blocks_((p.vocab - 1) / kBlock + 1),
+        first_block_(cluster_rank() * blocks_of_cta()),
+        end_block_(min(first_block_ + blocks_of_cta(), num_blocks_)),
+        elements_({p.logits, p.row_stride, p.bias, p.bias_stride}, row, p.vocab,
+                  kFromProbs ? 0.0F : -INFINITY),
+        num_fetchable_(elements_.has_words(0, 0) ? p.vocab / kBlock : 0) {}
 
  protected:
   static constexpr int kBlock = sampling::kBlock;
@@ -32,11 +52,17 @@ class PlainRow {
   using OfWarp = BlockOfWarp<kFromProbs, kVec, kWords>;
   using OfWarpInMemory = BlockOfWarp<kFromProbs, kVec, 1>;
 
-  // --- Blocks of the CTA's part ---
+  // --- The CTA's blocks. Blocks are numbered from the begin of the row ---
 
+  /// One thread calls it, before the cluster's first barrier.
+  __device__ void init_mail() {
+    plain_.mail.init();
+    Mailbox::fence_init();
+    plain_.mail.expect(static_cast<uint32_t>(num_blocks_) * sizeof(uint64_t));
+  }
   /// Starts to load the first block of each warp. read() is due.
   __device__ void start_reading() {
-    fetch(warp_of_thread());
+    if (first_of_warp() < end_block_) fetch(first_of_warp());
     const float temperature = p_.temperature.of(row_);
     is_greedy_ = !kFromProbs && temperature == 0.0F;
     scale_ =
@@ -55,39 +81,67 @@ class PlainRow {
     }
     return largest;
   }
-  /// Reads the part. The threads of a warp call see(x), for kVec values at a time, and for each
-  /// block of the warp enter(block of the row, entry).
-  template <class See, class Enter>
-  __device__ void read(const See& see, const Enter& enter) {
+  /// Reads the CTA's blocks, and tells all CTAs their entries. The threads of a warp call see(x),
+  /// for kVec values at a time, and after each block of the warp end_block(block, its largest
+  /// value).
+  template <class See, class EndBlock>
+  __device__ void read(const See& see, const EndBlock& end_block) {
 #pragma unroll 1
-    for (int block = warp_of_thread(); block * kBlock < part_.count(); block += kRowWarps) {
+    for (int block = first_of_warp(); block < end_block_; block += kRowWarps) {
       const WeighedBlock weighed =
           block < num_fetchable_ ? weigh_fetched(see) : weigh_elements(block, see);
       const uint64_t entry = uint64_t{weighed.key} << 32 | sampling::rounded_sum(weighed.sum);
-      enter(first_block() + block, entry);
+      const int rank = lane_of_thread();
+      if (rank < cluster_size()) plain_.mail.send(plain_.entries + block, entry, rank);
+      end_block(block, OfWarp::value_of(weighed.key));
+    }
+  }
+  /// Reads them again. All threads of a warp call body(x, i) together, with kVec values of which
+  /// the first is element i of the row; behind its end these are -infinity, or the probability 0.
+  template <class Body>
+  __device__ void read_again(const Body& body) {
+    if (first_of_warp() < end_block_) fetch(first_of_warp());
+#pragma unroll 1
+    for (int block = first_of_warp(); block < end_block_; block += kRowWarps) {
+      if (block >= num_fetchable_) {
+#pragma unroll 1
+        for (int u = 0; u < OfWarpInMemory::kWords; ++u) {
+          float x[kVec];
+          read_elements(block, u, x);
+          body(x, block * kBlock + OfWarp::first_of(u));
+        }
+        continue;
+      }
+      const NextBlock next = start_next();
+#pragma unroll
+      for (int u = 0; u < kWords; ++u) {
+        float x[kVec];
+        unpack<kDType, kVec>(words_[u], x);
+        body(x, block * kBlock + OfWarp::first_of(u));
+        next.load(u, words_);
+      }
     }
   }
 
-  __device__ int first_block() const { return cluster_rank() * blocks_of_cta_; }
+  __device__ int blocks_of_cta() const { return (num_blocks_ - 1) / cluster_size() + 1; }
+  __device__ int first_of_warp() const { return first_block_ + warp_of_thread(); }
+  __device__ bool is_of_warp(int block) const {
+    return block >= first_block_ && block < end_block_ &&
+           (block - first_block_) % kRowWarps == warp_of_thread();
+  }
 
   // --- Entries of blocks: the key of the largest value, and below it the sum of weights ---
 
-  __device__ uint64_t mass_of(int block) const {
-    const uint64_t entry = entries_[block];
-    const float largest = OfWarp::value_of(static_cast<uint32_t>(entry >> 32));
-    if (is_greedy_) return largest == scale_.largest ? 1 : 0;
-    return sampling::mass_of_block(largest, static_cast<uint32_t>(entry),
-                                   {scale_.largest, scale_.factor, kFromProbs});
-  }
-
-  /// Finds the row's largest value; returns the error of the parameters or of the row.
-  __device__ SampleError find_largest() {
+  /// Waits for the entries of all blocks, and finds the row's largest value. Returns the error of
+  /// the parameters or of the row. All threads call it; a barrier is inside.
+  __device__ SampleError receive_entries() {
+    plain_.mail.wait(0);
     uint32_t key = 0;
 #pragma unroll 1
-    for (int block = lane_of_thread(); block < num_blocks_; block += 32) {
-      key = max(key, static_cast<uint32_t>(entries_[block] >> 32));
+    for (int block = static_cast<int>(threadIdx.x); block < num_blocks_; block += kRowThreads) {
+      key = max(key, static_cast<uint32_t>(plain_.entries[block] >> 32));
     }
-    key = __reduce_max_sync(~0U, key);
+    key = largest_of_cta(key);
     scale_.largest = OfWarp::value_of(key);
     const SampleError error = error_of_parameters(p_.temperature.of(row_), p_.top_k.of(row_),
                                                   p_.top_p.of(row_), p_.min_p.of(row_));
@@ -99,39 +153,54 @@ class PlainRow {
     if (!(scale_.largest < INFINITY)) return SampleError::kNotANumber;
     return scale_.largest == -INFINITY ? SampleError::kNoToken : SampleError::kNone;
   }
-
-  /// The block of a token.
-  struct Chosen {
-    int block;        // of the CTA's part, in which it may not be
-    uint64_t random;  // for its element
-    uint64_t mass;
-    uint64_t total;  // of the row
-  };
-
-  /// Chooses a block. All threads of a warp call it, after find_largest().
-  __device__ Chosen choose(const sampling::RandomPair& random) const {
+  /// A barrier is inside, and another one is due before the next call.
+  __device__ uint32_t largest_of_cta(uint32_t key) {
+    key = __reduce_max_sync(~0U, key);
     const int lane = lane_of_thread();
-    const int share = (num_blocks_ - 1) / 32 + 1;  // of a lane
-    static_assert(kMostEntries <= 32 * 32, "the lanes look at one share together");
-    uint64_t own = 0;
-#pragma unroll 1
-    for (int b = lane * share; b < min((lane + 1) * share, num_blocks_); ++b) own += mass_of(b);
-    const uint64_t to_lane = sum_to_lane(own);
-    const uint64_t total = __shfl_sync(~0U, to_lane, 31);
-    const uint64_t target = is_greedy_ ? 0 : sampling::high_product(random.first, total);
-    const BinOfLanes of_share = find_reached(to_lane, own, target + 1);
-    const int begin = of_share.lane * share;
-    const bool is_block = lane < share && begin + lane < num_blocks_;
-    const uint64_t mass = is_block ? mass_of(begin + lane) : 0;
-    const BinOfLanes of_block = find_lane(mass, of_share.above, target + 1);
-    return {begin + of_block.lane - first_block(), random.second,
-            __shfl_sync(~0U, mass, of_block.lane), total};
+    if (lane == 0) plain_.warp_keys[warp_of_thread()] = key;
+    __syncthreads();
+    return __reduce_max_sync(~0U, lane < kRowWarps ? plain_.warp_keys[lane] : 0);
   }
 
-  /// Draws an element of the chosen block, which is one of the CTA's part. One thread of the warp
-  /// that calls it calls found(id, weight, block).
+  /// Weighs the blocks relative to the row's largest value, each thread consecutive ones. All
+  /// threads call it after receive_entries(); a barrier is inside.
+  __device__ void weigh_entries() {
+    const int share = (num_blocks_ - 1) / kRowThreads + 1;
+    first_entry_ = static_cast<int>(threadIdx.x) * share;
+    own_ = 0;
+#pragma unroll 1
+    for (int b = first_entry_; b < min(first_entry_ + share, num_blocks_); ++b) own_ += mass_of(b);
+    const SumsOfCta sums = sums_of_cta(own_, plain_.warp_values);
+    before_ = sums.before;
+    total_ = sums.all;
+  }
+  __device__ uint64_t mass_of(int block) const {
+    const uint64_t entry = plain_.entries[block];
+    const float largest = OfWarp::value_of(static_cast<uint32_t>(entry >> 32));
+    if (is_greedy_) return largest == scale_.largest ? 1 : 0;
+    return sampling::mass_of_block(largest, static_cast<uint32_t>(entry),
+                                   {scale_.largest, scale_.factor, kFromProbs});
+  }
+
+  /// Chooses the block of a token: the thread that has it leaves it in plain_.chosen[index]. All
+  /// threads call it after weigh_entries(), and the others see it after a barrier.
+  __device__ void choose(int index, const sampling::RandomPair& random) {
+    uint64_t target = is_greedy_ ? 0 : sampling::high_product(random.first, total_);
+    if (target < before_ || target - before_ >= own_) return;
+    target -= before_;
+    int block = first_entry_;
+    uint64_t mass = mass_of(block);
+    while (target >= mass) {
+      target -= mass;
+      mass = mass_of(++block);
+    }
+    plain_.chosen[index] = {block, random.second, mass};
+  }
+
+  /// Draws an element of a block. One warp calls it, and one of its threads calls found(id, weight,
+  /// block).
   template <class Found>
-  __device__ void draw_from(const Chosen& chosen, const Found& found) {
+  __device__ void draw_from(const ChosenBlock& chosen, const Found& found) {
     if (chosen.block < num_fetchable_) {
       draw_from_words(chosen, found);
     } else {
@@ -141,37 +210,51 @@ class PlainRow {
 
   const SampleParams& p_;
   int32_t row_;
-  uint64_t* entries_;
+  PlainShared& plain_;
   int num_blocks_;
-  int blocks_of_cta_;
-  RowPart<kDType, false> part_;
+  int first_block_, end_block_;      // of the CTA, which may have none
+  RowPart<kDType, false> elements_;  // of the row
   bool is_greedy_ = false;
   sampling::Scale scale_{};  // of the row
+  uint64_t total_ = 0;       // mass of the row, known after weigh_entries()
 
  private:
   /// Loads a block that consists of words.
   __device__ void fetch(int block) {
     if (block >= num_fetchable_) return;
     fetched_ = block;
-    const auto* from = part_.words_at(block * kBlock + OfWarp::first_of(0));
+    const auto* from = elements_.words_at(block * kBlock + OfWarp::first_of(0));
 #pragma unroll
     for (int u = 0; u < kWords; ++u) words_[u] = __ldcs(from + u * 32);
   }
-  /// Weighs the fetched block, and fetches the warp's next one if there is one: each word as soon
-  /// as the one in its place is weighed.
+  /// The block whose words take the places of those of the fetched one, each as soon as it is not
+  /// needed any more.
+  struct NextBlock {
+    bool exists;
+    const Word<kDType, kVec>* words;
+
+    __device__ void load(int u, Word<kDType, kVec> (&into)[kWords]) const {
+      load_if(exists, words + u * 32, into[u]);
+    }
+  };
+  /// The warp's next block, if there is one that consists of words, becomes the fetched one.
+  __device__ NextBlock start_next() {
+    const int next = fetched_ + kRowWarps;
+    const bool exists = next < min(end_block_, num_fetchable_);
+    if (exists) fetched_ = next;
+    return {exists, elements_.words_at(next * kBlock + OfWarp::first_of(0))};
+  }
+  /// Weighs the fetched block, and fetches the next one.
   template <class See>
   __device__ WeighedBlock weigh_fetched(const See& see) {
-    const int next = fetched_ + kRowWarps;
-    const bool has_next = next < num_fetchable_;
-    const auto* from = part_.words_at(next * kBlock + OfWarp::first_of(0));
-    if (has_next) fetched_ = next;
+    const NextBlock next = start_next();
     return OfWarp::weigh(
         scale_.factor, [&](int u, float (&x)[kVec]) { unpack<kDType, kVec>(words_[u], x); },
         [&](const uint32_t (&)[kVec], int u) {
           float x[kVec];
           unpack<kDType, kVec>(words_[u], x);
           see(x);
-          if (has_next) words_[u] = __ldcs(from + u * 32);
+          next.load(u, words_);
         });
   }
   /// Weighs a block that does not consist of words. It is read several times.
@@ -186,11 +269,11 @@ class PlainRow {
         });
   }
   __device__ void read_elements(int block, int u, float (&x)[kVec]) const {
-    part_.read_elements(block * kBlock + OfWarp::first_of(u), x);
+    elements_.read_elements(block * kBlock + OfWarp::first_of(u), x);
   }
 
   template <class Found>
-  __device__ void draw_from_words(const Chosen& chosen, const Found& found) {
+  __device__ void draw_from_words(const ChosenBlock& chosen, const Found& found) {
     if (chosen.block != fetched_) fetch(chosen.block);
     uint32_t all[kWords][kVec];
     const WeighedBlock block = OfWarp::weigh(
@@ -205,11 +288,11 @@ class PlainRow {
 #pragma unroll
           for (int e = 0; e < kVec; ++e) weights[e] = all[u][e];
         },
-        [&](int i, uint32_t weight) { found(id_of(chosen, i), weight, block); });
+        [&](int i, uint32_t weight) { found(chosen.block * kBlock + i, weight, block); });
   }
 
   template <class Found>
-  __device__ void draw_from_elements(const Chosen& chosen, const Found& found) {
+  __device__ void draw_from_elements(const ChosenBlock& chosen, const Found& found) {
     const WeighedBlock block = weigh_elements(chosen.block, [](const float (&)[kVec]) {});
     OfWarpInMemory::find(
         target_in(block, chosen),
@@ -221,7 +304,7 @@ class PlainRow {
             weights[e] = chance_of(sampling::weight_in_block(x[e], block.scale));
           }
         },
-        [&](int i, uint32_t weight) { found(id_of(chosen, i), weight, block); });
+        [&](int i, uint32_t weight) { found(chosen.block * kBlock + i, weight, block); });
   }
 
   /// The weight with which an element is drawn. At the temperature 0, only a logit that is equal to
@@ -231,16 +314,17 @@ class PlainRow {
     const uint32_t is_largest = weight == kWeightOfLargest ? 1U : 0U;
     return is_greedy_ ? is_largest : weight;
   }
-  __device__ uint64_t target_in(const WeighedBlock& block, const Chosen& chosen) const {
+  __device__ uint64_t target_in(const WeighedBlock& block, const ChosenBlock& chosen) const {
     return is_greedy_ ? 0 : sampling::high_product(chosen.random, block.sum);
   }
-  __device__ int32_t id_of(const Chosen& chosen, int i) const {
-    return part_.begin() + chosen.block * kBlock + i;
-  }
 
-  int num_fetchable_;  // blocks of the part that consist of words
+  int num_fetchable_;  // blocks of the row that consist of words
   int fetched_ = -1;   // the block in words_
   Word<kDType, kVec> words_[kWords];
+  // The blocks that the thread has weighed: the first one, their mass, and that of those before.
+  int first_entry_ = 0;
+  uint64_t own_ = 0;
+  uint64_t before_ = 0;
 };
 
 }  // namespace flashplan::cuda

@@ -62,6 +62,14 @@ class RowPart {
         begin_(min(cluster_rank() * split.part, size)),
         count_(min(split.part, size - begin_)),
         after_end_(after_end) {}
+  /// The whole row as a part, which is not held.
+  __device__ RowPart(const RowSource& source, int32_t row, int32_t size, float after_end)
+      : source_(source),
+        row_(row),
+        memory_(nullptr),
+        begin_(0),
+        count_(size),
+        after_end_(after_end) {}
 
   __device__ int32_t begin() const { return begin_; }
   __device__ int32_t count() const { return count_; }

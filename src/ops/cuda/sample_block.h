@@ -146,25 +146,6 @@ struct BlockOfWarp {
   }
 };
 
-__device__ inline int num_blocks_of(const SampleParams& p) {
-  return (p.vocab - 1) / sampling::kBlock + 1;
-}
-/// The number of blocks of a CTA. The last CTAs of a row may have fewer.
-__device__ inline int blocks_of_cta(const SampleParams& p) {
-  return (num_blocks_of(p) - 1) / cluster_size() + 1;
-}
-/// The blocks of this CTA.
-template <DType kDType, bool kFromProbs>
-__device__ RowPart<kDType, false> part_of_blocks(const SampleParams& p, int32_t row) {
-  const RowSplit split = {.part = blocks_of_cta(p) * sampling::kBlock};
-  return {{p.logits, p.row_stride, p.bias, p.bias_stride},
-          row,
-          p.vocab,
-          split,
-          nullptr,
-          kFromProbs ? 0.0F : -INFINITY};
-}
-
 /// Writes a token and the logarithm of its probability, which is the probability of its block, mass
 /// / total, times that of the token in the block, weight / sum_of_block.
 __device__ inline void write_token_of_block(const SampleParams& p, int32_t row, int32_t id,

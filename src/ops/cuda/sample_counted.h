@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// sample() with top-p alone, of a row that a CTA reads once. Tokens are drawn as if there were no
-// filter (see "Draws with top-p alone" in ops/sampling_math.h). While the CTA reads the row, it
-// adds the weights of elements up by bins of values, which nearly always tell whether top-p keeps a
-// token.
+// sample() with top-p alone, of a row that a cluster of CTAs reads once. Tokens are drawn as if
+// there were no filter (see "Draws with top-p alone" in ops/sampling_math.h). While a CTA reads its
+// part of the row, it adds the weights of elements up by bins of values, which nearly always tell
+// whether top-p keeps a token. Where they do not, the row is read again.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 
 #include "ops/cuda/plain_row.h"
-#include "ops/cuda/sample_list.h"
+#include "ops/cuda/value_bins.h"
 
 namespace flashplan::cuda {
 
@@ -19,17 +20,33 @@ __device__ inline int first_bin(int thread) {
   return ValueBins::kBins - 1 - thread * kBinsOfThread;
 }
 
-/// All threads of the CTA call it; a barrier is inside.
+/// All threads of the CTA call it; a barrier is due.
 __device__ inline void clear(uint32_t (&bins)[ValueBins::kBins]) {
 #pragma unroll 1
   for (int b = static_cast<int>(threadIdx.x); b < ValueBins::kBins; b += kRowThreads) bins[b] = 0;
-  __syncthreads();
 }
 
 enum class Tried : uint8_t {
-  kWritten,    // the token
-  kUndecided,  // shared.tokens has the tokens of all tries
-  kError,      // of the row or its parameters
+  kError,    // of the row or its parameters, which is written
+  kKept,     // top-p keeps the token of a try
+  kDropped,  // it drops all tries
+};
+
+constexpr int kTriesAtOnce = 4;
+
+/// Of a CTA, in shared memory at the same place of all CTAs.
+struct CountedShared {
+  PlainShared plain;
+  Mailbox bounds_mail[2];           // of the steps, in turn
+  uint32_t bins[ValueBins::kBins];  // of the CTA's elements
+  float above[kRowThreads];         // the mass above the bins of each thread
+  float warp_sums[kRowWarps];
+  uint64_t listed[32];  // keys and ids of the elements of the last bin
+  uint32_t num_listed;  // of them, also those that have found no place
+  sampling::RandomPair randoms[sampling::kMostTries];
+  uint64_t tokens[kTriesAtOnce];  // key, id
+  uint32_t verdicts[kTriesAtOnce];
+  alignas(16) uint64_t bounds[2][kTriesAtOnce][kMaxCluster][2];  // of tries and CTAs, of two steps
 };
 
 template <DType kDType>
@@ -37,109 +54,115 @@ class SampleCounted : PlainRow<kDType, false> {
   using Base = PlainRow<kDType, false>;
 
  public:
-  __device__ SampleCounted(const SampleParams& p, int32_t row, SampleShared& shared,
-                           StreamList& list)
-      : Base(p, row, shared.plain_entries), shared_(shared), list_(list) {}
+  __device__ SampleCounted(const SampleParams& p, int32_t row, CountedShared& shared)
+      : Base(p, row, shared.plain), shared_(shared) {}
 
-  /// Leaves in list.bins the sums of bins(), and in shared.most the key of the row's largest value.
+  /// Finds the token, or writes the error of the row or its parameters.
   __device__ Tried run() {
-    this->start_reading();
-    choose_bins();
-    this->read(
-        [&](const float (&x)[kVec]) {
-#pragma unroll
-          for (int e = 0; e < kVec; ++e) bins_.add(list_.bins, x[e]);
-        },
-        [&](int block, uint64_t entry) {
-          if (lane_of_thread() == 0) entries_[block] = entry;
-          const float largest = sampling::value_of(static_cast<uint32_t>(entry >> 32));
-          if (bins_.is_in_last(largest)) list_above(block);
-        });
-    __syncthreads();
-    if (this->find_largest() != SampleError::kNone) return Tried::kError;
-    if (threadIdx.x == 0) shared_.most = key_of(scale_.largest);
+    read_row();
+    const SampleError error = this->receive_entries();
+    if (error != SampleError::kNone) {
+      if (is_first_thread()) write_result(p_, row_, -1, NAN, error);
+      return Tried::kError;
+    }
     place_of_largest_ = bins_.place_of(scale_.largest);
-    if (threadIdx.x == 0) list_.bins[ValueBins::kBins - 1] = 0;  // these elements are listed
-    __syncthreads();
-    sum_bins();
-    const int warp = warp_of_thread();
+    this->weigh_entries();
 #pragma unroll 1
-    for (int begin = 0; begin < kMostTries && p_.logprobs == nullptr; begin += kTriesAtOnce) {
-      if (warp < kTriesAtOnce) judge(draw_try(begin + warp));
-      __syncthreads();
+    for (int begin = 0; begin < kMostTries; begin += kTriesAtOnce) {
+      judge(begin);
 #pragma unroll 1
       for (int t = 0; t < kTriesAtOnce; ++t) {
         const uint32_t verdict = shared_.verdicts[t];
-        if (verdict == kDropped) continue;
-        if (verdict == kUnknown) begin = kMostTries;
-        if (verdict == kKept && threadIdx.x == 0) {
-          const auto id = static_cast<int32_t>(shared_.tokens[t]);
-          write_result(p_, row_, id, 0.0F, SampleError::kNone);
-        }
-        if (verdict == kKept) return Tried::kWritten;
-        break;
+        token_ = shared_.tokens[t];
+        if (verdict == kKept || (verdict == kUnknown && is_kept())) return Tried::kKept;
       }
-      __syncthreads();
+      __syncthreads();  // verdicts and tokens have been read
     }
-    draw_try(warp);
-    __syncthreads();
-    return Tried::kUndecided;
+    return Tried::kDropped;
   }
 
+  /// The token that is kept: its key and, in the low half, its id.
+  __device__ uint64_t token() const { return token_; }
   __device__ const ValueBins& bins() const { return bins_; }
-  /// The mass of the row, in units of which its largest value weighs 2^30. Known after a draw.
+  __device__ float largest() const { return scale_.largest; }
+  /// The mass of the row, in units of which its largest value weighs 2^30.
   __device__ uint64_t total() const { return total_; }
   /// The mass of what lies above the bins, in their units.
   __device__ uint64_t mass_of_listed() const { return sum_of_warp(mass_of_lane()); }
 
  private:
-  using Base::entries_;
+  using Base::elements_;
   using Base::kBlock;
   using Base::kVec;
   using Base::p_;
-  using Base::part_;
+  using Base::plain_;
   using Base::row_;
   using Base::scale_;
+  using Base::total_;
 
   static constexpr int kMostTries = static_cast<int>(sampling::kMostTries);
-  static constexpr int kTriesAtOnce = 4;
-  static_assert(kMostTries % kTriesAtOnce == 0 && kMostTries == kRowWarps);
+  static_assert(kMostTries % kTriesAtOnce == 0 && kTriesAtOnce <= kMostChosen);
+  static constexpr int kLastSummed = ValueBins::kBins - 2;  // elements of the last bin are listed
   static constexpr uint32_t kDropped = 0;
   static constexpr uint32_t kKept = 1;
   static constexpr uint32_t kUnknown = 2;
 
-  /// Chooses bins from the first elements of the row, and clears them.
-  __device__ void choose_bins() {
-    float largest = this->largest_loaded();
-    if (!part_.has_words(0, kBlock)) {
-      largest = part_.at(min(static_cast<int>(threadIdx.x), part_.count() - 1));
+  __device__ static bool is_first_thread() { return cluster_rank() == 0 && threadIdx.x == 0; }
+
+  /// Reads the CTA's part, and leaves the sums of its bins.
+  __device__ void read_row() {
+    if (threadIdx.x == 0) {
+      for (Mailbox& mail : shared_.bounds_mail) mail.init();
+      this->init_mail();
     }
-    const uint32_t key = __reduce_max_sync(~0U, key_of(largest));
-    if (lane_of_thread() == 0) shared_.warp_keys[warp_of_thread()][0] = key;
-    if (threadIdx.x == 0) list_.num_above = 0;
-    clear(list_.bins);
-    const int lane = lane_of_thread();
-    const uint32_t key_of_warp = lane < kRowWarps ? shared_.warp_keys[lane][0] : 0;
-    const float base = sampling::value_of(__reduce_max_sync(~0U, key_of_warp));
-    bins_ = ValueBins::of_weights(base, scale_.factor, p_.vocab);
+    cluster_arrive_relaxed();
+    this->start_reading();
+    if (threadIdx.x < kMostTries) {
+      shared_.randoms[threadIdx.x] = sampling::random_of_try(p_, row_, threadIdx.x);
+    }
+    choose_bins();
+    cluster_wait();  // all CTAs have begun: their shared memory can be written to
+    this->read(
+        [&](const float (&x)[kVec]) {
+#pragma unroll
+          for (int e = 0; e < kVec; ++e) bins_.add(shared_.bins, x[e]);
+        },
+        [&](int block, float largest) {
+          if (bins_.is_in_last(largest)) list_last(block);
+        });
+    __syncthreads();
+    sum_bins();
+  }
+
+  /// Clears the bins, while the first elements are on their way, and chooses their range by these.
+  __device__ void choose_bins() {
+    clear(shared_.bins);
+    if (threadIdx.x == 0) shared_.num_listed = 0;
+    float largest = this->largest_loaded();
+    if (!elements_.has_words(0, kBlock)) {
+      largest = elements_.at(min(static_cast<int>(threadIdx.x), p_.vocab - 1));
+    }
+    const float base = sampling::value_of(this->largest_of_cta(key_of(largest)));
+    bins_ = ValueBins::of_weights(base, scale_.factor);
+    place_of_base_ = bins_.place_of(base);
   }
 
   /// Lists those elements of a block that are in the last bin. One warp calls it.
-  __device__ void list_above(int block) {
+  __device__ void list_last(int block) {
 #pragma unroll 1
     for (int e = lane_of_thread(); e < kBlock; e += 32) {
-      const int i = block * kBlock + e;
-      if (i >= part_.count() || !bins_.is_in_last(part_.at(i))) continue;
-      const uint32_t place = atomicAdd(&list_.num_above, 1U);
+      const int id = block * kBlock + e;
+      if (id >= p_.vocab || !bins_.is_in_last(elements_.at(id))) continue;
+      const uint32_t place = atomicAdd(&shared_.num_listed, 1U);
       if (place >= 32) continue;
-      list_.above[place] = uint64_t{key_of(part_.at(i))} << 32 | ~static_cast<uint32_t>(i);
+      shared_.listed[place] = uint64_t{key_of(elements_.at(id))} << 32 | ~static_cast<uint32_t>(id);
     }
   }
   /// The listed element of this lane, or 0. An element that comes before another one, as it is
   /// larger or has a smaller id, is the larger number.
   __device__ uint64_t listed_of_lane() const {
     const auto lane = static_cast<uint32_t>(lane_of_thread());
-    return lane < list_.num_above ? list_.above[lane] : 0;
+    return lane < shared_.num_listed ? shared_.listed[lane] : 0;
   }
   __device__ uint64_t mass_of_lane() const {
     const uint64_t listed = listed_of_lane();
@@ -148,96 +171,213 @@ class SampleCounted : PlainRow<kDType, false> {
     return static_cast<uint64_t>(bins_.mass_of_row(sampling::weight_of_logit(value, scale_)));
   }
 
-  /// Draws the token of a try, and leaves it in shared_.tokens for this warp's threads.
-  __device__ uint64_t draw_try(int index) {
-    uint64_t& token = shared_.tokens[warp_of_thread()];
-    const auto random = sampling::random_of_try(p_, row_, static_cast<uint32_t>(index));
-    const auto chosen = this->choose(random);
-    total_ = chosen.total;
-    this->draw_from(chosen, [&](int32_t id, uint32_t, const WeighedBlock&) {
-      token = uint64_t{key_of(part_.at(id))} << 32 | static_cast<uint32_t>(id);
-    });
+  /// Leaves the mass above the bins of each thread, in the unit of a row whose largest value is the
+  /// base: the largest one may be in another CTA's part. A barrier is due.
+  __device__ void sum_bins() {
+    const float below = bins_.unit_in(0.0F, 1.0F);  // of the next bin
+    const int end = max(first_bin(static_cast<int>(threadIdx.x)) - kBinsOfThread, -1);
+    const int first = min(first_bin(static_cast<int>(threadIdx.x)), kLastSummed);
+    float unit = bins_.mass(1U, first, place_of_base_);
+    float own = 0.0F;
+#pragma unroll 2
+    for (int b = first; b > end; --b) {
+      own += static_cast<float>(shared_.bins[b]) * unit;
+      unit *= below;
+    }
+    const int lane = lane_of_thread();
+    const float to_lane = sum_of_floats_to_lane(own);
+    const float before_lane = __shfl_up_sync(~0U, to_lane, 1);
+    if (lane == 31) shared_.warp_sums[warp_of_thread()] = to_lane;
+    __syncthreads();
+    float above = lane > 0 ? before_lane : 0.0F;
+#pragma unroll 1
+    for (int w = 0; w < warp_of_thread(); ++w) above += shared_.warp_sums[w];
+    shared_.above[threadIdx.x] = above;
+  }
+  static __device__ float sum_of_floats_to_lane(float value) {
+#pragma unroll
+    for (int distance = 1; distance < 32; distance *= 2) {
+      const float other = __shfl_up_sync(~0U, value, distance);
+      if (lane_of_thread() >= distance) value += other;
+    }
+    return value;
+  }
+  __device__ uint64_t mass_of_bin(int bin) const {
+    return static_cast<uint64_t>(bins_.mass(shared_.bins[bin], bin, place_of_largest_));
+  }
+
+  // --- Tries ---
+
+  /// Leaves in shared_.tokens the next kTriesAtOnce tries, and in shared_.verdicts what becomes of
+  /// them. Each CTA draws them all, from memory, as fast as one could tell the others.
+  __device__ void judge(int begin) {
+    const int warp = warp_of_thread();
+    Mailbox& mail = shared_.bounds_mail[step_ % 2];
+    auto& bounds = shared_.bounds[step_ % 2];
+    if (threadIdx.x == 0) mail.expect(kTriesAtOnce * bytes_of_bounds());
+#pragma unroll 1
+    for (int t = 0; t < kTriesAtOnce; ++t) this->choose(t, shared_.randoms[begin + t]);
+    __syncthreads();
+    if (warp < kTriesAtOnce) send(mail, bounds[warp][cluster_rank()], bounds_of(draw(warp)));
+    mail.wait(step_ / 2 % 2);
+    ++step_;
+    if (warp < kTriesAtOnce) {
+      const uint32_t verdict = verdict_of(sum_of_ranks(bounds[warp]));
+      if (lane_of_thread() == 0) shared_.verdicts[warp] = verdict;
+    }
+    __syncthreads();
+  }
+
+  /// Draws the token of a try whose block is chosen. One warp calls it.
+  __device__ uint64_t draw(int index) {
+    uint64_t& token = shared_.tokens[index];
+    this->draw_from(plain_.chosen[index],
+                    [&](int32_t id, uint32_t /*weight*/, const WeighedBlock& /*block*/) {
+                      token = uint64_t{key_of(elements_.at(id))} << 32 | static_cast<uint32_t>(id);
+                    });
     __syncwarp();
     return token;
   }
 
-  __device__ uint64_t mass_of_bin(int bin) const {
-    return static_cast<uint64_t>(bins_.mass(list_.bins[bin], bin, place_of_largest_));
+  /// What two sums over the elements before a token may be.
+  struct Bounds {
+    uint64_t least, most;
+  };
+  static __device__ uint32_t bytes_of_bounds() {
+    return static_cast<uint32_t>(cluster_size()) * sizeof(uint64_t[2]);
+  }
+  /// Sends two values to all CTAs. One warp calls it.
+  static __device__ void send(Mailbox& mail, uint64_t (&to)[2], const Bounds& values) {
+    const int rank = lane_of_thread();
+    if (rank < cluster_size()) mail.send(to, values.least, values.most, rank);
+  }
+  static __device__ Bounds sum_of_ranks(const uint64_t (&of_ranks)[kMaxCluster][2]) {
+    const int rank = lane_of_thread();
+    const bool is_rank = rank < cluster_size();
+    return {sum_of_warp(is_rank ? of_ranks[rank][0] : 0),
+            sum_of_warp(is_rank ? of_ranks[rank][1] : 0)};
   }
 
-  /// Leaves in masses_above() the mass above the bins of each thread.
-  __device__ void sum_bins() {
-    constexpr float kBelow = 0.997296056F;  // 2^(-1 / kOfOctave)
-    const int first = first_bin(static_cast<int>(threadIdx.x));
-    float unit = bins_.mass(1U, first, place_of_largest_);
-    float sum = 0.0F;
-#pragma unroll 1
-    for (int b = first; b > max(first - kBinsOfThread, -1); --b) {
-      sum += static_cast<float>(list_.bins[b]) * unit;
-      unit *= kBelow;
-    }
-    masses_above()[threadIdx.x] =
-        sums_of_cta(static_cast<uint64_t>(sum), shared_.warp_values).before;
-    __syncthreads();
-  }
-  __device__ Mass* masses_above() { return list_.masses; }
-
-  /// Leaves in shared_.verdicts, for this warp, whether top-p keeps its token: whether the mass of
-  /// what comes before it is less than top_p of all.
-  __device__ void judge(uint64_t token) {
+  /// Bounds of the mass, in the CTA's part, of what comes before a token. One warp calls it.
+  __device__ Bounds bounds_of(uint64_t token) const {
     const float value = sampling::value_of(static_cast<uint32_t>(token >> 32));
     const int bin = bins_.bin_of(value);
-    const int thread = (ValueBins::kBins - 1 - bin) / kBinsOfThread;
-    const int own = first_bin(thread) - lane_of_thread();
-    // The mass of what comes before the token is at least `least` and at most `most`. Of the listed
-    // elements, which are above all bins, it is known which come before.
+    // Of the listed elements, which are above all bins, it is known which come before.
     const bool is_listed = bin == ValueBins::kBins - 1;
     const uint64_t order = token ^ 0xffffffffU;
-    uint64_t least = sum_of_warp(!is_listed || listed_of_lane() > order ? mass_of_lane() : 0);
-    uint64_t most = least;
+    Bounds bounds;
+    bounds.least = sum_of_warp(!is_listed || listed_of_lane() > order ? mass_of_lane() : 0);
+    bounds.most = bounds.least;
     if (!is_listed) {
-      const uint32_t others = list_.bins[bin] - bins_.amount_of(value);
-      least += masses_above()[thread] + sum_of_warp(own > bin ? mass_of_bin(own) : 0);
-      most = least + static_cast<uint64_t>(bins_.mass(others, bin, place_of_largest_));
+      const int thread = (ValueBins::kBins - 1 - bin) / kBinsOfThread;
+      const int own = min(first_bin(thread), kLastSummed) - lane_of_thread();
+      const float from_base = bins_.unit_in(place_of_base_, place_of_largest_);
+      bounds.least += static_cast<uint64_t>(shared_.above[thread] * from_base);
+      bounds.least += sum_of_warp(own > bin ? mass_of_bin(own) : 0);
+      bounds.most = bounds.least + mass_of_bin(bin);
     }
-    // The weights that decide are rounded to 1 / kOne of the largest one.
-    const double rounding = bins_.mass_of_row(static_cast<uint64_t>(p_.vocab) / 2 + 2);
-    const double error = bins_.error();
-    const double all = bins_.mass_of_row(total_);
-    const double top_p = p_.top_p.of(row_);
-    uint32_t verdict = kUnknown;
-    if (static_cast<double>(most) * (1 + error) + rounding <
-        top_p * (all * (1 - error) - rounding)) {
-      verdict = kKept;
-    }
-    if (static_cast<double>(least) * (1 - error) - rounding >
-        top_p * (all * (1 + error) + rounding)) {
-      verdict = kDropped;
-    }
-    if (list_.num_above > 32) verdict = kUnknown;
-    if (lane_of_thread() == 0) shared_.verdicts[warp_of_thread()] = verdict;
+    const bool has_bins = fabsf(place_of_base_) < INFINITY && fabsf(place_of_largest_) < INFINITY;
+    if (has_bins && shared_.num_listed <= 32) return bounds;
+    return {0, uint64_t{1} << 53};
   }
 
+  /// Whether top-p keeps a token: whether the mass of what comes before it is less than top_p of
+  /// all.
+  __device__ uint32_t verdict_of(const Bounds& before) const {
+    // The weights that decide are rounded to 1 / kOne of the largest one.
+    const double rounding = bins_.mass_of_row(static_cast<uint64_t>(p_.vocab) / 2 + 2);
+    const double error = ValueBins::kError;
+    const double all = bins_.mass_of_row(total_);
+    const double top_p = p_.top_p.of(row_);
+    if (static_cast<double>(before.most) * (1 + error) + rounding <
+        top_p * (all * (1 - error) - rounding)) {
+      return kKept;
+    }
+    if (static_cast<double>(before.least) * (1 - error) - rounding >
+        top_p * (all * (1 + error) + rounding)) {
+      return kDropped;
+    }
+    return kUnknown;
+  }
+
+  /// The same of token_, from the weights that decide, for which the row is read again. All threads
+  /// of the cluster call it.
+  __device__ bool is_kept() {
+    const auto key = static_cast<uint32_t>(token_ >> 32);
+    const auto id = static_cast<int>(static_cast<uint32_t>(token_));
+    const float value = sampling::value_of(key);
+    const float above = sampling::value_of(key + 1);  // the next larger value
+    uint64_t before = 0;
+    uint64_t all = 0;
+    this->read_again([&](const float (&x)[kVec], int i) {
+      const float least = i + kVec <= id ? value : above;
+#pragma unroll
+      for (int e = 0; e < kVec; e += 2) {
+        const uint32_t first = sampling::weight_of_logit(x[e], scale_);
+        const uint32_t second = sampling::weight_of_logit(x[e + 1], scale_);
+        all += first + second;
+        before += (x[e] >= least ? first : 0U) + (x[e + 1] >= least ? second : 0U);
+      }
+    });
+    if (is_first_thread()) {
+      // Equal elements before the token in its own word.
+      for (int i = id / kVec * kVec; i < id; ++i) {
+        if (elements_.at(i) == value) before += sampling::weight_of_logit(value, scale_);
+      }
+    }
+    before = sum_of_warp(before);
+    all = sum_of_warp(all);
+    const int lane = lane_of_thread();
+    if (lane == 0) {
+      plain_.warp_values[warp_of_thread()][0] = before;
+      plain_.warp_values[warp_of_thread()][1] = all;
+    }
+    __syncthreads();
+    Mailbox& mail = shared_.bounds_mail[step_ % 2];
+    auto& sums = shared_.bounds[step_ % 2][0];
+    if (threadIdx.x == 0) mail.expect(bytes_of_bounds());
+    if (warp_of_thread() == 0) {
+      const bool is_warp = lane < kRowWarps;
+      send(mail, sums[cluster_rank()],
+           {sum_of_warp(is_warp ? plain_.warp_values[lane][0] : 0),
+            sum_of_warp(is_warp ? plain_.warp_values[lane][1] : 0)});
+    }
+    mail.wait(step_ / 2 % 2);
+    ++step_;
+    const Bounds sum = sum_of_ranks(sums);
+    return sum.least < sampling::part_of(p_.top_p.of(row_), sum.most);
+  }
+
+  CountedShared& shared_;
   ValueBins bins_;
-  SampleShared& shared_;
-  StreamList& list_;
+  float place_of_base_ = 0.0F;
   float place_of_largest_ = 0.0F;
-  uint64_t total_ = 0;
+  uint64_t token_ = 0;
+  unsigned step_ = 0;  // of the exchange of bounds
 };
 
+/// Whether SampleCounted can draw from rows of this length.
+__device__ __host__ inline bool is_countable(const SampleParams& p) {
+  return p.vocab <= std::min(kMostEntries * sampling::kBlock, ValueBins::kMostElements);
+}
+
+/// What SampleCounted has found.
 struct TriedRow {
   Tried tried;
+  uint64_t token;  // this and the next ones: see SampleCounted
   ValueBins bins;
-  uint64_t total;  // these two: see SampleCounted
+  float largest;
+  uint64_t total;
   uint64_t mass_of_listed;
 };
 /// A function of its own, as draw_plain().
 template <DType kDType>
 __device__ __noinline__ TriedRow draw_by_tries(const SampleParams& p, int32_t row,
-                                               SampleShared& shared, StreamList& list) {
-  SampleCounted<kDType> sample(p, row, shared, list);
+                                               CountedShared& shared) {
+  SampleCounted<kDType> sample(p, row, shared);
   const Tried tried = sample.run();
-  return {tried, sample.bins(), sample.total(), sample.mass_of_listed()};
+  return {tried,          sample.token(),         sample.bins(), sample.largest(),
+          sample.total(), sample.mass_of_listed()};
 }
 
 }  // namespace flashplan::cuda

@@ -6,8 +6,9 @@
 #include <cmath>
 #include <cstdint>
 
+#include "ops/cuda/sample_counted.h"
 #include "ops/cuda/sample_few.h"
-#include "ops/cuda/value_bins.h"
+#include "ops/cuda/sample_plain.h"
 
 namespace flashplan::cuda {
 
@@ -24,11 +25,10 @@ struct StreamList {
       uint32_t keys[kRowWarps][kMost];  // of the candidates that a warp has found
       uint32_t ids[kRowWarps][kMost];
     };
-    uint32_t bins[ValueBins::kBins];
+    CountedShared counted;
+    PlainShared plain;
   };
   Mass masses[kMostBlocks];  // of what is kept of blocks
-  uint64_t above[32];        // keys and ids of the elements of the last bin
-  uint32_t num_above;        // of them, also those that have found no place
 };
 
 template <DType kDType>

@@ -17,30 +17,19 @@ class SamplePlain : PlainRow<kDType, kFromProbs> {
   using Base = PlainRow<kDType, kFromProbs>;
 
  public:
-  /// `entries` and `mail`, which is not initialised yet, are in shared memory at the same place of
-  /// all CTAs.
-  __device__ SamplePlain(const SampleParams& p, int32_t row, uint64_t* entries, Mailbox& mail)
-      : Base(p, row, entries), mail_(mail) {}
+  __device__ SamplePlain(const SampleParams& p, int32_t row, PlainShared& shared)
+      : Base(p, row, shared) {}
 
   /// Draws and writes the token, or the error of the parameters or the row.
   __device__ void run() {
-    if (threadIdx.x == 0) {
-      mail_.init();
-      Mailbox::fence_init();
-      mail_.expect(static_cast<uint32_t>(num_blocks_) * sizeof(uint64_t));
-    }
+    if (threadIdx.x == 0) this->init_mail();
     cluster_arrive_relaxed();
     this->start_reading();
     cluster_wait();  // all CTAs have begun: their shared memory can be written to
-    this->read([](const float (&)[kVec]) {},
-               [&](int block, uint64_t entry) {
-                 const int rank = lane_of_thread();
-                 if (rank < cluster_size()) mail_.send(entries_ + block, entry, rank);
-               });
+    this->read([](const float (&)[kVec]) {}, [](int /*block*/, float /*largest*/) {});
     // While the entries of other CTAs are on their way.
     const auto random = sampling::random_of_try(p_, row_, 0);
-    mail_.wait(0);
-    SampleError error = this->find_largest();
+    SampleError error = this->receive_entries();
     if (error == SampleError::kNone) error = draw(random);
     if (error != SampleError::kNone && cluster_rank() == 0 && threadIdx.x == 0) {
       write_result(p_, row_, -1, NAN, error);
@@ -48,40 +37,37 @@ class SamplePlain : PlainRow<kDType, kFromProbs> {
   }
 
  private:
-  using Base::blocks_of_cta_;
-  using Base::entries_;
   using Base::is_greedy_;
   using Base::kVec;
-  using Base::num_blocks_;
   using Base::p_;
+  using Base::plain_;
   using Base::row_;
+  using Base::total_;
 
   /// Chooses a block, and if this warp has weighed it, draws and writes the token.
   __device__ SampleError draw(const sampling::RandomPair& random) {
-    const auto chosen = this->choose(random);
-    if (kFromProbs && !sampling::masses_sum_to_one(chosen.total)) {
-      return SampleError::kProbabilities;
-    }
-    const bool is_own = chosen.block >= 0 && chosen.block < blocks_of_cta_;
-    if (!is_own || chosen.block % kRowWarps != warp_of_thread()) return SampleError::kNone;
+    this->weigh_entries();
+    if (kFromProbs && !sampling::masses_sum_to_one(total_)) return SampleError::kProbabilities;
+    this->choose(0, random);
+    __syncthreads();
+    const ChosenBlock& chosen = plain_.chosen[0];
+    if (!this->is_of_warp(chosen.block)) return SampleError::kNone;
     this->draw_from(chosen, [&](int32_t id, uint32_t weight, const WeighedBlock& block) {
       if (is_greedy_) {
         write_result(p_, row_, id, 0.0F, SampleError::kNone);
       } else {
-        write_token_of_block(p_, row_, id, weight, block.sum, chosen.mass, chosen.total);
+        write_token_of_block(p_, row_, id, weight, block.sum, chosen.mass, total_);
       }
     });
     return SampleError::kNone;
   }
-
-  Mailbox& mail_;
 };
 
 /// In a kernel that also draws from rows with filters: a function of its own, so that the registers
 /// it needs do not make the rest of the kernel spill others.
 template <DType kDType>
-__device__ __noinline__ void draw_plain(const SampleParams& p, int32_t row, SampleShared& shared) {
-  SamplePlain<kDType, false>(p, row, shared.plain_entries, shared.lists).run();
+__device__ __noinline__ void draw_plain(const SampleParams& p, int32_t row, PlainShared& shared) {
+  SamplePlain<kDType, false>(p, row, shared).run();
 }
 
 }  // namespace flashplan::cuda

@@ -22,20 +22,17 @@ constexpr int kMostFew = 160;        // candidates that are compared each with e
 constexpr int kFewPadding = 32;      // behind them
 constexpr int kValues = 4;           // that CTAs tell each other at once
 
-constexpr int kMostEntries = 512;  // of SamplePlain
-
 /// Of a CTA.
 struct SampleShared {
   BulkBarrier arrived[kBulks];           // of the part
   Mailbox mail[2];                       // of the steps. Two, since a CTA may be a step ahead
-  Mailbox lists;                         // of candidates, or of the entries of SamplePlain
+  Mailbox lists;                         // of candidates
   Mailbox gathered_mail;                 // of `gathered`, in the first CTA of the row
   uint64_t warp_values[kMaxCluster][2];  // of warps, or of ranks
   uint32_t warp_keys[kRowWarps][2];
   union {
     Bins bins;
     uint64_t gathered[kMaxCandidates];  // keys and ids of all CTAs' candidates
-    uint64_t plain_entries[kMostEntries];
   };
   Bin group;  // of bins
   Bin found;
@@ -43,11 +40,7 @@ struct SampleShared {
     alignas(16) uint32_t candidates[kMaxCandidates];  // keys: the share of rank 0, of rank 1 ...
     uint64_t largest[kMaxCluster][kRowWarps];         // the two largest keys of each warp
     uint4 few[kMostFew + kFewPadding];  // ~id, key, weight, and again the weight if it is kept
-    struct {
-      uint64_t tokens[sampling::kMostTries];  // that were drawn as if there were no filter: key, id
-      uint64_t sums[kRowWarps][kValues];      // of warps
-      uint32_t verdicts[kRowWarps];           // of SampleCounted, on tokens
-    };
+    uint64_t sums[kRowWarps][kValues];  // of warps
   };
   uint32_t num_candidates;  // of this CTA, also those that have found no place
   uint32_t least, most;     // of its candidates

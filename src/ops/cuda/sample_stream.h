@@ -8,7 +8,6 @@
 #include <cmath>
 #include <cstdint>
 
-#include "ops/cuda/sample_plain.h"
 #include "ops/cuda/sample_twice.h"
 
 namespace flashplan::cuda {
@@ -33,27 +32,28 @@ class SampleStream : SampleTwice<kDType> {
     if (this->error_of_parameters() != SampleError::kNone) return false;
     if (!this->has_filters()) {
       if (p_.vocab > kMostEntries * sampling::kBlock) return false;
-      draw_plain<kDType>(p_, row_, shared_);
+      draw_plain<kDType>(p_, row_, list_.plain);
       return true;
     }
     scale_ = sampling::make_scale(0.0F, shared_.temperature, false);
     cut_ = sampling::keep_all(sampling::least_weight(shared_.min_p));
     top_k_ = shared_.temperature == 0.0F ? 1 : shared_.top_k;
     if (sampling::is_tried(top_k_, shared_.top_p, shared_.min_p, p_.vocab)) {
-      if (p_.vocab > kMostEntries * sampling::kBlock) return false;
-      const TriedRow row = draw_by_tries<kDType>(p_, row_, shared_, list_);
-      if (row.tried != Tried::kUndecided) return row.tried == Tried::kWritten;
-      bins_ = row.bins;
-      total_ = row.total;
-      mass_above_bins_ = row.mass_of_listed;
-      has_tries_ = true;
+      if (!is_countable(p_)) return false;
+      const TriedRow row = draw_by_tries<kDType>(p_, row_, list_.counted);
+      if (row.tried == Tried::kError) return true;
+      if (row.tried == Tried::kKept && p_.logprobs == nullptr) {
+        if (threadIdx.x == 0) write(static_cast<int32_t>(row.token), 0.0F, SampleError::kNone);
+        return true;
+      }
+      take_over(row);
     } else if (!probe()) {
       return false;
     }
     if (top_k_ > kMostStreamedTopK && cut_.min_weight == 0) {
       if (top_k_ < p_.vocab && shared_.top_p < 1.0F) return false;
       // First the narrow range, which nearly always has the threshold, then one that is sure to.
-      bool has_bins = has_tries_;
+      bool has_bins = is_tried_;
 #pragma unroll 1
       for (const float slack : {1.0004F, 1.0029F}) {
         if (!has_bins) count();
@@ -90,7 +90,7 @@ class SampleStream : SampleTwice<kDType> {
   using Base::filter;
   using Base::find_range_of_bins;
   using Base::finish_lists;
-  using Base::has_tries_;
+  using Base::is_tried_;
   using Base::kVec;
   using Base::least_;
   using Base::list;
@@ -105,8 +105,10 @@ class SampleStream : SampleTwice<kDType> {
   using Base::scale_;
   using Base::share_extremes;
   using Base::shared_;
+  using Base::token_;
   using Base::top_k_;
   using Base::total_;
+  using Base::write;
 
   /// The first kProbed elements of the row are read before the others, to find a value that all
   /// candidates must reach.
@@ -149,6 +151,22 @@ class SampleStream : SampleTwice<kDType> {
     if (least_ == low) least_ = least;
     bound_ = fmaxf(bound_, sampling::value_of(least_));
     return true;
+  }
+
+  /// Takes over what the tries have found. If top-p keeps one, the mass that it keeps is not known;
+  /// otherwise the token is one of what it keeps.
+  __device__ void take_over(const TriedRow& row) {
+    is_tried_ = true;
+    token_ = row.tried == Tried::kKept ? row.token : 0;
+    bins_ = row.bins;
+    total_ = row.total;
+    mass_above_bins_ = row.mass_of_listed;
+    if (threadIdx.x == 0) {
+      list_.counted.bins[ValueBins::kBins - 1] = 0;  // what is listed
+      shared_.most = key_of(row.largest);
+      shared_.random = sampling::random_of_try(p_, row_, sampling::kMostTries).first;
+    }
+    __syncthreads();
   }
 
   /// The key of the largest element of each probed word. The memory is that of the lists.

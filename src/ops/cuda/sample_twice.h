@@ -8,7 +8,6 @@
 #include <cmath>
 #include <cstdint>
 
-#include "ops/cuda/sample_counted.h"
 #include "ops/cuda/sample_listed.h"
 
 namespace flashplan::cuda {
@@ -47,13 +46,14 @@ class SampleTwice : protected SampleListed<kDType> {
   /// shared_.most.
   __device__ void count() {
     bins_ = ValueBins::of_counts(sampling::value_of(shared_.most), scale_.factor);
-    clear(list_.bins);
+    clear(list_.counted.bins);
+    __syncthreads();
     float largest = -INFINITY;  // NaN if there is one
     part_.stream(part_.count(), [&](const float (&x)[kVec], int /*i*/) {
 #pragma unroll
       for (int e = 0; e < kVec; ++e) {
         largest = larger_or_nan(largest, x[e]);
-        bins_.add(list_.bins, x[e]);
+        bins_.add(list_.counted.bins, x[e]);
       }
     });
     this->share_extremes(~0U, key_of(largest));
@@ -68,8 +68,8 @@ class SampleTwice : protected SampleListed<kDType> {
     const int first = first_bin(static_cast<int>(threadIdx.x));
     const auto amount_of = [&](int b) {
       if (b < 0) return uint64_t{0};
-      if (!by_mass) return uint64_t{list_.bins[b]};
-      return static_cast<uint64_t>(bins_.mass(list_.bins[b], b, place_of_largest));
+      if (!by_mass) return uint64_t{list_.counted.bins[b]};
+      return static_cast<uint64_t>(bins_.mass(list_.counted.bins[b], b, place_of_largest));
     };
     uint64_t own = 0;
 #pragma unroll 1
@@ -146,17 +146,11 @@ class SampleTwice : protected SampleListed<kDType> {
     if (range.high > -INFINITY && !find_cut(all, above, count_above)) return false;
     const auto listed = find_kept();
     const uint64_t total = above + listed.mass;
-    uint64_t random = shared_.random;
-    if (has_tries_) {
-#pragma unroll 1
-      for (const uint64_t token : shared_.tokens) {
-        const auto id = static_cast<uint32_t>(token);
-        const uint32_t weight = weight_in(listed, static_cast<uint32_t>(token >> 32), id);
-        if (weight == 0) continue;
-        if (threadIdx.x == 0) write_token(id, weight, total);
-        return true;
-      }
-      random = sampling::random_of_try(p_, row_, sampling::kMostTries).first;
+    if (token_ != 0) {
+      const auto id = static_cast<uint32_t>(token_);
+      const uint32_t weight = weight_in(listed, static_cast<uint32_t>(token_ >> 32), id);
+      if (threadIdx.x == 0) write_token(id, weight, total);
+      return true;
     }
     this->for_each([&](uint32_t key, uint32_t id) {
       const uint32_t weight = weight_in(listed, key, id);
@@ -164,7 +158,7 @@ class SampleTwice : protected SampleListed<kDType> {
     });
     __syncthreads();
     if (warp_of_thread() != 0) return true;
-    uint64_t target = sampling::high_product(random, total);
+    uint64_t target = sampling::high_product(shared_.random, total);
     const int block = find_block(num_blocks, &target);
     bool is_found = false;
     uint32_t token = 0;
@@ -234,8 +228,9 @@ class SampleTwice : protected SampleListed<kDType> {
   }
 
   ValueBins bins_;
-  bool has_tries_ = false;  // top-p may keep one of shared_.tokens
-  uint64_t total_ = 0;      // mass of the row, if it is known, where the largest value weighs 2^30
+  bool is_tried_ = false;  // see SampleStream::take_over()
+  uint64_t token_ = 0;     // key, id; 0: not known
+  uint64_t total_ = 0;     // mass of the row, if it is known, where the largest value weighs 2^30
   uint64_t mass_above_bins_ = 0;
 };
 

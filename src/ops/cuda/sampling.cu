@@ -186,18 +186,34 @@ __global__ void __launch_bounds__(kRowThreads, kStreamCtasOfSm)
   draw_from_cluster<kDType>(params, row, shared, floats);
 }
 
-constexpr int kPlainCtasOfSm = 2;  // so that a block and its weights fit the registers
+/// Where the counted row's memory ends and that of Sampler begins, in floats.
+constexpr int kCounted = static_cast<int>(sizeof(CountedShared)) / 4;
 
-struct PlainShared {
-  Mailbox mail;
-  uint64_t entries[kMostEntries];
-};
+/// With top-p alone. Rows of which top-p drops all tries, which are very few, are drawn as with
+/// other filters.
+template <DType kDType>
+__global__ void __launch_bounds__(kRowThreads, kStreamCtasOfSm)
+    counted_kernel(const __grid_constant__ RowParams<SampleParams> params) {
+  __shared__ SampleShared shared;
+  extern __shared__ float4 memory[];
+  auto* floats = reinterpret_cast<float*>(memory);
+  const int32_t row = row_of_cluster();
+  SampleCounted<kDType> counted(params.p, row, *reinterpret_cast<CountedShared*>(floats));
+  const Tried tried = counted.run();
+  if (tried == Tried::kKept && cluster_rank() == 0 && threadIdx.x == 0) {
+    write_result(params.p, row, static_cast<int32_t>(counted.token()), 0.0F, SampleError::kNone);
+  }
+  if (tried != Tried::kDropped) return;
+  draw_from_cluster<kDType>(params, row, shared, floats + kCounted);
+}
+
+constexpr int kPlainCtasOfSm = 2;  // so that a block and its weights fit the registers
 
 template <DType kDType, bool kFromProbs>
 __global__ void __launch_bounds__(kRowThreads, kPlainCtasOfSm)
     plain_kernel(const __grid_constant__ SampleParams p) {
   __shared__ PlainShared shared;
-  SamplePlain<kDType, kFromProbs>(p, row_of_cluster(), shared.entries, shared.mail).run();
+  SamplePlain<kDType, kFromProbs>(p, row_of_cluster(), shared).run();
 }
 
 /// Whether plain_kernel() is to draw from all rows: the options say that none has a filter, or that
@@ -212,24 +228,59 @@ bool is_plain(const SampleParams& p, bool has_clusters, int num_sms) {
   return !has_tensors && !sampling::has_filters(p.top_k.all, p.top_p.all, p.min_p.all, p.vocab);
 }
 
+/// The dynamic shared memory that Sampler needs for each CTA of a cluster: also sums of groups of
+/// bins, and in large clusters the bins of one group. In small ones these are in the memory of the
+/// candidates.
+int bytes_of_rank(int max_cluster) {
+  const int words = max_cluster > kMaxCluster / 2 ? kGroups + kGroupBins : kGroups;
+  return kBytesOfRank + words * static_cast<int>(sizeof(uint64_t));
+}
+
+/// The number of CTAs that read a row once. It is more than one only while all rows together have
+/// at most one CTA for each SM, and while each warp has a block.
+int ctas_of_row(const SampleParams& p, bool has_clusters, int num_sms) {
+  constexpr int32_t kElementsOfCta = kRowWarps * sampling::kBlock;
+  int ctas = 1;
+  while (has_clusters && ctas < kMaxCluster && p.vocab > ctas * kElementsOfCta &&
+         int64_t{p.num_rows} * ctas * 2 <= num_sms) {
+    ctas *= 2;
+  }
+  return ctas;
+}
+Grid grid_of_rows(const SampleParams& p, int cluster, bool has_clusters, int smem_bytes = 0) {
+  return {.ctas = dim3(static_cast<unsigned>(p.num_rows) * static_cast<unsigned>(cluster)),
+          .threads = dim3(kRowThreads),
+          .cluster = has_clusters ? cluster : 0,
+          .smem_bytes = smem_bytes};
+}
+
 Status sample_plain(const SampleParams& p, Device device, Stream stream, bool has_clusters,
                     int num_sms) noexcept {
-  // A row gets several CTAs only while all rows together have at most one for each SM, and while
-  // each warp has a block.
-  constexpr int32_t kElementsOfCta = kRowWarps * sampling::kBlock;
-  int cluster = 1;
-  while (has_clusters && cluster < kMaxCluster && p.vocab > cluster * kElementsOfCta &&
-         int64_t{p.num_rows} * cluster * 2 <= num_sms) {
-    cluster *= 2;
-  }
-  const Grid grid = {
-      .ctas = dim3(static_cast<unsigned>(p.num_rows) * static_cast<unsigned>(cluster)),
-      .threads = dim3(kRowThreads),
-      .cluster = has_clusters ? cluster : 0};
+  const Grid grid = grid_of_rows(p, ctas_of_row(p, has_clusters, num_sms), has_clusters);
   return with_float(p.dtype, [&](auto dtype) {
     constexpr DType kDType = decltype(dtype)::value;
     const auto kernel = p.from_probs ? plain_kernel<kDType, true> : plain_kernel<kDType, false>;
     return launch(kernel, grid, device, stream, p);
+  });
+}
+
+/// Whether counted_kernel() is to draw from all rows.
+bool is_counted(const SampleParams& p) {
+  return !p.from_probs && p.logprobs == nullptr && is_countable(p) && p.top_k.each == nullptr &&
+         p.top_p.each == nullptr && p.min_p.each == nullptr &&
+         sampling::is_tried(p.top_k.all, p.top_p.all, p.min_p.all, p.vocab);
+}
+
+Status sample_counted(const SampleParams& p, Device device, Stream stream, bool has_clusters,
+                      int num_sms) noexcept {
+  const int cluster = ctas_of_row(p, has_clusters, num_sms);
+  const int32_t blocks = (p.vocab - 1) / sampling::kBlock + 1;
+  const int32_t part = ((blocks - 1) / cluster + 1) * sampling::kBlock;
+  const RowParams<SampleParams> params{p, {.part = part, .held = false}};
+  const Grid grid =
+      grid_of_rows(p, cluster, has_clusters, kCounted * 4 + cluster * bytes_of_rank(cluster));
+  return with_float(p.dtype, [&](auto dtype) {
+    return launch(counted_kernel<decltype(dtype)::value>, grid, device, stream, params);
   });
 }
 
@@ -247,9 +298,9 @@ bool is_streamed(const SampleParams& p, bool has_clusters, int num_sms) {
   const bool has_min_p = p.min_p.all > 0.0F;
   if (has_min_p || has_top_k == has_top_p) return false;
   if (has_top_p && p.vocab > kMostEntries * sampling::kBlock) return false;
-  const bool is_read_once = p.logprobs == nullptr && p.top_p.each == nullptr &&
-                            sampling::is_tried(p.top_k.all, p.top_p.all, p.min_p.all, p.vocab);
-  return !has_clusters || p.num_rows >= (is_read_once ? num_sms / 2 : num_sms + num_sms / 4);
+  // Rows of which each has a top-p of its own are mostly read once.
+  return !has_clusters ||
+         p.num_rows >= (p.top_p.each != nullptr ? num_sms / 2 : num_sms + num_sms / 4);
 }
 
 }  // namespace
@@ -260,6 +311,7 @@ Status sample(const SampleParams& p, Device device, Stream stream) noexcept {
   if (is_plain(p, has_clusters, num_sms)) {
     return sample_plain(p, device, stream, has_clusters, num_sms);
   }
+  if (is_counted(p)) return sample_counted(p, device, stream, has_clusters, num_sms);
   if (is_streamed(p, has_clusters, num_sms)) {
     return with_float(p.dtype, [&](auto dtype) {
       constexpr DType kDType = decltype(dtype)::value;
@@ -276,13 +328,9 @@ Status sample(const SampleParams& p, Device device, Stream stream) noexcept {
   const int64_t most = int64_t{kRowCtasOfSm} * num_sms;
   const bool is_large = int64_t{p.num_rows} * kMaxCluster <= most;
   const int max_cluster = is_large ? kMaxCluster : kMaxCluster / 2;
-  // For each CTA the sums of groups of bins, and in large clusters the bins of one group. In small
-  // ones these are in the memory of the candidates.
-  const int words_of_rank = is_large ? kGroups + kGroupBins : kGroups;
-  const RowDivision division = {
-      .max_cluster = max_cluster,
-      .bytes_of_rank = kBytesOfRank + words_of_rank * static_cast<int>(sizeof(uint64_t)),
-      .multiple = sampling::kBlock};
+  const RowDivision division = {.max_cluster = max_cluster,
+                                .bytes_of_rank = bytes_of_rank(max_cluster),
+                                .multiple = sampling::kBlock};
   return with_float(p.dtype, [&](auto dtype) {
     constexpr DType kDType = decltype(dtype)::value;
     constexpr RowKernels<SampleParams> kFromProbs{sample_kernel<kDType, true, true>,

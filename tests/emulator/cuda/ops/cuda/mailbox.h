@@ -4,6 +4,7 @@
 
 #include <cstring>
 #include <mutex>
+#include <new>
 #include <thread>
 
 #include "ops/cuda/cluster.h"
@@ -12,12 +13,8 @@ namespace flashplan::cuda {
 
 class Mailbox {
  public:
-  void init() {
-    const std::lock_guard lock(mutex_);
-    num_rounds_ = 0;
-    balance_ = 0;
-    is_expecting_ = false;
-  }
+  /// The memory may be that of something else before.
+  void init() { ::new (this) Mailbox; }
   static void fence_init() {}
   void expect(uint32_t bytes) {
     const std::lock_guard lock(mutex_);
