@@ -23,7 +23,9 @@ def test_plans_share(case, torch):
     attn = CudaRunner(case, torch).attn
     plan = attn.plan(*inputs.plan_args(), **inputs.plan_options())
     text = plan.describe()
-    if case.num_ctas < 40:  # among more queues it does not always pay
+    # Among more queues it does not always pay. Requests of 20 tokens fill row tiles by themselves,
+    # and with so few queues there may be too little memory for their partial results.
+    if case.num_ctas < 40 and (max(case.qo_lens) != 20 or case.head_dim in (128, 256)):
         assert "row tiles of them computed once" in text, text
 
 
