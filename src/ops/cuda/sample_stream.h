@@ -178,17 +178,23 @@ class SampleStream : SampleTwice<kDType> {
     float largest = -INFINITY;  // NaN if there is one
     float bound = bound_;
     num_ = 0;
-    part_.stream(part_.count(), [&](const float (&x)[kVec], int i) {
-      float of_word = x[0];
+    part_.stream(
+        part_.count(),
+        [&](const float (&x)[kVec], int i) {
+          float of_word = x[0];
 #pragma unroll
-      for (int e = 1; e < kVec; ++e) of_word = larger_or_nan(of_word, x[e]);
-      largest = larger_or_nan(largest, of_word);
-      if (__ballot_sync(~0U, of_word >= bound) == 0) return;
-      list(x, i, bound);
-      if (cut_.min_weight == 0) return;
-      const uint32_t most = __reduce_max_sync(~0U, key_of(of_word));
-      bound = fmaxf(bound, sampling::value_of(most) - min_p_depth_);
-    });
+          for (int e = 1; e < kVec; ++e) of_word = larger_or_nan(of_word, x[e]);
+          largest = larger_or_nan(largest, of_word);
+          if (__ballot_sync(~0U, of_word >= bound) != 0) list(x, i, bound);
+        },
+        [&](int /*block*/) {
+          if (cut_.min_weight == 0) return;
+          const uint32_t most = __reduce_max_sync(~0U, key_of(largest));
+          // Other warps see it while they read.
+          if (lane_of_thread() == 0) atomicMax(&shared_.most, most);
+          const uint32_t of_all = *static_cast<volatile uint32_t*>(&shared_.most);
+          bound = fmaxf(bound, sampling::value_of(of_all) - min_p_depth_);
+        });
     share_extremes(~0U, key_of(largest));
   }
 
