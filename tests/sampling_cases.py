@@ -86,6 +86,7 @@ def hard_rows(rng, size):
         np.where(rng.random(size) < 0.5, 0.0, -0.0),
         1e-42 * normal,
         few,
+        np.where(np.arange(size) < size // 2, -np.inf, normal),
         np.sort(3 * normal),
         1e30 * normal,
         np.linspace(-40, 0, size),

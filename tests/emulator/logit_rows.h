@@ -53,6 +53,7 @@ inline Rows hard_rows(int32_t vocab, uint32_t seed) {
   add("rising",
       [&](int i) { return -40.0F + 40.0F * static_cast<float>(i) / static_cast<float>(vocab); });
   add("huge", [&](int) { return 1e30F * normal(random); });
+  add("second half", [&](int i) { return i < vocab / 2 ? -kInfinity : normal(random); });
   add("all -inf", [&](int) { return -kInfinity; });
   add("NaN", [&](int i) { return i == vocab - 1 ? -std::nanf("") : normal(random); });
   add("+inf", [&](int i) { return i == vocab / 7 ? kInfinity : normal(random); });

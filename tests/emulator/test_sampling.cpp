@@ -240,7 +240,14 @@ TEST(rows_with_top_p) {
     for (const int num_sms : {4, 132}) {
       cuda::emulated_facts.num_sms = num_sms;
       const Rows rows = block_rows(vocab, static_cast<uint32_t>(vocab));
+      EachRow each;
+      for (size_t r = 0; r < rows.rows.size(); ++r) {
+        each.temperatures.push_back(r % 3 == 0 ? 0.0F : 0.7F);
+      }
       for (const float top_p : kTopPs) {
+        compare(rows, {"temperatures", 1.0F, INT32_MAX, top_p, 0.0F, false}, vocab, false,
+                DType::kFloat32, nullptr, 0, each);
+        compare(rows, {"greedy", 0.0F, INT32_MAX, top_p, 0.0F, false}, vocab);
         compare(rows, {"top-p", 1.0F, INT32_MAX, top_p, 0.0F, false}, vocab);
         compare(rows, {"top-p", 0.6F, INT32_MAX, top_p, 0.0F, false}, vocab);
         compare(rows, {"logprobs", 1.0F, INT32_MAX, top_p}, vocab);

@@ -5,7 +5,6 @@
 // whether top-p keeps a token. Where they do not, the row is read again.
 #pragma once
 
-#include <algorithm>
 #include <cmath>
 #include <cstdint>
 
@@ -92,6 +91,7 @@ class SampleCounted : PlainRow<kDType, false> {
 
  private:
   using Base::elements_;
+  using Base::is_greedy_;
   using Base::kBlock;
   using Base::kVec;
   using Base::p_;
@@ -142,8 +142,9 @@ class SampleCounted : PlainRow<kDType, false> {
     if (!elements_.has_words(0, kBlock)) {
       largest = elements_.at(min(static_cast<int>(threadIdx.x), p_.vocab - 1));
     }
-    const float base = sampling::value_of(this->largest_of_cta(key_of(largest)));
-    bins_ = ValueBins::of_weights(base, scale_.factor);
+    const float found = sampling::value_of(this->largest_of_cta(key_of(largest)));
+    const float base = found > -INFINITY ? found : 0.0F;  // of a CTA that has no part, too
+    bins_ = ValueBins::of_weights(base, is_greedy_ ? 1.0F : scale_.factor);
     place_of_base_ = bins_.place_of(base);
   }
 
@@ -276,14 +277,16 @@ class SampleCounted : PlainRow<kDType, false> {
       bounds.least += sum_of_warp(own > bin ? mass_of_bin(own) : 0);
       bounds.most = bounds.least + mass_of_bin(bin);
     }
-    const bool has_bins = fabsf(place_of_base_) < INFINITY && fabsf(place_of_largest_) < INFINITY;
-    if (has_bins && shared_.num_listed <= 32) return bounds;
+    const bool has_places =
+        ValueBins::is_place(place_of_base_) && ValueBins::is_place(place_of_largest_);
+    if (has_places && shared_.num_listed <= 32) return bounds;
     return {0, uint64_t{1} << 53};
   }
 
   /// Whether top-p keeps a token: whether the mass of what comes before it is less than top_p of
   /// all.
   __device__ uint32_t verdict_of(const Bounds& before) const {
+    if (is_greedy_) return kKept;  // nothing comes before the largest element
     // The weights that decide are rounded to 1 / kOne of the largest one.
     const double rounding = bins_.mass_of_row(static_cast<uint64_t>(p_.vocab) / 2 + 2);
     const double error = ValueBins::kError;
@@ -358,7 +361,7 @@ class SampleCounted : PlainRow<kDType, false> {
 
 /// Whether SampleCounted can draw from rows of this length.
 __device__ __host__ inline bool is_countable(const SampleParams& p) {
-  return p.vocab <= std::min(kMostEntries * sampling::kBlock, ValueBins::kMostElements);
+  return p.vocab <= kMostEntries * sampling::kBlock && p.vocab <= ValueBins::kMostElements;
 }
 
 /// What SampleCounted has found.

@@ -58,9 +58,10 @@ class SampleStream : SampleTwice<kDType> {
       for (const float slack : {1.0004F, 1.0029F}) {
         if (!has_bins) count();
         if (!read_largest()) return false;
-        const Range range = find_range_of_bins(slack);
-        const bool is_drawn = top_k_ < p_.vocab ? this->template draw_from_row<true>(range)
-                                                : this->template draw_from_row<false>(range);
+        const bool is_drawn =
+            has_range() &&
+            (top_k_ < p_.vocab ? this->template draw_from_row<true>(find_range_of_bins(slack))
+                               : this->template draw_from_row<false>(find_range_of_bins(slack)));
         if (is_drawn) return true;
         has_bins = false;
         mass_above_bins_ = 0;
@@ -90,6 +91,7 @@ class SampleStream : SampleTwice<kDType> {
   using Base::filter;
   using Base::find_range_of_bins;
   using Base::finish_lists;
+  using Base::has_range;
   using Base::is_tried_;
   using Base::kVec;
   using Base::least_;

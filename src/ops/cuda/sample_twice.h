@@ -59,6 +59,8 @@ class SampleTwice : protected SampleListed<kDType> {
     this->share_extremes(~0U, key_of(largest));
   }
 
+  /// Whether find_range_of_bins() can tell a range: not if the base is -infinity, for example.
+  __device__ bool has_range() const { return ValueBins::is_place(bins_.place_of(scale_.largest)); }
   /// A range of values that has the threshold of top-k, or that of top-p if masses are known but
   /// for a factor of `slack`. A weight is within 0.14 % of that of the middle of its bin, and sums
   /// of many weights are much nearer.
@@ -83,6 +85,8 @@ class SampleTwice : protected SampleListed<kDType> {
     const double of_ends[2] = {wanted / factor, wanted * factor};
 #pragma unroll 1
     for (int end = 0; end < 2; ++end) {
+      const bool is_above = threadIdx.x == 0 && static_cast<double>(begin) >= of_ends[end];
+      if (is_above) shared_.selected[end] = ValueBins::kBins - 1;  // the end is above all bins
       if (!(static_cast<double>(begin) < of_ends[end] &&
             of_ends[end] <= static_cast<double>(begin + own))) {
         continue;

@@ -266,8 +266,9 @@ Status sample_plain(const SampleParams& p, Device device, Stream stream, bool ha
 
 /// Whether counted_kernel() is to draw from all rows.
 bool is_counted(const SampleParams& p) {
-  return !p.from_probs && p.logprobs == nullptr && is_countable(p) && p.top_k.each == nullptr &&
-         p.top_p.each == nullptr && p.min_p.each == nullptr &&
+  const bool is_greedy = p.temperature.each == nullptr && p.temperature.all == 0.0F;
+  return !is_greedy && !p.from_probs && p.logprobs == nullptr && is_countable(p) &&
+         p.top_k.each == nullptr && p.top_p.each == nullptr && p.min_p.each == nullptr &&
          sampling::is_tried(p.top_k.all, p.top_p.all, p.min_p.all, p.vocab);
 }
 

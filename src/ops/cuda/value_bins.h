@@ -51,6 +51,9 @@ class ValueBins {
   __device__ float place_of(float x) const {
     return sampling::fused(x, slope_, offset_) * kBinsOfRange;
   }
+  /// Whether the place of a row's largest value, or of the base, tells anything: places overflow if
+  /// temperatures or values are extreme.
+  static __device__ bool is_place(float place) { return place >= 0.0F && place < INFINITY; }
   /// The value that has a place.
   __device__ float value_of(float place) const {
     return __fdiv_rn(place / kBinsOfRange - offset_, slope_);
