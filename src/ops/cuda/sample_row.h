@@ -29,7 +29,7 @@ struct SampleShared {
   Mailbox lists;                         // of candidates
   Mailbox gathered_mail;                 // of `gathered`, in the first CTA of the row
   uint64_t warp_values[kMaxCluster][2];  // of warps, or of ranks
-  uint32_t warp_keys[kRowWarps][2];
+  uint32_t warp_keys[kRowWarps];
   union {
     Bins bins;
     uint64_t gathered[kMaxCandidates];  // keys and ids of all CTAs' candidates
@@ -216,29 +216,18 @@ class SampleRow {
 
   // --- What CTAs tell each other ---
 
-  /// Warp 0 gets the largest of each value over the CTA, and in values[0] that of the warp whose
-  /// number the lane has. A barrier of the CTA is inside.
-  __device__ void reduce_warps(uint32_t (&values)[kValues]) {
+  /// The largest key over the cluster. All threads call it; a barrier of the CTA is inside.
+  __device__ uint32_t largest_of_cluster(uint32_t key) {
     const int lane = lane_of_thread();
-    for (int v = 0; v < 2; ++v) {
-      const uint32_t value = __reduce_max_sync(~0U, values[v]);
-      if (lane == 0) shared_.warp_keys[warp_of_thread()][v] = value;
-    }
+    key = __reduce_max_sync(~0U, key);
+    if (lane == 0) shared_.warp_keys[warp_of_thread()] = key;
     __syncthreads();
-    for (int v = 0; v < 2; ++v) values[v] = lane < kRowWarps ? shared_.warp_keys[lane][v] : 0U;
-  }
-
-  /// From what reduce_warps() leaves to the largest over the cluster, for all threads.
-  __device__ void exchange_keys(uint32_t (&values)[kValues]) {
     if (warp_of_thread() == 0) {
-      uint64_t wide[kValues];
-      for (int v = 0; v < kValues; ++v) wide[v] = __reduce_max_sync(~0U, values[v]);
-      publish(wide);
+      const uint32_t of_warp = lane < kRowWarps ? shared_.warp_keys[lane] : 0;
+      publish({__reduce_max_sync(~0U, of_warp), 0, 0, 0});
     }
     receive();
-    for (int v = 0; v < kValues; ++v) {
-      values[v] = __reduce_max_sync(~0U, static_cast<uint32_t>(value_of_rank(v)));
-    }
+    return __reduce_max_sync(~0U, static_cast<uint32_t>(value_of_rank(0)));
   }
 
   /// The sum over the threads of the CTA of values whose sum is below 2^54. All threads call it.

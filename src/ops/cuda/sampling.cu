@@ -40,13 +40,11 @@ class Sampler : SampleGathered<kDType, kFromProbs, kHeld> {
   }
 
  private:
-  using Base::exchange_keys;
   using Base::largest_;
   using Base::p_;
   using Base::part_;
   using Base::publish_sums;
   using Base::read;
-  using Base::reduce_warps;
   using Base::row_;
   using Base::scale_;
   using Base::shared_;
@@ -144,11 +142,9 @@ class Sampler : SampleGathered<kDType, kFromProbs, kHeld> {
         if (x[e] == largest_) first = min(first, static_cast<uint32_t>(part_.begin() + i + e));
       }
     }
-    uint32_t keys[kValues] = {~first, 0U, 0U, 0U};
-    reduce_warps(keys);
-    exchange_keys(keys);
+    first = ~this->largest_of_cluster(~first);
     if (cluster_rank() == 0 && threadIdx.x == 0) {
-      write(static_cast<int32_t>(~keys[0]), 0.0F, SampleError::kNone);
+      write(static_cast<int32_t>(first), 0.0F, SampleError::kNone);
     }
     return SampleError::kNone;
   }
