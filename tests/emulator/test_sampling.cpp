@@ -258,6 +258,19 @@ TEST(rows_with_top_p) {
   cuda::emulated_facts.num_sms = 132;
 }
 
+/// As many elements as the sum of a bin has room for, if they are all in it, and one more.
+TEST(top_p_of_long_rows) {
+  cuda::emulated_facts.num_sms = 4;
+  constexpr int32_t kMost = cuda::ValueBins::kMostElements;
+  for (const int32_t vocab : {kMost, kMost + 1}) {
+    const Rows rows = hard_rows(vocab, 15);
+    for (int times = 0; times < 4; ++times) {
+      compare(rows, {"top-p", 1.0F, INT32_MAX, 0.4F, 0.0F, false}, vocab);
+    }
+  }
+  cuda::emulated_facts.num_sms = 132;
+}
+
 /// Of eight equal elements, top-p 0.7 keeps the first six, so that the last word of four is
 /// divided.
 TEST(top_p_of_equal_elements) {
