@@ -23,9 +23,12 @@ def test_plans_share(case, torch):
     attn = CudaRunner(case, torch).attn
     plan = attn.plan(*inputs.plan_args(), **inputs.plan_options())
     text = plan.describe()
-    # Among more queues it does not always pay. Requests of 20 tokens fill row tiles by themselves,
-    # and with so few queues there may be too little memory for their partial results.
-    if case.num_ctas < 40 and (max(case.qo_lens) != 20 or case.head_dim in (128, 256)):
+    # Among more queues sharing does not always pay. Nor does it for requests of 20 tokens with 64
+    # dims, where each fills most of a row tile, and in one queue there is no memory for the partial
+    # results of all their rows in eight kv heads.
+    has_20_tokens = max(case.qo_lens) == 20
+    is_in_vain = case.head_dim == 64 or (case.num_kv_heads == 8 and case.num_ctas == 1)
+    if case.num_ctas < 40 and not (has_20_tokens and is_in_vain):
         assert "row tiles of them computed once" in text, text
 
 
