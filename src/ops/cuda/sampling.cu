@@ -294,7 +294,7 @@ bool is_streamed(const SampleParams& p, bool has_clusters, int num_sms) {
   const bool has_top_p = p.top_p.each != nullptr || p.top_p.all < 1.0F;
   const bool has_min_p = p.min_p.all > 0.0F;
   if (has_min_p || has_top_k == has_top_p) return false;
-  if (has_top_p && p.vocab > kMostEntries * sampling::kBlock) return false;
+  if (has_top_p && !is_countable(p)) return false;
   // Rows of which each has a top-p of its own are mostly read once.
   return !has_clusters ||
          p.num_rows >= (p.top_p.each != nullptr ? num_sms / 2 : num_sms + num_sms / 4);
