@@ -258,7 +258,8 @@ TEST(rows_with_top_p) {
   cuda::emulated_facts.num_sms = 132;
 }
 
-/// As many elements as the sum of a bin has room for, if they are all in it, and one more.
+/// Rows of the greatest length for which the sum of a bin fits 32 bits even if all elements are in
+/// it, and rows of one element more.
 TEST(top_p_of_long_rows) {
   cuda::emulated_facts.num_sms = 4;
   constexpr int32_t kMost = cuda::ValueBins::kMostElements;
@@ -282,7 +283,8 @@ TEST(top_p_of_equal_elements) {
   }
 }
 
-/// Top-p keeps the first of three tokens, which has 0.415 of the mass, and drops all tries.
+/// Top-p 0.41 keeps only the first of three tokens, whose probability is 0.415. The seeds are
+/// chosen so that every try draws another one.
 TEST(dropped_tries) {
   constexpr int32_t kVocab = 30'011;
   Rows rows;

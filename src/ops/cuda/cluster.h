@@ -47,6 +47,10 @@ __device__ T* shared_of(T* own, int /*rank*/) {
 }
 #endif
 
+__device__ inline bool is_first_thread_of_cluster() {
+  return cluster_rank() == 0 && threadIdx.x == 0;
+}
+
 __device__ inline void cluster_sync() {
   cluster_arrive();
   cluster_wait();

@@ -90,20 +90,6 @@ using Word = typename WordOfBytes<kVec* static_cast<int>(item_size(kDType))>::Ty
 template <DType kDType>
 inline constexpr int kWordElements = 16 / static_cast<int>(item_size(kDType));
 
-/// Replaces a word by one from memory that is read once, or leaves it. An `if` would load into
-/// other registers, and wait for the load to move them.
-__device__ inline void load_if(bool condition, const uint4* from, uint4& word) {
-#ifdef __CUDA_ARCH__
-  asm volatile(
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\n"
-      "@p ld.global.cs.v4.u32 {%0, %1, %2, %3}, [%4];\n}\n"
-      : "+r"(word.x), "+r"(word.y), "+r"(word.z), "+r"(word.w)
-      : "l"(from), "r"(condition ? 1 : 0));
-#else
-  if (condition) word = *from;
-#endif
-}
-
 template <DType kDType, int kVec>
 __device__ void unpack(Word<kDType, kVec> word, float (&values)[kVec]) {
   typename Format<kDType>::Storage elements[kVec];

@@ -14,7 +14,7 @@ namespace flashplan::cuda {
 constexpr int kMostEntries = 512;  // blocks of a row
 constexpr int kMostChosen = 4;     // blocks chosen at once
 
-/// The block of a token.
+/// The block from which a token is drawn.
 struct ChosenBlock {
   int block;
   uint64_t random;  // for its element
@@ -52,7 +52,7 @@ class PlainRow {
   using OfWarp = BlockOfWarp<kFromProbs, kVec, kWords>;
   using OfWarpInMemory = BlockOfWarp<kFromProbs, kVec, 1>;
 
-  // --- The CTA's blocks. Blocks are numbered from the begin of the row ---
+  // --- Blocks of the CTA. Their numbers count from the start of the row ---
 
   /// One thread calls it, before the cluster's first barrier.
   __device__ void init_mail() {
@@ -96,8 +96,9 @@ class PlainRow {
       end_block(block, OfWarp::value_of(weighed.key));
     }
   }
-  /// Reads them again. All threads of a warp call body(x, i) together, with kVec values of which
-  /// the first is element i of the row; behind its end these are -infinity, or the probability 0.
+  /// Reads the CTA's blocks a second time. The threads of a warp together call body(x, i) for kVec
+  /// values at a time, of which the first is element i of the row. Values behind the end of the row
+  /// are -infinity, or 0 where the row has probabilities.
   template <class Body>
   __device__ void read_again(const Body& body) {
     if (first_of_warp() < end_block_) fetch(first_of_warp());
@@ -153,7 +154,8 @@ class PlainRow {
     if (!(scale_.largest < INFINITY)) return SampleError::kNotANumber;
     return scale_.largest == -INFINITY ? SampleError::kNoToken : SampleError::kNone;
   }
-  /// A barrier is inside, and another one is due before the next call.
+  /// The largest key of the CTA's threads. All threads call it. It has a barrier; another one must
+  /// come before the next call, which uses the same shared memory.
   __device__ uint32_t largest_of_cta(uint32_t key) {
     key = __reduce_max_sync(~0U, key);
     const int lane = lane_of_thread();
@@ -162,8 +164,9 @@ class PlainRow {
     return __reduce_max_sync(~0U, lane < kRowWarps ? plain_.warp_keys[lane] : 0);
   }
 
-  /// Weighs the blocks relative to the row's largest value, each thread consecutive ones. All
-  /// threads call it after receive_entries(); a barrier is inside.
+  /// Computes the mass of each block relative to the row's largest value. Each thread takes an
+  /// equal share of consecutive blocks. All threads call it after receive_entries(); it has a
+  /// barrier.
   __device__ void weigh_entries() {
     const int share = (num_blocks_ - 1) / kRowThreads + 1;
     first_entry_ = static_cast<int>(threadIdx.x) * share;
@@ -182,8 +185,9 @@ class PlainRow {
                                    {scale_.largest, scale_.factor, kFromProbs});
   }
 
-  /// Chooses the block of a token: the thread that has it leaves it in plain_.chosen[index]. All
-  /// threads call it after weigh_entries(), and the others see it after a barrier.
+  /// Chooses the block of a token. The one thread of the CTA that has this block in its share (see
+  /// weigh_entries()) stores it in plain_.chosen[index]; the others may read it after a barrier.
+  /// All threads call it.
   __device__ void choose(int index, const sampling::RandomPair& random) {
     uint64_t target = is_greedy_ ? 0 : sampling::high_product(random.first, total_);
     if (target < before_ || target - before_ >= own_) return;
@@ -227,24 +231,25 @@ class PlainRow {
 #pragma unroll
     for (int u = 0; u < kWords; ++u) words_[u] = __ldcs(from + u * 32);
   }
-  /// The block whose words take the places of those of the fetched one, each as soon as it is not
-  /// needed any more.
+  /// A block that is loaded while the fetched one is used: load(u, words_) replaces word u of the
+  /// fetched block, which must have been used, by word u of this block.
   struct NextBlock {
     bool exists;
     const Word<kDType, kVec>* words;
 
     __device__ void load(int u, Word<kDType, kVec> (&into)[kWords]) const {
-      load_if(exists, words + u * 32, into[u]);
+      if (exists) into[u] = __ldcs(words + u * 32);
     }
   };
-  /// The warp's next block, if there is one that consists of words, becomes the fetched one.
+  /// Returns the warp's next block, which becomes the fetched one; it does not exist if the warp
+  /// has no further block that consists of words.
   __device__ NextBlock start_next() {
     const int next = fetched_ + kRowWarps;
     const bool exists = next < min(end_block_, num_fetchable_);
     if (exists) fetched_ = next;
     return {exists, elements_.words_at(next * kBlock + OfWarp::first_of(0))};
   }
-  /// Weighs the fetched block, and fetches the next one.
+  /// Weighs the fetched block, and meanwhile loads the warp's next one.
   template <class See>
   __device__ WeighedBlock weigh_fetched(const See& see) {
     const NextBlock next = start_next();

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "ops/cuda/row_part.h"
 
@@ -25,11 +26,12 @@ __device__ inline uint64_t sum_of_warp(uint64_t value) {
   return __reduce_add_sync(~0U, low) + (uint64_t{__reduce_add_sync(~0U, high)} << kLow);
 }
 
-/// The sum of the values of this lane and of the lanes before.
-__device__ inline uint64_t sum_to_lane(uint64_t value) {
+/// The sum of the values of this lane and of the lanes before, of 64 bits unless T is given.
+template <class T = uint64_t>
+__device__ T sum_to_lane(std::type_identity_t<T> value) {
 #pragma unroll 1
   for (int distance = 1; distance < 32; distance *= 2) {
-    const uint64_t other = __shfl_up_sync(~0U, value, distance);
+    const T other = __shfl_up_sync(~0U, value, distance);
     if (lane_of_thread() >= distance) value += other;
   }
   return value;

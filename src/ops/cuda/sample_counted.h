@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// sample() with top-p alone, of a row that a cluster of CTAs reads once. Tokens are drawn as if
-// there were no filter (see "Draws with top-p alone" in ops/sampling_math.h). While a CTA reads its
-// part of the row, it adds the weights of elements up by bins of values, which nearly always tell
-// whether top-p keeps a token. Where they do not, the row is read again.
+// sample() with top-p alone, of a row that a cluster of CTAs reads once. The cluster draws tokens
+// as if there were no filter, until top-p keeps one (see "Draws with top-p alone" in
+// ops/sampling_math.h). Each CTA sums up the weights of its part of the row by bins of values while
+// it reads the part. These sums bound the mass of the elements that come before a token, and so
+// nearly always tell whether top-p keeps it. Where they do not, the cluster reads the row again and
+// computes that mass exactly.
 #pragma once
 
 #include <cmath>
@@ -61,7 +63,7 @@ class SampleCounted : PlainRow<kDType, false> {
     read_row();
     const SampleError error = this->receive_entries();
     if (error != SampleError::kNone) {
-      if (is_first_thread()) write_result(p_, row_, -1, NAN, error);
+      if (is_first_thread_of_cluster()) write_result(p_, row_, -1, NAN, error);
       return Tried::kError;
     }
     place_of_largest_ = bins_.place_of(scale_.largest);
@@ -107,8 +109,6 @@ class SampleCounted : PlainRow<kDType, false> {
   static constexpr uint32_t kKept = 1;
   static constexpr uint32_t kUnknown = 2;
 
-  __device__ static bool is_first_thread() { return cluster_rank() == 0 && threadIdx.x == 0; }
-
   /// Reads the CTA's part, and leaves the sums of its bins.
   __device__ void read_row() {
     if (threadIdx.x == 0) {
@@ -134,7 +134,8 @@ class SampleCounted : PlainRow<kDType, false> {
     sum_bins();
   }
 
-  /// Clears the bins, while the first elements are on their way, and chooses their range by these.
+  /// Clears the bins while the first elements are being loaded. Then chooses the range of values of
+  /// the bins from these elements.
   __device__ void choose_bins() {
     clear(shared_.bins);
     if (threadIdx.x == 0) shared_.num_listed = 0;
@@ -172,8 +173,9 @@ class SampleCounted : PlainRow<kDType, false> {
     return static_cast<uint64_t>(bins_.mass_of_row(sampling::weight_of_logit(value, scale_)));
   }
 
-  /// Leaves the mass above the bins of each thread, in the unit of a row whose largest value is the
-  /// base: the largest one may be in another CTA's part. A barrier is due.
+  /// Stores in shared_.above, for each thread, the mass of all bins above those of the thread. It
+  /// is relative to the base, since the row's largest value may be in another CTA's part and is not
+  /// known yet. A barrier must come before it is read.
   __device__ void sum_bins() {
     const float below = bins_.unit_in(0.0F, 1.0F);  // of the next bin
     const int end = max(first_bin(static_cast<int>(threadIdx.x)) - kBinsOfThread, -1);
@@ -186,7 +188,7 @@ class SampleCounted : PlainRow<kDType, false> {
       unit *= below;
     }
     const int lane = lane_of_thread();
-    const float to_lane = sum_of_floats_to_lane(own);
+    const float to_lane = sum_to_lane<float>(own);
     const float before_lane = __shfl_up_sync(~0U, to_lane, 1);
     if (lane == 31) shared_.warp_sums[warp_of_thread()] = to_lane;
     __syncthreads();
@@ -195,35 +197,25 @@ class SampleCounted : PlainRow<kDType, false> {
     for (int w = 0; w < warp_of_thread(); ++w) above += shared_.warp_sums[w];
     shared_.above[threadIdx.x] = above;
   }
-  static __device__ float sum_of_floats_to_lane(float value) {
-#pragma unroll
-    for (int distance = 1; distance < 32; distance *= 2) {
-      const float other = __shfl_up_sync(~0U, value, distance);
-      if (lane_of_thread() >= distance) value += other;
-    }
-    return value;
-  }
   __device__ uint64_t mass_of_bin(int bin) const {
     return static_cast<uint64_t>(bins_.mass(shared_.bins[bin], bin, place_of_largest_));
   }
 
   // --- Tries ---
 
-  /// Leaves in shared_.tokens the next kTriesAtOnce tries, and in shared_.verdicts what becomes of
-  /// them. Each CTA draws them all, from memory, as fast as one could tell the others.
+  /// Draws the tokens of the next kTriesAtOnce tries and decides about each of them. Stores them in
+  /// shared_.tokens and the decisions in shared_.verdicts. Each CTA draws all of these tokens
+  /// itself, also from blocks that other CTAs have read, which saves an exchange between the CTAs.
   __device__ void judge(int begin) {
     const int warp = warp_of_thread();
-    Mailbox& mail = shared_.bounds_mail[step_ % 2];
-    auto& bounds = shared_.bounds[step_ % 2];
-    if (threadIdx.x == 0) mail.expect(kTriesAtOnce * bytes_of_bounds());
+    expect(kTriesAtOnce);
 #pragma unroll 1
     for (int t = 0; t < kTriesAtOnce; ++t) this->choose(t, shared_.randoms[begin + t]);
     __syncthreads();
-    if (warp < kTriesAtOnce) send(mail, bounds[warp][cluster_rank()], bounds_of(draw(warp)));
-    mail.wait(step_ / 2 % 2);
-    ++step_;
+    if (warp < kTriesAtOnce) send(warp, bounds_of(draw(warp)));
+    receive();
     if (warp < kTriesAtOnce) {
-      const uint32_t verdict = verdict_of(sum_of_ranks(bounds[warp]));
+      const uint32_t verdict = verdict_of(received(warp));
       if (lane_of_thread() == 0) shared_.verdicts[warp] = verdict;
     }
     __syncthreads();
@@ -240,26 +232,47 @@ class SampleCounted : PlainRow<kDType, false> {
     return token;
   }
 
-  /// What two sums over the elements before a token may be.
+  /// Bounds of the mass of the elements that come before a token; or that mass and the row's.
   struct Bounds {
     uint64_t least, most;
   };
   static __device__ uint32_t bytes_of_bounds() {
     return static_cast<uint32_t>(cluster_size()) * sizeof(uint64_t[2]);
   }
-  /// Sends two values to all CTAs. One warp calls it.
-  static __device__ void send(Mailbox& mail, uint64_t (&to)[2], const Bounds& values) {
-    const int rank = lane_of_thread();
-    if (rank < cluster_size()) mail.send(to, values.least, values.most, rank);
+
+  // In a step each CTA sends two values for each token to all CTAs, itself among them. Steps use
+  // two mailboxes and two arrays in turn. A CTA sends in a step after a barrier behind its reading
+  // of the step before, and no CTA ends a step before all have sent. So an array has been read when
+  // it is written again two steps later.
+
+  __device__ Mailbox& mail() { return shared_.bounds_mail[step_ % 2]; }
+  /// Says that each CTA sends the values of `num_tokens` tokens in this step. At least warp 0 calls
+  /// it.
+  __device__ void expect(int num_tokens) {
+    if (threadIdx.x == 0) mail().expect(static_cast<uint32_t>(num_tokens) * bytes_of_bounds());
   }
-  static __device__ Bounds sum_of_ranks(const uint64_t (&of_ranks)[kMaxCluster][2]) {
+  /// Sends two values to each CTA of the cluster. One warp calls it.
+  __device__ void send(int token, const Bounds& values) {
     const int rank = lane_of_thread();
+    uint64_t (&to)[2] = shared_.bounds[step_ % 2][token][cluster_rank()];
+    if (rank < cluster_size()) mail().send(to, values.least, values.most, rank);
+  }
+  /// Waits for the values of all CTAs, and ends the step. All threads call it.
+  __device__ void receive() {
+    mail().wait(step_ / 2 % 2);
+    ++step_;
+  }
+  /// The sums, over the CTAs, of what they have sent for a token in the step that has ended.
+  __device__ Bounds received(int token) const {
+    const int rank = lane_of_thread();
+    const uint64_t (&of_ranks)[kMaxCluster][2] = shared_.bounds[(step_ - 1) % 2][token];
     const bool is_rank = rank < cluster_size();
     return {sum_of_warp(is_rank ? of_ranks[rank][0] : 0),
             sum_of_warp(is_rank ? of_ranks[rank][1] : 0)};
   }
 
-  /// Bounds of the mass, in the CTA's part, of what comes before a token. One warp calls it.
+  /// Bounds of the mass of those elements of the CTA's part that come before a token, as they are
+  /// larger, or equal with a smaller id. One warp calls it.
   __device__ Bounds bounds_of(uint64_t token) const {
     const float value = sampling::value_of(static_cast<uint32_t>(token >> 32));
     const int bin = bins_.bin_of(value);
@@ -283,8 +296,8 @@ class SampleCounted : PlainRow<kDType, false> {
     return {0, uint64_t{1} << 53};
   }
 
-  /// Whether top-p keeps a token: whether the mass of what comes before it is less than top_p of
-  /// all.
+  /// Whether top-p keeps a token, as far as the bounds tell. Top-p keeps it if the mass of the
+  /// elements before it is less than top_p times the mass of the row.
   __device__ uint32_t verdict_of(const Bounds& before) const {
     if (is_greedy_) return kKept;  // nothing comes before the largest element
     // The weights that decide are rounded to 1 / kOne of the largest one.
@@ -303,7 +316,7 @@ class SampleCounted : PlainRow<kDType, false> {
     return kUnknown;
   }
 
-  /// The same of token_, from the weights that decide, for which the row is read again. All threads
+  /// Whether top-p keeps token_, from exact weights: the cluster reads the row again. All threads
   /// of the cluster call it.
   __device__ bool is_kept() {
     const auto key = static_cast<uint32_t>(token_ >> 32);
@@ -322,7 +335,7 @@ class SampleCounted : PlainRow<kDType, false> {
         before += (x[e] >= least ? first : 0U) + (x[e + 1] >= least ? second : 0U);
       }
     });
-    if (is_first_thread()) {
+    if (is_first_thread_of_cluster()) {
       // Equal elements before the token in its own word.
       for (int i = id / kVec * kVec; i < id; ++i) {
         if (elements_.at(i) == value) before += sampling::weight_of_logit(value, scale_);
@@ -336,18 +349,14 @@ class SampleCounted : PlainRow<kDType, false> {
       plain_.warp_values[warp_of_thread()][1] = all;
     }
     __syncthreads();
-    Mailbox& mail = shared_.bounds_mail[step_ % 2];
-    auto& sums = shared_.bounds[step_ % 2][0];
-    if (threadIdx.x == 0) mail.expect(bytes_of_bounds());
     if (warp_of_thread() == 0) {
       const bool is_warp = lane < kRowWarps;
-      send(mail, sums[cluster_rank()],
-           {sum_of_warp(is_warp ? plain_.warp_values[lane][0] : 0),
-            sum_of_warp(is_warp ? plain_.warp_values[lane][1] : 0)});
+      expect(1);
+      send(0, {sum_of_warp(is_warp ? plain_.warp_values[lane][0] : 0),
+               sum_of_warp(is_warp ? plain_.warp_values[lane][1] : 0)});
     }
-    mail.wait(step_ / 2 % 2);
-    ++step_;
-    const Bounds sum = sum_of_ranks(sums);
+    receive();
+    const Bounds sum = received(0);
     return sum.least < sampling::part_of(p_.top_p.of(row_), sum.most);
   }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // sample() of a row without filters, which a cluster of CTAs reads once. Each warp tells all CTAs
-// what its blocks weigh. Then each warp finds the block of the token by itself, and the warp that
-// has weighed it draws the token.
+// what its blocks weigh. Then the threads of each CTA together find the block of the token, and the
+// warp that has weighed it draws the token.
 #pragma once
 
 #include <cmath>
@@ -31,7 +31,7 @@ class SamplePlain : PlainRow<kDType, kFromProbs> {
     const auto random = sampling::random_of_try(p_, row_, 0);
     SampleError error = this->receive_entries();
     if (error == SampleError::kNone) error = draw(random);
-    if (error != SampleError::kNone && cluster_rank() == 0 && threadIdx.x == 0) {
+    if (error != SampleError::kNone && is_first_thread_of_cluster()) {
       write_result(p_, row_, -1, NAN, error);
     }
   }

@@ -155,8 +155,9 @@ class SampleStream : SampleTwice<kDType> {
     return true;
   }
 
-  /// Takes over what the tries have found. If top-p keeps one, the mass that it keeps is not known;
-  /// otherwise the token is one of what it keeps.
+  /// Goes on after the tries. If top-p keeps the token of one, only the mass of all that top-p
+  /// keeps is still to be found, for the log-probability. If it drops them all, the token is to be
+  /// drawn from what top-p keeps.
   __device__ void take_over(const TriedRow& row) {
     is_tried_ = true;
     token_ = row.tried == Tried::kKept ? row.token : 0;
@@ -192,7 +193,7 @@ class SampleStream : SampleTwice<kDType> {
         [&](int /*block*/) {
           if (cut_.min_weight == 0) return;
           const uint32_t most = __reduce_max_sync(~0U, key_of(largest));
-          // Other warps see it while they read.
+          // The other warps of the CTA read it after each of their blocks.
           if (lane_of_thread() == 0) atomicMax(&shared_.most, most);
           const uint32_t of_all = *static_cast<volatile uint32_t*>(&shared_.most);
           bound = fmaxf(bound, sampling::value_of(of_all) - min_p_depth_);

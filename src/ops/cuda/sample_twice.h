@@ -59,7 +59,8 @@ class SampleTwice : protected SampleListed<kDType> {
     this->share_extremes(~0U, key_of(largest));
   }
 
-  /// Whether find_range_of_bins() can tell a range: not if the base is -infinity, for example.
+  /// Whether the bins have a range of values, so that find_range_of_bins() may be called. They have
+  /// none if their base is -infinity, as it is where the row's first elements all are.
   __device__ bool has_range() const { return ValueBins::is_place(bins_.place_of(scale_.largest)); }
   /// A range of values that has the threshold of top-k, or that of top-p if masses are known but
   /// for a factor of `slack`. A weight is within 0.14 % of that of the middle of its bin, and sums

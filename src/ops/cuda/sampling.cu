@@ -34,7 +34,7 @@ class Sampler : SampleGathered<kDType, kFromProbs, kHeld> {
     }
     cluster_arrive_relaxed();
     const SampleError error = choose();
-    if (error != SampleError::kNone && cluster_rank() == 0 && threadIdx.x == 0) {
+    if (error != SampleError::kNone && is_first_thread_of_cluster()) {
       write(-1, NAN, error);
     }
   }
@@ -103,7 +103,7 @@ class Sampler : SampleGathered<kDType, kFromProbs, kHeld> {
 
   /// Writes a token that top-p keeps. `total`: the mass of all that it keeps.
   __device__ void write_tried(uint64_t token, uint64_t total) const {
-    if (cluster_rank() != 0 || threadIdx.x != 0) return;
+    if (!is_first_thread_of_cluster()) return;
     const uint32_t weight = this->weight_of(sampling::value_of(static_cast<uint32_t>(token >> 32)));
     this->write_token(static_cast<uint32_t>(token), weight, total);
   }
@@ -143,7 +143,7 @@ class Sampler : SampleGathered<kDType, kFromProbs, kHeld> {
       }
     }
     first = ~this->largest_of_cluster(~first);
-    if (cluster_rank() == 0 && threadIdx.x == 0) {
+    if (is_first_thread_of_cluster()) {
       write(static_cast<int32_t>(first), 0.0F, SampleError::kNone);
     }
     return SampleError::kNone;
@@ -182,7 +182,7 @@ __global__ void __launch_bounds__(kRowThreads, kStreamCtasOfSm)
   draw_from_cluster<kDType>(params, row, shared, floats);
 }
 
-/// Where the counted row's memory ends and that of Sampler begins, in floats.
+/// The dynamic shared memory begins with a CountedShared. Sampler's follows, after so many floats.
 constexpr int kCounted = static_cast<int>(sizeof(CountedShared)) / 4;
 
 /// With top-p alone. Rows of which top-p drops all tries, which are very few, are drawn as with
@@ -196,7 +196,7 @@ __global__ void __launch_bounds__(kRowThreads, kStreamCtasOfSm)
   const int32_t row = row_of_cluster();
   SampleCounted<kDType> counted(params.p, row, *reinterpret_cast<CountedShared*>(floats));
   const Tried tried = counted.run();
-  if (tried == Tried::kKept && cluster_rank() == 0 && threadIdx.x == 0) {
+  if (tried == Tried::kKept && is_first_thread_of_cluster()) {
     write_result(params.p, row, static_cast<int32_t>(counted.token()), 0.0F, SampleError::kNone);
   }
   if (tried != Tried::kDropped) return;
@@ -212,28 +212,34 @@ __global__ void __launch_bounds__(kRowThreads, kPlainCtasOfSm)
   SamplePlain<kDType, kFromProbs>(p, row_of_cluster(), shared).run();
 }
 
+/// Whether the temperature of all rows is 0.
+bool is_greedy(const SampleParams& p) {
+  return p.temperature.each == nullptr && p.temperature.all == 0.0F;
+}
+/// Whether each row may have filters of its own.
+bool has_filters_of_rows(const SampleParams& p) {
+  return p.top_k.each != nullptr || p.top_p.each != nullptr || p.min_p.each != nullptr;
+}
+
 /// Whether plain_kernel() is to draw from all rows: the options say that none has a filter, or that
 /// each takes its largest logit. For the largest logits of few rows, sample_kernel() is faster.
 bool is_plain(const SampleParams& p, bool has_clusters, int num_sms) {
   if (p.vocab > kMostEntries * sampling::kBlock) return false;
-  if (p.temperature.each == nullptr && p.temperature.all == 0.0F) {
-    return !p.from_probs && (!has_clusters || p.num_rows >= num_sms / 3);
-  }
-  const bool has_tensors =
-      p.top_k.each != nullptr || p.top_p.each != nullptr || p.min_p.each != nullptr;
-  return !has_tensors && !sampling::has_filters(p.top_k.all, p.top_p.all, p.min_p.all, p.vocab);
+  if (is_greedy(p)) return !p.from_probs && (!has_clusters || p.num_rows >= num_sms / 3);
+  return !has_filters_of_rows(p) &&
+         !sampling::has_filters(p.top_k.all, p.top_p.all, p.min_p.all, p.vocab);
 }
 
-/// The dynamic shared memory that Sampler needs for each CTA of a cluster: also sums of groups of
-/// bins, and in large clusters the bins of one group. In small ones these are in the memory of the
-/// candidates.
+/// The bytes of dynamic shared memory that Sampler needs for each CTA of a cluster: for what the
+/// CTA sends in two steps and for its sums of groups of bins. Clusters of more than kMaxCluster / 2
+/// CTAs also need memory for the bins of one group; in smaller ones that of the candidates serves.
 int bytes_of_rank(int max_cluster) {
   const int words = max_cluster > kMaxCluster / 2 ? kGroups + kGroupBins : kGroups;
   return kBytesOfRank + words * static_cast<int>(sizeof(uint64_t));
 }
 
-/// The number of CTAs that read a row once. It is more than one only while all rows together have
-/// at most one CTA for each SM, and while each warp has a block.
+/// How many CTAs share a row that is read once. A row gets several only if the launch then has at
+/// most one CTA for each SM, and if there are blocks for the warps of all of them.
 int ctas_of_row(const SampleParams& p, bool has_clusters, int num_sms) {
   constexpr int32_t kElementsOfCta = kRowWarps * sampling::kBlock;
   int ctas = 1;
@@ -262,9 +268,8 @@ Status sample_plain(const SampleParams& p, Device device, Stream stream, bool ha
 
 /// Whether counted_kernel() is to draw from all rows.
 bool is_counted(const SampleParams& p) {
-  const bool is_greedy = p.temperature.each == nullptr && p.temperature.all == 0.0F;
-  return !is_greedy && !p.from_probs && p.logprobs == nullptr && is_countable(p) &&
-         p.top_k.each == nullptr && p.top_p.each == nullptr && p.min_p.each == nullptr &&
+  return !is_greedy(p) && !p.from_probs && p.logprobs == nullptr && is_countable(p) &&
+         !has_filters_of_rows(p) &&
          sampling::is_tried(p.top_k.all, p.top_p.all, p.min_p.all, p.vocab);
 }
 
@@ -313,11 +318,8 @@ Status sample(const SampleParams& p, Device device, Stream stream) noexcept {
     return with_float(p.dtype, [&](auto dtype) {
       constexpr DType kDType = decltype(dtype)::value;
       const RowParams<SampleParams> params{p, {.part = p.vocab, .held = false}};
-      const Grid grid = {
-          .ctas = dim3(static_cast<unsigned>(p.num_rows)),
-          .threads = dim3(kRowThreads),
-          .cluster = has_clusters ? 1 : 0,
-          .smem_bytes = SampleList<kDType>::kListed * 4 + static_cast<int>(sizeof(StreamList))};
+      const int bytes = SampleList<kDType>::kListed * 4 + static_cast<int>(sizeof(StreamList));
+      const Grid grid = grid_of_rows(p, 1, has_clusters, bytes);
       return launch(stream_kernel<kDType>, grid, device, stream, params);
     });
   }

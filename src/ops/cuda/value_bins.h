@@ -24,12 +24,7 @@ class ValueBins {
   /// linearly: from one bin to the next by 1 / kGrowth. So an element in the first part of a bin
   /// adds a number `one`, and an element n parts above it adds n more.
   static __device__ ValueBins of_weights(float base, float factor) {
-    return {base,
-            factor,
-            kGrowth * 0.693147181F,
-            5,
-            in_register(kGrowth << kLogParts),
-            (1U << kLogParts) - 1};
+    return {base, factor, kGrowth * 0.693147181F, 5, kGrowth << kLogParts, (1U << kLogParts) - 1};
   }
   /// Sums of weights of as many elements fit 32 bits.
   static constexpr int32_t kMostElements = 262600;
@@ -51,22 +46,22 @@ class ValueBins {
   __device__ float place_of(float x) const {
     return sampling::fused(x, slope_, offset_) * kBinsOfRange;
   }
-  /// Whether the place of a row's largest value, or of the base, tells anything: places overflow if
-  /// temperatures or values are extreme.
+  /// Whether a place of the row's largest value or of the base is usable. It is not if it has
+  /// overflowed, as with extreme temperatures or logits, or with a base of -infinity.
   static __device__ bool is_place(float place) { return place >= 0.0F && place < INFINITY; }
   /// The value that has a place.
   __device__ float value_of(float place) const {
     return __fdiv_rn(place / kBinsOfRange - offset_, slope_);
   }
 
-  /// The mass of a bin whose sum is `sum`. The unit is that of a row whose largest value has the
-  /// place `largest`; the masses of a row's bins are less than 2^53 in its own unit.
+  /// The mass of a bin whose sum is `sum`, relative to the weight of the value at the place
+  /// `largest`. If that is the row's largest value, the masses of all bins sum to less than 2^53.
   __device__ float mass(uint32_t sum, int bin, float largest) const {
     // Elements that are counted are taken for the middle of the bin.
     const float place = static_cast<float>(bin) + (mask_ == 0 ? 0.5F : 0.0F);
     return static_cast<float>(sum) * exp2f((place - largest) / of_octave_ + log_scale());
   }
-  /// What a mass is multiplied by where it gets the unit of another largest value.
+  /// The factor from masses relative to the place `largest` to masses relative to another place.
   __device__ float unit_in(float largest, float other_largest) const {
     return exp2f((largest - other_largest) / of_octave_);
   }
@@ -91,15 +86,6 @@ class ValueBins {
         of_octave_(of_octave),
         one_(one),
         mask_(mask) {}
-
-  /// A constant that the compiler does not know, and so has in a register: an instruction takes
-  /// one constant, and amount_of_part() has two.
-  static __device__ uint32_t in_register(uint32_t constant) {
-#ifdef __CUDA_ARCH__
-    asm("" : "+r"(constant));
-#endif
-    return constant;
-  }
 
   __device__ uint32_t amount_of_part(uint32_t part) const { return one_ | (part & mask_); }
   __device__ float log_scale() const { return mask_ == 0 ? 32.0F : 20.0F; }
