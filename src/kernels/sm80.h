@@ -14,8 +14,12 @@ template <typename Choices, int kSmemPerSm>
 constexpr KernelGeometry sm80_geometry() {
   using T = device::Tiling<Choices, kSmemPerSm>;
   using S = device::Shapes<T>;
+  constexpr int kPairedDims = device::kPairedDims<T>;
+  static_assert(kPairedDims == 0 || (device::FewRowsShape<T, 1>::kSmemBytes <= S::kSmemBytes &&
+                                     device::FewRowsShape<T, 2>::kSmemBytes <= S::kSmemBytes));
   return {.tile_q = T::kTileQ,
           .tile_kv = T::kTileKv,
+          .paired_dims = kPairedDims,
           .bodies = {{{S::Few::kRows, S::Few::kStages},
                       {S::Some::kRows, S::Some::kStages},
                       {S::Many::kRows, S::Many::kStages}}},
@@ -48,10 +52,17 @@ Kernel make_sm80_kernel(std::string_view name, Architecture architecture) noexce
   kernel.head_dim_qk = kHeadDimQk;
   kernel.head_dim_vo = kHeadDimVo;
   kernel.softcap = kSoftcap;
-  kernel.geometry = sm80_geometry<Choices>(architecture);
+  // Heads of 80 dims have code of their own, because it would make that for 128 dims slower.
+  constexpr bool kHas80Dims = kHeadDimQk == 128 && kHeadDimVo == 128 && kQ == kKv;
+  using Short = std::conditional_t<kHas80Dims, device::With80Dims<Choices>, Choices>;
+  kernel.geometry = sm80_geometry<Short>(architecture);
   kernel.tuning = sm80_tuning(kernel.geometry.tile_kv);
   kernel.code.few_rows_first =
       reinterpret_cast<const void*>(&device::attention_kernel<Choices, true>);
+  if constexpr (kHas80Dims) {
+    kernel.code.short_rows_first =
+        reinterpret_cast<const void*>(&device::attention_kernel<Short, true>);
+  }
   kernel.code.many_rows_first =
       reinterpret_cast<const void*>(&device::attention_kernel<Choices, false>);
   return kernel;

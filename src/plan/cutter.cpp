@@ -21,8 +21,9 @@ void Cutter::begin(const Segment* segments, const SharingMerges& sharing, bool c
   num_uncut_ = 0;
 }
 
-void Cutter::start(int64_t capacity, int64_t* loads) {
+void Cutter::start(int64_t capacity, int64_t* loads, int32_t heads_at_once) {
   capacity_ = capacity;
+  heads_at_once_ = heads_at_once;
   loads_ = loads;
   for (const Uncut& uncut : std::span(uncut_.data(), static_cast<std::size_t>(num_uncut_))) {
     Merge& merge = sharing_.merges[uncut.merge];
@@ -34,6 +35,7 @@ void Cutter::start(int64_t capacity, int64_t* loads) {
   num_pieces_ = 0;
   first_merge_ = sharing_.first;
   num_slots_ = 0;
+  num_cut_ = 0;
   num_uncut_ = 0;
 }
 
@@ -45,6 +47,7 @@ struct Cutter::Position {
         tile_kv(cutter.shape_.tile_kv),
         of_step(make_divisor(tile_kv)),
         num_kv_heads(cutter.shape_.num_kv_heads),
+        heads_at_once(cutter.heads_at_once_),
         granule_shift(log2_of(cutter.shape_.granule())),
         cuts_always(cutter.cuts_always_),
         spare_chunks(cutter.shape_.mask.window_left >= 0 ? 1 : 0),
@@ -61,6 +64,7 @@ struct Cutter::Position {
         next_piece(pieces + cutter.num_pieces_),
         first_merge(cutter.first_merge_),
         num_slots(cutter.num_slots_),
+        num_cut(cutter.num_cut_),
         next_uncut(cutter.uncut_.data() + cutter.num_uncut_),
         cta(cutter.cta_),
         room(capacity - loads[cta]) {}
@@ -71,6 +75,7 @@ struct Cutter::Position {
     cutter.num_pieces_ = num_pieces();
     cutter.first_merge_ = first_merge;
     cutter.num_slots_ = num_slots;
+    cutter.num_cut_ = num_cut;
     cutter.num_uncut_ = static_cast<int32_t>(next_uncut - cutter.uncut_.data());
   }
 
@@ -90,6 +95,7 @@ struct Cutter::Position {
   const int32_t tile_kv;
   const Divisor of_step;  // tile_kv
   const int32_t num_kv_heads;
+  const int32_t heads_at_once;
   const int granule_shift;
   const bool cuts_always;
   const int32_t spare_chunks;  // of a head; see num_chunks() below
@@ -104,6 +110,7 @@ struct Cutter::Position {
   WorkTile* next_piece;
   int32_t first_merge;
   int32_t num_slots;
+  int32_t num_cut;
   Uncut* next_uncut;
   int64_t cta;
   int64_t room;  // in the queue of `cta`
@@ -117,25 +124,27 @@ class Cutter::ItemCuts {
   ItemCuts(Position& at, const RowTile& tile, const RowCosts& costs, const Item& item)
       : at_(at),
         tile_(tile),
-        num_steps_(ceil_divide(tile.keys.end - tile.keys.begin, at.of_step)),
         merge_of_head_0_(tile.sharer < 0 ? -1 : at.sharing.first + tile.sharer * at.num_kv_heads),
         of_step_(costs.step),
         of_partial_(tile.sharer < 0 ? costs.split : costs.write),
         of_piece_(costs.tile + of_partial_),
+        at_once_(cuts_several_heads() ? at.heads_at_once : 1),
         heads_end_(item.head + item.num_heads),
         head_(item.head) {}
 
   [[gnu::always_inline]] void lay() {
     while (head_ < heads_end_) {
       const int32_t left = heads_end_ - head_;
+      cut_heads_ = std::min(at_once_, left);
       if (at_.is_last() || left * tile_.head_cost <= at_.room) {
         place_whole(left);
-      } else if (tile_.head_cost <= at_.room) {
-        place_whole(static_cast<int32_t>(divide(at_.room, tile_.head_cost)));
-      } else if (const int32_t steps = steps_to_cut(num_steps_); steps == 0) {
+      } else if (cut_heads_ * tile_.head_cost <= at_.room) {
+        const auto fitting = static_cast<int32_t>(divide(at_.room, tile_.head_cost));
+        place_whole(fitting - fitting % cut_heads_);
+      } else if (const int32_t steps = steps_to_cut(num_steps()); steps == 0) {
         at_.next_cta();
       } else if (!has_slots(kChunked ? num_chunks() : 2)) {
-        place_whole(1);  // there is no slot for another piece: all stays in this queue
+        place_whole(cut_heads_);  // there is no slot for another piece: all stays in this queue
       } else {
         place_in_pieces(steps);
       }
@@ -143,20 +152,35 @@ class Cutter::ItemCuts {
   }
 
  private:
+  /// Whether heads are cut together. If a queue gets less than a head, that would double the number
+  /// of states that are merged.
+  bool cuts_several_heads() const {
+    constexpr int32_t kMostRows = 8;
+    constexpr int32_t kMostKeys = 1 << 29;  // twice as many are a number of 32 bits
+    return !kChunked && at_.heads_at_once > 1 && !shares() && tile_.num_rows <= kMostRows &&
+           tile_.num_rows * at_.heads_at_once <= at_.tile_q && tile_.keys.end <= kMostKeys &&
+           tile_.head_cost <= at_.capacity;
+  }
   /// The results of a sharer are partial even if it is not cut.
   bool shares() const { return merge_of_head_0_ >= 0; }
   bool has_slots(int32_t count) const { return at_.num_slots + count <= at_.max_slots; }
+  /// Steps of the keys. Heads that are cut together have shorter ones, so that a step costs the
+  /// same.
+  int32_t num_steps() const {
+    const int32_t num_keys = tile_.keys.end - tile_.keys.begin;
+    return ceil_divide(num_keys * cut_heads_, at_.of_step);
+  }
 
   /// Chunks of a head, each of which needs a slot. With a window, and a real length shorter than
   /// planned, the keys may begin earlier and touch one more chunk.
   int32_t num_chunks() const {
-    return ceil_shift(num_steps_, at_.granule_shift) + at_.spare_chunks;
+    return ceil_shift(num_steps(), at_.granule_shift) + at_.spare_chunks;
   }
 
   /// Steps for a piece in this queue, of `steps_left` of a head: whole granules, which leave at
   /// least one step for the next piece. 0: a cut in this queue is not worth it.
   int32_t steps_to_cut(int32_t steps_left) const {
-    const int64_t room_for_steps = at_.room - of_piece_;
+    const int64_t room_for_steps = at_.room - of_piece_ * cut_heads_;
     if (room_for_steps < of_step_) return 0;
     const int64_t most = std::min<int64_t>(divide(room_for_steps, of_step_), steps_left - 1);
     auto steps = static_cast<int32_t>(most);
@@ -179,21 +203,21 @@ class Cutter::ItemCuts {
     head_ += num_heads;
   }
 
-  /// Places the next head in pieces, the first of which has `steps` steps.
+  /// Places the next cut_heads_ heads in pieces, the first of which has `steps` steps.
   void place_in_pieces(int32_t steps) {
     const int32_t merge = shares() ? merge_of_head_0_ + head_ : --at_.first_merge;
     const int32_t first_row = at_.sharing.num_partial_rows + at_.num_slots * at_.tile_q;
     // What the rest of the head costs. The cost of a sharer has a partial result already.
-    int64_t rest = tile_.head_cost + (shares() ? 0 : of_partial_);
+    int64_t rest = (tile_.head_cost + (shares() ? 0 : of_partial_)) * cut_heads_;
     int32_t row = first_row;
     int32_t num_pieces = 1;
-    int32_t steps_left = num_steps_;
+    int32_t steps_left = num_steps();
     int32_t kv_begin = tile_.keys.begin;
     while (true) {
       if (steps > 0) {
-        const int32_t kv_end = kv_begin + steps * at_.tile_kv;
-        place(1, kv_begin, kv_end, row, merge);
-        at_.room -= of_piece_ + steps * of_step_;
+        const int32_t kv_end = kv_begin + steps * at_.tile_kv / cut_heads_;
+        place(cut_heads_, kv_begin, kv_end, row, merge);
+        at_.room -= of_piece_ * cut_heads_ + steps * of_step_;
         rest -= steps * of_step_;
         row += kChunked ? (steps >> at_.granule_shift) * at_.tile_q : at_.tile_q;
         steps_left -= steps;
@@ -206,12 +230,13 @@ class Cutter::ItemCuts {
       const bool is_out_of_slots = !kChunked && !has_slots(num_pieces + 1);
       if (steps > 0 && is_out_of_slots) break;
     }
-    place(1, kv_begin, tile_.keys.end, row, merge);
+    place(cut_heads_, kv_begin, tile_.keys.end, row, merge);
     at_.room -= rest;
     const int32_t num_states = kChunked ? num_chunks() : num_pieces;
     at_.num_slots += num_states;
     write_merge(merge, first_row, num_states, num_pieces);
-    ++head_;
+    at_.num_cut += cut_heads_;
+    head_ += cut_heads_;
   }
 
   void write_merge(int32_t number, int32_t first_row, int32_t num_states, int32_t num_pieces) {
@@ -238,13 +263,15 @@ class Cutter::ItemCuts {
 
   Position& at_;
   const RowTile tile_;
-  const int32_t num_steps_;
   const int32_t merge_of_head_0_;  // of a sharer; -1: the tile is none
   const int64_t of_step_;
+  // For one head:
   const int64_t of_partial_;  // a partial result
   const int64_t of_piece_;    // besides its steps
+  const int32_t at_once_;     // heads that are cut together
   const int32_t heads_end_;
   int32_t head_;
+  int32_t cut_heads_ = 1;  // at_once_, or fewer at the end
 };
 
 void Cutter::lay(const RowTiles& row_tiles, std::span<const Item> items) {

@@ -32,8 +32,9 @@ class Cutter {
   /// is cut only if the work that moves to the next queue is more than the cut costs.
   void begin(const Segment* segments, const SharingMerges& sharing, bool cuts_always);
   /// Starts with the first queue, and forgets all cuts. `loads` is the predicted cost of what each
-  /// queue has already. Each has room up to `capacity`; the last one takes what is left over.
-  void start(int64_t capacity, int64_t* loads);
+  /// queue has already. Each has room up to `capacity`; the last one takes what is left over. Of
+  /// decodes, `heads_at_once` kv heads are cut together.
+  void start(int64_t capacity, int64_t* loads, int32_t heads_at_once);
   /// Puts `items` into the queues, one behind the other, and adds their cost to the loads.
   void lay(const RowTiles& row_tiles, std::span<const Item> items);
   /// Ends the queues, after the last item.
@@ -49,7 +50,7 @@ class Cutter {
     return sharing_.num_partial_rows + num_slots_ * shape_.tile_q;
   }
   /// Heads that were cut.
-  int32_t num_cut() const { return sharing_.first - first_merge_ + num_uncut_; }
+  int32_t num_cut() const { return num_cut_; }
 
  private:
   struct Position;
@@ -73,11 +74,13 @@ class Cutter {
   const Segment* segments_ = nullptr;
   SharingMerges sharing_;
   bool cuts_always_ = false;
+  int32_t heads_at_once_ = 1;
   std::vector<Uncut> uncut_;
   int32_t cta_ = 0;
   int32_t num_pieces_ = 0;
   int32_t first_merge_ = 0;
   int32_t num_slots_ = 0;
+  int32_t num_cut_ = 0;
   int32_t num_uncut_ = 0;
 };
 

@@ -18,6 +18,13 @@ Axis first_unserved_axis(const Kernel& kernel, const AttentionOptions& options) 
   return kernel.softcap == (options.softcap > 0.0F) ? Axis::kNone : Axis::kSoftcap;
 }
 
+bool pairs_heads(const Kernel& kernel, const AttentionOptions& options) noexcept {
+  const int32_t dims = kernel.geometry.paired_dims;
+  return options.head_dim_qk == dims && options.head_dim_vo == dims &&
+         options.variant.impl() == nullptr && !options.rope && !options.batch_invariant &&
+         !options.custom_mask;
+}
+
 bool has_boxes(const AttentionOptions& options) noexcept {
   constexpr int32_t kBoxRows = 8;
   return options.page_size % kBoxRows == 0;

@@ -64,6 +64,7 @@ struct KernelBody {
 struct KernelGeometry {
   int32_t tile_q = 0;                     // packed query rows of the largest tile
   int32_t tile_kv = 0;                    // keys of a step
+  int32_t paired_dims = 0;                // of kv heads that are read two at a time in decodes
   std::array<KernelBody, 3> bodies = {};  // in the order of their rows; unused ones are empty
   int32_t queues_per_processor = 0;       // CTAs that an SM holds at once; queues per CPU
   int32_t threads = 0;                    // of a CTA
@@ -82,6 +83,8 @@ struct KernelCode {
                     std::byte* scratch) noexcept = nullptr;
   const void* few_rows_first = nullptr;   // the body of few rows comes first in the code
   const void* many_rows_first = nullptr;  // the same kernel in the other order
+  // The kernel for heads of KernelGeometry::paired_dims, where that is code of its own.
+  const void* short_rows_first = nullptr;
 
   friend bool operator==(const KernelCode&, const KernelCode&) = default;
 };
@@ -120,6 +123,9 @@ ArchitectureNames architectures_of(std::span<const Kernel> kernels) noexcept;
 
 /// first_unserved() of kernels that are compiled for dtypes, head dims and softcap.
 Axis first_unserved_axis(const Kernel& kernel, const AttentionOptions& options) noexcept;
+/// Whether the kernel reads kv heads two at a time in decodes. Its code for variants and masks does
+/// not.
+bool pairs_heads(const Kernel& kernel, const AttentionOptions& options) noexcept;
 /// Whether boxes of a tensor map, of 8 rows each, make up a page, or there are no pages.
 bool has_boxes(const AttentionOptions& options) noexcept;
 /// preference() of families that serve everything on their devices.

@@ -37,15 +37,35 @@ void QueueFiller::reserve(const ScheduleShape& shape, int32_t max_items, int32_t
 
 void QueueFiller::fill(const TileSet& tiles, const Segment* segments, const SharingMerges& sharing,
                        std::span<const int64_t> loads) {
-  constexpr int kTries = 16;
-  // Groups let CTAs share keys in the L2 cache, which is worth an imbalance of up to 1/8.
-  constexpr int64_t kWorthOfGroups = 8;
   tiles_ = &tiles;
   loads_before_ = loads;
   cutter_.begin(segments, sharing, tiles.queues_wait);
   // The paper's L_kv, as a cost: what each CTA would get of a perfect division.
   const int64_t cost = std::accumulate(loads.begin(), loads.end(), tiles.cost);
   const int64_t share = cost / shape_.num_ctas + 1;
+  fill_queues(share, shape_.heads_at_once);
+  if (shape_.heads_at_once > 1) {
+    // What reading several heads together is worth: such a part of the time.
+    constexpr int64_t kWorth = 16;
+    const auto longest = [this] { return *std::max_element(loads_.begin(), loads_.end()); };
+    const int64_t together = longest();
+    if (together > share + share / kWorth) {
+      fill_queues(share, 1);
+      if (longest() + longest() / kWorth >= together) {
+        fill_queues(share, shape_.heads_at_once);
+      }
+    }
+  }
+  tiles_ = nullptr;
+}
+
+/// Divides the work of tiles_ among queues that get `share` each.
+void QueueFiller::fill_queues(int64_t share, int32_t heads_at_once) {
+  constexpr int kTries = 16;
+  // Groups let CTAs share keys in the L2 cache, which is worth an imbalance of up to 1/8.
+  constexpr int64_t kWorthOfGroups = 8;
+  const TileSet& tiles = *tiles_;
+  heads_at_once_ = heads_at_once;
   deal_items(share, share);
   bool in_groups = !tiles.groups.empty();
   // The cost that cuts add is known only after the cuts are made, so several capacities are tried.
@@ -68,7 +88,6 @@ void QueueFiller::fill(const TileSet& tiles, const Segment* segments, const Shar
       slack = first_slack(share);
     }
   }
-  tiles_ = nullptr;
 }
 
 /// Gives items to the CTAs in serpentine order, where they fit.
@@ -261,7 +280,7 @@ int32_t QueueFiller::heads_per_sharer() const {
 int64_t QueueFiller::place_the_rest(int64_t capacity) {
   std::copy(dealt_cost_.begin(), dealt_cost_.end(), loads_.begin());
   num_whole_ = num_dealt_;
-  cutter_.start(capacity, loads_.data());
+  cutter_.start(capacity, loads_.data(), heads_at_once_);
   if (!tiles_->groups.empty()) {
     // What no queue can hold is cut while there is room.
     int32_t first = 0;

@@ -58,6 +58,7 @@ class QueueFiller {
  private:
   class Dealer;
 
+  void fill_queues(int64_t share, int32_t heads_at_once);
   void deal_items(int64_t share, int64_t capacity);
   void sort_left_items();
   void place_whole(int32_t first, int64_t capacity);
@@ -71,6 +72,7 @@ class QueueFiller {
   int32_t least_heads_ = 1;         // per item
   const TileSet* tiles_ = nullptr;  // during fill()
   std::span<const int64_t> loads_before_;
+  int32_t heads_at_once_ = 1;
   Cutter cutter_;
   // Sized by the bounds, used up to their counts: push_back's check costs as much as the work.
   std::vector<Item> dealt_;          // items that were dealt, then those that place_whole() placed

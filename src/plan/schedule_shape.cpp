@@ -24,6 +24,7 @@ ScheduleShape schedule_shape(const AttentionOptions& options, const KernelChoice
   shape.mask = {options.causal, options.window_left};
   shape.tile_q = choice.kernel.geometry.tile_q;
   shape.tile_kv = choice.kernel.geometry.tile_kv;
+  shape.heads_at_once = pairs_heads(choice.kernel, options) ? 2 : 1;
   shape.num_ctas = choice.num_ctas;
   shape.max_partial_slots = layout.max_partial_slots;
   shape.shares_prefixes = shares_prefixes(options, choice);

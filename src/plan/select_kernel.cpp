@@ -170,6 +170,10 @@ Status select_for(BatchKind kind, const AttentionOptions& options, const DeviceL
   if (best == nullptr) return unserved(options, device, nearest);
   choice->kernel = *best;
   if (options.rope && best->rotating_geometry) choice->kernel.geometry = *best->rotating_geometry;
+  KernelCode& code = choice->kernel.code;
+  if (pairs_heads(*best, options) && code.short_rows_first != nullptr) {
+    code.few_rows_first = code.many_rows_first = code.short_rows_first;
+  }
   // One queue for each CTA that a GPU holds at once, so that no CTA waits for another one to end.
   choice->num_ctas = options.num_ctas;
   if (options.num_ctas == 0) {

@@ -293,6 +293,7 @@ ScheduleShape any_shape(FuzzedDataProvider& in) {
   s.mask.window_left = in.ConsumeBool() ? in.ConsumeIntegralInRange<int32_t>(0, 2000) : -1;
   s.tile_q = 1 << in.ConsumeIntegralInRange<int32_t>(2, 7);
   s.tile_kv = 1 << in.ConsumeIntegralInRange<int32_t>(3, 7);
+  s.heads_at_once = in.ConsumeIntegralInRange<int32_t>(1, 2);
   s.num_ctas = in.ConsumeIntegralInRange<int32_t>(1, 264);
   s.shares_prefixes = s.mask.window_left < 0 && in.ConsumeBool();
   s.max_partial_slots = 2 * s.num_ctas;

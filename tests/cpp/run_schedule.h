@@ -78,8 +78,10 @@ class ScheduleRun {
     const int32_t num_rows =
         std::min(shape_.tile_q, segment.qo_len * shape_.group_size - row_begin);
     require(num_rows > 0, "a tile without rows");
-    require(tile.kv_begin % shape_.tile_kv == 0, "a tile begins inside of a step, at",
-            tile.kv_begin);
+    const int32_t step = tile.merge >= 0 && !is_of_sharer(tile.merge) && error_.empty()
+                             ? shape_.tile_kv / tile.num_kv_heads
+                             : shape_.tile_kv;
+    require(tile.kv_begin % step == 0, "a tile begins inside of a step, at", tile.kv_begin);
     const int64_t first = int64_t{segment.qo_begin} * shape_.group_size + row_begin;
     for (int32_t h = 0; h < tile.num_kv_heads && error_.empty(); ++h) {
       const int32_t head = tile.kv_head + h;
@@ -102,8 +104,17 @@ class ScheduleRun {
         }
         begin = end;
       }
-      arrive(tile.merge + h);
+      if (is_of_sharer(tile.merge)) arrive(tile.merge + h, 1);
     }
+    if (tile.merge >= 0 && error_.empty() && !is_of_sharer(tile.merge)) {
+      arrive(tile.merge, tile.num_kv_heads);
+    }
+  }
+
+  /// Whether a merge is that of a sharer. Other merges are of all heads of their work tiles.
+  bool is_of_sharer(int32_t number) {
+    const Merge* of = merge(number);
+    return of != nullptr && (of->parent >= 0 || of->num_readers > 0);
   }
 
   State* partial(int64_t row) {
@@ -117,30 +128,35 @@ class ScheduleRun {
     return error_.empty() ? &s_.merges[static_cast<size_t>(index)] : nullptr;
   }
 
-  void arrive(int32_t number) {
+  void arrive(int32_t number, int32_t num_heads) {
     const Merge* of = merge(number);
     if (of == nullptr) return;
     if (++arrivals_[static_cast<size_t>(number - s_.first_merge)] != of->num_pieces) return;
-    for (int32_t i = 0; i < of->num_readers; ++i) arrive(of->first_reader + i * of->reader_step);
+    for (int32_t i = 0; i < of->num_readers; ++i) arrive(of->first_reader + i * of->reader_step, 1);
     if (of->num_readers > 0) return;
-    const int64_t first = int64_t{of->rows.qo_begin} * shape_.group_size + of->rows.row_begin;
-    for (int32_t r = 0; r < of->rows.num_rows && error_.empty(); ++r) {
-      std::vector<State> states;
-      for (const Merge* from = of; from != nullptr;
-           from = from->parent < 0 ? nullptr : merge(from->parent)) {
-        const int64_t in_rows =
-            first + r - int64_t{from->rows.qo_begin} * shape_.group_size - from->rows.row_begin;
-        require(in_rows >= 0 && in_rows < from->rows.num_rows, "a parent without the row");
-        require(from->kv_head == of->kv_head, "a parent of another head");
-        for (int32_t i = 0; i < from->num_states; ++i) {
-          const State* state =
-              partial(from->first_partial_row + int64_t{i} * shape_.tile_q + in_rows);
-          if (state == nullptr) return;
-          states.push_back(*state);
-        }
-      }
-      write(first + r, of->kv_head, std::move(states));
+    for (int32_t h = 0; h < num_heads; ++h) {
+      for (int32_t r = 0; r < of->rows.num_rows && error_.empty(); ++r) merge_row(of, h, r);
     }
+  }
+
+  /// Row r of head h of a merge; of its sharers' merges there is one head each.
+  void merge_row(const Merge* of, int32_t h, int32_t r) {
+    const int64_t row = int64_t{of->rows.qo_begin} * shape_.group_size + of->rows.row_begin + r;
+    std::vector<State> states;
+    for (const Merge* from = of; from != nullptr;
+         from = from->parent < 0 ? nullptr : merge(from->parent)) {
+      const int64_t in_rows =
+          row - int64_t{from->rows.qo_begin} * shape_.group_size - from->rows.row_begin;
+      require(in_rows >= 0 && in_rows < from->rows.num_rows, "a parent without the row");
+      require(from->kv_head == of->kv_head, "a parent of another head");
+      for (int32_t i = 0; i < from->num_states; ++i) {
+        const State* state = partial(from->first_partial_row + int64_t{i} * shape_.tile_q +
+                                     h * of->rows.num_rows + in_rows);
+        if (state == nullptr) return;
+        states.push_back(*state);
+      }
+    }
+    write(row, of->kv_head + h, std::move(states));
   }
 
   void write(int64_t row, int32_t head, std::vector<State> states) {

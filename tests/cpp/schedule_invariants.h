@@ -18,6 +18,8 @@ namespace flashplan::test {
 struct Piece {
   WorkTile tile;
   int32_t cta;
+  int32_t heads_before;  // in the work tile
+  KeySpan keys;          // of the row tile
   auto key() const {
     return std::tuple(tile.segment, tile.row_tile, tile.kv_head, tile.kv_begin, tile.kv_end);
   }
@@ -120,7 +122,8 @@ class ScheduleChecker {
                        tile.kv_head + tile.num_kv_heads <= shape_.num_kv_heads,
                    "heads");
         require_of(tile, (tile.partial_row == -1) == (tile.merge == -1), "row against merge");
-        require_of(tile, tile.merge == -1 || tile.num_kv_heads == 1, "merge of several heads");
+        require_of(tile, tile.merge == -1 || tile.num_kv_heads <= shape_.heads_at_once,
+                   "merge of several heads");
         const int32_t number = tile.merge - s_.first_merge;
         require_of(
             tile,
@@ -128,7 +131,7 @@ class ScheduleChecker {
             "merge number");
         if (!ok()) return;
         for (int32_t head = 0; head < s_.tiles[static_cast<size_t>(i)].num_kv_heads; ++head) {
-          pieces_.push_back({tile, cta});
+          pieces_.push_back({tile, cta, head, {}});
           ++tile.kv_head;
         }
       }
@@ -157,7 +160,7 @@ class ScheduleChecker {
     if (piece != pieces_.end()) require_of(piece->tile, false, "not a tile of the batch");
   }
 
-  void check_row_tile(const SlowRowTile& want, const Piece* pieces, int32_t num_pieces) {
+  void check_row_tile(const SlowRowTile& want, Piece* pieces, int32_t num_pieces) {
     const WorkTile& first = pieces[0].tile;
     if (want.kv_begin == want.kv_end) {
       require_of(first, num_pieces == 1 && first.kv_begin == first.kv_end && first.merge == -1,
@@ -167,10 +170,12 @@ class ScheduleChecker {
     int64_t position = want.kv_begin;
     for (int32_t p = 0; p < num_pieces; ++p) {
       const WorkTile& tile = pieces[p].tile;
+      pieces[p].keys = {static_cast<int32_t>(want.kv_begin), static_cast<int32_t>(want.kv_end)};
       require_of(tile, tile.kv_begin == position, "gap or overlap at key", position);
       require_of(tile, tile.kv_end > tile.kv_begin, "piece without keys");
-      require_of(tile, (tile.kv_begin - want.kv_begin) % shape_.tile_kv == 0, "inside a step");
+      require_of(tile, (tile.kv_begin - want.kv_begin) % step_of(tile) == 0, "inside a step");
       require_of(tile, tile.merge == first.merge, "two splits of one row tile");
+      require_of(tile, pieces[p].heads_before == pieces[0].heads_before, "heads cut elsewhere");
       position = tile.kv_end;
     }
     require_of(first, position == want.kv_end, "keys end at", position, "not at", want.kv_end);
@@ -178,11 +183,18 @@ class ScheduleChecker {
     if (ok() && first.merge >= 0) check_merge(want, pieces, num_pieces);
   }
 
+  /// Keys between possible cuts: heads that are cut together have shorter steps.
+  int32_t step_of(const WorkTile& tile) const {
+    return tile.merge >= 0 ? shape_.tile_kv / tile.num_kv_heads : shape_.tile_kv;
+  }
+
   void check_merge(const SlowRowTile& want, const Piece* pieces, int32_t num_pieces) {
     const WorkTile& first = pieces[0].tile;
     const Merge& merge = s_.merges[static_cast<size_t>(first.merge - s_.first_merge)];
     const PackedRows& rows = merge.rows;
-    require_of(first, rows.segment == first.segment && merge.kv_head == first.kv_head, "merge");
+    require_of(first, rows.segment == first.segment, "merge");
+    require_of(first, merge.kv_head + pieces[0].heads_before == first.kv_head, "head of the merge");
+    require_of(first, rows.num_rows * first.num_kv_heads <= shape_.tile_q, "rows of a state");
     require_of(first, rows.qo_begin == batch_.qo_indptr[want.request], "first token of the merge");
     require_of(first, rows.row_begin == int64_t{want.row_tile} * shape_.tile_q, "its first row");
     require_of(first, rows.num_rows == want.num_rows, "its number of rows");
@@ -212,13 +224,31 @@ class ScheduleChecker {
       const int64_t first_row = int64_t{piece.tile.row_tile} * shape_.tile_q;
       const int64_t num_rows = std::min<int64_t>(shape_.tile_q, rows - first_row);
       int64_t& sum = cost[static_cast<size_t>(piece.cta)];
-      sum += slow_cost(shape_, num_rows, piece.tile.kv_end - piece.tile.kv_begin);
       if (piece.tile.merge >= 0) sum += slow_split_cost(shape_, num_rows);
+      if (piece.tile.merge < 0 || piece.tile.num_kv_heads == 1) {
+        sum += slow_cost(shape_, num_rows, piece.tile.kv_end - piece.tile.kv_begin);
+      } else if (piece.heads_before == 0) {
+        sum += cost_of_heads(piece, num_rows);
+      }
     }
     for (size_t cta = 0; cta < cost.size(); ++cta) {
       require(cost[cta] == s_.cta_cost[cta], "cta_cost", cta, "is", s_.cta_cost[cta], "not",
               cost[cta]);
     }
+  }
+
+  /// What the heads of a piece cost together: the last piece gets what is left of whole steps of
+  /// each head.
+  int64_t cost_of_heads(const Piece& piece, int64_t num_rows) const {
+    const WorkTile& tile = piece.tile;
+    const int64_t without_steps = slow_cost(shape_, num_rows, 0);
+    const int64_t of_step = slow_cost(shape_, num_rows, shape_.tile_kv) - without_steps;
+    const int64_t before = (tile.kv_begin - piece.keys.begin) / step_of(tile);
+    int64_t end = (tile.kv_end - piece.keys.begin) / step_of(tile);
+    if (tile.kv_end == piece.keys.end) {
+      end = tile.num_kv_heads * ceil_div(piece.keys.end - piece.keys.begin, shape_.tile_kv);
+    }
+    return tile.num_kv_heads * without_steps + (end - before) * of_step;
   }
 
   void check_slots() {
@@ -233,7 +263,7 @@ class ScheduleChecker {
       end = merge.first_partial_row + int64_t{merge.num_states} * shape_.tile_q;
     }
     require(end == s_.num_partial_rows, "states end at", end, "not at", s_.num_partial_rows);
-    const auto is_piece = [](const Piece& p) { return p.tile.merge >= 0; };
+    const auto is_piece = [](const Piece& p) { return p.tile.merge >= 0 && p.heads_before == 0; };
     int64_t num_pieces = 0;
     for (const Merge& merge : merges) num_pieces += merge.num_pieces;
     require(num_pieces == std::count_if(pieces_.begin(), pieces_.end(), is_piece),

@@ -47,6 +47,7 @@ ScheduleShape random_shape(Random& random) {
   shape.paged = random.one_in(2);
   shape.tile_q = random.pick({16, 32, 128, 192});
   shape.tile_kv = random.pick({16, 32, 64, 80});
+  shape.heads_at_once = random.between(1, 2);
   shape.num_ctas = random.one_in(2) ? random.between(1, 264) : random.pick({1, 2, 3});
   shape.max_partial_slots = random.pick({0, 7, 2 * shape.num_ctas, 1000});
   shape.shares_prefixes = !random.one_in(10);

@@ -62,6 +62,7 @@ ScheduleShape random_shape(Random& random) {
   shape.mask.window_left = random.one_in(3) ? random.between(0, 600) : -1;
   shape.tile_q = random.pick({1, 16, 32, 64, 128, 192});
   shape.tile_kv = random.pick({16, 32, 64, 80, 128});
+  shape.heads_at_once = random.between(1, 2);
   shape.num_ctas = random.one_in(2) ? random.between(1, 264) : random.pick({1, 2, 3, 132, 264});
   shape.max_partial_slots = random.pick({0, 1, 2, 7, 2 * shape.num_ctas, 4 * shape.num_ctas});
   if (random.one_in(3)) {
@@ -193,6 +194,52 @@ TEST(one_long_request_is_split) {
     scheduler.make(batch.view());
     CHECK(scheduler.schedule().merges.empty());
     CHECK_EMPTY(check_batch(shape, batch));
+  }
+}
+
+TEST(heads_are_cut_in_pairs) {
+  ScheduleShape shape = real_shape(264, DeviceType::kCuda);
+  shape.heads_at_once = 2;
+  for (const auto& [batch_size, pairs] : {std::pair{50, true}, {2, false}}) {
+    HostBatch batch;
+    for (int i = 0; i < batch_size; ++i) batch.add(1, 4096);
+    CHECK_EMPTY(check_batch(shape, batch));
+    OwningScheduler scheduler = reserved(shape, batch);
+    scheduler.make(batch.view());
+    const Schedule& schedule = scheduler.schedule();
+    CHECK(!schedule.merges.empty());
+    for (const WorkTile& tile : schedule.tiles) {
+      CHECK(tile.merge < 0 || tile.num_kv_heads == (pairs ? 2 : 1));
+    }
+  }
+}
+
+int64_t longest_queue(const ScheduleShape& shape, const HostBatch& batch) {
+  OwningScheduler scheduler = reserved(shape, batch);
+  scheduler.make(batch.view());
+  const std::vector<int64_t>& costs = scheduler.schedule().cta_cost;
+  return *std::max_element(costs.begin(), costs.end());
+}
+
+TEST(heads_are_cut_in_pairs_only_where_this_costs_little) {
+  ScheduleShape shape = real_shape(264, DeviceType::kCuda);
+  const auto check_lens = [&](const std::vector<int32_t>& kv_lens) {
+    HostBatch batch;
+    for (const int32_t kv_len : kv_lens) batch.add(1, kv_len);
+    shape.heads_at_once = 1;
+    const int64_t one_by_one = longest_queue(shape, batch);
+    shape.heads_at_once = 2;
+    CHECK(longest_queue(shape, batch) <= one_by_one + one_by_one / 16 + 1);
+  };
+  for (const auto& [batch_size, kv_len] : {std::pair{33, 256}, {32, 512}, {66, 1024}, {20, 300}}) {
+    check_lens(std::vector<int32_t>(static_cast<size_t>(batch_size), kv_len));
+  }
+  Random random(11);
+  for (int i = 0; i < check::rounds(500); ++i) {
+    std::vector<int32_t> kv_lens(static_cast<size_t>(random.between(1, 200)));
+    const int32_t most = random.pick({100, 1000, 10000});
+    for (int32_t& kv_len : kv_lens) kv_len = random.between(1, most);
+    check_lens(kv_lens);
   }
 }
 

@@ -81,6 +81,30 @@ TEST(the_smallest_instance_that_covers_the_head_dims) {
            "in for cuda), got (257, 64)");
 }
 
+TEST(code_for_heads_that_are_read_in_pairs) {
+  Kernel kernel = fake_kernel("bf16_d128", {90, 'a'});
+  const int codes[3] = {};
+  kernel.code = {.few_rows_first = codes, .many_rows_first = codes + 1};
+  kernel.code.short_rows_first = codes + 2;
+  kernel.geometry.paired_dims = 80;
+  DeviceLimits device = h200();
+  device.kernels = {&kernel, 1};
+  AttentionOptions o = llama_on_gpu();
+  const auto chosen = [&](int32_t head_dim) {
+    o.head_dim_qk = o.head_dim_vo = head_dim;
+    KernelChoices choices;
+    CHECK(select_kernel(o, device, &choices).ok());
+    return choices.first.kernel.code;
+  };
+  CHECK(chosen(128) == kernel.code);
+  CHECK(chosen(80).few_rows_first == codes + 2 && chosen(80).many_rows_first == codes + 2);
+  o.custom_mask = true;
+  CHECK(chosen(80) == kernel.code);
+  o.custom_mask = false;
+  o.batch_invariant = true;
+  CHECK(chosen(80) == kernel.code);
+}
+
 TEST(costs_are_of_steps_of_64_keys) {
   const auto of_86 = of_architectures(fake_kernel("bf16_d128", {}), {{86}});
   DeviceLimits device = h200();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs kernels of src/ops/cuda on the CPU, compiled as C++: each CTA of a cluster is a thread, each
-// of its CUDA threads a fiber of it. Values are exact, so results can be compared to the bit; time
-// means nothing. cuda_builtins.h has what the kernels use of CUDA.
+// Runs kernels of src/ops/cuda and of sm80 on the CPU, compiled as C++: each CTA of a cluster is a
+// thread, each of its CUDA threads a fiber of it. Values are exact, so results can be compared to
+// the bit; time means nothing. cuda_builtins.h has what the kernels use of CUDA.
 #pragma once
 
 #include <atomic>

@@ -158,6 +158,35 @@ DIVIDED = [
 ]
 LARGER += DIVIDED
 
+# Decodes whose kv heads are read two at a time: whole and cut, with a head left over, drafts,
+# tensors that are not aligned, and queries so small that float16 can not hold them.
+LARGER += [
+    Case(qo, kv, num_ctas=ctas, **heads, **short_rows, **options)
+    for qo, kv, options in (
+        ((1,) * 9, (300, 4000, 70, 1, 900, 64, 65, 2000, 0), {}),
+        ((2, 1, 1, 2), (700, 3000, 129, 1), {"page_size": 1, "device_scales": "heads"}),
+        ((1,) * 5, (500, 1, 4000, 90, 16), {"page_size": 64, "window_left": 250, "csr": True}),
+        ((1,) * 4, (900, 90, 2000, 60), {"planned_lens": (2000, 300, 2000, 61), "sinks": True}),
+        ((1, 2, 1), (3000, 70, 900), {"memory": "strided", "o_dtype": "float32"}),
+        ((1, 1, 30), (3000, 900, 500), {"softcap": 20.0, "kv_layout": "HND", "gain": 1e-30}),
+        ((1,) * 6, (700,) * 6, {"gain": 50.0, "memory": "combined"}),
+        ((1,) * 3, (900, 70, 2000), {"special": (("q", float("inf")), ("v", float("nan")))}),
+    )
+    for ctas, heads in (
+        (3, {"num_qo_heads": 12, "num_kv_heads": 3}),
+        (5, {"num_qo_heads": 8, "num_kv_heads": 8}),
+        (7, {"num_qo_heads": 32, "num_kv_heads": 4}),
+    )
+    for short_rows in (
+        {"head_dim": 64},
+        {"head_dim": 80, "q_dtype": "float16"},
+        {"head_dim": 128, "kv_dtype": "float8_e4m3fn", "k_scale": 0.5, "v_scale": 1.7},
+        {"head_dim": 64, "kv_dtype": "float8_e5m2"},
+    )
+] + [
+    Case((1,) * 9, (900,) * 9, num_qo_heads=8, num_kv_heads=4, head_dim=80, page_size=None),
+]
+
 # Masks of bits in every body, in splits and chunks.
 LARGER += [
     Case(qo, kv, custom_mask=kind, num_qo_heads=8, head_dim=dim, **options)

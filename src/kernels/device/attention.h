@@ -3,6 +3,7 @@
 // merged in the same launch by the last CTA to finish.
 #pragma once
 
+#include "kernels/device/few_rows.h"
 #include "kernels/device/mainloop.h"
 
 namespace flashplan::device {
@@ -25,6 +26,21 @@ template <typename T, typename S>
 FLASHPLAN_DEVICE void run_tile(const AttentionParams& p, TileContext& context,
                                unsigned char* smem) {
   Mainloop<T, S>(p, context, smem).run();
+}
+
+/// A tile of up to 16 rows.
+template <typename T, typename S>
+FLASHPLAN_DEVICE void run_tile_of_few(const AttentionParams& p, TileContext& context,
+                                      unsigned char* smem) {
+  if constexpr (kPairedDims<T> == 0) {
+    run_tile<T, S>(p, context, smem);
+  } else {
+    if (!takes_few_rows<T>(p, context)) {
+      run_tile<T, S>(p, context, smem);
+    } else {
+      run_few_rows<T>(p, context, smem);
+    }
+  }
 }
 
 /// CTA c runs queue c of the schedule. With cold caches, the body that comes first in the code
@@ -82,11 +98,11 @@ __global__ void __launch_bounds__(Tiling<Choices, kCompiledSmemPerSm>::kThreads,
       } else if (T::Variant::kIsBuiltIn && num_rows > S::Few::kRows) {
         run_tile<T, typename S::Some>(p, context, smem);
       } else {
-        run_tile<T, typename S::Few>(p, context, smem);
+        run_tile_of_few<T, typename S::Few>(p, context, smem);
       }
     } else {
       if (num_rows <= S::Few::kRows) {
-        run_tile<T, typename S::Few>(p, context, smem);
+        run_tile_of_few<T, typename S::Few>(p, context, smem);
       } else if (T::Variant::kIsBuiltIn && num_rows <= kSomeRows) {
         run_tile<T, typename S::Some>(p, context, smem);
       } else {

@@ -53,7 +53,7 @@ class KeyPipeline {
       typename Finder::Rows rows[S::kStages];
 #pragma unroll
       for (int entry = 0; entry < S::kStages; ++entry) request_rows(rows[entry], keys);
-      if (context_.tile.merge >= 0) prepare_merge();
+      if (context_.tile.merge >= 0) prepare_merge(p_, context_, thread_);
 #pragma unroll
       for (int entry = 0; entry < S::kStages; ++entry) {
         finder_.store(rows[entry], table_address(entry));
@@ -67,7 +67,7 @@ class KeyPipeline {
         copy_page_ids(entry, keys, [&] { return asked_; });
         asked_ = asked_.template later<1>(keys);
       }
-      if (context_.tile.merge >= 0) prepare_merge();
+      if (context_.tile.merge >= 0) prepare_merge(p_, context_, thread_);
       cp_async_commit();
       if (p_.tensors.pages.ids != nullptr) {
         cp_async_wait<0>();
@@ -184,21 +184,6 @@ class KeyPipeline {
     if (entry % S::kTilesAtOnce != 0) return;
     tile().template find_rows<S::kTilesAtOnce>(table_address(entry), ids_address(entry), p_,
                                                block_.kv_row, keys, opaque(thread_));
-  }
-
-  /// Requests what the merge at the end needs: its record for the context, the rest for the L2
-  /// cache.
-  FLASHPLAN_DEVICE void prepare_merge() const {
-    constexpr int kWords = sizeof(Merge) / 8;
-    if (thread_ < kWords) {
-      const auto* merge =
-          reinterpret_cast<const unsigned char*>(p_.schedule.merges + context_.tile.merge);
-      cp_async_8(shared_address(&context_.merge) + thread_ * 8, merge + thread_ * 8);
-    } else if (thread_ == kWords) {
-      prefetch_l2(p_.schedule.arrivals + context_.tile.merge);
-    } else if (thread_ == kWords + 1) {
-      prefetch_l2(p_.workspace.partial_lse + context_.tile.partial_row);
-    }
   }
 
   using KeyCopy = TileCopy<Element<T::kKv>::kBytes, T::kHeadDimQk, T::kTileKv, T::kThreads>;

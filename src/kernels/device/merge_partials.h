@@ -110,6 +110,57 @@ FLASHPLAN_DEVICE void merge_partials(const AttentionParams& p, const Merge& merg
   }
 }
 
+/// The same for few rows of `num_heads` kv heads, the partial rows of which follow each other. Each
+/// warp takes a row, a lane four of its dims. 32 states are weighed at once, by a lane each.
+template <typename T>
+FLASHPLAN_DEVICE void merge_few_rows(const AttentionParams& p, const Merge& merge,
+                                     int32_t num_heads) {
+  constexpr int kStatesAtOnce = 16;
+  constexpr int kStateFloats = T::kTileQ * T::kHeadDimVo;
+  static_assert(T::kHeadDimVo <= 128);
+  const typename T::Variant variant(p);
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int dim = lane * 4 % T::kHeadDimVo;  // lanes behind the last dim repeat others
+  const int32_t num_rows = merge.rows.num_rows;
+#pragma unroll 1
+  for (int r = static_cast<int>(threadIdx.x) / 32; r < num_rows * num_heads;
+       r += T::kThreads / 32) {
+    const int64_t partial_row = int64_t{merge.first_partial_row} + r;
+    const float* from_o = p.workspace.partial_o + partial_row * T::kHeadDimVo + dim;
+    const float* from_lse = p.workspace.partial_lse + partial_row + lane * T::kTileQ;
+    MergedRow merged;
+    merged.reset();
+    float4 o = {0.0F, 0.0F, 0.0F, 0.0F};
+    float lse = load_if(lane < merge.num_states, from_lse, -infinity());
+    float weight = 0.0F;
+#pragma unroll 1
+    for (int first = 0; first < merge.num_states; first += kStatesAtOnce) {
+      float4 added[kStatesAtOnce];
+#pragma unroll
+      for (int i = 0; i < kStatesAtOnce; ++i) {
+        added[i] = load_4_if(first + i < merge.num_states, from_o + i * kStateFloats, 0.0F);
+      }
+      from_o += kStatesAtOnce * kStateFloats;
+      if (first % 32 == 0) {
+        const float shrink = merged.add_of_lanes(lse, &weight);
+        o = scaled(o, shrink);
+        from_lse += 32 * T::kTileQ;
+        lse = load_if(first + 32 + lane < merge.num_states, from_lse, -infinity());
+      }
+#pragma unroll
+      for (int i = 0; i < kStatesAtOnce; ++i) {
+        const float w = __shfl_sync(0xffffffffU, weight, first % 32 + i);
+        o = merge_values(o, added[i], {1.0F, w});
+      }
+    }
+    if (lane * 4 < T::kHeadDimVo) {
+      const int head = num_heads > 1 ? r / num_rows : 0;
+      write_result<T>(p, variant, merge.rows, merge.kv_head + head, r - head * num_rows, dim, o,
+                      merged.inverse(), merged.lse());
+    }
+  }
+}
+
 /// Numbers of merges; after the last one kNoMerge.
 constexpr int32_t kNoMerge = -1;
 template <int kCount>

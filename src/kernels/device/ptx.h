@@ -95,6 +95,13 @@ FLASHPLAN_DEVICE void ldmatrix_transposed(uint32_t (&to)[4], uint32_t row) {
                : "r"(row));
 }
 
+/// Transposes an 8 x 8 matrix of 16-bit elements, of which a lane holds two elements of a row.
+FLASHPLAN_DEVICE uint32_t transpose(uint32_t pair) {
+  uint32_t transposed;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;\n" : "=r"(transposed) : "r"(pair));
+  return transposed;
+}
+
 FLASHPLAN_DEVICE uint32_t load_shared_2(uint32_t address) {
   uint16_t value;
   asm volatile("ld.shared.u16 %0, [%1];\n" : "=h"(value) : "r"(address) : "memory");
@@ -168,6 +175,12 @@ FLASHPLAN_DEVICE void store_shared_16(uint32_t address, uint4 value) {
 FLASHPLAN_DEVICE uint32_t load_global_4(const void* from) {
   uint32_t value;
   asm volatile("ld.global.u32 %0, [%1];\n" : "=r"(value) : "l"(from));
+  return value;
+}
+
+FLASHPLAN_DEVICE uint2 load_global_8(const void* from) {
+  uint2 value;
+  asm volatile("ld.global.v2.u32 {%0, %1}, [%2];\n" : "=r"(value.x), "=r"(value.y) : "l"(from));
   return value;
 }
 

@@ -16,6 +16,10 @@ struct Traits {
   static constexpr int kHeadDimQk = kHeadDimQk_;
   static constexpr int kHeadDimVo = kHeadDimVo_;
   static constexpr bool kGathers = false;  // Sm90Gatherer copies keys and values
+  // The head dim for which decodes read the rows of two kv heads together, since memory delivers
+  // less if such short rows are read one by one; 0: none.
+  static constexpr int kShortRowDims =
+      kHeadDimQk == kHeadDimVo && kHeadDimQk * Element<kKv>::kBytes <= 128 ? kHeadDimQk : 0;
   using Variant = Variant_;
   // The dtype of weights and values in their product. The weights of a softmax are small enough for
   // float16. So are 8-bit values, and widening them to float16 takes fewer instructions.
@@ -23,6 +27,13 @@ struct Traits {
       Element<kKv>::kBytes == 1 && Variant::kUseSoftmax && !Variant::kTransformsValue
           ? DType::kFloat16
           : kQ;
+};
+
+/// The same for heads of 80 dims, whose rows begin and end within the 64 bytes that memory is read
+/// in.
+template <typename Choices>
+struct With80Dims : Choices {
+  static constexpr int kShortRowDims = 80;
 };
 
 /// The sizes that follow from them on a GPU with kSmemPerSm KB of shared memory per SM.
@@ -183,5 +194,44 @@ struct Shapes {
   static constexpr int kSmemBytes = kLarger > Many::kSmemBytes ? kLarger : Many::kSmemBytes;
   static_assert(Many::kRows == T::kTileQ);
 };
+
+/// The head dim for which FewRows is compiled; 0: none.
+template <typename T>
+constexpr int short_row_dims() {
+  return T::kCtasPerSm == 2 && T::Variant::kIsBuiltIn ? T::kShortRowDims : 0;
+}
+
+/// What FewRows is compiled for: it takes `kHeads` kv heads at once.
+template <typename T, int kHeads>
+struct FewRowsShape {
+  static constexpr int kBytes = Element<T::kKv>::kBytes;
+  static constexpr int kDims = short_row_dims<T>() > 0 ? short_row_dims<T>() : 64;
+  using Tile = SharedTile<kDims * kBytes>;
+  static constexpr int kWarps = T::kThreads / 32;
+  static constexpr int kKeys =
+      kHeads == 1 && kDims * kBytes <= 128 ? 32 : 16;  // of a warp and step
+  static constexpr int kStepKeys = kWarps * kKeys;
+  static constexpr int kTileBytes = kKeys * Tile::kRowBytes;  // keys or values of one head
+  static constexpr int kStageBytes = 2 * kHeads * kTileBytes;
+  static constexpr int kIdsBytes = kKeys * 4;  // page ids of a step
+  // What a warp tells the others: where it has left its o, and {shift, sum} of 8 rows.
+  static constexpr int kStateBytes = 16 + 8 * 8;
+  static constexpr int kOutputPitch = (kDims + 31) / 32 * 32;  // of o in a stage, in floats
+  static_assert(8 * kOutputPitch * 4 <= kStageBytes);
+  static constexpr int kStages =
+      (T::kSmemBudget / kWarps - kStateBytes) / (kStageBytes + kIdsBytes);
+
+  // Offsets in shared memory. Each warp has its own part of each.
+  static constexpr int kFirstStage = 0;
+  static constexpr int kIds = kFirstStage + kWarps * kStages * kStageBytes;
+  static constexpr int kStates = kIds + kWarps * kStages * kIdsBytes;
+  static constexpr int kSmemBytes = kStates + kWarps * kStateBytes;
+
+  static constexpr bool kIsSupported = short_row_dims<T>() > 0 && kStages >= 2;
+};
+
+/// The head dim of the decodes that FewRows takes; 0: none, or no room for the keys of two heads.
+template <typename T>
+constexpr int kPairedDims = FewRowsShape<T, 2>::kIsSupported ? short_row_dims<T>() : 0;
 
 }  // namespace flashplan::device

@@ -12,14 +12,16 @@ template <int kRowBytes_>
 struct SharedTile {
   static constexpr int kRowBytes = kRowBytes_;
   static constexpr int kChunks = kRowBytes / 16;
-  static_assert(kRowBytes % 16 == 0 && kChunks % 4 == 0);
+  static_assert(kRowBytes % 32 == 0);
 
   /// What a row's chunk numbers are combined with.
   static FLASHPLAN_DEVICE int permutation(int row) {
     if constexpr (kChunks % 8 == 0) {
       return row & 7;
-    } else {
+    } else if constexpr (kChunks % 4 == 0) {
       return (row >> 1) & 3;  // two rows, or one and a half, fill the banks
+    } else {
+      return (row >> 2) & 1;  // four rows take the even, or the odd, groups of banks
     }
   }
   static FLASHPLAN_DEVICE uint32_t offset(int row, int chunk) {
@@ -28,7 +30,7 @@ struct SharedTile {
   /// From the address of chunk 0 or 1 of a row to that of `chunks` (even) further on: one register
   /// serves all of a row, since tiles are aligned to the 128 bytes that are permuted.
   static FLASHPLAN_DEVICE uint32_t advance(uint32_t address, int chunks) {
-    constexpr int kPermuted = kChunks % 8 == 0 ? 8 : 4;
+    constexpr int kPermuted = kChunks % 8 == 0 ? 8 : kChunks % 4 == 0 ? 4 : 2;
     return (address ^ static_cast<uint32_t>(chunks % kPermuted << 4)) +
            static_cast<uint32_t>(chunks / kPermuted * kPermuted * 16);
   }

@@ -50,6 +50,21 @@ static_assert(__builtin_offsetof(TileContext, merge) % 8 == 0);
 static_assert(__builtin_offsetof(TileContext, block) % 8 == 4);
 #endif
 
+/// Requests what the merge at the end of a tile needs: its record for the context, the rest for the
+/// L2 cache.
+FLASHPLAN_DEVICE void prepare_merge(const AttentionParams& p, TileContext& context, int thread) {
+  constexpr int kWords = sizeof(Merge) / 8;
+  if (thread < kWords) {
+    const auto* merge =
+        reinterpret_cast<const unsigned char*>(p.schedule.merges + context.tile.merge);
+    cp_async_8(shared_address(&context.merge) + thread * 8, merge + thread * 8);
+  } else if (thread == kWords) {
+    prefetch_l2(p.schedule.arrivals + context.tile.merge);
+  } else if (thread == kWords + 1) {
+    prefetch_l2(p.workspace.partial_lse + context.tile.partial_row);
+  }
+}
+
 /// The rows, keys and dims of a tile that a warp computes.
 template <typename S>
 struct WarpPlace {

@@ -77,10 +77,11 @@ __device__ __noinline__ void merge_many_states(const AttentionParams& p, const M
   merge_partials<T, 1, 16>(p, merge, part);
 }
 
-/// Arrives at the merge of a split head, and merges what this CTA then has to merge. For
-/// kRowsAtOnce and kStatesAtOnce see merge_partials(). `kMayDivide`: as in arrive_at_merge().
-template <typename T, int kRowsAtOnce, int kStatesAtOnce, bool kMayDivide = true>
-FLASHPLAN_DEVICE void arrive_and_merge(const AttentionParams& p, TileContext& context, int thread) {
+/// Arrives at the merge of a split head. Calls merge_rows(merge, part) for what this CTA then has
+/// to merge. `kMayDivide`: as in arrive_at_merge().
+template <typename T, bool kMayDivide, typename MergeRows>
+FLASHPLAN_DEVICE void arrive_and_merge_with(const AttentionParams& p, TileContext& context,
+                                            int thread, MergeRows merge_rows) {
   const Merge& merge = context.merge;
   if (T::Variant::kIsBuiltIn && (merge.parent >= 0 || merge.num_readers > 0)) {
     finish_sharer<T>(p, context, thread);
@@ -92,13 +93,37 @@ FLASHPLAN_DEVICE void arrive_and_merge(const AttentionParams& p, TileContext& co
     context.part = arrive_at_merge<kMayDivide>(counter, merge, context.is_final);
   }
   __syncthreads();
-  if (context.part.count == 0) return;
-  const MergePart part = kMayDivide ? context.part : kAllRows;
-  if (kStatesAtOnce < 4 && merge.num_states >= kManyStates) {
-    merge_many_states<T>(p, merge, part);
-  } else {
-    merge_partials<T, kRowsAtOnce, kStatesAtOnce>(p, merge, part);
-  }
+  if (context.part.count != 0) merge_rows(merge, kMayDivide ? context.part : kAllRows);
+}
+
+/// The same by merge_partials(), for kRowsAtOnce and kStatesAtOnce of which see there.
+template <typename T, int kRowsAtOnce, int kStatesAtOnce, bool kMayDivide = true>
+FLASHPLAN_DEVICE void arrive_and_merge(const AttentionParams& p, TileContext& context, int thread) {
+  arrive_and_merge_with<T, kMayDivide>(p, context, thread, [&](const Merge& merge, MergePart part) {
+    if (kStatesAtOnce < 4 && merge.num_states >= kManyStates) {
+      merge_many_states<T>(p, merge, part);
+    } else {
+      merge_partials<T, kRowsAtOnce, kStatesAtOnce>(p, merge, part);
+    }
+  });
+}
+
+/// Whether FewRows takes the tiles of these rows.
+template <typename T>
+FLASHPLAN_DEVICE bool takes_few_rows(const AttentionParams& p, const TileContext& context) {
+  constexpr int kMostRows = 8;
+  return kPairedDims<T> > 0 && context.block.rows.num_rows <= kMostRows &&
+         p.tensors.head_dim_qk == kPairedDims<T> && p.tensors.head_dim_vo == kPairedDims<T> &&
+         p.schedule.chunk_kv == 0 && !p.tensors.mask.is_given;
+}
+
+/// The same for such tiles, of any number of kv heads.
+template <typename T>
+FLASHPLAN_DEVICE void arrive_and_merge_few(const AttentionParams& p, TileContext& context,
+                                           int thread) {
+  arrive_and_merge_with<T, false>(p, context, thread, [&](const Merge& merge, MergePart) {
+    merge_few_rows<T>(p, merge, context.tile.num_kv_heads);
+  });
 }
 
 /// The same for any number of rows. It is not inlined, so that a kernel has one copy of it.
@@ -141,6 +166,13 @@ __device__ __noinline__ void finish_without_keys(const AttentionParams& p, TileC
     if (thread == 0) context.merge = p.schedule.merges[context.tile.merge];
     __syncthreads();
     write_missing_states<T>(p, context, thread);
+    if constexpr (kPairedDims<T> > 0) {
+      // The bits of results do not depend on which of the work tiles of a merge merges them.
+      if (takes_few_rows<T>(p, context)) {
+        arrive_and_merge_few<T>(p, context, thread);
+        return;
+      }
+    }
     if constexpr (T::Variant::kIsBuiltIn) {
       arrive_and_merge<T, 1, 4>(p, context, thread);
     } else {
