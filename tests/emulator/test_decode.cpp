@@ -34,6 +34,7 @@ struct Decodes {
   int32_t num_ctas = 1;
   int32_t window_left = -1;
   std::vector<int32_t> planned_lens = {};  // if longer than kv_lens
+  float sharpness = 1.0F;                  // standard deviation of the logits
 };
 
 template <DType kDType>
@@ -239,7 +240,7 @@ class Batch16 {
     params_.workspace = {nullptr, 0, partial_o_.data(), partial_lse_.data()};
   }
 
-  float scale() const { return 1.0F / std::sqrt(static_cast<float>(kDims)) / gain_; }
+  float scale() const { return d_.sharpness / std::sqrt(static_cast<float>(kDims)) / gain_; }
 
   int64_t kv_row(int32_t r, int32_t key) const {
     if (d_.page_size > 0) {
@@ -355,7 +356,12 @@ void check_all() {
                          .window_left = 400},
                         "drafts with a window");
   check<Choices, kDims>({.kv_lens = {1400}, .num_kv_heads = 1, .group_size = 8, .num_ctas = 5},
-                        "many states");
+                        "some states");
+  check<Choices, kDims>({.kv_lens = {9200}, .num_kv_heads = 1, .group_size = 2, .num_ctas = 36},
+                        "more states than lanes");
+  check<Choices, kDims>(
+      {.kv_lens = {600, 90}, .num_kv_heads = 2, .group_size = 3, .num_ctas = 2, .sharpness = 12.0F},
+      "logits that grow");
   check<Choices, kDims>(
       {.kv_lens = {100, 700, 0}, .num_kv_heads = 4, .num_ctas = 7, .planned_lens = {1500, 900, 40}},
       "shorter than planned");
