@@ -51,6 +51,10 @@ struct Merge {
   int32_t reader_step;   // of a prefix: from the merge of one reader to that of the next
 };
 
+/// A work tile with split keys has several kv heads only if it has at most so many rows: kernels
+/// merge several heads of such tiles alone.
+constexpr int32_t kMostPairedRows = 8;
+
 /// Counters of finished pieces, one for each warpgroup that merges rows of its own.
 constexpr int32_t kArrivalsPerMerge = 4;
 

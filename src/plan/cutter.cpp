@@ -155,9 +155,8 @@ class Cutter::ItemCuts {
   /// Whether heads are cut together. If a queue gets less than a head, that would double the number
   /// of states that are merged.
   bool cuts_several_heads() const {
-    constexpr int32_t kMostRows = 8;
     constexpr int32_t kMostKeys = 1 << 29;  // twice as many are a number of 32 bits
-    return !kChunked && at_.heads_at_once > 1 && !shares() && tile_.num_rows <= kMostRows &&
+    return !kChunked && at_.heads_at_once > 1 && !shares() && tile_.num_rows <= kMostPairedRows &&
            tile_.num_rows * at_.heads_at_once <= at_.tile_q && tile_.keys.end <= kMostKeys &&
            tile_.head_cost <= at_.capacity;
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention of a work tile of up to 8 rows, such as a decode, where rows of the cache are short.
+// Attention of a work tile of up to 8 rows, such as a decode, over a cache with short rows.
 // Keys are the operand of 16 rows and queries that of 8 columns, so little is multiplied for
 // nothing. Each warp copies and uses keys of its own, and waits for the others only at the end of a
 // head.
@@ -26,7 +26,7 @@ class FewRows {
         lane_(thread_ & 31),
         warp_(thread_ >> 5) {}
 
-  /// Computes kv heads [head, heads_end), a multiple of kHeads.
+  /// Computes kv heads head to heads_end - 1, kHeads at a time. kHeads divides their number.
   FLASHPLAN_DEVICE void run(int32_t head, int32_t heads_end) {
     const int32_t keys_end = context_.block.keys.end;
     FewRowsPipeline<T, kHeads> pipeline(p_, context_, shared_address(smem_), warp_, lane_, head,
@@ -79,9 +79,8 @@ class FewRows {
  private:
   // What a warp tells the others at the end of a head.
 
-  /// Where dims from `dim` on of a row are in the stage in which a warp leaves its o. The dims of
-  /// pairs of rows are permuted, so that the rows that a warp writes at once lie in different
-  /// banks.
+  /// The offset in bytes of dim `dim` of a row, in the stage in which a warp leaves its o. Each
+  /// pair of rows has another permutation of dims, so that a warp's stores meet no bank conflicts.
   static FLASHPLAN_DEVICE int offset_of_o(int row, int dim) {
     return (row * S::kOutputPitch + (dim ^ (row / 2 * 8))) * 4;
   }
@@ -95,8 +94,8 @@ class FewRows {
     return reinterpret_cast<float2*>(state_of(warp) + 16)[row];
   }
 
-  /// Merges the states of the warps, and writes o and lse, or partial results, of the heads from
-  /// `first` on. `stage` is free.
+  /// Merges the states of all warps for the heads from `first` on, and writes o and lse, or partial
+  /// results if the keys are split. `stage`: a stage of this warp that is free.
   FLASHPLAN_DEVICE void write(const State& state, int32_t first, uint32_t stage) {
     const PackedRows& rows = context_.block.rows;
     const int own_stage =
@@ -116,7 +115,7 @@ class FewRows {
     }
   }
 
-  /// Stores the warp's state of a head for the others.
+  /// Stores this warp's {shift, sum} and o of one head where the other warps read them.
   FLASHPLAN_DEVICE void share(const State& state, int head, int own_stage) const {
 #pragma unroll
     for (int j = 0; j < 2; ++j) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Copies keys and values of a work tile of few rows to the stages of one warp.
+// Copies the keys and values that a warp of FewRows uses to the warp's stages in shared memory.
 #pragma once
 
 #include "kernels/device/tile_context.h"
@@ -13,7 +13,7 @@ class FewRowsPipeline {
   using Tile = typename S::Tile;
 
  public:
-  /// For kv heads [head, heads_end). `base`: the address of the shared memory.
+  /// For kv heads head to heads_end - 1. `base`: the address of the CTA's dynamic shared memory.
   FLASHPLAN_DEVICE FewRowsPipeline(const AttentionParams& p, const TileContext& context,
                                    uint32_t base, int warp, int lane, int32_t head,
                                    int32_t heads_end)
@@ -42,7 +42,7 @@ class FewRowsPipeline {
     return stages_ + stage * S::kStageBytes;
   }
 
-  /// Requests the page ids of the next step, which will be in `stage`.
+  /// Requests the page ids of the next step, which copy() will bring to `stage`.
   FLASHPLAN_DEVICE void request_ids(uint32_t stage) {
     if (ids_ != nullptr && asked_.head < heads_end_) {
       cp_async_4(own_ids_ + stage * S::kIdsBytes,
@@ -50,7 +50,7 @@ class FewRowsPipeline {
     }
     advance(asked_);
   }
-  /// Starts the copies of the next step to `stage`.
+  /// Starts to copy the keys and values of the next step to `stage`.
   FLASHPLAN_DEVICE void copy(uint32_t stage) {
     const uint32_t to = stage_address(stage);
     const int32_t head = copied_.head;

@@ -16,8 +16,8 @@ class FewRowsState {
   static constexpr int kKeyTiles = S::kKeys / 16;
   static constexpr int kDimTiles = S::kDims / 16;
   static constexpr int kLoads = Tile::kChunks / 2;  // of ldmatrix, for 16 rows
-  // 8-bit keys are widened to float16, which takes a quarter of the instructions that bfloat16
-  // does.
+  // 8-bit keys are multiplied as float16: to widen them to bfloat16 takes four times as many
+  // instructions.
   static constexpr DType kProduct = S::kBytes == 1 ? DType::kFloat16 : T::kQ;
   static constexpr bool kScalesQueries = T::kQ != kProduct;
   using Logits = float[kKeyTiles][kHeads][4];
@@ -72,8 +72,8 @@ class FewRowsState {
   FLASHPLAN_DEVICE void load_keys(Fragments& keys, uint32_t stage) const {
     load<false>(keys, stage + Tile::offset(lane_ % 16, lane_ / 16));
   }
-  /// Attends to the keys of one step, which begin at `first_key`. They have been loaded
-  /// from `stage`, where their values are too.
+  /// Adds one step of keys to the state. `keys`: what load_keys() has loaded from `stage`, which
+  /// has the values too. `first_key`: the position of the first of them.
   FLASHPLAN_DEVICE void attend(const Fragments& keys, uint32_t stage, int32_t first_key) {
     scale_queries();
     Logits s;
@@ -105,10 +105,10 @@ class FewRowsState {
     for (int step = 4; step < 32; step *= 2) sum += __shfl_xor_sync(0xffffffffU, sum, step);
     return {shift_[head][j], sum};
   }
-  /// Calls f(dim, value) for the dims of o of a row that this lane has.
+  /// Calls f(dim, value) for each element of o that this lane has of its row `j`.
   template <typename Function>
   FLASHPLAN_DEVICE void for_each_dim(int head, int j, Function f) const {
-    // 8-bit values of two neighbouring dims are in rows i and i + 8 of a product.
+    // Dims 2 i and 2 i + 1 of 16 are rows i and i + 8 of a product with 8-bit values.
     constexpr bool kInterleaved = S::kBytes == 1;
 #pragma unroll
     for (int d = 0; d < kDimTiles; ++d) {
@@ -150,9 +150,10 @@ class FewRowsState {
     return variant;
   }
 
-  /// Turns the queries into float16, times a power of two, by which the logits are divided again.
-  /// The largest element of a row becomes 2^14 to 2^15. So an element loses accuracy only if it is
-  /// 2^28 times smaller.
+  /// Converts the queries to float16. Each row is multiplied by the power of two that brings its
+  /// largest element to [2^14, 2^15), and multiply_keys() divides the logits by it again. An
+  /// element becomes subnormal, and so loses bits, only if it is 2^28 times smaller than the
+  /// largest.
   FLASHPLAN_DEVICE void scale_queries() {
     if (!kScalesQueries || is_scaled_) return;
     is_scaled_ = true;
@@ -265,7 +266,8 @@ class FewRowsState {
     }
   }
 
-  /// Raises the shifts where they are too small for these logits; see OnlineSoftmax::rescale().
+  /// Raises the shift of a row that has a logit above the shift by more than kSlack; see
+  /// OnlineSoftmax::rescale().
   FLASHPLAN_DEVICE void rescale(const Logits& s) {
     float largest[kHeads][2];
     bool grows = false;
@@ -329,7 +331,7 @@ class FewRowsState {
 #pragma unroll
             for (int j = 0; j < 4; ++j) values[j] = loaded[d][j];
           } else {
-            // Bytes are (even, odd) of one key, (even, odd) of the next.
+            // A register has an even and an odd dim of one key, then those of the next key.
             const auto widen = [&](uint32_t bytes) {
               return dequantize<T::kKv, T::kWeight>(__byte_perm(bytes, 0, 0x3120));
             };
@@ -357,7 +359,7 @@ class FewRowsState {
   bool is_scaled_;
   float query_scales_[kHeads][2];  // of this lane's two rows, if kScalesQueries
   float k_scales_[kHeads];
-  // Of this lane's two rows. Weights are exp2(scale * logit - shift).
+  // For this lane's two rows. The weight of a logit is exp2(scale * logit - shift).
   float shift_[kHeads][2];
   float sum_[kHeads][2];  // of the weights of this lane's keys
   float o_[kHeads][kDimTiles][4];

@@ -110,8 +110,9 @@ FLASHPLAN_DEVICE void merge_partials(const AttentionParams& p, const Merge& merg
   }
 }
 
-/// The same for few rows of `num_heads` kv heads, the partial rows of which follow each other. Each
-/// warp takes a row, a lane four of its dims. 32 states are weighed at once, by a lane each.
+/// The same for few rows of each of `num_heads` kv heads; the partial rows of a head follow those
+/// of the head before it. A warp merges one row at a time, and each lane four of its dims. The
+/// weights of 32 states are computed at once, one by each lane.
 template <typename T>
 FLASHPLAN_DEVICE void merge_few_rows(const AttentionParams& p, const Merge& merge,
                                      int32_t num_heads) {

@@ -16,8 +16,8 @@ struct Traits {
   static constexpr int kHeadDimQk = kHeadDimQk_;
   static constexpr int kHeadDimVo = kHeadDimVo_;
   static constexpr bool kGathers = false;  // Sm90Gatherer copies keys and values
-  // The head dim for which decodes read the rows of two kv heads together, since memory delivers
-  // less if such short rows are read one by one; 0: none.
+  // Decodes with this head dim read the rows of two kv heads together, because memory delivers less
+  // if rows as short as these are read one by one. 0: no head dim.
   static constexpr int kShortRowDims =
       kHeadDimQk == kHeadDimVo && kHeadDimQk * Element<kKv>::kBytes <= 128 ? kHeadDimQk : 0;
   using Variant = Variant_;
@@ -29,8 +29,8 @@ struct Traits {
           : kQ;
 };
 
-/// The same for heads of 80 dims, whose rows begin and end within the 64 bytes that memory is read
-/// in.
+/// The same choices, but decodes with 80 dims read two kv heads together: their rows of 160 bytes
+/// begin and end inside the blocks of 64 bytes that memory is read in.
 template <typename Choices>
 struct With80Dims : Choices {
   static constexpr int kShortRowDims = 80;

@@ -111,8 +111,7 @@ FLASHPLAN_DEVICE void arrive_and_merge(const AttentionParams& p, TileContext& co
 /// Whether FewRows takes the tiles of these rows.
 template <typename T>
 FLASHPLAN_DEVICE bool takes_few_rows(const AttentionParams& p, const TileContext& context) {
-  constexpr int kMostRows = 8;
-  return kPairedDims<T> > 0 && context.block.rows.num_rows <= kMostRows &&
+  return kPairedDims<T> > 0 && context.block.rows.num_rows <= kMostPairedRows &&
          p.tensors.head_dim_qk == kPairedDims<T> && p.tensors.head_dim_vo == kPairedDims<T> &&
          p.schedule.chunk_kv == 0 && !p.tensors.mask.is_given;
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// softmax() on CUDA: a cluster of CTAs keeps a row in its registers.
+// softmax() on CUDA: the CTAs of a cluster hold a row in their registers.
 #include <cmath>
 #include <cstdint>
 
