@@ -55,6 +55,10 @@ struct Merge {
 /// merge several heads of such tiles alone.
 constexpr int32_t kMostPairedRows = 8;
 
+/// At most so many work tiles of a queue are pieces of heads that neither share prefixes nor are
+/// shared: one that begins before the queue, and one that ends after it.
+constexpr int32_t kMostSplitsPerQueue = 2;
+
 /// Counters of finished pieces, one for each warpgroup that merges rows of its own.
 constexpr int32_t kArrivalsPerMerge = 4;
 

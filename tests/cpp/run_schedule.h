@@ -41,6 +41,7 @@ class ScheduleRun {
       std::swap(tiles[i - 1],
                 tiles[static_cast<size_t>(random.between(0, static_cast<int32_t>(i) - 1))]);
     }
+    check_splits();
     for (const WorkTile& tile : tiles) {
       run(tile);
       if (!error_.empty()) return error_;
@@ -67,6 +68,17 @@ class ScheduleRun {
     std::ostringstream out;
     ((out << parts << ' '), ...);
     error_ = out.str();
+  }
+
+  void check_splits() {
+    for (size_t cta = 0; cta + 1 < s_.cta_indptr.size(); ++cta) {
+      int32_t num_splits = 0;
+      for (int32_t i = s_.cta_indptr[cta]; i < s_.cta_indptr[cta + 1]; ++i) {
+        const WorkTile& tile = s_.tiles[static_cast<size_t>(i)];
+        if (tile.merge >= 0 && !is_of_sharer(tile.merge)) ++num_splits;
+      }
+      require(num_splits <= kMostSplitsPerQueue, num_splits, "splits in queue", cta);
+    }
   }
 
   void run(const WorkTile& tile) {

@@ -115,6 +115,7 @@ class ScheduleChecker {
   void collect_pieces() {
     for (int32_t cta = 0; cta < shape_.num_ctas; ++cta) {
       const auto c = static_cast<size_t>(cta);
+      int32_t num_splits = 0;
       for (int32_t i = s_.cta_indptr[c]; i < s_.cta_indptr[c + 1]; ++i) {
         WorkTile tile = s_.tiles[static_cast<size_t>(i)];
         require_of(tile,
@@ -129,12 +130,14 @@ class ScheduleChecker {
             tile,
             tile.merge == -1 || (number >= 0 && number < static_cast<int32_t>(s_.merges.size())),
             "merge number");
+        num_splits += tile.merge >= 0 ? 1 : 0;
         if (!ok()) return;
         for (int32_t head = 0; head < s_.tiles[static_cast<size_t>(i)].num_kv_heads; ++head) {
           pieces_.push_back({tile, cta, head, {}});
           ++tile.kv_head;
         }
       }
+      require(num_splits <= kMostSplitsPerQueue, num_splits, "splits in queue", cta);
     }
     std::sort(pieces_.begin(), pieces_.end(),
               [](const Piece& a, const Piece& b) { return a.key() < b.key(); });

@@ -57,7 +57,7 @@ struct MergedRow {
     return shrink;
   }
   /// The factor that o is multiplied by after the last state.
-  FLASHPLAN_DEVICE float inverse() const { return sum == 0.0F ? 0.0F : 1.0F / sum; }
+  FLASHPLAN_DEVICE float inverse() const { return sum == 0.0F ? 0.0F : reciprocal_fast(sum); }
   FLASHPLAN_DEVICE float lse() const {
     return sum == 0.0F ? -infinity() : max + log2_fast(sum) * kLn2;
   }

@@ -1,50 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Writing results, and merging partial results by all threads of a CTA.
+// Merging partial results by all threads of a CTA.
 #pragma once
 
 #include "kernels/device/merge_part.h"
+#include "kernels/device/write_result.h"
 
 namespace flashplan::device {
 
 /// The factors of a merge for variants without softmax: states are added without weights.
 constexpr float2 kSum = {1.0F, 1.0F};
-
-/// Not inlined: the path without sinks is then short.
-inline __device__ __noinline__ float2 call_with_sink(const float* sink, float lse) {
-  return with_sink(*sink, lse);
-}
-
-/// Lets the sink of a query head join a row's result, scale * o and lse, if there are sinks.
-FLASHPLAN_DEVICE void add_sink(const AttentionParams& p, uint32_t qo_head, float& scale,
-                               float& lse) {
-  if (p.variant.sinks == nullptr) return;
-  const float2 joined = call_with_sink(p.variant.sinks + qo_head, lse);
-  scale *= joined.x;
-  lse = joined.y;
-}
-
-/// Writes dims [dim, dim + 4) of a row's result, scale * o, and its lse with the first dims. The
-/// two scales are multiplied with each other first, as in Epilogue, so that the bits of a result do
-/// not depend on the alignment of the tensor.
-template <typename T>
-FLASHPLAN_DEVICE void write_result(const AttentionParams& p, const typename T::Variant& variant,
-                                   const PackedRows& rows, int32_t kv_head, int row, int dim,
-                                   float4 o, float scale, float lse) {
-  const OutputRow to(p, rows, kv_head, row);
-  if constexpr (T::Variant::kUseSoftmax) add_sink(p, to.head, scale, lse);
-  o = scaled(o, scale * v_scale(p, kv_head));
-  if constexpr (T::Variant::kTransformsOutput) {
-    const ElementPosition at =
-        element_position(p, rows, first_position(p, rows), kv_head, row, dim);
-    // Of dims that are not there, the last one is computed, and not written.
-    const auto output = [&](float x, int i) {
-      return variant.output(x, at.next(min(i, p.tensors.head_dim_vo - 1 - dim)));
-    };
-    o = {output(o.x, 0), output(o.y, 1), output(o.z, 2), output(o.w, 3)};
-  }
-  store_four<typename T::Variant>(p, to.o(p), dim, o);
-  if (dim == 0 && p.tensors.lse.data != nullptr) p.tensors.lse.data[to.lse(p)] = lse;
-}
 
 /// Merges the states of a part of a merge's rows in the order of their keys, and writes o and lse.
 /// A thread loads 4 dims of kStatesAtOnce states of kRowsAtOnce rows before it uses any of them,

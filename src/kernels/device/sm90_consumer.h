@@ -33,7 +33,7 @@ class Sm90Consumer {
       if (begins_tile) wait_tile(unit);
       const Sm90Context& context = context_of(unit);
       const bool has_keys = context.has_steps();
-      if (context.is_end && last.tile < 0) return;  // without code that no cache has yet
+      if (context.is_end && last.tile < 0) break;  // without code that no cache has yet
       attend(unit, last, has_keys);
       if (has_keys) {
         last = unit;
@@ -43,13 +43,14 @@ class Sm90Consumer {
         begins_tile = is_last_head(unit);
         begins_tile ? ++unit.tile : ++unit.head;
       } else {
-        if (context.is_end) return;
+        if (context.is_end) break;
         if (warpgroup_ == 0 || is_shared(unit)) epilogue(warpgroup_ * 64).write_empty(context);
         release(S::kContextEmpty, unit.tile % S::kContexts);
         last = kNoUnit;
         ++unit.tile;
       }
     }
+    Sm90Merge<S>::merge_waiting(p_, base_, warpgroup_, thread_);
   }
 
  private:

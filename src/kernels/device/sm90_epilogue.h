@@ -9,8 +9,8 @@
 
 namespace flashplan::device {
 
-/// All functions are inlined: products of the next tile are in flight, and the compiler would wait
-/// for them before a call.
+/// What runs while products of the next tile are in flight is inlined: for a call, the compiler
+/// would wait for them, and spill their registers.
 template <typename S>
 class Sm90Epilogue {
  public:
@@ -64,16 +64,18 @@ class Sm90Epilogue {
     }
   }
 
-  /// Writes the results of a tile without keys.
-  FLASHPLAN_DEVICE void write_empty(const Sm90Context& context) const {
+  /// Writes the results of a tile without keys. Such tiles are rare, so it is not inlined: the code
+  /// of all others comes sooner.
+  __device__ __noinline__ void write_empty(const Sm90Context& context) const {
     constexpr int kQuads = S::kHeadDimVo / 4;
     const WorkTile& tile = context.tile;
     const PackedRows rows = context.block().rows;
     const int num_rows = min(rows.num_rows - first_row_, 64);
     for (int h = 0; h < tile.num_kv_heads; ++h) {
       for (int i = thread_; i < num_rows * kQuads; i += 128) {
-        output_.write_four(rows, tile.kv_head + h, first_row_ + i / kQuads, i % kQuads * 4,
-                           {0.0F, 0.0F, 0.0F, 0.0F}, -infinity());
+        write_result<S>(p_, typename S::Variant(p_), rows, tile.kv_head + h,
+                        first_row_ + i / kQuads, i % kQuads * 4, {0.0F, 0.0F, 0.0F, 0.0F}, 1.0F,
+                        -infinity());
       }
     }
   }
@@ -104,12 +106,12 @@ class Sm90Epilogue {
     const float total_scale[2] = {scale[0] * values_scale, scale[1] * values_scale};
     const RowOutput output[2] = {{p_, rows, head, row(0)}, {p_, rows, head, row(1)}};
     const bool has_all_dims = p_.tensors.head_dim_vo == S::kHeadDimVo;
-    // Kernels that are compiled at run time have one way for all rows that can be staged, since
-    // writing anything from registers is much code.
-    constexpr bool kStagesAll = !S::Variant::kIsBuiltIn && S::kQBuffers > 1;
-    if (kStagesAll ? output_.dtype() != S::kQ
-                   : !output_.has_chunks() || (S::kQBuffers == 1 && !has_all_dims)) {
-      write_anything(rows, head, o, total_scale, output);
+    if (!output_.has_chunks() || (S::kQBuffers == 1 && !has_all_dims)) {
+      if constexpr (S::kQBuffers == 1) {
+        write_anything(rows, head, o, total_scale, output);
+      } else {
+        stage_and_write_anything(rows, head, queries, o, total_scale);
+      }
       return;
     }
     const auto pair = [&](int i, int half) {
@@ -168,14 +170,6 @@ class Sm90Epilogue {
                    OutputRow(p_, rows, head, first_row + r).o(p_) + chunk * 8;
         const uint32_t from =
             memory + chunk / 8 * S::Query::kBlockBytes + r * 128 + ((chunk ^ r) % 8 << 4);
-        if (kStagesAll && !p_.tensors.vectorized) {
-          const int num_valid = min(p_.tensors.head_dim_vo - chunk * 8, 8);
-#pragma unroll 1
-          for (int j = 0; j < num_valid; ++j) {
-            to[j] = static_cast<uint16_t>(load_shared_2(from + j * 2));
-          }
-          continue;
-        }
         *reinterpret_cast<uint4*>(to) = load_shared_16(from);
       }
     }
@@ -197,6 +191,43 @@ class Sm90Epilogue {
       }
     }
   }
+  /// The same in a tenth of the code: 32 dims of this warp's rows at a time are staged as floats in
+  /// the memory of its queries.
+  FLASHPLAN_DEVICE void stage_and_write_anything(const PackedRows& rows, int32_t head,
+                                                 uint32_t queries, const Accumulators& o,
+                                                 const float (&scale)[2]) const {
+    constexpr int kDims = 32;
+    const int thread = opaque(thread_);
+    const int lane = thread % 32;
+    const int first_row = first_row_ + thread / 32 * 16;  // of the warp
+    const uint32_t memory = queries + thread / 32 * 16 * 128;
+#pragma unroll 1
+    for (int first = 0; first < S::kHeadDimVo; first += kDims) {
+#pragma unroll
+      for (int n = 0; n < kDimTiles; ++n) {
+        if (n / (kDims / 8) * kDims != first) continue;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const uint32_t to =
+              memory + (half * 8 + lane / 4) * 128 + (n * 8 % kDims + lane % 4 * 2) * 4;
+          store_shared_4(to, __float_as_uint(o[4 * n + 2 * half] * scale[half]));
+          store_shared_4(to + 4, __float_as_uint(o[4 * n + 2 * half + 1] * scale[half]));
+        }
+      }
+      __syncwarp();
+      const int dim = first + lane;
+#pragma unroll 1
+      for (int r = 0; r < 16 && first_row + r < rows.num_rows; ++r) {
+        const float x = __uint_as_float(load_shared_4(memory + r * 128 + lane * 4));
+        if (dim < p_.tensors.head_dim_vo) {
+          output_.write_one(OutputRow(p_, rows, head, first_row + r).o(p_) + dim,
+                            RowOutput(p_, rows, head, first_row + r)(x, dim));
+        }
+      }
+      __syncwarp();
+    }
+  }
+
   FLASHPLAN_DEVICE void write_partial(const WorkTile& tile, int32_t head, const PackedRows& rows,
                                       const Accumulators& o, const float (&scale)[2],
                                       const float (&lse)[2], bool is_final) const {

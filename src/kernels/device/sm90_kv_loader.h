@@ -15,11 +15,13 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
   using Base::Base;
 
   /// Fills slots in the order in which the consumers use them: the keys of a step, then the values
-  /// of the step before it. With two warps, one loads keys and the other one values. Page ids are
-  /// requested one step ahead, because on a busy GPU they take as long to arrive as the keys.
-  /// `queue_word`: what Sm90QueryLoader::request_queue() returned.
-  template <bool kKeys, bool kValues>
+  /// of the step before it. With two warps, one loads keys and the other one values, by the same
+  /// code: the less code, the sooner it comes. Page ids are requested one step ahead, because on a
+  /// busy GPU they take as long to arrive as the keys. `queue_word`: what
+  /// Sm90QueryLoader::request_queue() returned.
   FLASHPLAN_DEVICE void load_steps(uint32_t queue_word) {
+    constexpr bool kLoadsBoth = S::kKvWarps == 1;
+    const bool loads_keys = warp_ == 0;
     Step last = {};   // its keys are requested, its values are not
     Step ahead = {};  // its page ids are requested
     int32_t last_page_id = 0;
@@ -39,16 +41,18 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
         const int32_t page_id = wait_page_id();
         if (has_step) request_page_id(step);
         if (has_ahead) {
-          if constexpr (kKeys) load<true>(position - (has_last ? 1 : 0), ahead, page_id);
-          if constexpr (kKeys && kValues) {
-            if (has_last) load<false>(position, last, last_page_id);
-            if (finishes) load<false>(position + 1, ahead, page_id);
-          } else if constexpr (kValues) {
-            load<false>(position + (finishes ? 1 : 2), ahead, page_id);
+          if constexpr (kLoadsBoth) {
+            load(true, position - (has_last ? 1 : 0), ahead, page_id);
+            if (has_last) load(false, position, last, last_page_id);
+            if (finishes) load(false, position + 1, ahead, page_id);
+          } else {
+            const int32_t of_values = position + (finishes ? 1 : 2);
+            load(loads_keys, loads_keys ? position - (has_last ? 1 : 0) : of_values, ahead,
+                 page_id);
           }
           position += 2;
         }
-        if constexpr (kKeys && kValues) {
+        if constexpr (kLoadsBoth) {
           last = ahead;
           last_page_id = page_id;
         }
@@ -140,26 +144,25 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
   }
 
   /// Fills a slot with keys or values. `position` counts the slots filled since the queue began.
-  template <bool kIsKey>
-  FLASHPLAN_DEVICE void load(int32_t position, const Step& step, int32_t page_id) {
+  FLASHPLAN_DEVICE void load(bool is_key, int32_t position, const Step& step, int32_t page_id) {
     const int slot = position % S::kSlots;
     mbarrier_wait(barrier(S::kSlotEmpty, slot), (position / S::kSlots & 1) ^ 1);
     const uint32_t to = base_ + S::kFirstSlot + slot * S::kSlotBytes;
     uint32_t full = barrier(S::kSlotFull, slot);
     // The rotator gets keys first. `position` is twice the number of their step, or 1 less.
-    if (S::kRotates && kIsKey) full = barrier(S::kKeyLoaded, (position + 1) / 2 % S::kSlots);
+    if (S::kRotates && is_key) full = barrier(S::kKeyLoaded, (position + 1) / 2 % S::kSlots);
     const int32_t token = step.kv_row + step.key;  // of ragged tensors
     if (!maps_.has_kv || (!is_paged() && token + S::kTileKv > maps_.num_kv_tokens)) {
-      gather<kIsKey>(to, step);
+      gather(is_key, to, step);
       finish_copies(full);
       return;
     }
     const int32_t num_rows = is_paged() ? step.count : S::kTileKv;
     const bool has_box = lane_ * maps_.box_rows < num_rows;
-    const int box_bytes = maps_.box_rows * (kIsKey ? S::kKeyBytes : S::kValueBytes) / S::kTileKv;
+    const int box_bytes = maps_.box_rows * (is_key ? S::kKeyBytes : S::kValueBytes) / S::kTileKv;
     // Values past the last key must be zeros, since 0 * NaN is NaN. They are overwritten before the
     // consumers see the slot. Keys need no zeros: logits past the last key are masked.
-    const bool hides = !kIsKey && step.count < S::kTileKv;
+    const bool hides = !is_key && step.count < S::kTileKv;
     const uint32_t loaded = hides ? barrier(S::kTailFull, warp_) : full;
     const int num_boxes = __popc(__ballot_sync(0xffffffffU, has_box));
     if (lane_ == 0) mbarrier_arrive_expect(loaded, num_boxes * box_bytes);
@@ -168,11 +171,11 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
       const auto first = static_cast<uint32_t>(step.key + lane_ * maps_.box_rows);
       const uint32_t page = quotient(first, p_.tensors.pages.page_size);
       const int in_page = static_cast<int>(first - page * p_.tensors.pages.page_size.value);
-      const int slabs = kIsKey ? maps_.k_slabs_per_page : maps_.v_slabs_per_page;
-      constexpr int kBlocks = kIsKey ? S::Key::kBlocks : S::Value::kBlocks;
+      const int slabs = is_key ? maps_.k_slabs_per_page : maps_.v_slabs_per_page;
+      const int num_blocks = is_key ? S::Key::kBlocks : S::Value::kBlocks;
 #pragma unroll 1
-      for (int block = 0; block < (maps_.has_all_blocks ? 1 : kBlocks); ++block) {
-        tma_load_5d(to + lane_ * box_bytes + block * 1024, kIsKey ? &maps_.k : &maps_.v, loaded,
+      for (int block = 0; block < (maps_.has_all_blocks ? 1 : num_blocks); ++block) {
+        tma_load_5d(to + lane_ * box_bytes + block * 1024, is_key ? &maps_.k : &maps_.v, loaded,
                     block * 64, is_paged() ? 0 : token + lane_ * maps_.box_rows, 0,
                     is_paged() ? in_page / 8 : 0, page_id * slabs + step.head);
       }
@@ -193,11 +196,10 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
   }
 
   /// Copies keys or values row by row, and writes zeros past the last key.
-  template <bool kIsKey>
-  FLASHPLAN_DEVICE void gather(uint32_t to, const Step& step) {
-    const KvView& view = kIsKey ? p_.tensors.k : p_.tensors.v;
-    const int head_dim = kIsKey ? p_.tensors.head_dim_qk : p_.tensors.head_dim_vo;
-    constexpr int kBlocks = kIsKey ? S::Key::kBlocks : S::Value::kBlocks;
+  FLASHPLAN_DEVICE void gather(bool is_key, uint32_t to, const Step& step) {
+    const KvView& view = is_key ? p_.tensors.k : p_.tensors.v;
+    const int head_dim = is_key ? p_.tensors.head_dim_qk : p_.tensors.head_dim_vo;
+    const int num_blocks = is_key ? S::Key::kBlocks : S::Value::kBlocks;
     const int32_t kv_row = step.kv_row;
     const int32_t count = step.count;
 #pragma unroll 1
@@ -213,8 +215,8 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
       const auto* row = static_cast<const unsigned char*>(view.data) +
                         2 * (page * view.page_stride + in_page * view.token_stride +
                              step.head * view.head_stride);
-      copy_rows(to + first / 8 * kBlocks * 1024, kBlocks * 1024, 1024, row,
-                min(S::kTileKv - first, 32), count - first, kBlocks, head_dim);
+      copy_rows(to + first / 8 * num_blocks * 1024, num_blocks * 1024, 1024, row,
+                min(S::kTileKv - first, 32), count - first, num_blocks, head_dim);
     }
   }
 

@@ -6,27 +6,29 @@
 #include "kernels/device/hopper.h"
 #include "kernels/device/merge_part.h"
 #include "kernels/device/sm90_reader_merges.h"
+#include "kernels/device/write_result.h"
 
 namespace flashplan::device {
 
-/// All functions are inlined: see Sm90Epilogue.
+/// arrive_at() is inlined: see Sm90Epilogue.
 template <typename S>
 class Sm90Merge {
  public:
   /// The warpgroup's partial results are those of the 64 rows of its tile from `first_row` on.
   FLASHPLAN_DEVICE Sm90Merge(const AttentionParams& p, uint32_t base, int warpgroup, int first_row,
                              int thread)
-      : p_(p),
-        output_(p),
-        base_(base),
-        warpgroup_(warpgroup),
-        first_row_(first_row),
-        thread_(thread) {}
+      : p_(p), base_(base), warpgroup_(warpgroup), first_row_(first_row), thread_(thread) {}
 
-  /// Arrives at a merge, and merges the rows that this warpgroup then has to merge. Each warpgroup
-  /// of a tile has an arrival counter for its own rows; only a prefix has one counter for all rows.
-  /// `has_time`: this warpgroup has no other work left. A request that reads prefixes is only put
-  /// into the list of Sm90ReaderMerges, which arrives at its merge when the queue has ended.
+  /// Clears the lists of waiting merges. One thread calls it, before the first barrier of the CTA.
+  static FLASHPLAN_DEVICE void begin(uint32_t base) {
+    for (int i = 0; i < S::kWarpgroups; ++i) store_shared_4(list_of(base, i), 0);
+  }
+
+  /// Arrives at a merge. The rows that this warpgroup then has to merge wait for merge_waiting().
+  /// Each warpgroup of a tile has an arrival counter for its own rows; only a prefix has one
+  /// counter for all rows. `has_time`: this warpgroup has no other work left. A request that reads
+  /// prefixes is only put into the list of Sm90ReaderMerges, which arrives at its merge when the
+  /// queue has ended.
   FLASHPLAN_DEVICE void arrive_at(int32_t number, bool has_time) const {
     const Merge merge = p_.schedule.merges[number];  // loaded while the others arrive
     const bool is_prefix = S::Variant::kIsBuiltIn && merge.num_readers > 0;
@@ -37,31 +39,53 @@ class Sm90Merge {
     }
     const int id = S::kOwnBarrier + warpgroup_;
     barrier_wait(id, 128);
-    if (thread_ == 0) {
-      MergePart part = kAllRows;
-      if (is_prefix) {
+    if (is_prefix) {
+      if (thread_ == 0) {
         // Each warpgroup that shares the tile of a prefix arrives, at one counter.
         const int32_t of_piece = merge.rows.num_rows > 64 ? S::kWarpgroups : 1;
-        if (!is_last_to_arrive(counter_of(p_, number), merge.num_pieces * of_piece)) part = kNoRows;
-      } else {
-        part = arrive_at_merge(counter_of(p_, number) + first_row_ / 64, merge, has_time);
+        const bool is_last = is_last_to_arrive(counter_of(p_, number), merge.num_pieces * of_piece);
+        store_shared_4(list() + kIsLast, is_last ? 1 : 0);
       }
-      store_shared_4(flags(), static_cast<uint32_t>(part.index));
-      store_shared_4(flags() + 4, static_cast<uint32_t>(part.count));
-    }
-    barrier_wait(id, 128);
-    const MergePart part = {static_cast<int32_t>(load_shared_4(flags())),
-                            static_cast<int32_t>(load_shared_4(flags() + 4))};
-    if (part.count == 0) return;
-    if (is_prefix) {
+      barrier_wait(id, 128);
+      if (load_shared_4(list() + kIsLast) == 0) return;
       Sm90ReaderMerges<S>(p_, base_).arrive_at_readers(merge, thread_);
-    } else {
-      merge_states(merge, part);
+    } else if (thread_ == 0) {
+      const MergePart part =
+          arrive_at_merge(counter_of(p_, number) + first_row_ / 64, merge, has_time);
+      if (part.count == 0) return;
+      const uint32_t count = load_shared_4(list());
+      store_shared_4(list(), count + 1);
+      store_shared_16(list() + (count + 1) * 16,
+                      {static_cast<uint32_t>(part.index), static_cast<uint32_t>(part.count),
+                       static_cast<uint32_t>(number), static_cast<uint32_t>(first_row_)});
+    }
+  }
+
+  /// Merges what arrive_at() has left. All threads of a warpgroup call it after their last tile:
+  /// the code of merges in between would keep that of the tiles from the begin of the kernel, and
+  /// take the products' registers.
+  static FLASHPLAN_DEVICE void merge_waiting(const AttentionParams& p, uint32_t base, int warpgroup,
+                                             int thread) {
+    barrier_wait(S::kOwnBarrier + warpgroup, 128);
+    const uint32_t list = list_of(base, warpgroup);
+    const uint32_t count = load_shared_4(list);
+#pragma unroll 1
+    for (uint32_t i = 1; i <= count; ++i) {
+      const uint4 words = load_shared_16(list + i * 16);
+      const MergePart part = {static_cast<int32_t>(words.x), static_cast<int32_t>(words.y)};
+      Sm90Merge(p, base, warpgroup, static_cast<int>(words.w), thread)
+          .merge_states(p.schedule.merges[words.z], part);
     }
   }
 
  private:
-  FLASHPLAN_DEVICE uint32_t flags() const { return base_ + S::kFlags + warpgroup_ * 8; }
+  // The list of a warpgroup: its length, kIsLast, then for each entry {index and count of the part,
+  // number of the merge, first row of the warpgroup}.
+  static constexpr int kIsLast = 4;  // whether the warpgroup was the last to arrive at a prefix
+  static FLASHPLAN_DEVICE uint32_t list_of(uint32_t base, int warpgroup) {
+    return base + S::kWaitingMerges + warpgroup * 16 * (1 + kMostSplitsPerQueue);
+  }
+  FLASHPLAN_DEVICE uint32_t list() const { return list_of(base_, warpgroup_); }
 
   /// Merges a part of this warpgroup's rows. Few rows have a separate function with little code:
   /// where a launch ends with a merge, it mostly waits for instructions that no cache has yet.
@@ -133,9 +157,9 @@ class Sm90Merge {
 #pragma unroll
       for (int q = 0; q < kQuadsOfLane; ++q) {
         if (lane < kQuads) {
-          output_.write_four(merge.rows, merge.kv_head, row, (q * 32 + lane) * 4,
-                             S::Variant::kUseSoftmax ? scaled(o[q], merged.inverse()) : o[q],
-                             merged.lse());
+          write_result<S>(p_, typename S::Variant(p_), merge.rows, merge.kv_head, row,
+                          (q * 32 + lane) * 4, o[q],
+                          S::Variant::kUseSoftmax ? merged.inverse() : 1.0F, merged.lse());
         }
       }
     }
@@ -146,7 +170,6 @@ class Sm90Merge {
   FLASHPLAN_DEVICE void merge_many_rows(const Merge& merge, int begin, int end) const {
     constexpr int kAtOnce = S::kHeadDimVo > 128 || S::kWarpgroups > 2 ? 2 : 4;
     constexpr int kStatesAtOnce = 3;
-    const PackedRows& rows = merge.rows;
     constexpr int kQuads = S::kHeadDimVo / 4;
     constexpr int kRowStep = 128 / kQuads;
     const int dim = thread_ % kQuads * 4;
@@ -188,15 +211,14 @@ class Sm90Merge {
       for (int i = 0; i < kAtOnce; ++i) {
         const int r = first + i * kRowStep;
         if (r < end) {
-          output_.write_four(rows, merge.kv_head, r, dim, scaled(o[i], merged[i].inverse()),
-                             merged[i].lse());
+          write_result<S>(p_, typename S::Variant(p_), merge.rows, merge.kv_head, r, dim, o[i],
+                          merged[i].inverse(), merged[i].lse());
         }
       }
     }
   }
 
   const AttentionParams& p_;
-  const Sm90Output<S> output_;
   const uint32_t base_;
   const int warpgroup_;
   const int first_row_;

@@ -56,31 +56,6 @@ class Sm90Output {
     }
   }
 
-  /// Writes dims [dim, dim + 4) of a row's result, and its lse with the first dims.
-  FLASHPLAN_DEVICE void write_four(const PackedRows& rows, int32_t kv_head, int row, int dim,
-                                   float4 o, float lse) const {
-    const OutputRow to(p_, rows, kv_head, row);
-    float scale = 1.0F;
-    if (p_.variant.sinks != nullptr) add_sink(to.head, scale, lse);
-    o = scaled(o, scale * v_scale(p_, kv_head));
-    const Sm90RowOutput<S> output(p_, rows, kv_head, row);
-    o = {output(o.x, dim), output(o.y, dim + 1), output(o.z, dim + 2), output(o.w, dim + 3)};
-    if (has_chunks()) {
-      if (dim >= p_.tensors.head_dim_vo) return;
-      *reinterpret_cast<uint2*>(static_cast<uint16_t*>(p_.tensors.o.data) + to.o(p_) + dim) = {
-          Element<S::kQ>::pack(o.x, o.y), Element<S::kQ>::pack(o.z, o.w)};
-    } else {
-      const float values[4] = {o.x, o.y, o.z, o.w};
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        if (dim + i < p_.tensors.head_dim_vo) {
-          write_one(to.o(p_) + dim + i, values[i]);
-        }
-      }
-    }
-    if (dim == 0 && p_.tensors.lse.data != nullptr) p_.tensors.lse.data[to.lse(p_)] = lse;
-  }
-
  private:
   const AttentionParams& p_;
 };

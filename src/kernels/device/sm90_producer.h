@@ -12,14 +12,10 @@ namespace flashplan::device {
 template <typename S>
 FLASHPLAN_DEVICE void run_sm90_producer(const AttentionParams& p, unsigned char* smem, int warp,
                                         uint32_t queue_word) {
-  Sm90KvLoader<S> kv(p, smem, warp);
-  Sm90QueryLoader<S> queries(p, smem, warp);
-  if (warp == 0) {
-    kv.template load_steps<true, S::kKvWarps == 1>(queue_word);
-  } else if (warp == 1) {
-    if constexpr (S::kKvWarps == 2) kv.template load_steps<false, true>(queue_word);
-  } else {
-    queries.run(queue_word);
+  if (warp < S::kKvWarps) {
+    Sm90KvLoader<S>(p, smem, warp).load_steps(queue_word);
+  } else if (warp >= 2) {
+    Sm90QueryLoader<S>(p, smem, warp).run(queue_word);
   }
 }
 

@@ -28,15 +28,8 @@ class Sm90QueryLoader : Sm90ProducerWarp<S> {
 
   /// `queue_word`: what request_queue() returned.
   FLASHPLAN_DEVICE void run(uint32_t queue_word) {
-    if (!S::Variant::kIsBuiltIn) {  // one copy of the code
-      if (warp_ == 2) begin_queue(queue_word);
-      load_queries(warp_ == 2);
-    } else if (warp_ == 2) {
-      begin_queue(queue_word);
-      load_queries(true);
-    } else {
-      load_queries(false);
-    }
+    if (warp_ == 2) begin_queue(queue_word);
+    load_queries(warp_ == 2);
   }
 
  private:

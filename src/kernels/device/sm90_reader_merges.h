@@ -4,8 +4,8 @@
 
 #include "kernels/device/attention_state.h"
 #include "kernels/device/hopper.h"
-#include "kernels/device/sm90_output.h"
 #include "kernels/device/sm90_shape.h"
+#include "kernels/device/write_result.h"
 
 namespace flashplan::device {
 
@@ -21,7 +21,7 @@ template <typename S>
 class Sm90ReaderMerges {
  public:
   FLASHPLAN_DEVICE Sm90ReaderMerges(const AttentionParams& p, uint32_t base)
-      : p_(p), output_(p), base_(base), thread_(opaque(static_cast<int>(threadIdx.x))) {}
+      : p_(p), base_(base), thread_(opaque(static_cast<int>(threadIdx.x))) {}
 
   /// Clears this class's words of shared memory. One thread calls it, before the first barrier of
   /// the CTA.
@@ -52,8 +52,9 @@ class Sm90ReaderMerges {
   }
 
   /// Merges the requests in the list, and those whose counter arrive_at_readers() has set to
-  /// kComplete. All consumer threads call it, after the last tile of the queue.
-  FLASHPLAN_DEVICE void merge_all() const {
+  /// kComplete. All consumer threads call it, after the last tile of the queue. It is not inlined,
+  /// so that the code of tiles comes sooner.
+  __device__ __noinline__ void merge_all() const {
     constexpr int kThreads = 32 * kWarps;
     barrier_wait(S::kConsumerBarrier, kThreads);  // all partial results of this CTA are written
     const int32_t num_readers = load_word(kNumReaders);
@@ -233,12 +234,12 @@ class Sm90ReaderMerges {
           next = states_of_parent(now);
         }
       }
-      output_.write_four(rows, merge.kv_head, row, dim, scaled(o, merged.inverse()), merged.lse());
+      write_result<S>(p_, typename S::Variant(p_), rows, merge.kv_head, row, dim, o,
+                      merged.inverse(), merged.lse());
     }
   }
 
   const AttentionParams& p_;
-  const Sm90Output<S> output_;
   const uint32_t base_;
   const int thread_;  // of all consumers
 };

@@ -143,16 +143,16 @@ struct Sm90Shape : Choices {
   static constexpr int kKeyLoaded = kTailFull + 2 * 8;
   static constexpr int kQLoaded = kRotates ? kKeyLoaded + kSlots * 8 : kQFull;
   static constexpr int kBarriersEnd = kRotates ? kQLoaded + kQBarriers * 8 : kKeyLoaded;
-  static constexpr int kFlags = (kBarriersEnd + 15) / 16 * 16;  // of warpgroups, 8 bytes each
   static constexpr int kContext = 512;
   static constexpr int kPageIds = kContext + kContexts * 64;  // of each lane of two warps
   static constexpr int kReaders = kPageIds + 2 * 32 * 4;      // see Sm90ReaderMerges
   static constexpr int kMostReaders = 64;
+  static constexpr int kWaitingMerges = kReaders + (4 + kMostReaders) * 4;  // see Sm90Merge
   static constexpr int kQuery = kHeaderBytes;
   static constexpr int kFirstSlot = kQuery + kQBuffers * kQBytes;
   static constexpr int kSmemBytes = kFirstSlot + kSlots * kSlotBytes;
-  static_assert(kFlags + kWarpgroups * 8 <= kContext);
-  static_assert(kReaders + (4 + kMostReaders) * 4 <= kHeaderBytes);
+  static_assert(kBarriersEnd <= kContext);
+  static_assert(kWaitingMerges + kWarpgroups * 16 * (1 + kMostSplitsPerQueue) <= kHeaderBytes);
 
   /// Where the queries of a tile begin. `place` counts the parts of buffers that tiles have taken
   /// so far: a tile of up to 64 rows takes one, any other tile takes all parts of a buffer.

@@ -132,16 +132,17 @@ struct Sm90Softmax {
     if (visible.begin > key || (kHasBits && p.tensors.mask.is_given)) {
       asm volatile("");
       const RowBlock block = context.block();
-#pragma unroll
+#pragma unroll 1
       for (int half = 0; half < 2; ++half) {
         // Rows of padding are never written, so any keys will do for them.
         const int row = min(S::row(first_row, opaque(thread), half), block.rows.num_rows - 1);
-        seen[half] &= ~columns_before(block.visible_to(p, row).begin - first);
+        uint32_t columns = ~columns_before(block.visible_to(p, row).begin - first);
         if (kHasBits && p.tensors.mask.is_given) {
-          seen[half] &=
-              columns_of_mask(p.tensors.mask, block.rows.token(row, p.schedule.group_size),
-                              key - context.first_masked_key, thread);
+          columns &= columns_of_mask(p.tensors.mask, block.rows.token(row, p.schedule.group_size),
+                                     key - context.first_masked_key, thread);
         }
+        seen[0] &= half == 0 ? columns : ~0U;
+        seen[1] &= half == 1 ? columns : ~0U;
       }
     }
 #pragma unroll
