@@ -204,7 +204,7 @@ class Sm90Consumer {
         release(S::kSlotEmpty, v_slot);
         write_output(last, last_shared, last_own, context.is_end != 0);
       }
-      for (float& x : o_) x = 0.0F;  // frees the registers for merging, too
+      clear(o_);  // frees the registers for merging, too
     } else {
       const int v_slot = has_last ? next_slot() : 0;
       wait_turn(last_shared);
@@ -216,7 +216,7 @@ class Sm90Consumer {
         release(S::kSlotEmpty, v_slot);
         write_output(last, last_shared, last_own, context.is_end != 0);
       }
-      for (float& x : o_) x = 0.0F;  // frees the registers for merging, too
+      clear(o_);  // frees the registers for merging, too
       if (has_keys) wait_queries(unit);
       wait_turn(shared);
       multiply_keys(k_slot, shared);
@@ -327,8 +327,7 @@ class Sm90Consumer {
     const int lane = opaque(thread_) % 32;
     const uint32_t q = q_address(q_, is_shared) + (opaque(thread_) / 32 * 16 + lane % 16) * 128;
     const uint32_t k = slot_address(slot) + lane / 16 * S::Key::kGroupBytes + lane % 8 * 128;
-#pragma unroll
-    for (float& x : softmax_.logits) x = 0.0F;
+    clear(softmax_.logits);
 #pragma unroll 1
     for (int step = 0; step < S::kHeadDimQk / 16; ++step) {
       uint32_t a[4];

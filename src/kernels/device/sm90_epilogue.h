@@ -49,9 +49,8 @@ class Sm90Epilogue {
       scale[half] = sum == 0.0F ? 0.0F : reciprocal_fast(sum);
       lse[half] = sum == 0.0F ? -infinity() : (shifts[half] + log2_fast(sum)) * kLn2;
     }
-    if (context.tile.merge >= 0) {
-      write_partial(context.tile, head, rows, o, scale, lse, is_final);
-    } else {
+    const bool is_split = context.tile.merge >= 0;
+    if (!is_split) {
       if (p_.variant.sinks != nullptr) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
@@ -59,7 +58,17 @@ class Sm90Epilogue {
           output_.add_sink(OutputRow(p_, rows, head, own).head, scale[half], lse[half]);
         }
       }
-      write_o(rows, head, queries, o, scale);
+      const float of_values = v_scale(p_, head);
+      scale[0] *= of_values;
+      scale[1] *= of_values;
+    }
+    Accumulators scaled_o;
+#pragma unroll
+    for (int i = 0; i < S::kHeadDimVo / 2; ++i) scaled_o[i] = o[i] * scale[i / 2 % 2];
+    if (is_split) {
+      write_partial(context.tile, head, rows, scaled_o, lse, is_final);
+    } else {
+      write_o(rows, head, queries, scaled_o);
       write_lse(rows, head, lse);
     }
   }
@@ -98,27 +107,24 @@ class Sm90Epilogue {
   }
 
   FLASHPLAN_DEVICE void write_o(const PackedRows& rows, int32_t head, uint32_t queries,
-                                const Accumulators& o, const float (&scale)[2]) const {
+                                const Accumulators& o) const {
     const int thread = opaque(thread_);
     const int lane = thread % 32;
     const int first_row = first_row_ + thread / 32 * 16;  // of the warp
-    const float values_scale = v_scale(p_, head);
-    const float total_scale[2] = {scale[0] * values_scale, scale[1] * values_scale};
     const RowOutput output[2] = {{p_, rows, head, row(0)}, {p_, rows, head, row(1)}};
     const bool has_all_dims = p_.tensors.head_dim_vo == S::kHeadDimVo;
     if (!output_.has_chunks() || (S::kQBuffers == 1 && !has_all_dims)) {
       if constexpr (S::kQBuffers == 1) {
-        write_anything(rows, head, o, total_scale, output);
+        write_anything(rows, head, o, output);
       } else {
-        stage_and_write_anything(rows, head, queries, o, total_scale);
+        stage_and_write_anything(rows, head, queries, o);
       }
       return;
     }
     const auto pair = [&](int i, int half) {
       const int dim = i * 8 + lane % 4 * 2;
-      return Element<S::kQ>::pack(
-          output[half](o[4 * i + 2 * half] * total_scale[half], dim),
-          output[half](o[4 * i + 2 * half + 1] * total_scale[half], dim + 1));
+      return Element<S::kQ>::pack(output[half](o[4 * i + 2 * half], dim),
+                                  output[half](o[4 * i + 2 * half + 1], dim + 1));
     };
     if constexpr (S::kQBuffers == 1) {
       // Lane r computes the address of row r; other lanes read it by a shuffle.
@@ -177,7 +183,6 @@ class Sm90Epilogue {
 
   /// Results of any dtype, alignment and head dim, from registers.
   FLASHPLAN_DEVICE void write_anything(const PackedRows& rows, int32_t head, const Accumulators& o,
-                                       const float (&scale)[2],
                                        const RowOutput (&output)[2]) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -186,7 +191,7 @@ class Sm90Epilogue {
 #pragma unroll
       for (int i = 0; i < 2 * kDimTiles; ++i) {
         const int dim = i / 2 * 8 + opaque(thread_) % 4 * 2 + i % 2;
-        const float x = o[i / 2 * 4 + 2 * half + i % 2] * scale[half];
+        const float x = o[i / 2 * 4 + 2 * half + i % 2];
         if (dim < p_.tensors.head_dim_vo) output_.write_one(to + dim, output[half](x, dim));
       }
     }
@@ -194,8 +199,7 @@ class Sm90Epilogue {
   /// The same in a tenth of the code: 32 dims of this warp's rows at a time are staged as floats in
   /// the memory of its queries.
   FLASHPLAN_DEVICE void stage_and_write_anything(const PackedRows& rows, int32_t head,
-                                                 uint32_t queries, const Accumulators& o,
-                                                 const float (&scale)[2]) const {
+                                                 uint32_t queries, const Accumulators& o) const {
     constexpr int kDims = 32;
     const int thread = opaque(thread_);
     const int lane = thread % 32;
@@ -208,10 +212,9 @@ class Sm90Epilogue {
         if (n / (kDims / 8) * kDims != first) continue;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          const uint32_t to =
-              memory + (half * 8 + lane / 4) * 128 + (n * 8 % kDims + lane % 4 * 2) * 4;
-          store_shared_4(to, __float_as_uint(o[4 * n + 2 * half] * scale[half]));
-          store_shared_4(to + 4, __float_as_uint(o[4 * n + 2 * half + 1] * scale[half]));
+          store_shared_8(
+              memory + (half * 8 + lane / 4) * 128 + (n * 8 % kDims + lane % 4 * 2) * 4,
+              {__float_as_uint(o[4 * n + 2 * half]), __float_as_uint(o[4 * n + 2 * half + 1])});
         }
       }
       __syncwarp();
@@ -229,8 +232,8 @@ class Sm90Epilogue {
   }
 
   FLASHPLAN_DEVICE void write_partial(const WorkTile& tile, int32_t head, const PackedRows& rows,
-                                      const Accumulators& o, const float (&scale)[2],
-                                      const float (&lse)[2], bool is_final) const {
+                                      const Accumulators& o, const float (&lse)[2],
+                                      bool is_final) const {
     const int lane = opaque(thread_) % 32;
     const int32_t heads_before = head - tile.kv_head;
     const int64_t first_row = int64_t{tile.partial_row} + heads_before * rows.num_rows;
@@ -242,8 +245,7 @@ class Sm90Epilogue {
       float* values = p_.workspace.partial_o + to * S::kHeadDimVo + lane % 4 * 2;
 #pragma unroll
       for (int n = 0; n < kDimTiles; ++n) {
-        *reinterpret_cast<float2*>(values + n * 8) = {o[4 * n + 2 * half] * scale[half],
-                                                      o[4 * n + 2 * half + 1] * scale[half]};
+        *reinterpret_cast<float2*>(values + n * 8) = {o[4 * n + 2 * half], o[4 * n + 2 * half + 1]};
       }
     }
     Sm90Merge<S>(p_, base_, warpgroup_, first_row_, thread_)

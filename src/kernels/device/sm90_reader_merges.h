@@ -52,14 +52,22 @@ class Sm90ReaderMerges {
   }
 
   /// Merges the requests in the list, and those whose counter arrive_at_readers() has set to
-  /// kComplete. All consumer threads call it, after the last tile of the queue. It is not inlined,
-  /// so that the code of tiles comes sooner.
-  __device__ __noinline__ void merge_all() const {
-    constexpr int kThreads = 32 * kWarps;
+  /// kComplete. All consumer threads call it, after the last tile of the queue.
+  FLASHPLAN_DEVICE void merge_all() const {
     barrier_wait(S::kConsumerBarrier, kThreads);  // all partial results of this CTA are written
     const int32_t num_readers = load_word(kNumReaders);
     const bool has_complete = load_word(kHasComplete) != 0;
-    if (num_readers == 0 && !has_complete) return;
+    if (num_readers > 0 || has_complete) merge_readers(num_readers, has_complete);
+  }
+
+ private:
+  static constexpr int kWarps = S::kConsumerWarps;
+  static constexpr int kThreads = 32 * kWarps;
+  static constexpr int32_t kNone = -1;
+  static constexpr int32_t kComplete = -1;  // arrival counter of a marked request
+
+  /// The rest of merge_all(). It is not inlined, since most launches do not need it.
+  __device__ __noinline__ void merge_readers(int32_t num_readers, bool has_complete) const {
     // The list has room for kMostReaders requests. If there are more, the tiles of the queue are
     // searched for them instead.
     const bool has_all = num_readers <= S::kMostReaders;
@@ -83,11 +91,6 @@ class Sm90ReaderMerges {
       search = begin_search(true);
     }
   }
-
- private:
-  static constexpr int kWarps = S::kConsumerWarps;
-  static constexpr int32_t kNone = -1;
-  static constexpr int32_t kComplete = -1;  // arrival counter of a marked request
 
   // Words of shared memory.
   static constexpr int kNumReaders = 0;   // number of requests, also if not all are in the list

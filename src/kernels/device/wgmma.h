@@ -26,6 +26,14 @@ FLASHPLAN_DEVICE void pin(float (&d)[kCount]) {
   for (float& x : d) asm volatile("" : "+f"(x)::"memory");
 }
 
+/// Sets accumulators to 0. Of plain assignments the compiler makes 64 uniform registers, which it
+/// moves to the accumulators twice.
+template <int kCount>
+FLASHPLAN_DEVICE void clear(float (&d)[kCount]) {
+#pragma unroll
+  for (float& x : d) asm volatile("mov.b32 %0, 0;" : "=f"(x));
+}
+
 /// The descriptor of an operand in shared memory.
 struct WgmmaOperand {
   uint32_t low;  // its address, which steps are added to
