@@ -262,7 +262,7 @@ LARGER += (
         )
     ]
     + [
-        # Of 4 values of lse the twin may err so little, by luck, that right ones are over the budget.
+        # Of 4 values of lse the twin may by luck err so little that right ones exceed the budget.
         dataclasses.replace(case, num_qo_heads=16)
         for case in (
             Case((70, 1), (700, 3000), rope="partial", head_dim=128, softcap=20.0),
