@@ -55,8 +55,9 @@ struct Merge {
 /// merge several heads of such tiles alone.
 constexpr int32_t kMostPairedRows = 8;
 
-/// At most so many work tiles of a queue are pieces of heads that neither share prefixes nor are
-/// shared: one that begins before the queue, and one that ends after it.
+/// A queue has at most so many pieces of split heads: one of a head that began in an earlier queue,
+/// and one of a head that goes on in a later one. Shared prefixes, and requests that read them, do
+/// not count.
 constexpr int32_t kMostSplitsPerQueue = 2;
 
 /// Counters of finished pieces, one for each warpgroup that merges rows of its own.

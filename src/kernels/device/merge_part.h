@@ -32,8 +32,9 @@ FLASHPLAN_DEVICE bool may_divide(const Merge& merge) {
 }
 
 /// Arrives at a merge, and returns the rows that the caller has to merge. One thread of each CTA
-/// calls it, between two barriers of the CTA. `has_time`: the caller has no other work left.
-/// `kMayDivide`: false if the caller never has merges of more than a few rows.
+/// calls it, behind a barrier of the CTA; the others see the rows behind another one. `has_time`:
+/// the caller has no other work left. `kMayDivide`: false if the caller never has merges of more
+/// than a few rows.
 ///
 /// A helper stops waiting after 20 us: it may be waiting for a CTA that can only start on this SM
 /// when the helper has ended.

@@ -204,7 +204,7 @@ class Sm90Consumer {
         release(S::kSlotEmpty, v_slot);
         write_output(last, last_shared, last_own, context.is_end != 0);
       }
-      clear(o_);  // frees the registers for merging, too
+      clear(o_);
     } else {
       const int v_slot = has_last ? next_slot() : 0;
       wait_turn(last_shared);
@@ -216,7 +216,7 @@ class Sm90Consumer {
         release(S::kSlotEmpty, v_slot);
         write_output(last, last_shared, last_own, context.is_end != 0);
       }
-      clear(o_);  // frees the registers for merging, too
+      clear(o_);
       if (has_keys) wait_queries(unit);
       wait_turn(shared);
       multiply_keys(k_slot, shared);

@@ -26,10 +26,10 @@ class Sm90Epilogue {
         first_row_(first_row),
         thread_(thread) {}
 
-  /// Writes the results of one head: o / sum and lse, or partial results, which the last warpgroup
-  /// to arrive merges. `sums` and `shifts` are of this thread's columns. `queries` is the shared
-  /// memory of this warpgroup's queries, which is free by now. `is_final`: the warpgroup has no
-  /// other results to compute.
+  /// Writes the results of one head: o / sum and lse, or partial results, which
+  /// Sm90Merge merges after the queue has ended. `sums` and `shifts` are of this thread's columns.
+  /// `queries` is the shared memory of this warpgroup's queries, which is free by now. `is_final`:
+  /// the warpgroup has no other results to compute.
   FLASHPLAN_DEVICE void write(const Sm90Context& context, int32_t head, uint32_t queries,
                               const Accumulators& o, const float (&sums)[2],
                               const float (&shifts)[2], bool is_final) const {
@@ -73,8 +73,8 @@ class Sm90Epilogue {
     }
   }
 
-  /// Writes the results of a tile without keys. Such tiles are rare, so it is not inlined: the code
-  /// of all others comes sooner.
+  /// Writes the results of a tile without keys. Such tiles are rare, so it is not inlined: its code
+  /// then lies behind that of other tiles.
   __device__ __noinline__ void write_empty(const Sm90Context& context) const {
     constexpr int kQuads = S::kHeadDimVo / 4;
     const WorkTile& tile = context.tile;
@@ -196,8 +196,9 @@ class Sm90Epilogue {
       }
     }
   }
-  /// The same in a tenth of the code: 32 dims of this warp's rows at a time are staged as floats in
-  /// the memory of its queries.
+
+  /// Does what write_anything() does with a tenth of the instructions: 32 dims of this warp's rows
+  /// at a time are staged as floats in the memory of its queries.
   FLASHPLAN_DEVICE void stage_and_write_anything(const PackedRows& rows, int32_t head,
                                                  uint32_t queries, const Accumulators& o) const {
     constexpr int kDims = 32;

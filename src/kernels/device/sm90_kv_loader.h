@@ -15,9 +15,9 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
   using Base::Base;
 
   /// Fills slots in the order in which the consumers use them: the keys of a step, then the values
-  /// of the step before it. With two warps, one loads keys and the other one values, by the same
-  /// code: the less code, the sooner it comes. Page ids are requested one step ahead, because on a
-  /// busy GPU they take as long to arrive as the keys. `queue_word`: what
+  /// of the step before it. With two warps, one loads keys and the other one values, by one
+  /// copy of the code, because code is fetched from memory, too. Page ids are requested one step
+  /// ahead, because on a busy GPU they take as long to arrive as the keys. `queue_word`: what
   /// Sm90QueryLoader::request_queue() returned.
   FLASHPLAN_DEVICE void load_steps(uint32_t queue_word) {
     constexpr bool kLoadsBoth = S::kKvWarps == 1;

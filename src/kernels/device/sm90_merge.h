@@ -24,12 +24,12 @@ class Sm90Merge {
     for (int i = 0; i < S::kWarpgroups; ++i) store_shared_4(list_of(base, i), 0);
   }
 
-  /// Arrives at a merge. The rows that this warpgroup then has to merge wait for merge_waiting().
-  /// Each warpgroup of a tile has an arrival counter for its own rows; only a prefix has one
-  /// counter for all rows. `has_time`: this warpgroup has no other work left. A request that reads
-  /// prefixes is only put into the list of Sm90ReaderMerges, which arrives at its merge when the
-  /// queue has ended.
-  FLASHPLAN_DEVICE void arrive_at(int32_t number, bool has_time) const {
+  /// Arrives at a merge. The rows that this warpgroup then has to merge wait in its list for
+  /// merge_waiting(). Each warpgroup of a tile has an arrival counter for its own rows; only a
+  /// prefix has one counter for all rows. `is_final`: no tiles are left to compute. A request that
+  /// reads prefixes is only put into the list of Sm90ReaderMerges, which arrives at its merge when
+  /// the queue has ended.
+  FLASHPLAN_DEVICE void arrive_at(int32_t number, bool is_final) const {
     const Merge merge = p_.schedule.merges[number];  // loaded while the others arrive
     const bool is_prefix = S::Variant::kIsBuiltIn && merge.num_readers > 0;
     if (S::Variant::kIsBuiltIn && !is_prefix && merge.parent >= 0) {
@@ -50,10 +50,11 @@ class Sm90Merge {
       if (load_shared_4(list() + kIsLast) == 0) return;
       Sm90ReaderMerges<S>(p_, base_).arrive_at_readers(merge, thread_);
     } else if (thread_ == 0) {
+      const uint32_t count = load_shared_4(list());
+      const bool has_time = is_final && count == 0;
       const MergePart part =
           arrive_at_merge(counter_of(p_, number) + first_row_ / 64, merge, has_time);
       if (part.count == 0) return;
-      const uint32_t count = load_shared_4(list());
       store_shared_4(list(), count + 1);
       store_shared_16(list() + (count + 1) * 16,
                       {static_cast<uint32_t>(part.index), static_cast<uint32_t>(part.count),
@@ -61,9 +62,9 @@ class Sm90Merge {
     }
   }
 
-  /// Merges what arrive_at() has left. All threads of a warpgroup call it after their last tile:
-  /// the code of merges in between would keep that of the tiles from the begin of the kernel, and
-  /// take the products' registers.
+  /// Merges what arrive_at() has left. All threads of a warpgroup call it after their last tile.
+  /// Merging right after a tile would put its code among that of tiles, out of the first 64 KB, and
+  /// would make the compiler spill the products' registers.
   static FLASHPLAN_DEVICE void merge_waiting(const AttentionParams& p, uint32_t base, int warpgroup,
                                              int thread) {
     barrier_wait(S::kOwnBarrier + warpgroup, 128);
@@ -79,9 +80,10 @@ class Sm90Merge {
   }
 
  private:
-  // The list of a warpgroup: its length, kIsLast, then for each entry {index and count of the part,
-  // number of the merge, first row of the warpgroup}.
-  static constexpr int kIsLast = 4;  // whether the warpgroup was the last to arrive at a prefix
+  // The list of a warpgroup: 16 bytes with the number of entries and, at kIsLast, whether the
+  // warpgroup was the last to arrive at a prefix; then 16 for each entry: {index and count of the
+  // part, number of the merge, first row of the warpgroup}.
+  static constexpr int kIsLast = 4;
   static FLASHPLAN_DEVICE uint32_t list_of(uint32_t base, int warpgroup) {
     return base + S::kWaitingMerges + warpgroup * 16 * (1 + kMostSplitsPerQueue);
   }

@@ -151,7 +151,7 @@ struct Sm90Shape : Choices {
   static constexpr int kQuery = kHeaderBytes;
   static constexpr int kFirstSlot = kQuery + kQBuffers * kQBytes;
   static constexpr int kSmemBytes = kFirstSlot + kSlots * kSlotBytes;
-  static_assert(kBarriersEnd <= kContext);
+  static_assert(kBarriersEnd <= kContext && kWaitingMerges % 16 == 0);
   static_assert(kWaitingMerges + kWarpgroups * 16 * (1 + kMostSplitsPerQueue) <= kHeaderBytes);
 
   /// Where the queries of a tile begin. `place` counts the parts of buffers that tiles have taken

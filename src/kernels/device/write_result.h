@@ -6,7 +6,7 @@
 
 namespace flashplan::device {
 
-/// Not inlined: the path without sinks is then short.
+/// Not inlined, to keep the code short where there are no sinks.
 inline __device__ __noinline__ float2 call_with_sink(const float* sink, float lse) {
   return with_sink(*sink, lse);
 }
