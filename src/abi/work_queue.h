@@ -51,8 +51,8 @@ struct Merge {
   int32_t reader_step;   // of a prefix: from the merge of one reader to that of the next
 };
 
-/// A work tile with split keys has several kv heads only if it has at most so many rows: kernels
-/// merge several heads of such tiles alone.
+/// Only work tiles of up to so many rows may have several kv heads where their keys are split: no
+/// kernel merges several heads of more rows.
 constexpr int32_t kMostPairedRows = 8;
 
 /// A queue has at most so many pieces of split heads: one of a head that began in an earlier queue,

@@ -28,7 +28,8 @@ FLASHPLAN_DEVICE void run_tile(const AttentionParams& p, TileContext& context,
   Mainloop<T, S>(p, context, smem).run();
 }
 
-/// The same by a call instead of inlined code, so that FewRows is in the first 64 KB of the kernel.
+/// Calls run_tile() instead of inlining it, so that the code of FewRows lies in the first 64 KB of
+/// the kernel.
 template <typename T, typename S>
 __device__ __noinline__ void call_run_tile(const AttentionParams& p, TileContext& context,
                                            unsigned char* smem) {
@@ -51,7 +52,7 @@ FLASHPLAN_DEVICE void run_tile_of_few(const AttentionParams& p, TileContext& con
 }
 
 /// CTA c runs queue c of the schedule. With cold caches, the first 64 KB of a kernel's code, 4,096
-/// instructions, cause no cache misses; what is behind comes from memory, at 13 clocks per
+/// instructions, cause no cache misses; code behind them is fetched from memory, at 13 clocks per
 /// instruction. `kFewFirst` places the body of few rows (decode) first: nvcc emits the last branch
 /// of a chain first.
 template <typename Choices, bool kFewFirst = false>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention of a work tile of up to 8 rows, such as a decode, over a cache with short rows.
-// Keys are the operand of 16 rows and queries that of 8 columns, so little is multiplied for
-// nothing. Each warp copies and uses keys of its own, and waits for the others only at the end of a
-// head.
+// Attention of a work tile of up to 8 rows, such as a decode, over a cache with short rows: few
+// bytes for each token and kv head. Keys are the operand of 16 rows and queries that of 8 columns,
+// so little is multiplied for nothing. Each warp copies and uses keys of its own, and waits for the
+// others only at the end of a head.
 #pragma once
 
 #include "kernels/device/few_rows_pipeline.h"
@@ -11,7 +11,7 @@
 
 namespace flashplan::device {
 
-/// Runs work tiles, kHeads kv heads at once.
+/// Computes a work tile, kHeads of its kv heads at a time.
 template <typename T, int kHeads>
 class FewRows {
   using S = FewRowsShape<T, kHeads>;
@@ -77,10 +77,11 @@ class FewRows {
   }
 
  private:
-  // What a warp tells the others at the end of a head.
+  // Shared memory through which the warps exchange their states at the end of a head.
 
-  /// The offset in bytes of dim `dim` of a row, in the stage in which a warp leaves its o. Each
-  /// pair of rows has another permutation of dims, so that a warp's stores meet no bank conflicts.
+  /// The offset in bytes of dim `dim` of a row, in the stage in which a warp leaves its o. Dims are
+  /// permuted, for each pair of rows in another way, so that a warp's stores meet no bank
+  /// conflicts.
   static FLASHPLAN_DEVICE int offset_of_o(int row, int dim) {
     return (row * S::kOutputPitch + (dim ^ (row / 2 * 8))) * 4;
   }
@@ -95,7 +96,8 @@ class FewRows {
   }
 
   /// Merges the states of all warps for the heads from `first` on, and writes o and lse, or partial
-  /// results if the keys are split. `stage`: a stage of this warp that is free.
+  /// results if the keys are split. `stage`: a stage that this warp no longer needs; its o goes
+  /// there.
   FLASHPLAN_DEVICE void write(const State& state, int32_t first, uint32_t stage) {
     const PackedRows& rows = context_.block.rows;
     const int own_stage =
@@ -115,7 +117,7 @@ class FewRows {
     }
   }
 
-  /// Stores this warp's {shift, sum} and o of one head where the other warps read them.
+  /// Stores this warp's {shift, sum} and o of one head in shared memory, for the other warps.
   FLASHPLAN_DEVICE void share(const State& state, int head, int own_stage) const {
 #pragma unroll
     for (int j = 0; j < 2; ++j) {

@@ -81,7 +81,8 @@ class FewRowsPipeline {
   }
 
  private:
-  /// A step of keys of this warp. Behind the last one there are steps with the head heads_end_.
+  /// The first key and the first head of a step of this warp. When no step is left, the head is
+  /// heads_end_.
   struct Step {
     int32_t key;
     int32_t head;
@@ -103,8 +104,8 @@ class FewRowsPipeline {
   /// lanes find both.
   FLASHPLAN_DEVICE bool finds_values() const { return S::kKeys == 16 && lane_ >= 16; }
 
-  /// Starts the copies of the keys, or the values, of a step. Lane first_lane + i has the row of
-  /// key i, of the first head. The rows of all heads are copied together.
+  /// Starts the copies of a step's keys, or of its values, for all kHeads heads. `own_row` of lane
+  /// first_lane + i is the row of key i of the first head.
   FLASHPLAN_DEVICE void copy_any_rows(const unsigned char* own_row, const KvView& view,
                                       int first_lane, uint32_t to) const {
     const int64_t head_stride = view.head_stride * S::kBytes;

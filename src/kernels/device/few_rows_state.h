@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What one warp computes of a work tile of few rows: products, softmax, sums.
+// The arithmetic of one warp on a work tile of few rows: products, softmax, sums.
 #pragma once
 
 #include "kernels/device/numeric.h"
@@ -7,8 +7,9 @@
 
 namespace flashplan::device {
 
-/// The attention state of up to 8 rows of each of kHeads kv heads. In its products keys, or dims of
-/// values, are the 16 rows, and the rows of queries are the 8 columns. A lane has two of these.
+/// The attention state of up to 8 query rows for each of kHeads kv heads. Its matrix products have
+/// keys, or dims of values, as their 16 rows, and query rows as their 8 columns. Each lane has two
+/// of these query rows.
 template <typename T, int kHeads>
 class FewRowsState {
   using S = FewRowsShape<T, kHeads>;
@@ -16,14 +17,14 @@ class FewRowsState {
   static constexpr int kKeyTiles = S::kKeys / 16;
   static constexpr int kDimTiles = S::kDims / 16;
   static constexpr int kLoads = Tile::kChunks / 2;  // of ldmatrix, for 16 rows
-  // 8-bit keys are multiplied as float16: to widen them to bfloat16 takes four times as many
-  // instructions.
+  // 8-bit keys are widened to float16, whatever the dtype of the queries: to widen them to bfloat16
+  // takes four times as many instructions.
   static constexpr DType kProduct = S::kBytes == 1 ? DType::kFloat16 : T::kQ;
   static constexpr bool kScalesQueries = T::kQ != kProduct;
   using Logits = float[kKeyTiles][kHeads][4];
 
  public:
-  /// What ldmatrix loads of the keys, or the values, of a step.
+  /// The registers that ldmatrix fills with the keys, or the values, of a step.
   using Fragments = uint32_t[kHeads][kKeyTiles][kLoads][4];
 
   FLASHPLAN_DEVICE FewRowsState(const AttentionParams& p, const RowBlock& block, int lane)
@@ -98,17 +99,17 @@ class FewRowsState {
     multiply_values(s, values);
   }
 
-  /// {shift, sum} of a row of this lane for the keys of the warp. All lanes call it.
+  /// The {shift, sum} of row `j` of this lane, over the keys of the warp. All lanes call it.
   FLASHPLAN_DEVICE float2 softmax(int head, int j) const {
     float sum = sum_[head][j];
 #pragma unroll
     for (int step = 4; step < 32; step *= 2) sum += __shfl_xor_sync(0xffffffffU, sum, step);
     return {shift_[head][j], sum};
   }
-  /// Calls f(dim, value) for each element of o that this lane has of its row `j`.
+  /// Calls f(dim, value) for each element of o that this lane holds for its row `j`, 0 or 1.
   template <typename Function>
   FLASHPLAN_DEVICE void for_each_dim(int head, int j, Function f) const {
-    // Dims 2 i and 2 i + 1 of 16 are rows i and i + 8 of a product with 8-bit values.
+    // With 8-bit values, rows i and i + 8 of a product are dims 2 i and 2 i + 1 of the 16.
     constexpr bool kInterleaved = S::kBytes == 1;
 #pragma unroll
     for (int d = 0; d < kDimTiles; ++d) {
@@ -143,7 +144,7 @@ class FewRowsState {
     }
   }
 
-  /// The variant for a head of those that are computed at once.
+  /// The variant with the scale of keys of head `head`, of 0 to kHeads - 1.
   FLASHPLAN_DEVICE typename T::Variant variant_of(int head) const {
     typename T::Variant variant(p_);
     variant.scale_logits(k_scales_[head]);
@@ -244,7 +245,7 @@ class FewRowsState {
     }
   }
 
-  /// Masks the keys that causality, the window or the end of the tile hide.
+  /// Sets the logits of keys that causality, the window or the end of the tile hide to -infinity.
   FLASHPLAN_DEVICE void mask(Logits& s, int32_t first_key) const {
 #pragma unroll
     for (int j = 0; j < 2; ++j) {

@@ -13,9 +13,9 @@
 namespace flashplan::device {
 
 /// With cold caches, the first 64 KB of the kernel's code, 4,096 instructions, cause no cache
-/// misses; what is behind comes from memory, at 13 clocks per instruction. nvcc emits the last
-/// branch of the chain first: the producer, then the consumers' products and softmax, and merges at
-/// the end.
+/// misses; code behind them is fetched from memory, at 13 clocks per instruction. nvcc emits the
+/// last branch of the chain first: the producer, then the consumers' products and softmax, and
+/// merges at the end.
 template <typename Choices>
 __global__ void __launch_bounds__(Sm90Shape<Choices>::kThreads, 1)
     sm90_attention_kernel(const __grid_constant__ AttentionParams p) {

@@ -26,10 +26,10 @@ class Sm90Epilogue {
         first_row_(first_row),
         thread_(thread) {}
 
-  /// Writes the results of one head: o / sum and lse, or partial results, which
-  /// Sm90Merge merges after the queue has ended. `sums` and `shifts` are of this thread's columns.
-  /// `queries` is the shared memory of this warpgroup's queries, which is free by now. `is_final`:
-  /// the warpgroup has no other results to compute.
+  /// Writes the results of one head: o / sum and lse, or partial results, which Sm90Merge merges
+  /// after the queue has ended. `sums` and `shifts` are of this thread's columns. `queries` is the
+  /// shared memory of this warpgroup's queries, which is free by now. `is_final`: the warpgroup has
+  /// no other results to compute.
   FLASHPLAN_DEVICE void write(const Sm90Context& context, int32_t head, uint32_t queries,
                               const Accumulators& o, const float (&sums)[2],
                               const float (&shifts)[2], bool is_final) const {

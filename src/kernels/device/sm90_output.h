@@ -38,7 +38,7 @@ class Sm90Output {
   /// Whether o has the dtype of the kernel, in rows of aligned chunks of 16 bytes.
   FLASHPLAN_DEVICE bool has_chunks() const { return p_.tensors.vectorized && dtype() == S::kQ; }
 
-  /// Lets the sink of a query head join a row's result, scale * o and lse.
+  /// add_sink() of write_result.h without a call, for where products are in flight.
   FLASHPLAN_DEVICE void add_sink(uint32_t qo_head, float& scale, float& lse) const {
     asm volatile("");  // a branch, not selections for every row
     const float2 joined = with_sink(p_.variant.sinks[qo_head], lse);

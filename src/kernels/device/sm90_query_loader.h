@@ -29,7 +29,7 @@ class Sm90QueryLoader : Sm90ProducerWarp<S> {
   /// `queue_word`: what request_queue() returned.
   FLASHPLAN_DEVICE void run(uint32_t queue_word) {
     if (warp_ == 2) begin_queue(queue_word);
-    load_queries(warp_ == 2);
+    load_queries();
   }
 
  private:
@@ -103,7 +103,8 @@ class Sm90QueryLoader : Sm90ProducerWarp<S> {
   /// half of the rows. One warp also loads the records of tiles, and is therefore later; the other
   /// one has the first rows. Queries must be requested before the keys: behind the keys they would
   /// arrive thousands of clocks later.
-  FLASHPLAN_DEVICE void load_queries(bool brings_records) {
+  FLASHPLAN_DEVICE void load_queries() {
+    const bool brings_records = warp_ == 2;
     int32_t place = 0;  // see query_offset()
     for (int32_t i = 0;; ++i) {
       const Sm90Context& context = wait_context(i);

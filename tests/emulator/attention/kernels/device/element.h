@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// In place of the library's numeric.h: element types and their products, for fibers of the
+// In place of the library's element.h: element types and their products, for fibers of the
 // emulator.
 #pragma once
 
@@ -99,23 +99,5 @@ struct Element<DType::kFloat8E4M3> {
     return {half(0) | half(1) << 16, half(2) | half(3) << 16};
   }
 };
-
-template <DType kDType, typename Function>
-uint32_t transformed(uint32_t pair, Function f) {
-  const float2 x = Element<kDType>::unpack(pair);
-  return Element<kDType>::pack(f(x.x, 0), f(x.y, 1));
-}
-
-template <DType kFrom, DType kTo>
-uint2 dequantize(uint32_t four) {
-  const uint2 halves = Element<kFrom>::widen(four);
-  if constexpr (kTo == DType::kFloat16) {
-    return halves;
-  } else {
-    const float2 low = Element<DType::kFloat16>::unpack(halves.x);
-    const float2 high = Element<DType::kFloat16>::unpack(halves.y);
-    return {Element<kTo>::pack(low.x, low.y), Element<kTo>::pack(high.x, high.y)};
-  }
-}
 
 }  // namespace flashplan::device
