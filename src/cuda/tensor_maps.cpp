@@ -243,6 +243,10 @@ TensorMaps encode_tensor_maps(const Kernel& kernel, const AttentionOptions& opti
   maps.has_kv = rows >= kGroupRows &&
                 encode_kv(&maps.k, &maps.k_slabs_per_page, t.k, options, rows, has_all_blocks) &&
                 encode_kv(&maps.v, &maps.v_slabs_per_page, t.v, options, rows, has_all_blocks);
+  if (maps.has_kv && options.page_size > 0) {
+    maps.boxes_of_step = static_cast<int32_t>(tile_kv / rows);
+    maps.steps_of_batch = 32 / maps.boxes_of_step;
+  }
   return maps;
 }
 

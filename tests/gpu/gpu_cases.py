@@ -187,6 +187,18 @@ LARGER += [
     Case((1,) * 9, (900,) * 9, num_qo_heads=8, num_kv_heads=4, head_dim=80, page_size=None),
 ]
 
+# Boxes of every size with more steps than one request of page ids serves, in splits, in tiles of
+# several heads and of tokens that share them, with lengths that end within a box.
+LARGER += [
+    Case(qo, kv, num_qo_heads=8, num_kv_heads=kv_heads, head_dim=dim, page_size=page, **options)
+    for qo, kv, kv_heads, options in (
+        ((130, 3, 70), (9001, 3000, 1090), 2, {"csr": True}),
+        ((40, 200, 1), (700, 5000, 4400), 8, {"num_ctas": 7, "kv_layout": "HND"}),
+        ((260, 40), (3000, 100), 2, {"planned_lens": (9000, 4100), "window_left": 2500}),
+    )
+    for dim, page in ((64, 32), (128, 8), (128, 48), (128, 64), (128, 256), (256, 16), (256, 8))
+] + [Case((200, 9), (6000, 5000), head_dim=(192, 128), page_size=page) for page in (24, 64, 128)]
+
 # Masks of bits in every body, in splits and chunks.
 LARGER += [
     Case(qo, kv, custom_mask=kind, num_qo_heads=8, head_dim=dim, **options)

@@ -16,8 +16,8 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
 
   /// Fills slots in the order in which the consumers use them: the keys of a step, then the values
   /// of the step before it. With two warps, one loads keys and the other one values, by one
-  /// copy of the code, because code is fetched from memory, too. Page ids are requested one step
-  /// ahead, because on a busy GPU they take as long to arrive as the keys. `queue_word`: what
+  /// copy of the code, because code is fetched from memory, too. Page ids are requested ahead,
+  /// because on a busy GPU they take as long to arrive as the keys. `queue_word`: what
   /// Sm90QueryLoader::request_queue() returned.
   FLASHPLAN_DEVICE void load_steps(uint32_t queue_word) {
     constexpr bool kLoadsBoth = S::kKvWarps == 1;
@@ -39,7 +39,7 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
       do {
         const Step step = {head, key, max(min(S::kTileKv, keys.end - key), 0), keys.kv_row};
         const int32_t page_id = wait_page_id();
-        if (has_step) request_page_id(step);
+        if (has_step) request_page_ids(step, keys);
         if (has_ahead) {
           if constexpr (kLoadsBoth) {
             load(true, position - (has_last ? 1 : 0), ahead, page_id);
@@ -124,23 +124,44 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
 
   FLASHPLAN_DEVICE bool is_paged() const { return p_.tensors.pages.ids != nullptr; }
 
-  /// Requests the page id of this lane's box of a step. cp.async copies it to shared memory: as the
-  /// target of a load that has not arrived, a register would be spilled to local memory, and the
-  /// spill would wait for the load.
-  FLASHPLAN_DEVICE void request_page_id(const Step& step) const {
-    const int32_t row = lane_ * maps_.box_rows;
-    if (!is_paged() || !maps_.has_kv || row >= step.count) return;
-    const auto key = static_cast<uint32_t>(step.key + row);
-    const int32_t* ids = page_ids(p_.tensors.pages, step.kv_row);
-    cp_async_4(page_id_address(), ids + quotient(key, p_.tensors.pages.page_size));
+  // Page ids are requested in batches: each lane requests that of one box, for as many steps as 32
+  // lanes have boxes. While one batch is in use, the next one of the tile is on its way. Each warp
+  // has 256 aligned bytes of shared memory for two batches.
+
+  /// Requests the page ids of a step, unless an earlier step has. The second step of a batch
+  /// requests those of the next batch.
+  FLASHPLAN_DEVICE void request_page_ids(const Step& step, const Keys& keys) {
+    const int32_t boxes = maps_.boxes_of_step;
+    if (boxes == 0) return;
+    --steps_left_;
+    step_ids_ += boxes * 4;
+    const bool begins = step.key == keys.begin;
+    if (begins || steps_left_ == 0) {
+      step_ids_ = (step_ids_ - 4) / kBatchBytes * kBatchBytes ^ kBatchBytes;
+      steps_left_ = maps_.steps_of_batch;
+      if (begins) request_batch(step_ids_, step.key, keys);
+    } else if (steps_left_ == maps_.steps_of_batch - 1) {
+      request_batch(step_ids_ / kBatchBytes * kBatchBytes ^ kBatchBytes,
+                    step.key + steps_left_ * S::kTileKv, keys);
+    }
   }
+  /// cp.async copies the ids to shared memory: as the target of a load that has not arrived, a
+  /// register would be spilled to local memory, and the spill would wait for the load.
+  FLASHPLAN_DEVICE void request_batch(uint32_t to, int32_t first, const Keys& keys) const {
+    const int32_t key = first + lane_ * maps_.box_rows;
+    if (key >= keys.end) return;
+    const int32_t* ids = page_ids(p_.tensors.pages, keys.kv_row);
+    cp_async_4(to + lane_ * 4,
+               ids + quotient(static_cast<uint32_t>(key), p_.tensors.pages.page_size));
+  }
+  /// The page id of this lane's box of the step that request_page_ids() was last called for.
   FLASHPLAN_DEVICE int32_t wait_page_id() const {
-    if (!is_paged()) return 0;
-    asm volatile("cp.async.wait_all;\n" ::: "memory");
-    return static_cast<int32_t>(load_shared_4(page_id_address()));
-  }
-  FLASHPLAN_DEVICE uint32_t page_id_address() const {
-    return base_ + S::kPageIds + (warp_ * 32 + lane_) * 4;
+    if (maps_.boxes_of_step == 0) return 0;
+    if (steps_left_ == maps_.steps_of_batch) {  // the first step of a batch
+      asm volatile("cp.async.wait_all;\n" ::: "memory");
+      __syncwarp();
+    }
+    return static_cast<int32_t>(load_shared_4(step_ids_ + lane_ * 4));
   }
 
   /// Fills a slot with keys or values. `position` counts the slots filled since the queue began.
@@ -220,6 +241,11 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
     }
   }
 
+  static constexpr uint32_t kBatchBytes = 128;
+  // Of the step that request_page_ids() was last called for: where its page ids are, and how many
+  // steps of its batch are left, itself included.
+  uint32_t step_ids_ = base_ + S::kPageIds + warp_ * 2 * kBatchBytes;
+  int steps_left_ = 0;
   uint32_t tail_parity_ = 0;
 };
 

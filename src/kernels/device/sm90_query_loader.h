@@ -47,10 +47,11 @@ class Sm90QueryLoader : Sm90ProducerWarp<S> {
 
   static constexpr int kRecordsAhead = 3;
   static_assert(kRecordsAhead < S::kContexts - 1);
+  static constexpr int kFirstRecords = 2;  // in QueueStart
   static constexpr int kQueueWords = 28;
   static_assert(sizeof(QueueStart) == kQueueWords * 4);
 
-  /// Takes the bounds of the queue and the records of its first two tiles.
+  /// Takes the bounds of the queue and the records of its first tiles.
   FLASHPLAN_DEVICE void begin_queue(uint32_t word) {
     queue_begin_ = static_cast<int32_t>(__shfl_sync(0xffffffffU, word, 0));
     num_tiles_ = static_cast<int32_t>(__shfl_sync(0xffffffffU, word, 1)) - queue_begin_;
@@ -60,8 +61,6 @@ class Sm90QueryLoader : Sm90ProducerWarp<S> {
       const int place = index < 16 ? index % 8 : 8 + index % 4;
       store_shared_4(base_ + S::kContext + record * sizeof(Sm90Context) + place * 4, word);
     }
-    finish_context();
-    finish_context();
   }
   /// Finishes the record that was just loaded, and arrives at its barrier.
   FLASHPLAN_DEVICE void finish_context() {
@@ -79,13 +78,14 @@ class Sm90QueryLoader : Sm90ProducerWarp<S> {
     }
     ++num_contexts_;
   }
-  /// Loads the next record. After the last tile comes one more record, which marks the end.
+  /// Loads the next record, if begin_queue() has not, and finishes it. After the last tile comes
+  /// one more record, which marks the end.
   FLASHPLAN_DEVICE void load_context() {
     const int32_t i = num_contexts_;
     const int slot = i % S::kContexts;
     const uint32_t to = base_ + S::kContext + slot * sizeof(Sm90Context);
     mbarrier_wait(barrier(S::kContextEmpty, slot), (i / S::kContexts - 1) & 1);
-    if (i < num_tiles_) {
+    if (i >= kFirstRecords && i < num_tiles_) {
       const auto* tile = reinterpret_cast<const uint32_t*>(p_.schedule.tiles + queue_begin_ + i);
       const uint32_t word = lane_ < 8 ? tile[lane_] : 0;
       if (lane_ < 8) store_shared_4(to + lane_ * 4, word);
@@ -107,6 +107,8 @@ class Sm90QueryLoader : Sm90ProducerWarp<S> {
     const bool brings_records = warp_ == 2;
     int32_t place = 0;  // see query_offset()
     for (int32_t i = 0;; ++i) {
+      const int32_t ahead = i == 0 ? kFirstRecords - 1 : i - 1 + kRecordsAhead;
+      while (brings_records && num_contexts_ <= min(num_tiles_, ahead)) load_context();
       const Sm90Context& context = wait_context(i);
       if (context.is_end) return;
       if (context.has_steps()) {
@@ -124,7 +126,6 @@ class Sm90QueryLoader : Sm90ProducerWarp<S> {
         }
       }
       release_context(i);
-      while (brings_records && num_contexts_ <= min(num_tiles_, i + kRecordsAhead)) load_context();
     }
   }
 

@@ -144,8 +144,8 @@ struct Sm90Shape : Choices {
   static constexpr int kQLoaded = kRotates ? kKeyLoaded + kSlots * 8 : kQFull;
   static constexpr int kBarriersEnd = kRotates ? kQLoaded + kQBarriers * 8 : kKeyLoaded;
   static constexpr int kContext = 512;
-  static constexpr int kPageIds = kContext + kContexts * 64;  // of each lane of two warps
-  static constexpr int kReaders = kPageIds + 2 * 32 * 4;      // see Sm90ReaderMerges
+  static constexpr int kPageIds = kContext + kContexts * 64;  // two batches of each of two warps
+  static constexpr int kReaders = kPageIds + 2 * 2 * 32 * 4;  // see Sm90ReaderMerges
   static constexpr int kMostReaders = 64;
   static constexpr int kWaitingMerges = kReaders + (4 + kMostReaders) * 4;  // see Sm90Merge
   static constexpr int kQuery = kHeaderBytes;
