@@ -30,8 +30,8 @@ struct TensorMaps {
   bool has_o = false;
   bool has_all_blocks = false;  // a box of k or v has all blocks of dims, else one
   int32_t box_rows = 0;         // of k and v: a divisor of the page size, or the keys of a step
-  int32_t boxes_of_step = 0;    // boxes of keys in a step, each with a page id; 0: without pages
-  int32_t steps_of_batch = 0;   // steps whose boxes have 32 page ids together, or a few less
+  int32_t boxes_of_step = 0;    // of keys, each with a page id; 0: no pages, or no map of k and v
+  int32_t steps_of_batch = 0;   // as many as have up to 32 boxes together
   int32_t num_kv_tokens = 0;    // rows of ragged k and v
   // A slab is a page of one head; page p of head h is slab p * slabs_per_page + h.
   int32_t k_slabs_per_page = 0;

@@ -187,8 +187,8 @@ LARGER += [
     Case((1,) * 9, (900,) * 9, num_qo_heads=8, num_kv_heads=4, head_dim=80, page_size=None),
 ]
 
-# Boxes of every size with more steps than one request of page ids serves, in splits, in tiles of
-# several heads and of tokens that share them, with lengths that end within a box.
+# Boxes of every size, with more steps than have their page ids in one batch: in splits, in tiles of
+# one and of several kv heads, with lengths that end within a box.
 LARGER += [
     Case(qo, kv, num_qo_heads=8, num_kv_heads=kv_heads, head_dim=dim, page_size=page, **options)
     for qo, kv, kv_heads, options in (
@@ -196,7 +196,8 @@ LARGER += [
         ((40, 200, 1), (700, 5000, 4400), 8, {"num_ctas": 7, "kv_layout": "HND"}),
         ((260, 40), (3000, 100), 2, {"planned_lens": (9000, 4100), "window_left": 2500}),
     )
-    for dim, page in ((64, 32), (128, 8), (128, 48), (128, 64), (128, 256), (256, 16), (256, 8))
+    for dim, pages in ((64, (8, 16, 32)), (128, (8, 32, 48, 64, 256)), (256, (8, 16)))
+    for page in pages
 ] + [Case((200, 9), (6000, 5000), head_dim=(192, 128), page_size=page) for page in (24, 64, 128)]
 
 # Masks of bits in every body, in splits and chunks.

@@ -124,12 +124,12 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
 
   FLASHPLAN_DEVICE bool is_paged() const { return p_.tensors.pages.ids != nullptr; }
 
-  // Page ids are requested in batches: each lane requests that of one box, for as many steps as 32
-  // lanes have boxes. While one batch is in use, the next one of the tile is on its way. Each warp
-  // has 256 aligned bytes of shared memory for two batches.
+  // A batch has the page ids of all boxes of steps_of_batch steps of a head; lane i requests id i.
+  // Each warp has two buffers for batches: one is in use while the other one is filled.
 
-  /// Requests the page ids of a step, unless an earlier step has. The second step of a batch
-  /// requests those of the next batch.
+  /// Makes a step the current one, whose ids wait_page_id() returns. Where it is the first step of
+  /// a head, requests its batch; where it is the second step of any batch, requests the next batch.
+  /// The other buffer is free by then: wait_page_id() has synchronised the warp since it was read.
   FLASHPLAN_DEVICE void request_page_ids(const Step& step, const Keys& keys) {
     const int32_t boxes = maps_.boxes_of_step;
     if (boxes == 0) return;
@@ -137,31 +137,35 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
     step_ids_ += boxes * 4;
     const bool begins = step.key == keys.begin;
     if (begins || steps_left_ == 0) {
-      step_ids_ = (step_ids_ - 4) / kBatchBytes * kBatchBytes ^ kBatchBytes;
+      // The ids may end with the buffer: the last one of them is in it.
+      step_ids_ = other_buffer(step_ids_ - 4);
       steps_left_ = maps_.steps_of_batch;
       if (begins) request_batch(step_ids_, step.key, keys);
     } else if (steps_left_ == maps_.steps_of_batch - 1) {
-      request_batch(step_ids_ / kBatchBytes * kBatchBytes ^ kBatchBytes,
-                    step.key + steps_left_ * S::kTileKv, keys);
+      request_batch(other_buffer(step_ids_), step.key + steps_left_ * S::kTileKv, keys);
     }
   }
   /// cp.async copies the ids to shared memory: as the target of a load that has not arrived, a
   /// register would be spilled to local memory, and the spill would wait for the load.
-  FLASHPLAN_DEVICE void request_batch(uint32_t to, int32_t first, const Keys& keys) const {
-    const int32_t key = first + lane_ * maps_.box_rows;
-    if (key >= keys.end) return;
+  FLASHPLAN_DEVICE void request_batch(uint32_t to, uint32_t first, const Keys& keys) const {
+    const uint32_t key = first + lane_ * maps_.box_rows;
+    if (key >= static_cast<uint32_t>(keys.end)) return;
     const int32_t* ids = page_ids(p_.tensors.pages, keys.kv_row);
-    cp_async_4(to + lane_ * 4,
-               ids + quotient(static_cast<uint32_t>(key), p_.tensors.pages.page_size));
+    cp_async_4(to + lane_ * 4, ids + quotient(key, p_.tensors.pages.page_size));
   }
-  /// The page id of this lane's box of the step that request_page_ids() was last called for.
+  /// The page id of this lane's box of the current step. It has no meaning for lanes without a box.
   FLASHPLAN_DEVICE int32_t wait_page_id() const {
     if (maps_.boxes_of_step == 0) return 0;
     if (steps_left_ == maps_.steps_of_batch) {  // the first step of a batch
       asm volatile("cp.async.wait_all;\n" ::: "memory");
       __syncwarp();
     }
-    return static_cast<int32_t>(load_shared_4(step_ids_ + lane_ * 4));
+    return static_cast<int32_t>(load_shared_4(step_ids_ + min(lane_, maps_.boxes_of_step - 1) * 4));
+  }
+  /// The begin of the buffer beside the one that this address is in.
+  static FLASHPLAN_DEVICE uint32_t other_buffer(uint32_t ids) {
+    static_assert(S::kPageIds % (2 * kBatchBytes) == 0);
+    return ids / kBatchBytes * kBatchBytes ^ kBatchBytes;
   }
 
   /// Fills a slot with keys or values. `position` counts the slots filled since the queue began.
@@ -241,11 +245,10 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
     }
   }
 
-  static constexpr uint32_t kBatchBytes = 128;
-  // Of the step that request_page_ids() was last called for: where its page ids are, and how many
-  // steps of its batch are left, itself included.
-  uint32_t step_ids_ = base_ + S::kPageIds + warp_ * 2 * kBatchBytes;
-  int steps_left_ = 0;
+  static constexpr uint32_t kBatchBytes = 32 * 4;
+  static_assert(S::kTileKv / 8 <= 16);  // a batch has two steps at least
+  uint32_t step_ids_ = base_ + S::kPageIds + warp_ * 2 * kBatchBytes;  // of the current step
+  int steps_left_ = 0;  // of its batch, itself included
   uint32_t tail_parity_ = 0;
 };
 

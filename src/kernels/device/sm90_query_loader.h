@@ -62,7 +62,7 @@ class Sm90QueryLoader : Sm90ProducerWarp<S> {
       store_shared_4(base_ + S::kContext + record * sizeof(Sm90Context) + place * 4, word);
     }
   }
-  /// Finishes the record that was just loaded, and arrives at its barrier.
+  /// Finishes the next record, which is loaded, and arrives at its barrier.
   FLASHPLAN_DEVICE void finish_context() {
     const int slot = num_contexts_ % S::kContexts;
     __syncwarp();
@@ -107,6 +107,7 @@ class Sm90QueryLoader : Sm90ProducerWarp<S> {
     const bool brings_records = warp_ == 2;
     int32_t place = 0;  // see query_offset()
     for (int32_t i = 0;; ++i) {
+      // The records behind the first ones come from memory: they wait behind the first queries.
       const int32_t ahead = i == 0 ? kFirstRecords - 1 : i - 1 + kRecordsAhead;
       while (brings_records && num_contexts_ <= min(num_tiles_, ahead)) load_context();
       const Sm90Context& context = wait_context(i);
