@@ -83,8 +83,8 @@ std::optional<DType> to_dtype(const std::string& name) {
 [[noreturn]] void raise_dtype(const char* name, const std::string& dtype,
                               const std::string& typestr) {
   raise_type(std::string(name) +
-             ": expected float32, float16, bfloat16, float8_e4m3fn, float8_e5m2 or int32, got " +
-             dtype + " stored as " + typestr);
+             ": expected a dtype of numbers in the byte order of this machine, got " + dtype +
+             " stored as " + typestr);
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "common/error.h"
 #include "cuda/device.h"
 
 namespace flashplan {
@@ -23,6 +24,13 @@ CallStream stream_beside(const char* name, nb::handle tensor, nb::handle stream)
 nb::handle OperatorCall::given(const char* name, nb::handle tensor) {
   if (tensor.is_none()) raise_type(std::string(name) + ": expected a tensor, got None");
   return tensor;
+}
+
+void check_stored(const char* name, DType stored, const char* of, const TensorArg& tensor) {
+  const DType actual = tensor.view().dtype;
+  if (stored == actual) return;
+  raise_type(std::string(name) + ": expected " + to_string(actual) + ", the dtype of " + of +
+             ", got " + to_string(stored));
 }
 
 }  // namespace flashplan

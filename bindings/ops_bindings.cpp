@@ -138,7 +138,9 @@ class AppendArgs {
         block_table_(call.optional_input("block_table", block_table, TensorKind::kInt32)),
         page_indptr_(call.optional_input("page_indptr", page_indptr, TensorKind::kInt32)),
         page_indices_(call.optional_input("page_indices", page_indices, TensorKind::kInt32)),
-        slot_mapping_(call.optional_input("slot_mapping", slot_mapping, TensorKind::kInt64)) {}
+        slot_mapping_(call.optional_input("slot_mapping", slot_mapping, TensorKind::kInt64)) {
+    if (!kv_dtype.is_none()) check_stored("kv_dtype", stored_, "k_cache", k_cache_);
+  }
 
   void fill(AppendTensors* tensors) const {
     tensors->k = k_.view();

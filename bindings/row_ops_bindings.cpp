@@ -54,6 +54,7 @@ void gated_activation_of(Activation activation, nb::handle x, nb::handle out, nb
   const DType stored = out_dtype.is_none() ? kStoredIn16Bits : nb::cast<DType>(out_dtype);
   const TensorArg x_arg = call.input("x", x);
   const TensorArg out_arg = call.output("out", out, stored);
+  if (!out_dtype.is_none()) check_stored("out_dtype", stored, "out", out_arg);
   call.run([&](Stream on) {
     return gated_activation(activation, x_arg.view(), out_arg.view(), scale_arg, on);
   });

@@ -53,7 +53,7 @@ const char* to_text(TensorKind kind) {
     case TensorKind::kInt64: return "dtype int64";
     case TensorKind::kInt: return "dtype int32 or int64";
     case TensorKind::kUInt32: return "dtype uint32";
-    default: return "a float dtype";
+    default: return "a float dtype of at most 32 bits";
   }
 }
 
@@ -87,14 +87,9 @@ DType dtype_of(const char* name, const dlpack::DataType& from, TensorKind kind,
                       from.bits == 8 * item_size(*stored_as) && from.bits <= 16;
   if (is_raw) return *stored_as;
   DType dtype = DType::kFloat32;
-  if (!to_dtype(from, &dtype)) {
-    raise_type(std::string(name) + ": expected " +
-               (kind == TensorKind::kFloat
-                    ? "float32, float16, bfloat16, float8_e4m3fn or float8_e5m2"
-                    : to_text(kind)) +
-               ", got " + name_of(from));
+  if (!to_dtype(from, &dtype) || !is_of_kind(kind, dtype)) {
+    raise_wrong_kind(name, kind, name_of(from));
   }
-  if (!is_of_kind(kind, dtype)) raise_wrong_kind(name, kind, name_of(from));
   return dtype;
 }
 

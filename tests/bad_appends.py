@@ -4,7 +4,7 @@
 import numpy as np
 
 import flashplan as fp
-from scene import half, int64, integers, read_only, sharing, table_beyond, zeros
+from scene import half, int64, integers, read_only, sharing, zeros
 
 NAN = float("nan")
 VALUE, TYPE = ValueError, TypeError
@@ -83,6 +83,12 @@ APPEND = [
         "page_indptr",
         lambda s: s.append_csr(page_indptr=integers(0, 1, 5)),
     ),
+    (
+        "append kv_dtype",
+        TYPE,
+        "kv_dtype",
+        lambda s: s.append(kv_dtype="float8_e4m3fn"),
+    ),
     ("append kv_layout", VALUE, "kv_layout", lambda s: s.append(kv_layout="NDH")),
     ("append k_scale", VALUE, "k_scale", lambda s: s.append(k_scale=-2.0)),
     ("append k_scale tiny", VALUE, "k_scale", lambda s: s.append(k_scale=1e-41)),
@@ -102,8 +108,8 @@ APPEND = [
     ("append indptr inside k_cache", VALUE, "k_cache", lambda s: inside_cache(s, "indptr", "k")),
     ("append one cache", VALUE, "k_cache", lambda s: s.append(v_cache=s.inputs.k)),
     ("append k_cache sharing", VALUE, "k_cache", lambda s: s.append(k_cache=sharing(9, 4, 2, 8))),
-    ("append v_cache pages", VALUE, r"block_table\[1, 0\]", lambda s: fewer_pages(s, "v")),
-    ("append k_cache pages", VALUE, r"block_table\[1, 0\]", lambda s: fewer_pages(s, "k")),
+    ("append v_cache pages", VALUE, r"block_table\[1, 1\]", lambda s: fewer_pages(s, "v")),
+    ("append k_cache pages", VALUE, r"block_table\[1, 1\]", lambda s: fewer_pages(s, "k")),
     ("append page_size over int32", VALUE, "k_cache", lambda s: huge_pages(s, 2**32)),
     ("append page_size of 2**31", VALUE, "k_cache", lambda s: huge_pages(s, 2**31)),
     (
@@ -217,7 +223,7 @@ ROPE_APPEND = [
         r"kv_lens\[1\]",
         lambda s: s.rope_append(kv_lens=integers(9, 1)),
     ),
-    ("rope append page", VALUE, r"block_table\[0, 0\]", lambda s: s.rope_append(**wrong_page())),
+    ("rope append page", VALUE, r"block_table\[0, 1\]", lambda s: s.rope_append(**wrong_page())),
     ("rope append k_scale", VALUE, "k_scale", lambda s: s.rope_append(k_scale=0.0)),
     ("rope append kv_layout", VALUE, "kv_layout", lambda s: s.rope_append(kv_layout="HDN")),
     ("rope append out_q shape", VALUE, "out_q", lambda s: s.rope_append(out_q=zeros(4, 4, 9))),
@@ -261,7 +267,7 @@ def one_dim(scene):
 
 
 def wrong_page():
-    return {"block_table": integers([9, 1, 2], [3, 4, 5])}
+    return {"block_table": integers([0, 9, 2], [3, 4, 5])}
 
 
 def lengths_in(memory):
@@ -299,8 +305,9 @@ def inside_cache(scene, name, cache):
 
 def fewer_pages(scene, name):
     """Ids that only the other cache has: the smaller one decides."""
-    table = table_beyond(3 if name == "v" else 6)
-    pages = getattr(scene.inputs, name)[: 3 if name == "v" else 6]
+    num_pages = 3 if name == "v" else 6
+    table = integers([0, 1, 2], [0, num_pages, 8])
+    pages = getattr(scene.inputs, name)[:num_pages]
     return scene.append(**{f"{name}_cache": pages, "block_table": table})
 
 

@@ -64,6 +64,12 @@ GATED = [
     ("silu scale", VALUE, "scale", lambda s: s.silu(scale=0)),
     ("silu scale text", TYPE, "scale", lambda s: s.silu(scale="one")),
     ("silu out_dtype", fp.UnsupportedError, "out_dtype", lambda s: s.silu(out_dtype="int8")),
+    (
+        "silu other out_dtype",
+        TYPE,
+        "out_dtype",
+        lambda s: s.silu(out_dtype="float8_e4m3fn"),
+    ),
     ("silu new wide", TYPE, "out", lambda s: s.silu(out=None, out_dtype="bfloat16")),
     ("silu out over x", VALUE, "out", lambda s: silu_over_itself(s)),
 ]

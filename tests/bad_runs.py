@@ -128,6 +128,7 @@ RUN = [
         r"page_indices\[4\]",
         lambda s: s.run_csr(page_indices=integers(0, 1, 2, 3, 99)),
     ),
+    ("bound stream", TYPE, "stream", lambda s: s.bind(stream=None)),
     ("kv_lens short", VALUE, "kv_lens", lambda s: s.run(kv_lens=integers(9))),
     ("kv_lens int16", TYPE, "kv_lens", lambda s: s.run(kv_lens=integers(9, 6, dtype="i2"))),
     ("kv_lens float", TYPE, "kv_lens", lambda s: s.run(kv_lens=zeros(2))),

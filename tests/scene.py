@@ -85,6 +85,10 @@ class Scene:
         outputs = {"out": self.out.view, "lse": self.lse.view}
         return self.attn.run(**arguments | outputs | changes)
 
+    def bind(self, **changes):
+        i = self.inputs
+        return self.attn.bind(i.q, i.k, i.v, block_table=i.block_table, **changes)
+
     def run_csr(self, **changes):
         csr = {
             "block_table": None,

@@ -254,6 +254,15 @@ def test_many_tokens(seed):
     assert np.array_equal(bits(np.array(caches)), bits(np.array(expected)))
 
 
+def test_only_pages_that_are_written_are_looked_up():
+    k = np.ones((1, 1, 2), np.float32)
+    caches = [np.zeros((3, 4, 1, 2), np.float32) for _ in range(2)]
+    table = np.array([[-1, 99, 2]], np.int32)
+    fp.append_paged_kv(k, k, *caches, np.int32([0, 1]), np.int32([10]), block_table=table)
+    for cache in caches:
+        assert cache[2, 1].all() and cache.sum() == 2
+
+
 def test_no_slots():
     cache, empty = np.full((1, 2, 2, 4), np.nan, np.float32), np.zeros((0, 2, 4), np.float32)
     fp.append_paged_kv(empty, empty, cache, cache.copy(), slot_mapping=np.zeros(0, np.int64))

@@ -192,3 +192,22 @@ def test_small_workspace_shares_less():
         assert np.allclose(o.astype(float), exact[0], atol=0.02)
     assert len(counts) > 1
     assert "none computed once" in plan.describe()
+
+
+def test_real_lengths_must_hold_the_prefixes():
+    rng = np.random.default_rng(0)
+    table = np.array([[*range(20), 20], [*range(20), 21], [22] * 21], np.int32)
+    k, v = rng.standard_normal((2, 23, 16, 2, 8), np.float32)
+    q = rng.standard_normal((3, 4, 8), np.float32)
+    attn = fp.Attention(4, 2, 8, page_size=16, q_dtype="float32", device="cpu")
+    attn.plan([0, 1, 3, 3], [330, 336, 9], shared_prefixes=[[0, 2, 320]])
+    lens = np.array([321, 322, 0], np.int32)
+    attn.run(q, k, v, block_table=table, kv_lens=lens)
+    out = np.full((3, 4, 8), np.nan, np.float32)
+    for request, least in ((0, 321), (1, 322)):
+        short = lens.copy()
+        short[request] -= 1
+        expected = rf"^kv_lens\[{request}\]: expected >= {least}, .*shared_prefixes\[0\]"
+        with pytest.raises(ValueError, match=expected):
+            attn.run(q, k, v, block_table=table, kv_lens=short, out=out)
+    assert np.isnan(out).all()

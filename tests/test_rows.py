@@ -115,14 +115,24 @@ def test_narrow_outputs(rng, name, dtype, out_dtype):
     assert_same_bits(out, expected)
 
 
+def check_every_size(name, framework=None):
+    """Small results have small errors, and nothing overflows on the way."""
+    framework = framework or NumPy()
+    large = [size * sign for size in (87, 100, 1e4, 1e20, 3e38) for sign in (-1, 1)]
+    gate = np.concatenate([np.linspace(-12, 12, 4001), large]).astype(np.float32)
+    for factor in (1, 1e20):
+        up = np.where(gate < 100, factor, 1).astype(np.float32)
+        x = np.concatenate([gate, up])
+        exact = row_cases.gated(name, x)
+        error = np.abs(framework.array(GATED[name](framework.tensor(x))) - exact)
+        assert (error <= 3e-5 * np.abs(exact) + 1e-30 * factor).all()
+    undefined = np.array([np.nan, -np.inf, 1, 1], np.float32)
+    assert np.isnan(framework.array(GATED[name](framework.tensor(undefined)))).all()
+
+
 @pytest.mark.parametrize("name", GATED)
 def test_activations_of_every_size(name):
-    """Small results have small errors, and nothing overflows on the way."""
-    gate = np.concatenate([np.linspace(-12, 12, 4001), [-1e4, -200, 200, 1e4]]).astype(np.float32)
-    x = np.concatenate([gate, np.ones_like(gate)])
-    exact = row_cases.gated(name, x)
-    error = np.abs(GATED[name](x) - exact)
-    assert (error <= 3e-5 * np.abs(exact) + 1e-30).all()
+    check_every_size(name)
 
 
 def test_nothing_to_do():

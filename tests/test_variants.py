@@ -6,6 +6,7 @@ import copy
 import math
 import os
 import pickle
+import re
 import stat
 import subprocess
 import sys
@@ -325,3 +326,13 @@ def test_a_cache_stays_small(tmp_path):
     (new,) = {path.name for path in tmp_path.iterdir()} - set(used)
     assert {path.name for path in tmp_path.iterdir()} == {"1" * 64 + ".variant", "README", new}
     assert not (tmp_path / new).stat().st_mode & stat.S_IWOTH
+
+
+def test_what_is_wrong_in_a_variant_is_named():
+    for argument, exception, arguments in (
+        ("scalars['a']", TypeError, {"mask": "return true;", "scalars": {"a": "b"}}),
+        ("mask", ValueError, {"mask": "\n "}),
+        ("logits", TypeError, {"logits": 1}),
+    ):
+        with pytest.raises(exception, match=rf"^{re.escape(argument)}: expected .*, got "):
+            fp.Variant("wrong", **arguments)

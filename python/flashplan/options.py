@@ -84,12 +84,15 @@ def _warn_of_unused_gpu() -> None:
 
 def to_head_dims(head_dim: Any) -> tuple[int, int]:
     """(qk, vo) from one int or a pair."""
-    if isinstance(head_dim, tuple | list):
-        if len(head_dim) != 2:
-            raise ValueError(f"head_dim: expected an int or (qk, vo), got {head_dim!r}")
-        return to_int("head_dim", head_dim[0]), to_int("head_dim", head_dim[1])
-    dim = to_int("head_dim", head_dim)
-    return dim, dim
+    if not isinstance(head_dim, tuple | list):
+        qk = vo = to_int("head_dim", head_dim)
+    elif len(head_dim) == 2:
+        qk, vo = (to_int("head_dim", dim) for dim in head_dim)
+    else:
+        raise ValueError(f"head_dim: expected an int or (qk, vo), got {head_dim!r}")
+    if min(qk, vo) < 1:
+        raise ValueError(f"head_dim: expected >= 1, got {head_dim!r}")
+    return qk, vo
 
 
 def make_options(

@@ -126,12 +126,14 @@ class Runs:
             q: [tokens, num_qo_heads, head_dim_qk]; may have more rows than were planned.
             k, v: ragged [kv_tokens, num_kv_heads, head_dim], or pages
                 [num_pages, page_size, num_kv_heads, head_dim] (NHD) or
-                [num_pages, num_kv_heads, page_size, head_dim] (HND). Any strides, the last
-                dimension contiguous.
+                [num_pages, num_kv_heads, page_size, head_dim] (HND). The last dimension is
+                contiguous, the other strides are any that are not negative.
             block_table: [batch_size, max_pages] int32 page ids of each request, or
             page_indptr, page_indices: the same as CSR, [batch_size + 1] and [num_ids] int32.
-                On a GPU their contents are not checked; only that block_table has enough columns
-                for the longest request of the plan.
+                All ids up to kv_len must be pages of the cache, those before a window too: for
+                pages that were freed give any other page, such as 0. On a GPU the contents are
+                not checked; only that block_table has enough columns for the longest request of
+                the plan.
             kv_lens: [batch_size] int32 on the device: the real lengths, where plan() was given
                 upper bounds. The result is that of a plan with these lengths: the position of query
                 i among the keys is kv_len - qo_len + i. A length above the planned one counts as
@@ -298,8 +300,9 @@ class Runs:
             are not given are made here, with as many rows as q has.
 
         Raises:
-            RuntimeError, ValueError, TypeError: as run(); what depends on the plan is raised by the
-                call. `out` must be given if q is a JAX array, since those can not be written.
+            TypeError, ValueError: an argument is no tensor or number of its kind, or unknown. `out`
+                must be given if q is a JAX array, since those can not be written. Each call makes
+                the other checks of run(), on the plan of that time.
 
         Examples:
             >>> attn = fp.Attention(8, 2, 64, page_size=None, q_dtype="float32", device="cpu")
@@ -312,6 +315,8 @@ class Runs:
             >>> o is out, out[:2, 0, 0]
             (True, array([1., 0.], dtype=float32))
         """
+        if "stream" in variant_arguments:
+            raise TypeError("stream: expected none, since each call takes it, got one")
         own = packed_arguments(self._variant, variant_arguments)
         num_rows = shape_of(q)[:1]
         out = given_or_kept("out", out, q, (*num_rows, *self._o_heads_and_dim), self._o_dtype)

@@ -24,7 +24,8 @@ def softmax(
     Args:
         logits: [batch, vocab] float32, float16 or bfloat16 (also as uint16 memory), rows at any
             stride.
-        temperature: a finite number > 0, or a float32 tensor [batch]; default: 1.
+        temperature: a finite number > 0, or a float32 tensor [batch]; default: 1. On a GPU the
+            values of a tensor are not checked: the row of one that is not > 0 is NaN.
         out: [batch, vocab] float32 or of logits' dtype, written; logits itself, or memory apart
             from it; default: a new float32 tensor in logits' framework.
         stream: as in `Attention`; default: the current one of logits' framework. None on the CPU.
@@ -81,7 +82,8 @@ def sample(
         seed: an int64, from which each row of the batch draws other random numbers; or an int64
             tensor with a seed for each request, whose tokens then do not depend on its row.
         offset: an int64, or a tensor of them: give another one for each token of a request.
-        from_probs: whether `logits` holds probabilities; then temperature must be None, 0 or 1.
+        from_probs: whether `logits` holds probabilities; then temperature must be None, 0 or 1, and
+            logit_bias None. With temperature 0 the sums are not checked.
         logit_bias: float32 [vocab] or [batch, vocab], added to the logits.
         return_logprobs: also return the logarithms of the tokens' probabilities under the filtered
             distribution.
@@ -144,8 +146,8 @@ def penalty(name: str, value: Any, default: float) -> Any:
 
 
 def random_number(name: str, value: Any) -> Any:
-    """An int64, or a tensor of them; None is 0."""
-    return _parameter(name, value, 0, _to_int64)
+    """An int64, or a tensor of them. None is refused: as a default it would not be random."""
+    return _to_int64(name, value) if value is None else _parameter(name, value, 0, _to_int64)
 
 
 def _to_int64(name: str, value: Any) -> int:

@@ -97,11 +97,13 @@ class Variant:
         for argument, body in zip(BODIES, bodies):
             if body is not None:
                 _check_text(argument, body)
+                if not body.strip():
+                    raise ValueError(f"{argument}: expected lines of C++, got none")
         softmax = to_bool("softmax", softmax)
         _check_mapping("tensors", tensors)
         _check_mapping("scalars", scalars)
         dtypes = {tensor: _dtype(tensor, dtype) for tensor, dtype in tensors.items()}
-        values = {scalar: to_float(scalar, x) for scalar, x in scalars.items()}
+        values = {scalar: to_float(f"scalars[{scalar!r}]", x) for scalar, x in scalars.items()}
         if key_range is not None and not callable(key_range):
             raise TypeError(f"key_range: expected a function, got {type(key_range).__name__}")
         self._core = _core.Variant(

@@ -135,6 +135,22 @@ int32_t kv_len_of(const AttentionTensors& t, const Plan::Impl& plan, int32_t req
   return std::clamp(static_cast<const int32_t*>(t.kv_lens.data)[request], 0, planned);
 }
 
+/// Checks, as far as the host can read them, that real lengths leave the shared prefixes whole.
+Status check_prefix_lens(const AttentionTensors& t, const Plan::Impl& plan) {
+  if (t.kv_lens.empty() || plan.options.device.type != DeviceType::kCpu) return {};
+  for (const PrefixGroup& group : plan.prefixes.in_order()) {
+    for (int32_t r = group.first_request; r < group.first_request + group.num_requests; ++r) {
+      const int32_t qo_len = plan.schedule().segments[static_cast<std::size_t>(r)].qo_len;
+      if (qo_len == 0 || kv_len_of(t, plan, r) >= group.num_tokens + qo_len) continue;
+      return error(StatusCode::kInvalidArgument,
+                   "kv_lens[%d]: expected >= %d, the keys of shared_prefixes[%d] and %d tokens, "
+                   "got %d",
+                   r, group.num_tokens + qo_len, group.row, qo_len, kv_len_of(t, plan, r));
+    }
+  }
+  return {};
+}
+
 /// Checks the contents of a page table, as far as the host can read it.
 Status check_pages(const AttentionTensors& t, const Plan::Impl& plan) {
   const PageTableTensors tables{t.block_table, t.page_indptr, t.page_indices};
@@ -149,7 +165,7 @@ Status check_pages(const AttentionTensors& t, const Plan::Impl& plan) {
   const int64_t num_pages = t.k.shape[0] < t.v.shape[0] ? t.k.shape[0] : t.v.shape[0];
   for (int32_t r = 0; r < plan.batch_size; ++r) {
     FLASHPLAN_RETURN_IF_ERROR(
-        check_page_ids(tables, r, kv_len_of(t, plan, r), options.page_size, num_pages));
+        check_page_ids(tables, r, 0, kv_len_of(t, plan, r), options.page_size, num_pages));
   }
   return {};
 }
@@ -273,6 +289,7 @@ Status check_tensors(const AttentionTensors& t, const Plan::Impl& plan) {
   FLASHPLAN_RETURN_IF_ERROR(check_apart(arguments));
   FLASHPLAN_RETURN_IF_ERROR(check_variant_apart(t, plan, std::span(arguments).first(3)));
   FLASHPLAN_RETURN_IF_ERROR(check_head_scale_values(t, options));
+  FLASHPLAN_RETURN_IF_ERROR(check_prefix_lens(t, plan));
   return check_pages(t, plan);
 }
 

@@ -197,14 +197,14 @@ Status find_page_ids(const PageTableTensors& tables, int32_t request, int32_t kv
   return {};
 }
 
-Status check_page_ids(const PageTableTensors& tables, int32_t request, int32_t kv_len,
-                      int32_t page_size, int64_t num_pages) noexcept {
+Status check_page_ids(const PageTableTensors& tables, int32_t request, int32_t first_key,
+                      int32_t kv_len, int32_t page_size, int64_t num_pages) noexcept {
   PageIds found;
   FLASHPLAN_RETURN_IF_ERROR(find_page_ids(tables, request, kv_len, page_size, &found));
   const int32_t* const ids = found.ids;
   const int64_t first = found.first;
-  const int64_t needed = num_pages_of(kv_len, page_size);
-  for (int64_t p = 0; p < needed; ++p) {
+  const int64_t end = first_key < kv_len ? num_pages_of(kv_len, page_size) : 0;
+  for (int64_t p = first_key / page_size; p < end; ++p) {
     if (ids[p] >= 0 && ids[p] < num_pages) continue;
     if (tables.block_table.empty()) {
       return error(StatusCode::kInvalidArgument,

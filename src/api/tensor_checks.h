@@ -69,9 +69,9 @@ struct PageIds {
 Status find_page_ids(const PageTableTensors& tables, int32_t request, int32_t kv_len,
                      int32_t page_size, PageIds* ids) noexcept;
 
-/// Checks the ids of the pages that `kv_len` tokens of `request` use; for tables in host memory.
+/// Checks the ids of the pages of keys [first_key, kv_len) of `request`; for tables in host memory.
 ///   kInvalidArgument  the table is too short, or an id is outside [0, num_pages)
-Status check_page_ids(const PageTableTensors& tables, int32_t request, int32_t kv_len,
-                      int32_t page_size, int64_t num_pages) noexcept;
+Status check_page_ids(const PageTableTensors& tables, int32_t request, int32_t first_key,
+                      int32_t kv_len, int32_t page_size, int64_t num_pages) noexcept;
 
 }  // namespace flashplan

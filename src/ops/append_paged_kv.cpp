@@ -200,7 +200,9 @@ Status check_append_indices(const AppendTensors& t, const TensorView& q) noexcep
                    "kv_lens[%d]: expected >= %d (the new tokens included), got %d", r,
                    indptr[r + 1] - indptr[r], kv_lens[r]);
     }
-    FLASHPLAN_RETURN_IF_ERROR(check_page_ids(tables, r, kv_lens[r], page_size, num_pages));
+    const int32_t first_new = kv_lens[r] - (indptr[r + 1] - indptr[r]);
+    FLASHPLAN_RETURN_IF_ERROR(
+        check_page_ids(tables, r, first_new, kv_lens[r], page_size, num_pages));
   }
   for (const TensorArgument& rows :
        {TensorArgument{"k", t.k}, TensorArgument{"v", t.v}, TensorArgument{"q", q}}) {

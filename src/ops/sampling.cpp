@@ -2,6 +2,7 @@
 #include "flashplan/sampling.h"
 
 #include <cmath>
+#include <cstdio>
 
 #include "api/tensor_checks.h"
 #include "common/error.h"
@@ -50,6 +51,18 @@ Status check_numbers(const SampleOptions& o) {
   if (!o.min_ps.empty()) return {};
   return check_number("min_p", o.min_p >= 0.0F && o.min_p <= 1.0F, "a number in [0, 1]",
                       double{o.min_p});
+}
+
+/// Checks the temperatures of softmax(), as far as the host can read them.
+Status check_softmax_temperatures(float all, const TensorView& each) {
+  if (each.empty()) return check_scale("temperature", all);
+  if (each.device.type != DeviceType::kCpu) return {};
+  for (int64_t i = 0; i < each.shape[0]; ++i) {
+    char entry[40];
+    std::snprintf(entry, sizeof(entry), "temperature[%lld]", static_cast<long long>(i));
+    FLASHPLAN_RETURN_IF_ERROR(check_scale(entry, static_cast<const float*>(each.data)[i]));
+  }
+  return {};
 }
 
 Status check_bias(const TensorArgument& bias, const TensorView& logits) {
@@ -135,7 +148,7 @@ Status softmax(const TensorView& logits, float temperature, const TensorView& te
   const TensorArgument out_arg{"out", out, true};
   FLASHPLAN_RETURN_IF_ERROR(check_logits(logits_arg));
   FLASHPLAN_RETURN_IF_ERROR(check_each(temperatures_arg, DType::kFloat32, logits));
-  if (temperatures.empty()) FLASHPLAN_RETURN_IF_ERROR(check_scale("temperature", temperature));
+  FLASHPLAN_RETURN_IF_ERROR(check_softmax_temperatures(temperature, temperatures));
   if (out.dtype != DType::kFloat32) {
     FLASHPLAN_RETURN_IF_ERROR(check_dtype(out_arg, logits.dtype, " (as logits) or float32"));
   }

@@ -24,6 +24,11 @@ def test_rows_of(cuda, rng, shape, dtype, strided):
         test_rows.check_gated(rng, name, shape, dtype, strided, cuda)
 
 
+@pytest.mark.parametrize("name", GATED)
+def test_activations_of_every_size(cuda, name):
+    test_rows.check_every_size(name, cuda)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_options(cuda, rng, dtype):
     test_rows.check_rmsnorm(rng, (4, 48), dtype, False, cuda, gemma=True, eps=0.5)

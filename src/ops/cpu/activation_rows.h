@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Only kernels.cpp includes this file, inside the namespace of an instruction set.
 
-/// 1 / (1 + e^-x).
+/// 1 / (1 + e^-x), and 0 from where it is about the smallest normal number: times a large negative
+/// x, anything else would be far from 0.
 FLASHPLAN_INLINE Vec sigmoid(Vec x) {
   const Vec minus = -x;
-  const Vec e = exp(minus > 88.0F ? splat(88.0F) : minus);  // above, the result is 0 anyway
-  return 1.0F / (1.0F + e);
+  const Vec result = 1.0F / (1.0F + exp(minus > 87.0F ? splat(87.0F) : minus));
+  return minus > 87.0F ? splat(0.0F) : result;
 }
 
 /// (1 + erf(x / sqrt(2))) / 2, with a relative error of about 1e-6 for negative x too: the

@@ -45,7 +45,7 @@ Status row_error(const SampleParams& p, int32_t row, SampleError code) {
                    "logits[%d]: expected a finite number, got nothing but -inf", row);
     default:
       return error(StatusCode::kInvalidArgument,
-                   "logits[%d]: expected probabilities that sum to 1, got others", row);
+                   "logits[%d]: expected probabilities >= 0 with the sum 1, got others", row);
   }
 }
 
