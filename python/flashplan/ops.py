@@ -171,7 +171,8 @@ def rope_append_paged_kv(
         out_q: shaped like q, written; q itself, or memory apart from all arguments; default: a new
             tensor in q's framework. Rows that belong to no request are not written.
 
-    The other arguments are those of `append_paged_kv`.
+    The other arguments are those of `append_paged_kv`, but for `slot_mapping`: positions follow
+    from the lengths. With slots, call `apply_rope` and then `append_paged_kv`.
 
     Returns:
         q, rotated.
