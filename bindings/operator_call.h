@@ -64,8 +64,8 @@ class OperatorCall {
   CallStream stream_;
 };
 
-/// Raises TypeError if the argument `name` says that `tensor`, named `of`, has another dtype than
-/// it has.
+/// Raises TypeError, naming the argument `name`, if its dtype `stored` is not that of `tensor`,
+/// which is the argument `of`.
 void check_stored(const char* name, DType stored, const char* of, const TensorArg& tensor);
 
 }  // namespace flashplan

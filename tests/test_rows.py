@@ -118,7 +118,7 @@ def test_narrow_outputs(rng, name, dtype, out_dtype):
 def check_every_size(name, framework=None):
     """Small results have small errors, and nothing overflows on the way."""
     framework = framework or NumPy()
-    large = [size * sign for size in (87, 100, 1e4, 1e20, 3e38) for sign in (-1, 1)]
+    large = [size * sign for size in (87, 100, 200, 1e4, 1e20, 3e38) for sign in (-1, 1)]
     gate = np.concatenate([np.linspace(-12, 12, 4001), large]).astype(np.float32)
     for factor in (1, 1e20):
         up = np.where(gate < 100, factor, 1).astype(np.float32)

@@ -300,9 +300,9 @@ class Runs:
             are not given are made here, with as many rows as q has.
 
         Raises:
-            TypeError, ValueError: an argument is no tensor or number of its kind, or unknown. `out`
-                must be given if q is a JAX array, since those can not be written. Each call makes
-                the other checks of run(), on the plan of that time.
+            TypeError, ValueError: an argument has a wrong type or an unknown name, or q is a JAX
+                array, which can not be written, and `out` is not given. Each call of the result
+                makes the other checks of run(), against the plan that is current then.
 
         Examples:
             >>> attn = fp.Attention(8, 2, 64, page_size=None, q_dtype="float32", device="cpu")

@@ -25,7 +25,7 @@ def softmax(
         logits: [batch, vocab] float32, float16 or bfloat16 (also as uint16 memory), rows at any
             stride.
         temperature: a finite number > 0, or a float32 tensor [batch]; default: 1. On a GPU the
-            values of a tensor are not checked: the row of one that is not > 0 is NaN.
+            values of a tensor are not checked: the row of another value has no meaning.
         out: [batch, vocab] float32 or of logits' dtype, written; logits itself, or memory apart
             from it; default: a new float32 tensor in logits' framework.
         stream: as in `Attention`; default: the current one of logits' framework. None on the CPU.
@@ -131,9 +131,12 @@ def sample(
 
 
 def _parameter(name: str, value: Any, default: Any, convert: Any) -> Any:
+    """A converted number, or a tensor; None is the default."""
+    return default if value is None else _number_or_tensor(name, value, convert)
+
+
+def _number_or_tensor(name: str, value: Any, convert: Any) -> Any:
     """A converted number, or a tensor of at least one dimension, which is not changed."""
-    if value is None:
-        return default
     is_tensor = hasattr(value, "__dlpack__") or hasattr(value, "__array_interface__")
     if is_tensor and getattr(value, "ndim", 1) != 0:
         return value
@@ -146,8 +149,8 @@ def penalty(name: str, value: Any, default: float) -> Any:
 
 
 def random_number(name: str, value: Any) -> Any:
-    """An int64, or a tensor of them. None is refused: as a default it would not be random."""
-    return _to_int64(name, value) if value is None else _parameter(name, value, 0, _to_int64)
+    """An int64, or a tensor of them. None is refused: it could be taken for a random seed."""
+    return _number_or_tensor(name, value, _to_int64)
 
 
 def _to_int64(name: str, value: Any) -> int:

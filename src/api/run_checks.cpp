@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <span>
 
 #include "api/tensor_checks.h"
@@ -135,7 +134,8 @@ int32_t kv_len_of(const AttentionTensors& t, const Plan::Impl& plan, int32_t req
   return std::clamp(static_cast<const int32_t*>(t.kv_lens.data)[request], 0, planned);
 }
 
-/// Checks, as far as the host can read them, that real lengths leave the shared prefixes whole.
+/// Checks, where the host can read them, that the real lengths of requests are not shorter than
+/// their shared prefixes and queries.
 Status check_prefix_lens(const AttentionTensors& t, const Plan::Impl& plan) {
   if (t.kv_lens.empty() || plan.options.device.type != DeviceType::kCpu) return {};
   for (const PrefixGroup& group : plan.prefixes.in_order()) {
@@ -201,19 +201,11 @@ Status check_head_scales(const TensorArgument& scales, const AttentionOptions& o
 /// Checks what the scales of kv heads make of k_scale and v_scale, as far as the host can see them.
 Status check_head_scale_values(const AttentionTensors& t, const AttentionOptions& options) {
   if (options.device.type != DeviceType::kCpu) return {};
-  const auto check_each = [](const char* name, const TensorView& scales, auto check) -> Status {
-    const int64_t count = scales.empty() ? 0 : scales.shape[0];
-    for (int64_t i = 0; i < count; ++i) {
-      char entry[32];
-      std::snprintf(entry, sizeof(entry), "%s[%lld]", name, static_cast<long long>(i));
-      FLASHPLAN_RETURN_IF_ERROR(check(entry, static_cast<const float*>(scales.data)[i]));
-    }
-    return {};
-  };
-  FLASHPLAN_RETURN_IF_ERROR(check_each("k_scale", t.k_scales, [&](const char* entry, float scale) {
-    return check_k_scale(entry, t.k_scale * scale, options);
-  }));
-  return check_each("v_scale", t.v_scales, [&](const char* entry, float scale) {
+  FLASHPLAN_RETURN_IF_ERROR(
+      check_entries("k_scale", t.k_scales, [&](const char* entry, float scale) {
+        return check_k_scale(entry, t.k_scale * scale, options);
+      }));
+  return check_entries("v_scale", t.v_scales, [&](const char* entry, float scale) {
     return check_scale(entry, t.v_scale * scale);
   });
 }

@@ -3,10 +3,12 @@
 #pragma once
 
 #include <cstdint>
+#include <cstdio>
 #include <initializer_list>
 #include <span>
 
 #include "api/memory_checks.h"
+#include "common/error.h"
 #include "flashplan/plan.h"
 #include "flashplan/status.h"
 #include "flashplan/tensor.h"
@@ -43,6 +45,19 @@ bool is_vectorized(const TensorView& view) noexcept;
 
 /// Checks that a scale is finite and > 0.
 Status check_scale(const char* name, float scale) noexcept;
+
+/// Calls check("name[i]", entry) for each entry of a contiguous float32 tensor in host memory, up
+/// to the first error. An empty tensor has no entries.
+template <typename Check>
+Status check_entries(const char* name, const TensorView& tensor, Check check) {
+  const int64_t count = tensor.empty() ? 0 : tensor.shape[0];
+  for (int64_t i = 0; i < count; ++i) {
+    char entry[40];
+    std::snprintf(entry, sizeof(entry), "%s[%lld]", name, static_cast<long long>(i));
+    FLASHPLAN_RETURN_IF_ERROR(check(entry, static_cast<const float*>(tensor.data)[i]));
+  }
+  return {};
+}
 
 /// The page table that the tensors describe; see AttentionTensors.
 struct PageTableTensors {

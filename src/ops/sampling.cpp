@@ -2,7 +2,6 @@
 #include "flashplan/sampling.h"
 
 #include <cmath>
-#include <cstdio>
 
 #include "api/tensor_checks.h"
 #include "common/error.h"
@@ -57,12 +56,7 @@ Status check_numbers(const SampleOptions& o) {
 Status check_softmax_temperatures(float all, const TensorView& each) {
   if (each.empty()) return check_scale("temperature", all);
   if (each.device.type != DeviceType::kCpu) return {};
-  for (int64_t i = 0; i < each.shape[0]; ++i) {
-    char entry[40];
-    std::snprintf(entry, sizeof(entry), "temperature[%lld]", static_cast<long long>(i));
-    FLASHPLAN_RETURN_IF_ERROR(check_scale(entry, static_cast<const float*>(each.data)[i]));
-  }
-  return {};
+  return check_entries("temperature", each, check_scale);
 }
 
 Status check_bias(const TensorArgument& bias, const TensorView& logits) {

@@ -127,9 +127,10 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
   // A batch has the page ids of all boxes of steps_of_batch steps of a head; lane i requests id i.
   // Each warp has two buffers for batches: one is in use while the other one is filled.
 
-  /// Makes a step the current one, whose ids wait_page_id() returns. Where it is the first step of
-  /// a head, requests its batch; where it is the second step of any batch, requests the next batch.
-  /// The other buffer is free by then: wait_page_id() has synchronised the warp since it was read.
+  /// Makes `step` the current step: wait_page_id() then returns its ids. The first step of a head
+  /// requests the batch that it belongs to, and the second step of a batch requests the next batch.
+  /// By then all lanes have read the last ids in the other buffer, since wait_page_id() has
+  /// synchronised the warp at the first step of this batch.
   FLASHPLAN_DEVICE void request_page_ids(const Step& step, const Keys& keys) {
     const int32_t boxes = maps_.boxes_of_step;
     if (boxes == 0) return;
@@ -162,7 +163,7 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
     }
     return static_cast<int32_t>(load_shared_4(step_ids_ + min(lane_, maps_.boxes_of_step - 1) * 4));
   }
-  /// The begin of the buffer beside the one that this address is in.
+  /// The address of the warp's other buffer, given an address inside of one of them.
   static FLASHPLAN_DEVICE uint32_t other_buffer(uint32_t ids) {
     static_assert(S::kPageIds % (2 * kBatchBytes) == 0);
     return ids / kBatchBytes * kBatchBytes ^ kBatchBytes;

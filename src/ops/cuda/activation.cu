@@ -16,8 +16,8 @@ __device__ float activate(Activation activation, float x) {
   if (activation == Activation::kGelu) return x * normcdff(x);
   // (1 + tanh(u)) / 2 = 1 / (1 + exp(-2 u))
   const float u = activation == Activation::kSilu ? x : x * (1.5957691F + 0.071354816F * (x * x));
-  // Below, the sigmoid of u is about the smallest normal number. Times a large negative x, anything
-  // but 0 would be far from 0.
+  // For u < -87 the sigmoid is less than 2e-38. It is taken as 0 there: x may be as low as -3e38,
+  // and the result must be 0.
   return u < -87.0F ? x * 0.0F : __fdividef(x, 1.0F + __expf(-u));
 }
 
