@@ -75,9 +75,14 @@ void QueueFiller::fill_queues(int64_t share, int32_t heads_at_once) {
   // first capacity is nearly right, so smaller steps do.
   const int64_t least_part = tiles.queues_wait ? 16 : 2;
   int64_t slack = first_slack(share);
+  int64_t too_little = 0;
   for (int i = 0; i < kTries; ++i) {
     const int64_t excess = place_the_rest(share + slack);
-    if (excess <= 0) break;
+    if (excess <= 0) {
+      if (tiles.groups.empty()) reduce_slack(share, too_little, slack);
+      break;
+    }
+    too_little = slack;
     const int64_t lacking = excess / shape_.num_ctas;
     slack += std::clamp(lacking * 5 / 4, slack / least_part, slack) + 1;
     if (in_groups && slack > share / kWorthOfGroups) {
@@ -88,6 +93,26 @@ void QueueFiller::fill_queues(int64_t share, int32_t heads_at_once) {
       slack = first_slack(share);
     }
   }
+}
+
+/// Where queues have few steps, a step more is a large part of a queue. So this tries capacities
+/// between one that was too small and the longest queue so far: 16 requests that are cut in halves
+/// get 8 and 8 steps of 64 keys in this way, not 9 and 7. `enough` is the slack of the last try.
+void QueueFiller::reduce_slack(int64_t share, int64_t too_little, int64_t enough) {
+  constexpr int kTries = 4;
+  constexpr int64_t kUnnoticed = 24;  // such a part of a queue is not worth another try
+  int64_t longest = *std::max_element(loads_.begin(), loads_.end()) - share;
+  int64_t last = enough;
+  for (int i = 0; i < kTries && longest - too_little > share / kUnnoticed; ++i) {
+    last = (too_little + longest) / 2;
+    if (place_the_rest(share + last) > 0) {
+      too_little = last;
+    } else {
+      enough = last;
+      longest = *std::max_element(loads_.begin(), loads_.end()) - share;
+    }
+  }
+  if (last != enough) place_the_rest(share + enough);
 }
 
 /// Gives items to the CTAs in serpentine order, where they fit.

@@ -65,6 +65,7 @@ class QueueFiller {
   int64_t place_the_rest(int64_t capacity);
   int64_t cost_of(const Item& item) const;
   int64_t first_slack(int64_t share) const;
+  void reduce_slack(int64_t share, int64_t too_little, int64_t enough);
   int32_t heads_per_item(const RowTileGroup& group, int64_t share) const;
   int32_t heads_per_sharer() const;
 

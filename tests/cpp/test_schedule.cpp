@@ -197,6 +197,19 @@ TEST(one_long_request_is_split) {
   }
 }
 
+TEST(equal_requests_are_cut_into_equal_pieces) {
+  // 128 heads of 16 steps for 264 queues: 8 and 8 steps, not 9 and 7.
+  const ScheduleShape shape = real_shape(264, DeviceType::kCuda);
+  HostBatch batch;
+  for (int request = 0; request < 16; ++request) batch.add(1, 1024);
+  OwningScheduler scheduler = reserved(shape, batch);
+  scheduler.make(batch.view());
+  CHECK(scheduler.schedule().tiles.size() == 256);
+  for (const WorkTile& tile : scheduler.schedule().tiles) {
+    CHECK(tile.num_kv_heads == 1 && tile.kv_end - tile.kv_begin == 512);
+  }
+}
+
 TEST(heads_are_cut_in_pairs) {
   ScheduleShape shape = real_shape(264, DeviceType::kCuda);
   shape.heads_at_once = 2;
