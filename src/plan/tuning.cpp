@@ -54,7 +54,7 @@ KernelTuning sm90_tuning(int32_t tile_kv) noexcept {
                    .merge = 200,
                    .merge_row = 160,
                    .cached = 700 * tile_kv / 128,
-                   .share = 5000,
+                   .share = 2000,
                    .share_row = 100,
                    .error_part = 6},
           .item_steps = 16 * 128 / tile_kv,

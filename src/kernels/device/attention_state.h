@@ -63,13 +63,6 @@ struct MergedRow {
   }
 };
 
-/// How many prefixes a request reads, given its merge.
-FLASHPLAN_DEVICE int32_t num_prefixes(const AttentionParams& p, const Merge& merge) {
-  int32_t count = 0;
-  for (int32_t m = merge.parent; m >= 0; m = p.schedule.merges[m].parent) ++count;
-  return count;
-}
-
 /// How long a CTA waits for other CTAs at most: about 20 us.
 constexpr int64_t kMostClocksOfWait = 36000;
 
@@ -77,13 +70,17 @@ constexpr int64_t kMostClocksOfWait = 36000;
 /// CTA merges the requests that it has computed. Otherwise the CTA that ends a prefix merges all
 /// of its requests, one after the other, while the other CTAs are idle. After some time the
 /// request arrives anyway: the CTA of a prefix may not have started yet, and may start only when
-/// this one has ended. The result is the same whoever merges.
-FLASHPLAN_DEVICE void wait_for_prefixes(const AttentionParams& p, const Merge& merge,
-                                        const int32_t* arrivals) {
+/// this one has ended. The result is the same whoever merges. Returns the number of arrivals so
+/// far; what was written before them is visible.
+FLASHPLAN_DEVICE int32_t wait_for_prefixes(const Merge& merge, const int32_t* arrivals) {
   const int64_t begin = clock64();
-  const int32_t count = num_prefixes(p, merge);
-  while (load_relaxed(arrivals) < count && clock64() - begin < kMostClocksOfWait) {
-  }
+  // Each piece of the request itself has one state: prefixes are not shared in chunks.
+  const int32_t num_prefixes = merge.num_pieces - merge.num_states;
+  int32_t arrived;
+  do {
+    arrived = load_acquire(arrivals);
+  } while (arrived < num_prefixes && clock64() - begin < kMostClocksOfWait);
+  return arrived;
 }
 
 /// Arrives at a merge. Returns whether this was the last of the `expected` arrivals, and then sets

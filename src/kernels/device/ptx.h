@@ -280,6 +280,13 @@ FLASHPLAN_DEVICE int32_t load_relaxed(const int32_t* from) {
   return value;
 }
 
+/// The same, before all later accesses to memory.
+FLASHPLAN_DEVICE int32_t load_acquire(const int32_t* from) {
+  int32_t value;
+  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];\n" : "=r"(value) : "l"(from) : "memory");
+  return value;
+}
+
 /// Atomically replaces *value by `next` if it equals `last`, and returns whether it did. It orders
 /// no other accesses to memory.
 FLASHPLAN_DEVICE bool compare_and_swap(int32_t* value, int32_t last, int32_t next) {

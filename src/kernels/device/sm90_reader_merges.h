@@ -66,8 +66,8 @@ class Sm90ReaderMerges {
   static constexpr int32_t kNone = -1;
   static constexpr int32_t kComplete = -1;  // arrival counter of a marked request
 
-  /// The rest of merge_all(). It is not inlined, since most launches do not need it.
-  __device__ __noinline__ void merge_readers(int32_t num_readers, bool has_complete) const {
+  /// The rest of merge_all().
+  FLASHPLAN_DEVICE void merge_readers(int32_t num_readers, bool has_complete) const {
     // The list has room for kMostReaders requests. If there are more, the tiles of the queue are
     // searched for them instead.
     const bool has_all = num_readers <= S::kMostReaders;
@@ -79,9 +79,12 @@ class Sm90ReaderMerges {
                                  ? load_word(kReader + thread_)
                                  : find_next(search);
       if (thread_ == 0) store_word(kNumListed + (round + 1) % 2, 0);
-      if (number != kNone && has_to_merge(number, search.seeks_complete)) {
-        store_shared_4(listed(add_shared(word(kNumListed + round % 2), 1)),
-                       static_cast<uint32_t>(number));
+      if (number != kNone) {
+        const Merge merge = p_.schedule.merges[number];
+        const Listed request = listed_of(merge);  // loaded while this thread waits
+        if (has_to_merge(merge, number, search.seeks_complete)) {
+          request.store(listed(add_shared(word(kNumListed + round % 2), 1)));
+        }
       }
       __syncwarp();
       barrier_wait(S::kConsumerBarrier, kThreads);
@@ -105,9 +108,55 @@ class Sm90ReaderMerges {
   FLASHPLAN_DEVICE void store_word(int i, int32_t value) const {
     store_shared_4(word(i), static_cast<uint32_t>(value));
   }
-  /// Address of entry i of the requests to merge in this round. They take the memory of keys and
-  /// values, which are not needed any more.
-  FLASHPLAN_DEVICE uint32_t listed(uint32_t i) const { return base_ + S::kFirstSlot + i * 4; }
+
+  /// The states that one Merge lists and that are still to be merged.
+  struct States {
+    int32_t row;  // partial row of the first of them
+    int32_t count;
+    int32_t parent;  // number of the Merge of the prefix around them; -1: none
+  };
+  /// Those that `from` lists for the first row of `rows`.
+  FLASHPLAN_DEVICE States states_of(const Merge& from, const PackedRows& rows) const {
+    return {from.first_partial_row + rows.row_in(from.rows, p_.schedule.group_size),
+            from.num_states, from.parent};
+  }
+  FLASHPLAN_DEVICE States states_of_parent(const States& child, const PackedRows& rows) const {
+    return child.parent < 0 ? States{0, 0, -1} : states_of(p_.schedule.merges[child.parent], rows);
+  }
+
+  /// A request to merge in this round, and its first states: all that its rows have in common.
+  struct Listed {
+    PackedRows rows;
+    int32_t kv_head;
+    States own;
+    States around;  // those of its innermost prefix
+
+    static constexpr int kBytes = 48;
+    FLASHPLAN_DEVICE void store(uint32_t to) const {
+      const auto word = [](int32_t x) { return static_cast<uint32_t>(x); };
+      store_shared_16(to, __builtin_bit_cast(uint4, rows));
+      store_shared_16(to + 16, {word(kv_head), word(own.row), word(own.count), 0});
+      store_shared_16(to + 32, {word(around.row), word(around.count), word(around.parent), 0});
+    }
+    static FLASHPLAN_DEVICE Listed load(uint32_t from) {
+      const int4 head = __builtin_bit_cast(int4, load_shared_16(from + 16));
+      const int4 prefix = __builtin_bit_cast(int4, load_shared_16(from + 32));
+      return {__builtin_bit_cast(PackedRows, load_shared_16(from)),
+              head.x,
+              {head.y, head.z, -1},
+              {prefix.x, prefix.y, prefix.z}};
+    }
+  };
+  FLASHPLAN_DEVICE Listed listed_of(const Merge& merge) const {
+    const States own = states_of(merge, merge.rows);
+    return {merge.rows, merge.kv_head, own, states_of_parent(own, merge.rows)};
+  }
+  /// Address of entry i of the requests to merge in this round, at most one of each thread. They
+  /// take the memory of keys and values, which are not needed any more.
+  static_assert(kThreads * Listed::kBytes <= S::kSlots * S::kSlotBytes);
+  FLASHPLAN_DEVICE uint32_t listed(uint32_t i) const {
+    return base_ + S::kFirstSlot + i * Listed::kBytes;
+  }
 
   /// The position of a thread in its search through the tiles of the queue. A warp looks at every
   /// kWarps-th tile, and a lane at every 32nd kv head of that tile.
@@ -158,73 +207,68 @@ class Sm90ReaderMerges {
   /// Waits for the prefixes of a request, and arrives at its merge. Returns whether it was the last
   /// to arrive, so that this CTA merges the request. `may_be_marked`: the request was found as the
   /// reader of a prefix. Then it returns whether the counter is kComplete, without waiting.
-  FLASHPLAN_DEVICE bool has_to_merge(int32_t number, bool may_be_marked) const {
-    if (may_be_marked) return compare_and_swap(counter_of(p_, number), kComplete, 0);
-    const Merge& merge = p_.schedule.merges[number];
-    wait_for_prefixes(p_, merge, counter_of(p_, number));
-    return is_last_to_arrive(counter_of(p_, number), merge.num_pieces);
+  FLASHPLAN_DEVICE bool has_to_merge(const Merge& merge, int32_t number, bool may_be_marked) const {
+    int32_t* const counter = counter_of(p_, number);
+    if (may_be_marked) return compare_and_swap(counter, kComplete, 0);
+    // Where all others have arrived, this CTA need not: an atomic operation takes as long as a load
+    // of the states.
+    if (wait_for_prefixes(merge, counter) + 1 < merge.num_pieces) {
+      return is_last_to_arrive(counter, merge.num_pieces);
+    }
+    *counter = 0;  // for the next run
+    return true;
   }
 
   /// Merges the `count` requests of this round. Warps take their rows in turn, one row at a time.
   FLASHPLAN_DEVICE void merge_listed(int32_t count) const {
-    int32_t first = thread_ / 32;  // this warp's first row of request i
+    int32_t row = thread_ / 32;  // this warp's next row of request i
 #pragma unroll 1
     for (int32_t i = 0; i < count; ++i) {
-      const Merge& merge = p_.schedule.merges[load_shared_4(listed(i))];
+      const Listed request = Listed::load(listed(i));
 #pragma unroll 1
-      for (; first < merge.rows.num_rows; first += kWarps) merge_row(merge, first);
-      first -= merge.rows.num_rows;
+      for (; row < request.rows.num_rows; row += kWarps) merge_row(request, row);
+      row -= request.rows.num_rows;
     }
   }
 
-  /// The states of a row that one Merge lists and that are still to be merged.
-  struct States {
-    int64_t row;  // partial row of the first of them
-    int32_t count;
-    int32_t parent;  // number of the Merge of the prefix around them; -1: none
-  };
-
   /// Merges the states of one row of a request: first its own in the order of their keys, then
-  /// those of its prefixes, from the innermost to the outermost. A warp calls it; each lane has 4
-  /// dims at a time. Many requests have only one state of their own. It is loaded together with the
-  /// states of the prefix, so that a row waits for memory once.
-  FLASHPLAN_DEVICE void merge_row(const Merge& merge, int row) const {
+  /// those of its prefixes, from the innermost to the outermost. A warp calls it: each lane has the
+  /// weight of one state, and 4 dims at a time of all of them. Many requests have only one state of
+  /// their own. It is loaded together with the states of the prefix, so that a row waits for memory
+  /// once.
+  FLASHPLAN_DEVICE void merge_row(const Listed& request, int row) const {
     constexpr int kQuads = S::kHeadDimVo / 4;
     constexpr int kStatesAtOnce = S::kWarpgroups > 2 ? 6 : 12;  // more are spilled
-    const PackedRows& rows = merge.rows;
+    const int lane = thread_ % 32;
     const int32_t state_rows = p_.schedule.tile_q;
-    const auto states_of = [&](const Merge& from) {
-      return States{
-          int64_t{from.first_partial_row} + rows.row_in(from.rows, p_.schedule.group_size) + row,
-          from.num_states, from.parent};
-    };
-    const auto states_of_parent = [&](const States& child) {
-      return child.parent < 0 ? States{0, 0, -1} : states_of(p_.schedule.merges[child.parent]);
-    };
 #pragma unroll 1
-    for (int quad = thread_ % 32; quad < kQuads; quad += 32) {
-      const int dim = quad * 4;
+    for (int first_quad = 0; first_quad < kQuads; first_quad += 32) {
+      const int dim = (first_quad + lane % kQuads) * 4;
       MergedRow merged;
       merged.reset();
       float4 o = {0.0F, 0.0F, 0.0F, 0.0F};
-      States now = states_of(merge);
-      States next = states_of_parent(now);
+      States now = request.own;
+      States next = request.around;
 #pragma unroll 1
       while (now.count + next.count > 0) {
+        const int32_t count = now.count + next.count;
+        const auto state = [&](int i) {
+          const int32_t first = i < now.count ? now.row : next.row - now.count * state_rows;
+          return int64_t{first + row + i * state_rows};
+        };
+        const float lse = load_if(lane < min(count, kStatesAtOnce),
+                                  p_.workspace.partial_lse + state(lane), -infinity());
         float4 added[kStatesAtOnce];
-        float lse[kStatesAtOnce];
 #pragma unroll
         for (int i = 0; i < kStatesAtOnce; ++i) {
-          const int64_t first = i < now.count ? now.row : next.row - now.count * state_rows;
-          const int64_t state = first + i * state_rows;
-          const bool is_there = i < now.count + next.count;
-          lse[i] = load_if(is_there, p_.workspace.partial_lse + state, -infinity());
           added[i] =
-              load_4_if(is_there, p_.workspace.partial_o + state * S::kHeadDimVo + dim, 0.0F);
+              load_4_if(i < count, p_.workspace.partial_o + state(i) * S::kHeadDimVo + dim, 0.0F);
         }
+        float weight;  // of state `lane`
+        o = scaled(o, merged.add_of_lanes(lse, &weight));
 #pragma unroll
         for (int i = 0; i < kStatesAtOnce; ++i) {
-          o = merge_values(o, added[i], merged.add(lse[i]));
+          o = merge_values(o, added[i], {1.0F, __shfl_sync(0xffffffffU, weight, i)});
         }
         if (now.count >= kStatesAtOnce) {
           now.row += kStatesAtOnce * state_rows;
@@ -234,11 +278,13 @@ class Sm90ReaderMerges {
           next.row += of_next * state_rows;
           next.count -= of_next;
           now = next;
-          next = states_of_parent(now);
+          next = states_of_parent(now, request.rows);
         }
       }
-      write_result<S>(p_, typename S::Variant(p_), rows, merge.kv_head, row, dim, o,
-                      merged.inverse(), merged.lse());
+      if (lane < kQuads) {
+        write_result<S>(p_, typename S::Variant(p_), request.rows, request.kv_head, row, dim, o,
+                        merged.inverse(), merged.lse());
+      }
     }
   }
 

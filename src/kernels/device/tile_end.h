@@ -56,7 +56,7 @@ __device__ __noinline__ void finish_sharer(const AttentionParams& p, TileContext
   if (context.merge.num_readers == 0) {
     for (int h = thread; h < tile.num_kv_heads; h += T::kThreads) {
       const int32_t number = tile.merge + h;
-      wait_for_prefixes(p, p.schedule.merges[number], p.schedule.arrivals + number);
+      wait_for_prefixes(p.schedule.merges[number], p.schedule.arrivals + number);
     }
     arrive_at<kAtOnce>(p, context, thread, tile.merge, tile.num_kv_heads, 1, merge_requests);
     return;

@@ -186,6 +186,7 @@ inline int32_t arrive(int32_t* counter, int32_t amount = 1) {
   return std::exchange(*counter, *counter + amount);
 }
 inline int32_t load_relaxed(const int32_t* from) { return *from; }
+inline int32_t load_acquire(const int32_t* from) { return *from; }
 inline bool compare_and_swap(int32_t* value, int32_t last, int32_t next) {
   if (*value != last) return false;
   *value = next;
