@@ -70,16 +70,19 @@ struct Sm90Shape : Choices {
   static constexpr int kTileKv = Choices::kHeadDimVo > 128 ? 80 : kWarpgroups == 3 ? 96 : 128;
   static constexpr int kThreads = 128 * (kWarpgroups + (kHelps ? 2 : 1));
   static constexpr int kConsumerWarps = 4 * kWarpgroups;
-  // Registers of a thread. With 40 the producer spills some to local memory, which is slow to come
-  // when a kernel begins; but products of 256 dims, and one warpgroup more, need the others.
-  // Code that gathers must fit into 40: a spilled page id would be waited for when it is stored.
-  static constexpr bool kSparesProducer = !kHelps && Choices::kHeadDimVo <= 128;
-  static constexpr int kProducerRegisters = kSparesProducer ? 56 : 40;
-  static constexpr int kConsumerRegisters = kWarpgroups == 3  ? 152
-                                            : kSparesProducer ? 224
-                                            : kRotates        ? 208
-                                            : kGathers        ? 216
-                                                              : 232;
+  // Registers of a thread: as few for the products as their loop needs without spills. What the
+  // producer spills to local memory comes back late when a kernel begins: where the first tile of a
+  // prompt has one step, its keys were requested 4,000 clocks later. Code that gathers must fit
+  // into 40: a spilled page id would be waited for when it is stored.
+  static constexpr int kProducerRegisters = kHelps                      ? 40
+                                            : kWarpgroups == 3          ? 80
+                                            : Choices::kHeadDimVo > 128 ? 56
+                                                                        : 72;
+  static constexpr int kConsumerRegisters = kRotates                    ? 208
+                                            : kGathers                  ? 216
+                                            : kWarpgroups == 3          ? 144
+                                            : Choices::kHeadDimVo > 128 ? 224
+                                                                        : 216;
   static constexpr int kRotatorRegisters = 56;
   static constexpr int kHelperRegisters = kRotates   ? kRotatorRegisters
                                           : kGathers ? kProducerRegisters
