@@ -129,20 +129,31 @@ class QueueFiller::Dealer {
 
   /// Deals heads [head, head + num_heads) of a row tile, which cost `head_cost` each.
   void deal(int32_t row_tile, int32_t head, int32_t num_heads, int64_t head_cost) {
-    const int64_t load = loads_[cta_] + head_cost * num_heads;
+    const int32_t cta = place_ + shift_ - (place_ + shift_ > last_cta_ ? last_cta_ + 1 : 0);
+    const int64_t load = loads_[cta] + head_cost * num_heads;
     if (load <= capacity_) {
-      loads_[cta_] = load;
-      *dealt_++ = {row_tile, head, num_heads, cta_};
+      loads_[cta] = load;
+      *dealt_++ = {row_tile, head, num_heads, cta};
     } else {
       *left_++ = {row_tile, head, num_heads, -1};
     }
     // Turning round at both ends gives the lighter queues of a round the heavier of the next.
-    if (cta_ == turn_) {
+    if (place_ == turn_) {
+      if (moves_on_ && place_ == 0 && ++shift_ > last_cta_) shift_ = 0;
       turn_ = last_cta_ - turn_;
       direction_ = -direction_;
     } else {
-      cta_ += direction_;
+      place_ += direction_;
     }
+  }
+
+  /// Begins to deal a group of `count` row tiles. If it has few, every second round begins one
+  /// queue later. Otherwise a queue may always get tiles of one and of four steps, and another one
+  /// those of two and three: a tile of one step takes longer than the model says, nearly as long as
+  /// two.
+  void begin_group(int32_t count) {
+    constexpr int32_t kFew = 8;
+    moves_on_ = count <= kFew;
   }
 
   int32_t num_dealt() const { return static_cast<int32_t>(dealt_ - filler_.dealt_.data()); }
@@ -152,11 +163,13 @@ class QueueFiller::Dealer {
   QueueFiller& filler_;
   int64_t* const loads_;
   const int32_t last_cta_;
-  int32_t turn_;  // the CTA at which the direction changes: the last or the first one
+  int32_t turn_;  // the place at which the direction changes: the last or the first one
   const int64_t capacity_;
   Item* dealt_;
   Item* left_;
-  int32_t cta_ = 0;
+  int32_t place_ = 0;
+  int32_t shift_ = 0;  // place 0 is that of this CTA
+  bool moves_on_ = false;
   int32_t direction_ = 1;
 };
 
@@ -172,6 +185,7 @@ void QueueFiller::deal_items(int64_t share, int64_t capacity) {
   const int32_t num_heads = shape_.num_kv_heads;
   for (const RowTileGroup& group : tiles_->groups) {
     const int32_t at_once = heads_per_item(group, share);
+    dealer.begin_group(group.count);
     for (int32_t head = 0; head < num_heads; head += at_once) {
       // From the end: with a causal mask the last row tile is the longest.
       for (int32_t i = group.first + group.count - 1; i >= group.first; --i) {
