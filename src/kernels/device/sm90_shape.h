@@ -70,19 +70,17 @@ struct Sm90Shape : Choices {
   static constexpr int kTileKv = Choices::kHeadDimVo > 128 ? 80 : kWarpgroups == 3 ? 96 : 128;
   static constexpr int kThreads = 128 * (kWarpgroups + (kHelps ? 2 : 1));
   static constexpr int kConsumerWarps = 4 * kWarpgroups;
-  // Registers of a thread: as few for the products as their loop needs without spills. What the
-  // producer spills to local memory comes back late when a kernel begins: where the first tile of a
-  // prompt has one step, its keys were requested 4,000 clocks later. Code that gathers must fit
-  // into 40: a spilled page id would be waited for when it is stored.
-  static constexpr int kProducerRegisters = kHelps                      ? 40
-                                            : kWarpgroups == 3          ? 80
-                                            : Choices::kHeadDimVo > 128 ? 56
-                                                                        : 72;
-  static constexpr int kConsumerRegisters = kRotates                    ? 208
-                                            : kGathers                  ? 216
-                                            : kWarpgroups == 3          ? 144
-                                            : Choices::kHeadDimVo > 128 ? 224
-                                                                        : 216;
+  // Registers of a thread: the loops of the products need no more than they get here. What the
+  // producer spills to local memory comes back late when a kernel begins: with 56 registers, where
+  // the first tile of a prompt has one step, its keys were requested 4,000 clocks later. Code that
+  // gathers must fit into 40: a spilled page id would be waited for when it is stored.
+  static constexpr bool kIsWide = Choices::kHeadDimVo > 128;
+  static constexpr int kProducerRegisters = kHelps ? 40 : kWarpgroups == 3 || kIsWide ? 56 : 72;
+  static constexpr int kConsumerRegisters = kRotates           ? 208
+                                            : kGathers         ? 216
+                                            : kWarpgroups == 3 ? 152
+                                            : kIsWide          ? 224
+                                                               : 216;
   static constexpr int kRotatorRegisters = 56;
   static constexpr int kHelperRegisters = kRotates   ? kRotatorRegisters
                                           : kGathers ? kProducerRegisters

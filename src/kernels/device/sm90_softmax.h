@@ -15,12 +15,15 @@ struct Sm90Softmax {
   static_assert(kKeyTiles <= 16);  // 32 bits hold one for each column of a thread in a row
   // The shift before the first key. It is finite, so that masked logits of -inf give no NaN.
   static constexpr float kNoShift = -3e38F;
+  // Sums and 16-bit products hold weights of this size as well as those up to 1.
+  static constexpr float kMost = 1024.0F;
 
   /// What the rows of a warpgroup see of a work tile.
   struct Visible {
     int32_t begin;  // every row sees [begin, end)
     int32_t end;
     int32_t own_end[2];  // the end of what each of this thread's two rows sees
+    float most[2];       // sums of weights in a step are too large above this
     bool has_rows;       // whether this warp has any rows
 
     Visible() = default;
@@ -33,7 +36,11 @@ struct Sm90Softmax {
       end = min(block.visible_to(p, min(first_row, last)).end, context.first_masked_key);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        own_end[half] = block.visible_to(p, min(S::row(first_row, opaque(thread), half), last)).end;
+        const int row = S::row(first_row, opaque(thread), half);
+        own_end[half] = block.visible_to(p, min(row, last)).end;
+        // Rows of padding never count: their queries may be those of another request, on which no
+        // bit of this one may depend.
+        most[half] = row <= last ? kMost : infinity();
       }
       has_rows = __any_sync(0xffffffffU, S::row(first_row, opaque(thread), 0) <= last);
     }
@@ -73,7 +80,7 @@ struct Sm90Softmax {
       }
       if (raised) raise(variant.exp2_scale, shrink);
       weigh(variant.exp2_scale, added);
-      if (raised || !too_large(added)) break;
+      if (raised || !too_large(added, visible)) break;
       multiply_again();
       transform(variant);
       raised = true;
@@ -84,10 +91,8 @@ struct Sm90Softmax {
   }
 
  protected:
-  static FLASHPLAN_DEVICE bool too_large(const float (&added)[2]) {
-    // Sums and 16-bit products hold weights of this size as well as those up to 1.
-    constexpr float kMost = 1024.0F;
-    return __any_sync(0xffffffffU, added[0] > kMost || added[1] > kMost);
+  static FLASHPLAN_DEVICE bool too_large(const float (&added)[2], const Visible& visible) {
+    return __any_sync(0xffffffffU, added[0] > visible.most[0] || added[1] > visible.most[1]);
   }
 
   template <typename Variant>

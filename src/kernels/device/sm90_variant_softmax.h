@@ -61,7 +61,7 @@ struct Sm90VariantSoftmax : Sm90Softmax<S> {
     if (!is_first && !hides()) {
       if constexpr (Variant::kTransformsLogits) raised = follow(of, shrink);
       weigh_transformed(of, added);
-      is_weighed = !Base::too_large(added);
+      is_weighed = !Base::too_large(added, visible);
       if (!is_weighed) multiply_again();
     }
     if (!is_weighed) {
