@@ -99,7 +99,7 @@ void QueueFiller::fill_queues(int64_t share, int32_t heads_at_once) {
 /// between one that was too small and the longest queue so far: 16 requests that are cut in halves
 /// get 8 and 8 steps of 64 keys in this way, not 9 and 7. `enough` is the slack of the last try.
 void QueueFiller::reduce_slack(int64_t share, int64_t too_little, int64_t enough) {
-  constexpr int kTries = 4;
+  constexpr int kTries = 2;
   constexpr int64_t kUnnoticed = 24;  // such a part of a queue is not worth another try
   int64_t longest = *std::max_element(loads_.begin(), loads_.end()) - share;
   int64_t last = enough;
