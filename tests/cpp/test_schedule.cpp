@@ -440,5 +440,25 @@ TEST(ctas_share_keys) {
   CHECK(apart >= 16);
 }
 
+TEST(queues_get_short_and_long_row_tiles_alike) {
+  // Four row tiles of 2, 4, 6 and 8 steps for each head, eight rounds of 132 queues.
+  ScheduleShape shape = real_shape(132, DeviceType::kCuda);
+  shape.group_size = 1;
+  shape.item_steps = 1;
+  HostBatch batch;
+  for (int request = 0; request < 33; ++request) batch.add(512, 512);
+  OwningScheduler scheduler = reserved(shape, batch);
+  scheduler.make(batch.view());
+  const Schedule& s = scheduler.schedule();
+  CHECK(s.tiles.size() == 33 * 8 * 4);
+  for (size_t cta = 0; cta < 132; ++cta) {
+    std::set<int32_t> row_tiles;
+    for (int32_t i = s.cta_indptr[cta]; i < s.cta_indptr[cta + 1]; ++i) {
+      row_tiles.insert(s.tiles[static_cast<size_t>(i)].row_tile);
+    }
+    CHECK(row_tiles.size() == 4);
+  }
+}
+
 }  // namespace
 }  // namespace flashplan::test
