@@ -59,7 +59,7 @@ struct Sm90VariantSoftmax : Sm90Softmax<S> {
     bool raised = false;
     bool is_weighed = false;
     if (!is_first && !hides()) {
-      if constexpr (Variant::kTransformsLogits) raised = follow(of, shrink);
+      if constexpr (Variant::kTransformsLogits) raised = follow(of, visible, shrink);
       weigh_transformed(of, added);
       is_weighed = !Base::too_large(added, visible);
       if (!is_weighed) multiply_again();
@@ -149,7 +149,8 @@ struct Sm90VariantSoftmax : Sm90Softmax<S> {
   /// of logits that grow with the key, and other logits are seen by their weights. Returns whether
   /// they were raised.
   template <typename Variant>
-  FLASHPLAN_DEVICE bool follow(const Transform<Variant>& of, float (&shrink)[2]) {
+  FLASHPLAN_DEVICE bool follow(const Transform<Variant>& of, const Visible& visible,
+                               float (&shrink)[2]) {
     // Half of what weights can hold is left for logits that are larger than the samples.
     constexpr float kSlack = 5.0F;
     // Added to the logits that the shifts are raised to, because the next ones are likely to be
@@ -164,8 +165,12 @@ struct Sm90VariantSoftmax : Sm90Softmax<S> {
       samples[half] = fmaxf(of.template operator()<true>(logits[i], i),
                             of.template operator()<true>(logits[i - kHalf], i - kHalf));
     }
-    const bool grows = __fmaf_rn(samples[0], scale, -shift[0]) > kSlack ||
-                       __fmaf_rn(samples[1], scale, -shift[1]) > kSlack;
+    bool grows = false;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const bool is_row = visible.most[half] == Base::kMost;
+      grows = grows || (is_row && __fmaf_rn(samples[half], scale, -shift[half]) > kSlack);
+    }
     if (!__any_sync(0xffffffffU, grows)) return false;
     samples[0] += kAhead;
     samples[1] += kAhead;
