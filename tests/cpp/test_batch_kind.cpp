@@ -95,7 +95,7 @@ TEST(prefixes_that_may_be_worth_the_kernel_for_many_rows) {
     const std::vector<int32_t> kv_lens(2, kv_len);
     return may_gain_by_prefixes(batch_of(qo_indptr, kv_lens), o, num_shared_keys, 132);
   };
-  const int32_t least = 2000 * 132 / o.num_kv_heads;
+  const int32_t least = 1500 * 132 / o.num_kv_heads;
   CHECK(may_gain(least, least));
   CHECK(!may_gain(least, least - 1));
   CHECK(may_gain(4 * least, least));
