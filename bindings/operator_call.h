@@ -64,8 +64,8 @@ class OperatorCall {
   CallStream stream_;
 };
 
-/// Raises TypeError, naming the argument `name`, if its dtype `stored` is not that of `tensor`,
-/// which is the argument `of`.
+/// Raises TypeError if `stored`, the dtype that the caller gave as the argument `name`, is not the
+/// dtype of `tensor`, which was given as the argument `of`.
 void check_stored(const char* name, DType stored, const char* of, const TensorArg& tensor);
 
 }  // namespace flashplan

@@ -27,7 +27,10 @@ FIRST = {
     "src/kernels/families": ["ctest:test_select_kernel|test_batch_kind"],
     "src/plan/workspace": ["ctest:test_workspace_layout|test_status"],
     "src/plan/check": ["ctest:test_status", "pytest:test_errors"],
-    "src/plan": ["ctest:test_schedule|test_prefixes", "ctest:test_select_kernel|test_status"],
+    "src/plan": [
+        "ctest:test_schedule|test_balance|test_prefixes",
+        "ctest:test_select_kernel|test_status",
+    ],
     "src/cpu/thread_pool": ["ctest:test_thread_pool"],
     "src/cpu/merge": ["ctest:test_append_merge|test_engine", "pytest:test_prefixes"],
     "src/cpu/float_formats": ["ctest:test_append_merge|test_engine"],
@@ -82,7 +85,7 @@ QUICK = [
     "pytest:test_streams test_append test_nonfinite test_merge test_api test_dlpack test_errors",
     "ctest:test_rows|test_sampling",
     "pytest:test_rows test_sampling",
-    "ctest:test_schedule|test_prefixes|test_engine",
+    "ctest:test_schedule|test_balance|test_prefixes|test_engine",
     "pytest:test_frameworks test_leaks test_objects",
 ]
 SLOW = [

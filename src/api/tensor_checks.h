@@ -46,8 +46,8 @@ bool is_vectorized(const TensorView& view) noexcept;
 /// Checks that a scale is finite and > 0.
 Status check_scale(const char* name, float scale) noexcept;
 
-/// Calls check("name[i]", entry) for each entry of a contiguous float32 tensor in host memory, up
-/// to the first error. An empty tensor has no entries.
+/// Calls check("name[i]", value) for each value of a contiguous float32 tensor in host memory.
+/// Stops at the first error and returns it. A tensor that was not given has no values.
 template <typename Check>
 Status check_entries(const char* name, const TensorView& tensor, Check check) {
   const int64_t count = tensor.empty() ? 0 : tensor.shape[0];

@@ -95,12 +95,13 @@ void QueueFiller::fill_queues(int64_t share, int32_t heads_at_once) {
   }
 }
 
-/// Where queues have few steps, a step more is a large part of a queue. So this tries capacities
-/// between one that was too small and the longest queue so far: 16 requests that are cut in halves
-/// get 8 and 8 steps of 64 keys in this way, not 9 and 7. `enough` is the slack of the last try.
+/// Makes the longest queue shorter where queues have few steps, since one step is then a large part
+/// of a queue: requests of 16 steps that are cut in two get pieces of 8 and 8 steps, not of 9
+/// and 7. It tries slacks between `too_little`, with which the work did not fit (or 0), and that of
+/// the longest queue. `enough`: the slack of the last try, with which the work fits.
 void QueueFiller::reduce_slack(int64_t share, int64_t too_little, int64_t enough) {
   constexpr int kTries = 2;
-  constexpr int64_t kUnnoticed = 24;  // such a part of a queue is not worth another try
+  constexpr int64_t kUnnoticed = 24;  // 1/24 of a queue is not worth another try
   int64_t longest = *std::max_element(loads_.begin(), loads_.end()) - share;
   int64_t last = enough;
   for (int i = 0; i < kTries && longest - too_little > share / kUnnoticed; ++i) {
@@ -147,10 +148,11 @@ class QueueFiller::Dealer {
     }
   }
 
-  /// Begins to deal a group of `count` row tiles. If it has few, every second round begins one
-  /// queue later. Otherwise a queue may always get tiles of one and of four steps, and another one
-  /// those of two and three: a tile of one step takes longer than the model says, nearly as long as
-  /// two.
+  /// Begins to deal a group of `count` row tiles. After a group of few, and until the next group,
+  /// every second round begins one queue later. Otherwise, if twice the number of queues is a
+  /// multiple of `count`, each queue gets the same two lengths again and again: one queue tiles of
+  /// one and four steps, another one tiles of two and three. Their sums are equal in the model, but
+  /// a tile of one step takes nearly as long as one of two.
   void begin_group(int32_t count) {
     constexpr int32_t kFew = 8;
     moves_on_ = count <= kFew;
@@ -168,7 +170,7 @@ class QueueFiller::Dealer {
   Item* dealt_;
   Item* left_;
   int32_t place_ = 0;
-  int32_t shift_ = 0;  // place 0 is that of this CTA
+  int32_t shift_ = 0;  // the CTA at place 0
   bool moves_on_ = false;
   int32_t direction_ = 1;
 };

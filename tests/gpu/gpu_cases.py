@@ -187,8 +187,8 @@ LARGER += [
     Case((1,) * 9, (900,) * 9, num_qo_heads=8, num_kv_heads=4, head_dim=80, page_size=None),
 ]
 
-# TMA boxes of every size, in work tiles with more steps than one batch of page ids serves: with
-# split keys, one and several kv heads in a tile, and lengths that end within a box.
+# TMA boxes of every size. Work tiles have more steps than one batch of page ids is enough for. Some
+# requests are split, some tiles have several kv heads, and some lengths end inside of a box.
 LARGER += [
     Case(qo, kv, num_qo_heads=8, num_kv_heads=kv_heads, head_dim=dim, page_size=page, **options)
     for qo, kv, kv_heads, options in (

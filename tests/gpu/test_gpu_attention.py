@@ -109,7 +109,7 @@ def test_alignment_does_not_change_bits(torch, seed):
 
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 def test_queries_of_the_next_request_do_not_change_bits(head_dim, torch, seed):
-    """They fill the rest of a row tile, and nobody reads what becomes of them there."""
+    """A request's last row tile is filled up with queries of the next request."""
     attn = fp.Attention(8, 4, head_dim, page_size=None, q_dtype="bfloat16", device=DEVICE)
     attn.plan([0, 37, 101], [1500, 1500])
     generator = torch.Generator(DEVICE).manual_seed(seed)

@@ -70,8 +70,8 @@ constexpr int64_t kMostClocksOfWait = 36000;
 /// CTA merges the requests that it has computed. Otherwise the CTA that ends a prefix merges all
 /// of its requests, one after the other, while the other CTAs are idle. After some time the
 /// request arrives anyway: the CTA of a prefix may not have started yet, and may start only when
-/// this one has ended. The result is the same whoever merges. Returns the number of arrivals so
-/// far; what was written before them is visible.
+/// this one has ended. The result does not depend on which CTA merges. Returns the number of
+/// arrivals at the merge so far. What the others wrote before they arrived is visible then.
 FLASHPLAN_DEVICE int32_t wait_for_prefixes(const Merge& merge, const int32_t* arrivals) {
   const int64_t begin = clock64();
   // Each piece of the request itself has one state: prefixes are not shared in chunks.

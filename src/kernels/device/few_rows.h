@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attention of a work tile of up to 8 rows, such as a decode, over a cache with short rows: few
 // bytes for each token and kv head. Keys are the operand of 16 rows and queries that of 8 columns,
-// so that few products are wasted on padding. Each warp copies and uses keys of its own, and waits
-// for the others only at the end of a head.
+// so that few products are wasted on padding. Each warp copies its own keys and uses no others, and
+// warps wait for each other only at the end of a head.
 #pragma once
 
 #include "kernels/device/few_rows_pipeline.h"

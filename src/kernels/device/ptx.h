@@ -280,7 +280,7 @@ FLASHPLAN_DEVICE int32_t load_relaxed(const int32_t* from) {
   return value;
 }
 
-/// The same, before all later accesses to memory.
+/// A value that other CTAs change, as of now. All later accesses to memory come after it.
 FLASHPLAN_DEVICE int32_t load_acquire(const int32_t* from) {
   int32_t value;
   asm volatile("ld.acquire.gpu.global.s32 %0, [%1];\n" : "=r"(value) : "l"(from) : "memory");

@@ -127,10 +127,10 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
   // A batch has the page ids of all boxes of steps_of_batch steps of a head; lane i requests id i.
   // Each warp has two buffers for batches: one is in use while the other one is filled.
 
-  /// Makes `step` the current step: wait_page_id() then returns its ids. The first step of a head
-  /// requests the batch that it belongs to, and the second step of a batch requests the next batch.
-  /// By then all lanes have read the last ids in the other buffer, since wait_page_id() has
-  /// synchronised the warp at the first step of this batch.
+  /// Makes `step` the current step: wait_page_id() then returns its ids. At the first step of a
+  /// head, requests the batch of this step; at the second step of a batch, requests the next batch.
+  /// The next batch overwrites the one before this. All lanes have read that one, because
+  /// wait_page_id() synchronises the warp at the first step of each batch.
   FLASHPLAN_DEVICE void request_page_ids(const Step& step, const Keys& keys) {
     const int32_t boxes = maps_.boxes_of_step;
     if (boxes == 0) return;
@@ -163,7 +163,7 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
     }
     return static_cast<int32_t>(load_shared_4(step_ids_ + min(lane_, maps_.boxes_of_step - 1) * 4));
   }
-  /// The address of the warp's other buffer, given an address inside of one of them.
+  /// Where the other one of the warp's two buffers begins. `ids`: an address in one of them.
   static FLASHPLAN_DEVICE uint32_t other_buffer(uint32_t ids) {
     static_assert(S::kPageIds % (2 * kBatchBytes) == 0);
     return ids / kBatchBytes * kBatchBytes ^ kBatchBytes;

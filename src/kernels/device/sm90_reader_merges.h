@@ -109,13 +109,14 @@ class Sm90ReaderMerges {
     store_shared_4(word(i), static_cast<uint32_t>(value));
   }
 
-  /// The states that one Merge lists and that are still to be merged.
+  /// Partial states of one row that one Merge names and that are still to be merged.
   struct States {
     int32_t row;  // partial row of the first of them
     int32_t count;
     int32_t parent;  // number of the Merge of the prefix around them; -1: none
   };
-  /// Those that `from` lists for the first row of `rows`.
+  /// The states that `from`, the merge of a request or of a prefix around it, has for the first of
+  /// the request's rows.
   FLASHPLAN_DEVICE States states_of(const Merge& from, const PackedRows& rows) const {
     return {from.first_partial_row + rows.row_in(from.rows, p_.schedule.group_size),
             from.num_states, from.parent};
@@ -124,7 +125,8 @@ class Sm90ReaderMerges {
     return child.parent < 0 ? States{0, 0, -1} : states_of(p_.schedule.merges[child.parent], rows);
   }
 
-  /// A request to merge in this round, and its first states: all that its rows have in common.
+  /// A request to merge in this round, with the states of its first row. Those of row r lie r
+  /// partial rows behind them.
   struct Listed {
     PackedRows rows;
     int32_t kv_head;
@@ -151,8 +153,8 @@ class Sm90ReaderMerges {
     const States own = states_of(merge, merge.rows);
     return {merge.rows, merge.kv_head, own, states_of_parent(own, merge.rows)};
   }
-  /// Address of entry i of the requests to merge in this round, at most one of each thread. They
-  /// take the memory of keys and values, which are not needed any more.
+  /// Address of entry i of the requests to merge in this round. Each thread adds one at most. The
+  /// list lies where keys and values were, which all warps have used by now.
   static_assert(kThreads * Listed::kBytes <= S::kSlots * S::kSlotBytes);
   FLASHPLAN_DEVICE uint32_t listed(uint32_t i) const {
     return base_ + S::kFirstSlot + i * Listed::kBytes;
@@ -210,8 +212,8 @@ class Sm90ReaderMerges {
   FLASHPLAN_DEVICE bool has_to_merge(const Merge& merge, int32_t number, bool may_be_marked) const {
     int32_t* const counter = counter_of(p_, number);
     if (may_be_marked) return compare_and_swap(counter, kComplete, 0);
-    // Where all others have arrived, this CTA need not: an atomic operation takes as long as a load
-    // of the states.
+    // If all others have arrived, this CTA is the last one and need not arrive: an atomic operation
+    // would take as long as loading the states does.
     if (wait_for_prefixes(merge, counter) + 1 < merge.num_pieces) {
       return is_last_to_arrive(counter, merge.num_pieces);
     }
@@ -232,10 +234,10 @@ class Sm90ReaderMerges {
   }
 
   /// Merges the states of one row of a request: first its own in the order of their keys, then
-  /// those of its prefixes, from the innermost to the outermost. A warp calls it: each lane has the
-  /// weight of one state, and 4 dims at a time of all of them. Many requests have only one state of
-  /// their own. It is loaded together with the states of the prefix, so that a row waits for memory
-  /// once.
+  /// those of its prefixes, from the innermost to the outermost. A warp calls it: each lane
+  /// computes the weight of one state, and adds 4 dims of all states. Many requests have only one
+  /// state of their own; it is loaded together with those of the prefix, so that the warp waits
+  /// once for both.
   FLASHPLAN_DEVICE void merge_row(const Listed& request, int row) const {
     constexpr int kQuads = S::kHeadDimVo / 4;
     constexpr int kStatesAtOnce = S::kWarpgroups > 2 ? 6 : 12;  // more are spilled

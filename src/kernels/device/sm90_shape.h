@@ -66,15 +66,17 @@ struct Sm90Shape : Choices {
   static_assert(!kHelps || Choices::kHeadDimVo <= 128);  // products of more take its registers
   static constexpr int kWarpgroups = Choices::kHeadDimVo <= 64 && !kHelps ? 3 : 2;
   static constexpr int kTileQ = 64 * kWarpgroups;
+  static constexpr bool kIsWide = Choices::kHeadDimVo > 128;
   // 256 dims leave room for four slots of 80 keys.
-  static constexpr int kTileKv = Choices::kHeadDimVo > 128 ? 80 : kWarpgroups == 3 ? 96 : 128;
+  static constexpr int kTileKv = kIsWide ? 80 : kWarpgroups == 3 ? 96 : 128;
   static constexpr int kThreads = 128 * (kWarpgroups + (kHelps ? 2 : 1));
   static constexpr int kConsumerWarps = 4 * kWarpgroups;
-  // Registers of a thread: the loops of the products need no more than they get here. What the
-  // producer spills to local memory comes back late when a kernel begins: with 56 registers, where
-  // the first tile of a prompt has one step, its keys were requested 4,000 clocks later. Code that
-  // gathers must fit into 40: a spilled page id would be waited for when it is stored.
-  static constexpr bool kIsWide = Choices::kHeadDimVo > 128;
+  // Registers of a thread. The consumers get as few as their loop over keys needs to keep its
+  // values in registers; with 256 dims it loads four of them from local memory in each step. The
+  // producer gets the rest. A register that it spills to local memory is slow to come back while
+  // all CTAs request their first keys: with 56, the first keys of some prompts were requested 4,000
+  // clocks later than with 72. Code that gathers must fit into 40: a page id that is spilled would
+  // be waited for when it is stored.
   static constexpr int kProducerRegisters = kHelps ? 40 : kWarpgroups == 3 || kIsWide ? 56 : 72;
   static constexpr int kConsumerRegisters = kRotates           ? 208
                                             : kGathers         ? 216

@@ -15,7 +15,8 @@ struct Sm90Softmax {
   static_assert(kKeyTiles <= 16);  // 32 bits hold one for each column of a thread in a row
   // The shift before the first key. It is finite, so that masked logits of -inf give no NaN.
   static constexpr float kNoShift = -3e38F;
-  // Sums and 16-bit products hold weights of this size as well as those up to 1.
+  // If a thread's weights of one step add up to more than this, they are too large. Weights up to
+  // this are as precise as those up to 1, in float32 sums and in products with 16-bit operands.
   static constexpr float kMost = 1024.0F;
 
   /// What the rows of a warpgroup see of a work tile.
@@ -23,7 +24,7 @@ struct Sm90Softmax {
     int32_t begin;  // every row sees [begin, end)
     int32_t end;
     int32_t own_end[2];  // the end of what each of this thread's two rows sees
-    float most[2];       // sums of weights in a step are too large above this
+    float most[2];       // kMost, or infinity for a row of padding
     bool has_rows;       // whether this warp has any rows
 
     Visible() = default;
@@ -38,8 +39,8 @@ struct Sm90Softmax {
       for (int half = 0; half < 2; ++half) {
         const int row = S::row(first_row, opaque(thread), half);
         own_end[half] = block.visible_to(p, min(row, last)).end;
-        // Rows of padding never count: their queries may be those of another request, on which no
-        // bit of this one may depend.
+        // The weights of a row of padding are never too large: its query may be that of another
+        // request, and results of this request must not depend on it.
         most[half] = row <= last ? kMost : infinity();
       }
       has_rows = __any_sync(0xffffffffU, S::row(first_row, opaque(thread), 0) <= last);
