@@ -244,6 +244,22 @@ FLASHPLAN_DEVICE const unsigned char* shuffled_pointer(const unsigned char* poin
       __shfl_sync(0xffffffffU, reinterpret_cast<unsigned long long>(pointer), lane));
 }
 
+/// Transposes a 4 x 4 matrix of four lanes 4 i to 4 i + 3: word j of lane i becomes word i of lane
+/// j.
+FLASHPLAN_DEVICE uint4 transposed_in_four_lanes(uint4 words) {
+  const auto exchange = [](uint32_t& first, uint32_t& second, int step) {
+    const bool is_upper = (threadIdx.x & static_cast<unsigned>(step)) != 0;
+    const uint32_t other = __shfl_xor_sync(0xffffffffU, is_upper ? first : second, step);
+    first = is_upper ? other : first;
+    second = is_upper ? second : other;
+  };
+  exchange(words.x, words.y, 1);
+  exchange(words.z, words.w, 1);
+  exchange(words.x, words.z, 2);
+  exchange(words.y, words.w, 2);
+  return words;
+}
+
 /// Waits for `threads` threads at barrier `id` of the CTA.
 FLASHPLAN_DEVICE void barrier_wait(int id, int threads) {
   asm volatile("bar.sync %0, %1;\n" ::"r"(id), "r"(threads) : "memory");

@@ -133,11 +133,14 @@ class Sm90Epilogue {
           static_cast<uint16_t*>(p_.tensors.o.data) + OutputRow(p_, rows, head, own).o(p_));
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        auto* to = reinterpret_cast<uint32_t*>(
+        auto* to = reinterpret_cast<uint4*>(
             const_cast<unsigned char*>(shuffled_pointer(address, half * 8 + lane / 4)));
-        if (first_row + half * 8 + lane / 4 < rows.num_rows) {
+        const bool has_row = first_row + half * 8 + lane / 4 < rows.num_rows;
 #pragma unroll
-          for (int n = 0; n < kDimTiles; ++n) to[n * 4 + lane % 4] = pair(n, half);
+        for (int n = 0; n < kDimTiles; n += 4) {
+          const uint4 chunk = transposed_in_four_lanes(
+              {pair(n, half), pair(n + 1, half), pair(n + 2, half), pair(n + 3, half)});
+          if (has_row) to[n + lane % 4] = chunk;
         }
       }
     } else {
