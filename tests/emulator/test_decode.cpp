@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The sm80 kernels' decodes over short rows (FewRows), run by the emulator, against double
-// arithmetic: in pairs of kv heads, whole and cut, of tensors that are aligned or not, of requests
-// that are shorter than planned, merged by whichever CTA comes last.
+// The sm80 kernels' decodes, most of them over short rows (FewRows), run by the emulator, against
+// double arithmetic: in pairs of kv heads, whole and cut, of tensors that are aligned or not, of
+// requests that are shorter than planned, merged by whichever CTA comes last.
 #include "kernels/device/attention.h"
 
 #include <algorithm>
@@ -373,6 +373,24 @@ void check_all() {
 template <DType kQ, DType kKv, int kDims>
 using Of = device::Traits<kQ, kKv, kDims, kDims, device::Standard>;
 
+/// Work tiles that Mainloop computes, and whose first keys the work tile before them requests.
+TEST(heads_of_128_dims) {
+  using Bf16 = Of<kBf16, kBf16, 128>;
+  check_all<Bf16, 128>();
+  check<Bf16, 128>({.kv_lens = {900, 20, 0, 400, 64, 65, 700, 330, 1, 500},
+                    .num_kv_heads = 2,
+                    .group_size = 4,
+                    .num_ctas = 2},
+                   "many work tiles");
+  check<Bf16, 128>({.kv_lens = {400, 10, 350, 0, 300, 500},
+                    .num_kv_heads = 1,
+                    .group_size = 5,
+                    .qo_len = 3,
+                    .page_size = 1,
+                    .num_ctas = 1,
+                    .planned_lens = {700, 300, 400, 200, 380, 640}},
+                   "many work tiles that are shorter than planned");
+}
 TEST(heads_of_64_dims) { check_all<Of<kBf16, kBf16, 64>, 64>(); }
 TEST(heads_of_80_dims) { check_all<device::With80Dims<Of<kF16, kF16, 128>>, 80>(); }
 TEST(e4m3) { check_all<Of<kBf16, DType::kFloat8E4M3, 128>, 128>(); }

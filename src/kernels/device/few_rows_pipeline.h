@@ -22,7 +22,7 @@ class FewRowsPipeline {
         warp_(warp),
         lane_(lane),
         stages_(base + S::kFirstStage + warp * S::kStages * S::kStageBytes),
-        own_ids_(base + S::kIds + warp * S::kStages * S::kIdsBytes + lane % S::kKeys * 4),
+        own_ids_(base + S::kIds + warp * S::kStages * S::kIdsBytes + lane * 4),
         ids_(context.page_ids),
         heads_end_(heads_end) {
     const KvView& view = finds_values() ? p.tensors.v : p.tensors.k;

@@ -213,7 +213,7 @@ struct FewRowsShape {
   static constexpr int kStepKeys = kWarps * kKeys;
   static constexpr int kTileBytes = kKeys * Tile::kRowBytes;  // keys or values of one head
   static constexpr int kStageBytes = 2 * kHeads * kTileBytes;
-  static constexpr int kIdsBytes = kKeys * 4;  // page ids of a step
+  static constexpr int kIdsBytes = 32 * 4;  // each lane's page id of a step
   // What a warp tells the others: where it has left its o, and {shift, sum} of 8 rows.
   static constexpr int kStateBytes = 16 + 8 * 8;
   static constexpr int kOutputPitch = (kDims + 31) / 32 * 32;  // of o in a stage, in floats
