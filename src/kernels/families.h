@@ -54,6 +54,7 @@ inline int32_t preference_of_sm90(const AttentionOptions& options, BatchKind kin
 inline constexpr KernelFamily kSm90Family = {.name = "sm90",
                                              .device = DeviceType::kCuda,
                                              .shares_prefixes = true,
+                                             .merges_readers_last = true,
                                              .first_unserved = first_unserved_by_sm90,
                                              .scratch_bytes = merged_state_bytes,
                                              .preference = preference_of_sm90};
@@ -75,6 +76,7 @@ inline int32_t preference_of_sm90_gather(const AttentionOptions& options, BatchK
 inline constexpr KernelFamily kSm90GatherFamily = {.name = "sm90_gather",
                                                    .device = DeviceType::kCuda,
                                                    .shares_prefixes = true,
+                                                   .merges_readers_last = true,
                                                    .first_unserved = first_unserved_by_sm90_gather,
                                                    .scratch_bytes = merged_state_bytes,
                                                    .preference = preference_of_sm90_gather};

@@ -43,6 +43,9 @@ struct KernelFamily {
   DeviceType device;
   /// Whether the kernels run work tiles of shared prefixes, and their merges.
   bool shares_prefixes = false;
+  /// Whether a CTA merges requests with their prefixes after all tiles of its queue, not after each
+  /// tile.
+  bool merges_readers_last = false;
 
   /// The first axis along which `kernel` does not serve `options`; kNone: it serves them.
   Axis (*first_unserved)(const Kernel& kernel, const AttentionOptions& options) noexcept;

@@ -40,6 +40,14 @@ void QueueFiller::fill(const TileSet& tiles, const Segment* segments, const Shar
   tiles_ = &tiles;
   loads_before_ = loads;
   cutter_.begin(segments, sharing, tiles.queues_wait);
+  if (tiles.capacity > 0) {
+    heads_at_once_ = 1;
+    deal_items(tiles.capacity, tiles.capacity);
+    if (place_the_rest(tiles.capacity) <= 0) {
+      tiles_ = nullptr;
+      return;
+    }
+  }
   // The paper's L_kv, as a cost: what each CTA would get of a perfect division.
   const int64_t cost = std::accumulate(loads.begin(), loads.end(), tiles.cost);
   const int64_t share = cost / shape_.num_ctas + 1;

@@ -28,6 +28,8 @@ struct TileSet {
   /// Whether queues wait until the longest one has ended. Then a cut that costs more work than it
   /// moves is made too, because it makes the longest queue shorter.
   bool queues_wait = false;
+  /// > 0: what a queue may get, if everything then fits. Queues are filled one after the other.
+  int64_t capacity = 0;
 };
 
 /// Gives each queue about the same share of a TileSet: whole items as long as they fit, then parts

@@ -125,18 +125,20 @@ void Scheduler::divide() {
   schedule_.num_cut = 0;
   if (has_prefixes_first()) {
     const int32_t num_prefixes = num_sharers - prefixes_.num_requests();
+    const int64_t capacity = capacity_of_prefixes();
     prefix_filler_.fill({.row_tiles = row_tiles_,
                          .groups = {},
                          .longest_first = row_tiles_.prefixes_longest_first(),
                          .cost = row_tiles_.cost_of_prefixes(),
                          .num_sharers = num_prefixes,
-                         .queues_wait = true},
+                         .queues_wait = capacity == 0,
+                         .capacity = capacity},
                         memory_.segments, sharing);
     const Cutter& cutter = prefix_filler_.cutter();
     sharing.num_partial_rows = cutter.num_partial_rows();
     schedule_.num_cut = cutter.num_cut();
     num_sharers -= num_prefixes;
-    loads = loads_of_prefixes();
+    loads = capacity > 0 ? prefix_filler_.loads() : loads_of_prefixes();
   }
   filler_.fill(
       {.row_tiles = row_tiles_,
@@ -150,6 +152,24 @@ void Scheduler::divide() {
     const int64_t idle = loads.empty() ? 0 : loads[c] - prefix_filler_.loads()[c];
     schedule_.cta_cost[c] = ends[c] - idle;
   }
+}
+
+/// What a queue may get of short prefixes, if they need not be complete before all queues end; else
+/// 0, for an even division. A piece of one step takes nearly as long as one of two, and each piece
+/// has partial results that are merged with all its requests. So pieces have kSteps steps, those of
+/// the longest prefix nearly so, and only some queues have one. Prefixes still end early: nobody
+/// waits for them, although predicted times have errors.
+int64_t Scheduler::capacity_of_prefixes() const {
+  constexpr int64_t kSteps = 4;
+  if (!shape_.merges_readers_last) return 0;
+  const RowTile& longest = row_tiles_[row_tiles_.prefixes_longest_first()[0]];
+  const RowCosts& of = row_tiles_.costs(longest.num_rows);
+  const int64_t fixed = of.tile + of.write;
+  const int64_t steps = (longest.head_cost - fixed) / of.step;
+  const int64_t pieces = (steps - 1) / kSteps + 1;
+  const int64_t capacity = fixed + ((steps - 1) / pieces + 1) * of.step;
+  const bool is_short = row_tiles_.cost_of_prefixes() < capacity * shape_.num_ctas;
+  return is_short && 2 * capacity * shape_.num_ctas <= row_tiles_.total_cost() ? capacity : 0;
 }
 
 /// What each queue has before requests are divided: the predicted cost of its prefixes. Queues that

@@ -98,6 +98,7 @@ class Scheduler {
  private:
   void schedule_batch(const Batch& batch);
   void divide();
+  int64_t capacity_of_prefixes() const;
   std::span<const int64_t> loads_of_prefixes();
   int64_t modelled_time() const;
   bool has_prefixes_first() const { return shape_.prefixes_first() && !prefixes_.empty(); }

@@ -28,6 +28,7 @@ ScheduleShape schedule_shape(const AttentionOptions& options, const KernelChoice
   shape.num_ctas = choice.num_ctas;
   shape.max_partial_slots = layout.max_partial_slots;
   shape.shares_prefixes = shares_prefixes(options, choice);
+  shape.merges_readers_last = choice.kernel.family->merges_readers_last;
   shape.chunk_kv = choice.chunk_kv;
   shape.item_steps = choice.kernel.tuning.item_steps;
   shape.uncut_part = choice.kernel.tuning.uncut_part;

@@ -68,6 +68,9 @@ struct ScheduleShape {
   int32_t max_partial_slots = 0;  // of tile_q partial rows
   /// Whether prefixes that requests share may be computed once for all of them.
   bool shares_prefixes = false;
+  /// Whether each CTA merges requests with their prefixes at the end of its queue. Prefixes then
+  /// have to be complete by that time, and no earlier.
+  bool merges_readers_last = false;
   /// > 0: batch-invariant; a state is computed for each chunk of chunk_kv keys, which is tile_kv
   /// times a power of two.
   int32_t chunk_kv = 0;

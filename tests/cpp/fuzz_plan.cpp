@@ -302,6 +302,7 @@ ScheduleShape any_shape(FuzzedDataProvider& in) {
     s.chunk_kv = s.tile_kv << in.ConsumeIntegralInRange<int32_t>(0, 4);
   }
   if (in.ConsumeBool()) s.item_steps = in.ConsumeIntegralInRange<int32_t>(1, 100);
+  s.merges_readers_last = s.prefixes_first() && in.ConsumeBool();
   s.cost.tile = in.ConsumeIntegralInRange<int32_t>(0, 1000);
   s.cost.tile_row = in.ConsumeIntegralInRange<int32_t>(0, 20);
   s.cost.step = in.ConsumeIntegralInRange<int32_t>(1, 1000);

@@ -54,6 +54,7 @@ ScheduleShape random_shape(Random& random) {
   shape.cost = random_costs(random);
   if (random.one_in(2)) shape.item_steps = random.pick({1, 8, 32, 1000});
   if (random.one_in(3)) shape.uncut_part = random.pick({1, 16});
+  shape.merges_readers_last = shape.prefixes_first() && random.one_in(2);
   return shape;
 }
 
@@ -125,6 +126,31 @@ double part_of_time(const ScheduleShape& shape, HostBatch batch) {
   batch.shared_prefixes.clear();
   scheduler.make(batch.view());
   return with / static_cast<double>(longest_queue(scheduler.schedule()));
+}
+
+TEST(short_prefixes_have_few_pieces_where_requests_are_merged_last) {
+  ScheduleShape shape = real_shape(true, 132);
+  const KernelTuning tuning = sm90_tuning(128);
+  shape.tile_kv = 128;
+  shape.item_steps = tuning.item_steps;
+  shape.cost = tuning.cost;
+  const auto pieces_of = [&](const HostBatch& batch) {
+    OwningScheduler scheduler(shape, batch.size(), batch.qo_tokens());
+    scheduler.make(batch.view());
+    std::vector<int32_t> steps;
+    for (const WorkTile& tile : scheduler.schedule().tiles) {
+      if (tile.segment >= batch.size()) steps.push_back((tile.kv_end - tile.kv_begin) / 128);
+    }
+    return steps;
+  };
+  // Two row tiles of 8 heads with 8 steps.
+  const HostBatch batch = decodes(64, 1024, 128);
+  shape.merges_readers_last = false;
+  CHECK(pieces_of(batch) == std::vector<int32_t>(128, 1));
+  shape.merges_readers_last = true;
+  CHECK(pieces_of(batch) == std::vector<int32_t>(32, 4));
+  // Long prefixes are divided among all queues.
+  CHECK(pieces_of(decodes(64, 8192, 128)) == std::vector<int32_t>(128, 8));
 }
 
 TEST(sharing_saves_what_it_should) {
