@@ -44,7 +44,7 @@ Kernel make_hopper_kernel(std::string_view name, const KernelFamily* family,
   kernel.head_dim_vo = Choices::kHeadDimVo;
   kernel.softcap = std::is_same_v<typename Choices::Variant, device::Softcap>;
   kernel.geometry = sm90_geometry<Choices>();
-  kernel.tuning = sm90_tuning(kernel.geometry.tile_kv);
+  kernel.tuning = sm90_tuning(kernel.geometry.tile_kv, kernel.geometry.gathers);
   const auto code = reinterpret_cast<const void*>(&device::sm90_attention_kernel<Choices>);
   kernel.code.few_rows_first = code;
   kernel.code.many_rows_first = code;

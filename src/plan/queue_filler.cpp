@@ -74,8 +74,10 @@ void QueueFiller::fill_queues(int64_t share, int32_t heads_at_once) {
   constexpr int64_t kWorthOfGroups = 8;
   const TileSet& tiles = *tiles_;
   heads_at_once_ = heads_at_once;
-  deal_items(share, share);
   bool in_groups = !tiles.groups.empty();
+  // What is not dealt evens the queues out.
+  const bool may_exceed = in_groups && shape_.uncut_part > 0;
+  deal_items(share, share - (may_exceed ? share / shape_.uncut_part : 0));
   // The cost that cuts add is known only after the cuts are made, so several capacities are tried.
   // If the work does not fit, the next capacity is larger by 5/4 of what was missing, because a
   // larger capacity moves the cuts and may add others. A step is at least half of the slack so far

@@ -37,9 +37,12 @@ KernelTuning sm80_tuning(int32_t tile_kv) noexcept {
           .chunk_kv = 4096};
 }
 
-KernelTuning sm90_tuning(int32_t tile_kv) noexcept {
+KernelTuning sm90_tuning(int32_t tile_kv, bool gathers) noexcept {
   // The unit is a clock. A tile of 128 rows takes 2600 for a step of 128 keys, whatever rows are in
-  // use, and 5000 for its begin and end; a partial result 3000, and 40 for each of its rows.
+  // use, and 5000 for its begin and end; a partial result 3000, and 40 for each of its rows. A tile
+  // of one step takes nearly as long as one of two, because the loads of the next tile take that
+  // long. Where rows are gathered, batches of many lengths are faster without this, and with items
+  // of more heads.
   // At the end of a queue, eight warps merge its requests with their prefixes. What this and
   // sharing cost was fitted to the times of 100 trees of prefixes; `share` was lowered when these
   // merges became faster, and 120 trees confirmed it. A step of decodes takes 700 less
@@ -48,6 +51,7 @@ KernelTuning sm90_tuning(int32_t tile_kv) noexcept {
                    .tile_row = 0,
                    .step = 2600 * tile_kv / 128,
                    .step_row = 0,
+                   .lone_step = gathers ? 0 : 2100 * tile_kv / 128,
                    .split = 3000,
                    .split_row = 40,
                    .write = 1000,
@@ -58,7 +62,7 @@ KernelTuning sm90_tuning(int32_t tile_kv) noexcept {
                    .share = 2000,
                    .share_row = 100,
                    .error_part = 6},
-          .item_steps = 16 * 128 / tile_kv,
+          .item_steps = (gathers ? 16 : 8) * 128 / tile_kv,
           .uncut_part = 16,
           .chunk_kv = 0};
 }

@@ -19,6 +19,7 @@ struct KernelTuning {
 
 KernelTuning cpu_tuning() noexcept;
 KernelTuning sm80_tuning(int32_t tile_kv) noexcept;
-KernelTuning sm90_tuning(int32_t tile_kv) noexcept;
+/// `gathers`: as in KernelGeometry.
+KernelTuning sm90_tuning(int32_t tile_kv, bool gathers = false) noexcept;
 
 }  // namespace flashplan
