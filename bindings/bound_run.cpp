@@ -51,6 +51,11 @@ nb::object BoundRun::call(nb::handle stream) {
   return result_;
 }
 
+nb::object BoundRun::repr() const {
+  return nb::str("<BoundRun of {}>")
+      .format(plan_.is_valid() ? nb::repr(plan_) : nb::str("no plan"));
+}
+
 int BoundRun::traverse(visitproc visit, void* arg) const {
   Py_VISIT(plan_.ptr());
   Py_VISIT(memory_.ptr());

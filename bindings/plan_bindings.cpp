@@ -180,6 +180,7 @@ void bind_plan(nb::module_& m) {
   nb::class_<BoundRun>(m, "BoundRun", nb::type_slots(collected_slots<BoundRun>),
                        "What Attention.bind() returns.")
       .def("__call__", &BoundRun::call, "stream"_a.none() = nb::none())
+      .def("__repr__", &BoundRun::repr)
       .def("__reduce_ex__", &refuse_copy);
 
   m.def("find_shared_prefixes", &find_groups, "qo_indptr"_a, "kv_lens"_a, "page_size"_a,

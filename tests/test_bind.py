@@ -72,6 +72,7 @@ def test_outputs_are_those_of_bind_at_each_call():
     assert np.array_equal(o[:rows], expected)
     assert np.array_equal(lse[:rows], expected_lse)
     assert call()[0] is o and call()[1] is lse
+    assert repr(call) == f"<BoundRun of {attn.plan(*planned()[1].plan_args())!r}>"
     out = np.empty_like(o)
     assert attn.bind(*args, **kwargs, out=out)() is out
 

@@ -222,6 +222,8 @@ class BoundRun:
 
     def __call__(self, stream: object | None = None) -> object: ...
 
+    def __repr__(self) -> object: ...
+
     def __reduce_ex__(self, protocol: SupportsIndex, /) -> NoReturn:
         """Refused: a copy would share what it points to."""
 
