@@ -51,9 +51,9 @@ nb::object BoundRun::call(nb::handle stream) {
   return result_;
 }
 
-nb::object BoundRun::repr() const {
-  return nb::str("<BoundRun of {}>")
-      .format(plan_.is_valid() ? nb::repr(plan_) : nb::str("no plan"));
+nb::str BoundRun::repr() const {
+  const nb::str plan = plan_.is_valid() ? nb::repr(plan_) : nb::str("no plan");
+  return nb::str("<BoundRun of {}>").format(plan);
 }
 
 int BoundRun::traverse(visitproc visit, void* arg) const {

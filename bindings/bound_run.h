@@ -19,7 +19,7 @@ class BoundRun {
   /// Runs the current plan, with all checks of Plan::run().
   nb::object call(nb::handle stream);
   /// Says what is planned.
-  nb::object repr() const;
+  nb::str repr() const;
 
   int traverse(visitproc visit, void* arg) const;
   /// Called when the garbage collector breaks a cycle; calls are refused afterwards.
