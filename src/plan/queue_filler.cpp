@@ -89,7 +89,7 @@ void QueueFiller::fill_queues(int64_t share, int32_t heads_at_once) {
   for (int i = 0; i < kTries; ++i) {
     const int64_t excess = place_the_rest(share + slack);
     if (excess <= 0) {
-      if (tiles.groups.empty()) reduce_slack(share, too_little, slack);
+      if (!tiles.longest_first.empty()) reduce_slack(share, too_little, slack);
       break;
     }
     too_little = slack;
@@ -109,12 +109,23 @@ void QueueFiller::fill_queues(int64_t share, int32_t heads_at_once) {
 /// of a queue: requests of 16 steps that are cut in two get pieces of 8 and 8 steps, not of 9
 /// and 7. It tries slacks between `too_little`, with which the work did not fit (or 0), and that of
 /// the longest queue. `enough`: the slack of the last try, with which the work fits.
+///
+/// Where decodes fill queues up behind prompts, the slack of the first try is large, so there are
+/// more tries. But cuts of tiles with many rows cost more than a little slack.
 void QueueFiller::reduce_slack(int64_t share, int64_t too_little, int64_t enough) {
-  constexpr int kTries = 2;
-  constexpr int64_t kUnnoticed = 24;  // 1/24 of a queue is not worth another try
+  constexpr int64_t kUnnoticed = 24;  // 1/24 of a queue is not worth a try
+  constexpr int64_t kWanted = 64;     // with prompts, tries go on to 1/64
+  const bool has_prompts = !tiles_->groups.empty();
+  const int tries = has_prompts ? 4 : 2;
+  int64_t wanted = share / kUnnoticed;
   int64_t longest = *std::max_element(loads_.begin(), loads_.end()) - share;
+  if (longest - too_little <= wanted) return;
+  if (has_prompts) {
+    wanted = std::max(share / kWanted,
+                      shape_.cost.of_tile(shape_.tile_q) + shape_.cost.of_split(shape_.tile_q));
+  }
   int64_t last = enough;
-  for (int i = 0; i < kTries && longest - too_little > share / kUnnoticed; ++i) {
+  for (int i = 0; i < tries && longest - too_little > wanted; ++i) {
     last = (too_little + longest) / 2;
     if (place_the_rest(share + last) > 0) {
       too_little = last;
