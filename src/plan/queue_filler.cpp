@@ -75,7 +75,7 @@ void QueueFiller::fill_queues(int64_t share, int32_t heads_at_once) {
   const TileSet& tiles = *tiles_;
   heads_at_once_ = heads_at_once;
   bool in_groups = !tiles.groups.empty();
-  // What is not dealt evens the queues out.
+  // The rest is placed by the heap, always in the shortest queue, which makes the queues equal.
   const bool may_exceed = in_groups && shape_.uncut_part > 0;
   deal_items(share, share - (may_exceed ? share / shape_.uncut_part : 0));
   // The cost that cuts add is known only after the cuts are made, so several capacities are tried.
@@ -105,13 +105,12 @@ void QueueFiller::fill_queues(int64_t share, int32_t heads_at_once) {
   }
 }
 
-/// Makes the longest queue shorter where queues have few steps, since one step is then a large part
-/// of a queue: requests of 16 steps that are cut in two get pieces of 8 and 8 steps, not of 9
-/// and 7. It tries slacks between `too_little`, with which the work did not fit (or 0), and that of
-/// the longest queue. `enough`: the slack of the last try, with which the work fits.
-///
-/// Where decodes fill queues up behind prompts, the slack of the first try is large, so there are
-/// more tries. But cuts of tiles with many rows cost more than a little slack.
+/// Makes the longest queue shorter, by trying smaller slacks than `enough`, with which the last try
+/// succeeded. Slacks up to `too_little` have failed (0: none has). Where queues have few steps, one
+/// step is a large part of a queue: requests of 16 steps that are cut in two then get pieces of 8
+/// and 8 steps, not of 9 and 7. Where a batch has prompts and decodes, the slack of the first try
+/// is large, so more slacks are tried; but none that is less than the cost of cutting a full row
+/// tile.
 void QueueFiller::reduce_slack(int64_t share, int64_t too_little, int64_t enough) {
   constexpr int64_t kUnnoticed = 24;  // 1/24 of a queue is not worth a try
   constexpr int64_t kWanted = 64;     // with prompts, tries go on to 1/64

@@ -28,7 +28,8 @@ struct TileSet {
   /// Whether queues wait until the longest one has ended. Then a cut that costs more work than it
   /// moves is made too, because it makes the longest queue shorter.
   bool queues_wait = false;
-  /// > 0: what a queue may get, if everything then fits. Queues are filled one after the other.
+  /// > 0: the cost up to which queues are filled, from the first one on. It is ignored if the
+  /// queues then do not hold all tiles.
   int64_t capacity = 0;
 };
 

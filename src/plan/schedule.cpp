@@ -154,11 +154,13 @@ void Scheduler::divide() {
   }
 }
 
-/// What a queue may get of short prefixes, if they need not be complete before all queues end; else
-/// 0, for an even division. A piece of one step takes nearly as long as one of two, and each piece
-/// has partial results that are merged with all its requests. So pieces have kSteps steps, those of
-/// the longest prefix nearly so, and only some queues have one. Prefixes still end early: nobody
-/// waits for them, although predicted times have errors.
+/// The cost up to which queues are filled with prefixes, or 0 if prefixes are to be divided evenly
+/// among all queues. They need not be, where requests are merged at the ends of queues and prefixes
+/// are short. A piece of one step takes nearly as long as one of two, and the partial results of
+/// each piece are merged with all its requests. So the longest prefix is cut into equal pieces of
+/// up to kSteps steps, and a queue gets at most one such piece or as much of others. As this is at
+/// most half of a queue, prefixes are complete before requests are merged, even if predicted times
+/// are wrong.
 int64_t Scheduler::capacity_of_prefixes() const {
   constexpr int64_t kSteps = 4;
   if (!shape_.merges_readers_last) return 0;

@@ -15,7 +15,7 @@ struct WorkspaceLayout;
 /// Predicts the time, in arbitrary units, of a tile of `rows` query rows over `steps` key tiles:
 ///   of_tile(rows) + steps * of_step(rows)
 /// This is the paper's alpha * l_q + beta * l_kv, with coefficients measured for a kernel family.
-/// Of a request with several row tiles, one of a single step costs lone_step more.
+/// A tile of a single step costs lone_step more, if its request has several row tiles.
 struct CostModel {
   int32_t tile = 0;
   int32_t tile_row = 0;
@@ -70,8 +70,8 @@ struct ScheduleShape {
   int32_t max_partial_slots = 0;  // of tile_q partial rows
   /// Whether prefixes that requests share may be computed once for all of them.
   bool shares_prefixes = false;
-  /// Whether each CTA merges requests with their prefixes at the end of its queue. Prefixes then
-  /// have to be complete by that time, and no earlier.
+  /// Whether each CTA merges requests with their prefixes only after all tiles of its queue, so
+  /// that prefixes need not be complete earlier.
   bool merges_readers_last = false;
   /// > 0: batch-invariant; a state is computed for each chunk of chunk_kv keys, which is tile_kv
   /// times a power of two.

@@ -41,8 +41,8 @@ KernelTuning sm90_tuning(int32_t tile_kv, bool gathers) noexcept {
   // The unit is a clock. A tile of 128 rows takes 2600 for a step of 128 keys, whatever rows are in
   // use, and 5000 for its begin and end; a partial result 3000, and 40 for each of its rows. A tile
   // of one step takes nearly as long as one of two, because the loads of the next tile take that
-  // long. Where rows are gathered, batches of many lengths are faster without this, and with items
-  // of more heads.
+  // long. Where rows are gathered, batches of many lengths are faster if the model ignores this and
+  // items have more heads.
   // At the end of a queue, eight warps merge its requests with their prefixes. What this and
   // sharing cost was fitted to the times of 100 trees of prefixes; `share` was lowered when these
   // merges became faster, and 120 trees confirmed it. A step of decodes takes 700 less

@@ -244,8 +244,8 @@ FLASHPLAN_DEVICE const unsigned char* shuffled_pointer(const unsigned char* poin
       __shfl_sync(0xffffffffU, reinterpret_cast<unsigned long long>(pointer), lane));
 }
 
-/// Transposes a 4 x 4 matrix of four lanes 4 i to 4 i + 3: word j of lane i becomes word i of lane
-/// j.
+/// Transposes 4 x 4 matrices of 32-bit words. Four neighbouring lanes, the first a multiple of 4,
+/// have the rows of a matrix. All lanes of the warp call it.
 FLASHPLAN_DEVICE uint4 transposed_in_four_lanes(uint4 words) {
   const auto exchange = [](uint32_t& first, uint32_t& second, int step) {
     const bool is_upper = (threadIdx.x & static_cast<unsigned>(step)) != 0;
