@@ -28,18 +28,38 @@ FLASHPLAN_DEVICE void mbarrier_arrive_expect(uint32_t barrier, uint32_t bytes) {
 FLASHPLAN_DEVICE void mbarrier_arrive_after_copies(uint32_t barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];\n" ::"r"(barrier) : "memory");
 }
+/// Whether the phase of this parity is complete; otherwise waits for it, up to a limit of the
+/// GPU's.
+FLASHPLAN_DEVICE bool mbarrier_try_wait(uint32_t barrier, uint32_t parity) {
+  uint32_t done;
+  asm volatile(
+      "{\n.reg .pred done;\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%1], %2;\nselp.u32 %0, 1, 0, done;\n}\n"
+      : "=r"(done)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return done != 0;
+}
 /// Waits for the phase of this parity; a whole warp calls it. Its threads leave the loop at once:
 /// the compiler then knows that they still agree, and keeps what they share in uniform registers.
 FLASHPLAN_DEVICE void mbarrier_wait(uint32_t barrier, uint32_t parity) {
-  uint32_t done;
+  while (!__all_sync(0xffffffffU, mbarrier_try_wait(barrier, parity))) {
+  }
+}
+
+/// A phase of an mbarrier.
+struct MbarrierPhase {
+  uint32_t barrier;
+  uint32_t parity;
+};
+/// Waits for two phases in the time that one takes, where both are complete.
+FLASHPLAN_DEVICE void mbarrier_wait(MbarrierPhase a, MbarrierPhase b) {
+  bool done;
   do {
-    asm volatile(
-        "{\n.reg .pred done;\n"
-        "mbarrier.try_wait.parity.shared::cta.b64 done, [%1], %2;\nselp.u32 %0, 1, 0, done;\n}\n"
-        : "=r"(done)
-        : "r"(barrier), "r"(parity)
-        : "memory");
-  } while (!__all_sync(0xffffffffU, done != 0));
+    const bool done_a = mbarrier_try_wait(a.barrier, a.parity);
+    const bool done_b = mbarrier_try_wait(b.barrier, b.parity);
+    done = done_a && done_b;
+  } while (!__all_sync(0xffffffffU, done));
 }
 
 /// Starts the copy of one box of a three-dimensional tensor map to shared memory; its bytes count

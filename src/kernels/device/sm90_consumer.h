@@ -28,24 +28,23 @@ class Sm90Consumer {
     if (warpgroup_ + 1 == S::kWarpgroups) barrier_arrive_if(true, S::kTurnBarrier, 2 * 128);
     Unit last = kNoUnit;
     Unit unit = {};
-    bool begins_tile = true;
     for (;;) {
-      if (begins_tile) wait_tile(unit);
+      if (begins_tile_) wait_tile(unit);
       const Sm90Context& context = context_of(unit);
       const bool has_keys = context.has_steps();
       if (context.is_end && last.tile < 0) break;  // without code that no cache has yet
-      attend(unit, last, has_keys);
+      if (has_keys || last.tile >= 0) attend(unit, last, has_keys);
       if (has_keys) {
         last = unit;
         last_q_ = q_;
-        last_q_parts_ = is_shared(unit) ? S::kQParts : 1;
-        q_ += last_q_parts_;
-        begins_tile = is_last_head(unit);
-        begins_tile ? ++unit.tile : ++unit.head;
+        last_shared_ = shared_;
+        q_ += num_query_parts(shared_);
+        begins_tile_ = is_last_head(unit);
+        begins_tile_ ? ++unit.tile : ++unit.head;
       } else {
         if (context.is_end) break;
         if (warpgroup_ == 0 || is_shared(unit)) epilogue(warpgroup_ * 64).write_empty(context);
-        release(S::kContextEmpty, unit.tile % S::kContexts);
+        release(S::kContextEmpty, context_slot(unit));
         last = kNoUnit;
         ++unit.tile;
       }
@@ -60,6 +59,7 @@ class Sm90Consumer {
   using Softmax =
       typename Sm90SoftmaxOf<S, Variant::kReadsPositions || !Variant::kUseSoftmax>::Type;
   using Visible = typename Softmax::Visible;
+  using Scales = typename Sm90Epilogue<S>::Scales;
   using ByDims = Wgmma<S::kQ, S::kTileKv>;
   using ByRows = Wgmma<S::kQ, S::kHeadDimVo>;
 
@@ -70,8 +70,12 @@ class Sm90Consumer {
   };
   static constexpr Unit kNoUnit = {-1, 0};
 
+  /// Where the record of a unit's tile is.
+  static FLASHPLAN_DEVICE uint32_t context_slot(const Unit& unit) {
+    return static_cast<uint32_t>(unit.tile) % S::kContexts;
+  }
   FLASHPLAN_DEVICE const Sm90Context& context_of(const Unit& unit) const {
-    return reinterpret_cast<const Sm90Context*>(smem_ + S::kContext)[unit.tile % S::kContexts];
+    return reinterpret_cast<const Sm90Context*>(smem_ + S::kContext)[context_slot(unit)];
   }
   FLASHPLAN_DEVICE bool is_last_head(const Unit& unit) const {
     const WorkTile& tile = context_of(unit).tile;
@@ -80,8 +84,8 @@ class Sm90Consumer {
 
   /// Waits for the record of a tile, and sets `unit` to its first head.
   FLASHPLAN_DEVICE void wait_tile(Unit& unit) const {
-    const int slot = unit.tile % S::kContexts;
-    mbarrier_wait(barrier(S::kContextFull, slot), unit.tile / S::kContexts & 1);
+    mbarrier_wait(barrier(S::kContextFull, context_slot(unit)),
+                  static_cast<uint32_t>(unit.tile) / S::kContexts & 1);
     unit.head = context_of(unit).tile.kv_head;
   }
   /// Whether all warpgroups have rows of a unit. The warp votes, so that the compiler knows that
@@ -90,20 +94,25 @@ class Sm90Consumer {
     return __any_sync(0xffffffffU, unit.tile >= 0 && context_of(unit).num_rows > 64) != 0;
   }
   /// Whether this warpgroup computes rows of the unit whose queries are at `place`.
-  FLASHPLAN_DEVICE bool is_own(bool is_shared, int32_t place) const {
-    return is_shared || place % S::kWarpgroups == warpgroup_;
+  FLASHPLAN_DEVICE bool is_own(bool is_shared, uint32_t place) const {
+    return is_shared || static_cast<int>(place % S::kWarpgroups) == warpgroup_;
   }
   /// The first row of this warpgroup in the tile.
   FLASHPLAN_DEVICE int first_row(bool is_shared) const { return is_shared ? warpgroup_ * 64 : 0; }
 
-  FLASHPLAN_DEVICE uint32_t barrier(int first, int index) const {
+  /// How many parts of a buffer the queries of a unit take.
+  static FLASHPLAN_DEVICE uint32_t num_query_parts(bool is_shared) {
+    return is_shared ? S::kQParts : 1;
+  }
+
+  FLASHPLAN_DEVICE uint32_t barrier(int first, uint32_t index) const {
     return base_ + first + index * 8;
   }
-  FLASHPLAN_DEVICE void release(int first, int index) const {
+  FLASHPLAN_DEVICE void release(int first, uint32_t index) const {
     __syncwarp();
     if (thread_ % 32 == 0) mbarrier_arrive(barrier(first, index));
   }
-  FLASHPLAN_DEVICE uint32_t q_address(int32_t place, bool is_shared) const {
+  FLASHPLAN_DEVICE uint32_t q_address(uint32_t place, bool is_shared) const {
     return base_ + S::query_offset(place) + first_row(is_shared) * 128;
   }
   FLASHPLAN_DEVICE uint32_t slot_address(int slot) const {
@@ -123,15 +132,32 @@ class Sm90Consumer {
     barrier_arrive_if(in_turns, S::kTurnBarrier + next, 2 * 128);
   }
 
+  /// The next slot of the ring is full when this phase is complete.
+  FLASHPLAN_DEVICE MbarrierPhase next_slot_full() const {
+    return {barrier(S::kSlotFull, slot_), slot_parity_};
+  }
+  /// Takes the next slot of the ring if `takes` is true, without waiting for it. Computed without a
+  /// branch, so that the compiler keeps the slot in uniform registers.
+  FLASHPLAN_DEVICE int take_slot(bool takes) {
+    const int slot = slot_;
+    const int next = slot + static_cast<int>(takes);
+    const bool wraps = next == S::kSlots;
+    slot_ = wraps ? 0 : next;
+    slot_parity_ ^= static_cast<uint32_t>(wraps);
+    return slot;
+  }
+  FLASHPLAN_DEVICE void wait_full(MbarrierPhase full) const {
+    mbarrier_wait(full.barrier, full.parity);
+    if constexpr (S::kGathers) fence_async_proxy();
+  }
+  FLASHPLAN_DEVICE void wait_full(MbarrierPhase a, MbarrierPhase b) const {
+    mbarrier_wait(a, b);
+    if constexpr (S::kGathers) fence_async_proxy();
+  }
   /// The next slot of the ring, once it is full.
   FLASHPLAN_DEVICE int next_slot() {
-    const int slot = slot_;
-    mbarrier_wait(barrier(S::kSlotFull, slot), slot_parity_);
-    if constexpr (S::kGathers) fence_async_proxy();
-    // Computed without a branch, so that the compiler keeps the slot in uniform registers.
-    slot_ = (slot + 1) % S::kSlots;
-    slot_parity_ ^= static_cast<uint32_t>((slot + 1) / S::kSlots);
-    return slot;
+    wait_full(next_slot_full());
+    return take_slot(true);
   }
   /// Skips the keys or values of another warpgroup's tile. It waits for them, because a warp that
   /// falls two phases behind could not tell them apart by parity. And every warpgroup frees every
@@ -175,65 +201,78 @@ class Sm90Consumer {
   /// or one of them belongs to another warpgroup, of whatever is in that memory, and nobody reads
   /// them.
   FLASHPLAN_DEVICE void attend(const Unit& unit, const Unit& last, bool has_keys) {
-    int k_slot = 0;
     const bool has_last = last.tile >= 0;
     const bool shared = has_keys && is_shared(unit);
-    bool own = false;
-    if (has_keys) {
-      if (shared) skip_query_parts();
-      own = is_own(shared, q_);
-      k_slot = next_slot();
-      if (S::kQBuffers > 1) wait_queries(unit);
-    }
-    const bool last_shared = is_shared(last);
-    const bool last_own = is_own(last_shared, last_q_);
+    const bool last_shared = has_last && last_shared_;
+    shared_ = shared;
+    if (shared) skip_query_parts();
+    // The first keys of this unit are in the slot before that of the last values.
+    const MbarrierPhase k_full = next_slot_full();
+    int k_slot = take_slot(has_keys);
+    const MbarrierPhase v_full = next_slot_full();
+    const int v_slot = take_slot(has_last);
+    if (has_last) wait_full(v_full);
     const Sm90Context& context = context_of(unit);
-    const auto visible_keys = [&] { return Visible(p_, context, first_row(shared), thread_); };
-    Visible visible;  // computed while products run
+    Visible visible;
+    Scales scales;  // of `last`
+    const auto compute_visible = [&] { visible = {p_, context, first_row(shared), thread_}; };
+    const auto compute_scales = [&] {
+      scales = epilogue(first_row(last_shared))
+                   .scales(context_of(last), last.head, softmax_.sum, softmax_.shift);
+    };
+    const auto finish_last = [&] {
+      if (!has_last) return;
+      if (S::kQBuffers == 1) compute_scales();
+      release(S::kSlotEmpty, v_slot);
+      write_output(last, last_shared, scales, context.is_end != 0);
+    };
+    const auto multiply_first_keys = [&] {
+      if (has_keys) {
+        wait_full(k_full, query_part_full());
+        transform_queries(unit, shared);
+      }
+      multiply_keys(k_slot, shared);
+    };
     if constexpr (S::kQBuffers > 1) {
       const bool in_turns = shared || last_shared;
-      const int v_slot = has_last ? next_slot() : 0;
       wait_turn(in_turns);
       multiply_values(v_slot);
-      multiply_keys(k_slot, shared);
+      // While these products run. Behind both products it would delay the output of `last`.
+      compute_visible();
+      if (has_last) compute_scales();
+      multiply_first_keys();
       end_turn(in_turns);
-      visible = visible_keys();
       wgmma_wait<1>();
       pin(o_);
-      if (has_last) {
-        release(S::kSlotEmpty, v_slot);
-        write_output(last, last_shared, last_own, context.is_end != 0);
-      }
+      finish_last();
       clear(o_);
     } else {
-      const int v_slot = has_last ? next_slot() : 0;
       wait_turn(last_shared);
       multiply_values(v_slot);
       end_turn(last_shared);
       wgmma_wait<0>();
       pin(o_);
-      if (has_last) {
-        release(S::kSlotEmpty, v_slot);
-        write_output(last, last_shared, last_own, context.is_end != 0);
-      }
+      finish_last();
       clear(o_);
-      if (has_keys) wait_queries(unit);
       wait_turn(shared);
-      multiply_keys(k_slot, shared);
+      multiply_first_keys();
       end_turn(shared);
-      visible = visible_keys();
+      compute_visible();
     }
     int32_t key = context.tile.kv_begin;
     const int32_t end = context.tile.kv_end;
+    Variant variant(p_);
+    if (has_keys && p_.variant.k_scales.data != nullptr) {
+      variant.scale_logits(p_.variant.k_scales.of(unit.head));
+    }
+    softmax_.begin(p_, context, unit.head, first_row(shared), thread_);
     wgmma_wait<0>();
     pin(softmax_.logits);
-    if (!has_keys) {
-      if (S::kQBuffers > 1 && has_last) release_queries(last_q_, last_q_parts_);
-      return;
-    }
-    if (!own) {
+    // Before the softmax, because the queries of the tile after this one are waiting for the room.
+    if (S::kQBuffers > 1 && has_last) release_queries(last_q_, num_query_parts(last_shared));
+    if (!has_keys) return;
+    if (!is_own(shared, q_)) {
       release(S::kSlotEmpty, k_slot);
-      if (S::kQBuffers > 1 && has_last) release_queries(last_q_, last_q_parts_);
       for (key += S::kTileKv; key < end; key += S::kTileKv) {
         pass_slot();
         pass_slot();
@@ -241,16 +280,10 @@ class Sm90Consumer {
       if (S::kQBuffers == 1) release_queries(q_, 1);
       return;
     }
-    Variant variant(p_);
-    if (p_.variant.k_scales.data != nullptr) {
-      variant.scale_logits(p_.variant.k_scales.of(unit.head));
-    }
-    softmax_.begin(p_, context, unit.head, first_row(shared), thread_);
     float shrink[2];
     weigh_step(variant, unit, shared, visible, key, k_slot, true, shrink);
     release(S::kSlotEmpty, k_slot);
     pack();
-    if (S::kQBuffers > 1 && has_last) release_queries(last_q_, last_q_parts_);
     for (key += S::kTileKv; key < end; key += S::kTileKv) {
       k_slot = next_slot();
       wait_turn(shared);
@@ -277,38 +310,36 @@ class Sm90Consumer {
     if (S::kQBuffers == 1) release_queries(q_, 1);
   }
 
-  FLASHPLAN_DEVICE void wait_query_part() const {
-    mbarrier_wait(barrier(S::kQFull, q_ % S::kQBarriers), q_ / S::kQBarriers & 1);
-  }
-  FLASHPLAN_DEVICE void wait_queries(const Unit& unit) const {
-    wait_query_part();
-    if constexpr (Variant::kTransformsQuery && !Variant::kRotates) {
-      const bool shared = is_shared(unit);
-      if (is_own(shared, q_)) transform_queries(unit, shared);
-    }
+  /// The next queries are there when this phase is complete.
+  FLASHPLAN_DEVICE MbarrierPhase query_part_full() const {
+    return {barrier(S::kQFull, q_ % S::kQBarriers), q_ / S::kQBarriers & 1};
   }
   /// Replaces this warpgroup's queries by what the variant makes of them, in shared memory.
   FLASHPLAN_DEVICE void transform_queries(const Unit& unit, bool is_shared) const {
-    const int warp_row = opaque(thread_) / 32 * 16;
-    transform_16_queries<S>(p_, context_of(unit).block(), unit.head,
-                            first_row(is_shared) + warp_row,
-                            q_address(q_, is_shared) + warp_row * 128, opaque(thread_) % 32);
-    fence_async_proxy();  // wgmma reads them
-    barrier_wait(S::kOwnBarrier + warpgroup_, 128);
+    if constexpr (Variant::kTransformsQuery && !Variant::kRotates) {
+      if (!is_own(is_shared, q_)) return;
+      const int warp_row = opaque(thread_) / 32 * 16;
+      transform_16_queries<S>(p_, context_of(unit).block(), unit.head,
+                              first_row(is_shared) + warp_row,
+                              q_address(q_, is_shared) + warp_row * 128, opaque(thread_) % 32);
+      fence_async_proxy();  // wgmma reads them
+      barrier_wait(S::kOwnBarrier + warpgroup_, 128);
+    }
   }
   /// Passes the parts of a buffer that are left over before a tile that takes a whole buffer.
   FLASHPLAN_DEVICE void skip_query_parts() {
     while (q_ % S::kQParts != 0) {
-      wait_query_part();
+      const MbarrierPhase full = query_part_full();
+      mbarrier_wait(full.barrier, full.parity);
       release(S::kQEmpty, q_ % S::kQBarriers);
       ++q_;
     }
   }
   /// Frees the queries of a unit, once the output staged in their memory is read.
-  FLASHPLAN_DEVICE void release_queries(int32_t place, int32_t num_parts) const {
+  FLASHPLAN_DEVICE void release_queries(uint32_t place, uint32_t num_parts) const {
     if (S::kQBuffers > 1 && thread_ == 0) tma_store_wait_read();
 #pragma unroll
-    for (int part = 0; part < S::kQParts; ++part) {
+    for (uint32_t part = 0; part < S::kQParts; ++part) {
       if (part < num_parts) release(S::kQEmpty, (place + part) % S::kQBarriers);
     }
   }
@@ -361,13 +392,13 @@ class Sm90Consumer {
 
   /// Writes the output of a unit, if it is this warpgroup's, and frees the record of its tile after
   /// the last head. `is_final`: no other unit of the queue follows.
-  FLASHPLAN_DEVICE void write_output(const Unit& unit, bool is_shared, bool is_own, bool is_final) {
-    if (is_own) {
+  FLASHPLAN_DEVICE void write_output(const Unit& unit, bool is_shared, const Scales& scales,
+                                     bool is_final) {
+    if (is_own(is_shared, last_q_)) {
       epilogue(first_row(is_shared))
-          .write(context_of(unit), unit.head, q_address(last_q_, is_shared), o_, softmax_.sum,
-                 softmax_.shift, is_final);
+          .write(context_of(unit), unit.head, q_address(last_q_, is_shared), o_, scales, is_final);
     }
-    if (is_last_head(unit)) release(S::kContextEmpty, unit.tile % S::kContexts);
+    if (begins_tile_) release(S::kContextEmpty, context_slot(unit));
   }
 
   const AttentionParams& p_;
@@ -380,9 +411,11 @@ class Sm90Consumer {
   uint32_t weights_[S::kTileKv / 16][4] = {};
   int slot_ = 0;
   uint32_t slot_parity_ = 0;
-  int32_t q_ = 0;       // place of the queries of this unit, see S::query_offset()
-  int32_t last_q_ = 0;  // of the unit before
-  int32_t last_q_parts_ = 0;
+  uint32_t q_ = 0;           // place of the queries of this unit, see S::query_offset()
+  uint32_t last_q_ = 0;      // of the unit before
+  bool begins_tile_ = true;  // whether this unit is the first of a tile
+  bool shared_ = false;      // whether all warpgroups have rows of this unit
+  bool last_shared_ = false;
 };
 
 }  // namespace flashplan::device

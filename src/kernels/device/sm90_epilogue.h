@@ -26,50 +26,59 @@ class Sm90Epilogue {
         first_row_(first_row),
         thread_(thread) {}
 
-  /// Writes the results of one head: o / sum and lse, or partial results, which Sm90Merge merges
-  /// after the queue has ended. `sums` and `shifts` are of this thread's columns. `queries` is the
-  /// shared memory of this warpgroup's queries, which is free by now. `is_final`: the warpgroup has
-  /// no other results to compute.
-  FLASHPLAN_DEVICE void write(const Sm90Context& context, int32_t head, uint32_t queries,
-                              const Accumulators& o, const float (&sums)[2],
-                              const float (&shifts)[2], bool is_final) const {
-    const PackedRows rows = context.block().rows;
-    float scale[2];
+  /// What the softmax state of this thread's two rows makes of their results.
+  struct Scales {
+    float o[2];  // o is multiplied by it
     float lse[2];
+  };
+  /// Computes them from `sums` and `shifts`, which are of this thread's columns: before the last
+  /// products of the head are waited for, because it takes hundreds of clocks.
+  FLASHPLAN_DEVICE Scales scales(const Sm90Context& context, int32_t head, const float (&sums)[2],
+                                 const float (&shifts)[2]) const {
+    Scales scales;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       if constexpr (!S::Variant::kUseSoftmax) {
-        scale[half] = 1.0F;
-        lse[half] = 0.0F;
+        scales.o[half] = 1.0F;
+        scales.lse[half] = 0.0F;
         continue;
       }
       float sum = sums[half];
       sum += __shfl_xor_sync(0xffffffffU, sum, 1);
       sum += __shfl_xor_sync(0xffffffffU, sum, 2);
-      scale[half] = sum == 0.0F ? 0.0F : reciprocal_fast(sum);
-      lse[half] = sum == 0.0F ? -infinity() : (shifts[half] + log2_fast(sum)) * kLn2;
+      scales.o[half] = sum == 0.0F ? 0.0F : reciprocal_fast(sum);
+      scales.lse[half] = sum == 0.0F ? -infinity() : (shifts[half] + log2_fast(sum)) * kLn2;
     }
-    const bool is_split = context.tile.merge >= 0;
-    if (!is_split) {
+    if (context.tile.merge < 0) {
       if (p_.variant.sinks != nullptr) {
+        const PackedRows rows = context.block().rows;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const int own = min(row(half), rows.num_rows - 1);
-          output_.add_sink(OutputRow(p_, rows, head, own).head, scale[half], lse[half]);
+          output_.add_sink(OutputRow(p_, rows, head, own).head, scales.o[half], scales.lse[half]);
         }
       }
       const float of_values = v_scale(p_, head);
-      scale[0] *= of_values;
-      scale[1] *= of_values;
+      scales.o[0] *= of_values;
+      scales.o[1] *= of_values;
     }
+    return scales;
+  }
+
+  /// Writes the results of one head: o / sum and lse, or partial results, which Sm90Merge merges
+  /// after the queue has ended. `queries` is the shared memory of this warpgroup's queries, which
+  /// is free by now. `is_final`: the warpgroup has no other results to compute.
+  FLASHPLAN_DEVICE void write(const Sm90Context& context, int32_t head, uint32_t queries,
+                              const Accumulators& o, const Scales& scales, bool is_final) const {
+    const PackedRows rows = context.block().rows;
     Accumulators scaled_o;
 #pragma unroll
-    for (int i = 0; i < S::kHeadDimVo / 2; ++i) scaled_o[i] = o[i] * scale[i / 2 % 2];
-    if (is_split) {
-      write_partial(context.tile, head, rows, scaled_o, lse, is_final);
+    for (int i = 0; i < S::kHeadDimVo / 2; ++i) scaled_o[i] = o[i] * scales.o[i / 2 % 2];
+    if (context.tile.merge >= 0) {
+      write_partial(context.tile, head, rows, scaled_o, scales.lse, is_final);
     } else {
       write_o(rows, head, queries, scaled_o);
-      write_lse(rows, head, lse);
+      write_lse(rows, head, scales.lse);
     }
   }
 

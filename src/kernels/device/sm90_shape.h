@@ -30,7 +30,10 @@ struct Sm90Context {
   /// keys, it still has one step, whose keys are all masked: this writes the empty state that the
   /// merge waits for.
   FLASHPLAN_DEVICE bool has_steps() const {
-    return !is_end && (tile.kv_begin < tile.kv_end || tile.merge >= 0);
+    // Without branches: all words are loaded at once.
+    const auto is_tile = static_cast<unsigned>(is_end == 0);
+    return (is_tile & (static_cast<unsigned>(tile.kv_begin < tile.kv_end) |
+                       static_cast<unsigned>(tile.merge >= 0))) != 0;
   }
   /// Adds to the record the rows of the tile, and what only the tensors of this run say: shortens
   /// the tile to the real length of its request, and looks up where the mask of bits begins.
@@ -159,7 +162,7 @@ struct Sm90Shape : Choices {
 
   /// Where the queries of a tile begin. `place` counts the parts of buffers that tiles have taken
   /// so far: a tile of up to 64 rows takes one, any other tile takes all parts of a buffer.
-  static FLASHPLAN_DEVICE uint32_t query_offset(int32_t place) {
+  static FLASHPLAN_DEVICE uint32_t query_offset(uint32_t place) {
     return kQuery + place / kQParts % kQBuffers * kQBytes + place % kQParts * 64 * 128;
   }
 };
