@@ -76,7 +76,6 @@ class RowTiles::Collector {
   explicit Collector(RowTiles& row_tiles)
       : costs_(row_tiles.costs_.data()),
         of_step_(make_divisor(row_tiles.shape_.tile_kv)),
-        of_lone_step_(row_tiles.shape_.cost.lone_step),
         classes_(&row_tiles.classes_),
         next_(row_tiles.tiles_.data()) {}
 
@@ -86,7 +85,6 @@ class RowTiles::Collector {
     const int32_t steps = ceil_divide(keys.end - keys.begin, of_step_);
     const RowCosts& of = costs_[rows];
     int64_t cost = of.tile + steps * of.step;
-    if (in_group && steps == 1) cost += of_lone_step_;
     if (sharer >= 0) {
       cost += of.write + of.merge;
       cost_of_readers_ += cost;
@@ -105,7 +103,6 @@ class RowTiles::Collector {
  private:
   const RowCosts* costs_;
   Divisor of_step_;
-  int64_t of_lone_step_;
   CostClasses* classes_;
   RowTile* next_;
   int64_t total_cost_ = 0;

@@ -15,13 +15,11 @@ struct WorkspaceLayout;
 /// Predicts the time, in arbitrary units, of a tile of `rows` query rows over `steps` key tiles:
 ///   of_tile(rows) + steps * of_step(rows)
 /// This is the paper's alpha * l_q + beta * l_kv, with coefficients measured for a kernel family.
-/// A tile of a single step costs lone_step more, if its request has several row tiles.
 struct CostModel {
   int32_t tile = 0;
   int32_t tile_row = 0;
   int32_t step = 1;
   int32_t step_row = 0;
-  int32_t lone_step = 0;
   int32_t split = 0;
   int32_t split_row = 0;
   int32_t write = 0;

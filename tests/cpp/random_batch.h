@@ -74,7 +74,6 @@ inline CostModel random_costs(Random& random) {
           .tile_row = random.between(0, 9),
           .step = random.between(1, 100),
           .step_row = random.between(0, 9),
-          .lone_step = random.between(0, 50),
           .split = random.between(0, 500),
           .split_row = random.between(0, 20),
           .write = random.between(0, 200),

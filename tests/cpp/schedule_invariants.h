@@ -229,11 +229,7 @@ class ScheduleChecker {
       int64_t& sum = cost[static_cast<size_t>(piece.cta)];
       if (piece.tile.merge >= 0) sum += slow_split_cost(shape_, num_rows);
       if (piece.tile.merge < 0 || piece.tile.num_kv_heads == 1) {
-        const int64_t keys = piece.tile.kv_end - piece.tile.kv_begin;
-        sum += slow_cost(shape_, num_rows, keys);
-        // One step, not a piece of more, of a request with several row tiles.
-        const bool is_lone = piece.tile.merge < 0 && keys > 0 && keys <= shape_.tile_kv;
-        if (is_lone && rows > shape_.tile_q && shape_.item_steps > 0) sum += shape_.cost.lone_step;
+        sum += slow_cost(shape_, num_rows, piece.tile.kv_end - piece.tile.kv_begin);
       } else if (piece.heads_before == 0) {
         sum += cost_of_heads(piece, num_rows);
       }

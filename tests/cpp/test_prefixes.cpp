@@ -265,7 +265,8 @@ TEST(prefixes_that_are_worth_a_kernel_for_many_rows) {
   CHECK(gains(64, 8192));
   CHECK(gains(8, 8192));
   CHECK(gains(64, 1024));
-  CHECK(!gains(4, 8192));  // shared, and not worth it
+  CHECK(gains(8, 4096));
+  CHECK(!gains(4, 6144));  // shared, and not worth it by the model
   CHECK(!gains(16, 512));  // not shared
 }
 
