@@ -62,6 +62,15 @@ FLASHPLAN_DEVICE void mbarrier_wait(MbarrierPhase a, MbarrierPhase b) {
   } while (!__all_sync(0xffffffffU, done));
 }
 
+/// Starts the copy of `bytes` contiguous bytes to shared memory, which count for `barrier`.
+/// Addresses and size are multiples of 16.
+FLASHPLAN_DEVICE void bulk_load(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];\n" ::
+          "r"(to),
+      "l"(from), "r"(bytes), "r"(barrier)
+      : "memory");
+}
 /// Starts the copy of one box of a three-dimensional tensor map to shared memory; its bytes count
 /// for `barrier`. Elements outside of the tensor arrive as zeros.
 FLASHPLAN_DEVICE void tma_load_3d(uint32_t to, const void* tensor_map, uint32_t barrier, int c0,
@@ -106,6 +115,11 @@ FLASHPLAN_DEVICE void tma_prefetch_map(const void* tensor_map) {
 /// and by bulk copies, which pass through another proxy.
 FLASHPLAN_DEVICE void fence_async_proxy() {
   asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
+}
+
+/// Orders what this thread knows of ordinary writes to global memory before its later bulk copies.
+FLASHPLAN_DEVICE void fence_async_proxy_global() {
+  asm volatile("fence.proxy.async.global;\n" ::: "memory");
 }
 
 /// Reduces the registers of this warpgroup's threads to kRegisters, or raises them.

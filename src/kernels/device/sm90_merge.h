@@ -19,9 +19,11 @@ class Sm90Merge {
                              int thread)
       : p_(p), base_(base), warpgroup_(warpgroup), first_row_(first_row), thread_(thread) {}
 
-  /// Clears the lists of waiting merges. One thread calls it, before the first barrier of the CTA.
+  /// Clears the lists of waiting merges, and initialises the barrier of their states. One thread
+  /// calls it, before the first barrier of the CTA.
   static FLASHPLAN_DEVICE void begin(uint32_t base) {
     for (int i = 0; i < S::kWarpgroups; ++i) store_shared_4(list_of(base, i), 0);
+    mbarrier_init(base + S::kStatesFull, 1);
   }
 
   /// Arrives at a merge. The rows that this warpgroup then has to merge wait in its list for
@@ -58,63 +60,83 @@ class Sm90Merge {
       store_shared_4(list(), count + 1);
       store_shared_16(list() + (count + 1) * 16,
                       {static_cast<uint32_t>(part.index), static_cast<uint32_t>(part.count),
-                       static_cast<uint32_t>(number), static_cast<uint32_t>(first_row_)});
+                       static_cast<uint32_t>(number),
+                       static_cast<uint32_t>(first_row_) | (has_many_rows(merge) ? kManyRows : 0)});
     }
   }
 
-  /// Merges what arrive_at() has left. All threads of a warpgroup call it after their last tile.
-  /// Merging right after a tile would put its code among that of tiles, out of the first 64 KB, and
-  /// would make the compiler spill the products' registers.
+  /// Merges what arrive_at() has left. All consumers call it after their last tile. Merging right
+  /// after a tile would put its code among that of tiles, out of the first 64 KB, and would make
+  /// the compiler spill the products' registers. Few rows are merged by the warpgroup that has
+  /// arrived, many rows by all warpgroups together.
   static FLASHPLAN_DEVICE void merge_waiting(const AttentionParams& p, uint32_t base, int warpgroup,
                                              int thread) {
-    barrier_wait(S::kOwnBarrier + warpgroup, 128);
-    const uint32_t list = list_of(base, warpgroup);
-    const uint32_t count = load_shared_4(list);
+    barrier_wait(S::kConsumerBarrier, kThreads);
+    uint32_t phase = 0;
 #pragma unroll 1
-    for (uint32_t i = 1; i <= count; ++i) {
-      const uint4 words = load_shared_16(list + i * 16);
-      const MergePart part = {static_cast<int32_t>(words.x), static_cast<int32_t>(words.y)};
-      Sm90Merge(p, base, warpgroup, static_cast<int>(words.w), thread)
-          .merge_states(p.schedule.merges[words.z], part);
+    for (int i = 0; i < S::kWarpgroups; ++i) {
+      const uint32_t list = list_of(base, i);
+      const uint32_t count = load_shared_4(list);
+#pragma unroll 1
+      for (uint32_t n = 1; n <= count; ++n) {
+        const uint4 entry = load_shared_16(list + n * 16);
+        if (S::Variant::kIsBuiltIn && (entry.w & kManyRows) != 0) {
+          merge_many_rows(p, base, waiting_merge(p, entry), warpgroup * 128 + thread, phase);
+        } else if (i == warpgroup) {
+          merge_few_rows(p, waiting_merge(p, entry), thread);
+        }
+      }
     }
   }
 
  private:
+  /// A merge whose rows [begin, end) wait for merge_waiting().
+  struct Waiting {
+    Merge merge;
+    int32_t begin;
+    int32_t end;
+  };
+  static FLASHPLAN_DEVICE Waiting waiting_merge(const AttentionParams& p, uint4 entry) {
+    const MergePart part = {static_cast<int32_t>(entry.x), static_cast<int32_t>(entry.y)};
+    const auto first_row = static_cast<int32_t>(entry.w & ~kManyRows);
+    const Merge merge = p.schedule.merges[entry.z];
+    const int32_t num_rows = min(merge.rows.num_rows - first_row, 64);
+    return {merge, first_row + part.begin(num_rows), first_row + part.end(num_rows)};
+  }
+
   // The list of a warpgroup: 16 bytes with the number of entries and, at kIsLast, whether the
   // warpgroup was the last to arrive at a prefix; then 16 for each entry: {index and count of the
-  // part, number of the merge, first row of the warpgroup}.
+  // part, number of the merge, first row of the warpgroup with the bit kManyRows}.
   static constexpr int kIsLast = 4;
+  static constexpr uint32_t kManyRows = 1U << 31;  // see has_many_rows()
   static FLASHPLAN_DEVICE uint32_t list_of(uint32_t base, int warpgroup) {
     return base + S::kWaitingMerges + warpgroup * 16 * (1 + kMostSplitsPerQueue);
   }
   FLASHPLAN_DEVICE uint32_t list() const { return list_of(base_, warpgroup_); }
 
-  /// Merges a part of this warpgroup's rows. Few rows have a separate function with little code:
-  /// where a launch ends with a merge, it mostly waits for instructions that no cache has yet.
-  FLASHPLAN_DEVICE void merge_states(const Merge& merge, const MergePart& part) const {
-    const int32_t num_rows = min(merge.rows.num_rows - first_row_, 64);
-    const int32_t begin = first_row_ + part.begin(num_rows);
-    const int32_t end = first_row_ + part.end(num_rows);
-    if (!S::Variant::kIsBuiltIn || !may_divide(merge)) {
-      merge_few_rows(merge, begin, end);
-    } else {
-      merge_many_rows(merge, begin, end);
-    }
+  static constexpr int kThreads = 128 * S::kWarpgroups;
+  static constexpr int kRowBytes = S::kHeadDimVo * 4;  // of a partial result
+  // How many rows of partial results, with their lse, the slots hold.
+  static constexpr int kMostStates = S::kSlots * S::kSlotBytes / (kRowBytes + 4);
+  static FLASHPLAN_DEVICE bool has_many_rows(const Merge& merge) {
+    return S::Variant::kIsBuiltIn && may_divide(merge) && merge.num_states <= kMostStates;
   }
 
   /// Merges rows [begin, end). A warp merges a row: each lane computes the weight of one state,
   /// then adds 4 dims of all states.
-  FLASHPLAN_DEVICE void merge_few_rows(const Merge& merge, int begin, int end) const {
+  static FLASHPLAN_DEVICE void merge_few_rows(const AttentionParams& p, const Waiting& waiting,
+                                              int thread) {
     constexpr int kQuads = S::kHeadDimVo / 4;
     constexpr int kQuadsOfLane = kQuads > 32 ? kQuads / 32 : 1;
     // Loads in flight hide the latency of memory.
     constexpr int kStatesAtOnce = !S::Variant::kIsBuiltIn ? 4
                                   : S::kWarpgroups > 2    ? 6
                                                           : 16 / kQuadsOfLane;
-    const int lane = thread_ % 32;
     constexpr int64_t kStateRows = S::kTileQ;
+    const Merge& merge = waiting.merge;
+    const int lane = thread % 32;
 #pragma unroll 1
-    for (int row = begin + thread_ / 32; row < end; row += 4) {
+    for (int row = waiting.begin + thread / 32; row < waiting.end; row += 4) {
       MergedRow merged;
       merged.reset();
       float4 o[kQuadsOfLane];
@@ -126,11 +148,11 @@ class Sm90Merge {
         const int count = min(merge.num_states - first, 32);
         const int64_t from = first_row + first * kStateRows;
         const float lse =
-            load_if(lane < count, p_.workspace.partial_lse + from + lane * kStateRows, -infinity());
+            load_if(lane < count, p.workspace.partial_lse + from + lane * kStateRows, -infinity());
         float weight = 1.0F;
 #pragma unroll 1
         for (int n = 0; n < count; n += kStatesAtOnce) {
-          const float* states = p_.workspace.partial_o + (from + n * kStateRows) * S::kHeadDimVo;
+          const float* states = p.workspace.partial_o + (from + n * kStateRows) * S::kHeadDimVo;
           float4 added[kStatesAtOnce][kQuadsOfLane];
 #pragma unroll
           for (int i = 0; i < kStatesAtOnce; ++i) {
@@ -159,7 +181,7 @@ class Sm90Merge {
 #pragma unroll
       for (int q = 0; q < kQuadsOfLane; ++q) {
         if (lane < kQuads) {
-          write_result<S>(p_, typename S::Variant(p_), merge.rows, merge.kv_head, row,
+          write_result<S>(p, typename S::Variant(p), merge.rows, merge.kv_head, row,
                           (q * 32 + lane) * 4, o[q],
                           S::Variant::kUseSoftmax ? merged.inverse() : 1.0F, merged.lse());
         }
@@ -167,55 +189,57 @@ class Sm90Merge {
     }
   }
 
-  /// Merges rows [begin, end). A thread merges 4 dims of kAtOnce rows at a time, and adds states in
-  /// the order of their keys, kStatesAtOnce at a time.
-  FLASHPLAN_DEVICE void merge_many_rows(const Merge& merge, int begin, int end) const {
-    constexpr int kAtOnce = S::kHeadDimVo > 128 || S::kWarpgroups > 2 ? 2 : 4;
-    constexpr int kStatesAtOnce = 3;
+  /// All consumers merge rows [begin, end), as many at a time as fit with all their states into the
+  /// slots, where bulk copies bring them. `phase`: of the barrier of states. Its code is short,
+  /// because a launch that ends with a merge waits for instructions that no cache has yet.
+  static FLASHPLAN_DEVICE void merge_many_rows(const AttentionParams& p, uint32_t base,
+                                               const Waiting& waiting, int thread,
+                                               uint32_t& phase) {
     constexpr int kQuads = S::kHeadDimVo / 4;
-    constexpr int kRowStep = 128 / kQuads;
-    const int dim = thread_ % kQuads * 4;
+    const Merge& merge = waiting.merge;
+    const int dim = thread % kQuads * 4;
+    const uint32_t values = base + S::kFirstSlot;
+    const uint32_t full = base + S::kStatesFull;
+    const int most_rows = kMostStates / merge.num_states;
 #pragma unroll 1
-    for (int first = begin + thread_ / kQuads; first < end; first += kAtOnce * kRowStep) {
-      MergedRow merged[kAtOnce];
-      float4 o[kAtOnce];
-      int64_t from[kAtOnce];
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        from[i] = int64_t{merge.first_partial_row} + min(first + i * kRowStep, end - 1);
-        merged[i].reset();
-        o[i] = {0.0F, 0.0F, 0.0F, 0.0F};
+    for (int first = waiting.begin; first < waiting.end; first += most_rows) {
+      const int num_rows = min(most_rows, waiting.end - first);
+      const int64_t from = int64_t{merge.first_partial_row} + first;
+      const uint32_t lse = values + merge.num_states * num_rows * kRowBytes;
+      barrier_wait(S::kConsumerBarrier, kThreads);  // nobody reads this memory any more
+      if (thread == 0) {
+        fence_async_proxy_global();
+        mbarrier_arrive_expect(full, merge.num_states * num_rows * kRowBytes);
       }
 #pragma unroll 1
-      for (int left = merge.num_states; left > 0; left -= kStatesAtOnce) {
-        float lse[kAtOnce][kStatesAtOnce];
-        float4 added[kAtOnce][kStatesAtOnce];
-#pragma unroll
-        for (int i = 0; i < kAtOnce; ++i) {
-#pragma unroll
-          for (int n = 0; n < kStatesAtOnce; ++n) {
-            const int64_t state = from[i] + n * p_.schedule.tile_q;
-            lse[i][n] = load_if(n < left, p_.workspace.partial_lse + state, -infinity());
-            added[i][n] =
-                load_4_if(n < left, p_.workspace.partial_o + state * S::kHeadDimVo + dim, 0.0F);
-          }
-          from[i] += kStatesAtOnce * p_.schedule.tile_q;
+      for (int n = 0; n < merge.num_states; ++n) {
+        const int64_t state = from + n * int64_t{S::kTileQ};
+        if (thread == 0) {
+          bulk_load(values + n * num_rows * kRowBytes,
+                    p.workspace.partial_o + state * S::kHeadDimVo, num_rows * kRowBytes, full);
         }
-#pragma unroll
-        for (int i = 0; i < kAtOnce; ++i) {
-#pragma unroll
-          for (int n = 0; n < kStatesAtOnce; ++n) {
-            o[i] = merge_values(o[i], added[i][n], merged[i].add(lse[i][n]));
-          }
+        if (thread < num_rows) {
+          cp_async_4(lse + (n * num_rows + thread) * 4, p.workspace.partial_lse + state + thread);
         }
       }
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        const int r = first + i * kRowStep;
-        if (r < end) {
-          write_result<S>(p_, typename S::Variant(p_), merge.rows, merge.kv_head, r, dim, o[i],
-                          merged[i].inverse(), merged[i].lse());
+      asm volatile("cp.async.wait_all;\n" ::: "memory");
+      barrier_wait(S::kConsumerBarrier, kThreads);
+      mbarrier_wait(full, phase);
+      phase ^= 1;
+#pragma unroll 1
+      for (int row = thread / kQuads; row < num_rows; row += kThreads / kQuads) {
+        MergedRow merged;
+        merged.reset();
+        float4 o = {0.0F, 0.0F, 0.0F, 0.0F};
+#pragma unroll 1
+        for (int i = row; i < merge.num_states * num_rows; i += num_rows) {
+          const uint4 words = load_shared_16(values + i * kRowBytes + dim * 4);
+          const float4 added = {__uint_as_float(words.x), __uint_as_float(words.y),
+                                __uint_as_float(words.z), __uint_as_float(words.w)};
+          o = merge_values(o, added, merged.add(__uint_as_float(load_shared_4(lse + i * 4))));
         }
+        write_result<S>(p, typename S::Variant(p), merge.rows, merge.kv_head, first + row, dim, o,
+                        merged.inverse(), merged.lse());
       }
     }
   }

@@ -158,7 +158,9 @@ struct Sm90Shape : Choices {
   static constexpr int kFirstSlot = kQuery + kQBuffers * kQBytes;
   static constexpr int kSmemBytes = kFirstSlot + kSlots * kSlotBytes;
   static_assert(kBarriersEnd <= kContext && kWaitingMerges % 16 == 0);
-  static_assert(kWaitingMerges + kWarpgroups * 16 * (1 + kMostSplitsPerQueue) <= kHeaderBytes);
+  static constexpr int kStatesFull =
+      kWaitingMerges + kWarpgroups * 16 * (1 + kMostSplitsPerQueue);  // see Sm90Merge
+  static_assert(kStatesFull + 8 <= kHeaderBytes);
 
   /// Where the queries of a tile begin. `place` counts the parts of buffers that tiles have taken
   /// so far: a tile of up to 64 rows takes one, any other tile takes all parts of a buffer.
