@@ -117,9 +117,10 @@ FLASHPLAN_DEVICE void fence_async_proxy() {
   asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
 }
 
-/// Orders what this thread knows of ordinary writes to global memory before its later bulk copies.
-FLASHPLAN_DEVICE void fence_async_proxy_global() {
-  asm volatile("fence.proxy.async.global;\n" ::: "memory");
+/// The same for all memory: also for what others wrote to global memory, as far as this thread
+/// knows of it.
+FLASHPLAN_DEVICE void fence_async_proxy_of_all_memory() {
+  asm volatile("fence.proxy.async;\n" ::: "memory");
 }
 
 /// Reduces the registers of this warpgroup's threads to kRegisters, or raises them.

@@ -208,7 +208,7 @@ class Sm90Merge {
       const uint32_t lse = values + merge.num_states * num_rows * kRowBytes;
       barrier_wait(S::kConsumerBarrier, kThreads);  // nobody reads this memory any more
       if (thread == 0) {
-        fence_async_proxy_global();
+        fence_async_proxy_of_all_memory();
         mbarrier_arrive_expect(full, merge.num_states * num_rows * kRowBytes);
       }
 #pragma unroll 1
@@ -241,6 +241,7 @@ class Sm90Merge {
         write_result<S>(p, typename S::Variant(p), merge.rows, merge.kv_head, first + row, dim, o,
                         merged.inverse(), merged.lse());
       }
+      __syncwarp();  // a warp may have rows of two rounds
     }
   }
 
