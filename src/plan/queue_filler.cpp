@@ -75,7 +75,8 @@ void QueueFiller::fill_queues(int64_t share, int32_t heads_at_once) {
   const TileSet& tiles = *tiles_;
   heads_at_once_ = heads_at_once;
   bool in_groups = !tiles.groups.empty();
-  // The rest is placed by the heap, always in the shortest queue, which makes the queues equal.
+  // Where queues may exceed their share, a part of it is not dealt. The heap then puts each item
+  // that is left into the queue that is the shortest at that time, which evens the queues out.
   const bool may_exceed = in_groups && shape_.uncut_part > 0;
   deal_items(share, share - (may_exceed ? share / shape_.uncut_part : 0));
   // The cost that cuts add is known only after the cuts are made, so several capacities are tried.
@@ -107,9 +108,9 @@ void QueueFiller::fill_queues(int64_t share, int32_t heads_at_once) {
 
 /// Makes the longest queue shorter, by trying smaller slacks than `enough`, with which the last try
 /// succeeded. Slacks up to `too_little` have failed (0: none has). Where queues have few steps, one
-/// step is a large part of a queue: requests of 16 steps that are cut in two then get pieces of 8
-/// and 8 steps, not of 9 and 7. Where a batch has prompts and decodes, the slack of the first try
-/// is large, so more slacks are tried; but none that is less than the cost of cutting a full row
+/// step is a large part of a queue. A request of 16 steps that is cut in two then gets pieces of 8
+/// and 8 steps instead of 9 and 7. If a batch has prompts and decodes, the slack of the first try
+/// is large, so up to four smaller ones are tried, but none below the cost of cutting a full row
 /// tile.
 void QueueFiller::reduce_slack(int64_t share, int64_t too_little, int64_t enough) {
   constexpr int64_t kUnnoticed = 24;  // 1/24 of a queue is not worth a try
@@ -172,7 +173,7 @@ class QueueFiller::Dealer {
   /// every second round begins one queue later. Otherwise, if twice the number of queues is a
   /// multiple of `count`, each queue gets the same two lengths again and again: one queue tiles of
   /// one and four steps, another one tiles of two and three. Their sums are equal in the model, but
-  /// a tile of one step takes nearly as long as one of two.
+  /// the model's errors for each length would add up.
   void begin_group(int32_t count) {
     constexpr int32_t kFew = 8;
     moves_on_ = count <= kFew;

@@ -28,8 +28,8 @@ struct TileSet {
   /// Whether queues wait until the longest one has ended. Then a cut that costs more work than it
   /// moves is made too, because it makes the longest queue shorter.
   bool queues_wait = false;
-  /// > 0: the cost up to which queues are filled, from the first one on. It is ignored if the
-  /// queues then do not hold all tiles.
+  /// > 0: the largest cost of a queue. Queues are filled to it one after the other, so that the
+  /// last ones may stay empty. If the tiles do not fit, they are divided as with 0.
   int64_t capacity = 0;
 };
 

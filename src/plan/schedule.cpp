@@ -154,13 +154,13 @@ void Scheduler::divide() {
   }
 }
 
-/// The cost up to which queues are filled with prefixes, or 0 if prefixes are to be divided evenly
-/// among all queues. They need not be, where requests are merged at the ends of queues and prefixes
-/// are short. A piece of one step takes nearly as long as one of two, and the partial results of
-/// each piece are merged with all its requests. So the longest prefix is cut into equal pieces of
-/// up to kSteps steps, and a queue gets at most one such piece or as much of others. As this is at
-/// most half of a queue, prefixes are complete before requests are merged, even if predicted times
-/// are wrong.
+/// The largest cost of prefixes in a queue, or 0 to divide prefixes evenly among all queues. An
+/// even division cuts short prefixes into many pieces. Each piece has a begin and an end, and its
+/// partial results are merged with all requests of the prefix. So where requests are merged at the
+/// ends of queues, the longest prefix is cut into equal pieces of at most kSteps steps, and no
+/// queue gets more than the cost of one such piece. Requests fill the queues up. A piece is at most
+/// half of a queue, so that prefixes are complete before requests are merged, even where the model
+/// is wrong.
 int64_t Scheduler::capacity_of_prefixes() const {
   constexpr int64_t kSteps = 4;
   if (!shape_.merges_readers_last) return 0;

@@ -68,8 +68,8 @@ struct ScheduleShape {
   int32_t max_partial_slots = 0;  // of tile_q partial rows
   /// Whether prefixes that requests share may be computed once for all of them.
   bool shares_prefixes = false;
-  /// Whether each CTA merges requests with their prefixes only after all tiles of its queue, so
-  /// that prefixes need not be complete earlier.
+  /// Whether a CTA merges its requests with their prefixes after the last tile of its queue.
+  /// Prefixes then need to be complete only at that time.
   bool merges_readers_last = false;
   /// > 0: batch-invariant; a state is computed for each chunk of chunk_kv keys, which is tile_kv
   /// times a power of two.

@@ -111,8 +111,8 @@ def run_once(tool):
         test_rows.check_gated(rng, "gelu_tanh", shape, dtype, True, framework)
         test_rope.check_rope(rng, fp.Rope(), framework, dtype=dtype, strided=True)
         count += 5
-    # A row of so many elements is read by a cluster of several CTAs, a shorter one by a single CTA.
-    # memcheck reports a message that such a single CTA sends to itself, so all its rows are long.
+    # A cluster of several CTAs reads a row of `long` elements. A shorter row is read by one CTA,
+    # which sends messages to itself. memcheck reports these as errors, so it gets long rows only.
     long = 40000
 
     def short(size):
@@ -150,9 +150,10 @@ def sanitize(tool):
         # It does not see what TMA writes, so copies of results to the host would be reported.
         command += ["--check-api-memory-access", "no"]
     elif tool == "racecheck":
-        # It warns of mbarriers whose initialisation is ordered by a relaxed barrier of the cluster.
-        # In the sm90 kernels the lanes of a warp write, call __syncwarp(), and one lane arrives at
-        # an mbarrier. This orders the writes of all lanes, but the tool reports a race.
+        # The pattern allows warnings: the tool warns where a CTA initialises an mbarrier and then
+        # waits at a relaxed barrier of the cluster. In the sm90 kernels, lanes of a warp write to
+        # shared memory, call __syncwarp(), and one lane arrives at an mbarrier. The tool reports a
+        # race there, although this orders the writes of all lanes. So it runs the sm80 kernels.
         clean = r"RACECHECK SUMMARY: .*\b0 (hazards|errors)"
         environment["FLASHPLAN_KERNEL_FAMILY"] = "sm80"
     done = subprocess.run(

@@ -28,8 +28,8 @@ FLASHPLAN_DEVICE void mbarrier_arrive_expect(uint32_t barrier, uint32_t bytes) {
 FLASHPLAN_DEVICE void mbarrier_arrive_after_copies(uint32_t barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];\n" ::"r"(barrier) : "memory");
 }
-/// Whether the phase of this parity is complete; otherwise waits for it, up to a limit of the
-/// GPU's.
+/// Returns whether the phase of this parity is complete. If it is not, the thread may sleep until
+/// it is, or until a time limit of the GPU.
 FLASHPLAN_DEVICE bool mbarrier_try_wait(uint32_t barrier, uint32_t parity) {
   uint32_t done;
   asm volatile(
@@ -52,7 +52,8 @@ struct MbarrierPhase {
   uint32_t barrier;
   uint32_t parity;
 };
-/// Waits for two phases in the time that one takes, where both are complete.
+/// Waits for two phases. Both are tested before the warp votes, so that two complete phases take
+/// hardly longer than one.
 FLASHPLAN_DEVICE void mbarrier_wait(MbarrierPhase a, MbarrierPhase b) {
   bool done;
   do {
@@ -62,8 +63,8 @@ FLASHPLAN_DEVICE void mbarrier_wait(MbarrierPhase a, MbarrierPhase b) {
   } while (!__all_sync(0xffffffffU, done));
 }
 
-/// Starts the copy of `bytes` contiguous bytes to shared memory, which count for `barrier`.
-/// Addresses and size are multiples of 16.
+/// Starts the copy of `bytes` contiguous bytes to shared memory; they count for `barrier`. Both
+/// addresses and the number of bytes are multiples of 16.
 FLASHPLAN_DEVICE void bulk_load(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];\n" ::
@@ -117,8 +118,8 @@ FLASHPLAN_DEVICE void fence_async_proxy() {
   asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
 }
 
-/// The same for all memory: also for what others wrote to global memory, as far as this thread
-/// knows of it.
+/// The same for shared and global memory. It also orders other threads' writes that this thread has
+/// synchronised with.
 FLASHPLAN_DEVICE void fence_async_proxy_of_all_memory() {
   asm volatile("fence.proxy.async;\n" ::: "memory");
 }

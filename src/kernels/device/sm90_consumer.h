@@ -70,7 +70,7 @@ class Sm90Consumer {
   };
   static constexpr Unit kNoUnit = {-1, 0};
 
-  /// Where the record of a unit's tile is.
+  /// The slot of shared memory, one of kContexts, that holds the record of a unit's tile.
   static FLASHPLAN_DEVICE uint32_t context_slot(const Unit& unit) {
     return static_cast<uint32_t>(unit.tile) % S::kContexts;
   }
@@ -100,7 +100,8 @@ class Sm90Consumer {
   /// The first row of this warpgroup in the tile.
   FLASHPLAN_DEVICE int first_row(bool is_shared) const { return is_shared ? warpgroup_ * 64 : 0; }
 
-  /// How many parts of a buffer the queries of a unit take.
+  /// The number of parts of a query buffer that a unit's queries take: all of them if the unit is
+  /// shared, else one. See S::query_offset().
   static FLASHPLAN_DEVICE uint32_t num_query_parts(bool is_shared) {
     return is_shared ? S::kQParts : 1;
   }
@@ -136,8 +137,9 @@ class Sm90Consumer {
   FLASHPLAN_DEVICE MbarrierPhase next_slot_full() const {
     return {barrier(S::kSlotFull, slot_), slot_parity_};
   }
-  /// Takes the next slot of the ring if `takes` is true, without waiting for it. Computed without a
-  /// branch, so that the compiler keeps the slot in uniform registers.
+  /// Returns the number of the next slot, and advances to the slot after it if `takes` is true. It
+  /// does not wait until the slot is full. It has no branch, so that the compiler keeps the number
+  /// in a uniform register.
   FLASHPLAN_DEVICE int take_slot(bool takes) {
     const int slot = slot_;
     const int next = slot + static_cast<int>(takes);
@@ -206,7 +208,8 @@ class Sm90Consumer {
     const bool last_shared = has_last && last_shared_;
     shared_ = shared;
     if (shared) skip_query_parts();
-    // The first keys of this unit are in the slot before that of the last values.
+    // In the ring, the slot with the first keys of `unit` comes before that with the last values of
+    // `last`.
     const MbarrierPhase k_full = next_slot_full();
     int k_slot = take_slot(has_keys);
     const MbarrierPhase v_full = next_slot_full();
@@ -237,7 +240,8 @@ class Sm90Consumer {
       const bool in_turns = shared || last_shared;
       wait_turn(in_turns);
       multiply_values(v_slot);
-      // While these products run. Behind both products it would delay the output of `last`.
+      // Computed while these products run. After multiply_first_keys(), which waits until the
+      // tensor cores take more products, it would delay the output of `last`.
       compute_visible();
       if (has_last) compute_scales();
       multiply_first_keys();
@@ -268,7 +272,7 @@ class Sm90Consumer {
     softmax_.begin(p_, context, unit.head, first_row(shared), thread_);
     wgmma_wait<0>();
     pin(softmax_.logits);
-    // Before the softmax, because the queries of the tile after this one are waiting for the room.
+    // Freed before the softmax, because the queries of the next tile are loaded into this memory.
     if (S::kQBuffers > 1 && has_last) release_queries(last_q_, num_query_parts(last_shared));
     if (!has_keys) return;
     if (!is_own(shared, q_)) {
@@ -398,6 +402,7 @@ class Sm90Consumer {
       epilogue(first_row(is_shared))
           .write(context_of(unit), unit.head, q_address(last_q_, is_shared), o_, scales, is_final);
     }
+    // The next unit begins a tile, so this one was the last head of its tile.
     if (begins_tile_) release(S::kContextEmpty, context_slot(unit));
   }
 

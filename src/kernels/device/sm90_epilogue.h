@@ -26,13 +26,14 @@ class Sm90Epilogue {
         first_row_(first_row),
         thread_(thread) {}
 
-  /// What the softmax state of this thread's two rows makes of their results.
+  /// The factor of o and the lse of each of this thread's two rows.
   struct Scales {
-    float o[2];  // o is multiplied by it
+    float o[2];
     float lse[2];
   };
-  /// Computes them from `sums` and `shifts`, which are of this thread's columns: before the last
-  /// products of the head are waited for, because it takes hundreds of clocks.
+  /// Computes the scales from the softmax state. `sums`: of the weights in this thread's columns.
+  /// This takes hundreds of clocks, so it is called before the wait for the last products of the
+  /// head.
   FLASHPLAN_DEVICE Scales scales(const Sm90Context& context, int32_t head, const float (&sums)[2],
                                  const float (&shifts)[2]) const {
     Scales scales;
@@ -66,8 +67,8 @@ class Sm90Epilogue {
   }
 
   /// Writes the results of one head: o / sum and lse, or partial results, which Sm90Merge merges
-  /// after the queue has ended. `queries` is the shared memory of this warpgroup's queries, which
-  /// is free by now. `is_final`: the warpgroup has no other results to compute.
+  /// after the queue has ended. `queries`: the shared memory of this warpgroup's queries, which
+  /// no product reads any more. `is_final`: this is the warpgroup's last head of the queue.
   FLASHPLAN_DEVICE void write(const Sm90Context& context, int32_t head, uint32_t queries,
                               const Accumulators& o, const Scales& scales, bool is_final) const {
     const PackedRows rows = context.block().rows;

@@ -19,8 +19,8 @@ class Sm90Merge {
                              int thread)
       : p_(p), base_(base), warpgroup_(warpgroup), first_row_(first_row), thread_(thread) {}
 
-  /// Clears the lists of waiting merges, and initialises the barrier of their states. One thread
-  /// calls it, before the first barrier of the CTA.
+  /// Empties the lists of waiting merges, and initialises the mbarrier on which merge_many_rows()
+  /// waits for its bulk copies. One thread calls it before the first barrier of the CTA.
   static FLASHPLAN_DEVICE void begin(uint32_t base) {
     for (int i = 0; i < S::kWarpgroups; ++i) store_shared_4(list_of(base, i), 0);
     mbarrier_init(base + S::kStatesFull, 1);
@@ -189,9 +189,10 @@ class Sm90Merge {
     }
   }
 
-  /// All consumers merge rows [begin, end), as many at a time as fit with all their states into the
-  /// slots, where bulk copies bring them. `phase`: of the barrier of states. Its code is short,
-  /// because a launch that ends with a merge waits for instructions that no cache has yet.
+  /// Merges rows [begin, end); the threads of all consumer warpgroups call it. Bulk copies bring
+  /// the states of as many rows as fit into the slots, whose keys and values have all been used.
+  /// Then a thread merges 4 dims of a row at a time. `phase`: the parity of the mbarrier's next
+  /// phase. The code is short, because at the end of a launch its instructions come from memory.
   static FLASHPLAN_DEVICE void merge_many_rows(const AttentionParams& p, uint32_t base,
                                                const Waiting& waiting, int thread,
                                                uint32_t& phase) {
