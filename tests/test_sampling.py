@@ -231,6 +231,18 @@ def test_bias(rng):
     assert 7 not in wanted
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_bad_bias_is_not_called_a_logit(rng, value):
+    logits = rng.standard_normal((3, 50)).astype(np.float32)
+    bias = np.zeros((3, 50), np.float32)
+    bias[1, 20] = value
+    with pytest.raises(ValueError, match=r"^logit_bias: expected .* for row 1, got NaN or \+inf"):
+        fp.sample(logits, logit_bias=bias)
+    logits[2, 3] = np.nan
+    with pytest.raises(ValueError, match=r"^logits\[2\]: expected"):
+        fp.sample(logits, logit_bias=bias[0])
+
+
 def test_outputs(rng):
     logits = rng.standard_normal((9, 64)).astype(np.float32)
     wanted, wanted_logprobs = fp.sample(logits, return_logprobs=True)

@@ -233,8 +233,16 @@ def test_a_missing_compiler_is_named(monkeypatch):
     monkeypatch.setenv("PATH", "")
     with pytest.raises(fp.UnsupportedError, match=r"variant:.*install g\+\+.*no c\+\+ in PATH"):
         attention(variant)
-    monkeypatch.setenv("CXX", "/bin/false")
-    with pytest.raises(ValueError, match="variant: expected source"):
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("CXX", "/bin/false"), ("FLASHPLAN_CXXFLAGS", "--no-such-option")]
+)
+def test_a_compiler_that_does_not_work_is_not_the_users_error(monkeypatch, name, value):
+    monkeypatch.setenv(name, value)
+    variant = fp.Variant("lonely", logits="return x;")
+    expected = r"variant: expected a compiler of C\+\+20 that works \(CXX"
+    with pytest.raises(fp.UnsupportedError, match=expected):
         attention(variant)
 
 

@@ -35,6 +35,11 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kEntry = "flashplan_run_queue";
+// What comes before the user's lines.
+constexpr const char* kHeaders =
+    "#define FLASHPLAN_ISA user\n"
+    "#include <math.h>\n"
+    "#include \"cpu/run_queue.h\"\n";
 
 struct Compiled {
   std::mutex mutex;
@@ -92,10 +97,8 @@ std::vector<std::string> compiler_options() {
 }
 
 std::string program_source(const AttentionOptions& options) {
-  std::string text =
-      "#define FLASHPLAN_ISA user\n"
-      "#include <math.h>\n"
-      "#include \"cpu/run_queue.h\"\n"
+  std::string text = kHeaders;
+  text +=
       "#define FLASHPLAN_DEVICE FLASHPLAN_INLINE\n"
       "namespace flashplan::cpu::user {\nnamespace {\nnamespace variant {\n"
       "#include \"cpu/variant_math.h\"\n"
@@ -158,6 +161,15 @@ std::string first_error(const std::string& output) {
   return first;
 }
 
+/// Compiles <name>.cpp in `folder` to <name>.so.
+ProcessResult compile_file(std::vector<std::string> command, const std::string& name,
+                           const fs::path& folder, double seconds) {
+  const std::vector<std::string> options = compiler_options();
+  command.insert(command.end(), options.begin(), options.end());
+  command.insert(command.end(), {"-o", name + ".so", name + ".cpp"});
+  return run_process(command, folder, seconds);
+}
+
 void keep_log(const Variant::Impl& variant, const std::string& log) {
   const std::scoped_lock lock(variant.log_mutex);
   variant.log = log;
@@ -176,18 +188,14 @@ Status compile(const Variant::Impl& variant, const std::string& source,
                  "got %s",
                  std::strerror(errno));
   }
-  std::vector<std::string> command = compiler;
-  const std::vector<std::string> options = compiler_options();
-  command.insert(command.end(), options.begin(), options.end());
-  command.insert(command.end(), {"-o", "variant.so", "variant.cpp"});
   const double seconds = compile_seconds();
-  const ProcessResult result = run_process(command, folder, seconds);
+  const ProcessResult result = compile_file(compiler, "variant", folder, seconds);
   const char* name = variant.name.c_str();
   keep_log(variant, result.output);
   switch (result.outcome) {
     case ProcessResult::Outcome::kNotStarted:
       return error(StatusCode::kUnsupported, "variant: expected to start %.100s, got \"%s\"",
-                   command[0].c_str(), std::strerror(result.error));
+                   compiler[0].c_str(), std::strerror(result.error));
     case ProcessResult::Outcome::kTimeout:
       return error(StatusCode::kInvalidArgument,
                    "variant: expected \"%s\" to compile within %g s (FLASHPLAN_COMPILE_SECONDS), "
@@ -196,6 +204,15 @@ Status compile(const Variant::Impl& variant, const std::string& source,
     case ProcessResult::Outcome::kEnded: break;
   }
   if (result.succeeded) return {};
+  // Is it the user's source, or does the compiler fail without it, too?
+  const bool works = write_file(folder / "headers.cpp", kHeaders) &&
+                     compile_file(compiler, "headers", folder, seconds).succeeded;
+  if (!works) {
+    return error(StatusCode::kUnsupported,
+                 "variant: expected a compiler of C++20 that works (CXX, FLASHPLAN_CXXFLAGS), got "
+                 "%.50s: %.120s",
+                 compiler[0].c_str(), first_error(result.output).c_str());
+  }
   return error(StatusCode::kInvalidArgument,
                "variant: expected source of \"%s\" that compiles, got %.150s", name,
                first_error(result.output).c_str());

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // sample() on the CPU. Threads share the rows. Results are written only after all rows are known to
 // have no error.
+#include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <new>
 
@@ -26,6 +28,14 @@ SampleRow widest_sample_row() noexcept {
   }
 }
 
+/// Whether the row gets a bias of NaN or +inf.
+bool has_bad_bias(const SampleParams& p, int32_t row) {
+  if (p.bias == nullptr) return false;
+  const float* bias = p.bias + row * p.bias_stride;
+  const auto is_bad = [](float x) { return !(x < std::numeric_limits<float>::infinity()); };
+  return std::any_of(bias, bias + p.vocab, is_bad);
+}
+
 Status row_error(const SampleParams& p, int32_t row, SampleError code) {
   const auto invalid = [&](const char* name, const char* expected, double got) {
     return error(StatusCode::kInvalidArgument, "%s[%d]: expected %s, got %g", name, row, expected,
@@ -38,6 +48,11 @@ Status row_error(const SampleParams& p, int32_t row, SampleError code) {
     case SampleError::kTopP: return invalid("top_p", "in (0, 1]", double{p.top_p.of(row)});
     case SampleError::kMinP: return invalid("min_p", "in [0, 1]", double{p.min_p.of(row)});
     case SampleError::kNotANumber:
+      if (has_bad_bias(p, row)) {
+        return error(StatusCode::kInvalidArgument,
+                     "logit_bias: expected numbers below infinity for row %d, got NaN or +inf",
+                     row);
+      }
       return error(StatusCode::kInvalidArgument,
                    "logits[%d]: expected numbers below infinity, got NaN or +inf", row);
     case SampleError::kNoToken:
