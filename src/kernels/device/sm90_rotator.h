@@ -19,6 +19,7 @@ struct FourPairs {
   uint32_t first;
   uint32_t second;
 
+  FourPairs() = default;
   /// Number `item` of those of a row.
   FLASHPLAN_DEVICE FourPairs(int row, int item)
       : first(place(row, kInterleaved ? item * 8 : item * 4)),
@@ -54,6 +55,47 @@ struct FourPairs {
   }
 };
 
+/// Cosines and sines of four pairs of dims, number `item` of those of a row, at evenly spaced
+/// positions. They follow from those of the first two by x[n + 1] = 2 cos(d) x[n] - x[n - 1], where
+/// d is the angle from one to the next: one instruction for each. After 32 positions they are right
+/// to 4e-5, far below what rounding to float16 changes.
+template <typename Variant>
+struct FourTurns {
+  float2 now[4];
+  float2 next[4];
+  float twice_cosine[4];
+
+  /// `step(i)`: {cos, sin} of what pair i turns by from one position to the next.
+  template <typename Position, typename Step>
+  FLASHPLAN_DEVICE void begin(int item, Position position, Step step) {
+    set(item, position);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 by = step(item * 4 + i);
+      next[i] = now[i];
+      device::rotate(next[i].x, next[i].y, by);
+      twice_cosine[i] = 2.0F * by.x;
+    }
+  }
+  /// For one position alone.
+  template <typename Position>
+  FLASHPLAN_DEVICE void set(int item, Position position) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      now[i] = rotor(angle_of(Variant::turns(item * 4 + i), position), Variant::kGain);
+    }
+  }
+  FLASHPLAN_DEVICE void advance() {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 last = now[i];
+      now[i] = next[i];
+      next[i] = {__fmaf_rn(twice_cosine[i], now[i].x, -last.x),
+                 __fmaf_rn(twice_cosine[i], now[i].y, -last.y)};
+    }
+  }
+};
+
 /// It stands between producer and consumers: it waits for what the producer announces at kQLoaded
 /// and kKeyLoaded, and announces it at kQFull and kSlotFull. Values pass it by.
 template <typename S>
@@ -76,8 +118,11 @@ class Sm90Rotator {
         for (int32_t head = context.tile.kv_head; head < heads_end; ++head) {
           rotate_queries(context, head);
           int32_t key = context.tile.kv_begin;
+          KeySeries series;
+          bool begins = true;
           do {
-            rotate_keys(key);
+            rotate_keys(key, begins, series);
+            begins = !KeySeries::kGoesOn || !begins;  // anew in every other step
             key += S::kTileKv;
           } while (key < context.tile.kv_end);
         }
@@ -95,48 +140,8 @@ class Sm90Rotator {
   /// Whether all pairs are parts of fours.
   static constexpr bool kByFours = Variant::kRotaryDim % 8 == 0;
 
-  FLASHPLAN_DEVICE uint32_t barrier(int first, int index) const {
-    return base_ + first + index * 8;
-  }
-  /// Announces what all threads have written to those who wait at `full`.
-  FLASHPLAN_DEVICE void announce(uint32_t full) const {
-    fence_async_proxy();  // wgmma reads it
-    barrier_wait(S::kRotatorBarrier, kThreads);
-    if (thread_ == 0) mbarrier_arrive(full);
-  }
-
-  /// Rotates the keys of the next step.
-  FLASHPLAN_DEVICE void rotate_keys(int32_t first_key) {
-    const int32_t step = num_steps_++;
-    // The keys of a step come before the values of the step before it, if there was one.
-    const int slot = (2 * step - follows_) % S::kSlots;
-    follows_ = 1;
-    const uint32_t loaded = barrier(S::kKeyLoaded, step % S::kSlots);
-    const uint32_t parity = step / S::kSlots & 1;
-    const uint32_t keys = base_ + S::kFirstSlot + slot * S::kSlotBytes;
-    if constexpr (kByFours) {
-#pragma unroll 1
-      for (int first = 0; first < KeySeries::kCount; first += kThreads) {
-        const int number = first + thread_;
-        KeySeries series(number, first_key);  // while the keys arrive
-        mbarrier_wait(loaded, parity);
-        if (number < KeySeries::kCount) series.rotate(keys);
-      }
-    } else {
-      mbarrier_wait(loaded, parity);
-      RowRotation<Variant, S::kKv, typename S::Key, S::kHeadDimQk, kThreads, false>::rotate_rows(
-          keys, 0, S::kTileKv, thread_,
-          [&](int row) { return static_cast<uint32_t>(first_key + row); },
-          [](float x, int, int) { return x; });
-    }
-    announce(barrier(S::kSlotFull, slot));
-  }
-
   /// Four pairs of every eighth key of a step, which one thread rotates. Such keys are at the same
-  /// place of their blocks of 8 rows. Their cosines and sines follow from those of the first two
-  /// by x[n + 1] = 2 cos(d) x[n] - x[n - 1], where d is the angle from one to the next: one
-  /// instruction for each. After 16 keys they are right to 1e-5, far below what rounding to float16
-  /// changes.
+  /// place of their blocks of 8 rows.
   class KeySeries {
    private:
     using Pairs = FourPairs<Variant, S::kKv, typename S::Key>;
@@ -153,40 +158,30 @@ class Sm90Rotator {
 
    public:
     static constexpr int kCount = kOfAllGroups * kShares;
+    /// Whether a thread has one series, which goes on with the first keys of the next step.
+    static constexpr bool kGoesOn = kCount <= kThreads && kShares == 1;
 
-    FLASHPLAN_DEVICE KeySeries(int number, int32_t first_key)
-        : first_group_(number / kOfAllGroups * kOwnGroups), pairs_(row(number), item(number)) {
-      const auto position = static_cast<uint32_t>(first_key + first_group_ * 8 + row(number));
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int pair = item(number) * 4 + i;
-        const uint64_t turns = Variant::turns(pair);
-        const float2 step = Variant::step(pair);
-        now_[i] = rotor(angle_of(turns, position), Variant::kGain);
-        next_[i] = now_[i];
-        device::rotate(next_[i].x, next_[i].y, step);
-        twice_cosine_[i] = 2.0F * step.x;
-      }
+    /// Begins number `number` of the series of the step whose first key is given.
+    FLASHPLAN_DEVICE void begin(int number, int32_t first_key) {
+      first_group_ = number / kOfAllGroups * kOwnGroups;
+      pairs_ = Pairs(row(number), item(number));
+      turns_.begin(item(number), static_cast<uint32_t>(first_key + first_group_ * 8 + row(number)),
+                   [](int pair) { return Variant::step(pair); });
     }
 
     FLASHPLAN_DEVICE void rotate(uint32_t keys) {
       keys += first_group_ * S::Key::kGroupBytes;
-      // Loads are two blocks ahead: the compiler lets a load wait for the store that comes next.
-      uint4 ahead[2];
+      // Loads are some blocks ahead: the compiler lets a load wait for the store that comes next.
+      constexpr int kAhead = kOwnGroups < 4 ? kOwnGroups : 4;
+      uint4 ahead[kAhead];
 #pragma unroll
-      for (int g = 0; g < (kOwnGroups < 2 ? kOwnGroups : 2); ++g) ahead[g] = load(keys, g);
+      for (int g = 0; g < kAhead; ++g) ahead[g] = load(keys, g);
 #pragma unroll
       for (int g = 0; g < kOwnGroups; ++g) {
-        const uint4 words = ahead[g % 2];
-        if (g + 2 < kOwnGroups) ahead[g % 2] = load(keys, g + 2);
-        pairs_.store(keys + g * S::Key::kGroupBytes, Pairs::rotated(words, now_));
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const float2 last = now_[i];
-          now_[i] = next_[i];
-          next_[i] = {__fmaf_rn(twice_cosine_[i], now_[i].x, -last.x),
-                      __fmaf_rn(twice_cosine_[i], now_[i].y, -last.y)};
-        }
+        const uint4 words = ahead[g % kAhead];
+        if (g + kAhead < kOwnGroups) ahead[g % kAhead] = load(keys, g + kAhead);
+        pairs_.store(keys + g * S::Key::kGroupBytes, Pairs::rotated(words, turns_.now));
+        turns_.advance();
       }
     }
 
@@ -203,10 +198,45 @@ class Sm90Rotator {
 
     int first_group_;
     Pairs pairs_;
-    float2 now_[4];
-    float2 next_[4];
-    float twice_cosine_[4];
+    FourTurns<Variant> turns_;
   };
+
+  FLASHPLAN_DEVICE uint32_t barrier(int first, int index) const {
+    return base_ + first + index * 8;
+  }
+  /// Announces what all threads have written to those who wait at `full`.
+  FLASHPLAN_DEVICE void announce(uint32_t full) const {
+    fence_async_proxy();  // wgmma reads it
+    barrier_wait(S::kRotatorBarrier, kThreads);
+    if (thread_ == 0) mbarrier_arrive(full);
+  }
+
+  /// Rotates the keys of the next step. Without `begins`, they are behind those of the last call.
+  FLASHPLAN_DEVICE void rotate_keys(int32_t first_key, bool begins, KeySeries& series) {
+    const int32_t step = num_steps_++;
+    // The keys of a step come before the values of the step before it, if there was one.
+    const int slot = (2 * step - follows_) % S::kSlots;
+    follows_ = 1;
+    const uint32_t loaded = barrier(S::kKeyLoaded, step % S::kSlots);
+    const uint32_t parity = step / S::kSlots & 1;
+    const uint32_t keys = base_ + S::kFirstSlot + slot * S::kSlotBytes;
+    if constexpr (kByFours) {
+#pragma unroll 1
+      for (int first = 0; first < KeySeries::kCount; first += kThreads) {
+        const int number = first + thread_;
+        if (begins) series.begin(number, first_key);  // while the keys arrive
+        mbarrier_wait(loaded, parity);
+        if (number < KeySeries::kCount) series.rotate(keys);
+      }
+    } else {
+      mbarrier_wait(loaded, parity);
+      RowRotation<Variant, S::kKv, typename S::Key, S::kHeadDimQk, kThreads, false>::rotate_rows(
+          keys, 0, S::kTileKv, thread_,
+          [&](int row) { return static_cast<uint32_t>(first_key + row); },
+          [](float x, int, int) { return x; });
+    }
+    announce(barrier(S::kSlotFull, slot));
+  }
 
   /// Rotates the queries of a tile for one head, and passes on the parts of buffers as
   /// Sm90QueryLoader::load_queries() announces them.
@@ -229,19 +259,31 @@ class Sm90Rotator {
     if constexpr (kByFours && !Variant::kTransformsQuery) {
       using Pairs = FourPairs<Variant, S::kQ, typename S::Query>;
       constexpr int kRowStep = kThreads / Pairs::kPerRow;
-      const int item = thread_ % Pairs::kPerRow;
-      const int first_row = thread_ / Pairs::kPerRow;
-#pragma unroll 1
-      for (int row = first_row; row < block.rows.num_rows; row += kRowStep) {
-        if (first_row >= kRowStep) break;
-        const Pairs pairs(row, item);
-        const uint4 words = pairs.load(queries);
-        float2 cos_sin[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          cos_sin[i] = rotor(angle_of(Variant::turns(item * 4 + i), position(row)), Variant::kGain);
+      const int item = opaque(thread_) % Pairs::kPerRow;
+      const int first_row = opaque(thread_) / Pairs::kPerRow;
+      const int end = first_row < kRowStep ? block.rows.num_rows : 0;
+      const int32_t group_size = p_.schedule.group_size.value;
+      FourTurns<Variant> turns;
+      // Whether the rows of this thread, and their positions, are evenly spaced.
+      if (kRowStep % 8 == 0 && kRowStep % group_size == 0) {
+        turns.begin(item, position(first_row), [&](int pair) {
+          return rotor(angle_of(Variant::turns(pair), kRowStep / group_size), 1.0F);
+        });
+        const Pairs pairs(first_row, item);
+        uint32_t at = queries;
+#pragma unroll 2
+        for (int row = first_row; row < end; row += kRowStep) {
+          pairs.store(at, Pairs::rotated(pairs.load(at), turns.now));
+          turns.advance();
+          at += kRowStep / 8 * S::Query::kGroupBytes;
         }
-        pairs.store(queries, Pairs::rotated(words, cos_sin));
+      } else {
+#pragma unroll 1
+        for (int row = first_row; row < end; row += kRowStep) {
+          const Pairs pairs(row, item);
+          turns.set(item, position(row));
+          pairs.store(queries, Pairs::rotated(pairs.load(queries), turns.now));
+        }
       }
     } else {
       const Variant variant(p_);

@@ -81,12 +81,12 @@ struct Sm90Shape : Choices {
   // clocks later than with 72. Code that gathers must fit into 40: a page id that is spilled would
   // be waited for when it is stored.
   static constexpr int kProducerRegisters = kHelps ? 40 : kWarpgroups == 3 || kIsWide ? 56 : 72;
-  static constexpr int kConsumerRegisters = kRotates           ? 208
+  static constexpr int kConsumerRegisters = kRotates           ? 200
                                             : kGathers         ? 216
                                             : kWarpgroups == 3 ? 152
                                             : kIsWide          ? 224
                                                                : 216;
-  static constexpr int kRotatorRegisters = 56;
+  static constexpr int kRotatorRegisters = 72;
   static constexpr int kHelperRegisters = kRotates   ? kRotatorRegisters
                                           : kGathers ? kProducerRegisters
                                                      : 0;
