@@ -8,16 +8,17 @@ FLASHPLAN_DEVICE float erf(float x) { return ::erff(x); }
 FLASHPLAN_DEVICE float floor(float x) { return ::floorf(x); }
 FLASHPLAN_DEVICE float ceil(float x) { return ::ceilf(x); }
 
-// Of the type that both arguments have, or that C++ converts them to.
+// Of the type that both arguments have, or that C++ converts them to. Their declarations need the
+// operators that they use, so that other types are no candidates.
 template <typename A>
-FLASHPLAN_DEVICE A abs(A x) {
+FLASHPLAN_DEVICE auto abs(A x) -> decltype(x < 0 ? -x : x) {
   return x < 0 ? -x : x;
 }
 template <typename A, typename B>
-FLASHPLAN_DEVICE auto min(A a, B b) -> decltype(A() + B()) {
+FLASHPLAN_DEVICE auto min(A a, B b) -> decltype(b < a ? A() + B() : A() + B()) {
   return b < a ? b : a;
 }
 template <typename A, typename B>
-FLASHPLAN_DEVICE auto max(A a, B b) -> decltype(A() + B()) {
+FLASHPLAN_DEVICE auto max(A a, B b) -> decltype(a < b ? A() + B() : A() + B()) {
   return a < b ? b : a;
 }

@@ -17,12 +17,12 @@ namespace flashplan {
 namespace {
 
 /// What the kernel is told of the plan, so that it has no code for other plans.
-std::string plan_source(const GpuKernelTraits& traits) {
+std::string plan_source(const GpuKernelTraits& traits, const std::string& base) {
   const auto flag = [](const char* name, bool value) {
     return std::string("  static constexpr bool ") + name + (value ? " = true;\n" : " = false;\n");
   };
-  std::string text =
-      "struct PlanVariant : variant::UserVariant {\n  using UserVariant::UserVariant;\n";
+  std::string text = "using Base = " + base + ";\n";
+  text += "struct PlanVariant : Base {\n  using Base::Base;\n";
   text +=
       std::string("  static constexpr DType kOutput = ") + dtype_constant(traits.o_dtype) + ";\n";
   return text + flag("kHasMaskBits", traits.custom_mask) +
@@ -38,8 +38,11 @@ std::string program_source(const Variant::Impl& variant, const GpuKernelTraits& 
       "#include \"kernels/device/variant_math.h\"\n"
       "#include \"abi/variant_math.h\"\n";
   text += variant_source(variant, traits.softcap, traits.rope);
-  text += "}\nnamespace flashplan::device {\n";
-  text += plan_source(traits);
+  const std::string linear = traits.family == "sm90" ? linear_logits_source(variant) : "";
+  text += linear + "}\nnamespace flashplan::device {\n";
+  text +=
+      plan_source(traits, linear.empty() ? "variant::UserVariant"
+                                         : "Biased<variant::UserVariant, variant::LinearBodies>");
   text += "using UserKernel = Traits<";
   text += std::string(dtype_constant(traits.q_dtype)) + ", " + dtype_constant(traits.kv_dtype);
   text += ", " + std::to_string(traits.head_dim_qk) + ", " + std::to_string(traits.head_dim_vo);

@@ -3,10 +3,25 @@
 #pragma once
 
 #include "kernels/device/sm90_epilogue.h"
+#include "kernels/device/sm90_linear_softmax.h"
 #include "kernels/device/sm90_query_transform.h"
 #include "kernels/device/sm90_variant_softmax.h"
 
 namespace flashplan::device {
+
+/// What turns the logits of a kernel's variant into weights.
+template <typename S, bool kIsLinear, bool kNeedsPositions>
+struct Sm90SoftmaxOf {
+  using Type = Sm90Softmax<S>;
+};
+template <typename S>
+struct Sm90SoftmaxOf<S, false, true> {
+  using Type = Sm90VariantSoftmax<S>;
+};
+template <typename S>
+struct Sm90SoftmaxOf<S, true, true> {
+  using Type = Sm90LinearSoftmax<S>;
+};
 
 /// A work tile of more than 64 rows is shared: each warpgroup computes 64 of its rows. The
 /// warpgroups take turns to issue products, so that one computes its softmax while the products of
@@ -56,8 +71,8 @@ class Sm90Consumer {
   static constexpr int kKeyTiles = S::kTileKv / 8;
   static constexpr int kDimTiles = S::kHeadDimVo / 8;
   using Variant = typename S::Variant;
-  using Softmax =
-      typename Sm90SoftmaxOf<S, Variant::kReadsPositions || !Variant::kUseSoftmax>::Type;
+  using Softmax = typename Sm90SoftmaxOf<S, Variant::kIsLinear,
+                                         Variant::kReadsPositions || !Variant::kUseSoftmax>::Type;
   using Visible = typename Softmax::Visible;
   using Scales = typename Sm90Epilogue<S>::Scales;
   using ByDims = Wgmma<S::kQ, S::kTileKv>;
@@ -167,6 +182,10 @@ class Sm90Consumer {
   /// every other round of a slot, and would take one round for another.
   FLASHPLAN_DEVICE void pass_slot() { release(S::kSlotEmpty, next_slot()); }
 
+  /// Called before this warpgroup's turn, since its products wait for it.
+  FLASHPLAN_DEVICE void start_logits() {
+    if constexpr (Softmax::kStartsLogits) softmax_.start(thread_);
+  }
   FLASHPLAN_DEVICE void multiply_keys(int slot, bool is_shared) {
     wgmma_fence();
     // Computed here: held meanwhile, it would take a register that kernels of 256 dims lack.
@@ -175,7 +194,7 @@ class Sm90Consumer {
     const WgmmaOperand k = S::Key::by_dims(slot_address(slot));
 #pragma unroll
     for (int i = 0; i < S::kHeadDimQk / 16; ++i) {
-      if (i == 0) {
+      if (i == 0 && !Softmax::kStartsLogits) {
         ByDims::first_by_dims(softmax_.logits, q, k);
       } else {
         ByDims::by_dims(softmax_.logits, q + S::Query::step_of_dims(i), k + S::Key::step_of_dims(i),
@@ -214,8 +233,21 @@ class Sm90Consumer {
     int k_slot = take_slot(has_keys);
     const MbarrierPhase v_full = next_slot_full();
     const int v_slot = take_slot(has_last);
-    if (has_last) wait_full(v_full);
     const Sm90Context& context = context_of(unit);
+    Variant variant(p_);
+    const auto scale_variant = [&] {
+      if (has_keys && p_.variant.k_scales.data != nullptr) {
+        variant.scale_logits(p_.variant.k_scales.of(unit.head));
+      }
+    };
+    if constexpr (Softmax::kStartsLogits) {
+      scale_variant();
+      if (has_keys) {
+        softmax_.read_bias(p_, variant, context, unit.head, first_row(shared), thread_);
+        start_logits();
+      }
+    }
+    if (has_last) wait_full(v_full);
     Visible visible;
     Scales scales;  // of `last`
     const auto compute_visible = [&] { visible = {p_, context, first_row(shared), thread_}; };
@@ -265,10 +297,7 @@ class Sm90Consumer {
     }
     int32_t key = context.tile.kv_begin;
     const int32_t end = context.tile.kv_end;
-    Variant variant(p_);
-    if (has_keys && p_.variant.k_scales.data != nullptr) {
-      variant.scale_logits(p_.variant.k_scales.of(unit.head));
-    }
+    if constexpr (!Softmax::kStartsLogits) scale_variant();
     softmax_.begin(p_, context, unit.head, first_row(shared), thread_);
     wgmma_wait<0>();
     pin(softmax_.logits);
@@ -285,16 +314,19 @@ class Sm90Consumer {
       return;
     }
     float shrink[2];
+    if constexpr (Softmax::kStartsLogits) softmax_.prepare_step(variant, key);
     weigh_step(variant, unit, shared, visible, key, k_slot, true, shrink);
     release(S::kSlotEmpty, k_slot);
     pack();
     for (key += S::kTileKv; key < end; key += S::kTileKv) {
+      start_logits();
       k_slot = next_slot();
       wait_turn(shared);
       multiply_keys(k_slot, shared);
       const int v_slot = next_slot();
       multiply_values(v_slot);
       end_turn(shared);
+      if constexpr (Softmax::kStartsLogits) softmax_.prepare_step(variant, key);
       wgmma_wait<1>();
       pin(softmax_.logits);
       const bool raised = weigh_step(variant, unit, shared, visible, key, k_slot, false, shrink);
@@ -362,7 +394,11 @@ class Sm90Consumer {
     const int lane = opaque(thread_) % 32;
     const uint32_t q = q_address(q_, is_shared) + (opaque(thread_) / 32 * 16 + lane % 16) * 128;
     const uint32_t k = slot_address(slot) + lane / 16 * S::Key::kGroupBytes + lane % 8 * 128;
-    clear(softmax_.logits);
+    if constexpr (Softmax::kStartsLogits) {
+      start_logits();
+    } else {
+      clear(softmax_.logits);
+    }
 #pragma unroll 1
     for (int step = 0; step < S::kHeadDimQk / 16; ++step) {
       uint32_t a[4];

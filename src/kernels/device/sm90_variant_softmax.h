@@ -72,7 +72,7 @@ struct Sm90VariantSoftmax : Sm90Softmax<S> {
       }
       float more[2];
       Base::raise(variant.exp2_scale, more);
-      Base::weigh(variant.exp2_scale, added);
+      Base::weigh(variant.exp2_scale, shift, added);
       shrink[0] *= more[0];
       shrink[1] *= more[1];
       raised = true;
@@ -174,21 +174,11 @@ struct Sm90VariantSoftmax : Sm90Softmax<S> {
     if (!__any_sync(0xffffffffU, grows)) return false;
     samples[0] += kAhead;
     samples[1] += kAhead;
-    Base::raise_to(samples, scale, shrink);
+    Base::raise_to(samples, shrink, [&](float x, int) { return x * scale; });
     return true;
   }
 
   LogitPosition rows_[2];  // of this thread's rows, at key 0
-};
-
-/// What turns the logits of a kernel's variant into weights.
-template <typename S, bool kNeedsOwn>
-struct Sm90SoftmaxOf {
-  using Type = Sm90Softmax<S>;
-};
-template <typename S>
-struct Sm90SoftmaxOf<S, true> {
-  using Type = Sm90VariantSoftmax<S>;
 };
 
 }  // namespace flashplan::device

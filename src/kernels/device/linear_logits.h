@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+// Recognises bodies of logits that add a linear function of the key to x, such as ALiBi's.
+//
+// The body is compiled once more with the types below in place of `float x` and `int key`. They
+// have the operators that keep such a sum linear, and no others: a body that compiles with them is
+// linear, and its result holds the coefficients.
+#pragma once
+
+#include "kernels/device/variant.h"
+
+namespace flashplan::device {
+
+/// Numbers that do not depend on x or the key. Unsigned ones are left out, since they wrap around.
+template <typename T>
+inline constexpr bool kIsNumber = false;
+template <>
+inline constexpr bool kIsNumber<int> = true;
+template <>
+inline constexpr bool kIsNumber<float> = true;
+template <>
+inline constexpr bool kIsNumber<double> = true;
+
+template <typename T>
+inline constexpr bool kIsInt = false;
+template <>
+inline constexpr bool kIsInt<int> = true;
+
+/// rest + slope * (k - key) for any key k near a given one. T is the type that the expression has
+/// for a key of type int.
+template <typename T>
+struct OfKey {
+  T slope;
+  T rest;
+};
+template <typename T>
+inline constexpr bool kIsOfKey = false;
+template <typename T>
+inline constexpr bool kIsOfKey<OfKey<T>> = true;
+
+/// x plus a function of the key.
+struct BiasedLogit {
+  OfKey<float> bias;
+};
+
+template <typename T>
+concept Number = kIsNumber<T>;
+template <typename T>
+concept Linear = kIsNumber<T> || kIsOfKey<T>;
+
+template <Number T>
+FLASHPLAN_DEVICE OfKey<T> of_key(T x) {
+  return {T(), x};
+}
+template <typename T>
+FLASHPLAN_DEVICE OfKey<T> of_key(OfKey<T> x) {
+  return x;
+}
+template <Linear T>
+FLASHPLAN_DEVICE OfKey<float> as_floats(T x) {
+  return {static_cast<float>(of_key(x).slope), static_cast<float>(of_key(x).rest)};
+}
+
+template <Linear A, Linear B>
+  requires(kIsOfKey<A> || kIsOfKey<B>)
+FLASHPLAN_DEVICE auto operator+(A a, B b) {
+  return OfKey{of_key(a).slope + of_key(b).slope, of_key(a).rest + of_key(b).rest};
+}
+template <Linear A, Linear B>
+  requires(kIsOfKey<A> || kIsOfKey<B>)
+FLASHPLAN_DEVICE auto operator-(A a, B b) {
+  return OfKey{of_key(a).slope - of_key(b).slope, of_key(a).rest - of_key(b).rest};
+}
+template <typename T>
+FLASHPLAN_DEVICE OfKey<T> operator-(OfKey<T> a) {
+  return {-a.slope, -a.rest};
+}
+template <typename A, Number B>
+FLASHPLAN_DEVICE auto operator*(OfKey<A> a, B b) {
+  return OfKey{a.slope * b, a.rest * b};
+}
+template <Number A, typename B>
+FLASHPLAN_DEVICE auto operator*(A a, OfKey<B> b) {
+  return b * a;
+}
+/// Not of integers, whose quotients are rounded.
+template <typename A, Number B>
+  requires(!kIsInt<decltype(A() / B())>)
+FLASHPLAN_DEVICE auto operator/(OfKey<A> a, B b) {
+  return OfKey{a.slope / b, a.rest / b};
+}
+
+template <Linear T>
+FLASHPLAN_DEVICE BiasedLogit operator+(BiasedLogit x, T b) {
+  return {x.bias + as_floats(b)};
+}
+template <Linear T>
+FLASHPLAN_DEVICE BiasedLogit operator+(T a, BiasedLogit x) {
+  return x + a;
+}
+template <Linear T>
+FLASHPLAN_DEVICE BiasedLogit operator-(BiasedLogit x, T b) {
+  return {x.bias - as_floats(b)};
+}
+
+/// Whether logits_of(), the body as a template, is linear.
+template <typename Bodies>
+concept HasLinearLogits = requires(const Bodies& bodies, BiasedLogit x, OfKey<int> key) {
+  bodies.logits_of(x, 0, 0, key, 0, 0, 0, 0).bias;
+};
+
+/// A variant, and what its logits are besides x if `Bodies` has linear ones.
+template <typename UserVariant, typename Bodies>
+struct Biased : UserVariant {
+  static constexpr bool kIsLinear = HasLinearLogits<Bodies>;
+  using UserVariant::UserVariant;
+
+  /// What is added to the logit at a position, and to those of the keys beside it.
+  FLASHPLAN_DEVICE OfKey<float> bias(const LogitPosition& at) const {
+    const OfKey<int> key = {1, at.key};
+    return Bodies{this->bodies}
+        .logits_of(BiasedLogit(), at.request, at.query, key, at.qo_head, at.kv_head, at.qo_len,
+                   at.kv_len)
+        .bias;
+  }
+};
+
+}  // namespace flashplan::device
