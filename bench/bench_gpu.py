@@ -3,7 +3,8 @@
 
 Each result is checked before it is timed. Rows stand beside the ceilings of the GPU and, with
 --peers, beside other libraries; rows with shared prefixes also beside the plan without them. The
-targets for one H200 are in bench/targets.json: TFLOP/s of prefill rows, microseconds of others.
+targets for one H200 are in bench/targets.json: TFLOP/s of prefill rows, times without the variant
+of rows with one, microseconds of others.
 """
 
 import argparse
@@ -30,6 +31,7 @@ from gpu_timer import host_microseconds
 SECTIONS = (*GPU_BENCH, "ops")
 TARGETS = json.loads((pathlib.Path(__file__).parent / "targets.json").read_text())
 BY_TFLOP_S = ("prefill", "paged")  # sections whose targets are rates
+WITHOUT_VARIANT = "without it"
 QUICK = {
     "prefill": "s512, s1024, s4096, s8192, b4 s8192 32/8, b4 s8192 d64, b4 s8192 d256, zipf 1024",
     "paged": "s4096 page 16",
@@ -39,6 +41,7 @@ QUICK = {
     "serving": "chunk 2048 of 32k, chunk 2048 of 8k + 64 x 4k, 64 x 4 drafts, 16 x 8 drafts 64/8",
     "prefix": "1024 x 16, 8192 x 64",
     "device": "16 trees of 64, b64 kv4k real lengths",
+    "variants": "s4096 alibi, s4096 rope, b64 kv4k rope",
     "ops": ", ".join(TARGETS["ops"]),
 }
 
@@ -80,6 +83,15 @@ def run_peers(case, inputs, timer, args):
     return times
 
 
+def left_out(case):
+    """What the plan beside a row does without; None if there is no such plan."""
+    if case.shared_prefixes:
+        return "without groups"
+    if case.planned_lens or case.custom_mask:
+        return "exact and causal"
+    return WITHOUT_VARIANT if case.variant or case.rope else None
+
+
 def attention_row(case, timer, args, ragged=None):
     """The row, and the call that it timed. `ragged` is such a call, to be timed in turn with it."""
     inputs = make_gpu_inputs(case, args.device)
@@ -96,13 +108,11 @@ def attention_row(case, timer, args, ragged=None):
     call()
     assert_right(case, inputs, out, "flashplan")
     beside = [ragged] if ragged else []
-    if plan_options:
-        plain = fp.Attention(**case.options() | {"device": args.device})
-        plain.plan(*plan_args)
-        beside = [lambda: plain.run(inputs.q, inputs.k, inputs.v, **tables, out=out)]
-    if case.planned_lens or case.custom_mask:
-        exact = dataclasses.replace(case, planned_lens=None, custom_mask=None)
-        other = fp.Attention(**exact.options() | {"device": args.device})
+    if without := left_out(case):
+        plain = dataclasses.replace(
+            case, planned_lens=None, custom_mask=None, variant=None, rope=None
+        )
+        other = fp.Attention(**plain.options() | {"device": args.device})
         other.plan(plan_args[0], case.kv_lens)
         pages = {"block_table": inputs.block_table}
         beside = [lambda: other.run(inputs.q, inputs.k, inputs.v, **pages, out=out)]
@@ -121,10 +131,8 @@ def attention_row(case, timer, args, ragged=None):
         row["share_of_ragged"] = beside_us[0] / us
     if args.peers:
         row["peers_us"] = run_peers(case, inputs, timer, args)
-    if plan_options:
-        row["peers_us"] = {"without groups": beside_us[0]} | row.get("peers_us", {})
-    if case.planned_lens or case.custom_mask:
-        row["peers_us"] = {"exact and causal": beside_us[0]} | row.get("peers_us", {})
+    if without:
+        row["peers_us"] = {without: beside_us[0]} | row.get("peers_us", {})
     return row, call
 
 
@@ -150,9 +158,13 @@ def compared(section, name, row, ceiling):
     row["share_of_matmul" if matmul > memory else "share_of_memory"] = max(matmul, memory)
     target = TARGETS.get(section, {}).get(name)
     if target:
-        rate = section in BY_TFLOP_S
         row["target"] = target
-        row["share_of_target"] = row["tflop_s"] / target if rate else target / row["us"]
+        if section in BY_TFLOP_S:
+            row["share_of_target"] = row["tflop_s"] / target
+        elif section == "variants":
+            row["share_of_target"] = target * row["peers_us"][WITHOUT_VARIANT] / row["us"]
+        else:
+            row["share_of_target"] = target / row["us"]
     return row
 
 
@@ -198,7 +210,7 @@ def in_order():
         for paged_name, paged in GPU_BENCH["paged"].items():
             if ragged_twin(paged) == case:
                 yield "paged", paged_name, paged
-    for section in ("decode", "serving", "prefix", "device", "ops"):
+    for section in ("decode", "serving", "prefix", "device", "variants", "ops"):
         for name, what in (OPS if section == "ops" else GPU_BENCH[section]).items():
             yield section, name, what
 

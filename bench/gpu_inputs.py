@@ -29,6 +29,7 @@ class GpuInputs:
     planned_lens: tuple | None = None
     trees: torch.Tensor | None = None  # [tokens, nodes] of bool
     mask: torch.Tensor | None = None  # of them
+    slopes: torch.Tensor | None = None  # of ALiBi
 
     def plan_args(self):
         return self.qo_indptr.numpy(), list(self.planned_lens or self.kv_lens.tolist())
@@ -36,7 +37,12 @@ class GpuInputs:
     def other_tensors(self):
         """Arguments of run() besides q, k and v."""
         lens = self.kv_lens.to(self.q.device) if self.planned_lens else None
-        tensors = {"block_table": self.block_table, "kv_lens": lens, "mask": self.mask}
+        tensors = {
+            "block_table": self.block_table,
+            "kv_lens": lens,
+            "mask": self.mask,
+            "slopes": self.slopes,
+        }
         return {name: x for name, x in tensors.items() if x is not None}
 
     def plan_options(self):
@@ -56,9 +62,13 @@ class GpuInputs:
         )
 
 
-def add_lens_and_trees(case, inputs, device):
-    """The real lengths of `planned_lens`, and masks of random trees of all queries."""
+def add_other_inputs(case, inputs, device):
+    """The real lengths of `planned_lens`, masks of random trees of all queries, the slopes of ALiBi
+    (Press et al., 2022)."""
     inputs.planned_lens = case.planned_lens
+    if case.variant == "alibi":
+        heads = torch.arange(1, case.num_qo_heads + 1, device=device)
+        inputs.slopes = 2.0 ** (-8 * heads / case.num_qo_heads)
     if case.custom_mask == "tree":
         rng = np.random.default_rng()
         trees = np.concatenate([random_tree(rng, n) for n in case.qo_lens])
@@ -99,18 +109,33 @@ def make_gpu_inputs(case, device):
         table,
         [list(group) for group in case.shared_prefixes] or None,
     )
-    add_lens_and_trees(case, inputs, device)
+    add_other_inputs(case, inputs, device)
     return inputs
+
+
+def rotated(x, positions):
+    """x [tokens, heads, d] by the angles of flashplan.Rope()."""
+    half = x.shape[-1] // 2
+    turns = 1e4 ** (-torch.arange(half, dtype=torch.float64, device=x.device) / half)
+    angles = (positions[:, None] * turns)[:, None]
+    cos, sin = angles.cos().float(), angles.sin().float()
+    a, b = x.split(half, -1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
 
 
 def exact_rows(case, inputs, r, rows):
     """o of the query rows `rows` (counted within request r), in float32 but for the inputs."""
     q = inputs.q[int(inputs.qo_indptr[r]) + rows].float()
     k, v = (x.to(inputs.q.dtype).float() for x in inputs.request(r, case.page_size))
-    q = q.unflatten(1, (case.num_kv_heads, -1))  # [rows, kv_heads, group, d]
-    logits = torch.einsum("rhgd,nhd->rhgn", q, k) / math.sqrt(q.shape[-1])
     key = torch.arange(len(k), device=k.device)
     last = rows[:, None] + len(k) - case.qo_lens[r]
+    if case.rope:
+        q, k = rotated(q, last[:, 0]), rotated(k, key)
+    q = q.unflatten(1, (case.num_kv_heads, -1))  # [rows, kv_heads, group, d]
+    logits = torch.einsum("rhgd,nhd->rhgn", q, k) / math.sqrt(q.shape[-1])
+    if inputs.slopes is not None:
+        slopes = inputs.slopes.unflatten(0, (case.num_kv_heads, -1))
+        logits += slopes[..., None] * (key - last)[:, None, None]
     if case.causal:
         logits.masked_fill_((key > last)[:, None, None], -math.inf)
     if case.window_left >= 0:

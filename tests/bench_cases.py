@@ -148,4 +148,10 @@ GPU_BENCH = {
         "16 trees of 64": _gpu_decode((4096,) * 16, qo_lens=(64,) * 16, custom_mask="tree"),
         "b64 kv4k real lengths": _gpu_decode((4096,) * 64, planned_lens=(4112,) * 64),
     },
+    # Beside the same without the variant or rotation.
+    "variants": {
+        "s4096 alibi": dataclasses.replace(_GPU_RAGGED["s4096"], variant="alibi"),
+        "s4096 rope": dataclasses.replace(_GPU_RAGGED["s4096"], rope="plain"),
+        "b64 kv4k rope": _gpu_decode((4096,) * 64, rope="plain"),
+    },
 }

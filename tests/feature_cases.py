@@ -259,6 +259,24 @@ VARIED = (
         for variant in ("elements", "biased", "prefix_lm", "blocks", "sigmoid")
     ]
     + [
+        # Biases that are linear in the key, which Hopper kernels add before their products.
+        Case(
+            qo_lens=(4, 1, 150, 66, 200),
+            kv_lens=(300, 777, 170, 1000, 200),
+            variant=variant,
+            q_dtype=dtype,
+            head_dim=head_dim,
+            **options,
+        )
+        for dtype in ("bfloat16", "float16")
+        for head_dim in (64, 128, 256)
+        for variant, options in (
+            ("alibi", {"page_size": None}),
+            ("linear", {"page_size": 16, "window_left": 150, "num_qo_heads": 6}),
+            ("linear", {"page_size": 16, "causal": False, "num_ctas": 3, "softmax_scale": 0.7}),
+        )
+    ]
+    + [
         Case(
             **BATCH, variant="prefix_lm", q_dtype="float16", kv_dtype="float8_e4m3fn", softcap=5.0
         ),

@@ -112,6 +112,30 @@ VARIANTS = {
         },
         _slopes,
     ),
+    "alibi": VariantCase(
+        fp.variants.alibi,
+        {
+            "logits": lambda x, request, query, key, qo_head, *_, slopes: (
+                x + slopes[qo_head] * (key - query)
+            )
+        },
+        _slopes,
+    ),
+    # Linear in the key as ALiBi, with offsets and slopes of both signs.
+    "linear": VariantCase(
+        fp.Variant(
+            "linear",
+            logits="return (request - (query - key) * slopes[qo_head] + x)\n"
+            "  - (2 * key - kv_len) / 9.0;",
+            tensors={"slopes": "float32"},
+        ),
+        {
+            "logits": lambda x, request, query, key, qo_head, kv_head, qo_len, kv_len, *, slopes: (
+                request - (query - key) * slopes[qo_head] + x - (2 * key - kv_len) / 9.0
+            )
+        },
+        _slopes,
+    ),
     "prefix_lm": VariantCase(
         fp.Variant("prefix_lm", mask=_MASK, tensors={"prefix": "int32"}),
         {

@@ -61,11 +61,11 @@ std::vector<std::string> compiler_options(const GpuKernelTraits& traits) {
   std::string architecture = "--gpu-architecture=sm_" + std::to_string(traits.architecture.number);
   if (traits.architecture.suffix != '\0') architecture += traits.architecture.suffix;
   std::vector<std::string> options = {
-      architecture,
-      "--std=c++20",
+      architecture, "--std=c++20",
       "--device-as-default-execution-space",  // constexpr functions of public headers
-      "--prec-div=false",                     // of bodies: the kernel has instructions for both
-      "--prec-sqrt=false",
+      // Of bodies: exact divisions and roots, and subnormal numbers, take instructions around each
+      // that the kernel has for its own.
+      "--prec-div=false", "--prec-sqrt=false", "--ftz=true",
       "--diag-error=940"};  // a body without a value
   const std::vector<std::string> own = words_of("FLASHPLAN_NVRTC_FLAGS");
   options.insert(options.end(), own.begin(), own.end());

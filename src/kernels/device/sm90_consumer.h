@@ -3,25 +3,10 @@
 #pragma once
 
 #include "kernels/device/sm90_epilogue.h"
-#include "kernels/device/sm90_linear_softmax.h"
 #include "kernels/device/sm90_query_transform.h"
-#include "kernels/device/sm90_variant_softmax.h"
+#include "kernels/device/sm90_softmax_of.h"
 
 namespace flashplan::device {
-
-/// What turns the logits of a kernel's variant into weights.
-template <typename S, bool kIsLinear, bool kNeedsPositions>
-struct Sm90SoftmaxOf {
-  using Type = Sm90Softmax<S>;
-};
-template <typename S>
-struct Sm90SoftmaxOf<S, false, true> {
-  using Type = Sm90VariantSoftmax<S>;
-};
-template <typename S>
-struct Sm90SoftmaxOf<S, true, true> {
-  using Type = Sm90LinearSoftmax<S>;
-};
 
 /// A work tile of more than 64 rows is shared: each warpgroup computes 64 of its rows. The
 /// warpgroups take turns to issue products, so that one computes its softmax while the products of
@@ -71,8 +56,7 @@ class Sm90Consumer {
   static constexpr int kKeyTiles = S::kTileKv / 8;
   static constexpr int kDimTiles = S::kHeadDimVo / 8;
   using Variant = typename S::Variant;
-  using Softmax = typename Sm90SoftmaxOf<S, Variant::kIsLinear,
-                                         Variant::kReadsPositions || !Variant::kUseSoftmax>::Type;
+  using Softmax = Sm90SoftmaxOf<S>;
   using Visible = typename Softmax::Visible;
   using Scales = typename Sm90Epilogue<S>::Scales;
   using ByDims = Wgmma<S::kQ, S::kTileKv>;
@@ -182,10 +166,6 @@ class Sm90Consumer {
   /// every other round of a slot, and would take one round for another.
   FLASHPLAN_DEVICE void pass_slot() { release(S::kSlotEmpty, next_slot()); }
 
-  /// Called before this warpgroup's turn, since its products wait for it.
-  FLASHPLAN_DEVICE void start_logits() {
-    if constexpr (Softmax::kStartsLogits) softmax_.start(thread_);
-  }
   FLASHPLAN_DEVICE void multiply_keys(int slot, bool is_shared) {
     wgmma_fence();
     // Computed here: held meanwhile, it would take a register that kernels of 256 dims lack.
@@ -244,7 +224,7 @@ class Sm90Consumer {
       scale_variant();
       if (has_keys) {
         softmax_.read_bias(p_, variant, context, unit.head, first_row(shared), thread_);
-        start_logits();
+        softmax_.start(thread_);
       }
     }
     if (has_last) wait_full(v_full);
@@ -319,7 +299,8 @@ class Sm90Consumer {
     release(S::kSlotEmpty, k_slot);
     pack();
     for (key += S::kTileKv; key < end; key += S::kTileKv) {
-      start_logits();
+      // Before this warpgroup's turn, since its products wait for it.
+      if constexpr (Softmax::kStartsLogits) softmax_.start(thread_);
       k_slot = next_slot();
       wait_turn(shared);
       multiply_keys(k_slot, shared);
@@ -394,11 +375,7 @@ class Sm90Consumer {
     const int lane = opaque(thread_) % 32;
     const uint32_t q = q_address(q_, is_shared) + (opaque(thread_) / 32 * 16 + lane % 16) * 128;
     const uint32_t k = slot_address(slot) + lane / 16 * S::Key::kGroupBytes + lane % 8 * 128;
-    if constexpr (Softmax::kStartsLogits) {
-      start_logits();
-    } else {
-      clear(softmax_.logits);
-    }
+    softmax_.start(thread_);
 #pragma unroll 1
     for (int step = 0; step < S::kHeadDimQk / 16; ++step) {
       uint32_t a[4];

@@ -2,7 +2,7 @@
 // Weights of the sm90 family for variants that add a linear function of the key to the logits.
 #pragma once
 
-#include "kernels/device/linear_logits.h"
+#include "abi/linear_logits.h"
 #include "kernels/device/sm90_softmax.h"
 
 namespace flashplan::device {
@@ -39,7 +39,7 @@ struct Sm90LinearSoftmax : Sm90Softmax<S> {
     }
   }
 
-  /// Begins the logits of a step: the products are added to them.
+  /// See Sm90Softmax.
   FLASHPLAN_DEVICE void start(int thread) {
     const auto column = static_cast<float>(opaque(thread) % 4 * 2 - S::kTileKv);
     const float first[2] = {slope_[0] * column, slope_[1] * column};

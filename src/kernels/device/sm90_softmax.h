@@ -47,7 +47,7 @@ struct Sm90Softmax {
     }
   };
 
-  // Whether products are added to what start() writes, instead of zeros.
+  // Whether start() is to be called before all products, because they do not start at zero.
   static constexpr bool kStartsLogits = false;
 
   float logits[S::kTileKv / 2] = {};
@@ -58,6 +58,8 @@ struct Sm90Softmax {
   FLASHPLAN_DEVICE void begin(const AttentionParams&, const Sm90Context&, int32_t, int, int) {
     reset();
   }
+  /// Writes what the products with the keys of a step are added to.
+  FLASHPLAN_DEVICE void start(int) { clear(logits); }
   FLASHPLAN_DEVICE void reset() {
     shift[0] = shift[1] = kNoShift;
     sum[0] = sum[1] = 0.0F;

@@ -6,9 +6,10 @@
 // linear, and its result holds the coefficients.
 #pragma once
 
-#include "kernels/device/variant.h"
+#include "abi/host_device.h"
+#include "abi/variant.h"
 
-namespace flashplan::device {
+namespace flashplan {
 
 /// Numbers that do not depend on x or the key. Unsigned ones are left out, since they wrap around.
 template <typename T>
@@ -48,57 +49,57 @@ template <typename T>
 concept Linear = kIsNumber<T> || kIsOfKey<T>;
 
 template <Number T>
-FLASHPLAN_DEVICE OfKey<T> of_key(T x) {
+FLASHPLAN_HOST_DEVICE OfKey<T> of_key(T x) {
   return {T(), x};
 }
 template <typename T>
-FLASHPLAN_DEVICE OfKey<T> of_key(OfKey<T> x) {
+FLASHPLAN_HOST_DEVICE OfKey<T> of_key(OfKey<T> x) {
   return x;
 }
 template <Linear T>
-FLASHPLAN_DEVICE OfKey<float> as_floats(T x) {
+FLASHPLAN_HOST_DEVICE OfKey<float> as_floats(T x) {
   return {static_cast<float>(of_key(x).slope), static_cast<float>(of_key(x).rest)};
 }
 
 template <Linear A, Linear B>
   requires(kIsOfKey<A> || kIsOfKey<B>)
-FLASHPLAN_DEVICE auto operator+(A a, B b) {
+FLASHPLAN_HOST_DEVICE auto operator+(A a, B b) {
   return OfKey{of_key(a).slope + of_key(b).slope, of_key(a).rest + of_key(b).rest};
 }
 template <Linear A, Linear B>
   requires(kIsOfKey<A> || kIsOfKey<B>)
-FLASHPLAN_DEVICE auto operator-(A a, B b) {
+FLASHPLAN_HOST_DEVICE auto operator-(A a, B b) {
   return OfKey{of_key(a).slope - of_key(b).slope, of_key(a).rest - of_key(b).rest};
 }
 template <typename T>
-FLASHPLAN_DEVICE OfKey<T> operator-(OfKey<T> a) {
+FLASHPLAN_HOST_DEVICE OfKey<T> operator-(OfKey<T> a) {
   return {-a.slope, -a.rest};
 }
 template <typename A, Number B>
-FLASHPLAN_DEVICE auto operator*(OfKey<A> a, B b) {
+FLASHPLAN_HOST_DEVICE auto operator*(OfKey<A> a, B b) {
   return OfKey{a.slope * b, a.rest * b};
 }
 template <Number A, typename B>
-FLASHPLAN_DEVICE auto operator*(A a, OfKey<B> b) {
+FLASHPLAN_HOST_DEVICE auto operator*(A a, OfKey<B> b) {
   return b * a;
 }
 /// Not of integers, whose quotients are rounded.
 template <typename A, Number B>
   requires(!kIsInt<decltype(A() / B())>)
-FLASHPLAN_DEVICE auto operator/(OfKey<A> a, B b) {
+FLASHPLAN_HOST_DEVICE auto operator/(OfKey<A> a, B b) {
   return OfKey{a.slope / b, a.rest / b};
 }
 
 template <Linear T>
-FLASHPLAN_DEVICE BiasedLogit operator+(BiasedLogit x, T b) {
+FLASHPLAN_HOST_DEVICE BiasedLogit operator+(BiasedLogit x, T b) {
   return {x.bias + as_floats(b)};
 }
 template <Linear T>
-FLASHPLAN_DEVICE BiasedLogit operator+(T a, BiasedLogit x) {
+FLASHPLAN_HOST_DEVICE BiasedLogit operator+(T a, BiasedLogit x) {
   return x + a;
 }
 template <Linear T>
-FLASHPLAN_DEVICE BiasedLogit operator-(BiasedLogit x, T b) {
+FLASHPLAN_HOST_DEVICE BiasedLogit operator-(BiasedLogit x, T b) {
   return {x.bias - as_floats(b)};
 }
 
@@ -115,7 +116,7 @@ struct Biased : UserVariant {
   using UserVariant::UserVariant;
 
   /// What is added to the logit at a position, and to those of the keys beside it.
-  FLASHPLAN_DEVICE OfKey<float> bias(const LogitPosition& at) const {
+  FLASHPLAN_HOST_DEVICE OfKey<float> bias(const LogitPosition& at) const {
     const OfKey<int> key = {1, at.key};
     return Bodies{this->bodies}
         .logits_of(BiasedLogit(), at.request, at.query, key, at.qo_head, at.kv_head, at.qo_len,
@@ -124,4 +125,4 @@ struct Biased : UserVariant {
   }
 };
 
-}  // namespace flashplan::device
+}  // namespace flashplan
