@@ -54,6 +54,8 @@ def small_cases():
         Case((100,), **paired, kv_dtype="float8_e5m2", num_qo_heads=2),
         Case((20, 1), (40, 70), head_dim=(192, 128), num_qo_heads=2, num_kv_heads=1),
         Case((70,), (150,), head_dim=128, kv_dtype="float8_e4m3fn", num_qo_heads=2, num_ctas=1),
+        Case((130, 3), (400, 70), head_dim=128, num_qo_heads=2, page_size=None, rope="plain"),
+        Case((130, 3), (400, 70), head_dim=128, num_qo_heads=2, page_size=None, variant="linear"),
     ]
 
 

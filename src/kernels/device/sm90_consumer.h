@@ -213,21 +213,15 @@ class Sm90Consumer {
     int k_slot = take_slot(has_keys);
     const MbarrierPhase v_full = next_slot_full();
     const int v_slot = take_slot(has_last);
-    const Sm90Context& context = context_of(unit);
-    Variant variant(p_);
-    const auto scale_variant = [&] {
-      if (has_keys && p_.variant.k_scales.data != nullptr) {
-        variant.scale_logits(p_.variant.k_scales.of(unit.head));
-      }
-    };
     if constexpr (Softmax::kStartsLogits) {
-      scale_variant();
       if (has_keys) {
-        softmax_.read_bias(p_, variant, context, unit.head, first_row(shared), thread_);
+        softmax_.read_bias(p_, variant_of(unit), context_of(unit), unit.head, first_row(shared),
+                           thread_);
         softmax_.start(thread_);
       }
     }
     if (has_last) wait_full(v_full);
+    const Sm90Context& context = context_of(unit);
     Visible visible;
     Scales scales;  // of `last`
     const auto compute_visible = [&] { visible = {p_, context, first_row(shared), thread_}; };
@@ -277,7 +271,7 @@ class Sm90Consumer {
     }
     int32_t key = context.tile.kv_begin;
     const int32_t end = context.tile.kv_end;
-    if constexpr (!Softmax::kStartsLogits) scale_variant();
+    const Variant variant = has_keys ? variant_of(unit) : Variant(p_);
     softmax_.begin(p_, context, unit.head, first_row(shared), thread_);
     wgmma_wait<0>();
     pin(softmax_.logits);
@@ -294,7 +288,7 @@ class Sm90Consumer {
       return;
     }
     float shrink[2];
-    if constexpr (Softmax::kStartsLogits) softmax_.prepare_step(variant, key);
+    if constexpr (Softmax::kStartsLogits) softmax_.prepare_step(variant, visible, key, true);
     weigh_step(variant, unit, shared, visible, key, k_slot, true, shrink);
     release(S::kSlotEmpty, k_slot);
     pack();
@@ -307,7 +301,7 @@ class Sm90Consumer {
       const int v_slot = next_slot();
       multiply_values(v_slot);
       end_turn(shared);
-      if constexpr (Softmax::kStartsLogits) softmax_.prepare_step(variant, key);
+      if constexpr (Softmax::kStartsLogits) softmax_.prepare_step(variant, visible, key, false);
       wgmma_wait<1>();
       pin(softmax_.logits);
       const bool raised = weigh_step(variant, unit, shared, visible, key, k_slot, false, shrink);
@@ -327,6 +321,14 @@ class Sm90Consumer {
     if (S::kQBuffers == 1) release_queries(q_, 1);
   }
 
+  /// The variant for the kv head of a unit.
+  FLASHPLAN_DEVICE Variant variant_of(const Unit& unit) const {
+    Variant variant(p_);
+    if (p_.variant.k_scales.data != nullptr) {
+      variant.scale_logits(p_.variant.k_scales.of(unit.head));
+    }
+    return variant;
+  }
   /// The next queries are there when this phase is complete.
   FLASHPLAN_DEVICE MbarrierPhase query_part_full() const {
     return {barrier(S::kQFull, q_ % S::kQBarriers), q_ / S::kQBarriers & 1};

@@ -52,16 +52,17 @@ struct Sm90LinearSoftmax : Sm90Softmax<S> {
 
   /// Computes what weigh_step() needs besides the products of the step, while they run.
   template <typename Variant>
-  FLASHPLAN_DEVICE void prepare_step(const Variant& variant, int32_t key) {
-    bool grows = false;
+  FLASHPLAN_DEVICE void prepare_step(const Variant& variant, const Visible& visible, int32_t key,
+                                     bool is_first) {
+    bool raises = is_first || hides(visible, key);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const auto distance = static_cast<float>(key + S::kTileKv - query_[half]);
       bias_[half] = __fmaf_rn(distance * slope_[half], scale_of(variant) * kLog2e, own_bias_[half]);
       relative_[half] = shift[half] - bias_[half];
-      grows = grows || relative_[half] < least_[half];
+      raises = raises || relative_[half] < least_[half];
     }
-    grows_ = __any_sync(0xffffffffU, grows);
+    raises_ = __any_sync(0xffffffffU, raises);
   }
 
   /// See Sm90Softmax.
@@ -72,29 +73,32 @@ struct Sm90LinearSoftmax : Sm90Softmax<S> {
                                    float (&shrink)[2], Again multiply_again) {
     const float scale = scale_of(variant) * kLog2e;
     shrink[0] = shrink[1] = 1.0F;
-    bool is_exact = is_first;  // whether shifts are raised to the largest logit
-    if (visible.begin > key || visible.end < key + S::kTileKv) {
-      asm volatile("");  // a branch, as in Sm90Softmax
-      Base::mask(p, context, visible, first_row, thread, key);
-      is_exact = true;
-    }
-    if (!is_exact && grows_) follow(scale, visible, shrink);
+    bool is_again = false;
     float added[2];
 #pragma unroll 1
     for (;;) {
-      if (is_exact) {
+      if (raises_) {
+        asm volatile("");  // a branch, as in Sm90Softmax
+        const bool is_masked = hides(visible, key);
+        if (is_masked) Base::mask(p, context, visible, first_row, thread, key);
         float largest[2];
-        Base::find_largest(largest);
-        raise_to(largest, 0.0F, scale, visible, shrink);
+        float ahead = 0.0F;
+        if (is_first || is_masked || is_again) {
+          Base::find_largest(largest);
+        } else {
+          find_samples(largest);
+          ahead = kAhead;
+        }
+        raise_to(largest, ahead, scale, visible, shrink);
       }
       Base::weigh(scale, relative_, added);
-      if (is_exact || !too_large(added, visible)) break;
+      if (!too_large(added, visible) || is_again) break;
       multiply_again();
-      is_exact = true;
+      is_again = raises_ = true;
     }
     sum[0] += added[0];
     sum[1] += added[1];
-    return is_exact || grows_;
+    return raises_;
   }
 
  private:
@@ -135,16 +139,19 @@ struct Sm90LinearSoftmax : Sm90Softmax<S> {
     }
   }
 
-  /// Raises the shifts to the largest of a few logits, which are representative of a function that
-  /// grows with the key. Other logits are seen by their weights.
-  FLASHPLAN_DEVICE void follow(float scale, const Visible& visible, float (&shrink)[2]) {
-    float samples[2];
+  /// Whether some rows do not see some of the keys of a step.
+  static FLASHPLAN_DEVICE bool hides(const Visible& visible, int32_t key) {
+    return visible.begin > key || visible.end < key + S::kTileKv;
+  }
+
+  /// A few logits of each row, which are representative of a function that grows with the key.
+  /// Other logits are seen by their weights.
+  FLASHPLAN_DEVICE void find_samples(float (&largest)[2]) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int last = S::kTileKv / 2 - 3 + 2 * half;  // the last column
-      samples[half] = fmaxf(logits[last], logits[last - S::kTileKv / 16 * 4]);
+      largest[half] = fmaxf(logits[last], logits[last - S::kTileKv / 16 * 4]);
     }
-    raise_to(samples, kAhead, scale, visible, shrink);
   }
 
   // Of each of this thread's rows.
@@ -155,7 +162,7 @@ struct Sm90LinearSoftmax : Sm90Softmax<S> {
   // Of a step.
   float bias_[2];      // of the key behind its last one, in logits of base 2
   float relative_[2];  // the shifts, less bias_
-  bool grows_;         // whether the shifts of this warp are to be raised
+  bool raises_;        // whether the shifts of this warp are to be raised
 };
 
 }  // namespace flashplan::device
