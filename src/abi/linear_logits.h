@@ -48,51 +48,67 @@ concept Number = kIsNumber<T>;
 template <typename T>
 concept Linear = kIsNumber<T> || kIsOfKey<T>;
 
-template <Number T>
-FLASHPLAN_HOST_DEVICE OfKey<T> of_key(T x) {
-  return {T(), x};
+/// A number or a function of the key, with coefficients of type T.
+template <typename T, Number A>
+FLASHPLAN_HOST_DEVICE OfKey<T> of_key(A x) {
+  return {T(), static_cast<T>(x)};
 }
+template <typename T, typename A>
+FLASHPLAN_HOST_DEVICE OfKey<T> of_key(OfKey<A> x) {
+  return {static_cast<T>(x.slope), static_cast<T>(x.rest)};
+}
+/// The type that C++ converts the numbers in an A and a B to.
 template <typename T>
-FLASHPLAN_HOST_DEVICE OfKey<T> of_key(OfKey<T> x) {
-  return x;
-}
-template <Linear T>
-FLASHPLAN_HOST_DEVICE OfKey<float> as_floats(T x) {
-  return {static_cast<float>(of_key(x).slope), static_cast<float>(of_key(x).rest)};
-}
+struct NumberIn {
+  using Type = T;
+};
+template <typename T>
+struct NumberIn<OfKey<T>> {
+  using Type = T;
+};
+template <typename A, typename B>
+using Common = decltype(typename NumberIn<A>::Type() + typename NumberIn<B>::Type());
 
 template <Linear A, Linear B>
   requires(kIsOfKey<A> || kIsOfKey<B>)
-FLASHPLAN_HOST_DEVICE auto operator+(A a, B b) {
-  return OfKey{of_key(a).slope + of_key(b).slope, of_key(a).rest + of_key(b).rest};
+FLASHPLAN_HOST_DEVICE OfKey<Common<A, B>> operator+(A a, B b) {
+  const auto x = of_key<Common<A, B>>(a);
+  const auto y = of_key<Common<A, B>>(b);
+  return {x.slope + y.slope, x.rest + y.rest};
 }
 template <Linear A, Linear B>
   requires(kIsOfKey<A> || kIsOfKey<B>)
-FLASHPLAN_HOST_DEVICE auto operator-(A a, B b) {
-  return OfKey{of_key(a).slope - of_key(b).slope, of_key(a).rest - of_key(b).rest};
+FLASHPLAN_HOST_DEVICE OfKey<Common<A, B>> operator-(A a, B b) {
+  const auto x = of_key<Common<A, B>>(a);
+  const auto y = of_key<Common<A, B>>(b);
+  return {x.slope - y.slope, x.rest - y.rest};
 }
 template <typename T>
 FLASHPLAN_HOST_DEVICE OfKey<T> operator-(OfKey<T> a) {
   return {-a.slope, -a.rest};
 }
 template <typename A, Number B>
-FLASHPLAN_HOST_DEVICE auto operator*(OfKey<A> a, B b) {
-  return OfKey{a.slope * b, a.rest * b};
+FLASHPLAN_HOST_DEVICE OfKey<Common<A, B>> operator*(OfKey<A> a, B b) {
+  const auto x = of_key<Common<A, B>>(a);
+  const auto factor = static_cast<Common<A, B>>(b);
+  return {x.slope * factor, x.rest * factor};
 }
 template <Number A, typename B>
-FLASHPLAN_HOST_DEVICE auto operator*(A a, OfKey<B> b) {
+FLASHPLAN_HOST_DEVICE OfKey<Common<A, B>> operator*(A a, OfKey<B> b) {
   return b * a;
 }
 /// Not of integers, whose quotients are rounded.
 template <typename A, Number B>
-  requires(!kIsInt<decltype(A() / B())>)
-FLASHPLAN_HOST_DEVICE auto operator/(OfKey<A> a, B b) {
-  return OfKey{a.slope / b, a.rest / b};
+  requires(!kIsInt<Common<A, B>>)
+FLASHPLAN_HOST_DEVICE OfKey<Common<A, B>> operator/(OfKey<A> a, B b) {
+  const auto x = of_key<Common<A, B>>(a);
+  const auto divisor = static_cast<Common<A, B>>(b);
+  return {x.slope / divisor, x.rest / divisor};
 }
 
 template <Linear T>
 FLASHPLAN_HOST_DEVICE BiasedLogit operator+(BiasedLogit x, T b) {
-  return {x.bias + as_floats(b)};
+  return {x.bias + of_key<float>(b)};
 }
 template <Linear T>
 FLASHPLAN_HOST_DEVICE BiasedLogit operator+(T a, BiasedLogit x) {
@@ -100,7 +116,7 @@ FLASHPLAN_HOST_DEVICE BiasedLogit operator+(T a, BiasedLogit x) {
 }
 template <Linear T>
 FLASHPLAN_HOST_DEVICE BiasedLogit operator-(BiasedLogit x, T b) {
-  return {x.bias - as_floats(b)};
+  return {x.bias - of_key<float>(b)};
 }
 
 /// Whether logits_of(), the body as a template, is linear.

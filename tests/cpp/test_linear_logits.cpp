@@ -13,20 +13,23 @@
 namespace flashplan::test {
 namespace {
 
+// Bodies are compiled without such warnings.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wconversion"
+#pragma GCC diagnostic ignored "-Wunused-parameter"
+
 namespace bodies {
 #include "abi/variant_math.h"
 
 /// The body `return expression;` as source.cpp writes it.
-#define BODY(name, expression)                                                             \
-  struct name {                                                                            \
-    float slope = 0.3F;                                                                    \
-    template <typename X, typename Key>                                                    \
-    auto logits_of(X x, [[maybe_unused]] int request, [[maybe_unused]] int query, Key key, \
-                   [[maybe_unused]] int qo_head, [[maybe_unused]] int kv_head,             \
-                   [[maybe_unused]] int qo_len, [[maybe_unused]] int kv_len) const         \
-        -> decltype(expression) {                                                          \
-      return expression;                                                                   \
-    }                                                                                      \
+#define BODY(name, expression)                                                                 \
+  struct name {                                                                                \
+    float slope = 0.3F;                                                                        \
+    template <typename X, typename Key>                                                        \
+    auto logits_of(X x, int request, int query, Key key, int qo_head, int kv_head, int qo_len, \
+                   int kv_len) const -> decltype(expression) {                                 \
+      return expression;                                                                       \
+    }                                                                                          \
   }
 BODY(Alibi, x + slope * (key - query));
 BODY(FromBehind, x - slope * (query - key));
@@ -45,6 +48,8 @@ BODY(OfXAlone, max(x, -8) + key);
 BODY(WithoutX, slope*(key - query));
 BODY(Unsigned, x + (key - 3U) * slope);
 }  // namespace bodies
+
+#pragma GCC diagnostic pop
 
 struct Base {
   explicit Base(int /*params*/) {}
