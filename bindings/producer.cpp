@@ -68,10 +68,11 @@ Framework framework_of(nb::handle type) {
   return Framework::kOther;
 }
 
-bool is_tracer(nb::handle type) {
+/// Whether the type or one of its bases has this name.
+bool is_called(nb::handle type, std::string_view name) {
   for (nb::handle base : nb::tuple(type.attr("__mro__"))) {
     if (nb::isinstance<nb::str>(base.attr("__name__")) &&
-        std::string_view(nb::str(base.attr("__name__")).c_str()) == "Tracer") {
+        nb::str(base.attr("__name__")).c_str() == name) {
       return true;
     }
   }
@@ -81,7 +82,10 @@ bool is_tracer(nb::handle type) {
 Producer learn(PyTypeObject* type) {
   const nb::handle handle(reinterpret_cast<PyObject*>(type));
   const Framework framework = framework_of(handle);
-  return {framework, exchange_api(handle), framework == Framework::kJax && is_tracer(handle)};
+  return {.framework = framework,
+          .exchange = exchange_api(handle),
+          .traced = framework == Framework::kJax && is_called(handle, "Tracer"),
+          .masked = framework == Framework::kOther && is_called(handle, "MaskedArray")};
 }
 
 }  // namespace
@@ -168,6 +172,10 @@ void DlpackImport::import_method(const char* name, nb::handle object, const Prod
         std::string(name) +
         ": expected an array with values (under jit and vmap call flashplan.jax.run), got one "
         "that JAX traces");
+  }
+  if (producer.masked) {
+    raise_type(std::string(name) +
+               ": expected an array without a mask (such as its filled()), got a MaskedArray");
   }
   static const nb::handle method_name = PyUnicode_InternFromString("__dlpack__");  // for speed
   nb::object method = attribute(object, method_name);

@@ -29,6 +29,7 @@ struct Producer {
   Framework framework = Framework::kOther;
   const dlpack::ExchangeApi* exchange = nullptr;
   bool traced = false;  // a JAX tracer, which stands for an array under jit, vmap or grad
+  bool masked = false;  // numpy.ma.MaskedArray: DLPack has no masks
 
   /// JAX arrays are immutable, so they must not be written through DLPack.
   bool immutable() const noexcept { return framework == Framework::kJax; }

@@ -319,6 +319,18 @@ def test_what_is_no_tensor_is_refused(thing, attn, inputs):
         attn.run(thing, *args[1:], **kwargs)
 
 
+def test_masked_arrays_are_refused(attn, inputs):
+    """DLPack would leave out the mask."""
+    args, kwargs = run_arguments(CASE, inputs, NumPy())
+    for position, name in enumerate("qkv"):
+        masked = [np.ma.masked_array(x) if i == position else x for i, x in enumerate(args)]
+        with pytest.raises(TypeError, match=f"^{name}: expected an array without a mask"):
+            attn.run(*masked, **kwargs)
+    lengths = np.ma.masked_array([0, 1], mask=[False, True])
+    with pytest.raises(TypeError, match=r"^qo_indptr: expected an array without a mask"):
+        attn.plan(lengths, [5])
+
+
 def test_broken_dlpack_producer_is_refused(attn, inputs):
     class Broken:
         def __dlpack_device__(self):
