@@ -57,16 +57,20 @@ std::string kernel_name(const GpuKernelTraits& traits) {
          (traits.few_rows_first ? "true>" : "false>");
 }
 
-std::vector<std::string> compiler_options(const GpuKernelTraits& traits) {
+std::vector<std::string> compiler_options(const Variant::Impl& variant,
+                                          const GpuKernelTraits& traits) {
   std::string architecture = "--gpu-architecture=sm_" + std::to_string(traits.architecture.number);
   if (traits.architecture.suffix != '\0') architecture += traits.architecture.suffix;
   std::vector<std::string> options = {
-      architecture, "--std=c++20",
+      architecture,
+      "--std=c++20",
       "--device-as-default-execution-space",  // constexpr functions of public headers
-      // Of bodies: exact divisions and roots, and subnormal numbers, take instructions around each
-      // that the kernel has for its own.
-      "--prec-div=false", "--prec-sqrt=false", "--ftz=true",
+      "--prec-div=false",                     // of bodies: the kernel has instructions for both
+      "--prec-sqrt=false",
       "--diag-error=940"};  // a body without a value
+  // For subnormal numbers each exponential and each quotient has more instructions around it.
+  // Comparisons have fewer with them, and are all that most masks have.
+  if (variant.logits) options.emplace_back("--ftz=true");
   const std::vector<std::string> own = words_of("FLASHPLAN_NVRTC_FLAGS");
   options.insert(options.end(), own.begin(), own.end());
   return options;
@@ -94,7 +98,7 @@ Status gpu_code_key(const Variant::Impl& variant, const GpuKernelTraits& traits,
   hash.add_text(version());
   hash.add_text(program_source(variant, traits));
   hash.add_text(kernel_name(traits));
-  for (const std::string& option : compiler_options(traits)) hash.add_text(option);
+  for (const std::string& option : compiler_options(variant, traits)) hash.add_text(option);
   for (const EmbeddedSource& file : embedded_sources()) {
     hash.add_text(file.path);
     hash.add_text(file.text);
@@ -115,7 +119,7 @@ Status make_gpu_code(const Variant::Impl& variant, const GpuKernelTraits& traits
   }
   NvrtcResult result;
   const Status status = compile_with_nvrtc(program_source(variant, traits), kernel_name(traits),
-                                           compiler_options(traits), &result);
+                                           compiler_options(variant, traits), &result);
   {
     const std::scoped_lock lock(variant.log_mutex);
     variant.log = result.log;
