@@ -121,7 +121,7 @@ VARIANTS = {
         },
         _slopes,
     ),
-    # Linear in the key as ALiBi, with offsets and slopes of both signs.
+    # Also linear in the key, but it falls as the key grows, and depends on the request.
     "linear": VariantCase(
         fp.Variant(
             "linear",

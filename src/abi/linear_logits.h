@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Recognises bodies of logits that add a linear function of the key to x, such as ALiBi's.
 //
-// The body is compiled once more with the types below in place of `float x` and `int key`. They
-// have the operators that keep such a sum linear, and no others: a body that compiles with them is
-// linear, and its result holds the coefficients.
+// The compiler sees the body twice: with `float x` and `int key`, and as a template with the types
+// below in their place. These types have only operators whose result is linear in the key again. So
+// a body that compiles with them is linear, and what it returns are the coefficients.
 #pragma once
 
 #include "abi/host_device.h"
@@ -48,7 +48,7 @@ concept Number = kIsNumber<T>;
 template <typename T>
 concept Linear = kIsNumber<T> || kIsOfKey<T>;
 
-/// A number or a function of the key, with coefficients of type T.
+/// Converts a number, or a function of the key, to a function with coefficients of type T.
 template <typename T, Number A>
 FLASHPLAN_HOST_DEVICE OfKey<T> of_key(A x) {
   return {T(), static_cast<T>(x)};
@@ -57,7 +57,7 @@ template <typename T, typename A>
 FLASHPLAN_HOST_DEVICE OfKey<T> of_key(OfKey<A> x) {
   return {static_cast<T>(x.slope), static_cast<T>(x.rest)};
 }
-/// The type that C++ converts the numbers in an A and a B to.
+/// The type of the numbers in an expression: T itself, or that of the coefficients.
 template <typename T>
 struct NumberIn {
   using Type = T;
@@ -66,6 +66,7 @@ template <typename T>
 struct NumberIn<OfKey<T>> {
   using Type = T;
 };
+/// The type of the numbers in the sum of an A and a B.
 template <typename A, typename B>
 using Common = decltype(typename NumberIn<A>::Type() + typename NumberIn<B>::Type());
 
@@ -125,13 +126,14 @@ concept HasLinearLogits = requires(const Bodies& bodies, BiasedLogit x, OfKey<in
   bodies.logits_of(x, 0, 0, key, 0, 0, 0, 0).bias;
 };
 
-/// A variant, and what its logits are besides x if `Bodies` has linear ones.
+/// UserVariant with bias(), which may be called if kIsLinear.
 template <typename UserVariant, typename Bodies>
 struct Biased : UserVariant {
   static constexpr bool kIsLinear = HasLinearLogits<Bodies>;
   using UserVariant::UserVariant;
 
-  /// What is added to the logit at a position, and to those of the keys beside it.
+  /// What the body adds to x at a position (rest), and by how much more it adds from key to key
+  /// (slope).
   FLASHPLAN_HOST_DEVICE OfKey<float> bias(const LogitPosition& at) const {
     const OfKey<int> key = {1, at.key};
     return Bodies{this->bodies}

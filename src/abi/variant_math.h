@@ -8,8 +8,9 @@ FLASHPLAN_DEVICE float erf(float x) { return ::erff(x); }
 FLASHPLAN_DEVICE float floor(float x) { return ::floorf(x); }
 FLASHPLAN_DEVICE float ceil(float x) { return ::ceilf(x); }
 
-// Of the type that both arguments have, or that C++ converts them to. Their declarations need the
-// operators that they use, so that other types are no candidates.
+// The result has the type of both arguments, or the one that C++ converts them to. Each return type
+// is written with the operators of the body, so that overload resolution drops the function for
+// types without them, such as those of linear_logits.h, instead of an error in the body.
 template <typename A>
 FLASHPLAN_DEVICE auto abs(A x) -> decltype(x < 0 ? -x : x) {
   return x < 0 ? -x : x;

@@ -13,7 +13,7 @@
 namespace flashplan::test {
 namespace {
 
-// Bodies are compiled without such warnings.
+// flashplan compiles users' bodies without these warnings.
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wconversion"
 #pragma GCC diagnostic ignored "-Wunused-parameter"

@@ -28,8 +28,8 @@ FLASHPLAN_DEVICE void mbarrier_arrive_expect(uint32_t barrier, uint32_t bytes) {
 FLASHPLAN_DEVICE void mbarrier_arrive_after_copies(uint32_t barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];\n" ::"r"(barrier) : "memory");
 }
-/// Returns whether the phase of this parity is complete. If it is not, the thread may sleep until
-/// it is, or until a time limit of the GPU.
+/// Returns whether the phase of this parity is complete. It may first suspend the thread until the
+/// phase completes, or until a time limit that the hardware sets.
 FLASHPLAN_DEVICE bool mbarrier_try_wait(uint32_t barrier, uint32_t parity) {
   uint32_t done;
   asm volatile(
@@ -52,8 +52,8 @@ struct MbarrierPhase {
   uint32_t barrier;
   uint32_t parity;
 };
-/// Waits for two phases. Both are tested before the warp votes, so that two complete phases take
-/// hardly longer than one.
+/// Waits for two phases. The second test starts before the result of the first is there, so that
+/// two complete phases take hardly longer than one.
 FLASHPLAN_DEVICE void mbarrier_wait(MbarrierPhase a, MbarrierPhase b) {
   bool done;
   do {
@@ -118,8 +118,8 @@ FLASHPLAN_DEVICE void fence_async_proxy() {
   asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
 }
 
-/// The same for shared and global memory. It also orders other threads' writes that this thread has
-/// synchronised with.
+/// The same for ordinary writes to shared and global memory: this thread's own, and those of other
+/// threads that happened before, such as those before a barrier at which both have waited.
 FLASHPLAN_DEVICE void fence_async_proxy_of_all_memory() {
   asm volatile("fence.proxy.async;\n" ::: "memory");
 }

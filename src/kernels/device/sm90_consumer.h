@@ -69,7 +69,8 @@ class Sm90Consumer {
   };
   static constexpr Unit kNoUnit = {-1, 0};
 
-  /// The slot of shared memory, one of kContexts, that holds the record of a unit's tile.
+  /// Records of tiles are in a ring of kContexts places in shared memory. This is the place of the
+  /// record of a unit's tile.
   static FLASHPLAN_DEVICE uint32_t context_slot(const Unit& unit) {
     return static_cast<uint32_t>(unit.tile) % S::kContexts;
   }
@@ -132,7 +133,7 @@ class Sm90Consumer {
     barrier_arrive_if(in_turns, S::kTurnBarrier + next, 2 * 128);
   }
 
-  /// The next slot of the ring is full when this phase is complete.
+  /// The mbarrier phase that completes when the next slot of the ring is full.
   FLASHPLAN_DEVICE MbarrierPhase next_slot_full() const {
     return {barrier(S::kSlotFull, slot_), slot_parity_};
   }
@@ -275,7 +276,7 @@ class Sm90Consumer {
     softmax_.begin(p_, context, unit.head, first_row(shared), thread_);
     wgmma_wait<0>();
     pin(softmax_.logits);
-    // Freed before the softmax, because the queries of the next tile are loaded into this memory.
+    // Before the softmax: the producer waits for this memory to load the queries of another tile.
     if (S::kQBuffers > 1 && has_last) release_queries(last_q_, num_query_parts(last_shared));
     if (!has_keys) return;
     if (!is_own(shared, q_)) {
@@ -329,7 +330,7 @@ class Sm90Consumer {
     }
     return variant;
   }
-  /// The next queries are there when this phase is complete.
+  /// The mbarrier phase that completes when the next queries are in shared memory.
   FLASHPLAN_DEVICE MbarrierPhase query_part_full() const {
     return {barrier(S::kQFull, q_ % S::kQBarriers), q_ / S::kQBarriers & 1};
   }

@@ -31,9 +31,9 @@ class Sm90Epilogue {
     float o[2];
     float lse[2];
   };
-  /// Computes the scales from the softmax state. `sums`: of the weights in this thread's columns.
-  /// This takes hundreds of clocks, so it is called before the wait for the last products of the
-  /// head.
+  /// Computes the scales from the softmax state. `sums`: this thread's sums of weights, one for
+  /// each of its two rows. This takes hundreds of clocks, so the caller does it while the last
+  /// products of the head run.
   FLASHPLAN_DEVICE Scales scales(const Sm90Context& context, int32_t head, const float (&sums)[2],
                                  const float (&shifts)[2]) const {
     Scales scales;
@@ -68,7 +68,8 @@ class Sm90Epilogue {
 
   /// Writes the results of one head: o / sum and lse, or partial results, which Sm90Merge merges
   /// after the queue has ended. `queries`: the shared memory of this warpgroup's queries, which
-  /// no product reads any more. `is_final`: this is the warpgroup's last head of the queue.
+  /// may be overwritten, because the products with them have ended. `is_final`: this is the
+  /// warpgroup's last head of the queue.
   FLASHPLAN_DEVICE void write(const Sm90Context& context, int32_t head, uint32_t queries,
                               const Accumulators& o, const Scales& scales, bool is_final) const {
     const PackedRows rows = context.block().rows;

@@ -7,10 +7,10 @@
 
 namespace flashplan::device {
 
-/// It differs from Sm90Softmax in two ways. Products are added to logits that already hold the
-/// variant's function of the key, relative to its value behind the last key of the step, so that no
-/// instruction is added between products and exponentials. And the shifts follow a function that
-/// grows with the key, before weights come out too large.
+/// It differs from Sm90Softmax in two ways. The accumulators of the products start with the
+/// variant's function of the key instead of zeros, so that it takes no instruction between products
+/// and exponentials. They hold the difference from its value at the key behind the step. And where
+/// the function grows with the key, the shifts are raised before weights become too large.
 template <typename S>
 struct Sm90LinearSoftmax : Sm90Softmax<S> {
   using Base = Sm90Softmax<S>;
@@ -20,7 +20,7 @@ struct Sm90LinearSoftmax : Sm90Softmax<S> {
   using typename Base::Visible;
   static constexpr bool kStartsLogits = true;
 
-  /// Reads what the variant adds to the rows of a head of a work tile.
+  /// Evaluates the variant's function for the rows of one head of a work tile.
   template <typename Variant>
   FLASHPLAN_DEVICE void read_bias(const AttentionParams& p, const Variant& variant,
                                   const Sm90Context& context, int32_t head, int first_row,
@@ -30,7 +30,8 @@ struct Sm90LinearSoftmax : Sm90Softmax<S> {
     for (int half = 0; half < 2; ++half) {
       LogitPosition at = block.logit_position(p, S::row(first_row, opaque(thread), half), head,
                                               context.segment.qo_len);
-      // Relative to the row's own query: the keys near it matter most, so their bias is exact.
+      // The reference is the key at the query's own position. A bias is rounded the less the nearer
+      // the key is to it, and where the bias grows, the keys near the query weigh most.
       at.key = at.query;
       const OfKey<float> bias = variant.bias(at);
       query_[half] = at.query;
@@ -102,13 +103,12 @@ struct Sm90LinearSoftmax : Sm90Softmax<S> {
   }
 
  private:
-  // bfloat16 weights may be much larger or smaller than 1, since they have the exponents of
-  // float32. Some of these are left to the products with values.
+  // bfloat16 has the exponents of float32, so its weights may be far from 1. They stay below 2^60,
+  // because products with values must not overflow float32.
   static constexpr bool kIsFloat16 = S::kQ == DType::kFloat16;
   static constexpr float kMost = Base::kMost * (kIsFloat16 ? 1.0F : 0x1p50F);
-  // Where the function of the key makes weights 2^kSlack times as large as those of the largest
-  // logits that the shifts were raised to, the shifts are raised again, to what makes the weights
-  // of the largest logits 2^-kAhead.
+  // When the shifts are raised, the largest logits get weights of 2^-kAhead. Their weights grow
+  // with the function of the key. When it has made them 2^kSlack, the shifts are raised again.
   static constexpr float kSlack = kIsFloat16 ? 5.0F : 50.0F;
   static constexpr float kAhead = kIsFloat16 ? 6.0F : 60.0F;
 
