@@ -198,7 +198,9 @@ class FLASHPLAN_API Plan {
   ///   it, if they or rows beside them read it in the same step (128 rows, up to 128 keys).
   ///
   /// CPU: on the calling thread and the library's thread pool; returns when done.
-  /// GPU: one launch on `stream`. plan() and run() calls of one Plan are executed in their order on
+  /// GPU: one launch on `stream`, or two: where many row tiles read the same keys, and these are
+  /// rotated or in small pages, a first kernel writes them to the workspace as the second one wants
+  /// them. plan() and run() calls of one Plan are executed in their order on
   /// the device, even on different streams. The stream of a plan() must exist until the next plan()
   /// on another stream, or until the Plan is destroyed. A run may be captured into a graph and
   /// replayed for any later plan() with the same tensors. The caller orders each replay after that

@@ -11,6 +11,7 @@
 #include "abi/divisor.h"
 #include "abi/kv_view.h"
 #include "abi/mask.h"
+#include "abi/prepared_kv.h"
 #include "abi/rope_turns.h"
 #include "abi/tensor_maps.h"
 #include "abi/work_queue.h"
@@ -118,6 +119,7 @@ struct AttentionParams {
   HostParams host = {};
   TensorMaps maps = {};             // (kernels that use them)
   VariantArguments arguments = {};  // (users' variants)
+  PreparedKv prepared = {};         // (kernels that take them)
 };
 
 }  // namespace flashplan

@@ -68,8 +68,8 @@ constexpr int32_t kArrivalsPerMerge = 4;
 struct alignas(16) QueueStart {
   int32_t begin;  // of its tiles
   int32_t end;
-  int32_t unused[2];
-  WorkTile tiles[2];  // the first two, or fewer if the queue is shorter
+  int32_t first_prepared[2];  // PreparedKv::first_tiles of the two segments
+  WorkTile tiles[2];          // the first two, or fewer if the queue is shorter
   Segment segments[2];
 };
 

@@ -75,6 +75,11 @@ void append_summary(std::string& text, const Plan::Impl& plan) {
   append(text, "%zu work tiles, %d heads split, %d of %lld partial rows\n", schedule.tiles.size(),
          schedule.num_cut, schedule.num_partial_rows,
          static_cast<long long>(plan.kernel().layout.max_partial_slots) * kernel.geometry.tile_q);
+  if (plan.num_prepared_tiles > 0) {
+    append(text, "%s of %d tiles prepared by a launch of its own\n",
+           kernel.geometry.prepared_value_bytes > 0 ? "keys and values" : "keys",
+           plan.num_prepared_tiles);
+  }
   append(text, "largest queue %.3f of the mean\n", imbalance(schedule));
   if (plan.num_shared_prefixes > 0) append_prefixes(text, plan);
 }

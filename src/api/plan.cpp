@@ -17,7 +17,9 @@
 #include "cuda/compile_variant.h"
 #include "cuda/device.h"
 #include "cuda/launch_kernel.h"
+#include "kernels/prepare_kv.h"
 #include "plan/batch_kind.h"
+#include "plan/prepared_kv.h"
 #include "plan/rope_turns.h"
 #include "plan/select_kernel.h"
 #include "variant/nvrtc.h"
@@ -184,6 +186,9 @@ Status create_on_gpu(const ScheduleBounds& bounds, Plan::Impl* impl) noexcept {
     FLASHPLAN_RETURN_IF_ERROR(cuda::prepare(choice.kernel, !needs_compiler(impl->options)));
     num_ctas[i] = choice.num_ctas;
   }
+  if (bounds.prepared_tiles > 0) {
+    FLASHPLAN_RETURN_IF_ERROR(cuda::load_kv_preparation(impl->options.q_dtype));
+  }
   return impl->device_schedule.emplace().create(device, bounds,
                                                 {num_ctas.data(), impl->kernels.size()});
 }
@@ -194,7 +199,8 @@ void prepare_schedules(const AttentionOptions& options, PlanKernel* kernel,
                        ScheduleBounds* bounds) {
   kernel->layout = layout_workspace(options, kernel->choice, options.workspace_bytes);
   const ScheduleShape shape = schedule_shape(options, kernel->choice, kernel->layout);
-  const ScheduleBounds own = schedule_bounds(shape, options.max_batch_size, options.max_qo_tokens);
+  ScheduleBounds own = schedule_bounds(shape, options.max_batch_size, options.max_qo_tokens);
+  own.prepared_tiles = kernel->layout.max_prepared_tiles;
   kernel->scheduler.reserve(shape, own);
   *bounds = larger(*bounds, own);
 }
@@ -229,6 +235,15 @@ void make_schedule(const Batch& batch, const ScheduleMemory& memory, Plan::Impl*
   }
   take_kernel_for(kind);
   make();
+}
+
+/// Chooses which keys of the batch are prepared for the kernel of its schedule.
+void prepare_kv(const Batch& batch, const ScheduleMemory& memory, Plan::Impl* impl) {
+  if (memory.prepared.first_tiles == nullptr) return;
+  const PlanKernel& kernel = impl->kernel();
+  impl->num_prepared_tiles =
+      choose_prepared_kv(batch, kernel.scheduler.shape(), impl->schedule().segments,
+                         kernel.layout.max_prepared_tiles, memory.prepared);
 }
 
 /// Keeps what run() needs to know of a batch that has a schedule.
@@ -331,6 +346,7 @@ Status Plan::plan(const Batch& batch, Stream stream) noexcept {
   }
   impl_->planned = false;
   make_schedule(batch, memory, impl_.get());
+  prepare_kv(batch, memory, impl_.get());
   const bool has_masks = impl_->options.custom_mask;
   impl_->num_mask_bits = has_masks ? place_masks(batch, memory.mask_begins) : 0;
   keep_facts(batch, impl_.get());

@@ -48,6 +48,7 @@ struct Plan::Impl {
   int32_t longest_request = 0;      // the first request with the most keys
   int64_t num_mask_bits = 0;        // bits that a row of the mask must have
   bool has_key_ranges = false;      // of the batch
+  int32_t num_prepared_tiles = 0;   // of the batch; see PreparedKv
   bool planned = false;
   std::atomic_flag in_use;
 

@@ -20,7 +20,8 @@ Status check_no_capture(Stream stream) noexcept {
                "stream: expected no capture under way, got a capturing stream");
 }
 
-void write_starts(const Schedule& schedule, QueueStart* starts) {
+/// `first_prepared`: of each segment, or null.
+void write_starts(const Schedule& schedule, const int32_t* first_prepared, QueueStart* starts) {
   const auto last = static_cast<int32_t>(schedule.tiles.size()) - 1;
   for (std::size_t cta = 0; cta + 1 < schedule.cta_indptr.size(); ++cta) {
     QueueStart& start = starts[cta];
@@ -33,6 +34,8 @@ void write_starts(const Schedule& schedule, QueueStart* starts) {
           schedule.tiles[static_cast<std::size_t>(std::min(start.begin + i, last))];
       start.tiles[i] = tile;
       start.segments[i] = schedule.segments[static_cast<std::size_t>(tile.segment)];
+      start.first_prepared[i] =
+          first_prepared != nullptr ? first_prepared[tile.segment] : kNotPrepared;
     }
   }
 }
@@ -56,6 +59,11 @@ Status DeviceSchedule::create(int32_t device, const ScheduleBounds& bounds,
   }
   segments_ = add(bounds.segments, sizeof(Segment));
   mask_begins_ = add(bounds.mask_begins, sizeof(int32_t));
+  prepares_keys_ = bounds.prepared_tiles > 0;
+  if (prepares_keys_) {
+    first_prepared_ = add(bounds.segments, sizeof(int32_t));
+    prepared_requests_ = add(1 + bounds.prepared_tiles, sizeof(int32_t));
+  }
   tiles_ = add(bounds.work_tiles, sizeof(WorkTile));
   const std::size_t arrivals =
       static_cast<std::size_t>(bounds.merges) * kArrivalsPerMerge * sizeof(int32_t);
@@ -145,6 +153,11 @@ Status DeviceSchedule::before_upload(Stream stream, ScheduleMemory* memory) noex
   memory->merges = reinterpret_cast<Merge*>(staging() + merges_);
   memory->tiles = reinterpret_cast<WorkTile*>(staging() + tiles_);
   memory->mask_begins = reinterpret_cast<int32_t*>(staging() + mask_begins_);
+  if (prepares_keys_) {
+    auto* const num_tiles = reinterpret_cast<int32_t*>(staging() + prepared_requests_);
+    memory->prepared = {reinterpret_cast<int32_t*>(staging() + first_prepared_), num_tiles,
+                        num_tiles + 1};
+  }
   return {};
 }
 
@@ -164,7 +177,9 @@ Status DeviceSchedule::upload(const Schedule& schedule, int32_t kernel, Stream s
     for (int32_t cta = 0; cta < num_ctas; ++cta) starts[cta].begin = starts[cta].end = 0;
     written_for = kernel;
   }
-  write_starts(schedule, starts_of(kernel));
+  const auto* first_prepared =
+      prepares_keys_ ? reinterpret_cast<const int32_t*>(staging() + first_prepared_) : nullptr;
+  write_starts(schedule, first_prepared, starts_of(kernel));
   // Merges are numbered down from the last one and tiles up from the first, so all records in use
   // are neighbours and one copy is enough.
   const std::size_t begin =
@@ -203,6 +218,12 @@ ScheduleParams DeviceSchedule::schedule(int32_t kernel) const noexcept {
   params.arrivals = reinterpret_cast<int32_t*>(buffer_ + staging_bytes_);
   params.mask_begins = reinterpret_cast<const int32_t*>(buffer_ + mask_begins_);
   return params;
+}
+
+void DeviceSchedule::place(PreparedKv* kv) const noexcept {
+  kv->first_tiles = reinterpret_cast<const int32_t*>(buffer_ + first_prepared_);
+  kv->num_tiles = reinterpret_cast<const int32_t*>(buffer_ + prepared_requests_);
+  kv->requests = kv->num_tiles + 1;
 }
 
 }  // namespace flashplan::cuda

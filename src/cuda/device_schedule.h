@@ -56,6 +56,8 @@ class DeviceSchedule {
   /// The addresses of the schedule of a kernel on the device. They are the same for every batch, so
   /// that a captured launch serves every later plan.
   ScheduleParams schedule(int32_t kernel) const noexcept;
+  /// Sets the addresses of what `kv` says of the tiles.
+  void place(PreparedKv* kv) const noexcept;
 
  private:
   using Event = CUevent_st*;
@@ -78,6 +80,10 @@ class DeviceSchedule {
   std::array<int32_t, KernelChoices::kMost> num_ctas_ = {};
   std::size_t segments_ = 0;
   std::size_t mask_begins_ = 0;
+  // Of PreparedKv, if keys are prepared: first_tiles, then num_tiles and requests.
+  std::size_t first_prepared_ = 0;
+  std::size_t prepared_requests_ = 0;
+  bool prepares_keys_ = false;
   std::size_t tiles_ = 0;
   std::size_t staging_bytes_ = 0;
   std::byte* buffer_ = nullptr;  // device memory: a schedule, then the counters of arrivals

@@ -8,6 +8,7 @@
 #include "cuda/memory.h"
 #include "cuda/tensor_maps.h"
 #include "kernels/kernel_list.h"
+#include "kernels/prepare_kv.h"
 
 namespace flashplan {
 namespace {
@@ -28,6 +29,12 @@ Status compile_variant(const AttentionOptions& /*options*/, const RopeTurns* /*r
 }
 Status launch(const Kernel& /*kernel*/, const AttentionParams& /*params*/,
               Stream /*stream*/) noexcept {
+  return not_built();
+}
+
+Status load_kv_preparation(DType /*dtype*/) noexcept { return not_built(); }
+Status prepare_kv(const AttentionParams& /*params*/, int32_t /*num_sms*/,
+                  Stream /*stream*/) noexcept {
   return not_built();
 }
 
@@ -66,6 +73,7 @@ Status DeviceSchedule::upload(const Schedule& /*schedule*/, int32_t /*kernel*/,
 Status DeviceSchedule::before_run(Stream /*stream*/) noexcept { return not_built(); }
 Status DeviceSchedule::after_run(Stream /*stream*/) noexcept { return not_built(); }
 ScheduleParams DeviceSchedule::schedule(int32_t /*kernel*/) const noexcept { return {}; }
+void DeviceSchedule::place(PreparedKv* /*kv*/) const noexcept {}
 
 Status allocate(int32_t /*device*/, std::size_t /*size*/, void** /*data*/) noexcept {
   return not_built();

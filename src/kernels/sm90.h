@@ -21,7 +21,9 @@ constexpr KernelGeometry sm90_geometry() {
           .threads = S::kThreads,
           .smem_bytes = S::kSmemBytes,
           .uses_tensor_maps = true,
-          .gathers = S::kGathers};
+          .gathers = S::kGathers,
+          .prepared_key_bytes = S::kTakesPrepared ? S::kKeyBytes : 0,
+          .prepared_value_bytes = S::kTakesPreparedValues ? S::kValueBytes : 0};
 }
 
 /// Stands for all variants with a rotation: they have the same geometry.

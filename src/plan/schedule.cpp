@@ -63,7 +63,8 @@ ScheduleBounds larger(const ScheduleBounds& a, const ScheduleBounds& b) {
           .items = std::max(a.items, b.items),
           .work_tiles = std::max(a.work_tiles, b.work_tiles),
           .merges = std::max(a.merges, b.merges),
-          .mask_begins = std::max(a.mask_begins, b.mask_begins)};
+          .mask_begins = std::max(a.mask_begins, b.mask_begins),
+          .prepared_tiles = std::max(a.prepared_tiles, b.prepared_tiles)};
 }
 
 void Scheduler::reserve(const ScheduleShape& shape, const ScheduleBounds& bounds) {

@@ -10,6 +10,7 @@
 #include "flashplan/plan.h"
 #include "flashplan/schedule.h"
 #include "plan/prefix_tree.h"
+#include "plan/prepared_kv.h"
 #include "plan/queue_filler.h"
 #include "plan/row_tiles.h"
 #include "plan/schedule_shape.h"
@@ -24,7 +25,8 @@ struct ScheduleBounds {
   int32_t items;      // of heads of row tiles, before cuts
   int32_t work_tiles;
   int32_t merges;
-  int32_t mask_begins = 0;  // set by whoever plans with masks
+  int32_t mask_begins = 0;     // set by whoever plans with masks
+  int32_t prepared_tiles = 0;  // set by whoever prepares keys
 };
 ScheduleBounds schedule_bounds(const ScheduleShape& shape, int32_t max_batch_size,
                                int32_t max_qo_tokens);
@@ -37,7 +39,9 @@ struct ScheduleMemory {
   Segment* segments = nullptr;
   Merge* merges = nullptr;
   WorkTile* tiles = nullptr;
-  int32_t* mask_begins = nullptr;  // of the requests: not written by the scheduler
+  // Not written by the scheduler:
+  int32_t* mask_begins = nullptr;  // of the requests
+  PreparedTiles prepared = {};
 };
 
 /// The same, allocated. May throw std::bad_alloc.
@@ -51,7 +55,7 @@ class ScheduleBuffers {
         mask_begins_(static_cast<std::size_t>(bounds.mask_begins)) {}
 
   ScheduleMemory memory() {
-    return {segments_.data(), merges_.data(), tiles_.data(), mask_begins_.data()};
+    return {segments_.data(), merges_.data(), tiles_.data(), mask_begins_.data(), {}};
   }
   const int32_t* mask_begins() const { return mask_begins_.data(); }
 
@@ -91,6 +95,7 @@ class Scheduler {
   void make(const Batch& batch, std::span<const PrefixGroup> groups, const ScheduleMemory& memory);
 
   const Schedule& schedule() const noexcept { return schedule_; }
+  const ScheduleShape& shape() const noexcept { return shape_; }
   /// Whether the last batch, with its shared prefixes, is predicted to take no longer than without
   /// them even if that divided evenly among the queues.
   bool gains_by_prefixes() const noexcept { return gains_by_prefixes_; }

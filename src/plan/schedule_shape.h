@@ -81,6 +81,9 @@ struct ScheduleShape {
   /// > 0: a queue may exceed its share by 1 / uncut_part before a row tile of such a request is
   /// cut, because pieces of row tiles do not read the same keys at the same time.
   int32_t uncut_part = 0;
+  /// > 0: the keys of a request are prepared if its row tiles read each of them so many times; see
+  /// plan/prepared_kv.h.
+  int32_t prepare_reads = 0;
   CostModel cost;
 
   /// Whether each queue has its shared prefixes before everything else. A GPU then merges the

@@ -10,9 +10,10 @@ namespace flashplan {
 
 struct KernelTuning {
   CostModel cost;
-  int32_t item_steps = 0;  // see ScheduleShape
-  int32_t uncut_part = 0;  // see ScheduleShape
-  int32_t chunk_kv = 0;    // keys of a state in batch-invariant mode: tile_kv times a power of two
+  int32_t item_steps = 0;     // see ScheduleShape
+  int32_t uncut_part = 0;     // see ScheduleShape
+  int32_t prepare_reads = 0;  // see ScheduleShape
+  int32_t chunk_kv = 0;  // keys of a state in batch-invariant mode: tile_kv times a power of two
 
   friend bool operator==(const KernelTuning&, const KernelTuning&) = default;
 };

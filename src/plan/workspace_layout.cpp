@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "plan/division.h"
+#include "plan/prepared_kv.h"
 #include "plan/schedule_shape.h"
 
 namespace flashplan {
@@ -17,7 +18,7 @@ std::size_t sharing_merges(const AttentionOptions& options, const KernelChoice& 
 }
 
 WorkspaceLayout place(const AttentionOptions& options, const KernelChoice& choice,
-                      int32_t num_slots) {
+                      int32_t num_slots, int32_t num_prepared_tiles) {
   const Kernel& kernel = choice.kernel;
   WorkspaceLayout layout;
   const auto add = [&](std::size_t bytes) {
@@ -32,11 +33,17 @@ WorkspaceLayout place(const AttentionOptions& options, const KernelChoice& choic
   const auto head_dim = static_cast<std::size_t>(on_cpu ? options.head_dim_vo : kernel.head_dim_vo);
   layout.scratch_bytes = kernel.family->scratch_bytes(kernel, options);
   layout.max_partial_slots = num_slots;
+  layout.max_prepared_tiles = num_prepared_tiles;
   layout.arrivals =
       add(on_cpu ? (num_ctas + sharing_merges(options, choice)) * sizeof(int32_t) : 0);
   layout.scratch = add(num_ctas * layout.scratch_bytes);
   layout.partial_o = add(rows * head_dim * sizeof(float));
   layout.partial_lse = add(rows * sizeof(float));
+  const std::size_t prepared_heads =
+      static_cast<std::size_t>(num_prepared_tiles) * static_cast<std::size_t>(options.num_kv_heads);
+  const auto bytes_of = [](int32_t bytes) { return static_cast<std::size_t>(bytes); };
+  layout.prepared_keys = add(prepared_heads * bytes_of(kernel.geometry.prepared_key_bytes));
+  layout.prepared_values = add(prepared_heads * bytes_of(kernel.geometry.prepared_value_bytes));
   return layout;
 }
 
@@ -68,16 +75,25 @@ int32_t wanted_slots(const AttentionOptions& options, const KernelChoice& choice
 WorkspaceLayout layout_workspace(const AttentionOptions& options, const KernelChoice& choice,
                                  std::optional<std::size_t> limit) noexcept {
   const int32_t wanted = wanted_slots(options, choice);
-  WorkspaceLayout layout = place(options, choice, wanted);
+  const int32_t wanted_tiles = most_prepared_tiles(options, choice.kernel);
+  const WorkspaceLayout layout = place(options, choice, wanted, wanted_tiles);
   if (!limit || layout.total <= *limit) return layout;
 
-  const std::size_t without_slots = place(options, choice, 0).total;
-  const std::size_t with_one = place(options, choice, 1).total;
+  const std::size_t without_tiles = place(options, choice, wanted, 0).total;
+  if (without_tiles <= *limit) {
+    const std::size_t with_one = place(options, choice, wanted, 1).total;
+    const std::size_t num_tiles = (*limit - without_tiles) / (with_one - without_tiles);
+    return place(options, choice, wanted,
+                 static_cast<int32_t>(std::min(num_tiles, static_cast<std::size_t>(wanted_tiles))));
+  }
+  const std::size_t without_slots = place(options, choice, 0, 0).total;
+  const std::size_t with_one = place(options, choice, 1, 0).total;
   const std::size_t per_slot = with_one - without_slots;  // rounded up, so a safe estimate
   const std::size_t room = *limit > without_slots ? *limit - without_slots : 0;
   return place(options, choice,
                static_cast<int32_t>(
-                   std::min<std::size_t>(room / per_slot, static_cast<std::size_t>(wanted))));
+                   std::min<std::size_t>(room / per_slot, static_cast<std::size_t>(wanted))),
+               0);
 }
 
 }  // namespace flashplan

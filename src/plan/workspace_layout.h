@@ -18,12 +18,17 @@ struct WorkspaceLayout {
   std::size_t scratch = 0;      // [num_ctas, scratch_bytes]: private to a worker or queue
   std::size_t partial_o = 0;    // [max_partial_slots, tile_q, head_dim_vo] float32
   std::size_t partial_lse = 0;  // [max_partial_slots, tile_q] float32
+  // See PreparedKv:
+  std::size_t prepared_keys = 0;    // [max_prepared_tiles, num_kv_heads, prepared_key_bytes]
+  std::size_t prepared_values = 0;  // [max_prepared_tiles, num_kv_heads, prepared_value_bytes]
   std::size_t total = 0;
   std::size_t scratch_bytes = 0;
   int32_t max_partial_slots = 0;
+  int32_t max_prepared_tiles = 0;
 };
 
-/// With `limit` bytes, fewer than the bounds ask for, there are fewer partial slots, down to none.
+/// With `limit` bytes, fewer than the bounds ask for, there are fewer prepared tiles, down to none,
+/// and then fewer partial slots, down to none.
 /// If `total` is over the limit, the buffers do not fit even without partial slots.
 WorkspaceLayout layout_workspace(const AttentionOptions& options, const KernelChoice& choice,
                                  std::optional<std::size_t> limit) noexcept;

@@ -84,8 +84,7 @@ void append_rope(std::string& text, const RopeTurns& rope) {
 void append_rope_turns(std::string& text, const RopeTurns& rope) {
   text += "__device__ const unsigned long long flashplan_turns[] = {";
   for (int32_t i = 0; i < rope.rotary_dim / 2; ++i) {
-    const double whole = std::floor(rope.turns[i]);
-    text += std::to_string(static_cast<uint64_t>(std::ldexp(rope.turns[i] - whole, 64))) + "U, ";
+    text += std::to_string(rope.part_of_turn(i)) + "U, ";
   }
   text += "};\n__device__ const float2 flashplan_steps[] = {";
   for (int32_t i = 0; i < rope.rotary_dim / 2; ++i) {

@@ -97,6 +97,44 @@ LARGER += [
     )
 ]
 
+# Prompts whose keys many row tiles read, among other requests: on Hopper the keys are prepared, and
+# the values too where pages are small.
+PREPARED = [
+    Case(qo, kv, num_qo_heads=16, num_kv_heads=2, **options)
+    for qo, kv in (
+        ((3, 800, 1, 800), (500, 2000, 700, 1500)),
+        ((1200, 40, 1100), (1300, 1300, 2200)),
+    )
+    for options in (
+        {"head_dim": 128, "page_size": None, "rope": "plain"},
+        {"head_dim": 128, "rope": "interleaved", "kv_layout": "HND", "memory": "strided"},
+        {"head_dim": 64, "page_size": 64, "rope": "llama3", "q_dtype": "float16", "csr": True},
+        {"head_dim": 96, "page_size": 8, "rope": "partial", "sinks": True, "causal": False},
+        {"head_dim": (192, 128), "page_size": None, "rope": "yarn", "num_ctas": 7},
+        {"head_dim": 128, "rope": "partial interleaved", "variant": "alibi"},
+        {"head_dim": 128, "page_size": 1},
+        {"head_dim": 128, "page_size": 3, "csr": True, "memory": "strided", "q_dtype": "float16"},
+        {"head_dim": 64, "page_size": 5, "kv_layout": "HND", "causal": False, "num_ctas": 7},
+        {"head_dim": 72, "page_size": 1, "special": (("k", float("nan")), ("v", float("inf")))},
+        {"head_dim": 128, "page_size": 2, "custom_mask": "random"},
+    )
+]
+# Their real lengths leave few or no keys, within and at the edge of a tile.
+PREPARED += [
+    Case(
+        (800, 800, 40),
+        kv,
+        planned_lens=(2000, 1700, 900),
+        num_qo_heads=16,
+        num_kv_heads=2,
+        head_dim=128,
+        **options,
+    )
+    for kv in ((1999, 1664, 41), (900, 0, 900), (1, 1700, 0))
+    for options in ({"rope": "plain"}, {"page_size": 1}, {"page_size": 1, "num_ctas": 100})
+]
+LARGER += PREPARED
+
 # Prefixes that a GPU's planner shares: of one row tile and of several, in every body, cut and
 # whole, nested, of decodes and of drafts, and of requests whose real lengths the device knows.
 PREFIXES = [

@@ -56,6 +56,9 @@ def small_cases():
         Case((70,), (150,), head_dim=128, kv_dtype="float8_e4m3fn", num_qo_heads=2, num_ctas=1),
         Case((130, 3), (400, 70), head_dim=128, num_qo_heads=2, page_size=None, rope="plain"),
         Case((130, 3), (400, 70), head_dim=128, num_qo_heads=2, page_size=None, variant="linear"),
+        # Many row tiles of few keys, so that these are prepared.
+        Case((1050, 3), (1050, 70), head_dim=128, num_qo_heads=64, page_size=None, rope="plain"),
+        Case((1050, 3), (1050, 70), head_dim=128, num_qo_heads=64, page_size=1),
     ]
 
 

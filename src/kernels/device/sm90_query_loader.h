@@ -61,6 +61,9 @@ class Sm90QueryLoader : Sm90ProducerWarp<S> {
       const int place = index < 16 ? index % 8 : 8 + index % 4;
       store_shared_4(base_ + S::kContext + record * sizeof(Sm90Context) + place * 4, word);
     }
+    if (S::kTakesPrepared && (lane_ == 2 || lane_ == 3)) {
+      store_shared_4(base_ + S::kFirstPrepared + (lane_ - 2) * 4, word);
+    }
   }
   /// Finishes the next record, which is loaded, and arrives at its barrier.
   FLASHPLAN_DEVICE void finish_context() {
@@ -91,7 +94,18 @@ class Sm90QueryLoader : Sm90ProducerWarp<S> {
       if (lane_ < 8) store_shared_4(to + lane_ * 4, word);
       const auto index = static_cast<int32_t>(__shfl_sync(0xffffffffU, word, 0));
       const auto* segment = reinterpret_cast<const uint32_t*>(p_.schedule.segments + index);
-      if (lane_ < 4) store_shared_4(to + 32 + lane_ * 4, segment[lane_]);
+      if (S::kTakesPrepared && p_.prepared.first_tiles != nullptr) {
+        // One load, so that the words arrive together.
+        const auto* first_tile = reinterpret_cast<const uint32_t*>(p_.prepared.first_tiles + index);
+        const uint32_t place =
+            lane_ < 4 ? to + 32 + lane_ * 4 : base_ + S::kFirstPrepared + slot * 4;
+        if (lane_ < 5) store_shared_4(place, *(lane_ < 4 ? segment + lane_ : first_tile));
+      } else {
+        if (lane_ < 4) store_shared_4(to + 32 + lane_ * 4, segment[lane_]);
+        if (S::kTakesPrepared && lane_ == 4) {
+          store_shared_4(base_ + S::kFirstPrepared + slot * 4, static_cast<uint32_t>(kNotPrepared));
+        }
+      }
       if (lane_ == 0 && i + kRecordsAhead < num_tiles_) {
         prefetch_l2(p_.schedule.tiles + queue_begin_ + i + kRecordsAhead);
       }

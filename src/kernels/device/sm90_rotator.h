@@ -113,6 +113,8 @@ class Sm90Rotator {
       mbarrier_wait(barrier(S::kContextFull, slot), i / S::kContexts & 1);
       const Sm90Context& context = reinterpret_cast<const Sm90Context*>(smem_ + S::kContext)[slot];
       if (context.is_end) return;
+      const bool is_prepared =
+          static_cast<int32_t>(load_shared_4(base_ + S::kFirstPrepared + slot * 4)) >= 0;
       if (context.has_steps()) {
         const int32_t heads_end = context.tile.kv_head + context.tile.num_kv_heads;
         for (int32_t head = context.tile.kv_head; head < heads_end; ++head) {
@@ -121,8 +123,12 @@ class Sm90Rotator {
           KeySeries series;
           bool begins = true;
           do {
-            rotate_keys(key, begins, series);
-            begins = !KeySeries::kGoesOn || !begins;  // anew in every other step
+            if (is_prepared) {
+              pass_keys();
+            } else {
+              rotate_keys(key, begins, series);
+              begins = !KeySeries::kGoesOn || !begins;  // anew in every other step
+            }
             key += S::kTileKv;
           } while (key < context.tile.kv_end);
         }
@@ -211,14 +217,19 @@ class Sm90Rotator {
     if (thread_ == 0) mbarrier_arrive(full);
   }
 
+  /// The keys of the next step are prepared: the producer announces them to the consumers.
+  FLASHPLAN_DEVICE void pass_keys() {
+    ++num_steps_;
+    follows_ = 1;
+  }
   /// Rotates the keys of the next step. Without `begins`, they are behind those of the last call.
   FLASHPLAN_DEVICE void rotate_keys(int32_t first_key, bool begins, KeySeries& series) {
-    const int32_t step = num_steps_++;
     // The keys of a step come before the values of the step before it, if there was one.
-    const int slot = (2 * step - follows_) % S::kSlots;
-    follows_ = 1;
-    const uint32_t loaded = barrier(S::kKeyLoaded, step % S::kSlots);
-    const uint32_t parity = step / S::kSlots & 1;
+    const int slot = (2 * num_steps_ - follows_) % S::kSlots;
+    pass_keys();
+    const uint32_t loaded = barrier(S::kKeyLoaded, num_rotated_ % S::kSlots);
+    const uint32_t parity = num_rotated_ / S::kSlots & 1;
+    ++num_rotated_;
     const uint32_t keys = base_ + S::kFirstSlot + slot * S::kSlotBytes;
     if constexpr (kByFours) {
 #pragma unroll 1
@@ -312,8 +323,9 @@ class Sm90Rotator {
   const uint32_t base_;
   const int thread_;
   int32_t num_steps_ = 0;
-  int32_t follows_ = 0;  // 1 if the step before is followed by its values
-  int32_t place_ = 0;    // of the queries, see S::query_offset()
+  int32_t num_rotated_ = 0;  // steps whose keys were not prepared
+  int32_t follows_ = 0;      // 1 if the step before is followed by its values
+  int32_t place_ = 0;        // of the queries, see S::query_offset()
 };
 
 }  // namespace flashplan::device

@@ -65,7 +65,10 @@ struct Sm90Shape : Choices {
   static constexpr bool kRotates = Choices::Variant::kRotates;
   static constexpr bool kGathers = Choices::kGathers;
   static_assert(!(kRotates && kGathers));
-  static constexpr bool kHelps = kRotates || kGathers;   // a warpgroup helps the producer
+  static constexpr bool kHelps = kRotates || kGathers;  // a warpgroup helps the producer
+  // What is rotated or comes from small pages may be prepared.
+  static constexpr bool kTakesPrepared = kHelps;
+  static constexpr bool kTakesPreparedValues = kGathers;
   static_assert(!kHelps || Choices::kHeadDimVo <= 128);  // products of more take its registers
   static constexpr int kWarpgroups = Choices::kHeadDimVo <= 64 && !kHelps ? 3 : 2;
   static constexpr int kTileQ = 64 * kWarpgroups;
@@ -145,7 +148,7 @@ struct Sm90Shape : Choices {
   static constexpr int kContextEmpty = kContextFull + kContexts * 8;
   static constexpr int kTailFull = kContextEmpty + kContexts * 8;
   // Queries and keys that are loaded and not yet rotated; behind the other barriers, if at all.
-  // Keys use the barriers of kKeyLoaded step by step.
+  // Keys use the barriers of kKeyLoaded in turn, step by step.
   static constexpr int kKeyLoaded = kTailFull + 2 * 8;
   static constexpr int kQLoaded = kRotates ? kKeyLoaded + kSlots * 8 : kQFull;
   static constexpr int kBarriersEnd = kRotates ? kQLoaded + kQBarriers * 8 : kKeyLoaded;
@@ -160,7 +163,8 @@ struct Sm90Shape : Choices {
   static_assert(kBarriersEnd <= kContext && kWaitingMerges % 16 == 0);
   static constexpr int kStatesFull =
       kWaitingMerges + kWarpgroups * 16 * (1 + kMostSplitsPerQueue);  // see Sm90Merge
-  static_assert(kStatesFull + 8 <= kHeaderBytes);
+  static constexpr int kFirstPrepared = kStatesFull + 8;              // of each context
+  static_assert(kFirstPrepared + kContexts * 4 <= kHeaderBytes);
 
   /// Where the queries of a tile begin. `place` counts the parts of buffers that tiles have taken
   /// so far: a tile of up to 64 rows takes one, any other tile takes all parts of a buffer.
