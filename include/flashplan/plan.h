@@ -59,8 +59,9 @@ struct AttentionOptions {
   Device device;
   /// Work queues: CTAs on a GPU, tasks of the thread pool on the CPU. 0: chosen for the device.
   int32_t num_ctas = 0;
-  /// Bytes of workspace the caller will give; empty: as many as the bounds ask for. With fewer,
-  /// long requests are split less.
+  /// Bytes of workspace the caller will give; empty: as many as the bounds ask for. With fewer, the
+  /// keys of long prompts may be rotated, or gathered from small pages, several times, and long
+  /// requests are split less.
   std::optional<std::size_t> workspace_bytes;
   /// Results of a request are bit-equal whatever its neighbours and num_ctas.
   bool batch_invariant = false;
@@ -198,9 +199,7 @@ class FLASHPLAN_API Plan {
   ///   it, if they or rows beside them read it in the same step (128 rows, up to 128 keys).
   ///
   /// CPU: on the calling thread and the library's thread pool; returns when done.
-  /// GPU: one launch on `stream`, or two: where many row tiles read the same keys, and these are
-  /// rotated or in small pages, a first kernel writes them to the workspace as the second one wants
-  /// them. plan() and run() calls of one Plan are executed in their order on
+  /// GPU: one launch on `stream`. plan() and run() calls of one Plan are executed in their order on
   /// the device, even on different streams. The stream of a plan() must exist until the next plan()
   /// on another stream, or until the Plan is destroyed. A run may be captured into a graph and
   /// replayed for any later plan() with the same tensors. The caller orders each replay after that

@@ -62,10 +62,11 @@ class Attention(Runs):
             CPU where there is none.
         workspace: contiguous memory on the device (a NumPy, PyTorch or CuPy tensor of any dtype),
             used instead of memory that the object allocates. The object keeps the tensor alive; do
-            not resize it. With less than workspace_bytes, long requests are split into fewer
-            pieces. Objects may share a workspace if no two of their runs overlap: on the CPU a run
-            that overlaps another one raises RuntimeError; on a GPU you must keep them in order,
-            most simply by using one stream.
+            not resize it. With less than workspace_bytes, keys of long prompts may be rotated, or
+            gathered from small pages, several times, and long requests are split into fewer pieces.
+            Objects may share a workspace if no two of their runs overlap: on the CPU a run that
+            overlaps another one raises RuntimeError; on a GPU you must keep them in order, most
+            simply by using one stream.
         num_ctas: number of work queues; default: as many CTAs as the GPU runs at once, or four
             queues per processor on the CPU.
         batch_invariant: the bits of a request's results do not depend on the other requests of the

@@ -76,8 +76,8 @@ void append_summary(std::string& text, const Plan::Impl& plan) {
          schedule.num_cut, schedule.num_partial_rows,
          static_cast<long long>(plan.kernel().layout.max_partial_slots) * kernel.geometry.tile_q);
   if (plan.num_prepared_tiles > 0) {
-    append(text, "%s of %d tiles prepared by a launch of its own\n",
-           kernel.geometry.prepared_value_bytes > 0 ? "keys and values" : "keys",
+    const bool has_values = kernel.geometry.prepared_value_bytes > 0;
+    append(text, "%s prepared, in %d tiles\n", has_values ? "keys and values" : "keys",
            plan.num_prepared_tiles);
   }
   append(text, "largest queue %.3f of the mean\n", imbalance(schedule));

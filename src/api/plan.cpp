@@ -17,7 +17,6 @@
 #include "cuda/compile_variant.h"
 #include "cuda/device.h"
 #include "cuda/launch_kernel.h"
-#include "kernels/prepare_kv.h"
 #include "plan/batch_kind.h"
 #include "plan/prepared_kv.h"
 #include "plan/rope_turns.h"
@@ -186,10 +185,7 @@ Status create_on_gpu(const ScheduleBounds& bounds, Plan::Impl* impl) noexcept {
     FLASHPLAN_RETURN_IF_ERROR(cuda::prepare(choice.kernel, !needs_compiler(impl->options)));
     num_ctas[i] = choice.num_ctas;
   }
-  if (bounds.prepared_tiles > 0) {
-    FLASHPLAN_RETURN_IF_ERROR(cuda::load_kv_preparation(impl->options.q_dtype));
-  }
-  return impl->device_schedule.emplace().create(device, bounds,
+  return impl->device_schedule.emplace().create(device, bounds, impl->options.num_kv_heads,
                                                 {num_ctas.data(), impl->kernels.size()});
 }
 

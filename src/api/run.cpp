@@ -13,7 +13,6 @@
 #include "cuda/device.h"
 #include "cuda/tensor_maps.h"
 #include "flashplan/plan.h"
-#include "kernels/prepare_kv.h"
 #include "plan/batch_kind.h"
 #include "variant/variant_impl.h"
 
@@ -86,9 +85,6 @@ PreparedKv prepared_kv(const AttentionTensors& t, const Plan::Impl& plan, const 
   auto* workspace = static_cast<unsigned char*>(t.workspace);
   kv.keys = workspace + with.layout.prepared_keys;
   if (geometry.prepared_value_bytes > 0) kv.values = workspace + with.layout.prepared_values;
-  kv.key_bytes = geometry.prepared_key_bytes;
-  kv.value_bytes = geometry.prepared_value_bytes;
-  kv.tile_kv = geometry.tile_kv;
   kv.num_kv_heads = plan.options.num_kv_heads;
   kv.num_pages = static_cast<int32_t>(std::min<int64_t>(t.k.shape[0], INT32_MAX));
   plan.device_schedule->place(&kv);
@@ -160,18 +156,13 @@ AttentionParams make_params(const AttentionTensors& t, const Plan::Impl& plan, i
   return p;
 }
 
-/// Launches kernel number `number` of the plan; before it, if `prepares`, the one that prepares
-/// keys for it. `follows`: another kernel of the same run was launched before on `stream`. The
-/// launches of a run may overlap.
+/// Launches kernel number `number` of the plan. `follows`: another kernel of the same run was
+/// launched before it on `stream`; the two launches may overlap.
 Status launch_kernel(const AttentionTensors& t, const Plan::Impl& plan, int32_t number,
-                     Stream stream, bool prepares, bool follows = false) noexcept {
+                     Stream stream, bool follows = false) noexcept {
   const PlanKernel& with = plan.kernels[static_cast<std::size_t>(number)];
   AttentionParams params = make_params(t, plan, number);
   params.host.pdl = t.pdl || follows;
-  if (prepares && with.layout.max_prepared_tiles > 0) {
-    FLASHPLAN_RETURN_IF_ERROR(cuda::prepare_kv(params, plan.num_processors, stream));
-    params.host.pdl = true;
-  }
   return launch(with.choice.kernel, params, stream);
 }
 
@@ -181,9 +172,9 @@ Status launch_kernel(const AttentionTensors& t, const Plan::Impl& plan, int32_t 
 /// only the current kernel is captured, and later plans use that kernel.
 Status capture(const AttentionTensors& t, Plan::Impl* plan, Stream stream) noexcept {
   if (kind_of_bounds(plan->options) == BatchKind::kFewRows) plan->keeps_kernel = true;
-  if (plan->keeps_kernel) return launch_kernel(t, *plan, plan->current, stream, true);
+  if (plan->keeps_kernel) return launch_kernel(t, *plan, plan->current, stream);
   for (int32_t i = 0; i < static_cast<int32_t>(plan->kernels.size()); ++i) {
-    FLASHPLAN_RETURN_IF_ERROR(launch_kernel(t, *plan, i, stream, true, i > 0));
+    FLASHPLAN_RETURN_IF_ERROR(launch_kernel(t, *plan, i, stream, i > 0));
   }
   return {};
 }
@@ -196,8 +187,7 @@ Status run_on_gpu(const AttentionTensors& t, Plan::Impl* plan, Stream stream) no
   if (capturing) return capture(t, plan, stream);
   if (plan->num_tokens == 0) return {};
   FLASHPLAN_RETURN_IF_ERROR(plan->device_schedule->before_run(stream));
-  const bool prepares = plan->num_prepared_tiles > 0;
-  FLASHPLAN_RETURN_IF_ERROR(launch_kernel(t, *plan, plan->current, stream, prepares));
+  FLASHPLAN_RETURN_IF_ERROR(launch_kernel(t, *plan, plan->current, stream));
   return plan->device_schedule->after_run(stream);
 }
 
@@ -222,7 +212,7 @@ Status Plan::run(const AttentionTensors& tensors, Stream stream) noexcept {
     return error(StatusCode::kNotReady,
                  "workspace: expected one run at a time in it, got a second one");
   }
-  return launch_kernel(tensors, *impl_, impl_->current, stream, false);
+  return launch_kernel(tensors, *impl_, impl_->current, stream);
 }
 
 }  // namespace flashplan

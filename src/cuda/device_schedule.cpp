@@ -27,6 +27,7 @@ void write_starts(const Schedule& schedule, const int32_t* first_prepared, Queue
     QueueStart& start = starts[cta];
     start.begin = schedule.cta_indptr[cta];
     start.end = schedule.cta_indptr[cta + 1];
+    start.first_prepared[0] = kNotPrepared;
     if (last < 0) continue;
     // Two records are copied even from a shorter queue: records beyond its end are never used.
     for (int32_t i = 0; i < 2; ++i) {
@@ -44,7 +45,7 @@ void write_starts(const Schedule& schedule, const int32_t* first_prepared, Queue
 
 DeviceSchedule::~DeviceSchedule() { release(); }
 
-Status DeviceSchedule::create(int32_t device, const ScheduleBounds& bounds,
+Status DeviceSchedule::create(int32_t device, const ScheduleBounds& bounds, int32_t num_kv_heads,
                               std::span<const int32_t> num_ctas) noexcept {
   const auto add = [this](int32_t count, std::size_t item) {
     constexpr std::size_t kAlignment = 128;
@@ -61,22 +62,29 @@ Status DeviceSchedule::create(int32_t device, const ScheduleBounds& bounds,
   mask_begins_ = add(bounds.mask_begins, sizeof(int32_t));
   prepares_keys_ = bounds.prepared_tiles > 0;
   if (prepares_keys_) {
-    first_prepared_ = add(bounds.segments, sizeof(int32_t));
-    prepared_requests_ = add(1 + bounds.prepared_tiles, sizeof(int32_t));
+    num_prepared_ = add(1 + bounds.segments, sizeof(int32_t));
   }
   tiles_ = add(bounds.work_tiles, sizeof(WorkTile));
   const std::size_t arrivals =
       static_cast<std::size_t>(bounds.merges) * kArrivalsPerMerge * sizeof(int32_t);
+  std::size_t counters = arrivals;
+  if (prepares_keys_) {
+    // A warp looks at the states of 32 tiles at once.
+    const auto tiles = static_cast<std::size_t>(bounds.prepared_tiles) + 32;
+    counters = (arrivals + alignof(PreparedState) - 1) & -alignof(PreparedState);
+    prepared_states_ = staging_bytes_ + counters;
+    counters += (1 + tiles * static_cast<std::size_t>(num_kv_heads)) * sizeof(PreparedState);
+  }
 
   const DeviceGuard guard(device);
   FLASHPLAN_RETURN_IF_ERROR(guard.status());
   const ApartFromCaptures apart;
   device_ = device;  // from here on the destructor frees what was allocated
   void* memory = nullptr;
-  FLASHPLAN_CUDA_CALL(cudaMalloc, &memory, staging_bytes_ + arrivals);
+  FLASHPLAN_CUDA_CALL(cudaMalloc, &memory, staging_bytes_ + counters);
   buffer_ = static_cast<std::byte*>(memory);
   // The counters are zero between runs: the CTA that arrives last resets them.
-  FLASHPLAN_CUDA_CALL(cudaMemset, buffer_ + staging_bytes_, 0, arrivals);
+  FLASHPLAN_CUDA_CALL(cudaMemset, buffer_ + staging_bytes_, 0, counters);
   FLASHPLAN_CUDA_CALL(cudaStreamSynchronize, nullptr);
   FLASHPLAN_CUDA_CALL(cudaHostAlloc, &memory, kStagingBuffers * staging_bytes_,
                       cudaHostAllocDefault);
@@ -154,9 +162,8 @@ Status DeviceSchedule::before_upload(Stream stream, ScheduleMemory* memory) noex
   memory->tiles = reinterpret_cast<WorkTile*>(staging() + tiles_);
   memory->mask_begins = reinterpret_cast<int32_t*>(staging() + mask_begins_);
   if (prepares_keys_) {
-    auto* const num_tiles = reinterpret_cast<int32_t*>(staging() + prepared_requests_);
-    memory->prepared = {reinterpret_cast<int32_t*>(staging() + first_prepared_), num_tiles,
-                        num_tiles + 1};
+    auto* const num_tiles = reinterpret_cast<int32_t*>(staging() + num_prepared_);
+    memory->prepared = {num_tiles + 1, num_tiles};
   }
   return {};
 }
@@ -174,11 +181,14 @@ Status DeviceSchedule::upload(const Schedule& schedule, int32_t kernel, Stream s
   if (written_for != kernel) {
     const int32_t num_ctas = num_ctas_[static_cast<std::size_t>(written_for)];
     QueueStart* const starts = starts_of(written_for);
-    for (int32_t cta = 0; cta < num_ctas; ++cta) starts[cta].begin = starts[cta].end = 0;
+    for (int32_t cta = 0; cta < num_ctas; ++cta) {
+      starts[cta].begin = starts[cta].end = 0;
+      starts[cta].first_prepared[0] = kNotPrepared;
+    }
     written_for = kernel;
   }
   const auto* first_prepared =
-      prepares_keys_ ? reinterpret_cast<const int32_t*>(staging() + first_prepared_) : nullptr;
+      prepares_keys_ ? reinterpret_cast<const int32_t*>(staging() + num_prepared_) + 1 : nullptr;
   write_starts(schedule, first_prepared, starts_of(kernel));
   // Merges are numbered down from the last one and tiles up from the first, so all records in use
   // are neighbours and one copy is enough.
@@ -221,9 +231,10 @@ ScheduleParams DeviceSchedule::schedule(int32_t kernel) const noexcept {
 }
 
 void DeviceSchedule::place(PreparedKv* kv) const noexcept {
-  kv->first_tiles = reinterpret_cast<const int32_t*>(buffer_ + first_prepared_);
-  kv->num_tiles = reinterpret_cast<const int32_t*>(buffer_ + prepared_requests_);
-  kv->requests = kv->num_tiles + 1;
+  kv->num_tiles = reinterpret_cast<const int32_t*>(buffer_ + num_prepared_);
+  kv->first_tiles = kv->num_tiles + 1;
+  kv->num_left = reinterpret_cast<int32_t*>(buffer_ + prepared_states_);
+  kv->states = reinterpret_cast<PreparedState*>(kv->num_left) + 1;
 }
 
 }  // namespace flashplan::cuda

@@ -35,7 +35,7 @@ class DeviceSchedule {
 
   /// Allocates for schedules up to `bounds` on `device`. `num_ctas`: the queues of each kernel that
   /// may run a schedule. Called once.
-  Status create(int32_t device, const ScheduleBounds& bounds,
+  Status create(int32_t device, const ScheduleBounds& bounds, int32_t num_kv_heads,
                 std::span<const int32_t> num_ctas) noexcept;
 
   /// Makes `stream` ready for upload(), and returns the buffer to write the schedule to. After an
@@ -80,13 +80,13 @@ class DeviceSchedule {
   std::array<int32_t, KernelChoices::kMost> num_ctas_ = {};
   std::size_t segments_ = 0;
   std::size_t mask_begins_ = 0;
-  // Of PreparedKv, if keys are prepared: first_tiles, then num_tiles and requests.
-  std::size_t first_prepared_ = 0;
-  std::size_t prepared_requests_ = 0;
+  // Of PreparedKv, if keys are prepared:
+  std::size_t num_prepared_ = 0;     // num_tiles, then first_tiles
+  std::size_t prepared_states_ = 0;  // num_left, then states
   bool prepares_keys_ = false;
   std::size_t tiles_ = 0;
   std::size_t staging_bytes_ = 0;
-  std::byte* buffer_ = nullptr;  // device memory: a schedule, then the counters of arrivals
+  std::byte* buffer_ = nullptr;  // device memory: a schedule, then counters
   std::byte* ring_ = nullptr;    // pinned host memory, kStagingBuffers buffers
   std::array<Event, kStagingBuffers> copied_ = {};
   std::array<int32_t, kStagingBuffers> written_for_ = {};  // kernels of the last uploads

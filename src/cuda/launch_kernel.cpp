@@ -22,32 +22,22 @@ Status prepare(const Kernel& kernel, bool is_compiled_in) noexcept {
   return {};
 }
 
-Status launch_code(const void* code, const LaunchShape& shape, const void* params,
-                   Stream stream) noexcept {
-  void* arguments[] = {const_cast<void*>(params)};
+Status launch(const Kernel& kernel, const AttentionParams& params, Stream stream) noexcept {
+  const void* const code =
+      params.host.has_few_rows ? kernel.code.few_rows_first : kernel.code.many_rows_first;
+  void* arguments[] = {const_cast<AttentionParams*>(&params)};
   cudaLaunchAttribute pdl = {};
   pdl.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   pdl.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(shape.ctas));
-  config.blockDim = dim3(static_cast<unsigned>(shape.threads));
-  config.dynamicSmemBytes = static_cast<std::size_t>(shape.smem_bytes);
+  config.gridDim = dim3(static_cast<unsigned>(params.schedule.num_ctas));
+  config.blockDim = dim3(static_cast<unsigned>(kernel.geometry.threads));
+  config.dynamicSmemBytes = static_cast<std::size_t>(kernel.geometry.smem_bytes);
   config.stream = stream;
   config.attrs = &pdl;
-  config.numAttrs = shape.pdl ? 1 : 0;
+  config.numAttrs = params.host.pdl && kernel.architecture.number >= 90 ? 1 : 0;
   FLASHPLAN_CUDA_CALL(cudaLaunchKernelExC, &config, code, arguments);
   return {};
-}
-
-Status launch(const Kernel& kernel, const AttentionParams& params, Stream stream) noexcept {
-  const void* const code =
-      params.host.has_few_rows ? kernel.code.few_rows_first : kernel.code.many_rows_first;
-  return launch_code(code,
-                     {.ctas = params.schedule.num_ctas,
-                      .threads = kernel.geometry.threads,
-                      .smem_bytes = kernel.geometry.smem_bytes,
-                      .pdl = params.host.pdl && kernel.architecture.number >= 90},
-                     &params, stream);
 }
 
 }  // namespace flashplan::cuda

@@ -14,16 +14,6 @@ namespace flashplan::cuda {
 ///   kUnsupported  CUDA picks code for another architecture, which has another geometry
 Status prepare(const Kernel& kernel, bool is_compiled_in) noexcept;
 
-struct LaunchShape {
-  int32_t ctas = 0;
-  int32_t threads = 0;     // of a CTA
-  int32_t smem_bytes = 0;  // dynamic
-  bool pdl = false;        // programmatic dependent launch (compute capability 9.0)
-};
-/// Launches `code`, which takes the struct at `params`, on `stream` of the current device.
-Status launch_code(const void* code, const LaunchShape& shape, const void* params,
-                   Stream stream) noexcept;
-
 /// Launches `kernel` on `stream` of the current device, with a CTA for each queue of the schedule.
 /// No synchronisation.
 Status launch(const Kernel& kernel, const AttentionParams& params, Stream stream) noexcept;

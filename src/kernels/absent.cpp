@@ -8,7 +8,6 @@
 #include "cuda/memory.h"
 #include "cuda/tensor_maps.h"
 #include "kernels/kernel_list.h"
-#include "kernels/prepare_kv.h"
 
 namespace flashplan {
 namespace {
@@ -29,12 +28,6 @@ Status compile_variant(const AttentionOptions& /*options*/, const RopeTurns* /*r
 }
 Status launch(const Kernel& /*kernel*/, const AttentionParams& /*params*/,
               Stream /*stream*/) noexcept {
-  return not_built();
-}
-
-Status load_kv_preparation(DType /*dtype*/) noexcept { return not_built(); }
-Status prepare_kv(const AttentionParams& /*params*/, int32_t /*num_sms*/,
-                  Stream /*stream*/) noexcept {
   return not_built();
 }
 
@@ -60,6 +53,7 @@ Status is_capturing(Stream /*stream*/, bool* /*capturing*/) noexcept { return no
 
 DeviceSchedule::~DeviceSchedule() = default;
 Status DeviceSchedule::create(int32_t /*device*/, const ScheduleBounds& /*bounds*/,
+                              int32_t /*num_kv_heads*/,
                               std::span<const int32_t> /*num_ctas*/) noexcept {
   return not_built();
 }

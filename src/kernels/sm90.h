@@ -29,6 +29,8 @@ constexpr KernelGeometry sm90_geometry() {
 /// Stands for all variants with a rotation: they have the same geometry.
 struct Rotating : device::Standard {
   static constexpr bool kRotates = true;
+  static constexpr bool kInterleaved = false;
+  static constexpr int kRotaryDim = 16;
 };
 
 /// A kernel with the sm90 family's code, of any family.

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which keys and values are prepared: written to the workspace by a kernel of its own, before the
-// attention kernel runs, as that one has them in shared memory. Keys are rotated meanwhile, if the
-// plan rotates. Otherwise each row tile would rotate, or gather, the same keys anew.
+// When keys and values are prepared: written to the workspace once, rotated if the plan rotates, as
+// they lie in shared memory. Otherwise each row tile rotates, or gathers, the keys that it reads.
 #pragma once
 
 #include <cstdint>
@@ -21,14 +20,14 @@ struct ScheduleShape;
 struct PreparedTiles {
   int32_t* first_tiles = nullptr;  // [segments]
   int32_t* num_tiles = nullptr;
-  int32_t* requests = nullptr;  // [max_prepared_tiles]
 };
 
 /// For how many tiles the workspace of a plan should have room; 0 if its kernel takes none.
 int32_t most_prepared_tiles(const AttentionOptions& options, const Kernel& kernel) noexcept;
 
-/// Chooses the requests of `batch` that are prepared, in up to `max_tiles` tiles together, and
-/// writes them to `tiles`. `segments`: those of its schedule. Returns the number of tiles.
+/// Decides whether the keys of `batch` are prepared, and writes where in up to `max_tiles` tiles
+/// those of each request begin. All requests are prepared or none: the warps that load keys then
+/// have one task. `segments`: those of the schedule. Returns the number of tiles; 0: none.
 int32_t choose_prepared_kv(const Batch& batch, const ScheduleShape& shape,
                            std::span<const Segment> segments, int32_t max_tiles,
                            const PreparedTiles& tiles) noexcept;

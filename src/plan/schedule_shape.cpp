@@ -32,7 +32,7 @@ ScheduleShape schedule_shape(const AttentionOptions& options, const KernelChoice
   shape.chunk_kv = choice.chunk_kv;
   shape.item_steps = choice.kernel.tuning.item_steps;
   shape.uncut_part = choice.kernel.tuning.uncut_part;
-  if (layout.max_prepared_tiles > 0) shape.prepare_reads = choice.kernel.tuning.prepare_reads;
+  shape.prepare_reads = choice.kernel.tuning.prepare_reads;
   shape.cost = choice.kernel.tuning.cost;
   return shape;
 }

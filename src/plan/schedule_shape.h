@@ -81,8 +81,7 @@ struct ScheduleShape {
   /// > 0: a queue may exceed its share by 1 / uncut_part before a row tile of such a request is
   /// cut, because pieces of row tiles do not read the same keys at the same time.
   int32_t uncut_part = 0;
-  /// > 0: the keys of a request are prepared if its row tiles read each of them so many times; see
-  /// plan/prepared_kv.h.
+  /// Keys are prepared if so many row tiles read each of them, at the mean; see plan/prepared_kv.h.
   int32_t prepare_reads = 0;
   CostModel cost;
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which keys are prepared: those that many row tiles read, as far as there is room for them.
 #include <cstdint>
-#include <numeric>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "check.h"
@@ -17,26 +17,25 @@ namespace flashplan::test {
 namespace {
 
 /// Prepared tiles of 128 keys, and row tiles of 128 rows.
-ScheduleShape shape_of(int32_t prepare_reads, int32_t group_size = 4, int32_t num_kv_heads = 8) {
+ScheduleShape shape_of(int32_t prepare_reads, int32_t group_size = 4) {
   ScheduleShape shape;
-  shape.num_kv_heads = num_kv_heads;
+  shape.num_kv_heads = 8;
   shape.group_size = group_size;
   shape.tile_q = shape.tile_kv = 128;
   shape.prepare_reads = prepare_reads;
   return shape;
 }
 
-/// A batch, and what is prepared of it.
+/// A batch, and where its requests are prepared.
 struct Prepared {
   std::vector<int32_t> qo_indptr = {0};
   std::vector<int32_t> kv_lens;
   Batch batch;
+  std::vector<Segment> segments;
   std::vector<int32_t> first_tiles;
-  int32_t num_tiles = -1;
-  std::vector<int32_t> requests;
 
   Prepared(const std::vector<int32_t>& qo_lens, std::vector<int32_t> lens)
-      : kv_lens(std::move(lens)) {
+      : kv_lens(std::move(lens)), segments(kv_lens.size()) {
     for (const int32_t qo_len : qo_lens) qo_indptr.push_back(qo_indptr.back() + qo_len);
     batch.qo_indptr = qo_indptr.data();
     batch.kv_lens = kv_lens.data();
@@ -45,98 +44,97 @@ struct Prepared {
   Prepared(const Prepared&) = delete;
   Prepared& operator=(const Prepared&) = delete;
 
-  /// With one segment after those of the requests.
-  Prepared& choose(const ScheduleShape& shape, int32_t max_tiles) {
-    const std::vector<Segment> segments(kv_lens.size() + 1);
-    first_tiles.assign(segments.size(), 77);
-    requests.assign(static_cast<size_t>(max_tiles) + 1, 77);
-    const int32_t count = choose_prepared_kv(batch, shape, segments, max_tiles,
-                                             {first_tiles.data(), &num_tiles, requests.data()});
+  /// The number of tiles.
+  int32_t choose(const ScheduleShape& shape, int32_t max_tiles = 100) {
+    first_tiles.assign(segments.size() + 1, 77);
+    int32_t num_tiles = -1;
+    const int32_t count =
+        choose_prepared_kv(batch, shape, segments, max_tiles, {first_tiles.data(), &num_tiles});
     CHECK_EQ(count, num_tiles);
-    CHECK_EQ(first_tiles.back(), kNotPrepared);
-    CHECK_EQ(requests.back(), 77);
-    return *this;
+    CHECK_EQ(first_tiles.back(), 77);
+    first_tiles.pop_back();
+    if (count == 0) CHECK(first_tiles == std::vector<int32_t>(segments.size(), kNotPrepared));
+    return count;
   }
 };
 
 TEST(keys_that_many_row_tiles_read) {
   // 4096 queries of 4 heads are 128 row tiles, of which a key is read by 64.
   Prepared prompt({4096}, {4096});
-  CHECK_EQ(prompt.choose(shape_of(64), 100).num_tiles, 32);
+  CHECK_EQ(prompt.choose(shape_of(64)), 32);
   CHECK_EQ(prompt.first_tiles[0], 0);
-  CHECK_EQ(prompt.choose(shape_of(65), 100).num_tiles, 0);
-  CHECK_EQ(prompt.first_tiles[0], kNotPrepared);
+  CHECK_EQ(prompt.choose(shape_of(65)), 0);
   // Without a causal mask all of them read it.
   ScheduleShape full = shape_of(128);
   full.mask.causal = false;
-  CHECK_EQ(prompt.choose(full, 100).num_tiles, 32);
+  CHECK_EQ(prompt.choose(full), 32);
   full.prepare_reads = 129;
-  CHECK_EQ(prompt.choose(full, 100).num_tiles, 0);
+  CHECK_EQ(prompt.choose(full), 0);
   // A chunk at the end of a long request: 16 row tiles read nearly all of its keys.
   Prepared chunk({512}, {8000});
-  CHECK_EQ(chunk.choose(shape_of(15), 100).num_tiles, 63);
-  CHECK_EQ(chunk.choose(shape_of(16), 100).num_tiles, 0);
+  CHECK_EQ(chunk.choose(shape_of(15)), 63);
+  CHECK_EQ(chunk.choose(shape_of(16)), 0);
   // More queries than keys: half of the keys are seen at the mean.
   Prepared short_keys({4096}, {100});
-  CHECK_EQ(short_keys.choose(shape_of(64, 4, 64), 100).num_tiles, 1);
+  CHECK_EQ(short_keys.choose(shape_of(64)), 1);
+  CHECK_EQ(short_keys.choose(shape_of(65)), 0);
+}
+
+TEST(all_requests_or_none) {
+  // 64 reads of each of 32 tiles, and 1 of each of 32 others.
+  Prepared batch({4096, 1}, {4096, 4096});
+  CHECK_EQ(batch.choose(shape_of(32)), 64);
+  CHECK_EQ(batch.first_tiles[0], 0);
+  CHECK_EQ(batch.first_tiles[1], 32);
+  CHECK_EQ(batch.choose(shape_of(33)), 0);
+  // Only as far as there is room.
+  CHECK_EQ(batch.choose(shape_of(32), 64), 64);
+  CHECK_EQ(batch.choose(shape_of(32), 63), 0);
+  CHECK_EQ(batch.choose(shape_of(32), 0), 0);
 }
 
 TEST(requests_without_queries_or_keys) {
-  Prepared batch({0, 4096, 4096, 1}, {5000, 0, 4096, 9000});
-  CHECK_EQ(batch.choose(shape_of(6), 100).num_tiles, 32);
-  CHECK_EQ(batch.first_tiles[0], kNotPrepared);
-  CHECK_EQ(batch.first_tiles[1], kNotPrepared);
+  Prepared batch({0, 4096, 4096, 9}, {5000, 0, 4096, 200});
+  CHECK_EQ(batch.choose(shape_of(6)), 34);
   CHECK_EQ(batch.first_tiles[2], 0);
-  CHECK_EQ(batch.first_tiles[3], kNotPrepared);
-  CHECK_EQ(batch.requests[31], 2);
+  CHECK_EQ(batch.first_tiles[3], 32);
+  Prepared none({0, 9}, {5000, 0});
+  CHECK_EQ(none.choose(shape_of(0)), 0);
+  Prepared empty({}, {});
+  CHECK_EQ(empty.choose(shape_of(0)), 0);
 }
 
-TEST(too_little_work_for_a_launch) {
-  // Of 8 heads, 8 tiles that 16 row tiles read are 1024 reads.
-  Prepared one({1024}, {1024});
-  CHECK_EQ(one.choose(shape_of(6), 100).num_tiles, 0);
-  CHECK_EQ(one.first_tiles[0], kNotPrepared);
-  Prepared two({1024, 1024}, {1024, 1024});
-  CHECK_EQ(two.choose(shape_of(6), 100).num_tiles, 16);
-}
-
-TEST(requests_for_which_there_is_no_room) {
-  Prepared batch({4096, 4096, 2048}, {4096, 4097, 2048});
-  CHECK_EQ(batch.choose(shape_of(6), 50).num_tiles, 48);
-  CHECK_EQ(batch.first_tiles[0], 0);
-  CHECK_EQ(batch.first_tiles[1], kNotPrepared);  // 33 tiles
-  CHECK_EQ(batch.first_tiles[2], 32);
-  CHECK_EQ(batch.choose(shape_of(6), 0).num_tiles, 0);
-}
-
-TEST(ranges_of_keys_prepare_none) {
+TEST(ranges_of_keys_and_prefixes_prepare_none) {
   Prepared batch({4096}, {4096});
+  batch.segments.emplace_back();
+  CHECK_EQ(batch.choose(shape_of(6)), 0);
+  batch.segments.pop_back();
   const std::vector<int32_t> ranges(2 * 4096);
   batch.batch.key_ranges = ranges.data();
-  CHECK_EQ(batch.choose(shape_of(6), 100).num_tiles, 0);
+  CHECK_EQ(batch.choose(shape_of(6)), 0);
 }
 
-TEST(tiles_of_a_request_are_neighbours) {
+TEST(tiles_of_requests_do_not_overlap) {
   Random random(5);
   for (int round = 0; round < 300; ++round) {
     std::vector<int32_t> qo_lens;
     std::vector<int32_t> kv_lens;
     for (int32_t r = random.between(1, 20); r > 0; --r) {
-      qo_lens.push_back(random.between(0, 3000));
+      qo_lens.push_back(random.one_in(5) ? 0 : random.between(1, 3000));
       kv_lens.push_back(qo_lens.back() + random.between(0, 3000));
     }
     Prepared batch(qo_lens, kv_lens);
-    batch.choose(shape_of(random.between(1, 40)), random.between(0, 300));
+    const int32_t max_tiles = random.between(0, 600);
+    const int32_t count = batch.choose(shape_of(random.between(1, 40)), max_tiles);
+    CHECK(count <= max_tiles);
+    if (count == 0) continue;
     int32_t next = 0;
     for (size_t r = 0; r < qo_lens.size(); ++r) {
-      if (batch.first_tiles[r] == kNotPrepared) continue;
+      if (qo_lens[r] == 0) continue;
       CHECK_EQ(batch.first_tiles[r], next);
-      const int32_t end = next + (kv_lens[r] + 127) / 128;
-      for (; next < end; ++next) {
-        CHECK_EQ(batch.requests[static_cast<size_t>(next)], static_cast<int32_t>(r));
-      }
+      next += (kv_lens[r] + 127) / 128;
     }
-    CHECK_EQ(next, batch.num_tiles);
+    CHECK_EQ(next, count);
   }
 }
 
@@ -153,8 +151,8 @@ TEST(room_for_prepared_tiles) {
   const Kernel kernel = choice_for_prepared().kernel;
   AttentionOptions o = llama_on_gpu();  // of 8 kv heads: a tile has 512 KB
   o.max_batch_size = 4;
-  o.max_qo_tokens = 2000;                                // 16 tiles
-  CHECK_EQ(most_prepared_tiles(o, kernel), 4 * 16 + 3);  // 8000 rows are 3 times what is needed
+  o.max_qo_tokens = 2000;  // 16 tiles
+  CHECK_EQ(most_prepared_tiles(o, kernel), 4 * 16 + 4);
   o.max_qo_tokens = 8192;
   CHECK_EQ(most_prepared_tiles(o, kernel), 128 + 4);  // 64 MB
   o.max_qo_tokens = 65536;
@@ -168,6 +166,23 @@ TEST(room_for_prepared_tiles) {
   CHECK_EQ(most_prepared_tiles(o, kernel), 0);
   o.window_left = -1;
   CHECK_EQ(most_prepared_tiles(o, fake_kernel("other", {90, 'a'})), 0);
+  // Keys are copied and rotated in chunks of 8 dims.
+  o.head_dim_vo = 124;
+  CHECK_EQ(most_prepared_tiles(o, kernel), 0);
+  o.head_dim_vo = 128;
+  o.head_dim_qk = 124;
+  CHECK_EQ(most_prepared_tiles(o, kernel), 0);
+  o.head_dim_qk = 120;
+  CHECK_EQ(most_prepared_tiles(o, kernel), 128 + 4);
+  o.rope = Rope{};  // pairs of dims 60 apart
+  CHECK_EQ(most_prepared_tiles(o, kernel), 0);
+  o.rope->interleaved = true;
+  CHECK_EQ(most_prepared_tiles(o, kernel), 128 + 4);
+  o.rope->rotary_dim = 12;
+  CHECK_EQ(most_prepared_tiles(o, kernel), 0);
+  o.rope->interleaved = false;
+  o.rope->rotary_dim = 16;
+  CHECK_EQ(most_prepared_tiles(o, kernel), 128 + 4);
 }
 
 TEST(workspace_with_prepared_tiles) {

@@ -97,8 +97,8 @@ LARGER += [
     )
 ]
 
-# Prompts whose keys many row tiles read, among other requests: on Hopper the keys are prepared, and
-# the values too where pages are small.
+# Prompts whose keys many row tiles read, and other requests: on Hopper the keys of all of them are
+# prepared, and the values too where pages are small.
 PREPARED = [
     Case(qo, kv, num_qo_heads=16, num_kv_heads=2, **options)
     for qo, kv in (
@@ -110,8 +110,8 @@ PREPARED = [
         {"head_dim": 128, "rope": "interleaved", "kv_layout": "HND", "memory": "strided"},
         {"head_dim": 64, "page_size": 64, "rope": "llama3", "q_dtype": "float16", "csr": True},
         {"head_dim": 96, "page_size": 8, "rope": "partial", "sinks": True, "causal": False},
-        {"head_dim": (192, 128), "page_size": None, "rope": "yarn", "num_ctas": 7},
-        {"head_dim": 128, "rope": "partial interleaved", "variant": "alibi"},
+        {"head_dim": 128, "page_size": None, "rope": "yarn", "num_ctas": 7},
+        {"head_dim": 128, "rope": "scaled", "variant": "alibi"},
         {"head_dim": 128, "page_size": 1},
         {"head_dim": 128, "page_size": 3, "csr": True, "memory": "strided", "q_dtype": "float16"},
         {"head_dim": 64, "page_size": 5, "kv_layout": "HND", "causal": False, "num_ctas": 7},

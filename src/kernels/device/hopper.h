@@ -24,6 +24,14 @@ FLASHPLAN_DEVICE void mbarrier_arrive_expect(uint32_t barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(barrier), "r"(bytes)
                : "memory");
 }
+/// Makes the phase wait for `bytes` more of bulk copies, and arrives for `count` threads.
+FLASHPLAN_DEVICE void mbarrier_arrive_expect(uint32_t barrier, uint32_t bytes, int count) {
+  asm volatile(
+      "mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;\n"
+      "mbarrier.arrive.shared::cta.b64 _, [%0], %2;\n" ::"r"(barrier),
+      "r"(bytes), "r"(count)
+      : "memory");
+}
 /// Arrives as soon as all of this thread's cp.async so far have written to shared memory.
 FLASHPLAN_DEVICE void mbarrier_arrive_after_copies(uint32_t barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];\n" ::"r"(barrier) : "memory");

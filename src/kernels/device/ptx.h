@@ -314,6 +314,11 @@ FLASHPLAN_DEVICE bool compare_and_swap(int32_t* value, int32_t last, int32_t nex
   return before == last;
 }
 
+/// Adds to a counter, after all accesses that arrive() orders before it.
+FLASHPLAN_DEVICE void add_release(int32_t* counter, int32_t amount) {
+  asm volatile("red.release.gpu.global.add.s32 [%0], %1;\n" ::"l"(counter), "r"(amount) : "memory");
+}
+
 /// Stores a value, after all accesses that arrive() orders before it.
 FLASHPLAN_DEVICE void store_release(int32_t* to, int32_t value) {
   asm volatile("st.release.gpu.global.s32 [%0], %1;\n" ::"l"(to), "r"(value) : "memory");

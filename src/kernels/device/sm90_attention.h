@@ -7,10 +7,36 @@
 
 #include "kernels/device/sm90_consumer.h"
 #include "kernels/device/sm90_gatherer.h"
+#include "kernels/device/sm90_preparer.h"
 #include "kernels/device/sm90_producer.h"
 #include "kernels/device/sm90_rotator.h"
 
 namespace flashplan::device {
+
+/// Whether keys are prepared, as the first record of the queue says.
+template <typename S>
+FLASHPLAN_DEVICE bool has_prepared(const AttentionParams& p, const unsigned char* smem) {
+  if (!S::kTakesPrepared || p.prepared.states == nullptr) return false;
+  const uint32_t base = shared_address(smem);
+  mbarrier_wait(base + S::kContextFull, 0);
+  return static_cast<int32_t>(load_shared_4(base + S::kFirstPrepared)) >= 0;
+}
+
+/// Runs warp `warp` of those that gather. If keys are prepared, one of them copies the tiles to
+/// shared memory, and the others prepare them.
+template <typename S>
+FLASHPLAN_DEVICE void run_sm90_gatherer(const AttentionParams& p, unsigned char* smem, int warp) {
+  if (!has_prepared<S>(p, smem)) {
+    Sm90Gatherer<S>(p, smem, warp).run();
+    return;
+  }
+  if (warp == 0) {
+    Sm90PreparedLoader<S>(p, smem, warp).run(S::kGatherWarps * 32);
+  } else {
+    Sm90Preparer<S>(p, smem, warp - 1, S::kGatherWarps - 1).run();
+  }
+  Sm90Prepared<S>::leave(p);
+}
 
 /// With cold caches, the first 64 KB of the kernel's code, 4,096 instructions, cause no cache
 /// misses; code behind them is fetched from memory, at 13 clocks per instruction. nvcc emits the
@@ -67,12 +93,17 @@ __global__ void __launch_bounds__(Sm90Shape<Choices>::kThreads, 1)
     if (warp == 2 || warp == 3) {
       Sm90QueryLoader<S>(p, smem, warp).run(queue_word);
     } else {
-      Sm90Gatherer<S>(p, smem, warp < 2 ? warp : warp - 2).run();
+      run_sm90_gatherer<S>(p, smem, warp < 2 ? warp : warp - 2);
     }
   } else if (S::kRotates && warpgroup > S::kWarpgroups) {
     if constexpr (S::kRotates) {
       release_registers<S::kRotatorRegisters>();
-      Sm90Rotator<S>(p, smem).run();
+      Sm90Rotator<S> rotator(p, smem);
+      if (has_prepared<S>(p, smem)) {
+        rotator.run_prepared();
+      } else {
+        rotator.run();
+      }
     }
   } else {
     release_registers<S::kProducerRegisters>();

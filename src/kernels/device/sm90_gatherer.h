@@ -37,7 +37,6 @@ class Sm90Gatherer : Sm90ProducerWarp<S> {
       int32_t heads_end = 2;
       int32_t kv_row = 0;
       const int32_t* ids = nullptr;
-      int32_t prepared = kNotPrepared;
       if (has_steps) {
         begin = context.tile.kv_begin;
         end = context.tile.kv_end;
@@ -45,16 +44,10 @@ class Sm90Gatherer : Sm90ProducerWarp<S> {
         heads_end = head + context.tile.num_kv_heads;
         kv_row = context.segment.kv_row;
         ids = page_ids(p_.tensors.pages, kv_row);
-        prepared = first_prepared(i);
       }
       int32_t key = begin;
       do {
-        Step step = kNoStep;
-        if (prepared >= 0) {
-          step = {end - key, ~head, key, prepared + key / S::kTileKv};
-        } else if (has_steps) {
-          step = requested(ids, kv_row, head, key, end);
-        }
+        const Step step = has_steps ? requested(ids, kv_row, head, key, end) : kNoStep;
         fill<true>(ahead);
         fill<false>(last);
         last = ahead;
@@ -73,9 +66,7 @@ class Sm90Gatherer : Sm90ProducerWarp<S> {
  private:
   using Base::barrier;
   using Base::base_;
-  using Base::first_prepared;
   using Base::lane_;
-  using Base::load_prepared;
   using Base::p_;
   using Base::release_context;
   using Base::wait_context;
@@ -92,11 +83,9 @@ class Sm90Gatherer : Sm90ProducerWarp<S> {
   /// A step of keys. Lane i finds row number i of its warp.
   struct Step {
     int32_t num_keys;
-    int32_t head;  // if the step is prepared, ~head
+    int32_t head;
     int32_t key;   // the first one; of ragged keys, its row of the tensor
-    int32_t page;  // of this lane's row; if the step is prepared, its tile
-
-    FLASHPLAN_DEVICE bool is_prepared() const { return head < 0; }
+    int32_t page;  // of this lane's row
   };
   static constexpr Step kNoStep = {-0x7fffffff, 0, 0, 0};  // no step has so few keys
 
@@ -140,14 +129,6 @@ class Sm90Gatherer : Sm90ProducerWarp<S> {
     const uint32_t full = barrier(S::kSlotFull, slot_);
     parity_ ^= static_cast<uint32_t>((slot_ + 1) / S::kSlots);
     slot_ = (slot_ + 1) % S::kSlots;
-    if (step.is_prepared()) {
-      if (warp_ == 0 && lane_ == 0) {
-        load_prepared(kIsKey, tile, full, step.page, ~step.head);
-      } else {
-        mbarrier_arrive(full);
-      }
-      return;
-    }
     if (units.bytes != 0) {
       const int lane = opaque(lane_);  // what follows from it would take registers meanwhile
       const int chunk = lane % kLanesPerRow;

@@ -29,7 +29,7 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
     bool has_ahead = false;
     int32_t position = 0;  // twice the number of steps whose keys are requested
     for (int32_t i = 0;; ++i) {
-      const Keys keys = i == 0 ? first_keys(queue_word) : keys_of(i);
+      const Keys keys = i == 0 ? first_keys(queue_word) : keys_of(wait_context(i));
       int32_t head = keys.head;
       int32_t key = keys.begin;
       bool has_step = keys.has_steps;
@@ -37,8 +37,7 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
       // before it, so they wait for its last values.
       const bool finishes = !has_step;
       do {
-        Step step = {head, key, max(min(S::kTileKv, keys.end - key), 0), keys.kv_row};
-        if (keys.first_prepared >= 0) step.prepared = keys.first_prepared + key / S::kTileKv;
+        const Step step = {head, key, max(min(S::kTileKv, keys.end - key), 0), keys.kv_row};
         const int32_t page_id = wait_page_id();
         if (has_step) request_page_ids(step, keys);
         if (has_ahead) {
@@ -76,9 +75,7 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
   using Base::base_;
   using Base::copy_rows;
   using Base::finish_copies;
-  using Base::first_prepared;
   using Base::lane_;
-  using Base::load_prepared;
   using Base::maps_;
   using Base::p_;
   using Base::release_context;
@@ -92,37 +89,28 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
     int32_t heads_end;
     int32_t begin;
     int32_t end;
-    int32_t kv_row;          // of the segment
-    int32_t first_prepared;  // of the segment
+    int32_t kv_row;  // of the segment
     bool has_steps;
     bool is_end;
   };
-  /// Those of context `i`.
-  FLASHPLAN_DEVICE Keys keys_of(int32_t i) const {
-    const Sm90Context& context = wait_context(i);
+  static FLASHPLAN_DEVICE Keys keys_of(const Sm90Context& context) {
     const WorkTile& tile = context.tile;
-    return {tile.kv_head,           tile.kv_head + tile.num_kv_heads,
-            tile.kv_begin,          tile.kv_end,
-            context.segment.kv_row, first_prepared(i),
-            context.has_steps(),    context.is_end != 0};
+    return {tile.kv_head,       tile.kv_head + tile.num_kv_heads, tile.kv_begin,
+            tile.kv_end,        context.segment.kv_row,           context.has_steps(),
+            context.is_end != 0};
   }
   /// Those of the first tile. Where the planned lengths hold, its record is not waited for: it is
   /// finished by another warp, and the first keys can be requested before that.
   FLASHPLAN_DEVICE Keys first_keys(uint32_t queue_word) const {
-    if (p_.tensors.kv_lens != nullptr) return keys_of(0);
+    if (p_.tensors.kv_lens != nullptr) return keys_of(wait_context(0));
     const auto word = [&](int i) {
       return static_cast<int32_t>(__shfl_sync(0xffffffffU, queue_word, i));
     };
-    // Words of QueueStart: the bounds of the queue, the first prepared tiles of two segments, then
-    // from word 4 on the first tile, and from word 20 on its segment.
+    // Words of QueueStart: the bounds of the queue, then from word 4 on the first tile, and from
+    // word 20 on its segment.
     const bool is_end = word(0) >= word(1);
-    return {word(6),
-            word(6) + word(7),
-            word(8),
-            word(9),
-            word(23),
-            S::kTakesPrepared ? word(2) : kNotPrepared,
-            !is_end && (word(8) < word(9) || word(11) >= 0),
+    return {word(6), word(6) + word(7), word(8),
+            word(9), word(23),          !is_end && (word(8) < word(9) || word(11) >= 0),
             is_end};
   }
 
@@ -132,7 +120,6 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
     int32_t key;
     int32_t count;  // at most kTileKv
     int32_t kv_row;
-    int32_t prepared = kNotPrepared;  // the tile that has its keys
   };
 
   FLASHPLAN_DEVICE bool is_paged() const { return p_.tensors.pages.ids != nullptr; }
@@ -188,11 +175,8 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
     mbarrier_wait(barrier(S::kSlotEmpty, slot), (position / S::kSlots & 1) ^ 1);
     const uint32_t to = base_ + S::kFirstSlot + slot * S::kSlotBytes;
     uint32_t full = barrier(S::kSlotFull, slot);
-    if (S::kTakesPrepared && step.prepared >= 0 && (is_key || S::kTakesPreparedValues)) {
-      if (lane_ == 0) load_prepared(is_key, to, full, step.prepared, step.head);
-      return;
-    }
-    if (S::kRotates && is_key) full = barrier(S::kKeyLoaded, num_unrotated_++ % S::kSlots);
+    // The rotator gets keys first. `position` is twice the number of their step, or 1 less.
+    if (S::kRotates && is_key) full = barrier(S::kKeyLoaded, (position + 1) / 2 % S::kSlots);
     const int32_t token = step.kv_row + step.key;  // of ragged tensors
     if (!maps_.has_kv || (!is_paged() && token + S::kTileKv > maps_.num_kv_tokens)) {
       gather(is_key, to, step);
@@ -267,7 +251,6 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
   uint32_t step_ids_ = base_ + S::kPageIds + warp_ * 2 * kBatchBytes;  // of the current step
   int steps_left_ = 0;  // of its batch, itself included
   uint32_t tail_parity_ = 0;
-  int32_t num_unrotated_ = 0;  // steps whose keys the rotator gets first
 };
 
 }  // namespace flashplan::device

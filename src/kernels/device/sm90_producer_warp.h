@@ -48,13 +48,14 @@ class Sm90ProducerWarp {
     if (lane_ == 0) mbarrier_arrive(full);
   }
 
-  /// Copies one head of a prepared tile, of keys or of values, to a slot. One thread calls it.
-  FLASHPLAN_DEVICE void load_prepared(bool is_key, uint32_t to, uint32_t full, int32_t tile,
-                                      int32_t head) const {
+  /// Copies one head of a prepared tile, of keys or of values, to a slot. One thread calls it, for
+  /// all `count` that `full` expects.
+  FLASHPLAN_DEVICE void load_prepared(bool is_key, uint32_t to, uint32_t full, int count,
+                                      int32_t tile, int32_t head) const {
     const PreparedKv& kv = p_.prepared;
     const unsigned char* tiles = is_key ? kv.keys : kv.values;
     const int bytes = is_key ? S::kKeyBytes : S::kValueBytes;
-    mbarrier_arrive_expect(full, bytes);
+    mbarrier_arrive_expect(full, bytes, count);
     bulk_load(to, tiles + (int64_t{tile} * kv.num_kv_heads + head) * bytes, bytes, full);
   }
 

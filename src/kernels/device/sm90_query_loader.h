@@ -94,7 +94,7 @@ class Sm90QueryLoader : Sm90ProducerWarp<S> {
       if (lane_ < 8) store_shared_4(to + lane_ * 4, word);
       const auto index = static_cast<int32_t>(__shfl_sync(0xffffffffU, word, 0));
       const auto* segment = reinterpret_cast<const uint32_t*>(p_.schedule.segments + index);
-      if (S::kTakesPrepared && p_.prepared.first_tiles != nullptr) {
+      if (S::kTakesPrepared && p_.prepared.states != nullptr) {
         // One load, so that the words arrive together.
         const auto* first_tile = reinterpret_cast<const uint32_t*>(p_.prepared.first_tiles + index);
         const uint32_t place =

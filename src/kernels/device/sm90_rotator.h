@@ -5,6 +5,7 @@
 
 #include "kernels/device/hopper.h"
 #include "kernels/device/rotation.h"
+#include "kernels/device/sm90_preparer.h"
 #include "kernels/device/sm90_shape.h"
 
 namespace flashplan::device {
@@ -113,8 +114,6 @@ class Sm90Rotator {
       mbarrier_wait(barrier(S::kContextFull, slot), i / S::kContexts & 1);
       const Sm90Context& context = reinterpret_cast<const Sm90Context*>(smem_ + S::kContext)[slot];
       if (context.is_end) return;
-      const bool is_prepared =
-          static_cast<int32_t>(load_shared_4(base_ + S::kFirstPrepared + slot * 4)) >= 0;
       if (context.has_steps()) {
         const int32_t heads_end = context.tile.kv_head + context.tile.num_kv_heads;
         for (int32_t head = context.tile.kv_head; head < heads_end; ++head) {
@@ -123,12 +122,8 @@ class Sm90Rotator {
           KeySeries series;
           bool begins = true;
           do {
-            if (is_prepared) {
-              pass_keys();
-            } else {
-              rotate_keys(key, begins, series);
-              begins = !KeySeries::kGoesOn || !begins;  // anew in every other step
-            }
+            rotate_keys(key, begins, series);
+            begins = !KeySeries::kGoesOn || !begins;  // anew in every other step
             key += S::kTileKv;
           } while (key < context.tile.kv_end);
         }
@@ -138,6 +133,28 @@ class Sm90Rotator {
       __syncwarp();
       if (thread_ % 32 == 0) mbarrier_arrive(barrier(S::kContextEmpty, slot));
     }
+  }
+
+  /// The same where keys are prepared: their slots pass by. Keys are prepared for the next work
+  /// tile, since they are needed later than the queries of this one.
+  FLASHPLAN_DEVICE void run_prepared() {
+    const Sm90Preparer<S> preparer(p_, smem_, thread_ / 32, kThreads / 32);
+    int32_t num_prepared = 0;  // work tiles
+    for (int32_t i = 0;; ++i) {
+      const Sm90Context& context = preparer.wait_context(i);
+      if (context.is_end) break;
+      const int32_t heads_end = context.tile.kv_head + context.tile.num_kv_heads;
+#pragma unroll 1
+      for (int32_t head = context.tile.kv_head; head < heads_end; ++head) {
+        if (context.has_steps()) rotate_queries(context, head);
+#pragma unroll 1
+        for (; num_prepared <= i + 1; ++num_prepared) {
+          if (!preparer.prepare(num_prepared)) break;
+        }
+      }
+      preparer.release_context(i);
+    }
+    Sm90Prepared<S>::leave(p_);
   }
 
  private:
@@ -217,19 +234,14 @@ class Sm90Rotator {
     if (thread_ == 0) mbarrier_arrive(full);
   }
 
-  /// The keys of the next step are prepared: the producer announces them to the consumers.
-  FLASHPLAN_DEVICE void pass_keys() {
-    ++num_steps_;
-    follows_ = 1;
-  }
   /// Rotates the keys of the next step. Without `begins`, they are behind those of the last call.
   FLASHPLAN_DEVICE void rotate_keys(int32_t first_key, bool begins, KeySeries& series) {
+    const int32_t step = num_steps_++;
     // The keys of a step come before the values of the step before it, if there was one.
-    const int slot = (2 * num_steps_ - follows_) % S::kSlots;
-    pass_keys();
-    const uint32_t loaded = barrier(S::kKeyLoaded, num_rotated_ % S::kSlots);
-    const uint32_t parity = num_rotated_ / S::kSlots & 1;
-    ++num_rotated_;
+    const int slot = (2 * step - follows_) % S::kSlots;
+    follows_ = 1;
+    const uint32_t loaded = barrier(S::kKeyLoaded, step % S::kSlots);
+    const uint32_t parity = step / S::kSlots & 1;
     const uint32_t keys = base_ + S::kFirstSlot + slot * S::kSlotBytes;
     if constexpr (kByFours) {
 #pragma unroll 1
@@ -261,6 +273,7 @@ class Sm90Rotator {
     }
     wait_queries();
     for (int part = 1; is_shared && part < S::kQParts; ++part) {
+      wait_queries(part);
       if (thread_ == 0) mbarrier_arrive(barrier(S::kQFull, (place_ + part) % S::kQBarriers));
     }
     const uint32_t queries = base_ + S::query_offset(place_);
@@ -314,8 +327,9 @@ class Sm90Rotator {
     announce(barrier(S::kQFull, place_ % S::kQBarriers));
     place_ += is_shared ? S::kQParts : 1;
   }
-  FLASHPLAN_DEVICE void wait_queries() const {
-    mbarrier_wait(barrier(S::kQLoaded, place_ % S::kQBarriers), place_ / S::kQBarriers & 1);
+  FLASHPLAN_DEVICE void wait_queries(int part = 0) const {
+    const int32_t place = place_ + part;
+    mbarrier_wait(barrier(S::kQLoaded, place % S::kQBarriers), place / S::kQBarriers & 1);
   }
 
   const AttentionParams& p_;
@@ -323,9 +337,8 @@ class Sm90Rotator {
   const uint32_t base_;
   const int thread_;
   int32_t num_steps_ = 0;
-  int32_t num_rotated_ = 0;  // steps whose keys were not prepared
-  int32_t follows_ = 0;      // 1 if the step before is followed by its values
-  int32_t place_ = 0;        // of the queries, see S::query_offset()
+  int32_t follows_ = 0;  // 1 if the step before is followed by its values
+  int32_t place_ = 0;    // of the queries, see S::query_offset()
 };
 
 }  // namespace flashplan::device

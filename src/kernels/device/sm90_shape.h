@@ -55,6 +55,15 @@ struct Sm90Context {
 };
 static_assert(sizeof(Sm90Context) == 64);
 
+/// Whether whole chunks of 8 dims of a row are rotated, with all pairs of theirs.
+template <typename Variant>
+constexpr bool rotates_by_chunks() {
+  if constexpr (Variant::kRotates) {
+    return (Variant::kInterleaved ? Variant::kRotaryDim : Variant::kRotaryDim / 2) % 8 == 0;
+  }
+  return false;
+}
+
 /// `Choices`: Traits of shape.h.
 template <typename Choices>
 struct Sm90Shape : Choices {
@@ -65,10 +74,7 @@ struct Sm90Shape : Choices {
   static constexpr bool kRotates = Choices::Variant::kRotates;
   static constexpr bool kGathers = Choices::kGathers;
   static_assert(!(kRotates && kGathers));
-  static constexpr bool kHelps = kRotates || kGathers;  // a warpgroup helps the producer
-  // What is rotated or comes from small pages may be prepared.
-  static constexpr bool kTakesPrepared = kHelps;
-  static constexpr bool kTakesPreparedValues = kGathers;
+  static constexpr bool kHelps = kRotates || kGathers;   // a warpgroup helps the producer
   static_assert(!kHelps || Choices::kHeadDimVo <= 128);  // products of more take its registers
   static constexpr int kWarpgroups = Choices::kHeadDimVo <= 64 && !kHelps ? 3 : 2;
   static constexpr int kTileQ = 64 * kWarpgroups;
@@ -138,6 +144,13 @@ struct Sm90Shape : Choices {
   static constexpr int kKvWarps = kSlots > 3 ? 2 : 1;
   // Those that gather: the two of the producer, and a warpgroup of their own.
   static constexpr int kGatherWarps = 6;
+  // Keys that are rotated, and keys and values from small pages, may be prepared; see
+  // Sm90Preparer. One warp then has the keys alone.
+  static constexpr bool kTakesPreparedValues = kGathers;
+  static constexpr bool kTakesPrepared =
+      kGathers || (kKvWarps == 2 && rotates_by_chunks<typename Choices::Variant>());
+  // Those that prepare tiles, and the one that reads them.
+  static constexpr int kPreparedWarps = kGathers ? kGatherWarps : 4 + 1;
 
   // Offsets in shared memory: barriers and contexts, then tiles.
   static constexpr int kSlotFull = 0;
