@@ -16,7 +16,7 @@ namespace flashplan::device {
 /// Whether keys are prepared, as the first record of the queue says.
 template <typename S>
 FLASHPLAN_DEVICE bool has_prepared(const AttentionParams& p, const unsigned char* smem) {
-  if (!S::kTakesPrepared || p.prepared.states == nullptr) return false;
+  if (p.prepared.states == nullptr) return false;
   const uint32_t base = shared_address(smem);
   mbarrier_wait(base + S::kContextFull, 0);
   return static_cast<int32_t>(load_shared_4(base + S::kFirstPrepared)) >= 0;
@@ -99,11 +99,12 @@ __global__ void __launch_bounds__(Sm90Shape<Choices>::kThreads, 1)
     if constexpr (S::kRotates) {
       release_registers<S::kRotatorRegisters>();
       Sm90Rotator<S> rotator(p, smem);
-      if (has_prepared<S>(p, smem)) {
-        rotator.run_prepared();
-      } else {
-        rotator.run();
+      bool is_prepared = false;
+      if constexpr (S::kTakesPrepared) {
+        is_prepared = has_prepared<S>(p, smem);
+        if (is_prepared) rotator.run_prepared();
       }
+      if (!is_prepared) rotator.run();
     }
   } else {
     release_registers<S::kProducerRegisters>();

@@ -13,12 +13,16 @@ namespace flashplan::device {
 template <typename S>
 FLASHPLAN_DEVICE void run_sm90_producer(const AttentionParams& p, unsigned char* smem, int warp,
                                         uint32_t queue_word) {
-  // The third word of QueueStart is the first prepared tile of the first work tile.
-  const auto first_prepared = static_cast<int32_t>(__shfl_sync(0xffffffffU, queue_word, 2));
-  if (S::kTakesPrepared && warp == 0 && p.prepared.states != nullptr && first_prepared >= 0) {
-    Sm90PreparedLoader<S>(p, smem, warp).run(1);
-    Sm90Prepared<S>::leave(p);
-  } else if (warp < S::kKvWarps) {
+  if constexpr (S::kTakesPrepared) {
+    // The third word of QueueStart is the first prepared tile of the first work tile.
+    const auto first_prepared = static_cast<int32_t>(__shfl_sync(0xffffffffU, queue_word, 2));
+    if (warp == 0 && p.prepared.states != nullptr && first_prepared >= 0) {
+      Sm90PreparedLoader<S>(p, smem, warp).run(1);
+      Sm90Prepared<S>::leave(p);
+      return;
+    }
+  }
+  if (warp < S::kKvWarps) {
     Sm90KvLoader<S>(p, smem, warp).load_steps(queue_word);
   } else if (warp >= 2) {
     Sm90QueryLoader<S>(p, smem, warp).run(queue_word);
