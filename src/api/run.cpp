@@ -82,11 +82,15 @@ PreparedKv prepared_kv(const AttentionTensors& t, const Plan::Impl& plan, const 
   PreparedKv kv;
   if (with.layout.max_prepared_tiles == 0) return kv;
   const KernelGeometry& geometry = with.choice.kernel.geometry;
+  // A work tile that lies behind the real length of its row tile must read zeros as values, which
+  // prepared ones are not.
+  if (geometry.prepared_value_bytes > 0 && !t.kv_lens.empty()) return kv;
   auto* workspace = static_cast<unsigned char*>(t.workspace);
   kv.keys = workspace + with.layout.prepared_keys;
   if (geometry.prepared_value_bytes > 0) kv.values = workspace + with.layout.prepared_values;
   kv.num_kv_heads = plan.options.num_kv_heads;
-  kv.num_pages = static_cast<int32_t>(std::min<int64_t>(t.k.shape[0], INT32_MAX));
+  const int64_t num_pages = std::min(t.k.shape[0], t.v.shape[0]);
+  kv.num_pages = static_cast<int32_t>(std::min<int64_t>(num_pages, INT32_MAX));
   plan.device_schedule->place(&kv);
   return kv;
 }

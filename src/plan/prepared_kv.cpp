@@ -38,6 +38,8 @@ int32_t most_prepared_tiles(const AttentionOptions& options, const Kernel& kerne
   // Behind a window few row tiles read a key.
   if (bytes == 0 || options.window_left >= 0) return 0;
   if ((options.head_dim_qk | options.head_dim_vo) % kChunkDims != 0) return 0;
+  // Rows of values are copied like those of keys.
+  if (geometry.prepared_value_bytes > 0 && options.head_dim_qk != options.head_dim_vo) return 0;
   if (options.rope && !rotates_by_chunks(*options.rope, options.head_dim_qk)) return 0;
   const int64_t rows =
       int64_t{options.max_qo_tokens} * (options.num_qo_heads / options.num_kv_heads);
@@ -47,10 +49,10 @@ int32_t most_prepared_tiles(const AttentionOptions& options, const Kernel& kerne
   constexpr int64_t kEnoughBytes = int64_t{64} << 20;
   constexpr int64_t kMostBytes = int64_t{512} << 20;
   const int64_t of_queries = (options.max_qo_tokens - 1) / geometry.tile_kv + 1;
-  const int64_t wanted = std::max(std::min(of_queries, kMostBytes / bytes),
-                                  std::min(kKeysPerQuery * of_queries, kEnoughBytes / bytes));
   // The last tile of each request may be nearly empty.
-  return static_cast<int32_t>(wanted + std::min<int64_t>(options.max_batch_size, of_queries));
+  const int64_t all = of_queries + std::min<int64_t>(options.max_batch_size, of_queries);
+  return static_cast<int32_t>(std::max(std::min(all, kMostBytes / bytes),
+                                       std::min(kKeysPerQuery * of_queries, kEnoughBytes / bytes)));
 }
 
 int32_t choose_prepared_kv(const Batch& batch, const ScheduleShape& shape,

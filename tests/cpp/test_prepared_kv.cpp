@@ -152,13 +152,13 @@ TEST(room_for_prepared_tiles) {
   AttentionOptions o = llama_on_gpu();  // of 8 kv heads: a tile has 512 KB
   o.max_batch_size = 4;
   o.max_qo_tokens = 2000;  // 16 tiles
-  CHECK_EQ(most_prepared_tiles(o, kernel), 4 * 16 + 4);
+  CHECK_EQ(most_prepared_tiles(o, kernel), 4 * 16);
   o.max_qo_tokens = 8192;
-  CHECK_EQ(most_prepared_tiles(o, kernel), 128 + 4);  // 64 MB
+  CHECK_EQ(most_prepared_tiles(o, kernel), 128);  // 64 MB
   o.max_qo_tokens = 65536;
   CHECK_EQ(most_prepared_tiles(o, kernel), 512 + 4);
   o.max_qo_tokens = 1 << 20;
-  CHECK_EQ(most_prepared_tiles(o, kernel), 1024 + 4);  // 512 MB
+  CHECK_EQ(most_prepared_tiles(o, kernel), 1024);  // 512 MB
   o.max_qo_tokens = 511;
   CHECK_EQ(most_prepared_tiles(o, kernel), 0);  // fewer than 16 row tiles of 4 heads
   o.max_qo_tokens = 8192;
@@ -173,16 +173,18 @@ TEST(room_for_prepared_tiles) {
   o.head_dim_qk = 124;
   CHECK_EQ(most_prepared_tiles(o, kernel), 0);
   o.head_dim_qk = 120;
-  CHECK_EQ(most_prepared_tiles(o, kernel), 128 + 4);
+  CHECK_EQ(most_prepared_tiles(o, kernel), 0);  // values have other dims than keys
+  o.head_dim_vo = 120;
+  CHECK_EQ(most_prepared_tiles(o, kernel), 128);
   o.rope = Rope{};  // pairs of dims 60 apart
   CHECK_EQ(most_prepared_tiles(o, kernel), 0);
   o.rope->interleaved = true;
-  CHECK_EQ(most_prepared_tiles(o, kernel), 128 + 4);
+  CHECK_EQ(most_prepared_tiles(o, kernel), 128);
   o.rope->rotary_dim = 12;
   CHECK_EQ(most_prepared_tiles(o, kernel), 0);
   o.rope->interleaved = false;
   o.rope->rotary_dim = 16;
-  CHECK_EQ(most_prepared_tiles(o, kernel), 128 + 4);
+  CHECK_EQ(most_prepared_tiles(o, kernel), 128);
 }
 
 TEST(workspace_with_prepared_tiles) {
@@ -190,8 +192,8 @@ TEST(workspace_with_prepared_tiles) {
   AttentionOptions o = llama_on_gpu();
   o.max_batch_size = 4;
   const WorkspaceLayout all = layout_workspace(o, choice, std::nullopt);
-  CHECK_EQ(all.max_prepared_tiles, 128 + 4);
-  const size_t bytes = size_t{132} * 8 * 32768;
+  CHECK_EQ(all.max_prepared_tiles, 128);
+  const size_t bytes = size_t{128} * 8 * 32768;
   CHECK_EQ(all.prepared_values - all.prepared_keys, bytes);
   CHECK_EQ(all.total - all.prepared_values, bytes);
   // A limit is kept: prepared tiles are given up before partial slots.
@@ -199,7 +201,7 @@ TEST(workspace_with_prepared_tiles) {
     const WorkspaceLayout less = layout_workspace(o, choice, all.total - missing);
     CHECK(less.total <= all.total - missing);
     CHECK_EQ(less.max_partial_slots, all.max_partial_slots);
-    CHECK_EQ(less.max_prepared_tiles, 132 - static_cast<int32_t>((missing - 1) / (2 * 262144) + 1));
+    CHECK_EQ(less.max_prepared_tiles, 128 - static_cast<int32_t>((missing - 1) / (2 * 262144) + 1));
   }
   const WorkspaceLayout least = layout_workspace(o, choice, all.total - 2 * bytes - 1);
   CHECK_EQ(least.max_prepared_tiles, 0);
