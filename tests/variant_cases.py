@@ -121,7 +121,7 @@ VARIANTS = {
         },
         _slopes,
     ),
-    # Also linear in the key, but it falls as the key grows, and depends on the request.
+    # Linear in the key, too: it decreases as the key grows, and depends on the request.
     "linear": VariantCase(
         fp.Variant(
             "linear",

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Keys and values that are written to the workspace, in the layout of shared memory, by warps of
-// the attention kernel; see plan/prepared_kv.h.
+// Keys and values that the attention kernel writes to the workspace, so that it can copy them to
+// shared memory as they are. plan/prepared_kv.h says when.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,8 @@ namespace flashplan {
 /// Stands for the first prepared tile of a segment that has none.
 constexpr int32_t kNotPrepared = -1;
 
-/// How far a tile of one kv head is prepared, in parts of a fixed number of rows. Zero between
-/// runs.
+/// Counters for a tile of one kv head. A tile is prepared in parts, each with the same number of
+/// rows. All counters are zero between runs.
 struct alignas(16) PreparedState {
   int32_t claimed;  // parts that a warp prepares or has prepared; may exceed their number
   int32_t keys;     // parts of the keys that are ready
@@ -19,16 +19,17 @@ struct alignas(16) PreparedState {
   int32_t unused;
 };
 
-/// A tile has the keys of one step, and perhaps their values, of all kv heads.
+/// A tile has the keys of one step for all kv heads. Where values are prepared, too, it has a twin
+/// with the values of these keys.
 struct PreparedKv {
-  unsigned char* keys = nullptr;         // [tiles, num_kv_heads, key_bytes]
-  unsigned char* values = nullptr;       // [tiles, num_kv_heads, value_bytes]; null: keys alone
+  unsigned char* keys = nullptr;    // [tiles, num_kv_heads, KernelGeometry::prepared_key_bytes]
+  unsigned char* values = nullptr;  // the same for values; null: keys alone
   const int32_t* first_tiles = nullptr;  // [segments] the tile of its first keys, or kNotPrepared
   const int32_t* num_tiles = nullptr;    // [1] in use
   PreparedState* states = nullptr;       // [tiles, num_kv_heads]; null: nothing is prepared
   int32_t* num_left = nullptr;           // [1] warps that need no states any more; 0 between runs
   int32_t num_kv_heads = 0;
-  int32_t num_pages = 0;  // of the cache: page ids are moved into its range
+  int32_t num_pages = 0;  // of the cache; page ids outside of it are clamped
 };
 
 }  // namespace flashplan

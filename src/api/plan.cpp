@@ -233,7 +233,7 @@ void make_schedule(const Batch& batch, const ScheduleMemory& memory, Plan::Impl*
   make();
 }
 
-/// Chooses which keys of the batch are prepared for the kernel of its schedule.
+/// Decides whether the kernel that runs the batch prepares its keys, and where.
 void prepare_kv(const Batch& batch, const ScheduleMemory& memory, Plan::Impl* impl) {
   if (memory.prepared.first_tiles == nullptr) return;
   const PlanKernel& kernel = impl->kernel();

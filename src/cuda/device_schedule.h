@@ -56,7 +56,8 @@ class DeviceSchedule {
   /// The addresses of the schedule of a kernel on the device. They are the same for every batch, so
   /// that a captured launch serves every later plan.
   ScheduleParams schedule(int32_t kernel) const noexcept;
-  /// Sets the addresses of what `kv` says of the tiles.
+  /// Sets the pointers of `kv` to memory of this schedule: first_tiles, num_tiles, states,
+  /// num_left.
   void place(PreparedKv* kv) const noexcept;
 
  private:

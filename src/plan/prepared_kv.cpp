@@ -4,20 +4,13 @@
 #include <algorithm>
 #include <cstddef>
 
+#include "abi/rope_turns.h"
 #include "plan/division.h"
 #include "plan/kernel.h"
 #include "plan/schedule_shape.h"
 
 namespace flashplan {
 namespace {
-
-/// Keys are copied, and rotated, in chunks of so many dims.
-constexpr int32_t kChunkDims = 8;
-
-bool rotates_by_chunks(const Rope& rope, int32_t head_dim) {
-  const int32_t rotary_dim = rope.rotary_dim == 0 ? head_dim : rope.rotary_dim;
-  return (rope.interleaved ? rotary_dim : rotary_dim / 2) % kChunkDims == 0;
-}
 
 /// How many row tiles of a request read a key, at the mean over its keys.
 int64_t reads_of_key(const ScheduleShape& shape, int32_t qo_len, int32_t kv_len) {
@@ -37,10 +30,15 @@ int32_t most_prepared_tiles(const AttentionOptions& options, const Kernel& kerne
       (int64_t{geometry.prepared_key_bytes} + geometry.prepared_value_bytes) * options.num_kv_heads;
   // Behind a window few row tiles read a key.
   if (bytes == 0 || options.window_left >= 0) return 0;
+  constexpr int32_t kChunkDims = 8;  // keys are copied, and rotated, in such chunks
   if ((options.head_dim_qk | options.head_dim_vo) % kChunkDims != 0) return 0;
   // Rows of values are copied like those of keys.
   if (geometry.prepared_value_bytes > 0 && options.head_dim_qk != options.head_dim_vo) return 0;
-  if (options.rope && !rotates_by_chunks(*options.rope, options.head_dim_qk)) return 0;
+  if (options.rope) {
+    const int32_t rotary_dim =
+        options.rope->rotary_dim == 0 ? options.head_dim_qk : options.rope->rotary_dim;
+    if (!rotates_by_chunks(rotary_dim, options.rope->interleaved)) return 0;
+  }
   const int64_t rows =
       int64_t{options.max_qo_tokens} * (options.num_qo_heads / options.num_kv_heads);
   if (rows < int64_t{geometry.tile_q} * kernel.tuning.prepare_reads) return 0;

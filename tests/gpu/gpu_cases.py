@@ -97,8 +97,8 @@ LARGER += [
     )
 ]
 
-# Prompts whose keys many row tiles read, and other requests: on Hopper the keys of all of them are
-# prepared, and the values too where pages are small.
+# Batches with prompts whose keys many row tiles read. On Hopper the kernel prepares the keys of all
+# requests, and where pages are small also their values.
 PREPARED = [
     Case(qo, kv, num_qo_heads=16, num_kv_heads=2, **options)
     for qo, kv in (

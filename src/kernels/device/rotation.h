@@ -55,6 +55,21 @@ FLASHPLAN_DEVICE void rotate_words(uint32_t& a, uint32_t& b, float2 of_low, floa
   b = Element<kDType>::pack(y.x, y.y);
 }
 
+/// Rotates a chunk of 8 dims, 4 pairs of neighbours. `cos_sin(i)`: of pair i.
+template <DType kDType, typename CosSin>
+FLASHPLAN_DEVICE void rotate_chunk(uint4& a, const CosSin& cos_sin) {
+  a = {rotated_pair<kDType>(a.x, cos_sin(0)), rotated_pair<kDType>(a.y, cos_sin(1)),
+       rotated_pair<kDType>(a.z, cos_sin(2)), rotated_pair<kDType>(a.w, cos_sin(3))};
+}
+/// Rotates two chunks, one of each half of the dims, that are 8 pairs.
+template <DType kDType, typename CosSin>
+FLASHPLAN_DEVICE void rotate_chunks_of_halves(uint4& a, uint4& b, const CosSin& cos_sin) {
+  rotate_words<kDType>(a.x, b.x, cos_sin(0), cos_sin(1));
+  rotate_words<kDType>(a.y, b.y, cos_sin(2), cos_sin(3));
+  rotate_words<kDType>(a.z, b.z, cos_sin(4), cos_sin(5));
+  rotate_words<kDType>(a.w, b.w, cos_sin(6), cos_sin(7));
+}
+
 /// Rotates `num_rows` rows of 16-bit elements, from `first_row` of the tile on, by kThreads
 /// threads, of which this is number `thread`. Tile::offset(row, chunk) is where 8 dims of a row
 /// are. `position(row)` is that of a row of the tile. `hook(x, row, dim)` is called for each
@@ -67,7 +82,7 @@ struct RowRotation {
   static constexpr bool kInterleaved = Variant::kInterleaved;
   /// Whether a thread can take whole chunks of 8 dims, with all pairs of theirs.
   static constexpr bool kByChunks =
-      !kHasHook && (kInterleaved ? Variant::kRotaryDim : kPairs) % 8 == 0;
+      !kHasHook && rotates_by_chunks(Variant::kRotaryDim, kInterleaved);
 
   template <typename Position, typename Hook>
   static FLASHPLAN_DEVICE void rotate_rows(uint32_t tile, int first_row, int num_rows, int thread,
@@ -100,15 +115,11 @@ struct RowRotation {
       const uint32_t first = tile + Tile::offset(row, item);
       uint4 a = load_shared_16(first);
       if constexpr (kInterleaved) {
-        a = {rotated_pair<kDType>(a.x, cos_sin(0)), rotated_pair<kDType>(a.y, cos_sin(1)),
-             rotated_pair<kDType>(a.z, cos_sin(2)), rotated_pair<kDType>(a.w, cos_sin(3))};
+        rotate_chunk<kDType>(a, cos_sin);
       } else {
         const uint32_t second = tile + Tile::offset(row, item + kItems);
         uint4 b = load_shared_16(second);
-        rotate_words<kDType>(a.x, b.x, cos_sin(0), cos_sin(1));
-        rotate_words<kDType>(a.y, b.y, cos_sin(2), cos_sin(3));
-        rotate_words<kDType>(a.z, b.z, cos_sin(4), cos_sin(5));
-        rotate_words<kDType>(a.w, b.w, cos_sin(6), cos_sin(7));
+        rotate_chunks_of_halves<kDType>(a, b, cos_sin);
         store_shared_16(second, b);
       }
       store_shared_16(first, a);

@@ -13,7 +13,7 @@
 
 namespace flashplan::device {
 
-/// Whether keys are prepared, as the first record of the queue says.
+/// Whether this run prepares keys. It waits for the first record of the queue, which says so.
 template <typename S>
 FLASHPLAN_DEVICE bool has_prepared(const AttentionParams& p, const unsigned char* smem) {
   if (p.prepared.states == nullptr) return false;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Prepared keys and values (abi/prepared_kv.h) of the sm90 family: the warps that write them to the
-// workspace, and the warp that copies them to shared memory when they are ready.
+// How the sm90 family prepares keys and values (abi/prepared_kv.h): some warps write them to the
+// workspace, and another warp copies them from there to shared memory when they are ready.
 #pragma once
 
 #include "kernels/device/rotation.h"
@@ -229,17 +229,13 @@ class Sm90Preparer : Sm90ProducerWarp<S> {
         a = load_chunk(from, item);
         if (!kInterleaved) b = load_chunk(from, item + kItems);
       }
-      const auto turn = [&](int pair) {
+      const auto cos_sin = [&](int pair) {
         return rotor(angle_of(Variant::turns(item * kPairs + pair), first_key + r), Variant::kGain);
       };
       if constexpr (kInterleaved) {
-        a = {rotated_pair<S::kKv>(a.x, turn(0)), rotated_pair<S::kKv>(a.y, turn(1)),
-             rotated_pair<S::kKv>(a.z, turn(2)), rotated_pair<S::kKv>(a.w, turn(3))};
+        rotate_chunk<S::kKv>(a, cos_sin);
       } else {
-        rotate_words<S::kKv>(a.x, b.x, turn(0), turn(1));
-        rotate_words<S::kKv>(a.y, b.y, turn(2), turn(3));
-        rotate_words<S::kKv>(a.z, b.z, turn(4), turn(5));
-        rotate_words<S::kKv>(a.w, b.w, turn(6), turn(7));
+        rotate_chunks_of_halves<S::kKv>(a, b, cos_sin);
         store(r, item + kItems, b);
       }
       store(r, item, a);
@@ -340,11 +336,19 @@ class Sm90PreparedLoader : Sm90ProducerWarp<S> {
   using Base::base_;
   using Base::first_prepared;
   using Base::lane_;
-  using Base::load_prepared;
   using Base::p_;
   using Base::release_context;
   using Base::wait_context;
 
+  /// Copies one head of a tile to a slot. One thread calls it, for all that `full` expects.
+  FLASHPLAN_DEVICE void copy(bool is_key, uint32_t to, uint32_t full, int32_t tile,
+                             int32_t head) const {
+    const PreparedKv& kv = p_.prepared;
+    const unsigned char* tiles = is_key ? kv.keys : kv.values;
+    const int bytes = is_key ? S::kKeyBytes : S::kValueBytes;
+    mbarrier_arrive_expect(full, bytes, num_arrivals_);
+    bulk_load(to, tiles + (int64_t{tile} * kv.num_kv_heads + head) * bytes, bytes, full);
+  }
   FLASHPLAN_DEVICE void load_values(int32_t tile, int32_t head) {
     if constexpr (S::kTakesPreparedValues) {
       load(values_, false, tile, head);
@@ -361,8 +365,8 @@ class Sm90PreparedLoader : Sm90ProducerWarp<S> {
     ready.wait(p_, tile, head);
     mbarrier_wait(barrier(S::kSlotEmpty, slot_), parity_);
     if (lane_ == 0) {
-      load_prepared(is_key, base_ + S::kFirstSlot + slot_ * S::kSlotBytes,
-                    barrier(S::kSlotFull, slot_), num_arrivals_, tile, head);
+      copy(is_key, base_ + S::kFirstSlot + slot_ * S::kSlotBytes, barrier(S::kSlotFull, slot_),
+           tile, head);
     }
     advance();
   }

@@ -14,7 +14,8 @@ template <typename S>
 FLASHPLAN_DEVICE void run_sm90_producer(const AttentionParams& p, unsigned char* smem, int warp,
                                         uint32_t queue_word) {
   if constexpr (S::kTakesPrepared) {
-    // The third word of QueueStart is the first prepared tile of the first work tile.
+    // The third word of QueueStart is the first prepared tile of the first work tile. It is here
+    // before the record that has_prepared() waits for, and first keys should not wait.
     const auto first_prepared = static_cast<int32_t>(__shfl_sync(0xffffffffU, queue_word, 2));
     if (warp == 0 && p.prepared.states != nullptr && first_prepared >= 0) {
       Sm90PreparedLoader<S>(p, smem, warp).run(1);

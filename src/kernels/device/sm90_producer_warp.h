@@ -30,9 +30,9 @@ class Sm90ProducerWarp {
     mbarrier_wait(barrier(S::kContextFull, slot), i / S::kContexts & 1);
     return reinterpret_cast<const Sm90Context*>(smem_ + S::kContext)[slot];
   }
-  /// The first prepared tile of the segment of context `i`, which is there, or kNotPrepared.
+  /// The prepared tile where the keys of the segment of context `i` begin. The context has arrived,
+  /// and keys are prepared.
   FLASHPLAN_DEVICE int32_t first_prepared(int32_t i) const {
-    if constexpr (!S::kTakesPrepared) return kNotPrepared;
     return static_cast<int32_t>(load_shared_4(base_ + S::kFirstPrepared + i % S::kContexts * 4));
   }
   FLASHPLAN_DEVICE void release_context(int32_t i) const {
@@ -46,17 +46,6 @@ class Sm90ProducerWarp {
     fence_async_proxy();
     __syncwarp();
     if (lane_ == 0) mbarrier_arrive(full);
-  }
-
-  /// Copies one head of a prepared tile, of keys or of values, to a slot. One thread calls it, for
-  /// all `count` that `full` expects.
-  FLASHPLAN_DEVICE void load_prepared(bool is_key, uint32_t to, uint32_t full, int count,
-                                      int32_t tile, int32_t head) const {
-    const PreparedKv& kv = p_.prepared;
-    const unsigned char* tiles = is_key ? kv.keys : kv.values;
-    const int bytes = is_key ? S::kKeyBytes : S::kValueBytes;
-    mbarrier_arrive_expect(full, bytes, count);
-    bulk_load(to, tiles + (int64_t{tile} * kv.num_kv_heads + head) * bytes, bytes, full);
   }
 
   /// Copies up to 32 rows of `num_blocks` blocks of 64 dims; lane r gives the address of row r in

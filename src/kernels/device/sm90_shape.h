@@ -55,11 +55,11 @@ struct Sm90Context {
 };
 static_assert(sizeof(Sm90Context) == 64);
 
-/// Whether whole chunks of 8 dims of a row are rotated, with all pairs of theirs.
+/// Whether a variant rotates keys, by chunks of 8 dims.
 template <typename Variant>
-constexpr bool rotates_by_chunks() {
+constexpr bool rotates_keys_by_chunks() {
   if constexpr (Variant::kRotates) {
-    return (Variant::kInterleaved ? Variant::kRotaryDim : Variant::kRotaryDim / 2) % 8 == 0;
+    return rotates_by_chunks(Variant::kRotaryDim, Variant::kInterleaved);
   }
   return false;
 }
@@ -148,7 +148,7 @@ struct Sm90Shape : Choices {
   // Sm90Preparer. One warp then has the keys alone.
   static constexpr bool kTakesPreparedValues = kGathers;
   static constexpr bool kTakesPrepared =
-      kGathers || (kKvWarps == 2 && rotates_by_chunks<typename Choices::Variant>());
+      kGathers || (kKvWarps == 2 && rotates_keys_by_chunks<typename Choices::Variant>());
   // Those that prepare tiles, and the one that reads them.
   static constexpr int kPreparedWarps = kGathers ? kGatherWarps : 4 + 1;
 
