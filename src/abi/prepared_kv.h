@@ -13,8 +13,10 @@ constexpr int32_t kNotPrepared = -1;
 /// Counters for a tile of one kv head. A tile is prepared in parts, each with the same number of
 /// rows. All counters are zero between runs.
 struct alignas(16) PreparedState {
-  int32_t claimed;  // parts that a warp prepares or has prepared; may exceed their number
-  int32_t keys;     // parts of the keys that are ready
+  // In the state of a segment's first tile: how many parts of all its tiles, from the first key on,
+  // a warp prepares or has prepared. May exceed their number.
+  int32_t claimed;
+  int32_t keys;  // parts of the keys that are ready
   int32_t values;
   int32_t unused;
 };

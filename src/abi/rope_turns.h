@@ -8,12 +8,6 @@ namespace flashplan {
 
 constexpr int32_t kMaxRotaryDim = 512;
 
-/// Whether rows can be rotated in chunks of 8 dims: each chunk, or two of them, has whole pairs.
-constexpr bool rotates_by_chunks(int32_t rotary_dim, bool interleaved) {
-  constexpr int32_t kChunkDims = 8;
-  return (interleaved ? rotary_dim : rotary_dim / 2) % kChunkDims == 0;
-}
-
 struct RopeTurns {
   bool interleaved = false;
   int32_t rotary_dim = 0;

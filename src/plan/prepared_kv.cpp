@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cstddef>
 
-#include "abi/rope_turns.h"
 #include "plan/division.h"
 #include "plan/kernel.h"
 #include "plan/schedule_shape.h"
@@ -30,21 +29,12 @@ int32_t most_prepared_tiles(const AttentionOptions& options, const Kernel& kerne
       (int64_t{geometry.prepared_key_bytes} + geometry.prepared_value_bytes) * options.num_kv_heads;
   // Behind a window few row tiles read a key.
   if (bytes == 0 || options.window_left >= 0) return 0;
-  constexpr int32_t kChunkDims = 8;  // keys are copied, and rotated, in such chunks
-  if ((options.head_dim_qk | options.head_dim_vo) % kChunkDims != 0) return 0;
-  // Rows of values are copied like those of keys.
-  if (geometry.prepared_value_bytes > 0 && options.head_dim_qk != options.head_dim_vo) return 0;
-  if (options.rope) {
-    const int32_t rotary_dim =
-        options.rope->rotary_dim == 0 ? options.head_dim_qk : options.rope->rotary_dim;
-    if (!rotates_by_chunks(rotary_dim, options.rope->interleaved)) return 0;
-  }
   const int64_t rows =
       int64_t{options.max_qo_tokens} * (options.num_qo_heads / options.num_kv_heads);
   if (rows < int64_t{geometry.tile_q} * kernel.tuning.prepare_reads) return 0;
   // There is room for as many keys as there are queries, and for more keys before these.
-  constexpr int64_t kKeysPerQuery = 4;
-  constexpr int64_t kEnoughBytes = int64_t{64} << 20;
+  constexpr int64_t kKeysPerQuery = 16;
+  constexpr int64_t kEnoughBytes = int64_t{128} << 20;
   constexpr int64_t kMostBytes = int64_t{512} << 20;
   const int64_t of_queries = (options.max_qo_tokens - 1) / geometry.tile_kv + 1;
   // The last tile of each request may be nearly empty.
@@ -57,6 +47,7 @@ int32_t choose_prepared_kv(const Batch& batch, const ScheduleShape& shape,
                            std::span<const Segment> segments, int32_t max_tiles,
                            const PreparedTiles& tiles) noexcept {
   const auto num_requests = static_cast<std::size_t>(batch.batch_size);
+  const int64_t most_reads = int64_t{shape.prepare_reads} * 3 / 2;
   int64_t num_tiles = 0;
   int64_t num_reads = 0;  // of tiles
   for (int32_t r = 0; r < batch.batch_size; ++r) {
@@ -66,7 +57,7 @@ int32_t choose_prepared_kv(const Batch& batch, const ScheduleShape& shape,
     if (qo_len == 0 || kv_len == 0) continue;
     const int32_t own_tiles = ceil_divide(kv_len, shape.tile_kv);
     num_tiles += own_tiles;
-    num_reads += own_tiles * reads_of_key(shape, qo_len, kv_len);
+    num_reads += own_tiles * std::min(reads_of_key(shape, qo_len, kv_len), most_reads);
     if (num_tiles > max_tiles) break;
   }
   const bool has_prefixes = segments.size() > num_requests;

@@ -27,7 +27,10 @@ int32_t most_prepared_tiles(const AttentionOptions& options, const Kernel& kerne
 
 /// Decides whether the keys of `batch` are prepared, and writes where in up to `max_tiles` tiles
 /// those of each request begin. All requests are prepared or none: the warps that load keys then
-/// have one task. `segments`: those of the schedule. Returns the number of tiles; 0: none.
+/// have one task. They are if ScheduleShape::prepare_reads row tiles read a key, at the mean. No
+/// key counts with more than 3/2 of that, since long requests do not make up for short ones, which
+/// have few steps to wait in. `segments`: those of the schedule. Returns the number of tiles; 0:
+/// none.
 int32_t choose_prepared_kv(const Batch& batch, const ScheduleShape& shape,
                            std::span<const Segment> segments, int32_t max_tiles,
                            const PreparedTiles& tiles) noexcept;

@@ -81,7 +81,7 @@ struct ScheduleShape {
   /// > 0: a queue may exceed its share by 1 / uncut_part before a row tile of such a request is
   /// cut, because pieces of row tiles do not read the same keys at the same time.
   int32_t uncut_part = 0;
-  /// Keys are prepared if so many row tiles read each of them, at the mean; see plan/prepared_kv.h.
+  /// Keys are prepared if about so many row tiles read each of them; see choose_prepared_kv().
   int32_t prepare_reads = 0;
   CostModel cost;
 

@@ -64,7 +64,7 @@ KernelTuning sm90_tuning(int32_t tile_kv, bool gathers) noexcept {
                    .error_part = 6},
           .item_steps = (gathers ? 16 : 8) * 128 / tile_kv,
           .uncut_part = 16,
-          .prepare_reads = 12,
+          .prepare_reads = gathers ? 8 : 4,
           .chunk_kv = 0};
 }
 

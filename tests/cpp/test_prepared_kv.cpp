@@ -81,16 +81,16 @@ TEST(keys_that_many_row_tiles_read) {
 }
 
 TEST(all_requests_or_none) {
-  // 64 reads of each of 32 tiles, and 1 of each of 32 others.
-  Prepared batch({4096, 1}, {4096, 4096});
-  CHECK_EQ(batch.choose(shape_of(32)), 64);
+  // 15 reads of each of 32 tiles. The 64 of each of 32 others count with 3/2 of prepare_reads.
+  Prepared batch({512, 4096}, {4096, 4096});
+  CHECK_EQ(batch.choose(shape_of(30)), 64);
   CHECK_EQ(batch.first_tiles[0], 0);
   CHECK_EQ(batch.first_tiles[1], 32);
-  CHECK_EQ(batch.choose(shape_of(33)), 0);
+  CHECK_EQ(batch.choose(shape_of(31)), 0);
   // Only as far as there is room.
-  CHECK_EQ(batch.choose(shape_of(32), 64), 64);
-  CHECK_EQ(batch.choose(shape_of(32), 63), 0);
-  CHECK_EQ(batch.choose(shape_of(32), 0), 0);
+  CHECK_EQ(batch.choose(shape_of(30), 64), 64);
+  CHECK_EQ(batch.choose(shape_of(30), 63), 0);
+  CHECK_EQ(batch.choose(shape_of(30), 0), 0);
 }
 
 TEST(requests_without_queries_or_keys) {
@@ -151,10 +151,10 @@ TEST(room_for_prepared_tiles) {
   const Kernel kernel = choice_for_prepared().kernel;
   AttentionOptions o = llama_on_gpu();  // of 8 kv heads: a tile has 512 KB
   o.max_batch_size = 4;
-  o.max_qo_tokens = 2000;  // 16 tiles
-  CHECK_EQ(most_prepared_tiles(o, kernel), 4 * 16);
+  o.max_qo_tokens = 1000;  // 8 tiles
+  CHECK_EQ(most_prepared_tiles(o, kernel), 16 * 8);
   o.max_qo_tokens = 8192;
-  CHECK_EQ(most_prepared_tiles(o, kernel), 128);  // 64 MB
+  CHECK_EQ(most_prepared_tiles(o, kernel), 256);  // 128 MB
   o.max_qo_tokens = 65536;
   CHECK_EQ(most_prepared_tiles(o, kernel), 512 + 4);
   o.max_qo_tokens = 1 << 20;
@@ -166,25 +166,6 @@ TEST(room_for_prepared_tiles) {
   CHECK_EQ(most_prepared_tiles(o, kernel), 0);
   o.window_left = -1;
   CHECK_EQ(most_prepared_tiles(o, fake_kernel("other", {90, 'a'})), 0);
-  // Keys are copied and rotated in chunks of 8 dims.
-  o.head_dim_vo = 124;
-  CHECK_EQ(most_prepared_tiles(o, kernel), 0);
-  o.head_dim_vo = 128;
-  o.head_dim_qk = 124;
-  CHECK_EQ(most_prepared_tiles(o, kernel), 0);
-  o.head_dim_qk = 120;
-  CHECK_EQ(most_prepared_tiles(o, kernel), 0);  // values have other dims than keys
-  o.head_dim_vo = 120;
-  CHECK_EQ(most_prepared_tiles(o, kernel), 128);
-  o.rope = Rope{};  // pairs of dims 60 apart
-  CHECK_EQ(most_prepared_tiles(o, kernel), 0);
-  o.rope->interleaved = true;
-  CHECK_EQ(most_prepared_tiles(o, kernel), 128);
-  o.rope->rotary_dim = 12;
-  CHECK_EQ(most_prepared_tiles(o, kernel), 0);
-  o.rope->interleaved = false;
-  o.rope->rotary_dim = 16;
-  CHECK_EQ(most_prepared_tiles(o, kernel), 128);
 }
 
 TEST(workspace_with_prepared_tiles) {
@@ -192,8 +173,8 @@ TEST(workspace_with_prepared_tiles) {
   AttentionOptions o = llama_on_gpu();
   o.max_batch_size = 4;
   const WorkspaceLayout all = layout_workspace(o, choice, std::nullopt);
-  CHECK_EQ(all.max_prepared_tiles, 128);
-  const size_t bytes = size_t{128} * 8 * 32768;
+  CHECK_EQ(all.max_prepared_tiles, 256);
+  const size_t bytes = size_t{256} * 8 * 32768;
   CHECK_EQ(all.prepared_values - all.prepared_keys, bytes);
   CHECK_EQ(all.total - all.prepared_values, bytes);
   // A limit is kept: prepared tiles are given up before partial slots.
@@ -201,7 +182,7 @@ TEST(workspace_with_prepared_tiles) {
     const WorkspaceLayout less = layout_workspace(o, choice, all.total - missing);
     CHECK(less.total <= all.total - missing);
     CHECK_EQ(less.max_partial_slots, all.max_partial_slots);
-    CHECK_EQ(less.max_prepared_tiles, 128 - static_cast<int32_t>((missing - 1) / (2 * 262144) + 1));
+    CHECK_EQ(less.max_prepared_tiles, 256 - static_cast<int32_t>((missing - 1) / (2 * 262144) + 1));
   }
   const WorkspaceLayout least = layout_workspace(o, choice, all.total - 2 * bytes - 1);
   CHECK_EQ(least.max_prepared_tiles, 0);

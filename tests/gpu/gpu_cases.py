@@ -117,6 +117,11 @@ PREPARED = [
         {"head_dim": 64, "page_size": 5, "kv_layout": "HND", "causal": False, "num_ctas": 7},
         {"head_dim": 72, "page_size": 1, "special": (("k", float("nan")), ("v", float("inf")))},
         {"head_dim": 128, "page_size": 2, "custom_mask": "random"},
+        {"head_dim": (96, 128), "page_size": 1},
+        {"head_dim": (128, 64), "page_size": 4, "csr": True},
+        # Pairs 36 dims apart; few pairs, which are rotated one by one.
+        {"head_dim": 72, "rope": "plain"},
+        {"head_dim": 128, "rope": "partial interleaved"},
     )
 ]
 # Their real lengths leave few or no keys, within and at the edge of a tile.

@@ -13,11 +13,11 @@ pytestmark = pytest.mark.gpu
 
 NAN = float("nan")
 HEADS = {"num_qo_heads": 16, "num_kv_heads": 2, "head_dim": 128}
-MAX_BATCH, MAX_TOKENS, MAX_KEYS = 4, 1900, 4000
+MAX_BATCH, MAX_TOKENS, MAX_KEYS = 4, 2100, 4000
 OPTIONS = {"gather": {"page_size": 1}, "rope": {"page_size": 16, "rope": fp.Rope()}}
 # (queries, keys) of each request.
 PROMPTS = ((800, 2000), (800, 1500))
-OTHER_PROMPTS = ((1, 1500), (1700, 1700), (100, 3000))
+OTHER_PROMPTS = ((1, 1500), (1700, 1700), (300, 3000))
 DECODES = ((1, 4000), (1, 3), (1, 700), (1, 90))
 SHORT = ((3, 9), (20, 400), (1, 2500))
 BATCHES = [PROMPTS, SHORT, OTHER_PROMPTS, DECODES, (), PROMPTS, DECODES, OTHER_PROMPTS, SHORT]

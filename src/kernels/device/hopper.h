@@ -36,8 +36,19 @@ FLASHPLAN_DEVICE void mbarrier_arrive_expect(uint32_t barrier, uint32_t bytes, i
 FLASHPLAN_DEVICE void mbarrier_arrive_after_copies(uint32_t barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];\n" ::"r"(barrier) : "memory");
 }
-/// Returns whether the phase of this parity is complete. It may first suspend the thread until the
-/// phase completes, or until a time limit that the hardware sets.
+/// Returns whether the phase of this parity is complete.
+FLASHPLAN_DEVICE bool mbarrier_test(uint32_t barrier, uint32_t parity) {
+  uint32_t done;
+  asm volatile(
+      "{\n.reg .pred done;\n"
+      "mbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2;\nselp.u32 %0, 1, 0, done;\n}\n"
+      : "=r"(done)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return done != 0;
+}
+/// The same. It may first suspend the thread until the phase completes, or until a time limit that
+/// the hardware sets.
 FLASHPLAN_DEVICE bool mbarrier_try_wait(uint32_t barrier, uint32_t parity) {
   uint32_t done;
   asm volatile(
@@ -80,6 +91,13 @@ FLASHPLAN_DEVICE void bulk_load(uint32_t to, const void* from, uint32_t bytes, u
       "l"(from), "r"(bytes), "r"(barrier)
       : "memory");
 }
+/// The reverse, from shared to global memory. See tma_store_commit(), tma_store_wait_read() and
+/// bulk_store_wait().
+FLASHPLAN_DEVICE void bulk_store(void* to, uint32_t from, uint32_t bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\n" ::"l"(to), "r"(from),
+               "r"(bytes)
+               : "memory");
+}
 /// Starts the copy of one box of a three-dimensional tensor map to shared memory; its bytes count
 /// for `barrier`. Elements outside of the tensor arrive as zeros.
 FLASHPLAN_DEVICE void tma_load_3d(uint32_t to, const void* tensor_map, uint32_t barrier, int c0,
@@ -112,9 +130,13 @@ FLASHPLAN_DEVICE void tma_store_3d(const void* tensor_map, uint32_t from, int c0
 FLASHPLAN_DEVICE void tma_store_commit() {
   asm volatile("cp.async.bulk.commit_group;\n" ::: "memory");
 }
-/// Waits until all boxes of this thread have been read from shared memory.
+/// Waits until all boxes, and bulk copies, of this thread have been read from shared memory.
 FLASHPLAN_DEVICE void tma_store_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read 0;\n" ::: "memory");
+}
+/// Waits until all bulk copies that this thread started from shared memory have been written.
+FLASHPLAN_DEVICE void bulk_store_wait() {
+  asm volatile("cp.async.bulk.wait_group 0;\n" ::: "memory");
 }
 FLASHPLAN_DEVICE void tma_prefetch_map(const void* tensor_map) {
   asm volatile("prefetch.tensormap [%0];\n" ::"l"(tensor_map) : "memory");

@@ -81,8 +81,7 @@ struct RowRotation {
   static constexpr int kPairs = Variant::kRotaryDim / 2;
   static constexpr bool kInterleaved = Variant::kInterleaved;
   /// Whether a thread can take whole chunks of 8 dims, with all pairs of theirs.
-  static constexpr bool kByChunks =
-      !kHasHook && rotates_by_chunks(Variant::kRotaryDim, kInterleaved);
+  static constexpr bool kByChunks = !kHasHook && (kInterleaved ? 2 * kPairs : kPairs) % 8 == 0;
 
   template <typename Position, typename Hook>
   static FLASHPLAN_DEVICE void rotate_rows(uint32_t tile, int first_row, int num_rows, int thread,

@@ -2,7 +2,7 @@
 // The attention kernel of the sm90 family: one producer warpgroup loads queries, keys and values
 // into shared memory, two or three consumer warpgroups compute. Where queries and keys are rotated,
 // another warpgroup does it in between. Where pages are too small for boxes, another warpgroup
-// helps the producer to copy their rows.
+// helps the producer to copy their rows. These warpgroups also prepare keys that many tiles read.
 #pragma once
 
 #include "kernels/device/sm90_consumer.h"
@@ -13,27 +13,22 @@
 
 namespace flashplan::device {
 
-/// Whether this run prepares keys. It waits for the first record of the queue, which says so.
-template <typename S>
-FLASHPLAN_DEVICE bool has_prepared(const AttentionParams& p, const unsigned char* smem) {
-  if (p.prepared.states == nullptr) return false;
-  const uint32_t base = shared_address(smem);
-  mbarrier_wait(base + S::kContextFull, 0);
-  return static_cast<int32_t>(load_shared_4(base + S::kFirstPrepared)) >= 0;
-}
-
-/// Runs warp `warp` of those that gather. If keys are prepared, one of them copies the tiles to
-/// shared memory, and the others prepare them.
+/// Runs warp `warp` of those that gather. If keys and values are prepared, the first warps prepare
+/// them, and the last two copy them to shared memory.
 template <typename S>
 FLASHPLAN_DEVICE void run_sm90_gatherer(const AttentionParams& p, unsigned char* smem, int warp) {
-  if (!has_prepared<S>(p, smem)) {
+  constexpr int kArrivals = S::kGatherWarps * 32;
+  static_assert(S::kGatherWarps == S::kPreparingWarps + 2);
+  if (!Sm90Prepared<S>::is_in_use(p, smem)) {
     Sm90Gatherer<S>(p, smem, warp).run();
     return;
   }
-  if (warp == 0) {
-    Sm90PreparedLoader<S>(p, smem, warp).run(S::kGatherWarps * 32);
+  if (warp < S::kPreparingWarps) {
+    Sm90Preparer<S>(p, smem, warp).run();
+  } else if (warp == S::kPreparingWarps) {
+    Sm90PreparedLoader<S, true>(p, smem, warp).run(kArrivals);
   } else {
-    Sm90Preparer<S>(p, smem, warp - 1, S::kGatherWarps - 1).run();
+    Sm90PreparedLoader<S, false>(p, smem, warp).run(kArrivals);
   }
   Sm90Prepared<S>::leave(p);
 }
@@ -101,7 +96,7 @@ __global__ void __launch_bounds__(Sm90Shape<Choices>::kThreads, 1)
       Sm90Rotator<S> rotator(p, smem);
       bool is_prepared = false;
       if constexpr (S::kTakesPrepared) {
-        is_prepared = has_prepared<S>(p, smem);
+        is_prepared = Sm90Prepared<S>::is_in_use(p, smem);
         if (is_prepared) rotator.run_prepared();
       }
       if (!is_prepared) rotator.run();

@@ -4,7 +4,9 @@
 
 #include "kernels/device/sm90_epilogue.h"
 #include "kernels/device/sm90_query_transform.h"
+#include "kernels/device/sm90_slot_ring.h"
 #include "kernels/device/sm90_softmax_of.h"
+#include "kernels/device/sm90_warp_logits.h"
 
 namespace flashplan::device {
 
@@ -22,7 +24,8 @@ class Sm90Consumer {
         smem_(smem),
         base_(shared_address(smem)),
         warpgroup_(warpgroup),
-        thread_(static_cast<int>(threadIdx.x) % 128) {}
+        thread_(static_cast<int>(threadIdx.x) % 128),
+        ring_(p, smem) {}
 
   FLASHPLAN_DEVICE void run() {
     if (warpgroup_ + 1 == S::kWarpgroups) barrier_arrive_if(true, S::kTurnBarrier, 2 * 128);
@@ -53,7 +56,6 @@ class Sm90Consumer {
   }
 
  private:
-  static constexpr int kKeyTiles = S::kTileKv / 8;
   static constexpr int kDimTiles = S::kHeadDimVo / 8;
   using Variant = typename S::Variant;
   using Softmax = Sm90SoftmaxOf<S>;
@@ -116,9 +118,6 @@ class Sm90Consumer {
   FLASHPLAN_DEVICE uint32_t q_address(uint32_t place, bool is_shared) const {
     return base_ + S::query_offset(place) + first_row(is_shared) * 128;
   }
-  FLASHPLAN_DEVICE uint32_t slot_address(int slot) const {
-    return base_ + S::kFirstSlot + slot * S::kSlotBytes;
-  }
   FLASHPLAN_DEVICE Sm90Epilogue<S> epilogue(int first_row) const {
     return {p_, base_, warpgroup_, first_row, thread_};
   }
@@ -133,46 +132,18 @@ class Sm90Consumer {
     barrier_arrive_if(in_turns, S::kTurnBarrier + next, 2 * 128);
   }
 
-  /// The mbarrier phase that completes when the next slot of the ring is full.
-  FLASHPLAN_DEVICE MbarrierPhase next_slot_full() const {
-    return {barrier(S::kSlotFull, slot_), slot_parity_};
-  }
-  /// Returns the number of the next slot, and advances to the slot after it if `takes` is true. It
-  /// does not wait until the slot is full. It has no branch, so that the compiler keeps the number
-  /// in a uniform register.
-  FLASHPLAN_DEVICE int take_slot(bool takes) {
-    const int slot = slot_;
-    const int next = slot + static_cast<int>(takes);
-    const bool wraps = next == S::kSlots;
-    slot_ = wraps ? 0 : next;
-    slot_parity_ ^= static_cast<uint32_t>(wraps);
-    return slot;
-  }
-  FLASHPLAN_DEVICE void wait_full(MbarrierPhase full) const {
-    mbarrier_wait(full.barrier, full.parity);
-    if constexpr (S::kGathers) fence_async_proxy();
-  }
-  FLASHPLAN_DEVICE void wait_full(MbarrierPhase a, MbarrierPhase b) const {
-    mbarrier_wait(a, b);
-    if constexpr (S::kGathers) fence_async_proxy();
-  }
-  /// The next slot of the ring, once it is full.
-  FLASHPLAN_DEVICE int next_slot() {
-    wait_full(next_slot_full());
-    return take_slot(true);
-  }
   /// Skips the keys or values of another warpgroup's tile. It waits for them, because a warp that
   /// falls two phases behind could not tell them apart by parity. And every warpgroup frees every
   /// slot, so that slots are freed in their order: each of the two warps that fill them sees only
   /// every other round of a slot, and would take one round for another.
-  FLASHPLAN_DEVICE void pass_slot() { release(S::kSlotEmpty, next_slot()); }
+  FLASHPLAN_DEVICE void pass_slot() { release(S::kSlotEmpty, ring_.next()); }
 
   FLASHPLAN_DEVICE void multiply_keys(int slot, bool is_shared) {
     wgmma_fence();
     // Computed here: held meanwhile, it would take a register that kernels of 256 dims lack.
     const int address = opaque(static_cast<int>(q_address(q_, is_shared)));
     const WgmmaOperand q = S::Query::by_dims(static_cast<uint32_t>(address));
-    const WgmmaOperand k = S::Key::by_dims(slot_address(slot));
+    const WgmmaOperand k = S::Key::by_dims(ring_.address(slot));
 #pragma unroll
     for (int i = 0; i < S::kHeadDimQk / 16; ++i) {
       if (i == 0 && !Softmax::kStartsLogits) {
@@ -186,7 +157,7 @@ class Sm90Consumer {
   }
   FLASHPLAN_DEVICE void multiply_values(int slot) {
     wgmma_fence();
-    const WgmmaOperand v = S::Value::by_rows(slot_address(slot));
+    const WgmmaOperand v = S::Value::by_rows(ring_.address(slot));
 #pragma unroll
     for (int i = 0; i < S::kTileKv / 16; ++i) {
       ByRows::by_rows(o_, weights_[i], v + S::Value::step_of_rows(i), true);
@@ -210,10 +181,10 @@ class Sm90Consumer {
     if (shared) skip_query_parts();
     // In the ring, the slot with the first keys of `unit` comes before that with the last values of
     // `last`.
-    const MbarrierPhase k_full = next_slot_full();
-    int k_slot = take_slot(has_keys);
-    const MbarrierPhase v_full = next_slot_full();
-    const int v_slot = take_slot(has_last);
+    const MbarrierPhase k_full = ring_.next_full();
+    int k_slot = ring_.take(has_keys);
+    const MbarrierPhase v_full = ring_.next_full();
+    const int v_slot = ring_.take(has_last);
     if constexpr (Softmax::kStartsLogits) {
       if (has_keys) {
         softmax_.read_bias(p_, variant_of(unit), context_of(unit), unit.head, first_row(shared),
@@ -221,7 +192,7 @@ class Sm90Consumer {
         softmax_.start(thread_);
       }
     }
-    if (has_last) wait_full(v_full);
+    if (has_last) ring_.wait(v_full);
     const Sm90Context& context = context_of(unit);
     Visible visible;
     Scales scales;  // of `last`
@@ -238,7 +209,7 @@ class Sm90Consumer {
     };
     const auto multiply_first_keys = [&] {
       if (has_keys) {
-        wait_full(k_full, query_part_full());
+        ring_.wait(k_full, query_part_full());
         transform_queries(unit, shared);
       }
       multiply_keys(k_slot, shared);
@@ -296,10 +267,10 @@ class Sm90Consumer {
     for (key += S::kTileKv; key < end; key += S::kTileKv) {
       // Before this warpgroup's turn, since its products wait for it.
       if constexpr (Softmax::kStartsLogits) softmax_.start(thread_);
-      k_slot = next_slot();
+      k_slot = ring_.next();
       wait_turn(shared);
       multiply_keys(k_slot, shared);
-      const int v_slot = next_slot();
+      const int v_slot = ring_.next();
       multiply_values(v_slot);
       end_turn(shared);
       if constexpr (Softmax::kStartsLogits) softmax_.prepare_step(variant, visible, key, false);
@@ -369,33 +340,12 @@ class Sm90Consumer {
                                    float (&shrink)[2]) {
     if (!visible.has_rows) return false;
     return softmax_.weigh_step(p_, variant, context_of(unit), visible, first_row(is_shared),
-                               thread_, key, is_first, shrink,
-                               [&] { multiply_keys_again(k_slot, is_shared); });
-  }
-
-  /// Computes the logits of this warp's rows once more, by mma.sync: wgmma takes a whole warpgroup.
-  FLASHPLAN_DEVICE void multiply_keys_again(int slot, bool is_shared) {
-    const int lane = opaque(thread_) % 32;
-    const uint32_t q = q_address(q_, is_shared) + (opaque(thread_) / 32 * 16 + lane % 16) * 128;
-    const uint32_t k = slot_address(slot) + lane / 16 * S::Key::kGroupBytes + lane % 8 * 128;
-    softmax_.start(thread_);
-#pragma unroll 1
-    for (int step = 0; step < S::kHeadDimQk / 16; ++step) {
-      uint32_t a[4];
-      const int chunk = step % 4 * 2;
-      ldmatrix(a, q + step / 4 * S::Query::kBlockBytes + (((chunk + lane / 16) ^ lane) % 8 << 4));
-#pragma unroll
-      for (int n = 0; n < kKeyTiles; n += 2) {
-        uint32_t b[4];
-        ldmatrix(b, k + n * S::Key::kGroupBytes + step / 4 * S::Key::kBlockBytes +
-                        (((chunk + lane / 8 % 2) ^ lane) % 8 << 4));
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          float (&d)[4] = reinterpret_cast<float (&)[4]>(softmax_.logits[4 * (n + i)]);
-          Element<S::kQ>::mma(d, a, b[2 * i], b[2 * i + 1]);
-        }
-      }
-    }
+                               thread_, key, is_first, shrink, [&] {
+                                 softmax_.start(thread_);
+                                 add_logits_of_warp<S>(q_address(q_, is_shared),
+                                                       ring_.address(k_slot), opaque(thread_),
+                                                       softmax_.logits);
+                               });
   }
 
   /// Packs the weights into operands of the products with values.
@@ -430,8 +380,7 @@ class Sm90Consumer {
   Softmax softmax_;
   float o_[S::kHeadDimVo / 2] = {};
   uint32_t weights_[S::kTileKv / 16][4] = {};
-  int slot_ = 0;
-  uint32_t slot_parity_ = 0;
+  Sm90SlotRing<S> ring_;
   uint32_t q_ = 0;           // place of the queries of this unit, see S::query_offset()
   uint32_t last_q_ = 0;      // of the unit before
   bool begins_tile_ = true;  // whether this unit is the first of a tile

@@ -7,7 +7,8 @@
 
 namespace flashplan::device {
 
-template <typename S>
+/// `kNumSlots`: of the ring.
+template <typename S, int kNumSlots>
 class Sm90KvLoader : Sm90ProducerWarp<S> {
   using Base = Sm90ProducerWarp<S>;
 
@@ -171,8 +172,8 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
 
   /// Fills a slot with keys or values. `position` counts the slots filled since the queue began.
   FLASHPLAN_DEVICE void load(bool is_key, int32_t position, const Step& step, int32_t page_id) {
-    const int slot = position % S::kSlots;
-    mbarrier_wait(barrier(S::kSlotEmpty, slot), (position / S::kSlots & 1) ^ 1);
+    const int slot = position % kNumSlots;
+    mbarrier_wait(barrier(S::kSlotEmpty, slot), (position / kNumSlots & 1) ^ 1);
     const uint32_t to = base_ + S::kFirstSlot + slot * S::kSlotBytes;
     uint32_t full = barrier(S::kSlotFull, slot);
     // The rotator gets keys first. `position` is twice the number of their step, or 1 less.

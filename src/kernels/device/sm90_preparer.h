@@ -1,381 +1,260 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the sm90 family prepares keys and values (abi/prepared_kv.h): some warps write them to the
-// workspace, and another warp copies them from there to shared memory when they are ready.
+// How the sm90 family prepares keys and values (abi/prepared_kv.h): warps gather them, rotate them,
+// and store them in the workspace, from where Sm90PreparedLoader copies them when they are ready.
 #pragma once
 
-#include "kernels/device/rotation.h"
+#include "kernels/device/rotation_series.h"
+#include "kernels/device/sm90_prepared.h"
 #include "kernels/device/sm90_producer_warp.h"
 
 namespace flashplan::device {
 
-/// What the warps that prepare tiles share with those that read them.
-template <typename S>
-struct Sm90Prepared {
-  static constexpr int kPartRows = 32;
-  static constexpr int kPartsOfKeys = S::kTileKv / kPartRows;
-  /// Parts of a tile of one kv head, those of the keys first. Each is prepared by one warp.
-  static constexpr int kParts = S::kTakesPreparedValues ? 2 * kPartsOfKeys : kPartsOfKeys;
-
-  static FLASHPLAN_DEVICE PreparedState* state(const AttentionParams& p, int32_t tile,
-                                               int32_t head) {
-    return p.prepared.states + int64_t{tile} * p.prepared.num_kv_heads + head;
-  }
-  /// A warp of those that prepare or read tiles calls it when it needs no states any more. The last
-  /// one of all CTAs sets the states to zero for the next run.
-  static FLASHPLAN_DEVICE void leave(const AttentionParams& p) {
-    const int32_t num_states = *p.prepared.num_tiles * p.prepared.num_kv_heads;
-    if (num_states == 0) return;
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    int32_t before = 0;
-    __syncwarp();
-    if (lane == 0) before = arrive(p.prepared.num_left);
-    before = __shfl_sync(0xffffffffU, before, 0);
-    if (before + 1 != S::kPreparedWarps * static_cast<int32_t>(gridDim.x)) return;
-#pragma unroll 1
-    for (int32_t i = lane; i < num_states; i += 32) p.prepared.states[i] = {};
-    if (lane == 0) *p.prepared.num_left = 0;
-  }
-};
-
-/// The prepared tiles that a work tile reads. One that has no keys, because its request is shorter
-/// than planned, reads a tile of zeros.
-template <typename S>
-struct Sm90PreparedRange {
-  int32_t begin;  // numbers in the segment
-  int32_t end;
-
-  FLASHPLAN_DEVICE explicit Sm90PreparedRange(const WorkTile& tile)
-      : begin(tile.kv_begin / S::kTileKv),
-        end(max((tile.kv_end + S::kTileKv - 1) / S::kTileKv, begin + 1)) {}
-};
-
 /// Prepares the tiles of segments, together with the warps of other CTAs that have work tiles of
-/// the same segments: a warp claims the next part of a tile that no other has claimed.
+/// the same segments. A counter for each kv head of a segment says how many parts of its tiles are
+/// claimed, from the first key on. A warp claims the next part until all that its work tile reads
+/// are claimed. It gathers the rows of a part in shared memory, rotates them there if the plan
+/// rotates, and one bulk copy stores them.
 template <typename S>
 class Sm90Preparer : Sm90ProducerWarp<S> {
   using Base = Sm90ProducerWarp<S>;
   using Prepared = Sm90Prepared<S>;
 
  public:
-  /// `warp`: its number among the `num_warps` of the CTA that prepare.
-  FLASHPLAN_DEVICE Sm90Preparer(const AttentionParams& p, unsigned char* smem, int warp,
-                                int num_warps)
-      : Base(p, smem, warp), num_warps_(num_warps) {}
+  using Base::Base;
 
   /// Prepares for all work tiles of the queue, ahead of the warps that read them.
-  FLASHPLAN_DEVICE void run() const {
-    for (int32_t i = 0; prepare(i); ++i) release_context(i);
-  }
-  /// Prepares for work tile number `i` of the queue. False: there is none.
-  FLASHPLAN_DEVICE bool prepare(int32_t i) const {
-    const Sm90Context& context = wait_context(i);
-    if (context.is_end) return false;
-    if (context.has_steps()) prepare(context, first_prepared(i));
-    return true;
+  FLASHPLAN_DEVICE void run() { prepare_before(INT32_MAX); }
+
+  /// Prepares for the work tiles before number `end` of the queue, if there are so many. Returns
+  /// when each part of what they read is prepared, or claimed by another warp.
+  FLASHPLAN_DEVICE void prepare_before(int32_t end) {
+    int32_t stored = kNoPart;  // on its way to the workspace
+    bool stored_key = true;    // or its values
+#pragma unroll 1
+    for (;;) {
+      Part part;
+      // Others wait for a part, so it is announced before this warp waits to find another one.
+      if (!find_part(end, stored == kNoPart, part)) {
+        if (stored == kNoPart) return;
+        announce(stored, stored_key);
+        stored = kNoPart;
+        continue;
+      }
+#pragma unroll 1
+      for (int kind = 0; kind < (S::kTakesPreparedValues ? 2 : 1); ++kind) {
+        const bool is_key = kind == 0;
+        request(part, is_key);
+        if (stored != kNoPart) announce(stored, stored_key);
+        store(part, is_key);
+        stored = part.number;
+        stored_key = is_key;
+      }
+    }
   }
 
   using Base::release_context;
   using Base::wait_context;
 
  private:
+  using Base::base_;
+  using Base::copy_rows;
   using Base::first_prepared;
+  using Base::has_context;
   using Base::lane_;
   using Base::p_;
   using Base::warp_;
 
-  /// Returns when each part of the work tile's keys is prepared, or some warp is about to do it.
-  /// `first_tile`: that of its segment.
-  FLASHPLAN_DEVICE void prepare(const Sm90Context& context, int32_t first_tile) const {
-    const Sm90PreparedRange<S> range(context.tile);
-    const int32_t heads_end = context.tile.kv_head + context.tile.num_kv_heads;
-    // CTAs whose work tiles read the same keys begin with different ones.
-    const auto place = static_cast<uint32_t>(context.tile.row_tile * num_warps_ + warp_) /
-                       static_cast<uint32_t>(Prepared::kParts);
+  static constexpr int32_t kNoHead = -1;
+  static constexpr int32_t kNoPart = -1;
+
+  /// A part of a tile. Lane r has its r-th row.
+  struct Part {
+    int32_t number = 0;  // among the parts of all tiles and kv heads
+    int32_t first_key = 0;
+    int32_t num_valid = 0;  // rows that are keys of the segment; the others become zeros
+    int32_t head = 0;
+    int32_t page = 0;  // of this lane's row, if there are pages
+    int32_t row = 0;   // this lane's, in its page
+  };
+
+  /// Finds the next part to prepare, and requests the page ids of its rows. False: there is none
+  /// or, unless `waits`, it takes another claim, or a record that has not arrived, to find it.
+  FLASHPLAN_DEVICE bool find_part(int32_t end, bool waits, Part& part) {
 #pragma unroll 1
-    for (int32_t head = context.tile.kv_head; head < heads_end; ++head) {
-#pragma unroll 1
-      for (int32_t first = range.begin; first < range.end; first += 32) {
-        const int32_t count = min(range.end - first, 32);
-        auto i = static_cast<int32_t>(place % static_cast<uint32_t>(count));
-        do {
-          while (claim_and_prepare(context.segment, first_tile, first + i, head)) {
-          }
-          i = free_tile(first_tile + first, count, i, head);
-        } while (i >= 0);
-      }
-    }
-  }
-
-  /// The number of a tile of which parts are free, among `count` from `first` on; from number
-  /// `from` on if there is one. -1: there is none.
-  FLASHPLAN_DEVICE int32_t free_tile(int32_t first, int32_t count, int32_t from,
-                                     int32_t head) const {
-    const PreparedState* const own = Prepared::state(p_, first + lane_, head);
-    const bool is_free = lane_ < count && load_relaxed(&own->claimed) < Prepared::kParts;
-    const uint32_t free_tiles = __ballot_sync(0xffffffffU, is_free);
-    const uint32_t behind = free_tiles >> from << from;
-    return __ffs(static_cast<int>(behind != 0 ? behind : free_tiles)) - 1;
-  }
-  /// Claims and prepares a part of a tile, step number `step` of its segment. Returns whether there
-  /// was a free one.
-  FLASHPLAN_DEVICE bool claim_and_prepare(const Segment& segment, int32_t first_tile, int32_t step,
-                                          int32_t head) const {
-    PreparedState* const state = Prepared::state(p_, first_tile + step, head);
-    int32_t part = 0;
-    if (lane_ == 0) part = atomicAdd(&state->claimed, 1);
-    part = __shfl_sync(0xffffffffU, part, 0);
-    if (part >= Prepared::kParts) return false;
-    const bool is_key = part < Prepared::kPartsOfKeys;
-    prepare_part(segment, first_tile, step, head, is_key,
-                 part % Prepared::kPartsOfKeys * Prepared::kPartRows);
-    // Other CTAs read it by bulk copies.
-    fence_async_proxy_of_all_memory();
-    __syncwarp();
-    if (lane_ == 0) add_release(is_key ? &state->keys : &state->values, 1);
-    return true;
-  }
-  FLASHPLAN_DEVICE void prepare_part(const Segment& segment, int32_t first_tile, int32_t step,
-                                     int32_t head, bool is_key, int first_row) const {
-    const KvView& view = is_key ? p_.tensors.k : p_.tensors.v;
-    const int32_t first_key = step * S::kTileKv + first_row;
-    const int32_t num_keys = segment.position + segment.qo_len;
-    const int bytes = is_key ? S::kKeyBytes : S::kValueBytes;
-    unsigned char* const tile =
-        (is_key ? p_.prepared.keys : p_.prepared.values) +
-        (int64_t{first_tile + step} * p_.prepared.num_kv_heads + head) * bytes;
-    const int32_t key = max(min(first_key + lane_, num_keys - 1), 0);
-    const unsigned char* row = nullptr;
-    if (first_key < num_keys) {
-      row = row_of(view, segment.kv_row, key, head);
-      // All rows are requested before the first one is waited for.
-#pragma unroll
-      for (int line = 0; line < S::Key::kBlocks; ++line) prefetch_l2(row + line * 128);
-    }
-    if constexpr (S::kRotates) {
-      copy_rotated_rows(tile, first_row, row, num_keys - first_key, first_key);
-    } else {
-      copy_rows(tile, first_row, row, num_keys - first_key);
-    }
-  }
-
-  FLASHPLAN_DEVICE const unsigned char* row_of(const KvView& view, int32_t kv_row, int32_t key,
-                                               int32_t head) const {
-    const PageTable& pages = p_.tensors.pages;
-    int64_t page = 0;
-    int64_t in_page = int64_t{kv_row} + key;
-    if (pages.ids != nullptr) {
-      const auto number =
-          static_cast<int32_t>(quotient(static_cast<uint32_t>(key), pages.page_size));
-      page = max(min(page_ids(pages, kv_row)[number], p_.prepared.num_pages - 1), 0);
-      in_page = key - number * pages.page_size.value;
-    }
-    return static_cast<const unsigned char*>(view.data) +
-           2 * (page * view.page_stride + in_page * view.token_stride + head * view.head_stride);
-  }
-
-  /// Chunk `chunk` of 8 dims of a row.
-  FLASHPLAN_DEVICE uint4 load_chunk(const unsigned char* row, int chunk) const {
-    if (p_.tensors.vectorized) return __ldcs(reinterpret_cast<const uint4*>(row) + chunk);
-    const auto* const from = reinterpret_cast<const uint16_t*>(row) + chunk * 8;
-    const auto pair = [from](int i) { return from[2 * i] | uint32_t{from[2 * i + 1]} << 16; };
-    return {pair(0), pair(1), pair(2), pair(3)};
-  }
-  /// Copies 32 rows to rows [first_row, first_row + 32) of a tile; lane r has the address of the
-  /// r-th one. Rows from `num_valid` on become zeros, and so do dims past the last one.
-  FLASHPLAN_DEVICE void copy_rows(unsigned char* tile, int first_row, const unsigned char* row,
-                                  int num_valid) const {
-    static_assert(S::kHeadDimQk == S::kHeadDimVo);
-    constexpr int kLanesPerRow = S::Key::kBlocks * 8;
-    constexpr int kRowsAtOnce = 32 / kLanesPerRow;
-    constexpr int kLoadsAtOnce = 4;
-    const int chunk = lane_ % kLanesPerRow;
-    const int valid = chunk * 8 < p_.tensors.head_dim_qk ? num_valid : 0;
-#pragma unroll 1
-    for (int first = lane_ / kLanesPerRow; first < 32; first += kLoadsAtOnce * kRowsAtOnce) {
-      uint4 words[kLoadsAtOnce];
-#pragma unroll
-      for (int i = 0; i < kLoadsAtOnce; ++i) {
-        const int r = first + i * kRowsAtOnce;
-        const unsigned char* const from = shuffled_pointer(row, r);
-        words[i] = r < valid ? load_chunk(from, chunk) : uint4{};
-      }
-#pragma unroll
-      for (int i = 0; i < kLoadsAtOnce; ++i) {
-        const int r = first_row + first + i * kRowsAtOnce;
-        *reinterpret_cast<uint4*>(tile + S::Key::offset(r, chunk)) = words[i];
-      }
-    }
-  }
-
-  /// The same for keys, rotated. `first_key`: the position of the first row.
-  FLASHPLAN_DEVICE void copy_rotated_rows(unsigned char* tile, int first_row,
-                                          const unsigned char* row, int num_valid,
-                                          int32_t first_key) const {
-    using Variant = typename S::Variant;
-    constexpr bool kInterleaved = Variant::kInterleaved;
-    constexpr int kPairs = kInterleaved ? 4 : 8;  // of an item: a chunk, or one of each half
-    constexpr int kItems = Variant::kRotaryDim / 2 / kPairs;
-    const auto store = [&](int r, int chunk, uint4 words) {
-      *reinterpret_cast<uint4*>(tile + S::Key::offset(first_row + r, chunk)) = words;
-    };
-#pragma unroll 2
-    for (int i = lane_; i < 32 * kItems; i += 32) {
-      const int r = i / kItems;
-      const int item = i % kItems;
-      const unsigned char* const from = shuffled_pointer(row, r);
-      uint4 a = {};
-      uint4 b = {};
-      if (r < num_valid) {
-        a = load_chunk(from, item);
-        if (!kInterleaved) b = load_chunk(from, item + kItems);
-      }
-      const auto cos_sin = [&](int pair) {
-        return rotor(angle_of(Variant::turns(item * kPairs + pair), first_key + r), Variant::kGain);
-      };
-      if constexpr (kInterleaved) {
-        rotate_chunk<S::kKv>(a, cos_sin);
+    while (head_ != kNoHead || begin_tile(end, waits)) {
+      const Sm90Context& context = wait_context(i_);
+      const int32_t claimed = __shfl_sync(0xffffffffU, claimed_, 0);
+      const int32_t num_keys = context.segment.position + context.segment.qo_len;
+      const int32_t num_tiles = max((num_keys + S::kTileKv - 1) / S::kTileKv, 1);
+      const bool exists = claimed < num_tiles * Prepared::kParts;
+      if (exists) part = requested_part(context.segment, num_keys, claimed);
+      if (claimed + 1 < Sm90PreparedRange<S>(context.tile).end * Prepared::kParts) {
+        claim();
+      } else if (++head_ < context.tile.kv_head + context.tile.num_kv_heads) {
+        claim();
       } else {
-        rotate_chunks_of_halves<S::kKv>(a, b, cos_sin);
-        store(r, item + kItems, b);
+        head_ = kNoHead;
+        finish_tile();
+        begin_tile(end, false);
       }
-      store(r, item, a);
+      if (exists || !waits) return exists;
     }
-    constexpr int kFirstOther = Variant::kRotaryDim / 8;
-    constexpr int kOthers = S::Key::kBlocks * 8 - kFirstOther;
-    constexpr int kDivisor = kOthers > 0 ? kOthers : 1;
-#pragma unroll 2
-    for (int i = lane_; i < 32 * kOthers; i += 32) {
-      const int r = i / kDivisor;
-      const int chunk = kFirstOther + i % kDivisor;
-      const unsigned char* const from = shuffled_pointer(row, r);
-      const bool exists = r < num_valid && chunk * 8 < p_.tensors.head_dim_qk;
-      store(r, chunk, exists ? load_chunk(from, chunk) : uint4{});
-    }
+    return false;
   }
-
-  const int num_warps_;
-};
-
-/// Which tiles of a kv head are ready, as a warp knows that copies their keys, or their values, to
-/// shared memory.
-template <typename S, bool kIsKey>
-class Sm90ReadyTiles {
- public:
-  /// Waits until a tile is ready. It looks at 32 tiles at once, because a look takes nearly as long
-  /// as a step of the consumers.
-  FLASHPLAN_DEVICE void wait(const AttentionParams& p, int32_t tile, int32_t head) {
-    const auto distance = static_cast<uint32_t>(tile - first_);
-    const bool is_known = head == head_ && distance < 32 && (ready_ >> distance & 1) != 0;
-    if (is_known) return;
-    ready_ = wait_for_first(p, tile, head);
-    first_ = tile;
-    head_ = head;
-  }
-
- private:
-  /// Returns which of 32 tiles are ready, when the first of them is.
-  static __device__ __noinline__ uint32_t wait_for_first(const AttentionParams& p, int32_t tile,
-                                                         int32_t head) {
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    const PreparedState* state = Sm90Prepared<S>::state(p, tile + lane, head);
-    uint32_t ready = 0;
-    while ((ready & 1) == 0) {
-      const int32_t parts = load_acquire(kIsKey ? &state->keys : &state->values);
-      ready = __ballot_sync(0xffffffffU, parts == Sm90Prepared<S>::kPartsOfKeys);
-    }
-    __syncwarp();
-    fence_async_proxy_of_all_memory();
-    return ready;
-  }
-
-  int32_t first_ = 0;  // of the 32 tiles
-  int32_t head_ = -1;
-  uint32_t ready_ = 0;
-};
-
-/// Copies prepared keys to shared memory, and their values if these are prepared, too.
-template <typename S>
-class Sm90PreparedLoader : Sm90ProducerWarp<S> {
-  using Base = Sm90ProducerWarp<S>;
-
- public:
-  using Base::Base;
-
-  /// Fills slots in the order in which the consumers use them: the keys of a step, then the values
-  /// of the step before it. `num_arrivals`: those that a slot's barrier expects.
-  FLASHPLAN_DEVICE void run(int num_arrivals) {
-    num_arrivals_ = num_arrivals;
-    int32_t last_tile = kNotPrepared;  // its keys are requested, its values are not
-    int32_t last_head = 0;
-    for (int32_t i = 0;; ++i) {
-      const Sm90Context& context = wait_context(i);
+  /// Claims a first part of the next work tile. False: as of find_part().
+  FLASHPLAN_DEVICE bool begin_tile(int32_t end, bool waits) {
+#pragma unroll 1
+    while (i_ < end && (waits || has_context(i_))) {
+      const Sm90Context& context = wait_context(i_);
+      if (context.is_end) return false;
       if (context.has_steps()) {
-        const Sm90PreparedRange<S> range(context.tile);
-        const int32_t first_tile = first_prepared(i);
-        const int32_t heads_end = context.tile.kv_head + context.tile.num_kv_heads;
-        for (int32_t head = context.tile.kv_head; head < heads_end; ++head) {
-          for (int32_t step = range.begin; step < range.end; ++step) {
-            load(keys_, true, first_tile + step, head);
-            if (last_tile != kNotPrepared) load_values(last_tile, last_head);
-            last_tile = first_tile + step;
-            last_head = head;
-          }
-        }
-      } else if (last_tile != kNotPrepared) {
-        // Before a tile without steps, and before the end, the consumers finish the tile before it.
-        load_values(last_tile, last_head);
-        last_tile = kNotPrepared;
+        head_ = context.tile.kv_head;
+        claim();
+        return true;
       }
-      if (context.is_end) return;
-      release_context(i);
+      finish_tile();
     }
+    return false;
   }
-
- private:
-  using Base::barrier;
-  using Base::base_;
-  using Base::first_prepared;
-  using Base::lane_;
-  using Base::p_;
-  using Base::release_context;
-  using Base::wait_context;
-
-  /// Copies one head of a tile to a slot. One thread calls it, for all that `full` expects.
-  FLASHPLAN_DEVICE void copy(bool is_key, uint32_t to, uint32_t full, int32_t tile,
-                             int32_t head) const {
-    const PreparedKv& kv = p_.prepared;
-    const unsigned char* tiles = is_key ? kv.keys : kv.values;
-    const int bytes = is_key ? S::kKeyBytes : S::kValueBytes;
-    mbarrier_arrive_expect(full, bytes, num_arrivals_);
-    bulk_load(to, tiles + (int64_t{tile} * kv.num_kv_heads + head) * bytes, bytes, full);
+  FLASHPLAN_DEVICE void finish_tile() {
+    if constexpr (!S::kRotates) release_context(i_);  // the rotator needs it for queries
+    ++i_;
   }
-  FLASHPLAN_DEVICE void load_values(int32_t tile, int32_t head) {
-    if constexpr (S::kTakesPreparedValues) {
-      load(values_, false, tile, head);
-    } else {
-      advance();  // another warp loads them
-    }
-  }
-  FLASHPLAN_DEVICE void advance() {
-    parity_ ^= static_cast<uint32_t>((slot_ + 1) / S::kSlots);
-    slot_ = (slot_ + 1) % S::kSlots;
-  }
-  template <typename ReadyTiles>
-  FLASHPLAN_DEVICE void load(ReadyTiles& ready, bool is_key, int32_t tile, int32_t head) {
-    ready.wait(p_, tile, head);
-    mbarrier_wait(barrier(S::kSlotEmpty, slot_), parity_);
+  /// Requests the number of the next part, of the kv head and the work tile that it has come to.
+  FLASHPLAN_DEVICE void claim() {
     if (lane_ == 0) {
-      copy(is_key, base_ + S::kFirstSlot + slot_ * S::kSlotBytes, barrier(S::kSlotFull, slot_),
-           tile, head);
+      claimed_ = atomicAdd(&Prepared::state(p_, first_prepared(i_), head_)->claimed, 1);
     }
-    advance();
   }
 
-  Sm90ReadyTiles<S, true> keys_;
-  Sm90ReadyTiles<S, false> values_;
-  int num_arrivals_ = 0;
-  int slot_ = 0;         // the next one
-  uint32_t parity_ = 1;  // of the phase in which it was freed
+  /// Part number `number` of the kv head. The page ids of its rows are on their way.
+  FLASHPLAN_DEVICE Part requested_part(const Segment& segment, int32_t num_keys,
+                                       int32_t number) const {
+    const PageTable& pages = p_.tensors.pages;
+    const int32_t tile = first_prepared(i_) + number / Prepared::kParts;
+    Part part;
+    part.number =
+        (tile * p_.prepared.num_kv_heads + head_) * Prepared::kParts + number % Prepared::kParts;
+    part.first_key = number * S::kPartRows;
+    part.num_valid = num_keys - part.first_key;
+    part.head = head_;
+    if (part.num_valid <= 0) return part;
+    const int32_t key = min(part.first_key + lane_, num_keys - 1);
+    part.row = segment.kv_row + key;
+    if (pages.ids != nullptr) {
+      const auto page = static_cast<int32_t>(quotient(static_cast<uint32_t>(key), pages.page_size));
+      part.row = key - page * pages.page_size.value;
+      asm volatile("ld.global.b32 %0, [%1];\n"
+                   : "=r"(part.page)
+                   : "l"(page_ids(pages, segment.kv_row) + page));
+    }
+    return part;
+  }
+  /// Requests the keys or values of a part. They are put where the last ones were, so these must
+  /// have been read.
+  FLASHPLAN_DEVICE void request(const Part& part, bool is_key) const {
+    const KvView& rows = is_key ? p_.tensors.k : p_.tensors.v;
+    const int head_dim = is_key ? p_.tensors.head_dim_qk : p_.tensors.head_dim_vo;
+    const int64_t page = max(min(part.page, p_.prepared.num_pages - 1), 0);
+    const unsigned char* const row =
+        static_cast<const unsigned char*>(rows.data) +
+        2 * (page * rows.page_stride + part.row * rows.token_stride + part.head * rows.head_stride);
+    if (lane_ == 0) tma_store_wait_read();
+    __syncwarp();
+    if (!p_.tensors.vectorized) {
+      copy_rows(stage(), S::Key::kGroupBytes, S::Key::kBlockBytes, row, S::kPartRows,
+                part.num_valid, S::Key::kBlocks, head_dim);
+      return;
+    }
+    const int lane = opaque(lane_);  // what follows from it would take registers meanwhile
+    const int chunk = lane % 8;
+#pragma unroll
+    for (int first = 0; first < S::kPartRows; first += 4) {
+      const int r = first + lane / 8;
+      const unsigned char* const from = shuffled_pointer(row, r) + chunk * 16;
+#pragma unroll
+      for (int block = 0; block < S::Key::kBlocks; ++block) {
+        const bool exists = r < part.num_valid && block * 64 + chunk * 8 < head_dim;
+        cp_async_16_padded(stage() + S::Key::offset(r, block * 8 + chunk), from + block * 128,
+                           exists ? 16 : 0);
+      }
+    }
+  }
+  /// Starts to store them in the workspace, once they are here.
+  FLASHPLAN_DEVICE void store(const Part& part, bool is_key) const {
+    if constexpr (S::kRotates) {
+      rotate(part.first_key);
+    } else {
+      wait_rows();
+    }
+    fence_async_proxy();
+    __syncwarp();
+    if (lane_ != 0) return;
+    unsigned char* const parts = is_key ? p_.prepared.keys : p_.prepared.values;
+    bulk_store(parts + int64_t{part.number} * S::kPartBytes, stage(), S::kPartBytes);
+    tma_store_commit();
+  }
+  /// Tells those who wait for its tile that a part is prepared, once it is stored.
+  FLASHPLAN_DEVICE void announce(int32_t part, bool is_key) const {
+    if (lane_ != 0) return;
+    bulk_store_wait();
+    PreparedState& state = p_.prepared.states[part / Prepared::kParts];
+    add_release(is_key ? &state.keys : &state.values, 1);
+  }
+
+  FLASHPLAN_DEVICE void wait_rows() const {
+    asm volatile("cp.async.wait_all;\n" ::: "memory");
+    __syncwarp();
+  }
+
+  /// Where this warp gathers the rows of a part.
+  FLASHPLAN_DEVICE uint32_t stage() const { return base_ + S::kStage + warp_ * S::kPartBytes; }
+
+  /// Rotates the rows once they are here. `first_key`: the position of the first one.
+  FLASHPLAN_DEVICE void rotate(int32_t first_key) const {
+    using Variant = typename S::Variant;
+    if constexpr (Variant::kRotaryDim % 8 == 0) {
+      rotate_by_fours(first_key);
+    } else {
+      wait_rows();
+      RowRotation<Variant, S::kKv, typename S::Key, S::kHeadDimQk, 32, false>::rotate_rows(
+          stage(), 0, S::kPartRows, lane_, [=](int row) { return first_key + row; },
+          [](float x, int, int) { return x; });
+    }
+  }
+  /// A lane takes the same four pairs of dims of some rows of each group of 8.
+  FLASHPLAN_DEVICE void rotate_by_fours(int32_t first_key) const {
+    using Variant = typename S::Variant;
+    using Pairs = FourPairs<Variant, S::kKv, typename S::Key>;
+    constexpr int kMostRows = 32 / Pairs::kPerRow;
+    constexpr int kRowStep = kMostRows < 2 ? 1 : kMostRows < 4 ? 2 : kMostRows < 8 ? 4 : 8;
+    constexpr int kOwnRows = 8 / kRowStep;
+    const int item = opaque(lane_) % Pairs::kPerRow;
+    const int first_row = opaque(lane_) / Pairs::kPerRow;
+    FourTurns<Variant> turns;
+    turns.begin(item, first_key + first_row,
+                [](int pair) { return rotor(angle_of(Variant::turns(pair), kRowStep), 1.0F); });
+    wait_rows();
+    if (first_row >= kRowStep) return;
+    Pairs pairs[kOwnRows];
+#pragma unroll
+    for (int i = 0; i < kOwnRows; ++i) pairs[i] = Pairs(first_row + i * kRowStep, item);
+#pragma unroll 1
+    for (uint32_t group = 0; group < S::kPartBytes; group += S::Key::kGroupBytes) {
+      uint4 words[kOwnRows];
+#pragma unroll
+      for (int i = 0; i < kOwnRows; ++i) words[i] = pairs[i].load(stage() + group);
+#pragma unroll
+      for (int i = 0; i < kOwnRows; ++i) {
+        pairs[i].store(stage() + group, Pairs::rotated(words[i], turns.now));
+        turns.advance();
+      }
+    }
+  }
+
+  int32_t i_ = 0;  // number of the work tile in the queue
+  int32_t head_ = kNoHead;
+  int32_t claimed_ = 0;  // of lane 0: the number of the part that it has claimed
 };
 
 }  // namespace flashplan::device

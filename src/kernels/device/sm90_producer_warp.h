@@ -30,6 +30,11 @@ class Sm90ProducerWarp {
     mbarrier_wait(barrier(S::kContextFull, slot), i / S::kContexts & 1);
     return reinterpret_cast<const Sm90Context*>(smem_ + S::kContext)[slot];
   }
+  /// Whether the record of work tile number `i` has arrived.
+  FLASHPLAN_DEVICE bool has_context(int32_t i) const {
+    return __all_sync(0xffffffffU, mbarrier_test(barrier(S::kContextFull, i % S::kContexts),
+                                                 i / S::kContexts & 1));
+  }
   /// The prepared tile where the keys of the segment of context `i` begin. The context has arrived,
   /// and keys are prepared.
   FLASHPLAN_DEVICE int32_t first_prepared(int32_t i) const {

@@ -102,9 +102,6 @@ class Sm90QueryLoader : Sm90ProducerWarp<S> {
         if (lane_ < 5) store_shared_4(place, *(lane_ < 4 ? segment + lane_ : first_tile));
       } else {
         if (lane_ < 4) store_shared_4(to + 32 + lane_ * 4, segment[lane_]);
-        if (S::kTakesPrepared && lane_ == 4) {
-          store_shared_4(base_ + S::kFirstPrepared + slot * 4, static_cast<uint32_t>(kNotPrepared));
-        }
       }
       if (lane_ == 0 && i + kRecordsAhead < num_tiles_) {
         prefetch_l2(p_.schedule.tiles + queue_begin_ + i + kRecordsAhead);

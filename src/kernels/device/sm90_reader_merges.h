@@ -155,7 +155,7 @@ class Sm90ReaderMerges {
   }
   /// Address of entry i of the requests to merge in this round. Each thread adds one at most. The
   /// list lies where keys and values were, which all warps have used by now.
-  static_assert(kThreads * Listed::kBytes <= S::kSlots * S::kSlotBytes);
+  static_assert(kThreads * Listed::kBytes <= S::kPreparedSlots * S::kSlotBytes);
   FLASHPLAN_DEVICE uint32_t listed(uint32_t i) const {
     return base_ + S::kFirstSlot + i * Listed::kBytes;
   }

@@ -4,98 +4,11 @@
 #pragma once
 
 #include "kernels/device/hopper.h"
-#include "kernels/device/rotation.h"
+#include "kernels/device/rotation_series.h"
 #include "kernels/device/sm90_preparer.h"
 #include "kernels/device/sm90_shape.h"
 
 namespace flashplan::device {
-
-/// The same four pairs of dims of several rows, in a tile whose address is not part of it: 8 dims
-/// where pairs are neighbours, else 4 dims of each half.
-template <typename Variant, DType kDType, typename Tile>
-struct FourPairs {
-  static constexpr int kPerRow = Variant::kRotaryDim / 8;
-  static constexpr bool kInterleaved = Variant::kInterleaved;
-
-  uint32_t first;
-  uint32_t second;
-
-  FourPairs() = default;
-  /// Number `item` of those of a row.
-  FLASHPLAN_DEVICE FourPairs(int row, int item)
-      : first(place(row, kInterleaved ? item * 8 : item * 4)),
-        second(place(row, kInterleaved ? item * 8 : item * 4 + Variant::kRotaryDim / 2)) {}
-
-  FLASHPLAN_DEVICE uint4 load(uint32_t tile) const {
-    if constexpr (kInterleaved) return load_shared_16(tile + first);
-    const uint2 a = load_shared_8(tile + first);
-    const uint2 b = load_shared_8(tile + second);
-    return {a.x, a.y, b.x, b.y};
-  }
-  FLASHPLAN_DEVICE void store(uint32_t tile, uint4 words) const {
-    if constexpr (kInterleaved) {
-      store_shared_16(tile + first, words);
-    } else {
-      store_shared_8(tile + first, {words.x, words.y});
-      store_shared_8(tile + second, {words.z, words.w});
-    }
-  }
-  static FLASHPLAN_DEVICE uint4 rotated(uint4 words, const float2 (&cos_sin)[4]) {
-    if constexpr (kInterleaved) {
-      return {rotated_pair<kDType>(words.x, cos_sin[0]), rotated_pair<kDType>(words.y, cos_sin[1]),
-              rotated_pair<kDType>(words.z, cos_sin[2]), rotated_pair<kDType>(words.w, cos_sin[3])};
-    }
-    rotate_words<kDType>(words.x, words.z, cos_sin[0], cos_sin[1]);
-    rotate_words<kDType>(words.y, words.w, cos_sin[2], cos_sin[3]);
-    return words;
-  }
-
- private:
-  static FLASHPLAN_DEVICE uint32_t place(int row, int dim) {
-    return Tile::offset(row, dim / 8) + static_cast<uint32_t>(dim % 8 * 2);
-  }
-};
-
-/// Cosines and sines of four pairs of dims, number `item` of those of a row, at evenly spaced
-/// positions. They follow from those of the first two by x[n + 1] = 2 cos(d) x[n] - x[n - 1], where
-/// d is the angle from one to the next: one instruction for each. After 32 positions they are right
-/// to 4e-5, far below what rounding to float16 changes.
-template <typename Variant>
-struct FourTurns {
-  float2 now[4];
-  float2 next[4];
-  float twice_cosine[4];
-
-  /// `step(i)`: {cos, sin} of what pair i turns by from one position to the next.
-  template <typename Position, typename Step>
-  FLASHPLAN_DEVICE void begin(int item, Position position, Step step) {
-    set(item, position);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float2 by = step(item * 4 + i);
-      next[i] = now[i];
-      device::rotate(next[i].x, next[i].y, by);
-      twice_cosine[i] = 2.0F * by.x;
-    }
-  }
-  /// For one position alone.
-  template <typename Position>
-  FLASHPLAN_DEVICE void set(int item, Position position) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      now[i] = rotor(angle_of(Variant::turns(item * 4 + i), position), Variant::kGain);
-    }
-  }
-  FLASHPLAN_DEVICE void advance() {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float2 last = now[i];
-      now[i] = next[i];
-      next[i] = {__fmaf_rn(twice_cosine[i], now[i].x, -last.x),
-                 __fmaf_rn(twice_cosine[i], now[i].y, -last.y)};
-    }
-  }
-};
 
 /// It stands between producer and consumers: it waits for what the producer announces at kQLoaded
 /// and kKeyLoaded, and announces it at kQFull and kSlotFull. Values pass it by.
@@ -135,21 +48,20 @@ class Sm90Rotator {
     }
   }
 
-  /// The same where keys are prepared: their slots pass by. Keys are prepared for the next work
-  /// tile, since they are needed later than the queries of this one.
+  /// The same where keys are prepared: their slots pass by. The keys of a work tile are claimed
+  /// before its queries are waited for: these come to memory that the consumers free, which may be
+  /// waiting for these keys.
   FLASHPLAN_DEVICE void run_prepared() {
-    const Sm90Preparer<S> preparer(p_, smem_, thread_ / 32, kThreads / 32);
-    int32_t num_prepared = 0;  // work tiles
+    Sm90Preparer<S> preparer(p_, smem_, thread_ / 32);
     for (int32_t i = 0;; ++i) {
+      preparer.prepare_before(i + 1);
       const Sm90Context& context = preparer.wait_context(i);
       if (context.is_end) break;
-      const int32_t heads_end = context.tile.kv_head + context.tile.num_kv_heads;
+      if (context.has_steps()) {
+        const int32_t heads_end = context.tile.kv_head + context.tile.num_kv_heads;
 #pragma unroll 1
-      for (int32_t head = context.tile.kv_head; head < heads_end; ++head) {
-        if (context.has_steps()) rotate_queries(context, head);
-#pragma unroll 1
-        for (; num_prepared <= i + 1; ++num_prepared) {
-          if (!preparer.prepare(num_prepared)) break;
+        for (int32_t head = context.tile.kv_head; head < heads_end; ++head) {
+          rotate_queries(context, head);
         }
       }
       preparer.release_context(i);
@@ -273,7 +185,6 @@ class Sm90Rotator {
     }
     wait_queries();
     for (int part = 1; is_shared && part < S::kQParts; ++part) {
-      wait_queries(part);
       if (thread_ == 0) mbarrier_arrive(barrier(S::kQFull, (place_ + part) % S::kQBarriers));
     }
     const uint32_t queries = base_ + S::query_offset(place_);
@@ -327,9 +238,8 @@ class Sm90Rotator {
     announce(barrier(S::kQFull, place_ % S::kQBarriers));
     place_ += is_shared ? S::kQParts : 1;
   }
-  FLASHPLAN_DEVICE void wait_queries(int part = 0) const {
-    const int32_t place = place_ + part;
-    mbarrier_wait(barrier(S::kQLoaded, place % S::kQBarriers), place / S::kQBarriers & 1);
+  FLASHPLAN_DEVICE void wait_queries() const {
+    mbarrier_wait(barrier(S::kQLoaded, place_ % S::kQBarriers), place_ / S::kQBarriers & 1);
   }
 
   const AttentionParams& p_;

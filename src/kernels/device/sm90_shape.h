@@ -55,15 +55,6 @@ struct Sm90Context {
 };
 static_assert(sizeof(Sm90Context) == 64);
 
-/// Whether a variant rotates keys, by chunks of 8 dims.
-template <typename Variant>
-constexpr bool rotates_keys_by_chunks() {
-  if constexpr (Variant::kRotates) {
-    return rotates_by_chunks(Variant::kRotaryDim, Variant::kInterleaved);
-  }
-  return false;
-}
-
 /// `Choices`: Traits of shape.h.
 template <typename Choices>
 struct Sm90Shape : Choices {
@@ -144,13 +135,23 @@ struct Sm90Shape : Choices {
   static constexpr int kKvWarps = kSlots > 3 ? 2 : 1;
   // Those that gather: the two of the producer, and a warpgroup of their own.
   static constexpr int kGatherWarps = 6;
-  // Keys that are rotated, and keys and values from small pages, may be prepared; see
-  // Sm90Preparer. One warp then has the keys alone.
+  // Keys that are rotated, and keys and values from small pages, may be prepared; see Sm90Preparer.
+  // One warp then copies the keys, and another one the values.
   static constexpr bool kTakesPreparedValues = kGathers;
-  static constexpr bool kTakesPrepared =
-      kGathers || (kKvWarps == 2 && rotates_keys_by_chunks<typename Choices::Variant>());
-  // Those that prepare tiles, and the one that reads them.
-  static constexpr int kPreparedWarps = kGathers ? kGatherWarps : 4 + 1;
+  static constexpr bool kTakesPrepared = kHelps && kKvWarps == 2;
+  static constexpr int kPreparingWarps = 4;
+  // Those that call Sm90Prepared::leave(): they prepare tiles, or copy them to slots.
+  static constexpr int kPreparedWarps = kPreparingWarps + (kTakesPreparedValues ? 2 : 1);
+  // Each warp that prepares has room for a part of a tile. Where the slots leave no room, the ring
+  // has one slot less meanwhile.
+  static constexpr int kPartRows = 32;
+  static constexpr int kPartBytes = Key::bytes(kPartRows);
+  static constexpr int kStageBytes = kTakesPrepared ? kPreparingWarps * kPartBytes : 0;
+  static constexpr bool kStagesInSlot =
+      kQBuffers * kQBytes + kSlots * kSlotBytes + kStageBytes > kBudget;
+  static_assert(!kStagesInSlot || kStageBytes <= kSlotBytes);
+  static constexpr int kPreparedSlots = kSlots - (kStagesInSlot ? 1 : 0);
+  static_assert(!kTakesPrepared || kPreparedSlots > 3);  // two warps fill them, as above
 
   // Offsets in shared memory: barriers and contexts, then tiles.
   static constexpr int kSlotFull = 0;
@@ -172,7 +173,8 @@ struct Sm90Shape : Choices {
   static constexpr int kWaitingMerges = kReaders + (4 + kMostReaders) * 4;  // see Sm90Merge
   static constexpr int kQuery = kHeaderBytes;
   static constexpr int kFirstSlot = kQuery + kQBuffers * kQBytes;
-  static constexpr int kSmemBytes = kFirstSlot + kSlots * kSlotBytes;
+  static constexpr int kStage = kFirstSlot + kPreparedSlots * kSlotBytes;
+  static constexpr int kSmemBytes = kStagesInSlot ? kStage + kSlotBytes : kStage + kStageBytes;
   static_assert(kBarriersEnd <= kContext && kWaitingMerges % 16 == 0);
   static constexpr int kStatesFull =
       kWaitingMerges + kWarpgroups * 16 * (1 + kMostSplitsPerQueue);  // see Sm90Merge

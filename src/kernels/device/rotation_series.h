@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rotates the same four pairs of dims of rows that follow each other at the same distance.
+#pragma once
+
+#include "kernels/device/rotation.h"
+
+namespace flashplan::device {
+
+/// The same four pairs of dims of several rows, in a tile whose address is not part of it: 8 dims
+/// where pairs are neighbours, else 4 dims of each half.
+template <typename Variant, DType kDType, typename Tile>
+struct FourPairs {
+  static constexpr int kPerRow = Variant::kRotaryDim / 8;
+  static constexpr bool kInterleaved = Variant::kInterleaved;
+
+  uint32_t first;
+  uint32_t second;
+
+  FourPairs() = default;
+  /// Number `item` of those of a row.
+  FLASHPLAN_DEVICE FourPairs(int row, int item)
+      : first(place(row, kInterleaved ? item * 8 : item * 4)),
+        second(place(row, kInterleaved ? item * 8 : item * 4 + Variant::kRotaryDim / 2)) {}
+
+  FLASHPLAN_DEVICE uint4 load(uint32_t tile) const {
+    if constexpr (kInterleaved) return load_shared_16(tile + first);
+    const uint2 a = load_shared_8(tile + first);
+    const uint2 b = load_shared_8(tile + second);
+    return {a.x, a.y, b.x, b.y};
+  }
+  FLASHPLAN_DEVICE void store(uint32_t tile, uint4 words) const {
+    if constexpr (kInterleaved) {
+      store_shared_16(tile + first, words);
+    } else {
+      store_shared_8(tile + first, {words.x, words.y});
+      store_shared_8(tile + second, {words.z, words.w});
+    }
+  }
+  static FLASHPLAN_DEVICE uint4 rotated(uint4 words, const float2 (&cos_sin)[4]) {
+    if constexpr (kInterleaved) {
+      return {rotated_pair<kDType>(words.x, cos_sin[0]), rotated_pair<kDType>(words.y, cos_sin[1]),
+              rotated_pair<kDType>(words.z, cos_sin[2]), rotated_pair<kDType>(words.w, cos_sin[3])};
+    }
+    rotate_words<kDType>(words.x, words.z, cos_sin[0], cos_sin[1]);
+    rotate_words<kDType>(words.y, words.w, cos_sin[2], cos_sin[3]);
+    return words;
+  }
+
+ private:
+  static FLASHPLAN_DEVICE uint32_t place(int row, int dim) {
+    return Tile::offset(row, dim / 8) + static_cast<uint32_t>(dim % 8 * 2);
+  }
+};
+
+/// Cosines and sines of four pairs of dims, number `item` of those of a row, at evenly spaced
+/// positions. They follow from those of the first two by x[n + 1] = 2 cos(d) x[n] - x[n - 1], where
+/// d is the angle from one to the next: one instruction for each. They are right to 4e-5 after 32
+/// positions if cos(d) comes from Variant::step(), and to 1.2e-4 after 16 if it comes from rotor().
+/// Rounding to float16 changes them by up to 4.9e-4.
+template <typename Variant>
+struct FourTurns {
+  float2 now[4];
+  float2 next[4];
+  float twice_cosine[4];
+
+  /// `step(i)`: {cos, sin} of what pair i turns by from one position to the next.
+  template <typename Position, typename Step>
+  FLASHPLAN_DEVICE void begin(int item, Position position, Step step) {
+    set(item, position);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 by = step(item * 4 + i);
+      next[i] = now[i];
+      device::rotate(next[i].x, next[i].y, by);
+      twice_cosine[i] = 2.0F * by.x;
+    }
+  }
+  /// For one position alone.
+  template <typename Position>
+  FLASHPLAN_DEVICE void set(int item, Position position) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      now[i] = rotor(angle_of(Variant::turns(item * 4 + i), position), Variant::kGain);
+    }
+  }
+  FLASHPLAN_DEVICE void advance() {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 last = now[i];
+      now[i] = next[i];
+      next[i] = {__fmaf_rn(twice_cosine[i], now[i].x, -last.x),
+                 __fmaf_rn(twice_cosine[i], now[i].y, -last.y)};
+    }
+  }
+};
+
+}  // namespace flashplan::device
