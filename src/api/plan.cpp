@@ -6,7 +6,10 @@
 #include <cmath>
 #include <cstdlib>
 #include <new>
+#include <span>
 #include <string_view>
+#include <system_error>
+#include <thread>
 
 #include "api/check_lengths.h"
 #include "api/kernels.h"
@@ -158,12 +161,33 @@ bool needs_compiler(const AttentionOptions& options) noexcept {
   return !options.variant.empty() || (options.rope && options.device.type != DeviceType::kCpu);
 }
 
-/// Gives the chosen kernel the code of the options' variant and rotation.
+/// Gives a chosen kernel the code of the options' variant and rotation.
 Status compile_variant(const AttentionOptions& options, const RopeTurns& rope,
                        Kernel* kernel) noexcept {
-  if (!needs_compiler(options)) return {};
   if (options.device.type == DeviceType::kCpu) return cpu::compile_variant(options, kernel);
   return cuda::compile_variant(options, options.rope ? &rope : nullptr, kernel);
+}
+
+/// The same for all chosen kernels. A compiler takes seconds, so two kernels are compiled side by
+/// side.
+Status compile_variants(const AttentionOptions& options, const RopeTurns& rope,
+                        std::span<PlanKernel> kernels) noexcept {
+  if (!needs_compiler(options)) return {};
+  Status last;
+  const auto compile_last = [&]() noexcept {
+    last = compile_variant(options, rope, &kernels.back().choice.kernel);
+  };
+  std::thread thread;
+  if (kernels.size() > 1) {
+    try {
+      thread = std::thread(compile_last);
+    } catch (const std::system_error&) {  // there are no more threads
+      compile_last();
+    }
+  }
+  const Status first = compile_variant(options, rope, &kernels.front().choice.kernel);
+  if (thread.joinable()) thread.join();
+  return first.ok() ? last : first;
 }
 
 /// Whether the options' variant and rotation could be compiled here.
@@ -287,10 +311,11 @@ Status Plan::create(const AttentionOptions& options, Plan* plan) noexcept try {
   if (options.rope) impl->rope = make_rope_turns(*options.rope, options.head_dim_qk);
   ScheduleBounds bounds = {};
   std::size_t workspace_bytes = 0;
+  impl->kernels.front().choice = choices.first;
+  if (choices.second) impl->kernels.back().choice = *choices.second;
+  FLASHPLAN_RETURN_IF_ERROR(compile_variants(options, impl->rope, impl->kernels));
   for (std::size_t i = 0; i < impl->kernels.size(); ++i) {
     PlanKernel& kernel = impl->kernels[i];
-    kernel.choice = i == 0 ? choices.first : *choices.second;
-    FLASHPLAN_RETURN_IF_ERROR(compile_variant(options, impl->rope, &kernel.choice.kernel));
     prepare_schedules(options, &kernel, &bounds);
     // A graph may capture a kernel that has had no plan yet: with the code order of its kind.
     kernel.has_few_rows = (kind_of_bounds(options) == BatchKind::kFewRows) == (i == 0);

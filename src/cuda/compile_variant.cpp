@@ -35,6 +35,9 @@ Status load_code(const GpuCode& code, Loaded* loaded) {
 
 Status compile_variant(const AttentionOptions& options, const RopeTurns* rope,
                        Kernel* kernel) noexcept try {
+  const DeviceGuard guard(options.device.index);
+  FLASHPLAN_RETURN_IF_ERROR(guard.status());
+  const ApartFromCaptures apart;
   static const Variant::Impl none;
   const Variant::Impl& variant = options.variant.empty() ? none : *options.variant.impl();
   // One order of the code: a second one would take as long again to compile.

@@ -120,7 +120,7 @@ Status make_gpu_code(const Variant::Impl& variant, const GpuKernelTraits& traits
   NvrtcResult result;
   const Status status = compile_with_nvrtc(program_source(variant, traits), kernel_name(traits),
                                            compiler_options(variant, traits), &result);
-  {
+  if (!result.log.empty()) {  // another kernel of this variant may have said something
     const std::scoped_lock lock(variant.log_mutex);
     variant.log = result.log;
   }
