@@ -161,15 +161,16 @@ bool needs_compiler(const AttentionOptions& options) noexcept {
   return !options.variant.empty() || (options.rope && options.device.type != DeviceType::kCpu);
 }
 
-/// Gives a chosen kernel the code of the options' variant and rotation.
+/// Compiles a kernel with the options' variant and rotation, or gets it from the cache, and stores
+/// the handle of its code in `kernel`.
 Status compile_variant(const AttentionOptions& options, const RopeTurns& rope,
                        Kernel* kernel) noexcept {
   if (options.device.type == DeviceType::kCpu) return cpu::compile_variant(options, kernel);
   return cuda::compile_variant(options, options.rope ? &rope : nullptr, kernel);
 }
 
-/// The same for all chosen kernels. A compiler takes seconds, so two kernels are compiled side by
-/// side.
+/// Does so for all kernels of a plan: for two of them by two threads, because compiling a kernel
+/// takes seconds.
 Status compile_variants(const AttentionOptions& options, const RopeTurns& rope,
                         std::span<PlanKernel> kernels) noexcept {
   if (!needs_compiler(options)) return {};

@@ -69,7 +69,8 @@ Status DeviceSchedule::create(int32_t device, const ScheduleBounds& bounds, int3
       static_cast<std::size_t>(bounds.merges) * kArrivalsPerMerge * sizeof(int32_t);
   std::size_t counters = arrivals;
   if (prepares_keys_) {
-    // A warp loads the states of 32 tiles at once, from any tile on: 32 more are allocated.
+    // A warp loads the states of 32 tiles at once, even from the last tile on, so there are 32
+    // more.
     const auto tiles = static_cast<std::size_t>(bounds.prepared_tiles) + 32;
     counters = (arrivals + alignof(PreparedState) - 1) & -alignof(PreparedState);
     prepared_states_ = staging_bytes_ + counters;

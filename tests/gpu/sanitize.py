@@ -56,9 +56,10 @@ def small_cases():
         Case((70,), (150,), head_dim=128, kv_dtype="float8_e4m3fn", num_qo_heads=2, num_ctas=1),
         Case((130, 3), (400, 70), head_dim=128, num_qo_heads=2, page_size=None, rope="plain"),
         Case((130, 3), (400, 70), head_dim=128, num_qo_heads=2, page_size=None, variant="linear"),
-        # Many row tiles of few keys, so that these are prepared. Few for each CTA: a tile of more
-        # than 64 rows takes two mbarriers, of which the consumers wait for one. When the third tile
-        # takes the other one again, synccheck reports a missing wait.
+        # Many row tiles read few keys, so that these are prepared. Each CTA computes two row tiles
+        # at most. A row tile uses two mbarriers for its queries, and consumers wait for the first
+        # one only. The third row tile of a CTA uses the same two again, and synccheck then reports
+        # a missing wait for the second one.
         Case((260, 3), (260, 70), head_dim=128, num_qo_heads=64, page_size=None, rope="plain"),
         Case((260, 3), (260, 70), head_dim=128, num_qo_heads=64, page_size=1),
     ]

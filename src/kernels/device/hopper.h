@@ -36,7 +36,7 @@ FLASHPLAN_DEVICE void mbarrier_arrive_expect(uint32_t barrier, uint32_t bytes, i
 FLASHPLAN_DEVICE void mbarrier_arrive_after_copies(uint32_t barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];\n" ::"r"(barrier) : "memory");
 }
-/// Returns whether the phase of this parity is complete.
+/// Returns at once whether the phase of this parity is complete.
 FLASHPLAN_DEVICE bool mbarrier_test(uint32_t barrier, uint32_t parity) {
   uint32_t done;
   asm volatile(
@@ -47,8 +47,8 @@ FLASHPLAN_DEVICE bool mbarrier_test(uint32_t barrier, uint32_t parity) {
       : "memory");
   return done != 0;
 }
-/// The same. It may first suspend the thread until the phase completes, or until a time limit that
-/// the hardware sets.
+/// Returns whether the phase of this parity is complete. It may first suspend the thread until the
+/// phase completes, or until a time limit that the hardware sets.
 FLASHPLAN_DEVICE bool mbarrier_try_wait(uint32_t barrier, uint32_t parity) {
   uint32_t done;
   asm volatile(
@@ -91,8 +91,8 @@ FLASHPLAN_DEVICE void bulk_load(uint32_t to, const void* from, uint32_t bytes, u
       "l"(from), "r"(bytes), "r"(barrier)
       : "memory");
 }
-/// The reverse, from shared to global memory. See tma_store_commit(), tma_store_wait_read() and
-/// bulk_store_wait().
+/// Starts the copy of `bytes` contiguous bytes from shared to global memory. tma_store_commit()
+/// ends a group of such copies; tma_store_wait_read() and bulk_store_wait() wait for all groups.
 FLASHPLAN_DEVICE void bulk_store(void* to, uint32_t from, uint32_t bytes) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\n" ::"l"(to), "r"(from),
                "r"(bytes)
@@ -130,11 +130,13 @@ FLASHPLAN_DEVICE void tma_store_3d(const void* tensor_map, uint32_t from, int c0
 FLASHPLAN_DEVICE void tma_store_commit() {
   asm volatile("cp.async.bulk.commit_group;\n" ::: "memory");
 }
-/// Waits until all boxes, and bulk copies, of this thread have been read from shared memory.
+/// Waits until all that this thread stores by boxes or bulk copies has been read from shared
+/// memory.
 FLASHPLAN_DEVICE void tma_store_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read 0;\n" ::: "memory");
 }
-/// Waits until all bulk copies that this thread started from shared memory have been written.
+/// Waits until all that this thread stores by boxes or bulk copies has been written to global
+/// memory.
 FLASHPLAN_DEVICE void bulk_store_wait() {
   asm volatile("cp.async.bulk.wait_group 0;\n" ::: "memory");
 }

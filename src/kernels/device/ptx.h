@@ -82,6 +82,9 @@ FLASHPLAN_DEVICE void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;\n" ::"n"(kPending) : "memory");
 }
 
+/// Waits until all copies of this thread are complete, whether they are in a group or not.
+FLASHPLAN_DEVICE void cp_async_wait_all() { asm volatile("cp.async.wait_all;\n" ::: "memory"); }
+
 /// Loads four 8 x 8 matrices of 16-bit elements; lane i gives the address of row i % 8 of matrix
 /// i / 8.
 FLASHPLAN_DEVICE void ldmatrix(uint32_t (&to)[4], uint32_t row) {

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rotates the same four pairs of dims of rows that follow each other at the same distance.
+// Rotates four pairs of dims of several rows, whose positions are evenly spaced.
 #pragma once
 
 #include "kernels/device/rotation.h"
 
 namespace flashplan::device {
 
-/// The same four pairs of dims of several rows, in a tile whose address is not part of it: 8 dims
-/// where pairs are neighbours, else 4 dims of each half.
+/// The place of four pairs of dims of a row in a tile, as offsets from the begin of the tile. They
+/// are 8 neighbouring dims if pairs are interleaved, otherwise 4 dims of each half of the row.
 template <typename Variant, DType kDType, typename Tile>
 struct FourPairs {
   static constexpr int kPerRow = Variant::kRotaryDim / 8;
@@ -38,11 +38,11 @@ struct FourPairs {
   }
   static FLASHPLAN_DEVICE uint4 rotated(uint4 words, const float2 (&cos_sin)[4]) {
     if constexpr (kInterleaved) {
-      return {rotated_pair<kDType>(words.x, cos_sin[0]), rotated_pair<kDType>(words.y, cos_sin[1]),
-              rotated_pair<kDType>(words.z, cos_sin[2]), rotated_pair<kDType>(words.w, cos_sin[3])};
+      rotate_chunk<kDType>(words, [&](int i) { return cos_sin[i]; });
+    } else {
+      rotate_words<kDType>(words.x, words.z, cos_sin[0], cos_sin[1]);
+      rotate_words<kDType>(words.y, words.w, cos_sin[2], cos_sin[3]);
     }
-    rotate_words<kDType>(words.x, words.z, cos_sin[0], cos_sin[1]);
-    rotate_words<kDType>(words.y, words.w, cos_sin[2], cos_sin[3]);
     return words;
   }
 
@@ -52,11 +52,12 @@ struct FourPairs {
   }
 };
 
-/// Cosines and sines of four pairs of dims, number `item` of those of a row, at evenly spaced
-/// positions. They follow from those of the first two by x[n + 1] = 2 cos(d) x[n] - x[n - 1], where
-/// d is the angle from one to the next: one instruction for each. They are right to 4e-5 after 32
-/// positions if cos(d) comes from Variant::step(), and to 1.2e-4 after 16 if it comes from rotor().
-/// Rounding to float16 changes them by up to 4.9e-4.
+/// {cos, sin} of the angles by which four pairs of dims are rotated, at evenly spaced positions.
+/// `item` says which four pairs of a row, as in FourPairs. They follow from those of the first two
+/// by x[n + 1] = 2 cos(d) x[n] - x[n - 1], where d is the angle from one to the next: one
+/// instruction for each. They are right to 4e-5 after 32 positions if cos(d) comes from
+/// Variant::step(), and to 1.2e-4 after 16 if it comes from rotor(). Rounding to float16 changes
+/// them by up to 4.9e-4.
 template <typename Variant>
 struct FourTurns {
   float2 now[4];

@@ -80,6 +80,7 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
   using Base::maps_;
   using Base::p_;
   using Base::release_context;
+  using Base::row_address;
   using Base::smem_;
   using Base::wait_context;
   using Base::warp_;
@@ -159,7 +160,7 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
   FLASHPLAN_DEVICE int32_t wait_page_id() const {
     if (maps_.boxes_of_step == 0) return 0;
     if (steps_left_ == maps_.steps_of_batch) {  // the first step of a batch
-      asm volatile("cp.async.wait_all;\n" ::: "memory");
+      cp_async_wait_all();
       __syncwarp();
     }
     return static_cast<int32_t>(load_shared_4(step_ids_ + min(lane_, maps_.boxes_of_step - 1) * 4));
@@ -239,9 +240,7 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
         page = page_ids(p_.tensors.pages, kv_row)[number];
         in_page = own - static_cast<int32_t>(number) * p_.tensors.pages.page_size.value;
       }
-      const auto* row = static_cast<const unsigned char*>(view.data) +
-                        2 * (page * view.page_stride + in_page * view.token_stride +
-                             step.head * view.head_stride);
+      const unsigned char* const row = row_address(view, page, in_page, step.head);
       copy_rows(to + first / 8 * num_blocks * 1024, num_blocks * 1024, 1024, row,
                 min(S::kTileKv - first, 32), count - first, num_blocks, head_dim);
     }

@@ -107,8 +107,9 @@ struct Sm90LinearSoftmax : Sm90Softmax<S> {
   // because products with values must not overflow float32.
   static constexpr bool kIsFloat16 = S::kQ == DType::kFloat16;
   static constexpr float kMost = Base::kMost * (kIsFloat16 ? 1.0F : 0x1p50F);
-  // Raised shifts give the largest logits of that step the weight 2^-kAhead. In later steps the
-  // function of the key is larger, and so are weights. At 2^kSlack the shifts are raised again.
+  // When shifts are raised, the largest logits of that step get the weight 2^-kAhead. In later
+  // steps the function of the key grows, and the weights grow with it. When they may exceed
+  // 2^kSlack, the shifts are raised again.
   static constexpr float kSlack = kIsFloat16 ? 5.0F : 50.0F;
   static constexpr float kAhead = kIsFloat16 ? 6.0F : 60.0F;
 

@@ -223,7 +223,7 @@ class Sm90Merge {
           cp_async_4(lse + (n * num_rows + thread) * 4, p.workspace.partial_lse + state + thread);
         }
       }
-      asm volatile("cp.async.wait_all;\n" ::: "memory");
+      cp_async_wait_all();
       barrier_wait(S::kConsumerBarrier, kThreads);
       mbarrier_wait(full, phase);
       phase ^= 1;

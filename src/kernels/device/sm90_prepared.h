@@ -12,7 +12,7 @@ struct Sm90Prepared {
   /// Parts of a tile of one kv head. Each is prepared by one warp, its values after its keys.
   static constexpr int kParts = S::kTileKv / S::kPartRows;
 
-  /// Whether this run prepares keys. It waits for the first record of the queue, which says so.
+  /// Waits for the first record of the queue, and returns whether it says that keys are prepared.
   static FLASHPLAN_DEVICE bool is_in_use(const AttentionParams& p, const unsigned char* smem) {
     if (p.prepared.states == nullptr) return false;
     const uint32_t base = shared_address(smem);
@@ -41,8 +41,8 @@ struct Sm90Prepared {
   }
 };
 
-/// The prepared tiles that a work tile reads, by numbers in the segment. Its keys begin with those
-/// of a tile: only windows and ranges of keys could shift them, which are not prepared.
+/// The prepared tiles that a work tile reads: [begin, end) of its segment. Its first key is the
+/// first of a tile, because plans with windows or ranges of keys prepare nothing.
 template <typename S>
 struct Sm90PreparedRange {
   int32_t begin = 0;

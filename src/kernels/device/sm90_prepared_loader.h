@@ -7,7 +7,8 @@
 
 namespace flashplan::device {
 
-/// A warp that copies prepared keys, or values, to shared memory: one bulk copy for a tile.
+/// A producer warp that copies prepared keys, or prepared values, to the slots of the ring: one
+/// bulk copy for each tile.
 template <typename S, bool kIsKey>
 class Sm90PreparedLoader : Sm90ProducerWarp<S> {
   using Base = Sm90ProducerWarp<S>;
@@ -15,8 +16,8 @@ class Sm90PreparedLoader : Sm90ProducerWarp<S> {
  public:
   using Base::Base;
 
-  /// Fills its slots. Consumers use slots in this order: the keys of a step, then the values of the
-  /// step before it. `num_arrivals`: those that a slot's barrier expects.
+  /// Fills the slots of keys, or those of values, and passes the others. In the ring the values of
+  /// a step follow the keys of the next step. `num_arrivals`: how many a slot's mbarrier expects.
   FLASHPLAN_DEVICE void run(int num_arrivals) {
     num_arrivals_ = num_arrivals;
     int32_t last_tile = kNotPrepared;  // that of the step before, whose values are to come
@@ -73,8 +74,8 @@ class Sm90PreparedLoader : Sm90ProducerWarp<S> {
               tiles + (int64_t{tile} * kv.num_kv_heads + head) * kBytes, kBytes, full);
   }
 
-  /// Waits until a tile is ready. It looks at 32 tiles at once, because a look takes nearly as long
-  /// as a step of the consumers.
+  /// Waits until a tile is ready. It loads the counters of 32 tiles at once, because a load takes
+  /// nearly as long as a step of the consumers.
   FLASHPLAN_DEVICE void wait_ready(int32_t tile, int32_t head) {
     const auto distance = static_cast<uint32_t>(tile - first_seen_);
     const bool is_known = head == head_seen_ && distance < 32 && (ready_ >> distance & 1) != 0;
@@ -83,7 +84,7 @@ class Sm90PreparedLoader : Sm90ProducerWarp<S> {
     first_seen_ = tile;
     head_seen_ = head;
   }
-  /// Returns which of 32 tiles are ready, when the first of them is.
+  /// Waits until a tile is ready, and returns which of the 32 tiles from it on are: a bit for each.
   static __device__ __noinline__ uint32_t wait_for_first(const AttentionParams& p, int32_t tile,
                                                          int32_t head) {
     const int lane = static_cast<int>(threadIdx.x) % 32;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the sm90 family prepares keys and values (abi/prepared_kv.h): warps gather them, rotate them,
-// and store them in the workspace, from where Sm90PreparedLoader copies them when they are ready.
+// The warps of the sm90 family that prepare keys and values (abi/prepared_kv.h): they gather the
+// rows in shared memory, rotate keys if the plan has a rotation, and store them in the workspace.
+// Sm90PreparedLoader copies them back to shared memory.
 #pragma once
 
 #include "kernels/device/rotation_series.h"
@@ -9,11 +10,9 @@
 
 namespace flashplan::device {
 
-/// Prepares the tiles of segments, together with the warps of other CTAs that have work tiles of
-/// the same segments. A counter for each kv head of a segment says how many parts of its tiles are
-/// claimed, from the first key on. A warp claims the next part until all that its work tile reads
-/// are claimed. It gathers the rows of a part in shared memory, rotates them there if the plan
-/// rotates, and one bulk copy stores them.
+/// One of these warps. All CTAs that have work tiles of a segment share the work: a counter for
+/// each kv head of the segment says how many parts of its tiles are claimed, in the order of the
+/// keys. A warp claims the next part until all parts that its work tile reads are claimed.
 template <typename S>
 class Sm90Preparer : Sm90ProducerWarp<S> {
   using Base = Sm90ProducerWarp<S>;
@@ -22,11 +21,11 @@ class Sm90Preparer : Sm90ProducerWarp<S> {
  public:
   using Base::Base;
 
-  /// Prepares for all work tiles of the queue, ahead of the warps that read them.
+  /// Prepares what all work tiles of the queue read, ahead of the warps that read it.
   FLASHPLAN_DEVICE void run() { prepare_before(INT32_MAX); }
 
-  /// Prepares for the work tiles before number `end` of the queue, if there are so many. Returns
-  /// when each part of what they read is prepared, or claimed by another warp.
+  /// Prepares what the first `end` work tiles of the queue read; the queue may have fewer. Returns
+  /// when each part of it is prepared, or claimed by another warp.
   FLASHPLAN_DEVICE void prepare_before(int32_t end) {
     int32_t stored = kNoPart;  // on its way to the workspace
     bool stored_key = true;    // or its values
@@ -62,6 +61,7 @@ class Sm90Preparer : Sm90ProducerWarp<S> {
   using Base::has_context;
   using Base::lane_;
   using Base::p_;
+  using Base::row_address;
   using Base::warp_;
 
   static constexpr int32_t kNoHead = -1;
@@ -150,15 +150,13 @@ class Sm90Preparer : Sm90ProducerWarp<S> {
     }
     return part;
   }
-  /// Requests the keys or values of a part. They are put where the last ones were, so these must
-  /// have been read.
+  /// Requests the keys or values of a part: as copy_rows(), but unrolled. They overwrite those of
+  /// the last request, which must have been read by the bulk copy to the workspace.
   FLASHPLAN_DEVICE void request(const Part& part, bool is_key) const {
-    const KvView& rows = is_key ? p_.tensors.k : p_.tensors.v;
+    const KvView& view = is_key ? p_.tensors.k : p_.tensors.v;
     const int head_dim = is_key ? p_.tensors.head_dim_qk : p_.tensors.head_dim_vo;
-    const int64_t page = max(min(part.page, p_.prepared.num_pages - 1), 0);
-    const unsigned char* const row =
-        static_cast<const unsigned char*>(rows.data) +
-        2 * (page * rows.page_stride + part.row * rows.token_stride + part.head * rows.head_stride);
+    const int32_t page = max(min(part.page, p_.prepared.num_pages - 1), 0);
+    const unsigned char* const row = row_address(view, page, part.row, part.head);
     if (lane_ == 0) tma_store_wait_read();
     __syncwarp();
     if (!p_.tensors.vectorized) {
@@ -180,7 +178,7 @@ class Sm90Preparer : Sm90ProducerWarp<S> {
       }
     }
   }
-  /// Starts to store them in the workspace, once they are here.
+  /// Waits for the requested rows, rotates keys, and starts to store the rows in the workspace.
   FLASHPLAN_DEVICE void store(const Part& part, bool is_key) const {
     if constexpr (S::kRotates) {
       rotate(part.first_key);
@@ -194,7 +192,7 @@ class Sm90Preparer : Sm90ProducerWarp<S> {
     bulk_store(parts + int64_t{part.number} * S::kPartBytes, stage(), S::kPartBytes);
     tma_store_commit();
   }
-  /// Tells those who wait for its tile that a part is prepared, once it is stored.
+  /// Waits until a part is stored, and tells the warps that wait for its tile.
   FLASHPLAN_DEVICE void announce(int32_t part, bool is_key) const {
     if (lane_ != 0) return;
     bulk_store_wait();
@@ -203,14 +201,14 @@ class Sm90Preparer : Sm90ProducerWarp<S> {
   }
 
   FLASHPLAN_DEVICE void wait_rows() const {
-    asm volatile("cp.async.wait_all;\n" ::: "memory");
+    cp_async_wait_all();
     __syncwarp();
   }
 
   /// Where this warp gathers the rows of a part.
   FLASHPLAN_DEVICE uint32_t stage() const { return base_ + S::kStage + warp_ * S::kPartBytes; }
 
-  /// Rotates the rows once they are here. `first_key`: the position of the first one.
+  /// Waits for the requested rows and rotates them. `first_key`: the position of the first one.
   FLASHPLAN_DEVICE void rotate(int32_t first_key) const {
     using Variant = typename S::Variant;
     if constexpr (Variant::kRotaryDim % 8 == 0) {

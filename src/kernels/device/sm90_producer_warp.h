@@ -45,9 +45,16 @@ class Sm90ProducerWarp {
     if (lane_ == 0) mbarrier_arrive(barrier(S::kContextEmpty, i % S::kContexts));
   }
 
+  /// The address of row `row` of page `page`, for one head. Ragged tensors have one page.
+  static FLASHPLAN_DEVICE const unsigned char* row_address(const KvView& view, int64_t page,
+                                                           int64_t row, int32_t head) {
+    return static_cast<const unsigned char*>(view.data) +
+           2 * (page * view.page_stride + row * view.token_stride + head * view.head_stride);
+  }
+
   /// Makes this warp's copies visible to wgmma, and arrives at `full`.
   FLASHPLAN_DEVICE void finish_copies(uint32_t full) const {
-    asm volatile("cp.async.wait_all;\n" ::: "memory");
+    cp_async_wait_all();
     fence_async_proxy();
     __syncwarp();
     if (lane_ == 0) mbarrier_arrive(full);

@@ -13,6 +13,7 @@ namespace flashplan::device {
 template <typename S>
 class Sm90SlotRing {
  public:
+  /// Where the ring may have fewer slots, waits for the first record of the queue, which says so.
   FLASHPLAN_DEVICE Sm90SlotRing(const AttentionParams& p, const unsigned char* smem)
       : base_(shared_address(smem)) {
     if constexpr (S::kPreparedSlots < S::kSlots) {
