@@ -70,7 +70,8 @@ void make_variant(Variant* self, const std::string& name, const Bodies& bodies, 
 
 nb::bytes gpu_code(const Variant& variant, const std::string& architecture, DType q_dtype,
                    DType kv_dtype, int head_dim_qk, int head_dim_vo, bool softcap,
-                   const std::optional<Rope>& rope, const std::string& family) {
+                   const std::optional<Rope>& rope, const std::string& family,
+                   bool few_rows_alone) {
   const bool has_suffix = !architecture.empty() && architecture.back() > '9';
   RopeTurns turns;
   if (rope) turns = make_rope_turns(*rope, head_dim_qk);
@@ -83,6 +84,7 @@ nb::bytes gpu_code(const Variant& variant, const std::string& architecture, DTyp
       .head_dim_qk = head_dim_qk,
       .head_dim_vo = head_dim_vo,
       .softcap = softcap,
+      .few_rows_alone = few_rows_alone,
       .rope = rope ? &turns : nullptr};
   std::string key;
   check(gpu_code_key(*variant.impl(), traits, &key));
@@ -128,6 +130,7 @@ void bind_variant(nb::module_& m) {
       .def("compile_log", &Variant::compile_log)
       .def("gpu_code", &gpu_code, "architecture"_a, "q_dtype"_a, "kv_dtype"_a, "head_dim_qk"_a,
            "head_dim_vo"_a, "softcap"_a, "rope"_a = nb::none(), "family"_a = "sm80",
+           "few_rows_alone"_a = false,
            "The cubin for an architecture, as 90 or 90a, without a GPU. For tests.");
   m.def("set_nvrtc_path", &set_nvrtc_path, "path"_a);
 }

@@ -49,6 +49,8 @@ def gpu_code(nvrtc, monkeypatch, tmp_path):
         ("elements", "90a", {"head_dim": 128, "kv_dtype": DType.float8_e4m3fn}),
         ("biased", "80", {}),
         ("prefix_lm", "86", {"softcap": True}),
+        ("biased", "90a", {"head_dim": 128, "few_rows_alone": True}),
+        ("elements", "86", {"head_dim": 256, "few_rows_alone": True}),
         ("sigmoid", "90a", {"head_dim": 256}),
     ],
 )

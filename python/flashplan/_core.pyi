@@ -162,7 +162,7 @@ class Variant:
 
     def compile_log(self) -> str: ...
 
-    def gpu_code(self, architecture: str, q_dtype: DType, kv_dtype: DType, head_dim_qk: int, head_dim_vo: int, softcap: bool, rope: Rope | None = None, family: str = 'sm80') -> bytes:
+    def gpu_code(self, architecture: str, q_dtype: DType, kv_dtype: DType, head_dim_qk: int, head_dim_vo: int, softcap: bool, rope: Rope | None = None, family: str = 'sm80', few_rows_alone: bool = False) -> bytes:
         """The cubin for an architecture, as 90 or 90a, without a GPU. For tests."""
 
 def set_nvrtc_path(path: str) -> None: ...

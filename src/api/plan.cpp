@@ -8,8 +8,6 @@
 #include <new>
 #include <span>
 #include <string_view>
-#include <system_error>
-#include <thread>
 
 #include "api/check_lengths.h"
 #include "api/kernels.h"
@@ -155,40 +153,12 @@ DeviceLimits device_limits(Device device) noexcept {
   return limits;
 }
 
-/// Whether the code of the chosen kernel must be compiled first. Rotations are compiled into the
-/// kernels of GPUs; those of the CPU have them.
-bool needs_compiler(const AttentionOptions& options) noexcept {
-  return !options.variant.empty() || (options.rope && options.device.type != DeviceType::kCpu);
-}
-
 /// Compiles a kernel with the options' variant and rotation, or gets it from the cache, and stores
 /// the handle of its code in `kernel`.
 Status compile_variant(const AttentionOptions& options, const RopeTurns& rope,
                        Kernel* kernel) noexcept {
   if (options.device.type == DeviceType::kCpu) return cpu::compile_variant(options, kernel);
   return cuda::compile_variant(options, options.rope ? &rope : nullptr, kernel);
-}
-
-/// Does so for all kernels of a plan: for two of them by two threads, because compiling a kernel
-/// takes seconds.
-Status compile_variants(const AttentionOptions& options, const RopeTurns& rope,
-                        std::span<PlanKernel> kernels) noexcept {
-  if (!needs_compiler(options)) return {};
-  Status last;
-  const auto compile_last = [&]() noexcept {
-    last = compile_variant(options, rope, &kernels.back().choice.kernel);
-  };
-  std::thread thread;
-  if (kernels.size() > 1) {
-    try {
-      thread = std::thread(compile_last);
-    } catch (const std::system_error&) {  // there are no more threads
-      compile_last();
-    }
-  }
-  const Status first = compile_variant(options, rope, &kernels.front().choice.kernel);
-  if (thread.joinable()) thread.join();
-  return first.ok() ? last : first;
 }
 
 /// Whether the options' variant and rotation could be compiled here.
@@ -314,7 +284,11 @@ Status Plan::create(const AttentionOptions& options, Plan* plan) noexcept try {
   std::size_t workspace_bytes = 0;
   impl->kernels.front().choice = choices.first;
   if (choices.second) impl->kernels.back().choice = *choices.second;
-  FLASHPLAN_RETURN_IF_ERROR(compile_variants(options, impl->rope, impl->kernels));
+  if (needs_compiler(options)) {
+    for (PlanKernel& kernel : impl->kernels) {
+      FLASHPLAN_RETURN_IF_ERROR(compile_variant(options, impl->rope, &kernel.choice.kernel));
+    }
+  }
   for (std::size_t i = 0; i < impl->kernels.size(); ++i) {
     PlanKernel& kernel = impl->kernels[i];
     prepare_schedules(options, &kernel, &bounds);

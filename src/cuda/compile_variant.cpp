@@ -40,8 +40,6 @@ Status compile_variant(const AttentionOptions& options, const RopeTurns* rope,
   const ApartFromCaptures apart;
   static const Variant::Impl none;
   const Variant::Impl& variant = options.variant.empty() ? none : *options.variant.impl();
-  // One order of the code: a second one would take as long again to compile.
-  const bool decodes = options.max_qo_tokens <= options.max_batch_size;
   const GpuKernelTraits traits = {.family = kernel->family->name,
                                   .architecture = kernel->architecture,
                                   .q_dtype = kernel->q_dtype,
@@ -52,7 +50,7 @@ Status compile_variant(const AttentionOptions& options, const RopeTurns* rope,
                                   .softcap = kernel->softcap,
                                   .custom_mask = options.custom_mask,
                                   .batch_invariant = options.batch_invariant,
-                                  .few_rows_first = decodes,
+                                  .few_rows_alone = kernel->geometry == kernel->few_rows_geometry,
                                   .rope = rope};
   std::string key;
   FLASHPLAN_RETURN_IF_ERROR(gpu_code_key(variant, traits, &key));

@@ -17,15 +17,18 @@ constexpr KernelGeometry sm80_geometry() {
   constexpr int kPairedDims = device::kPairedDims<T>;
   static_assert(kPairedDims == 0 || (device::FewRowsShape<T, 1>::kSmemBytes <= S::kSmemBytes &&
                                      device::FewRowsShape<T, 2>::kSmemBytes <= S::kSmemBytes));
-  return {.tile_q = T::kTileQ,
-          .tile_kv = T::kTileKv,
-          .paired_dims = kPairedDims,
-          .bodies = {{{S::Few::kRows, S::Few::kStages},
-                      {S::Some::kRows, S::Some::kStages},
-                      {S::Many::kRows, S::Many::kStages}}},
-          .queues_per_processor = T::kCtasPerSm,
-          .threads = T::kThreads,
-          .smem_bytes = S::kSmemBytes};
+  KernelGeometry geometry = {.tile_q = T::kTileQ,
+                             .tile_kv = T::kTileKv,
+                             .paired_dims = kPairedDims,
+                             .bodies = {{{S::Few::kRows, S::Few::kStages}}},
+                             .queues_per_processor = T::kCtasPerSm,
+                             .threads = T::kThreads,
+                             .smem_bytes = S::kSmemBytes};
+  if constexpr (!T::kFewRowsAlone) {
+    geometry.bodies[1] = {S::Some::kRows, S::Some::kStages};
+    geometry.bodies[2] = {S::Many::kRows, S::Many::kStages};
+  }
+  return geometry;
 }
 
 /// The geometry depends on the shared memory of the architecture, by the same constants as in the
@@ -56,6 +59,7 @@ Kernel make_sm80_kernel(std::string_view name, Architecture architecture) noexce
   constexpr bool kHas80Dims = kHeadDimQk == 128 && kHeadDimVo == 128 && kQ == kKv;
   using Short = std::conditional_t<kHas80Dims, device::With80Dims<Choices>, Choices>;
   kernel.geometry = sm80_geometry<Short>(architecture);
+  kernel.few_rows_geometry = sm80_geometry<device::FewRowsAlone<Choices>>(architecture);
   kernel.tuning = sm80_tuning(kernel.geometry.tile_kv);
   kernel.code.few_rows_first =
       reinterpret_cast<const void*>(&device::attention_kernel<Choices, true>);

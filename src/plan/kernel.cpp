@@ -25,6 +25,10 @@ bool pairs_heads(const Kernel& kernel, const AttentionOptions& options) noexcept
          !options.custom_mask;
 }
 
+bool needs_compiler(const AttentionOptions& options) noexcept {
+  return !options.variant.empty() || (options.rope && options.device.type != DeviceType::kCpu);
+}
+
 bool has_boxes(const AttentionOptions& options) noexcept {
   constexpr int32_t kBoxRows = 8;
   return options.page_size % kBoxRows == 0;

@@ -106,6 +106,9 @@ struct Kernel {
   KernelGeometry geometry;
   /// What it is instead for code with a rotation, if that has one of its own.
   std::optional<KernelGeometry> rotating_geometry;
+  /// What it is instead for code that is compiled at run time for plans of few rows, if that has
+  /// one of its own.
+  std::optional<KernelGeometry> few_rows_geometry;
   KernelTuning tuning;
   KernelCode code;
 
@@ -131,6 +134,9 @@ Axis first_unserved_axis(const Kernel& kernel, const AttentionOptions& options) 
 /// Whether the kernel reads kv heads two at a time in decodes. Its code for variants and masks does
 /// not.
 bool pairs_heads(const Kernel& kernel, const AttentionOptions& options) noexcept;
+/// Whether the code of the chosen kernel is compiled at run time. Rotations are compiled into the
+/// kernels of GPUs; those of the CPU have them.
+bool needs_compiler(const AttentionOptions& options) noexcept;
 /// Whether boxes of a tensor map, of 8 rows each, make up a page, or there are no pages.
 bool has_boxes(const AttentionOptions& options) noexcept;
 /// preference() of families that serve everything on their devices.

@@ -170,6 +170,9 @@ Status select_for(BatchKind kind, const AttentionOptions& options, const DeviceL
   if (best == nullptr) return unserved(options, device, nearest);
   choice->kernel = *best;
   if (options.rope && best->rotating_geometry) choice->kernel.geometry = *best->rotating_geometry;
+  if (needs_compiler(options) && kind == BatchKind::kFewRows && best->few_rows_geometry) {
+    choice->kernel.geometry = *best->few_rows_geometry;
+  }
   KernelCode& code = choice->kernel.code;
   if (pairs_heads(*best, options) && code.short_rows_first != nullptr) {
     code.few_rows_first = code.many_rows_first = code.short_rows_first;

@@ -43,18 +43,17 @@ std::string program_source(const Variant::Impl& variant, const GpuKernelTraits& 
   text +=
       plan_source(traits, linear.empty() ? "variant::UserVariant"
                                          : "Biased<variant::UserVariant, variant::LinearBodies>");
-  text += "using UserKernel = Traits<";
-  text += std::string(dtype_constant(traits.q_dtype)) + ", " + dtype_constant(traits.kv_dtype);
-  text += ", " + std::to_string(traits.head_dim_qk) + ", " + std::to_string(traits.head_dim_vo);
-  return text + ", PlanVariant>;\n}\n";
+  std::string choices = std::string("Traits<") + dtype_constant(traits.q_dtype) + ", " +
+                        dtype_constant(traits.kv_dtype) + ", " +
+                        std::to_string(traits.head_dim_qk) + ", " +
+                        std::to_string(traits.head_dim_vo) + ", PlanVariant>";
+  if (traits.few_rows_alone) choices = "FewRowsAlone<" + choices + ">";
+  return text + "using UserKernel = " + choices + ";\n}\n";
 }
 
 std::string kernel_name(const GpuKernelTraits& traits) {
-  if (traits.family == "sm90") {
-    return "flashplan::device::sm90_attention_kernel<flashplan::device::UserKernel>";
-  }
-  return std::string("flashplan::device::attention_kernel<flashplan::device::UserKernel, ") +
-         (traits.few_rows_first ? "true>" : "false>");
+  const std::string name = traits.family == "sm90" ? "sm90_attention_kernel" : "attention_kernel";
+  return "flashplan::device::" + name + "<flashplan::device::UserKernel>";
 }
 
 std::vector<std::string> compiler_options(const Variant::Impl& variant,

@@ -26,7 +26,7 @@ struct GpuKernelTraits {
   bool softcap = false;
   bool custom_mask = false;
   bool batch_invariant = false;
-  bool few_rows_first = false;      // the order of the code of sm80: see attention_kernel
+  bool few_rows_alone = false;      // of sm80: see FewRowsAlone
   const RopeTurns* rope = nullptr;  // of queries and keys; null: none
 };
 

@@ -308,6 +308,36 @@ TEST(the_hopper_family_is_for_more_than_few_rows) {
            "batch_invariant: expected false (compiled in for cuda), got true");
 }
 
+TEST(decodes_with_a_variant_have_the_geometry_of_few_rows) {
+  std::vector<Kernel> all = kernels();
+  for (Kernel& kernel : all) {
+    kernel.few_rows_geometry = kernel.geometry;
+    kernel.few_rows_geometry->tile_q = 16;
+  }
+  DeviceLimits device = h200();
+  device.kernels = all;
+  AttentionOptions o = llama_on_gpu();
+  o.max_qo_tokens = o.max_batch_size;
+  const auto tile_q = [&] {
+    KernelChoices choices;
+    CHECK(select_kernel(o, device, &choices).ok());
+    CHECK(!choices.second || o.variant.empty());
+    return choices.first.kernel.geometry.tile_q;
+  };
+  const int32_t every_row = tile_q();
+  CHECK(every_row > 16);
+  CHECK(Variant::create({.name = "v", .logits = "return x;"}, &o.variant).ok());
+  CHECK_EQ(tile_q(), 16);
+  o.max_qo_tokens += 1;
+  CHECK_EQ(tile_q(), every_row);
+  o.max_qo_tokens -= 1;
+  o.variant = {};
+  o.rope = Rope();
+  CHECK_EQ(tile_q(), 16);
+  o.num_qo_heads = 17 * o.num_kv_heads;
+  CHECK_EQ(tile_q(), every_row);
+}
+
 TEST(kernels_compare_and_print) {
   const Kernel kernel = fake_kernel("bf16_d128", {90, 'a'});
   Kernel other = kernel;

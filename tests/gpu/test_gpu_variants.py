@@ -33,9 +33,14 @@ def expected(torch, q, k, v, slopes, peaks=0):
     return torch.einsum("hqk,khd->qhd", weights, v)
 
 
-def test_one_graph_serves_any_batch(torch):
+# Plans of few rows: their kernels have no body for more rows, and cut prompts into small tiles.
+DECODES = {"max_batch_size": 512}
+
+
+@pytest.mark.parametrize("options", [{}, DECODES, DECODES | {"batch_invariant": True}])
+def test_one_graph_serves_any_batch(torch, options):
     """And reads the slopes of the time when it is replayed."""
-    attn = attention(fp.variants.alibi)
+    attn = attention(fp.variants.alibi, **options)
     q, k, v = tensors(torch, 512, 3000)
     slopes = torch.rand(HEADS, device=DEVICE)
     out = torch.empty_like(q)
@@ -110,12 +115,13 @@ def test_the_kernel_has_the_name_of_the_variant():
     assert attention(changed).plan([0, 1], [9]).kernel_name.startswith("sm80_")
 
 
+@pytest.mark.parametrize("options", [{}, DECODES])
 @pytest.mark.parametrize("num_queries", [1, 40])
-def test_rotations_at_far_positions(torch, num_queries):
+def test_rotations_at_far_positions(torch, num_queries, options):
     """In float64; the window leaves few keys of the million."""
     num_keys, window, half = 1_000_000, 300, DIM // 2
     q, k, v = tensors(torch, num_queries, num_keys)
-    attn = attention(None, rope=fp.Rope(), window_left=window)
+    attn = attention(None, rope=fp.Rope(), window_left=window, **options)
     attn.plan([0, num_queries], [num_keys])
     o = attn.run(q, k, v)
     first = num_keys - num_queries - window

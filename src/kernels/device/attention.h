@@ -51,10 +51,41 @@ FLASHPLAN_DEVICE void run_tile_of_few(const AttentionParams& p, TileContext& con
   }
 }
 
+/// Runs a tile by the body for its rows. `kFewFirst` places the body of few rows (decode) first in
+/// the code: nvcc emits the last branch of a chain first.
+template <typename T, bool kFewFirst>
+FLASHPLAN_DEVICE void run_tile_by_rows(const AttentionParams& p, TileContext& context,
+                                       unsigned char* smem) {
+  using S = Shapes<T>;
+  const int num_rows = context.block.rows.num_rows;
+  // Kernels that are compiled at run time have two bodies: a third one takes a third of the time.
+  constexpr bool kHasSome = T::Variant::kIsBuiltIn;
+  if constexpr (T::kFewRowsAlone) {
+    run_tile<T, typename S::Few>(p, context, smem);
+  } else if constexpr (kFewFirst) {
+    constexpr int kSomeRows = kHasSome ? S::Some::kRows : S::Few::kRows;
+    if (num_rows > kSomeRows) {
+      run_tile<T, typename S::Many>(p, context, smem);
+    } else if (kHasSome && num_rows > S::Few::kRows) {
+      run_tile<T, typename S::Some>(p, context, smem);
+    } else {
+      run_tile_of_few<T, typename S::Few>(p, context, smem);
+    }
+  } else {
+    constexpr int kSomeRows = kHasSome ? S::Some::kRows : S::Few::kRows;
+    if (num_rows <= S::Few::kRows) {
+      run_tile_of_few<T, typename S::Few>(p, context, smem);
+    } else if (kHasSome && num_rows <= kSomeRows) {
+      run_tile<T, typename S::Some>(p, context, smem);
+    } else {
+      run_tile<T, typename S::Many>(p, context, smem);
+    }
+  }
+}
+
 /// CTA c runs queue c of the schedule. With cold caches, the first 64 KB of a kernel's code, 4,096
 /// instructions, cause no cache misses; code behind them is fetched from memory, at 13 clocks per
-/// instruction. `kFewFirst` places the body of few rows (decode) first: nvcc emits the last branch
-/// of a chain first.
+/// instruction, so `kFewFirst` decides which body comes first.
 template <typename Choices, bool kFewFirst = false>
 __global__ void __launch_bounds__(Tiling<Choices, kCompiledSmemPerSm>::kThreads,
                                   Tiling<Choices, kCompiledSmemPerSm>::kCtasPerSm)
@@ -97,27 +128,7 @@ __global__ void __launch_bounds__(Tiling<Choices, kCompiledSmemPerSm>::kThreads,
                     p.schedule.segments + queue.tiles[1 - now].segment);
       }
     }
-    const int num_rows = context.block.rows.num_rows;
-    using S = Shapes<T>;
-    // Kernels that are compiled at run time have two bodies: a third one takes a third of the time.
-    constexpr int kSomeRows = T::Variant::kIsBuiltIn ? S::Some::kRows : S::Few::kRows;
-    if constexpr (kFewFirst) {
-      if (num_rows > kSomeRows) {
-        run_tile<T, typename S::Many>(p, context, smem);
-      } else if (T::Variant::kIsBuiltIn && num_rows > S::Few::kRows) {
-        run_tile<T, typename S::Some>(p, context, smem);
-      } else {
-        run_tile_of_few<T, typename S::Few>(p, context, smem);
-      }
-    } else {
-      if (num_rows <= S::Few::kRows) {
-        run_tile_of_few<T, typename S::Few>(p, context, smem);
-      } else if (T::Variant::kIsBuiltIn && num_rows <= kSomeRows) {
-        run_tile<T, typename S::Some>(p, context, smem);
-      } else {
-        run_tile<T, typename S::Many>(p, context, smem);
-      }
-    }
+    run_tile_by_rows<T, kFewFirst>(p, context, smem);
     cp_async_commit();
     cp_async_wait<0>();
     if (thread == 0 && i + 1 < end) {

@@ -15,7 +15,8 @@ struct Traits {
   static constexpr DType kKv = kKv_;
   static constexpr int kHeadDimQk = kHeadDimQk_;
   static constexpr int kHeadDimVo = kHeadDimVo_;
-  static constexpr bool kGathers = false;  // Sm90Gatherer copies keys and values
+  static constexpr bool kGathers = false;       // Sm90Gatherer copies keys and values
+  static constexpr bool kFewRowsAlone = false;  // see FewRowsAlone
   // Decodes with this head dim read the rows of two kv heads together, because memory delivers less
   // if rows as short as these are read one by one. 0: no head dim.
   static constexpr int kShortRowDims =
@@ -36,6 +37,15 @@ struct With80Dims : Choices {
   static constexpr int kShortRowDims = 80;
 };
 
+/// The same choices for plans of few rows, in code that is compiled at run time: with the body for
+/// 16 rows alone, which compiles in less than half the time. Requests with more rows have several
+/// tiles.
+template <typename Choices>
+struct FewRowsAlone : Choices {
+  static constexpr bool kFewRowsAlone = true;
+  static constexpr int kShortRowDims = 0;
+};
+
 /// The sizes that follow from them on a GPU with kSmemPerSm KB of shared memory per SM.
 template <typename Choices, int kSmemPerSm>
 struct Tiling : Choices {
@@ -47,7 +57,8 @@ struct Tiling : Choices {
   static constexpr bool kIsSmall = kSmemPerSm < 164;
   static constexpr int kCtasPerSm = kIsWide || kIsSmall ? 1 : 2;
   static constexpr int kThreads = 256 / kCtasPerSm;
-  static constexpr int kTileQ = 128;
+  static constexpr int kMostRows = 128;
+  static constexpr int kTileQ = Choices::kFewRowsAlone ? 16 : kMostRows;
   // Rows of a warp in tiles of many rows. With 32 rows it reads half as many fragments of k and v
   // as with 16. On GPUs with 100 KB, which have half the matrix rate, these reads are no
   // bottleneck. The accumulators of 32 rows x 256 dims need two warps.
@@ -66,7 +77,7 @@ struct Tiling : Choices {
     constexpr int kBytesPerKey =
         (Choices::kHeadDimQk + Choices::kHeadDimVo) * Element<Choices::kKv>::kBytes +
         kTableBytesPerKey + kIdBytesPerKey;
-    constexpr int kQBytes = kTileQ * Choices::kHeadDimQk * Element<Choices::kQ>::kBytes;
+    constexpr int kQBytes = kMostRows * Choices::kHeadDimQk * Element<Choices::kQ>::kBytes;
     constexpr int kOtherBytes = 1024 + (kManyWarpsVo > 1 ? 16 * 1024 : 0);  // at most
     int keys = kIsNarrow || Choices::kHeadDimQk <= 64 ? 128 : 64;
     while (kOtherBytes + kQBytes + 2 * keys * kBytesPerKey > kSmemBudget) keys /= 2;
@@ -182,7 +193,7 @@ struct Shape {
 };
 
 /// The shapes of a kernel, by the rows of a work tile.
-template <typename T>
+template <typename T, bool kFewRowsAlone = T::kFewRowsAlone>
 struct Shapes {
   using Few = Shape<T, 1, 1>;   // up to 16 rows: decode
   using Some = Shape<T, 4, 1>;  // up to 64
@@ -193,6 +204,13 @@ struct Shapes {
       Few::kSmemBytes > Some::kSmemBytes ? Few::kSmemBytes : Some::kSmemBytes;
   static constexpr int kSmemBytes = kLarger > Many::kSmemBytes ? kLarger : Many::kSmemBytes;
   static_assert(Many::kRows == T::kTileQ);
+};
+
+template <typename T>
+struct Shapes<T, true> {
+  using Few = Shape<T, 1, 1>;
+  static constexpr int kSmemBytes = Few::kSmemBytes;
+  static_assert(Few::kRows == T::kTileQ);
 };
 
 /// The head dim for which FewRows is compiled; 0: none.

@@ -69,6 +69,7 @@ class Sm90Gatherer : Sm90ProducerWarp<S> {
   using Base::lane_;
   using Base::p_;
   using Base::release_context;
+  using Base::row_address;
   using Base::wait_context;
   using Base::warp_;
 
@@ -159,9 +160,7 @@ class Sm90Gatherer : Sm90ProducerWarp<S> {
   /// The same for rows that are not aligned, or further away than RowUnits can tell.
   FLASHPLAN_DEVICE void copy_far_rows(const KvView& view, const Step& step, int head_dim,
                                       uint32_t tile) const {
-    const auto* own = static_cast<const unsigned char*>(view.data) +
-                      2 * (step.page * view.page_stride + row_in_page(step) * view.token_stride +
-                           step.head * view.head_stride);
+    const unsigned char* const own = row_address(view, step.page, row_in_page(step), step.head);
     const int lane = opaque(lane_);
     const int chunk = lane % kLanesPerRow;
 #pragma unroll 1
