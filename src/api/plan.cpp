@@ -8,6 +8,8 @@
 #include <new>
 #include <span>
 #include <string_view>
+#include <system_error>
+#include <thread>
 
 #include "api/check_lengths.h"
 #include "api/kernels.h"
@@ -161,6 +163,28 @@ Status compile_variant(const AttentionOptions& options, const RopeTurns& rope,
   return cuda::compile_variant(options, options.rope ? &rope : nullptr, kernel);
 }
 
+/// Does so for all kernels of a plan: for two of them by two threads, because compiling a kernel
+/// takes seconds.
+Status compile_variants(const AttentionOptions& options, const RopeTurns& rope,
+                        std::span<PlanKernel> kernels) noexcept {
+  if (!needs_compiler(options)) return {};
+  Status last;
+  const auto compile_last = [&]() noexcept {
+    last = compile_variant(options, rope, &kernels.back().choice.kernel);
+  };
+  std::thread thread;
+  if (kernels.size() > 1) {
+    try {
+      thread = std::thread(compile_last);
+    } catch (const std::system_error&) {  // there are no more threads
+      compile_last();
+    }
+  }
+  const Status first = compile_variant(options, rope, &kernels.front().choice.kernel);
+  if (thread.joinable()) thread.join();
+  return first.ok() ? last : first;
+}
+
 /// Whether the options' variant and rotation could be compiled here.
 Status check_compiler(const AttentionOptions& options) noexcept {
   if (!needs_compiler(options)) return {};
@@ -196,19 +220,12 @@ void prepare_schedules(const AttentionOptions& options, PlanKernel* kernel,
   *bounds = larger(*bounds, own);
 }
 
-/// Whether the shared prefixes of a batch may be computed once. A kernel computes a prefix for the
-/// queries of several requests together. It knows neither the positions of these queries, which
-/// variants and RoPE need, nor their masks.
-bool can_share_prefixes(const AttentionOptions& options, const Batch& batch) {
-  return options.variant.empty() && !options.rope && !has_masks_inside_prefixes(batch);
-}
-
 /// Chooses the kernel for a batch, and makes its schedule.
 void make_schedule(const Batch& batch, const ScheduleMemory& memory, Plan::Impl* impl) {
   const AttentionOptions& options = impl->options;
   std::span<const PrefixGroup> prefixes;
   int64_t num_shared_keys = 0;
-  if (can_share_prefixes(options, batch)) {
+  if (may_share_prefixes(options) && !has_masks_inside_prefixes(batch)) {
     prefixes = impl->prefixes.in_order();
     num_shared_keys = impl->prefixes.num_shared_keys();
   }
@@ -284,11 +301,7 @@ Status Plan::create(const AttentionOptions& options, Plan* plan) noexcept try {
   std::size_t workspace_bytes = 0;
   impl->kernels.front().choice = choices.first;
   if (choices.second) impl->kernels.back().choice = *choices.second;
-  if (needs_compiler(options)) {
-    for (PlanKernel& kernel : impl->kernels) {
-      FLASHPLAN_RETURN_IF_ERROR(compile_variant(options, impl->rope, &kernel.choice.kernel));
-    }
-  }
+  FLASHPLAN_RETURN_IF_ERROR(compile_variants(options, impl->rope, impl->kernels));
   for (std::size_t i = 0; i < impl->kernels.size(); ++i) {
     PlanKernel& kernel = impl->kernels[i];
     prepare_schedules(options, &kernel, &bounds);

@@ -29,7 +29,6 @@ BatchKind kind_of_bounds(const AttentionOptions& options) noexcept {
 }
 
 bool allows_both_kinds(const AttentionOptions& options) noexcept {
-  if (!options.variant.empty() || options.rope) return false;
   if (kind_of_bounds(options) == BatchKind::kFewRows) return can_gain_by_prefixes(options);
   return group_size(options) <= kFewRows;
 }

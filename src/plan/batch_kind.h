@@ -18,7 +18,7 @@ constexpr BatchKind other_kind(BatchKind kind) noexcept {
 BatchKind kind_of_bounds(const AttentionOptions& options) noexcept;
 
 /// Whether batches of both kinds are within the bounds, so that a plan should have a kernel for
-/// each. Plans with a variant or a rotation have one kernel, because each is compiled for itself.
+/// each.
 bool allows_both_kinds(const AttentionOptions& options) noexcept;
 
 /// The kind of a batch by the query rows of its requests. Its lengths have been checked.

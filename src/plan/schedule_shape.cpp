@@ -8,7 +8,8 @@
 namespace flashplan {
 
 bool may_share_prefixes(const AttentionOptions& options) noexcept {
-  return !options.batch_invariant && options.window_left < 0;
+  return !options.batch_invariant && options.window_left < 0 && options.variant.empty() &&
+         !options.rope;
 }
 
 bool shares_prefixes(const AttentionOptions& options, const KernelChoice& choice) noexcept {

@@ -56,11 +56,15 @@ TEST(plans_have_a_kernel_for_each_kind_of_batches) {
   CHECK_EQ(with([&](auto& o) { decodes(o), o.page_size = 12; }), "sm80");
   CHECK_EQ(with([&](auto& o) { decodes(o), o.window_left = 100; }), "sm80");
   CHECK_EQ(with([&](auto& o) { decodes(o), o.batch_invariant = true; }), "sm80");
-  // A kernel with a variant or a rotation is compiled for the plan, so there is only one.
+  // With a variant or a rotation they do not. A second kernel of one family is not compiled.
   Variant variant;
   CHECK(Variant::create({.name = "v", .logits = "return x;"}, &variant).ok());
-  CHECK_EQ(with([&](auto& o) { o.variant = variant; }), "sm90");
+  CHECK_EQ(with([&](auto& o) { o.variant = variant; }), "sm90, sm80");
+  CHECK_EQ(with([&](auto& o) { decodes(o), o.variant = variant; }), "sm80");
+  CHECK_EQ(with([&](auto& o) { decodes(o), o.rope = Rope(); }), "sm80");
   CHECK_EQ(with([&](auto& o) { o.rope = Rope(); }), "sm80");
+  CHECK(Variant::create({.name = "v", .key = "return x;"}, &variant).ok());
+  CHECK_EQ(with([&](auto& o) { o.variant = variant; }), "sm80");
   KernelChoices choices;
   CHECK(select_kernel(prompts, hopper.device, &choices).ok());
   CHECK_EQ(choices.second->num_ctas, 264);
