@@ -106,7 +106,7 @@ struct Kernel {
   KernelGeometry geometry;
   /// What it is instead for code with a rotation, if that has one of its own.
   std::optional<KernelGeometry> rotating_geometry;
-  /// What it is instead for code that is compiled at run time for plans of few rows, if that has
+  /// What it is instead for a plan's kernel for few rows that is compiled at run time, if that has
   /// one of its own.
   std::optional<KernelGeometry> few_rows_geometry;
   KernelTuning tuning;

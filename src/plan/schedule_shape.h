@@ -97,8 +97,8 @@ struct ScheduleShape {
 
 /// Whether plans with these options may compute shared prefixes once. Batch-invariant plans may
 /// not, because rows must not depend on their neighbours; nor do plans with a window, which hides
-/// most prefixes. Variants and RoPE need the positions of queries, which a kernel does not know
-/// where it computes a prefix for several requests together.
+/// most prefixes. Variants and RoPE need the positions of the queries. A kernel that computes a
+/// prefix for several requests together does not know them.
 bool may_share_prefixes(const AttentionOptions& options) noexcept;
 /// Whether they do with the kernel of `choice`.
 bool shares_prefixes(const AttentionOptions& options, const KernelChoice& choice) noexcept;

@@ -201,8 +201,8 @@ Status select_kernel(const AttentionOptions& options, const DeviceLimits& device
   if (!allows_both_kinds(options)) return {};
   KernelChoice other;
   FLASHPLAN_RETURN_IF_ERROR(select_for(other_kind(kind), options, device, &other));
-  // What is compiled at run time takes seconds. In one family a second kernel is not worth them: it
-  // would only leave out what the first one has besides.
+  // Compiling a kernel at run time takes seconds. A second kernel of the same family is not worth
+  // them, because it would only have fewer bodies than the first one.
   const bool is_same = needs_compiler(options) ? other.kernel.family == choices->first.kernel.family
                                                : other == choices->first;
   if (!is_same) choices->second = other;

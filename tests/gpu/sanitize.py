@@ -57,9 +57,9 @@ def small_cases():
         Case((130, 3), (400, 70), head_dim=128, num_qo_heads=2, page_size=None, rope="plain"),
         Case((130, 3), (400, 70), head_dim=128, num_qo_heads=2, page_size=None, variant="linear"),
         # Many row tiles read few keys, so that these are prepared. Each CTA computes two row tiles
-        # at most. A row tile uses two mbarriers for its queries, and consumers wait for the first
-        # one only. The third row tile of a CTA uses the same two again, and synccheck then reports
-        # a missing wait for the second one.
+        # at most. A row tile of more than 64 rows uses two mbarriers for its queries, of which the
+        # consumers wait for the first. The third such tile of a CTA uses both again, and synccheck
+        # then reports a missing wait for the second.
         Case((260, 3), (260, 70), head_dim=128, num_qo_heads=64, page_size=None, rope="plain"),
         Case((260, 3), (260, 70), head_dim=128, num_qo_heads=64, page_size=1),
     ]

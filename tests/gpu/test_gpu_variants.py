@@ -33,7 +33,7 @@ def expected(torch, q, k, v, slopes, peaks=0):
     return torch.einsum("hqk,khd->qhd", weights, v)
 
 
-# Plans of few rows: their kernels have no body for more rows, and cut prompts into small tiles.
+# With these bounds a plan has only the kernel for few rows. It cuts prompts into tiles of 16 rows.
 DECODES = {"max_batch_size": 512}
 
 

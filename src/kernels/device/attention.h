@@ -51,31 +51,27 @@ FLASHPLAN_DEVICE void run_tile_of_few(const AttentionParams& p, TileContext& con
   }
 }
 
-/// Runs a tile by the body for its rows. `kFewFirst` places the body of few rows (decode) first in
-/// the code: nvcc emits the last branch of a chain first.
+/// Runs a work tile with the body that is compiled for so many rows. `kFewFirst` places the body of
+/// few rows (decode) first in the code: nvcc emits the last branch of a chain first.
 template <typename T, bool kFewFirst>
 FLASHPLAN_DEVICE void run_tile_by_rows(const AttentionParams& p, TileContext& context,
                                        unsigned char* smem) {
   using S = Shapes<T>;
   const int num_rows = context.block.rows.num_rows;
-  // Kernels that are compiled at run time have two bodies: a third one takes a third of the time.
-  constexpr bool kHasSome = T::Variant::kIsBuiltIn;
   if constexpr (T::kFewRowsAlone) {
     run_tile<T, typename S::Few>(p, context, smem);
   } else if constexpr (kFewFirst) {
-    constexpr int kSomeRows = kHasSome ? S::Some::kRows : S::Few::kRows;
-    if (num_rows > kSomeRows) {
+    if (num_rows > S::kSomeRows) {
       run_tile<T, typename S::Many>(p, context, smem);
-    } else if (kHasSome && num_rows > S::Few::kRows) {
+    } else if (S::kHasSome && num_rows > S::Few::kRows) {
       run_tile<T, typename S::Some>(p, context, smem);
     } else {
       run_tile_of_few<T, typename S::Few>(p, context, smem);
     }
   } else {
-    constexpr int kSomeRows = kHasSome ? S::Some::kRows : S::Few::kRows;
     if (num_rows <= S::Few::kRows) {
       run_tile_of_few<T, typename S::Few>(p, context, smem);
-    } else if (kHasSome && num_rows <= kSomeRows) {
+    } else if (S::kHasSome && num_rows <= S::kSomeRows) {
       run_tile<T, typename S::Some>(p, context, smem);
     } else {
       run_tile<T, typename S::Many>(p, context, smem);

@@ -130,12 +130,12 @@ FLASHPLAN_DEVICE void tma_store_3d(const void* tensor_map, uint32_t from, int c0
 FLASHPLAN_DEVICE void tma_store_commit() {
   asm volatile("cp.async.bulk.commit_group;\n" ::: "memory");
 }
-/// Waits until all that this thread stores by boxes or bulk copies has been read from shared
-/// memory.
+/// Waits until all boxes and bulk copies that this thread stores have been read from shared memory,
+/// so that their shared memory may be overwritten.
 FLASHPLAN_DEVICE void tma_store_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read 0;\n" ::: "memory");
 }
-/// Waits until all that this thread stores by boxes or bulk copies has been written to global
+/// Waits until all boxes and bulk copies that this thread stores have been written to global
 /// memory.
 FLASHPLAN_DEVICE void bulk_store_wait() {
   asm volatile("cp.async.bulk.wait_group 0;\n" ::: "memory");

@@ -55,14 +55,15 @@ FLASHPLAN_DEVICE void rotate_words(uint32_t& a, uint32_t& b, float2 of_low, floa
   b = Element<kDType>::pack(y.x, y.y);
 }
 
-/// Rotates 8 neighbouring dims, which are 4 interleaved pairs. `cos_sin(i)`: that of pair i.
+/// Rotates 8 neighbouring dims, which are 4 interleaved pairs. `cos_sin(i)` returns the cosine and
+/// sine of the angle of pair i.
 template <DType kDType, typename CosSin>
 FLASHPLAN_DEVICE void rotate_chunk(uint4& a, const CosSin& cos_sin) {
   a = {rotated_pair<kDType>(a.x, cos_sin(0)), rotated_pair<kDType>(a.y, cos_sin(1)),
        rotated_pair<kDType>(a.z, cos_sin(2)), rotated_pair<kDType>(a.w, cos_sin(3))};
 }
-/// Rotates 8 pairs that are not interleaved: `a` has their dims of the first half of a row, `b`
-/// those of the second half.
+/// Rotates 8 pairs that are not interleaved: `a` has each pair's dim in the first half of a row,
+/// `b` the one in the second half.
 template <DType kDType, typename CosSin>
 FLASHPLAN_DEVICE void rotate_chunks_of_halves(uint4& a, uint4& b, const CosSin& cos_sin) {
   rotate_words<kDType>(a.x, b.x, cos_sin(0), cos_sin(1));

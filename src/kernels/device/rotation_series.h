@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rotates four pairs of dims of several rows, whose positions are evenly spaced.
+// Rotates the same four pairs of dims in several rows at evenly spaced positions.
 #pragma once
 
 #include "kernels/device/rotation.h"
@@ -53,11 +53,11 @@ struct FourPairs {
 };
 
 /// {cos, sin} of the angles by which four pairs of dims are rotated, at evenly spaced positions.
-/// `item` says which four pairs of a row, as in FourPairs. They follow from those of the first two
-/// by x[n + 1] = 2 cos(d) x[n] - x[n - 1], where d is the angle from one to the next: one
-/// instruction for each. They are right to 4e-5 after 32 positions if cos(d) comes from
-/// Variant::step(), and to 1.2e-4 after 16 if it comes from rotor(). Rounding to float16 changes
-/// them by up to 4.9e-4.
+/// `item` says which four pairs of a row, as in FourPairs. From the third position on, each cosine
+/// and sine follows from the two before it: x[n + 1] = 2 cos(d) x[n] - x[n - 1], where d is the
+/// angle from one position to the next. This takes one instruction. The error is at most 4e-5 after
+/// 32 positions if cos(d) comes from Variant::step(), and 1.2e-4 after 16 if it comes from rotor();
+/// rounding to float16 adds up to 4.9e-4.
 template <typename Variant>
 struct FourTurns {
   float2 now[4];

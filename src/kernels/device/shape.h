@@ -37,9 +37,9 @@ struct With80Dims : Choices {
   static constexpr int kShortRowDims = 80;
 };
 
-/// The same choices for plans of few rows, in code that is compiled at run time: with the body for
-/// 16 rows alone, which compiles in less than half the time. Requests with more rows have several
-/// tiles.
+/// The same choices for a plan's kernel for few rows, if it is compiled at run time. It has the
+/// body for 16 rows alone, and compiles in a third of the time. A request with more rows is cut
+/// into row tiles of 16.
 template <typename Choices>
 struct FewRowsAlone : Choices {
   static constexpr bool kFewRowsAlone = true;
@@ -204,6 +204,10 @@ struct Shapes {
       Few::kSmemBytes > Some::kSmemBytes ? Few::kSmemBytes : Some::kSmemBytes;
   static constexpr int kSmemBytes = kLarger > Many::kSmemBytes ? kLarger : Many::kSmemBytes;
   static_assert(Many::kRows == T::kTileQ);
+  // Kernels that are compiled at run time have two bodies: a third one takes a third of the time.
+  static constexpr bool kHasSome = T::Variant::kIsBuiltIn;
+  // The most rows of a tile that does not need Many.
+  static constexpr int kSomeRows = kHasSome ? Some::kRows : Few::kRows;
 };
 
 template <typename T>

@@ -41,8 +41,9 @@ struct Sm90Prepared {
   }
 };
 
-/// The prepared tiles that a work tile reads: [begin, end) of its segment. Its first key is the
-/// first of a tile, because plans with windows or ranges of keys prepare nothing.
+/// Which of its segment's prepared tiles a work tile reads: [begin, end). The keys of a work tile
+/// begin with the first key of a prepared tile, because plans with windows or ranges of keys
+/// prepare nothing.
 template <typename S>
 struct Sm90PreparedRange {
   int32_t begin = 0;

@@ -16,8 +16,9 @@ class Sm90PreparedLoader : Sm90ProducerWarp<S> {
  public:
   using Base::Base;
 
-  /// Fills the slots of keys, or those of values, and passes the others. In the ring the values of
-  /// a step follow the keys of the next step. `num_arrivals`: how many a slot's mbarrier expects.
+  /// Fills either the slots of keys or those of values, and skips the others. In the ring the
+  /// values of a step come after the keys of the next step. `num_arrivals`: the arrivals that the
+  /// mbarrier of a slot waits for.
   FLASHPLAN_DEVICE void run(int num_arrivals) {
     num_arrivals_ = num_arrivals;
     int32_t last_tile = kNotPrepared;  // that of the step before, whose values are to come
@@ -74,8 +75,8 @@ class Sm90PreparedLoader : Sm90ProducerWarp<S> {
               tiles + (int64_t{tile} * kv.num_kv_heads + head) * kBytes, kBytes, full);
   }
 
-  /// Waits until a tile is ready. It loads the counters of 32 tiles at once, because a load takes
-  /// nearly as long as a step of the consumers.
+  /// Waits until a tile is ready. It loads the counters of 32 tiles at once, because one load takes
+  /// nearly as long as the consumers need for a step of keys.
   FLASHPLAN_DEVICE void wait_ready(int32_t tile, int32_t head) {
     const auto distance = static_cast<uint32_t>(tile - first_seen_);
     const bool is_known = head == head_seen_ && distance < 32 && (ready_ >> distance & 1) != 0;
@@ -84,7 +85,8 @@ class Sm90PreparedLoader : Sm90ProducerWarp<S> {
     first_seen_ = tile;
     head_seen_ = head;
   }
-  /// Waits until a tile is ready, and returns which of the 32 tiles from it on are: a bit for each.
+  /// Waits until `tile` is ready. Bit i of the result says whether tile number `tile` + i is ready,
+  /// for 32 tiles.
   static __device__ __noinline__ uint32_t wait_for_first(const AttentionParams& p, int32_t tile,
                                                          int32_t head) {
     const int lane = static_cast<int>(threadIdx.x) % 32;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The warps of the sm90 family that prepare keys and values (abi/prepared_kv.h): they gather the
-// rows in shared memory, rotate keys if the plan has a rotation, and store them in the workspace.
-// Sm90PreparedLoader copies them back to shared memory.
+// rows in shared memory, rotate keys if the plan has a rotation, and store the rows in the
+// workspace. From there Sm90PreparedLoader copies them to the slots that the consumers read.
 #pragma once
 
 #include "kernels/device/rotation_series.h"
@@ -21,11 +21,12 @@ class Sm90Preparer : Sm90ProducerWarp<S> {
  public:
   using Base::Base;
 
-  /// Prepares what all work tiles of the queue read, ahead of the warps that read it.
+  /// Prepares the keys and values of all work tiles of the queue, before the warps that copy them
+  /// to the slots need them.
   FLASHPLAN_DEVICE void run() { prepare_before(INT32_MAX); }
 
-  /// Prepares what the first `end` work tiles of the queue read; the queue may have fewer. Returns
-  /// when each part of it is prepared, or claimed by another warp.
+  /// Prepares the keys and values of the first `end` work tiles of the queue, which may have fewer.
+  /// Returns when each of their parts is prepared or claimed by another warp.
   FLASHPLAN_DEVICE void prepare_before(int32_t end) {
     int32_t stored = kNoPart;  // on its way to the workspace
     bool stored_key = true;    // or its values
@@ -150,8 +151,9 @@ class Sm90Preparer : Sm90ProducerWarp<S> {
     }
     return part;
   }
-  /// Requests the keys or values of a part: as copy_rows(), but unrolled. They overwrite those of
-  /// the last request, which must have been read by the bulk copy to the workspace.
+  /// Requests the keys or values of a part, as copy_rows() does, but with its loops unrolled. They
+  /// overwrite the rows of the last request. So this waits until the bulk copy to the workspace has
+  /// read those.
   FLASHPLAN_DEVICE void request(const Part& part, bool is_key) const {
     const KvView& view = is_key ? p_.tensors.k : p_.tensors.v;
     const int head_dim = is_key ? p_.tensors.head_dim_qk : p_.tensors.head_dim_vo;
@@ -192,7 +194,8 @@ class Sm90Preparer : Sm90ProducerWarp<S> {
     bulk_store(parts + int64_t{part.number} * S::kPartBytes, stage(), S::kPartBytes);
     tma_store_commit();
   }
-  /// Waits until a part is stored, and tells the warps that wait for its tile.
+  /// Waits until a part is stored in the workspace, then counts it as ready for the warps that wait
+  /// for its tile.
   FLASHPLAN_DEVICE void announce(int32_t part, bool is_key) const {
     if (lane_ != 0) return;
     bulk_store_wait();
