@@ -40,19 +40,18 @@ KernelTuning sm80_tuning(int32_t tile_kv) noexcept {
 KernelTuning sm90_tuning(int32_t tile_kv, bool gathers) noexcept {
   // The unit is a clock. A tile of 128 rows takes 2500 for a step of 128 keys, whatever rows are in
   // use, and 3200 for its begin and end; a partial result 3000, and 40 for each of its rows. Where
-  // rows are gathered, a step takes 3100, and begin and end take 4700. Kernels of 256 dims have
-  // steps of 80 keys and room for the queries of one tile only. There a tile's begin and end take
-  // as long as three steps, because its queries are loaded only when the tile before it has ended.
+  // rows are gathered, a step takes 3100, and begin and end take 4700, but with these numbers some
+  // batches are divided worse, and none better (docs/tuning.md). Kernels of 256 dims have steps of
+  // 80 keys and room for the queries of one tile only. There a tile's begin and end take as long as
+  // three steps, because its queries are loaded only when the tile before it has ended.
   // At the end of a queue, eight warps merge its requests with their prefixes. What this and
   // sharing cost was fitted to the times of 100 trees of prefixes; `share` was lowered when these
   // merges became faster, and 120 trees confirmed it. A step of decodes takes 700 less if its keys
   // come from L2, because other decodes read them too.
   const bool is_wide = tile_kv < 96;
-  return {.cost = {.tile = is_wide   ? 5000
-                           : gathers ? 4700
-                                     : 3200,
+  return {.cost = {.tile = is_wide ? 5000 : 3200,
                    .tile_row = 0,
-                   .step = (gathers ? 3100 : 2500) * tile_kv / 128,
+                   .step = 2500 * tile_kv / 128,
                    .step_row = 0,
                    .split = 3000,
                    .split_row = 40,
@@ -64,7 +63,7 @@ KernelTuning sm90_tuning(int32_t tile_kv, bool gathers) noexcept {
                    .share = 2000,
                    .share_row = 100,
                    .error_part = 6},
-          .item_steps = 8 * 128 / tile_kv,
+          .item_steps = (gathers ? 10 : 8) * 128 / tile_kv,
           .uncut_part = 16,
           .prepare_reads = gathers ? 8 : 4,
           .chunk_kv = 0};
