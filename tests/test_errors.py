@@ -176,7 +176,8 @@ def test_two_threads_in_one_attention_are_refused():
 
     worker = threading.Thread(target=work)
     worker.start()
-    while worker.is_alive():
+    # Only until one of the two has been refused: they could refuse each other for a long time.
+    while worker.is_alive() and not errors:
         try:
             attn.plan(*inputs.plan_args())
         except RuntimeError as error:
