@@ -176,7 +176,8 @@ def test_two_threads_in_one_attention_are_refused():
 
     worker = threading.Thread(target=work)
     worker.start()
-    # Only until one of the two has been refused: they could refuse each other for a long time.
+    # Plan until a thread has been refused, and no longer: on a busy machine each of the two could
+    # find the attention in use by the other one for minutes.
     while worker.is_alive() and not errors:
         try:
             attn.plan(*inputs.plan_args())

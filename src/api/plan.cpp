@@ -163,8 +163,8 @@ Status compile_variant(const AttentionOptions& options, const RopeTurns& rope,
   return cuda::compile_variant(options, options.rope ? &rope : nullptr, kernel);
 }
 
-/// Does so for all kernels of a plan. Two kernels are compiled by two threads, because each takes
-/// seconds.
+/// Compiles the kernels of a plan. Two kernels are compiled at the same time, by two threads,
+/// because each takes seconds.
 Status compile_variants(const AttentionOptions& options, const RopeTurns& rope,
                         std::span<PlanKernel> kernels) noexcept {
   if (!needs_compiler(options)) return {};

@@ -104,10 +104,10 @@ struct Kernel {
   int32_t head_dim_vo = 0;
   bool softcap = false;  // whether it applies a softcap
   KernelGeometry geometry;
-  /// What it is instead for code with a rotation, if that has one of its own.
+  /// The geometry of the code with a rotation, if it differs from `geometry`.
   std::optional<KernelGeometry> rotating_geometry;
-  /// What it is instead for a plan's kernel for few rows that is compiled at run time, if that has
-  /// one of its own.
+  /// The geometry of the code that is compiled at run time for batches of few rows, if it differs
+  /// from `geometry`.
   std::optional<KernelGeometry> few_rows_geometry;
   KernelTuning tuning;
   KernelCode code;

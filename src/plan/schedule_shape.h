@@ -97,8 +97,9 @@ struct ScheduleShape {
 
 /// Whether plans with these options may compute shared prefixes once. Batch-invariant plans may
 /// not, because rows must not depend on their neighbours; nor do plans with a window, which hides
-/// most prefixes. Variants and RoPE need the positions of the queries. A kernel that computes a
-/// prefix for several requests together does not know them.
+/// most prefixes; nor do plans with a variant or RoPE, which need the positions of the queries: a
+/// kernel computes a shared prefix for the queries of several requests together, and does not know
+/// their positions.
 bool may_share_prefixes(const AttentionOptions& options) noexcept;
 /// Whether they do with the kernel of `choice`.
 bool shares_prefixes(const AttentionOptions& options, const KernelChoice& choice) noexcept;

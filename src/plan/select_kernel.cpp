@@ -201,8 +201,8 @@ Status select_kernel(const AttentionOptions& options, const DeviceLimits& device
   if (!allows_both_kinds(options)) return {};
   KernelChoice other;
   FLASHPLAN_RETURN_IF_ERROR(select_for(other_kind(kind), options, device, &other));
-  // Compiling a kernel at run time takes seconds. A second kernel of the same family is not worth
-  // them, because it would only have fewer bodies than the first one.
+  // A kernel that is compiled at run time costs seconds when the plan is made. A second one of the
+  // same family is not worth them: all that it could do better is to have fewer bodies.
   const bool is_same = needs_compiler(options) ? other.kernel.family == choices->first.kernel.family
                                                : other == choices->first;
   if (!is_same) choices->second = other;

@@ -39,11 +39,12 @@ KernelTuning sm80_tuning(int32_t tile_kv) noexcept {
 
 KernelTuning sm90_tuning(int32_t tile_kv, bool gathers) noexcept {
   // The unit is a clock. A tile of 128 rows takes 2500 for a step of 128 keys, whatever rows are in
-  // use, and 3200 for its begin and end; a partial result 3000, and 40 for each of its rows. Where
-  // rows are gathered, a step takes 3100, and begin and end take 4700, but with these numbers some
-  // batches are divided worse, and none better (docs/tuning.md). Kernels of 256 dims have steps of
-  // 80 keys and room for the queries of one tile only. There a tile's begin and end take as long as
-  // three steps, because its queries are loaded only when the tile before it has ended.
+  // use, and 3200 for its begin and end; a partial result 3000, and 40 for each of its rows. In
+  // kernels that gather rows a step takes 3100, and begin and end take 4700. They are planned with
+  // 2500 and 3200 all the same, because with 3100 and 4700 some batches ran slower and none faster
+  // (docs/tuning.md). Kernels of 256 dims have steps of 80 keys, and shared memory for the queries
+  // of one tile. The next tile's queries are loaded only when a tile has ended, so begin and end
+  // take as long as three steps.
   // At the end of a queue, eight warps merge its requests with their prefixes. What this and
   // sharing cost was fitted to the times of 100 trees of prefixes; `share` was lowered when these
   // merges became faster, and 120 trees confirmed it. A step of decodes takes 700 less if its keys

@@ -56,10 +56,10 @@ def small_cases():
         Case((70,), (150,), head_dim=128, kv_dtype="float8_e4m3fn", num_qo_heads=2, num_ctas=1),
         Case((130, 3), (400, 70), head_dim=128, num_qo_heads=2, page_size=None, rope="plain"),
         Case((130, 3), (400, 70), head_dim=128, num_qo_heads=2, page_size=None, variant="linear"),
-        # Many row tiles read few keys, so that these are prepared. Each CTA computes two row tiles
-        # at most. A row tile of more than 64 rows uses two mbarriers for its queries, of which the
-        # consumers wait for the first. The third such tile of a CTA uses both again, and synccheck
-        # then reports a missing wait for the second.
+        # Many row tiles read few keys, so that these are prepared. Each CTA computes at most two
+        # row tiles. With a third one synccheck would report a missing wait: a row tile of more than
+        # 64 rows uses two mbarriers for its queries, the consumers wait only for the first of them,
+        # and the third tile uses both again.
         Case((260, 3), (260, 70), head_dim=128, num_qo_heads=64, page_size=None, rope="plain"),
         Case((260, 3), (260, 70), head_dim=128, num_qo_heads=64, page_size=1),
     ]

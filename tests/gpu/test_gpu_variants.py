@@ -33,7 +33,8 @@ def expected(torch, q, k, v, slopes, peaks=0):
     return torch.einsum("hqk,khd->qhd", weights, v)
 
 
-# With these bounds a plan has only the kernel for few rows. It cuts prompts into tiles of 16 rows.
+# With these bounds a plan has only the kernel for few rows, so the planner cuts prompts into row
+# tiles of 16.
 DECODES = {"max_batch_size": 512}
 
 

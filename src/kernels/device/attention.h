@@ -51,8 +51,9 @@ FLASHPLAN_DEVICE void run_tile_of_few(const AttentionParams& p, TileContext& con
   }
 }
 
-/// Runs a work tile with the body that is compiled for so many rows. `kFewFirst` places the body of
-/// few rows (decode) first in the code: nvcc emits the last branch of a chain first.
+/// Runs a work tile with the body that is compiled for so many rows. With `kFewFirst` the body of
+/// few rows (decode) lies at the begin of the kernel's code. nvcc places the last branch of an
+/// if-else chain first.
 template <typename T, bool kFewFirst>
 FLASHPLAN_DEVICE void run_tile_by_rows(const AttentionParams& p, TileContext& context,
                                        unsigned char* smem) {

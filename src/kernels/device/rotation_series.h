@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rotates the same four pairs of dims in several rows at evenly spaced positions.
+// Rotary embedding of rows at evenly spaced positions: a thread rotates the same four pairs of dims
+// in several of these rows.
 #pragma once
 
 #include "kernels/device/rotation.h"
@@ -53,10 +54,11 @@ struct FourPairs {
 };
 
 /// {cos, sin} of the angles by which four pairs of dims are rotated, at evenly spaced positions.
-/// `item` says which four pairs of a row, as in FourPairs. From the third position on, each cosine
-/// and sine follows from the two before it: x[n + 1] = 2 cos(d) x[n] - x[n - 1], where d is the
-/// angle from one position to the next. This takes one instruction. The error is at most 4e-5 after
-/// 32 positions if cos(d) comes from Variant::step(), and 1.2e-4 after 16 if it comes from rotor();
+/// `item` says which four pairs of a row, as in FourPairs. From the third position on, a cosine or
+/// sine is computed from those of the two positions before, by one multiply-add:
+///   x[n + 1] = 2 cos(d) x[n] - x[n - 1]
+/// where the angle grows by d from one position to the next. The error is at most 4e-5 after 32
+/// positions if cos(d) comes from Variant::step(), and 1.2e-4 after 16 if it comes from rotor();
 /// rounding to float16 adds up to 4.9e-4.
 template <typename Variant>
 struct FourTurns {

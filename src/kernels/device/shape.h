@@ -37,9 +37,9 @@ struct With80Dims : Choices {
   static constexpr int kShortRowDims = 80;
 };
 
-/// The same choices for a plan's kernel for few rows, if it is compiled at run time. It has the
-/// body for 16 rows alone, and compiles in a third of the time. A request with more rows is cut
-/// into row tiles of 16.
+/// The same choices for a kernel that is compiled at run time for batches of few rows. It has only
+/// the body for 16 rows, and so compiles in a third of the time. The planner cuts a request with
+/// more rows into row tiles of 16.
 template <typename Choices>
 struct FewRowsAlone : Choices {
   static constexpr bool kFewRowsAlone = true;
@@ -204,7 +204,7 @@ struct Shapes {
       Few::kSmemBytes > Some::kSmemBytes ? Few::kSmemBytes : Some::kSmemBytes;
   static constexpr int kSmemBytes = kLarger > Many::kSmemBytes ? kLarger : Many::kSmemBytes;
   static_assert(Many::kRows == T::kTileQ);
-  // Kernels that are compiled at run time have two bodies: a third one takes a third of the time.
+  // Kernels that are compiled at run time have no body for Some, which saves a third of the time.
   static constexpr bool kHasSome = T::Variant::kIsBuiltIn;
   // The most rows of a tile that does not need Many.
   static constexpr int kSomeRows = kHasSome ? Some::kRows : Few::kRows;

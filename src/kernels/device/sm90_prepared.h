@@ -41,9 +41,9 @@ struct Sm90Prepared {
   }
 };
 
-/// Which of its segment's prepared tiles a work tile reads: [begin, end). The keys of a work tile
-/// begin with the first key of a prepared tile, because plans with windows or ranges of keys
-/// prepare nothing.
+/// The prepared tiles of a segment that hold the keys of a work tile: [begin, end). The work tile's
+/// first key is the first key of tile `begin`. With a window or a range of keys it could be another
+/// one, but plans with these prepare nothing.
 template <typename S>
 struct Sm90PreparedRange {
   int32_t begin = 0;

@@ -16,9 +16,9 @@ class Sm90PreparedLoader : Sm90ProducerWarp<S> {
  public:
   using Base::Base;
 
-  /// Fills either the slots of keys or those of values, and skips the others. In the ring the
-  /// values of a step come after the keys of the next step. `num_arrivals`: the arrivals that the
-  /// mbarrier of a slot waits for.
+  /// Copies prepared keys (`kIsKey`), or prepared values, to their slots of the ring, and skips the
+  /// slots of the others. The slot after the keys of a step has the values of the step before.
+  /// `num_arrivals`: the arrivals that the mbarrier of a slot waits for.
   FLASHPLAN_DEVICE void run(int num_arrivals) {
     num_arrivals_ = num_arrivals;
     int32_t last_tile = kNotPrepared;  // that of the step before, whose values are to come

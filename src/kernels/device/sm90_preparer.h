@@ -151,9 +151,9 @@ class Sm90Preparer : Sm90ProducerWarp<S> {
     }
     return part;
   }
-  /// Requests the keys or values of a part, as copy_rows() does, but with its loops unrolled. They
-  /// overwrite the rows of the last request. So this waits until the bulk copy to the workspace has
-  /// read those.
+  /// Starts to copy the keys or values of a part to shared memory. This is copy_rows() with
+  /// unrolled loops. The rows overwrite those of the part before, so this first waits until their
+  /// bulk store has read them.
   FLASHPLAN_DEVICE void request(const Part& part, bool is_key) const {
     const KvView& view = is_key ? p_.tensors.k : p_.tensors.v;
     const int head_dim = is_key ? p_.tensors.head_dim_qk : p_.tensors.head_dim_vo;
