@@ -5,7 +5,7 @@
 #include <string>
 #include <utility>
 
-#include "api/check_lengths.h"
+#include "api/batch_checks.h"
 #include "gil.h"
 #include "numbers.h"
 #include "stream.h"

@@ -53,7 +53,7 @@ RULES = {
             "bindings/",
             "common/error.h",
             "cuda/",
-            "api/check_lengths.h",
+            "api/batch_checks.h",
             "api/kernels.h",
             "api/memory_checks.h",
             "api/tensor_checks.h",

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "api/check_lengths.h"
+#include "api/batch_checks.h"
 #include "api/tensor_checks.h"
 #include "common/error.h"
 #include "flashplan/prefixes.h"
