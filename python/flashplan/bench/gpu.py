@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 FLUSH_BYTES = 256 << 20
+HEAD_START = 30  # flushes, each some 60 us
 
 
 def _event() -> torch.cuda.Event:
@@ -26,7 +27,8 @@ class Timer:
         torch.sum(self.buffer, 0, out=self.total)
 
     def microseconds(self, call: Callable[[], Any], repeats: int, warmups: int = 2) -> float:
-        """Median. The flush keeps the GPU busy while the host prepares the call."""
+        """Median. The flush keeps the GPU busy while the host prepares the call, and those before
+        the first call while the host is slow for a moment."""
         return self.in_turn([call], repeats, warmups)[0]
 
     def in_turn(
@@ -35,6 +37,8 @@ class Timer:
         """The same of each of `calls`, one after the other in every round: a GPU that warms up or
         slows down meanwhile is the same for all of them."""
         rounds: list[list[tuple[torch.cuda.Event, torch.cuda.Event]]] = []
+        for _ in range(HEAD_START):
+            self.flush()
         for _ in range(repeats + warmups):
             rounds.append([])
             for call in calls:
