@@ -20,16 +20,16 @@ NO_TESTS = 5  # pytest's exit code where all tests are left out
 FIRST = {
     "src/abi": ["ctest:test_schedule", "ctest:test_engine", "pytest:test_masks test_key_ranges"],
     "src/plan/division": ["ctest:test_division|test_schedule"],
-    "src/plan/prefix": ["ctest:test_prefixes"],
-    "src/plan/select_kernel": ["ctest:test_select_kernel|test_batch_kind"],
+    "src/plan/prefix": ["ctest:test_prefix"],
+    "src/plan/select_kernel": ["ctest:test_select_kernel|test_kernel_families|test_batch_kind"],
     "src/plan/batch_kind": ["ctest:test_batch_kind"],
     "src/kernels/device/merge_part": ["ctest:test_merge_part"],
-    "src/kernels/families": ["ctest:test_select_kernel|test_batch_kind"],
+    "src/kernels/families": ["ctest:test_select_kernel|test_kernel_families|test_batch_kind"],
     "src/plan/workspace": ["ctest:test_workspace_layout|test_status"],
     "src/plan/check": ["ctest:test_status", "pytest:test_errors"],
     "src/plan": [
-        "ctest:test_schedule|test_balance|test_prefixes",
-        "ctest:test_select_kernel|test_status",
+        "ctest:test_schedule|test_balance|test_prefix",
+        "ctest:test_select_kernel|test_kernel_families|test_status",
     ],
     "src/cpu/thread_pool": ["ctest:test_thread_pool"],
     "src/cpu/merge": ["ctest:test_append_merge|test_engine", "pytest:test_prefixes"],
@@ -40,8 +40,9 @@ FIRST = {
         "ctest:test_variants",
         "pytest:test_attention",
     ],
-    "src/api/find": ["ctest:test_prefixes"],
+    "src/api/find": ["ctest:test_prefix"],
     "src/api/plan": ["ctest:test_status", "pytest:test_errors test_plan"],
+    "src/api/batch": ["ctest:test_status", "pytest:test_errors test_plan"],
     "src/api": [
         "ctest:test_status|test_run_status|test_tensor_checks|test_memory_checks|test_aliasing"
     ],
@@ -49,7 +50,7 @@ FIRST = {
     "src/ops/cpu/speculative": ["pytest:test_speculative"],
     "src/ops/speculative": ["pytest:test_speculative"],
     "src/ops/cuda/softmax": ["ctest:test_emulated_softmax"],
-    "src/ops/cuda": ["ctest:test_emulated_sampling"],
+    "src/ops/cuda": ["ctest:test_emulated_sampling|test_emulated_plain"],
     "src/ops/rope": ["ctest:test_rows", "pytest:test_rope test_rope_append"],
     "src/ops/cpu/rope": ["ctest:test_rows", "pytest:test_rope test_rope_append"],
     "src/ops/apply_penalties": ["pytest:test_penalties"],
@@ -85,7 +86,7 @@ QUICK = [
     "pytest:test_streams test_append test_nonfinite test_merge test_api test_dlpack test_errors",
     "ctest:test_rows|test_sampling",
     "pytest:test_rows test_sampling",
-    "ctest:test_schedule|test_balance|test_prefixes|test_engine",
+    "ctest:test_schedule|test_balance|test_prefix|test_engine",
     "pytest:test_frameworks test_leaks test_objects",
 ]
 SLOW = [

@@ -142,6 +142,14 @@ inline void add_random_groups(Random& random, int32_t first, int32_t num_request
   }
 }
 
+/// Decodes with `suffix` keys after a prefix that all of them share.
+inline HostBatch decodes(int32_t num_requests, int32_t prefix, int32_t suffix) {
+  HostBatch batch;
+  for (int32_t r = 0; r < num_requests; ++r) batch.add(1, prefix + suffix);
+  batch.shared_prefixes = {0, num_requests, prefix};
+  return batch;
+}
+
 /// Gives the requests of `batch` shared prefixes: a forest of groups, in any order.
 inline void share_randomly(Random& random, int32_t max_tokens, HostBatch* batch) {
   for (int32_t r = 0; r < batch->size();) {

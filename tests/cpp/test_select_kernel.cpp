@@ -5,36 +5,13 @@
 #include <vector>
 
 #include "check.h"
+#include "chosen_kernel.h"
 #include "fake_devices.h"
 #include "fake_kernels.h"
 #include "plan/select_kernel.h"
 
 namespace flashplan::test {
 namespace {
-
-std::string text(const KernelChoice& c) {
-  const Kernel& k = c.kernel;
-  const CostModel& cost = k.tuning.cost;
-  std::ostringstream out;
-  out << k.family->name << " kv " << static_cast<int>(k.kv_dtype) << " tile " << k.geometry.tile_q
-      << "x" << k.geometry.tile_kv << " ctas " << c.num_ctas << " chunk " << c.chunk_kv << " cost "
-      << cost.tile << " " << cost.tile_row << " " << cost.step << " " << cost.step_row << " "
-      << cost.split;
-  return out.str();
-}
-
-std::string choice(const AttentionOptions& options, int32_t num_processors = 2) {
-  KernelChoices choices;
-  const Status status = select_kernel(options, cpu_of(num_processors), &choices);
-  return status.ok() ? text(choices.first) : status.message;
-}
-
-std::string gpu_choice(const AttentionOptions& options, const DeviceLimits& device = h200()) {
-  KernelChoices choices;
-  const Status status = select_kernel(options, device, &choices);
-  if (!status.ok()) return status.message;
-  return std::string(choices.first.kernel.name) + " " + text(choices.first);
-}
 
 TEST(golden_choices) {
   AttentionOptions o = llama();
@@ -200,142 +177,6 @@ TEST(architectures) {
   CHECK_EQ(gpu_choice(llama_on_gpu(), t4),
            "device: expected a GPU of an architecture that was built for (80;90a), got cuda:1 of "
            "compute capability 7.5");
-}
-
-TEST(the_preferred_family_and_the_one_that_is_named) {
-  KernelFamily newer = kSm80Family;
-  newer.name = "sm90";
-  newer.preference = [](const AttentionOptions&, BatchKind) noexcept { return 1; };
-  std::vector<Kernel> both = kernels();
-  for (const int32_t head_dim : {128, 256}) {  // the first one is the smallest that serves
-    Kernel kernel = fake_kernel("new_d128", {90, 'a'});
-    kernel.family = &newer;
-    kernel.head_dim_qk = kernel.head_dim_vo = head_dim;
-    both.push_back(kernel);
-  }
-  DeviceLimits device = h200();
-  device.kernels = both;
-  const AttentionOptions o = llama_on_gpu();
-  CHECK_EQ(gpu_choice(o, device).substr(0, 13), "new_d128 sm90");
-  device.family = "sm80";
-  CHECK_EQ(gpu_choice(o, device).substr(0, 14), "bf16_d128 sm80");
-  device.family = "sm90";
-  AttentionOptions softcap = o;
-  softcap.softcap = 30.0F;
-  CHECK_EQ(gpu_choice(softcap, device), "softcap: expected 0 (compiled in for cuda), got 30");
-  device.family = "sm70";
-  CHECK_EQ(gpu_choice(o, device), "FLASHPLAN_KERNEL_FAMILY: expected sm80, sm90, got sm70");
-  // What the preferred family does not serve goes to another one, and to one that the GPU runs.
-  device.family = {};
-  CHECK_EQ(gpu_choice(softcap, device).substr(0, 22), "bf16_d128_softcap sm80");
-  device.major = 8;
-  CHECK_EQ(gpu_choice(o, device).substr(0, 14), "bf16_d128 sm80");
-}
-
-TEST(the_hopper_family_is_for_more_than_few_rows) {
-  std::vector<Kernel> all = kernels();
-  Kernel hopper = fake_kernel("sm90_bf16_d128", {90, 'a'});
-  hopper.family = &kSm90Family;
-  hopper.rotating_geometry = hopper.geometry;
-  hopper.rotating_geometry->threads += 128;
-  all.push_back(hopper);
-  hopper.head_dim_qk = 192;  // serves 128 dims, too, with zeros
-  all.push_back(hopper);
-  Kernel gathers = fake_kernel("sm90_gather_bf16_d128", {90, 'a'});
-  gathers.family = &kSm90GatherFamily;
-  all.push_back(gathers);
-  DeviceLimits device = h200();
-  device.kernels = all;
-  AttentionOptions prompts = llama_on_gpu();
-  prompts.max_batch_size = 16;
-  prompts.max_qo_tokens = 16 * 512;
-  const auto family = [&](const AttentionOptions& o) {
-    const std::string choice = gpu_choice(o, device);
-    const auto begin = choice.find(' ') + 1;
-    return choice.substr(begin, choice.find_first_of(" ,:", begin) - begin);
-  };
-  const auto with = [&](auto change) {
-    AttentionOptions o = prompts;
-    change(o);
-    return family(o);
-  };
-  CHECK_EQ(family(prompts), "sm90");
-  CHECK_EQ(with([](auto& o) { o.page_size = 0; }), "sm90");
-  CHECK_EQ(with([](auto& o) { o.page_size = 24; }), "sm90");
-  const auto small_pages = [](auto& o) { o.page_size = 4; };
-  CHECK_EQ(with(small_pages), "sm90_gather");
-  CHECK_EQ(with([](auto& o) { o.page_size = 12; }), "sm90_gather");
-  CHECK_EQ(with([&](auto& o) { small_pages(o), o.batch_invariant = true; }), "sm80");
-  CHECK_EQ(with([&](auto& o) { small_pages(o), o.rope = Rope(); }), "sm80");
-  Variant variant;
-  CHECK(Variant::create({.name = "v", .logits = "return x;"}, &variant).ok());
-  CHECK_EQ(with([&](auto& o) { small_pages(o), o.variant = variant; }), "sm80");
-  const auto decodes = [](auto& o) { o.max_qo_tokens = o.max_batch_size; };
-  CHECK_EQ(with(decodes), "sm80");
-  CHECK_EQ(with([&](auto& o) { decodes(o), small_pages(o); }), "sm80");
-  CHECK_EQ(with([](auto& o) { o.max_qo_tokens = o.max_batch_size + 1; }), "sm90");
-  const auto of_group = [&](int32_t group) {
-    return with([&](auto& o) {
-      decodes(o);
-      o.num_qo_heads = group * o.num_kv_heads;
-    });
-  };
-  CHECK_EQ(of_group(16), "sm80");
-  CHECK_EQ(of_group(17), "sm90");
-  CHECK_EQ(with([](auto& o) { o.batch_invariant = true; }), "sm80");
-  CHECK_EQ(with([](auto& o) { o.custom_mask = true; }), "sm90");
-  CHECK_EQ(with([](auto& o) { o.head_dim_qk = o.head_dim_vo = 100; }), "sm80");
-  const auto fewer_dims = [](auto& o) { o.head_dim_qk = o.head_dim_vo = 96; };
-  CHECK_EQ(with(fewer_dims), "sm90");
-  CHECK_EQ(with([&](auto& o) { decodes(o), fewer_dims(o); }), "sm80");
-  AttentionOptions rotated = prompts;
-  rotated.rope = Rope();
-  CHECK_EQ(family(rotated), "sm90");
-  KernelChoices choices;
-  CHECK(select_kernel(rotated, device, &choices).ok());
-  const KernelChoice& chosen = choices.first;
-  CHECK_EQ(chosen.kernel.geometry.threads, hopper.geometry.threads + 128);
-  CHECK_EQ(with([&](auto& o) { decodes(o), o.rope = Rope(); }), "sm80");
-  for (Kernel& kernel : all) kernel.rotating_geometry.reset();
-  CHECK_EQ(family(rotated), "sm80");
-  rotated.kv_dtype = DType::kFloat8E4M3;
-  CHECK_EQ(gpu_choice(rotated, device),
-           "rope: expected none (compiled in for cuda), got theta 10000");
-  device.family = "sm90";
-  CHECK_EQ(with(small_pages), "sm90");
-  prompts.batch_invariant = true;
-  CHECK_EQ(gpu_choice(prompts, device),
-           "batch_invariant: expected false (compiled in for cuda), got true");
-}
-
-TEST(decodes_with_a_variant_have_the_geometry_of_few_rows) {
-  std::vector<Kernel> all = kernels();
-  for (Kernel& kernel : all) {
-    kernel.few_rows_geometry = kernel.geometry;
-    kernel.few_rows_geometry->tile_q = 16;
-  }
-  DeviceLimits device = h200();
-  device.kernels = all;
-  AttentionOptions o = llama_on_gpu();
-  o.max_qo_tokens = o.max_batch_size;
-  const auto tile_q = [&] {
-    KernelChoices choices;
-    CHECK(select_kernel(o, device, &choices).ok());
-    CHECK(!choices.second || o.variant.empty());
-    return choices.first.kernel.geometry.tile_q;
-  };
-  const int32_t every_row = tile_q();
-  CHECK(every_row > 16);
-  CHECK(Variant::create({.name = "v", .logits = "return x;"}, &o.variant).ok());
-  CHECK_EQ(tile_q(), 16);
-  o.max_qo_tokens += 1;
-  CHECK_EQ(tile_q(), every_row);
-  o.max_qo_tokens -= 1;
-  o.variant = {};
-  o.rope = Rope();
-  CHECK_EQ(tile_q(), 16);
-  o.num_qo_heads = 17 * o.num_kv_heads;
-  CHECK_EQ(tile_q(), every_row);
 }
 
 TEST(kernels_compare_and_print) {

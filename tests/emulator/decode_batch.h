@@ -1,0 +1,311 @@
+// SPDX-License-Identifier: Apache-2.0
+// Batches of decodes for the sm80 kernels, run by the emulator, and their errors against double
+// arithmetic.
+#pragma once
+
+#include "kernels/device/attention.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+#include <optional>
+#include <random>
+#include <vector>
+
+#include "check.h"
+#include "owning_scheduler.h"
+
+namespace flashplan::test {
+
+using device::Element;
+
+constexpr DType kBf16 = DType::kBFloat16;
+constexpr DType kF16 = DType::kFloat16;
+
+/// What is asked of a batch of decodes.
+struct Decodes {
+  std::vector<int32_t> kv_lens;
+  int32_t num_kv_heads = 1;
+  int32_t group_size = 1;
+  int32_t qo_len = 1;
+  int32_t page_size = 16;  // 0: ragged
+  int32_t num_ctas = 1;
+  int32_t window_left = -1;
+  std::vector<int32_t> planned_lens = {};  // if longer than kv_lens
+  float sharpness = 1.0F;                  // standard deviation of the logits
+};
+
+template <DType kDType>
+float value_of(uint32_t bits) {
+  if constexpr (Element<kDType>::kBytes == 2) {
+    return Element<kDType>::unpack(bits).x;
+  } else {
+    return Element<kF16>::unpack(Element<kDType>::widen(bits).x).x;
+  }
+}
+
+/// Random elements. Every row of `dims` elements is followed by `gap` others.
+template <DType kDType>
+struct Tensor {
+  Tensor(std::mt19937& random, int64_t num_rows, int32_t dims, int32_t gap, float gain = 1.0F)
+      : row(dims + gap), bytes(static_cast<size_t>(num_rows * row * kBytes + 16), 0xff) {
+    std::normal_distribution<float> normal;
+    std::uniform_int_distribution<uint32_t> byte(0, 255);
+    for (int64_t r = 0; r < num_rows; ++r) {
+      for (int32_t d = 0; d < dims; ++d) {
+        uint32_t bits = 0;
+        if constexpr (kBytes == 2) {
+          bits = Element<kDType>::pack(normal(random) * gain, 0.0F) & 0xffffU;
+        } else {
+          do bits = byte(random);
+          while (!(std::fabs(value_of<kDType>(bits)) < 4));
+        }
+        std::memcpy(&bytes[static_cast<size_t>((r * row + d) * kBytes)], &bits, kBytes);
+      }
+    }
+  }
+  float at(int64_t r, int32_t d) const {
+    uint32_t bits = 0;
+    std::memcpy(&bits, &bytes[static_cast<size_t>((r * row + d) * kBytes)], kBytes);
+    return value_of<kDType>(bits);
+  }
+
+  static constexpr int kBytes = Element<kDType>::kBytes;
+  int64_t row;  // elements from row to row
+  std::vector<unsigned char> bytes;
+};
+
+struct Results {
+  std::vector<float> o;
+  std::vector<float> lse;
+};
+
+/// A kernel, and tensors of a batch for it.
+template <typename Choices, int32_t kDims>
+class Batch16 {
+  using T = device::Tiling<Choices, 228>;
+
+ public:
+  Batch16(const Decodes& decodes, uint32_t seed, bool aligned, float gain = 1.0F)
+      : d_(decodes), random_(seed), gap_(aligned ? 16 : 1), aligned_(aligned), gain_(gain) {}
+
+  /// Runs the CTAs in this order.
+  Results run(const std::vector<int32_t>& order) {
+    make_tensors();
+    schedule();
+    static simt::Machine machine;
+    for (const int32_t c : order) {
+      params_.schedule.starts = starts_.data() + c;  // it runs as CTA 0
+      machine.run(1, 1, T::kThreads, [&] { device::attention_kernel<Choices, true>(params_); });
+    }
+    for (const int32_t counter : arrivals_) CHECK_EQ(counter, 0);
+    return {o_, lse_};
+  }
+  Results run() {
+    std::vector<int32_t> order(static_cast<size_t>(d_.num_ctas));
+    std::iota(order.begin(), order.end(), 0);
+    return run(order);
+  }
+  bool cuts_pairs() const { return cuts_pairs_; }
+  int32_t num_merges() const { return num_merges_; }
+
+  /// The largest error of o, in units of the largest value of a row, and of lse.
+  double error_of(const Results& results) const {
+    double worst = 0;
+    const int32_t num_heads = d_.num_kv_heads * d_.group_size;
+    for (size_t r = 0; r < d_.kv_lens.size(); ++r) {
+      for (int32_t i = 0; i < d_.qo_len; ++i) {
+        for (int32_t h = 0; h < num_heads; ++h) {
+          const int64_t row = (static_cast<int64_t>(r) * d_.qo_len + i) * num_heads + h;
+          worst = std::max(worst, error_of_row(results, static_cast<int32_t>(r), i, h, row));
+        }
+      }
+    }
+    return worst;
+  }
+
+ private:
+  int32_t planned(size_t r) const {
+    return d_.planned_lens.empty() ? d_.kv_lens[r] : d_.planned_lens[r];
+  }
+
+  void make_tensors() {
+    random_.seed(7);
+    const auto batch = static_cast<int32_t>(d_.kv_lens.size());
+    pages_.clear();
+    int32_t rows = 0;
+    most_pages_ = 1;
+    for (int32_t r = 0; r < batch; ++r) {
+      const int32_t page = std::max(d_.page_size, 1);
+      most_pages_ = std::max(most_pages_, (planned(static_cast<size_t>(r)) + page - 1) / page);
+    }
+    if (d_.page_size > 0) {
+      std::vector<int32_t> ids(static_cast<size_t>(most_pages_ * batch));
+      std::iota(ids.begin(), ids.end(), 0);
+      std::shuffle(ids.begin(), ids.end(), random_);
+      pages_ = ids;
+      rows = most_pages_ * batch * d_.page_size;
+      // Ids past a request's last page are not to be read.
+      for (int32_t r = 0; r < batch; ++r) {
+        const int32_t own = (d_.kv_lens[static_cast<size_t>(r)] + d_.page_size - 1) / d_.page_size;
+        for (int32_t i = own; i < most_pages_; ++i) {
+          pages_[static_cast<size_t>(r * most_pages_ + i)] = 0x7fffffff;
+        }
+      }
+    } else {
+      for (size_t r = 0; r < d_.kv_lens.size(); ++r) rows += planned(r);
+    }
+    const int64_t heads = d_.num_kv_heads;
+    k_.emplace(random_, rows * heads, kDims, gap_);
+    v_.emplace(random_, rows * heads, kDims, gap_);
+    q_.emplace(random_, int64_t{batch} * d_.qo_len * heads * d_.group_size, kDims, gap_ / 2 * 2,
+               gain_);
+    o_.assign(static_cast<size_t>(int64_t{batch} * d_.qo_len * heads * d_.group_size * kDims), NAN);
+    lse_.assign(o_.size() / kDims, NAN);
+  }
+
+  void schedule() {
+    const auto batch = static_cast<int32_t>(d_.kv_lens.size());
+    ScheduleShape shape;
+    shape.num_kv_heads = d_.num_kv_heads;
+    shape.group_size = d_.group_size;
+    shape.mask = {true, d_.window_left};
+    shape.paged = d_.page_size > 0;
+    shape.tile_q = T::kTileQ;
+    shape.tile_kv = T::kTileKv;
+    shape.heads_at_once = 2;
+    shape.num_ctas = d_.num_ctas;
+    shape.max_partial_slots = 3 * d_.num_ctas;
+    shape.cost = {.tile = 10, .step = 200, .split = 10};  // cuts cost little: there are many
+    std::vector<int32_t> qo_indptr(static_cast<size_t>(batch) + 1);
+    for (int32_t r = 0; r <= batch; ++r) qo_indptr[static_cast<size_t>(r)] = r * d_.qo_len;
+    const std::vector<int32_t>& lens = d_.planned_lens.empty() ? d_.kv_lens : d_.planned_lens;
+    scheduler_.emplace(shape, batch, batch * d_.qo_len);
+    scheduler_->make({qo_indptr.data(), lens.data(), nullptr, batch});
+    const Schedule& s = scheduler_->schedule();
+    merges_.assign(static_cast<size_t>(s.first_merge), {});
+    merges_.insert(merges_.end(), s.merges.begin(), s.merges.end());
+    num_merges_ = static_cast<int32_t>(s.merges.size());
+    arrivals_.assign(merges_.size() * kArrivalsPerMerge, 0);
+    starts_.assign(static_cast<size_t>(d_.num_ctas), {});
+    for (size_t c = 0; c < starts_.size(); ++c) {
+      QueueStart& start = starts_[c];
+      start.begin = s.cta_indptr[c];
+      start.end = s.cta_indptr[c + 1];
+      for (int32_t i = 0; i < std::min(start.end - start.begin, 2); ++i) {
+        start.tiles[i] = s.tiles[static_cast<size_t>(start.begin + i)];
+        start.segments[i] = s.segments[static_cast<size_t>(start.tiles[i].segment)];
+      }
+    }
+    for (const WorkTile& tile : s.tiles) {
+      cuts_pairs_ = cuts_pairs_ || (tile.merge >= 0 && tile.num_kv_heads == 2);
+    }
+    partial_o_.assign(static_cast<size_t>(s.num_partial_rows) * T::kHeadDimVo + 4, NAN);
+    partial_lse_.assign(static_cast<size_t>(s.num_partial_rows) + 1, NAN);
+
+    params_ = {};
+    params_.schedule = {.tile_q = T::kTileQ,
+                        .group_size = make_divisor(d_.group_size),
+                        .segments = s.segments.data(),
+                        .tiles = s.tiles.data(),
+                        .merges = merges_.data(),
+                        .arrivals = arrivals_.data(),
+                        .num_ctas = d_.num_ctas};
+    TensorParams& t = params_.tensors;
+    const int64_t heads = d_.num_kv_heads;
+    const auto view = [&](const auto& tensor) {
+      return KvView{tensor.bytes.data(), d_.page_size * heads * tensor.row, heads * tensor.row,
+                    tensor.row};
+    };
+    t.k = view(*k_);
+    t.v = view(*v_);
+    if (d_.page_size > 0) {
+      t.pages = {pages_.data(), nullptr, most_pages_, make_divisor(d_.page_size)};
+    }
+    if (!d_.planned_lens.empty()) t.kv_lens = d_.kv_lens.data();
+    const int64_t num_heads = heads * d_.group_size;
+    t.q = {q_->bytes.data(), num_heads * q_->row, q_->row};
+    t.o = {o_.data(), num_heads * kDims, kDims};
+    t.lse = {lse_.data(), num_heads, 1};
+    t.q_dtype = T::kQ;
+    t.kv_dtype = T::kKv;
+    t.o_dtype = DType::kFloat32;
+    t.vectorized = aligned_;
+    t.head_dim_qk = t.head_dim_vo = kDims;
+    params_.mask = shape.mask;
+    params_.variant.logits_scale = scale();
+    params_.variant.v_scale = 0.75F;
+    params_.workspace = {nullptr, 0, partial_o_.data(), partial_lse_.data()};
+  }
+
+  float scale() const { return d_.sharpness / std::sqrt(static_cast<float>(kDims)) / gain_; }
+
+  int64_t kv_row(int32_t r, int32_t key) const {
+    if (d_.page_size > 0) {
+      const int32_t page = pages_[static_cast<size_t>(r * most_pages_ + key / d_.page_size)];
+      return int64_t{page} * d_.page_size + key % d_.page_size;
+    }
+    int64_t row = key;
+    for (int32_t before = 0; before < r; ++before) row += planned(static_cast<size_t>(before));
+    return row;
+  }
+
+  double error_of_row(const Results& results, int32_t r, int32_t i, int32_t head,
+                      int64_t row) const {
+    const int32_t kv_len = d_.kv_lens[static_cast<size_t>(r)];
+    const int32_t position = kv_len - d_.qo_len + i;
+    const KeySpan keys = Mask{true, d_.window_left}.visible(position, {0, kv_len});
+    std::vector<double> logits;
+    const auto kv = [&](int32_t key) {
+      return kv_row(r, key) * d_.num_kv_heads + head / d_.group_size;
+    };
+    double largest = -HUGE_VAL;
+    for (int32_t key = keys.begin; key < keys.end; ++key) {
+      double x = 0;
+      for (int32_t d = 0; d < kDims; ++d) x += double{q_->at(row, d)} * k_->at(kv(key), d);
+      logits.push_back(x * scale());
+      largest = std::max(largest, logits.back());
+    }
+    double sum = 0;
+    std::vector<double> o(kDims, 0.0);
+    for (int32_t key = keys.begin; key < keys.end; ++key) {
+      const double weight = std::exp(logits[static_cast<size_t>(key - keys.begin)] - largest);
+      sum += weight;
+      for (int32_t d = 0; d < kDims; ++d) o[static_cast<size_t>(d)] += weight * v_->at(kv(key), d);
+    }
+    const float lse = results.lse[static_cast<size_t>(row)];
+    if (logits.empty())
+      return lse == -HUGE_VALF && results.o[static_cast<size_t>(row * kDims)] == 0 ? 0 : HUGE_VAL;
+    double worst = std::fabs(lse - (largest + std::log(sum)));
+    double size = 0.1;
+    for (const double x : o) size = std::max(size, std::fabs(x / sum));
+    for (int32_t d = 0; d < kDims; ++d) {
+      const double wanted = 0.75 * o[static_cast<size_t>(d)] / sum;
+      const double got = results.o[static_cast<size_t>(row * kDims + d)];
+      worst = std::max(worst, std::isnan(got) ? HUGE_VAL : std::fabs(got - wanted) / size);
+    }
+    return worst;
+  }
+
+  const Decodes d_;
+  std::mt19937 random_;
+  const int32_t gap_;
+  const bool aligned_;
+  const float gain_;
+  std::optional<Tensor<T::kQ>> q_;
+  std::optional<Tensor<T::kKv>> k_;
+  std::optional<Tensor<T::kKv>> v_;
+  std::vector<int32_t> pages_;
+  int32_t most_pages_ = 0;
+  std::vector<float> o_, lse_, partial_o_, partial_lse_;
+  std::optional<OwningScheduler> scheduler_;
+  std::vector<Merge> merges_;
+  std::vector<int32_t> arrivals_;
+  std::vector<QueueStart> starts_;
+  bool cuts_pairs_ = false;
+  int32_t num_merges_ = 0;
+  AttentionParams params_;
+};
+
+}  // namespace flashplan::test
