@@ -6,6 +6,7 @@
 namespace flashplan {
 namespace {
 
+/// Checks the lengths, and that the batch fits into the plan.
 Status check_bounds(const AttentionOptions& options, const Batch& batch) {
   if (batch.batch_size < 0 || batch.batch_size > options.max_batch_size) {
     return error(StatusCode::kInvalidArgument,
@@ -32,22 +33,21 @@ Status check_bounds(const AttentionOptions& options, const Batch& batch) {
                  "kv_lens: expected <= %lld pairs of a query and a key, got %lld",
                  static_cast<long long>(max_pairs), static_cast<long long>(num_pairs));
   }
-  if (options.page_size > 0) {
-    if (batch.kv_indptr == nullptr) return {};
-    return error(StatusCode::kInvalidArgument,
-                 "kv_indptr: expected none with a paged cache, got %d entries",
-                 batch.batch_size + 1);
-  }
-  if (batch.kv_indptr == nullptr && num_keys > INT32_MAX) {
+  if (options.page_size == 0 && batch.kv_indptr == nullptr && num_keys > INT32_MAX) {
     return error(StatusCode::kInvalidArgument, "kv_lens: expected a sum <= %d, got %lld", INT32_MAX,
                  static_cast<long long>(num_keys));
   }
   return {};
 }
 
-Status check_kv_indptr(const Batch& batch) {
+Status check_kv_indptr(const AttentionOptions& options, const Batch& batch) {
   const int32_t* kv = batch.kv_indptr;
   if (kv == nullptr) return {};
+  if (options.page_size > 0) {
+    return error(StatusCode::kInvalidArgument,
+                 "kv_indptr: expected none with a paged cache, got %d entries",
+                 batch.batch_size + 1);
+  }
   if (kv[0] < 0) {
     return error(StatusCode::kInvalidArgument, "kv_indptr[0]: expected >= 0, got %d", kv[0]);
   }
@@ -113,7 +113,7 @@ Status check_lengths(const Batch& batch) noexcept {
 
 Status check_batch(const AttentionOptions& options, const Batch& batch) noexcept {
   FLASHPLAN_RETURN_IF_ERROR(check_bounds(options, batch));
-  FLASHPLAN_RETURN_IF_ERROR(check_kv_indptr(batch));
+  FLASHPLAN_RETURN_IF_ERROR(check_kv_indptr(options, batch));
   FLASHPLAN_RETURN_IF_ERROR(check_mask_begin(options, batch));
   return check_key_ranges(options, batch);
 }

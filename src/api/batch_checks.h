@@ -10,8 +10,9 @@ namespace flashplan {
 /// Checks that qo_indptr starts at 0 and ascends, and that no kv_len is negative.
 Status check_lengths(const Batch& batch) noexcept;
 
-/// Checks all of a batch but its shared prefixes, which PrefixGroups::read() checks: the lengths,
-/// the bounds of the plan, and the arrays that only some plans take.
+/// Checks the lengths of a batch, the bounds that the plan was created with, and kv_indptr,
+/// mask_begin and key_ranges, which only some plans take. PrefixGroups::read() checks the shared
+/// prefixes.
 Status check_batch(const AttentionOptions& options, const Batch& batch) noexcept;
 
 }  // namespace flashplan
