@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Draws from rows by the CUDA kernels of sample(), which an emulator of clusters runs, and by the
-// CPU's. Include it from one file of each test program.
+// compare() draws tokens by the CUDA kernels of sample(), which the emulator runs, and by the CPU's
+// code, and checks that both give the same results. Include it from one file of each test program.
 #pragma once
 
 #include "cuda_builtins.h"
+#include "dynamic_memory.h"
 #include "flashplan/sampling.h"
 #include "ops/cpu/kernels.h"
 #include "ops/operators.h"
-// The library has a function of this name, of a build without CUDA or for a real GPU.
+// The library defines this function, too, so the emulated one gets another name.
 #define sample emulated_sample
 #include "ops/cuda/sampling.cu"
 #undef sample
@@ -17,12 +18,6 @@
 
 #include "check.h"
 #include "logit_rows.h"
-
-namespace flashplan::cuda {
-namespace {
-thread_local float4 memory[simt::kDynamicBytes / sizeof(float4)];
-}
-}  // namespace flashplan::cuda
 
 namespace flashplan::test {
 

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The CUDA kernel of softmax(), run by an emulator of clusters, against double arithmetic.
 #include "cuda_builtins.h"
+#include "dynamic_memory.h"
 #include "flashplan/sampling.h"
 #include "ops/operators.h"
-// The library has a function of this name, of a build without CUDA or for a real GPU.
+// The library defines this function, too, so the emulated one gets another name.
 #define softmax emulated_softmax
 #include "ops/cuda/softmax.cu"
 #undef softmax
@@ -14,12 +15,6 @@
 
 #include "check.h"
 #include "logit_rows.h"
-
-namespace flashplan::cuda {
-namespace {
-thread_local float4 memory[simt::kDynamicBytes / sizeof(float4)];
-}
-}  // namespace flashplan::cuda
 
 namespace flashplan::test {
 namespace {

@@ -2,10 +2,11 @@
 // The CUDA kernel of speculative_verify(), run by an emulator of clusters: tokens, numbers of
 // accepted drafts, nodes and errors must be the CPU's.
 #include "cuda_builtins.h"
+#include "dynamic_memory.h"
 #include "flashplan/speculative.h"
 #include "ops/cpu/kernels.h"
 #include "ops/operators.h"
-// The library has a function of this name, of a build without CUDA or for a real GPU.
+// The library defines this function, too, so the emulated one gets another name.
 #define speculative_verify emulated_verify
 #include "ops/cuda/speculative_verify.cu"
 #undef speculative_verify
@@ -17,12 +18,6 @@
 #include <vector>
 
 #include "check.h"
-
-namespace flashplan::cuda {
-namespace {
-thread_local float4 memory[simt::kDynamicBytes / sizeof(float4)];
-}
-}  // namespace flashplan::cuda
 
 namespace flashplan::test {
 namespace {
