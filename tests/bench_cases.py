@@ -125,7 +125,7 @@ GPU_BENCH = {
         "b64 kv4k 64/8 e4m3": _gpu_decode((4096,) * 64, 64, kv_dtype="float8_e4m3fn"),
         "b1 kv8k e4m3": _gpu_decode((8192,), kv_dtype="float8_e4m3fn"),
         "b64 kv32k window 4k": _gpu_decode((32768,) * 64, window_left=4095),
-        # Page-sparse decodes (Quest): the page table lists only the pages that were selected.
+        # Page-sparse decodes (Quest): the page table has only the pages that Quest selects.
         **{f"b1 {n} pages 32/32": _gpu_decode((n * 16,), 32, 32) for n in (64, 128, 256, 512)},
     },
     # Steps of a serving engine: chunks of prompts, alone or beside decodes, and drafts to verify.

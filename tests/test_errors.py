@@ -176,8 +176,8 @@ def test_two_threads_in_one_attention_are_refused():
 
     worker = threading.Thread(target=work)
     worker.start()
-    # Plan until a thread has been refused, and no longer: on a busy machine each of the two could
-    # find the attention in use by the other one for minutes.
+    # Plan until one thread has been refused. If both went on, they could refuse each other in turn
+    # for minutes on a busy machine.
     while worker.is_alive() and not errors:
         try:
             attn.plan(*inputs.plan_args())

@@ -96,10 +96,10 @@ struct ScheduleShape {
 };
 
 /// Whether plans with these options may compute shared prefixes once. Batch-invariant plans may
-/// not, because rows must not depend on their neighbours; nor do plans with a window, which hides
-/// most prefixes; nor do plans with a variant or RoPE, which need the positions of the queries: a
-/// kernel computes a shared prefix for the queries of several requests together, and does not know
-/// their positions.
+/// not, because rows must not depend on their neighbours. Plans with a window do not, because the
+/// window hides most prefixes. Plans with a variant or RoPE do not, because these need the
+/// positions of the queries, which a kernel does not know when it computes a prefix for several
+/// requests.
 bool may_share_prefixes(const AttentionOptions& options) noexcept;
 /// Whether they do with the kernel of `choice`.
 bool shares_prefixes(const AttentionOptions& options, const KernelChoice& choice) noexcept;

@@ -202,7 +202,7 @@ Status select_kernel(const AttentionOptions& options, const DeviceLimits& device
   KernelChoice other;
   FLASHPLAN_RETURN_IF_ERROR(select_for(other_kind(kind), options, device, &other));
   // A kernel that is compiled at run time costs seconds when the plan is made. A second one of the
-  // same family is not worth them: all that it could do better is to have fewer bodies.
+  // same family is not worth this time, as it would differ only by having fewer bodies.
   const bool is_same = needs_compiler(options) ? other.kernel.family == choices->first.kernel.family
                                                : other == choices->first;
   if (!is_same) choices->second = other;

@@ -40,8 +40,8 @@ KernelTuning sm80_tuning(int32_t tile_kv) noexcept {
 KernelTuning sm90_tuning(int32_t tile_kv, bool gathers) noexcept {
   // The unit is a clock. A tile of 128 rows takes 2500 for a step of 128 keys, whatever rows are in
   // use, and 3200 for its begin and end; a partial result 3000, and 40 for each of its rows. In
-  // kernels that gather rows a step takes 3100, and begin and end take 4700. They are planned with
-  // 2500 and 3200 all the same, because with 3100 and 4700 some batches ran slower and none faster
+  // kernels that gather rows a step takes 3100, and begin and end take 4700. The planner uses
+  // 2500 and 3200 for them, too: with 3100 and 4700 some batches ran slower and none ran faster
   // (docs/tuning.md). Kernels of 256 dims have steps of 80 keys, and shared memory for the queries
   // of one tile. The next tile's queries are loaded only when a tile has ended, so begin and end
   // take as long as three steps.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What select_kernel() chooses, as text.
+// The choices of select_kernel() as text, which tests compare.
 #pragma once
 
 #include <sstream>

@@ -142,7 +142,7 @@ inline void add_random_groups(Random& random, int32_t first, int32_t num_request
   }
 }
 
-/// Decodes with `suffix` keys after a prefix that all of them share.
+/// Decodes that share their first `prefix` keys, and have `suffix` keys of their own.
 inline HostBatch decodes(int32_t num_requests, int32_t prefix, int32_t suffix) {
   HostBatch batch;
   for (int32_t r = 0; r < num_requests; ++r) batch.add(1, prefix + suffix);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which family of kernels select_kernel() takes.
+// The kernel family that select_kernel() chooses.
 #include <string>
 #include <vector>
 
@@ -35,7 +35,7 @@ TEST(the_preferred_family_and_the_one_that_is_named) {
   CHECK_EQ(gpu_choice(softcap, device), "softcap: expected 0 (compiled in for cuda), got 30");
   device.family = "sm70";
   CHECK_EQ(gpu_choice(o, device), "FLASHPLAN_KERNEL_FAMILY: expected sm80, sm90, got sm70");
-  // What the preferred family does not serve goes to another one, and to one that the GPU runs.
+  // Another family is chosen for options or GPUs that the preferred one does not support.
   device.family = {};
   CHECK_EQ(gpu_choice(softcap, device).substr(0, 22), "bf16_d128_softcap sm80");
   device.major = 8;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The groups of requests that share prefixes: found, checked and counted.
+// Groups of requests that share a prefix: how they are found and checked, and how many keys they
+// save.
 #include <algorithm>
 #include <cstdint>
 #include <string>

@@ -33,8 +33,7 @@ def expected(torch, q, k, v, slopes, peaks=0):
     return torch.einsum("hqk,khd->qhd", weights, v)
 
 
-# With these bounds a plan has only the kernel for few rows, so the planner cuts prompts into row
-# tiles of 16.
+# Plans with these bounds have only the kernel for few rows, and cut prompts into row tiles of 16.
 DECODES = {"max_batch_size": 512}
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 FLUSH_BYTES = 256 << 20
-HEAD_START = 30  # flushes, each some 60 us
+NUM_FIRST_FLUSHES = 30  # each takes some 60 us
 
 
 def _event() -> torch.cuda.Event:
@@ -27,8 +27,7 @@ class Timer:
         torch.sum(self.buffer, 0, out=self.total)
 
     def microseconds(self, call: Callable[[], Any], repeats: int, warmups: int = 2) -> float:
-        """Median. The flush keeps the GPU busy while the host prepares the call, and those before
-        the first call while the host is slow for a moment."""
+        """Median. The flush keeps the GPU busy while the host prepares the call."""
         return self.in_turn([call], repeats, warmups)[0]
 
     def in_turn(
@@ -37,7 +36,9 @@ class Timer:
         """The same of each of `calls`, one after the other in every round: a GPU that warms up or
         slows down meanwhile is the same for all of them."""
         rounds: list[list[tuple[torch.cuda.Event, torch.cuda.Event]]] = []
-        for _ in range(HEAD_START):
+        # The host gets 2 ms ahead. Otherwise the GPU waits between two events where the host is
+        # slow for a moment, and the call seems to take longer.
+        for _ in range(NUM_FIRST_FLUSHES):
             self.flush()
         for _ in range(repeats + warmups):
             rounds.append([])

@@ -51,9 +51,9 @@ FLASHPLAN_DEVICE void run_tile_of_few(const AttentionParams& p, TileContext& con
   }
 }
 
-/// Runs a work tile with the body that is compiled for so many rows. With `kFewFirst` the body of
-/// few rows (decode) lies at the begin of the kernel's code. nvcc places the last branch of an
-/// if-else chain first.
+/// Runs a work tile with the body that is compiled for so many rows. With `kFewFirst` the
+/// branch of few rows (decode) is the last one of the if-else chain, because nvcc places the code
+/// of the last branch first.
 template <typename T, bool kFewFirst>
 FLASHPLAN_DEVICE void run_tile_by_rows(const AttentionParams& p, TileContext& context,
                                        unsigned char* smem) {

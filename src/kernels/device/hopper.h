@@ -130,13 +130,13 @@ FLASHPLAN_DEVICE void tma_store_3d(const void* tensor_map, uint32_t from, int c0
 FLASHPLAN_DEVICE void tma_store_commit() {
   asm volatile("cp.async.bulk.commit_group;\n" ::: "memory");
 }
-/// Waits until the TMA stores and bulk stores that this thread has committed have read their data
-/// from shared memory. That memory may then be overwritten.
+/// Waits until the committed TMA and bulk stores of this thread have read their data from shared
+/// memory, which may be overwritten from then on.
 FLASHPLAN_DEVICE void tma_store_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read 0;\n" ::: "memory");
 }
-/// Waits until the TMA stores and bulk stores that this thread has committed have written their
-/// data to global memory.
+/// Waits until the committed TMA and bulk stores of this thread have written their data to global
+/// memory.
 FLASHPLAN_DEVICE void bulk_store_wait() {
   asm volatile("cp.async.bulk.wait_group 0;\n" ::: "memory");
 }

@@ -79,9 +79,9 @@ class Mainloop {
     if (context_.tile.merge >= 0) {
       if (T::Variant::kHasChunks && p_.schedule.chunk_kv > 0)
         write_missing_states<T>(p_, context_, thread_);
-      // The merge is inlined. As a function it would lie far behind the loop, and would come late
-      // from the instruction cache. A kernel that is compiled at run time with two bodies calls one
-      // function from both, because this compiles faster.
+      // The merge is inlined, so that its code lies close to the loop: code that lies far away is
+      // fetched late. In a kernel that is compiled at run time with two bodies, both bodies call
+      // the same function instead, which compiles faster.
       if constexpr (T::Variant::kIsBuiltIn || T::kFewRowsAlone) {
         constexpr bool kFewRows = S::kRows <= 16;  // and maybe many states
         arrive_and_merge<T, kFewRows ? 1 : 4, kFewRows ? 16 : 2, !kFewRows>(p_, context_, thread_);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rotary embedding of rows at evenly spaced positions: a thread rotates the same four pairs of dims
-// in several of these rows.
+// Rotates rows (RoPE) whose positions are evenly spaced. A thread rotates the same four pairs of
+// dims in several of these rows.
 #pragma once
 
 #include "kernels/device/rotation.h"
@@ -58,8 +58,8 @@ struct FourPairs {
 /// sine is computed from those of the two positions before, by one multiply-add:
 ///   x[n + 1] = 2 cos(d) x[n] - x[n - 1]
 /// where the angle grows by d from one position to the next. The error is at most 4e-5 after 32
-/// positions if cos(d) comes from Variant::step(), and 1.2e-4 after 16 if it comes from rotor();
-/// rounding to float16 adds up to 4.9e-4.
+/// positions with the cos(d) of Variant::step(), and at most 1.2e-4 after 16 positions with that of
+/// rotor(). Rounding to float16 adds up to 4.9e-4.
 template <typename Variant>
 struct FourTurns {
   float2 now[4];

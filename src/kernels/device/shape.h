@@ -204,7 +204,8 @@ struct Shapes {
       Few::kSmemBytes > Some::kSmemBytes ? Few::kSmemBytes : Some::kSmemBytes;
   static constexpr int kSmemBytes = kLarger > Many::kSmemBytes ? kLarger : Many::kSmemBytes;
   static_assert(Many::kRows == T::kTileQ);
-  // Kernels that are compiled at run time have no body for Some, which saves a third of the time.
+  // Kernels that are compiled at run time have no body for Some, which saves a third of the
+  // compile time.
   static constexpr bool kHasSome = T::Variant::kIsBuiltIn;
   // The most rows of a tile that does not need Many.
   static constexpr int kSomeRows = kHasSome ? Some::kRows : Few::kRows;

@@ -41,9 +41,9 @@ struct Sm90Prepared {
   }
 };
 
-/// The prepared tiles of a segment that hold the keys of a work tile: [begin, end). The work tile's
-/// first key is the first key of tile `begin`. With a window or a range of keys it could be another
-/// one, but plans with these prepare nothing.
+/// The prepared tiles [begin, end) of a segment, which hold the keys of a work tile. The first key
+/// of the work tile is always the first key of tile `begin`, because plans with windows or key
+/// ranges, where it could lie inside a tile, do not prepare keys.
 template <typename S>
 struct Sm90PreparedRange {
   int32_t begin = 0;
