@@ -160,6 +160,56 @@ def test_errors_are_those_of_run(torch, ops, call):
         ops.append_paged_kv(*[q] * 6, kv_layout="DNH")
 
 
+def differentiated(torch, name, function, x):
+    """What asks for a gradient of function(x), in each way that PyTorch has."""
+    if name in ("eager", "aot_eager", "inductor"):
+        compiled = torch.compile(function, backend=name, fullgraph=True)
+        compiled(x.requires_grad_()).sum().backward()
+    elif name == "export":
+        module = torch.nn.Module()
+        module.weight = torch.nn.Parameter(torch.ones(()))
+        module.forward = lambda x: function(x * module.weight)
+        torch.export.export(module, (x,))
+    elif name == "jvp":
+        torch.func.jvp(function, (x,), (x,))
+    elif name == "dual":
+        with torch.autograd.forward_ad.dual_level():
+            function(torch.autograd.forward_ad.make_dual(x, x))
+    else:
+        getattr(torch.func, name)(lambda x: function(x).sum())(x)
+
+
+@pytest.mark.parametrize("argument", ["q", "k", "k_scales"])
+@pytest.mark.parametrize(
+    "name", ["eager", "aot_eager", "inductor", "export", "grad", "jacrev", "jacfwd", "jvp", "dual"]
+)
+def test_gradients_are_refused(torch, ops, name, argument):
+    """Also where the tensors that reach `Attention.run` do not tell: tracing takes them off."""
+    attn = fp.Attention(4, 2, 16, page_size=None, q_dtype="float32", device="cpu")
+    attn.plan([0, 2], [9])
+    q, k, scale = torch.randn(2, 4, 16), torch.randn(9, 2, 16), torch.ones(())
+
+    def function(x):
+        given = {"q": q, "k": k, "k_scales": scale, argument: x * 2}
+        return ops.run(attn, given["q"], given["k"], k, k_scale=given["k_scales"])
+
+    x = {"q": q, "k": k, "k_scales": scale}[argument].clone()
+    with torch.enable_grad(), pytest.raises(Exception, match=f"{argument}: expected .*inference"):
+        differentiated(torch, name, function, x)
+    assert function(x.detach()).shape == q.shape
+
+
+@pytest.mark.parametrize("name", ["aot_eager", "grad"])
+def test_gradients_of_appended_keys_are_refused(torch, ops, name):
+    def function(x):
+        cache = torch.zeros(2, 1, 4, 2, 8)
+        ops.append_paged_kv(x * 2, x, *cache, slot_mapping=torch.tensor([0]))
+        return cache + x.sum()
+
+    with torch.enable_grad(), pytest.raises(Exception, match="k: expected .*inference"):
+        differentiated(torch, name, function, torch.ones(1, 2, 8))
+
+
 def test_an_operator_keeps_no_attention_alive(torch, ops):
     attn, args, kwargs = prepared(CASES[0], Torch(torch))
     handle = attn._handle

@@ -15,10 +15,12 @@ Examples:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, overload
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from flashplan import ops
 from flashplan.attention import Attention
@@ -129,8 +131,35 @@ def _fake(*_arguments: object) -> None:
     """Does nothing: without data there is nothing to compute, and outputs are arguments."""
 
 
-torch.library.register_fake("flashplan::run", _fake)
-torch.library.register_fake("flashplan::append_paged_kv", _fake)
+def _refuse_gradients(operator: Any, *arguments: object) -> None:
+    """The operator where PyTorch records gradients.
+
+    AOTAutograd, torch.func and torch.export call it here with tensors that require gradients; the
+    kernels below are called without them, so `Attention.run` could not see what is lost.
+    """
+    if torch.is_grad_enabled() or forward_ad._current_level >= 0:
+        for argument, value in zip(operator._schema.arguments, arguments):
+            for tensor in value if isinstance(value, list | tuple) else (value,):
+                if isinstance(tensor, Tensor) and _has_gradient(tensor):
+                    raise ValueError(
+                        f"{argument.name}: expected a tensor for inference only (no gradient: "
+                        "under torch.no_grad(), or detach() it), got one that requires grad"
+                    )
+    with torch._C._AutoDispatchBelowAutograd():
+        operator(*arguments)
+
+
+def _has_gradient(tensor: Tensor) -> bool:
+    """Whether PyTorch records a gradient of this tensor, backward or forward."""
+    if torch.is_grad_enabled() and tensor.requires_grad:
+        return True
+    return forward_ad.unpack_dual(tensor).tangent is not None
+
+
+_autograd = torch.library.Library("flashplan", "IMPL")
+for _operator in (torch.ops.flashplan.run, torch.ops.flashplan.append_paged_kv):
+    torch.library.register_fake(_operator.default.name(), _fake)
+    _autograd.impl(_operator.default, partial(_refuse_gradients, _operator.default), "Autograd")
 
 
 def _number_and_tensor(scale: float | Tensor) -> tuple[float, Tensor | None]:
