@@ -73,13 +73,14 @@ FUNCTIONS = {  # whether one range of keys describes it
 
 def bools_of(torch, mask, q_length, kv_length):
     """[batch, q_length, kv_length]: what a mask of the bridge lets each query see."""
-    if mask.dtype == torch.uint32:
-        words = mask[:, 0].numpy()
+    described = mask.described
+    if described.dtype == torch.uint32:
+        words = described.numpy()
         bits = np.unpackbits(words.view(np.uint8), axis=-1, bitorder="little")
         return torch.from_numpy(bits[..., :kv_length]).bool()
     q, k = torch.arange(q_length)[:, None], torch.arange(kv_length)
     visible = []
-    for first, end, q_begin, is_causal, window_left in mask[:, 0, 0].tolist():
+    for first, end, q_begin, is_causal, window_left in described.tolist():
         seen = (k >= first) & (k < end) & (q >= 0)
         if is_causal:
             seen &= k <= q + q_begin
@@ -108,9 +109,9 @@ def test_masks_are_those_of_transformers(torch, bridge, kind, pad):
             "local_size": local_size,
         }
         mask = bridge.mask(**arguments, dtype=torch.float32, config=None)
-        assert mask.ndim == 4
+        assert mask.shape == (BATCH, 1, q_length, kv_length)
         has_ranges = FUNCTIONS[kind] and (pad != "gap" or kv_offset > 0)
-        assert mask.dtype == (torch.int32 if has_ranges else torch.uint32)
+        assert mask.described.dtype == (torch.int32 if has_ranges else torch.uint32)
         expected = sdpa_mask(**arguments, allow_is_causal_skip=False)[:, 0]
         assert torch.equal(bools_of(torch, mask, q_length, kv_length), expected)
 
@@ -187,9 +188,9 @@ def test_attention_over_what_the_mask_shows(torch, bridge, random, layout, pad, 
         assert weights is None
         assert o.shape == (BATCH, q_length, KV_HEADS * GROUP, DIM)
         expected = expected_attention(torch, q, k, v, visible, 0.4, softcap)
-        if mask.dtype == torch.int32 and kind != "bidirectional":
+        if mask.described.dtype == torch.int32 and kind != "bidirectional":
             # Queries of padding on the right have no result.
-            for sequence, (_, end, q_begin, _, _) in enumerate(mask[:, 0, 0].tolist()):
+            for sequence, (_, end, q_begin, _, _) in enumerate(mask.described.tolist()):
                 expected[sequence, max(end - q_begin, 0) :] = 0
         torch.testing.assert_close(o.double(), expected, atol=1e-5, rtol=1e-5)
 
@@ -208,6 +209,8 @@ def test_masks_of_the_caller(torch, bridge, random):
             visible,
             torch.where(visible, 0.0, lowest),
             torch.where(visible, 0.0, -torch.inf),
+            torch.where(visible, 0.0, torch.finfo(torch.float16).min),
+            torch.where(visible, 0.0, -1e4),
         ):
             o, _ = bridge.attention(Layer(), q, k, v, mask)
             torch.testing.assert_close(o.double(), expected, atol=1e-5, rtol=1e-5)
@@ -246,6 +249,41 @@ def test_sinks(torch, bridge, random):
     torch.testing.assert_close(o.double(), expected, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("keys", [5, 9])
+def test_a_model_cannot_compute_with_a_mask(torch, bridge, keys):
+    """Of five keys, too, for which the shape of five numbers would fit."""
+    mask = bridge.mask(BATCH, 3, keys, keys - 3)
+    for compute in (
+        lambda: mask + 1,
+        lambda: torch.randn(BATCH, 1, 3, keys) + mask,
+        lambda: torch.where(mask, 0, 1),
+        lambda: mask == 0,
+        lambda: ~mask,
+        lambda: mask[:, 0],
+        lambda: mask[..., : keys - 1],
+        lambda: mask.float(),
+        lambda: mask.view(-1),
+        lambda: torch.zeros(BATCH, 1, 3, keys).masked_fill(mask, 1),
+    ):
+        with pytest.raises(fp.UnsupportedError, match="^attention_mask: expected .* leaves it"):
+            compute()
+    assert mask[:, :, :, :keys] is mask.to("cpu") is mask.contiguous() is mask
+    assert (mask.dim(), mask.device.type, len(mask.shape)) == (4, "cpu", 4)
+
+
+def test_dtypes_of_autocast(torch, bridge, random):
+    """Rotated queries and keys are float32 there, and values of 16 bits."""
+    q, k, v = (tensor(torch, random, "cache", heads, 9) for heads in (KV_HEADS * GROUP, 2, 2))
+    low = [x.bfloat16() for x in (q, k, v)]
+    expected, _ = bridge.attention(Layer(), *low, None)
+    with torch.autocast("cpu", torch.bfloat16):
+        for given in ((q, k, v), (q, k, low[2]), low):
+            o, _ = bridge.attention(Layer(), *given, None)
+            assert torch.equal(o, expected)
+    o, _ = bridge.attention(Layer(), q, k, low[2], None)
+    assert torch.equal(o, expected)
+
+
 @pytest.mark.parametrize("tokens", [1, 6])
 def test_any_two_layouts(torch, bridge, random, tokens):
     visible = torch.ones(BATCH, tokens, tokens, dtype=torch.bool).tril()
@@ -282,13 +320,19 @@ def test_threads_have_plans_of_their_own(torch, bridge, random):
         list(threads.map(work, range(3)))
 
 
-@pytest.mark.parametrize("name", ["output_attentions", "position_bias", "cache"])
+REFUSED = (
+    "output_attentions position_bias cache indices block_indices sinks cu_seq_lens_q cu_seq_lens_k "
+    "block_table k_cache a_keyword_of_tomorrow"
+)
+
+
+@pytest.mark.parametrize("name", REFUSED.split())
 def test_what_is_not_supported_is_refused(torch, bridge, random, name):
     q, k, v = (tensor(torch, random, "cache", heads, 9) for heads in (KV_HEADS * GROUP, 2, 2))
     value = True if name == "output_attentions" else torch.zeros(4)
     with pytest.raises(fp.UnsupportedError, match=f"^{name}: expected .+, got "):
         bridge.attention(Layer(), q, k, v, None, **{name: value})
-    bridge.attention(Layer(), q, k, v, None, **{name: None}, unknown=1)
+    bridge.attention(Layer(), q, k, v, None, **{name: None}, sliding_window=3, position_ids=q)
 
 
 def test_wrong_arguments_are_refused(torch, bridge, random):
@@ -303,6 +347,9 @@ def test_wrong_arguments_are_refused(torch, bridge, random):
     ones = torch.ones(BATCH, 1, 9, 9)
     bias = ones.tril()
     refused(fp.UnsupportedError, "^attention_mask: expected 0 and .*, got others", bias)
+    for dtype in (torch.int32, torch.int64, torch.uint8):
+        text = f"^attention_mask: expected dtype bool or a float, got {str(dtype)[6:]}"
+        refused(TypeError, text, ones.to(dtype))
     heads = ones.expand(-1, 4, -1, -1).bool()
     refused(fp.UnsupportedError, "^attention_mask: expected one for all heads, got 4", heads)
     refused(ValueError, "^attention_mask: expected shape .*, got", ones[..., :8].bool())

@@ -155,6 +155,29 @@ def test_plans_once_per_step_and_copies_no_keys(torch, bridge, model, random, ca
     assert [keys[-len(layers) :][i] for i in full] == [layers[i].keys.data_ptr() for i in full]
 
 
+@pytest.mark.parametrize("model", ["llama", "gemma2"], indirect=True)
+def test_a_compiled_model(torch, bridge, model, random):
+    ids, mask = prompts(torch, random, (7, 14, 3), "left")
+    expected = with_implementation(model, "eager")(ids, attention_mask=mask).logits
+    compiled = torch.compile(with_implementation(model, bridge.register()), backend="aot_eager")
+    actual = compiled(ids, attention_mask=mask).logits
+    torch.testing.assert_close(actual[mask == 1], expected[mask == 1], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("model", ["llama"], indirect=True)
+def test_under_autocast(torch, bridge, model, random, dtype):
+    """As near to float32 as transformers' own attention is."""
+    ids, mask = prompts(torch, random, (7, 14, 3), "left")
+    exact = with_implementation(model, "eager")(ids, attention_mask=mask).logits
+    errors = {}
+    for name in ("eager", bridge.register()):
+        with torch.autocast("cpu", getattr(torch, dtype)):
+            logits = with_implementation(model, name)(ids, attention_mask=mask).logits
+        errors[name] = (logits - exact)[mask == 1].abs().max()
+    assert 0 < errors[bridge.NAME] < 2 * errors["eager"]
+
+
 @pytest.mark.parametrize("model", ["llama"], indirect=True)
 def test_gradients_are_refused(torch, bridge, model, random):
     ids, mask = prompts(torch, random, (5, 9), "left")

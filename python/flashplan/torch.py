@@ -153,13 +153,16 @@ def _has_gradient(tensor: Tensor) -> bool:
     """Whether PyTorch records a gradient of this tensor, backward or forward."""
     if torch.is_grad_enabled() and tensor.requires_grad:
         return True
-    return forward_ad.unpack_dual(tensor).tangent is not None
+    unpack_dual: Any = forward_ad.unpack_dual
+    return unpack_dual(tensor).tangent is not None
 
 
-_autograd = torch.library.Library("flashplan", "IMPL")
-for _operator in (torch.ops.flashplan.run, torch.ops.flashplan.append_paged_kv):
-    torch.library.register_fake(_operator.default.name(), _fake)
-    _autograd.impl(_operator.default, partial(_refuse_gradients, _operator.default), "Autograd")
+_library: Any = torch.library
+_autograd = _library.Library("flashplan", "IMPL")
+for _name in ("run", "append_paged_kv"):
+    _library.register_fake(f"flashplan::{_name}", _fake)
+    _operator = getattr(torch.ops.flashplan, _name).default
+    _autograd.impl(_operator, partial(_refuse_gradients, _operator), "Autograd")
 
 
 def _number_and_tensor(scale: float | Tensor) -> tuple[float, Tensor | None]:

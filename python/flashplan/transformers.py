@@ -17,7 +17,6 @@ from __future__ import annotations
 import importlib
 import threading
 from functools import partial
-from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,17 +24,17 @@ from torch import Tensor
 
 from flashplan._core import UnsupportedError
 from flashplan.attention import Attention
+from flashplan.hf_masks import Mask, mask, packed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 # Their types take type checkers longer to read than everything else here.
 transformers: Any = importlib.import_module("transformers")
-masking: Any = importlib.import_module("transformers.masking_utils")
-
 
 # Transformers takes every name that has "flash" in it for FlashAttention.
 NAME = "fplan"
+_HIDDEN = -1e4
 
 
 def register() -> str:
@@ -46,10 +45,16 @@ def register() -> str:
     without a cache; grouped-query attention, sliding windows, softcap and sinks; padding on either
     side, and any masks that are the same for all heads. Rows of padding get zeros.
 
-    A model that asks for more raises UnsupportedError: attention weights, position biases, masks
-    that differ between heads. Continuous batching (`generate_batch`) accepts only implementations
-    that transformers names, so not this one. The functions break the graphs of torch.compile, so
-    give `generate(..., disable_compile=True)` with a StaticCache on a GPU.
+    Under autocast, and where queries are float32 beside values of 16 bits, it attends in 16 bits.
+
+    A model that asks for more raises UnsupportedError: attention weights, position biases, keys
+    selected by index, masks that differ between heads, and any keyword that could change the
+    result. So does one that computes with its mask (Bloom, Doge, MPT). A model that does not take
+    its attention from transformers' registry (Falcon) keeps its own: `set_attn_implementation` then
+    warns, and creating it with the name raises KeyError. Continuous batching (`generate_batch`)
+    accepts only implementations that transformers names, so not this one. The functions break the
+    graphs of torch.compile, so give `generate(..., disable_compile=True)` with a StaticCache on a
+    GPU.
 
     Each thread keeps an `Attention`, with its workspace, for each kind of layer it has run.
 
@@ -58,100 +63,8 @@ def register() -> str:
     """
     without_compiling: Any = torch.compiler.disable
     transformers.AttentionInterface.register(NAME, without_compiling(attention))
-    transformers.AttentionMaskInterface.register(NAME, mask)
+    transformers.AttentionMaskInterface.register(NAME, without_compiling(mask))
     return NAME
-
-
-def mask(
-    batch_size: int,
-    q_length: int,
-    kv_length: int,
-    q_offset: int | Tensor = 0,
-    kv_offset: int = 0,
-    mask_function: Callable[..., Any] = masking.causal_mask_function,
-    attention_mask: Tensor | None = None,
-    local_size: int | None = None,
-    use_vmap: bool = False,
-    device: torch.device | str = "cpu",
-    **_others: Any,
-) -> Tensor:
-    """The mask of a step, as transformers asks for it; waits for a GPU if there is padding.
-
-    Returns:
-        [batch_size, 1, 1, 5] int32 on the host, if each sequence has one range of keys. The numbers
-        are its first key, the one after its last key, the position of query 0, whether the mask is
-        causal, and window_left. Otherwise [batch_size, 1, q_length, words] uint32 on `device`: a
-        bit for each query and key, as in `pack_mask`. Transformers passes tensors of four dims to
-        the layers as they are.
-    """
-    window_left = _window_left(mask_function, local_size)
-    is_causal = window_left is not None
-    if is_causal or mask_function is masking.bidirectional_mask_function:
-        bounds = _key_ranges(attention_mask, batch_size, kv_offset, kv_length)
-        if bounds is not None:
-            q_begin = int(q_offset) - kv_offset
-            rest = (q_begin, int(is_causal), -1 if window_left is None else window_left)
-            rows = [[[(first, end, *rest)]] for first, end in bounds]
-            return torch.tensor(rows, dtype=torch.int32)
-    visible = masking.sdpa_mask(
-        batch_size=batch_size,
-        q_length=q_length,
-        kv_length=kv_length,
-        q_offset=q_offset,
-        kv_offset=kv_offset,
-        mask_function=mask_function,
-        attention_mask=attention_mask,
-        allow_is_causal_skip=False,
-        use_vmap=use_vmap,
-        device=device,
-    )
-    return _pack(visible)
-
-
-def _window_left(mask_function: Callable[..., Any], local_size: int | None) -> int | None:
-    """The window_left of a causal mask, -1 without a sliding window. None for any other mask."""
-    if mask_function is masking.causal_mask_function:
-        return -1
-    if local_size is None:
-        return None
-    window = masking.sliding_window_causal_mask_function(local_size)
-    return local_size - 1 if _is_same(mask_function, window) else None
-
-
-def _is_same(a: Any, b: Any) -> bool:
-    """Whether two values are the same, or functions made by the same code from the same values."""
-    if isinstance(a, tuple) and isinstance(b, tuple):
-        return len(a) == len(b) and all(map(_is_same, a, b))
-    if isinstance(a, FunctionType) and isinstance(b, FunctionType):
-        captured = [tuple(cell.cell_contents for cell in f.__closure__ or ()) for f in (a, b)]
-        return a.__code__ is b.__code__ and _is_same(*captured)
-    return isinstance(a, int) and isinstance(b, int) and a == b
-
-
-def _key_ranges(
-    attention_mask: Tensor | None, batch_size: int, kv_offset: int, kv_length: int
-) -> list[list[int]] | None:
-    """[first, end) of the keys of each sequence, counted from kv_offset; None if there are gaps."""
-    if attention_mask is None:
-        return [[0, kv_length]] * batch_size
-    keys = attention_mask[:, kv_offset : kv_offset + kv_length].bool()  # those behind are masked
-    if keys.shape[1] == 0:
-        return [[0, 0]] * batch_size
-    count = keys.sum(1)
-    first = keys.int().argmax(1)
-    last = keys.shape[1] - 1 - keys.flip(1).int().argmax(1)
-    rows: list[list[int]] = torch.stack((first, count, last), 1).tolist()
-    if any(count not in (0, last - first + 1) for first, count, last in rows):
-        return None
-    return [[first, first + count] for first, count, _ in rows]
-
-
-def _pack(visible: Tensor) -> Tensor:
-    """Bools [..., keys] as words of bits [..., ceil(keys / 32)] uint32."""
-    padded = torch.nn.functional.pad(visible, (0, -visible.shape[-1] % 32))
-    shifts = torch.arange(8, dtype=torch.uint8, device=visible.device)
-    bits = padded.reshape(*padded.shape[:-1], padded.shape[-1] // 8, 8).to(torch.uint8) << shifts
-    return bits.sum(-1, dtype=torch.uint8).view(torch.uint32)
 
 
 def _mask_of_layer(
@@ -160,17 +73,22 @@ def _mask_of_layer(
     shape: tuple[int, int, int],
     is_causal: bool | None,
 ) -> Tensor:
-    """A mask in the form that `mask` returns. shape: batch size, queries and keys of the layer."""
+    """What a `Mask` describes. shape: batch size, queries and keys of the layer."""
     batch_size, q_length, kv_length = shape
+    if isinstance(attention_mask, Mask):
+        if attention_mask.num_keys != kv_length and attention_mask.described.dtype == torch.uint32:
+            raise ValueError(
+                f"attention_mask: expected one of {kv_length} keys, got {attention_mask.num_keys}"
+            )
+        return attention_mask.described
     if attention_mask is not None:
-        is_described = attention_mask.dtype in (torch.int32, torch.uint32)
-        return attention_mask if is_described else _pack_given(attention_mask, shape)
+        return _pack_given(attention_mask, shape)
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
     if causal and q_length not in (1, kv_length):
         raise ValueError(
             f"attention_mask: expected one where {q_length} queries meet {kv_length} keys, got None"
         )
-    row = [[[0, kv_length, kv_length - q_length, int(causal), -1]]]
+    row = (0, kv_length, kv_length - q_length, int(causal), -1)
     return torch.tensor([row] * batch_size, dtype=torch.int32)
 
 
@@ -184,14 +102,18 @@ def _pack_given(attention_mask: Tensor, shape: tuple[int, int, int]) -> Tensor:
         raise ValueError(f"attention_mask: expected shape {expected}, got {given}")
     if attention_mask.dtype == torch.bool:
         visible = attention_mask
-    else:
+    elif attention_mask.is_floating_point():
         visible = attention_mask == 0
-        hidden = attention_mask <= torch.finfo(attention_mask.dtype).min
-        if not bool((visible | hidden).all()):
+        # What is added to hide a key: the lowest number of a dtype, or so low a number that the
+        # weight of the key is 0 in float32 wherever another key is seen.
+        if not bool((visible | (attention_mask <= _HIDDEN)).all()):
             raise UnsupportedError(
-                "attention_mask: expected 0 and the lowest number (no bias), got others"
+                f"attention_mask: expected 0 and numbers <= {_HIDDEN:g} (no bias), got others"
             )
-    return _pack(visible.expand(expected))
+    else:
+        dtype = str(attention_mask.dtype).removeprefix("torch.")
+        raise TypeError(f"attention_mask: expected dtype bool or a float, got {dtype}")
+    return packed(visible.expand(expected))[:, 0]
 
 
 class _Planned:
@@ -327,13 +249,48 @@ def _ragged(x: Tensor) -> tuple[Tensor, int]:
     return x.as_strided((num_rows, num_heads, head_dim), (stride, x.stride(1), 1)), apart
 
 
+# Keywords of layers that change nothing that attention computes: transformers describes windows by
+# the mask, and has rotated the queries and keys by their positions.
+_HARMLESS = frozenset(
+    {
+        "sliding_window",
+        "position_ids",
+        "cache_position",
+        "use_cache",
+        "deterministic",
+        "output_hidden_states",
+        "output_router_logits",
+        "num_items_in_batch",
+        "return_dict",
+        "logits_to_keep",
+    }
+)
+
+
 def _check_inference(dropout: float, kwargs: dict[str, Any]) -> None:
     if dropout > 0:
         raise ValueError(f"dropout: expected 0 (inference only: model.eval()), got {dropout}")
-    for name in ("output_attentions", "position_bias", "cache"):
-        value = kwargs.get(name)
-        if value is not None and value is not False:
+    for name, value in kwargs.items():
+        if name not in _HARMLESS and value is not None and value is not False:
             raise UnsupportedError(f"{name}: expected none with flashplan, got one")
+
+
+def _common_dtype(module: torch.nn.Module, q: Tensor, v: Tensor) -> torch.dtype:
+    """The dtype to attend in: layers may give float32 queries beside values of 16 bits, under
+    autocast or where a norm is in float32, and GPUs have no float32 attention."""
+    device = q.device.type
+    if q.dtype != torch.float32:
+        return q.dtype
+    if torch.is_autocast_enabled(device):
+        return torch.get_autocast_dtype(device)
+    if v.dtype != torch.float32 or device == "cpu":
+        return v.dtype
+    config: Any = getattr(module, "config", None)
+    if hasattr(config, "_is_quantized"):  # its weights are not of the dtype that it computes in
+        dtype: torch.dtype = config.dtype
+        return dtype
+    linear = next((m for m in module.modules() if isinstance(m, torch.nn.Linear)), None)
+    return q.dtype if linear is None else linear.weight.dtype
 
 
 def attention(
@@ -362,6 +319,8 @@ def attention(
         [batch, q_length, num_qo_heads, head_dim] and None, since there are no attention weights.
     """
     _check_inference(dropout, kwargs)
+    dtype = _common_dtype(module, query, value)
+    query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     batch_size, num_qo_heads, q_length, _ = query.shape
     if batch_size * q_length == 0:
         return query.new_empty(batch_size, q_length, num_qo_heads, value.shape[3]), None
@@ -374,10 +333,10 @@ def attention(
     step: tuple[Any, ...] = (*shape, apart)
     words, causal, window_left = None, False, -1
     if described.dtype == torch.uint32:
-        words = described.view(batch_size * q_length, -1)
+        words = described.to(query.device).view(batch_size * q_length, -1)
         lengths = partial(_lengths_of_bits, *step)
     else:
-        ranges = described[:, 0, 0].tolist()
+        ranges = described.tolist()
         causal, window_left = bool(ranges[0][3]), ranges[0][4]
         step = (*step, ranges)
         lengths = partial(_lengths_of_ranges, ranges, q_length, apart)
