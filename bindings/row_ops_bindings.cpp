@@ -1,5 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The operators on rows of a tensor.
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
 #include "bindings.h"
 #include "flashplan/flashplan.h"
 #include "numbers.h"
@@ -98,7 +104,16 @@ void bind_row_ops(nb::module_& m) {
       .def_rw("high_freq_factor", &Rope::high_freq_factor)
       .def_rw("beta_fast", &Rope::beta_fast)
       .def_rw("beta_slow", &Rope::beta_slow)
-      .def_rw("attention_factor", &Rope::attention_factor);
+      .def_rw("truncate", &Rope::truncate)
+      .def_rw("attention_factor", &Rope::attention_factor)
+      .def("set_frequencies", [](Rope& rope, const std::vector<double>& frequencies) {
+        if (frequencies.size() > rope.frequencies.size()) {
+          raise_value("rope.frequencies: expected at most 256 numbers, got " +
+                      std::to_string(frequencies.size()));
+        }
+        std::copy(frequencies.begin(), frequencies.end(), rope.frequencies.begin());
+        rope.num_frequencies = static_cast<int32_t>(frequencies.size());
+      });
   m.def("apply_rope", &apply_rope_of, "q"_a.none(), "k"_a.none(), "positions"_a.none(), "rope"_a,
         "out_q"_a.none(), "out_k"_a.none(), "stream"_a.none());
   m.def("rmsnorm", &rmsnorm_of, "x"_a.none(), "weight"_a.none(), "out"_a.none(), "eps"_a.none(),

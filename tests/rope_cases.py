@@ -21,11 +21,20 @@ ROPES = {
     "yarn": YARN,
     "yarn interleaved": YARN | {"interleaved": True, "beta_fast": 20.0, "beta_slow": 2.0},
     "yarn factor": YARN | {"attention_factor": 0.7},
+    "yarn not rounded": YARN | {"truncate": False},
+    "yarn mscale": YARN | {"mscale": 1.3, "mscale_all_dim": 0.4},
+    "frequencies": {
+        "rotary_dim": 8,
+        "frequencies": [2.5, 0.3, 0.0, 1e-5],
+        "attention_factor": 1.2,
+    },
 }
 
 
 def frequencies(rope, dim):
     """As transformers computes them, in float64; and the factor of cos and sin."""
+    if rope.frequencies is not None:
+        return np.array(rope.frequencies), rope.attention_factor or 1.0
     i = np.arange(0, dim, 2)
     plain = 1 / rope.theta ** (i / dim)
     if rope.scaling == "linear":
@@ -45,10 +54,15 @@ def frequencies(rope, dim):
         length = rope.original_length / (rotations * 2 * math.pi)
         return dim * math.log(length) / (2 * math.log(rope.theta))
 
-    low = max(math.floor(correction(rope.beta_fast)), 0)
-    high = min(math.ceil(correction(rope.beta_slow)), dim - 1)
+    low, high = correction(rope.beta_fast), correction(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
     ramp = np.clip((np.arange(dim // 2) - low) / max(high - low, 0.001), 0, 1)
     factor = rope.attention_factor or 0.1 * math.log(rope.scale) + 1
+    if rope.mscale is not None:
+        factors = [0.1 * m * math.log(rope.scale) + 1 for m in (rope.mscale, rope.mscale_all_dim)]
+        factor = factors[0] / factors[1]
     return plain / rope.scale * ramp + plain * (1 - ramp), factor
 
 

@@ -1,11 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """apply_rope against float64, in memory full of NaN."""
 
+import copy
+import dataclasses
+import pickle
+
 import ml_dtypes
 import numpy as np
 import pytest
 
 import flashplan as fp
+import rope_cases
 from frameworks import NumPy, bits
 from inputs import normal, poisoned
 from poison import Canary
@@ -93,3 +98,114 @@ def test_no_tokens():
     empty = np.zeros((0, 2, 8), np.float32)
     q, k = fp.apply_rope(empty, empty, np.zeros(0, np.int32), fp.Rope())
     assert q.shape == k.shape == (0, 2, 8)
+
+
+@pytest.mark.parametrize("name", ROPES)
+def test_a_rope_travels(name):
+    """To workers, with the options of an Attention."""
+    rope = fp.Rope(**ROPES[name])
+    copies = [pickle.loads(pickle.dumps(rope)), copy.deepcopy(rope), dataclasses.replace(rope)]
+    copies.append(fp.Rope(**dataclasses.asdict(rope)))
+    q = np.random.default_rng(0).standard_normal((3, 2, rope.rotary_dim or 8)).astype(np.float32)
+    expected, _ = fp.apply_rope(q, q, np.arange(3), rope)
+    for other in copies:
+        assert other == rope
+        assert hash(other) == hash(rope)
+        assert np.array_equal(fp.apply_rope(q, q, np.arange(3), other)[0], expected)
+
+
+PARTIAL = {"rope_theta": 5e5, "partial_rotary_factor": 0.5}
+CONFIGS = {
+    "default": ({"rope_theta": 5e5}, {}),
+    "partial": (PARTIAL, {}),
+    "linear": ({"rope_type": "linear", "factor": 3.0}, {}),
+    "dynamic": ({"rope_type": "dynamic", "factor": 3.0}, {"max_position_embeddings": 512}),
+    "llama3": (
+        {
+            "rope_type": "llama3",
+            "rope_theta": 5e5,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        },
+        {"max_position_embeddings": 131072},
+    ),
+    "yarn of gpt-oss": (
+        {
+            "rope_type": "yarn",
+            "rope_theta": 150000.0,
+            "factor": 32.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+            "original_max_position_embeddings": 4096,
+        },
+        {"max_position_embeddings": 131072},
+    ),
+    "yarn of deepseek": (
+        {
+            "rope_type": "yarn",
+            "factor": 40.0,
+            "mscale": 1.0,
+            "mscale_all_dim": 0.8,
+            "original_max_position_embeddings": 4096,
+        },
+        {"max_position_embeddings": 163840},
+    ),
+    "longrope": (
+        {
+            "rope_type": "longrope",
+            "short_factor": [1.0 + 0.05 * i for i in range(16)],
+            "long_factor": [2.0 + 0.5 * i for i in range(16)],
+            "original_max_position_embeddings": 4096,
+        },
+        {"max_position_embeddings": 131072},
+    ),
+}
+
+
+@pytest.mark.parametrize("length", [None, 1000, 60000])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_rope_of_a_configuration(torch, transformers, name, length):
+    """Frequencies and factor are those that transformers computes."""
+    parameters, sizes = CONFIGS[name]
+    config = transformers.LlamaConfig(
+        hidden_size=128, num_attention_heads=4, rope_parameters=parameters, **sizes
+    )
+    rope = fp.Rope.from_config(config, length=length)
+    assert rope.rotary_dim == (16 if name == "partial" else 32)
+    kind = config.rope_parameters["rope_type"]
+    if kind == "default":
+        exponents = np.arange(0, rope.rotary_dim, 2) / rope.rotary_dim
+        expected, gain = 5e5**-exponents, 1.0
+    else:
+        functions = transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS
+        expected, gain = functions[kind](config, "cpu", seq_len=length)
+        expected = expected.double().numpy()
+    actual, factor = rope_cases.frequencies(rope, rope.rotary_dim)
+    np.testing.assert_allclose(actual, expected, rtol=2e-6)
+    assert factor == pytest.approx(gain, rel=1e-6)
+
+
+def test_configurations_of_several_kinds_of_layers(transformers):
+    config = transformers.Gemma3TextConfig()
+    with pytest.raises(
+        ValueError, match="^layer_type: expected one of .*'sliding_attention'.*None"
+    ):
+        fp.Rope.from_config(config)
+    with pytest.raises(ValueError, match="^layer_type: expected one of .*, got 'local'"):
+        fp.Rope.from_config(config, "local")
+    assert fp.Rope.from_config(config, "sliding_attention").theta == 10000.0
+    assert fp.Rope.from_config(config, "full_attention").theta == 1e6
+
+
+def test_rotations_that_a_rope_can_not_express(transformers):
+    config = transformers.LlamaConfig(
+        rope_parameters={"rope_type": "default", "rope_theta": 1e6, "mrope_section": [16, 24, 24]}
+    )
+    with pytest.raises(fp.UnsupportedError, match="^config: expected one position .*mrope_section"):
+        fp.Rope.from_config(config)
+    config.rope_parameters = {"rope_type": "spiral", "rope_theta": 1e6, "factor": 2.0}
+    with pytest.raises(fp.UnsupportedError, match="^config: expected rope_type .*, got 'spiral'"):
+        fp.Rope.from_config(config)

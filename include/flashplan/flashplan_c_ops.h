@@ -67,6 +67,9 @@ typedef struct flashplan_rope {
   double beta_fast;
   double beta_slow;
   double attention_factor;
+  const double* frequencies;  // or NULL
+  int32_t num_frequencies;
+  int32_t truncate;  // 0 or 1
 } flashplan_rope;
 
 // Gives the defaults of rope.h.

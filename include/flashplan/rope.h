@@ -2,6 +2,7 @@
 // Rotary position embedding.
 #pragma once
 
+#include <array>
 #include <cstdint>
 
 #include "flashplan/export.h"
@@ -34,8 +35,14 @@ struct Rope {
   // beta_slow < beta_fast.
   double beta_fast = 32.0;
   double beta_slow = 1.0;
-  /// kYarn: multiplies cos and sin; 0: 1 + ln(scale) / 10 if scale > 1, else 1.
+  bool truncate = true;  // kYarn: the dims of these two numbers of rotations are rounded outwards
+  /// kYarn and given frequencies: multiplies cos and sin; 0: with kYarn 1 + ln(scale) / 10 if
+  /// scale > 1, else 1.
   double attention_factor = 0.0;
+  /// Radians per position of each pair, rotary_dim / 2 finite numbers >= 0, instead of what theta,
+  /// scale and scaling say (LongRoPE). num_frequencies is 0 if there are none.
+  int32_t num_frequencies = 0;
+  std::array<double, 256> frequencies = {};
 };
 
 /// Rotates q [tokens, num_qo_heads, head_dim] and k [tokens, num_kv_heads, head_dim] (float32,

@@ -109,8 +109,8 @@ def mask(
     """The mask of a step, as transformers asks for it; waits for a GPU if there is padding.
 
     Returns:
-        If each sequence has one range of keys, five numbers for each: its first key, the one after
-        its last key, the position of query 0, whether the mask is causal, and window_left.
+        If each sequence has one range of keys, five numbers for each, namely its first key, the one
+        after its last key, the position of query 0, whether the mask is causal, and window_left.
         Otherwise words on `device`: a bit for each query and key, as in `pack_mask`.
     """
     window_left = _window_left(mask_function, local_size)

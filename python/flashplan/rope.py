@@ -1,10 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rotary position embedding."""
 
+from __future__ import annotations
+
 import dataclasses
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
 
 from flashplan import _core
 from flashplan.outputs import given_or_new
+from flashplan.rope_config import rope_arguments
 from flashplan.types import Stream, Tensor, TensorT
 from flashplan.values import to_bool, to_float, to_int
 
@@ -30,11 +37,21 @@ class Rope:
             low_freq_factor are scaled, below original_length / high_freq_factor they are not.
         beta_fast, beta_slow: "yarn": dims of fewer rotations than beta_slow are scaled, of more
             than beta_fast they are not.
-        attention_factor: "yarn": factor of cos and sin; default: 1 + ln(scale) / 10 for scale > 1.
+        truncate: "yarn": whether these two dims are rounded, outwards; gpt-oss does not.
+        attention_factor: "yarn", frequencies: factor of cos and sin; default: with "yarn"
+            1 + ln(scale) / 10 for scale > 1, else 1.
+        mscale, mscale_all_dim: "yarn": DeepSeek's form of attention_factor, m(mscale) /
+            m(mscale_all_dim) with m(x) = 1 + x ln(scale) / 10. Both or none, and not together with
+            attention_factor.
+        frequencies: rotary_dim / 2 numbers, radians per position of each pair (LongRoPE); not
+            together with theta, scale and scaling.
+
+    It can be pickled and copied.
 
     Raises:
-        ValueError, TypeError: a value has the wrong type, or scaling is none of the three. Ranges
-            are checked by the calls that take a Rope, since they know the head dim.
+        ValueError, TypeError: a value has the wrong type, scaling is none of the three, or
+            arguments exclude each other. Ranges are checked by the calls that take a Rope, since
+            they know the head dim.
 
     Examples:
         >>> fp.Rope(theta=500000.0, scaling="llama3", scale=8.0).scaling
@@ -51,10 +68,42 @@ class Rope:
     high_freq_factor: float = 4.0
     beta_fast: float = 32.0
     beta_slow: float = 1.0
+    truncate: bool = True
     attention_factor: float | None = None
-    _native: _core.Rope = dataclasses.field(init=False, repr=False, compare=False)
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    frequencies: Sequence[float] | None = None
+
+    @staticmethod
+    def from_config(config: Any, layer_type: str | None = None, length: int | None = None) -> Rope:
+        """The rotation of a model of Hugging Face transformers.
+
+        Args:
+            config: the model's configuration, such as `LlamaConfig`; of a model with a nested one,
+                that of its text.
+            layer_type: of a model whose layers rotate in different ways, such as
+                "sliding_attention" of Gemma 3.
+            length: of "longrope" and "dynamic", whose frequencies depend on it: the longest
+                sequence, in tokens; default: one as short as the model was first trained on.
+
+        Raises:
+            ValueError: layer_type is missing, or none that the model has.
+            UnsupportedError: a kind of rotation that a Rope can not express, such as that of
+                several coordinates for each token (MRoPE).
+        """
+        return Rope(**rope_arguments(config, layer_type, length))
 
     def __post_init__(self) -> None:
+        if self.frequencies is not None:
+            numbers = tuple(to_float("rope.frequencies", x) for x in self.frequencies)
+            object.__setattr__(self, "frequencies", numbers)
+        self._native  # noqa: B018 - wrong arguments raise here
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
+    @functools.cached_property
+    def _native(self) -> _core.Rope:
         core = _core.Rope()
         for name in ("theta", "scale", "original_length", "low_freq_factor", "high_freq_factor"):
             setattr(core, name, to_float(f"rope.{name}", getattr(self, name)))
@@ -70,13 +119,36 @@ class Rope:
             expected = ", ".join(map(repr, scalings))
             raise ValueError(f"rope.scaling: expected one of {expected}, got {self.scaling!r}")
         core.scaling = scalings[self.scaling]
-        if self.attention_factor is not None:
-            core.attention_factor = to_float("rope.attention_factor", self.attention_factor)
+        core.truncate = to_bool("rope.truncate", self.truncate)
+        if self.frequencies is not None:
+            for name in ("theta", "scale", "scaling"):
+                if getattr(self, name) != getattr(Rope, name):
+                    raise ValueError(
+                        f"rope.{name}: expected none beside frequencies, got {getattr(self, name)}"
+                    )
+            core.set_frequencies(self.frequencies)
+        factor = self._attention_factor()
+        if factor is not None:
+            core.attention_factor = to_float("rope.attention_factor", factor)
             if not core.attention_factor > 0:
-                raise ValueError(
-                    f"rope.attention_factor: expected > 0, got {self.attention_factor}"
-                )
-        object.__setattr__(self, "_native", core)
+                raise ValueError(f"rope.attention_factor: expected > 0, got {factor}")
+        return core
+
+    def _attention_factor(self) -> float | None:
+        if self.mscale is None and self.mscale_all_dim is None:
+            return self.attention_factor
+        if self.attention_factor is not None:
+            raise ValueError(
+                f"rope.attention_factor: expected none beside mscale, got {self.attention_factor}"
+            )
+        factors = []
+        for name in ("mscale", "mscale_all_dim"):
+            value = getattr(self, name)
+            if value is None:
+                raise ValueError(f"rope.{name}: expected a number, as the other one is, got None")
+            by_scale = math.log(self.scale) if self.scale > 1 else 0.0
+            factors.append(1 + 0.1 * to_float(f"rope.{name}", value) * by_scale)
+        return factors[0] / factors[1]
 
 
 def apply_rope(

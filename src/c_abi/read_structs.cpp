@@ -93,6 +93,7 @@ flashplan_rope default_rope() noexcept {
   r.high_freq_factor = defaults.high_freq_factor;
   r.beta_fast = defaults.beta_fast;
   r.beta_slow = defaults.beta_slow;
+  r.truncate = defaults.truncate ? 1 : 0;
   return r;
 }
 
@@ -127,6 +128,18 @@ Status read_rope(const flashplan_rope* given, Rope* rope) noexcept {
   rope->beta_fast = r.beta_fast;
   rope->beta_slow = r.beta_slow;
   rope->attention_factor = r.attention_factor;
+  const auto most = static_cast<int32_t>(rope->frequencies.size());
+  if (r.num_frequencies < 0 || r.num_frequencies > most) {
+    return error(StatusCode::kInvalidArgument,
+                 "rope.num_frequencies: expected a number in [0, %d], got %d", most,
+                 r.num_frequencies);
+  }
+  if (r.num_frequencies > 0 && r.frequencies == nullptr) {
+    return error(StatusCode::kInvalidArgument, "rope.frequencies: expected a pointer, got NULL");
+  }
+  std::copy_n(r.frequencies, r.num_frequencies, rope->frequencies.begin());
+  rope->num_frequencies = r.num_frequencies;
+  rope->truncate = r.truncate != 0;
   return {};
 }
 

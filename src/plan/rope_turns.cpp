@@ -32,35 +32,56 @@ double yarn_frequency(const Rope& rope, int32_t pair, int32_t rotary_dim, double
     return rotary_dim * std::log(rope.original_length / (rotations * 2 * std::numbers::pi)) /
            (2 * std::log(rope.theta));
   };
-  const double low = std::max(std::floor(dim_of(rope.beta_fast)), 0.0);
-  const double high = std::min(std::ceil(dim_of(rope.beta_slow)), rotary_dim - 1.0);
+  double low = dim_of(rope.beta_fast);
+  double high = dim_of(rope.beta_slow);
+  if (rope.truncate) {
+    low = std::floor(low);
+    high = std::ceil(high);
+  }
+  low = std::max(low, 0.0);
+  high = std::min(high, rotary_dim - 1.0);
   const double width = high > low ? high - low : 0.001;
   const double scaled = std::clamp((pair - low) / width, 0.0, 1.0);
   return (1 - scaled) * frequency + scaled * frequency / rope.scale;
 }
 
-void fill_turns(const Rope& rope, RopeTurns* p) {
-  for (int32_t pair = 0; pair < p->rotary_dim / 2; ++pair) {
-    double frequency = std::pow(rope.theta, -2.0 * pair / p->rotary_dim);
-    switch (rope.scaling) {
-      case RopeScaling::kLinear: frequency /= rope.scale; break;
-      case RopeScaling::kLlama3: frequency = llama3_frequency(rope, frequency); break;
-      case RopeScaling::kYarn:
-        frequency = yarn_frequency(rope, pair, p->rotary_dim, frequency);
-        break;
-    }
-    p->turns[pair] = frequency / (2 * std::numbers::pi);
+double frequency_of(const Rope& rope, int32_t pair, int32_t rotary_dim) {
+  if (rope.num_frequencies != 0) return rope.frequencies[pair];
+  const double frequency = std::pow(rope.theta, -2.0 * pair / rotary_dim);
+  switch (rope.scaling) {
+    case RopeScaling::kLinear: break;
+    case RopeScaling::kLlama3: return llama3_frequency(rope, frequency);
+    case RopeScaling::kYarn: return yarn_frequency(rope, pair, rotary_dim, frequency);
   }
-  if (rope.scaling != RopeScaling::kYarn) return;
-  const double by_scale = rope.scale > 1 ? 0.1 * std::log(rope.scale) + 1 : 1.0;
-  p->gain = static_cast<float>(rope.attention_factor != 0.0 ? rope.attention_factor : by_scale);
+  return frequency / rope.scale;
+}
+
+/// What multiplies cos and sin.
+double gain_of(const Rope& rope) {
+  if (rope.num_frequencies == 0 && rope.scaling != RopeScaling::kYarn) return 1.0;
+  if (rope.attention_factor != 0.0) return rope.attention_factor;
+  return rope.num_frequencies == 0 && rope.scale > 1 ? 0.1 * std::log(rope.scale) + 1 : 1.0;
+}
+
+Status check_frequencies(const Rope& rope, int64_t rotary_dim) {
+  if (rope.num_frequencies != rotary_dim / 2) {
+    return error(StatusCode::kInvalidArgument,
+                 "rope.frequencies: expected %lld numbers (rotary_dim / 2), got %d",
+                 static_cast<long long>(rotary_dim / 2), rope.num_frequencies);
+  }
+  for (int32_t pair = 0; pair < rope.num_frequencies; ++pair) {
+    const double frequency = rope.frequencies[pair];
+    if (std::isfinite(frequency) && frequency >= 0) continue;
+    return error(StatusCode::kInvalidArgument,
+                 "rope.frequencies[%d]: expected a finite number >= 0, got %g", pair, frequency);
+  }
+  if (rope.attention_factor == 0.0) return {};
+  return check_number("rope.attention_factor", rope.attention_factor, 0.0);
 }
 
 }  // namespace
 
 Status check_rope(const Rope& rope, int64_t head_dim) noexcept {
-  FLASHPLAN_RETURN_IF_ERROR(check_number("rope.theta", rope.theta, 1.0));
-  FLASHPLAN_RETURN_IF_ERROR(check_number("rope.scale", rope.scale, 0.0));
   const int64_t rotary_dim = rope.rotary_dim == 0 ? head_dim : rope.rotary_dim;
   if (rotary_dim < 2 || rotary_dim % 2 != 0 || rotary_dim > head_dim ||
       rotary_dim > kMaxRotaryDim) {
@@ -69,6 +90,9 @@ Status check_rope(const Rope& rope, int64_t head_dim) noexcept {
                  static_cast<long long>(std::min<int64_t>(head_dim, kMaxRotaryDim)),
                  static_cast<long long>(rotary_dim));
   }
+  if (rope.num_frequencies != 0) return check_frequencies(rope, rotary_dim);
+  FLASHPLAN_RETURN_IF_ERROR(check_number("rope.theta", rope.theta, 1.0));
+  FLASHPLAN_RETURN_IF_ERROR(check_number("rope.scale", rope.scale, 0.0));
   if (rope.scaling < RopeScaling::kLinear || rope.scaling > RopeScaling::kYarn) {
     return error(StatusCode::kInvalidArgument, "rope.scaling: expected 0 to 2, got %d",
                  static_cast<int>(rope.scaling));
@@ -89,7 +113,10 @@ RopeTurns make_rope_turns(const Rope& rope, int32_t head_dim) noexcept {
   RopeTurns turns;
   turns.interleaved = rope.interleaved;
   turns.rotary_dim = rope.rotary_dim == 0 ? head_dim : rope.rotary_dim;
-  fill_turns(rope, &turns);
+  turns.gain = static_cast<float>(gain_of(rope));
+  for (int32_t pair = 0; pair < turns.rotary_dim / 2; ++pair) {
+    turns.turns[pair] = frequency_of(rope, pair, turns.rotary_dim) / (2 * std::numbers::pi);
+  }
   return turns;
 }
 

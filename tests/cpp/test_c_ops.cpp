@@ -97,6 +97,7 @@ Rope some_rope(RopeScaling scaling) {
   rope.high_freq_factor = 3;
   rope.beta_fast = 20;
   rope.beta_slow = 2;
+  rope.truncate = false;
   rope.attention_factor = 1.25;
   return rope;
 }
@@ -114,6 +115,9 @@ flashplan_rope c_rope(const Rope& rope) {
   c.beta_fast = rope.beta_fast;
   c.beta_slow = rope.beta_slow;
   c.attention_factor = rope.attention_factor;
+  c.truncate = rope.truncate ? 1 : 0;
+  c.num_frequencies = rope.num_frequencies;
+  if (c.num_frequencies > 0) c.frequencies = rope.frequencies.data();
   return c;
 }
 
@@ -132,9 +136,15 @@ TEST(rotations) {
   const auto run = [&](const flashplan_rope* rope) {
     return flashplan_apply_rope(c_q, c_k, c_positions, rope, c_out_q, c_out_k, nullptr, message);
   };
+  std::vector<Rope> ropes;
   for (const RopeScaling scaling :
        {RopeScaling::kLinear, RopeScaling::kLlama3, RopeScaling::kYarn}) {
-    const Rope rope = some_rope(scaling);
+    ropes.push_back(some_rope(scaling));
+  }
+  ropes.push_back(some_rope(RopeScaling::kLinear));
+  ropes.back().num_frequencies = 6;
+  ropes.back().frequencies = {2.5, 0.5, 0.25, 0.125, 0.01, 0.0};
+  for (const Rope& rope : ropes) {
     CHECK(apply_rope(q.view(), k.view(), positions.view(), rope, wanted_q.view(), wanted_k.view())
               .ok());
     const flashplan_rope c = c_rope(rope);
@@ -157,6 +167,16 @@ TEST(rotations) {
   wrong = defaults;
   wrong.reserved = 1;
   refused(&wrong, "rope.reserved");
+  const double frequency = 1.0;
+  wrong = defaults;
+  wrong.frequencies = &frequency;
+  for (const int32_t count : {-1, 1, 257, INT32_MAX}) {  // none is read beyond the pointer's one
+    wrong.num_frequencies = count;
+    refused(&wrong, count == 1 ? "rope.frequencies" : "rope.num_frequencies");
+  }
+  wrong.frequencies = nullptr;
+  wrong.num_frequencies = 8;
+  refused(&wrong, "rope.frequencies");
   wrong = defaults;
   wrong.struct_size = 80;
   refused(&wrong, "rope.struct_size");
