@@ -47,9 +47,10 @@ def register() -> str:
     side, and any masks that are the same for all heads. Rows of padding get zeros.
 
     A model that asks for more raises UnsupportedError: attention weights, position biases, masks
-    that differ between heads. Continuous batching (`generate_batch`) accepts only implementations
-    that transformers names, so not this one. The functions break the graphs of torch.compile, so
-    give `generate(..., disable_compile=True)` with a StaticCache on a GPU.
+    that differ between heads. Continuous batching (`generate_batch`) does not take this
+    implementation. Models that do not call registered ones, such as Bloom, Falcon and MPT, run as
+    before. The functions break the graphs of torch.compile, so give
+    `generate(..., disable_compile=True)` with a StaticCache on a GPU.
 
     Each thread keeps an `Attention`, with its workspace, for each kind of layer it has run.
 
