@@ -86,7 +86,7 @@ def ragged():
 
 
 def pages():
-    p = Picture("A paged cache: each row of the block table lists the pages of a request", 680, 250)
+    p = Picture("A paged cache: each row of the block table lists the pages of a request", 680, 264)
     p.text(10, 24, "block_table", "left")
     rows = (("a", 37, (4, 1, 6)), ("b", 20, (0, 3)), ("c", 5, (7,)))
     for r, (kind, kv_len, ids) in enumerate(rows):
@@ -111,8 +111,8 @@ def pages():
         if page in used:
             kind, tokens = used[page]
             p.box(x, 172, 76 * tokens / 16, 34, kind)
-        p.text(x + 38, 194, f"page {page}")
-    p.text(10, 234, "What lies behind the last token of a request is never read.", "left faint")
+        p.text(x + 38, 223, f"page {page}")
+    p.text(10, 252, "What lies behind the last token of a request is never read.", "left faint")
     return p
 
 

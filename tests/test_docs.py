@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The documentation: its code is part of files that run, its pictures are those that are drawn."""
+"""The documentation: its code is that of files that run, its pictures are those that are drawn."""
 
 import ast
 import doctest
@@ -27,6 +27,7 @@ FRAMEWORK = {
 }
 # Files that this or another test runs or compiles.
 THAT_RUN = ("docs/snippets/", "examples/", "include/flashplan/", "tests/cpp/consumer/")
+GLOSSARY = "DESIGN.md:glossary"
 PUBLIC = {name: getattr(fp, name) for name in fp.__all__} | {
     "Attention.plan": fp.Attention.plan,
     "Attention.run": fp.Attention.run,
@@ -46,14 +47,26 @@ def test_snippet_runs(snippet):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
-def test_code_is_included_from_files_that_run(page):
-    for language, block in re.findall(r"```(\w+)\n(.*?)```", page.read_text(), re.DOTALL):
-        if language == "console":
-            continue
-        for line in filter(str.strip, block.splitlines()):
-            included = re.fullmatch(r'--8<-- "([^":]+)(:\w+)?"', line)
-            assert included, f"not included from a file: {line}"
-            assert included[1].startswith(THAT_RUN), f"no test runs {included[1]}"
+def test_code_is_that_of_files_that_run(page):
+    import blocks
+
+    text = page.read_text()
+    markers = re.findall(r"^<!-- [\w./:-]+ -->$", text, re.MULTILINE)
+    assert len(markers) == len(list(blocks.blocks(text))), "a comment has no code below"
+    for source, block in blocks.blocks(text):
+        assert source == GLOSSARY or source.startswith(THAT_RUN), f"no test runs {source}"
+        assert block == blocks.section(source), f"run python docs/blocks.py: {source} has changed"
+    # What remains is shell commands, and the headers, which only the built page shows.
+    for language, block in re.findall(r"```(\w*)\n(.*?)```", blocks.BLOCK.sub("", text), re.DOTALL):
+        is_header = re.fullmatch(r'--8<-- "include/flashplan/\w+\.h"\n', block)
+        assert language == "console" or is_header, f"no comment names the file of\n{block}"
+
+
+def test_names_have_the_glossary():
+    import blocks
+
+    page = (ROOT / "docs" / "names.md").read_text()
+    assert dict(blocks.blocks(page))[GLOSSARY].startswith("| here |")
 
 
 def test_reference_has_every_public_name():
@@ -76,7 +89,7 @@ def test_every_snippet_is_shown():
     text = "\n".join(page.read_text() for page in PAGES)
     for snippet in SNIPPETS:
         for section in re.findall(r"\[start:(\w+)\]", snippet.read_text()):
-            assert f"docs/snippets/{snippet.name}:{section}" in text
+            assert f"<!-- docs/snippets/{snippet.name}:{section} -->" in text
 
 
 def test_pictures_are_those_that_are_drawn():

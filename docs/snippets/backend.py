@@ -15,7 +15,8 @@ class Metadata:
     """A step, as vLLM's CommonAttentionMetadata describes it."""
 
     query_start_loc_cpu: torch.Tensor  # [num_reqs + 1] int32, on the host
-    seq_lens_cpu: torch.Tensor  # [num_reqs] int32, on the host: with the new tokens
+    seq_lens_cpu_upper_bound: torch.Tensor  # [num_reqs] int32, on the host: with the new tokens
+    seq_lens: torch.Tensor  # [num_reqs] int32, on the device: the real lengths
     block_table: torch.Tensor  # [num_reqs, max_blocks] int32, on the device
     slot_mapping: torch.Tensor  # [num_tokens] int64, on the device
 
@@ -39,13 +40,20 @@ class Backend:
 
     def build(self, metadata):
         """Once per step, before its first layer."""
-        self.attn.plan(metadata.query_start_loc_cpu, metadata.seq_lens_cpu)
+        self.attn.plan(metadata.query_start_loc_cpu, metadata.seq_lens_cpu_upper_bound)
 
     def forward(self, query, key, value, kv_cache, metadata, output):
         """Once per layer. The cache is [blocks, 2, block_size, num_kv_heads, head_size]."""
         k_cache, v_cache = kv_cache.unbind(1)
         fp.append_paged_kv(key, value, k_cache, v_cache, slot_mapping=metadata.slot_mapping)
-        self.attn.run(query, k_cache, v_cache, block_table=metadata.block_table, out=output)
+        self.attn.run(
+            query,
+            k_cache,
+            v_cache,
+            block_table=metadata.block_table,
+            kv_lens=metadata.seq_lens,
+            out=output,
+        )
 
 
 # --8<-- [end:backend]
@@ -88,6 +96,7 @@ for new_tokens in ([30, 5], [1, 10], [1, 1]):  # two prompts; a decode and a chu
         lens.append(span.stop)
     step = Metadata(
         torch.tensor([0, *new_tokens]).cumsum(0).int(),
+        torch.tensor(lens, dtype=torch.int32) + 3,  # drafts of the last step that may be accepted
         torch.tensor(lens, dtype=torch.int32),
         torch.tensor(blocks, dtype=torch.int32),
         torch.tensor(slots),

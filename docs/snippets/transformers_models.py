@@ -23,8 +23,9 @@ prompts = torch.tensor([[0, 0, 5, 6, 7], [8, 9, 10, 11, 12]])
 
 # --8<-- [start:transformers]
 model.set_attn_implementation(flashplan.transformers.register())  # "fplan"
-tokens = model.generate(prompts, attention_mask=(prompts != 0).long(), max_new_tokens=20)
+mask = (prompts != 0).long()  # the padding is 0
+tokens = model.generate(prompts, attention_mask=mask, max_new_tokens=20)
 # --8<-- [end:transformers]
 model.set_attn_implementation("eager")
-expected = model.generate(prompts, attention_mask=(prompts != 0).long(), max_new_tokens=20)
+expected = model.generate(prompts, attention_mask=mask, max_new_tokens=20)
 assert torch.equal(tokens, expected)

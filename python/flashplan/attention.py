@@ -183,7 +183,7 @@ class Attention(Runs):
         mask_begin: Lengths | None = None,
         stream: Stream | None = None,
     ) -> _core.Plan:
-        """Schedules one step on the host. Allocates nothing, and does not wait for the GPU.
+        """Schedules one step on the host. Allocates nothing.
 
         Args:
             qo_indptr: [batch_size + 1], begins with 0, ascends: request r has rows qo_indptr[r] to
@@ -203,8 +203,8 @@ class Attention(Runs):
             mask_begin: [batch_size] >= 0, with custom_mask only: the key of each request that bit 0
                 of its mask stands for; default: kv_len - qo_len, the position of its first query,
                 where the keys of a draft tree begin.
-            stream: where the schedule is copied to the GPU; see the class. plan() waits only if
-                four earlier copies are still under way. None on the CPU.
+            stream: where the schedule is copied to the GPU; see the class. plan() waits for the
+                GPU only if four earlier copies are still under way. None on the CPU.
 
         Lengths are lists, tuples or ranges of ints (prefixes: lists of rows), or NumPy arrays or
         other tensors on the host, of any integer dtype.

@@ -49,12 +49,11 @@ def register() -> str:
 
     A model that asks for more raises UnsupportedError: attention weights, position biases, keys
     selected by index, masks that differ between heads, and any keyword that could change the
-    result. So does one that computes with its mask (Bloom, Doge, MPT). A model that does not take
-    its attention from transformers' registry (Falcon) keeps its own: `set_attn_implementation` then
-    warns, and creating it with the name raises KeyError. Continuous batching (`generate_batch`)
-    accepts only implementations that transformers names, so not this one. The functions break the
-    graphs of torch.compile, so give `generate(..., disable_compile=True)` with a StaticCache on a
-    GPU.
+    result. So does one that computes with its mask, such as Doge. Models that do not call
+    registered implementations (Bloom, Falcon, MPT) keep their own: `set_attn_implementation` then
+    warns, and a model made with the name raises an error. Continuous batching (`generate_batch`)
+    does not take this implementation. The functions break the graphs of torch.compile, so give
+    `generate(..., disable_compile=True)` with a StaticCache on a GPU.
 
     Each thread keeps an `Attention`, with its workspace, for each kind of layer it has run.
 
