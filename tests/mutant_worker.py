@@ -66,7 +66,10 @@ FIRST = {
         "pytest:test_errors test_rows",
     ],
     "src/common": ["ctest:test_status|test_variants"],
-    "src/variant": ["ctest:test_variants", "pytest:test_variants test_variant_descriptions"],
+    "src/variant": [
+        "ctest:test_variants|test_variant_cache",
+        "pytest:test_variants test_variant_descriptions",
+    ],
     "src/c_abi": ["ctest:test_c_abi|test_c_structs", "ctest:test_c_ops|test_c_sampling"],
     "bindings/xla": ["pytest:test_jax"],
     "bindings/producer": ["pytest:test_dlpack test_frameworks"],

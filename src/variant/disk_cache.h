@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Compiled variants on disk. The name of a file is a hash of everything that it was made from. Many
 // processes may use the cache: a file is written under another name and then renamed, and has a
-// checksum. A failure of the disk leads to another compilation, not to an error.
+// checksum. A failure of the disk leads to another compilation, not to an error. What is kept is
+// run, so the folder and the files must be this user's, and nobody else may be able to write them.
 #pragma once
 
 #include <filesystem>
@@ -17,10 +18,8 @@ class DiskCache {
   /// now.
   DiskCache();
 
-  /// The path of the file with this name, whether it exists or not; empty if there is no folder.
-  std::filesystem::path path(const std::string& name) const;
-
-  /// The content of a file, if it exists and is undamaged. Marks the file as used now.
+  /// The content of a file, if it exists and is undamaged. Marks the file as used now. The name is
+  /// 64 hexadecimal digits.
   std::optional<std::string> load(const std::string& name) const;
 
   /// Keeps a file, and deletes the least recently used ones as long as all together are larger than
