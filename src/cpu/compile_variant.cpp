@@ -188,16 +188,20 @@ std::string first_error(const std::string& output) {
     if (first.empty()) first = line;
     if (line.find("error:") != std::string::npos) return line;
   }
-  return first;
+  return first.empty() ? "no message" : first;
 }
 
-/// Compiles <name>.cpp in `folder` to <name>.so.
+/// Compiles <name>.cpp in `folder` to <name>.so. That this is there is what counts: how the
+/// compiler ended may be unknown.
 ProcessResult compile_file(std::vector<std::string> command, const std::string& name,
                            const fs::path& folder, double seconds) {
   const std::vector<std::string> options = compiler_options();
   command.insert(command.end(), options.begin(), options.end());
   command.insert(command.end(), {"-o", name + ".so", name + ".cpp"});
-  return run_process(command, folder, seconds);
+  ProcessResult result = run_process(command, folder, seconds);
+  std::error_code error;
+  result.succeeded = result.succeeded && fs::exists(folder / (name + ".so"), error);
+  return result;
 }
 
 void keep_log(const Variant::Impl& variant, const std::string& log) {
