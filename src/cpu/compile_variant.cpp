@@ -264,6 +264,9 @@ Status make_code(const AttentionOptions& options, const std::string& source,
   const DiskCache cache;
   code->run_queue = load_cached(cache, key);
   if (code->run_queue != nullptr) return {};
+  const DiskCache::Lock lock(cache, key);
+  code->run_queue = load_cached(cache, key);  // another process may have compiled it
+  if (code->run_queue != nullptr) return {};
   const Variant::Impl& variant = *options.variant.impl();
   const TemporaryFolder folder;
   FLASHPLAN_RETURN_IF_ERROR(compile(variant, source, compiler, folder.path()));

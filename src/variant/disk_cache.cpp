@@ -7,17 +7,20 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <chrono>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
 #include <limits>
-#include <mutex>
+#include <thread>
 #include <utility>
 #include <vector>
 
+#include "common/fork_safe_lock.h"
 #include "common/sha256.h"
-#include "variant/private_file.h"
+#include "variant/compiler_process.h"
 
 namespace flashplan {
 namespace {
@@ -25,6 +28,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::string_view kSuffix = ".variant";
+constexpr std::string_view kLockSuffix = ".variant.lock";
 constexpr std::size_t kKeySize = 64;
 constexpr std::string_view kMagic = "flashplan cache 1";  // before the checksum, at the end
 // More than any code has; a file that claims to be larger is not read.
@@ -59,7 +63,6 @@ uintmax_t most_bytes() {
 }
 
 struct Warning {
-  std::mutex mutex;
   std::string text;
   bool was_given = false;
 };
@@ -70,7 +73,7 @@ Warning& warning() {
 }
 
 void warn(const fs::path& folder, const std::string& reason) {
-  const std::scoped_lock lock(warning().mutex);
+  const auto lock = fork_safe_lock<Warning>();
   if (warning().was_given) return;
   warning().was_given = true;
   warning().text = "flashplan compiles variants in every process, because its folder for them \"" +
@@ -109,6 +112,7 @@ Kind kind_of(std::string_view name) {
   if (!is_hex(key, kKeySize) || !suffix.starts_with(kSuffix)) return Kind::kForeign;
   const std::string_view rest = suffix.substr(kSuffix.size());
   if (rest.empty()) return Kind::kEntry;
+  if (suffix == kLockSuffix) return Kind::kTemporary;
   return rest.starts_with('.') && is_hex(rest.substr(1), 16) ? Kind::kTemporary : Kind::kForeign;
 }
 
@@ -185,8 +189,37 @@ bool DiskCache::store(const std::string& name, std::string_view content) const {
   return true;
 }
 
+DiskCache::Lock::Lock(const DiskCache& cache, const std::string& name)
+    : folder_(open_folder(cache.folder_, true)), name_(name + std::string(kLockSuffix)) {
+  using Clock = std::chrono::steady_clock;
+  const auto deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(
+                                           std::chrono::duration<double>(10 * compile_seconds()));
+  while (folder_.is_open() && Clock::now() < deadline) {
+    Descriptor file(::openat(folder_.number(), name_.c_str(),
+                             O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600));
+    if (!file.is_open()) return;
+    // Of the process, so that a forked child does not hold it, as it would one of flock().
+    struct flock whole = {};
+    whole.l_type = F_WRLCK;
+    whole.l_whence = SEEK_SET;
+    if (::fcntl(file.number(), F_SETLK, &whole) == 0) {
+      struct stat facts = {};
+      // Who held it before has deleted the file: others may have made a new one.
+      if (::fstat(file.number(), &facts) == 0 && facts.st_nlink == 0) continue;
+      file_ = std::move(file);
+      return;
+    }
+    if (errno != EACCES && errno != EAGAIN && errno != EINTR) return;
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+}
+
+DiskCache::Lock::~Lock() {
+  if (file_.is_open()) ::unlinkat(folder_.number(), name_.c_str(), 0);
+}
+
 std::string take_cache_warning() noexcept try {
-  const std::scoped_lock lock(warning().mutex);
+  const auto lock = fork_safe_lock<Warning>();
   return std::exchange(warning().text, {});
 } catch (...) {
   return {};

@@ -10,6 +10,8 @@
 #include <string>
 #include <string_view>
 
+#include "variant/private_file.h"
+
 namespace flashplan {
 
 class DiskCache {
@@ -25,6 +27,22 @@ class DiskCache {
   /// Keeps a file, and deletes the least recently used ones as long as all together are larger than
   /// FLASHPLAN_CACHE_MB (256). Returns false, with a warning, if the file could not be kept.
   bool store(const std::string& name, std::string_view content) const;
+
+  /// Waits until no other process holds the lock of this name, so that one process compiles and
+  /// the others find what it has stored. Without a folder that can be used nobody waits; nor after
+  /// ten times compile_seconds(), since a process that holds the lock may have been stopped.
+  class Lock {
+   public:
+    Lock(const DiskCache& cache, const std::string& name);
+    ~Lock();
+    Lock(const Lock&) = delete;
+    Lock& operator=(const Lock&) = delete;
+
+   private:
+    Descriptor folder_;
+    Descriptor file_;
+    std::string name_;
+  };
 
  private:
   std::filesystem::path folder_;  // empty: none

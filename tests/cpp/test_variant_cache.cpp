@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "check.h"
@@ -128,8 +129,10 @@ TEST(only_own_files_are_deleted) {
                                             std::string(64, 'c') + ".variants",
                                             std::string(64, 'c') + ".variant.old",
                                             std::string(64, 'c') + ".variant.0123456789abcde",
+                                            std::string(64, 'c') + ".variant.locked",
                                             std::string(64, 'c') + "d.variant.0123456789abcdef"};
   const std::string left_behind = std::string(64, 'c') + ".variant.0123456789abcdef";
+  const std::string old_lock = std::string(64, 'c') + ".variant.lock";
   const std::string being_written = std::string(64, 'd') + ".variant.0123456789abcdef";
   const auto write = [&](const std::string& name, int hours) {
     std::ofstream(cache.folder / name) << "x";
@@ -139,6 +142,7 @@ TEST(only_own_files_are_deleted) {
   };
   for (const std::string& name : foreign) write(name, 2);
   write(left_behind, 2);
+  write(old_lock, 2);
   write(being_written, 0);
   ::setenv("FLASHPLAN_CACHE_MB", "1", 1);
   const std::string old(64, 'e');
@@ -148,6 +152,7 @@ TEST(only_own_files_are_deleted) {
   for (const std::string& name : foreign) CHECK(fs::exists(cache.folder / name));
   CHECK(fs::exists(cache.folder / being_written));
   CHECK(!fs::exists(cache.folder / left_behind));
+  CHECK(!fs::exists(cache.folder / old_lock));
   CHECK(!fs::exists(cache.file(old)));
   CHECK(fs::exists(cache.file()));
 }
@@ -186,6 +191,90 @@ TEST(an_entry_that_does_not_load_is_compiled_anew) {
                     value_of(two) == 4.0F;
            }),
            0);
+}
+
+/// A compiler that writes a line to `started` each time, and then takes at least `seconds`.
+void use_slow_compiler(const fs::path& path, const fs::path& started, const char* seconds) {
+  std::ofstream(path) << "#!/bin/sh\necho >> " << started << "\nsleep " << seconds
+                      << "\nexec c++ \"$@\"\n";
+  ::chmod(path.c_str(), 0700);
+  ::setenv("CXX", path.c_str(), 1);
+}
+
+int lines_of(const fs::path& path) {
+  std::ifstream file(path);
+  int lines = 0;
+  for (std::string line; std::getline(file, line);) ++lines;
+  return lines;
+}
+
+TEST(one_process_compiles_and_the_others_wait) {
+  const OwnCache cache;
+  const fs::path started = cache.above.path() / "started";
+  use_slow_compiler(cache.above.path() / "slow", started, "1");
+  const Variant variant = shifted("waited_for");
+  std::vector<pid_t> children;
+  for (int i = 0; i < 4; ++i) children.push_back(start_child([&] { return compiles(variant); }));
+  for (const pid_t child : children) CHECK_EQ(end_of(child), 0);
+  CHECK_EQ(lines_of(started), 1);
+  CHECK_EQ(names_in(cache.folder).size(), std::size_t{1});  // no lock is left
+  ::unsetenv("CXX");
+}
+
+TEST(a_killed_process_holds_no_lock) {
+  const OwnCache cache;
+  const pid_t child = start_child([] {
+    const DiskCache::Lock lock(DiskCache(), kKey);
+    ::pause();
+    return true;
+  });
+  while (!fs::exists(cache.folder / (kKey + ".variant.lock"))) ::usleep(1000);
+  ::usleep(50000);
+  ::kill(child, SIGKILL);
+  end_of(child);
+  const auto start = std::chrono::steady_clock::now();
+  const DiskCache::Lock lock(DiskCache(), kKey);
+  CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(10));
+}
+
+TEST(a_stopped_process_is_not_waited_for) {
+  const OwnCache cache;
+  const pid_t child = start_child([] {
+    const DiskCache::Lock lock(DiskCache(), kKey);
+    ::pause();
+    return true;
+  });
+  while (!fs::exists(cache.folder / (kKey + ".variant.lock"))) ::usleep(1000);
+  ::usleep(50000);
+  ::setenv("FLASHPLAN_COMPILE_SECONDS", "0.02", 1);
+  const auto start = std::chrono::steady_clock::now();
+  {
+    const DiskCache::Lock lock(DiskCache(), kKey);
+  }
+  const auto waited = std::chrono::steady_clock::now() - start;
+  ::unsetenv("FLASHPLAN_COMPILE_SECONDS");
+  CHECK(waited >= std::chrono::milliseconds(200) && waited < std::chrono::seconds(10));
+  CHECK(fs::exists(cache.folder / (kKey + ".variant.lock")));  // it is the other's
+  ::kill(child, SIGKILL);
+  end_of(child);
+}
+
+// The child has no thread that would finish the compilation and unlock what it holds.
+TEST(a_child_that_is_forked_while_a_thread_compiles) {
+  const OwnCache cache;
+  const fs::path started = cache.above.path() / "started";
+  use_slow_compiler(cache.above.path() / "slow", started, "1");
+  const Variant variant = shifted("forked");
+  std::thread compiling([&] { CHECK(compiles(variant)); });
+  while (!fs::exists(started)) ::usleep(1000);
+  const pid_t child = start_child([&] {
+    ::alarm(60);
+    return compiles(variant);
+  });
+  CHECK_EQ(end_of(child), 0);
+  compiling.join();
+  CHECK_EQ(lines_of(started), 1);
+  ::unsetenv("CXX");
 }
 
 }  // namespace
