@@ -15,6 +15,7 @@
 
 #include "check.h"
 #include "variant/disk_cache.h"
+#include "variant/gpu_code.h"
 #include "variant_compiler.h"
 #include "variant_process.h"
 
@@ -275,6 +276,55 @@ TEST(a_child_that_is_forked_while_a_thread_compiles) {
   compiling.join();
   CHECK_EQ(lines_of(started), 1);
   ::unsetenv("CXX");
+}
+
+// In place of NVRTC. Each compilation gives another cubin: "a", "b", ...
+constexpr const char* kFakeNvrtc = R"(
+#include <cstddef>
+#define API(name) extern "C" int nvrtc##name
+static char cubin_text = 'a' - 1;
+API(Version)(int* major, int* minor) { return *major = 13, *minor = 0; }
+API(CreateProgram)(void**, const char*, const char*, int, const char* const*,
+                   const char* const*) { return 0; }
+API(DestroyProgram)(void**) { return 0; }
+API(AddNameExpression)(void*, const char*) { return 0; }
+API(CompileProgram)(void*, int, const char* const*) { return ++cubin_text, 0; }
+API(GetProgramLogSize)(void*, size_t* size) { return *size = 0, 0; }
+API(GetProgramLog)(void*, char*) { return 0; }
+API(GetCUBINSize)(void*, size_t* size) { return *size = 1, 0; }
+API(GetCUBIN)(void*, char* cubin) { return *cubin = cubin_text, 0; }
+API(GetLoweredName)(void*, const char*, const char** name) { return *name = "kernel", 0; }
+)";
+
+TEST(a_cubin_that_is_refused_is_compiled_anew) {
+  const OwnCache cache;
+  const fs::path& folder = cache.above.path();
+  std::ofstream(folder / "nvrtc.cpp") << kFakeNvrtc;
+  CHECK(run_process({find_program("c++"), "-shared", "-fPIC", "-o", "nvrtc.so", "nvrtc.cpp"},
+                    folder, 60)
+            .succeeded);
+  ::setenv("FLASHPLAN_NVRTC", (folder / "nvrtc.so").c_str(), 1);
+  const Variant variant = shifted("refused");
+  GpuKernelTraits traits;
+  traits.family = "sm80";
+  std::string key;
+  CHECK(gpu_code_key(*variant.impl(), traits, &key).ok());
+  const auto make = [&](const GpuCode* refused) {
+    GpuCode code;
+    CHECK(make_gpu_code(*variant.impl(), traits, key, &code, refused).ok());
+    CHECK_EQ(code.kernel, "kernel");
+    return code;
+  };
+  CHECK(!make(nullptr).was_cached);
+  const GpuCode first = make(nullptr);
+  CHECK(first.was_cached);
+  CHECK_EQ(first.cubin, "a");
+  const GpuCode second = make(&first);
+  CHECK(!second.was_cached);
+  CHECK_EQ(second.cubin, "b");
+  CHECK(make(nullptr).was_cached);
+  CHECK_EQ(make(&first).cubin, "b");  // what another process has stored
+  CHECK_EQ(names_in(cache.folder).size(), std::size_t{1});
 }
 
 }  // namespace
