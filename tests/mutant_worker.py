@@ -34,6 +34,10 @@ FIRST = {
     "src/cpu/thread_pool": ["ctest:test_thread_pool"],
     "src/cpu/merge": ["ctest:test_append_merge|test_engine", "pytest:test_prefixes"],
     "src/cpu/float_formats": ["ctest:test_append_merge|test_engine"],
+    "src/cpu/compile_variant": [
+        "ctest:test_variants|test_variant_cache",
+        "pytest:test_variants",
+    ],
     "src/cpu": [
         "ctest:test_engine",
         "pytest:test_nonfinite",
