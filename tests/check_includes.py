@@ -81,6 +81,7 @@ RULES = {
 }
 # Headers of C and POSIX that this project uses; <vector> and the like need no entry.
 SYSTEM = {
+    "dirent.h",
     "dlfcn.h",
     "fcntl.h",
     "poll.h",
@@ -90,6 +91,10 @@ SYSTEM = {
     "spawn.h",
     "stddef.h",
     "stdint.h",
+    "sys/mman.h",
+    "sys/random.h",
+    "sys/resource.h",
+    "sys/stat.h",
     "sys/wait.h",
     "unistd.h",
 }

@@ -34,6 +34,10 @@ FIRST = {
     "src/cpu/thread_pool": ["ctest:test_thread_pool"],
     "src/cpu/merge": ["ctest:test_append_merge|test_engine", "pytest:test_prefixes"],
     "src/cpu/float_formats": ["ctest:test_append_merge|test_engine"],
+    "src/cpu/compile_variant": [
+        "ctest:test_variants|test_variant_cache",
+        "pytest:test_variants",
+    ],
     "src/cpu": [
         "ctest:test_engine",
         "pytest:test_nonfinite",
@@ -66,7 +70,10 @@ FIRST = {
         "pytest:test_errors test_rows",
     ],
     "src/common": ["ctest:test_status|test_variants"],
-    "src/variant": ["ctest:test_variants", "pytest:test_variants test_variant_descriptions"],
+    "src/variant": [
+        "ctest:test_variants|test_variant_cache",
+        "pytest:test_variants test_variant_descriptions",
+    ],
     "src/c_abi": ["ctest:test_c_abi|test_c_structs", "ctest:test_c_ops|test_c_sampling"],
     "bindings/xla": ["pytest:test_jax"],
     "bindings/producer": ["pytest:test_dlpack test_frameworks"],

@@ -297,25 +297,28 @@ def test_a_cache_that_can_not_be_used_is_a_warning(tmp_path):
 
 
 def test_a_full_cache_is_a_warning(tmp_path):
-    """What would be written next to the cached file, before it gets its name, is full."""
+    """The compiled code is larger than this process may write; its compiler has no limit."""
     filled, full = tmp_path / "filled", tmp_path / "full"
     assert run_program({"FLASHPLAN_CACHE_DIR": str(filled)}).communicate(timeout=120)[1] == ""
     (file,) = filled.iterdir()
-    full.mkdir()
+    compiler = tmp_path / "unlimited"
+    compiler.write_text('#!/bin/sh\nulimit -S -f unlimited\nexec c++ "$@"\n')
+    compiler.chmod(0o700)
     program = f"""
-import os
-os.symlink("/dev/full", {str(full / file.name)!r} + f".{{os.getpid()}}.0")
+import resource
+limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, ({file.stat().st_size - 1}, limit[1]))
 """ + PROGRAM.replace('simplefilter("error")', 'simplefilter("always")')
     done = subprocess.run(
         [sys.executable, "-c", program],
-        env=os.environ | {"FLASHPLAN_CACHE_DIR": str(full)},
+        env=os.environ | {"FLASHPLAN_CACHE_DIR": str(full), "CXX": str(compiler)},
         capture_output=True,
         text=True,
         timeout=120,
         check=True,
     )
     assert done.stderr.count("RuntimeWarning: flashplan compiles variants in every process") == 1
-    assert "No space left on device" in done.stderr
+    assert "File too large" in done.stderr
     assert done.stdout.strip() == str(result(attention(shifted()))[0, 0, 0])
     assert list(full.iterdir()) == []
 
@@ -323,7 +326,7 @@ os.symlink("/dev/full", {str(full / file.name)!r} + f".{{os.getpid()}}.0")
 def test_a_cache_stays_small(tmp_path):
     """What was used longest ago goes first; what others put there stays."""
     used = {"0" * 64 + ".variant": 1e9, "1" * 64 + ".variant": 1.2e9, "README": 1e9}
-    used["2" * 64 + ".variant.12345.0"] = 1e9  # of a process that ended early
+    used["2" * 64 + ".variant." + "3" * 16] = 1e9  # of a process that ended early
     for name, when in used.items():
         path = tmp_path / name
         path.write_bytes(b"x" * 900_000)

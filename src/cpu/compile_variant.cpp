@@ -2,6 +2,8 @@
 #include "cpu/compile_variant.h"
 
 #include <dlfcn.h>
+#include <fcntl.h>
+#include <sys/mman.h>
 
 #include <cerrno>
 #include <cstdlib>
@@ -16,6 +18,7 @@
 #include <string>
 #include <string_view>
 #include <system_error>
+#include <utility>
 #include <vector>
 
 #include "common/error.h"
@@ -26,6 +29,7 @@
 #include "variant/compiler_process.h"
 #include "variant/disk_cache.h"
 #include "variant/embedded_sources.h"
+#include "variant/private_file.h"
 #include "variant/registry.h"
 #include "variant/source.h"
 
@@ -144,9 +148,35 @@ bool write_file(const fs::path& path, std::string_view text) {
   return file.good();
 }
 
-RunQueue load_code(const fs::path& path) {
-  void* library = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-  return library != nullptr ? reinterpret_cast<RunQueue>(::dlsym(library, kEntry)) : nullptr;
+RunQueue load_file(const fs::path& path) {
+  void* const library = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) return nullptr;
+  void* const entry = ::dlsym(library, kEntry);
+  if (entry == nullptr) ::dlclose(library);
+  return reinterpret_cast<RunQueue>(entry);
+}
+
+std::string path_of(const Descriptor& file) {
+  return "/proc/self/fd/" + std::to_string(file.number());
+}
+
+/// Loads a private copy of the code: a file that is opened a second time may be another one.
+RunQueue load_code(const std::string& code) {
+  Descriptor memory(::memfd_create("flashplan variant", MFD_CLOEXEC));
+  if (memory.is_open() && write_all(memory.number(), code)) {
+    // dlopen() takes a path that it has seen for the library that it was then.
+    while (void* const other = ::dlopen(path_of(memory).c_str(), RTLD_LAZY | RTLD_NOLOAD)) {
+      ::dlclose(other);
+      Descriptor next(::fcntl(memory.number(), F_DUPFD_CLOEXEC, memory.number() + 1));
+      if (!next.is_open()) return nullptr;
+      memory = std::move(next);
+    }
+    if (const RunQueue entry = load_file(path_of(memory))) return entry;
+  }
+  const TemporaryFolder folder;
+  const fs::path library = folder.path() / "variant.so";
+  if (folder.path().empty() || !write_file(library, code)) return nullptr;
+  return load_file(library);
 }
 
 /// The first line of a compiler's output that says what is wrong, with what comes before it in its
@@ -158,16 +188,20 @@ std::string first_error(const std::string& output) {
     if (first.empty()) first = line;
     if (line.find("error:") != std::string::npos) return line;
   }
-  return first;
+  return first.empty() ? "no message" : first;
 }
 
-/// Compiles <name>.cpp in `folder` to <name>.so.
+/// Compiles <name>.cpp in `folder` to <name>.so. That this is there is what counts: how the
+/// compiler ended may be unknown.
 ProcessResult compile_file(std::vector<std::string> command, const std::string& name,
                            const fs::path& folder, double seconds) {
   const std::vector<std::string> options = compiler_options();
   command.insert(command.end(), options.begin(), options.end());
   command.insert(command.end(), {"-o", name + ".so", name + ".cpp"});
-  return run_process(command, folder, seconds);
+  ProcessResult result = run_process(command, folder, seconds);
+  std::error_code error;
+  result.succeeded = result.succeeded && fs::exists(folder / (name + ".so"), error);
+  return result;
 }
 
 void keep_log(const Variant::Impl& variant, const std::string& log) {
@@ -218,29 +252,39 @@ Status compile(const Variant::Impl& variant, const std::string& source,
                first_error(result.output).c_str());
 }
 
+/// From the cache; null if it is not there, or is not what this process can load.
+RunQueue load_cached(const DiskCache& cache, const std::string& key) {
+  const std::optional<std::string> code = cache.load(key);
+  return code ? load_code(*code) : nullptr;
+}
+
 /// Fills `code`, whose mutex is held.
 Status make_code(const AttentionOptions& options, const std::string& source,
                  const std::vector<std::string>& compiler, const std::string& key, Compiled* code) {
   const DiskCache cache;
-  if (cache.load(key)) code->run_queue = load_code(cache.path(key));
+  code->run_queue = load_cached(cache, key);
+  if (code->run_queue != nullptr) return {};
+  const DiskCache::Lock lock(cache, key);
+  code->run_queue = load_cached(cache, key);  // another process may have compiled it
+  if (code->run_queue != nullptr) return {};
+  const Variant::Impl& variant = *options.variant.impl();
+  const TemporaryFolder folder;
+  FLASHPLAN_RETURN_IF_ERROR(compile(variant, source, compiler, folder.path()));
+  const fs::path library = folder.path() / "variant.so";
+  std::ifstream file(library, std::ios::binary);
+  const std::string content((std::istreambuf_iterator<char>(file)),
+                            std::istreambuf_iterator<char>());
+  code->run_queue = load_file(library);
+  // The folder may be one that may hold no programs.
+  if (code->run_queue == nullptr) code->run_queue = load_code(content);
   if (code->run_queue == nullptr) {
-    const TemporaryFolder folder;
-    FLASHPLAN_RETURN_IF_ERROR(compile(*options.variant.impl(), source, compiler, folder.path()));
-    const fs::path library = folder.path() / "variant.so";
-    std::ifstream file(library, std::ios::binary);
-    const std::string content((std::istreambuf_iterator<char>(file)),
-                              std::istreambuf_iterator<char>());
-    // Folders that may hold no programs: one of the two may be.
-    if (cache.store(key, content)) code->run_queue = load_code(cache.path(key));
-    if (code->run_queue == nullptr) code->run_queue = load_code(library);
-    if (code->run_queue == nullptr) {
-      const char* reason = ::dlerror();
-      return error(StatusCode::kUnsupported,
-                   "variant: expected a folder that code can be loaded from (TMPDIR, or "
-                   "FLASHPLAN_CACHE_DIR), got \"%.120s\"",
-                   reason != nullptr ? reason : "no code");
-    }
+    const char* reason = ::dlerror();
+    return error(StatusCode::kUnsupported,
+                 "variant: expected code of \"%.50s\" that can be loaded (TMPDIR may name another "
+                 "folder for it), got \"%.120s\"",
+                 variant.name.c_str(), reason != nullptr ? reason : "no code");
   }
+  cache.store(key, content);
   return {};
 }
 

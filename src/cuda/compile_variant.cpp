@@ -6,6 +6,7 @@
 #include <exception>
 #include <mutex>
 #include <string>
+#include <utility>
 
 #include "common/error.h"
 #include "cuda/device.h"
@@ -62,7 +63,13 @@ Status compile_variant(const AttentionOptions& options, const RopeTurns* rope,
     loaded.name = kernel->name;
     if (!variant.name.empty()) loaded.name += "_" + variant.name;
     if (rope != nullptr) loaded.name += "_rope";
-    FLASHPLAN_RETURN_IF_ERROR(load_code(code, &loaded));
+    Status status = load_code(code, &loaded);
+    if (!status.ok() && code.was_cached) {  // damaged before it was hashed, or of another driver
+      const GpuCode refused = std::move(code);
+      FLASHPLAN_RETURN_IF_ERROR(make_gpu_code(variant, traits, key, &code, &refused));
+      status = load_code(code, &loaded);
+    }
+    FLASHPLAN_RETURN_IF_ERROR(status);
   }
   kernel->name = loaded.name;
   kernel->code.few_rows_first = kernel->code.many_rows_first =

@@ -27,36 +27,47 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::size_t kMostOutput = 64 << 10;
 
-/// Reads until the other end is closed; what is too much is thrown away. Returns whether it was
-/// closed before the deadline.
-bool read_all(int pipe, Clock::time_point deadline, std::string* output) {
+/// Appends what can be read at once. Returns whether there may be more later.
+bool read_some(int pipe, std::string* output) {
   std::array<char, 4096> buffer;
-  for (;;) {
-    const auto left =
-        std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now()).count();
-    if (left <= 0) return false;
-    pollfd waiting = {pipe, POLLIN, 0};
-    const int ready = ::poll(&waiting, 1, static_cast<int>(std::min<int64_t>(left, 60000)));
-    if (ready < 0 && errno != EINTR) return true;
-    if (ready <= 0) continue;
-    const ssize_t count = ::read(pipe, buffer.data(), buffer.size());
-    if (count == 0 || (count < 0 && errno != EINTR)) return true;
-    if (count < 0) continue;
-    output->append(buffer.data(),
-                   std::min(static_cast<std::size_t>(count), kMostOutput - output->size()));
-  }
+  const ssize_t count = ::read(pipe, buffer.data(), buffer.size());
+  if (count < 0) return errno == EINTR;
+  output->append(buffer.data(),
+                 std::min(static_cast<std::size_t>(count), kMostOutput - output->size()));
+  return count > 0;
 }
 
-/// Waits for a process that has closed its output. Returns whether it ended before the deadline.
-bool wait_for(pid_t process, Clock::time_point deadline, int* status) {
-  for (;;) {
-    const pid_t ended = ::waitpid(process, status, WNOHANG);
-    if (ended == process) return true;
-    // Where the program ignores SIGCHLD, nobody learns how a child ended.
-    if (ended < 0 && errno != EINTR) return *status = 0, true;
+bool is_readable(int pipe, int milliseconds) {
+  pollfd waiting = {pipe, POLLIN, 0};
+  return ::poll(&waiting, 1, milliseconds) > 0;
+}
+
+/// Whether a process has ended, which sets `status`.
+bool has_ended(pid_t process, int* status) {
+  const pid_t ended = ::waitpid(process, status, WNOHANG);
+  if (ended == process) return true;
+  // Where the program ignores SIGCHLD, or waits for all children, nobody learns here how one ended.
+  if (ended < 0 && errno == ECHILD) return *status = 0, true;
+  return false;
+}
+
+/// Reads what a process writes until it ends; what is too much is thrown away. What it has started
+/// may live on and keep the pipe open. Returns whether it ended before the deadline.
+bool follow(pid_t process, int pipe, Clock::time_point deadline, std::string* output, int* status) {
+  bool is_open = true;
+  while (!has_ended(process, status)) {
     if (Clock::now() >= deadline) return false;
-    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    if (!is_open) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    } else if (is_readable(pipe, 10)) {
+      is_open = read_some(pipe, output);
+    }
   }
+  // What it wrote last. A pipe holds 64 KB, so others can not keep this busy.
+  for (std::size_t i = 0; is_open && i < kMostOutput / 4096 && is_readable(pipe, 0); ++i) {
+    is_open = read_some(pipe, output);
+  }
+  return true;
 }
 
 /// Starts `command` in a process group of its own, its output going to `output_end`. Returns errno.
@@ -130,8 +141,7 @@ ProcessResult run_process(const std::vector<std::string>& command, const fs::pat
   ::close(pipe[1]);
   if (result.error == 0) {
     int status = 0;
-    const bool ended =
-        read_all(pipe[0], deadline, &result.output) && wait_for(process, deadline, &status);
+    const bool ended = follow(process, pipe[0], deadline, &result.output, &status);
     if (!ended) {
       ::kill(-process, SIGKILL);
       while (::waitpid(process, &status, 0) < 0 && errno == EINTR) {
@@ -149,12 +159,18 @@ std::string find_program(const std::string& name) {
     std::error_code error;
     return fs::is_regular_file(path, error) && ::access(path.c_str(), X_OK) == 0;
   };
-  if (name.find('/') != std::string::npos) return is_program(name) ? name : "";
+  // It is started in another folder than the one that a relative path is of.
+  const auto absolute = [](const std::string& path) {
+    std::error_code error;
+    const std::string whole = fs::absolute(path, error).string();
+    return error ? std::string() : whole;
+  };
+  if (name.find('/') != std::string::npos) return is_program(name) ? absolute(name) : "";
   const char* folders = std::getenv("PATH");
   std::istringstream list(folders != nullptr ? folders : "");
   for (std::string folder; std::getline(list, folder, ':');) {
     const std::string path = folder + "/" + name;
-    if (!folder.empty() && is_program(path)) return path;
+    if (!folder.empty() && is_program(path)) return absolute(path);
   }
   return "";
 }

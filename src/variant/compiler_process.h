@@ -26,18 +26,18 @@ class TemporaryFolder {
 struct ProcessResult {
   enum class Outcome { kEnded, kNotStarted, kTimeout };
   Outcome outcome = Outcome::kNotStarted;
-  bool succeeded = false;  // ended with status 0
+  bool succeeded = false;  // ended with status 0, or where the program ignores its children, ended
   int error = 0;           // why it was not started, as errno
   std::string output;      // of stdout and stderr, the first 64 KB
 };
 
-/// Runs a program in a working folder, and waits for it. After `seconds` it is killed, together
-/// with all processes that it has started.
+/// Runs a program in a working folder, and waits for it, but not for what it leaves running. After
+/// `seconds` it is killed, together with all processes that it has started.
 ProcessResult run_process(const std::vector<std::string>& command,
                           const std::filesystem::path& folder, double seconds);
 
-/// The path of a program: the name itself if it has a slash, else its place in PATH; empty if there
-/// is none.
+/// The absolute path of a program: of the name itself if it has a slash, else of its place in PATH;
+/// empty if there is none.
 std::string find_program(const std::string& name);
 
 /// The words of an environment variable, as options of a compiler.

@@ -1,23 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "variant/disk_cache.h"
 
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
-#include <iterator>
-#include <mutex>
-#include <system_error>
+#include <ctime>
+#include <limits>
+#include <thread>
 #include <utility>
 #include <vector>
 
+#include "common/fork_safe_lock.h"
 #include "common/sha256.h"
+#include "variant/compiler_process.h"
 
 namespace flashplan {
 namespace {
@@ -25,7 +28,11 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::string_view kSuffix = ".variant";
+constexpr std::string_view kLockSuffix = ".variant.lock";
+constexpr std::size_t kKeySize = 64;
 constexpr std::string_view kMagic = "flashplan cache 1";  // before the checksum, at the end
+// More than any code has; a file that claims to be larger is not read.
+constexpr std::size_t kMostFileBytes = 256 << 20;
 constexpr std::size_t kTrailerSize = kMagic.size() + sizeof(Sha256::Digest);
 
 const char* environment(const char* name) {
@@ -47,15 +54,15 @@ fs::path cache_folder() {
 
 uintmax_t most_bytes() {
   constexpr uintmax_t kMegabyte = 1 << 20;
+  constexpr uintmax_t kMost = std::numeric_limits<uintmax_t>::max() / kMegabyte;
   const char* text = environment("FLASHPLAN_CACHE_MB");
   char* end = nullptr;
   const unsigned long megabytes = std::strtoul(text, &end, 10);
   const bool is_number = *text >= '0' && *text <= '9' && *end == '\0';
-  return (is_number ? megabytes : 256) * kMegabyte;
+  return std::min<uintmax_t>(is_number ? megabytes : 256, kMost) * kMegabyte;
 }
 
 struct Warning {
-  std::mutex mutex;
   std::string text;
   bool was_given = false;
 };
@@ -65,8 +72,8 @@ Warning& warning() {
   return *one;
 }
 
-void warn(const fs::path& folder, const char* reason) {
-  const std::scoped_lock lock(warning().mutex);
+void warn(const fs::path& folder, const std::string& reason) {
+  const auto lock = fork_safe_lock<Warning>();
   if (warning().was_given) return;
   warning().was_given = true;
   warning().text = "flashplan compiles variants in every process, because its folder for them \"" +
@@ -81,37 +88,72 @@ std::string checksum(std::string_view content) {
   return std::string(kMagic) + std::string(digest.begin(), digest.end());
 }
 
+std::string file_name(const std::string& name) { return name + std::string(kSuffix); }
+
+/// Opens the folder, with a warning if it can not be used.
+Descriptor open_folder(const fs::path& path, bool make) {
+  std::string problem;
+  Descriptor folder;
+  if (!path.empty()) {
+    folder = open_private_folder(path, make, &problem);
+  } else if (make) {
+    problem = "HOME is not set";
+  }
+  if (!problem.empty()) warn(path, problem);
+  return folder;
+}
+
+enum class Kind { kForeign, kEntry, kTemporary };
+
+/// Only what this class has named is ever deleted.
+Kind kind_of(std::string_view name) {
+  const std::string_view key = name.substr(0, kKeySize);
+  const std::string_view suffix = name.substr(key.size());
+  if (!is_hex(key, kKeySize) || !suffix.starts_with(kSuffix)) return Kind::kForeign;
+  const std::string_view rest = suffix.substr(kSuffix.size());
+  if (rest.empty()) return Kind::kEntry;
+  if (suffix == kLockSuffix) return Kind::kTemporary;
+  return rest.starts_with('.') && is_hex(rest.substr(1), 16) ? Kind::kTemporary : Kind::kForeign;
+}
+
 struct CachedFile {
-  fs::file_time_type used;
+  int64_t used;  // nanoseconds
   uintmax_t size;
-  fs::path path;
+  std::string name;
 };
 
 /// Deletes those used longest ago, and what a process that ended early has left behind.
-void evict(const fs::path& folder) {
-  std::error_code error;
-  const auto old = fs::file_time_type::clock::now() - std::chrono::hours(1);
+void evict(int folder) {
+  Descriptor again(::openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  DIR* const list = again.is_open() ? ::fdopendir(again.number()) : nullptr;
+  if (list == nullptr) return;
+  again.release();  // closedir() closes it
+  const int64_t hour_ago = static_cast<int64_t>(std::time(nullptr)) - 3600;
   std::vector<CachedFile> files;
   uintmax_t total = 0;
-  for (fs::directory_iterator i(folder, error), end; !error && i != end; i.increment(error)) {
-    std::error_code gone;  // another process may delete files at the same time
-    const fs::path path = i->path();
-    const auto used = i->last_write_time(gone);
-    const auto size = i->file_size(gone);
-    if (gone) continue;
-    if (path.extension() == kSuffix) {
-      files.push_back({used, size, path});
+  while (const dirent* entry = ::readdir(list)) {
+    const Kind kind = kind_of(entry->d_name);
+    struct stat facts = {};
+    if (kind == Kind::kForeign ||
+        ::fstatat(folder, entry->d_name, &facts, AT_SYMLINK_NOFOLLOW) != 0 ||
+        !S_ISREG(facts.st_mode)) {
+      continue;
+    }
+    if (kind == Kind::kEntry) {
+      const auto size = static_cast<uintmax_t>(facts.st_size);
+      files.push_back({facts.st_mtim.tv_sec * INT64_C(1000000000) + facts.st_mtim.tv_nsec, size,
+                       entry->d_name});
       total += size;
-    } else if (path.filename().string().find(".variant.") != std::string::npos && used < old) {
-      fs::remove(path, gone);
+    } else if (facts.st_mtim.tv_sec < hour_ago) {
+      ::unlinkat(folder, entry->d_name, 0);
     }
   }
+  ::closedir(list);
   std::sort(files.begin(), files.end(),
             [](const CachedFile& a, const CachedFile& b) { return a.used < b.used; });
   for (const CachedFile& file : files) {
     if (total <= most_bytes()) return;
-    std::error_code gone;
-    fs::remove(file.path, gone);
+    ::unlinkat(folder, file.name.c_str(), 0);
     total -= file.size;
   }
 }
@@ -120,65 +162,64 @@ void evict(const fs::path& folder) {
 
 DiskCache::DiskCache() : folder_(cache_folder()) {}
 
-fs::path DiskCache::path(const std::string& name) const {
-  return folder_.empty() ? fs::path() : folder_ / (name + std::string(kSuffix));
-}
-
 std::optional<std::string> DiskCache::load(const std::string& name) const {
-  if (folder_.empty()) return {};
-  std::ifstream file(path(name), std::ios::binary);
-  if (!file) return {};
-  std::string content((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
-  if (content.size() < kTrailerSize) return {};
-  const std::size_t size = content.size() - kTrailerSize;
-  if (content.compare(size, kTrailerSize, checksum({content.data(), size})) != 0) return {};
-  content.resize(size);
-  std::error_code ignored;  // a folder that can not be written serves all the same
-  fs::last_write_time(path(name), fs::file_time_type::clock::now(), ignored);
+  const Descriptor folder = open_folder(folder_, false);
+  if (!folder.is_open()) return {};
+  const Descriptor file = open_private_file(folder.number(), file_name(name), kMostFileBytes);
+  if (!file.is_open()) return {};
+  std::optional<std::string> content = read_whole(file.number());
+  if (!content || content->size() < kTrailerSize) return {};
+  const std::size_t size = content->size() - kTrailerSize;
+  if (content->compare(size, kTrailerSize, checksum({content->data(), size})) != 0) return {};
+  content->resize(size);
+  ::futimens(file.number(), nullptr);  // a folder that can not be written serves all the same
   return content;
 }
 
 bool DiskCache::store(const std::string& name, std::string_view content) const {
-  static std::atomic<uint32_t> count{0};
-  if (folder_.empty()) {
-    warn(folder_, "HOME is not set");
+  const Descriptor folder = open_folder(folder_, true);
+  if (!folder.is_open()) return false;
+  const int error = write_private_file(folder.number(), file_name(name),
+                                       std::string(content) + checksum(content));
+  if (error != 0) {
+    warn(folder_, std::strerror(error));
     return false;
   }
-  std::error_code error;
-  if (!fs::exists(folder_, error)) {
-    fs::create_directories(folder_, error);
-    if (error) {
-      warn(folder_, error.message().c_str());
-      return false;
-    }
-    fs::permissions(folder_, fs::perms::owner_all, error);
-  }
-  const fs::path to = path(name);
-  const fs::path beside = to.string() + "." + std::to_string(::getpid()) + "." +
-                          std::to_string(count.fetch_add(1, std::memory_order_relaxed));
-  errno = 0;
-  {
-    std::ofstream file(beside, std::ios::binary);
-    file << content << checksum(content);
-    file.close();
-    if (!file) {
-      warn(folder_, errno != 0 ? std::strerror(errno) : "writing failed");
-      fs::remove(beside, error);
-      return false;
-    }
-  }
-  fs::rename(beside, to, error);
-  if (error) {
-    warn(folder_, error.message().c_str());
-    fs::remove(beside, error);
-    return false;
-  }
-  evict(folder_);
+  evict(folder.number());
   return true;
 }
 
+DiskCache::Lock::Lock(const DiskCache& cache, const std::string& name)
+    : folder_(open_folder(cache.folder_, true)), name_(name + std::string(kLockSuffix)) {
+  using Clock = std::chrono::steady_clock;
+  const auto deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(
+                                           std::chrono::duration<double>(10 * compile_seconds()));
+  while (folder_.is_open() && Clock::now() < deadline) {
+    Descriptor file(::openat(folder_.number(), name_.c_str(),
+                             O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600));
+    if (!file.is_open()) return;
+    // Of the process, so that a forked child does not hold it, as it would one of flock().
+    struct flock whole = {};
+    whole.l_type = F_WRLCK;
+    whole.l_whence = SEEK_SET;
+    if (::fcntl(file.number(), F_SETLK, &whole) == 0) {
+      struct stat facts = {};
+      // Who held it before has deleted the file: others may have made a new one.
+      if (::fstat(file.number(), &facts) == 0 && facts.st_nlink == 0) continue;
+      file_ = std::move(file);
+      return;
+    }
+    if (errno != EACCES && errno != EAGAIN && errno != EINTR) return;
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+}
+
+DiskCache::Lock::~Lock() {
+  if (file_.is_open()) ::unlinkat(folder_.number(), name_.c_str(), 0);
+}
+
 std::string take_cache_warning() noexcept try {
-  const std::scoped_lock lock(warning().mutex);
+  const auto lock = fork_safe_lock<Warning>();
   return std::exchange(warning().text, {});
 } catch (...) {
   return {};

@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Compiled variants on disk. The name of a file is a hash of everything that it was made from. Many
 // processes may use the cache: a file is written under another name and then renamed, and has a
-// checksum. A failure of the disk leads to another compilation, not to an error.
+// checksum. A failure of the disk leads to another compilation, not to an error. What is kept is
+// run, so the folder and the files must be this user's, and nobody else may be able to write them.
 #pragma once
 
 #include <filesystem>
 #include <optional>
 #include <string>
 #include <string_view>
+
+#include "variant/private_file.h"
 
 namespace flashplan {
 
@@ -17,15 +20,29 @@ class DiskCache {
   /// now.
   DiskCache();
 
-  /// The path of the file with this name, whether it exists or not; empty if there is no folder.
-  std::filesystem::path path(const std::string& name) const;
-
-  /// The content of a file, if it exists and is undamaged. Marks the file as used now.
+  /// The content of a file, if it exists and is undamaged. Marks the file as used now. The name is
+  /// 64 hexadecimal digits.
   std::optional<std::string> load(const std::string& name) const;
 
   /// Keeps a file, and deletes the least recently used ones as long as all together are larger than
   /// FLASHPLAN_CACHE_MB (256). Returns false, with a warning, if the file could not be kept.
   bool store(const std::string& name, std::string_view content) const;
+
+  /// Waits until no other process holds the lock of this name, so that one process compiles and
+  /// the others find what it has stored. Without a folder that can be used nobody waits; nor after
+  /// ten times compile_seconds(), since a process that holds the lock may have been stopped.
+  class Lock {
+   public:
+    Lock(const DiskCache& cache, const std::string& name);
+    ~Lock();
+    Lock(const Lock&) = delete;
+    Lock& operator=(const Lock&) = delete;
+
+   private:
+    Descriptor folder_;
+    Descriptor file_;
+    std::string name_;
+  };
 
  private:
   std::filesystem::path folder_;  // empty: none

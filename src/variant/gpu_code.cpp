@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "variant/gpu_code.h"
 
+#include <cstddef>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "common/error.h"
@@ -87,6 +89,18 @@ std::string first_error(const std::string& log) {
   return "no message";
 }
 
+/// A file of the cache: the name of the kernel, a line of its own, then the cubin.
+bool load_cached(const DiskCache& cache, const std::string& key, const GpuCode* refused,
+                 GpuCode* code) {
+  const std::optional<std::string> content = cache.load(key);
+  const std::size_t end = content ? content->find('\n') : std::string::npos;
+  if (end == std::string::npos) return false;
+  std::string cubin = content->substr(end + 1);
+  if (refused != nullptr && refused->cubin == cubin) return false;
+  *code = {std::move(cubin), content->substr(0, end), true};
+  return true;
+}
+
 }  // namespace
 
 Status gpu_code_key(const Variant::Impl& variant, const GpuKernelTraits& traits, std::string* key) {
@@ -107,20 +121,16 @@ Status gpu_code_key(const Variant::Impl& variant, const GpuKernelTraits& traits,
 }
 
 Status make_gpu_code(const Variant::Impl& variant, const GpuKernelTraits& traits,
-                     const std::string& key, GpuCode* code) {
+                     const std::string& key, GpuCode* code, const GpuCode* refused) {
   const DiskCache cache;
-  // The name of the kernel, a line of its own, then the cubin.
-  if (const std::optional<std::string> content = cache.load(key)) {
-    if (const std::size_t end = content->find('\n'); end != std::string::npos) {
-      *code = {content->substr(end + 1), content->substr(0, end)};
-      return {};
-    }
-  }
+  if (load_cached(cache, key, refused, code)) return {};
+  const DiskCache::Lock lock(cache, key);
+  if (load_cached(cache, key, refused, code)) return {};  // another process has compiled it
   NvrtcResult result;
   const Status status = compile_with_nvrtc(program_source(variant, traits), kernel_name(traits),
                                            compiler_options(variant, traits), &result);
   if (!result.log.empty()) {  // another kernel of this variant may have said something
-    const std::scoped_lock lock(variant.log_mutex);
+    const std::scoped_lock log_lock(variant.log_mutex);
     variant.log = result.log;
   }
   if (status.code == StatusCode::kInvalidArgument && !result.log.empty()) {
@@ -130,7 +140,7 @@ Status make_gpu_code(const Variant::Impl& variant, const GpuKernelTraits& traits
   }
   FLASHPLAN_RETURN_IF_ERROR(status);
   cache.store(key, result.name + "\n" + result.cubin);
-  *code = {std::move(result.cubin), std::move(result.name)};
+  *code = {std::move(result.cubin), std::move(result.name), false};
   return {};
 }
 

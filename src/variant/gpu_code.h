@@ -33,15 +33,17 @@ struct GpuKernelTraits {
 struct GpuCode {
   std::string cubin;
   std::string kernel;  // its name there
+  bool was_cached = false;
 };
 
 /// A hash of everything that the code of a variant depends on.
 ///   kUnsupported  there is no NVRTC, whose version is part of the hash
 Status gpu_code_key(const Variant::Impl& variant, const GpuKernelTraits& traits, std::string* key);
 
-/// Gets the code from the cache on disk, or compiles it. `key` is that of gpu_code_key(). Errors
-/// are those of compile_with_nvrtc(); Variant::compile_log() then has the log.
+/// Gets the code from the cache on disk, or compiles it. `key` is that of gpu_code_key(). `refused`
+/// is code of the cache that the driver does not load, which other code replaces there; null: none.
+/// Errors are those of compile_with_nvrtc(); Variant::compile_log() then has the log.
 Status make_gpu_code(const Variant::Impl& variant, const GpuKernelTraits& traits,
-                     const std::string& key, GpuCode* code);
+                     const std::string& key, GpuCode* code, const GpuCode* refused = nullptr);
 
 }  // namespace flashplan

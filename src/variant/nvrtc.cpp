@@ -6,9 +6,9 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdlib>
-#include <mutex>
 
 #include "common/error.h"
+#include "common/fork_safe_lock.h"
 #include "variant/compiler_process.h"
 #include "variant/embedded_sources.h"
 
@@ -35,7 +35,7 @@ struct Nvrtc {
   int (*set_flow_callback)(Program, int (*callback)(void* payload, void*), void* payload);
 };
 
-std::mutex mutex;  // guards what follows
+// fork_safe_lock<Nvrtc>() guards these.
 std::string path_of_package;
 bool is_loaded = false;
 Nvrtc nvrtc;
@@ -114,14 +114,14 @@ Status compile(Program program, const std::string& kernel, const std::vector<std
 }  // namespace
 
 void set_nvrtc_path(const std::string& path) noexcept try {
-  const std::scoped_lock lock(mutex);
+  const auto lock = fork_safe_lock<Nvrtc>();
   path_of_package = path;
 } catch (...) {
   // The usual names are left.
 }
 
 Status load_nvrtc(const char* argument) noexcept try {
-  const std::scoped_lock lock(mutex);
+  const auto lock = fork_safe_lock<Nvrtc>();
   if (is_loaded) return {};
   const char* wanted = std::getenv("FLASHPLAN_NVRTC");
   const char* names[] = {path_of_package.c_str(), "libnvrtc.so.13", "libnvrtc.so.12",
@@ -144,7 +144,7 @@ Status load_nvrtc(const char* argument) noexcept try {
 }
 
 std::string nvrtc_version() {
-  const std::scoped_lock lock(mutex);
+  const auto lock = fork_safe_lock<Nvrtc>();
   int major = 0;
   int minor = 0;
   if (!is_loaded || nvrtc.version(&major, &minor) != 0) return {};

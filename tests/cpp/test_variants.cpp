@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Variants of users from C++: descriptions, compiling, running. Results of every body are tested
 // from Python.
+#include <signal.h>
+
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
+#include <cstdlib>
 #include <filesystem>
 #include <string>
 #include <thread>
@@ -185,6 +189,73 @@ TEST(what_does_not_compile) {
   CHECK(status.code == StatusCode::kInvalidArgument);
   CHECK(std::string(status.message).find("shifted.value:2:3: error:") != std::string::npos);
   CHECK(variant.compile_log().find("nonsense") != std::string::npos);
+}
+
+// How the compiler ended is unknown, but not whether it has made a library.
+TEST(what_does_not_compile_where_children_are_ignored) {
+  ::signal(SIGCHLD, SIG_IGN);
+  VariantDescription description = shifted();
+  description.value = "return more_nonsense;";
+  Variant variant;
+  Plan plan;
+  CHECK(Variant::create(description, &variant).ok());
+  const Status status = Plan::create(options_with(variant), &plan);
+  description.value = "return x + 7.0f;";
+  CHECK(Variant::create(description, &variant).ok());
+  CHECK(Plan::create(options_with(variant), &plan).ok());
+  ::signal(SIGCHLD, SIG_DFL);
+  CHECK(status.code == StatusCode::kInvalidArgument);
+  CHECK(std::string(status.message).find("shifted.value:1:8: error:") != std::string::npos);
+}
+
+TEST(a_compiler_that_makes_nothing) {
+  ::setenv("CXX", "true", 1);
+  Variant variant;
+  Plan plan;
+  CHECK(Variant::create(shifted(), &variant).ok());
+  const Status status = Plan::create(options_with(variant), &plan);
+  ::unsetenv("CXX");
+  CHECK(status.code == StatusCode::kUnsupported);
+  CHECK(
+      std::string(status.message).starts_with("variant: expected a compiler of C++20 that works"));
+}
+
+TEST(code_that_lacks_a_function) {
+  VariantDescription description = shifted();
+  description.value = "extern int no_such_function(); return no_such_function();";
+  Variant variant;
+  Plan plan;
+  CHECK(Variant::create(description, &variant).ok());
+  const Status status = Plan::create(options_with(variant), &plan);
+  CHECK(!status.ok());
+  CHECK(std::string(status.message).find("no_such_function") != std::string::npos);
+}
+
+TEST(programs_of_relative_paths) {
+  const TemporaryFolder folder;
+  const std::filesystem::path before = std::filesystem::current_path();
+  const char* path = std::getenv("PATH");
+  const std::string old_path = path != nullptr ? path : "";
+  std::filesystem::create_symlink(find_program("true"), folder.path() / "here");
+  std::filesystem::current_path(folder.path());
+  ::setenv("PATH", ".", 1);
+  for (const char* name : {"./here", "here"}) {
+    const std::string found = find_program(name);
+    CHECK(found.starts_with('/'));
+    CHECK(run_process({found}, "/", 60).succeeded);
+  }
+  ::setenv("PATH", old_path.c_str(), 1);
+  std::filesystem::current_path(before);
+}
+
+TEST(what_a_program_leaves_running_is_not_waited_for) {
+  const TemporaryFolder folder;
+  const auto start = std::chrono::steady_clock::now();
+  const ProcessResult result =
+      run_process({find_program("sh"), "-c", "sleep 20 & echo done"}, folder.path(), 15);
+  CHECK(result.succeeded);
+  CHECK_EQ(result.output, "done\n");
+  CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(10));
 }
 
 TEST(processes) {

@@ -1,6 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Variants of users on a GPU, besides the cases of test_gpu_attention: names, graphs, errors."""
 
+import hashlib
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -113,6 +118,23 @@ def test_the_kernel_has_the_name_of_the_variant():
     assert name.removesuffix("_alibi") == plain
     changed = fp.Variant("changed", key="return -x;")  # which no other family serves
     assert attention(changed).plan([0, 1], [9]).kernel_name.startswith("sm80_")
+
+
+def test_a_cached_cubin_that_the_driver_refuses_is_compiled_anew(tmp_path):
+    program = f"""
+import flashplan as fp
+fp.Attention({HEADS}, {KV_HEADS}, {DIM}, page_size=None, max_batch_size=512, device={DEVICE!r},
+             variant=fp.Variant("refused", mask="return key != 3;"))
+"""
+    environment = os.environ | {"FLASHPLAN_CACHE_DIR": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", program], env=environment, check=True)
+    good = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    for path, content in good.items():
+        rubbish = content.partition(b"\n")[0] + b"\nno cubin"
+        checksum = hashlib.sha256(rubbish).digest()
+        path.write_bytes(rubbish + b"flashplan cache 1" + checksum)
+    subprocess.run([sys.executable, "-c", program], env=environment, check=True)
+    assert {path: path.stat().st_size for path in good} == {p: len(c) for p, c in good.items()}
 
 
 @pytest.mark.parametrize("options", [{}, DECODES])

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+// Files that no other user can have written, in folders of the same kind. Nothing here throws but
+// for want of memory, and no descriptor is passed on to other programs.
+#pragma once
+
+#include <cstddef>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace flashplan {
+
+/// Owns a descriptor.
+class Descriptor {
+ public:
+  explicit Descriptor(int number = -1) noexcept : number_(number) {}
+  ~Descriptor();
+  Descriptor(Descriptor&& other) noexcept;
+  Descriptor& operator=(Descriptor&& other) noexcept;
+
+  bool is_open() const noexcept { return number_ >= 0; }
+  int number() const noexcept { return number_; }
+  int release() noexcept;
+
+ private:
+  int number_;
+};
+
+/// Opens a folder that belongs to this user and that nobody else may write. If there is none,
+/// `make` makes it and the folders above it, for this user alone. Otherwise `problem` says why it
+/// can not be used; it stays empty if there is no such folder and it was not to be made.
+Descriptor open_private_folder(const std::filesystem::path& path, bool make, std::string* problem);
+
+/// Opens a file for reading, if it is a regular file of this user that nobody else may write.
+/// Neither follows links nor waits for the other end of a pipe.
+Descriptor open_private_file(int folder, const std::string& name, std::size_t most_bytes);
+
+/// The content of a descriptor's regular file; none if it can not be read, or not all of it.
+std::optional<std::string> read_whole(int file);
+
+/// Returns false, with errno, if not everything could be written.
+bool write_all(int file, std::string_view content) noexcept;
+
+/// Writes a file under a name that nobody can foresee, `name` and 16 hexadecimal digits, and then
+/// renames it. Returns errno.
+int write_private_file(int folder, const std::string& name, std::string_view content);
+
+/// Whether all of a text is hexadecimal digits in lower case, and there are `count`.
+bool is_hex(std::string_view text, std::size_t count) noexcept;
+
+}  // namespace flashplan
