@@ -139,7 +139,12 @@ const int32_t* PyPlan::key_ranges_of(const Batch& batch, nb::handle function) {
   };
   const nb::object ranges = function(bytes_of(batch.qo_indptr, batch.batch_size + 1),
                                      bytes_of(batch.kv_lens, batch.batch_size));
-  return IntsArg("key_range", ranges, num_tokens, "one for each query", key_ranges_, 2).data;
+  const IntsArg arg("key_range", ranges, num_tokens, "one for each query", key_ranges_, 2);
+  if (arg.size != num_tokens) {
+    raise_value("key_range: expected " + std::to_string(num_tokens) +
+                " ranges, one for each query, got " + std::to_string(arg.size));
+  }
+  return arg.data;
 }
 
 /// The producer of the last run(); before the first run(), imported_producer().

@@ -44,12 +44,6 @@ void make_variant(Variant* self, const std::string& name, const Bodies& bodies, 
                   const std::vector<std::tuple<std::string, std::string>>& tensors,
                   const std::vector<std::tuple<std::string, float>>& scalars) {
   const auto text = [&](size_t i) { return bodies.at(i) ? bodies[i]->c_str() : nullptr; };
-  // A NUL would end a text early.
-  for (const auto& body : bodies) {
-    if (body && body->find('\0') != std::string::npos) {
-      raise_value("variant: expected bodies without NUL characters, got one");
-    }
-  }
   std::vector<VariantTensor> c_tensors;
   for (const auto& [tensor, dtype] : tensors) {
     DType type = DType::kFloat16;  // which is refused

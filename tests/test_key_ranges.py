@@ -120,6 +120,12 @@ def test_ranges_beyond_the_keys_and_none(rng):
         assert np.isneginf(lse).all()
 
 
+def shrinking(request, query, kv_len):
+    """Changes the shape of its argument, which says how many queries there are."""
+    query.resize((1,), refcheck=False)
+    return 0, query
+
+
 def raise_error(*_):
     raise KeyError("mine")
 
@@ -134,6 +140,7 @@ def raise_error(*_):
         (TypeError, "key_range: expected integers as end, got bool", lambda *_: (0, True)),
         (ValueError, r"key_range: .*end of shape \(2,\), got \(3,\)", lambda *_: (0, [1, 1, 1])),
         (ValueError, r"key_range: .*begin of shape \(2,\)", lambda *_: ([[0], [0]], 1)),
+        (ValueError, r"key_range: .*end of shape \(2,\), got \(1,\)", shrinking),
         (KeyError, "mine", raise_error),
         (TypeError, "argument", lambda query: (0, 1)),
     ],

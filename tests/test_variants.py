@@ -82,6 +82,42 @@ def test_a_description_is_a_value():
     assert "shifted" in attn._plan.kernel_name
 
 
+class Mine(fp.Variant):
+    pass
+
+
+def test_equal_descriptions_have_equal_hashes():
+    """Whatever their order, and the sign of zero."""
+
+    def made(scalars, tensors):
+        names = dict.fromkeys(tensors, "float32")
+        return fp.Variant("v", logits="return x;", scalars=scalars, tensors=names)
+
+    one, other = made({"a": 0.0, "b": 1.0}, "cd"), made({"b": 1.0, "a": -0.0}, "dc")
+    assert one == other
+    assert hash(one) == hash(other)
+    assert len({one, other}) == 1
+
+
+def test_a_class_of_ones_own_is_kept():
+    variant = Mine("mine", logits="return x;")
+    assert type(pickle.loads(pickle.dumps(variant))) is Mine
+
+
+@pytest.mark.parametrize(
+    ("argument", "text"), [("name", "a\0b"), ("logits", "return x;\0"), ("mask", "// \ud800")]
+)
+def test_text_that_no_compiler_reads(argument, text):
+    with pytest.raises(ValueError, match=f"^{argument}: expected "):
+        fp.Variant(**{"name": "v", "logits": "return x;"} | {argument: text})
+
+
+def test_scalars_are_numbers_of_float32():
+    with pytest.raises(ValueError, match=r"^scalars\['s'\]: expected .*float32, got 1e\+300"):
+        fp.Variant("v", logits="return x;", scalars={"s": 1e300})
+    fp.Variant("v", logits="return x;", scalars={"s": float("inf")})
+
+
 def test_softcap_is_not_together_with_logits():
     with pytest.raises(ValueError, match="softcap"):
         attention(shifted(), softcap=5.0)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -103,7 +104,7 @@ class Variant:
         _check_mapping("tensors", tensors)
         _check_mapping("scalars", scalars)
         dtypes = {tensor: _dtype(tensor, dtype) for tensor, dtype in tensors.items()}
-        values = {scalar: to_float(f"scalars[{scalar!r}]", x) for scalar, x in scalars.items()}
+        values = {scalar: _float32(f"scalars[{scalar!r}]", x) for scalar, x in scalars.items()}
         if key_range is not None and not callable(key_range):
             raise TypeError(f"key_range: expected a function, got {type(key_range).__name__}")
         self._core = _core.Variant(
@@ -129,10 +130,16 @@ class Variant:
         return self._arguments == other._arguments
 
     def __hash__(self) -> int:
-        return hash(repr(self))
+        # As equality has it: in any order, and with -0.0 equal to 0.0.
+        return hash(
+            frozenset(
+                (name, frozenset(value.items()) if isinstance(value, dict) else value)
+                for name, value in self._arguments.items()
+            )
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _remade, (self._arguments,)
+        return _remade, (type(self), self._arguments)
 
     @property
     def _make_key_ranges(self) -> Callable[[bytes, bytes], npt.NDArray[np.int32]] | None:
@@ -147,17 +154,18 @@ class Variant:
         request = np.repeat(np.arange(len(lens)), np.diff(ends))
         kv_len = lens[request]
         query = np.arange(ends[-1]) + kv_len - ends[request + 1]
+        count = len(query)  # before the function, which may reshape its arguments in place
         bounds: Any = self._key_range(request, query, kv_len)
         if not isinstance(bounds, (tuple, list)) or len(bounds) != 2:
             raise TypeError(f"key_range: expected a tuple of begin and end, got {bounds!r}")
-        ranges = np.empty((len(query), 2), np.int32)
+        ranges = np.empty((count, 2), np.int32)
         for column, (name, bound) in enumerate(zip(("begin", "end"), bounds)):
             array = np.asarray(bound)
             if array.dtype.kind not in "iu":
                 raise TypeError(f"key_range: expected integers as {name}, got {array.dtype}")
-            if array.shape not in ((), query.shape):
+            if array.shape not in ((), (count,)):
                 raise ValueError(
-                    f"key_range: expected {name} of shape {query.shape}, got {array.shape}"
+                    f"key_range: expected {name} of shape {(count,)}, got {array.shape}"
                 )
             if array.itemsize < 8:  # NumPy 2.1 clips to no number that the dtype has not
                 array = array.astype(np.int64)
@@ -197,8 +205,8 @@ def named_arguments(
     return dict(zip(variant._tensors, tensors)) | dict(zip(variant._scalars, scalars))
 
 
-def _remade(arguments: dict[str, Any]) -> Variant:
-    return Variant(**arguments)
+def _remade(kind: type[Variant], arguments: dict[str, Any]) -> Variant:
+    return kind(**arguments)
 
 
 def _refuse_unknown(names: Any, known: tuple[str, ...]) -> None:
@@ -210,6 +218,12 @@ def _refuse_unknown(names: Any, known: tuple[str, ...]) -> None:
 def _check_text(argument: str, text: object) -> None:
     if not isinstance(text, str):
         raise TypeError(f"{argument}: expected a str, got {type(text).__name__}")
+    if "\0" in text:
+        raise ValueError(f"{argument}: expected text without a NUL, got {text!r}")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{argument}: expected Unicode text, got {text!r}") from None
 
 
 def _check_mapping(argument: str, mapping: Any) -> None:
@@ -217,6 +231,13 @@ def _check_mapping(argument: str, mapping: Any) -> None:
         raise TypeError(f"{argument}: expected a dict, got {type(mapping).__name__}")
     for name in mapping:
         _check_text(argument, name)
+
+
+def _float32(argument: str, number: float) -> float:
+    value = to_float(argument, number)
+    if math.isfinite(value) and abs(value) > float(np.finfo(np.float32).max):
+        raise ValueError(f"{argument}: expected a number of float32, got {value}")
+    return value
 
 
 def _dtype(tensor: str, dtype: Any) -> str:
