@@ -149,6 +149,8 @@ def test_exception_types():
         ({}, ""),
         ({"q_dtype": "float8_e4m3fn"}, "q_dtype: "),
         ({"device": "cuda:0"}, "(device|q_dtype): "),
+        ({"head_dim": 5000}, "head_dim_qk: "),
+        ({"num_qo_heads": 3}, "num_qo_heads: "),
     ],
 )
 def test_is_supported_gives_the_reason(change, reason):
@@ -156,6 +158,21 @@ def test_is_supported_gives_the_reason(change, reason):
     assert supported is (reason == "")
     assert re.match(reason, why)
     assert bool(why) == bool(reason)
+
+
+def test_a_number_just_out_of_range_is_not_rounded_into_it():
+    with pytest.raises(
+        ValueError, match=r"^top_p: expected a number in \(0, 1\], got 1\.00000012$"
+    ):
+        fp.sample(np.zeros((1, 8), np.float32), top_p=1.0000001)
+
+
+def test_errors_of_python_name_the_class_that_users_have():
+    attn = fp.Attention(**Scene().options)
+    with pytest.raises(TypeError, match=r"^Attention\.run\(\) missing"):
+        attn.run(1)
+    with pytest.raises(TypeError, match=r"^Attention\.bind\(\) takes"):
+        attn.bind(1, 2, 3, 4, 5)
 
 
 def test_two_threads_in_one_attention_are_refused():

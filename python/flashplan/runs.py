@@ -340,3 +340,8 @@ class Runs:
             own,
             (out, lse) if return_lse else out,
         )
+
+
+# Errors about arguments name the class that users have.
+for _method in (Runs.run, Runs.bind):
+    _method.__qualname__ = f"Attention.{_method.__name__}"

@@ -33,7 +33,7 @@ Parameter<Number> make_parameter(Number all, const TensorView& each) {
 
 Status check_number(const char* name, bool fits, const char* expected, double got) {
   if (fits) return {};
-  return error(StatusCode::kInvalidArgument, "%s: expected %s, got %g", name, expected, got);
+  return error(StatusCode::kInvalidArgument, "%s: expected %s, got %.9g", name, expected, got);
 }
 
 /// Checks the numbers that apply to all requests.
