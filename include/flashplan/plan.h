@@ -102,9 +102,10 @@ struct AttentionTensors {
   /// but for the last dimension, which is contiguous.
   TensorView k, v;
   // Paged only, one of the two forms, int32, on the Plan's device. A request of kv_len tokens
-  // reads its first ceil(kv_len / page_size) entries and no more. On a GPU the contents of tables,
-  // page_indptr included, are not checked; only that block_table has enough columns for the longest
-  // request of the plan.
+  // reads its first ceil(kv_len / page_size) entries and no more. On the CPU the ids of pages that
+  // a query sees are checked, and those before a sliding window may be anything. On a GPU the
+  // contents of tables, page_indptr included, are not checked; only that block_table has enough
+  // columns for the longest request of the plan.
   TensorView block_table;   // [>= batch_size, max_pages]
   TensorView page_indptr;   // [>= batch_size + 1]
   TensorView page_indices;  // [>= page_indptr[batch_size]]

@@ -36,6 +36,7 @@ PageTable page_table(const AttentionTensors& t, const AttentionOptions& options)
     pages.indptr = static_cast<const int32_t*>(t.page_indptr.data);
   }
   pages.page_size = make_divisor(options.page_size);
+  pages.num_pages = num_pages_of_cache(t);
   return pages;
 }
 

@@ -151,7 +151,8 @@ Status check_prefix_lens(const AttentionTensors& t, const Plan::Impl& plan) {
   return {};
 }
 
-/// Checks the contents of a page table, as far as the host can read it.
+/// Checks the contents of a page table, as far as the host can read it: the ids of pages that a
+/// query sees. A sliding window hides those before it.
 Status check_pages(const AttentionTensors& t, const Plan::Impl& plan) {
   const PageTableTensors tables{t.block_table, t.page_indptr, t.page_indices};
   const AttentionOptions& options = plan.options;
@@ -162,10 +163,13 @@ Status check_pages(const AttentionTensors& t, const Plan::Impl& plan) {
     const int32_t kv_len = plan.kv_lens[static_cast<size_t>(plan.longest_request)];
     return check_columns(t.block_table, plan.longest_request, kv_len, options.page_size);
   }
-  const int64_t num_pages = t.k.shape[0] < t.v.shape[0] ? t.k.shape[0] : t.v.shape[0];
+  const Mask mask = {options.causal, options.window_left};
   for (int32_t r = 0; r < plan.batch_size; ++r) {
+    const int32_t kv_len = kv_len_of(t, plan, r);
+    const int32_t qo_len = plan.schedule().segments[static_cast<std::size_t>(r)].qo_len;
+    const int32_t first = qo_len == 0 ? kv_len : mask.visible(kv_len - qo_len, {0, kv_len}).begin;
     FLASHPLAN_RETURN_IF_ERROR(
-        check_page_ids(tables, r, 0, kv_len_of(t, plan, r), options.page_size, num_pages));
+        check_page_ids(tables, r, first, kv_len, options.page_size, num_pages_of_cache(t)));
   }
   return {};
 }

@@ -2,6 +2,10 @@
 // Checks of the tensors of run() against the plan.
 #pragma once
 
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+
 #include "abi/params.h"
 #include "api/plan_impl.h"
 #include "flashplan/plan.h"
@@ -11,6 +15,12 @@ namespace flashplan {
 
 /// Checks all tensors and numbers, as far as the host can read them.
 Status check_tensors(const AttentionTensors& t, const Plan::Impl& plan);
+
+/// How many pages both caches have.
+inline int32_t num_pages_of_cache(const AttentionTensors& t) {
+  return static_cast<int32_t>(
+      std::min({t.k.shape[0], t.v.shape[0], int64_t{std::numeric_limits<int32_t>::max()}}));
+}
 
 /// The scales of kv heads that a checked tensor holds: one for all heads, or one for each.
 inline HeadScales head_scales(const TensorView& scales) {

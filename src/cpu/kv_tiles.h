@@ -33,7 +33,8 @@ class KvTiles {
                                       : segment.kv_row * pages.row_stride) +
              kv_begin / page_size_;
       row_in_page_ = kv_begin % page_size_;
-      page_ = base + *ids_ * view_.page_stride;
+      num_pages_ = static_cast<uint32_t>(pages.num_pages);
+      page_ = page_of(*ids_);
     }
     for (int32_t i = 0; i < distance_; ++i) look_up(tiles_[i]);
   }
@@ -81,8 +82,16 @@ class KvTiles {
       const bool is_last = num_left_ == 0 && j + 1 == tile.num_rows;
       if (ids_ == nullptr || row_in_page_ < page_size_ || is_last) continue;
       row_in_page_ = 0;
-      page_ = static_cast<const Storage*>(view_.data) + *++ids_ * view_.page_stride;
+      page_ = page_of(*++ids_);
     }
+  }
+
+  /// run() has checked the ids of keys that a query sees. Others may be anything, and the caller
+  /// may change ids meanwhile: page 0 stands for what is no page, so nothing outside of the cache
+  /// is read.
+  const Storage* page_of(int32_t id) const {
+    const int64_t page = static_cast<uint32_t>(id) < num_pages_ ? id : 0;
+    return static_cast<const Storage*>(view_.data) + page * view_.page_stride;
   }
 
   void prefetch_row(const Storage* row) const {
@@ -97,6 +106,7 @@ class KvTiles {
   const int32_t* ids_ = nullptr;  // of the page; null: ragged
   int64_t row_in_page_ = 0;
   int32_t page_size_ = 0;
+  uint32_t num_pages_ = 0;
   int32_t num_left_;              // keys that are not looked up yet
   int32_t current_ = kMostAhead;  // in the ring of tiles
   Tile tiles_[kMostAhead + 1];
