@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <numbers>
 
 #include "common/error.h"
@@ -46,7 +47,7 @@ double yarn_frequency(const Rope& rope, int32_t pair, int32_t rotary_dim, double
 }
 
 double frequency_of(const Rope& rope, int32_t pair, int32_t rotary_dim) {
-  if (rope.num_frequencies != 0) return rope.frequencies[pair];
+  if (rope.num_frequencies != 0) return rope.frequencies[static_cast<std::size_t>(pair)];
   const double frequency = std::pow(rope.theta, -2.0 * pair / rotary_dim);
   switch (rope.scaling) {
     case RopeScaling::kLinear: break;
@@ -70,7 +71,7 @@ Status check_frequencies(const Rope& rope, int64_t rotary_dim) {
                  static_cast<long long>(rotary_dim / 2), rope.num_frequencies);
   }
   for (int32_t pair = 0; pair < rope.num_frequencies; ++pair) {
-    const double frequency = rope.frequencies[pair];
+    const double frequency = rope.frequencies[static_cast<std::size_t>(pair)];
     if (std::isfinite(frequency) && frequency >= 0) continue;
     return error(StatusCode::kInvalidArgument,
                  "rope.frequencies[%d]: expected a finite number >= 0, got %g", pair, frequency);
