@@ -132,6 +132,8 @@ TokenPlaces make_places(const AppendTensors& t) {
   places.batch_size = static_cast<int32_t>(t.kv_lens.shape[0]);
   places.pages.ids = static_cast<const int32_t*>(csr ? t.page_indices.data : t.block_table.data);
   places.pages.indptr = csr ? static_cast<const int32_t*>(t.page_indptr.data) : nullptr;
+  const int64_t num_ids = csr ? t.page_indices.shape[0] : t.block_table.shape[1];
+  places.num_ids = static_cast<int32_t>(std::min(num_ids, kMost));
   places.pages.row_stride = csr || places.batch_size < 2 ? 0 : t.block_table.stride[0];
   return places;
 }

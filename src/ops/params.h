@@ -75,7 +75,21 @@ struct TokenPlaces {
   /// -1: nowhere.
   const int64_t* slots = nullptr;
   int32_t batch_size = 0;
-  int32_t num_pages = 0;  // of each cache; ids from it on are skipped on a GPU
+  int32_t num_pages = 0;  // of each cache; tokens of other pages are skipped
+  int32_t num_ids = 0;    // of a row of the block table, or of page_indices
+
+  struct PageIds {
+    int64_t first = 0;
+    int32_t count = 0;
+  };
+  /// Where the page ids of a request lie: in its row of the table alone, whatever page_indptr says.
+  FLASHPLAN_HOST_DEVICE PageIds ids_of(int32_t request) const {
+    if (pages.indptr == nullptr) return {request * pages.row_stride, num_ids};
+    const int32_t first = pages.indptr[request];
+    const int32_t behind = pages.indptr[request + 1];
+    if (first < 0 || behind < first) return {};
+    return {first, (behind < num_ids ? behind : num_ids) - first};
+  }
 };
 
 /// k or v of new tokens and the cache they go to. Strides in bytes.

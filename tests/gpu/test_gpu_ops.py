@@ -246,6 +246,40 @@ def test_append_skips_pages_outside_the_cache(cuda):
         assert np.array_equal(bits(owner_of(cache)), bits(wanted))
 
 
+@pytest.mark.parametrize("rope", [False, True])
+@pytest.mark.parametrize("csr", [False, True])
+@pytest.mark.parametrize("length", [9, 2000, 2**31 - 1, -1, -(2**31)])
+def test_append_stays_in_its_row_of_the_table(cuda, torch, length, csr, rope):
+    """The ids behind it are those of another request, which must not be written."""
+    k = torch.ones(2, 2, 64, device=cuda.device, dtype=torch.bfloat16)
+    caches = torch.zeros(2, 8, 4, 2, 64, device=cuda.device, dtype=torch.bfloat16)
+    lengths = [cuda.tensor(np.int32(x)) for x in ([0, 1, 2], [length, 3])]
+    table = np.int32([[1, 2, 5], [3, 4, 6]])[:, :2]  # a view: the next column is in memory
+    indptr, ids = np.int32([0, 2, 4]), np.int32([1, 2, 3, 4, 5])
+    tables = {"page_indptr": indptr, "page_indices": ids} if csr else {"block_table": table}
+    tables = {name: cuda.tensor(x) for name, x in tables.items()}
+    if rope:
+        fp.rope_append_paged_kv(k, k, k, *caches, *lengths, fp.Rope(), **tables)
+    else:
+        fp.append_paged_kv(k, k, *caches, *lengths, **tables)
+    written = (caches != 0).permute(1, 2, 0, 3, 4).flatten(2).any(2).cpu().numpy()
+    expected = np.zeros((8, 4), bool)
+    expected[3, 2] = True  # the other request's
+    assert np.array_equal(written, expected)
+
+
+@pytest.mark.parametrize("indptr", [[0, 2**31 - 1, 4], [-5, 2, 4], [3, 1, 4], [2**31 - 1, 4, 4]])
+def test_append_follows_no_indptr_out_of_the_ids(cuda, torch, indptr):
+    k = torch.ones(2, 2, 64, device=cuda.device, dtype=torch.bfloat16)
+    caches = torch.zeros(2, 8, 4, 2, 64, device=cuda.device, dtype=torch.bfloat16)
+    lengths = [cuda.tensor(np.int32(x)) for x in ([0, 1, 2], [30, 30])]
+    ids = cuda.tensor(np.int32([1, 2, 3, 4]))
+    fp.append_paged_kv(
+        k, k, *caches, *lengths, page_indptr=cuda.tensor(np.int32(indptr)), page_indices=ids
+    )
+    assert not caches.any()
+
+
 def test_append_in_a_graph(cuda, torch):
     """One graph serves every batch up to its bounds: lengths and pages are read on the device."""
     first = Append(spare_rows=2032, num_kv_heads=8, dims=(128, 128))

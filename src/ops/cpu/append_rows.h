@@ -8,7 +8,9 @@ struct Place {
   int32_t position = -1;  // among the keys of its request; < 0: of none, or not known
 };
 
-/// Finds the places of tokens, in increasing order from `first` on.
+/// Finds the places of tokens, in increasing order from `first` on. The caller has checked them,
+/// but another thread may change lengths, ids and slots meanwhile, so none is followed out of the
+/// cache.
 class PlaceFinder {
  public:
   PlaceFinder(const TokenPlaces& places, int32_t first) : places_(places) {
@@ -24,17 +26,19 @@ class PlaceFinder {
     const Divisor& page_size = places_.pages.page_size;
     if (places_.slots != nullptr) {
       const int64_t slot = places_.slots[token];
-      if (slot < 0) return {};
+      if (slot < 0 || slot / page_size.value >= places_.num_pages) return {};
       return {slot / page_size.value, static_cast<int32_t>(slot % page_size.value)};
     }
     const int32_t* indptr = places_.indptr;
     if (token < indptr[request_]) return {};
     while (token >= indptr[request_ + 1]) ++request_;
     const int32_t position = places_.kv_lens[request_] - indptr[request_ + 1] + token;
-    const PageTable& pages = places_.pages;
-    const int32_t* ids = pages.indptr != nullptr ? pages.ids + pages.indptr[request_]
-                                                 : pages.ids + request_ * pages.row_stride;
-    return {ids[position / page_size.value], position % page_size.value, position};
+    const TokenPlaces::PageIds ids = places_.ids_of(request_);
+    const int32_t page_of_request = position / page_size.value;
+    if (position < 0) return {};
+    const int32_t page =
+        page_of_request < ids.count ? places_.pages.ids[ids.first + page_of_request] : -1;
+    return {page < places_.num_pages ? page : -1, position % page_size.value, position};
   }
 
  private:

@@ -71,23 +71,24 @@ __device__ void find_places(const TokenPlaces& p, int first, int end, int tile, 
   const int num_tokens = min(tile, end - first);
   for (;; base += kThreads) {
     const int request = base + thread;
-    int begin = 0;    // in the tile
-    int behind = 0;   // the last token in the tile
-    int shift = 0;    // key = shift + place in the tile
-    int64_t ids = 0;  // index of the request's first page id
+    int begin = 0;   // in the tile
+    int behind = 0;  // the last token in the tile
+    int shift = 0;   // key = shift + place in the tile
+    TokenPlaces::PageIds ids;
     if (request < p.batch_size) {
-      ids = p.pages.indptr != nullptr ? p.pages.indptr[request] : request * p.pages.row_stride;
       const int end_of_request = p.indptr[request + 1];
       begin = max(p.indptr[request] - first, 0);
       behind = min(end_of_request - first, num_tokens);
-      shift = p.kv_lens[request] - end_of_request + first;
+      shift = max(p.kv_lens[request], 0) - end_of_request + first;
+      ids = p.ids_of(request);
     }
     // A warp looks up the pages of each of its requests together.
     for (unsigned hits = __ballot_sync(~0U, begin < behind); hits != 0; hits &= hits - 1) {
       const int source = __ffs(static_cast<int>(hits)) - 1;
       const int last = __shfl_sync(~0U, behind, source);
       const int first_key = __shfl_sync(~0U, shift, source);
-      const int64_t first_id = __shfl_sync(~0U, ids, source);
+      const int64_t first_id = __shfl_sync(~0U, ids.first, source);
+      const int num_ids = __shfl_sync(~0U, ids.count, source);
 #pragma unroll 1
       for (int i = __shfl_sync(~0U, begin, source) + thread % 32; i < last; i += 32) {
         const int key = first_key + i;
@@ -95,7 +96,8 @@ __device__ void find_places(const TokenPlaces& p, int first, int end, int tile, 
         const Divisor& page_size = p.pages.page_size;
         const auto page_of_request =
             static_cast<int32_t>(quotient(static_cast<uint32_t>(key), page_size));
-        const int32_t page = p.pages.ids[first_id + page_of_request];
+        const int32_t page =
+            page_of_request < num_ids ? p.pages.ids[first_id + page_of_request] : -1;
         places[i] = PlaceType::of(page < p.num_pages ? page : -1,
                                   key - page_of_request * page_size.value, key);
       }
