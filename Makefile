@@ -25,7 +25,7 @@ FIXED_ADDRESSES := $(shell setarch -R true 2>/dev/null && echo setarch -R)
 define INSTALL_SANITIZED
 	$(PACKAGE) '.[test]'
 	$(INSTALL) --no-build-isolation --no-deps --upgrade --target build/$@/site -C build-dir=build/$@/build \
-	  -C cmake.build-type=RelWithDebInfo -C install.strip=false -C cmake.define.CMAKE_CXX_COMPILER=g++ \
+	  -C cmake.build-type=RelWithDebInfo -C install.strip=false -C cmake.define.FLASHPLAN_CUDA=OFF -C cmake.define.CMAKE_CXX_COMPILER=g++ \
 	  -C cmake.define.CMAKE_CXX_FLAGS='-O1 -fno-omit-frame-pointer $(FLAGS)' .
 endef
 

@@ -6,6 +6,20 @@
 # many of these as nvcc knows.
 set(FLASHPLAN_RELEASE_ARCHITECTURES 80 86 89 90a 100 120)
 
+# Builds of containers know variables of the environment alone.
+if(FLASHPLAN_CUDA STREQUAL "AUTO" AND DEFINED ENV{FLASHPLAN_CUDA})
+  set(FLASHPLAN_CUDA $ENV{FLASHPLAN_CUDA})
+endif()
+if(NOT CMAKE_CUDA_ARCHITECTURES AND DEFINED ENV{CUDAARCHS})
+  set(CMAKE_CUDA_ARCHITECTURES $ENV{CUDAARCHS})
+elseif(NOT CMAKE_CUDA_ARCHITECTURES AND DEFINED ENV{TORCH_CUDA_ARCH_LIST})
+  # PyTorch's form, "8.0 9.0+PTX". Hopper's own instructions need the "a", which it leaves out.
+  string(REPLACE " " ";" CMAKE_CUDA_ARCHITECTURES "$ENV{TORCH_CUDA_ARCH_LIST}")
+  list(TRANSFORM CMAKE_CUDA_ARCHITECTURES REPLACE "(\\.|\\+PTX$)" "")
+  list(TRANSFORM CMAKE_CUDA_ARCHITECTURES REPLACE "^90$" "90a")
+  list(FILTER CMAKE_CUDA_ARCHITECTURES INCLUDE REGEX "^[0-9]+[af]?$")
+endif()
+
 if(NOT FLASHPLAN_CUDA MATCHES "^(AUTO|ON|OFF)$")
   message(FATAL_ERROR "FLASHPLAN_CUDA: expected AUTO, ON or OFF, got ${FLASHPLAN_CUDA}")
 endif()
@@ -45,6 +59,12 @@ elseif(has_gpu)
   set(reason "nvcc and a GPU")
 else()
   set(FLASHPLAN_WHY_NO_CUDA "nvcc was found, but no GPU and no CMAKE_CUDA_ARCHITECTURES")
+  if(SKBUILD) # pip shows no warning
+    message(FATAL_ERROR "flashplan: ${FLASHPLAN_WHY_NO_CUDA}, so this package would be for CPUs alone. "
+      "Say which GPUs it is for: TORCH_CUDA_ARCH_LIST=9.0 or CUDAARCHS=90a in the environment, or "
+      "pip install -C cmake.define.CMAKE_CUDA_ARCHITECTURES=90a (\"release\" stands for all). "
+      "Or say FLASHPLAN_CUDA=OFF for CPUs.")
+  endif()
 endif()
 if(FLASHPLAN_WHY_NO_CUDA)
   message(STATUS "CUDA kernels: off (${FLASHPLAN_WHY_NO_CUDA})")
