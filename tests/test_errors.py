@@ -149,8 +149,6 @@ def test_exception_types():
         ({}, ""),
         ({"q_dtype": "float8_e4m3fn"}, "q_dtype: "),
         ({"device": "cuda:0"}, "(device|q_dtype): "),
-        ({"head_dim": 5000}, "head_dim_qk: "),
-        ({"num_qo_heads": 3}, "num_qo_heads: "),
     ],
 )
 def test_is_supported_gives_the_reason(change, reason):

@@ -26,20 +26,15 @@ def is_supported(
         (True, "") or (False, the reason).
 
     Raises:
-        ValueError, TypeError: an option is of the wrong type, or is none that `Attention` knows. An
-            option that is out of range is a reason, not an error.
+        ValueError, TypeError: an option is out of range or of the wrong type, as for `Attention`.
 
     Examples:
         >>> fp.is_supported(32, 8, 128, device="cpu")
         (True, '')
     """
     try:
-        native = options_from(num_qo_heads, num_kv_heads, head_dim, options)
+        return _core.is_supported(options_from(num_qo_heads, num_kv_heads, head_dim, options))
     except _core.UnsupportedError as error:
-        return False, str(error)
-    try:
-        return _core.is_supported(native)
-    except (_core.UnsupportedError, ValueError) as error:
         return False, str(error)
 
 
