@@ -24,7 +24,9 @@ os.environ.setdefault("FLASHPLAN_CACHE_DIR", CACHE.name)
 
 def pytest_configure(config):
     # Each worker would have as many threads as there are cores, and all would wait for each other.
+    # flashplan's own threads are what is tested.
     if config.getoption("numprocesses", None):
+        os.environ.setdefault("FLASHPLAN_NUM_THREADS", str(len(os.sched_getaffinity(0))))
         os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 

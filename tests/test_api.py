@@ -211,6 +211,30 @@ def test_report_for_bugs():
     assert usage.startswith("usage: python -m flashplan ") and "bug report" in usage
 
 
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({"FLASHPLAN_NUM_THREADS": "3", "OMP_NUM_THREADS": "5"}, "3"),
+        ({"OMP_NUM_THREADS": "5,2"}, "5"),
+        ({"FLASHPLAN_NUM_THREADS": "0", "OMP_NUM_THREADS": "7"}, "7"),
+        ({"FLASHPLAN_NUM_THREADS": "many"}, "1"),
+        ({}, "1"),
+    ],
+)
+def test_num_threads_of_the_environment(environment, expected):
+    """Else one for each processor that the process may use."""
+    program = (
+        "import os; os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])\n"
+        "import flashplan; print(flashplan.get_num_threads())"
+    )
+    names = ("FLASHPLAN_NUM_THREADS", "OMP_NUM_THREADS")
+    inherited = {name: value for name, value in os.environ.items() if name not in names}
+    output = subprocess.run(
+        [sys.executable, "-c", program], env=inherited | environment, capture_output=True, text=True
+    )
+    assert output.stdout.strip() == expected, output.stderr
+
+
 def test_num_threads():
     before = fp.get_num_threads()
     assert before == len(os.sched_getaffinity(0))

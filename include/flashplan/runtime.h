@@ -11,7 +11,8 @@
 namespace flashplan {
 
 /// Sets how many threads the CPU engine uses for all runs of this process, the calling thread
-/// included. The default is one for each CPU that the process may run on. Results do not depend on
+/// included. The default is FLASHPLAN_NUM_THREADS, else OMP_NUM_THREADS, else one for each CPU that
+/// the process may use (its affinity mask and the quota of its cgroup). Results do not depend on
 /// it. It takes effect at the next run().
 ///   kInvalidArgument  num_threads < 1
 FLASHPLAN_API Status set_num_threads(int32_t num_threads) noexcept;

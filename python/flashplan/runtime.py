@@ -8,8 +8,9 @@ from flashplan.values import to_int
 def set_num_threads(num_threads: int) -> None:
     """Sets how many threads all runs on the CPU use, the calling thread included.
 
-    Results do not depend on it. The default is the number of processors that the process may use.
-    It takes effect at the next run().
+    Results do not depend on it. The default is the environment variable FLASHPLAN_NUM_THREADS, else
+    OMP_NUM_THREADS, else the number of processors that the process may use, by its affinity mask
+    and by the quota of its cgroup. It takes effect at the next run().
 
     Raises:
         ValueError: num_threads is below 1.

@@ -2,6 +2,12 @@
 #include "common/processors.h"
 
 #include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <exception>
+#include <fstream>
+#include <limits>
+#include <string>
 #include <thread>
 
 #if defined(__linux__)
@@ -11,18 +17,85 @@
 namespace flashplan {
 namespace {
 
+namespace fs = std::filesystem;
+
+int32_t processors_of(double quota, double period) {
+  if (!(quota > 0 && period > 0)) return 0;  // -1 and "max" stand for no quota
+  const double most = std::numeric_limits<int32_t>::max();
+  return static_cast<int32_t>(std::min(std::ceil(quota / period), most));
+}
+
+/// The smaller of two quotas, of which 0 is none.
+int32_t tighter(int32_t a, int32_t b) { return a == 0 || b == 0 ? a + b : std::min(a, b); }
+
+/// The quota that the files of one cgroup say.
+int32_t quota_of(const fs::path& group) {
+  double quota = 0;
+  double period = 0;
+  std::ifstream both(group / "cpu.max");
+  if (both >> quota >> period) return processors_of(quota, period);
+  std::ifstream quota_file(group / "cpu.cfs_quota_us");
+  std::ifstream period_file(group / "cpu.cfs_period_us");
+  if (quota_file >> quota && period_file >> period) return processors_of(quota, period);
+  return 0;
+}
+
 int32_t count_processors() noexcept {
+  auto count = static_cast<int32_t>(std::max(std::thread::hardware_concurrency(), 1U));
 #if defined(__linux__)
   cpu_set_t set;
-  if (sched_getaffinity(0, sizeof(set), &set) == 0) return std::max(CPU_COUNT(&set), 1);
+  if (sched_getaffinity(0, sizeof(set), &set) == 0) count = std::max(CPU_COUNT(&set), 1);
+  try {
+    count = tighter(count, cgroup_quota("/"));
+  } catch (const std::exception&) {  // files that can not be read say nothing
+  }
 #endif
-  return static_cast<int32_t>(std::max(std::thread::hardware_concurrency(), 1U));
+  return count;
+}
+
+int32_t positive_number(const char* environment) {
+  const char* text = std::getenv(environment);
+  if (text == nullptr) return 0;
+  const long number = std::strtol(text, nullptr, 10);
+  return number > 0 && number <= std::numeric_limits<int32_t>::max() ? static_cast<int32_t>(number)
+                                                                     : 0;
 }
 
 }  // namespace
 
+int32_t cgroup_quota(const fs::path& root) {
+  const fs::path mounted = root / "sys/fs/cgroup";
+  int32_t quota = 0;
+  std::ifstream groups(root / "proc/self/cgroup");
+  for (std::string line; std::getline(groups, line);) {  // number:controllers:/path
+    const std::size_t controllers = line.find(':') + 1;
+    const std::size_t path = line.find(':', controllers) + 1;
+    if (controllers == 0 || path == 0) continue;
+    const std::string names = "," + line.substr(controllers, path - 1 - controllers) + ",";
+    if (names != ",," && names.find(",cpu,") == std::string::npos) continue;
+    const fs::path folder = names == ",," ? mounted : mounted / "cpu";
+    // In a container the mount may begin at the container's own group, whose path is not below it.
+    fs::path group = fs::path(line.substr(path)).relative_path();
+    for (;; group = group.parent_path()) {
+      quota = tighter(quota, quota_of(folder / group));
+      if (group.empty()) break;
+    }
+  }
+  return quota;
+}
+
 int32_t num_processors() noexcept {
   static const int32_t count = count_processors();
+  return count;
+}
+
+int32_t default_num_threads() noexcept {
+  static const int32_t count = [] {
+    for (const char* name : {"FLASHPLAN_NUM_THREADS", "OMP_NUM_THREADS"}) {
+      if (const int32_t number = positive_number(name); number > 0) return number;
+    }
+    return num_processors();
+  }();
   return count;
 }
 

@@ -18,7 +18,7 @@
 namespace flashplan::cpu {
 namespace {
 
-std::atomic<int32_t> wanted_threads{0};  // 0: not set, one per processor
+std::atomic<int32_t> wanted_threads{0};  // 0: not set, default_num_threads()
 
 /// The state that the workers share. It is never destroyed, because detached workers may outlive
 /// main().
@@ -136,7 +136,7 @@ void ThreadPool::set_num_threads(int32_t num_threads) noexcept {
 
 int32_t ThreadPool::num_threads() noexcept {
   const int32_t wanted = wanted_threads.load(std::memory_order_relaxed);
-  return wanted > 0 ? wanted : num_processors();
+  return wanted > 0 ? wanted : default_num_threads();
 }
 
 }  // namespace flashplan::cpu
