@@ -271,6 +271,22 @@ def test_a_model_cannot_compute_with_a_mask(torch, bridge, keys):
     assert (mask.dim(), mask.device.type, len(mask.shape)) == (4, "cpu", 4)
 
 
+def test_a_mask_of_one_key_is_that_of_all(torch, bridge, random):
+    """Encoders that generate with a cache: their masks are made for the new token alone."""
+    from transformers.masking_utils import bidirectional_mask_function
+
+    q = tensor(torch, random, "projection", KV_HEADS * GROUP, 1)
+    k, v = (tensor(torch, random, "cache", KV_HEADS, 7) for _ in range(2))
+    everything = torch.ones(BATCH, 1, 7, dtype=torch.bool)
+    mask = bridge.mask(BATCH, 1, 1, mask_function=bidirectional_mask_function)
+    o, _ = bridge.attention(Layer(False), q, k, v, mask)
+    expected = expected_attention(torch, q, k, v, everything, DIM**-0.5, None)
+    torch.testing.assert_close(o.double(), expected, atol=1e-5, rtol=1e-5)
+    mask = bridge.mask(BATCH, 1, 5, mask_function=bidirectional_mask_function)
+    with pytest.raises(ValueError, match="^attention_mask: expected one of 7 keys, got 5"):
+        bridge.attention(Layer(False), q, k, v, mask)
+
+
 def test_dtypes_of_autocast(torch, bridge, random):
     """Rotated queries and keys are float32 there, and values of 16 bits."""
     q, k, v = (tensor(torch, random, "cache", heads, 9) for heads in (KV_HEADS * GROUP, 2, 2))

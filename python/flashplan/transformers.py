@@ -75,11 +75,7 @@ def _mask_of_layer(
     """What a `Mask` describes. shape: batch size, queries and keys of the layer."""
     batch_size, q_length, kv_length = shape
     if isinstance(attention_mask, Mask):
-        if attention_mask.num_keys != kv_length and attention_mask.described.dtype == torch.uint32:
-            raise ValueError(
-                f"attention_mask: expected one of {kv_length} keys, got {attention_mask.num_keys}"
-            )
-        return attention_mask.described
+        return _described_for(attention_mask, q_length, kv_length)
     if attention_mask is not None:
         return _pack_given(attention_mask, shape)
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
@@ -89,6 +85,24 @@ def _mask_of_layer(
         )
     row = (0, kv_length, kv_length - q_length, int(causal), -1)
     return torch.tensor([row] * batch_size, dtype=torch.int32)
+
+
+def _described_for(mask: Mask, q_length: int, kv_length: int) -> Tensor:
+    """What a mask says of a layer's keys, which may be more or less than those it was made for."""
+    described = mask.described
+    if mask.num_keys == kv_length:
+        return described
+    if described.dtype == torch.int32:
+        if mask.num_keys > kv_length:
+            return described
+        first, end, _, is_causal, _ = described.unbind(1)
+        if mask.num_keys == 1 and (q_length == 1 or not is_causal.any()):
+            # Added to logits, a mask of one key is that of all keys: encoders with a cache.
+            rows = torch.zeros_like(described)
+            rows[:, 1] = kv_length * (end > first)
+            rows[:, 4] = -1
+            return rows
+    raise ValueError(f"attention_mask: expected one of {kv_length} keys, got {mask.num_keys}")
 
 
 def _pack_given(attention_mask: Tensor, shape: tuple[int, int, int]) -> Tensor:
