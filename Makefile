@@ -29,7 +29,7 @@ define INSTALL_SANITIZED
 	  -C cmake.define.CMAKE_CXX_FLAGS='-O1 -fno-omit-frame-pointer $(FLAGS)' .
 endef
 
-.PHONY: help demo test test-gpu bench sanitize sanitize-gpu fuzz adversary adversary-asan adversary-tsan mutants lint wheels docs stubs clean
+.PHONY: help demo test test-gpu bench sanitize sanitize-gpu fuzz adversary adversary-asan adversary-tsan models mutants lint wheels docs stubs clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' Makefile
@@ -80,6 +80,9 @@ adversary-tsan: $(READY) ## its threads under the thread sanitizer (gcc)
 	LD_PRELOAD="$$(g++ -print-file-name=libtsan.so)" TSAN_OPTIONS=halt_on_error=1:die_after_fork=0 \
 	  PYTHONPATH=$(CURDIR)/build/$@/site $(FIXED_ADDRESSES) python tests/adversary.py --seconds $(ADVERSARY_SECONDS) \
 	  --kinds 'threads apart,threads in one object,threads in one workspace,number of threads,reentry'
+
+models: $(READY) ## every decoder model of transformers, tiny: its own attention and flashplan's. Minutes
+	$(PACKAGE) '.[test]' && OMP_NUM_THREADS=1 python tests/every_model.py
 
 mutants: $(READY) ## put small bugs in one at a time: which ones does no test notice? Takes hours of a processor
 	$(PACKAGE) '.[test]' && python tests/mutants.py
