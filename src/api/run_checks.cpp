@@ -72,11 +72,16 @@ Status check_sinks(const AttentionTensors& t, const Plan::Impl& plan) {
 
 /// A tensor of the variant: any shape, without gaps, since its body sees a pointer.
 Status check_variant_tensor(const TensorArgument& argument, DType dtype, Device device) {
+  const int32_t rank = argument.view.rank;
+  if (rank < 0 || rank > kMaxRank) {  // check_shape() refuses other tensors
+    return error(StatusCode::kInvalidArgument, "%s: expected at most %d dimensions, got %d",
+                 argument.name, kMaxRank, rank);
+  }
   FLASHPLAN_RETURN_IF_ERROR(check_dtype(argument, dtype, " (of the variant)"));
   FLASHPLAN_RETURN_IF_ERROR(check_device(argument, device));
   FLASHPLAN_RETURN_IF_ERROR(check_memory(argument));
   int64_t stride = 1;
-  for (int32_t d = argument.view.rank - 1; d >= 0; --d) {
+  for (int32_t d = rank - 1; d >= 0; --d) {
     if (argument.view.shape[d] > 1 && argument.view.stride[d] != stride) {
       return error(StatusCode::kInvalidArgument,
                    "%s: expected a contiguous tensor, got stride %lld in dimension %d",

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Variants and rotations in attention of the C interface.
 #include <cmath>
+#include <cstdint>
 #include <cstdlib>
 #include <memory>
 #include <string>
@@ -152,6 +153,12 @@ TEST(a_plan_with_a_variant) {
   const flashplan_tensor nothing = {};
   none[0] = &nothing;
   refused("variant_tensors[0].struct_size");
+  flashplan_tensor wrong = *tensors[0];
+  none[0] = &wrong;
+  for (const int32_t rank : {INT32_MIN, -1, 5, 1000, INT32_MAX}) {
+    wrong.rank = rank;
+    refused("shifts");
+  }
 }
 
 TEST(a_variant_that_does_not_compile) {
