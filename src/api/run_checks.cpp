@@ -73,8 +73,8 @@ Status check_sinks(const AttentionTensors& t, const Plan::Impl& plan) {
 /// A tensor of the variant: any shape, without gaps, since its body sees a pointer.
 Status check_variant_tensor(const TensorArgument& argument, DType dtype, Device device) {
   const int32_t rank = argument.view.rank;
-  if (rank < 0 || rank > kMaxRank) {  // check_shape() refuses other tensors
-    return error(StatusCode::kInvalidArgument, "%s: expected at most %d dimensions, got %d",
+  if (rank < 1 || rank > kMaxRank) {  // check_shape() refuses other tensors
+    return error(StatusCode::kInvalidArgument, "%s: expected 1 to %d dimensions, got %d",
                  argument.name, kMaxRank, rank);
   }
   FLASHPLAN_RETURN_IF_ERROR(check_dtype(argument, dtype, " (of the variant)"));
@@ -104,6 +104,10 @@ Status check_variant_arguments(const AttentionTensors& t, const Plan::Impl& plan
   if (t.variant_scalars != nullptr) {
     FLASHPLAN_RETURN_IF_ERROR(check_count("variant_scalars", t.num_variant_scalars,
                                           variant != nullptr ? variant->scalars.size() : 0));
+  }
+  if (t.num_variant_tensors > 0 && t.variant_tensors == nullptr) {
+    return error(StatusCode::kInvalidArgument, "variant_tensors: expected %d, got a null pointer",
+                 t.num_variant_tensors);
   }
   for (int32_t i = 0; i < t.num_variant_tensors; ++i) {
     const Variant::Impl::Tensor& expected = variant->tensors[static_cast<size_t>(i)];

@@ -158,6 +158,15 @@ TEST(a_plan_with_a_variant) {
   const TensorView overlapping[] = {contiguous(o.data(), DType::kFloat32, {}, {1})};
   t.variant_tensors = overlapping;
   CHECK(!plan.run(t).ok());
+  TensorView of_any_rank[] = {tensors[0]};
+  t.variant_tensors = of_any_rank;
+  for (const int32_t rank : {INT32_MIN, -1, 0, 5, 40, 100000, INT32_MAX}) {
+    of_any_rank[0].rank = rank;
+    CHECK(std::string(plan.run(t).message).starts_with("shifts: expected 1 to 4 dimensions, got "));
+  }
+  t.variant_tensors = nullptr;
+  CHECK(std::string(plan.run(t).message).starts_with("variant_tensors: expected 1, got a null"));
+  t.variant_tensors = tensors;
 
   Plan standard;
   CHECK(Plan::create(options_with({}), &standard).ok());
