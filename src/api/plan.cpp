@@ -248,6 +248,10 @@ Status Plan::create(const AttentionOptions& options, Plan* plan) noexcept try {
   impl->kv_lens.reserve(static_cast<std::size_t>(options.max_batch_size));
   if (options.device.type == DeviceType::kCpu) {
     impl->buffers = ScheduleBuffers(bounds);
+    impl->real_lens.reserve(static_cast<std::size_t>(options.max_batch_size));
+    if (options.page_size > 0) {
+      impl->page_indptr.reserve(static_cast<std::size_t>(options.max_batch_size) + 1);
+    }
   } else {
     FLASHPLAN_RETURN_IF_ERROR(create_on_gpu(bounds, impl.get()));
   }

@@ -49,6 +49,9 @@ struct Plan::Impl {
   int64_t num_mask_bits = 0;        // bits that a row of the mask must have
   bool has_key_ranges = false;      // of the batch
   int32_t num_prepared_tiles = 0;   // of the batch; see PreparedKv
+  /// Copies of kv_lens and page_indptr of a run on the CPU. They have room for any batch.
+  std::vector<int32_t> real_lens;
+  std::vector<int32_t> page_indptr;
   bool planned = false;
   std::atomic_flag in_use;
 

@@ -2,6 +2,7 @@
 // Plan::run: checks the tensors against the plan, then calls the plan's kernel.
 #include <algorithm>
 #include <cstddef>
+#include <vector>
 
 #include "abi/params.h"
 #include "api/kernels.h"
@@ -185,6 +186,7 @@ Status capture(const AttentionTensors& t, Plan::Impl* plan, Stream stream) noexc
 }
 
 Status run_on_gpu(const AttentionTensors& t, Plan::Impl* plan, Stream stream) noexcept {
+  FLASHPLAN_RETURN_IF_ERROR(check_planned_columns(t, *plan));
   const cuda::DeviceGuard guard(plan->options.device.index);
   FLASHPLAN_RETURN_IF_ERROR(guard.status());
   bool capturing = false;
@@ -194,6 +196,32 @@ Status run_on_gpu(const AttentionTensors& t, Plan::Impl* plan, Stream stream) no
   FLASHPLAN_RETURN_IF_ERROR(plan->device_schedule->before_run(stream));
   FLASHPLAN_RETURN_IF_ERROR(launch_kernel(t, *plan, plan->current, stream));
   return plan->device_schedule->after_run(stream);
+}
+
+/// The tensors with copies of the caller's lengths and page_indptr: another thread may write these
+/// meanwhile, and the values that are used must be those that are checked.
+AttentionTensors with_copies(const AttentionTensors& given, Plan::Impl* plan) noexcept {
+  AttentionTensors t = given;
+  const auto copy = [](TensorView* view, int32_t count, std::vector<int32_t>* to) {
+    if (view->empty()) return;
+    const auto* first = static_cast<const int32_t*>(view->data);
+    to->assign(first, first + count);
+    view->data = to->data();
+  };
+  copy(&t.kv_lens, plan->batch_size, &plan->real_lens);
+  copy(&t.page_indptr, plan->batch_size + 1, &plan->page_indptr);
+  return t;
+}
+
+Status run_on_cpu(const AttentionTensors& t, Plan::Impl* plan) noexcept {
+  FLASHPLAN_RETURN_IF_ERROR(check_values(t, *plan));
+  if (plan->num_tokens == 0) return {};
+  const WorkspaceClaim claim(t.workspace, *plan->options.workspace_bytes);
+  if (!claim.acquired()) {
+    return error(StatusCode::kNotReady,
+                 "workspace: expected one run at a time in it, got a second one");
+  }
+  return launch_kernel(t, *plan, plan->current, {});
 }
 
 }  // namespace
@@ -211,13 +239,10 @@ Status Plan::run(const AttentionTensors& tensors, Stream stream) noexcept {
   }
   FLASHPLAN_RETURN_IF_ERROR(check_tensors(tensors, *impl_));
   if (impl_->device_schedule) return run_on_gpu(tensors, impl_.get(), stream);
-  if (impl_->num_tokens == 0) return {};
-  const WorkspaceClaim claim(tensors.workspace, *impl_->options.workspace_bytes);
-  if (!claim.acquired()) {
-    return error(StatusCode::kNotReady,
-                 "workspace: expected one run at a time in it, got a second one");
+  if (tensors.kv_lens.empty() && tensors.page_indptr.empty()) {
+    return run_on_cpu(tensors, impl_.get());
   }
-  return launch_kernel(tensors, *impl_, impl_->current, stream);
+  return run_on_cpu(with_copies(tensors, impl_.get()), impl_.get());
 }
 
 }  // namespace flashplan

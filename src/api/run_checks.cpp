@@ -136,17 +136,16 @@ Status check_variant_apart(const AttentionTensors& t, const Plan::Impl& plan,
   return {};
 }
 
-/// The length of a request on the CPU: the real one if it is given, else the planned one.
+/// The length of a request: the real one if it is given, else the planned one.
 int32_t kv_len_of(const AttentionTensors& t, const Plan::Impl& plan, int32_t request) {
   const int32_t planned = plan.kv_lens[static_cast<size_t>(request)];
   if (t.kv_lens.empty()) return planned;
   return std::clamp(static_cast<const int32_t*>(t.kv_lens.data)[request], 0, planned);
 }
 
-/// Checks, where the host can read them, that the real lengths of requests are not shorter than
-/// their shared prefixes and queries.
+/// Checks that the real lengths of requests are not shorter than their shared prefixes and queries.
 Status check_prefix_lens(const AttentionTensors& t, const Plan::Impl& plan) {
-  if (t.kv_lens.empty() || plan.options.device.type != DeviceType::kCpu) return {};
+  if (t.kv_lens.empty()) return {};
   for (const PrefixGroup& group : plan.prefixes.in_order()) {
     for (int32_t r = group.first_request; r < group.first_request + group.num_requests; ++r) {
       const int32_t qo_len = plan.schedule().segments[static_cast<std::size_t>(r)].qo_len;
@@ -160,18 +159,12 @@ Status check_prefix_lens(const AttentionTensors& t, const Plan::Impl& plan) {
   return {};
 }
 
-/// Checks the contents of a page table, as far as the host can read it: the ids of pages that a
-/// query sees. A sliding window hides those before it.
+/// Checks the contents of a page table: the ids of pages that a query sees. A sliding window hides
+/// those before it.
 Status check_pages(const AttentionTensors& t, const Plan::Impl& plan) {
   const PageTableTensors tables{t.block_table, t.page_indptr, t.page_indices};
   const AttentionOptions& options = plan.options;
   if (options.page_size == 0) return {};
-  if (options.device.type != DeviceType::kCpu) {
-    // The host can not read a table on a device, but its shape is known.
-    if (t.block_table.empty() || plan.kv_lens.empty()) return {};
-    const int32_t kv_len = plan.kv_lens[static_cast<size_t>(plan.longest_request)];
-    return check_columns(t.block_table, plan.longest_request, kv_len, options.page_size);
-  }
   const Mask mask = {options.causal, options.window_left};
   for (int32_t r = 0; r < plan.batch_size; ++r) {
     const int32_t kv_len = kv_len_of(t, plan, r);
@@ -211,9 +204,8 @@ Status check_head_scales(const TensorArgument& scales, const AttentionOptions& o
   return check_shape(scales, {Dim::exactly(is_one ? 1 : options.num_kv_heads)});
 }
 
-/// Checks what the scales of kv heads make of k_scale and v_scale, as far as the host can see them.
+/// Checks what the scales of kv heads make of k_scale and v_scale.
 Status check_head_scale_values(const AttentionTensors& t, const AttentionOptions& options) {
-  if (options.device.type != DeviceType::kCpu) return {};
   FLASHPLAN_RETURN_IF_ERROR(
       check_entries("k_scale", t.k_scales, [&](const char* entry, float scale) {
         return check_k_scale(entry, t.k_scale * scale, options);
@@ -292,10 +284,19 @@ Status check_tensors(const AttentionTensors& t, const Plan::Impl& plan) {
                                       k_scales,
                                       v_scales};
   FLASHPLAN_RETURN_IF_ERROR(check_apart(arguments));
-  FLASHPLAN_RETURN_IF_ERROR(check_variant_apart(t, plan, std::span(arguments).first(3)));
-  FLASHPLAN_RETURN_IF_ERROR(check_head_scale_values(t, options));
+  return check_variant_apart(t, plan, std::span(arguments).first(3));
+}
+
+Status check_values(const AttentionTensors& t, const Plan::Impl& plan) {
+  FLASHPLAN_RETURN_IF_ERROR(check_head_scale_values(t, plan.options));
   FLASHPLAN_RETURN_IF_ERROR(check_prefix_lens(t, plan));
   return check_pages(t, plan);
+}
+
+Status check_planned_columns(const AttentionTensors& t, const Plan::Impl& plan) {
+  if (plan.options.page_size == 0 || t.block_table.empty() || plan.kv_lens.empty()) return {};
+  const int32_t kv_len = plan.kv_lens[static_cast<size_t>(plan.longest_request)];
+  return check_columns(t.block_table, plan.longest_request, kv_len, plan.options.page_size);
 }
 
 }  // namespace flashplan

@@ -13,8 +13,14 @@
 
 namespace flashplan {
 
-/// Checks all tensors and numbers, as far as the host can read them.
+/// Checks all tensors, but for the values in them, and all numbers.
 Status check_tensors(const AttentionTensors& t, const Plan::Impl& plan);
+
+/// Checks the values in tensors that have passed check_tensors() and lie on the CPU.
+Status check_values(const AttentionTensors& t, const Plan::Impl& plan);
+
+/// Checks on a GPU, where the host can not read tables, that they have enough columns.
+Status check_planned_columns(const AttentionTensors& t, const Plan::Impl& plan);
 
 /// How many pages both caches have.
 inline int32_t num_pages_of_cache(const AttentionTensors& t) {
