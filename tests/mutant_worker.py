@@ -45,12 +45,13 @@ FIRST = {
         "pytest:test_attention",
     ],
     "src/api/find": ["ctest:test_prefix"],
+    "src/api/run.cpp": ["ctest:test_status|test_run_status", "pytest:test_changed_meanwhile"],
     "src/api/plan": ["ctest:test_status", "pytest:test_errors test_plan"],
     "src/api/batch": ["ctest:test_status", "pytest:test_errors test_plan"],
     "src/api": [
         "ctest:test_status|test_run_status|test_tensor_checks|test_memory_checks|test_aliasing"
     ],
-    "src/ops/cpu/verify": ["pytest:test_speculative"],
+    "src/ops/cpu/verify": ["ctest:test_changed_meanwhile", "pytest:test_speculative"],
     "src/ops/cpu/speculative": ["pytest:test_speculative"],
     "src/ops/speculative": ["pytest:test_speculative"],
     "src/ops/cuda/softmax": ["ctest:test_emulated_softmax"],
@@ -58,7 +59,11 @@ FIRST = {
     "src/ops/rope": ["ctest:test_rows", "pytest:test_rope test_rope_append"],
     "src/ops/cpu/rope": ["ctest:test_rows", "pytest:test_rope test_rope_append"],
     "src/ops/apply_penalties": ["pytest:test_penalties"],
-    "src/ops/cpu/apply_penalties": ["pytest:test_penalties"],
+    "src/ops/cpu/apply_penalties": ["ctest:test_changed_meanwhile", "pytest:test_penalties"],
+    "src/ops/cpu/append": [
+        "ctest:test_append_merge|test_changed_meanwhile",
+        "pytest:test_append test_rope_append",
+    ],
     "src/ops/append": ["ctest:test_append_merge|test_aliasing", "pytest:test_append"],
     "src/ops/merge": ["ctest:test_append_merge|test_aliasing", "pytest:test_merge"],
     "src/ops/cpu/kernels_sampling": ["ctest:test_sampling", "pytest:test_sampling"],

@@ -9,8 +9,8 @@ struct Place {
 };
 
 /// Finds the places of tokens, in increasing order from `first` on. The caller has checked them,
-/// but another thread may change lengths, ids and slots meanwhile, so none is followed out of the
-/// cache.
+/// but another thread may change indptr, lengths, ids and slots meanwhile, so none is followed out
+/// of its tensor or of the cache.
 class PlaceFinder {
  public:
   PlaceFinder(const TokenPlaces& places, int32_t first) : places_(places) {
@@ -31,11 +31,15 @@ class PlaceFinder {
     }
     const int32_t* indptr = places_.indptr;
     if (token < indptr[request_]) return {};
-    while (token >= indptr[request_ + 1]) ++request_;
-    const int32_t position = places_.kv_lens[request_] - indptr[request_ + 1] + token;
+    while (token >= indptr[request_ + 1]) {
+      if (request_ + 1 >= places_.batch_size) return {};
+      ++request_;
+    }
+    const int64_t key = int64_t{places_.kv_lens[request_]} - indptr[request_ + 1] + token;
+    if (key < 0 || key > 0x7fffffff) return {};
+    const auto position = static_cast<int32_t>(key);
     const TokenPlaces::PageIds ids = places_.ids_of(request_);
     const int32_t page_of_request = position / page_size.value;
-    if (position < 0) return {};
     const int32_t page =
         page_of_request < ids.count ? places_.pages.ids[ids.first + page_of_request] : -1;
     return {page < places_.num_pages ? page : -1, position % page_size.value, position};

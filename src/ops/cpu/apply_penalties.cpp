@@ -20,11 +20,16 @@ void penalise_row(const PenaltyParams& p, int32_t row, int32_t* counts) {
   using Storage = typename Format::Storage;
   auto* logits = reinterpret_cast<Storage*>(p.logits + row * p.row_stride);
   const Penalties penalties = p.penalties_of(row);
-  const int32_t len = p.history_lens[row];
-  for (int32_t i = 0; i < len; ++i) ++counts[p.token(row, i)];
+  // Lengths and ids have been checked, but another thread of the caller may change them meanwhile.
+  const int32_t len = std::min(p.history_lens[row], p.max_len);
+  const auto is_token = [&](int64_t id) { return id >= 0 && id < p.vocab; };
   for (int32_t i = 0; i < len; ++i) {
     const int64_t id = p.token(row, i);
-    if (counts[id] == 0) continue;  // an id that came before
+    if (is_token(id)) ++counts[id];
+  }
+  for (int32_t i = 0; i < len; ++i) {
+    const int64_t id = p.token(row, i);
+    if (!is_token(id) || counts[id] == 0) continue;  // an id that came before
     logits[id] = Format::store(
         sampling::penalised(Format::load(logits[id]), static_cast<float>(counts[id]), penalties));
     counts[id] = 0;

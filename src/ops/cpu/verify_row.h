@@ -109,7 +109,8 @@ VerifyResult verify(const VerifyParams& p, int32_t request, int32_t* nodes) {
     int32_t accepted = -1;
     for (int32_t draft = node + 1; draft < p.num_drafts; ++draft) {
       const int64_t id = p.token(request, draft);
-      if (id < 0 || p.parent(request, draft) != node) continue;
+      // Ids have been checked, but another thread of the caller may change them meanwhile.
+      if (id < 0 || id >= p.vocab || p.parent(request, draft) != node) continue;
       if (!row.is_target()) {
         const float largest = largest_of(row);
         if (largest == 0.0F) break;

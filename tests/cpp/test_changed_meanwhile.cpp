@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+// The operators of the CPU on lengths, ids and slots that are wrong, as they may be where another
+// thread writes them after they were checked: nothing outside of the tensors is read or written.
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "check.h"
+#include "ops/operators.h"
+
+namespace flashplan::test {
+namespace {
+
+constexpr int32_t kLeast = std::numeric_limits<int32_t>::min();
+constexpr int32_t kMost = std::numeric_limits<int32_t>::max();
+constexpr int32_t kFar = 1 << 30;
+
+TEST(penalties_of_what_is_no_token) {
+  constexpr int32_t kVocab = 4;
+  for (const int32_t wrong : {-1, kLeast, kVocab, kFar, kMost}) {
+    std::vector<float> logits(kVocab, 1.0F);
+    const int32_t history[] = {wrong, 2, wrong};
+    const int32_t len = 3;
+    PenaltyParams p;
+    p.logits = reinterpret_cast<char*>(logits.data());
+    p.history = history;
+    p.history_lens = &len;
+    p.repetition = {1.0F, nullptr};
+    p.presence = {0.5F, nullptr};
+    p.frequency = {0.0F, nullptr};
+    p.num_rows = 1;
+    p.vocab = kVocab;
+    p.max_len = 3;
+    CHECK(cpu::apply_penalties(p).ok());
+    CHECK(logits == (std::vector<float>{1.0F, 1.0F, 0.5F, 1.0F}));
+  }
+}
+
+TEST(penalties_of_more_tokens_than_there_are) {
+  std::vector<float> logits(4, 1.0F);
+  const int32_t history[] = {1, 2};  // of which the tensor has the first one
+  for (const int32_t len : {kLeast, -1, 2, kFar, kMost}) {
+    std::fill(logits.begin(), logits.end(), 1.0F);
+    PenaltyParams p;
+    p.logits = reinterpret_cast<char*>(logits.data());
+    p.history = history;
+    p.history_lens = &len;
+    p.repetition = {1.0F, nullptr};
+    p.presence = {0.5F, nullptr};
+    p.frequency = {0.0F, nullptr};
+    p.num_rows = 1;
+    p.vocab = 4;
+    p.max_len = 1;
+    CHECK(cpu::apply_penalties(p).ok());
+    CHECK(logits == (std::vector<float>{1.0F, len < 0 ? 1.0F : 0.5F, 1.0F, 1.0F}));
+  }
+}
+
+TEST(drafts_that_are_no_token_are_skipped) {
+  constexpr int32_t kVocab = 4;
+  const std::vector<float> probs = {0.0F, 0.0F, 0.0F, 1.0F, 0.0F, 0.0F, 0.0F, 1.0F};
+  for (const int64_t wrong : {int64_t{-2}, int64_t{kVocab}, int64_t{kFar}, int64_t{1} << 40}) {
+    int32_t out[2] = {};
+    int32_t num_accepted = -1;
+    VerifyParams p;
+    p.tokens = &wrong;
+    p.has_wide_tokens = true;
+    p.draft_probs = p.target_probs = reinterpret_cast<const char*>(probs.data());
+    p.target_row_stride = kVocab * sizeof(float);
+    p.num_rows = p.num_drafts = 1;
+    p.vocab = kVocab;
+    p.out = out;
+    p.num_accepted = &num_accepted;
+    CHECK(cpu::speculative_verify(p).ok());
+    CHECK_EQ(num_accepted, 0);
+    CHECK_EQ(out[0], 3);
+  }
+}
+
+/// Two requests of one token each, with a page of two rows each, of a cache of two pages.
+struct Append {
+  std::vector<int32_t> indptr = {0, 1, 2};
+  std::vector<int32_t> kv_lens = {1, 1};
+  std::vector<int32_t> page_indptr = {0, 1, 2};
+  std::vector<int32_t> ids = {0, 1};
+  std::vector<int64_t> slots;
+  float rows[2] = {1.0F, 2.0F};
+  std::vector<float> cache = std::vector<float>(6);  // a row without a page at each end
+
+  /// The rows of the cache.
+  std::vector<float> run(bool csr) {
+    AppendParams p;
+    for (AppendSide& side : p.sides) {
+      side.rows = reinterpret_cast<const char*>(rows);
+      side.token_stride = side.row_stride = sizeof(float);
+      side.cache = reinterpret_cast<char*>(cache.data() + 1);
+      side.page_stride = 2 * sizeof(float);
+      side.num_heads = side.head_dim = 1;
+    }
+    p.places.pages.page_size = make_divisor(2);
+    if (slots.empty()) {
+      p.places.indptr = indptr.data();
+      p.places.kv_lens = kv_lens.data();
+      p.places.pages.ids = ids.data();
+      p.places.pages.indptr = csr ? page_indptr.data() : nullptr;
+      p.places.pages.row_stride = 1;
+      p.places.num_ids = csr ? 2 : 1;
+    } else {
+      p.places.slots = slots.data();
+    }
+    p.places.batch_size = p.places.num_pages = p.num_rows = 2;
+    cpu::append_paged_kv(p);
+    CHECK_EQ(cache.front() + cache.back(), 0.0F);
+    return {cache.begin() + 1, cache.end() - 1};
+  }
+};
+
+TEST(appended_tokens_stay_in_the_cache) {
+  const std::vector<float> nothing(4), right = {1.0F, 0.0F, 2.0F, 0.0F};
+  for (const bool csr : {false, true}) {
+    CHECK(Append().run(csr) == right);
+    for (const int32_t wrong : {kLeast, -1, kFar, kMost}) {
+      Append lens, ids;
+      lens.kv_lens = {wrong, wrong};
+      CHECK(lens.run(csr) == nothing);
+      ids.ids = {wrong, wrong};
+      CHECK(ids.run(csr) == nothing);
+    }
+  }
+  for (const int32_t wrong : {kLeast, -1, kFar, kMost}) {
+    Append rows, slots;
+    rows.page_indptr = {wrong, wrong, wrong};
+    CHECK(rows.run(true) == nothing);
+    slots.slots = {wrong, int64_t{wrong} << 20};
+    CHECK(slots.run(false) == nothing);
+  }
+}
+
+TEST(tokens_of_no_request_are_skipped) {
+  for (const int32_t end : {0, -1, kLeast}) {
+    Append append;
+    // Behind the two requests lies what looks like a third one.
+    append.indptr = {end, end, end, 2};
+    append.kv_lens = {1, 1, 1};
+    append.ids = {0, 1, 0};
+    CHECK(append.run(false) == std::vector<float>(4));
+  }
+  Append late;
+  late.indptr = {kMost, kMost, kMost};
+  CHECK(late.run(false) == std::vector<float>(4));
+}
+
+}  // namespace
+}  // namespace flashplan::test
