@@ -151,8 +151,24 @@ ROPE = [
     ("rope out_q over k", VALUE, "out_q", lambda s: rope_over(s, "out_q", "k")),
     ("rope out_k over q", VALUE, "out_k", lambda s: rope_over(s, "out_k", "q")),
     ("rope one output", VALUE, "out_q", lambda s: rope_over(s, "out_q", "out_k")),
+    (
+        "rope position beyond 2^40",
+        VALUE,
+        r"positions\[2\]",
+        lambda s: s.rope(positions=far(2**40 + 1)),
+    ),
+    (
+        "rope position below -2^40",
+        VALUE,
+        r"positions\[2\]",
+        lambda s: s.rope(positions=far(-(2**63))),
+    ),
     ("rope out_q over positions", VALUE, "out_q", lambda s: rope_over(s, "out_q", "positions")),
 ]
+
+
+def far(position):
+    return np.array([0, 2**40, position, -(2**40)], np.int64)
 
 
 def shifted(call):

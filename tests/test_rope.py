@@ -74,6 +74,19 @@ def test_positions_of_any_size(rng):
         assert_close(y, rotated(x, positions, rope), "float32")
 
 
+def test_the_largest_positions(rng):
+    """Against arithmetic with 64 bits: 2**40 times a frequency fills the 53 bits of float64."""
+    q, k = (normal(rng, (3, 2, 64), "float32") for _ in range(2))
+    positions = np.array([2**40, 2**40 - 1, -(2**40)])
+    frequencies = np.longdouble(10_000) ** (-np.arange(32, dtype=np.longdouble) / 32)
+    angles = (positions[:, None, None] * frequencies).astype(np.longdouble)
+    a, b = q[..., :32], q[..., 32:]
+    cos, sin = np.cos(angles), np.sin(angles)
+    exact = np.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
+    actual = fp.apply_rope(q, k, positions, fp.Rope())[0]
+    assert np.abs(actual - exact).max() <= 1e-4 * np.abs(q).max() * 2
+
+
 @pytest.mark.parametrize("name", ["plain", "interleaved", "partial"])
 def test_in_place(rng, name):
     q, k = (normal(rng, (7, n, 64), "float16") for n in (4, 2))

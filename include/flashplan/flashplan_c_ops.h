@@ -75,8 +75,8 @@ typedef struct flashplan_rope {
 // Gives the defaults of rope.h.
 FLASHPLAN_API void flashplan_rope_init(flashplan_rope* rope, size_t struct_size) FLASHPLAN_NOEXCEPT;
 
-// Rotates q and k by their positions, and writes the results to out_q and out_k, which may be q and
-// k themselves.
+// Rotates q and k by their positions, at most +-2^40, and writes the results to out_q and out_k,
+// which may be q and k themselves.
 FLASHPLAN_API flashplan_status flashplan_apply_rope(
     const flashplan_tensor* q, const flashplan_tensor* k, const flashplan_tensor* positions,
     const flashplan_rope* rope, const flashplan_tensor* out_q, const flashplan_tensor* out_k,

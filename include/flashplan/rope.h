@@ -47,7 +47,8 @@ struct Rope {
 
 /// Rotates q [tokens, num_qo_heads, head_dim] and k [tokens, num_kv_heads, head_dim] (float32,
 /// float16 or bfloat16, one dtype, any strides) by `positions` [tokens] int32 or int64, in float32.
-/// Results are shaped like q and k, and may be q and k.
+/// Results are shaped like q and k, and may be q and k. Angles are right to 1e-4 radians at
+/// positions of +-2^40; those beyond are refused on the CPU, and give wrong angles on CUDA.
 ///
 /// On CUDA: one launch on `stream`, no allocation, no synchronisation; may be captured in a graph.
 ///   kInvalidArgument, kInvalidType  an argument is malformed, or a result shares memory with

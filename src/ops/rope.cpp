@@ -8,6 +8,25 @@
 #include "ops/rope_checks.h"
 
 namespace flashplan {
+namespace {
+
+/// Positions in host memory. Double precision counts turns to within 1e-4 radians up to this limit,
+/// and at 2^53 no parts of a turn are left.
+Status check_positions(const TensorView& positions) {
+  constexpr int64_t kMost = int64_t{1} << 40;
+  if (positions.dtype != DType::kInt64) return {};
+  const auto* values = static_cast<const int64_t*>(positions.data);
+  for (int64_t i = 0; i < positions.shape[0]; ++i) {
+    if (values[i] >= -kMost && values[i] <= kMost) continue;
+    return error(StatusCode::kInvalidArgument,
+                 "positions[%lld]: expected a position in [-2^40, 2^40], got %lld",
+                 static_cast<long long>(i), static_cast<long long>(values[i]));
+  }
+  return {};
+}
+
+}  // namespace
+
 RopeParams make_rope_params(const Rope& rope, const TensorView& q) noexcept {
   RopeParams p;
   static_cast<RopeTurns&>(p) = make_rope_turns(rope, static_cast<int32_t>(q.shape[2]));
@@ -70,6 +89,7 @@ Status apply_rope(const TensorView& q, const TensorView& k, const TensorView& po
   p.positions = positions.data;
   p.has_wide_positions = positions.dtype == DType::kInt64;
   if (q.device.type == DeviceType::kCuda) return cuda::apply_rope(p, q.device, stream);
+  FLASHPLAN_RETURN_IF_ERROR(check_positions(positions));
   cpu::apply_rope(p);
   return {};
 }
