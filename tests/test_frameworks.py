@@ -160,6 +160,28 @@ def test_negated_views_of_torch_are_refused(torch):
         fp.merge_states(z.imag, lse, z.imag, lse, out=z.conj().imag)
 
 
+def test_views_of_negated_views_are_refused(torch):
+    """All but those of as_strided() have the strides by which they are recognised."""
+    attn = fp.Attention(4, 4, 8, page_size=None, q_dtype="float32", device="cpu")
+    attn.plan([0, 8], [8])
+    z = torch.randn(8, 8, 8, dtype=torch.complex64).conj().imag
+    views = [
+        z[:, :4],
+        z.transpose(0, 2)[:, :4],
+        z.permute(2, 0, 1)[:, :4],
+        z[:, 0].unsqueeze(1).expand(8, 4, 8),
+        z[:1, :4].expand(8, 4, 8),
+        z.reshape(8, 4, 16)[..., ::2],
+        z.diagonal(dim1=0, dim2=1).t().unsqueeze(1).expand(8, 4, 8),
+        z.detach()[:, 4:],
+    ]
+    ordinary = torch.randn(8, 4, 8)
+    for view in views:
+        assert view.is_neg() and view.shape == ordinary.shape
+        with pytest.raises(ValueError, match="^q: expected .*, got a negated view"):
+            attn.run(view, ordinary, ordinary)
+
+
 def test_broadcast_keys(torch):
     """Stride 0: one head of keys for all heads."""
     rng = np.random.default_rng(0)

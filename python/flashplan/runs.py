@@ -169,9 +169,11 @@ class Runs:
 
         All tensors are on one device. A uint8 or uint16 tensor is read as the dtype in the options,
         for frameworks that lack this dtype (CuPy: bfloat16 as uint16, 8-bit caches as uint8).
-        Negated views of PyTorch are refused: pass their resolve_neg(). There is no backward pass:
-        tensors of PyTorch that require grad are refused where gradients are recorded, so use
-        torch.no_grad(). JAX arrays must have values: under jit and vmap call flashplan.jax.run.
+        Negated views of PyTorch, such as x.conj().imag, are refused: pass their resolve_neg().
+        Those of as_strided() and torch._neg_view() are not recognised: their memory is read as it
+        is. There is no backward pass: tensors of PyTorch that require grad are refused where
+        gradients are recorded, so use torch.no_grad(). JAX arrays must have values: under jit and
+        vmap call flashplan.jax.run.
 
         Returns:
             o, or (o, lse).
