@@ -17,6 +17,8 @@ EXPECTED = {
     "opt": ("equal", ""),
     "bert": ("equal", ""),
     "deepseek_v32": ("refused", "attention_mask: expected a model that leaves it"),
+    "git": ("refused", "attention_mask: expected a model that leaves it"),
+    "inkling_text": ("refused", "position_bias: expected none"),
     "doge": ("refused", "attention_mask: expected a model that leaves it"),
     "bloom": ("never called", ""),
     "falcon": ("never called", ""),
