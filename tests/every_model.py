@@ -3,7 +3,7 @@
 """Every decoder model of the installed transformers, with its own attention and with flashplan's.
 
     python tests/every_model.py                        all of them, which takes minutes
-    python tests/every_model.py llama gemma3_text      these model types
+    python tests/every_model.py llama bert/decoder     these model types
     python tests/every_model.py --json outcomes.json   writes {model type: [outcome, why]}
 
 The models are tiny and have random weights: what counts is what each one asks of the function for
@@ -154,14 +154,24 @@ def small(config, **more):
     return type(config)(**given)
 
 
+def model_types():
+    """All of them; those that are encoders unless told otherwise also as, say, bert/decoder."""
+    for kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        yield kind
+        if getattr(transformers.CONFIG_MAPPING[kind], "is_decoder", None) is False:
+            yield f"{kind}/decoder"
+
+
 def make_model(kind):
     """A tiny model of random weights, large enough for attention to matter."""
+    kind, _, decoder = kind.partition("/")
     whole = transformers.CONFIG_MAPPING[kind]()
     model_class = getattr(transformers, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[kind])
     is_whole = isinstance(whole, model_class.config_class)
     config = whole if is_whole else whole.get_text_config(decoder=True)
     config = small(config, **MODELS.get(kind, {}))
-    config.is_decoder = True
+    if decoder:
+        config.is_decoder = True
     model = model_class._from_config(config, attn_implementation="eager")
     random = torch.Generator().manual_seed(0)
     for parameter in model.parameters():
@@ -311,7 +321,7 @@ def main():
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)
     outcomes = {}
-    for kind in arguments.kinds or MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+    for kind in arguments.kinds or model_types():
         outcomes[kind] = outcome(kind)
         print(f"{kind:28}{outcomes[kind][0]:14}{outcomes[kind][1][:160]}", flush=True)
     if arguments.json:

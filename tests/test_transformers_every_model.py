@@ -16,6 +16,7 @@ EXPECTED = {
     "gpt2": ("equal", ""),
     "opt": ("equal", ""),
     "bert": ("equal", ""),
+    "bert/decoder": ("equal", ""),
     "deepseek_v32": ("refused", "attention_mask: expected a model that leaves it"),
     "git": ("refused", "attention_mask: expected a model that leaves it"),
     "inkling_text": ("refused", "position_bias: expected none"),
