@@ -166,7 +166,8 @@ def apply_rope(
     Args:
         q: [tokens, num_qo_heads, head_dim] float32, float16 or bfloat16 (also as uint16 memory).
         k: [tokens, num_kv_heads, head_dim] of q's dtype.
-        positions: [tokens] int32 or int64.
+        positions: [tokens] int32 or int64, within ±2^40: beyond, angles are wrong by more than 1e-4
+            radians. They are checked on the CPU.
         rope: which dims turn, and how fast.
         out_q, out_k: shaped like q and k, written; q and k themselves, or memory apart from all
             arguments; default: new tensors in q's framework.

@@ -20,7 +20,7 @@ def set_num_threads(num_threads: int) -> None:
 
 
 def get_num_threads() -> int:
-    """How many threads runs on the CPU use, the calling thread included."""
+    """How many threads runs on the CPU use, the calling thread included: see set_num_threads."""
     return _core.get_num_threads()
 
 
