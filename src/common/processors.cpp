@@ -7,7 +7,9 @@
 #include <exception>
 #include <fstream>
 #include <limits>
+#include <sstream>
 #include <string>
+#include <string_view>
 #include <thread>
 
 #if defined(__linux__)
@@ -38,6 +40,14 @@ int32_t quota_of(const fs::path& group) {
   std::ifstream period_file(group / "cpu.cfs_period_us");
   if (quota_file >> quota && period_file >> period) return processors_of(quota, period);
   return 0;
+}
+
+bool has_name(const std::string& names, std::string_view name) {
+  std::istringstream list(names);
+  for (std::string each; std::getline(list, each, ',');) {
+    if (each == name) return true;
+  }
+  return false;
 }
 
 int32_t count_processors() noexcept {
@@ -71,9 +81,9 @@ int32_t cgroup_quota(const fs::path& root) {
     const std::size_t controllers = line.find(':') + 1;
     const std::size_t path = line.find(':', controllers) + 1;
     if (controllers == 0 || path == 0) continue;
-    const std::string names = "," + line.substr(controllers, path - 1 - controllers) + ",";
-    if (names != ",," && names.find(",cpu,") == std::string::npos) continue;
-    const fs::path folder = names == ",," ? mounted : mounted / "cpu";
+    const std::string names = line.substr(controllers, path - 1 - controllers);
+    if (!names.empty() && !has_name(names, "cpu")) continue;
+    const fs::path folder = names.empty() ? mounted : mounted / "cpu";
     // In a container the mount may begin at the container's own group, whose path is not below it.
     fs::path group = fs::path(line.substr(path)).relative_path();
     for (;; group = group.parent_path()) {
