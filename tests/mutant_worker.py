@@ -74,7 +74,7 @@ FIRST = {
         "ctest:test_rows|test_sampling|test_append_merge|test_aliasing",
         "pytest:test_errors test_rows",
     ],
-    "src/common": ["ctest:test_status|test_variants"],
+    "src/common": ["ctest:test_(status|thread_pool|variant_cache)|test_variants"],
     "src/variant": [
         "ctest:test_variants|test_variant_cache",
         "pytest:test_variants test_variant_descriptions",

@@ -1,37 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "api/workspace_claim.h"
 
-#include <mutex>
-
-#if defined(__unix__)
 #include <pthread.h>
-#endif
+
+#include "common/forks.h"
 
 namespace flashplan {
 namespace {
 
-std::mutex mutex;
-WorkspaceClaim* first = nullptr;
-
-/// A forked child has only one thread. The mutex may be held, and claims listed, by threads that it
-/// does not have.
-bool survive_forks() noexcept {
-#if defined(__unix__)
-  pthread_atfork([] { mutex.lock(); }, [] { mutex.unlock(); },
-                 [] {
-                   first = nullptr;
-                   mutex.unlock();
-                 });
-#endif
-  return true;
-}
+WorkspaceClaim* first = nullptr;  // fork_safe_lock<WorkspaceClaim>() guards the list
 
 }  // namespace
 
 WorkspaceClaim::WorkspaceClaim(const void* memory, std::size_t size) noexcept
     : begin_(reinterpret_cast<uintptr_t>(memory)), end_(begin_ + size) {
-  [[maybe_unused]] static const bool once = survive_forks();
-  const std::lock_guard lock(mutex);
+  // The listed claims may be those of threads that a forked child does not have.
+  [[maybe_unused]] static const int once =
+      pthread_atfork(nullptr, nullptr, [] { first = nullptr; });
+  const auto lock = fork_safe_lock<WorkspaceClaim>();
   for (const WorkspaceClaim* claim = first; claim != nullptr; claim = claim->next_) {
     if (claim->begin_ < end_ && begin_ < claim->end_) return;
   }
@@ -43,7 +29,7 @@ WorkspaceClaim::WorkspaceClaim(const void* memory, std::size_t size) noexcept
 
 WorkspaceClaim::~WorkspaceClaim() {
   if (!acquired_) return;
-  const std::lock_guard lock(mutex);
+  const auto lock = fork_safe_lock<WorkspaceClaim>();
   if (previous_ != nullptr) {
     previous_->next_ = next_;
   } else {

@@ -4,16 +4,12 @@
 #include <algorithm>
 #include <atomic>
 #include <mutex>
-#include <new>
 #include <system_error>
 #include <thread>
 
+#include "common/forks.h"
 #include "common/processors.h"
 #include "cpu/float_mode.h"
-
-#if defined(__unix__)
-#include <pthread.h>
-#endif
 
 namespace flashplan::cpu {
 namespace {
@@ -93,26 +89,6 @@ class Workers {
   int32_t num_started_ = 0;
 };
 
-std::atomic<Workers*> instance{nullptr};
-
-/// Null if there is no memory.
-Workers* make_workers() noexcept {
-#if defined(__unix__)
-  static std::once_flag once;
-  std::call_once(once, [] {
-    // A forked child has none of the threads, so it makes workers of its own when it needs them.
-    // Its parent's are left alone: they may have been in use.
-    pthread_atfork(nullptr, nullptr, [] { instance.store(nullptr); });
-  });
-#endif
-  Workers* current = instance.load(std::memory_order_acquire);
-  if (current != nullptr) return current;
-  auto* made = new (std::nothrow) Workers();
-  if (instance.compare_exchange_strong(current, made, std::memory_order_acq_rel)) return made;
-  delete made;  // another thread was faster
-  return current;
-}
-
 }  // namespace
 
 void ThreadPool::run(Task task, void* context, int32_t num_tasks, int32_t max_workers) noexcept {
@@ -120,7 +96,8 @@ void ThreadPool::run(Task task, void* context, int32_t num_tasks, int32_t max_wo
   const int32_t num_workers = std::min({num_tasks, max_workers, num_threads(), kMostWorkers});
   const DefaultFloatMode mode;
   if (num_workers > 1) {
-    if (Workers* workers = make_workers()) {
+    // A forked child has none of its parent's threads, so it makes workers of its own.
+    if (auto* const workers = of_this_process<Workers>()) {
       if (std::unique_lock lock(workers->caller, std::try_to_lock); lock.owns_lock()) {
         workers->run(task, context, num_tasks, num_workers);
         return;

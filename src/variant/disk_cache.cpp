@@ -18,7 +18,7 @@
 #include <utility>
 #include <vector>
 
-#include "common/fork_safe_lock.h"
+#include "common/forks.h"
 #include "common/sha256.h"
 #include "variant/compiler_process.h"
 

@@ -8,7 +8,7 @@
 #include <cstdlib>
 
 #include "common/error.h"
-#include "common/fork_safe_lock.h"
+#include "common/forks.h"
 #include "variant/compiler_process.h"
 #include "variant/embedded_sources.h"
 

@@ -2,13 +2,13 @@
 // The code that was made in this process, once for each key.
 #pragma once
 
-#include <pthread.h>
-
-#include <atomic>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <string>
+
+#include "common/forks.h"
 
 namespace flashplan {
 
@@ -24,23 +24,13 @@ class Registry {
     return *code;
   }
 
-  /// The registry of the process. A forked child begins with an empty one: threads that it does not
-  /// have may hold mutexes of its parent's, which is left alone, since the code may be run.
+  /// The registry of this process; that of a forked child begins empty.
   static Registry& instance() {
-    [[maybe_unused]] static const int once =
-        pthread_atfork(nullptr, nullptr, [] { current_.store(nullptr); });
-    Registry* registry = current_.load(std::memory_order_acquire);
-    if (registry != nullptr) return *registry;
-    auto made = std::make_unique<Registry>();
-    if (current_.compare_exchange_strong(registry, made.get(), std::memory_order_acq_rel)) {
-      return *made.release();
-    }
-    return *registry;  // another thread was faster
+    if (auto* const registry = of_this_process<Registry>()) return *registry;
+    throw std::bad_alloc();
   }
 
  private:
-  inline static std::atomic<Registry*> current_{nullptr};
-
   std::mutex mutex_;
   std::map<std::string, std::unique_ptr<Code>> all_;
 };
