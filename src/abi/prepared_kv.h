@@ -31,7 +31,6 @@ struct PreparedKv {
   PreparedState* states = nullptr;       // [tiles, num_kv_heads]; null: nothing is prepared
   int32_t* num_left = nullptr;           // [1] warps that need no states any more; 0 between runs
   int32_t num_kv_heads = 0;
-  int32_t num_pages = 0;  // of the cache; page ids outside of it are clamped
 };
 
 }  // namespace flashplan

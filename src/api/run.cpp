@@ -37,7 +37,7 @@ PageTable page_table(const AttentionTensors& t, const AttentionOptions& options)
     pages.indptr = static_cast<const int32_t*>(t.page_indptr.data);
   }
   pages.page_size = make_divisor(options.page_size);
-  pages.num_pages = num_pages_of_cache(t);
+  pages.num_pages = num_pages_of(t.k, t.v);
   return pages;
 }
 
@@ -91,8 +91,6 @@ PreparedKv prepared_kv(const AttentionTensors& t, const Plan::Impl& plan, const 
   kv.keys = workspace + with.layout.prepared_keys;
   if (geometry.prepared_value_bytes > 0) kv.values = workspace + with.layout.prepared_values;
   kv.num_kv_heads = plan.options.num_kv_heads;
-  const int64_t num_pages = std::min(t.k.shape[0], t.v.shape[0]);
-  kv.num_pages = static_cast<int32_t>(std::min<int64_t>(num_pages, INT32_MAX));
   plan.device_schedule->place(&kv);
   return kv;
 }

@@ -166,12 +166,13 @@ Status check_pages(const AttentionTensors& t, const Plan::Impl& plan) {
   const AttentionOptions& options = plan.options;
   if (options.page_size == 0) return {};
   const Mask mask = {options.causal, options.window_left};
+  const int32_t num_pages = num_pages_of(t.k, t.v);
   for (int32_t r = 0; r < plan.batch_size; ++r) {
     const int32_t kv_len = kv_len_of(t, plan, r);
     const int32_t qo_len = plan.schedule().segments[static_cast<std::size_t>(r)].qo_len;
     const int32_t first = qo_len == 0 ? kv_len : mask.visible(kv_len - qo_len, {0, kv_len}).begin;
     FLASHPLAN_RETURN_IF_ERROR(
-        check_page_ids(tables, r, first, kv_len, options.page_size, num_pages_of_cache(t)));
+        check_page_ids(tables, r, first, kv_len, options.page_size, num_pages));
   }
   return {};
 }

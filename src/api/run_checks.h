@@ -2,10 +2,6 @@
 // Checks of the tensors of run() against the plan.
 #pragma once
 
-#include <algorithm>
-#include <cstdint>
-#include <limits>
-
 #include "abi/params.h"
 #include "api/plan_impl.h"
 #include "flashplan/plan.h"
@@ -21,12 +17,6 @@ Status check_values(const AttentionTensors& t, const Plan::Impl& plan);
 
 /// Checks on a GPU, where the host can not read tables, that they have enough columns.
 Status check_planned_columns(const AttentionTensors& t, const Plan::Impl& plan);
-
-/// How many pages both caches have.
-inline int32_t num_pages_of_cache(const AttentionTensors& t) {
-  return static_cast<int32_t>(
-      std::min({t.k.shape[0], t.v.shape[0], int64_t{std::numeric_limits<int32_t>::max()}}));
-}
 
 /// The scales of kv heads that a checked tensor holds: one for all heads, or one for each.
 inline HeadScales head_scales(const TensorView& scales) {

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "api/tensor_checks.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <limits>
 
 #include "common/error.h"
 
@@ -195,6 +197,11 @@ Status find_page_ids(const PageTableTensors& tables, int32_t request, int32_t kv
   }
   *ids = {static_cast<const int32_t*>(tables.page_indices.data) + first, first};
   return {};
+}
+
+int32_t num_pages_of(const TensorView& k_cache, const TensorView& v_cache) noexcept {
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+  return static_cast<int32_t>(std::min({k_cache.shape[0], v_cache.shape[0], kMost}));
 }
 
 Status check_page_ids(const PageTableTensors& tables, int32_t request, int32_t first_key,

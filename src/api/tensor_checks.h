@@ -84,6 +84,9 @@ struct PageIds {
 Status find_page_ids(const PageTableTensors& tables, int32_t request, int32_t kv_len,
                      int32_t page_size, PageIds* ids) noexcept;
 
+/// How many pages a cache has that page ids, which are int32, can name.
+int32_t num_pages_of(const TensorView& k_cache, const TensorView& v_cache) noexcept;
+
 /// Checks the ids of the pages of keys [first_key, kv_len) of `request`; for tables in host memory.
 ///   kInvalidArgument  the table is too short, or an id is outside [0, num_pages)
 Status check_page_ids(const PageTableTensors& tables, int32_t request, int32_t first_key,

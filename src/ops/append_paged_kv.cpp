@@ -2,7 +2,7 @@
 #include "ops/append_checks.h"
 
 #include <algorithm>
-#include <limits>
+#include <cstdint>
 
 #include "api/tensor_checks.h"
 #include "common/error.h"
@@ -53,11 +53,6 @@ int32_t page_size_of(const AppendTensors& t) {
   return static_cast<int32_t>(t.k_cache.shape[page_dimension(t.layout)]);
 }
 
-/// Pages that both caches have.
-int64_t num_pages_of(const AppendTensors& t) {
-  return std::min(t.k_cache.shape[0], t.v_cache.shape[0]);
-}
-
 /// The tensors that say where tokens go.
 Status check_places(const AppendTensors& t, Device device) {
   if (t.slot_mapping.empty()) {
@@ -85,13 +80,13 @@ Status check_places(const AppendTensors& t, Device device) {
 Status check_slots(const AppendTensors& t) {
   const auto* slots = static_cast<const int64_t*>(t.slot_mapping.data);
   const int64_t page_size = page_size_of(t);
-  const int64_t num_pages = num_pages_of(t);
+  const int32_t num_pages = num_pages_of(t.k_cache, t.v_cache);
   for (int64_t i = 0; i < t.slot_mapping.shape[0]; ++i) {
     if (slots[i] == -1 || (slots[i] >= 0 && slots[i] / page_size < num_pages)) continue;
     return error(StatusCode::kInvalidArgument,
-                 "slot_mapping[%lld]: expected -1 or a slot of %lld pages of %lld, got %lld",
-                 static_cast<long long>(i), static_cast<long long>(num_pages),
-                 static_cast<long long>(page_size), static_cast<long long>(slots[i]));
+                 "slot_mapping[%lld]: expected -1 or a slot of %d pages of %lld, got %lld",
+                 static_cast<long long>(i), num_pages, static_cast<long long>(page_size),
+                 static_cast<long long>(slots[i]));
   }
   return {};
 }
@@ -118,9 +113,8 @@ AppendSide make_side(const TensorView& rows, const TensorView& cache, KvLayout l
 }
 
 TokenPlaces make_places(const AppendTensors& t) {
-  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
   TokenPlaces places;
-  places.num_pages = static_cast<int32_t>(std::min(num_pages_of(t), kMost));
+  places.pages.num_pages = num_pages_of(t.k_cache, t.v_cache);
   places.pages.page_size = make_divisor(page_size_of(t));
   if (!t.slot_mapping.empty()) {
     places.slots = static_cast<const int64_t*>(t.slot_mapping.data);
@@ -133,7 +127,7 @@ TokenPlaces make_places(const AppendTensors& t) {
   places.pages.ids = static_cast<const int32_t*>(csr ? t.page_indices.data : t.block_table.data);
   places.pages.indptr = csr ? static_cast<const int32_t*>(t.page_indptr.data) : nullptr;
   const int64_t num_ids = csr ? t.page_indices.shape[0] : t.block_table.shape[1];
-  places.num_ids = static_cast<int32_t>(std::min(num_ids, kMost));
+  places.num_ids = static_cast<int32_t>(std::min<int64_t>(num_ids, INT32_MAX));
   places.pages.row_stride = csr || places.batch_size < 2 ? 0 : t.block_table.stride[0];
   return places;
 }
@@ -188,7 +182,7 @@ Status check_append_indices(const AppendTensors& t, const TensorView& q) noexcep
   const auto* kv_lens = static_cast<const int32_t*>(t.kv_lens.data);
   const auto batch_size = static_cast<int32_t>(t.kv_lens.shape[0]);
   const int32_t page_size = page_size_of(t);
-  const int64_t num_pages = num_pages_of(t);
+  const int32_t num_pages = num_pages_of(t.k_cache, t.v_cache);
   if (indptr[0] < 0) {
     return error(StatusCode::kInvalidArgument, "indptr[0]: expected >= 0, got %d", indptr[0]);
   }

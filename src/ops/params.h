@@ -66,17 +66,16 @@ struct RopeParams : RopeTurns {
 };
 
 /// Where the new tokens of a batch go in a paged cache: behind the keys of their requests, or to
-/// slots.
+/// slots. Tokens whose page is not in the cache are skipped.
 struct TokenPlaces {
   const int32_t* indptr = nullptr;
   const int32_t* kv_lens = nullptr;
   PageTable pages;
-  /// Given instead of all these but the page size: page * page_size + row in page of each token;
-  /// -1: nowhere.
+  /// Given instead of all these but the size and the number of pages: page * page_size + row in
+  /// page of each token; -1: nowhere.
   const int64_t* slots = nullptr;
   int32_t batch_size = 0;
-  int32_t num_pages = 0;  // of each cache; tokens of other pages are skipped
-  int32_t num_ids = 0;    // of a row of the block table, or of page_indices
+  int32_t num_ids = 0;  // of a row of the block table, or of page_indices
 
   struct PageIds {
     int64_t first = 0;

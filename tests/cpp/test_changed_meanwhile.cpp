@@ -109,7 +109,7 @@ struct Append {
     } else {
       p.places.slots = slots.data();
     }
-    p.places.batch_size = p.places.num_pages = p.num_rows = 2;
+    p.places.batch_size = p.places.pages.num_pages = p.num_rows = 2;
     cpu::append_paged_kv(p);
     CHECK_EQ(cache.front() + cache.back(), 0.0F);
     return {cache.begin() + 1, cache.end() - 1};

@@ -157,7 +157,8 @@ class Sm90Preparer : Sm90ProducerWarp<S> {
   FLASHPLAN_DEVICE void request(const Part& part, bool is_key) const {
     const KvView& view = is_key ? p_.tensors.k : p_.tensors.v;
     const int head_dim = is_key ? p_.tensors.head_dim_qk : p_.tensors.head_dim_vo;
-    const int32_t page = max(min(part.page, p_.prepared.num_pages - 1), 0);
+    // An id outside of the cache reads another page, but no other memory.
+    const int32_t page = max(min(part.page, p_.tensors.pages.num_pages - 1), 0);
     const unsigned char* const row = row_address(view, page, part.row, part.head);
     if (lane_ == 0) tma_store_wait_read();
     __syncwarp();

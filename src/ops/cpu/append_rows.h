@@ -26,7 +26,7 @@ class PlaceFinder {
     const Divisor& page_size = places_.pages.page_size;
     if (places_.slots != nullptr) {
       const int64_t slot = places_.slots[token];
-      if (slot < 0 || slot / page_size.value >= places_.num_pages) return {};
+      if (slot < 0 || slot / page_size.value >= places_.pages.num_pages) return {};
       return {slot / page_size.value, static_cast<int32_t>(slot % page_size.value)};
     }
     const int32_t* indptr = places_.indptr;
@@ -42,7 +42,7 @@ class PlaceFinder {
     const int32_t page_of_request = position / page_size.value;
     const int32_t page =
         page_of_request < ids.count ? places_.pages.ids[ids.first + page_of_request] : -1;
-    return {page < places_.num_pages ? page : -1, position % page_size.value, position};
+    return {page < places_.pages.num_pages ? page : -1, position % page_size.value, position};
   }
 
  private:

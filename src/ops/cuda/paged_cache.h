@@ -42,7 +42,7 @@ __device__ void find_slots(const TokenPlaces& p, int first, int end, int tile, P
   for (int i = static_cast<int>(threadIdx.x); i < tile; i += kThreads) {
     const int64_t slot = first + i < end ? p.slots[first + i] : -1;
     const int64_t page = slot < 0 ? -1 : slot / page_size;
-    const bool is_page = page >= 0 && page < p.num_pages;
+    const bool is_page = page >= 0 && page < p.pages.num_pages;
     places[i] = is_page ? PlaceType::of(static_cast<int32_t>(page),
                                         static_cast<int32_t>(slot - page * page_size), -1)
                         : PlaceType::none();
@@ -98,7 +98,7 @@ __device__ void find_places(const TokenPlaces& p, int first, int end, int tile, 
             static_cast<int32_t>(quotient(static_cast<uint32_t>(key), page_size));
         const int32_t page =
             page_of_request < num_ids ? p.pages.ids[first_id + page_of_request] : -1;
-        places[i] = PlaceType::of(page < p.num_pages ? page : -1,
+        places[i] = PlaceType::of(page < p.pages.num_pages ? page : -1,
                                   key - page_of_request * page_size.value, key);
       }
     }
