@@ -108,7 +108,8 @@ void bind_row_ops(nb::module_& m) {
       .def_rw("attention_factor", &Rope::attention_factor)
       .def("set_frequencies", [](Rope& rope, const std::vector<double>& frequencies) {
         if (frequencies.size() > rope.frequencies.size()) {
-          raise_value("rope.frequencies: expected at most 256 numbers, got " +
+          raise_value("rope.frequencies: expected at most " +
+                      std::to_string(rope.frequencies.size()) + " numbers, got " +
                       std::to_string(frequencies.size()));
         }
         std::copy(frequencies.begin(), frequencies.end(), rope.frequencies.begin());

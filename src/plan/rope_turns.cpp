@@ -57,9 +57,14 @@ double frequency_of(const Rope& rope, int32_t pair, int32_t rotary_dim) {
   return frequency / rope.scale;
 }
 
-/// What multiplies cos and sin.
+/// Whether attention_factor multiplies cos and sin.
+bool has_attention_factor(const Rope& rope) {
+  return rope.num_frequencies != 0 || rope.scaling == RopeScaling::kYarn;
+}
+
+/// The factor of cos and sin.
 double gain_of(const Rope& rope) {
-  if (rope.num_frequencies == 0 && rope.scaling != RopeScaling::kYarn) return 1.0;
+  if (!has_attention_factor(rope)) return 1.0;
   if (rope.attention_factor != 0.0) return rope.attention_factor;
   return rope.num_frequencies == 0 && rope.scale > 1 ? 0.1 * std::log(rope.scale) + 1 : 1.0;
 }
@@ -76,22 +81,11 @@ Status check_frequencies(const Rope& rope, int64_t rotary_dim) {
     return error(StatusCode::kInvalidArgument,
                  "rope.frequencies[%d]: expected a finite number >= 0, got %g", pair, frequency);
   }
-  if (rope.attention_factor == 0.0) return {};
-  return check_number("rope.attention_factor", rope.attention_factor, 0.0);
+  return {};
 }
 
-}  // namespace
-
-Status check_rope(const Rope& rope, int64_t head_dim) noexcept {
-  const int64_t rotary_dim = rope.rotary_dim == 0 ? head_dim : rope.rotary_dim;
-  if (rotary_dim < 2 || rotary_dim % 2 != 0 || rotary_dim > head_dim ||
-      rotary_dim > kMaxRotaryDim) {
-    return error(StatusCode::kInvalidArgument,
-                 "rope.rotary_dim: expected an even number in [2, %lld], got %lld",
-                 static_cast<long long>(std::min<int64_t>(head_dim, kMaxRotaryDim)),
-                 static_cast<long long>(rotary_dim));
-  }
-  if (rope.num_frequencies != 0) return check_frequencies(rope, rotary_dim);
+/// Checks the numbers that frequencies are computed from.
+Status check_scaling(const Rope& rope) {
   FLASHPLAN_RETURN_IF_ERROR(check_number("rope.theta", rope.theta, 1.0));
   FLASHPLAN_RETURN_IF_ERROR(check_number("rope.scale", rope.scale, 0.0));
   if (rope.scaling < RopeScaling::kLinear || rope.scaling > RopeScaling::kYarn) {
@@ -105,8 +99,23 @@ Status check_rope(const Rope& rope, int64_t head_dim) noexcept {
     return check_number("rope.high_freq_factor", rope.high_freq_factor, rope.low_freq_factor);
   }
   FLASHPLAN_RETURN_IF_ERROR(check_number("rope.beta_slow", rope.beta_slow, 0.0));
-  FLASHPLAN_RETURN_IF_ERROR(check_number("rope.beta_fast", rope.beta_fast, rope.beta_slow));
-  if (rope.attention_factor == 0.0) return {};
+  return check_number("rope.beta_fast", rope.beta_fast, rope.beta_slow);
+}
+
+}  // namespace
+
+Status check_rope(const Rope& rope, int64_t head_dim) noexcept {
+  const int64_t rotary_dim = rope.rotary_dim == 0 ? head_dim : rope.rotary_dim;
+  if (rotary_dim < 2 || rotary_dim % 2 != 0 || rotary_dim > head_dim ||
+      rotary_dim > kMaxRotaryDim) {
+    return error(StatusCode::kInvalidArgument,
+                 "rope.rotary_dim: expected an even number in [2, %lld], got %lld",
+                 static_cast<long long>(std::min<int64_t>(head_dim, kMaxRotaryDim)),
+                 static_cast<long long>(rotary_dim));
+  }
+  FLASHPLAN_RETURN_IF_ERROR(rope.num_frequencies != 0 ? check_frequencies(rope, rotary_dim)
+                                                      : check_scaling(rope));
+  if (!has_attention_factor(rope) || rope.attention_factor == 0.0) return {};
   return check_number("rope.attention_factor", rope.attention_factor, 0.0);
 }
 
