@@ -26,20 +26,20 @@ class Mask(Tensor):
     wrong results where the shapes happen to fit. So everything is refused except to look at it, to
     move it, and to cut off keys behind the last one.
 
+    Its shape is that of the mask, [batch_size, 1, q_length, num_keys].
+
     Attributes:
         described: int32 [batch_size, 5] on the host, or uint32 words [batch_size, q_length, words].
-        num_keys: how many keys it is for.
     """
 
     described: Tensor
-    num_keys: int
 
     @staticmethod
     def of(described: Tensor, q_length: int, num_keys: int) -> Mask:
         shape = (described.shape[0], 1, q_length, num_keys)
         empty = torch.empty((), dtype=torch.bool).expand(shape)  # no memory behind the shape
         mask = Tensor._make_subclass(Mask, empty)
-        mask.described, mask.num_keys = described, num_keys
+        mask.described = described
         return mask
 
     @classmethod
@@ -134,7 +134,7 @@ def mask(
         use_vmap=use_vmap,
         device=device,
     )
-    return Mask.of(packed(visible)[:, 0], q_length, kv_length)
+    return Mask.of(packed(visible), q_length, kv_length)
 
 
 def _window_left(mask_function: Callable[..., Any], local_size: int | None) -> int | None:
@@ -176,8 +176,8 @@ def _key_ranges(
 
 
 def packed(visible: Tensor) -> Tensor:
-    """Bools [..., keys] as words of bits [..., ceil(keys / 32)] uint32."""
-    padded = torch.nn.functional.pad(visible, (0, -visible.shape[-1] % 32))
+    """Bools [batch, 1, queries, keys] as bits [batch, queries, ceil(keys / 32)] uint32."""
+    padded = torch.nn.functional.pad(visible[:, 0], (0, -visible.shape[-1] % 32))
     shifts = torch.arange(8, dtype=torch.uint8, device=visible.device)
     bits = padded.reshape(*padded.shape[:-1], padded.shape[-1] // 8, 8).to(torch.uint8) << shifts
     return bits.sum(-1, dtype=torch.uint8).view(torch.uint32)

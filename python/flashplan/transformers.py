@@ -89,20 +89,20 @@ def _mask_of_layer(
 
 def _described_for(mask: Mask, q_length: int, kv_length: int) -> Tensor:
     """What a mask says of a layer's keys, which may be more or less than those it was made for."""
-    described = mask.described
-    if mask.num_keys == kv_length:
+    described, num_keys = mask.described, mask.shape[3]
+    if num_keys == kv_length:
         return described
     if described.dtype == torch.int32:
-        if mask.num_keys > kv_length:
+        if num_keys > kv_length:
             return described
         first, end, _, is_causal, _ = described.unbind(1)
-        if mask.num_keys == 1 and (q_length == 1 or not is_causal.any()):
+        if num_keys == 1 and (q_length == 1 or not is_causal.any()):
             # Added to logits, a mask of one key is that of all keys: encoders with a cache.
             rows = torch.zeros_like(described)
             rows[:, 1] = kv_length * (end > first)
             rows[:, 4] = -1
             return rows
-    raise ValueError(f"attention_mask: expected one of {kv_length} keys, got {mask.num_keys}")
+    raise ValueError(f"attention_mask: expected one of {kv_length} keys, got {num_keys}")
 
 
 def _pack_given(attention_mask: Tensor, shape: tuple[int, int, int]) -> Tensor:
@@ -126,7 +126,7 @@ def _pack_given(attention_mask: Tensor, shape: tuple[int, int, int]) -> Tensor:
     else:
         dtype = str(attention_mask.dtype).removeprefix("torch.")
         raise TypeError(f"attention_mask: expected dtype bool or a float, got {dtype}")
-    return packed(visible.expand(expected))[:, 0]
+    return packed(visible.expand(expected))
 
 
 class _Planned:
