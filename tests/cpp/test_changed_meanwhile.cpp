@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The operators of the CPU on lengths, ids and slots that are wrong, as they may be where another
 // thread writes them after they were checked: nothing outside of the tensors is read or written.
-#include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <vector>
@@ -16,44 +15,36 @@ constexpr int32_t kLeast = std::numeric_limits<int32_t>::min();
 constexpr int32_t kMost = std::numeric_limits<int32_t>::max();
 constexpr int32_t kFar = 1 << 30;
 
+/// Four logits of 1.0 after apply_penalties() has subtracted 0.5 from those of the tokens in
+/// `history`. The tensor has room for `max_len` tokens; `len` is the length that it is given.
+std::vector<float> penalised(const int32_t* history, int32_t len, int32_t max_len) {
+  std::vector<float> logits(4, 1.0F);
+  PenaltyParams p;
+  p.logits = reinterpret_cast<char*>(logits.data());
+  p.history = history;
+  p.history_lens = &len;
+  p.repetition = {1.0F, nullptr};
+  p.presence = {0.5F, nullptr};
+  p.frequency = {0.0F, nullptr};
+  p.num_rows = 1;
+  p.vocab = static_cast<int32_t>(logits.size());
+  p.max_len = max_len;
+  CHECK(cpu::apply_penalties(p).ok());
+  return logits;
+}
+
 TEST(penalties_of_what_is_no_token) {
-  constexpr int32_t kVocab = 4;
-  for (const int32_t wrong : {-1, kLeast, kVocab, kFar, kMost}) {
-    std::vector<float> logits(kVocab, 1.0F);
+  for (const int32_t wrong : {-1, kLeast, 4, kFar, kMost}) {
     const int32_t history[] = {wrong, 2, wrong};
-    const int32_t len = 3;
-    PenaltyParams p;
-    p.logits = reinterpret_cast<char*>(logits.data());
-    p.history = history;
-    p.history_lens = &len;
-    p.repetition = {1.0F, nullptr};
-    p.presence = {0.5F, nullptr};
-    p.frequency = {0.0F, nullptr};
-    p.num_rows = 1;
-    p.vocab = kVocab;
-    p.max_len = 3;
-    CHECK(cpu::apply_penalties(p).ok());
-    CHECK(logits == (std::vector<float>{1.0F, 1.0F, 0.5F, 1.0F}));
+    CHECK(penalised(history, 3, 3) == (std::vector<float>{1.0F, 1.0F, 0.5F, 1.0F}));
   }
 }
 
 TEST(penalties_of_more_tokens_than_there_are) {
-  std::vector<float> logits(4, 1.0F);
   const int32_t history[] = {1, 2};  // of which the tensor has the first one
   for (const int32_t len : {kLeast, -1, 2, kFar, kMost}) {
-    std::fill(logits.begin(), logits.end(), 1.0F);
-    PenaltyParams p;
-    p.logits = reinterpret_cast<char*>(logits.data());
-    p.history = history;
-    p.history_lens = &len;
-    p.repetition = {1.0F, nullptr};
-    p.presence = {0.5F, nullptr};
-    p.frequency = {0.0F, nullptr};
-    p.num_rows = 1;
-    p.vocab = 4;
-    p.max_len = 1;
-    CHECK(cpu::apply_penalties(p).ok());
-    CHECK(logits == (std::vector<float>{1.0F, len < 0 ? 1.0F : 0.5F, 1.0F, 1.0F}));
+    const float second = len < 0 ? 1.0F : 0.5F;
+    CHECK(penalised(history, len, 1) == (std::vector<float>{1.0F, second, 1.0F, 1.0F}));
   }
 }
 

@@ -222,15 +222,21 @@ TEST(one_process_compiles_and_the_others_wait) {
   ::unsetenv("CXX");
 }
 
-TEST(a_killed_process_holds_no_lock) {
-  const OwnCache cache;
+/// Starts a child that holds the lock until it is killed, and waits until it does.
+pid_t start_holder(const OwnCache& cache) {
   const pid_t child = start_child([] {
     const DiskCache::Lock lock(DiskCache(), kKey);
     ::pause();
     return true;
   });
   while (!fs::exists(cache.folder / (kKey + ".variant.lock"))) ::usleep(1000);
-  ::usleep(50000);
+  ::usleep(50000);  // the file is there before it is locked
+  return child;
+}
+
+TEST(a_killed_process_holds_no_lock) {
+  const OwnCache cache;
+  const pid_t child = start_holder(cache);
   ::kill(child, SIGKILL);
   end_of(child);
   const auto start = std::chrono::steady_clock::now();
@@ -240,13 +246,7 @@ TEST(a_killed_process_holds_no_lock) {
 
 TEST(a_stopped_process_is_not_waited_for) {
   const OwnCache cache;
-  const pid_t child = start_child([] {
-    const DiskCache::Lock lock(DiskCache(), kKey);
-    ::pause();
-    return true;
-  });
-  while (!fs::exists(cache.folder / (kKey + ".variant.lock"))) ::usleep(1000);
-  ::usleep(50000);
+  const pid_t child = start_holder(cache);
   ::setenv("FLASHPLAN_COMPILE_SECONDS", "0.02", 1);
   const auto start = std::chrono::steady_clock::now();
   {

@@ -17,6 +17,7 @@
 #include "flashplan/flashplan.h"
 #include "variant/compiler_process.h"
 #include "variant_compiler.h"
+#include "variant_options.h"
 
 namespace flashplan::test {
 namespace {
@@ -91,19 +92,6 @@ TEST(descriptions) {
   CHECK_EQ(std::string(variant.name()), "shifted");
 }
 
-AttentionOptions options_with(const Variant& variant) {
-  AttentionOptions o;
-  o.num_qo_heads = 2;
-  o.num_kv_heads = 1;
-  o.head_dim_qk = o.head_dim_vo = 4;
-  o.q_dtype = o.kv_dtype = o.o_dtype = DType::kFloat32;
-  o.max_batch_size = 1;
-  o.max_qo_tokens = 1;
-  o.num_ctas = 1;
-  o.variant = variant;
-  return o;
-}
-
 // A Plan holds its variant; scalars have defaults; counts and places of arguments are checked.
 TEST(a_plan_with_a_variant) {
   Plan plan;
@@ -175,15 +163,18 @@ TEST(a_plan_with_a_variant) {
   CHECK(std::string(standard.plan(batch).message).starts_with("key_ranges: expected none"));
 }
 
+/// What an attempt to compile a description gives.
+Status compiled(const VariantDescription& description) {
+  Variant variant;
+  Plan plan;
+  CHECK(Variant::create(description, &variant).ok());
+  return Plan::create(options_with(variant), &plan);
+}
+
 TEST(threads_compile_once) {
   std::vector<std::thread> threads;
   for (int i = 0; i < 4; ++i) {
-    threads.emplace_back([] {
-      Variant variant;
-      Plan plan;
-      CHECK(Variant::create(shifted(), &variant).ok());
-      CHECK(Plan::create(options_with(variant), &plan).ok());
-    });
+    threads.emplace_back([] { CHECK(compiled(shifted()).ok()); });
   }
   for (std::thread& thread : threads) thread.join();
 }
@@ -205,13 +196,9 @@ TEST(what_does_not_compile_where_children_are_ignored) {
   ::signal(SIGCHLD, SIG_IGN);
   VariantDescription description = shifted();
   description.value = "return more_nonsense;";
-  Variant variant;
-  Plan plan;
-  CHECK(Variant::create(description, &variant).ok());
-  const Status status = Plan::create(options_with(variant), &plan);
+  const Status status = compiled(description);
   description.value = "return x + 7.0f;";
-  CHECK(Variant::create(description, &variant).ok());
-  CHECK(Plan::create(options_with(variant), &plan).ok());
+  CHECK(compiled(description).ok());
   ::signal(SIGCHLD, SIG_DFL);
   CHECK(status.code == StatusCode::kInvalidArgument);
   CHECK(std::string(status.message).find("shifted.value:1:8: error:") != std::string::npos);
@@ -219,10 +206,7 @@ TEST(what_does_not_compile_where_children_are_ignored) {
 
 TEST(a_compiler_that_makes_nothing) {
   ::setenv("CXX", "true", 1);
-  Variant variant;
-  Plan plan;
-  CHECK(Variant::create(shifted(), &variant).ok());
-  const Status status = Plan::create(options_with(variant), &plan);
+  const Status status = compiled(shifted());
   ::unsetenv("CXX");
   CHECK(status.code == StatusCode::kUnsupported);
   CHECK(
@@ -232,10 +216,7 @@ TEST(a_compiler_that_makes_nothing) {
 TEST(code_that_lacks_a_function) {
   VariantDescription description = shifted();
   description.value = "extern int no_such_function(); return no_such_function();";
-  Variant variant;
-  Plan plan;
-  CHECK(Variant::create(description, &variant).ok());
-  const Status status = Plan::create(options_with(variant), &plan);
+  const Status status = compiled(description);
   CHECK(!status.ok());
   CHECK(std::string(status.message).find("no_such_function") != std::string::npos);
 }

@@ -14,6 +14,7 @@
 
 #include "check.h"
 #include "flashplan/flashplan.h"
+#include "variant_options.h"
 
 namespace flashplan::test {
 
@@ -24,18 +25,6 @@ inline Variant shifted(const char* name, const char* value = "return x + 1.0f;")
   Variant variant;
   CHECK(Variant::create(description, &variant).ok());
   return variant;
-}
-
-inline AttentionOptions options_with(const Variant& variant) {
-  AttentionOptions o;
-  o.num_qo_heads = o.num_kv_heads = 1;
-  o.head_dim_qk = o.head_dim_vo = 4;
-  o.q_dtype = o.kv_dtype = o.o_dtype = DType::kFloat32;
-  o.max_batch_size = 1;
-  o.max_qo_tokens = 1;
-  o.num_ctas = 1;
-  o.variant = variant;
-  return o;
 }
 
 inline bool compiles(const Variant& variant) {
@@ -52,12 +41,12 @@ inline float value_of(Plan& plan) {
   const int32_t qo_indptr[] = {0, 1};
   const int32_t kv_lens[] = {1};
   CHECK(plan.plan({qo_indptr, kv_lens, nullptr, 1}).ok());
-  float q[4] = {}, kv[4] = {2, 2, 2, 2}, o[4] = {};
+  float q[8] = {}, kv[4] = {2, 2, 2, 2}, o[8] = {};
   alignas(256) static std::byte workspace[1 << 20];
   AttentionTensors t;
-  t.q = contiguous(q, DType::kFloat32, {}, {1, 1, 4});
+  t.q = contiguous(q, DType::kFloat32, {}, {1, 2, 4});
   t.k = t.v = contiguous(kv, DType::kFloat32, {}, {1, 1, 4});
-  t.o = contiguous(o, DType::kFloat32, {}, {1, 1, 4});
+  t.o = contiguous(o, DType::kFloat32, {}, {1, 2, 4});
   t.workspace = workspace;
   t.workspace_bytes = sizeof(workspace);
   CHECK(plan.run(t).ok());
