@@ -13,7 +13,8 @@ endif()
 if(NOT CMAKE_CUDA_ARCHITECTURES AND DEFINED ENV{CUDAARCHS})
   set(CMAKE_CUDA_ARCHITECTURES $ENV{CUDAARCHS})
 elseif(NOT CMAKE_CUDA_ARCHITECTURES AND DEFINED ENV{TORCH_CUDA_ARCH_LIST})
-  # PyTorch's form, "8.0 9.0+PTX". Hopper's own instructions need the "a", which it leaves out.
+  # PyTorch lists compute capabilities, as "8.0 9.0+PTX". The Hopper kernels need sm_90a (wgmma), for
+  # which PyTorch has no name, so 9.0 stands for it.
   string(REPLACE " " ";" CMAKE_CUDA_ARCHITECTURES "$ENV{TORCH_CUDA_ARCH_LIST}")
   list(TRANSFORM CMAKE_CUDA_ARCHITECTURES REPLACE "(\\.|\\+PTX$)" "")
   list(TRANSFORM CMAKE_CUDA_ARCHITECTURES REPLACE "^90$" "90a")

@@ -56,7 +56,7 @@ def test_code_is_that_of_files_that_run(page):
     for source, block in blocks.blocks(text):
         assert source == GLOSSARY or source.startswith(THAT_RUN), f"no test runs {source}"
         assert block == blocks.section(source), f"run python docs/blocks.py: {source} has changed"
-    # What remains is shell commands, and the headers, which only the built page shows.
+    # Every other block is shell commands, or a header that MkDocs includes when it builds the page.
     for language, block in re.findall(r"```(\w*)\n(.*?)```", blocks.BLOCK.sub("", text), re.DOTALL):
         is_header = re.fullmatch(r'--8<-- "include/flashplan/\w+\.h"\n', block)
         assert language == "console" or is_header, f"no comment names the file of\n{block}"

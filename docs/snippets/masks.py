@@ -12,7 +12,7 @@ q, k, v = (
 
 # --8<-- [start:mask]
 # 40 keys are in the cache. Token 0 is the last one known; tokens 1 and 2 are two guesses of what
-# follows it. Both see the cache and token 0, and neither sees the other.
+# follows it. Tokens 1 and 2 both see the cache and token 0, but not each other.
 seen = np.array([[1, 0, 0], [1, 1, 0], [1, 0, 1]], dtype=bool)
 
 attn = fp.Attention(8, 2, 64, page_size=None, q_dtype="float32", custom_mask=True, device="cpu")

@@ -17,7 +17,7 @@ def project(num_tokens):
 
 
 # --8<-- [start:once]
-# Once: the options and the largest step there will be. Buffers are sized here, never later.
+# Create it once, with the options and the size of the largest step. All buffers are allocated here.
 attn = fp.Attention(
     HEADS,
     KV_HEADS,

@@ -25,7 +25,7 @@ class Layer(torch.nn.Module):
 
 attn = fp.Attention(4, 2, 64, q_dtype="float32", device="cpu")
 layer = Layer(attn)
-# The backend is for tests of this page. Leave it out in your code.
+# "aot_eager" compiles no kernels, so that this example starts quickly. Omit `backend` in your code.
 compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
 
 

@@ -35,20 +35,22 @@ struct Rope {
   // beta_slow < beta_fast.
   double beta_fast = 32.0;
   double beta_slow = 1.0;
-  bool truncate = true;  // kYarn: the dims of these two numbers of rotations are rounded outwards
+  bool truncate = true;  // kYarn: the dims that make beta_fast and beta_slow rotations are rounded
   /// kYarn and given frequencies: multiplies cos and sin; 0: with kYarn 1 + ln(scale) / 10 if
   /// scale > 1, else 1.
   double attention_factor = 0.0;
-  /// Radians per position of each pair, rotary_dim / 2 finite numbers >= 0, instead of what theta,
-  /// scale and scaling say (LongRoPE). num_frequencies is 0 if there are none.
+  /// Frequencies of the caller, as LongRoPE needs, in radians per position: one finite number >= 0
+  /// for each of the rotary_dim / 2 pairs. They replace theta, scale and scaling. num_frequencies
+  /// is 0 if none are given.
   int32_t num_frequencies = 0;
   std::array<double, 256> frequencies = {};
 };
 
 /// Rotates q [tokens, num_qo_heads, head_dim] and k [tokens, num_kv_heads, head_dim] (float32,
 /// float16 or bfloat16, one dtype, any strides) by `positions` [tokens] int32 or int64, in float32.
-/// Results are shaped like q and k, and may be q and k. Angles are right to 1e-4 radians at
-/// positions of +-2^40; those beyond are refused on the CPU, and give wrong angles on CUDA.
+/// Results are shaped like q and k, and may be q and k. Angles are accurate to 1e-4 radians for
+/// positions from -2^40 to 2^40. Other positions are refused on the CPU. On CUDA they are not
+/// checked, and are rotated by wrong angles.
 ///
 /// On CUDA: one launch on `stream`, no allocation, no synchronisation; may be captured in a graph.
 ///   kInvalidArgument, kInvalidType  an argument is malformed, or a result shares memory with

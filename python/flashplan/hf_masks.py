@@ -19,12 +19,12 @@ masking: Any = importlib.import_module("transformers.masking_utils")
 
 
 class Mask(Tensor):
-    """A description of a mask, which no model can take for the mask itself.
+    """A description of a mask, which no model can use as if it were the mask.
 
-    Transformers hands tensors of four dims from its mask function to the layers as they are. But
-    some models compute with them on the way; with the numbers of a description they would get
-    wrong results where the shapes happen to fit. So everything is refused except to look at it, to
-    move it, and to cut off keys behind the last one.
+    Transformers passes a tensor of four dims from its mask function to the layers unchanged. But
+    some models compute with it before; if it held the numbers of a description, their results would
+    be wrong. So every function is refused except those that read its shape and the like, that move
+    it, and that slice it without leaving out a query or a key.
 
     Its shape is that of the mask, [batch_size, 1, q_length, num_keys].
 
@@ -60,9 +60,11 @@ class Mask(Tensor):
         )
 
 
-# Where a description lies is of no interest: attention takes it from there.
+# Functions that move or copy a mask. They return the mask itself: attention() moves the description
+# to its device.
 _MOVES = ("to", "cpu", "cuda", "contiguous", "detach", "clone", "__deepcopy__")
-# Names and beginnings of names. The private ones are what torch.compile asks of every tensor.
+# Prefixes of the names of functions that read no values of a tensor. torch.compile calls the
+# private ones for every tensor.
 _LOOKS = (
     "__get__",
     "__len__",

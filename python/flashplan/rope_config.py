@@ -8,12 +8,13 @@ from typing import Any
 
 from flashplan._core import UnsupportedError
 
-# Models whose pairs are neighbouring dims, though their configurations do not say so.
+# Model types that rotate neighbouring dims (2 i, 2 i + 1) as a pair. Their configurations do not
+# say so: the models do it in their code.
 _INTERLEAVED = frozenset(
     ("cohere", "cohere2", "cohere2_moe", "ernie4_5", "ernie4_5_moe")
     + ("glm", "glm4", "helium", "llama4_text")
 )
-# Rotations of several coordinates for each token.
+# Parameters of rotations that give each token several positions, such as time, height and width.
 _SEVERAL_COORDINATES = ("mrope_section", "mrope_interleaved", "xdrope_section")
 
 
@@ -36,7 +37,8 @@ def rope_arguments(config: Any, layer_type: str | None, length: int | None) -> d
 
 
 def _parameters(config: Any, layer_type: str | None) -> dict[str, Any]:
-    """Those of one kind of layer. Before version 5 transformers had `rope_theta` beside them."""
+    """The parameters of RoPE of one kind of layer. Before transformers 5 `rope_theta` was not among
+    them, but a value of the configuration itself."""
     found = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     by_layer = {name: value for name, value in found.items() if isinstance(value, dict)}
     if by_layer:
@@ -68,7 +70,7 @@ def _of_kind(
     if kind == "linear":
         return {"theta": theta, "scale": factor}
     if kind == "dynamic":
-        # NTK by parts of a longer context: a larger base instead of slower positions.
+        # Dynamic NTK scaling: a longer context gets a larger theta, not slower positions.
         stretch = factor * max(length or most, most) / most - (factor - 1)
         return {"theta": theta * stretch ** (rotary_dim / (rotary_dim - 2))}
     scaled = {"theta": theta, "scale": factor, "scaling": kind, "original_length": original}

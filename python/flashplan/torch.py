@@ -132,10 +132,10 @@ def _fake(*_arguments: object) -> None:
 
 
 def _refuse_gradients(operator: Any, *arguments: object) -> None:
-    """The operator where PyTorch records gradients.
+    """The kernel of an operator for the dispatch key Autograd.
 
-    AOTAutograd, torch.func and torch.export call it here with tensors that require gradients; the
-    kernels below are called without them, so `Attention.run` could not see what is lost.
+    AOTAutograd, torch.func and torch.export call it with the caller's tensors. The kernels below it
+    get tensors that require no gradient, so `Attention.run` could not refuse those of the caller.
     """
     if torch.is_grad_enabled() or forward_ad._current_level >= 0:
         for argument, value in zip(operator._schema.arguments, arguments):

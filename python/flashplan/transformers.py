@@ -88,7 +88,7 @@ def _mask_of_layer(
 
 
 def _described_for(mask: Mask, q_length: int, kv_length: int) -> Tensor:
-    """What a mask says of a layer's keys, which may be more or less than those it was made for."""
+    """The description of a mask, for a layer that may have more or fewer keys than the mask."""
     described, num_keys = mask.described, mask.shape[3]
     if num_keys == kv_length:
         return described
@@ -97,7 +97,8 @@ def _described_for(mask: Mask, q_length: int, kv_length: int) -> Tensor:
             return described
         first, end, _, is_causal, _ = described.unbind(1)
         if num_keys == 1 and (q_length == 1 or not is_causal.any()):
-            # Added to logits, a mask of one key is that of all keys: encoders with a cache.
+            # Encoders that generate with a cache make a mask for one key. Their own attention adds
+            # it to the logits of all keys by broadcasting.
             rows = torch.zeros_like(described)
             rows[:, 1] = kv_length * (end > first)
             rows[:, 4] = -1
@@ -117,8 +118,8 @@ def _pack_given(attention_mask: Tensor, shape: tuple[int, int, int]) -> Tensor:
         visible = attention_mask
     elif attention_mask.is_floating_point():
         visible = attention_mask == 0
-        # What is added to hide a key: the lowest number of a dtype, or so low a number that the
-        # weight of the key is 0 in float32 wherever another key is seen.
+        # Models hide a key by adding a very low number to its logit, often the lowest of their
+        # dtype. From _HIDDEN down, the key's weight is 0 in float32 beside any visible key.
         if not bool((visible | (attention_mask <= _HIDDEN)).all()):
             raise UnsupportedError(
                 f"attention_mask: expected 0 and numbers <= {_HIDDEN:g} (no bias), got others"
@@ -262,8 +263,8 @@ def _ragged(x: Tensor) -> tuple[Tensor, int]:
     return x.as_strided((num_rows, num_heads, head_dim), (stride, x.stride(1), 1)), apart
 
 
-# Keywords of layers that change nothing that attention computes: transformers describes windows by
-# the mask, and has rotated the queries and keys by their positions.
+# Keyword arguments of layers that do not change the result of attention: the mask already describes
+# sliding windows, and queries and keys are already rotated by their positions.
 _HARMLESS = frozenset(
     {
         "sliding_window",

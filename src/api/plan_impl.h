@@ -49,7 +49,8 @@ struct Plan::Impl {
   int64_t num_mask_bits = 0;        // bits that a row of the mask must have
   bool has_key_ranges = false;      // of the batch
   int32_t num_prepared_tiles = 0;   // of the batch; see PreparedKv
-  /// Copies of kv_lens and page_indptr of a run on the CPU. They have room for any batch.
+  /// A run on the CPU copies its kv_lens and page_indptr to these. Plan::create() reserves memory
+  /// for max_batch_size requests.
   std::vector<int32_t> real_lens;
   std::vector<int32_t> page_indptr;
   bool planned = false;

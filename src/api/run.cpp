@@ -196,8 +196,9 @@ Status run_on_gpu(const AttentionTensors& t, Plan::Impl* plan, Stream stream) no
   return plan->device_schedule->after_run(stream);
 }
 
-/// The tensors with copies of the caller's lengths and page_indptr: another thread may write these
-/// meanwhile, and the values that are used must be those that are checked.
+/// The tensors, with kv_lens and page_indptr copied to memory of the plan. Another thread of the
+/// caller may write to the originals during the run, but the kernel must use the values that were
+/// checked.
 AttentionTensors with_copies(const AttentionTensors& given, Plan::Impl* plan) noexcept {
   AttentionTensors t = given;
   const auto copy = [](TensorView* view, int32_t count, std::vector<int32_t>* to) {

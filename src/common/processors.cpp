@@ -27,7 +27,7 @@ int32_t processors_of(double quota, double period) {
   return static_cast<int32_t>(std::min(std::ceil(quota / period), most));
 }
 
-/// The smaller of two quotas, of which 0 is none.
+/// The smaller of two quotas; 0 means that there is no quota.
 int32_t tighter(int32_t a, int32_t b) { return a == 0 || b == 0 ? a + b : std::min(a, b); }
 
 /// The quota that the files of one cgroup say.
@@ -57,7 +57,7 @@ int32_t count_processors() noexcept {
   if (sched_getaffinity(0, sizeof(set), &set) == 0) count = std::max(CPU_COUNT(&set), 1);
   try {
     count = tighter(count, cgroup_quota("/"));
-  } catch (const std::exception&) {  // files that can not be read say nothing
+  } catch (const std::exception&) {  // for example, out of memory: as if there were no quota
   }
 #endif
   return count;
@@ -84,7 +84,8 @@ int32_t cgroup_quota(const fs::path& root) {
     const std::string names = line.substr(controllers, path - 1 - controllers);
     if (!names.empty() && !has_name(names, "cpu")) continue;
     const fs::path folder = names.empty() ? mounted : mounted / "cpu";
-    // In a container the mount may begin at the container's own group, whose path is not below it.
+    // Ancestors limit the group, too. In a container the mounted folder may be the container's own
+    // group, so that the path, which is that of the host, does not exist below it.
     fs::path group = fs::path(line.substr(path)).relative_path();
     for (;; group = group.parent_path()) {
       quota = tighter(quota, quota_of(folder / group));

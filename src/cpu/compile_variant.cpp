@@ -160,11 +160,13 @@ std::string path_of(const Descriptor& file) {
   return "/proc/self/fd/" + std::to_string(file.number());
 }
 
-/// Loads a private copy of the code: a file that is opened a second time may be another one.
+/// Loads the code from a private copy in memory. If the cache's file were opened again by its path,
+/// it could be another file than the one whose checksum was tested.
 RunQueue load_code(const std::string& code) {
   Descriptor memory(::memfd_create("flashplan variant", MFD_CLOEXEC));
   if (memory.is_open() && write_all(memory.number(), code)) {
-    // dlopen() takes a path that it has seen for the library that it was then.
+    // dlopen() returns the library that it loaded from this path before, although the descriptor
+    // now belongs to another file. So the copy gets a descriptor whose path was never loaded.
     while (void* const other = ::dlopen(path_of(memory).c_str(), RTLD_LAZY | RTLD_NOLOAD)) {
       ::dlclose(other);
       Descriptor next(::fcntl(memory.number(), F_DUPFD_CLOEXEC, memory.number() + 1));
@@ -191,8 +193,8 @@ std::string first_error(const std::string& output) {
   return first.empty() ? "no message" : first;
 }
 
-/// Compiles <name>.cpp in `folder` to <name>.so. That this is there is what counts: how the
-/// compiler ended may be unknown.
+/// Compiles <name>.cpp in `folder` to <name>.so. It has succeeded only if that file exists, since
+/// the compiler's status may be unknown.
 ProcessResult compile_file(std::vector<std::string> command, const std::string& name,
                            const fs::path& folder, double seconds) {
   const std::vector<std::string> options = compiler_options();

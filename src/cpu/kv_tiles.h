@@ -86,9 +86,9 @@ class KvTiles {
     }
   }
 
-  /// run() has checked the ids of keys that a query sees. Others may be anything, and the caller
-  /// may change ids meanwhile: page 0 stands for what is no page, so nothing outside of the cache
-  /// is read.
+  /// The page with this id; page 0 if the cache has no such page, so that no memory outside of the
+  /// cache is read. run() has checked the ids of all keys that a query sees, but ids of hidden keys
+  /// may have any value, and another thread may change ids during the run.
   const Storage* page_of(int32_t id) const {
     const int64_t page = static_cast<uint32_t>(id) < num_pages_ ? id : 0;
     return static_cast<const Storage*>(view_.data) + page * view_.page_stride;

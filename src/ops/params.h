@@ -81,7 +81,8 @@ struct TokenPlaces {
     int64_t first = 0;
     int32_t count = 0;
   };
-  /// Where the page ids of a request lie: in its row of the table alone, whatever page_indptr says.
+  /// Where the page ids of a request lie. None of them is outside of page_indices, or of the
+  /// request's row of the block table, even if page_indptr is wrong.
   FLASHPLAN_HOST_DEVICE PageIds ids_of(int32_t request) const {
     if (pages.indptr == nullptr) return {request * pages.row_stride, num_ids};
     const int32_t first = pages.indptr[request];

@@ -10,8 +10,8 @@
 namespace flashplan {
 namespace {
 
-/// Positions in host memory. Double precision counts turns to within 1e-4 radians up to this limit,
-/// and at 2^53 no parts of a turn are left.
+/// Checks positions in host memory. Up to 2^40 the angle, computed in double precision, is accurate
+/// to 1e-4 radians; at 2^53 a double has no bits left for a fraction of a turn.
 Status check_positions(const TensorView& positions) {
   constexpr int64_t kMost = int64_t{1} << 40;
   if (positions.dtype != DType::kInt64) return {};

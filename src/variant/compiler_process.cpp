@@ -27,7 +27,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::size_t kMostOutput = 64 << 10;
 
-/// Appends what can be read at once. Returns whether there may be more later.
+/// Reads once, and appends what it gets to `output`. Returns false at the end of the pipe.
 bool read_some(int pipe, std::string* output) {
   std::array<char, 4096> buffer;
   const ssize_t count = ::read(pipe, buffer.data(), buffer.size());
@@ -46,13 +46,14 @@ bool is_readable(int pipe, int milliseconds) {
 bool has_ended(pid_t process, int* status) {
   const pid_t ended = ::waitpid(process, status, WNOHANG);
   if (ended == process) return true;
-  // Where the program ignores SIGCHLD, or waits for all children, nobody learns here how one ended.
+  // If the program ignores SIGCHLD, or waits for all children elsewhere, the status is lost.
   if (ended < 0 && errno == ECHILD) return *status = 0, true;
   return false;
 }
 
-/// Reads what a process writes until it ends; what is too much is thrown away. What it has started
-/// may live on and keep the pipe open. Returns whether it ended before the deadline.
+/// Reads the output of a process until the process ends, and keeps the first kMostOutput bytes. It
+/// does not wait for the end of the pipe, which other processes that it has started may keep open.
+/// Returns whether the process ended before the deadline.
 bool follow(pid_t process, int pipe, Clock::time_point deadline, std::string* output, int* status) {
   bool is_open = true;
   while (!has_ended(process, status)) {
@@ -63,7 +64,7 @@ bool follow(pid_t process, int pipe, Clock::time_point deadline, std::string* ou
       is_open = read_some(pipe, output);
     }
   }
-  // What it wrote last. A pipe holds 64 KB, so others can not keep this busy.
+  // The last output. A pipe holds 64 KB, so processes that still write to it can not prolong this.
   for (std::size_t i = 0; is_open && i < kMostOutput / 4096 && is_readable(pipe, 0); ++i) {
     is_open = read_some(pipe, output);
   }
@@ -159,7 +160,7 @@ std::string find_program(const std::string& name) {
     std::error_code error;
     return fs::is_regular_file(path, error) && ::access(path.c_str(), X_OK) == 0;
   };
-  // It is started in another folder than the one that a relative path is of.
+  // The program is started in another working folder, where a relative path would be wrong.
   const auto absolute = [](const std::string& path) {
     std::error_code error;
     const std::string whole = fs::absolute(path, error).string();

@@ -26,7 +26,7 @@ class TemporaryFolder {
 struct ProcessResult {
   enum class Outcome { kEnded, kNotStarted, kTimeout };
   Outcome outcome = Outcome::kNotStarted;
-  bool succeeded = false;  // ended with status 0, or where the program ignores its children, ended
+  bool succeeded = false;  // ended with status 0; if the status is lost (SIGCHLD ignored), ended
   int error = 0;           // why it was not started, as errno
   std::string output;      // of stdout and stderr, the first 64 KB
 };
@@ -36,8 +36,8 @@ struct ProcessResult {
 ProcessResult run_process(const std::vector<std::string>& command,
                           const std::filesystem::path& folder, double seconds);
 
-/// The absolute path of a program: of the name itself if it has a slash, else of its place in PATH;
-/// empty if there is none.
+/// The absolute path of a program. A name without a slash is looked up in PATH. Empty if there is
+/// no such program.
 std::string find_program(const std::string& name);
 
 /// The words of an environment variable, as options of a compiler.

@@ -31,7 +31,7 @@ constexpr std::string_view kSuffix = ".variant";
 constexpr std::string_view kLockSuffix = ".variant.lock";
 constexpr std::size_t kKeySize = 64;
 constexpr std::string_view kMagic = "flashplan cache 1";  // before the checksum, at the end
-// More than any code has; a file that claims to be larger is not read.
+// Larger than any compiled variant. Larger files are not read.
 constexpr std::size_t kMostFileBytes = 256 << 20;
 constexpr std::size_t kTrailerSize = kMagic.size() + sizeof(Sha256::Digest);
 
@@ -198,13 +198,14 @@ DiskCache::Lock::Lock(const DiskCache& cache, const std::string& name)
     Descriptor file(::openat(folder_.number(), name_.c_str(),
                              O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600));
     if (!file.is_open()) return;
-    // Of the process, so that a forked child does not hold it, as it would one of flock().
+    // fcntl() locks belong to the process. A forked child would inherit a lock of flock().
     struct flock whole = {};
     whole.l_type = F_WRLCK;
     whole.l_whence = SEEK_SET;
     if (::fcntl(file.number(), F_SETLK, &whole) == 0) {
       struct stat facts = {};
-      // Who held it before has deleted the file: others may have made a new one.
+      // The process that held the lock before has deleted this file, and others may lock a new
+      // one.
       if (::fstat(file.number(), &facts) == 0 && facts.st_nlink == 0) continue;
       file_ = std::move(file);
       return;

@@ -28,9 +28,10 @@ class DiskCache {
   /// FLASHPLAN_CACHE_MB (256). Returns false, with a warning, if the file could not be kept.
   bool store(const std::string& name, std::string_view content) const;
 
-  /// Waits until no other process holds the lock of this name, so that one process compiles and
-  /// the others find what it has stored. Without a folder that can be used nobody waits; nor after
-  /// ten times compile_seconds(), since a process that holds the lock may have been stopped.
+  /// A lock between processes, so that one compiles a variant and the others, which wait here, then
+  /// load what it has stored. A process stops waiting after ten times compile_seconds(), since the
+  /// holder may have been stopped. Without a usable cache folder there is no lock, and nobody
+  /// waits.
   class Lock {
    public:
     Lock(const DiskCache& cache, const std::string& name);

@@ -41,8 +41,9 @@ struct GpuCode {
 Status gpu_code_key(const Variant::Impl& variant, const GpuKernelTraits& traits, std::string* key);
 
 /// Gets the code from the cache on disk, or compiles it. `key` is that of gpu_code_key(). `refused`
-/// is code of the cache that the driver does not load, which other code replaces there; null: none.
-/// Errors are those of compile_with_nvrtc(); Variant::compile_log() then has the log.
+/// is code from the cache that the driver could not load: it is compiled again, and replaced in the
+/// cache. Null at the first attempt. Errors are those of compile_with_nvrtc();
+/// Variant::compile_log() then has the log.
 Status make_gpu_code(const Variant::Impl& variant, const GpuKernelTraits& traits,
                      const std::string& key, GpuCode* code, const GpuCode* refused = nullptr);
 

@@ -19,7 +19,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Why others may have written it; null if they can not.
+/// Why another user may have written the file or folder; null if no other user can have.
 const char* why_not_private(const struct stat& facts) noexcept {
   if (facts.st_uid != ::geteuid()) return "it belongs to another user";
   if ((facts.st_mode & (S_IWGRP | S_IWOTH)) != 0) return "other users may write to it";
@@ -115,7 +115,7 @@ int write_private_file(int folder, const std::string& name, std::string_view con
       ::openat(folder, beside.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
   if (!file.is_open()) return errno;
   int error = write_all(file.number(), content) ? 0 : errno;
-  // Where a disk is remote, it may be full only now.
+  // A remote file system may report a full disk only when the file is closed.
   if (::close(file.release()) != 0 && error == 0) error = errno;
   if (error == 0 && ::renameat(folder, beside.c_str(), folder, name.c_str()) != 0) error = errno;
   if (error != 0) ::unlinkat(folder, beside.c_str(), 0);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Files that no other user can have written, in folders of the same kind. Nothing here throws but
-// for want of memory, and no descriptor is passed on to other programs.
+// Files that no other user can have written, in folders that no other user can write to. Nothing
+// here throws, except std::bad_alloc, and programs that this process starts inherit no descriptor.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@
 
 namespace flashplan {
 
-/// Owns a descriptor.
+/// Owns a file descriptor, and closes it.
 class Descriptor {
  public:
   explicit Descriptor(int number = -1) noexcept : number_(number) {}
@@ -46,7 +46,7 @@ bool write_all(int file, std::string_view content) noexcept;
 /// renames it. Returns errno.
 int write_private_file(int folder, const std::string& name, std::string_view content);
 
-/// Whether all of a text is hexadecimal digits in lower case, and there are `count`.
+/// Whether `text` is exactly `count` hexadecimal digits in lower case.
 bool is_hex(std::string_view text, std::size_t count) noexcept;
 
 }  // namespace flashplan
