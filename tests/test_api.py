@@ -217,7 +217,12 @@ def test_report_for_bugs():
         ({"FLASHPLAN_NUM_THREADS": "3", "OMP_NUM_THREADS": "5"}, "3"),
         ({"OMP_NUM_THREADS": "5,2"}, "5"),
         ({"FLASHPLAN_NUM_THREADS": "0", "OMP_NUM_THREADS": "7"}, "7"),
+        ({"FLASHPLAN_NUM_THREADS": " 3 "}, "3"),
         ({"FLASHPLAN_NUM_THREADS": "many"}, "1"),
+        ({"FLASHPLAN_NUM_THREADS": "3abc"}, "1"),
+        ({"FLASHPLAN_NUM_THREADS": "3.5", "OMP_NUM_THREADS": "4"}, "4"),
+        ({"FLASHPLAN_NUM_THREADS": "99999999999"}, "1"),
+        ({"FLASHPLAN_NUM_THREADS": "", "OMP_NUM_THREADS": "-2"}, "1"),
         ({}, "1"),
     ],
 )
