@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from flashplan import ops
+from flashplan import _core, ops
 from flashplan.attention import Attention
 from flashplan.handles import attention_of
 from flashplan.values import dtype_name, is_hnd
@@ -141,10 +141,7 @@ def _refuse_gradients(operator: Any, *arguments: object) -> None:
         for argument, value in zip(operator._schema.arguments, arguments):
             for tensor in value if isinstance(value, list | tuple) else (value,):
                 if isinstance(tensor, Tensor) and _has_gradient(tensor):
-                    raise ValueError(
-                        f"{argument.name}: expected a tensor for inference only (no gradient: "
-                        "under torch.no_grad(), or detach() it), got one that requires grad"
-                    )
+                    _core.raise_gradient(argument.name)
     with torch._C._AutoDispatchBelowAutograd():
         operator(*arguments)
 
