@@ -227,7 +227,8 @@ class FLASHPLAN_API Plan {
   /// The schedule of the last plan(); without one it has no tiles.
   ScheduleView schedule() const noexcept;
 
-  /// A readable text about the schedule. Empty if memory runs out.
+  /// A readable text about the last plan(): the kernel, why no other family's, and the schedule.
+  /// Empty if memory runs out.
   std::string describe() const noexcept;
 
   /// The schedule as a small SVG picture: one line per queue, one box per work tile, an axis and a
