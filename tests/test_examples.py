@@ -29,6 +29,45 @@ def test_example_runs(example):
     assert done.returncode == 0, done.stderr
 
 
+def without(package, program):
+    """What the program says on stderr where the package is missing; it must fail."""
+    code = f"import runpy, sys; sys.modules[{package!r}] = None; {program}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    return done.stderr
+
+
+@pytest.mark.parametrize(
+    ("example", "package", "command"),
+    [
+        ("cuda_graph", "torch", "pip install torch"),
+        ("context_parallel", "torch", "pip install torch"),
+        ("tensor_parallel", "torch", "pip install torch"),
+        ("generate", "gguf", "pip install '.[demo]'"),
+    ],
+)
+def test_examples_name_what_is_missing(example, package, command):
+    message = without(package, f"runpy.run_path({str(ROOT / 'examples' / example)!r} + '.py')")
+    assert "Traceback" not in message
+    assert package in message
+    assert message.endswith(f": {command}\n")
+
+
+@pytest.mark.parametrize(
+    ("module", "package", "command"),
+    [
+        ("torch", "torch", "pip install torch"),
+        ("transformers", "torch", "pip install torch transformers"),
+        ("transformers", "transformers", "pip install torch transformers"),
+    ],
+)
+def test_modules_name_what_is_missing(module, package, command):
+    error = without(package, f"import flashplan.{module}").splitlines()[-1]
+    assert error.startswith(f"ModuleNotFoundError: flashplan.{module}: expected ")
+    assert f"({command}), got: " in error
+    assert package in error.partition("got: ")[2]
+
+
 def test_code_blocks_are_examples():
     """What the README shows is, to the letter, part of a file that is run."""
     sources = [(ROOT / example).read_text() for example in NAMED]

@@ -18,7 +18,12 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-import torch
+try:
+    import torch
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        f"flashplan.torch: expected PyTorch (pip install torch), got: {error}", name=error.name
+    ) from None
 from torch import Tensor
 from torch.autograd import forward_ad
 
