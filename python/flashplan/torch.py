@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 try:
     import torch
-except ModuleNotFoundError as error:
+except ModuleNotFoundError as _error:
     raise ModuleNotFoundError(
-        f"flashplan.torch: expected PyTorch (pip install torch), got: {error}", name=error.name
+        f"flashplan.torch: expected PyTorch (pip install torch), got: {_error}", name=_error.name
     ) from None
 from torch import Tensor
 from torch.autograd import forward_ad

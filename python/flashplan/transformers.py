@@ -24,11 +24,11 @@ try:
 
     # Their types take type checkers longer to read than everything else here.
     transformers: Any = importlib.import_module("transformers")
-except ModuleNotFoundError as error:
+except ModuleNotFoundError as _error:
     raise ModuleNotFoundError(
         "flashplan.transformers: expected PyTorch and transformers (pip install torch "
-        f"transformers), got: {error}",
-        name=error.name,
+        f"transformers), got: {_error}",
+        name=_error.name,
     ) from None
 from torch import Tensor
 
