@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """describe() of a plan, and the timeline that notebooks show."""
 
+import gc
 import html.parser
 import logging
 import re
 import subprocess
 import sys
+import weakref
 
 import pytest
 
@@ -38,7 +40,15 @@ def test_the_log_says_what_was_made_and_planned(caplog):
     made, planned = caplog.messages
     assert made == f"made {attn!r} with {attn.workspace_bytes} bytes of workspace"
     assert planned == f"planned: {plan.describe()}"
-    caplog.clear()
+    alive = weakref.ref(attn)
+    del attn, plan
+    gc.collect()
+    assert alive() is None  # although pytest keeps the records
+
+
+def test_a_refused_plan_is_not_logged(caplog):
+    attn = fp.Attention(**Case(**DECODE).options())
+    caplog.set_level(logging.DEBUG, logger="flashplan")
     with pytest.raises(ValueError, match="^kv_lens"):
         attn.plan([0, 1], [-1])
     assert not caplog.messages

@@ -25,3 +25,5 @@ logging.basicConfig()  # an engine configures logging in its own way
 logging.getLogger("flashplan").setLevel(logging.DEBUG)
 attn.plan([0, 1], [500])  # DEBUG:flashplan:planned: kernel ...
 # --8<-- [end:log]
+
+logging.getLogger("flashplan").setLevel(logging.NOTSET)

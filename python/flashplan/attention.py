@@ -159,7 +159,8 @@ class Attention(Runs):
         self._rope = rope
         self._handle = new_handle(self)
         if _logger.isEnabledFor(logging.DEBUG):
-            _logger.debug("made %r with %d bytes of workspace", self, self.workspace_bytes)
+            # As text: a handler that keeps the record must not keep the workspace.
+            _logger.debug("made %s with %d bytes of workspace", repr(self), self.workspace_bytes)
 
     def __repr__(self) -> str:
         options = ", ".join(f"{name}={value!r}" for name, value in self.options.items())
