@@ -27,6 +27,7 @@ FIRST = {
     "src/kernels/families": ["ctest:test_select_kernel|test_kernel_families|test_batch_kind"],
     "src/plan/workspace": ["ctest:test_workspace_layout|test_status"],
     "src/plan/check": ["ctest:test_status", "pytest:test_errors"],
+    "src/plan/rope_turns": ["pytest:test_errors test_rope"],
     "src/plan": [
         "ctest:test_schedule|test_balance|test_prefix",
         "ctest:test_select_kernel|test_kernel_families|test_status",
