@@ -21,8 +21,8 @@ struct Sm90Softmax {
 
   /// What the rows of a warpgroup see of a work tile.
   struct Visible {
-    int32_t begin;  // every row sees [begin, end)
-    int32_t end;
+    int32_t begin;       // every row sees [begin, end)
+    int32_t end;         // kSomeOffPages or less: page ids are to be looked at
     int32_t own_end[2];  // the end of what each of this thread's two rows sees
     float most[2];       // kMost, or infinity for a row of padding
     bool has_rows;       // whether this warp has any rows
@@ -140,6 +140,13 @@ struct Sm90Softmax {
     uint32_t seen[2] = {columns_before(visible.own_end[0] - first),
                         columns_before(visible.own_end[1] - first)};
     constexpr bool kHasBits = S::Variant::kHasMaskBits;
+    if (visible.end <= kSomeOffPages && p.tensors.pages.ids != nullptr) {
+      const uint32_t exist =
+          columns_on_pages(p.tensors.pages, page_ids(p.tensors.pages, context.segment.kv_row),
+                           first, context.tile.kv_end, 2 * kKeyTiles);
+      seen[0] &= exist;
+      seen[1] &= exist;
+    }
     if (visible.begin > key || (kHasBits && p.tensors.mask.is_given)) {
       asm volatile("");
       const RowBlock block = context.block();
