@@ -190,22 +190,26 @@ class KvCursor {
                           min(key_of_tile, static_cast<int>(row_in_page));
         page = load_shared_4(page_ids + first * 4);
         exists = has_page(p.tensors.pages, page);
-        if (!exists) store_shared_4(on_pages, kSomeOffPages);
       }
       const auto row = [&](const KvView& view) {
-        const auto* const from = static_cast<const unsigned char*>(view.data) +
-                                 (page * view.page_stride + row_in_page * view.token_stride +
-                                  static_cast<uint32_t>(tile.kv_head_) * view.head_stride) *
-                                     Element<kKv>::kBytes;
-        return exists ? from : zero_row();
+        return static_cast<const unsigned char*>(view.data) +
+               (page * view.page_stride + row_in_page * view.token_stride +
+                static_cast<uint32_t>(tile.kv_head_) * view.head_stride) *
+                   Element<kKv>::kBytes;
       };
       const uint32_t to = table + index * KvRow::kPitch;
-      if constexpr (kApart) {
-        store_shared_pointer(to + (is_k ? 0 : KvRow::kValueOffset),
-                             row(is_k ? p.tensors.k : p.tensors.v));
-      } else {
-        store_shared_pointers(to, row(p.tensors.k), row(p.tensors.v));
-      }
+      const auto store = [&](auto row_of) {
+        if constexpr (kApart) {
+          store_shared_pointer(to + (is_k ? 0 : KvRow::kValueOffset),
+                               row_of(is_k ? p.tensors.k : p.tensors.v));
+        } else {
+          store_shared_pointers(to, row_of(p.tensors.k), row_of(p.tensors.v));
+        }
+      };
+      store(row);
+      if (__builtin_expect(static_cast<long>(exists), 1L) != 0) return;
+      store_shared_4(on_pages, kSomeOffPages);
+      store([](const KvView&) { return zero_row(); });
     };
     // In the common case there is no branch between the keys of a thread, so that their latencies
     // overlap.

@@ -283,7 +283,7 @@ class Mainloop {
         if (T::Variant::kHasMaskBits && p_.tensors.mask.is_given) {
           s.mask_bits(p_, block_, thread_, first_key + own_key - context_.first_masked_key);
         }
-        if (on_pages() == kSomeOffPages) {
+        if (__builtin_expect(static_cast<long>(on_pages() != kAllOnPages), 0L) != 0) {
           s.mask_pages(p_, block_, context_.page_ids, thread_, first_key + own_key);
         }
       }

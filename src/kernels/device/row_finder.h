@@ -72,14 +72,20 @@ class RowFinder {
   /// the CTA's word of kAllOnPages.
   FLASHPLAN_DEVICE void store(const Rows& rows, const PageTable& pages, uint32_t table,
                               uint32_t on_pages) const {
+    bool exist = true;
 #pragma unroll
     for (int a = 0; a < kAddresses; ++a) {
-      if (kRowAddresses % kLanes == 0 || number(a) < kRowAddresses) {
-        const bool exists = has_page(pages, rows.pages[a]);
-        if (!exists) store_shared_4(on_pages, kSomeOffPages);
-        store_shared_pointer(
-            table + row_of(a) * KvRow::kPitch + (is_value() ? KvRow::kValueOffset : 0),
-            exists ? rows.in_page[a] + rows.pages[a] * page_stride_ : zero_row());
+      exist = exist && has_page(pages, rows.pages[a]);
+      if (has_address(a)) {
+        store_shared_pointer(place(table, a), rows.in_page[a] + rows.pages[a] * page_stride_);
+      }
+    }
+    if (__builtin_expect(static_cast<long>(exist), 1L) != 0) return;
+    store_shared_4(on_pages, kSomeOffPages);
+#pragma unroll
+    for (int a = 0; a < kAddresses; ++a) {
+      if (has_address(a) && !has_page(pages, rows.pages[a])) {
+        store_shared_pointer(place(table, a), zero_row());
       }
     }
   }
@@ -91,6 +97,14 @@ class RowFinder {
   FLASHPLAN_DEVICE int number(int a) const { return a * kLanes + (thread_ & (kLanes - 1)); }
   FLASHPLAN_DEVICE int row_of(int a) const {
     return Copy::row(0, thread_) + number(a) / 2 * Copy::kRowStep;
+  }
+  /// Whether this lane has an a-th address.
+  FLASHPLAN_DEVICE bool has_address(int a) const {
+    return kRowAddresses % kLanes == 0 || number(a) < kRowAddresses;
+  }
+  /// Where it is stored in `table`.
+  FLASHPLAN_DEVICE uint32_t place(uint32_t table, int a) const {
+    return table + row_of(a) * KvRow::kPitch + (is_value() ? KvRow::kValueOffset : 0);
   }
 
   const int thread_;

@@ -241,7 +241,7 @@ class Sm90Consumer {
       end_turn(shared);
       compute_visible();
     }
-    find_pages(visible);
+    visible.find_pages(base_);
     int32_t key = context.tile.kv_begin;
     const int32_t end = context.tile.kv_end;
     const Variant variant = has_keys ? variant_of(unit) : Variant(p_);
@@ -271,10 +271,10 @@ class Sm90Consumer {
       k_slot = ring_.next();
       wait_turn(shared);
       multiply_keys(k_slot, shared);
+      visible.find_pages(base_);
       const int v_slot = ring_.next();
       multiply_values(v_slot);
       end_turn(shared);
-      find_pages(visible);
       if constexpr (Softmax::kStartsLogits) softmax_.prepare_step(variant, visible, key, false);
       wgmma_wait<1>();
       pin(softmax_.logits);
@@ -293,11 +293,6 @@ class Sm90Consumer {
       }
     }
     if (S::kQBuffers == 1) release_queries(q_, 1);
-  }
-
-  /// Lets no key of a step count as seen by all rows if some keys lie on no page of the cache.
-  FLASHPLAN_DEVICE void find_pages(Visible& visible) const {
-    visible.end = min(visible.end, static_cast<int32_t>(load_shared_4(base_ + S::kOnPages)));
   }
 
   /// The variant for the kv head of a unit.

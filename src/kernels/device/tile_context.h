@@ -40,7 +40,7 @@ struct TileContext {
                     fitted, block.keys);
       block.position = fitted.position;
     }
-    first_seen = block.first_seen(p);
+    first_seen = p.mask.window_left < 0 ? block.keys.begin : block.first_seen(p);
     first_masked_key = flashplan::first_masked_key(p, request, block.position);
     on_pages = kAllOnPages;
     page_ids = device::page_ids(p.tensors.pages, segment.kv_row);
