@@ -239,7 +239,7 @@ def test_one_function_serves_every_plan(jax, calls, devices, rng):
         assert plan.describe() == attn._attentions[1]._plan.describe()
         whole.plan(indptr, lens)
         expected = whole.run(np.asarray(q), *caches, block_table=TABLE)
-        np.testing.assert_allclose(layer(q, *caches), expected, atol=1e-6)
+        np.testing.assert_allclose(layer(q, *caches), expected, atol=1e-5)
     assert len(traces) == 1
 
 
@@ -268,7 +268,7 @@ def test_handles_are_not_exchanged(jax, calls, devices, rng):
         whole.plan(INDPTR, LENS)
         layer = jax.jit(lambda q: calls.run(attn, q, *caches, block_table=TABLE))
         expected = whole.run(np.asarray(q), *caches, block_table=TABLE)
-        np.testing.assert_allclose(layer(q), expected, atol=1e-6)
+        np.testing.assert_allclose(layer(q), expected, atol=1e-5)
 
     for scale in (0.1, 0.5, 0.9):
         result(scale)
@@ -321,7 +321,7 @@ def test_a_step_appends_and_attends(jax, calls, devices, rng, layout, explicit):
     given = arrays()
     before = pointers(given[:2])
     o, *written = step(*given)
-    np.testing.assert_allclose(o, whole.run(q, *expected, block_table=TABLE), atol=1e-6)
+    np.testing.assert_allclose(o, whole.run(q, *expected, block_table=TABLE), atol=1e-5)
     assert np.array_equal(written, expected)
     assert pointers(written) == before
 
