@@ -437,6 +437,19 @@ def test_other_meshes_are_refused(jax, sharded):
     refused(r"shard_map: expected all axes .*, got \('heads',\)", jax.jit(mapped), sharded.arrays)
 
 
+def test_appends_under_a_shard_map_of_some_axes_are_refused(jax, calls, devices, rng):
+    _, new, caches = small_arrays(rng)
+    mapped = jax.shard_map(
+        lambda *arrays: calls.append_paged_kv(*arrays, INDPTR, LENS, block_table=TABLE),
+        mesh=jax.sharding.Mesh(np.array(devices).reshape(2, 1), (AXIS, "other")),
+        in_specs=(jax.P(None, AXIS),) * 2 + (jax.P(None, None, AXIS),) * 2,
+        out_specs=jax.P(None, None, AXIS),
+        axis_names={AXIS},
+    )
+    with pytest.raises(ValueError, match="shard_map: expected all axes of the mesh"):
+        jax.jit(mapped)(*new, *caches)
+
+
 def test_one_attention_is_for_one_device(jax, calls, sharded):
     """Two devices would use its workspace at the same time."""
     text = (

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention and appending as calls of XLA, for jit, scan and shard_map.
+"""Attention and appending as calls of XLA, for jit, scan and shard_map, on one device or several.
 
 The functions have the arguments of those in the package, but return new arrays instead of writing
 to the caller's. Call `plan()` outside of compiled functions: once per step, before the function is
@@ -21,7 +21,7 @@ from jax.typing import ArrayLike
 
 from flashplan import _core
 from flashplan.attention import Attention
-from flashplan.jax_calls import Argument, Call, Result, call_xla, is_local
+from flashplan.jax_calls import Argument, Call, Result, call_xla, check_mesh, is_local
 from flashplan.jax_devices import AttentionOnDevices
 from flashplan.values import is_hnd, to_float
 
@@ -193,7 +193,8 @@ def run(
     if one._variant is not None and one._variant._tensors:
         names = ", ".join(one._variant._tensors)
         raise _core.UnsupportedError(f"attn: expected a variant without tensors, got {names}")
-    parts = 1 if is_local(devices) else max(1, len(devices))
+    check_mesh(devices)
+    parts = 1 if is_local() else max(1, len(devices))
     options = one._plan.options
     heads = options.num_qo_heads * parts
     num_tokens = _shape("q", q, (None, heads, None))[0]
@@ -303,7 +304,7 @@ def append_paged_kv(
         Argument("kv_lens"): kv_lens,
         **optional,
     }
-    is_local(devices=None)
+    check_mesh(None)
     call = Call(
         "flashplan_append_paged_kv",
         tuple(arrays),

@@ -58,21 +58,24 @@ class Call:
     devices: frozenset[Any] | None = None
 
 
-def is_local(devices: frozenset[Any] | None) -> bool:
-    """Whether arrays have the shapes of one device, as they have under shard_map.
+def is_local() -> bool:
+    """Whether arrays have the shapes of one device, as they have inside shard_map."""
+    return bool(get_abstract_mesh().manual_axes)
 
-    Raises ValueError if the mesh of shard_map has another number of devices than `devices` of a
-    Call, or axes that shard_map leaves to XLA.
+
+def check_mesh(devices: frozenset[Any] | None) -> None:
+    """Inside shard_map, raises ValueError if its mesh has more or fewer devices than a Call.
+
+    So it does if the mesh has axes that shard_map leaves to XLA.
     """
+    if not is_local():
+        return
     mesh = get_abstract_mesh()
-    if not mesh.manual_axes:
-        return False
     if set(mesh.manual_axes) != set(mesh.axis_names):
         raise ValueError(
             f"shard_map: expected all axes of the mesh, {mesh.axis_names}, got {mesh.manual_axes}"
         )
     _check_num_devices(devices, mesh.size)
-    return True
 
 
 def _check_num_devices(devices: frozenset[Any] | None, num_devices: int) -> None:
