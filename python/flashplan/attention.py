@@ -236,3 +236,7 @@ class Attention(Runs):
             self._make_key_ranges,
         )
         return self._plan
+
+    def _plan_on(self, _device: int) -> _core.Plan:
+        """The plan for calls of XLA. Their runs refuse tensors on another device."""
+        return self._plan
