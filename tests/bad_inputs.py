@@ -2,6 +2,7 @@
 """Calls that must be refused: (what is wrong, exception, argument that the message names, call)."""
 
 from bad_appends import APPEND, ROPE_APPEND, SLOTS
+from bad_device_data import DEVICE_DATA
 from bad_operators import MASKS, MERGE, OTHER
 from bad_plans import FIND, OPTIONS, PLAN
 from bad_rows import ADD_RMSNORM, GATED, LAYERNORM, RMSNORM, ROPE
@@ -13,6 +14,7 @@ GROUPS = [
     OPTIONS + PLAN + RUN + APPEND + MASKS + MERGE + OTHER,
     FIND,
     SLOTS,
+    DEVICE_DATA,
     ROPE_APPEND,
     RMSNORM,
     LAYERNORM,

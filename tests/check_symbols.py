@@ -18,6 +18,7 @@ PUBLIC = {
     "flashplan::Plan::create",
     "flashplan::Plan::plan",
     "flashplan::Plan::run",
+    "flashplan::Plan::check_device_data",
     "flashplan::Plan::options",
     "flashplan::Plan::schedule",
     "flashplan::Plan::workspace_bytes",

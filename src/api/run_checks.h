@@ -15,6 +15,9 @@ Status check_tensors(const AttentionTensors& t, const Plan::Impl& plan);
 /// Checks the values in tensors that have passed check_tensors() and lie on the CPU.
 Status check_values(const AttentionTensors& t, const Plan::Impl& plan);
 
+/// Checks tensors in host memory, and the values in them; see Plan::check_device_data().
+Status check_data(const DeviceData& data, const Plan::Impl& plan);
+
 /// Checks on a GPU, where the host can not read tables, that they have enough columns.
 Status check_planned_columns(const AttentionTensors& t, const Plan::Impl& plan);
 

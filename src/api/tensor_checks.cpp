@@ -225,4 +225,16 @@ Status check_page_ids(const PageTableTensors& tables, int32_t request, int32_t f
   return {};
 }
 
+Status check_slots(const TensorView& slots, int64_t page_size, int32_t num_pages) noexcept {
+  const auto* data = static_cast<const int64_t*>(slots.data);
+  for (int64_t i = 0; i < slots.shape[0]; ++i) {
+    if (data[i] == -1 || (data[i] >= 0 && data[i] / page_size < num_pages)) continue;
+    return error(StatusCode::kInvalidArgument,
+                 "slot_mapping[%lld]: expected -1 or a slot of %d pages of %lld, got %lld",
+                 static_cast<long long>(i), num_pages, static_cast<long long>(page_size),
+                 static_cast<long long>(data[i]));
+  }
+  return {};
+}
+
 }  // namespace flashplan

@@ -92,4 +92,7 @@ int32_t num_pages_of(const TensorView& k_cache, const TensorView& v_cache) noexc
 Status check_page_ids(const PageTableTensors& tables, int32_t request, int32_t first_key,
                       int32_t kv_len, int32_t page_size, int64_t num_pages) noexcept;
 
+/// Checks slots, [any] int64 in host memory: each is -1, or is in `num_pages` pages of `page_size`.
+Status check_slots(const TensorView& slots, int64_t page_size, int32_t num_pages) noexcept;
+
 }  // namespace flashplan

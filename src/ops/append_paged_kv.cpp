@@ -77,20 +77,6 @@ Status check_places(const AppendTensors& t, Device device) {
   return check_shape(slots, {{0, std::min<int64_t>({INT32_MAX, t.k.shape[0], t.v.shape[0]})}});
 }
 
-Status check_slots(const AppendTensors& t) {
-  const auto* slots = static_cast<const int64_t*>(t.slot_mapping.data);
-  const int64_t page_size = page_size_of(t);
-  const int32_t num_pages = num_pages_of(t.k_cache, t.v_cache);
-  for (int64_t i = 0; i < t.slot_mapping.shape[0]; ++i) {
-    if (slots[i] == -1 || (slots[i] >= 0 && slots[i] / page_size < num_pages)) continue;
-    return error(StatusCode::kInvalidArgument,
-                 "slot_mapping[%lld]: expected -1 or a slot of %d pages of %lld, got %lld",
-                 static_cast<long long>(i), num_pages, static_cast<long long>(page_size),
-                 static_cast<long long>(slots[i]));
-  }
-  return {};
-}
-
 AppendSide make_side(const TensorView& rows, const TensorView& cache, KvLayout layout,
                      float scale) {
   AppendSide side;
@@ -176,7 +162,9 @@ Status check_append(const AppendTensors& t) noexcept {
 }
 
 Status check_append_indices(const AppendTensors& t, const TensorView& q) noexcept {
-  if (!t.slot_mapping.empty()) return check_slots(t);
+  if (!t.slot_mapping.empty()) {
+    return check_slots(t.slot_mapping, page_size_of(t), num_pages_of(t.k_cache, t.v_cache));
+  }
   const PageTableTensors tables{t.block_table, t.page_indptr, t.page_indices};
   const auto* indptr = static_cast<const int32_t*>(t.indptr.data);
   const auto* kv_lens = static_cast<const int32_t*>(t.kv_lens.data);
