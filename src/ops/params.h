@@ -16,11 +16,12 @@ namespace flashplan {
 /// rmsnorm, add_rmsnorm, layernorm.
 struct NormParams {
   Rows x;
-  Rows residual;                  // if given: x is added to it, and the sum is normalised
-  Rows out;                       // may be x
-  const void* weight = nullptr;   // [row_size]
-  const void* bias = nullptr;     // [row_size], or null
-  DType dtype = DType::kFloat32;  // of all tensors
+  Rows residual;                         // if given: x is added to it, and the sum is normalised
+  Rows out;                              // may be x
+  const void* weight = nullptr;          // [row_size], or null: nothing is multiplied
+  const void* bias = nullptr;            // [row_size], or null
+  DType dtype = DType::kFloat32;         // of rows
+  DType weight_dtype = DType::kFloat32;  // of weight and bias: that of rows, or float32
   int32_t num_rows = 0;
   int32_t row_size = 0;
   float eps = 0.0F;
