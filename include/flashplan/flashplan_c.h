@@ -306,7 +306,9 @@ typedef struct flashplan_append_tensors {
   float k_scale;
   float v_scale;
   int32_t kv_layout;
-  int32_t reserved;  // 0
+  int32_t reserved;                  // 0
+  const flashplan_tensor* k_scales;  // or NULL
+  const flashplan_tensor* v_scales;  // or NULL
 } flashplan_append_tensors;
 
 // Sets scales to 1 and everything else to NULL or 0.

@@ -29,6 +29,9 @@ struct AppendTensors {
   /// Stored key = key / k_scale in float32, saturating in 8-bit formats. Normal floats > 0.
   float k_scale = 1.0F;
   float v_scale = 1.0F;
+  /// [1] or [num_kv_heads] float32, on the device of the caches, or empty: one factor for all kv
+  /// heads or for each, by which k_scale and v_scale are multiplied. Not checked on a GPU.
+  TensorView k_scales, v_scales;
 };
 
 /// Writes new token j of request r to position kv_lens[r] - (indptr[r+1] - indptr[r]) + j of the

@@ -205,8 +205,8 @@ def append_paged_kv(
     page_indptr: ArrayLike | None = None,
     page_indices: ArrayLike | None = None,
     kv_layout: KvLayout = "NHD",
-    k_scale: float = 1.0,
-    v_scale: float = 1.0,
+    k_scale: ArrayLike = 1.0,
+    v_scale: ArrayLike = 1.0,
 ) -> tuple[Array, Array]:
     """`flashplan.append_paged_kv()` as a call of XLA.
 
@@ -225,15 +225,17 @@ def append_paged_kv(
         jax.errors.JaxRuntimeError, ValueError: an array is malformed; raised by JAX once the call
             has run. The text is that of `flashplan.append_paged_kv`.
     """
-    optional, given = _given(block_table, page_indptr, page_indices)
+    k_number, k_array = _scale("k_scale", k_scale)
+    v_number, v_array = _scale("v_scale", v_scale)
+    optional, given = _given(block_table, page_indptr, page_indices, k_array, v_array)
     static = _Static(
         "flashplan_append_paged_kv",
         [(tuple(np.shape(cache)), cache.dtype.name) for cache in (k_cache, v_cache)],
         {2: 0, 3: 1},
         given=given,
         hnd=np.int64(is_hnd(kv_layout)),
-        k_scale=np.float32(to_float("k_scale", k_scale)),
-        v_scale=np.float32(to_float("v_scale", v_scale)),
+        k_scale=k_number,
+        v_scale=v_number,
     )
     results = _call(static, k, v, k_cache, v_cache, indptr, kv_lens, *optional)
     return results[0], results[1]

@@ -200,24 +200,13 @@ Status check_k_scale(const char* name, float k_scale, const AttentionOptions& op
   return {};
 }
 
-/// Checks scales of kv heads: one for all of them, or one for each.
-Status check_head_scales(const TensorArgument& scales, const AttentionOptions& options) {
-  if (scales.view.empty()) return {};
-  FLASHPLAN_RETURN_IF_ERROR(check_dtype(scales, DType::kFloat32, ""));
-  FLASHPLAN_RETURN_IF_ERROR(check_device(scales, options.device));
-  const bool is_one = scales.view.rank == 1 && scales.view.shape[0] == 1;
-  return check_shape(scales, {Dim::exactly(is_one ? 1 : options.num_kv_heads)});
-}
-
 /// Checks what the scales of kv heads make of k_scale and v_scale.
 Status check_head_scale_values(const AttentionTensors& t, const AttentionOptions& options) {
   FLASHPLAN_RETURN_IF_ERROR(
       check_entries("k_scale", t.k_scales, [&](const char* entry, float scale) {
         return check_k_scale(entry, t.k_scale * scale, options);
       }));
-  return check_entries("v_scale", t.v_scales, [&](const char* entry, float scale) {
-    return check_scale(entry, t.v_scale * scale);
-  });
+  return check_scales("v_scale", t.v_scale, t.v_scales);
 }
 
 /// Checks that no real length is negative or above the planned one, which run() replaces.
@@ -281,8 +270,8 @@ Status check_tensors(const AttentionTensors& t, const Plan::Impl& plan) {
   FLASHPLAN_RETURN_IF_ERROR(check_variant_arguments(t, plan));
   const TensorArgument k_scales{"k_scale", t.k_scales};
   const TensorArgument v_scales{"v_scale", t.v_scales};
-  FLASHPLAN_RETURN_IF_ERROR(check_head_scales(k_scales, options));
-  FLASHPLAN_RETURN_IF_ERROR(check_head_scales(v_scales, options));
+  FLASHPLAN_RETURN_IF_ERROR(check_head_scales(k_scales, options.num_kv_heads, options.device));
+  FLASHPLAN_RETURN_IF_ERROR(check_head_scales(v_scales, options.num_kv_heads, options.device));
   FLASHPLAN_RETURN_IF_ERROR(check_k_scale("k_scale", t.k_scale, options));
   FLASHPLAN_RETURN_IF_ERROR(check_scale("v_scale", t.v_scale));
   FLASHPLAN_RETURN_IF_ERROR(check_workspace(t, plan));

@@ -137,6 +137,21 @@ Status check_scale(const char* name, float scale) noexcept {
                static_cast<double>(scale));
 }
 
+Status check_head_scales(const TensorArgument& scales, int64_t num_kv_heads,
+                         Device device) noexcept {
+  if (scales.view.empty()) return {};
+  FLASHPLAN_RETURN_IF_ERROR(check_dtype(scales, DType::kFloat32, ""));
+  FLASHPLAN_RETURN_IF_ERROR(check_device(scales, device));
+  const bool is_one = scales.view.rank == 1 && scales.view.shape[0] == 1;
+  return check_shape(scales, {Dim::exactly(is_one ? 1 : num_kv_heads)});
+}
+
+Status check_scales(const char* name, float scale, const TensorView& scales) noexcept {
+  return check_entries(name, scales, [&](const char* entry, float of_head) {
+    return check_scale(entry, scale * of_head);
+  });
+}
+
 Status check_page_table(const PageTableTensors& tables, int32_t batch_size,
                         Device device) noexcept {
   const bool has_csr = !tables.page_indptr.empty() && !tables.page_indices.empty();

@@ -7,6 +7,7 @@
 #include <initializer_list>
 #include <span>
 
+#include "abi/head_scales.h"
 #include "api/memory_checks.h"
 #include "common/error.h"
 #include "flashplan/plan.h"
@@ -58,6 +59,19 @@ Status check_entries(const char* name, const TensorView& tensor, Check check) {
   }
   return {};
 }
+
+/// Checks scales of kv heads, but for their values: one for all heads, or one for each.
+Status check_head_scales(const TensorArgument& scales, int64_t num_kv_heads,
+                         Device device) noexcept;
+
+/// The scales that a checked tensor holds.
+inline HeadScales head_scales(const TensorView& scales) {
+  if (scales.empty()) return {};
+  return {static_cast<const float*>(scales.data), scales.shape[0] > 1 ? 1 : 0};
+}
+
+/// Checks the products of a number and the scales of kv heads, which lie in host memory.
+Status check_scales(const char* name, float scale, const TensorView& scales) noexcept;
 
 /// The page table that the tensors describe; see AttentionTensors.
 struct PageTableTensors {

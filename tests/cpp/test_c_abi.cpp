@@ -60,6 +60,8 @@ struct Pages {
   HostTensor indptr = int_tensor({0, 1, 3});
   HostTensor kv_lens = int_tensor({5, 7});
   HostTensor table{DType::kInt32, {2, 2}};
+  HostTensor k_scales{DType::kFloat32, {2}};
+  HostTensor v_scales{DType::kFloat32, {1}};
 
   Pages() {
     Random random(7);
@@ -67,6 +69,9 @@ struct Pages {
     fill_random(random, v, 3);
     constexpr uint32_t kIds[] = {4, 1, 4, 3};
     for (int64_t i = 0; i < 4; ++i) table.set_bits({i / 2, i % 2}, kIds[i]);
+    k_scales.set({0}, 3.0);
+    k_scales.set({1}, 0.7);
+    v_scales.set({0}, 1.1);
   }
 
   AppendTensors tensors() const {
@@ -80,6 +85,8 @@ struct Pages {
     t.block_table = table.view();
     t.k_scale = 0.5F;
     t.v_scale = 2.0F;
+    t.k_scales = k_scales.view();
+    t.v_scales = v_scales.view();
     return t;
   }
 };
