@@ -266,6 +266,8 @@ TEST(device_data) {
   data.slot_mapping = contiguous(slots, DType::kInt64, {}, {2});
   data.num_pages = 8;
   CHECK(plan.check_device_data(data).ok());
+  slots[1] = -2;
+  check_refused(plan.check_device_data(data), StatusCode::kInvalidArgument, "slot_mapping[1]");
   slots[1] = 128;
   check_refused(plan.check_device_data(data), StatusCode::kInvalidArgument, "slot_mapping[1]");
   ids[2] = 8;
