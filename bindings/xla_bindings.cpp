@@ -74,7 +74,8 @@ Status append(XlaCall& call) {
   for (TensorView* view : {&t.k, &t.v, &old_k_cache, &old_v_cache, &t.indptr, &t.kv_lens}) {
     FLASHPLAN_RETURN_IF_ERROR(call.argument(view));
   }
-  FLASHPLAN_RETURN_IF_ERROR(read_given(call, {&t.block_table, &t.page_indptr, &t.page_indices}));
+  FLASHPLAN_RETURN_IF_ERROR(read_given(
+      call, {&t.block_table, &t.page_indptr, &t.page_indices, &t.k_scales, &t.v_scales}));
   FLASHPLAN_RETURN_IF_ERROR(call.result(&t.k_cache));
   FLASHPLAN_RETURN_IF_ERROR(call.result(&t.v_cache));
   if (t.k_cache.data != old_k_cache.data || t.v_cache.data != old_v_cache.data) {

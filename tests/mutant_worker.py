@@ -48,6 +48,10 @@ FIRST = {
     "src/api/run.cpp": ["ctest:test_status|test_run_status", "pytest:test_changed_meanwhile"],
     "src/api/plan": ["ctest:test_status", "pytest:test_errors test_plan"],
     "src/api/batch": ["ctest:test_status", "pytest:test_errors test_plan"],
+    "src/api/run_checks": [
+        "ctest:test_status|test_run_status|test_aliasing",
+        "pytest:test_device_data test_errors",
+    ],
     "src/api": [
         "ctest:test_status|test_run_status|test_tensor_checks|test_memory_checks|test_aliasing"
     ],

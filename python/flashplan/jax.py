@@ -252,8 +252,8 @@ def append_paged_kv(
     page_indptr: ArrayLike | None = None,
     page_indices: ArrayLike | None = None,
     kv_layout: KvLayout = "NHD",
-    k_scale: float = 1.0,
-    v_scale: float = 1.0,
+    k_scale: ArrayLike = 1.0,
+    v_scale: ArrayLike = 1.0,
 ) -> tuple[Array, Array]:
     """`flashplan.append_paged_kv()` as a call of XLA.
 
@@ -279,11 +279,15 @@ def append_paged_kv(
         jax.errors.JaxRuntimeError, ValueError: an array is malformed; raised by JAX once the call
             has run. The text is that of `flashplan.append_paged_kv`.
     """
+    k_number, k_array = _scale("k_scale", k_scale)
+    v_number, v_array = _scale("v_scale", v_scale)
     optional, given = _given(
         {
             Argument("block_table"): block_table,
             Argument("page_indptr"): page_indptr,
             Argument("page_indices"): page_indices,
+            _scale_argument("k_scale", k_array): k_array,
+            _scale_argument("v_scale", v_array): v_array,
         }
     )
     hnd = is_hnd(kv_layout)
@@ -312,8 +316,8 @@ def append_paged_kv(
         (
             ("given", given),
             ("hnd", np.int64(hnd)),
-            ("k_scale", np.float32(to_float("k_scale", k_scale))),
-            ("v_scale", np.float32(to_float("v_scale", v_scale))),
+            ("k_scale", k_number),
+            ("v_scale", v_number),
         ),
         aliases=((2, 0), (3, 1)),
     )
