@@ -16,6 +16,7 @@
 #include "gil.h"
 #include "numbers.h"
 #include "operator_call.h"
+#include "scale_arg.h"
 #include "stream.h"
 #include "tensor.h"
 
@@ -121,13 +122,25 @@ void merge_stack(nb::handle o_a, nb::handle lse_a, nb::handle out, nb::handle ls
                    {{"o:", "o_a:"}, {"o[", "o_a["}, {"lse[", "lse_a["}}));
 }
 
+/// Where to write and by which scales. Numbers are converted before tensors are imported, since
+/// that may run Python code.
+struct AppendOptions {
+  AppendOptions(bool hnd, nb::handle k_scale_object, nb::handle v_scale_object)
+      : layout(hnd ? KvLayout::kHND : KvLayout::kNHD),
+        k_scale("k_scale", k_scale_object),
+        v_scale("v_scale", v_scale_object) {}
+
+  KvLayout layout;
+  ScaleArg k_scale, v_scale;
+};
+
 /// Imports the tensors of append_paged_kv(), and keeps them imported for its lifetime.
 class AppendArgs {
  public:
-  AppendArgs(nb::handle k, nb::handle v, nb::handle k_cache, nb::handle v_cache, nb::handle indptr,
-             nb::handle kv_lens, nb::handle block_table, nb::handle page_indptr,
-             nb::handle page_indices, nb::handle slot_mapping, nb::handle kv_dtype,
-             OperatorCall& call)
+  AppendArgs(const AppendOptions& options, nb::handle k, nb::handle v, nb::handle k_cache,
+             nb::handle v_cache, nb::handle indptr, nb::handle kv_lens, nb::handle block_table,
+             nb::handle page_indptr, nb::handle page_indices, nb::handle slot_mapping,
+             nb::handle kv_dtype, OperatorCall& call)
       : stored_(kv_dtype.is_none() ? kStoredIn16Bits : nb::cast<DType>(kv_dtype)),
         k_(call.input("k", k)),
         v_(call.input("v", v)),
@@ -138,48 +151,46 @@ class AppendArgs {
         block_table_(call.optional_input("block_table", block_table, TensorKind::kInt32)),
         page_indptr_(call.optional_input("page_indptr", page_indptr, TensorKind::kInt32)),
         page_indices_(call.optional_input("page_indices", page_indices, TensorKind::kInt32)),
-        slot_mapping_(call.optional_input("slot_mapping", slot_mapping, TensorKind::kInt64)) {
+        slot_mapping_(call.optional_input("slot_mapping", slot_mapping, TensorKind::kInt64)),
+        k_scales_(options.k_scale.tensor(call.stream())),
+        v_scales_(options.v_scale.tensor(call.stream())) {
     if (!kv_dtype.is_none()) check_stored("kv_dtype", stored_, "k_cache", k_cache_);
+    tensors_.k = k_.view();
+    tensors_.v = v_.view();
+    tensors_.k_cache = k_cache_.view();
+    tensors_.v_cache = v_cache_.view();
+    tensors_.indptr = indptr_.view();
+    tensors_.kv_lens = kv_lens_.view();
+    tensors_.block_table = block_table_.view();
+    tensors_.page_indptr = page_indptr_.view();
+    tensors_.page_indices = page_indices_.view();
+    tensors_.slot_mapping = slot_mapping_.view();
+    tensors_.layout = options.layout;
+    tensors_.k_scale = options.k_scale.number();
+    tensors_.v_scale = options.v_scale.number();
+    tensors_.k_scales = k_scales_.view();
+    tensors_.v_scales = v_scales_.view();
   }
 
-  void fill(AppendTensors* tensors) const {
-    tensors->k = k_.view();
-    tensors->v = v_.view();
-    tensors->k_cache = k_cache_.view();
-    tensors->v_cache = v_cache_.view();
-    tensors->indptr = indptr_.view();
-    tensors->kv_lens = kv_lens_.view();
-    tensors->block_table = block_table_.view();
-    tensors->page_indptr = page_indptr_.view();
-    tensors->page_indices = page_indices_.view();
-    tensors->slot_mapping = slot_mapping_.view();
-  }
+  const AppendTensors& tensors() const { return tensors_; }
 
  private:
   DType stored_;
   TensorArg k_, v_, k_cache_, v_cache_, indptr_, kv_lens_;
   TensorArg block_table_, page_indptr_, page_indices_, slot_mapping_;
+  TensorArg k_scales_, v_scales_;
+  AppendTensors tensors_;
 };
-
-/// Numbers are converted before tensors are imported, since that may run Python code.
-AppendTensors append_options(bool hnd, nb::handle k_scale, nb::handle v_scale) {
-  AppendTensors tensors;
-  tensors.k_scale = float_arg("k_scale", k_scale);
-  tensors.v_scale = float_arg("v_scale", v_scale);
-  tensors.layout = hnd ? KvLayout::kHND : KvLayout::kNHD;
-  return tensors;
-}
 
 void append(nb::handle k, nb::handle v, nb::handle k_cache, nb::handle v_cache, nb::handle indptr,
             nb::handle kv_lens, nb::handle block_table, nb::handle page_indptr,
             nb::handle page_indices, nb::handle slot_mapping, bool hnd, nb::handle kv_dtype,
             nb::handle k_scale, nb::handle v_scale, nb::handle stream) {
-  AppendTensors tensors = append_options(hnd, k_scale, v_scale);
+  const AppendOptions options(hnd, k_scale, v_scale);
   OperatorCall call("k_cache", k_cache, stream);
-  const AppendArgs args(k, v, k_cache, v_cache, indptr, kv_lens, block_table, page_indptr,
+  const AppendArgs args(options, k, v, k_cache, v_cache, indptr, kv_lens, block_table, page_indptr,
                         page_indices, slot_mapping, kv_dtype, call);
-  args.fill(&tensors);
-  call.run([&](Stream on) { return append_paged_kv(tensors, on); });
+  call.run([&](Stream on) { return append_paged_kv(args.tensors(), on); });
 }
 
 void rope_append(nb::handle q, nb::handle k, nb::handle v, nb::handle k_cache, nb::handle v_cache,
@@ -187,15 +198,14 @@ void rope_append(nb::handle q, nb::handle k, nb::handle v, nb::handle k_cache, n
                  nb::handle page_indptr, nb::handle page_indices, bool hnd, nb::handle kv_dtype,
                  nb::handle k_scale, nb::handle v_scale, nb::handle out_q, nb::handle stream) {
   const Rope copy = rope;  // Python code may change it while the call is under way
-  AppendTensors tensors = append_options(hnd, k_scale, v_scale);
+  const AppendOptions options(hnd, k_scale, v_scale);
   OperatorCall call("k_cache", k_cache, stream);
   const TensorArg q_arg = call.input("q", q);
-  const AppendArgs args(k, v, k_cache, v_cache, indptr, kv_lens, block_table, page_indptr,
+  const AppendArgs args(options, k, v, k_cache, v_cache, indptr, kv_lens, block_table, page_indptr,
                         page_indices, nb::none(), kv_dtype, call);
   const TensorArg out_q_arg = call.output("out_q", out_q);
-  args.fill(&tensors);
   call.run([&](Stream on) {
-    return rope_append_paged_kv(q_arg.view(), tensors, copy, out_q_arg.view(), on);
+    return rope_append_paged_kv(q_arg.view(), args.tensors(), copy, out_q_arg.view(), on);
   });
 }
 

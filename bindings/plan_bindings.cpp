@@ -107,6 +107,32 @@ BoundRun* bind(nb::handle_t<PyPlan> plan, nb::handle q, nb::handle k, nb::handle
   return new BoundRun(plan, objects, result);
 }
 
+/// The framework of the first tensor that is given decides on the stream.
+void check_device_data(PyPlan& plan, nb::handle block_table, nb::handle page_indptr,
+                       nb::handle page_indices, int64_t num_pages, nb::handle kv_lens,
+                       nb::handle slot_mapping, nb::handle stream) {
+  Producer producer;
+  for (const nb::handle tensor : {block_table, page_indptr, page_indices, kv_lens, slot_mapping}) {
+    if (tensor.is_none()) continue;
+    producer = producer_of(tensor);
+    break;
+  }
+  CallStream call = call_stream(stream, producer, plan.device());
+  const TensorArg table("block_table", block_table, TensorKind::kInt32, call);
+  const TensorArg indptr("page_indptr", page_indptr, TensorKind::kInt32, call);
+  const TensorArg indices("page_indices", page_indices, TensorKind::kInt32, call);
+  const TensorArg lens("kv_lens", kv_lens, TensorKind::kInt32, call);
+  const TensorArg slots("slot_mapping", slot_mapping, TensorKind::kInt64, call);
+  Status status;
+  {
+    const GilRelease released;
+    status = plan.get().check_device_data(
+        {table.view(), indptr.view(), indices.view(), lens.view(), slots.view(), num_pages},
+        call.handle);
+  }
+  check(status);
+}
+
 using WorkTileTuple = std::tuple<int, int, int, int, int, int, int, int>;
 
 std::vector<WorkTileTuple> work_tiles(const PyPlan& plan) {
@@ -152,6 +178,9 @@ void bind_plan(nb::module_& m) {
            "page_indptr"_a.none(), "page_indices"_a.none(), "kv_lens"_a.none(), "mask"_a.none(),
            "sinks"_a.none(), "out"_a.none(), "lse"_a.none(), "k_scale"_a.none(), "v_scale"_a.none(),
            "pdl"_a.none(), "variant_arguments"_a.none(), "result"_a.none())
+      .def("check_device_data", &check_device_data, "block_table"_a.none(), "page_indptr"_a.none(),
+           "page_indices"_a.none(), "num_pages"_a, "kv_lens"_a.none(), "slot_mapping"_a.none(),
+           "stream"_a.none())
       .def(
           "describe", [](const PyPlan& p) { return p.planned().describe(); },
           "The schedule as text: totals, then the first queues.")

@@ -21,7 +21,7 @@ void rmsnorm_of(nb::handle x, nb::handle weight, nb::handle out, nb::handle eps,
   const RmsNormOptions options{float_arg("eps", eps), gemma};
   OperatorCall call("x", x, stream);
   const TensorArg x_arg = call.input("x", x);
-  const TensorArg weight_arg = call.input("weight", weight);
+  const TensorArg weight_arg = call.optional_input("weight", weight);
   const TensorArg out_arg = call.output("out", out);
   call.run([&](Stream on) {
     return rmsnorm(x_arg.view(), weight_arg.view(), out_arg.view(), options, on);
@@ -34,7 +34,7 @@ void add_rmsnorm_of(nb::handle x, nb::handle residual, nb::handle weight, nb::ha
   OperatorCall call("x", x, stream);
   const TensorArg x_arg = call.output("x", x);
   const TensorArg residual_arg = call.output("residual", residual);
-  const TensorArg weight_arg = call.input("weight", weight);
+  const TensorArg weight_arg = call.optional_input("weight", weight);
   call.run([&](Stream on) {
     return add_rmsnorm(x_arg.view(), residual_arg.view(), weight_arg.view(), options, on);
   });
@@ -45,7 +45,7 @@ void layernorm_of(nb::handle x, nb::handle weight, nb::handle bias, nb::handle o
   const float eps_arg = float_arg("eps", eps);
   OperatorCall call("x", x, stream);
   const TensorArg x_arg = call.input("x", x);
-  const TensorArg weight_arg = call.input("weight", weight);
+  const TensorArg weight_arg = call.optional_input("weight", weight);
   const TensorArg bias_arg = call.optional_input("bias", bias);
   const TensorArg out_arg = call.output("out", out);
   call.run([&](Stream on) {

@@ -8,23 +8,6 @@
 namespace flashplan {
 namespace {
 
-/// Whether the host reads the scale: a Python number, or a host tensor without dimensions. All
-/// other tensors are read by the kernels.
-bool is_number(nb::handle scale) {
-  if (PyFloat_Check(scale.ptr()) != 0 || PyLong_Check(scale.ptr()) != 0) return true;
-  const Producer producer = producer_of(scale);
-  if (producer.traced) return false;
-  if (producer.exchange == nullptr && attribute(scale, "__dlpack__").is_none()) return true;
-  const nb::object ndim = attribute(scale, "ndim");
-  return PyLong_Check(ndim.ptr()) != 0 && PyLong_AsLong(ndim.ptr()) == 0 &&
-         device_of(scale, producer).type == DeviceType::kCpu;
-}
-
-std::optional<float> number(const char* name, nb::handle scale) {
-  if (!is_number(scale)) return std::nullopt;
-  return float_arg(name, scale);
-}
-
 nb::handle required(const char* name, nb::handle object) {
   if (object.is_none()) raise_type(std::string(name) + ": expected a tensor, got None");
   return object;
@@ -34,8 +17,8 @@ nb::handle required(const char* name, nb::handle object) {
 
 RunArgs::RunArgs(const AttentionOptions& options, const RunObjects& o, nb::handle stream)
     : variant_args_(options.variant, o.variant_arguments),
-      k_scale_(number("k_scale", o.k_scale)),
-      v_scale_(number("v_scale", o.v_scale)),
+      k_scale_("k_scale", o.k_scale),
+      v_scale_("v_scale", o.v_scale),
       pdl_(bool_arg("pdl", o.pdl)),
       producer_(producer_of(o.q)),
       call_(call_stream(stream, producer_, options.device)),
@@ -48,14 +31,14 @@ RunArgs::RunArgs(const AttentionOptions& options, const RunObjects& o, nb::handl
       kv_lens_("kv_lens", o.kv_lens, TensorKind::kInt32, call_),
       mask_("mask", o.mask, TensorKind::kUInt32, call_),
       sinks_("sinks", o.sinks, TensorKind::kFloat32, call_),
-      k_scales_("k_scale", k_scale_ ? nb::none() : o.k_scale, TensorKind::kScales, call_),
-      v_scales_("v_scale", v_scale_ ? nb::none() : o.v_scale, TensorKind::kScales, call_),
+      k_scales_(k_scale_.tensor(call_)),
+      v_scales_(v_scale_.tensor(call_)),
       out_("out", required("out", o.out), TensorKind::kFloat, call_, &options.o_dtype,
            Access::kWrite),
       lse_("lse", o.lse, TensorKind::kFloat32, call_, nullptr, Access::kWrite) {
   variant_args_.import(o.variant_arguments, call_, &tensors_);
-  if (k_scale_) tensors_.k_scale = *k_scale_;
-  if (v_scale_) tensors_.v_scale = *v_scale_;
+  tensors_.k_scale = k_scale_.number();
+  tensors_.v_scale = v_scale_.number();
   tensors_.pdl = pdl_;
   tensors_.q = q_.view();
   tensors_.k = k_.view();

@@ -4,10 +4,9 @@
 
 #include <nanobind/nanobind.h>
 
-#include <optional>
-
 #include "flashplan/plan.h"
 #include "producer.h"
+#include "scale_arg.h"
 #include "stream.h"
 #include "tensor.h"
 #include "variant_args.h"
@@ -44,7 +43,7 @@ class RunArgs {
   // Scalars are converted before any tensor is imported: the conversion may run Python code, and
   // that code could change a tensor. So these members come first.
   VariantArgs variant_args_;
-  std::optional<float> k_scale_, v_scale_;  // empty: the kernels read a tensor
+  ScaleArg k_scale_, v_scale_;
   bool pdl_;
 
   Producer producer_;

@@ -29,16 +29,16 @@ Status read_given(XlaCall& call, std::initializer_list<TensorView*> views) {
   return {};
 }
 
-/// Runs the plan of the Attention that has this number. XLA calls on threads of its own, which hold
-/// no GIL. The object is held while it runs.
-Status run_plan(int64_t handle, AttentionTensors& tensors, Stream stream) {
+/// Runs the plan that the object with this handle has for the device of the call. XLA calls on
+/// threads of its own, one for each device, which hold no GIL. The object is held while it runs.
+Status run_plan(const XlaCall& call, int64_t handle, AttentionTensors& tensors) {
   return surviving_exit([&]() -> Status {
     const nb::gil_scoped_acquire acquired;
     try {
       const nb::object attention =
           nb::module_::import_("flashplan.handles").attr("attention_of")(handle);
-      const nb::object plan = attention.attr("_plan");
-      return nb::inst_ptr<PyPlan>(plan)->run_views(tensors, stream);
+      const nb::object plan = attention.attr("_plan_on")(call.device_number());
+      return nb::inst_ptr<PyPlan>(plan)->run_views(tensors, call.stream());
     } catch (nb::python_error& raised) {
       const nb::str text(raised.value());
       return error(StatusCode::kNotReady, "%s", text.c_str());
@@ -59,7 +59,7 @@ Status run(XlaCall& call) {
                         &t.sinks, &t.k_scales, &t.v_scales}));
   FLASHPLAN_RETURN_IF_ERROR(call.result(&t.o));
   if (call.has_results()) FLASHPLAN_RETURN_IF_ERROR(call.result(&t.lse));
-  return run_plan(handle, t, call.stream());
+  return run_plan(call, handle, t);
 }
 
 /// The caches are results that share the memory of the third and fourth argument.
@@ -74,7 +74,8 @@ Status append(XlaCall& call) {
   for (TensorView* view : {&t.k, &t.v, &old_k_cache, &old_v_cache, &t.indptr, &t.kv_lens}) {
     FLASHPLAN_RETURN_IF_ERROR(call.argument(view));
   }
-  FLASHPLAN_RETURN_IF_ERROR(read_given(call, {&t.block_table, &t.page_indptr, &t.page_indices}));
+  FLASHPLAN_RETURN_IF_ERROR(read_given(
+      call, {&t.block_table, &t.page_indptr, &t.page_indices, &t.k_scales, &t.v_scales}));
   FLASHPLAN_RETURN_IF_ERROR(call.result(&t.k_cache));
   FLASHPLAN_RETURN_IF_ERROR(call.result(&t.v_cache));
   if (t.k_cache.data != old_k_cache.data || t.v_cache.data != old_v_cache.data) {

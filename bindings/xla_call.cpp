@@ -56,11 +56,14 @@ bool told_metadata(const xla::Call& call) noexcept {
 }
 
 Status XlaCall::begin() noexcept {
+  xla::GetDevice device = {sizeof(device), nullptr, call_.context, 0};
+  if (call_.api->struct_size < sizeof(xla::Api) || call_.api->get_device(&device) != nullptr) {
+    return error(StatusCode::kUnsupported, "device: expected one from XLA, got none");
+  }
+  device_number_ = device.device;
   if (device_.type == DeviceType::kCpu) return {};
   xla::GetStream stream = {sizeof(stream), nullptr, call_.context, nullptr};
-  xla::GetDevice device = {sizeof(device), nullptr, call_.context, 0};
-  if (call_.api->struct_size < sizeof(xla::Api) || call_.api->get_stream(&stream) != nullptr ||
-      call_.api->get_device(&device) != nullptr) {
+  if (call_.api->get_stream(&stream) != nullptr) {
     return error(StatusCode::kUnsupported, "stream: expected one from XLA, got none");
   }
   stream_ = static_cast<Stream>(stream.stream);

@@ -14,9 +14,12 @@ class XlaCall {
  public:
   XlaCall(const xla::Call& call, DeviceType device) noexcept : call_(call), device_{device, 0} {}
 
-  /// Where the call runs: device and stream. First of all.
+  /// Where the call runs: device and, on a GPU, stream. First of all.
   Status begin() noexcept;
   Stream stream() const noexcept { return stream_; }
+  /// The number that XLA gives the device among those of its kind in this process. On a GPU this is
+  /// CUDA's; JAX may divide the CPU into several devices.
+  int32_t device_number() const noexcept { return device_number_; }
 
   /// The next argument or result. Once there are none left, and without begin(), an error.
   Status argument(TensorView* view) noexcept;
@@ -32,6 +35,7 @@ class XlaCall {
 
   const xla::Call& call_;
   Device device_;
+  int32_t device_number_ = 0;
   Stream stream_ = nullptr;
   int64_t num_arguments_ = 0;
   int64_t num_results_ = 0;

@@ -120,6 +120,23 @@ APPEND = [
     ),
 ]
 
+APPEND_SCALES = [
+    ("append k_scale text", TYPE, "k_scale", lambda s: s.append(k_scale="one")),
+    ("append k_scale list", TYPE, "k_scale", lambda s: s.append(k_scale=[0.5, 0.5])),
+    ("append k_scale half", TYPE, "k_scale", lambda s: s.append(k_scale=half(2))),
+    ("append k_scale heads", VALUE, "k_scale", lambda s: s.append(k_scale=floats(1, 1, 1))),
+    ("append v_scale rank", VALUE, "v_scale", lambda s: s.append(v_scale=floats([1, 1]))),
+    (
+        "append k_scale with a zero",
+        VALUE,
+        r"k_scale\[1\]",
+        lambda s: s.append(k_scale=floats(1, 0)),
+    ),
+    ("append v_scale of NaN", VALUE, r"v_scale\[0\]", lambda s: s.append(v_scale=floats(NAN))),
+    ("append k_scale inside v_cache", VALUE, "v_cache", lambda s: inside_cache(s, "k_scale", "v")),
+    ("append v_scale inside k_cache", VALUE, "k_cache", lambda s: inside_cache(s, "v_scale", "k")),
+]
+
 SLOTS = [
     ("slots int32", TYPE, "slot_mapping", lambda s: s.append_slots(slot_mapping=integers(1, 2))),
     ("slots list", TYPE, "slot_mapping", lambda s: s.append_slots(slot_mapping=[1, 2, 3])),
@@ -225,6 +242,18 @@ ROPE_APPEND = [
     ),
     ("rope append page", VALUE, r"block_table\[0, 1\]", lambda s: s.rope_append(**wrong_page())),
     ("rope append k_scale", VALUE, "k_scale", lambda s: s.rope_append(k_scale=0.0)),
+    (
+        "rope append v_scale",
+        VALUE,
+        r"v_scale\[1\]",
+        lambda s: s.rope_append(v_scale=floats(1, -1)),
+    ),
+    (
+        "rope append out_q over k_scale",
+        VALUE,
+        "out_q",
+        lambda s: s.rope_append(k_scale=s.out.view.reshape(-1)[:2]),
+    ),
     ("rope append kv_layout", VALUE, "kv_layout", lambda s: s.rope_append(kv_layout="HDN")),
     ("rope append out_q shape", VALUE, "out_q", lambda s: s.rope_append(out_q=zeros(4, 4, 9))),
     ("rope append out_q dtype", TYPE, "out_q", lambda s: s.rope_append(out_q=half(4, 4, 8))),
@@ -248,6 +277,10 @@ ROPE_APPEND = [
     ("rope append out_q in k_cache", VALUE, "k_cache", lambda s: queries_in(s, "out_q", "k")),
     ("rope append out_q in v_cache", VALUE, "v_cache", lambda s: queries_in(s, "out_q", "v")),
 ]
+
+
+def floats(*values):
+    return np.array(values, np.float32)
 
 
 def narrow_keys(scene):
@@ -299,6 +332,8 @@ def inside_cache(scene, name, cache):
         "block_table": memory[:6].view(np.int32).reshape(2, 3),
         "kv_lens": memory[:2].view(np.int32),
         "indptr": memory[:3].view(np.int32),
+        "k_scale": memory[:2],
+        "v_scale": memory[:2],
     }
     return scene.append(**{name: views[name]})
 

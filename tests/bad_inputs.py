@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls that must be refused: (what is wrong, exception, argument that the message names, call)."""
 
-from bad_appends import APPEND, ROPE_APPEND, SLOTS
+from bad_appends import APPEND, APPEND_SCALES, ROPE_APPEND, SLOTS
+from bad_device_data import DEVICE_DATA
 from bad_operators import MASKS, MERGE, OTHER
 from bad_plans import FIND, OPTIONS, PLAN
 from bad_rows import ADD_RMSNORM, GATED, LAYERNORM, RMSNORM, ROPE
@@ -12,7 +13,9 @@ from bad_sampling import PENALTIES, SAMPLE, SOFTMAX, VERIFY
 GROUPS = [
     OPTIONS + PLAN + RUN + APPEND + MASKS + MERGE + OTHER,
     FIND,
+    APPEND_SCALES,
     SLOTS,
+    DEVICE_DATA,
     ROPE_APPEND,
     RMSNORM,
     LAYERNORM,

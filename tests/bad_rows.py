@@ -17,7 +17,8 @@ RMSNORM = [
     ("rmsnorm weight size", VALUE, "weight", lambda s: s.rmsnorm(weight=zeros(7))),
     ("rmsnorm weight rank", VALUE, "weight", lambda s: s.rmsnorm(weight=zeros(1, 8))),
     ("rmsnorm weight dtype", TYPE, "weight", lambda s: s.rmsnorm(weight=half(8))),
-    ("rmsnorm weight none", TYPE, "weight", lambda s: s.rmsnorm(weight=None)),
+    ("rmsnorm other weight", TYPE, "weight", lambda s: half_rmsnorm("bfloat16")),
+    ("rmsnorm narrow weight", TYPE, "weight", lambda s: half_rmsnorm("float8_e5m2")),
     ("rmsnorm eps", VALUE, "eps", lambda s: s.rmsnorm(eps=-1e-6)),
     ("rmsnorm eps nan", VALUE, "eps", lambda s: s.rmsnorm(eps=NAN)),
     ("rmsnorm eps text", TYPE, "eps", lambda s: s.rmsnorm(eps="small")),
@@ -33,6 +34,13 @@ RMSNORM = [
 LAYERNORM = [
     ("layernorm bias size", VALUE, "bias", lambda s: s.layernorm(bias=zeros(9))),
     ("layernorm bias dtype", TYPE, "bias", lambda s: s.layernorm(bias=half(8))),
+    (
+        "layernorm bias dtype alone",
+        TYPE,
+        "bias",
+        lambda s: s.layernorm(weight=None, bias=half(8)),
+    ),
+    ("layernorm bias unlike weight", TYPE, "bias", lambda s: unlike_weight()),
     ("layernorm weight dtype", TYPE, "weight", lambda s: s.layernorm(weight=half(8))),
     ("layernorm eps", VALUE, "eps", lambda s: s.layernorm(eps=float("inf"))),
     ("layernorm out shape", VALUE, "out", lambda s: s.layernorm(out=zeros(4, 8))),
@@ -194,6 +202,15 @@ def shifted(call):
     """`out` is x's memory, one row further on."""
     memory = zeros(5, 4, 8)
     return call(x=memory[:4], out=memory[1:])
+
+
+def half_rmsnorm(weight_dtype):
+    return fp.rmsnorm(half(4, 8), zeros(8, dtype=weight_dtype))
+
+
+def unlike_weight():
+    """A bias of bfloat16 beside a weight of float32."""
+    return fp.layernorm(half(4, 8), zeros(8), zeros(8, dtype="bfloat16"))
 
 
 def out_over(call, name):

@@ -70,6 +70,10 @@ class Case:
     # Requests take their pages from a common pool, as the rows of a block-sparse mask do, or heads
     # that select pages.
     common_pages: bool = False
+    # "hidden": page ids that no query sees are outside of the cache, or that of another page;
+    # "missing": so are some that a query sees, and the keys of these pages are left out. The CPU
+    # refuses them.
+    page_ids: str | None = None
 
     def __str__(self):
         dims = self.head_dims
@@ -83,6 +87,7 @@ class Case:
             self.kv_layout == "HND" and "HND",
             self.csr and "csr",
             self.common_pages and "common",
+            self.page_ids and f"{self.page_ids}_ids",
             self.memory != "dense" and self.memory,
             "causal" if self.causal else "full",
             self.window_left >= 0 and f"window{self.window_left}",

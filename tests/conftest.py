@@ -13,6 +13,11 @@ from flashplan import _core
 # Without this JAX takes most of a GPU's memory at its first use, but the tests share the GPU.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
+# JAX divides the CPU into as many devices, for programs on several. It reads this when it starts.
+os.environ["XLA_FLAGS"] = " ".join(
+    (os.environ.get("XLA_FLAGS", ""), "--xla_force_host_platform_device_count=4")
+)
+
 # Inputs differ in every run, and are the same in all workers. The header of the report says how to
 # get them again.
 SEED = int(os.environ.setdefault("FLASHPLAN_TEST_SEED", str(secrets.randbits(31))))

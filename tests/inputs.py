@@ -10,7 +10,7 @@ import flashplan as fp
 import reference
 from variant_cases import VARIANTS
 
-INT_MAX = np.iinfo(np.int32).max
+INT_MIN, INT_MAX = np.iinfo(np.int32).min, np.iinfo(np.int32).max
 SPARE_ROWS = 3  # tensors may have more rows than the plan
 
 
@@ -35,6 +35,9 @@ class Inputs:
     # [1] or [num_kv_heads] each; None: those of the case.
     k_scales: np.ndarray | None = None
     v_scales: np.ndarray | None = None
+    # Of each request, where the table has other page ids: its pages, and whether a page is missing.
+    own_pages: list | None = None
+    missing_pages: list | None = None
 
     def plan_args(self):
         lengths = (self.qo_indptr, self.planned_lens)
@@ -46,13 +49,18 @@ class Inputs:
 
     def masks(self, case):
         """[qo_len, kv_len] of bool of each request; None: there is no mask."""
-        if self.mask is None:
+        if self.mask is None and self.missing_pages is None:
             return None
-        spans = zip(self.qo_indptr, self.qo_indptr[1:], case.first_masked_keys, case.kv_lens)
-        return [
-            reference.unpacked_mask(self.mask[begin:end], first, kv_len)
-            for begin, end, first, kv_len in spans
-        ]
+        masks = [np.ones(lens, bool) for lens in zip(case.qo_lens, case.kv_lens, strict=True)]
+        if self.mask is not None:
+            spans = zip(self.qo_indptr, self.qo_indptr[1:], case.first_masked_keys, case.kv_lens)
+            masks = [
+                reference.unpacked_mask(self.mask[begin:end], first, kv_len)
+                for begin, end, first, kv_len in spans
+            ]
+        for mask, missing in zip(masks, self.missing_pages or [], strict=False):
+            mask &= ~np.repeat(missing, case.page_size)[: mask.shape[1]]
+        return masks
 
     def tables(self):
         names = ("block_table", "page_indptr", "page_indices")
@@ -72,6 +80,11 @@ class Inputs:
         return {"k_scale": self.k_scales, "v_scale": self.v_scales}
 
     def pages(self, request):
+        if self.own_pages is not None:
+            return self.own_pages[request]
+        return self.given_pages(request)
+
+    def given_pages(self, request):
         if self.block_table is not None:
             return self.block_table[request]
         return self.page_indices[self.page_indptr[request] :]
@@ -235,7 +248,26 @@ def make_inputs(case, seed):
             reference.append_pages(cache, tokens, inputs.pages(r), kv_len, case.kv_layout)
     share_prefixes(case, inputs)
     add_other_tensors(case, rng, inputs)
+    if case.page_ids is not None:
+        replace_page_ids(case, rng, inputs, pages[sum(pages_of) :])
     return inputs
+
+
+def replace_page_ids(case, rng, inputs, spare_pages):
+    """`spare_pages`: those of no request, which hold NaN."""
+    outside = [INT_MIN, -1, len(inputs.k), INT_MAX]
+    own_pages, missing_pages = [], []
+    for r, kv_len in enumerate(case.kv_lens):
+        own_pages.append(inputs.given_pages(r).copy())
+        firsts = np.arange(0, kv_len, case.page_size)
+        seen = case.visible(r).any(axis=0)
+        seen = np.logical_or.reduceat(seen, firsts) if kv_len else np.zeros(0, bool)
+        ids = inputs.given_pages(r)[: len(firsts)]
+        ids[~seen] = rng.choice([*outside, *spare_pages], (~seen).sum())
+        missing = seen & (rng.random(len(seen)) < 0.3) & (case.page_ids == "missing")
+        ids[missing] = rng.choice(outside, missing.sum())
+        missing_pages.append(missing)
+    inputs.own_pages, inputs.missing_pages = own_pages, missing_pages
 
 
 def share_prefixes(case, inputs):

@@ -49,6 +49,10 @@ FIRST = {
     "src/api/run.cpp": ["ctest:test_status|test_run_status", "pytest:test_changed_meanwhile"],
     "src/api/plan": ["ctest:test_status", "pytest:test_errors test_plan"],
     "src/api/batch": ["ctest:test_status", "pytest:test_errors test_plan"],
+    "src/api/run_checks": [
+        "ctest:test_status|test_run_status|test_aliasing",
+        "pytest:test_device_data test_errors",
+    ],
     "src/api": [
         "ctest:test_status|test_run_status|test_tensor_checks|test_memory_checks|test_aliasing"
     ],
@@ -82,14 +86,14 @@ FIRST = {
         "pytest:test_variants test_variant_descriptions",
     ],
     "src/c_abi": ["ctest:test_c_abi|test_c_structs", "ctest:test_c_ops|test_c_sampling"],
-    "bindings/xla": ["pytest:test_jax"],
+    "bindings/xla": ["pytest:test_jax test_jax_devices"],
     "bindings/producer": ["pytest:test_dlpack test_frameworks test_torch_tensors"],
     "bindings/ops": ["pytest:test_append test_merge test_errors"],
     "bindings": ["pytest:test_errors test_dlpack test_streams test_jax"],
     "python/flashplan/attention": ["pytest:test_api test_describe"],
     "python/flashplan/runs": ["pytest:test_api test_attention"],
     "python/flashplan/transformers": ["pytest:test_transformers test_transformers_models"],
-    "python/flashplan/jax": ["pytest:test_jax"],
+    "python/flashplan/jax": ["pytest:test_jax test_jax_devices"],
     "python/flashplan/torch": ["pytest:test_torch"],
     "python/flashplan/variant": ["pytest:test_variants test_variant_descriptions"],
     "python": ["pytest:test_errors test_api"],

@@ -179,14 +179,15 @@ def gather_pages(cache, pages, kv_len, kv_layout="NHD"):
 
 
 def append_pages(cache, tokens, pages, kv_len, kv_layout="NHD", scale=1.0):
-    """Writes `tokens` to the last positions of a request that is then kv_len tokens long."""
+    """Writes `tokens` to the last positions of a request that is then kv_len tokens long. `scale`:
+    a number, or one for each head."""
     if kv_layout == "HND":
         cache = cache.swapaxes(1, 2)
     page_size = cache.shape[1]
     largest = float(ml_dtypes.finfo(cache.dtype).max)
     for row, j in zip(tokens, range(kv_len - len(tokens), kv_len), strict=True):
         with np.errstate(over="ignore", under="ignore"):
-            value = row.astype(np.float32) / np.float32(scale)
+            value = row.astype(np.float32) / np.reshape(np.float32(scale), (-1, 1))
         if cache.dtype.itemsize == 1:
             value = np.clip(value, -largest, largest)
         with np.errstate(over="ignore"):

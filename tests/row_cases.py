@@ -17,14 +17,16 @@ SHAPES = [(5, 8), (3, 4, 64), (2, 3, 2, 127), (7, 1000), (1030, 96), (2, 4096), 
 
 
 def rmsnorm(x, weight, eps, gemma=False):
-    x, weight = x.astype(np.float64), weight.astype(np.float64)
-    return x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * (weight + gemma)
+    x = x.astype(np.float64)
+    x = x / np.sqrt((x * x).mean(-1, keepdims=True) + eps)
+    return x if weight is None else x * (weight.astype(np.float64) + gemma)
 
 
 def layernorm(x, weight, bias, eps):
     x = x.astype(np.float64)
     x = x - x.mean(-1, keepdims=True)
-    x = x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * weight.astype(np.float64)
+    x = x / np.sqrt((x * x).mean(-1, keepdims=True) + eps)
+    x = x if weight is None else x * weight.astype(np.float64)
     return x if bias is None else x + bias.astype(np.float64)
 
 

@@ -103,6 +103,14 @@ class Scene:
         outputs = {"out": self.out.view, "lse": self.lse.view}
         return self.ragged_attn.run(**arguments | outputs | changes)
 
+    def check(self, **changes):
+        arguments = {"block_table": self.inputs.block_table, "num_pages": 9}
+        return fp.check_device_data(self.attn, **arguments | changes)
+
+    def check_ragged(self, **changes):
+        arguments = {"kv_lens": integers(9, 6)}
+        return fp.check_device_data(self.ragged_attn, **arguments | changes)
+
     def append(self, **changes):
         i = self.inputs
         arguments = {

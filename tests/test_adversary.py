@@ -6,12 +6,13 @@ import warnings
 
 import pytest
 
-from misuse import calls, row_calls, sampling_calls, sharing
+from misuse import calls, data_calls, row_calls, sampling_calls, sharing
 from misuse.capsules import EIGHT_BIT_FLOATS, FLOATS, INTS, Exporter
 from misuse.finding import Finding
 
 CALLS = (
     calls.Run, calls.Append, calls.AppendSlots, calls.RopeAppend, calls.Merge, calls.MergeStack,
+    data_calls.CheckData,
     row_calls.RmsNorm, row_calls.AddRmsNorm, row_calls.LayerNorm, row_calls.Gated,
     sampling_calls.Softmax, sampling_calls.Sample, sampling_calls.Verify, sampling_calls.Penalties,
 )  # fmt: skip

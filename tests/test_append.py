@@ -70,7 +70,7 @@ class Problem:
             *caches,
             *(framework.tensor(x) for x in lengths),
             **tables,
-            **scales,
+            **in_framework(framework, scales),
             kv_layout=self.kv_layout,
         )
 
@@ -86,6 +86,20 @@ class Problem:
                 )
             results.append(cache)
         return results
+
+
+def in_framework(framework, scales):
+    """Scales that are arrays as tensors of the framework."""
+    arrays = {name: x for name, x in scales.items() if isinstance(x, np.ndarray)}
+    return scales | {name: framework.tensor(x) for name, x in arrays.items()}
+
+
+def scales_of_heads(rng, count=NUM_KV_HEADS):
+    """One k_scale for all heads, and a v_scale for each, no powers of two."""
+    return {
+        "k_scale": rng.uniform(0.1, 3, 1).astype(np.float32),
+        "v_scale": rng.uniform(0.1, 3, count).astype(np.float32),
+    }
 
 
 def check(problem, framework=None, **scales):
@@ -121,6 +135,36 @@ def test_scales_divide(dtype):
     """Stored = value / scale with one rounding, for scales that are no powers of two."""
     for scale in (3.0, 0.1, 7.7, 1e-30, 7e37):
         check(Problem(dtype, dtype), k_scale=scale, v_scale=1 / scale)
+
+
+@pytest.mark.parametrize(("dtype", "cache_dtype"), DTYPES)
+@pytest.mark.parametrize("kv_layout", ["NHD", "HND"])
+def test_scales_of_heads(rng, dtype, cache_dtype, kv_layout):
+    """Tensors of one scale, or of one for each kv head."""
+    scales = scales_of_heads(rng)
+    check(Problem(dtype, cache_dtype, kv_layout=kv_layout), **scales)
+    swapped = {"k_scale": scales["v_scale"], "v_scale": scales["k_scale"]}
+    check(Problem(dtype, cache_dtype, kv_layout=kv_layout, strided=True), **swapped)
+    check(Problem(dtype, cache_dtype), **scales | {"k_scale": 0.7})
+
+
+def test_scales_of_every_framework(rng, framework):
+    problem = Problem("bfloat16", "float8_e5m2")
+    scales = scales_of_heads(rng)
+    expected = problem.expected(**scales)
+    problem.append(NumPy(), problem.caches, **in_framework(framework, scales))
+    for actual, wanted in zip(problem.caches, expected, strict=True):
+        assert np.array_equal(bits(actual), bits(wanted))
+
+
+def test_a_scale_without_dimensions(rng, framework):
+    """On the host it counts as a number."""
+    problem = Problem("float32", "float32")
+    expected = problem.expected(k_scale=0.3)
+    scale = framework.tensor(np.full((1,), 0.3, np.float32))[0]
+    problem.append(NumPy(), problem.caches, k_scale=scale)
+    for actual, wanted in zip(problem.caches, expected, strict=True):
+        assert np.array_equal(bits(actual), bits(wanted))
 
 
 def test_frameworks_give_the_same_bits(framework):

@@ -22,6 +22,7 @@ FRAMEWORK = {
     "fp8_cache": "torch",
     "torch_compile": "torch",
     "jax_arrays": "jax",
+    "jax_devices": "jax",
     "jax_jit": "jax",
     "transformers_models": "transformers",
 }

@@ -58,6 +58,8 @@ def test_scene_is_valid():
     scene.append()
     scene.append_csr()
     scene.append_slots()
+    scene.check()
+    scene.check_ragged()
     scene.rope_append()
     scene.merge()
     scene.merge_stacked(zeros(3, 4, 4, 8), zeros(3, 4, 4))

@@ -200,6 +200,31 @@ def test_appends(jax, calls, seed, kv_layout, dtype, donated):
             assert same_bits(caches, old)
 
 
+def test_appends_with_scales_of_heads(jax, calls, seed):
+    """The scales are arguments of the compiled function; one may be a number."""
+    random = np.random.default_rng(seed)
+    new = random.standard_normal((2, 3, 2, 8), np.float32)
+    old = random.standard_normal((2, 5, 4, 2, 8)).astype(np.float32)
+
+    @jax.jit
+    def step(scales):
+        return calls.append_paged_kv(
+            *new, *map(jax.numpy.asarray, old), INDPTR, LENS[:2], block_table=TABLE, **scales
+        )
+
+    heads = random.uniform(0.1, 3, 2).astype(np.float32)
+    for scales in (
+        {"k_scale": heads, "v_scale": np.float32([0.7])},
+        {"k_scale": np.float32([0.3]), "v_scale": heads},
+        {"v_scale": heads},
+    ):
+        expected = old.copy()
+        fp.append_paged_kv(*new, *expected, INDPTR, LENS[:2], block_table=TABLE, **scales)
+        assert same_bits(step(scales), expected)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="k_scale: expected shape"):
+        jax.block_until_ready(step({"k_scale": np.ones(3, np.float32)}))
+
+
 def test_a_step_appends_and_attends(jax, calls, small, seed):
     attn, q, caches = small
     k, v = np.random.default_rng(seed + 1).standard_normal((2, 3, 2, 8), np.float32)

@@ -8,6 +8,7 @@ import flashplan as fp
 from frameworks import NumPy, bits
 from inputs import indptr, poisoned
 from poison import Canary
+from test_append import in_framework, scales_of_heads
 from test_rope import ROPES
 
 DTYPES = [
@@ -88,6 +89,7 @@ def check(problem, rope, framework=None, in_place=False, **scales):
     options = problem.options(framework)
     twins = [cache.copy() for cache in problem.caches]
     wanted = [framework.tensor(cache) for cache in twins]
+    scales = in_framework(framework, scales)
     rotated, rotated_k = fp.apply_rope(q, k, framework.tensor(problem.positions()), rope)
     fp.append_paged_kv(rotated_k, v, *wanted, *lengths, **options, **scales)
 
@@ -117,6 +119,14 @@ def check(problem, rope, framework=None, in_place=False, **scales):
 def test_is_both_in_one(rng, name, dtype, cache_dtype):
     problem = Problem(rng, dtype, cache_dtype, kv_layout=rng.choice(["NHD", "HND"]))
     check(problem, fp.Rope(**ROPES[name]), k_scale=0.7, v_scale=1.3)
+
+
+@pytest.mark.parametrize(("dtype", "cache_dtype"), DTYPES)
+def test_scales_of_heads(rng, dtype, cache_dtype):
+    scales = scales_of_heads(rng, count=2)
+    check(Problem(rng, dtype, cache_dtype), fp.Rope(rotary_dim=32), **scales)
+    swapped = {"k_scale": scales["v_scale"], "v_scale": scales["k_scale"]}
+    check(Problem(rng, dtype, cache_dtype), fp.Rope(), **swapped)
 
 
 @pytest.mark.parametrize("interleaved", [False, True])

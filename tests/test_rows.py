@@ -19,37 +19,58 @@ def check(fn, exact, x, others, shape, dtype, strided, framework=None, **options
     canary = output(shape, dtype, strided)
     out = view(canary, shape)
     tensor = framework.tensor(out)
-    result = fn(framework.tensor(x), *map(framework.tensor, others), out=tensor, **options)
+    others = [None if other is None else framework.tensor(other) for other in others]
+    result = fn(framework.tensor(x), *others, out=tensor, **options)
     assert result is tensor
     framework.fetch(out, tensor)
     assert_close(out, exact, dtype)
     canary.assert_only_written(canary.view.shape[0])
 
 
-def check_rmsnorm(rng, shape, dtype, strided, framework=None, **options):
-    x, weight = rows(rng, shape, dtype, strided), rows(rng, shape[-1:], dtype)
+def vector(rng, shape, dtype):
+    """A weight or bias for rows of a shape; None for the dtype None."""
+    return None if dtype is None else rows(rng, shape[-1:], dtype)
+
+
+def check_rmsnorm(rng, shape, dtype, strided, framework=None, weight_dtype="x's", **options):
+    x = rows(rng, shape, dtype, strided)
+    weight = vector(rng, shape, dtype if weight_dtype == "x's" else weight_dtype)
     exact = row_cases.rmsnorm(x, weight, options.get("eps", 1e-6), options.get("gemma", False))
     check(fp.rmsnorm, exact, x, [weight], shape, dtype, strided, framework, **options)
 
 
-def check_add_rmsnorm(rng, shape, dtype, framework=None):
+def check_add_rmsnorm(rng, shape, dtype, framework=None, weight_dtype="x's"):
     framework = framework or NumPy()
     x, residual = (rows(rng, shape, dtype, strided=True) for _ in range(2))
-    weight = rows(rng, shape[-1:], dtype)
+    weight = vector(rng, shape, dtype if weight_dtype == "x's" else weight_dtype)
     total = (x.astype(np.float32) + residual.astype(np.float32)).astype(dtype)
-    tensors = [framework.tensor(a) for a in (x, residual, weight)]
-    assert fp.add_rmsnorm(*tensors, 1e-5) is None
+    tensors = [framework.tensor(a) for a in (x, residual)]
+    weight_tensor = None if weight is None else framework.tensor(weight)
+    assert fp.add_rmsnorm(*tensors, weight_tensor, 1e-5) is None
     for array, tensor in zip((x, residual), tensors, strict=False):
         framework.fetch(array, tensor)
     assert_same_bits(residual, total)
     assert_close(x, row_cases.rmsnorm(total, weight, 1e-5), dtype)
 
 
-def check_layernorm(rng, shape, dtype, strided, framework=None, with_bias=True):
+def check_layernorm(rng, shape, dtype, strided, framework=None, with_bias=True, weight_dtype="x's"):
     x = rows(rng, shape, dtype, strided) + np.asarray(3, dtype)
-    vectors = [rows(rng, shape[-1:], dtype) for _ in range(1 + with_bias)]
-    exact = row_cases.layernorm(x, *(vectors if with_bias else (vectors[0], None)), 1e-5)
-    check(fp.layernorm, exact, x, vectors, shape, dtype, strided, framework)
+    weight = vector(rng, shape, dtype if weight_dtype == "x's" else weight_dtype)
+    bias_dtype = dtype if weight is None else weight.dtype
+    bias = vector(rng, shape, bias_dtype if with_bias else None)
+    exact = row_cases.layernorm(x, weight, bias, 1e-5)
+    check(fp.layernorm, exact, x, [weight, bias], shape, dtype, strided, framework)
+
+
+def check_other_weights(rng, shape, dtype, framework=None, strided=False):
+    """Weights of float32, and none."""
+    for weight_dtype in ("float32", None):
+        check_rmsnorm(rng, shape, dtype, strided, framework, weight_dtype)
+        check_rmsnorm(rng, shape, dtype, strided, framework, weight_dtype, gemma=True)
+        for with_bias in (False, True):
+            check_layernorm(rng, shape, dtype, strided, framework, with_bias, weight_dtype)
+        if len(shape) > 1:
+            check_add_rmsnorm(rng, shape, dtype, framework, weight_dtype)
 
 
 def check_gated(rng, name, shape, dtype, strided, framework=None):
@@ -75,6 +96,25 @@ def test_options(rng, dtype):
     check_rmsnorm(rng, (4, 48), dtype, False, gemma=True, eps=0.5)
     check_rmsnorm(rng, (2, 9001), dtype, False, gemma=True)
     check_layernorm(rng, (4, 48), dtype, False, with_bias=False)
+
+
+@pytest.mark.parametrize("strided", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_other_weights(rng, shape, dtype, strided):
+    check_other_weights(rng, shape, dtype, strided=strided)
+
+
+def test_weights_of_every_framework(rng, framework):
+    """A weight of float32 is not rounded to the dtype of x."""
+    x = rows(rng, (3, 64), "bfloat16")
+    weight = rows(rng, (64,), "float32")
+    exact = row_cases.rmsnorm(x, weight, 1e-6)
+    rounded = row_cases.rmsnorm(x, weight.astype("bfloat16"), 1e-6)
+    result = fp.rmsnorm(framework.tensor(x), framework.tensor(weight))
+    assert_close(framework.array(result), exact, "bfloat16")
+    with pytest.raises(AssertionError):
+        assert_close(framework.array(result), rounded, "bfloat16")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -139,14 +139,15 @@ def test_operators_are_what_they_say(torch, ops):
     )
     new = torch.randn(2, *k.shape[2:])
     indptr, lens = torch.tensor([[0, 2], [5, 0]], dtype=torch.int32)
+    scales = (1.0, torch.ones(k.shape[2]), 0.5, None)
     torch.library.opcheck(
         torch.ops.flashplan.append_paged_kv.default,
-        (new, new, k, v, indptr, lens[:1], table[:1], *(None,) * 3, "NHD", None, 1.0, 1.0),
+        (new, new, k, v, indptr, lens[:1], table[:1], *(None,) * 3, "NHD", *(None, *scales)),
     )
     slots = torch.tensor([7, -1])
     torch.library.opcheck(
         torch.ops.flashplan.append_paged_kv.default,
-        (new, new, k, v, *(None,) * 5, slots, "NHD", None, 1.0, 1.0),
+        (new, new, k, v, *(None,) * 5, slots, "NHD", None, *scales),
     )
 
 
@@ -197,6 +198,25 @@ def test_gradients_are_refused(torch, ops, name, argument):
     with torch.enable_grad(), pytest.raises(Exception, match=f"{argument}: expected .*inference"):
         differentiated(torch, name, function, x)
     assert function(x.detach()).shape == q.shape
+
+
+@pytest.mark.parametrize("backend", ["eager", *BACKENDS])
+def test_appends_with_scales_of_heads(torch, ops, random, backend):
+    k, v = torch.randn(2, 3, 2, 8, generator=random)
+    k_scale, v_scale = torch.tensor([0.3]), torch.tensor([0.7, 1.9])
+    slots = torch.tensor([7, -1, 2])
+    expected, caches = torch.zeros(2, 2, 2, 4, 2, 8).unbind()
+    scales = {"k_scale": k_scale, "v_scale": v_scale}
+    fp.append_paged_kv(k, v, *expected, slot_mapping=slots, **scales)
+
+    def step(k_cache, v_cache, k_scale, v_scale):
+        ops.append_paged_kv(
+            k, v, k_cache, v_cache, slot_mapping=slots, k_scale=k_scale, v_scale=v_scale
+        )
+
+    torch.compile(step, backend=backend, fullgraph=True)(*caches, k_scale, v_scale)
+    assert same_bits(torch, caches.unbind(), expected.unbind())
+    assert caches.any()
 
 
 @pytest.mark.parametrize("name", ["aot_eager", "grad"])

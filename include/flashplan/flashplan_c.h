@@ -276,6 +276,28 @@ FLASHPLAN_API flashplan_status flashplan_plan_run(flashplan_plan* plan,
                                                   flashplan_stream stream,
                                                   char* message) FLASHPLAN_NOEXCEPT;
 
+// Index tensors on the plan's device or in host memory: DeviceData of plan.h.
+typedef struct flashplan_device_data {
+  size_t struct_size;
+  const flashplan_tensor* block_table;
+  const flashplan_tensor* page_indptr;
+  const flashplan_tensor* page_indices;
+  const flashplan_tensor* kv_lens;
+  const flashplan_tensor* slot_mapping;
+  int64_t num_pages;
+} flashplan_device_data;
+
+// Sets everything to NULL or 0.
+FLASHPLAN_API void flashplan_device_data_init(flashplan_device_data* data,
+                                              size_t struct_size) FLASHPLAN_NOEXCEPT;
+
+// Plan::check_device_data, for debugging: waits for `stream`, and checks the values of the tensors
+// for the last flashplan_plan_plan as the CPU does.
+FLASHPLAN_API flashplan_status flashplan_plan_check_device_data(const flashplan_plan* plan,
+                                                                const flashplan_device_data* data,
+                                                                flashplan_stream stream,
+                                                                char* message) FLASHPLAN_NOEXCEPT;
+
 // Bytes of workspace that flashplan_plan_run needs, the same for every batch; 0 for NULL.
 FLASHPLAN_API size_t flashplan_plan_workspace_bytes(const flashplan_plan* plan) FLASHPLAN_NOEXCEPT;
 
@@ -306,7 +328,9 @@ typedef struct flashplan_append_tensors {
   float k_scale;
   float v_scale;
   int32_t kv_layout;
-  int32_t reserved;  // 0
+  int32_t reserved;                  // 0
+  const flashplan_tensor* k_scales;  // or NULL
+  const flashplan_tensor* v_scales;  // or NULL
 } flashplan_append_tensors;
 
 // Sets scales to 1 and everything else to NULL or 0.

@@ -16,22 +16,23 @@
 extern "C" {
 #endif
 
-// out = x / sqrt(mean(x^2) + eps) * weight; `out` may be x. gemma: not 0 multiplies by 1 + weight.
+// out = x / sqrt(mean(x^2) + eps) * weight; weight may be NULL, and `out` may be x. gemma: not 0
+// multiplies by 1 + weight.
 FLASHPLAN_API flashplan_status flashplan_rmsnorm(const flashplan_tensor* x,
                                                  const flashplan_tensor* weight,
                                                  const flashplan_tensor* out, float eps,
                                                  int32_t gemma, flashplan_stream stream,
                                                  char* message) FLASHPLAN_NOEXCEPT;
 
-// residual += x, then x = rmsnorm(residual): both are written.
+// residual += x, then x = rmsnorm(residual): both are written. weight may be NULL.
 FLASHPLAN_API flashplan_status flashplan_add_rmsnorm(const flashplan_tensor* x,
                                                      const flashplan_tensor* residual,
                                                      const flashplan_tensor* weight, float eps,
                                                      int32_t gemma, flashplan_stream stream,
                                                      char* message) FLASHPLAN_NOEXCEPT;
 
-// Computes out = (x - mean(x)) / sqrt(variance(x) + eps) * weight + bias. bias may be NULL, and out
-// may be x.
+// Computes out = (x - mean(x)) / sqrt(variance(x) + eps) * weight + bias. weight and bias may be
+// NULL, and out may be x.
 FLASHPLAN_API flashplan_status flashplan_layernorm(const flashplan_tensor* x,
                                                    const flashplan_tensor* weight,
                                                    const flashplan_tensor* bias,

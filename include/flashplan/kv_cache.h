@@ -29,6 +29,9 @@ struct AppendTensors {
   /// Stored key = key / k_scale in float32, saturating in 8-bit formats. Normal floats > 0.
   float k_scale = 1.0F;
   float v_scale = 1.0F;
+  /// [1] or [num_kv_heads] float32, on the device of the caches, or empty: one factor for all kv
+  /// heads or for each, by which k_scale and v_scale are multiplied. Not checked on a GPU.
+  TensorView k_scales, v_scales;
 };
 
 /// Writes new token j of request r to position kv_lens[r] - (indptr[r+1] - indptr[r]) + j of the
@@ -37,8 +40,9 @@ struct AppendTensors {
 /// On CUDA: one launch on `stream` (two if k and v differ in dtype), no allocation, no
 /// synchronisation; may be captured in a graph, which then serves any batch of kv_lens.shape[0]
 /// requests and up to k.shape[0] tokens. The values of indptr, kv_lens, the page table and slots
-/// are in device memory and not checked: they must be valid, as the CPU requires. One exception: a
-/// token whose page id or slot is outside the cache is not written.
+/// are in device memory and not checked: a token whose page id or slot is outside the cache, or
+/// whose length leads beyond its row of the page table, is not written.
+/// Plan::check_device_data() looks for such values.
 ///   kInvalidArgument, kInvalidType  a tensor is malformed, or a cache shares memory with another
 ///                                   argument; nothing was written
 ///   kCudaError                      the launch failed

@@ -9,15 +9,16 @@
 namespace flashplan {
 
 // In all of these: x [..., n] of rank 1 to 4 is float32, float16 or bfloat16, and its rows may have
-// any strides. weight and bias are [n] of x's dtype. Sums are in float32. On CUDA: one launch on
-// `stream`, no allocation, no synchronisation; may be captured in a graph.
+// any strides. weight is [n] of x's dtype or float32; it may be empty, and then nothing is
+// multiplied. Sums and products are in float32. On CUDA: one launch on `stream`, no allocation, no
+// synchronisation; may be captured in a graph.
 //   kInvalidArgument, kInvalidType  a tensor is malformed, or an output shares memory with another
 //                                   argument; nothing was written
 //   kCudaError                      the launch failed
 
 struct RmsNormOptions {
   float eps = 1e-6F;   // added to the mean of the squares; >= 0
-  bool gemma = false;  // multiplies by 1 + weight instead of weight
+  bool gemma = false;  // multiplies by 1 + weight instead of weight, if there is one
 };
 
 /// out = x / sqrt(mean(x^2) + eps) * weight. `out` is shaped like x, and may be x.
@@ -30,7 +31,7 @@ FLASHPLAN_API Status add_rmsnorm(const TensorView& x, const TensorView& residual
                                  Stream stream = nullptr) noexcept;
 
 /// Computes out = (x - mean(x)) / sqrt(variance(x) + eps) * weight + bias. `out` has the shape of x
-/// and may be x; bias may be empty.
+/// and may be x; bias [n] has the dtype of weight, without a weight that of x, or is empty.
 FLASHPLAN_API Status layernorm(const TensorView& x, const TensorView& weight,
                                const TensorView& bias, const TensorView& out, float eps = 1e-5F,
                                Stream stream = nullptr) noexcept;

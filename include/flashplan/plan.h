@@ -105,10 +105,10 @@ struct AttentionTensors {
   /// but for the last dimension, which is contiguous.
   TensorView k, v;
   // Paged only, one of the two forms, int32, on the Plan's device. A request of kv_len tokens
-  // reads its first ceil(kv_len / page_size) entries and no more. On the CPU the ids of pages that
-  // a query sees are checked, and those before a sliding window may be anything. On a GPU the
-  // contents of tables, page_indptr included, are not checked; only that block_table has enough
-  // columns for the longest request of the plan.
+  // reads its first ceil(kv_len / page_size) entries and no more. An id that no query sees may be
+  // anything. On the CPU a visible id outside of the cache is an error; on a GPU its keys have the
+  // weight 0, and run() checks only that block_table has enough columns for the longest request of
+  // the plan. docs/reference/errors.md has the rules, and check_device_data() looks for violations.
   TensorView block_table;   // [>= batch_size, max_pages]
   TensorView page_indptr;   // [>= batch_size + 1]
   TensorView page_indices;  // [>= page_indptr[batch_size]]
@@ -156,6 +156,17 @@ struct AttentionTensors {
 };
 
 constexpr std::size_t kWorkspaceAlignment = 256;
+
+/// What run() and append_paged_kv() read from index tensors. Those that are not given are empty.
+/// Each lies on the Plan's device or in host memory.
+struct DeviceData {
+  TensorView block_table;  // as in AttentionTensors
+  TensorView page_indptr;
+  TensorView page_indices;
+  TensorView kv_lens;       // real lengths, as in AttentionTensors
+  TensorView slot_mapping;  // [any] int64, as in AppendTensors
+  int64_t num_pages = 0;    // of the cache; >= 0, not used for ragged k and v
+};
 
 /// A schedule and what is needed to run it. Use from one thread at a time; different Plans are
 /// independent. Movable, not copyable.
@@ -215,6 +226,18 @@ class FLASHPLAN_API Plan {
   ///   kNotReady                       there was no plan() yet; on the CPU, another run is using
   ///                                   the workspace
   Status run(const AttentionTensors& tensors, Stream stream = nullptr) noexcept;
+
+  /// Checks the values of index tensors for the last plan(), for debugging: the ids of pages that a
+  /// query sees and slots, as run() and append_paged_kv() do on the CPU, and that each real length
+  /// is between 0 and the planned one. A page table may be left out where slots or lengths are
+  /// given. Tensors on a GPU are copied to host memory that the call allocates: it waits for
+  /// `stream` and all work on it. Nothing is written.
+  ///   kInvalidArgument, kInvalidType  a tensor is malformed, or a value is out of range; the
+  ///                                   message names its place
+  ///   kNotReady                       there was no plan() yet, or `stream` is being captured
+  ///   kOutOfMemory                    there is no host memory for the copies
+  ///   kCudaError                      a copy, or work that was on the stream, failed
+  Status check_device_data(const DeviceData& data, Stream stream = nullptr) const noexcept;
 
   /// Bytes of workspace that run() needs. They depend on the options alone, not on the batch.
   std::size_t workspace_bytes() const noexcept;

@@ -8,6 +8,7 @@ from flashplan import variants
 from flashplan._core import CudaError, UnsupportedError
 from flashplan._core import version as _version
 from flashplan.attention import Attention
+from flashplan.device_data import check_device_data
 from flashplan.masks import pack_mask
 from flashplan.ops import append_paged_kv, merge_states, rope_append_paged_kv
 from flashplan.penalties import apply_penalties
@@ -39,6 +40,7 @@ __all__ = [
     "append_paged_kv",
     "apply_penalties",
     "apply_rope",
+    "check_device_data",
     "find_shared_prefixes",
     "gelu_and_mul",
     "gelu_tanh_and_mul",

@@ -178,6 +178,8 @@ class Plan:
 
     def bind(self, q: object | None, k: object | None, v: object | None, block_table: object | None, page_indptr: object | None, page_indices: object | None, kv_lens: object | None, mask: object | None, sinks: object | None, out: object | None, lse: object | None, k_scale: object | None, v_scale: object | None, pdl: object | None, variant_arguments: object | None, result: object | None) -> BoundRun: ...
 
+    def check_device_data(self, block_table: object | None, page_indptr: object | None, page_indices: object | None, num_pages: int, kv_lens: object | None, slot_mapping: object | None, stream: object | None) -> None: ...
+
     def describe(self) -> str:
         """The schedule as text: totals, then the first queues."""
 

@@ -247,3 +247,7 @@ class Attention(Runs):
         if _logger.isEnabledFor(logging.DEBUG):
             _logger.debug("planned: %s", self._plan.describe())
         return self._plan
+
+    def _plan_on(self, _device: int) -> _core.Plan:
+        """The plan for calls of XLA. Their runs refuse tensors on another device."""
+        return self._plan

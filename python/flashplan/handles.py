@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers that stand for `Attention` objects in operators of PyTorch, which take no such object."""
+"""Numbers that stand for `Attention` objects in PyTorch's operators and XLA's calls.
+
+These take no Python objects. `AttentionOnDevices` has such a number, too.
+"""
 
 import itertools
 from typing import Any

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention and appending as calls of XLA, for jit, scan and shard_map.
+"""Attention and appending as calls of XLA, for jit, scan and shard_map, on one device or several.
 
 The functions have the arguments of those in the package, but return new arrays instead of writing
 to the caller's. Call `plan()` outside of compiled functions: once per step, before the function is
@@ -11,7 +11,8 @@ after the results of the step before are ready (`jax.block_until_ready`, or by r
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias, overload
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import jax
 import numpy as np
@@ -19,13 +20,15 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from flashplan import _core
+from flashplan.attention import Attention
+from flashplan.jax_calls import Argument, Call, Result, call_xla, check_mesh, is_local
+from flashplan.jax_devices import AttentionOnDevices
 from flashplan.values import is_hnd, to_float
 
 if TYPE_CHECKING:
-    from flashplan.attention import Attention
     from flashplan.types import KvLayout
 
-_Output: TypeAlias = tuple[tuple[int, ...], str]  # shape and dtype
+__all__ = ["AttentionOnDevices", "append_paged_kv", "on_devices", "run"]
 
 for _name, _handler in _core.xla_handlers(on_cuda=False).items():
     jax.ffi.register_ffi_target(_name, _handler, platform="cpu")
@@ -34,50 +37,33 @@ if _core.built_for_cuda():
         jax.ffi.register_ffi_target(_name, _handler, platform="CUDA")
 
 
-class _Static:
-    """The arguments of a call that are not arrays. JAX needs them to be hashable."""
+def on_devices(attn: Attention, devices: Sequence[Any]) -> AttentionOnDevices:
+    """An Attention for each device of one program, with the options of `attn`, for run().
 
-    def __init__(
-        self, name: str, outputs: list[_Output], aliases: dict[int, int], **attributes: Any
-    ) -> None:
-        self.parts = (name, tuple(outputs), tuple(aliases.items()), tuple(attributes.items()))
+    Args:
+        attn: its options are taken. Its heads are those of one device: n devices have n times as
+            many. It is not used otherwise.
+        devices: of `jax.devices()`, each once, of this process, all GPUs or all of the CPU as that
+            of `attn`.
 
-    def __hash__(self) -> int:
-        return hash(self.parts)
+    Returns:
+        An object that has devices, options and plan(), which plans the same step on all devices.
+        run() finds the device of a call itself. Keep the object alive as long as functions that
+        were compiled with it may run.
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Static) and self.parts == other.parts
-
-
-def _call_xla(static: _Static, *arrays: ArrayLike) -> tuple[Array, ...]:
-    name, outputs, aliases, attributes = static.parts
-    make: Any = jax.ShapeDtypeStruct
-    call = jax.ffi.ffi_call(
-        name,
-        [make(shape, dtype) for shape, dtype in outputs],
-        input_output_aliases=dict(aliases),
-        vmap_method="sequential",
-    )
-    results: Any = call(*arrays, **dict(attributes))
-    return tuple(results)
+    Raises:
+        ValueError, TypeError: `attn` is no Attention, or a device is of another kind or process, or
+            is given twice.
+        CudaError, UnsupportedError: as `Attention` raises them.
+    """
+    return AttentionOnDevices(attn, devices)
 
 
-def _refuse_gradient(static: _Static, _primals: Any, _tangents: Any) -> NoReturn:
-    name = static.parts[0].replace("_", ".jax.", 1)
-    raise _core.UnsupportedError(
-        f"{name}: expected no gradient (there is no backward pass: jax.lax.stop_gradient), "
-        "got a function that is differentiated"
-    )
-
-
-_call: Any = jax.custom_jvp(_call_xla, nondiff_argnums=(0,))
-_call.defjvp(_refuse_gradient)
-
-
-def _given(*arrays: ArrayLike | None) -> tuple[list[ArrayLike], np.int64]:
+def _given(arguments: dict[Argument, ArrayLike | None]) -> tuple[dict[Argument, Any], np.int64]:
     """The arrays that are given, and a bit for each place where one is."""
-    bits = sum(1 << i for i, array in enumerate(arrays) if array is not None)
-    return [array for array in arrays if array is not None], np.int64(bits)
+    bits = sum(1 << i for i, array in enumerate(arguments.values()) if array is not None)
+    given = {name: array for name, array in arguments.items() if array is not None}
+    return given, np.int64(bits)
 
 
 def _scale(name: str, scale: Any) -> tuple[np.float32, ArrayLike | None]:
@@ -85,6 +71,29 @@ def _scale(name: str, scale: Any) -> tuple[np.float32, ArrayLike | None]:
     if isinstance(scale, (jax.Array, np.ndarray)):
         return np.float32(1.0), scale.ravel()
     return np.float32(to_float(name, scale)), None
+
+
+def _scale_argument(name: str, scale: ArrayLike | None) -> Argument:
+    return Argument(name, heads=None if scale is None or np.size(scale) == 1 else 0)
+
+
+def _heads_of_cache(hnd: bool) -> int:
+    """The dimension of a paged cache that has the heads."""
+    return 1 if hnd else 2
+
+
+def _check_heads(arrays: dict[Argument, Any], num_qo_heads: int, num_kv_heads: int) -> None:
+    """Checks the heads of all devices together, which no single call sees."""
+    for argument, array in arrays.items():
+        if argument.heads is None:
+            continue
+        shape = np.shape(array)
+        heads = num_qo_heads if argument.name in ("q", "sinks") else num_kv_heads
+        if len(shape) <= argument.heads or shape[argument.heads] != heads:
+            raise ValueError(
+                f"{argument.name}: expected {heads} heads in dimension {argument.heads}, "
+                f"got shape {list(shape)}"
+            )
 
 
 def _shape(name: str, array: Any, expected: tuple[int | None, ...]) -> tuple[int, ...]:
@@ -100,7 +109,7 @@ def _shape(name: str, array: Any, expected: tuple[int | None, ...]) -> tuple[int
 
 @overload
 def run(
-    attn: Attention,
+    attn: Attention | AttentionOnDevices,
     q: ArrayLike,
     k: ArrayLike,
     v: ArrayLike,
@@ -117,7 +126,7 @@ def run(
 ) -> Array: ...
 @overload
 def run(
-    attn: Attention,
+    attn: Attention | AttentionOnDevices,
     q: ArrayLike,
     k: ArrayLike,
     v: ArrayLike,
@@ -133,7 +142,7 @@ def run(
     v_scale: ArrayLike = 1.0,
 ) -> tuple[Array, Array]: ...
 def run(
-    attn: Attention,
+    attn: Attention | AttentionOnDevices,
     q: ArrayLike,
     k: ArrayLike,
     v: ArrayLike,
@@ -153,44 +162,82 @@ def run(
 
     Args:
         attn: keep it alive as long as functions that were compiled with it may run. They must run
-            on its device. Its variant, if any, has no tensors; its scalars have their defaults.
+            on its device or, if it is on_devices(), on all of its devices. Its variant, if any, has
+            no tensors; its scalars have their defaults.
 
-    The other arguments are those of `Attention.run`; there is no out, lse, stream or pdl.
+    The other arguments are those of `Attention.run`; there is no out, lse, stream or pdl. On n
+    devices, arrays have the shapes of one device inside shard_map. Elsewhere q, k, v, sinks and
+    scales for each head have n times the heads, and these are divided among the devices: by a
+    NamedSharding of the dimension of heads over a mesh of all of them. Arrays with all heads on
+    each device are cut there. All other arrays are whole on each device.
 
     Returns:
         o, or (o, lse), of as many rows as q, because shapes must not depend on the plan. Rows after
-        those that were planned are not written; their values are arbitrary.
+        those that were planned are not written; their values are arbitrary. The heads are divided
+        as those of q.
 
     Raises:
-        ValueError: q has another shape than `attn` was made for.
+        ValueError: q has another shape than `attn` was made for, or the program is compiled for
+            other devices than those of `attn`.
         UnsupportedError: a gradient is asked for, or the variant has tensors.
+        jax.errors.JaxRuntimeError: raised by JAX when it compiles a program that divides an array
+            in another way. The text names the array and the sharding.
         jax.errors.JaxRuntimeError, ValueError: an array disagrees with the plan; raised by JAX once
             the call has run. The text is that of `Attention.run`.
     """
-    if attn._variant is not None and attn._variant._tensors:
-        names = ", ".join(attn._variant._tensors)
+    devices: frozenset[Any] = frozenset()
+    if isinstance(attn, AttentionOnDevices):
+        one, devices = attn._attentions[0], frozenset(attn.devices)
+    else:
+        one = attn
+    if one._variant is not None and one._variant._tensors:
+        names = ", ".join(one._variant._tensors)
         raise _core.UnsupportedError(f"attn: expected a variant without tensors, got {names}")
-    num_heads, head_dim = attn._o_heads_and_dim
-    num_tokens = _shape("q", q, (None, num_heads, None))[0]
-    outputs: list[_Output] = [((num_tokens, num_heads, head_dim), attn._o_dtype)]
+    check_mesh(devices)
+    parts = 1 if is_local() else max(1, len(devices))
+    options = one._plan.options
+    heads = options.num_qo_heads * parts
+    num_tokens = _shape("q", q, (None, heads, None))[0]
+    results = [Result((num_tokens, heads, options.head_dim_vo), one._o_dtype, heads=1)]
     if return_lse:
-        outputs.append(((num_tokens, num_heads), "float32"))
+        results.append(Result((num_tokens, heads), "float32", heads=1))
     k_number, k_array = _scale("k_scale", k_scale)
     v_number, v_array = _scale("v_scale", v_scale)
     optional, given = _given(
-        block_table, page_indptr, page_indices, kv_lens, mask, sinks, k_array, v_array
+        {
+            Argument("block_table"): block_table,
+            Argument("page_indptr"): page_indptr,
+            Argument("page_indices"): page_indices,
+            Argument("kv_lens"): kv_lens,
+            Argument("mask"): mask,
+            Argument("sinks", heads=0): sinks,
+            _scale_argument("k_scale", k_array): k_array,
+            _scale_argument("v_scale", v_array): v_array,
+        }
     )
-    static = _Static(
+    kv_heads = _heads_of_cache(options.hnd) if options.page_size else 1
+    arrays = {
+        Argument("q", heads=1): q,
+        Argument("k", kv_heads): k,
+        Argument("v", kv_heads): v,
+        **optional,
+    }
+    if parts > 1:
+        _check_heads(arrays, heads, options.num_kv_heads * parts)
+    call = Call(
         "flashplan_run",
-        outputs,
-        {},
-        attention=np.int64(attn._handle),
-        given=given,
-        k_scale=k_number,
-        v_scale=v_number,
+        tuple(arrays),
+        tuple(results),
+        (
+            ("attention", np.int64(attn._handle)),
+            ("given", given),
+            ("k_scale", k_number),
+            ("v_scale", v_number),
+        ),
+        devices=devices,
     )
-    results = _call(static, q, k, v, *optional)
-    return (results[0], results[1]) if return_lse else results[0]
+    outputs = call_xla(call, *arrays.values())
+    return (outputs[0], outputs[1]) if return_lse else outputs[0]
 
 
 def append_paged_kv(
@@ -205,14 +252,18 @@ def append_paged_kv(
     page_indptr: ArrayLike | None = None,
     page_indices: ArrayLike | None = None,
     kv_layout: KvLayout = "NHD",
-    k_scale: float = 1.0,
-    v_scale: float = 1.0,
+    k_scale: ArrayLike = 1.0,
+    v_scale: ArrayLike = 1.0,
 ) -> tuple[Array, Array]:
     """`flashplan.append_paged_kv()` as a call of XLA.
 
     Args:
         k_cache, v_cache: written in place if they are donated arguments of the compiled function
             (`jax.jit(..., donate_argnums=...)`); otherwise they are copied first.
+
+    On several devices the heads of k, v and the caches may be divided among the devices, or all be
+    on each; all other arrays are whole on each device. Inside shard_map shapes are those of one
+    device.
 
     The other arguments are those of `flashplan.append_paged_kv`; there is no slot_mapping, kv_dtype
     or stream.
@@ -221,19 +272,54 @@ def append_paged_kv(
         (k_cache, v_cache) with the new tokens.
 
     Raises:
+        ValueError: k, v, k_cache and v_cache do not have as many heads, or have other dimensions.
         UnsupportedError: a gradient is asked for.
+        jax.errors.JaxRuntimeError: raised by JAX when it compiles a program that divides an array
+            in another way.
         jax.errors.JaxRuntimeError, ValueError: an array is malformed; raised by JAX once the call
             has run. The text is that of `flashplan.append_paged_kv`.
     """
-    optional, given = _given(block_table, page_indptr, page_indices)
-    static = _Static(
-        "flashplan_append_paged_kv",
-        [(tuple(np.shape(cache)), cache.dtype.name) for cache in (k_cache, v_cache)],
-        {2: 0, 3: 1},
-        given=given,
-        hnd=np.int64(is_hnd(kv_layout)),
-        k_scale=np.float32(to_float("k_scale", k_scale)),
-        v_scale=np.float32(to_float("v_scale", v_scale)),
+    k_number, k_array = _scale("k_scale", k_scale)
+    v_number, v_array = _scale("v_scale", v_scale)
+    optional, given = _given(
+        {
+            Argument("block_table"): block_table,
+            Argument("page_indptr"): page_indptr,
+            Argument("page_indices"): page_indices,
+            _scale_argument("k_scale", k_array): k_array,
+            _scale_argument("v_scale", v_array): v_array,
+        }
     )
-    results = _call(static, k, v, k_cache, v_cache, indptr, kv_lens, *optional)
-    return results[0], results[1]
+    hnd = is_hnd(kv_layout)
+    heads = _heads_of_cache(hnd)
+    num_heads = _shape("k", k, (None, None, None))[1]
+    _shape("v", v, (None, num_heads, None))
+    shape = (None, num_heads, None, None) if hnd else (None, None, num_heads, None)
+    results = [
+        Result(_shape(name, cache, shape), cache.dtype.name, heads)
+        for name, cache in (("k_cache", k_cache), ("v_cache", v_cache))
+    ]
+    arrays = {
+        Argument("k", heads=1): k,
+        Argument("v", heads=1): v,
+        Argument("k_cache", heads): k_cache,
+        Argument("v_cache", heads): v_cache,
+        Argument("indptr"): indptr,
+        Argument("kv_lens"): kv_lens,
+        **optional,
+    }
+    check_mesh(None)
+    call = Call(
+        "flashplan_append_paged_kv",
+        tuple(arrays),
+        tuple(results),
+        (
+            ("given", given),
+            ("hnd", np.int64(hnd)),
+            ("k_scale", k_number),
+            ("v_scale", v_number),
+        ),
+        aliases=((2, 0), (3, 1)),
+    )
+    caches = call_xla(call, *arrays.values())
+    return caches[0], caches[1]

@@ -76,8 +76,8 @@ def append_paged_kv(
     slot_mapping: Tensor | None = None,
     kv_layout: KvLayout = "NHD",
     kv_dtype: KvDType | None = None,
-    k_scale: float = 1.0,
-    v_scale: float = 1.0,
+    k_scale: float | Tensor = 1.0,
+    v_scale: float | Tensor = 1.0,
     stream: Stream | None = None,
 ) -> None:
     """Writes the keys and values of new tokens into their pages.
@@ -97,7 +97,8 @@ def append_paged_kv(
             slot. On a GPU, tokens with a slot outside of the caches are skipped too.
         kv_dtype: what a cache of uint8 or uint16 stores; default: uint16 stores bfloat16.
         k_scale, v_scale: stored key = key / k_scale, computed in float32. In 8-bit formats, values
-            that are too large become the largest one.
+            that are too large become the largest one. A number, or a float32 tensor on the device,
+            [1] or [num_kv_heads], as for `Attention.run`.
         stream: as in `Attention`; default: the current one of k_cache's framework. None on the
             CPU.
 
@@ -152,8 +153,8 @@ def rope_append_paged_kv(
     page_indices: Tensor | None = None,
     kv_layout: KvLayout = "NHD",
     kv_dtype: KvDType | None = None,
-    k_scale: float = 1.0,
-    v_scale: float = 1.0,
+    k_scale: float | Tensor = 1.0,
+    v_scale: float | Tensor = 1.0,
     out_q: TensorT | None = None,
     stream: Stream | None = None,
 ) -> TensorT:

@@ -11,7 +11,7 @@ from flashplan.values import to_bool, to_dtype
 
 def rmsnorm(
     x: TensorT,
-    weight: Tensor,
+    weight: Tensor | None = None,
     eps: float = 1e-6,
     *,
     gemma: bool = False,
@@ -23,9 +23,9 @@ def rmsnorm(
     Args:
         x: [..., n] float32, float16 or bfloat16 (also as uint16 memory), of 1 to 4 dimensions with
             rows at any strides. A [tokens, heads, head_dim] view gives a norm for each head.
-        weight: [n] of x's dtype.
+        weight: [n] of x's dtype or float32; None: nothing is multiplied.
         eps: added to the mean of the squares; >= 0.
-        gemma: multiply by 1 + weight.
+        gemma: multiply by 1 + weight, if there is a weight.
         out: shaped like x, written; x itself, or memory apart from it; default: a new tensor in x's
             framework.
         stream: as in `Attention`; default: the current one of x's framework. None on the CPU.
@@ -49,7 +49,7 @@ def rmsnorm(
 def add_rmsnorm(
     x: Tensor,
     residual: Tensor,
-    weight: Tensor,
+    weight: Tensor | None = None,
     eps: float = 1e-6,
     *,
     gemma: bool = False,
@@ -78,7 +78,7 @@ def add_rmsnorm(
 
 def layernorm(
     x: TensorT,
-    weight: Tensor,
+    weight: Tensor | None = None,
     bias: Tensor | None = None,
     eps: float = 1e-5,
     *,
@@ -88,7 +88,7 @@ def layernorm(
     """(x - mean) / sqrt(variance + eps) * weight + bias, over the last dimension.
 
     Args:
-        bias: [n] of x's dtype, or None.
+        bias: [n] of the dtype of weight, without a weight of x's; None: nothing is added.
 
     The other arguments and the result are those of `rmsnorm`.
 

@@ -130,11 +130,11 @@ class Runs:
                 contiguous, the other strides are any that are not negative.
             block_table: [batch_size, max_pages] int32 page ids of each request, or
             page_indptr, page_indices: the same as CSR, [batch_size + 1] and [num_ids] int32.
-                On the CPU the ids of pages that a query sees are checked, and those before a
-                sliding window may be anything. On a GPU the contents are not checked, only that
-                block_table has enough columns for the longest request of the plan, and all ids up
-                to kv_len must be pages of the cache: for pages that were freed give any other page,
-                such as 0.
+                An id that no query sees may be anything. On the CPU a visible id outside of the
+                cache is an error; on a GPU its keys have the weight 0, and run() checks only that
+                block_table has enough columns for the longest request of the plan. "What the
+                device's data may hold" in docs/reference/errors.md has the rules, and
+                `check_device_data` looks for violations.
             kv_lens: [batch_size] int32 on the device: the real lengths, where plan() was given
                 upper bounds. The result is that of a plan with these lengths: the position of query
                 i among the keys is kv_len - qo_len + i. A length above the planned one counts as

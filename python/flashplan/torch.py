@@ -50,7 +50,8 @@ torch.library.define(
     "flashplan::append_paged_kv",
     "(Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor? indptr, "
     "Tensor? kv_lens, Tensor? block_table, Tensor? page_indptr, Tensor? page_indices, "
-    "Tensor? slot_mapping, str kv_layout, str? kv_dtype, float k_scale, float v_scale) -> ()",
+    "Tensor? slot_mapping, str kv_layout, str? kv_dtype, float k_scale, Tensor? k_scales, "
+    "float v_scale, Tensor? v_scales) -> ()",
     tags=torch.Tag.pt2_compliant_tag,
 )
 
@@ -112,7 +113,9 @@ def _append_paged_kv(
     kv_layout: KvLayout,
     kv_dtype: KvDType | None,
     k_scale: float,
+    k_scales: Tensor | None,
     v_scale: float,
+    v_scales: Tensor | None,
 ) -> None:
     ops.append_paged_kv(
         k,
@@ -127,8 +130,8 @@ def _append_paged_kv(
         slot_mapping=slot_mapping,
         kv_layout=kv_layout,
         kv_dtype=kv_dtype,
-        k_scale=k_scale,
-        v_scale=v_scale,
+        k_scale=k_scale if k_scales is None else k_scales,
+        v_scale=v_scale if v_scales is None else v_scales,
     )
 
 
@@ -290,8 +293,8 @@ def append_paged_kv(
     slot_mapping: Tensor | None = None,
     kv_layout: KvLayout = "NHD",
     kv_dtype: KvDType | None = None,
-    k_scale: float = 1.0,
-    v_scale: float = 1.0,
+    k_scale: float | Tensor = 1.0,
+    v_scale: float | Tensor = 1.0,
 ) -> None:
     """`flashplan.append_paged_kv()` as an operator of PyTorch, on torch's current stream.
 
@@ -311,6 +314,6 @@ def append_paged_kv(
         slot_mapping,
         kv_layout,
         None if kv_dtype is None else dtype_name(kv_dtype),
-        k_scale,
-        v_scale,
+        *_number_and_tensor(k_scale),
+        *_number_and_tensor(v_scale),
     )

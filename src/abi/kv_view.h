@@ -24,7 +24,7 @@ struct PageTable {
   const int32_t* indptr = nullptr;  // [batch_size + 1], or null for a block table
   int64_t row_stride = 0;
   Divisor page_size = {};
-  int32_t num_pages = 0;  // of the cache, whose ids are [0, num_pages)
+  int32_t num_pages = 1;  // of the cache, whose ids are [0, num_pages); 1: ragged
 };
 
 }  // namespace flashplan

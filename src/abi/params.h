@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "abi/divisor.h"
+#include "abi/head_scales.h"
 #include "abi/kv_view.h"
 #include "abi/mask.h"
 #include "abi/prepared_kv.h"
@@ -60,16 +61,6 @@ struct TensorParams {
   int32_t head_dim_qk = 0;
   int32_t head_dim_vo = 0;
   MaskBits mask = {};
-};
-
-/// Scales of the kv heads, in memory of the device that runs the kernel.
-struct HeadScales {
-  const float* data = nullptr;  // null: all are 1
-  int32_t stride = 0;           // 0: all heads have the first one
-
-  FLASHPLAN_HOST_DEVICE float of(int32_t kv_head) const {
-    return data == nullptr ? 1.0F : data[kv_head * stride];
-  }
 };
 
 /// Numbers of the attention variant.

@@ -10,13 +10,16 @@ namespace flashplan {
 /// Stands for the first prepared tile of a segment that has none.
 constexpr int32_t kNotPrepared = -1;
 
+/// Added to the number of parts for each part that has keys on no page of the cache.
+constexpr int32_t kPartOffPages = 1 << 16;
+
 /// Counters for a tile of one kv head. A tile is prepared in parts, each with the same number of
 /// rows. All counters are zero between runs.
 struct alignas(16) PreparedState {
   // In the state of a segment's first tile: how many parts of all its tiles, from the first key on,
   // a warp prepares or has prepared. May exceed their number.
   int32_t claimed;
-  int32_t keys;  // parts of the keys that are ready
+  int32_t keys;  // parts of the keys that are ready, and kPartOffPages for each with missing keys
   int32_t values;
   int32_t unused;
 };

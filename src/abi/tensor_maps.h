@@ -12,9 +12,11 @@ struct alignas(64) TensorMap {
 };
 
 /// Strides of keys or values in units of `bytes`, the largest power of two that divides them: the
-/// offset of every row is below 2^32 units. bytes = 0: some row is further away, or not aligned to
-/// 16 bytes.
+/// offset of every row is below kNoRow units. bytes = 0: some row is further away, or not aligned
+/// to 16 bytes.
 struct RowUnits {
+  static constexpr uint32_t kNoRow = 0xffffffffU;
+
   uint32_t bytes = 0;
   uint32_t page = 0;
   uint32_t token = 0;

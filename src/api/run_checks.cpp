@@ -25,26 +25,32 @@ Status check_kv(const TensorArgument& argument, const Plan::Impl& plan, int32_t 
              : check_shape(argument, {Dim::any(), heads, page, dim});
 }
 
-Status check_page_form(const AttentionTensors& t, const Plan::Impl& plan) {
-  const PageTableTensors tables{t.block_table, t.page_indptr, t.page_indices};
-  if (plan.options.page_size > 0) {
-    return check_page_table(tables, plan.batch_size, plan.options.device);
-  }
-  if (t.block_table.empty() && t.page_indptr.empty() && t.page_indices.empty()) return {};
+PageTableTensors tables_of(const AttentionTensors& t) {
+  return {t.block_table, t.page_indptr, t.page_indices};
+}
+
+bool has_table(const PageTableTensors& tables) {
+  return !tables.block_table.empty() || !tables.page_indptr.empty() || !tables.page_indices.empty();
+}
+
+/// `device` is where the tables must be.
+Status check_page_form(const PageTableTensors& tables, const Plan::Impl& plan, Device device) {
+  if (plan.options.page_size > 0) return check_page_table(tables, plan.batch_size, device);
+  if (!has_table(tables)) return {};
   return error(StatusCode::kInvalidArgument,
                "block_table: expected no page table with ragged k and v, got one");
 }
 
-Status check_kv_lens(const AttentionTensors& t, const Plan::Impl& plan) {
-  if (t.kv_lens.empty()) return {};
+/// `device` is where the lengths must be.
+Status check_kv_lens(const TensorArgument& kv_lens, const Plan::Impl& plan, Device device) {
+  if (kv_lens.view.empty()) return {};
   if (plan.has_key_ranges) {
     return error(StatusCode::kInvalidArgument,
                  "kv_lens: expected none with key ranges, which belong to the planned lengths, got "
                  "a tensor");
   }
-  const TensorArgument kv_lens{"kv_lens", t.kv_lens};
   FLASHPLAN_RETURN_IF_ERROR(check_dtype(kv_lens, DType::kInt32, ""));
-  FLASHPLAN_RETURN_IF_ERROR(check_device(kv_lens, plan.options.device));
+  FLASHPLAN_RETURN_IF_ERROR(check_device(kv_lens, device));
   return check_shape(kv_lens, {Dim::at_least(plan.batch_size)});
 }
 
@@ -137,23 +143,23 @@ Status check_variant_apart(const AttentionTensors& t, const Plan::Impl& plan,
 }
 
 /// The length of a request: the real one if it is given, else the planned one.
-int32_t kv_len_of(const AttentionTensors& t, const Plan::Impl& plan, int32_t request) {
+int32_t kv_len_of(const TensorView& kv_lens, const Plan::Impl& plan, int32_t request) {
   const int32_t planned = plan.kv_lens[static_cast<size_t>(request)];
-  if (t.kv_lens.empty()) return planned;
-  return std::clamp(static_cast<const int32_t*>(t.kv_lens.data)[request], 0, planned);
+  if (kv_lens.empty()) return planned;
+  return std::clamp(static_cast<const int32_t*>(kv_lens.data)[request], 0, planned);
 }
 
 /// Checks that the real lengths of requests are not shorter than their shared prefixes and queries.
-Status check_prefix_lens(const AttentionTensors& t, const Plan::Impl& plan) {
-  if (t.kv_lens.empty()) return {};
+Status check_prefix_lens(const TensorView& kv_lens, const Plan::Impl& plan) {
+  if (kv_lens.empty()) return {};
   for (const PrefixGroup& group : plan.prefixes.in_order()) {
     for (int32_t r = group.first_request; r < group.first_request + group.num_requests; ++r) {
       const int32_t qo_len = plan.schedule().segments[static_cast<std::size_t>(r)].qo_len;
-      if (qo_len == 0 || kv_len_of(t, plan, r) >= group.num_tokens + qo_len) continue;
+      if (qo_len == 0 || kv_len_of(kv_lens, plan, r) >= group.num_tokens + qo_len) continue;
       return error(StatusCode::kInvalidArgument,
                    "kv_lens[%d]: expected >= %d, the keys of shared_prefixes[%d] and %d tokens, "
                    "got %d",
-                   r, group.num_tokens + qo_len, group.row, qo_len, kv_len_of(t, plan, r));
+                   r, group.num_tokens + qo_len, group.row, qo_len, kv_len_of(kv_lens, plan, r));
     }
   }
   return {};
@@ -161,14 +167,12 @@ Status check_prefix_lens(const AttentionTensors& t, const Plan::Impl& plan) {
 
 /// Checks the contents of a page table: the ids of pages that a query sees. A sliding window hides
 /// those before it.
-Status check_pages(const AttentionTensors& t, const Plan::Impl& plan) {
-  const PageTableTensors tables{t.block_table, t.page_indptr, t.page_indices};
+Status check_pages(const PageTableTensors& tables, const TensorView& kv_lens, int32_t num_pages,
+                   const Plan::Impl& plan) {
   const AttentionOptions& options = plan.options;
-  if (options.page_size == 0) return {};
   const Mask mask = {options.causal, options.window_left};
-  const int32_t num_pages = num_pages_of(t.k, t.v);
   for (int32_t r = 0; r < plan.batch_size; ++r) {
-    const int32_t kv_len = kv_len_of(t, plan, r);
+    const int32_t kv_len = kv_len_of(kv_lens, plan, r);
     const int32_t qo_len = plan.schedule().segments[static_cast<std::size_t>(r)].qo_len;
     const int32_t first = qo_len == 0 ? kv_len : mask.visible(kv_len - qo_len, {0, kv_len}).begin;
     FLASHPLAN_RETURN_IF_ERROR(
@@ -196,24 +200,26 @@ Status check_k_scale(const char* name, float k_scale, const AttentionOptions& op
   return {};
 }
 
-/// Checks scales of kv heads: one for all of them, or one for each.
-Status check_head_scales(const TensorArgument& scales, const AttentionOptions& options) {
-  if (scales.view.empty()) return {};
-  FLASHPLAN_RETURN_IF_ERROR(check_dtype(scales, DType::kFloat32, ""));
-  FLASHPLAN_RETURN_IF_ERROR(check_device(scales, options.device));
-  const bool is_one = scales.view.rank == 1 && scales.view.shape[0] == 1;
-  return check_shape(scales, {Dim::exactly(is_one ? 1 : options.num_kv_heads)});
-}
-
 /// Checks what the scales of kv heads make of k_scale and v_scale.
 Status check_head_scale_values(const AttentionTensors& t, const AttentionOptions& options) {
   FLASHPLAN_RETURN_IF_ERROR(
       check_entries("k_scale", t.k_scales, [&](const char* entry, float scale) {
         return check_k_scale(entry, t.k_scale * scale, options);
       }));
-  return check_entries("v_scale", t.v_scales, [&](const char* entry, float scale) {
-    return check_scale(entry, t.v_scale * scale);
-  });
+  return check_scales("v_scale", t.v_scale, t.v_scales);
+}
+
+/// Checks that no real length is negative or above the planned one, which run() replaces.
+Status check_real_lens(const TensorView& kv_lens, const Plan::Impl& plan) {
+  for (int32_t r = 0; !kv_lens.empty() && r < plan.batch_size; ++r) {
+    const int32_t kv_len = static_cast<const int32_t*>(kv_lens.data)[r];
+    const int32_t planned = plan.kv_lens[static_cast<size_t>(r)];
+    if (kv_len >= 0 && kv_len <= planned) continue;
+    return error(StatusCode::kInvalidArgument,
+                 "kv_lens[%d]: expected a length in [0, %d], the planned one, got %d", r, planned,
+                 kv_len);
+  }
+  return {};
 }
 
 Status check_workspace(const AttentionTensors& t, const Plan::Impl& plan) {
@@ -260,15 +266,15 @@ Status check_tensors(const AttentionTensors& t, const Plan::Impl& plan) {
     FLASHPLAN_RETURN_IF_ERROR(check_device(lse, options.device));
     FLASHPLAN_RETURN_IF_ERROR(check_shape(lse, {tokens, heads}));
   }
-  FLASHPLAN_RETURN_IF_ERROR(check_page_form(t, plan));
-  FLASHPLAN_RETURN_IF_ERROR(check_kv_lens(t, plan));
+  FLASHPLAN_RETURN_IF_ERROR(check_page_form(tables_of(t), plan, options.device));
+  FLASHPLAN_RETURN_IF_ERROR(check_kv_lens({"kv_lens", t.kv_lens}, plan, options.device));
   FLASHPLAN_RETURN_IF_ERROR(check_mask(t, plan));
   FLASHPLAN_RETURN_IF_ERROR(check_sinks(t, plan));
   FLASHPLAN_RETURN_IF_ERROR(check_variant_arguments(t, plan));
   const TensorArgument k_scales{"k_scale", t.k_scales};
   const TensorArgument v_scales{"v_scale", t.v_scales};
-  FLASHPLAN_RETURN_IF_ERROR(check_head_scales(k_scales, options));
-  FLASHPLAN_RETURN_IF_ERROR(check_head_scales(v_scales, options));
+  FLASHPLAN_RETURN_IF_ERROR(check_head_scales(k_scales, options.num_kv_heads, options.device));
+  FLASHPLAN_RETURN_IF_ERROR(check_head_scales(v_scales, options.num_kv_heads, options.device));
   FLASHPLAN_RETURN_IF_ERROR(check_k_scale("k_scale", t.k_scale, options));
   FLASHPLAN_RETURN_IF_ERROR(check_scale("v_scale", t.v_scale));
   FLASHPLAN_RETURN_IF_ERROR(check_workspace(t, plan));
@@ -293,8 +299,40 @@ Status check_tensors(const AttentionTensors& t, const Plan::Impl& plan) {
 
 Status check_values(const AttentionTensors& t, const Plan::Impl& plan) {
   FLASHPLAN_RETURN_IF_ERROR(check_head_scale_values(t, plan.options));
-  FLASHPLAN_RETURN_IF_ERROR(check_prefix_lens(t, plan));
-  return check_pages(t, plan);
+  FLASHPLAN_RETURN_IF_ERROR(check_prefix_lens(t.kv_lens, plan));
+  if (plan.options.page_size == 0) return {};
+  return check_pages(tables_of(t), t.kv_lens, num_pages_of(t.k, t.v), plan);
+}
+
+Status check_data(const DeviceData& data, const Plan::Impl& plan) {
+  const Device host;
+  const int32_t page_size = plan.options.page_size;
+  const PageTableTensors tables{data.block_table, data.page_indptr, data.page_indices};
+  const TensorArgument slots{"slot_mapping", data.slot_mapping};
+  if (data.num_pages < 0) {
+    return error(StatusCode::kInvalidArgument, "num_pages: expected >= 0, got %lld",
+                 static_cast<long long>(data.num_pages));
+  }
+  const auto num_pages = static_cast<int32_t>(std::min<int64_t>(data.num_pages, INT32_MAX));
+  if (page_size == 0 && !slots.view.empty()) {
+    return error(StatusCode::kInvalidArgument,
+                 "slot_mapping: expected none with ragged k and v, got a tensor");
+  }
+  const bool needs_table = slots.view.empty() && data.kv_lens.empty();
+  if (needs_table || has_table(tables)) {
+    FLASHPLAN_RETURN_IF_ERROR(check_page_form(tables, plan, host));
+  }
+  FLASHPLAN_RETURN_IF_ERROR(check_kv_lens({"kv_lens", data.kv_lens}, plan, host));
+  FLASHPLAN_RETURN_IF_ERROR(check_real_lens(data.kv_lens, plan));
+  FLASHPLAN_RETURN_IF_ERROR(check_prefix_lens(data.kv_lens, plan));
+  if (has_table(tables)) {
+    FLASHPLAN_RETURN_IF_ERROR(check_pages(tables, data.kv_lens, num_pages, plan));
+  }
+  if (slots.view.empty()) return {};
+  FLASHPLAN_RETURN_IF_ERROR(check_dtype(slots, DType::kInt64, ""));
+  FLASHPLAN_RETURN_IF_ERROR(check_device(slots, host));
+  FLASHPLAN_RETURN_IF_ERROR(check_shape(slots, {Dim::any()}));
+  return check_slots(slots.view, page_size, num_pages);
 }
 
 Status check_planned_columns(const AttentionTensors& t, const Plan::Impl& plan) {

@@ -2,7 +2,6 @@
 // Checks of the tensors of run() against the plan.
 #pragma once
 
-#include "abi/params.h"
 #include "api/plan_impl.h"
 #include "flashplan/plan.h"
 #include "flashplan/status.h"
@@ -15,13 +14,10 @@ Status check_tensors(const AttentionTensors& t, const Plan::Impl& plan);
 /// Checks the values in tensors that have passed check_tensors() and lie on the CPU.
 Status check_values(const AttentionTensors& t, const Plan::Impl& plan);
 
+/// Checks tensors in host memory, and the values in them; see Plan::check_device_data().
+Status check_data(const DeviceData& data, const Plan::Impl& plan);
+
 /// Checks on a GPU, where the host can not read tables, that they have enough columns.
 Status check_planned_columns(const AttentionTensors& t, const Plan::Impl& plan);
-
-/// The scales of kv heads that a checked tensor holds: one for all heads, or one for each.
-inline HeadScales head_scales(const TensorView& scales) {
-  if (scales.empty()) return {};
-  return {static_cast<const float*>(scales.data), scales.shape[0] > 1 ? 1 : 0};
-}
 
 }  // namespace flashplan

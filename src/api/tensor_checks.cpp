@@ -137,6 +137,21 @@ Status check_scale(const char* name, float scale) noexcept {
                static_cast<double>(scale));
 }
 
+Status check_head_scales(const TensorArgument& scales, int64_t num_kv_heads,
+                         Device device) noexcept {
+  if (scales.view.empty()) return {};
+  FLASHPLAN_RETURN_IF_ERROR(check_dtype(scales, DType::kFloat32, ""));
+  FLASHPLAN_RETURN_IF_ERROR(check_device(scales, device));
+  const bool is_one = scales.view.rank == 1 && scales.view.shape[0] == 1;
+  return check_shape(scales, {Dim::exactly(is_one ? 1 : num_kv_heads)});
+}
+
+Status check_scales(const char* name, float scale, const TensorView& scales) noexcept {
+  return check_entries(name, scales, [&](const char* entry, float of_head) {
+    return check_scale(entry, scale * of_head);
+  });
+}
+
 Status check_page_table(const PageTableTensors& tables, int32_t batch_size,
                         Device device) noexcept {
   const bool has_csr = !tables.page_indptr.empty() && !tables.page_indices.empty();
@@ -221,6 +236,18 @@ Status check_page_ids(const PageTableTensors& tables, int32_t request, int32_t f
     return error(StatusCode::kInvalidArgument,
                  "block_table[%d, %lld]: expected a page in [0, %lld), got %d", request,
                  static_cast<long long>(p), static_cast<long long>(num_pages), ids[p]);
+  }
+  return {};
+}
+
+Status check_slots(const TensorView& slots, int64_t page_size, int32_t num_pages) noexcept {
+  const auto* data = static_cast<const int64_t*>(slots.data);
+  for (int64_t i = 0; i < slots.shape[0]; ++i) {
+    if (data[i] == -1 || (data[i] >= 0 && data[i] / page_size < num_pages)) continue;
+    return error(StatusCode::kInvalidArgument,
+                 "slot_mapping[%lld]: expected -1 or a slot of %d pages of %lld, got %lld",
+                 static_cast<long long>(i), num_pages, static_cast<long long>(page_size),
+                 static_cast<long long>(data[i]));
   }
   return {};
 }

@@ -7,6 +7,7 @@
 #include <initializer_list>
 #include <span>
 
+#include "abi/head_scales.h"
 #include "api/memory_checks.h"
 #include "common/error.h"
 #include "flashplan/plan.h"
@@ -59,6 +60,19 @@ Status check_entries(const char* name, const TensorView& tensor, Check check) {
   return {};
 }
 
+/// Checks scales of kv heads, but for their values: one for all heads, or one for each.
+Status check_head_scales(const TensorArgument& scales, int64_t num_kv_heads,
+                         Device device) noexcept;
+
+/// The scales that a checked tensor holds.
+inline HeadScales head_scales(const TensorView& scales) {
+  if (scales.empty()) return {};
+  return {static_cast<const float*>(scales.data), scales.shape[0] > 1 ? 1 : 0};
+}
+
+/// Checks the products of a number and the scales of kv heads, which lie in host memory.
+Status check_scales(const char* name, float scale, const TensorView& scales) noexcept;
+
 /// The page table that the tensors describe; see AttentionTensors.
 struct PageTableTensors {
   const TensorView& block_table;
@@ -91,5 +105,8 @@ int32_t num_pages_of(const TensorView& k_cache, const TensorView& v_cache) noexc
 ///   kInvalidArgument  the table is too short, or an id is outside [0, num_pages)
 Status check_page_ids(const PageTableTensors& tables, int32_t request, int32_t first_key,
                       int32_t kv_len, int32_t page_size, int64_t num_pages) noexcept;
+
+/// Checks slots, [any] int64 in host memory: each is -1, or is in `num_pages` pages of `page_size`.
+Status check_slots(const TensorView& slots, int64_t page_size, int32_t num_pages) noexcept;
 
 }  // namespace flashplan

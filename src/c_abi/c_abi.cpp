@@ -120,6 +120,21 @@ Status run(flashplan_plan* plan, const flashplan_attention_tensors* given, Strea
   return plan->plan.run(tensors, stream);
 }
 
+Status check_data(const flashplan_plan* plan, const flashplan_device_data* given,
+                  Stream stream) noexcept {
+  if (plan == nullptr) return null_argument("plan");
+  flashplan_device_data d;
+  FLASHPLAN_RETURN_IF_ERROR(read("data", given, flashplan_device_data{}, &d));
+  DeviceData data;
+  FLASHPLAN_RETURN_IF_ERROR(read_tensors({{"block_table", d.block_table, &data.block_table},
+                                          {"page_indptr", d.page_indptr, &data.page_indptr},
+                                          {"page_indices", d.page_indices, &data.page_indices},
+                                          {"kv_lens", d.kv_lens, &data.kv_lens},
+                                          {"slot_mapping", d.slot_mapping, &data.slot_mapping}}));
+  data.num_pages = d.num_pages;
+  return plan->plan.check_device_data(data, stream);
+}
+
 Status append(const flashplan_append_tensors* given, Stream stream) noexcept {
   AppendTensors tensors;
   FLASHPLAN_RETURN_IF_ERROR(read_append_tensors(given, &tensors));
@@ -269,6 +284,16 @@ flashplan_status flashplan_plan_run(flashplan_plan* plan,
                                     const flashplan_attention_tensors* tensors,
                                     flashplan_stream stream, char* message) noexcept {
   return c_abi::report(c_abi::run(plan, tensors, stream), message);
+}
+
+void flashplan_device_data_init(flashplan_device_data* data, size_t struct_size) noexcept {
+  c_abi::write({}, data, struct_size);
+}
+
+flashplan_status flashplan_plan_check_device_data(const flashplan_plan* plan,
+                                                  const flashplan_device_data* data,
+                                                  flashplan_stream stream, char* message) noexcept {
+  return c_abi::report(c_abi::check_data(plan, data, stream), message);
 }
 
 size_t flashplan_plan_workspace_bytes(const flashplan_plan* plan) noexcept {

@@ -31,6 +31,8 @@ inline constexpr std::size_t kFirstSize<flashplan_attention_tensors> = 136;
 template <>
 inline constexpr std::size_t kFirstSize<flashplan_append_tensors> = 104;
 template <>
+inline constexpr std::size_t kFirstSize<flashplan_device_data> = 56;
+template <>
 inline constexpr std::size_t kFirstSize<flashplan_variant_description> = 96;
 template <>
 inline constexpr std::size_t kFirstSize<flashplan_rope> = 88;

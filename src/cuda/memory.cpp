@@ -42,4 +42,14 @@ Status synchronize(int32_t device, Stream stream) noexcept {
   return {};
 }
 
+Status copy_to_host(int32_t device, const void* from, std::size_t size, void* to,
+                    Stream stream) noexcept {
+  const DeviceGuard guard(device);
+  FLASHPLAN_RETURN_IF_ERROR(guard.status());
+  const ApartFromCaptures apart;
+  FLASHPLAN_CUDA_CALL(cudaMemcpyAsync, to, from, size, cudaMemcpyDeviceToHost, stream);
+  FLASHPLAN_CUDA_CALL(cudaStreamSynchronize, stream);
+  return {};
+}
+
 }  // namespace flashplan::cuda

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Device memory and streams for the Python bindings, where the caller gives none.
+// Device memory and streams where the caller gives none, and copies to the host.
 #pragma once
 
 #include <cstddef>
@@ -19,5 +19,10 @@ void release(int32_t device, void* data) noexcept;
 /// A stream that is not synchronised with the legacy default stream.
 Status create_stream(int32_t device, Stream* stream) noexcept;
 Status synchronize(int32_t device, Stream stream) noexcept;
+
+/// Copies `size` bytes from the device to host memory, behind the work on `stream`. Returns when
+/// they are there.
+Status copy_to_host(int32_t device, const void* from, std::size_t size, void* to,
+                    Stream stream) noexcept;
 
 }  // namespace flashplan::cuda

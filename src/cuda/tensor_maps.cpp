@@ -204,7 +204,7 @@ RowUnits row_units(const TensorView& view, const AttentionOptions& options) {
   const int64_t bytes = std::min(all & -all, int64_t{1} << 30);
   int64_t last = 0;  // where the last row begins
   for (int32_t d = 0; d + 1 < view.rank; ++d) last += (view.shape[d] - 1) * stride(d);
-  if (last / bytes > UINT32_MAX) return {};
+  if (last / bytes >= RowUnits::kNoRow) return {};
   return {static_cast<uint32_t>(bytes), static_cast<uint32_t>(page / bytes),
           static_cast<uint32_t>(token / bytes), static_cast<uint32_t>(head / bytes)};
 }

@@ -75,6 +75,10 @@ Status allocate(int32_t /*device*/, std::size_t /*size*/, void** /*data*/) noexc
 void release(int32_t /*device*/, void* /*data*/) noexcept {}
 Status create_stream(int32_t /*device*/, Stream* /*stream*/) noexcept { return not_built(); }
 Status synchronize(int32_t /*device*/, Stream /*stream*/) noexcept { return not_built(); }
+Status copy_to_host(int32_t /*device*/, const void* /*from*/, std::size_t /*size*/, void* /*to*/,
+                    Stream /*stream*/) noexcept {
+  return not_built();
+}
 
 }  // namespace cuda
 }  // namespace flashplan

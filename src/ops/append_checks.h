@@ -8,11 +8,12 @@
 
 namespace flashplan {
 
-/// All but the values of index tensors.
+/// All but the values of index tensors and scales.
 Status check_append(const AppendTensors& tensors) noexcept;
 
-/// The values of index tensors on the host. `q` is empty, or has a row for each token too.
-Status check_append_indices(const AppendTensors& tensors, const TensorView& q) noexcept;
+/// The values of index tensors and scales on the host. `q` is empty, or has a row for each token
+/// too.
+Status check_append_values(const AppendTensors& tensors, const TensorView& q) noexcept;
 
 /// Of tensors that have been checked. `q` as above.
 AppendParams make_append_params(const AppendTensors& tensors, const TensorView& q) noexcept;

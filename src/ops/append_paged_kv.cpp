@@ -77,27 +77,14 @@ Status check_places(const AppendTensors& t, Device device) {
   return check_shape(slots, {{0, std::min<int64_t>({INT32_MAX, t.k.shape[0], t.v.shape[0]})}});
 }
 
-Status check_slots(const AppendTensors& t) {
-  const auto* slots = static_cast<const int64_t*>(t.slot_mapping.data);
-  const int64_t page_size = page_size_of(t);
-  const int32_t num_pages = num_pages_of(t.k_cache, t.v_cache);
-  for (int64_t i = 0; i < t.slot_mapping.shape[0]; ++i) {
-    if (slots[i] == -1 || (slots[i] >= 0 && slots[i] / page_size < num_pages)) continue;
-    return error(StatusCode::kInvalidArgument,
-                 "slot_mapping[%lld]: expected -1 or a slot of %d pages of %lld, got %lld",
-                 static_cast<long long>(i), num_pages, static_cast<long long>(page_size),
-                 static_cast<long long>(slots[i]));
-  }
-  return {};
-}
-
-AppendSide make_side(const TensorView& rows, const TensorView& cache, KvLayout layout,
-                     float scale) {
+AppendSide make_side(const TensorView& rows, const TensorView& cache, KvLayout layout, float scale,
+                     const TensorView& scales) {
   AppendSide side;
   side.dtype = rows.dtype;
   side.cache_dtype = cache.dtype;
   side.scale = scale;
-  side.verbatim = rows.dtype == cache.dtype && scale == 1.0F;
+  side.scales = head_scales(scales);
+  side.verbatim = rows.dtype == cache.dtype && scale == 1.0F && scales.empty();
   if (!has_elements(rows) || !has_elements(cache)) return side;
   const int page = page_dimension(layout);
   side.rows = static_cast<const char*>(rows.data);
@@ -161,6 +148,10 @@ Status check_append(const AppendTensors& t) noexcept {
   FLASHPLAN_RETURN_IF_ERROR(check_row_size(t));
   FLASHPLAN_RETURN_IF_ERROR(check_scale("k_scale", t.k_scale));
   FLASHPLAN_RETURN_IF_ERROR(check_scale("v_scale", t.v_scale));
+  const TensorArgument k_scales{"k_scale", t.k_scales};
+  const TensorArgument v_scales{"v_scale", t.v_scales};
+  FLASHPLAN_RETURN_IF_ERROR(check_head_scales(k_scales, t.k.shape[1], device));
+  FLASHPLAN_RETURN_IF_ERROR(check_head_scales(v_scales, t.v.shape[1], device));
   FLASHPLAN_RETURN_IF_ERROR(check_places(t, device));
   const TensorArgument arguments[] = {k_cache,
                                       v_cache,
@@ -171,12 +162,18 @@ Status check_append(const AppendTensors& t) noexcept {
                                       {"block_table", t.block_table},
                                       {"page_indptr", t.page_indptr},
                                       {"page_indices", t.page_indices},
-                                      {"slot_mapping", t.slot_mapping}};
+                                      {"slot_mapping", t.slot_mapping},
+                                      k_scales,
+                                      v_scales};
   return check_apart(arguments);
 }
 
-Status check_append_indices(const AppendTensors& t, const TensorView& q) noexcept {
-  if (!t.slot_mapping.empty()) return check_slots(t);
+Status check_append_values(const AppendTensors& t, const TensorView& q) noexcept {
+  FLASHPLAN_RETURN_IF_ERROR(check_scales("k_scale", t.k_scale, t.k_scales));
+  FLASHPLAN_RETURN_IF_ERROR(check_scales("v_scale", t.v_scale, t.v_scales));
+  if (!t.slot_mapping.empty()) {
+    return check_slots(t.slot_mapping, page_size_of(t), num_pages_of(t.k_cache, t.v_cache));
+  }
   const PageTableTensors tables{t.block_table, t.page_indptr, t.page_indices};
   const auto* indptr = static_cast<const int32_t*>(t.indptr.data);
   const auto* kv_lens = static_cast<const int32_t*>(t.kv_lens.data);
@@ -212,8 +209,8 @@ Status check_append_indices(const AppendTensors& t, const TensorView& q) noexcep
 
 AppendParams make_append_params(const AppendTensors& t, const TensorView& q) noexcept {
   AppendParams p;
-  p.sides[0] = make_side(t.k, t.k_cache, t.layout, t.k_scale);
-  p.sides[1] = make_side(t.v, t.v_cache, t.layout, t.v_scale);
+  p.sides[0] = make_side(t.k, t.k_cache, t.layout, t.k_scale, t.k_scales);
+  p.sides[1] = make_side(t.v, t.v_cache, t.layout, t.v_scale, t.v_scales);
   p.places = make_places(t);
   int64_t rows = std::min<int64_t>({INT32_MAX, t.k.shape[0], t.v.shape[0]});
   if (!q.empty()) rows = std::min(rows, q.shape[0]);
@@ -235,7 +232,7 @@ Status append_paged_kv(const AppendTensors& t, Stream stream) noexcept {
   FLASHPLAN_RETURN_IF_ERROR(check_append(t));
   const Device device = t.k_cache.device;
   const bool on_cpu = device.type == DeviceType::kCpu;
-  if (on_cpu) FLASHPLAN_RETURN_IF_ERROR(check_append_indices(t, {}));
+  if (on_cpu) FLASHPLAN_RETURN_IF_ERROR(check_append_values(t, {}));
   const AppendParams p = make_append_params(t, {});
   if (!has_work(p)) return {};
   if (!on_cpu) return cuda::append_paged_kv(p, device, stream);

@@ -9,11 +9,27 @@
 namespace flashplan {
 namespace {
 
-/// Checks weight or bias.
+/// Checks device and shape of weight or bias.
 Status check_vector(const TensorArgument& vector, const TensorView& x) {
-  FLASHPLAN_RETURN_IF_ERROR(check_dtype(vector, x.dtype, " (as x)"));
   FLASHPLAN_RETURN_IF_ERROR(check_device(vector, x.device));
   return check_shape(vector, {Dim::exactly(x.shape[x.rank - 1])});
+}
+
+Status check_weight(const TensorArgument& weight, const TensorView& x) {
+  if (weight.view.empty()) return {};
+  if (weight.view.dtype != DType::kFloat32) {
+    const bool is_wide = x.dtype == DType::kFloat32;
+    FLASHPLAN_RETURN_IF_ERROR(
+        check_dtype(weight, x.dtype, is_wide ? " (as x)" : " (as x) or float32"));
+  }
+  return check_vector(weight, x);
+}
+
+Status check_bias(const TensorArgument& bias, const TensorView& weight, const TensorView& x) {
+  if (bias.view.empty()) return {};
+  FLASHPLAN_RETURN_IF_ERROR(weight.empty() ? check_dtype(bias, x.dtype, " (as x)")
+                                           : check_dtype(bias, weight.dtype, " (as weight)"));
+  return check_vector(bias, x);
 }
 
 Status check_like_x(const TensorArgument& argument, const TensorView& x) {
@@ -26,8 +42,9 @@ NormParams make_params(const TensorView& x, const TensorView& weight, const Tens
   NormParams p;
   p.x = make_rows(x);
   p.out = make_rows(out);
-  p.weight = weight.data;
+  p.weight = weight.empty() ? nullptr : weight.data;
   p.dtype = x.dtype;
+  p.weight_dtype = weight.empty() ? x.dtype : weight.dtype;
   p.num_rows = static_cast<int32_t>(num_rows(x));
   p.row_size = static_cast<int32_t>(x.shape[x.rank - 1]);
   p.eps = eps;
@@ -49,7 +66,7 @@ Status rmsnorm(const TensorView& x, const TensorView& weight, const TensorView& 
   const TensorArgument out_arg{"out", out, true};
   FLASHPLAN_RETURN_IF_ERROR(check_wide(x_arg));
   FLASHPLAN_RETURN_IF_ERROR(check_rows(x_arg));
-  FLASHPLAN_RETURN_IF_ERROR(check_vector(weight_arg, x));
+  FLASHPLAN_RETURN_IF_ERROR(check_weight(weight_arg, x));
   FLASHPLAN_RETURN_IF_ERROR(check_like_x(out_arg, x));
   FLASHPLAN_RETURN_IF_ERROR(check_not_negative("eps", options.eps));
   FLASHPLAN_RETURN_IF_ERROR(check_apart_or_same(out_arg, x_arg));
@@ -68,7 +85,7 @@ Status add_rmsnorm(const TensorView& x, const TensorView& residual, const Tensor
   FLASHPLAN_RETURN_IF_ERROR(check_wide(x_arg));
   FLASHPLAN_RETURN_IF_ERROR(check_rows(x_arg));
   FLASHPLAN_RETURN_IF_ERROR(check_like_x(residual_arg, x));
-  FLASHPLAN_RETURN_IF_ERROR(check_vector(weight_arg, x));
+  FLASHPLAN_RETURN_IF_ERROR(check_weight(weight_arg, x));
   FLASHPLAN_RETURN_IF_ERROR(check_not_negative("eps", options.eps));
   const TensorArgument arguments[] = {x_arg, residual_arg, weight_arg};
   FLASHPLAN_RETURN_IF_ERROR(check_apart(arguments));
@@ -87,16 +104,16 @@ Status layernorm(const TensorView& x, const TensorView& weight, const TensorView
   const TensorArgument out_arg{"out", out, true};
   FLASHPLAN_RETURN_IF_ERROR(check_wide(x_arg));
   FLASHPLAN_RETURN_IF_ERROR(check_rows(x_arg));
-  FLASHPLAN_RETURN_IF_ERROR(check_vector(weight_arg, x));
-  if (!bias.empty()) FLASHPLAN_RETURN_IF_ERROR(check_vector(bias_arg, x));
+  FLASHPLAN_RETURN_IF_ERROR(check_weight(weight_arg, x));
+  FLASHPLAN_RETURN_IF_ERROR(check_bias(bias_arg, weight, x));
   FLASHPLAN_RETURN_IF_ERROR(check_like_x(out_arg, x));
   FLASHPLAN_RETURN_IF_ERROR(check_not_negative("eps", eps));
   FLASHPLAN_RETURN_IF_ERROR(check_apart_or_same(out_arg, x_arg));
   FLASHPLAN_RETURN_IF_ERROR(check_apart(out_arg, weight_arg));
-  if (!bias.empty()) FLASHPLAN_RETURN_IF_ERROR(check_apart(out_arg, bias_arg));
+  FLASHPLAN_RETURN_IF_ERROR(check_apart(out_arg, bias_arg));
   if (!has_elements(x)) return {};
   NormParams params = make_params(x, weight, out, eps);
-  params.bias = bias.data;
+  params.bias = bias.empty() ? nullptr : bias.data;
   params.centered = true;
   return run(params, x.device, stream);
 }

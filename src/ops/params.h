@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "abi/head_scales.h"
 #include "abi/host_device.h"
 #include "abi/kv_view.h"
 #include "abi/rope_turns.h"
@@ -16,11 +17,12 @@ namespace flashplan {
 /// rmsnorm, add_rmsnorm, layernorm.
 struct NormParams {
   Rows x;
-  Rows residual;                  // if given: x is added to it, and the sum is normalised
-  Rows out;                       // may be x
-  const void* weight = nullptr;   // [row_size]
-  const void* bias = nullptr;     // [row_size], or null
-  DType dtype = DType::kFloat32;  // of all tensors
+  Rows residual;                         // if given: x is added to it, and the sum is normalised
+  Rows out;                              // may be x
+  const void* weight = nullptr;          // [row_size], or null: nothing is multiplied
+  const void* bias = nullptr;            // [row_size], or null
+  DType dtype = DType::kFloat32;         // of rows
+  DType weight_dtype = DType::kFloat32;  // of weight and bias: that of rows, or float32
   int32_t num_rows = 0;
   int32_t row_size = 0;
   float eps = 0.0F;
@@ -103,10 +105,13 @@ struct AppendSide {
   int64_t head_stride = 0;
   int32_t num_heads = 0;  // 0 where there are no elements
   int32_t head_dim = 0;
-  float scale = 1.0F;     // stored = value / scale
+  float scale = 1.0F;  // stored = value / (scale * the scale of the head)
+  HeadScales scales;
   bool verbatim = false;  // bits are kept, those of NaN and infinity too
   DType dtype = DType::kFloat32;
   DType cache_dtype = DType::kFloat32;
+
+  FLASHPLAN_HOST_DEVICE float scale_of(int32_t head) const { return scale * scales.of(head); }
 };
 
 struct AppendParams {

@@ -51,7 +51,8 @@ Status check_all_apart(const TensorArgument& q, const TensorArgument& out_q,
        {TensorArgument{"k", t.k}, TensorArgument{"v", t.v}, TensorArgument{"indptr", t.indptr},
         TensorArgument{"kv_lens", t.kv_lens}, TensorArgument{"block_table", t.block_table},
         TensorArgument{"page_indptr", t.page_indptr},
-        TensorArgument{"page_indices", t.page_indices}}) {
+        TensorArgument{"page_indices", t.page_indices}, TensorArgument{"k_scale", t.k_scales},
+        TensorArgument{"v_scale", t.v_scales}}) {
     if (!other.view.empty()) FLASHPLAN_RETURN_IF_ERROR(check_apart(out_q, other));
   }
   return {};
@@ -70,7 +71,7 @@ Status rope_append_paged_kv(const TensorView& q, const AppendTensors& t, const R
   FLASHPLAN_RETURN_IF_ERROR(check_all_apart(q_arg, out_q_arg, t));
   const Device device = t.k_cache.device;
   const bool on_cpu = device.type == DeviceType::kCpu;
-  if (on_cpu) FLASHPLAN_RETURN_IF_ERROR(check_append_indices(t, q));
+  if (on_cpu) FLASHPLAN_RETURN_IF_ERROR(check_append_values(t, q));
 
   RopeAppendParams p;
   p.rope = make_rope_params(rope, q);

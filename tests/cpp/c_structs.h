@@ -135,6 +135,8 @@ inline flashplan_append_tensors c_append(const AppendTensors& t, CTensors& owner
   c.page_indptr = owner.add(t.page_indptr);
   c.page_indices = owner.add(t.page_indices);
   c.slot_mapping = owner.add(t.slot_mapping);
+  c.k_scales = owner.add(t.k_scales);
+  c.v_scales = owner.add(t.v_scales);
   c.k_scale = t.k_scale;
   c.v_scale = t.v_scale;
   c.kv_layout = static_cast<int32_t>(t.layout);

@@ -182,6 +182,9 @@ struct Append {
   Append() : k(DType::kFloat32, {3, 2, 8}), v(DType::kFloat32, {3, 2, 8}) {
     indptr = int_tensor({0, 2, 3});
     kv_lens = int_tensor({9, 6});
+    for (HostTensor* scales : {&k_scales, &v_scales}) {
+      for (int64_t head = 0; head < 2; ++head) scales->set({head}, 1.0);
+    }
   }
   AppendTensors tensors(bool csr) {
     AppendTensors t;
@@ -195,11 +198,14 @@ struct Append {
     t.page_indptr = csr ? s.indptr.view() : TensorView();
     t.page_indices = csr ? s.indices.view() : TensorView();
     t.layout = s.p.options.kv_layout;
+    t.k_scales = k_scales.view();
+    t.v_scales = v_scales.view();
     return t;
   }
 
   Scene s;
   HostTensor k, v, indptr, kv_lens;
+  HostTensor k_scales{DType::kFloat32, {2}}, v_scales{DType::kFloat32, {2}};
 };
 
 TEST(append_refuses_every_overlap_with_a_cache) {
@@ -215,8 +221,8 @@ TEST(append_refuses_every_overlap_with_a_cache) {
           for (const Argument& argument :
                {Argument{"k", &t.k}, Argument{"v", &t.v}, Argument{"indptr", &t.indptr},
                 Argument{"kv_lens", &t.kv_lens}, Argument{"block_table", &t.block_table},
-                Argument{"page_indptr", &t.page_indptr},
-                Argument{"page_indices", &t.page_indices}}) {
+                Argument{"page_indptr", &t.page_indptr}, Argument{"page_indices", &t.page_indices},
+                Argument{"k_scale", &t.k_scales}, Argument{"v_scale", &t.v_scales}}) {
             all.push_back(argument);
           }
           return all;
@@ -245,7 +251,8 @@ TEST(rope_append_refuses_every_overlap_with_what_it_writes) {
         for (const Argument& argument :
              {Argument{"q", &all.q}, Argument{"k", &all.t.k}, Argument{"v", &all.t.v},
               Argument{"indptr", &all.t.indptr}, Argument{"kv_lens", &all.t.kv_lens},
-              Argument{"block_table", &all.t.block_table}}) {
+              Argument{"block_table", &all.t.block_table}, Argument{"k_scale", &all.t.k_scales},
+              Argument{"v_scale", &all.t.v_scales}}) {
           arguments.push_back(argument);
         }
         return arguments;

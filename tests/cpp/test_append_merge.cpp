@@ -35,6 +35,8 @@ struct Append {
     t.layout = p.options.kv_layout;
     t.k_scale = p.k_scale;
     t.v_scale = p.v_scale;
+    t.k_scales = p.k_scales.view();
+    t.v_scales = p.v_scales.view();
     return t;
   }
 };
@@ -50,6 +52,7 @@ Append random_append(Random& random) {
     a.indptr.push_back(a.indptr.back() + random.between(0, kv_len));
   }
   fill_problem(random, a.p);
+  if (random.one_in(3)) add_head_scales(random, a.p);
   const AttentionOptions& o = a.p.options;
   const int64_t rows = a.indptr.back() + 1;
   a.k = HostTensor(o.q_dtype, {rows, o.num_kv_heads, o.head_dim_qk}, random.pick({0, 4}));
@@ -67,7 +70,8 @@ TEST(append_writes_the_new_tokens_and_nothing_else) {
     Append a = random_append(random);
     HostTensor want_k = a.p.k;
     HostTensor want_v = a.p.v;
-    const auto expect = [&](HostTensor& cache, const HostTensor& rows, float scale) {
+    const auto expect = [&](HostTensor& cache, const HostTensor& rows, float scale,
+                            const HostTensor& scales) {
       for (int32_t r = 0; r < a.p.batch.size(); ++r) {
         const int32_t first = a.indptr[static_cast<size_t>(r)];
         const int32_t count = a.indptr[static_cast<size_t>(r) + 1] - first;
@@ -76,14 +80,15 @@ TEST(append_writes_the_new_tokens_and_nothing_else) {
           for (int64_t head = 0; head < rows.size(1); ++head) {
             for (int64_t d = 0; d < rows.size(2); ++d) {
               const auto value = static_cast<float>(rows.get({first + j, head, d}));
-              cache.set(kv_index(a.p, r, key, head, d), value / scale);
+              cache.set(kv_index(a.p, r, key, head, d),
+                        value / static_cast<float>(scale_of_head(scale, scales, head)));
             }
           }
         }
       }
     };
-    expect(want_k, a.k, a.p.k_scale);
-    expect(want_v, a.v, a.p.v_scale);
+    expect(want_k, a.k, a.p.k_scale, a.p.k_scales);
+    expect(want_v, a.v, a.p.v_scale, a.p.v_scales);
     CHECK_EQ(append_paged_kv(a.tensors()).message, std::string());
     CHECK(a.p.k.bytes() == want_k.bytes());
     CHECK(a.p.v.bytes() == want_v.bytes());

@@ -11,6 +11,7 @@
 #include "flashplan/flashplan_c.h"
 #include "problem.h"
 #include "refusal.h"
+#include "small_options.h"
 
 namespace flashplan::test {
 namespace {
@@ -60,6 +61,8 @@ struct Pages {
   HostTensor indptr = int_tensor({0, 1, 3});
   HostTensor kv_lens = int_tensor({5, 7});
   HostTensor table{DType::kInt32, {2, 2}};
+  HostTensor k_scales{DType::kFloat32, {2}};
+  HostTensor v_scales{DType::kFloat32, {1}};
 
   Pages() {
     Random random(7);
@@ -67,6 +70,9 @@ struct Pages {
     fill_random(random, v, 3);
     constexpr uint32_t kIds[] = {4, 1, 4, 3};
     for (int64_t i = 0; i < 4; ++i) table.set_bits({i / 2, i % 2}, kIds[i]);
+    k_scales.set({0}, 3.0);
+    k_scales.set({1}, 0.7);
+    v_scales.set({0}, 1.1);
   }
 
   AppendTensors tensors() const {
@@ -80,6 +86,8 @@ struct Pages {
     t.block_table = table.view();
     t.k_scale = 0.5F;
     t.v_scale = 2.0F;
+    t.k_scales = k_scales.view();
+    t.v_scales = v_scales.view();
     return t;
   }
 };
@@ -120,6 +128,74 @@ TEST(appends_are_those_of_the_cpp_interface) {
   status = flashplan_append_paged_kv(&wrong, nullptr, message);
   CHECK(status != FLASHPLAN_OK);
   CHECK(std::string(message).find("k_cache: expected ") == 0);
+}
+
+TEST(device_data_is_judged_as_by_the_cpp_interface) {
+  const AttentionOptions options = small_options(4);
+  const CPlan plan = create(c_options(options));
+  Plan cpp;
+  CHECK(Plan::create(options, &cpp).ok());
+  HostBatch lengths;
+  lengths.add(1, 7);
+  const flashplan_batch batch = c_batch(lengths.view());
+  Message message;
+  CHECK_EQ(flashplan_plan_plan(plan.get(), &batch, nullptr, message), FLASHPLAN_OK);
+  CHECK(cpp.plan(lengths.view()).ok());
+
+  int32_t ids[] = {2, 4};
+  int32_t indptr[] = {0, 2};
+  int32_t kv_len = 7;
+  int64_t slots[] = {-1, 19};
+  DeviceData data;
+  data.page_indptr = contiguous(indptr, DType::kInt32, Device(), {2});
+  data.page_indices = contiguous(ids, DType::kInt32, Device(), {2});
+  data.kv_lens = contiguous(&kv_len, DType::kInt32, Device(), {1});
+  data.slot_mapping = contiguous(slots, DType::kInt64, Device(), {2});
+  data.num_pages = 5;
+  CTensors owner;
+  auto c = started(flashplan_device_data_init);
+  c.page_indptr = owner.add(data.page_indptr);
+  c.page_indices = owner.add(data.page_indices);
+  c.kv_lens = owner.add(data.kv_lens);
+  c.slot_mapping = owner.add(data.slot_mapping);
+  c.num_pages = 5;
+  const auto judged_alike = [&](const char* argument) {
+    const flashplan_status status =
+        flashplan_plan_check_device_data(plan.get(), &c, nullptr, message);
+    const Status expected = cpp.check_device_data(data);
+    CHECK_EQ(std::string(message), std::string(expected.message));
+    if (argument == nullptr) {
+      CHECK_EQ(status, FLASHPLAN_OK);
+    } else {
+      check_refused(as_status(status, message), StatusCode::kInvalidArgument, argument);
+    }
+  };
+  judged_alike(nullptr);
+  slots[1] = 20;
+  judged_alike("slot_mapping[1]");
+  ids[1] = 5;
+  judged_alike("page_indices[1]");
+  c.num_pages = data.num_pages = 6;
+  slots[1] = 23;
+  judged_alike(nullptr);
+  indptr[1] = 1;
+  judged_alike("page_indptr[1]");
+  kv_len = 8;
+  judged_alike("kv_lens[0]");
+  c.page_indptr = nullptr;
+  data.page_indptr = TensorView();
+  judged_alike("block_table");
+  data.page_indices = TensorView();
+  data.block_table = contiguous(ids, DType::kInt32, Device(), {1, 2});
+  c.page_indices = nullptr;
+  c.block_table = owner.add(data.block_table);
+  kv_len = 7;
+  judged_alike(nullptr);
+
+  flashplan_status status = flashplan_plan_check_device_data(nullptr, &c, nullptr, message);
+  check_refused(as_status(status, message), StatusCode::kInvalidArgument, "plan");
+  status = flashplan_plan_check_device_data(plan.get(), nullptr, nullptr, message);
+  check_refused(as_status(status, message), StatusCode::kInvalidArgument, "data");
 }
 
 TEST(prefixes_are_those_of_the_cpp_interface) {

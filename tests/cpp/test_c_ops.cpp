@@ -60,9 +60,38 @@ TEST(norms) {
   refused(flashplan_layernorm(c_x, c_weight, nullptr, c_out, -1.0F, nullptr, message), "eps");
   refused(flashplan_layernorm(c_x, c_weight, c_x, c_out, 1.0F, nullptr, message), "bias");
   CHECK(flashplan_rmsnorm(nullptr, c_weight, c_out, 1.0F, 0, nullptr, message) != FLASHPLAN_OK);
-  CHECK(flashplan_rmsnorm(c_x, nullptr, c_out, 1.0F, 0, nullptr, message) != FLASHPLAN_OK);
   CHECK(flashplan_rmsnorm(c_x, c_weight, nullptr, 1.0F, 0, nullptr, message) != FLASHPLAN_OK);
   CHECK(flashplan_add_rmsnorm(c_x, nullptr, c_weight, 1, 0, nullptr, message) != FLASHPLAN_OK);
+}
+
+TEST(norms_of_other_weights) {
+  const HostTensor x = random_tensor(1, DType::kBFloat16, {3, 40});
+  const HostTensor wide = random_tensor(2, DType::kFloat32, {40});
+  CTensors owner;
+  const flashplan_tensor* c_x = owner.add(x.view());
+  const HostTensor wanted(DType::kBFloat16, {3, 40}), out(DType::kBFloat16, {3, 40});
+  const flashplan_tensor* c_out = owner.add(out.view());
+  Message message;
+  for (const bool has_weight : {false, true}) {
+    const TensorView weight = has_weight ? wide.view() : TensorView();
+    const flashplan_tensor* c_weight = has_weight ? owner.add(weight) : nullptr;
+    CHECK(rmsnorm(x.view(), weight, wanted.view(), {0.25F, false}).ok());
+    check_ok(flashplan_rmsnorm(c_x, c_weight, c_out, 0.25F, 0, nullptr, message), message);
+    CHECK(out.bytes() == wanted.bytes());
+
+    CHECK(layernorm(x.view(), weight, {}, wanted.view(), 0.25F).ok());
+    check_ok(flashplan_layernorm(c_x, c_weight, nullptr, c_out, 0.25F, nullptr, message), message);
+    CHECK(out.bytes() == wanted.bytes());
+
+    const HostTensor residual = random_tensor(4, DType::kBFloat16, {3, 40});
+    const HostTensor c_sum = x, c_residual = residual, added = x;
+    CHECK(add_rmsnorm(added.view(), residual.view(), weight, {0.25F, false}).ok());
+    check_ok(flashplan_add_rmsnorm(owner.add(c_sum.view()), owner.add(c_residual.view()), c_weight,
+                                   0.25F, 0, nullptr, message),
+             message);
+    CHECK(c_sum.bytes() == added.bytes());
+    CHECK(c_residual.bytes() == residual.bytes());
+  }
 }
 
 TEST(activations) {

@@ -107,7 +107,7 @@ TEST(what_is_refused) {
   check_refused(rmsnorm(none, weight.view(), out.view()), value, "x");
   check_refused(rmsnorm(device, weight.view(), out.view()), type, "x");
   check_refused(rmsnorm(narrow, weight.view(), out.view()), type, "x");
-  check_refused(rmsnorm(x.view(), none, out.view()), value, "weight");
+  check_refused(rmsnorm(x.view(), half_out.view(), out.view()), value, "weight");
   check_refused(rmsnorm(x.view(), weight.view(), none), value, "out");
   check_refused(rmsnorm(earlier, weight.view(), later), value, "out");
   check_refused(rmsnorm(x.view(), weight.view(), out.view(), {NAN, false}), value, "eps");

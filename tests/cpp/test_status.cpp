@@ -231,6 +231,7 @@ TEST(not_ready) {
   batch.add(1, 10);
   check_refused(none.plan(batch.view()), StatusCode::kNotReady, "plan");
   check_refused(none.run({}), StatusCode::kNotReady, "run");
+  check_refused(none.check_device_data({}), StatusCode::kNotReady, "check_device_data");
   CHECK_EQ(none.workspace_bytes(), 0U);
   CHECK_EQ(std::string(none.kernel_name()), "");
   CHECK_EQ(none.options().num_qo_heads, 0);
@@ -241,10 +242,42 @@ TEST(not_ready) {
   Plan plan;
   CHECK(Plan::create(small_options(), &plan).ok());
   check_refused(plan.run({}), StatusCode::kNotReady, "run");
+  check_refused(plan.check_device_data({}), StatusCode::kNotReady, "check_device_data");
   CHECK(plan.plan(batch.view()).ok());
   Plan moved = std::move(plan);
   check_refused(plan.run({}), StatusCode::kNotReady, "run");
   CHECK(moved.plan(batch.view()).ok());
+}
+
+TEST(device_data) {
+  Plan plan;
+  AttentionOptions options = small_options();
+  options.page_size = 16;
+  CHECK(Plan::create(options, &plan).ok());
+  HostBatch batch;
+  batch.add(1, 40);
+  CHECK(plan.plan(batch.view()).ok());
+  int32_t ids[] = {7, 0, 3};
+  int32_t kv_len = 40;
+  int64_t slots[] = {-1, 127};
+  DeviceData data;
+  data.block_table = contiguous(ids, DType::kInt32, {}, {1, 3});
+  data.kv_lens = contiguous(&kv_len, DType::kInt32, {}, {1});
+  data.slot_mapping = contiguous(slots, DType::kInt64, {}, {2});
+  data.num_pages = 8;
+  CHECK(plan.check_device_data(data).ok());
+  slots[1] = -2;
+  check_refused(plan.check_device_data(data), StatusCode::kInvalidArgument, "slot_mapping[1]");
+  slots[1] = 128;
+  check_refused(plan.check_device_data(data), StatusCode::kInvalidArgument, "slot_mapping[1]");
+  ids[2] = 8;
+  check_refused(plan.check_device_data(data), StatusCode::kInvalidArgument, "block_table[0, 2]");
+  kv_len = 41;
+  check_refused(plan.check_device_data(data), StatusCode::kInvalidArgument, "kv_lens[0]");
+  data.num_pages = -1;
+  check_refused(plan.check_device_data(data), StatusCode::kInvalidArgument, "num_pages");
+  data.block_table.device = {DeviceType::kCuda, 0};
+  check_refused(plan.check_device_data(data), StatusCode::kInvalidType, "block_table");
 }
 
 TEST(descriptions) {

@@ -7,6 +7,10 @@
 
 #include "../../bindings/xla_ffi.h"
 
+#if XLA_FFI_API_MINOR >= 4  // jaxlib 0.11 has another name for it
+using XLA_FFI_Extension_Base = XLA_FFI_InternalExtension;
+#endif
+
 namespace flashplan::xla {
 
 #define SAME(ours, our_field, theirs, their_field)                            \

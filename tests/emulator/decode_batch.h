@@ -33,7 +33,8 @@ struct Decodes {
   int32_t num_ctas = 1;
   int32_t window_left = -1;
   std::vector<int32_t> planned_lens = {};  // if longer than kv_lens
-  float sharpness = 1.0F;                  // standard deviation of the logits
+  bool misses_pages = false;  // some keys that queries see have page ids outside of the cache
+  float sharpness = 1.0F;     // standard deviation of the logits
 };
 
 template <DType kDType>
@@ -45,11 +46,14 @@ float value_of(uint32_t bits) {
   }
 }
 
-/// Random elements. Every row of `dims` elements is followed by `gap` others.
+/// Random elements, then `num_poisoned` rows of NaN. Every row of `dims` elements is followed by
+/// `gap` others.
 template <DType kDType>
 struct Tensor {
-  Tensor(std::mt19937& random, int64_t num_rows, int32_t dims, int32_t gap, float gain = 1.0F)
-      : row(dims + gap), bytes(static_cast<size_t>(num_rows * row * kBytes + 16), 0xff) {
+  Tensor(std::mt19937& random, int64_t num_rows, int64_t num_poisoned, int32_t dims, int32_t gap,
+         float gain = 1.0F)
+      : row(dims + gap),
+        bytes(static_cast<size_t>((num_rows + num_poisoned) * row * kBytes + 16), 0xff) {
     std::normal_distribution<float> normal;
     std::uniform_int_distribution<uint32_t> byte(0, 255);
     for (int64_t r = 0; r < num_rows; ++r) {
@@ -146,23 +150,42 @@ class Batch16 {
       std::shuffle(ids.begin(), ids.end(), random_);
       pages_ = ids;
       rows = most_pages_ * batch * d_.page_size;
-      // Ids past a request's last page are not to be read.
-      for (int32_t r = 0; r < batch; ++r) {
-        const int32_t own = (d_.kv_lens[static_cast<size_t>(r)] + d_.page_size - 1) / d_.page_size;
-        for (int32_t i = own; i < most_pages_; ++i) {
-          pages_[static_cast<size_t>(r * most_pages_ + i)] = 0x7fffffff;
-        }
-      }
+      for (int32_t r = 0; r < batch; ++r) replace_ids(r, most_pages_ * batch);
     } else {
       for (size_t r = 0; r < d_.kv_lens.size(); ++r) rows += planned(r);
     }
     const int64_t heads = d_.num_kv_heads;
-    k_.emplace(random_, rows * heads, kDims, gap_);
-    v_.emplace(random_, rows * heads, kDims, gap_);
-    q_.emplace(random_, int64_t{batch} * d_.qo_len * heads * d_.group_size, kDims, gap_ / 2 * 2,
+    k_.emplace(random_, rows * heads, d_.page_size * heads, kDims, gap_);
+    v_.emplace(random_, rows * heads, d_.page_size * heads, kDims, gap_);
+    q_.emplace(random_, int64_t{batch} * d_.qo_len * heads * d_.group_size, 0, kDims, gap_ / 2 * 2,
                gain_);
     o_.assign(static_cast<size_t>(int64_t{batch} * d_.qo_len * heads * d_.group_size * kDims), NAN);
     lse_.assign(o_.size() / kDims, NAN);
+  }
+
+  /// Replaces the page ids of a request that no query sees: behind its length by ids outside of the
+  /// cache, before the window also by that of the poisoned page, the last one. If misses_pages,
+  /// also replaces every third id that a query sees by one outside of the cache.
+  void replace_ids(int32_t r, int32_t poisoned_page) {
+    const int32_t kv_len = d_.kv_lens[static_cast<size_t>(r)];
+    const KeySpan seen = Mask{true, d_.window_left}.visible(kv_len - d_.qo_len, {0, kv_len});
+    const int32_t outside[] = {-1, 0x7fffffff, -0x7fffffff - 1, poisoned_page + 1};
+    num_pages_ = poisoned_page + 1;
+    for (int32_t i = 0; i < most_pages_; ++i) {
+      int32_t& id = pages_[static_cast<size_t>(r * most_pages_ + i)];
+      const bool is_behind = i * d_.page_size >= kv_len;
+      const bool is_before = (i + 1) * d_.page_size <= seen.begin;
+      if (is_before && i % 2 == 0) {
+        id = poisoned_page;
+      } else if (is_behind || is_before || (d_.misses_pages && (i + r) % 3 == 0)) {
+        id = outside[i / 3 % 4];
+      }
+    }
+  }
+  bool has_page(int32_t r, int32_t key) const {
+    if (d_.page_size == 0) return true;
+    const int32_t id = pages_[static_cast<size_t>(r * most_pages_ + key / d_.page_size)];
+    return id >= 0 && id < num_pages_;
   }
 
   void schedule() {
@@ -221,7 +244,7 @@ class Batch16 {
     t.k = view(*k_);
     t.v = view(*v_);
     if (d_.page_size > 0) {
-      t.pages = {pages_.data(), nullptr, most_pages_, make_divisor(d_.page_size)};
+      t.pages = {pages_.data(), nullptr, most_pages_, make_divisor(d_.page_size), num_pages_};
     }
     if (!d_.planned_lens.empty()) t.kv_lens = d_.kv_lens.data();
     const int64_t num_heads = heads * d_.group_size;
@@ -261,18 +284,21 @@ class Batch16 {
       return kv_row(r, key) * d_.num_kv_heads + head / d_.group_size;
     };
     double largest = -HUGE_VAL;
+    std::vector<int64_t> rows;  // of the keys
     for (int32_t key = keys.begin; key < keys.end; ++key) {
+      if (!has_page(r, key)) continue;
+      rows.push_back(kv(key));
       double x = 0;
-      for (int32_t d = 0; d < kDims; ++d) x += double{q_->at(row, d)} * k_->at(kv(key), d);
+      for (int32_t d = 0; d < kDims; ++d) x += double{q_->at(row, d)} * k_->at(rows.back(), d);
       logits.push_back(x * scale());
       largest = std::max(largest, logits.back());
     }
     double sum = 0;
     std::vector<double> o(kDims, 0.0);
-    for (int32_t key = keys.begin; key < keys.end; ++key) {
-      const double weight = std::exp(logits[static_cast<size_t>(key - keys.begin)] - largest);
+    for (size_t i = 0; i < rows.size(); ++i) {
+      const double weight = std::exp(logits[i] - largest);
       sum += weight;
-      for (int32_t d = 0; d < kDims; ++d) o[static_cast<size_t>(d)] += weight * v_->at(kv(key), d);
+      for (int32_t d = 0; d < kDims; ++d) o[static_cast<size_t>(d)] += weight * v_->at(rows[i], d);
     }
     const float lse = results.lse[static_cast<size_t>(row)];
     if (logits.empty())
@@ -297,7 +323,8 @@ class Batch16 {
   std::optional<Tensor<T::kKv>> k_;
   std::optional<Tensor<T::kKv>> v_;
   std::vector<int32_t> pages_;
-  int32_t most_pages_ = 0;
+  int32_t most_pages_ = 0;  // of a request
+  int32_t num_pages_ = 1;   // of the cache
   std::vector<float> o_, lse_, partial_o_, partial_lse_;
   std::optional<OwningScheduler> scheduler_;
   std::vector<Merge> merges_;

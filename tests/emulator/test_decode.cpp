@@ -73,6 +73,24 @@ void check_all() {
   check<Choices, kDims>(
       {.kv_lens = {330}, .num_kv_heads = 1, .num_ctas = 5, .planned_lens = {1500}},
       "pieces without keys");
+  for (const int32_t page_size : {1, 5, 16, 64}) {
+    check<Choices, kDims>({.kv_lens = {900, 33, 500},
+                           .num_kv_heads = 2,
+                           .group_size = 2,
+                           .qo_len = 2,
+                           .page_size = page_size,
+                           .num_ctas = 3,
+                           .window_left = 203},
+                          "ids before the window");
+    check<Choices, kDims>({.kv_lens = {700, 40, 3, 330},
+                           .num_kv_heads = 3,
+                           .page_size = page_size,
+                           .num_ctas = 3,
+                           .window_left = page_size == 5 ? 250 : -1,
+                           .planned_lens = {800, 40, 90, 400},
+                           .misses_pages = true},
+                          "ids outside of the cache");
+  }
 }
 
 template <DType kQ, DType kKv, int kDims>

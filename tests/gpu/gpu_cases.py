@@ -342,6 +342,45 @@ LARGER += [
     for dim, rope in ((64, "partial"), (128, "plain"), (128, "interleaved"), (96, "yarn"))
 ]
 
+# Page ids that are none of the cache, in every loader: of rows, of boxes, of prepared keys, and of
+# rows that are not aligned; in splits, in chunks, in several heads of a work tile.
+LARGER += [
+    Case(qo, kv, page_ids=ids, page_size=page, num_qo_heads=8, head_dim=dim, **options)
+    for ids in ("hidden", "missing")
+    for qo, kv, options in (
+        ((1, 1, 4), (3000, 70, 900), {"window_left": 203, "num_kv_heads": 8}),
+        ((300, 1, 40), (900, 4000, 41), {"num_ctas": 7}),
+        ((70, 130, 1), (1200, 500, 9), {"planned_lens": (2000, 700, 60), "window_left": 300}),
+    )
+    for dim in (64, 128, 256, (192, 128))
+    for page in (1, 5, 16, 64, 128)
+] + [
+    Case(qo, kv, page_ids=ids, num_qo_heads=8, **options)
+    for ids in ("hidden", "missing")
+    for qo, kv in (((1, 3, 1), (3000, 70, 900)), ((150, 1), (700, 3000)))
+    for options in (
+        {"head_dim": 128, "kv_dtype": "float8_e4m3fn", "window_left": 100, "page_size": 5},
+        {"head_dim": 64, "kv_dtype": "float8_e5m2", "num_kv_heads": 4, "window_left": 100},
+        {"head_dim": 80, "q_dtype": "float16", "window_left": 33, "num_kv_heads": 8},
+        {"head_dim": 256, "kv_dtype": "float8_e4m3fn", "page_size": 64, "csr": True},
+        {"head_dim": 128, "memory": "strided", "window_left": 100, "page_size": 3},
+        {"head_dim": 72, "memory": "strided", "kv_layout": "HND", "window_left": 500},
+        {"head_dim": 64, "memory": "combined", "softcap": 20.0, "window_left": 500},
+        {"head_dim": 128, "batch_invariant": True, "window_left": 450},
+        {"head_dim": 128, "custom_mask": "random", "page_size": 1},
+        {"head_dim": 128, "custom_mask": "random", "causal": False, "window_left": 300},
+        {"head_dim": 128, "variant": "biased", "window_left": 300},
+        {"head_dim": 128, "variant": "sigmoid", "page_size": 64},
+        {"head_dim": 128, "variant": "alibi", "window_left": 300, "page_size": 64},
+        {"head_dim": 128, "rope": "plain", "window_left": 300},
+        {"head_dim": 128, "sinks": True, "page_size": 64, "num_ctas": 40},
+    )
+]
+PREPARED_IDS = [
+    dataclasses.replace(case, page_ids="missing") for case in PREPARED if case.page_size
+]
+LARGER += PREPARED_IDS
+
 # NaN and infinity in every body of the kernel, in splits, in batch-invariant chunks, in 8 bits.
 _NAN, _INF = float("nan"), float("inf")
 LARGER += [

@@ -62,6 +62,13 @@ def small_cases():
         # and the third tile uses both again.
         Case((260, 3), (260, 70), head_dim=128, num_qo_heads=64, page_size=None, rope="plain"),
         Case((260, 3), (260, 70), head_dim=128, num_qo_heads=64, page_size=1),
+        # Page ids that are none of the cache.
+        *(
+            Case(qo, kv, head_dim=dim, page_size=page, window_left=50, page_ids="missing")
+            for qo, kv in (((1, 3), (200, 40)), ((130, 3), (200, 70)))
+            for dim, page in ((64, 16), (128, 3), (128, 64), (256, 16))
+        ),
+        Case((260,), (260,), head_dim=128, num_qo_heads=64, page_size=1, page_ids="missing"),
     ]
 
 

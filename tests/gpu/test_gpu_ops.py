@@ -13,7 +13,7 @@ import reference
 from frameworks import bits, owner_of
 from inputs import INT_MAX, indptr, poisoned
 from test_append import DTYPES as APPEND_DTYPES
-from test_append import check_slots, num_pages
+from test_append import check_slots, in_framework, num_pages, scales_of_heads
 from test_merge import DTYPES as MERGE_DTYPES
 from test_merge import assert_merged, states
 from test_nonfinite import assert_merges, assert_special_values, merges, special_values
@@ -85,7 +85,7 @@ class Append:
         tensors = [cuda.tensor(x) for x in (*self.new, *self.caches, self.indptr, self.lens)]
         options = {name: cuda.tensor(x) for name, x in self.tables.items()}
         scales = {"k_scale": self.scales[0], "v_scale": self.scales[1]}
-        return tensors, options | scales | {"kv_layout": self.kv_layout}
+        return tensors, options | in_framework(cuda, scales) | {"kv_layout": self.kv_layout}
 
     def check(self, cuda):
         expected = self.expected()
@@ -179,6 +179,49 @@ def test_slot_mapping(cuda, seed, dtype, cache_dtype, kv_layout):
             page_size=page_size,
             kv_layout=kv_layout,
         )
+
+
+@pytest.mark.parametrize(("dtype", "cache_dtype"), ALL_DTYPES)
+@pytest.mark.parametrize(("dims", "num_kv_heads"), SHAPES)
+@pytest.mark.parametrize("kv_layout", ["NHD", "HND"])
+def test_scales_of_heads(cuda, rng, dtype, cache_dtype, dims, num_kv_heads, kv_layout):
+    """Tensors of one scale, or of one for each kv head; the other side has a number or a tensor."""
+    one, heads = scales_of_heads(rng, num_kv_heads).values()
+    for scales in ((one, heads), (heads, one), (heads, 0.7), (0.7, heads)):
+        Append(
+            dtype,
+            cache_dtype,
+            dims=dims,
+            num_kv_heads=num_kv_heads,
+            kv_layout=kv_layout,
+            scales=scales,
+        ).check(cuda)
+
+
+def test_scales_of_heads_for_many_tokens(cuda, rng):
+    """Each thread moves several tokens of one head."""
+    for dtypes in ({}, {"v_dtypes": ("float16", "float8_e4m3fn")}):
+        one, heads = scales_of_heads(rng, 8).values()
+        Append(**APPENDS["9000 tokens"] | dtypes, scales=(heads, one)).check(cuda)
+
+
+def test_scales_in_a_graph(cuda, torch):
+    """Are read at each replay. One has no dimensions, which is a tensor on a GPU."""
+    k = torch.ones(3, 2, 64, device=DEVICE)
+    caches = [torch.zeros(4, 16, 2, 64, device=DEVICE) for _ in range(2)]
+    slots = torch.arange(3, device=DEVICE)
+    k_scale, v_scale = torch.ones(2, device=DEVICE), torch.ones((), device=DEVICE)
+    options = {"slot_mapping": slots, "k_scale": k_scale, "v_scale": v_scale}
+    fp.append_paged_kv(k, k, *caches, **options)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        fp.append_paged_kv(k, k, *caches, **options)
+    k_scale.copy_(torch.tensor([0.5, 4.0]))
+    v_scale.fill_(0.25)
+    graph.replay()
+    assert (caches[0][0, :3, 0] == 2).all()
+    assert (caches[0][0, :3, 1] == 0.25).all()
+    assert (caches[1][0, :3] == 4).all()
 
 
 def test_slots_in_a_graph(cuda, torch):

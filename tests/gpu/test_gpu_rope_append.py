@@ -4,6 +4,7 @@
 import pytest
 
 import flashplan as fp
+from test_append import scales_of_heads
 from test_rope import ROPES
 from test_rope_append import DTYPES, Problem, check
 
@@ -18,6 +19,15 @@ def test_is_both_in_one(cuda, rng, name, dtype, cache_dtype):
         problem = Problem(rng, dtype, cache_dtype, kv_layout=rng.choice(["NHD", "HND"]), **options)
         check(problem, rope, cuda, k_scale=0.7, v_scale=1.3)
         check(problem, rope, cuda)
+
+
+@pytest.mark.parametrize(("dtype", "cache_dtype"), DTYPES)
+def test_scales_of_heads(cuda, rng, dtype, cache_dtype):
+    for options, count in (({}, 2), ({"heads": (32, 8), "dims": (128, 128)}, 8)):
+        one, heads = scales_of_heads(rng, count).values()
+        for scales in ({"k_scale": one, "v_scale": heads}, {"k_scale": heads, "v_scale": 0.7}):
+            problem = Problem(rng, dtype, cache_dtype, **options)
+            check(problem, fp.Rope(rotary_dim=32), cuda, **scales)
 
 
 @pytest.mark.parametrize("interleaved", [False, True])

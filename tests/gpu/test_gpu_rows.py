@@ -35,6 +35,29 @@ def test_options(cuda, rng, dtype):
     test_rows.check_layernorm(rng, (4, 48), dtype, False, cuda, with_bias=False)
 
 
+@pytest.mark.parametrize("strided", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [*SHAPES, (3000, 40), (3000, 2048), (1, 16384), (3, 40000)])
+def test_other_weights(cuda, rng, shape, dtype, strided):
+    """Rows of one word up to those too long for registers, which read weights again."""
+    test_rows.check_other_weights(rng, shape, dtype, cuda, strided)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_misaligned_weights(cuda, torch, rng, dtype):
+    """Weights of float32 that begin between two words are read element by element."""
+    x, weight = rows(rng, (5, 64), dtype), rows(rng, (64,), "float32")
+    memory = torch.full((68,), float("nan"), device="cuda:0")
+    aligned = cuda.tensor(weight)
+    expected = cuda.array(fp.rmsnorm(cuda.tensor(x), aligned))
+    for offset in (1, 2, 3):
+        memory[offset : offset + 64] = aligned
+        actual = cuda.array(fp.rmsnorm(cuda.tensor(x), memory[offset : offset + 64]))
+        np.testing.assert_allclose(
+            actual.astype(np.float32), expected.astype(np.float32), rtol=1e-2, atol=1e-5
+        )
+
+
 @pytest.mark.parametrize("out_dtype", ["float8_e4m3fn", "float8_e5m2"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", [300, 512])

@@ -239,10 +239,11 @@ def test_another_device_than_the_current_one(inputs, expected, torch):
 def test_append_in_every_framework(dtype, cache_dtype, gpu_framework, torch):
     """To the bit as on the CPU. The cache of JAX arrays is another framework's."""
     problem = test_append.Problem(dtype, cache_dtype)
-    wanted = problem.expected(k_scale=0.5, v_scale=4.0)
+    scales = {"k_scale": np.full(1, 0.5, np.float32), "v_scale": np.float32([4, 0.5, 1.5])}
+    wanted = problem.expected(**scales)
     owner = gpu_framework if gpu_framework.writable else TorchCuda(torch)
     caches = [owner.tensor(cache) for cache in problem.caches]
-    problem.append(gpu_framework, caches, k_scale=0.5, v_scale=4.0, kv_dtype=cache_dtype)
+    problem.append(gpu_framework, caches, **scales, kv_dtype=cache_dtype)
     for cache, tensor, expected_cache in zip(problem.caches, caches, wanted, strict=True):
         owner.fetch(cache, tensor)
         assert np.array_equal(bits(cache), bits(expected_cache))

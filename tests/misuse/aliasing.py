@@ -5,7 +5,7 @@ import numpy as np
 
 import flashplan as fp
 from misuse import note
-from misuse.any_call import any_call
+from misuse.any_call import any_call, any_writing_call
 from misuse.calls import MergeStack, Run, pick
 from misuse.finding import Finding, Skip, kind
 from misuse.memory import Pages, Placed, extent, view_at
@@ -44,7 +44,7 @@ def lies_as(a, b):
 @kind("aliasing", weight=6)
 def aliasing(rng):
     """A written argument over another one: exactly, in part, by one element, or in its gaps."""
-    call = any_call(rng)
+    call = any_writing_call(rng)
     written = [n for n in call.tensors if n in (*call.written, "workspace")]
     name = pick(rng, *written)
     other = pick(rng, *(n for n in call.tensors if n != name))
@@ -82,7 +82,7 @@ def aliasing(rng):
 @kind("overlapping outputs", weight=2)
 def overlapping_outputs(rng):
     """An output whose own elements overlap, by NumPy strides."""
-    call = any_call(rng)
+    call = any_writing_call(rng)
     name = pick(rng, *call.written)
     array = call.array(name)
     wide = [d for d in range(array.ndim - 1) if array.shape[d] > 1]

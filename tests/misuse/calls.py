@@ -230,6 +230,7 @@ class Append(Call):
     }
     written = ("k_cache", "v_cache")
     numbers = ("k_scale", "v_scale", "kv_layout", "kv_dtype")
+    parameters = ("k_scale", "v_scale")
 
     def __init__(self, rng, **fixed):
         super().__init__(rng)

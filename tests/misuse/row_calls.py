@@ -6,7 +6,7 @@ import numpy as np
 import flashplan as fp
 import row_cases
 from misuse.calls import Call, pick
-from misuse.capsules import EIGHT_BIT_FLOATS
+from misuse.capsules import EIGHT_BIT_FLOATS, dtype_fields
 from misuse.finding import Finding
 
 
@@ -16,7 +16,7 @@ class Rows(Call):
     related = {"x": ("weight", "bias", "out"), "weight": ("bias",)}
     written = ("out",)
     in_place = (("out", "x"),)
-    optional = ("bias",)
+    optional = ("weight", "bias")
     numbers = ("eps",)
     names_of_vectors = ("weight",)
     width = 1  # of x, by that of the output
@@ -29,6 +29,8 @@ class Rows(Call):
         self.place_rows("x", (*outer, self.width * self.shape[-1]))
         for name in self.names_of_vectors:
             self.place_rows(name, self.shape[-1:])
+        if self.names_of_vectors == ("weight",) and self.dtype != "float32":
+            self.dtypes = {"weight": (dtype_fields("float32"),)}
         if "out" in self.written:
             self.place("out", np.full(self.shape, np.nan, self.dtype))
         self.expected = self.compute(*(self.array(n).copy() for n in self.tensors if n != "out"))

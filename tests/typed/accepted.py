@@ -41,6 +41,7 @@ def with_numpy() -> None:
     assert_type(fp.merge_states(o, lse, o.copy(), lse.copy()), tuple[Floats, Floats])
     assert_type(fp.pack_mask([[True, False]]), npt.NDArray[np.uint32])
     fp.pack_mask(np.ones((2, 3), np.bool_))
+    fp.check_device_data(attn, kv_lens=np.array([3, 4], np.int32))
     assert_type(fp.apply_rope(q, q[:, :2], np.arange(3), fp.Rope()), tuple[Floats, Floats])
     logits: Floats = np.zeros((2, 5), np.float32)
     tokens = fp.sample(logits, top_k=np.array([1, 3], np.int32), seed=1)

@@ -92,6 +92,7 @@ __global__ void __launch_bounds__(Tiling<Choices, kCompiledSmemPerSm>::kThreads,
   // The records of this tile and of the next one, which is loaded ahead.
   __shared__ QueueStart queue;
   __shared__ TileContext contexts[2];
+  static_assert(sizeof(queue) + sizeof(contexts) <= T::kStaticSmemBytes);
   const int thread = static_cast<int>(threadIdx.x);
   if (thread < static_cast<int>(sizeof(QueueStart) / 16)) {
     cp_async_16(

@@ -37,7 +37,7 @@ class FewRows {
     for (int i = 0; i < S::kStages - 1; ++i) pipeline.request_ids(i);
     cp_async_commit();
     if (context_.tile.merge >= 0) prepare_merge(p_, context_, thread_);
-    State state(p_, context_.block, lane_);
+    State state(p_, context_, lane_);
     state.load_queries(head);  // requested before the keys, they need not wait behind them
     state.reset();
     int32_t key = pipeline.first_key();

@@ -65,18 +65,22 @@ class FewRowsPipeline {
       page = load_shared_4(own_ids_ + stage * S::kIdsBytes);
     }
     advance(copied_);
+    const bool exists = has_page(p_.tensors.pages, page);
+    const bool all_exist = __all_sync(0xffffffffU, exists) != 0;
+    if (!all_exist) store_shared_4(shared_address(&context_.on_pages), kSomeOffPages);
     const unsigned char* row = data_ + page * page_stride_ + in_page * token_stride_ +
                                static_cast<uint32_t>(head) * head_stride_;
-    copy_any_rows(row, p_.tensors.k, 0, to);
+    copy_any_rows(exists ? row : nullptr, all_exist, p_.tensors.k, 0, to);
     if constexpr (S::kKeys == 16) {
-      copy_any_rows(row, p_.tensors.v, 16, to + kHeads * S::kTileBytes);
+      copy_any_rows(exists ? row : nullptr, all_exist, p_.tensors.v, 16,
+                    to + kHeads * S::kTileBytes);
     } else {
       const KvView& view = p_.tensors.v;
       row = static_cast<const unsigned char*>(view.data) +
             (page * view.page_stride + in_page * view.token_stride +
              static_cast<uint32_t>(head) * view.head_stride) *
                 S::kBytes;
-      copy_any_rows(row, view, 0, to + kHeads * S::kTileBytes);
+      copy_any_rows(exists ? row : nullptr, all_exist, view, 0, to + kHeads * S::kTileBytes);
     }
   }
 
@@ -96,30 +100,34 @@ class FewRowsPipeline {
       step.head += kHeads;
     }
   }
-  /// The key whose row this lane finds. Keys past the last one repeat it.
+  /// The key whose row this lane finds. Keys before the first one that any row sees repeat it, and
+  /// those past the last one repeat that one.
   FLASHPLAN_DEVICE uint32_t own_key(const Step& step) const {
-    return static_cast<uint32_t>(min(step.key + lane_ % S::kKeys, context_.block.keys.end - 1));
+    const int32_t key = max(step.key + lane_ % S::kKeys, context_.first_seen);
+    return static_cast<uint32_t>(min(key, context_.block.keys.end - 1));
   }
   /// With 16 keys, half of the lanes find the rows of keys, half those of values; with 32 keys, all
   /// lanes find both.
   FLASHPLAN_DEVICE bool finds_values() const { return S::kKeys == 16 && lane_ >= 16; }
 
   /// Starts the copies of a step's keys, or of its values, for all kHeads heads. `own_row` of lane
-  /// first_lane + i is the row of key i of the first head.
-  FLASHPLAN_DEVICE void copy_any_rows(const unsigned char* own_row, const KvView& view,
-                                      int first_lane, uint32_t to) const {
+  /// first_lane + i is the row of key i of the first head; null: the key has no page, and its row
+  /// becomes zeros.
+  FLASHPLAN_DEVICE void copy_any_rows(const unsigned char* own_row, bool all_exist,
+                                      const KvView& view, int first_lane, uint32_t to) const {
     const int64_t head_stride = view.head_stride * S::kBytes;
-    if (__builtin_expect(static_cast<long>(p_.tensors.vectorized), 1L) != 0) {
+    if (__builtin_expect(static_cast<long>(p_.tensors.vectorized && all_exist), 1L) != 0) {
       copy_rows<true>(own_row, head_stride, first_lane, to, lane_);
     } else {
-      copy_unaligned_rows(own_row, head_stride, first_lane, to, lane_);
+      copy_rare_rows(own_row, head_stride, first_lane, to, lane_);
     }
   }
-  static __device__ __noinline__ void copy_unaligned_rows(const unsigned char* own_row,
-                                                          int64_t head_stride, int first_lane,
-                                                          uint32_t to, int lane) {
+  static __device__ __noinline__ void copy_rare_rows(const unsigned char* own_row,
+                                                     int64_t head_stride, int first_lane,
+                                                     uint32_t to, int lane) {
     copy_rows<false>(own_row, head_stride, first_lane, to, lane);
   }
+  /// `kAligned`: all rows exist, and are copied 16 bytes at a time.
   template <bool kAligned>
   static FLASHPLAN_DEVICE void copy_rows(const unsigned char* own_row, int64_t head_stride,
                                          int first_lane, uint32_t to, int lane) {
@@ -134,7 +142,8 @@ class FewRowsPipeline {
 #pragma unroll kAligned ? S::kKeys : 1
     for (int i = 0; i < S::kKeys; i += kKeysAtOnce) {
       const int r = i + min(lane / kLanes, kKeysAtOnce - 1);
-      const unsigned char* from = shuffled_pointer(own_row, first_lane + r) + offset;
+      const unsigned char* row = shuffled_pointer(own_row, first_lane + r);
+      const unsigned char* from = row + offset;
       const uint32_t at = to + Tile::offset(r, chunk);
       if constexpr (kAligned && kWholeLines) {
         cp_async_16(at, from);
@@ -142,7 +151,7 @@ class FewRowsPipeline {
         if constexpr (kAligned) {
           cp_async_16_padded(at, from, 16);
         } else {
-          copy_unaligned_16<S::kBytes>(at, from, 16 / S::kBytes);
+          copy_unaligned_16<S::kBytes>(at, from, row == nullptr ? 0 : 16 / S::kBytes);
         }
       }
     }

@@ -27,11 +27,12 @@ class FewRowsState {
   /// The registers that ldmatrix fills with the keys, or the values, of a step.
   using Fragments = uint32_t[kHeads][kKeyTiles][kLoads][4];
 
-  FLASHPLAN_DEVICE FewRowsState(const AttentionParams& p, const RowBlock& block, int lane)
+  FLASHPLAN_DEVICE FewRowsState(const AttentionParams& p, const TileContext& context, int lane)
       : p_(p),
-        block_(block),
+        context_(context),
+        block_(context.block),
         lane_(lane),
-        seen_by_all_(VisibleKeys(p, block, 0, block.rows.num_rows - 1).to_all) {}
+        seen_by_all_(VisibleKeys(p, block_, 0, block_.rows.num_rows - 1).to_all) {}
 
   /// The first of this lane's two rows.
   FLASHPLAN_DEVICE int own_row() const { return lane_ % 4 * 2; }
@@ -92,7 +93,8 @@ class FewRowsState {
         }
       }
     }
-    if (first_key < seen_by_all_.begin || first_key + S::kKeys > seen_by_all_.end) {
+    if (first_key < seen_by_all_.begin ||
+        first_key + S::kKeys > min(seen_by_all_.end, on_pages())) {
       mask(s, first_key);
     }
     rescale(s);
@@ -245,8 +247,20 @@ class FewRowsState {
     }
   }
 
-  /// Sets the logits of keys that causality, the window or the end of the tile hide to -infinity.
+  /// kAllOnPages or kSomeOffPages.
+  FLASHPLAN_DEVICE int32_t on_pages() const {
+    return static_cast<int32_t>(load_shared_4(shared_address(&context_.on_pages)));
+  }
+
+  /// Sets the logits of keys that causality, the window or the end of the tile hide to -infinity,
+  /// and those of keys on no page of the cache.
   FLASHPLAN_DEVICE void mask(Logits& s, int32_t first_key) const {
+    uint32_t exist = ~0U;  // bit i: key i of the step
+    if (on_pages() == kSomeOffPages) {
+      const int32_t key = first_key + lane_ % S::kKeys;
+      exist = __ballot_sync(
+          ~0U, key < block_.keys.end && is_on_page(p_.tensors.pages, context_.page_ids, key));
+    }
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
       // Rows of padding are never written, so any keys will do for them.
@@ -255,8 +269,9 @@ class FewRowsState {
       for (int m = 0; m < kKeyTiles; ++m) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          const int32_t key = first_key + lane_ / 4 + m * 16 + half * 8;
-          const bool is_seen = key >= span.begin && key < span.end;
+          const int own_key = lane_ / 4 + m * 16 + half * 8;
+          const int32_t key = first_key + own_key;
+          const bool is_seen = key >= span.begin && key < span.end && (exist >> own_key & 1) != 0;
 #pragma unroll
           for (int h = 0; h < kHeads; ++h) {
             float& x = s[m][h][half * 2 + j];
@@ -353,6 +368,7 @@ class FewRowsState {
   static constexpr float kSlack = 8.0F;
 
   const AttentionParams& p_;
+  const TileContext& context_;
   const RowBlock& block_;
   const int lane_;
   const KeySpan seen_by_all_;  // the keys that all rows see

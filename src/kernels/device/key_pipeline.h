@@ -56,7 +56,7 @@ class KeyPipeline {
       if (context_.tile.merge >= 0) prepare_merge(p_, context_, thread_);
 #pragma unroll
       for (int entry = 0; entry < S::kStages; ++entry) {
-        finder_.store(rows[entry], table_address(entry));
+        finder_.store(rows[entry], p_.tensors.pages, table_address(entry), on_pages());
       }
       request_rows(rows_, keys);
       // Without 16-byte copies, warps copy rows that other warps have found.
@@ -127,7 +127,7 @@ class KeyPipeline {
   FLASHPLAN_DEVICE void end_step(const Cursor& tile, const KeySpan& keys) {
     if (kEachStep) next_ = next_.template later<1>(keys);
     if constexpr (kFindsOwnRows) {
-      finder_.store(rows_, table_address(later(entry_, S::kStages)));
+      finder_.store(rows_, p_.tensors.pages, table_address(later(entry_, S::kStages)), on_pages());
       if (asked_.kv_head() == tile.kv_head() || asked_.kv_head() < context_.heads_end()) {
         request_rows(rows_, keys);
       }
@@ -165,9 +165,11 @@ class KeyPipeline {
     return reinterpret_cast<const int32_t*>(
         load_shared_pointer(shared_address(&context_.page_ids)));
   }
+  /// The address of the word of kAllOnPages.
+  FLASHPLAN_DEVICE uint32_t on_pages() const { return shared_address(&context_.on_pages); }
   /// Requests the page ids of the tile `asked_`, which becomes the next one.
   FLASHPLAN_DEVICE void request_rows(typename Finder::Rows& rows, const KeySpan& keys) {
-    finder_.request(rows, asked_, keys, p_.tensors.pages, ids_, block_.kv_row);
+    finder_.request(rows, asked_, keys, context_.first_seen, p_.tensors.pages, ids_, block_.kv_row);
     asked_ = asked_.template later<1>(keys);
   }
   /// Starts the copies of the page ids of kTilesAtOnce tiles, from tile() on, to `entry` and the
@@ -183,7 +185,8 @@ class KeyPipeline {
   FLASHPLAN_DEVICE void find_rows(int entry, const KeySpan& keys, Tile tile) const {
     if (entry % S::kTilesAtOnce != 0) return;
     tile().template find_rows<S::kTilesAtOnce>(table_address(entry), ids_address(entry), p_,
-                                               block_.kv_row, keys, opaque(thread_));
+                                               block_.kv_row, keys, context_.first_seen, on_pages(),
+                                               opaque(thread_));
   }
 
   using KeyCopy = TileCopy<Element<T::kKv>::kBytes, T::kHeadDimQk, T::kTileKv, T::kThreads>;

@@ -65,6 +65,45 @@ FLASHPLAN_DEVICE const int32_t* page_ids(const PageTable& pages, int32_t row) {
          (pages.indptr != nullptr ? int64_t{pages.indptr[row]} : row * pages.row_stride);
 }
 
+/// A CTA has a word in shared memory that says whether all keys lie on pages of the cache: it is
+/// kAllOnPages, and becomes kSomeOffPages when a key that some row sees has a page id outside of
+/// the cache. Then the masks of all steps look at the page id of each key. The word is used as an
+/// end of the keys that all rows see, so that a step needs no branch of its own for it.
+constexpr int32_t kAllOnPages = 0x7fffffff;
+constexpr int32_t kSomeOffPages = 0;
+
+/// Whether a page id is one of the cache. Keys and values without a page are replaced by zeros.
+FLASHPLAN_DEVICE bool has_page(const PageTable& pages, uint32_t id) {
+  return id < static_cast<uint32_t>(pages.num_pages);
+}
+
+/// Whether a key lies on a page of the cache. `ids`: the page ids of its request.
+FLASHPLAN_DEVICE bool is_on_page(const PageTable& pages, const int32_t* ids, int32_t key) {
+  return has_page(pages,
+                  load_global_4(ids + quotient(static_cast<uint32_t>(key), pages.page_size)));
+}
+
+/// One bit for each of `num_columns` columns, up to 32, of a thread's accumulators: whether its key
+/// lies on a page of the cache. `first`: the key of the first column. Columns from key `end` on are
+/// not looked up.
+FLASHPLAN_DEVICE uint32_t columns_on_pages(const PageTable& pages, const int32_t* ids,
+                                           int32_t first, int32_t end, int num_columns) {
+  uint32_t columns = 0;
+#pragma unroll 1
+  for (int i = 0; i < num_columns; ++i) {
+    const int32_t key = first + i / 2 * 8 + i % 2;
+    if (key < end && is_on_page(pages, ids, key)) columns |= 1U << i;
+  }
+  return columns;
+}
+
+/// A row of zeros, for keys without a page.
+constexpr int kMostRowBytes = 512;
+static __device__ const uint4 zeros[kMostRowBytes / 16] = {};
+FLASHPLAN_DEVICE const unsigned char* zero_row() {
+  return reinterpret_cast<const unsigned char*>(zeros);
+}
+
 /// Where the rows of k and v of one key begin in memory.
 struct alignas(16) KvRow {
   const unsigned char* k;
@@ -76,7 +115,8 @@ struct alignas(16) KvRow {
 static_assert(sizeof(KvRow) == KvRow::kPitch);
 
 /// Walks through the key tiles of a work tile, head after head. Keys past the last one repeat the
-/// last one: their logits are masked or not computed.
+/// last one, and those before the first one that any row sees repeat that one: their logits are
+/// masked or not computed.
 template <DType kKv, int kTileKv, int kThreads>
 class KvCursor {
  public:
@@ -124,18 +164,22 @@ class KvCursor {
     }
   }
 
-  /// Writes the KvRows of the next kTiles tiles to `table`, given their page ids.
+  /// Writes the KvRows of the next kTiles tiles to `table`, given their page ids. `first_seen`: the
+  /// first key that any row sees. `on_pages`: the address of the CTA's word of kAllOnPages.
   template <int kTiles>
   FLASHPLAN_DEVICE void find_rows(uint32_t table, uint32_t page_ids, const AttentionParams& p,
-                                  int32_t kv_row, KeySpan keys, int thread) const {
+                                  int32_t kv_row, KeySpan keys, int32_t first_seen,
+                                  uint32_t on_pages, int thread) const {
     // If there are enough threads, a thread computes either the address of k or that of v.
     constexpr int kKeys = kTiles * kTileKv;
     constexpr bool kApart = kThreads >= 2 * kKeys;
     const bool is_k = thread < kKeys;
     const int place = kApart && !is_k ? thread - kKeys : thread;
     const auto find = [&](bool paged, const KvCursor& tile, uint32_t key, int index) {
+      key = max(key, static_cast<uint32_t>(first_seen));
       uint32_t page = 0;
       uint32_t row_in_page = static_cast<uint32_t>(kv_row) + key;
+      bool exists = true;
       if (paged) {
         row_in_page = key - quotient(key, p.tensors.pages.page_size) *
                                 static_cast<uint32_t>(p.tensors.pages.page_size.value);
@@ -145,6 +189,7 @@ class KvCursor {
         const int first = index / kTileKv * kTileKv + key_of_tile -
                           min(key_of_tile, static_cast<int>(row_in_page));
         page = load_shared_4(page_ids + first * 4);
+        exists = has_page(p.tensors.pages, page);
       }
       const auto row = [&](const KvView& view) {
         return static_cast<const unsigned char*>(view.data) +
@@ -153,12 +198,18 @@ class KvCursor {
                    Element<kKv>::kBytes;
       };
       const uint32_t to = table + index * KvRow::kPitch;
-      if constexpr (kApart) {
-        store_shared_pointer(to + (is_k ? 0 : KvRow::kValueOffset),
-                             row(is_k ? p.tensors.k : p.tensors.v));
-      } else {
-        store_shared_pointers(to, row(p.tensors.k), row(p.tensors.v));
-      }
+      const auto store = [&](auto row_of) {
+        if constexpr (kApart) {
+          store_shared_pointer(to + (is_k ? 0 : KvRow::kValueOffset),
+                               row_of(is_k ? p.tensors.k : p.tensors.v));
+        } else {
+          store_shared_pointers(to, row_of(p.tensors.k), row_of(p.tensors.v));
+        }
+      };
+      store(row);
+      if (__builtin_expect(static_cast<long>(exists), 1L) != 0) return;
+      store_shared_4(on_pages, kSomeOffPages);
+      store([](const KvView&) { return zero_row(); });
     };
     // In the common case there is no branch between the keys of a thread, so that their latencies
     // overlap.

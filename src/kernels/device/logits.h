@@ -96,6 +96,30 @@ struct Logits {
     }
   }
 
+  /// Masks the keys whose page ids, in `ids`, are none of the cache. The first key of the logits is
+  /// number `first_key` of the request.
+  FLASHPLAN_DEVICE void mask_pages(const AttentionParams& p, const RowBlock& block,
+                                   const int32_t* ids, int thread, int32_t first_key) {
+    const WarpPlace<S> place(opaque(thread));
+    const int32_t own = first_key + place.lane % 4 * 2;
+#pragma unroll
+    for (int n = 0; n < S::kLogitKeys / 8; ++n) {
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        const bool exists =
+            is_on_page(p.tensors.pages, ids, min(own + n * 8 + j, block.keys.end - 1));
+#pragma unroll
+        for (int m = 0; m < S::kMmaM; ++m) {
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            float& x = tiles[m][n][2 * half + j];
+            x = exists ? x : -infinity();
+          }
+        }
+      }
+    }
+  }
+
   /// Turns masked logits into weights of 0, for variants without softmax.
   FLASHPLAN_DEVICE void drop_masked() {
 #pragma unroll

@@ -12,7 +12,7 @@ struct RowBlock {
   PackedRows rows;
   int32_t kv_row;    // of the segment
   int32_t position;  // of query 0 of the segment
-  KeySpan keys;
+  KeySpan keys;      // the first ones may be hidden from all rows: keys.begin is rounded down
 
   FLASHPLAN_DEVICE void assign(const AttentionParams& p, const WorkTile& tile,
                                const Segment& segment) {
@@ -51,6 +51,10 @@ struct RowBlock {
   /// The same for a row that is not padding.
   FLASHPLAN_DEVICE KeySpan visible_to(const AttentionParams& p, int32_t row) const {
     return p.mask.visible(position + rows.query(row, p.schedule.group_size), keys);
+  }
+  /// The first key that any row sees; a window hides the keys before it from all rows.
+  FLASHPLAN_DEVICE int32_t first_seen(const AttentionParams& p) const {
+    return visible_to(p, 0).begin;
   }
 };
 

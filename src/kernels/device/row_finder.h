@@ -40,13 +40,16 @@ class RowFinder {
   }
 
   /// Requests the page ids of `tile`. `ids` is the row of the page table, or null for ragged keys,
-  /// which begin at row `kv_row` of k and v. Keys past the last one repeat it.
+  /// which begin at row `kv_row` of k and v. `first_seen`: the first key that any row sees. Keys
+  /// before it repeat it, and those past the last one repeat that one.
   FLASHPLAN_DEVICE void request(Rows& rows, const Cursor& tile, const KeySpan& keys,
-                                const PageTable& pages, const int32_t* ids, int32_t kv_row) const {
+                                int32_t first_seen, const PageTable& pages, const int32_t* ids,
+                                int32_t kv_row) const {
     uint32_t row[kAddresses];  // first in the request, then in the page or in k and v
 #pragma unroll
     for (int a = 0; a < kAddresses; ++a) {
-      row[a] = static_cast<uint32_t>(min(tile.tile_begin() + row_of(a), keys.end - 1));
+      const int32_t key = max(tile.tile_begin() + row_of(a), first_seen);
+      row[a] = static_cast<uint32_t>(min(key, keys.end - 1));
       rows.pages[a] = 0;
     }
     if (ids != nullptr) {
@@ -65,14 +68,24 @@ class RowFinder {
     for (int a = 0; a < kAddresses; ++a) rows.in_page[a] = head + row[a] * token_stride_;
   }
 
-  /// Writes the addresses to `table`, a KvRow for each row of the tile.
-  FLASHPLAN_DEVICE void store(const Rows& rows, uint32_t table) const {
+  /// Writes the addresses to `table`, a KvRow for each row of the tile. `on_pages`: the address of
+  /// the CTA's word of kAllOnPages.
+  FLASHPLAN_DEVICE void store(const Rows& rows, const PageTable& pages, uint32_t table,
+                              uint32_t on_pages) const {
+    bool exist = true;
 #pragma unroll
     for (int a = 0; a < kAddresses; ++a) {
-      if (kRowAddresses % kLanes == 0 || number(a) < kRowAddresses) {
-        store_shared_pointer(
-            table + row_of(a) * KvRow::kPitch + (is_value() ? KvRow::kValueOffset : 0),
-            rows.in_page[a] + rows.pages[a] * page_stride_);
+      exist = exist && has_page(pages, rows.pages[a]);
+      if (has_address(a)) {
+        store_shared_pointer(place(table, a), rows.in_page[a] + rows.pages[a] * page_stride_);
+      }
+    }
+    if (__builtin_expect(static_cast<long>(exist), 1L) != 0) return;
+    store_shared_4(on_pages, kSomeOffPages);
+#pragma unroll
+    for (int a = 0; a < kAddresses; ++a) {
+      if (has_address(a) && !has_page(pages, rows.pages[a])) {
+        store_shared_pointer(place(table, a), zero_row());
       }
     }
   }
@@ -84,6 +97,14 @@ class RowFinder {
   FLASHPLAN_DEVICE int number(int a) const { return a * kLanes + (thread_ & (kLanes - 1)); }
   FLASHPLAN_DEVICE int row_of(int a) const {
     return Copy::row(0, thread_) + number(a) / 2 * Copy::kRowStep;
+  }
+  /// Whether this lane has an a-th address.
+  FLASHPLAN_DEVICE bool has_address(int a) const {
+    return kRowAddresses % kLanes == 0 || number(a) < kRowAddresses;
+  }
+  /// Where it is stored in `table`.
+  FLASHPLAN_DEVICE uint32_t place(uint32_t table, int a) const {
+    return table + row_of(a) * KvRow::kPitch + (is_value() ? KvRow::kValueOffset : 0);
   }
 
   const int thread_;

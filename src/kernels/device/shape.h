@@ -64,8 +64,9 @@ struct Tiling : Choices {
   // bottleneck. The accumulators of 32 rows x 256 dims need two warps.
   static constexpr int kManyRows = kIsSmall ? 16 : 32;
   static constexpr int kManyWarpsVo = kIsWide && !kIsSmall ? 2 : 1;
-  // The system takes 1 KB per CTA, and some shared memory is static.
-  static constexpr int kSmemBudget = (kSmemPerSm / kCtasPerSm - 1) * 1024 - 512;
+  // The system takes 1 KB per CTA.
+  static constexpr int kStaticSmemBytes = 512;  // at most
+  static constexpr int kSmemBudget = (kSmemPerSm / kCtasPerSm - 1) * 1024 - kStaticSmemBytes;
 
   // The row addresses and page ids of a tile of keys.
   static constexpr int kTableBytesPerKey = KvRow::kPitch;

@@ -68,6 +68,7 @@ __global__ void __launch_bounds__(Sm90Shape<Choices>::kThreads, 1)
                         (S::kRotates ? 4 : 0));
     }
     for (int i = 0; i < 2; ++i) mbarrier_init(base + S::kTailFull + i * 8, 1);
+    store_shared_4(base + S::kOnPages, kAllOnPages);
     Sm90Merge<S>::begin(base);
     mbarrier_fence_init();
     Sm90ReaderMerges<S>(p, base).begin();

@@ -241,6 +241,7 @@ class Sm90Consumer {
       end_turn(shared);
       compute_visible();
     }
+    visible.find_pages(base_);
     int32_t key = context.tile.kv_begin;
     const int32_t end = context.tile.kv_end;
     const Variant variant = has_keys ? variant_of(unit) : Variant(p_);
@@ -270,6 +271,7 @@ class Sm90Consumer {
       k_slot = ring_.next();
       wait_turn(shared);
       multiply_keys(k_slot, shared);
+      visible.find_pages(base_);
       const int v_slot = ring_.next();
       multiply_values(v_slot);
       end_turn(shared);

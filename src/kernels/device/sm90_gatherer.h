@@ -35,19 +35,17 @@ class Sm90Gatherer : Sm90ProducerWarp<S> {
       // Before a tile without keys, and before the end, the consumers finish the tile before it, so
       // they wait for its last values: two rounds without a step of their own.
       int32_t heads_end = 2;
-      int32_t kv_row = 0;
       const int32_t* ids = nullptr;
       if (has_steps) {
         begin = context.tile.kv_begin;
         end = context.tile.kv_end;
         head = context.tile.kv_head;
         heads_end = head + context.tile.num_kv_heads;
-        kv_row = context.segment.kv_row;
-        ids = page_ids(p_.tensors.pages, kv_row);
+        ids = page_ids(p_.tensors.pages, context.segment.kv_row);
       }
       int32_t key = begin;
       do {
-        const Step step = has_steps ? requested(ids, kv_row, head, key, end) : kNoStep;
+        const Step step = has_steps ? requested(context, ids, head, key, end) : kNoStep;
         fill<true>(ahead);
         fill<false>(last);
         last = ahead;
@@ -69,6 +67,7 @@ class Sm90Gatherer : Sm90ProducerWarp<S> {
   using Base::lane_;
   using Base::p_;
   using Base::release_context;
+  using Base::report_pages;
   using Base::row_address;
   using Base::wait_context;
   using Base::warp_;
@@ -84,20 +83,26 @@ class Sm90Gatherer : Sm90ProducerWarp<S> {
   /// A step of keys. Lane i finds row number i of its warp.
   struct Step {
     int32_t num_keys;
+    int32_t num_hidden;  // the first of them, which no row sees; may be negative
     int32_t head;
     int32_t key;   // the first one; of ragged keys, its row of the tensor
     int32_t page;  // of this lane's row
   };
-  static constexpr Step kNoStep = {-0x7fffffff, 0, 0, 0};  // no step has so few keys
+  static constexpr Step kNoStep = {-0x7fffffff, 0, 0, 0, 0};  // no step has so few keys
 
   /// The row, of a step, that is number `i` of this warp's rows.
   FLASHPLAN_DEVICE int row(int i) const { return (i / 8 * S::kGatherWarps + warp_) * 8 + i % 8; }
 
   /// The step of the keys from `key` on. Its page ids, which begin at `ids`, are on their way.
-  FLASHPLAN_DEVICE Step requested(const int32_t* ids, int32_t kv_row, int32_t head, int32_t key,
-                                  int32_t end) const {
-    if (ids == nullptr) return {end - key, head, kv_row + key, 0};
-    Step step = {end - key, head, key, 0};
+  FLASHPLAN_DEVICE Step requested(const Sm90Context& context, const int32_t* ids, int32_t head,
+                                  int32_t key, int32_t end) const {
+    Step step = {end - key, 0, head, key, 0};
+    // Without a branch on the window, first_seen() would take its registers in every step.
+    if (p_.mask.window_left >= 0) step.num_hidden = context.block().first_seen(p_) - key;
+    if (ids == nullptr) {
+      step.key += context.segment.kv_row;
+      return step;
+    }
     const int own_row = row(opaque(lane_));
     if (own_row < step.num_keys) {
       const auto own_key = static_cast<uint32_t>(key + own_row);
@@ -117,14 +122,20 @@ class Sm90Gatherer : Sm90ProducerWarp<S> {
   }
 
   /// Fills this warp's rows of the next slot. Rows past the last key become zeros: 0 * NaN is NaN.
+  /// So do those of keys that no row sees, and of keys without a page.
   template <bool kIsKey>
   FLASHPLAN_DEVICE void fill(const Step& step) {
     if (step.num_keys == kNoStep.num_keys) return;
     const KvView& view = kIsKey ? p_.tensors.k : p_.tensors.v;
     const RowUnits& units = kIsKey ? p_.maps.k_units : p_.maps.v_units;
     const int head_dim = kIsKey ? p_.tensors.head_dim_qk : p_.tensors.head_dim_vo;
-    const uint32_t own = step.page * units.page + row_in_page(step) * units.token +
-                         static_cast<uint32_t>(step.head) * units.head;
+    const int own_row = row(opaque(lane_));
+    const bool exists = own_row >= step.num_hidden && own_row < step.num_keys;
+    const bool on_page = has_page(p_.tensors.pages, step.page);
+    if (kIsKey) report_pages(!exists || on_page);
+    const uint32_t place_of_row = step.page * units.page + row_in_page(step) * units.token +
+                                  static_cast<uint32_t>(step.head) * units.head;
+    const uint32_t own = exists && on_page ? place_of_row : RowUnits::kNoRow;
     mbarrier_wait(barrier(S::kSlotEmpty, slot_), parity_);
     const uint32_t tile = base_ + S::kFirstSlot + slot_ * S::kSlotBytes;
     const uint32_t full = barrier(S::kSlotFull, slot_);
@@ -137,17 +148,16 @@ class Sm90Gatherer : Sm90ProducerWarp<S> {
       const auto* from = opaque(static_cast<const unsigned char*>(view.data) + chunk * 16);
       const uint32_t to = tile + warp_ * S::Key::kGroupBytes;
       const uint32_t place = S::Key::offset(first, chunk);
-      const int num_keys = chunk * 8 < head_dim ? step.num_keys - row(first) : 0;
+      const uint32_t places_end = chunk * 8 < head_dim ? RowUnits::kNoRow : 0;
 #pragma unroll
       for (int group = 0; group < kOwnGroups; ++group) {
         if (group * S::kGatherWarps + warp_ >= kGroups) break;
 #pragma unroll
         for (int i = 0; i < 8; i += kRowsAtOnce) {
           const uint32_t offset = __shfl_sync(0xffffffffU, own, group * 8 + i + first);
-          const bool is_valid = group * S::kGatherWarps * 8 + i < num_keys;
           cp_async_16_padded(
               to + group * S::kGatherWarps * S::Key::kGroupBytes + (place ^ S::Key::offset(i, 0)),
-              from + uint64_t{offset} * units.bytes, is_valid ? 16 : 0);
+              from + uint64_t{offset} * units.bytes, offset < places_end ? 16 : 0);
         }
       }
       mbarrier_arrive_after_copies(full);
@@ -168,7 +178,8 @@ class Sm90Gatherer : Sm90ProducerWarp<S> {
       const int number = i + lane / kLanesPerRow;
       const auto* from = shuffled_pointer(own, number) + chunk * 16;
       const int r = row(number);
-      const int num_dims = r < step.num_keys ? head_dim - chunk * 8 : 0;
+      const bool exists = r >= step.num_hidden && r < step.num_keys;
+      const int num_dims = exists ? head_dim - chunk * 8 : 0;
       if (r < S::kTileKv) copy_unaligned_16<2>(tile + S::Key::offset(r, chunk), from, num_dims);
     }
   }

@@ -38,7 +38,8 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
       // before it, so they wait for its last values.
       const bool finishes = !has_step;
       do {
-        const Step step = {head, key, max(min(S::kTileKv, keys.end - key), 0), keys.kv_row};
+        const Step step = {head, key, max(min(S::kTileKv, keys.end - key), 0), keys.kv_row,
+                           keys.first_seen - key};
         const int32_t page_id = wait_page_id();
         if (has_step) request_page_ids(step, keys);
         if (has_ahead) {
@@ -80,6 +81,7 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
   using Base::maps_;
   using Base::p_;
   using Base::release_context;
+  using Base::report_pages;
   using Base::row_address;
   using Base::smem_;
   using Base::wait_context;
@@ -91,14 +93,20 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
     int32_t heads_end;
     int32_t begin;
     int32_t end;
-    int32_t kv_row;  // of the segment
+    int32_t kv_row;      // of the segment
+    int32_t first_seen;  // by any row
     bool has_steps;
     bool is_end;
   };
-  static FLASHPLAN_DEVICE Keys keys_of(const Sm90Context& context) {
+  FLASHPLAN_DEVICE Keys keys_of(const Sm90Context& context) const {
     const WorkTile& tile = context.tile;
-    return {tile.kv_head,       tile.kv_head + tile.num_kv_heads, tile.kv_begin,
-            tile.kv_end,        context.segment.kv_row,           context.has_steps(),
+    return {tile.kv_head,
+            tile.kv_head + tile.num_kv_heads,
+            tile.kv_begin,
+            tile.kv_end,
+            context.segment.kv_row,
+            p_.mask.window_left < 0 ? tile.kv_begin : context.block().first_seen(p_),
+            context.has_steps(),
             context.is_end != 0};
   }
   /// Those of the first tile. Where the planned lengths hold, its record is not waited for: it is
@@ -111,8 +119,21 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
     // Words of QueueStart: the bounds of the queue, then from word 4 on the first tile, and from
     // word 20 on its segment.
     const bool is_end = word(0) >= word(1);
-    return {word(6), word(6) + word(7), word(8),
-            word(9), word(23),          !is_end && (word(8) < word(9) || word(11) >= 0),
+    int32_t first_seen = word(8);
+    if (p_.mask.window_left >= 0) {
+      RowBlock block;
+      block.rows.row_begin = word(5) * p_.schedule.tile_q;
+      block.position = word(22);
+      block.keys = {word(8), word(9)};
+      first_seen = block.first_seen(p_);
+    }
+    return {word(6),
+            word(6) + word(7),
+            word(8),
+            word(9),
+            word(23),
+            first_seen,
+            !is_end && (word(8) < word(9) || word(11) >= 0),
             is_end};
   }
 
@@ -122,6 +143,7 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
     int32_t key;
     int32_t count;  // at most kTileKv
     int32_t kv_row;
+    int32_t num_hidden;  // the first keys, which no row sees; may be negative
   };
 
   FLASHPLAN_DEVICE bool is_paged() const { return p_.tensors.pages.ids != nullptr; }
@@ -186,26 +208,33 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
       return;
     }
     const int32_t num_rows = is_paged() ? step.count : S::kTileKv;
-    const bool has_box = lane_ * maps_.box_rows < num_rows;
+    const int first_row = lane_ * maps_.box_rows;
+    const bool has_box = first_row < num_rows;
     const int box_bytes = maps_.box_rows * (is_key ? S::kKeyBytes : S::kValueBytes) / S::kTileKv;
     // Values past the last key must be zeros, since 0 * NaN is NaN. They are overwritten before the
     // consumers see the slot. Keys need no zeros: logits past the last key are masked.
     const bool hides = !is_key && step.count < S::kTileKv;
     const uint32_t loaded = hides ? barrier(S::kTailFull, warp_) : full;
     const int num_boxes = __popc(__ballot_sync(0xffffffffU, has_box));
+    // A box without a page lies outside of the map, and becomes zeros. So does one that no row
+    // sees: its page may belong to another request.
+    const bool is_seen = first_row + maps_.box_rows > step.num_hidden;
+    const bool on_page = has_page(p_.tensors.pages, page_id);
+    if (is_key) report_pages(!has_box || !is_seen || on_page);
     if (lane_ == 0) mbarrier_arrive_expect(loaded, num_boxes * box_bytes);
     __syncwarp();
     if (has_box) {
-      const auto first = static_cast<uint32_t>(step.key + lane_ * maps_.box_rows);
+      const auto first = static_cast<uint32_t>(step.key + first_row);
       const uint32_t page = quotient(first, p_.tensors.pages.page_size);
       const int in_page = static_cast<int>(first - page * p_.tensors.pages.page_size.value);
       const int slabs = is_key ? maps_.k_slabs_per_page : maps_.v_slabs_per_page;
+      const int slab = is_seen && on_page ? page_id * slabs + step.head : -1;
       const int num_blocks = is_key ? S::Key::kBlocks : S::Value::kBlocks;
 #pragma unroll 1
       for (int block = 0; block < (maps_.has_all_blocks ? 1 : num_blocks); ++block) {
         tma_load_5d(to + lane_ * box_bytes + block * 1024, is_key ? &maps_.k : &maps_.v, loaded,
-                    block * 64, is_paged() ? 0 : token + lane_ * maps_.box_rows, 0,
-                    is_paged() ? in_page / 8 : 0, page_id * slabs + step.head);
+                    block * 64, is_paged() ? 0 : token + first_row, 0, is_paged() ? in_page / 8 : 0,
+                    slab);
       }
     }
     if (!hides) return;
@@ -232,14 +261,15 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
     const int32_t count = step.count;
 #pragma unroll 1
     for (int first = 0; first < S::kTileKv; first += 32) {
-      const int32_t own = step.key + min(first + lane_, count - 1);
-      int64_t page = 0;
+      const int32_t own = step.key + min(max(first + lane_, step.num_hidden), count - 1);
+      int32_t page = 0;
       int64_t in_page = count > 0 ? kv_row + own : 0;
       if (is_paged() && count > 0) {
         const uint32_t number = quotient(static_cast<uint32_t>(own), p_.tensors.pages.page_size);
         page = page_ids(p_.tensors.pages, kv_row)[number];
         in_page = own - static_cast<int32_t>(number) * p_.tensors.pages.page_size.value;
       }
+      if (is_key) report_pages(has_page(p_.tensors.pages, page));
       const unsigned char* const row = row_address(view, page, in_page, step.head);
       copy_rows(to + first / 8 * num_blocks * 1024, num_blocks * 1024, 1024, row,
                 min(S::kTileKv - first, 32), count - first, num_blocks, head_dim);

@@ -55,7 +55,7 @@ struct Sm90LinearSoftmax : Sm90Softmax<S> {
   template <typename Variant>
   FLASHPLAN_DEVICE void prepare_step(const Variant& variant, const Visible& visible, int32_t key,
                                      bool is_first) {
-    bool raises = is_first || hides(visible, key);
+    bool raises = is_first || visible.hides(key);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const auto distance = static_cast<float>(key + S::kTileKv - query_[half]);
@@ -80,7 +80,7 @@ struct Sm90LinearSoftmax : Sm90Softmax<S> {
     for (;;) {
       if (raises_) {
         asm volatile("");  // a branch, as in Sm90Softmax
-        const bool is_masked = hides(visible, key);
+        const bool is_masked = visible.hides(key);
         if (is_masked) Base::mask(p, context, visible, first_row, thread, key);
         float largest[2];
         float ahead = 0.0F;
@@ -138,11 +138,6 @@ struct Sm90LinearSoftmax : Sm90Softmax<S> {
       const bool is_row = visible.most[half] == Base::kMost;
       least_[half] = is_row ? relative_[half] - (ahead + kSlack) : -infinity();
     }
-  }
-
-  /// Whether some rows do not see some of the keys of a step.
-  static FLASHPLAN_DEVICE bool hides(const Visible& visible, int32_t key) {
-    return visible.begin > key || visible.end < key + S::kTileKv;
   }
 
   /// A few logits of each row, which are representative of a function that grows with the key.

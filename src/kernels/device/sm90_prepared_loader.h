@@ -81,20 +81,24 @@ class Sm90PreparedLoader : Sm90ProducerWarp<S> {
     const auto distance = static_cast<uint32_t>(tile - first_seen_);
     const bool is_known = head == head_seen_ && distance < 32 && (ready_ >> distance & 1) != 0;
     if (is_known) return;
-    ready_ = wait_for_first(p_, tile, head);
+    ready_ = wait_for_first(p_, base_, tile, head);
     first_seen_ = tile;
     head_seen_ = head;
   }
   /// Waits until `tile` is ready. Bit i of the result says whether tile number `tile` + i is ready,
-  /// for 32 tiles.
-  static __device__ __noinline__ uint32_t wait_for_first(const AttentionParams& p, int32_t tile,
-                                                         int32_t head) {
+  /// for 32 tiles. If some of these have keys on no page of the cache, tells the consumers.
+  static __device__ __noinline__ uint32_t wait_for_first(const AttentionParams& p, uint32_t base,
+                                                         int32_t tile, int32_t head) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const PreparedState* state = Sm90Prepared<S>::state(p, tile + lane, head);
     uint32_t ready = 0;
+    int32_t parts = 0;
     while ((ready & 1) == 0) {
-      const int32_t parts = load_acquire(kIsKey ? &state->keys : &state->values);
-      ready = __ballot_sync(0xffffffffU, parts == Sm90Prepared<S>::kParts);
+      parts = load_acquire(kIsKey ? &state->keys : &state->values);
+      ready = __ballot_sync(0xffffffffU, parts % kPartOffPages == Sm90Prepared<S>::kParts);
+    }
+    if (__any_sync(0xffffffffU, parts >= kPartOffPages)) {
+      store_shared_4(base + S::kOnPages, kSomeOffPages);
     }
     __syncwarp();
     fence_async_proxy_of_all_memory();  // before bulk copies read them

@@ -28,15 +28,16 @@ class Sm90Preparer : Sm90ProducerWarp<S> {
   /// Prepares the keys and values of the first `end` work tiles of the queue, which may have fewer.
   /// Returns when each of their parts is prepared or claimed by another warp.
   FLASHPLAN_DEVICE void prepare_before(int32_t end) {
-    int32_t stored = kNoPart;  // on its way to the workspace
-    bool stored_key = true;    // or its values
+    int32_t stored = kNoPart;      // on its way to the workspace
+    bool stored_key = true;        // or its values
+    bool stored_on_pages = false;  // whether all of its keys lie on pages of the cache
 #pragma unroll 1
     for (;;) {
       Part part;
       // Others wait for a part, so it is announced before this warp waits to find another one.
       if (!find_part(end, stored == kNoPart, part)) {
         if (stored == kNoPart) return;
-        announce(stored, stored_key);
+        announce(stored, stored_key, stored_on_pages);
         stored = kNoPart;
         continue;
       }
@@ -44,10 +45,11 @@ class Sm90Preparer : Sm90ProducerWarp<S> {
       for (int kind = 0; kind < (S::kTakesPreparedValues ? 2 : 1); ++kind) {
         const bool is_key = kind == 0;
         request(part, is_key);
-        if (stored != kNoPart) announce(stored, stored_key);
+        if (stored != kNoPart) announce(stored, stored_key, stored_on_pages);
         store(part, is_key);
         stored = part.number;
         stored_key = is_key;
+        stored_on_pages = __all_sync(0xffffffffU, has_page(p_.tensors.pages, part.page)) != 0;
       }
     }
   }
@@ -157,9 +159,7 @@ class Sm90Preparer : Sm90ProducerWarp<S> {
   FLASHPLAN_DEVICE void request(const Part& part, bool is_key) const {
     const KvView& view = is_key ? p_.tensors.k : p_.tensors.v;
     const int head_dim = is_key ? p_.tensors.head_dim_qk : p_.tensors.head_dim_vo;
-    // An id outside of the cache reads another page, but no other memory.
-    const int32_t page = max(min(part.page, p_.tensors.pages.num_pages - 1), 0);
-    const unsigned char* const row = row_address(view, page, part.row, part.head);
+    const unsigned char* const row = row_address(view, part.page, part.row, part.head);
     if (lane_ == 0) tma_store_wait_read();
     __syncwarp();
     if (!p_.tensors.vectorized) {
@@ -197,11 +197,11 @@ class Sm90Preparer : Sm90ProducerWarp<S> {
   }
   /// Waits until a part is stored in the workspace, then counts it as ready for the warps that wait
   /// for its tile.
-  FLASHPLAN_DEVICE void announce(int32_t part, bool is_key) const {
+  FLASHPLAN_DEVICE void announce(int32_t part, bool is_key, bool on_pages) const {
     if (lane_ != 0) return;
     bulk_store_wait();
     PreparedState& state = p_.prepared.states[part / Prepared::kParts];
-    add_release(is_key ? &state.keys : &state.values, 1);
+    add_release(is_key ? &state.keys : &state.values, on_pages ? 1 : 1 + kPartOffPages);
   }
 
   FLASHPLAN_DEVICE void wait_rows() const {

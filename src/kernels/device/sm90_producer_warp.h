@@ -45,9 +45,17 @@ class Sm90ProducerWarp {
     if (lane_ == 0) mbarrier_arrive(barrier(S::kContextEmpty, i % S::kContexts));
   }
 
-  /// The address of row `row` of page `page`, for one head. Ragged tensors have one page.
-  static FLASHPLAN_DEVICE const unsigned char* row_address(const KvView& view, int64_t page,
-                                                           int64_t row, int32_t head) {
+  /// Tells the consumers, before they are told that a step's keys are there, if some of these keys
+  /// are on no page of the cache. `on_page` is that of this lane's keys.
+  FLASHPLAN_DEVICE void report_pages(bool on_page) const {
+    if (__all_sync(0xffffffffU, on_page) == 0) store_shared_4(base_ + S::kOnPages, kSomeOffPages);
+  }
+
+  /// The address of row `row` of page `page`, for one head. Ragged tensors have page 0 alone. A
+  /// page outside of the cache has rows of zeros.
+  FLASHPLAN_DEVICE const unsigned char* row_address(const KvView& view, int32_t page, int64_t row,
+                                                    int32_t head) const {
+    if (!has_page(p_.tensors.pages, page)) return zero_row();
     return static_cast<const unsigned char*>(view.data) +
            2 * (page * view.page_stride + row * view.token_stride + head * view.head_stride);
   }

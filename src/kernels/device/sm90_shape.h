@@ -179,7 +179,8 @@ struct Sm90Shape : Choices {
   static constexpr int kStatesFull =
       kWaitingMerges + kWarpgroups * 16 * (1 + kMostSplitsPerQueue);  // see Sm90Merge
   static constexpr int kFirstPrepared = kStatesFull + 8;              // of each context
-  static_assert(kFirstPrepared + kContexts * 4 <= kHeaderBytes);
+  static constexpr int kOnPages = kFirstPrepared + kContexts * 4;  // kAllOnPages, see kv_loader.h
+  static_assert(kOnPages + 4 <= kHeaderBytes);
 
   /// Where the queries of a tile begin. `place` counts the parts of buffers that tiles have taken
   /// so far: a tile of up to 64 rows takes one, any other tile takes all parts of a buffer.

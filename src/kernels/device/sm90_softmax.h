@@ -23,6 +23,7 @@ struct Sm90Softmax {
   struct Visible {
     int32_t begin;  // every row sees [begin, end)
     int32_t end;
+    bool off_pages;      // some keys may lie on no page of the cache; see find_pages()
     int32_t own_end[2];  // the end of what each of this thread's two rows sees
     float most[2];       // kMost, or infinity for a row of padding
     bool has_rows;       // whether this warp has any rows
@@ -44,6 +45,15 @@ struct Sm90Softmax {
         most[half] = row <= last ? kMost : infinity();
       }
       has_rows = __any_sync(0xffffffffU, S::row(first_row, opaque(thread), 0) <= last);
+    }
+
+    /// Looks at S::kOnPages, when the keys of a step are there. `base`: where shared memory begins.
+    FLASHPLAN_DEVICE void find_pages(uint32_t base) {
+      off_pages = load_shared_4(base + S::kOnPages) != kAllOnPages;
+    }
+    /// Whether some rows do not see some of the keys of the step that begins at `key`.
+    FLASHPLAN_DEVICE bool hides(int32_t key) const {
+      return off_pages || begin > key || end < key + S::kTileKv;
     }
   };
 
@@ -80,7 +90,7 @@ struct Sm90Softmax {
     transform(variant);
 #pragma unroll 1
     for (;;) {
-      if (visible.begin > key || visible.end < key + S::kTileKv) {
+      if (visible.hides(key)) {
         asm volatile("");  // keeps this a branch instead of selects in every step
         mask(p, context, visible, first_row, thread, key);
       }
@@ -140,6 +150,13 @@ struct Sm90Softmax {
     uint32_t seen[2] = {columns_before(visible.own_end[0] - first),
                         columns_before(visible.own_end[1] - first)};
     constexpr bool kHasBits = S::Variant::kHasMaskBits;
+    if (__builtin_expect(static_cast<long>(visible.off_pages), 0L) != 0) {
+      const uint32_t exist =
+          columns_on_pages(p.tensors.pages, page_ids(p.tensors.pages, context.segment.kv_row),
+                           first, context.tile.kv_end, 2 * kKeyTiles);
+      seen[0] &= exist;
+      seen[1] &= exist;
+    }
     if (visible.begin > key || (kHasBits && p.tensors.mask.is_given)) {
       asm volatile("");
       const RowBlock block = context.block();

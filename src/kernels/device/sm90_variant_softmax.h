@@ -37,11 +37,8 @@ struct Sm90VariantSoftmax : Sm90Softmax<S> {
                                    const Sm90Context& context, const Visible& visible,
                                    int first_row, int thread, int32_t key, bool is_first,
                                    float (&shrink)[2], Again multiply_again) {
-    const auto hides = [&] {
-      // Computed anew, since a register that held it meanwhile would be missing.
-      const int32_t first = opaque(key);
-      return visible.begin > first || visible.end < first + S::kTileKv;
-    };
+    // Computed anew each time, since a register that held it meanwhile would be missing.
+    const auto hides = [&] { return visible.hides(opaque(key)); };
     const Transform<Variant> of(variant, rows_, key + opaque(thread) % 4 * 2);
     if constexpr (!Variant::kUseSoftmax) {
       if (hides()) {

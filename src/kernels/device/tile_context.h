@@ -15,7 +15,9 @@ struct TileContext {
   // Begins at an odd word. At an even one nvcc would load its fields in pairs, and spill for head
   // dim 256.
   RowBlock block;
+  int32_t first_seen;        // the first key that any row sees
   int32_t first_masked_key;  // the first key that the caller's mask of bits covers
+  int32_t on_pages;          // kAllOnPages or kSomeOffPages
   const int32_t* page_ids;   // of the segment; null: ragged
   Merge merge;               // of the first head, if tile.merge >= 0; loaded together with keys
   uint32_t is_last;          // a bit for each of up to 32 merges: this CTA was the last to arrive
@@ -38,13 +40,14 @@ struct TileContext {
                     fitted, block.keys);
       block.position = fitted.position;
     }
+    first_seen = p.mask.window_left < 0 ? block.keys.begin : block.first_seen(p);
     first_masked_key = flashplan::first_masked_key(p, request, block.position);
+    on_pages = kAllOnPages;
     page_ids = device::page_ids(p.tensors.pages, segment.kv_row);
     chunk_kv = p.schedule.chunk_kv > 0 ? p.schedule.chunk_kv : 0x7fffffff;
   }
 };
 
-static_assert(sizeof(TileContext) <= 144);
 #ifndef __CUDACC_RTC__  // NVRTC 13.2 has no offsetof
 static_assert(__builtin_offsetof(TileContext, merge) % 8 == 0);
 static_assert(__builtin_offsetof(TileContext, block) % 8 == 4);

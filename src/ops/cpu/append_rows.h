@@ -50,20 +50,20 @@ class PlaceFinder {
   int32_t request_ = 0;
 };
 
-/// Dims of a head, as the cache stores them.
+/// Dims of a head, as the cache stores them. `scale` is that of the head.
 template <typename From, typename To>
-void store_dims(const AppendSide& side, const typename From::Storage* from,
+void store_dims(const AppendSide& side, float scale, const typename From::Storage* from,
                 typename To::Storage* to, int32_t num_dims) {
   if (side.verbatim) {
     __builtin_memcpy(to, from, sizeof(*from) * static_cast<uint32_t>(num_dims));
     return;
   }
-  const float scale = side.scale;
 #pragma omp simd
   for (int32_t d = 0; d < num_dims; ++d) to[d] = To::store(From::load(from[d]) / scale);
 }
 
-/// Calls body(from, to) for each head of a token: its row and its place in the cache.
+/// Calls body(from, to, scale) for each head of a token: its row, its place in the cache and its
+/// scale.
 template <typename From, typename To, typename Body>
 FLASHPLAN_INLINE void for_each_head(const AppendSide& side, int32_t token, const Place& place,
                                     const Body& body) {
@@ -71,14 +71,15 @@ FLASHPLAN_INLINE void for_each_head(const AppendSide& side, int32_t token, const
   char* to = side.cache + place.page * side.page_stride + place.row_in_page * side.row_stride;
   for (int32_t head = 0; head < side.num_heads; ++head) {
     body(reinterpret_cast<const typename From::Storage*>(from + head * side.row_head_stride),
-         reinterpret_cast<typename To::Storage*>(to + head * side.head_stride));
+         reinterpret_cast<typename To::Storage*>(to + head * side.head_stride),
+         side.scale_of(head));
   }
 }
 
 template <typename From, typename To>
 void append_token(const AppendSide& side, int32_t token, const Place& place) {
-  for_each_head<From, To>(side, token, place, [&](const auto* from, auto* to) {
-    store_dims<From, To>(side, from, to, side.head_dim);
+  for_each_head<From, To>(side, token, place, [&](const auto* from, auto* to, float scale) {
+    store_dims<From, To>(side, scale, from, to, side.head_dim);
   });
 }
 
@@ -104,10 +105,11 @@ void append_rotated_token(const RopeAppendParams& p, const Rotations& rotations,
   const AppendSide& side = p.append.sides[0];
   const int32_t rotary_dim = p.rope.rotary_dim;
   alignas(64) typename From::Storage rotated[kMaxRotaryDim];
-  for_each_head<From, To>(side, token, place, [&](const auto* from, auto* to) {
+  for_each_head<From, To>(side, token, place, [&](const auto* from, auto* to, float scale) {
     rotate_head<From>(p.rope, rotations, from, rotated);
-    store_dims<From, To>(side, rotated, to, rotary_dim);
-    store_dims<From, To>(side, from + rotary_dim, to + rotary_dim, side.head_dim - rotary_dim);
+    store_dims<From, To>(side, scale, rotated, to, rotary_dim);
+    store_dims<From, To>(side, scale, from + rotary_dim, to + rotary_dim,
+                         side.head_dim - rotary_dim);
   });
 }
 

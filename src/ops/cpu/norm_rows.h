@@ -3,7 +3,7 @@
 
 /// Elements of a row or of weights as float32. Those that are float32 are used where they lie. Of
 /// others, few are converted once and kept, and of many, blocks are converted whenever they are
-/// used.
+/// used. Where there are no weights, all elements are 1.
 template <typename Format>
 class FloatRow {
  public:
@@ -18,6 +18,13 @@ class FloatRow {
     if (is_kept_) convert(0, size);
   }
 
+  void fill_with_ones(int32_t size) {
+    is_float_ = false;
+    is_kept_ = size <= kMost;
+    block_size_ = is_kept_ ? size : kBlock;
+    for (int32_t i = 0; i < block_size_; ++i) values_[i] = 1.0F;
+  }
+
   /// Elements that block() can give at once.
   int32_t block_size() const { return block_size_; }
 
@@ -26,7 +33,7 @@ class FloatRow {
   const float* block(int32_t first, int32_t count) {
     if (is_float_) return reinterpret_cast<const float*>(from_) + first;
     if (is_kept_) return values_ + first;
-    convert(first, count);
+    if (from_ != nullptr) convert(first, count);
     return values_;
   }
 
@@ -88,15 +95,15 @@ const typename Format::Storage* summed_row(const NormParams& p, int32_t row) {
 }
 
 /// What is converted to float32 of a call: the row, and what all rows are multiplied by and added.
-template <typename Format>
+template <typename Format, typename WeightFormat>
 struct NormRows {
   FloatRow<Format> row;
-  FloatRow<Format> weight;
-  FloatRow<Format> bias;
+  FloatRow<WeightFormat> weight;
+  FloatRow<WeightFormat> bias;
 };
 
-template <typename Format>
-void norm_row(const NormParams& p, int32_t index, NormRows<Format>& rows) {
+template <typename Format, typename WeightFormat>
+void norm_row(const NormParams& p, int32_t index, NormRows<Format, WeightFormat>& rows) {
   FloatRow<Format>& row = rows.row;
   row.load(summed_row<Format>(p, index), p.row_size);
   const auto size = static_cast<float>(p.row_size);
@@ -105,7 +112,7 @@ void norm_row(const NormParams& p, int32_t index, NormRows<Format>& rows) {
   const float squares = sum_of(row, p.row_size, [=](auto x) { return (x - mean) * (x - mean); });
   const float factor = 1.0F / __builtin_sqrtf(squares / size + p.eps);
   auto* to = reinterpret_cast<typename Format::Storage*>(row_at(p.out, index));
-  // The weights of long rows come in smaller blocks where an offset is added to them.
+  // The weights of long rows come in smaller blocks where an offset is added to them, and ones do.
   const int32_t block_size =
       row.block_size() < rows.weight.block_size() ? row.block_size() : rows.weight.block_size();
   for (int32_t first = 0; first < p.row_size; first += block_size) {
@@ -124,13 +131,26 @@ void norm_row(const NormParams& p, int32_t index, NormRows<Format>& rows) {
   }
 }
 
+template <typename Format, typename WeightFormat>
+void norm_rows_of(const NormParams& p, int32_t begin, int32_t end) {
+  using Storage = typename WeightFormat::Storage;
+  NormRows<Format, WeightFormat> rows;
+  if (p.weight != nullptr) {
+    rows.weight.load(static_cast<const Storage*>(p.weight), p.row_size, p.weight_offset);
+  } else {
+    rows.weight.fill_with_ones(p.row_size);
+  }
+  if (p.bias != nullptr) rows.bias.load(static_cast<const Storage*>(p.bias), p.row_size);
+  for (int32_t row = begin; row < end; ++row) norm_row(p, row, rows);
+}
+
 void norm_rows(const NormParams& p, int32_t begin, int32_t end) noexcept {
   dispatch_wide_format(p.dtype, [&](auto format) {
     using Format = decltype(format);
-    using Storage = typename Format::Storage;
-    NormRows<Format> rows;
-    rows.weight.load(static_cast<const Storage*>(p.weight), p.row_size, p.weight_offset);
-    if (p.bias != nullptr) rows.bias.load(static_cast<const Storage*>(p.bias), p.row_size);
-    for (int32_t row = begin; row < end; ++row) norm_row<Format>(p, row, rows);
+    if (p.weight_dtype == p.dtype) {
+      norm_rows_of<Format, Format>(p, begin, end);
+    } else {
+      norm_rows_of<Format, cpu::Format<DType::kFloat32>>(p, begin, end);
+    }
   });
 }

@@ -59,6 +59,7 @@ __global__ void __launch_bounds__(kThreads, 4)
   const char* from = side.rows + int64_t{first + lane} * side.token_stride +
                      head * side.row_head_stride + word * static_cast<int>(sizeof(FromWord));
   const int num_tokens = is_active ? p.append.num_rows - first - lane : 0;
+  const float scale = is_active ? side.scale_of(head) : 1.0F;
   FromWord words[kMaxTokens];
 #pragma unroll
   for (int i = 0; i < kMaxTokens; ++i) {
@@ -79,7 +80,7 @@ __global__ void __launch_bounds__(kThreads, 4)
     if (place.page < 0) continue;
     *reinterpret_cast<ToWord*>(to + place.page * side.page_stride +
                                place.row_in_page * side.row_stride) =
-        stored<kFrom, kTo, kVec>(side, words[i]);
+        stored<kFrom, kTo, kVec>(side, scale, words[i]);
   }
 }
 

@@ -96,7 +96,30 @@ struct NormRow {
   }
 };
 
-template <DType kDType, int kVec>
+enum class Weights {
+  kLikeRows,  // of the dtype of rows
+  kFloat32,   // beside rows of 16 bits
+  kNone,
+};
+
+/// Loads kVec float32 numbers. By word they are aligned to 16 bytes.
+template <int kVec>
+__device__ void load_floats(const float* from, float (&to)[kVec]) {
+  if constexpr (kVec == 1) {
+    to[0] = __ldg(from);
+  } else {
+#pragma unroll
+    for (int i = 0; i < kVec; i += 4) {
+      const float4 four = __ldg(reinterpret_cast<const float4*>(from + i));
+      to[i] = four.x;
+      to[i + 1] = four.y;
+      to[i + 2] = four.z;
+      to[i + 3] = four.w;
+    }
+  }
+}
+
+template <DType kDType, int kVec, Weights kWeights>
 __global__ void __launch_bounds__(kMaxThreads) norm_kernel(const __grid_constant__ NormParams p) {
   using WordType = Word<kDType, kVec>;
   __shared__ float partial[2][32];
@@ -121,10 +144,12 @@ __global__ void __launch_bounds__(kMaxThreads) norm_kernel(const __grid_constant
     else
       squares += row.template add_up<true>(words, 0.0F, first);
   }
-  // Loaded before the sums, which hide the latency of memory.
+  // Loaded before the sums, which hide the latency of memory. Weights of float32 beside rows of 16
+  // bits would take twice the registers of a row, so they are loaded when they are used.
+  constexpr bool kHoldsWeights = kWeights == Weights::kLikeRows;
   const auto* weights = static_cast<const WordType*>(p.weight);
   WordType weight_words[kHeld];
-  row.load(weights, thread, weight_words);
+  if constexpr (kHoldsWeights) row.load(weights, thread, weight_words);
   const auto size = static_cast<float>(p.row_size);
   float mean = 0.0F;
   if (p.centered) {
@@ -137,11 +162,11 @@ __global__ void __launch_bounds__(kMaxThreads) norm_kernel(const __grid_constant
   const float factor = rsqrtf(sum_of_row(squares, partial[1]) / size + p.eps);
 
   auto* out = reinterpret_cast<WordType*>(row_at(p.out, index));
-  const auto* biases = static_cast<const WordType*>(p.bias);
+  const auto* float_weights = static_cast<const float*>(p.weight);
   for (int first = thread; first < row.num_words; first += step) {
     if (!is_held) {
       row.load_again(first, words);
-      row.load(weights, first, weight_words);
+      if constexpr (kHoldsWeights) row.load(weights, first, weight_words);
     }
 #pragma unroll
     for (int i = 0; i < kHeld; ++i) {
@@ -151,10 +176,19 @@ __global__ void __launch_bounds__(kMaxThreads) norm_kernel(const __grid_constant
       float weight[kVec];
       float bias[kVec] = {};
       unpack<kDType, kVec>(words[i], values);
-      unpack<kDType, kVec>(weight_words[i], weight);
-      if (biases != nullptr) unpack<kDType, kVec>(__ldg(biases + word), bias);
+      if constexpr (kHoldsWeights) unpack<kDType, kVec>(weight_words[i], weight);
+      if constexpr (kWeights == Weights::kFloat32) load_floats(float_weights + word * kVec, weight);
+      if (p.bias != nullptr) {
+        if constexpr (kWeights == Weights::kFloat32) {
+          load_floats(static_cast<const float*>(p.bias) + word * kVec, bias);
+        } else {
+          unpack<kDType, kVec>(__ldg(static_cast<const WordType*>(p.bias) + word), bias);
+        }
+      }
       for (int j = 0; j < kVec; ++j) {
-        values[j] = (values[j] - mean) * factor * (weight[j] + p.weight_offset) + bias[j];
+        values[j] = (values[j] - mean) * factor;
+        if constexpr (kWeights != Weights::kNone) values[j] *= weight[j] + p.weight_offset;
+        values[j] += bias[j];
       }
       out[word] = pack<kDType, kVec>(values);
     }
@@ -176,17 +210,26 @@ Grid make_grid(int32_t num_rows, int32_t num_words) {
           .threads = dim3(threads, rows)};
 }
 
+template <DType kDType, Weights kWeights>
+Status run(const NormParams& p, Device device, Stream stream) {
+  constexpr int kVec = kWordElements<kDType>;
+  const bool by_word = p.row_size % kVec == 0 && is_aligned(p.x, 16) && is_aligned(p.out, 16) &&
+                       is_aligned(p.residual, 16) && is_aligned(p.weight, 16) &&
+                       is_aligned(p.bias, 16);
+  return launch(by_word ? norm_kernel<kDType, kVec, kWeights> : norm_kernel<kDType, 1, kWeights>,
+                make_grid(p.num_rows, p.row_size / (by_word ? kVec : 1)), device, stream, p);
+}
+
 }  // namespace
 
 Status norm(const NormParams& p, Device device, Stream stream) noexcept {
   return with_float(p.dtype, [&](auto dtype) {
     constexpr DType kDType = decltype(dtype)::value;
-    constexpr int kVec = kWordElements<kDType>;
-    const bool by_word = p.row_size % kVec == 0 && is_aligned(p.x, 16) && is_aligned(p.out, 16) &&
-                         is_aligned(p.residual, 16) && is_aligned(p.weight, 16) &&
-                         is_aligned(p.bias, 16);
-    return launch(by_word ? norm_kernel<kDType, kVec> : norm_kernel<kDType, 1>,
-                  make_grid(p.num_rows, p.row_size / (by_word ? kVec : 1)), device, stream, p);
+    if (p.weight == nullptr) return run<kDType, Weights::kNone>(p, device, stream);
+    if constexpr (kDType != DType::kFloat32) {
+      if (p.weight_dtype != kDType) return run<kDType, Weights::kFloat32>(p, device, stream);
+    }
+    return run<kDType, Weights::kLikeRows>(p, device, stream);
   });
 }
 

@@ -106,15 +106,15 @@ __device__ void find_places(const TokenPlaces& p, int first, int end, int tile, 
   }
 }
 
-/// A word of k or v as its cache stores it.
+/// A word of k or v as its cache stores it. `scale` is that of the word's head.
 template <DType kFrom, DType kTo, int kVec>
-__device__ Word<kTo, kVec> stored(const AppendSide& side, Word<kFrom, kVec> word) {
+__device__ Word<kTo, kVec> stored(const AppendSide& side, float scale, Word<kFrom, kVec> word) {
   if constexpr (kFrom == kTo) {
     if (side.verbatim) return word;
   }
   float values[kVec];
   unpack<kFrom, kVec>(word, values);
-  for (float& value : values) value = __fdiv_rn(value, side.scale);
+  for (float& value : values) value = __fdiv_rn(value, scale);
   return pack<kTo, kVec>(values);
 }
 

@@ -59,13 +59,14 @@ __global__ void __launch_bounds__(kThreads)
     } else if (item < num_qk) {
       const int head = (item - num_q) / items.count;
       ToWord* to = stored_row_of(k, head);
+      const float scale = k.scale_of(head);
       rotate_item<kFrom, kVec>(
           p.rope, items, rotations, row_of(k, head), item - num_q - head * items.count,
-          [&](int i, FromWord word) { to[i] = stored<kFrom, kTo, kVec>(k, word); });
+          [&](int i, FromWord word) { to[i] = stored<kFrom, kTo, kVec>(k, scale, word); });
     } else {
       const int head = (item - num_qk) / words_of_v;
       const int i = item - num_qk - head * words_of_v;
-      stored_row_of(v, head)[i] = stored<kFrom, kTo, kVec>(v, row_of(v, head)[i]);
+      stored_row_of(v, head)[i] = stored<kFrom, kTo, kVec>(v, v.scale_of(head), row_of(v, head)[i]);
     }
   }
 }

@@ -27,6 +27,7 @@ inline float __int_as_float(int bits) { return std::bit_cast<float>(bits); }
 inline int __float_as_int(float x) { return std::bit_cast<int>(x); }
 inline unsigned __float_as_uint(float x) { return std::bit_cast<unsigned>(x); }
 inline bool __any_sync(unsigned mask, bool x) { return __ballot_sync(mask, x) != 0; }
+inline bool __all_sync(unsigned mask, bool x) { return __ballot_sync(mask, !x) == 0; }
 inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
   const uint64_t bytes = low | uint64_t{high} << 32;
   unsigned result = 0;
