@@ -54,6 +54,17 @@ PAGES = [
     for csr in (False, True)
 ] + _one_axis("head_dim", (64, (192, 128)), page_size=None)
 
+# Page ids that no query sees: of no page, or of a page that holds NaN.
+HIDDEN_PAGES = [
+    Case((70, 1, 3, 0), (70, 150, 90, 40), page_ids="hidden", window_left=window, **options)
+    for window in (-1, 0, 40)
+    for options in (
+        {"q_dtype": "float32", "page_size": 1},
+        {"page_size": 5, "csr": True, "planned_lens": (80, 150, 100, 40)},
+        {"q_dtype": "float16", "kv_dtype": "float8_e4m3fn", "batch_invariant": True},
+    )
+]
+
 MASKS = [
     Case(
         qo_lens=(70, 1, 3, 9),
@@ -160,6 +171,7 @@ CASES = list(
         + HEAD_DIMS
         + GROUPS
         + PAGES
+        + HIDDEN_PAGES
         + MASKS
         + MEMORY
         + LENS

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "abi/divisor.h"
+#include "abi/host_device.h"
 
 namespace flashplan {
 
@@ -18,13 +19,35 @@ struct KvView {
   int64_t head_stride = 0;
 };
 
-/// Page ids of a request: ids + (indptr ? indptr[request] : request * row_stride).
+/// Page ids of requests: a block table, with a row for each request, or CSR.
 struct PageTable {
   const int32_t* ids = nullptr;     // null: ragged
   const int32_t* indptr = nullptr;  // [batch_size + 1], or null for a block table
   int64_t row_stride = 0;
   Divisor page_size = {};
   int32_t num_pages = 1;  // of the cache, whose ids are [0, num_pages); 1: ragged
+  int32_t num_ids = 0;    // of a row of the block table, or of all requests in CSR
+
+  struct Row {
+    int64_t first = 0;
+    int32_t count = 0;
+  };
+  /// Where the page ids of a request lie. None of them is outside of the ids in CSR, or of the
+  /// request's row of the block table, even if indptr is wrong.
+  FLASHPLAN_HOST_DEVICE Row row_of(int32_t request) const {
+    if (indptr == nullptr) return {request * row_stride, num_ids};
+    const int32_t first = indptr[request];
+    const int32_t behind = indptr[request + 1];
+    if (first < 0 || first >= behind || first >= num_ids) return {};
+    return {first, (behind < num_ids ? behind : num_ids) - first};
+  }
+  /// How many keys the page ids of a request are enough for. The host knows the columns of a block
+  /// table, and refuses plans for more keys; what indptr says only the device knows.
+  FLASHPLAN_HOST_DEVICE int32_t keys_of(int32_t request) const {
+    if (indptr == nullptr) return 0x7fffffff;
+    const int64_t keys = int64_t{row_of(request).count} * page_size.value;
+    return keys < 0x7fffffff ? static_cast<int32_t>(keys) : 0x7fffffff;
+  }
 };
 
 }  // namespace flashplan

@@ -26,21 +26,6 @@ KvView kv_view(const TensorView& view, const AttentionOptions& options) {
   return {view.data, view.stride[0], view.stride[nhd ? 1 : 2], view.stride[nhd ? 2 : 1]};
 }
 
-PageTable page_table(const AttentionTensors& t, const AttentionOptions& options) {
-  PageTable pages = {};
-  if (options.page_size == 0) return pages;
-  if (!t.block_table.empty()) {
-    pages.ids = static_cast<const int32_t*>(t.block_table.data);
-    pages.row_stride = t.block_table.stride[0];
-  } else {
-    pages.ids = static_cast<const int32_t*>(t.page_indices.data);
-    pages.indptr = static_cast<const int32_t*>(t.page_indptr.data);
-  }
-  pages.page_size = make_divisor(options.page_size);
-  pages.num_pages = num_pages_of(t.k, t.v);
-  return pages;
-}
-
 template <typename T>
 TokenView<T> token_view(const TensorView& view) {
   return {static_cast<T*>(view.data), view.stride[0], view.stride[1]};
@@ -48,7 +33,10 @@ TokenView<T> token_view(const TensorView& view) {
 
 TensorParams tensor_params(const AttentionTensors& t, const AttentionOptions& options) {
   TensorParams p;
-  p.pages = page_table(t, options);
+  if (options.page_size > 0) {
+    p.pages = make_page_table({t.block_table, t.page_indptr, t.page_indices}, options.page_size,
+                              num_pages_of(t.k, t.v));
+  }
   if (!t.kv_lens.empty()) p.kv_lens = static_cast<const int32_t*>(t.kv_lens.data);
   p.q = token_view<const void>(t.q);
   p.k = kv_view(t.k, options);

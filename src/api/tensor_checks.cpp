@@ -214,6 +214,24 @@ Status find_page_ids(const PageTableTensors& tables, int32_t request, int32_t kv
   return {};
 }
 
+PageTable make_page_table(const PageTableTensors& tables, int32_t page_size,
+                          int32_t num_pages) noexcept {
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+  PageTable pages;
+  const bool csr = tables.block_table.empty();
+  const TensorView& ids = csr ? tables.page_indices : tables.block_table;
+  pages.ids = static_cast<const int32_t*>(ids.data);
+  pages.num_ids = static_cast<int32_t>(std::min(ids.shape[csr ? 0 : 1], kMost));
+  if (csr) {
+    pages.indptr = static_cast<const int32_t*>(tables.page_indptr.data);
+  } else {
+    pages.row_stride = ids.stride[0];
+  }
+  pages.page_size = make_divisor(page_size);
+  pages.num_pages = num_pages;
+  return pages;
+}
+
 int32_t num_pages_of(const TensorView& k_cache, const TensorView& v_cache) noexcept {
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
   return static_cast<int32_t>(std::min({k_cache.shape[0], v_cache.shape[0], kMost}));

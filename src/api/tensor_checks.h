@@ -8,6 +8,7 @@
 #include <span>
 
 #include "abi/head_scales.h"
+#include "abi/kv_view.h"
 #include "api/memory_checks.h"
 #include "common/error.h"
 #include "flashplan/plan.h"
@@ -79,6 +80,10 @@ struct PageTableTensors {
   const TensorView& page_indptr;
   const TensorView& page_indices;
 };
+
+/// The same for kernels, once it is checked.
+PageTable make_page_table(const PageTableTensors& tables, int32_t page_size,
+                          int32_t num_pages) noexcept;
 
 /// Checks shapes and dtypes of a page table for `batch_size` requests.
 Status check_page_table(const PageTableTensors& tables, int32_t batch_size, Device device) noexcept;

@@ -101,21 +101,18 @@ AppendSide make_side(const TensorView& rows, const TensorView& cache, KvLayout l
 
 TokenPlaces make_places(const AppendTensors& t) {
   TokenPlaces places;
-  places.pages.num_pages = num_pages_of(t.k_cache, t.v_cache);
-  places.pages.page_size = make_divisor(page_size_of(t));
+  const int32_t num_pages = num_pages_of(t.k_cache, t.v_cache);
   if (!t.slot_mapping.empty()) {
+    places.pages.num_pages = num_pages;
+    places.pages.page_size = make_divisor(page_size_of(t));
     places.slots = static_cast<const int64_t*>(t.slot_mapping.data);
     return places;
   }
-  const bool csr = t.block_table.empty();
+  places.pages =
+      make_page_table({t.block_table, t.page_indptr, t.page_indices}, page_size_of(t), num_pages);
   places.indptr = static_cast<const int32_t*>(t.indptr.data);
   places.kv_lens = static_cast<const int32_t*>(t.kv_lens.data);
   places.batch_size = static_cast<int32_t>(t.kv_lens.shape[0]);
-  places.pages.ids = static_cast<const int32_t*>(csr ? t.page_indices.data : t.block_table.data);
-  places.pages.indptr = csr ? static_cast<const int32_t*>(t.page_indptr.data) : nullptr;
-  const int64_t num_ids = csr ? t.page_indices.shape[0] : t.block_table.shape[1];
-  places.num_ids = static_cast<int32_t>(std::min<int64_t>(num_ids, INT32_MAX));
-  places.pages.row_stride = csr || places.batch_size < 2 ? 0 : t.block_table.stride[0];
   return places;
 }
 

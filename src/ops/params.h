@@ -77,21 +77,6 @@ struct TokenPlaces {
   /// page of each token; -1: nowhere.
   const int64_t* slots = nullptr;
   int32_t batch_size = 0;
-  int32_t num_ids = 0;  // of a row of the block table, or of page_indices
-
-  struct PageIds {
-    int64_t first = 0;
-    int32_t count = 0;
-  };
-  /// Where the page ids of a request lie. None of them is outside of page_indices, or of the
-  /// request's row of the block table, even if page_indptr is wrong.
-  FLASHPLAN_HOST_DEVICE PageIds ids_of(int32_t request) const {
-    if (pages.indptr == nullptr) return {request * pages.row_stride, num_ids};
-    const int32_t first = pages.indptr[request];
-    const int32_t behind = pages.indptr[request + 1];
-    if (first < 0 || behind < first) return {};
-    return {first, (behind < num_ids ? behind : num_ids) - first};
-  }
 };
 
 /// k or v of new tokens and the cache they go to. Strides in bytes.

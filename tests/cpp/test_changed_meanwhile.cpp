@@ -96,7 +96,7 @@ struct Append {
       p.places.pages.ids = ids.data();
       p.places.pages.indptr = csr ? page_indptr.data() : nullptr;
       p.places.pages.row_stride = 1;
-      p.places.num_ids = csr ? 2 : 1;
+      p.places.pages.num_ids = csr ? 2 : 1;
     } else {
       p.places.slots = slots.data();
     }

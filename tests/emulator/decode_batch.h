@@ -244,7 +244,8 @@ class Batch16 {
     t.k = view(*k_);
     t.v = view(*v_);
     if (d_.page_size > 0) {
-      t.pages = {pages_.data(), nullptr, most_pages_, make_divisor(d_.page_size), num_pages_};
+      t.pages = {pages_.data(), nullptr,    most_pages_, make_divisor(d_.page_size),
+                 num_pages_,    most_pages_};
     }
     if (!d_.planned_lens.empty()) t.kv_lens = d_.kv_lens.data();
     const int64_t num_heads = heads * d_.group_size;

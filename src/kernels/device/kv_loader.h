@@ -58,7 +58,8 @@ FLASHPLAN_DEVICE const unsigned char* query_row(const AttentionParams& p, const 
              Element<kQ>::kBytes;
 }
 
-/// The page ids of a row of the page table, or null for ragged keys, which have no pages.
+/// The page ids of a row of the page table, or null for ragged keys, which have no pages. There are
+/// ids for PageTable::keys_of() keys.
 FLASHPLAN_DEVICE const int32_t* page_ids(const PageTable& pages, int32_t row) {
   if (pages.ids == nullptr) return nullptr;
   return pages.ids +

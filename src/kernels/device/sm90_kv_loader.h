@@ -119,21 +119,22 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
     // Words of QueueStart: the bounds of the queue, then from word 4 on the first tile, and from
     // word 20 on its segment.
     const bool is_end = word(0) >= word(1);
+    const int32_t end = min(word(9), p_.tensors.pages.keys_of(word(23)));
     int32_t first_seen = word(8);
     if (p_.mask.window_left >= 0) {
       RowBlock block;
       block.rows.row_begin = word(5) * p_.schedule.tile_q;
       block.position = word(22);
-      block.keys = {word(8), word(9)};
+      block.keys = {word(8), end};
       first_seen = block.first_seen(p_);
     }
     return {word(6),
             word(6) + word(7),
             word(8),
-            word(9),
+            end,
             word(23),
             first_seen,
-            !is_end && (word(8) < word(9) || word(11) >= 0),
+            !is_end && (word(8) < end || word(11) >= 0),
             is_end};
   }
 

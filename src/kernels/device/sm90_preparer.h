@@ -87,7 +87,8 @@ class Sm90Preparer : Sm90ProducerWarp<S> {
     while (head_ != kNoHead || begin_tile(end, waits)) {
       const Sm90Context& context = wait_context(i_);
       const int32_t claimed = __shfl_sync(0xffffffffU, claimed_, 0);
-      const int32_t num_keys = context.segment.position + context.segment.qo_len;
+      const int32_t num_keys = min(context.segment.position + context.segment.qo_len,
+                                   p_.tensors.pages.keys_of(context.segment.kv_row));
       const int32_t num_tiles = max((num_keys + S::kTileKv - 1) / S::kTileKv, 1);
       const bool exists = claimed < num_tiles * Prepared::kParts;
       if (exists) part = requested_part(context.segment, num_keys, claimed);

@@ -36,7 +36,8 @@ struct Sm90Context {
                        static_cast<unsigned>(tile.merge >= 0))) != 0;
   }
   /// Adds to the record the rows of the tile, and what only the tensors of this run say: shortens
-  /// the tile to the real length of its request, and looks up where the mask of bits begins.
+  /// the tile to the real length of its request and to the keys that have page ids, and looks up
+  /// where the mask of bits begins.
   FLASHPLAN_DEVICE void finish(const AttentionParams& p, int32_t tile_kv) {
     RowBlock block;
     block.assign(p, tile, segment);
@@ -50,6 +51,7 @@ struct Sm90Context {
       tile.kv_begin = keys.begin;
       tile.kv_end = keys.end;
     }
+    tile.kv_end = min(tile.kv_end, p.tensors.pages.keys_of(segment.kv_row));
     first_masked_key = flashplan::first_masked_key(p, request, segment.position);
   }
 };

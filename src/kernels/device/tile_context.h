@@ -40,6 +40,7 @@ struct TileContext {
                     fitted, block.keys);
       block.position = fitted.position;
     }
+    block.keys.end = min(block.keys.end, p.tensors.pages.keys_of(segment.kv_row));
     first_seen = p.mask.window_left < 0 ? block.keys.begin : block.first_seen(p);
     first_masked_key = flashplan::first_masked_key(p, request, block.position);
     on_pages = kAllOnPages;

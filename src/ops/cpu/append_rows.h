@@ -38,7 +38,7 @@ class PlaceFinder {
     const int64_t key = int64_t{places_.kv_lens[request_]} - indptr[request_ + 1] + token;
     if (key < 0 || key > 0x7fffffff) return {};
     const auto position = static_cast<int32_t>(key);
-    const TokenPlaces::PageIds ids = places_.ids_of(request_);
+    const PageTable::Row ids = places_.pages.row_of(request_);
     const int32_t page_of_request = position / page_size.value;
     const int32_t page =
         page_of_request < ids.count ? places_.pages.ids[ids.first + page_of_request] : -1;

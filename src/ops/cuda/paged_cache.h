@@ -74,13 +74,13 @@ __device__ void find_places(const TokenPlaces& p, int first, int end, int tile, 
     int begin = 0;   // in the tile
     int behind = 0;  // the last token in the tile
     int shift = 0;   // key = shift + place in the tile
-    TokenPlaces::PageIds ids;
+    PageTable::Row ids;
     if (request < p.batch_size) {
       const int end_of_request = p.indptr[request + 1];
       begin = max(p.indptr[request] - first, 0);
       behind = min(end_of_request - first, num_tokens);
       shift = max(p.kv_lens[request], 0) - end_of_request + first;
-      ids = p.ids_of(request);
+      ids = p.pages.row_of(request);
     }
     // A warp looks up the pages of each of its requests together.
     for (unsigned hits = __ballot_sync(~0U, begin < behind); hits != 0; hits &= hits - 1) {
