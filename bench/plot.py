@@ -7,6 +7,7 @@ pip install --group bench; python bench/plot.py bench/results/h200.json
 
 import argparse
 import json
+import math
 import pathlib
 import re
 
@@ -17,6 +18,8 @@ from matplotlib import pyplot as plt
 
 OWN, PAGED = "flashplan", "flashplan, pages of 16"
 COLORS = {OWN: "#2f81f7", PAGED: "#79b8ff"}
+# Which kernels these backends of scaled_dot_product_attention are.
+PEER_NAMES = {"torch flash": "torch flash (FlashAttention 2)"}
 PEER_COLORS = ("#9aa4af", "#d8a657", "#57ab8a", "#c586c0")
 TEXT, DARK_TEXT, ON_BARS = "#24292f", "#e6edf3", "#0d1117"
 STYLE = f"""
@@ -38,6 +41,7 @@ WORDS = (
     (r" (\d+/\d+)", r", \1 heads"),
     (r" d(\d+)", r", head dim \1"),
     (r" full", ", no mask"),
+    (r" window (\d+k)", r", window of \1"),
     (r" page 16 e4m3$", ", fp8 pages"),
     (r" page (\d+)", r", pages of \1"),
     (r" e4m3$", ", fp8 cache"),
@@ -54,15 +58,27 @@ def words(name):
 
 def rates(row, key):
     """Of each library, by name."""
-    peers = {peer: row[key] * row["us"] / us for peer, us in row["peers_us"].items()}
+    peers = {
+        PEER_NAMES.get(peer, peer): row[key] * row["us"] / us
+        for peer, us in row["peers_us"].items()
+    }
     return {OWN: row[key]} | peers
 
 
-def panel(axes, title, note, rows, unit, ceilings):
+def libraries_of(rows):
+    """The names of the libraries in rows of panels, each once."""
+    return list(dict.fromkeys(library for _, values in rows for library in values))
+
+
+def number(value, longest):
+    """With as many decimals as give the longest bar three digits, so that they stand in line."""
+    return f"{value:.{max(0, 2 - int(math.log10(longest)))}f}"
+
+
+def panel(axes, colors, title, note, rows, unit, ceilings):
     """Horizontal bars. rows: [(name, {library: rate})]; ceilings: {name: rate}, drawn as lines."""
-    libraries = list(dict.fromkeys(library for _, values in rows for library in values))
-    peers = [library for library in libraries if library not in COLORS]
-    colors = COLORS | dict(zip(peers, PEER_COLORS, strict=False))
+    if libraries_of(rows) == [OWN]:
+        unit += "\nno other library was measured"
     y, ticks = 0.0, []
     longest = max(value for _, values in rows for value in values.values())
     for name, values in rows:
@@ -71,22 +87,27 @@ def panel(axes, title, note, rows, unit, ceilings):
             axes.barh(y, value, height=0.9, color=colors[library])
             outside = value < longest / 8
             color, side = (TEXT, "left") if outside else (ON_BARS, "right")
-            axes.text(value, y, f" {value:.3g} ", va="center", ha=side, color=color, fontsize=8)
+            axes.text(
+                value,
+                y,
+                f" {number(value, longest)} ",
+                va="center",
+                ha=side,
+                color=color,
+                fontsize=8,
+            )
             y += 1
         y += 0.7
     for name, value in ceilings.items():
         axes.axvline(value, color="#e5534b", linestyle="--", linewidth=1)
-        axes.text(value, -1.0, f"{name}: {value:.3g}", color="#e5534b", ha="right", fontsize=8)
+        text = f"{name}: {number(value, longest)}"
+        axes.text(value, -1.0, text, color="#e5534b", ha="right", fontsize=8)
     axes.set_yticks([at for at, _ in ticks], [name for _, name in ticks])
     axes.set_ylim(y - 0.5, -1.7)
     axes.set_xlabel(unit)
     axes.set_title(title, loc="left", fontsize=11, fontweight="bold", pad=18)
     axes.text(0, 1.0, note + "\n", transform=axes.transAxes, fontsize=8.5, va="center")
     axes.spines[["top", "right"]].set_visible(False)
-    if len(libraries) == 1:
-        return
-    handles = [plt.Rectangle((0, 0), 1, 1, color=colors[library]) for library in libraries]
-    axes.legend(handles, libraries, frameon=False, labelcolor=TEXT, loc="best", borderaxespad=2)
 
 
 def gpu_panels(results):
@@ -145,12 +166,27 @@ def cpu_panels(results):
 
 def figure(results):
     panels = list((gpu_panels if "gpu" in results else cpu_panels)(results))
+    libraries = libraries_of(row for _, _, rows, _, _ in panels for row in rows)
+    peers = [library for library in libraries if library not in COLORS]
+    colors = COLORS | dict(zip(peers, PEER_COLORS, strict=False))
     bars = [sum(len(values) + 0.7 for _, values in rows) + 4 for _, _, rows, _, _ in panels]
     fig, axes = plt.subplots(
         len(panels), figsize=(8.6, 0.17 * sum(bars) + 0.6), height_ratios=bars, layout="constrained"
     )
     for ax, of_panel in zip(axes, panels, strict=True):
-        panel(ax, *of_panel)
+        panel(ax, colors, *of_panel)
+    libraries.sort(key=list(colors).index)  # our own first
+    fig.legend(
+        [plt.Rectangle((0, 0), 1, 1, color=colors[library]) for library in libraries],
+        libraries,
+        frameon=False,
+        labelcolor=TEXT,
+        loc="outside upper right",  # above the panels, where it hides no bar
+        ncols=len(libraries),
+        handlelength=1,
+        columnspacing=1.2,
+        fontsize=8.5,
+    )
     machine = (
         results["gpu"]["name"]
         if "gpu" in results

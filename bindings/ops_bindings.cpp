@@ -247,6 +247,9 @@ void bind_ops(nb::module_& m) {
         return "numpy";
       },
       "tensor"_a.none(), "The framework that outputs beside a tensor are made in.");
+  m.def(
+      "raise_gradient", [](const char* name) { raise_gradient(name); }, "name"_a,
+      "Raises the error of an argument that requires grad.");
 }
 
 }  // namespace flashplan

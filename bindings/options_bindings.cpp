@@ -4,6 +4,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <optional>
 #include <string>
@@ -66,7 +67,10 @@ void bind_options(nb::module_& m) {
       "is_supported",
       [](const AttentionOptions& options) {
         const Status status = is_supported(options);
-        if (status.code != StatusCode::kUnsupported) check(status);
+        // An engine probes with the head dim of a model, so one that no kernel has is not its
+        // mistake.
+        const bool is_too_wide = std::max(options.head_dim_qk, options.head_dim_vo) > kMaxHeadDim;
+        if (status.code != StatusCode::kUnsupported && !is_too_wide) check(status);
         return std::make_tuple(status.ok(), std::string(status.message));
       },
       "options"_a);

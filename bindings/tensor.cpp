@@ -144,12 +144,16 @@ void check_no_gradient(const char* name, nb::handle object, CallStream& call) {
   if (!*call.torch_records_gradients) return;
   static const nb::handle requires_grad = PyUnicode_InternFromString("requires_grad");
   if (!attribute(object, requires_grad).is(nb::bool_(true))) return;
+  raise_gradient(name);
+}
+
+}  // namespace
+
+void raise_gradient(const char* name) {
   raise_value(std::string(name) +
               ": expected a tensor for inference only (no gradient: under torch.no_grad(), or "
               "detach() it), got one that requires grad");
 }
-
-}  // namespace
 
 TensorArg::TensorArg(const char* name, nb::handle object, TensorKind kind, CallStream& stream,
                      const DType* stored_as, Access access) {

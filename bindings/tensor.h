@@ -19,6 +19,9 @@ inline void check(const Status& status) {
   if (!status.ok()) raise_status(status);
 }
 
+/// Raises the ValueError of an argument that PyTorch would record a gradient of.
+[[noreturn]] void raise_gradient(const char* name);
+
 /// The dtypes that an argument accepts.
 enum class TensorKind {
   kFloat,  // any float dtype of DType

@@ -6,7 +6,10 @@ and merged. What is sent does not grow with the context: in each layer, a rank s
 num_tokens * num_qo_heads * (head_dim * bytes of o + 4) bytes to each of the others.
 """
 
-import torch
+try:
+    import torch
+except ModuleNotFoundError as error:
+    raise SystemExit(f"{error}: pip install torch") from None
 
 import flashplan as fp
 from ranks import gather, launch

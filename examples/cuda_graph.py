@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Decode steps on a GPU with PyTorch: a CUDA graph that is captured once and serves every batch."""
 
-import torch
+try:
+    import torch
+except ModuleNotFoundError as error:
+    raise SystemExit(f"{error}: pip install torch") from None
 
 import flashplan as fp
 

@@ -15,11 +15,14 @@ import time
 # BLAS threads wait in a spin: beside other work on a few cores they cost far more than they give.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # read when NumPy is imported
 
-import gguf
-from rich.console import Console
-from rich.progress import track
-from rich.table import Table
-from tokenizers import Tokenizer
+try:
+    import gguf
+    from rich.console import Console
+    from rich.progress import track
+    from rich.table import Table
+    from tokenizers import Tokenizer
+except ModuleNotFoundError as error:
+    raise SystemExit(f"{error}: pip install '.[demo]'") from None
 
 from dense import TIE_TOLERANCE, compare_with_dense
 from devices import array_module
@@ -52,11 +55,11 @@ def main() -> int:
     args = parser.parse_args()
     try:
         xp = array_module(args.framework, args.device)
-    except RuntimeError as error:
+        weights = find_weights()
+    except (RuntimeError, FileNotFoundError) as error:
         parser.error(str(error))
 
     console = Console(highlight=False)
-    weights = find_weights()
     console.print(f"Loading {weights.name}\n")
     reader = gguf.GGUFReader(weights)
     tokenizer = load_tokenizer(reader)

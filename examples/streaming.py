@@ -132,7 +132,9 @@ def load() -> tuple[Llama, str, Callable[[str], list[int]]]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("--cache", type=int, default=512, help="tokens that the cache holds")
-    parser.add_argument("--tokens", type=int, help="of the text; default: more than trained on")
+    parser.add_argument(
+        "--tokens", type=int, help="of the text; default: more than trained on and than cached"
+    )
     parser.add_argument(
         "--dense-tokens", type=int, default=1024, help="that dense attention reads too"
     )
@@ -144,7 +146,7 @@ def main() -> int:
         parser.error("--dense-tokens: expected >= 1")
 
     model, name, encode = load()
-    num_tokens = args.tokens or model.config.trained_length + 256
+    num_tokens = args.tokens or max(model.config.trained_length + 256, 2 * args.cache)
     topics = pydoc_data.topics.topics
     text = "\n\n".join(topics[name] for name in sorted(topics))
     tokens = encode(text[: 8 * num_tokens])[: num_tokens + 1]  # the last one is only predicted

@@ -6,7 +6,10 @@ multiplies them by its rank's rows of the output projection instead, and adds up
 ranks.
 """
 
-import torch
+try:
+    import torch
+except ModuleNotFoundError as error:
+    raise SystemExit(f"{error}: pip install torch") from None
 
 import flashplan as fp
 from ranks import gather, launch

@@ -97,6 +97,7 @@ ROPE = [
     ("rope theta nan", VALUE, r"rope\.theta", lambda s: s.rope(rope=fp.Rope(theta=NAN))),
     ("rope theta text", TYPE, r"rope\.theta", lambda s: fp.Rope(theta="large")),
     ("rope scale", VALUE, r"rope\.scale", lambda s: s.rope(rope=fp.Rope(scale=0))),
+    ("rope scale tiny", VALUE, r"rope\.scale", lambda s: s.rope(rope=fp.Rope(scale=9e-7))),
     ("rope odd", VALUE, r"rope\.rotary_dim", lambda s: s.rope(rope=fp.Rope(rotary_dim=5))),
     ("rope large", VALUE, r"rope\.rotary_dim", lambda s: s.rope(rope=fp.Rope(rotary_dim=10))),
     ("rope zero", VALUE, r"rope\.rotary_dim", lambda s: fp.Rope(rotary_dim=0)),
@@ -128,6 +129,12 @@ ROPE = [
         r"rope\.frequencies\[2\]",
         lambda s: s.rope(rope=fp.Rope(frequencies=[1.0, 0.0, NAN, 1.0])),
     ),
+    (
+        "rope large frequency",
+        VALUE,
+        r"rope\.frequencies\[1\]",
+        lambda s: s.rope(rope=fp.Rope(frequencies=[1e6, 1.01e6, 1.0, 1.0])),
+    ),
     ("rope frequency text", TYPE, r"rope\.frequencies", lambda s: fp.Rope(frequencies=["x"])),
     (
         "rope frequencies and theta",
@@ -136,6 +143,18 @@ ROPE = [
         lambda s: fp.Rope(frequencies=[1.0] * 4, theta=5.0),
     ),
     ("rope factor", VALUE, r"rope\.attention_factor", lambda s: fp.Rope(attention_factor=-1)),
+    (
+        "rope factor over float32",
+        VALUE,
+        r"rope\.attention_factor",
+        lambda s: s.rope(rope=fp.Rope(scaling="yarn", attention_factor=1e39)),
+    ),
+    (
+        "rope factor tiny",
+        VALUE,
+        r"rope\.attention_factor",
+        lambda s: s.rope(rope=fp.Rope(scaling="yarn", attention_factor=1e-39)),
+    ),
     (
         "rope length",
         VALUE,

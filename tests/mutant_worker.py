@@ -27,6 +27,7 @@ FIRST = {
     "src/kernels/families": ["ctest:test_select_kernel|test_kernel_families|test_batch_kind"],
     "src/plan/workspace": ["ctest:test_workspace_layout|test_status"],
     "src/plan/check": ["ctest:test_status", "pytest:test_errors"],
+    "src/plan/rope_turns": ["pytest:test_errors test_rope"],
     "src/plan": [
         "ctest:test_schedule|test_balance|test_prefix",
         "ctest:test_select_kernel|test_kernel_families|test_status",
@@ -78,6 +79,7 @@ FIRST = {
         "ctest:test_rows|test_sampling|test_append_merge|test_aliasing",
         "pytest:test_errors test_rows",
     ],
+    "src/common/processors": ["ctest:test_processors", "pytest:test_api"],
     "src/common": ["ctest:test_(status|thread_pool|variant_cache)|test_variants"],
     "src/variant": [
         "ctest:test_variants|test_variant_cache",
@@ -85,9 +87,10 @@ FIRST = {
     ],
     "src/c_abi": ["ctest:test_c_abi|test_c_structs", "ctest:test_c_ops|test_c_sampling"],
     "bindings/xla": ["pytest:test_jax test_jax_devices"],
-    "bindings/producer": ["pytest:test_dlpack test_frameworks"],
+    "bindings/producer": ["pytest:test_dlpack test_frameworks test_torch_tensors"],
     "bindings/ops": ["pytest:test_append test_merge test_errors"],
     "bindings": ["pytest:test_errors test_dlpack test_streams test_jax"],
+    "python/flashplan/attention": ["pytest:test_api test_describe"],
     "python/flashplan/runs": ["pytest:test_api test_attention"],
     "python/flashplan/transformers": ["pytest:test_transformers test_transformers_models"],
     "python/flashplan/jax": ["pytest:test_jax test_jax_devices"],
@@ -103,7 +106,7 @@ QUICK = [
     "ctest:test_rows|test_sampling",
     "pytest:test_rows test_sampling",
     "ctest:test_schedule|test_balance|test_prefix|test_engine",
-    "pytest:test_frameworks test_leaks test_objects",
+    "pytest:test_frameworks test_torch_tensors test_leaks test_objects",
 ]
 SLOW = [
     "pytest:test_attention test_prefixes",

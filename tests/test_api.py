@@ -16,6 +16,8 @@ import pytest
 import flashplan as fp
 from flashplan import _core, options
 from flashplan.options import Options, to_cuda_device
+from flashplan.sampling import SampleOptions
+from flashplan.speculative import VerifyOptions
 
 ATTENTION = {
     "num_qo_heads": inspect.Parameter.empty,
@@ -61,6 +63,23 @@ def test_options_that_are_passed_on_are_those_of_attention():
         for typo in ("typo", "workspace"):
             with pytest.raises(TypeError, match=f"^{typo}: expected an option .*page_size"):
                 function(1, 1, 8, **{typo: None})
+
+
+@pytest.mark.parametrize(
+    ("function", "options", "others"),
+    [
+        (fp.sample, SampleOptions, {"logits", "return_logprobs", "logprobs"}),
+        (
+            fp.speculative_verify,
+            VerifyOptions,
+            {"draft_tokens", "draft_probs", "target_probs"},
+        ),
+    ],
+)
+def test_keywords_of_overloads_are_those_of_the_function(function, options, others):
+    parameters = inspect.signature(function).parameters.values()
+    types = {p.name: p.annotation for p in parameters if p.name not in others}
+    assert types == {name: t.__forward_arg__ for name, t in options.__annotations__.items()}
 
 
 @pytest.mark.parametrize(
@@ -217,7 +236,12 @@ def test_report_for_bugs():
         ({"FLASHPLAN_NUM_THREADS": "3", "OMP_NUM_THREADS": "5"}, "3"),
         ({"OMP_NUM_THREADS": "5,2"}, "5"),
         ({"FLASHPLAN_NUM_THREADS": "0", "OMP_NUM_THREADS": "7"}, "7"),
+        ({"FLASHPLAN_NUM_THREADS": " 3 "}, "3"),
         ({"FLASHPLAN_NUM_THREADS": "many"}, "1"),
+        ({"FLASHPLAN_NUM_THREADS": "3abc"}, "1"),
+        ({"FLASHPLAN_NUM_THREADS": "3.5", "OMP_NUM_THREADS": "4"}, "4"),
+        ({"FLASHPLAN_NUM_THREADS": "99999999999"}, "1"),
+        ({"FLASHPLAN_NUM_THREADS": "", "OMP_NUM_THREADS": "-2"}, "1"),
         ({}, "1"),
     ],
 )

@@ -77,6 +77,19 @@ def test_of_the_installed_package(capsys):
     assert re.match(r"prompt, 1 x 512 tokens +[\d.]+ ms .*% of its GFLOP/s$", lines[2]), lines[2]
 
 
+def test_columns_of_the_installed_package_stand_in_line(capsys):
+    """And decodes are compared with the rate of memory, whatever the machine can compute."""
+    for unit, rows in (("G", installed.CPU_ROWS), ("T", installed.GPU_ROWS)):
+        machine = installed.Machine("m", unit, 1e9, 1e-9, lambda row: 1.5 * sum(row.kv_lens), "x")
+        installed.measure(machine, rows)
+        lines = capsys.readouterr().out.splitlines()[2 : 2 + len(rows)]
+        points = [[at for at, x in enumerate(line[46:]) if x == "."] for line in lines]
+        assert len(points[0]) == 3
+        assert all(found == points[0] for found in points)
+        for row, line in zip(rows, lines):
+            assert line.endswith(f"{unit}B/s" if row.name.startswith("decode") else f"{unit}FLOP/s")
+
+
 @pytest.mark.gpu
 def test_of_the_installed_package_on_a_gpu(capsys):
     assert installed.main(["--device", "cuda", "--repeats", "1", "--only", "8192 keys"]) == 0

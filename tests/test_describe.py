@@ -1,8 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """describe() of a plan, and the timeline that notebooks show."""
 
+import gc
 import html.parser
+import logging
 import re
+import subprocess
+import sys
+import weakref
 
 import pytest
 
@@ -25,6 +30,50 @@ def test_describe_names_what_a_person_asks_for():
     assert repr(plan).startswith(
         f"<Plan of {tokens} query tokens in 3 queues of {plan.kernel_name};"
     )
+
+
+def test_the_log_says_what_was_made_and_planned(caplog):
+    caplog.set_level(logging.DEBUG, logger="flashplan")
+    attn = fp.Attention(**Case(**DECODE).options())
+    plan = attn.plan(indptr(DECODE["qo_lens"]), list(DECODE["kv_lens"]))
+    assert {record.name for record in caplog.records} == {"flashplan"}
+    made, planned = caplog.messages
+    assert made == f"made {attn!r} with {attn.workspace_bytes} bytes of workspace"
+    assert planned == f"planned: {plan.describe()}"
+    alive = weakref.ref(attn)
+    del attn, plan
+    gc.collect()
+    assert alive() is None  # although pytest keeps the records
+
+
+def test_a_refused_plan_is_not_logged(caplog):
+    attn = fp.Attention(**Case(**DECODE).options())
+    caplog.set_level(logging.DEBUG, logger="flashplan")
+    with pytest.raises(ValueError, match="^kv_lens"):
+        attn.plan([0, 1], [-1])
+    assert not caplog.messages
+
+
+class SilentPlan:
+    """Plans nothing, and has no describe()."""
+
+    def plan(self, *arguments):
+        pass
+
+
+def test_nothing_is_logged_or_described_unless_asked_for(caplog):
+    """The text is not even made, since that takes longer than planning."""
+    caplog.set_level(logging.INFO, logger="flashplan")
+    attn = fp.Attention(**Case(**DECODE).options())
+    attn._plan = SilentPlan()
+    attn.plan(indptr(DECODE["qo_lens"]), list(DECODE["kv_lens"]))
+    assert not caplog.messages
+    program = (
+        "import flashplan as fp\n"
+        "fp.Attention(1, 1, 8, q_dtype='float32', device='cpu').plan([0, 1], [9])\n"
+    )
+    child = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (child.returncode, child.stdout, child.stderr) == (0, "", "")
 
 
 class _Html(html.parser.HTMLParser):

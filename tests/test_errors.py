@@ -151,6 +151,9 @@ def test_exception_types():
         ({}, ""),
         ({"q_dtype": "float8_e4m3fn"}, "q_dtype: "),
         ({"device": "cuda:0"}, "(device|q_dtype): "),
+        ({"head_dim": 4096}, ""),
+        ({"head_dim": 4097}, "head_dim_qk: expected <= 4096, got 4097"),
+        ({"head_dim": (8, 5000)}, "head_dim_vo: expected <= 4096, got 5000"),
     ],
 )
 def test_is_supported_gives_the_reason(change, reason):

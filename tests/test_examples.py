@@ -29,6 +29,25 @@ def test_example_runs(example):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize(
+    ("example", "package", "command"),
+    [
+        ("cuda_graph", "torch", "pip install torch"),
+        ("context_parallel", "torch", "pip install torch"),
+        ("tensor_parallel", "torch", "pip install torch"),
+        ("generate", "gguf", "pip install '.[demo]'"),
+    ],
+)
+def test_examples_name_what_is_missing(example, package, command):
+    path = str(ROOT / "examples" / f"{example}.py")
+    code = f"import runpy, sys; sys.modules[{package!r}] = None; runpy.run_path({path!r})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert package in done.stderr
+    assert done.stderr.endswith(f": {command}\n")
+
+
 def test_code_blocks_are_examples():
     """What the README shows is, to the letter, part of a file that is run."""
     sources = [(ROOT / example).read_text() for example in NAMED]

@@ -86,3 +86,12 @@ def test_streaming_runs():
     assert [row[:2] for row in rows] == [("0", "256"), ("256", "420")]
     assert rows[0][2] == rows[0][3]
     assert rows[1][3] == "-"
+
+
+def test_the_default_text_is_longer_than_the_cache(streaming, monkeypatch, capsys):
+    """So that the two readers differ, with the tiny model too."""
+    model = streaming.random_llama(seed=0)
+    monkeypatch.setattr(streaming, "load", lambda: (model, "", lambda text: list(text.encode())))
+    monkeypatch.setattr(sys, "argv", ["streaming.py", "--cache", "320", "--dense-tokens", "1"])
+    assert streaming.main() == 0
+    assert re.search(r"cache of streaming: .* for 640 tokens$", capsys.readouterr().out, re.M)

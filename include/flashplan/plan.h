@@ -23,11 +23,14 @@ enum class KvLayout : int32_t {
   kHND = 1,  // [num_pages, num_kv_heads, page_size, head_dim]
 };
 
+/// The largest head_dim_qk and head_dim_vo that any kernel takes.
+inline constexpr int32_t kMaxHeadDim = 4096;
+
 /// What the caller wants, fixed for the life of a Plan.
 struct AttentionOptions {
   int32_t num_qo_heads = 0;
   int32_t num_kv_heads = 0;  // divides num_qo_heads; group_size = num_qo_heads / num_kv_heads
-  int32_t head_dim_qk = 0;
+  int32_t head_dim_qk = 0;   // 1 to kMaxHeadDim; on a GPU fewer, see is_supported()
   int32_t head_dim_vo = 0;
   int32_t page_size = 0;  // 0: k and v are ragged tensors; >= 1: a paged cache
   KvLayout kv_layout = KvLayout::kNHD;
@@ -247,7 +250,8 @@ class FLASHPLAN_API Plan {
   /// The schedule of the last plan(); without one it has no tiles.
   ScheduleView schedule() const noexcept;
 
-  /// A readable text about the schedule. Empty if memory runs out.
+  /// A readable text about the last plan(): the kernel, why no other family's, and the schedule.
+  /// Empty if memory runs out.
   std::string describe() const noexcept;
 
   /// The schedule as a small SVG picture: one line per queue, one box per work tile, an axis and a

@@ -22,7 +22,7 @@ enum class RopeScaling : int32_t {
 /// radians; `scaling` changes these frequencies.
 struct Rope {
   double theta = 10000.0;    // > 1
-  double scale = 1.0;        // > 0
+  double scale = 1.0;        // >= 1e-6
   int32_t rotary_dim = 0;    // even, <= 512: only the first dims of a head turn; 0: all of them
   bool interleaved = false;  // pairs are dims (2 i, 2 i + 1) instead of (i, i + rotary_dim / 2)
   RopeScaling scaling = RopeScaling::kLinear;
@@ -36,10 +36,10 @@ struct Rope {
   double beta_fast = 32.0;
   double beta_slow = 1.0;
   bool truncate = true;  // kYarn: the dims that make beta_fast and beta_slow rotations are rounded
-  /// kYarn and given frequencies: multiplies cos and sin; 0: with kYarn 1 + ln(scale) / 10 if
-  /// scale > 1, else 1.
+  /// kYarn and given frequencies: multiplies cos and sin, a normal float32 > 0; 0: with kYarn
+  /// 1 + ln(scale) / 10 if scale > 1, else 1.
   double attention_factor = 0.0;
-  /// Frequencies of the caller, as LongRoPE needs, in radians per position: one finite number >= 0
+  /// Frequencies of the caller, as LongRoPE needs, in radians per position: a number from 0 to 1e6
   /// for each of the rotary_dim / 2 pairs. They replace theta, scale and scaling. num_frequencies
   /// is 0 if none are given.
   int32_t num_frequencies = 0;
@@ -49,8 +49,8 @@ struct Rope {
 /// Rotates q [tokens, num_qo_heads, head_dim] and k [tokens, num_kv_heads, head_dim] (float32,
 /// float16 or bfloat16, one dtype, any strides) by `positions` [tokens] int32 or int64, in float32.
 /// Results are shaped like q and k, and may be q and k. Angles are accurate to 1e-4 radians for
-/// positions from -2^40 to 2^40. Other positions are refused on the CPU. On CUDA they are not
-/// checked, and are rotated by wrong angles.
+/// positions from -2^40 to 2^40 and frequencies up to 1. Other positions are refused on the CPU. On
+/// CUDA they are not checked, and are rotated by wrong angles.
 ///
 /// On CUDA: one launch on `stream`, no allocation, no synchronisation; may be captured in a graph.
 ///   kInvalidArgument, kInvalidType  an argument is malformed, or a result shares memory with

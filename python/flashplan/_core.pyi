@@ -255,6 +255,9 @@ def version() -> str: ...
 def framework_of(tensor: object | None) -> str:
     """The framework that outputs beside a tensor are made in."""
 
+def raise_gradient(name: str) -> None:
+    """Raises the error of an argument that requires grad."""
+
 class Activation(enum.Enum):
     silu = 0
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any, NoReturn
 
 from flashplan import _core
@@ -21,6 +22,8 @@ from flashplan.types import (
     Tensor,
 )
 from flashplan.variant import Variant
+
+_logger = logging.getLogger("flashplan")
 
 
 class Attention(Runs):
@@ -88,6 +91,9 @@ class Attention(Runs):
     planned last, so one graph serves every batch. Each replay must come after its plan() and before
     the next plan(): use one stream for both.
 
+    The logger "flashplan" of Python's logging says at the level DEBUG what was made, and what each
+    plan() chose: the kernel, why no other one, the tiles, the balance of the queues.
+
     Raises:
         ValueError, TypeError: an option is out of range or of the wrong type, or the variant does
             not compile.
@@ -152,6 +158,9 @@ class Attention(Runs):
         self._make_key_ranges = None if variant is None else variant._make_key_ranges
         self._rope = rope
         self._handle = new_handle(self)
+        if _logger.isEnabledFor(logging.DEBUG):
+            # As text: a handler that keeps the record must not keep the workspace.
+            _logger.debug("made %s with %d bytes of workspace", repr(self), self.workspace_bytes)
 
     def __repr__(self) -> str:
         options = ", ".join(f"{name}={value!r}" for name, value in self.options.items())
@@ -235,6 +244,8 @@ class Attention(Runs):
             stream,
             self._make_key_ranges,
         )
+        if _logger.isEnabledFor(logging.DEBUG):
+            _logger.debug("planned: %s", self._plan.describe())
         return self._plan
 
     def _plan_on(self, _device: int) -> _core.Plan:

@@ -3,13 +3,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
 
-def pack_mask(bools: Any) -> npt.NDArray[np.uint32]:
+def pack_mask(bools: npt.ArrayLike) -> npt.NDArray[np.uint32]:
     """The words of a mask: bit j % 32 of word j // 32 of a row is bools[row, j].
 
     Args:

@@ -25,7 +25,8 @@ class Rope:
 
     Args:
         theta: base of the angles; above 1.
-        scale: above 0: how many times longer the context is than the model was first trained on.
+        scale: how many times longer the context is than the model was first trained on; at least
+            1e-6.
         rotary_dim: how many dims of a head are rotated, the first ones: even, at most 512; default:
             all.
         interleaved: pairs are dims (2 i, 2 i + 1) instead of (i, i + rotary_dim / 2).
@@ -38,13 +39,13 @@ class Rope:
         beta_fast, beta_slow: "yarn": dims of fewer rotations than beta_slow are scaled, of more
             than beta_fast they are not.
         truncate: "yarn": whether these two dims are rounded, outwards; gpt-oss does not.
-        attention_factor: "yarn", frequencies: factor of cos and sin; default: with "yarn"
-            1 + ln(scale) / 10 for scale > 1, else 1.
+        attention_factor: "yarn", frequencies: factor of cos and sin, a normal float32 > 0; default:
+            with "yarn" 1 + ln(scale) / 10 for scale > 1, else 1.
         mscale, mscale_all_dim: "yarn": DeepSeek's form of attention_factor, m(mscale) /
             m(mscale_all_dim) with m(x) = 1 + x ln(scale) / 10. Both or none, and not together with
             attention_factor.
-        frequencies: rotary_dim / 2 numbers, radians per position of each pair (LongRoPE); not
-            together with theta, scale and scaling.
+        frequencies: rotary_dim / 2 numbers from 0 to 1e6, radians per position of each pair
+            (LongRoPE); not together with theta, scale and scaling.
 
     It can be pickled and copied.
 

@@ -1,17 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
 """From logits to tokens."""
 
-from typing import Any
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
+
+import numpy as np
+import numpy.typing as npt
 
 from flashplan import _core
 from flashplan.outputs import given_or_new, shape_of
-from flashplan.types import Stream, Tensor
+from flashplan.types import Stream, Tensor, TensorT
 from flashplan.values import to_bool, to_float, to_int
 
-# Results have the framework of the logits but dtypes of their own, which types of arrays include:
-# so they are Any.
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
+# Results have the framework of the logits, but dtypes of their own. Types of NumPy's arrays include
+# the dtype, so there is an overload for them.
+@overload
+def softmax(
+    logits: npt.NDArray[Any],
+    temperature: float | Tensor | None = None,
+    out: None = None,
+    *,
+    stream: Stream | None = None,
+) -> npt.NDArray[np.float32]: ...
+@overload
+def softmax(
+    logits: TensorT,
+    temperature: float | Tensor | None = None,
+    out: TensorT | None = None,
+    *,
+    stream: Stream | None = None,
+) -> TensorT: ...
 def softmax(
     logits: Tensor,
     temperature: float | Tensor | None = None,
@@ -46,6 +69,62 @@ def softmax(
     return finish(probs)
 
 
+class SampleOptions(TypedDict, total=False):
+    """The keyword arguments of `sample` that do not decide what it returns."""
+
+    temperature: float | Tensor | None
+    top_k: int | Tensor | None
+    top_p: float | Tensor | None
+    min_p: float | Tensor | None
+    seed: int | Tensor
+    offset: int | Tensor
+    from_probs: bool
+    logit_bias: Tensor | None
+    out: Tensor | None
+    status: Tensor | None
+    stream: Stream | None
+
+
+@overload
+def sample(
+    logits: npt.NDArray[Any],
+    *,
+    return_logprobs: Literal[False] = False,
+    logprobs: None = None,
+    **options: Unpack[SampleOptions],
+) -> npt.NDArray[np.int32]: ...
+@overload
+def sample(
+    logits: npt.NDArray[Any],
+    *,
+    return_logprobs: Literal[True],
+    logprobs: Tensor | None = None,
+    **options: Unpack[SampleOptions],
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]: ...
+@overload
+def sample(
+    logits: TensorT,
+    *,
+    return_logprobs: Literal[False] = False,
+    logprobs: None = None,
+    **options: Unpack[SampleOptions],
+) -> TensorT: ...
+@overload
+def sample(
+    logits: TensorT,
+    *,
+    return_logprobs: Literal[True],
+    logprobs: Tensor | None = None,
+    **options: Unpack[SampleOptions],
+) -> tuple[TensorT, TensorT]: ...
+@overload
+def sample(
+    logits: Tensor,
+    *,
+    return_logprobs: bool = False,
+    logprobs: Tensor | None = None,
+    **options: Unpack[SampleOptions],
+) -> Any: ...
 def sample(
     logits: Tensor,
     *,

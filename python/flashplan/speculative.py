@@ -1,14 +1,49 @@
 # SPDX-License-Identifier: Apache-2.0
 """From drafts of a small model to tokens of the large one."""
 
-from typing import Any
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypedDict, overload
+
+import numpy as np
+import numpy.typing as npt
 
 from flashplan import _core
 from flashplan.outputs import given_or_new, shape_of
 from flashplan.sampling import random_number
-from flashplan.types import Stream, Tensor
+from flashplan.types import Stream, Tensor, TensorT
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
+class VerifyOptions(TypedDict, total=False):
+    """The keyword arguments of `speculative_verify`."""
+
+    draft_parents: Tensor | None
+    seed: int | Tensor
+    offset: int | Tensor
+    out: Tensor | None
+    num_accepted: Tensor | None
+    nodes: Tensor | None
+    status: Tensor | None
+    stream: Stream | None
+
+
+@overload
+def speculative_verify(
+    draft_tokens: Tensor,
+    draft_probs: Tensor,
+    target_probs: npt.NDArray[Any],
+    **options: Unpack[VerifyOptions],
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]: ...
+@overload
+def speculative_verify(
+    draft_tokens: Tensor,
+    draft_probs: Tensor,
+    target_probs: TensorT,
+    **options: Unpack[VerifyOptions],
+) -> tuple[TensorT, TensorT]: ...
 def speculative_verify(
     draft_tokens: Tensor,
     draft_probs: Tensor,

@@ -26,11 +26,14 @@ def is_supported(
         (True, "") or (False, the reason).
 
     Raises:
-        ValueError, TypeError: an option is out of range or of the wrong type, as for `Attention`.
+        ValueError, TypeError: an option is out of range or of the wrong type, as for `Attention`,
+            except that a head_dim above every limit is a reason here.
 
     Examples:
         >>> fp.is_supported(32, 8, 128, device="cpu")
         (True, '')
+        >>> fp.is_supported(32, 8, 5000, device="cpu")
+        (False, 'head_dim_qk: expected <= 4096, got 5000')
     """
     try:
         return _core.is_supported(options_from(num_qo_heads, num_kv_heads, head_dim, options))

@@ -18,11 +18,16 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-import torch
+try:
+    import torch
+except ModuleNotFoundError as _error:
+    raise ModuleNotFoundError(
+        f"flashplan.torch: expected PyTorch (pip install torch), got: {_error}", name=_error.name
+    ) from None
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from flashplan import ops
+from flashplan import _core, ops
 from flashplan.attention import Attention
 from flashplan.handles import attention_of
 from flashplan.values import dtype_name, is_hnd
@@ -144,10 +149,7 @@ def _refuse_gradients(operator: Any, *arguments: object) -> None:
         for argument, value in zip(operator._schema.arguments, arguments):
             for tensor in value if isinstance(value, list | tuple) else (value,):
                 if isinstance(tensor, Tensor) and _has_gradient(tensor):
-                    raise ValueError(
-                        f"{argument.name}: expected a tensor for inference only (no gradient: "
-                        "under torch.no_grad(), or detach() it), got one that requires grad"
-                    )
+                    _core.raise_gradient(argument.name)
     with torch._C._AutoDispatchBelowAutograd():
         operator(*arguments)
 

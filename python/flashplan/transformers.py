@@ -19,7 +19,17 @@ import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import torch
+try:
+    import torch
+
+    # Their types take type checkers longer to read than everything else here.
+    transformers: Any = importlib.import_module("transformers")
+except ModuleNotFoundError as _error:
+    raise ModuleNotFoundError(
+        "flashplan.transformers: expected PyTorch and transformers (pip install torch "
+        f"transformers), got: {_error}",
+        name=_error.name,
+    ) from None
 from torch import Tensor
 
 from flashplan._core import UnsupportedError
@@ -28,9 +38,6 @@ from flashplan.hf_masks import Mask, mask, packed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-# Their types take type checkers longer to read than everything else here.
-transformers: Any = importlib.import_module("transformers")
 
 # Transformers takes every name that has "flash" in it for FlashAttention.
 NAME = "fplan"

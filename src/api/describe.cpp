@@ -6,6 +6,7 @@
 
 #include "api/plan_impl.h"
 #include "flashplan/plan.h"
+#include "plan/batch_kind.h"
 
 namespace flashplan {
 namespace {
@@ -62,6 +63,35 @@ void append_prefixes(std::string& text, const Plan::Impl& plan) {
   if (count > kMostPrefixes) append(text, "  ... and %zu more\n", count - kMostPrefixes);
 }
 
+/// Why the batch runs on its kernel and not on the plan's other one.
+const char* reason_for_kernel(const Plan::Impl& plan) {
+  switch (plan.reason) {
+    case KernelReason::kCaptured: return "a captured graph has only the kernel above";
+    case KernelReason::kPrefixes: return "the kernel above is faster for so many shared keys";
+    case KernelReason::kRows: break;
+  }
+  const BatchKind first = kind_of_bounds(plan.options);
+  const bool has_few = (plan.current == 0 ? first : other_kind(first)) == BatchKind::kFewRows;
+  return has_few ? "requests have few query rows" : "a request has many query rows";
+}
+
+/// Says of each other family that has kernels for the device why it does not run the batch.
+void append_other_families(std::string& text, const Plan::Impl& plan) {
+  for (const FamilyAnswer& answer : ask_families(plan.options, plan.device)) {
+    const auto is_its = [&](const PlanKernel& k) {
+      return k.choice.kernel.family == answer.family;
+    };
+    if (is_its(plan.kernel())) continue;
+    const char* reason = "slower for these options";
+    if (!answer.status.ok()) {
+      reason = answer.status.message;
+    } else if (std::ranges::any_of(plan.kernels, is_its)) {
+      reason = reason_for_kernel(plan);
+    }
+    append(text, "not %s: %s\n", answer.family->name, reason);
+  }
+}
+
 void append_summary(std::string& text, const Plan::Impl& plan) {
   const Schedule& schedule = plan.schedule();
   int64_t num_keys = 0;
@@ -69,6 +99,7 @@ void append_summary(std::string& text, const Plan::Impl& plan) {
   const KernelChoice& choice = plan.kernel().choice;
   const Kernel& kernel = choice.kernel;
   append(text, "kernel %s, %d queues\n", kernel.name.data(), choice.num_ctas);
+  append_other_families(text, plan);
   text.append(to_string(kernel.geometry)).append("\n");
   append(text, "%d requests, %d query tokens, %lld keys\n", plan.batch_size, plan.num_tokens,
          static_cast<long long>(num_keys));

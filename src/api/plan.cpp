@@ -154,16 +154,19 @@ void make_schedule(const Batch& batch, const ScheduleMemory& memory, Plan::Impl*
     num_shared_keys = impl->prefixes.num_shared_keys();
   }
   const auto make = [&] { impl->kernel().scheduler.make(batch, prefixes, memory); };
+  impl->reason = impl->keeps_kernel ? KernelReason::kCaptured : KernelReason::kRows;
   if (impl->kernels.size() == 1 || impl->keeps_kernel) return make();
   const auto take_kernel_for = [&](BatchKind kind) {
     impl->current = kind == kind_of_bounds(options) ? 0 : 1;
   };
   const BatchKind kind = kind_of(batch, options);
   if (kind == BatchKind::kFewRows &&
-      may_gain_by_prefixes(batch, options, num_shared_keys, impl->num_processors)) {
+      may_gain_by_prefixes(batch, options, num_shared_keys, impl->device.num_processors)) {
     take_kernel_for(BatchKind::kManyRows);
     make();
+    impl->reason = KernelReason::kPrefixes;
     if (impl->kernel().scheduler.gains_by_prefixes()) return;
+    impl->reason = KernelReason::kRows;
   }
   take_kernel_for(kind);
   make();
@@ -215,10 +218,9 @@ Status Plan::create(const AttentionOptions& options, Plan* plan) noexcept try {
   }
   auto impl = std::make_unique<Impl>();
   impl->options = options;
-  const DeviceLimits device = device_limits(options.device);
-  impl->num_processors = device.num_processors;
+  impl->device = device_limits(options.device);
   KernelChoices choices;
-  FLASHPLAN_RETURN_IF_ERROR(select_kernel(options, device, &choices));
+  FLASHPLAN_RETURN_IF_ERROR(select_kernel(options, impl->device, &choices));
   impl->kernels.resize(choices.second ? 2 : 1);
   if (options.rope) impl->rope = make_rope_turns(*options.rope, options.head_dim_qk);
   ScheduleBounds bounds = {};

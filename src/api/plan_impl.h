@@ -27,6 +27,13 @@ struct PlanKernel {
   bool has_few_rows = false;
 };
 
+/// Why the last plan() took the kernel that it took, where there are two.
+enum class KernelReason {
+  kRows,      // it is the kernel for the batch's kind
+  kPrefixes,  // the rows below shared prefixes make the kernel for many rows the faster one
+  kCaptured,  // see Plan::Impl::keeps_kernel
+};
+
 struct Plan::Impl {
   AttentionOptions options;  // defaults filled in
   /// The kernels that select_kernel() chose, the first one first. plan() takes one for each batch.
@@ -35,7 +42,8 @@ struct Plan::Impl {
   /// Whether every plan takes the current kernel, because a graph has been captured that has no
   /// other one.
   bool keeps_kernel = false;
-  int32_t num_processors = 0;                           // of the device
+  KernelReason reason = KernelReason::kRows;            // of the last plan()
+  DeviceLimits device;                                  // that the kernels were chosen for
   RopeTurns rope;                                       // if there is one in the options
   PrefixGroups prefixes;                                // of the batch
   ScheduleBuffers buffers;                              // hold the schedule on the CPU

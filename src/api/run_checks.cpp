@@ -225,9 +225,12 @@ Status check_real_lens(const TensorView& kv_lens, const Plan::Impl& plan) {
 Status check_workspace(const AttentionTensors& t, const Plan::Impl& plan) {
   const std::size_t wanted = *plan.options.workspace_bytes;
   if (wanted == 0) return {};
-  if (t.workspace == nullptr || t.workspace_bytes < wanted) {
+  if (t.workspace == nullptr) {
+    return error(StatusCode::kInvalidArgument, "workspace: expected %zu bytes, got null", wanted);
+  }
+  if (t.workspace_bytes < wanted) {
     return error(StatusCode::kInvalidArgument, "workspace: expected >= %zu bytes, got %zu", wanted,
-                 t.workspace == nullptr ? 0 : t.workspace_bytes);
+                 t.workspace_bytes);
   }
   if (reinterpret_cast<uintptr_t>(t.workspace) % kWorkspaceAlignment != 0) {
     return error(StatusCode::kInvalidArgument, "workspace: expected a multiple of %zu, got %p",

@@ -4,9 +4,11 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <cstring>
 #include <exception>
 #include <fstream>
 #include <limits>
+#include <optional>
 #include <sstream>
 #include <string>
 #include <string_view>
@@ -63,31 +65,72 @@ int32_t count_processors() noexcept {
   return count;
 }
 
+/// A positive number, or the first one of a list, as OMP_NUM_THREADS may be. 0: the variable is not
+/// set, or has another value.
 int32_t positive_number(const char* environment) {
   const char* text = std::getenv(environment);
   if (text == nullptr) return 0;
-  const long number = std::strtol(text, nullptr, 10);
+  char* end = nullptr;
+  const long number = std::strtol(text, &end, 10);
+  end += std::strspn(end, " ");
+  if (*end != '\0' && *end != ',') return 0;
   return number > 0 && number <= std::numeric_limits<int32_t>::max() ? static_cast<int32_t>(number)
                                                                      : 0;
 }
 
-}  // namespace
+/// A hierarchy of cgroups that can limit processors, and where it is mounted.
+struct Hierarchy {
+  bool is_version_2 = false;
+  fs::path top;  // the group that the folder shows, mostly "/"
+  fs::path folder;
+};
 
-int32_t cgroup_quota(const fs::path& root) {
-  const fs::path mounted = root / "sys/fs/cgroup";
-  int32_t quota = 0;
+/// The hierarchy that a line of mountinfo is about: numbers, group, folder and options of the
+/// mount, "-", type, source, options of the file system.
+std::optional<Hierarchy> read_mount(const std::string& line) {
+  std::istringstream fields(line);
+  std::string skipped;
+  std::string top;
+  std::string folder;
+  std::string type;
+  std::string options;
+  fields >> skipped >> skipped >> skipped >> top >> folder;
+  while (fields >> skipped && skipped != "-") {
+  }
+  fields >> type >> skipped >> options;
+  const bool is_version_2 = type == "cgroup2";
+  if (!is_version_2 && !(type == "cgroup" && has_name(options, "cpu"))) return {};
+  return Hierarchy{is_version_2, top, folder};
+}
+
+/// The group of this process in a hierarchy.
+std::optional<fs::path> own_group(const fs::path& root, bool is_version_2) {
   std::ifstream groups(root / "proc/self/cgroup");
   for (std::string line; std::getline(groups, line);) {  // number:controllers:/path
     const std::size_t controllers = line.find(':') + 1;
     const std::size_t path = line.find(':', controllers) + 1;
     if (controllers == 0 || path == 0) continue;
     const std::string names = line.substr(controllers, path - 1 - controllers);
-    if (!names.empty() && !has_name(names, "cpu")) continue;
-    const fs::path folder = names.empty() ? mounted : mounted / "cpu";
-    // Ancestors limit the group, too. In a container the mounted folder may be the container's own
-    // group, so that the path, which is that of the host, does not exist below it.
-    fs::path group = fs::path(line.substr(path)).relative_path();
-    for (;; group = group.parent_path()) {
+    if (is_version_2 ? names.empty() : has_name(names, "cpu")) return line.substr(path);
+  }
+  return {};
+}
+
+}  // namespace
+
+int32_t cgroup_quota(const fs::path& root) {
+  int32_t quota = 0;
+  std::ifstream mounts(root / "proc/self/mountinfo");
+  for (std::string line; std::getline(mounts, line);) {
+    const std::optional<Hierarchy> hierarchy = read_mount(line);
+    if (!hierarchy) continue;
+    const std::optional<fs::path> own = own_group(root, hierarchy->is_version_2);
+    if (!own) continue;
+    // A container may show its own group at the folder, while the path is that of the host.
+    fs::path group = own->lexically_relative(hierarchy->top);
+    if (group.empty() || *group.begin() == "." || *group.begin() == "..") group.clear();
+    const fs::path folder = root / hierarchy->folder.relative_path();
+    for (;; group = group.parent_path()) {  // ancestors limit the group, too
       quota = tighter(quota, quota_of(folder / group));
       if (group.empty()) break;
     }

@@ -12,12 +12,12 @@ namespace flashplan {
 int32_t num_processors() noexcept;
 
 /// FLASHPLAN_NUM_THREADS, else OMP_NUM_THREADS, if they are positive numbers (of a list, its first
-/// one), else num_processors(). Asked once.
+/// one), else num_processors(). A value that is no such number counts as none. Asked once.
 int32_t default_num_threads() noexcept;
 
 /// The CPUs that the quota of this process's cgroup is worth, or of a cgroup around it, rounded up;
 /// 0: there is no quota. `root` is "/" but in tests. Reads version 2 (cpu.max) and version 1
-/// (cpu.cfs_quota_us) of cgroups.
+/// (cpu.cfs_quota_us) of cgroups, wherever they are mounted.
 int32_t cgroup_quota(const std::filesystem::path& root);
 
 }  // namespace flashplan

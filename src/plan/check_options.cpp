@@ -13,7 +13,6 @@ namespace flashplan {
 namespace {
 
 constexpr int32_t kMaxHeads = 1 << 16;
-constexpr int32_t kMaxHeadDim = 4096;
 
 Status check_at_least(const char* name, int32_t value, int32_t minimum) {
   if (value >= minimum) return {};

@@ -11,6 +11,10 @@
 namespace flashplan {
 namespace {
 
+// Radians from one position to the next. At any position that apply_rope() takes, the turns of this
+// frequency fit into an int64.
+constexpr double kMaxFrequency = 1e6;
+
 Status check_number(const char* name, double value, double above) {
   if (std::isfinite(value) && value > above) return {};
   return error(StatusCode::kInvalidArgument, "%s: expected a finite number > %g, got %g", name,
@@ -77,9 +81,10 @@ Status check_frequencies(const Rope& rope, int64_t rotary_dim) {
   }
   for (int32_t pair = 0; pair < rope.num_frequencies; ++pair) {
     const double frequency = rope.frequencies[static_cast<std::size_t>(pair)];
-    if (std::isfinite(frequency) && frequency >= 0) continue;
+    if (frequency >= 0 && frequency <= kMaxFrequency) continue;
     return error(StatusCode::kInvalidArgument,
-                 "rope.frequencies[%d]: expected a finite number >= 0, got %g", pair, frequency);
+                 "rope.frequencies[%d]: expected a number in [0, %g], got %g", pair, kMaxFrequency,
+                 frequency);
   }
   return {};
 }
@@ -87,7 +92,10 @@ Status check_frequencies(const Rope& rope, int64_t rotary_dim) {
 /// Checks the numbers that frequencies are computed from.
 Status check_scaling(const Rope& rope) {
   FLASHPLAN_RETURN_IF_ERROR(check_number("rope.theta", rope.theta, 1.0));
-  FLASHPLAN_RETURN_IF_ERROR(check_number("rope.scale", rope.scale, 0.0));
+  if (!(std::isfinite(rope.scale) && rope.scale >= 1 / kMaxFrequency)) {
+    return error(StatusCode::kInvalidArgument, "rope.scale: expected a finite number >= %g, got %g",
+                 1 / kMaxFrequency, rope.scale);
+  }
   if (rope.scaling < RopeScaling::kLinear || rope.scaling > RopeScaling::kYarn) {
     return error(StatusCode::kInvalidArgument, "rope.scaling: expected 0 to 2, got %d",
                  static_cast<int>(rope.scaling));
@@ -116,7 +124,12 @@ Status check_rope(const Rope& rope, int64_t head_dim) noexcept {
   FLASHPLAN_RETURN_IF_ERROR(rope.num_frequencies != 0 ? check_frequencies(rope, rotary_dim)
                                                       : check_scaling(rope));
   if (!has_attention_factor(rope) || rope.attention_factor == 0.0) return {};
-  return check_number("rope.attention_factor", rope.attention_factor, 0.0);
+  if (rope.attention_factor > 0 && std::isnormal(static_cast<float>(rope.attention_factor))) {
+    return {};
+  }
+  return error(StatusCode::kInvalidArgument,
+               "rope.attention_factor: expected 0 or a normal float32 > 0, got %g",
+               rope.attention_factor);
 }
 
 RopeTurns make_rope_turns(const Rope& rope, int32_t head_dim) noexcept {

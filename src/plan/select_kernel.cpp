@@ -209,4 +209,19 @@ Status select_kernel(const AttentionOptions& options, const DeviceLimits& device
   return {};
 }
 
+std::vector<FamilyAnswer> ask_families(const AttentionOptions& options,
+                                       const DeviceLimits& device) {
+  std::vector<FamilyAnswer> answers;
+  for (const Kernel& kernel : device.kernels) {
+    const auto is_same = [&](const FamilyAnswer& a) { return a.family == kernel.family; };
+    if (!is_candidate(kernel, device) || std::ranges::any_of(answers, is_same)) continue;
+    DeviceLimits alone = device;
+    alone.family = kernel.family->name;
+    KernelChoice choice;
+    answers.push_back(
+        {kernel.family, select_for(kind_of_bounds(options), options, alone, &choice)});
+  }
+  return answers;
+}
+
 }  // namespace flashplan

@@ -6,6 +6,7 @@
 #include <optional>
 #include <span>
 #include <string_view>
+#include <vector>
 
 #include "flashplan/plan.h"
 #include "flashplan/status.h"
@@ -39,5 +40,15 @@ struct KernelChoices {
 ///   kUnsupported      no kernel; the message says what there is
 Status select_kernel(const AttentionOptions& options, const DeviceLimits& device,
                      KernelChoices* choices) noexcept;
+
+/// What a kernel family would say to the options, if it were the only one.
+struct FamilyAnswer {
+  const KernelFamily* family = nullptr;
+  Status status;  // kUnsupported: none of its kernels serves the options
+};
+
+/// The answers of the families that have kernels for the device, for options that select_kernel()
+/// accepts.
+std::vector<FamilyAnswer> ask_families(const AttentionOptions& options, const DeviceLimits& device);
 
 }  // namespace flashplan

@@ -184,8 +184,9 @@ std::vector<std::string> words_of(const char* environment) {
 
 double compile_seconds() {
   const char* text = std::getenv("FLASHPLAN_COMPILE_SECONDS");
-  const double seconds = text != nullptr ? std::strtod(text, nullptr) : 0.0;
-  return seconds > 0.0 && seconds < 1e6 ? seconds : 60.0;
+  char* end = nullptr;
+  const double seconds = text != nullptr ? std::strtod(text, &end) : 0.0;
+  return seconds > 0.0 && seconds < 1e6 && *end == '\0' ? seconds : 60.0;
 }
 
 }  // namespace flashplan

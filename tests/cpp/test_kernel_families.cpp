@@ -42,6 +42,39 @@ TEST(the_preferred_family_and_the_one_that_is_named) {
   CHECK_EQ(gpu_choice(o, device).substr(0, 14), "bf16_d128 sm80");
 }
 
+TEST(each_family_that_the_device_runs_is_asked) {
+  std::vector<Kernel> all = kernels();
+  Kernel hopper = fake_kernel("sm90_bf16_d128", {90, 'a'});
+  hopper.family = &kSm90Family;
+  all.push_back(hopper);
+  hopper.softcap = true;
+  all.push_back(hopper);
+  DeviceLimits device = h200();
+  device.kernels = all;
+  const auto answers = [&](const AttentionOptions& options) {
+    std::string text;
+    for (const FamilyAnswer& answer : ask_families(options, device)) {
+      text += std::string(answer.family->name) + ": " + answer.status.message + "\n";
+    }
+    return text;
+  };
+  AttentionOptions options = llama_on_gpu();
+  CHECK_EQ(answers(options), "sm80: \nsm90: \n");
+  options.batch_invariant = true;
+  CHECK_EQ(answers(options),
+           "sm80: \nsm90: batch_invariant: expected false (compiled in for cuda), got true\n");
+  options.batch_invariant = false;
+  options.head_dim_qk = 256;
+  CHECK_EQ(answers(options),
+           "sm80: \nsm90: head_dim_qk, head_dim_vo: expected up to (128, 128) (compiled in for "
+           "cuda), got (256, 128)\n");
+  device.family = "sm80";
+  CHECK_EQ(answers(options), "sm80: \n");
+  device.family = {};
+  device.major = 8;
+  CHECK_EQ(answers(options), "sm80: \n");
+}
+
 TEST(the_hopper_family_is_for_more_than_few_rows) {
   std::vector<Kernel> all = kernels();
   Kernel hopper = fake_kernel("sm90_bf16_d128", {90, 'a'});

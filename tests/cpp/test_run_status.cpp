@@ -111,6 +111,19 @@ TEST(tensors_of_every_layout) {
   check_tensors(small_run(), all);
 }
 
+TEST(a_workspace_that_is_null_is_called_so) {
+  const Problem p = small_run();
+  Plan plan;
+  CHECK(Plan::create(p.options, &plan).ok());
+  CHECK(plan.plan(p.batch_view()).ok());
+  Workspace workspace(plan.workspace_bytes());
+  Outputs out(p);
+  AttentionTensors t = tensors_of(p, out, workspace);
+  t.workspace = nullptr;
+  CHECK_EQ(plan.run(t).message,
+           "workspace: expected " + std::to_string(t.workspace_bytes) + " bytes, got null");
+}
+
 TEST(masks) {
   const auto type = StatusCode::kInvalidType;
   Problem p = small_run();

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "check.h"
+#include "variant/compiler_process.h"
 #include "variant/disk_cache.h"
 #include "variant/gpu_code.h"
 #include "variant_compiler.h"
@@ -242,6 +243,17 @@ TEST(a_killed_process_holds_no_lock) {
   const auto start = std::chrono::steady_clock::now();
   const DiskCache::Lock lock(DiskCache(), kKey);
   CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(10));
+}
+
+TEST(only_a_positive_number_of_seconds_limits_a_compilation) {
+  for (const char* given : {"", "0", "-3", "1e7", "nan", "soon", "30s"}) {
+    ::setenv("FLASHPLAN_COMPILE_SECONDS", given, 1);
+    CHECK_EQ(compile_seconds(), 60.0);
+  }
+  ::setenv("FLASHPLAN_COMPILE_SECONDS", "1.5", 1);
+  CHECK_EQ(compile_seconds(), 1.5);
+  ::unsetenv("FLASHPLAN_COMPILE_SECONDS");
+  CHECK_EQ(compile_seconds(), 60.0);
 }
 
 TEST(a_stopped_process_is_not_waited_for) {

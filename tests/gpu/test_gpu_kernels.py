@@ -84,6 +84,26 @@ def test_a_plan_takes_the_kernel_for_its_batch(torch, seed):
         layer.assert_right(lens)
 
 
+def test_describe_says_why_no_other_family_is_taken(torch):
+    layer = Layer(torch, max_qo_tokens=512)
+    for lens, groups, reason in (
+        (DECODES, None, "not sm90: requests have few query rows"),
+        (PROMPT, None, "not sm80: a request has many query rows"),
+        (DECODES, GROUPS, "not sm80: the kernel above is faster for so many shared keys"),
+        (PROMPT, None, "not sm90_gather: slower for these options"),
+    ):
+        plan = layer.attn.plan(*lens, shared_prefixes=groups)
+        assert reason in plan.describe().splitlines()
+    layer = Layer(torch, max_qo_tokens=BATCH)
+    layer.plan(DECODES)
+    capture_with_torch(layer)
+    described = layer.attn.plan(*DECODES, shared_prefixes=GROUPS).describe().splitlines()
+    assert "not sm90: a captured graph has only the kernel above" in described
+    invariant = Layer(torch, batch_invariant=True)
+    described = invariant.attn.plan(*PROMPT).describe()
+    assert "\nnot sm90: batch_invariant: expected false " in described
+
+
 def test_a_graph_of_prompts_has_both_kernels(torch, seed):
     """Whichever kernel the captured plan took."""
     torch.manual_seed(seed)

@@ -16,6 +16,7 @@ elif TYPE_CHECKING:
     from typing_extensions import assert_type
 
 Floats = npt.NDArray[np.float32]
+Ints = npt.NDArray[np.int32]
 
 
 def with_numpy() -> None:
@@ -39,10 +40,18 @@ def with_numpy() -> None:
     assert_type(attn.bind(q, kv, kv, return_lse=True)(), tuple[Floats, Floats])
     assert_type(fp.merge_states(o, lse, o.copy(), lse.copy()), tuple[Floats, Floats])
     assert_type(fp.pack_mask([[True, False]]), npt.NDArray[np.uint32])
+    fp.pack_mask(np.ones((2, 3), np.bool_))
     fp.check_device_data(attn, kv_lens=np.array([3, 4], np.int32))
     assert_type(fp.apply_rope(q, q[:, :2], np.arange(3), fp.Rope()), tuple[Floats, Floats])
     logits: Floats = np.zeros((2, 5), np.float32)
-    tokens: npt.NDArray[np.int32] = fp.sample(logits, top_k=np.array([1, 3], np.int32), seed=1)
+    tokens = fp.sample(logits, top_k=np.array([1, 3], np.int32), seed=1)
+    assert_type(tokens, Ints)
+    assert_type(fp.sample(logits, return_logprobs=True), tuple[Ints, Floats])
+    assert_type(fp.softmax(logits), Floats)
+    assert_type(fp.softmax(logits, 0.5, logits), Floats)
+    probs: Floats = np.full((1, 2, 5), 0.2, np.float32)
+    verified = fp.speculative_verify(tokens[:1, None], probs[:, :1], probs, seed=1)
+    assert_type(verified, tuple[Ints, Ints])
     fp.apply_penalties(fp.softmax(logits), tokens[:, None], np.ones(2, np.int32), 1.5)
     assert_type(attn.workspace_bytes, int)
     assert_type(fp.workspace_bytes(4, 2, 8, device="cpu"), int)
@@ -84,6 +93,10 @@ def with_torch() -> None:
     assert_type(attn.bind(q, cache, cache, block_table=table)(), torch.Tensor)
     both = attn.run(q, cache, cache, block_table=table, return_lse=True)
     assert_type(both, tuple[torch.Tensor, torch.Tensor])
+    logits = torch.zeros(2, 5)
+    assert_type(fp.sample(logits, seed=torch.arange(2)), torch.Tensor)
+    assert_type(fp.sample(logits, return_logprobs=True), tuple[torch.Tensor, torch.Tensor])
+    assert_type(fp.softmax(logits, out=torch.empty(2, 5)), torch.Tensor)
 
 
 def with_variants() -> None:

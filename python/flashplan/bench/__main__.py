@@ -35,6 +35,10 @@ class Row:
     num_kv_heads: int = 8
     kv_dtype: str = "bfloat16"
 
+    @property
+    def is_decode(self) -> bool:
+        return max(self.qo_lens) == 1
+
     def options(self, device: str) -> dict[str, Any]:
         """Of Attention."""
         return {
@@ -174,7 +178,7 @@ def this_gpu(device: str, repeats: int) -> Machine:
 
 
 def duration(us: float) -> str:
-    return f"{us / 1e3:.2f} ms" if us >= 1e3 else f"{us:.1f} us"
+    return f"{us / 1e3:.1f} ms" if us >= 1e3 else f"{us:.1f} us"
 
 
 def measure(machine: Machine, rows: Sequence[Row]) -> None:
@@ -189,9 +193,11 @@ def measure(machine: Machine, rows: Sequence[Row]) -> None:
         item_size = 1 if row.kv_dtype.startswith("float8") else 2
         read = kv_bytes(row.qo_lens, row.kv_lens, row.num_kv_heads, dims, item_size) / us / per_us
         done = flops(row.qo_lens, row.kv_lens, row.num_qo_heads, dims) / us / per_us
-        share, limit = max((read / machine.read, memory), (done / machine.matmul, arithmetic))
+        limit, share = arithmetic, done / machine.matmul
+        if row.is_decode:
+            limit, share = memory, read / machine.read
         print(
-            f"{row.name:46}{duration(us):>10}{read:8.3g}{done:10.3g}  {share:.0%} of its {limit}",
+            f"{row.name:46}{duration(us):>10}{read:8.2f}{done:10.1f} {share:4.0%} of its {limit}",
             flush=True,
         )
     print(
