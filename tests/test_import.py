@@ -46,6 +46,7 @@ def test_import_takes_no_time():
 @pytest.mark.parametrize(
     ("module", "package", "command"),
     [
+        ("jax", "jax", "pip install jax"),
         ("torch", "torch", "pip install torch"),
         ("transformers", "torch", "pip install torch transformers"),
         ("transformers", "transformers", "pip install torch transformers"),

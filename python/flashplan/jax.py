@@ -14,7 +14,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-import jax
+try:
+    import jax
+except ModuleNotFoundError as _error:
+    raise ModuleNotFoundError(
+        f"flashplan.jax: expected JAX (pip install jax), got: {_error}", name=_error.name
+    ) from None
 import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
