@@ -14,6 +14,7 @@
 #include "abi/architecture.h"
 #include "flashplan/tensor.h"
 #include "plan/tuning.h"
+#include "variant/gpu_code.h"
 
 namespace flashplan {
 
@@ -41,6 +42,8 @@ enum class BatchKind : int32_t { kFewRows, kManyRows };
 struct KernelFamily {
   const char* name;  // "sm80", as in kernels.json
   DeviceType device;
+  /// What plans with variants and rotations compile; null: the family serves none.
+  const DeviceProgram* program = nullptr;
   /// Whether the kernels run work tiles of shared prefixes, and their merges.
   bool shares_prefixes = false;
   /// Whether a CTA merges requests with their prefixes after all tiles of its queue, not after each
