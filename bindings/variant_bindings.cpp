@@ -14,14 +14,14 @@
 #include <utility>
 #include <vector>
 
-#include "bindings.h"
+#include "bindings/bindings.h"
+#include "bindings/run/variant_args.h"
+#include "bindings/tensors/numbers.h"
 #include "common/error.h"
-#include "numbers.h"
 #include "plan/rope_turns.h"
 #include "variant/gpu_code.h"
 #include "variant/nvrtc.h"
 #include "variant/variant_impl.h"
-#include "variant_args.h"
 
 namespace flashplan {
 namespace {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The families of GPU kernels, as values. Their geometry is in <family>.h, their costs are in
-// plan/tuning.cpp.
+// plan/kernel/tuning.cpp.
 #pragma once
 
 #include "flashplan/plan.h"
-#include "plan/kernel.h"
+#include "plan/kernel/kernel.h"
 #include "variant/variant_impl.h"
 
 namespace flashplan {
