@@ -5,8 +5,8 @@
 #include <cstdlib>
 #include <string>
 
-#include "bindings.h"
-#include "tensor.h"
+#include "bindings/bindings.h"
+#include "bindings/tensors/tensor.h"
 
 namespace flashplan {
 namespace {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "operator_call.h"
+#include "bindings/operator_call.h"
 
 #include <string>
 

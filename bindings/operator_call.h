@@ -5,10 +5,10 @@
 
 #include <nanobind/nanobind.h>
 
+#include "bindings/gil.h"
+#include "bindings/tensors/stream.h"
+#include "bindings/tensors/tensor.h"
 #include "flashplan/status.h"
-#include "gil.h"
-#include "stream.h"
-#include "tensor.h"
 
 namespace flashplan {
 

@@ -10,15 +10,15 @@
 
 #include "api/kernels.h"
 #include "api/memory_checks.h"
-#include "bindings.h"
+#include "bindings/bindings.h"
+#include "bindings/gil.h"
+#include "bindings/operator_call.h"
+#include "bindings/tensors/numbers.h"
+#include "bindings/tensors/scale_arg.h"
+#include "bindings/tensors/stream.h"
+#include "bindings/tensors/tensor.h"
 #include "cuda/device.h"
 #include "flashplan/flashplan.h"
-#include "gil.h"
-#include "numbers.h"
-#include "operator_call.h"
-#include "scale_arg.h"
-#include "stream.h"
-#include "tensor.h"
 
 namespace flashplan {
 namespace {

@@ -10,9 +10,9 @@
 #include <string>
 #include <tuple>
 
-#include "bindings.h"
+#include "bindings/bindings.h"
+#include "bindings/tensors/tensor.h"
 #include "flashplan/plan.h"
-#include "tensor.h"
 
 namespace flashplan {
 

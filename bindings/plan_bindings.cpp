@@ -9,16 +9,16 @@
 #include <tuple>
 #include <vector>
 
-#include "bindings.h"
-#include "bound_run.h"
+#include "bindings/bindings.h"
+#include "bindings/gil.h"
+#include "bindings/run/bound_run.h"
+#include "bindings/run/py_plan.h"
+#include "bindings/run/run_args.h"
+#include "bindings/tensors/numbers.h"
+#include "bindings/tensors/stream.h"
+#include "bindings/tensors/tensor.h"
 #include "flashplan/plan.h"
 #include "flashplan/prefixes.h"
-#include "gil.h"
-#include "numbers.h"
-#include "py_plan.h"
-#include "run_args.h"
-#include "stream.h"
-#include "tensor.h"
 
 namespace flashplan {
 namespace {

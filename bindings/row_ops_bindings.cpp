@@ -6,10 +6,10 @@
 #include <string>
 #include <vector>
 
-#include "bindings.h"
+#include "bindings/bindings.h"
+#include "bindings/operator_call.h"
+#include "bindings/tensors/numbers.h"
 #include "flashplan/flashplan.h"
-#include "numbers.h"
-#include "operator_call.h"
 
 namespace flashplan {
 namespace {

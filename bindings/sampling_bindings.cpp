@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Sampling and softmax.
-#include "bindings.h"
+#include "bindings/bindings.h"
+#include "bindings/operator_call.h"
 #include "flashplan/flashplan.h"
-#include "operator_call.h"
 
 namespace flashplan {
 namespace {

@@ -14,14 +14,14 @@
 #include <utility>
 #include <vector>
 
-#include "bindings.h"
+#include "bindings/bindings.h"
+#include "bindings/run/variant_args.h"
+#include "bindings/tensors/numbers.h"
 #include "common/error.h"
-#include "numbers.h"
 #include "plan/rope_turns.h"
 #include "variant/gpu_code.h"
 #include "variant/nvrtc.h"
 #include "variant/variant_impl.h"
-#include "variant_args.h"
 
 namespace flashplan {
 namespace {
@@ -66,11 +66,15 @@ nb::bytes gpu_code(const Variant& variant, const std::string& architecture, DTyp
                    DType kv_dtype, int head_dim_qk, int head_dim_vo, bool softcap,
                    const std::optional<Rope>& rope, const std::string& family,
                    bool few_rows_alone) {
+  const DeviceProgram* program = family == "sm80"   ? &kSm80Program
+                                 : family == "sm90" ? &kSm90Program
+                                                    : nullptr;
+  if (program == nullptr) raise_value("family: expected sm80 or sm90, got " + family);
   const bool has_suffix = !architecture.empty() && architecture.back() > '9';
   RopeTurns turns;
   if (rope) turns = make_rope_turns(*rope, head_dim_qk);
   const GpuKernelTraits traits = {
-      .family = family,
+      .program = *program,
       .architecture = {std::atoi(architecture.c_str()), has_suffix ? architecture.back() : '\0'},
       .q_dtype = q_dtype,
       .kv_dtype = kv_dtype,

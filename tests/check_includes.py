@@ -18,6 +18,8 @@ RULES = {
     "src/common": (("flashplan/", "common/"), ()),
     "src/abi": (("flashplan/tensor.h", "flashplan/schedule.h", "abi/"), ()),
     "src/kernels/device": (("flashplan/tensor.h", "abi/", "kernels/device/"), ()),
+    "src/kernels/device/sm80": (("flashplan/tensor.h", "abi/", "kernels/device/"), ()),
+    "src/kernels/device/sm90": (("flashplan/tensor.h", "abi/", "kernels/device/"), ()),
     "src/variant": (("flashplan/", "common/", "abi/", "variant/"), ()),
     "src/plan": (("flashplan/", "common/", "abi/", "variant/", "plan/"), ()),
     "src/cpu": (("flashplan/", "common/", "abi/", "variant/", "plan/", "cpu/"), ()),
@@ -98,10 +100,17 @@ SYSTEM = {
     "sys/wait.h",
     "unistd.h",
 }
+# The families of GPU kernels: none includes another, and what they share includes none.
+FAMILIES = {"src/kernels/device/sm80", "src/kernels/device/sm90"}
 # Folders whose code NVRTC must be able to compile.
-ONLY_CSTDINT = {"src/abi", "src/kernels/device"}
+ONLY_CSTDINT = {"src/abi", "src/kernels/device", *FAMILIES}
 
 INCLUDE = re.compile(r'^\s*#\s*include\s+([<"])([^>"]+)[>"]', re.MULTILINE)
+
+
+def holder_of(name):
+    """The folder of RULES that a file belongs to, or None."""
+    return max((f for f in RULES if name.startswith(f + "/")), key=len, default=None)
 
 
 def violations(path, folder):
@@ -110,6 +119,8 @@ def violations(path, folder):
         if bracket == '"':
             # A bare name is a neighbour in the same folder.
             allowed = header.startswith(own) or (path.parent / header).is_file()
+            if folder.startswith("src/kernels/device"):
+                allowed = allowed and holder_of(f"src/{header}") not in FAMILIES - {folder}
         elif folder in ONLY_CSTDINT:
             allowed = header == "cstdint"
         else:
@@ -134,9 +145,8 @@ def main():
     found = list(upward_rules())
     for folder in RULES:
         for path in sorted((ROOT / folder).rglob("*")):
-            name = path.relative_to(ROOT).as_posix()
-            holders = [f for f in RULES if name.startswith(f + "/")]
-            if path.suffix in {".h", ".cpp", ".cu"} and folder == max(holders, key=len):
+            is_source = path.suffix in {".h", ".cpp", ".cu"}
+            if is_source and folder == holder_of(path.relative_to(ROOT).as_posix()):
                 found += violations(path, folder)
     print("\n".join(found), end="\n" if found else "")
     return bool(found)

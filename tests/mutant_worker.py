@@ -19,10 +19,12 @@ NO_TESTS = 5  # pytest's exit code where all tests are left out
 # to notice its mutants run first.
 FIRST = {
     "src/abi": ["ctest:test_schedule", "ctest:test_engine", "pytest:test_masks test_key_ranges"],
-    "src/plan/division": ["ctest:test_division|test_schedule"],
-    "src/plan/prefix": ["ctest:test_prefix"],
-    "src/plan/select_kernel": ["ctest:test_select_kernel|test_kernel_families|test_batch_kind"],
-    "src/plan/batch_kind": ["ctest:test_batch_kind"],
+    "src/plan/schedule/division": ["ctest:test_division|test_schedule"],
+    "src/plan/schedule/prefix": ["ctest:test_prefix"],
+    "src/plan/kernel/select_kernel": [
+        "ctest:test_select_kernel|test_kernel_families|test_batch_kind"
+    ],
+    "src/plan/kernel/batch_kind": ["ctest:test_batch_kind"],
     "src/kernels/device/merge_part": ["ctest:test_merge_part"],
     "src/kernels/families": ["ctest:test_select_kernel|test_kernel_families|test_batch_kind"],
     "src/plan/workspace": ["ctest:test_workspace_layout|test_status"],
@@ -59,7 +61,7 @@ FIRST = {
     "src/ops/cpu/verify": ["ctest:test_changed_meanwhile", "pytest:test_speculative"],
     "src/ops/cpu/speculative": ["pytest:test_speculative"],
     "src/ops/speculative": ["pytest:test_speculative"],
-    "src/ops/cuda/softmax": ["ctest:test_emulated_softmax"],
+    "src/ops/cuda/sample/softmax": ["ctest:test_emulated_softmax"],
     "src/ops/cuda": ["ctest:test_emulated_sampling|test_emulated_plain"],
     "src/ops/rope": ["ctest:test_rows", "pytest:test_rope test_rope_append"],
     "src/ops/cpu/rope": ["ctest:test_rows", "pytest:test_rope test_rope_append"],
@@ -87,7 +89,7 @@ FIRST = {
     ],
     "src/c_abi": ["ctest:test_c_abi|test_c_structs", "ctest:test_c_ops|test_c_sampling"],
     "bindings/xla": ["pytest:test_jax test_jax_devices"],
-    "bindings/producer": ["pytest:test_dlpack test_frameworks test_torch_tensors"],
+    "bindings/tensors/producer": ["pytest:test_dlpack test_frameworks test_torch_tensors"],
     "bindings/ops": ["pytest:test_append test_merge test_errors"],
     "bindings": ["pytest:test_errors test_dlpack test_streams test_jax"],
     "python/flashplan/attention": ["pytest:test_api test_describe"],

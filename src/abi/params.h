@@ -23,7 +23,7 @@ namespace flashplan {
 /// The mask_begin of a request whose mask begins at the position of its first query.
 constexpr int32_t kAtFirstQuery = -0x7fffffff - 1;
 
-/// The schedule of the step, in memory of the device that runs it; see plan/schedule.h.
+/// The schedule of the step, in memory of the device that runs it; see plan/schedule/schedule.h.
 struct ScheduleParams {
   const QueueStart* starts = nullptr;  // [num_ctas] (GPU)
   int32_t tile_q = 0;

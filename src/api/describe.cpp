@@ -6,7 +6,7 @@
 
 #include "api/plan_impl.h"
 #include "flashplan/plan.h"
-#include "plan/batch_kind.h"
+#include "plan/kernel/batch_kind.h"
 
 namespace flashplan {
 namespace {

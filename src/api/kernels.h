@@ -7,7 +7,7 @@
 #include "abi/params.h"
 #include "flashplan/status.h"
 #include "flashplan/tensor.h"
-#include "plan/kernel.h"
+#include "plan/kernel/kernel.h"
 
 namespace flashplan {
 

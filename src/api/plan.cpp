@@ -20,10 +20,10 @@
 #include "cuda/compile_variant.h"
 #include "cuda/device.h"
 #include "cuda/launch_kernel.h"
-#include "plan/batch_kind.h"
+#include "plan/kernel/batch_kind.h"
+#include "plan/kernel/select_kernel.h"
 #include "plan/prepared_kv.h"
 #include "plan/rope_turns.h"
-#include "plan/select_kernel.h"
 #include "variant/nvrtc.h"
 
 namespace flashplan {

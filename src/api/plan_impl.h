@@ -10,8 +10,8 @@
 #include "abi/rope_turns.h"
 #include "cuda/device_schedule.h"
 #include "flashplan/plan.h"
-#include "plan/kernel.h"
-#include "plan/schedule.h"
+#include "plan/kernel/kernel.h"
+#include "plan/schedule/schedule.h"
 #include "plan/workspace_layout.h"
 
 namespace flashplan {

@@ -14,7 +14,7 @@
 #include "cuda/device.h"
 #include "cuda/tensor_maps.h"
 #include "flashplan/plan.h"
-#include "plan/batch_kind.h"
+#include "plan/kernel/batch_kind.h"
 #include "variant/variant_impl.h"
 
 namespace flashplan {

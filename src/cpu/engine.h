@@ -5,7 +5,7 @@
 #include <span>
 
 #include "abi/params.h"
-#include "plan/kernel.h"
+#include "plan/kernel/kernel.h"
 
 namespace flashplan::cpu {
 

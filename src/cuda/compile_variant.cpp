@@ -41,7 +41,7 @@ Status compile_variant(const AttentionOptions& options, const RopeTurns* rope,
   const ApartFromCaptures apart;
   static const Variant::Impl none;
   const Variant::Impl& variant = options.variant.empty() ? none : *options.variant.impl();
-  const GpuKernelTraits traits = {.family = kernel->family->name,
+  const GpuKernelTraits traits = {.program = *kernel->family->program,
                                   .architecture = kernel->architecture,
                                   .q_dtype = kernel->q_dtype,
                                   .kv_dtype = kernel->kv_dtype,

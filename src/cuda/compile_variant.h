@@ -5,7 +5,7 @@
 #include "abi/rope_turns.h"
 #include "flashplan/plan.h"
 #include "flashplan/status.h"
-#include "plan/kernel.h"
+#include "plan/kernel/kernel.h"
 
 namespace flashplan::cuda {
 

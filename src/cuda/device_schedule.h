@@ -10,8 +10,8 @@
 #include "abi/params.h"
 #include "flashplan/status.h"
 #include "flashplan/tensor.h"
-#include "plan/schedule.h"
-#include "plan/select_kernel.h"
+#include "plan/kernel/select_kernel.h"
+#include "plan/schedule/schedule.h"
 
 struct CUevent_st;
 

@@ -4,7 +4,7 @@
 
 #include "abi/params.h"
 #include "flashplan/status.h"
-#include "plan/kernel.h"
+#include "plan/kernel/kernel.h"
 
 namespace flashplan::cuda {
 

@@ -4,7 +4,7 @@
 
 #include "abi/tensor_maps.h"
 #include "flashplan/plan.h"
-#include "plan/kernel.h"
+#include "plan/kernel/kernel.h"
 
 namespace flashplan::cuda {
 

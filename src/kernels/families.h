@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The families of GPU kernels, as values. Their geometry is in <family>.h, their costs are in
-// plan/tuning.cpp.
+// plan/kernel/tuning.cpp.
 #pragma once
 
 #include "flashplan/plan.h"
-#include "plan/kernel.h"
+#include "plan/kernel/kernel.h"
 #include "variant/variant_impl.h"
 
 namespace flashplan {
@@ -20,6 +20,7 @@ inline Axis first_unserved_by_sm80(const Kernel& kernel, const AttentionOptions&
 /// mma.sync, ldmatrix and cp.async, which every GPU from compute capability 8.0 on has.
 inline constexpr KernelFamily kSm80Family = {.name = "sm80",
                                              .device = DeviceType::kCuda,
+                                             .program = &kSm80Program,
                                              .shares_prefixes = true,
                                              .first_unserved = first_unserved_by_sm80,
                                              .scratch_bytes = merged_state_bytes,
@@ -53,6 +54,7 @@ inline int32_t preference_of_sm90(const AttentionOptions& options, BatchKind kin
 /// wgmma, TMA and mbarriers, which compute capability 9.0 alone has.
 inline constexpr KernelFamily kSm90Family = {.name = "sm90",
                                              .device = DeviceType::kCuda,
+                                             .program = &kSm90Program,
                                              .shares_prefixes = true,
                                              .merges_readers_last = true,
                                              .first_unserved = first_unserved_by_sm90,

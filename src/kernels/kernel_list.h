@@ -4,7 +4,7 @@
 
 #include <span>
 
-#include "plan/kernel.h"
+#include "plan/kernel/kernel.h"
 
 namespace flashplan::cuda {
 

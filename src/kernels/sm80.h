@@ -5,7 +5,7 @@
 #include <string_view>
 #include <type_traits>
 
-#include "kernels/device/attention.h"
+#include "kernels/device/sm80/attention.h"
 #include "kernels/families.h"
 
 namespace flashplan {

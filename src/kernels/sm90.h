@@ -5,8 +5,8 @@
 #include <string_view>
 #include <type_traits>
 
-#include "kernels/device/shape.h"
-#include "kernels/device/sm90_attention.h"
+#include "kernels/device/sm90/attention.h"
+#include "kernels/device/traits.h"
 #include "kernels/families.h"
 
 namespace flashplan {

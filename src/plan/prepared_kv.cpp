@@ -4,9 +4,9 @@
 #include <algorithm>
 #include <cstddef>
 
-#include "plan/division.h"
-#include "plan/kernel.h"
-#include "plan/schedule_shape.h"
+#include "plan/kernel/kernel.h"
+#include "plan/schedule/division.h"
+#include "plan/schedule/schedule_shape.h"
 
 namespace flashplan {
 namespace {

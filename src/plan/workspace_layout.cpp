@@ -3,9 +3,9 @@
 
 #include <algorithm>
 
-#include "plan/division.h"
 #include "plan/prepared_kv.h"
-#include "plan/schedule_shape.h"
+#include "plan/schedule/division.h"
+#include "plan/schedule/schedule_shape.h"
 
 namespace flashplan {
 namespace {

@@ -7,7 +7,7 @@
 #include <optional>
 
 #include "flashplan/plan.h"
-#include "plan/kernel.h"
+#include "plan/kernel/kernel.h"
 
 namespace flashplan {
 

@@ -32,15 +32,14 @@ std::string plan_source(const GpuKernelTraits& traits, const std::string& base) 
 }
 
 std::string program_source(const Variant::Impl& variant, const GpuKernelTraits& traits) {
-  std::string text = "#include \"kernels/device/shape.h\"\n";
-  text += traits.family == "sm90" ? "#include \"kernels/device/sm90_attention.h\"\n"
-                                  : "#include \"kernels/device/attention.h\"\n";
+  std::string text = "#include \"kernels/device/traits.h\"\n";
+  text += std::string("#include \"") + traits.program.header + "\"\n";
   text +=
       "namespace flashplan::device::variant {\n"
       "#include \"kernels/device/variant_math.h\"\n"
       "#include \"abi/variant_math.h\"\n";
   text += variant_source(variant, traits.softcap, traits.rope);
-  const std::string linear = traits.family == "sm90" ? linear_logits_source(variant) : "";
+  const std::string linear = traits.program.has_linear_logits ? linear_logits_source(variant) : "";
   text += linear + "}\nnamespace flashplan::device {\n";
   text +=
       plan_source(traits, linear.empty() ? "variant::UserVariant"
@@ -54,8 +53,8 @@ std::string program_source(const Variant::Impl& variant, const GpuKernelTraits& 
 }
 
 std::string kernel_name(const GpuKernelTraits& traits) {
-  const std::string name = traits.family == "sm90" ? "sm90_attention_kernel" : "attention_kernel";
-  return "flashplan::device::" + name + "<flashplan::device::UserKernel>";
+  return std::string("flashplan::device::") + traits.program.kernel +
+         "<flashplan::device::UserKernel>";
 }
 
 std::vector<std::string> compiler_options(const Variant::Impl& variant,

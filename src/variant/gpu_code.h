@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <string>
-#include <string_view>
 
 #include "abi/architecture.h"
 #include "abi/rope_turns.h"
@@ -14,9 +13,20 @@
 
 namespace flashplan {
 
+/// The code of a kernel family, as it is compiled at run time.
+struct DeviceProgram {
+  const char* header = nullptr;
+  const char* kernel = nullptr;    // a template of namespace flashplan::device
+  bool has_linear_logits = false;  // it takes biases that are linear in the key (linear_logits.h)
+};
+inline constexpr DeviceProgram kSm80Program = {"kernels/device/sm80/attention.h",
+                                               "attention_kernel", false};
+inline constexpr DeviceProgram kSm90Program = {"kernels/device/sm90/attention.h",
+                                               "sm90_attention_kernel", true};
+
 /// The choices that a kernel is compiled for.
 struct GpuKernelTraits {
-  std::string_view family;  // "sm80" or "sm90"
+  DeviceProgram program;
   Architecture architecture;
   DType q_dtype = DType::kFloat16;
   DType kv_dtype = DType::kFloat16;

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "fake_devices.h"
-#include "plan/select_kernel.h"
+#include "plan/kernel/select_kernel.h"
 
 namespace flashplan::test {
 

@@ -7,7 +7,7 @@
 
 #include "cpu/engine.h"
 #include "fake_kernels.h"
-#include "plan/select_kernel.h"
+#include "plan/kernel/select_kernel.h"
 
 namespace flashplan::test {
 

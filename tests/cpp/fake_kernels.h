@@ -5,7 +5,7 @@
 #include <string_view>
 
 #include "kernels/families.h"
-#include "plan/kernel.h"
+#include "plan/kernel/kernel.h"
 
 namespace flashplan::test {
 

@@ -16,7 +16,7 @@
 
 #include "flashplan/plan.h"
 #include "owning_scheduler.h"
-#include "plan/schedule.h"
+#include "plan/schedule/schedule.h"
 #include "random_batch.h"
 #include "run_schedule.h"
 #include "schedule_invariants.h"

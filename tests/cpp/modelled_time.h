@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "plan/schedule.h"
+#include "plan/schedule/schedule.h"
 #include "slow_planner.h"
 
 namespace flashplan::test {

@@ -3,7 +3,7 @@
 
 #include <cstdlib>
 
-#include "plan/schedule.h"
+#include "plan/schedule/schedule.h"
 
 namespace flashplan::test {
 

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "flashplan/plan.h"
-#include "plan/schedule_shape.h"
+#include "plan/schedule/schedule_shape.h"
 
 namespace flashplan::test {
 

@@ -8,7 +8,7 @@
 #include "cpu/engine.h"
 #include "fake_kernels.h"
 #include "owning_scheduler.h"
-#include "plan/select_kernel.h"
+#include "plan/kernel/select_kernel.h"
 #include "random_batch.h"
 
 namespace flashplan::test {

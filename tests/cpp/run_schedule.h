@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "plan/schedule.h"
+#include "plan/schedule/schedule.h"
 #include "random_batch.h"
 #include "slow_planner.h"
 

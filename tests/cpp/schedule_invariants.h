@@ -9,7 +9,7 @@
 #include <tuple>
 #include <vector>
 
-#include "plan/schedule.h"
+#include "plan/schedule/schedule.h"
 #include "slow_planner.h"
 
 namespace flashplan::test {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "check.h"
-#include "plan/schedule.h"
+#include "plan/schedule/schedule.h"
 #include "real_shape.h"
 #include "slow_planner.h"
 

@@ -6,8 +6,8 @@
 #include "check.h"
 #include "fake_devices.h"
 #include "fake_kernels.h"
-#include "plan/batch_kind.h"
-#include "plan/select_kernel.h"
+#include "plan/kernel/batch_kind.h"
+#include "plan/kernel/select_kernel.h"
 
 namespace flashplan::test {
 namespace {

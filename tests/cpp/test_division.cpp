@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Divisions of the planner: by multiplication, and of numbers beyond 32 bits.
-#include "plan/division.h"
+#include "plan/schedule/division.h"
 
 #include <cstdint>
 

@@ -7,7 +7,7 @@
 #include "chosen_kernel.h"
 #include "fake_devices.h"
 #include "fake_kernels.h"
-#include "plan/select_kernel.h"
+#include "plan/kernel/select_kernel.h"
 
 namespace flashplan::test {
 namespace {

@@ -9,7 +9,7 @@
 #include "allocations.h"
 #include "check.h"
 #include "flashplan/prefixes.h"
-#include "plan/prefix_tree.h"
+#include "plan/schedule/prefix_tree.h"
 #include "random_batch.h"
 
 namespace flashplan::test {

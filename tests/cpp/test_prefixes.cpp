@@ -10,8 +10,8 @@
 #include "check.h"
 #include "modelled_time.h"
 #include "owning_scheduler.h"
-#include "plan/schedule.h"
-#include "plan/tuning.h"
+#include "plan/kernel/tuning.h"
+#include "plan/schedule/schedule.h"
 #include "random_batch.h"
 #include "run_schedule.h"
 

@@ -7,9 +7,9 @@
 
 #include "check.h"
 #include "fake_devices.h"
-#include "plan/kernel.h"
+#include "plan/kernel/kernel.h"
 #include "plan/prepared_kv.h"
-#include "plan/schedule_shape.h"
+#include "plan/schedule/schedule_shape.h"
 #include "plan/workspace_layout.h"
 #include "random_batch.h"
 

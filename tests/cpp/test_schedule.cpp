@@ -9,8 +9,8 @@
 
 #include "allocations.h"
 #include "check.h"
-#include "plan/cost_classes.h"
-#include "plan/schedule.h"
+#include "plan/schedule/cost_classes.h"
+#include "plan/schedule/schedule.h"
 #include "random_batch.h"
 #include "real_shape.h"
 #include "schedule_invariants.h"

@@ -318,7 +318,7 @@ TEST(a_cubin_that_is_refused_is_compiled_anew) {
   ::setenv("FLASHPLAN_NVRTC", (folder / "nvrtc.so").c_str(), 1);
   const Variant variant = shifted("refused");
   GpuKernelTraits traits;
-  traits.family = "sm80";
+  traits.program = kSm80Program;
   std::string key;
   CHECK(gpu_code_key(*variant.impl(), traits, &key).ok());
   const auto make = [&](const GpuCode* refused) {

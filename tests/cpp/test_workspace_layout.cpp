@@ -7,7 +7,7 @@
 
 #include "check.h"
 #include "fake_devices.h"
-#include "plan/select_kernel.h"
+#include "plan/kernel/select_kernel.h"
 #include "plan/workspace_layout.h"
 
 namespace flashplan::test {

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Compiled by tests/test_jax.py with the header of the installed jaxlib: bindings/xla_ffi.h has the
-// same layouts.
+// Compiled by tests/test_jax.py with the header of the installed jaxlib: bindings/xla/xla_ffi.h has
+// the same layouts.
 #include <xla/ffi/api/c_api.h>
 
 #include <cstddef>
 
-#include "../../bindings/xla_ffi.h"
+#include "../../bindings/xla/xla_ffi.h"
 
 #if XLA_FFI_API_MINOR >= 4  // jaxlib 0.11 has another name for it
 using XLA_FFI_Extension_Base = XLA_FFI_InternalExtension;

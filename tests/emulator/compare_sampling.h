@@ -10,7 +10,7 @@
 #include "ops/operators.h"
 // The library defines this function, too, so the emulated one gets another name.
 #define sample emulated_sample
-#include "ops/cuda/sampling.cu"
+#include "ops/cuda/sample/sampling.cu"
 #undef sample
 
 #include <string>

@@ -3,7 +3,7 @@
 // arithmetic.
 #pragma once
 
-#include "kernels/device/attention.h"
+#include "kernels/device/sm80/attention.h"
 
 #include <algorithm>
 #include <cmath>

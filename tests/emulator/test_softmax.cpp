@@ -6,7 +6,7 @@
 #include "ops/operators.h"
 // The library defines this function, too, so the emulated one gets another name.
 #define softmax emulated_softmax
-#include "ops/cuda/softmax.cu"
+#include "ops/cuda/sample/softmax.cu"
 #undef softmax
 
 #include <cmath>

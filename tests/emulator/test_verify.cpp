@@ -8,7 +8,7 @@
 #include "ops/operators.h"
 // The library defines this function, too, so the emulated one gets another name.
 #define speculative_verify emulated_verify
-#include "ops/cuda/speculative_verify.cu"
+#include "ops/cuda/sample/speculative_verify.cu"
 #undef speculative_verify
 
 #include <bit>

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a Plan with a variant needs of its bindings: the tensors and scalars of a run, and errors of
+// the compiler.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <list>
+#include <vector>
+
+#include "bindings/tensors/stream.h"
+#include "bindings/tensors/tensor.h"
+#include "flashplan/plan.h"
+#include "flashplan/variant.h"
+
+namespace flashplan {
+
+/// The arguments of run() that a variant adds. `arguments` is a pair of tuples: the tensors, and
+/// the scalars, both in the order in which the variant lists them. It is None if the plan has no
+/// variant.
+class VariantArgs {
+ public:
+  /// Converts the scalars, before any tensor is imported: the conversion may run Python code.
+  VariantArgs(const Variant& variant, nb::handle arguments);
+
+  /// Imports the tensors, and sets the fields of `to`. They stay valid as long as this object.
+  void import(nb::handle arguments, CallStream& call, AttentionTensors* to);
+
+ private:
+  const Variant::Impl* variant_;
+  std::vector<float> scalars_;
+  std::list<TensorArg> args_;  // a list, because a TensorArg must not move
+  std::vector<TensorView> views_;
+};
+
+/// Raises the exception of a failed status, with the compiler's log if a variant did not compile.
+void check_compiled(const Status& status, const Variant& variant);
+
+}  // namespace flashplan

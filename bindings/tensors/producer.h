@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+// The producer of a tensor: what its Python type says about DLPack, streams and writing.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "bindings/tensors/dlpack.h"
+#include "flashplan/tensor.h"
+
+namespace flashplan {
+
+namespace nb = nanobind;
+
+[[noreturn]] void raise_type(const std::string& message);
+[[noreturn]] void raise_value(const std::string& message);
+
+/// An attribute, or None if the object has no such attribute. All exceptions except AttributeError
+/// propagate. nb::getattr with a default would drop them, among them KeyboardInterrupt.
+nb::object attribute(nb::handle object, const char* name);
+nb::object attribute(nb::handle object, nb::handle name);
+
+enum class Framework { kOther, kTorch, kCupy, kJax };
+
+struct Producer {
+  Framework framework = Framework::kOther;
+  const dlpack::ExchangeApi* exchange = nullptr;
+  bool traced = false;  // a JAX tracer, which stands for an array under jit, vmap or grad
+  bool masked = false;  // numpy.ma.MaskedArray: DLPack has no masks
+
+  /// JAX arrays are immutable, so they must not be written through DLPack.
+  bool immutable() const noexcept { return framework == Framework::kJax; }
+};
+
+/// The producer of a type's instances. The first few types that are seen are remembered.
+Producer producer_of(PyTypeObject* type);
+inline Producer producer_of(nb::handle object) { return producer_of(Py_TYPE(object.ptr())); }
+
+/// The device of DLPack memory; empty for devices other than CPUs and CUDA GPUs. Pinned host memory
+/// is on the CPU.
+constexpr std::optional<Device> to_device(const dlpack::DeviceId& device) noexcept {
+  switch (device.type) {
+    case dlpack::kCpu:
+    case dlpack::kCudaHost: return Device{};
+    case dlpack::kCuda:
+    case dlpack::kCudaManaged: return Device{DeviceType::kCuda, device.index};
+    default: return std::nullopt;
+  }
+}
+
+/// The device of a tensor; the CPU for an object that does not tell its device.
+Device device_of(nb::handle object, const Producer& producer);
+
+/// Raises TypeError: `name` is no tensor; `why` is appended.
+[[noreturn]] void raise_not_a_tensor(const char* name, nb::handle object,
+                                     const std::string& why = "");
+
+struct CallStream;
+
+/// Imports the memory of an object. DLPack's C exchange API is tried first: it makes no Python call
+/// and no synchronisation, and the memory is valid as long as the object lives. Otherwise
+/// __dlpack__ is called, and the memory is valid as long as this import lives.
+class DlpackImport {
+ public:
+  /// `stream` is the stream of the call; producers without a current stream order their work with
+  /// it.
+  DlpackImport(const char* name, nb::handle object, const Producer& producer, CallStream& stream);
+
+  DlpackImport(const DlpackImport&) = delete;
+  DlpackImport& operator=(const DlpackImport&) = delete;
+
+  /// Null if the object does not support DLPack, or refuses to be exported.
+  const dlpack::Tensor* tensor() const noexcept { return tensor_; }
+  bool read_only() const noexcept { return read_only_; }
+  /// Why the object refused, to be appended to a message.
+  std::string refusal() const;
+
+ private:
+  void import_method(const char* name, nb::handle object, const Producer& producer,
+                     CallStream& stream);
+  void adopt(const char* name, nb::handle object, nb::handle capsule);
+
+  struct Release {
+    template <class Managed>
+    void operator()(Managed* managed) const {
+      if (managed->deleter == nullptr) return;
+      // This may run while a Python exception is set. A deleter that is Python code would take that
+      // exception for its own, so the exception is put aside until the deleter returns.
+      std::optional<nb::error_scope> apart;
+      if (PyErr_Occurred() != nullptr) apart.emplace();
+      managed->deleter(managed);
+    }
+  };
+
+  const dlpack::Tensor* tensor_ = nullptr;
+  bool read_only_ = false;
+  nb::object refusal_;  // the exception
+  // At most one of these three is in use.
+  dlpack::Tensor borrowed_;
+  std::unique_ptr<dlpack::ManagedTensor, Release> managed_;
+  std::unique_ptr<dlpack::ManagedTensorVersioned, Release> versioned_;
+};
+
+}  // namespace flashplan

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bindings/tensors/scale_arg.h"
+
+#include "bindings/tensors/numbers.h"
+#include "bindings/tensors/producer.h"
+
+namespace flashplan {
+namespace {
+
+/// Whether the host reads the scale: a Python number, or a host tensor without dimensions. All
+/// other tensors are read by the kernels.
+bool is_number(nb::handle scale) {
+  if (PyFloat_Check(scale.ptr()) != 0 || PyLong_Check(scale.ptr()) != 0) return true;
+  const Producer producer = producer_of(scale);
+  if (producer.traced) return false;
+  if (producer.exchange == nullptr && attribute(scale, "__dlpack__").is_none()) return true;
+  const nb::object ndim = attribute(scale, "ndim");
+  return PyLong_Check(ndim.ptr()) != 0 && PyLong_AsLong(ndim.ptr()) == 0 &&
+         device_of(scale, producer).type == DeviceType::kCpu;
+}
+
+}  // namespace
+
+ScaleArg::ScaleArg(const char* name, nb::handle scale) : name_(name), scale_(scale) {
+  if (is_number(scale)) number_ = float_arg(name, scale);
+}
+
+}  // namespace flashplan

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+// Scales, which are numbers or tensors that kernels read.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <optional>
+
+#include "bindings/tensors/stream.h"
+#include "bindings/tensors/tensor.h"
+
+namespace flashplan {
+
+/// An argument that is a scale. The number is converted at once, which may run Python code, so this
+/// comes before any tensor is imported.
+class ScaleArg {
+ public:
+  ScaleArg(const char* name, nb::handle scale);
+
+  /// 1 where the scale is a tensor.
+  float number() const noexcept { return number_.value_or(1.0F); }
+  /// The tensor, imported; empty where the scale is a number.
+  TensorArg tensor(CallStream& call) const {
+    return {name_, number_ ? nb::handle(nb::none()) : scale_, TensorKind::kScales, call};
+  }
+
+ private:
+  const char* name_;
+  nb::handle scale_;
+  std::optional<float> number_;
+};
+
+}  // namespace flashplan

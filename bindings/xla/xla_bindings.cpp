@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+// Attention and appending as handlers that XLA calls; python/flashplan/jax.py registers them.
+#include <cstdint>
+#include <cstdio>
+#include <exception>
+#include <initializer_list>
+#include <string>
+
+#include "bindings/bindings.h"
+#include "bindings/gil.h"
+#include "bindings/run/py_plan.h"
+#include "bindings/tensors/tensor.h"
+#include "bindings/xla/xla_call.h"
+#include "common/error.h"
+#include "flashplan/kv_cache.h"
+#include "flashplan/plan.h"
+
+namespace flashplan {
+namespace {
+
+/// Optional arguments: those whose bit is set in the attribute "given" follow the others.
+Status read_given(XlaCall& call, std::initializer_list<TensorView*> views) {
+  int64_t given = 0;
+  FLASHPLAN_RETURN_IF_ERROR(call.attribute("given", &given));
+  for (TensorView* view : views) {
+    if ((given & 1) != 0) FLASHPLAN_RETURN_IF_ERROR(call.argument(view));
+    given >>= 1;
+  }
+  return {};
+}
+
+/// Runs the plan that the object with this handle has for the device of the call. XLA calls on
+/// threads of its own, one for each device, which hold no GIL. The object is held while it runs.
+Status run_plan(const XlaCall& call, int64_t handle, AttentionTensors& tensors) {
+  return surviving_exit([&]() -> Status {
+    const nb::gil_scoped_acquire acquired;
+    try {
+      const nb::object attention =
+          nb::module_::import_("flashplan.handles").attr("attention_of")(handle);
+      const nb::object plan = attention.attr("_plan_on")(call.device_number());
+      return nb::inst_ptr<PyPlan>(plan)->run_views(tensors, call.stream());
+    } catch (nb::python_error& raised) {
+      const nb::str text(raised.value());
+      return error(StatusCode::kNotReady, "%s", text.c_str());
+    }
+  });
+}
+
+Status run(XlaCall& call) {
+  AttentionTensors t;
+  int64_t handle = 0;
+  FLASHPLAN_RETURN_IF_ERROR(call.begin());
+  FLASHPLAN_RETURN_IF_ERROR(call.attribute("attention", &handle));
+  FLASHPLAN_RETURN_IF_ERROR(call.attribute("k_scale", &t.k_scale));
+  FLASHPLAN_RETURN_IF_ERROR(call.attribute("v_scale", &t.v_scale));
+  for (TensorView* view : {&t.q, &t.k, &t.v}) FLASHPLAN_RETURN_IF_ERROR(call.argument(view));
+  FLASHPLAN_RETURN_IF_ERROR(
+      read_given(call, {&t.block_table, &t.page_indptr, &t.page_indices, &t.kv_lens, &t.mask,
+                        &t.sinks, &t.k_scales, &t.v_scales}));
+  FLASHPLAN_RETURN_IF_ERROR(call.result(&t.o));
+  if (call.has_results()) FLASHPLAN_RETURN_IF_ERROR(call.result(&t.lse));
+  return run_plan(call, handle, t);
+}
+
+/// The caches are results that share the memory of the third and fourth argument.
+Status append(XlaCall& call) {
+  AppendTensors t;
+  int64_t is_hnd = 0;
+  TensorView old_k_cache, old_v_cache;
+  FLASHPLAN_RETURN_IF_ERROR(call.begin());
+  FLASHPLAN_RETURN_IF_ERROR(call.attribute("hnd", &is_hnd));
+  FLASHPLAN_RETURN_IF_ERROR(call.attribute("k_scale", &t.k_scale));
+  FLASHPLAN_RETURN_IF_ERROR(call.attribute("v_scale", &t.v_scale));
+  for (TensorView* view : {&t.k, &t.v, &old_k_cache, &old_v_cache, &t.indptr, &t.kv_lens}) {
+    FLASHPLAN_RETURN_IF_ERROR(call.argument(view));
+  }
+  FLASHPLAN_RETURN_IF_ERROR(read_given(
+      call, {&t.block_table, &t.page_indptr, &t.page_indices, &t.k_scales, &t.v_scales}));
+  FLASHPLAN_RETURN_IF_ERROR(call.result(&t.k_cache));
+  FLASHPLAN_RETURN_IF_ERROR(call.result(&t.v_cache));
+  if (t.k_cache.data != old_k_cache.data || t.v_cache.data != old_v_cache.data) {
+    return error(StatusCode::kInvalidArgument,
+                 "k_cache: expected a result in the memory of the argument, got another");
+  }
+  t.layout = is_hnd != 0 ? KvLayout::kHND : KvLayout::kNHD;
+  return append_paged_kv(t, call.stream());
+}
+
+template <DeviceType device, Status (*function)(XlaCall&)>
+xla::Error* handle(xla::Call* call) noexcept {
+  if (told_metadata(*call)) return nullptr;
+  XlaCall reader(*call, device);
+  Status status;
+  try {
+    status = function(reader);
+  } catch (const std::exception& e) {
+    status = error(StatusCode::kNotReady, "call: expected no exception, got %s", e.what());
+  }
+  return to_xla_error(status, *call->api);
+}
+
+nb::capsule capsule_of(xla::Handler* handler) {
+  return nb::capsule(reinterpret_cast<void*>(handler));
+}
+
+}  // namespace
+
+void bind_xla(nb::module_& m) {
+  m.def(
+      "xla_handlers",
+      [](bool on_cuda) {
+        constexpr DeviceType kCpu = DeviceType::kCpu, kCuda = DeviceType::kCuda;
+        nb::dict handlers;
+        handlers["flashplan_run"] = capsule_of(on_cuda ? &handle<kCuda, run> : &handle<kCpu, run>);
+        handlers["flashplan_append_paged_kv"] =
+            capsule_of(on_cuda ? &handle<kCuda, append> : &handle<kCpu, append>);
+        return handlers;
+      },
+      nb::arg("on_cuda"), nb::sig("def xla_handlers(on_cuda: bool) -> dict[str, object]"),
+      "Handlers of XLA's foreign function interface, by the names they are called by.");
+}
+
+}  // namespace flashplan

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+// Arguments, results and attributes of a call from XLA, checked as they are read.
+#pragma once
+
+#include <cstdint>
+
+#include "bindings/xla/xla_ffi.h"
+#include "flashplan/status.h"
+#include "flashplan/tensor.h"
+
+namespace flashplan {
+
+class XlaCall {
+ public:
+  XlaCall(const xla::Call& call, DeviceType device) noexcept : call_(call), device_{device, 0} {}
+
+  /// Where the call runs: device and, on a GPU, stream. First of all.
+  Status begin() noexcept;
+  Stream stream() const noexcept { return stream_; }
+  /// The number that XLA gives the device among those of its kind in this process. On a GPU this is
+  /// CUDA's; JAX may divide the CPU into several devices.
+  int32_t device_number() const noexcept { return device_number_; }
+
+  /// The next argument or result. Once there are none left, and without begin(), an error.
+  Status argument(TensorView* view) noexcept;
+  Status result(TensorView* view) noexcept;
+  bool has_results() const noexcept { return num_results_ < call_.results.count; }
+
+  Status attribute(const char* name, int64_t* value) const noexcept;
+  Status attribute(const char* name, float* value) const noexcept;
+
+ private:
+  Status buffer(const xla::Buffers& buffers, int64_t index, TensorView* view) const noexcept;
+  Status scalar(const char* name, int32_t dtype, void* value, size_t size) const noexcept;
+
+  const xla::Call& call_;
+  Device device_;
+  int32_t device_number_ = 0;
+  Stream stream_ = nullptr;
+  int64_t num_arguments_ = 0;
+  int64_t num_results_ = 0;
+};
+
+/// Makes an error of XLA; null if `status` is ok.
+xla::Error* to_xla_error(const Status& status, const xla::Api& api) noexcept;
+
+/// If XLA asks what the handler is, tells it and returns true.
+bool told_metadata(const xla::Call& call) noexcept;
+
+}  // namespace flashplan

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// Page ids, and the keys whose page ids are none of the cache.
+#pragma once
+
+#include "kernels/device/row_block.h"
+
+namespace flashplan::device {
+
+/// The page ids of a row of the page table, or null for ragged keys, which have no pages. There are
+/// ids for PageTable::keys_of() keys.
+FLASHPLAN_DEVICE const int32_t* page_ids(const PageTable& pages, int32_t row) {
+  if (pages.ids == nullptr) return nullptr;
+  return pages.ids +
+         (pages.indptr != nullptr ? int64_t{pages.indptr[row]} : row * pages.row_stride);
+}
+
+/// A CTA has a word in shared memory that says whether all keys lie on pages of the cache: it is
+/// kAllOnPages, and becomes kSomeOffPages when a key that some row sees has a page id outside of
+/// the cache. Then the masks of all steps look at the page id of each key. The word is used as an
+/// end of the keys that all rows see, so that a step needs no branch of its own for it.
+constexpr int32_t kAllOnPages = 0x7fffffff;
+constexpr int32_t kSomeOffPages = 0;
+
+/// Whether a page id is one of the cache. Keys and values without a page are replaced by zeros.
+FLASHPLAN_DEVICE bool has_page(const PageTable& pages, uint32_t id) {
+  return id < static_cast<uint32_t>(pages.num_pages);
+}
+
+/// Whether a key lies on a page of the cache. `ids`: the page ids of its request.
+FLASHPLAN_DEVICE bool is_on_page(const PageTable& pages, const int32_t* ids, int32_t key) {
+  return has_page(pages,
+                  load_global_4(ids + quotient(static_cast<uint32_t>(key), pages.page_size)));
+}
+
+/// One bit for each of `num_columns` columns, up to 32, of a thread's accumulators: whether its key
+/// lies on a page of the cache. `first`: the key of the first column. Columns from key `end` on are
+/// not looked up.
+FLASHPLAN_DEVICE uint32_t columns_on_pages(const PageTable& pages, const int32_t* ids,
+                                           int32_t first, int32_t end, int num_columns) {
+  uint32_t columns = 0;
+#pragma unroll 1
+  for (int i = 0; i < num_columns; ++i) {
+    const int32_t key = first + i / 2 * 8 + i % 2;
+    if (key < end && is_on_page(pages, ids, key)) columns |= 1U << i;
+  }
+  return columns;
+}
+
+/// A row of zeros, for keys without a page.
+constexpr int kMostRowBytes = 512;
+static __device__ const uint4 zeros[kMostRowBytes / 16] = {};
+FLASHPLAN_DEVICE const unsigned char* zero_row() {
+  return reinterpret_cast<const unsigned char*>(zeros);
+}
+
+}  // namespace flashplan::device

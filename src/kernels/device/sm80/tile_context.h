@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+// The current work tile of a CTA, and each warp's part of it.
+#pragma once
+
+#include "kernels/device/merge_part.h"
+#include "kernels/device/sm80/shape.h"
+
+namespace flashplan::device {
+
+/// The current work tile. It is in shared memory, because the registers are needed for
+/// accumulators.
+struct TileContext {
+  WorkTile tile;
+  int32_t chunk_kv;  // keys of one state; larger than any length without batch_invariant
+  // Begins at an odd word. At an even one nvcc would load its fields in pairs, and spill for head
+  // dim 256.
+  RowBlock block;
+  int32_t first_seen;        // the first key that any row sees
+  int32_t first_masked_key;  // the first key that the caller's mask of bits covers
+  int32_t on_pages;          // kAllOnPages or kSomeOffPages
+  const int32_t* page_ids;   // of the segment; null: ragged
+  Merge merge;               // of the first head, if tile.merge >= 0; loaded together with keys
+  uint32_t is_last;          // a bit for each of up to 32 merges: this CTA was the last to arrive
+  MergePart part;            // of `merge`, which this CTA has to merge
+  bool is_final;             // the queue ends with this tile
+
+  FLASHPLAN_DEVICE int32_t heads_end() const { return tile.kv_head + tile.num_kv_heads; }
+
+  /// `tile_kv` is the number of keys of a step. Real lengths change `block`; `tile` keeps the keys
+  /// that were planned.
+  FLASHPLAN_DEVICE void assign(const AttentionParams& p, int32_t tile_kv, const WorkTile& work_tile,
+                               const Segment& segment, bool ends_queue) {
+    tile = work_tile;
+    is_final = ends_queue;
+    block.assign(p, work_tile, segment);
+    const int32_t request = request_of(tile, segment, p.tensors.pages);
+    if (has_real_length(p, segment)) {
+      Segment fitted = segment;
+      fit_to_length(p.mask, block.rows, p.schedule.group_size, tile_kv, p.tensors.kv_lens[request],
+                    fitted, block.keys);
+      block.position = fitted.position;
+    }
+    block.keys.end = min(block.keys.end, p.tensors.pages.keys_of(segment.kv_row));
+    first_seen = p.mask.window_left < 0 ? block.keys.begin : block.first_seen(p);
+    first_masked_key = flashplan::first_masked_key(p, request, block.position);
+    on_pages = kAllOnPages;
+    page_ids = device::page_ids(p.tensors.pages, segment.kv_row);
+    chunk_kv = p.schedule.chunk_kv > 0 ? p.schedule.chunk_kv : 0x7fffffff;
+  }
+};
+
+#ifndef __CUDACC_RTC__  // NVRTC 13.2 has no offsetof
+static_assert(__builtin_offsetof(TileContext, merge) % 8 == 0);
+static_assert(__builtin_offsetof(TileContext, block) % 8 == 4);
+#endif
+
+/// Requests what the merge at the end of a tile needs: its record for the context, the rest for the
+/// L2 cache.
+FLASHPLAN_DEVICE void prepare_merge(const AttentionParams& p, TileContext& context, int thread) {
+  constexpr int kWords = sizeof(Merge) / 8;
+  if (thread < kWords) {
+    const auto* merge =
+        reinterpret_cast<const unsigned char*>(p.schedule.merges + context.tile.merge);
+    cp_async_8(shared_address(&context.merge) + thread * 8, merge + thread * 8);
+  } else if (thread == kWords) {
+    prefetch_l2(p.schedule.arrivals + context.tile.merge);
+  } else if (thread == kWords + 1) {
+    prefetch_l2(p.workspace.partial_lse + context.tile.partial_row);
+  }
+}
+
+/// The rows, keys and dims of a tile that a warp computes.
+template <typename S>
+struct WarpPlace {
+  int lane;
+  int warp_q;
+  int warp_kv;
+  int warp_vo;
+  bool computes;
+
+  explicit FLASHPLAN_DEVICE WarpPlace(int thread)
+      : lane(thread & 31),
+        warp_q(S::kWarpsQ == 1       ? 0
+               : S::kOtherWarps == 1 ? (thread >> 5) / S::kWarpsVo
+                                     : (thread >> 5) % S::kWarpsQ),
+        warp_kv(S::kOtherWarps == 1 ? 0 : (thread >> 5) / S::kWarpsQ),
+        warp_vo(S::kWarpsVo == 1 ? 0 : (thread >> 5) % S::kWarpsVo),
+        computes(S::kOtherWarps == S::kWarpsKv || warp_kv < S::kWarpsKv) {}
+
+  FLASHPLAN_DEVICE int first_dim() const { return warp_vo * S::kDimsVo; }
+  FLASHPLAN_DEVICE int first_row() const { return warp_q * S::kMmaM * 16; }
+  /// This lane's row of half a matrix tile.
+  FLASHPLAN_DEVICE int row(int m, int half) const {
+    return first_row() + m * 16 + half * 8 + lane / 4;
+  }
+};
+
+}  // namespace flashplan::device

@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the sm80 family does at the end of a work tile: it arrives at merges, and merges where it is
+// the last to arrive.
+#pragma once
+
+#include "kernels/device/sm80/merge_partials.h"
+#include "kernels/device/sm80/tile_context.h"
+
+namespace flashplan::device {
+
+/// Arrives at `count` merges: `first`, `first` + step, ... Calls finish(MergeNumbers), by all
+/// threads, for those at which this CTA was the last to arrive, up to kAtOnce at a time.
+template <int kAtOnce, typename Finish>
+FLASHPLAN_DEVICE void arrive_at(const AttentionParams& p, TileContext& context, int thread,
+                                int32_t first, int32_t count, int32_t step, Finish finish) {
+  __syncthreads();  // partial results are written, and is_last of earlier merges has been read
+#pragma unroll 1
+  for (int32_t begin = 0; begin < count; begin += 32) {
+    if (thread < 32) {
+      bool is_last = false;
+      if (begin + thread < count) {
+        const int32_t number = first + (begin + thread) * step;
+        int32_t* arrivals = p.schedule.arrivals + number;
+        is_last = arrive(arrivals) + 1 == p.schedule.merges[number].num_pieces;
+        if (is_last) *arrivals = 0;  // for the next run
+      }
+      const uint32_t all = __ballot_sync(0xffffffffU, is_last);
+      if (thread == 0) context.is_last = all;
+    }
+    __syncthreads();
+    uint32_t left = context.is_last;
+#pragma unroll 1
+    while (left != 0) {
+      MergeNumbers<kAtOnce> merges;
+#pragma unroll
+      for (int32_t& number : merges.numbers) {
+        number = left == 0 ? kNoMerge : first + (begin + __ffs(static_cast<int>(left)) - 1) * step;
+        left &= left - 1;
+      }
+      finish(merges);
+    }
+    __syncthreads();
+  }
+}
+
+/// Ends a work tile of a shared prefix, or of a request that reads one. It is not inlined, to keep
+/// the code that all other tiles run close together.
+template <typename T>
+__device__ __noinline__ void finish_sharer(const AttentionParams& p, TileContext& context,
+                                           int thread) {
+  constexpr int kAtOnce = 4;  // heads of a request, or requests of a prefix
+  const WorkTile& tile = context.tile;
+  const auto merge_requests = [&](MergeNumbers<kAtOnce> merges) {
+    merge_with_prefixes<T>(p, merges, thread);
+  };
+  if (context.merge.num_readers == 0) {
+    for (int h = thread; h < tile.num_kv_heads; h += T::kThreads) {
+      const int32_t number = tile.merge + h;
+      wait_for_prefixes(p.schedule.merges[number], p.schedule.arrivals + number);
+    }
+    arrive_at<kAtOnce>(p, context, thread, tile.merge, tile.num_kv_heads, 1, merge_requests);
+    return;
+  }
+  arrive_at<1>(p, context, thread, tile.merge, tile.num_kv_heads, 1, [&](MergeNumbers<1> of_head) {
+    const Merge& merge = p.schedule.merges[of_head.numbers[0]];
+    arrive_at<kAtOnce>(p, context, thread, merge.first_reader, merge.num_readers, merge.reader_step,
+                       merge_requests);
+  });
+}
+
+/// Merges rows with many states, a part of which is as a rule few rows. It is not inlined, so that
+/// a kernel has one copy of it.
+constexpr int32_t kManyStates = 8;
+template <typename T>
+__device__ __noinline__ void merge_many_states(const AttentionParams& p, const Merge& merge,
+                                               const MergePart& part) {
+  merge_partials<T, 1, 16>(p, merge, part);
+}
+
+/// Arrives at the merge of a split head. Calls merge_rows(merge, part) for what this CTA then has
+/// to merge. `kMayDivide`: as in arrive_at_merge().
+template <typename T, bool kMayDivide, typename MergeRows>
+FLASHPLAN_DEVICE void arrive_and_merge_with(const AttentionParams& p, TileContext& context,
+                                            int thread, MergeRows merge_rows) {
+  const Merge& merge = context.merge;
+  if (T::Variant::kIsBuiltIn && (merge.parent >= 0 || merge.num_readers > 0)) {
+    finish_sharer<T>(p, context, thread);
+    return;
+  }
+  __syncthreads();  // this CTA's partial results are written
+  if (thread == 0) {
+    int32_t* counter = p.schedule.arrivals + context.tile.merge;
+    context.part = arrive_at_merge<kMayDivide>(counter, merge, context.is_final);
+  }
+  __syncthreads();
+  if (context.part.count != 0) merge_rows(merge, kMayDivide ? context.part : kAllRows);
+}
+
+/// The same by merge_partials(), for kRowsAtOnce and kStatesAtOnce of which see there.
+template <typename T, int kRowsAtOnce, int kStatesAtOnce, bool kMayDivide = true>
+FLASHPLAN_DEVICE void arrive_and_merge(const AttentionParams& p, TileContext& context, int thread) {
+  arrive_and_merge_with<T, kMayDivide>(p, context, thread, [&](const Merge& merge, MergePart part) {
+    if (kStatesAtOnce < 4 && merge.num_states >= kManyStates) {
+      merge_many_states<T>(p, merge, part);
+    } else {
+      merge_partials<T, kRowsAtOnce, kStatesAtOnce>(p, merge, part);
+    }
+  });
+}
+
+/// Whether FewRows takes the tiles of these rows.
+template <typename T>
+FLASHPLAN_DEVICE bool takes_few_rows(const AttentionParams& p, const TileContext& context) {
+  return kPairedDims<T> > 0 && context.block.rows.num_rows <= kMostPairedRows &&
+         p.tensors.head_dim_qk == kPairedDims<T> && p.tensors.head_dim_vo == kPairedDims<T> &&
+         p.schedule.chunk_kv == 0 && !p.tensors.mask.is_given;
+}
+
+/// The same for such tiles, of any number of kv heads.
+template <typename T>
+FLASHPLAN_DEVICE void arrive_and_merge_few(const AttentionParams& p, TileContext& context,
+                                           int thread) {
+  arrive_and_merge_with<T, false>(p, context, thread, [&](const Merge& merge, MergePart) {
+    merge_few_rows<T>(p, merge, context.tile.num_kv_heads);
+  });
+}
+
+/// The same for any number of rows. It is not inlined, so that a kernel has one copy of it.
+template <typename T>
+__device__ __noinline__ void arrive_and_merge_any(const AttentionParams& p, TileContext& context,
+                                                  int thread) {
+  arrive_and_merge<T, 1, 16>(p, context, thread);
+}
+
+/// Writes empty states where a work tile of a merge has written fewer states than were planned,
+/// because its request is shorter, or because of the spare state of num_chunk_states(). This is
+/// rare, so it is not inlined.
+template <typename T>
+__device__ __noinline__ void write_missing_states(const AttentionParams& p,
+                                                  const TileContext& context, int thread) {
+  const KeySpan keys = context.block.keys;
+  const int32_t num_keys = max(keys.end - keys.begin, 0);
+  const bool chunked = p.schedule.chunk_kv > 0;
+  const int32_t planned = chunked ? num_chunk_states(context.tile, context.merge, p) : 1;
+  const int32_t written =
+      chunked ? (num_keys + p.schedule.chunk_kv - 1) / p.schedule.chunk_kv : num_keys > 0;
+  // States of several heads lie one after the other.
+  const int num_rows = context.block.rows.num_rows * context.tile.num_kv_heads;
+  for (int32_t state = written; state < planned; ++state) {
+    const int64_t first_row = int64_t{context.tile.partial_row} + state * T::kTileQ;
+    for (int i = thread; i < num_rows * T::kHeadDimVo; i += T::kThreads) {
+      p.workspace.partial_o[first_row * T::kHeadDimVo + i] = 0.0F;
+    }
+    for (int row = thread; row < num_rows; row += T::kThreads) {
+      p.workspace.partial_lse[first_row + row] = -infinity();
+    }
+  }
+}
+
+/// Ends a work tile whose rows see no key. This is rare, so it is not inlined.
+template <typename T>
+__device__ __noinline__ void finish_without_keys(const AttentionParams& p, TileContext& context,
+                                                 int thread) {
+  if (context.tile.merge >= 0) {
+    if (thread == 0) context.merge = p.schedule.merges[context.tile.merge];
+    __syncthreads();
+    write_missing_states<T>(p, context, thread);
+    if constexpr (kPairedDims<T> > 0) {
+      // The bits of results do not depend on which of the work tiles of a merge merges them.
+      if (takes_few_rows<T>(p, context)) {
+        arrive_and_merge_few<T>(p, context, thread);
+        return;
+      }
+    }
+    if constexpr (T::Variant::kIsBuiltIn) {
+      arrive_and_merge<T, 1, 4>(p, context, thread);
+    } else {
+      arrive_and_merge_any<T>(p, context, thread);
+    }
+    return;
+  }
+  constexpr int kQuads = T::kHeadDimVo / 4;
+  const typename T::Variant variant(p);
+  for (int h = 0; h < context.tile.num_kv_heads; ++h) {
+    for (int i = thread; i < context.block.rows.num_rows * kQuads; i += T::kThreads) {
+      write_result<T>(p, variant, context.block.rows, context.tile.kv_head + h, i / kQuads,
+                      i % kQuads * 4, {0.0F, 0.0F, 0.0F, 0.0F}, 1.0F, -infinity());
+    }
+  }
+}
+
+}  // namespace flashplan::device

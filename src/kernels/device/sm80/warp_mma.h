@@ -1,0 +1,251 @@
+// SPDX-License-Identifier: Apache-2.0
+// The two matrix products of attention for one warp: 16 * kMmaM query rows against kKeys keys.
+//
+// 8-bit keys and values are widened in registers. ldmatrix moves 16-bit units, so the dims of 8-bit
+// rows arrive in another order, and the fragments of q and the accumulators of o have the same
+// order:
+//   logical dims (2c, 2c+1, 2c+8, 2c+9) of a k-step are stored dims 4c .. 4c+3 of 16, and
+//   tiles (2b, 2b+1) of o hold the even and the odd dims of the b-th 16.
+// c = lane % 4 and g = lane / 4 as in the PTX ISA's figures of m16n8k16.
+#pragma once
+
+#include "kernels/device/numeric.h"
+#include "kernels/device/sm80/shared_tile.h"
+
+namespace flashplan::device {
+
+/// The address of this lane's part of the fragments of 16 query rows from `row` on. `kOrdered`:
+/// permute_query_dims() was called for these rows.
+template <DType kQ, DType kKv, int kHeadDim, bool kOrdered>
+FLASHPLAN_DEVICE uint32_t query_address(uint32_t q_tile, int row, int lane) {
+  using Tile = SharedTile<kHeadDim * Element<kQ>::kBytes>;
+  if constexpr (Element<kKv>::kBytes == 2 || kOrdered) {
+    return q_tile + Tile::offset(row + lane % 16, lane / 16);
+  } else {
+    return q_tile + Tile::offset(row + lane / 4, lane % 4 / 2) + lane % 2 * 8;
+  }
+}
+
+/// Loads fragment `k` (16 dims) of the rows at `address`.
+template <DType kQ, DType kKv, int kHeadDim, bool kOrdered>
+FLASHPLAN_DEVICE void load_query_fragment(uint32_t (&a)[4], uint32_t address, int k) {
+  using Tile = SharedTile<kHeadDim * Element<kQ>::kBytes>;
+  const uint32_t at = Tile::advance(address, 2 * k);
+  if constexpr (Element<kKv>::kBytes == 2 || kOrdered) {
+    ldmatrix(a, at);
+  } else {
+    const uint2 first = load_shared_8(at);
+    const uint2 second = load_shared_8(at + 8 * kHeadDim * Element<kQ>::kBytes);
+    a[0] = first.x;
+    a[1] = second.x;
+    a[2] = first.y;
+    a[3] = second.y;
+  }
+}
+
+/// Puts the dims of query rows [first_row, + kRows) into the order of 8-bit keys, by one warp, so
+/// that ldmatrix loads their fragments. Otherwise fragments would be loaded as pairs of registers,
+/// which would be moved for each product, since a product takes four consecutive registers.
+template <DType kQ, int kHeadDim, int kRows>
+FLASHPLAN_DEVICE void permute_query_dims(uint32_t q_tile, int first_row, int lane) {
+  using Tile = SharedTile<kHeadDim * Element<kQ>::kBytes>;
+#pragma unroll 2
+  for (int i = lane; i < kRows * kHeadDim / 16; i += 32) {
+    const int row = first_row + i % kRows;
+    const int chunk = i / kRows * 2;
+    const uint32_t first = q_tile + Tile::offset(row, chunk);
+    const uint32_t second = q_tile + Tile::offset(row, chunk + 1);
+    const uint4 x = load_shared_16(first);
+    const uint4 y = load_shared_16(second);
+    store_shared_16(first, {x.x, x.z, y.x, y.z});
+    store_shared_16(second, {x.y, x.w, y.y, y.w});
+  }
+}
+
+/// The first of the two dims that register i of fragment `k` has for this lane; its row is lane / 4
+/// + i % 2 * 8.
+template <DType kKv>
+FLASHPLAN_DEVICE int query_fragment_dim(int k, int i, int lane) {
+  const int c = lane % 4;
+  return k * 16 + (Element<kKv>::kBytes == 2 ? i / 2 * 8 + c * 2 : c * 4 + i / 2 * 2);
+}
+
+/// The dims of the accumulators of o. For 8-bit v, two adjacent dims are in adjacent tiles.
+template <DType kKv>
+struct ValueLayout {
+  static constexpr bool kInterleaved = Element<kKv>::kBytes == 1;
+
+  /// The first of this lane's dims.
+  static FLASHPLAN_DEVICE int first_dim(int lane) { return lane % 4 * (kInterleaved ? 4 : 2); }
+
+  /// Calls f(d, x, y) with the values of dims first_dim() + d and first_dim() + d + 1 of one row
+  /// half, for all pairs up to `num_dims`, a multiple of 16.
+  template <int kTiles, typename Function>
+  static FLASHPLAN_DEVICE void for_each_pair(const float (&o)[kTiles][4], int half, int num_dims,
+                                             Function f) {
+#pragma unroll
+    for (int n = 0; n < kTiles; n += 2) {
+      if (n * 8 >= num_dims) return;
+      const float (&first)[4] = o[n];
+      const float (&second)[4] = o[n + 1];
+      if constexpr (kInterleaved) {
+        f(n * 8, first[2 * half], second[2 * half]);
+        f(n * 8 + 2, first[2 * half + 1], second[2 * half + 1]);
+      } else {
+        f(n * 8, first[2 * half], first[2 * half + 1]);
+        f(n * 8 + 8, second[2 * half], second[2 * half + 1]);
+      }
+    }
+  }
+};
+
+/// s += q k^T for kKeys keys of a tile, from `first_key` on. `query_fragment(a, m, k)` loads the
+/// operand of query rows m and dims k. Operands are loaded two groups of products before they are
+/// used, because two warps per scheduler do not hide the latency of shared memory. `meanwhile()` is
+/// called once the first loads are in flight.
+/// `transform(pair, key, dim)` replaces elements (dim, dim + 1) of a key.
+template <DType kQ, DType kKv, int kHeadDim, int kMmaM, int kKeys, typename QueryFragment,
+          typename Meanwhile, typename Transform>
+FLASHPLAN_DEVICE void gemm_qk(float (&s)[kMmaM][kKeys / 8][4], uint32_t k_tile, int first_key,
+                              int lane, QueryFragment query_fragment, Meanwhile meanwhile,
+                              Transform transform) {
+  constexpr int kBytes = Element<kKv>::kBytes;
+  constexpr int kStepsPerPair = 2 / kBytes;  // k-steps of 16 dims in two chunks of a key's row
+  using Tile = SharedTile<kHeadDim * kBytes>;
+  constexpr int kPairs = Tile::kChunks / 2;
+  constexpr int kGroups = kKeys / 16;
+  const uint32_t address =
+      k_tile + Tile::offset(first_key + lane % 8 + lane / 16 * 8, lane / 8 % 2);
+  uint32_t a[2][kStepsPerPair][kMmaM][4];
+  uint32_t b[3][4];
+  const auto load_a = [&](int pair) {
+#pragma unroll
+    for (int k = 0; k < kStepsPerPair; ++k) {
+#pragma unroll
+      for (int m = 0; m < kMmaM; ++m)
+        query_fragment(a[pair % 2][k][m], m, pair * kStepsPerPair + k);
+    }
+  };
+  const auto load_b = [&](int i) {
+    ldmatrix(b[i % 3],
+             Tile::advance(address, i / kGroups * 2) + i % kGroups * 16 * Tile::kRowBytes);
+  };
+  load_a(0);
+  load_b(0);
+  if (kPairs * kGroups > 1) load_b(1);
+  meanwhile();
+#pragma unroll
+  for (int pair = 0; pair < kPairs; ++pair) {
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group) {
+      const int i = pair * kGroups + group;
+      const int n = group * 2;
+      if (i + 2 < kPairs * kGroups) load_b(i + 2);
+      if (group == (kGroups > 1 ? kGroups - 2 : 0) && pair + 1 < kPairs) load_a(pair + 1);
+      const auto& queries = a[pair % 2];
+      const int key = first_key + group * 16 + lane / 4;
+      if constexpr (kBytes == 2) {
+        uint32_t keys[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          keys[j] = transform(b[i % 3][j], key + j / 2 * 8, pair * 16 + j % 2 * 8 + lane % 4 * 2);
+        }
+#pragma unroll
+        for (int m = 0; m < kMmaM; ++m) {
+          Element<kQ>::mma(s[m][n], queries[0][m], keys[0], keys[1]);
+          Element<kQ>::mma(s[m][n + 1], queries[0][m], keys[2], keys[3]);
+        }
+      } else {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          const int dim = (2 * pair + j % 2) * 16 + lane % 4 * 4;
+          uint2 dims = dequantize<kKv, kQ>(b[i % 3][j]);
+          dims = {transform(dims.x, key + j / 2 * 8, dim),
+                  transform(dims.y, key + j / 2 * 8, dim + 2)};
+#pragma unroll
+          for (int m = 0; m < kMmaM; ++m) {
+            Element<kQ>::mma(s[m][n + j / 2], queries[j % 2][m], dims.x, dims.y);
+          }
+        }
+      }
+    }
+  }
+}
+
+/// Packs two tiles of 8 keys into the fragment of weights of 16 rows and 16 keys.
+template <DType kWeight>
+FLASHPLAN_DEVICE void pack_weights(uint32_t (&a)[4], const float (&first)[4],
+                                   const float (&second)[4]) {
+  a[0] = Element<kWeight>::pack(first[0], first[1]);
+  a[1] = Element<kWeight>::pack(first[2], first[3]);
+  a[2] = Element<kWeight>::pack(second[0], second[1]);
+  a[3] = Element<kWeight>::pack(second[2], second[3]);
+}
+
+/// o += weights * v for keys [first_key, + kKeys) of a tile and dims from `first_dim` on.
+/// `weight_fragment(a, m, step)` loads the weights of 16 keys. `transform(pair, key, dim)` replaces
+/// dim `dim` of keys (key, key + 1).
+template <DType kWeight, DType kKv, int kHeadDim, int kKeys, int kMmaM, int kDimTiles,
+          typename WeightFragment, typename Transform>
+FLASHPLAN_DEVICE void gemm_pv(float (&o)[kMmaM][kDimTiles][4], uint32_t v_tile, int first_dim,
+                              int first_key, int lane, WeightFragment weight_fragment,
+                              Transform transform) {
+  constexpr int kBytes = Element<kKv>::kBytes;
+  using Tile = SharedTile<kHeadDim * kBytes>;
+  constexpr int kPairs = kDimTiles * kBytes / 4;
+  constexpr int kSteps = kKeys / 16;
+  static_assert(kDimTiles * 8 == kHeadDim || kDimTiles * 8 * kBytes % 128 == 0);  // see advance()
+  const uint32_t address =
+      v_tile + Tile::offset(first_key + lane % 16, lane / 16) + first_dim * kBytes;
+  uint32_t b[3][4];
+  const auto load_b = [&](int i) {
+    ldmatrix_transposed(b[i % 3],
+                        Tile::advance(address, i % kPairs * 2) + i / kPairs * 16 * Tile::kRowBytes);
+  };
+  load_b(0);
+  load_b(1);
+#pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    uint32_t a[kMmaM][4];
+#pragma unroll
+    for (int m = 0; m < kMmaM; ++m) weight_fragment(a[m], m, step);
+#pragma unroll
+    for (int pair = 0; pair < kPairs; ++pair) {
+      const int i = step * kPairs + pair;
+      if (i + 2 < kSteps * kPairs) load_b(i + 2);
+      const int key = first_key + step * 16 + lane % 4 * 2;
+      if constexpr (kBytes == 2) {
+        uint32_t values[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          values[j] =
+              transform(b[i % 3][j], key + j % 2 * 8, first_dim + pair * 16 + j / 2 * 8 + lane / 4);
+        }
+#pragma unroll
+        for (int m = 0; m < kMmaM; ++m) {
+          Element<kWeight>::mma(o[m][2 * pair], a[m], values[0], values[1]);
+          Element<kWeight>::mma(o[m][2 * pair + 1], a[m], values[2], values[3]);
+        }
+      } else {
+#pragma unroll
+        for (int chunk = 0; chunk < 2; ++chunk) {
+          // Bytes are (even, odd) of one key, (even, odd) of the next.
+          const uint32_t (&bytes)[4] = b[i % 3];
+          const int dim = first_dim + (2 * pair + chunk) * 16 + lane / 4 * 2;
+          uint2 low = dequantize<kKv, kWeight>(__byte_perm(bytes[2 * chunk], 0, 0x3120));
+          uint2 high = dequantize<kKv, kWeight>(__byte_perm(bytes[2 * chunk + 1], 0, 0x3120));
+          low = {transform(low.x, key, dim), transform(low.y, key, dim + 1)};
+          high = {transform(high.x, key + 8, dim), transform(high.y, key + 8, dim + 1)};
+          const int n = 4 * pair + 2 * chunk;
+#pragma unroll
+          for (int m = 0; m < kMmaM; ++m) {
+            Element<kWeight>::mma(o[m][n], a[m], low.x, high.x);
+            Element<kWeight>::mma(o[m][n + 1], a[m], low.y, high.y);
+          }
+        }
+      }
+    }
+  }
+}
+
+}  // namespace flashplan::device

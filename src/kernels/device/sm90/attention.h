@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+// The attention kernel of the sm90 family: one producer warpgroup loads queries, keys and values
+// into shared memory, two or three consumer warpgroups compute. Where queries and keys are rotated,
+// another warpgroup does it in between. Where pages are too small for boxes, another warpgroup
+// helps the producer to copy their rows. These warpgroups also prepare keys that many tiles read.
+#pragma once
+
+#include "kernels/device/sm90/consumer.h"
+#include "kernels/device/sm90/gatherer.h"
+#include "kernels/device/sm90/preparer.h"
+#include "kernels/device/sm90/producer.h"
+#include "kernels/device/sm90/rotator.h"
+
+namespace flashplan::device {
+
+/// Runs warp `warp` of those that gather. If keys and values are prepared, the first warps prepare
+/// them, and the last two copy them to shared memory.
+template <typename S>
+FLASHPLAN_DEVICE void run_sm90_gatherer(const AttentionParams& p, unsigned char* smem, int warp) {
+  constexpr int kArrivals = S::kGatherWarps * 32;
+  static_assert(S::kGatherWarps == S::kPreparingWarps + 2);
+  if (!Sm90Prepared<S>::is_in_use(p, smem)) {
+    Sm90Gatherer<S>(p, smem, warp).run();
+    return;
+  }
+  if (warp < S::kPreparingWarps) {
+    Sm90Preparer<S>(p, smem, warp).run();
+  } else if (warp == S::kPreparingWarps) {
+    Sm90PreparedLoader<S, true>(p, smem, warp).run(kArrivals);
+  } else {
+    Sm90PreparedLoader<S, false>(p, smem, warp).run(kArrivals);
+  }
+  Sm90Prepared<S>::leave(p);
+}
+
+/// With cold caches, the first 64 KB of the kernel's code, 4,096 instructions, cause no cache
+/// misses; code behind them is fetched from memory, at 13 clocks per instruction. nvcc emits the
+/// last branch of the chain first: the producer, then the consumers' products and softmax, and
+/// merges at the end.
+template <typename Choices>
+__global__ void __launch_bounds__(Sm90Shape<Choices>::kThreads, 1)
+    sm90_attention_kernel(const __grid_constant__ AttentionParams p) {
+  using S = Sm90Shape<Choices>;
+  extern __shared__ __align__(1024) unsigned char smem[];
+  const uint32_t base = shared_address(smem);
+  // Requested before anything else: code comes from memory, too, and takes as long.
+  const uint32_t queue_word = Sm90QueryLoader<S>::request_queue(p);
+  if (threadIdx.x == 32) {
+    tma_prefetch_map(&p.maps.q_tokens);
+    tma_prefetch_map(&p.maps.k);
+    tma_prefetch_map(&p.maps.v);
+  }
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < S::kSlots; ++i) {
+      mbarrier_init(base + S::kSlotFull + i * 8, S::kGathers ? S::kGatherWarps * 32 : 1);
+      mbarrier_init(base + S::kSlotEmpty + i * 8, S::kConsumerWarps);
+      if (S::kRotates) mbarrier_init(base + S::kKeyLoaded + i * 8, 1);
+    }
+    for (int i = 0; i < S::kQBarriers; ++i) {
+      mbarrier_init(base + S::kQLoaded + i * 8, 2);
+      if (S::kRotates) mbarrier_init(base + S::kQFull + i * 8, 1);
+      mbarrier_init(base + S::kQEmpty + i * 8, S::kConsumerWarps);
+    }
+    for (int i = 0; i < S::kContexts; ++i) {
+      mbarrier_init(base + S::kContextFull + i * 8, 1);
+      mbarrier_init(base + S::kContextEmpty + i * 8,
+                    S::kConsumerWarps + 2 + (S::kGathers ? S::kGatherWarps : S::kKvWarps) +
+                        (S::kRotates ? 4 : 0));
+    }
+    for (int i = 0; i < 2; ++i) mbarrier_init(base + S::kTailFull + i * 8, 1);
+    store_shared_4(base + S::kOnPages, kAllOnPages);
+    Sm90Merge<S>::begin(base);
+    mbarrier_fence_init();
+    Sm90ReaderMerges<S>(p, base).begin();
+  }
+  wait_for_last_kernel();
+  allow_next_kernel();
+  __syncthreads();
+  const int warpgroup = __shfl_sync(0xffffffffU, static_cast<int>(threadIdx.x) / 128, 0);
+  if (warpgroup < S::kWarpgroups) {
+    take_registers<S::kConsumerRegisters>();
+    Sm90Consumer<S>(p, smem, warpgroup).run();
+    if constexpr (S::Variant::kIsBuiltIn) Sm90ReaderMerges<S>(p, base).merge_all();
+  } else if constexpr (S::kGathers) {
+    release_registers<S::kProducerRegisters>();
+    // Warps 2 and 3 of the producer load queries. All others of the two warpgroups gather.
+    const int warp =
+        __shfl_sync(0xffffffffU, static_cast<int>(threadIdx.x) / 32, 0) - 4 * S::kWarpgroups;
+    if (warp == 2 || warp == 3) {
+      Sm90QueryLoader<S>(p, smem, warp).run(queue_word);
+    } else {
+      run_sm90_gatherer<S>(p, smem, warp < 2 ? warp : warp - 2);
+    }
+  } else if (S::kRotates && warpgroup > S::kWarpgroups) {
+    if constexpr (S::kRotates) {
+      release_registers<S::kRotatorRegisters>();
+      Sm90Rotator<S> rotator(p, smem);
+      bool is_prepared = false;
+      if constexpr (S::kTakesPrepared) {
+        is_prepared = Sm90Prepared<S>::is_in_use(p, smem);
+        if (is_prepared) rotator.run_prepared();
+      }
+      if (!is_prepared) rotator.run();
+    }
+  } else {
+    release_registers<S::kProducerRegisters>();
+    const int warp = __shfl_sync(0xffffffffU, static_cast<int>(threadIdx.x) / 32 % 4, 0);
+    run_sm90_producer<S>(p, smem, warp, queue_word);
+  }
+}
+
+}  // namespace flashplan::device

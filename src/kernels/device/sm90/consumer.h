@@ -1,0 +1,393 @@
+// SPDX-License-Identifier: Apache-2.0
+// A consumer warpgroup of the sm90 family: attention of 64 rows of a work tile.
+#pragma once
+
+#include "kernels/device/sm90/epilogue.h"
+#include "kernels/device/sm90/query_transform.h"
+#include "kernels/device/sm90/slot_ring.h"
+#include "kernels/device/sm90/softmax_of.h"
+#include "kernels/device/sm90/warp_logits.h"
+
+namespace flashplan::device {
+
+/// A work tile of more than 64 rows is shared: each warpgroup computes 64 of its rows. The
+/// warpgroups take turns to issue products, so that one computes its softmax while the products of
+/// the other run. A tile of up to 64 rows belongs to one warpgroup, and the next such tile to the
+/// next warpgroup; the others skip its keys and values. Inside a warpgroup the products of a step's
+/// values run during the softmax of the next step, and those of a work tile's last values during
+/// the first step of the next tile.
+template <typename S>
+class Sm90Consumer {
+ public:
+  FLASHPLAN_DEVICE Sm90Consumer(const AttentionParams& p, unsigned char* smem, int warpgroup)
+      : p_(p),
+        smem_(smem),
+        base_(shared_address(smem)),
+        warpgroup_(warpgroup),
+        thread_(static_cast<int>(threadIdx.x) % 128),
+        ring_(p, smem) {}
+
+  FLASHPLAN_DEVICE void run() {
+    if (warpgroup_ + 1 == S::kWarpgroups) barrier_arrive_if(true, S::kTurnBarrier, 2 * 128);
+    Unit last = kNoUnit;
+    Unit unit = {};
+    for (;;) {
+      if (begins_tile_) wait_tile(unit);
+      const Sm90Context& context = context_of(unit);
+      const bool has_keys = context.has_steps();
+      if (context.is_end && last.tile < 0) break;  // without code that no cache has yet
+      if (has_keys || last.tile >= 0) attend(unit, last, has_keys);
+      if (has_keys) {
+        last = unit;
+        last_q_ = q_;
+        last_shared_ = shared_;
+        q_ += num_query_parts(shared_);
+        begins_tile_ = is_last_head(unit);
+        begins_tile_ ? ++unit.tile : ++unit.head;
+      } else {
+        if (context.is_end) break;
+        if (warpgroup_ == 0 || is_shared(unit)) epilogue(warpgroup_ * 64).write_empty(context);
+        release(S::kContextEmpty, context_slot(unit));
+        last = kNoUnit;
+        ++unit.tile;
+      }
+    }
+    Sm90Merge<S>::merge_waiting(p_, base_, warpgroup_, thread_);
+  }
+
+ private:
+  static constexpr int kDimTiles = S::kHeadDimVo / 8;
+  using Variant = typename S::Variant;
+  using Softmax = Sm90SoftmaxOf<S>;
+  using Visible = typename Softmax::Visible;
+  using Scales = typename Sm90Epilogue<S>::Scales;
+  using ByDims = Wgmma<S::kQ, S::kTileKv>;
+  using ByRows = Wgmma<S::kQ, S::kHeadDimVo>;
+
+  /// One head of a work tile, which is given by its number in the queue.
+  struct Unit {
+    int32_t tile;
+    int32_t head;
+  };
+  static constexpr Unit kNoUnit = {-1, 0};
+
+  /// Records of tiles are in a ring of kContexts places in shared memory. This is the place of the
+  /// record of a unit's tile.
+  static FLASHPLAN_DEVICE uint32_t context_slot(const Unit& unit) {
+    return static_cast<uint32_t>(unit.tile) % S::kContexts;
+  }
+  FLASHPLAN_DEVICE const Sm90Context& context_of(const Unit& unit) const {
+    return reinterpret_cast<const Sm90Context*>(smem_ + S::kContext)[context_slot(unit)];
+  }
+  FLASHPLAN_DEVICE bool is_last_head(const Unit& unit) const {
+    const WorkTile& tile = context_of(unit).tile;
+    return unit.head + 1 == tile.kv_head + tile.num_kv_heads;
+  }
+
+  /// Waits for the record of a tile, and sets `unit` to its first head.
+  FLASHPLAN_DEVICE void wait_tile(Unit& unit) const {
+    mbarrier_wait(barrier(S::kContextFull, context_slot(unit)),
+                  static_cast<uint32_t>(unit.tile) / S::kContexts & 1);
+    unit.head = context_of(unit).tile.kv_head;
+  }
+  /// Whether all warpgroups have rows of a unit. The warp votes, so that the compiler knows that
+  /// its threads agree.
+  FLASHPLAN_DEVICE bool is_shared(const Unit& unit) const {
+    return __any_sync(0xffffffffU, unit.tile >= 0 && context_of(unit).num_rows > 64) != 0;
+  }
+  /// Whether this warpgroup computes rows of the unit whose queries are at `place`.
+  FLASHPLAN_DEVICE bool is_own(bool is_shared, uint32_t place) const {
+    return is_shared || static_cast<int>(place % S::kWarpgroups) == warpgroup_;
+  }
+  /// The first row of this warpgroup in the tile.
+  FLASHPLAN_DEVICE int first_row(bool is_shared) const { return is_shared ? warpgroup_ * 64 : 0; }
+
+  /// The number of parts of a query buffer that a unit's queries take: all of them if the unit is
+  /// shared, else one. See S::query_offset().
+  static FLASHPLAN_DEVICE uint32_t num_query_parts(bool is_shared) {
+    return is_shared ? S::kQParts : 1;
+  }
+
+  FLASHPLAN_DEVICE uint32_t barrier(int first, uint32_t index) const {
+    return base_ + first + index * 8;
+  }
+  FLASHPLAN_DEVICE void release(int first, uint32_t index) const {
+    __syncwarp();
+    if (thread_ % 32 == 0) mbarrier_arrive(barrier(first, index));
+  }
+  FLASHPLAN_DEVICE uint32_t q_address(uint32_t place, bool is_shared) const {
+    return base_ + S::query_offset(place) + first_row(is_shared) * 128;
+  }
+  FLASHPLAN_DEVICE Sm90Epilogue<S> epilogue(int first_row) const {
+    return {p_, base_, warpgroup_, first_row, thread_};
+  }
+
+  /// Waits for this warpgroup's turn, where all warpgroups multiply.
+  FLASHPLAN_DEVICE void wait_turn(bool in_turns) const {
+    barrier_wait_if(in_turns, S::kTurnBarrier + warpgroup_, 2 * 128);
+  }
+  FLASHPLAN_DEVICE void end_turn(bool in_turns) const {
+    constexpr int kLast = S::kWarpgroups - 1;
+    const int next = warpgroup_ == kLast ? 0 : warpgroup_ + 1;
+    barrier_arrive_if(in_turns, S::kTurnBarrier + next, 2 * 128);
+  }
+
+  /// Skips the keys or values of another warpgroup's tile. It waits for them, because a warp that
+  /// falls two phases behind could not tell them apart by parity. And every warpgroup frees every
+  /// slot, so that slots are freed in their order: each of the two warps that fill them sees only
+  /// every other round of a slot, and would take one round for another.
+  FLASHPLAN_DEVICE void pass_slot() { release(S::kSlotEmpty, ring_.next()); }
+
+  FLASHPLAN_DEVICE void multiply_keys(int slot, bool is_shared) {
+    wgmma_fence();
+    // Computed here: held meanwhile, it would take a register that kernels of 256 dims lack.
+    const int address = opaque(static_cast<int>(q_address(q_, is_shared)));
+    const WgmmaOperand q = S::Query::by_dims(static_cast<uint32_t>(address));
+    const WgmmaOperand k = S::Key::by_dims(ring_.address(slot));
+#pragma unroll
+    for (int i = 0; i < S::kHeadDimQk / 16; ++i) {
+      if (i == 0 && !Softmax::kStartsLogits) {
+        ByDims::first_by_dims(softmax_.logits, q, k);
+      } else {
+        ByDims::by_dims(softmax_.logits, q + S::Query::step_of_dims(i), k + S::Key::step_of_dims(i),
+                        true);
+      }
+    }
+    wgmma_commit();
+  }
+  FLASHPLAN_DEVICE void multiply_values(int slot) {
+    wgmma_fence();
+    const WgmmaOperand v = S::Value::by_rows(ring_.address(slot));
+#pragma unroll
+    for (int i = 0; i < S::kTileKv / 16; ++i) {
+      ByRows::by_rows(o_, weights_[i], v + S::Value::step_of_rows(i), true);
+    }
+    wgmma_commit();
+  }
+
+  /// Multiplies the last values of unit `last` and writes its output; then computes `unit`, all but
+  /// the products of its last values. Where `unit` has no keys, as at the end of the queue, only
+  /// `last` is finished, because the next record may be waiting for the memory of its record.
+  ///
+  /// If products were in flight on one side of a branch only, the compiler would wait for each of
+  /// them. So both products are always computed: where there is no last unit, the unit has no keys,
+  /// or one of them belongs to another warpgroup, of whatever is in that memory, and nobody reads
+  /// them.
+  FLASHPLAN_DEVICE void attend(const Unit& unit, const Unit& last, bool has_keys) {
+    const bool has_last = last.tile >= 0;
+    const bool shared = has_keys && is_shared(unit);
+    const bool last_shared = has_last && last_shared_;
+    shared_ = shared;
+    if (shared) skip_query_parts();
+    // In the ring, the slot with the first keys of `unit` comes before that with the last values of
+    // `last`.
+    const MbarrierPhase k_full = ring_.next_full();
+    int k_slot = ring_.take(has_keys);
+    const MbarrierPhase v_full = ring_.next_full();
+    const int v_slot = ring_.take(has_last);
+    if constexpr (Softmax::kStartsLogits) {
+      if (has_keys) {
+        softmax_.read_bias(p_, variant_of(unit), context_of(unit), unit.head, first_row(shared),
+                           thread_);
+        softmax_.start(thread_);
+      }
+    }
+    if (has_last) ring_.wait(v_full);
+    const Sm90Context& context = context_of(unit);
+    Visible visible;
+    Scales scales;  // of `last`
+    const auto compute_visible = [&] { visible = {p_, context, first_row(shared), thread_}; };
+    const auto compute_scales = [&] {
+      scales = epilogue(first_row(last_shared))
+                   .scales(context_of(last), last.head, softmax_.sum, softmax_.shift);
+    };
+    const auto finish_last = [&] {
+      if (!has_last) return;
+      if (S::kQBuffers == 1) compute_scales();
+      release(S::kSlotEmpty, v_slot);
+      write_output(last, last_shared, scales, context.is_end != 0);
+    };
+    const auto multiply_first_keys = [&] {
+      if (has_keys) {
+        ring_.wait(k_full, query_part_full());
+        transform_queries(unit, shared);
+      }
+      multiply_keys(k_slot, shared);
+    };
+    if constexpr (S::kQBuffers > 1) {
+      const bool in_turns = shared || last_shared;
+      wait_turn(in_turns);
+      multiply_values(v_slot);
+      // Computed while these products run. After multiply_first_keys(), which waits until the
+      // tensor cores take more products, it would delay the output of `last`.
+      compute_visible();
+      if (has_last) compute_scales();
+      multiply_first_keys();
+      end_turn(in_turns);
+      wgmma_wait<1>();
+      pin(o_);
+      finish_last();
+      clear(o_);
+    } else {
+      wait_turn(last_shared);
+      multiply_values(v_slot);
+      end_turn(last_shared);
+      wgmma_wait<0>();
+      pin(o_);
+      finish_last();
+      clear(o_);
+      wait_turn(shared);
+      multiply_first_keys();
+      end_turn(shared);
+      compute_visible();
+    }
+    visible.find_pages(base_);
+    int32_t key = context.tile.kv_begin;
+    const int32_t end = context.tile.kv_end;
+    const Variant variant = has_keys ? variant_of(unit) : Variant(p_);
+    softmax_.begin(p_, context, unit.head, first_row(shared), thread_);
+    wgmma_wait<0>();
+    pin(softmax_.logits);
+    // Before the softmax: the producer waits for this memory to load the queries of another tile.
+    if (S::kQBuffers > 1 && has_last) release_queries(last_q_, num_query_parts(last_shared));
+    if (!has_keys) return;
+    if (!is_own(shared, q_)) {
+      release(S::kSlotEmpty, k_slot);
+      for (key += S::kTileKv; key < end; key += S::kTileKv) {
+        pass_slot();
+        pass_slot();
+      }
+      if (S::kQBuffers == 1) release_queries(q_, 1);
+      return;
+    }
+    float shrink[2];
+    if constexpr (Softmax::kStartsLogits) softmax_.prepare_step(variant, visible, key, true);
+    weigh_step(variant, unit, shared, visible, key, k_slot, true, shrink);
+    release(S::kSlotEmpty, k_slot);
+    pack();
+    for (key += S::kTileKv; key < end; key += S::kTileKv) {
+      // Before this warpgroup's turn, since its products wait for it.
+      if constexpr (Softmax::kStartsLogits) softmax_.start(thread_);
+      k_slot = ring_.next();
+      wait_turn(shared);
+      multiply_keys(k_slot, shared);
+      visible.find_pages(base_);
+      const int v_slot = ring_.next();
+      multiply_values(v_slot);
+      end_turn(shared);
+      if constexpr (Softmax::kStartsLogits) softmax_.prepare_step(variant, visible, key, false);
+      wgmma_wait<1>();
+      pin(softmax_.logits);
+      const bool raised = weigh_step(variant, unit, shared, visible, key, k_slot, false, shrink);
+      release(S::kSlotEmpty, k_slot);
+      wgmma_wait<0>();
+      pin(o_);
+      release(S::kSlotEmpty, v_slot);
+      pack();
+      if (raised) {
+#pragma unroll
+        for (int n = 0; n < kDimTiles; ++n) {
+#pragma unroll
+          for (int j = 0; j < 4; ++j) o_[4 * n + j] *= shrink[j / 2];
+        }
+      }
+    }
+    if (S::kQBuffers == 1) release_queries(q_, 1);
+  }
+
+  /// The variant for the kv head of a unit.
+  FLASHPLAN_DEVICE Variant variant_of(const Unit& unit) const {
+    Variant variant(p_);
+    if (p_.variant.k_scales.data != nullptr) {
+      variant.scale_logits(p_.variant.k_scales.of(unit.head));
+    }
+    return variant;
+  }
+  /// The mbarrier phase that completes when the next queries are in shared memory.
+  FLASHPLAN_DEVICE MbarrierPhase query_part_full() const {
+    return {barrier(S::kQFull, q_ % S::kQBarriers), q_ / S::kQBarriers & 1};
+  }
+  /// Replaces this warpgroup's queries by what the variant makes of them, in shared memory.
+  FLASHPLAN_DEVICE void transform_queries(const Unit& unit, bool is_shared) const {
+    if constexpr (Variant::kTransformsQuery && !Variant::kRotates) {
+      if (!is_own(is_shared, q_)) return;
+      const int warp_row = opaque(thread_) / 32 * 16;
+      transform_16_queries<S>(p_, context_of(unit).block(), unit.head,
+                              first_row(is_shared) + warp_row,
+                              q_address(q_, is_shared) + warp_row * 128, opaque(thread_) % 32);
+      fence_async_proxy();  // wgmma reads them
+      barrier_wait(S::kOwnBarrier + warpgroup_, 128);
+    }
+  }
+  /// Passes the parts of a buffer that are left over before a tile that takes a whole buffer.
+  FLASHPLAN_DEVICE void skip_query_parts() {
+    while (q_ % S::kQParts != 0) {
+      const MbarrierPhase full = query_part_full();
+      mbarrier_wait(full.barrier, full.parity);
+      release(S::kQEmpty, q_ % S::kQBarriers);
+      ++q_;
+    }
+  }
+  /// Frees the queries of a unit, once the output staged in their memory is read.
+  FLASHPLAN_DEVICE void release_queries(uint32_t place, uint32_t num_parts) const {
+    if (S::kQBuffers > 1 && thread_ == 0) tma_store_wait_read();
+#pragma unroll
+    for (uint32_t part = 0; part < S::kQParts; ++part) {
+      if (part < num_parts) release(S::kQEmpty, (place + part) % S::kQBarriers);
+    }
+  }
+
+  FLASHPLAN_DEVICE bool weigh_step(const Variant& variant, const Unit& unit, bool is_shared,
+                                   const Visible& visible, int32_t key, int k_slot, bool is_first,
+                                   float (&shrink)[2]) {
+    if (!visible.has_rows) return false;
+    return softmax_.weigh_step(p_, variant, context_of(unit), visible, first_row(is_shared),
+                               thread_, key, is_first, shrink, [&] {
+                                 softmax_.start(thread_);
+                                 add_logits_of_warp<S>(q_address(q_, is_shared),
+                                                       ring_.address(k_slot), opaque(thread_),
+                                                       softmax_.logits);
+                               });
+  }
+
+  /// Packs the weights into operands of the products with values.
+  FLASHPLAN_DEVICE void pack() {
+#pragma unroll
+    for (int i = 0; i < S::kTileKv / 16; ++i) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        weights_[i][j] = Element<S::kQ>::pack(softmax_.logits[8 * i + 2 * j],
+                                              softmax_.logits[8 * i + 2 * j + 1]);
+      }
+    }
+  }
+
+  /// Writes the output of a unit, if it is this warpgroup's, and frees the record of its tile after
+  /// the last head. `is_final`: no other unit of the queue follows.
+  FLASHPLAN_DEVICE void write_output(const Unit& unit, bool is_shared, const Scales& scales,
+                                     bool is_final) {
+    if (is_own(is_shared, last_q_)) {
+      epilogue(first_row(is_shared))
+          .write(context_of(unit), unit.head, q_address(last_q_, is_shared), o_, scales, is_final);
+    }
+    // The next unit begins a tile, so this one was the last head of its tile.
+    if (begins_tile_) release(S::kContextEmpty, context_slot(unit));
+  }
+
+  const AttentionParams& p_;
+  unsigned char* const smem_;
+  const uint32_t base_;
+  const int warpgroup_;
+  const int thread_;
+  Softmax softmax_;
+  float o_[S::kHeadDimVo / 2] = {};
+  uint32_t weights_[S::kTileKv / 16][4] = {};
+  Sm90SlotRing<S> ring_;
+  uint32_t q_ = 0;           // place of the queries of this unit, see S::query_offset()
+  uint32_t last_q_ = 0;      // of the unit before
+  bool begins_tile_ = true;  // whether this unit is the first of a tile
+  bool shared_ = false;      // whether all warpgroups have rows of this unit
+  bool last_shared_ = false;
+};
+
+}  // namespace flashplan::device

@@ -1,0 +1,287 @@
+// SPDX-License-Identifier: Apache-2.0
+// The warps of the sm90 producer that load keys and values, by tensor maps where they describe
+// them.
+#pragma once
+
+#include "kernels/device/sm90/producer_warp.h"
+
+namespace flashplan::device {
+
+/// `kNumSlots`: of the ring.
+template <typename S, int kNumSlots>
+class Sm90KvLoader : Sm90ProducerWarp<S> {
+  using Base = Sm90ProducerWarp<S>;
+
+ public:
+  using Base::Base;
+
+  /// Fills slots in the order in which the consumers use them: the keys of a step, then the values
+  /// of the step before it. With two warps, one loads keys and the other one values, by one
+  /// copy of the code, because code is fetched from memory, too. Page ids are requested ahead,
+  /// because on a busy GPU they take as long to arrive as the keys. `queue_word`: what
+  /// Sm90QueryLoader::request_queue() returned.
+  FLASHPLAN_DEVICE void load_steps(uint32_t queue_word) {
+    constexpr bool kLoadsBoth = S::kKvWarps == 1;
+    const bool loads_keys = warp_ == 0;
+    Step last = {};   // its keys are requested, its values are not
+    Step ahead = {};  // its page ids are requested
+    int32_t last_page_id = 0;
+    bool has_last = false;
+    bool has_ahead = false;
+    int32_t position = 0;  // twice the number of steps whose keys are requested
+    for (int32_t i = 0;; ++i) {
+      const Keys keys = i == 0 ? first_keys(queue_word) : keys_of(wait_context(i));
+      int32_t head = keys.head;
+      int32_t key = keys.begin;
+      bool has_step = keys.has_steps;
+      // Before a tile without keys, as at the end of the queue, the consumers finish the tile
+      // before it, so they wait for its last values.
+      const bool finishes = !has_step;
+      do {
+        const Step step = {head, key, max(min(S::kTileKv, keys.end - key), 0), keys.kv_row,
+                           keys.first_seen - key};
+        const int32_t page_id = wait_page_id();
+        if (has_step) request_page_ids(step, keys);
+        if (has_ahead) {
+          if constexpr (kLoadsBoth) {
+            load(true, position - (has_last ? 1 : 0), ahead, page_id);
+            if (has_last) load(false, position, last, last_page_id);
+            if (finishes) load(false, position + 1, ahead, page_id);
+          } else {
+            const int32_t of_values = position + (finishes ? 1 : 2);
+            load(loads_keys, loads_keys ? position - (has_last ? 1 : 0) : of_values, ahead,
+                 page_id);
+          }
+          position += 2;
+        }
+        if constexpr (kLoadsBoth) {
+          last = ahead;
+          last_page_id = page_id;
+        }
+        has_last = has_ahead && !finishes;
+        ahead = step;
+        has_ahead = has_step;
+        key += S::kTileKv;
+        if (key >= keys.end) {
+          key = keys.begin;
+          has_step = has_step && ++head < keys.heads_end;
+        }
+      } while (has_step);
+      if (finishes && keys.is_end) return;
+      release_context(i);
+    }
+  }
+
+ private:
+  using Base::barrier;
+  using Base::base_;
+  using Base::copy_rows;
+  using Base::finish_copies;
+  using Base::lane_;
+  using Base::maps_;
+  using Base::p_;
+  using Base::release_context;
+  using Base::report_pages;
+  using Base::row_address;
+  using Base::smem_;
+  using Base::wait_context;
+  using Base::warp_;
+
+  /// The keys of a work tile.
+  struct Keys {
+    int32_t head;  // the first
+    int32_t heads_end;
+    int32_t begin;
+    int32_t end;
+    int32_t kv_row;      // of the segment
+    int32_t first_seen;  // by any row
+    bool has_steps;
+    bool is_end;
+  };
+  FLASHPLAN_DEVICE Keys keys_of(const Sm90Context& context) const {
+    const WorkTile& tile = context.tile;
+    return {tile.kv_head,
+            tile.kv_head + tile.num_kv_heads,
+            tile.kv_begin,
+            tile.kv_end,
+            context.segment.kv_row,
+            p_.mask.window_left < 0 ? tile.kv_begin : context.block().first_seen(p_),
+            context.has_steps(),
+            context.is_end != 0};
+  }
+  /// Those of the first tile. Where the planned lengths hold, its record is not waited for: it is
+  /// finished by another warp, and the first keys can be requested before that.
+  FLASHPLAN_DEVICE Keys first_keys(uint32_t queue_word) const {
+    if (p_.tensors.kv_lens != nullptr) return keys_of(wait_context(0));
+    const auto word = [&](int i) {
+      return static_cast<int32_t>(__shfl_sync(0xffffffffU, queue_word, i));
+    };
+    // Words of QueueStart: the bounds of the queue, then from word 4 on the first tile, and from
+    // word 20 on its segment.
+    const bool is_end = word(0) >= word(1);
+    const int32_t end = min(word(9), p_.tensors.pages.keys_of(word(23)));
+    int32_t first_seen = word(8);
+    if (p_.mask.window_left >= 0) {
+      RowBlock block;
+      block.rows.row_begin = word(5) * p_.schedule.tile_q;
+      block.position = word(22);
+      block.keys = {word(8), end};
+      first_seen = block.first_seen(p_);
+    }
+    return {word(6),
+            word(6) + word(7),
+            word(8),
+            end,
+            word(23),
+            first_seen,
+            !is_end && (word(8) < end || word(11) >= 0),
+            is_end};
+  }
+
+  /// Keys [key, key + count) of one head.
+  struct Step {
+    int32_t head;
+    int32_t key;
+    int32_t count;  // at most kTileKv
+    int32_t kv_row;
+    int32_t num_hidden;  // the first keys, which no row sees; may be negative
+  };
+
+  FLASHPLAN_DEVICE bool is_paged() const { return p_.tensors.pages.ids != nullptr; }
+
+  // A batch has the page ids of all boxes of steps_of_batch steps of a head; lane i requests id i.
+  // Each warp has two buffers for batches: one is in use while the other one is filled.
+
+  /// Makes `step` the current step: wait_page_id() then returns its ids. At the first step of a
+  /// head, requests the batch of this step; at the second step of a batch, requests the next batch.
+  /// The next batch overwrites the one before this. All lanes have read that one, because
+  /// wait_page_id() synchronises the warp at the first step of each batch.
+  FLASHPLAN_DEVICE void request_page_ids(const Step& step, const Keys& keys) {
+    const int32_t boxes = maps_.boxes_of_step;
+    if (boxes == 0) return;
+    --steps_left_;
+    step_ids_ += boxes * 4;
+    const bool begins = step.key == keys.begin;
+    if (begins || steps_left_ == 0) {
+      // The ids may end with the buffer: the last one of them is in it.
+      step_ids_ = other_buffer(step_ids_ - 4);
+      steps_left_ = maps_.steps_of_batch;
+      if (begins) request_batch(step_ids_, step.key, keys);
+    } else if (steps_left_ == maps_.steps_of_batch - 1) {
+      request_batch(other_buffer(step_ids_), step.key + steps_left_ * S::kTileKv, keys);
+    }
+  }
+  /// cp.async copies the ids to shared memory: as the target of a load that has not arrived, a
+  /// register would be spilled to local memory, and the spill would wait for the load.
+  FLASHPLAN_DEVICE void request_batch(uint32_t to, uint32_t first, const Keys& keys) const {
+    const uint32_t key = first + lane_ * maps_.box_rows;
+    if (key >= static_cast<uint32_t>(keys.end)) return;
+    const int32_t* ids = page_ids(p_.tensors.pages, keys.kv_row);
+    cp_async_4(to + lane_ * 4, ids + quotient(key, p_.tensors.pages.page_size));
+  }
+  /// The page id of this lane's box of the current step. It has no meaning for lanes without a box.
+  FLASHPLAN_DEVICE int32_t wait_page_id() const {
+    if (maps_.boxes_of_step == 0) return 0;
+    if (steps_left_ == maps_.steps_of_batch) {  // the first step of a batch
+      cp_async_wait_all();
+      __syncwarp();
+    }
+    return static_cast<int32_t>(load_shared_4(step_ids_ + min(lane_, maps_.boxes_of_step - 1) * 4));
+  }
+  /// Where the other one of the warp's two buffers begins. `ids`: an address in one of them.
+  static FLASHPLAN_DEVICE uint32_t other_buffer(uint32_t ids) {
+    static_assert(S::kPageIds % (2 * kBatchBytes) == 0);
+    return ids / kBatchBytes * kBatchBytes ^ kBatchBytes;
+  }
+
+  /// Fills a slot with keys or values. `position` counts the slots filled since the queue began.
+  FLASHPLAN_DEVICE void load(bool is_key, int32_t position, const Step& step, int32_t page_id) {
+    const int slot = position % kNumSlots;
+    mbarrier_wait(barrier(S::kSlotEmpty, slot), (position / kNumSlots & 1) ^ 1);
+    const uint32_t to = base_ + S::kFirstSlot + slot * S::kSlotBytes;
+    uint32_t full = barrier(S::kSlotFull, slot);
+    // The rotator gets keys first. `position` is twice the number of their step, or 1 less.
+    if (S::kRotates && is_key) full = barrier(S::kKeyLoaded, (position + 1) / 2 % S::kSlots);
+    const int32_t token = step.kv_row + step.key;  // of ragged tensors
+    if (!maps_.has_kv || (!is_paged() && token + S::kTileKv > maps_.num_kv_tokens)) {
+      gather(is_key, to, step);
+      finish_copies(full);
+      return;
+    }
+    const int32_t num_rows = is_paged() ? step.count : S::kTileKv;
+    const int first_row = lane_ * maps_.box_rows;
+    const bool has_box = first_row < num_rows;
+    const int box_bytes = maps_.box_rows * (is_key ? S::kKeyBytes : S::kValueBytes) / S::kTileKv;
+    // Values past the last key must be zeros, since 0 * NaN is NaN. They are overwritten before the
+    // consumers see the slot. Keys need no zeros: logits past the last key are masked.
+    const bool hides = !is_key && step.count < S::kTileKv;
+    const uint32_t loaded = hides ? barrier(S::kTailFull, warp_) : full;
+    const int num_boxes = __popc(__ballot_sync(0xffffffffU, has_box));
+    // A box without a page lies outside of the map, and becomes zeros. So does one that no row
+    // sees: its page may belong to another request.
+    const bool is_seen = first_row + maps_.box_rows > step.num_hidden;
+    const bool on_page = has_page(p_.tensors.pages, page_id);
+    if (is_key) report_pages(!has_box || !is_seen || on_page);
+    if (lane_ == 0) mbarrier_arrive_expect(loaded, num_boxes * box_bytes);
+    __syncwarp();
+    if (has_box) {
+      const auto first = static_cast<uint32_t>(step.key + first_row);
+      const uint32_t page = quotient(first, p_.tensors.pages.page_size);
+      const int in_page = static_cast<int>(first - page * p_.tensors.pages.page_size.value);
+      const int slabs = is_key ? maps_.k_slabs_per_page : maps_.v_slabs_per_page;
+      const int slab = is_seen && on_page ? page_id * slabs + step.head : -1;
+      const int num_blocks = is_key ? S::Key::kBlocks : S::Value::kBlocks;
+#pragma unroll 1
+      for (int block = 0; block < (maps_.has_all_blocks ? 1 : num_blocks); ++block) {
+        tma_load_5d(to + lane_ * box_bytes + block * 1024, is_key ? &maps_.k : &maps_.v, loaded,
+                    block * 64, is_paged() ? 0 : token + first_row, 0, is_paged() ? in_page / 8 : 0,
+                    slab);
+      }
+    }
+    if (!hides) return;
+    mbarrier_wait(loaded, tail_parity_);
+    tail_parity_ ^= 1;
+#pragma unroll 1
+    for (int row = step.count + lane_ / 8; row < S::kTileKv; row += 4) {
+#pragma unroll 1
+      for (int block = 0; block < S::Value::kBlocks; ++block) {
+        store_shared_16(to + row / 8 * S::Value::kGroupBytes + block * S::Value::kBlockBytes +
+                            row % 8 * 128 + lane_ % 8 * 16,
+                        {0, 0, 0, 0});
+      }
+    }
+    finish_copies(full);
+  }
+
+  /// Copies keys or values row by row, and writes zeros past the last key.
+  FLASHPLAN_DEVICE void gather(bool is_key, uint32_t to, const Step& step) {
+    const KvView& view = is_key ? p_.tensors.k : p_.tensors.v;
+    const int head_dim = is_key ? p_.tensors.head_dim_qk : p_.tensors.head_dim_vo;
+    const int num_blocks = is_key ? S::Key::kBlocks : S::Value::kBlocks;
+    const int32_t kv_row = step.kv_row;
+    const int32_t count = step.count;
+#pragma unroll 1
+    for (int first = 0; first < S::kTileKv; first += 32) {
+      const int32_t own = step.key + min(max(first + lane_, step.num_hidden), count - 1);
+      int32_t page = 0;
+      int64_t in_page = count > 0 ? kv_row + own : 0;
+      if (is_paged() && count > 0) {
+        const uint32_t number = quotient(static_cast<uint32_t>(own), p_.tensors.pages.page_size);
+        page = page_ids(p_.tensors.pages, kv_row)[number];
+        in_page = own - static_cast<int32_t>(number) * p_.tensors.pages.page_size.value;
+      }
+      if (is_key) report_pages(has_page(p_.tensors.pages, page));
+      const unsigned char* const row = row_address(view, page, in_page, step.head);
+      copy_rows(to + first / 8 * num_blocks * 1024, num_blocks * 1024, 1024, row,
+                min(S::kTileKv - first, 32), count - first, num_blocks, head_dim);
+    }
+  }
+
+  static constexpr uint32_t kBatchBytes = 32 * 4;
+  static_assert(S::kTileKv / 8 <= 16);  // a batch has two steps at least
+  uint32_t step_ids_ = base_ + S::kPageIds + warp_ * 2 * kBatchBytes;  // of the current step
+  int steps_left_ = 0;  // of its batch, itself included
+  uint32_t tail_parity_ = 0;
+};
+
+}  // namespace flashplan::device

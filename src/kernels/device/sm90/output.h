@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where and how results of the sm90 family are written: their dtype, sinks and variants.
+#pragma once
+
+#include "kernels/device/attention_state.h"
+#include "kernels/device/row_block.h"
+#include "kernels/device/sm90/shape.h"
+
+namespace flashplan::device {
+
+/// What the variant makes of the results of a row.
+template <typename S>
+struct Sm90RowOutput {
+  const AttentionParams& p;
+  ElementPosition at;  // of dim 0
+
+  FLASHPLAN_DEVICE Sm90RowOutput(const AttentionParams& p, const PackedRows& rows, int32_t kv_head,
+                                 int row)
+      : p(p), at() {
+    if constexpr (S::Variant::kTransformsOutput) {
+      at = element_position(p, rows, first_position(p, rows), kv_head, row, 0);
+    }
+  }
+  FLASHPLAN_DEVICE float operator()(float x, int dim) const {
+    if constexpr (!S::Variant::kTransformsOutput) return x;
+    // Of dims that are not there, the last one is computed, and not written.
+    return typename S::Variant(p).output(x, at.next(min(dim, p.tensors.head_dim_vo - 1)));
+  }
+};
+
+/// All functions are inlined: see Sm90Epilogue.
+template <typename S>
+class Sm90Output {
+ public:
+  explicit FLASHPLAN_DEVICE Sm90Output(const AttentionParams& p) : p_(p) {}
+
+  FLASHPLAN_DEVICE DType dtype() const { return device::o_dtype<typename S::Variant>(p_); }
+  /// Whether o has the dtype of the kernel, in rows of aligned chunks of 16 bytes.
+  FLASHPLAN_DEVICE bool has_chunks() const { return p_.tensors.vectorized && dtype() == S::kQ; }
+
+  /// add_sink() of write_result.h without a call, for where products are in flight.
+  FLASHPLAN_DEVICE void add_sink(uint32_t qo_head, float& scale, float& lse) const {
+    asm volatile("");  // a branch, not selections for every row
+    const float2 joined = with_sink(p_.variant.sinks[qo_head], lse);
+    scale *= joined.x;
+    lse = joined.y;
+  }
+
+  FLASHPLAN_DEVICE void write_one(int64_t element, float x) const {
+    if (dtype() == DType::kFloat32) {
+      static_cast<float*>(p_.tensors.o.data)[element] = x;
+    } else {
+      const uint32_t pair = dtype() == DType::kFloat16 ? Element<DType::kFloat16>::pack(x, 0.0F)
+                                                       : Element<DType::kBFloat16>::pack(x, 0.0F);
+      static_cast<uint16_t*>(p_.tensors.o.data)[element] = static_cast<uint16_t>(pair);
+    }
+  }
+
+ private:
+  const AttentionParams& p_;
+};
+
+}  // namespace flashplan::device

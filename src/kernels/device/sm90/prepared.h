@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the warps share that prepare keys and values (abi/prepared_kv.h) and those that read them.
+#pragma once
+
+#include "kernels/device/sm90/hopper.h"
+#include "kernels/device/sm90/shape.h"
+
+namespace flashplan::device {
+
+template <typename S>
+struct Sm90Prepared {
+  /// Parts of a tile of one kv head. Each is prepared by one warp, its values after its keys.
+  static constexpr int kParts = S::kTileKv / S::kPartRows;
+
+  /// Waits for the first record of the queue, and returns whether it says that keys are prepared.
+  static FLASHPLAN_DEVICE bool is_in_use(const AttentionParams& p, const unsigned char* smem) {
+    if (p.prepared.states == nullptr) return false;
+    const uint32_t base = shared_address(smem);
+    mbarrier_wait(base + S::kContextFull, 0);
+    return static_cast<int32_t>(load_shared_4(base + S::kFirstPrepared)) >= 0;
+  }
+  static FLASHPLAN_DEVICE PreparedState* state(const AttentionParams& p, int32_t tile,
+                                               int32_t head) {
+    return p.prepared.states + int64_t{tile} * p.prepared.num_kv_heads + head;
+  }
+  /// A warp of those that prepare or read tiles calls it when it needs no states any more. The last
+  /// one of all CTAs sets the states to zero for the next run.
+  static FLASHPLAN_DEVICE void leave(const AttentionParams& p) {
+    const int32_t num_states = *p.prepared.num_tiles * p.prepared.num_kv_heads;
+    if (num_states == 0) return;
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    int32_t before = 0;
+    __syncwarp();
+    if (lane == 0) before = arrive(p.prepared.num_left);
+    before = __shfl_sync(0xffffffffU, before, 0);
+    __syncwarp();
+    if (before + 1 != S::kPreparedWarps * static_cast<int32_t>(gridDim.x)) return;
+#pragma unroll 1
+    for (int32_t i = lane; i < num_states; i += 32) p.prepared.states[i] = {};
+    if (lane == 0) *p.prepared.num_left = 0;
+  }
+};
+
+/// The prepared tiles [begin, end) of a segment, which hold the keys of a work tile. The first key
+/// of the work tile is always the first key of tile `begin`, because plans with windows or key
+/// ranges, where it could lie inside a tile, do not prepare keys.
+template <typename S>
+struct Sm90PreparedRange {
+  int32_t begin = 0;
+  int32_t end = 1;  // a work tile without keys, because its request is shorter, reads any tile
+
+  FLASHPLAN_DEVICE explicit Sm90PreparedRange(const WorkTile& tile) {
+    if (tile.kv_begin >= tile.kv_end) return;
+    begin = tile.kv_begin / S::kTileKv;
+    end = (tile.kv_end + S::kTileKv - 1) / S::kTileKv;
+  }
+};
+
+}  // namespace flashplan::device

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copies prepared keys and values (abi/prepared_kv.h) to shared memory.
+#pragma once
+
+#include "kernels/device/sm90/prepared.h"
+#include "kernels/device/sm90/producer_warp.h"
+
+namespace flashplan::device {
+
+/// A producer warp that copies prepared keys, or prepared values, to the slots of the ring: one
+/// bulk copy for each tile.
+template <typename S, bool kIsKey>
+class Sm90PreparedLoader : Sm90ProducerWarp<S> {
+  using Base = Sm90ProducerWarp<S>;
+
+ public:
+  using Base::Base;
+
+  /// Copies prepared keys (`kIsKey`), or prepared values, to their slots of the ring, and skips the
+  /// slots of the others. The slot after the keys of a step has the values of the step before.
+  /// `num_arrivals`: the arrivals that the mbarrier of a slot waits for.
+  FLASHPLAN_DEVICE void run(int num_arrivals) {
+    num_arrivals_ = num_arrivals;
+    int32_t last_tile = kNotPrepared;  // that of the step before, whose values are to come
+    int32_t last_head = 0;
+    for (int32_t i = 0;; ++i) {
+      const Sm90Context& context = wait_context(i);
+      if (context.has_steps()) {
+        const Sm90PreparedRange<S> range(context.tile);
+        const int32_t first_tile = first_prepared(i);
+        const int32_t heads_end = context.tile.kv_head + context.tile.num_kv_heads;
+        for (int32_t head = context.tile.kv_head; head < heads_end; ++head) {
+          for (int32_t step = range.begin; step < range.end; ++step) {
+            take_slot(true, first_tile + step, head);
+            if (last_tile != kNotPrepared) take_slot(false, last_tile, last_head);
+            last_tile = first_tile + step;
+            last_head = head;
+          }
+        }
+      } else if (last_tile != kNotPrepared) {
+        // Before a tile without steps, and before the end, the consumers finish the tile before it.
+        take_slot(false, last_tile, last_head);
+        last_tile = kNotPrepared;
+      }
+      if (context.is_end) return;
+      release_context(i);
+    }
+  }
+
+ private:
+  using Base::barrier;
+  using Base::base_;
+  using Base::first_prepared;
+  using Base::lane_;
+  using Base::p_;
+  using Base::release_context;
+  using Base::wait_context;
+
+  /// Fills the next slot, if it is one of this warp's.
+  FLASHPLAN_DEVICE void take_slot(bool is_key, int32_t tile, int32_t head) {
+    if (is_key == kIsKey) load(tile, head);
+    parity_ ^= static_cast<uint32_t>((slot_ + 1) / S::kPreparedSlots);
+    slot_ = (slot_ + 1) % S::kPreparedSlots;
+  }
+  FLASHPLAN_DEVICE void load(int32_t tile, int32_t head) {
+    constexpr int kBytes = kIsKey ? S::kKeyBytes : S::kValueBytes;
+    const PreparedKv& kv = p_.prepared;
+    wait_ready(tile, head);
+    mbarrier_wait(barrier(S::kSlotEmpty, slot_), parity_);
+    if (lane_ != 0) return;
+    const uint32_t full = barrier(S::kSlotFull, slot_);
+    const unsigned char* const tiles = kIsKey ? kv.keys : kv.values;
+    mbarrier_arrive_expect(full, kBytes, num_arrivals_);
+    bulk_load(base_ + S::kFirstSlot + slot_ * S::kSlotBytes,
+              tiles + (int64_t{tile} * kv.num_kv_heads + head) * kBytes, kBytes, full);
+  }
+
+  /// Waits until a tile is ready. It loads the counters of 32 tiles at once, because one load takes
+  /// nearly as long as the consumers need for a step of keys.
+  FLASHPLAN_DEVICE void wait_ready(int32_t tile, int32_t head) {
+    const auto distance = static_cast<uint32_t>(tile - first_seen_);
+    const bool is_known = head == head_seen_ && distance < 32 && (ready_ >> distance & 1) != 0;
+    if (is_known) return;
+    ready_ = wait_for_first(p_, base_, tile, head);
+    first_seen_ = tile;
+    head_seen_ = head;
+  }
+  /// Waits until `tile` is ready. Bit i of the result says whether tile number `tile` + i is ready,
+  /// for 32 tiles. If some of these have keys on no page of the cache, tells the consumers.
+  static __device__ __noinline__ uint32_t wait_for_first(const AttentionParams& p, uint32_t base,
+                                                         int32_t tile, int32_t head) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const PreparedState* state = Sm90Prepared<S>::state(p, tile + lane, head);
+    uint32_t ready = 0;
+    int32_t parts = 0;
+    while ((ready & 1) == 0) {
+      parts = load_acquire(kIsKey ? &state->keys : &state->values);
+      ready = __ballot_sync(0xffffffffU, parts % kPartOffPages == Sm90Prepared<S>::kParts);
+    }
+    if (__any_sync(0xffffffffU, parts >= kPartOffPages)) {
+      store_shared_4(base + S::kOnPages, kSomeOffPages);
+    }
+    __syncwarp();
+    fence_async_proxy_of_all_memory();  // before bulk copies read them
+    return ready;
+  }
+
+  int num_arrivals_ = 0;
+  int slot_ = 0;            // the next one
+  uint32_t parity_ = 1;     // of the phase in which it was freed
+  int32_t first_seen_ = 0;  // of the 32 tiles
+  int32_t head_seen_ = -1;
+  uint32_t ready_ = 0;  // a bit for each
+};
+
+}  // namespace flashplan::device

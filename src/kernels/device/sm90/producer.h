@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+// The producer of the sm90 family: loads the records of work tiles, queries, keys and values into
+// shared memory, ahead of the consumers.
+#pragma once
+
+#include "kernels/device/sm90/kv_loader.h"
+#include "kernels/device/sm90/prepared_loader.h"
+#include "kernels/device/sm90/query_loader.h"
+
+namespace flashplan::device {
+
+/// Runs warp `warp` of the producer. `queue_word`: what Sm90QueryLoader::request_queue() returned.
+template <typename S>
+FLASHPLAN_DEVICE void run_sm90_producer(const AttentionParams& p, unsigned char* smem, int warp,
+                                        uint32_t queue_word) {
+  if constexpr (S::kTakesPrepared) {
+    // The third word of QueueStart is the first prepared tile of the first work tile. It is here
+    // before the record that Sm90Prepared::is_in_use() waits for, and first keys should not wait.
+    const auto first_prepared = static_cast<int32_t>(__shfl_sync(0xffffffffU, queue_word, 2));
+    if (warp < S::kKvWarps && p.prepared.states != nullptr && first_prepared >= 0) {
+      if (warp == 0) {
+        Sm90PreparedLoader<S, true>(p, smem, warp).run(1);
+        Sm90Prepared<S>::leave(p);
+      } else {
+        Sm90KvLoader<S, S::kPreparedSlots>(p, smem, warp).load_steps(queue_word);
+      }
+      return;
+    }
+  }
+  if (warp < S::kKvWarps) {
+    Sm90KvLoader<S, S::kSlots>(p, smem, warp).load_steps(queue_word);
+  } else if (warp >= 2) {
+    Sm90QueryLoader<S>(p, smem, warp).run(queue_word);
+  }
+}
+
+}  // namespace flashplan::device

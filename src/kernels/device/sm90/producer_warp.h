@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+// What all warps of the sm90 producer do: they read records of work tiles, and copy rows that no
+// tensor map describes.
+#pragma once
+
+#include "kernels/device/sm90/hopper.h"
+#include "kernels/device/sm90/shape.h"
+#include "kernels/device/unaligned_copy.h"
+
+namespace flashplan::device {
+
+template <typename S>
+class Sm90ProducerWarp {
+ public:
+  /// `warp`: its number in its warpgroup.
+  FLASHPLAN_DEVICE Sm90ProducerWarp(const AttentionParams& p, unsigned char* smem, int warp)
+      : p_(p),
+        maps_(p.maps),
+        smem_(smem),
+        base_(shared_address(smem)),
+        warp_(warp),
+        lane_(static_cast<int>(threadIdx.x) % 32) {}
+
+ protected:
+  FLASHPLAN_DEVICE uint32_t barrier(int first, int index) const {
+    return base_ + first + index * 8;
+  }
+
+  FLASHPLAN_DEVICE const Sm90Context& wait_context(int32_t i) const {
+    const int slot = i % S::kContexts;
+    mbarrier_wait(barrier(S::kContextFull, slot), i / S::kContexts & 1);
+    return reinterpret_cast<const Sm90Context*>(smem_ + S::kContext)[slot];
+  }
+  /// Whether the record of work tile number `i` has arrived.
+  FLASHPLAN_DEVICE bool has_context(int32_t i) const {
+    return __all_sync(0xffffffffU, mbarrier_test(barrier(S::kContextFull, i % S::kContexts),
+                                                 i / S::kContexts & 1));
+  }
+  /// The prepared tile where the keys of the segment of context `i` begin. The context has arrived,
+  /// and keys are prepared.
+  FLASHPLAN_DEVICE int32_t first_prepared(int32_t i) const {
+    return static_cast<int32_t>(load_shared_4(base_ + S::kFirstPrepared + i % S::kContexts * 4));
+  }
+  FLASHPLAN_DEVICE void release_context(int32_t i) const {
+    __syncwarp();
+    if (lane_ == 0) mbarrier_arrive(barrier(S::kContextEmpty, i % S::kContexts));
+  }
+
+  /// Tells the consumers, before they are told that a step's keys are there, if some of these keys
+  /// are on no page of the cache. `on_page` is that of this lane's keys.
+  FLASHPLAN_DEVICE void report_pages(bool on_page) const {
+    if (__all_sync(0xffffffffU, on_page) == 0) store_shared_4(base_ + S::kOnPages, kSomeOffPages);
+  }
+
+  /// The address of row `row` of page `page`, for one head. Ragged tensors have page 0 alone. A
+  /// page outside of the cache has rows of zeros.
+  FLASHPLAN_DEVICE const unsigned char* row_address(const KvView& view, int32_t page, int64_t row,
+                                                    int32_t head) const {
+    if (!has_page(p_.tensors.pages, page)) return zero_row();
+    return static_cast<const unsigned char*>(view.data) +
+           2 * (page * view.page_stride + row * view.token_stride + head * view.head_stride);
+  }
+
+  /// Makes this warp's copies visible to wgmma, and arrives at `full`.
+  FLASHPLAN_DEVICE void finish_copies(uint32_t full) const {
+    cp_async_wait_all();
+    fence_async_proxy();
+    __syncwarp();
+    if (lane_ == 0) mbarrier_arrive(full);
+  }
+
+  /// Copies up to 32 rows of `num_blocks` blocks of 64 dims; lane r gives the address of row r in
+  /// `row`. Writes zeros from row `num_valid` and from dim `num_dims` on.
+  FLASHPLAN_DEVICE void copy_rows(uint32_t tile, int group_bytes, int block_bytes,
+                                  const unsigned char* row, int num_rows, int num_valid,
+                                  int num_blocks, int num_dims) const {
+    const int chunk = lane_ % 8;
+#pragma unroll 1
+    for (int r = lane_ / 8; r < num_rows; r += 4) {
+      const auto* from = shuffled_pointer(row, r);
+      uint32_t to = tile + r / 8 * group_bytes + r % 8 * 128 + ((chunk ^ r) % 8 << 4);
+      const int valid = r < num_valid ? num_dims : 0;
+#pragma unroll 1
+      for (int dim = chunk * 8; dim < num_blocks * 64; dim += 64, to += block_bytes) {
+        copy_16(to, from + 2 * dim, valid - dim, row);
+      }
+    }
+  }
+
+  /// Copies `num_valid` of 8 elements, and writes zeros after them. `any` is a readable address,
+  /// for where there is nothing to copy.
+  FLASHPLAN_DEVICE void copy_16(uint32_t to, const unsigned char* from, int num_valid,
+                                const unsigned char* any) const {
+    if (p_.tensors.vectorized) {
+      cp_async_16_padded(to, num_valid > 0 ? from : any, num_valid > 0 ? 16 : 0);
+    } else {
+      copy_unaligned_16<2>(to, from, num_valid);
+    }
+  }
+
+  const AttentionParams& p_;
+  const TensorMaps& maps_;
+  unsigned char* const smem_;
+  const uint32_t base_;
+  const int warp_;
+  const int lane_;
+};
+
+}  // namespace flashplan::device

@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: Apache-2.0
+// The warps of the sm90 producer that load queries, and one of them the records of work tiles.
+#pragma once
+
+#include "kernels/device/sm90/producer_warp.h"
+
+namespace flashplan::device {
+
+template <typename S>
+class Sm90QueryLoader : Sm90ProducerWarp<S> {
+  using Base = Sm90ProducerWarp<S>;
+
+ public:
+  using Base::Base;
+
+  /// Starts to load the begin of the queue: one word for each thread of the warps that load keys,
+  /// values and records.
+  static FLASHPLAN_DEVICE uint32_t request_queue(const AttentionParams& p) {
+    const int thread = static_cast<int>(threadIdx.x) - 128 * S::kWarpgroups;
+    const int lane = thread % 32;
+    uint32_t word = 0;
+    if (thread >= 0 && thread < 3 * 32 && lane < kQueueWords) {
+      const auto* words = reinterpret_cast<const uint32_t*>(p.schedule.starts + blockIdx.x);
+      asm volatile("ld.global.u32 %0, [%1];\n" : "=r"(word) : "l"(words + lane));
+    }
+    return word;
+  }
+
+  /// `queue_word`: what request_queue() returned.
+  FLASHPLAN_DEVICE void run(uint32_t queue_word) {
+    if (warp_ == 2) begin_queue(queue_word);
+    load_queries();
+  }
+
+ private:
+  using Base::barrier;
+  using Base::base_;
+  using Base::copy_rows;
+  using Base::finish_copies;
+  using Base::lane_;
+  using Base::maps_;
+  using Base::p_;
+  using Base::release_context;
+  using Base::smem_;
+  using Base::wait_context;
+  using Base::warp_;
+
+  static constexpr int kRecordsAhead = 3;
+  static_assert(kRecordsAhead < S::kContexts - 1);
+  static constexpr int kFirstRecords = 2;  // in QueueStart
+  static constexpr int kQueueWords = 28;
+  static_assert(sizeof(QueueStart) == kQueueWords * 4);
+
+  /// Takes the bounds of the queue and the records of its first tiles.
+  FLASHPLAN_DEVICE void begin_queue(uint32_t word) {
+    queue_begin_ = static_cast<int32_t>(__shfl_sync(0xffffffffU, word, 0));
+    num_tiles_ = static_cast<int32_t>(__shfl_sync(0xffffffffU, word, 1)) - queue_begin_;
+    const int index = lane_ - 4;
+    if (index >= 0 && index < 24) {
+      const int record = index < 16 ? index / 8 : (index - 16) / 4;
+      const int place = index < 16 ? index % 8 : 8 + index % 4;
+      store_shared_4(base_ + S::kContext + record * sizeof(Sm90Context) + place * 4, word);
+    }
+    if (S::kTakesPrepared && (lane_ == 2 || lane_ == 3)) {
+      store_shared_4(base_ + S::kFirstPrepared + (lane_ - 2) * 4, word);
+    }
+  }
+  /// Finishes the next record, which is loaded, and arrives at its barrier.
+  FLASHPLAN_DEVICE void finish_context() {
+    const int slot = num_contexts_ % S::kContexts;
+    __syncwarp();
+    if (lane_ == 0) {
+      Sm90Context& context = reinterpret_cast<Sm90Context*>(smem_ + S::kContext)[slot];
+      context.is_end = num_contexts_ >= num_tiles_;
+      if (!context.is_end) context.finish(p_, S::kTileKv);
+      mbarrier_arrive(barrier(S::kContextFull, slot));
+      if (!context.is_end && context.tile.merge >= 0) {
+        prefetch_l2(p_.schedule.merges + context.tile.merge);
+        prefetch_l2(p_.schedule.arrivals + kArrivalsPerMerge * context.tile.merge);
+      }
+    }
+    ++num_contexts_;
+  }
+  /// Loads the next record, if begin_queue() has not, and finishes it. After the last tile comes
+  /// one more record, which marks the end.
+  FLASHPLAN_DEVICE void load_context() {
+    const int32_t i = num_contexts_;
+    const int slot = i % S::kContexts;
+    const uint32_t to = base_ + S::kContext + slot * sizeof(Sm90Context);
+    mbarrier_wait(barrier(S::kContextEmpty, slot), (i / S::kContexts - 1) & 1);
+    if (i >= kFirstRecords && i < num_tiles_) {
+      const auto* tile = reinterpret_cast<const uint32_t*>(p_.schedule.tiles + queue_begin_ + i);
+      const uint32_t word = lane_ < 8 ? tile[lane_] : 0;
+      if (lane_ < 8) store_shared_4(to + lane_ * 4, word);
+      const auto index = static_cast<int32_t>(__shfl_sync(0xffffffffU, word, 0));
+      const auto* segment = reinterpret_cast<const uint32_t*>(p_.schedule.segments + index);
+      if (S::kTakesPrepared && p_.prepared.states != nullptr) {
+        // One load, so that the words arrive together.
+        const auto* first_tile = reinterpret_cast<const uint32_t*>(p_.prepared.first_tiles + index);
+        const uint32_t place =
+            lane_ < 4 ? to + 32 + lane_ * 4 : base_ + S::kFirstPrepared + slot * 4;
+        if (lane_ < 5) store_shared_4(place, *(lane_ < 4 ? segment + lane_ : first_tile));
+      } else {
+        if (lane_ < 4) store_shared_4(to + 32 + lane_ * 4, segment[lane_]);
+      }
+      if (lane_ == 0 && i + kRecordsAhead < num_tiles_) {
+        prefetch_l2(p_.schedule.tiles + queue_begin_ + i + kRecordsAhead);
+      }
+    }
+    finish_context();
+  }
+
+  /// Loads queries by two warps: one of them copies all rows of a tile at once, or each warp copies
+  /// half of the rows. One warp also loads the records of tiles, and is therefore later; the other
+  /// one has the first rows. Queries must be requested before the keys: behind the keys they would
+  /// arrive thousands of clocks later.
+  FLASHPLAN_DEVICE void load_queries() {
+    const bool brings_records = warp_ == 2;
+    int32_t place = 0;  // see query_offset()
+    for (int32_t i = 0;; ++i) {
+      // The records behind the first ones come from memory: they wait behind the first queries.
+      const int32_t ahead = i == 0 ? kFirstRecords - 1 : i - 1 + kRecordsAhead;
+      while (brings_records && num_contexts_ <= min(num_tiles_, ahead)) load_context();
+      const Sm90Context& context = wait_context(i);
+      if (context.is_end) return;
+      if (context.has_steps()) {
+        const RowBlock block = context.block();
+        const int32_t heads_end = context.tile.kv_head + context.tile.num_kv_heads;
+        const bool is_shared = block.rows.num_rows > 64;
+        for (int32_t head = context.tile.kv_head; head < heads_end; ++head) {
+          while (is_shared && place % S::kQParts != 0) {
+            wait_query_part(place);
+            if (lane_ == 0) mbarrier_arrive(barrier(S::kQLoaded, place % S::kQBarriers));
+            ++place;
+          }
+          load_queries_of(block.rows, head, place, !brings_records);
+          place += is_shared ? S::kQParts : 1;
+        }
+      }
+      release_context(i);
+    }
+  }
+
+  /// Waits until the consumers have freed a part of the memory of queries.
+  FLASHPLAN_DEVICE void wait_query_part(int32_t place) const {
+    mbarrier_wait(barrier(S::kQEmpty, place % S::kQBarriers), (place / S::kQBarriers - 1) & 1);
+  }
+
+  FLASHPLAN_DEVICE void load_queries_of(const PackedRows& rows, int32_t head, int32_t place,
+                                        bool is_first) const {
+    const uint32_t full = barrier(S::kQLoaded, place % S::kQBarriers);
+    const uint32_t to = base_ + S::query_offset(place);
+    const bool is_shared = rows.num_rows > 64;
+    wait_query_part(place);
+    // The consumers wait for the first part alone, so it is the last one to be announced.
+    for (int part = 1; is_shared && part < S::kQParts; ++part) {
+      wait_query_part(place + part);
+      if (lane_ == 0) mbarrier_arrive(barrier(S::kQLoaded, (place + part) % S::kQBarriers));
+    }
+    if (is_shared ? maps_.has_q : maps_.has_q_tokens && has_whole_tokens(rows)) {
+      if (!is_first) {
+        if (lane_ == 0) mbarrier_arrive(full);
+      } else if (is_shared) {
+        load_tile_by_map(to, full, rows, head);
+      } else {
+        load_tokens_by_map(to, full, rows, head);
+      }
+      return;
+    }
+    // All rows of the warps that multiply are filled, those past the last one with copies of it:
+    // they are finite if the queries are.
+    const int begin = is_first ? 0 : S::kTileQ / 2;
+    const int end =
+        min(begin + S::kTileQ / 2, is_shared ? S::kTileQ : (rows.num_rows + 15) / 16 * 16);
+#pragma unroll 1
+    for (int first = begin; first < end; first += 32) {
+      const int row = min(first + lane_, rows.num_rows - 1);
+      const auto* from =
+          static_cast<const unsigned char*>(p_.tensors.q.data) +
+          2 * (rows.token(row, p_.schedule.group_size) * p_.tensors.q.token_stride +
+               static_cast<uint32_t>(rows.qo_head(head, row, p_.schedule.group_size)) *
+                   p_.tensors.q.head_stride);
+      copy_rows(to + first * 128, 1024, S::Query::kBlockBytes, from, min(end - first, 32), 32,
+                S::Query::kBlocks, p_.tensors.head_dim_qk);
+    }
+    finish_copies(full);
+  }
+
+  /// The tokens of a tile of few rows, with those that pad it to all rows of its warps.
+  FLASHPLAN_DEVICE int num_padded_tokens(const PackedRows& rows) const {
+    const Divisor& group_size = p_.schedule.group_size;
+    const int num_rows = (rows.num_rows + 15) / 16 * 16;
+    return static_cast<int>(
+        quotient(static_cast<uint32_t>(num_rows + group_size.value - 1), group_size));
+  }
+  /// Whether a tile of few rows has all heads of its tokens, and its part of the memory holds them.
+  FLASHPLAN_DEVICE bool has_whole_tokens(const PackedRows& rows) const {
+    const Divisor& group_size = p_.schedule.group_size;
+    const int32_t first = rows.query(0, group_size);
+    const int32_t last = rows.query(rows.num_rows - 1, group_size);
+    return rows.row_begin == first * group_size.value &&
+           rows.num_rows == (last - first + 1) * group_size.value &&
+           num_padded_tokens(rows) * group_size.value <= 64;
+  }
+  FLASHPLAN_DEVICE void load_tile_by_map(uint32_t to, uint32_t full, const PackedRows& rows,
+                                         int32_t head) const {
+    if (lane_ != 0) return;
+    mbarrier_arrive_expect(full, S::kQBytes);
+#pragma unroll
+    for (int block = 0; block < S::Query::kBlocks; ++block) {
+      tma_load_3d(to + block * S::Query::kBlockBytes, &maps_.q, full, block * 64,
+                  head * p_.schedule.group_size.value,
+                  static_cast<int>(rows.token(0, p_.schedule.group_size)));
+    }
+  }
+  /// Rows of tokens that the tile does not have, as far as warps multiply them, are zeros: they
+  /// come from a token that is none.
+  FLASHPLAN_DEVICE void load_tokens_by_map(uint32_t to, uint32_t full, const PackedRows& rows,
+                                           int32_t head) const {
+    const int group = p_.schedule.group_size.value;
+    const int num_tokens = num_padded_tokens(rows);
+    const auto first = static_cast<int>(rows.token(0, p_.schedule.group_size));
+    if (lane_ == 0) mbarrier_arrive_expect(full, num_tokens * group * S::kHeadDimQk * 2);
+    __syncwarp();
+#pragma unroll 1
+    for (int i = lane_; i < num_tokens; i += 32) {
+      const int token = i * group < rows.num_rows ? first + i : -1;
+#pragma unroll
+      for (int block = 0; block < S::Query::kBlocks; ++block) {
+        tma_load_3d(to + i * group * 128 + block * S::Query::kBlockBytes, &maps_.q_tokens, full,
+                    block * 64, head * group, token);
+      }
+    }
+  }
+
+  int32_t queue_begin_ = 0;
+  int32_t num_tiles_ = 0;
+  int32_t num_contexts_ = 0;  // records loaded so far
+};
+
+}  // namespace flashplan::device

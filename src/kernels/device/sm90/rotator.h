@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: Apache-2.0
+// The warpgroup of the sm90 family that rotates queries and keys in shared memory, in place, after
+// they have arrived and before the consumers multiply them.
+#pragma once
+
+#include "kernels/device/sm90/hopper.h"
+#include "kernels/device/sm90/preparer.h"
+#include "kernels/device/sm90/rotation_series.h"
+#include "kernels/device/sm90/shape.h"
+
+namespace flashplan::device {
+
+/// It stands between producer and consumers: it waits for what the producer announces at kQLoaded
+/// and kKeyLoaded, and announces it at kQFull and kSlotFull. Values pass it by.
+template <typename S>
+class Sm90Rotator {
+ public:
+  FLASHPLAN_DEVICE Sm90Rotator(const AttentionParams& p, unsigned char* smem)
+      : p_(p),
+        smem_(smem),
+        base_(shared_address(smem)),
+        thread_(static_cast<int>(threadIdx.x) % 128) {}
+
+  FLASHPLAN_DEVICE void run() {
+    for (int32_t i = 0;; ++i) {
+      const int slot = i % S::kContexts;
+      mbarrier_wait(barrier(S::kContextFull, slot), i / S::kContexts & 1);
+      const Sm90Context& context = reinterpret_cast<const Sm90Context*>(smem_ + S::kContext)[slot];
+      if (context.is_end) return;
+      if (context.has_steps()) {
+        const int32_t heads_end = context.tile.kv_head + context.tile.num_kv_heads;
+        for (int32_t head = context.tile.kv_head; head < heads_end; ++head) {
+          rotate_queries(context, head);
+          int32_t key = context.tile.kv_begin;
+          KeySeries series;
+          bool begins = true;
+          do {
+            rotate_keys(key, begins, series);
+            begins = !KeySeries::kGoesOn || !begins;  // anew in every other step
+            key += S::kTileKv;
+          } while (key < context.tile.kv_end);
+        }
+      } else {
+        follows_ = 0;
+      }
+      __syncwarp();
+      if (thread_ % 32 == 0) mbarrier_arrive(barrier(S::kContextEmpty, slot));
+    }
+  }
+
+  /// The same where keys are prepared: their slots pass by. The keys of a work tile are claimed
+  /// before its queries are waited for: these come to memory that the consumers free, which may be
+  /// waiting for these keys.
+  FLASHPLAN_DEVICE void run_prepared() {
+    Sm90Preparer<S> preparer(p_, smem_, thread_ / 32);
+    for (int32_t i = 0;; ++i) {
+      preparer.prepare_before(i + 1);
+      const Sm90Context& context = preparer.wait_context(i);
+      if (context.is_end) break;
+      if (context.has_steps()) {
+        const int32_t heads_end = context.tile.kv_head + context.tile.num_kv_heads;
+#pragma unroll 1
+        for (int32_t head = context.tile.kv_head; head < heads_end; ++head) {
+          rotate_queries(context, head);
+        }
+      }
+      preparer.release_context(i);
+    }
+    Sm90Prepared<S>::leave(p_);
+  }
+
+ private:
+  using Variant = typename S::Variant;
+  static constexpr int kThreads = 128;
+  /// Whether all pairs are parts of fours.
+  static constexpr bool kByFours = Variant::kRotaryDim % 8 == 0;
+
+  /// Four pairs of every eighth key of a step, which one thread rotates. Such keys are at the same
+  /// place of their blocks of 8 rows.
+  class KeySeries {
+   private:
+    using Pairs = FourPairs<Variant, S::kKv, typename S::Key>;
+    static constexpr int kGroups = S::kTileKv / 8;
+    static constexpr int kOfAllGroups = 8 * Pairs::kPerRow;
+    // Where few dims are rotated, the blocks are shared among several series.
+    static constexpr int num_shares() {
+      int shares = 1;
+      while (2 * shares * kOfAllGroups <= kThreads && kGroups % (2 * shares) == 0) shares *= 2;
+      return shares;
+    }
+    static constexpr int kShares = num_shares();
+    static constexpr int kOwnGroups = kGroups / kShares;
+
+   public:
+    static constexpr int kCount = kOfAllGroups * kShares;
+    /// Whether a thread has one series, which goes on with the first keys of the next step.
+    static constexpr bool kGoesOn = kCount <= kThreads && kShares == 1;
+
+    /// Begins number `number` of the series of the step whose first key is given.
+    FLASHPLAN_DEVICE void begin(int number, int32_t first_key) {
+      first_group_ = number / kOfAllGroups * kOwnGroups;
+      pairs_ = Pairs(row(number), item(number));
+      turns_.begin(item(number), static_cast<uint32_t>(first_key + first_group_ * 8 + row(number)),
+                   [](int pair) { return Variant::step(pair); });
+    }
+
+    FLASHPLAN_DEVICE void rotate(uint32_t keys) {
+      keys += first_group_ * S::Key::kGroupBytes;
+      // Loads are some blocks ahead: the compiler lets a load wait for the store that comes next.
+      constexpr int kAhead = kOwnGroups < 4 ? kOwnGroups : 4;
+      uint4 ahead[kAhead];
+#pragma unroll
+      for (int g = 0; g < kAhead; ++g) ahead[g] = load(keys, g);
+#pragma unroll
+      for (int g = 0; g < kOwnGroups; ++g) {
+        const uint4 words = ahead[g % kAhead];
+        if (g + kAhead < kOwnGroups) ahead[g % kAhead] = load(keys, g + kAhead);
+        pairs_.store(keys + g * S::Key::kGroupBytes, Pairs::rotated(words, turns_.now));
+        turns_.advance();
+      }
+    }
+
+   private:
+    FLASHPLAN_DEVICE uint4 load(uint32_t keys, int group) const {
+      return pairs_.load(keys + group * S::Key::kGroupBytes);
+    }
+    static FLASHPLAN_DEVICE int item(int number) { return number % Pairs::kPerRow; }
+    /// Neighbours in a warp are 4 rows apart, whose chunks lie in different banks.
+    static FLASHPLAN_DEVICE int row(int number) {
+      const int k = number / Pairs::kPerRow % 8;
+      return k % 2 * 4 + k / 2;
+    }
+
+    int first_group_;
+    Pairs pairs_;
+    FourTurns<Variant> turns_;
+  };
+
+  FLASHPLAN_DEVICE uint32_t barrier(int first, int index) const {
+    return base_ + first + index * 8;
+  }
+  /// Announces what all threads have written to those who wait at `full`.
+  FLASHPLAN_DEVICE void announce(uint32_t full) const {
+    fence_async_proxy();  // wgmma reads it
+    barrier_wait(S::kRotatorBarrier, kThreads);
+    if (thread_ == 0) mbarrier_arrive(full);
+  }
+
+  /// Rotates the keys of the next step. Without `begins`, they are behind those of the last call.
+  FLASHPLAN_DEVICE void rotate_keys(int32_t first_key, bool begins, KeySeries& series) {
+    const int32_t step = num_steps_++;
+    // The keys of a step come before the values of the step before it, if there was one.
+    const int slot = (2 * step - follows_) % S::kSlots;
+    follows_ = 1;
+    const uint32_t loaded = barrier(S::kKeyLoaded, step % S::kSlots);
+    const uint32_t parity = step / S::kSlots & 1;
+    const uint32_t keys = base_ + S::kFirstSlot + slot * S::kSlotBytes;
+    if constexpr (kByFours) {
+#pragma unroll 1
+      for (int first = 0; first < KeySeries::kCount; first += kThreads) {
+        const int number = first + thread_;
+        if (begins) series.begin(number, first_key);  // while the keys arrive
+        mbarrier_wait(loaded, parity);
+        if (number < KeySeries::kCount) series.rotate(keys);
+      }
+    } else {
+      mbarrier_wait(loaded, parity);
+      RowRotation<Variant, S::kKv, typename S::Key, S::kHeadDimQk, kThreads, false>::rotate_rows(
+          keys, 0, S::kTileKv, thread_,
+          [&](int row) { return static_cast<uint32_t>(first_key + row); },
+          [](float x, int, int) { return x; });
+    }
+    announce(barrier(S::kSlotFull, slot));
+  }
+
+  /// Rotates the queries of a tile for one head, and passes on the parts of buffers as
+  /// Sm90QueryLoader::load_queries() announces them.
+  FLASHPLAN_DEVICE void rotate_queries(const Sm90Context& context, int32_t head) {
+    const RowBlock block = context.block();
+    const bool is_shared = block.rows.num_rows > 64;
+    while (is_shared && place_ % S::kQParts != 0) {
+      wait_queries();
+      announce(barrier(S::kQFull, place_ % S::kQBarriers));
+      ++place_;
+    }
+    wait_queries();
+    for (int part = 1; is_shared && part < S::kQParts; ++part) {
+      if (thread_ == 0) mbarrier_arrive(barrier(S::kQFull, (place_ + part) % S::kQBarriers));
+    }
+    const uint32_t queries = base_ + S::query_offset(place_);
+    const auto position = [&](int row) {
+      return block.position + block.rows.query(row, p_.schedule.group_size);
+    };
+    if constexpr (kByFours && !Variant::kTransformsQuery) {
+      using Pairs = FourPairs<Variant, S::kQ, typename S::Query>;
+      constexpr int kRowStep = kThreads / Pairs::kPerRow;
+      const int item = opaque(thread_) % Pairs::kPerRow;
+      const int first_row = opaque(thread_) / Pairs::kPerRow;
+      const int end = first_row < kRowStep ? block.rows.num_rows : 0;
+      const int32_t group_size = p_.schedule.group_size.value;
+      FourTurns<Variant> turns;
+      // Whether the rows of this thread, and their positions, are evenly spaced.
+      if (kRowStep % 8 == 0 && kRowStep % group_size == 0) {
+        turns.begin(item, position(first_row), [&](int pair) {
+          return rotor(angle_of(Variant::turns(pair), kRowStep / group_size), 1.0F);
+        });
+        const Pairs pairs(first_row, item);
+        uint32_t at = queries;
+#pragma unroll 2
+        for (int row = first_row; row < end; row += kRowStep) {
+          pairs.store(at, Pairs::rotated(pairs.load(at), turns.now));
+          turns.advance();
+          at += kRowStep / 8 * S::Query::kGroupBytes;
+        }
+      } else {
+#pragma unroll 1
+        for (int row = first_row; row < end; row += kRowStep) {
+          const Pairs pairs(row, item);
+          turns.set(item, position(row));
+          pairs.store(queries, Pairs::rotated(pairs.load(queries), turns.now));
+        }
+      }
+    } else {
+      const Variant variant(p_);
+      const int head_dim = p_.tensors.head_dim_qk;
+      RowRotation<Variant, S::kQ, typename S::Query, S::kHeadDimQk, kThreads,
+                  Variant::kTransformsQuery>::rotate_rows(queries, 0, block.rows.num_rows, thread_,
+                                                          position, [&](float x, int row, int dim) {
+                                                            return dim < head_dim
+                                                                       ? variant.query(
+                                                                             x, element_position(
+                                                                                    p_, block.rows,
+                                                                                    block.position,
+                                                                                    head, row, dim))
+                                                                       : x;
+                                                          });
+    }
+    announce(barrier(S::kQFull, place_ % S::kQBarriers));
+    place_ += is_shared ? S::kQParts : 1;
+  }
+  FLASHPLAN_DEVICE void wait_queries() const {
+    mbarrier_wait(barrier(S::kQLoaded, place_ % S::kQBarriers), place_ / S::kQBarriers & 1);
+  }
+
+  const AttentionParams& p_;
+  unsigned char* const smem_;
+  const uint32_t base_;
+  const int thread_;
+  int32_t num_steps_ = 0;
+  int32_t follows_ = 0;  // 1 if the step before is followed by its values
+  int32_t place_ = 0;    // of the queries, see S::query_offset()
+};
+
+}  // namespace flashplan::device

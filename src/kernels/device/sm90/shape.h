@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+// Sizes of the sm90 family, and the layout of its shared memory.
+#pragma once
+
+#include "kernels/device/numeric.h"
+#include "kernels/device/pages.h"
+#include "kernels/device/sm90/wgmma.h"
+
+namespace flashplan::device {
+
+/// The record of a work tile and of its segment in shared memory, where producer and consumers read
+/// it.
+struct Sm90Context {
+  WorkTile tile;
+  Segment segment;
+  int32_t is_end;            // there is no tile: the queue ends here
+  int32_t first_masked_key;  // the first key that the caller's mask of bits covers
+  int32_t row_begin;         // of the tile, as in PackedRows
+  int32_t num_rows;
+
+  /// What finish() has computed.
+  FLASHPLAN_DEVICE RowBlock block() const {
+    return {{tile.segment, segment.qo_begin, row_begin, num_rows},
+            segment.kv_row,
+            segment.position,
+            {tile.kv_begin, tile.kv_end}};
+  }
+  /// Whether the tile has steps over keys. Where the real length leaves a tile of a merge without
+  /// keys, it still has one step, whose keys are all masked: this writes the empty state that the
+  /// merge waits for.
+  FLASHPLAN_DEVICE bool has_steps() const {
+    // Without branches: all words are loaded at once.
+    const auto is_tile = static_cast<unsigned>(is_end == 0);
+    return (is_tile & (static_cast<unsigned>(tile.kv_begin < tile.kv_end) |
+                       static_cast<unsigned>(tile.merge >= 0))) != 0;
+  }
+  /// Adds to the record the rows of the tile, and what only the tensors of this run say: shortens
+  /// the tile to the real length of its request and to the keys that have page ids, and looks up
+  /// where the mask of bits begins.
+  FLASHPLAN_DEVICE void finish(const AttentionParams& p, int32_t tile_kv) {
+    RowBlock block;
+    block.assign(p, tile, segment);
+    row_begin = block.rows.row_begin;
+    num_rows = block.rows.num_rows;
+    const int32_t request = request_of(tile, segment, p.tensors.pages);
+    if (has_real_length(p, segment)) {
+      KeySpan keys = {tile.kv_begin, tile.kv_end};
+      fit_to_length(p.mask, block.rows, p.schedule.group_size, tile_kv, p.tensors.kv_lens[request],
+                    segment, keys);
+      tile.kv_begin = keys.begin;
+      tile.kv_end = keys.end;
+    }
+    tile.kv_end = min(tile.kv_end, p.tensors.pages.keys_of(segment.kv_row));
+    first_masked_key = flashplan::first_masked_key(p, request, segment.position);
+  }
+};
+static_assert(sizeof(Sm90Context) == 64);
+
+/// `Choices`: see Traits.
+template <typename Choices>
+struct Sm90Shape : Choices {
+  // Number of consumer warpgroups, each with 64 rows. With three, a thread has 152 registers, which
+  // is enough for 64 dims and 96 keys. There the softmax takes longer than the products, and the
+  // third warpgroup overlaps more of it. A warpgroup that rotates or gathers takes the registers of
+  // the third.
+  static constexpr bool kRotates = Choices::Variant::kRotates;
+  static constexpr bool kGathers = Choices::kGathers;
+  static_assert(!(kRotates && kGathers));
+  static constexpr bool kHelps = kRotates || kGathers;   // a warpgroup helps the producer
+  static_assert(!kHelps || Choices::kHeadDimVo <= 128);  // products of more take its registers
+  static constexpr int kWarpgroups = Choices::kHeadDimVo <= 64 && !kHelps ? 3 : 2;
+  static constexpr int kTileQ = 64 * kWarpgroups;
+  static constexpr bool kIsWide = Choices::kHeadDimVo > 128;
+  // 256 dims leave room for four slots of 80 keys.
+  static constexpr int kTileKv = kIsWide ? 80 : kWarpgroups == 3 ? 96 : 128;
+  static constexpr int kThreads = 128 * (kWarpgroups + (kHelps ? 2 : 1));
+  static constexpr int kConsumerWarps = 4 * kWarpgroups;
+  // Registers of a thread. The consumers get as few as their loop over keys needs to keep its
+  // values in registers; with 256 dims it loads four of them from local memory in each step. The
+  // producer gets the rest. A register that it spills to local memory is slow to come back while
+  // all CTAs request their first keys: with 56, the first keys of some prompts were requested 4,000
+  // clocks later than with 72. Code that gathers must fit into 40: a page id that is spilled would
+  // be waited for when it is stored.
+  static constexpr int kProducerRegisters = kHelps ? 40 : kWarpgroups == 3 || kIsWide ? 56 : 72;
+  static constexpr int kConsumerRegisters = kRotates           ? 200
+                                            : kGathers         ? 216
+                                            : kWarpgroups == 3 ? 152
+                                            : kIsWide          ? 224
+                                                               : 216;
+  static constexpr int kRotatorRegisters = 72;
+  static constexpr int kHelperRegisters = kRotates   ? kRotatorRegisters
+                                          : kGathers ? kProducerRegisters
+                                                     : 0;
+  // A CTA owns what it was launched with, the same number for each thread and a multiple of 8.
+  // setmaxnreg waits forever for what is not there.
+  static_assert(kWarpgroups * kConsumerRegisters + kProducerRegisters + kHelperRegisters <=
+                kThreads / 128 * (65536 / kThreads / 8 * 8));
+
+  // Named barriers: one for the turn of each warpgroup, then one for the threads of each warpgroup,
+  // of the one that rotates, and of all consumers.
+  static constexpr int kTurnBarrier = 1;
+  static constexpr int kOwnBarrier = kTurnBarrier + kWarpgroups;
+  static constexpr int kRotatorBarrier = kOwnBarrier + kWarpgroups;
+  static constexpr int kConsumerBarrier = kRotatorBarrier + 1;
+
+  /// The row, in the work tile, of a consumer thread's accumulators: each thread has two rows
+  /// (`half` 0 and 1). `first` is the first of the 64 rows of its warpgroup.
+  static FLASHPLAN_DEVICE int row(int first, int thread, int half) {
+    return first + thread / 32 * 16 + half * 8 + thread % 32 / 4;
+  }
+
+  using Query = WgmmaTile<Choices::kHeadDimQk, kTileQ>;
+  using Key = WgmmaTile<Choices::kHeadDimQk, 8>;
+  using Value = WgmmaTile<Choices::kHeadDimVo, 8>;
+  // The output is staged in the memory of the queries.
+  static_assert(Choices::kHeadDimVo <= Choices::kHeadDimQk);
+  static constexpr int kQBytes = Query::bytes(kTileQ);
+  static constexpr int kKeyBytes = Key::bytes(kTileKv);
+  static constexpr int kValueBytes = Value::bytes(kTileKv);
+  static constexpr int kSlotBytes = kKeyBytes > kValueBytes ? kKeyBytes : kValueBytes;
+
+  static constexpr int kContexts = 8;
+  static constexpr int kQBuffers = Choices::kHeadDimQk > 128 ? 1 : 2;
+  // Work tiles of up to 64 rows use the parts of a buffer apart, so that the queries of several
+  // such tiles are loaded ahead.
+  static constexpr int kQParts = kQBuffers > 1 ? kWarpgroups : 1;
+  static constexpr int kQBarriers = kQBuffers * kQParts;
+  // Keys and values take turns in a ring of slots.
+  static constexpr int kHeaderBytes = 2048;
+  static constexpr int kBudget = 227 * 1024 - kHeaderBytes;
+  static constexpr int kMostSlots = (kBudget - kQBuffers * kQBytes) / kSlotBytes;
+  static constexpr int kSlots = kMostSlots < 8 ? kMostSlots : 8;
+  static_assert(kSlots >= 3);
+  // Two warps fill slots in turn. A warp tells the phases of a slot's barrier apart by parity, so
+  // it must not fall two phases behind, which it could with three slots.
+  static constexpr int kKvWarps = kSlots > 3 ? 2 : 1;
+  // Those that gather: the two of the producer, and a warpgroup of their own.
+  static constexpr int kGatherWarps = 6;
+  // Keys that are rotated, and keys and values from small pages, may be prepared; see Sm90Preparer.
+  // One warp then copies the keys, and another one the values.
+  static constexpr bool kTakesPreparedValues = kGathers;
+  static constexpr bool kTakesPrepared = kHelps && kKvWarps == 2;
+  static constexpr int kPreparingWarps = 4;
+  // Those that call Sm90Prepared::leave(): they prepare tiles, or copy them to slots.
+  static constexpr int kPreparedWarps = kPreparingWarps + (kTakesPreparedValues ? 2 : 1);
+  // Each warp that prepares has room for a part of a tile. Where the slots leave no room, the ring
+  // has one slot less meanwhile.
+  static constexpr int kPartRows = 32;
+  static constexpr int kPartBytes = Key::bytes(kPartRows);
+  static constexpr int kStageBytes = kTakesPrepared ? kPreparingWarps * kPartBytes : 0;
+  static constexpr bool kStagesInSlot =
+      kQBuffers * kQBytes + kSlots * kSlotBytes + kStageBytes > kBudget;
+  static_assert(!kStagesInSlot || kStageBytes <= kSlotBytes);
+  static constexpr int kPreparedSlots = kSlots - (kStagesInSlot ? 1 : 0);
+  static_assert(!kTakesPrepared || kPreparedSlots > 3);  // two warps fill them, as above
+
+  // Offsets in shared memory: barriers and contexts, then tiles.
+  static constexpr int kSlotFull = 0;
+  static constexpr int kSlotEmpty = kSlotFull + 8 * 8;
+  static constexpr int kQFull = kSlotEmpty + 8 * 8;
+  static constexpr int kQEmpty = kQFull + kQBarriers * 8;
+  static constexpr int kContextFull = kQEmpty + kQBarriers * 8;
+  static constexpr int kContextEmpty = kContextFull + kContexts * 8;
+  static constexpr int kTailFull = kContextEmpty + kContexts * 8;
+  // Queries and keys that are loaded and not yet rotated; behind the other barriers, if at all.
+  // Keys use the barriers of kKeyLoaded in turn, step by step.
+  static constexpr int kKeyLoaded = kTailFull + 2 * 8;
+  static constexpr int kQLoaded = kRotates ? kKeyLoaded + kSlots * 8 : kQFull;
+  static constexpr int kBarriersEnd = kRotates ? kQLoaded + kQBarriers * 8 : kKeyLoaded;
+  static constexpr int kContext = 512;
+  static constexpr int kPageIds = kContext + kContexts * 64;  // two batches of each of two warps
+  static constexpr int kReaders = kPageIds + 2 * 2 * 32 * 4;  // see Sm90ReaderMerges
+  static constexpr int kMostReaders = 64;
+  static constexpr int kWaitingMerges = kReaders + (4 + kMostReaders) * 4;  // see Sm90Merge
+  static constexpr int kQuery = kHeaderBytes;
+  static constexpr int kFirstSlot = kQuery + kQBuffers * kQBytes;
+  static constexpr int kStage = kFirstSlot + kPreparedSlots * kSlotBytes;
+  static constexpr int kSmemBytes = kStagesInSlot ? kStage + kSlotBytes : kStage + kStageBytes;
+  static_assert(kBarriersEnd <= kContext && kWaitingMerges % 16 == 0);
+  static constexpr int kStatesFull =
+      kWaitingMerges + kWarpgroups * 16 * (1 + kMostSplitsPerQueue);  // see Sm90Merge
+  static constexpr int kFirstPrepared = kStatesFull + 8;              // of each context
+  static constexpr int kOnPages = kFirstPrepared + kContexts * 4;     // kAllOnPages, see pages.h
+  static_assert(kOnPages + 4 <= kHeaderBytes);
+
+  /// Where the queries of a tile begin. `place` counts the parts of buffers that tiles have taken
+  /// so far: a tile of up to 64 rows takes one, any other tile takes all parts of a buffer.
+  static FLASHPLAN_DEVICE uint32_t query_offset(uint32_t place) {
+    return kQuery + place / kQParts % kQBuffers * kQBytes + place % kQParts * 64 * 128;
+  }
+};
+
+}  // namespace flashplan::device

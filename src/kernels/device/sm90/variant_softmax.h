@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+// Weights of the sm90 family for variants whose bodies read positions, or that have no softmax.
+#pragma once
+
+#include "kernels/device/sm90/softmax.h"
+
+namespace flashplan::device {
+
+/// With a softmax it differs from Sm90Softmax in two ways. In a step in which every row sees every
+/// key, a logit is transformed right before its weight is computed, so that the arithmetic of the
+/// body runs beside the exponentials. And the shifts follow logits that grow with the key, as those
+/// of ALiBi do, before weights come out too large. Without a softmax there are neither shifts nor
+/// sums.
+template <typename S>
+struct Sm90VariantSoftmax : Sm90Softmax<S> {
+  using Base = Sm90Softmax<S>;
+  using Base::logits;
+  using Base::shift;
+  using Base::sum;
+  using typename Base::Visible;
+
+  /// See Sm90Softmax.
+  FLASHPLAN_DEVICE void begin(const AttentionParams& p, const Sm90Context& context, int32_t head,
+                              int first_row, int thread) {
+    Base::reset();
+    const RowBlock block = context.block();
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      rows_[half] = block.logit_position(p, S::row(first_row, opaque(thread), half), head,
+                                         context.segment.qo_len);
+    }
+  }
+
+  /// See Sm90Softmax.
+  template <typename Variant, typename Again>
+  FLASHPLAN_DEVICE bool weigh_step(const AttentionParams& p, const Variant& variant,
+                                   const Sm90Context& context, const Visible& visible,
+                                   int first_row, int thread, int32_t key, bool is_first,
+                                   float (&shrink)[2], Again multiply_again) {
+    // Computed anew each time, since a register that held it meanwhile would be missing.
+    const auto hides = [&] { return visible.hides(opaque(key)); };
+    const Transform<Variant> of(variant, rows_, key + opaque(thread) % 4 * 2);
+    if constexpr (!Variant::kUseSoftmax) {
+      if (hides()) {
+        asm volatile("");  // a branch, as in Sm90Softmax
+        transform<false>(of);
+        Base::mask(p, context, visible, first_row, thread, key);
+      } else {
+        transform<true>(of);
+      }
+      drop_masked();
+      return false;
+    }
+    shrink[0] = shrink[1] = 1.0F;
+    float added[2];
+    bool raised = false;
+    bool is_weighed = false;
+    if (!is_first && !hides()) {
+      if constexpr (Variant::kTransformsLogits) raised = follow(of, visible, shrink);
+      weigh_transformed(of, added);
+      is_weighed = !Base::too_large(added, visible);
+      if (!is_weighed) multiply_again();
+    }
+    if (!is_weighed) {
+      transform<false>(of);
+      if (hides()) {
+        asm volatile("");  // a branch, as in Sm90Softmax
+        Base::mask(p, context, visible, first_row, thread, key);
+      }
+      float more[2];
+      Base::raise(variant.exp2_scale, more);
+      Base::weigh(variant.exp2_scale, shift, added);
+      shrink[0] *= more[0];
+      shrink[1] *= more[1];
+      raised = true;
+    }
+    sum[0] += added[0];
+    sum[1] += added[1];
+    return raised;
+  }
+
+ private:
+  /// What the variant makes of this thread's logits in a step. Logit i is in row i / 2 % 2.
+  template <typename Variant>
+  struct Transform {
+    const Variant& variant;
+    LogitPosition rows[2];  // at the key of this thread's first column
+
+    FLASHPLAN_DEVICE Transform(const Variant& variant, const LogitPosition (&rows_at_0)[2],
+                               int32_t first_key)
+        : variant(variant) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        rows[half] = rows_at_0[half];
+        // What follows from the query alone would be computed for all columns before the loop over
+        // the steps, and take their registers.
+        rows[half].query = opaque(rows[half].query);
+        // A mask compares the same keys for both rows. In a logit the compiler can take positions
+        // together if the keys of the rows have nothing in common.
+        rows[half].key = Variant::kTransformsLogits ? opaque(first_key) : first_key;
+      }
+    }
+    /// `kHasAllKeys`: there are keys in all columns. Elsewhere columns past the last key get the
+    /// position of the last key.
+    template <bool kHasAllKeys>
+    FLASHPLAN_DEVICE float operator()(float x, int i) const {
+      LogitPosition at = rows[i / 2 % 2];
+      at.key += i / 4 * 8 + i % 2;
+      // A tile of a merge may have no keys.
+      if constexpr (!kHasAllKeys) at.key = min(at.key, max(at.kv_len - 1, 0));
+      if constexpr (Variant::kTransformsLogits) x = variant.logit(x, at);
+      if constexpr (Variant::kMasksLogits) x = variant.visible(at) ? x : -infinity();
+      return x;
+    }
+  };
+
+  template <bool kHasAllKeys, typename Variant>
+  FLASHPLAN_DEVICE void transform(const Transform<Variant>& of) {
+#pragma unroll
+    for (int i = 0; i < S::kTileKv / 2; ++i) {
+      logits[i] = of.template operator()<kHasAllKeys>(logits[i], i);
+    }
+  }
+
+  /// Turns masked logits into weights of 0.
+  FLASHPLAN_DEVICE void drop_masked() {
+#pragma unroll
+    for (float& x : logits) x = x == -infinity() ? 0.0F : x;
+  }
+
+  template <typename Variant>
+  FLASHPLAN_DEVICE void weigh_transformed(const Transform<Variant>& of, float (&added)[2]) {
+    float chains[2][2] = {};
+#pragma unroll
+    for (int i = 0; i < S::kTileKv / 2; ++i) {
+      float& x = logits[i];
+      x = of.template operator()<true>(x, i);
+      x = exp2_fast(__fmaf_rn(x, of.variant.exp2_scale, -shift[i / 2 % 2]));
+      chains[i / 2 % 2][i % 2] += x;
+    }
+    added[0] = chains[0][0] + chains[0][1];
+    added[1] = chains[1][0] + chains[1][1];
+  }
+
+  /// Raises the shifts if some logits of the step are much larger: a few columns are representative
+  /// of logits that grow with the key, and other logits are seen by their weights. Returns whether
+  /// they were raised.
+  template <typename Variant>
+  FLASHPLAN_DEVICE bool follow(const Transform<Variant>& of, const Visible& visible,
+                               float (&shrink)[2]) {
+    // Half of what weights can hold is left for logits that are larger than the samples.
+    constexpr float kSlack = 5.0F;
+    // Added to the logits that the shifts are raised to, because the next ones are likely to be
+    // still larger. Products of 16 bits keep their precision for weights that are so much smaller.
+    constexpr float kAhead = S::kQ == DType::kFloat16 ? 4.0F : 14.0F;
+    const float scale = of.variant.exp2_scale;
+    float samples[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      constexpr int kHalf = S::kTileKv / 16 * 4;
+      const int i = S::kTileKv / 2 - 3 + 2 * half;  // the last column
+      samples[half] = fmaxf(of.template operator()<true>(logits[i], i),
+                            of.template operator()<true>(logits[i - kHalf], i - kHalf));
+    }
+    bool grows = false;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const bool is_row = visible.most[half] == Base::kMost;
+      grows = grows || (is_row && __fmaf_rn(samples[half], scale, -shift[half]) > kSlack);
+    }
+    if (!__any_sync(0xffffffffU, grows)) return false;
+    samples[0] += kAhead;
+    samples[1] += kAhead;
+    Base::raise_to(samples, shrink, [&](float x, int) { return x * scale; });
+    return true;
+  }
+
+  LogitPosition rows_[2];  // of this thread's rows, at key 0
+};
+
+}  // namespace flashplan::device

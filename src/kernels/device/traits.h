@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the kernels of every family are compiled for.
+#pragma once
+
+#include "kernels/device/element.h"
+#include "kernels/device/variant.h"
+
+namespace flashplan::device {
+
+/// The compile-time choices of a kernel.
+template <DType kQ_, DType kKv_, int kHeadDimQk_, int kHeadDimVo_, typename Variant_>
+struct Traits {
+  static constexpr DType kQ = kQ_;
+  static constexpr DType kKv = kKv_;
+  static constexpr int kHeadDimQk = kHeadDimQk_;
+  static constexpr int kHeadDimVo = kHeadDimVo_;
+  static constexpr bool kGathers = false;       // Sm90Gatherer copies keys and values
+  static constexpr bool kFewRowsAlone = false;  // see FewRowsAlone
+  // Decodes with this head dim read the rows of two kv heads together, because memory delivers less
+  // if rows as short as these are read one by one. 0: no head dim.
+  static constexpr int kShortRowDims =
+      kHeadDimQk == kHeadDimVo && kHeadDimQk * Element<kKv>::kBytes <= 128 ? kHeadDimQk : 0;
+  using Variant = Variant_;
+  // The dtype of weights and values in their product. The weights of a softmax are small enough for
+  // float16. So are 8-bit values, and widening them to float16 takes fewer instructions.
+  static constexpr DType kWeight =
+      Element<kKv>::kBytes == 1 && Variant::kUseSoftmax && !Variant::kTransformsValue
+          ? DType::kFloat16
+          : kQ;
+};
+
+}  // namespace flashplan::device

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a CTA keeps in shared memory of a row that it reads without holding all of it: candidates,
+// which are the elements that may pass the filters of sample(), and the masses of blocks.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "ops/cuda/sample/counted.h"
+#include "ops/cuda/sample/few.h"
+#include "ops/cuda/sample/plain.h"
+
+namespace flashplan::cuda {
+
+constexpr int32_t kMostStreamedTopK = 128;  // for which there is a bound of the candidates
+
+using Mass = unsigned long long;  // as atomicAdd() takes it
+
+/// What a CTA keeps of a row.
+struct StreamList {
+  static constexpr int kMost = 512;  // of a warp
+  static constexpr int kMostBlocks = 1024;
+  union {
+    struct {
+      uint32_t keys[kRowWarps][kMost];  // of the candidates that a warp has found
+      uint32_t ids[kRowWarps][kMost];
+    };
+    CountedShared counted;
+    PlainShared plain;
+  };
+  Mass masses[kMostBlocks];  // of what is kept of blocks
+};
+
+template <DType kDType>
+class SampleList : protected SampleFew<kDType, false, false> {
+  using Base = SampleFew<kDType, false, false>;
+
+ public:
+  /// `memory`: what SampleRow needs, and a StreamList behind it.
+  __device__ SampleList(const RowParams<SampleParams>& params, int32_t row, SampleShared& shared,
+                        float* memory)
+      : Base(params, row, shared, memory),
+        list_(*reinterpret_cast<StreamList*>(memory + kListed)) {}
+
+  /// Where the list begins, in floats.
+  static constexpr int kListed = (kBytesOfRank + kGroups * 8) / 4;
+
+ protected:
+  using Base::least_;
+  using Base::most_;
+  using Base::p_;
+  using Base::part_;
+  using Base::scale_;
+  using Base::shared_;
+  static constexpr int kVec = kWordElements<kDType>;
+
+  /// Lists those of the warp's elements that are at least `low` and below `high`. This thread has
+  /// the elements x, of which the first is element i.
+  __device__ void list(const float (&x)[kVec], int i, float low, float high = INFINITY) {
+    if (num_ > StreamList::kMost) return;
+    const unsigned before = (1U << lane_of_thread()) - 1;
+    const int warp = warp_of_thread();
+#pragma unroll
+    for (int e = 0; e < kVec; ++e) {
+      const bool is_in = x[e] >= low && !(x[e] >= high) && i + e < part_.count();
+      const unsigned lanes = __ballot_sync(~0U, is_in);
+      const int place = num_ + __popc(lanes & before);
+      if (is_in && place < StreamList::kMost) {
+        list_.keys[warp][place] = key_of(x[e]);
+        list_.ids[warp][place] = static_cast<uint32_t>(i + e);
+      }
+      num_ += __popc(lanes);
+    }
+  }
+
+  /// Ends the lists: sets num_listed_ for all threads, and returns whether no warp has found more
+  /// candidates than its list holds. All threads call it.
+  __device__ bool finish_lists() {
+    num_listed_ = static_cast<int>(this->sum_of_cta(lane_of_thread() == 0 ? num_ : 0));
+    return __syncthreads_or(num_ > StreamList::kMost ? 1 : 0) == 0;
+  }
+
+  /// Calls body(key, id) for the candidates of this thread.
+  template <class Body>
+  __device__ void for_each(const Body& body) const {
+    const int warp = warp_of_thread();
+#pragma unroll 1
+    for (int c = lane_of_thread(); c < num_; c += 32) {
+      body(list_.keys[warp][c], list_.ids[warp][c]);
+    }
+  }
+
+  /// The candidates of this thread as find_range() and find_key() take them: each counts 1 or, by
+  /// weight, what it adds to the mass above the cut.
+  template <bool kByWeight>
+  __device__ auto amounts() const {
+    return [this](const auto& add) {
+      this->for_each([&](uint32_t key, uint32_t /*id*/) {
+        add(key, this->template amount_of_key<kByWeight>(key, cut_));
+      });
+    };
+  }
+
+  /// What the cut keeps of the candidates.
+  struct Kept {
+    uint32_t tie;       // the weight of a tie
+    uint32_t last_tie;  // the id of the last tie that is kept
+    uint64_t mass;      // of all that is kept
+  };
+  __device__ Kept find_kept() {
+    const uint32_t tie = this->weight_of_tie(cut_);
+    Kept kept = {tie, ~0U, mass_above_cut() + uint64_t{cut_.num_ties} * tie};
+    if (tie == 0) return kept;
+    const auto is_tie = [&](uint32_t key, uint32_t /*id*/) { return key == cut_.key ? 1U : 0U; };
+    uint64_t num_ties = 0;
+    this->for_each([&](uint32_t key, uint32_t id) { num_ties += is_tie(key, id); });
+    if (this->sum_of_cta(num_ties) > cut_.num_ties) kept.last_tie = find_id(cut_.num_ties, is_tie);
+    return kept;
+  }
+  /// The weight of an element; 0 if it is not kept.
+  __device__ uint32_t weight_in(const Kept& kept, uint32_t key, uint32_t id) const {
+    if (key == cut_.key) return id <= kept.last_tie ? kept.tie : 0U;
+    return this->template amount_of_key<true>(key, cut_);
+  }
+
+  /// The mass of the candidates above the cut.
+  __device__ uint64_t mass_above_cut() {
+    uint64_t mass = 0;
+    this->for_each([&](uint32_t key, uint32_t /*id*/) {
+      mass += this->template amount_of_key<true>(key, cut_);
+    });
+    return this->sum_of_cta(mass);
+  }
+
+  /// The id at which the sum of amount_of(key, id), in the order of ids, reaches `wanted`.
+  template <class AmountOf>
+  __device__ uint32_t find_id(uint64_t wanted, const AmountOf& amount_of) {
+    const auto last = static_cast<uint32_t>(p_.vocab - 1);
+    least_ = 0;
+    most_ = last;
+    this->find_key(wanted, 0, [&](const auto& add) {
+      this->for_each([&](uint32_t key, uint32_t id) { add(last - id, amount_of(key, id)); });
+    });
+    return last - least_;
+  }
+
+  /// Takes over the row's largest value, once the row has been read. Returns false if it shows that
+  /// the row has an error.
+  __device__ bool read_largest() {
+    scale_.largest = sampling::value_of(shared_.most);
+    return fabsf(scale_.largest) < INFINITY;
+  }
+
+  StreamList& list_;
+  Cut cut_{};
+  int32_t top_k_ = 0;
+  float bound_ = -INFINITY;  // a value that all listed elements reach
+  int num_ = 0;              // of candidates of the warp
+  int num_listed_ = 0;       // of candidates
+};
+
+}  // namespace flashplan::cuda

@@ -1,0 +1,305 @@
+// SPDX-License-Identifier: Apache-2.0
+// A row that sample() draws from, as a cluster of CTAs has it: its values, their weights, and what
+// the CTAs tell each other. All that is added is integers, so any order gives the CPU's results.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "flashplan/sampling.h"
+#include "ops/cuda/formats.h"
+#include "ops/cuda/sample/mailbox.h"
+#include "ops/cuda/sample/row_bins.h"
+#include "ops/cuda/sample/row_part.h"
+#include "ops/sampling_math.h"
+
+namespace flashplan::cuda {
+
+using sampling::Cut;
+
+constexpr int kMaxCandidates = 768;  // of a row; each CTA of a cluster has an equal share
+constexpr int kMostFew = 160;        // candidates that are compared each with each
+constexpr int kFewPadding = 32;      // behind them
+constexpr int kValues = 4;           // that CTAs tell each other at once
+
+/// Of a CTA.
+struct SampleShared {
+  BulkBarrier arrived[kBulks];           // of the part
+  Mailbox mail[2];                       // of the steps. Two, since a CTA may be a step ahead
+  Mailbox lists;                         // of candidates
+  Mailbox gathered_mail;                 // of `gathered`, in the first CTA of the row
+  uint64_t warp_values[kMaxCluster][2];  // of warps, or of ranks
+  uint32_t warp_keys[kRowWarps];
+  union {
+    Bins bins;
+    uint64_t gathered[kMaxCandidates];  // keys and ids of all CTAs' candidates
+  };
+  Bin group;  // of bins
+  Bin found;
+  union {
+    alignas(16) uint32_t candidates[kMaxCandidates];  // keys: the share of rank 0, of rank 1 ...
+    uint64_t largest[kMaxCluster][kRowWarps];         // the two largest keys of each warp
+    uint4 few[kMostFew + kFewPadding];  // ~id, key, weight, and again the weight if it is kept
+    uint64_t sums[kRowWarps][kValues];  // of warps
+  };
+  uint32_t num_candidates;  // of this CTA, also those that have found no place
+  uint32_t least, most;     // of its candidates
+  uint32_t selected[2];     // the ends of a range of bins
+  uint64_t own_above;       // the mass above its candidates
+  uint64_t wanted;          // count or mass, for the threshold
+  bool goes_on;             // whether the token is in this CTA
+  uint64_t target, ties_before, total;
+  float temperature, top_p, min_p;  // of the row
+  int32_t top_k;
+  uint64_t random;
+};
+
+static_assert(sizeof(SampleShared) <= 10 * 1024, "three CTAs of 16,128 elements must fit an SM");
+
+/// The dynamic shared memory that SampleRow needs for each CTA of the cluster: what that CTA sends
+/// in two steps.
+constexpr int kBytesOfRank = 2 * kValues * sizeof(uint64_t);
+
+/// Of 0, only +0 has a key.
+__device__ inline uint32_t key_of(float x) { return sampling::key_of(__fadd_rn(x, 0.0F)); }
+
+/// NaN if one of them is.
+__device__ inline float larger_or_nan(float a, float b) {
+#ifdef __CUDA_ARCH__
+  float result;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+#else
+  return a != a || a > b ? a : b;
+#endif
+}
+
+/// log(part / all). It is not inlined: it is as much code as a loop over a row, and only draws with
+/// log-probabilities need it.
+__device__ __noinline__ inline float log_of_ratio(double part, double all) {
+  return static_cast<float>(log(part / all));
+}
+
+/// Writes what a row gave.
+__device__ inline void write_result(const SampleParams& p, int32_t row, int32_t id, float logprob,
+                                    SampleError error) {
+  p.ids[row] = id;
+  if (p.logprobs != nullptr) p.logprobs[row] = logprob;
+  if (p.status != nullptr) p.status[row] = static_cast<int32_t>(error);
+}
+
+/// The sums of a value over the threads of the CTA before this one, and over all.
+struct SumsOfCta {
+  uint64_t before;
+  uint64_t all;
+};
+/// For values whose sum is below 2^54. `of_warps` is shared memory. All threads of the CTA call it;
+/// a barrier is inside, and one is due before `of_warps` is written again.
+__device__ inline SumsOfCta sums_of_cta(uint64_t own, uint64_t (&of_warps)[kMaxCluster][2]) {
+  const uint64_t to_lane = sum_to_lane(own);
+  const int lane = lane_of_thread();
+  const int warp = warp_of_thread();
+  if (lane == 31) of_warps[warp][0] = to_lane;
+  __syncthreads();
+  const uint64_t of_warp = lane < kRowWarps ? of_warps[lane][0] : 0;
+  return {sum_of_warp(lane < warp ? of_warp : 0) + to_lane - own, sum_of_warp(of_warp)};
+}
+
+__device__ inline SampleError error_of_parameters(float temperature, int32_t top_k, float top_p,
+                                                  float min_p) {
+  if (!(temperature >= 0.0F && temperature < INFINITY)) return SampleError::kTemperature;
+  if (top_k < 1) return SampleError::kTopK;
+  if (!(top_p > 0.0F && top_p <= 1.0F)) return SampleError::kTopP;
+  if (!(min_p >= 0.0F && min_p <= 1.0F)) return SampleError::kMinP;
+  return SampleError::kNone;
+}
+
+/// All threads of the cluster go through all calls together. The steps of sample() are classes that
+/// derive from this one.
+template <DType kDType, bool kFromProbs, bool kHeld>
+class SampleRow {
+ public:
+  __device__ SampleRow(const RowParams<SampleParams>& params, int32_t row, SampleShared& shared,
+                       float* memory)
+      : p_(params.p),
+        row_(row),
+        shared_(shared),
+        values_(reinterpret_cast<uint64_t*>(memory + (kHeld ? params.split.part : 0))),
+        groups_(values_ + cluster_size() * (2 * kValues)),
+        part_({params.p.logits, params.p.row_stride, params.p.bias, params.p.bias_stride}, row,
+              params.p.vocab, params.split, memory, kFromProbs ? 0.0F : -INFINITY) {}
+
+ protected:
+  __device__ void write(int32_t id, float logprob, SampleError error) const {
+    write_result(p_, row_, id, logprob, error);
+  }
+
+  /// Reads the row's parameters. One thread calls it, and the others see them after a barrier.
+  /// Parameters that are tensors are loaded while the logits are on their way.
+  __device__ void read_parameters() {
+    shared_.temperature = p_.temperature.of(row_);
+    shared_.top_k = p_.top_k.of(row_);
+    shared_.top_p = p_.top_p.of(row_);
+    shared_.min_p = p_.min_p.of(row_);
+    shared_.random = sampling::random_of_try(p_, row_, 0).first;
+  }
+
+  __device__ SampleError error_of_parameters() const {
+    return cuda::error_of_parameters(shared_.temperature, shared_.top_k, shared_.top_p,
+                                     shared_.min_p);
+  }
+  __device__ bool has_filters() const {
+    return sampling::has_filters(shared_.top_k, shared_.top_p, shared_.min_p, p_.vocab);
+  }
+
+  // --- Elements and their weights ---
+
+  __device__ void read(int i, float (&x)[4]) const {
+    const float4 word = part_.word(i);
+    x[0] = word.x;
+    x[1] = word.y;
+    x[2] = word.z;
+    x[3] = word.w;
+  }
+
+  /// Calls body(i) for those of this thread's words that have an element of at least `low`. Word n
+  /// begins at element i = begin + n * step, which is below `end`. All such words are found before
+  /// the first call, so that the lanes of a warp are in body() at the same time, even if the words
+  /// that they found have different numbers.
+  template <class Body>
+  __device__ void for_words_from(float low, int begin, int end, int step, const Body& body) const {
+    constexpr int kAtOnce = 32;
+#pragma unroll 1
+    for (; begin < end; begin += kAtOnce * step) {
+      unsigned words = 0;
+      const int last = min(begin + kAtOnce * step, end);
+#pragma unroll 2
+      for (int i = begin, word = 0; i < last; i += step, ++word) {
+        float x[4];
+        read(i, x);
+        const bool reaches = fmaxf(fmaxf(x[0], x[1]), fmaxf(x[2], x[3])) >= low;
+        words |= reaches ? 1U << word : 0U;
+      }
+#pragma unroll 1
+      for (; words != 0; words &= words - 1) {
+        body(begin + (__ffs(static_cast<int>(words)) - 1) * step);
+      }
+    }
+  }
+
+  __device__ uint32_t weight_of(float x) const {
+    return kFromProbs ? sampling::weight_of_probability(x, scale_)
+                      : sampling::weight_of_logit(x, scale_);
+  }
+  /// The weight, 0 for what min-p drops.
+  __device__ uint32_t kept_weight_of(float x, const Cut& cut) const {
+    const uint32_t weight = weight_of(x);
+    return weight >= cut.min_weight ? weight : 0U;
+  }
+
+  /// How far below the largest logit, at most, min-p may keep one: where the weight rounds to
+  /// `min_weight`, which is not 0.
+  __device__ float depth_of_min_p(uint32_t min_weight) const {
+    const float distance = (30.0F - log2f(static_cast<float>(min_weight) - 0.5F)) / 32.0F;
+    return __fdiv_rn(distance * 1.0001F + 1e-6F, scale_.factor);
+  }
+  /// A value that is not above any that min-p keeps.
+  __device__ float least_of_min_p(uint32_t min_weight) const {
+    if (!kFromProbs) return largest_ - depth_of_min_p(min_weight);
+    return (static_cast<float>(min_weight) - 1.0F) * 0.9999F / 1073741824.0F * largest_;
+  }
+
+  __device__ uint32_t weight_of_tie(const Cut& cut) const {
+    if (cut.num_ties == 0) return 0;
+    return kept_weight_of(sampling::value_of(cut.key), cut);
+  }
+
+  // --- What CTAs tell each other ---
+
+  /// The largest key over the cluster. All threads call it; a barrier of the CTA is inside.
+  __device__ uint32_t largest_of_cluster(uint32_t key) {
+    const int lane = lane_of_thread();
+    key = __reduce_max_sync(~0U, key);
+    if (lane == 0) shared_.warp_keys[warp_of_thread()] = key;
+    __syncthreads();
+    if (warp_of_thread() == 0) {
+      const uint32_t of_warp = lane < kRowWarps ? shared_.warp_keys[lane] : 0;
+      publish({__reduce_max_sync(~0U, of_warp), 0, 0, 0});
+    }
+    receive();
+    return __reduce_max_sync(~0U, static_cast<uint32_t>(value_of_rank(0)));
+  }
+
+  /// The sum over the threads of the CTA of values whose sum is below 2^54. All threads call it.
+  __device__ uint64_t sum_of_cta(uint64_t value) {
+    value = sum_of_warp(value);
+    const int lane = lane_of_thread();
+    if (lane == 0) shared_.warp_values[warp_of_thread()][0] = value;
+    __syncthreads();
+    value = sum_of_warp(lane < kRowWarps ? shared_.warp_values[lane][0] : 0);
+    __syncthreads();
+    return value;
+  }
+
+  /// Tells all CTAs the sums of shared_.warp_values.
+  __device__ void publish_sums() {
+    const int lane = lane_of_thread();
+    __syncthreads();
+    if (warp_of_thread() == 0) {
+      uint64_t values[kValues] = {};
+      for (int v = 0; v < 2; ++v) {
+        values[v] = sum_of_warp(lane < kRowWarps ? shared_.warp_values[lane][v] : 0);
+      }
+      publish(values);
+    }
+    receive();
+  }
+
+  // In a step each CTA of the cluster sends values to all CTAs, itself among them, and waits until
+  // the values of all CTAs have come. Steps use two mailboxes and two arrays of values in turn. A
+  // CTA reads what came in a step before it sends in the next one, and no CTA ends a step before
+  // all have sent. So an array has been read when it is written again two steps later.
+
+  /// Sends values to all CTAs of the cluster. Warp 0 calls it after a barrier of the CTA; then all
+  /// threads call receive().
+  __device__ void publish(const uint64_t (&values)[kValues]) {
+    expect(sizeof(values));
+    const int rank = lane_of_thread();
+    if (rank >= cluster_size()) return;
+    uint64_t* to = values_of(step_, cluster_rank());
+    for (int v = 0; v < kValues; v += 2) mail().send(to + v, values[v], values[v + 1], rank);
+  }
+
+  __device__ Mailbox& mail() { return shared_.mail[step_ % 2]; }
+  /// Says that each CTA of the cluster sends `bytes` to this one in this step. Warp 0 calls it.
+  __device__ void expect(int bytes) {
+    if (threadIdx.x == 0) mail().expect(static_cast<uint32_t>(bytes * cluster_size()));
+  }
+  /// Waits until what all CTAs send to this one in this step has come, and ends the step.
+  __device__ void receive() {
+    mail().wait(step_ / 2 % 2);
+    ++step_;
+  }
+
+  /// Of the last step, of the rank that the lane has; 0 where there is none.
+  __device__ uint64_t value_of_rank(int v) const {
+    const int lane = lane_of_thread();
+    return lane < cluster_size() ? values_of(step_ - 1, lane)[v] : 0;
+  }
+  /// What a CTA sent in a step.
+  __device__ uint64_t* values_of(unsigned step, int rank) const {
+    return values_ + (static_cast<int>(step % 2) * cluster_size() + rank) * kValues;
+  }
+
+  const SampleParams& p_;
+  int32_t row_;
+  SampleShared& shared_;
+  uint64_t* values_;  // [2][CTAs][kValues], of two steps
+  uint64_t* groups_;  // of the bins of each rank
+  RowPart<kDType, kHeld> part_;
+  sampling::Scale scale_{};
+  float largest_ = 0.0F;
+  unsigned step_ = 0;  // of the exchange
+};
+
+}  // namespace flashplan::cuda

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+// Reductions over a warp, and histograms with sums of 64 bits in shared memory.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "ops/cuda/sample/row_part.h"
+
+namespace flashplan::cuda {
+
+constexpr int kGroupBins = 32;  // a lane each
+constexpr int kGroups = 24;
+constexpr int kBins = kGroups * kGroupBins;
+constexpr int kLogKeyBins = 9;  // of the bins, where a range of keys is divided
+static_assert((1 << kLogKeyBins) <= kBins && kGroups <= 32);
+
+__device__ inline int lane_of_thread() { return static_cast<int>(threadIdx.x) % 32; }
+__device__ inline int warp_of_thread() { return static_cast<int>(threadIdx.x) / 32; }
+
+/// The sum over a warp of values below 2^54.
+__device__ inline uint64_t sum_of_warp(uint64_t value) {
+  constexpr int kLow = 27;  // bits, of which 32 sums fit 32
+  const auto low = static_cast<uint32_t>(value) & ((1U << kLow) - 1);
+  const auto high = static_cast<uint32_t>(value >> kLow);
+  return __reduce_add_sync(~0U, low) + (uint64_t{__reduce_add_sync(~0U, high)} << kLow);
+}
+
+/// The sum of the values of this lane and of the lanes before, of 64 bits unless T is given.
+template <class T = uint64_t>
+__device__ T sum_to_lane(std::type_identity_t<T> value) {
+#pragma unroll 1
+  for (int distance = 1; distance < 32; distance *= 2) {
+    const T other = __shfl_up_sync(~0U, value, distance);
+    if (lane_of_thread() >= distance) value += other;
+  }
+  return value;
+}
+
+/// Sums by bin. The 64-bit atomics of shared memory are loops, so a sum is two words: what leaves
+/// the low one is counted in the high one. The first bin is in two parts: what many elements may
+/// add to it goes to a sum of the lane, so that the lanes of a warp do not wait for each other. The
+/// weights of that bin are below 2^6, so that the sums of lanes stay below 2^32 in any row.
+struct Bins {
+  uint32_t low[kBins + 32];
+  uint32_t high[kBins];
+
+  /// The lane's part of the first bin.
+  __device__ static int first_of_lane() { return kBins + lane_of_thread(); }
+
+  /// By all threads of a CTA; a barrier is due before and after.
+  __device__ void clear() {
+    const auto thread = static_cast<int>(threadIdx.x);
+#pragma unroll 1
+    for (int i = thread; i < kBins; i += kRowThreads) low[i] = high[i] = 0;
+    if (thread < 32) low[kBins + thread] = 0;
+  }
+  /// The amounts of four bins at once: four atomics on their way.
+  __device__ void add(const int (&bins)[4], const uint32_t (&amounts)[4]) {
+    bool carries[4];
+    bool any = false;
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const uint32_t before = atomicAdd(&low[bins[e]], amounts[e]);
+      carries[e] = before + amounts[e] < amounts[e];
+      any = any || carries[e];
+    }
+    if (!any) return;
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      if (carries[e]) atomicAdd(&high[bins[e]], 1U);
+    }
+  }
+  /// Of the first bin, the part that is not of lanes.
+  __device__ uint64_t sum(int bin) const { return low[bin] + (uint64_t{high[bin]} << 32); }
+  /// What the lane has of the sum of a group.
+  __device__ uint64_t sum_of_group(int group) const {
+    return sum(group * kGroupBins + lane_of_thread()) + (group == 0 ? low[first_of_lane()] : 0U);
+  }
+};
+
+/// The first lane at which the running sum over the lanes reaches what is wanted; 31 if none does.
+struct BinOfLanes {
+  int lane;
+  uint64_t above;  // the running sum before that lane
+};
+__device__ inline BinOfLanes find_reached(uint64_t reached, uint64_t sum, uint64_t wanted) {
+  const unsigned lanes = __ballot_sync(~0U, reached >= wanted);
+  const int lane = lanes != 0 ? __ffs(static_cast<int>(lanes)) - 1 : 31;
+  return {lane, __shfl_sync(~0U, reached - sum, lane)};
+}
+__device__ inline BinOfLanes find_lane(uint64_t sum, uint64_t above, uint64_t wanted) {
+  return find_reached(above + sum_to_lane(sum), sum, wanted);
+}
+
+/// What is found among bins.
+struct Bin {
+  int index;           // -1: all bins together do not reach what is wanted
+  uint64_t above;      // the bin, with what is above all bins
+  uint64_t own_above;  // of this CTA
+  uint64_t wanted;
+};
+
+/// Finds, from the last bin down, the bin at which the sum of this CTA's bins and `above` reaches
+/// `wanted`, which the sum of all bins does. All threads call it after they have added to the bins,
+/// without a barrier in between, and get the result. `groups` is [kGroups].
+__device__ inline Bin find_bin(const Bins& bins, uint64_t* groups, uint64_t above, uint64_t wanted,
+                               Bin& found) {
+  const int lane = lane_of_thread();
+  __syncthreads();
+#pragma unroll 1
+  for (int group = warp_of_thread(); group < kGroups; group += kRowWarps) {
+    const uint64_t sum = sum_of_warp(bins.sum_of_group(group));
+    if (lane == 0) groups[group] = sum;
+  }
+  __syncthreads();
+  if (warp_of_thread() == 0) {
+    // Lane 0 has the last group, then the last bin of a group.
+    const int group_of_lane = kGroups - 1 - lane;
+    const BinOfLanes group =
+        find_lane(group_of_lane >= 0 ? groups[group_of_lane] : 0, above, wanted);
+    const int index = (kGroups - group.lane) * kGroupBins - 1 - lane;
+    const BinOfLanes bin = find_lane(bins.sum(index), group.above, wanted);
+    if (lane == 0) found = {index - bin.lane, bin.above, 0, wanted};
+  }
+  __syncthreads();
+  return found;
+}
+
+}  // namespace flashplan::cuda

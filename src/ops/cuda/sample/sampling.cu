@@ -1,0 +1,343 @@
+// SPDX-License-Identifier: Apache-2.0
+// sample() on CUDA. Without filters, a cluster of CTAs reads a row and keeps nothing of it. With
+// filters, a cluster has the row in its shared memory, or, of many rows, a CTA reads one without
+// keeping it.
+#include <cmath>
+#include <cstdint>
+
+#include "flashplan/sampling.h"
+#include "ops/cuda/launch.h"
+#include "ops/cuda/sample/gathered.h"
+#include "ops/cuda/sample/plain.h"
+#include "ops/cuda/sample/stream.h"
+#include "ops/operators.h"
+
+namespace flashplan::cuda {
+namespace {
+
+/// One row of logits or of probabilities. All threads of the cluster go through all calls together.
+template <DType kDType, bool kFromProbs, bool kHeld>
+class Sampler : SampleGathered<kDType, kFromProbs, kHeld> {
+  using Base = SampleGathered<kDType, kFromProbs, kHeld>;
+
+ public:
+  using Base::Base;
+
+  __device__ void run() {
+    part_.start_load(shared_.arrived);
+    if (threadIdx.x == 32) {
+      for (Mailbox& mailbox : shared_.mail) mailbox.init();
+      shared_.lists.init();
+      shared_.gathered_mail.init();
+      shared_.num_candidates = 0;
+      Mailbox::fence_init();
+    }
+    cluster_arrive_relaxed();
+    const SampleError error = choose();
+    if (error != SampleError::kNone && is_first_thread_of_cluster()) {
+      write(-1, NAN, error);
+    }
+  }
+
+ private:
+  using Base::largest_;
+  using Base::p_;
+  using Base::part_;
+  using Base::publish_sums;
+  using Base::read;
+  using Base::row_;
+  using Base::scale_;
+  using Base::shared_;
+  using Base::sum_segments;
+  using Base::value_of_rank;
+  using Base::weight_of_tie;
+  using Base::write;
+
+  /// Draws and writes the token, or returns why there is none. After the last barrier of the
+  /// cluster no CTA touches the memory of another one, so each may end when it likes.
+  __device__ SampleError choose() {
+    if (threadIdx.x == 0) this->read_parameters();
+    const SampleError of_row = load();
+    const SampleError error = this->error_of_parameters();
+    if (error != SampleError::kNone) return error;
+    if (of_row != SampleError::kNone) return of_row;
+    if (shared_.temperature == 0.0F) return take_largest();
+    scale_ = sampling::make_scale(largest_, shared_.temperature, kFromProbs);
+    if (!this->has_filters()) return this->draw_from_all();
+    Cut cut = sampling::keep_all(sampling::least_weight(shared_.min_p));
+    uint64_t token = 0;
+    if (sampling::is_tried(shared_.top_k, shared_.top_p, shared_.min_p, p_.vocab)) {
+      const auto tried = this->draw_by_tries();
+      if (tried.error != SampleError::kNone) return tried.error;
+      token = tried.token;
+      if (token != 0 && p_.logprobs == nullptr) {
+        write_tried(token, 1);
+        return SampleError::kNone;
+      }
+    } else if (kFromProbs) {
+      sum_segments(sampling::keep_all(0));
+      publish_sums();
+      const uint64_t total = sum_of_warp(value_of_rank(0));
+      if (!sampling::sums_to_one(total, largest_)) return SampleError::kProbabilities;
+    }
+    if (this->draw_from_gathered(cut)) return SampleError::kNone;
+    // Parameters are read again where they are used, to save registers.
+    if (shared_.top_k < p_.vocab) {
+      const auto threshold = this->template find_threshold<false>(
+          &cut, [&](uint64_t /*all*/) { return static_cast<uint64_t>(shared_.top_k); });
+      cut.num_ties = static_cast<uint32_t>(threshold.wanted - threshold.above);
+    }
+    if (shared_.top_p < 1.0F) {
+      const auto threshold = this->template find_threshold<true>(&cut, [&](uint64_t all) {
+        return sampling::part_of(shared_.top_p, all + uint64_t{cut.num_ties} * weight_of_tie(cut));
+      });
+      cut.num_ties = sampling::ties_to_reach(threshold.wanted, threshold.above, weight_of_tie(cut));
+      if (token != 0) {
+        write_tried(token, threshold.above + uint64_t{cut.num_ties} * weight_of_tie(cut));
+        return SampleError::kNone;
+      }
+    }
+    this->draw(cut);
+    return SampleError::kNone;
+  }
+
+  /// Writes a token that top-p keeps. `total`: the mass of all that it keeps.
+  __device__ void write_tried(uint64_t token, uint64_t total) const {
+    if (!is_first_thread_of_cluster()) return;
+    const uint32_t weight = this->weight_of(sampling::value_of(static_cast<uint32_t>(token >> 32)));
+    this->write_token(static_cast<uint32_t>(token), weight, total);
+  }
+
+  /// Loads the part; finds the row's largest value and what is wrong with the row.
+  __device__ SampleError load() {
+    float largest = -INFINITY;  // NaN if there is one
+    float smallest = INFINITY;
+    part_.finish_load(shared_.arrived, [&](float x) {
+      largest = larger_or_nan(largest, x);
+      if (kFromProbs) smallest = fminf(smallest, x);
+    });
+    // For a negative value a thread sends infinity, which is no probability either.
+    if (kFromProbs && smallest < 0.0F && largest == largest) largest = INFINITY;
+    cluster_wait();  // all CTAs have begun: their shared memory can be written to
+    this->send_largest(key_of(largest));
+    __syncthreads();  // the parameters have been read
+    largest_ = sampling::value_of(this->receive_largest());
+    if (largest_ != largest_) return SampleError::kNotANumber;
+    if (kFromProbs) {
+      const bool fits = largest_ > 0.0F && largest_ <= 1.01F;
+      return fits ? SampleError::kNone : SampleError::kProbabilities;
+    }
+    if (largest_ == INFINITY) return SampleError::kNotANumber;
+    return largest_ == -INFINITY ? SampleError::kNoToken : SampleError::kNone;
+  }
+
+  /// The first id of the largest value.
+  __device__ SampleError take_largest() {
+    uint32_t first = ~0U;
+    for (int i = static_cast<int>(threadIdx.x) * 4; i < part_.count(); i += kRowThreads * 4) {
+      float x[4];
+      read(i, x);
+#pragma unroll
+      for (int e = 3; e >= 0; --e) {
+        if (x[e] == largest_) first = min(first, static_cast<uint32_t>(part_.begin() + i + e));
+      }
+    }
+    first = ~this->largest_of_cluster(~first);
+    if (is_first_thread_of_cluster()) {
+      write(static_cast<int32_t>(first), 0.0F, SampleError::kNone);
+    }
+    return SampleError::kNone;
+  }
+};
+
+template <DType kDType, bool kFromProbs, bool kHeld>
+__global__ void __launch_bounds__(kRowThreads, kRowCtasOfSm)
+    sample_kernel(const __grid_constant__ RowParams<SampleParams> params) {
+  __shared__ SampleShared shared;
+  extern __shared__ float4 memory[];
+  Sampler<kDType, kFromProbs, kHeld>(params, row_of_cluster(), shared,
+                                     reinterpret_cast<float*>(memory))
+      .run();
+}
+
+/// For rows that stream_kernel() cannot draw from: a function of its own, so that the registers it
+/// needs do not make the loops over rows spill others.
+template <DType kDType>
+__device__ __noinline__ void draw_from_cluster(const RowParams<SampleParams>& params, int32_t row,
+                                               SampleShared& shared, float* memory) {
+  Sampler<kDType, false, false>(params, row, shared, memory).run();
+}
+
+constexpr int kStreamCtasOfSm = 2;  // with a third, registers would be spilled
+
+template <DType kDType>
+__global__ void __launch_bounds__(kRowThreads, kStreamCtasOfSm)
+    stream_kernel(const __grid_constant__ RowParams<SampleParams> params) {
+  __shared__ SampleShared shared;
+  extern __shared__ float4 memory[];
+  auto* floats = reinterpret_cast<float*>(memory);
+  const int32_t row = row_of_cluster();
+  if (SampleStream<kDType>(params, row, shared, floats).run()) return;
+  __syncthreads();
+  draw_from_cluster<kDType>(params, row, shared, floats);
+}
+
+/// The dynamic shared memory begins with a CountedShared. Sampler's follows, after so many floats.
+constexpr int kCounted = static_cast<int>(sizeof(CountedShared)) / 4;
+
+/// With top-p alone. Rows of which top-p drops all tries, which are very few, are drawn as with
+/// other filters.
+template <DType kDType>
+__global__ void __launch_bounds__(kRowThreads, kStreamCtasOfSm)
+    counted_kernel(const __grid_constant__ RowParams<SampleParams> params) {
+  __shared__ SampleShared shared;
+  extern __shared__ float4 memory[];
+  auto* floats = reinterpret_cast<float*>(memory);
+  const int32_t row = row_of_cluster();
+  SampleCounted<kDType> counted(params.p, row, *reinterpret_cast<CountedShared*>(floats));
+  const Tried tried = counted.run();
+  if (tried == Tried::kKept && is_first_thread_of_cluster()) {
+    write_result(params.p, row, static_cast<int32_t>(counted.token()), 0.0F, SampleError::kNone);
+  }
+  if (tried != Tried::kDropped) return;
+  draw_from_cluster<kDType>(params, row, shared, floats + kCounted);
+}
+
+constexpr int kPlainCtasOfSm = 2;  // so that a block and its weights fit the registers
+
+template <DType kDType, bool kFromProbs>
+__global__ void __launch_bounds__(kRowThreads, kPlainCtasOfSm)
+    plain_kernel(const __grid_constant__ SampleParams p) {
+  __shared__ PlainShared shared;
+  SamplePlain<kDType, kFromProbs>(p, row_of_cluster(), shared).run();
+}
+
+/// Whether the temperature of all rows is 0.
+bool is_greedy(const SampleParams& p) {
+  return p.temperature.each == nullptr && p.temperature.all == 0.0F;
+}
+/// Whether each row may have filters of its own.
+bool has_filters_of_rows(const SampleParams& p) {
+  return p.top_k.each != nullptr || p.top_p.each != nullptr || p.min_p.each != nullptr;
+}
+
+/// Whether plain_kernel() is to draw from all rows: the options say that none has a filter, or that
+/// each takes its largest logit. For the largest logits of few rows, sample_kernel() is faster.
+bool is_plain(const SampleParams& p, bool has_clusters, int num_sms) {
+  if (p.vocab > kMostEntries * sampling::kBlock) return false;
+  if (is_greedy(p)) return !p.from_probs && (!has_clusters || p.num_rows >= num_sms / 3);
+  return !has_filters_of_rows(p) &&
+         !sampling::has_filters(p.top_k.all, p.top_p.all, p.min_p.all, p.vocab);
+}
+
+/// The bytes of dynamic shared memory that Sampler needs for each CTA of a cluster: for what the
+/// CTA sends in two steps and for its sums of groups of bins. Clusters of more than kMaxCluster / 2
+/// CTAs also need memory for the bins of one group; in smaller ones that of the candidates serves.
+int bytes_of_rank(int max_cluster) {
+  const int words = max_cluster > kMaxCluster / 2 ? kGroups + kGroupBins : kGroups;
+  return kBytesOfRank + words * static_cast<int>(sizeof(uint64_t));
+}
+
+/// How many CTAs share a row that is read once. A row gets several only if the launch then has at
+/// most one CTA for each SM, and if there are blocks for the warps of all of them.
+int ctas_of_row(const SampleParams& p, bool has_clusters, int num_sms) {
+  constexpr int32_t kElementsOfCta = kRowWarps * sampling::kBlock;
+  int ctas = 1;
+  while (has_clusters && ctas < kMaxCluster && p.vocab > ctas * kElementsOfCta &&
+         int64_t{p.num_rows} * ctas * 2 <= num_sms) {
+    ctas *= 2;
+  }
+  return ctas;
+}
+Grid grid_of_rows(const SampleParams& p, int cluster, bool has_clusters, int smem_bytes = 0) {
+  return {.ctas = dim3(static_cast<unsigned>(p.num_rows) * static_cast<unsigned>(cluster)),
+          .threads = dim3(kRowThreads),
+          .cluster = has_clusters ? cluster : 0,
+          .smem_bytes = smem_bytes};
+}
+
+Status sample_plain(const SampleParams& p, Device device, Stream stream, bool has_clusters,
+                    int num_sms) noexcept {
+  const Grid grid = grid_of_rows(p, ctas_of_row(p, has_clusters, num_sms), has_clusters);
+  return with_float(p.dtype, [&](auto dtype) {
+    constexpr DType kDType = decltype(dtype)::value;
+    const auto kernel = p.from_probs ? plain_kernel<kDType, true> : plain_kernel<kDType, false>;
+    return launch(kernel, grid, device, stream, p);
+  });
+}
+
+/// Whether counted_kernel() is to draw from all rows.
+bool is_counted(const SampleParams& p) {
+  return !is_greedy(p) && !p.from_probs && p.logprobs == nullptr && is_countable(p) &&
+         !has_filters_of_rows(p) &&
+         sampling::is_tried(p.top_k.all, p.top_p.all, p.min_p.all, p.vocab);
+}
+
+Status sample_counted(const SampleParams& p, Device device, Stream stream, bool has_clusters,
+                      int num_sms) noexcept {
+  const int cluster = ctas_of_row(p, has_clusters, num_sms);
+  const int32_t blocks = (p.vocab - 1) / sampling::kBlock + 1;
+  const int32_t part = ((blocks - 1) / cluster + 1) * sampling::kBlock;
+  const RowParams<SampleParams> params{p, {.part = part, .held = false}};
+  const Grid grid =
+      grid_of_rows(p, cluster, has_clusters, kCounted * 4 + cluster * bytes_of_rank(cluster));
+  return with_float(p.dtype, [&](auto dtype) {
+    return launch(counted_kernel<decltype(dtype)::value>, grid, device, stream, params);
+  });
+}
+
+/// Whether stream_kernel() is faster than a cluster for each row. It needs about one row per SM,
+/// and more if it has to read rows twice. Filters for which two readings may not be enough are left
+/// to clusters.
+bool is_streamed(const SampleParams& p, bool has_clusters, int num_sms) {
+  if (p.from_probs || p.vocab <= kMaxHeld) return false;
+  constexpr float kLargeMinP = 0.02F;  // keeps few
+  const bool has_few = p.top_k.each != nullptr || p.top_k.all <= kMostStreamedTopK ||
+                       p.min_p.each != nullptr || p.min_p.all >= kLargeMinP;
+  if (has_few) return !has_clusters || p.num_rows >= num_sms;
+  const bool has_top_k = p.top_k.all < p.vocab;
+  const bool has_top_p = p.top_p.each != nullptr || p.top_p.all < 1.0F;
+  const bool has_min_p = p.min_p.all > 0.0F;
+  if (has_min_p || has_top_k == has_top_p) return false;
+  if (has_top_p && !is_countable(p)) return false;
+  // Rows of which each has a top-p of its own are mostly read once.
+  return !has_clusters ||
+         p.num_rows >= (p.top_p.each != nullptr ? num_sms / 2 : num_sms + num_sms / 4);
+}
+
+}  // namespace
+
+Status sample(const SampleParams& p, Device device, Stream stream) noexcept {
+  const bool has_clusters = device_facts(device.index).major >= 9;
+  const int num_sms = device_facts(device.index).num_sms;
+  if (is_plain(p, has_clusters, num_sms)) {
+    return sample_plain(p, device, stream, has_clusters, num_sms);
+  }
+  if (is_counted(p)) return sample_counted(p, device, stream, has_clusters, num_sms);
+  if (is_streamed(p, has_clusters, num_sms)) {
+    return with_float(p.dtype, [&](auto dtype) {
+      constexpr DType kDType = decltype(dtype)::value;
+      const RowParams<SampleParams> params{p, {.part = p.vocab, .held = false}};
+      const int bytes = SampleList<kDType>::kListed * 4 + static_cast<int>(sizeof(StreamList));
+      const Grid grid = grid_of_rows(p, 1, has_clusters, bytes);
+      return launch(stream_kernel<kDType>, grid, device, stream, params);
+    });
+  }
+  // Few rows: as many CTAs as run at once. Many: fewer barriers for an element.
+  const int64_t most = int64_t{kRowCtasOfSm} * num_sms;
+  const bool is_large = int64_t{p.num_rows} * kMaxCluster <= most;
+  const int max_cluster = is_large ? kMaxCluster : kMaxCluster / 2;
+  const RowDivision division = {.max_cluster = max_cluster,
+                                .bytes_of_rank = bytes_of_rank(max_cluster),
+                                .multiple = sampling::kBlock};
+  return with_float(p.dtype, [&](auto dtype) {
+    constexpr DType kDType = decltype(dtype)::value;
+    constexpr RowKernels<SampleParams> kFromProbs{sample_kernel<kDType, true, true>,
+                                                  sample_kernel<kDType, true, false>};
+    constexpr RowKernels<SampleParams> kFromLogits{sample_kernel<kDType, false, true>,
+                                                   sample_kernel<kDType, false, false>};
+    return launch_rows(p.from_probs ? kFromProbs : kFromLogits, p, device, stream, division);
+  });
+}
+
+}  // namespace flashplan::cuda

@@ -1,0 +1,325 @@
+// SPDX-License-Identifier: Apache-2.0
+// speculative_verify() on CUDA: a cluster of CTAs has a request. Whether a draft is accepted where
+// no other was rejected before it depends on two numbers, which are read for all drafts at once.
+// Only where drafts are rejected, and for the last token, is a row of probabilities read.
+#include <cstdint>
+
+#include "flashplan/sampling.h"
+#include "ops/cuda/formats.h"
+#include "ops/cuda/launch.h"
+#include "ops/cuda/sample/row_bins.h"
+#include "ops/cuda/sample/verify_residual.h"
+#include "ops/operators.h"
+#include "ops/sampling_math.h"
+
+namespace flashplan::cuda {
+namespace {
+
+/// Each CTA of a cluster has a copy of all but what is for the exchange.
+struct Shared {
+  uint64_t values[2][kMaxCluster][3];  // of CTAs. Two sets, since a CTA may be a step ahead
+  uint64_t warp_values[kRowWarps][3];
+  Rejected rejected[kMaxDrafts];
+  int32_t tokens[kMaxDrafts];
+  int32_t parents[kMaxDrafts];
+  int32_t nodes[kMaxDrafts];           // that are accepted
+  bool is_accepted_first[kMaxDrafts];  // where no draft of the same parent was rejected
+};
+static_assert(sizeof(Shared) <= 16 * 1024);
+
+struct Sum {
+  static __device__ uint64_t of(uint64_t a, uint64_t b) { return a + b; }
+};
+struct Max {
+  static __device__ uint64_t of(uint64_t a, uint64_t b) { return a > b ? a : b; }
+};
+
+template <class Op>
+__device__ uint64_t reduce_warp(uint64_t value) {
+  for (int distance = 16; distance > 0; distance /= 2) {
+    value = Op::of(value, __shfl_xor_sync(~0U, value, distance));
+  }
+  return value;
+}
+
+/// One request. All threads of the cluster go through all calls together.
+template <DType kDType, bool kHeld>
+class Verifier {
+ public:
+  __device__ Verifier(const RowParams<VerifyParams>& params, int32_t request, Shared& shared,
+                      float* memory)
+      : p_(params.p),
+        request_(request),
+        shared_(shared),
+        part_(params, request, shared.rejected, memory) {}
+
+  __device__ void run() {
+    SampleError error = read_drafts();
+    if (error == SampleError::kNone) error = walk();
+    // A CTA's shared memory must live until all have read it.
+    cluster_sync();
+    if (cluster_rank() == 0) write(error);
+  }
+
+ private:
+  __device__ uint64_t random(uint32_t use) const {
+    return sampling::random_bits(p_.seed.of(request_), p_.offset.of(request_), p_.stream(request_),
+                                 use);
+  }
+
+  /// Fills what is shared of the drafts.
+  __device__ SampleError read_drafts() {
+    bool is_wrong = false;
+    for (int i = static_cast<int>(threadIdx.x); i < p_.num_drafts; i += kRowThreads) {
+      const auto id = static_cast<int32_t>(p_.token(request_, i));
+      const int32_t parent = p_.parent(request_, i);
+      shared_.tokens[i] = id;
+      shared_.parents[i] = parent;
+      if (p_.is_wrong(request_, i)) {
+        is_wrong = true;
+      } else if (id >= 0) {
+        const float p = probability<kDType>(p_.target_row(request_, parent), id);
+        const float q = probability<kDType>(p_.draft_row(request_, i), id);
+        shared_.is_accepted_first[i] = sampling::is_accepted(random_of(i), p, q);
+      }
+    }
+    return __syncthreads_or(is_wrong ? 1 : 0) != 0 ? SampleError::kDraft : SampleError::kNone;
+  }
+
+  __device__ uint64_t random_of(int32_t draft) const {
+    return random(sampling::kUseDraft + static_cast<uint32_t>(draft));
+  }
+
+  /// Follows accepted drafts and draws the token behind them. All threads take the same way.
+  __device__ SampleError walk() {
+    for (int32_t node = -1;;) {
+      part_.begin_row(node);
+      float sum = 1.0F;
+      int32_t accepted = -1;
+      for (int32_t draft = node + 1; draft < p_.num_drafts && accepted < 0; ++draft) {
+        const int32_t id = shared_.tokens[draft];
+        if (id < 0 || shared_.parents[draft] != node) continue;
+        bool is_accepted = shared_.is_accepted_first[draft];
+        if (part_.num_rejected > 0) {
+          if (largest_ == 0.0F) break;
+          scale_ = sampling::make_scale(largest_, 1.0F, true);
+          sum = sampling::sum_of_weights(total_weight(), largest_);
+          const float q = probability<kDType>(p_.draft_row(request_, draft), id);
+          const float p = sampling::ratio(part_.of_id(id), sum);
+          is_accepted = sampling::is_accepted(random_of(draft), p, q);
+        }
+        if (is_accepted) {
+          accepted = draft;
+        } else if (!reject(draft, sum)) {
+          return SampleError::kProbabilities;
+        }
+      }
+      if (accepted < 0) break;
+      if (threadIdx.x == 0) shared_.nodes[num_accepted_] = accepted;
+      ++num_accepted_;
+      node = accepted;
+    }
+    return draw_token();
+  }
+
+  /// Loads the target's row. False: it is no distribution.
+  __device__ bool load_target() {
+    float largest = 0.0F;
+    bool fits = true;
+    uint64_t total = 0;
+    part_.load([&](float x) {
+      largest = fmaxf(largest, x);
+      fits = fits && sampling::is_probability(x);
+      total += sampling::weight_of_probability(x, sampling::absolute_scale());
+    });
+    return is_distribution(largest, fits, total);
+  }
+
+  /// Reduces over the cluster what its threads found; leaves the largest value.
+  __device__ bool is_distribution(float largest, bool fits, uint64_t total) {
+    uint64_t extremes[3] = {sampling::key_of(largest), fits ? 0U : 1U, 0U};
+    uint64_t totals[3] = {total, 0U, 0U};
+    all_reduce<Max>(extremes);
+    all_reduce<Sum>(totals);
+    largest_ = sampling::value_of(static_cast<uint32_t>(extremes[0]));
+    return extremes[1] == 0 && sampling::sums_to_one(totals[0], 1.0F);
+  }
+
+  /// Takes a draft's distribution off the row, whose sum is `sum`. False: a row is no distribution.
+  __device__ bool reject(int32_t draft, float sum) {
+    if (part_.num_rejected == 0 && !load_target()) return false;
+    const char* row = p_.draft_row(request_, draft);
+    float largest = 0.0F;
+    bool fits = true;
+    uint64_t total = 0;
+    for (int i = static_cast<int>(threadIdx.x); i < part_.count(); i += kRowThreads) {
+      const float q = probability<kDType>(row, part_.begin() + i);
+      const float rest = sampling::residual(part_.at(i), sum, q);
+      part_.set(i, rest);
+      largest = fmaxf(largest, rest);
+      fits = fits && sampling::is_probability(q);
+      total += sampling::weight_of_probability(q, sampling::absolute_scale());
+    }
+    const bool is_right = is_distribution(largest, fits, total);
+    // All threads have passed the barriers of the reductions, and so all that they read before.
+    if (threadIdx.x == 0) shared_.rejected[part_.num_rejected] = {draft, sum};
+    ++part_.num_rejected;
+    __syncthreads();
+    return is_right;
+  }
+
+  __device__ SampleError draw_token() {
+    if (part_.num_rejected == 0 && !load_target()) return SampleError::kProbabilities;
+    if (largest_ == 0.0F) load_target();  // rounding has left nothing
+    scale_ = sampling::make_scale(largest_, 1.0F, true);
+    draw(random(sampling::kUseVerify), p_.out + request_ * p_.out_stride + num_accepted_);
+    return SampleError::kNone;
+  }
+
+  /// All but the token that was drawn.
+  __device__ void write(SampleError error) const {
+    const bool is_right = error == SampleError::kNone;
+    const int32_t num_accepted = is_right ? num_accepted_ : 0;
+    const auto thread = static_cast<int32_t>(threadIdx.x);
+    for (int32_t i = thread; i <= p_.num_drafts; i += kRowThreads) {
+      const int32_t node = i < num_accepted ? shared_.nodes[i] : -1;
+      if (i != num_accepted || !is_right) {
+        p_.out[request_ * p_.out_stride + i] = node < 0 ? -1 : shared_.tokens[node];
+      }
+      if (p_.nodes != nullptr && i < p_.num_drafts) {
+        p_.nodes[request_ * p_.node_stride + i] = node;
+      }
+    }
+    if (thread != 0) return;
+    p_.num_accepted[request_] = num_accepted;
+    if (p_.status != nullptr) p_.status[request_] = static_cast<int32_t>(error);
+  }
+
+  // --- Sums over the row, and the draw ---
+
+  __device__ uint32_t weight(int32_t i) const {
+    return sampling::weight_of_probability(part_.at(i), scale_);
+  }
+
+  __device__ uint64_t total_weight() {
+    uint64_t values[3] = {};
+    for (int i = static_cast<int>(threadIdx.x); i < part_.count(); i += kRowThreads) {
+      values[0] += weight(i);
+    }
+    all_reduce<Sum>(values);
+    return values[0];
+  }
+
+  /// Draws a token from the row; the thread that finds the token writes it. The search goes over
+  /// sums of weights in the order of ids: first those of the CTAs, then those of the CTA's warps,
+  /// each of which has a segment of the CTA's part, then the weights in the segment.
+  __device__ void draw(uint64_t random, int32_t* to) {
+    const int warp = warp_of_thread();
+    const int lane = lane_of_thread();
+    const int segment = (part_.count() + kRowThreads - 1) / kRowThreads * 32;
+    const int begin = min(warp * segment, part_.count());
+    const int end = min(begin + segment, part_.count());
+    uint64_t sum = 0;
+    for (int i = begin + lane; i < end; i += 32) sum += weight(i);
+    sum = reduce_warp<Sum>(sum);
+    if (lane == 0) shared_.warp_values[warp][0] = sum;
+    __syncthreads();
+    uint64_t of_cta[3] = {};
+    for (int w = 0; w < kRowWarps; ++w) of_cta[0] += shared_.warp_values[w][0];
+    const int set = step_ % 2;
+    publish(of_cta, set);
+    cluster_sync();
+    ++step_;
+
+    uint64_t total = 0;
+    for (int rank = 0; rank < cluster_size(); ++rank) total += shared_.values[set][rank][0];
+    uint64_t target = sampling::high_product(random, total);
+    for (int rank = 0; rank < cluster_rank(); ++rank) {
+      const uint64_t passed = shared_.values[set][rank][0];
+      if (target < passed) return;  // the token is in a CTA before
+      target -= passed;
+    }
+    if (target >= of_cta[0]) return;
+    for (int w = 0; w < warp; ++w) {
+      const uint64_t passed = shared_.warp_values[w][0];
+      if (target < passed) return;
+      target -= passed;
+    }
+    if (target >= sum) return;
+
+    for (int first = begin; first < end; first += 32) {
+      const int i = first + lane;
+      const uint64_t passed = sum_to_lane(i < end ? weight(i) : 0U);
+      const unsigned reached = __ballot_sync(~0U, passed > target);
+      if (reached != 0) {
+        if (lane == __ffs(static_cast<int>(reached)) - 1) *to = part_.begin() + i;
+        return;
+      }
+      target -= __shfl_sync(~0U, passed, 31);
+    }
+  }
+
+  /// Reduces over all threads of the cluster; all get the results.
+  template <class Op>
+  __device__ void all_reduce(uint64_t (&values)[3]) {
+    for (uint64_t& value : values) value = reduce_warp<Op>(value);
+    if (lane_of_thread() == 0) {
+      for (int v = 0; v < 3; ++v) shared_.warp_values[warp_of_thread()][v] = values[v];
+    }
+    __syncthreads();
+    for (int v = 0; v < 3; ++v) {
+      values[v] = shared_.warp_values[0][v];
+      for (int w = 1; w < kRowWarps; ++w) values[v] = Op::of(values[v], shared_.warp_values[w][v]);
+    }
+    const int set = step_ % 2;
+    publish(values, set);
+    cluster_sync();  // warp_values may be written again, too
+    ++step_;
+    for (int v = 0; v < 3; ++v) {
+      values[v] = shared_.values[set][0][v];
+      for (int rank = 1; rank < cluster_size(); ++rank) {
+        values[v] = Op::of(values[v], shared_.values[set][rank][v]);
+      }
+    }
+  }
+
+  /// Writes this CTA's values to all CTAs of the cluster, which may read them after the next
+  /// cluster_sync(). The steps alternate between two sets: when a set is written again, all CTAs
+  /// have passed the barrier of the step between, so they have read it.
+  __device__ void publish(const uint64_t (&values)[3], int set) {
+    const int rank = static_cast<int>(threadIdx.x);
+    if (rank >= cluster_size()) return;
+    uint64_t* to = shared_of(&shared_.values[set][cluster_rank()][0], rank);
+    for (int v = 0; v < 3; ++v) to[v] = values[v];
+  }
+
+  const VerifyParams& p_;
+  int32_t request_;
+  Shared& shared_;
+  Residual<kDType, kHeld> part_;
+  sampling::Scale scale_{};
+  int32_t num_accepted_ = 0;
+  float largest_ = 0.0F;
+  int step_ = 0;  // of the exchange
+};
+
+template <DType kDType, bool kHeld>
+__global__ void __launch_bounds__(kRowThreads)
+    verify_kernel(const __grid_constant__ RowParams<VerifyParams> params) {
+  __shared__ Shared shared;
+  extern __shared__ float4 memory[];
+  Verifier<kDType, kHeld>(params, row_of_cluster(), shared, reinterpret_cast<float*>(memory)).run();
+}
+
+}  // namespace
+
+Status speculative_verify(const VerifyParams& p, Device device, Stream stream) noexcept {
+  return with_float(p.dtype, [&](auto dtype) {
+    constexpr DType kDType = decltype(dtype)::value;
+    constexpr RowKernels<VerifyParams> kKernels{verify_kernel<kDType, true>,
+                                                verify_kernel<kDType, false>};
+    return launch_rows(kKernels, p, device, stream, {.max_cluster = kMaxCluster / 2});
+  });
+}
+
+}  // namespace flashplan::cuda

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+// The probabilities from which speculative_verify() draws on CUDA once drafts are rejected: a CTA's
+// part of a row.
+#pragma once
+
+#include <cstdint>
+
+#include "ops/cuda/formats.h"
+#include "ops/cuda/sample/row_part.h"
+#include "ops/operators.h"
+#include "ops/sampling_math.h"
+
+namespace flashplan::cuda {
+
+/// A draft that was rejected, and the sum of the row before.
+struct Rejected {
+  int32_t draft;
+  float sum;
+};
+
+template <DType kDType>
+__device__ float probability(const char* row, int64_t i) {
+  using Storage = typename Format<kDType>::Storage;
+  return __fadd_rn(Format<kDType>::load(reinterpret_cast<const Storage*>(row)[i]), 0.0F);
+}
+
+/// The target's probabilities less those of drafts that were rejected.
+template <DType kDType, bool kHeld>
+class Residual {
+ public:
+  __device__ Residual(const RowParams<VerifyParams>& params, int32_t request,
+                      const Rejected* rejected, float* memory)
+      : params_(params),
+        request_(request),
+        rejected_(rejected),
+        memory_(memory),
+        row_(params.p.target_row(request, -1)),
+        part_(make_part()) {}
+
+  /// Begins with the target's row after a draft. It is not loaded yet.
+  __device__ void begin_row(int32_t node) {
+    row_ = params_.p.target_row(request_, node);
+    num_rejected = 0;
+    part_ = make_part();
+  }
+
+  /// Calls body(value) for the target's values.
+  template <class Body>
+  __device__ void load(const Body& body) {
+    num_rejected = 0;
+    part_.load(body);
+    cluster_sync();  // all CTAs have begun: their shared memory can be written to
+  }
+
+  __device__ int32_t begin() const { return part_.begin(); }
+  __device__ int32_t count() const { return part_.count(); }
+
+  __device__ float at(int32_t i) const {
+    return kHeld ? part_.at(i) : reduced(part_.at(i), part_.begin() + i);
+  }
+  __device__ void set(int32_t i, float value) {
+    if (kHeld) part_.set(i, value);
+  }
+
+  /// The value of any id, from memory.
+  __device__ float of_id(int32_t id) const { return reduced(probability<kDType>(row_, id), id); }
+
+  int32_t num_rejected = 0;
+
+ private:
+  __device__ RowPart<kDType, kHeld> make_part() const {
+    return {{row_, 0, nullptr, 0}, 0, params_.p.vocab, params_.split, memory_, 0.0F};
+  }
+
+  __device__ float reduced(float value, int32_t id) const {
+    for (int32_t r = 0; r < num_rejected; ++r) {
+      const char* draft = params_.p.draft_row(request_, rejected_[r].draft);
+      value = sampling::residual(value, rejected_[r].sum, probability<kDType>(draft, id));
+    }
+    return value;
+  }
+
+  const RowParams<VerifyParams>& params_;
+  int32_t request_;
+  const Rejected* rejected_;
+  float* memory_;
+  const char* row_;
+  RowPart<kDType, kHeld> part_;
+};
+
+}  // namespace flashplan::cuda

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which kind of kernel is the faster one for a batch, and for the batches within a plan's bounds.
+#pragma once
+
+#include <cstdint>
+
+#include "flashplan/plan.h"
+#include "plan/kernel/kernel.h"
+
+namespace flashplan {
+
+constexpr BatchKind other_kind(BatchKind kind) noexcept {
+  return kind == BatchKind::kFewRows ? BatchKind::kManyRows : BatchKind::kFewRows;
+}
+
+/// kFewRows if the bounds leave room for one query per request, and its group of query heads is
+/// small.
+BatchKind kind_of_bounds(const AttentionOptions& options) noexcept;
+
+/// Whether batches of both kinds are within the bounds, so that a plan should have a kernel for
+/// each.
+bool allows_both_kinds(const AttentionOptions& options) noexcept;
+
+/// The kind of a batch by the query rows of its requests. Its lengths have been checked.
+BatchKind kind_of(const Batch& batch, const AttentionOptions& options) noexcept;
+
+/// Whether a batch of few rows shares so many keys that the kernel for many rows may be faster: the
+/// rows of all requests below a prefix fill its large tiles. Scheduler::gains_by_prefixes()
+/// decides, once that kernel's schedule is made. `num_shared_keys`:
+/// PrefixGroups::num_shared_keys(); `num_processors`: SMs of the GPU.
+bool may_gain_by_prefixes(const Batch& batch, const AttentionOptions& options,
+                          int64_t num_shared_keys, int32_t num_processors) noexcept;
+
+}  // namespace flashplan

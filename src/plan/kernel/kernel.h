@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+// A kernel as a value: what it serves, its geometry, and the handle of its code. Values compare and
+// print; select_kernel() is the only place that chooses those of a plan.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "abi/architecture.h"
+#include "flashplan/tensor.h"
+#include "plan/kernel/tuning.h"
+#include "variant/gpu_code.h"
+
+namespace flashplan {
+
+struct AttentionOptions;
+struct AttentionParams;
+struct Kernel;
+
+/// The options that a kernel may not serve, in the order in which they are compared.
+enum class Axis : int32_t {
+  kQDType,
+  kKvDType,
+  kHeadDim,
+  kSoftcap,
+  kBatchInvariant,
+  kVariant,
+  kRope,
+  kNone
+};
+
+/// The kinds of batches that kernels are made for. With few packed query rows in each request a
+/// kernel waits for memory; with tiles of many rows, of prompts or of shared prefixes, it computes.
+enum class BatchKind : int32_t { kFewRows, kManyRows };
+
+/// Kernels that are built in the same way.
+struct KernelFamily {
+  const char* name;  // "sm80", as in kernels.json
+  DeviceType device;
+  /// What plans with variants and rotations compile; null: the family serves none.
+  const DeviceProgram* program = nullptr;
+  /// Whether the kernels run work tiles of shared prefixes, and their merges.
+  bool shares_prefixes = false;
+  /// Whether a CTA merges requests with their prefixes after all tiles of its queue, not after each
+  /// tile.
+  bool merges_readers_last = false;
+
+  /// The first axis along which `kernel` does not serve `options`; kNone: it serves them.
+  Axis (*first_unserved)(const Kernel& kernel, const AttentionOptions& options) noexcept;
+  /// Bytes of the workspace that each queue needs for itself.
+  std::size_t (*scratch_bytes)(const Kernel& kernel, const AttentionOptions& options) noexcept;
+  /// Where several families serve the options, the one with the largest preference for a kind of
+  /// batches is chosen.
+  int32_t (*preference)(const AttentionOptions& options, BatchKind kind) noexcept;
+};
+
+/// The code of a kernel for work tiles of up to `rows` packed query rows.
+struct KernelBody {
+  int32_t rows = 0;
+  int32_t stages = 0;  // tiles of keys that are in shared memory at once
+
+  friend bool operator==(const KernelBody&, const KernelBody&) = default;
+};
+
+struct KernelGeometry {
+  int32_t tile_q = 0;                     // packed query rows of the largest tile
+  int32_t tile_kv = 0;                    // keys of a step
+  int32_t paired_dims = 0;                // of kv heads that are read two at a time in decodes
+  std::array<KernelBody, 3> bodies = {};  // in the order of their rows; unused ones are empty
+  int32_t queues_per_processor = 0;       // CTAs that an SM holds at once; queues per CPU
+  int32_t threads = 0;                    // of a CTA
+  int32_t smem_bytes = 0;                 // dynamic shared memory of a CTA
+  bool uses_tensor_maps = false;          // reads AttentionParams::maps
+  bool gathers = false;                   // copies keys and values row by row
+  int32_t prepared_key_bytes = 0;         // as in PreparedKv; 0: the kernel takes none
+  int32_t prepared_value_bytes = 0;       // 0: it takes prepared keys alone
+
+  friend bool operator==(const KernelGeometry&, const KernelGeometry&) = default;
+};
+
+/// How the kernel is called. On a GPU: handles for cudaLaunchKernel, which are functions of this
+/// library or a cudaKernel_t, such as one that was loaded from code made by NVRTC.
+struct KernelCode {
+  /// On the CPU: runs queue `cta` on the calling thread, with a worker's scratch memory.
+  void (*run_queue)(const AttentionParams& params, int32_t cta,
+                    std::byte* scratch) noexcept = nullptr;
+  const void* few_rows_first = nullptr;   // the body of few rows comes first in the code
+  const void* many_rows_first = nullptr;  // the same kernel in the other order
+  // The kernel for heads of KernelGeometry::paired_dims, where that is code of its own.
+  const void* short_rows_first = nullptr;
+
+  friend bool operator==(const KernelCode&, const KernelCode&) = default;
+};
+
+struct Kernel {
+  std::string_view name;  // "sm80_bf16_e4m3_d128"; ends with NUL, lives as long as the code
+  const KernelFamily* family = nullptr;
+  Architecture architecture;  // of the code
+  DType q_dtype = DType::kFloat32;
+  DType kv_dtype = DType::kFloat32;
+  int32_t head_dim_qk = 0;  // serves every head dim up to these; on the CPU there is no limit
+  int32_t head_dim_vo = 0;
+  bool softcap = false;  // whether it applies a softcap
+  KernelGeometry geometry;
+  /// The geometry of the code with a rotation, if it differs from `geometry`.
+  std::optional<KernelGeometry> rotating_geometry;
+  /// The geometry of the code that is compiled at run time for batches of few rows, if it differs
+  /// from `geometry`.
+  std::optional<KernelGeometry> few_rows_geometry;
+  KernelTuning tuning;
+  KernelCode code;
+
+  friend bool operator==(const Kernel&, const Kernel&) = default;
+  bool supports(const AttentionOptions& options) const noexcept {
+    return family->first_unserved(*this, options) == Axis::kNone;
+  }
+};
+
+/// "tiles of 16/64/128 rows x 64 keys, 6/3/2 stages, 128 threads, 112 KB, 2 queues per processor"
+std::string to_string(const KernelGeometry& geometry);
+/// "sm80_bf16_d128 for 90a: tiles of ..."
+std::string to_string(const Kernel& kernel);
+
+/// The architectures of all kernels, each once, as "80;90a". What does not fit is cut off.
+struct ArchitectureNames {
+  char text[128] = {};
+};
+ArchitectureNames architectures_of(std::span<const Kernel> kernels) noexcept;
+
+/// first_unserved() of kernels that are compiled for dtypes, head dims and softcap.
+Axis first_unserved_axis(const Kernel& kernel, const AttentionOptions& options) noexcept;
+/// Whether the kernel reads kv heads two at a time in decodes. Its code for variants and masks does
+/// not.
+bool pairs_heads(const Kernel& kernel, const AttentionOptions& options) noexcept;
+/// Whether the code of the chosen kernel is compiled at run time. Rotations are compiled into the
+/// kernels of GPUs; those of the CPU have them.
+bool needs_compiler(const AttentionOptions& options) noexcept;
+/// Whether boxes of a tensor map, of 8 rows each, make up a page, or there are no pages.
+bool has_boxes(const AttentionOptions& options) noexcept;
+/// preference() of families that serve everything on their devices.
+int32_t no_preference(const AttentionOptions& options, BatchKind kind) noexcept;
+/// scratch_bytes() of kernels whose queues keep the merged state of a batch-invariant tile.
+std::size_t merged_state_bytes(const Kernel& kernel, const AttentionOptions& options) noexcept;
+
+/// The choice for a Plan and a kind of batches.
+struct KernelChoice {
+  Kernel kernel;
+  int32_t num_ctas = 0;  // work queues
+  int32_t chunk_kv = 0;  // keys of a state in batch-invariant mode, else 0
+
+  friend bool operator==(const KernelChoice&, const KernelChoice&) = default;
+};
+
+}  // namespace flashplan

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+// The only place that chooses: "can you?", "how much workspace?" and "which kernel?" all ask here.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "flashplan/plan.h"
+#include "flashplan/status.h"
+#include "plan/kernel/kernel.h"
+
+namespace flashplan {
+
+/// What the choice depends on besides the options.
+struct DeviceLimits {
+  std::span<const Kernel> kernels = {};  // compiled in for the type of device that the options name
+  int32_t num_processors = 1;            // CPUs this process may run on, or SMs of the GPU
+
+  // Of GPUs alone.
+  std::string_view family = {};  // choose among the kernels of this family; empty: among all
+  int32_t num_gpus = 0;
+  int32_t major = 0;  // compute capability
+  int32_t minor = 0;
+};
+
+/// The kernels of a Plan.
+struct KernelChoices {
+  static constexpr int32_t kMost = 2;
+
+  KernelChoice first;  // for batches of the kind that the bounds are made for
+  /// For batches of the other kind, if the bounds allow them and another kernel is faster for them.
+  std::optional<KernelChoice> second;
+};
+
+/// Checks `options`, and chooses the kernels with their numbers of work queues. Pure.
+///   kInvalidArgument  an option is out of range
+///   kUnsupported      no kernel; the message says what there is
+Status select_kernel(const AttentionOptions& options, const DeviceLimits& device,
+                     KernelChoices* choices) noexcept;
+
+/// What a kernel family would say to the options, if it were the only one.
+struct FamilyAnswer {
+  const KernelFamily* family = nullptr;
+  Status status;  // kUnsupported: none of its kernels serves the options
+};
+
+/// The answers of the families that have kernels for the device, for options that select_kernel()
+/// accepts.
+std::vector<FamilyAnswer> ask_families(const AttentionOptions& options, const DeviceLimits& device);
+
+}  // namespace flashplan

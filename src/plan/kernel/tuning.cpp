@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "plan/kernel/tuning.h"
+
+#include <algorithm>
+
+namespace flashplan {
+
+KernelTuning cpu_tuning() noexcept {
+  // Loading and converting a step of keys costs as much as about eight query rows over it.
+  return {.cost = {.tile = 8, .tile_row = 1, .step = 8, .step_row = 1, .split = 16, .write = 16},
+          .chunk_kv = 1024};
+}
+
+KernelTuning sm80_tuning(int32_t tile_kv) noexcept {
+  // The unit is what one query row adds to a step of 64 keys. Measured in it, loading the keys of a
+  // step costs 200, starting a tile 300, and writing and merging a partial result 400. The unit of
+  // a shorter step is smaller, so the costs that do not depend on the step grow. The unit is about
+  // 10 ns: a decode of four rows is merged with its prefixes in 2.6 us, mostly waiting for memory.
+  // A step of decodes takes 2.1 us if its keys come from memory, and 1.0 us if they come from L2,
+  // because other decodes read them too.
+  const int32_t shorter = std::max(64 / tile_kv, 1);
+  return {.cost = {.tile = 300 * shorter,
+                   .tile_row = 0,
+                   .step = 200,
+                   .step_row = 1,
+                   .split = 400 * shorter,
+                   .split_row = 12 * shorter,
+                   .write = 130 * shorter,
+                   .write_row = 4 * shorter,
+                   .merge = 100 * shorter,
+                   .merge_row = 40 * shorter,
+                   .cached = 110,
+                   .share = 1300 * shorter,
+                   .share_row = 20 * shorter,
+                   .error_part = 12},
+          .item_steps = 32 * shorter,
+          .chunk_kv = 4096};
+}
+
+KernelTuning sm90_tuning(int32_t tile_kv, bool gathers) noexcept {
+  // The unit is a clock. A tile of 128 rows takes 2500 for a step of 128 keys, whatever rows are in
+  // use, and 3200 for its begin and end; a partial result 3000, and 40 for each of its rows. In
+  // kernels that gather rows a step takes 3100, and begin and end take 4700. The planner uses
+  // 2500 and 3200 for them, too: with 3100 and 4700 some batches ran slower and none ran faster
+  // (docs/tuning.md). Kernels of 256 dims have steps of 80 keys, and shared memory for the queries
+  // of one tile. The next tile's queries are loaded only when a tile has ended, so begin and end
+  // take as long as three steps.
+  // At the end of a queue, eight warps merge its requests with their prefixes. What this and
+  // sharing cost was fitted to the times of 100 trees of prefixes; `share` was lowered when these
+  // merges became faster, and 120 trees confirmed it. A step of decodes takes 700 less if its keys
+  // come from L2, because other decodes read them too.
+  const bool is_wide = tile_kv < 96;
+  return {.cost = {.tile = is_wide ? 5000 : 3200,
+                   .tile_row = 0,
+                   .step = 2500 * tile_kv / 128,
+                   .step_row = 0,
+                   .split = 3000,
+                   .split_row = 40,
+                   .write = 1000,
+                   .write_row = 13,
+                   .merge = 200,
+                   .merge_row = 160,
+                   .cached = 700 * tile_kv / 128,
+                   .share = 2000,
+                   .share_row = 100,
+                   .error_part = 6},
+          .item_steps = (gathers ? 10 : 8) * 128 / tile_kv,
+          .uncut_part = 16,
+          .prepare_reads = gathers ? 8 : 4,
+          .chunk_kv = 0};
+}
+
+}  // namespace flashplan

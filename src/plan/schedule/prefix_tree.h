@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+// Chooses the shared prefixes that are computed once for several requests.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "abi/mask.h"
+#include "flashplan/plan.h"
+#include "flashplan/status.h"
+#include "plan/schedule/schedule_shape.h"
+
+namespace flashplan {
+
+/// A row of Batch::shared_prefixes, and its number.
+struct PrefixGroup {
+  int32_t first_request;
+  int32_t num_requests;
+  int32_t num_tokens;
+  int32_t row;
+};
+
+/// The shared prefixes of a batch, checked and sorted.
+class PrefixGroups {
+ public:
+  /// For batches of up to `max_batch_size`. May throw std::bad_alloc.
+  void reserve(int32_t max_batch_size);
+
+  /// Reads the prefixes of `batch`, whose lengths have been checked.
+  ///   kInvalidArgument  a row is wrong, which the message names; the groups stay as they were
+  Status read(const Batch& batch) noexcept;
+
+  /// Sorted by first request; of groups with the same one, outer groups come first.
+  std::span<const PrefixGroup> in_order() const { return {groups_.data(), size_}; }
+  /// How many keys fewer the requests would read, in all, if each prefix was read once.
+  int64_t num_shared_keys() const { return num_shared_keys_; }
+
+ private:
+  /// A group that contains the current request.
+  struct Open {
+    int32_t end;          // its last request + 1
+    int32_t most_tokens;  // of this group and the groups around it
+    int32_t row;          // of the group with the most tokens
+  };
+
+  Status check_nesting(const Batch& batch, std::size_t size, int64_t* num_shared_keys) noexcept;
+  static Status check_tokens(const Batch& batch, int32_t first, int32_t end,
+                             const Open& longest) noexcept;
+
+  std::vector<PrefixGroup> groups_;
+  std::vector<PrefixGroup> read_;
+  std::vector<Open> open_;
+  std::size_t size_ = 0;
+  int64_t num_shared_keys_ = 0;
+};
+
+/// A prefix that is computed once, as one row tile: the rows of neighbouring requests, against the
+/// keys that all of them begin with, without the keys of the prefix around it.
+struct SharedPrefix {
+  int32_t first_request;
+  int32_t num_requests;
+  int32_t num_rows;      // packed, for one kv head
+  int32_t num_readers;   // its requests that have rows
+  int32_t first_reader;  // the sharer number of the first of them
+  int32_t parent;        // the prefix around it, or -1
+  int32_t depth;         // the number of prefixes around it
+  KeySpan keys;          // whole steps
+};
+
+/// Chooses among the groups of a batch: a prefix is computed once where the cost model predicts
+/// less work than computing it for each request. A request with more rows than a row tile never
+/// shares, because it fills tiles by itself.
+///
+/// Sharers have numbers: first the requests that read shared prefixes, from 0 in their order in the
+/// batch, then the shared prefixes.
+class PrefixTree {
+ public:
+  /// May throw std::bad_alloc.
+  void reserve(const ScheduleShape& shape, int32_t max_batch_size);
+
+  /// Chooses among `groups`, which are in the order of PrefixGroups.
+  void build(const Batch& batch, std::span<const PrefixGroup> groups);
+  /// Chooses none.
+  void clear();
+
+  bool empty() const { return num_prefixes_ == 0; }
+  /// Outer ones before those inside.
+  std::span<const SharedPrefix> prefixes() const { return {prefixes_.data(), num_prefixes_}; }
+
+  // These three are valid if there are prefixes, for requests of the last build().
+
+  /// The innermost prefix that the request reads, or -1.
+  int32_t prefix_of(int32_t request) const { return prefix_of_[static_cast<std::size_t>(request)]; }
+  /// Its number as a sharer, or -1.
+  int32_t sharer_of(int32_t request) const { return sharer_of_[static_cast<std::size_t>(request)]; }
+  /// The first key of the request that is in none of the prefixes that it reads.
+  int32_t first_own_key(int32_t request) const { return keys_before(prefix_of(request)); }
+
+  int32_t num_requests() const { return num_requests_; }  // that read prefixes
+  int32_t num_sharers() const { return num_requests_ + static_cast<int32_t>(num_prefixes_); }
+  /// The number of partial rows that all sharers write together if none of them is cut.
+  int32_t num_partial_rows() const { return num_rows_ * shape_.num_kv_heads; }
+  /// The predicted cost that sharing saves, for all heads.
+  int64_t saved_cost() const { return saved_cost_ * shape_.num_kv_heads; }
+  /// By how much a plan without sharing is cheaper than the sum of its work tiles, because their
+  /// keys are in a cache.
+  int64_t cached_cost() const { return cached_cost_ * shape_.num_kv_heads; }
+
+ private:
+  struct Run;
+
+  /// The number of keys in a prefix and in the prefixes around it.
+  int32_t keys_before(int32_t prefix) const {
+    return prefix < 0 ? 0 : prefixes_[static_cast<std::size_t>(prefix)].keys.end;
+  }
+  void count_readers(const Batch& batch);
+  void share_group(const Batch& batch, const PrefixGroup& group, int32_t end);
+  int32_t end_of_run(const Batch& batch, int32_t first, int32_t end) const;
+  Run run_of(const Batch& batch, int32_t first, int32_t end, int32_t parent) const;
+  void share(const Run& run, int32_t end);
+  void number_readers(const Batch& batch);
+
+  ScheduleShape shape_;
+  int32_t most_sharers_ = 0;
+  std::vector<SharedPrefix> prefixes_;
+  std::vector<int32_t> prefix_of_;
+  std::vector<int32_t> sharer_of_;
+  std::vector<int32_t> readers_before_;  // requests with rows before a request
+  std::size_t num_prefixes_ = 0;
+  int32_t num_requests_ = 0;
+  int32_t num_rows_ = 0;  // of all sharers, for one kv head
+  int64_t saved_cost_ = 0;
+  int64_t cached_cost_ = 0;
+};
+
+}  // namespace flashplan

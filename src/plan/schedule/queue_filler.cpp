@@ -1,0 +1,359 @@
+// SPDX-License-Identifier: Apache-2.0
+// FlashInfer's Algorithm 1 with two changes (DESIGN.md, "Scheduling"): whole row tiles are dealt in
+// serpentine order instead of through a priority queue, and what does not fit is cut to fill the
+// queues exactly (McNaughton's wrap-around rule), which keeps the bound of 2 partial results per
+// CTA.
+#include "plan/schedule/queue_filler.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "plan/schedule/division.h"
+
+namespace flashplan {
+
+int32_t least_heads_per_item(const ScheduleShape& shape, int64_t max_row_tiles) noexcept {
+  constexpr int64_t kMostItems = 1 << 14;
+  if (shape.item_steps == 0) return shape.num_kv_heads;
+  const int64_t heads = max_row_tiles * shape.num_kv_heads / kMostItems;
+  return static_cast<int32_t>(std::clamp<int64_t>(heads, 1, shape.num_kv_heads));
+}
+
+void QueueFiller::reserve(const ScheduleShape& shape, int32_t max_items, int32_t max_work_tiles,
+                          int32_t max_row_tiles) {
+  shape_ = shape;
+  least_heads_ = least_heads_per_item(shape, max_row_tiles);
+  const auto num_ctas = static_cast<std::size_t>(shape.num_ctas);
+  const auto items = static_cast<std::size_t>(max_items);
+  cutter_.reserve(shape, max_work_tiles);
+  dealt_.resize(items);
+  left_.resize(items);
+  sorted_.resize(items);
+  heap_.resize(num_ctas);
+  loads_.assign(num_ctas, 0);
+  dealt_cost_.assign(num_ctas, 0);
+}
+
+void QueueFiller::fill(const TileSet& tiles, const Segment* segments, const SharingMerges& sharing,
+                       std::span<const int64_t> loads) {
+  tiles_ = &tiles;
+  loads_before_ = loads;
+  cutter_.begin(segments, sharing, tiles.queues_wait);
+  if (tiles.capacity > 0) {
+    heads_at_once_ = 1;
+    deal_items(tiles.capacity, tiles.capacity);
+    if (place_the_rest(tiles.capacity) <= 0) {
+      tiles_ = nullptr;
+      return;
+    }
+  }
+  // The paper's L_kv, as a cost: what each CTA would get of a perfect division.
+  const int64_t cost = std::accumulate(loads.begin(), loads.end(), tiles.cost);
+  const int64_t share = cost / shape_.num_ctas + 1;
+  fill_queues(share, shape_.heads_at_once);
+  if (shape_.heads_at_once > 1) {
+    // What reading several heads together is worth: such a part of the time.
+    constexpr int64_t kWorth = 16;
+    const auto longest = [this] { return *std::max_element(loads_.begin(), loads_.end()); };
+    const int64_t together = longest();
+    if (together > share + share / kWorth) {
+      fill_queues(share, 1);
+      if (longest() + longest() / kWorth >= together) {
+        fill_queues(share, shape_.heads_at_once);
+      }
+    }
+  }
+  tiles_ = nullptr;
+}
+
+/// Divides the work of tiles_ among queues that get `share` each.
+void QueueFiller::fill_queues(int64_t share, int32_t heads_at_once) {
+  constexpr int kTries = 16;
+  // Groups let CTAs share keys in the L2 cache, which is worth an imbalance of up to 1/8.
+  constexpr int64_t kWorthOfGroups = 8;
+  const TileSet& tiles = *tiles_;
+  heads_at_once_ = heads_at_once;
+  bool in_groups = !tiles.groups.empty();
+  // Where queues may exceed their share, a part of it is not dealt. The heap then puts each item
+  // that is left into the queue that is the shortest at that time, which evens the queues out.
+  const bool may_exceed = in_groups && shape_.uncut_part > 0;
+  deal_items(share, share - (may_exceed ? share / shape_.uncut_part : 0));
+  // The cost that cuts add is known only after the cuts are made, so several capacities are tried.
+  // If the work does not fit, the next capacity is larger by 5/4 of what was missing, because a
+  // larger capacity moves the cuts and may add others. A step is at least half of the slack so far
+  // and at most all of it, which keeps the tries few and the slack small. With `queues_wait` the
+  // first capacity is nearly right, so smaller steps do.
+  const int64_t least_part = tiles.queues_wait ? 16 : 2;
+  int64_t slack = first_slack(share);
+  int64_t too_little = 0;
+  for (int i = 0; i < kTries; ++i) {
+    const int64_t excess = place_the_rest(share + slack);
+    if (excess <= 0) {
+      if (!tiles.longest_first.empty()) reduce_slack(share, too_little, slack);
+      break;
+    }
+    too_little = slack;
+    const int64_t lacking = excess / shape_.num_ctas;
+    slack += std::clamp(lacking * 5 / 4, slack / least_part, slack) + 1;
+    if (in_groups && slack > share / kWorthOfGroups) {
+      // There are too few items after the groups to balance the queues: drop the groups, and let
+      // the heap place all items, longest first. Nothing fits a capacity of 0, so nothing is dealt.
+      in_groups = false;
+      deal_items(share, 0);
+      slack = first_slack(share);
+    }
+  }
+}
+
+/// Makes the longest queue shorter, by trying smaller slacks than `enough`, with which the last try
+/// succeeded. Slacks up to `too_little` have failed (0: none has). Where queues have few steps, one
+/// step is a large part of a queue. A request of 16 steps that is cut in two then gets pieces of 8
+/// and 8 steps instead of 9 and 7. If a batch has prompts and decodes, the slack of the first try
+/// is large, so up to four smaller ones are tried, but none below the cost of cutting a full row
+/// tile.
+void QueueFiller::reduce_slack(int64_t share, int64_t too_little, int64_t enough) {
+  constexpr int64_t kUnnoticed = 24;  // 1/24 of a queue is not worth a try
+  constexpr int64_t kWanted = 64;     // with prompts, tries go on to 1/64
+  const bool has_prompts = !tiles_->groups.empty();
+  const int tries = has_prompts ? 4 : 2;
+  int64_t wanted = share / kUnnoticed;
+  int64_t longest = *std::max_element(loads_.begin(), loads_.end()) - share;
+  if (longest - too_little <= wanted) return;
+  if (has_prompts) {
+    wanted = std::max(share / kWanted,
+                      shape_.cost.of_tile(shape_.tile_q) + shape_.cost.of_split(shape_.tile_q));
+  }
+  int64_t last = enough;
+  for (int i = 0; i < tries && longest - too_little > wanted; ++i) {
+    last = (too_little + longest) / 2;
+    if (place_the_rest(share + last) > 0) {
+      too_little = last;
+    } else {
+      enough = last;
+      longest = *std::max_element(loads_.begin(), loads_.end()) - share;
+    }
+  }
+  if (last != enough) place_the_rest(share + enough);
+}
+
+/// Gives items to the CTAs in serpentine order, where they fit.
+class QueueFiller::Dealer {
+ public:
+  Dealer(QueueFiller& filler, int64_t capacity)
+      : filler_(filler),
+        loads_(filler.loads_.data()),
+        last_cta_(filler.shape_.num_ctas - 1),
+        turn_(last_cta_),
+        capacity_(capacity),
+        dealt_(filler.dealt_.data()),
+        left_(filler.left_.data()) {}
+
+  /// Deals heads [head, head + num_heads) of a row tile, which cost `head_cost` each.
+  void deal(int32_t row_tile, int32_t head, int32_t num_heads, int64_t head_cost) {
+    const int32_t cta = place_ + shift_ - (place_ + shift_ > last_cta_ ? last_cta_ + 1 : 0);
+    const int64_t load = loads_[cta] + head_cost * num_heads;
+    if (load <= capacity_) {
+      loads_[cta] = load;
+      *dealt_++ = {row_tile, head, num_heads, cta};
+    } else {
+      *left_++ = {row_tile, head, num_heads, -1};
+    }
+    // Turning round at both ends gives the lighter queues of a round the heavier of the next.
+    if (place_ == turn_) {
+      if (moves_on_ && place_ == 0 && ++shift_ > last_cta_) shift_ = 0;
+      turn_ = last_cta_ - turn_;
+      direction_ = -direction_;
+    } else {
+      place_ += direction_;
+    }
+  }
+
+  /// Begins to deal a group of `count` row tiles. After a group of few, and until the next group,
+  /// every second round begins one queue later. Otherwise, if twice the number of queues is a
+  /// multiple of `count`, each queue gets the same two lengths again and again: one queue tiles of
+  /// one and four steps, another one tiles of two and three. Their sums are equal in the model, but
+  /// the model's errors for each length would add up.
+  void begin_group(int32_t count) {
+    constexpr int32_t kFew = 8;
+    moves_on_ = count <= kFew;
+  }
+
+  int32_t num_dealt() const { return static_cast<int32_t>(dealt_ - filler_.dealt_.data()); }
+  int32_t num_left() const { return static_cast<int32_t>(left_ - filler_.left_.data()); }
+
+ private:
+  QueueFiller& filler_;
+  int64_t* const loads_;
+  const int32_t last_cta_;
+  int32_t turn_;  // the place at which the direction changes: the last or the first one
+  const int64_t capacity_;
+  Item* dealt_;
+  Item* left_;
+  int32_t place_ = 0;
+  int32_t shift_ = 0;  // the CTA at place 0
+  bool moves_on_ = false;
+  int32_t direction_ = 1;
+};
+
+/// Makes items for CTAs that get `share` each, and deals those that fit into queues of `capacity`.
+void QueueFiller::deal_items(int64_t share, int64_t capacity) {
+  if (loads_before_.empty()) {
+    std::fill(loads_.begin(), loads_.end(), 0);
+  } else {
+    std::copy(loads_before_.begin(), loads_before_.end(), loads_.begin());
+  }
+  Dealer dealer(*this, capacity);
+  const RowTiles& row_tiles = tiles_->row_tiles;
+  const int32_t num_heads = shape_.num_kv_heads;
+  for (const RowTileGroup& group : tiles_->groups) {
+    const int32_t at_once = heads_per_item(group, share);
+    dealer.begin_group(group.count);
+    for (int32_t head = 0; head < num_heads; head += at_once) {
+      // From the end: with a causal mask the last row tile is the longest.
+      for (int32_t i = group.first + group.count - 1; i >= group.first; --i) {
+        dealer.deal(i, head, std::min(at_once, num_heads - head), row_tiles[i].head_cost);
+      }
+    }
+  }
+  const int32_t of_sharer = heads_per_sharer();
+  for (const int32_t i : tiles_->longest_first) {
+    const RowTile& tile = row_tiles[i];
+    const int32_t at_once = tile.sharer < 0 ? num_heads : of_sharer;
+    for (int32_t head = 0; head < num_heads; head += at_once) {
+      dealer.deal(i, head, std::min(at_once, num_heads - head), tile.head_cost);
+    }
+  }
+  num_dealt_ = dealer.num_dealt();
+  num_left_ = dealer.num_left();
+  if (!tiles_->groups.empty()) sort_left_items();
+  std::copy(loads_.begin(), loads_.end(), dealt_cost_.begin());
+}
+
+int64_t QueueFiller::cost_of(const Item& item) const {
+  return tiles_->row_tiles[item.row_tile].head_cost * item.num_heads;
+}
+
+void QueueFiller::sort_left_items() {
+  classes_.clear();
+  const std::span left(left_.data(), static_cast<std::size_t>(num_left_));
+  for (const Item& item : left) classes_.add(CostClasses::of(cost_of(item)));
+  classes_.start();
+  for (const Item& item : left) {
+    sorted_[static_cast<std::size_t>(classes_.place(CostClasses::of(cost_of(item))))] = item;
+  }
+  num_sorted_ = num_left_;
+}
+
+/// Longest first to the least loaded CTA: what is split instead costs more the more rows it has.
+void QueueFiller::place_whole(int32_t first, int64_t capacity) {
+  int64_t* loads = loads_.data();
+  const auto is_lighter = [&](int32_t a, int32_t b) {
+    return loads[a] != loads[b] ? loads[a] < loads[b] : a < b;
+  };
+  const auto size = heap_.size();
+  const auto sift_down = [&](size_t i) {
+    for (size_t child = 2 * i + 1; child < size; child = 2 * i + 1) {
+      if (child + 1 < size && is_lighter(heap_[child + 1], heap_[child])) ++child;
+      if (!is_lighter(heap_[child], heap_[i])) return;
+      std::swap(heap_[child], heap_[i]);
+      i = child;
+    }
+  };
+  for (size_t c = 0; c < size; ++c) heap_[c] = static_cast<int32_t>(c);
+  for (size_t i = size / 2; i-- > 0;) sift_down(i);
+
+  num_left_ = 0;
+  for (int32_t n = first; n < num_sorted_; ++n) {
+    Item item = sorted_[static_cast<std::size_t>(n)];
+    const int64_t cost = cost_of(item);
+    int64_t& load = loads[heap_[0]];
+    if (load + cost > capacity) {
+      left_[static_cast<std::size_t>(num_left_++)] = item;
+      continue;
+    }
+    load += cost;
+    item.cta = heap_[0];
+    dealt_[static_cast<std::size_t>(num_whole_++)] = item;
+    sift_down(0);
+  }
+}
+
+/// The slack of the first try: how much a queue may get beyond its share, for what cuts add.
+int64_t QueueFiller::first_slack(int64_t share) const {
+  int32_t rows = 0;
+  for (int32_t n = 0; n < num_left_; ++n) {
+    const int32_t i = left_[static_cast<std::size_t>(n)].row_tile;
+    rows = std::max<int32_t>(rows, tiles_->row_tiles[i].num_rows);
+  }
+  const int64_t tile = shape_.cost.of_tile(rows);
+  if (tiles_->queues_wait) {
+    const int64_t step = shape_.cost.of_step(rows);
+    const int64_t fixed = tile + shape_.cost.of_write(rows);
+    if (num_dealt_ > 0) return fixed + step;  // what one cut may add
+    // No tile fits into a queue, so each queue gets one piece, of the same number of steps.
+    const auto num_tiles = static_cast<int64_t>(tiles_->longest_first.size()) * shape_.num_kv_heads;
+    const int64_t steps = std::max<int64_t>(tiles_->cost - num_tiles * fixed, 0) / step;
+    const int64_t steps_of_queue = steps / shape_.num_ctas + (steps % shape_.num_ctas != 0 ? 1 : 0);
+    return std::max(fixed + steps_of_queue * step - share, (fixed + step) / 4);
+  }
+  const int64_t granule = shape_.granule() * shape_.cost.of_step(rows);
+  const int64_t split = shape_.cost.of_split(rows);
+  // The most that one cut may add: the fixed cost of one more tile, a granule that is left, or a
+  // cut that is not worth it. A queue has at most two cuts. Most add less, so that a quarter of a
+  // cut is a slack with which a first try may succeed.
+  const int64_t cut = tile + granule + split;
+  const int64_t least_of_cuts = cut / 4;
+  const int64_t most_of_cuts = 2 * cut;
+  constexpr int64_t kUnnoticed = 64;  // such a part of a queue is not worth another try
+  const int64_t least = std::clamp(share / kUnnoticed, least_of_cuts, most_of_cuts) + 1;
+  if (!tiles_->groups.empty()) {
+    return shape_.uncut_part > 0 ? std::max(least, share / shape_.uncut_part) : least;
+  }
+  // Without groups most queues will have a cut at both ends, which add one more tile, half a
+  // granule on average and two splits. To save a second try, twice the unnoticed part is allowed.
+  const int64_t of_both_ends = tile + granule / 2 + 2 * split;
+  return std::max(least, std::min(of_both_ends, 2 * share / kUnnoticed));
+}
+
+/// Heads per item: enough for about item_steps steps, at most a quarter of a CTA's share.
+int32_t QueueFiller::heads_per_item(const RowTileGroup& group, int64_t share) const {
+  constexpr int64_t kItemsPerCta = 4;
+  // The row tile in the middle costs about the average.
+  const RowTile& tile = tiles_->row_tiles[group.first + group.count / 2];
+  const int64_t of_step = shape_.cost.of_step(shape_.tile_q);
+  const int64_t wanted = std::min(shape_.item_steps * of_step, share / kItemsPerCta) /
+                         std::max<int64_t>(tile.head_cost, 1);
+  return static_cast<int32_t>(std::clamp<int64_t>(wanted, least_heads_, shape_.num_kv_heads));
+}
+
+/// Heads per item of a sharer. Prefixes are dealt head by head. Of requests, an item has as many
+/// heads as leave about one item for each queue, because whoever finishes the last piece of a row
+/// merges it, and merging is to be divided among the CTAs.
+int32_t QueueFiller::heads_per_sharer() const {
+  if (shape_.item_steps == 0 || tiles_->num_sharers == 0) return shape_.num_kv_heads;
+  if (tiles_->queues_wait) return least_heads_;
+  const int32_t heads = ceil_divide(tiles_->num_sharers * shape_.num_kv_heads, shape_.num_ctas);
+  return std::clamp(heads, least_heads_, shape_.num_kv_heads);
+}
+
+/// Places what is left. Returns by how much the last queue, which takes the rest, is longer than
+/// `capacity`.
+int64_t QueueFiller::place_the_rest(int64_t capacity) {
+  std::copy(dealt_cost_.begin(), dealt_cost_.end(), loads_.begin());
+  num_whole_ = num_dealt_;
+  cutter_.start(capacity, loads_.data(), heads_at_once_);
+  if (!tiles_->groups.empty()) {
+    // What no queue can hold is cut while there is room.
+    int32_t first = 0;
+    while (first < num_sorted_ && cost_of(sorted_[static_cast<std::size_t>(first)]) > capacity)
+      ++first;
+    cutter_.lay(tiles_->row_tiles, {sorted_.data(), static_cast<std::size_t>(first)});
+    place_whole(first, capacity);
+  }
+  cutter_.lay(tiles_->row_tiles, {left_.data(), static_cast<std::size_t>(num_left_)});
+  cutter_.finish();
+  return loads_.back() - capacity;
+}
+
+}  // namespace flashplan

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+// Divides row tiles among the queues.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "plan/schedule/cost_classes.h"
+#include "plan/schedule/cutter.h"
+#include "plan/schedule/row_tiles.h"
+#include "plan/schedule/schedule_shape.h"
+
+namespace flashplan {
+
+/// The fewest kv heads of an item. This limits how many items the largest batch has, and with them
+/// what is copied to the device.
+int32_t least_heads_per_item(const ScheduleShape& shape, int64_t max_row_tiles) noexcept;
+
+/// Some of the row tiles of a batch.
+struct TileSet {
+  const RowTiles& row_tiles;
+  std::span<const RowTileGroup> groups;
+  std::span<const int32_t> longest_first;  // numbers of those in no group
+  int64_t cost;                            // predicted, of all heads, uncut
+  int32_t num_sharers;                     // see PrefixTree
+  /// Whether queues wait until the longest one has ended. Then a cut that costs more work than it
+  /// moves is made too, because it makes the longest queue shorter.
+  bool queues_wait = false;
+  /// > 0: the largest cost of a queue. Queues are filled to it one after the other, so that the
+  /// last ones may stay empty. If the tiles do not fit, they are divided as with 0.
+  int64_t capacity = 0;
+};
+
+/// Gives each queue about the same share of a TileSet: whole items as long as they fit, then parts
+/// of the items that are left. fill() does not allocate.
+class QueueFiller {
+ public:
+  /// `max_items`: before cuts; `max_work_tiles`: after them; `max_row_tiles`: of the requests of
+  /// the largest batch. May throw std::bad_alloc.
+  void reserve(const ScheduleShape& shape, int32_t max_items, int32_t max_work_tiles,
+               int32_t max_row_tiles);
+
+  /// `segments` and the merges in `sharing` are those of the batch. `loads` is the predicted cost
+  /// of what each queue has already; empty: none has anything.
+  void fill(const TileSet& tiles, const Segment* segments, const SharingMerges& sharing,
+            std::span<const int64_t> loads = {});
+
+  // Of the last fill():
+
+  /// Predicted cost per CTA, with what the queue had before.
+  std::span<const int64_t> loads() const { return loads_; }
+  /// The items that are whole, each with its CTA.
+  std::span<const Item> whole() const {
+    return {dealt_.data(), static_cast<std::size_t>(num_whole_)};
+  }
+  /// Has the parts of the other items.
+  const Cutter& cutter() const { return cutter_; }
+
+ private:
+  class Dealer;
+
+  void fill_queues(int64_t share, int32_t heads_at_once);
+  void deal_items(int64_t share, int64_t capacity);
+  void sort_left_items();
+  void place_whole(int32_t first, int64_t capacity);
+  int64_t place_the_rest(int64_t capacity);
+  int64_t cost_of(const Item& item) const;
+  int64_t first_slack(int64_t share) const;
+  void reduce_slack(int64_t share, int64_t too_little, int64_t enough);
+  int32_t heads_per_item(const RowTileGroup& group, int64_t share) const;
+  int32_t heads_per_sharer() const;
+
+  ScheduleShape shape_;
+  int32_t least_heads_ = 1;         // per item
+  const TileSet* tiles_ = nullptr;  // during fill()
+  std::span<const int64_t> loads_before_;
+  int32_t heads_at_once_ = 1;
+  Cutter cutter_;
+  // Sized by the bounds, used up to their counts: push_back's check costs as much as the work.
+  std::vector<Item> dealt_;          // items that were dealt, then those that place_whole() placed
+  std::vector<Item> left_;           // items that fit into no queue, and are cut
+  std::vector<Item> sorted_;         // items that were not dealt, longest first
+  std::vector<int32_t> heap_;        // CTAs, the least loaded on top
+  std::vector<int64_t> loads_;       // predicted cost per CTA
+  std::vector<int64_t> dealt_cost_;  // predicted cost of the items dealt to each CTA
+  CostClasses classes_;
+  int32_t num_dealt_ = 0;
+  int32_t num_whole_ = 0;  // dealt and placed
+  int32_t num_left_ = 0;
+  int32_t num_sorted_ = 0;
+};
+
+}  // namespace flashplan

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+// The row tiles of one step: what there is to schedule.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "abi/mask.h"
+#include "abi/work_queue.h"
+#include "flashplan/plan.h"
+#include "plan/schedule/cost_classes.h"
+#include "plan/schedule/prefix_tree.h"
+#include "plan/schedule/schedule_shape.h"
+#include "plan/schedule/sharing_merges.h"
+
+namespace flashplan {
+
+/// Up to tile_q query rows of one segment, for all kv heads. 32 bytes: planning is as fast as its
+/// tables are small.
+struct RowTile {
+  int64_t head_cost;  // predicted, of one kv head
+  int32_t segment;
+  int32_t row_tile;  // number in the segment
+  KeySpan keys;      // that its rows may see, from the begin of a step; {0, 0}: none
+  uint16_t num_rows;
+  uint16_t cost_class;  // CostClasses::kLast: in a group
+  int32_t sharer;       // see PrefixTree; -1: none
+
+  bool in_group() const { return cost_class == CostClasses::kLast; }
+};
+
+/// What CostModel says of a number of rows.
+struct RowCosts {
+  int64_t tile;
+  int64_t step;
+  int64_t split;
+  int64_t write;
+  int64_t merge;
+};
+
+/// The row tiles of one segment, if there are several and they share a cache.
+struct RowTileGroup {
+  int32_t first;
+  int32_t count;
+};
+
+/// Collects row tiles without allocating.
+class RowTiles {
+ public:
+  /// For batches of up to `max_requests` that have up to `max_row_tiles`. May throw std::bad_alloc.
+  void reserve(const ScheduleShape& shape, int32_t max_requests, int32_t max_row_tiles);
+
+  /// Collects those of `batch` and of the prefixes that its requests share, and writes the segments
+  /// of both, and the merges of sharers.
+  void collect(const Batch& batch, const PrefixTree& prefixes, Segment* segments,
+               const SharingMerges& sharing);
+
+  const RowTile& operator[](int32_t i) const { return tiles_[static_cast<std::size_t>(i)]; }
+  /// Of up to tile_q rows: looking them up takes less time than computing them for each tile.
+  const RowCosts& costs(int32_t rows) const { return costs_[static_cast<std::size_t>(rows)]; }
+  std::span<const RowTileGroup> groups() const { return {groups_.data(), num_groups_}; }
+  /// Numbers of those in no group.
+  std::span<const int32_t> longest_first() const { return {order_.data(), num_ordered_}; }
+  /// Numbers of those of prefixes, if ScheduleShape::prefixes_first(); else longest_first() has
+  /// them.
+  std::span<const int32_t> prefixes_longest_first() const {
+    return {order_.data() + first_prefix_, num_prefixes_};
+  }
+  /// Predicted, of all heads.
+  int64_t total_cost() const { return total_cost_; }
+  int64_t cost_of_prefixes() const { return cost_of_prefixes_; }
+  /// Of the prefixes and the requests that read them.
+  int64_t cost_of_sharers() const { return cost_of_prefixes_ + cost_of_readers_; }
+
+ private:
+  class Collector;
+
+  Collector collect_tiles(const Batch& batch, int32_t request, const Segment& segment,
+                          Collector collector);
+  RowTile* collect_prefixes(const Batch& batch, const PrefixTree& prefixes, Segment* segments,
+                            SharingMergesWriter merges, RowTile* next);
+  std::size_t order_by_class(int32_t first, int32_t end);
+
+  ScheduleShape shape_;
+  std::vector<RowCosts> costs_;
+  // Sized by the bounds, used up to their counts: push_back's check costs as much as the work.
+  std::vector<RowTile> tiles_;
+  std::vector<RowTileGroup> groups_;
+  std::vector<int32_t> order_;
+  CostClasses classes_;
+  std::size_t num_groups_ = 0;
+  std::size_t num_ordered_ = 0;
+  std::size_t first_prefix_ = 0;
+  std::size_t num_prefixes_ = 0;
+  int64_t total_cost_ = 0;
+  int64_t cost_of_prefixes_ = 0;
+  int64_t cost_of_readers_ = 0;
+};
+
+}  // namespace flashplan

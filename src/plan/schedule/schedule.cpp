@@ -1,0 +1,279 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "plan/schedule/schedule.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <numeric>
+
+#include "plan/schedule/division.h"
+
+namespace flashplan {
+namespace {
+
+/// Writes the pieces of queue `cta` from tiles[next] on, parts of splits first, which are the first
+/// and the last piece: their merges then overlap with what is whole. Leaves room for the queue's
+/// whole items, after the pieces or before those that are no parts of splits. `next_whole` has the
+/// number of whole items of each queue, and gets the place of the first. Returns the place after
+/// all of them. It is inlined, because a queue has few pieces.
+[[gnu::always_inline]] inline int32_t write_pieces(const QueueFiller& filler, int32_t cta,
+                                                   bool whole_first, int32_t* next_whole,
+                                                   int32_t next, WorkTile* tiles) {
+  const std::span<const WorkTile> pieces = filler.cutter().pieces_of(cta);
+  const WorkTile* piece = pieces.data();
+  const WorkTile* end = piece + pieces.size();
+  if (piece < end && piece->merge >= 0) tiles[next++] = *piece++;
+  if (piece < end && end[-1].merge >= 0) tiles[next++] = *--end;
+  const auto num_pieces = static_cast<int32_t>(end - piece);
+  const int32_t num_whole = next_whole[cta];
+  next_whole[cta] = whole_first ? next : next + num_pieces;
+  WorkTile* to = tiles + (whole_first ? next + num_whole : next);
+  while (piece < end) *to++ = *piece++;
+  return next + num_pieces + num_whole;
+}
+
+}  // namespace
+
+ScheduleBounds schedule_bounds(const ScheduleShape& shape, int32_t max_batch_size,
+                               int32_t max_qo_tokens) {
+  const int64_t max_rows = int64_t{max_qo_tokens} * shape.group_size;
+  const auto row_tiles = static_cast<int32_t>(max_batch_size + max_rows / shape.tile_q);
+  const int32_t least_heads = least_heads_per_item(shape, row_tiles);
+  const int32_t sharers =
+      shape.shares_prefixes ? most_sharing(max_batch_size, shape.num_kv_heads) : 0;
+  const int32_t prefixes = std::min(sharers, max_batch_size);
+  const int32_t tiles = row_tiles + prefixes;
+  // Sharers may be dealt in so many more items (heads_per_sharer).
+  const int32_t items = tiles * ((shape.num_kv_heads + least_heads - 1) / least_heads) +
+                        (shape.shares_prefixes ? 2 * shape.num_ctas : 0);
+  // A cut is made at most once per CTA and adds at most two work tiles (the rest of a head, the
+  // heads after it) and one split. Prefixes that come first are cut for themselves.
+  const int32_t divisions = shape.shares_prefixes && shape.prefixes_first() ? 2 : 1;
+  return {.requests = max_batch_size,
+          .segments = max_batch_size + prefixes,
+          .row_tiles = tiles,
+          .items = items,
+          .work_tiles = items + 3 * shape.num_ctas * divisions,
+          .merges = shape.num_ctas + sharers * shape.num_kv_heads};
+}
+
+ScheduleBounds larger(const ScheduleBounds& a, const ScheduleBounds& b) {
+  return {.requests = std::max(a.requests, b.requests),
+          .segments = std::max(a.segments, b.segments),
+          .row_tiles = std::max(a.row_tiles, b.row_tiles),
+          .items = std::max(a.items, b.items),
+          .work_tiles = std::max(a.work_tiles, b.work_tiles),
+          .merges = std::max(a.merges, b.merges),
+          .mask_begins = std::max(a.mask_begins, b.mask_begins),
+          .prepared_tiles = std::max(a.prepared_tiles, b.prepared_tiles)};
+}
+
+void Scheduler::reserve(const ScheduleShape& shape, const ScheduleBounds& bounds) {
+  shape_ = shape;
+  const int32_t prefixes = bounds.segments - bounds.requests;
+  const auto num_ctas = static_cast<std::size_t>(shape.num_ctas);
+  schedule_ = Schedule();
+  schedule_.cta_indptr.assign(num_ctas + 1, 0);
+  schedule_.cta_cost.assign(num_ctas, 0);
+  max_merges_ = bounds.merges;
+  prefixes_.reserve(shape, bounds.requests);
+  row_tiles_.reserve(shape, bounds.segments, bounds.row_tiles);
+  filler_.reserve(shape, bounds.items, bounds.work_tiles, bounds.row_tiles - prefixes);
+  next_whole_.resize(num_ctas);
+  if (!shape.shares_prefixes || !shape.prefixes_first()) return;
+  const int32_t items = prefixes * shape.num_kv_heads;
+  prefix_filler_.reserve(shape, items, items + 3 * shape.num_ctas, bounds.row_tiles - prefixes);
+  next_whole_prefix_.resize(num_ctas);
+  prefix_loads_.resize(num_ctas);
+}
+
+void Scheduler::make(const Batch& batch, std::span<const PrefixGroup> groups,
+                     const ScheduleMemory& memory) {
+  memory_ = memory;
+  gains_by_prefixes_ = false;
+  prefixes_.build(batch, groups);
+  schedule_batch(batch);
+  if (prefixes_.empty()) return;
+  // Less work in larger tiles may still take longer, where they can not be divided among all CTAs.
+  const int64_t with = modelled_time();
+  gains_by_prefixes_ = with <= (schedule_.total_cost + schedule_.saved_cost) / shape_.num_ctas;
+  if (gains_by_prefixes_) return;
+  const int64_t cached = prefixes_.cached_cost() / shape_.num_ctas;
+  prefixes_.clear();
+  schedule_batch(batch);
+  if (modelled_time() - cached <= with) return;
+  prefixes_.build(batch, groups);
+  schedule_batch(batch);
+}
+
+void Scheduler::schedule_batch(const Batch& batch) {
+  sharing_ = {memory_.merges, max_merges_ - prefixes_.num_sharers() * shape_.num_kv_heads,
+              prefixes_.num_partial_rows()};
+  row_tiles_.collect(batch, prefixes_, memory_.segments, sharing_);
+  schedule_.prefixes = prefixes_.prefixes();
+  schedule_.segments = {memory_.segments,
+                        static_cast<std::size_t>(batch.batch_size) + schedule_.prefixes.size()};
+  schedule_.total_cost = row_tiles_.total_cost();
+  schedule_.saved_cost = prefixes_.saved_cost();
+  divide();
+  write_queues();
+}
+
+/// Divides the row tiles among the queues: first the prefixes that come first, then the rest.
+void Scheduler::divide() {
+  SharingMerges sharing = sharing_;
+  std::span<const int64_t> loads;
+  int32_t num_sharers = prefixes_.empty() ? 0 : prefixes_.num_sharers();
+  schedule_.num_cut = 0;
+  if (has_prefixes_first()) {
+    const int32_t num_prefixes = num_sharers - prefixes_.num_requests();
+    const int64_t capacity = capacity_of_prefixes();
+    prefix_filler_.fill({.row_tiles = row_tiles_,
+                         .groups = {},
+                         .longest_first = row_tiles_.prefixes_longest_first(),
+                         .cost = row_tiles_.cost_of_prefixes(),
+                         .num_sharers = num_prefixes,
+                         .queues_wait = capacity == 0,
+                         .capacity = capacity},
+                        memory_.segments, sharing);
+    const Cutter& cutter = prefix_filler_.cutter();
+    sharing.num_partial_rows = cutter.num_partial_rows();
+    schedule_.num_cut = cutter.num_cut();
+    num_sharers -= num_prefixes;
+    loads = capacity > 0 ? prefix_filler_.loads() : loads_of_prefixes();
+  }
+  filler_.fill(
+      {.row_tiles = row_tiles_,
+       .groups = row_tiles_.groups(),
+       .longest_first = row_tiles_.longest_first(),
+       .cost = row_tiles_.total_cost() - (loads.empty() ? 0 : row_tiles_.cost_of_prefixes()),
+       .num_sharers = num_sharers},
+      memory_.segments, sharing, loads);
+  const std::span<const int64_t> ends = filler_.loads();
+  for (std::size_t c = 0; c < ends.size(); ++c) {
+    const int64_t idle = loads.empty() ? 0 : loads[c] - prefix_filler_.loads()[c];
+    schedule_.cta_cost[c] = ends[c] - idle;
+  }
+}
+
+/// The largest cost of prefixes in a queue, or 0 to divide prefixes evenly among all queues. An
+/// even division cuts short prefixes into many pieces. Each piece has a begin and an end, and its
+/// partial results are merged with all requests of the prefix. So where requests are merged at the
+/// ends of queues, the longest prefix is cut into equal pieces of at most kSteps steps, and no
+/// queue gets more than the cost of one such piece. Requests fill the queues up. A piece is at most
+/// half of a queue, so that prefixes are complete before requests are merged, even where the model
+/// is wrong.
+int64_t Scheduler::capacity_of_prefixes() const {
+  constexpr int64_t kSteps = 4;
+  if (!shape_.merges_readers_last) return 0;
+  const RowTile& longest = row_tiles_[row_tiles_.prefixes_longest_first()[0]];
+  const RowCosts& of = row_tiles_.costs(longest.num_rows);
+  const int64_t fixed = of.tile + of.write;
+  const int64_t steps = (longest.head_cost - fixed) / of.step;
+  const int64_t pieces = (steps - 1) / kSteps + 1;
+  const int64_t capacity = fixed + ((steps - 1) / pieces + 1) * of.step;
+  const bool is_short = row_tiles_.cost_of_prefixes() < capacity * shape_.num_ctas;
+  return is_short && 2 * capacity * shape_.num_ctas <= row_tiles_.total_cost() ? capacity : 0;
+}
+
+/// What each queue has before requests are divided: the predicted cost of its prefixes. Queues that
+/// end their prefixes early are filled up by requests that read none. Where these do not suffice,
+/// all queues count as being as long as the longest, because a request that is ready before its
+/// prefixes are is merged by the CTA that ends a prefix, which has many of them to merge.
+std::span<const int64_t> Scheduler::loads_of_prefixes() {
+  const std::span<const int64_t> loads = prefix_filler_.loads();
+  const int64_t longest = *std::max_element(loads.begin(), loads.end());
+  const int64_t idle =
+      longest * shape_.num_ctas - std::accumulate(loads.begin(), loads.end(), int64_t{0});
+  const int64_t others = row_tiles_.total_cost() - row_tiles_.cost_of_sharers();
+  if (idle <= others) return loads;
+  std::fill(prefix_loads_.begin(), prefix_loads_.end(), longest);
+  return prefix_loads_;
+}
+
+/// The predicted time of the CTA that ends last; with prefixes on a GPU, the longest that it may
+/// take.
+int64_t Scheduler::modelled_time() const {
+  const std::span<const int64_t> ends = filler_.loads();
+  const int64_t longest = *std::max_element(ends.begin(), ends.end());
+  if (!has_prefixes_first()) return longest;
+  const auto num_heads = static_cast<std::size_t>(shape_.num_kv_heads);
+  const Merge* const of_prefixes =
+      memory_.merges + sharing_.first + prefixes_.num_requests() * shape_.num_kv_heads;
+  int64_t rows = 0;
+  for (const Merge& merge : std::span(of_prefixes, prefixes_.prefixes().size() * num_heads)) {
+    rows += int64_t{merge.num_states} * merge.rows.num_rows;
+  }
+  return shape_.cost.longest(longest + shape_.cost.of_sharing(rows / shape_.num_ctas));
+}
+
+/// Writes the whole items for which `selects` is true to their places, which `next_whole` has for
+/// each queue.
+template <class Selects>
+void Scheduler::write_whole(std::span<const Item> items, int32_t* next_whole,
+                            Selects selects) const {
+  // In locals: members would be read again after every tile that is written.
+  WorkTile* const tiles = memory_.tiles;
+  const Merge* const merges = memory_.merges;
+  const int32_t first_merge = sharing_.first;
+  const int32_t num_heads = shape_.num_kv_heads;
+  for (const Item& item : items) {
+    const RowTile& t = row_tiles_[item.row_tile];
+    if (!selects(item, t)) continue;
+    int32_t merge = -1;
+    int32_t row = -1;
+    if (t.sharer >= 0) {
+      merge = first_merge + t.sharer * num_heads + item.head;
+      row = merges[merge].first_partial_row;
+    }
+    tiles[next_whole[item.cta]++] = {t.segment,    t.row_tile, item.head, item.num_heads,
+                                     t.keys.begin, t.keys.end, row,       merge};
+  }
+}
+
+/// Where a batch has prompts and decodes, every other queue has its prompts first, the others have
+/// them last: decodes, which are bound by memory, run beside prompts, which are not.
+void Scheduler::write_queues() {
+  const bool mixed = !row_tiles_.groups().empty() && !row_tiles_.longest_first().empty();
+  const bool has_prefixes = has_prefixes_first();
+  const auto prompts_first = [mixed](int32_t cta) { return mixed && cta % 2 == 0; };
+  const auto count_whole = [&](const QueueFiller& filler, int32_t* counts) {
+    std::fill_n(counts, shape_.num_ctas, 0);
+    for (const Item& item : filler.whole()) ++counts[item.cta];
+  };
+  int32_t* const next_whole = next_whole_.data();
+  int32_t* const next_whole_prefix = next_whole_prefix_.data();
+  count_whole(filler_, next_whole);
+  if (has_prefixes) count_whole(prefix_filler_, next_whole_prefix);
+  WorkTile* const tiles = memory_.tiles;
+  int32_t next = 0;
+  for (int32_t c = 0; c < shape_.num_ctas; ++c) {
+    if (has_prefixes) {
+      next = write_pieces(prefix_filler_, c, false, next_whole_prefix, next, tiles);
+    }
+    next = write_pieces(filler_, c, prompts_first(c), next_whole, next, tiles);
+    schedule_.cta_indptr[static_cast<std::size_t>(c) + 1] = next;
+  }
+  const auto all = [](const Item&, const RowTile&) { return true; };
+  if (has_prefixes) write_whole(prefix_filler_.whole(), next_whole_prefix, all);
+  if (mixed) {
+    const auto is_early = [&](const Item& item, const RowTile& tile) {
+      return tile.in_group() == prompts_first(item.cta);
+    };
+    const auto is_late = [&](const Item& item, const RowTile& tile) {
+      return !is_early(item, tile);
+    };
+    write_whole(filler_.whole(), next_whole, is_early);
+    write_whole(filler_.whole(), next_whole, is_late);
+  } else {
+    write_whole(filler_.whole(), next_whole, all);
+  }
+  const Cutter& cutter = filler_.cutter();
+  schedule_.tiles = {tiles, static_cast<std::size_t>(next)};
+  schedule_.first_merge = cutter.first_merge();
+  schedule_.merges = {memory_.merges + schedule_.first_merge,
+                      static_cast<std::size_t>(max_merges_ - schedule_.first_merge)};
+  schedule_.num_cut += cutter.num_cut();
+  schedule_.num_partial_rows = cutter.num_partial_rows();
+}
+
+}  // namespace flashplan

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+// The scheduler: turns the lengths of one step into balanced work queues. Integer code, no CUDA.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "abi/work_queue.h"
+#include "flashplan/plan.h"
+#include "flashplan/schedule.h"
+#include "plan/prepared_kv.h"
+#include "plan/schedule/prefix_tree.h"
+#include "plan/schedule/queue_filler.h"
+#include "plan/schedule/row_tiles.h"
+#include "plan/schedule/schedule_shape.h"
+
+namespace flashplan {
+
+/// Upper bounds of a schedule for any batch within (max_batch_size, max_qo_tokens).
+struct ScheduleBounds {
+  int32_t requests;
+  int32_t segments;   // of requests and of shared prefixes
+  int32_t row_tiles;  // (segment, row tile) pairs
+  int32_t items;      // of heads of row tiles, before cuts
+  int32_t work_tiles;
+  int32_t merges;
+  int32_t mask_begins = 0;     // set by whoever plans with masks
+  int32_t prepared_tiles = 0;  // set by whoever prepares keys
+};
+ScheduleBounds schedule_bounds(const ScheduleShape& shape, int32_t max_batch_size,
+                               int32_t max_qo_tokens);
+/// Bounds with room for the schedules of either.
+ScheduleBounds larger(const ScheduleBounds& a, const ScheduleBounds& b);
+
+/// Where a schedule is written to, with room for its bounds. Whoever owns it keeps it until the
+/// schedule is no longer used.
+struct ScheduleMemory {
+  Segment* segments = nullptr;
+  Merge* merges = nullptr;
+  WorkTile* tiles = nullptr;
+  // Not written by the scheduler:
+  int32_t* mask_begins = nullptr;  // of the requests
+  PreparedTiles prepared = {};
+};
+
+/// The same, allocated. May throw std::bad_alloc.
+class ScheduleBuffers {
+ public:
+  ScheduleBuffers() = default;
+  explicit ScheduleBuffers(const ScheduleBounds& bounds)
+      : segments_(static_cast<std::size_t>(bounds.segments)),
+        merges_(static_cast<std::size_t>(bounds.merges)),
+        tiles_(static_cast<std::size_t>(bounds.work_tiles)),
+        mask_begins_(static_cast<std::size_t>(bounds.mask_begins)) {}
+
+  ScheduleMemory memory() {
+    return {segments_.data(), merges_.data(), tiles_.data(), mask_begins_.data(), {}};
+  }
+  const int32_t* mask_begins() const { return mask_begins_.data(); }
+
+ private:
+  std::vector<Segment> segments_;
+  std::vector<Merge> merges_;
+  std::vector<WorkTile> tiles_;
+  std::vector<int32_t> mask_begins_;
+};
+
+/// Work queues: CTA c runs tiles [cta_indptr[c], cta_indptr[c + 1]) in order.
+struct Schedule {
+  std::span<const Segment> segments;
+  std::span<const WorkTile> tiles;
+  std::span<const Merge> merges;
+  std::vector<int32_t> cta_indptr;
+  std::vector<int64_t> cta_cost;  // predicted, per CTA
+  std::span<const SharedPrefix>
+      prefixes;                  // that are computed once: the segments after the requests
+  int64_t total_cost = 0;        // predicted, of all row tiles uncut
+  int64_t saved_cost = 0;        // by which sharing lowers it
+  int32_t first_merge = 0;       // the number of merges[0]
+  int32_t num_cut = 0;           // heads of row tiles
+  int32_t num_partial_rows = 0;  // in use
+
+  int32_t num_ctas() const noexcept { return static_cast<int32_t>(cta_cost.size()); }
+};
+
+/// Makes schedules without allocating.
+class Scheduler {
+ public:
+  /// For batches within the bounds. May throw std::bad_alloc.
+  void reserve(const ScheduleShape& shape, const ScheduleBounds& bounds);
+
+  /// Writes the schedule of `batch`, which has been validated against the bounds, to `memory`. It
+  /// computes prefixes of `groups` once, where that makes no queue longer.
+  void make(const Batch& batch, std::span<const PrefixGroup> groups, const ScheduleMemory& memory);
+
+  const Schedule& schedule() const noexcept { return schedule_; }
+  const ScheduleShape& shape() const noexcept { return shape_; }
+  /// Whether the last batch, with its shared prefixes, is predicted to take no longer than without
+  /// them even if that divided evenly among the queues.
+  bool gains_by_prefixes() const noexcept { return gains_by_prefixes_; }
+
+ private:
+  void schedule_batch(const Batch& batch);
+  void divide();
+  int64_t capacity_of_prefixes() const;
+  std::span<const int64_t> loads_of_prefixes();
+  int64_t modelled_time() const;
+  bool has_prefixes_first() const { return shape_.prefixes_first() && !prefixes_.empty(); }
+  void write_queues();
+  template <class Selects>
+  void write_whole(std::span<const Item> items, int32_t* next_whole, Selects selects) const;
+
+  ScheduleShape shape_;
+  ScheduleMemory memory_;
+  int32_t max_merges_ = 0;
+  Schedule schedule_;
+  PrefixTree prefixes_;
+  bool gains_by_prefixes_ = false;
+  SharingMerges sharing_;
+  RowTiles row_tiles_;
+  QueueFiller prefix_filler_;  // if prefixes come first
+  QueueFiller filler_;
+  // Of each queue: where its next whole tile goes.
+  std::vector<int32_t> next_whole_prefix_;
+  std::vector<int32_t> next_whole_;
+  std::vector<int64_t> prefix_loads_;  // see loads_of_prefixes()
+};
+
+}  // namespace flashplan

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+// The merges of requests that read shared prefixes, and of these prefixes.
+#pragma once
+
+#include <cstdint>
+
+#include "abi/work_queue.h"
+#include "plan/schedule/prefix_tree.h"
+
+namespace flashplan {
+
+/// The merges of sharers (see PrefixTree). That of kv head h of sharer s is
+/// merges[first + s * num_kv_heads + h].
+struct SharingMerges {
+  Merge* merges = nullptr;
+  int32_t first = 0;
+  int32_t num_partial_rows = 0;  // of all sharers as long as none is cut
+};
+
+/// Writes them, sharer after sharer, as they are before any is cut: each has one state of each
+/// head. It is meant to be a local object, which stays in registers.
+class SharingMergesWriter {
+ public:
+  SharingMergesWriter(const SharingMerges& sharing, const PrefixTree& prefixes,
+                      int32_t num_kv_heads)
+      : prefixes_(prefixes.prefixes().data()),
+        num_heads_(num_kv_heads),
+        first_(sharing.first),
+        first_prefix_(sharing.first + prefixes.num_requests() * num_kv_heads),
+        next_(sharing.merges + sharing.first) {}
+
+  /// Writes those of the next request that reads prefixes, of which `prefix` is the innermost.
+  void add_request(int32_t request, int32_t qo_begin, int32_t num_rows, int32_t prefix) {
+    if (prefix != prefix_) {
+      prefix_ = prefix;
+      // It waits for its own work tile and for each prefix.
+      num_pieces_ = prefixes_[prefix].depth + 2;
+      parent_ = first_prefix_ + prefix * num_heads_;
+    }
+    const Part rows = {request, qo_begin, 0, num_rows};
+    const Part states = {0, next_row_, 1, num_pieces_};
+    const Part links = {parent_, -1, 0, num_heads_};
+    const Part next_links = {1, 0, 0, 0};
+    write(num_rows, rows, states, links, next_links);
+  }
+
+  /// Writes those of the next prefix, after all requests.
+  void add_prefix(int32_t segment, int32_t qo_begin, const SharedPrefix& prefix) {
+    const bool has_parent = prefix.parent >= 0;
+    const int32_t parent = has_parent ? first_prefix_ + prefix.parent * num_heads_ : -1;
+    const int32_t first_reader = first_ + prefix.first_reader * num_heads_;
+    const Part rows = {segment, qo_begin, 0, prefix.num_rows};
+    const Part states = {0, next_row_, 1, 1};
+    const Part links = {parent, first_reader, prefix.num_readers, num_heads_};
+    const Part next_links = {has_parent ? 1 : 0, 1, 0, 0};
+    write(prefix.num_rows, rows, states, links, next_links);
+  }
+
+ private:
+  // A merge has three parts of 16 bytes, each of which is written by one instruction.
+  using Part = int32_t __attribute__((vector_size(16)));
+  using PartInMemory = int32_t __attribute__((vector_size(16), aligned(4), may_alias));
+  static_assert(sizeof(Merge) == 3 * sizeof(Part));
+
+  /// Writes a merge for each kv head. `rows`, `states` (kv_head, first_partial_row, ...) and
+  /// `links` (parent, first_reader, ...) are the parts of the first head's merge; `next_links` is
+  /// added to `links` from one head to the next.
+  void write(int32_t num_rows, Part rows, Part states, Part links, Part next_links) {
+    const Part next_states = {1, num_rows, 0, 0};
+    auto* part = reinterpret_cast<PartInMemory*>(next_);
+    for (int32_t head = 0; head < num_heads_; ++head, part += 3) {
+      part[0] = rows;
+      part[1] = states;
+      part[2] = links;
+      states += next_states;
+      links += next_links;
+    }
+    next_ += num_heads_;
+    next_row_ += num_heads_ * num_rows;
+  }
+
+  const SharedPrefix* const prefixes_;
+  const int32_t num_heads_;
+  const int32_t first_;
+  const int32_t first_prefix_;
+  Merge* next_;
+  int32_t next_row_ = 0;
+  int32_t prefix_ = -1;
+  int32_t num_pieces_ = 0;
+  int32_t parent_ = -1;
+};
+
+}  // namespace flashplan
