@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "api/kernels.h"
-#include "api/memory_checks.h"
 #include "bindings/bindings.h"
 #include "bindings/gil.h"
 #include "bindings/operator_call.h"
@@ -17,6 +16,7 @@
 #include "bindings/tensors/scale_arg.h"
 #include "bindings/tensors/stream.h"
 #include "bindings/tensors/tensor.h"
+#include "checks/memory_checks.h"
 #include "cuda/device.h"
 #include "flashplan/flashplan.h"
 

@@ -55,9 +55,8 @@ FIRST = {
         "ctest:test_status|test_run_status|test_aliasing",
         "pytest:test_device_data test_errors",
     ],
-    "src/api": [
-        "ctest:test_status|test_run_status|test_tensor_checks|test_memory_checks|test_aliasing"
-    ],
+    "src/api": ["ctest:test_status|test_run_status|test_aliasing"],
+    "src/checks": ["ctest:test_tensor_checks|test_memory_checks|test_status|test_aliasing"],
     "src/ops/cpu/verify": ["ctest:test_changed_meanwhile", "pytest:test_speculative"],
     "src/ops/cpu/speculative": ["pytest:test_speculative"],
     "src/ops/speculative": ["pytest:test_speculative"],

@@ -5,7 +5,7 @@
 #include <new>
 #include <utility>
 
-#include "api/tensor_checks.h"
+#include "checks/tensor_checks.h"
 #include "common/error.h"
 #include "cuda/memory.h"
 #include "flashplan/plan.h"

@@ -9,13 +9,13 @@
 #include <type_traits>
 #include <utility>
 
-#include "api/memory_checks.h"
 #include "bindings/gil.h"
 #include "bindings/tensors/array_interface.h"
 #include "bindings/tensors/dlpack_view.h"
 #include "bindings/tensors/producer.h"
 #include "bindings/tensors/stream.h"
 #include "bindings/tensors/tensor.h"
+#include "checks/memory_checks.h"
 #include "common/error.h"
 
 namespace flashplan {

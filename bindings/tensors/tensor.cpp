@@ -4,9 +4,9 @@
 #include <string>
 #include <utility>
 
-#include "api/memory_checks.h"
 #include "bindings/tensors/array_interface.h"
 #include "bindings/tensors/dlpack_view.h"
+#include "checks/memory_checks.h"
 #include "common/error.h"
 
 namespace flashplan {

@@ -7,7 +7,7 @@
 
 #include "api/plan_impl.h"
 #include "api/run_checks.h"
-#include "api/tensor_checks.h"
+#include "checks/tensor_checks.h"
 #include "common/error.h"
 #include "cuda/device.h"
 #include "cuda/memory.h"

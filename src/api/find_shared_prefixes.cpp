@@ -3,7 +3,7 @@
 #include <cstring>
 
 #include "api/batch_checks.h"
-#include "api/tensor_checks.h"
+#include "checks/tensor_checks.h"
 #include "common/error.h"
 #include "flashplan/prefixes.h"
 

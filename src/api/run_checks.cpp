@@ -5,7 +5,7 @@
 #include <cmath>
 #include <span>
 
-#include "api/tensor_checks.h"
+#include "checks/tensor_checks.h"
 #include "common/error.h"
 #include "variant/variant_impl.h"
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "flashplan/activation.h"
 
-#include "api/tensor_checks.h"
+#include "checks/tensor_checks.h"
 #include "common/error.h"
 #include "ops/checks.h"
 #include "ops/operators.h"

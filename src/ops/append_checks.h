@@ -2,7 +2,7 @@
 // What append_paged_kv() and rope_append_paged_kv() check alike.
 #pragma once
 
-#include "api/memory_checks.h"
+#include "checks/memory_checks.h"
 #include "flashplan/kv_cache.h"
 #include "ops/params.h"
 

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "api/tensor_checks.h"
+#include "checks/tensor_checks.h"
 #include "common/error.h"
 #include "common/kv_layout.h"
 #include "ops/checks.h"

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <span>
 
-#include "api/tensor_checks.h"
+#include "checks/tensor_checks.h"
 #include "common/error.h"
 
 namespace flashplan {

@@ -2,7 +2,7 @@
 // Checks that several operators make.
 #pragma once
 
-#include "api/memory_checks.h"
+#include "checks/memory_checks.h"
 #include "flashplan/status.h"
 #include "flashplan/tensor.h"
 

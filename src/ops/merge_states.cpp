@@ -3,7 +3,7 @@
 
 #include <cstdio>
 
-#include "api/tensor_checks.h"
+#include "checks/tensor_checks.h"
 #include "common/error.h"
 #include "ops/checks.h"
 #include "ops/operators.h"

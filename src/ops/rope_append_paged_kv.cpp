@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "api/tensor_checks.h"
+#include "checks/tensor_checks.h"
 #include "common/error.h"
 #include "flashplan/kv_cache.h"
 #include "ops/append_checks.h"

@@ -8,9 +8,9 @@
 #include <thread>
 #include <vector>
 
-#include "api/memory_checks.h"
 #include "api/workspace_claim.h"
 #include "check.h"
+#include "checks/memory_checks.h"
 #include "random_batch.h"
 
 #if defined(__unix__)

@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <string>
 
-#include "api/tensor_checks.h"
 #include "check.h"
+#include "checks/tensor_checks.h"
 
 namespace flashplan::test {
 namespace {

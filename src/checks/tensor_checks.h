@@ -9,7 +9,7 @@
 
 #include "abi/head_scales.h"
 #include "abi/kv_view.h"
-#include "api/memory_checks.h"
+#include "checks/memory_checks.h"
 #include "common/error.h"
 #include "flashplan/plan.h"
 #include "flashplan/status.h"

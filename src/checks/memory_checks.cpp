@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "api/memory_checks.h"
+#include "checks/memory_checks.h"
 
 #include <algorithm>
 #include <array>
