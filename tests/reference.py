@@ -71,12 +71,14 @@ def attention(
     request=0,
     dtype="float64",
     stored_dtype=None,
+    spread=False,
 ):
     """One request: q [qo_len, num_qo_heads, head_dim_qk], k and v [kv_len, num_kv_heads, ...],
     mask [qo_len, kv_len] of bool, sinks [num_qo_heads]: a logit without a value for each head,
     scales: numbers, or [num_kv_heads], rotate(x, positions): of q and k; see rope_cases.py.
     `bodies` are those of a variant: see variant_cases.py. `stored_dtype` is that of q, k and v
-    after bodies and rotations, if it is not `dtype`."""
+    after bodies and rotations, if it is not `dtype`. With `spread` each element of o is the root of
+    the sum of the squares of what it is the sum of, weights times values."""
     wide = np.float64 if dtype == "float64" else np.float32
 
     def stored(x, dtype=dtype):
@@ -137,7 +139,10 @@ def attention(
         else:
             probabilities = np.where(np.isneginf(logits), 0, logits)
         probabilities = stored(probabilities[:, : len(k)])
-        o[:, head] = stored(weighted_sums(probabilities, seen, v[:, kv_head]))
+        if spread:
+            o[:, head] = np.sqrt(weighted_sums(probabilities**2, seen, v[:, kv_head] ** 2))
+        else:
+            o[:, head] = stored(weighted_sums(probabilities, seen, v[:, kv_head]))
     o[np.isnan(lse)] = np.nan  # also where the sink alone is NaN
     return transformed("output", o, q_tokens), lse
 
