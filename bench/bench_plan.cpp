@@ -13,8 +13,8 @@
 
 #include "flashplan/flashplan.h"
 #include "kernels/families.h"
-#include "plan/schedule/schedule.h"
 #include "plan/kernel/select_kernel.h"
+#include "plan/schedule/schedule.h"
 #include "plan/workspace_layout.h"
 
 namespace {
