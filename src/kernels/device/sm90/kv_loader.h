@@ -119,7 +119,7 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
     // Words of QueueStart: the bounds of the queue, then from word 4 on the first tile, and from
     // word 20 on its segment.
     const bool is_end = word(0) >= word(1);
-    const int32_t end = min(word(9), p_.tensors.pages.keys_of(word(23)));
+    const int32_t end = is_end ? 0 : min(word(9), p_.tensors.pages.keys_of(word(23)));
     int32_t first_seen = word(8);
     if (p_.mask.window_left >= 0) {
       RowBlock block;
