@@ -10,6 +10,18 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
+UP_TO_API = (
+    "flashplan/",
+    "common/",
+    "abi/",
+    "checks/",
+    "variant/",
+    "plan/",
+    "cpu/",
+    "cuda/",
+    "kernels/",
+    "api/",
+)
 # From the bottom to the top: folder -> (prefixes of our headers that it may include, prefixes of
 # third-party headers). The longest folder that contains a file counts. upward_rules() refuses
 # prefixes of folders above.
@@ -32,21 +44,7 @@ RULES = {
         ("flashplan/", "common/", "abi/", "variant/", "plan/", "cuda/", "kernels/"),
         ("cuda_",),
     ),
-    "src/api": (
-        (
-            "flashplan/",
-            "common/",
-            "abi/",
-            "checks/",
-            "variant/",
-            "plan/",
-            "cpu/",
-            "cuda/",
-            "kernels/",
-            "api/",
-        ),
-        (),
-    ),
+    "src/api": (UP_TO_API, ()),
     "src/ops": (
         (
             "flashplan/",
@@ -76,22 +74,7 @@ RULES = {
         ),
         ("nanobind/", "Python.h", "dlpack/"),
     ),
-    "tests/cpp": (
-        (
-            "flashplan/",
-            "common/",
-            "abi/",
-            "checks/",
-            "variant/",
-            "plan/",
-            "cpu/",
-            "cuda/",
-            "kernels/",
-            "api/",
-            "ops/",
-        ),
-        ("fuzzer/", "cuda_runtime_api.h", "xla/"),
-    ),
+    "tests/cpp": ((*UP_TO_API, "ops/"), ("fuzzer/", "cuda_runtime_api.h", "xla/")),
     "bench": (("flashplan/", "plan/", "kernels/families.h"), ()),
 }
 # Headers of C and POSIX that this project uses; <vector> and the like need no entry.
@@ -113,7 +96,8 @@ SYSTEM = {
     "sys/wait.h",
     "unistd.h",
 }
-# The families of GPU kernels: none includes another, and what they share includes none.
+# Folders of one family of GPU kernels each. A family includes no header of another one, and the
+# code that families share, in src/kernels/device itself, includes no header of a family.
 FAMILIES = {"src/kernels/device/sm80", "src/kernels/device/sm90"}
 # Folders whose code NVRTC must be able to compile.
 ONLY_CSTDINT = {"src/abi", "src/kernels/device", *FAMILIES}
