@@ -54,7 +54,7 @@ struct RowBlock {
   }
   /// The first key that any row sees; a window hides the keys before it from all rows.
   FLASHPLAN_DEVICE int32_t first_seen(const AttentionParams& p) const {
-    return visible_to(p, 0).begin;
+    return p.mask.window_left < 0 ? keys.begin : visible_to(p, 0).begin;
   }
 };
 

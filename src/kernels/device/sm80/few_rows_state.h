@@ -94,7 +94,7 @@ class FewRowsState {
       }
     }
     if (first_key < seen_by_all_.begin ||
-        first_key + S::kKeys > min(seen_by_all_.end, on_pages())) {
+        first_key + S::kKeys > min(seen_by_all_.end, context_.load_on_pages())) {
       mask(s, first_key);
     }
     rescale(s);
@@ -247,16 +247,11 @@ class FewRowsState {
     }
   }
 
-  /// kAllOnPages or kSomeOffPages.
-  FLASHPLAN_DEVICE int32_t on_pages() const {
-    return static_cast<int32_t>(load_shared_4(shared_address(&context_.on_pages)));
-  }
-
   /// Sets the logits of keys that causality, the window or the end of the tile hide to -infinity,
   /// and those of keys on no page of the cache.
   FLASHPLAN_DEVICE void mask(Logits& s, int32_t first_key) const {
     uint32_t exist = ~0U;  // bit i: key i of the step
-    if (on_pages() == kSomeOffPages) {
+    if (context_.load_on_pages() != kAllOnPages) {
       const int32_t key = first_key + lane_ % S::kKeys;
       exist = __ballot_sync(
           ~0U, key < block_.keys.end && is_on_page(p_.tensors.pages, context_.page_ids, key));

@@ -122,11 +122,6 @@ class Mainloop {
     }
   }
 
-  /// kAllOnPages or kSomeOffPages.
-  FLASHPLAN_DEVICE int32_t on_pages() const {
-    return static_cast<int32_t>(load_shared_4(shared_address(&context_.on_pages)));
-  }
-
   /// The end of the keys that any row sees.
   FLASHPLAN_DEVICE int32_t visible_end() const {
     return static_cast<int32_t>(load_shared_4(visible_address() + VisibleKeys::kAnyEnd));
@@ -235,7 +230,7 @@ class Mainloop {
     VisibleKeys visible = __builtin_bit_cast(VisibleKeys, load_shared_16(visible_address()));
     visible.to_any = {visible.to_any.begin - first_key, visible.to_any.end - first_key};
     visible.to_all = {visible.to_all.begin - first_key,
-                      min(visible.to_all.end, on_pages()) - first_key};
+                      min(visible.to_all.end, context_.load_on_pages()) - first_key};
     if (visible.to_any.begin >= warp_key + S::kKeysPerWarp || visible.to_any.end <= warp_key) {
       copy();
       return;
@@ -283,7 +278,7 @@ class Mainloop {
         if (T::Variant::kHasMaskBits && p_.tensors.mask.is_given) {
           s.mask_bits(p_, block_, thread_, first_key + own_key - context_.first_masked_key);
         }
-        if (__builtin_expect(static_cast<long>(on_pages() != kAllOnPages), 0L) != 0) {
+        if (__builtin_expect(static_cast<long>(context_.load_on_pages() != kAllOnPages), 0L) != 0) {
           s.mask_pages(p_, block_, context_.page_ids, thread_, first_key + own_key);
         }
       }

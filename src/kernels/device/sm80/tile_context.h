@@ -25,6 +25,10 @@ struct TileContext {
   bool is_final;             // the queue ends with this tile
 
   FLASHPLAN_DEVICE int32_t heads_end() const { return tile.kv_head + tile.num_kv_heads; }
+  /// on_pages as it is now: loaders change it while others wait for the keys.
+  FLASHPLAN_DEVICE int32_t load_on_pages() const {
+    return static_cast<int32_t>(load_shared_4(shared_address(&on_pages)));
+  }
 
   /// `tile_kv` is the number of keys of a step. Real lengths change `block`; `tile` keeps the keys
   /// that were planned.
@@ -41,7 +45,7 @@ struct TileContext {
       block.position = fitted.position;
     }
     block.keys.end = min(block.keys.end, p.tensors.pages.keys_of(segment.kv_row));
-    first_seen = p.mask.window_left < 0 ? block.keys.begin : block.first_seen(p);
+    first_seen = block.first_seen(p);
     first_masked_key = flashplan::first_masked_key(p, request, block.position);
     on_pages = kAllOnPages;
     page_ids = device::page_ids(p.tensors.pages, segment.kv_row);

@@ -96,9 +96,7 @@ class Sm90Gatherer : Sm90ProducerWarp<S> {
   /// The step of the keys from `key` on. Its page ids, which begin at `ids`, are on their way.
   FLASHPLAN_DEVICE Step requested(const Sm90Context& context, const int32_t* ids, int32_t head,
                                   int32_t key, int32_t end) const {
-    Step step = {end - key, 0, head, key, 0};
-    // Without a branch on the window, first_seen() would take its registers in every step.
-    if (p_.mask.window_left >= 0) step.num_hidden = context.block().first_seen(p_) - key;
+    Step step = {end - key, context.block().first_seen(p_) - key, head, key, 0};
     if (ids == nullptr) {
       step.key += context.segment.kv_row;
       return step;

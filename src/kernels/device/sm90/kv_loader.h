@@ -100,14 +100,10 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
   };
   FLASHPLAN_DEVICE Keys keys_of(const Sm90Context& context) const {
     const WorkTile& tile = context.tile;
-    return {tile.kv_head,
-            tile.kv_head + tile.num_kv_heads,
-            tile.kv_begin,
-            tile.kv_end,
-            context.segment.kv_row,
-            p_.mask.window_left < 0 ? tile.kv_begin : context.block().first_seen(p_),
-            context.has_steps(),
-            context.is_end != 0};
+    return {tile.kv_head,           tile.kv_head + tile.num_kv_heads,
+            tile.kv_begin,          tile.kv_end,
+            context.segment.kv_row, context.block().first_seen(p_),
+            context.has_steps(),    context.is_end != 0};
   }
   /// Those of the first tile. Where the planned lengths hold, its record is not waited for: it is
   /// finished by another warp, and the first keys can be requested before that.
@@ -120,20 +116,16 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
     // word 20 on its segment.
     const bool is_end = word(0) >= word(1);
     const int32_t end = is_end ? 0 : min(word(9), p_.tensors.pages.keys_of(word(23)));
-    int32_t first_seen = word(8);
-    if (p_.mask.window_left >= 0) {
-      RowBlock block;
-      block.rows.row_begin = word(5) * p_.schedule.tile_q;
-      block.position = word(22);
-      block.keys = {word(8), end};
-      first_seen = block.first_seen(p_);
-    }
+    RowBlock block;
+    block.rows.row_begin = word(5) * p_.schedule.tile_q;
+    block.position = word(22);
+    block.keys = {word(8), end};
     return {word(6),
             word(6) + word(7),
             word(8),
             end,
             word(23),
-            first_seen,
+            block.first_seen(p_),
             !is_end && (word(8) < end || word(11) >= 0),
             is_end};
   }
