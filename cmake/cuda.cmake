@@ -13,8 +13,8 @@ endif()
 if(NOT CMAKE_CUDA_ARCHITECTURES AND DEFINED ENV{CUDAARCHS})
   set(CMAKE_CUDA_ARCHITECTURES $ENV{CUDAARCHS})
 elseif(NOT CMAKE_CUDA_ARCHITECTURES AND DEFINED ENV{TORCH_CUDA_ARCH_LIST})
-  # PyTorch lists compute capabilities, as "8.0 9.0+PTX". The Hopper kernels need sm_90a (wgmma), for
-  # which PyTorch has no name, so 9.0 stands for it.
+  # PyTorch lists compute capabilities, as "8.0 9.0+PTX". The Hopper kernels use wgmma,
+  # which the architecture 90a alone has. PyTorch's list can not name it, so 9.0 is taken as 90a.
   string(REPLACE " " ";" CMAKE_CUDA_ARCHITECTURES "$ENV{TORCH_CUDA_ARCH_LIST}")
   list(TRANSFORM CMAKE_CUDA_ARCHITECTURES REPLACE "(\\.|\\+PTX$)" "")
   list(TRANSFORM CMAKE_CUDA_ARCHITECTURES REPLACE "^90$" "90a")

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
-# A marker comment, followed by a fenced code block, or by an empty line and a Markdown table.
+# A comment that names a snippet, then a fenced code block, or an empty line and a Markdown table.
 BLOCK = re.compile(
     r"^<!-- (?P<source>[\w./-]+(?::\w+)?) -->\n"
     r"(?:(?P<fence>```\w+\n)(?P<code>.*?)^```$|\n(?P<table>(?:\|[^\n]*\n)*))",

@@ -7,7 +7,8 @@ import re
 ROOT = pathlib.Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "environment.md").read_text()
 
-# Variables have names of several words, but for those of the system: CXX, PATH, HOME.
+# In C++ a string of several words in capitals counts as the name of a variable. A name of one word
+# (CXX, PATH, HOME) counts only as the argument of a function that reads variables.
 IN_CPP = (r'"([A-Z]+(?:_[A-Z]+)+)"', r'(?:getenv|words_of|environment)\("([A-Z]+)"\)')
 IN_PYTHON = (r"(?:environ(?:\.get|\.setdefault)?[\[(]|getenv\()\"(\w+)\"",)
 IN_CMAKE = (r"\benv\{(\w+)\}", r"\bENV\{(\w+)\}")

@@ -7,8 +7,8 @@
 namespace flashplan {
 namespace {
 
-/// Whether the host reads the scale: a Python number, or a host tensor without dimensions. All
-/// other tensors are read by the kernels.
+/// Whether the scale is a Python number, or a tensor in host memory without dimensions, which the
+/// host reads. Kernels read all other tensors.
 bool is_number(nb::handle scale) {
   if (PyFloat_Check(scale.ptr()) != 0 || PyLong_Check(scale.ptr()) != 0) return true;
   const Producer producer = producer_of(scale);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Scales, which are numbers or tensors that kernels read.
+// The arguments k_scale and v_scale: each is a number, or a tensor that kernels read.
 #pragma once
 
 #include <nanobind/nanobind.h>

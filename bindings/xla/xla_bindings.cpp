@@ -29,8 +29,9 @@ Status read_given(XlaCall& call, std::initializer_list<TensorView*> views) {
   return {};
 }
 
-/// Runs the plan that the object with this handle has for the device of the call. XLA calls on
-/// threads of its own, one for each device, which hold no GIL. The object is held while it runs.
+/// Finds the object with this handle, and runs the plan that it has for the device of the call. XLA
+/// calls this from threads of its own, one for each device, which do not hold the GIL. The object
+/// is kept alive while the plan runs.
 Status run_plan(const XlaCall& call, int64_t handle, AttentionTensors& tensors) {
   return surviving_exit([&]() -> Status {
     const nb::gil_scoped_acquire acquired;

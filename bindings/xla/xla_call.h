@@ -17,8 +17,8 @@ class XlaCall {
   /// Where the call runs: device and, on a GPU, stream. First of all.
   Status begin() noexcept;
   Stream stream() const noexcept { return stream_; }
-  /// The number that XLA gives the device among those of its kind in this process. On a GPU this is
-  /// CUDA's; JAX may divide the CPU into several devices.
+  /// XLA's number of the device among this process's devices of its kind, GPUs or CPUs. For a GPU
+  /// it is CUDA's number, too. JAX may present the CPU as several devices.
   int32_t device_number() const noexcept { return device_number_; }
 
   /// The next argument or result. Once there are none left, and without begin(), an error.

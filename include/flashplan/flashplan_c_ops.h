@@ -24,7 +24,7 @@ FLASHPLAN_API flashplan_status flashplan_rmsnorm(const flashplan_tensor* x,
                                                  int32_t gemma, flashplan_stream stream,
                                                  char* message) FLASHPLAN_NOEXCEPT;
 
-// residual += x, then x = rmsnorm(residual): both are written. weight may be NULL.
+// Adds x to residual, then writes rmsnorm(residual) to x. weight may be NULL: there is none.
 FLASHPLAN_API flashplan_status flashplan_add_rmsnorm(const flashplan_tensor* x,
                                                      const flashplan_tensor* residual,
                                                      const flashplan_tensor* weight, float eps,

@@ -42,7 +42,7 @@ struct AppendTensors {
 /// requests and up to k.shape[0] tokens. The values of indptr, kv_lens, the page table and slots
 /// are in device memory and not checked: a token whose page id or slot is outside the cache, or
 /// whose length leads beyond its row of the page table, is not written.
-/// Plan::check_device_data() looks for such values.
+/// Plan::check_device_data() finds such values, for debugging.
 ///   kInvalidArgument, kInvalidType  a tensor is malformed, or a cache shares memory with another
 ///                                   argument; nothing was written
 ///   kCudaError                      the launch failed

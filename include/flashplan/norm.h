@@ -9,9 +9,9 @@
 namespace flashplan {
 
 // In all of these: x [..., n] of rank 1 to 4 is float32, float16 or bfloat16, and its rows may have
-// any strides. weight is [n] of x's dtype or float32; it may be empty, and then nothing is
-// multiplied. Sums and products are in float32. On CUDA: one launch on `stream`, no allocation, no
-// synchronisation; may be captured in a graph.
+// any strides. weight [n] has x's dtype or is float32; if it is empty, rows are normalised and not
+// multiplied by a weight. Sums and products are in float32. On CUDA: one launch on `stream`, no
+// allocation, no synchronisation; may be captured in a graph.
 //   kInvalidArgument, kInvalidType  a tensor is malformed, or an output shares memory with another
 //                                   argument; nothing was written
 //   kCudaError                      the launch failed

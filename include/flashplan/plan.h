@@ -23,7 +23,7 @@ enum class KvLayout : int32_t {
   kHND = 1,  // [num_pages, num_kv_heads, page_size, head_dim]
 };
 
-/// The largest head_dim_qk and head_dim_vo that any kernel takes.
+/// The largest head_dim_qk and head_dim_vo that options may have.
 inline constexpr int32_t kMaxHeadDim = 4096;
 
 /// What the caller wants, fixed for the life of a Plan.
@@ -105,10 +105,11 @@ struct AttentionTensors {
   /// but for the last dimension, which is contiguous.
   TensorView k, v;
   // Paged only, one of the two forms, int32, on the Plan's device. A request of kv_len tokens
-  // reads its first ceil(kv_len / page_size) entries and no more. An id that no query sees may be
-  // anything. On the CPU a visible id outside of the cache is an error; on a GPU its keys have the
-  // weight 0, and run() checks only that block_table has enough columns for the longest request of
-  // the plan. docs/reference/errors.md has the rules, and check_device_data() looks for violations.
+  // reads its first ceil(kv_len / page_size) page ids and no more. The id of a page whose keys no
+  // query sees may be anything. If a query sees keys of a page whose id is outside of the cache,
+  // run() returns an error on the CPU, and gives these keys weight 0 on a GPU. On a GPU run()
+  // checks only that block_table has enough columns for the longest request of the plan.
+  // check_device_data() finds wrong ids there; docs/reference/errors.md has all rules.
   TensorView block_table;   // [>= batch_size, max_pages]
   TensorView page_indptr;   // [>= batch_size + 1]
   TensorView page_indices;  // [>= page_indptr[batch_size]]
@@ -227,11 +228,11 @@ class FLASHPLAN_API Plan {
   ///                                   the workspace
   Status run(const AttentionTensors& tensors, Stream stream = nullptr) noexcept;
 
-  /// Checks the values of index tensors for the last plan(), for debugging: the ids of pages that a
-  /// query sees and slots, as run() and append_paged_kv() do on the CPU, and that each real length
-  /// is between 0 and the planned one. A page table may be left out where slots or lengths are
-  /// given. Tensors on a GPU are copied to host memory that the call allocates: it waits for
-  /// `stream` and all work on it. Nothing is written.
+  /// Checks the values of index tensors against the last plan(), for debugging. Page ids are
+  /// checked as run() checks them on the CPU, slots as append_paged_kv() does there. Each real
+  /// length must be between 0 and the planned one. A page table may be left out where slots or
+  /// lengths are given. Tensors on a GPU are copied to host memory that the call allocates: it
+  /// waits for `stream` and all work on it. Nothing is written.
   ///   kInvalidArgument, kInvalidType  a tensor is malformed, or a value is out of range; the
   ///                                   message names its place
   ///   kNotReady                       there was no plan() yet, or `stream` is being captured

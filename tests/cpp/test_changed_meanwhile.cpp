@@ -15,8 +15,9 @@ constexpr int32_t kLeast = std::numeric_limits<int32_t>::min();
 constexpr int32_t kMost = std::numeric_limits<int32_t>::max();
 constexpr int32_t kFar = 1 << 30;
 
-/// Four logits of 1.0 after apply_penalties() has subtracted 0.5 from those of the tokens in
-/// `history`. The tensor has room for `max_len` tokens; `len` is the length that it is given.
+/// Calls apply_penalties() on four logits of 1.0, with a penalty that subtracts 0.5 from those of
+/// the tokens in `history`, and returns the logits. The tensor has room for `max_len` tokens; `len`
+/// is the length that it is given.
 std::vector<float> penalised(const int32_t* history, int32_t len, int32_t max_len) {
   std::vector<float> logits(4, 1.0F);
   PenaltyParams p;

@@ -101,7 +101,7 @@ TEST(version_1_has_a_file_for_each_and_no_quota_below_0) {
   CHECK_EQ(system.quota(), 0);
   set("cpu.cfs_quota_us", "150000\n");
   CHECK_EQ(system.quota(), 2);
-  // Files of another hierarchy do not count.
+  // A quota in the hierarchy of another controller (cpuset) does not count.
   system.write("elsewhere/cpuset/docker/b/cpu.cfs_quota_us", "50000\n");
   system.write("elsewhere/cpuset/docker/b/cpu.cfs_period_us", "100000\n");
   CHECK_EQ(system.quota(), 2);

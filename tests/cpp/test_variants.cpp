@@ -163,7 +163,8 @@ TEST(a_plan_with_a_variant) {
   CHECK(std::string(standard.plan(batch).message).starts_with("key_ranges: expected none"));
 }
 
-/// What an attempt to compile a description gives.
+/// Makes a variant of the description and a plan with it, which compiles the variant. Returns the
+/// status of that.
 Status compiled(const VariantDescription& description) {
   Variant variant;
   Plan plan;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Compiled by tests/test_jax.py with the header of the installed jaxlib: bindings/xla/xla_ffi.h has
-// the same layouts.
+// Checks that the structs of bindings/xla/xla_ffi.h have the layouts of those in the header of the
+// installed jaxlib, with which tests/test_jax.py compiles this file.
 #include <xla/ffi/api/c_api.h>
 
 #include <cstddef>

@@ -163,9 +163,10 @@ class Batch16 {
     lse_.assign(o_.size() / kDims, NAN);
   }
 
-  /// Replaces the page ids of a request that no query sees: behind its length by ids outside of the
-  /// cache, before the window also by that of the poisoned page, the last one. If misses_pages,
-  /// also replaces every third id that a query sees by one outside of the cache.
+  /// Replaces the ids of pages whose keys no query sees. Pages behind the request's length get ids
+  /// outside of the cache. Pages before its window get such ids, and every second one the id of
+  /// `poisoned_page`, which is the last of the cache. With misses_pages every third page that a
+  /// query sees gets an id outside of the cache, too.
   void replace_ids(int32_t r, int32_t poisoned_page) {
     const int32_t kv_len = d_.kv_lens[static_cast<size_t>(r)];
     const KeySpan seen = Mask{true, d_.window_left}.visible(kv_len - d_.qo_len, {0, kv_len});

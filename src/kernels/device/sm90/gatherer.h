@@ -119,8 +119,9 @@ class Sm90Gatherer : Sm90ProducerWarp<S> {
            quotient(own_key, pages.page_size) * static_cast<uint32_t>(pages.page_size.value);
   }
 
-  /// Fills this warp's rows of the next slot. Rows past the last key become zeros: 0 * NaN is NaN.
-  /// So do those of keys that no row sees, and of keys without a page.
+  /// Fills this warp's rows of the next slot. Zeros replace rows past the last key, rows of keys
+  /// that no query sees, and rows of keys on no page of the cache: what lies there may be NaN, and
+  /// 0 * NaN is NaN.
   template <bool kIsKey>
   FLASHPLAN_DEVICE void fill(const Step& step) {
     if (step.num_keys == kNoStep.num_keys) return;
