@@ -64,6 +64,7 @@ RULES = {
             "flashplan/",
             "bindings/",
             "common/error.h",
+            "common/dtypes.h",
             "common/run_tensors.h",
             "cuda/",
             "api/batch_checks.h",

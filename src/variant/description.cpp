@@ -9,6 +9,7 @@
 #include "abi/params.h"
 #include "common/error.h"
 #include "common/run_tensors.h"
+#include "variant/source.h"
 #include "variant/variant_impl.h"
 
 namespace flashplan {
@@ -117,15 +118,10 @@ Status copy_tensors(const VariantDescription& d, Variant::Impl* variant) {
   for (int32_t i = 0; i < d.num_tensors; ++i) {
     const VariantTensor& tensor = d.tensors[i];
     FLASHPLAN_RETURN_IF_ERROR(check_argument_name(*variant, "tensors", tensor.name));
-    switch (tensor.dtype) {
-      case DType::kFloat32:
-      case DType::kInt32:
-      case DType::kInt64:
-      case DType::kUInt32: break;
-      default:
-        return error(StatusCode::kInvalidType,
-                     "tensors: expected float32, int32, int64 or uint32 for \"%s\", got %s",
-                     tensor.name, to_string(tensor.dtype));
+    if (element_type(tensor.dtype) == nullptr) {
+      return error(StatusCode::kInvalidType,
+                   "tensors: expected float32, int32, int64 or uint32 for \"%s\", got %s",
+                   tensor.name, to_string(tensor.dtype));
     }
     variant->tensors.push_back({tensor.name, tensor.dtype});
   }
