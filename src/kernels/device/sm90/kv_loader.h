@@ -196,7 +196,7 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
     if (S::kRotates && is_key) full = barrier(S::kKeyLoaded, (position + 1) / 2 % S::kSlots);
     const int32_t token = step.kv_row + step.key;  // of ragged tensors
     if (!maps_.has_kv || (!is_paged() && token + S::kTileKv > maps_.num_kv_tokens)) {
-      gather(is_key, to, step);
+      gather(p_, smem_, is_key, to, step);
       finish_copies(full);
       return;
     }
@@ -245,8 +245,14 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
     finish_copies(full);
   }
 
-  /// Copies keys or values row by row, and writes zeros past the last key.
-  FLASHPLAN_DEVICE void gather(bool is_key, uint32_t to, const Step& step) {
+  /// Copies keys or values row by row, and writes zeros past the last key. Few plans need it, so it
+  /// is no part of the loop: a kernel's code is fetched from memory, too, and the consumers' code
+  /// stands behind that of this loop.
+  static __device__ __noinline__ void gather(const AttentionParams& p, unsigned char* smem,
+                                             bool is_key, uint32_t to, Step step) {
+    Sm90KvLoader(p, smem, static_cast<int>(threadIdx.x) / 32 % 4).copy_step(is_key, to, step);
+  }
+  FLASHPLAN_DEVICE void copy_step(bool is_key, uint32_t to, const Step& step) const {
     const KvView& view = is_key ? p_.tensors.k : p_.tensors.v;
     const int head_dim = is_key ? p_.tensors.head_dim_qk : p_.tensors.head_dim_vo;
     const int num_blocks = is_key ? S::Key::kBlocks : S::Value::kBlocks;
