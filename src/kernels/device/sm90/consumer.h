@@ -5,7 +5,7 @@
 #include "kernels/device/sm90/epilogue.h"
 #include "kernels/device/sm90/query_transform.h"
 #include "kernels/device/sm90/slot_ring.h"
-#include "kernels/device/sm90/softmax_of.h"
+#include "kernels/device/sm90/variant_softmax.h"
 #include "kernels/device/sm90/warp_logits.h"
 
 namespace flashplan::device {
@@ -146,7 +146,7 @@ class Sm90Consumer {
     const WgmmaOperand k = S::Key::by_dims(ring_.address(slot));
 #pragma unroll
     for (int i = 0; i < S::kHeadDimQk / 16; ++i) {
-      if (i == 0 && !Softmax::kStartsLogits) {
+      if (i == 0) {
         ByDims::first_by_dims(softmax_.logits, q, k);
       } else {
         ByDims::by_dims(softmax_.logits, q + S::Query::step_of_dims(i), k + S::Key::step_of_dims(i),
@@ -185,13 +185,6 @@ class Sm90Consumer {
     int k_slot = ring_.take(has_keys);
     const MbarrierPhase v_full = ring_.next_full();
     const int v_slot = ring_.take(has_last);
-    if constexpr (Softmax::kStartsLogits) {
-      if (has_keys) {
-        softmax_.read_bias(p_, variant_of(unit), context_of(unit), unit.head, first_row(shared),
-                           thread_);
-        softmax_.start(thread_);
-      }
-    }
     if (has_last) ring_.wait(v_full);
     const Sm90Context& context = context_of(unit);
     Visible visible;
@@ -261,13 +254,10 @@ class Sm90Consumer {
       return;
     }
     float shrink[2];
-    if constexpr (Softmax::kStartsLogits) softmax_.prepare_step(variant, visible, key, true);
     weigh_step(variant, unit, shared, visible, key, k_slot, true, shrink);
     release(S::kSlotEmpty, k_slot);
     pack();
     for (key += S::kTileKv; key < end; key += S::kTileKv) {
-      // Before this warpgroup's turn, since its products wait for it.
-      if constexpr (Softmax::kStartsLogits) softmax_.start(thread_);
       k_slot = ring_.next();
       wait_turn(shared);
       multiply_keys(k_slot, shared);
@@ -275,7 +265,6 @@ class Sm90Consumer {
       const int v_slot = ring_.next();
       multiply_values(v_slot);
       end_turn(shared);
-      if constexpr (Softmax::kStartsLogits) softmax_.prepare_step(variant, visible, key, false);
       wgmma_wait<1>();
       pin(softmax_.logits);
       const bool raised = weigh_step(variant, unit, shared, visible, key, k_slot, false, shrink);
@@ -343,7 +332,7 @@ class Sm90Consumer {
     if (!visible.has_rows) return false;
     return softmax_.weigh_step(p_, variant, context_of(unit), visible, first_row(is_shared),
                                thread_, key, is_first, shrink, [&] {
-                                 softmax_.start(thread_);
+                                 clear(softmax_.logits);
                                  add_logits_of_warp<S>(q_address(q_, is_shared),
                                                        ring_.address(k_slot), opaque(thread_),
                                                        softmax_.logits);
