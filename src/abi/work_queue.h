@@ -60,8 +60,11 @@ constexpr int32_t kMostPairedRows = 8;
 /// not count.
 constexpr int32_t kMostSplitsPerQueue = 2;
 
-/// Counters of finished pieces, one for each warpgroup that merges rows of its own.
-constexpr int32_t kArrivalsPerMerge = 4;
+/// How many pieces of a merge are finished. Where each warpgroup of a tile merges 64 rows of its
+/// own, counter w counts for the rows of warpgroup w. Else the first one counts for all rows.
+struct Arrivals {
+  int32_t counters[4];
+};
 
 /// The begin of a work queue in one place. A CTA reads it at once, where otherwise each look-up
 /// would wait for the one before.

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "abi/work_queue.h"
 #include "plan/prepared_kv.h"
 #include "plan/schedule/division.h"
 #include "plan/schedule/schedule_shape.h"
@@ -35,7 +36,7 @@ WorkspaceLayout place(const AttentionOptions& options, const KernelChoice& choic
   layout.max_partial_slots = num_slots;
   layout.max_prepared_tiles = num_prepared_tiles;
   layout.arrivals =
-      add(on_cpu ? (num_ctas + sharing_merges(options, choice)) * sizeof(int32_t) : 0);
+      add(on_cpu ? (num_ctas + sharing_merges(options, choice)) * sizeof(Arrivals) : 0);
   layout.scratch = add(num_ctas * layout.scratch_bytes);
   layout.partial_o = add(rows * head_dim * sizeof(float));
   layout.partial_lse = add(rows * sizeof(float));

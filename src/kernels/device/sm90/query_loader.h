@@ -76,7 +76,7 @@ class Sm90QueryLoader : Sm90ProducerWarp<S> {
       mbarrier_arrive(barrier(S::kContextFull, slot));
       if (!context.is_end && context.tile.merge >= 0) {
         prefetch_l2(p_.schedule.merges + context.tile.merge);
-        prefetch_l2(p_.schedule.arrivals + kArrivalsPerMerge * context.tile.merge);
+        prefetch_l2(p_.schedule.arrivals + context.tile.merge);
       }
     }
     ++num_contexts_;

@@ -9,10 +9,6 @@
 
 namespace flashplan::device {
 
-FLASHPLAN_DEVICE int32_t* counter_of(const AttentionParams& p, int32_t merge) {
-  return p.schedule.arrivals + kArrivalsPerMerge * merge;
-}
-
 /// Merges the partial results of a CTA's requests with those of their prefixes, after the CTA has
 /// computed all tiles of its queue. Prefixes come first in all queues, so by then they are usually
 /// complete: the CTA waits for them once, instead of after each tile. The readers of a prefix are
