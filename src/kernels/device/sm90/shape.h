@@ -2,6 +2,7 @@
 // Sizes of the sm90 family, and the layout of its shared memory.
 #pragma once
 
+#include "abi/begin_tile.h"
 #include "kernels/device/numeric.h"
 #include "kernels/device/pages.h"
 #include "kernels/device/sm90/wgmma.h"
@@ -34,24 +35,15 @@ struct Sm90Context {
     return (is_tile & (static_cast<unsigned>(tile.kv_begin < tile.kv_end) |
                        static_cast<unsigned>(tile.merge >= 0))) != 0;
   }
-  /// Adds to the record the rows of the tile, and what only the tensors of this run say: shortens
-  /// the tile to the real length of its request and to the keys that have page ids, and looks up
-  /// where the mask of bits begins.
+  /// Adds to the record the rows of the tile and what only the tensors of this run say.
   FLASHPLAN_DEVICE void finish(const AttentionParams& p, int32_t tile_kv) {
-    RowBlock block;
-    block.assign(p, tile, segment);
-    row_begin = block.rows.row_begin;
-    num_rows = block.rows.num_rows;
-    const int32_t request = request_of(tile, segment, p.tensors.pages);
-    if (has_real_length(p, segment)) {
-      KeySpan keys = {tile.kv_begin, tile.kv_end};
-      fit_to_length(p.mask, block.rows, p.schedule.group_size, tile_kv, p.tensors.kv_lens[request],
-                    segment, keys);
-      tile.kv_begin = keys.begin;
-      tile.kv_end = keys.end;
-    }
-    tile.kv_end = min(tile.kv_end, p.tensors.pages.keys_of(segment.kv_row));
-    first_masked_key = flashplan::first_masked_key(p, request, segment.position);
+    const BegunTile begun = begin_tile(p, tile_kv, tile, segment);
+    row_begin = begun.rows.row_begin;
+    num_rows = begun.rows.num_rows;
+    segment.position = begun.position;
+    tile.kv_begin = begun.keys.begin;
+    tile.kv_end = begun.keys.end;
+    first_masked_key = begun.first_masked_key;
   }
 };
 static_assert(sizeof(Sm90Context) == 64);
