@@ -4,7 +4,7 @@
 
 #include "kernels/device/attention_state.h"
 #include "kernels/device/sm90/hopper.h"
-#include "kernels/device/sm90/shape.h"
+#include "kernels/device/sm90/shared_memory.h"
 #include "kernels/device/write_result.h"
 
 namespace flashplan::device {
@@ -16,8 +16,8 @@ namespace flashplan::device {
 template <typename S>
 class Sm90ReaderMerges {
  public:
-  FLASHPLAN_DEVICE Sm90ReaderMerges(const AttentionParams& p, uint32_t base)
-      : p_(p), base_(base), thread_(opaque(static_cast<int>(threadIdx.x))) {}
+  FLASHPLAN_DEVICE Sm90ReaderMerges(const AttentionParams& p, const Sm90Smem<S>& smem)
+      : p_(p), smem_(smem), thread_(opaque(static_cast<int>(threadIdx.x))) {}
 
   /// Clears this class's words of shared memory. One thread calls it, before the first barrier of
   /// the CTA.
@@ -29,7 +29,7 @@ class Sm90ReaderMerges {
   /// after a tile of the request.
   FLASHPLAN_DEVICE void defer(int32_t number) const {
     const uint32_t i = add_shared(word(kNumReaders), 1);
-    if (i < S::kMostReaders) store_word(kReader + i, number);
+    if (i < Sm90Readers::kMost) store_word(kReader + i, number);
   }
 
   /// Arrives at the merges of all readers of a complete prefix. All threads of the warpgroup that
@@ -64,9 +64,9 @@ class Sm90ReaderMerges {
 
   /// The rest of merge_all().
   FLASHPLAN_DEVICE void merge_readers(int32_t num_readers, bool has_complete) const {
-    // The list has room for kMostReaders requests. If there are more, the tiles of the queue are
-    // searched for them instead.
-    const bool has_all = num_readers <= S::kMostReaders;
+    // The list has room for Sm90Readers::kMost requests. If there are more, the tiles of the queue
+    // are searched for them instead.
+    const bool has_all = num_readers <= Sm90Readers::kMost;
     Search search = {};
     if (!has_all) search = begin_search(false);
 #pragma unroll 1
@@ -91,13 +91,13 @@ class Sm90ReaderMerges {
     }
   }
 
-  // Words of shared memory.
-  static constexpr int kNumReaders = 0;   // number of requests, also if not all are in the list
-  static constexpr int kHasComplete = 1;  // 1: this CTA has marked requests
-  static constexpr int kNumListed = 2;    // requests to merge in this round: of even, of odd rounds
-  static constexpr int kReader = 4;       // the list: merge numbers of up to kMostReaders requests
+  // Words of Sm90Readers.
+  static constexpr int kNumReaders = FLASHPLAN_OFFSET_OF(Sm90Readers, count) / 4;
+  static constexpr int kHasComplete = FLASHPLAN_OFFSET_OF(Sm90Readers, has_complete) / 4;
+  static constexpr int kNumListed = FLASHPLAN_OFFSET_OF(Sm90Readers, num_listed) / 4;
+  static constexpr int kReader = FLASHPLAN_OFFSET_OF(Sm90Readers, merges) / 4;
 
-  FLASHPLAN_DEVICE uint32_t word(int i) const { return base_ + S::kReaders + i * 4; }
+  FLASHPLAN_DEVICE uint32_t word(int i) const { return smem_.readers() + i * 4; }
   FLASHPLAN_DEVICE int32_t load_word(int i) const {
     return static_cast<int32_t>(load_shared_4(word(i)));
   }
@@ -152,9 +152,7 @@ class Sm90ReaderMerges {
   /// Address of entry i of the requests to merge in this round. Each thread adds one at most. The
   /// list lies where keys and values were, which all warps have used by now.
   static_assert(kThreads * Listed::kBytes <= S::kPreparedSlots * S::kSlotBytes);
-  FLASHPLAN_DEVICE uint32_t listed(uint32_t i) const {
-    return base_ + S::kFirstSlot + i * Listed::kBytes;
-  }
+  FLASHPLAN_DEVICE uint32_t listed(uint32_t i) const { return smem_.slot(0) + i * Listed::kBytes; }
 
   /// The position of a thread in its search through the tiles of the queue. A warp looks at every
   /// kWarps-th tile, and a lane at every 32nd kv head of that tile.
@@ -287,7 +285,7 @@ class Sm90ReaderMerges {
   }
 
   const AttentionParams& p_;
-  const uint32_t base_;
+  const Sm90Smem<S> smem_;
   const int thread_;  // of all consumers
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sizes of the sm90 family, and the layout of its shared memory.
+// Sizes of the sm90 family, and the record of a work tile.
 #pragma once
 
 #include "abi/begin_tile.h"
@@ -117,8 +117,9 @@ struct Sm90Shape : Choices {
   // such tiles are loaded ahead.
   static constexpr int kQParts = kQBuffers > 1 ? kWarpgroups : 1;
   static constexpr int kQBarriers = kQBuffers * kQParts;
-  // Keys and values take turns in a ring of slots.
+  // Of what comes before the queries in shared memory; see Sm90SharedMemory.
   static constexpr int kHeaderBytes = 2048;
+  // Keys and values take turns in a ring of slots.
   static constexpr int kBudget = 227 * 1024 - kHeaderBytes;
   static constexpr int kMostSlots = (kBudget - kQBuffers * kQBytes) / kSlotBytes;
   static constexpr int kSlots = kMostSlots < 8 ? kMostSlots : 8;
@@ -145,41 +146,6 @@ struct Sm90Shape : Choices {
   static_assert(!kStagesInSlot || kStageBytes <= kSlotBytes);
   static constexpr int kPreparedSlots = kSlots - (kStagesInSlot ? 1 : 0);
   static_assert(!kTakesPrepared || kPreparedSlots > 3);  // two warps fill them, as above
-
-  // Offsets in shared memory: barriers and contexts, then tiles.
-  static constexpr int kSlotFull = 0;
-  static constexpr int kSlotEmpty = kSlotFull + 8 * 8;
-  static constexpr int kQFull = kSlotEmpty + 8 * 8;
-  static constexpr int kQEmpty = kQFull + kQBarriers * 8;
-  static constexpr int kContextFull = kQEmpty + kQBarriers * 8;
-  static constexpr int kContextEmpty = kContextFull + kContexts * 8;
-  static constexpr int kTailFull = kContextEmpty + kContexts * 8;
-  // Queries and keys that are loaded and not yet rotated; behind the other barriers, if at all.
-  // Keys use the barriers of kKeyLoaded in turn, step by step.
-  static constexpr int kKeyLoaded = kTailFull + 2 * 8;
-  static constexpr int kQLoaded = kRotates ? kKeyLoaded + kSlots * 8 : kQFull;
-  static constexpr int kBarriersEnd = kRotates ? kQLoaded + kQBarriers * 8 : kKeyLoaded;
-  static constexpr int kContext = 512;
-  static constexpr int kPageIds = kContext + kContexts * 64;  // two batches of each of two warps
-  static constexpr int kReaders = kPageIds + 2 * 2 * 32 * 4;  // see Sm90ReaderMerges
-  static constexpr int kMostReaders = 64;
-  static constexpr int kWaitingMerges = kReaders + (4 + kMostReaders) * 4;  // see Sm90Merge
-  static constexpr int kQuery = kHeaderBytes;
-  static constexpr int kFirstSlot = kQuery + kQBuffers * kQBytes;
-  static constexpr int kStage = kFirstSlot + kPreparedSlots * kSlotBytes;
-  static constexpr int kSmemBytes = kStagesInSlot ? kStage + kSlotBytes : kStage + kStageBytes;
-  static_assert(kBarriersEnd <= kContext && kWaitingMerges % 16 == 0);
-  static constexpr int kStatesFull =
-      kWaitingMerges + kWarpgroups * 16 * (1 + kMostSplitsPerQueue);  // see Sm90Merge
-  static constexpr int kFirstPrepared = kStatesFull + 8;              // of each context
-  static constexpr int kOnPages = kFirstPrepared + kContexts * 4;     // kAllOnPages, see pages.h
-  static_assert(kOnPages + 4 <= kHeaderBytes);
-
-  /// Where the queries of a tile begin. `place` counts the parts of buffers that tiles have taken
-  /// so far: a tile of up to 64 rows takes one, any other tile takes all parts of a buffer.
-  static FLASHPLAN_DEVICE uint32_t query_offset(uint32_t place) {
-    return kQuery + place / kQParts % kQBuffers * kQBytes + place % kQParts * 64 * 128;
-  }
 };
 
 }  // namespace flashplan::device

@@ -3,7 +3,7 @@
 // FlashAttention).
 #pragma once
 
-#include "kernels/device/sm90/shape.h"
+#include "kernels/device/sm90/shared_memory.h"
 
 namespace flashplan::device {
 
@@ -47,9 +47,9 @@ struct Sm90Softmax {
       has_rows = __any_sync(0xffffffffU, S::row(first_row, opaque(thread), 0) <= last);
     }
 
-    /// Looks at S::kOnPages, when the keys of a step are there. `base`: where shared memory begins.
-    FLASHPLAN_DEVICE void find_pages(uint32_t base) {
-      off_pages = load_shared_4(base + S::kOnPages) != kAllOnPages;
+    /// Looks for keys on no page, when the keys of a step are there.
+    FLASHPLAN_DEVICE void find_pages(const Sm90Smem<S>& smem) {
+      off_pages = load_shared_4(smem.on_pages()) != kAllOnPages;
     }
     /// Whether some rows do not see some of the keys of the step that begins at `key`.
     FLASHPLAN_DEVICE bool hides(int32_t key) const {
