@@ -62,6 +62,16 @@ constexpr int32_t kMostSplitsPerQueue = 2;
 
 /// How many pieces of a merge are finished. Where each warpgroup of a tile merges 64 rows of its
 /// own, counter w counts for the rows of warpgroup w. Else the first one counts for all rows.
+///
+///   1. When a run begins, all counters are 0. A GPU kernel leaves them so; the CPU clears them.
+///   2. A work tile arrives once at its merge, after it has written its states there. In the sm90
+///      kernels each warpgroup that has rows of the tile does, but for tiles of readers. The last
+///      one to arrive sees all states, and merges them.
+///   3. The last one to arrive at the merge of a prefix arrives at those of all readers.
+///   4. Nobody else writes a counter or reads states, with two exceptions. Merges of many rows
+///      may be divided: kernels/device/merge_part.h says what the counter's bits are then. The
+///      sm90 kernels may mark the counter of a reader, which another CTA then merges:
+///      kernels/device/sm90/reader_merges.h.
 struct Arrivals {
   int32_t counters[4];
 };

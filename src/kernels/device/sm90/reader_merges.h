@@ -13,6 +13,18 @@ namespace flashplan::device {
 /// computed all tiles of its queue. Prefixes come first in all queues, so by then they are usually
 /// complete: the CTA waits for them once, instead of after each tile. The readers of a prefix are
 /// the requests that begin with it.
+///
+///   1. A work tile of a reader arrives at the reader's merge in merge_all(), never before: its CTA
+///      has then written all of its states. It waits for the reader's prefixes, but not for ever,
+///      since their CTAs may start only when this one has ended.
+///   2. The last arrival at a reader's merge decides who merges it. If it is that of a work tile,
+///      its CTA merges the reader and sets the counter to 0. If it is that of a prefix, the counter
+///      becomes kComplete: the reader is marked.
+///   3. A marked reader is merged by whoever sets its counter from kComplete to 0, by a
+///      compare-and-swap. The CTA that has marked readers searches for marked ones among the
+///      readers of all prefixes in its queue, so none is left over.
+///   4. Sm90Readers and the slots are this class's alone from the first barrier of merge_all() on.
+///      Before, consumer threads add readers to the list, and set has_complete, and nobody reads.
 template <typename S>
 class Sm90ReaderMerges {
  public:

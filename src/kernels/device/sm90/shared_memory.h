@@ -33,8 +33,29 @@ struct alignas(16) Sm90WaitingMerges {
   Sm90WaitingMerge merges[kMostSplitsPerQueue];
 };
 
-/// Barriers, records and lists, then tiles. mbarriers come first: those of slots, queries and
-/// contexts, which are rings, have two each, for full and for empty.
+/// Barriers, records and lists, then tiles. Slots, contexts and parts of the memory of queries are
+/// rings: each entry has an mbarrier for full and one for empty.
+///
+///   1. An entry is written only after its phase of `empty` is complete, and read only after that
+///      of `full`. Who writes arrives at `full`, or lets bulk copies count for it; who reads
+///      arrives at `empty`.
+///   2. Phases are told apart by parity, so nobody may fall two phases behind. Consumers wait for
+///      every slot, those of another warpgroup's tile included, and free slots in their order.
+///   3. Slots: the keys of a step come before the values of the step before, over all heads and
+///      tiles of the queue. Producer warps, or warps that gather, write them. Keys to be rotated
+///      are announced at `key_loaded`, and the warps that rotate them announce them at `slot_full`.
+///      Every consumer warp frees every slot.
+///   4. Contexts: the record of work tile i is in entry i % kContexts, and behind the last tile
+///      is a record with is_end. Warp 2 of the producer writes records. Consumers, and warps that
+///      load, prepare or rotate, read each record and free it.
+///   5. Queries: a tile of up to 64 rows takes a part of a buffer, any other tile a whole buffer,
+///      and the parts that are left over before it are announced and freed as they are. Warps 2 and
+///      3 of the producer write queries. Queries to be rotated pass through `q_loaded`, as keys do.
+///      Consumers stage results in the memory of queries, and free it when these are read.
+///   6. `readers`, `waiting` and `states_full` belong to the consumers. After the last tile, behind
+///      a barrier of all consumers, the slots do, too.
+///   7. Whoever loads keys may set `on_pages` to kSomeOffPages, before it announces the keys. It
+///      stays so until the end.
 template <typename S>
 struct alignas(1024) Sm90SharedMemory {
   static constexpr int kIdsOfBatch = 32;
