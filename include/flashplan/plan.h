@@ -196,7 +196,9 @@ class FLASHPLAN_API Plan {
   /// waits for the first of them. CPU: `stream` is ignored.
   ///   kInvalidArgument  a length is out of range or over the bounds, or a stream of another device
   ///   kNotReady         `stream` is being captured
-  /// After an error the last plan stays valid.
+  ///   kCudaError        a call of CUDA failed, or work that was on the device
+  /// After an error the last plan stays valid; after kCudaError there may be none until the next
+  /// plan(), and run() then gives kNotReady.
   Status plan(const Batch& batch, Stream stream = nullptr) noexcept;
 
   /// Runs the planned attention. A row with no visible key gets o = 0, lse = -inf; with sinks, lse

@@ -222,12 +222,14 @@ class Attention(Runs):
             The current plan. It has describe(), kernel_name and work_tiles, and notebooks show it
             as a picture. The next plan() changes it.
 
-        If plan() raises, the last plan stays valid.
+        If plan() raises, the last plan stays valid; after a CudaError there may be none until the
+        next plan(), and run() then raises RuntimeError.
 
         Raises:
             ValueError: a length or a shared prefix is out of range or over the bounds.
             TypeError: an argument has other elements than integers, or is not on the host.
             RuntimeError: `stream` is being captured into a CUDA graph.
+            CudaError: a call of CUDA, or work that was on the GPU, failed.
 
         Examples:
             >>> attn = fp.Attention(8, 2, 64, q_dtype="float32", device="cpu")
