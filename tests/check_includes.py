@@ -83,6 +83,7 @@ SYSTEM = {
     "dirent.h",
     "dlfcn.h",
     "fcntl.h",
+    "ftw.h",
     "poll.h",
     "pthread.h",
     "sched.h",

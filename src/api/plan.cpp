@@ -5,10 +5,10 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <exception>
 #include <new>
 #include <span>
 #include <string_view>
-#include <system_error>
 #include <thread>
 
 #include "api/batch_checks.h"
@@ -100,7 +100,7 @@ Status compile_variants(const AttentionOptions& options, const RopeTurns& rope,
   if (kernels.size() > 1) {
     try {
       thread = std::thread(compile_last);
-    } catch (const std::system_error&) {  // there are no more threads
+    } catch (const std::exception&) {  // there are no more threads, or no memory for one
       compile_last();
     }
   }
