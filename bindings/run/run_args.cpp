@@ -2,6 +2,7 @@
 #include "bindings/run/run_args.h"
 
 #include <string>
+#include <utility>
 
 #include "bindings/tensors/numbers.h"
 
@@ -53,6 +54,24 @@ RunArgs::RunArgs(const AttentionOptions& options, const RunObjects& o, nb::handl
   tensors_.v_scales = v_scales_.view();
   tensors_.o = out_.view();
   tensors_.lse = lse_.view();
+}
+
+void RunArgs::release_imports_of_arrays(const RunObjects& o) {
+  const std::pair<nb::handle, TensorArg*> all[] = {{o.q, &q_},
+                                                   {o.k, &k_},
+                                                   {o.v, &v_},
+                                                   {o.block_table, &block_table_},
+                                                   {o.page_indptr, &page_indptr_},
+                                                   {o.page_indices, &page_indices_},
+                                                   {o.kv_lens, &kv_lens_},
+                                                   {o.mask, &mask_},
+                                                   {o.sinks, &sinks_},
+                                                   {o.k_scale, &k_scales_},
+                                                   {o.v_scale, &v_scales_},
+                                                   {o.out, &out_},
+                                                   {o.lse, &lse_}};
+  for (const auto& [object, tensor] : all) tensor->release_import_of_array(object);
+  variant_args_.release_imports_of_arrays(o.variant_arguments);
 }
 
 }  // namespace flashplan

@@ -87,6 +87,16 @@ def _heads_of_cache(hnd: bool) -> int:
     return 1 if hnd else 2
 
 
+def _check_dimensions(arrays: dict[Argument, Any]) -> None:
+    """The call itself knows the arrays by their places alone."""
+    for argument, array in arrays.items():
+        shape = np.shape(array)
+        if not 1 <= len(shape) <= 4:
+            raise ValueError(
+                f"{argument.name}: expected 1 to 4 dimensions, got shape {list(shape)}"
+            )
+
+
 def _check_heads(arrays: dict[Argument, Any], num_qo_heads: int, num_kv_heads: int) -> None:
     """Checks the heads of all devices together, which no single call sees."""
     for argument, array in arrays.items():
@@ -227,6 +237,7 @@ def run(
         Argument("v", kv_heads): v,
         **optional,
     }
+    _check_dimensions(arrays)
     if parts > 1:
         _check_heads(arrays, heads, options.num_kv_heads * parts)
     call = Call(
@@ -313,6 +324,7 @@ def append_paged_kv(
         Argument("kv_lens"): kv_lens,
         **optional,
     }
+    _check_dimensions(arrays)
     check_mesh(None)
     call = Call(
         "flashplan_append_paged_kv",
