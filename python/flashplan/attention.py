@@ -89,7 +89,14 @@ class Attention(Runs):
 
     A captured run() (torch.cuda.graph, CuPy's capture) computes, when it is replayed, whatever was
     planned last, so one graph serves every batch. Each replay must come after its plan() and before
-    the next plan(): use one stream for both.
+    the next plan(): use one stream for both. The graph refers to memory of this object and to its
+    workspace: keep the object as long as the graph. A replay after it is gone reads freed memory,
+    which nothing can notice.
+
+    The stream of a plan() must exist until the next plan() on another stream has returned, or this
+    object is gone: the other stream waits for the work on it. An object that was given as `stream`
+    is kept alive until then. If you give an int, or make a stream of CuPy the current one, keep the
+    stream yourself: CUDA crashes on a handle that was destroyed.
 
     The logger "flashplan" of Python's logging says at the level DEBUG what was made, and what each
     plan() chose: the kernel, why no other one, the tiles, the balance of the queues.
@@ -246,6 +253,7 @@ class Attention(Runs):
             stream,
             self._make_key_ranges,
         )
+        self._plan_stream = stream  # lives as long as the plan may wait for work on it
         if _logger.isEnabledFor(logging.DEBUG):
             _logger.debug("planned: %s", self._plan.describe())
         return self._plan

@@ -158,7 +158,8 @@ class Runs:
                 device, [1] or [num_kv_heads], which the kernels read: a captured run reads it when
                 it is replayed, and on a GPU its values are not checked. A tensor without dimensions
                 is taken as one of [1] on a GPU, and as a number on the host.
-            stream: where the work goes; see the class. None on the CPU.
+            stream: where the work goes; see the class, which says how long streams and objects must
+                live. None on the CPU.
             pdl: programmatic dependent launch, on GPUs of compute capability 9.0 and later: the
                 kernel may begin while the one before it in the stream ends, which hides the latency
                 of its launch. Results are the same: tensors are read and written only when all

@@ -276,6 +276,35 @@ TEST(captured_runs) {
   });
 }
 
+/// What plan.h promises of streams that die: only that of the last plan() is needed, until the next
+/// one on another stream.
+TEST(streams_that_were_destroyed) {
+  fake_cuda::set_memory_of_launch(&schedule_of_launch);
+  for (const bool is_too_early : {false, true}) {
+    Session s;
+    CHECK(s.create().ok());
+    const TestStream last;
+    {
+      const TestStream other;
+      {
+        const TestStream first;
+        CHECK(s.plan_for(s.prompts, first, first).ok());
+        CHECK(s.run_on(first).ok());
+        if (!is_too_early) CHECK(s.plan_for(s.decodes, other, other).ok());
+      }
+      CHECK_EQ(fake_cuda::take_mistakes(), std::string());
+      CHECK(s.run_on(other).ok());
+      CHECK_EQ(fake_cuda::take_mistakes().empty(), !is_too_early);
+      if (is_too_early) continue;
+      CHECK(s.plan_for(s.prompts, last, last).ok());
+      CHECK(s.run_on(other).ok());  // this stream needs not be there afterwards
+    }
+    CHECK(s.run_on(last).ok());
+    CHECK(s.plan_for(s.decodes, last, last).ok());
+    CHECK_EQ(fake_cuda::take_mistakes(), std::string());
+  }
+}
+
 /// A variant of a new name, so that nothing of it is loaded.
 Variant new_variant() {
   static int32_t count = 0;
