@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 from flashplan import _core
 from flashplan.handles import new_handle
 from flashplan.options import make_options, options_dict
+from flashplan.profiling import event
 from flashplan.rope import Rope
 from flashplan.runs import Runs
 from flashplan.types import (
@@ -189,6 +190,7 @@ class Attention(Runs):
         """Bytes of workspace in use. They depend on the options alone, not on the batches."""
         return self._plan.workspace_bytes
 
+    @event("flashplan.plan")
     def plan(
         self,
         qo_indptr: Lengths,

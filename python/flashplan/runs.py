@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, Literal, overload
 
 from flashplan import _core
 from flashplan.outputs import given_or_kept, new_output, shape_of
+from flashplan.profiling import event
 from flashplan.types import BoundRun, Stream, Tensor, TensorT
 from flashplan.variant import Variant, packed_arguments
 
@@ -93,6 +95,7 @@ class Runs:
         pdl: bool = False,
         **variant_arguments: Tensor | float,
     ) -> TensorT | tuple[TensorT, TensorT]: ...
+    @event("flashplan.run")
     def run(
         self,
         q: TensorT,
@@ -347,5 +350,5 @@ class Runs:
 
 
 # Errors about arguments name the class that users have.
-for _method in (Runs.run, Runs.bind):
+for _method in (Runs.run, inspect.unwrap(Runs.run), Runs.bind):
     _method.__qualname__ = f"Attention.{_method.__name__}"
