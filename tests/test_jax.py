@@ -286,7 +286,9 @@ def test_wrong_arguments_are_refused(jax, calls, small):
     refused(at_run, "block_table: expected dtype int32", q, k, v, block_table=q)
     refused(at_run, "v: expected dtype ", q, k, v.astype("bfloat16"), block_table=TABLE)
     refused(at_run, "mask: expected ", q, k, v, block_table=TABLE, mask=np.uint32([[1]] * 3))
-    refused(at_run, "call: expected arrays of dtypes .*, got", q, k, v > 0, block_table=TABLE)
+    refused(TypeError, r"^v: expected a dtype among .*, got bool", q, k, v > 0, block_table=TABLE)
+    short = TABLE.astype(np.int16)
+    refused(TypeError, r"^block_table: expected a dtype .*, got int16", q, k, v, block_table=short)
     refused(
         ValueError, r"^kv_lens: expected 1 to 4 .*, got shape \[\]", q, k, v, kv_lens=np.int32(1)
     )
