@@ -38,7 +38,7 @@ RULES = {
     "src/cpu": (("flashplan/", "common/", "abi/", "variant/", "plan/", "cpu/"), ()),
     "src/cuda": (
         ("flashplan/", "common/", "abi/", "variant/", "plan/", "cuda/"),
-        (),
+        ("nvtx3/",),
     ),
     "src/kernels": (
         ("flashplan/", "common/", "abi/", "variant/", "plan/", "cuda/", "kernels/"),

@@ -20,6 +20,7 @@
 #include "cuda/compile_variant.h"
 #include "cuda/device.h"
 #include "cuda/launch_kernel.h"
+#include "cuda/range.h"
 #include "plan/kernel/batch_kind.h"
 #include "plan/kernel/select_kernel.h"
 #include "plan/prepared_kv.h"
@@ -268,6 +269,7 @@ Status Plan::create(const AttentionOptions& options, Plan* plan) noexcept try {
 Status Plan::plan(const Batch& batch, Stream stream) noexcept {
   if (!impl_)
     return error(StatusCode::kNotReady, "plan: expected create() before plan(), got an empty Plan");
+  const cuda::Range range("flashplan plan");
   const InUseGuard guard(impl_->in_use);
   if (!guard.acquired()) {
     return error(StatusCode::kNotReady, "plan: expected one thread at a time, got a second one");
