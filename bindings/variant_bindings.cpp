@@ -120,6 +120,11 @@ void VariantArgs::import(nb::handle arguments, CallStream& call, AttentionTensor
   to->num_variant_scalars = static_cast<int32_t>(scalars_.size());
 }
 
+void VariantArgs::release_imports_of_arrays(nb::handle arguments) {
+  size_t i = 0;
+  for (TensorArg& arg : args_) arg.release_import_of_array(arguments[0][i++]);
+}
+
 void check_compiled(const Status& status, const Variant& variant) {
   if (std::string_view(status.message).starts_with("variant: expected source")) {
     raise_value(std::string(status.message) + "\n" + variant.compile_log());

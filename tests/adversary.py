@@ -34,6 +34,7 @@ MODULES = (
     "arguments",
     "aliasing",
     "values",
+    "indices",
     "extremes",
     "sharing",
     "lifetimes",

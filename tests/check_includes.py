@@ -38,11 +38,11 @@ RULES = {
     "src/cpu": (("flashplan/", "common/", "abi/", "variant/", "plan/", "cpu/"), ()),
     "src/cuda": (
         ("flashplan/", "common/", "abi/", "variant/", "plan/", "cuda/"),
-        ("cuda.h", "cuda_runtime_api.h"),
+        ("nvtx3/",),
     ),
     "src/kernels": (
         ("flashplan/", "common/", "abi/", "variant/", "plan/", "cuda/", "kernels/"),
-        ("cuda_",),
+        (),
     ),
     "src/api": (UP_TO_API, ()),
     "src/ops": (
@@ -54,9 +54,10 @@ RULES = {
             "plan/rope_turns.h",
             "cpu/",
             "cuda/device.h",
+            "cuda/runtime.h",
             "ops/",
         ),
-        ("cuda_", "cooperative_groups.h", "immintrin.h"),
+        ("cuda_bf16.h", "cuda_fp16.h", "cuda_fp8.h", "cooperative_groups.h", "immintrin.h"),
     ),
     "src/c_abi": (("flashplan/", "abi/params.h", "common/", "c_abi/"), ()),
     "bindings": (
@@ -84,6 +85,7 @@ SYSTEM = {
     "dirent.h",
     "dlfcn.h",
     "fcntl.h",
+    "ftw.h",
     "poll.h",
     "pthread.h",
     "sched.h",
@@ -98,6 +100,9 @@ SYSTEM = {
     "sys/wait.h",
     "unistd.h",
 }
+# The headers of the CUDA runtime and the driver, and the one file that includes them.
+CUDA = {"cuda.h", "cuda_runtime_api.h"}
+CUDA_INCLUDED_BY = "src/cuda/runtime.h"
 # Folders of one family of GPU kernels each. A family includes no header of another one, and the
 # code that families share, in src/kernels/device itself, includes no header of a family.
 FAMILIES = {"src/kernels/device/sm80", "src/kernels/device/sm90"}
@@ -123,8 +128,10 @@ def violations(path, folder):
         elif folder in ONLY_CSTDINT:
             allowed = header == "cstdint"
         else:
+            is_runtime = path == ROOT / CUDA_INCLUDED_BY and header in CUDA
             is_standard = "." not in header and "/" not in header
-            allowed = is_standard or header in SYSTEM or header.startswith((*own, *third_party))
+            is_known = header in SYSTEM or header.startswith((*own, *third_party))
+            allowed = is_standard or is_runtime or is_known
         if not allowed:
             yield f"{path.relative_to(ROOT)}: may not include {header}"
 

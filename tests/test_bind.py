@@ -191,6 +191,36 @@ def test_cycles_are_collected():
     assert gone() is None
 
 
+class Memory(np.ndarray):
+    """An array that can refer to a call."""
+
+
+@pytest.mark.parametrize("argument", ["q", "k", "out", "lse", "block_table"])
+def test_cycles_through_an_argument_are_collected(argument):
+    attn = fp.Attention(4, 2, 8, page_size=4, q_dtype="float32", device="cpu", num_ctas=2)
+    attn.plan([0, 1], [3])
+    arguments = {
+        "q": np.ones((1, 4, 8), np.float32),
+        "k": np.ones((1, 4, 2, 8), np.float32),
+        "v": np.ones((1, 4, 2, 8), np.float32),
+        "block_table": np.zeros((1, 1), np.int32),
+        "out": np.zeros((1, 4, 8), np.float32),
+        "lse": np.zeros((1, 4), np.float32),
+    }
+    memory = Memory(arguments[argument].shape, arguments[argument].dtype)
+    memory[...] = arguments[argument]
+    call = attn.bind(**arguments | {argument: memory})
+    arguments[argument] = None  # of this array the call alone knows
+    del attn
+    gc.collect()
+    assert (call() == 1).all()
+    memory.call = call
+    gone = weakref.ref(memory)
+    del call, memory
+    gc.collect()
+    assert gone() is None
+
+
 @pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])
 def test_copies_are_refused(duplicate):
     attn, _, args, kwargs = planned()

@@ -286,9 +286,15 @@ def test_wrong_arguments_are_refused(jax, calls, small):
     refused(at_run, "block_table: expected dtype int32", q, k, v, block_table=q)
     refused(at_run, "v: expected dtype ", q, k, v.astype("bfloat16"), block_table=TABLE)
     refused(at_run, "mask: expected ", q, k, v, block_table=TABLE, mask=np.uint32([[1]] * 3))
-    refused(at_run, "call: expected arrays of dtypes .*, got", q, k, v > 0, block_table=TABLE)
-    refused(at_run, "call: expected arrays of 1 to 4 .*, got 0", q, k, v, kv_lens=np.int32(1))
-    refused(at_run, "call: expected arrays of 1 to 4 .*, got 5", q, k, v[None], block_table=TABLE)
+    refused(TypeError, r"^v: expected a dtype among .*, got bool", q, k, v > 0, block_table=TABLE)
+    short = TABLE.astype(np.int16)
+    refused(TypeError, r"^block_table: expected a dtype .*, got int16", q, k, v, block_table=short)
+    refused(
+        ValueError, r"^kv_lens: expected 1 to 4 .*, got shape \[\]", q, k, v, kv_lens=np.int32(1)
+    )
+    refused(
+        ValueError, r"^v: expected 1 to 4 .*, got shape \[1, ", q, k, v[None], block_table=TABLE
+    )
     refused(TypeError, "^k_scale: expected a number, got ", q, k, v, k_scale="1")
     refused(at_run, "k_scale: expected ", q, k, v, block_table=TABLE, k_scale=-1.0)
     with pytest.raises(ValueError, match="^kv_layout: expected "):
@@ -414,3 +420,12 @@ def test_on_a_gpu(jax, calls):
         donate_argnums=(0, 1),
     )
     assert same_bits(step(*caches, *indices), expected)
+
+
+def test_seeds_may_be_those_of_numpy(jax):
+    """Since JAX makes no int64 arrays by itself."""
+    logits = jax.numpy.zeros((2, 50))
+    with pytest.raises(TypeError, match="^seed: expected dtype int64, got int32"):
+        fp.sample(logits, seed=jax.numpy.array([1, 2]))
+    ids = fp.sample(logits, seed=np.array([1, 2]))
+    assert ids.tolist() == fp.sample(np.zeros((2, 50), np.float32), seed=np.array([1, 2])).tolist()

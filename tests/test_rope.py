@@ -222,3 +222,14 @@ def test_rotations_that_a_rope_can_not_express(transformers):
     config.rope_parameters = {"rope_type": "spiral", "rope_theta": 1e6, "factor": 2.0}
     with pytest.raises(fp.UnsupportedError, match="^config: expected rope_type .*, got 'spiral'"):
         fp.Rope.from_config(config)
+
+
+def test_yarn_scales_nothing_if_all_dims_rotate_often(rng):
+    """Pair 31 makes 8192 / (2 pi 2^(31/32)) rotations, more than beta_fast."""
+    x = rng.standard_normal((5, 1, 64)).astype(np.float32)
+    positions = np.arange(5, dtype=np.int32) * 1000
+    yarn = fp.Rope(theta=2.0, scaling="yarn", scale=4.0, original_length=8192, attention_factor=1.0)
+    q, k = fp.apply_rope(x, x, positions, yarn)
+    plain, _ = fp.apply_rope(x, x, positions, fp.Rope(theta=2.0))
+    assert np.array_equal(q, plain)
+    assert np.array_equal(k, plain)

@@ -334,3 +334,10 @@ def test_no_requests():
     logits = np.zeros((0, 9), np.float32)
     assert fp.sample(logits).shape == (0,)
     assert fp.softmax(logits).shape == (0, 9)
+
+
+def test_differences_beyond_float32_weigh_nothing():
+    """Even at a temperature that would bring them back."""
+    logits = np.array([[3e38, -3e38]], np.float32)
+    assert fp.softmax(logits, 1e38).tolist() == [[1, 0]]
+    assert {int(fp.sample(logits, temperature=1e38, seed=seed)[0]) for seed in range(2000)} == {0}

@@ -282,6 +282,19 @@ def test_a_compiler_that_does_not_work_is_not_the_users_error(monkeypatch, name,
         attention(variant)
 
 
+def test_a_full_disk_is_not_the_users_error(monkeypatch, tmp_path):
+    """Where the compiler has room for less than the variant."""
+    compiler = tmp_path / "full"
+    compiler.write_text(
+        '#!/bin/sh\ncase "$*" in *variant.cpp*) echo "variant.cpp: fatal error: error writing to '
+        '/tmp/a.s: No space left on device" >&2; exit 1;; esac\nexec c++ "$@"\n'
+    )
+    compiler.chmod(0o700)
+    monkeypatch.setenv("CXX", str(compiler))
+    with pytest.raises(fp.UnsupportedError, match="variant: expected room .* No space left"):
+        attention(fp.Variant("large", logits="return x;"))
+
+
 def test_processes_and_threads_compile_at_once(tmp_path):
     """Whoever is first, all have the same code, and one file is left."""
     environment = {"FLASHPLAN_CACHE_DIR": str(tmp_path)}
@@ -315,8 +328,9 @@ def test_processes_and_threads_compile_at_once(tmp_path):
     assert len({str(result(attn)) for attn in attentions}) == 1
 
 
-def test_a_cache_that_can_not_be_used_is_a_warning(tmp_path):
-    in_the_way = tmp_path / "file"
+@pytest.mark.parametrize("name", [b"file", b"\xff\xfe"], ids=["plain", "no UTF-8"])
+def test_a_cache_that_can_not_be_used_is_a_warning(tmp_path, name):
+    in_the_way = tmp_path / os.fsdecode(name)
     in_the_way.write_text("")
     program = PROGRAM.replace('simplefilter("error")', 'simplefilter("always")')
     done = subprocess.run(
@@ -328,7 +342,7 @@ def test_a_cache_that_can_not_be_used_is_a_warning(tmp_path):
         check=True,
     )
     assert done.stderr.count("RuntimeWarning: flashplan compiles variants in every process") == 1
-    assert str(in_the_way / "below") in done.stderr
+    assert os.fsencode(in_the_way).decode(errors="backslashreplace") in done.stderr
     assert len(done.stdout.split()) == 2
 
 

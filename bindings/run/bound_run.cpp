@@ -33,6 +33,7 @@ BoundRun::BoundRun(nb::handle plan, const RunObjects& o, nb::handle result)
   for (const nb::handle tensor : o.tensors) memory.append(keeper_of(tensor));
   memory.append(keepers_of(o.variant_arguments));
   memory_ = std::move(memory);
+  args_.release_imports_of_arrays(o);
   // Calls may be on other streams than the one that waits for the producers of tensors now.
   CallStream imported = args_.call();
   imported.must_finish = imported.waits_for_producer;

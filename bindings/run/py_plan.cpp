@@ -20,6 +20,18 @@ namespace {
   throw std::runtime_error("plan: expected one thread at a time, got a second one");
 }
 
+/// Gives the warning about the cache of variants, if there is one. The name of its folder may hold
+/// any bytes.
+void warn_of_cache() {
+  const std::string warning = take_cache_warning();
+  if (warning.empty()) return;
+  const auto size = static_cast<Py_ssize_t>(warning.size());
+  const nb::object text = nb::steal(PyUnicode_DecodeUTF8(warning.data(), size, "backslashreplace"));
+  if (!text.is_valid() || PyErr_WarnFormat(PyExc_RuntimeWarning, 2, "%U", text.ptr()) != 0) {
+    throw nb::python_error();
+  }
+}
+
 }  // namespace
 
 /// Raises in a second thread, before it overwrites the lengths that the first one reads.
@@ -48,10 +60,7 @@ PyPlan::PyPlan(const AttentionOptions& options, nb::object workspace) {
     status = Plan::create(wanted, &plan_);
   }
   check_compiled(status, wanted.variant);
-  const std::string warning = take_cache_warning();
-  if (!warning.empty() && PyErr_WarnEx(PyExc_RuntimeWarning, warning.c_str(), 2) != 0) {
-    throw nb::python_error();
-  }
+  warn_of_cache();
   if (workspace_.data() == nullptr) workspace_.allocate(plan_.workspace_bytes(), options.device);
 }
 

@@ -68,4 +68,11 @@ RunArgs::RunArgs(const AttentionOptions& options, const RunObjects& o, nb::handl
   variant_args_.import(o.variant_arguments, call_, &tensors_);
 }
 
+void RunArgs::release_imports_of_arrays(const RunObjects& o) {
+  for (std::size_t i = 0; i < kNumRunTensors; ++i) {
+    if (imported_[i]) imported_[i]->release_import_of_array(o.tensors[i]);
+  }
+  variant_args_.release_imports_of_arrays(o.variant_arguments);
+}
+
 }  // namespace flashplan

@@ -37,6 +37,9 @@ class RunArgs {
   RunArgs(const RunArgs&) = delete;
   RunArgs& operator=(const RunArgs&) = delete;
 
+  /// Calls TensorArg::release_import_of_array() for each of `objects`, which were imported.
+  void release_imports_of_arrays(const RunObjects& objects);
+
   /// All but the workspace.
   AttentionTensors& tensors() noexcept { return tensors_; }
   /// The stream that the tensors were imported on.

@@ -25,6 +25,8 @@ class VariantArgs {
 
   /// Imports the tensors, and sets the fields of `to`. They stay valid as long as this object.
   void import(nb::handle arguments, CallStream& call, AttentionTensors* to);
+  /// As RunArgs::release_imports_of_arrays().
+  void release_imports_of_arrays(nb::handle arguments);
 
  private:
   const Variant::Impl* variant_;

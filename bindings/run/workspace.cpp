@@ -5,30 +5,13 @@
 #include <new>
 #include <utility>
 
+#include "bindings/tensors/array_interface.h"
 #include "checks/tensor_checks.h"
 #include "common/error.h"
 #include "cuda/memory.h"
 #include "flashplan/plan.h"
 
 namespace flashplan {
-namespace {
-
-/// If `object` is a NumPy array, a view of it without what a subclass adds; else null. Keeping the
-/// object alive then keeps the memory alive. A DLPack export would do so too, but would hide
-/// reference cycles from the garbage collector.
-nb::object plain_array(nb::handle object) {
-  const nb::object numpy = module_if_imported("numpy");
-  if (!numpy.is_valid()) return {};
-  const nb::object type = attribute(numpy, "ndarray");
-  if (PyType_Check(type.ptr()) == 0 || PyObject_IsInstance(object.ptr(), type.ptr()) != 1) {
-    PyErr_Clear();
-    return {};
-  }
-  return type.attr("view")(object, type);
-}
-
-}  // namespace
-
 void Workspace::borrow(nb::object memory, Device device) {
   CallStream stream = call_stream(nb::none(), producer_of(memory), device);
   const nb::object array = plain_array(memory);

@@ -9,6 +9,7 @@
 
 #include "bindings/tensors/dlpack_view.h"
 #include "bindings/tensors/producer.h"
+#include "bindings/tensors/stream.h"
 
 namespace flashplan {
 namespace {
@@ -132,6 +133,17 @@ ArrayInterface::ArrayInterface(const char* name, nb::handle object) {
   view.data = answers.pointer(data);
   view.read_only = PyObject_IsTrue(PyTuple_GetItem(data.ptr(), 1)) != 0;
   interface = std::move(found);
+}
+
+nb::object plain_array(nb::handle object) {
+  const nb::object numpy = module_if_imported("numpy");
+  if (!numpy.is_valid()) return {};
+  const nb::object type = attribute(numpy, "ndarray");
+  if (PyType_Check(type.ptr()) == 0 || PyObject_IsInstance(object.ptr(), type.ptr()) != 1) {
+    PyErr_Clear();
+    return {};
+  }
+  return type.attr("view")(object, type);
 }
 
 }  // namespace flashplan

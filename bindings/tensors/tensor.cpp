@@ -188,4 +188,13 @@ TensorArg::TensorArg(const char* name, nb::handle object, TensorKind kind, CallS
   }
 }
 
+void TensorArg::release_import_of_array(nb::handle object) {
+  const nb::object array = plain_array(object);
+  if (!array.is_valid()) return;
+  const nb::object address = nb::borrow<nb::dict>(array.attr("__array_interface__"))["data"][0];
+  if (nb::cast<uintptr_t>(address) != reinterpret_cast<uintptr_t>(view_.data)) return;
+  dlpack_.reset();
+  array_interface_.reset();
+}
+
 }  // namespace flashplan

@@ -48,6 +48,11 @@ class TensorArg {
 
   const TensorView& view() const noexcept { return view_; }
 
+  /// Lets go of what the import holds, if the memory is that of `object`, which was imported, and
+  /// this is a NumPy array. The garbage collector does not see what an import holds, so a cycle
+  /// through it would never be freed.
+  void release_import_of_array(nb::handle object);
+
  private:
   TensorView view_;
   std::optional<DlpackImport> dlpack_;

@@ -196,7 +196,9 @@ class FLASHPLAN_API Plan {
   /// waits for the first of them. CPU: `stream` is ignored.
   ///   kInvalidArgument  a length is out of range or over the bounds, or a stream of another device
   ///   kNotReady         `stream` is being captured
-  /// After an error the last plan stays valid.
+  ///   kCudaError        a call of CUDA failed, or work that was on the device
+  /// After an error the last plan stays valid; after kCudaError there may be none until the next
+  /// plan(), and run() then gives kNotReady.
   Status plan(const Batch& batch, Stream stream = nullptr) noexcept;
 
   /// Runs the planned attention. A row with no visible key gets o = 0, lse = -inf; with sinks, lse
@@ -217,7 +219,10 @@ class FLASHPLAN_API Plan {
   /// CPU: on the calling thread and the library's thread pool; returns when done.
   /// GPU: one launch on `stream`. plan() and run() calls of one Plan are executed in their order on
   /// the device, even on different streams. The stream of a plan() must exist until the next plan()
-  /// on another stream, or until the Plan is destroyed. A run may be captured into a graph and
+  /// on another stream, or until the Plan is destroyed: that one waits for it, and CUDA crashes on
+  /// the handle of a stream that was destroyed. A graph with captured runs refers to memory of the
+  /// Plan and to its workspace: both must live as long as the graph, and nothing notices a replay
+  /// after they are gone. A run may be captured into a graph and
   /// replayed for any later plan() with the same tensors. The caller orders each replay after that
   /// plan(), most simply by using one stream. If the bounds allow prompts
   /// (max_qo_tokens > max_batch_size), a captured run launches all kernels of the Plan, of which

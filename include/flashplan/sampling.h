@@ -75,7 +75,9 @@ FLASHPLAN_API Status sample(const TensorView& logits, const SampleOptions& optio
 
 /// out = softmax(logits / temperature) of each row of [batch, vocab]; out is float32 or has logits'
 /// dtype, and may be logits. The temperature is a finite number > 0, or one for each request in
-/// `temperatures` [batch] float32. NaN or +inf, or nothing but -inf, makes a row NaN.
+/// `temperatures` [batch] float32. NaN or +inf, or nothing but -inf, makes a row NaN. A logit
+/// weighs 0 if its difference from the row's largest one is beyond float32, as that of 3e38 and
+/// -3e38.
 ///
 /// On CUDA: one launch on `stream`, no allocation, no synchronisation; may be captured in a graph.
 ///   kInvalidArgument, kInvalidType  a tensor is malformed, or out shares memory with another

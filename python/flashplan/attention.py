@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 from flashplan import _core
 from flashplan.handles import new_handle
 from flashplan.options import make_options, options_dict
+from flashplan.profiling import event
 from flashplan.rope import Rope
 from flashplan.runs import Runs
 from flashplan.types import (
@@ -89,7 +90,14 @@ class Attention(Runs):
 
     A captured run() (torch.cuda.graph, CuPy's capture) computes, when it is replayed, whatever was
     planned last, so one graph serves every batch. Each replay must come after its plan() and before
-    the next plan(): use one stream for both.
+    the next plan(): use one stream for both. The graph refers to memory of this object and to its
+    workspace: keep the object as long as the graph. A replay after it is gone reads freed memory,
+    which nothing can notice.
+
+    The stream of a plan() must exist until the next plan() on another stream has returned, or this
+    object is gone: the other stream waits for the work on it. An object that was given as `stream`
+    is kept alive until then. If you give an int, or make a stream of CuPy the current one, keep the
+    stream yourself: CUDA crashes on a handle that was destroyed.
 
     The logger "flashplan" of Python's logging says at the level DEBUG what was made, and what each
     plan() chose: the kernel, why no other one, the tiles, the balance of the queues.
@@ -182,6 +190,7 @@ class Attention(Runs):
         """Bytes of workspace in use. They depend on the options alone, not on the batches."""
         return self._plan.workspace_bytes
 
+    @event("flashplan.plan")
     def plan(
         self,
         qo_indptr: Lengths,
@@ -222,12 +231,14 @@ class Attention(Runs):
             The current plan. It has describe(), kernel_name and work_tiles, and notebooks show it
             as a picture. The next plan() changes it.
 
-        If plan() raises, the last plan stays valid.
+        If plan() raises, the last plan stays valid; after a CudaError there may be none until the
+        next plan(), and run() then raises RuntimeError.
 
         Raises:
             ValueError: a length or a shared prefix is out of range or over the bounds.
             TypeError: an argument has other elements than integers, or is not on the host.
             RuntimeError: `stream` is being captured into a CUDA graph.
+            CudaError: a call of CUDA, or work that was on the GPU, failed.
 
         Examples:
             >>> attn = fp.Attention(8, 2, 64, q_dtype="float32", device="cpu")
@@ -244,6 +255,7 @@ class Attention(Runs):
             stream,
             self._make_key_ranges,
         )
+        self._plan_stream = stream  # lives as long as the plan may wait for work on it
         if _logger.isEnabledFor(logging.DEBUG):
             _logger.debug("planned: %s", self._plan.describe())
         return self._plan

@@ -33,6 +33,10 @@ from flashplan.values import is_hnd, to_float
 if TYPE_CHECKING:
     from flashplan.types import KvLayout
 
+_DTYPES = (
+    "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int32", "int64", "uint32",
+)  # fmt: skip
+
 __all__ = ["AttentionOnDevices", "append_paged_kv", "on_devices", "run"]
 
 for _name, _handler in _core.xla_handlers(on_cuda=False).items():
@@ -86,6 +90,19 @@ def _scale_argument(name: str, scale: ArrayLike | None) -> Argument:
 def _heads_of_cache(hnd: bool) -> int:
     """The dimension of a paged cache that has the heads."""
     return 1 if hnd else 2
+
+
+def _check_arrays(arrays: dict[Argument, Any]) -> None:
+    """The call itself knows the arrays by their places alone."""
+    for argument, array in arrays.items():
+        shape = np.shape(array)
+        if not 1 <= len(shape) <= 4:
+            raise ValueError(
+                f"{argument.name}: expected 1 to 4 dimensions, got shape {list(shape)}"
+            )
+        dtype = jax.numpy.result_type(array).name
+        if dtype not in _DTYPES:
+            raise TypeError(f"{argument.name}: expected a dtype among {_DTYPES}, got {dtype}")
 
 
 def _check_heads(arrays: dict[Argument, Any], num_qo_heads: int, num_kv_heads: int) -> None:
@@ -228,6 +245,7 @@ def run(
         Argument("v", kv_heads): v,
         **optional,
     }
+    _check_arrays(arrays)
     if parts > 1:
         _check_heads(arrays, heads, options.num_kv_heads * parts)
     call = Call(
@@ -314,6 +332,7 @@ def append_paged_kv(
         Argument("kv_lens"): kv_lens,
         **optional,
     }
+    _check_arrays(arrays)
     check_mesh(None)
     call = Call(
         "flashplan_append_paged_kv",

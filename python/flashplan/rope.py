@@ -37,7 +37,8 @@ class Rope:
         low_freq_factor, high_freq_factor: "llama3": wavelengths above original_length /
             low_freq_factor are scaled, below original_length / high_freq_factor they are not.
         beta_fast, beta_slow: "yarn": dims of fewer rotations than beta_slow are scaled, of more
-            than beta_fast they are not.
+            than beta_fast they are not. If all dims make more rotations than that (a small theta
+            with a long original_length), none is scaled; transformers then scales all.
         truncate: "yarn": whether these two dims are rounded, outwards; gpt-oss does not.
         attention_factor: "yarn", frequencies: factor of cos and sin, a normal float32 > 0; default:
             with "yarn" 1 + ln(scale) / 10 for scale > 1, else 1.

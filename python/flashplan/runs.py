@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, Literal, overload
 
 from flashplan import _core
 from flashplan.outputs import given_or_kept, new_output, shape_of
+from flashplan.profiling import event
 from flashplan.types import BoundRun, Stream, Tensor, TensorT
 from flashplan.variant import Variant, packed_arguments
 
@@ -93,6 +95,7 @@ class Runs:
         pdl: bool = False,
         **variant_arguments: Tensor | float,
     ) -> TensorT | tuple[TensorT, TensorT]: ...
+    @event("flashplan.run")
     def run(
         self,
         q: TensorT,
@@ -158,7 +161,8 @@ class Runs:
                 device, [1] or [num_kv_heads], which the kernels read: a captured run reads it when
                 it is replayed, and on a GPU its values are not checked. A tensor without dimensions
                 is taken as one of [1] on a GPU, and as a number on the host.
-            stream: where the work goes; see the class. None on the CPU.
+            stream: where the work goes; see the class, which says how long streams and objects must
+                live. None on the CPU.
             pdl: programmatic dependent launch, on GPUs of compute capability 9.0 and later: the
                 kernel may begin while the one before it in the stream ends, which hides the latency
                 of its launch. Results are the same: tensors are read and written only when all
@@ -342,5 +346,5 @@ class Runs:
 
 
 # Errors about arguments name the class that users have.
-for _method in (Runs.run, Runs.bind):
+for _method in (Runs.run, inspect.unwrap(Runs.run), Runs.bind):
     _method.__qualname__ = f"Attention.{_method.__name__}"

@@ -44,6 +44,9 @@ def softmax(
 ) -> Any:
     """softmax(logits / temperature) of each row, in float32.
 
+    A logit weighs 0 if its difference from the row's largest one is beyond float32, as that of 3e38
+    and -3e38.
+
     Args:
         logits: [batch, vocab] float32, float16 or bfloat16 (also as uint16 memory), rows at any
             stride.

@@ -5,10 +5,10 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <exception>
 #include <new>
 #include <span>
 #include <string_view>
-#include <system_error>
 #include <thread>
 
 #include "api/batch_checks.h"
@@ -20,6 +20,7 @@
 #include "cuda/compile_variant.h"
 #include "cuda/device.h"
 #include "cuda/launch_kernel.h"
+#include "cuda/range.h"
 #include "plan/kernel/batch_kind.h"
 #include "plan/kernel/select_kernel.h"
 #include "plan/prepared_kv.h"
@@ -100,7 +101,7 @@ Status compile_variants(const AttentionOptions& options, const RopeTurns& rope,
   if (kernels.size() > 1) {
     try {
       thread = std::thread(compile_last);
-    } catch (const std::system_error&) {  // there are no more threads
+    } catch (const std::exception&) {  // there are no more threads, or no memory for one
       compile_last();
     }
   }
@@ -268,6 +269,7 @@ Status Plan::create(const AttentionOptions& options, Plan* plan) noexcept try {
 Status Plan::plan(const Batch& batch, Stream stream) noexcept {
   if (!impl_)
     return error(StatusCode::kNotReady, "plan: expected create() before plan(), got an empty Plan");
+  const cuda::Range range("flashplan plan");
   const InUseGuard guard(impl_->in_use);
   if (!guard.acquired()) {
     return error(StatusCode::kNotReady, "plan: expected one thread at a time, got a second one");

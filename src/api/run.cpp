@@ -12,6 +12,7 @@
 #include "checks/tensor_checks.h"
 #include "common/error.h"
 #include "cuda/device.h"
+#include "cuda/range.h"
 #include "cuda/tensor_maps.h"
 #include "flashplan/plan.h"
 #include "plan/kernel/batch_kind.h"
@@ -217,6 +218,7 @@ Status Plan::run(const AttentionTensors& tensors, Stream stream) noexcept {
   if (!impl_) {
     return error(StatusCode::kNotReady, "run: expected create() before run(), got an empty Plan");
   }
+  const cuda::Range range("flashplan run");
   const InUseGuard guard(impl_->in_use);
   if (!guard.acquired()) {
     return error(StatusCode::kNotReady, "run: expected one thread at a time, got a second one");

@@ -32,14 +32,20 @@ int32_t processors_of(double quota, double period) {
 /// The smaller of two quotas; 0 means that there is no quota.
 int32_t tighter(int32_t a, int32_t b) { return a == 0 || b == 0 ? a + b : std::min(a, b); }
 
+/// As folder / name. When memory runs out, the operator of libstdc++ 12 destroys a path that it has
+/// not made, instead of throwing std::bad_alloc.
+std::string file_in(const fs::path& folder, const std::string& name) {
+  return folder.string() + "/" + name;
+}
+
 /// The quota that the files of one cgroup say.
-int32_t quota_of(const fs::path& group) {
+int32_t quota_of(const std::string& group) {
   double quota = 0;
   double period = 0;
-  std::ifstream both(group / "cpu.max");
+  std::ifstream both(file_in(group, "cpu.max"));
   if (both >> quota >> period) return processors_of(quota, period);
-  std::ifstream quota_file(group / "cpu.cfs_quota_us");
-  std::ifstream period_file(group / "cpu.cfs_period_us");
+  std::ifstream quota_file(file_in(group, "cpu.cfs_quota_us"));
+  std::ifstream period_file(file_in(group, "cpu.cfs_period_us"));
   if (quota_file >> quota && period_file >> period) return processors_of(quota, period);
   return 0;
 }
@@ -105,7 +111,7 @@ std::optional<Hierarchy> read_mount(const std::string& line) {
 
 /// The group of this process in a hierarchy.
 std::optional<fs::path> own_group(const fs::path& root, bool is_version_2) {
-  std::ifstream groups(root / "proc/self/cgroup");
+  std::ifstream groups(file_in(root, "proc/self/cgroup"));
   for (std::string line; std::getline(groups, line);) {  // number:controllers:/path
     const std::size_t controllers = line.find(':') + 1;
     const std::size_t path = line.find(':', controllers) + 1;
@@ -120,7 +126,7 @@ std::optional<fs::path> own_group(const fs::path& root, bool is_version_2) {
 
 int32_t cgroup_quota(const fs::path& root) {
   int32_t quota = 0;
-  std::ifstream mounts(root / "proc/self/mountinfo");
+  std::ifstream mounts(file_in(root, "proc/self/mountinfo"));
   for (std::string line; std::getline(mounts, line);) {
     const std::optional<Hierarchy> hierarchy = read_mount(line);
     if (!hierarchy) continue;
@@ -129,9 +135,9 @@ int32_t cgroup_quota(const fs::path& root) {
     // A container may show its own group at the folder, while the path is that of the host.
     fs::path group = own->lexically_relative(hierarchy->top);
     if (group.empty() || *group.begin() == "." || *group.begin() == "..") group.clear();
-    const fs::path folder = root / hierarchy->folder.relative_path();
+    const std::string folder = file_in(root, hierarchy->folder.relative_path());
     for (;; group = group.parent_path()) {  // ancestors limit the group, too
-      quota = tighter(quota, quota_of(folder / group));
+      quota = tighter(quota, quota_of(file_in(folder, group)));
       if (group.empty()) break;
     }
   }

@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -193,6 +194,14 @@ std::string first_error(const std::string& output) {
   return first.empty() ? "no message" : first;
 }
 
+/// Whether a compiler says that it could not write its files. Its messages are in English.
+bool has_no_room(const std::string& output) {
+  constexpr const char* kReasons[] = {"No space left on device", "File too large",
+                                      "Disk quota exceeded"};
+  return std::any_of(std::begin(kReasons), std::end(kReasons),
+                     [&](const char* reason) { return output.find(reason) != std::string::npos; });
+}
+
 /// Compiles <name>.cpp in `folder` to <name>.so. It has succeeded only if that file exists, since
 /// the compiler's status may be unknown.
 ProcessResult compile_file(std::vector<std::string> command, const std::string& name,
@@ -240,6 +249,12 @@ Status compile(const Variant::Impl& variant, const std::string& source,
     case ProcessResult::Outcome::kEnded: break;
   }
   if (result.succeeded) return {};
+  if (has_no_room(result.output)) {
+    return error(StatusCode::kUnsupported,
+                 "variant: expected room for temporary files (TMPDIR names another folder), got "
+                 "%.150s",
+                 first_error(result.output).c_str());
+  }
   // Is it the user's source, or does the compiler fail without it, too?
   const bool works = write_file(folder / "headers.cpp", kHeaders) &&
                      compile_file(compiler, "headers", folder, seconds).succeeded;

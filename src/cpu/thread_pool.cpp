@@ -3,8 +3,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <exception>
 #include <mutex>
-#include <system_error>
 #include <thread>
 
 #include "common/forks.h"
@@ -55,8 +55,8 @@ class Workers {
         std::thread([this, id = num_started_, round] { serve(id, round); }).detach();
         ++num_started_;
       }
-    } catch (const std::system_error&) {
-      // The system gives no more threads, so the existing ones do the work.
+    } catch (const std::exception&) {
+      // There are no more threads, or there is no memory for one, so the existing ones do the work.
     }
     return num_started_;
   }

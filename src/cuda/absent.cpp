@@ -44,7 +44,7 @@ Status cuda_error(const char* /*call*/, int /*code*/) noexcept { return not_buil
 DeviceGuard::DeviceGuard(int32_t /*device*/) noexcept : status_(not_built()) {}
 DeviceGuard::~DeviceGuard() = default;
 
-ApartFromCaptures::ApartFromCaptures() noexcept : mode_(0) {}
+ApartFromCaptures::ApartFromCaptures() noexcept = default;
 ApartFromCaptures::~ApartFromCaptures() = default;
 
 Status is_capturing(Stream /*stream*/, bool* /*capturing*/) noexcept { return not_built(); }

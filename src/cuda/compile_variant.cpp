@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/compile_variant.h"
 
-#include <cuda_runtime_api.h>
-
 #include <exception>
 #include <mutex>
 #include <string>
@@ -10,6 +8,7 @@
 
 #include "common/error.h"
 #include "cuda/device.h"
+#include "cuda/runtime.h"
 #include "variant/gpu_code.h"
 #include "variant/registry.h"
 
@@ -27,7 +26,11 @@ Status load_code(const GpuCode& code, Loaded* loaded) {
   FLASHPLAN_CUDA_CALL(cudaLibraryLoadData, &library, code.cubin.data(), nullptr, nullptr, 0,
                       nullptr, nullptr, 0);
   cudaKernel_t kernel = nullptr;
-  FLASHPLAN_CUDA_CALL(cudaLibraryGetKernel, &kernel, library, code.kernel.c_str());
+  const cudaError_t failed = cudaLibraryGetKernel(&kernel, library, code.kernel.c_str());
+  if (failed != cudaSuccess) {
+    succeeded(cudaLibraryUnload(library));
+    return cuda_error("cudaLibraryGetKernel", failed);
+  }
   loaded->kernel = kernel;
   return {};
 }

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/device.h"
 
-#include <cuda_runtime_api.h>
-
 #include <algorithm>
 #include <array>
 #include <cstdio>
 
 #include "common/error.h"
+#include "cuda/runtime.h"
 
 namespace flashplan::cuda {
 namespace {
@@ -19,15 +18,20 @@ struct Devices {
   std::array<DeviceFacts, kMostDevices> facts;
 };
 
-Devices find_devices() noexcept {
+/// Throws the cudaError_t of a failed call.
+Devices find_devices() {
   Devices devices;
   int count = 0;
+  const cudaError_t code = cudaGetDeviceCount(&count);
   // Without a driver, without a GPU, or with all GPUs hidden, the library runs on the CPU: no
   // error.
-  if (cudaGetDeviceCount(&count) != cudaSuccess) count = 0;
+  const bool has_none = code == cudaErrorNoDevice || code == cudaErrorInsufficientDriver;
+  if (!succeeded(code) && !has_none) throw code;
+  if (has_none) count = 0;
   for (int32_t i = 0; i < std::min<int32_t>(count, kMostDevices); ++i) {
     cudaDeviceProp properties;
-    if (cudaGetDeviceProperties(&properties, i) != cudaSuccess) break;
+    const cudaError_t failed = cudaGetDeviceProperties(&properties, i);
+    if (!succeeded(failed)) throw failed;
     DeviceFacts& facts = devices.facts[static_cast<size_t>(i)];
     std::snprintf(facts.name, sizeof(facts.name), "%.63s", properties.name);
     facts.num_sms = properties.multiProcessorCount;
@@ -35,13 +39,16 @@ Devices find_devices() noexcept {
     facts.minor = properties.minor;
     devices.count = i + 1;
   }
-  static_cast<void>(cudaGetLastError());
   return devices;
 }
 
-const Devices& devices() noexcept {
+/// Those of the first time that CUDA could tell. Until then there are none.
+const Devices& devices() noexcept try {
   static const Devices found = find_devices();
   return found;
+} catch (cudaError_t) {
+  static const Devices none;
+  return none;
 }
 
 }  // namespace
@@ -77,18 +84,18 @@ DeviceGuard::DeviceGuard(int32_t device) noexcept {
 }
 
 DeviceGuard::~DeviceGuard() {
-  if (previous_ >= 0) static_cast<void>(cudaSetDevice(previous_));
+  if (previous_ >= 0) succeeded(cudaSetDevice(previous_));
 }
 
 ApartFromCaptures::ApartFromCaptures() noexcept {
   cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
-  static_cast<void>(cudaThreadExchangeStreamCaptureMode(&mode));
+  has_changed_ = succeeded(cudaThreadExchangeStreamCaptureMode(&mode));
   mode_ = mode;
 }
 
 ApartFromCaptures::~ApartFromCaptures() {
   auto mode = static_cast<cudaStreamCaptureMode>(mode_);
-  static_cast<void>(cudaThreadExchangeStreamCaptureMode(&mode));
+  if (has_changed_) succeeded(cudaThreadExchangeStreamCaptureMode(&mode));
 }
 
 Status is_capturing(Stream stream, bool* capturing) noexcept {

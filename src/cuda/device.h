@@ -17,7 +17,7 @@ struct DeviceFacts {
   int32_t minor = 0;
 };
 
-/// GPUs that this process sees; 0 where there is no driver. Asked once.
+/// GPUs that this process sees; 0 where there is no driver. CUDA is asked until it has answered.
 int32_t num_devices() noexcept;
 
 /// The facts of a device in [0, num_devices()).
@@ -53,7 +53,9 @@ class ApartFromCaptures {
   ApartFromCaptures& operator=(const ApartFromCaptures&) = delete;
 
  private:
-  [[maybe_unused]] int mode_;  // to go back to; not used without CUDA
+  // Not used without CUDA.
+  [[maybe_unused]] int mode_ = 0;  // to go back to
+  [[maybe_unused]] bool has_changed_ = false;
 };
 
 /// Whether work given to `stream` would be recorded into a graph, or would break a graph that is
@@ -61,11 +63,3 @@ class ApartFromCaptures {
 Status is_capturing(Stream stream, bool* capturing) noexcept;
 
 }  // namespace flashplan::cuda
-
-/// Returns from the enclosing function if function(arguments...), of the CUDA runtime, fails.
-#define FLASHPLAN_CUDA_CALL(function, ...)                                             \
-  do {                                                                                 \
-    const auto code_of_call = function(__VA_ARGS__);                                   \
-    if (code_of_call != 0)                                                             \
-      return ::flashplan::cuda::cuda_error(#function, static_cast<int>(code_of_call)); \
-  } while (false)

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/device_schedule.h"
 
-#include <cuda_runtime_api.h>
-
 #include <algorithm>
 #include <cstring>
 
 #include "common/error.h"
 #include "cuda/device.h"
+#include "cuda/runtime.h"
 
 namespace flashplan::cuda {
 namespace {
@@ -103,13 +102,12 @@ void DeviceSchedule::release() noexcept {
   const DeviceGuard guard(device_);
   const ApartFromCaptures apart;
   // cudaFree waits until the device no longer uses the memory.
-  if (buffer_ != nullptr) static_cast<void>(cudaFree(buffer_));
-  if (ring_ != nullptr) static_cast<void>(cudaFreeHost(ring_));
+  if (buffer_ != nullptr) succeeded(cudaFree(buffer_));
+  if (ring_ != nullptr) succeeded(cudaFreeHost(ring_));
   for (const Event event : copied_) {
-    if (event != nullptr) static_cast<void>(cudaEventDestroy(event));
+    if (event != nullptr) succeeded(cudaEventDestroy(event));
   }
-  if (run_done_ != nullptr) static_cast<void>(cudaEventDestroy(run_done_));
-  static_cast<void>(cudaGetLastError());
+  if (run_done_ != nullptr) succeeded(cudaEventDestroy(run_done_));
 }
 
 // Makes `stream` wait for the last upload or run, if that was on another one.
@@ -144,9 +142,8 @@ Status DeviceSchedule::wait_for_staging() noexcept {
   const ApartFromCaptures apart;
   const Event copied = copied_[next_staging_];
   const cudaError_t state = cudaEventQuery(copied);
-  if (state == cudaSuccess) return {};
+  if (succeeded(state)) return {};
   if (state != cudaErrorNotReady) return cuda_error("cudaEventQuery", state);
-  static_cast<void>(cudaGetLastError());
   FLASHPLAN_CUDA_CALL(cudaEventSynchronize, copied);
   return {};
 }
@@ -197,11 +194,17 @@ Status DeviceSchedule::upload(const Schedule& schedule, int32_t kernel, Stream s
   const std::size_t end = tiles_ + schedule.tiles.size() * sizeof(WorkTile);
   FLASHPLAN_CUDA_CALL(cudaMemcpyAsync, buffer_ + begin, staging() + begin, end - begin,
                       cudaMemcpyHostToDevice, stream);
-  FLASHPLAN_CUDA_CALL(cudaEventRecord, copied_[next_staging_], stream);
-  last_event_ = copied_[next_staging_];
-  next_staging_ = (next_staging_ + 1) % kStagingBuffers;
   used_ = true;
   upload_stream_ = last_stream_;
+  last_event_ = nullptr;
+  const cudaError_t failed = cudaEventRecord(copied_[next_staging_], stream);
+  if (failed != cudaSuccess) {
+    // Without the event nothing else would say when the staging buffer may be written again.
+    succeeded(cudaStreamSynchronize(stream));
+    return cuda_error("cudaEventRecord", failed);
+  }
+  last_event_ = copied_[next_staging_];
+  next_staging_ = (next_staging_ + 1) % kStagingBuffers;
   return {};
 }
 

@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/launch_kernel.h"
 
-#include <cuda_runtime_api.h>
-
 #include "common/error.h"
-#include "cuda/device.h"
+#include "cuda/runtime.h"
 
 namespace flashplan::cuda {
 

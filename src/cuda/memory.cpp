@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/memory.h"
 
-#include <cuda_runtime_api.h>
-
 #include "common/error.h"
 #include "cuda/device.h"
+#include "cuda/runtime.h"
 
 namespace flashplan::cuda {
 
@@ -13,19 +12,17 @@ Status allocate(int32_t device, std::size_t size, void** data) noexcept {
   FLASHPLAN_RETURN_IF_ERROR(guard.status());
   const ApartFromCaptures apart;
   const cudaError_t code = cudaMalloc(data, size);
-  if (code == cudaErrorMemoryAllocation) {
-    static_cast<void>(cudaGetLastError());
-    return error(StatusCode::kOutOfMemory,
-                 "workspace: expected %zu free bytes on cuda:%d, got fewer", size, device);
-  }
-  return code == cudaSuccess ? Status() : cuda_error("cudaMalloc", code);
+  if (succeeded(code)) return {};
+  if (code != cudaErrorMemoryAllocation) return cuda_error("cudaMalloc", code);
+  return error(StatusCode::kOutOfMemory, "workspace: expected %zu free bytes on cuda:%d, got fewer",
+               size, device);
 }
 
 void release(int32_t device, void* data) noexcept {
   if (data == nullptr) return;
   const DeviceGuard guard(device);
   const ApartFromCaptures apart;
-  if (cudaFree(data) != cudaSuccess) static_cast<void>(cudaGetLastError());
+  succeeded(cudaFree(data));
 }
 
 Status create_stream(int32_t device, Stream* stream) noexcept {

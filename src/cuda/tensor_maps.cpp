@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/tensor_maps.h"
 
-#include <cuda.h>
-#include <cuda_runtime_api.h>
-
 #include <algorithm>
 #include <array>
 #include <cstddef>
@@ -12,6 +9,7 @@
 #include <new>
 
 #include "common/kv_layout.h"
+#include "cuda/runtime.h"
 
 namespace flashplan::cuda {
 namespace {
@@ -21,17 +19,24 @@ constexpr int64_t kGroupRows = 8;   // rows of a group that are swizzled togethe
 
 using Encode = decltype(&cuTensorMapEncodeTiled);
 
-/// The driver's function, which is not linked; null if the driver has none.
-Encode find_encode() noexcept {
+/// The driver's function, which is not linked; null if the driver has none. Throws the cudaError_t
+/// of a failed call.
+Encode find_encode() {
   void* function = nullptr;
   cudaDriverEntryPointQueryResult result;
   constexpr unsigned kSince = 12000;
-  if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, kSince,
-                                       cudaEnableDefault, &result) != cudaSuccess) {
-    static_cast<void>(cudaGetLastError());
-    return nullptr;
-  }
+  const cudaError_t code = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function,
+                                                            kSince, cudaEnableDefault, &result);
+  if (!succeeded(code)) throw code;
   return reinterpret_cast<Encode>(function);
+}
+
+/// Asks the driver until it has answered.
+Encode encode_function() noexcept try {
+  static const Encode function = find_encode();
+  return function;
+} catch (cudaError_t) {
+  return nullptr;
 }
 
 /// One dimension of a map, the innermost first.
@@ -57,7 +62,7 @@ struct MapKey {
 
 /// Encodes a map of 16-bit elements. False if the driver refuses it.
 bool encode(TensorMap* map, const MapKey& key) {
-  static const Encode function = find_encode();
+  const Encode function = encode_function();
   if (function == nullptr) return false;
   std::array<cuuint64_t, MapKey::kMostDims> sizes;
   std::array<cuuint64_t, MapKey::kMostDims> strides;

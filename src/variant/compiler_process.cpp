@@ -2,6 +2,7 @@
 #include "variant/compiler_process.h"
 
 #include <fcntl.h>
+#include <ftw.h>
 #include <poll.h>
 #include <signal.h>
 #include <spawn.h>
@@ -13,11 +14,14 @@
 #include <cerrno>
 #include <chrono>
 #include <cstddef>
+#include <cstdio>
 #include <cstdlib>
 #include <iterator>
 #include <sstream>
 #include <system_error>
 #include <thread>
+
+#include "variant/private_file.h"
 
 namespace flashplan {
 namespace {
@@ -69,6 +73,34 @@ bool follow(pid_t process, int pipe, Clock::time_point deadline, std::string* ou
     is_open = read_some(pipe, output);
   }
   return true;
+}
+
+/// Kills a process and its group at the end of the scope, unless it has ended.
+class Killer {
+ public:
+  explicit Killer(pid_t process) noexcept : process_(process) {}
+  ~Killer() {
+    if (has_ended) return;
+    ::kill(-process_, SIGKILL);
+    int status = 0;
+    while (::waitpid(process_, &status, 0) < 0 && errno == EINTR) {
+    }
+  }
+  Killer(const Killer&) = delete;
+  Killer& operator=(const Killer&) = delete;
+
+  bool has_ended = false;
+
+ private:
+  pid_t process_;
+};
+
+/// Reads a text, which may be null. Throws std::bad_alloc, which a stream otherwise takes for the
+/// end of the text.
+std::istringstream stream_of(const char* text) {
+  std::istringstream stream(text != nullptr ? text : "");
+  stream.exceptions(std::ios::badbit);
+  return stream;
 }
 
 /// Starts `command` in a process group of its own, its output going to `output_end`. Returns errno.
@@ -123,8 +155,13 @@ TemporaryFolder::TemporaryFolder() {
 }
 
 TemporaryFolder::~TemporaryFolder() {
-  std::error_code ignored;
-  if (!path_.empty()) fs::remove_all(path_, ignored);
+  // Not fs::remove_all(), which ends the process if there is no memory to list a folder.
+  const auto remove_one = [](const char* path, const struct stat*, int, struct FTW*) {
+    std::remove(path);
+    return 0;
+  };
+  constexpr int kMostOpen = 8;
+  if (!path_.empty()) ::nftw(path_.c_str(), remove_one, kMostOpen, FTW_DEPTH | FTW_PHYS);
 }
 
 ProcessResult run_process(const std::vector<std::string>& command, const fs::path& folder,
@@ -132,26 +169,23 @@ ProcessResult run_process(const std::vector<std::string>& command, const fs::pat
   ProcessResult result;
   const auto deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(
                                            std::chrono::duration<double>(seconds));
-  int pipe[2];
-  if (::pipe2(pipe, O_CLOEXEC) != 0) {
+  int ends[2];
+  if (::pipe2(ends, O_CLOEXEC) != 0) {
     result.error = errno;
     return result;
   }
+  const Descriptor output(ends[0]);
+  Descriptor input(ends[1]);
   pid_t process = 0;
-  result.error = start(command, folder, pipe[1], &process);
-  ::close(pipe[1]);
-  if (result.error == 0) {
-    int status = 0;
-    const bool ended = follow(process, pipe[0], deadline, &result.output, &status);
-    if (!ended) {
-      ::kill(-process, SIGKILL);
-      while (::waitpid(process, &status, 0) < 0 && errno == EINTR) {
-      }
-    }
-    result.outcome = ended ? ProcessResult::Outcome::kEnded : ProcessResult::Outcome::kTimeout;
-    result.succeeded = ended && WIFEXITED(status) && WEXITSTATUS(status) == 0;
-  }
-  ::close(pipe[0]);
+  result.error = start(command, folder, input.number(), &process);
+  input = Descriptor();
+  if (result.error != 0) return result;
+  Killer killer(process);
+  int status = 0;
+  const bool ended = follow(process, output.number(), deadline, &result.output, &status);
+  killer.has_ended = ended;
+  result.outcome = ended ? ProcessResult::Outcome::kEnded : ProcessResult::Outcome::kTimeout;
+  result.succeeded = ended && WIFEXITED(status) && WEXITSTATUS(status) == 0;
   return result;
 }
 
@@ -168,7 +202,7 @@ std::string find_program(const std::string& name) {
   };
   if (name.find('/') != std::string::npos) return is_program(name) ? absolute(name) : "";
   const char* folders = std::getenv("PATH");
-  std::istringstream list(folders != nullptr ? folders : "");
+  std::istringstream list = stream_of(folders);
   for (std::string folder; std::getline(list, folder, ':');) {
     const std::string path = folder + "/" + name;
     if (!folder.empty() && is_program(path)) return absolute(path);
@@ -178,7 +212,7 @@ std::string find_program(const std::string& name) {
 
 std::vector<std::string> words_of(const char* environment) {
   const char* text = std::getenv(environment);
-  std::istringstream words(text != nullptr ? text : "");
+  std::istringstream words = stream_of(text);
   return {std::istream_iterator<std::string>(words), {}};
 }
 

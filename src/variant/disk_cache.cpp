@@ -14,6 +14,7 @@
 #include <cstring>
 #include <ctime>
 #include <limits>
+#include <memory>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -125,13 +126,15 @@ struct CachedFile {
 /// Deletes those used longest ago, and what a process that ended early has left behind.
 void evict(int folder) {
   Descriptor again(::openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  DIR* const list = again.is_open() ? ::fdopendir(again.number()) : nullptr;
+  const auto close = [](DIR* list) { ::closedir(list); };
+  const std::unique_ptr<DIR, decltype(close)> list(
+      again.is_open() ? ::fdopendir(again.number()) : nullptr, close);
   if (list == nullptr) return;
   again.release();  // closedir() closes it
   const int64_t hour_ago = static_cast<int64_t>(std::time(nullptr)) - 3600;
   std::vector<CachedFile> files;
   uintmax_t total = 0;
-  while (const dirent* entry = ::readdir(list)) {
+  while (const dirent* entry = ::readdir(list.get())) {
     const Kind kind = kind_of(entry->d_name);
     struct stat facts = {};
     if (kind == Kind::kForeign ||
@@ -148,7 +151,6 @@ void evict(int folder) {
       ::unlinkat(folder, entry->d_name, 0);
     }
   }
-  ::closedir(list);
   std::sort(files.begin(), files.end(),
             [](const CachedFile& a, const CachedFile& b) { return a.used < b.used; });
   for (const CachedFile& file : files) {

@@ -87,8 +87,8 @@ Status compile(Program program, const std::string& kernel, const std::vector<std
   std::size_t size = 0;
   if (nvrtc.log_size(program, &size) == 0 && size > 1) {
     result->log.resize(size);
-    nvrtc.log(program, result->log.data());
-    result->log.resize(size - 1);  // without NUL
+    const bool has_log = nvrtc.log(program, result->log.data()) == 0;
+    result->log.resize(has_log ? size - 1 : 0);  // without NUL
   }
   if (failed != 0 && Clock::now() > deadline) {
     return error(StatusCode::kInvalidArgument,

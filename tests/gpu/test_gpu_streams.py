@@ -3,6 +3,7 @@
 
 import itertools
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -180,6 +181,21 @@ def test_plan_and_run_on_different_streams(work, torch):
         work.attn.plan(*lens, stream=c)  # must not overtake the run
         torch.cuda.synchronize()
         assert work.is_right()
+
+
+def test_a_stream_lives_as_long_as_its_plan(work, torch):
+    """The next plan waits for it, even if the caller has no reference to it any more."""
+    stream = CudaStreamProtocol(torch.cuda.Stream().cuda_stream)
+    gone = weakref.ref(stream)
+    work.plan(stream=stream)
+    del stream
+    work.run()
+    assert gone() is not None
+    work.plan()
+    assert gone() is None
+    work.run()
+    torch.cuda.synchronize()
+    assert work.is_right()
 
 
 def test_two_plans_on_two_streams(torch):

@@ -20,7 +20,7 @@ class CheckData(Call):
 
     def __init__(self, rng):
         super().__init__(rng)
-        case = small_case(rng, page_size=pick(rng, 1, 2, 5, 16), planned_lens=None)
+        self.case = case = small_case(rng, page_size=pick(rng, 1, 2, 5, 16), planned_lens=None)
         inputs, _, _ = solve.problem(case, int(rng.integers(2**31)))
         self.attn = fp.Attention(**case.options())
         self.attn.plan(*inputs.plan_args(), **inputs.plan_options())

@@ -2,11 +2,10 @@
 // Launches the kernel of an operator, whose argument is one plain struct.
 #pragma once
 
-#include <cuda_runtime_api.h>
-
 #include <cstddef>
 
 #include "cuda/device.h"
+#include "cuda/runtime.h"
 
 namespace flashplan::cuda {
 

@@ -106,9 +106,10 @@ void QueueFiller::fill_queues(int64_t share, int32_t heads_at_once) {
 
 /// Makes the longest queue shorter, by trying smaller slacks than `enough`, with which the last try
 /// succeeded. Slacks up to `too_little` have failed (0: none has). Where queues have few steps, one
-/// step is a large fraction of a queue. A request of 16 steps that is cut in two then gets pieces of 8
-/// and 8 steps instead of 9 and 7. If a batch has prompts and decodes, the slack of the first try
-/// is large, so more smaller ones are tried, but none below the cost of cutting a full row tile.
+/// step is a large fraction of a queue. A request of 16 steps that is cut in two then gets pieces
+/// of 8 and 8 steps instead of 9 and 7. If a batch has prompts and decodes, the slack of the first
+/// try is large, so more smaller ones are tried, but none below the cost of cutting a full row
+/// tile.
 void QueueFiller::reduce_slack(int64_t share, int64_t too_little, int64_t enough) {
   constexpr ScheduleTuning kTuning = kScheduleTuning;
   const bool has_prompts = !tiles_->groups.empty();
