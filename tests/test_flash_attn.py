@@ -386,6 +386,8 @@ def test_torch_takes_it_as_flash_attention(torch, flash, rng):
         flash_sdpa.dense_forward(q, k, v, 0.5)
     with pytest.raises(fp.UnsupportedError, match="^requires_grad: "):
         flash_sdpa._backward(q)
+    with torch.enable_grad(), pytest.raises(fp.UnsupportedError, match="^requires_grad: "):
+        flash_sdpa.dense_forward(q, k.requires_grad_(), v)
 
 
 def test_transformers_takes_it_as_a_kernel(torch, transformers, flash, monkeypatch):

@@ -437,7 +437,8 @@ def register() -> str:
         torch.nn.attention.activate_flash_attention_impl(flashplan.flash_attn.register())
 
     Then calls that PyTorch would give to its flash attention are flashplan's, until
-    torch.nn.attention.restore_flash_attention_impl(). Backward passes raise UnsupportedError.
+    torch.nn.attention.restore_flash_attention_impl(). Tensors that require grad raise
+    UnsupportedError.
 
     Returns:
         The name, "flashplan".

@@ -50,8 +50,15 @@ def _activate() -> _Registered:
     return _Registered(operators)
 
 
+def _refuse_gradients(*tensors: Tensor) -> None:
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        _backward()
+
+
 def _backward(*_arguments: Any, **_more: Any) -> None:
-    raise UnsupportedError("requires_grad: expected inference with flashplan, got a backward pass")
+    raise UnsupportedError(
+        "requires_grad: expected inference with flashplan (under torch.no_grad()), got True"
+    )
 
 
 def _no_dropout(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
@@ -74,6 +81,7 @@ def dense_forward(
     scale: float | None = None,
 ) -> Any:
     """aten::_scaled_dot_product_flash_attention, of [batch_size, heads, tokens, head_dim]."""
+    _refuse_gradients(query, key, value)
     refuse(dropout_p=dropout_p, return_debug_mask=return_debug_mask)
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
     o, lse = flash_attn.flash_attn_func(
@@ -110,6 +118,7 @@ def forward(
 ) -> Any:
     """aten::_flash_attention_forward: [batch_size, tokens, heads, head_dim], or with cum_seq_q
     ragged [tokens, heads, head_dim]."""
+    _refuse_gradients(query, key, value)
     refuse(dropout_p=dropout_p, return_debug_mask=return_debug_mask, alibi_slopes=alibi_slopes)
     left, right = (-1 if size is None else size for size in (window_size_left, window_size_right))
     options: dict[str, Any] = {
