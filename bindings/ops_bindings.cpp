@@ -51,7 +51,7 @@ struct StateArg {
   TensorArg lse;
 };
 
-Status merge(const std::vector<AttentionState>& states, nb::handle out, nb::handle lse,
+Status merge(const std::vector<AttentionState>& states, nb::handle out, nb::handle lse, bool base2,
              CallStream& call) {
   const TensorArg out_arg("out", out, TensorKind::kFloat, call, &kStoredIn16Bits, Access::kWrite);
   const TensorArg lse_arg("lse", lse, TensorKind::kFloat32, call, nullptr, Access::kWrite);
@@ -59,7 +59,7 @@ Status merge(const std::vector<AttentionState>& states, nb::handle out, nb::hand
   {
     const GilRelease released;
     status = merge_states(states.data(), static_cast<int32_t>(states.size()),
-                          {out_arg.view(), lse_arg.view()}, call.handle);
+                          {out_arg.view(), lse_arg.view()}, call.handle, base2);
   }
   if (status.ok()) call.finish();
   return status;
@@ -83,15 +83,15 @@ Status with_names(Status status, std::initializer_list<Renamed> names) {
 }
 
 void merge_pair(nb::handle o_a, nb::handle lse_a, nb::handle o_b, nb::handle lse_b, nb::handle out,
-                nb::handle lse, nb::handle stream) {
+                nb::handle lse, bool base2, nb::handle stream) {
   CallStream call = stream_beside("o_a", o_a, stream);
   const StateArg a("o_a", o_a, "lse_a", lse_a, call);
   const StateArg b("o_b", o_b, "lse_b", lse_b, call);
-  check(with_names(merge({a.view(), b.view()}, out, lse, call),
+  check(with_names(merge({a.view(), b.view()}, out, lse, base2, call),
                    {{"o[0]", "o_a"}, {"o[1]", "o_b"}, {"lse[0]", "lse_a"}, {"lse[1]", "lse_b"}}));
 }
 
-void merge_stack(nb::handle o_a, nb::handle lse_a, nb::handle out, nb::handle lse,
+void merge_stack(nb::handle o_a, nb::handle lse_a, nb::handle out, nb::handle lse, bool base2,
                  nb::handle stream) {
   CallStream call = stream_beside("o_a", o_a, stream);
   const StateArg stack("o_a", o_a, "lse_a", lse_a, call);
@@ -118,7 +118,7 @@ void merge_stack(nb::handle o_a, nb::handle lse_a, nb::handle out, nb::handle ls
   for (int64_t i = 0; i < o_view.shape[0]; ++i) {
     states.push_back({slice(o_view, i), slice(lse_view, i)});
   }
-  check(with_names(merge(states, out, lse, call),
+  check(with_names(merge(states, out, lse, base2, call),
                    {{"o:", "o_a:"}, {"o[", "o_a["}, {"lse[", "lse_a["}}));
 }
 
@@ -213,9 +213,9 @@ void rope_append(nb::handle q, nb::handle k, nb::handle v, nb::handle k_cache, n
 
 void bind_ops(nb::module_& m) {
   m.def("merge_pair", &merge_pair, "o_a"_a.none(), "lse_a"_a.none(), "o_b"_a.none(),
-        "lse_b"_a.none(), "out"_a.none(), "lse"_a.none(), "stream"_a.none());
+        "lse_b"_a.none(), "out"_a.none(), "lse"_a.none(), "base2"_a, "stream"_a.none());
   m.def("merge_stack", &merge_stack, "o_a"_a.none(), "lse_a"_a.none(), "out"_a.none(),
-        "lse"_a.none(), "stream"_a.none());
+        "lse"_a.none(), "base2"_a, "stream"_a.none());
   m.def("append_paged_kv", &append, "k"_a.none(), "v"_a.none(), "k_cache"_a.none(),
         "v_cache"_a.none(), "indptr"_a.none(), "kv_lens"_a.none(), "block_table"_a.none(),
         "page_indptr"_a.none(), "page_indices"_a.none(), "slot_mapping"_a.none(), "hnd"_a,

@@ -64,6 +64,7 @@ PUBLIC = {
     "flashplan_is_supported",
     "flashplan_layernorm",
     "flashplan_merge_states",
+    "flashplan_merge_states_base2",
     "flashplan_num_threads",
     "flashplan_options_init",
     "flashplan_penalty_tensors_init",

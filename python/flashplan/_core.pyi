@@ -20,6 +20,15 @@ class DType(enum.Enum):
 
     float8_e5m2 = 4
 
+class KernelGroup(enum.Enum):
+    """Which kernels may run the batches of a plan."""
+
+    all = 0
+
+    general = 1
+
+    hopper = 2
+
 class Options:
     """AttentionOptions of include/flashplan/plan.h."""
 
@@ -140,6 +149,18 @@ class Options:
     def batch_invariant(self, arg: bool, /) -> None: ...
 
     @property
+    def lse_base2(self) -> bool: ...
+
+    @lse_base2.setter
+    def lse_base2(self, arg: bool, /) -> None: ...
+
+    @property
+    def kernels(self) -> KernelGroup: ...
+
+    @kernels.setter
+    def kernels(self, arg: KernelGroup, /) -> None: ...
+
+    @property
     def hnd(self) -> bool: ...
 
     @hnd.setter
@@ -231,9 +252,9 @@ class BoundRun:
 
 def find_shared_prefixes(qo_indptr: object, kv_lens: object, page_size: int, block_table: object | None, page_indptr: object | None, page_indices: object | None) -> list[tuple[int, int, int]]: ...
 
-def merge_pair(o_a: object | None, lse_a: object | None, o_b: object | None, lse_b: object | None, out: object | None, lse: object | None, stream: object | None) -> None: ...
+def merge_pair(o_a: object | None, lse_a: object | None, o_b: object | None, lse_b: object | None, out: object | None, lse: object | None, base2: bool, stream: object | None) -> None: ...
 
-def merge_stack(o_a: object | None, lse_a: object | None, out: object | None, lse: object | None, stream: object | None) -> None: ...
+def merge_stack(o_a: object | None, lse_a: object | None, out: object | None, lse: object | None, base2: bool, stream: object | None) -> None: ...
 
 def append_paged_kv(k: object | None, v: object | None, k_cache: object | None, v_cache: object | None, indptr: object | None, kv_lens: object | None, block_table: object | None, page_indptr: object | None, page_indices: object | None, slot_mapping: object | None, hnd: bool, kv_dtype: object | None, k_scale: object | None, v_scale: object | None, stream: object | None) -> None: ...
 

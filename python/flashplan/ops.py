@@ -7,7 +7,7 @@ from flashplan import _core
 from flashplan.outputs import given_or_new, shape_of
 from flashplan.rope import Rope
 from flashplan.types import KvDType, KvLayout, Stream, Tensor, TensorT
-from flashplan.values import is_hnd, to_dtype
+from flashplan.values import is_hnd, to_bool, to_dtype
 
 Given = TypeVar("Given")
 
@@ -20,6 +20,7 @@ def merge_states(
     *,
     out: TensorT | None = None,
     lse: TensorT | None = None,
+    base2: bool = False,
     stream: Stream | None = None,
 ) -> tuple[TensorT, TensorT]:
     """Merges attention states: (o, lse) of the same queries over different keys.
@@ -29,12 +30,13 @@ def merge_states(
 
     Args:
         o_a, o_b: [tokens, heads, dim] float32, float16 or bfloat16 (also as uint16 memory).
-        lse_a, lse_b: [tokens, heads] float32, natural logarithm; -inf says that a state has no
-            keys, and its o is ignored.
+        lse_a, lse_b: [tokens, heads] float32; -inf says that a state has no keys, and its o is
+            ignored.
             Instead of two states, o_a [n, tokens, heads, dim] and lse_a [n, tokens, heads] may be n
             stacked states, at most 2^20.
         out, lse: where the result is written: one of the states, or memory apart from them;
             default: new tensors in o_a's framework.
+        base2: every lse is a logarithm to base 2, not the natural one.
         stream: as in `Attention`; default: the current one of o_a's framework. None on the CPU.
 
     Returns:
@@ -52,13 +54,14 @@ def merge_states(
     """
     if (o_b is None) != (lse_b is None):
         raise TypeError("o_b: expected both o_b and lse_b, or neither, got one of them")
+    is_base2 = to_bool("base2", base2)
     stacked = o_b is None
     o, finish_o = given_or_new(out, o_a, shape_of(o_a)[stacked:])
     merged_lse, finish_lse = given_or_new(lse, o_a, shape_of(lse_a)[stacked:], "float32")
     if stacked:
-        _core.merge_stack(o_a, lse_a, o, merged_lse, stream)
+        _core.merge_stack(o_a, lse_a, o, merged_lse, is_base2, stream)
     else:
-        _core.merge_pair(o_a, lse_a, o_b, lse_b, o, merged_lse, stream)
+        _core.merge_pair(o_a, lse_a, o_b, lse_b, o, merged_lse, is_base2, stream)
     return finish_o(o), finish_lse(merged_lse)
 
 

@@ -28,6 +28,9 @@ static_assert(is_same(FLASHPLAN_FLOAT32, DType::kFloat32) &&
 static_assert(is_same(FLASHPLAN_CPU, DeviceType::kCpu) &&
               is_same(FLASHPLAN_CUDA, DeviceType::kCuda) &&
               is_same(FLASHPLAN_NHD, KvLayout::kNHD) && is_same(FLASHPLAN_HND, KvLayout::kHND));
+static_assert(is_same(FLASHPLAN_ALL_KERNELS, KernelGroup::kAll) &&
+              is_same(FLASHPLAN_GENERAL_KERNELS, KernelGroup::kGeneral) &&
+              is_same(FLASHPLAN_HOPPER_KERNELS, KernelGroup::kHopper));
 static_assert(is_same(FLASHPLAN_ROPE_LINEAR, RopeScaling::kLinear) &&
               is_same(FLASHPLAN_ROPE_LLAMA3, RopeScaling::kLlama3) &&
               is_same(FLASHPLAN_ROPE_YARN, RopeScaling::kYarn));
@@ -202,6 +205,8 @@ Status read_options(const flashplan_options* given, AttentionOptions* options) n
   options->num_ctas = o.num_ctas;
   if (o.workspace_bytes > 0) options->workspace_bytes = o.workspace_bytes;
   options->batch_invariant = o.batch_invariant != 0;
+  options->lse_base2 = o.lse_base2 != 0;
+  options->kernels = static_cast<KernelGroup>(o.kernels);
   if (o.variant != nullptr) options->variant = o.variant->variant;
   return o.rope != nullptr ? read_rope(o.rope, &options->rope.emplace()) : Status();
 }

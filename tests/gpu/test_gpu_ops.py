@@ -368,6 +368,14 @@ def test_merge_of_two(cuda, dtype, shape):
     assert_merged(o, lse, *(cuda.array(x) for x in merged))
 
 
+@pytest.mark.parametrize("count", [1, 2, 5, 70])
+def test_merge_to_base_2(cuda, count):
+    o, lse = states(count, "bfloat16", (7, 3, 128))
+    tensors = on_gpu(cuda, o, lse / np.float32(np.log(2)))
+    merged_o, merged_lse = (cuda.array(x) for x in fp.merge_states(*tensors, base2=True))
+    assert_merged(o, lse, merged_o, merged_lse * np.float32(np.log(2)))
+
+
 def test_merge_of_no_tokens(cuda):
     o, lse = on_gpu(cuda, np.zeros((2, 0, 4, 8), np.float32), np.zeros((2, 0, 4), np.float32))
     merged_o, merged_lse = fp.merge_states(o, lse)
