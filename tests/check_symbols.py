@@ -56,6 +56,7 @@ PUBLIC = {
     "flashplan_append_tensors_init",
     "flashplan_apply_penalties",
     "flashplan_apply_rope",
+    "flashplan_apply_rope_table",
     "flashplan_attention_tensors_init",
     "flashplan_batch_init",
     "flashplan_device_data_init",

@@ -182,6 +182,9 @@ class Scene:
         outputs = {"out_q": self.out.view, "out_k": zeros(4, 2, 8)}
         return fp.apply_rope(**arguments | {"rope": fp.Rope()} | outputs | changes)
 
+    def table(self, **changes):
+        return self.rope(**{"rope": None, "cos_sin_cache": zeros(9, 8)} | changes)
+
     def sample(self, **changes):
         return fp.sample(**{"logits": zeros(4, 8), "out": integers(0, 0, 0, 0)} | changes)
 

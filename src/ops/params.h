@@ -60,10 +60,21 @@ struct RopeParams : RopeTurns {
   DType dtype = DType::kFloat32;
   int32_t num_rows = 0;  // tokens
   int32_t head_dim = 0;
+  /// [table_rows, rotary_dim] cosines of all pairs at a position, then their sines; null: `turns`
+  /// has the rotations.
+  const float* table = nullptr;
+  int64_t table_stride = 0;  // elements
+  int64_t table_rows = 0;
 
   FLASHPLAN_HOST_DEVICE double position(int32_t token) const {
     return has_wide_positions ? static_cast<double>(static_cast<const int64_t*>(positions)[token])
                               : static_cast<double>(static_cast<const int32_t*>(positions)[token]);
+  }
+  /// The cosines and sines at the position of a token; null outside of the table.
+  FLASHPLAN_HOST_DEVICE const float* table_row(int32_t token) const {
+    const int64_t row = has_wide_positions ? static_cast<const int64_t*>(positions)[token]
+                                           : static_cast<const int32_t*>(positions)[token];
+    return row >= 0 && row < table_rows ? table + row * table_stride : nullptr;
   }
 };
 
