@@ -201,7 +201,7 @@ class Runs:
             out, finish_o = new_output(q, shape, self._o_dtype)
         if lse is None and return_lse:
             lse, finish_lse = new_output(q, (self._plan.num_tokens, self._num_qo_heads), "float32")
-        self._plan.run(
+        tensors = (
             q,
             k,
             v,
@@ -211,14 +211,12 @@ class Runs:
             kv_lens,
             mask,
             sinks,
-            out,
-            lse,
             k_scale,
             v_scale,
-            stream,
-            pdl,
-            own,
+            out,
+            lse,
         )
+        self._plan.run(tensors, stream, pdl, own)
         o = finish_o(out) if finish_o else out
         if not return_lse:
             return o
@@ -326,7 +324,7 @@ class Runs:
         out = given_or_kept("out", out, q, (*num_rows, *self._o_heads_and_dim), self._o_dtype)
         if return_lse:
             lse = given_or_kept("lse", lse, q, (*num_rows, self._num_qo_heads), "float32")
-        return self._plan.bind(
+        tensors = (
             q,
             k,
             v,
@@ -336,14 +334,12 @@ class Runs:
             kv_lens,
             mask,
             sinks,
-            out,
-            lse,
             k_scale,
             v_scale,
-            pdl,
-            own,
-            (out, lse) if return_lse else out,
+            out,
+            lse,
         )
+        return self._plan.bind(tensors, pdl, own, (out, lse) if return_lse else out)
 
 
 # Errors about arguments name the class that users have.

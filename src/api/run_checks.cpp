@@ -2,11 +2,15 @@
 #include "api/run_checks.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <cstddef>
 #include <span>
+#include <utility>
 
 #include "checks/tensor_checks.h"
 #include "common/error.h"
+#include "common/run_tensors.h"
 #include "variant/variant_impl.h"
 
 namespace flashplan {
@@ -129,14 +133,24 @@ Status check_variant_arguments(const AttentionTensors& t, const Plan::Impl& plan
   return {};
 }
 
-/// That what is written shares no memory with the variant's tensors.
+template <std::size_t... kIndex>
+std::array<TensorArgument, kNumRunTensors + 1> arguments_of(const AttentionTensors& t,
+                                                            const TensorView& workspace,
+                                                            std::index_sequence<kIndex...>) {
+  return {
+      {{kRunTensors[kIndex].name, t.*kRunTensors[kIndex].view, kRunTensors[kIndex].is_written()}...,
+       {"workspace", workspace, true}}};
+}
+
+/// Checks that those of `arguments` that are written share no memory with the variant's tensors.
 Status check_variant_apart(const AttentionTensors& t, const Plan::Impl& plan,
-                           std::span<const TensorArgument> written) {
+                           std::span<const TensorArgument> arguments) {
   for (int32_t i = 0; i < t.num_variant_tensors; ++i) {
     const auto& tensor = plan.options.variant.impl()->tensors[static_cast<size_t>(i)];
     const TensorArgument argument{tensor.name.c_str(), t.variant_tensors[i]};
-    for (const TensorArgument& other : written) {
-      if (!other.view.empty()) FLASHPLAN_RETURN_IF_ERROR(check_apart(other, argument));
+    for (const TensorArgument& other : arguments) {
+      if (!other.written || other.view.empty()) continue;
+      FLASHPLAN_RETURN_IF_ERROR(check_apart(other, argument));
     }
   }
   return {};
@@ -279,22 +293,10 @@ Status check_tensors(const AttentionTensors& t, const Plan::Impl& plan) {
   FLASHPLAN_RETURN_IF_ERROR(check_scale("v_scale", t.v_scale));
   FLASHPLAN_RETURN_IF_ERROR(check_workspace(t, plan));
   const TensorView workspace = bytes_view(t.workspace, *options.workspace_bytes, options.device);
-  const TensorArgument arguments[] = {o,
-                                      lse,
-                                      {"workspace", workspace, true},
-                                      q,
-                                      k,
-                                      v,
-                                      {"block_table", t.block_table},
-                                      {"page_indptr", t.page_indptr},
-                                      {"page_indices", t.page_indices},
-                                      {"kv_lens", t.kv_lens},
-                                      {"mask", t.mask},
-                                      {"sinks", t.sinks},
-                                      k_scales,
-                                      v_scales};
+  const auto arguments = arguments_of(t, workspace, std::make_index_sequence<kNumRunTensors>());
+  static_assert(arguments.size() <= kMostArguments);
   FLASHPLAN_RETURN_IF_ERROR(check_apart(arguments));
-  return check_variant_apart(t, plan, std::span(arguments).first(3));
+  return check_variant_apart(t, plan, arguments);
 }
 
 Status check_values(const AttentionTensors& t, const Plan::Impl& plan) {

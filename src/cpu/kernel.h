@@ -18,9 +18,24 @@ constexpr int32_t kCpuTileKv = 32;
 /// Runs queue `cta` with a worker's scratch memory.
 using RunQueue = void (*)(const AttentionParams& params, int32_t cta, std::byte* scratch) noexcept;
 
-/// By kv dtype, in the order of DType.
+/// One for each kv dtype.
 struct KernelSet {
-  RunQueue run_queue[5];
+  RunQueue float32, float16, bfloat16, float8_e4m3, float8_e5m2;
+
+  /// Null for dtypes that caches do not have.
+  constexpr RunQueue of(DType kv_dtype) const noexcept {
+    switch (kv_dtype) {
+      case DType::kFloat32: return float32;
+      case DType::kFloat16: return float16;
+      case DType::kBFloat16: return bfloat16;
+      case DType::kFloat8E4M3: return float8_e4m3;
+      case DType::kFloat8E5M2: return float8_e5m2;
+      case DType::kInt32:
+      case DType::kInt64:
+      case DType::kUInt32: break;
+    }
+    return nullptr;
+  }
 };
 
 namespace baseline {

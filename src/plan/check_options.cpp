@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "common/dtypes.h"
 #include "common/error.h"
 #include "common/kv_layout.h"
 #include "plan/rope_turns.h"
@@ -80,14 +81,6 @@ Status check_ranges(const AttentionOptions& o) {
                  static_cast<int>(o.kernels));
   }
   return {};
-}
-
-bool is_wide_float(DType dtype) {
-  return dtype == DType::kFloat32 || dtype == DType::kFloat16 || dtype == DType::kBFloat16;
-}
-
-bool is_narrow_float(DType dtype) {
-  return dtype == DType::kFloat8E4M3 || dtype == DType::kFloat8E5M2;
 }
 
 Status check_dtypes(const AttentionOptions& o) {
