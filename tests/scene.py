@@ -136,6 +136,10 @@ class Scene:
         lengths = {"indptr": None, "kv_lens": None, "block_table": None}
         return self.append(**lengths | {"slot_mapping": int64(8, -1, 21)} | changes)
 
+    def append_positions(self, **changes):
+        places = {"batch_indices": integers(0, 1, 1), "positions": integers(8, 4, 5)}
+        return self.append(**{"indptr": None, "kv_lens": None} | places | changes)
+
     def rope_append(self, **changes):
         i = self.inputs
         arguments = {

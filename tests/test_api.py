@@ -148,6 +148,7 @@ def test_a_typed_program_runs(torch):
         (
             fp.append_paged_kv,
             "k v k_cache v_cache indptr kv_lens block_table page_indptr page_indices slot_mapping "
+            "batch_indices positions "
             "kv_layout kv_dtype k_scale v_scale stream",
         ),
         (

@@ -336,6 +336,9 @@ typedef struct flashplan_append_tensors {
   int32_t reserved;                  // 0
   const flashplan_tensor* k_scales;  // or NULL
   const flashplan_tensor* v_scales;  // or NULL
+  // Instead of indptr and kv_lens.
+  const flashplan_tensor* batch_indices;
+  const flashplan_tensor* positions;
 } flashplan_append_tensors;
 
 // Sets scales to 1 and everything else to NULL or 0.

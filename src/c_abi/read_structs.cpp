@@ -229,18 +229,21 @@ Status read_append_tensors(const flashplan_append_tensors* given, AppendTensors*
   flashplan_append_tensors t;
   FLASHPLAN_RETURN_IF_ERROR(read("tensors", given, default_append_tensors(), &t));
   FLASHPLAN_RETURN_IF_ERROR(check_reserved("tensors", t.reserved));
-  FLASHPLAN_RETURN_IF_ERROR(read_tensors({{"k", t.k, &tensors->k},
-                                          {"v", t.v, &tensors->v},
-                                          {"k_cache", t.k_cache, &tensors->k_cache},
-                                          {"v_cache", t.v_cache, &tensors->v_cache},
-                                          {"indptr", t.indptr, &tensors->indptr},
-                                          {"kv_lens", t.kv_lens, &tensors->kv_lens},
-                                          {"block_table", t.block_table, &tensors->block_table},
-                                          {"page_indptr", t.page_indptr, &tensors->page_indptr},
-                                          {"page_indices", t.page_indices, &tensors->page_indices},
-                                          {"slot_mapping", t.slot_mapping, &tensors->slot_mapping},
-                                          {"k_scale", t.k_scales, &tensors->k_scales},
-                                          {"v_scale", t.v_scales, &tensors->v_scales}}));
+  FLASHPLAN_RETURN_IF_ERROR(
+      read_tensors({{"k", t.k, &tensors->k},
+                    {"v", t.v, &tensors->v},
+                    {"k_cache", t.k_cache, &tensors->k_cache},
+                    {"v_cache", t.v_cache, &tensors->v_cache},
+                    {"indptr", t.indptr, &tensors->indptr},
+                    {"kv_lens", t.kv_lens, &tensors->kv_lens},
+                    {"block_table", t.block_table, &tensors->block_table},
+                    {"page_indptr", t.page_indptr, &tensors->page_indptr},
+                    {"page_indices", t.page_indices, &tensors->page_indices},
+                    {"slot_mapping", t.slot_mapping, &tensors->slot_mapping},
+                    {"batch_indices", t.batch_indices, &tensors->batch_indices},
+                    {"positions", t.positions, &tensors->positions},
+                    {"k_scale", t.k_scales, &tensors->k_scales},
+                    {"v_scale", t.v_scales, &tensors->v_scales}}));
   tensors->layout = static_cast<KvLayout>(t.kv_layout);
   tensors->k_scale = t.k_scale;
   tensors->v_scale = t.v_scale;

@@ -78,8 +78,8 @@ struct RopeParams : RopeTurns {
   }
 };
 
-/// Where the new tokens of a batch go in a paged cache: behind the keys of their requests, or to
-/// slots. Tokens whose page is not in the cache are skipped.
+/// Where the new tokens of a batch go in a paged cache: behind the keys of their requests, to
+/// positions, or to slots. Tokens whose page is not in the cache are skipped.
 struct TokenPlaces {
   const int32_t* indptr = nullptr;
   const int32_t* kv_lens = nullptr;
@@ -87,7 +87,12 @@ struct TokenPlaces {
   /// Given instead of all these but the size and the number of pages: page * page_size + row in
   /// page of each token; -1: nowhere.
   const int64_t* slots = nullptr;
+  /// Given instead of indptr and kv_lens: the request of each token, -1 for none, and its position.
+  const int32_t* requests = nullptr;
+  const int32_t* positions = nullptr;
   int32_t batch_size = 0;
+
+  FLASHPLAN_HOST_DEVICE bool by_lengths() const { return slots == nullptr && requests == nullptr; }
 };
 
 /// k or v of new tokens and the cache they go to. Strides in bytes.

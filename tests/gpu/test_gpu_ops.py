@@ -13,7 +13,7 @@ import reference
 from frameworks import bits, owner_of
 from inputs import INT_MAX, indptr, poisoned
 from test_append import DTYPES as APPEND_DTYPES
-from test_append import check_slots, in_framework, num_pages, scales_of_heads
+from test_append import check_positions, check_slots, in_framework, num_pages, scales_of_heads
 from test_merge import DTYPES as MERGE_DTYPES
 from test_merge import assert_merged, states
 from test_nonfinite import assert_merges, assert_special_values, merges, special_values
@@ -178,6 +178,24 @@ def test_slot_mapping(cuda, seed, dtype, cache_dtype, kv_layout):
             cache_dtype=cache_dtype,
             page_size=page_size,
             kv_layout=kv_layout,
+        )
+
+
+@pytest.mark.parametrize(("dtype", "cache_dtype"), APPEND_DTYPES)
+@pytest.mark.parametrize("csr", [False, True])
+def test_positions(cuda, seed, dtype, cache_dtype, csr):
+    """Requests that are none of the table's and positions behind its pages skip a token as -1
+    does."""
+    rng = np.random.default_rng(seed)
+    for page_size in (1, 3, 16):
+        check_positions(
+            rng,
+            cuda,
+            strays=((-2, 0), (5, 0), (2**31 - 1, 3), (0, -1), (0, 2**31 - 1), (3, 200)),
+            dtype=dtype,
+            cache_dtype=cache_dtype,
+            page_size=page_size,
+            csr=csr,
         )
 
 
