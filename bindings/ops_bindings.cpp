@@ -51,7 +51,7 @@ struct StateArg {
   TensorArg lse;
 };
 
-Status merge(const std::vector<AttentionState>& states, nb::handle out, nb::handle lse,
+Status merge(const std::vector<AttentionState>& states, nb::handle out, nb::handle lse, bool base2,
              CallStream& call) {
   const TensorArg out_arg("out", out, TensorKind::kFloat, call, &kStoredIn16Bits, Access::kWrite);
   const TensorArg lse_arg("lse", lse, TensorKind::kFloat32, call, nullptr, Access::kWrite);
@@ -59,7 +59,7 @@ Status merge(const std::vector<AttentionState>& states, nb::handle out, nb::hand
   {
     const GilRelease released;
     status = merge_states(states.data(), static_cast<int32_t>(states.size()),
-                          {out_arg.view(), lse_arg.view()}, call.handle);
+                          {out_arg.view(), lse_arg.view()}, call.handle, base2);
   }
   if (status.ok()) call.finish();
   return status;
@@ -83,15 +83,15 @@ Status with_names(Status status, std::initializer_list<Renamed> names) {
 }
 
 void merge_pair(nb::handle o_a, nb::handle lse_a, nb::handle o_b, nb::handle lse_b, nb::handle out,
-                nb::handle lse, nb::handle stream) {
+                nb::handle lse, bool base2, nb::handle stream) {
   CallStream call = stream_beside("o_a", o_a, stream);
   const StateArg a("o_a", o_a, "lse_a", lse_a, call);
   const StateArg b("o_b", o_b, "lse_b", lse_b, call);
-  check(with_names(merge({a.view(), b.view()}, out, lse, call),
+  check(with_names(merge({a.view(), b.view()}, out, lse, base2, call),
                    {{"o[0]", "o_a"}, {"o[1]", "o_b"}, {"lse[0]", "lse_a"}, {"lse[1]", "lse_b"}}));
 }
 
-void merge_stack(nb::handle o_a, nb::handle lse_a, nb::handle out, nb::handle lse,
+void merge_stack(nb::handle o_a, nb::handle lse_a, nb::handle out, nb::handle lse, bool base2,
                  nb::handle stream) {
   CallStream call = stream_beside("o_a", o_a, stream);
   const StateArg stack("o_a", o_a, "lse_a", lse_a, call);
@@ -118,7 +118,7 @@ void merge_stack(nb::handle o_a, nb::handle lse_a, nb::handle out, nb::handle ls
   for (int64_t i = 0; i < o_view.shape[0]; ++i) {
     states.push_back({slice(o_view, i), slice(lse_view, i)});
   }
-  check(with_names(merge(states, out, lse, call),
+  check(with_names(merge(states, out, lse, base2, call),
                    {{"o:", "o_a:"}, {"o[", "o_a["}, {"lse[", "lse_a["}}));
 }
 
@@ -140,7 +140,8 @@ class AppendArgs {
   AppendArgs(const AppendOptions& options, nb::handle k, nb::handle v, nb::handle k_cache,
              nb::handle v_cache, nb::handle indptr, nb::handle kv_lens, nb::handle block_table,
              nb::handle page_indptr, nb::handle page_indices, nb::handle slot_mapping,
-             nb::handle kv_dtype, OperatorCall& call)
+             nb::handle batch_indices, nb::handle positions, nb::handle kv_dtype,
+             OperatorCall& call)
       : stored_(kv_dtype.is_none() ? kStoredIn16Bits : nb::cast<DType>(kv_dtype)),
         k_(call.input("k", k)),
         v_(call.input("v", v)),
@@ -152,6 +153,8 @@ class AppendArgs {
         page_indptr_(call.optional_input("page_indptr", page_indptr, TensorKind::kInt32)),
         page_indices_(call.optional_input("page_indices", page_indices, TensorKind::kInt32)),
         slot_mapping_(call.optional_input("slot_mapping", slot_mapping, TensorKind::kInt64)),
+        batch_indices_(call.optional_input("batch_indices", batch_indices, TensorKind::kInt32)),
+        positions_(call.optional_input("positions", positions, TensorKind::kInt32)),
         k_scales_(options.k_scale.tensor(call.stream())),
         v_scales_(options.v_scale.tensor(call.stream())) {
     if (!kv_dtype.is_none()) check_stored("kv_dtype", stored_, "k_cache", k_cache_);
@@ -165,6 +168,8 @@ class AppendArgs {
     tensors_.page_indptr = page_indptr_.view();
     tensors_.page_indices = page_indices_.view();
     tensors_.slot_mapping = slot_mapping_.view();
+    tensors_.batch_indices = batch_indices_.view();
+    tensors_.positions = positions_.view();
     tensors_.layout = options.layout;
     tensors_.k_scale = options.k_scale.number();
     tensors_.v_scale = options.v_scale.number();
@@ -177,19 +182,20 @@ class AppendArgs {
  private:
   DType stored_;
   TensorArg k_, v_, k_cache_, v_cache_, indptr_, kv_lens_;
-  TensorArg block_table_, page_indptr_, page_indices_, slot_mapping_;
+  TensorArg block_table_, page_indptr_, page_indices_, slot_mapping_, batch_indices_, positions_;
   TensorArg k_scales_, v_scales_;
   AppendTensors tensors_;
 };
 
 void append(nb::handle k, nb::handle v, nb::handle k_cache, nb::handle v_cache, nb::handle indptr,
             nb::handle kv_lens, nb::handle block_table, nb::handle page_indptr,
-            nb::handle page_indices, nb::handle slot_mapping, bool hnd, nb::handle kv_dtype,
-            nb::handle k_scale, nb::handle v_scale, nb::handle stream) {
+            nb::handle page_indices, nb::handle slot_mapping, nb::handle batch_indices,
+            nb::handle positions, bool hnd, nb::handle kv_dtype, nb::handle k_scale,
+            nb::handle v_scale, nb::handle stream) {
   const AppendOptions options(hnd, k_scale, v_scale);
   OperatorCall call("k_cache", k_cache, stream);
   const AppendArgs args(options, k, v, k_cache, v_cache, indptr, kv_lens, block_table, page_indptr,
-                        page_indices, slot_mapping, kv_dtype, call);
+                        page_indices, slot_mapping, batch_indices, positions, kv_dtype, call);
   call.run([&](Stream on) { return append_paged_kv(args.tensors(), on); });
 }
 
@@ -202,7 +208,7 @@ void rope_append(nb::handle q, nb::handle k, nb::handle v, nb::handle k_cache, n
   OperatorCall call("k_cache", k_cache, stream);
   const TensorArg q_arg = call.input("q", q);
   const AppendArgs args(options, k, v, k_cache, v_cache, indptr, kv_lens, block_table, page_indptr,
-                        page_indices, nb::none(), kv_dtype, call);
+                        page_indices, nb::none(), nb::none(), nb::none(), kv_dtype, call);
   const TensorArg out_q_arg = call.output("out_q", out_q);
   call.run([&](Stream on) {
     return rope_append_paged_kv(q_arg.view(), args.tensors(), copy, out_q_arg.view(), on);
@@ -213,13 +219,14 @@ void rope_append(nb::handle q, nb::handle k, nb::handle v, nb::handle k_cache, n
 
 void bind_ops(nb::module_& m) {
   m.def("merge_pair", &merge_pair, "o_a"_a.none(), "lse_a"_a.none(), "o_b"_a.none(),
-        "lse_b"_a.none(), "out"_a.none(), "lse"_a.none(), "stream"_a.none());
+        "lse_b"_a.none(), "out"_a.none(), "lse"_a.none(), "base2"_a, "stream"_a.none());
   m.def("merge_stack", &merge_stack, "o_a"_a.none(), "lse_a"_a.none(), "out"_a.none(),
-        "lse"_a.none(), "stream"_a.none());
+        "lse"_a.none(), "base2"_a, "stream"_a.none());
   m.def("append_paged_kv", &append, "k"_a.none(), "v"_a.none(), "k_cache"_a.none(),
         "v_cache"_a.none(), "indptr"_a.none(), "kv_lens"_a.none(), "block_table"_a.none(),
-        "page_indptr"_a.none(), "page_indices"_a.none(), "slot_mapping"_a.none(), "hnd"_a,
-        "kv_dtype"_a.none(), "k_scale"_a.none(), "v_scale"_a.none(), "stream"_a.none());
+        "page_indptr"_a.none(), "page_indices"_a.none(), "slot_mapping"_a.none(),
+        "batch_indices"_a.none(), "positions"_a.none(), "hnd"_a, "kv_dtype"_a.none(),
+        "k_scale"_a.none(), "v_scale"_a.none(), "stream"_a.none());
   m.def("rope_append_paged_kv", &rope_append, "q"_a.none(), "k"_a.none(), "v"_a.none(),
         "k_cache"_a.none(), "v_cache"_a.none(), "indptr"_a.none(), "kv_lens"_a.none(), "rope"_a,
         "block_table"_a.none(), "page_indptr"_a.none(), "page_indices"_a.none(), "hnd"_a,

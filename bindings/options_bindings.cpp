@@ -26,6 +26,11 @@ void bind_options(nb::module_& m) {
       .value("float8_e4m3fn", DType::kFloat8E4M3)
       .value("float8_e5m2", DType::kFloat8E5M2);
 
+  nb::enum_<KernelGroup>(m, "KernelGroup", "Which kernels may run the batches of a plan.")
+      .value("all", KernelGroup::kAll)
+      .value("general", KernelGroup::kGeneral)
+      .value("hopper", KernelGroup::kHopper);
+
   nb::class_<AttentionOptions>(m, "Options", "AttentionOptions of include/flashplan/plan.h.")
       .def(nb::init<>())
       .def_rw("num_qo_heads", &AttentionOptions::num_qo_heads)
@@ -47,6 +52,8 @@ void bind_options(nb::module_& m) {
       .def_rw("max_qo_tokens", &AttentionOptions::max_qo_tokens)
       .def_rw("num_ctas", &AttentionOptions::num_ctas)
       .def_rw("batch_invariant", &AttentionOptions::batch_invariant)
+      .def_rw("lse_base2", &AttentionOptions::lse_base2)
+      .def_rw("kernels", &AttentionOptions::kernels)
       .def_prop_rw(
           "hnd", [](const AttentionOptions& o) { return o.kv_layout == KvLayout::kHND; },
           [](AttentionOptions& o, bool hnd) {

@@ -81,6 +81,21 @@ void apply_rope_of(nb::handle q, nb::handle k, nb::handle positions, const Rope&
   });
 }
 
+void apply_rope_table_of(nb::handle q, nb::handle k, nb::handle positions, nb::handle table,
+                         bool interleaved, nb::handle out_q, nb::handle out_k, nb::handle stream) {
+  OperatorCall call("q", q, stream);
+  const TensorArg q_arg = call.input("q", q);
+  const TensorArg k_arg = call.input("k", k);
+  const TensorArg positions_arg = call.input("positions", positions, TensorKind::kInt);
+  const TensorArg table_arg = call.input("cos_sin_cache", table, TensorKind::kFloat32);
+  const TensorArg out_q_arg = call.output("out_q", out_q);
+  const TensorArg out_k_arg = call.output("out_k", out_k);
+  call.run([&](Stream on) {
+    return apply_rope(q_arg.view(), k_arg.view(), positions_arg.view(), table_arg.view(),
+                      interleaved, out_q_arg.view(), out_k_arg.view(), on);
+  });
+}
+
 }  // namespace
 
 void bind_row_ops(nb::module_& m) {
@@ -117,6 +132,9 @@ void bind_row_ops(nb::module_& m) {
       });
   m.def("apply_rope", &apply_rope_of, "q"_a.none(), "k"_a.none(), "positions"_a.none(), "rope"_a,
         "out_q"_a.none(), "out_k"_a.none(), "stream"_a.none());
+  m.def("apply_rope_table", &apply_rope_table_of, "q"_a.none(), "k"_a.none(), "positions"_a.none(),
+        "cos_sin_cache"_a.none(), "interleaved"_a, "out_q"_a.none(), "out_k"_a.none(),
+        "stream"_a.none());
   m.def("rmsnorm", &rmsnorm_of, "x"_a.none(), "weight"_a.none(), "out"_a.none(), "eps"_a.none(),
         "gemma"_a, "stream"_a.none());
   m.def("add_rmsnorm", &add_rmsnorm_of, "x"_a.none(), "residual"_a.none(), "weight"_a.none(),

@@ -33,6 +33,7 @@ MERGE = [
         "(lse_b|o_b)",
         lambda s: fp.merge_states(zeros(4, 4, 8), zeros(4, 4), zeros(4, 4, 8)),
     ),
+    ("merge base2 number", TYPE, "base2", lambda s: s.merge(base2=2)),
     ("merge text", TYPE, "o_a", lambda s: s.merge(o_a="state")),
     ("merge no states", VALUE, "o_a", lambda s: s.merge_stacked(zeros(0, 4, 4, 8), zeros(0, 4, 4))),
     (

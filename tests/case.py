@@ -53,6 +53,7 @@ class Case:
     rope: str | None = None  # of rope_cases.py
     num_ctas: int | None = None
     batch_invariant: bool = False
+    lse_base2: bool = False
     csr: bool = False  # page_indptr and page_indices, not block_table
     memory: str = "dense"  # "strided": gaps in every tensor; "combined": one [pages, 2, ...] cache
     gain: float = 1.0  # of q: large logits make a peaked softmax
@@ -100,6 +101,7 @@ class Case:
             self.device_scales and f"scales_of_{self.device_scales}",
             self.num_ctas and f"ctas{self.num_ctas}",
             self.batch_invariant and "invariant",
+            self.lse_base2 and "base2",
             self.gain != 1 and f"gain{self.gain:g}",
             *(f"{name}={value:g}" for name, value in self.special),
             *("shared" + "_".join(map(str, group)) for group in self.shared_prefixes),
@@ -154,7 +156,7 @@ class Case:
         """Keyword arguments of flashplan.Attention."""
         names = (
             "num_qo_heads num_kv_heads head_dim page_size q_dtype kv_dtype o_dtype causal "
-            "window_left softmax_scale softcap kv_layout num_ctas batch_invariant"
+            "window_left softmax_scale softcap kv_layout num_ctas batch_invariant lse_base2"
         )
         return {name: getattr(self, name) for name in names.split()} | {
             "max_batch_size": max(1, len(self.qo_lens)),

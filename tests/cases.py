@@ -10,6 +10,7 @@ from feature_cases import (
     BLOCK_SPARSE,
     CUSTOM_MASKS,
     DEVICE_SCALES,
+    LSE_BASE2,
     PLANNED_LENS,
     PREFIXES,
     ROPES,
@@ -182,6 +183,7 @@ CASES = list(
         + PREFIXES
         + CUSTOM_MASKS
         + SINKS
+        + LSE_BASE2
         + VARIED
         + DEVICE_SCALES
         + ROPES

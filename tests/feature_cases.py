@@ -159,6 +159,23 @@ SINKS = [
 ]
 
 
+# Written by whole work tiles and by merges, with sinks, which stay natural, and rows without keys.
+LSE_BASE2 = [
+    Case(**batch, lse_base2=True, **options)
+    for batch in (
+        BATCH | {"kv_lens": (33, 71, 3, 0)},
+        {"qo_lens": (1, 3, 2), "kv_lens": (4100, 0, 700), "num_ctas": 7},
+        {"qo_lens": (4, 40), "kv_lens": (2500, 600), "num_ctas": 7, "batch_invariant": True},
+    )
+    for options in (
+        {"q_dtype": "float32"},
+        {"sinks": True, "softcap": 9.0, "memory": "strided"},
+        {"special": (("k", np.nan),), "page_size": None, "q_dtype": "float16"},
+        {"variant": "biased"},
+    )
+]
+
+
 # Read by the kernels: whole requests, splits and chunks, several heads of a work tile, prefixes.
 DEVICE_SCALES = [
     Case(**batch, device_scales=scales, num_qo_heads=6, num_kv_heads=3, **options)

@@ -94,6 +94,7 @@ FIRST = {
     "python/flashplan/attention": ["pytest:test_api test_describe"],
     "python/flashplan/runs": ["pytest:test_api test_attention"],
     "python/flashplan/transformers": ["pytest:test_transformers test_transformers_models"],
+    "python/flashplan/flash_": ["pytest:test_flash_attn"],
     "python/flashplan/jax": ["pytest:test_jax test_jax_devices"],
     "python/flashplan/torch": ["pytest:test_torch"],
     "python/flashplan/variant": ["pytest:test_variants test_variant_descriptions"],

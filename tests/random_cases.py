@@ -36,6 +36,7 @@ def random_case(rng):
         v_scale=rng.choice((1.0, 1.9)) if kv_dtype else 1.0,
         num_ctas=rng.choice((None, None, 1, 3, 50)),
         batch_invariant=rng.choice((False, False, True)),
+        lse_base2=rng.choice((False, False, True)),
         csr=page_size is not None and rng.choice((False, True)),
         memory=memory,
     )

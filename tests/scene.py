@@ -136,6 +136,10 @@ class Scene:
         lengths = {"indptr": None, "kv_lens": None, "block_table": None}
         return self.append(**lengths | {"slot_mapping": int64(8, -1, 21)} | changes)
 
+    def append_positions(self, **changes):
+        places = {"batch_indices": integers(0, 1, 1), "positions": integers(8, 4, 5)}
+        return self.append(**{"indptr": None, "kv_lens": None} | places | changes)
+
     def rope_append(self, **changes):
         i = self.inputs
         arguments = {
@@ -181,6 +185,9 @@ class Scene:
         arguments = {"q": zeros(4, 4, 8), "k": zeros(4, 2, 8), "positions": integers(0, 1, 2, 3)}
         outputs = {"out_q": self.out.view, "out_k": zeros(4, 2, 8)}
         return fp.apply_rope(**arguments | {"rope": fp.Rope()} | outputs | changes)
+
+    def table(self, **changes):
+        return self.rope(**{"rope": None, "cos_sin_cache": zeros(9, 8)} | changes)
 
     def sample(self, **changes):
         return fp.sample(**{"logits": zeros(4, 8), "out": integers(0, 0, 0, 0)} | changes)

@@ -56,6 +56,8 @@ def problem(case, seed):
         error = twin[0] - exact[0]
         least = np.copysign(np.maximum(np.abs(error), 2 * deviation), error)
         twin = (exact[0] + least, twin[1])
+    if case.lse_base2:
+        exact, twin = ((o, lse / np.log(2)) for o, lse in (exact, twin))
     return inputs, exact, (twin[0].astype(case.output_dtype), twin[1])
 
 

@@ -41,6 +41,8 @@ ATTENTION = {
     "workspace": None,
     "num_ctas": None,
     "batch_invariant": False,
+    "lse_base2": False,
+    "kernels": None,
 }
 
 
@@ -90,6 +92,7 @@ def test_keywords_of_overloads_are_those_of_the_function(function, options, othe
         {"kv_dtype": "float8_e5m2", "kv_layout": "HND", "window_left": 7, "num_ctas": 3},
         {"o_dtype": "float32", "softmax_scale": 0.3, "batch_invariant": True, "page_size": 1},
         {"max_batch_size": 3, "max_qo_tokens": 5},
+        {"lse_base2": True, "kernels": "general"},
     ],
 )
 def test_options_are_read_back(options):
@@ -105,6 +108,15 @@ def test_options_are_read_back(options):
     assert eval(repr(attn), {"Attention": fp.Attention}).options == attn.options
     assert None not in [attn.options[name] for name in ("kv_dtype", "o_dtype", "softmax_scale")]
     assert again.workspace_bytes == attn.workspace_bytes == fp.workspace_bytes(**attn.options)
+
+
+def test_kernels_of_the_cpu_are_general():
+    assert fp.Attention(4, 2, 64, device="cpu", kernels="general").options["kernels"] == "general"
+    with pytest.raises(fp.UnsupportedError, match="^kernels: expected general .*, got hopper"):
+        fp.Attention(4, 2, 64, device="cpu", kernels="hopper")
+    supported, reason = fp.is_supported(4, 2, 64, device="cpu", kernels="hopper")
+    assert not supported
+    assert reason.startswith("kernels: ")
 
 
 def test_workspace_bytes_raises_as_attention_does():
@@ -136,6 +148,7 @@ def test_a_typed_program_runs(torch):
         (
             fp.append_paged_kv,
             "k v k_cache v_cache indptr kv_lens block_table page_indptr page_indices slot_mapping "
+            "batch_indices positions "
             "kv_layout kv_dtype k_scale v_scale stream",
         ),
         (
@@ -152,7 +165,7 @@ def test_a_typed_program_runs(torch):
             "draft_tokens draft_probs target_probs draft_parents seed offset out num_accepted "
             "nodes status stream",
         ),
-        (fp.merge_states, "o_a lse_a o_b lse_b out lse stream"),
+        (fp.merge_states, "o_a lse_a o_b lse_b out lse base2 stream"),
     ],
 )
 def test_argument_names(function, names):

@@ -265,6 +265,60 @@ def check_slots(rng, framework=None, strays=(), **options):
         assert np.array_equal(bits(cache), bits(wanted))
 
 
+def check_positions(rng, framework=None, strays=(), **options):
+    """Tokens go to their positions, in any order. -1 skips one, and so do (request, position) of
+    `strays` on a GPU."""
+    framework = framework or NumPy()
+    problem = Problem(**options)
+    places = [
+        (request, key)
+        for request, (new_len, kv_len) in enumerate(zip(NEW_LENS, KV_LENS))
+        for key in range(kv_len - new_len, kv_len)
+    ]
+    places = rng.permutation(np.array(places, np.int32))
+    skipped = rng.choice(len(places), 8, replace=False)
+    places[skipped, 0] = -1
+    for i, stray in zip(skipped, strays):
+        places[i] = stray
+    page_size = problem.caches[0].shape[1 if problem.kv_layout == "NHD" else 2]
+    expected = [cache.copy() for cache in problem.caches]
+    for i in set(range(len(places))) - set(skipped):
+        request, key = places[i]
+        page = problem.pages[request][key // page_size]
+        for new, cache in zip(problem.new, expected, strict=True):
+            row = key % page_size
+            reference.append_pages(cache, new[i : i + 1], [page], row + 1, problem.kv_layout)
+    caches = [framework.tensor(cache) for cache in problem.caches]
+    fp.append_paged_kv(
+        *(framework.tensor(x) for x in problem.new),
+        *caches,
+        batch_indices=framework.tensor(places[:, 0].copy()),
+        positions=framework.tensor(places[:, 1].copy()),
+        **{name: framework.tensor(x) for name, x in problem.tables.items()},
+        kv_layout=problem.kv_layout,
+    )
+    for cache, tensor, wanted in zip(problem.caches, caches, expected, strict=True):
+        framework.fetch(cache, tensor)
+        assert np.array_equal(bits(cache), bits(wanted))
+
+
+@pytest.mark.parametrize(("dtype", "cache_dtype"), DTYPES)
+@pytest.mark.parametrize("csr", [False, True])
+def test_positions(seed, dtype, cache_dtype, csr):
+    rng = np.random.default_rng(seed)
+    for page_size in (1, 3, 16):
+        check_positions(
+            rng, dtype=dtype, cache_dtype=cache_dtype, page_size=page_size, csr=csr, strided=csr
+        )
+
+
+def test_positions_in_frameworks(seed, framework):
+    if framework.writable:
+        check_positions(
+            np.random.default_rng(seed), framework, dtype="float32", cache_dtype="float32"
+        )
+
+
 @pytest.mark.parametrize(("dtype", "cache_dtype"), DTYPES)
 @pytest.mark.parametrize("kv_layout", ["NHD", "HND"])
 def test_slot_mapping(seed, dtype, cache_dtype, kv_layout):
@@ -310,6 +364,9 @@ def test_only_pages_that_are_written_are_looked_up():
 def test_no_slots():
     cache, empty = np.full((1, 2, 2, 4), np.nan, np.float32), np.zeros((0, 2, 4), np.float32)
     fp.append_paged_kv(empty, empty, cache, cache.copy(), slot_mapping=np.zeros(0, np.int64))
+    none, table = np.zeros(0, np.int32), np.zeros((1, 1), np.int32)
+    places = {"batch_indices": none, "positions": none, "block_table": table}
+    fp.append_paged_kv(empty, empty, cache, cache.copy(), **places)
     skipped = np.ones((3, 2, 4), np.float32)
     fp.append_paged_kv(skipped, skipped, cache, cache.copy(), slot_mapping=np.full(2, -1, np.int64))
     assert np.isnan(cache).all()

@@ -19,6 +19,8 @@ PAGES = sorted((ROOT / "docs").rglob("*.md"))
 SNIPPETS = sorted((ROOT / "docs" / "snippets").glob("*.py"))
 FRAMEWORK = {
     "backend": "torch",
+    "flash_attn": "torch",
+    "flash_attn_alias": "torch",
     "fp8_cache": "torch",
     "torch_compile": "torch",
     "jax_arrays": "jax",
@@ -160,6 +162,13 @@ def test_sections_of_docstrings_are_understood():
 @pytest.mark.parametrize("name", [name for name in PUBLIC if name not in WITHOUT_EXAMPLE])
 def test_examples_of_docstrings(name):
     run_examples(PUBLIC[name])
+
+
+def test_examples_of_flashplan_flash_attn(torch):
+    import flashplan.flash_attn
+
+    for name in ("flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache"):
+        run_examples(getattr(flashplan.flash_attn, name), **vars(flashplan.flash_attn))
 
 
 def test_examples_of_flashplan_torch(torch):

@@ -73,7 +73,7 @@ def test_arguments_are_those_of_the_package(calls):
     left_out = {"out", "lse", "stream", "pdl", "variant_arguments"}
     expected = [x for x in names(fp.Attention.run)[1:] if x not in left_out]
     assert names(calls.run) == ["attn", *expected]
-    left_out = {"slot_mapping", "kv_dtype", "stream"}
+    left_out = {"slot_mapping", "batch_indices", "positions", "kv_dtype", "stream"}
     expected = [x for x in names(fp.append_paged_kv) if x not in left_out]
     assert names(calls.append_paged_kv) == expected
 

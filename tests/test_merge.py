@@ -43,6 +43,38 @@ def test_stacked(dtype, count):
     assert_merged(o, lse, *fp.merge_states(o, lse))
 
 
+@pytest.mark.parametrize("count", [1, 2, 17])
+def test_base_2(count):
+    """Every lse is one to base 2, that of the result too."""
+    o, lse = states(count)
+    merged_o, merged_lse = fp.merge_states(o, lse / np.float32(np.log(2)), base2=True)
+    assert_merged(o, lse, merged_o, merged_lse * np.float32(np.log(2)))
+    if count == 2:
+        pair = fp.merge_states(
+            o[0], lse[0] / np.float32(np.log(2)), o[1], lse[1] / np.float32(np.log(2)), base2=True
+        )
+        assert np.array_equal(bits(pair[0]), bits(merged_o))
+        assert np.array_equal(bits(pair[1]), bits(merged_lse))
+
+
+def test_base_2_of_attention():
+    """What Attention(lse_base2=True) writes is what merge_states(base2=True) takes."""
+    rng = np.random.default_rng(3)
+    q, k, v = (rng.standard_normal((n, 2, 16)).astype(np.float32) for n in (3, 40, 40))
+    options = {"page_size": None, "q_dtype": "float32", "causal": False, "device": "cpu"}
+    attn = fp.Attention(2, 2, 16, **options, lse_base2=True)
+
+    def state(begin, end):
+        attn.plan([0, 3], [end - begin])
+        return attn.run(q, k[begin:end], v[begin:end], return_lse=True)
+
+    merged = fp.merge_states(*state(0, 25), *state(25, 40), base2=True)
+    for actual, wanted in zip(merged, state(0, 40)):
+        np.testing.assert_allclose(actual, wanted, atol=1e-5)
+    attn = fp.Attention(2, 2, 16, **options)
+    np.testing.assert_allclose(state(0, 40)[1] / np.log(2), merged[1], atol=1e-5)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("dim", [1, 8, 64, 130])
 def test_two(dtype, dim, framework):

@@ -97,6 +97,72 @@ def test_in_place(rng, name):
         assert np.array_equal(bits(actual), bits(expected))
 
 
+def table_of(rng, positions, rotary_dim):
+    """Cosines and sines of random angles."""
+    angles = rng.uniform(-np.pi, np.pi, (positions, rotary_dim // 2))
+    return np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
+
+
+def rotated_by_table(x, positions, table, interleaved):
+    """In float64."""
+    pairs = table.shape[1] // 2
+    cos, sin = (
+        t[positions][:, None].astype(np.float64) for t in (table[:, :pairs], table[:, pairs:])
+    )
+    y = x.astype(np.float64)
+    first, second = (
+        (slice(0, 2 * pairs, 2), slice(1, 2 * pairs, 2))
+        if interleaved
+        else (slice(0, pairs), slice(pairs, 2 * pairs))
+    )
+    a, b = y[..., first].copy(), y[..., second].copy()
+    y[..., first], y[..., second] = a * cos - b * sin, b * cos + a * sin
+    return y
+
+
+def check_table(rng, framework=None, dtype="float32", dim=64, rotary_dim=64, **options):
+    """In place on heads of a packed row, and apart."""
+    framework = framework or NumPy()
+    interleaved, strided = options.get("interleaved", False), options.get("strided", False)
+    q, k = (tokens(rng, (19, n, dim), dtype, strided) for n in (5, 2))
+    memory = poisoned((40, rotary_dim), "float32", strided)
+    memory[...] = table_of(rng, 40, rotary_dim)
+    positions = rng.integers(0, 40, 19).astype(np.int64 if strided else np.int32)
+    wanted = [rotated_by_table(x, positions, memory, interleaved) for x in (q, k)]
+    given = [framework.tensor(x) for x in (q, k, positions)]
+    table = framework.tensor(memory)
+    apart = fp.apply_rope(*given, cos_sin_cache=table, interleaved=interleaved)
+    for actual, exact in zip(apart, wanted, strict=True):
+        assert_close(framework.array(actual), exact, dtype)
+    result = fp.apply_rope(
+        *given, cos_sin_cache=table, interleaved=interleaved, out_q=given[0], out_k=given[1]
+    )
+    for x, out, exact, same in zip((q, k), result, wanted, apart, strict=True):
+        framework.fetch(x, out)
+        assert_close(x, exact, dtype)
+        assert np.array_equal(bits(np.ascontiguousarray(x)), bits(framework.array(same)))
+
+
+@pytest.mark.parametrize("strided", [False, True])
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize(("dim", "rotary_dim"), [(64, 64), (80, 32), (6, 2), (576, 512)])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_table(rng, dtype, dim, rotary_dim, interleaved, strided):
+    check_table(rng, None, dtype, dim, rotary_dim, interleaved=interleaved, strided=strided)
+
+
+def test_table_of_a_rope(rng):
+    """A table of the cosines and sines of a Rope rotates as the Rope does."""
+    q, k = (normal(rng, (9, n, 64), "float32") for n in (4, 2))
+    positions = np.arange(9) * 3
+    angles = positions.max() + 1
+    angles = np.arange(angles)[:, None] * 10000.0 ** (-np.arange(32) / 32)
+    table = np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
+    results = fp.apply_rope(q, k, positions, cos_sin_cache=table)
+    for actual, wanted in zip(results, fp.apply_rope(q, k, positions, fp.Rope()), strict=True):
+        assert np.abs(actual - wanted).max() < 1e-5
+
+
 def test_frameworks_give_the_same_bits(rng, framework):
     q, k = (normal(rng, (7, n, 64), "bfloat16") for n in (4, 2))
     positions, rope = np.arange(7, dtype=np.int32), fp.Rope()

@@ -142,12 +142,12 @@ def test_operators_are_what_they_say(torch, ops):
     scales = (1.0, torch.ones(k.shape[2]), 0.5, None)
     torch.library.opcheck(
         torch.ops.flashplan.append_paged_kv.default,
-        (new, new, k, v, indptr, lens[:1], table[:1], *(None,) * 3, "NHD", *(None, *scales)),
+        (new, new, k, v, indptr, lens[:1], table[:1], *(None,) * 5, "NHD", *(None, *scales)),
     )
     slots = torch.tensor([7, -1])
     torch.library.opcheck(
         torch.ops.flashplan.append_paged_kv.default,
-        (new, new, k, v, *(None,) * 5, slots, "NHD", None, *scales),
+        (new, new, k, v, *(None,) * 5, slots, None, None, "NHD", None, *scales),
     )
 
 

@@ -76,6 +76,9 @@ enum { FLASHPLAN_CPU = 0, FLASHPLAN_CUDA = 1 };
 // flashplan_options.kv_layout: the order of dimensions inside a page of the cache.
 enum { FLASHPLAN_NHD = 0, FLASHPLAN_HND = 1 };
 
+// flashplan_options.kernels: which kernels may run the batches, as KernelGroup of plan.h.
+enum { FLASHPLAN_ALL_KERNELS = 0, FLASHPLAN_GENERAL_KERNELS = 1, FLASHPLAN_HOPPER_KERNELS = 2 };
+
 // The name of a status, such as "FLASHPLAN_INVALID_TYPE"; "unknown" for any other number.
 FLASHPLAN_API const char* flashplan_status_name(flashplan_status status) FLASHPLAN_NOEXCEPT;
 
@@ -170,7 +173,7 @@ typedef struct flashplan_options {
   int32_t q_dtype;
   int32_t kv_dtype;
   int32_t o_dtype;
-  int32_t causal;  // 0 or 1, as custom_mask and batch_invariant
+  int32_t causal;  // 0 or 1, as custom_mask, batch_invariant and lse_base2
   int32_t window_left;
   int32_t custom_mask;
   float softmax_scale;  // 0: 1 / sqrt(head_dim_qk)
@@ -184,6 +187,8 @@ typedef struct flashplan_options {
   size_t workspace_bytes;             // 0: as many as the bounds ask for
   const struct flashplan_rope* rope;  // or NULL: no rotation
   const flashplan_variant* variant;   // or NULL
+  int32_t lse_base2;                  // lse is a logarithm to base 2, not the natural one
+  int32_t kernels;                    // FLASHPLAN_ALL_KERNELS or one of its siblings
 } flashplan_options;
 
 // Sets the defaults, and heads and head dims to 0.
@@ -332,6 +337,9 @@ typedef struct flashplan_append_tensors {
   int32_t reserved;                  // 0
   const flashplan_tensor* k_scales;  // or NULL
   const flashplan_tensor* v_scales;  // or NULL
+  // Instead of indptr and kv_lens.
+  const flashplan_tensor* batch_indices;
+  const flashplan_tensor* positions;
 } flashplan_append_tensors;
 
 // Sets scales to 1 and everything else to NULL or 0.
@@ -347,6 +355,12 @@ FLASHPLAN_API flashplan_status flashplan_append_paged_kv(const flashplan_append_
 // Merges attention states over disjoint keys. o, lse: [num_states] pointers to tensors; out and
 // out_lse are written. More than 8 states take an allocation on the host.
 FLASHPLAN_API flashplan_status flashplan_merge_states(
+    const flashplan_tensor* const* o, const flashplan_tensor* const* lse, int32_t num_states,
+    const flashplan_tensor* out, const flashplan_tensor* out_lse, flashplan_stream stream,
+    char* message) FLASHPLAN_NOEXCEPT;
+
+// flashplan_merge_states where every lse is a logarithm to base 2, that of out_lse too.
+FLASHPLAN_API flashplan_status flashplan_merge_states_base2(
     const flashplan_tensor* const* o, const flashplan_tensor* const* lse, int32_t num_states,
     const flashplan_tensor* out, const flashplan_tensor* out_lse, flashplan_stream stream,
     char* message) FLASHPLAN_NOEXCEPT;

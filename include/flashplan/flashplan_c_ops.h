@@ -83,6 +83,13 @@ FLASHPLAN_API flashplan_status flashplan_apply_rope(
     const flashplan_rope* rope, const flashplan_tensor* out_q, const flashplan_tensor* out_k,
     flashplan_stream stream, char* message) FLASHPLAN_NOEXCEPT;
 
+// flashplan_apply_rope with cosines and sines of the caller: cos_sin_cache is [positions,
+// rotary_dim] float32; interleaved is 0 or 1.
+FLASHPLAN_API flashplan_status flashplan_apply_rope_table(
+    const flashplan_tensor* q, const flashplan_tensor* k, const flashplan_tensor* positions,
+    const flashplan_tensor* cos_sin_cache, int32_t interleaved, const flashplan_tensor* out_q,
+    const flashplan_tensor* out_k, flashplan_stream stream, char* message) FLASHPLAN_NOEXCEPT;
+
 // flashplan_apply_rope and flashplan_append_paged_kv at once; out_q is written, and may be q.
 // tensors->slot_mapping must be NULL.
 FLASHPLAN_API flashplan_status flashplan_rope_append_paged_kv(

@@ -25,6 +25,11 @@ struct AppendTensors {
   /// [tokens] int64, instead of indptr, kv_lens and the page table: row i of k and v goes to slot
   /// page * page_size + row in page; -1 skips it. Slots must differ.
   TensorView slot_mapping;
+  /// [tokens] int32 each, instead of indptr and kv_lens: row i of k and v goes to position
+  /// positions[i] of request batch_indices[i] of the page table; -1 as request skips it. No two
+  /// rows may have the same place.
+  TensorView batch_indices;
+  TensorView positions;
   KvLayout layout = KvLayout::kNHD;
   /// Stored key = key / k_scale in float32, saturating in 8-bit formats. Normal floats > 0.
   float k_scale = 1.0F;
@@ -35,13 +40,14 @@ struct AppendTensors {
 };
 
 /// Writes new token j of request r to position kv_lens[r] - (indptr[r+1] - indptr[r]) + j of the
-/// request's pages, or each token to its slot. A page must not be written by two requests.
+/// request's pages, or each token to its slot or position. A page must not be written by two
+/// requests.
 ///
 /// On CUDA: one launch on `stream` (two if k and v differ in dtype), no allocation, no
 /// synchronisation; may be captured in a graph, which then serves any batch of kv_lens.shape[0]
-/// requests and up to k.shape[0] tokens. The values of indptr, kv_lens, the page table and slots
-/// are in device memory and not checked: a token whose page id or slot is outside the cache, or
-/// whose length leads beyond its row of the page table, is not written.
+/// requests and up to k.shape[0] tokens. The values of indptr, kv_lens, the page table, slots,
+/// batch_indices and positions are in device memory and not checked: a token whose page id or slot
+/// is outside the cache, or whose length leads beyond its row of the page table, is not written.
 /// Plan::check_device_data() finds such values, for debugging.
 ///   kInvalidArgument, kInvalidType  a tensor is malformed, or a cache shares memory with another
 ///                                   argument; nothing was written
@@ -55,7 +61,8 @@ FLASHPLAN_API Status append_paged_kv(const AppendTensors& tensors,
 /// is not changed. Rows of q that belong to no request are not written.
 ///
 /// q, k and v have one dtype: float32, float16 or bfloat16; the caches have that one, or both the
-/// same 8-bit float. There is no slot_mapping, since positions follow from kv_lens.
+/// same 8-bit float. There is no slot_mapping and no batch_indices, since positions follow from
+/// kv_lens.
 ///
 /// On CUDA: one launch on `stream`, no allocation, no synchronisation; may be captured in a graph,
 /// as append_paged_kv(). Tokens whose page id lies outside the cache are rotated in q alone.

@@ -13,13 +13,14 @@ namespace flashplan {
 /// One attention state: outputs over a set of keys and the log-sum-exp of their logits.
 struct AttentionState {
   TensorView o;  // [num_tokens, num_heads, head_dim], float32, float16 or bfloat16
-  /// [num_tokens, num_heads] float32, natural logarithm; -inf: no keys, and o is ignored.
+  /// [num_tokens, num_heads] float32; -inf: no keys, and o is ignored.
   TensorView lse;
 };
 
 /// Merges `num_states` >= 1 states over disjoint keys into `out`, left to right in float32. An lse
 /// of NaN or +inf makes lse and all of o NaN in its row; NaN or infinity in o makes its dim NaN or
-/// infinite. `out` may be one of the inputs itself, but must not overlap a part of one.
+/// infinite. `out` may be one of the inputs itself, but must not overlap a part of one. Every lse,
+/// that of `out` too, is a natural logarithm, or with `base2` one to base 2.
 ///
 /// On CUDA: one launch on `stream`, no allocation, no synchronisation; may be captured in a graph.
 ///   kInvalidArgument, kInvalidType  shapes, dtypes or devices differ, or `out` shares memory with
@@ -27,6 +28,7 @@ struct AttentionState {
 ///   kUnsupported                    on CUDA more than 64 states, not evenly spaced in memory
 ///   kCudaError                      the launch failed
 FLASHPLAN_API Status merge_states(const AttentionState* states, int32_t num_states,
-                                  const AttentionState& out, Stream stream = nullptr) noexcept;
+                                  const AttentionState& out, Stream stream = nullptr,
+                                  bool base2 = false) noexcept;
 
 }  // namespace flashplan

@@ -23,6 +23,13 @@ enum class KvLayout : int32_t {
   kHND = 1,  // [num_pages, num_kv_heads, page_size, head_dim]
 };
 
+/// Which kernels may run the batches of a plan.
+enum class KernelGroup : int32_t {
+  kAll = 0,
+  kGeneral = 1,  // for every GPU from compute capability 8.0 on; on the CPU all kernels are general
+  kHopper = 2,   // by wgmma and TMA, for compute capability 9.0 alone
+};
+
 /// The largest head_dim_qk and head_dim_vo that options may have.
 inline constexpr int32_t kMaxHeadDim = 4096;
 
@@ -68,6 +75,10 @@ struct AttentionOptions {
   std::optional<std::size_t> workspace_bytes;
   /// Results of a request are bit-equal whatever its neighbours and num_ctas.
   bool batch_invariant = false;
+  /// lse is a logarithm to base 2, not the natural one. Sinks are natural all the same.
+  bool lse_base2 = false;
+  /// Every batch runs on a kernel of this group, also where another one is faster.
+  KernelGroup kernels = KernelGroup::kAll;
 };
 
 /// Lengths of one step, in host memory; read before plan() returns.
@@ -129,8 +140,10 @@ struct AttentionTensors {
   /// key; may be empty. exp(sink) is added to the denominator of the softmax of each row, and lse
   /// includes it; -inf adds nothing. softmax_scale and softcap do not apply to it.
   TensorView sinks;
-  TensorView o;    // [>= T, num_qo_heads, head_dim_vo], written
-  TensorView lse;  // [>= T, num_qo_heads] float32, natural log, written; may be empty
+  TensorView o;  // [>= T, num_qo_heads, head_dim_vo], written
+  /// [>= T, num_qo_heads] float32, written; may be empty. The natural logarithm, or with lse_base2
+  /// that to base 2.
+  TensorView lse;
   /// Real key = k_scale * stored key (8-bit caches). Normal floats > 0, and so must be
   /// softmax_scale * k_scale, which may not overflow when it is divided by softcap.
   float k_scale = 1.0F;

@@ -61,4 +61,13 @@ FLASHPLAN_API Status apply_rope(const TensorView& q, const TensorView& k,
                                 const TensorView& out_q, const TensorView& out_k,
                                 Stream stream = nullptr) noexcept;
 
+/// apply_rope() with the cosines and sines of the caller: row `position` of `cos_sin_cache`
+/// [positions, rotary_dim] float32 has the cosine of each of the rotary_dim / 2 pairs, then the
+/// sine of each. rotary_dim is even and at most 512; `interleaved` is that of Rope. Positions
+/// outside of the table are refused on the CPU; on CUDA their tokens are not rotated.
+FLASHPLAN_API Status apply_rope(const TensorView& q, const TensorView& k,
+                                const TensorView& positions, const TensorView& cos_sin_cache,
+                                bool interleaved, const TensorView& out_q, const TensorView& out_k,
+                                Stream stream = nullptr) noexcept;
+
 }  // namespace flashplan

@@ -15,6 +15,7 @@ from flashplan.runs import Runs
 from flashplan.types import (
     Device,
     FloatDType,
+    KernelGroup,
     KvDType,
     KvLayout,
     Lengths,
@@ -75,6 +76,13 @@ class Attention(Runs):
             queues per processor on the CPU.
         batch_invariant: the bits of a request's results do not depend on the other requests of the
             batch or on num_ctas.
+        lse_base2: the log-sum-exp that run() writes is a logarithm to base 2, as FlashInfer has it,
+            not the natural one; `merge_states` takes such states with base2=True. Sinks are natural
+            all the same.
+        kernels: "general" or "hopper": every batch runs on a kernel of this group, also where one
+            of the other is faster, to compare them. "general" is for every GPU from compute
+            capability 8.0 on, and for the CPU; "hopper" for compute capability 9.0 alone. Default:
+            each batch runs on the faster one.
 
     One thread at a time may use an object; a second one gets a RuntimeError. Objects can not be
     copied or pickled: make another one with the same options.
@@ -139,6 +147,8 @@ class Attention(Runs):
         workspace: Tensor | None = None,
         num_ctas: int | None = None,
         batch_invariant: bool = False,
+        lse_base2: bool = False,
+        kernels: KernelGroup | None = None,
     ) -> None:
         options = make_options(
             num_qo_heads,
@@ -161,6 +171,8 @@ class Attention(Runs):
             device=device,
             num_ctas=num_ctas,
             batch_invariant=batch_invariant,
+            lse_base2=lse_base2,
+            kernels=kernels,
         )
         super().__init__(_core.Plan(options, workspace), variant)
         self._make_key_ranges = None if variant is None else variant._make_key_ranges

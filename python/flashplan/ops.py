@@ -7,7 +7,7 @@ from flashplan import _core
 from flashplan.outputs import given_or_new, shape_of
 from flashplan.rope import Rope
 from flashplan.types import KvDType, KvLayout, Stream, Tensor, TensorT
-from flashplan.values import is_hnd, to_dtype
+from flashplan.values import is_hnd, to_bool, to_dtype
 
 Given = TypeVar("Given")
 
@@ -20,6 +20,7 @@ def merge_states(
     *,
     out: TensorT | None = None,
     lse: TensorT | None = None,
+    base2: bool = False,
     stream: Stream | None = None,
 ) -> tuple[TensorT, TensorT]:
     """Merges attention states: (o, lse) of the same queries over different keys.
@@ -29,12 +30,13 @@ def merge_states(
 
     Args:
         o_a, o_b: [tokens, heads, dim] float32, float16 or bfloat16 (also as uint16 memory).
-        lse_a, lse_b: [tokens, heads] float32, natural logarithm; -inf says that a state has no
-            keys, and its o is ignored.
+        lse_a, lse_b: [tokens, heads] float32; -inf says that a state has no keys, and its o is
+            ignored.
             Instead of two states, o_a [n, tokens, heads, dim] and lse_a [n, tokens, heads] may be n
             stacked states, at most 2^20.
         out, lse: where the result is written: one of the states, or memory apart from them;
             default: new tensors in o_a's framework.
+        base2: every lse is a logarithm to base 2, not the natural one.
         stream: as in `Attention`; default: the current one of o_a's framework. None on the CPU.
 
     Returns:
@@ -52,13 +54,14 @@ def merge_states(
     """
     if (o_b is None) != (lse_b is None):
         raise TypeError("o_b: expected both o_b and lse_b, or neither, got one of them")
+    is_base2 = to_bool("base2", base2)
     stacked = o_b is None
     o, finish_o = given_or_new(out, o_a, shape_of(o_a)[stacked:])
     merged_lse, finish_lse = given_or_new(lse, o_a, shape_of(lse_a)[stacked:], "float32")
     if stacked:
-        _core.merge_stack(o_a, lse_a, o, merged_lse, stream)
+        _core.merge_stack(o_a, lse_a, o, merged_lse, is_base2, stream)
     else:
-        _core.merge_pair(o_a, lse_a, o_b, lse_b, o, merged_lse, stream)
+        _core.merge_pair(o_a, lse_a, o_b, lse_b, o, merged_lse, is_base2, stream)
     return finish_o(o), finish_lse(merged_lse)
 
 
@@ -74,6 +77,8 @@ def append_paged_kv(
     page_indptr: Tensor | None = None,
     page_indices: Tensor | None = None,
     slot_mapping: Tensor | None = None,
+    batch_indices: Tensor | None = None,
+    positions: Tensor | None = None,
     kv_layout: KvLayout = "NHD",
     kv_dtype: KvDType | None = None,
     k_scale: float | Tensor = 1.0,
@@ -83,7 +88,8 @@ def append_paged_kv(
     """Writes the keys and values of new tokens into their pages.
 
     New token j of request r goes to position kv_lens[r] - (indptr[r + 1] - indptr[r]) + j; or, with
-    slot_mapping, row i of k and v to slot_mapping[i].
+    batch_indices and positions, row i of k and v to positions[i] of request batch_indices[i]; or,
+    with slot_mapping, to slot_mapping[i].
 
     Args:
         k, v: [tokens, num_kv_heads, head_dim], ragged by indptr.
@@ -95,6 +101,8 @@ def append_paged_kv(
         slot_mapping: [at most tokens] int64, instead of indptr, kv_lens and a page table:
             page * page_size + row in page, or -1 to skip a token. No two tokens may have the same
             slot. On a GPU, tokens with a slot outside of the caches are skipped too.
+        batch_indices, positions: [at most tokens] int32, instead of indptr and kv_lens: the request
+            of each token, -1 to skip it, and its position there. No two tokens may have the same.
         kv_dtype: what a cache of uint8 or uint16 stores; default: uint16 stores bfloat16.
         k_scale, v_scale: stored key = key / k_scale, computed in float32. In 8-bit formats, values
             that are too large become the largest one. A number, or a float32 tensor on the device,
@@ -119,17 +127,25 @@ def append_paged_kv(
         >>> k_cache[2, 5, 0, 0], k_cache[0, 6, 0, 0]
         (np.float32(1.0), np.float32(1.0))
     """
+    if slot_mapping is None and batch_indices is None and positions is None:
+        _given("indptr", indptr)
+        _given("kv_lens", kv_lens)
+    elif (batch_indices is None) != (positions is None):
+        _given("batch_indices", batch_indices)
+        _given("positions", positions)
     _core.append_paged_kv(
         k,
         v,
         k_cache,
         v_cache,
-        indptr if slot_mapping is not None else _given("indptr", indptr),
-        kv_lens if slot_mapping is not None else _given("kv_lens", kv_lens),
+        indptr,
+        kv_lens,
         block_table,
         page_indptr,
         page_indices,
         slot_mapping,
+        batch_indices,
+        positions,
         is_hnd(kv_layout),
         None if kv_dtype is None else to_dtype("kv_dtype", kv_dtype),
         k_scale,
@@ -172,8 +188,9 @@ def rope_append_paged_kv(
         out_q: shaped like q, written; q itself, or memory apart from all arguments; default: a new
             tensor in q's framework. Rows that belong to no request are not written.
 
-    The other arguments are those of `append_paged_kv`, but for `slot_mapping`: positions follow
-    from the lengths. With slots, call `apply_rope` and then `append_paged_kv`.
+    The other arguments are those of `append_paged_kv`, but for `slot_mapping`, `batch_indices` and
+    `positions`: positions follow from the lengths. With these, call `apply_rope` and then
+    `append_paged_kv`.
 
     Returns:
         q, rotated.

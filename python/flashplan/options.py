@@ -10,7 +10,7 @@ from typing import Any, TypedDict
 from flashplan import _core
 from flashplan.nvrtc import find_nvrtc
 from flashplan.rope import Rope
-from flashplan.types import Device, FloatDType, KvDType, KvLayout
+from flashplan.types import Device, FloatDType, KernelGroup, KvDType, KvLayout
 from flashplan.values import is_hnd, to_bool, to_dtype, to_float, to_int
 from flashplan.variant import Variant
 
@@ -38,6 +38,8 @@ class Options(TypedDict, total=False):
     device: Device | None
     num_ctas: int | None
     batch_invariant: bool
+    lse_base2: bool
+    kernels: KernelGroup | None
 
 
 def to_cuda_device(device: Any) -> int | None:
@@ -117,6 +119,8 @@ def make_options(
     device: Device | None = None,
     num_ctas: int | None = None,
     batch_invariant: bool = False,
+    lse_base2: bool = False,
+    kernels: KernelGroup | None = None,
 ) -> _core.Options:
     """The options of `Attention`, in the core's form."""
     options = _core.Options()
@@ -159,6 +163,11 @@ def make_options(
         if options.num_ctas < 1:
             raise ValueError(f"num_ctas: expected >= 1, got {num_ctas}")
     options.batch_invariant = to_bool("batch_invariant", batch_invariant)
+    options.lse_base2 = to_bool("lse_base2", lse_base2)
+    if kernels is not None:
+        if kernels not in ("general", "hopper"):
+            raise ValueError(f"kernels: expected 'general', 'hopper' or None, got {kernels!r}")
+        options.kernels = getattr(_core.KernelGroup, kernels)
     return options
 
 
@@ -200,4 +209,6 @@ def options_dict(
         "device": "cpu" if device is None else f"cuda:{device}",
         "num_ctas": options.num_ctas,
         "batch_invariant": options.batch_invariant,
+        "lse_base2": options.lse_base2,
+        "kernels": None if options.kernels == _core.KernelGroup.all else options.kernels.name,
     }

@@ -157,8 +157,10 @@ def apply_rope(
     q: TensorT,
     k: TensorT,
     positions: Tensor,
-    rope: Rope,
+    rope: Rope | None = None,
     *,
+    cos_sin_cache: Tensor | None = None,
+    interleaved: bool = False,
     out_q: TensorT | None = None,
     out_k: TensorT | None = None,
     stream: Stream | None = None,
@@ -170,7 +172,13 @@ def apply_rope(
         k: [tokens, num_kv_heads, head_dim] of q's dtype.
         positions: [tokens] int32 or int64, within ±2^40: beyond, angles are wrong by more than 1e-4
             radians. They are checked on the CPU.
-        rope: which dims turn, and how fast.
+        rope: which dims turn, and how fast; or
+        cos_sin_cache: [positions, rotary_dim] float32, a table as that of FlashInfer: row p has the
+            cosines of all rotary_dim / 2 pairs at position p, then their sines. rotary_dim is even,
+            and at most 512. Positions outside of the table are an error on the CPU; on a GPU their
+            tokens are not rotated.
+        interleaved: with cos_sin_cache: pairs are dims (2 i, 2 i + 1) instead of (i, i +
+            rotary_dim / 2).
         out_q, out_k: shaped like q and k, written; q and k themselves, or memory apart from all
             arguments; default: new tensors in q's framework.
         stream: as in `Attention`; default: the current one of q's framework. None on the CPU.
@@ -187,9 +195,22 @@ def apply_rope(
         >>> rotated.ravel()  # cos(1) - sin(1), cos(1) + sin(1)
         array([-0.301..., 1.381...], dtype=float32)
     """
-    if not isinstance(rope, Rope):
-        raise TypeError(f"rope: expected a Rope, got {type(rope).__name__}")
+    is_interleaved = to_bool("interleaved", interleaved)
+    if cos_sin_cache is not None and rope is not None:
+        raise TypeError("rope: expected None beside cos_sin_cache, got a Rope")
+    if cos_sin_cache is None:
+        if not isinstance(rope, Rope):
+            raise TypeError(f"rope: expected a Rope, got {type(rope).__name__}")
+        if is_interleaved:
+            raise ValueError(
+                "interleaved: expected False beside a Rope, which has its own, got True"
+            )
     rotated_q, finish_q = given_or_new(out_q, q)
     rotated_k, finish_k = given_or_new(out_k, k)
-    _core.apply_rope(q, k, positions, rope._native, rotated_q, rotated_k, stream)
+    if rope is None:
+        _core.apply_rope_table(
+            q, k, positions, cos_sin_cache, is_interleaved, rotated_q, rotated_k, stream
+        )
+    else:
+        _core.apply_rope(q, k, positions, rope._native, rotated_q, rotated_k, stream)
     return finish_q(rotated_q), finish_k(rotated_k)

@@ -155,7 +155,8 @@ class Runs:
             out: [tokens, num_qo_heads, head_dim_vo]: where o is written; default: a new tensor in
                 q's framework, on its current stream.
             lse: [tokens, num_qo_heads] float32: where the log-sum-exp of the logits is written
-                (natural logarithm); default: nowhere, or a new tensor if return_lse.
+                (natural logarithm, or to base 2 with lse_base2); default: nowhere, or a new tensor
+                if return_lse.
             return_lse: whether to return (o, lse) instead of o.
             k_scale, v_scale: real key = k_scale * stored key. A number, or a float32 tensor on the
                 device, [1] or [num_kv_heads], which the kernels read: a captured run reads it when

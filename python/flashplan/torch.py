@@ -50,7 +50,8 @@ torch.library.define(
     "flashplan::append_paged_kv",
     "(Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor? indptr, "
     "Tensor? kv_lens, Tensor? block_table, Tensor? page_indptr, Tensor? page_indices, "
-    "Tensor? slot_mapping, str kv_layout, str? kv_dtype, float k_scale, Tensor? k_scales, "
+    "Tensor? slot_mapping, Tensor? batch_indices, Tensor? positions, str kv_layout, "
+    "str? kv_dtype, float k_scale, Tensor? k_scales, "
     "float v_scale, Tensor? v_scales) -> ()",
     tags=torch.Tag.pt2_compliant_tag,
 )
@@ -87,6 +88,8 @@ def _append_paged_kv(
     page_indptr: Tensor | None,
     page_indices: Tensor | None,
     slot_mapping: Tensor | None,
+    batch_indices: Tensor | None,
+    positions: Tensor | None,
     kv_layout: KvLayout,
     kv_dtype: KvDType | None,
     k_scale: float,
@@ -105,6 +108,8 @@ def _append_paged_kv(
         page_indptr=page_indptr,
         page_indices=page_indices,
         slot_mapping=slot_mapping,
+        batch_indices=batch_indices,
+        positions=positions,
         kv_layout=kv_layout,
         kv_dtype=kv_dtype,
         k_scale=k_scale if k_scales is None else k_scales,
@@ -271,6 +276,8 @@ def append_paged_kv(
     page_indptr: Tensor | None = None,
     page_indices: Tensor | None = None,
     slot_mapping: Tensor | None = None,
+    batch_indices: Tensor | None = None,
+    positions: Tensor | None = None,
     kv_layout: KvLayout = "NHD",
     kv_dtype: KvDType | None = None,
     k_scale: float | Tensor = 1.0,
@@ -292,6 +299,8 @@ def append_paged_kv(
         page_indptr,
         page_indices,
         slot_mapping,
+        batch_indices,
+        positions,
         kv_layout,
         None if kv_dtype is None else dtype_name(kv_dtype),
         *_number_and_tensor(k_scale),

@@ -54,6 +54,7 @@ struct TensorParams {
   KvView v = {};
   TokenView<void> o = {};     // [..., head_dim_vo]
   TokenView<float> lse = {};  // data is null where lse is not wanted
+  float lse_scale = 1.0F;     // turns natural logarithms into those of lse
   DType q_dtype = DType::kFloat32;
   DType kv_dtype = DType::kFloat32;
   DType o_dtype = DType::kFloat32;

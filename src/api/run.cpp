@@ -44,6 +44,8 @@ TensorParams tensor_params(const AttentionTensors& t, const AttentionOptions& op
   p.v = kv_view(t.v, options);
   p.o = token_view<void>(t.o);
   if (!t.lse.empty()) p.lse = token_view<float>(t.lse);
+  constexpr float kLog2e = 1.4426950408889634F;
+  p.lse_scale = options.lse_base2 ? kLog2e : 1.0F;
   p.q_dtype = options.q_dtype;
   p.kv_dtype = options.kv_dtype;
   p.o_dtype = options.o_dtype;

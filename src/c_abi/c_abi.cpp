@@ -135,7 +135,7 @@ Status append(const flashplan_append_tensors* given, Stream stream) noexcept {
 
 Status merge(const flashplan_tensor* const* o, const flashplan_tensor* const* lse,
              int32_t num_states, const flashplan_tensor* out, const flashplan_tensor* out_lse,
-             Stream stream) noexcept {
+             Stream stream, bool base2) noexcept {
   if (o == nullptr) return null_argument("o");
   if (lse == nullptr) return null_argument("lse");
   if (num_states < 1) {
@@ -163,7 +163,7 @@ Status merge(const flashplan_tensor* const* o, const flashplan_tensor* const* ls
   AttentionState merged;
   FLASHPLAN_RETURN_IF_ERROR(
       read_tensors({{"out", out, &merged.o}, {"out_lse", out_lse, &merged.lse}}));
-  return merge_states(states, num_states, merged, stream);
+  return merge_states(states, num_states, merged, stream, base2);
 }
 
 Status find_prefixes(const flashplan_batch* given, int32_t page_size,
@@ -318,7 +318,15 @@ flashplan_status flashplan_merge_states(const flashplan_tensor* const* o,
                                         const flashplan_tensor* out,
                                         const flashplan_tensor* out_lse, flashplan_stream stream,
                                         char* message) noexcept {
-  return c_abi::report(c_abi::merge(o, lse, num_states, out, out_lse, stream), message);
+  return c_abi::report(c_abi::merge(o, lse, num_states, out, out_lse, stream, false), message);
+}
+
+flashplan_status flashplan_merge_states_base2(const flashplan_tensor* const* o,
+                                              const flashplan_tensor* const* lse,
+                                              int32_t num_states, const flashplan_tensor* out,
+                                              const flashplan_tensor* out_lse,
+                                              flashplan_stream stream, char* message) noexcept {
+  return c_abi::report(c_abi::merge(o, lse, num_states, out, out_lse, stream, true), message);
 }
 
 flashplan_status flashplan_find_shared_prefixes(const flashplan_batch* batch, int32_t page_size,

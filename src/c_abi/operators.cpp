@@ -97,6 +97,21 @@ Status rotate(const flashplan_tensor* q, const flashplan_tensor* k,
   return apply_rope(q_view, k_view, positions_view, rope, out_q_view, out_k_view, stream);
 }
 
+Status rotate_by_table(const flashplan_tensor* q, const flashplan_tensor* k,
+                       const flashplan_tensor* positions, const flashplan_tensor* table,
+                       int32_t interleaved, const flashplan_tensor* out_q,
+                       const flashplan_tensor* out_k, Stream stream) noexcept {
+  TensorView q_view, k_view, positions_view, table_view, out_q_view, out_k_view;
+  FLASHPLAN_RETURN_IF_ERROR(read_tensors({{"q", q, &q_view},
+                                          {"k", k, &k_view},
+                                          {"positions", positions, &positions_view},
+                                          {"cos_sin_cache", table, &table_view},
+                                          {"out_q", out_q, &out_q_view},
+                                          {"out_k", out_k, &out_k_view}}));
+  return apply_rope(q_view, k_view, positions_view, table_view, interleaved != 0, out_q_view,
+                    out_k_view, stream);
+}
+
 Status rotate_and_append(const flashplan_tensor* q, const flashplan_append_tensors* given,
                          const flashplan_rope* given_rope, const flashplan_tensor* out_q,
                          Stream stream) noexcept {
@@ -227,6 +242,17 @@ flashplan_status flashplan_apply_rope(const flashplan_tensor* q, const flashplan
                                       const flashplan_tensor* out_q, const flashplan_tensor* out_k,
                                       flashplan_stream stream, char* message) noexcept {
   return c_abi::report(c_abi::rotate(q, k, positions, rope, out_q, out_k, stream), message);
+}
+
+flashplan_status flashplan_apply_rope_table(const flashplan_tensor* q, const flashplan_tensor* k,
+                                            const flashplan_tensor* positions,
+                                            const flashplan_tensor* cos_sin_cache,
+                                            int32_t interleaved, const flashplan_tensor* out_q,
+                                            const flashplan_tensor* out_k, flashplan_stream stream,
+                                            char* message) noexcept {
+  return c_abi::report(
+      c_abi::rotate_by_table(q, k, positions, cos_sin_cache, interleaved, out_q, out_k, stream),
+      message);
 }
 
 flashplan_status flashplan_rope_append_paged_kv(const flashplan_tensor* q,

@@ -28,6 +28,9 @@ static_assert(is_same(FLASHPLAN_FLOAT32, DType::kFloat32) &&
 static_assert(is_same(FLASHPLAN_CPU, DeviceType::kCpu) &&
               is_same(FLASHPLAN_CUDA, DeviceType::kCuda) &&
               is_same(FLASHPLAN_NHD, KvLayout::kNHD) && is_same(FLASHPLAN_HND, KvLayout::kHND));
+static_assert(is_same(FLASHPLAN_ALL_KERNELS, KernelGroup::kAll) &&
+              is_same(FLASHPLAN_GENERAL_KERNELS, KernelGroup::kGeneral) &&
+              is_same(FLASHPLAN_HOPPER_KERNELS, KernelGroup::kHopper));
 static_assert(is_same(FLASHPLAN_ROPE_LINEAR, RopeScaling::kLinear) &&
               is_same(FLASHPLAN_ROPE_LLAMA3, RopeScaling::kLlama3) &&
               is_same(FLASHPLAN_ROPE_YARN, RopeScaling::kYarn));
@@ -202,6 +205,8 @@ Status read_options(const flashplan_options* given, AttentionOptions* options) n
   options->num_ctas = o.num_ctas;
   if (o.workspace_bytes > 0) options->workspace_bytes = o.workspace_bytes;
   options->batch_invariant = o.batch_invariant != 0;
+  options->lse_base2 = o.lse_base2 != 0;
+  options->kernels = static_cast<KernelGroup>(o.kernels);
   if (o.variant != nullptr) options->variant = o.variant->variant;
   return o.rope != nullptr ? read_rope(o.rope, &options->rope.emplace()) : Status();
 }
@@ -224,18 +229,21 @@ Status read_append_tensors(const flashplan_append_tensors* given, AppendTensors*
   flashplan_append_tensors t;
   FLASHPLAN_RETURN_IF_ERROR(read("tensors", given, default_append_tensors(), &t));
   FLASHPLAN_RETURN_IF_ERROR(check_reserved("tensors", t.reserved));
-  FLASHPLAN_RETURN_IF_ERROR(read_tensors({{"k", t.k, &tensors->k},
-                                          {"v", t.v, &tensors->v},
-                                          {"k_cache", t.k_cache, &tensors->k_cache},
-                                          {"v_cache", t.v_cache, &tensors->v_cache},
-                                          {"indptr", t.indptr, &tensors->indptr},
-                                          {"kv_lens", t.kv_lens, &tensors->kv_lens},
-                                          {"block_table", t.block_table, &tensors->block_table},
-                                          {"page_indptr", t.page_indptr, &tensors->page_indptr},
-                                          {"page_indices", t.page_indices, &tensors->page_indices},
-                                          {"slot_mapping", t.slot_mapping, &tensors->slot_mapping},
-                                          {"k_scale", t.k_scales, &tensors->k_scales},
-                                          {"v_scale", t.v_scales, &tensors->v_scales}}));
+  FLASHPLAN_RETURN_IF_ERROR(
+      read_tensors({{"k", t.k, &tensors->k},
+                    {"v", t.v, &tensors->v},
+                    {"k_cache", t.k_cache, &tensors->k_cache},
+                    {"v_cache", t.v_cache, &tensors->v_cache},
+                    {"indptr", t.indptr, &tensors->indptr},
+                    {"kv_lens", t.kv_lens, &tensors->kv_lens},
+                    {"block_table", t.block_table, &tensors->block_table},
+                    {"page_indptr", t.page_indptr, &tensors->page_indptr},
+                    {"page_indices", t.page_indices, &tensors->page_indices},
+                    {"slot_mapping", t.slot_mapping, &tensors->slot_mapping},
+                    {"batch_indices", t.batch_indices, &tensors->batch_indices},
+                    {"positions", t.positions, &tensors->positions},
+                    {"k_scale", t.k_scales, &tensors->k_scales},
+                    {"v_scale", t.v_scales, &tensors->v_scales}}));
   tensors->layout = static_cast<KvLayout>(t.kv_layout);
   tensors->k_scale = t.k_scale;
   tensors->v_scale = t.v_scale;

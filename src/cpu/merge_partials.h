@@ -26,7 +26,8 @@ void write_row(const RowBlock& rows, const Variant& variant, int32_t r, const fl
     }
   });
   if (p.tensors.lse.data != nullptr)
-    p.tensors.lse.data[token * p.tensors.lse.token_stride + head * p.tensors.lse.head_stride] = lse;
+    p.tensors.lse.data[token * p.tensors.lse.token_stride + head * p.tensors.lse.head_stride] =
+        lse * p.tensors.lse_scale;
 }
 
 template <typename Variant>

@@ -54,6 +54,7 @@ inline int32_t preference_of_sm90(const AttentionOptions& options, BatchKind kin
 /// wgmma, TMA and mbarriers, which compute capability 9.0 alone has.
 inline constexpr KernelFamily kSm90Family = {.name = "sm90",
                                              .device = DeviceType::kCuda,
+                                             .group = KernelGroup::kHopper,
                                              .program = &kSm90Program,
                                              .shares_prefixes = true,
                                              .merges_readers_last = true,
@@ -77,6 +78,7 @@ inline int32_t preference_of_sm90_gather(const AttentionOptions& options, BatchK
 /// The sm90 family with keys and values copied by cp.async.
 inline constexpr KernelFamily kSm90GatherFamily = {.name = "sm90_gather",
                                                    .device = DeviceType::kCuda,
+                                                   .group = KernelGroup::kHopper,
                                                    .shares_prefixes = true,
                                                    .merges_readers_last = true,
                                                    .first_unserved = first_unserved_by_sm90_gather,

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <initializer_list>
 
 #include "checks/tensor_checks.h"
 #include "common/dtypes.h"
@@ -54,28 +55,63 @@ int32_t page_size_of(const AppendTensors& t) {
   return static_cast<int32_t>(t.k_cache.shape[page_dimension(t.layout)]);
 }
 
-/// The tensors that say where tokens go.
-Status check_places(const AppendTensors& t, Device device) {
-  if (t.slot_mapping.empty()) {
-    const TensorArgument kv_lens{"kv_lens", t.kv_lens};
-    FLASHPLAN_RETURN_IF_ERROR(check_index(kv_lens, {0, INT32_MAX - 1}, device));
-    const auto batch_size = static_cast<int32_t>(t.kv_lens.shape[0]);
-    FLASHPLAN_RETURN_IF_ERROR(
-        check_index({"indptr", t.indptr}, Dim::exactly(batch_size + 1), device));
-    return check_page_table({t.block_table, t.page_indptr, t.page_indices}, batch_size, device);
-  }
-  const TensorArgument slots{"slot_mapping", t.slot_mapping};
-  for (const TensorArgument& other :
-       {TensorArgument{"indptr", t.indptr}, TensorArgument{"kv_lens", t.kv_lens},
-        TensorArgument{"block_table", t.block_table}, TensorArgument{"page_indptr", t.page_indptr},
-        TensorArgument{"page_indices", t.page_indices}}) {
+/// Refuses tensors that do not go together with `given`.
+Status check_alone(const char* given, std::initializer_list<TensorArgument> others) {
+  for (const TensorArgument& other : others) {
     if (other.view.empty()) continue;
-    return error(StatusCode::kInvalidArgument, "slot_mapping: expected it without %s, got both",
+    return error(StatusCode::kInvalidArgument, "%s: expected it without %s, got both", given,
                  other.name);
   }
+  return {};
+}
+
+/// How many rows of k and v can have places.
+Dim tokens_of(const AppendTensors& t) {
+  return {0, std::min<int64_t>({INT32_MAX, t.k.shape[0], t.v.shape[0]})};
+}
+
+Status check_slot_mapping(const AppendTensors& t, Device device) {
+  const TensorArgument slots{"slot_mapping", t.slot_mapping};
+  FLASHPLAN_RETURN_IF_ERROR(check_alone(slots.name, {{"indptr", t.indptr},
+                                                     {"kv_lens", t.kv_lens},
+                                                     {"batch_indices", t.batch_indices},
+                                                     {"positions", t.positions},
+                                                     {"block_table", t.block_table},
+                                                     {"page_indptr", t.page_indptr},
+                                                     {"page_indices", t.page_indices}}));
   FLASHPLAN_RETURN_IF_ERROR(check_dtype(slots, DType::kInt64, ""));
   FLASHPLAN_RETURN_IF_ERROR(check_device(slots, device));
-  return check_shape(slots, {{0, std::min<int64_t>({INT32_MAX, t.k.shape[0], t.v.shape[0]})}});
+  return check_shape(slots, {tokens_of(t)});
+}
+
+/// The requests of the page table, of a checked rank.
+int32_t num_requests_of_table(const AppendTensors& t) {
+  const int64_t rows = t.block_table.empty() ? t.page_indptr.shape[0] - 1 : t.block_table.shape[0];
+  return static_cast<int32_t>(std::clamp<int64_t>(rows, 0, INT32_MAX - 1));
+}
+
+Status check_positions(const AppendTensors& t, Device device) {
+  const TensorArgument batch_indices{"batch_indices", t.batch_indices};
+  const TensorArgument positions{"positions", t.positions};
+  FLASHPLAN_RETURN_IF_ERROR(
+      check_alone(batch_indices.name, {{"indptr", t.indptr}, {"kv_lens", t.kv_lens}}));
+  FLASHPLAN_RETURN_IF_ERROR(check_index(batch_indices, tokens_of(t), device));
+  FLASHPLAN_RETURN_IF_ERROR(check_index(positions, Dim::exactly(t.batch_indices.shape[0]), device));
+  FLASHPLAN_RETURN_IF_ERROR(
+      check_page_table({t.block_table, t.page_indptr, t.page_indices}, 0, device));
+  return {};
+}
+
+/// The tensors that say where tokens go.
+Status check_places(const AppendTensors& t, Device device) {
+  if (!t.slot_mapping.empty()) return check_slot_mapping(t, device);
+  if (!t.batch_indices.empty() || !t.positions.empty()) return check_positions(t, device);
+  const TensorArgument kv_lens{"kv_lens", t.kv_lens};
+  FLASHPLAN_RETURN_IF_ERROR(check_index(kv_lens, {0, INT32_MAX - 1}, device));
+  const auto batch_size = static_cast<int32_t>(t.kv_lens.shape[0]);
+  FLASHPLAN_RETURN_IF_ERROR(
+      check_index({"indptr", t.indptr}, Dim::exactly(batch_size + 1), device));
+  return check_page_table({t.block_table, t.page_indptr, t.page_indices}, batch_size, device);
 }
 
 AppendSide make_side(const TensorView& rows, const TensorView& cache, KvLayout layout, float scale,
@@ -111,10 +147,40 @@ TokenPlaces make_places(const AppendTensors& t) {
   }
   places.pages =
       make_page_table({t.block_table, t.page_indptr, t.page_indices}, page_size_of(t), num_pages);
+  if (!t.batch_indices.empty()) {
+    places.requests = static_cast<const int32_t*>(t.batch_indices.data);
+    places.positions = static_cast<const int32_t*>(t.positions.data);
+    places.batch_size = num_requests_of_table(t);
+    return places;
+  }
   places.indptr = static_cast<const int32_t*>(t.indptr.data);
   places.kv_lens = static_cast<const int32_t*>(t.kv_lens.data);
   places.batch_size = static_cast<int32_t>(t.kv_lens.shape[0]);
   return places;
+}
+
+/// The values of batch_indices and positions, in host memory.
+Status check_position_values(const AppendTensors& t) {
+  const PageTableTensors tables{t.block_table, t.page_indptr, t.page_indices};
+  const auto* requests = static_cast<const int32_t*>(t.batch_indices.data);
+  const auto* positions = static_cast<const int32_t*>(t.positions.data);
+  const int32_t num_requests = num_requests_of_table(t);
+  const auto count = static_cast<int32_t>(t.batch_indices.shape[0]);
+  for (int32_t i = 0; i < count; ++i) {
+    if (requests[i] < -1 || requests[i] >= num_requests) {
+      return error(StatusCode::kInvalidArgument,
+                   "batch_indices[%d]: expected -1, or a request in [0, %d), got %d", i,
+                   num_requests, requests[i]);
+    }
+    if (requests[i] < 0) continue;
+    if (positions[i] < 0 || positions[i] == INT32_MAX) {
+      return error(StatusCode::kInvalidArgument, "positions[%d]: expected one in [0, %d), got %d",
+                   i, INT32_MAX, positions[i]);
+    }
+    FLASHPLAN_RETURN_IF_ERROR(check_page_ids(tables, requests[i], positions[i], positions[i] + 1,
+                                             page_size_of(t), num_pages_of(t.k_cache, t.v_cache)));
+  }
+  return {};
 }
 
 }  // namespace
@@ -161,6 +227,8 @@ Status check_append(const AppendTensors& t) noexcept {
                                       {"page_indptr", t.page_indptr},
                                       {"page_indices", t.page_indices},
                                       {"slot_mapping", t.slot_mapping},
+                                      {"batch_indices", t.batch_indices},
+                                      {"positions", t.positions},
                                       k_scales,
                                       v_scales};
   return check_apart(arguments);
@@ -172,6 +240,7 @@ Status check_append_values(const AppendTensors& t, const TensorView& q) noexcept
   if (!t.slot_mapping.empty()) {
     return check_slots(t.slot_mapping, page_size_of(t), num_pages_of(t.k_cache, t.v_cache));
   }
+  if (!t.batch_indices.empty()) return check_position_values(t);
   const PageTableTensors tables{t.block_table, t.page_indptr, t.page_indices};
   const auto* indptr = static_cast<const int32_t*>(t.indptr.data);
   const auto* kv_lens = static_cast<const int32_t*>(t.kv_lens.data);
@@ -214,6 +283,8 @@ AppendParams make_append_params(const AppendTensors& t, const TensorView& q) noe
   if (!q.empty()) rows = std::min(rows, q.shape[0]);
   if (!t.slot_mapping.empty()) {
     rows = t.slot_mapping.shape[0];
+  } else if (!t.batch_indices.empty()) {
+    rows = t.batch_indices.shape[0];
   } else if (t.k_cache.device.type == DeviceType::kCpu) {
     rows = p.places.indptr[p.places.batch_size];
   }

@@ -36,7 +36,7 @@ struct StateNames {
 }  // namespace
 
 Status merge_states(const AttentionState* states, int32_t num_states, const AttentionState& out,
-                    Stream stream) noexcept {
+                    Stream stream, bool base2) noexcept {
   if (states == nullptr || num_states < 1) {
     return error(StatusCode::kInvalidArgument, "o: expected at least one state, got %d",
                  states == nullptr ? 0 : num_states);
@@ -66,10 +66,12 @@ Status merge_states(const AttentionState* states, int32_t num_states, const Atte
     FLASHPLAN_RETURN_IF_ERROR(check_apart_or_same(out_o, o));
     FLASHPLAN_RETURN_IF_ERROR(check_apart_or_same(out_lse, lse));
   }
+  constexpr float kLn2 = 0.69314718055994531F;
+  const float ln_base = base2 ? kLn2 : 1.0F;
   if (first.device.type == DeviceType::kCuda) {
-    return cuda::merge_states(states, num_states, out, stream);
+    return cuda::merge_states(states, num_states, out, ln_base, stream);
   }
-  cpu::merge_states(states, num_states, out);
+  cpu::merge_states(states, num_states, out, ln_base);
   return {};
 }
 

@@ -13,8 +13,9 @@ namespace flashplan::cpu {
 
 void append_paged_kv(const AppendParams& params) noexcept;
 void rope_append_paged_kv(const RopeAppendParams& params) noexcept;
-void merge_states(const AttentionState* states, int32_t num_states,
-                  const AttentionState& out) noexcept;
+/// ln_base: the natural logarithm of the base of every lse, which is e or 2.
+void merge_states(const AttentionState* states, int32_t num_states, const AttentionState& out,
+                  float ln_base) noexcept;
 void norm(const NormParams& params) noexcept;
 void gated_activation(const ActivationParams& params) noexcept;
 void apply_rope(const RopeParams& params) noexcept;
@@ -39,11 +40,11 @@ namespace flashplan::cuda {
 Status append_paged_kv(const AppendParams& params, Device device, Stream stream) noexcept;
 Status rope_append_paged_kv(const RopeAppendParams& params, Device device, Stream stream) noexcept;
 
+/// ln_base: as on the CPU.
 ///   kUnsupported  there are more states than the kernel's argument can list, and they are not
-///   slices
-///                 of one tensor
+///                 slices of one tensor
 Status merge_states(const AttentionState* states, int32_t num_states, const AttentionState& out,
-                    Stream stream) noexcept;
+                    float ln_base, Stream stream) noexcept;
 
 Status norm(const NormParams& params, Device device, Stream stream) noexcept;
 Status gated_activation(const ActivationParams& params, Device device, Stream stream) noexcept;

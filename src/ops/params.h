@@ -60,15 +60,26 @@ struct RopeParams : RopeTurns {
   DType dtype = DType::kFloat32;
   int32_t num_rows = 0;  // tokens
   int32_t head_dim = 0;
+  /// [table_rows, rotary_dim] cosines of all pairs at a position, then their sines; null: `turns`
+  /// has the rotations.
+  const float* table = nullptr;
+  int64_t table_stride = 0;  // elements
+  int64_t table_rows = 0;
 
   FLASHPLAN_HOST_DEVICE double position(int32_t token) const {
     return has_wide_positions ? static_cast<double>(static_cast<const int64_t*>(positions)[token])
                               : static_cast<double>(static_cast<const int32_t*>(positions)[token]);
   }
+  /// The cosines and sines at the position of a token; null outside of the table.
+  FLASHPLAN_HOST_DEVICE const float* table_row(int32_t token) const {
+    const int64_t row = has_wide_positions ? static_cast<const int64_t*>(positions)[token]
+                                           : static_cast<const int32_t*>(positions)[token];
+    return row >= 0 && row < table_rows ? table + row * table_stride : nullptr;
+  }
 };
 
-/// Where the new tokens of a batch go in a paged cache: behind the keys of their requests, or to
-/// slots. Tokens whose page is not in the cache are skipped.
+/// Where the new tokens of a batch go in a paged cache: behind the keys of their requests, to
+/// positions, or to slots. Tokens whose page is not in the cache are skipped.
 struct TokenPlaces {
   const int32_t* indptr = nullptr;
   const int32_t* kv_lens = nullptr;
@@ -76,7 +87,12 @@ struct TokenPlaces {
   /// Given instead of all these but the size and the number of pages: page * page_size + row in
   /// page of each token; -1: nowhere.
   const int64_t* slots = nullptr;
+  /// Given instead of indptr and kv_lens: the request of each token, -1 for none, and its position.
+  const int32_t* requests = nullptr;
+  const int32_t* positions = nullptr;
   int32_t batch_size = 0;
+
+  FLASHPLAN_HOST_DEVICE bool by_lengths() const { return slots == nullptr && requests == nullptr; }
 };
 
 /// k or v of new tokens and the cache they go to. Strides in bytes.

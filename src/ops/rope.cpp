@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "flashplan/rope.h"
 
+#include <algorithm>
+
 #include "checks/tensor_checks.h"
 #include "common/error.h"
 #include "ops/checks.h"
@@ -25,32 +27,21 @@ Status check_positions(const TensorView& positions) {
   return {};
 }
 
-}  // namespace
-
-RopeParams make_rope_params(const Rope& rope, const TensorView& q) noexcept {
-  RopeParams p;
-  static_cast<RopeTurns&>(p) = make_rope_turns(rope, static_cast<int32_t>(q.shape[2]));
-  p.dtype = q.dtype;
-  p.num_rows = static_cast<int32_t>(q.shape[0]);
-  p.head_dim = static_cast<int32_t>(q.shape[2]);
-  return p;
+/// Checks that the positions, in host memory, are rows of the table.
+Status check_rows_of_table(const RopeParams& p) {
+  for (int32_t token = 0; token < p.num_rows; ++token) {
+    if (p.table_row(token) != nullptr) continue;
+    return error(StatusCode::kInvalidArgument,
+                 "positions[%d]: expected a row of cos_sin_cache, in [0, %lld), got %.0f", token,
+                 static_cast<long long>(p.table_rows), p.position(token));
+  }
+  return {};
 }
 
-RopeSide make_rope_side(const TensorView& from, const TensorView& to) noexcept {
-  if (!has_elements(from)) return {};
-  return {static_cast<const char*>(from.data), stride_bytes(from, 0), stride_bytes(from, 1),
-          static_cast<char*>(to.data),         stride_bytes(to, 0),   stride_bytes(to, 1),
-          static_cast<int32_t>(from.shape[1])};
-}
-
-Status apply_rope(const TensorView& q, const TensorView& k, const TensorView& positions,
-                  const Rope& rope, const TensorView& out_q, const TensorView& out_k,
-                  Stream stream) noexcept {
+Status check_inputs(const TensorView& q, const TensorView& k, const TensorView& positions) {
   const TensorArgument q_arg{"q", q};
   const TensorArgument k_arg{"k", k};
   const TensorArgument positions_arg{"positions", positions};
-  const TensorArgument out_q_arg{"out_q", out_q, true};
-  const TensorArgument out_k_arg{"out_k", out_k, true};
   FLASHPLAN_RETURN_IF_ERROR(check_wide(q_arg));
   FLASHPLAN_RETURN_IF_ERROR(check_device_exists(q_arg));
   FLASHPLAN_RETURN_IF_ERROR(check_shape(q_arg, {Dim::int32(), Dim::int32(), Dim::int32(2)}));
@@ -69,7 +60,16 @@ Status apply_rope(const TensorView& q, const TensorView& k, const TensorView& po
                  INT32_MAX, static_cast<long long>(q.shape[1] + k.shape[1]),
                  static_cast<long long>(q.shape[2]));
   }
-  FLASHPLAN_RETURN_IF_ERROR(check_rope(rope, q.shape[2]));
+  return {};
+}
+
+Status check_results(const TensorView& q, const TensorView& k, const TensorView& positions,
+                     const TensorView& out_q, const TensorView& out_k) {
+  const TensorArgument q_arg{"q", q};
+  const TensorArgument k_arg{"k", k};
+  const TensorArgument positions_arg{"positions", positions};
+  const TensorArgument out_q_arg{"out_q", out_q, true};
+  const TensorArgument out_k_arg{"out_k", out_k, true};
   FLASHPLAN_RETURN_IF_ERROR(check_dtype(out_q_arg, q.dtype, " (as q)"));
   FLASHPLAN_RETURN_IF_ERROR(check_dtype(out_k_arg, q.dtype, " (as q)"));
   FLASHPLAN_RETURN_IF_ERROR(check_rows_like(out_q_arg, q, q.shape[2]));
@@ -80,16 +80,83 @@ Status apply_rope(const TensorView& q, const TensorView& k, const TensorView& po
   FLASHPLAN_RETURN_IF_ERROR(check_apart(out_k_arg, q_arg));
   FLASHPLAN_RETURN_IF_ERROR(check_apart(out_q_arg, out_k_arg));
   FLASHPLAN_RETURN_IF_ERROR(check_apart(out_q_arg, positions_arg));
-  FLASHPLAN_RETURN_IF_ERROR(check_apart(out_k_arg, positions_arg));
-  if (q.shape[0] == 0) return {};
+  return check_apart(out_k_arg, positions_arg);
+}
 
+void set_heads(const TensorView& q, RopeParams* p) {
+  p->dtype = q.dtype;
+  p->num_rows = static_cast<int32_t>(q.shape[0]);
+  p->head_dim = static_cast<int32_t>(q.shape[2]);
+}
+
+void set_tensors(const TensorView& q, const TensorView& k, const TensorView& positions,
+                 const TensorView& out_q, const TensorView& out_k, RopeParams* p) {
+  p->sides[0] = make_rope_side(q, out_q);
+  p->sides[1] = make_rope_side(k, out_k);
+  p->positions = positions.data;
+  p->has_wide_positions = positions.dtype == DType::kInt64;
+}
+
+}  // namespace
+
+RopeParams make_rope_params(const Rope& rope, const TensorView& q) noexcept {
+  RopeParams p;
+  static_cast<RopeTurns&>(p) = make_rope_turns(rope, static_cast<int32_t>(q.shape[2]));
+  set_heads(q, &p);
+  return p;
+}
+
+RopeSide make_rope_side(const TensorView& from, const TensorView& to) noexcept {
+  if (!has_elements(from)) return {};
+  return {static_cast<const char*>(from.data), stride_bytes(from, 0), stride_bytes(from, 1),
+          static_cast<char*>(to.data),         stride_bytes(to, 0),   stride_bytes(to, 1),
+          static_cast<int32_t>(from.shape[1])};
+}
+
+Status apply_rope(const TensorView& q, const TensorView& k, const TensorView& positions,
+                  const Rope& rope, const TensorView& out_q, const TensorView& out_k,
+                  Stream stream) noexcept {
+  FLASHPLAN_RETURN_IF_ERROR(check_inputs(q, k, positions));
+  FLASHPLAN_RETURN_IF_ERROR(check_rope(rope, q.shape[2]));
+  FLASHPLAN_RETURN_IF_ERROR(check_results(q, k, positions, out_q, out_k));
+  if (q.shape[0] == 0) return {};
   RopeParams p = make_rope_params(rope, q);
-  p.sides[0] = make_rope_side(q, out_q);
-  p.sides[1] = make_rope_side(k, out_k);
-  p.positions = positions.data;
-  p.has_wide_positions = positions.dtype == DType::kInt64;
+  set_tensors(q, k, positions, out_q, out_k, &p);
   if (q.device.type == DeviceType::kCuda) return cuda::apply_rope(p, q.device, stream);
   FLASHPLAN_RETURN_IF_ERROR(check_positions(positions));
+  cpu::apply_rope(p);
+  return {};
+}
+
+Status apply_rope(const TensorView& q, const TensorView& k, const TensorView& positions,
+                  const TensorView& cos_sin_cache, bool interleaved, const TensorView& out_q,
+                  const TensorView& out_k, Stream stream) noexcept {
+  const TensorArgument table{"cos_sin_cache", cos_sin_cache};
+  FLASHPLAN_RETURN_IF_ERROR(check_inputs(q, k, positions));
+  FLASHPLAN_RETURN_IF_ERROR(check_dtype(table, DType::kFloat32, ""));
+  FLASHPLAN_RETURN_IF_ERROR(check_device(table, q.device));
+  FLASHPLAN_RETURN_IF_ERROR(check_shape(table, {Dim::any(), Dim::any()}));
+  const int64_t rotary_dim = cos_sin_cache.shape[1];
+  const int64_t most = std::min<int64_t>(q.shape[2], kMaxRotaryDim);
+  if (rotary_dim < 2 || rotary_dim > most || rotary_dim % 2 != 0) {
+    return error(StatusCode::kInvalidArgument,
+                 "cos_sin_cache: expected an even number of columns in [2, %lld], got %lld",
+                 static_cast<long long>(most), static_cast<long long>(rotary_dim));
+  }
+  FLASHPLAN_RETURN_IF_ERROR(check_results(q, k, positions, out_q, out_k));
+  FLASHPLAN_RETURN_IF_ERROR(check_apart({"out_q", out_q, true}, table));
+  FLASHPLAN_RETURN_IF_ERROR(check_apart({"out_k", out_k, true}, table));
+  if (q.shape[0] == 0) return {};
+  RopeParams p;
+  p.interleaved = interleaved;
+  p.rotary_dim = static_cast<int32_t>(rotary_dim);
+  p.table = static_cast<const float*>(cos_sin_cache.data);
+  p.table_stride = cos_sin_cache.stride[0];
+  p.table_rows = cos_sin_cache.shape[0];
+  set_heads(q, &p);
+  set_tensors(q, k, positions, out_q, out_k, &p);
+  if (q.device.type == DeviceType::kCuda) return cuda::apply_rope(p, q.device, stream);
+  FLASHPLAN_RETURN_IF_ERROR(check_rows_of_table(p));
   cpu::apply_rope(p);
   return {};
 }

@@ -17,9 +17,14 @@ Status check_kv(const AppendTensors& t) {
   FLASHPLAN_RETURN_IF_ERROR(check_dtype({"v", t.v}, t.k.dtype, " (as k)"));
   FLASHPLAN_RETURN_IF_ERROR(
       check_dtype({"v_cache", t.v_cache, true}, t.k_cache.dtype, " (as k_cache)"));
-  if (t.slot_mapping.empty()) return {};
-  return error(StatusCode::kInvalidArgument,
-               "slot_mapping: expected none, since positions come from kv_lens, got a tensor");
+  for (const TensorArgument& other : {TensorArgument{"slot_mapping", t.slot_mapping},
+                                      TensorArgument{"batch_indices", t.batch_indices},
+                                      TensorArgument{"positions", t.positions}}) {
+    if (other.view.empty()) continue;
+    return error(StatusCode::kInvalidArgument,
+                 "%s: expected none, since positions come from kv_lens, got a tensor", other.name);
+  }
+  return {};
 }
 
 Status check_queries(const TensorArgument& q, const TensorArgument& out_q, const AppendTensors& t) {

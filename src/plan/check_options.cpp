@@ -76,6 +76,10 @@ Status check_ranges(const AttentionOptions& o) {
                  "softcap: expected 0 or a normal float32 > 0, got %g",
                  static_cast<double>(o.softcap));
   }
+  if (o.kernels < KernelGroup::kAll || o.kernels > KernelGroup::kHopper) {
+    return error(StatusCode::kInvalidArgument, "kernels: expected a KernelGroup, got %d",
+                 static_cast<int>(o.kernels));
+  }
   return {};
 }
 

@@ -257,6 +257,14 @@ TEST(merges_are_those_of_the_cpp_interface) {
     CHECK(out.bytes() == expected_o.bytes());
     CHECK(out_lse.bytes() == expected_lse.bytes());
 
+    const AttentionState expected{expected_o.view(), expected_lse.view()};
+    CHECK(merge_states(states.data(), num_states, expected, nullptr, true).ok());
+    CHECK_EQ(flashplan_merge_states_base2(o.data(), lse.data(), num_states, c_out, c_lse, nullptr,
+                                          message),
+             FLASHPLAN_OK);
+    CHECK(out.bytes() == expected_o.bytes());
+    CHECK(out_lse.bytes() == expected_lse.bytes());
+
     const auto refused = [&](const char* argument, const flashplan_tensor* const* states_o,
                              const flashplan_tensor* const* states_lse, int32_t count) {
       const flashplan_status status =

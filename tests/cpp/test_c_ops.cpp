@@ -211,6 +211,35 @@ TEST(rotations) {
   refused(&wrong, "rope.struct_size");
 }
 
+TEST(rotations_by_a_table) {
+  const HostTensor q = random_tensor(6, DType::kFloat32, {3, 4, 16});
+  const HostTensor k = random_tensor(7, DType::kFloat32, {3, 2, 16});
+  const HostTensor table = random_tensor(8, DType::kFloat32, {31, 12});
+  const HostTensor positions = int_tensor({9, 30, 7});
+  const HostTensor wanted_q = q, wanted_k = k, out_q = q, out_k = k;
+  CTensors owner;
+  Message message;
+  const flashplan_tensor* c_q = owner.add(q.view());
+  const flashplan_tensor* c_k = owner.add(k.view());
+  const flashplan_tensor* c_positions = owner.add(positions.view());
+  const flashplan_tensor* c_out_q = owner.add(out_q.view());
+  const flashplan_tensor* c_out_k = owner.add(out_k.view());
+  const auto run = [&](const flashplan_tensor* cosines, int32_t interleaved) {
+    return flashplan_apply_rope_table(c_q, c_k, c_positions, cosines, interleaved, c_out_q, c_out_k,
+                                      nullptr, message);
+  };
+  for (const bool interleaved : {false, true}) {
+    CHECK(apply_rope(q.view(), k.view(), positions.view(), table.view(), interleaved,
+                     wanted_q.view(), wanted_k.view())
+              .ok());
+    check_ok(run(owner.add(table.view()), interleaved ? 1 : 0), message);
+    CHECK(out_q.bytes() == wanted_q.bytes());
+    CHECK(out_k.bytes() == wanted_k.bytes());
+    CHECK(out_q.bytes() != q.bytes());
+  }
+  check_refused(as_status(run(nullptr, 0), message), kInvalid, "cos_sin_cache");
+}
+
 /// Two requests over pages of 4, and their new queries and keys.
 struct Cache {
   HostTensor q = random_tensor(8, DType::kFloat32, {3, 4, 16});

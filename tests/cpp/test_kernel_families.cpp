@@ -151,6 +151,47 @@ TEST(the_hopper_family_is_for_more_than_few_rows) {
            "batch_invariant: expected false (compiled in for cuda), got true");
 }
 
+TEST(options_name_the_group_of_kernels) {
+  std::vector<Kernel> all = kernels();
+  Kernel hopper = fake_kernel("sm90_bf16_d128", {90, 'a'});
+  hopper.family = &kSm90Family;
+  all.push_back(hopper);
+  Kernel gathers = fake_kernel("sm90_gather_bf16_d128", {90, 'a'});
+  gathers.family = &kSm90GatherFamily;
+  all.push_back(gathers);
+  DeviceLimits device = h200();
+  device.kernels = all;
+  for (const int32_t max_qo_tokens : {16, 16 * 512}) {
+    for (const int32_t page_size : {0, 4, 16}) {
+      AttentionOptions o = llama_on_gpu();
+      o.max_batch_size = 16;
+      o.max_qo_tokens = max_qo_tokens;
+      o.page_size = page_size;
+      for (const KernelGroup group : {KernelGroup::kGeneral, KernelGroup::kHopper}) {
+        o.kernels = group;
+        KernelChoices choices;
+        CHECK(select_kernel(o, device, &choices).ok());
+        CHECK(choices.first.kernel.family->group == group);
+        CHECK(!choices.second || choices.second->kernel.family->group == group);
+        for (const FamilyAnswer& answer : ask_families(o, device)) {
+          CHECK_EQ(answer.status.ok(), answer.family->group == group);
+        }
+      }
+    }
+  }
+  AttentionOptions o = llama_on_gpu();
+  o.kernels = KernelGroup::kHopper;
+  o.batch_invariant = true;
+  CHECK_EQ(gpu_choice(o, device),
+           "batch_invariant: expected false (compiled in for cuda), got true");
+  o.batch_invariant = false;
+  device.major = 8;
+  device.minor = 0;
+  CHECK_EQ(gpu_choice(o, device), "kernels: expected general (compiled in for cuda), got hopper");
+  o.kernels = static_cast<KernelGroup>(3);
+  CHECK_EQ(gpu_choice(o, device), "kernels: expected a KernelGroup, got 3");
+}
+
 TEST(decodes_with_a_variant_have_the_geometry_of_few_rows) {
   std::vector<Kernel> all = kernels();
   for (Kernel& kernel : all) {

@@ -273,6 +273,19 @@ LARGER += [
     for dim in (64, 128, 256)
 ] + [dataclasses.replace(case, sinks=True) for case in PREFIXES[:6]]
 
+# lse to base 2, in the bodies and merges that write it, beside sinks.
+LARGER += [
+    Case(qo, kv, lse_base2=True, num_qo_heads=8, head_dim=dim, **options)
+    for qo, kv, options in (
+        ((1, 1, 4), (9000, 70, 0), {"sinks": True}),
+        ((300, 12, 5), (900, 7000, 2), {"num_ctas": 40}),
+        ((40, 90), (5000, 90), {"batch_invariant": True}),
+        ((70, 1), (700, 9000), {"o_dtype": "float32", "memory": "strided", "variant": "biased"}),
+        ((1, 1), (9000, 80), {"kv_dtype": "float8_e4m3fn"}),
+    )
+    for dim in (64, 128, 256)
+] + [dataclasses.replace(case, lse_base2=True) for case in PREFIXES[:3]]
+
 # Scales that the kernels read, in every body; of several heads of one work tile.
 LARGER += [
     Case(qo, kv, device_scales=scales, num_qo_heads=8, num_kv_heads=kv_heads, head_dim=dim, **other)

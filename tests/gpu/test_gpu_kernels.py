@@ -104,6 +104,20 @@ def test_describe_says_why_no_other_family_is_taken(torch):
     assert "\nnot sm90: batch_invariant: expected false " in described
 
 
+@pytest.mark.parametrize(("kernels", "family"), [("general", "sm80"), ("hopper", "sm90")])
+def test_one_group_of_kernels_runs_every_batch(torch, seed, kernels, family):
+    torch.manual_seed(seed)
+    layer = Layer(torch, max_qo_tokens=512, kernels=kernels)
+    for lens, groups in ((DECODES, None), (PROMPT, None), (DECODES, GROUPS)):
+        assert layer.plan(lens, groups) == family
+        layer.out.fill_(float("nan"))
+        layer.run()
+        layer.assert_right(lens)
+    other = "sm90" if family == "sm80" else "sm80"
+    described = layer.attn.plan(*PROMPT).describe()
+    assert f"\nnot {other}: kernels: expected " in described
+
+
 def test_a_graph_of_prompts_has_both_kernels(torch, seed):
     """Whichever kernel the captured plan took."""
     torch.manual_seed(seed)

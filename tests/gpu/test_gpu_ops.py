@@ -13,7 +13,7 @@ import reference
 from frameworks import bits, owner_of
 from inputs import INT_MAX, indptr, poisoned
 from test_append import DTYPES as APPEND_DTYPES
-from test_append import check_slots, in_framework, num_pages, scales_of_heads
+from test_append import check_positions, check_slots, in_framework, num_pages, scales_of_heads
 from test_merge import DTYPES as MERGE_DTYPES
 from test_merge import assert_merged, states
 from test_nonfinite import assert_merges, assert_special_values, merges, special_values
@@ -178,6 +178,24 @@ def test_slot_mapping(cuda, seed, dtype, cache_dtype, kv_layout):
             cache_dtype=cache_dtype,
             page_size=page_size,
             kv_layout=kv_layout,
+        )
+
+
+@pytest.mark.parametrize(("dtype", "cache_dtype"), APPEND_DTYPES)
+@pytest.mark.parametrize("csr", [False, True])
+def test_positions(cuda, seed, dtype, cache_dtype, csr):
+    """Requests that are none of the table's and positions behind its pages skip a token as -1
+    does."""
+    rng = np.random.default_rng(seed)
+    for page_size in (1, 3, 16):
+        check_positions(
+            rng,
+            cuda,
+            strays=((-2, 0), (5, 0), (2**31 - 1, 3), (0, -1), (0, 2**31 - 1), (3, 200)),
+            dtype=dtype,
+            cache_dtype=cache_dtype,
+            page_size=page_size,
+            csr=csr,
         )
 
 
@@ -366,6 +384,14 @@ def test_merge_of_two(cuda, dtype, shape):
     o, lse = states(2, dtype, shape)
     merged = fp.merge_states(*on_gpu(cuda, o[0], lse[0], o[1], lse[1]))
     assert_merged(o, lse, *(cuda.array(x) for x in merged))
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 70])
+def test_merge_to_base_2(cuda, count):
+    o, lse = states(count, "bfloat16", (7, 3, 128))
+    tensors = on_gpu(cuda, o, lse / np.float32(np.log(2)))
+    merged_o, merged_lse = (cuda.array(x) for x in fp.merge_states(*tensors, base2=True))
+    assert_merged(o, lse, merged_o, merged_lse * np.float32(np.log(2)))
 
 
 def test_merge_of_no_tokens(cuda):

@@ -5,7 +5,7 @@ import pytest
 
 import flashplan as fp
 import test_rope
-from test_rope import DTYPES, ROPES, check_rope
+from test_rope import DTYPES, ROPES, check_rope, check_table
 
 pytestmark = pytest.mark.gpu
 
@@ -24,6 +24,25 @@ def test_head_dims(cuda, rng, dim, interleaved):
     rope = fp.Rope(interleaved=interleaved, rotary_dim=min(dim, 512))
     for dtype in DTYPES:
         check_rope(rng, rope, cuda, dim=dim, heads=(3, 1), dtype=dtype)
+
+
+@pytest.mark.parametrize("strided", [False, True])
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize(
+    ("dim", "rotary_dim"), [(64, 64), (128, 128), (80, 32), (6, 2), (576, 512)]
+)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_table(cuda, rng, dtype, dim, rotary_dim, interleaved, strided):
+    check_table(rng, cuda, dtype, dim, rotary_dim, interleaved=interleaved, strided=strided)
+
+
+def test_positions_outside_of_a_table(cuda, torch):
+    q = torch.randn(4, 3, 64, device=cuda.device)
+    table = torch.zeros(10, 64, device=cuda.device)
+    positions = torch.tensor([-1, 10, 2**31 - 1, 3], dtype=torch.int32, device=cuda.device)
+    out, _ = fp.apply_rope(q, q, positions, cos_sin_cache=table)
+    assert torch.equal(out[:3], q[:3])
+    assert not out[3].any()
 
 
 def test_in_place_in_a_graph(cuda, torch, rng):

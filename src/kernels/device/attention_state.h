@@ -189,8 +189,10 @@ struct OutputRow {
   FLASHPLAN_DEVICE int64_t o(const AttentionParams& p) const {
     return token * p.tensors.o.token_stride + head * p.tensors.o.head_stride;
   }
-  FLASHPLAN_DEVICE int64_t lse(const AttentionParams& p) const {
-    return token * p.tensors.lse.token_stride + head * p.tensors.lse.head_stride;
+  /// Writes a natural logarithm as the caller wants it. p.tensors.lse.data is not null.
+  FLASHPLAN_DEVICE void write_lse(const AttentionParams& p, float lse) const {
+    p.tensors.lse.data[token * p.tensors.lse.token_stride + head * p.tensors.lse.head_stride] =
+        lse * p.tensors.lse_scale;
   }
 };
 

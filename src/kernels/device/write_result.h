@@ -40,7 +40,7 @@ FLASHPLAN_DEVICE void write_result(const AttentionParams& p, const typename T::V
     o = {output(o.x, 0), output(o.y, 1), output(o.z, 2), output(o.w, 3)};
   }
   store_four<typename T::Variant>(p, to.o(p), dim, o);
-  if (dim == 0 && p.tensors.lse.data != nullptr) p.tensors.lse.data[to.lse(p)] = lse;
+  if (dim == 0 && p.tensors.lse.data != nullptr) to.write_lse(p, lse);
 }
 
 }  // namespace flashplan::device

@@ -14,7 +14,7 @@ struct Place {
 class PlaceFinder {
  public:
   PlaceFinder(const TokenPlaces& places, int32_t first) : places_(places) {
-    if (places.slots != nullptr) return;
+    if (!places.by_lengths()) return;
     int32_t behind = places.batch_size;  // the request is in [request_, behind)
     while (behind - request_ > 1) {
       const int32_t middle = request_ + (behind - request_) / 2;
@@ -29,6 +29,11 @@ class PlaceFinder {
       if (slot < 0 || slot / page_size.value >= places_.pages.num_pages) return {};
       return {slot / page_size.value, static_cast<int32_t>(slot % page_size.value)};
     }
+    if (places_.requests != nullptr) {
+      const int32_t request = places_.requests[token];
+      if (request < 0 || request >= places_.batch_size) return {};
+      return place_of(request, places_.positions[token]);
+    }
     const int32_t* indptr = places_.indptr;
     if (token < indptr[request_]) return {};
     while (token >= indptr[request_ + 1]) {
@@ -36,16 +41,21 @@ class PlaceFinder {
       ++request_;
     }
     const int64_t key = int64_t{places_.kv_lens[request_]} - indptr[request_ + 1] + token;
+    return place_of(request_, key);
+  }
+
+ private:
+  Place place_of(int32_t request, int64_t key) const {
     if (key < 0 || key > 0x7fffffff) return {};
+    const Divisor& page_size = places_.pages.page_size;
     const auto position = static_cast<int32_t>(key);
-    const PageTable::Row ids = places_.pages.row_of(request_);
+    const PageTable::Row ids = places_.pages.row_of(request);
     const int32_t page_of_request = position / page_size.value;
     const int32_t page =
         page_of_request < ids.count ? places_.pages.ids[ids.first + page_of_request] : -1;
     return {page < places_.pages.num_pages ? page : -1, position % page_size.value, position};
   }
 
- private:
   const TokenPlaces& places_;
   int32_t request_ = 0;
 };

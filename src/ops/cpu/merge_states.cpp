@@ -25,7 +25,7 @@ auto* row_at(const AttentionState& state, int64_t token, int64_t head) {
 
 template <typename Format>
 void merge_row(const AttentionState* states, int32_t num_states, const AttentionState& out,
-               int64_t token, int64_t head) {
+               float ln_base, int64_t token, int64_t head) {
   float largest = kMinusInfinity;  // ignores NaN, which makes the total NaN
   for (int32_t i = 0; i < num_states; ++i)
     largest = std::fmax(largest, lse_at(states[i], token, head));
@@ -34,7 +34,7 @@ void merge_row(const AttentionState* states, int32_t num_states, const Attention
   float total = 0.0F;
   for (int32_t i = 0; i < num_states; ++i) {
     const float lse = lse_at(states[i], token, head);
-    if (lse != kMinusInfinity) total += std::exp(lse - largest);
+    if (lse != kMinusInfinity) total += std::exp((lse - largest) * ln_base);
   }
   // In blocks, so that `out` may be one of the inputs: each block is read whole before it is
   // written.
@@ -45,25 +45,25 @@ void merge_row(const AttentionState* states, int32_t num_states, const Attention
     for (int32_t i = 0; i < num_states; ++i) {
       const float lse = lse_at(states[i], token, head);
       if (lse == kMinusInfinity) continue;  // its o may be anything
-      const float weight = std::exp(lse - largest) / total;
+      const float weight = std::exp((lse - largest) * ln_base) / total;
       const auto* from = row_at<Format>(states[i], token, head) + begin;
       for (int64_t d = 0; d < count; ++d) sum[d] += weight * Format::load(from[d]);
     }
     for (int64_t d = 0; d < count; ++d) to[begin + d] = Format::store(sum[d]);
   }
   static_cast<float*>(out.lse.data)[token * out.lse.stride[0] + head * out.lse.stride[1]] =
-      total == 0.0F ? kMinusInfinity : largest + std::log(total);
+      total == 0.0F ? kMinusInfinity : largest + std::log(total) / ln_base;
 }
 
 }  // namespace
 
-void merge_states(const AttentionState* states, int32_t num_states,
-                  const AttentionState& out) noexcept {
+void merge_states(const AttentionState* states, int32_t num_states, const AttentionState& out,
+                  float ln_base) noexcept {
   const DefaultFloatMode mode;
   dispatch_format(out.o.dtype, [&](auto format) {
     for (int64_t token = 0; token < out.o.shape[0]; ++token) {
       for (int64_t head = 0; head < out.o.shape[1]; ++head) {
-        merge_row<decltype(format)>(states, num_states, out, token, head);
+        merge_row<decltype(format)>(states, num_states, out, ln_base, token, head);
       }
     }
   });

@@ -16,11 +16,25 @@ void rotate_token(const RopeParams& p, const Rotations& rotations, const RopeSid
   }
 }
 
+/// The rotation of each pair by the table of the caller. Positions have been checked.
+void read_rotations(const RopeParams& p, int32_t token, Rotations& rotations) {
+  const float* row = p.table_row(token);
+  const int32_t num_pairs = p.rotary_dim / 2;
+  for (int32_t i = 0; i < num_pairs; ++i) {
+    rotations.cos[i] = row[i];
+    rotations.sin[i] = row[num_pairs + i];
+  }
+}
+
 void rope_rows(const RopeParams& p, int32_t begin, int32_t end) noexcept {
   dispatch_wide_format(p.dtype, [&](auto format) {
     Rotations rotations;
     for (int32_t token = begin; token < end; ++token) {
-      fill_rotations(p, p.position(token), rotations);
+      if (p.table != nullptr) {
+        read_rotations(p, token, rotations);
+      } else {
+        fill_rotations(p, p.position(token), rotations);
+      }
       for (const RopeSide& side : p.sides) {
         rotate_token<decltype(format)>(p, rotations, side, token);
       }

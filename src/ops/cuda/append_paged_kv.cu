@@ -41,8 +41,7 @@ __global__ void __launch_bounds__(kThreads, 4)
   // In a CUDA graph k may have many more rows than there are tokens. Few rows are read regardless:
   // their loads and those of indptr are then under way together.
   const TokenPlaces& tokens = p.append.places;
-  if (p.tokens_per_thread > 1 && tokens.slots == nullptr &&
-      first >= tokens.indptr[tokens.batch_size]) {
+  if (p.tokens_per_thread > 1 && tokens.by_lengths() && first >= tokens.indptr[tokens.batch_size]) {
     return;
   }
 

@@ -37,6 +37,7 @@ struct MergeParams {
   int32_t num_heads;
   int32_t num_states;
   int32_t num_columns;
+  float ln_base;  // the natural logarithm of the base of lse
   bool stacked;
 };
 static_assert(sizeof(MergeParams) <= 4096);
@@ -89,7 +90,7 @@ __global__ void __launch_bounds__(kThreads) merge_kernel(const __grid_constant__
 #pragma unroll kGroup
     for (int i = 0; i < p.num_states; ++i) {
       const float lse = row.lse(i);
-      if (lse != minus_infinity) total += expf(lse - largest);
+      if (lse != minus_infinity) total += expf((lse - largest) * p.ln_base);
     }
     for (int column = first_column; column < p.num_columns; column += width) {
       float sum[kVec] = {};
@@ -100,7 +101,7 @@ __global__ void __launch_bounds__(kThreads) merge_kernel(const __grid_constant__
           if (begin + j >= p.num_states) break;
           const float lse = row.lse(begin + j);
           if (lse == minus_infinity) continue;  // its o may be anything
-          const float weight = expf(lse - largest) / total;
+          const float weight = expf((lse - largest) * p.ln_base) / total;
           float values[kVec];
           unpack<kDType, kVec>(words[j], values);
           for (int d = 0; d < kVec; ++d) sum[d] += weight * values[d];
@@ -114,7 +115,7 @@ __global__ void __launch_bounds__(kThreads) merge_kernel(const __grid_constant__
   __syncthreads();
   if (is_active && first_column == 0) {
     p.out.lse[row.token * p.out.lse_token_stride + row.head * p.out.lse_head_stride] =
-        total == 0.0F ? minus_infinity : largest + logf(total);  // NaN is not 0
+        total == 0.0F ? minus_infinity : largest + logf(total) / p.ln_base;  // NaN is not 0
   }
 }
 
@@ -166,7 +167,7 @@ bool allows_words(const StateRows& rows) {
 }  // namespace
 
 Status merge_states(const AttentionState* states, int32_t num_states, const AttentionState& out,
-                    Stream stream) noexcept {
+                    float ln_base, Stream stream) noexcept {
   const TensorView& o = out.o;
   MergeParams p{};
   p.stacked = num_states > kMaxListed;
@@ -190,6 +191,7 @@ Status merge_states(const AttentionState* states, int32_t num_states, const Atte
   p.num_rows = o.shape[0] * o.shape[1];
   p.num_heads = static_cast<int32_t>(o.shape[1]);
   p.num_states = num_states;
+  p.ln_base = ln_base;
   p.num_columns = static_cast<int32_t>(o.shape[2] / (by_word ? instance.word_elements : 1));
   if (p.num_rows == 0 || p.num_columns == 0) return {};
 

@@ -49,11 +49,33 @@ __device__ void find_slots(const TokenPlaces& p, int first, int end, int tile, P
   }
 }
 
+/// Fills places[0, tile) for tokens first + i < end whose requests and positions are given.
+template <int kThreads, class PlaceType>
+__device__ void find_positions(const TokenPlaces& p, int first, int end, int tile,
+                               PlaceType* places) {
+  const Divisor& page_size = p.pages.page_size;
+#pragma unroll 1
+  for (int i = static_cast<int>(threadIdx.x); i < tile; i += kThreads) {
+    const int request = first + i < end ? p.requests[first + i] : -1;
+    const int key = first + i < end ? p.positions[first + i] : -1;
+    places[i] = PlaceType::none();
+    if (request < 0 || request >= p.batch_size || key < 0) continue;
+    const PageTable::Row ids = p.pages.row_of(request);
+    const auto page_of_request =
+        static_cast<int32_t>(quotient(static_cast<uint32_t>(key), page_size));
+    const int32_t page =
+        page_of_request < ids.count ? p.pages.ids[ids.first + page_of_request] : -1;
+    places[i] = PlaceType::of(page < p.pages.num_pages ? page : -1,
+                              key - page_of_request * page_size.value, key);
+  }
+}
+
 /// Fills places[0, tile) for the tokens from `first` on, of which there are less than `end`; a
 /// barrier is still due. Called by the kThreads threads of a CTA.
 template <int kThreads, class PlaceType>
 __device__ void find_places(const TokenPlaces& p, int first, int end, int tile, PlaceType* places) {
   if (p.slots != nullptr) return find_slots<kThreads>(p, first, end, tile, places);
+  if (p.requests != nullptr) return find_positions<kThreads>(p, first, end, tile, places);
   const int thread = static_cast<int>(threadIdx.x);
   for (int i = thread; i < tile; i += kThreads) places[i] = PlaceType::none();
   // The lengths are read from far away, so one round of loads by all threads finds the requests of

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// apply_rope() on CUDA: a CTA has a token. Its threads make the rotation of each pair once, for all
-// heads, and then rotate words of the heads.
+// apply_rope() on CUDA: a CTA has a token. Its threads make the rotation of each pair once, or read
+// it from a table, for all heads, and then rotate words of the heads.
 #include <algorithm>
 #include <cstdint>
 
@@ -14,12 +14,28 @@ namespace {
 
 constexpr int kMaxThreads = 256;
 
+/// The rotation of each pair by the table of the caller; none at a position outside of it. A
+/// barrier is still due.
+__device__ void read_rotations(const RopeParams& p, int32_t token, float2* rotations) {
+  const float* row = p.table_row(token);
+  const int32_t num_pairs = p.rotary_dim / 2;
+  for (int32_t i = static_cast<int32_t>(threadIdx.x); i < num_pairs;
+       i += static_cast<int32_t>(blockDim.x)) {
+    rotations[i] = row == nullptr ? make_float2(1.0F, 0.0F)
+                                  : make_float2(__ldg(row + i), __ldg(row + num_pairs + i));
+  }
+}
+
 template <DType kDType, int kVec>
 __global__ void __launch_bounds__(kMaxThreads) rope_kernel(const __grid_constant__ RopeParams p) {
   using WordType = Word<kDType, kVec>;
   __shared__ float2 rotations[kMaxRotaryDim / 2];
   const auto token = static_cast<int32_t>(blockIdx.x);
-  fill_rotations(p, p.position(token), rotations);
+  if (p.table != nullptr) {
+    read_rotations(p, token, rotations);
+  } else {
+    fill_rotations(p, p.position(token), rotations);
+  }
   __syncthreads();
 
   const HeadItems<kVec> items(p);

@@ -12,18 +12,19 @@
 #include <string_view>
 
 #include "abi/architecture.h"
+#include "flashplan/plan.h"
 #include "flashplan/tensor.h"
 #include "plan/kernel/tuning.h"
 #include "variant/gpu_code.h"
 
 namespace flashplan {
 
-struct AttentionOptions;
 struct AttentionParams;
 struct Kernel;
 
 /// The options that a kernel may not serve, in the order in which they are compared.
 enum class Axis : int32_t {
+  kKernels,
   kQDType,
   kKvDType,
   kHeadDim,
@@ -42,6 +43,7 @@ enum class BatchKind : int32_t { kFewRows, kManyRows };
 struct KernelFamily {
   const char* name;  // "sm80", as in kernels.json
   DeviceType device;
+  KernelGroup group = KernelGroup::kGeneral;
   /// What plans with variants and rotations compile; null: the family serves none.
   const DeviceProgram* program = nullptr;
   /// Whether the kernels run work tiles of shared prefixes, and their merges.
@@ -50,7 +52,8 @@ struct KernelFamily {
   /// tile.
   bool merges_readers_last = false;
 
-  /// The first axis along which `kernel` does not serve `options`; kNone: it serves them.
+  /// The first axis along which `kernel` does not serve `options`, which allow its group; kNone: it
+  /// serves them.
   Axis (*first_unserved)(const Kernel& kernel, const AttentionOptions& options) noexcept;
   /// Bytes of the workspace that each queue needs for itself.
   std::size_t (*scratch_bytes)(const Kernel& kernel, const AttentionOptions& options) noexcept;
@@ -116,8 +119,14 @@ struct Kernel {
   KernelCode code;
 
   friend bool operator==(const Kernel&, const Kernel&) = default;
+  /// The first axis along which the kernel does not serve `options`; kNone: it serves them.
+  Axis first_unserved(const AttentionOptions& options) const noexcept {
+    const KernelGroup group = options.kernels;
+    if (group != KernelGroup::kAll && group != family->group) return Axis::kKernels;
+    return family->first_unserved(*this, options);
+  }
   bool supports(const AttentionOptions& options) const noexcept {
-    return family->first_unserved(*this, options) == Axis::kNone;
+    return first_unserved(options) == Axis::kNone;
   }
 };
 

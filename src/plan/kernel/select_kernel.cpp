@@ -84,6 +84,10 @@ Status check_gpu(const AttentionOptions& o, const DeviceLimits& device) {
   return {};
 }
 
+const char* name_of(KernelGroup group) {
+  return group == KernelGroup::kHopper ? "hopper" : "general";
+}
+
 struct Text {
   char text[32] = {};
 };
@@ -95,6 +99,7 @@ Text offer(const Kernel& kernel, Axis axis) {
     std::snprintf(offer.text, sizeof(offer.text), format, values...);
   };
   switch (axis) {
+    case Axis::kKernels: print("%s", name_of(kernel.family->group)); break;
     case Axis::kQDType: print("%s", to_string(kernel.q_dtype)); break;
     case Axis::kKvDType: print("%s", to_string(kernel.kv_dtype)); break;
     case Axis::kHeadDim: print("(%d, %d)", kernel.head_dim_qk, kernel.head_dim_vo); break;
@@ -116,6 +121,7 @@ Text asked(const AttentionOptions& o, Axis axis, const char** argument) {
     std::snprintf(asked.text, sizeof(asked.text), format, values...);
   };
   switch (axis) {
+    case Axis::kKernels: print("kernels", "%s", name_of(o.kernels)); break;
     case Axis::kQDType: print("q_dtype", "%s", to_string(o.q_dtype)); break;
     case Axis::kKvDType: print("kv_dtype", "%s", to_string(o.kv_dtype)); break;
     case Axis::kHeadDim:
@@ -135,13 +141,14 @@ Text asked(const AttentionOptions& o, Axis axis, const char** argument) {
 Status unserved(const AttentionOptions& o, const DeviceLimits& device, Axis axis) {
   List offers;
   for (const Kernel& kernel : device.kernels) {
-    if (!is_candidate(kernel, device) || kernel.family->first_unserved(kernel, o) != axis) continue;
+    if (!is_candidate(kernel, device) || kernel.first_unserved(o) != axis) continue;
     offers.add(offer(kernel, axis).text);
   }
   const char* argument = "";
   const Text got = asked(o, axis, &argument);
-  return error(StatusCode::kUnsupported, "%s: expected %s%s (compiled in for cuda), got %s",
-               argument, axis == Axis::kHeadDim ? "up to " : "", offers.text(), got.text);
+  return error(StatusCode::kUnsupported, "%s: expected %s%s (compiled in for %s), got %s", argument,
+               axis == Axis::kHeadDim ? "up to " : "", offers.text(),
+               o.device.type == DeviceType::kCpu ? "cpu" : "cuda", got.text);
 }
 
 /// Whether `a` goes before `b` where both serve the options: the one with smaller head dims does,
@@ -159,10 +166,10 @@ bool is_better(const Kernel& a, const Kernel& b, const AttentionOptions& options
 Status select_for(BatchKind kind, const AttentionOptions& options, const DeviceLimits& device,
                   KernelChoice* choice) {
   const Kernel* best = nullptr;
-  Axis nearest = Axis::kQDType;
+  Axis nearest = Axis::kKernels;
   for (const Kernel& kernel : device.kernels) {
     if (!is_candidate(kernel, device)) continue;
-    const Axis axis = kernel.family->first_unserved(kernel, options);
+    const Axis axis = kernel.first_unserved(options);
     nearest = std::max(nearest, axis);
     if (axis != Axis::kNone) continue;
     if (best == nullptr || is_better(kernel, *best, options, kind)) best = &kernel;

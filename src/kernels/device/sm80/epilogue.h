@@ -126,7 +126,7 @@ class Epilogue {
     }
     for_each_row([&](int m, int half, int row) {
       if (writes_lse() && p_.tensors.lse.data != nullptr) {
-        p_.tensors.lse.data[OutputRow(p_, block_.rows, head_, row).lse(p_)] = row_lse[m][half];
+        OutputRow(p_, block_.rows, head_, row).write_lse(p_, row_lse[m][half]);
       }
       uint16_t* const to = static_cast<uint16_t*>(p_.tensors.o.data) + out[m][half];
       const int num_dims = p_.tensors.head_dim_vo - at_.first_dim();

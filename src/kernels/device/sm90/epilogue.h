@@ -112,7 +112,7 @@ class Sm90Epilogue {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       if (row(half) < rows.num_rows) {
-        p_.tensors.lse.data[OutputRow(p_, rows, head, row(half)).lse(p_)] = lse[half];
+        OutputRow(p_, rows, head, row(half)).write_lse(p_, lse[half]);
       }
     }
   }

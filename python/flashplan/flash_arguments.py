@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The arguments of FlashAttention's functions: which are refused, and what the others are here."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from flashplan._core import UnsupportedError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_HINTS = {
+    "alibi_slopes": "use flashplan.variants.alibi with flashplan.Attention",
+    "rotary_cos": "rotate q and k by flashplan.apply_rope",
+    "rotary_sin": "rotate q and k by flashplan.apply_rope",
+    "return_attn_probs": "return_softmax_lse=True returns the log-sum-exp",
+}
+
+
+def refuse(**arguments: Any) -> None:
+    """UnsupportedError for the first one that is not None, False or 0."""
+    for name, value in arguments.items():
+        if value is None or (not isinstance(value, Tensor) and value == 0):
+            continue
+        got = "a tensor" if isinstance(value, Tensor) else repr(value)
+        hint = f"; {_HINTS[name]}" if name in _HINTS else ""
+        raise UnsupportedError(f"{name}: expected none, got {got}{hint}")
+
+
+def one_of(first: str, a: Any, second: str, b: Any) -> Any:
+    """The value of an argument that has two names."""
+    if a is not None and b is not None:
+        raise ValueError(f"{first}: expected it or {second}, got both")
+    return a if b is None else b
+
+
+def check_dims(name: str, tensor: Tensor, dims: int) -> None:
+    if tensor.dim() != dims:
+        raise ValueError(f"{name}: expected {dims} dimensions, got shape {list(tensor.shape)}")
+
+
+def is_8_bit(tensor: Tensor) -> bool:
+    return tensor.dtype in (torch.float8_e4m3fn, torch.float8_e5m2)
+
+
+def mask_options(causal: bool, window_size: Sequence[int] | None) -> dict[str, Any]:
+    left, right = (-1, -1) if window_size is None else window_size
+    if right > 0 and not causal:
+        raise UnsupportedError(f"window_size: expected (left, right) with right <= 0, got {right}")
+    return {"causal": bool(causal) or right == 0, "window_left": left if left >= 0 else -1}
+
+
+def attention_options(
+    q: Tensor, k: Tensor, v: Tensor, page_size: int | None, softmax_scale: Any, softcap: float
+) -> dict[str, Any]:
+    if is_8_bit(q):
+        raise UnsupportedError(f"q: expected 16 bits (32 on the CPU), got {q.dtype}")
+    return {
+        "num_qo_heads": q.shape[-2],
+        "num_kv_heads": k.shape[-2],
+        "head_dim": (q.shape[-1], v.shape[-1]),
+        "page_size": page_size,
+        "q_dtype": q.dtype,
+        "kv_dtype": k.dtype,
+        "softmax_scale": softmax_scale,
+        "softcap": softcap,
+    }
+
+
+def scale(name: str, scales: Tensor | None, cache: Tensor) -> float | Tensor:
+    """The scale of an 8-bit cache, from [batch_size, num_kv_heads] that is the same for all
+    sequences. FlashAttention ignores those of other caches, too."""
+    if scales is None or not is_8_bit(cache) or scales.numel() == 0:
+        return 1.0
+    if scales.dim() == 2:
+        if scales.shape[0] > 1 and scales.stride(0) != 0:
+            raise UnsupportedError(
+                f"{name}: expected the scales of one sequence, or these expanded to all sequences, "
+                f"got shape {list(scales.shape)} and stride {list(scales.stride())}"
+            )
+        scales = scales[0]
+    is_expanded = scales.dim() == 1 and scales.stride(0) == 0
+    return (scales[:1] if is_expanded else scales).float()
+
+
+def sinks_of(s_aux: Tensor | None, sinks: Tensor | None) -> Tensor | None:
+    given = one_of("s_aux", s_aux, "sinks", sinks)
+    return None if given is None else given.float().contiguous()
+
+
+def int32(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.int32)

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the functions of `flashplan.flash_attn` keep between calls, which have no plan() of their
+own: plans, a workspace, and lengths that were copied to the host."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import OrderedDict, deque
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from flashplan.attention import Attention
+from flashplan.support import workspace_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
+
+    # qo_indptr, kv_lens and kv_indptr of `Attention.plan`.
+    Lengths = tuple[list[int], list[int], list[int] | None]
+
+# Kinds of calls (options, and bounds that are powers of two) whose objects are kept. An object that
+# a CUDA graph runs is kept for ever and not counted.
+MAX_KEPT = 64
+# Layers of one step may have different lengths, as encoders and decoders have.
+MAX_LENGTHS = 8
+
+
+def is_capturing(device: torch.device) -> bool:
+    """Whether the current stream is being captured into a CUDA graph."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def power_of_two(number: int) -> int:
+    """The smallest one that is >= number and >= 1."""
+    return 1 << max(number - 1, 0).bit_length()
+
+
+class _Planned:
+    """An Attention, and the step that it is planned for."""
+
+    def __init__(self, attn: Attention) -> None:
+        self.attn = attn
+        self.step: Hashable = None
+
+
+class _Copied:
+    """Tensors of lengths on a GPU, and their values."""
+
+    def __init__(self, tensors: tuple[Tensor, ...], values: list[list[int]]) -> None:
+        self._references = [weakref.ref(tensor) for tensor in tensors]
+        self._states = [_state(tensor) for tensor in tensors]
+        self.values = values
+
+    def is_of(self, tensors: tuple[Tensor, ...]) -> bool:
+        return (
+            len(tensors) == len(self._references)
+            and all(reference() is tensor for reference, tensor in zip(self._references, tensors))
+            and self._states == [_state(tensor) for tensor in tensors]
+        )
+
+
+def _state(tensor: Tensor) -> tuple[int, int, torch.Size]:
+    """What differs after PyTorch has written to the tensor; those of inference mode do not count
+    writes."""
+    version = -1 if tensor.is_inference() else tensor._version
+    return tensor.data_ptr(), version, tensor.shape
+
+
+class Plans(threading.local):
+    """Of one thread, because an Attention is for one thread at a time."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[Hashable, _Planned] = OrderedDict()
+        self._captured: dict[Hashable, list[_Planned]] = {}
+        self._workspaces: dict[torch.device, Tensor] = {}
+        self._streams: dict[torch.device, Any] = {}
+        self._copied: deque[_Copied] = deque(maxlen=MAX_LENGTHS)
+
+    def attention(
+        self,
+        device: torch.device,
+        options: dict[str, Any],
+        bounds: tuple[int, int],
+        step: Hashable,
+        lengths: Callable[[], Lengths],
+    ) -> Attention:
+        """An Attention that is planned for `step`. Steps that are equal have equal lengths.
+
+        While a CUDA graph is captured, that of an earlier call with the same step is taken, and
+        never planned again.
+
+        Args:
+            device: of the tensors.
+            options: those of `Attention`, but for bounds, device and workspace.
+            bounds: requests and rows of q in this step.
+            step, lengths: what distinguishes the lengths, and a function that lists them.
+
+        Raises:
+            RuntimeError: in a capture, without an earlier call.
+        """
+        max_batch_size = power_of_two(bounds[0])
+        max_qo_tokens = max(max_batch_size, power_of_two(bounds[1]))
+        key = (device, max_batch_size, max_qo_tokens, *options.values())
+        for planned in self._captured.get(key, ()):
+            if planned.step == step:
+                return planned.attn
+        kept = self._kept.get(key)
+        if is_capturing(device):
+            if kept is None or kept.step != step:
+                raise RuntimeError(
+                    "q: expected a call with the same shapes and options just before the capture "
+                    "of a CUDA graph, got none"
+                )
+            self._captured.setdefault(key, []).append(self._kept.pop(key))
+            return kept.attn
+        self._wait_for_last_stream(device)
+        if kept is None:
+            bounded = {**options, "max_batch_size": max_batch_size, "max_qo_tokens": max_qo_tokens}
+            kept = self._kept[key] = _Planned(self._new(device, bounded))
+            if len(self._kept) > MAX_KEPT:
+                self._kept.popitem(last=False)
+        self._kept.move_to_end(key)
+        if kept.step != step:
+            kept.step = None
+            stream = None if device.type == "cpu" else torch.cuda.current_stream(device)
+            kept.attn.plan(*lengths(), stream=stream)
+            kept.step = step
+        return kept.attn
+
+    def _new(self, device: torch.device, options: dict[str, Any]) -> Attention:
+        """All objects of a device share a workspace. Those made before it grew keep the old one."""
+        num_bytes = workspace_bytes(**options, device=device)
+        workspace = self._workspaces.get(device)
+        if workspace is None or workspace.numel() < num_bytes:
+            # Not an inference tensor, whichever mode the caller is in.
+            with torch.inference_mode(False):
+                workspace = torch.empty(num_bytes, dtype=torch.uint8, device=device)
+            self._workspaces[device] = workspace
+        return Attention(**options, device=device, workspace=workspace)
+
+    def _wait_for_last_stream(self, device: torch.device) -> None:
+        """Runs that share a workspace must not overlap."""
+        if device.type != "cuda":
+            return
+        stream = torch.cuda.current_stream(device)
+        last = self._streams.get(device)
+        if last is not None and last != stream:
+            stream.wait_stream(last)
+        self._streams[device] = stream
+
+    def on_host(self, *tensors: Tensor) -> list[list[int]]:
+        """The values of tensors of lengths: of those on a GPU by one copy, for which the host
+        waits. They are remembered until a tensor is written to, so that the layers of a step share
+        the copy. Not to be called in a capture.
+        """
+        if all(tensor.device.type == "cpu" for tensor in tensors):
+            return [tensor.tolist() for tensor in tensors]
+        for copied in self._copied:
+            if copied.is_of(tensors):
+                return copied.values
+        numbers = torch.cat([tensor.flatten() for tensor in tensors]).tolist()
+        values, begin = [], 0
+        for tensor in tensors:
+            values.append(numbers[begin : begin + tensor.numel()])
+            begin += tensor.numel()
+        self._copied.appendleft(_Copied(tensors, values))
+        return values

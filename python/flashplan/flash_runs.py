@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the functions of `flashplan.flash_attn` plan and run, once their arguments are checked."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from flashplan._core import UnsupportedError
+from flashplan.flash_arguments import int32
+from flashplan.flash_plans import Plans, is_capturing
+
+if TYPE_CHECKING:
+    from flashplan.flash_plans import Lengths
+
+_plans = Plans()
+
+
+def _equal_lengths(batch_size: int, qo_len: int, kv_len: int) -> Lengths:
+    qo_indptr = [request * qo_len for request in range(batch_size + 1)]
+    return qo_indptr, [kv_len] * batch_size, None
+
+
+def run_equal(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lengths: tuple[int, int, int],
+    options: dict[str, Any],
+    **tensors: Any,
+) -> Any:
+    """o, or (o, lse), of rows [tokens, heads, head_dim], equally many of each sequence.
+
+    Args:
+        lengths: batch size, rows of q and keys of each sequence; with kv_lens the most keys.
+        options: those of `Attention` that follow from the arguments.
+        tensors: the other arguments of `Attention.run`.
+    """
+    batch_size, qo_len, _ = lengths
+    attn = _plans.attention(
+        q.device,
+        options,
+        (batch_size, batch_size * qo_len),
+        ("equal", *lengths),
+        lambda: _equal_lengths(*lengths),
+    )
+    return attn.run(q, k, v, **tensors)
+
+
+def run_rows(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    ends: dict[str, Tensor | None],
+    longest: tuple[Any, Any],
+    options: dict[str, Any],
+    block_table: Tensor | None,
+    **tensors: Any,
+) -> Any:
+    """o, or (o, lse), of rows [tokens, heads, head_dim] that belong to sequences of any lengths.
+
+    Where a paged cache is read by equally many queries of each sequence, the lengths of keys are
+    read on the device. Else those on a GPU are copied to the host, which waits for them.
+
+    Args:
+        ends: cu_seqlens_q, and cu_seqlens_k, seqused_k or both.
+        longest: max_seqlen_q and max_seqlen_k, where they are known.
+    """
+    cu_seqlens_q, cu_seqlens_k, seqused_k = ends.values()
+    assert cu_seqlens_q is not None
+    batch_size, num_rows = cu_seqlens_q.shape[0] - 1, q.shape[0]
+    qo_len, kv_len = (None if n is None or isinstance(n, Tensor) else int(n) for n in longest)
+    if block_table is not None and qo_len is not None and num_rows == batch_size * qo_len:
+        most = block_table.shape[1] * options["page_size"]
+        if kv_len is not None:
+            most = min(most, kv_len)
+        if seqused_k is None:
+            assert cu_seqlens_k is not None
+            seqused_k = cu_seqlens_k.diff()
+        lengths = (batch_size, qo_len, most)
+        tensors |= {"block_table": block_table, "kv_lens": int32(seqused_k)}
+        return run_equal(q, k, v, lengths, options, **tensors)
+    if is_capturing(q.device):
+        raise UnsupportedError(
+            "cu_seqlens_q: expected max_seqlen_q queries of each sequence of a paged cache while a "
+            "CUDA graph is captured, got others"
+        )
+    given = {name: tensor for name, tensor in ends.items() if tensor is not None}
+    host = dict(zip(given, _plans.on_host(*given.values())))
+    qo_indptr, kv_indptr = host["cu_seqlens_q"], host.get("cu_seqlens_k")
+    kv_lens = host.get("seqused_k")
+    if kv_lens is None:
+        assert kv_indptr is not None
+        kv_lens = [end - begin for begin, end in zip(kv_indptr, kv_indptr[1:])]
+    if block_table is not None:
+        kv_indptr = None
+    planned = (qo_indptr, kv_lens, kv_indptr)
+    attn = _plans.attention(
+        q.device,
+        options,
+        (batch_size, num_rows),
+        ("rows", *(tuple(numbers or ()) for numbers in planned)),
+        lambda: planned,
+    )
+    return attn.run(q, k, v, block_table=block_table, **tensors)
+
+
+def in_batches(results: Any, batch_size: int, qo_len: int) -> Any:
+    """o [batch_size, qo_len, heads, dim] and lse [batch_size, heads, qo_len], from rows."""
+    if not isinstance(results, tuple):
+        return results.unflatten(0, (batch_size, qo_len))
+    o, lse = (x.unflatten(0, (batch_size, qo_len)) for x in results)
+    return o, lse.transpose(1, 2).contiguous()
+
+
+def heads_first(results: Any) -> Any:
+    """lse as [heads, tokens]."""
+    if not isinstance(results, tuple):
+        return results
+    o, lse = results
+    return o, lse.t().contiguous()
