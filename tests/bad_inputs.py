@@ -3,6 +3,7 @@
 
 from bad_appends import APPEND, APPEND_SCALES, ROPE_APPEND, SLOTS
 from bad_device_data import DEVICE_DATA
+from bad_mla import MLA
 from bad_operators import MASKS, MERGE, OTHER
 from bad_plans import FIND, OPTIONS, PLAN
 from bad_rows import ADD_RMSNORM, GATED, LAYERNORM, RMSNORM, ROPE
@@ -26,5 +27,6 @@ GROUPS = [
     SOFTMAX,
     VERIFY,
     PENALTIES,
+    MLA,
 ]
 BAD = [bad for group in GROUPS for bad in group]

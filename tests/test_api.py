@@ -30,6 +30,7 @@ ATTENTION = {
     "causal": True,
     "window_left": -1,
     "custom_mask": False,
+    "shared_kv": False,
     "softmax_scale": None,
     "softcap": 0.0,
     "variant": None,

@@ -30,8 +30,9 @@ BoundRun::BoundRun(nb::handle plan, const RunObjects& o, nb::handle result)
       result_(nb::borrow(result)),
       args_(nb::inst_ptr<PyPlan>(plan)->get().options(), o, nb::none()) {
   nb::list memory;
-  for (nb::handle argument : {o.q, o.k, o.v, o.block_table, o.page_indptr, o.page_indices,
-                              o.kv_lens, o.mask, o.sinks, o.k_scale, o.v_scale, o.out, o.lse}) {
+  for (nb::handle argument :
+       {o.q, o.k, o.v, o.q_tail, o.k_tail, o.block_table, o.page_indptr, o.page_indices, o.kv_lens,
+        o.mask, o.sinks, o.k_scale, o.v_scale, o.out, o.lse}) {
     memory.append(keeper_of(argument));
   }
   memory.append(keepers_of(o.variant_arguments));

@@ -24,7 +24,10 @@ RunArgs::RunArgs(const AttentionOptions& options, const RunObjects& o, nb::handl
       call_(call_stream(stream, producer_, options.device)),
       q_("q", required("q", o.q), TensorKind::kFloat, call_, &options.q_dtype),
       k_("k", required("k", o.k), TensorKind::kFloat, call_, &options.kv_dtype),
-      v_("v", required("v", o.v), TensorKind::kFloat, call_, &options.kv_dtype),
+      v_("v", options.shared_kv ? o.v : required("v", o.v), TensorKind::kFloat, call_,
+         &options.kv_dtype),
+      q_tail_("q_tail", o.q_tail, TensorKind::kFloat, call_, &options.q_dtype),
+      k_tail_("k_tail", o.k_tail, TensorKind::kFloat, call_, &options.kv_dtype),
       block_table_("block_table", o.block_table, TensorKind::kInt32, call_),
       page_indptr_("page_indptr", o.page_indptr, TensorKind::kInt32, call_),
       page_indices_("page_indices", o.page_indices, TensorKind::kInt32, call_),
@@ -43,6 +46,8 @@ RunArgs::RunArgs(const AttentionOptions& options, const RunObjects& o, nb::handl
   tensors_.q = q_.view();
   tensors_.k = k_.view();
   tensors_.v = v_.view();
+  tensors_.q_tail = q_tail_.view();
+  tensors_.k_tail = k_tail_.view();
   tensors_.block_table = block_table_.view();
   tensors_.page_indptr = page_indptr_.view();
   tensors_.page_indices = page_indices_.view();

@@ -15,7 +15,8 @@ namespace flashplan {
 
 /// The arguments of Attention.run(), but for the stream.
 struct RunObjects {
-  nb::handle q, k, v;
+  nb::handle q, k, v;  // v: None with shared_kv
+  nb::handle q_tail, k_tail;
   nb::handle block_table, page_indptr, page_indices;
   nb::handle kv_lens, mask, sinks;
   nb::handle out, lse;
@@ -49,6 +50,7 @@ class RunArgs {
   Producer producer_;
   CallStream call_;
   TensorArg q_, k_, v_;
+  TensorArg q_tail_, k_tail_;
   TensorArg block_table_, page_indptr_, page_indices_;
   TensorArg kv_lens_, mask_, sinks_;
   TensorArg k_scales_, v_scales_;

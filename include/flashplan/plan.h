@@ -44,7 +44,12 @@ struct AttentionOptions {
   int32_t window_left = -1;
   /// Each run() takes a mask of bits (AttentionTensors::mask), which hides further keys.
   bool custom_mask = false;
-  /// Multiplies q.k; a normal float > 0; empty: 1 / sqrt(head_dim_qk).
+  /// Values are the first head_dim_vo dims of the keys, as in multi-head latent attention (MLA):
+  /// runs take no v. It needs num_kv_heads == 1, head_dim_vo <= head_dim_qk and a softmax_scale,
+  /// and allows neither a variant nor a rotation. On the CPU only.
+  bool shared_kv = false;
+  /// Multiplies q.k; a normal float > 0; empty: 1 / sqrt(head_dim_qk). With shared_kv there is no
+  /// default, because models scale by the head dim before their keys were compressed.
   std::optional<float> softmax_scale;
   /// logits = softcap * tanh(softmax_scale * q.k / softcap); a normal float > 0, or 0: off.
   float softcap = 0.0F;
@@ -102,8 +107,12 @@ struct Batch {
 struct AttentionTensors {
   TensorView q;  // [>= T, num_qo_heads, head_dim_qk]
   /// ragged: [>= kv_indptr[batch_size], num_kv_heads, head_dim]; paged: see KvLayout. Any strides
-  /// but for the last dimension, which is contiguous.
+  /// but for the last dimension, which is contiguous. With shared_kv v is empty, and k may also
+  /// have no dimension of heads.
   TensorView k, v;
+  /// With shared_kv only, or empty: the last head_dim_qk - head_dim_vo dims of q and of k, shaped
+  /// like these but for the last dimension. Then q or k has the first head_dim_vo dims.
+  TensorView q_tail, k_tail;
   // Paged only, one of the two forms, int32, on the Plan's device. A request of kv_len tokens
   // reads its first ceil(kv_len / page_size) page ids and no more. The id of a page whose keys no
   // query sees may be anything. If a query sees keys of a page whose id is outside of the cache,
@@ -132,7 +141,8 @@ struct AttentionTensors {
   TensorView o;    // [>= T, num_qo_heads, head_dim_vo], written
   TensorView lse;  // [>= T, num_qo_heads] float32, natural log, written; may be empty
   /// Real key = k_scale * stored key (8-bit caches). Normal floats > 0, and so must be
-  /// softmax_scale * k_scale, which may not overflow when it is divided by softcap.
+  /// softmax_scale * k_scale, which may not overflow when it is divided by softcap. With shared_kv
+  /// k_scale is that of values too, and v_scale must be 1.
   float k_scale = 1.0F;
   float v_scale = 1.0F;
   /// [1] or [num_kv_heads] float32, on the Plan's device, or empty: one factor for all kv heads or

@@ -46,7 +46,11 @@ class Attention(Runs):
         window_left: key j is visible iff j >= i + kv_len - qo_len - window_left; -1: no window. A
             window of W tokens that counts the query's own is window_left = W - 1.
         custom_mask: each run() takes a mask of bits, which hides further keys; see `pack_mask`.
-        softmax_scale: multiplies q.k; a normal float32 > 0; default: 1 / sqrt(head_dim_qk).
+        shared_kv: values are the first head_dim_vo dims of the keys, as in multi-head latent
+            attention (MLA): run() takes no v. It needs num_kv_heads=1 and a softmax_scale, and
+            allows neither `variant` nor `rope`. On the CPU only.
+        softmax_scale: multiplies q.k; a normal float32 > 0; default: 1 / sqrt(head_dim_qk), and
+            none with shared_kv, because models scale by the head dim before compression.
         softcap: logits become softcap * tanh(logits / softcap); a normal float32 > 0, or 0 to turn
             this off.
         variant: an attention of your own; see `Variant`. It is compiled here: for the CPU by the
@@ -120,6 +124,7 @@ class Attention(Runs):
         causal: bool = True,
         window_left: int = -1,
         custom_mask: bool = False,
+        shared_kv: bool = False,
         softmax_scale: float | None = None,
         softcap: float = 0.0,
         variant: Variant | None = None,
@@ -143,6 +148,7 @@ class Attention(Runs):
             causal=causal,
             window_left=window_left,
             custom_mask=custom_mask,
+            shared_kv=shared_kv,
             softmax_scale=softmax_scale,
             softcap=softcap,
             variant=variant,

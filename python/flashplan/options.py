@@ -28,6 +28,7 @@ class Options(TypedDict, total=False):
     causal: bool
     window_left: int
     custom_mask: bool
+    shared_kv: bool
     softmax_scale: float | None
     softcap: float
     variant: Variant | None
@@ -107,6 +108,7 @@ def make_options(
     causal: bool = True,
     window_left: int = -1,
     custom_mask: bool = False,
+    shared_kv: bool = False,
     softmax_scale: float | None = None,
     softcap: float = 0.0,
     variant: Variant | None = None,
@@ -135,6 +137,7 @@ def make_options(
     options.causal = to_bool("causal", causal)
     options.window_left = to_int("window_left", window_left)
     options.custom_mask = to_bool("custom_mask", custom_mask)
+    options.shared_kv = to_bool("shared_kv", shared_kv)
     if softmax_scale is not None:
         options.softmax_scale = to_float("softmax_scale", softmax_scale)
     options.softcap = number = to_float("softcap", softcap)
@@ -190,6 +193,7 @@ def options_dict(
         "causal": options.causal,
         "window_left": options.window_left,
         "custom_mask": options.custom_mask,
+        "shared_kv": options.shared_kv,
         "softmax_scale": options.softmax_scale,
         "softcap": options.softcap,
         "variant": variant,

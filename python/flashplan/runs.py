@@ -30,9 +30,9 @@ class Runs:
     @overload
     def run(
         self,
-        q: TensorT,
-        k: Tensor,
-        v: Tensor,
+        q: TensorT | tuple[TensorT, Tensor],
+        k: Tensor | tuple[Tensor, Tensor],
+        v: Tensor | None = None,
         *,
         block_table: Tensor | None = None,
         page_indptr: Tensor | None = None,
@@ -52,9 +52,9 @@ class Runs:
     @overload
     def run(
         self,
-        q: TensorT,
-        k: Tensor,
-        v: Tensor,
+        q: TensorT | tuple[TensorT, Tensor],
+        k: Tensor | tuple[Tensor, Tensor],
+        v: Tensor | None = None,
         *,
         block_table: Tensor | None = None,
         page_indptr: Tensor | None = None,
@@ -74,9 +74,9 @@ class Runs:
     @overload
     def run(
         self,
-        q: TensorT,
-        k: Tensor,
-        v: Tensor,
+        q: TensorT | tuple[TensorT, Tensor],
+        k: Tensor | tuple[Tensor, Tensor],
+        v: Tensor | None = None,
         *,
         block_table: Tensor | None = None,
         page_indptr: Tensor | None = None,
@@ -95,9 +95,9 @@ class Runs:
     ) -> TensorT | tuple[TensorT, TensorT]: ...
     def run(
         self,
-        q: TensorT,
-        k: Tensor,
-        v: Tensor,
+        q: TensorT | tuple[TensorT, Tensor],
+        k: Tensor | tuple[Tensor, Tensor],
+        v: Tensor | None = None,
         *,
         block_table: Tensor | None = None,
         page_indptr: Tensor | None = None,
@@ -127,7 +127,9 @@ class Runs:
             k, v: ragged [kv_tokens, num_kv_heads, head_dim], or pages
                 [num_pages, page_size, num_kv_heads, head_dim] (NHD) or
                 [num_pages, num_kv_heads, page_size, head_dim] (HND). The last dimension is
-                contiguous, the other strides are any that are not negative.
+                contiguous, the other strides are any that are not negative. With shared_kv there is
+                no v, q and k may be pairs, of tensors with the first head_dim_vo dims and with the
+                others, and tensors of k may have no dimension of heads.
             block_table: [batch_size, max_pages] int32 page ids of each request, or
             page_indptr, page_indices: the same as CSR, [batch_size + 1] and [num_ids] int32.
                 An id that no query sees may be anything. On the CPU a visible id outside of the
@@ -194,6 +196,8 @@ class Runs:
             ((2, 8, 64), (2, 8))
         """
         own = packed_arguments(self._variant, variant_arguments)
+        q, q_tail = _parts("q", q)
+        k, k_tail = _parts("k", k)
         finish_o = finish_lse = None  # make the caller's kind of tensor of a new output
         if out is None:
             shape = (self._plan.num_tokens, *self._o_heads_and_dim)
@@ -204,6 +208,8 @@ class Runs:
             q,
             k,
             v,
+            q_tail,
+            k_tail,
             block_table,
             page_indptr,
             page_indices,
@@ -226,9 +232,9 @@ class Runs:
     @overload
     def bind(
         self,
-        q: TensorT,
-        k: Tensor,
-        v: Tensor,
+        q: TensorT | tuple[TensorT, Tensor],
+        k: Tensor | tuple[Tensor, Tensor],
+        v: Tensor | None = None,
         *,
         block_table: Tensor | None = None,
         page_indptr: Tensor | None = None,
@@ -247,9 +253,9 @@ class Runs:
     @overload
     def bind(
         self,
-        q: TensorT,
-        k: Tensor,
-        v: Tensor,
+        q: TensorT | tuple[TensorT, Tensor],
+        k: Tensor | tuple[Tensor, Tensor],
+        v: Tensor | None = None,
         *,
         block_table: Tensor | None = None,
         page_indptr: Tensor | None = None,
@@ -267,9 +273,9 @@ class Runs:
     ) -> BoundRun[tuple[TensorT, TensorT]]: ...
     def bind(
         self,
-        q: TensorT,
-        k: Tensor,
-        v: Tensor,
+        q: TensorT | tuple[TensorT, Tensor],
+        k: Tensor | tuple[Tensor, Tensor],
+        v: Tensor | None = None,
         *,
         block_table: Tensor | None = None,
         page_indptr: Tensor | None = None,
@@ -321,6 +327,8 @@ class Runs:
         if "stream" in variant_arguments:
             raise TypeError("stream: expected none, since each call takes it, got one")
         own = packed_arguments(self._variant, variant_arguments)
+        q, q_tail = _parts("q", q)
+        k, k_tail = _parts("k", k)
         num_rows = shape_of(q)[:1]
         out = given_or_kept("out", out, q, (*num_rows, *self._o_heads_and_dim), self._o_dtype)
         if return_lse:
@@ -329,6 +337,8 @@ class Runs:
             q,
             k,
             v,
+            q_tail,
+            k_tail,
             block_table,
             page_indptr,
             page_indices,
@@ -343,6 +353,15 @@ class Runs:
             own,
             (out, lse) if return_lse else out,
         )
+
+
+def _parts(name: str, tensor: Any) -> tuple[Any, Any]:
+    """A tensor and None, or the two tensors of a pair."""
+    if not isinstance(tensor, tuple | list):
+        return tensor, None
+    if len(tensor) != 2 or any(part is None for part in tensor):
+        raise TypeError(f"{name}: expected a tensor or a pair of tensors, got {len(tensor)} items")
+    return tensor[0], tensor[1]
 
 
 # Errors about arguments name the class that users have.

@@ -20,10 +20,15 @@
 namespace flashplan {
 namespace {
 
+/// Of keys or values with or without a dimension of heads.
 KvView kv_view(const TensorView& view, const AttentionOptions& options) {
-  if (options.page_size == 0) return {view.data, 0, view.stride[0], view.stride[1]};
-  const bool nhd = options.kv_layout == KvLayout::kNHD;
-  return {view.data, view.stride[0], view.stride[nhd ? 1 : 2], view.stride[nhd ? 2 : 1]};
+  const bool is_paged = options.page_size > 0;
+  const int32_t first = is_paged ? 1 : 0;  // of the dimensions in a page
+  const int64_t page_stride = is_paged ? view.stride[0] : 0;
+  if (view.rank < first + 3) return {view.data, page_stride, view.stride[first], 0};
+  const int32_t tokens = is_paged && options.kv_layout == KvLayout::kHND ? 2 : first;
+  const int32_t heads = 2 * first + 1 - tokens;
+  return {view.data, page_stride, view.stride[tokens], view.stride[heads]};
 }
 
 template <typename T>
@@ -33,21 +38,21 @@ TokenView<T> token_view(const TensorView& view) {
 
 TensorParams tensor_params(const AttentionTensors& t, const AttentionOptions& options) {
   TensorParams p;
+  const TensorView& v = options.shared_kv ? t.k : t.v;
   if (options.page_size > 0) {
     p.pages = make_page_table({t.block_table, t.page_indptr, t.page_indices}, options.page_size,
-                              num_pages_of(t.k, t.v));
+                              num_pages_of(t));
   }
   if (!t.kv_lens.empty()) p.kv_lens = static_cast<const int32_t*>(t.kv_lens.data);
   p.q = token_view<const void>(t.q);
   p.k = kv_view(t.k, options);
-  p.v = kv_view(t.v, options);
+  p.v = kv_view(v, options);
   p.o = token_view<void>(t.o);
   if (!t.lse.empty()) p.lse = token_view<float>(t.lse);
   p.q_dtype = options.q_dtype;
   p.kv_dtype = options.kv_dtype;
   p.o_dtype = options.o_dtype;
-  p.vectorized =
-      is_vectorized(t.q) && is_vectorized(t.k) && is_vectorized(t.v) && is_vectorized(t.o);
+  p.vectorized = is_vectorized(t.q) && is_vectorized(t.k) && is_vectorized(v) && is_vectorized(t.o);
   p.head_dim_qk = options.head_dim_qk;
   p.head_dim_vo = options.head_dim_vo;
   if (options.custom_mask) {
@@ -110,14 +115,25 @@ VariantArguments variant_arguments(const AttentionTensors& t, const AttentionOpt
   return arguments;
 }
 
-HostParams host_params(const Plan::Impl& plan, const PlanKernel& with) {
+HostParams host_params(const AttentionTensors& t, const Plan::Impl& plan, const PlanKernel& with) {
   const Schedule& schedule = with.scheduler.schedule();
-  return {.rope = plan.options.rope ? &plan.rope : nullptr,
-          .cta_indptr = schedule.cta_indptr.data(),
-          .first_merge = schedule.first_merge,
-          .num_merges = static_cast<int32_t>(schedule.merges.size()),
-          .total_cost = schedule.total_cost,
-          .has_few_rows = with.has_few_rows};
+  HostParams p;
+  if (!t.q_tail.empty()) {
+    p.q_tail = token_view<const void>(t.q_tail);
+    p.q_tail_dims = static_cast<int32_t>(t.q_tail.shape[t.q_tail.rank - 1]);
+  }
+  if (!t.k_tail.empty()) {
+    p.k_tail = {kv_view(t.k_tail, plan.options),
+                static_cast<int32_t>(t.k_tail.shape[t.k_tail.rank - 1])};
+  }
+  p.shared_kv = plan.options.shared_kv;
+  p.rope = plan.options.rope ? &plan.rope : nullptr;
+  p.cta_indptr = schedule.cta_indptr.data();
+  p.first_merge = schedule.first_merge;
+  p.num_merges = static_cast<int32_t>(schedule.merges.size());
+  p.total_cost = schedule.total_cost;
+  p.has_few_rows = with.has_few_rows;
+  return p;
 }
 
 /// Those of one of the plan's kernels.
@@ -136,12 +152,12 @@ AttentionParams make_params(const AttentionTensors& t, const Plan::Impl& plan, i
   p.mask = {options.causal, options.window_left};
   p.variant = {.logits_scale = *options.softmax_scale * t.k_scale,
                .softcap = options.softcap,
-               .v_scale = t.v_scale,
+               .v_scale = options.shared_kv ? t.k_scale : t.v_scale,
                .sinks = t.sinks.empty() ? nullptr : static_cast<const float*>(t.sinks.data),
                .k_scales = head_scales(t.k_scales),
-               .v_scales = head_scales(t.v_scales)};
+               .v_scales = head_scales(options.shared_kv ? t.k_scales : t.v_scales)};
   p.workspace = workspace_params(t, with.layout);
-  p.host = host_params(plan, with);
+  p.host = host_params(t, plan, with);
   p.arguments = variant_arguments(t, options);
   p.prepared = prepared_kv(t, plan, with);
   if (kernel.geometry.uses_tensor_maps) p.maps = cuda::encode_tensor_maps(kernel, options, t);

@@ -12,14 +12,21 @@
 namespace flashplan {
 namespace {
 
+/// Keys and values that are the same may leave out the dimension of heads.
 Status check_kv(const TensorArgument& argument, const Plan::Impl& plan, int32_t head_dim) {
   const AttentionOptions& options = plan.options;
   const Dim heads = Dim::exactly(options.num_kv_heads);
   const Dim dim = Dim::exactly(head_dim);
-  if (options.page_size == 0) {
-    return check_shape(argument, {Dim::at_least(plan.num_kv_rows), heads, dim});
-  }
   const Dim page = Dim::exactly(options.page_size);
+  if (options.page_size == 0) {
+    const Dim rows = Dim::at_least(plan.num_kv_rows);
+    const bool has_heads = !options.shared_kv || argument.view.rank != 2;
+    return has_heads ? check_shape(argument, {rows, heads, dim})
+                     : check_shape(argument, {rows, dim});
+  }
+  if (options.shared_kv && argument.view.rank == 3) {
+    return check_shape(argument, {Dim::any(), page, dim});
+  }
   return options.kv_layout == KvLayout::kNHD
              ? check_shape(argument, {Dim::any(), page, heads, dim})
              : check_shape(argument, {Dim::any(), heads, page, dim});
@@ -74,6 +81,33 @@ Status check_sinks(const AttentionTensors& t, const Plan::Impl& plan) {
   FLASHPLAN_RETURN_IF_ERROR(check_dtype(sinks, DType::kFloat32, ""));
   FLASHPLAN_RETURN_IF_ERROR(check_device(sinks, plan.options.device));
   return check_shape(sinks, {Dim::exactly(plan.options.num_qo_heads)});
+}
+
+/// Checks the last dims of queries or keys that are given in a tensor of their own.
+Status check_tail(const TensorArgument& tail, const TensorArgument& whole, DType dtype,
+                  const AttentionOptions& options) {
+  if (tail.view.empty()) return {};
+  const int32_t num_dims = options.head_dim_qk - options.head_dim_vo;
+  if (!options.shared_kv || num_dims == 0) {
+    return error(StatusCode::kInvalidArgument,
+                 "%s: expected none (%s has all dims %s), got a tensor", tail.name, whole.name,
+                 options.shared_kv ? "where head_dim_qk is head_dim_vo" : "without shared_kv");
+  }
+  FLASHPLAN_RETURN_IF_ERROR(check_dtype(tail, dtype, " (as planned)"));
+  return check_device(tail, options.device);
+}
+
+/// What is asked of v and its scales.
+Status check_values_given(const AttentionTensors& t, const AttentionOptions& options) {
+  if (!options.shared_kv) return {};
+  if (!t.v.empty()) {
+    return error(StatusCode::kInvalidArgument,
+                 "v: expected none with shared_kv, where values are keys, got a tensor");
+  }
+  if (t.v_scale == 1.0F && t.v_scales.empty()) return {};
+  return error(StatusCode::kInvalidArgument,
+               "v_scale: expected 1 with shared_kv, where k_scale is that of values too, got %s",
+               t.v_scales.empty() ? "another number" : "a tensor");
 }
 
 /// A tensor of the variant: any shape, without gaps, since its body sees a pointer.
@@ -241,13 +275,24 @@ Status check_workspace(const AttentionTensors& t, const Plan::Impl& plan) {
 
 }  // namespace
 
+int32_t num_pages_of(const AttentionTensors& t) {
+  int64_t least = std::min<int64_t>(t.k.shape[0], INT32_MAX);
+  for (const TensorView* other : {&t.k_tail, &t.v}) {
+    if (!other->empty()) least = std::min(least, other->shape[0]);
+  }
+  return static_cast<int32_t>(least);
+}
+
 Status check_tensors(const AttentionTensors& t, const Plan::Impl& plan) {
   const AttentionOptions& options = plan.options;
   const TensorArgument q{"q", t.q};
+  const TensorArgument q_tail{"q_tail", t.q_tail};
   const TensorArgument k{"k", t.k};
-  const TensorArgument v{"v", t.v};
+  const TensorArgument k_tail{"k_tail", t.k_tail};
+  const TensorArgument v{"v", options.shared_kv ? t.k : t.v};
   const TensorArgument o{"out", t.o, true};
   const TensorArgument lse{"lse", t.lse, true};
+  FLASHPLAN_RETURN_IF_ERROR(check_values_given(t, options));
   FLASHPLAN_RETURN_IF_ERROR(check_dtype(q, options.q_dtype, " (as planned)"));
   FLASHPLAN_RETURN_IF_ERROR(check_dtype(k, options.kv_dtype, " (as planned)"));
   FLASHPLAN_RETURN_IF_ERROR(check_dtype(v, options.kv_dtype, " (as planned)"));
@@ -257,10 +302,19 @@ Status check_tensors(const AttentionTensors& t, const Plan::Impl& plan) {
   }
   const Dim tokens = Dim::at_least(plan.num_tokens);
   const Dim heads = Dim::exactly(options.num_qo_heads);
-  FLASHPLAN_RETURN_IF_ERROR(check_shape(q, {tokens, heads, Dim::exactly(options.head_dim_qk)}));
+  FLASHPLAN_RETURN_IF_ERROR(check_tail(q_tail, q, options.q_dtype, options));
+  FLASHPLAN_RETURN_IF_ERROR(check_tail(k_tail, k, options.kv_dtype, options));
+  const int32_t tail_dims = options.head_dim_qk - options.head_dim_vo;
+  const int32_t q_dims = t.q_tail.empty() ? options.head_dim_qk : options.head_dim_vo;
+  const int32_t k_dims = t.k_tail.empty() ? options.head_dim_qk : options.head_dim_vo;
+  FLASHPLAN_RETURN_IF_ERROR(check_shape(q, {tokens, heads, Dim::exactly(q_dims)}));
+  if (!t.q_tail.empty()) {
+    FLASHPLAN_RETURN_IF_ERROR(check_shape(q_tail, {tokens, heads, Dim::exactly(tail_dims)}));
+  }
   FLASHPLAN_RETURN_IF_ERROR(check_shape(o, {tokens, heads, Dim::exactly(options.head_dim_vo)}));
-  FLASHPLAN_RETURN_IF_ERROR(check_kv(k, plan, options.head_dim_qk));
-  FLASHPLAN_RETURN_IF_ERROR(check_kv(v, plan, options.head_dim_vo));
+  FLASHPLAN_RETURN_IF_ERROR(check_kv(k, plan, k_dims));
+  if (!t.k_tail.empty()) FLASHPLAN_RETURN_IF_ERROR(check_kv(k_tail, plan, tail_dims));
+  if (!options.shared_kv) FLASHPLAN_RETURN_IF_ERROR(check_kv(v, plan, options.head_dim_vo));
   if (!t.lse.empty()) {
     FLASHPLAN_RETURN_IF_ERROR(check_dtype(lse, DType::kFloat32, ""));
     FLASHPLAN_RETURN_IF_ERROR(check_device(lse, options.device));
@@ -283,7 +337,9 @@ Status check_tensors(const AttentionTensors& t, const Plan::Impl& plan) {
                                       lse,
                                       {"workspace", workspace, true},
                                       q,
+                                      q_tail,
                                       k,
+                                      k_tail,
                                       v,
                                       {"block_table", t.block_table},
                                       {"page_indptr", t.page_indptr},
@@ -301,7 +357,7 @@ Status check_values(const AttentionTensors& t, const Plan::Impl& plan) {
   FLASHPLAN_RETURN_IF_ERROR(check_head_scale_values(t, plan.options));
   FLASHPLAN_RETURN_IF_ERROR(check_prefix_lens(t.kv_lens, plan));
   if (plan.options.page_size == 0) return {};
-  return check_pages(tables_of(t), t.kv_lens, num_pages_of(t.k, t.v), plan);
+  return check_pages(tables_of(t), t.kv_lens, num_pages_of(t), plan);
 }
 
 Status check_data(const DeviceData& data, const Plan::Impl& plan) {

@@ -103,6 +103,28 @@ Status check_dtypes(const AttentionOptions& o) {
   return {};
 }
 
+Status check_shared_kv(const AttentionOptions& o) {
+  if (!o.shared_kv) return {};
+  if (o.num_kv_heads != 1) {
+    return error(StatusCode::kInvalidArgument, "num_kv_heads: expected 1 with shared_kv, got %d",
+                 o.num_kv_heads);
+  }
+  if (o.head_dim_vo > o.head_dim_qk) {
+    return error(StatusCode::kInvalidArgument,
+                 "head_dim_vo: expected <= head_dim_qk (%d) with shared_kv, got %d", o.head_dim_qk,
+                 o.head_dim_vo);
+  }
+  if (!o.softmax_scale) {
+    return error(StatusCode::kInvalidArgument,
+                 "softmax_scale: expected a number with shared_kv, got none");
+  }
+  if (!o.variant.empty() || o.rope) {
+    return error(StatusCode::kInvalidArgument, "%s: expected none with shared_kv, got one",
+                 o.rope ? "rope" : "variant");
+  }
+  return {};
+}
+
 Status check_variant(const AttentionOptions& o) {
   const Variant::Impl* variant = o.variant.impl();
   if (variant == nullptr || o.softcap == 0.0F || (!variant->logits && variant->softmax)) return {};
@@ -119,6 +141,7 @@ Status check_options(const AttentionOptions& options) noexcept {
   FLASHPLAN_RETURN_IF_ERROR(check_ranges(options));
   FLASHPLAN_RETURN_IF_ERROR(check_dtypes(options));
   if (options.rope) FLASHPLAN_RETURN_IF_ERROR(check_rope(*options.rope, options.head_dim_qk));
+  FLASHPLAN_RETURN_IF_ERROR(check_shared_kv(options));
   return check_variant(options);
 }
 

@@ -95,6 +95,7 @@ Text offer(const Kernel& kernel, Axis axis) {
     std::snprintf(offer.text, sizeof(offer.text), format, values...);
   };
   switch (axis) {
+    case Axis::kSharedKv: print("%s", "false"); break;
     case Axis::kQDType: print("%s", to_string(kernel.q_dtype)); break;
     case Axis::kKvDType: print("%s", to_string(kernel.kv_dtype)); break;
     case Axis::kHeadDim: print("(%d, %d)", kernel.head_dim_qk, kernel.head_dim_vo); break;
@@ -116,6 +117,7 @@ Text asked(const AttentionOptions& o, Axis axis, const char** argument) {
     std::snprintf(asked.text, sizeof(asked.text), format, values...);
   };
   switch (axis) {
+    case Axis::kSharedKv: print("shared_kv", "%s", "true"); break;
     case Axis::kQDType: print("q_dtype", "%s", to_string(o.q_dtype)); break;
     case Axis::kKvDType: print("kv_dtype", "%s", to_string(o.kv_dtype)); break;
     case Axis::kHeadDim:
@@ -159,7 +161,7 @@ bool is_better(const Kernel& a, const Kernel& b, const AttentionOptions& options
 Status select_for(BatchKind kind, const AttentionOptions& options, const DeviceLimits& device,
                   KernelChoice* choice) {
   const Kernel* best = nullptr;
-  Axis nearest = Axis::kQDType;
+  Axis nearest = Axis::kSharedKv;
   for (const Kernel& kernel : device.kernels) {
     if (!is_candidate(kernel, device)) continue;
     const Axis axis = kernel.family->first_unserved(kernel, options);

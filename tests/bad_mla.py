@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention with shared_kv: see bad_inputs.py."""
+
+import numpy as np
+
+import flashplan as fp
+from scene import half, integers, zeros
+
+VALUE, TYPE = ValueError, TypeError
+
+OPTIONS = {
+    "num_qo_heads": 4,
+    "num_kv_heads": 1,
+    "head_dim": (12, 8),
+    "shared_kv": True,
+    "softmax_scale": 0.25,
+    "page_size": 4,
+    "q_dtype": "float32",
+    "device": "cpu",
+}
+
+
+def make(**changes):
+    return fp.Attention(**OPTIONS | changes)
+
+
+def run(k=None, q=None, options=None, **arguments):
+    attn = make(**options or {})
+    attn.plan([0, 3, 4], [9, 6])
+    arguments = {"block_table": integers([0, 1, 2], [3, 4, 0])} | arguments
+    q = zeros(4, 4, 12) if q is None else q
+    return attn.run(q, zeros(9, 4, 12) if k is None else k, **arguments)
+
+
+def run_whole(k, v, **arguments):
+    """Without shared_kv."""
+    return run(k, v=v, options={"shared_kv": False}, **arguments)
+
+
+MLA = [
+    ("shared_kv of two kv heads", VALUE, "num_kv_heads", lambda s: make(num_kv_heads=2)),
+    ("shared_kv no number", TYPE, "shared_kv", lambda s: make(shared_kv="yes")),
+    ("shared_kv values too long", VALUE, "head_dim_vo", lambda s: make(head_dim=(8, 12))),
+    ("shared_kv no scale", VALUE, "softmax_scale", lambda s: make(softmax_scale=None)),
+    ("shared_kv rope", VALUE, "rope", lambda s: make(rope=fp.Rope())),
+    (
+        "shared_kv variant",
+        VALUE,
+        "variant",
+        lambda s: make(variant=fp.Variant("twice", logits="return 2.0f * logit;")),
+    ),
+    ("shared v", VALUE, "v", lambda s: run(v=zeros(9, 4, 8))),
+    ("shared v_scale", VALUE, "v_scale", lambda s: run(v_scale=0.5)),
+    ("shared v_scale tensor", VALUE, "v_scale", lambda s: run(v_scale=np.ones(1, np.float32))),
+    ("shared q dims", VALUE, "q", lambda s: run(q=zeros(4, 4, 8))),
+    ("shared q of three", TYPE, "q", lambda s: run(q=(zeros(4, 4, 8),) * 3)),
+    ("shared q half None", TYPE, "q", lambda s: run(q=(zeros(4, 4, 8), None))),
+    ("q_tail dims", VALUE, "q_tail", lambda s: run(q=(zeros(4, 4, 8), zeros(4, 4, 5)))),
+    ("q_tail rows", VALUE, "q_tail", lambda s: run(q=(zeros(4, 4, 8), zeros(3, 4, 4)))),
+    ("q_tail dtype", TYPE, "q_tail", lambda s: run(q=(zeros(4, 4, 8), half(4, 4, 4)))),
+    ("q whole with a tail", VALUE, "q", lambda s: run(q=(zeros(4, 4, 12), zeros(4, 4, 4)))),
+    ("shared k dims", VALUE, "k", lambda s: run(zeros(9, 4, 13))),
+    ("shared k page", VALUE, "k", lambda s: run(zeros(9, 5, 12))),
+    ("shared k heads", VALUE, "k", lambda s: run(zeros(9, 4, 2, 12))),
+    ("shared k of rank 2", VALUE, "k", lambda s: run(zeros(9, 12))),
+    ("shared k dtype", TYPE, "k", lambda s: run(half(9, 4, 12))),
+    ("k_tail dims", VALUE, "k_tail", lambda s: run((zeros(9, 4, 8), zeros(9, 4, 3)))),
+    ("k_tail page", VALUE, "k_tail", lambda s: run((zeros(9, 4, 8), zeros(9, 3, 4)))),
+    ("k_tail dtype", TYPE, "k_tail", lambda s: run((zeros(9, 4, 8), half(9, 4, 4)))),
+    ("k_tail short", VALUE, "block_table", lambda s: run((zeros(9, 4, 8), zeros(4, 4, 4)))),
+    (
+        "q_tail without shared_kv",
+        VALUE,
+        "q_tail",
+        lambda s: run_whole(zeros(9, 4, 1, 12), zeros(9, 4, 1, 8), q=(zeros(4, 4, 8),) * 2),
+    ),
+    (
+        "k_tail without shared_kv",
+        VALUE,
+        "k_tail",
+        lambda s: run_whole((zeros(9, 4, 1, 8),) * 2, zeros(9, 4, 1, 8)),
+    ),
+    ("v missing", TYPE, "v", lambda s: run_whole(zeros(9, 4, 1, 12), None)),
+    (
+        "tails of no dims",
+        VALUE,
+        "q_tail",
+        lambda s: run(zeros(9, 4, 8), (zeros(4, 4, 8),) * 2, {"head_dim": 8}),
+    ),
+    (
+        "out in the tail of k",
+        VALUE,
+        "out",
+        lambda s: run((zeros(9, 4, 8), SHARED_TAIL), out=SHARED_TAIL.reshape(4, 4, 8)),
+    ),
+]
+SHARED_TAIL = zeros(128).reshape(8, 4, 4)
