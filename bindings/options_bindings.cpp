@@ -24,7 +24,8 @@ void bind_options(nb::module_& m) {
       .value("float16", DType::kFloat16)
       .value("bfloat16", DType::kBFloat16)
       .value("float8_e4m3fn", DType::kFloat8E4M3)
-      .value("float8_e5m2", DType::kFloat8E5M2);
+      .value("float8_e5m2", DType::kFloat8E5M2)
+      .value("fp8_ds_mla", DType::kFp8DsMla);
 
   nb::class_<AttentionOptions>(m, "Options", "AttentionOptions of include/flashplan/plan.h.")
       .def(nb::init<>())

@@ -37,6 +37,10 @@ def run_whole(k, v, **arguments):
     return run(k, v=v, options={"shared_kv": False}, **arguments)
 
 
+def run_ds_mla(k):
+    return run(k, zeros(4, 4, 576), {"head_dim": (576, 512), "kv_dtype": "fp8_ds_mla"})
+
+
 MLA = [
     ("shared_kv of two kv heads", VALUE, "num_kv_heads", lambda s: make(num_kv_heads=2)),
     ("shared_kv no number", TYPE, "shared_kv", lambda s: make(shared_kv="yes")),
@@ -49,6 +53,32 @@ MLA = [
         "variant",
         lambda s: make(variant=fp.Variant("twice", logits="return 2.0f * logit;")),
     ),
+    (
+        "fp8_ds_mla of other dims",
+        VALUE,
+        "kv_dtype",
+        lambda s: make(kv_dtype="fp8_ds_mla", q_dtype="bfloat16"),
+    ),
+    (
+        "fp8_ds_mla without shared_kv",
+        fp.UnsupportedError,
+        "kv_dtype",
+        lambda s: make(kv_dtype="fp8_ds_mla", shared_kv=False),
+    ),
+    (
+        "fp8_ds_mla queries",
+        fp.UnsupportedError,
+        "q_dtype",
+        lambda s: make(q_dtype="fp8_ds_mla"),
+    ),
+    ("ds_mla rows of 576", VALUE, "k", lambda s: run_ds_mla(zeros(9, 4, 576, dtype="u1"))),
+    (
+        "ds_mla pair",
+        VALUE,
+        "k_tail",
+        lambda s: run_ds_mla((zeros(9, 4, 656, dtype="u1"), zeros(9, 4, 64, dtype="u1"))),
+    ),
+    ("ds_mla floats", TYPE, "k", lambda s: run_ds_mla(zeros(9, 4, 656))),
     ("shared v", VALUE, "v", lambda s: run(v=zeros(9, 4, 8))),
     ("shared v_scale", VALUE, "v_scale", lambda s: run(v_scale=0.5)),
     ("shared v_scale tensor", VALUE, "v_scale", lambda s: run(v_scale=np.ones(1, np.float32))),

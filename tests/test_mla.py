@@ -62,6 +62,25 @@ CASES = [
     MlaCase((65, 0, 1), (3, 5, 0), 4),
     MlaCase((0, 0), (7, 0)),
     MlaCase((1, 2), (300, 200), gain=20.0),
+    *(
+        MlaCase((tokens, 1), lens, kv_dtype="float8_e4m3fn", k_scale=0.7, **options)
+        for tokens, lens, options in (
+            (1, (130, 64), {}),
+            (4, (65, 300), {"pairs": "qk", "page_size": 16, "q_dtype": "float16"}),
+            (2, (2000, 3), {"num_ctas": 5, "batch_invariant": True, "heads": "NHD"}),
+            (3, (200, 129), {"page_size": None, "strided": True, "q_dtype": "float32"}),
+        )
+    ),
+    *(
+        MlaCase((tokens, 1), lens, kv_dtype="fp8_ds_mla", **options)
+        for tokens, lens, options in (
+            (1, (130, 64), {}),
+            (4, (65, 300), {"pairs": "q", "page_size": 1, "q_dtype": "float16"}),
+            (2, (2000, 3), {"num_ctas": 5, "batch_invariant": True, "heads": "NHD"}),
+            (3, (200, 129), {"page_size": None, "strided": True, "q_dtype": "float32"}),
+            (1, (300, 63), {"planned_lens": (512, 64), "sinks": True, "num_heads": 128}),
+        )
+    ),
     MlaCase((1200,), (1200,), 4, dims=(72, 64)),
 ]
 

@@ -67,7 +67,8 @@ enum {
   FLASHPLAN_FLOAT8_E5M2 = 4,
   FLASHPLAN_INT32 = 5,
   FLASHPLAN_INT64 = 6,
-  FLASHPLAN_UINT32 = 7
+  FLASHPLAN_UINT32 = 7,
+  FLASHPLAN_FP8_DS_MLA = 8
 };
 
 // flashplan_tensor.device_type

@@ -35,7 +35,7 @@ struct AttentionOptions {
   int32_t page_size = 0;  // 0: k and v are ragged tensors; >= 1: a paged cache
   KvLayout kv_layout = KvLayout::kNHD;
   DType q_dtype = DType::kBFloat16;
-  DType kv_dtype = DType::kBFloat16;  // q_dtype, or an 8-bit float
+  DType kv_dtype = DType::kBFloat16;  // q_dtype, an 8-bit float, or kFp8DsMla
   DType o_dtype = DType::kBFloat16;
 
   /// Key j is visible to query i iff j <= i + kv_len - qo_len (bottom-right aligned).
@@ -108,7 +108,7 @@ struct AttentionTensors {
   TensorView q;  // [>= T, num_qo_heads, head_dim_qk]
   /// ragged: [>= kv_indptr[batch_size], num_kv_heads, head_dim]; paged: see KvLayout. Any strides
   /// but for the last dimension, which is contiguous. With shared_kv v is empty, and k may also
-  /// have no dimension of heads.
+  /// have no dimension of heads; its last dimension has kDsMlaBytes elements in kFp8DsMla.
   TensorView k, v;
   /// With shared_kv only, or empty: the last head_dim_qk - head_dim_vo dims of q and of k, shaped
   /// like these but for the last dimension. Then q or k has the first head_dim_vo dims.

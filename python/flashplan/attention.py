@@ -14,9 +14,9 @@ from flashplan.runs import Runs
 from flashplan.types import (
     Device,
     FloatDType,
-    KvDType,
     KvLayout,
     Lengths,
+    MlaDType,
     PrefixRows,
     Stream,
     Tensor,
@@ -40,7 +40,10 @@ class Attention(Runs):
         page_size: tokens per page of the cache; None if k and v are ragged tensors.
         q_dtype: "float16" or "bfloat16", on the CPU also "float32"; or a framework's dtype of that
             name.
-        kv_dtype: dtype of k and v: that of q (default), "float8_e4m3fn" or "float8_e5m2".
+        kv_dtype: dtype of k and v: that of q (default), "float8_e4m3fn" or "float8_e5m2". With
+            shared_kv and head_dim (576, 512) also "fp8_ds_mla", the format of DeepSeek V3.2: keys
+            of 656 bytes (uint8), which are 512 float8_e4m3fn, 4 float32 scales of 128 dims each,
+            and 64 bfloat16.
         o_dtype: "float32", "float16" or "bfloat16"; default: that of q.
         causal: key j is visible to query i iff j <= i + kv_len - qo_len (bottom-right aligned).
         window_left: key j is visible iff j >= i + kv_len - qo_len - window_left; -1: no window. A
@@ -119,7 +122,7 @@ class Attention(Runs):
         *,
         page_size: int | None = 16,
         q_dtype: FloatDType = "bfloat16",
-        kv_dtype: KvDType | None = None,
+        kv_dtype: MlaDType | None = None,
         o_dtype: FloatDType | None = None,
         causal: bool = True,
         window_left: int = -1,

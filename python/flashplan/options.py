@@ -10,8 +10,8 @@ from typing import Any, TypedDict
 from flashplan import _core
 from flashplan.nvrtc import find_nvrtc
 from flashplan.rope import Rope
-from flashplan.types import Device, FloatDType, KvDType, KvLayout
-from flashplan.values import is_hnd, to_bool, to_dtype, to_float, to_int
+from flashplan.types import Device, FloatDType, KvLayout, MlaDType
+from flashplan.values import DTYPES, MLA_DTYPES, is_hnd, to_bool, to_dtype, to_float, to_int
 from flashplan.variant import Variant
 
 # Of which one exists where NVIDIA's driver is loaded: on Linux, in WSL.
@@ -23,7 +23,7 @@ class Options(TypedDict, total=False):
 
     page_size: int | None
     q_dtype: FloatDType
-    kv_dtype: KvDType | None
+    kv_dtype: MlaDType | None
     o_dtype: FloatDType | None
     causal: bool
     window_left: int
@@ -103,7 +103,7 @@ def make_options(
     *,
     page_size: int | None = 16,
     q_dtype: FloatDType = "bfloat16",
-    kv_dtype: KvDType | None = None,
+    kv_dtype: MlaDType | None = None,
     o_dtype: FloatDType | None = None,
     causal: bool = True,
     window_left: int = -1,
@@ -132,7 +132,9 @@ def make_options(
                 f"page_size: expected >= 1, or None for ragged k and v, got {page_size}"
             )
     options.q_dtype = to_dtype("q_dtype", q_dtype)
-    options.kv_dtype = options.q_dtype if kv_dtype is None else to_dtype("kv_dtype", kv_dtype)
+    options.kv_dtype = options.q_dtype
+    if kv_dtype is not None:
+        options.kv_dtype = to_dtype("kv_dtype", kv_dtype, MLA_DTYPES if shared_kv else DTYPES)
     options.o_dtype = options.q_dtype if o_dtype is None else to_dtype("o_dtype", o_dtype)
     options.causal = to_bool("causal", causal)
     options.window_left = to_int("window_left", window_left)

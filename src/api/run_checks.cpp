@@ -93,6 +93,10 @@ Status check_tail(const TensorArgument& tail, const TensorArgument& whole, DType
                  "%s: expected none (%s has all dims %s), got a tensor", tail.name, whole.name,
                  options.shared_kv ? "where head_dim_qk is head_dim_vo" : "without shared_kv");
   }
+  if (dtype == DType::kFp8DsMla) {
+    return error(StatusCode::kInvalidArgument, "%s: expected none with fp8_ds_mla, got a tensor",
+                 tail.name);
+  }
   FLASHPLAN_RETURN_IF_ERROR(check_dtype(tail, dtype, " (as planned)"));
   return check_device(tail, options.device);
 }
@@ -306,7 +310,9 @@ Status check_tensors(const AttentionTensors& t, const Plan::Impl& plan) {
   FLASHPLAN_RETURN_IF_ERROR(check_tail(k_tail, k, options.kv_dtype, options));
   const int32_t tail_dims = options.head_dim_qk - options.head_dim_vo;
   const int32_t q_dims = t.q_tail.empty() ? options.head_dim_qk : options.head_dim_vo;
-  const int32_t k_dims = t.k_tail.empty() ? options.head_dim_qk : options.head_dim_vo;
+  const bool has_rows_of_bytes = options.kv_dtype == DType::kFp8DsMla;
+  const int32_t all_dims = has_rows_of_bytes ? kDsMlaBytes : options.head_dim_qk;
+  const int32_t k_dims = t.k_tail.empty() ? all_dims : options.head_dim_vo;
   FLASHPLAN_RETURN_IF_ERROR(check_shape(q, {tokens, heads, Dim::exactly(q_dims)}));
   if (!t.q_tail.empty()) {
     FLASHPLAN_RETURN_IF_ERROR(check_shape(q_tail, {tokens, heads, Dim::exactly(tail_dims)}));

@@ -51,6 +51,7 @@ constexpr KernelFamily kFamily = {.name = "cpu",
                                   .preference = no_preference};
 
 constexpr std::size_t kNumKernels = std::size(KernelSet{}.run_queue);
+static_assert(kNumKernels == std::size(kKvDTypes));
 
 std::array<Kernel, kNumKernels> make_kernels() noexcept {
   const NamedKernels widest = widest_kernels();
@@ -59,7 +60,7 @@ std::array<Kernel, kNumKernels> make_kernels() noexcept {
     Kernel& kernel = all[i];
     kernel.name = widest.name;
     kernel.family = &kFamily;
-    kernel.kv_dtype = static_cast<DType>(i);
+    kernel.kv_dtype = kKvDTypes[i];
     // There are several queues per thread, and a thread takes the next one when it is free. This
     // evens out the time that other programs take.
     kernel.geometry = {.tile_q = kCpuTileQ,

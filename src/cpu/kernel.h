@@ -18,9 +18,12 @@ constexpr int32_t kCpuTileKv = 32;
 /// Runs queue `cta` with a worker's scratch memory.
 using RunQueue = void (*)(const AttentionParams& params, int32_t cta, std::byte* scratch) noexcept;
 
-/// By kv dtype, in the order of DType.
+/// What the cache of a kernel may store.
+constexpr DType kKvDTypes[] = {DType::kFloat32,    DType::kFloat16,    DType::kBFloat16,
+                               DType::kFloat8E4M3, DType::kFloat8E5M2, DType::kFp8DsMla};
+
 struct KernelSet {
-  RunQueue run_queue[5];
+  RunQueue run_queue[6];  // in the order of kKvDTypes
 };
 
 namespace baseline {

@@ -8,9 +8,9 @@ namespace flashplan::cpu::FLASHPLAN_ISA {
 
 const KernelSet& kernel_set() noexcept {
   static constexpr KernelSet set = {
-      run_queue<DType::kFloat32, Standard>, run_queue<DType::kFloat16, Standard>,
-      run_queue<DType::kBFloat16, Standard>, run_queue<DType::kFloat8E4M3, Standard>,
-      run_queue<DType::kFloat8E5M2, Standard>};
+      run_queue<DType::kFloat32, Standard>,    run_queue<DType::kFloat16, Standard>,
+      run_queue<DType::kBFloat16, Standard>,   run_queue<DType::kFloat8E4M3, Standard>,
+      run_queue<DType::kFloat8E5M2, Standard>, run_queue<DType::kFp8DsMla, Standard>};
   return set;
 }
 

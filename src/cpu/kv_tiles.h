@@ -10,6 +10,13 @@ FLASHPLAN_INLINE void convert_row(const typename FormatOfRow::Storage* from, flo
   for (int32_t d = num_dims; d < width; ++d) to[d] = 0.0F;
 }
 
+template <>
+FLASHPLAN_INLINE void convert_row<Format<DType::kFp8DsMla>>(const uint8_t* from, float* to,
+                                                            int32_t num_dims, int32_t width) {
+  load_ds_mla(from, to);
+  for (int32_t d = num_dims; d < width; ++d) to[d] = 0.0F;
+}
+
 /// Keys or values of all requests, as a kernel gets them.
 struct KvRows {
   const KvView& view;

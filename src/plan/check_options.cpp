@@ -91,14 +91,20 @@ Status check_dtypes(const AttentionOptions& o) {
     return error(StatusCode::kUnsupported, "q_dtype: expected float32, float16 or bfloat16, got %s",
                  to_string(o.q_dtype));
   }
+  if (!is_wide_float(o.o_dtype)) {
+    return error(StatusCode::kUnsupported, "o_dtype: expected float32, float16 or bfloat16, got %s",
+                 to_string(o.o_dtype));
+  }
+  if (o.kv_dtype == DType::kFp8DsMla) {
+    if (o.shared_kv && o.head_dim_qk == kDsMlaDims && o.head_dim_vo == kDsMlaScaledDims) return {};
+    return error(StatusCode::kInvalidArgument,
+                 "kv_dtype: expected fp8_ds_mla with shared_kv and head dims (%d, %d), got it %s",
+                 kDsMlaDims, kDsMlaScaledDims, o.shared_kv ? "with others" : "without shared_kv");
+  }
   if (o.kv_dtype != o.q_dtype && !is_narrow_float(o.kv_dtype)) {
     return error(StatusCode::kUnsupported,
                  "kv_dtype: expected %s (as q), float8_e4m3fn or float8_e5m2, got %s",
                  to_string(o.q_dtype), to_string(o.kv_dtype));
-  }
-  if (!is_wide_float(o.o_dtype)) {
-    return error(StatusCode::kUnsupported, "o_dtype: expected float32, float16 or bfloat16, got %s",
-                 to_string(o.o_dtype));
   }
   return {};
 }
