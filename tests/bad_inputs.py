@@ -3,7 +3,7 @@
 
 from bad_appends import APPEND, APPEND_SCALES, ROPE_APPEND, SLOTS
 from bad_device_data import DEVICE_DATA
-from bad_mla import MLA
+from bad_mla import APPEND_MLA, GATHER_MLA, MLA
 from bad_operators import MASKS, MERGE, OTHER
 from bad_plans import FIND, OPTIONS, PLAN
 from bad_rows import ADD_RMSNORM, GATED, LAYERNORM, RMSNORM, ROPE
@@ -28,5 +28,7 @@ GROUPS = [
     VERIFY,
     PENALTIES,
     MLA,
+    APPEND_MLA,
+    GATHER_MLA,
 ]
 BAD = [bad for group in GROUPS for bad in group]

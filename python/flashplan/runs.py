@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any, Literal, overload
 
 from flashplan import _core
+from flashplan.mla import parts
 from flashplan.outputs import given_or_kept, new_output, shape_of
 from flashplan.types import BoundRun, Stream, Tensor, TensorT
 from flashplan.variant import Variant, packed_arguments
@@ -196,8 +197,8 @@ class Runs:
             ((2, 8, 64), (2, 8))
         """
         own = packed_arguments(self._variant, variant_arguments)
-        q, q_tail = _parts("q", q)
-        k, k_tail = _parts("k", k)
+        q, q_tail = parts("q", q)
+        k, k_tail = parts("k", k)
         finish_o = finish_lse = None  # make the caller's kind of tensor of a new output
         if out is None:
             shape = (self._plan.num_tokens, *self._o_heads_and_dim)
@@ -327,8 +328,8 @@ class Runs:
         if "stream" in variant_arguments:
             raise TypeError("stream: expected none, since each call takes it, got one")
         own = packed_arguments(self._variant, variant_arguments)
-        q, q_tail = _parts("q", q)
-        k, k_tail = _parts("k", k)
+        q, q_tail = parts("q", q)
+        k, k_tail = parts("k", k)
         num_rows = shape_of(q)[:1]
         out = given_or_kept("out", out, q, (*num_rows, *self._o_heads_and_dim), self._o_dtype)
         if return_lse:
@@ -353,15 +354,6 @@ class Runs:
             own,
             (out, lse) if return_lse else out,
         )
-
-
-def _parts(name: str, tensor: Any) -> tuple[Any, Any]:
-    """A tensor and None, or the two tensors of a pair."""
-    if not isinstance(tensor, tuple | list):
-        return tensor, None
-    if len(tensor) != 2 or any(part is None for part in tensor):
-        raise TypeError(f"{name}: expected a tensor or a pair of tensors, got {len(tensor)} items")
-    return tensor[0], tensor[1]
 
 
 # Errors about arguments name the class that users have.

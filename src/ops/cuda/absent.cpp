@@ -20,6 +20,14 @@ Status rope_append_paged_kv(const RopeAppendParams& /*params*/, Device /*device*
                             Stream /*stream*/) noexcept {
   return not_built();
 }
+Status append_mla(const MlaAppendParams& /*params*/, Device /*device*/,
+                  Stream /*stream*/) noexcept {
+  return not_built();
+}
+Status gather_mla(const MlaGatherParams& /*params*/, Device /*device*/,
+                  Stream /*stream*/) noexcept {
+  return not_built();
+}
 Status merge_states(const AttentionState* /*states*/, int32_t /*num_states*/,
                     const AttentionState& /*out*/, Stream /*stream*/) noexcept {
   return not_built();
