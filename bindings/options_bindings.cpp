@@ -41,6 +41,7 @@ void bind_options(nb::module_& m) {
       .def_rw("window_left", &AttentionOptions::window_left)
       .def_rw("custom_mask", &AttentionOptions::custom_mask)
       .def_rw("shared_kv", &AttentionOptions::shared_kv)
+      .def_rw("topk", &AttentionOptions::topk)
       .def_rw("softmax_scale", &AttentionOptions::softmax_scale)
       .def_rw("softcap", &AttentionOptions::softcap)
       .def_rw("rope", &AttentionOptions::rope, nb::arg().none())

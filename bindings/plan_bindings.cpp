@@ -84,28 +84,16 @@ PyType_Slot collected_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(&trave
              ": expected to stay one object, got a request to copy or pickle it");
 }
 
-void run(PyPlan& plan, nb::handle q, nb::handle k, nb::handle v, nb::handle q_tail,
-         nb::handle k_tail, nb::handle block_table, nb::handle page_indptr, nb::handle page_indices,
-         nb::handle kv_lens, nb::handle mask, nb::handle sinks, nb::handle out, nb::handle lse,
-         nb::handle k_scale, nb::handle v_scale, nb::handle stream, nb::handle pdl,
+void run(PyPlan& plan, const TensorTuple& tensors, nb::handle stream, nb::handle pdl,
          nb::handle variant_arguments) {
-  const RunObjects objects = {
-      q,    k,     v,   q_tail, k_tail,  block_table, page_indptr, page_indices,     kv_lens,
-      mask, sinks, out, lse,    k_scale, v_scale,     pdl,         variant_arguments};
-  RunArgs args(plan.get().options(), objects, stream);
+  RunArgs args(plan.get().options(), {tensors, pdl, variant_arguments}, stream);
   plan.run(args, args.call());
 }
 
 /// `result`: what the calls return.
-BoundRun* bind(nb::handle_t<PyPlan> plan, nb::handle q, nb::handle k, nb::handle v,
-               nb::handle q_tail, nb::handle k_tail, nb::handle block_table, nb::handle page_indptr,
-               nb::handle page_indices, nb::handle kv_lens, nb::handle mask, nb::handle sinks,
-               nb::handle out, nb::handle lse, nb::handle k_scale, nb::handle v_scale,
-               nb::handle pdl, nb::handle variant_arguments, nb::handle result) {
-  const RunObjects objects = {
-      q,    k,     v,   q_tail, k_tail,  block_table, page_indptr, page_indices,     kv_lens,
-      mask, sinks, out, lse,    k_scale, v_scale,     pdl,         variant_arguments};
-  return new BoundRun(plan, objects, result);
+BoundRun* bind(nb::handle_t<PyPlan> plan, const TensorTuple& tensors, nb::handle pdl,
+               nb::handle variant_arguments, nb::handle result) {
+  return new BoundRun(plan, {tensors, pdl, variant_arguments}, result);
 }
 
 /// The framework of the first tensor that is given decides on the stream.
@@ -171,16 +159,10 @@ void bind_plan(nb::module_& m) {
            "kv_indptr"_a.none() = nb::none(), "shared_prefixes"_a.none() = nb::none(),
            "mask_begin"_a.none() = nb::none(), "stream"_a.none() = nb::none(),
            "make_key_ranges"_a.none() = nb::none())
-      .def("run", &run, "q"_a.none(), "k"_a.none(), "v"_a.none(), "q_tail"_a.none(),
-           "k_tail"_a.none(), "block_table"_a.none(), "page_indptr"_a.none(),
-           "page_indices"_a.none(), "kv_lens"_a.none(), "mask"_a.none(), "sinks"_a.none(),
-           "out"_a.none(), "lse"_a.none(), "k_scale"_a.none(), "v_scale"_a.none(),
-           "stream"_a.none(), "pdl"_a.none(), "variant_arguments"_a.none())
-      .def("bind", &bind, "q"_a.none(), "k"_a.none(), "v"_a.none(), "q_tail"_a.none(),
-           "k_tail"_a.none(), "block_table"_a.none(), "page_indptr"_a.none(),
-           "page_indices"_a.none(), "kv_lens"_a.none(), "mask"_a.none(), "sinks"_a.none(),
-           "out"_a.none(), "lse"_a.none(), "k_scale"_a.none(), "v_scale"_a.none(), "pdl"_a.none(),
-           "variant_arguments"_a.none(), "result"_a.none())
+      .def("run", &run, "tensors"_a, "stream"_a.none(), "pdl"_a.none(),
+           "variant_arguments"_a.none())
+      .def("bind", &bind, "tensors"_a, "pdl"_a.none(), "variant_arguments"_a.none(),
+           "result"_a.none())
       .def("check_device_data", &check_device_data, "block_table"_a.none(), "page_indptr"_a.none(),
            "page_indices"_a.none(), "num_pages"_a, "kv_lens"_a.none(), "slot_mapping"_a.none(),
            "stream"_a.none())

@@ -33,8 +33,14 @@ TensorKind kind_of(DType dtype) {
     case DType::kInt32: return TensorKind::kInt32;
     case DType::kInt64: return TensorKind::kInt64;
     case DType::kUInt32: return TensorKind::kUInt32;
-    default: return TensorKind::kFloat32;
+    case DType::kFloat32: return TensorKind::kFloat32;
+    case DType::kFloat16:
+    case DType::kBFloat16:
+    case DType::kFloat8E4M3:
+    case DType::kFloat8E5M2:
+    case DType::kFp8DsMla: break;  // Variant::create() refuses these
   }
+  return TensorKind::kFloat;
 }
 
 using Bodies = std::vector<std::optional<std::string>>;

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Multi-head latent attention: see bad_inputs.py."""
 
-import ml_dtypes
 import numpy as np
 
 import flashplan as fp
-from scene import half, int64, integers, read_only, zeros
+from scene import half, int64, integers, zeros
 
 VALUE, TYPE = ValueError, TypeError
-BF16, E4M3 = ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn
+SHARED_TAIL = zeros(8, 4, 4)
 
 OPTIONS = {
     "num_qo_heads": 4,
@@ -126,220 +125,85 @@ MLA = [
         lambda s: run((zeros(9, 4, 8), SHARED_TAIL), out=SHARED_TAIL.reshape(4, 4, 8)),
     ),
 ]
-SHARED_TAIL = zeros(128).reshape(8, 4, 4)
 
 
-def append(**changes):
-    """3 tokens of 8 and 4 dims, to a cache of 3 pages of 4 tokens."""
-    arguments = {"kv_c": zeros(3, 8), "k_pe": zeros(3, 4), "cache": zeros(3, 4, 12)}
-    return fp.append_mla(**arguments | {"slot_mapping": int64(0, -1, 11)} | changes)
+def run_sparse(lists=None, **arguments):
+    """Three tokens of 9 keys and one of 6, which list up to 5 each, in 9 pages of 4."""
+    lists = np.tile(integers(0, 7, -1, 35, 3), (4, 1)) if lists is None else lists
+    return run(options={"topk": 5}, **{"block_table": None, "topk_indices": lists} | arguments)
 
 
-def append_rotated(**changes):
-    arguments = {"rope": fp.Rope(), "positions": integers(0, 1, 2), "q_pe": zeros(3, 2, 4)}
-    return append(**arguments | changes)
+def lists_of(*row, rows=4, dtype="i4"):
+    return np.tile(np.array(row, dtype), (rows, 1))
 
 
-def append_ds_mla(**changes):
-    bf16 = {"kv_c": zeros(3, 512, dtype=BF16), "k_pe": zeros(3, 64, dtype=BF16)}
-    return append(**bf16 | {"cache": zeros(3, 4, 656, dtype="u1")} | changes)
+def run_few_keys(**arguments):
+    """Tokens of which plan() was told 2 and 1 keys."""
+    attn = make(topk=5)
+    attn.plan([0, 3, 4], [2, 1])
+    return attn.run(zeros(4, 4, 12), zeros(9, 4, 12), **arguments)
 
 
-def gather(**changes):
-    """2 and 3 tokens of the pages 1 and 2, 0."""
-    arguments = {
-        "cache": zeros(3, 4, 12),
-        "block_table": integers([1, 0], [2, 0]),
-        "kv_indptr": integers(0, 2, 5),
-        "starts": integers(2, 3),
-        "out": zeros(5, 12),
-    }
-    return fp.gather_mla(**arguments | changes)
+def run_tail(k_tail, k=None, options=None, **arguments):
+    """Ragged keys of two heads of 8 + 4 dims."""
+    wanted = {"shared_kv": False, "num_kv_heads": 2, "page_size": None} | (options or {})
+    k, v = zeros(15, 2, 8) if k is None else k, zeros(15, 2, 8)
+    return run(k, options=wanted, v=v, k_tail=k_tail, **{"block_table": None} | arguments)
 
 
-CACHE = zeros(3, 4, 12)
-
-APPEND_MLA = [
-    ("append_mla kv_c None", TYPE, "kv_c", lambda s: append(kv_c=None)),
-    ("append_mla kv_c of rank 3", VALUE, "kv_c", lambda s: append(kv_c=zeros(3, 1, 8))),
-    ("append_mla kv_c integers", TYPE, "kv_c", lambda s: append(kv_c=zeros(3, 8, dtype="i4"))),
-    ("append_mla kv_c 8 bits", TYPE, "kv_c", lambda s: append(kv_c=zeros(3, 8, dtype=E4M3))),
-    ("append_mla kv_c wide", VALUE, "kv_c", lambda s: append(kv_c=zeros(3, 4097))),
-    ("append_mla k_pe dtype", TYPE, "k_pe", lambda s: append(k_pe=half(3, 4))),
-    ("append_mla k_pe short", VALUE, "slot_mapping", lambda s: append(k_pe=zeros(2, 4))),
-    ("append_mla cache None", TYPE, "cache", lambda s: append(cache=None)),
-    ("append_mla cache dims", VALUE, "cache", lambda s: append(cache=zeros(3, 4, 13))),
-    ("append_mla cache heads", VALUE, "cache", lambda s: append(cache=zeros(3, 4, 2, 12))),
-    ("append_mla cache dtype", TYPE, "cache", lambda s: append(cache=half(3, 4, 12))),
-    ("append_mla cache of three", TYPE, "cache", lambda s: append(cache=(CACHE,) * 3)),
+SPARSE = [
+    ("topk without shared_kv", VALUE, "topk", lambda s: make(topk=5, shared_kv=False)),
+    ("topk of ragged keys", VALUE, "topk", lambda s: make(topk=5, page_size=None)),
+    ("topk 0", VALUE, "topk", lambda s: make(topk=0)),
+    ("topk text", TYPE, "topk", lambda s: make(topk="5")),
+    ("topk window", VALUE, "window_left", lambda s: make(topk=5, window_left=3)),
+    ("topk mask", VALUE, "custom_mask", lambda s: make(topk=5, custom_mask=True)),
+    ("no lists", VALUE, "topk_indices", lambda s: run_sparse(topk_indices=None)),
+    ("lists without topk", VALUE, "topk_indices", lambda s: run(topk_indices=lists_of(0))),
     (
-        "append_mla cache_tail dims",
+        "list lengths without topk",
         VALUE,
-        "cache_tail",
-        lambda s: append(cache=(zeros(3, 4, 8), zeros(3, 4, 5))),
+        "topk_lens",
+        lambda s: run(topk_lens=integers(0, 0, 0, 0)),
     ),
+    ("lists of int64", TYPE, "topk_indices", lambda s: run_sparse(lists_of(0, dtype="i8"))),
+    ("lists too long", VALUE, "topk_indices", lambda s: run_sparse(lists_of(*range(6)))),
+    ("lists of nothing", VALUE, "topk_indices", lambda s: run_sparse(zeros(4, 0, dtype="i4"))),
+    ("lists of few tokens", VALUE, "topk_indices", lambda s: run_sparse(lists_of(0, rows=3))),
+    ("lists of rank 1", VALUE, "topk_indices", lambda s: run_sparse(integers(0, 1, 2, 3))),
+    ("list lengths int64", TYPE, "topk_lens", lambda s: run_sparse(topk_lens=int64(1, 1, 1, 1))),
+    ("few list lengths", VALUE, "topk_lens", lambda s: run_sparse(topk_lens=integers(1, 1, 1))),
     (
-        "append_mla cache_tail page",
-        VALUE,
-        "cache_tail",
-        lambda s: append(cache=(zeros(3, 4, 8), zeros(3, 3, 4))),
-    ),
-    (
-        "append_mla cache_tail dtype",
-        TYPE,
-        "cache_tail",
-        lambda s: append(cache=(zeros(3, 4, 8), half(3, 4, 4))),
-    ),
-    ("append_mla cache read only", TYPE, "cache", lambda s: append(cache=read_only(CACHE))),
-    ("append_mla no slots", TYPE, "slot_mapping", lambda s: append(slot_mapping=None)),
-    (
-        "append_mla slots int32",
-        TYPE,
-        "slot_mapping",
-        lambda s: append(slot_mapping=integers(0, 1, 2)),
-    ),
-    (
-        "append_mla too many slots",
-        VALUE,
-        "slot_mapping",
-        lambda s: append(slot_mapping=int64(0, 1, 2, 3)),
-    ),
-    (
-        "append_mla slot outside",
-        VALUE,
-        r"slot_mapping\[2\]",
-        lambda s: append(slot_mapping=int64(0, 1, 12)),
-    ),
-    (
-        "append_mla slot -2",
-        VALUE,
-        r"slot_mapping\[0\]",
-        lambda s: append(slot_mapping=int64(-2, 1, 2)),
-    ),
-    ("append_mla scale 0", VALUE, "scale", lambda s: append(scale=0.0)),
-    ("append_mla scale text", TYPE, "scale", lambda s: append(scale="1")),
-    ("append_mla eps", VALUE, "eps", lambda s: append(eps=-1.0)),
-    ("append_mla weight size", VALUE, "norm_weight", lambda s: append(norm_weight=zeros(7))),
-    ("append_mla weight dtype", TYPE, "norm_weight", lambda s: append(norm_weight=half(8))),
-    ("append_mla rope", TYPE, "rope", lambda s: append_rotated(rope=10000.0)),
-    (
-        "append_mla rotary_dim",
-        VALUE,
-        "rope.rotary_dim",
-        lambda s: append_rotated(rope=fp.Rope(rotary_dim=6)),
-    ),
-    ("append_mla no rope", VALUE, "positions", lambda s: append(positions=integers(0, 1, 2))),
-    ("append_mla q_pe alone", VALUE, "q_pe", lambda s: append(q_pe=zeros(3, 2, 4))),
-    (
-        "append_mla no k_pe",
-        VALUE,
-        "k_pe",
-        lambda s: append_rotated(k_pe=None, cache=zeros(3, 4, 8)),
-    ),
-    ("append_mla no positions", TYPE, "positions", lambda s: append_rotated(positions=None)),
-    (
-        "append_mla few positions",
-        VALUE,
-        "positions",
-        lambda s: append_rotated(positions=integers(0, 1)),
-    ),
-    (
-        "append_mla far position",
-        VALUE,
-        r"positions\[1\]",
-        lambda s: append_rotated(positions=int64(0, 2**41, 2)),
-    ),
-    ("append_mla q_pe dims", VALUE, "q_pe", lambda s: append_rotated(q_pe=zeros(3, 2, 5))),
-    ("append_mla q_pe rows", VALUE, "q_pe", lambda s: append_rotated(q_pe=zeros(2, 2, 4))),
-    ("append_mla q_pe dtype", TYPE, "q_pe", lambda s: append_rotated(q_pe=half(3, 2, 4))),
-    (
-        "append_mla kv_c in the cache",
-        VALUE,
-        "cache",
-        lambda s: append(cache=CACHE, kv_c=CACHE[0, :3, :8]),
-    ),
-    (
-        "append_mla kv_dtype",
-        TYPE,
-        "kv_dtype",
-        lambda s: append(kv_dtype="float8_e4m3fn"),
-    ),
-    (
-        "append_mla kv_dtype name",
-        fp.UnsupportedError,
-        "kv_dtype",
-        lambda s: append(kv_dtype="int8"),
-    ),
-    ("append_mla ds_mla scale", VALUE, "scale", lambda s: append_ds_mla(scale=0.5)),
-    (
-        "append_mla ds_mla dtype",
-        TYPE,
-        "kv_c",
-        lambda s: append_ds_mla(kv_c=zeros(3, 512), k_pe=zeros(3, 64)),
-    ),
-    (
-        "append_mla ds_mla dims",
-        VALUE,
-        "cache",
-        lambda s: append_ds_mla(kv_c=zeros(3, 8, dtype=BF16)),
-    ),
-]
-
-GATHER_MLA = [
-    ("gather_mla cache dims", VALUE, "cache", lambda s: gather(cache=zeros(3, 12))),
-    (
-        "gather_mla cache integers",
-        TYPE,
-        "cache",
-        lambda s: gather(cache=zeros(3, 4, 12, dtype="i4")),
-    ),
-    (
-        "gather_mla tail page",
-        VALUE,
-        "cache_tail",
-        lambda s: gather(cache=(zeros(3, 4, 8), zeros(3, 5, 4))),
-    ),
-    ("gather_mla out dims", VALUE, "out", lambda s: gather(out=zeros(5, 13))),
-    ("gather_mla out short", VALUE, "out", lambda s: gather(out=zeros(4, 12))),
-    ("gather_mla out dtype", TYPE, "out", lambda s: gather(out=half(5, 12))),
-    ("gather_mla out pair", VALUE, "out_tail", lambda s: gather(out=(zeros(5, 8), zeros(4, 4)))),
-    ("gather_mla out pair dims", VALUE, "cache", lambda s: gather(out=(zeros(5, 8), zeros(5, 5)))),
-    ("gather_mla out read only", TYPE, "out", lambda s: gather(out=read_only(zeros(5, 12)))),
-    ("gather_mla no table", TYPE, "block_table", lambda s: gather(block_table=None)),
-    ("gather_mla table rows", VALUE, "block_table", lambda s: gather(block_table=integers([0, 1]))),
-    (
-        "gather_mla table columns",
+        "lists and block_table",
         VALUE,
         "block_table",
-        lambda s: gather(block_table=integers([0], [1])),
+        lambda s: run_sparse(block_table=integers([0, 1, 2], [3, 4, 0])),
     ),
+    ("lists and kv_lens", VALUE, "kv_lens", lambda s: run_sparse(kv_lens=integers(9, 6))),
     (
-        "gather_mla page outside",
+        "a key behind the planned ones",
         VALUE,
-        r"block_table\[1, 1\]",
-        lambda s: gather(block_table=integers([0, 0], [1, 3])),
+        r"topk_indices\[3, 1\]",
+        lambda s: run_few_keys(topk_indices=integers([0, 1], [0, 1], [0, 1], [0, 1])),
     ),
-    ("gather_mla indptr int64", TYPE, "kv_indptr", lambda s: gather(kv_indptr=int64(0, 2, 5))),
-    ("gather_mla indptr empty", VALUE, "kv_indptr", lambda s: gather(kv_indptr=integers())),
     (
-        "gather_mla indptr below 0",
+        "a key behind the planned ones within topk_lens",
         VALUE,
-        r"kv_indptr\[0\]",
-        lambda s: gather(kv_indptr=integers(-1, 2, 5)),
+        r"topk_indices\[0, 3\]",
+        lambda s: run_few_keys(
+            topk_indices=lists_of(0, -1, 99, 35, 3), topk_lens=integers(4, 0, 0, 0)
+        ),
     ),
+    ("k_tail and a pair", TYPE, "k", lambda s: run((zeros(9, 4, 8),) * 2, k_tail=zeros(9, 4))),
+    ("common k_tail dims", VALUE, "k", lambda s: run_tail(zeros(15, 3))),
+    ("common k_tail of rank 3", VALUE, "k_tail", lambda s: run_tail(zeros(15, 2, 4))),
+    ("common k_tail short", VALUE, "k_tail", lambda s: run_tail(zeros(14, 4))),
+    ("common k_tail long", VALUE, "k_tail", lambda s: run_tail(zeros(15, 12))),
+    ("common k_tail dtype", TYPE, "k_tail", lambda s: run_tail(half(15, 4))),
     (
-        "gather_mla indptr falls",
-        VALUE,
-        r"kv_indptr\[1\]",
-        lambda s: gather(kv_indptr=integers(3, 2, 5)),
-    ),
-    ("gather_mla starts", VALUE, "starts", lambda s: gather(starts=integers(2))),
-    ("gather_mla starts below 0", VALUE, r"starts\[0\]", lambda s: gather(starts=integers(-1, 3))),
-    ("gather_mla scale", VALUE, "scale", lambda s: gather(scale=float("nan"))),
-    (
-        "gather_mla out in the cache",
+        "out in a common k_tail",
         VALUE,
         "out",
-        lambda s: gather(cache=CACHE, out=CACHE.reshape(12, 12)[:5]),
+        lambda s: run_tail(SHARED_TAIL.reshape(32, 4), out=SHARED_TAIL.reshape(4, 4, 8)),
     ),
 ]

@@ -58,12 +58,14 @@ RULES = {
         ),
         ("cuda_", "cooperative_groups.h", "immintrin.h"),
     ),
-    "src/c_abi": (("flashplan/", "abi/params.h", "common/error.h", "c_abi/"), ()),
+    "src/c_abi": (("flashplan/", "abi/params.h", "common/", "c_abi/"), ()),
     "bindings": (
         (
             "flashplan/",
             "bindings/",
             "common/error.h",
+            "common/dtypes.h",
+            "common/run_tensors.h",
             "cuda/",
             "api/batch_checks.h",
             "api/kernels.h",

@@ -67,7 +67,33 @@ def test_names_have_the_glossary():
     import blocks
 
     page = (ROOT / "docs" / "names.md").read_text()
-    assert dict(blocks.blocks(page))[GLOSSARY].startswith("| here |")
+    assert dict(blocks.blocks(page))[GLOSSARY].startswith("| word |")
+
+
+def tables(text):
+    """Of a page: each table as a list of rows, the names of its columns first."""
+    for table in re.findall(r"(?:^\|[^\n]*\n)+", text, re.MULTILINE):
+        names, _, *rows = (
+            [c.strip() for c in line[1:-1].split("|")] for line in table.splitlines()
+        )
+        yield [names, *rows]
+
+
+def test_tuning_log_names_what_exists():
+    """What was kept names the file, constant or function where it stands."""
+    files = [f for name in ("src", "include", "bindings") for f in (ROOT / name).rglob("*.*")]
+    words = {word for file in files for word in re.findall(r"\w+", file.read_text())}
+    num_names = 0
+    for page in (ROOT / "docs" / "tuning").glob("*.md"):
+        for columns, *rows in tables(page.read_text()):
+            assert all(len(row) == len(columns) for row in rows), page.name
+            places = [row[columns.index("where")] for row in rows if "where" in columns]
+            for name in re.findall(r"`([^`]+)`", " ".join(places)):
+                is_file = any(f"/{file.relative_to(ROOT)}".endswith(f"/{name}") for file in files)
+                parts = re.findall(r"[A-Za-z_]\w+", name)
+                assert is_file or words.issuperset(parts), f"{page.name}: there is no {name}"
+                num_names += 1
+    assert num_names > 100
 
 
 def test_reference_has_every_public_name():

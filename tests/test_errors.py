@@ -100,6 +100,14 @@ def test_dtype_of_float32_arguments_is_named(name, call):
         call(Scene())
 
 
+def test_tensors_of_run_are_counted():
+    """The Python functions pass a tuple to the core."""
+    plan = Scene().attn._plan
+    for tensors in ((), (None,) * 14):
+        with pytest.raises(TypeError, match=f"^tensors: expected 17, got {len(tensors)}$"):
+            plan.run(tensors, None, False, None)
+
+
 def test_unknown_keyword_is_refused():
     with pytest.raises(TypeError, match="sliding_window"):
         Scene().attention(sliding_window=3)

@@ -266,3 +266,67 @@ def test_options_hold_shared_kv():
     assert attn.options["shared_kv"] is True
     assert fp.Attention(**attn.options).options == attn.options
     assert fp.is_supported(**case.options())
+
+
+@pytest.mark.parametrize("pairs", ["", "qk"])
+@pytest.mark.parametrize("kv_dtype", [None, "fp8_ds_mla"])
+def test_torch_operator(torch, pairs, kv_dtype, seed):
+    """Under torch.compile, without v."""
+    ops = pytest.importorskip("flashplan.torch")
+    case = MlaCase((2, 1), (70, 33), pairs="q" if kv_dtype and pairs else pairs, kv_dtype=kv_dtype)
+    inputs = make_mla_inputs(case, seed)
+    attn = fp.Attention(**case.options())
+    wanted = run_mla(case, inputs, attn)
+    framework = frameworks.Torch(torch)
+    q, k = mla_tensors(case, inputs, framework.tensor)
+    table = framework.tensor(inputs.tables["block_table"])
+
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def run(q, k, table):
+        return ops.run(attn, q, k, block_table=table, return_lse=True)
+
+    for actual, expect in zip(run(q, k, table), wanted, strict=True):
+        assert np.array_equal(bits(framework.array(actual)[:3]), bits(expect))
+
+
+@pytest.mark.parametrize("pairs", ["", "qk"])
+@pytest.mark.parametrize("kv_dtype", [None, "fp8_ds_mla"])
+def test_jax_call(jax, pairs, kv_dtype, seed):
+    """Under jit, without v."""
+    calls = pytest.importorskip("flashplan.jax")
+    case = MlaCase((2, 1), (70, 33), pairs="q" if kv_dtype and pairs else pairs, kv_dtype=kv_dtype)
+    inputs = make_mla_inputs(case, seed)
+    attn = fp.Attention(**case.options())
+    wanted = run_mla(case, inputs, attn)
+    q, k = mla_tensors(case, inputs, jax.numpy.asarray)
+
+    @jax.jit
+    def run(q, k, table):
+        return calls.run(attn, q, k, block_table=table, return_lse=True)
+
+    for actual, expect in zip(run(q, k, inputs.tables["block_table"]), wanted, strict=True):
+        assert np.array_equal(bits(np.asarray(actual)[:3]), bits(expect))
+    whole = fp.Attention(4, 1, 16, page_size=None, q_dtype="float32", device="cpu")
+    x = np.ones((1, 4, 16), np.float32)
+    with pytest.raises(TypeError, match="^v: expected an array, got None"):
+        calls.run(whole, x, x[:, :1])
+
+
+def test_lists_in_frameworks(torch, jax, seed):
+    ops, calls = pytest.importorskip("flashplan.torch"), pytest.importorskip("flashplan.jax")
+    rng = np.random.default_rng(seed)
+    q, cache = (rng.standard_normal(shape, np.float32) for shape in ((3, 4, 40), (5, 4, 40)))
+    lists = rng.integers(-1, 20, (3, 8)).astype(np.int32)
+    lens = np.array([8, 0, 5], np.int32)
+    options = {"softmax_scale": 0.2, "page_size": 4, "q_dtype": "float32", "device": "cpu"}
+    attn = fp.Attention(4, 1, (40, 24), shared_kv=True, topk=8, **options)
+    attn.plan([0, 2, 3], [20, 20])
+    wanted = attn.run(q, cache, topk_indices=lists, topk_lens=lens)
+    tensors = map(torch.tensor, (q, cache, lists, lens))
+    q_t, cache_t, lists_t, lens_t = tensors
+    result = ops.run(attn, q_t, cache_t, topk_indices=lists_t, topk_lens=lens_t)
+    assert np.array_equal(result.numpy(), wanted)
+    result = jax.jit(lambda *x: calls.run(attn, x[0], x[1], topk_indices=x[2], topk_lens=x[3]))(
+        q, cache, lists, lens
+    )
+    assert np.array_equal(np.asarray(result), wanted)

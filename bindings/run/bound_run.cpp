@@ -30,11 +30,7 @@ BoundRun::BoundRun(nb::handle plan, const RunObjects& o, nb::handle result)
       result_(nb::borrow(result)),
       args_(nb::inst_ptr<PyPlan>(plan)->get().options(), o, nb::none()) {
   nb::list memory;
-  for (nb::handle argument :
-       {o.q, o.k, o.v, o.q_tail, o.k_tail, o.block_table, o.page_indptr, o.page_indices, o.kv_lens,
-        o.mask, o.sinks, o.k_scale, o.v_scale, o.out, o.lse}) {
-    memory.append(keeper_of(argument));
-  }
+  for (const nb::handle tensor : o.tensors) memory.append(keeper_of(tensor));
   memory.append(keepers_of(o.variant_arguments));
   memory_ = std::move(memory);
   // Calls may be on other streams than the one that waits for the producers of tensors now.

@@ -1,63 +1,71 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "bindings/run/run_args.h"
 
+#include <cstddef>
 #include <string>
 
 #include "bindings/tensors/numbers.h"
+#include "bindings/tensors/scale_arg.h"
 
 namespace flashplan {
 namespace {
 
-nb::handle required(const char* name, nb::handle object) {
-  if (object.is_none()) raise_type(std::string(name) + ": expected a tensor, got None");
-  return object;
+/// The dtypes that a tensor accepts, and what its memory holds if the object's dtype is uint8 or
+/// uint16; null: those are refused.
+struct Accepted {
+  TensorKind kind;
+  const DType* stored_as = nullptr;
+};
+
+Accepted accepted_by(const RunTensor& tensor, const AttentionOptions& options) {
+  switch (tensor.kind) {
+    case RunTensorKind::kQuery: return {TensorKind::kFloat, &options.q_dtype};
+    case RunTensorKind::kCache: return {TensorKind::kFloat, &options.kv_dtype};
+    case RunTensorKind::kOutput: return {TensorKind::kFloat, &options.o_dtype};
+    case RunTensorKind::kInt32: return {TensorKind::kInt32};
+    case RunTensorKind::kUInt32: return {TensorKind::kUInt32};
+    case RunTensorKind::kFloat32: break;
+  }
+  return {tensor.number != nullptr ? TensorKind::kScales : TensorKind::kFloat32};
 }
 
 }  // namespace
 
+RunObjects::RunObjects(const TensorTuple& objects, nb::handle pdl_object, nb::handle arguments)
+    : pdl(pdl_object), variant_arguments(arguments) {
+  if (objects.size() != tensors.size()) {
+    raise_type("tensors: expected " + std::to_string(tensors.size()) + ", got " +
+               std::to_string(objects.size()));
+  }
+  for (std::size_t i = 0; i < tensors.size(); ++i) tensors[i] = objects[i];
+}
+
 RunArgs::RunArgs(const AttentionOptions& options, const RunObjects& o, nb::handle stream)
-    : variant_args_(options.variant, o.variant_arguments),
-      k_scale_("k_scale", o.k_scale),
-      v_scale_("v_scale", o.v_scale),
-      pdl_(bool_arg("pdl", o.pdl)),
-      producer_(producer_of(o.q)),
-      call_(call_stream(stream, producer_, options.device)),
-      q_("q", required("q", o.q), TensorKind::kFloat, call_, &options.q_dtype),
-      k_("k", required("k", o.k), TensorKind::kFloat, call_, &options.kv_dtype),
-      v_("v", options.shared_kv ? o.v : required("v", o.v), TensorKind::kFloat, call_,
-         &options.kv_dtype),
-      q_tail_("q_tail", o.q_tail, TensorKind::kFloat, call_, &options.q_dtype),
-      k_tail_("k_tail", o.k_tail, TensorKind::kFloat, call_, &options.kv_dtype),
-      block_table_("block_table", o.block_table, TensorKind::kInt32, call_),
-      page_indptr_("page_indptr", o.page_indptr, TensorKind::kInt32, call_),
-      page_indices_("page_indices", o.page_indices, TensorKind::kInt32, call_),
-      kv_lens_("kv_lens", o.kv_lens, TensorKind::kInt32, call_),
-      mask_("mask", o.mask, TensorKind::kUInt32, call_),
-      sinks_("sinks", o.sinks, TensorKind::kFloat32, call_),
-      k_scales_(k_scale_.tensor(call_)),
-      v_scales_(v_scale_.tensor(call_)),
-      out_("out", required("out", o.out), TensorKind::kFloat, call_, &options.o_dtype,
-           Access::kWrite),
-      lse_("lse", o.lse, TensorKind::kFloat32, call_, nullptr, Access::kWrite) {
+    : variant_args_(options.variant, o.variant_arguments) {
+  // Numbers are converted before any tensor is imported: the conversion may run Python code, and
+  // that code could change a tensor.
+  auto objects = o.tensors;
+  for (std::size_t i = 0; i < kNumRunTensors; ++i) {
+    if (kRunTensors[i].number == nullptr) continue;
+    const ScaleArg scale(kRunTensors[i].name, objects[i]);
+    tensors_.*kRunTensors[i].number = scale.number();
+    objects[i] = scale.object();
+  }
+  tensors_.pdl = bool_arg("pdl", o.pdl);
+  producer_ = producer_of(objects[0]);
+  call_ = call_stream(stream, producer_, options.device);
+  for (std::size_t i = 0; i < kNumRunTensors; ++i) {
+    const RunTensor& tensor = kRunTensors[i];
+    if (objects[i].is_none()) {
+      if (!tensor.is_required(options.shared_kv)) continue;
+      raise_type(std::string(tensor.name) + ": expected a tensor, got None");
+    }
+    const auto [kind, stored_as] = accepted_by(tensor, options);
+    const Access access = tensor.is_written() ? Access::kWrite : Access::kRead;
+    imported_[i].emplace(tensor.name, objects[i], kind, call_, stored_as, access);
+    tensors_.*tensor.view = imported_[i]->view();
+  }
   variant_args_.import(o.variant_arguments, call_, &tensors_);
-  tensors_.k_scale = k_scale_.number();
-  tensors_.v_scale = v_scale_.number();
-  tensors_.pdl = pdl_;
-  tensors_.q = q_.view();
-  tensors_.k = k_.view();
-  tensors_.v = v_.view();
-  tensors_.q_tail = q_tail_.view();
-  tensors_.k_tail = k_tail_.view();
-  tensors_.block_table = block_table_.view();
-  tensors_.page_indptr = page_indptr_.view();
-  tensors_.page_indices = page_indices_.view();
-  tensors_.kv_lens = kv_lens_.view();
-  tensors_.mask = mask_.view();
-  tensors_.sinks = sinks_.view();
-  tensors_.k_scales = k_scales_.view();
-  tensors_.v_scales = v_scales_.view();
-  tensors_.o = out_.view();
-  tensors_.lse = lse_.view();
 }
 
 }  // namespace flashplan

@@ -4,23 +4,27 @@
 
 #include <nanobind/nanobind.h>
 
+#include <array>
+#include <optional>
+
 #include "bindings/run/variant_args.h"
 #include "bindings/tensors/producer.h"
-#include "bindings/tensors/scale_arg.h"
 #include "bindings/tensors/stream.h"
 #include "bindings/tensors/tensor.h"
+#include "common/run_tensors.h"
 #include "flashplan/plan.h"
 
 namespace flashplan {
 
+/// Python objects in the order of kRunTensors, None where a tensor is not given.
+using TensorTuple = nb::typed<nb::tuple, nb::object, nb::ellipsis>;
+
 /// The arguments of Attention.run(), but for the stream.
 struct RunObjects {
-  nb::handle q, k, v;  // v: None with shared_kv
-  nb::handle q_tail, k_tail;
-  nb::handle block_table, page_indptr, page_indices;
-  nb::handle kv_lens, mask, sinks;
-  nb::handle out, lse;
-  nb::handle k_scale, v_scale;
+  /// Raises TypeError unless there are as many tensors as in kRunTensors.
+  RunObjects(const TensorTuple& tensors, nb::handle pdl, nb::handle variant_arguments);
+
+  std::array<nb::handle, kNumRunTensors> tensors;
   nb::handle pdl;
   nb::handle variant_arguments;
 };
@@ -41,20 +45,10 @@ class RunArgs {
   const Producer& producer() const noexcept { return producer_; }
 
  private:
-  // Scalars are converted before any tensor is imported: the conversion may run Python code, and
-  // that code could change a tensor. So these members come first.
   VariantArgs variant_args_;
-  ScaleArg k_scale_, v_scale_;
-  bool pdl_;
-
   Producer producer_;
   CallStream call_;
-  TensorArg q_, k_, v_;
-  TensorArg q_tail_, k_tail_;
-  TensorArg block_table_, page_indptr_, page_indices_;
-  TensorArg kv_lens_, mask_, sinks_;
-  TensorArg k_scales_, v_scales_;
-  TensorArg out_, lse_;
+  std::array<std::optional<TensorArg>, kNumRunTensors> imported_;  // as in kRunTensors
   AttentionTensors tensors_;
 };
 

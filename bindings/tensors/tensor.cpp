@@ -7,6 +7,7 @@
 #include "bindings/tensors/array_interface.h"
 #include "bindings/tensors/dlpack_view.h"
 #include "checks/memory_checks.h"
+#include "common/dtypes.h"
 #include "common/error.h"
 
 namespace flashplan {
@@ -29,16 +30,17 @@ bool to_dtype(const dlpack::DataType& from, DType* to) {
 }
 
 bool is_of_kind(TensorKind kind, DType dtype) {
-  const bool is_int = dtype == DType::kInt32 || dtype == DType::kInt64;
   switch (kind) {
+    case TensorKind::kFloat: return is_float(dtype);
     case TensorKind::kFloat32:
     case TensorKind::kScales: return dtype == DType::kFloat32;
     case TensorKind::kInt32: return dtype == DType::kInt32;
     case TensorKind::kInt64: return dtype == DType::kInt64;
-    case TensorKind::kInt: return is_int;
+    case TensorKind::kInt: return dtype == DType::kInt32 || dtype == DType::kInt64;
     case TensorKind::kUInt32: return dtype == DType::kUInt32;
-    default: return !is_int && dtype != DType::kUInt32;
+    case TensorKind::kBytes: break;
   }
+  return true;
 }
 
 bool holds_floats(TensorKind kind) {
@@ -47,14 +49,16 @@ bool holds_floats(TensorKind kind) {
 
 const char* to_text(TensorKind kind) {
   switch (kind) {
+    case TensorKind::kFloat: return "a float dtype of at most 32 bits";
     case TensorKind::kFloat32:
     case TensorKind::kScales: return "dtype float32";
     case TensorKind::kInt32: return "dtype int32";
     case TensorKind::kInt64: return "dtype int64";
     case TensorKind::kInt: return "dtype int32 or int64";
     case TensorKind::kUInt32: return "dtype uint32";
-    default: return "a float dtype of at most 32 bits";
+    case TensorKind::kBytes: break;
   }
+  return "any dtype";
 }
 
 [[noreturn]] void raise_wrong_kind(const char* name, TensorKind kind, const std::string& got) {

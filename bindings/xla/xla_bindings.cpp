@@ -12,19 +12,26 @@
 #include "bindings/tensors/tensor.h"
 #include "bindings/xla/xla_call.h"
 #include "common/error.h"
+#include "common/run_tensors.h"
 #include "flashplan/kv_cache.h"
 #include "flashplan/plan.h"
 
 namespace flashplan {
 namespace {
 
+/// The lowest bit; the others move down.
+bool next_bit(int64_t* bits) noexcept {
+  const bool bit = (*bits & 1) != 0;
+  *bits >>= 1;
+  return bit;
+}
+
 /// Optional arguments: those whose bit is set in the attribute "given" follow the others.
 Status read_given(XlaCall& call, std::initializer_list<TensorView*> views) {
   int64_t given = 0;
   FLASHPLAN_RETURN_IF_ERROR(call.attribute("given", &given));
   for (TensorView* view : views) {
-    if ((given & 1) != 0) FLASHPLAN_RETURN_IF_ERROR(call.argument(view));
-    given >>= 1;
+    if (next_bit(&given)) FLASHPLAN_RETURN_IF_ERROR(call.argument(view));
   }
   return {};
 }
@@ -47,19 +54,27 @@ Status run_plan(const XlaCall& call, int64_t handle, AttentionTensors& tensors) 
   });
 }
 
+/// The arguments and results are those of kRunTensors. Where a tensor is optional, the attribute
+/// "given" has a bit for it.
 Status run(XlaCall& call) {
   AttentionTensors t;
-  int64_t handle = 0;
+  int64_t handle = 0, given = 0;
   FLASHPLAN_RETURN_IF_ERROR(call.begin());
   FLASHPLAN_RETURN_IF_ERROR(call.attribute("attention", &handle));
-  FLASHPLAN_RETURN_IF_ERROR(call.attribute("k_scale", &t.k_scale));
-  FLASHPLAN_RETURN_IF_ERROR(call.attribute("v_scale", &t.v_scale));
-  for (TensorView* view : {&t.q, &t.k, &t.v}) FLASHPLAN_RETURN_IF_ERROR(call.argument(view));
-  FLASHPLAN_RETURN_IF_ERROR(
-      read_given(call, {&t.block_table, &t.page_indptr, &t.page_indices, &t.kv_lens, &t.mask,
-                        &t.sinks, &t.k_scales, &t.v_scales}));
-  FLASHPLAN_RETURN_IF_ERROR(call.result(&t.o));
-  if (call.has_results()) FLASHPLAN_RETURN_IF_ERROR(call.result(&t.lse));
+  FLASHPLAN_RETURN_IF_ERROR(call.attribute("given", &given));
+  for (const RunTensor& tensor : kRunTensors) {
+    TensorView* view = &(t.*tensor.view);
+    if (tensor.number != nullptr) {
+      FLASHPLAN_RETURN_IF_ERROR(call.attribute(tensor.name, &(t.*tensor.number)));
+    }
+    if (tensor.is_written()) {
+      if (tensor.use == RunTensorUse::kAlways || call.has_results()) {
+        FLASHPLAN_RETURN_IF_ERROR(call.result(view));
+      }
+    } else if (tensor.use == RunTensorUse::kAlways || next_bit(&given)) {
+      FLASHPLAN_RETURN_IF_ERROR(call.argument(view));
+    }
+  }
   return run_plan(call, handle, t);
 }
 

@@ -174,7 +174,7 @@ typedef struct flashplan_options {
   int32_t causal;  // 0 or 1, as custom_mask and batch_invariant
   int32_t window_left;
   int32_t custom_mask;
-  float softmax_scale;  // 0: 1 / sqrt(head_dim_qk)
+  float softmax_scale;  // 0: 1 / sqrt(head_dim_qk); needed with shared_kv
   float softcap;
   int32_t max_batch_size;
   int32_t max_qo_tokens;
@@ -185,6 +185,8 @@ typedef struct flashplan_options {
   size_t workspace_bytes;             // 0: as many as the bounds ask for
   const struct flashplan_rope* rope;  // or NULL: no rotation
   const flashplan_variant* variant;   // or NULL
+  int32_t shared_kv;                  // 0 or 1
+  int32_t topk;                       // 0: queries see the keys of their requests
 } flashplan_options;
 
 // Sets the defaults, and heads and head dims to 0.
@@ -242,7 +244,7 @@ typedef struct flashplan_attention_tensors {
   size_t struct_size;
   const flashplan_tensor* q;
   const flashplan_tensor* k;
-  const flashplan_tensor* v;
+  const flashplan_tensor* v;  // NULL with shared_kv
   const flashplan_tensor* block_table;
   const flashplan_tensor* page_indptr;
   const flashplan_tensor* page_indices;
@@ -262,8 +264,12 @@ typedef struct flashplan_attention_tensors {
   const float* variant_scalars;                    // [num_variant_scalars], or NULL
   int32_t num_variant_tensors;
   int32_t num_variant_scalars;
-  int32_t pdl;       // != 0: programmatic dependent launch
-  int32_t reserved;  // 0
+  int32_t pdl;                           // != 0: programmatic dependent launch
+  int32_t reserved;                      // 0
+  const flashplan_tensor* q_tail;        // or NULL
+  const flashplan_tensor* k_tail;        // or NULL
+  const flashplan_tensor* topk_indices;  // or NULL
+  const flashplan_tensor* topk_lens;     // or NULL
 } flashplan_attention_tensors;
 
 // Sets scales to 1 and everything else to NULL or 0.

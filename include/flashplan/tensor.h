@@ -43,8 +43,11 @@ constexpr int64_t item_size(DType dtype) noexcept {
     case DType::kFloat16:
     case DType::kBFloat16: return 2;
     case DType::kInt64: return 8;
-    default: return 1;
+    case DType::kFloat8E4M3:
+    case DType::kFloat8E5M2:
+    case DType::kFp8DsMla: return 1;
   }
+  return 1;  // of a number that is no DType, which every call refuses
 }
 
 enum class DeviceType : int32_t { kCpu = 0, kCuda = 1 };

@@ -52,6 +52,9 @@ class Attention(Runs):
         shared_kv: values are the first head_dim_vo dims of the keys, as in multi-head latent
             attention (MLA): run() takes no v. It needs num_kv_heads=1 and a softmax_scale, and
             allows neither `variant` nor `rope`. On the CPU only.
+        topk: with shared_kv and pages: the most keys that a query sees; each run() lists them
+            (topk_indices). causal does not hide listed keys, and there are neither a window nor a
+            mask. kv_lens of plan() are upper bounds, and a token costs min(topk, kv_len).
         softmax_scale: multiplies q.k; a normal float32 > 0; default: 1 / sqrt(head_dim_qk), and
             none with shared_kv, because models scale by the head dim before compression.
         softcap: logits become softcap * tanh(logits / softcap); a normal float32 > 0, or 0 to turn
@@ -128,6 +131,7 @@ class Attention(Runs):
         window_left: int = -1,
         custom_mask: bool = False,
         shared_kv: bool = False,
+        topk: int | None = None,
         softmax_scale: float | None = None,
         softcap: float = 0.0,
         variant: Variant | None = None,
@@ -152,6 +156,7 @@ class Attention(Runs):
             window_left=window_left,
             custom_mask=custom_mask,
             shared_kv=shared_kv,
+            topk=topk,
             softmax_scale=softmax_scale,
             softcap=softcap,
             variant=variant,

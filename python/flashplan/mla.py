@@ -14,10 +14,12 @@ from flashplan.values import MLA_DTYPES, dtype_name, to_dtype
 _DS_MLA_BYTES = 656
 
 
-def parts(name: str, tensor: Any) -> tuple[Any, Any]:
-    """A tensor and None, or the two tensors of a pair."""
+def parts(name: str, tensor: Any, tail: Any = None) -> tuple[Any, Any]:
+    """A tensor and its `tail`, or the two tensors of a pair."""
     if not isinstance(tensor, tuple | list):
-        return tensor, None
+        return tensor, tail
+    if tail is not None:
+        raise TypeError(f"{name}: expected one tensor beside {name}_tail, got a pair")
     if len(tensor) != 2 or any(part is None for part in tensor):
         raise TypeError(f"{name}: expected a tensor or a pair of tensors, got {len(tensor)} items")
     return tensor[0], tensor[1]

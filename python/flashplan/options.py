@@ -29,6 +29,7 @@ class Options(TypedDict, total=False):
     window_left: int
     custom_mask: bool
     shared_kv: bool
+    topk: int | None
     softmax_scale: float | None
     softcap: float
     variant: Variant | None
@@ -109,6 +110,7 @@ def make_options(
     window_left: int = -1,
     custom_mask: bool = False,
     shared_kv: bool = False,
+    topk: int | None = None,
     softmax_scale: float | None = None,
     softcap: float = 0.0,
     variant: Variant | None = None,
@@ -140,6 +142,10 @@ def make_options(
     options.window_left = to_int("window_left", window_left)
     options.custom_mask = to_bool("custom_mask", custom_mask)
     options.shared_kv = to_bool("shared_kv", shared_kv)
+    if topk is not None:
+        options.topk = to_int("topk", topk)
+        if options.topk < 1:
+            raise ValueError(f"topk: expected >= 1, or None for all keys, got {topk}")
     if softmax_scale is not None:
         options.softmax_scale = to_float("softmax_scale", softmax_scale)
     options.softcap = number = to_float("softcap", softcap)
@@ -196,6 +202,7 @@ def options_dict(
         "window_left": options.window_left,
         "custom_mask": options.custom_mask,
         "shared_kv": options.shared_kv,
+        "topk": options.topk or None,
         "softmax_scale": options.softmax_scale,
         "softcap": options.softcap,
         "variant": variant,

@@ -35,10 +35,13 @@ class Runs:
         k: Tensor | tuple[Tensor, Tensor],
         v: Tensor | None = None,
         *,
+        k_tail: Tensor | None = None,
         block_table: Tensor | None = None,
         page_indptr: Tensor | None = None,
         page_indices: Tensor | None = None,
         kv_lens: Tensor | None = None,
+        topk_indices: Tensor | None = None,
+        topk_lens: Tensor | None = None,
         mask: Tensor | None = None,
         sinks: Tensor | None = None,
         out: TensorT | None = None,
@@ -57,10 +60,13 @@ class Runs:
         k: Tensor | tuple[Tensor, Tensor],
         v: Tensor | None = None,
         *,
+        k_tail: Tensor | None = None,
         block_table: Tensor | None = None,
         page_indptr: Tensor | None = None,
         page_indices: Tensor | None = None,
         kv_lens: Tensor | None = None,
+        topk_indices: Tensor | None = None,
+        topk_lens: Tensor | None = None,
         mask: Tensor | None = None,
         sinks: Tensor | None = None,
         out: TensorT | None = None,
@@ -79,10 +85,13 @@ class Runs:
         k: Tensor | tuple[Tensor, Tensor],
         v: Tensor | None = None,
         *,
+        k_tail: Tensor | None = None,
         block_table: Tensor | None = None,
         page_indptr: Tensor | None = None,
         page_indices: Tensor | None = None,
         kv_lens: Tensor | None = None,
+        topk_indices: Tensor | None = None,
+        topk_lens: Tensor | None = None,
         mask: Tensor | None = None,
         sinks: Tensor | None = None,
         out: TensorT | None = None,
@@ -100,10 +109,13 @@ class Runs:
         k: Tensor | tuple[Tensor, Tensor],
         v: Tensor | None = None,
         *,
+        k_tail: Tensor | None = None,
         block_table: Tensor | None = None,
         page_indptr: Tensor | None = None,
         page_indices: Tensor | None = None,
         kv_lens: Tensor | None = None,
+        topk_indices: Tensor | None = None,
+        topk_lens: Tensor | None = None,
         mask: Tensor | None = None,
         sinks: Tensor | None = None,
         out: TensorT | None = None,
@@ -130,7 +142,11 @@ class Runs:
                 [num_pages, num_kv_heads, page_size, head_dim] (HND). The last dimension is
                 contiguous, the other strides are any that are not negative. With shared_kv there is
                 no v, q and k may be pairs, of tensors with the first head_dim_vo dims and with the
-                others, and tensors of k may have no dimension of heads.
+                others, and tensors of k may have no dimension of heads. With "fp8_ds_mla" the last
+                dimension of k has 656 bytes.
+            k_tail: [kv_tokens, any]: the last dims of ragged k, where these are the same for all kv
+                heads, as those that a model rotates (DeepSeek); k then has the other dims. On the
+                CPU only.
             block_table: [batch_size, max_pages] int32 page ids of each request, or
             page_indptr, page_indices: the same as CSR, [batch_size + 1] and [num_ids] int32.
                 An id that no query sees may be anything. On the CPU a visible id outside of the
@@ -145,6 +161,13 @@ class Runs:
                 least num_tokens + qo_len keys. Ragged k and v stay where they were planned. A
                 captured run reads the lengths when it is replayed. None with a variant that has a
                 key_range, which belongs to the planned lengths.
+            topk_indices: [tokens, 1 to topk] int32 on the device, with topk and instead of a page
+                table: the keys that each token sees, page * page_size + row in page. Others than of
+                the cache, such as -1, are skipped; a key that is listed twice counts twice. The
+                first min(topk, kv_len) entries count, with the kv_len of plan(); on the CPU a key
+                behind them is an error.
+            topk_lens: [tokens] int32 on the device: how many entries of each list count; default:
+                all. The others may be anything.
             mask: [tokens, words] uint32, with custom_mask: bit j % 32 of word j // 32 of row t says
                 whether query t sees key mask_begin + j of its request. All queries see the keys
                 before mask_begin. causal and window_left hide further keys.
@@ -198,14 +221,14 @@ class Runs:
         """
         own = packed_arguments(self._variant, variant_arguments)
         q, q_tail = parts("q", q)
-        k, k_tail = parts("k", k)
+        k, k_tail = parts("k", k, k_tail)
         finish_o = finish_lse = None  # make the caller's kind of tensor of a new output
         if out is None:
             shape = (self._plan.num_tokens, *self._o_heads_and_dim)
             out, finish_o = new_output(q, shape, self._o_dtype)
         if lse is None and return_lse:
             lse, finish_lse = new_output(q, (self._plan.num_tokens, self._num_qo_heads), "float32")
-        self._plan.run(
+        tensors = (
             q,
             k,
             v,
@@ -215,16 +238,16 @@ class Runs:
             page_indptr,
             page_indices,
             kv_lens,
+            topk_indices,
+            topk_lens,
             mask,
             sinks,
-            out,
-            lse,
             k_scale,
             v_scale,
-            stream,
-            pdl,
-            own,
+            out,
+            lse,
         )
+        self._plan.run(tensors, stream, pdl, own)
         o = finish_o(out) if finish_o else out
         if not return_lse:
             return o
@@ -237,10 +260,13 @@ class Runs:
         k: Tensor | tuple[Tensor, Tensor],
         v: Tensor | None = None,
         *,
+        k_tail: Tensor | None = None,
         block_table: Tensor | None = None,
         page_indptr: Tensor | None = None,
         page_indices: Tensor | None = None,
         kv_lens: Tensor | None = None,
+        topk_indices: Tensor | None = None,
+        topk_lens: Tensor | None = None,
         mask: Tensor | None = None,
         sinks: Tensor | None = None,
         out: TensorT | None = None,
@@ -258,10 +284,13 @@ class Runs:
         k: Tensor | tuple[Tensor, Tensor],
         v: Tensor | None = None,
         *,
+        k_tail: Tensor | None = None,
         block_table: Tensor | None = None,
         page_indptr: Tensor | None = None,
         page_indices: Tensor | None = None,
         kv_lens: Tensor | None = None,
+        topk_indices: Tensor | None = None,
+        topk_lens: Tensor | None = None,
         mask: Tensor | None = None,
         sinks: Tensor | None = None,
         out: TensorT | None = None,
@@ -278,10 +307,13 @@ class Runs:
         k: Tensor | tuple[Tensor, Tensor],
         v: Tensor | None = None,
         *,
+        k_tail: Tensor | None = None,
         block_table: Tensor | None = None,
         page_indptr: Tensor | None = None,
         page_indices: Tensor | None = None,
         kv_lens: Tensor | None = None,
+        topk_indices: Tensor | None = None,
+        topk_lens: Tensor | None = None,
         mask: Tensor | None = None,
         sinks: Tensor | None = None,
         out: TensorT | None = None,
@@ -329,12 +361,12 @@ class Runs:
             raise TypeError("stream: expected none, since each call takes it, got one")
         own = packed_arguments(self._variant, variant_arguments)
         q, q_tail = parts("q", q)
-        k, k_tail = parts("k", k)
+        k, k_tail = parts("k", k, k_tail)
         num_rows = shape_of(q)[:1]
         out = given_or_kept("out", out, q, (*num_rows, *self._o_heads_and_dim), self._o_dtype)
         if return_lse:
             lse = given_or_kept("lse", lse, q, (*num_rows, self._num_qo_heads), "float32")
-        return self._plan.bind(
+        tensors = (
             q,
             k,
             v,
@@ -344,16 +376,16 @@ class Runs:
             page_indptr,
             page_indices,
             kv_lens,
+            topk_indices,
+            topk_lens,
             mask,
             sinks,
-            out,
-            lse,
             k_scale,
             v_scale,
-            pdl,
-            own,
-            (out, lse) if return_lse else out,
+            out,
+            lse,
         )
+        return self._plan.bind(tensors, pdl, own, (out, lse) if return_lse else out)
 
 
 # Errors about arguments name the class that users have.

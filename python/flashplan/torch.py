@@ -30,8 +30,9 @@ from torch.autograd import forward_ad
 from flashplan import _core, ops
 from flashplan.attention import Attention
 from flashplan.handles import attention_of
+from flashplan.mla import parts
 from flashplan.values import dtype_name, is_hnd
-from flashplan.variant import named_arguments, packed_arguments
+from flashplan.variant import packed_arguments
 
 if TYPE_CHECKING:
     from flashplan.types import KvDType, KvLayout
@@ -40,9 +41,10 @@ if TYPE_CHECKING:
 # CUDA graphs can capture. An Attention goes through them as a number.
 torch.library.define(
     "flashplan::run",
-    "(SymInt attention, Tensor q, Tensor k, Tensor v, Tensor? block_table, Tensor? page_indptr, "
-    "Tensor? page_indices, Tensor? kv_lens, Tensor? mask, Tensor? sinks, Tensor(a!) out, "
-    "Tensor(b!)? lse, float k_scale, Tensor? k_scales, float v_scale, Tensor? v_scales, "
+    "(SymInt attention, Tensor q, Tensor k, Tensor? v, Tensor? q_tail, Tensor? k_tail, "
+    "Tensor? block_table, Tensor? page_indptr, Tensor? page_indices, Tensor? kv_lens, "
+    "Tensor? topk_indices, Tensor? topk_lens, Tensor? mask, Tensor? sinks, Tensor? k_scales, "
+    "Tensor? v_scales, Tensor(a!) out, Tensor(b!)? lse, float k_scale, float v_scale, "
     "bool pdl, Tensor[] variant_tensors, float[] variant_scalars) -> ()",
     tags=torch.Tag.pt2_compliant_tag,
 )
@@ -57,44 +59,21 @@ torch.library.define(
 
 
 @torch.library.impl("flashplan::run", ("CPU", "CUDA"))
-def _run(
-    attention: int,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    block_table: Tensor | None,
-    page_indptr: Tensor | None,
-    page_indices: Tensor | None,
-    kv_lens: Tensor | None,
-    mask: Tensor | None,
-    sinks: Tensor | None,
-    out: Tensor,
-    lse: Tensor | None,
-    k_scale: float,
-    k_scales: Tensor | None,
-    v_scale: float,
-    v_scales: Tensor | None,
-    pdl: bool,
-    variant_tensors: list[Tensor],
-    variant_scalars: list[float],
-) -> None:
+def _run(attention: int, *arguments: Any) -> None:
+    *tensors, k_scale, v_scale, pdl, variant_tensors, variant_scalars = arguments
+    *inputs, k_scales, v_scales, out, lse = tensors
     attn: Attention = attention_of(attention)
-    attn.run(
-        q,
-        k,
-        v,
-        block_table=block_table,
-        page_indptr=page_indptr,
-        page_indices=page_indices,
-        kv_lens=kv_lens,
-        mask=mask,
-        sinks=sinks,
-        out=out,
-        lse=lse,
-        k_scale=k_scale if k_scales is None else k_scales,
-        v_scale=v_scale if v_scales is None else v_scales,
-        pdl=pdl,
-        **named_arguments(attn._variant, variant_tensors, variant_scalars),
+    attn._plan.run(
+        (
+            *inputs,
+            k_scale if k_scales is None else k_scales,
+            v_scale if v_scales is None else v_scales,
+            out,
+            lse,
+        ),
+        None,
+        pdl,
+        attn._variant and (tuple(variant_tensors), tuple(variant_scalars)),
     )
 
 
@@ -177,14 +156,17 @@ def _number_and_tensor(scale: float | Tensor) -> tuple[float, Tensor | None]:
 @overload
 def run(
     attn: Attention,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
+    q: Tensor | tuple[Tensor, Tensor],
+    k: Tensor | tuple[Tensor, Tensor],
+    v: Tensor | None = None,
     *,
+    k_tail: Tensor | None = None,
     block_table: Tensor | None = None,
     page_indptr: Tensor | None = None,
     page_indices: Tensor | None = None,
     kv_lens: Tensor | None = None,
+    topk_indices: Tensor | None = None,
+    topk_lens: Tensor | None = None,
     mask: Tensor | None = None,
     sinks: Tensor | None = None,
     out: Tensor | None = None,
@@ -198,14 +180,17 @@ def run(
 @overload
 def run(
     attn: Attention,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
+    q: Tensor | tuple[Tensor, Tensor],
+    k: Tensor | tuple[Tensor, Tensor],
+    v: Tensor | None = None,
     *,
+    k_tail: Tensor | None = None,
     block_table: Tensor | None = None,
     page_indptr: Tensor | None = None,
     page_indices: Tensor | None = None,
     kv_lens: Tensor | None = None,
+    topk_indices: Tensor | None = None,
+    topk_lens: Tensor | None = None,
     mask: Tensor | None = None,
     sinks: Tensor | None = None,
     out: Tensor | None = None,
@@ -218,14 +203,17 @@ def run(
 ) -> tuple[Tensor, Tensor]: ...
 def run(
     attn: Attention,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
+    q: Tensor | tuple[Tensor, Tensor],
+    k: Tensor | tuple[Tensor, Tensor],
+    v: Tensor | None = None,
     *,
+    k_tail: Tensor | None = None,
     block_table: Tensor | None = None,
     page_indptr: Tensor | None = None,
     page_indices: Tensor | None = None,
     kv_lens: Tensor | None = None,
+    topk_indices: Tensor | None = None,
+    topk_lens: Tensor | None = None,
     mask: Tensor | None = None,
     sinks: Tensor | None = None,
     out: Tensor | None = None,
@@ -248,27 +236,36 @@ def run(
         o, or (o, lse), of as many rows as q, because shapes must not depend on the plan. Rows
         after those that were planned are not written.
     """
+    q, q_tail = parts("q", q)
+    k, k_tail = parts("k", k, k_tail)
     tensors, scalars = packed_arguments(attn._variant, variant_arguments) or ((), ())
     if out is None:
         dtype = getattr(torch, attn._o_dtype)
         out = q.new_empty((q.shape[0], *attn._o_heads_and_dim), dtype=dtype)
     if lse is None and return_lse:
         lse = q.new_empty((q.shape[0], attn._o_heads_and_dim[0]), dtype=torch.float32)
+    (k_number, k_scales), (v_number, v_scales) = map(_number_and_tensor, (k_scale, v_scale))
     torch.ops.flashplan.run(
         attn._handle,
         q,
         k,
         v,
+        q_tail,
+        k_tail,
         block_table,
         page_indptr,
         page_indices,
         kv_lens,
+        topk_indices,
+        topk_lens,
         mask,
         sinks,
+        k_scales,
+        v_scales,
         out,
         lse,
-        *_number_and_tensor(k_scale),
-        *_number_and_tensor(v_scale),
+        k_number,
+        v_number,
         pdl,
         tensors,
         scalars,

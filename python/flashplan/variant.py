@@ -12,7 +12,7 @@ from flashplan import _core
 from flashplan.values import dtype_name, to_bool, to_float
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
     import numpy.typing as npt
 
@@ -194,15 +194,6 @@ def packed_arguments(variant: Variant | None, arguments: dict[str, Any]) -> Any:
     if arguments:
         _refuse_unknown(arguments, ())
     return None
-
-
-def named_arguments(
-    variant: Variant | None, tensors: Sequence[Tensor], scalars: Sequence[float]
-) -> dict[str, Any]:
-    """The keyword arguments that packed_arguments() made these of."""
-    if variant is None:
-        return {}
-    return dict(zip(variant._tensors, tensors)) | dict(zip(variant._scalars, scalars))
 
 
 def _remade(kind: type[Variant], arguments: dict[str, Any]) -> Variant:

@@ -3,7 +3,7 @@
 // elements. All fields start as zero, so that what nobody set is never a stale address.
 //
 // The order of groups and fields is the order in which a GPU kernel first reads them: parameters
-// come from memory, a line of 64 bytes at a time (docs/tuning.md).
+// come from memory, a line of 64 bytes at a time (docs/tuning/sm80.md).
 #pragma once
 
 #include <cstdint>

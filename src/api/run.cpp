@@ -43,7 +43,8 @@ TensorParams tensor_params(const AttentionTensors& t, const AttentionOptions& op
     p.pages = make_page_table({t.block_table, t.page_indptr, t.page_indices}, options.page_size,
                               num_pages_of(t));
   }
-  if (!t.kv_lens.empty()) p.kv_lens = static_cast<const int32_t*>(t.kv_lens.data);
+  const TensorView& real_lens = options.topk > 0 ? t.topk_lens : t.kv_lens;
+  if (!real_lens.empty()) p.kv_lens = static_cast<const int32_t*>(real_lens.data);
   p.q = token_view<const void>(t.q);
   p.k = kv_view(t.k, options);
   p.v = kv_view(v, options);
@@ -127,6 +128,10 @@ HostParams host_params(const AttentionTensors& t, const Plan::Impl& plan, const 
                 static_cast<int32_t>(t.k_tail.shape[t.k_tail.rank - 1])};
   }
   p.shared_kv = plan.options.shared_kv;
+  if (!t.topk_indices.empty()) {
+    p.lists = {static_cast<const int32_t*>(t.topk_indices.data), t.topk_indices.stride[0],
+               static_cast<int32_t>(t.topk_indices.shape[1])};
+  }
   p.rope = plan.options.rope ? &plan.rope : nullptr;
   p.cta_indptr = schedule.cta_indptr.data();
   p.first_merge = schedule.first_merge;
@@ -211,7 +216,7 @@ AttentionTensors with_copies(const AttentionTensors& given, Plan::Impl* plan) no
     to->assign(first, first + count);
     view->data = to->data();
   };
-  copy(&t.kv_lens, plan->batch_size, &plan->real_lens);
+  copy(plan->options.topk > 0 ? &t.topk_lens : &t.kv_lens, plan->batch_size, &plan->real_lens);
   copy(&t.page_indptr, plan->batch_size + 1, &plan->page_indptr);
   return t;
 }
@@ -242,7 +247,7 @@ Status Plan::run(const AttentionTensors& tensors, Stream stream) noexcept {
   }
   FLASHPLAN_RETURN_IF_ERROR(check_tensors(tensors, *impl_));
   if (impl_->device_schedule) return run_on_gpu(tensors, impl_.get(), stream);
-  if (tensors.kv_lens.empty() && tensors.page_indptr.empty()) {
+  if (tensors.kv_lens.empty() && tensors.topk_lens.empty() && tensors.page_indptr.empty()) {
     return run_on_cpu(tensors, impl_.get());
   }
   return run_on_cpu(with_copies(tensors, impl_.get()), impl_.get());

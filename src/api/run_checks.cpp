@@ -2,11 +2,15 @@
 #include "api/run_checks.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <cstddef>
 #include <span>
+#include <utility>
 
 #include "checks/tensor_checks.h"
 #include "common/error.h"
+#include "common/run_tensors.h"
 #include "variant/variant_impl.h"
 
 namespace flashplan {
@@ -42,6 +46,12 @@ bool has_table(const PageTableTensors& tables) {
 
 /// `device` is where the tables must be.
 Status check_page_form(const PageTableTensors& tables, const Plan::Impl& plan, Device device) {
+  if (plan.options.topk > 0 && has_table(tables)) {
+    return error(
+        StatusCode::kInvalidArgument,
+        "block_table: expected no page table with topk, whose lists have the keys, got one");
+  }
+  if (plan.options.topk > 0) return {};
   if (plan.options.page_size > 0) return check_page_table(tables, plan.batch_size, device);
   if (!has_table(tables)) return {};
   return error(StatusCode::kInvalidArgument,
@@ -51,6 +61,10 @@ Status check_page_form(const PageTableTensors& tables, const Plan::Impl& plan, D
 /// `device` is where the lengths must be.
 Status check_kv_lens(const TensorArgument& kv_lens, const Plan::Impl& plan, Device device) {
   if (kv_lens.view.empty()) return {};
+  if (plan.options.topk > 0) {
+    return error(StatusCode::kInvalidArgument,
+                 "kv_lens: expected none with topk, whose lengths are topk_lens, got a tensor");
+  }
   if (plan.has_key_ranges) {
     return error(StatusCode::kInvalidArgument,
                  "kv_lens: expected none with key ranges, which belong to the planned lengths, got "
@@ -59,6 +73,30 @@ Status check_kv_lens(const TensorArgument& kv_lens, const Plan::Impl& plan, Devi
   FLASHPLAN_RETURN_IF_ERROR(check_dtype(kv_lens, DType::kInt32, ""));
   FLASHPLAN_RETURN_IF_ERROR(check_device(kv_lens, device));
   return check_shape(kv_lens, {Dim::at_least(plan.batch_size)});
+}
+
+/// The lists of keys, but for their values.
+Status check_lists(const AttentionTensors& t, const Plan::Impl& plan) {
+  const TensorArgument indices{"topk_indices", t.topk_indices};
+  const TensorArgument lens{"topk_lens", t.topk_lens};
+  const AttentionOptions& options = plan.options;
+  for (const TensorArgument& argument : {indices, lens}) {
+    if (argument.view.empty()) continue;
+    if (options.topk == 0) {
+      return error(StatusCode::kInvalidArgument, "%s: expected none without topk, got a tensor",
+                   argument.name);
+    }
+    FLASHPLAN_RETURN_IF_ERROR(check_dtype(argument, DType::kInt32, ""));
+    FLASHPLAN_RETURN_IF_ERROR(check_device(argument, options.device));
+  }
+  if (options.topk == 0) return {};
+  if (t.topk_indices.empty()) {
+    return error(StatusCode::kInvalidArgument,
+                 "topk_indices: expected a tensor with topk, got none");
+  }
+  const Dim tokens = Dim::at_least(plan.num_tokens);
+  FLASHPLAN_RETURN_IF_ERROR(check_shape(indices, {tokens, {1, options.topk}}));
+  return t.topk_lens.empty() ? Status() : check_shape(lens, {tokens});
 }
 
 Status check_mask(const AttentionTensors& t, const Plan::Impl& plan) {
@@ -81,6 +119,22 @@ Status check_sinks(const AttentionTensors& t, const Plan::Impl& plan) {
   FLASHPLAN_RETURN_IF_ERROR(check_dtype(sinks, DType::kFloat32, ""));
   FLASHPLAN_RETURN_IF_ERROR(check_device(sinks, plan.options.device));
   return check_shape(sinks, {Dim::exactly(plan.options.num_qo_heads)});
+}
+
+/// Checks the last dims of ragged keys, which all kv heads share.
+Status check_common_tail(const TensorArgument& tail, const Plan::Impl& plan) {
+  const AttentionOptions& options = plan.options;
+  if (options.page_size > 0) {
+    return error(StatusCode::kInvalidArgument,
+                 "k_tail: expected none with a paged cache without shared_kv, got a tensor");
+  }
+  if (options.device.type != DeviceType::kCpu) {
+    return error(StatusCode::kUnsupported,
+                 "k_tail: expected none without shared_kv on a GPU, got a tensor");
+  }
+  FLASHPLAN_RETURN_IF_ERROR(check_dtype(tail, options.kv_dtype, " (as planned)"));
+  FLASHPLAN_RETURN_IF_ERROR(check_device(tail, options.device));
+  return check_shape(tail, {Dim::at_least(plan.num_kv_rows), {1, options.head_dim_qk - 1}});
 }
 
 /// Checks the last dims of queries or keys that are given in a tensor of their own.
@@ -167,14 +221,24 @@ Status check_variant_arguments(const AttentionTensors& t, const Plan::Impl& plan
   return {};
 }
 
-/// That what is written shares no memory with the variant's tensors.
+template <std::size_t... kIndex>
+std::array<TensorArgument, kNumRunTensors + 1> arguments_of(const AttentionTensors& t,
+                                                            const TensorView& workspace,
+                                                            std::index_sequence<kIndex...>) {
+  return {
+      {{kRunTensors[kIndex].name, t.*kRunTensors[kIndex].view, kRunTensors[kIndex].is_written()}...,
+       {"workspace", workspace, true}}};
+}
+
+/// Checks that those of `arguments` that are written share no memory with the variant's tensors.
 Status check_variant_apart(const AttentionTensors& t, const Plan::Impl& plan,
-                           std::span<const TensorArgument> written) {
+                           std::span<const TensorArgument> arguments) {
   for (int32_t i = 0; i < t.num_variant_tensors; ++i) {
     const auto& tensor = plan.options.variant.impl()->tensors[static_cast<size_t>(i)];
     const TensorArgument argument{tensor.name.c_str(), t.variant_tensors[i]};
-    for (const TensorArgument& other : written) {
-      if (!other.view.empty()) FLASHPLAN_RETURN_IF_ERROR(check_apart(other, argument));
+    for (const TensorArgument& other : arguments) {
+      if (!other.written || other.view.empty()) continue;
+      FLASHPLAN_RETURN_IF_ERROR(check_apart(other, argument));
     }
   }
   return {};
@@ -234,6 +298,28 @@ Status check_k_scale(const char* name, float k_scale, const AttentionOptions& op
                  "%s: expected softmax_scale (%g) * k_scale / softcap (%g) to be finite, got %g",
                  name, static_cast<double>(softmax_scale), static_cast<double>(options.softcap),
                  static_cast<double>(k_scale));
+  }
+  return {};
+}
+
+/// Checks lists of keys in host memory: there is no key behind those that plan() was told of.
+Status check_list_values(const AttentionTensors& t, const Plan::Impl& plan) {
+  const TensorView& lists = t.topk_indices;
+  const int64_t num_slots = int64_t{num_pages_of(t)} * plan.options.page_size;
+  for (int32_t token = 0; token < plan.num_tokens; ++token) {
+    const int32_t planned = plan.kv_lens[static_cast<size_t>(token)];
+    int64_t count = lists.shape[1];
+    if (!t.topk_lens.empty()) {
+      count = std::min<int64_t>(count, static_cast<const int32_t*>(t.topk_lens.data)[token]);
+    }
+    const auto* slots = static_cast<const int32_t*>(lists.data) + token * lists.stride[0];
+    for (int64_t i = planned; i < count; ++i) {
+      if (slots[i] < 0 || slots[i] >= num_slots) continue;
+      return error(StatusCode::kInvalidArgument,
+                   "topk_indices[%d, %lld]: expected no key behind the first %d, min(topk, kv_len) "
+                   "of plan(), got %d",
+                   token, static_cast<long long>(i), planned, slots[i]);
+    }
   }
   return {};
 }
@@ -307,19 +393,25 @@ Status check_tensors(const AttentionTensors& t, const Plan::Impl& plan) {
   const Dim tokens = Dim::at_least(plan.num_tokens);
   const Dim heads = Dim::exactly(options.num_qo_heads);
   FLASHPLAN_RETURN_IF_ERROR(check_tail(q_tail, q, options.q_dtype, options));
-  FLASHPLAN_RETURN_IF_ERROR(check_tail(k_tail, k, options.kv_dtype, options));
+  const bool has_common_tail = !t.k_tail.empty() && !options.shared_kv;
+  FLASHPLAN_RETURN_IF_ERROR(has_common_tail ? check_common_tail(k_tail, plan)
+                                            : check_tail(k_tail, k, options.kv_dtype, options));
   const int32_t tail_dims = options.head_dim_qk - options.head_dim_vo;
   const int32_t q_dims = t.q_tail.empty() ? options.head_dim_qk : options.head_dim_vo;
   const bool has_rows_of_bytes = options.kv_dtype == DType::kFp8DsMla;
   const int32_t all_dims = has_rows_of_bytes ? kDsMlaBytes : options.head_dim_qk;
-  const int32_t k_dims = t.k_tail.empty() ? all_dims : options.head_dim_vo;
+  const auto common_dims = static_cast<int32_t>(has_common_tail ? t.k_tail.shape[1] : 0);
+  const int32_t k_dims =
+      t.k_tail.empty() || has_common_tail ? all_dims - common_dims : options.head_dim_vo;
   FLASHPLAN_RETURN_IF_ERROR(check_shape(q, {tokens, heads, Dim::exactly(q_dims)}));
   if (!t.q_tail.empty()) {
     FLASHPLAN_RETURN_IF_ERROR(check_shape(q_tail, {tokens, heads, Dim::exactly(tail_dims)}));
   }
   FLASHPLAN_RETURN_IF_ERROR(check_shape(o, {tokens, heads, Dim::exactly(options.head_dim_vo)}));
   FLASHPLAN_RETURN_IF_ERROR(check_kv(k, plan, k_dims));
-  if (!t.k_tail.empty()) FLASHPLAN_RETURN_IF_ERROR(check_kv(k_tail, plan, tail_dims));
+  if (!t.k_tail.empty() && options.shared_kv) {
+    FLASHPLAN_RETURN_IF_ERROR(check_kv(k_tail, plan, tail_dims));
+  }
   if (!options.shared_kv) FLASHPLAN_RETURN_IF_ERROR(check_kv(v, plan, options.head_dim_vo));
   if (!t.lse.empty()) {
     FLASHPLAN_RETURN_IF_ERROR(check_dtype(lse, DType::kFloat32, ""));
@@ -328,6 +420,7 @@ Status check_tensors(const AttentionTensors& t, const Plan::Impl& plan) {
   }
   FLASHPLAN_RETURN_IF_ERROR(check_page_form(tables_of(t), plan, options.device));
   FLASHPLAN_RETURN_IF_ERROR(check_kv_lens({"kv_lens", t.kv_lens}, plan, options.device));
+  FLASHPLAN_RETURN_IF_ERROR(check_lists(t, plan));
   FLASHPLAN_RETURN_IF_ERROR(check_mask(t, plan));
   FLASHPLAN_RETURN_IF_ERROR(check_sinks(t, plan));
   FLASHPLAN_RETURN_IF_ERROR(check_variant_arguments(t, plan));
@@ -339,30 +432,17 @@ Status check_tensors(const AttentionTensors& t, const Plan::Impl& plan) {
   FLASHPLAN_RETURN_IF_ERROR(check_scale("v_scale", t.v_scale));
   FLASHPLAN_RETURN_IF_ERROR(check_workspace(t, plan));
   const TensorView workspace = bytes_view(t.workspace, *options.workspace_bytes, options.device);
-  const TensorArgument arguments[] = {o,
-                                      lse,
-                                      {"workspace", workspace, true},
-                                      q,
-                                      q_tail,
-                                      k,
-                                      k_tail,
-                                      v,
-                                      {"block_table", t.block_table},
-                                      {"page_indptr", t.page_indptr},
-                                      {"page_indices", t.page_indices},
-                                      {"kv_lens", t.kv_lens},
-                                      {"mask", t.mask},
-                                      {"sinks", t.sinks},
-                                      k_scales,
-                                      v_scales};
+  const auto arguments = arguments_of(t, workspace, std::make_index_sequence<kNumRunTensors>());
+  static_assert(arguments.size() <= kMostArguments);
   FLASHPLAN_RETURN_IF_ERROR(check_apart(arguments));
-  return check_variant_apart(t, plan, std::span(arguments).first(3));
+  return check_variant_apart(t, plan, arguments);
 }
 
 Status check_values(const AttentionTensors& t, const Plan::Impl& plan) {
   FLASHPLAN_RETURN_IF_ERROR(check_head_scale_values(t, plan.options));
   FLASHPLAN_RETURN_IF_ERROR(check_prefix_lens(t.kv_lens, plan));
   if (plan.options.page_size == 0) return {};
+  if (plan.options.topk > 0) return check_list_values(t, plan);
   return check_pages(tables_of(t), t.kv_lens, num_pages_of(t), plan);
 }
 
@@ -398,7 +478,9 @@ Status check_data(const DeviceData& data, const Plan::Impl& plan) {
 }
 
 Status check_planned_columns(const AttentionTensors& t, const Plan::Impl& plan) {
-  if (plan.options.page_size == 0 || t.block_table.empty() || plan.kv_lens.empty()) return {};
+  if (plan.options.page_size == 0 || plan.options.topk > 0 || t.block_table.empty() ||
+      plan.kv_lens.empty())
+    return {};
   const int32_t kv_len = plan.kv_lens[static_cast<size_t>(plan.longest_request)];
   return check_columns(t.block_table, plan.longest_request, kv_len, plan.options.page_size);
 }

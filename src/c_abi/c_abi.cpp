@@ -12,6 +12,7 @@
 #include "c_abi/report.h"
 #include "c_abi/structs.h"
 #include "common/error.h"
+#include "common/run_tensors.h"
 #include "flashplan/flashplan.h"
 #include "flashplan/flashplan_c.h"
 
@@ -84,19 +85,10 @@ Status run(flashplan_plan* plan, const flashplan_attention_tensors* given, Strea
   FLASHPLAN_RETURN_IF_ERROR(read("tensors", given, default_attention_tensors(), &t));
   FLASHPLAN_RETURN_IF_ERROR(check_reserved("tensors", t.reserved));
   AttentionTensors tensors;
-  FLASHPLAN_RETURN_IF_ERROR(read_tensors({{"q", t.q, &tensors.q},
-                                          {"k", t.k, &tensors.k},
-                                          {"v", t.v, &tensors.v},
-                                          {"block_table", t.block_table, &tensors.block_table},
-                                          {"page_indptr", t.page_indptr, &tensors.page_indptr},
-                                          {"page_indices", t.page_indices, &tensors.page_indices},
-                                          {"kv_lens", t.kv_lens, &tensors.kv_lens},
-                                          {"mask", t.mask, &tensors.mask},
-                                          {"sinks", t.sinks, &tensors.sinks},
-                                          {"k_scale", t.k_scales, &tensors.k_scales},
-                                          {"v_scale", t.v_scales, &tensors.v_scales},
-                                          {"out", t.out, &tensors.o},
-                                          {"lse", t.lse, &tensors.lse}}));
+  for (const RunTensor& tensor : kRunTensors) {
+    FLASHPLAN_RETURN_IF_ERROR(
+        read_tensors({{tensor.name, t.*tensor.c_tensor, &(tensors.*tensor.view)}}));
+  }
   TensorView variant_tensors[kMaxVariantTensors];
   const int32_t count = t.num_variant_tensors;
   if (count < 0 || count > kMaxVariantTensors || (count > 0 && t.variant_tensors == nullptr)) {

@@ -203,6 +203,8 @@ Status read_options(const flashplan_options* given, AttentionOptions* options) n
   options->num_ctas = o.num_ctas;
   if (o.workspace_bytes > 0) options->workspace_bytes = o.workspace_bytes;
   options->batch_invariant = o.batch_invariant != 0;
+  options->shared_kv = o.shared_kv != 0;
+  options->topk = o.topk;
   if (o.variant != nullptr) options->variant = o.variant->variant;
   return o.rope != nullptr ? read_rope(o.rope, &options->rope.emplace()) : Status();
 }

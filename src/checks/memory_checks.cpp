@@ -10,8 +10,6 @@
 namespace flashplan {
 namespace {
 
-constexpr std::size_t kMostArguments = 16;  // of a call
-
 /// Byte addresses [begin, end).
 struct Extent {
   uintptr_t begin = 0;

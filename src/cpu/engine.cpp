@@ -50,8 +50,9 @@ constexpr KernelFamily kFamily = {.name = "cpu",
                                   .scratch_bytes = scratch_of_options,
                                   .preference = no_preference};
 
-constexpr std::size_t kNumKernels = std::size(KernelSet{}.run_queue);
-static_assert(kNumKernels == std::size(kKvDTypes));
+constexpr DType kKvDTypes[] = {DType::kFloat32,    DType::kFloat16,    DType::kBFloat16,
+                               DType::kFloat8E4M3, DType::kFloat8E5M2, DType::kFp8DsMla};
+constexpr std::size_t kNumKernels = std::size(kKvDTypes);
 
 std::array<Kernel, kNumKernels> make_kernels() noexcept {
   const NamedKernels widest = widest_kernels();
@@ -68,7 +69,7 @@ std::array<Kernel, kNumKernels> make_kernels() noexcept {
                        .bodies = {{{.rows = kCpuTileQ, .stages = 1}}},
                        .queues_per_processor = 4};
     kernel.tuning = cpu_tuning();
-    kernel.code.run_queue = widest.set.run_queue[i];
+    kernel.code.run_queue = widest.set.of(kKvDTypes[i]);
   }
   return all;
 }

@@ -126,7 +126,13 @@ FLASHPLAN_INLINE void dispatch_wide_format(DType dtype, const Body& body) {
   switch (dtype) {
     case DType::kFloat16: return body(Format<DType::kFloat16>());
     case DType::kBFloat16: return body(Format<DType::kBFloat16>());
-    default: return body(Format<DType::kFloat32>());
+    case DType::kFloat32: return body(Format<DType::kFloat32>());
+    case DType::kFloat8E4M3:
+    case DType::kFloat8E5M2:
+    case DType::kInt32:
+    case DType::kInt64:
+    case DType::kUInt32:
+    case DType::kFp8DsMla: break;  // callers have refused these
   }
 }
 
@@ -136,7 +142,13 @@ FLASHPLAN_INLINE void dispatch_stored_format(DType dtype, const Body& body) {
   switch (dtype) {
     case DType::kFloat8E4M3: return body(Format<DType::kFloat8E4M3>());
     case DType::kFloat8E5M2: return body(Format<DType::kFloat8E5M2>());
-    default: return body(From());
+    case DType::kFloat32:
+    case DType::kFloat16:
+    case DType::kBFloat16: return body(From());
+    case DType::kInt32:
+    case DType::kInt64:
+    case DType::kUInt32:
+    case DType::kFp8DsMla: break;  // callers have refused these
   }
 }
 

@@ -18,12 +18,25 @@ constexpr int32_t kCpuTileKv = 32;
 /// Runs queue `cta` with a worker's scratch memory.
 using RunQueue = void (*)(const AttentionParams& params, int32_t cta, std::byte* scratch) noexcept;
 
-/// What the cache of a kernel may store.
-constexpr DType kKvDTypes[] = {DType::kFloat32,    DType::kFloat16,    DType::kBFloat16,
-                               DType::kFloat8E4M3, DType::kFloat8E5M2, DType::kFp8DsMla};
-
+/// One for each kv dtype.
 struct KernelSet {
-  RunQueue run_queue[6];  // in the order of kKvDTypes
+  RunQueue float32, float16, bfloat16, float8_e4m3, float8_e5m2, fp8_ds_mla;
+
+  /// Null for dtypes that caches do not have.
+  constexpr RunQueue of(DType kv_dtype) const noexcept {
+    switch (kv_dtype) {
+      case DType::kFloat32: return float32;
+      case DType::kFloat16: return float16;
+      case DType::kBFloat16: return bfloat16;
+      case DType::kFloat8E4M3: return float8_e4m3;
+      case DType::kFloat8E5M2: return float8_e5m2;
+      case DType::kFp8DsMla: return fp8_ds_mla;
+      case DType::kInt32:
+      case DType::kInt64:
+      case DType::kUInt32: break;
+    }
+    return nullptr;
+  }
 };
 
 namespace baseline {

@@ -7,10 +7,12 @@
 namespace flashplan::cpu::FLASHPLAN_ISA {
 
 const KernelSet& kernel_set() noexcept {
-  static constexpr KernelSet set = {
-      run_queue<DType::kFloat32, Standard>,    run_queue<DType::kFloat16, Standard>,
-      run_queue<DType::kBFloat16, Standard>,   run_queue<DType::kFloat8E4M3, Standard>,
-      run_queue<DType::kFloat8E5M2, Standard>, run_queue<DType::kFp8DsMla, Standard>};
+  static constexpr KernelSet set = {.float32 = run_queue<DType::kFloat32, Standard>,
+                                    .float16 = run_queue<DType::kFloat16, Standard>,
+                                    .bfloat16 = run_queue<DType::kBFloat16, Standard>,
+                                    .float8_e4m3 = run_queue<DType::kFloat8E4M3, Standard>,
+                                    .float8_e5m2 = run_queue<DType::kFloat8E5M2, Standard>,
+                                    .fp8_ds_mla = run_queue<DType::kFp8DsMla, Standard>};
   return set;
 }
 

@@ -45,7 +45,7 @@ inline bool has_aligned_dims(const AttentionOptions& options) noexcept {
 
 /// Above sm80 where tensor maps can describe the keys, and there are more than few rows. Without
 /// tensor maps everything works, but slower. For few rows sm80 is 4 to 30 % faster: two of its CTAs
-/// share an SM, and its shorter code begins sooner (docs/tuning.md).
+/// share an SM, and its shorter code begins sooner (docs/tuning/sm80.md).
 inline int32_t preference_of_sm90(const AttentionOptions& options, BatchKind kind) noexcept {
   const bool is_faster = kind == BatchKind::kManyRows;
   return has_aligned_dims(options) && has_boxes(options) && is_faster ? 1 : -1;

@@ -2,6 +2,7 @@
 #include "flashplan/activation.h"
 
 #include "checks/tensor_checks.h"
+#include "common/dtypes.h"
 #include "common/error.h"
 #include "ops/checks.h"
 #include "ops/operators.h"
@@ -23,7 +24,7 @@ Status gated_activation(Activation activation, const TensorView& x, const Tensor
     return error(StatusCode::kInvalidArgument, "x: expected an even last dimension, got %lld",
                  static_cast<long long>(width));
   }
-  if (out.dtype != x.dtype && !is_narrow(out.dtype)) {
+  if (out.dtype != x.dtype && !is_narrow_float(out.dtype)) {
     return error(StatusCode::kInvalidType,
                  "out: expected %s (as x), float8_e4m3fn or float8_e5m2, got %s",
                  to_string(x.dtype), to_string(out.dtype));

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "checks/tensor_checks.h"
+#include "common/dtypes.h"
 #include "common/error.h"
 #include "ops/checks.h"
 #include "ops/mla_checks.h"
@@ -33,7 +34,7 @@ Status check_stored(const MlaAppendTensors& t) {
                  "scale: expected 1 with fp8_ds_mla, whose keys have their own, got %g",
                  static_cast<double>(t.scale));
   }
-  if (is_narrow(stored) || stored == t.kv_c.dtype) return check_scale("scale", t.scale);
+  if (is_narrow_float(stored) || stored == t.kv_c.dtype) return check_scale("scale", t.scale);
   return error(StatusCode::kInvalidType,
                "cache: expected dtype %s (as kv_c), an 8-bit float or fp8_ds_mla, got %s",
                to_string(t.kv_c.dtype), to_string(stored));

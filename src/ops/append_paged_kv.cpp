@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "checks/tensor_checks.h"
+#include "common/dtypes.h"
 #include "common/error.h"
 #include "common/kv_layout.h"
 #include "ops/checks.h"
@@ -16,17 +17,17 @@ namespace {
 /// Rows are stored as they are, or narrowed to an 8-bit float.
 Status check_rows_dtype(const TensorArgument& rows, const TensorArgument& cache) {
   const DType stored = cache.view.dtype;
-  if (!is_narrow(stored) && !is_wide(stored)) {
+  if (!is_narrow_float(stored) && !is_wide_float(stored)) {
     return error(StatusCode::kInvalidType, "%s: expected a float dtype, got %s", cache.name,
                  to_string(stored));
   }
-  if (!is_narrow(stored)) {
+  if (!is_narrow_float(stored)) {
     return rows.view.dtype == stored
                ? Status()
                : error(StatusCode::kInvalidType, "%s: expected dtype %s (as %s), got %s", rows.name,
                        to_string(stored), cache.name, to_string(rows.view.dtype));
   }
-  if (rows.view.dtype == stored || is_wide(rows.view.dtype)) return {};
+  if (rows.view.dtype == stored || is_wide_float(rows.view.dtype)) return {};
   return error(StatusCode::kInvalidType, "%s: expected %s, float32, float16 or bfloat16, got %s",
                rows.name, to_string(stored), to_string(rows.view.dtype));
 }

@@ -5,20 +5,13 @@
 #include <span>
 
 #include "checks/tensor_checks.h"
+#include "common/dtypes.h"
 #include "common/error.h"
 
 namespace flashplan {
 
-bool is_wide(DType dtype) noexcept {
-  return dtype == DType::kFloat32 || dtype == DType::kFloat16 || dtype == DType::kBFloat16;
-}
-
-bool is_narrow(DType dtype) noexcept {
-  return dtype == DType::kFloat8E4M3 || dtype == DType::kFloat8E5M2;
-}
-
 Status check_wide(const TensorArgument& argument) noexcept {
-  if (is_wide(argument.view.dtype)) return {};
+  if (is_wide_float(argument.view.dtype)) return {};
   return error(StatusCode::kInvalidType, "%s: expected float32, float16 or bfloat16, got %s",
                argument.name, to_string(argument.view.dtype));
 }

@@ -8,10 +8,7 @@
 
 namespace flashplan {
 
-/// Whether a dtype is float32, float16 or bfloat16.
-bool is_wide(DType dtype) noexcept;
-/// Whether a dtype is an 8-bit float.
-bool is_narrow(DType dtype) noexcept;
+/// Checks that the dtype is float32, float16 or bfloat16.
 Status check_wide(const TensorArgument& argument) noexcept;
 
 /// Checks that a number is finite and >= 0.

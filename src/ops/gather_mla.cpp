@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "checks/tensor_checks.h"
+#include "common/dtypes.h"
 #include "common/error.h"
 #include "ops/checks.h"
 #include "ops/mla_checks.h"
@@ -37,7 +38,7 @@ Status check_out(const MlaGatherTensors& t, const KeyDims& dims) {
   const bool has_tail = !t.out_tail.empty();
   const TensorArgument out{"out", t.out, true};
   const TensorArgument tail{"out_tail", t.out_tail, true};
-  if (is_wide(stored)) {
+  if (is_wide_float(stored)) {
     FLASHPLAN_RETURN_IF_ERROR(check_dtype(out, stored, " (as cache)"));
   } else {
     FLASHPLAN_RETURN_IF_ERROR(check_wide(out));
@@ -64,7 +65,7 @@ Status check(const MlaGatherTensors& t, const KeyDims& dims) {
   const Device device = t.cache.latent.device;
   const DType stored = t.cache.latent.dtype;
   FLASHPLAN_RETURN_IF_ERROR(check_device_exists(cache));
-  if (!is_wide(stored) && !is_narrow(stored) && stored != DType::kFp8DsMla) {
+  if (!is_wide_float(stored) && !is_narrow_float(stored) && stored != DType::kFp8DsMla) {
     return error(StatusCode::kInvalidType, "cache: expected a float dtype or fp8_ds_mla, got %s",
                  to_string(stored));
   }

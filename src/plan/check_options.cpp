@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "common/dtypes.h"
 #include "common/error.h"
 #include "common/kv_layout.h"
 #include "plan/rope_turns.h"
@@ -78,14 +79,6 @@ Status check_ranges(const AttentionOptions& o) {
   return {};
 }
 
-bool is_wide_float(DType dtype) {
-  return dtype == DType::kFloat32 || dtype == DType::kFloat16 || dtype == DType::kBFloat16;
-}
-
-bool is_narrow_float(DType dtype) {
-  return dtype == DType::kFloat8E4M3 || dtype == DType::kFloat8E5M2;
-}
-
 Status check_dtypes(const AttentionOptions& o) {
   if (!is_wide_float(o.q_dtype)) {
     return error(StatusCode::kUnsupported, "q_dtype: expected float32, float16 or bfloat16, got %s",
@@ -131,6 +124,18 @@ Status check_shared_kv(const AttentionOptions& o) {
   return {};
 }
 
+Status check_topk(const AttentionOptions& o) {
+  FLASHPLAN_RETURN_IF_ERROR(check_at_least("topk", o.topk, 0));
+  if (o.topk == 0) return {};
+  if (!o.shared_kv || o.page_size == 0) {
+    return error(StatusCode::kInvalidArgument, "topk: expected 0 %s, got %d",
+                 o.shared_kv ? "with ragged keys" : "without shared_kv", o.topk);
+  }
+  if (o.window_left < 0 && !o.custom_mask) return {};
+  return error(StatusCode::kInvalidArgument, "%s: expected none with topk, got one",
+               o.custom_mask ? "custom_mask" : "window_left");
+}
+
 Status check_variant(const AttentionOptions& o) {
   const Variant::Impl* variant = o.variant.impl();
   if (variant == nullptr || o.softcap == 0.0F || (!variant->logits && variant->softmax)) return {};
@@ -148,6 +153,7 @@ Status check_options(const AttentionOptions& options) noexcept {
   FLASHPLAN_RETURN_IF_ERROR(check_dtypes(options));
   if (options.rope) FLASHPLAN_RETURN_IF_ERROR(check_rope(*options.rope, options.head_dim_qk));
   FLASHPLAN_RETURN_IF_ERROR(check_shared_kv(options));
+  FLASHPLAN_RETURN_IF_ERROR(check_topk(options));
   return check_variant(options);
 }
 

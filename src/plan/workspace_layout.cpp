@@ -47,9 +47,9 @@ WorkspaceLayout place(const AttentionOptions& options, const KernelChoice& choic
   return layout;
 }
 
-/// For how many partial results there should be room. Each queue ends in at most one cut, and a cut
-/// makes two partial results (Appendix D.3 of the paper). Batch-invariant plans may write one for
-/// each chunk of a request, so their long requests need more.
+/// For how many partial results there should be slots. Each queue ends in at most one cut, and a
+/// cut makes two partial results (Appendix D.3 of the paper). Batch-invariant plans may write one
+/// for each chunk of a request, so their long requests need more.
 int32_t wanted_slots(const AttentionOptions& options, const KernelChoice& choice) {
   constexpr int32_t kSlotsPerCta = 2;
   if (choice.chunk_kv == 0) {

@@ -8,6 +8,8 @@
 
 #include "abi/params.h"
 #include "common/error.h"
+#include "common/run_tensors.h"
+#include "variant/source.h"
 #include "variant/variant_impl.h"
 
 namespace flashplan {
@@ -20,11 +22,9 @@ constexpr std::string_view kInputs[] = {"x",   "request", "token",   "head",   "
 constexpr std::string_view kFunctions[] = {"exp",   "exp2", "log", "log2", "tanh",    "sqrt",
                                            "rsqrt", "pow",  "sin", "cos",  "erf",     "floor",
                                            "ceil",  "abs",  "min", "max",  "infinity"};
-// What run() takes in Python, where tensors and scalars are keyword arguments beside them.
-constexpr std::string_view kRunArguments[] = {
-    "self",        "attn",         "q",       "k",       "v",      "block_table",
-    "page_indptr", "page_indices", "kv_lens", "mask",    "sinks",  "out",
-    "lse",         "return_lse",   "k_scale", "v_scale", "stream", "pdl"};
+// What run() takes in Python besides kRunTensors. The tensors and scalars of a variant are further
+// keyword arguments.
+constexpr std::string_view kRunArguments[] = {"self", "attn", "return_lse", "stream", "pdl"};
 constexpr std::string_view kKeywords[] = {"alignas",       "alignof",     "and",
                                           "and_eq",        "asm",         "auto",
                                           "bitand",        "bitor",       "bool",
@@ -90,11 +90,12 @@ Status check_argument_name(const Variant::Impl& variant, const char* argument, c
   FLASHPLAN_RETURN_IF_ERROR(check_name(argument, name));
   const std::string_view text = name;
   const bool is_ours = text.starts_with("flashplan") || text.starts_with("FLASHPLAN");
-  const char* use = is_ours                         ? "the library's own code"
-                    : contains(kInputs, name)       ? "what bodies are called with"
-                    : contains(kFunctions, name)    ? "a function that bodies have"
-                    : contains(kRunArguments, name) ? "another argument of run()"
-                                                    : nullptr;
+  const bool is_of_run = contains(kRunArguments, name) || find_run_tensor(name) != nullptr;
+  const char* use = is_ours                      ? "the library's own code"
+                    : contains(kInputs, name)    ? "what bodies are called with"
+                    : contains(kFunctions, name) ? "a function that bodies have"
+                    : is_of_run                  ? "another argument of run()"
+                                                 : nullptr;
   for (const Variant::Impl::Tensor& tensor : variant.tensors) {
     if (tensor.name == name) use = "an earlier tensor";
   }
@@ -117,15 +118,10 @@ Status copy_tensors(const VariantDescription& d, Variant::Impl* variant) {
   for (int32_t i = 0; i < d.num_tensors; ++i) {
     const VariantTensor& tensor = d.tensors[i];
     FLASHPLAN_RETURN_IF_ERROR(check_argument_name(*variant, "tensors", tensor.name));
-    switch (tensor.dtype) {
-      case DType::kFloat32:
-      case DType::kInt32:
-      case DType::kInt64:
-      case DType::kUInt32: break;
-      default:
-        return error(StatusCode::kInvalidType,
-                     "tensors: expected float32, int32, int64 or uint32 for \"%s\", got %s",
-                     tensor.name, to_string(tensor.dtype));
+    if (element_type(tensor.dtype) == nullptr) {
+      return error(StatusCode::kInvalidType,
+                   "tensors: expected float32, int32, int64 or uint32 for \"%s\", got %s",
+                   tensor.name, to_string(tensor.dtype));
     }
     variant->tensors.push_back({tensor.name, tensor.dtype});
   }

@@ -12,16 +12,6 @@
 namespace flashplan {
 namespace {
 
-/// Keywords alone: a tensor may be called int32_t.
-const char* element_type(DType dtype) {
-  switch (dtype) {
-    case DType::kInt32: return "int";
-    case DType::kInt64: return "long long";
-    case DType::kUInt32: return "unsigned";
-    default: return "float";
-  }
-}
-
 constexpr const char* kOfElements = "float x, int request, int token, int head, int dim";
 constexpr const char* kOfKeys =
     "int request, int query, int key, int qo_head, int kv_head, int qo_len, int kv_len";
@@ -179,12 +169,33 @@ std::string linear_logits_source(const Variant::Impl& v) {
 
 const char* dtype_constant(DType dtype) {
   switch (dtype) {
+    case DType::kFloat32: return "DType::kFloat32";
     case DType::kFloat16: return "DType::kFloat16";
     case DType::kBFloat16: return "DType::kBFloat16";
     case DType::kFloat8E4M3: return "DType::kFloat8E4M3";
     case DType::kFloat8E5M2: return "DType::kFloat8E5M2";
-    default: return "DType::kFloat32";
+    case DType::kInt32: return "DType::kInt32";
+    case DType::kInt64: return "DType::kInt64";
+    case DType::kUInt32: return "DType::kUInt32";
+    case DType::kFp8DsMla: return "DType::kFp8DsMla";
   }
+  return "DType::unknown";  // which does not compile
+}
+
+// Keywords alone: a tensor may be called int32_t.
+const char* element_type(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat32: return "float";
+    case DType::kInt32: return "int";
+    case DType::kInt64: return "long long";
+    case DType::kUInt32: return "unsigned";
+    case DType::kFloat16:
+    case DType::kBFloat16:
+    case DType::kFloat8E4M3:
+    case DType::kFloat8E5M2:
+    case DType::kFp8DsMla: break;
+  }
+  return nullptr;
 }
 
 }  // namespace flashplan

@@ -23,4 +23,7 @@ std::string linear_logits_source(const Variant::Impl& variant);
 /// "DType::kFloat16".
 const char* dtype_constant(DType dtype);
 
+/// The type in C++ of an element of a variant's tensor; null for dtypes that these can not have.
+const char* element_type(DType dtype);
+
 }  // namespace flashplan

@@ -62,11 +62,8 @@ Status run(const ActivationParams& p, Device device, Stream stream) {
 Status gated_activation(const ActivationParams& p, Device device, Stream stream) noexcept {
   return with_float(p.dtype, [&](auto dtype) {
     constexpr DType kFrom = decltype(dtype)::value;
-    switch (p.out_dtype) {
-      case DType::kFloat8E4M3: return run<kFrom, DType::kFloat8E4M3>(p, device, stream);
-      case DType::kFloat8E5M2: return run<kFrom, DType::kFloat8E5M2>(p, device, stream);
-      default: return run<kFrom, kFrom>(p, device, stream);
-    }
+    return with_stored<kFrom>(
+        p.out_dtype, [&](auto to) { return run<kFrom, decltype(to)::value>(p, device, stream); });
   });
 }
 

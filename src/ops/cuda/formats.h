@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "common/error.h"
 #include "flashplan/status.h"
 #include "flashplan/tensor.h"
 #include "ops/rows.h"
@@ -120,13 +121,43 @@ inline bool is_aligned(const Rows& rows, int bytes) {
 }
 
 /// Calls `body` with a constant of the dtype, one of the three that operators compute in.
+///   kInvalidType  another dtype; callers have refused these
 template <class Body>
 Status with_float(DType dtype, const Body& body) {
   switch (dtype) {
     case DType::kFloat16: return body(std::integral_constant<DType, DType::kFloat16>());
     case DType::kBFloat16: return body(std::integral_constant<DType, DType::kBFloat16>());
-    default: return body(std::integral_constant<DType, DType::kFloat32>());
+    case DType::kFloat32: return body(std::integral_constant<DType, DType::kFloat32>());
+    case DType::kFloat8E4M3:
+    case DType::kFloat8E5M2:
+    case DType::kInt32:
+    case DType::kInt64:
+    case DType::kUInt32:
+    case DType::kFp8DsMla: break;
   }
+  return error(StatusCode::kInvalidType, "dtype: expected float32, float16 or bfloat16, got %s",
+               to_string(dtype));
+}
+
+/// Calls `body` with a constant of the dtype that an operator on kFrom stores: kFrom itself, or an
+/// 8-bit float.
+///   kInvalidType  another dtype; callers have refused these
+template <DType kFrom, class Body>
+Status with_stored(DType dtype, const Body& body) {
+  if (dtype == kFrom) return body(std::integral_constant<DType, kFrom>());
+  switch (dtype) {
+    case DType::kFloat8E4M3: return body(std::integral_constant<DType, DType::kFloat8E4M3>());
+    case DType::kFloat8E5M2: return body(std::integral_constant<DType, DType::kFloat8E5M2>());
+    case DType::kFloat32:
+    case DType::kFloat16:
+    case DType::kBFloat16:
+    case DType::kInt32:
+    case DType::kInt64:
+    case DType::kUInt32:
+    case DType::kFp8DsMla: break;
+  }
+  return error(StatusCode::kInvalidType, "dtype: expected %s or an 8-bit float, got %s",
+               to_string(kFrom), to_string(dtype));
 }
 
 }  // namespace flashplan::cuda

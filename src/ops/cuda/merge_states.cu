@@ -130,15 +130,6 @@ template <DType kDType>
 constexpr Instance kInstance{kWordElements<kDType>, &merge_kernel<kDType, kWordElements<kDType>>,
                              &merge_kernel<kDType, 1>};
 
-/// The kernel of a dtype that the caller has checked.
-const Instance& instance_for(DType dtype) {
-  switch (dtype) {
-    case DType::kFloat16: return kInstance<DType::kFloat16>;
-    case DType::kBFloat16: return kInstance<DType::kBFloat16>;
-    default: return kInstance<DType::kFloat32>;
-  }
-}
-
 StateRows make_rows(const AttentionState& state) {
   StateRows rows{};
   rows.o = static_cast<char*>(state.o.data);
@@ -185,7 +176,11 @@ Status merge_states(const AttentionState* states, int32_t num_states, const Atte
                  kMaxListed, to_string(o.device).text, num_states);
   }
   p.out = make_rows(out);
-  const Instance& instance = instance_for(o.dtype);
+  Instance instance{};
+  FLASHPLAN_RETURN_IF_ERROR(with_float(o.dtype, [&](auto dtype) -> Status {
+    instance = kInstance<decltype(dtype)::value>;
+    return {};
+  }));
   bool by_word =
       o.shape[2] % instance.word_elements == 0 && allows_words(p.out) && p.o_step % 16 == 0;
   for (int32_t i = 0; i < (p.stacked ? 1 : num_states); ++i) {

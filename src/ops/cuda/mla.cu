@@ -295,12 +295,10 @@ Status append_mla(const MlaAppendParams& p, Device device, Stream stream) noexce
   }
   return with_float(p.parts[0].dtype, [&](auto dtype) {
     constexpr DType kFrom = decltype(dtype)::value;
-    switch (p.parts[0].cache_dtype) {
-      case kE4M3: return run_append<kFrom, kE4M3, kE4M3, false>(p, device, stream);
-      case DType::kFloat8E5M2:
-        return run_append<kFrom, DType::kFloat8E5M2, DType::kFloat8E5M2, false>(p, device, stream);
-      default: return run_append<kFrom, kFrom, kFrom, false>(p, device, stream);
-    }
+    return with_stored<kFrom>(p.parts[0].cache_dtype, [&](auto to) {
+      constexpr DType kTo = decltype(to)::value;
+      return run_append<kFrom, kTo, kTo, false>(p, device, stream);
+    });
   });
 }
 
@@ -309,12 +307,10 @@ Status gather_mla(const MlaGatherParams& p, Device device, Stream stream) noexce
   return with_float(p.parts[0].dtype, [&](auto dtype) {
     constexpr DType kTo = decltype(dtype)::value;
     if (p.has_scales) return run_gather<kE4M3, DType::kBFloat16, kTo>(p, device, stream);
-    switch (p.parts[0].cache_dtype) {
-      case kE4M3: return run_gather<kE4M3, kE4M3, kTo>(p, device, stream);
-      case DType::kFloat8E5M2:
-        return run_gather<DType::kFloat8E5M2, DType::kFloat8E5M2, kTo>(p, device, stream);
-      default: return run_gather<kTo, kTo, kTo>(p, device, stream);
-    }
+    return with_stored<kTo>(p.parts[0].cache_dtype, [&](auto from) {
+      constexpr DType kFrom = decltype(from)::value;
+      return run_gather<kFrom, kFrom, kTo>(p, device, stream);
+    });
   });
 }
 

@@ -88,11 +88,9 @@ Status rope_append_paged_kv(const RopeAppendParams& p, Device device, Stream str
   static_assert(sizeof(RopeAppendParams) <= 4096);  // what a kernel may take
   return with_float(p.rope.dtype, [&](auto dtype) {
     constexpr DType kFrom = decltype(dtype)::value;
-    switch (p.append.sides[0].cache_dtype) {
-      case DType::kFloat8E4M3: return run<kFrom, DType::kFloat8E4M3>(p, device, stream);
-      case DType::kFloat8E5M2: return run<kFrom, DType::kFloat8E5M2>(p, device, stream);
-      default: return run<kFrom, kFrom>(p, device, stream);
-    }
+    return with_stored<kFrom>(p.append.sides[0].cache_dtype, [&](auto to) {
+      return run<kFrom, decltype(to)::value>(p, device, stream);
+    });
   });
 }
 

@@ -46,7 +46,7 @@ bool may_gain_by_prefixes(const Batch& batch, const AttentionOptions& options,
                           int64_t num_shared_keys, int32_t num_processors) noexcept {
   // By the kernel for many rows, with sharing, a tree of prefixes that saves 900 keys for each
   // processor takes 7 % longer, and one that saves 1,700 takes 17 % less time (H100). Of 64 trees
-  // on an H200, none became faster that saves less than this part of all keys.
+  // on an H200, none became faster that saves less than 1 / kLeastPart of all keys.
   constexpr int64_t kLeastKeys = 1500;
   constexpr int64_t kLeastPart = 8;
   if (num_shared_keys * options.num_kv_heads < kLeastKeys * num_processors) return false;

@@ -42,13 +42,12 @@ KernelTuning sm90_tuning(int32_t tile_kv, bool gathers) noexcept {
   // use, and 3200 for its begin and end; a partial result 3000, and 40 for each of its rows. In
   // kernels that gather rows a step takes 3100, and begin and end take 4700. The planner uses
   // 2500 and 3200 for them, too: with 3100 and 4700 some batches ran slower and none ran faster
-  // (docs/tuning.md). Kernels of 256 dims have steps of 80 keys, and shared memory for the queries
-  // of one tile. The next tile's queries are loaded only when a tile has ended, so begin and end
-  // take as long as three steps.
-  // At the end of a queue, eight warps merge its requests with their prefixes. What this and
-  // sharing cost was fitted to the times of 100 trees of prefixes; `share` was lowered when these
-  // merges became faster, and 120 trees confirmed it. A step of decodes takes 700 less if its keys
-  // come from L2, because other decodes read them too.
+  // (docs/tuning/planner.md). Kernels of 256 dims have steps of 80 keys, and shared memory for the
+  // queries of one tile. The next tile's queries are loaded only when a tile has ended, so begin
+  // and end take as long as three steps. At the end of a queue, eight warps merge its requests with
+  // their prefixes. What this and sharing cost was fitted to the times of 100 trees of prefixes;
+  // `share` was lowered when these merges became faster, and 120 trees confirmed it. A step of
+  // decodes takes 700 less if its keys come from L2, because other decodes read them too.
   const bool is_wide = tile_kv < 96;
   return {.cost = {.tile = is_wide ? 5000 : 3200,
                    .tile_row = 0,

@@ -21,7 +21,7 @@ struct Item {
 };
 
 /// Lays items end to end, over (head, step), and cuts where a queue is full (McNaughton's
-/// wrap-around rule). A queue then has at most two parts of splits: its first piece and its last.
+/// wrap-around rule). A queue then has at most two pieces of split heads: its first and its last.
 class Cutter {
  public:
   /// Allocates for up to `max_pieces` pieces. May throw std::bad_alloc.

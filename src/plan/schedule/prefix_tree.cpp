@@ -179,7 +179,8 @@ void PrefixTree::build(const Batch& batch, std::span<const PrefixGroup> groups) 
   number_readers(batch);
 }
 
-/// Shares the first `end` keys of a group, in runs that fit into a row tile.
+/// Shares the first `end` keys of a group among its requests, divided into runs: neighbours whose
+/// rows fit into one row tile.
 void PrefixTree::share_group(const Batch& batch, const PrefixGroup& group, int32_t end) {
   const int32_t* const qo = batch.qo_indptr;
   const int32_t most_tokens = shape_.tile_q / shape_.group_size;

@@ -53,7 +53,7 @@ void QueueFiller::fill(const TileSet& tiles, const Segment* segments, const Shar
   const int64_t share = cost / shape_.num_ctas + 1;
   fill_queues(share, shape_.heads_at_once);
   if (shape_.heads_at_once > 1) {
-    // What reading several heads together is worth: such a part of the time.
+    // Reading several heads together is worth 1 / kWorth of the time.
     constexpr int64_t kWorth = 16;
     const auto longest = [this] { return *std::max_element(loads_.begin(), loads_.end()); };
     const int64_t together = longest();
@@ -70,13 +70,13 @@ void QueueFiller::fill(const TileSet& tiles, const Segment* segments, const Shar
 /// Divides the work of tiles_ among queues that get `share` each.
 void QueueFiller::fill_queues(int64_t share, int32_t heads_at_once) {
   constexpr int kTries = 16;
-  // Groups let CTAs share keys in the L2 cache, which is worth an imbalance of up to 1/8.
+  // Groups let CTAs read the same keys from the L2 cache, which is worth an imbalance of up to 1/8.
   constexpr int64_t kWorthOfGroups = 8;
   const TileSet& tiles = *tiles_;
   heads_at_once_ = heads_at_once;
   bool in_groups = !tiles.groups.empty();
-  // Where queues may exceed their share, a part of it is not dealt. The heap then puts each item
-  // that is left into the queue that is the shortest at that time, which evens the queues out.
+  // Where queues may exceed their share, they are dealt less than that. The heap then puts each
+  // item that is left into the queue that is the shortest at that time, which evens the queues out.
   const bool may_exceed = in_groups && shape_.uncut_part > 0;
   deal_items(share, share - (may_exceed ? share / shape_.uncut_part : 0));
   // The cost that cuts add is known only after the cuts are made, so several capacities are tried.
@@ -108,10 +108,10 @@ void QueueFiller::fill_queues(int64_t share, int32_t heads_at_once) {
 
 /// Makes the longest queue shorter, by trying smaller slacks than `enough`, with which the last try
 /// succeeded. Slacks up to `too_little` have failed (0: none has). Where queues have few steps, one
-/// step is a large part of a queue. A request of 16 steps that is cut in two then gets pieces of 8
-/// and 8 steps instead of 9 and 7. If a batch has prompts and decodes, the slack of the first try
-/// is large, so up to four smaller ones are tried, but none below the cost of cutting a full row
-/// tile.
+/// step is a large fraction of a queue. A request of 16 steps that is cut in two then gets pieces
+/// of 8 and 8 steps instead of 9 and 7. If a batch has prompts and decodes, the slack of the first
+/// try is large, so up to four smaller ones are tried, but none below the cost of cutting a full
+/// row tile.
 void QueueFiller::reduce_slack(int64_t share, int64_t too_little, int64_t enough) {
   constexpr int64_t kUnnoticed = 24;  // 1/24 of a queue is not worth a try
   constexpr int64_t kWanted = 64;     // with prompts, tries go on to 1/64
@@ -305,13 +305,13 @@ int64_t QueueFiller::first_slack(int64_t share) const {
   const int64_t cut = tile + granule + split;
   const int64_t least_of_cuts = cut / 4;
   const int64_t most_of_cuts = 2 * cut;
-  constexpr int64_t kUnnoticed = 64;  // such a part of a queue is not worth another try
+  constexpr int64_t kUnnoticed = 64;  // 1 / kUnnoticed of a queue is not worth another try
   const int64_t least = std::clamp(share / kUnnoticed, least_of_cuts, most_of_cuts) + 1;
   if (!tiles_->groups.empty()) {
     return shape_.uncut_part > 0 ? std::max(least, share / shape_.uncut_part) : least;
   }
   // Without groups most queues will have a cut at both ends, which add one more tile, half a
-  // granule on average and two splits. To save a second try, twice the unnoticed part is allowed.
+  // granule on average and two splits. To save a second try, 2 / kUnnoticed is allowed.
   const int64_t of_both_ends = tile + granule / 2 + 2 * split;
   return std::max(least, std::min(of_both_ends, 2 * share / kUnnoticed));
 }

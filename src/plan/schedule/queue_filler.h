@@ -33,8 +33,10 @@ struct TileSet {
   int64_t capacity = 0;
 };
 
-/// Gives each queue about the same share of a TileSet: whole items as long as they fit, then parts
-/// of the items that are left. fill() does not allocate.
+/// Divides a TileSet evenly among the queues: whole items as long as they fit, then pieces of the
+/// items that are left. The share is what a perfect division would give each queue, as a predicted
+/// cost; the capacity is what a queue may get, the share and some slack for what cuts add. fill()
+/// does not allocate.
 class QueueFiller {
  public:
   /// `max_items`: before cuts; `max_work_tiles`: after them; `max_row_tiles`: of the requests of
@@ -55,7 +57,7 @@ class QueueFiller {
   std::span<const Item> whole() const {
     return {dealt_.data(), static_cast<std::size_t>(num_whole_)};
   }
-  /// Has the parts of the other items.
+  /// Has the pieces of the other items.
   const Cutter& cutter() const { return cutter_; }
 
  private:

@@ -40,7 +40,7 @@ struct RowCosts {
   int64_t merge;
 };
 
-/// The row tiles of one segment, if there are several and they share a cache.
+/// The row tiles of one segment, if there are several and they read its keys from one cache.
 struct RowTileGroup {
   int32_t first;
   int32_t count;

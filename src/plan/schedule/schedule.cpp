@@ -10,11 +10,11 @@
 namespace flashplan {
 namespace {
 
-/// Writes the pieces of queue `cta` from tiles[next] on, parts of splits first, which are the first
-/// and the last piece: their merges then overlap with what is whole. Leaves room for the queue's
-/// whole items, after the pieces or before those that are no parts of splits. `next_whole` has the
-/// number of whole items of each queue, and gets the place of the first. Returns the place after
-/// all of them. It is inlined, because a queue has few pieces.
+/// Writes the pieces of queue `cta` from tiles[next] on. Those of split heads, the first and the
+/// last piece of the queue, come first: their merges then overlap with what is whole. Leaves room
+/// for the queue's whole items, before or after the other pieces. `next_whole` has the number of
+/// whole items of each queue, and gets the place of the first. Returns the place after all of them.
+/// It is inlined, because a queue has few pieces.
 [[gnu::always_inline]] inline int32_t write_pieces(const QueueFiller& filler, int32_t cta,
                                                    bool whole_first, int32_t* next_whole,
                                                    int32_t next, WorkTile* tiles) {

@@ -91,7 +91,9 @@ class Scheduler {
   void reserve(const ScheduleShape& shape, const ScheduleBounds& bounds);
 
   /// Writes the schedule of `batch`, which has been validated against the bounds, to `memory`. It
-  /// computes prefixes of `groups` once, where that makes no queue longer.
+  /// computes prefixes of `groups` once, where that makes no queue longer. With prefixes it makes
+  /// up to three schedules: with them; without them, unless sharing gains in any case; and with
+  /// them again, if that takes longer. Each tries several capacities; see QueueFiller.
   void make(const Batch& batch, std::span<const PrefixGroup> groups, const ScheduleMemory& memory);
 
   const Schedule& schedule() const noexcept { return schedule_; }

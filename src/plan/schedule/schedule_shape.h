@@ -15,6 +15,8 @@ struct WorkspaceLayout;
 /// Predicts the time, in arbitrary units, of a tile of `rows` query rows over `steps` key tiles:
 ///   of_tile(rows) + steps * of_step(rows)
 /// This is the paper's alpha * l_q + beta * l_kv, with coefficients measured for a kernel family.
+/// A field that ends in _row is what each row adds to the cost of the field before it. Each method
+/// below says what its fields are the costs of.
 struct CostModel {
   int32_t tile = 0;
   int32_t tile_row = 0;
@@ -43,7 +45,7 @@ struct CostModel {
   /// The cost of merging the rows of one request that reads shared prefixes, for one kv head.
   int64_t of_merge(int32_t rows) const noexcept { return merge + int64_t{merge_row} * rows; }
   /// By how much a step is cheaper if a neighbour reads the same keys at about the same time: the
-  /// keys then come from a cache that CTAs share.
+  /// keys then come from a cache that the CTAs have in common.
   int64_t of_cached_step() const noexcept { return cached; }
   /// What sharing costs each queue besides its work tiles, on a GPU. Requests begin when all queues
   /// have ended their prefixes, and `rows` rows of partial results of prefixes for each queue are
@@ -65,7 +67,7 @@ struct ScheduleShape {
   /// kv heads of a decode that are cut together where they are cut.
   int32_t heads_at_once = 1;
   int32_t num_ctas = 1;
-  int32_t max_partial_slots = 0;  // of tile_q partial rows
+  int32_t max_partial_slots = 0;  // slots in the workspace, each for tile_q partial rows
   /// Whether prefixes that requests share may be computed once for all of them.
   bool shares_prefixes = false;
   /// Whether a CTA merges its requests with their prefixes after the last tile of its queue.
@@ -76,7 +78,7 @@ struct ScheduleShape {
   int32_t chunk_kv = 0;
   /// > 0: the row tiles of a request are dealt to neighbouring queues, head after head, in items of
   /// about item_steps steps. CTAs that run at the same time then read the same keys, from the cache
-  /// that they share. 0: all heads of a row tile stay together.
+  /// that they have in common. 0: all heads of a row tile stay together.
   int32_t item_steps = 0;
   /// > 0: a queue may exceed its share by 1 / uncut_part before a row tile of such a request is
   /// cut, because pieces of row tiles do not read the same keys at the same time.
@@ -101,6 +103,8 @@ struct ScheduleShape {
 /// positions of the queries, which a kernel does not know when it computes a prefix for several
 /// requests.
 bool may_share_prefixes(const AttentionOptions& options) noexcept;
+/// The most requests that are scheduled: with topk each token is one, as it has keys of its own.
+int32_t most_requests(const AttentionOptions& options) noexcept;
 /// Whether they do with the kernel of `choice`.
 bool shares_prefixes(const AttentionOptions& options, const KernelChoice& choice) noexcept;
 

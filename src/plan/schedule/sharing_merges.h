@@ -37,10 +37,10 @@ class SharingMergesWriter {
       num_pieces_ = prefixes_[prefix].depth + 2;
       parent_ = first_prefix_ + prefix * num_heads_;
     }
-    const Part rows = {request, qo_begin, 0, num_rows};
-    const Part states = {0, next_row_, 1, num_pieces_};
-    const Part links = {parent_, -1, 0, num_heads_};
-    const Part next_links = {1, 0, 0, 0};
+    const Words rows = {request, qo_begin, 0, num_rows};
+    const Words states = {0, next_row_, 1, num_pieces_};
+    const Words links = {parent_, -1, 0, num_heads_};
+    const Words next_links = {1, 0, 0, 0};
     write(num_rows, rows, states, links, next_links);
   }
 
@@ -49,29 +49,29 @@ class SharingMergesWriter {
     const bool has_parent = prefix.parent >= 0;
     const int32_t parent = has_parent ? first_prefix_ + prefix.parent * num_heads_ : -1;
     const int32_t first_reader = first_ + prefix.first_reader * num_heads_;
-    const Part rows = {segment, qo_begin, 0, prefix.num_rows};
-    const Part states = {0, next_row_, 1, 1};
-    const Part links = {parent, first_reader, prefix.num_readers, num_heads_};
-    const Part next_links = {has_parent ? 1 : 0, 1, 0, 0};
+    const Words rows = {segment, qo_begin, 0, prefix.num_rows};
+    const Words states = {0, next_row_, 1, 1};
+    const Words links = {parent, first_reader, prefix.num_readers, num_heads_};
+    const Words next_links = {has_parent ? 1 : 0, 1, 0, 0};
     write(prefix.num_rows, rows, states, links, next_links);
   }
 
  private:
-  // A merge has three parts of 16 bytes, each of which is written by one instruction.
-  using Part = int32_t __attribute__((vector_size(16)));
-  using PartInMemory = int32_t __attribute__((vector_size(16), aligned(4), may_alias));
-  static_assert(sizeof(Merge) == 3 * sizeof(Part));
+  // A merge is three times 16 bytes, each of which are written by one instruction.
+  using Words = int32_t __attribute__((vector_size(16)));
+  using WordsInMemory = int32_t __attribute__((vector_size(16), aligned(4), may_alias));
+  static_assert(sizeof(Merge) == 3 * sizeof(Words));
 
   /// Writes a merge for each kv head. `rows`, `states` (kv_head, first_partial_row, ...) and
-  /// `links` (parent, first_reader, ...) are the parts of the first head's merge; `next_links` is
+  /// `links` (parent, first_reader, ...) make up the merge of the first head; `next_links` is
   /// added to `links` from one head to the next.
-  void write(int32_t num_rows, Part rows, Part states, Part links, Part next_links) {
-    const Part next_states = {1, num_rows, 0, 0};
-    auto* part = reinterpret_cast<PartInMemory*>(next_);
-    for (int32_t head = 0; head < num_heads_; ++head, part += 3) {
-      part[0] = rows;
-      part[1] = states;
-      part[2] = links;
+  void write(int32_t num_rows, Words rows, Words states, Words links, Words next_links) {
+    const Words next_states = {1, num_rows, 0, 0};
+    auto* words = reinterpret_cast<WordsInMemory*>(next_);
+    for (int32_t head = 0; head < num_heads_; ++head, words += 3) {
+      words[0] = rows;
+      words[1] = states;
+      words[2] = links;
       states += next_states;
       links += next_links;
     }

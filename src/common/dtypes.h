@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+// Kinds of dtypes. A switch over all of DType stands for each, so that a new dtype does not compile
+// until it has a kind.
+#pragma once
+
+#include "flashplan/tensor.h"
+
+namespace flashplan {
+
+/// Whether kernels compute with values of this dtype.
+constexpr bool is_wide_float(DType dtype) noexcept {
+  switch (dtype) {
+    case DType::kFloat32:
+    case DType::kFloat16:
+    case DType::kBFloat16: return true;
+    case DType::kFloat8E4M3:
+    case DType::kFloat8E5M2:
+    case DType::kInt32:
+    case DType::kInt64:
+    case DType::kUInt32:
+    case DType::kFp8DsMla: break;
+  }
+  return false;
+}
+
+/// Whether values of this dtype are stored only, in caches and as results.
+constexpr bool is_narrow_float(DType dtype) noexcept {
+  switch (dtype) {
+    case DType::kFloat8E4M3:
+    case DType::kFloat8E5M2: return true;
+    case DType::kFloat32:
+    case DType::kFloat16:
+    case DType::kBFloat16:
+    case DType::kInt32:
+    case DType::kInt64:
+    case DType::kUInt32:
+    case DType::kFp8DsMla: break;
+  }
+  return false;
+}
+
+constexpr bool is_float(DType dtype) noexcept {
+  return is_wide_float(dtype) || is_narrow_float(dtype);
+}
+
+}  // namespace flashplan
