@@ -6,6 +6,7 @@
 
 #include "abi/params.h"
 #include "api/kernels.h"
+#include "api/key_checks.h"
 #include "api/plan_impl.h"
 #include "api/run_checks.h"
 #include "api/workspace_claim.h"

@@ -8,9 +8,6 @@
 
 namespace flashplan {
 
-/// How many pages all caches have that page ids, which are int32, can name.
-int32_t num_pages_of(const AttentionTensors& t);
-
 /// Checks all tensors, but for the values in them, and all numbers.
 Status check_tensors(const AttentionTensors& t, const Plan::Impl& plan);
 
