@@ -8,6 +8,7 @@
 #include "flashplan/flashplan.h"
 #include "flashplan/flashplan_c_ops.h"
 #include "host_tensor.h"
+#include "problem.h"
 #include "refusal.h"
 
 namespace flashplan::test {
@@ -129,6 +130,103 @@ TEST(what_is_refused_writes_nothing) {
   MlaGatherTensors g = mla.chunk();
   g.starts = outside.view();
   check_refused(gather_mla(g), StatusCode::kInvalidType, "starts");
+}
+
+/// Five query tokens of two heads over a cache of four pages of four keys of 6 dims, of which 4 are
+/// values.
+struct Latents {
+  AttentionOptions options;
+  HostTensor q = random_tensor(1, DType::kFloat32, {5, 2, 6});
+  HostTensor cache = random_tensor(2, DType::kFloat32, {4, 4, 6});
+  HostTensor o = HostTensor(DType::kFloat32, {5, 2, 4});
+  HostTensor lse = HostTensor(DType::kFloat32, {5, 2});
+  int32_t table[4] = {2, 0, 3, 0};
+
+  Latents() {
+    options.num_qo_heads = 2;
+    options.num_kv_heads = 1;
+    options.head_dim_qk = 6;
+    options.head_dim_vo = 4;
+    options.page_size = 4;
+    options.q_dtype = options.kv_dtype = options.o_dtype = DType::kFloat32;
+    options.shared_kv = true;
+    options.softmax_scale = 0.5F;
+  }
+  static TensorView dims(const HostTensor& tensor, int64_t begin, int64_t end) {
+    TensorView view = tensor.view();
+    view.data = static_cast<float*>(view.data) + begin;
+    view.shape[2] = end - begin;
+    return view;
+  }
+  AttentionTensors tensors(Workspace& workspace) {
+    AttentionTensors t;
+    t.q = q.view();
+    t.k = cache.view();
+    t.block_table = contiguous(table, DType::kInt32, Device{}, {2, 2});
+    t.o = o.view();
+    t.lse = lse.view();
+    t.workspace = workspace.data();
+    t.workspace_bytes = workspace.size();
+    return t;
+  }
+};
+
+TEST(parts_lists_and_the_c_interface_give_the_same) {
+  Latents whole;
+  const int32_t qo[] = {0, 2, 5}, kv[] = {7, 5};
+  Batch batch;
+  batch.qo_indptr = qo;
+  batch.kv_lens = kv;
+  batch.batch_size = 2;
+  Plan plan;
+  CHECK(Plan::create(whole.options, &plan).ok());
+  Workspace workspace(plan.workspace_bytes());
+  CHECK(plan.plan(batch).ok());
+  CHECK(plan.run(whole.tensors(workspace)).ok());
+
+  Latents parts;
+  AttentionTensors t = parts.tensors(workspace);
+  t.q = Latents::dims(parts.q, 0, 4);
+  t.q_tail = Latents::dims(parts.q, 4, 6);
+  t.k = Latents::dims(parts.cache, 0, 4);
+  t.k_tail = Latents::dims(parts.cache, 4, 6);
+  CHECK(plan.run(t).ok());
+  CHECK(parts.o.bytes() == whole.o.bytes());
+  CHECK(parts.lse.bytes() == whole.lse.bytes());
+
+  Message message;
+  CTensors owner;
+  Latents in_c;
+  t = in_c.tensors(workspace);
+  t.q = Latents::dims(in_c.q, 0, 4);
+  t.q_tail = Latents::dims(in_c.q, 4, 6);
+  const CPlan c_plan = create(c_options(in_c.options));
+  const flashplan_batch c_lengths = c_batch(batch);
+  check_ok(flashplan_plan_plan(c_plan.get(), &c_lengths, nullptr, message), message);
+  const flashplan_attention_tensors c = c_tensors(t, owner);
+  check_ok(flashplan_plan_run(c_plan.get(), &c, nullptr, message), message);
+  CHECK(in_c.o.bytes() == whole.o.bytes());
+
+  // The keys that the last query of each request sees, in their order.
+  Latents listed;
+  listed.options.topk = 8;
+  const CPlan sparse = create(c_options(listed.options));
+  const int32_t lists[5][8] = {{-1, 8, 9, 10, 11, 0, 1, 99},
+                               {8, 9, 10, 11, 0, 1, 2, -1},
+                               {12, 13, 14, 99, 99, 99, 99, 99},
+                               {12, 13, 14, 15, -5, 99, 99, 99},
+                               {12, 13, 14, 15, 0, -1, -1, -1}};
+  check_ok(flashplan_plan_plan(sparse.get(), &c_lengths, nullptr, message), message);
+  t = listed.tensors(workspace);
+  t.block_table = {};
+  t.topk_indices = contiguous(&lists[0][0], DType::kInt32, Device{}, {5, 8});
+  Workspace other(flashplan_plan_workspace_bytes(sparse.get()));
+  t.workspace = other.data();
+  t.workspace_bytes = other.size();
+  const flashplan_attention_tensors c_lists = c_tensors(t, owner);
+  check_ok(flashplan_plan_run(sparse.get(), &c_lists, nullptr, message), message);
+  CHECK(listed.o.bytes() == whole.o.bytes());
+  CHECK(listed.lse.bytes() == whole.lse.bytes());
 }
 
 }  // namespace
