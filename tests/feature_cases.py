@@ -259,7 +259,7 @@ VARIED = (
         for variant in ("elements", "biased", "prefix_lm", "blocks", "sigmoid")
     ]
     + [
-        # Biases that are linear in the key, which Hopper kernels add before their products.
+        # Logits that grow and that fall with the key: weights leave the range of the first maximum.
         Case(
             qo_lens=(4, 1, 150, 66, 200),
             kv_lens=(300, 777, 170, 1000, 200),

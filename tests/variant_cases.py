@@ -121,7 +121,7 @@ VARIANTS = {
         },
         _slopes,
     ),
-    # This bias, too, is linear in the key. It falls as the key grows, and depends on the request.
+    # A bias that falls as the key grows, and depends on the request.
     "linear": VariantCase(
         fp.Variant(
             "linear",

@@ -32,7 +32,7 @@ struct ScheduleParams {
   const Segment* segments = nullptr;
   const WorkTile* tiles = nullptr;
   const Merge* merges = nullptr;
-  int32_t* arrivals = nullptr;  // [merges, kArrivalsPerMerge] finished pieces; zero between runs
+  Arrivals* arrivals = nullptr;          // [merges]; zero between runs
   const int32_t* mask_begins = nullptr;  // [batch_size] or kAtFirstQuery; null without a mask
   int32_t num_ctas = 0;
 };

@@ -14,7 +14,19 @@ constexpr int32_t kNotPrepared = -1;
 constexpr int32_t kPartOffPages = 1 << 16;
 
 /// Counters for a tile of one kv head. A tile is prepared in parts, each with the same number of
-/// rows. All counters are zero between runs.
+/// rows.
+///
+///   1. All counters are 0 between runs. The last of all warps that prepare or read tiles sets them
+///      to 0 when it leaves; PreparedKv::num_left counts these warps.
+///   2. A part belongs to the one warp that has claimed it. Parts are claimed in the order of the
+///      keys, by adding 1 to `claimed`. A claim beyond the last part is of no part.
+///   3. Whoever has claimed a part writes it without waiting for any other warp, and then adds 1 to
+///      `keys` or `values`. So a part that is claimed will be ready.
+///   4. Nobody reads a tile before all of its parts are counted. For one work tile after the other,
+///      the warps of a CTA that prepare claim parts until all that it reads are claimed, before
+///      they wait for anything that follows from its keys. So a tile that is waited for will be
+///      ready.
+///   5. Only warps that prepare write the tiles, `claimed`, `keys` and `values`.
 struct alignas(16) PreparedState {
   // In the state of a segment's first tile: how many parts of all its tiles, from the first key on,
   // a warp prepares or has prepared. May exceed their number.

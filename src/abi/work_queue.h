@@ -60,8 +60,21 @@ constexpr int32_t kMostPairedRows = 8;
 /// not count.
 constexpr int32_t kMostSplitsPerQueue = 2;
 
-/// Counters of finished pieces, one for each warpgroup that merges rows of its own.
-constexpr int32_t kArrivalsPerMerge = 4;
+/// How many pieces of a merge are finished. Where each warpgroup of a tile merges 64 rows of its
+/// own, counter w counts for the rows of warpgroup w. Else the first one counts for all rows.
+///
+///   1. When a run begins, all counters are 0. A GPU kernel leaves them so; the CPU clears them.
+///   2. A work tile arrives once at its merge, after it has written its states there. In the sm90
+///      kernels each warpgroup that has rows of the tile does, but for tiles of readers. The last
+///      one to arrive sees all states, and merges them.
+///   3. The last one to arrive at the merge of a prefix arrives at those of all readers.
+///   4. Nobody else writes a counter or reads states, with two exceptions. Merges of many rows
+///      may be divided: kernels/device/merge_part.h says what the counter's bits are then. The
+///      sm90 kernels may mark the counter of a reader, which another CTA then merges:
+///      kernels/device/sm90/reader_merges.h.
+struct Arrivals {
+  int32_t counters[4];
+};
 
 /// The begin of a work queue in one place. A CTA reads it at once, where otherwise each look-up
 /// would wait for the one before.

@@ -98,7 +98,7 @@ ScheduleParams host_schedule(const AttentionTensors& t, const Plan::Impl& plan) 
   p.segments = schedule.segments.data();
   p.tiles = schedule.tiles.data();
   p.merges = schedule.merges.data() - schedule.first_merge;
-  p.arrivals = reinterpret_cast<int32_t*>(workspace + plan.kernel().layout.arrivals);
+  p.arrivals = reinterpret_cast<Arrivals*>(workspace + plan.kernel().layout.arrivals);
   p.mask_begins = plan.buffers.mask_begins();
   return p;
 }

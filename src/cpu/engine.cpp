@@ -98,7 +98,8 @@ std::span<const Kernel> kernels() noexcept {
 }
 
 void launch(const Kernel& kernel, const AttentionParams& params) noexcept {
-  std::fill_n(params.schedule.arrivals + params.host.first_merge, params.host.num_merges, 0);
+  std::fill_n(params.schedule.arrivals + params.host.first_merge, params.host.num_merges,
+              Arrivals{});
   Job job{params, kernel.code.run_queue};
   const int32_t wanted = params.host.total_cost < kLeastCostToShare ? 1 : params.schedule.num_ctas;
   ThreadPool::run(run_task, &job, params.schedule.num_ctas, wanted);

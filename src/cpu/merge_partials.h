@@ -131,7 +131,8 @@ template <typename Variant>
 void arrive(const AttentionParams& p, const Variant& variant, int32_t number,
             const Scratch& scratch) {
   const Merge& merge = p.schedule.merges[number];
-  const int32_t arrived = __atomic_add_fetch(&p.schedule.arrivals[number], 1, __ATOMIC_ACQ_REL);
+  int32_t* const counter = p.schedule.arrivals[number].counters;
+  const int32_t arrived = __atomic_add_fetch(counter, 1, __ATOMIC_ACQ_REL);
   if (arrived != merge.num_pieces) return;
   if (merge.num_readers == 0) merge_partials(p, variant, merge, scratch);
   for (int32_t i = 0; i < merge.num_readers; ++i) {

@@ -3,7 +3,7 @@
 // the source of a user's variant; FLASHPLAN_ISA is the name of a namespace for it.
 #pragma once
 
-#include "abi/real_lens.h"
+#include "abi/begin_tile.h"
 #include "abi/variant.h"
 #include "cpu/float_formats.h"
 #include "cpu/kernel.h"
@@ -266,24 +266,21 @@ void run_queue(const AttentionParams& p, int32_t cta, std::byte* memory) noexcep
   for (int32_t i = p.host.cta_indptr[cta]; i < p.host.cta_indptr[cta + 1]; ++i) {
     const WorkTile& tile = p.schedule.tiles[i];
     Segment segment = p.schedule.segments[tile.segment];
-    const int32_t row_begin = tile.row_tile * p.schedule.tile_q;
-    const int32_t num_rows =
-        min(p.schedule.tile_q, segment.qo_len * p.schedule.group_size.value - row_begin);
-    const PackedRows rows = {tile.segment, segment.qo_begin, row_begin, num_rows};
-    KeySpan keys = {tile.kv_begin, tile.kv_end};
-    const int32_t request = request_of(tile, segment, p.tensors.pages);
-    if (has_real_length(p, segment)) {
-      fit_to_length(p.mask, rows, p.schedule.group_size, kCpuTileKv, p.tensors.kv_lens[request],
-                    segment, keys);
-    }
-    const int32_t first_masked = first_masked_key(p, request, segment.position);
+    const BegunTile begun = begin_tile(p, kCpuTileKv, tile, segment);
+    segment.position = begun.position;
     // Takes as many heads at a time as the scratch memory has rows for.
     const int32_t heads_end = tile.kv_head + tile.num_kv_heads;
-    const int32_t heads_at_once = p.schedule.tile_q / num_rows;
+    const int32_t heads_at_once = p.schedule.tile_q / begun.rows.num_rows;
     for (int32_t h = tile.kv_head; h < heads_end; h += heads_at_once) {
       const int32_t num_heads = min(heads_at_once, heads_end - h);
-      run_heads<Format<kv_dtype>>({p, rows, segment, first_masked, h, num_heads, request}, variant,
-                                  tile, keys, scratch);
+      run_heads<Format<kv_dtype>>({.params = p,
+                                   .rows = begun.rows,
+                                   .segment = segment,
+                                   .first_masked_key = begun.first_masked_key,
+                                   .kv_head = h,
+                                   .num_kv_heads = num_heads,
+                                   .request = begun.request},
+                                  variant, tile, begun.keys, scratch);
     }
   }
 }

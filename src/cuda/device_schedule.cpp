@@ -65,8 +65,7 @@ Status DeviceSchedule::create(int32_t device, const ScheduleBounds& bounds, int3
     num_prepared_ = add(1 + bounds.segments, sizeof(int32_t));
   }
   tiles_ = add(bounds.work_tiles, sizeof(WorkTile));
-  const std::size_t arrivals =
-      static_cast<std::size_t>(bounds.merges) * kArrivalsPerMerge * sizeof(int32_t);
+  const std::size_t arrivals = static_cast<std::size_t>(bounds.merges) * sizeof(Arrivals);
   std::size_t counters = arrivals;
   if (prepares_keys_) {
     // A warp loads the states of 32 tiles at once, even from the last tile on, so there are 32
@@ -226,7 +225,7 @@ ScheduleParams DeviceSchedule::schedule(int32_t kernel) const noexcept {
   params.segments = reinterpret_cast<const Segment*>(buffer_ + segments_);
   params.tiles = reinterpret_cast<const WorkTile*>(buffer_ + tiles_);
   params.merges = reinterpret_cast<const Merge*>(buffer_ + merges_);
-  params.arrivals = reinterpret_cast<int32_t*>(buffer_ + staging_bytes_);
+  params.arrivals = reinterpret_cast<Arrivals*>(buffer_ + staging_bytes_);
   params.mask_begins = reinterpret_cast<const int32_t*>(buffer_ + mask_begins_);
   return params;
 }

@@ -19,7 +19,7 @@ constexpr KernelGeometry sm90_geometry() {
           .bodies = {{{64, S::kSlots / 2}, {S::kTileQ, S::kSlots / 2}}},
           .queues_per_processor = 1,
           .threads = S::kThreads,
-          .smem_bytes = S::kSmemBytes,
+          .smem_bytes = device::Sm90Smem<S>::kBytes,
           .uses_tensor_maps = true,
           .gathers = S::kGathers,
           .prepared_key_bytes = S::kTakesPrepared ? S::kKeyBytes : 0,

@@ -5,8 +5,10 @@
 #include <cstddef>
 
 #include "plan/kernel/kernel.h"
+#include "plan/kernel/tuning.h"
 #include "plan/schedule/division.h"
 #include "plan/schedule/schedule_shape.h"
+#include "plan/workspace_tuning.h"
 
 namespace flashplan {
 namespace {
@@ -32,22 +34,21 @@ int32_t most_prepared_tiles(const AttentionOptions& options, const Kernel& kerne
   const int64_t rows =
       int64_t{options.max_qo_tokens} * (options.num_qo_heads / options.num_kv_heads);
   if (rows < int64_t{geometry.tile_q} * kernel.tuning.prepare_reads) return 0;
-  // There is room for as many keys as there are queries, and for more keys before these.
-  constexpr int64_t kKeysPerQuery = 16;
-  constexpr int64_t kEnoughBytes = int64_t{128} << 20;
-  constexpr int64_t kMostBytes = int64_t{512} << 20;
+  constexpr WorkspaceTuning kTuning = kWorkspaceTuning;
   const int64_t of_queries = (options.max_qo_tokens - 1) / geometry.tile_kv + 1;
   // The last tile of each request may be nearly empty.
   const int64_t all = of_queries + std::min<int64_t>(options.max_batch_size, of_queries);
-  return static_cast<int32_t>(std::max(std::min(all, kMostBytes / bytes),
-                                       std::min(kKeysPerQuery * of_queries, kEnoughBytes / bytes)));
+  return static_cast<int32_t>(std::max(std::min(all, kTuning.most_prepared_bytes / bytes),
+                                       std::min(kTuning.prepared_keys_per_query * of_queries,
+                                                kTuning.enough_prepared_bytes / bytes)));
 }
 
 int32_t choose_prepared_kv(const Batch& batch, const ScheduleShape& shape,
                            std::span<const Segment> segments, int32_t max_tiles,
                            const PreparedTiles& tiles) noexcept {
   const auto num_requests = static_cast<std::size_t>(batch.batch_size);
-  const int64_t most_reads = int64_t{shape.prepare_reads} * 3 / 2;
+  const int64_t most_reads = int64_t{shape.prepare_reads} * kPrepareTuning.most_reads_numerator /
+                             kPrepareTuning.most_reads_denominator;
   int64_t num_tiles = 0;
   int64_t num_reads = 0;  // of tiles
   for (int32_t r = 0; r < batch.batch_size; ++r) {

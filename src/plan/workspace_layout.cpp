@@ -3,9 +3,11 @@
 
 #include <algorithm>
 
+#include "abi/work_queue.h"
 #include "plan/prepared_kv.h"
 #include "plan/schedule/division.h"
 #include "plan/schedule/schedule_shape.h"
+#include "plan/workspace_tuning.h"
 
 namespace flashplan {
 namespace {
@@ -35,7 +37,7 @@ WorkspaceLayout place(const AttentionOptions& options, const KernelChoice& choic
   layout.max_partial_slots = num_slots;
   layout.max_prepared_tiles = num_prepared_tiles;
   layout.arrivals =
-      add(on_cpu ? (num_ctas + sharing_merges(options, choice)) * sizeof(int32_t) : 0);
+      add(on_cpu ? (num_ctas + sharing_merges(options, choice)) * sizeof(Arrivals) : 0);
   layout.scratch = add(num_ctas * layout.scratch_bytes);
   layout.partial_o = add(rows * head_dim * sizeof(float));
   layout.partial_lse = add(rows * sizeof(float));
@@ -47,27 +49,21 @@ WorkspaceLayout place(const AttentionOptions& options, const KernelChoice& choic
   return layout;
 }
 
-/// For how many partial results there should be slots. Each queue ends in at most one cut, and a
-/// cut makes two partial results (Appendix D.3 of the paper). Batch-invariant plans may write one
-/// for each chunk of a request, so their long requests need more.
+/// For how many partial results there should be room. Batch-invariant plans may write one for each
+/// chunk of a request, so their long requests need more.
 int32_t wanted_slots(const AttentionOptions& options, const KernelChoice& choice) {
-  constexpr int32_t kSlotsPerCta = 2;
+  constexpr WorkspaceTuning kTuning = kWorkspaceTuning;
   if (choice.chunk_kv == 0) {
-    int32_t for_cuts = choice.num_ctas * kSlotsPerCta;
+    int32_t for_cuts = choice.num_ctas * kTuning.slots_per_queue;
     if (!shares_prefixes(options, choice)) return for_cuts;
     // Prefixes that come first in the queues are cut too, into about one piece for each queue.
     if (choice.kernel.tuning.item_steps > 0) for_cuts += choice.num_ctas;
-    // For each of its rows, a request that shares prefixes has one partial row of its own keys and
-    // one of each prefix that it reads. There is room for decodes that read three prefixes each. If
-    // they read more, the planner shares fewer prefixes and cuts fewer tiles.
-    constexpr int64_t kStatesOfRow = 4;
-    constexpr int64_t kMostRows = 1 << 20;
-    const int64_t rows = kStatesOfRow * options.max_batch_size * options.num_qo_heads;
-    return for_cuts + ceil_divide(static_cast<int32_t>(std::min(rows, kMostRows)),
+    const int64_t rows = kTuning.states_of_row * options.max_batch_size * options.num_qo_heads;
+    return for_cuts + ceil_divide(static_cast<int32_t>(std::min(rows, kTuning.most_state_rows)),
                                   choice.kernel.geometry.tile_q);
   }
-  constexpr int32_t kKeysPerCta = 16384;  // keys of one head for which each chunk has a slot
-  return choice.num_ctas * std::max(kSlotsPerCta, kKeysPerCta / choice.chunk_kv);
+  return choice.num_ctas *
+         std::max(kTuning.slots_per_queue, kTuning.chunked_keys_per_queue / choice.chunk_kv);
 }
 
 }  // namespace

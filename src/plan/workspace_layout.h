@@ -14,7 +14,7 @@ namespace flashplan {
 /// Offsets in bytes from the start of the workspace. head_dim_vo is that of the options on the CPU,
 /// that of the compiled kernel on a GPU.
 struct WorkspaceLayout {
-  std::size_t arrivals = 0;     // int32 for each merge: pieces that are done (cpu)
+  std::size_t arrivals = 0;     // [merges] Arrivals (cpu)
   std::size_t scratch = 0;      // [num_ctas, scratch_bytes]: private to a worker or queue
   std::size_t partial_o = 0;    // [max_partial_slots, tile_q, head_dim_vo] float32
   std::size_t partial_lse = 0;  // [max_partial_slots, tile_q] float32

@@ -19,12 +19,12 @@ namespace flashplan {
 namespace {
 
 /// What the kernel is told of the plan, so that it has no code for other plans.
-std::string plan_source(const GpuKernelTraits& traits, const std::string& base) {
+std::string plan_source(const GpuKernelTraits& traits) {
   const auto flag = [](const char* name, bool value) {
     return std::string("  static constexpr bool ") + name + (value ? " = true;\n" : " = false;\n");
   };
-  std::string text = "using Base = " + base + ";\n";
-  text += "struct PlanVariant : Base {\n  using Base::Base;\n";
+  std::string text =
+      "struct PlanVariant : variant::UserVariant {\n  using UserVariant::UserVariant;\n";
   text +=
       std::string("  static constexpr DType kOutput = ") + dtype_constant(traits.o_dtype) + ";\n";
   return text + flag("kHasMaskBits", traits.custom_mask) +
@@ -39,11 +39,8 @@ std::string program_source(const Variant::Impl& variant, const GpuKernelTraits& 
       "#include \"kernels/device/variant_math.h\"\n"
       "#include \"abi/variant_math.h\"\n";
   text += variant_source(variant, traits.softcap, traits.rope);
-  const std::string linear = traits.program.has_linear_logits ? linear_logits_source(variant) : "";
-  text += linear + "}\nnamespace flashplan::device {\n";
-  text +=
-      plan_source(traits, linear.empty() ? "variant::UserVariant"
-                                         : "Biased<variant::UserVariant, variant::LinearBodies>");
+  text += "}\nnamespace flashplan::device {\n";
+  text += plan_source(traits);
   std::string choices = std::string("Traits<") + dtype_constant(traits.q_dtype) + ", " +
                         dtype_constant(traits.kv_dtype) + ", " +
                         std::to_string(traits.head_dim_qk) + ", " +

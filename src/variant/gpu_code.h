@@ -16,13 +16,12 @@ namespace flashplan {
 /// The code of a kernel family, as it is compiled at run time.
 struct DeviceProgram {
   const char* header = nullptr;
-  const char* kernel = nullptr;    // a template of namespace flashplan::device
-  bool has_linear_logits = false;  // it takes biases that are linear in the key (linear_logits.h)
+  const char* kernel = nullptr;  // a template of namespace flashplan::device
 };
 inline constexpr DeviceProgram kSm80Program = {"kernels/device/sm80/attention.h",
-                                               "attention_kernel", false};
+                                               "attention_kernel"};
 inline constexpr DeviceProgram kSm90Program = {"kernels/device/sm90/attention.h",
-                                               "sm90_attention_kernel", true};
+                                               "sm90_attention_kernel"};
 
 /// The choices that a kernel is compiled for.
 struct GpuKernelTraits {

@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <iterator>
 #include <numbers>
-#include <string_view>
 
 namespace flashplan {
 namespace {
@@ -87,24 +86,6 @@ void append_rope_turns(std::string& text, const RopeTurns& rope) {
   text += "};\n";
 }
 
-/// The expression of a body that is one return statement, behind blanks for what comes before it,
-/// so that its lines and columns are those of the body. Empty if the body is anything else.
-std::string returned_expression(const std::string& body) {
-  constexpr const char* kBlanks = " \t\r\n";
-  const std::size_t begin = body.find_first_not_of(kBlanks);
-  const std::size_t end = body.find_last_not_of(kBlanks);
-  constexpr std::string_view kReturn = "return";
-  if (begin == std::string::npos || body.compare(begin, kReturn.size(), kReturn) != 0) return {};
-  const std::size_t expression = begin + kReturn.size();
-  if (body[end] != ';' || end <= expression) return {};
-  if (std::string_view(" \t\r\n(-+").find(body[expression]) == std::string_view::npos) return {};
-  std::string text = body.substr(0, end);
-  if (text.find_first_of(";{}#\"\\") != std::string::npos) return {};
-  if (text.find("//") != std::string::npos || text.find("/*") != std::string::npos) return {};
-  text.replace(begin, kReturn.size(), kReturn.size(), ' ');
-  return text;
-}
-
 constexpr const char* kAtLogit =
     "at.request, at.query, at.key, at.qo_head, at.kv_head, at.qo_len, at.kv_len);\n";
 
@@ -152,19 +133,6 @@ std::string variant_source(const Variant::Impl& v, bool softcap, const RopeTurns
     text += "  }\n";
   }
   return text + "};\n";
-}
-
-std::string linear_logits_source(const Variant::Impl& v) {
-  const bool may_be_linear = v.logits && !v.mask && v.softmax;
-  const std::string expression = may_be_linear ? returned_expression(*v.logits) : "";
-  if (expression.empty()) return {};
-  const std::string at_place = "#line 1 \"" + v.name + ".logits\"\n" + expression + "\n";
-  std::string text =
-      "struct LinearBodies : UserBodies {\n"
-      "  template <typename X, typename Key>\n"
-      "  FLASHPLAN_DEVICE auto logits_of(X x, int request, int query, Key key, int qo_head,\n"
-      "                                  int kv_head, int qo_len, int kv_len) const -> decltype(\n";
-  return text + at_place + ") {\n    return\n" + at_place + ";\n  }\n};\n#line 1 \"flashplan\"\n";
 }
 
 const char* dtype_constant(DType dtype) {

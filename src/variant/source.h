@@ -15,11 +15,6 @@ namespace flashplan {
 std::string variant_source(const Variant::Impl& variant, bool softcap,
                            const RopeTurns* rope = nullptr);
 
-/// The source of `struct LinearBodies`, whose logits_of() is the body of logits as a template of
-/// its x and key; see abi/linear_logits.h. Empty where the body cannot be linear or is
-/// more than one return statement. It is compiled behind that of variant_source().
-std::string linear_logits_source(const Variant::Impl& variant);
-
 /// "DType::kFloat16".
 const char* dtype_constant(DType dtype);
 

@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 
+#include "abi/work_queue.h"
 #include "check.h"
 #include "fake_devices.h"
 #include "plan/kernel/select_kernel.h"
@@ -33,7 +34,7 @@ TEST(workspace_layout) {
       CHECK_EQ(offset % kWorkspaceAlignment, 0U);
     }
     const auto rows = static_cast<size_t>(all.max_partial_slots * c.kernel.geometry.tile_q);
-    CHECK(all.scratch >= all.arrivals + 132 * sizeof(int32_t));
+    CHECK(all.scratch >= all.arrivals + 132 * sizeof(Arrivals));
     CHECK(all.partial_o >= all.scratch + 132 * all.scratch_bytes);
     CHECK(all.partial_lse >= all.partial_o + rows * 128 * sizeof(float));
     CHECK(all.total >= all.partial_lse + rows * sizeof(float));

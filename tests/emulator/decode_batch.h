@@ -103,7 +103,9 @@ class Batch16 {
       params_.schedule.starts = starts_.data() + c;  // it runs as CTA 0
       machine.run(1, 1, T::kThreads, [&] { device::attention_kernel<Choices, true>(params_); });
     }
-    for (const int32_t counter : arrivals_) CHECK_EQ(counter, 0);
+    for (const Arrivals& arrivals : arrivals_) {
+      for (const int32_t counter : arrivals.counters) CHECK_EQ(counter, 0);
+    }
     return {o_, lse_};
   }
   Results run() {
@@ -211,7 +213,7 @@ class Batch16 {
     merges_.assign(static_cast<size_t>(s.first_merge), {});
     merges_.insert(merges_.end(), s.merges.begin(), s.merges.end());
     num_merges_ = static_cast<int32_t>(s.merges.size());
-    arrivals_.assign(merges_.size() * kArrivalsPerMerge, 0);
+    arrivals_.assign(merges_.size(), {});
     starts_.assign(static_cast<size_t>(d_.num_ctas), {});
     for (size_t c = 0; c < starts_.size(); ++c) {
       QueueStart& start = starts_[c];
@@ -330,7 +332,7 @@ class Batch16 {
   std::vector<float> o_, lse_, partial_o_, partial_lse_;
   std::optional<OwningScheduler> scheduler_;
   std::vector<Merge> merges_;
-  std::vector<int32_t> arrivals_;
+  std::vector<Arrivals> arrivals_;
   std::vector<QueueStart> starts_;
   bool cuts_pairs_ = false;
   int32_t num_merges_ = 0;

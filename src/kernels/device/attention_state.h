@@ -63,6 +63,11 @@ struct MergedRow {
   }
 };
 
+/// The first counter of a merge.
+FLASHPLAN_DEVICE int32_t* counter_of(const AttentionParams& p, int32_t merge) {
+  return p.schedule.arrivals[merge].counters;
+}
+
 /// How long a CTA waits for other CTAs at most: about 20 us.
 constexpr int64_t kMostClocksOfWait = 36000;
 

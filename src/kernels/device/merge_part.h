@@ -21,6 +21,16 @@ constexpr MergePart kAllRows = {0, 1};
 // The bits of the counter of a merge that may be divided. A CTA that has no other work left is a
 // helper: it waits until the last CTA has arrived, and then each of them merges a part of the rows.
 // In the sm90 kernels, warpgroups take the place of CTAs.
+//
+//   1. Until the last arrival, the low bits are the number of arrivals, and the number of helpers
+//      never falls. A helper's number is how many were there when it arrived.
+//   2. A helper may leave only while an arrival is missing. It sets kHelperLeft, by a
+//      compare-and-swap, so that no arrival comes in between. The bit stays until the end.
+//   3. The last one to arrive alone decides, once. With helpers of which none has left, it sets
+//      kDivided and takes the last part; the helper with number i takes part i. Else it sets the
+//      counter to 0 and merges all rows, and helpers that still wait see the 0 and have no rows.
+//   4. After kDivided, the low bits count the helpers that have seen it. The last one of them sets
+//      the counter to 0. So whoever still reads the counter has not been counted yet.
 constexpr uint32_t kArrivalBits = 0xffff;   // arrivals; once divided, the helpers that know it
 constexpr uint32_t kHelper = 1U << 16;      // added by each helper, in 14 bits
 constexpr uint32_t kHelperLeft = 1U << 30;  // a helper stopped waiting: nobody may divide

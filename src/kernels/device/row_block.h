@@ -14,17 +14,6 @@ struct RowBlock {
   int32_t position;  // of query 0 of the segment
   KeySpan keys;      // the first ones may be hidden from all rows: keys.begin is rounded down
 
-  FLASHPLAN_DEVICE void assign(const AttentionParams& p, const WorkTile& tile,
-                               const Segment& segment) {
-    const int32_t row_begin = tile.row_tile * p.schedule.tile_q;
-    const int32_t num_rows =
-        min(p.schedule.tile_q, segment.qo_len * p.schedule.group_size.value - row_begin);
-    rows = {tile.segment, segment.qo_begin, row_begin, num_rows};
-    kv_row = segment.kv_row;
-    position = segment.position;
-    keys = {tile.kv_begin, tile.kv_end};
-  }
-
   /// The last key of the request. For hooks of variants alone: it is looked up in global memory.
   FLASHPLAN_DEVICE int32_t last_key(const AttentionParams& p) const {
     return position + p.schedule.segments[rows.segment].qo_len - 1;

@@ -19,7 +19,6 @@ struct Standard {
   static constexpr bool kTransformsLogits = false;  // logit(), before masks
   static constexpr bool kMasksLogits = false;       // visible(), besides causal and window
   static constexpr bool kReadsPositions = false;    // logit() or visible() reads its position
-  static constexpr bool kIsLinear = false;          // logit() is scaled(product) + bias()
   static constexpr bool kTransformsOutput = false;  // output(): each element, normalised
   // Kernels that are compiled at run time leave out what their plans do not need, and keep short
   // what is rare. They share no prefixes, and know their plan: kOutput is the dtype of o.

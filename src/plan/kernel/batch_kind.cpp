@@ -3,13 +3,11 @@
 
 #include <algorithm>
 
+#include "plan/kernel/tuning.h"
 #include "plan/schedule/schedule_shape.h"
 
 namespace flashplan {
 namespace {
-
-// Packed query rows of a request and a kv head. With more, the kernels for many rows are faster.
-constexpr int32_t kFewRows = 16;
 
 int32_t group_size(const AttentionOptions& options) {
   return options.num_qo_heads / options.num_kv_heads;
@@ -25,12 +23,13 @@ bool can_gain_by_prefixes(const AttentionOptions& options) {
 
 BatchKind kind_of_bounds(const AttentionOptions& options) noexcept {
   const bool decodes = options.max_qo_tokens <= options.max_batch_size;
-  return decodes && group_size(options) <= kFewRows ? BatchKind::kFewRows : BatchKind::kManyRows;
+  return decodes && group_size(options) <= kBatchTuning.few_rows ? BatchKind::kFewRows
+                                                                 : BatchKind::kManyRows;
 }
 
 bool allows_both_kinds(const AttentionOptions& options) noexcept {
   if (kind_of_bounds(options) == BatchKind::kFewRows) return can_gain_by_prefixes(options);
-  return group_size(options) <= kFewRows;
+  return group_size(options) <= kBatchTuning.few_rows;
 }
 
 BatchKind kind_of(const Batch& batch, const AttentionOptions& options) noexcept {
@@ -38,21 +37,19 @@ BatchKind kind_of(const Batch& batch, const AttentionOptions& options) noexcept 
   for (int32_t r = 0; r < batch.batch_size; ++r) {
     longest = std::max(longest, batch.qo_indptr[r + 1] - batch.qo_indptr[r]);
   }
-  const bool has_few = longest <= kFewRows / group_size(options);
+  const bool has_few = longest <= kBatchTuning.few_rows / group_size(options);
   return has_few ? BatchKind::kFewRows : BatchKind::kManyRows;
 }
 
 bool may_gain_by_prefixes(const Batch& batch, const AttentionOptions& options,
                           int64_t num_shared_keys, int32_t num_processors) noexcept {
-  // By the kernel for many rows, with sharing, a tree of prefixes that saves 900 keys for each
-  // processor takes 7 % longer, and one that saves 1,700 takes 17 % less time (H100). Of 64 trees
-  // on an H200, none became faster that saves less than 1 / kLeastPart of all keys.
-  constexpr int64_t kLeastKeys = 1500;
-  constexpr int64_t kLeastPart = 8;
-  if (num_shared_keys * options.num_kv_heads < kLeastKeys * num_processors) return false;
+  constexpr BatchTuning kTuning = kBatchTuning;
+  if (num_shared_keys * options.num_kv_heads < kTuning.least_shared_keys * num_processors) {
+    return false;
+  }
   int64_t num_keys = 0;
   for (int32_t r = 0; r < batch.batch_size; ++r) num_keys += batch.kv_lens[r];
-  return num_shared_keys * kLeastPart >= num_keys && can_gain_by_prefixes(options);
+  return num_shared_keys * kTuning.least_shared_part >= num_keys && can_gain_by_prefixes(options);
 }
 
 }  // namespace flashplan

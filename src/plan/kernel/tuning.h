@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What was measured of the kernel families, for the scheduler.
+// What was measured of the kernel families: for the scheduler, and for the choice between them.
 #pragma once
 
 #include <cstdint>
@@ -17,6 +17,27 @@ struct KernelTuning {
 
   friend bool operator==(const KernelTuning&, const KernelTuning&) = default;
 };
+
+/// Which kernel takes a batch, where a plan has one for few and one for many rows.
+struct BatchTuning {
+  /// Packed query rows of a request and a kv head. With more, the kernels for many rows are faster.
+  int32_t few_rows = 16;
+  /// What decodes must save by sharing, in keys of a head for each processor and as 1 / n of all
+  /// keys, before the kernel for many rows is tried. With it, a tree of prefixes that saves 900
+  /// keys for each processor takes 7 % longer, and one that saves 1,700 takes 17 % less time
+  /// (H100). Of 64 trees on an H200, none became faster that saves less than this part of all keys.
+  int64_t least_shared_keys = 1500;
+  int64_t least_shared_part = 8;
+};
+inline constexpr BatchTuning kBatchTuning;
+
+/// For how many reads the tiles of one request count at most when a batch is compared with
+/// KernelTuning::prepare_reads: 3/2 of these.
+struct PrepareTuning {
+  int64_t most_reads_numerator = 3;
+  int64_t most_reads_denominator = 2;
+};
+inline constexpr PrepareTuning kPrepareTuning;
 
 KernelTuning cpu_tuning() noexcept;
 KernelTuning sm80_tuning(int32_t tile_kv) noexcept;

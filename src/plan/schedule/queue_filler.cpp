@@ -10,13 +10,13 @@
 #include <utility>
 
 #include "plan/schedule/division.h"
+#include "plan/schedule/schedule_tuning.h"
 
 namespace flashplan {
 
 int32_t least_heads_per_item(const ScheduleShape& shape, int64_t max_row_tiles) noexcept {
-  constexpr int64_t kMostItems = 1 << 14;
   if (shape.item_steps == 0) return shape.num_kv_heads;
-  const int64_t heads = max_row_tiles * shape.num_kv_heads / kMostItems;
+  const int64_t heads = max_row_tiles * shape.num_kv_heads / kScheduleTuning.most_items;
   return static_cast<int32_t>(std::clamp<int64_t>(heads, 1, shape.num_kv_heads));
 }
 
@@ -53,8 +53,7 @@ void QueueFiller::fill(const TileSet& tiles, const Segment* segments, const Shar
   const int64_t share = cost / shape_.num_ctas + 1;
   fill_queues(share, shape_.heads_at_once);
   if (shape_.heads_at_once > 1) {
-    // Reading several heads together is worth 1 / kWorth of the time.
-    constexpr int64_t kWorth = 16;
+    constexpr int64_t kWorth = kScheduleTuning.paired_heads_part;
     const auto longest = [this] { return *std::max_element(loads_.begin(), loads_.end()); };
     const int64_t together = longest();
     if (together > share + share / kWorth) {
@@ -69,9 +68,7 @@ void QueueFiller::fill(const TileSet& tiles, const Segment* segments, const Shar
 
 /// Divides the work of tiles_ among queues that get `share` each.
 void QueueFiller::fill_queues(int64_t share, int32_t heads_at_once) {
-  constexpr int kTries = 16;
-  // Groups let CTAs read the same keys from the L2 cache, which is worth an imbalance of up to 1/8.
-  constexpr int64_t kWorthOfGroups = 8;
+  constexpr ScheduleTuning kTuning = kScheduleTuning;
   const TileSet& tiles = *tiles_;
   heads_at_once_ = heads_at_once;
   bool in_groups = !tiles.groups.empty();
@@ -80,14 +77,14 @@ void QueueFiller::fill_queues(int64_t share, int32_t heads_at_once) {
   const bool may_exceed = in_groups && shape_.uncut_part > 0;
   deal_items(share, share - (may_exceed ? share / shape_.uncut_part : 0));
   // The cost that cuts add is known only after the cuts are made, so several capacities are tried.
-  // If the work does not fit, the next capacity is larger by 5/4 of what was missing, because a
-  // larger capacity moves the cuts and may add others. A step is at least half of the slack so far
-  // and at most all of it, which keeps the tries few and the slack small. With `queues_wait` the
-  // first capacity is nearly right, so smaller steps do.
-  const int64_t least_part = tiles.queues_wait ? 16 : 2;
+  // If the work does not fit, the next capacity is larger by a little more than what was missing,
+  // by at least a part of the slack so far and by at most all of it, which keeps the tries few and
+  // the slack small.
+  const int64_t least_part =
+      tiles.queues_wait ? kTuning.least_growth_part_of_waiting : kTuning.least_growth_part;
   int64_t slack = first_slack(share);
   int64_t too_little = 0;
-  for (int i = 0; i < kTries; ++i) {
+  for (int i = 0; i < kTuning.most_tries; ++i) {
     const int64_t excess = place_the_rest(share + slack);
     if (excess <= 0) {
       if (!tiles.longest_first.empty()) reduce_slack(share, too_little, slack);
@@ -95,8 +92,9 @@ void QueueFiller::fill_queues(int64_t share, int32_t heads_at_once) {
     }
     too_little = slack;
     const int64_t lacking = excess / shape_.num_ctas;
-    slack += std::clamp(lacking * 5 / 4, slack / least_part, slack) + 1;
-    if (in_groups && slack > share / kWorthOfGroups) {
+    const int64_t more = lacking * kTuning.lacking_numerator / kTuning.lacking_denominator;
+    slack += std::clamp(more, slack / least_part, slack) + 1;
+    if (in_groups && slack > share / kTuning.groups_part) {
       // There are too few items after the groups to balance the queues: drop the groups, and let
       // the heap place all items, longest first. Nothing fits a capacity of 0, so nothing is dealt.
       in_groups = false;
@@ -108,20 +106,18 @@ void QueueFiller::fill_queues(int64_t share, int32_t heads_at_once) {
 
 /// Makes the longest queue shorter, by trying smaller slacks than `enough`, with which the last try
 /// succeeded. Slacks up to `too_little` have failed (0: none has). Where queues have few steps, one
-/// step is a large fraction of a queue. A request of 16 steps that is cut in two then gets pieces
-/// of 8 and 8 steps instead of 9 and 7. If a batch has prompts and decodes, the slack of the first
-/// try is large, so up to four smaller ones are tried, but none below the cost of cutting a full
-/// row tile.
+/// step is a large fraction of a queue. A request of 16 steps that is cut in two then gets pieces of 8
+/// and 8 steps instead of 9 and 7. If a batch has prompts and decodes, the slack of the first try
+/// is large, so more smaller ones are tried, but none below the cost of cutting a full row tile.
 void QueueFiller::reduce_slack(int64_t share, int64_t too_little, int64_t enough) {
-  constexpr int64_t kUnnoticed = 24;  // 1/24 of a queue is not worth a try
-  constexpr int64_t kWanted = 64;     // with prompts, tries go on to 1/64
+  constexpr ScheduleTuning kTuning = kScheduleTuning;
   const bool has_prompts = !tiles_->groups.empty();
-  const int tries = has_prompts ? 4 : 2;
-  int64_t wanted = share / kUnnoticed;
+  const int tries = has_prompts ? kTuning.reductions_with_prompts : kTuning.reductions;
+  int64_t wanted = share / kTuning.reduction_part;
   int64_t longest = *std::max_element(loads_.begin(), loads_.end()) - share;
   if (longest - too_little <= wanted) return;
   if (has_prompts) {
-    wanted = std::max(share / kWanted,
+    wanted = std::max(share / kTuning.reduction_part_with_prompts,
                       shape_.cost.of_tile(shape_.tile_q) + shape_.cost.of_split(shape_.tile_q));
   }
   int64_t last = enough;
@@ -174,10 +170,7 @@ class QueueFiller::Dealer {
   /// multiple of `count`, each queue gets the same two lengths again and again: one queue tiles of
   /// one and four steps, another one tiles of two and three. Their sums are equal in the model, but
   /// the model's errors for each length would add up.
-  void begin_group(int32_t count) {
-    constexpr int32_t kFew = 8;
-    moves_on_ = count <= kFew;
-  }
+  void begin_group(int32_t count) { moves_on_ = count <= kScheduleTuning.few_row_tiles; }
 
   int32_t num_dealt() const { return static_cast<int32_t>(dealt_ - filler_.dealt_.data()); }
   int32_t num_left() const { return static_cast<int32_t>(left_ - filler_.left_.data()); }
@@ -295,35 +288,35 @@ int64_t QueueFiller::first_slack(int64_t share) const {
     const auto num_tiles = static_cast<int64_t>(tiles_->longest_first.size()) * shape_.num_kv_heads;
     const int64_t steps = std::max<int64_t>(tiles_->cost - num_tiles * fixed, 0) / step;
     const int64_t steps_of_queue = steps / shape_.num_ctas + (steps % shape_.num_ctas != 0 ? 1 : 0);
-    return std::max(fixed + steps_of_queue * step - share, (fixed + step) / 4);
+    return std::max(fixed + steps_of_queue * step - share,
+                    (fixed + step) / kScheduleTuning.least_cut_part);
   }
   const int64_t granule = shape_.granule() * shape_.cost.of_step(rows);
   const int64_t split = shape_.cost.of_split(rows);
   // The most that one cut may add: the fixed cost of one more tile, a granule that is left, or a
-  // cut that is not worth it. A queue has at most two cuts. Most add less, so that a quarter of a
-  // cut is a slack with which a first try may succeed.
+  // cut that is not worth it. Most add less.
+  constexpr ScheduleTuning kTuning = kScheduleTuning;
   const int64_t cut = tile + granule + split;
-  const int64_t least_of_cuts = cut / 4;
-  const int64_t most_of_cuts = 2 * cut;
-  constexpr int64_t kUnnoticed = 64;  // 1 / kUnnoticed of a queue is not worth another try
-  const int64_t least = std::clamp(share / kUnnoticed, least_of_cuts, most_of_cuts) + 1;
+  const int64_t least_of_cuts = cut / kTuning.least_cut_part;
+  const int64_t most_of_cuts = kTuning.cuts_of_queue * cut;
+  const int64_t least = std::clamp(share / kTuning.slack_part, least_of_cuts, most_of_cuts) + 1;
   if (!tiles_->groups.empty()) {
     return shape_.uncut_part > 0 ? std::max(least, share / shape_.uncut_part) : least;
   }
   // Without groups most queues will have a cut at both ends, which add one more tile, half a
-  // granule on average and two splits. To save a second try, 2 / kUnnoticed is allowed.
+  // granule on average and two splits. To save a second try, twice slack_part is allowed.
   const int64_t of_both_ends = tile + granule / 2 + 2 * split;
-  return std::max(least, std::min(of_both_ends, 2 * share / kUnnoticed));
+  return std::max(least, std::min(of_both_ends, 2 * share / kTuning.slack_part));
 }
 
-/// Heads per item: enough for about item_steps steps, at most a quarter of a CTA's share.
+/// Heads per item: enough for about item_steps steps, at most a part of a queue's share.
 int32_t QueueFiller::heads_per_item(const RowTileGroup& group, int64_t share) const {
-  constexpr int64_t kItemsPerCta = 4;
   // The row tile in the middle costs about the average.
   const RowTile& tile = tiles_->row_tiles[group.first + group.count / 2];
   const int64_t of_step = shape_.cost.of_step(shape_.tile_q);
-  const int64_t wanted = std::min(shape_.item_steps * of_step, share / kItemsPerCta) /
-                         std::max<int64_t>(tile.head_cost, 1);
+  const int64_t wanted =
+      std::min(shape_.item_steps * of_step, share / kScheduleTuning.items_per_queue) /
+      std::max<int64_t>(tile.head_cost, 1);
   return static_cast<int32_t>(std::clamp<int64_t>(wanted, least_heads_, shape_.num_kv_heads));
 }
 

@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "plan/schedule/division.h"
+#include "plan/schedule/schedule_tuning.h"
 
 namespace flashplan {
 namespace {
@@ -158,21 +159,23 @@ void Scheduler::divide() {
 /// The largest cost of prefixes in a queue, or 0 to divide prefixes evenly among all queues. An
 /// even division cuts short prefixes into many pieces. Each piece has a begin and an end, and its
 /// partial results are merged with all requests of the prefix. So where requests are merged at the
-/// ends of queues, the longest prefix is cut into equal pieces of at most kSteps steps, and no
-/// queue gets more than the cost of one such piece. Requests fill the queues up. A piece is at most
-/// half of a queue, so that prefixes are complete before requests are merged, even where the model
-/// is wrong.
+/// ends of queues, the longest prefix is cut into equal pieces of at most
+/// ScheduleTuning::prefix_steps, and no queue gets more than the cost of one such piece. Requests
+/// fill the queues up. A piece is a small part of a queue, so that prefixes are complete before
+/// requests are merged, even where the model is wrong.
 int64_t Scheduler::capacity_of_prefixes() const {
-  constexpr int64_t kSteps = 4;
+  constexpr ScheduleTuning kTuning = kScheduleTuning;
   if (!shape_.merges_readers_last) return 0;
   const RowTile& longest = row_tiles_[row_tiles_.prefixes_longest_first()[0]];
   const RowCosts& of = row_tiles_.costs(longest.num_rows);
   const int64_t fixed = of.tile + of.write;
   const int64_t steps = (longest.head_cost - fixed) / of.step;
-  const int64_t pieces = (steps - 1) / kSteps + 1;
+  const int64_t pieces = (steps - 1) / kTuning.prefix_steps + 1;
   const int64_t capacity = fixed + ((steps - 1) / pieces + 1) * of.step;
-  const bool is_short = row_tiles_.cost_of_prefixes() < capacity * shape_.num_ctas;
-  return is_short && 2 * capacity * shape_.num_ctas <= row_tiles_.total_cost() ? capacity : 0;
+  const int64_t all_queues = capacity * shape_.num_ctas;
+  const bool is_short = row_tiles_.cost_of_prefixes() < all_queues;
+  const bool is_small = kTuning.queue_to_prefixes * all_queues <= row_tiles_.total_cost();
+  return is_short && is_small ? capacity : 0;
 }
 
 /// What each queue has before requests are divided: the predicted cost of its prefixes. Queues that

@@ -28,7 +28,7 @@ class Epilogue {
         thread_(thread),
         at_(opaque(thread)),
         memory_(reinterpret_cast<float*>(smem + S::kFirstStage + stage * S::kStageBytes)),
-        stats_(reinterpret_cast<float2*>(smem + S::kStats)),
+        stats_(reinterpret_cast<typename S::Header*>(smem)->stats[0]),
         head_(head),
         chunk_(chunk),
         is_last_chunk_(is_last_chunk) {}

@@ -85,14 +85,14 @@ class FewRows {
   static FLASHPLAN_DEVICE int offset_of_o(int row, int dim) {
     return (row * S::kOutputPitch + (dim ^ (row / 2 * 8))) * 4;
   }
-  FLASHPLAN_DEVICE unsigned char* state_of(int warp) const {
-    return smem_ + S::kStates + warp * S::kStateBytes;
+  FLASHPLAN_DEVICE typename S::State& state_of(int warp) const {
+    return reinterpret_cast<typename S::Memory*>(smem_)->states[warp];
   }
   /// Where in shared memory that stage is.
-  FLASHPLAN_DEVICE int& stage_of(int warp) const { return *reinterpret_cast<int*>(state_of(warp)); }
+  FLASHPLAN_DEVICE int& stage_of(int warp) const { return state_of(warp).stage; }
   /// {shift, sum} of a row.
   FLASHPLAN_DEVICE float2& softmax_of(int warp, int row) const {
-    return reinterpret_cast<float2*>(state_of(warp) + 16)[row];
+    return state_of(warp).softmax[row];
   }
 
   /// Merges the states of all warps for the heads from `first` on, and writes o and lse, or partial
@@ -100,8 +100,8 @@ class FewRows {
   /// there.
   FLASHPLAN_DEVICE void write(const State& state, int32_t first, uint32_t stage) {
     const PackedRows& rows = context_.block.rows;
-    const int own_stage =
-        S::kFirstStage + static_cast<int>(warp_ * S::kStages + stage) * S::kStageBytes;
+    const int own_stage = FLASHPLAN_OFFSET_OF(typename S::Memory, stages) +
+                          static_cast<int>(warp_ * S::kStages + stage) * S::kStageBytes;
     if (lane_ == 0) stage_of(warp_) = own_stage;
     __syncwarp();  // the stage is not read any more
 #pragma unroll

@@ -21,8 +21,10 @@ class FewRowsPipeline {
         context_(context),
         warp_(warp),
         lane_(lane),
-        stages_(base + S::kFirstStage + warp * S::kStages * S::kStageBytes),
-        own_ids_(base + S::kIds + warp * S::kStages * S::kIdsBytes + lane * 4),
+        stages_(base + FLASHPLAN_OFFSET_OF(typename S::Memory, stages) +
+                warp * S::kStages * S::kStageBytes),
+        own_ids_(base + FLASHPLAN_OFFSET_OF(typename S::Memory, ids) +
+                 warp * S::kStages * S::kIdsBytes + lane * 4),
         ids_(context.page_ids),
         heads_end_(heads_end) {
     const KvView& view = finds_values() ? p.tensors.v : p.tensors.k;

@@ -155,10 +155,10 @@ class KeyPipeline {
     return entry < S::kEntries ? entry : entry - S::kEntries;
   }
   FLASHPLAN_DEVICE uint32_t table_address(int entry) const {
-    return base_ + S::kTables + entry * S::kTableBytes;
+    return base_ + FLASHPLAN_OFFSET_OF(typename S::Header, tables) + entry * S::kTableBytes;
   }
   FLASHPLAN_DEVICE uint32_t ids_address(int entry) const {
-    return base_ + S::kIds + entry * S::kIdBytes;
+    return base_ + FLASHPLAN_OFFSET_OF(typename S::Header, ids) + entry * S::kIdBytes;
   }
   /// The page ids of the request, or null for ragged keys.
   FLASHPLAN_DEVICE const int32_t* request_ids() const {
@@ -212,7 +212,7 @@ class KeyPipeline {
     if (copies_16_bytes_) return true;
     const uint32_t table = table_address(entry);
     const bool vectorized = p_.tensors.vectorized;
-    KeyCopy::copy_any(to + S::kKey, table, p_.tensors.head_dim_qk, vectorized, thread_);
+    KeyCopy::copy_any(to, table, p_.tensors.head_dim_qk, vectorized, thread_);
     ValueCopy::copy_any(to + S::kValue, table + KvRow::kValueOffset, p_.tensors.head_dim_vo,
                         vectorized, thread_);
     return false;
@@ -244,7 +244,7 @@ class KeyPipeline {
     }
 #pragma unroll
     for (int i = 0; i < KeyCopy::kRowsPerThread; ++i) {
-      KeyCopy::copy(to + S::kKey, k[i], i, thread);
+      KeyCopy::copy(to, k[i], i, thread);
     }
 #pragma unroll
     for (int i = 0; i < ValueCopy::kRowsPerThread; ++i) {

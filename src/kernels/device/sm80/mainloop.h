@@ -106,7 +106,8 @@ class Mainloop {
   }
 
   FLASHPLAN_DEVICE uint32_t visible_address() const {
-    return base_ + S::kVisible + (opaque(thread_) >> 5) * static_cast<int>(sizeof(VisibleKeys));
+    return base_ + FLASHPLAN_OFFSET_OF(typename S::Header, visible) +
+           (opaque(thread_) >> 5) * static_cast<int>(sizeof(VisibleKeys));
   }
 
   FLASHPLAN_DEVICE RowPeers<S> peers() const { return {base_ + S::kPeers, opaque(thread_)}; }
@@ -244,7 +245,7 @@ class Mainloop {
       const uint32_t address = own_query_address(stage);
       Logits<S> s = {};
       gemm_qk<T::kQ, T::kKv, T::kHeadDimQk, S::kMmaM, S::kLogitKeys>(
-          s.tiles, from + S::kKey, own_key, opaque(thread_) & 31,
+          s.tiles, from, own_key, opaque(thread_) & 31,
           [&](uint32_t (&a)[4], int m, int k) {
             if constexpr (S::kQueryInRegisters) {
 #pragma unroll

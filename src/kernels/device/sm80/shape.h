@@ -3,6 +3,7 @@
 #pragma once
 
 #include "abi/architecture.h"
+#include "kernels/device/offset_of.h"
 #include "kernels/device/sm80/kv_loader.h"
 #include "kernels/device/traits.h"
 
@@ -145,12 +146,15 @@ struct Shape {
   static constexpr int kTilesAtOnce = most_tiles_at_once();
   static constexpr int kEntries = entries(kStages, kTilesAtOnce);
 
-  // Offsets in shared memory.
-  static constexpr int kVisible = 0;  // VisibleKeys of each warp's rows
-  static constexpr int kStats = 128;  // float2 (shift, sum) of 8 rows of each warp
-  static constexpr int kTables = kStats + kStatsBytes;
-  static constexpr int kIds = kTables + kEntries * kTableBytes;
-  static constexpr int kPeers = kTables + ring_bytes(kEntries);
+  /// The begin of shared memory.
+  struct alignas(128) Header {
+    VisibleKeys visible[kWarps];                  // to each warp's rows
+    alignas(128) float2 stats[kWarps][8];         // (shift, sum) of 8 rows of each warp
+    unsigned char tables[kEntries][kTableBytes];  // a KvRow for each key of a tile
+    int32_t ids[kEntries][T::kTileKv];            // its page id
+  };
+  // Behind it are the memory of peers and that for queries, which not all shapes have, then stages.
+  static constexpr int kPeers = sizeof(Header);
   static constexpr int kQuery = kPeers + kWarps * kPeerBytes;
   static constexpr int kFirstStage = kQuery + (kQueryInStage ? 0 : kQBytes);
   static constexpr int kSmemBytes = kFirstStage + kStages * kStageBytes;
@@ -164,11 +168,13 @@ struct Shape {
   }
   static constexpr int kOutputDims = most_output_dims();
   static_assert(kOutputDims % 32 == 0);
-  static_assert(kWarps * 16 <= kStats - kVisible);
-  // Offsets inside a stage.
-  static constexpr int kKey = 0;
-  static constexpr int kValue = T::kKBytes;
-  static constexpr int kStageQuery = T::kKBytes + T::kVBytes;
+  /// The begin of a stage.
+  struct Stage {
+    unsigned char keys[T::kKBytes];
+    unsigned char values[T::kVBytes];
+  };
+  static constexpr int kValue = FLASHPLAN_OFFSET_OF(Stage, values);
+  static constexpr int kStageQuery = sizeof(Stage);  // the queries, if kQueryInStage
 };
 
 /// The shapes of a kernel, by the rows of a work tile.
@@ -216,18 +222,24 @@ struct FewRowsShape {
   static constexpr int kTileBytes = kKeys * Tile::kRowBytes;  // keys or values of one head
   static constexpr int kStageBytes = 2 * kHeads * kTileBytes;
   static constexpr int kIdsBytes = 32 * 4;  // each lane's page id of a step
-  // What a warp tells the others: where it has left its o, and {shift, sum} of 8 rows.
-  static constexpr int kStateBytes = 16 + 8 * 8;
+  /// What a warp tells the others.
+  struct State {
+    int stage;  // where it has left its o, in bytes from the begin of the memory
+    alignas(16) float2 softmax[8];  // {shift, sum} of each row
+  };
   static constexpr int kOutputPitch = (kDims + 31) / 32 * 32;  // of o in a stage, in floats
   static_assert(8 * kOutputPitch * 4 <= kStageBytes);
   static constexpr int kStages =
-      (T::kSmemBudget / kWarps - kStateBytes) / (kStageBytes + kIdsBytes);
+      (T::kSmemBudget / kWarps - static_cast<int>(sizeof(State))) / (kStageBytes + kIdsBytes);
 
-  // Offsets in shared memory. Each warp has its own part of each.
-  static constexpr int kFirstStage = 0;
-  static constexpr int kIds = kFirstStage + kWarps * kStages * kStageBytes;
-  static constexpr int kStates = kIds + kWarps * kStages * kIdsBytes;
-  static constexpr int kSmemBytes = kStates + kWarps * kStateBytes;
+  /// Each warp has its own part of each array.
+  struct Memory {
+    alignas(128) unsigned char stages[kWarps][kStages][kStageBytes];
+    int32_t ids[kWarps][kStages][32];
+    State states[kWarps];
+  };
+  static_assert(kStageBytes % 128 == 0);  // SharedTile needs an alignment
+  static constexpr int kSmemBytes = sizeof(Memory);
 
   static constexpr bool kIsSupported = short_row_dims<T>() > 0 && kStages >= 2;
 };

@@ -2,6 +2,7 @@
 // The current work tile of a CTA, and each warp's part of it.
 #pragma once
 
+#include "abi/begin_tile.h"
 #include "kernels/device/merge_part.h"
 #include "kernels/device/sm80/shape.h"
 
@@ -36,17 +37,10 @@ struct TileContext {
                                const Segment& segment, bool ends_queue) {
     tile = work_tile;
     is_final = ends_queue;
-    block.assign(p, work_tile, segment);
-    const int32_t request = request_of(tile, segment, p.tensors.pages);
-    if (has_real_length(p, segment)) {
-      Segment fitted = segment;
-      fit_to_length(p.mask, block.rows, p.schedule.group_size, tile_kv, p.tensors.kv_lens[request],
-                    fitted, block.keys);
-      block.position = fitted.position;
-    }
-    block.keys.end = min(block.keys.end, p.tensors.pages.keys_of(segment.kv_row));
+    const BegunTile begun = begin_tile(p, tile_kv, work_tile, segment);
+    block = {begun.rows, segment.kv_row, begun.position, begun.keys};
     first_seen = block.first_seen(p);
-    first_masked_key = flashplan::first_masked_key(p, request, block.position);
+    first_masked_key = begun.first_masked_key;
     on_pages = kAllOnPages;
     page_ids = device::page_ids(p.tensors.pages, segment.kv_row);
     chunk_kv = p.schedule.chunk_kv > 0 ? p.schedule.chunk_kv : 0x7fffffff;

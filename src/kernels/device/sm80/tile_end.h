@@ -20,9 +20,7 @@ FLASHPLAN_DEVICE void arrive_at(const AttentionParams& p, TileContext& context, 
       bool is_last = false;
       if (begin + thread < count) {
         const int32_t number = first + (begin + thread) * step;
-        int32_t* arrivals = p.schedule.arrivals + number;
-        is_last = arrive(arrivals) + 1 == p.schedule.merges[number].num_pieces;
-        if (is_last) *arrivals = 0;  // for the next run
+        is_last = is_last_to_arrive(counter_of(p, number), p.schedule.merges[number].num_pieces);
       }
       const uint32_t all = __ballot_sync(0xffffffffU, is_last);
       if (thread == 0) context.is_last = all;
@@ -56,7 +54,7 @@ __device__ __noinline__ void finish_sharer(const AttentionParams& p, TileContext
   if (context.merge.num_readers == 0) {
     for (int h = thread; h < tile.num_kv_heads; h += T::kThreads) {
       const int32_t number = tile.merge + h;
-      wait_for_prefixes(p.schedule.merges[number], p.schedule.arrivals + number);
+      wait_for_prefixes(p.schedule.merges[number], counter_of(p, number));
     }
     arrive_at<kAtOnce>(p, context, thread, tile.merge, tile.num_kv_heads, 1, merge_requests);
     return;
@@ -89,8 +87,8 @@ FLASHPLAN_DEVICE void arrive_and_merge_with(const AttentionParams& p, TileContex
   }
   __syncthreads();  // this CTA's partial results are written
   if (thread == 0) {
-    int32_t* counter = p.schedule.arrivals + context.tile.merge;
-    context.part = arrive_at_merge<kMayDivide>(counter, merge, context.is_final);
+    context.part =
+        arrive_at_merge<kMayDivide>(counter_of(p, context.tile.merge), merge, context.is_final);
   }
   __syncthreads();
   if (context.part.count != 0) merge_rows(merge, kMayDivide ? context.part : kAllRows);

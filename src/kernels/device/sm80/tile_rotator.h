@@ -47,7 +47,7 @@ class TileRotator {
     const int head_dim = p_.tensors.head_dim_qk;  // dims behind it are zeros, and stay so
     RowRotation<Variant, T::kKv, Tile, T::kHeadDimQk, kThreads, Variant::kTransformsKey, 2>::
         rotate_rows(
-            stage + S::kKey, first_row, kRows, thread,
+            stage, first_row, kRows, thread,
             [&](int row) { return static_cast<uint32_t>(first_key + row); },
             [&](float x, int row, int dim) {
               const int32_t key = min(first_key + row, block_.last_key(p_));

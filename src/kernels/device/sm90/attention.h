@@ -16,7 +16,8 @@ namespace flashplan::device {
 /// Runs warp `warp` of those that gather. If keys and values are prepared, the first warps prepare
 /// them, and the last two copy them to shared memory.
 template <typename S>
-FLASHPLAN_DEVICE void run_sm90_gatherer(const AttentionParams& p, unsigned char* smem, int warp) {
+FLASHPLAN_DEVICE void run_sm90_gatherer(const AttentionParams& p, const Sm90Smem<S>& smem,
+                                        int warp) {
   constexpr int kArrivals = S::kGatherWarps * 32;
   static_assert(S::kGatherWarps == S::kPreparingWarps + 2);
   if (!Sm90Prepared<S>::is_in_use(p, smem)) {
@@ -41,8 +42,8 @@ template <typename Choices>
 __global__ void __launch_bounds__(Sm90Shape<Choices>::kThreads, 1)
     sm90_attention_kernel(const __grid_constant__ AttentionParams p) {
   using S = Sm90Shape<Choices>;
-  extern __shared__ __align__(1024) unsigned char smem[];
-  const uint32_t base = shared_address(smem);
+  extern __shared__ __align__(1024) unsigned char bytes[];
+  const Sm90Smem<S> smem(reinterpret_cast<Sm90SharedMemory<S>&>(bytes));
   // Requested before anything else: code comes from memory, too, and takes as long.
   const uint32_t queue_word = Sm90QueryLoader<S>::request_queue(p);
   if (threadIdx.x == 32) {
@@ -52,26 +53,26 @@ __global__ void __launch_bounds__(Sm90Shape<Choices>::kThreads, 1)
   }
   if (threadIdx.x == 0) {
     for (int i = 0; i < S::kSlots; ++i) {
-      mbarrier_init(base + S::kSlotFull + i * 8, S::kGathers ? S::kGatherWarps * 32 : 1);
-      mbarrier_init(base + S::kSlotEmpty + i * 8, S::kConsumerWarps);
-      if (S::kRotates) mbarrier_init(base + S::kKeyLoaded + i * 8, 1);
+      mbarrier_init(smem.slot_full(i), S::kGathers ? S::kGatherWarps * 32 : 1);
+      mbarrier_init(smem.slot_empty(i), S::kConsumerWarps);
+      if (S::kRotates) mbarrier_init(smem.key_loaded(i), 1);
     }
     for (int i = 0; i < S::kQBarriers; ++i) {
-      mbarrier_init(base + S::kQLoaded + i * 8, 2);
-      if (S::kRotates) mbarrier_init(base + S::kQFull + i * 8, 1);
-      mbarrier_init(base + S::kQEmpty + i * 8, S::kConsumerWarps);
+      mbarrier_init(smem.q_loaded(i), 2);
+      if (S::kRotates) mbarrier_init(smem.q_full(i), 1);
+      mbarrier_init(smem.q_empty(i), S::kConsumerWarps);
     }
     for (int i = 0; i < S::kContexts; ++i) {
-      mbarrier_init(base + S::kContextFull + i * 8, 1);
-      mbarrier_init(base + S::kContextEmpty + i * 8,
-                    S::kConsumerWarps + 2 + (S::kGathers ? S::kGatherWarps : S::kKvWarps) +
-                        (S::kRotates ? 4 : 0));
+      mbarrier_init(smem.context_full(i), 1);
+      mbarrier_init(smem.context_empty(i), S::kConsumerWarps + 2 +
+                                               (S::kGathers ? S::kGatherWarps : S::kKvWarps) +
+                                               (S::kRotates ? 4 : 0));
     }
-    for (int i = 0; i < 2; ++i) mbarrier_init(base + S::kTailFull + i * 8, 1);
-    store_shared_4(base + S::kOnPages, kAllOnPages);
-    Sm90Merge<S>::begin(base);
+    for (int i = 0; i < 2; ++i) mbarrier_init(smem.tail_full(i), 1);
+    store_shared_4(smem.on_pages(), kAllOnPages);
+    Sm90Merge<S>::begin(smem);
     mbarrier_fence_init();
-    Sm90ReaderMerges<S>(p, base).begin();
+    Sm90ReaderMerges<S>(p, smem).begin();
   }
   wait_for_last_kernel();
   allow_next_kernel();
@@ -80,7 +81,7 @@ __global__ void __launch_bounds__(Sm90Shape<Choices>::kThreads, 1)
   if (warpgroup < S::kWarpgroups) {
     take_registers<S::kConsumerRegisters>();
     Sm90Consumer<S>(p, smem, warpgroup).run();
-    if constexpr (S::Variant::kIsBuiltIn) Sm90ReaderMerges<S>(p, base).merge_all();
+    if constexpr (S::Variant::kIsBuiltIn) Sm90ReaderMerges<S>(p, smem).merge_all();
   } else if constexpr (S::kGathers) {
     release_registers<S::kProducerRegisters>();
     // Warps 2 and 3 of the producer load queries. All others of the two warpgroups gather.

@@ -5,7 +5,7 @@
 #include "kernels/device/sm90/epilogue.h"
 #include "kernels/device/sm90/query_transform.h"
 #include "kernels/device/sm90/slot_ring.h"
-#include "kernels/device/sm90/softmax_of.h"
+#include "kernels/device/sm90/variant_softmax.h"
 #include "kernels/device/sm90/warp_logits.h"
 
 namespace flashplan::device {
@@ -19,10 +19,9 @@ namespace flashplan::device {
 template <typename S>
 class Sm90Consumer {
  public:
-  FLASHPLAN_DEVICE Sm90Consumer(const AttentionParams& p, unsigned char* smem, int warpgroup)
+  FLASHPLAN_DEVICE Sm90Consumer(const AttentionParams& p, const Sm90Smem<S>& smem, int warpgroup)
       : p_(p),
         smem_(smem),
-        base_(shared_address(smem)),
         warpgroup_(warpgroup),
         thread_(static_cast<int>(threadIdx.x) % 128),
         ring_(p, smem) {}
@@ -47,12 +46,12 @@ class Sm90Consumer {
       } else {
         if (context.is_end) break;
         if (warpgroup_ == 0 || is_shared(unit)) epilogue(warpgroup_ * 64).write_empty(context);
-        release(S::kContextEmpty, context_slot(unit));
+        release(smem_.context_empty(context_slot(unit)));
         last = kNoUnit;
         ++unit.tile;
       }
     }
-    Sm90Merge<S>::merge_waiting(p_, base_, warpgroup_, thread_);
+    Sm90Merge<S>::merge_waiting(p_, smem_, warpgroup_, thread_);
   }
 
  private:
@@ -77,7 +76,7 @@ class Sm90Consumer {
     return static_cast<uint32_t>(unit.tile) % S::kContexts;
   }
   FLASHPLAN_DEVICE const Sm90Context& context_of(const Unit& unit) const {
-    return reinterpret_cast<const Sm90Context*>(smem_ + S::kContext)[context_slot(unit)];
+    return smem_.memory.contexts[context_slot(unit)];
   }
   FLASHPLAN_DEVICE bool is_last_head(const Unit& unit) const {
     const WorkTile& tile = context_of(unit).tile;
@@ -86,7 +85,7 @@ class Sm90Consumer {
 
   /// Waits for the record of a tile, and sets `unit` to its first head.
   FLASHPLAN_DEVICE void wait_tile(Unit& unit) const {
-    mbarrier_wait(barrier(S::kContextFull, context_slot(unit)),
+    mbarrier_wait(smem_.context_full(context_slot(unit)),
                   static_cast<uint32_t>(unit.tile) / S::kContexts & 1);
     unit.head = context_of(unit).tile.kv_head;
   }
@@ -103,23 +102,20 @@ class Sm90Consumer {
   FLASHPLAN_DEVICE int first_row(bool is_shared) const { return is_shared ? warpgroup_ * 64 : 0; }
 
   /// The number of parts of a query buffer that a unit's queries take: all of them if the unit is
-  /// shared, else one. See S::query_offset().
+  /// shared, else one. See Sm90Smem::queries().
   static FLASHPLAN_DEVICE uint32_t num_query_parts(bool is_shared) {
     return is_shared ? S::kQParts : 1;
   }
 
-  FLASHPLAN_DEVICE uint32_t barrier(int first, uint32_t index) const {
-    return base_ + first + index * 8;
-  }
-  FLASHPLAN_DEVICE void release(int first, uint32_t index) const {
+  FLASHPLAN_DEVICE void release(uint32_t barrier) const {
     __syncwarp();
-    if (thread_ % 32 == 0) mbarrier_arrive(barrier(first, index));
+    if (thread_ % 32 == 0) mbarrier_arrive(barrier);
   }
   FLASHPLAN_DEVICE uint32_t q_address(uint32_t place, bool is_shared) const {
-    return base_ + S::query_offset(place) + first_row(is_shared) * 128;
+    return smem_.queries(place) + first_row(is_shared) * 128;
   }
   FLASHPLAN_DEVICE Sm90Epilogue<S> epilogue(int first_row) const {
-    return {p_, base_, warpgroup_, first_row, thread_};
+    return {p_, smem_, warpgroup_, first_row, thread_};
   }
 
   /// Waits for this warpgroup's turn, where all warpgroups multiply.
@@ -136,7 +132,7 @@ class Sm90Consumer {
   /// falls two phases behind could not tell them apart by parity. And every warpgroup frees every
   /// slot, so that slots are freed in their order: each of the two warps that fill them sees only
   /// every other round of a slot, and would take one round for another.
-  FLASHPLAN_DEVICE void pass_slot() { release(S::kSlotEmpty, ring_.next()); }
+  FLASHPLAN_DEVICE void pass_slot() { release(smem_.slot_empty(ring_.next())); }
 
   FLASHPLAN_DEVICE void multiply_keys(int slot, bool is_shared) {
     wgmma_fence();
@@ -146,7 +142,7 @@ class Sm90Consumer {
     const WgmmaOperand k = S::Key::by_dims(ring_.address(slot));
 #pragma unroll
     for (int i = 0; i < S::kHeadDimQk / 16; ++i) {
-      if (i == 0 && !Softmax::kStartsLogits) {
+      if (i == 0) {
         ByDims::first_by_dims(softmax_.logits, q, k);
       } else {
         ByDims::by_dims(softmax_.logits, q + S::Query::step_of_dims(i), k + S::Key::step_of_dims(i),
@@ -185,13 +181,6 @@ class Sm90Consumer {
     int k_slot = ring_.take(has_keys);
     const MbarrierPhase v_full = ring_.next_full();
     const int v_slot = ring_.take(has_last);
-    if constexpr (Softmax::kStartsLogits) {
-      if (has_keys) {
-        softmax_.read_bias(p_, variant_of(unit), context_of(unit), unit.head, first_row(shared),
-                           thread_);
-        softmax_.start(thread_);
-      }
-    }
     if (has_last) ring_.wait(v_full);
     const Sm90Context& context = context_of(unit);
     Visible visible;
@@ -204,7 +193,7 @@ class Sm90Consumer {
     const auto finish_last = [&] {
       if (!has_last) return;
       if (S::kQBuffers == 1) compute_scales();
-      release(S::kSlotEmpty, v_slot);
+      release(smem_.slot_empty(v_slot));
       write_output(last, last_shared, scales, context.is_end != 0);
     };
     const auto multiply_first_keys = [&] {
@@ -241,7 +230,7 @@ class Sm90Consumer {
       end_turn(shared);
       compute_visible();
     }
-    visible.find_pages(base_);
+    visible.find_pages(smem_);
     int32_t key = context.tile.kv_begin;
     const int32_t end = context.tile.kv_end;
     const Variant variant = has_keys ? variant_of(unit) : Variant(p_);
@@ -252,7 +241,7 @@ class Sm90Consumer {
     if (S::kQBuffers > 1 && has_last) release_queries(last_q_, num_query_parts(last_shared));
     if (!has_keys) return;
     if (!is_own(shared, q_)) {
-      release(S::kSlotEmpty, k_slot);
+      release(smem_.slot_empty(k_slot));
       for (key += S::kTileKv; key < end; key += S::kTileKv) {
         pass_slot();
         pass_slot();
@@ -261,28 +250,24 @@ class Sm90Consumer {
       return;
     }
     float shrink[2];
-    if constexpr (Softmax::kStartsLogits) softmax_.prepare_step(variant, visible, key, true);
     weigh_step(variant, unit, shared, visible, key, k_slot, true, shrink);
-    release(S::kSlotEmpty, k_slot);
+    release(smem_.slot_empty(k_slot));
     pack();
     for (key += S::kTileKv; key < end; key += S::kTileKv) {
-      // Before this warpgroup's turn, since its products wait for it.
-      if constexpr (Softmax::kStartsLogits) softmax_.start(thread_);
       k_slot = ring_.next();
       wait_turn(shared);
       multiply_keys(k_slot, shared);
-      visible.find_pages(base_);
+      visible.find_pages(smem_);
       const int v_slot = ring_.next();
       multiply_values(v_slot);
       end_turn(shared);
-      if constexpr (Softmax::kStartsLogits) softmax_.prepare_step(variant, visible, key, false);
       wgmma_wait<1>();
       pin(softmax_.logits);
       const bool raised = weigh_step(variant, unit, shared, visible, key, k_slot, false, shrink);
-      release(S::kSlotEmpty, k_slot);
+      release(smem_.slot_empty(k_slot));
       wgmma_wait<0>();
       pin(o_);
-      release(S::kSlotEmpty, v_slot);
+      release(smem_.slot_empty(v_slot));
       pack();
       if (raised) {
 #pragma unroll
@@ -305,7 +290,7 @@ class Sm90Consumer {
   }
   /// The mbarrier phase that completes when the next queries are in shared memory.
   FLASHPLAN_DEVICE MbarrierPhase query_part_full() const {
-    return {barrier(S::kQFull, q_ % S::kQBarriers), q_ / S::kQBarriers & 1};
+    return {smem_.q_full(q_ % S::kQBarriers), q_ / S::kQBarriers & 1};
   }
   /// Replaces this warpgroup's queries by what the variant makes of them, in shared memory.
   FLASHPLAN_DEVICE void transform_queries(const Unit& unit, bool is_shared) const {
@@ -324,7 +309,7 @@ class Sm90Consumer {
     while (q_ % S::kQParts != 0) {
       const MbarrierPhase full = query_part_full();
       mbarrier_wait(full.barrier, full.parity);
-      release(S::kQEmpty, q_ % S::kQBarriers);
+      release(smem_.q_empty(q_ % S::kQBarriers));
       ++q_;
     }
   }
@@ -333,7 +318,7 @@ class Sm90Consumer {
     if (S::kQBuffers > 1 && thread_ == 0) tma_store_wait_read();
 #pragma unroll
     for (uint32_t part = 0; part < S::kQParts; ++part) {
-      if (part < num_parts) release(S::kQEmpty, (place + part) % S::kQBarriers);
+      if (part < num_parts) release(smem_.q_empty((place + part) % S::kQBarriers));
     }
   }
 
@@ -343,7 +328,7 @@ class Sm90Consumer {
     if (!visible.has_rows) return false;
     return softmax_.weigh_step(p_, variant, context_of(unit), visible, first_row(is_shared),
                                thread_, key, is_first, shrink, [&] {
-                                 softmax_.start(thread_);
+                                 clear(softmax_.logits);
                                  add_logits_of_warp<S>(q_address(q_, is_shared),
                                                        ring_.address(k_slot), opaque(thread_),
                                                        softmax_.logits);
@@ -371,19 +356,18 @@ class Sm90Consumer {
           .write(context_of(unit), unit.head, q_address(last_q_, is_shared), o_, scales, is_final);
     }
     // The next unit begins a tile, so this one was the last head of its tile.
-    if (begins_tile_) release(S::kContextEmpty, context_slot(unit));
+    if (begins_tile_) release(smem_.context_empty(context_slot(unit)));
   }
 
   const AttentionParams& p_;
-  unsigned char* const smem_;
-  const uint32_t base_;
+  const Sm90Smem<S> smem_;
   const int warpgroup_;
   const int thread_;
   Softmax softmax_;
   float o_[S::kHeadDimVo / 2] = {};
   uint32_t weights_[S::kTileKv / 16][4] = {};
   Sm90SlotRing<S> ring_;
-  uint32_t q_ = 0;           // place of the queries of this unit, see S::query_offset()
+  uint32_t q_ = 0;           // place of the queries of this unit, see Sm90Smem::queries()
   uint32_t last_q_ = 0;      // of the unit before
   bool begins_tile_ = true;  // whether this unit is the first of a tile
   bool shared_ = false;      // whether all warpgroups have rows of this unit

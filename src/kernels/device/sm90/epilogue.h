@@ -5,7 +5,7 @@
 #include "kernels/device/sm90/hopper.h"
 #include "kernels/device/sm90/merge.h"
 #include "kernels/device/sm90/output.h"
-#include "kernels/device/sm90/shape.h"
+#include "kernels/device/sm90/shared_memory.h"
 
 namespace flashplan::device {
 
@@ -17,11 +17,11 @@ class Sm90Epilogue {
   using Accumulators = float[S::kHeadDimVo / 2];
 
   /// `first_row`: the first of this warpgroup's 64 rows of the tile.
-  FLASHPLAN_DEVICE Sm90Epilogue(const AttentionParams& p, uint32_t base, int warpgroup,
+  FLASHPLAN_DEVICE Sm90Epilogue(const AttentionParams& p, const Sm90Smem<S>& smem, int warpgroup,
                                 int first_row, int thread)
       : p_(p),
         output_(p),
-        base_(base),
+        smem_(smem),
         warpgroup_(warpgroup),
         first_row_(first_row),
         thread_(thread) {}
@@ -263,13 +263,13 @@ class Sm90Epilogue {
         *reinterpret_cast<float2*>(values + n * 8) = {o[4 * n + 2 * half], o[4 * n + 2 * half + 1]};
       }
     }
-    Sm90Merge<S>(p_, base_, warpgroup_, first_row_, thread_)
+    Sm90Merge<S>(p_, smem_, warpgroup_, first_row_, thread_)
         .arrive_at(tile.merge + heads_before, is_final);
   }
 
   const AttentionParams& p_;
   const Sm90Output<S> output_;
-  const uint32_t base_;
+  const Sm90Smem<S> smem_;
   const int warpgroup_;
   const int first_row_;
   const int thread_;

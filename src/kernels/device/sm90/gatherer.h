@@ -17,7 +17,7 @@ class Sm90Gatherer : Sm90ProducerWarp<S> {
 
  public:
   /// `warp`: its number among those that gather.
-  FLASHPLAN_DEVICE Sm90Gatherer(const AttentionParams& p, unsigned char* smem, int warp)
+  FLASHPLAN_DEVICE Sm90Gatherer(const AttentionParams& p, const Sm90Smem<S>& smem, int warp)
       : Base(p, smem, warp) {}
 
   /// Fills slots in the order in which the consumers use them: the keys of a step, then the values
@@ -62,13 +62,12 @@ class Sm90Gatherer : Sm90ProducerWarp<S> {
   }
 
  private:
-  using Base::barrier;
-  using Base::base_;
   using Base::lane_;
   using Base::p_;
   using Base::release_context;
   using Base::report_pages;
   using Base::row_address;
+  using Base::smem_;
   using Base::wait_context;
   using Base::warp_;
 
@@ -135,9 +134,9 @@ class Sm90Gatherer : Sm90ProducerWarp<S> {
     const uint32_t place_of_row = step.page * units.page + row_in_page(step) * units.token +
                                   static_cast<uint32_t>(step.head) * units.head;
     const uint32_t own = exists && on_page ? place_of_row : RowUnits::kNoRow;
-    mbarrier_wait(barrier(S::kSlotEmpty, slot_), parity_);
-    const uint32_t tile = base_ + S::kFirstSlot + slot_ * S::kSlotBytes;
-    const uint32_t full = barrier(S::kSlotFull, slot_);
+    mbarrier_wait(smem_.slot_empty(slot_), parity_);
+    const uint32_t tile = smem_.slot(slot_);
+    const uint32_t full = smem_.slot_full(slot_);
     parity_ ^= static_cast<uint32_t>((slot_ + 1) / S::kSlots);
     slot_ = (slot_ + 1) % S::kSlots;
     if (units.bytes != 0) {

@@ -73,8 +73,6 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
   }
 
  private:
-  using Base::barrier;
-  using Base::base_;
   using Base::copy_rows;
   using Base::finish_copies;
   using Base::lane_;
@@ -109,24 +107,33 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
   /// finished by another warp, and the first keys can be requested before that.
   FLASHPLAN_DEVICE Keys first_keys(uint32_t queue_word) const {
     if (p_.tensors.kv_lens != nullptr) return keys_of(wait_context(0));
-    const auto word = [&](int i) {
-      return static_cast<int32_t>(__shfl_sync(0xffffffffU, queue_word, i));
+    // The member of QueueStart at an offset in bytes.
+    const auto word = [&](int offset) {
+      return static_cast<int32_t>(__shfl_sync(0xffffffffU, queue_word, offset / 4));
     };
-    // Words of QueueStart: the bounds of the queue, then from word 4 on the first tile, and from
-    // word 20 on its segment.
-    const bool is_end = word(0) >= word(1);
-    const int32_t end = is_end ? 0 : min(word(9), p_.tensors.pages.keys_of(word(23)));
+    constexpr int kTile = FLASHPLAN_OFFSET_OF(QueueStart, tiles);
+    constexpr int kSegment = FLASHPLAN_OFFSET_OF(QueueStart, segments);
+    const bool is_end =
+        word(FLASHPLAN_OFFSET_OF(QueueStart, begin)) >= word(FLASHPLAN_OFFSET_OF(QueueStart, end));
+    const int32_t head = word(kTile + FLASHPLAN_OFFSET_OF(WorkTile, kv_head));
+    const int32_t num_heads = word(kTile + FLASHPLAN_OFFSET_OF(WorkTile, num_kv_heads));
+    const int32_t begin = word(kTile + FLASHPLAN_OFFSET_OF(WorkTile, kv_begin));
+    const int32_t planned_end = word(kTile + FLASHPLAN_OFFSET_OF(WorkTile, kv_end));
+    const int32_t merge = word(kTile + FLASHPLAN_OFFSET_OF(WorkTile, merge));
+    const int32_t kv_row = word(kSegment + FLASHPLAN_OFFSET_OF(Segment, kv_row));
+    const int32_t end = is_end ? 0 : min(planned_end, p_.tensors.pages.keys_of(kv_row));
     RowBlock block;
-    block.rows.row_begin = word(5) * p_.schedule.tile_q;
-    block.position = word(22);
-    block.keys = {word(8), end};
-    return {word(6),
-            word(6) + word(7),
-            word(8),
+    block.rows.row_begin =
+        word(kTile + FLASHPLAN_OFFSET_OF(WorkTile, row_tile)) * p_.schedule.tile_q;
+    block.position = word(kSegment + FLASHPLAN_OFFSET_OF(Segment, position));
+    block.keys = {begin, end};
+    return {head,
+            head + num_heads,
+            begin,
             end,
-            word(23),
+            kv_row,
             block.first_seen(p_),
-            !is_end && (word(8) < end || word(11) >= 0),
+            !is_end && (begin < end || merge >= 0),
             is_end};
   }
 
@@ -182,21 +189,21 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
   }
   /// Where the other one of the warp's two buffers begins. `ids`: an address in one of them.
   static FLASHPLAN_DEVICE uint32_t other_buffer(uint32_t ids) {
-    static_assert(S::kPageIds % (2 * kBatchBytes) == 0);
+    static_assert(FLASHPLAN_OFFSET_OF(Sm90SharedMemory<S>, page_ids) % (2 * kBatchBytes) == 0);
     return ids / kBatchBytes * kBatchBytes ^ kBatchBytes;
   }
 
   /// Fills a slot with keys or values. `position` counts the slots filled since the queue began.
   FLASHPLAN_DEVICE void load(bool is_key, int32_t position, const Step& step, int32_t page_id) {
     const int slot = position % kNumSlots;
-    mbarrier_wait(barrier(S::kSlotEmpty, slot), (position / kNumSlots & 1) ^ 1);
-    const uint32_t to = base_ + S::kFirstSlot + slot * S::kSlotBytes;
-    uint32_t full = barrier(S::kSlotFull, slot);
+    mbarrier_wait(smem_.slot_empty(slot), (position / kNumSlots & 1) ^ 1);
+    const uint32_t to = smem_.slot(slot);
+    uint32_t full = smem_.slot_full(slot);
     // The rotator gets keys first. `position` is twice the number of their step, or 1 less.
-    if (S::kRotates && is_key) full = barrier(S::kKeyLoaded, (position + 1) / 2 % S::kSlots);
+    if (S::kRotates && is_key) full = smem_.key_loaded((position + 1) / 2 % S::kSlots);
     const int32_t token = step.kv_row + step.key;  // of ragged tensors
     if (!maps_.has_kv || (!is_paged() && token + S::kTileKv > maps_.num_kv_tokens)) {
-      gather(is_key, to, step);
+      gather(p_, smem_.memory, is_key, to, step);
       finish_copies(full);
       return;
     }
@@ -207,7 +214,7 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
     // Values past the last key must be zeros, since 0 * NaN is NaN. They are overwritten before the
     // consumers see the slot. Keys need no zeros: logits past the last key are masked.
     const bool hides = !is_key && step.count < S::kTileKv;
-    const uint32_t loaded = hides ? barrier(S::kTailFull, warp_) : full;
+    const uint32_t loaded = hides ? smem_.tail_full(warp_) : full;
     const int num_boxes = __popc(__ballot_sync(0xffffffffU, has_box));
     // A box without a page lies outside of the map, and becomes zeros. So does one that no row
     // sees: its page may belong to another request.
@@ -245,8 +252,15 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
     finish_copies(full);
   }
 
-  /// Copies keys or values row by row, and writes zeros past the last key.
-  FLASHPLAN_DEVICE void gather(bool is_key, uint32_t to, const Step& step) {
+  /// Copies keys or values row by row, and writes zeros past the last key. Few plans need it, so it
+  /// is no part of the loop: a kernel's code is fetched from memory, too, and the consumers' code
+  /// stands behind that of this loop.
+  static __device__ __noinline__ void gather(const AttentionParams& p, Sm90SharedMemory<S>& memory,
+                                             bool is_key, uint32_t to, Step step) {
+    Sm90KvLoader(p, Sm90Smem<S>(memory), static_cast<int>(threadIdx.x) / 32 % 4)
+        .copy_step(is_key, to, step);
+  }
+  FLASHPLAN_DEVICE void copy_step(bool is_key, uint32_t to, const Step& step) const {
     const KvView& view = is_key ? p_.tensors.k : p_.tensors.v;
     const int head_dim = is_key ? p_.tensors.head_dim_qk : p_.tensors.head_dim_vo;
     const int num_blocks = is_key ? S::Key::kBlocks : S::Value::kBlocks;
@@ -269,10 +283,10 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
     }
   }
 
-  static constexpr uint32_t kBatchBytes = 32 * 4;
-  static_assert(S::kTileKv / 8 <= 16);  // a batch has two steps at least
-  uint32_t step_ids_ = base_ + S::kPageIds + warp_ * 2 * kBatchBytes;  // of the current step
-  int steps_left_ = 0;  // of its batch, itself included
+  static constexpr uint32_t kBatchBytes = sizeof(Sm90SharedMemory<S>::page_ids[0][0]);
+  static_assert(S::kTileKv / 8 <= 16);         // a batch has two steps at least
+  uint32_t step_ids_ = smem_.page_ids(warp_);  // of the current step
+  int steps_left_ = 0;                         // of its batch, itself included
   uint32_t tail_parity_ = 0;
 };
 

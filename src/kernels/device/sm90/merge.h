@@ -15,15 +15,15 @@ template <typename S>
 class Sm90Merge {
  public:
   /// The warpgroup's partial results are those of the 64 rows of its tile from `first_row` on.
-  FLASHPLAN_DEVICE Sm90Merge(const AttentionParams& p, uint32_t base, int warpgroup, int first_row,
-                             int thread)
-      : p_(p), base_(base), warpgroup_(warpgroup), first_row_(first_row), thread_(thread) {}
+  FLASHPLAN_DEVICE Sm90Merge(const AttentionParams& p, const Sm90Smem<S>& smem, int warpgroup,
+                             int first_row, int thread)
+      : p_(p), smem_(smem), warpgroup_(warpgroup), first_row_(first_row), thread_(thread) {}
 
   /// Empties the lists of waiting merges, and initialises the mbarrier on which merge_many_rows()
   /// waits for its bulk copies. One thread calls it before the first barrier of the CTA.
-  static FLASHPLAN_DEVICE void begin(uint32_t base) {
-    for (int i = 0; i < S::kWarpgroups; ++i) store_shared_4(list_of(base, i), 0);
-    mbarrier_init(base + S::kStatesFull, 1);
+  static FLASHPLAN_DEVICE void begin(const Sm90Smem<S>& smem) {
+    for (int i = 0; i < S::kWarpgroups; ++i) store_shared_4(smem.waiting(i), 0);
+    mbarrier_init(smem.states_full(), 1);
   }
 
   /// Arrives at a merge. The rows that this warpgroup then has to merge wait in its list for
@@ -36,7 +36,7 @@ class Sm90Merge {
     const bool is_prefix = S::Variant::kIsBuiltIn && merge.num_readers > 0;
     if (S::Variant::kIsBuiltIn && !is_prefix && merge.parent >= 0) {
       // Once for a tile, of which a second warpgroup may have rows, too.
-      if (thread_ == 0 && first_row_ == 0) Sm90ReaderMerges<S>(p_, base_).defer(number);
+      if (thread_ == 0 && first_row_ == 0) Sm90ReaderMerges<S>(p_, smem_).defer(number);
       return;
     }
     const int id = S::kOwnBarrier + warpgroup_;
@@ -50,15 +50,15 @@ class Sm90Merge {
       }
       barrier_wait(id, 128);
       if (load_shared_4(list() + kIsLast) == 0) return;
-      Sm90ReaderMerges<S>(p_, base_).arrive_at_readers(merge, thread_);
+      Sm90ReaderMerges<S>(p_, smem_).arrive_at_readers(merge, thread_);
     } else if (thread_ == 0) {
-      const uint32_t count = load_shared_4(list());
+      const uint32_t count = load_shared_4(list() + kCount);
       const bool has_time = is_final && count == 0;
       const MergePart part =
           arrive_at_merge(counter_of(p_, number) + first_row_ / 64, merge, has_time);
       if (part.count == 0) return;
-      store_shared_4(list(), count + 1);
-      store_shared_16(list() + (count + 1) * 16,
+      store_shared_4(list() + kCount, count + 1);
+      store_shared_16(list() + kEntries + count * sizeof(Sm90WaitingMerge),
                       {static_cast<uint32_t>(part.index), static_cast<uint32_t>(part.count),
                        static_cast<uint32_t>(number),
                        static_cast<uint32_t>(first_row_) | (has_many_rows(merge) ? kManyRows : 0)});
@@ -69,19 +69,19 @@ class Sm90Merge {
   /// after a tile would put its code among that of tiles, out of the first 64 KB, and would make
   /// the compiler spill the products' registers. Few rows are merged by the warpgroup that has
   /// arrived, many rows by all warpgroups together.
-  static FLASHPLAN_DEVICE void merge_waiting(const AttentionParams& p, uint32_t base, int warpgroup,
-                                             int thread) {
+  static FLASHPLAN_DEVICE void merge_waiting(const AttentionParams& p, const Sm90Smem<S>& smem,
+                                             int warpgroup, int thread) {
     barrier_wait(S::kConsumerBarrier, kThreads);
     uint32_t phase = 0;
 #pragma unroll 1
     for (int i = 0; i < S::kWarpgroups; ++i) {
-      const uint32_t list = list_of(base, i);
-      const uint32_t count = load_shared_4(list);
+      const uint32_t list = smem.waiting(i);
+      const uint32_t count = load_shared_4(list + kCount);
 #pragma unroll 1
-      for (uint32_t n = 1; n <= count; ++n) {
-        const uint4 entry = load_shared_16(list + n * 16);
+      for (uint32_t n = 0; n < count; ++n) {
+        const uint4 entry = load_shared_16(list + kEntries + n * sizeof(Sm90WaitingMerge));
         if (S::Variant::kIsBuiltIn && (entry.w & kManyRows) != 0) {
-          merge_many_rows(p, base, waiting_merge(p, entry), warpgroup * 128 + thread, phase);
+          merge_many_rows(p, smem, waiting_merge(p, entry), warpgroup * 128 + thread, phase);
         } else if (i == warpgroup) {
           merge_few_rows(p, waiting_merge(p, entry), thread);
         }
@@ -104,15 +104,13 @@ class Sm90Merge {
     return {merge, first_row + part.begin(num_rows), first_row + part.end(num_rows)};
   }
 
-  // The list of a warpgroup: 16 bytes with the number of entries and, at kIsLast, whether the
-  // warpgroup was the last to arrive at a prefix; then 16 for each entry: {index and count of the
-  // part, number of the merge, first row of the warpgroup with the bit kManyRows}.
-  static constexpr int kIsLast = 4;
   static constexpr uint32_t kManyRows = 1U << 31;  // see has_many_rows()
-  static FLASHPLAN_DEVICE uint32_t list_of(uint32_t base, int warpgroup) {
-    return base + S::kWaitingMerges + warpgroup * 16 * (1 + kMostSplitsPerQueue);
-  }
-  FLASHPLAN_DEVICE uint32_t list() const { return list_of(base_, warpgroup_); }
+  // The warpgroup's list of merges, and offsets in it.
+  FLASHPLAN_DEVICE uint32_t list() const { return smem_.waiting(warpgroup_); }
+  static constexpr int kCount = FLASHPLAN_OFFSET_OF(Sm90WaitingMerges, count);
+  static constexpr int kIsLast = FLASHPLAN_OFFSET_OF(Sm90WaitingMerges, is_last);
+  static constexpr int kEntries = FLASHPLAN_OFFSET_OF(Sm90WaitingMerges, merges);
+  static_assert(sizeof(Sm90WaitingMerge) == sizeof(uint4));  // which loads and stores move
 
   static constexpr int kThreads = 128 * S::kWarpgroups;
   static constexpr int kRowBytes = S::kHeadDimVo * 4;  // of a partial result
@@ -193,14 +191,14 @@ class Sm90Merge {
   /// the states of as many rows as fit into the slots, whose keys and values have all been used.
   /// Then a thread merges 4 dims of a row at a time. `phase`: the parity of the mbarrier's next
   /// phase. The code is short, because at the end of a launch its instructions come from memory.
-  static FLASHPLAN_DEVICE void merge_many_rows(const AttentionParams& p, uint32_t base,
+  static FLASHPLAN_DEVICE void merge_many_rows(const AttentionParams& p, const Sm90Smem<S>& smem,
                                                const Waiting& waiting, int thread,
                                                uint32_t& phase) {
     constexpr int kQuads = S::kHeadDimVo / 4;
     const Merge& merge = waiting.merge;
     const int dim = thread % kQuads * 4;
-    const uint32_t values = base + S::kFirstSlot;
-    const uint32_t full = base + S::kStatesFull;
+    const uint32_t values = smem.slot(0);
+    const uint32_t full = smem.states_full();
     const int most_rows = kMostStates / merge.num_states;
 #pragma unroll 1
     for (int first = waiting.begin; first < waiting.end; first += most_rows) {
@@ -247,7 +245,7 @@ class Sm90Merge {
   }
 
   const AttentionParams& p_;
-  const uint32_t base_;
+  const Sm90Smem<S> smem_;
   const int warpgroup_;
   const int first_row_;
   const int thread_;

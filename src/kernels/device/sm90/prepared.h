@@ -3,7 +3,7 @@
 #pragma once
 
 #include "kernels/device/sm90/hopper.h"
-#include "kernels/device/sm90/shape.h"
+#include "kernels/device/sm90/shared_memory.h"
 
 namespace flashplan::device {
 
@@ -13,11 +13,10 @@ struct Sm90Prepared {
   static constexpr int kParts = S::kTileKv / S::kPartRows;
 
   /// Waits for the first record of the queue, and returns whether it says that keys are prepared.
-  static FLASHPLAN_DEVICE bool is_in_use(const AttentionParams& p, const unsigned char* smem) {
+  static FLASHPLAN_DEVICE bool is_in_use(const AttentionParams& p, const Sm90Smem<S>& smem) {
     if (p.prepared.states == nullptr) return false;
-    const uint32_t base = shared_address(smem);
-    mbarrier_wait(base + S::kContextFull, 0);
-    return static_cast<int32_t>(load_shared_4(base + S::kFirstPrepared)) >= 0;
+    mbarrier_wait(smem.context_full(0), 0);
+    return static_cast<int32_t>(load_shared_4(smem.first_prepared(0))) >= 0;
   }
   static FLASHPLAN_DEVICE PreparedState* state(const AttentionParams& p, int32_t tile,
                                                int32_t head) {

@@ -48,12 +48,11 @@ class Sm90PreparedLoader : Sm90ProducerWarp<S> {
   }
 
  private:
-  using Base::barrier;
-  using Base::base_;
   using Base::first_prepared;
   using Base::lane_;
   using Base::p_;
   using Base::release_context;
+  using Base::smem_;
   using Base::wait_context;
 
   /// Fills the next slot, if it is one of this warp's.
@@ -66,13 +65,13 @@ class Sm90PreparedLoader : Sm90ProducerWarp<S> {
     constexpr int kBytes = kIsKey ? S::kKeyBytes : S::kValueBytes;
     const PreparedKv& kv = p_.prepared;
     wait_ready(tile, head);
-    mbarrier_wait(barrier(S::kSlotEmpty, slot_), parity_);
+    mbarrier_wait(smem_.slot_empty(slot_), parity_);
     if (lane_ != 0) return;
-    const uint32_t full = barrier(S::kSlotFull, slot_);
+    const uint32_t full = smem_.slot_full(slot_);
     const unsigned char* const tiles = kIsKey ? kv.keys : kv.values;
     mbarrier_arrive_expect(full, kBytes, num_arrivals_);
-    bulk_load(base_ + S::kFirstSlot + slot_ * S::kSlotBytes,
-              tiles + (int64_t{tile} * kv.num_kv_heads + head) * kBytes, kBytes, full);
+    bulk_load(smem_.slot(slot_), tiles + (int64_t{tile} * kv.num_kv_heads + head) * kBytes, kBytes,
+              full);
   }
 
   /// Waits until a tile is ready. It loads the counters of 32 tiles at once, because one load takes
@@ -81,14 +80,15 @@ class Sm90PreparedLoader : Sm90ProducerWarp<S> {
     const auto distance = static_cast<uint32_t>(tile - first_seen_);
     const bool is_known = head == head_seen_ && distance < 32 && (ready_ >> distance & 1) != 0;
     if (is_known) return;
-    ready_ = wait_for_first(p_, base_, tile, head);
+    ready_ = wait_for_first(p_, smem_.on_pages(), tile, head);
     first_seen_ = tile;
     head_seen_ = head;
   }
   /// Waits until `tile` is ready. Bit i of the result says whether tile number `tile` + i is ready,
   /// for 32 tiles. If some of these have keys on no page of the cache, tells the consumers.
-  static __device__ __noinline__ uint32_t wait_for_first(const AttentionParams& p, uint32_t base,
-                                                         int32_t tile, int32_t head) {
+  static __device__ __noinline__ uint32_t wait_for_first(const AttentionParams& p,
+                                                         uint32_t on_pages, int32_t tile,
+                                                         int32_t head) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const PreparedState* state = Sm90Prepared<S>::state(p, tile + lane, head);
     uint32_t ready = 0;
@@ -98,7 +98,7 @@ class Sm90PreparedLoader : Sm90ProducerWarp<S> {
       ready = __ballot_sync(0xffffffffU, parts % kPartOffPages == Sm90Prepared<S>::kParts);
     }
     if (__any_sync(0xffffffffU, parts >= kPartOffPages)) {
-      store_shared_4(base + S::kOnPages, kSomeOffPages);
+      store_shared_4(on_pages, kSomeOffPages);
     }
     __syncwarp();
     fence_async_proxy_of_all_memory();  // before bulk copies read them

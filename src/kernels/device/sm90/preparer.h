@@ -58,13 +58,13 @@ class Sm90Preparer : Sm90ProducerWarp<S> {
   using Base::wait_context;
 
  private:
-  using Base::base_;
   using Base::copy_rows;
   using Base::first_prepared;
   using Base::has_context;
   using Base::lane_;
   using Base::p_;
   using Base::row_address;
+  using Base::smem_;
   using Base::warp_;
 
   static constexpr int32_t kNoHead = -1;
@@ -211,7 +211,7 @@ class Sm90Preparer : Sm90ProducerWarp<S> {
   }
 
   /// Where this warp gathers the rows of a part.
-  FLASHPLAN_DEVICE uint32_t stage() const { return base_ + S::kStage + warp_ * S::kPartBytes; }
+  FLASHPLAN_DEVICE uint32_t stage() const { return smem_.part(warp_); }
 
   /// Waits for the requested rows and rotates them. `first_key`: the position of the first one.
   FLASHPLAN_DEVICE void rotate(int32_t first_key) const {

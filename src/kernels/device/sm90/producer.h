@@ -11,7 +11,7 @@ namespace flashplan::device {
 
 /// Runs warp `warp` of the producer. `queue_word`: what Sm90QueryLoader::request_queue() returned.
 template <typename S>
-FLASHPLAN_DEVICE void run_sm90_producer(const AttentionParams& p, unsigned char* smem, int warp,
+FLASHPLAN_DEVICE void run_sm90_producer(const AttentionParams& p, const Sm90Smem<S>& smem, int warp,
                                         uint32_t queue_word) {
   if constexpr (S::kTakesPrepared) {
     // The third word of QueueStart is the first prepared tile of the first work tile. It is here

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "kernels/device/sm90/hopper.h"
-#include "kernels/device/sm90/shape.h"
+#include "kernels/device/sm90/shared_memory.h"
 #include "kernels/device/unaligned_copy.h"
 
 namespace flashplan::device {
@@ -13,43 +13,34 @@ template <typename S>
 class Sm90ProducerWarp {
  public:
   /// `warp`: its number in its warpgroup.
-  FLASHPLAN_DEVICE Sm90ProducerWarp(const AttentionParams& p, unsigned char* smem, int warp)
-      : p_(p),
-        maps_(p.maps),
-        smem_(smem),
-        base_(shared_address(smem)),
-        warp_(warp),
-        lane_(static_cast<int>(threadIdx.x) % 32) {}
+  FLASHPLAN_DEVICE Sm90ProducerWarp(const AttentionParams& p, const Sm90Smem<S>& smem, int warp)
+      : p_(p), maps_(p.maps), smem_(smem), warp_(warp), lane_(static_cast<int>(threadIdx.x) % 32) {}
 
  protected:
-  FLASHPLAN_DEVICE uint32_t barrier(int first, int index) const {
-    return base_ + first + index * 8;
-  }
-
   FLASHPLAN_DEVICE const Sm90Context& wait_context(int32_t i) const {
     const int slot = i % S::kContexts;
-    mbarrier_wait(barrier(S::kContextFull, slot), i / S::kContexts & 1);
-    return reinterpret_cast<const Sm90Context*>(smem_ + S::kContext)[slot];
+    mbarrier_wait(smem_.context_full(slot), i / S::kContexts & 1);
+    return smem_.memory.contexts[slot];
   }
   /// Whether the record of work tile number `i` has arrived.
   FLASHPLAN_DEVICE bool has_context(int32_t i) const {
-    return __all_sync(0xffffffffU, mbarrier_test(barrier(S::kContextFull, i % S::kContexts),
-                                                 i / S::kContexts & 1));
+    return __all_sync(0xffffffffU,
+                      mbarrier_test(smem_.context_full(i % S::kContexts), i / S::kContexts & 1));
   }
   /// The prepared tile where the keys of the segment of context `i` begin. The context has arrived,
   /// and keys are prepared.
   FLASHPLAN_DEVICE int32_t first_prepared(int32_t i) const {
-    return static_cast<int32_t>(load_shared_4(base_ + S::kFirstPrepared + i % S::kContexts * 4));
+    return static_cast<int32_t>(load_shared_4(smem_.first_prepared(i % S::kContexts)));
   }
   FLASHPLAN_DEVICE void release_context(int32_t i) const {
     __syncwarp();
-    if (lane_ == 0) mbarrier_arrive(barrier(S::kContextEmpty, i % S::kContexts));
+    if (lane_ == 0) mbarrier_arrive(smem_.context_empty(i % S::kContexts));
   }
 
   /// Tells the consumers, before they are told that a step's keys are there, if some of these keys
   /// are on no page of the cache. `on_page` is that of this lane's keys.
   FLASHPLAN_DEVICE void report_pages(bool on_page) const {
-    if (__all_sync(0xffffffffU, on_page) == 0) store_shared_4(base_ + S::kOnPages, kSomeOffPages);
+    if (__all_sync(0xffffffffU, on_page) == 0) store_shared_4(smem_.on_pages(), kSomeOffPages);
   }
 
   /// The address of row `row` of page `page`, for one head. Ragged tensors have page 0 alone. A
@@ -100,8 +91,7 @@ class Sm90ProducerWarp {
 
   const AttentionParams& p_;
   const TensorMaps& maps_;
-  unsigned char* const smem_;
-  const uint32_t base_;
+  const Sm90Smem<S> smem_;
   const int warp_;
   const int lane_;
 };

@@ -33,8 +33,6 @@ class Sm90QueryLoader : Sm90ProducerWarp<S> {
   }
 
  private:
-  using Base::barrier;
-  using Base::base_;
   using Base::copy_rows;
   using Base::finish_copies;
   using Base::lane_;
@@ -48,21 +46,33 @@ class Sm90QueryLoader : Sm90ProducerWarp<S> {
   static constexpr int kRecordsAhead = 3;
   static_assert(kRecordsAhead < S::kContexts - 1);
   static constexpr int kFirstRecords = 2;  // in QueueStart
-  static constexpr int kQueueWords = 28;
-  static_assert(sizeof(QueueStart) == kQueueWords * 4);
+  static constexpr int kQueueWords = sizeof(QueueStart) / 4;
+  static_assert(kQueueWords <= 32);
+  static constexpr int kTileWords = sizeof(WorkTile) / 4;
+  static constexpr int kSegmentWords = sizeof(Segment) / 4;
+  // The words of a record, in its context: those of the tile, then those of the segment.
+  static_assert(FLASHPLAN_OFFSET_OF(Sm90Context, tile) == 0 &&
+                FLASHPLAN_OFFSET_OF(Sm90Context, segment) == sizeof(WorkTile));
 
   /// Takes the bounds of the queue and the records of its first tiles.
   FLASHPLAN_DEVICE void begin_queue(uint32_t word) {
-    queue_begin_ = static_cast<int32_t>(__shfl_sync(0xffffffffU, word, 0));
-    num_tiles_ = static_cast<int32_t>(__shfl_sync(0xffffffffU, word, 1)) - queue_begin_;
-    const int index = lane_ - 4;
-    if (index >= 0 && index < 24) {
-      const int record = index < 16 ? index / 8 : (index - 16) / 4;
-      const int place = index < 16 ? index % 8 : 8 + index % 4;
-      store_shared_4(base_ + S::kContext + record * sizeof(Sm90Context) + place * 4, word);
+    constexpr int kBegin = FLASHPLAN_OFFSET_OF(QueueStart, begin) / 4;
+    constexpr int kEnd = FLASHPLAN_OFFSET_OF(QueueStart, end) / 4;
+    constexpr int kPrepared = FLASHPLAN_OFFSET_OF(QueueStart, first_prepared) / 4;
+    constexpr int kTiles = FLASHPLAN_OFFSET_OF(QueueStart, tiles) / 4;
+    constexpr int kAllTileWords = kFirstRecords * kTileWords;
+    static_assert(FLASHPLAN_OFFSET_OF(QueueStart, segments) / 4 == kTiles + kAllTileWords);
+    queue_begin_ = static_cast<int32_t>(__shfl_sync(0xffffffffU, word, kBegin));
+    num_tiles_ = static_cast<int32_t>(__shfl_sync(0xffffffffU, word, kEnd)) - queue_begin_;
+    const int index = lane_ - kTiles;
+    if (index >= 0 && index < kAllTileWords + kFirstRecords * kSegmentWords) {
+      const bool is_tile = index < kAllTileWords;
+      const int record = is_tile ? index / kTileWords : (index - kAllTileWords) / kSegmentWords;
+      const int place = is_tile ? index % kTileWords : kTileWords + index % kSegmentWords;
+      store_shared_4(smem_.context(record) + place * 4, word);
     }
-    if (S::kTakesPrepared && (lane_ == 2 || lane_ == 3)) {
-      store_shared_4(base_ + S::kFirstPrepared + (lane_ - 2) * 4, word);
+    if (S::kTakesPrepared && lane_ >= kPrepared && lane_ < kPrepared + kFirstRecords) {
+      store_shared_4(smem_.first_prepared(lane_ - kPrepared), word);
     }
   }
   /// Finishes the next record, which is loaded, and arrives at its barrier.
@@ -70,13 +80,13 @@ class Sm90QueryLoader : Sm90ProducerWarp<S> {
     const int slot = num_contexts_ % S::kContexts;
     __syncwarp();
     if (lane_ == 0) {
-      Sm90Context& context = reinterpret_cast<Sm90Context*>(smem_ + S::kContext)[slot];
+      Sm90Context& context = smem_.memory.contexts[slot];
       context.is_end = num_contexts_ >= num_tiles_;
       if (!context.is_end) context.finish(p_, S::kTileKv);
-      mbarrier_arrive(barrier(S::kContextFull, slot));
+      mbarrier_arrive(smem_.context_full(slot));
       if (!context.is_end && context.tile.merge >= 0) {
         prefetch_l2(p_.schedule.merges + context.tile.merge);
-        prefetch_l2(p_.schedule.arrivals + kArrivalsPerMerge * context.tile.merge);
+        prefetch_l2(p_.schedule.arrivals + context.tile.merge);
       }
     }
     ++num_contexts_;
@@ -86,22 +96,27 @@ class Sm90QueryLoader : Sm90ProducerWarp<S> {
   FLASHPLAN_DEVICE void load_context() {
     const int32_t i = num_contexts_;
     const int slot = i % S::kContexts;
-    const uint32_t to = base_ + S::kContext + slot * sizeof(Sm90Context);
-    mbarrier_wait(barrier(S::kContextEmpty, slot), (i / S::kContexts - 1) & 1);
+    const uint32_t to = smem_.context(slot);
+    mbarrier_wait(smem_.context_empty(slot), (i / S::kContexts - 1) & 1);
     if (i >= kFirstRecords && i < num_tiles_) {
       const auto* tile = reinterpret_cast<const uint32_t*>(p_.schedule.tiles + queue_begin_ + i);
-      const uint32_t word = lane_ < 8 ? tile[lane_] : 0;
-      if (lane_ < 8) store_shared_4(to + lane_ * 4, word);
+      const uint32_t word = lane_ < kTileWords ? tile[lane_] : 0;
+      if (lane_ < kTileWords) store_shared_4(to + lane_ * 4, word);
       const auto index = static_cast<int32_t>(__shfl_sync(0xffffffffU, word, 0));
       const auto* segment = reinterpret_cast<const uint32_t*>(p_.schedule.segments + index);
       if (S::kTakesPrepared && p_.prepared.states != nullptr) {
         // One load, so that the words arrive together.
         const auto* first_tile = reinterpret_cast<const uint32_t*>(p_.prepared.first_tiles + index);
+        const bool is_segment = lane_ < kSegmentWords;
         const uint32_t place =
-            lane_ < 4 ? to + 32 + lane_ * 4 : base_ + S::kFirstPrepared + slot * 4;
-        if (lane_ < 5) store_shared_4(place, *(lane_ < 4 ? segment + lane_ : first_tile));
+            is_segment ? to + sizeof(WorkTile) + lane_ * 4 : smem_.first_prepared(slot);
+        if (lane_ <= kSegmentWords) {
+          store_shared_4(place, *(is_segment ? segment + lane_ : first_tile));
+        }
       } else {
-        if (lane_ < 4) store_shared_4(to + 32 + lane_ * 4, segment[lane_]);
+        if (lane_ < kSegmentWords) {
+          store_shared_4(to + sizeof(WorkTile) + lane_ * 4, segment[lane_]);
+        }
       }
       if (lane_ == 0 && i + kRecordsAhead < num_tiles_) {
         prefetch_l2(p_.schedule.tiles + queue_begin_ + i + kRecordsAhead);
@@ -116,7 +131,7 @@ class Sm90QueryLoader : Sm90ProducerWarp<S> {
   /// arrive thousands of clocks later.
   FLASHPLAN_DEVICE void load_queries() {
     const bool brings_records = warp_ == 2;
-    int32_t place = 0;  // see query_offset()
+    int32_t place = 0;  // see Sm90Smem::queries()
     for (int32_t i = 0;; ++i) {
       // The records behind the first ones come from memory: they wait behind the first queries.
       const int32_t ahead = i == 0 ? kFirstRecords - 1 : i - 1 + kRecordsAhead;
@@ -130,7 +145,7 @@ class Sm90QueryLoader : Sm90ProducerWarp<S> {
         for (int32_t head = context.tile.kv_head; head < heads_end; ++head) {
           while (is_shared && place % S::kQParts != 0) {
             wait_query_part(place);
-            if (lane_ == 0) mbarrier_arrive(barrier(S::kQLoaded, place % S::kQBarriers));
+            if (lane_ == 0) mbarrier_arrive(smem_.q_loaded(place % S::kQBarriers));
             ++place;
           }
           load_queries_of(block.rows, head, place, !brings_records);
@@ -143,19 +158,19 @@ class Sm90QueryLoader : Sm90ProducerWarp<S> {
 
   /// Waits until the consumers have freed a part of the memory of queries.
   FLASHPLAN_DEVICE void wait_query_part(int32_t place) const {
-    mbarrier_wait(barrier(S::kQEmpty, place % S::kQBarriers), (place / S::kQBarriers - 1) & 1);
+    mbarrier_wait(smem_.q_empty(place % S::kQBarriers), (place / S::kQBarriers - 1) & 1);
   }
 
   FLASHPLAN_DEVICE void load_queries_of(const PackedRows& rows, int32_t head, int32_t place,
                                         bool is_first) const {
-    const uint32_t full = barrier(S::kQLoaded, place % S::kQBarriers);
-    const uint32_t to = base_ + S::query_offset(place);
+    const uint32_t full = smem_.q_loaded(place % S::kQBarriers);
+    const uint32_t to = smem_.queries(place);
     const bool is_shared = rows.num_rows > 64;
     wait_query_part(place);
     // The consumers wait for the first part alone, so it is the last one to be announced.
     for (int part = 1; is_shared && part < S::kQParts; ++part) {
       wait_query_part(place + part);
-      if (lane_ == 0) mbarrier_arrive(barrier(S::kQLoaded, (place + part) % S::kQBarriers));
+      if (lane_ == 0) mbarrier_arrive(smem_.q_loaded((place + part) % S::kQBarriers));
     }
     if (is_shared ? maps_.has_q : maps_.has_q_tokens && has_whole_tokens(rows)) {
       if (!is_first) {

@@ -4,24 +4,32 @@
 
 #include "kernels/device/attention_state.h"
 #include "kernels/device/sm90/hopper.h"
-#include "kernels/device/sm90/shape.h"
+#include "kernels/device/sm90/shared_memory.h"
 #include "kernels/device/write_result.h"
 
 namespace flashplan::device {
-
-FLASHPLAN_DEVICE int32_t* counter_of(const AttentionParams& p, int32_t merge) {
-  return p.schedule.arrivals + kArrivalsPerMerge * merge;
-}
 
 /// Merges the partial results of a CTA's requests with those of their prefixes, after the CTA has
 /// computed all tiles of its queue. Prefixes come first in all queues, so by then they are usually
 /// complete: the CTA waits for them once, instead of after each tile. The readers of a prefix are
 /// the requests that begin with it.
+///
+///   1. A work tile of a reader arrives at the reader's merge in merge_all(), never before: its CTA
+///      has then written all of its states. It waits for the reader's prefixes, but not for ever,
+///      since their CTAs may start only when this one has ended.
+///   2. The last arrival at a reader's merge decides who merges it. If it is that of a work tile,
+///      its CTA merges the reader and sets the counter to 0. If it is that of a prefix, the counter
+///      becomes kComplete: the reader is marked.
+///   3. A marked reader is merged by whoever sets its counter from kComplete to 0, by a
+///      compare-and-swap. The CTA that has marked readers searches for marked ones among the
+///      readers of all prefixes in its queue, so none is left over.
+///   4. Sm90Readers and the slots are this class's alone from the first barrier of merge_all() on.
+///      Before, consumer threads add readers to the list, and set has_complete, and nobody reads.
 template <typename S>
 class Sm90ReaderMerges {
  public:
-  FLASHPLAN_DEVICE Sm90ReaderMerges(const AttentionParams& p, uint32_t base)
-      : p_(p), base_(base), thread_(opaque(static_cast<int>(threadIdx.x))) {}
+  FLASHPLAN_DEVICE Sm90ReaderMerges(const AttentionParams& p, const Sm90Smem<S>& smem)
+      : p_(p), smem_(smem), thread_(opaque(static_cast<int>(threadIdx.x))) {}
 
   /// Clears this class's words of shared memory. One thread calls it, before the first barrier of
   /// the CTA.
@@ -33,7 +41,7 @@ class Sm90ReaderMerges {
   /// after a tile of the request.
   FLASHPLAN_DEVICE void defer(int32_t number) const {
     const uint32_t i = add_shared(word(kNumReaders), 1);
-    if (i < S::kMostReaders) store_word(kReader + i, number);
+    if (i < Sm90Readers::kMost) store_word(kReader + i, number);
   }
 
   /// Arrives at the merges of all readers of a complete prefix. All threads of the warpgroup that
@@ -68,9 +76,9 @@ class Sm90ReaderMerges {
 
   /// The rest of merge_all().
   FLASHPLAN_DEVICE void merge_readers(int32_t num_readers, bool has_complete) const {
-    // The list has room for kMostReaders requests. If there are more, the tiles of the queue are
-    // searched for them instead.
-    const bool has_all = num_readers <= S::kMostReaders;
+    // The list has room for Sm90Readers::kMost requests. If there are more, the tiles of the queue
+    // are searched for them instead.
+    const bool has_all = num_readers <= Sm90Readers::kMost;
     Search search = {};
     if (!has_all) search = begin_search(false);
 #pragma unroll 1
@@ -95,13 +103,13 @@ class Sm90ReaderMerges {
     }
   }
 
-  // Words of shared memory.
-  static constexpr int kNumReaders = 0;   // number of requests, also if not all are in the list
-  static constexpr int kHasComplete = 1;  // 1: this CTA has marked requests
-  static constexpr int kNumListed = 2;    // requests to merge in this round: of even, of odd rounds
-  static constexpr int kReader = 4;       // the list: merge numbers of up to kMostReaders requests
+  // Words of Sm90Readers.
+  static constexpr int kNumReaders = FLASHPLAN_OFFSET_OF(Sm90Readers, count) / 4;
+  static constexpr int kHasComplete = FLASHPLAN_OFFSET_OF(Sm90Readers, has_complete) / 4;
+  static constexpr int kNumListed = FLASHPLAN_OFFSET_OF(Sm90Readers, num_listed) / 4;
+  static constexpr int kReader = FLASHPLAN_OFFSET_OF(Sm90Readers, merges) / 4;
 
-  FLASHPLAN_DEVICE uint32_t word(int i) const { return base_ + S::kReaders + i * 4; }
+  FLASHPLAN_DEVICE uint32_t word(int i) const { return smem_.readers() + i * 4; }
   FLASHPLAN_DEVICE int32_t load_word(int i) const {
     return static_cast<int32_t>(load_shared_4(word(i)));
   }
@@ -156,9 +164,7 @@ class Sm90ReaderMerges {
   /// Address of entry i of the requests to merge in this round. Each thread adds one at most. The
   /// list lies where keys and values were, which all warps have used by now.
   static_assert(kThreads * Listed::kBytes <= S::kPreparedSlots * S::kSlotBytes);
-  FLASHPLAN_DEVICE uint32_t listed(uint32_t i) const {
-    return base_ + S::kFirstSlot + i * Listed::kBytes;
-  }
+  FLASHPLAN_DEVICE uint32_t listed(uint32_t i) const { return smem_.slot(0) + i * Listed::kBytes; }
 
   /// The position of a thread in its search through the tiles of the queue. A warp looks at every
   /// kWarps-th tile, and a lane at every 32nd kv head of that tile.
@@ -291,7 +297,7 @@ class Sm90ReaderMerges {
   }
 
   const AttentionParams& p_;
-  const uint32_t base_;
+  const Sm90Smem<S> smem_;
   const int thread_;  // of all consumers
 };
 

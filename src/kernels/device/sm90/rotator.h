@@ -15,17 +15,14 @@ namespace flashplan::device {
 template <typename S>
 class Sm90Rotator {
  public:
-  FLASHPLAN_DEVICE Sm90Rotator(const AttentionParams& p, unsigned char* smem)
-      : p_(p),
-        smem_(smem),
-        base_(shared_address(smem)),
-        thread_(static_cast<int>(threadIdx.x) % 128) {}
+  FLASHPLAN_DEVICE Sm90Rotator(const AttentionParams& p, const Sm90Smem<S>& smem)
+      : p_(p), smem_(smem), thread_(static_cast<int>(threadIdx.x) % 128) {}
 
   FLASHPLAN_DEVICE void run() {
     for (int32_t i = 0;; ++i) {
       const int slot = i % S::kContexts;
-      mbarrier_wait(barrier(S::kContextFull, slot), i / S::kContexts & 1);
-      const Sm90Context& context = reinterpret_cast<const Sm90Context*>(smem_ + S::kContext)[slot];
+      mbarrier_wait(smem_.context_full(slot), i / S::kContexts & 1);
+      const Sm90Context& context = smem_.memory.contexts[slot];
       if (context.is_end) return;
       if (context.has_steps()) {
         const int32_t heads_end = context.tile.kv_head + context.tile.num_kv_heads;
@@ -44,7 +41,7 @@ class Sm90Rotator {
         follows_ = 0;
       }
       __syncwarp();
-      if (thread_ % 32 == 0) mbarrier_arrive(barrier(S::kContextEmpty, slot));
+      if (thread_ % 32 == 0) mbarrier_arrive(smem_.context_empty(slot));
     }
   }
 
@@ -136,9 +133,6 @@ class Sm90Rotator {
     FourTurns<Variant> turns_;
   };
 
-  FLASHPLAN_DEVICE uint32_t barrier(int first, int index) const {
-    return base_ + first + index * 8;
-  }
   /// Announces what all threads have written to those who wait at `full`.
   FLASHPLAN_DEVICE void announce(uint32_t full) const {
     fence_async_proxy();  // wgmma reads it
@@ -152,9 +146,9 @@ class Sm90Rotator {
     // The keys of a step come before the values of the step before it, if there was one.
     const int slot = (2 * step - follows_) % S::kSlots;
     follows_ = 1;
-    const uint32_t loaded = barrier(S::kKeyLoaded, step % S::kSlots);
+    const uint32_t loaded = smem_.key_loaded(step % S::kSlots);
     const uint32_t parity = step / S::kSlots & 1;
-    const uint32_t keys = base_ + S::kFirstSlot + slot * S::kSlotBytes;
+    const uint32_t keys = smem_.slot(slot);
     if constexpr (kByFours) {
 #pragma unroll 1
       for (int first = 0; first < KeySeries::kCount; first += kThreads) {
@@ -170,7 +164,7 @@ class Sm90Rotator {
           [&](int row) { return static_cast<uint32_t>(first_key + row); },
           [](float x, int, int) { return x; });
     }
-    announce(barrier(S::kSlotFull, slot));
+    announce(smem_.slot_full(slot));
   }
 
   /// Rotates the queries of a tile for one head, and passes on the parts of buffers as
@@ -180,14 +174,14 @@ class Sm90Rotator {
     const bool is_shared = block.rows.num_rows > 64;
     while (is_shared && place_ % S::kQParts != 0) {
       wait_queries();
-      announce(barrier(S::kQFull, place_ % S::kQBarriers));
+      announce(smem_.q_full(place_ % S::kQBarriers));
       ++place_;
     }
     wait_queries();
     for (int part = 1; is_shared && part < S::kQParts; ++part) {
-      if (thread_ == 0) mbarrier_arrive(barrier(S::kQFull, (place_ + part) % S::kQBarriers));
+      if (thread_ == 0) mbarrier_arrive(smem_.q_full((place_ + part) % S::kQBarriers));
     }
-    const uint32_t queries = base_ + S::query_offset(place_);
+    const uint32_t queries = smem_.queries(place_);
     const auto position = [&](int row) {
       return block.position + block.rows.query(row, p_.schedule.group_size);
     };
@@ -235,20 +229,19 @@ class Sm90Rotator {
                                                                        : x;
                                                           });
     }
-    announce(barrier(S::kQFull, place_ % S::kQBarriers));
+    announce(smem_.q_full(place_ % S::kQBarriers));
     place_ += is_shared ? S::kQParts : 1;
   }
   FLASHPLAN_DEVICE void wait_queries() const {
-    mbarrier_wait(barrier(S::kQLoaded, place_ % S::kQBarriers), place_ / S::kQBarriers & 1);
+    mbarrier_wait(smem_.q_loaded(place_ % S::kQBarriers), place_ / S::kQBarriers & 1);
   }
 
   const AttentionParams& p_;
-  unsigned char* const smem_;
-  const uint32_t base_;
+  const Sm90Smem<S> smem_;
   const int thread_;
   int32_t num_steps_ = 0;
   int32_t follows_ = 0;  // 1 if the step before is followed by its values
-  int32_t place_ = 0;    // of the queries, see S::query_offset()
+  int32_t place_ = 0;    // of the queries, see Sm90Smem::queries()
 };
 
 }  // namespace flashplan::device

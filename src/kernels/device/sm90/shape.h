@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sizes of the sm90 family, and the layout of its shared memory.
+// Sizes of the sm90 family, and the record of a work tile.
 #pragma once
 
+#include "abi/begin_tile.h"
 #include "kernels/device/numeric.h"
 #include "kernels/device/pages.h"
 #include "kernels/device/sm90/wgmma.h"
@@ -34,24 +35,15 @@ struct Sm90Context {
     return (is_tile & (static_cast<unsigned>(tile.kv_begin < tile.kv_end) |
                        static_cast<unsigned>(tile.merge >= 0))) != 0;
   }
-  /// Adds to the record the rows of the tile, and what only the tensors of this run say: shortens
-  /// the tile to the real length of its request and to the keys that have page ids, and looks up
-  /// where the mask of bits begins.
+  /// Adds to the record the rows of the tile and what only the tensors of this run say.
   FLASHPLAN_DEVICE void finish(const AttentionParams& p, int32_t tile_kv) {
-    RowBlock block;
-    block.assign(p, tile, segment);
-    row_begin = block.rows.row_begin;
-    num_rows = block.rows.num_rows;
-    const int32_t request = request_of(tile, segment, p.tensors.pages);
-    if (has_real_length(p, segment)) {
-      KeySpan keys = {tile.kv_begin, tile.kv_end};
-      fit_to_length(p.mask, block.rows, p.schedule.group_size, tile_kv, p.tensors.kv_lens[request],
-                    segment, keys);
-      tile.kv_begin = keys.begin;
-      tile.kv_end = keys.end;
-    }
-    tile.kv_end = min(tile.kv_end, p.tensors.pages.keys_of(segment.kv_row));
-    first_masked_key = flashplan::first_masked_key(p, request, segment.position);
+    const BegunTile begun = begin_tile(p, tile_kv, tile, segment);
+    row_begin = begun.rows.row_begin;
+    num_rows = begun.rows.num_rows;
+    segment.position = begun.position;
+    tile.kv_begin = begun.keys.begin;
+    tile.kv_end = begun.keys.end;
+    first_masked_key = begun.first_masked_key;
   }
 };
 static_assert(sizeof(Sm90Context) == 64);
@@ -125,8 +117,9 @@ struct Sm90Shape : Choices {
   // such tiles are loaded ahead.
   static constexpr int kQParts = kQBuffers > 1 ? kWarpgroups : 1;
   static constexpr int kQBarriers = kQBuffers * kQParts;
-  // Keys and values take turns in a ring of slots.
+  // Of what comes before the queries in shared memory; see Sm90SharedMemory.
   static constexpr int kHeaderBytes = 2048;
+  // Keys and values take turns in a ring of slots.
   static constexpr int kBudget = 227 * 1024 - kHeaderBytes;
   static constexpr int kMostSlots = (kBudget - kQBuffers * kQBytes) / kSlotBytes;
   static constexpr int kSlots = kMostSlots < 8 ? kMostSlots : 8;
@@ -153,41 +146,6 @@ struct Sm90Shape : Choices {
   static_assert(!kStagesInSlot || kStageBytes <= kSlotBytes);
   static constexpr int kPreparedSlots = kSlots - (kStagesInSlot ? 1 : 0);
   static_assert(!kTakesPrepared || kPreparedSlots > 3);  // two warps fill them, as above
-
-  // Offsets in shared memory: barriers and contexts, then tiles.
-  static constexpr int kSlotFull = 0;
-  static constexpr int kSlotEmpty = kSlotFull + 8 * 8;
-  static constexpr int kQFull = kSlotEmpty + 8 * 8;
-  static constexpr int kQEmpty = kQFull + kQBarriers * 8;
-  static constexpr int kContextFull = kQEmpty + kQBarriers * 8;
-  static constexpr int kContextEmpty = kContextFull + kContexts * 8;
-  static constexpr int kTailFull = kContextEmpty + kContexts * 8;
-  // Queries and keys that are loaded and not yet rotated; behind the other barriers, if at all.
-  // Keys use the barriers of kKeyLoaded in turn, step by step.
-  static constexpr int kKeyLoaded = kTailFull + 2 * 8;
-  static constexpr int kQLoaded = kRotates ? kKeyLoaded + kSlots * 8 : kQFull;
-  static constexpr int kBarriersEnd = kRotates ? kQLoaded + kQBarriers * 8 : kKeyLoaded;
-  static constexpr int kContext = 512;
-  static constexpr int kPageIds = kContext + kContexts * 64;  // two batches of each of two warps
-  static constexpr int kReaders = kPageIds + 2 * 2 * 32 * 4;  // see Sm90ReaderMerges
-  static constexpr int kMostReaders = 64;
-  static constexpr int kWaitingMerges = kReaders + (4 + kMostReaders) * 4;  // see Sm90Merge
-  static constexpr int kQuery = kHeaderBytes;
-  static constexpr int kFirstSlot = kQuery + kQBuffers * kQBytes;
-  static constexpr int kStage = kFirstSlot + kPreparedSlots * kSlotBytes;
-  static constexpr int kSmemBytes = kStagesInSlot ? kStage + kSlotBytes : kStage + kStageBytes;
-  static_assert(kBarriersEnd <= kContext && kWaitingMerges % 16 == 0);
-  static constexpr int kStatesFull =
-      kWaitingMerges + kWarpgroups * 16 * (1 + kMostSplitsPerQueue);  // see Sm90Merge
-  static constexpr int kFirstPrepared = kStatesFull + 8;              // of each context
-  static constexpr int kOnPages = kFirstPrepared + kContexts * 4;     // kAllOnPages, see pages.h
-  static_assert(kOnPages + 4 <= kHeaderBytes);
-
-  /// Where the queries of a tile begin. `place` counts the parts of buffers that tiles have taken
-  /// so far: a tile of up to 64 rows takes one, any other tile takes all parts of a buffer.
-  static FLASHPLAN_DEVICE uint32_t query_offset(uint32_t place) {
-    return kQuery + place / kQParts % kQBuffers * kQBytes + place % kQParts * 64 * 128;
-  }
 };
 
 }  // namespace flashplan::device

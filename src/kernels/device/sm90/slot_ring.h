@@ -14,20 +14,15 @@ template <typename S>
 class Sm90SlotRing {
  public:
   /// Where the ring may have fewer slots, waits for the first record of the queue, which says so.
-  FLASHPLAN_DEVICE Sm90SlotRing(const AttentionParams& p, const unsigned char* smem)
-      : base_(shared_address(smem)) {
+  FLASHPLAN_DEVICE Sm90SlotRing(const AttentionParams& p, const Sm90Smem<S>& smem) : smem_(smem) {
     if constexpr (S::kPreparedSlots < S::kSlots) {
       if (Sm90Prepared<S>::is_in_use(p, smem)) num_slots_ = S::kPreparedSlots;
     }
   }
 
-  FLASHPLAN_DEVICE uint32_t address(int slot) const {
-    return base_ + S::kFirstSlot + slot * S::kSlotBytes;
-  }
+  FLASHPLAN_DEVICE uint32_t address(int slot) const { return smem_.slot(slot); }
   /// The mbarrier phase that completes when the next slot is full.
-  FLASHPLAN_DEVICE MbarrierPhase next_full() const {
-    return {base_ + S::kSlotFull + static_cast<uint32_t>(slot_) * 8, parity_};
-  }
+  FLASHPLAN_DEVICE MbarrierPhase next_full() const { return {smem_.slot_full(slot_), parity_}; }
   /// Returns the next slot, and advances to the slot after it if `takes` is true. It does not wait
   /// until the slot is full. It has no branch, so that the compiler keeps the number in a uniform
   /// register.
@@ -54,7 +49,7 @@ class Sm90SlotRing {
   }
 
  private:
-  const uint32_t base_;
+  const Sm90Smem<S> smem_;
   int num_slots_ = S::kSlots;
   int slot_ = 0;
   uint32_t parity_ = 0;

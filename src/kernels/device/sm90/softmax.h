@@ -3,7 +3,7 @@
 // FlashAttention).
 #pragma once
 
-#include "kernels/device/sm90/shape.h"
+#include "kernels/device/sm90/shared_memory.h"
 
 namespace flashplan::device {
 
@@ -47,18 +47,15 @@ struct Sm90Softmax {
       has_rows = __any_sync(0xffffffffU, S::row(first_row, opaque(thread), 0) <= last);
     }
 
-    /// Looks at S::kOnPages, when the keys of a step are there. `base`: where shared memory begins.
-    FLASHPLAN_DEVICE void find_pages(uint32_t base) {
-      off_pages = load_shared_4(base + S::kOnPages) != kAllOnPages;
+    /// Looks for keys on no page, when the keys of a step are there.
+    FLASHPLAN_DEVICE void find_pages(const Sm90Smem<S>& smem) {
+      off_pages = load_shared_4(smem.on_pages()) != kAllOnPages;
     }
     /// Whether some rows do not see some of the keys of the step that begins at `key`.
     FLASHPLAN_DEVICE bool hides(int32_t key) const {
       return off_pages || begin > key || end < key + S::kTileKv;
     }
   };
-
-  // Whether start() is to be called before all products, because they do not start at zero.
-  static constexpr bool kStartsLogits = false;
 
   float logits[S::kTileKv / 2] = {};
   float shift[2] = {};  // of this thread's two rows
@@ -68,8 +65,6 @@ struct Sm90Softmax {
   FLASHPLAN_DEVICE void begin(const AttentionParams&, const Sm90Context&, int32_t, int, int) {
     reset();
   }
-  /// Writes what the products with the keys of a step are added to.
-  FLASHPLAN_DEVICE void start(int) { clear(logits); }
   FLASHPLAN_DEVICE void reset() {
     shift[0] = shift[1] = kNoShift;
     sum[0] = sum[1] = 0.0F;
@@ -95,7 +90,7 @@ struct Sm90Softmax {
         mask(p, context, visible, first_row, thread, key);
       }
       if (raised) raise(variant.exp2_scale, shrink);
-      weigh(variant.exp2_scale, shift, added);
+      weigh(variant.exp2_scale, added);
       if (raised || !too_large(added, visible)) break;
       multiply_again();
       transform(variant);
@@ -187,7 +182,7 @@ struct Sm90Softmax {
   FLASHPLAN_DEVICE void raise(float scale, float (&shrink)[2]) {
     float largest[2];
     find_largest(largest);
-    raise_to(largest, shrink, [&](float x, int) { return x * scale; });
+    raise_to(largest, scale, shrink);
   }
   /// The largest of this thread's logits in each of its rows.
   FLASHPLAN_DEVICE void find_largest(float (&largest)[2]) const {
@@ -203,27 +198,25 @@ struct Sm90Softmax {
     }
   }
   /// Raises the shifts to the largest of the logits that the four threads of a row give.
-  /// `shift_of(x, half)` is the shift that makes the weight of x 1.
-  template <typename ShiftOf>
-  FLASHPLAN_DEVICE void raise_to(const float (&largest)[2], float (&shrink)[2], ShiftOf shift_of) {
+  FLASHPLAN_DEVICE void raise_to(const float (&largest)[2], float scale, float (&shrink)[2]) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       float x = largest[half];
       x = fmaxf(x, __shfl_xor_sync(0xffffffffU, x, 1));
       x = fmaxf(x, __shfl_xor_sync(0xffffffffU, x, 2));
-      const float raised = fmaxf(shift[half], shift_of(x, half));
+      const float raised = fmaxf(shift[half], x * scale);
       shrink[half] = exp2_fast(shift[half] - raised);
       shift[half] = raised;
       sum[half] *= shrink[half];
     }
   }
 
-  FLASHPLAN_DEVICE void weigh(float scale, const float (&shifts)[2], float (&added)[2]) {
+  FLASHPLAN_DEVICE void weigh(float scale, float (&added)[2]) {
     float chains[2][2] = {};
 #pragma unroll
     for (int i = 0; i < S::kTileKv / 2; ++i) {
       float& x = logits[i];
-      x = exp2_fast(__fmaf_rn(x, scale, -shifts[i / 2 % 2]));
+      x = exp2_fast(__fmaf_rn(x, scale, -shift[i / 2 % 2]));
       chains[i / 2 % 2][i % 2] += x;
     }
     added[0] = chains[0][0] + chains[0][1];

@@ -69,7 +69,7 @@ struct Sm90VariantSoftmax : Sm90Softmax<S> {
       }
       float more[2];
       Base::raise(variant.exp2_scale, more);
-      Base::weigh(variant.exp2_scale, shift, added);
+      Base::weigh(variant.exp2_scale, added);
       shrink[0] *= more[0];
       shrink[1] *= more[1];
       raised = true;
@@ -171,11 +171,24 @@ struct Sm90VariantSoftmax : Sm90Softmax<S> {
     if (!__any_sync(0xffffffffU, grows)) return false;
     samples[0] += kAhead;
     samples[1] += kAhead;
-    Base::raise_to(samples, shrink, [&](float x, int) { return x * scale; });
+    Base::raise_to(samples, scale, shrink);
     return true;
   }
 
   LogitPosition rows_[2];  // of this thread's rows, at key 0
 };
+
+/// The class that turns the logits of a kernel into weights.
+template <typename S, bool kNeedsPositions>
+struct Sm90SoftmaxChoice {
+  using Type = Sm90Softmax<S>;
+};
+template <typename S>
+struct Sm90SoftmaxChoice<S, true> {
+  using Type = Sm90VariantSoftmax<S>;
+};
+template <typename S>
+using Sm90SoftmaxOf =
+    typename Sm90SoftmaxChoice<S, S::Variant::kReadsPositions || !S::Variant::kUseSoftmax>::Type;
 
 }  // namespace flashplan::device

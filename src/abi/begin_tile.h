@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+// How a work tile of the schedule begins in a run: its rows, its keys, and where masks matter.
+#pragma once
+
+#include "abi/real_lens.h"
+
+namespace flashplan {
+
+/// A work tile with what only the tensors of the run say.
+struct BegunTile {
+  PackedRows rows;
+  int32_t request;
+  int32_t position;  // of query 0 of the segment among the keys; see Mask
+  KeySpan keys;      // may be none, where the request is shorter than planned: end <= begin
+  int32_t first_masked_key;
+};
+
+/// Begins a work tile of `segment`: finds its rows, fits its keys and the position of its queries
+/// to the real length of the request, leaves out keys without page ids, and looks up the first key
+/// that the caller's mask of bits covers. `tile_kv`: the keys of a step.
+FLASHPLAN_HOST_DEVICE BegunTile begin_tile(const AttentionParams& p, int32_t tile_kv,
+                                           const WorkTile& tile, const Segment& segment) {
+  const int32_t row_begin = tile.row_tile * p.schedule.tile_q;
+  const int32_t rows_left = segment.qo_len * p.schedule.group_size.value - row_begin;
+  BegunTile begun = {
+      .rows = {.segment = tile.segment,
+               .qo_begin = segment.qo_begin,
+               .row_begin = row_begin,
+               .num_rows = rows_left < p.schedule.tile_q ? rows_left : p.schedule.tile_q},
+      .request = request_of(tile, segment, p.tensors.pages),
+      .position = segment.position,
+      .keys = {tile.kv_begin, tile.kv_end},
+      .first_masked_key = 0};
+  if (has_real_length(p, segment)) {
+    Segment fitted = segment;
+    fit_to_length(p.mask, begun.rows, p.schedule.group_size, tile_kv,
+                  p.tensors.kv_lens[begun.request], fitted, begun.keys);
+    begun.position = fitted.position;
+  }
+  const int32_t keys_on_pages = p.tensors.pages.keys_of(segment.kv_row);
+  if (keys_on_pages < begun.keys.end) begun.keys.end = keys_on_pages;
+  begun.first_masked_key = first_masked_key(p, begun.request, begun.position);
+  return begun;
+}
+
+}  // namespace flashplan

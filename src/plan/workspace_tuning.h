@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+// How much memory of the workspace plans ask for.
+#pragma once
+
+#include <cstdint>
+
+namespace flashplan {
+
+struct WorkspaceTuning {
+  // Partial results. Each queue ends in at most one cut, and a cut makes two of them (Appendix D.3
+  // of the paper).
+  int32_t slots_per_queue = 2;
+  // Partial rows for each row of a request that shares prefixes: its own, and those of three
+  // prefixes. If requests read more prefixes, the planner shares fewer and cuts fewer tiles.
+  int64_t states_of_row = 4;
+  int64_t most_state_rows = 1 << 20;
+  // Batch-invariant plans may write a state for each chunk: so many keys of a head for each queue.
+  int32_t chunked_keys_per_queue = 16384;
+
+  // Prepared keys and values. There is room for as many keys as there are queries, up to the most
+  // bytes. Within what is enough in any case, there is room for more keys before these.
+  int64_t prepared_keys_per_query = 16;
+  int64_t enough_prepared_bytes = int64_t{128} << 20;
+  int64_t most_prepared_bytes = int64_t{512} << 20;
+};
+inline constexpr WorkspaceTuning kWorkspaceTuning;
+
+}  // namespace flashplan
