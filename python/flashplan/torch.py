@@ -236,19 +236,19 @@ def run(
         o, or (o, lse), of as many rows as q, because shapes must not depend on the plan. Rows
         after those that were planned are not written.
     """
-    q, q_tail = parts("q", q)
-    k, k_tail = parts("k", k, k_tail)
+    queries, q_tail = parts("q", q)
+    keys, k_tail = parts("k", k, k_tail)
     tensors, scalars = packed_arguments(attn._variant, variant_arguments) or ((), ())
     if out is None:
         dtype = getattr(torch, attn._o_dtype)
-        out = q.new_empty((q.shape[0], *attn._o_heads_and_dim), dtype=dtype)
+        out = queries.new_empty((queries.shape[0], *attn._o_heads_and_dim), dtype=dtype)
     if lse is None and return_lse:
-        lse = q.new_empty((q.shape[0], attn._o_heads_and_dim[0]), dtype=torch.float32)
+        lse = queries.new_empty((queries.shape[0], attn._o_heads_and_dim[0]), dtype=torch.float32)
     (k_number, k_scales), (v_number, v_scales) = map(_number_and_tensor, (k_scale, v_scale))
     torch.ops.flashplan.run(
         attn._handle,
-        q,
-        k,
+        queries,
+        keys,
         v,
         q_tail,
         k_tail,
