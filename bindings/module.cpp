@@ -62,6 +62,7 @@ NB_MODULE(_core, m) {
   flashplan::bind_plan(m);
   flashplan::bind_ops(m);
   flashplan::bind_row_ops(m);
+  flashplan::bind_mla(m);
   flashplan::bind_sampling(m);
   flashplan::bind_xla(m);
   // PyTorch's registry of operators and the frames of daemon threads keep the caller's objects for

@@ -24,7 +24,8 @@ void bind_options(nb::module_& m) {
       .value("float16", DType::kFloat16)
       .value("bfloat16", DType::kBFloat16)
       .value("float8_e4m3fn", DType::kFloat8E4M3)
-      .value("float8_e5m2", DType::kFloat8E5M2);
+      .value("float8_e5m2", DType::kFloat8E5M2)
+      .value("fp8_ds_mla", DType::kFp8DsMla);
 
   nb::enum_<KernelGroup>(m, "KernelGroup", "Which kernels may run the batches of a plan.")
       .value("all", KernelGroup::kAll)
@@ -44,6 +45,8 @@ void bind_options(nb::module_& m) {
       .def_rw("causal", &AttentionOptions::causal)
       .def_rw("window_left", &AttentionOptions::window_left)
       .def_rw("custom_mask", &AttentionOptions::custom_mask)
+      .def_rw("shared_kv", &AttentionOptions::shared_kv)
+      .def_rw("topk", &AttentionOptions::topk)
       .def_rw("softmax_scale", &AttentionOptions::softmax_scale)
       .def_rw("softcap", &AttentionOptions::softcap)
       .def_rw("rope", &AttentionOptions::rope, nb::arg().none())

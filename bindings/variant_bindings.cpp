@@ -37,7 +37,8 @@ TensorKind kind_of(DType dtype) {
     case DType::kFloat16:
     case DType::kBFloat16:
     case DType::kFloat8E4M3:
-    case DType::kFloat8E5M2: break;  // Variant::create() refuses these
+    case DType::kFloat8E5M2:
+    case DType::kFp8DsMla: break;  // Variant::create() refuses these
   }
   return TensorKind::kFloat;
 }

@@ -3,6 +3,8 @@
 
 from bad_appends import APPEND, APPEND_SCALES, ROPE_APPEND, SLOTS
 from bad_device_data import DEVICE_DATA
+from bad_mla import MLA, SPARSE
+from bad_mla_ops import APPEND_MLA, GATHER_MLA
 from bad_operators import MASKS, MERGE, OTHER
 from bad_plans import FIND, OPTIONS, PLAN
 from bad_rows import ADD_RMSNORM, GATED, LAYERNORM, RMSNORM, ROPE
@@ -26,5 +28,9 @@ GROUPS = [
     SOFTMAX,
     VERIFY,
     PENALTIES,
+    MLA,
+    SPARSE,
+    APPEND_MLA,
+    GATHER_MLA,
 ]
 BAD = [bad for group in GROUPS for bad in group]

@@ -30,6 +30,8 @@ ATTENTION = {
     "causal": True,
     "window_left": -1,
     "custom_mask": False,
+    "shared_kv": False,
+    "topk": None,
     "softmax_scale": None,
     "softcap": 0.0,
     "variant": None,
@@ -142,7 +144,8 @@ def test_a_typed_program_runs(torch):
         ),
         (
             fp.Attention.run,
-            "q k v block_table page_indptr page_indices kv_lens mask sinks out lse "
+            "q k v k_tail block_table page_indptr page_indices kv_lens topk_indices topk_lens mask "
+            "sinks out lse "
             "return_lse k_scale v_scale stream pdl variant_arguments",
         ),
         (

@@ -104,7 +104,7 @@ def test_tensors_of_run_are_counted():
     """The Python functions pass a tuple to the core."""
     plan = Scene().attn._plan
     for tensors in ((), (None,) * 14):
-        with pytest.raises(TypeError, match=f"^tensors: expected 13, got {len(tensors)}$"):
+        with pytest.raises(TypeError, match=f"^tensors: expected 17, got {len(tensors)}$"):
             plan.run(tensors, None, False, None)
 
 

@@ -325,7 +325,7 @@ def test_calls_that_are_not_of_this_package(jax, calls, small):
     handle = np.int64(attn._handle)
     good = {
         "attention": handle,
-        "given": np.int64(1),
+        "given": np.int64(0b1001),  # v and block_table
         "k_scale": np.float32(1),
         "v_scale": np.float32(1),
     }
@@ -345,7 +345,7 @@ def test_calls_that_are_not_of_this_package(jax, calls, small):
     refused("attn: expected .* gone", q, k, v, TABLE, **good | {"attention": np.int64(-1)})
     caches = [jax.ShapeDtypeStruct(k.shape, k.dtype)] * 2
     arrays = (q[:, :2], q[:, :2], k, v, INDPTR, LENS[:2], TABLE)
-    good = {"hnd": np.int64(0), **good}
+    good = {"hnd": np.int64(0), **good, "given": np.int64(1)}
     name = "flashplan_append_paged_kv"  # without aliases
     refused("k_cache: expected .* memory of", *arrays, results=caches, name=name, **good)
 

@@ -135,7 +135,7 @@ def test_operators_are_what_they_say(torch, ops):
     out, lse = torch.empty_like(q), q.new_empty(q.shape[:2])
     torch.library.opcheck(
         torch.ops.flashplan.run.default,
-        (attn._handle, q, k, v, table, *(None,) * 7, out, lse, 1.0, 1.0, False, [], []),
+        (attn._handle, q, k, v, None, None, table, *(None,) * 9, out, lse, 1.0, 1.0, False, [], []),
     )
     new = torch.randn(2, *k.shape[2:])
     indptr, lens = torch.tensor([[0, 2], [5, 0]], dtype=torch.int32)
@@ -239,7 +239,7 @@ def test_an_operator_keeps_no_attention_alive(torch, ops):
     table = kwargs["block_table"]
     with pytest.raises(RuntimeError, match="^attn: expected .* got one that is gone"):
         torch.ops.flashplan.run(
-            handle, *args, table, *(None,) * 7, out, None, 1.0, 1.0, False, [], []
+            handle, *args, None, None, table, *(None,) * 9, out, None, 1.0, 1.0, False, [], []
         )
 
 

@@ -57,7 +57,7 @@ RunArgs::RunArgs(const AttentionOptions& options, const RunObjects& o, nb::handl
   for (std::size_t i = 0; i < kNumRunTensors; ++i) {
     const RunTensor& tensor = kRunTensors[i];
     if (objects[i].is_none()) {
-      if (!tensor.is_required()) continue;
+      if (!tensor.is_required(options.shared_kv)) continue;
       raise_type(std::string(tensor.name) + ": expected a tensor, got None");
     }
     const auto [kind, stored_as] = accepted_by(tensor, options);

@@ -68,10 +68,10 @@ Status run(XlaCall& call) {
       FLASHPLAN_RETURN_IF_ERROR(call.attribute(tensor.name, &(t.*tensor.number)));
     }
     if (tensor.is_written()) {
-      if (tensor.is_required() || call.has_results()) {
+      if (tensor.use == RunTensorUse::kAlways || call.has_results()) {
         FLASHPLAN_RETURN_IF_ERROR(call.result(view));
       }
-    } else if (tensor.is_required() || next_bit(&given)) {
+    } else if (tensor.use == RunTensorUse::kAlways || next_bit(&given)) {
       FLASHPLAN_RETURN_IF_ERROR(call.argument(view));
     }
   }

@@ -54,6 +54,7 @@ constexpr int32_t kBuffer = 1;  // the type of an argument or a result
 enum DataType : int32_t {
   kS32 = 4,
   kS64 = 5,
+  kU8 = 6,
   kU32 = 8,
   kF16 = 10,
   kF32 = 11,

@@ -9,6 +9,7 @@
 #include "flashplan/activation.h"
 #include "flashplan/kv_cache.h"
 #include "flashplan/merge.h"
+#include "flashplan/mla.h"
 #include "flashplan/norm.h"
 #include "flashplan/penalties.h"
 #include "flashplan/plan.h"

@@ -67,7 +67,8 @@ enum {
   FLASHPLAN_FLOAT8_E5M2 = 4,
   FLASHPLAN_INT32 = 5,
   FLASHPLAN_INT64 = 6,
-  FLASHPLAN_UINT32 = 7
+  FLASHPLAN_UINT32 = 7,
+  FLASHPLAN_FP8_DS_MLA = 8
 };
 
 // flashplan_tensor.device_type
@@ -176,7 +177,7 @@ typedef struct flashplan_options {
   int32_t causal;  // 0 or 1, as custom_mask, batch_invariant and lse_base2
   int32_t window_left;
   int32_t custom_mask;
-  float softmax_scale;  // 0: 1 / sqrt(head_dim_qk)
+  float softmax_scale;  // 0: 1 / sqrt(head_dim_qk); needed with shared_kv
   float softcap;
   int32_t max_batch_size;
   int32_t max_qo_tokens;
@@ -189,6 +190,8 @@ typedef struct flashplan_options {
   const flashplan_variant* variant;   // or NULL
   int32_t lse_base2;                  // lse is a logarithm to base 2, not the natural one
   int32_t kernels;                    // FLASHPLAN_ALL_KERNELS or one of its siblings
+  int32_t shared_kv;                  // 0 or 1
+  int32_t topk;                       // 0: queries see the keys of their requests
 } flashplan_options;
 
 // Sets the defaults, and heads and head dims to 0.
@@ -246,7 +249,7 @@ typedef struct flashplan_attention_tensors {
   size_t struct_size;
   const flashplan_tensor* q;
   const flashplan_tensor* k;
-  const flashplan_tensor* v;
+  const flashplan_tensor* v;  // NULL with shared_kv
   const flashplan_tensor* block_table;
   const flashplan_tensor* page_indptr;
   const flashplan_tensor* page_indices;
@@ -266,8 +269,12 @@ typedef struct flashplan_attention_tensors {
   const float* variant_scalars;                    // [num_variant_scalars], or NULL
   int32_t num_variant_tensors;
   int32_t num_variant_scalars;
-  int32_t pdl;       // != 0: programmatic dependent launch
-  int32_t reserved;  // 0
+  int32_t pdl;                           // != 0: programmatic dependent launch
+  int32_t reserved;                      // 0
+  const flashplan_tensor* q_tail;        // or NULL
+  const flashplan_tensor* k_tail;        // or NULL
+  const flashplan_tensor* topk_indices;  // or NULL
+  const flashplan_tensor* topk_lens;     // or NULL
 } flashplan_attention_tensors;
 
 // Sets scales to 1 and everything else to NULL or 0.

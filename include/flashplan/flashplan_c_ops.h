@@ -2,8 +2,8 @@
 // What an engine calls beside attention, for C: norms, activations, rotary embedding, and from
 // logits to tokens. The rules of flashplan_c.h for statuses, messages, structs and memory hold
 // here. Each function is the one of the same name in norm.h, activation.h, rope.h, kv_cache.h,
-// sampling.h, speculative.h or penalties.h. Those headers say what it computes, which shapes and
-// dtypes tensors must have, and which errors it returns.
+// mla.h, sampling.h, speculative.h or penalties.h. Those headers say what it computes, which shapes
+// and dtypes tensors must have, and which errors it returns.
 //
 // A tensor argument must not be NULL unless its comment says so. On a GPU each call launches one
 // kernel on `stream`, allocates nothing, does not synchronise, and may be captured into a graph. On
@@ -95,6 +95,55 @@ FLASHPLAN_API flashplan_status flashplan_apply_rope_table(
 FLASHPLAN_API flashplan_status flashplan_rope_append_paged_kv(
     const flashplan_tensor* q, const flashplan_append_tensors* tensors, const flashplan_rope* rope,
     const flashplan_tensor* out_q, flashplan_stream stream, char* message) FLASHPLAN_NOEXCEPT;
+
+// New tokens of multi-head latent attention and the cache they go to: MlaAppendTensors of mla.h.
+typedef struct flashplan_mla_append_tensors {
+  size_t struct_size;
+  const flashplan_tensor* kv_c;
+  const flashplan_tensor* k_pe;        // or NULL
+  const flashplan_tensor* cache;       // written
+  const flashplan_tensor* cache_tail;  // written, or NULL
+  const flashplan_tensor* slot_mapping;
+  const flashplan_tensor* norm_weight;  // or NULL
+  const flashplan_tensor* positions;    // NULL without a rotation
+  const flashplan_tensor* q_pe;         // written, or NULL
+  float scale;
+  float eps;
+} flashplan_mla_append_tensors;
+
+// Sets the defaults of mla.h, and all tensors to NULL.
+FLASHPLAN_API void flashplan_mla_append_tensors_init(flashplan_mla_append_tensors* tensors,
+                                                     size_t struct_size) FLASHPLAN_NOEXCEPT;
+
+// Normalises, rotates, narrows and writes the keys of new tokens. rope may be NULL: nothing is
+// rotated.
+FLASHPLAN_API flashplan_status flashplan_append_mla(const flashplan_mla_append_tensors* tensors,
+                                                    const flashplan_rope* rope,
+                                                    flashplan_stream stream,
+                                                    char* message) FLASHPLAN_NOEXCEPT;
+
+// Ranges of cached tokens and where they go: MlaGatherTensors of mla.h.
+typedef struct flashplan_mla_gather_tensors {
+  size_t struct_size;
+  const flashplan_tensor* cache;
+  const flashplan_tensor* cache_tail;  // or NULL
+  const flashplan_tensor* block_table;
+  const flashplan_tensor* kv_indptr;
+  const flashplan_tensor* starts;    // or NULL
+  const flashplan_tensor* out;       // written
+  const flashplan_tensor* out_tail;  // written, or NULL
+  float scale;
+  int32_t reserved;  // 0
+} flashplan_mla_gather_tensors;
+
+// Sets scale to 1 and everything else to NULL or 0.
+FLASHPLAN_API void flashplan_mla_gather_tensors_init(flashplan_mla_gather_tensors* tensors,
+                                                     size_t struct_size) FLASHPLAN_NOEXCEPT;
+
+// Copies the keys of tokens out of their pages, and widens them.
+FLASHPLAN_API flashplan_status flashplan_gather_mla(const flashplan_mla_gather_tensors* tensors,
+                                                    flashplan_stream stream,
+                                                    char* message) FLASHPLAN_NOEXCEPT;
 
 // out = softmax(logits / temperature); temperatures is NULL, or has a number for each request
 // instead of `temperature`. `out` may be logits.

@@ -42,7 +42,7 @@ struct AttentionOptions {
   int32_t page_size = 0;  // 0: k and v are ragged tensors; >= 1: a paged cache
   KvLayout kv_layout = KvLayout::kNHD;
   DType q_dtype = DType::kBFloat16;
-  DType kv_dtype = DType::kBFloat16;  // q_dtype, or an 8-bit float
+  DType kv_dtype = DType::kBFloat16;  // q_dtype, an 8-bit float, or kFp8DsMla
   DType o_dtype = DType::kBFloat16;
 
   /// Key j is visible to query i iff j <= i + kv_len - qo_len (bottom-right aligned).
@@ -51,7 +51,16 @@ struct AttentionOptions {
   int32_t window_left = -1;
   /// Each run() takes a mask of bits (AttentionTensors::mask), which hides further keys.
   bool custom_mask = false;
-  /// Multiplies q.k; a normal float > 0; empty: 1 / sqrt(head_dim_qk).
+  /// Values are the first head_dim_vo dims of the keys, as in multi-head latent attention (MLA):
+  /// runs take no v. It needs num_kv_heads == 1, head_dim_vo <= head_dim_qk and a softmax_scale,
+  /// and allows neither a variant nor a rotation. On the CPU only.
+  bool shared_kv = false;
+  /// With shared_kv and pages: the most keys that a query sees, which each run() lists
+  /// (AttentionTensors::topk_indices); 0: queries see the keys of their requests. causal does not
+  /// hide listed keys; there are neither a window nor a mask. Shared prefixes are not used.
+  int32_t topk = 0;
+  /// Multiplies q.k; a normal float > 0; empty: 1 / sqrt(head_dim_qk). With shared_kv there is no
+  /// default, because models scale by the head dim before their keys were compressed.
   std::optional<float> softmax_scale;
   /// logits = softcap * tanh(softmax_scale * q.k / softcap); a normal float > 0, or 0: off.
   float softcap = 0.0F;
@@ -84,7 +93,9 @@ struct AttentionOptions {
 /// Lengths of one step, in host memory; read before plan() returns.
 struct Batch {
   const int32_t* qo_indptr = nullptr;  // [batch_size + 1], starts at 0, ascending
-  const int32_t* kv_lens = nullptr;    // [batch_size] keys of each request, with those of this step
+  /// [batch_size] keys of each request, with those of this step. With topk they are upper bounds:
+  /// the first min(topk, kv_len) keys of the list of a query count.
+  const int32_t* kv_lens = nullptr;
   /// [batch_size + 1] first row of each request in ragged k and v; null: the running sum of
   /// kv_lens.
   const int32_t* kv_indptr = nullptr;
@@ -113,8 +124,21 @@ struct Batch {
 struct AttentionTensors {
   TensorView q;  // [>= T, num_qo_heads, head_dim_qk]
   /// ragged: [>= kv_indptr[batch_size], num_kv_heads, head_dim]; paged: see KvLayout. Any strides
-  /// but for the last dimension, which is contiguous.
+  /// but for the last dimension, which is contiguous. With shared_kv v is empty, and k may also
+  /// have no dimension of heads; its last dimension has kDsMlaBytes elements in kFp8DsMla.
   TensorView k, v;
+  /// With shared_kv, or empty: the last head_dim_qk - head_dim_vo dims of q and of k, shaped like
+  /// these but for the last dimension. Then q or k has the first head_dim_vo dims. Without
+  /// shared_kv k_tail [>= kv_indptr[batch_size], any] has the last dims of ragged keys, the same
+  /// for all kv heads, as those that a model rotates; k has the others. That is so on the CPU only.
+  TensorView q_tail, k_tail;
+  /// With topk, instead of a page table: [>= T, 1 to topk] int32, on the Plan's device, the keys
+  /// that each query sees, page * page_size + row in page. Others than of the cache, such as -1,
+  /// are skipped; a key that is listed twice counts twice. Of a query's list as many entries count
+  /// as plan() was told, min(topk, kv_len); on the CPU a key behind them is an error.
+  TensorView topk_indices;
+  /// [>= T] int32, or empty: how many entries of each list count. The others may be anything.
+  TensorView topk_lens;
   // Paged only, one of the two forms, int32, on the Plan's device. A request of kv_len tokens
   // reads its first ceil(kv_len / page_size) page ids and no more. The id of a page whose keys no
   // query sees may be anything. If a query sees keys of a page whose id is outside of the cache,
@@ -145,7 +169,8 @@ struct AttentionTensors {
   /// that to base 2.
   TensorView lse;
   /// Real key = k_scale * stored key (8-bit caches). Normal floats > 0, and so must be
-  /// softmax_scale * k_scale, which may not overflow when it is divided by softcap.
+  /// softmax_scale * k_scale, which may not overflow when it is divided by softcap. With shared_kv
+  /// k_scale is that of values too, and v_scale must be 1.
   float k_scale = 1.0F;
   float v_scale = 1.0F;
   /// [1] or [num_kv_heads] float32, on the Plan's device, or empty: one factor for all kv heads or

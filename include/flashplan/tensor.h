@@ -24,7 +24,15 @@ enum class DType : int32_t {
   kInt32,  // indices only, as is kInt64
   kInt64,
   kUInt32,  // words of masks only
+  /// "fp8_ds_mla", bytes of the keys of DeepSeek V3.2, 656 for each: 512 float8_e4m3fn, 4 float32
+  /// scales, each of 128 of these, and 64 bfloat16. In caches with shared_kv alone.
+  kFp8DsMla,
 };
+
+/// Bytes of a key in an fp8_ds_mla cache, and its dims: those with scales, and all.
+constexpr int32_t kDsMlaBytes = 656;
+constexpr int32_t kDsMlaScaledDims = 512;
+constexpr int32_t kDsMlaDims = 576;
 
 /// Bytes of one element.
 constexpr int64_t item_size(DType dtype) noexcept {
@@ -36,7 +44,8 @@ constexpr int64_t item_size(DType dtype) noexcept {
     case DType::kBFloat16: return 2;
     case DType::kInt64: return 8;
     case DType::kFloat8E4M3:
-    case DType::kFloat8E5M2: return 1;
+    case DType::kFloat8E5M2:
+    case DType::kFp8DsMla: return 1;
   }
   return 1;  // of a number that is no DType, which every call refuses
 }

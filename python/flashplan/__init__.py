@@ -10,6 +10,7 @@ from flashplan._core import version as _version
 from flashplan.attention import Attention
 from flashplan.device_data import check_device_data
 from flashplan.masks import pack_mask
+from flashplan.mla import append_mla, gather_mla
 from flashplan.ops import append_paged_kv, merge_states, rope_append_paged_kv
 from flashplan.penalties import apply_penalties
 from flashplan.prefixes import find_shared_prefixes
@@ -37,11 +38,13 @@ __all__ = [
     "UnsupportedError",
     "Variant",
     "add_rmsnorm",
+    "append_mla",
     "append_paged_kv",
     "apply_penalties",
     "apply_rope",
     "check_device_data",
     "find_shared_prefixes",
+    "gather_mla",
     "gelu_and_mul",
     "gelu_tanh_and_mul",
     "get_num_threads",

@@ -20,6 +20,8 @@ class DType(enum.Enum):
 
     float8_e5m2 = 4
 
+    fp8_ds_mla = 8
+
 class KernelGroup(enum.Enum):
     """Which kernels may run the batches of a plan."""
 
@@ -99,6 +101,18 @@ class Options:
 
     @custom_mask.setter
     def custom_mask(self, arg: bool, /) -> None: ...
+
+    @property
+    def shared_kv(self) -> bool: ...
+
+    @shared_kv.setter
+    def shared_kv(self, arg: bool, /) -> None: ...
+
+    @property
+    def topk(self) -> int: ...
+
+    @topk.setter
+    def topk(self, arg: int, /) -> None: ...
 
     @property
     def softmax_scale(self) -> float | None: ...
@@ -381,6 +395,10 @@ def add_rmsnorm(x: object | None, residual: object | None, weight: object | None
 def layernorm(x: object | None, weight: object | None, bias: object | None, out: object | None, eps: object | None, stream: object | None) -> None: ...
 
 def gated_activation(activation: Activation, x: object | None, out: object | None, out_dtype: object | None, scale: object | None, stream: object | None) -> None: ...
+
+def append_mla(kv_c: object | None, k_pe: object | None, cache: object | None, cache_tail: object | None, slot_mapping: object | None, stored: DType, is_given: bool, scale: object | None, norm_weight: object | None, eps: object | None, rope: Rope | None, positions: object | None, q_pe: object | None, stream: object | None) -> None: ...
+
+def gather_mla(cache: object | None, cache_tail: object | None, stored: DType, is_given: bool, block_table: object | None, kv_indptr: object | None, starts: object | None, out: object | None, out_tail: object | None, scale: object | None, stream: object | None) -> None: ...
 
 def sample(logits: object | None, temperature: object | None, top_k: object | None, top_p: object | None, min_p: object | None, seed: object | None, offset: object | None, from_probs: bool, logit_bias: object | None, out: object | None, logprobs: object | None, status: object | None, stream: object | None) -> None: ...
 

@@ -16,9 +16,9 @@ from flashplan.types import (
     Device,
     FloatDType,
     KernelGroup,
-    KvDType,
     KvLayout,
     Lengths,
+    MlaDType,
     PrefixRows,
     Stream,
     Tensor,
@@ -42,13 +42,23 @@ class Attention(Runs):
         page_size: tokens per page of the cache; None if k and v are ragged tensors.
         q_dtype: "float16" or "bfloat16", on the CPU also "float32"; or a framework's dtype of that
             name.
-        kv_dtype: dtype of k and v: that of q (default), "float8_e4m3fn" or "float8_e5m2".
+        kv_dtype: dtype of k and v: that of q (default), "float8_e4m3fn" or "float8_e5m2". With
+            shared_kv and head_dim (576, 512) also "fp8_ds_mla", the format of DeepSeek V3.2: keys
+            of 656 bytes (uint8), which are 512 float8_e4m3fn, 4 float32 scales of 128 dims each,
+            and 64 bfloat16.
         o_dtype: "float32", "float16" or "bfloat16"; default: that of q.
         causal: key j is visible to query i iff j <= i + kv_len - qo_len (bottom-right aligned).
         window_left: key j is visible iff j >= i + kv_len - qo_len - window_left; -1: no window. A
             window of W tokens that counts the query's own is window_left = W - 1.
         custom_mask: each run() takes a mask of bits, which hides further keys; see `pack_mask`.
-        softmax_scale: multiplies q.k; a normal float32 > 0; default: 1 / sqrt(head_dim_qk).
+        shared_kv: values are the first head_dim_vo dims of the keys, as in multi-head latent
+            attention (MLA): run() takes no v. It needs num_kv_heads=1 and a softmax_scale, and
+            allows neither `variant` nor `rope`. On the CPU only.
+        topk: with shared_kv and pages: the most keys that a query sees; each run() lists them
+            (topk_indices). causal does not hide listed keys, and there are neither a window nor a
+            mask. kv_lens of plan() are upper bounds, and a token costs min(topk, kv_len).
+        softmax_scale: multiplies q.k; a normal float32 > 0; default: 1 / sqrt(head_dim_qk), and
+            none with shared_kv, because models scale by the head dim before compression.
         softcap: logits become softcap * tanh(logits / softcap); a normal float32 > 0, or 0 to turn
             this off.
         variant: an attention of your own; see `Variant`. It is compiled here: for the CPU by the
@@ -131,11 +141,13 @@ class Attention(Runs):
         *,
         page_size: int | None = 16,
         q_dtype: FloatDType = "bfloat16",
-        kv_dtype: KvDType | None = None,
+        kv_dtype: MlaDType | None = None,
         o_dtype: FloatDType | None = None,
         causal: bool = True,
         window_left: int = -1,
         custom_mask: bool = False,
+        shared_kv: bool = False,
+        topk: int | None = None,
         softmax_scale: float | None = None,
         softcap: float = 0.0,
         variant: Variant | None = None,
@@ -161,6 +173,8 @@ class Attention(Runs):
             causal=causal,
             window_left=window_left,
             custom_mask=custom_mask,
+            shared_kv=shared_kv,
+            topk=topk,
             softmax_scale=softmax_scale,
             softcap=softcap,
             variant=variant,

@@ -28,6 +28,7 @@ from flashplan import _core
 from flashplan.attention import Attention
 from flashplan.jax_calls import Argument, Call, Result, call_xla, check_mesh, is_local
 from flashplan.jax_devices import AttentionOnDevices
+from flashplan.mla import parts as split_pair
 from flashplan.values import is_hnd, to_float
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ def _check_heads(arrays: dict[Argument, Any], num_qo_heads: int, num_kv_heads: i
         if argument.heads is None:
             continue
         shape = np.shape(array)
-        heads = num_qo_heads if argument.name in ("q", "sinks") else num_kv_heads
+        heads = num_qo_heads if argument.name in ("q", "q_tail", "sinks") else num_kv_heads
         if len(shape) <= argument.heads or shape[argument.heads] != heads:
             raise ValueError(
                 f"{argument.name}: expected {heads} heads in dimension {argument.heads}, "
@@ -133,14 +134,17 @@ def _shape(name: str, array: Any, expected: tuple[int | None, ...]) -> tuple[int
 @overload
 def run(
     attn: Attention | AttentionOnDevices,
-    q: ArrayLike,
-    k: ArrayLike,
-    v: ArrayLike,
+    q: ArrayLike | tuple[ArrayLike, ArrayLike],
+    k: ArrayLike | tuple[ArrayLike, ArrayLike],
+    v: ArrayLike | None = None,
     *,
+    k_tail: ArrayLike | None = None,
     block_table: ArrayLike | None = None,
     page_indptr: ArrayLike | None = None,
     page_indices: ArrayLike | None = None,
     kv_lens: ArrayLike | None = None,
+    topk_indices: ArrayLike | None = None,
+    topk_lens: ArrayLike | None = None,
     mask: ArrayLike | None = None,
     sinks: ArrayLike | None = None,
     return_lse: Literal[False] = False,
@@ -150,14 +154,17 @@ def run(
 @overload
 def run(
     attn: Attention | AttentionOnDevices,
-    q: ArrayLike,
-    k: ArrayLike,
-    v: ArrayLike,
+    q: ArrayLike | tuple[ArrayLike, ArrayLike],
+    k: ArrayLike | tuple[ArrayLike, ArrayLike],
+    v: ArrayLike | None = None,
     *,
+    k_tail: ArrayLike | None = None,
     block_table: ArrayLike | None = None,
     page_indptr: ArrayLike | None = None,
     page_indices: ArrayLike | None = None,
     kv_lens: ArrayLike | None = None,
+    topk_indices: ArrayLike | None = None,
+    topk_lens: ArrayLike | None = None,
     mask: ArrayLike | None = None,
     sinks: ArrayLike | None = None,
     return_lse: Literal[True],
@@ -166,14 +173,17 @@ def run(
 ) -> tuple[Array, Array]: ...
 def run(
     attn: Attention | AttentionOnDevices,
-    q: ArrayLike,
-    k: ArrayLike,
-    v: ArrayLike,
+    q: ArrayLike | tuple[ArrayLike, ArrayLike],
+    k: ArrayLike | tuple[ArrayLike, ArrayLike],
+    v: ArrayLike | None = None,
     *,
+    k_tail: ArrayLike | None = None,
     block_table: ArrayLike | None = None,
     page_indptr: ArrayLike | None = None,
     page_indices: ArrayLike | None = None,
     kv_lens: ArrayLike | None = None,
+    topk_indices: ArrayLike | None = None,
+    topk_lens: ArrayLike | None = None,
     mask: ArrayLike | None = None,
     sinks: ArrayLike | None = None,
     return_lse: bool = False,
@@ -192,7 +202,7 @@ def run(
     devices, arrays have the shapes of one device inside shard_map. Elsewhere q, k, v, sinks and
     scales for each head have n times the heads, and these are divided among the devices: by a
     NamedSharding of the dimension of heads over a mesh of all of them. Arrays with all heads on
-    each device are cut there. All other arrays are whole on each device.
+    each device are cut there. All other arrays are whole on each device, and with shared_kv k too.
 
     Returns:
         o, or (o, lse), of as many rows as q, because shapes must not depend on the plan. Rows after
@@ -216,6 +226,10 @@ def run(
     if one._variant is not None and one._variant._tensors:
         names = ", ".join(one._variant._tensors)
         raise _core.UnsupportedError(f"attn: expected a variant without tensors, got {names}")
+    q, q_tail = split_pair("q", q)
+    k, k_tail = split_pair("k", k, k_tail)
+    if v is None and not one._plan.options.shared_kv:
+        raise TypeError("v: expected an array, got None")
     check_mesh(devices)
     parts = 1 if is_local() else max(1, len(devices))
     options = one._plan.options
@@ -226,23 +240,29 @@ def run(
         results.append(Result((num_tokens, heads), "float32", heads=1))
     k_number, k_array = _scale("k_scale", k_scale)
     v_number, v_array = _scale("v_scale", v_scale)
+    # All devices have the keys of multi-head latent attention, which all heads share.
+    shared = options.shared_kv
+    kv_heads = None if shared else _heads_of_cache(options.hnd) if options.page_size else 1
     optional, given = _given(
         {
+            Argument("v", kv_heads): v,
+            Argument("q_tail", heads=1): q_tail,
+            Argument("k_tail"): k_tail,
             Argument("block_table"): block_table,
             Argument("page_indptr"): page_indptr,
             Argument("page_indices"): page_indices,
             Argument("kv_lens"): kv_lens,
+            Argument("topk_indices"): topk_indices,
+            Argument("topk_lens"): topk_lens,
             Argument("mask"): mask,
             Argument("sinks", heads=0): sinks,
             _scale_argument("k_scale", k_array): k_array,
             _scale_argument("v_scale", v_array): v_array,
         }
     )
-    kv_heads = _heads_of_cache(options.hnd) if options.page_size else 1
     arrays = {
         Argument("q", heads=1): q,
         Argument("k", kv_heads): k,
-        Argument("v", kv_heads): v,
         **optional,
     }
     _check_arrays(arrays)

@@ -10,8 +10,8 @@ from typing import Any, TypedDict
 from flashplan import _core
 from flashplan.nvrtc import find_nvrtc
 from flashplan.rope import Rope
-from flashplan.types import Device, FloatDType, KernelGroup, KvDType, KvLayout
-from flashplan.values import is_hnd, to_bool, to_dtype, to_float, to_int
+from flashplan.types import Device, FloatDType, KernelGroup, KvLayout, MlaDType
+from flashplan.values import DTYPES, MLA_DTYPES, is_hnd, to_bool, to_dtype, to_float, to_int
 from flashplan.variant import Variant
 
 # Of which one exists where NVIDIA's driver is loaded: on Linux, in WSL.
@@ -23,11 +23,13 @@ class Options(TypedDict, total=False):
 
     page_size: int | None
     q_dtype: FloatDType
-    kv_dtype: KvDType | None
+    kv_dtype: MlaDType | None
     o_dtype: FloatDType | None
     causal: bool
     window_left: int
     custom_mask: bool
+    shared_kv: bool
+    topk: int | None
     softmax_scale: float | None
     softcap: float
     variant: Variant | None
@@ -104,11 +106,13 @@ def make_options(
     *,
     page_size: int | None = 16,
     q_dtype: FloatDType = "bfloat16",
-    kv_dtype: KvDType | None = None,
+    kv_dtype: MlaDType | None = None,
     o_dtype: FloatDType | None = None,
     causal: bool = True,
     window_left: int = -1,
     custom_mask: bool = False,
+    shared_kv: bool = False,
+    topk: int | None = None,
     softmax_scale: float | None = None,
     softcap: float = 0.0,
     variant: Variant | None = None,
@@ -134,11 +138,18 @@ def make_options(
                 f"page_size: expected >= 1, or None for ragged k and v, got {page_size}"
             )
     options.q_dtype = to_dtype("q_dtype", q_dtype)
-    options.kv_dtype = options.q_dtype if kv_dtype is None else to_dtype("kv_dtype", kv_dtype)
+    options.kv_dtype = options.q_dtype
+    if kv_dtype is not None:
+        options.kv_dtype = to_dtype("kv_dtype", kv_dtype, MLA_DTYPES if shared_kv else DTYPES)
     options.o_dtype = options.q_dtype if o_dtype is None else to_dtype("o_dtype", o_dtype)
     options.causal = to_bool("causal", causal)
     options.window_left = to_int("window_left", window_left)
     options.custom_mask = to_bool("custom_mask", custom_mask)
+    options.shared_kv = to_bool("shared_kv", shared_kv)
+    if topk is not None:
+        options.topk = to_int("topk", topk)
+        if options.topk < 1:
+            raise ValueError(f"topk: expected >= 1, or None for all keys, got {topk}")
     if softmax_scale is not None:
         options.softmax_scale = to_float("softmax_scale", softmax_scale)
     options.softcap = number = to_float("softcap", softcap)
@@ -199,6 +210,8 @@ def options_dict(
         "causal": options.causal,
         "window_left": options.window_left,
         "custom_mask": options.custom_mask,
+        "shared_kv": options.shared_kv,
+        "topk": options.topk or None,
         "softmax_scale": options.softmax_scale,
         "softcap": options.softcap,
         "variant": variant,

@@ -7,6 +7,7 @@ import inspect
 from typing import Any, Literal, overload
 
 from flashplan import _core
+from flashplan.mla import parts
 from flashplan.outputs import given_or_kept, new_output, shape_of
 from flashplan.profiling import event
 from flashplan.types import BoundRun, Stream, Tensor, TensorT
@@ -32,14 +33,17 @@ class Runs:
     @overload
     def run(
         self,
-        q: TensorT,
-        k: Tensor,
-        v: Tensor,
+        q: TensorT | tuple[TensorT, Tensor],
+        k: Tensor | tuple[Tensor, Tensor],
+        v: Tensor | None = None,
         *,
+        k_tail: Tensor | None = None,
         block_table: Tensor | None = None,
         page_indptr: Tensor | None = None,
         page_indices: Tensor | None = None,
         kv_lens: Tensor | None = None,
+        topk_indices: Tensor | None = None,
+        topk_lens: Tensor | None = None,
         mask: Tensor | None = None,
         sinks: Tensor | None = None,
         out: TensorT | None = None,
@@ -54,14 +58,17 @@ class Runs:
     @overload
     def run(
         self,
-        q: TensorT,
-        k: Tensor,
-        v: Tensor,
+        q: TensorT | tuple[TensorT, Tensor],
+        k: Tensor | tuple[Tensor, Tensor],
+        v: Tensor | None = None,
         *,
+        k_tail: Tensor | None = None,
         block_table: Tensor | None = None,
         page_indptr: Tensor | None = None,
         page_indices: Tensor | None = None,
         kv_lens: Tensor | None = None,
+        topk_indices: Tensor | None = None,
+        topk_lens: Tensor | None = None,
         mask: Tensor | None = None,
         sinks: Tensor | None = None,
         out: TensorT | None = None,
@@ -76,14 +83,17 @@ class Runs:
     @overload
     def run(
         self,
-        q: TensorT,
-        k: Tensor,
-        v: Tensor,
+        q: TensorT | tuple[TensorT, Tensor],
+        k: Tensor | tuple[Tensor, Tensor],
+        v: Tensor | None = None,
         *,
+        k_tail: Tensor | None = None,
         block_table: Tensor | None = None,
         page_indptr: Tensor | None = None,
         page_indices: Tensor | None = None,
         kv_lens: Tensor | None = None,
+        topk_indices: Tensor | None = None,
+        topk_lens: Tensor | None = None,
         mask: Tensor | None = None,
         sinks: Tensor | None = None,
         out: TensorT | None = None,
@@ -98,14 +108,17 @@ class Runs:
     @event("flashplan.run")
     def run(
         self,
-        q: TensorT,
-        k: Tensor,
-        v: Tensor,
+        q: TensorT | tuple[TensorT, Tensor],
+        k: Tensor | tuple[Tensor, Tensor],
+        v: Tensor | None = None,
         *,
+        k_tail: Tensor | None = None,
         block_table: Tensor | None = None,
         page_indptr: Tensor | None = None,
         page_indices: Tensor | None = None,
         kv_lens: Tensor | None = None,
+        topk_indices: Tensor | None = None,
+        topk_lens: Tensor | None = None,
         mask: Tensor | None = None,
         sinks: Tensor | None = None,
         out: TensorT | None = None,
@@ -130,7 +143,13 @@ class Runs:
             k, v: ragged [kv_tokens, num_kv_heads, head_dim], or pages
                 [num_pages, page_size, num_kv_heads, head_dim] (NHD) or
                 [num_pages, num_kv_heads, page_size, head_dim] (HND). The last dimension is
-                contiguous, the other strides are any that are not negative.
+                contiguous, the other strides are any that are not negative. With shared_kv there is
+                no v, q and k may be pairs, of tensors with the first head_dim_vo dims and with the
+                others, and tensors of k may have no dimension of heads. With "fp8_ds_mla" the last
+                dimension of k has 656 bytes.
+            k_tail: [kv_tokens, any]: the last dims of ragged k, where these are the same for all kv
+                heads, as those that a model rotates (DeepSeek); k then has the other dims. On the
+                CPU only.
             block_table: [batch_size, max_pages] int32 page ids of each request, or
             page_indptr, page_indices: the same as CSR, [batch_size + 1] and [num_ids] int32.
                 An id that no query sees may be anything. On the CPU a visible id outside of the
@@ -145,6 +164,13 @@ class Runs:
                 least num_tokens + qo_len keys. Ragged k and v stay where they were planned. A
                 captured run reads the lengths when it is replayed. None with a variant that has a
                 key_range, which belongs to the planned lengths.
+            topk_indices: [tokens, 1 to topk] int32 on the device, with topk and instead of a page
+                table: the keys that each token sees, page * page_size + row in page. Others than of
+                the cache, such as -1, are skipped; a key that is listed twice counts twice. The
+                first min(topk, kv_len) entries count, with the kv_len of plan(); on the CPU a key
+                behind them is an error.
+            topk_lens: [tokens] int32 on the device: how many entries of each list count; default:
+                all. The others may be anything.
             mask: [tokens, words] uint32, with custom_mask: bit j % 32 of word j // 32 of row t says
                 whether query t sees key mask_begin + j of its request. All queries see the keys
                 before mask_begin. causal and window_left hide further keys.
@@ -199,6 +225,8 @@ class Runs:
             ((2, 8, 64), (2, 8))
         """
         own = packed_arguments(self._variant, variant_arguments)
+        q, q_tail = parts("q", q)
+        k, k_tail = parts("k", k, k_tail)
         finish_o = finish_lse = None  # make the caller's kind of tensor of a new output
         if out is None:
             shape = (self._plan.num_tokens, *self._o_heads_and_dim)
@@ -209,10 +237,14 @@ class Runs:
             q,
             k,
             v,
+            q_tail,
+            k_tail,
             block_table,
             page_indptr,
             page_indices,
             kv_lens,
+            topk_indices,
+            topk_lens,
             mask,
             sinks,
             k_scale,
@@ -229,14 +261,17 @@ class Runs:
     @overload
     def bind(
         self,
-        q: TensorT,
-        k: Tensor,
-        v: Tensor,
+        q: TensorT | tuple[TensorT, Tensor],
+        k: Tensor | tuple[Tensor, Tensor],
+        v: Tensor | None = None,
         *,
+        k_tail: Tensor | None = None,
         block_table: Tensor | None = None,
         page_indptr: Tensor | None = None,
         page_indices: Tensor | None = None,
         kv_lens: Tensor | None = None,
+        topk_indices: Tensor | None = None,
+        topk_lens: Tensor | None = None,
         mask: Tensor | None = None,
         sinks: Tensor | None = None,
         out: TensorT | None = None,
@@ -250,14 +285,17 @@ class Runs:
     @overload
     def bind(
         self,
-        q: TensorT,
-        k: Tensor,
-        v: Tensor,
+        q: TensorT | tuple[TensorT, Tensor],
+        k: Tensor | tuple[Tensor, Tensor],
+        v: Tensor | None = None,
         *,
+        k_tail: Tensor | None = None,
         block_table: Tensor | None = None,
         page_indptr: Tensor | None = None,
         page_indices: Tensor | None = None,
         kv_lens: Tensor | None = None,
+        topk_indices: Tensor | None = None,
+        topk_lens: Tensor | None = None,
         mask: Tensor | None = None,
         sinks: Tensor | None = None,
         out: TensorT | None = None,
@@ -270,14 +308,17 @@ class Runs:
     ) -> BoundRun[tuple[TensorT, TensorT]]: ...
     def bind(
         self,
-        q: TensorT,
-        k: Tensor,
-        v: Tensor,
+        q: TensorT | tuple[TensorT, Tensor],
+        k: Tensor | tuple[Tensor, Tensor],
+        v: Tensor | None = None,
         *,
+        k_tail: Tensor | None = None,
         block_table: Tensor | None = None,
         page_indptr: Tensor | None = None,
         page_indices: Tensor | None = None,
         kv_lens: Tensor | None = None,
+        topk_indices: Tensor | None = None,
+        topk_lens: Tensor | None = None,
         mask: Tensor | None = None,
         sinks: Tensor | None = None,
         out: TensorT | None = None,
@@ -324,6 +365,8 @@ class Runs:
         if "stream" in variant_arguments:
             raise TypeError("stream: expected none, since each call takes it, got one")
         own = packed_arguments(self._variant, variant_arguments)
+        q, q_tail = parts("q", q)
+        k, k_tail = parts("k", k, k_tail)
         num_rows = shape_of(q)[:1]
         out = given_or_kept("out", out, q, (*num_rows, *self._o_heads_and_dim), self._o_dtype)
         if return_lse:
@@ -332,10 +375,14 @@ class Runs:
             q,
             k,
             v,
+            q_tail,
+            k_tail,
             block_table,
             page_indptr,
             page_indices,
             kv_lens,
+            topk_indices,
+            topk_lens,
             mask,
             sinks,
             k_scale,

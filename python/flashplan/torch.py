@@ -30,6 +30,7 @@ from torch.autograd import forward_ad
 from flashplan import _core, ops
 from flashplan.attention import Attention
 from flashplan.handles import attention_of
+from flashplan.mla import parts
 from flashplan.values import dtype_name, is_hnd
 from flashplan.variant import packed_arguments
 
@@ -40,8 +41,9 @@ if TYPE_CHECKING:
 # CUDA graphs can capture. An Attention goes through them as a number.
 torch.library.define(
     "flashplan::run",
-    "(SymInt attention, Tensor q, Tensor k, Tensor v, Tensor? block_table, Tensor? page_indptr, "
-    "Tensor? page_indices, Tensor? kv_lens, Tensor? mask, Tensor? sinks, Tensor? k_scales, "
+    "(SymInt attention, Tensor q, Tensor k, Tensor? v, Tensor? q_tail, Tensor? k_tail, "
+    "Tensor? block_table, Tensor? page_indptr, Tensor? page_indices, Tensor? kv_lens, "
+    "Tensor? topk_indices, Tensor? topk_lens, Tensor? mask, Tensor? sinks, Tensor? k_scales, "
     "Tensor? v_scales, Tensor(a!) out, Tensor(b!)? lse, float k_scale, float v_scale, "
     "bool pdl, Tensor[] variant_tensors, float[] variant_scalars) -> ()",
     tags=torch.Tag.pt2_compliant_tag,
@@ -159,14 +161,17 @@ def _number_and_tensor(scale: float | Tensor) -> tuple[float, Tensor | None]:
 @overload
 def run(
     attn: Attention,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
+    q: Tensor | tuple[Tensor, Tensor],
+    k: Tensor | tuple[Tensor, Tensor],
+    v: Tensor | None = None,
     *,
+    k_tail: Tensor | None = None,
     block_table: Tensor | None = None,
     page_indptr: Tensor | None = None,
     page_indices: Tensor | None = None,
     kv_lens: Tensor | None = None,
+    topk_indices: Tensor | None = None,
+    topk_lens: Tensor | None = None,
     mask: Tensor | None = None,
     sinks: Tensor | None = None,
     out: Tensor | None = None,
@@ -180,14 +185,17 @@ def run(
 @overload
 def run(
     attn: Attention,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
+    q: Tensor | tuple[Tensor, Tensor],
+    k: Tensor | tuple[Tensor, Tensor],
+    v: Tensor | None = None,
     *,
+    k_tail: Tensor | None = None,
     block_table: Tensor | None = None,
     page_indptr: Tensor | None = None,
     page_indices: Tensor | None = None,
     kv_lens: Tensor | None = None,
+    topk_indices: Tensor | None = None,
+    topk_lens: Tensor | None = None,
     mask: Tensor | None = None,
     sinks: Tensor | None = None,
     out: Tensor | None = None,
@@ -200,14 +208,17 @@ def run(
 ) -> tuple[Tensor, Tensor]: ...
 def run(
     attn: Attention,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
+    q: Tensor | tuple[Tensor, Tensor],
+    k: Tensor | tuple[Tensor, Tensor],
+    v: Tensor | None = None,
     *,
+    k_tail: Tensor | None = None,
     block_table: Tensor | None = None,
     page_indptr: Tensor | None = None,
     page_indices: Tensor | None = None,
     kv_lens: Tensor | None = None,
+    topk_indices: Tensor | None = None,
+    topk_lens: Tensor | None = None,
     mask: Tensor | None = None,
     sinks: Tensor | None = None,
     out: Tensor | None = None,
@@ -230,22 +241,28 @@ def run(
         o, or (o, lse), of as many rows as q, because shapes must not depend on the plan. Rows
         after those that were planned are not written.
     """
+    queries, q_tail = parts("q", q)
+    keys, k_tail = parts("k", k, k_tail)
     tensors, scalars = packed_arguments(attn._variant, variant_arguments) or ((), ())
     if out is None:
         dtype = getattr(torch, attn._o_dtype)
-        out = q.new_empty((q.shape[0], *attn._o_heads_and_dim), dtype=dtype)
+        out = queries.new_empty((queries.shape[0], *attn._o_heads_and_dim), dtype=dtype)
     if lse is None and return_lse:
-        lse = q.new_empty((q.shape[0], attn._o_heads_and_dim[0]), dtype=torch.float32)
+        lse = queries.new_empty((queries.shape[0], attn._o_heads_and_dim[0]), dtype=torch.float32)
     (k_number, k_scales), (v_number, v_scales) = map(_number_and_tensor, (k_scale, v_scale))
     torch.ops.flashplan.run(
         attn._handle,
-        q,
-        k,
+        queries,
+        keys,
         v,
+        q_tail,
+        k_tail,
         block_table,
         page_indptr,
         page_indices,
         kv_lens,
+        topk_indices,
+        topk_lens,
         mask,
         sinks,
         k_scales,

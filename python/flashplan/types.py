@@ -79,6 +79,7 @@ Float8Name: TypeAlias = Literal["float8_e4m3fn", "float8_e5m2"]
 # Scalar types of NumPy, JAX and ml_dtypes are classes.
 FloatDType: TypeAlias = FloatName | FrameworkDType | type[Any]
 KvDType: TypeAlias = FloatName | Float8Name | FrameworkDType | type[Any]
+MlaDType: TypeAlias = KvDType | Literal["fp8_ds_mla"]
 VariantDType: TypeAlias = (
     Literal["float32", "int32", "int64", "uint32"] | FrameworkDType | type[Any]
 )

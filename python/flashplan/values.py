@@ -2,11 +2,14 @@
 """What arguments become: numbers, names, dtypes of the core. Errors name the argument."""
 
 import operator
+from collections.abc import Mapping
 from typing import Any
 
 from flashplan import _core
 
-DTYPES = {dtype.name: dtype for dtype in _core.DType}
+# Of caches of multi-head latent attention also "fp8_ds_mla", whose elements are bytes of rows.
+MLA_DTYPES = {dtype.name: dtype for dtype in _core.DType}
+DTYPES = {name: dtype for name, dtype in MLA_DTYPES.items() if name != "fp8_ds_mla"}
 
 
 def dtype_name(dtype: Any) -> str:
@@ -17,12 +20,12 @@ def dtype_name(dtype: Any) -> str:
     return str(name).rsplit(".", 1)[-1]
 
 
-def to_dtype(argument: str, dtype: Any) -> _core.DType:
+def to_dtype(argument: str, dtype: Any, known: Mapping[str, _core.DType] = DTYPES) -> _core.DType:
     """The core's dtype, or UnsupportedError naming `argument`."""
     try:
-        return DTYPES[dtype_name(dtype)]
+        return known[dtype_name(dtype)]
     except KeyError:
-        expected = ", ".join(DTYPES)
+        expected = ", ".join(known)
         raise _core.UnsupportedError(
             f"{argument}: expected one of {expected}, got {dtype!r}"
         ) from None

@@ -19,6 +19,19 @@ struct KvView {
   int64_t head_stride = 0;
 };
 
+/// Where the last dims of keys lie, if not in the rows of K. All kv heads have the same ones.
+struct KeyTail {
+  KvView view = {};
+  int32_t num_dims = 0;  // 0: the rows of K are whole
+};
+
+/// Lists of the keys that each query sees, instead of page tables: page * page_size + row in page.
+struct KeyLists {
+  const int32_t* slots = nullptr;  // [tokens, size]; null: none. Others than of the cache are -1.
+  int64_t row_stride = 0;
+  int32_t size = 0;
+};
+
 /// Page ids of requests: a block table, with a row for each request, or CSR.
 struct PageTable {
   const int32_t* ids = nullptr;     // null: ragged

@@ -84,6 +84,11 @@ struct WorkspaceParams {
 
 /// What the host alone reads.
 struct HostParams {
+  TokenView<const void> q_tail = {};  // the last dims of queries; data is null: q has all dims
+  int32_t q_tail_dims = 0;
+  KeyTail k_tail = {};
+  bool shared_kv = false;  // values are the first dims of keys, and v is k
+  KeyLists lists = {};
   const RopeTurns* rope = nullptr;      // of queries and keys (CPU); null: none
   const int32_t* cta_indptr = nullptr;  // [num_ctas + 1]
   int32_t first_merge = 0;              // number of the first merge in use

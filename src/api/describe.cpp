@@ -101,8 +101,10 @@ void append_summary(std::string& text, const Plan::Impl& plan) {
   append(text, "kernel %s, %d queues\n", kernel.name.data(), choice.num_ctas);
   append_other_families(text, plan);
   text.append(to_string(kernel.geometry)).append("\n");
-  append(text, "%d requests, %d query tokens, %lld keys\n", plan.batch_size, plan.num_tokens,
-         static_cast<long long>(num_keys));
+  append(text,
+         plan.options.topk > 0 ? "%d lists of keys, %d query tokens, %lld keys\n"
+                               : "%d requests, %d query tokens, %lld keys\n",
+         plan.batch_size, plan.num_tokens, static_cast<long long>(num_keys));
   append(text, "%zu work tiles, %d heads split, %d of %lld partial rows\n", schedule.tiles.size(),
          schedule.num_cut, schedule.num_partial_rows,
          static_cast<long long>(plan.kernel().layout.max_partial_slots) * kernel.geometry.tile_q);

@@ -139,7 +139,7 @@ void prepare_schedules(const AttentionOptions& options, PlanKernel* kernel,
                        ScheduleBounds* bounds) {
   kernel->layout = layout_workspace(options, kernel->choice, options.workspace_bytes);
   const ScheduleShape shape = schedule_shape(options, kernel->choice, kernel->layout);
-  ScheduleBounds own = schedule_bounds(shape, options.max_batch_size, options.max_qo_tokens);
+  ScheduleBounds own = schedule_bounds(shape, most_requests(options), options.max_qo_tokens);
   own.prepared_tiles = kernel->layout.max_prepared_tiles;
   kernel->scheduler.reserve(shape, own);
   *bounds = larger(*bounds, own);
@@ -248,10 +248,12 @@ Status Plan::create(const AttentionOptions& options, Plan* plan) noexcept try {
   filled.workspace_bytes = workspace_bytes;
   bounds.mask_begins = options.custom_mask ? options.max_batch_size : 0;
   impl->prefixes.reserve(options.max_batch_size);
-  impl->kv_lens.reserve(static_cast<std::size_t>(options.max_batch_size));
+  const auto most = static_cast<std::size_t>(most_requests(options));
+  impl->kv_lens.reserve(most);
+  if (options.topk > 0) impl->lists.reserve(options.max_qo_tokens);
   if (options.device.type == DeviceType::kCpu) {
     impl->buffers = ScheduleBuffers(bounds);
-    impl->real_lens.reserve(static_cast<std::size_t>(options.max_batch_size));
+    impl->real_lens.reserve(most);
     if (options.page_size > 0) {
       impl->page_indptr.reserve(static_cast<std::size_t>(options.max_batch_size) + 1);
     }
@@ -266,7 +268,7 @@ Status Plan::create(const AttentionOptions& options, Plan* plan) noexcept try {
                options.max_batch_size);
 }
 
-Status Plan::plan(const Batch& batch, Stream stream) noexcept {
+Status Plan::plan(const Batch& given, Stream stream) noexcept {
   if (!impl_)
     return error(StatusCode::kNotReady, "plan: expected create() before plan(), got an empty Plan");
   const cuda::Range range("flashplan plan");
@@ -274,8 +276,8 @@ Status Plan::plan(const Batch& batch, Stream stream) noexcept {
   if (!guard.acquired()) {
     return error(StatusCode::kNotReady, "plan: expected one thread at a time, got a second one");
   }
-  FLASHPLAN_RETURN_IF_ERROR(check_batch(impl_->options, batch));
-  FLASHPLAN_RETURN_IF_ERROR(impl_->prefixes.read(batch));
+  FLASHPLAN_RETURN_IF_ERROR(check_batch(impl_->options, given));
+  FLASHPLAN_RETURN_IF_ERROR(impl_->prefixes.read(given));
   cuda::DeviceSchedule* device_schedule =
       impl_->device_schedule ? &*impl_->device_schedule : nullptr;
   ScheduleMemory memory = impl_->buffers.memory();
@@ -283,6 +285,8 @@ Status Plan::plan(const Batch& batch, Stream stream) noexcept {
     FLASHPLAN_RETURN_IF_ERROR(device_schedule->before_upload(stream, &memory));
   }
   impl_->planned = false;
+  const int32_t topk = impl_->options.topk;
+  const Batch batch = topk > 0 ? impl_->lists.batch_of_tokens(given, topk) : given;
   make_schedule(batch, memory, impl_.get());
   prepare_kv(batch, memory, impl_.get());
   const bool has_masks = impl_->options.custom_mask;

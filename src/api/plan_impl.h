@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "abi/rope_turns.h"
+#include "api/key_lists.h"
 #include "cuda/device_schedule.h"
 #include "flashplan/plan.h"
 #include "plan/kernel/kernel.h"
@@ -57,8 +58,9 @@ struct Plan::Impl {
   int64_t num_mask_bits = 0;        // bits that a row of the mask must have
   bool has_key_ranges = false;      // of the batch
   int32_t num_prepared_tiles = 0;   // of the batch; see PreparedKv
-  /// A run on the CPU copies its kv_lens and page_indptr to these. Plan::create() reserves memory
-  /// for max_batch_size requests.
+  KeyListBatch lists;               // with topk
+  /// A run on the CPU copies its kv_lens, or topk_lens, and page_indptr to these. Plan::create()
+  /// reserves memory for any batch.
   std::vector<int32_t> real_lens;
   std::vector<int32_t> page_indptr;
   bool planned = false;

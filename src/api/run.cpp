@@ -6,6 +6,7 @@
 
 #include "abi/params.h"
 #include "api/kernels.h"
+#include "api/key_checks.h"
 #include "api/plan_impl.h"
 #include "api/run_checks.h"
 #include "api/workspace_claim.h"
@@ -21,10 +22,15 @@
 namespace flashplan {
 namespace {
 
+/// Of keys or values with or without a dimension of heads.
 KvView kv_view(const TensorView& view, const AttentionOptions& options) {
-  if (options.page_size == 0) return {view.data, 0, view.stride[0], view.stride[1]};
-  const bool nhd = options.kv_layout == KvLayout::kNHD;
-  return {view.data, view.stride[0], view.stride[nhd ? 1 : 2], view.stride[nhd ? 2 : 1]};
+  const bool is_paged = options.page_size > 0;
+  const int32_t first = is_paged ? 1 : 0;  // of the dimensions in a page
+  const int64_t page_stride = is_paged ? view.stride[0] : 0;
+  if (view.rank < first + 3) return {view.data, page_stride, view.stride[first], 0};
+  const int32_t tokens = is_paged && options.kv_layout == KvLayout::kHND ? 2 : first;
+  const int32_t heads = 2 * first + 1 - tokens;
+  return {view.data, page_stride, view.stride[tokens], view.stride[heads]};
 }
 
 template <typename T>
@@ -34,14 +40,16 @@ TokenView<T> token_view(const TensorView& view) {
 
 TensorParams tensor_params(const AttentionTensors& t, const AttentionOptions& options) {
   TensorParams p;
+  const TensorView& v = options.shared_kv ? t.k : t.v;
   if (options.page_size > 0) {
     p.pages = make_page_table({t.block_table, t.page_indptr, t.page_indices}, options.page_size,
-                              num_pages_of(t.k, t.v));
+                              num_pages_of(t));
   }
-  if (!t.kv_lens.empty()) p.kv_lens = static_cast<const int32_t*>(t.kv_lens.data);
+  const TensorView& real_lens = options.topk > 0 ? t.topk_lens : t.kv_lens;
+  if (!real_lens.empty()) p.kv_lens = static_cast<const int32_t*>(real_lens.data);
   p.q = token_view<const void>(t.q);
   p.k = kv_view(t.k, options);
-  p.v = kv_view(t.v, options);
+  p.v = kv_view(v, options);
   p.o = token_view<void>(t.o);
   if (!t.lse.empty()) p.lse = token_view<float>(t.lse);
   constexpr float kLog2e = 1.4426950408889634F;
@@ -49,8 +57,7 @@ TensorParams tensor_params(const AttentionTensors& t, const AttentionOptions& op
   p.q_dtype = options.q_dtype;
   p.kv_dtype = options.kv_dtype;
   p.o_dtype = options.o_dtype;
-  p.vectorized =
-      is_vectorized(t.q) && is_vectorized(t.k) && is_vectorized(t.v) && is_vectorized(t.o);
+  p.vectorized = is_vectorized(t.q) && is_vectorized(t.k) && is_vectorized(v) && is_vectorized(t.o);
   p.head_dim_qk = options.head_dim_qk;
   p.head_dim_vo = options.head_dim_vo;
   if (options.custom_mask) {
@@ -113,14 +120,29 @@ VariantArguments variant_arguments(const AttentionTensors& t, const AttentionOpt
   return arguments;
 }
 
-HostParams host_params(const Plan::Impl& plan, const PlanKernel& with) {
+HostParams host_params(const AttentionTensors& t, const Plan::Impl& plan, const PlanKernel& with) {
   const Schedule& schedule = with.scheduler.schedule();
-  return {.rope = plan.options.rope ? &plan.rope : nullptr,
-          .cta_indptr = schedule.cta_indptr.data(),
-          .first_merge = schedule.first_merge,
-          .num_merges = static_cast<int32_t>(schedule.merges.size()),
-          .total_cost = schedule.total_cost,
-          .has_few_rows = with.has_few_rows};
+  HostParams p;
+  if (!t.q_tail.empty()) {
+    p.q_tail = token_view<const void>(t.q_tail);
+    p.q_tail_dims = static_cast<int32_t>(t.q_tail.shape[t.q_tail.rank - 1]);
+  }
+  if (!t.k_tail.empty()) {
+    p.k_tail = {kv_view(t.k_tail, plan.options),
+                static_cast<int32_t>(t.k_tail.shape[t.k_tail.rank - 1])};
+  }
+  p.shared_kv = plan.options.shared_kv;
+  if (!t.topk_indices.empty()) {
+    p.lists = {static_cast<const int32_t*>(t.topk_indices.data), t.topk_indices.stride[0],
+               static_cast<int32_t>(t.topk_indices.shape[1])};
+  }
+  p.rope = plan.options.rope ? &plan.rope : nullptr;
+  p.cta_indptr = schedule.cta_indptr.data();
+  p.first_merge = schedule.first_merge;
+  p.num_merges = static_cast<int32_t>(schedule.merges.size());
+  p.total_cost = schedule.total_cost;
+  p.has_few_rows = with.has_few_rows;
+  return p;
 }
 
 /// Those of one of the plan's kernels.
@@ -139,12 +161,12 @@ AttentionParams make_params(const AttentionTensors& t, const Plan::Impl& plan, i
   p.mask = {options.causal, options.window_left};
   p.variant = {.logits_scale = *options.softmax_scale * t.k_scale,
                .softcap = options.softcap,
-               .v_scale = t.v_scale,
+               .v_scale = options.shared_kv ? t.k_scale : t.v_scale,
                .sinks = t.sinks.empty() ? nullptr : static_cast<const float*>(t.sinks.data),
                .k_scales = head_scales(t.k_scales),
-               .v_scales = head_scales(t.v_scales)};
+               .v_scales = head_scales(options.shared_kv ? t.k_scales : t.v_scales)};
   p.workspace = workspace_params(t, with.layout);
-  p.host = host_params(plan, with);
+  p.host = host_params(t, plan, with);
   p.arguments = variant_arguments(t, options);
   p.prepared = prepared_kv(t, plan, with);
   if (kernel.geometry.uses_tensor_maps) p.maps = cuda::encode_tensor_maps(kernel, options, t);
@@ -198,7 +220,7 @@ AttentionTensors with_copies(const AttentionTensors& given, Plan::Impl* plan) no
     to->assign(first, first + count);
     view->data = to->data();
   };
-  copy(&t.kv_lens, plan->batch_size, &plan->real_lens);
+  copy(plan->options.topk > 0 ? &t.topk_lens : &t.kv_lens, plan->batch_size, &plan->real_lens);
   copy(&t.page_indptr, plan->batch_size + 1, &plan->page_indptr);
   return t;
 }
@@ -230,7 +252,7 @@ Status Plan::run(const AttentionTensors& tensors, Stream stream) noexcept {
   }
   FLASHPLAN_RETURN_IF_ERROR(check_tensors(tensors, *impl_));
   if (impl_->device_schedule) return run_on_gpu(tensors, impl_.get(), stream);
-  if (tensors.kv_lens.empty() && tensors.page_indptr.empty()) {
+  if (tensors.kv_lens.empty() && tensors.topk_lens.empty() && tensors.page_indptr.empty()) {
     return run_on_cpu(tensors, impl_.get());
   }
   return run_on_cpu(with_copies(tensors, impl_.get()), impl_.get());

@@ -8,6 +8,7 @@
 #include <span>
 #include <utility>
 
+#include "api/key_checks.h"
 #include "checks/tensor_checks.h"
 #include "common/error.h"
 #include "common/run_tensors.h"
@@ -16,14 +17,21 @@
 namespace flashplan {
 namespace {
 
+/// Keys and values that are the same may leave out the dimension of heads.
 Status check_kv(const TensorArgument& argument, const Plan::Impl& plan, int32_t head_dim) {
   const AttentionOptions& options = plan.options;
   const Dim heads = Dim::exactly(options.num_kv_heads);
   const Dim dim = Dim::exactly(head_dim);
-  if (options.page_size == 0) {
-    return check_shape(argument, {Dim::at_least(plan.num_kv_rows), heads, dim});
-  }
   const Dim page = Dim::exactly(options.page_size);
+  if (options.page_size == 0) {
+    const Dim rows = Dim::at_least(plan.num_kv_rows);
+    const bool has_heads = !options.shared_kv || argument.view.rank != 2;
+    return has_heads ? check_shape(argument, {rows, heads, dim})
+                     : check_shape(argument, {rows, dim});
+  }
+  if (options.shared_kv && argument.view.rank == 3) {
+    return check_shape(argument, {Dim::any(), page, dim});
+  }
   return options.kv_layout == KvLayout::kNHD
              ? check_shape(argument, {Dim::any(), page, heads, dim})
              : check_shape(argument, {Dim::any(), heads, page, dim});
@@ -39,6 +47,12 @@ bool has_table(const PageTableTensors& tables) {
 
 /// `device` is where the tables must be.
 Status check_page_form(const PageTableTensors& tables, const Plan::Impl& plan, Device device) {
+  if (plan.options.topk > 0 && has_table(tables)) {
+    return error(
+        StatusCode::kInvalidArgument,
+        "block_table: expected no page table with topk, whose lists have the keys, got one");
+  }
+  if (plan.options.topk > 0) return {};
   if (plan.options.page_size > 0) return check_page_table(tables, plan.batch_size, device);
   if (!has_table(tables)) return {};
   return error(StatusCode::kInvalidArgument,
@@ -48,6 +62,10 @@ Status check_page_form(const PageTableTensors& tables, const Plan::Impl& plan, D
 /// `device` is where the lengths must be.
 Status check_kv_lens(const TensorArgument& kv_lens, const Plan::Impl& plan, Device device) {
   if (kv_lens.view.empty()) return {};
+  if (plan.options.topk > 0) {
+    return error(StatusCode::kInvalidArgument,
+                 "kv_lens: expected none with topk, whose lengths are topk_lens, got a tensor");
+  }
   if (plan.has_key_ranges) {
     return error(StatusCode::kInvalidArgument,
                  "kv_lens: expected none with key ranges, which belong to the planned lengths, got "
@@ -258,10 +276,13 @@ Status check_workspace(const AttentionTensors& t, const Plan::Impl& plan) {
 Status check_tensors(const AttentionTensors& t, const Plan::Impl& plan) {
   const AttentionOptions& options = plan.options;
   const TensorArgument q{"q", t.q};
+  const TensorArgument q_tail{"q_tail", t.q_tail};
   const TensorArgument k{"k", t.k};
-  const TensorArgument v{"v", t.v};
+  const TensorArgument k_tail{"k_tail", t.k_tail};
+  const TensorArgument v{"v", options.shared_kv ? t.k : t.v};
   const TensorArgument o{"out", t.o, true};
   const TensorArgument lse{"lse", t.lse, true};
+  FLASHPLAN_RETURN_IF_ERROR(check_values_given(t, options));
   FLASHPLAN_RETURN_IF_ERROR(check_dtype(q, options.q_dtype, " (as planned)"));
   FLASHPLAN_RETURN_IF_ERROR(check_dtype(k, options.kv_dtype, " (as planned)"));
   FLASHPLAN_RETURN_IF_ERROR(check_dtype(v, options.kv_dtype, " (as planned)"));
@@ -271,10 +292,27 @@ Status check_tensors(const AttentionTensors& t, const Plan::Impl& plan) {
   }
   const Dim tokens = Dim::at_least(plan.num_tokens);
   const Dim heads = Dim::exactly(options.num_qo_heads);
-  FLASHPLAN_RETURN_IF_ERROR(check_shape(q, {tokens, heads, Dim::exactly(options.head_dim_qk)}));
+  FLASHPLAN_RETURN_IF_ERROR(check_tail(q_tail, q, options.q_dtype, options));
+  const bool has_common_tail = !t.k_tail.empty() && !options.shared_kv;
+  FLASHPLAN_RETURN_IF_ERROR(has_common_tail ? check_common_tail(k_tail, plan)
+                                            : check_tail(k_tail, k, options.kv_dtype, options));
+  const int32_t tail_dims = options.head_dim_qk - options.head_dim_vo;
+  const int32_t q_dims = t.q_tail.empty() ? options.head_dim_qk : options.head_dim_vo;
+  const bool has_rows_of_bytes = options.kv_dtype == DType::kFp8DsMla;
+  const int32_t all_dims = has_rows_of_bytes ? kDsMlaBytes : options.head_dim_qk;
+  const auto common_dims = static_cast<int32_t>(has_common_tail ? t.k_tail.shape[1] : 0);
+  const int32_t k_dims =
+      t.k_tail.empty() || has_common_tail ? all_dims - common_dims : options.head_dim_vo;
+  FLASHPLAN_RETURN_IF_ERROR(check_shape(q, {tokens, heads, Dim::exactly(q_dims)}));
+  if (!t.q_tail.empty()) {
+    FLASHPLAN_RETURN_IF_ERROR(check_shape(q_tail, {tokens, heads, Dim::exactly(tail_dims)}));
+  }
   FLASHPLAN_RETURN_IF_ERROR(check_shape(o, {tokens, heads, Dim::exactly(options.head_dim_vo)}));
-  FLASHPLAN_RETURN_IF_ERROR(check_kv(k, plan, options.head_dim_qk));
-  FLASHPLAN_RETURN_IF_ERROR(check_kv(v, plan, options.head_dim_vo));
+  FLASHPLAN_RETURN_IF_ERROR(check_kv(k, plan, k_dims));
+  if (!t.k_tail.empty() && options.shared_kv) {
+    FLASHPLAN_RETURN_IF_ERROR(check_kv(k_tail, plan, tail_dims));
+  }
+  if (!options.shared_kv) FLASHPLAN_RETURN_IF_ERROR(check_kv(v, plan, options.head_dim_vo));
   if (!t.lse.empty()) {
     FLASHPLAN_RETURN_IF_ERROR(check_dtype(lse, DType::kFloat32, ""));
     FLASHPLAN_RETURN_IF_ERROR(check_device(lse, options.device));
@@ -282,6 +320,7 @@ Status check_tensors(const AttentionTensors& t, const Plan::Impl& plan) {
   }
   FLASHPLAN_RETURN_IF_ERROR(check_page_form(tables_of(t), plan, options.device));
   FLASHPLAN_RETURN_IF_ERROR(check_kv_lens({"kv_lens", t.kv_lens}, plan, options.device));
+  FLASHPLAN_RETURN_IF_ERROR(check_lists(t, plan));
   FLASHPLAN_RETURN_IF_ERROR(check_mask(t, plan));
   FLASHPLAN_RETURN_IF_ERROR(check_sinks(t, plan));
   FLASHPLAN_RETURN_IF_ERROR(check_variant_arguments(t, plan));
@@ -303,7 +342,8 @@ Status check_values(const AttentionTensors& t, const Plan::Impl& plan) {
   FLASHPLAN_RETURN_IF_ERROR(check_head_scale_values(t, plan.options));
   FLASHPLAN_RETURN_IF_ERROR(check_prefix_lens(t.kv_lens, plan));
   if (plan.options.page_size == 0) return {};
-  return check_pages(tables_of(t), t.kv_lens, num_pages_of(t.k, t.v), plan);
+  if (plan.options.topk > 0) return check_list_values(t, plan);
+  return check_pages(tables_of(t), t.kv_lens, num_pages_of(t), plan);
 }
 
 Status check_data(const DeviceData& data, const Plan::Impl& plan) {
@@ -338,7 +378,9 @@ Status check_data(const DeviceData& data, const Plan::Impl& plan) {
 }
 
 Status check_planned_columns(const AttentionTensors& t, const Plan::Impl& plan) {
-  if (plan.options.page_size == 0 || t.block_table.empty() || plan.kv_lens.empty()) return {};
+  if (plan.options.page_size == 0 || plan.options.topk > 0 || t.block_table.empty() ||
+      plan.kv_lens.empty())
+    return {};
   const int32_t kv_len = plan.kv_lens[static_cast<size_t>(plan.longest_request)];
   return check_columns(t.block_table, plan.longest_request, kv_len, plan.options.page_size);
 }

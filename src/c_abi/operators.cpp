@@ -134,6 +134,56 @@ Status take_softmax(const flashplan_tensor* logits, float temperature,
   return softmax(logits_view, temperature, temperatures_view, out_view, stream);
 }
 
+flashplan_mla_append_tensors default_mla_append_tensors() noexcept {
+  const MlaAppendTensors defaults;
+  flashplan_mla_append_tensors t = {};
+  t.scale = defaults.scale;
+  t.eps = defaults.eps;
+  return t;
+}
+
+flashplan_mla_gather_tensors default_mla_gather_tensors() noexcept {
+  flashplan_mla_gather_tensors t = {};
+  t.scale = MlaGatherTensors().scale;
+  return t;
+}
+
+Status append_keys(const flashplan_mla_append_tensors* given, const flashplan_rope* turns,
+                   Stream stream) noexcept {
+  flashplan_mla_append_tensors t;
+  FLASHPLAN_RETURN_IF_ERROR(read("tensors", given, default_mla_append_tensors(), &t));
+  Rope rope;
+  if (turns != nullptr) FLASHPLAN_RETURN_IF_ERROR(read_rope(turns, &rope));
+  MlaAppendTensors tensors;
+  FLASHPLAN_RETURN_IF_ERROR(read_tensors({{"kv_c", t.kv_c, &tensors.kv_c},
+                                          {"k_pe", t.k_pe, &tensors.k_pe},
+                                          {"cache", t.cache, &tensors.cache.latent},
+                                          {"cache_tail", t.cache_tail, &tensors.cache.tail},
+                                          {"slot_mapping", t.slot_mapping, &tensors.slot_mapping},
+                                          {"norm_weight", t.norm_weight, &tensors.norm_weight},
+                                          {"positions", t.positions, &tensors.positions},
+                                          {"q_pe", t.q_pe, &tensors.q_pe}}));
+  tensors.scale = t.scale;
+  tensors.eps = t.eps;
+  return append_mla(tensors, turns != nullptr ? &rope : nullptr, stream);
+}
+
+Status gather_keys(const flashplan_mla_gather_tensors* given, Stream stream) noexcept {
+  flashplan_mla_gather_tensors t;
+  FLASHPLAN_RETURN_IF_ERROR(read("tensors", given, default_mla_gather_tensors(), &t));
+  FLASHPLAN_RETURN_IF_ERROR(check_reserved("tensors", t.reserved));
+  MlaGatherTensors tensors;
+  FLASHPLAN_RETURN_IF_ERROR(read_tensors({{"cache", t.cache, &tensors.cache.latent},
+                                          {"cache_tail", t.cache_tail, &tensors.cache.tail},
+                                          {"block_table", t.block_table, &tensors.block_table},
+                                          {"kv_indptr", t.kv_indptr, &tensors.kv_indptr},
+                                          {"starts", t.starts, &tensors.starts},
+                                          {"out", t.out, &tensors.out},
+                                          {"out_tail", t.out_tail, &tensors.out_tail}}));
+  tensors.scale = t.scale;
+  return gather_mla(tensors, stream);
+}
+
 Status penalise(const flashplan_penalty_tensors* given, Stream stream) noexcept {
   flashplan_penalty_tensors t;
   FLASHPLAN_RETURN_IF_ERROR(read("tensors", given, default_penalty_tensors(), &t));
@@ -269,6 +319,27 @@ flashplan_status flashplan_softmax(const flashplan_tensor* logits, float tempera
                                    char* message) noexcept {
   return c_abi::report(c_abi::take_softmax(logits, temperature, temperatures, out, stream),
                        message);
+}
+
+void flashplan_mla_append_tensors_init(flashplan_mla_append_tensors* tensors,
+                                       size_t struct_size) noexcept {
+  c_abi::write(c_abi::default_mla_append_tensors(), tensors, struct_size);
+}
+
+flashplan_status flashplan_append_mla(const flashplan_mla_append_tensors* tensors,
+                                      const flashplan_rope* rope, flashplan_stream stream,
+                                      char* message) noexcept {
+  return c_abi::report(c_abi::append_keys(tensors, rope, stream), message);
+}
+
+void flashplan_mla_gather_tensors_init(flashplan_mla_gather_tensors* tensors,
+                                       size_t struct_size) noexcept {
+  c_abi::write(c_abi::default_mla_gather_tensors(), tensors, struct_size);
+}
+
+flashplan_status flashplan_gather_mla(const flashplan_mla_gather_tensors* tensors,
+                                      flashplan_stream stream, char* message) noexcept {
+  return c_abi::report(c_abi::gather_keys(tensors, stream), message);
 }
 
 void flashplan_penalty_tensors_init(flashplan_penalty_tensors* tensors,

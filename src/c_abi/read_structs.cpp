@@ -24,7 +24,8 @@ static_assert(is_same(FLASHPLAN_FLOAT32, DType::kFloat32) &&
               is_same(FLASHPLAN_FLOAT8_E4M3FN, DType::kFloat8E4M3) &&
               is_same(FLASHPLAN_FLOAT8_E5M2, DType::kFloat8E5M2) &&
               is_same(FLASHPLAN_INT32, DType::kInt32) && is_same(FLASHPLAN_INT64, DType::kInt64) &&
-              is_same(FLASHPLAN_UINT32, DType::kUInt32));
+              is_same(FLASHPLAN_UINT32, DType::kUInt32) &&
+              is_same(FLASHPLAN_FP8_DS_MLA, DType::kFp8DsMla));
 static_assert(is_same(FLASHPLAN_CPU, DeviceType::kCpu) &&
               is_same(FLASHPLAN_CUDA, DeviceType::kCuda) &&
               is_same(FLASHPLAN_NHD, KvLayout::kNHD) && is_same(FLASHPLAN_HND, KvLayout::kHND));
@@ -207,6 +208,8 @@ Status read_options(const flashplan_options* given, AttentionOptions* options) n
   options->batch_invariant = o.batch_invariant != 0;
   options->lse_base2 = o.lse_base2 != 0;
   options->kernels = static_cast<KernelGroup>(o.kernels);
+  options->shared_kv = o.shared_kv != 0;
+  options->topk = o.topk;
   if (o.variant != nullptr) options->variant = o.variant->variant;
   return o.rope != nullptr ? read_rope(o.rope, &options->rope.emplace()) : Status();
 }

@@ -37,6 +37,10 @@ inline constexpr std::size_t kFirstSize<flashplan_variant_description> = 96;
 template <>
 inline constexpr std::size_t kFirstSize<flashplan_rope> = 88;
 template <>
+inline constexpr std::size_t kFirstSize<flashplan_mla_append_tensors> = 80;
+template <>
+inline constexpr std::size_t kFirstSize<flashplan_mla_gather_tensors> = 72;
+template <>
 inline constexpr std::size_t kFirstSize<flashplan_penalty_tensors> = 72;
 template <>
 inline constexpr std::size_t kFirstSize<flashplan_sample_tensors> = 136;

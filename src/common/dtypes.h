@@ -17,7 +17,8 @@ constexpr bool is_wide_float(DType dtype) noexcept {
     case DType::kFloat8E5M2:
     case DType::kInt32:
     case DType::kInt64:
-    case DType::kUInt32: break;
+    case DType::kUInt32:
+    case DType::kFp8DsMla: break;
   }
   return false;
 }
@@ -32,7 +33,8 @@ constexpr bool is_narrow_float(DType dtype) noexcept {
     case DType::kBFloat16:
     case DType::kInt32:
     case DType::kInt64:
-    case DType::kUInt32: break;
+    case DType::kUInt32:
+    case DType::kFp8DsMla: break;
   }
   return false;
 }

@@ -39,6 +39,7 @@ const char* to_string(DType dtype) noexcept {
     case DType::kInt32: return "int32";
     case DType::kInt64: return "int64";
     case DType::kUInt32: return "uint32";
+    case DType::kFp8DsMla: return "fp8_ds_mla";
   }
   return "an unknown dtype";
 }

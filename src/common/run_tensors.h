@@ -23,6 +23,9 @@ enum class RunTensorKind {
   kUInt32,
 };
 
+/// Which runs have a tensor.
+enum class RunTensorUse { kAlways, kWithoutSharedKv, kOptional };
+
 enum class RunTensorAccess { kRead, kWrite };
 
 struct RunTensor {
@@ -30,21 +33,14 @@ struct RunTensor {
   TensorView AttentionTensors::* view;
   const flashplan_tensor* flashplan_attention_tensors::* c_tensor;
   RunTensorKind kind;
+  RunTensorUse use = RunTensorUse::kOptional;
   RunTensorAccess access = RunTensorAccess::kRead;
   /// The number that Python takes in the place of the tensor; null: it takes none.
   float AttentionTensors::* number = nullptr;
 
-  /// Whether every run has it.
-  constexpr bool is_required() const noexcept {
-    switch (kind) {
-      case RunTensorKind::kQuery:
-      case RunTensorKind::kCache:
-      case RunTensorKind::kOutput: return true;
-      case RunTensorKind::kFloat32:
-      case RunTensorKind::kInt32:
-      case RunTensorKind::kUInt32: break;
-    }
-    return false;
+  /// Whether every run of such a plan has it.
+  constexpr bool is_required(bool shared_kv) const noexcept {
+    return use == RunTensorUse::kAlways || (use == RunTensorUse::kWithoutSharedKv && !shared_kv);
   }
   constexpr bool is_written() const noexcept { return access == RunTensorAccess::kWrite; }
 };
@@ -55,21 +51,26 @@ inline constexpr auto kRunTensors = [] {
   using T = AttentionTensors;
   using C = flashplan_attention_tensors;
   using Kind = RunTensorKind;
+  using Use = RunTensorUse;
   constexpr auto kRead = RunTensorAccess::kRead, kWrite = RunTensorAccess::kWrite;
   return std::to_array<RunTensor>({
-      {"q", &T::q, &C::q, Kind::kQuery},
-      {"k", &T::k, &C::k, Kind::kCache},
-      {"v", &T::v, &C::v, Kind::kCache},
+      {"q", &T::q, &C::q, Kind::kQuery, Use::kAlways},
+      {"k", &T::k, &C::k, Kind::kCache, Use::kAlways},
+      {"v", &T::v, &C::v, Kind::kCache, Use::kWithoutSharedKv},
+      {"q_tail", &T::q_tail, &C::q_tail, Kind::kQuery},
+      {"k_tail", &T::k_tail, &C::k_tail, Kind::kCache},
       {"block_table", &T::block_table, &C::block_table, Kind::kInt32},
       {"page_indptr", &T::page_indptr, &C::page_indptr, Kind::kInt32},
       {"page_indices", &T::page_indices, &C::page_indices, Kind::kInt32},
       {"kv_lens", &T::kv_lens, &C::kv_lens, Kind::kInt32},
+      {"topk_indices", &T::topk_indices, &C::topk_indices, Kind::kInt32},
+      {"topk_lens", &T::topk_lens, &C::topk_lens, Kind::kInt32},
       {"mask", &T::mask, &C::mask, Kind::kUInt32},
       {"sinks", &T::sinks, &C::sinks, Kind::kFloat32},
-      {"k_scale", &T::k_scales, &C::k_scales, Kind::kFloat32, kRead, &T::k_scale},
-      {"v_scale", &T::v_scales, &C::v_scales, Kind::kFloat32, kRead, &T::v_scale},
-      {"out", &T::o, &C::out, Kind::kOutput, kWrite},
-      {"lse", &T::lse, &C::lse, Kind::kFloat32, kWrite},
+      {"k_scale", &T::k_scales, &C::k_scales, Kind::kFloat32, Use::kOptional, kRead, &T::k_scale},
+      {"v_scale", &T::v_scales, &C::v_scales, Kind::kFloat32, Use::kOptional, kRead, &T::v_scale},
+      {"out", &T::o, &C::out, Kind::kOutput, Use::kAlways, kWrite},
+      {"lse", &T::lse, &C::lse, Kind::kFloat32, Use::kOptional, kWrite},
   });
 }();
 

@@ -50,8 +50,8 @@ constexpr KernelFamily kFamily = {.name = "cpu",
                                   .scratch_bytes = scratch_of_options,
                                   .preference = no_preference};
 
-constexpr DType kKvDTypes[] = {DType::kFloat32, DType::kFloat16, DType::kBFloat16,
-                               DType::kFloat8E4M3, DType::kFloat8E5M2};
+constexpr DType kKvDTypes[] = {DType::kFloat32,    DType::kFloat16,    DType::kBFloat16,
+                               DType::kFloat8E4M3, DType::kFloat8E5M2, DType::kFp8DsMla};
 constexpr std::size_t kNumKernels = std::size(kKvDTypes);
 
 std::array<Kernel, kNumKernels> make_kernels() noexcept {

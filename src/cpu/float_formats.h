@@ -95,6 +95,31 @@ struct Format<DType::kFloat8E4M3> : SmallFloat<4, 3, true, true, uint8_t> {};
 template <>
 struct Format<DType::kFloat8E5M2> : SmallFloat<5, 2, false, true, uint8_t> {};
 
+/// Rows of bytes, which are widened as a whole; see DType.
+template <>
+struct Format<DType::kFp8DsMla> {
+  using Storage = uint8_t;
+};
+
+/// Widens the 576 dims of an fp8_ds_mla key. The products with scales are rounded to float32.
+FLASHPLAN_INLINE void load_ds_mla(const uint8_t* from, float* to) {
+  constexpr int32_t kDimsOfScale = 128;
+  constexpr int32_t kNumScales = kDsMlaScaledDims / kDimsOfScale;
+  constexpr int32_t kNumTail = kDsMlaDims - kDsMlaScaledDims;
+  float scales[kNumScales];
+  uint16_t tail[kNumTail];
+  __builtin_memcpy(scales, from + kDsMlaScaledDims, sizeof(scales));
+  __builtin_memcpy(tail, from + kDsMlaScaledDims + sizeof(scales), sizeof(tail));
+  for (int32_t i = 0; i < kNumScales; ++i) {
+    for (int32_t d = i * kDimsOfScale; d < (i + 1) * kDimsOfScale; ++d) {
+      to[d] = Format<DType::kFloat8E4M3>::load(from[d]) * scales[i];
+    }
+  }
+  for (int32_t d = 0; d < kNumTail; ++d) {
+    to[kDsMlaScaledDims + d] = Format<DType::kBFloat16>::load(tail[d]);
+  }
+}
+
 /// Calls `body` with the Format of one of the three dtypes that operators compute in.
 template <typename Body>
 FLASHPLAN_INLINE void dispatch_wide_format(DType dtype, const Body& body) {
@@ -106,7 +131,8 @@ FLASHPLAN_INLINE void dispatch_wide_format(DType dtype, const Body& body) {
     case DType::kFloat8E5M2:
     case DType::kInt32:
     case DType::kInt64:
-    case DType::kUInt32: break;  // callers have refused these
+    case DType::kUInt32:
+    case DType::kFp8DsMla: break;  // callers have refused these
   }
 }
 
@@ -121,7 +147,8 @@ FLASHPLAN_INLINE void dispatch_stored_format(DType dtype, const Body& body) {
     case DType::kBFloat16: return body(From());
     case DType::kInt32:
     case DType::kInt64:
-    case DType::kUInt32: break;  // callers have refused these
+    case DType::kUInt32:
+    case DType::kFp8DsMla: break;  // callers have refused these
   }
 }
 
@@ -136,7 +163,8 @@ FLASHPLAN_INLINE void dispatch_format(DType dtype, const Body& body) {
     case DType::kFloat8E5M2: return body(Format<DType::kFloat8E5M2>());
     case DType::kInt32:
     case DType::kInt64:
-    case DType::kUInt32: break;
+    case DType::kUInt32:
+    case DType::kFp8DsMla: break;
   }
   __builtin_unreachable();  // callers have checked the dtype
 }

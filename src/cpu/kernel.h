@@ -20,7 +20,7 @@ using RunQueue = void (*)(const AttentionParams& params, int32_t cta, std::byte*
 
 /// One for each kv dtype.
 struct KernelSet {
-  RunQueue float32, float16, bfloat16, float8_e4m3, float8_e5m2;
+  RunQueue float32, float16, bfloat16, float8_e4m3, float8_e5m2, fp8_ds_mla;
 
   /// Null for dtypes that caches do not have.
   constexpr RunQueue of(DType kv_dtype) const noexcept {
@@ -30,6 +30,7 @@ struct KernelSet {
       case DType::kBFloat16: return bfloat16;
       case DType::kFloat8E4M3: return float8_e4m3;
       case DType::kFloat8E5M2: return float8_e5m2;
+      case DType::kFp8DsMla: return fp8_ds_mla;
       case DType::kInt32:
       case DType::kInt64:
       case DType::kUInt32: break;

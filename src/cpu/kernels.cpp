@@ -11,7 +11,8 @@ const KernelSet& kernel_set() noexcept {
                                     .float16 = run_queue<DType::kFloat16, Standard>,
                                     .bfloat16 = run_queue<DType::kBFloat16, Standard>,
                                     .float8_e4m3 = run_queue<DType::kFloat8E4M3, Standard>,
-                                    .float8_e5m2 = run_queue<DType::kFloat8E5M2, Standard>};
+                                    .float8_e5m2 = run_queue<DType::kFloat8E5M2, Standard>,
+                                    .fp8_ds_mla = run_queue<DType::kFp8DsMla, Standard>};
   return set;
 }
 

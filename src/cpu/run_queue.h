@@ -41,7 +41,14 @@ void load_queries(const RowBlock& rows, const Variant& variant, float* to) {
                       rows.token(r) * p.tensors.q.token_stride +
                       rows.qo_head(r) * p.tensors.q.head_stride;
       float* row = to + int64_t{r} * width;
-      convert_row<QFormat>(q, row, p.tensors.head_dim_qk);
+      const int32_t num_dims = p.tensors.head_dim_qk - p.host.q_tail_dims;
+      convert_row<QFormat>(q, row, num_dims, width);
+      if (p.host.q_tail_dims > 0) {
+        const auto* tail = static_cast<const typename QFormat::Storage*>(p.host.q_tail.data) +
+                           rows.token(r) * p.host.q_tail.token_stride +
+                           rows.qo_head(r) * p.host.q_tail.head_stride;
+        convert_row<QFormat>(tail, row + num_dims, p.host.q_tail_dims, width - num_dims);
+      }
       if constexpr (Variant::kTransformsQuery) {
         const ElementPosition at = rows.element_position(r);
         for (int32_t d = 0; d < p.tensors.head_dim_qk; ++d)
@@ -108,10 +115,13 @@ template <typename KvFormat, typename Variant>
   const int32_t heads_end = rows.kv_head + rows.num_kv_heads;
   const int32_t tile_kv = kCpuTileKv;
   if (kv_begin < kv_end) {
-    Tiles keys(p.tensors.k, p.tensors.pages, rows.segment, kv_begin, kv_end, rows.num_kv_heads,
-               p.tensors.head_dim_qk);
-    Tiles values(p.tensors.v, p.tensors.pages, rows.segment, kv_begin, kv_end, rows.num_kv_heads,
-                 p.tensors.head_dim_vo);
+    const bool shared_kv = p.host.shared_kv;
+    const KeyTail no_tail;
+    Tiles keys({p.tensors.k, p.host.k_tail, p.tensors.pages, p.host.lists, p.tensors.head_dim_qk},
+               rows.segment, kv_begin, kv_end, rows.num_kv_heads);
+    Tiles values({p.tensors.v, no_tail, p.tensors.pages, p.host.lists, p.tensors.head_dim_vo},
+                 rows.segment, kv_begin, shared_kv ? kv_begin : kv_end, rows.num_kv_heads);
+    const int32_t width_of_values = shared_kv ? width_qk : width_vo;
     int32_t num_keys = 0;
     for (int32_t kv = kv_begin; kv < kv_end; kv += num_keys) {  // kv + tile_kv might overflow
       num_keys = min(tile_kv, kv_end - kv);
@@ -124,7 +134,7 @@ template <typename KvFormat, typename Variant>
       }
       for (int32_t h = rows.kv_head; h < heads_end; ++h) {
         const int64_t first = int64_t{h - rows.kv_head} * rows.rows.num_rows;
-        keys.load(h, scratch.kv);
+        keys.load(h, scratch.kv, width_qk);
         if constexpr (Variant::kTransformsKey) {
           transform_tile(rows, h, kv, num_keys, p.tensors.head_dim_qk, scratch.kv,
                          [&](float x, const ElementPosition& at) { return variant.key(x, at); });
@@ -136,10 +146,10 @@ template <typename KvFormat, typename Variant>
                        width_qk, scratch.logits + first * tile_kv, tile_kv);
       }
       const bool has_bits = kv + num_keys > rows.first_masked_key;
-      const bool is_masked = has_bits || Variant::kMasksLogits;
+      const bool is_masked = has_bits || Variant::kMasksLogits || p.host.lists.slots != nullptr;
       for (int32_t r = 0; r < num_rows; ++r) {
         visible[r] = rows.visible(r, kv, num_keys);
-        seen[r] = is_masked ? bits_of(visible[r]) : kAllSeen;
+        seen[r] = is_masked ? bits_of(visible[r]) & keys.found() : kAllSeen;
         if (has_bits) seen[r] &= rows.seen(r, kv);
         float* logits = scratch.logits + int64_t{r} * tile_kv;
         if constexpr (Variant::kTransformsLogits || Variant::kMasksLogits) {
@@ -158,10 +168,11 @@ template <typename KvFormat, typename Variant>
           for (int32_t d = 0; d < width_vo; ++d) o[d] *= shrink;
         }
       }
-      values.advance();
+      if (!shared_kv) values.advance();
       for (int32_t h = rows.kv_head; h < heads_end; ++h) {
         const int32_t first = (h - rows.kv_head) * rows.rows.num_rows;
-        values.load(h, scratch.kv);
+        // Keys that are values too are still there, since they have one head.
+        if (!shared_kv) values.load(h, scratch.kv, width_vo);
         if constexpr (Variant::kTransformsValue) {
           transform_tile(rows, h, kv, num_keys, p.tensors.head_dim_vo, scratch.kv,
                          [&](float x, const ElementPosition& at) { return variant.value(x, at); });
@@ -169,11 +180,11 @@ template <typename KvFormat, typename Variant>
         const float* p_rows = scratch.logits + int64_t{first} * tile_kv;
         float* o_rows = scratch.o + int64_t{first} * width_vo;
         if (is_masked) {
-          add_seen_values(p_rows, tile_kv, seen + first, rows.rows.num_rows, scratch.kv, width_vo,
-                          o_rows);
+          add_seen_values(p_rows, tile_kv, seen + first, rows.rows.num_rows, scratch.kv,
+                          width_of_values, width_vo, o_rows);
         } else {
-          add_values(p_rows, tile_kv, visible + first, rows.rows.num_rows, scratch.kv, width_vo,
-                     o_rows);
+          add_values(p_rows, tile_kv, visible + first, rows.rows.num_rows, scratch.kv,
+                     width_of_values, width_vo, o_rows);
         }
       }
     }

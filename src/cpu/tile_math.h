@@ -103,16 +103,17 @@ inline void drop_infinite(float* logits, KeySpan visible) {
 }
 
 /// o[r] += sum over j in [begin, end) of p[r][j] * v[j], for kRows rows, kVecs vectors at a time.
+/// `v_width`: floats from one value to the next, at least `width`.
 template <int kRows, int kVecs>
 FLASHPLAN_INLINE void add_values_block(const float* p, int32_t p_stride, const float* v,
-                                       KeySpan keys, int32_t width, float* o) {
+                                       int32_t v_width, KeySpan keys, int32_t width, float* o) {
   Vec acc[kRows][kVecs];
   for (int r = 0; r < kRows; ++r) {
     for (int i = 0; i < kVecs; ++i) acc[r][i] = load(o + r * width + i * kLanes);
   }
   for (int32_t j = keys.begin; j < keys.end; ++j) {
     Vec value[kVecs];
-    for (int i = 0; i < kVecs; ++i) value[i] = load(v + int64_t{j} * width + i * kLanes);
+    for (int i = 0; i < kVecs; ++i) value[i] = load(v + int64_t{j} * v_width + i * kLanes);
     for (int r = 0; r < kRows; ++r) {
       const float probability = p[r * p_stride + j];
       for (int i = 0; i < kVecs; ++i) acc[r][i] += probability * value[i];
@@ -125,25 +126,26 @@ FLASHPLAN_INLINE void add_values_block(const float* p, int32_t p_stride, const f
 
 template <int kRows>
 FLASHPLAN_INLINE void add_values_rows(const float* p, int32_t p_stride, const float* v,
-                                      KeySpan keys, int32_t width, float* o) {
+                                      int32_t v_width, KeySpan keys, int32_t width, float* o) {
   if (keys.begin >= keys.end) return;
   constexpr int kVecs = kLanes == 16 ? 4 : 2;  // kRows * kVecs accumulators stay in registers
   int32_t d = 0;
   for (; d + kVecs * kLanes <= width; d += kVecs * kLanes) {
-    add_values_block<kRows, kVecs>(p, p_stride, v + d, keys, width, o + d);
+    add_values_block<kRows, kVecs>(p, p_stride, v + d, v_width, keys, width, o + d);
   }
   for (; d < width; d += kLanes) {
-    add_values_block<kRows, 1>(p, p_stride, v + d, keys, width, o + d);
+    add_values_block<kRows, 1>(p, p_stride, v + d, v_width, keys, width, o + d);
   }
 }
 
 /// o[r] += p[r] v for all rows. Values that are not visible are never read, so they may be NaN.
 inline void add_values(const float* p, int32_t p_stride, const KeySpan* visible, int32_t num_rows,
-                       const float* v, int32_t width, float* o) {
+                       const float* v, int32_t v_width, int32_t width, float* o) {
   constexpr int kMostRows = 4;
   int32_t r = 0;
   const auto row = [&](int32_t i, KeySpan keys) {
-    add_values_rows<1>(p + int64_t{i} * p_stride, p_stride, v, keys, width, o + int64_t{i} * width);
+    add_values_rows<1>(p + int64_t{i} * p_stride, p_stride, v, v_width, keys, width,
+                       o + int64_t{i} * width);
   };
   for (; r + kMostRows <= num_rows; r += kMostRows) {
     KeySpan shared = visible[r];
@@ -158,7 +160,7 @@ inline void add_values(const float* p, int32_t p_stride, const KeySpan* visible,
     // Each row takes its keys in ascending order: those before the shared ones, the shared ones,
     // and those after them.
     for (int32_t i = r; i < r + kMostRows; ++i) row(i, {visible[i].begin, shared.begin});
-    add_values_rows<kMostRows>(p + int64_t{r} * p_stride, p_stride, v, shared, width,
+    add_values_rows<kMostRows>(p + int64_t{r} * p_stride, p_stride, v, v_width, shared, width,
                                o + int64_t{r} * width);
     for (int32_t i = r; i < r + kMostRows; ++i) row(i, {shared.end, visible[i].end});
   }
@@ -167,7 +169,8 @@ inline void add_values(const float* p, int32_t p_stride, const KeySpan* visible,
 
 /// The same for the keys whose bits are set in `seen`.
 inline void add_seen_values(const float* p, int32_t p_stride, const uint32_t* seen,
-                            int32_t num_rows, const float* v, int32_t width, float* o) {
+                            int32_t num_rows, const float* v, int32_t v_width, int32_t width,
+                            float* o) {
   for (int32_t r = 0; r < num_rows; ++r) {
     // Takes one run of consecutive keys at a time.
     int32_t end = 0;
@@ -175,7 +178,7 @@ inline void add_seen_values(const float* p, int32_t p_stride, const uint32_t* se
       const int32_t begin = __builtin_ctz(left);
       const uint32_t hidden = ~(left | bits_of({0, begin}));
       end = hidden == 0 ? 32 : __builtin_ctz(hidden);
-      add_values_rows<1>(p + int64_t{r} * p_stride, p_stride, v, {begin, end}, width,
+      add_values_rows<1>(p + int64_t{r} * p_stride, p_stride, v, v_width, {begin, end}, width,
                          o + int64_t{r} * width);
     }
   }

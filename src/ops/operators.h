@@ -7,12 +7,15 @@
 
 #include "flashplan/merge.h"
 #include "flashplan/status.h"
+#include "ops/mla_params.h"
 #include "ops/params.h"
 
 namespace flashplan::cpu {
 
 void append_paged_kv(const AppendParams& params) noexcept;
 void rope_append_paged_kv(const RopeAppendParams& params) noexcept;
+void append_mla(const MlaAppendParams& params) noexcept;
+void gather_mla(const MlaGatherParams& params) noexcept;
 /// ln_base: the natural logarithm of the base of every lse, which is e or 2.
 void merge_states(const AttentionState* states, int32_t num_states, const AttentionState& out,
                   float ln_base) noexcept;
@@ -39,6 +42,11 @@ namespace flashplan::cuda {
 /// differ in dtype.
 Status append_paged_kv(const AppendParams& params, Device device, Stream stream) noexcept;
 Status rope_append_paged_kv(const RopeAppendParams& params, Device device, Stream stream) noexcept;
+
+/// Tokens whose slot lies outside of the cache are not written.
+Status append_mla(const MlaAppendParams& params, Device device, Stream stream) noexcept;
+/// Rows whose page id is outside of the cache become 0.
+Status gather_mla(const MlaGatherParams& params, Device device, Stream stream) noexcept;
 
 /// ln_base: as on the CPU.
 ///   kUnsupported  there are more states than the kernel's argument can list, and they are not

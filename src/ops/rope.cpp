@@ -10,11 +10,7 @@
 #include "ops/rope_checks.h"
 
 namespace flashplan {
-namespace {
-
-/// Checks positions in host memory. Up to 2^40 the angle, computed in double precision, is accurate
-/// to 1e-4 radians; at 2^53 a double has no bits left for a fraction of a turn.
-Status check_positions(const TensorView& positions) {
+Status check_positions(const TensorView& positions) noexcept {
   constexpr int64_t kMost = int64_t{1} << 40;
   if (positions.dtype != DType::kInt64) return {};
   const auto* values = static_cast<const int64_t*>(positions.data);
@@ -26,6 +22,8 @@ Status check_positions(const TensorView& positions) {
   }
   return {};
 }
+
+namespace {
 
 /// Checks that the positions, in host memory, are rows of the table.
 Status check_rows_of_table(const RopeParams& p) {

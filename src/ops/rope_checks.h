@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What apply_rope() and rope_append_paged_kv() compute alike.
+// What apply_rope() and the operators that append rotated keys have in common.
 #pragma once
 
 #include <cstdint>
@@ -16,5 +16,9 @@ RopeParams make_rope_params(const Rope& rope, const TensorView& q) noexcept;
 
 /// Heads [tokens, heads, head_dim] that are read and where they are written.
 RopeSide make_rope_side(const TensorView& from, const TensorView& to) noexcept;
+
+/// Checks positions in host memory. Up to 2^40 the angle, computed in double precision, is accurate
+/// to 1e-4 radians; at 2^53 a double has no bits left for a fraction of a turn.
+Status check_positions(const TensorView& positions) noexcept;
 
 }  // namespace flashplan

@@ -88,16 +88,56 @@ Status check_dtypes(const AttentionOptions& o) {
     return error(StatusCode::kUnsupported, "q_dtype: expected float32, float16 or bfloat16, got %s",
                  to_string(o.q_dtype));
   }
+  if (!is_wide_float(o.o_dtype)) {
+    return error(StatusCode::kUnsupported, "o_dtype: expected float32, float16 or bfloat16, got %s",
+                 to_string(o.o_dtype));
+  }
+  if (o.kv_dtype == DType::kFp8DsMla) {
+    if (o.shared_kv && o.head_dim_qk == kDsMlaDims && o.head_dim_vo == kDsMlaScaledDims) return {};
+    return error(StatusCode::kInvalidArgument,
+                 "kv_dtype: expected fp8_ds_mla with shared_kv and head dims (%d, %d), got it %s",
+                 kDsMlaDims, kDsMlaScaledDims, o.shared_kv ? "with others" : "without shared_kv");
+  }
   if (o.kv_dtype != o.q_dtype && !is_narrow_float(o.kv_dtype)) {
     return error(StatusCode::kUnsupported,
                  "kv_dtype: expected %s (as q), float8_e4m3fn or float8_e5m2, got %s",
                  to_string(o.q_dtype), to_string(o.kv_dtype));
   }
-  if (!is_wide_float(o.o_dtype)) {
-    return error(StatusCode::kUnsupported, "o_dtype: expected float32, float16 or bfloat16, got %s",
-                 to_string(o.o_dtype));
+  return {};
+}
+
+Status check_shared_kv(const AttentionOptions& o) {
+  if (!o.shared_kv) return {};
+  if (o.num_kv_heads != 1) {
+    return error(StatusCode::kInvalidArgument, "num_kv_heads: expected 1 with shared_kv, got %d",
+                 o.num_kv_heads);
+  }
+  if (o.head_dim_vo > o.head_dim_qk) {
+    return error(StatusCode::kInvalidArgument,
+                 "head_dim_vo: expected <= head_dim_qk (%d) with shared_kv, got %d", o.head_dim_qk,
+                 o.head_dim_vo);
+  }
+  if (!o.softmax_scale) {
+    return error(StatusCode::kInvalidArgument,
+                 "softmax_scale: expected a number with shared_kv, got none");
+  }
+  if (!o.variant.empty() || o.rope) {
+    return error(StatusCode::kInvalidArgument, "%s: expected none with shared_kv, got one",
+                 o.rope ? "rope" : "variant");
   }
   return {};
+}
+
+Status check_topk(const AttentionOptions& o) {
+  FLASHPLAN_RETURN_IF_ERROR(check_at_least("topk", o.topk, 0));
+  if (o.topk == 0) return {};
+  if (!o.shared_kv || o.page_size == 0) {
+    return error(StatusCode::kInvalidArgument, "topk: expected 0 %s, got %d",
+                 o.shared_kv ? "with ragged keys" : "without shared_kv", o.topk);
+  }
+  if (o.window_left < 0 && !o.custom_mask) return {};
+  return error(StatusCode::kInvalidArgument, "%s: expected none with topk, got one",
+               o.custom_mask ? "custom_mask" : "window_left");
 }
 
 Status check_variant(const AttentionOptions& o) {
@@ -116,6 +156,8 @@ Status check_options(const AttentionOptions& options) noexcept {
   FLASHPLAN_RETURN_IF_ERROR(check_ranges(options));
   FLASHPLAN_RETURN_IF_ERROR(check_dtypes(options));
   if (options.rope) FLASHPLAN_RETURN_IF_ERROR(check_rope(*options.rope, options.head_dim_qk));
+  FLASHPLAN_RETURN_IF_ERROR(check_shared_kv(options));
+  FLASHPLAN_RETURN_IF_ERROR(check_topk(options));
   return check_variant(options);
 }
 

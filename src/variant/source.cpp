@@ -145,6 +145,7 @@ const char* dtype_constant(DType dtype) {
     case DType::kInt32: return "DType::kInt32";
     case DType::kInt64: return "DType::kInt64";
     case DType::kUInt32: return "DType::kUInt32";
+    case DType::kFp8DsMla: return "DType::kFp8DsMla";
   }
   return "DType::unknown";  // which does not compile
 }
@@ -159,7 +160,8 @@ const char* element_type(DType dtype) {
     case DType::kFloat16:
     case DType::kBFloat16:
     case DType::kFloat8E4M3:
-    case DType::kFloat8E5M2: break;
+    case DType::kFloat8E5M2:
+    case DType::kFp8DsMla: break;
   }
   return nullptr;
 }

@@ -64,6 +64,8 @@ inline flashplan_options c_options(const AttentionOptions& o) {
   c.num_ctas = o.num_ctas;
   c.batch_invariant = o.batch_invariant ? 1 : 0;
   c.workspace_bytes = o.workspace_bytes.value_or(0);
+  c.shared_kv = o.shared_kv ? 1 : 0;
+  c.topk = o.topk;
   return c;
 }
 
@@ -111,6 +113,10 @@ inline flashplan_attention_tensors c_tensors(const AttentionTensors& t, CTensors
   c.kv_lens = owner.add(t.kv_lens);
   c.mask = owner.add(t.mask);
   c.sinks = owner.add(t.sinks);
+  c.q_tail = owner.add(t.q_tail);
+  c.k_tail = owner.add(t.k_tail);
+  c.topk_indices = owner.add(t.topk_indices);
+  c.topk_lens = owner.add(t.topk_lens);
   c.k_scales = owner.add(t.k_scales);
   c.v_scales = owner.add(t.v_scales);
   c.out = owner.add(t.o);

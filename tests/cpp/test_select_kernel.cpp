@@ -130,6 +130,14 @@ TEST(what_a_gpu_is_refused_for) {
   o.softcap = 30.0F;
   CHECK_EQ(gpu_choice(o), "softcap: expected 0 (compiled in for cuda), got 30");
   o.softcap = 0.0F;
+  o.shared_kv = true;
+  CHECK_EQ(gpu_choice(o), "num_kv_heads: expected 1 with shared_kv, got 8");
+  o.num_kv_heads = 1;
+  CHECK_EQ(gpu_choice(o), "softmax_scale: expected a number with shared_kv, got none");
+  o.softmax_scale = 0.1F;
+  CHECK_EQ(gpu_choice(o), "shared_kv: expected false (compiled in for cuda), got true");
+  o = llama_on_gpu();
+  o.kv_dtype = DType::kFloat8E4M3;
   o.o_dtype = DType::kFloat32;  // any output dtype is there
   CHECK_EQ(gpu_choice(o).substr(0, 14), "bf16_e4m3_d128");
 }

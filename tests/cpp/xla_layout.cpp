@@ -23,6 +23,7 @@ static_assert(int{kBuffer} == int{XLA_FFI_ArgType_BUFFER});
 static_assert(int{kBuffer} == int{XLA_FFI_RetType_BUFFER});
 static_assert(int{kScalar} == int{XLA_FFI_AttrType_SCALAR});
 static_assert(int{kS32} == int{XLA_FFI_DataType_S32} && int{kS64} == int{XLA_FFI_DataType_S64});
+static_assert(int{kU8} == int{XLA_FFI_DataType_U8});
 static_assert(int{kU32} == int{XLA_FFI_DataType_U32} && int{kF32} == int{XLA_FFI_DataType_F32});
 static_assert(int{kF16} == int{XLA_FFI_DataType_F16} && int{kBF16} == int{XLA_FFI_DataType_BF16});
 static_assert(int{kF8E5M2} == int{XLA_FFI_DataType_F8E5M2});

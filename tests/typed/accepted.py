@@ -19,6 +19,28 @@ Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int32]
 
 
+def with_latents() -> None:
+    attn = fp.Attention(
+        4,
+        1,
+        (12, 8),
+        shared_kv=True,
+        softmax_scale=0.1,
+        page_size=4,
+        q_dtype="float32",
+        device="cpu",
+    )
+    attn.plan([0, 1], [3])
+    cache: Floats = np.zeros((2, 4, 12), np.float32)
+    q: Floats = np.ones((1, 4, 12), np.float32)
+    slots, table = np.arange(4), np.zeros((1, 1), np.int32)
+    fp.append_mla(q[0, :, :8].copy(), q[0, :, 8:].copy(), cache, slot_mapping=slots)
+    assert_type(attn.run(q, cache, block_table=table), Floats)
+    pair = (q[..., :8], q[..., 8:])
+    assert_type(attn.run(pair, (cache[..., :8], cache[..., 8:]), block_table=table), Floats)
+    assert_type(fp.gather_mla(cache, table, np.array([0, 2], np.int32)), Floats)
+
+
 def with_numpy() -> None:
     attn = fp.Attention(
         4, 2, 8, page_size=None, q_dtype="float32", o_dtype=np.dtype("float32"), device="cpu"
@@ -53,6 +75,7 @@ def with_numpy() -> None:
     verified = fp.speculative_verify(tokens[:1, None], probs[:, :1], probs, seed=1)
     assert_type(verified, tuple[Ints, Ints])
     fp.apply_penalties(fp.softmax(logits), tokens[:, None], np.ones(2, np.int32), 1.5)
+    with_latents()
     assert_type(attn.workspace_bytes, int)
     assert_type(fp.workspace_bytes(4, 2, 8, device="cpu"), int)
     assert_type(fp.is_supported(4, 2, (8, 16), q_dtype=np.float32, device="cpu"), tuple[bool, str])

@@ -24,12 +24,15 @@ namespace {
 #include "ops/cpu/softmax_rows.h"
 // After rope_rows.h.
 #include "ops/cpu/append_rows.h"
+// After norm_rows.h and append_rows.h.
+#include "ops/cpu/mla_rows.h"
 
 }  // namespace
 
 const OperatorKernels& operator_kernels() noexcept {
   static constexpr OperatorKernels kKernels = {
-      norm_rows, gated_activation_rows, rope_rows, softmax_rows, append_rows, rope_append_rows};
+      norm_rows,   gated_activation_rows, rope_rows,       softmax_rows,
+      append_rows, rope_append_rows,      append_mla_rows, gather_mla_rows};
   return kKernels;
 }
 

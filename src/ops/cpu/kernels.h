@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "flashplan/sampling.h"
+#include "ops/mla_params.h"
 #include "ops/params.h"
 
 namespace flashplan::cpu {
@@ -17,6 +18,8 @@ struct OperatorKernels {
   void (*softmax)(const SoftmaxParams& params, int32_t begin, int32_t end) noexcept;
   void (*append)(const AppendParams& params, int32_t begin, int32_t end) noexcept;
   void (*rope_append)(const RopeAppendParams& params, int32_t begin, int32_t end) noexcept;
+  void (*append_mla)(const MlaAppendParams& params, int32_t begin, int32_t end) noexcept;
+  void (*gather_mla)(const MlaGatherParams& params, int32_t begin, int32_t end) noexcept;
 };
 
 /// What a row of logits gave.

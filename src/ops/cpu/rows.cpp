@@ -85,6 +85,16 @@ void rope_append_paged_kv(const RopeAppendParams& params) noexcept {
                of_q * params.rope.head_dim + elements_of_token(params.append));
 }
 
+void append_mla(const MlaAppendParams& params) noexcept {
+  const int64_t of_q = int64_t{params.rope.sides[0].num_heads} * params.rope.head_dim;
+  for_all_rows(kernels().append_mla, params,
+               of_q + params.parts[0].num_dims + params.parts[1].num_dims);
+}
+
+void gather_mla(const MlaGatherParams& params) noexcept {
+  for_all_rows(kernels().gather_mla, params, params.parts[0].num_dims + params.parts[1].num_dims);
+}
+
 void softmax(const SoftmaxParams& params) noexcept {
   for_all_rows(kernels().softmax, params, 4 * int64_t{params.vocab});
 }

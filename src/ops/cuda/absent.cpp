@@ -20,9 +20,16 @@ Status rope_append_paged_kv(const RopeAppendParams& /*params*/, Device /*device*
                             Stream /*stream*/) noexcept {
   return not_built();
 }
+Status append_mla(const MlaAppendParams& /*params*/, Device /*device*/,
+                  Stream /*stream*/) noexcept {
+  return not_built();
+}
+Status gather_mla(const MlaGatherParams& /*params*/, Device /*device*/,
+                  Stream /*stream*/) noexcept {
+  return not_built();
+}
 Status merge_states(const AttentionState* /*states*/, int32_t /*num_states*/,
-                    const AttentionState& /*out*/, float /*ln_base*/,
-                    Stream /*stream*/) noexcept {
+                    const AttentionState& /*out*/, float /*ln_base*/, Stream /*stream*/) noexcept {
   return not_built();
 }
 Status norm(const NormParams& /*params*/, Device /*device*/, Stream /*stream*/) noexcept {

@@ -132,7 +132,8 @@ Status with_float(DType dtype, const Body& body) {
     case DType::kFloat8E5M2:
     case DType::kInt32:
     case DType::kInt64:
-    case DType::kUInt32: break;
+    case DType::kUInt32:
+    case DType::kFp8DsMla: break;
   }
   return error(StatusCode::kInvalidType, "dtype: expected float32, float16 or bfloat16, got %s",
                to_string(dtype));
@@ -152,7 +153,8 @@ Status with_stored(DType dtype, const Body& body) {
     case DType::kBFloat16:
     case DType::kInt32:
     case DType::kInt64:
-    case DType::kUInt32: break;
+    case DType::kUInt32:
+    case DType::kFp8DsMla: break;
   }
   return error(StatusCode::kInvalidType, "dtype: expected %s or an 8-bit float, got %s",
                to_string(kFrom), to_string(dtype));

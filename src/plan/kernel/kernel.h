@@ -25,6 +25,7 @@ struct Kernel;
 /// The options that a kernel may not serve, in the order in which they are compared.
 enum class Axis : int32_t {
   kKernels,
+  kSharedKv,
   kQDType,
   kKvDType,
   kHeadDim,

@@ -100,6 +100,7 @@ Text offer(const Kernel& kernel, Axis axis) {
   };
   switch (axis) {
     case Axis::kKernels: print("%s", name_of(kernel.family->group)); break;
+    case Axis::kSharedKv: print("%s", "false"); break;
     case Axis::kQDType: print("%s", to_string(kernel.q_dtype)); break;
     case Axis::kKvDType: print("%s", to_string(kernel.kv_dtype)); break;
     case Axis::kHeadDim: print("(%d, %d)", kernel.head_dim_qk, kernel.head_dim_vo); break;
@@ -122,6 +123,7 @@ Text asked(const AttentionOptions& o, Axis axis, const char** argument) {
   };
   switch (axis) {
     case Axis::kKernels: print("kernels", "%s", name_of(o.kernels)); break;
+    case Axis::kSharedKv: print("shared_kv", "%s", "true"); break;
     case Axis::kQDType: print("q_dtype", "%s", to_string(o.q_dtype)); break;
     case Axis::kKvDType: print("kv_dtype", "%s", to_string(o.kv_dtype)); break;
     case Axis::kHeadDim:

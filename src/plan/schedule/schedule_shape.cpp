@@ -9,7 +9,11 @@ namespace flashplan {
 
 bool may_share_prefixes(const AttentionOptions& options) noexcept {
   return !options.batch_invariant && options.window_left < 0 && options.variant.empty() &&
-         !options.rope;
+         !options.rope && options.topk == 0;
+}
+
+int32_t most_requests(const AttentionOptions& options) noexcept {
+  return options.topk > 0 ? options.max_qo_tokens : options.max_batch_size;
 }
 
 bool shares_prefixes(const AttentionOptions& options, const KernelChoice& choice) noexcept {

@@ -103,6 +103,8 @@ struct ScheduleShape {
 /// positions of the queries, which a kernel does not know when it computes a prefix for several
 /// requests.
 bool may_share_prefixes(const AttentionOptions& options) noexcept;
+/// The most requests that are scheduled: with topk each token is one, as it has keys of its own.
+int32_t most_requests(const AttentionOptions& options) noexcept;
 /// Whether they do with the kernel of `choice`.
 bool shares_prefixes(const AttentionOptions& options, const KernelChoice& choice) noexcept;
 

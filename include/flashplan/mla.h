@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+// The cache of multi-head latent attention: writing new keys into it, and gathering prefixes.
+#pragma once
+
+#include "flashplan/export.h"
+#include "flashplan/rope.h"
+#include "flashplan/status.h"
+#include "flashplan/tensor.h"
+
+namespace flashplan {
+
+/// A cache of keys of C latent dims, which are the values too, and R rotated ones. In one tensor,
+/// [num_pages, page_size, C + R], with kFp8DsMla [num_pages, page_size, kDsMlaBytes]; or in two,
+/// [num_pages, page_size, C] and [num_pages, page_size, R]. A dimension of one head may stand
+/// before the last one. Any strides but for the last dimension, which is contiguous.
+struct MlaCache {
+  TensorView latent;  // all dims, where `tail` is empty
+  TensorView tail;
+};
+
+/// New tokens and where they go. All tensors on one device.
+struct MlaAppendTensors {
+  TensorView kv_c;  // [>= tokens, C] float32, float16 or bfloat16
+  TensorView k_pe;  // [>= tokens, R] of kv_c's dtype; empty: R is 0
+  MlaCache cache;   // written; kv_c's dtype, an 8-bit float, or of bfloat16 tokens kFp8DsMla
+  /// [tokens] int64: token i goes to slot page * page_size + row in page; -1 skips it. Slots must
+  /// differ.
+  TensorView slot_mapping;
+  /// [C] of kv_c's dtype or float32: kv_c is normalised by rmsnorm(); empty: it is not.
+  TensorView norm_weight;
+  TensorView positions;  // [>= tokens] int32 or int64, with a rotation
+  /// With a rotation: [>= tokens, num_heads, R] of kv_c's dtype, rotated in place; may be empty.
+  TensorView q_pe;
+  /// Stored key = key / scale in float32, saturating in 8-bit formats. A normal float > 0; 1 with
+  /// kFp8DsMla, whose scales are the largest of their 128 dims / 448.
+  float scale = 1.0F;
+  float eps = 1e-6F;
+};
+
+/// Normalises the latent dims of new tokens, rotates the others by their positions, narrows both
+/// and writes them to their slots: rmsnorm(), apply_rope() and append_paged_kv() at once, with the
+/// roundings of these. Tokens that are skipped are rotated in q_pe. `rope`: null: nothing is
+/// rotated.
+///
+/// On CUDA: one launch on `stream`, no allocation, no synchronisation; may be captured in a graph.
+/// Slots are not checked there: tokens with a slot outside of the cache are skipped.
+///   kInvalidArgument, kInvalidType  a tensor is malformed, or what is written shares memory with
+///                                   another argument; nothing was written
+///   kCudaError                      the launch failed
+FLASHPLAN_API Status append_mla(const MlaAppendTensors& tensors, const Rope* rope = nullptr,
+                                Stream stream = nullptr) noexcept;
+
+/// Ranges of cached tokens and where they go. All tensors on one device.
+struct MlaGatherTensors {
+  MlaCache cache;
+  TensorView block_table;  // [>= batch_size, max_pages] int32 page ids
+  /// [batch_size + 1] int32, ascending: rows kv_indptr[r] to kv_indptr[r + 1] - 1 of `out` are
+  /// those of request r.
+  TensorView kv_indptr;
+  TensorView starts;  // [batch_size] int32: the first token of each request; empty: 0
+  /// [>= kv_indptr[batch_size], C + R], or C where out_tail has [..., R]; written. The dtype of the
+  /// cache; of 8-bit caches float32, float16 or bfloat16. Other rows are not written.
+  TensorView out, out_tail;
+  float scale = 1.0F;  // real key = scale * stored key; a normal float > 0
+};
+
+/// Copies tokens starts[r], starts[r] + 1, ... of each request out of their pages, and widens 8-bit
+/// floats: a chunk of a prefix, which is then multiplied by the weights that expand it.
+///
+/// On CUDA: one launch on `stream`, no allocation, no synchronisation; may be captured in a graph.
+/// Values of index tensors are not checked there: a row whose page id is outside of the cache or of
+/// the block table becomes 0.
+///   kInvalidArgument, kInvalidType  a tensor is malformed, or `out` shares memory with another
+///                                   argument; nothing was written
+///   kCudaError                      the launch failed
+FLASHPLAN_API Status gather_mla(const MlaGatherTensors& tensors, Stream stream = nullptr) noexcept;
+
+}  // namespace flashplan

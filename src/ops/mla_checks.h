@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+// What append_mla() and gather_mla() check alike.
+#pragma once
+
+#include "checks/memory_checks.h"
+#include "flashplan/mla.h"
+#include "ops/mla_params.h"
+
+namespace flashplan {
+
+/// Checks dtype, device and shape of a cache. `num_dims`: C and R of keys.
+Status check_mla_cache(const MlaCache& cache, const int64_t (&num_dims)[2], Device device,
+                       bool written) noexcept;
+
+/// The page size, and how many pages slots and page ids can name.
+int64_t page_size_of(const MlaCache& cache) noexcept;
+int32_t num_pages_of(const MlaCache& cache) noexcept;
+
+/// Writes to `parts` where the dims of keys lie in a cache, and their dtypes there.
+void place_parts(const MlaCache& cache, const int64_t (&num_dims)[2], MlaPart (&parts)[2]) noexcept;
+
+}  // namespace flashplan
