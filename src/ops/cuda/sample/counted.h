@@ -39,7 +39,7 @@ constexpr int kTriesAtOnce = 4;
 struct CountedShared {
   PlainShared plain;
   Mailbox bounds_mail[2];           // of the steps, in turn
-  uint32_t bins[ValueBins::kBins];  // of the CTA's elements
+  uint32_t bins[ValueBins::kBins];  // of the CTA's elements above the first bin
   float above[kRowThreads];         // the mass above the bins of each thread
   float warp_sums[kRowWarps];
   uint64_t listed[32];  // keys and ids of the elements of the last bin
@@ -93,6 +93,8 @@ class SampleCounted : PlainRow<kDType, false> {
 
  private:
   using Base::elements_;
+  using Base::end_block_;
+  using Base::first_block_;
   using Base::is_greedy_;
   using Base::kBlock;
   using Base::kVec;
@@ -125,7 +127,7 @@ class SampleCounted : PlainRow<kDType, false> {
     this->read(
         [&](const float (&x)[kVec]) {
 #pragma unroll
-          for (int e = 0; e < kVec; ++e) bins_.add(shared_.bins, x[e]);
+          for (int e = 0; e < kVec; ++e) bins_.add_above_first(shared_.bins, x[e]);
         },
         [&](int block, float largest) {
           if (bins_.is_in_last(largest)) list_last(block);
@@ -288,7 +290,13 @@ class SampleCounted : PlainRow<kDType, false> {
       const float from_base = bins_.unit_in(place_of_base_, place_of_largest_);
       bounds.least += static_cast<uint64_t>(shared_.above[thread] * from_base);
       bounds.least += sum_of_warp(own > bin ? mass_of_bin(own) : 0);
-      bounds.most = bounds.least + mass_of_bin(bin);
+      // The token is in its bin, too, but does not come before itself.
+      const auto block = static_cast<int>(static_cast<uint32_t>(token)) / kBlock;
+      const bool is_own = block >= first_block_ && block < end_block_ && bin != 0;
+      const uint32_t others = shared_.bins[bin] - (is_own ? bins_.amount_of(value) : 0U);
+      bounds.most =
+          bounds.least + static_cast<uint64_t>(bins_.mass(others, bin, place_of_largest_));
+      if (bin == 0) bounds.most = uint64_t{1} << 53;  // its elements are not summed
     }
     const bool has_places =
         ValueBins::is_place(place_of_base_) && ValueBins::is_place(place_of_largest_);

@@ -39,6 +39,12 @@ class ValueBins {
     const uint32_t part = part_of(x);
     atomicAdd(&sums[part >> kLogParts], amount_of_part(part));
   }
+  /// The same but for elements of the first bin, which is where most of a row's elements may be:
+  /// the atomics on it would wait for each other.
+  __device__ void add_above_first(uint32_t* sums, float x) const {
+    const uint32_t part = part_of(x);
+    if (part >> kLogParts != 0) atomicAdd(&sums[part >> kLogParts], amount_of_part(part));
+  }
   /// What an element adds to its bin.
   __device__ uint32_t amount_of(float x) const { return amount_of_part(part_of(x)); }
 
