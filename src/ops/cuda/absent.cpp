@@ -21,8 +21,7 @@ Status rope_append_paged_kv(const RopeAppendParams& /*params*/, Device /*device*
   return not_built();
 }
 Status merge_states(const AttentionState* /*states*/, int32_t /*num_states*/,
-                    const AttentionState& /*out*/, float /*ln_base*/,
-                    Stream /*stream*/) noexcept {
+                    const AttentionState& /*out*/, float /*ln_base*/, Stream /*stream*/) noexcept {
   return not_built();
 }
 Status norm(const NormParams& /*params*/, Device /*device*/, Stream /*stream*/) noexcept {
