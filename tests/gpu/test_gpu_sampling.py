@@ -88,6 +88,19 @@ def test_many_rows(cuda, rng, name, dtype):
         assert np.array_equal(ids, wanted)
 
 
+@pytest.mark.parametrize("deviation", [1, 3, 8])
+@pytest.mark.parametrize("num_rows", [1, 32, 140])
+def test_the_cpu_s_logprobs(cuda, rng, num_rows, deviation):
+    logits = (deviation * rng.standard_normal((num_rows, 128_256))).astype(np.float32)
+    top_p = rng.uniform(0.7, 1, num_rows).astype(np.float32)
+    seed = seed_of(rng)
+    options = {"seed": seed, "return_logprobs": True}
+    ids, logprobs = fp.sample(cuda.tensor(logits), top_p=cuda.tensor(top_p), **options)
+    wanted, of_wanted = fp.sample(logits, top_p=top_p, **options)
+    assert np.array_equal(cuda.array(ids), wanted)
+    assert np.abs(cuda.array(logprobs) - of_wanted).max() < 1e-4
+
+
 def test_errors_of_many_rows(cuda, torch, rng):
     logits = rng.standard_normal((150, 30_000)).astype(np.float32)
     logits[1, 29_000], logits[2, 3], logits[3] = np.nan, np.inf, -np.inf

@@ -294,9 +294,11 @@ bool is_streamed(const SampleParams& p, bool has_clusters, int num_sms) {
   constexpr float kLargeMinP = 0.02F;  // keeps few
   const bool has_few = p.top_k.each != nullptr || p.top_k.all <= kMostStreamedTopK ||
                        p.min_p.each != nullptr || p.min_p.all >= kLargeMinP;
-  if (has_few) return !has_clusters || p.num_rows >= num_sms;
   const bool has_top_k = p.top_k.all < p.vocab;
   const bool has_top_p = p.top_p.each != nullptr || p.top_p.all < 1.0F;
+  // stream_kernel() does not know the mass that top-p keeps well enough for its logarithm.
+  if (has_top_p && p.logprobs != nullptr) return false;
+  if (has_few) return !has_clusters || p.num_rows >= num_sms;
   const bool has_min_p = p.min_p.all > 0.0F;
   if (has_min_p || has_top_k == has_top_p) return false;
   if (has_top_p && !is_countable(p)) return false;
