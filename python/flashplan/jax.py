@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 _DTYPES = (
     "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int32", "int64", "uint32",
+    "uint8",  # of "fp8_ds_mla"
 )  # fmt: skip
 
 __all__ = ["AttentionOnDevices", "append_paged_kv", "on_devices", "run"]
