@@ -148,6 +148,7 @@ def run(
         o, or (o, lse), of as many rows as q, because shapes must not depend on the plan. Rows
         after those that were planned are not written.
     """
+    queries: Tensor
     queries, q_tail = parts("q", q)
     keys, k_tail = parts("k", k, k_tail)
     tensors, scalars = packed_arguments(attn._variant, variant_arguments) or ((), ())
