@@ -4,9 +4,10 @@
 import sys
 
 import pytest
+from mypy import stubtest
+
 import sglang_stub
 import vllm_stub
-from mypy import stubtest
 
 with pytest.MonkeyPatch.context() as patch:
     vllm_stub.install(patch)
