@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Functions with the names and arguments of FlashInfer, for PyTorch tensors."""
+
+from flashplan.flashinfer.activation import gelu_and_mul, gelu_tanh_and_mul, silu_and_mul
+from flashplan.flashinfer.cascade import merge_state, merge_state_in_place, merge_states
+from flashplan.flashinfer.norm import (
+    fused_add_rmsnorm,
+    gemma_fused_add_rmsnorm,
+    gemma_rmsnorm,
+    layernorm,
+    rmsnorm,
+)
+
+__all__ = [
+    "fused_add_rmsnorm",
+    "gelu_and_mul",
+    "gelu_tanh_and_mul",
+    "gemma_fused_add_rmsnorm",
+    "gemma_rmsnorm",
+    "layernorm",
+    "merge_state",
+    "merge_state_in_place",
+    "merge_states",
+    "rmsnorm",
+    "silu_and_mul",
+]

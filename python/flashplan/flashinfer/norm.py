@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Norms. enable_pdl is accepted and has no effect."""
+
+import torch
+
+import flashplan as fp
+
+
+def rmsnorm(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float = 1e-6,
+    out: torch.Tensor | None = None,
+    enable_pdl: bool | None = None,
+) -> torch.Tensor:
+    """`flashplan.rmsnorm`: the rows of input, normalised and multiplied by weight."""
+    return fp.rmsnorm(input, weight, eps, out=out)
+
+
+def gemma_rmsnorm(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float = 1e-6,
+    out: torch.Tensor | None = None,
+    enable_pdl: bool | None = None,
+) -> torch.Tensor:
+    """`flashplan.rmsnorm` with gemma=True: multiplies by 1 + weight."""
+    return fp.rmsnorm(input, weight, eps, gemma=True, out=out)
+
+
+def fused_add_rmsnorm(
+    input: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float = 1e-6,
+    enable_pdl: bool | None = None,
+) -> None:
+    """`flashplan.add_rmsnorm`: residual += input, then input = rmsnorm(residual)."""
+    fp.add_rmsnorm(input, residual, weight, eps)
+
+
+def gemma_fused_add_rmsnorm(
+    input: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float = 1e-6,
+    enable_pdl: bool | None = None,
+) -> None:
+    """`flashplan.add_rmsnorm` with gemma=True: multiplies by 1 + weight."""
+    fp.add_rmsnorm(input, residual, weight, eps, gemma=True)
+
+
+def layernorm(
+    input: torch.Tensor, gemma: torch.Tensor, beta: torch.Tensor, eps: float = 1e-6
+) -> torch.Tensor:
+    """`flashplan.layernorm` with weight gemma and bias beta, rounded to the dtype of input."""
+    return fp.layernorm(input, gemma.to(input.dtype), beta.to(input.dtype), eps)
