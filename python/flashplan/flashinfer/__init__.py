@@ -10,13 +10,21 @@ from flashplan.flashinfer.norm import (
     layernorm,
     rmsnorm,
 )
+from flashplan.flashinfer.page import (
+    append_paged_kv_cache,
+    get_batch_indices_positions,
+    get_seq_lens,
+)
 
 __all__ = [
+    "append_paged_kv_cache",
     "fused_add_rmsnorm",
     "gelu_and_mul",
     "gelu_tanh_and_mul",
     "gemma_fused_add_rmsnorm",
     "gemma_rmsnorm",
+    "get_batch_indices_positions",
+    "get_seq_lens",
     "layernorm",
     "merge_state",
     "merge_state_in_place",
