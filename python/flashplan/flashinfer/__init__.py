@@ -15,6 +15,7 @@ from flashplan.flashinfer.page import (
     get_batch_indices_positions,
     get_seq_lens,
 )
+from flashplan.flashinfer.quantization import packbits
 
 __all__ = [
     "append_paged_kv_cache",
@@ -29,6 +30,7 @@ __all__ = [
     "merge_state",
     "merge_state_in_place",
     "merge_states",
+    "packbits",
     "rmsnorm",
     "silu_and_mul",
 ]
