@@ -60,7 +60,8 @@ def mypy_passes():
             must_pass("mypy", "python/flashplan", ACCEPTED),
             refuses_nonsense("mypy", refused_by_mypy()),
             must_pass(
-                *("stubtest", "flashplan", "--mypy-config-file", "tests/typed/stubtest.ini"),
+                *(sys.executable, "tests/run_stubtest.py", "flashplan"),
+                *("--mypy-config-file", "tests/typed/stubtest.ini"),
                 *("--allowlist", "tests/typed/stubtest_allowlist.txt", "--ignore-unused-allowlist"),
             ),
         ]

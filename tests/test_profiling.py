@@ -19,7 +19,7 @@ with torch.profiler.profile() as profile:
     attn.plan([0, 1], [3])
     assert (attn.run(q, kv, kv) == 1).all()
     try:
-        attn.run(q, kv)
+        attn.run(q)
     except TypeError as error:
         print(error)
 print(sorted(event.key for event in profile.key_averages() if "flashplan" in event.key))
@@ -40,5 +40,5 @@ def test_events(torch, first, value, events):
         check=True,
     )
     error, found = done.stdout.splitlines()
-    assert error == "Attention.run() missing 1 required positional argument: 'v'"
+    assert error == "Attention.run() missing 1 required positional argument: 'k'"
     assert found == str(events)

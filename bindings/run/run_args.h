@@ -16,12 +16,13 @@
 
 namespace flashplan {
 
-/// Python objects in the order of kRunTensors, None where a tensor is not given.
+/// A Python object for each tensor of kRunTensors, in that order; None for those that the caller
+/// does not pass.
 using TensorTuple = nb::typed<nb::tuple, nb::object, nb::ellipsis>;
 
 /// The arguments of Attention.run(), but for the stream.
 struct RunObjects {
-  /// Raises TypeError unless there are as many tensors as in kRunTensors.
+  /// Raises TypeError if `tensors` has another number of items than kRunTensors.
   RunObjects(const TensorTuple& tensors, nb::handle pdl, nb::handle variant_arguments);
 
   std::array<nb::handle, kNumRunTensors> tensors;

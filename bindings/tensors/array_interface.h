@@ -23,9 +23,9 @@ struct ArrayInterface {
   nb::object interface;  // must live as long as `view`: it may own the memory
 };
 
-/// If `object` is a NumPy array, a view of it without what a subclass adds; else null. Keeping the
-/// object alive then keeps the memory alive. A DLPack export would do so too, but would hide
-/// reference cycles from the garbage collector.
+/// A plain numpy.ndarray that views `object`, which may be of a subclass; null if `object` is no
+/// NumPy array. Whoever holds the view keeps the memory alive. A DLPack export would do so too, but
+/// would hide reference cycles from the garbage collector.
 nb::object plain_array(nb::handle object);
 
 }  // namespace flashplan

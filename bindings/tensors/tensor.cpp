@@ -127,8 +127,8 @@ void fill(const char* name, const dlpack::Tensor& t, TensorKind kind, const DTyp
 /// read the values before the negation. Calling is_neg() for every tensor would raise the time of
 /// the smallest run from 2.3 to 2.9 us. So it is called only for tensors whose last stride is even,
 /// or whose last dim has size 1: the elements of an imaginary part alternate with real parts in
-/// memory, so their stride is even. Only as_strided() and torch._neg_view() make such views with
-/// other strides, and those are not refused.
+/// memory, so their stride is even. Negated views with an odd stride come from as_strided() and
+/// torch._neg_view() alone, and are not refused.
 void check_not_negated(const char* name, nb::handle object, const TensorView& view) {
   const int32_t last = view.rank - 1;
   if (view.stride[last] % 2 != 0 && view.shape[last] != 1) return;

@@ -12,12 +12,15 @@ class Layer(torch.nn.Module):
     def __init__(self, attn):
         super().__init__()
         self.attn = attn
+        self.norm = torch.nn.Parameter(torch.ones(256))
         self.qkv = torch.nn.Linear(256, (4 + 2 * 2) * 64)
+        self.rope = fp.Rope()
 
     def forward(self, x, k_cache, v_cache, indptr, kv_lens, block_table):
+        x = flashplan.torch.rmsnorm(x, self.norm)
         q, k, v = self.qkv(x).view(-1, 8, 64).split([4, 2, 2], dim=1)
-        flashplan.torch.append_paged_kv(
-            k, v, k_cache, v_cache, indptr, kv_lens, block_table=block_table
+        q = flashplan.torch.rope_append_paged_kv(
+            q, k, v, k_cache, v_cache, indptr, kv_lens, self.rope, block_table=block_table
         )
         o = flashplan.torch.run(self.attn, q, k_cache, v_cache, block_table=block_table)
         return o.flatten(1)

@@ -2,7 +2,12 @@
 """A model of Hugging Face transformers with flashplan's attention."""
 
 import torch
-from transformers import Gemma2Config, Gemma2ForCausalLM
+from transformers import (
+    ContinuousBatchingConfig,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GenerationConfig,
+)
 
 import flashplan.transformers
 
@@ -29,3 +34,14 @@ tokens = model.generate(prompts, attention_mask=mask, max_new_tokens=20)
 model.set_attn_implementation("eager")
 expected = model.generate(prompts, attention_mask=mask, max_new_tokens=20)
 assert torch.equal(tokens, expected)
+
+# --8<-- [start:batching]
+model.set_attn_implementation(flashplan.transformers.register())
+outputs = model.generate_batch(
+    [[5, 6, 7], [8, 9, 10, 11, 12]],
+    generation_config=GenerationConfig(max_new_tokens=20, do_sample=False, eos_token_id=-1),
+    continuous_batching_config=ContinuousBatchingConfig(page_size=16, num_blocks=16),
+)
+new_tokens = [output.generated_tokens for output in outputs.values()]
+# --8<-- [end:batching]
+assert new_tokens == [row[5:].tolist() for row in expected]

@@ -77,7 +77,7 @@ enum { FLASHPLAN_CPU = 0, FLASHPLAN_CUDA = 1 };
 // flashplan_options.kv_layout: the order of dimensions inside a page of the cache.
 enum { FLASHPLAN_NHD = 0, FLASHPLAN_HND = 1 };
 
-// flashplan_options.kernels: which kernels may run the batches, as KernelGroup of plan.h.
+// flashplan_options.kernels: which kernels a plan may choose from; see KernelGroup in plan.h.
 enum { FLASHPLAN_ALL_KERNELS = 0, FLASHPLAN_GENERAL_KERNELS = 1, FLASHPLAN_HOPPER_KERNELS = 2 };
 
 // The name of a status, such as "FLASHPLAN_INVALID_TYPE"; "unknown" for any other number.
@@ -366,7 +366,7 @@ FLASHPLAN_API flashplan_status flashplan_merge_states(
     const flashplan_tensor* out, const flashplan_tensor* out_lse, flashplan_stream stream,
     char* message) FLASHPLAN_NOEXCEPT;
 
-// flashplan_merge_states where every lse is a logarithm to base 2, that of out_lse too.
+// Merges as flashplan_merge_states does, but reads and writes every lse as a logarithm to base 2.
 FLASHPLAN_API flashplan_status flashplan_merge_states_base2(
     const flashplan_tensor* const* o, const flashplan_tensor* const* lse, int32_t num_states,
     const flashplan_tensor* out, const flashplan_tensor* out_lse, flashplan_stream stream,

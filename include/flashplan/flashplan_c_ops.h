@@ -2,8 +2,8 @@
 // What an engine calls beside attention, for C: norms, activations, rotary embedding, and from
 // logits to tokens. The rules of flashplan_c.h for statuses, messages, structs and memory hold
 // here. Each function is the one of the same name in norm.h, activation.h, rope.h, kv_cache.h,
-// mla.h, sampling.h, speculative.h or penalties.h. Those headers say what it computes, which shapes
-// and dtypes tensors must have, and which errors it returns.
+// mla.h, sampling.h, speculative.h or penalties.h. That header says what the function computes,
+// which shapes and dtypes its tensors must have, and which errors it returns.
 //
 // A tensor argument must not be NULL unless its comment says so. On a GPU each call launches one
 // kernel on `stream`, allocates nothing, does not synchronise, and may be captured into a graph. On
@@ -83,8 +83,9 @@ FLASHPLAN_API flashplan_status flashplan_apply_rope(
     const flashplan_rope* rope, const flashplan_tensor* out_q, const flashplan_tensor* out_k,
     flashplan_stream stream, char* message) FLASHPLAN_NOEXCEPT;
 
-// flashplan_apply_rope with cosines and sines of the caller: cos_sin_cache is [positions,
-// rotary_dim] float32; interleaved is 0 or 1.
+// Rotates as flashplan_apply_rope does, by a table instead of a flashplan_rope: row i of
+// cos_sin_cache, [rows, rotary_dim] float32, has the cosines and then the sines of position i.
+// interleaved is 0 or 1.
 FLASHPLAN_API flashplan_status flashplan_apply_rope_table(
     const flashplan_tensor* q, const flashplan_tensor* k, const flashplan_tensor* positions,
     const flashplan_tensor* cos_sin_cache, int32_t interleaved, const flashplan_tensor* out_q,
@@ -111,12 +112,12 @@ typedef struct flashplan_mla_append_tensors {
   float eps;
 } flashplan_mla_append_tensors;
 
-// Sets the defaults of mla.h, and all tensors to NULL.
+// Sets scale and eps to their defaults in mla.h, and all tensors to NULL.
 FLASHPLAN_API void flashplan_mla_append_tensors_init(flashplan_mla_append_tensors* tensors,
                                                      size_t struct_size) FLASHPLAN_NOEXCEPT;
 
-// Normalises, rotates, narrows and writes the keys of new tokens. rope may be NULL: nothing is
-// rotated.
+// Writes the latent and rotary dims of new tokens to the cache, after normalising, rotating and
+// narrowing them as the arguments say. Without rope (NULL) nothing is rotated.
 FLASHPLAN_API flashplan_status flashplan_append_mla(const flashplan_mla_append_tensors* tensors,
                                                     const flashplan_rope* rope,
                                                     flashplan_stream stream,

@@ -26,8 +26,8 @@ struct AppendTensors {
   /// page * page_size + row in page; -1 skips it. Slots must differ.
   TensorView slot_mapping;
   /// [tokens] int32 each, instead of indptr and kv_lens: row i of k and v goes to position
-  /// positions[i] of request batch_indices[i] of the page table; -1 as request skips it. No two
-  /// rows may have the same place.
+  /// positions[i] of request batch_indices[i] of the page table; a row whose batch index is -1 is
+  /// skipped. No two rows may have the same place.
   TensorView batch_indices;
   TensorView positions;
   KvLayout layout = KvLayout::kNHD;

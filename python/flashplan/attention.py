@@ -7,6 +7,7 @@ import logging
 from typing import Any, NoReturn
 
 from flashplan import _core
+from flashplan.compiled import not_traced
 from flashplan.handles import new_handle
 from flashplan.options import make_options, options_dict
 from flashplan.profiling import event
@@ -216,6 +217,7 @@ class Attention(Runs):
         """Bytes of workspace in use. They depend on the options alone, not on the batches."""
         return self._plan.workspace_bytes
 
+    @not_traced("call it before")
     @event("flashplan.plan")
     def plan(
         self,

@@ -27,19 +27,17 @@ except ModuleNotFoundError as _error:
     ) from None
 from torch import Tensor
 
-from flashplan import ops
 from flashplan.flash_arguments import (
     attention_options,
     check_dims,
     int32,
-    is_8_bit,
     mask_options,
     one_of,
     refuse,
     scale,
     sinks_of,
 )
-from flashplan.flash_runs import heads_first, in_batches, run_equal, run_rows
+from flashplan.flash_runs import append, heads_first, in_batches, run_equal, run_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -378,7 +376,7 @@ def flash_attn_with_kvcache(
     }
     if k is not None and v is not None:
         caches, scales = (k_cache, v_cache), (k_scale, v_scale)
-        kv_lens = _append((k, v), caches, cu_seqlens_k_new, kv_lens, table, scales)
+        kv_lens = append((k, v), caches, cu_seqlens_k_new, kv_lens, table, scales)
     if is_ragged:
         ends = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": None, "seqused_k": kv_lens}
         longest = (max_seqlen_q, None)
@@ -396,38 +394,6 @@ def flash_attn_with_kvcache(
         **tensors,
     )
     return in_batches(results, batch_size, q.shape[1])
-
-
-def _append(
-    new: tuple[Tensor, Tensor],
-    caches: tuple[Tensor, Tensor],
-    indptr: Tensor | None,
-    kv_lens: Tensor,
-    block_table: Tensor,
-    scales: tuple[float | Tensor, float | Tensor],
-) -> Tensor:
-    """Writes new keys and values behind those of each sequence, and returns the new lengths. Those
-    of 16 bits are divided by the scale of an 8-bit cache."""
-    k, v = new
-    for name, tensor in (("k", k), ("v", v)):
-        check_dims(name, tensor, 4 if indptr is None else 3)
-    if indptr is None:
-        indptr = torch.arange(k.shape[0] + 1, dtype=torch.int32, device=k.device) * k.shape[1]
-        kv_lens = kv_lens + k.shape[1]
-        k, v = k.flatten(0, 1), v.flatten(0, 1)
-    else:
-        kv_lens = kv_lens + int32(indptr.diff())
-    ops.append_paged_kv(
-        k,
-        v,
-        *caches,
-        int32(indptr),
-        kv_lens,
-        block_table=block_table,
-        k_scale=1.0 if is_8_bit(k) else scales[0],
-        v_scale=1.0 if is_8_bit(v) else scales[1],
-    )
-    return kv_lens
 
 
 def register() -> str:

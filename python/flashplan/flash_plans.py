@@ -7,7 +7,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import OrderedDict, deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -18,8 +18,8 @@ from flashplan.support import workspace_bytes
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
-    # qo_indptr, kv_lens and kv_indptr of `Attention.plan`.
-    Lengths = tuple[list[int], list[int], list[int] | None]
+# qo_indptr, kv_lens and kv_indptr of `Attention.plan`.
+Lengths: TypeAlias = tuple[list[int], list[int], list[int] | None]
 
 # Kinds of calls (options, and bounds that are powers of two) whose objects are kept. An object that
 # a CUDA graph runs is kept for ever and not counted.

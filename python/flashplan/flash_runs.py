@@ -5,10 +5,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
+from flashplan import ops
 from flashplan._core import UnsupportedError
-from flashplan.flash_arguments import int32
+from flashplan.flash_arguments import check_dims, int32, is_8_bit
 from flashplan.flash_plans import Plans, is_capturing
 
 if TYPE_CHECKING:
@@ -104,6 +106,38 @@ def run_rows(
         lambda: planned,
     )
     return attn.run(q, k, v, block_table=block_table, **tensors)
+
+
+def append(
+    new: tuple[Tensor, Tensor],
+    caches: tuple[Tensor, Tensor],
+    indptr: Tensor | None,
+    kv_lens: Tensor,
+    block_table: Tensor,
+    scales: tuple[float | Tensor, float | Tensor],
+) -> Tensor:
+    """Writes new keys and values behind those of each sequence, and returns the new lengths. Those
+    of 16 bits are divided by the scale of an 8-bit cache."""
+    k, v = new
+    for name, tensor in (("k", k), ("v", v)):
+        check_dims(name, tensor, 4 if indptr is None else 3)
+    if indptr is None:
+        indptr = torch.arange(k.shape[0] + 1, dtype=torch.int32, device=k.device) * k.shape[1]
+        kv_lens = kv_lens + k.shape[1]
+        k, v = k.flatten(0, 1), v.flatten(0, 1)
+    else:
+        kv_lens = kv_lens + int32(indptr.diff())
+    ops.append_paged_kv(
+        k,
+        v,
+        *caches,
+        int32(indptr),
+        kv_lens,
+        block_table=block_table,
+        k_scale=1.0 if is_8_bit(k) else scales[0],
+        v_scale=1.0 if is_8_bit(v) else scales[1],
+    )
+    return kv_lens
 
 
 def in_batches(results: Any, batch_size: int, qo_len: int) -> Any:

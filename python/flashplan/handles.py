@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers that stand for `Attention` objects in PyTorch's operators and XLA's calls.
+"""Numbers that stand for objects in PyTorch's operators and XLA's calls, which take none of Python.
 
-These take no Python objects. `AttentionOnDevices` has such a number, too.
+`Attention` and `AttentionOnDevices` have such a number, and `Rope`.
 """
 
 import itertools
@@ -9,19 +9,27 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 _handles = itertools.count()
-_attentions: WeakValueDictionary[int, Any] = WeakValueDictionary()
+_objects: WeakValueDictionary[int, Any] = WeakValueDictionary()
 
 
-def new_handle(attn: Any) -> int:
-    """A number for `attn`, which it does not keep alive."""
+def new_handle(named: Any) -> int:
+    """A number for an object, which it does not keep alive."""
     handle = next(_handles)
-    _attentions[handle] = attn
+    _objects[handle] = named
     return handle
 
 
 def attention_of(handle: int) -> Any:
     """The object that has this handle; RuntimeError once it is gone."""
-    attn = _attentions.get(handle)
+    attn = _objects.get(handle)
     if attn is None:
         raise RuntimeError("attn: expected an Attention of this process, got one that is gone")
     return attn
+
+
+def rope_of(handle: int) -> Any:
+    """The `Rope` that has this handle; RuntimeError once it is gone."""
+    rope = _objects.get(handle)
+    if rope is None:
+        raise RuntimeError("rope: expected a Rope of this process, got one that is gone")
+    return rope

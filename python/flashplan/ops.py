@@ -4,6 +4,7 @@
 from typing import TypeVar
 
 from flashplan import _core
+from flashplan.compiled import not_traced
 from flashplan.outputs import given_or_new, shape_of
 from flashplan.rope import Rope
 from flashplan.types import KvDType, KvLayout, Stream, Tensor, TensorT
@@ -12,6 +13,7 @@ from flashplan.values import is_hnd, to_bool, to_dtype
 Given = TypeVar("Given")
 
 
+@not_traced("call flashplan.torch.merge_states")
 def merge_states(
     o_a: TensorT,
     lse_a: Tensor,
@@ -65,6 +67,7 @@ def merge_states(
     return finish_o(o), finish_lse(merged_lse)
 
 
+@not_traced("call flashplan.torch.append_paged_kv")
 def append_paged_kv(
     k: Tensor,
     v: Tensor,
@@ -154,6 +157,7 @@ def append_paged_kv(
     )
 
 
+@not_traced("call flashplan.torch.rope_append_paged_kv")
 def rope_append_paged_kv(
     q: TensorT,
     k: Tensor,

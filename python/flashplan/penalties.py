@@ -2,10 +2,12 @@
 """Penalties of tokens that have occurred."""
 
 from flashplan import _core
+from flashplan.compiled import not_traced
 from flashplan.sampling import penalty
 from flashplan.types import Stream, Tensor
 
 
+@not_traced("call flashplan.torch.apply_penalties")
 def apply_penalties(
     logits: Tensor,
     history: Tensor,

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from flashplan import _core
+from flashplan.compiled import not_traced
+from flashplan.handles import new_handle
 from flashplan.outputs import given_or_new
 from flashplan.rope_config import rope_arguments
 from flashplan.types import Stream, Tensor, TensorT
@@ -100,9 +102,14 @@ class Rope:
             numbers = tuple(to_float("rope.frequencies", x) for x in self.frequencies)
             object.__setattr__(self, "frequencies", numbers)
         self._native  # noqa: B018 - wrong arguments raise here
+        self._handle  # noqa: B018 - torch.compile can read it, but not make it
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+    def __reduce__(self) -> tuple[type[Rope], tuple[Any, ...]]:
+        return Rope, tuple(getattr(self, field.name) for field in dataclasses.fields(self))
+
+    @functools.cached_property
+    def _handle(self) -> int:
+        return new_handle(self)
 
     @functools.cached_property
     def _native(self) -> _core.Rope:
@@ -153,6 +160,7 @@ class Rope:
         return factors[0] / factors[1]
 
 
+@not_traced("call flashplan.torch.apply_rope")
 def apply_rope(
     q: TensorT,
     k: TensorT,

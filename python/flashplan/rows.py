@@ -4,11 +4,13 @@
 from typing import Any
 
 from flashplan import _core
+from flashplan.compiled import not_traced
 from flashplan.outputs import given_or_new, shape_of
 from flashplan.types import KvDType, Stream, Tensor, TensorT
 from flashplan.values import to_bool, to_dtype
 
 
+@not_traced("call flashplan.torch.rmsnorm")
 def rmsnorm(
     x: TensorT,
     weight: Tensor | None = None,
@@ -46,6 +48,7 @@ def rmsnorm(
     return finish(y)
 
 
+@not_traced("call flashplan.torch.add_rmsnorm")
 def add_rmsnorm(
     x: Tensor,
     residual: Tensor,
@@ -76,6 +79,7 @@ def add_rmsnorm(
     _core.add_rmsnorm(x, residual, weight, eps, to_bool("gemma", gemma), stream)
 
 
+@not_traced("call flashplan.torch.layernorm")
 def layernorm(
     x: TensorT,
     weight: Tensor | None = None,
@@ -105,6 +109,7 @@ def layernorm(
     return finish(y)
 
 
+@not_traced("call flashplan.torch.silu_and_mul")
 def silu_and_mul(
     x: TensorT,
     out: TensorT | None = None,
@@ -138,6 +143,7 @@ def silu_and_mul(
     return _gated("silu", x, out, out_dtype, scale, stream)
 
 
+@not_traced("call flashplan.torch.gelu_and_mul")
 def gelu_and_mul(
     x: TensorT,
     out: TensorT | None = None,
@@ -155,6 +161,7 @@ def gelu_and_mul(
     return _gated("gelu", x, out, out_dtype, scale, stream)
 
 
+@not_traced("call flashplan.torch.gelu_tanh_and_mul")
 def gelu_tanh_and_mul(
     x: TensorT,
     out: TensorT | None = None,

@@ -7,6 +7,7 @@ import inspect
 from typing import Any, Literal, overload
 
 from flashplan import _core
+from flashplan.compiled import not_traced
 from flashplan.mla import parts
 from flashplan.outputs import given_or_kept, new_output, shape_of
 from flashplan.profiling import event
@@ -105,6 +106,7 @@ class Runs:
         pdl: bool = False,
         **variant_arguments: Tensor | float,
     ) -> TensorT | tuple[TensorT, TensorT]: ...
+    @not_traced("call flashplan.torch.run")
     @event("flashplan.run")
     def run(
         self,
@@ -306,6 +308,7 @@ class Runs:
         pdl: bool = False,
         **variant_arguments: Tensor | float,
     ) -> BoundRun[tuple[TensorT, TensorT]]: ...
+    @not_traced("call flashplan.torch.run")
     def bind(
         self,
         q: TensorT | tuple[TensorT, Tensor],

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flashplan import _core
+from flashplan.compiled import not_traced
 from flashplan.outputs import given_or_new, shape_of
 from flashplan.types import Stream, Tensor, TensorT
 from flashplan.values import to_bool, to_float, to_int
@@ -35,6 +36,7 @@ def softmax(
     *,
     stream: Stream | None = None,
 ) -> TensorT: ...
+@not_traced("call flashplan.torch.softmax")
 def softmax(
     logits: Tensor,
     temperature: float | Tensor | None = None,
@@ -128,6 +130,7 @@ def sample(
     logprobs: Tensor | None = None,
     **options: Unpack[SampleOptions],
 ) -> Any: ...
+@not_traced("call flashplan.torch.sample")
 def sample(
     logits: Tensor,
     *,

@@ -32,6 +32,7 @@ except ModuleNotFoundError as _error:
     ) from None
 from torch import Tensor
 
+from flashplan import hf_batching
 from flashplan._core import UnsupportedError
 from flashplan.attention import Attention
 from flashplan.hf_masks import Mask, mask, packed
@@ -58,9 +59,11 @@ def register() -> str:
     selected by index, masks that differ between heads, and any keyword that could change the
     result. So does one that computes with its mask, such as Doge. Models that do not call
     registered implementations (Bloom, Falcon, MPT) keep their own: `set_attn_implementation` then
-    warns, and a model made with the name raises an error. Continuous batching (`generate_batch`)
-    does not take this implementation. The functions break the graphs of torch.compile, so give
-    `generate(..., disable_compile=True)` with a StaticCache on a GPU.
+    warns, and a model made with the name raises an error. The functions break the graphs of
+    torch.compile, so give `generate(..., disable_compile=True)` with a StaticCache on a GPU.
+
+    Continuous batching (`generate_batch`) takes this implementation, too. For that, this function
+    replaces functions of transformers by ones that do more where a model has this implementation.
 
     Each thread keeps an `Attention`, with its workspace, for each kind of layer it has run.
 
@@ -70,6 +73,7 @@ def register() -> str:
     without_compiling: Any = torch.compiler.disable
     transformers.AttentionInterface.register(NAME, without_compiling(attention))
     transformers.AttentionMaskInterface.register(NAME, without_compiling(mask))
+    hf_batching.install(NAME)
     return NAME
 
 
@@ -339,12 +343,17 @@ def attention(
     Returns:
         [batch, q_length, num_qo_heads, head_dim] and None, since there are no attention weights.
     """
+    batch = hf_batching.take(kwargs)
     _check_inference(dropout, kwargs)
     dtype = _common_dtype(module, query, value)
     query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     batch_size, num_qo_heads, q_length, _ = query.shape
     if batch_size * q_length == 0:
         return query.new_empty(batch_size, q_length, num_qo_heads, value.shape[3]), None
+    sinks = None if s_aux is None else s_aux.detach().float()
+    options: dict[str, Any] = {"softmax_scale": scaling, "softcap": softcap or 0.0}
+    if batch is not None:
+        return hf_batching.attention(module, query, key, value, sinks, **batch, **options), None
     shape = (batch_size, q_length, key.shape[2])
     described = _mask_of_layer(module, attention_mask, shape, is_causal)
     (k, apart), (v, v_apart) = _ragged(key), _ragged(value)
@@ -368,11 +377,9 @@ def attention(
         causal=causal,
         window_left=window_left,
         custom_mask=words is not None,
-        softmax_scale=scaling,
-        softcap=softcap or 0.0,
+        **options,
     )
     attn = planned.plan(step, batch_size * q_length, lengths)
     q = query.transpose(1, 2).contiguous().flatten(0, 1)  # no copy where a projection made it
-    sinks = None if s_aux is None else s_aux.detach().float()
     o = attn.run(q, k, v, mask=words, sinks=sinks)
     return o.view(batch_size, q_length, *o.shape[1:]), None

@@ -78,8 +78,9 @@ struct RopeParams : RopeTurns {
   }
 };
 
-/// Where the new tokens of a batch go in a paged cache: behind the keys of their requests, to
-/// positions, or to slots. Tokens whose page is not in the cache are skipped.
+/// Where new tokens are written in a paged cache, given in one of three ways: by the lengths of the
+/// requests (at their ends), by a request and a position for each token, or by a slot for each
+/// token. Tokens whose page is not in the cache are skipped.
 struct TokenPlaces {
   const int32_t* indptr = nullptr;
   const int32_t* kv_lens = nullptr;

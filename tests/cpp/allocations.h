@@ -34,6 +34,14 @@ inline std::atomic<bool> only_one_fails{false};
   ++num_alive;
   return memory;
 }
+// That of sanitizers would not call the one above.
+[[gnu::noinline]] void* operator new(std::size_t size, const std::nothrow_t&) noexcept {
+  try {
+    return operator new(size);
+  } catch (const std::bad_alloc&) {
+    return nullptr;
+  }
+}
 [[gnu::noinline]] void operator delete(void* memory) noexcept {
   if (memory != nullptr) --flashplan::test::num_alive;
   std::free(memory);

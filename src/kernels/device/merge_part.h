@@ -24,13 +24,16 @@ constexpr MergePart kAllRows = {0, 1};
 //
 //   1. Until the last arrival, the low bits are the number of arrivals, and the number of helpers
 //      never falls. A helper's number is how many were there when it arrived.
-//   2. A helper may leave only while an arrival is missing. It sets kHelperLeft, by a
-//      compare-and-swap, so that no arrival comes in between. The bit stays until the end.
-//   3. The last one to arrive alone decides, once. With helpers of which none has left, it sets
-//      kDivided and takes the last part; the helper with number i takes part i. Else it sets the
-//      counter to 0 and merges all rows, and helpers that still wait see the 0 and have no rows.
-//   4. After kDivided, the low bits count the helpers that have seen it. The last one of them sets
-//      the counter to 0. So whoever still reads the counter has not been counted yet.
+//   2. A helper may leave only while some CTA has not arrived yet. It sets kHelperLeft by a
+//      compare-and-swap, which fails if a CTA arrives meanwhile. The bit stays set until the
+//      counter becomes 0.
+//   3. Only the CTA that arrives last decides, once. If there are helpers and none of them has
+//   left,
+//      it sets kDivided and takes the last part; the helper with number i takes part i. Otherwise
+//      it sets the counter to 0 and merges all rows; helpers that still wait read the 0 and merge
+//      nothing.
+//   4. After kDivided, the low bits count the helpers that have read it. The last of these helpers
+//      sets the counter to 0, when no other helper reads it any more.
 constexpr uint32_t kArrivalBits = 0xffff;   // arrivals; once divided, the helpers that know it
 constexpr uint32_t kHelper = 1U << 16;      // added by each helper, in 14 bits
 constexpr uint32_t kHelperLeft = 1U << 30;  // a helper stopped waiting: nobody may divide

@@ -2,8 +2,8 @@
 // offsetof() for device code.
 #pragma once
 
-// NVRTC 13.2 and older versions have neither offsetof nor __builtin_offsetof. They have
-// __INTADDR__, by which their front end defines offsetof.
+// NVRTC up to 13.2 has neither offsetof nor __builtin_offsetof, but the operator __INTADDR__ of its
+// front end, which turns the address of a member into a constant.
 #ifdef __CUDACC_RTC__
 #define FLASHPLAN_OFFSET_OF(type, member) static_cast<int>(__INTADDR__(&((type*)0)->member))
 #else

@@ -31,8 +31,8 @@ struct BatchTuning {
 };
 inline constexpr BatchTuning kBatchTuning;
 
-/// For how many reads the tiles of one request count at most when a batch is compared with
-/// KernelTuning::prepare_reads: 3/2 of these.
+/// Keys are prepared if row tiles read each of them about KernelTuning::prepare_reads times, on
+/// average over a batch. In this average a request counts for at most 3/2 of prepare_reads.
 struct PrepareTuning {
   int64_t most_reads_numerator = 3;
   int64_t most_reads_denominator = 2;

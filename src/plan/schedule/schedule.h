@@ -91,9 +91,10 @@ class Scheduler {
   void reserve(const ScheduleShape& shape, const ScheduleBounds& bounds);
 
   /// Writes the schedule of `batch`, which has been validated against the bounds, to `memory`. It
-  /// computes prefixes of `groups` once, where that makes no queue longer. With prefixes it makes
-  /// up to three schedules: with them; without them, unless sharing gains in any case; and with
-  /// them again, if that takes longer. Each tries several capacities; see QueueFiller.
+  /// computes prefixes of `groups` once, where that makes no queue longer. If the batch has
+  /// prefixes, it first makes the schedule that shares them. Unless that one is sure to gain, it
+  /// also makes the one without sharing, and then the first one again if that is predicted to be
+  /// faster. Each of them tries several capacities; see QueueFiller.
   void make(const Batch& batch, std::span<const PrefixGroup> groups, const ScheduleMemory& memory);
 
   const Schedule& schedule() const noexcept { return schedule_; }

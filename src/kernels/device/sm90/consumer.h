@@ -102,7 +102,7 @@ class Sm90Consumer {
   FLASHPLAN_DEVICE int first_row(bool is_shared) const { return is_shared ? warpgroup_ * 64 : 0; }
 
   /// The number of parts of a query buffer that a unit's queries take: all of them if the unit is
-  /// shared, else one. See Sm90Smem::queries().
+  /// shared, otherwise one. Sm90Smem::queries() says where they are.
   static FLASHPLAN_DEVICE uint32_t num_query_parts(bool is_shared) {
     return is_shared ? S::kQParts : 1;
   }

@@ -1,0 +1,321 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The functions of `flashplan.torch` other than run().
+
+Each is the function of its name in the package, as an operator of PyTorch on torch's current
+stream. Arguments, results and errors are those described there.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+# Defines the operators.
+import flashplan.torch_ops  # noqa: F401
+from flashplan.rope import Rope
+from flashplan.values import dtype_name, is_hnd
+
+if TYPE_CHECKING:
+    from flashplan.types import KvDType, KvLayout
+
+_operators: Any = torch.ops.flashplan
+
+
+def number_and_tensor(
+    value: float | Tensor | None, default: float = 1.0
+) -> tuple[float, Tensor | None]:
+    """A parameter of an operator, which is a number or a tensor; None is the default."""
+    if isinstance(value, Tensor):
+        return default, value
+    return default if value is None else value, None
+
+
+def rmsnorm(
+    x: Tensor,
+    weight: Tensor | None = None,
+    eps: float = 1e-6,
+    *,
+    gemma: bool = False,
+    out: Tensor | None = None,
+) -> Tensor:
+    """`flashplan.rmsnorm()` as an operator."""
+    if out is None:
+        out = x.new_empty(x.shape)
+    _operators.rmsnorm(x, weight, out, eps, gemma)
+    return out
+
+
+def add_rmsnorm(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor | None = None,
+    eps: float = 1e-6,
+    *,
+    gemma: bool = False,
+) -> None:
+    """`flashplan.add_rmsnorm()` as an operator."""
+    _operators.add_rmsnorm(x, residual, weight, eps, gemma)
+
+
+def layernorm(
+    x: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    *,
+    out: Tensor | None = None,
+) -> Tensor:
+    """`flashplan.layernorm()` as an operator."""
+    if out is None:
+        out = x.new_empty(x.shape)
+    _operators.layernorm(x, weight, bias, out, eps)
+    return out
+
+
+def silu_and_mul(
+    x: Tensor,
+    out: Tensor | None = None,
+    *,
+    out_dtype: KvDType | None = None,
+    scale: float = 1.0,
+) -> Tensor:
+    """`flashplan.silu_and_mul()` as an operator."""
+    return _gated(_operators.silu_and_mul, x, out, out_dtype, scale)
+
+
+def gelu_and_mul(
+    x: Tensor,
+    out: Tensor | None = None,
+    *,
+    out_dtype: KvDType | None = None,
+    scale: float = 1.0,
+) -> Tensor:
+    """`flashplan.gelu_and_mul()` as an operator."""
+    return _gated(_operators.gelu_and_mul, x, out, out_dtype, scale)
+
+
+def gelu_tanh_and_mul(
+    x: Tensor,
+    out: Tensor | None = None,
+    *,
+    out_dtype: KvDType | None = None,
+    scale: float = 1.0,
+) -> Tensor:
+    """`flashplan.gelu_tanh_and_mul()` as an operator."""
+    return _gated(_operators.gelu_tanh_and_mul, x, out, out_dtype, scale)
+
+
+def _gated(
+    operator: Any, x: Tensor, out: Tensor | None, out_dtype: KvDType | None, scale: float
+) -> Tensor:
+    name = None if out_dtype is None else dtype_name(out_dtype)
+    if out is None:
+        dtype = x.dtype if name is None else getattr(torch, name)
+        out = x.new_empty((*x.shape[:-1], x.shape[-1] // 2), dtype=dtype)
+    operator(x, out, name, scale)
+    return out
+
+
+def apply_rope(
+    q: Tensor,
+    k: Tensor,
+    positions: Tensor,
+    rope: Rope | None = None,
+    *,
+    cos_sin_cache: Tensor | None = None,
+    interleaved: bool = False,
+    out_q: Tensor | None = None,
+    out_k: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """`flashplan.apply_rope()` as an operator. Keep `rope` alive as long as functions that were
+    compiled with it may run."""
+    if rope is not None and not isinstance(rope, Rope):
+        raise TypeError(f"rope: expected a Rope, got {type(rope).__name__}")
+    rotated_q = q.new_empty(q.shape) if out_q is None else out_q
+    rotated_k = k.new_empty(k.shape) if out_k is None else out_k
+    handle = None if rope is None else rope._handle
+    _operators.apply_rope(q, k, positions, handle, cos_sin_cache, interleaved, rotated_q, rotated_k)
+    return rotated_q, rotated_k
+
+
+def softmax(
+    logits: Tensor, temperature: float | Tensor | None = None, out: Tensor | None = None
+) -> Tensor:
+    """`flashplan.softmax()` as an operator."""
+    if out is None:
+        out = logits.new_empty(logits.shape, dtype=torch.float32)
+    _operators.softmax(logits, *number_and_tensor(temperature), out)
+    return out
+
+
+def sample(
+    logits: Tensor,
+    *,
+    temperature: float | Tensor | None = None,
+    top_k: int | Tensor | None = None,
+    top_p: float | Tensor | None = None,
+    min_p: float | Tensor | None = None,
+    seed: int | Tensor = 0,
+    offset: int | Tensor = 0,
+    from_probs: bool = False,
+    logit_bias: Tensor | None = None,
+    return_logprobs: bool = False,
+    out: Tensor | None = None,
+    logprobs: Tensor | None = None,
+    status: Tensor | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """`flashplan.sample()` as an operator.
+
+    A compiled function may be compiled again for other numbers: give seed and offset, which change
+    in each step, as tensors.
+    """
+    batch = logits.shape[:1]
+    if out is None:
+        out = logits.new_empty(batch, dtype=torch.int32)
+    if logprobs is None and return_logprobs:
+        logprobs = logits.new_empty(batch, dtype=torch.float32)
+    _operators.sample(
+        logits,
+        *number_and_tensor(temperature),
+        *number_and_tensor(top_k, 2**31 - 1),
+        *number_and_tensor(top_p),
+        *number_and_tensor(min_p, 0.0),
+        *number_and_tensor(seed, 0),
+        *number_and_tensor(offset, 0),
+        from_probs,
+        logit_bias,
+        out,
+        logprobs,
+        status,
+    )
+    return out if logprobs is None else (out, logprobs)
+
+
+def apply_penalties(
+    logits: Tensor,
+    history: Tensor,
+    history_lens: Tensor,
+    repetition: float | Tensor | None = None,
+    presence: float | Tensor | None = None,
+    frequency: float | Tensor | None = None,
+) -> None:
+    """`flashplan.apply_penalties()` as an operator."""
+    _operators.apply_penalties(
+        logits,
+        history,
+        history_lens,
+        *number_and_tensor(repetition),
+        *number_and_tensor(presence, 0.0),
+        *number_and_tensor(frequency, 0.0),
+    )
+
+
+def merge_states(
+    o_a: Tensor,
+    lse_a: Tensor,
+    o_b: Tensor | None = None,
+    lse_b: Tensor | None = None,
+    *,
+    out: Tensor | None = None,
+    lse: Tensor | None = None,
+    base2: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """`flashplan.merge_states()` as an operator."""
+    is_stack = o_b is None
+    o = o_a.new_empty(o_a.shape[is_stack:]) if out is None else out
+    merged = lse_a.new_empty(lse_a.shape[is_stack:]) if lse is None else lse
+    _operators.merge_states(o_a, lse_a, o_b, lse_b, o, merged, base2)
+    return o, merged
+
+
+def append_paged_kv(
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    indptr: Tensor | None = None,
+    kv_lens: Tensor | None = None,
+    *,
+    block_table: Tensor | None = None,
+    page_indptr: Tensor | None = None,
+    page_indices: Tensor | None = None,
+    slot_mapping: Tensor | None = None,
+    batch_indices: Tensor | None = None,
+    positions: Tensor | None = None,
+    kv_layout: KvLayout = "NHD",
+    kv_dtype: KvDType | None = None,
+    k_scale: float | Tensor = 1.0,
+    v_scale: float | Tensor = 1.0,
+) -> None:
+    """`flashplan.append_paged_kv()` as an operator of PyTorch, on torch's current stream.
+
+    The other arguments are those of `flashplan.append_paged_kv`. Raises what that raises.
+    """
+    is_hnd(kv_layout)
+    _operators.append_paged_kv(
+        k,
+        v,
+        k_cache,
+        v_cache,
+        indptr,
+        kv_lens,
+        block_table,
+        page_indptr,
+        page_indices,
+        slot_mapping,
+        batch_indices,
+        positions,
+        kv_layout,
+        None if kv_dtype is None else dtype_name(kv_dtype),
+        *number_and_tensor(k_scale),
+        *number_and_tensor(v_scale),
+    )
+
+
+def rope_append_paged_kv(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    indptr: Tensor,
+    kv_lens: Tensor,
+    rope: Rope,
+    *,
+    block_table: Tensor | None = None,
+    page_indptr: Tensor | None = None,
+    page_indices: Tensor | None = None,
+    kv_layout: KvLayout = "NHD",
+    kv_dtype: KvDType | None = None,
+    k_scale: float | Tensor = 1.0,
+    v_scale: float | Tensor = 1.0,
+    out_q: Tensor | None = None,
+) -> Tensor:
+    """`flashplan.rope_append_paged_kv()` as an operator. Keep `rope` alive as long as functions
+    that were compiled with it may run."""
+    if not isinstance(rope, Rope):
+        raise TypeError(f"rope: expected a Rope, got {type(rope).__name__}")
+    is_hnd(kv_layout)
+    if out_q is None:
+        out_q = q.new_empty(q.shape)
+    _operators.rope_append_paged_kv(
+        q,
+        k,
+        v,
+        k_cache,
+        v_cache,
+        indptr,
+        kv_lens,
+        block_table,
+        page_indptr,
+        page_indices,
+        rope._handle,
+        out_q,
+        kv_layout,
+        None if kv_dtype is None else dtype_name(kv_dtype),
+        *number_and_tensor(k_scale),
+        *number_and_tensor(v_scale),
+    )
+    return out_q
