@@ -30,10 +30,18 @@ def test_rmsnorm(gemma):
     close(x, normed(total, factor))
 
 
-def test_layernorm_takes_weights_of_another_dtype():
-    x, weight, bias = torch.randn(5, 64), torch.randn(64).double(), torch.randn(64).double()
-    expected = torch.nn.functional.layer_norm(x.double(), (64,), weight, bias, 1e-6)
-    close(flashinfer.layernorm(x, weight, bias), expected)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("weight_dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_layernorm_does_not_round_its_weights(dtype, weight_dtype):
+    x = torch.randn(5, 64).to(dtype)
+    weight, bias = torch.randn(2, 64).to(weight_dtype)
+    expected = torch.nn.functional.layer_norm(
+        x.double(), (64,), weight.double(), bias.double(), 1e-6
+    )
+    got = flashinfer.layernorm(x, weight, bias)
+    assert got.dtype == dtype
+    eps = torch.finfo(dtype).eps  # rounding of the result alone
+    torch.testing.assert_close(got.double(), expected, rtol=eps, atol=1e-5)
 
 
 @pytest.mark.parametrize(

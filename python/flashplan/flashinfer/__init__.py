@@ -12,13 +12,15 @@ from flashplan.flashinfer.norm import (
 )
 from flashplan.flashinfer.page import (
     append_paged_kv_cache,
+    append_paged_mla_kv_cache,
     get_batch_indices_positions,
     get_seq_lens,
 )
-from flashplan.flashinfer.quantization import packbits
+from flashplan.flashinfer.quantization import packbits, segment_packbits
 
 __all__ = [
     "append_paged_kv_cache",
+    "append_paged_mla_kv_cache",
     "fused_add_rmsnorm",
     "gelu_and_mul",
     "gelu_tanh_and_mul",
@@ -32,5 +34,6 @@ __all__ = [
     "merge_states",
     "packbits",
     "rmsnorm",
+    "segment_packbits",
     "silu_and_mul",
 ]

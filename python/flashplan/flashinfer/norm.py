@@ -53,5 +53,7 @@ def gemma_fused_add_rmsnorm(
 def layernorm(
     input: torch.Tensor, gemma: torch.Tensor, beta: torch.Tensor, eps: float = 1e-6
 ) -> torch.Tensor:
-    """`flashplan.layernorm` with weight gemma and bias beta, rounded to the dtype of input."""
-    return fp.layernorm(input, gemma.to(input.dtype), beta.to(input.dtype), eps)
+    """`flashplan.layernorm` with weight gemma and bias beta, of the dtype of input or float32."""
+    if gemma.dtype != input.dtype or beta.dtype != input.dtype:
+        gemma, beta = gemma.float(), beta.float()
+    return fp.layernorm(input, gemma, beta, eps)
