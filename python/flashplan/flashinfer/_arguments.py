@@ -59,10 +59,26 @@ def unpack_cache(cache: Cache, kv_layout: str) -> tuple[Tensor, Tensor]:
     return k, v
 
 
-def product(*factors: float | Tensor | None) -> float | Tensor:
-    """Of the scales that are given."""
-    result: float | Tensor = 1.0
-    for factor in factors:
-        if factor is not None:
-            result = factor if isinstance(result, float) and result == 1.0 else result * factor
-    return result
+def product(a: float | Tensor | None, b: float | Tensor | None) -> float | Tensor:
+    """Of two scales; one that is None is 1."""
+    if a is None:
+        return 1.0 if b is None else b
+    return a if b is None else a * b
+
+
+def check_aligned(name: str, buffer: Tensor) -> None:
+    if buffer.data_ptr() % 16:
+        raise ValueError(
+            f"{name}: expected memory that is 16-byte aligned, got {buffer.data_ptr():#x}"
+        )
+
+
+def check_buffer(name: str, buffer: Tensor | None, length: int | None = None) -> Tensor:
+    """A buffer that CUDA graphs read."""
+    if not isinstance(buffer, Tensor):
+        raise ValueError(
+            f"{name}: expected a torch.Tensor in cudagraph mode, got {type(buffer).__name__}"
+        )
+    if length is not None and len(buffer) != length:
+        raise ValueError(f"{name}: expected {length} elements, got {len(buffer)}")
+    return buffer
