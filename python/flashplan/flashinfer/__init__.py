@@ -2,7 +2,15 @@
 """Functions with the names and arguments of FlashInfer, for PyTorch tensors."""
 
 from flashplan.flashinfer.activation import gelu_and_mul, gelu_tanh_and_mul, silu_and_mul
-from flashplan.flashinfer.cascade import merge_state, merge_state_in_place, merge_states
+from flashplan.flashinfer.attention import BatchAttention, BatchAttentionWithAttentionSinkWrapper
+from flashplan.flashinfer.cascade import (
+    BatchDecodeWithSharedPrefixPagedKVCacheWrapper,
+    BatchPrefillWithSharedPrefixPagedKVCacheWrapper,
+    MultiLevelCascadeAttentionWrapper,
+    merge_state,
+    merge_state_in_place,
+    merge_states,
+)
 from flashplan.flashinfer.decode import (
     BatchDecodeWithPagedKVCacheWrapper,
     CUDAGraphBatchDecodeWithPagedKVCacheWrapper,
@@ -31,10 +39,15 @@ from flashplan.flashinfer.prefill import (
 from flashplan.flashinfer.quantization import packbits, segment_packbits
 
 __all__ = [
+    "BatchAttention",
+    "BatchAttentionWithAttentionSinkWrapper",
     "BatchDecodeWithPagedKVCacheWrapper",
+    "BatchDecodeWithSharedPrefixPagedKVCacheWrapper",
     "BatchPrefillWithPagedKVCacheWrapper",
     "BatchPrefillWithRaggedKVCacheWrapper",
+    "BatchPrefillWithSharedPrefixPagedKVCacheWrapper",
     "CUDAGraphBatchDecodeWithPagedKVCacheWrapper",
+    "MultiLevelCascadeAttentionWrapper",
     "append_paged_kv_cache",
     "append_paged_mla_kv_cache",
     "fast_decode_plan",

@@ -13,7 +13,7 @@ from torch import Tensor
 from flashplan._core import UnsupportedError
 from flashplan.flashinfer._arguments import Cache
 from flashplan.flashinfer._paged import PagedWrapper
-from flashplan.flashinfer._plans import Batch, on_host, paged_kv_lens
+from flashplan.flashinfer._plans import Batch
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -164,11 +164,8 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
         batch_size = len(last_page_len)
         self._check_q_len(q_len_per_req)
         self._check_fits_buffers(batch_size, indices)
-        given = [indptr if indptr_host is None else indptr_host[: batch_size + 1]]
-        if page_size > 1:
-            given.append(last_page_len)
-        page_indptr, *last = on_host(*given)
-        kv_lens = paged_kv_lens(page_indptr, last[0] if last else None, page_size)
+        host = indptr if indptr_host is None else indptr_host[: batch_size + 1]
+        _, kv_lens = self._lengths([], host, last_page_len, page_size)
         causal = q_len_per_req > 1 if is_causal is None else is_causal
         if q_len_per_req > 1 and causal and kv_lens.min(initial=q_len_per_req) < q_len_per_req:
             raise ValueError(

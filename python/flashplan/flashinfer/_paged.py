@@ -3,16 +3,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from flashplan.flashinfer._arguments import Cache, check_buffer, product, refuse, unpack_cache
+from flashplan.flashinfer._plans import on_host, paged_kv_lens
 from flashplan.flashinfer._wrapper import Wrapper
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 
 class PagedWrapper(Wrapper):
+    # Whether the last argument of lengths counts all keys of a request, not those of its last page.
+    _counts_all_keys = False
+
     def _set_buffers(
         self, indptr: Tensor | None, indices: Tensor | None, last_page_len: Tensor | None
     ) -> None:
@@ -27,6 +34,18 @@ class PagedWrapper(Wrapper):
                 check_buffer("paged_kv_last_page_len_buffer", last_page_len)
             )
             check_buffer("paged_kv_indptr_buffer", indptr, self._fixed_batch_size + 1)
+
+    def _lengths(
+        self, others: list[Tensor], page_indptr: Tensor, last_page_len: Tensor, page_size: int
+    ) -> tuple[list[npt.NDArray[Any]], npt.NDArray[Any]]:
+        """(others, kv_lens) on the host."""
+        if not self._counts_all_keys and page_size == 1:
+            *rest, pages = on_host(*others, page_indptr)
+            return rest, paged_kv_lens(pages, None, page_size)
+        *rest, pages, last = on_host(*others, page_indptr, last_page_len)
+        if self._counts_all_keys:
+            last = last - (pages[1:] - pages[:-1] - 1) * page_size
+        return rest, paged_kv_lens(pages, last, page_size)
 
     def _check_fits_buffers(self, batch_size: int, indices: Tensor) -> None:
         if not self._use_cuda_graph:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from flashplan.flashinfer._arguments import Cache, check_buffer, refuse
 from flashplan.flashinfer._paged import PagedWrapper
-from flashplan.flashinfer._plans import Batch, on_host, paged_kv_lens
+from flashplan.flashinfer._plans import Batch
 
 
 class BatchPrefillWithPagedKVCacheWrapper(PagedWrapper):
@@ -125,11 +125,9 @@ class BatchPrefillWithPagedKVCacheWrapper(PagedWrapper):
         )
         batch_size = len(paged_kv_last_page_len)
         self._check_fits_buffers(batch_size, paged_kv_indices)
-        given = [qo_indptr, paged_kv_indptr]
-        if page_size > 1:
-            given.append(paged_kv_last_page_len)
-        rows, page_indptr, *last = on_host(*given)
-        kv_lens = paged_kv_lens(page_indptr, last[0] if last else None, page_size)
+        (rows,), kv_lens = self._lengths(
+            [qo_indptr], paged_kv_indptr, paged_kv_last_page_len, page_size
+        )
         batch = Batch(rows, kv_lens, None)
         self._set_shape(
             (num_qo_heads, num_kv_heads),
