@@ -103,12 +103,3 @@ def test_size_of_heads():
         flashinfer.apply_rope_with_cos_sin_cache(
             torch.zeros(1, dtype=torch.int64), x, x, 32, torch.ones(1, 32)
         )
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["mla_rope_quantize_fp8", "rope_quantize_fp8", "rope_quantize_fp8_append_paged_kv_cache"],
-)
-def test_what_is_not_there(name):
-    with pytest.raises(fp.UnsupportedError, match=f"^{name}: expected a function of flashplan"):
-        getattr(flashinfer, name)(1, is_neox=True)

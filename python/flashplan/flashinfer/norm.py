@@ -4,6 +4,22 @@
 import torch
 
 import flashplan as fp
+from flashplan.flashinfer._missing import (
+    fused_add_rmsnorm_quant,
+    layernorm_quant,
+    rmsnorm_quant,
+)
+
+__all__ = [
+    "fused_add_rmsnorm",
+    "fused_add_rmsnorm_quant",
+    "gemma_fused_add_rmsnorm",
+    "gemma_rmsnorm",
+    "layernorm",
+    "layernorm_quant",
+    "rmsnorm",
+    "rmsnorm_quant",
+]
 
 
 def rmsnorm(

@@ -5,7 +5,20 @@ import torch
 
 import flashplan as fp
 from flashplan.flashinfer._arguments import unpack_cache
+from flashplan.flashinfer._missing import (
+    nvfp4_quantize_append_paged_kv_cache,
+    nvfp4_quantize_append_paged_kv_cache_with_slot_mapping,
+)
 from flashplan.types import KvLayout
+
+__all__ = [
+    "append_paged_kv_cache",
+    "append_paged_mla_kv_cache",
+    "get_batch_indices_positions",
+    "get_seq_lens",
+    "nvfp4_quantize_append_paged_kv_cache",
+    "nvfp4_quantize_append_paged_kv_cache_with_slot_mapping",
+]
 
 
 def append_paged_kv_cache(

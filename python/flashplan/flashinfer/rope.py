@@ -9,12 +9,32 @@ dims of a head are rotated, by default all: pairs are dims (i, i + rotary_dim / 
 from __future__ import annotations
 
 import functools
-from typing import Any, NoReturn
 
 from torch import Tensor
 
 import flashplan as fp
+from flashplan.flashinfer._missing import (
+    mla_rope_quantize_fp8,
+    rope_quantize_fp8,
+    rope_quantize_fp8_append_paged_kv_cache,
+)
 from flashplan.flashinfer.page import get_batch_indices_positions
+
+__all__ = [
+    "apply_llama31_rope",
+    "apply_llama31_rope_inplace",
+    "apply_llama31_rope_pos_ids",
+    "apply_llama31_rope_pos_ids_inplace",
+    "apply_rope",
+    "apply_rope_inplace",
+    "apply_rope_pos_ids",
+    "apply_rope_pos_ids_inplace",
+    "apply_rope_with_cos_sin_cache",
+    "apply_rope_with_cos_sin_cache_inplace",
+    "mla_rope_quantize_fp8",
+    "rope_quantize_fp8",
+    "rope_quantize_fp8_append_paged_kv_cache",
+]
 
 
 @functools.lru_cache(maxsize=64)
@@ -233,20 +253,3 @@ def _in_heads(x: Tensor, head_size: int) -> Tensor:
     if x.dim() == 2 and x.shape[1] % head_size:
         raise ValueError(f"head_size: expected a divisor of {x.shape[1]} dims, got {head_size}")
     return x.unflatten(1, (-1, head_size)) if x.dim() == 2 else x
-
-
-def _not_there(name: str) -> Any:
-    def refused(*_args: Any, **_kwargs: Any) -> NoReturn:
-        raise fp.UnsupportedError(
-            f"{name}: expected a function of flashplan, got one that it does not have; call "
-            "apply_rope_with_cos_sin_cache, then append_paged_kv_cache with an 8-bit cache"
-        )
-
-    refused.__name__ = refused.__qualname__ = name
-    refused.__doc__ = "Raises UnsupportedError: queries of 8 bits are not served."
-    return refused
-
-
-mla_rope_quantize_fp8 = _not_there("mla_rope_quantize_fp8")
-rope_quantize_fp8 = _not_there("rope_quantize_fp8")
-rope_quantize_fp8_append_paged_kv_cache = _not_there("rope_quantize_fp8_append_paged_kv_cache")
