@@ -164,3 +164,12 @@ def test_wrapper_with_sinks(rng):
     )
     o = wrapper.run(batch.joined(batch.q), batch.pages(), sinks, 0.3)
     batch.check(o, sinks=sinks.numpy())
+
+
+def test_lengths_of_batch_attention():
+    wrapper = flashinfer.BatchAttention(device="cpu")
+    indptr, ids, lens = (torch.tensor(x, dtype=torch.int32) for x in ([0, 1], [0], [PAGE + 1]))
+    with pytest.raises(
+        ValueError, match=r"kv_len_arr: expected at most the keys of the pages, \[5\], got \[6\]"
+    ):
+        wrapper.plan(indptr, indptr, ids, lens, *HEADS[:3], 64, PAGE)

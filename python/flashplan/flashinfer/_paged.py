@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 
 class PagedWrapper(Wrapper):
-    # Whether the last argument of lengths counts all keys of a request, not those of its last page.
+    # Whether the last argument of lengths counts all keys of a request (kv_len_arr), not those of
+    # its last page.
     _counts_all_keys = False
 
     def _set_buffers(
@@ -43,9 +44,15 @@ class PagedWrapper(Wrapper):
             *rest, pages = on_host(*others, page_indptr)
             return rest, paged_kv_lens(pages, None, page_size)
         *rest, pages, last = on_host(*others, page_indptr, last_page_len)
-        if self._counts_all_keys:
-            last = last - (pages[1:] - pages[:-1] - 1) * page_size
-        return rest, paged_kv_lens(pages, last, page_size)
+        if not self._counts_all_keys:
+            return rest, paged_kv_lens(pages, last, page_size)
+        most = paged_kv_lens(pages, None, page_size) * page_size
+        if (last > most).any():
+            raise ValueError(
+                f"kv_len_arr: expected at most the keys of the pages, {most.tolist()}, "
+                f"got {last.tolist()}"
+            )
+        return rest, last
 
     def _check_fits_buffers(self, batch_size: int, indices: Tensor) -> None:
         if not self._use_cuda_graph:

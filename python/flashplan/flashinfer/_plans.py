@@ -173,12 +173,13 @@ def on_host(*tensors: Tensor) -> list[npt.NDArray[Any]]:
 def paged_kv_lens(
     page_indptr: npt.NDArray[Any], last_page_len: npt.NDArray[Any] | None, page_size: int
 ) -> npt.NDArray[Any]:
-    """Keys of each request: (pages - 1) * page_size + last_page_len, without pages 0.
+    """Keys of each request: (pages - 1) * page_size + last_page_len, without pages 0. Without
+    last_page_len the number of pages.
 
     Raises:
         ValueError: page_indptr does not ascend, or a last page is longer than a page.
     """
-    pages = page_indptr[1:] - page_indptr[:-1]
+    pages: npt.NDArray[Any] = page_indptr[1:] - page_indptr[:-1]
     if pages.size and pages.min() < 0:
         raise ValueError(f"indptr: expected to ascend, got {page_indptr.tolist()}")
     if last_page_len is None:

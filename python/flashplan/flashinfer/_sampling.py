@@ -58,15 +58,15 @@ def _next_of(generator: torch.Generator | None, device: torch.device) -> tuple[i
         return int(torch.randint(1 << 62, (), generator=generator)), 0
     if generator is None:
         generator = torch.cuda.default_generators[device.index or 0]
-    offset = generator.get_offset()
+    offset: int = generator.get_offset()
     generator.set_offset(offset + 4)
     return _to_int64(generator.initial_seed()), offset
 
 
 def _to_int64(number: Any) -> int:
     """The int64 with the bits of an int64 or uint64."""
-    number = int(number) & ((1 << 64) - 1)
-    return number - (1 << 64) if number >> 63 else number
+    bits: int = int(number) & ((1 << 64) - 1)
+    return bits - (1 << 64) if bits >> 63 else bits
 
 
 def _of_rows(name: str, tensor: Any, batch_size: int) -> Tensor:
@@ -95,13 +95,13 @@ def draw(
     filters = {name: parameter(name, x, rows, _DTYPES[name]) for name, x in filters.items()}
     batch_size = rows.shape[0]
     seed, offset = random_numbers(generator, seed, offset, batch_size, rows.device)
-    random = {"seed": seed, "offset": offset}
+    sampled: Any = {"from_probs": from_probs, "seed": seed, "offset": offset, **filters}
     if rows.device.type == "cpu":  # where sample() raises for NaN, instead of a status
         valid = ~rows.isnan().any(1)
         rows = torch.where(valid[:, None], rows, 1 / rows.shape[1])
-        ids = fp.sample(rows, from_probs=from_probs, **random, **filters)
+        ids = fp.sample(rows, **sampled)
     else:
         status = torch.empty(batch_size, dtype=torch.int32, device=rows.device)
-        ids = fp.sample(rows, from_probs=from_probs, status=status, **random, **filters)
+        ids = fp.sample(rows, status=status, **sampled)
         valid = status == 0
     return torch.where(valid, ids, 0), valid

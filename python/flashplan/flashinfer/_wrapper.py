@@ -62,6 +62,7 @@ class Wrapper:
     """
 
     _is_ragged = False
+    plan: Any  # of the subclasses, each with its own arguments
 
     def __init__(
         self,
@@ -121,7 +122,7 @@ class Wrapper:
         other._use_cuda_graph = False
         other._attentions = Attentions(self._float_workspace_buffer, self.device, False)
         other._forward_key = None
-        other.plan(*args, **kwargs)  # type: ignore[attr-defined]
+        other.plan(*args, **kwargs)
         return other._attentions.workspace_bytes(), 16
 
     def end_forward(self) -> None:

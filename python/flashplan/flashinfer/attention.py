@@ -12,15 +12,15 @@ from flashplan.flashinfer._arguments import Cache, refuse
 from flashplan.flashinfer._prefill import BatchPrefillWithPagedKVCacheWrapper
 
 
-class BatchAttention(BatchPrefillWithPagedKVCacheWrapper):
+class BatchAttention:
     """`BatchPrefillWithPagedKVCacheWrapper` with lengths in tokens, and a workspace of its own."""
 
-    _counts_all_keys = True
-
     def __init__(self, kv_layout: str = "NHD", device: torch.device | str = "cuda") -> None:
-        super().__init__(torch.empty(16, dtype=torch.uint8, device=device), kv_layout)
+        workspace = torch.empty(16, dtype=torch.uint8, device=device)
+        self._wrapper = BatchPrefillWithPagedKVCacheWrapper(workspace, kv_layout)
+        self._wrapper._counts_all_keys = True
 
-    def plan(  # type: ignore[override]
+    def plan(
         self,
         qo_indptr: Tensor,
         kv_indptr: Tensor,
@@ -41,12 +41,12 @@ class BatchAttention(BatchPrefillWithPagedKVCacheWrapper):
         """Plans a step.
 
         Args:
-            kv_len_arr: [batch_size]: keys of each request.
+            kv_len_arr: [batch_size]: keys of each request, no more than its pages have.
 
         The other arguments, and the errors, are those of `BatchPrefillWithPagedKVCacheWrapper`.
         """
         refuse(use_profiler=use_profiler)
-        super().plan(
+        self._wrapper.plan(
             qo_indptr,
             kv_indptr,
             kv_indices,
@@ -63,7 +63,7 @@ class BatchAttention(BatchPrefillWithPagedKVCacheWrapper):
             kv_data_type=kv_data_type,
         )
 
-    def run(  # type: ignore[override]
+    def run(
         self,
         q: Tensor,
         kv_cache: Cache,
@@ -81,11 +81,11 @@ class BatchAttention(BatchPrefillWithPagedKVCacheWrapper):
             logits_soft_cap: instead of that of plan(), if it is not 0.
         """
         refuse(profiler_buffer=profiler_buffer)
-        planned_cap = self._logits_soft_cap
+        planned_cap = self._wrapper._logits_soft_cap
         if logits_soft_cap:
-            self._logits_soft_cap = logits_soft_cap
+            self._wrapper._logits_soft_cap = logits_soft_cap
         try:
-            result: tuple[Tensor, Tensor] = super().run(
+            result: tuple[Tensor, Tensor] = self._wrapper.run(
                 q,
                 kv_cache,
                 out=out,
@@ -96,7 +96,7 @@ class BatchAttention(BatchPrefillWithPagedKVCacheWrapper):
                 kv_cache_sf=kv_cache_sf,
             )
         finally:
-            self._logits_soft_cap = planned_cap
+            self._wrapper._logits_soft_cap = planned_cap
         return result
 
 

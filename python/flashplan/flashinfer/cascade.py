@@ -67,7 +67,7 @@ class MultiLevelCascadeAttentionWrapper:
         paged_kv_indices_buf_arr: list[Tensor] | None = None,
         paged_kv_last_page_len_buf_arr: list[Tensor] | None = None,
     ) -> None:
-        buffers: list[list[Any]] = []
+        buffers: list[Any] = []
         for name, given in (
             ("qo_indptr_buf_arr", qo_indptr_buf_arr),
             ("paged_kv_indptr_buf_arr", paged_kv_indptr_buf_arr),
@@ -76,7 +76,7 @@ class MultiLevelCascadeAttentionWrapper:
         ):
             if use_cuda_graph:
                 _check_levels(name, given or [], num_levels)
-            buffers.append(list(given or [None] * num_levels))
+            buffers.append([None] * num_levels if given is None else given)
         self._use_cuda_graph = use_cuda_graph
         self._batch_prefill_wrappers = [
             BatchPrefillWithPagedKVCacheWrapper(
@@ -293,9 +293,8 @@ class BatchPrefillWithSharedPrefixPagedKVCacheWrapper:
         if not self._planned:
             raise RuntimeError("forward: expected a begin_forward() before, got none")
         if self._q_dtype != q.dtype:
-            self._batch_prefill_wrapper.plan(
-                *self._planned, causal=causal, sm_scale=sm_scale, q_data_type=q.dtype
-            )
+            options: Any = {"causal": causal, "sm_scale": sm_scale, "q_data_type": q.dtype}
+            self._batch_prefill_wrapper.plan(*self._planned, **options)
             self._q_dtype = q.dtype
         state = single_prefill_with_kv_cache(
             q,

@@ -252,4 +252,4 @@ def apply_rope_with_cos_sin_cache_inplace(
 def _in_heads(x: Tensor, head_size: int) -> Tensor:
     if x.dim() == 2 and x.shape[1] % head_size:
         raise ValueError(f"head_size: expected a divisor of {x.shape[1]} dims, got {head_size}")
-    return x.unflatten(1, (-1, head_size)) if x.dim() == 2 else x
+    return x.view(x.shape[0], -1, head_size) if x.dim() == 2 else x
