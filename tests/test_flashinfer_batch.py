@@ -211,6 +211,46 @@ def test_forward_brings_options_of_its_own(rng, make):
         wrapper.end_forward()
 
 
+def test_what_is_planned_for_forward(rng, monkeypatch):
+    """One plan for each set of options that forward() brings, none for those of plan()."""
+    plans = []
+    real_plan = fp.Attention.plan
+
+    def plan(attn, *args, **kwargs):
+        plans.append(attn.options["window_left"])
+        return real_plan(attn, *args, **kwargs)
+
+    monkeypatch.setattr(fp.Attention, "plan", plan)
+    wrapper = None
+    for step in range(3):
+        batch = Batch(torch, rng, Case(causal=True), QO_LENS, KV_LENS)
+        wrapper = planned_pages(batch, wrapper)
+        for window in (4, 6):
+            wrapper.forward(batch.joined(batch.q), batch.pages(), causal=True, window_left=window)
+        assert sorted(plans) == ([-1, 4, 6] if step == 0 else [4, 6])
+        plans.clear()
+
+
+def test_lengths_that_change_after_the_plan(rng):
+    """A batch that is planned for more options later is that of plan()."""
+    for make in (planned_pages, planned_ragged):
+        batch = Batch(torch, rng, Case(causal=True), QO_LENS, KV_LENS)
+        made = []
+        ends = batch.ends
+        batch.ends = lambda lens, ends=ends, made=made: made.append(ends(lens)) or made[-1]
+        wrapper = make(batch)
+        if make is planned_pages:
+            rest, kept = [batch.pages()], made[1].clone()
+        else:
+            rest = [batch.joined(batch.k), batch.joined(batch.v)]
+        for tensor in made:
+            tensor.zero_()
+        if make is planned_pages:
+            wrapper._paged_kv_indptr_buf = kept
+        batch.case = Case(causal=True, window_left=3)
+        batch.check(wrapper.forward(batch.joined(batch.q), *rest, causal=True, window_left=3))
+
+
 def test_window_of_a_run_is_of_that_run(rng):
     batch = Batch(torch, rng, Case(causal=True), QO_LENS, KV_LENS)
     wrapper, q, cache = planned_pages(batch), batch.joined(batch.q), batch.pages()

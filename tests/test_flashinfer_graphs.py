@@ -181,6 +181,25 @@ def test_replays_of_prefills(rng, graph, mask):
         tensors.check(batch)
 
 
+def test_replays_of_masks_after_a_batch_without_one(rng, graph):
+    """The mask of the graph stays where it is. Its buffer may be written in any mode of PyTorch."""
+    buffer = torch.zeros(1000, dtype=torch.uint8)
+    wrapper, tensors = prefill_wrapper(custom_mask_buf=buffer), Tensors(9)
+    for step, mask in enumerate(("bool", None, "bool")):
+        batch = Batch(torch, rng, Case(causal=True, mask=mask), (4, 3, 2), STEPS[step])
+        with torch.inference_mode(step == 0):
+            plan_prefill(wrapper, batch)
+        tensors.set(batch)
+        if step == 0:
+            with graph:
+                tensors.run(wrapper)
+        elif mask:
+            graph.replay()
+        else:
+            tensors.run(wrapper)
+        tensors.check(batch)
+
+
 def test_replays_of_ragged_keys(rng, graph):
     wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(
         workspace(torch), "NHD", True, int32(BATCH_SIZE + 1), int32(BATCH_SIZE + 1)

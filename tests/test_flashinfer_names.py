@@ -125,6 +125,10 @@ from flashinfer.sampling import softmax
 assert flashinfer is flashplan.flashinfer
 assert decode is flashplan.flashinfer.decode
 assert merge_state is flashinfer.triton.cascade.merge_state
+import doctest
+from flashplan.flashinfer import _install
+results = doctest.testmod(_install)
+assert (results.failed, results.attempted) == (0, 4)
 """
 REFUSED = """
 import sys, types

@@ -84,7 +84,8 @@ class Attentions:
         if bounds != self._bounds:
             self._bounds = bounds
             self._kept.clear()
-        self._batch = batch
+        # Copies, because the caller may change its tensors before a later run is planned.
+        self._batch = Batch(*(None if lens is None else lens.copy() for lens in batch))
         self.generation += 1
         if self._for_graphs:
             for planned in self._kept.values():

@@ -120,6 +120,7 @@ class Wrapper:
         """Bytes that a plan() with these arguments uses of the two workspace buffers."""
         other = copy.copy(self)
         other._use_cuda_graph = False
+        other._bounds = None
         other._attentions = Attentions(self._float_workspace_buffer, self.device, False)
         other._forward_key = None
         other.plan(*args, **kwargs)
@@ -217,7 +218,8 @@ class Wrapper:
     def _set_mask(self, batch: Batch, custom_mask: Any, packed_custom_mask: Any) -> None:
         """For runs of this batch. CUDA graphs have a buffer that stays where it is."""
         if custom_mask is None and packed_custom_mask is None:
-            self._mask = None
+            if not self._use_cuda_graph:
+                self._mask = None
             return
         words = to_words(batch, custom_mask, packed_custom_mask, self.device)
         if not self._use_cuda_graph:
@@ -226,9 +228,9 @@ class Wrapper:
         if self._mask is None:
             assert self._bounds is not None
             width = max(self._most_mask_words(), num_words(batch))
-            self._mask = torch.zeros(
-                self._bounds[1], width, dtype=torch.int32, device=self.device
-            ).view(torch.uint32)
+            with torch.inference_mode(False):  # so that it may be written in any mode
+                zeros = torch.zeros(self._bounds[1], width, dtype=torch.int32, device=self.device)
+                self._mask = zeros.view(torch.uint32)
         if words.shape[1] > self._mask.shape[1]:
             raise ValueError(
                 f"custom_mask: expected requests of at most {32 * self._mask.shape[1]} keys, for "

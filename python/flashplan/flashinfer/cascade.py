@@ -52,8 +52,8 @@ class MultiLevelCascadeAttentionWrapper:
         num_levels: number of levels.
         float_workspace_buffer, kv_layout, use_cuda_graph: as for
             `BatchPrefillWithPagedKVCacheWrapper`, one of which computes each level.
-        qo_indptr_buf_arr, paged_kv_indptr_buf_arr, paged_kv_indices_buf_arr,
-            paged_kv_last_page_len_buf_arr: for CUDA graphs, the buffers of each level.
+        qo_indptr_buf_arr, paged_kv_indptr_buf_arr: for CUDA graphs, a buffer for each level.
+        paged_kv_indices_buf_arr, paged_kv_last_page_len_buf_arr: the same.
     """
 
     def __init__(
