@@ -85,7 +85,8 @@ class Attentions:
             self._bounds = bounds
             self._kept.clear()
         # Copies, because the caller may change its tensors before a later run is planned.
-        self._batch = Batch(*(None if lens is None else lens.copy() for lens in batch))
+        kv_indptr = None if batch.kv_indptr is None else batch.kv_indptr.copy()
+        self._batch = Batch(batch.qo_indptr.copy(), batch.kv_lens.copy(), kv_indptr)
         self.generation += 1
         if self._for_graphs:
             for planned in self._kept.values():
