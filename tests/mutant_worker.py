@@ -98,7 +98,7 @@ FIRST = {
     "python/flashplan/flashinfer": [
         "pytest:test_flashinfer_batch test_flashinfer_graphs test_flashinfer_single",
         "pytest:test_flashinfer_cascade test_flashinfer_names test_flashinfer_page",
-        "pytest:test_flashinfer_sampling",
+        "pytest:test_flashinfer_latent test_flashinfer_sampling",
     ],
     "python/flashplan/jax": ["pytest:test_jax test_jax_devices"],
     "python/flashplan/torch": ["pytest:test_torch"],

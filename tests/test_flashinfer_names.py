@@ -24,7 +24,9 @@ MODULES = {
         "fast_decode_plan",
         "trtllm_batch_decode_with_kv_cache",
     ],
+    "mla": ["BatchMLAPagedAttentionWrapper"],
     "norm": ["rmsnorm", "fused_add_rmsnorm", "layernorm_quant"],
+    "pod": ["PODWithPagedKVCacheWrapper"],
     "page": ["append_paged_kv_cache", "get_seq_lens"],
     "prefill": [
         "BatchPrefillWithPagedKVCacheWrapper",
@@ -34,6 +36,7 @@ MODULES = {
     "quantization": ["packbits", "segment_packbits"],
     "rope": ["apply_rope_pos_ids", "apply_rope_with_cos_sin_cache_inplace"],
     "sampling": ["softmax", "top_k_top_p_sampling_from_probs"],
+    "sparse": ["BlockSparseAttentionWrapper"],
     "triton.cascade": ["merge_state"],
     "utils": ["get_compute_capability", "PosEncodingMode"],
 }

@@ -38,6 +38,7 @@ from flashplan.flashinfer.decode import (
     trtllm_batch_decode_with_kv_cache,
     xqa_batch_decode_with_kv_cache,
 )
+from flashplan.flashinfer.mla import BatchMLAPagedAttentionWrapper
 from flashplan.flashinfer.norm import (
     fused_add_rmsnorm,
     fused_add_rmsnorm_quant,
@@ -56,6 +57,7 @@ from flashplan.flashinfer.page import (
     nvfp4_quantize_append_paged_kv_cache,
     nvfp4_quantize_append_paged_kv_cache_with_slot_mapping,
 )
+from flashplan.flashinfer.pod import PODWithPagedKVCacheWrapper
 from flashplan.flashinfer.prefill import (
     BatchPrefillWithPagedKVCacheWrapper,
     BatchPrefillWithRaggedKVCacheWrapper,
@@ -95,6 +97,7 @@ from flashplan.flashinfer.sampling import (
     top_p_renorm_probs,
     top_p_sampling_from_probs,
 )
+from flashplan.flashinfer.sparse import BlockSparseAttentionWrapper
 
 # What programs compare that look for FlashInfer.
 __version__ = "0.7.2"
@@ -103,11 +106,14 @@ __all__ = [
     "BatchAttentionWithAttentionSinkWrapper",
     "BatchDecodeWithPagedKVCacheWrapper",
     "BatchDecodeWithSharedPrefixPagedKVCacheWrapper",
+    "BatchMLAPagedAttentionWrapper",
     "BatchPrefillWithPagedKVCacheWrapper",
     "BatchPrefillWithRaggedKVCacheWrapper",
     "BatchPrefillWithSharedPrefixPagedKVCacheWrapper",
+    "BlockSparseAttentionWrapper",
     "CUDAGraphBatchDecodeWithPagedKVCacheWrapper",
     "MultiLevelCascadeAttentionWrapper",
+    "PODWithPagedKVCacheWrapper",
     "__version__",
     "append_paged_kv_cache",
     "append_paged_mla_kv_cache",
