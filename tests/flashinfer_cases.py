@@ -67,10 +67,14 @@ def alibi_slopes(num_heads):
 
 
 class Batch:
-    """Random requests of these lengths. Slots of the cache without a key hold NaN."""
+    """Random requests of these lengths. Slots of the cache without a key hold NaN.
 
-    def __init__(self, torch, rng, case, qo_lens, kv_lens):
+    `device` is a framework of frameworks.py, by default PyTorch on the CPU.
+    """
+
+    def __init__(self, torch, rng, case, qo_lens, kv_lens, device=None):
         self.torch, self.rng, self.case = torch, rng, case
+        self.device = device or Torch(torch)
         self.qo_lens, self.kv_lens = list(qo_lens), list(kv_lens)
         kv_dtype = case.kv_dtype or case.dtype
         self.q = [self._normal(n, case.heads[0], case.dims[0], case.dtype) for n in qo_lens]
@@ -86,10 +90,10 @@ class Batch:
         return self.rng.standard_normal((tokens, heads, dim)).astype(np.dtype(dtype))
 
     def tensor(self, array):
-        return Torch(self.torch).tensor(np.ascontiguousarray(array))
+        return self.device.tensor(np.ascontiguousarray(array))
 
     def integers(self, numbers):
-        return self.torch.tensor(numbers, dtype=getattr(self.torch, self.case.index_dtype))
+        return self.tensor(np.array(numbers, self.case.index_dtype))
 
     def joined(self, parts):
         return self.tensor(np.concatenate(parts))
@@ -130,9 +134,9 @@ class Batch:
             return {}
         if self.case.mask == "bool":
             flat = np.concatenate([mask.ravel() for mask in self.masks])
-            return {"custom_mask": self.torch.from_numpy(flat)}
+            return {"custom_mask": self.tensor(flat.astype(np.uint8)).bool()}
         packed = [np.packbits(mask.ravel(), bitorder="little") for mask in self.masks]
-        return {"packed_custom_mask": self.torch.from_numpy(np.concatenate(packed))}
+        return {"packed_custom_mask": self.tensor(np.concatenate(packed))}
 
     def shape_arguments(self):
         """The arguments of plan() after the lengths, but for page_size."""
@@ -181,24 +185,25 @@ class Batch:
 
     def check(self, o, lse=None, base2=True, **changed):
         """Tensors o [tokens, heads, dim] and lse [tokens, heads]."""
-        device = Torch(self.torch)
         exact = self.expected(**changed)
         twin = self.expected(self.case.dtype, **changed)
         unit = max(float(np.abs(v.astype(np.float32)).max(initial=0)) for v in self.v)
         scale = self.case.scales[2] or 1.0
-        reference.assert_close(device.array(o), exact[0], twin[0], unit=unit * 4 * scale, what="o")
+        reference.assert_close(
+            self.device.array(o), exact[0], twin[0], unit=unit * 4 * scale, what="o"
+        )
         if lse is None:
             return
         factor = 1.0 if base2 else math.log(2)
         largest = np.abs(np.where(np.isfinite(exact[1]), exact[1], 0)).max(initial=1)
         reference.assert_close(
-            device.array(lse), exact[1] * factor, twin[1] * factor, unit=largest, what="lse"
+            self.device.array(lse), exact[1] * factor, twin[1] * factor, unit=largest, what="lse"
         )
 
 
-def workspace(torch):
+def workspace(torch, device="cpu"):
     """Poisoned."""
-    return torch.full((WORKSPACE,), 0xFF, dtype=torch.uint8)
+    return torch.full((WORKSPACE,), 0xFF, dtype=torch.uint8, device=device)
 
 
 def poisoned(torch, *shape):

@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch")
 
 import flashplan as fp  # noqa: E402
 from flashplan import flashinfer  # noqa: E402
+from flashplan.flashinfer import _sampling  # noqa: E402
 
 DRAWS, VOCAB = 20_000, 40
 NAMES = [
@@ -109,6 +110,31 @@ def test_equal_random_numbers_give_equal_tokens(rng, name):
     assert torch.equal(sample(seed=5, offset=2), sample(seed=5, offset=2))
     assert not torch.equal(sample(seed=5, offset=2), sample(seed=5, offset=3))
     assert not torch.equal(sample(seed=5, offset=2), sample(seed=6, offset=2))
+
+
+def test_generators_of_gpus(monkeypatch):
+    """Their offset advances, by a multiple of 4 as PyTorch wants it. This one stands for them."""
+
+    class Generator:
+        offset = 8
+
+        def get_offset(self):
+            return self.offset
+
+        def set_offset(self, offset):
+            self.offset = offset
+
+        def initial_seed(self):
+            return 2**64 - 5
+
+    default, given = Generator(), Generator()
+    monkeypatch.setattr(torch.cuda, "default_generators", [None, default])
+    for generator, used in ((None, default), (given, given)):
+        for offset in (8, 12):
+            device = torch.device("cuda:1")
+            drawn = _sampling.random_numbers(generator, None, None, 3, device)
+            assert drawn == (-5, offset)
+        assert used.offset == 16
 
 
 def test_seeds_in_tensors(rng):
