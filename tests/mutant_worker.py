@@ -95,6 +95,11 @@ FIRST = {
     "python/flashplan/runs": ["pytest:test_api test_attention"],
     "python/flashplan/transformers": ["pytest:test_transformers test_transformers_models"],
     "python/flashplan/flash_": ["pytest:test_flash_attn"],
+    "python/flashplan/flashinfer": [
+        "pytest:test_flashinfer_batch test_flashinfer_graphs test_flashinfer_single",
+        "pytest:test_flashinfer_cascade test_flashinfer_names test_flashinfer_page",
+        "pytest:test_flashinfer_latent test_flashinfer_sampling",
+    ],
     "python/flashplan/jax": ["pytest:test_jax test_jax_devices"],
     "python/flashplan/torch": ["pytest:test_torch"],
     "python/flashplan/variant": ["pytest:test_variants test_variant_descriptions"],

@@ -21,6 +21,8 @@ FRAMEWORK = {
     "backend": "torch",
     "flash_attn": "torch",
     "flash_attn_alias": "torch",
+    "flashinfer_decode": "torch",
+    "flashinfer_install": "torch",
     "fp8_cache": "torch",
     "torch_compile": "torch",
     "jax_arrays": "jax",
@@ -139,7 +141,7 @@ def run_examples(what, **names):
 
 def docstrings():
     """Of everything public in the package, also of what imports a framework."""
-    for path in sorted((ROOT / "python" / "flashplan").glob("*.py")):
+    for path in sorted((ROOT / "python" / "flashplan").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             is_named = isinstance(node, ast.ClassDef | ast.FunctionDef)
             if is_named and not node.name.startswith("_") and ast.get_docstring(node):

@@ -38,6 +38,15 @@ def power_of_two(number: int) -> int:
     return 1 << max(number - 1, 0).bit_length()
 
 
+def large_enough(workspace: Tensor | None, num_bytes: int, device: torch.device) -> Tensor:
+    """The workspace, if it has so many bytes, else a new one."""
+    if workspace is not None and workspace.nbytes >= num_bytes:
+        return workspace
+    # Not an inference tensor, whichever mode the caller is in.
+    with torch.inference_mode(False):
+        return torch.empty(num_bytes, dtype=torch.uint8, device=device)
+
+
 class _Planned:
     """An Attention, and the step that it is planned for."""
 
@@ -86,6 +95,7 @@ class Plans(threading.local):
         bounds: tuple[int, int],
         step: Hashable,
         lengths: Callable[[], Lengths],
+        mask_begin: list[int] | None = None,
     ) -> Attention:
         """An Attention that is planned for `step`. Steps that are equal have equal lengths.
 
@@ -97,6 +107,7 @@ class Plans(threading.local):
             options: those of `Attention`, but for bounds, device and workspace.
             bounds: requests and rows of q in this step.
             step, lengths: what distinguishes the lengths, and a function that lists them.
+            mask_begin: with custom_mask: as in `Attention.plan`.
 
         Raises:
             RuntimeError: in a capture, without an earlier call.
@@ -126,19 +137,15 @@ class Plans(threading.local):
         if kept.step != step:
             kept.step = None
             stream = None if device.type == "cpu" else torch.cuda.current_stream(device)
-            kept.attn.plan(*lengths(), stream=stream)
+            kept.attn.plan(*lengths(), mask_begin=mask_begin, stream=stream)
             kept.step = step
         return kept.attn
 
     def _new(self, device: torch.device, options: dict[str, Any]) -> Attention:
         """All objects of a device share a workspace. Those made before it grew keep the old one."""
         num_bytes = workspace_bytes(**options, device=device)
-        workspace = self._workspaces.get(device)
-        if workspace is None or workspace.numel() < num_bytes:
-            # Not an inference tensor, whichever mode the caller is in.
-            with torch.inference_mode(False):
-                workspace = torch.empty(num_bytes, dtype=torch.uint8, device=device)
-            self._workspaces[device] = workspace
+        workspace = large_enough(self._workspaces.get(device), num_bytes, device)
+        self._workspaces[device] = workspace
         return Attention(**options, device=device, workspace=workspace)
 
     def _wait_for_last_stream(self, device: torch.device) -> None:

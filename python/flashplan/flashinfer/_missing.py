@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names of FlashInfer that engines import, of what flashplan does not have: each call raises."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from flashplan._core import UnsupportedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def _missing(name: str, hint: str) -> Callable[..., Any]:
+    def refused(*_args: Any, **_kwargs: Any) -> NoReturn:
+        raise UnsupportedError(f"{name}: expected a function of flashplan, got none; {hint}")
+
+    refused.__name__ = refused.__qualname__ = name
+    refused.__doc__ = f"Raises UnsupportedError: {hint}."
+    return refused
+
+
+_PLAN = "plan and run a wrapper of this module, or call flashplan.flash_attn"
+_QUANT = "quantise what rmsnorm, fused_add_rmsnorm or layernorm return"
+_ROPE = "call apply_rope_with_cos_sin_cache, then append_paged_kv_cache with an 8-bit cache"
+_FOUR_BITS = "caches have 8 bits or more"
+
+cudnn_batch_decode_with_kv_cache = _missing("cudnn_batch_decode_with_kv_cache", _PLAN)
+cudnn_batch_prefill_with_kv_cache = _missing("cudnn_batch_prefill_with_kv_cache", _PLAN)
+trtllm_batch_context_with_kv_cache = _missing("trtllm_batch_context_with_kv_cache", _PLAN)
+trtllm_batch_decode_with_kv_cache = _missing("trtllm_batch_decode_with_kv_cache", _PLAN)
+trtllm_ragged_attention_deepseek = _missing("trtllm_ragged_attention_deepseek", _PLAN)
+xqa_batch_decode_with_kv_cache = _missing("xqa_batch_decode_with_kv_cache", _PLAN)
+
+fused_add_rmsnorm_quant = _missing("fused_add_rmsnorm_quant", _QUANT)
+layernorm_quant = _missing("layernorm_quant", _QUANT)
+rmsnorm_quant = _missing("rmsnorm_quant", _QUANT)
+
+mla_rope_quantize_fp8 = _missing("mla_rope_quantize_fp8", _ROPE)
+rope_quantize_fp8 = _missing("rope_quantize_fp8", _ROPE)
+rope_quantize_fp8_append_paged_kv_cache = _missing("rope_quantize_fp8_append_paged_kv_cache", _ROPE)
+
+nvfp4_quantize_append_paged_kv_cache = _missing("nvfp4_quantize_append_paged_kv_cache", _FOUR_BITS)
+nvfp4_quantize_append_paged_kv_cache_with_slot_mapping = _missing(
+    "nvfp4_quantize_append_paged_kv_cache_with_slot_mapping", _FOUR_BITS
+)

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How sampling functions with FlashInfer's names draw."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import flashplan as fp
+
+_DTYPES = {"top_k": torch.int32, "top_p": torch.float32, "min_p": torch.float32}
+# An odd number without a pattern, 2^64 / golden ratio, as an int64.
+_STRIDE = 0x9E3779B97F4A7C15 - (1 << 64)
+
+
+def parameter(name: str, value: Any, rows: Tensor, dtype: torch.dtype) -> Any:
+    """A number or None, or a tensor [batch] of the dtype."""
+    if not isinstance(value, Tensor):
+        return value
+    if value.dim() != 1:
+        kind = "0-dimensional" if value.dim() == 0 else f"{value.dim()}D"
+        raise ValueError(
+            f"{name}: Expected a 1D tensor or scalar for the sampling parameter, "
+            f"got a {kind} tensor"
+        )
+    if value.shape[0] != rows.shape[0]:
+        raise ValueError(
+            f"{name}: Sampling parameter tensor batch size mismatch: expected {rows.shape[0]}, "
+            f"got {value.shape[0]}"
+        )
+    return value.to(device=rows.device, dtype=dtype)
+
+
+def random_numbers(
+    generator: torch.Generator | None,
+    seed: int | Tensor | None,
+    offset: int | Tensor | None,
+    batch_size: int,
+    device: torch.device,
+) -> tuple[int | Tensor, int | Tensor]:
+    """(seed, offset) for `flashplan.sample`. A generator is advanced."""
+    if seed is None or offset is None:
+        return _next_of(generator, device)
+    if isinstance(seed, Tensor) != isinstance(offset, Tensor):
+        raise ValueError("seed and offset must both be tensors or both be scalars")
+    if not isinstance(seed, Tensor):
+        return _to_int64(seed), _to_int64(offset)
+    seeds = _of_rows("seed", seed, batch_size)
+    if seed.shape[0] == 1 and batch_size > 1:  # rows must not draw equal numbers
+        seeds = seeds + _STRIDE * torch.arange(batch_size, device=device)
+    return seeds, _of_rows("offset", offset, batch_size)
+
+
+def _next_of(generator: torch.Generator | None, device: torch.device) -> tuple[int, int]:
+    if device.type == "cpu":
+        return int(torch.randint(1 << 62, (), generator=generator)), 0
+    if generator is None:
+        generator = torch.cuda.default_generators[device.index or 0]
+    offset: int = generator.get_offset()
+    generator.set_offset(offset + 4)
+    return _to_int64(generator.initial_seed()), offset
+
+
+def _to_int64(number: Any) -> int:
+    """The int64 with the bits of an int64 or uint64."""
+    bits: int = int(number) & ((1 << 64) - 1)
+    return bits - (1 << 64) if bits >> 63 else bits
+
+
+def _of_rows(name: str, tensor: Any, batch_size: int) -> Tensor:
+    if tensor.dtype not in (torch.int64, torch.uint64):
+        raise ValueError(f"{name} tensor must be int64/uint64, got {tensor.dtype}")
+    if tensor.dim() != 1 or tensor.shape[0] not in (1, batch_size):
+        raise ValueError(
+            f"{name} tensor length must be 1 or {batch_size}, got shape {list(tensor.shape)}"
+        )
+    numbers: Tensor = tensor.view(torch.int64).expand(batch_size).contiguous()
+    return numbers
+
+
+def draw(
+    rows: Tensor,
+    generator: torch.Generator | None,
+    check_nan: bool,
+    seed: int | Tensor | None,
+    offset: int | Tensor | None,
+    from_probs: bool = False,
+    **filters: Any,
+) -> tuple[Tensor, Tensor]:
+    """The tokens, int32 [batch], and whether they could be drawn, bool [batch]."""
+    if check_nan and bool(rows.isnan().any()):
+        raise ValueError(f"{'probs' if from_probs else 'logits'}: Input contains NaN.")
+    filters = {name: parameter(name, x, rows, _DTYPES[name]) for name, x in filters.items()}
+    batch_size = rows.shape[0]
+    seed, offset = random_numbers(generator, seed, offset, batch_size, rows.device)
+    sampled: Any = {"from_probs": from_probs, "seed": seed, "offset": offset, **filters}
+    if rows.device.type == "cpu":  # where sample() raises for NaN, instead of a status
+        valid = ~rows.isnan().any(1)
+        rows = torch.where(valid[:, None], rows, 1 / rows.shape[1])
+        ids = fp.sample(rows, **sampled)
+    else:
+        status = torch.empty(batch_size, dtype=torch.int32, device=rows.device)
+        ids = fp.sample(rows, status=status, **sampled)
+        valid = status == 0
+    return torch.where(valid, ids, 0), valid

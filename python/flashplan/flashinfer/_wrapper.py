@@ -1,0 +1,368 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What FlashInfer's wrappers have in common: options, buffers, and runs of the planned batch."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from flashplan._core import UnsupportedError
+from flashplan.flashinfer._arguments import (
+    check_aligned,
+    is_8_bit,
+    one_of,
+    to_torch_dtype,
+)
+from flashplan.flashinfer._masks import num_words, to_words
+from flashplan.flashinfer._plans import Attentions, Batch
+from flashplan.flashinfer._positions import MODES, alibi_arguments, alibi_variant, rotation
+
+BACKENDS = ("auto", "fa2", "fa3")
+_LN_2 = math.log(2)
+
+
+class Shape(NamedTuple):
+    """The options that only plan() sets."""
+
+    num_qo_heads: int
+    num_kv_heads: int
+    head_dim_qk: int
+    head_dim_vo: int
+    page_size: int | None
+    q_dtype: torch.dtype
+    kv_dtype: torch.dtype
+    o_dtype: torch.dtype
+    kv_layout: str
+    has_mask: bool
+    batch_invariant: bool
+
+
+class _PlanModule:
+    """What SGLang takes for the compiled module of a wrapper, to plan by itself."""
+
+    def __init__(self, wrapper: Wrapper) -> None:
+        self._wrapper = wrapper
+
+    def plan(self, *arguments: Any) -> int:
+        """Plans the lengths qo_indptr, kv_indptr and kv_lens, the arguments 3 to 5, on the host."""
+        qo_indptr, kv_indptr, kv_lens = (tensor.cpu().numpy() for tensor in arguments[3:6])
+        batch = Batch(qo_indptr, kv_lens, kv_indptr if self._wrapper._is_ragged else None)
+        return self._wrapper._plan_batch(batch)
+
+
+class Wrapper:
+    """The base of FlashInfer's wrappers.
+
+    Engines read and set attributes with FlashInfer's names, so that options are looked up at each
+    run. `backend` is accepted and not used: each batch runs on the kernel that is fastest for it.
+    """
+
+    _is_ragged = False
+    plan: Any  # of the subclasses, each with its own arguments
+
+    def __init__(
+        self,
+        float_workspace_buffer: Tensor,
+        kv_layout: str,
+        use_cuda_graph: bool,
+        backend: str,
+        jit_args: Any,
+    ) -> None:
+        one_of("kv_layout", kv_layout, ("NHD", "HND"))
+        one_of("backend", backend, BACKENDS)
+        self._takes_sinks = jit_args is not None
+        if jit_args is not None and (len(jit_args) < 12 or jit_args[11] != "AttentionSink"):
+            raise UnsupportedError(
+                "jit_args: expected None or the variant AttentionSink, got another one; "
+                "write it as a flashplan.Variant for flashplan.Attention"
+            )
+        check_aligned("float_workspace_buffer", float_workspace_buffer)
+        self.device = float_workspace_buffer.device
+        self._kv_layout = kv_layout
+        self._float_workspace_buffer = float_workspace_buffer
+        # For engines that share it among wrappers.
+        self._int_workspace_buffer = torch.empty(16, dtype=torch.uint8, device=self.device)
+        self._pin_memory_int_workspace_buffer = torch.empty(16, dtype=torch.uint8)
+        self._use_cuda_graph = use_cuda_graph
+        self._backend = "fa2" if backend == "auto" else backend
+        self._attentions = Attentions(float_workspace_buffer, self.device, use_cuda_graph)
+        self._forward_key: Any = None  # that of the last forward()
+        self._shape: Shape | None = None
+        self._num_rows = 0
+        self._fixed_batch_size = 0  # with CUDA graphs
+        self._bounds: tuple[int, int] | None = None  # with CUDA graphs
+        self._max_total_num_rows: int | None = None
+        self._mask: Tensor | None = None
+        self._custom_mask_buf: Tensor | None = None
+        self._cached_module: Any = None
+        self._plan_info: Any = None
+        self._set_options(False, "NONE", -1, None, None, None, None)
+
+    @property
+    def is_cuda_graph_enabled(self) -> bool:
+        return self._use_cuda_graph
+
+    def reset_workspace_buffer(
+        self, float_workspace_buffer: Tensor, int_workspace_buffer: Tensor
+    ) -> None:
+        """Takes other memory. The next run plans its batch anew; graphs must be captured anew."""
+        check_aligned("float_workspace_buffer", float_workspace_buffer)
+        check_aligned("int_workspace_buffer", int_workspace_buffer)
+        self._float_workspace_buffer = float_workspace_buffer
+        self._int_workspace_buffer = int_workspace_buffer
+        self._attentions.set_workspace(float_workspace_buffer)
+
+    def workspace_size(self, *args: Any, **kwargs: Any) -> tuple[int, int]:
+        """Bytes that a plan() with these arguments uses of the two workspace buffers."""
+        other = copy.copy(self)
+        other._use_cuda_graph = False
+        other._bounds = None
+        other._attentions = Attentions(self._float_workspace_buffer, self.device, False)
+        other._forward_key = None
+        other.plan(*args, **kwargs)
+        return other._attentions.workspace_bytes(), 16
+
+    def end_forward(self) -> None:
+        """Does nothing."""
+
+    def _set_options(
+        self,
+        causal: bool,
+        pos_encoding_mode: str,
+        window_left: int,
+        logits_soft_cap: float | None,
+        sm_scale: float | None,
+        rope_scale: float | None,
+        rope_theta: float | None,
+    ) -> None:
+        one_of("pos_encoding_mode", pos_encoding_mode, MODES)
+        self._causal = causal
+        self._pos_encoding_mode = pos_encoding_mode
+        self._window_left = window_left
+        self._logits_soft_cap = 0.0 if logits_soft_cap is None else logits_soft_cap
+        self._sm_scale = sm_scale
+        self._rope_scale = 1.0 if rope_scale is None else rope_scale
+        self._rope_theta = 1e4 if rope_theta is None else rope_theta
+
+    def _set_shape(
+        self,
+        heads: tuple[int, int],
+        head_dim_qk: int,
+        head_dim_vo: int | None,
+        page_size: int | None,
+        q_data_type: Any,
+        kv_data_type: Any,
+        o_data_type: Any,
+        *,
+        has_mask: bool,
+        fixed_split_size: int | None,
+        disable_split_kv: bool,
+    ) -> None:
+        q_dtype = to_torch_dtype("q_data_type", q_data_type)
+        if is_8_bit(q_dtype):
+            raise UnsupportedError(f"q_data_type: expected 16 bits (32 on the CPU), got {q_dtype}")
+        kv_dtype = q_dtype if kv_data_type is None else to_torch_dtype("kv_data_type", kv_data_type)
+        o_dtype = q_dtype if o_data_type is None else to_torch_dtype("o_data_type", o_data_type)
+        self._shape = Shape(
+            *heads,
+            head_dim_qk,
+            head_dim_qk if head_dim_vo is None else head_dim_vo,
+            page_size,
+            q_dtype,
+            kv_dtype,
+            o_dtype,
+            self._kv_layout,
+            has_mask,
+            # FlashInfer has equal bits for a request in any batch if it does not split keys, or
+            # splits them at fixed places.
+            disable_split_kv or (fixed_split_size is not None and fixed_split_size > 0),
+        )
+
+    def _check_batch_size(self, batch_size: int) -> None:
+        if batch_size != self._fixed_batch_size:
+            raise ValueError(
+                f"indptr: expected {self._fixed_batch_size} requests, as the buffers have, since "
+                f"the batch size should be fixed in cudagraph mode, got {batch_size}"
+            )
+
+    def _fix_bounds(self, batch: Batch) -> None:
+        """With CUDA graphs: no batch has more rows than the first one."""
+        batch_size, num_rows = len(batch.kv_lens), int(batch.qo_indptr[-1])
+        if self._bounds is None:
+            self._bounds = (batch_size, max(batch_size, num_rows))
+            self._max_total_num_rows = num_rows
+        elif self._max_total_num_rows is not None and num_rows > self._max_total_num_rows:
+            raise ValueError(
+                f"qo_indptr: expected at most {self._max_total_num_rows} rows, those of the first "
+                f"plan, which others cannot exceed in cuda graph mode, got {num_rows}"
+            )
+
+    def _plan_batch(self, batch: Batch) -> int:
+        """Plans for the options that the next run is likely to have: those of the last forward(),
+        else the current ones."""
+        self._num_rows = int(batch.qo_indptr[-1])
+        self._attentions.set_batch(batch, self._bounds)
+        if self._forward_key is None:
+            self._attentions.prepare(self._key(), self._options)
+        else:
+            self._attentions.prepare_again(self._forward_key)
+        self._plan_info = self._attentions.generation
+        if self._cached_module is None:
+            self._cached_module = _PlanModule(self)
+        return self._attentions.generation
+
+    def _set_mask(self, batch: Batch, custom_mask: Any, packed_custom_mask: Any) -> None:
+        """For runs of this batch. CUDA graphs have a buffer that stays where it is."""
+        if custom_mask is None and packed_custom_mask is None:
+            if not self._use_cuda_graph:
+                self._mask = None
+            return
+        words = to_words(batch, custom_mask, packed_custom_mask, self.device)
+        if not self._use_cuda_graph:
+            self._mask = words
+            return
+        if self._mask is None:
+            assert self._bounds is not None
+            width = max(self._most_mask_words(), num_words(batch))
+            with torch.inference_mode(False):  # so that it may be written in any mode
+                zeros = torch.zeros(self._bounds[1], width, dtype=torch.int32, device=self.device)
+                self._mask = zeros.view(torch.uint32)
+        if words.shape[1] > self._mask.shape[1]:
+            raise ValueError(
+                f"custom_mask: expected requests of at most {32 * self._mask.shape[1]} keys, for "
+                f"which there is a buffer in cudagraph mode, got {32 * words.shape[1]}"
+            )
+        place = self._mask.view(torch.int32)[: words.shape[0], : words.shape[1]]
+        place.copy_(words.view(torch.int32))
+
+    def _most_mask_words(self) -> int:
+        """Words of a row of the mask that CUDA graphs read."""
+        return 0
+
+    def _key(self) -> tuple[Any, ...]:
+        """What determines the options of `Attention`."""
+        return (
+            self._shape,
+            self._causal,
+            self._window_left,
+            self._logits_soft_cap,
+            self._sm_scale,
+            self._pos_encoding_mode,
+            self._rope_scale,
+            self._rope_theta,
+        )
+
+    def _options(self) -> dict[str, Any]:
+        shape = self._shape
+        assert shape is not None
+        softcap = float(self._logits_soft_cap)
+        variant = rope = None
+        if self._pos_encoding_mode == "ALIBI":
+            variant, softcap = alibi_variant(softcap), 0.0
+        elif self._pos_encoding_mode == "ROPE_LLAMA":
+            if self.device.type == "cuda" and is_8_bit(shape.kv_dtype):
+                raise UnsupportedError(
+                    "pos_encoding_mode: expected NONE with a cache of 8 bits on a GPU, "
+                    "got 'ROPE_LLAMA'"
+                )
+            rope = rotation(self._rope_theta, self._rope_scale)
+        return {
+            "num_qo_heads": shape.num_qo_heads,
+            "num_kv_heads": shape.num_kv_heads,
+            "head_dim": (shape.head_dim_qk, shape.head_dim_vo),
+            "page_size": shape.page_size,
+            "q_dtype": shape.q_dtype,
+            "kv_dtype": shape.kv_dtype,
+            "o_dtype": shape.o_dtype,
+            "kv_layout": shape.kv_layout,
+            "causal": self._causal and not shape.has_mask,  # FlashInfer's masks replace it
+            "window_left": self._window_left,
+            "custom_mask": shape.has_mask,
+            "softcap": softcap,
+            "softmax_scale": self._sm_scale,
+            "variant": variant,
+            "rope": rope,
+            "batch_invariant": shape.batch_invariant,
+            "lse_base2": True,
+        }
+
+    def _sinks_of(self, args: tuple[Any, ...]) -> Tensor:
+        """Those of FlashInfer's variant AttentionSink are arguments by place, before sm_scale."""
+        if not self._takes_sinks or len(args) != 2:
+            raise UnsupportedError(
+                "run: expected no arguments of a JIT variant but the sinks and sm_scale of "
+                f"AttentionSink, got {len(args)}"
+            )
+        sinks: Tensor = args[0]
+        self._sm_scale = float(args[1])
+        return sinks
+
+    def _run(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor | None,
+        lse: Tensor | None,
+        return_lse: bool,
+        k_scale: float | Tensor,
+        v_scale: float | Tensor | None,
+        sinks: Tensor | None,
+        lse_base: str = "log2",
+        lse_layout: str = "NH",
+        **tables: Any,
+    ) -> Any:
+        attn = self._attentions.get(self._key(), self._options)
+        shape = self._shape
+        assert shape is not None
+        if q.dtype != shape.q_dtype:
+            raise ValueError(
+                f"q: expected the q_data_type of plan(), {shape.q_dtype}, got {q.dtype}"
+            )
+        if k.dtype != shape.kv_dtype and k.dtype != torch.uint8:
+            raise ValueError(
+                f"k: expected the kv_data_type of plan(), {shape.kv_dtype}, got {k.dtype}"
+            )
+        if out is None and q.shape[0] != self._num_rows:  # rows after those of the plan
+            size = (q.shape[0], shape.num_qo_heads, shape.head_dim_vo)
+            out = torch.empty(size, dtype=shape.o_dtype, device=q.device)
+        if self._pos_encoding_mode == "ALIBI":
+            cap = float(self._logits_soft_cap)
+            tables |= alibi_arguments(shape.num_qo_heads, cap, self.device)
+        if lse_base != "log2" or lse_layout != "NH":
+            one_of("lse_base", lse_base, ("log2", "ln"))
+            one_of("lse_layout", lse_layout, ("NH", "HN"))
+        given_lse, is_turned = lse, lse_layout == "HN"
+        if not return_lse or is_turned:
+            lse = None
+        elif lse is None and q.shape[0] != self._num_rows:
+            lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
+        result = attn.run(
+            q,
+            k,
+            v,
+            out=out,
+            lse=lse,
+            return_lse=return_lse,
+            k_scale=k_scale,
+            v_scale=1.0 if v_scale is None else v_scale,
+            mask=self._mask if shape.has_mask else None,
+            sinks=sinks,
+            **tables,
+        )
+        if not return_lse or (lse_base == "log2" and not is_turned):
+            return result
+        return result[0], _converted(result[1], given_lse, lse_base, is_turned)
+
+
+def _converted(lse: Tensor, out: Tensor | None, lse_base: str, is_turned: bool) -> Tensor:
+    """lse, to base 2 and [tokens, heads], as the caller wants it."""
+    if lse_base == "ln":
+        lse.mul_(_LN_2)
+    if not is_turned:
+        return lse
+    return lse.t().contiguous() if out is None else out.copy_(lse.t())

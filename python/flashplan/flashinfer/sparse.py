@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Block-sparse attention: a row of blocks is a request, a block of columns a page."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flashplan._core import UnsupportedError
+from flashplan.flashinfer._arguments import product, refuse
+from flashplan.flashinfer._prefill import BatchPrefillWithPagedKVCacheWrapper
+
+
+class BlockSparseAttentionWrapper:
+    """Attention of M queries over N keys, of which blocks of R queries and C keys are looked at.
+
+    Args:
+        float_workspace_buffer: memory on the device of the tensors, used if it is large enough.
+        backend: "auto", "fa2" or "fa3", without effect.
+    """
+
+    def __init__(self, float_workspace_buffer: Tensor, backend: str = "auto") -> None:
+        self._wrapper = BatchPrefillWithPagedKVCacheWrapper(float_workspace_buffer, backend=backend)
+        self._block_keys = 1
+
+    def reset_workspace_buffer(
+        self, float_workspace_buffer: Tensor, int_workspace_buffer: Tensor
+    ) -> None:
+        self._wrapper.reset_workspace_buffer(float_workspace_buffer, int_workspace_buffer)
+
+    def plan(
+        self,
+        indptr: Tensor,
+        indices: Tensor,
+        M: int,
+        N: int,
+        R: int,
+        C: int,
+        num_qo_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        mask: Tensor | None = None,
+        packed_mask: Tensor | None = None,
+        causal: bool = False,
+        pos_encoding_mode: str = "NONE",
+        use_fp16_qk_reduction: bool = False,
+        logits_soft_cap: float | None = None,
+        sm_scale: float | None = None,
+        rope_scale: float | None = None,
+        rope_theta: float | None = None,
+        q_data_type: torch.dtype | str = "float16",
+        kv_data_type: torch.dtype | str | None = None,
+        o_data_type: torch.dtype | str = "float16",
+        non_blocking: bool = True,
+        **options: Any,
+    ) -> None:
+        """Plans the blocks.
+
+        Args:
+            indptr, indices: [M / R + 1] and [blocks]: the blocks of keys of each block of queries.
+            M, N, R, C: numbers of queries and keys, and those of a block, which divide them.
+            mask: bool [blocks, R, C]: what queries see inside of the blocks; default: everything.
+            pos_encoding_mode: "NONE"; positions of keys inside of blocks are not those of the rows.
+            o_data_type: dtype of o; "float16", the default, stands for that of q.
+            options: FlashInfer's other ones, which are refused unless they are None or False.
+
+        Raises:
+            UnsupportedError: an argument asks for what flashplan can not do.
+            ValueError: blocks do not divide the queries and keys.
+        """
+        refuse(packed_mask=packed_mask, causal=causal, **options)
+        if pos_encoding_mode != "NONE":
+            raise UnsupportedError(f"pos_encoding_mode: expected 'NONE', got {pos_encoding_mode!r}")
+        for name, size, block in (("M", M, R), ("N", N, C)):
+            if size % block:
+                raise ValueError(f"{name}: expected a multiple of {block}, got {size}")
+        num_rows = len(indptr) - 1
+        if num_rows * R != M:
+            raise ValueError(f"indptr: expected {M // R + 1} elements, got {len(indptr)}")
+        self._block_keys = C
+        if mask is not None:  # [blocks, R, C], to rows of all keys of a row of blocks
+            ends = indptr.tolist()
+            rows = [mask[a:b].transpose(0, 1).flatten() for a, b in zip(ends, ends[1:])]
+            mask = torch.cat(rows)
+        self._wrapper.plan(
+            torch.arange(num_rows + 1, dtype=torch.int32) * R,
+            indptr,
+            indices,
+            torch.full((num_rows,), C, dtype=torch.int32),
+            num_qo_heads,
+            num_kv_heads,
+            head_dim,
+            C,
+            custom_mask=mask,
+            logits_soft_cap=logits_soft_cap,
+            sm_scale=sm_scale,
+            q_data_type=q_data_type,
+            kv_data_type=kv_data_type,
+            o_data_type=None if o_data_type in ("float16", torch.float16) else o_data_type,
+            non_blocking=non_blocking,
+        )
+
+    begin_forward = plan
+
+    def run(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        scale_q: Tensor | None = None,
+        scale_k: Tensor | None = None,
+        scale_v: Tensor | None = None,
+        out: Tensor | None = None,
+        lse: Tensor | None = None,
+        return_lse: bool = False,
+        enable_pdl: bool | None = None,
+    ) -> Any:
+        """o [M, num_qo_heads, head_dim], or (o, lse), lse [M, num_qo_heads] to base 2.
+
+        Args:
+            q: [M, num_qo_heads, head_dim].
+            k, v: [N, num_kv_heads, head_dim].
+            scale_k, scale_v: [num_kv_heads] float32.
+        """
+        refuse(scale_q=scale_q)
+        k, v = (x.view(-1, self._block_keys, *x.shape[1:]) for x in (k, v))
+        return self._wrapper.run(
+            q,
+            (k, v),
+            k_scale=product(scale_k, None),
+            v_scale=product(scale_v, None),
+            out=out,
+            lse=lse,
+            return_lse=return_lse,
+        )
+
+    def end_forward(self) -> None:
+        """Does nothing."""
