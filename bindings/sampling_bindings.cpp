@@ -82,7 +82,7 @@ void speculative_verify_of(nb::handle draft_tokens, nb::handle draft_probs, nb::
   OperatorCall call("target_probs", target_probs, stream);
   VerifyOptions options;
   const TensorArg tokens_arg = call.input("draft_tokens", draft_tokens, TensorKind::kInt);
-  const TensorArg draft_arg = call.input("draft_probs", draft_probs);
+  const TensorArg draft_arg = call.optional_input("draft_probs", draft_probs);
   const TensorArg target_arg = call.input("target_probs", target_probs);
   const TensorArg parents_arg =
       call.optional_input("draft_parents", draft_parents, TensorKind::kInt32);

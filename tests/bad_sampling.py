@@ -149,7 +149,7 @@ VERIFY = [
     ),
     ("verify no rows", VALUE, "target_probs", lambda s: s.verify(target_probs=zeros(2, 0, 8))),
     ("verify many", VALUE, "target_probs", lambda s: s.verify(target_probs=zeros(2, 514, 8))),
-    ("verify draft none", TYPE, "draft_probs", lambda s: s.verify(draft_probs=None)),
+    ("verify draft list", TYPE, "draft_probs", lambda s: s.verify(draft_probs=[[0.5]])),
     ("verify draft rows", VALUE, "draft_probs", lambda s: s.verify(draft_probs=zeros(2, 4, 8))),
     ("verify draft dtype", TYPE, "draft_probs", lambda s: s.verify(draft_probs=half(2, 3, 8))),
     ("verify tokens none", TYPE, "draft_tokens", lambda s: s.verify(draft_tokens=None)),

@@ -229,7 +229,7 @@ FLASHPLAN_API flashplan_status flashplan_sample(const flashplan_sample_tensors* 
 typedef struct flashplan_verify_tensors {
   size_t struct_size;
   const flashplan_tensor* draft_tokens;
-  const flashplan_tensor* draft_probs;
+  const flashplan_tensor* draft_probs;  // NULL: drafts were looked up
   const flashplan_tensor* target_probs;
   const flashplan_tensor* draft_parents;  // NULL: chains
   const flashplan_tensor* seeds;

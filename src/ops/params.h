@@ -171,13 +171,13 @@ constexpr int32_t kMaxDrafts = 512;
 
 /// speculative_verify().
 struct VerifyParams : RandomParams {
-  const void* tokens = nullptr;      // [num_rows, num_drafts]
-  int64_t token_stride = 0;          // elements, of requests
-  bool has_wide_tokens = false;      // int64, else int32
-  const int32_t* parents = nullptr;  // or null: a chain
-  int64_t parent_stride = 0;         // elements, of requests; 0: one tree for all
-  const char* draft_probs = nullptr;
-  int64_t draft_request_stride = 0;  // bytes
+  const void* tokens = nullptr;       // [num_rows, num_drafts]
+  int64_t token_stride = 0;           // elements, of requests
+  bool has_wide_tokens = false;       // int64, else int32
+  const int32_t* parents = nullptr;   // or null: a chain
+  int64_t parent_stride = 0;          // elements, of requests; 0: one tree for all
+  const char* draft_probs = nullptr;  // null: of a draft's own token 1, of others 0
+  int64_t draft_request_stride = 0;   // bytes
   int64_t draft_row_stride = 0;
   const char* target_probs = nullptr;
   int64_t target_request_stride = 0;
@@ -201,8 +201,9 @@ struct VerifyParams : RandomParams {
   FLASHPLAN_HOST_DEVICE int32_t parent(int32_t row, int32_t draft) const {
     return parents == nullptr ? draft - 1 : parents[row * parent_stride + draft];
   }
-  /// The distribution that a draft was drawn from.
+  /// The distribution that a draft was drawn from; null where it is 1 for the draft's own token.
   FLASHPLAN_HOST_DEVICE const char* draft_row(int32_t row, int32_t draft) const {
+    if (draft_probs == nullptr) return nullptr;
     return draft_probs + row * draft_request_stride + draft * draft_row_stride;
   }
   /// The large model's distribution after a draft, or after none where it is -1.

@@ -22,10 +22,12 @@ Status check_drafts(const Drafts& d) {
   const Device device = d.target_probs.device;
   const Dim batch = Dim::exactly(d.target_probs.shape[0]);
   const Dim drafts = Dim::exactly(d.target_probs.shape[1] - 1);
-  FLASHPLAN_RETURN_IF_ERROR(check_dtype(draft, d.target_probs.dtype, " (as target_probs)"));
-  FLASHPLAN_RETURN_IF_ERROR(check_device(draft, device));
-  FLASHPLAN_RETURN_IF_ERROR(
-      check_shape(draft, {batch, drafts, Dim::exactly(d.target_probs.shape[2])}));
+  if (!d.draft_probs.empty()) {
+    FLASHPLAN_RETURN_IF_ERROR(check_dtype(draft, d.target_probs.dtype, " (as target_probs)"));
+    FLASHPLAN_RETURN_IF_ERROR(check_device(draft, device));
+    FLASHPLAN_RETURN_IF_ERROR(
+        check_shape(draft, {batch, drafts, Dim::exactly(d.target_probs.shape[2])}));
+  }
   if (d.tokens.dtype != DType::kInt64) {
     FLASHPLAN_RETURN_IF_ERROR(check_dtype(tokens, DType::kInt32, " or int64"));
   }
@@ -76,7 +78,7 @@ VerifyParams make_params(const Drafts& d, const VerifyOptions& o, const VerifyOu
   p.has_wide_tokens = d.tokens.dtype == DType::kInt64;
   p.parents = static_cast<const int32_t*>(d.parents.data);
   p.parent_stride = d.parents.rank == 2 ? stride_of(d.parents, 0) : 0;
-  if (has_elements(d.draft_probs)) {
+  if (!d.draft_probs.empty() && has_elements(d.draft_probs)) {
     p.draft_probs = static_cast<const char*>(d.draft_probs.data);
     p.draft_request_stride = stride_bytes(d.draft_probs, 0);
     p.draft_row_stride = stride_bytes(d.draft_probs, 1);

@@ -226,6 +226,7 @@ TEST(verifications) {
     Drafts drafts{expected.tokens.view(), expected.draft_probs.view(), expected.target_probs.view(),
                   expected.parents.view()};
     if (round % 4 == 3) drafts.parents = TensorView();
+    if (round % 3 == 1) drafts.draft_probs = TensorView();
     CHECK(speculative_verify(drafts, options,
                              {expected.out.view(), expected.num_accepted.view(),
                               expected.nodes.view(), expected.status.view()})
@@ -233,7 +234,7 @@ TEST(verifications) {
     CTensors owner;
     auto c = started(flashplan_verify_tensors_init);
     c.draft_tokens = owner.add(verification.tokens.view());
-    c.draft_probs = owner.add(verification.draft_probs.view());
+    if (round % 3 != 1) c.draft_probs = owner.add(verification.draft_probs.view());
     c.target_probs = owner.add(verification.target_probs.view());
     if (round % 4 != 3) c.draft_parents = owner.add(verification.parents.view());
     c.seeds = owner.add(options.seeds);
@@ -251,9 +252,9 @@ TEST(verifications) {
     flashplan_status status = flashplan_speculative_verify(&c, nullptr, message);
     check_refused(as_status(status, message), kInvalid, "tensors.struct_size");
     c.struct_size = sizeof(c);
-    c.target_probs = c.draft_probs;
+    c.target_probs = c.draft_tokens;
     status = flashplan_speculative_verify(&c, nullptr, message);
-    CHECK_EQ(status, FLASHPLAN_INVALID_ARGUMENT);
+    CHECK_EQ(status, FLASHPLAN_INVALID_TYPE);
   }
 }
 
