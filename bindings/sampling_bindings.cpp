@@ -29,12 +29,13 @@ class ParameterArg {
 };
 
 void sample_of(nb::handle logits, nb::handle temperature, nb::handle top_k, nb::handle top_p,
-               nb::handle min_p, nb::handle seed, nb::handle offset, bool from_probs,
-               nb::handle logit_bias, nb::handle out, nb::handle logprobs, nb::handle status,
-               nb::handle stream) {
+               nb::handle min_p, nb::handle seed, nb::handle offset, bool from_probs, bool joint,
+               nb::handle logit_bias, nb::handle rows, nb::handle out, nb::handle logprobs,
+               nb::handle status, nb::handle stream) {
   OperatorCall call("logits", logits, stream);
   SampleOptions options;
   options.from_probs = from_probs;
+  options.joint = joint;
   const TensorArg logits_arg = call.input("logits", logits);
   const ParameterArg temperature_arg("temperature", temperature, TensorKind::kFloat32,
                                      &options.temperature, call);
@@ -44,6 +45,7 @@ void sample_of(nb::handle logits, nb::handle temperature, nb::handle top_k, nb::
   const ParameterArg seed_arg("seed", seed, TensorKind::kInt64, &options.seed, call);
   const ParameterArg offset_arg("offset", offset, TensorKind::kInt64, &options.offset, call);
   const TensorArg bias_arg = call.optional_input("logit_bias", logit_bias, TensorKind::kFloat32);
+  const TensorArg rows_arg = call.optional_input("rows", rows, TensorKind::kInt);
   const TensorArg out_arg = call.int_output("out", out);
   const TensorArg status_arg = call.int_output("status", status);
   options.temperatures = temperature_arg.view();
@@ -53,6 +55,7 @@ void sample_of(nb::handle logits, nb::handle temperature, nb::handle top_k, nb::
   options.seeds = seed_arg.view();
   options.offsets = offset_arg.view();
   options.logit_bias = bias_arg.view();
+  options.rows = rows_arg.view();
   SampleOutputs outputs{out_arg.view(), {}, status_arg.view()};
   if (logprobs.is_none()) {
     call.run([&](Stream on) { return sample(logits_arg.view(), options, outputs, on); });
@@ -127,8 +130,8 @@ void apply_penalties_of(nb::handle logits, nb::handle history, nb::handle histor
 void bind_sampling(nb::module_& m) {
   m.def("sample", &sample_of, "logits"_a.none(), "temperature"_a.none(), "top_k"_a.none(),
         "top_p"_a.none(), "min_p"_a.none(), "seed"_a.none(), "offset"_a.none(), "from_probs"_a,
-        "logit_bias"_a.none(), "out"_a.none(), "logprobs"_a.none(), "status"_a.none(),
-        "stream"_a.none());
+        "joint"_a, "logit_bias"_a.none(), "rows"_a.none(), "out"_a.none(), "logprobs"_a.none(),
+        "status"_a.none(), "stream"_a.none());
   m.def("speculative_verify", &speculative_verify_of, "draft_tokens"_a.none(),
         "draft_probs"_a.none(), "target_probs"_a.none(), "draft_parents"_a.none(), "seed"_a.none(),
         "offset"_a.none(), "out"_a.none(), "num_accepted"_a.none(), "nodes"_a.none(),

@@ -85,6 +85,14 @@ SAMPLE = [
         "temperature",
         lambda s: s.sample(from_probs=True, temperature=0.5),
     ),
+    ("sample joint", TYPE, "joint", lambda s: s.sample(joint=1)),
+    ("sample rows type", TYPE, "rows", lambda s: s.sample(rows=zeros(4))),
+    ("sample rows rank", VALUE, "rows", lambda s: s.sample(rows=integers([0], [1]))),
+    ("sample rows high", VALUE, r"rows\[2\]", lambda s: s.sample(rows=int64(0, 3, 4, 0))),
+    ("sample rows low", VALUE, r"rows\[0\]", lambda s: s.sample(rows=integers(-1, 0, 0, 0))),
+    ("sample rows wide", VALUE, r"rows\[1\]", lambda s: s.sample(rows=int64(0, 2**32, 0, 0))),
+    ("sample rows and out", VALUE, "out", lambda s: s.sample(rows=integers(0, 1))),
+    ("sample rows and ks", VALUE, "top_k", lambda s: s.sample(**rows_and(top_k=integers(1)))),
     ("sample out type", TYPE, "out", lambda s: s.sample(out=int64(0, 0, 0, 0))),
     ("sample out shape", VALUE, "out", lambda s: s.sample(out=integers(0, 0))),
     ("sample out read-only", TYPE, "out", lambda s: s.sample(out=read_only(integers(0, 0, 0, 0)))),
@@ -121,6 +129,10 @@ def negative(row):
     probabilities = np.full((4, 8), 0.125, np.float32)
     probabilities[row, :2] = -0.125, 0.375
     return probabilities
+
+
+def rows_and(**changes):
+    return {"rows": integers(0, 1), "out": integers(0, 0)} | changes
 
 
 def one_place():

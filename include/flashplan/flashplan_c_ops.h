@@ -188,7 +188,8 @@ enum {
   FLASHPLAN_SAMPLE_NOT_A_NUMBER = 5,   // a NaN, or +inf among logits
   FLASHPLAN_SAMPLE_NO_TOKEN = 6,       // all logits -inf
   FLASHPLAN_SAMPLE_PROBABILITIES = 7,  // they are no distribution
-  FLASHPLAN_SAMPLE_DRAFT = 8           // no token, or a parent that is not a draft before it
+  FLASHPLAN_SAMPLE_DRAFT = 8,          // no token, or a parent that is not a draft before it
+  FLASHPLAN_SAMPLE_ROW = 9             // `rows`: no row of the logits
 };
 
 // Arguments of flashplan_sample(): SampleOptions and SampleOutputs of sampling.h. A parameter given
@@ -212,8 +213,9 @@ typedef struct flashplan_sample_tensors {
   int32_t top_k;
   float top_p;
   float min_p;
-  int32_t from_probs;  // 0 or 1: `logits` are probabilities
-  int32_t reserved;    // 0
+  int32_t from_probs;            // 0 or 1: `logits` are probabilities
+  int32_t joint;                 // 0 or 1: all filters look at the whole row
+  const flashplan_tensor* rows;  // of the logits, one for each request; or NULL
 } flashplan_sample_tensors;
 
 // Temperature 1, no filter, seed and offset 0; everything else NULL or 0.

@@ -21,12 +21,13 @@ enum class SampleError : int32_t {
   kNoToken,        // all logits -inf
   kProbabilities,  // from_probs: one is negative or above 1, or their sum is not within 1 % of 1
   kDraft,          // speculative_verify(): no token, or a parent that is not a draft before it
+  kRow,            // SampleOptions::rows: no row of the logits
 };
 
 /// How tokens are drawn. A parameter is one number for all requests, or a tensor [batch] with a
 /// number for each. Filters apply in this order: temperature, top-k, softmax, min-p, top-p. Each
-/// one sees the renormalised distribution that the one before left. Of equal logits, those with
-/// smaller ids are kept first.
+/// one sees the renormalised distribution that the one before left; `joint` changes that. Of equal
+/// logits, those with smaller ids are kept first.
 struct SampleOptions {
   float temperature = 1.0F;   // >= 0; 0: takes the largest logit, and ignores the other parameters
   TensorView temperatures;    // float32
@@ -37,15 +38,21 @@ struct SampleOptions {
   float min_p = 0.0F;  // in [0, 1]: keeps probabilities >= min_p * the largest one
   TensorView min_ps;   // float32
   /// Random numbers are those of Philox at (seed, offset, stream). With one seed for all, request i
-  /// has stream i. With `seeds` all requests have stream 0, so that a request's place in the batch
-  /// does not matter.
+  /// has stream i. With a seed for each, all requests have stream 0, so that a request's place in
+  /// the batch does not matter.
   int64_t seed = 0;
-  TensorView seeds;    // int64
+  TensorView seeds;    // int64 [batch], or [1]: one seed for all, in memory of the device
   int64_t offset = 0;  // give each token of a request another offset
-  TensorView offsets;  // int64
+  TensorView offsets;  // int64 [batch] or [1]
   /// `logits` holds probabilities; temperature and logit_bias must be left as they are.
   bool from_probs = false;
-  TensorView logit_bias;  // float32 [vocab] or [batch, vocab], added to the logits; or empty
+  TensorView logit_bias;  // float32 [vocab] or of logits' shape, added to the logits; or empty
+  /// All filters look at the distribution of the whole row, and a token is kept if each keeps it:
+  /// top-p then counts what top-k and min-p drop, too.
+  bool joint = false;
+  /// [batch] int32 or int64: request i draws from row rows[i] of the logits, which may have any
+  /// number of rows. Empty: from row i.
+  TensorView rows;
 };
 
 struct SampleOutputs {
@@ -56,13 +63,13 @@ struct SampleOutputs {
   TensorView status;  // [batch] int32: SampleError; or empty
 };
 
-/// Draws a token for each row of logits [batch, vocab] (float32, float16 or bfloat16; rows may have
-/// any stride). Weights are integers. With filters, the largest logit of the row weighs 2^30, the
-/// other weights are rounded to nearest, and a token is drawn with exactly the probability weight /
-/// sum of the weights. Without filters, the row is divided into blocks of 768 ids: one random
-/// number draws a block by its share of the row, and another one an id of the block by its weight
-/// there, which is 2^27 for the block's largest logit. The same inputs give the same ids on every
-/// device, in any batch.
+/// Draws a token for each request, from its row of logits [batch, vocab] (float32, float16 or
+/// bfloat16; rows may have any stride). Weights are integers. With filters, the largest logit of
+/// the row weighs 2^30, the other weights are rounded to nearest, and a token is drawn with exactly
+/// the probability weight / sum of the weights. Without filters, the row is divided into blocks of
+/// 768 ids: one random number draws a block by its share of the row, and another one an id of the
+/// block by its weight there, which is 2^27 for the block's largest logit. The same inputs give the
+/// same ids on every device, in any batch.
 ///
 /// On CUDA: one launch on `stream`, no allocation, no synchronisation; may be captured in a graph.
 /// Rows with an error get the id -1 and a logprob of NaN. On the CPU they are refused:

@@ -30,9 +30,9 @@ struct Drafts {
 struct VerifyOptions {
   /// As in SampleOptions. The random numbers differ from those of sample().
   int64_t seed = 0;
-  TensorView seeds;  // [batch] int64
+  TensorView seeds;  // [batch] or [1] int64
   int64_t offset = 0;
-  TensorView offsets;  // [batch] int64
+  TensorView offsets;  // [batch] or [1] int64
 };
 
 struct VerifyOutputs {

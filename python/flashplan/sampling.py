@@ -84,7 +84,9 @@ class SampleOptions(TypedDict, total=False):
     seed: int | Tensor
     offset: int | Tensor
     from_probs: bool
+    joint: bool
     logit_bias: Tensor | None
+    rows: Tensor | None
     out: Tensor | None
     status: Tensor | None
     stream: Stream | None
@@ -141,18 +143,20 @@ def sample(
     seed: int | Tensor = 0,
     offset: int | Tensor = 0,
     from_probs: bool = False,
+    joint: bool = False,
     logit_bias: Tensor | None = None,
+    rows: Tensor | None = None,
     return_logprobs: bool = False,
     out: Tensor | None = None,
     logprobs: Tensor | None = None,
     status: Tensor | None = None,
     stream: Stream | None = None,
 ) -> Any:
-    """Draws a token from each row of logits.
+    """Draws a token for each request, from its row of logits.
 
     A parameter is a number for all requests, or a tensor [batch] with one for each. Filters apply
     in this order: temperature, top-k, softmax, min-p, top-p. Each one sees the renormalised
-    distribution that the one before left. Of equal logits, those with smaller ids are kept first.
+    distribution that the one before left; `joint` changes that. Of equal logits, those with smaller ids are kept first.
     The same arguments give the same tokens on every device.
 
     Args:
@@ -164,20 +168,25 @@ def sample(
         top_p: float32 in (0, 1]: keeps the fewest largest probabilities with a sum >= top_p;
             default: 1.
         min_p: float32 in [0, 1]: keeps probabilities >= min_p * the largest one; default: 0.
-        seed: an int64, from which each row of the batch draws other random numbers; or an int64
-            tensor with a seed for each request, whose tokens then do not depend on its row.
-        offset: an int64, or a tensor of them: give another one for each token of a request.
+        seed: an int64, from which each request of the batch draws other random numbers; or an int64
+            tensor with a seed for each request, whose tokens then do not depend on its place. A
+            tensor [1] is one seed for all, in memory of the device.
+        offset: an int64, or a tensor of them, or [1]: give another one for each token of a request.
         from_probs: whether `logits` holds probabilities; then temperature must be None, 0 or 1, and
             logit_bias None. With temperature 0 the sums are not checked.
-        logit_bias: float32 [vocab] or [batch, vocab], added to the logits.
+        joint: all filters look at the distribution of the whole row, and a token is kept if each
+            filter keeps it: top-p then counts what top-k and min-p drop, too.
+        logit_bias: float32 [vocab] or of logits' shape, added to the logits.
+        rows: [batch] int32 or int64: request i draws from row rows[i] of the logits, which may have
+            any number of rows; default: from row i.
         return_logprobs: also return the logarithms of the tokens' probabilities under the filtered
             distribution.
         out: [batch] int32, written; default: a new tensor in logits' framework.
         logprobs: [batch] float32, written; implies return_logprobs.
         status: [batch] int32, written: 0; on a GPU, a row with an error gets the token -1, the
             logprob NaN, and a number here that says what is out of range: 1 temperature, 2 top_k,
-            3 top_p, 4 min_p; or 5: there is NaN or +inf, 6: all logits are -inf, 7: from_probs
-            without a distribution.
+            3 top_p, 4 min_p, 9 rows; or 5: there is NaN or +inf, 6: all logits are -inf, 7:
+            from_probs without a distribution.
         stream: as in `Attention`; default: the current one of logits' framework. None on the CPU.
 
     Returns:
@@ -203,15 +212,15 @@ def sample(
         random_number("seed", seed),
         random_number("offset", offset),
     )
-    probs = to_bool("from_probs", from_probs)
+    options = (to_bool("from_probs", from_probs), to_bool("joint", joint), logit_bias, rows)
     with_logprobs = to_bool("return_logprobs", return_logprobs) or logprobs is not None
-    batch = shape_of(logits)[:1]
+    batch = shape_of(logits if rows is None else rows)[:1]
     ids, finish = given_or_new(out, logits, batch, "int32")
     if not with_logprobs:
-        _core.sample(logits, *parameters, probs, logit_bias, ids, None, status, stream)
+        _core.sample(logits, *parameters, *options, ids, None, status, stream)
         return finish(ids)
     logs, finish_logs = given_or_new(logprobs, logits, batch, "float32")
-    _core.sample(logits, *parameters, probs, logit_bias, ids, logs, status, stream)
+    _core.sample(logits, *parameters, *options, ids, logs, status, stream)
     return finish(ids), finish_logs(logs)
 
 

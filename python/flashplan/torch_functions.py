@@ -160,7 +160,9 @@ def sample(
     seed: int | Tensor = 0,
     offset: int | Tensor = 0,
     from_probs: bool = False,
+    joint: bool = False,
     logit_bias: Tensor | None = None,
+    rows: Tensor | None = None,
     return_logprobs: bool = False,
     out: Tensor | None = None,
     logprobs: Tensor | None = None,
@@ -171,7 +173,7 @@ def sample(
     A compiled function may be compiled again for other numbers: give seed and offset, which change
     in each step, as tensors.
     """
-    batch = logits.shape[:1]
+    batch = (logits if rows is None else rows).shape[:1]
     if out is None:
         out = logits.new_empty(batch, dtype=torch.int32)
     if logprobs is None and return_logprobs:
@@ -185,7 +187,9 @@ def sample(
         *number_and_tensor(seed, 0),
         *number_and_tensor(offset, 0),
         from_probs,
+        joint,
         logit_bias,
+        rows,
         out,
         logprobs,
         status,

@@ -132,7 +132,7 @@ def _apply_rope(
 
 
 def _sample(logits: Any, *arguments: Any) -> None:
-    *parameters, from_probs, logit_bias, out, logprobs, status = arguments
+    *parameters, from_probs, joint, logit_bias, rows, out, logprobs, status = arguments
     names = ("temperature", "top_k", "top_p", "min_p", "seed", "offset")
     given: dict[str, Any] = {
         name: _either(*both) for name, *both in zip(names, parameters[::2], parameters[1::2])
@@ -141,7 +141,9 @@ def _sample(logits: Any, *arguments: Any) -> None:
         logits,
         **given,
         from_probs=from_probs,
+        joint=joint,
         logit_bias=logit_bias,
+        rows=rows,
         out=out,
         logprobs=logprobs,
         status=status,
@@ -210,8 +212,8 @@ _OPERATORS: dict[str, tuple[str, Callable[..., None]]] = {
     "sample": (
         "(Tensor logits, float temperature, Tensor? temperatures, SymInt top_k, Tensor? top_ks, "
         "float top_p, Tensor? top_ps, float min_p, Tensor? min_ps, SymInt seed, Tensor? seeds, "
-        "SymInt offset, Tensor? offsets, bool from_probs, Tensor? logit_bias, Tensor(a!) out, "
-        "Tensor(b!)? logprobs, Tensor(c!)? status)",
+        "SymInt offset, Tensor? offsets, bool from_probs, bool joint, Tensor? logit_bias, "
+        "Tensor? rows, Tensor(a!) out, Tensor(b!)? logprobs, Tensor(c!)? status)",
         _sample,
     ),
     "softmax": (

@@ -21,7 +21,8 @@ static_assert(is_same(FLASHPLAN_SAMPLE_OK, SampleError::kNone) &&
               is_same(FLASHPLAN_SAMPLE_NOT_A_NUMBER, SampleError::kNotANumber) &&
               is_same(FLASHPLAN_SAMPLE_NO_TOKEN, SampleError::kNoToken) &&
               is_same(FLASHPLAN_SAMPLE_PROBABILITIES, SampleError::kProbabilities) &&
-              is_same(FLASHPLAN_SAMPLE_DRAFT, SampleError::kDraft));
+              is_same(FLASHPLAN_SAMPLE_DRAFT, SampleError::kDraft) &&
+              is_same(FLASHPLAN_SAMPLE_ROW, SampleError::kRow));
 
 flashplan_penalty_tensors default_penalty_tensors() noexcept {
   flashplan_penalty_tensors t = {};
@@ -205,7 +206,6 @@ Status penalise(const flashplan_penalty_tensors* given, Stream stream) noexcept 
 Status draw(const flashplan_sample_tensors* given, Stream stream) noexcept {
   flashplan_sample_tensors t;
   FLASHPLAN_RETURN_IF_ERROR(read("tensors", given, default_sample_tensors(), &t));
-  FLASHPLAN_RETURN_IF_ERROR(check_reserved("tensors", t.reserved));
   TensorView logits;
   SampleOptions options;
   SampleOutputs outputs;
@@ -219,7 +219,8 @@ Status draw(const flashplan_sample_tensors* given, Stream stream) noexcept {
                                           {"min_p", t.min_ps, &options.min_ps},
                                           {"seed", t.seeds, &options.seeds},
                                           {"offset", t.offsets, &options.offsets},
-                                          {"logit_bias", t.logit_bias, &options.logit_bias}}));
+                                          {"logit_bias", t.logit_bias, &options.logit_bias},
+                                          {"rows", t.rows, &options.rows}}));
   options.temperature = t.temperature;
   options.top_k = t.top_k;
   options.top_p = t.top_p;
@@ -227,6 +228,7 @@ Status draw(const flashplan_sample_tensors* given, Stream stream) noexcept {
   options.seed = t.seed;
   options.offset = t.offset;
   options.from_probs = t.from_probs != 0;
+  options.joint = t.joint != 0;
   return sample(logits, options, outputs, stream);
 }
 

@@ -142,21 +142,33 @@ struct Parameter {
 struct RandomParams {
   Parameter<int64_t> seed{};
   Parameter<int64_t> offset{};
+  bool has_one_seed = false;  // seed.each has one entry, for all requests
+  bool has_one_offset = false;
 
+  FLASHPLAN_HOST_DEVICE int64_t seed_of(int32_t row) const {
+    return seed.of(has_one_seed ? 0 : row);
+  }
+  FLASHPLAN_HOST_DEVICE int64_t offset_of(int32_t row) const {
+    return offset.of(has_one_offset ? 0 : row);
+  }
   FLASHPLAN_HOST_DEVICE uint32_t stream(int32_t row) const {
-    return seed.each == nullptr ? static_cast<uint32_t>(row) : 0U;
+    return seed.each == nullptr || has_one_seed ? static_cast<uint32_t>(row) : 0U;
   }
 };
 
 struct SampleParams : RandomParams {
-  const char* logits = nullptr;  // [num_rows, vocab]
+  const char* logits = nullptr;  // [num_logit_rows, vocab]
   int64_t row_stride = 0;        // bytes
   const float* bias = nullptr;   // or null
-  int64_t bias_stride = 0;       // elements from row to row; 0: one for all
+  int64_t bias_stride = 0;       // elements from row to row of the logits; 0: one for all
+  const void* rows = nullptr;    // [num_rows]: the row of the logits of each request, or null
   DType dtype = DType::kFloat32;
-  int32_t num_rows = 0;
-  int32_t vocab = 0;
+  bool has_wide_rows = false;  // int64, else int32
   bool from_probs = false;
+  bool joint = false;  // top-p counts the mass that other filters drop
+  int32_t num_logit_rows = 0;
+  int32_t num_rows = 0;  // requests
+  int32_t vocab = 0;
   Parameter<float> temperature{};
   Parameter<int32_t> top_k{};
   Parameter<float> top_p{};
@@ -164,6 +176,18 @@ struct SampleParams : RandomParams {
   int32_t* ids = nullptr;
   float* logprobs = nullptr;  // or null
   int32_t* status = nullptr;  // or null
+
+  /// What `rows` says of a request.
+  FLASHPLAN_HOST_DEVICE int64_t given_row(int32_t row) const {
+    return has_wide_rows ? static_cast<const int64_t*>(rows)[row]
+                         : static_cast<const int32_t*>(rows)[row];
+  }
+  /// The row of the logits that a request draws from; -1 where `rows` names none.
+  FLASHPLAN_HOST_DEVICE int32_t logits_row(int32_t row) const {
+    if (rows == nullptr) return row;
+    const int64_t given = given_row(row);
+    return given >= 0 && given < num_logit_rows ? static_cast<int32_t>(given) : -1;
+  }
 };
 
 /// Drafts of one request are at most so many.

@@ -5,6 +5,7 @@
 #include "common/error.h"
 #include "ops/checks.h"
 #include "ops/operators.h"
+#include "ops/sampling_checks.h"
 
 namespace flashplan {
 namespace {
@@ -40,7 +41,7 @@ Status check_drafts(const Drafts& d) {
                              : check_shape(parents, {batch, drafts});
 }
 
-/// An argument of a number for each request, or of some, where it is given.
+/// An output of a number for each request, or of some.
 Status check_output(const TensorArgument& argument, std::initializer_list<Dim> shape, DType dtype,
                     Device device) {
   FLASHPLAN_RETURN_IF_ERROR(check_dtype(argument, dtype, ""));
@@ -90,8 +91,7 @@ VerifyParams make_params(const Drafts& d, const VerifyOptions& o, const VerifyOu
   p.num_rows = static_cast<int32_t>(d.target_probs.shape[0]);
   p.num_drafts = static_cast<int32_t>(d.target_probs.shape[1]) - 1;
   p.vocab = static_cast<int32_t>(d.target_probs.shape[2]);
-  p.seed = {o.seed, static_cast<const int64_t*>(o.seeds.data)};
-  p.offset = {o.offset, static_cast<const int64_t*>(o.offsets.data)};
+  set_random(o.seed, o.offset, {{"seed", o.seeds}, {"offset", o.offsets}}, &p);
   p.out = static_cast<int32_t*>(out.tokens.data);
   p.out_stride = stride_of(out.tokens, 0);
   p.num_accepted = static_cast<int32_t*>(out.num_accepted.data);
@@ -115,8 +115,7 @@ Status speculative_verify(const Drafts& d, const VerifyOptions& o, const VerifyO
   const TensorArgument num_accepted{"num_accepted", out.num_accepted, true};
   const TensorArgument nodes{"nodes", out.nodes, true};
   const TensorArgument status{"status", out.status, true};
-  const TensorArgument seeds{"seed", o.seeds};
-  const TensorArgument offsets{"offset", o.offsets};
+  const RandomArguments random{{"seed", o.seeds}, {"offset", o.offsets}};
   constexpr DType kInt = DType::kInt32;
   FLASHPLAN_RETURN_IF_ERROR(check_output(tokens, {batch, Dim::exactly(drafts + 1)}, kInt, device));
   FLASHPLAN_RETURN_IF_ERROR(check_output(num_accepted, {batch}, kInt, device));
@@ -126,10 +125,7 @@ Status speculative_verify(const Drafts& d, const VerifyOptions& o, const VerifyO
   if (!out.status.empty()) {
     FLASHPLAN_RETURN_IF_ERROR(check_output(status, {batch}, kInt, device));
   }
-  for (const TensorArgument* each : {&seeds, &offsets}) {
-    if (each->view.empty()) continue;
-    FLASHPLAN_RETURN_IF_ERROR(check_output(*each, {batch}, DType::kInt64, device));
-  }
+  FLASHPLAN_RETURN_IF_ERROR(check_random(random, device, d.target_probs.shape[0]));
   const TensorArgument arguments[] = {tokens,
                                       num_accepted,
                                       nodes,
@@ -138,8 +134,8 @@ Status speculative_verify(const Drafts& d, const VerifyOptions& o, const VerifyO
                                       {"draft_parents", d.parents},
                                       {"draft_probs", d.draft_probs},
                                       {"target_probs", d.target_probs},
-                                      seeds,
-                                      offsets};
+                                      random.seeds,
+                                      random.offsets};
   FLASHPLAN_RETURN_IF_ERROR(check_apart(arguments));
   if (d.target_probs.shape[0] == 0) return {};
   const VerifyParams p = make_params(d, o, out);

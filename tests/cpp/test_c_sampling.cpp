@@ -99,6 +99,8 @@ flashplan_sample_tensors c_sample(const Drawing& drawing, const SampleOptions& o
   c.seed = o.seed;
   c.offset = o.offset;
   c.from_probs = o.from_probs ? 1 : 0;
+  c.joint = o.joint ? 1 : 0;
+  c.rows = owner.add(o.rows);
   return c;
 }
 
@@ -106,7 +108,7 @@ TEST(samples) {
   const HostTensor temperatures = float_tensor({0.5, 0, 2}), top_ps = float_tensor({0.5, 1, 0.75});
   const HostTensor min_ps = float_tensor({0, 0.25, 0.125}),
                    bias = random_tensor(14, DType::kFloat32, {50});
-  const HostTensor top_ks = int_tensor({20, 3, 9});
+  const HostTensor top_ks = int_tensor({20, 3, 9}), rows = int_tensor({2, 2, 0});
   std::vector<int64_t> seeds{1, int64_t{1} << 40, -5}, offsets{9, 8, int64_t{7} << 33};
   HostTensor probs(DType::kFloat32, {3, 50});
   for (int64_t i = 0; i < 150; ++i) probs.set({i / 50, i % 50}, i % 50 < 32 ? 0.03125 : 0.0);
@@ -127,6 +129,8 @@ TEST(samples) {
       [&](auto& o) { o.seeds = wide_ints(seeds); },
       [&](auto& o) { o.offsets = wide_ints(offsets); },
       [&](auto& o) { o.logit_bias = bias.view(); },
+      [](auto& o) { o.top_k = 9, o.top_p = 0.7F, o.joint = true; },
+      [&](auto& o) { o.rows = rows.view(); },
   };
   Message message;
   for (const Change& change : all) {
@@ -162,7 +166,6 @@ TEST(samples) {
     check_refused(as_status(flashplan_sample(&wrong, nullptr, message), message), kInvalid,
                   argument);
   };
-  refused("tensors.reserved", [](auto& t) { t.reserved = 1; });
   refused("tensors.struct_size", [](auto& t) { t.struct_size -= 8; });
   refused("logits.rank", [&](auto& t) {
     auto* broken = const_cast<flashplan_tensor*>(owner.add(drawing.logits.view()));

@@ -28,9 +28,9 @@ SampleRow widest_sample_row() noexcept {
   }
 }
 
-/// Whether the row gets a bias of NaN or +inf.
+/// Whether a row of the logits gets a bias of NaN or +inf.
 bool has_bad_bias(const SampleParams& p, int32_t row) {
-  if (p.bias == nullptr) return false;
+  if (p.bias == nullptr || row < 0) return false;
   const float* bias = p.bias + row * p.bias_stride;
   const auto is_bad = [](float x) { return !(x < std::numeric_limits<float>::infinity()); };
   return std::any_of(bias, bias + p.vocab, is_bad);
@@ -47,20 +47,26 @@ Status row_error(const SampleParams& p, int32_t row, SampleError code) {
     case SampleError::kTopK: return invalid("top_k", ">= 1", p.top_k.of(row));
     case SampleError::kTopP: return invalid("top_p", "in (0, 1]", double{p.top_p.of(row)});
     case SampleError::kMinP: return invalid("min_p", "in [0, 1]", double{p.min_p.of(row)});
+    case SampleError::kRow:
+      return error(StatusCode::kInvalidArgument,
+                   "rows[%d]: expected one of the %d rows of logits, got %lld", row,
+                   p.num_logit_rows, static_cast<long long>(p.given_row(row)));
     case SampleError::kNotANumber:
-      if (has_bad_bias(p, row)) {
+      if (has_bad_bias(p, p.logits_row(row))) {
         return error(StatusCode::kInvalidArgument,
                      "logit_bias: expected numbers below infinity for row %d, got NaN or +inf",
-                     row);
+                     p.logits_row(row));
       }
       return error(StatusCode::kInvalidArgument,
-                   "logits[%d]: expected numbers below infinity, got NaN or +inf", row);
+                   "logits[%d]: expected numbers below infinity, got NaN or +inf",
+                   p.logits_row(row));
     case SampleError::kNoToken:
       return error(StatusCode::kInvalidArgument,
-                   "logits[%d]: expected a finite number, got nothing but -inf", row);
+                   "logits[%d]: expected a finite number, got nothing but -inf", p.logits_row(row));
     default:
       return error(StatusCode::kInvalidArgument,
-                   "logits[%d]: expected probabilities >= 0 with the sum 1, got others", row);
+                   "logits[%d]: expected probabilities >= 0 with the sum 1, got others",
+                   p.logits_row(row));
   }
 }
 

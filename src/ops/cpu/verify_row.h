@@ -112,7 +112,7 @@ int32_t draw_token(const VerifyParams& p, int32_t request, ResidualRow<Format>& 
   }
   row.scale = sampling::make_scale(largest, 1.0F, true);
   const sampling::Cut all = sampling::keep_all(0);
-  const uint64_t random = sampling::random_bits(p.seed.of(request), p.offset.of(request),
+  const uint64_t random = sampling::random_bits(p.seed_of(request), p.offset_of(request),
                                                 p.stream(request), sampling::kUseVerify);
   uint32_t weight = 0;
   return find_token(row, all, sampling::high_product(random, mass_of(row, all).above), &weight);
@@ -141,7 +141,7 @@ VerifyResult verify(const VerifyParams& p, int32_t request, int32_t* nodes) {
       const bool is_looked_up = drafted_from == nullptr;
       const float q = is_looked_up ? 1.0F : row.load_at(drafted_from, id);
       const uint64_t random =
-          sampling::random_bits(p.seed.of(request), p.offset.of(request), p.stream(request),
+          sampling::random_bits(p.seed_of(request), p.offset_of(request), p.stream(request),
                                 sampling::kUseDraft + static_cast<uint32_t>(draft));
       if (sampling::is_accepted(random, sampling::ratio(row.value(id), sum), q)) {
         accepted = draft;

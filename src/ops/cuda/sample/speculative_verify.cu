@@ -63,7 +63,7 @@ class Verifier {
 
  private:
   __device__ uint64_t random(uint32_t use) const {
-    return sampling::random_bits(p_.seed.of(request_), p_.offset.of(request_), p_.stream(request_),
+    return sampling::random_bits(p_.seed_of(request_), p_.offset_of(request_), p_.stream(request_),
                                  use);
   }
 
