@@ -55,12 +55,22 @@ struct SampleOptions {
   TensorView rows;
 };
 
+/// The distribution that log-probabilities are of.
+enum class LogprobsOf : int32_t {
+  kFiltered = 0,  // that which tokens are drawn from
+  kRaw,           // that of the logits: no temperature, bias or filter
+};
+
 struct SampleOutputs {
-  TensorView ids;  // [batch] int32
-  /// [batch] float32: logarithm of the token's probability under the filtered distribution; or
-  /// empty.
-  TensorView logprobs;
-  TensorView status;  // [batch] int32: SampleError; or empty
+  TensorView ids;       // [batch] int32
+  TensorView logprobs;  // [batch] float32: logarithm of the token's probability; or empty
+  TensorView status;    // [batch] int32: SampleError; or empty
+  LogprobsOf logprobs_of = LogprobsOf::kFiltered;
+  /// [batch, n] int32 and float32, 1 <= n <= min(vocab, 256), or empty: the n likeliest tokens, the
+  /// likeliest first and equal ones by id, and their log-probabilities. Where fewer tokens have a
+  /// probability above 0, ids are -1 and log-probabilities -infinity at the end.
+  TensorView top_ids{};
+  TensorView top_logprobs{};
 };
 
 /// Draws a token for each request, from its row of logits [batch, vocab] (float32, float16 or
@@ -71,14 +81,39 @@ struct SampleOutputs {
 /// block by its weight there, which is 2^27 for the block's largest logit. The same inputs give the
 /// same ids on every device, in any batch.
 ///
-/// On CUDA: one launch on `stream`, no allocation, no synchronisation; may be captured in a graph.
-/// Rows with an error get the id -1 and a logprob of NaN. On the CPU they are refused:
+/// On CUDA: one launch on `stream`, or two with raw log-probabilities or the likeliest tokens, no
+/// allocation, no synchronisation; may be captured in a graph. Rows with an error get the id -1 and
+/// a logprob of NaN, also in the lists of the likeliest tokens. On the CPU they are refused:
 ///   kInvalidArgument, kInvalidType  a tensor is malformed, or a row has an error, or outputs share
 ///                                   memory with another argument; nothing was written
 ///   kOutOfMemory                    on the CPU, for the results of a batch
 ///   kCudaError                      the launch failed
 FLASHPLAN_API Status sample(const TensorView& logits, const SampleOptions& options,
                             const SampleOutputs& outputs, Stream stream = nullptr) noexcept;
+
+/// Writes to out [batch, vocab] float32 the distribution that sample() draws from with these
+/// options: the probabilities of what the filters keep, which sum to 1, and 0 for the others. Of
+/// logits, a probability below 2^-32 of the largest one may become 0. With from_probs and top_k or
+/// top_p this renormalises probabilities. `options.rows` must be empty; seeds and offsets are not
+/// used. `out` may be logits of float32. `status` [batch] int32 gets a SampleError, or is empty.
+///
+/// On CUDA: one launch on `stream`, no allocation, no synchronisation; may be captured in a graph.
+/// Rows with an error become NaN. On the CPU they are refused:
+///   kInvalidArgument, kInvalidType  a tensor is malformed, or a row has an error, or outputs share
+///                                   memory with another argument; nothing was written
+///   kOutOfMemory                    on the CPU, for the results of a batch
+///   kCudaError                      the launch failed
+FLASHPLAN_API Status filtered_probs(const TensorView& logits, const SampleOptions& options,
+                                    const TensorView& out, const TensorView& status = {},
+                                    Stream stream = nullptr) noexcept;
+
+/// Copies logits [batch, vocab] to out, of their dtype and shape, but for those that top-k drops,
+/// which become -infinity. top_k is a number >= 1 for all requests, or `top_ks` [batch] int32 has
+/// one for each. Of equal logits, those with smaller ids are kept first. `out` may be logits.
+/// Launch, rows with an error (NaN, +inf, nothing but -inf, or a top_k below 1) and returned errors
+/// are as of filtered_probs().
+FLASHPLAN_API Status top_k_mask(const TensorView& logits, int32_t top_k, const TensorView& top_ks,
+                                const TensorView& out, Stream stream = nullptr) noexcept;
 
 /// out = softmax(logits / temperature) of each row of [batch, vocab]; out is float32 or has logits'
 /// dtype, and may be logits. The temperature is a finite number > 0, or one for each request in

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -74,6 +74,9 @@ def softmax(
     return finish(probs)
 
 
+LogprobsOf: TypeAlias = Literal["filtered", "raw"]
+
+
 class SampleOptions(TypedDict, total=False):
     """The keyword arguments of `sample` that do not decide what it returns."""
 
@@ -87,11 +90,37 @@ class SampleOptions(TypedDict, total=False):
     joint: bool
     logit_bias: Tensor | None
     rows: Tensor | None
+    logprobs_of: LogprobsOf
     out: Tensor | None
     status: Tensor | None
     stream: Stream | None
 
 
+@overload
+def sample(
+    logits: npt.NDArray[Any],
+    *,
+    top_logprobs: int,
+    return_logprobs: bool = False,
+    logprobs: Tensor | None = None,
+    top_out: tuple[Tensor, Tensor] | None = None,
+    **options: Unpack[SampleOptions],
+) -> tuple[
+    npt.NDArray[np.int32],
+    npt.NDArray[np.float32],
+    npt.NDArray[np.int32],
+    npt.NDArray[np.float32],
+]: ...
+@overload
+def sample(
+    logits: TensorT,
+    *,
+    top_logprobs: int,
+    return_logprobs: bool = False,
+    logprobs: Tensor | None = None,
+    top_out: tuple[Tensor, Tensor] | None = None,
+    **options: Unpack[SampleOptions],
+) -> tuple[TensorT, TensorT, TensorT, TensorT]: ...
 @overload
 def sample(
     logits: npt.NDArray[Any],
@@ -147,8 +176,11 @@ def sample(
     logit_bias: Tensor | None = None,
     rows: Tensor | None = None,
     return_logprobs: bool = False,
+    logprobs_of: LogprobsOf = "filtered",
+    top_logprobs: int | None = None,
     out: Tensor | None = None,
     logprobs: Tensor | None = None,
+    top_out: tuple[Tensor, Tensor] | None = None,
     status: Tensor | None = None,
     stream: Stream | None = None,
 ) -> Any:
@@ -156,8 +188,8 @@ def sample(
 
     A parameter is a number for all requests, or a tensor [batch] with one for each. Filters apply
     in this order: temperature, top-k, softmax, min-p, top-p. Each one sees the renormalised
-    distribution that the one before left; `joint` changes that. Of equal logits, those with smaller ids are kept first.
-    The same arguments give the same tokens on every device.
+    distribution that the one before left; `joint` changes that. Of equal logits, those with smaller
+    ids are kept first. The same arguments give the same tokens on every device.
 
     Args:
         logits: [batch, vocab] float32, float16 or bfloat16 (also as uint16 memory), rows at any
@@ -179,10 +211,17 @@ def sample(
         logit_bias: float32 [vocab] or of logits' shape, added to the logits.
         rows: [batch] int32 or int64: request i draws from row rows[i] of the logits, which may have
             any number of rows; default: from row i.
-        return_logprobs: also return the logarithms of the tokens' probabilities under the filtered
-            distribution.
+        return_logprobs: also return the logarithms of the tokens' probabilities.
+        logprobs_of: "filtered": the distribution that tokens are drawn from; "raw": that of the
+            logits, without temperature, bias or filter.
+        top_logprobs: n, from 1 to 256 and the vocabulary: also return the n likeliest tokens of
+            that distribution, the likeliest first and equal ones by id, and their
+            log-probabilities; implies return_logprobs. Where fewer tokens have a probability above
+            0, the last ids are -1 and their log-probabilities -infinity.
         out: [batch] int32, written; default: a new tensor in logits' framework.
         logprobs: [batch] float32, written; implies return_logprobs.
+        top_out: the lists of top_logprobs, int32 and float32 [batch, n], written; default: new
+            tensors in logits' framework.
         status: [batch] int32, written: 0; on a GPU, a row with an error gets the token -1, the
             logprob NaN, and a number here that says what is out of range: 1 temperature, 2 top_k,
             3 top_p, 4 min_p, 9 rows; or 5: there is NaN or +inf, 6: all logits are -inf, 7:
@@ -190,7 +229,8 @@ def sample(
         stream: as in `Attention`; default: the current one of logits' framework. None on the CPU.
 
     Returns:
-        The tokens, int32 [batch]; with logprobs also those, float32 [batch].
+        The tokens, int32 [batch]; with logprobs also those, float32 [batch]; with top_logprobs also
+        the likeliest tokens, int32 [batch, n], and their log-probabilities, float32 [batch, n].
 
     Raises:
         ValueError, TypeError: an argument is malformed, or, on the CPU, a row has NaN or +inf,
@@ -205,23 +245,62 @@ def sample(
         [...]
     """
     parameters = (
-        _parameter("temperature", temperature, 1.0, to_float),
-        _parameter("top_k", top_k, 2**31 - 1, to_int),
-        _parameter("top_p", top_p, 1.0, to_float),
-        _parameter("min_p", min_p, 0.0, to_float),
+        *filter_parameters(temperature, top_k, top_p, min_p),
         random_number("seed", seed),
         random_number("offset", offset),
     )
     options = (to_bool("from_probs", from_probs), to_bool("joint", joint), logit_bias, rows)
-    with_logprobs = to_bool("return_logprobs", return_logprobs) or logprobs is not None
+    raw = _is_raw(logprobs_of)
+    num_top = None if top_logprobs is None else to_int("top_logprobs", top_logprobs)
+    if num_top is not None and num_top < 1:
+        raise ValueError(
+            f"top_logprobs: expected 1 to 256 and at most the vocabulary, got {num_top}"
+        )
+    if top_out is not None and num_top is None:
+        raise ValueError("top_logprobs: expected a number with top_out, got None")
     batch = shape_of(logits if rows is None else rows)[:1]
     ids, finish = given_or_new(out, logits, batch, "int32")
-    if not with_logprobs:
-        _core.sample(logits, *parameters, *options, ids, None, status, stream)
-        return finish(ids)
-    logs, finish_logs = given_or_new(logprobs, logits, batch, "float32")
-    _core.sample(logits, *parameters, *options, ids, logs, status, stream)
-    return finish(ids), finish_logs(logs)
+    results: list[tuple[Any, Any]] = [(ids, finish)]
+    logs: Any = None
+    top: tuple[Any, Any] = (None, None)
+    if to_bool("return_logprobs", return_logprobs) or logprobs is not None or num_top is not None:
+        logs, finish = given_or_new(logprobs, logits, batch, "float32")
+        results.append((logs, finish))
+    if num_top is not None:
+        given = _two_tensors(top_out)
+        lists = [
+            given_or_new(tensor, logits, (*batch, num_top), dtype)
+            for tensor, dtype in zip(given, ("int32", "float32"), strict=True)
+        ]
+        results += lists
+        top = (lists[0][0], lists[1][0])
+    _core.sample(logits, *parameters, *options, ids, logs, status, raw, *top, stream)
+    finished = tuple(finish(tensor) for tensor, finish in results)
+    return finished if len(finished) > 1 else finished[0]
+
+
+def filter_parameters(temperature: Any, top_k: Any, top_p: Any, min_p: Any) -> tuple[Any, ...]:
+    """The parameters of filters, each a number or a tensor of them."""
+    return (
+        _parameter("temperature", temperature, 1.0, to_float),
+        _parameter("top_k", top_k, 2**31 - 1, to_int),
+        _parameter("top_p", top_p, 1.0, to_float),
+        _parameter("min_p", min_p, 0.0, to_float),
+    )
+
+
+def _is_raw(logprobs_of: Any) -> bool:
+    if not isinstance(logprobs_of, str) or logprobs_of not in ("filtered", "raw"):
+        raise ValueError(f"logprobs_of: expected 'filtered' or 'raw', got {logprobs_of!r}")
+    return logprobs_of == "raw"
+
+
+def _two_tensors(top_out: Any) -> tuple[Any, Any]:
+    if top_out is None:
+        return None, None
+    if not isinstance(top_out, tuple) or len(top_out) != 2:
+        raise TypeError(f"top_out: expected two tensors, got {type(top_out).__name__}")
+    return top_out
 
 
 def _parameter(name: str, value: Any, default: Any, convert: Any) -> Any:

@@ -190,6 +190,29 @@ struct SampleParams : RandomParams {
   }
 };
 
+/// sample() lists at most so many likeliest tokens.
+constexpr int32_t kMaxTopLogprobs = 256;
+
+/// filtered_probs() and top_k_mask(), which write a row for each row of the logits; and, without
+/// `out`, log-probabilities for sample(): those of the tokens in `ids`, and the likeliest tokens.
+struct FilterParams : SampleParams {
+  char* out = nullptr;     // [num_rows, vocab], or null
+  int64_t out_stride = 0;  // bytes
+  bool is_mask = false;    // logits of their dtype, -inf where they are dropped; else probabilities
+  int32_t num_top = 0;
+  int32_t* top_ids = nullptr;      // [num_rows, num_top]
+  float* top_logprobs = nullptr;   // [num_rows, num_top]
+  int64_t top_id_stride = 0;       // elements
+  int64_t top_logprob_stride = 0;  // elements
+
+  FLASHPLAN_HOST_DEVICE int32_t* top_ids_of(int32_t row) const {
+    return top_ids + row * top_id_stride;
+  }
+  FLASHPLAN_HOST_DEVICE float* top_logprobs_of(int32_t row) const {
+    return top_logprobs + row * top_logprob_stride;
+  }
+};
+
 /// Drafts of one request are at most so many.
 constexpr int32_t kMaxDrafts = 512;
 

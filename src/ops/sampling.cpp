@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "flashplan/sampling.h"
 
+#include <algorithm>
+
 #include "ops/checks.h"
 #include "ops/operators.h"
 #include "ops/sampling_checks.h"
@@ -25,6 +27,46 @@ Status check_rows_of_logits(const TensorArgument& rows, const TensorView& logits
   return check_shape(rows, {Dim::int32()});
 }
 
+/// Checks the lists of the likeliest tokens, if they are given.
+Status check_top(const TensorArgument& ids, const TensorArgument& logprobs,
+                 const TensorView& logits, int64_t batch) {
+  if (ids.view.empty() && logprobs.view.empty()) return {};
+  FLASHPLAN_RETURN_IF_ERROR(check_dtype(ids, DType::kInt32, ""));
+  FLASHPLAN_RETURN_IF_ERROR(check_device(ids, logits.device));
+  const int64_t most = std::min<int64_t>(logits.shape[1], kMaxTopLogprobs);
+  FLASHPLAN_RETURN_IF_ERROR(check_shape(ids, {Dim::exactly(batch), {1, most}}));
+  FLASHPLAN_RETURN_IF_ERROR(check_dtype(logprobs, DType::kFloat32, ""));
+  FLASHPLAN_RETURN_IF_ERROR(check_device(logprobs, logits.device));
+  return check_shape(logprobs, {Dim::exactly(batch), Dim::exactly(ids.view.shape[1])});
+}
+
+/// What lists the log-probabilities of tokens that sample() draws by `p`.
+FilterParams make_lister(const SampleParams& p, const SampleOutputs& outputs) {
+  FilterParams lister;
+  static_cast<SampleParams&>(lister) = p;
+  lister.logprobs = static_cast<float*>(outputs.logprobs.data);
+  lister.status = nullptr;
+  if (outputs.logprobs_of == LogprobsOf::kRaw) {
+    lister.bias = nullptr;
+    lister.joint = false;
+    lister.temperature = {1.0F, nullptr};
+    lister.top_k = {INT32_MAX, nullptr};
+    lister.top_p = {1.0F, nullptr};
+    lister.min_p = {0.0F, nullptr};
+  }
+  if (!outputs.top_ids.empty()) {
+    const auto stride = [](const TensorView& view) {
+      return view.shape[0] > 1 ? view.stride[0] : 0;
+    };
+    lister.num_top = static_cast<int32_t>(outputs.top_ids.shape[1]);
+    lister.top_ids = static_cast<int32_t*>(outputs.top_ids.data);
+    lister.top_logprobs = static_cast<float*>(outputs.top_logprobs.data);
+    lister.top_id_stride = stride(outputs.top_ids);
+    lister.top_logprob_stride = stride(outputs.top_logprobs);
+  }
+  return lister;
+}
+
 }  // namespace
 
 Status sample(const TensorView& logits, const SampleOptions& options, const SampleOutputs& outputs,
@@ -43,6 +85,9 @@ Status sample(const TensorView& logits, const SampleOptions& options, const Samp
   FLASHPLAN_RETURN_IF_ERROR(check_shape(ids, {Dim::exactly(batch)}));
   FLASHPLAN_RETURN_IF_ERROR(check_each(logprobs, DType::kFloat32, logits, batch));
   FLASHPLAN_RETURN_IF_ERROR(check_each(status, DType::kInt32, logits, batch));
+  const TensorArgument top_ids{"top_ids", outputs.top_ids, true};
+  const TensorArgument top_logprobs{"top_logprobs", outputs.top_logprobs, true};
+  FLASHPLAN_RETURN_IF_ERROR(check_top(top_ids, top_logprobs, logits, batch));
   const RandomArguments random{{"seed", o.seeds}, {"offset", o.offsets}};
   FLASHPLAN_RETURN_IF_ERROR(check_random(random, logits.device, batch));
   FLASHPLAN_RETURN_IF_ERROR(check_filters(logits, o, batch));
@@ -50,6 +95,8 @@ Status sample(const TensorView& logits, const SampleOptions& options, const Samp
   const TensorArgument arguments[] = {ids,
                                       logprobs,
                                       status,
+                                      top_ids,
+                                      top_logprobs,
                                       logits_arg,
                                       rows,
                                       random.seeds,
@@ -69,10 +116,19 @@ Status sample(const TensorView& logits, const SampleOptions& options, const Samp
   p.has_wide_rows = o.rows.dtype == DType::kInt64;
   p.num_logit_rows = static_cast<int32_t>(logits.shape[0]);
   p.ids = static_cast<int32_t*>(outputs.ids.data);
-  p.logprobs = static_cast<float*>(outputs.logprobs.data);
   p.status = static_cast<int32_t*>(outputs.status.data);
-  if (logits.device.type == DeviceType::kCuda) return cuda::sample(p, logits.device, stream);
-  return cpu::sample(p);
+  // Raw log-probabilities and lists come after the draw, with that of the token.
+  const bool has_lister =
+      !top_ids.view.empty() || (!logprobs.view.empty() && outputs.logprobs_of == LogprobsOf::kRaw);
+  if (!has_lister) p.logprobs = static_cast<float*>(outputs.logprobs.data);
+  if (logits.device.type == DeviceType::kCuda) {
+    FLASHPLAN_RETURN_IF_ERROR(cuda::sample(p, logits.device, stream));
+    if (!has_lister) return {};
+    return cuda::list_logprobs(make_lister(p, outputs), logits.device, stream);
+  }
+  FLASHPLAN_RETURN_IF_ERROR(cpu::sample(p));
+  if (has_lister) cpu::list_logprobs(make_lister(p, outputs));
+  return {};
 }
 
 Status softmax(const TensorView& logits, float temperature, const TensorView& temperatures,

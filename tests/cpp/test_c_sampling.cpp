@@ -72,10 +72,16 @@ struct Drawing {
   HostTensor ids{DType::kInt32, {3}};
   HostTensor logprobs{DType::kFloat32, {3}};
   HostTensor status{DType::kInt32, {3}};
+  HostTensor top_ids{DType::kInt32, {3, 4}};
+  HostTensor top_logprobs{DType::kFloat32, {3, 4}};
 
+  SampleOutputs outputs(LogprobsOf of) const {
+    return {ids.view(), logprobs.view(), status.view(), of, top_ids.view(), top_logprobs.view()};
+  }
   bool operator==(const Drawing& other) const {
     return ids.bytes() == other.ids.bytes() && logprobs.bytes() == other.logprobs.bytes() &&
-           status.bytes() == other.status.bytes();
+           status.bytes() == other.status.bytes() && top_ids.bytes() == other.top_ids.bytes() &&
+           top_logprobs.bytes() == other.top_logprobs.bytes();
   }
 };
 
@@ -85,6 +91,8 @@ flashplan_sample_tensors c_sample(const Drawing& drawing, const SampleOptions& o
   c.out = owner.add(drawing.ids.view());
   c.logprobs = owner.add(drawing.logprobs.view());
   c.status = owner.add(drawing.status.view());
+  c.top_ids = owner.add(drawing.top_ids.view());
+  c.top_logprobs = owner.add(drawing.top_logprobs.view());
   c.temperatures = owner.add(o.temperatures);
   c.top_ks = owner.add(o.top_ks);
   c.top_ps = owner.add(o.top_ps);
@@ -140,11 +148,11 @@ TEST(samples) {
       Drawing expected, drawing;
       if (options.from_probs) expected.logits = drawing.logits = probs;
       options.seed += 1;
-      CHECK(sample(expected.logits.view(), options,
-                   {expected.ids.view(), expected.logprobs.view(), expected.status.view()})
-                .ok());
+      const LogprobsOf of = draw % 2 == 0 ? LogprobsOf::kFiltered : LogprobsOf::kRaw;
+      CHECK(sample(expected.logits.view(), options, expected.outputs(of)).ok());
       CTensors owner;
-      const flashplan_sample_tensors c = c_sample(drawing, options, owner);
+      flashplan_sample_tensors c = c_sample(drawing, options, owner);
+      c.raw_logprobs = draw % 2 == 0 ? 0 : 1;
       check_ok(flashplan_sample(&c, nullptr, message), message);
       CHECK(drawing == expected);
     }
@@ -158,6 +166,8 @@ TEST(samples) {
   defaults.out = good.out;
   defaults.logprobs = good.logprobs;
   defaults.status = good.status;
+  defaults.top_ids = good.top_ids;
+  defaults.top_logprobs = good.top_logprobs;
   CHECK(std::memcmp(&defaults, &good, sizeof(good)) == 0);
   const auto refused = [&](const char* argument,
                            const std::function<void(flashplan_sample_tensors&)>& change) {
@@ -166,6 +176,7 @@ TEST(samples) {
     check_refused(as_status(flashplan_sample(&wrong, nullptr, message), message), kInvalid,
                   argument);
   };
+  refused("tensors.reserved", [](auto& t) { t.reserved = 1; });
   refused("tensors.struct_size", [](auto& t) { t.struct_size -= 8; });
   refused("logits.rank", [&](auto& t) {
     auto* broken = const_cast<flashplan_tensor*>(owner.add(drawing.logits.view()));
@@ -185,6 +196,57 @@ TEST(samples) {
     const std::string start = is_input ? "logits: expected " : "out: expected ";
     CHECK_EQ(std::string(message).rfind(start, 0), 0U);
   }
+}
+
+TEST(filters) {
+  const HostTensor logits = random_tensor(15, DType::kFloat32, {3, 50});
+  const HostTensor wanted(DType::kFloat32, {3, 50}), out(DType::kFloat32, {3, 50});
+  const HostTensor top_ks = int_tensor({20, 3, 9}), status(DType::kInt32, {3});
+  SampleOptions options;
+  options.top_ks = top_ks.view();
+  options.top_p = 0.75F;
+  options.joint = true;
+  CHECK(filtered_probs(logits.view(), options, wanted.view()).ok());
+  Message message;
+  CTensors owner;
+  auto c = started(flashplan_sample_tensors_init);
+  c.logits = owner.add(logits.view());
+  c.out = owner.add(out.view());
+  c.status = owner.add(status.view());
+  c.top_ks = owner.add(top_ks.view());
+  c.top_p = 0.75F;
+  c.joint = 1;
+  check_ok(flashplan_filtered_probs(&c, nullptr, message), message);
+  CHECK(out.bytes() == wanted.bytes());
+  const auto refused = [&](const char* argument, const flashplan_sample_tensors& wrong) {
+    check_refused(as_status(flashplan_filtered_probs(&wrong, nullptr, message), message), kInvalid,
+                  argument);
+  };
+  for (const auto& [name, member] :
+       {std::pair("logprobs", &flashplan_sample_tensors::logprobs),
+        std::pair("top_ids", &flashplan_sample_tensors::top_ids),
+        std::pair("top_logprobs", &flashplan_sample_tensors::top_logprobs),
+        std::pair("rows", &flashplan_sample_tensors::rows)}) {
+    flashplan_sample_tensors wrong = c;
+    wrong.*member = c.status;
+    refused(name, wrong);
+  }
+  flashplan_sample_tensors wrong = c;
+  wrong.top_p = 2.0F;
+  refused("top_p", wrong);
+
+  CHECK(top_k_mask(logits.view(), 7, TensorView(), wanted.view()).ok());
+  check_ok(flashplan_top_k_mask(c.logits, 7, nullptr, c.out, nullptr, message), message);
+  CHECK(out.bytes() == wanted.bytes());
+  CHECK(top_k_mask(logits.view(), 7, top_ks.view(), wanted.view()).ok());
+  check_ok(flashplan_top_k_mask(c.logits, 7, c.top_ks, c.out, nullptr, message), message);
+  CHECK(out.bytes() == wanted.bytes());
+  check_refused(
+      as_status(flashplan_top_k_mask(c.logits, 0, nullptr, c.out, nullptr, message), message),
+      kInvalid, "top_k");
+  check_refused(
+      as_status(flashplan_top_k_mask(nullptr, 1, nullptr, c.out, nullptr, message), message),
+      kInvalid, "logits");
 }
 
 /// Two requests with trees of three drafts over a vocabulary of 6.

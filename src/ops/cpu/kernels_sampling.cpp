@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// sample() on one row of logits, and speculative_verify() on one request. Compiled once per
-// instruction set, with FLASHPLAN_ISA as its name, and without contraction of a * b + c, so that a
-// GPU gives the same bits. As in cpu/kernels.cpp, nothing with external linkage but sample_row()
-// and verify_row() may come out of this file.
+// sample() and its filters on one row of logits, and speculative_verify() on one request. Compiled
+// once per instruction set, with FLASHPLAN_ISA as its name, and without contraction of a * b + c,
+// so that a GPU gives the same bits. As in cpu/kernels.cpp, nothing with external linkage but what
+// kernels.h names may come out of this file.
 #include "cpu/float_formats.h"
 #include "ops/cpu/kernels.h"
-#include "ops/sampling_math.h"
+#include "ops/filter_math.h"
 
 namespace flashplan::cpu::FLASHPLAN_ISA {
 namespace {
@@ -35,6 +35,12 @@ class Row {
 
   /// Of a row without a bias.
   float value(int64_t i) const { return Format::load(values_[i]) + 0.0F; }
+
+  /// The value that is compared and weighed.
+  float load_one(int64_t i) const {
+    const float value = Format::load(values_[i]);
+    return (bias_ == nullptr ? value : value + bias_[i]) + 0.0F;
+  }
 
   /// Loads the values that are compared and weighed, at most `most`; -0 becomes +0.
   int32_t load(int32_t first, float* values, int32_t most = kBlock) const {
@@ -291,7 +297,8 @@ SampleResult sample_from(const SampleParams& p, int32_t index) {
   return result;
 }
 
-#include "ops/cpu/verify_row.h"  // after Row and what is done with rows
+#include "ops/cpu/verify_row.h"      // after Row and what is done with rows
+#include "ops/cpu/write_filtered.h"  // after filter_row.h
 
 }  // namespace
 
@@ -300,6 +307,22 @@ SampleResult sample_row(const SampleParams& p, int32_t row) noexcept {
   dispatch_wide_format(p.dtype,
                        [&](auto format) { result = sample_from<decltype(format)>(p, row); });
   return result;
+}
+
+FilterResult find_filter(const FilterParams& p, int32_t row) noexcept {
+  FilterResult result;
+  dispatch_wide_format(p.dtype,
+                       [&](auto format) { result = find_filter_of<decltype(format)>(p, row); });
+  return result;
+}
+
+void write_filtered(const FilterParams& p, int32_t row, const FilterResult& filter) noexcept {
+  dispatch_wide_format(p.dtype,
+                       [&](auto format) { write_filtered_of<decltype(format)>(p, row, filter); });
+}
+
+void list_logprobs(const FilterParams& p, int32_t row) noexcept {
+  dispatch_wide_format(p.dtype, [&](auto format) { list_logprobs_of<decltype(format)>(p, row); });
 }
 
 VerifyResult verify_row(const VerifyParams& p, int32_t row, int32_t* nodes) noexcept {

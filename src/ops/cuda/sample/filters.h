@@ -92,4 +92,24 @@ class SampleFilters : protected SampleGathered<kDType, kFromProbs, kHeld> {
   }
 };
 
+/// The bytes of dynamic shared memory that SampleFilters needs for each CTA of a cluster: for what
+/// the CTA sends in two steps and for its sums of groups of bins. Clusters of more than kMaxCluster
+/// / 2 CTAs also need memory for the bins of one group; in smaller ones that of the candidates
+/// serves.
+inline int bytes_of_rank(int max_cluster) {
+  const int words = max_cluster > kMaxCluster / 2 ? kGroups + kGroupBins : kGroups;
+  return kBytesOfRank + words * static_cast<int>(sizeof(uint64_t));
+}
+
+/// How launch_rows() divides rows for SampleFilters.
+inline RowDivision division_of_rows(int32_t num_rows, Device device) {
+  // Few rows: as many CTAs as run at once. Many: fewer barriers for an element.
+  const int64_t most = int64_t{kRowCtasOfSm} * device_facts(device.index).num_sms;
+  const bool is_large = int64_t{num_rows} * kMaxCluster <= most;
+  const int max_cluster = is_large ? kMaxCluster : kMaxCluster / 2;
+  return {.max_cluster = max_cluster,
+          .bytes_of_rank = bytes_of_rank(max_cluster),
+          .multiple = sampling::kBlock};
+}
+
 }  // namespace flashplan::cuda

@@ -48,6 +48,7 @@ struct SampleShared {
   uint64_t own_above;       // the mass above its candidates
   uint64_t wanted;          // count or mass, for the threshold
   bool goes_on;             // whether the token is in this CTA
+  int32_t tie_end;          // see RowFilter::find_ties()
   uint64_t target, ties_before, total;
   uint64_t counted;  // the mass of which top-p keeps a part; 0: that of what other filters keep
   float temperature, top_p, min_p;  // of the row

@@ -184,14 +184,6 @@ bool is_plain(const SampleParams& p, bool has_clusters, int num_sms) {
          !sampling::has_filters(p.top_k.all, p.top_p.all, p.min_p.all, p.vocab);
 }
 
-/// The bytes of dynamic shared memory that Sampler needs for each CTA of a cluster: for what the
-/// CTA sends in two steps and for its sums of groups of bins. Clusters of more than kMaxCluster / 2
-/// CTAs also need memory for the bins of one group; in smaller ones that of the candidates serves.
-int bytes_of_rank(int max_cluster) {
-  const int words = max_cluster > kMaxCluster / 2 ? kGroups + kGroupBins : kGroups;
-  return kBytesOfRank + words * static_cast<int>(sizeof(uint64_t));
-}
-
 /// How many CTAs share a row that is read once. A row gets several only if the launch then has at
 /// most one CTA for each SM, and if there are blocks for the warps of all of them.
 int ctas_of_row(const SampleParams& p, bool has_clusters, int num_sms) {
@@ -279,13 +271,7 @@ Status sample(const SampleParams& p, Device device, Stream stream) noexcept {
       return launch(stream_kernel<kDType>, grid, device, stream, params);
     });
   }
-  // Few rows: as many CTAs as run at once. Many: fewer barriers for an element.
-  const int64_t most = int64_t{kRowCtasOfSm} * num_sms;
-  const bool is_large = int64_t{p.num_rows} * kMaxCluster <= most;
-  const int max_cluster = is_large ? kMaxCluster : kMaxCluster / 2;
-  const RowDivision division = {.max_cluster = max_cluster,
-                                .bytes_of_rank = bytes_of_rank(max_cluster),
-                                .multiple = sampling::kBlock};
+  const RowDivision division = division_of_rows(p.num_rows, device);
   return with_float(p.dtype, [&](auto dtype) {
     constexpr DType kDType = decltype(dtype)::value;
     constexpr RowKernels<SampleParams> kFromProbs{sample_kernel<kDType, true, true>,
