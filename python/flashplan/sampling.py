@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, overload
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +11,7 @@ import numpy.typing as npt
 from flashplan import _core
 from flashplan.compiled import not_traced
 from flashplan.outputs import given_or_new, shape_of
-from flashplan.types import Stream, Tensor, TensorT
+from flashplan.types import LogprobsOf, Stream, Tensor, TensorT
 from flashplan.values import to_bool, to_float, to_int
 
 if TYPE_CHECKING:
@@ -72,9 +72,6 @@ def softmax(
     probs, finish = given_or_new(out, logits, dtype="float32")
     _core.softmax(logits, parameter, probs, stream)
     return finish(probs)
-
-
-LogprobsOf: TypeAlias = Literal["filtered", "raw"]
 
 
 class SampleOptions(TypedDict, total=False):
@@ -159,6 +156,8 @@ def sample(
     *,
     return_logprobs: bool = False,
     logprobs: Tensor | None = None,
+    top_logprobs: int | None = None,
+    top_out: tuple[Tensor, Tensor] | None = None,
     **options: Unpack[SampleOptions],
 ) -> Any: ...
 @not_traced("call flashplan.torch.sample")
@@ -275,11 +274,13 @@ def sample(
         results += lists
         top = (lists[0][0], lists[1][0])
     _core.sample(logits, *parameters, *options, ids, logs, status, raw, *top, stream)
-    finished = tuple(finish(tensor) for tensor, finish in results)
-    return finished if len(finished) > 1 else finished[0]
+    finished = [finish(tensor) for tensor, finish in results]
+    return tuple(finished) if len(finished) > 1 else finished[0]
 
 
-def filter_parameters(temperature: Any, top_k: Any, top_p: Any, min_p: Any) -> tuple[Any, ...]:
+def filter_parameters(
+    temperature: Any, top_k: Any, top_p: Any, min_p: Any
+) -> tuple[Any, Any, Any, Any]:
     """The parameters of filters, each a number or a tensor of them."""
     return (
         _parameter("temperature", temperature, 1.0, to_float),

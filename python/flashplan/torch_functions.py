@@ -18,8 +18,7 @@ from flashplan.rope import Rope
 from flashplan.values import dtype_name, is_hnd
 
 if TYPE_CHECKING:
-    from flashplan.sampling import LogprobsOf
-    from flashplan.types import KvDType, KvLayout
+    from flashplan.types import KvDType, KvLayout, LogprobsOf
 
 _operators: Any = torch.ops.flashplan
 

@@ -171,7 +171,8 @@ def _filtered_probs(logits: Any, *arguments: Any) -> None:
 
 
 def _top_k_mask(logits: Any, top_k: int, top_ks: Any, out: Any) -> None:
-    filtering.top_k_mask(logits, _either(top_k, top_ks), out=out)
+    given: Any = _either(top_k, top_ks)
+    filtering.top_k_mask(logits, given, out=out)
 
 
 def _softmax(logits: Any, temperature: float, temperatures: Any, out: Any) -> None:
