@@ -41,6 +41,10 @@ class OperatorCall {
   TensorArg output(const char* name, nb::handle tensor, const DType& stored_as = kStoredIn16Bits) {
     return {name, given(name, tensor), TensorKind::kFloat, stream_, &stored_as, Access::kWrite};
   }
+  /// None gives an empty view.
+  TensorArg optional_output(const char* name, nb::handle tensor) {
+    return {name, tensor, TensorKind::kFloat, stream_, &kStoredIn16Bits, Access::kWrite};
+  }
   TensorArg int_output(const char* name, nb::handle tensor) {
     return {name, tensor, TensorKind::kInt32, stream_, nullptr, Access::kWrite};
   }

@@ -28,39 +28,84 @@ class ParameterArg {
   TensorArg tensor_;
 };
 
+/// The parameters of filters. Each is a number, or a tensor, which must outlive the call.
+class FilterArgs {
+ public:
+  FilterArgs(nb::handle temperature, nb::handle top_k, nb::handle top_p, nb::handle min_p,
+             nb::handle logit_bias, SampleOptions* options, OperatorCall& call)
+      : temperature_("temperature", temperature, TensorKind::kFloat32, &options->temperature, call),
+        top_k_("top_k", top_k, TensorKind::kInt32, &options->top_k, call),
+        top_p_("top_p", top_p, TensorKind::kFloat32, &options->top_p, call),
+        min_p_("min_p", min_p, TensorKind::kFloat32, &options->min_p, call),
+        bias_(call.optional_input("logit_bias", logit_bias, TensorKind::kFloat32)) {
+    options->temperatures = temperature_.view();
+    options->top_ks = top_k_.view();
+    options->top_ps = top_p_.view();
+    options->min_ps = min_p_.view();
+    options->logit_bias = bias_.view();
+  }
+
+ private:
+  ParameterArg<float> temperature_;
+  ParameterArg<int32_t> top_k_;
+  ParameterArg<float> top_p_, min_p_;
+  TensorArg bias_;
+};
+
 void sample_of(nb::handle logits, nb::handle temperature, nb::handle top_k, nb::handle top_p,
-               nb::handle min_p, nb::handle seed, nb::handle offset, bool from_probs,
-               nb::handle logit_bias, nb::handle out, nb::handle logprobs, nb::handle status,
+               nb::handle min_p, nb::handle seed, nb::handle offset, bool from_probs, bool joint,
+               nb::handle logit_bias, nb::handle rows, nb::handle out, nb::handle logprobs,
+               nb::handle status, bool raw, nb::handle top_ids, nb::handle top_logprobs,
                nb::handle stream) {
   OperatorCall call("logits", logits, stream);
   SampleOptions options;
   options.from_probs = from_probs;
+  options.joint = joint;
   const TensorArg logits_arg = call.input("logits", logits);
-  const ParameterArg temperature_arg("temperature", temperature, TensorKind::kFloat32,
-                                     &options.temperature, call);
-  const ParameterArg top_k_arg("top_k", top_k, TensorKind::kInt32, &options.top_k, call);
-  const ParameterArg top_p_arg("top_p", top_p, TensorKind::kFloat32, &options.top_p, call);
-  const ParameterArg min_p_arg("min_p", min_p, TensorKind::kFloat32, &options.min_p, call);
+  const FilterArgs filters(temperature, top_k, top_p, min_p, logit_bias, &options, call);
   const ParameterArg seed_arg("seed", seed, TensorKind::kInt64, &options.seed, call);
   const ParameterArg offset_arg("offset", offset, TensorKind::kInt64, &options.offset, call);
-  const TensorArg bias_arg = call.optional_input("logit_bias", logit_bias, TensorKind::kFloat32);
-  const TensorArg out_arg = call.int_output("out", out);
-  const TensorArg status_arg = call.int_output("status", status);
-  options.temperatures = temperature_arg.view();
-  options.top_ks = top_k_arg.view();
-  options.top_ps = top_p_arg.view();
-  options.min_ps = min_p_arg.view();
+  const TensorArg rows_arg = call.optional_input("rows", rows, TensorKind::kInt);
   options.seeds = seed_arg.view();
   options.offsets = offset_arg.view();
-  options.logit_bias = bias_arg.view();
-  SampleOutputs outputs{out_arg.view(), {}, status_arg.view()};
-  if (logprobs.is_none()) {
-    call.run([&](Stream on) { return sample(logits_arg.view(), options, outputs, on); });
-    return;
-  }
-  const TensorArg logprobs_arg = call.output("logprobs", logprobs);
-  outputs.logprobs = logprobs_arg.view();
+  options.rows = rows_arg.view();
+  const TensorArg out_arg = call.int_output("out", out);
+  const TensorArg logprobs_arg = call.optional_output("logprobs", logprobs);
+  const TensorArg status_arg = call.int_output("status", status);
+  const TensorArg top_ids_arg = call.int_output("top_ids", top_ids);
+  const TensorArg top_logprobs_arg = call.optional_output("top_logprobs", top_logprobs);
+  const SampleOutputs outputs{out_arg.view(),     logprobs_arg.view(),
+                              status_arg.view(),  raw ? LogprobsOf::kRaw : LogprobsOf::kFiltered,
+                              top_ids_arg.view(), top_logprobs_arg.view()};
   call.run([&](Stream on) { return sample(logits_arg.view(), options, outputs, on); });
+}
+
+void filtered_probs_of(nb::handle logits, nb::handle temperature, nb::handle top_k,
+                       nb::handle top_p, nb::handle min_p, bool from_probs, bool joint,
+                       nb::handle logit_bias, nb::handle out, nb::handle status,
+                       nb::handle stream) {
+  OperatorCall call("logits", logits, stream);
+  SampleOptions options;
+  options.from_probs = from_probs;
+  options.joint = joint;
+  const TensorArg logits_arg = call.input("logits", logits);
+  const FilterArgs filters(temperature, top_k, top_p, min_p, logit_bias, &options, call);
+  const TensorArg out_arg = call.output("out", out);
+  const TensorArg status_arg = call.int_output("status", status);
+  call.run([&](Stream on) {
+    return filtered_probs(logits_arg.view(), options, out_arg.view(), status_arg.view(), on);
+  });
+}
+
+void top_k_mask_of(nb::handle logits, nb::handle top_k, nb::handle out, nb::handle stream) {
+  OperatorCall call("logits", logits, stream);
+  int32_t number = 1;
+  const TensorArg logits_arg = call.input("logits", logits);
+  const ParameterArg top_k_arg("top_k", top_k, TensorKind::kInt32, &number, call);
+  const TensorArg out_arg = call.output("out", out);
+  call.run([&](Stream on) {
+    return top_k_mask(logits_arg.view(), number, top_k_arg.view(), out_arg.view(), on);
+  });
 }
 
 void softmax_of(nb::handle logits, nb::handle temperature, nb::handle out, nb::handle stream) {
@@ -82,7 +127,7 @@ void speculative_verify_of(nb::handle draft_tokens, nb::handle draft_probs, nb::
   OperatorCall call("target_probs", target_probs, stream);
   VerifyOptions options;
   const TensorArg tokens_arg = call.input("draft_tokens", draft_tokens, TensorKind::kInt);
-  const TensorArg draft_arg = call.input("draft_probs", draft_probs);
+  const TensorArg draft_arg = call.optional_input("draft_probs", draft_probs);
   const TensorArg target_arg = call.input("target_probs", target_probs);
   const TensorArg parents_arg =
       call.optional_input("draft_parents", draft_parents, TensorKind::kInt32);
@@ -127,7 +172,12 @@ void apply_penalties_of(nb::handle logits, nb::handle history, nb::handle histor
 void bind_sampling(nb::module_& m) {
   m.def("sample", &sample_of, "logits"_a.none(), "temperature"_a.none(), "top_k"_a.none(),
         "top_p"_a.none(), "min_p"_a.none(), "seed"_a.none(), "offset"_a.none(), "from_probs"_a,
-        "logit_bias"_a.none(), "out"_a.none(), "logprobs"_a.none(), "status"_a.none(),
+        "joint"_a, "logit_bias"_a.none(), "rows"_a.none(), "out"_a.none(), "logprobs"_a.none(),
+        "status"_a.none(), "raw"_a, "top_ids"_a.none(), "top_logprobs"_a.none(), "stream"_a.none());
+  m.def("filtered_probs", &filtered_probs_of, "logits"_a.none(), "temperature"_a.none(),
+        "top_k"_a.none(), "top_p"_a.none(), "min_p"_a.none(), "from_probs"_a, "joint"_a,
+        "logit_bias"_a.none(), "out"_a.none(), "status"_a.none(), "stream"_a.none());
+  m.def("top_k_mask", &top_k_mask_of, "logits"_a.none(), "top_k"_a.none(), "out"_a.none(),
         "stream"_a.none());
   m.def("speculative_verify", &speculative_verify_of, "draft_tokens"_a.none(),
         "draft_probs"_a.none(), "target_probs"_a.none(), "draft_parents"_a.none(), "seed"_a.none(),

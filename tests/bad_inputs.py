@@ -3,6 +3,7 @@
 
 from bad_appends import APPEND, APPEND_SCALES, ROPE_APPEND, SLOTS
 from bad_device_data import DEVICE_DATA
+from bad_filters import FILTERED, LISTS, MASK, RENORM
 from bad_mla import MLA, SPARSE
 from bad_mla_ops import APPEND_MLA, GATHER_MLA
 from bad_operators import MASKS, MERGE, OTHER
@@ -25,6 +26,10 @@ GROUPS = [
     GATED,
     ROPE,
     SAMPLE,
+    FILTERED,
+    RENORM,
+    MASK,
+    LISTS,
     SOFTMAX,
     VERIFY,
     PENALTIES,

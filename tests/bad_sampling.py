@@ -85,6 +85,14 @@ SAMPLE = [
         "temperature",
         lambda s: s.sample(from_probs=True, temperature=0.5),
     ),
+    ("sample joint", TYPE, "joint", lambda s: s.sample(joint=1)),
+    ("sample rows type", TYPE, "rows", lambda s: s.sample(rows=zeros(4))),
+    ("sample rows rank", VALUE, "rows", lambda s: s.sample(rows=integers([0], [1]))),
+    ("sample rows high", VALUE, r"rows\[2\]", lambda s: s.sample(rows=int64(0, 3, 4, 0))),
+    ("sample rows low", VALUE, r"rows\[0\]", lambda s: s.sample(rows=integers(-1, 0, 0, 0))),
+    ("sample rows wide", VALUE, r"rows\[1\]", lambda s: s.sample(rows=int64(0, 2**32, 0, 0))),
+    ("sample rows and out", VALUE, "out", lambda s: s.sample(rows=integers(0, 1))),
+    ("sample rows and ks", VALUE, "top_k", lambda s: s.sample(**rows_and(top_k=integers(1)))),
     ("sample out type", TYPE, "out", lambda s: s.sample(out=int64(0, 0, 0, 0))),
     ("sample out shape", VALUE, "out", lambda s: s.sample(out=integers(0, 0))),
     ("sample out read-only", TYPE, "out", lambda s: s.sample(out=read_only(integers(0, 0, 0, 0)))),
@@ -123,6 +131,10 @@ def negative(row):
     return probabilities
 
 
+def rows_and(**changes):
+    return {"rows": integers(0, 1), "out": integers(0, 0)} | changes
+
+
 def one_place():
     return np.lib.stride_tricks.as_strided(integers(0), (4,), (0,))
 
@@ -149,7 +161,7 @@ VERIFY = [
     ),
     ("verify no rows", VALUE, "target_probs", lambda s: s.verify(target_probs=zeros(2, 0, 8))),
     ("verify many", VALUE, "target_probs", lambda s: s.verify(target_probs=zeros(2, 514, 8))),
-    ("verify draft none", TYPE, "draft_probs", lambda s: s.verify(draft_probs=None)),
+    ("verify draft list", TYPE, "draft_probs", lambda s: s.verify(draft_probs=[[0.5]])),
     ("verify draft rows", VALUE, "draft_probs", lambda s: s.verify(draft_probs=zeros(2, 4, 8))),
     ("verify draft dtype", TYPE, "draft_probs", lambda s: s.verify(draft_probs=half(2, 3, 8))),
     ("verify tokens none", TYPE, "draft_tokens", lambda s: s.verify(draft_tokens=None)),

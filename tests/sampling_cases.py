@@ -18,13 +18,21 @@ SETTINGS = {
     "small top-p": {"top_p": 0.3},
     "min-p": {"min_p": 0.1},
     "all": {"temperature": 1.3, "top_k": 30, "top_p": 0.9, "min_p": 0.02},
+    "joint": {"top_k": 12, "top_p": 0.8, "min_p": 0.01, "joint": True},
 }
 # Relative error of a mass, by exponents in float32 and weights of 30 bits.
 SLACK = 3e-6
 
 
 def distribution(
-    logits, temperature=1.0, top_k=None, top_p=1.0, min_p=0.0, from_probs=False, slack=0
+    logits,
+    temperature=1.0,
+    top_k=None,
+    top_p=1.0,
+    min_p=0.0,
+    from_probs=False,
+    joint=False,
+    slack=0,
 ):
     """The filtered distribution of one row. slack -1 or 1 moves each cut by a rounding error."""
     x = np.asarray(logits, np.float64)
@@ -33,13 +41,13 @@ def distribution(
         one_hot = np.zeros(x.size)
         one_hot[order[0]] = 1
         return one_hot
-    order = order[: top_k or x.size]
-    p = np.zeros(x.size)
-    p[order] = x[order] if from_probs else np.exp((x[order] - x[order[0]]) / temperature)
+    p = x.copy() if from_probs else np.exp((x - x[order[0]]) / temperature)
+    mass = np.cumsum(p[order] / p.sum())
+    p[order[top_k or x.size :]] = 0
     p[p < min(min_p * (1 + slack * SLACK), 1) * p.max()] = 0
     p /= p.sum()
     if top_p < 1:
-        mass = np.cumsum(p[order])
+        mass = mass if joint else np.cumsum(p[order])
         p[order[np.searchsorted(mass, top_p - slack * SLACK) + 1 :]] = 0
     return p / p.sum()
 

@@ -192,6 +192,12 @@ class Scene:
     def sample(self, **changes):
         return fp.sample(**{"logits": zeros(4, 8), "out": integers(0, 0, 0, 0)} | changes)
 
+    def filtered(self, **changes):
+        return fp.filtered_probs(**{"logits": zeros(4, 8), "out": zeros(4, 8)} | changes)
+
+    def mask(self, **changes):
+        return fp.top_k_mask(**{"logits": zeros(4, 8), "top_k": 3, "out": zeros(4, 8)} | changes)
+
     def sample_probs(self, probabilities):
         return self.sample(logits=probabilities, from_probs=True)
 

@@ -15,6 +15,7 @@ import pytest
 
 import flashplan as fp
 from flashplan import _core, options
+from flashplan.filtering import FilterOptions
 from flashplan.options import Options, to_cuda_device
 from flashplan.sampling import SampleOptions
 from flashplan.speculative import VerifyOptions
@@ -72,7 +73,12 @@ def test_options_that_are_passed_on_are_those_of_attention():
 @pytest.mark.parametrize(
     ("function", "options", "others"),
     [
-        (fp.sample, SampleOptions, {"logits", "return_logprobs", "logprobs"}),
+        (
+            fp.sample,
+            SampleOptions,
+            {"logits", "return_logprobs", "logprobs", "top_logprobs", "top_out"},
+        ),
+        (fp.filtered_probs, FilterOptions, {"logits", "out"}),
         (
             fp.speculative_verify,
             VerifyOptions,

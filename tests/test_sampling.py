@@ -79,6 +79,8 @@ FILTERS = {
     "min-p 1": {"min_p": 1.0},
     "min-p 1e-3": {"min_p": 1e-3},
     "all": {"temperature": 0.8, "top_k": 50, "top_p": 0.95, "min_p": 0.01},
+    "joint": {"temperature": 0.8, "top_k": 50, "top_p": 0.9, "joint": True},
+    "joint all": {"top_k": 300, "top_p": 0.6, "min_p": 0.01, "joint": True},
 }
 
 
@@ -170,6 +172,46 @@ def test_a_request_s_place_does_not_matter(rng, size):
         assert fp.sample(logits[i : i + 1], **alone)[0] == together[i]
         numbers = {name: values[i] for name, values in options.items()}
         assert fp.sample(logits[i : i + 1], **numbers)[0] == together[i]
+
+
+def test_joint_top_p_counts_what_top_k_drops(rng):
+    """Of five equal tokens, top-k keeps three, and top-p 0.5 three of five or two of three."""
+    logits = np.zeros((2000, 5), np.float32)
+    options = {"top_k": 3, "top_p": 0.5, "seed": seed_of(rng)}
+    assert set(fp.sample(logits, joint=True, **options)) == {0, 1, 2}
+    assert set(fp.sample(logits, **options)) == {0, 1}
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+def test_rows(rng, dtype):
+    """Each request draws from the row that it names, with parameters of its own."""
+    logits = (3 * rng.standard_normal((6, 900))).astype(np.float32)
+    bias = rng.standard_normal((6, 900)).astype(np.float32)
+    rows = rng.integers(0, 6, 40).astype(dtype)
+    options = mixed(rng, 40)
+    wanted = fp.sample(logits[rows], logit_bias=bias[rows], **options)
+    assert np.array_equal(fp.sample(logits, rows=rows, logit_bias=bias, **options), wanted)
+    del options["seed"]
+    wanted = fp.sample(logits[rows], seed=4, **options)
+    assert np.array_equal(fp.sample(logits, rows=rows, seed=4, **options), wanted)
+    assert fp.sample(logits, rows=rows[:0]).shape == (0,)
+
+
+def test_errors_name_the_row_of_the_logits(rng):
+    logits = rng.standard_normal((3, 50)).astype(np.float32)
+    logits[2] = np.nan
+    with pytest.raises(ValueError, match=r"^logits\[2\]: expected"):
+        fp.sample(logits, rows=np.array([1, 2]))
+
+
+def test_one_seed_in_memory(rng):
+    """It is the seed for all, as a number is."""
+    logits = np.zeros((50, 4096), np.float32)
+    seed, offset = seed_of(rng), 77
+    wanted = fp.sample(logits, seed=seed, offset=offset)
+    ids = fp.sample(logits, seed=np.array([seed]), offset=np.array([offset]))
+    assert np.array_equal(ids, wanted)
+    assert len(set(ids)) > 25
 
 
 def test_seeds_offsets_and_streams_are_independent(rng):

@@ -111,6 +111,43 @@ def test_greedy(rng):
             assert out[i].tolist() == wanted + [-1] * (n + 1 - len(wanted))
 
 
+def one_hot(tokens, vocab, dtype):
+    """The distributions of drafts that were looked up."""
+    return (tokens[..., None] == np.arange(vocab)).astype(dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_drafts_that_were_looked_up_have_one_hot_rows(rng, dtype):
+    for n in (1, 3, 12):
+        parents = random_parents(rng, n)
+        tokens, _, targets = random_drafts(rng, 40, n, 9, dtype)
+        rows = one_hot(tokens, 9, dtype)
+        rows[tokens == -1, 0] = 1
+        seed = seed_of(rng)
+        wanted = verify(NumPy(), tokens, rows, targets, parents, seed=seed)
+        nodes = np.full(tokens.shape, -7, np.int32)
+        results = fp.speculative_verify(
+            tokens, None, targets, draft_parents=parents, nodes=nodes, seed=seed
+        )
+        for actual, expected in zip((*results, nodes), wanted, strict=True):
+            assert np.array_equal(actual, expected)
+
+
+@pytest.mark.parametrize("parents", [[-1], [-1, 0], [-1, -1, -1]])
+def test_tokens_after_drafts_that_were_looked_up_are_the_target_s(rng, parents):
+    n, vocab = len(parents), 7
+    target = distributions(rng, vocab)
+    tokens = np.broadcast_to(rng.integers(0, vocab, n), (DRAWS, n))
+    targets = np.broadcast_to(target, (DRAWS, n + 1, vocab))
+    out, num_accepted = fp.speculative_verify(
+        tokens, None, targets, draft_parents=np.int32(parents), seed=seed_of(rng)
+    )
+    exact = target.astype(np.float64) / target.astype(np.float64).sum()
+    assert chi_square(np.bincount(out[:, 0], minlength=vocab), exact) < limit(6)
+    second = out[num_accepted > 0, 1]
+    assert chi_square(np.bincount(second, minlength=vocab), exact) < limit(6)
+
+
 def test_a_request_s_place_does_not_matter(rng):
     given = random_drafts(rng, 30, 6, 50)
     parents = np.array([random_parents(rng, 6) for _ in range(30)])

@@ -14,6 +14,7 @@ NAMES = (
     "append_paged_kv",
     "apply_penalties",
     "apply_rope",
+    "filtered_probs",
     "gelu_and_mul",
     "gelu_tanh_and_mul",
     "layernorm",
@@ -23,6 +24,7 @@ NAMES = (
     "sample",
     "silu_and_mul",
     "softmax",
+    "top_k_mask",
 )
 ROPE = fp.Rope(theta=500.0)
 
@@ -159,6 +161,31 @@ def calls(torch, random):
             },
             ["out", "logprobs", "status"],
         ),
+        "sample with the likeliest tokens": Call(
+            lambda m, **t: m.sample(**t, top_k=9, top_logprobs=3, logprobs_of="raw"),
+            {"logits": logits, "rows": ints(TOKENS, 7)},
+        ),
+        "sample with joint filters": Call(
+            lambda m, logits: m.sample(logits, top_k=9, top_p=0.5, joint=True, seed=2),
+            {"logits": logits},
+        ),
+        "filtered_probs": Call(
+            lambda m, logits: m.filtered_probs(logits, top_p=0.8, min_p=0.1), {"logits": logits}
+        ),
+        "filtered_probs of rows": Call(
+            lambda m, **t: m.filtered_probs(**t),
+            {
+                "logits": logits,
+                **{n: t for n, t in of_rows.items() if n not in ("seed", "offset")},
+            },
+        ),
+        "top_k_renorm": Call(
+            lambda m, probs: m.top_k_renorm(probs, 5), {"probs": logits.softmax(-1)}
+        ),
+        "top_p_renorm": Call(
+            lambda m, probs: m.top_p_renorm(probs, 0.5), {"probs": logits.softmax(-1)}
+        ),
+        "top_k_mask": Call(lambda m, logits: m.top_k_mask(logits, 5), {"logits": logits}),
         "apply_penalties": Call(
             lambda m, **t: m.apply_penalties(**t, presence=0.5),
             {"logits": logits, **history},
@@ -191,6 +218,13 @@ CALLS = (
     "sample",
     "sample with parameters of rows",
     "sample into tensors",
+    "sample with the likeliest tokens",
+    "sample with joint filters",
+    "filtered_probs",
+    "filtered_probs of rows",
+    "top_k_renorm",
+    "top_p_renorm",
+    "top_k_mask",
     "apply_penalties",
     "silu_and_mul",
     "gelu_and_mul",

@@ -188,7 +188,8 @@ enum {
   FLASHPLAN_SAMPLE_NOT_A_NUMBER = 5,   // a NaN, or +inf among logits
   FLASHPLAN_SAMPLE_NO_TOKEN = 6,       // all logits -inf
   FLASHPLAN_SAMPLE_PROBABILITIES = 7,  // they are no distribution
-  FLASHPLAN_SAMPLE_DRAFT = 8           // no token, or a parent that is not a draft before it
+  FLASHPLAN_SAMPLE_DRAFT = 8,          // no token, or a parent that is not a draft before it
+  FLASHPLAN_SAMPLE_ROW = 9             // `rows`: no row of the logits
 };
 
 // Arguments of flashplan_sample(): SampleOptions and SampleOutputs of sampling.h. A parameter given
@@ -212,8 +213,14 @@ typedef struct flashplan_sample_tensors {
   int32_t top_k;
   float top_p;
   float min_p;
-  int32_t from_probs;  // 0 or 1: `logits` are probabilities
-  int32_t reserved;    // 0
+  int32_t from_probs;            // 0 or 1: `logits` are probabilities
+  int32_t joint;                 // 0 or 1: all filters look at the whole row
+  const flashplan_tensor* rows;  // of the logits, one for each request; or NULL
+  // The likeliest tokens of each request and their log-probabilities: written, or both NULL.
+  const flashplan_tensor* top_ids;
+  const flashplan_tensor* top_logprobs;
+  int32_t raw_logprobs;  // 0 or 1: log-probabilities are those of the logits, before all options
+  int32_t reserved;      // 0
 } flashplan_sample_tensors;
 
 // Temperature 1, no filter, seed and offset 0; everything else NULL or 0.
@@ -224,12 +231,26 @@ FLASHPLAN_API flashplan_status flashplan_sample(const flashplan_sample_tensors* 
                                                 flashplan_stream stream,
                                                 char* message) FLASHPLAN_NOEXCEPT;
 
+// Writes to out [batch, vocab] float32 the distribution that flashplan_sample() draws from: see
+// filtered_probs() in sampling.h. Outputs other than out and status, and rows, must be NULL.
+FLASHPLAN_API flashplan_status flashplan_filtered_probs(const flashplan_sample_tensors* tensors,
+                                                        flashplan_stream stream,
+                                                        char* message) FLASHPLAN_NOEXCEPT;
+
+// Copies the top_k largest logits to out; the others become -infinity. top_ks is NULL, or has a
+// number for each request instead of `top_k`. `out` may be logits.
+FLASHPLAN_API flashplan_status flashplan_top_k_mask(const flashplan_tensor* logits, int32_t top_k,
+                                                    const flashplan_tensor* top_ks,
+                                                    const flashplan_tensor* out,
+                                                    flashplan_stream stream,
+                                                    char* message) FLASHPLAN_NOEXCEPT;
+
 // Arguments of flashplan_speculative_verify(): Drafts, VerifyOptions and VerifyOutputs of
 // speculative.h. `seeds` and `offsets`, unless NULL, win over the numbers for all requests.
 typedef struct flashplan_verify_tensors {
   size_t struct_size;
   const flashplan_tensor* draft_tokens;
-  const flashplan_tensor* draft_probs;
+  const flashplan_tensor* draft_probs;  // NULL: drafts were looked up
   const flashplan_tensor* target_probs;
   const flashplan_tensor* draft_parents;  // NULL: chains
   const flashplan_tensor* seeds;

@@ -14,24 +14,25 @@ namespace flashplan {
 /// Drafts of a batch: chains of n tokens, or trees of n nodes. All tensors on one device.
 struct Drafts {
   TensorView tokens;  // [batch, n <= 512] int32 or int64; -1: no draft
-  /// [batch, n, vocab] float32, float16 or bfloat16: row i is the distribution that draft i was
-  /// drawn from.
+  /// [batch, n, vocab] of target_probs' dtype: row i is the distribution that draft i was drawn
+  /// from. Empty: draft i was not drawn but looked up, as n-grams are; its distribution is 1 for
+  /// its own token and 0 for the others.
   TensorView draft_probs;
-  /// [batch, n + 1, vocab] of the same dtype: row 0 is the large model's distribution before all
-  /// drafts, row i + 1 that after draft i.
+  /// [batch, n + 1, vocab] float32, float16 or bfloat16: row 0 is the large model's distribution
+  /// before all drafts, row i + 1 that after draft i.
   TensorView target_probs;
   /// [n] or [batch, n] int32, or empty: for each draft the index of the draft that it follows,
   /// which is smaller, or -1 for a first draft. Empty: draft i follows draft i - 1. Drafts that
-  /// follow the same draft must have been drawn independently of each other.
+  /// were drawn, and follow the same draft, must have been drawn independently of each other.
   TensorView parents;
 };
 
 struct VerifyOptions {
   /// As in SampleOptions. The random numbers differ from those of sample().
   int64_t seed = 0;
-  TensorView seeds;  // [batch] int64
+  TensorView seeds;  // [batch] or [1] int64
   int64_t offset = 0;
-  TensorView offsets;  // [batch] int64
+  TensorView offsets;  // [batch] or [1] int64
 };
 
 struct VerifyOutputs {

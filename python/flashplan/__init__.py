@@ -9,6 +9,7 @@ from flashplan._core import CudaError, UnsupportedError
 from flashplan._core import version as _version
 from flashplan.attention import Attention
 from flashplan.device_data import check_device_data
+from flashplan.filtering import filtered_probs, top_k_mask, top_k_renorm, top_p_renorm
 from flashplan.masks import pack_mask
 from flashplan.mla import append_mla, gather_mla
 from flashplan.ops import append_paged_kv, merge_states, rope_append_paged_kv
@@ -43,6 +44,7 @@ __all__ = [
     "apply_penalties",
     "apply_rope",
     "check_device_data",
+    "filtered_probs",
     "find_shared_prefixes",
     "gather_mla",
     "gelu_and_mul",
@@ -60,6 +62,9 @@ __all__ = [
     "silu_and_mul",
     "softmax",
     "speculative_verify",
+    "top_k_mask",
+    "top_k_renorm",
+    "top_p_renorm",
     "variants",
     "workspace_bytes",
 ]

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from flashplan import _core
 from flashplan.compiled import not_traced
 from flashplan.outputs import given_or_new, shape_of
-from flashplan.types import Stream, Tensor, TensorT
+from flashplan.types import LogprobsOf, Stream, Tensor, TensorT
 from flashplan.values import to_bool, to_float, to_int
 
 if TYPE_CHECKING:
@@ -84,12 +84,40 @@ class SampleOptions(TypedDict, total=False):
     seed: int | Tensor
     offset: int | Tensor
     from_probs: bool
+    joint: bool
     logit_bias: Tensor | None
+    rows: Tensor | None
+    logprobs_of: LogprobsOf
     out: Tensor | None
     status: Tensor | None
     stream: Stream | None
 
 
+@overload
+def sample(
+    logits: npt.NDArray[Any],
+    *,
+    top_logprobs: int,
+    return_logprobs: bool = False,
+    logprobs: Tensor | None = None,
+    top_out: tuple[Tensor, Tensor] | None = None,
+    **options: Unpack[SampleOptions],
+) -> tuple[
+    npt.NDArray[np.int32],
+    npt.NDArray[np.float32],
+    npt.NDArray[np.int32],
+    npt.NDArray[np.float32],
+]: ...
+@overload
+def sample(
+    logits: TensorT,
+    *,
+    top_logprobs: int,
+    return_logprobs: bool = False,
+    logprobs: Tensor | None = None,
+    top_out: tuple[Tensor, Tensor] | None = None,
+    **options: Unpack[SampleOptions],
+) -> tuple[TensorT, TensorT, TensorT, TensorT]: ...
 @overload
 def sample(
     logits: npt.NDArray[Any],
@@ -128,6 +156,8 @@ def sample(
     *,
     return_logprobs: bool = False,
     logprobs: Tensor | None = None,
+    top_logprobs: int | None = None,
+    top_out: tuple[Tensor, Tensor] | None = None,
     **options: Unpack[SampleOptions],
 ) -> Any: ...
 @not_traced("call flashplan.torch.sample")
@@ -141,19 +171,24 @@ def sample(
     seed: int | Tensor = 0,
     offset: int | Tensor = 0,
     from_probs: bool = False,
+    joint: bool = False,
     logit_bias: Tensor | None = None,
+    rows: Tensor | None = None,
     return_logprobs: bool = False,
+    logprobs_of: LogprobsOf = "filtered",
+    top_logprobs: int | None = None,
     out: Tensor | None = None,
     logprobs: Tensor | None = None,
+    top_out: tuple[Tensor, Tensor] | None = None,
     status: Tensor | None = None,
     stream: Stream | None = None,
 ) -> Any:
-    """Draws a token from each row of logits.
+    """Draws a token for each request, from its row of logits.
 
     A parameter is a number for all requests, or a tensor [batch] with one for each. Filters apply
     in this order: temperature, top-k, softmax, min-p, top-p. Each one sees the renormalised
-    distribution that the one before left. Of equal logits, those with smaller ids are kept first.
-    The same arguments give the same tokens on every device.
+    distribution that the one before left; `joint` changes that. Of equal logits, those with smaller
+    ids are kept first. The same arguments give the same tokens on every device.
 
     Args:
         logits: [batch, vocab] float32, float16 or bfloat16 (also as uint16 memory), rows at any
@@ -164,24 +199,37 @@ def sample(
         top_p: float32 in (0, 1]: keeps the fewest largest probabilities with a sum >= top_p;
             default: 1.
         min_p: float32 in [0, 1]: keeps probabilities >= min_p * the largest one; default: 0.
-        seed: an int64, from which each row of the batch draws other random numbers; or an int64
-            tensor with a seed for each request, whose tokens then do not depend on its row.
-        offset: an int64, or a tensor of them: give another one for each token of a request.
+        seed: an int64, from which each request of the batch draws other random numbers; or an int64
+            tensor with a seed for each request, whose tokens then do not depend on its place. A
+            tensor [1] is one seed for all, in memory of the device.
+        offset: an int64, or a tensor of them, or [1]: give another one for each token of a request.
         from_probs: whether `logits` holds probabilities; then temperature must be None, 0 or 1, and
             logit_bias None. With temperature 0 the sums are not checked.
-        logit_bias: float32 [vocab] or [batch, vocab], added to the logits.
-        return_logprobs: also return the logarithms of the tokens' probabilities under the filtered
-            distribution.
+        joint: all filters look at the distribution of the whole row, and a token is kept if each
+            filter keeps it: top-p then counts what top-k and min-p drop, too.
+        logit_bias: float32 [vocab] or of logits' shape, added to the logits.
+        rows: [batch] int32 or int64: request i draws from row rows[i] of the logits, which may have
+            any number of rows; default: from row i.
+        return_logprobs: also return the logarithms of the tokens' probabilities.
+        logprobs_of: "filtered": the distribution that tokens are drawn from; "raw": that of the
+            logits, without temperature, bias or filter.
+        top_logprobs: n, from 1 to 256 and the vocabulary: also return the n likeliest tokens of
+            that distribution, the likeliest first and equal ones by id, and their
+            log-probabilities; implies return_logprobs. Where fewer tokens have a probability above
+            0, the last ids are -1 and their log-probabilities -infinity.
         out: [batch] int32, written; default: a new tensor in logits' framework.
         logprobs: [batch] float32, written; implies return_logprobs.
+        top_out: the lists of top_logprobs, int32 and float32 [batch, n], written; default: new
+            tensors in logits' framework.
         status: [batch] int32, written: 0; on a GPU, a row with an error gets the token -1, the
             logprob NaN, and a number here that says what is out of range: 1 temperature, 2 top_k,
-            3 top_p, 4 min_p; or 5: there is NaN or +inf, 6: all logits are -inf, 7: from_probs
-            without a distribution.
+            3 top_p, 4 min_p, 9 rows; or 5: there is NaN or +inf, 6: all logits are -inf, 7:
+            from_probs without a distribution.
         stream: as in `Attention`; default: the current one of logits' framework. None on the CPU.
 
     Returns:
-        The tokens, int32 [batch]; with logprobs also those, float32 [batch].
+        The tokens, int32 [batch]; with logprobs also those, float32 [batch]; with top_logprobs also
+        the likeliest tokens, int32 [batch, n], and their log-probabilities, float32 [batch, n].
 
     Raises:
         ValueError, TypeError: an argument is malformed, or, on the CPU, a row has NaN or +inf,
@@ -196,23 +244,64 @@ def sample(
         [...]
     """
     parameters = (
+        *filter_parameters(temperature, top_k, top_p, min_p),
+        random_number("seed", seed),
+        random_number("offset", offset),
+    )
+    options = (to_bool("from_probs", from_probs), to_bool("joint", joint), logit_bias, rows)
+    raw = _is_raw(logprobs_of)
+    num_top = None if top_logprobs is None else to_int("top_logprobs", top_logprobs)
+    if num_top is not None and num_top < 1:
+        raise ValueError(
+            f"top_logprobs: expected 1 to 256 and at most the vocabulary, got {num_top}"
+        )
+    if top_out is not None and num_top is None:
+        raise ValueError("top_logprobs: expected a number with top_out, got None")
+    batch = shape_of(logits if rows is None else rows)[:1]
+    ids, finish = given_or_new(out, logits, batch, "int32")
+    results: list[tuple[Any, Any]] = [(ids, finish)]
+    logs: Any = None
+    top: tuple[Any, Any] = (None, None)
+    if to_bool("return_logprobs", return_logprobs) or logprobs is not None or num_top is not None:
+        logs, finish = given_or_new(logprobs, logits, batch, "float32")
+        results.append((logs, finish))
+    if num_top is not None:
+        given = _two_tensors(top_out)
+        lists = [
+            given_or_new(tensor, logits, (*batch, num_top), dtype)
+            for tensor, dtype in zip(given, ("int32", "float32"), strict=True)
+        ]
+        results += lists
+        top = (lists[0][0], lists[1][0])
+    _core.sample(logits, *parameters, *options, ids, logs, status, raw, *top, stream)
+    finished = [finish(tensor) for tensor, finish in results]
+    return tuple(finished) if len(finished) > 1 else finished[0]
+
+
+def filter_parameters(
+    temperature: Any, top_k: Any, top_p: Any, min_p: Any
+) -> tuple[Any, Any, Any, Any]:
+    """The parameters of filters, each a number or a tensor of them."""
+    return (
         _parameter("temperature", temperature, 1.0, to_float),
         _parameter("top_k", top_k, 2**31 - 1, to_int),
         _parameter("top_p", top_p, 1.0, to_float),
         _parameter("min_p", min_p, 0.0, to_float),
-        random_number("seed", seed),
-        random_number("offset", offset),
     )
-    probs = to_bool("from_probs", from_probs)
-    with_logprobs = to_bool("return_logprobs", return_logprobs) or logprobs is not None
-    batch = shape_of(logits)[:1]
-    ids, finish = given_or_new(out, logits, batch, "int32")
-    if not with_logprobs:
-        _core.sample(logits, *parameters, probs, logit_bias, ids, None, status, stream)
-        return finish(ids)
-    logs, finish_logs = given_or_new(logprobs, logits, batch, "float32")
-    _core.sample(logits, *parameters, probs, logit_bias, ids, logs, status, stream)
-    return finish(ids), finish_logs(logs)
+
+
+def _is_raw(logprobs_of: Any) -> bool:
+    if not isinstance(logprobs_of, str) or logprobs_of not in ("filtered", "raw"):
+        raise ValueError(f"logprobs_of: expected 'filtered' or 'raw', got {logprobs_of!r}")
+    return logprobs_of == "raw"
+
+
+def _two_tensors(top_out: Any) -> tuple[Any, Any]:
+    if top_out is None:
+        return None, None
+    if not isinstance(top_out, tuple) or len(top_out) != 2:
+        raise TypeError(f"top_out: expected two tensors, got {type(top_out).__name__}")
+    return top_out
 
 
 def _parameter(name: str, value: Any, default: Any, convert: Any) -> Any:

@@ -33,20 +33,20 @@ class VerifyOptions(TypedDict, total=False):
 @overload
 def speculative_verify(
     draft_tokens: Tensor,
-    draft_probs: Tensor,
+    draft_probs: Tensor | None,
     target_probs: npt.NDArray[Any],
     **options: Unpack[VerifyOptions],
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]: ...
 @overload
 def speculative_verify(
     draft_tokens: Tensor,
-    draft_probs: Tensor,
+    draft_probs: Tensor | None,
     target_probs: TensorT,
     **options: Unpack[VerifyOptions],
 ) -> tuple[TensorT, TensorT]: ...
 def speculative_verify(
     draft_tokens: Tensor,
-    draft_probs: Tensor,
+    draft_probs: Tensor | None,
     target_probs: Tensor,
     *,
     draft_parents: Tensor | None = None,
@@ -66,13 +66,14 @@ def speculative_verify(
 
     Args:
         draft_tokens: [batch, n] int32 or int64, n <= 512; -1: there is no such draft.
-        draft_probs: [batch, n, vocab] float32, float16 or bfloat16 (also as uint16 memory): row i
-            is the distribution that draft i was drawn from.
-        target_probs: [batch, n + 1, vocab] of the same dtype: row 0 is the large model's
-            distribution before all drafts, row i + 1 that after draft i.
+        draft_probs: [batch, n, vocab] of target_probs' dtype: row i is the distribution that draft
+            i was drawn from. None: the drafts were not drawn but looked up, as n-grams are; the
+            distribution of each is 1 for its own token and 0 for the others.
+        target_probs: [batch, n + 1, vocab] float32, float16 or bfloat16 (also as uint16 memory):
+            row 0 is the large model's distribution before all drafts, row i + 1 that after draft i.
         draft_parents: [n] or [batch, n] int32, for trees: the draft that each draft follows, a
-            smaller index, or -1 for those that come first; drafts that follow the same one must
-            have been drawn independently. Default: draft i follows draft i - 1.
+            smaller index, or -1 for those that come first; drafts that were drawn and follow the
+            same one must have been drawn independently. Default: draft i follows draft i - 1.
         seed, offset: as in `sample`, which draws other random numbers from them.
         out: [batch, n + 1] int32, written; default: a new tensor in target_probs' framework.
         num_accepted: [batch] int32, written; default: a new tensor in target_probs' framework.

@@ -31,6 +31,7 @@ from flashplan.torch_functions import (
     append_paged_kv,
     apply_penalties,
     apply_rope,
+    filtered_probs,
     gelu_and_mul,
     gelu_tanh_and_mul,
     layernorm,
@@ -41,6 +42,9 @@ from flashplan.torch_functions import (
     sample,
     silu_and_mul,
     softmax,
+    top_k_mask,
+    top_k_renorm,
+    top_p_renorm,
 )
 from flashplan.variant import packed_arguments
 
@@ -52,6 +56,7 @@ __all__ = [
     "append_paged_kv",
     "apply_penalties",
     "apply_rope",
+    "filtered_probs",
     "gelu_and_mul",
     "gelu_tanh_and_mul",
     "layernorm",
@@ -62,6 +67,9 @@ __all__ = [
     "sample",
     "silu_and_mul",
     "softmax",
+    "top_k_mask",
+    "top_k_renorm",
+    "top_p_renorm",
 ]
 
 

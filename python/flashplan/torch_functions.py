@@ -18,7 +18,7 @@ from flashplan.rope import Rope
 from flashplan.values import dtype_name, is_hnd
 
 if TYPE_CHECKING:
-    from flashplan.types import KvDType, KvLayout
+    from flashplan.types import KvDType, KvLayout, LogprobsOf
 
 _operators: Any = torch.ops.flashplan
 
@@ -160,22 +160,32 @@ def sample(
     seed: int | Tensor = 0,
     offset: int | Tensor = 0,
     from_probs: bool = False,
+    joint: bool = False,
     logit_bias: Tensor | None = None,
+    rows: Tensor | None = None,
     return_logprobs: bool = False,
+    logprobs_of: LogprobsOf = "filtered",
+    top_logprobs: int | None = None,
     out: Tensor | None = None,
     logprobs: Tensor | None = None,
+    top_out: tuple[Tensor, Tensor] | None = None,
     status: Tensor | None = None,
-) -> Tensor | tuple[Tensor, Tensor]:
+) -> Tensor | tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor, Tensor]:
     """`flashplan.sample()` as an operator.
 
     A compiled function may be compiled again for other numbers: give seed and offset, which change
     in each step, as tensors.
     """
-    batch = logits.shape[:1]
+    batch = (logits if rows is None else rows).shape[:1]
     if out is None:
         out = logits.new_empty(batch, dtype=torch.int32)
-    if logprobs is None and return_logprobs:
+    if logprobs is None and (return_logprobs or top_logprobs is not None):
         logprobs = logits.new_empty(batch, dtype=torch.float32)
+    top_ids, top = top_out or (None, None)
+    if top_logprobs is not None and top_ids is None:
+        shape = (*batch, top_logprobs)
+        top_ids = logits.new_empty(shape, dtype=torch.int32)
+        top = logits.new_empty(shape, dtype=torch.float32)
     _operators.sample(
         logits,
         *number_and_tensor(temperature),
@@ -185,12 +195,80 @@ def sample(
         *number_and_tensor(seed, 0),
         *number_and_tensor(offset, 0),
         from_probs,
+        joint,
         logit_bias,
+        rows,
         out,
         logprobs,
         status,
+        logprobs_of,
+        top_ids,
+        top,
     )
-    return out if logprobs is None else (out, logprobs)
+    if logprobs is None:
+        return out
+    return (out, logprobs) if top_ids is None or top is None else (out, logprobs, top_ids, top)
+
+
+def filtered_probs(
+    logits: Tensor,
+    *,
+    temperature: float | Tensor | None = None,
+    top_k: int | Tensor | None = None,
+    top_p: float | Tensor | None = None,
+    min_p: float | Tensor | None = None,
+    from_probs: bool = False,
+    joint: bool = False,
+    logit_bias: Tensor | None = None,
+    out: Tensor | None = None,
+    status: Tensor | None = None,
+) -> Tensor:
+    """`flashplan.filtered_probs()` as an operator."""
+    if out is None:
+        out = logits.new_empty(logits.shape, dtype=torch.float32)
+    _operators.filtered_probs(
+        logits,
+        *number_and_tensor(temperature),
+        *number_and_tensor(top_k, 2**31 - 1),
+        *number_and_tensor(top_p),
+        *number_and_tensor(min_p, 0.0),
+        from_probs,
+        joint,
+        logit_bias,
+        out,
+        status,
+    )
+    return out
+
+
+def top_k_renorm(
+    probs: Tensor,
+    top_k: int | Tensor,
+    *,
+    out: Tensor | None = None,
+    status: Tensor | None = None,
+) -> Tensor:
+    """`flashplan.top_k_renorm()` as an operator."""
+    return filtered_probs(probs, top_k=top_k, from_probs=True, out=out, status=status)
+
+
+def top_p_renorm(
+    probs: Tensor,
+    top_p: float | Tensor,
+    *,
+    out: Tensor | None = None,
+    status: Tensor | None = None,
+) -> Tensor:
+    """`flashplan.top_p_renorm()` as an operator."""
+    return filtered_probs(probs, top_p=top_p, from_probs=True, out=out, status=status)
+
+
+def top_k_mask(logits: Tensor, top_k: int | Tensor, *, out: Tensor | None = None) -> Tensor:
+    """`flashplan.top_k_mask()` as an operator."""
+    if out is None:
+        out = logits.new_empty(logits.shape)
+    _operators.top_k_mask(logits, *number_and_tensor(top_k, 2**31 - 1), out)
+    return out
 
 
 def apply_penalties(

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from flashplan import _core, ops, penalties, rope, rows, sampling
+from flashplan import _core, filtering, ops, penalties, rope, rows, sampling
 from flashplan.handles import attention_of, rope_of
 
 if TYPE_CHECKING:
@@ -132,7 +132,8 @@ def _apply_rope(
 
 
 def _sample(logits: Any, *arguments: Any) -> None:
-    *parameters, from_probs, logit_bias, out, logprobs, status = arguments
+    *parameters, logprobs_of, top_ids, top_logprobs = arguments
+    *parameters, from_probs, joint, logit_bias, rows, out, logprobs, status = parameters
     names = ("temperature", "top_k", "top_p", "min_p", "seed", "offset")
     given: dict[str, Any] = {
         name: _either(*both) for name, *both in zip(names, parameters[::2], parameters[1::2])
@@ -141,11 +142,37 @@ def _sample(logits: Any, *arguments: Any) -> None:
         logits,
         **given,
         from_probs=from_probs,
+        joint=joint,
         logit_bias=logit_bias,
+        rows=rows,
         out=out,
         logprobs=logprobs,
         status=status,
+        logprobs_of=logprobs_of,
+        top_logprobs=None if top_ids is None else top_ids.shape[1],
+        top_out=None if top_ids is None else (top_ids, top_logprobs),
     )
+
+
+def _filtered_probs(logits: Any, *arguments: Any) -> None:
+    *parameters, from_probs, joint, logit_bias, out, status = arguments
+    given = map(_either, parameters[::2], parameters[1::2])
+    names = ("temperature", "top_k", "top_p", "min_p")
+    options: dict[str, Any] = dict(zip(names, given, strict=True))
+    filtering.filtered_probs(
+        logits,
+        **options,
+        from_probs=from_probs,
+        joint=joint,
+        logit_bias=logit_bias,
+        out=out,
+        status=status,
+    )
+
+
+def _top_k_mask(logits: Any, top_k: int, top_ks: Any, out: Any) -> None:
+    given: Any = _either(top_k, top_ks)
+    filtering.top_k_mask(logits, given, out=out)
 
 
 def _softmax(logits: Any, temperature: float, temperatures: Any, out: Any) -> None:
@@ -210,9 +237,20 @@ _OPERATORS: dict[str, tuple[str, Callable[..., None]]] = {
     "sample": (
         "(Tensor logits, float temperature, Tensor? temperatures, SymInt top_k, Tensor? top_ks, "
         "float top_p, Tensor? top_ps, float min_p, Tensor? min_ps, SymInt seed, Tensor? seeds, "
-        "SymInt offset, Tensor? offsets, bool from_probs, Tensor? logit_bias, Tensor(a!) out, "
-        "Tensor(b!)? logprobs, Tensor(c!)? status)",
+        "SymInt offset, Tensor? offsets, bool from_probs, bool joint, Tensor? logit_bias, "
+        "Tensor? rows, Tensor(a!) out, Tensor(b!)? logprobs, Tensor(c!)? status, "
+        "str logprobs_of, Tensor(d!)? top_ids, Tensor(e!)? top_logprobs)",
         _sample,
+    ),
+    "filtered_probs": (
+        "(Tensor logits, float temperature, Tensor? temperatures, SymInt top_k, Tensor? top_ks, "
+        "float top_p, Tensor? top_ps, float min_p, Tensor? min_ps, bool from_probs, bool joint, "
+        "Tensor? logit_bias, Tensor(a!) out, Tensor(b!)? status)",
+        _filtered_probs,
+    ),
+    "top_k_mask": (
+        "(Tensor logits, SymInt top_k, Tensor? top_ks, Tensor(a!) out)",
+        _top_k_mask,
     ),
     "softmax": (
         "(Tensor logits, float temperature, Tensor? temperatures, Tensor(a!) out)",

@@ -84,6 +84,7 @@ VariantDType: TypeAlias = (
     Literal["float32", "int32", "int64", "uint32"] | FrameworkDType | type[Any]
 )
 KvLayout: TypeAlias = Literal["NHD", "HND"]
+LogprobsOf: TypeAlias = Literal["filtered", "raw"]
 KernelGroup: TypeAlias = Literal["general", "hopper"]
 Device: TypeAlias = str | TorchDevice | NumberedDevice
 Stream: TypeAlias = int | CudaStream | TorchStream | CupyStream

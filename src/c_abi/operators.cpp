@@ -21,7 +21,8 @@ static_assert(is_same(FLASHPLAN_SAMPLE_OK, SampleError::kNone) &&
               is_same(FLASHPLAN_SAMPLE_NOT_A_NUMBER, SampleError::kNotANumber) &&
               is_same(FLASHPLAN_SAMPLE_NO_TOKEN, SampleError::kNoToken) &&
               is_same(FLASHPLAN_SAMPLE_PROBABILITIES, SampleError::kProbabilities) &&
-              is_same(FLASHPLAN_SAMPLE_DRAFT, SampleError::kDraft));
+              is_same(FLASHPLAN_SAMPLE_DRAFT, SampleError::kDraft) &&
+              is_same(FLASHPLAN_SAMPLE_ROW, SampleError::kRow));
 
 flashplan_penalty_tensors default_penalty_tensors() noexcept {
   flashplan_penalty_tensors t = {};
@@ -202,24 +203,19 @@ Status penalise(const flashplan_penalty_tensors* given, Stream stream) noexcept 
   return apply_penalties(logits, history, history_lens, options, stream);
 }
 
-Status draw(const flashplan_sample_tensors* given, Stream stream) noexcept {
-  flashplan_sample_tensors t;
-  FLASHPLAN_RETURN_IF_ERROR(read("tensors", given, default_sample_tensors(), &t));
-  FLASHPLAN_RETURN_IF_ERROR(check_reserved("tensors", t.reserved));
+/// What flashplan_sample_tensors says, as the C++ functions take it.
+struct Sampling {
   TensorView logits;
   SampleOptions options;
   SampleOutputs outputs;
-  FLASHPLAN_RETURN_IF_ERROR(read_tensors({{"logits", t.logits, &logits},
-                                          {"out", t.out, &outputs.ids},
-                                          {"logprobs", t.logprobs, &outputs.logprobs},
-                                          {"status", t.status, &outputs.status},
-                                          {"temperature", t.temperatures, &options.temperatures},
-                                          {"top_k", t.top_ks, &options.top_ks},
-                                          {"top_p", t.top_ps, &options.top_ps},
-                                          {"min_p", t.min_ps, &options.min_ps},
-                                          {"seed", t.seeds, &options.seeds},
-                                          {"offset", t.offsets, &options.offsets},
-                                          {"logit_bias", t.logit_bias, &options.logit_bias}}));
+};
+
+Status read_sampling(const flashplan_sample_tensors* given, Sampling* sampling) noexcept {
+  flashplan_sample_tensors t;
+  FLASHPLAN_RETURN_IF_ERROR(read("tensors", given, default_sample_tensors(), &t));
+  FLASHPLAN_RETURN_IF_ERROR(check_reserved("tensors", t.reserved));
+  SampleOptions& options = sampling->options;
+  SampleOutputs& outputs = sampling->outputs;
   options.temperature = t.temperature;
   options.top_k = t.top_k;
   options.top_p = t.top_p;
@@ -227,7 +223,53 @@ Status draw(const flashplan_sample_tensors* given, Stream stream) noexcept {
   options.seed = t.seed;
   options.offset = t.offset;
   options.from_probs = t.from_probs != 0;
-  return sample(logits, options, outputs, stream);
+  options.joint = t.joint != 0;
+  outputs.logprobs_of = t.raw_logprobs != 0 ? LogprobsOf::kRaw : LogprobsOf::kFiltered;
+  return read_tensors({{"logits", t.logits, &sampling->logits},
+                       {"out", t.out, &outputs.ids},
+                       {"logprobs", t.logprobs, &outputs.logprobs},
+                       {"status", t.status, &outputs.status},
+                       {"temperature", t.temperatures, &options.temperatures},
+                       {"top_k", t.top_ks, &options.top_ks},
+                       {"top_p", t.top_ps, &options.top_ps},
+                       {"min_p", t.min_ps, &options.min_ps},
+                       {"seed", t.seeds, &options.seeds},
+                       {"offset", t.offsets, &options.offsets},
+                       {"logit_bias", t.logit_bias, &options.logit_bias},
+                       {"rows", t.rows, &options.rows},
+                       {"top_ids", t.top_ids, &outputs.top_ids},
+                       {"top_logprobs", t.top_logprobs, &outputs.top_logprobs}});
+}
+
+Status draw(const flashplan_sample_tensors* given, Stream stream) noexcept {
+  Sampling s;
+  FLASHPLAN_RETURN_IF_ERROR(read_sampling(given, &s));
+  return sample(s.logits, s.options, s.outputs, stream);
+}
+
+Status filter(const flashplan_sample_tensors* given, Stream stream) noexcept {
+  Sampling s;
+  FLASHPLAN_RETURN_IF_ERROR(read_sampling(given, &s));
+  const struct {
+    const char* name;
+    const TensorView& view;
+  } others[] = {{"logprobs", s.outputs.logprobs},
+                {"top_ids", s.outputs.top_ids},
+                {"top_logprobs", s.outputs.top_logprobs}};
+  for (const auto& [name, view] : others) {
+    if (view.empty()) continue;
+    return error(StatusCode::kInvalidArgument, "%s: expected NULL, got a tensor", name);
+  }
+  return filtered_probs(s.logits, s.options, s.outputs.ids, s.outputs.status, stream);
+}
+
+Status mask(const flashplan_tensor* logits, int32_t top_k, const flashplan_tensor* top_ks,
+            const flashplan_tensor* out, Stream stream) noexcept {
+  TensorView logits_view, top_ks_view, out_view;
+  FLASHPLAN_RETURN_IF_ERROR(read_tensors({{"logits", logits, &logits_view},
+                                          {"top_k", top_ks, &top_ks_view},
+                                          {"out", out, &out_view}}));
+  return top_k_mask(logits_view, top_k, top_ks_view, out_view, stream);
 }
 
 Status verify(const flashplan_verify_tensors* given, Stream stream) noexcept {
@@ -359,6 +401,17 @@ void flashplan_sample_tensors_init(flashplan_sample_tensors* tensors, size_t str
 flashplan_status flashplan_sample(const flashplan_sample_tensors* tensors, flashplan_stream stream,
                                   char* message) noexcept {
   return c_abi::report(c_abi::draw(tensors, stream), message);
+}
+
+flashplan_status flashplan_filtered_probs(const flashplan_sample_tensors* tensors,
+                                          flashplan_stream stream, char* message) noexcept {
+  return c_abi::report(c_abi::filter(tensors, stream), message);
+}
+
+flashplan_status flashplan_top_k_mask(const flashplan_tensor* logits, int32_t top_k,
+                                      const flashplan_tensor* top_ks, const flashplan_tensor* out,
+                                      flashplan_stream stream, char* message) noexcept {
+  return c_abi::report(c_abi::mask(logits, top_k, top_ks, out, stream), message);
 }
 
 void flashplan_verify_tensors_init(flashplan_verify_tensors* tensors, size_t struct_size) noexcept {

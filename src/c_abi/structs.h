@@ -43,7 +43,7 @@ inline constexpr std::size_t kFirstSize<flashplan_mla_gather_tensors> = 72;
 template <>
 inline constexpr std::size_t kFirstSize<flashplan_penalty_tensors> = 72;
 template <>
-inline constexpr std::size_t kFirstSize<flashplan_sample_tensors> = 136;
+inline constexpr std::size_t kFirstSize<flashplan_sample_tensors> = 168;
 template <>
 inline constexpr std::size_t kFirstSize<flashplan_verify_tensors> = 104;
 

@@ -26,6 +26,11 @@ void apply_rope(const RopeParams& params) noexcept;
 /// If a row has an error, returns that of the first one, and writes nothing.
 Status sample(const SampleParams& params) noexcept;
 
+/// The same for rows that filters leave.
+Status filter_rows(const FilterParams& params) noexcept;
+/// After sample(), which has found no error.
+void list_logprobs(const FilterParams& params) noexcept;
+
 /// If a request has an error, returns that of the first one, and writes nothing.
 Status speculative_verify(const VerifyParams& params) noexcept;
 void softmax(const SoftmaxParams& params) noexcept;
@@ -58,6 +63,8 @@ Status norm(const NormParams& params, Device device, Stream stream) noexcept;
 Status gated_activation(const ActivationParams& params, Device device, Stream stream) noexcept;
 Status apply_rope(const RopeParams& params, Device device, Stream stream) noexcept;
 Status sample(const SampleParams& params, Device device, Stream stream) noexcept;
+Status filter_rows(const FilterParams& params, Device device, Stream stream) noexcept;
+Status list_logprobs(const FilterParams& params, Device device, Stream stream) noexcept;
 Status speculative_verify(const VerifyParams& params, Device device, Stream stream) noexcept;
 Status softmax(const SoftmaxParams& params, Device device, Stream stream) noexcept;
 Status apply_penalties(const PenaltyParams& params, Device device, Stream stream) noexcept;

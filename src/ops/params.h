@@ -142,21 +142,33 @@ struct Parameter {
 struct RandomParams {
   Parameter<int64_t> seed{};
   Parameter<int64_t> offset{};
+  bool has_one_seed = false;  // seed.each has one entry, for all requests
+  bool has_one_offset = false;
 
+  FLASHPLAN_HOST_DEVICE int64_t seed_of(int32_t row) const {
+    return seed.of(has_one_seed ? 0 : row);
+  }
+  FLASHPLAN_HOST_DEVICE int64_t offset_of(int32_t row) const {
+    return offset.of(has_one_offset ? 0 : row);
+  }
   FLASHPLAN_HOST_DEVICE uint32_t stream(int32_t row) const {
-    return seed.each == nullptr ? static_cast<uint32_t>(row) : 0U;
+    return seed.each == nullptr || has_one_seed ? static_cast<uint32_t>(row) : 0U;
   }
 };
 
 struct SampleParams : RandomParams {
-  const char* logits = nullptr;  // [num_rows, vocab]
+  const char* logits = nullptr;  // [num_logit_rows, vocab]
   int64_t row_stride = 0;        // bytes
   const float* bias = nullptr;   // or null
-  int64_t bias_stride = 0;       // elements from row to row; 0: one for all
+  int64_t bias_stride = 0;       // elements from row to row of the logits; 0: one for all
+  const void* rows = nullptr;    // [num_rows]: the row of the logits of each request, or null
   DType dtype = DType::kFloat32;
-  int32_t num_rows = 0;
-  int32_t vocab = 0;
+  bool has_wide_rows = false;  // int64, else int32
   bool from_probs = false;
+  bool joint = false;  // top-p counts the mass that other filters drop
+  int32_t num_logit_rows = 0;
+  int32_t num_rows = 0;  // requests
+  int32_t vocab = 0;
   Parameter<float> temperature{};
   Parameter<int32_t> top_k{};
   Parameter<float> top_p{};
@@ -164,6 +176,41 @@ struct SampleParams : RandomParams {
   int32_t* ids = nullptr;
   float* logprobs = nullptr;  // or null
   int32_t* status = nullptr;  // or null
+
+  /// What `rows` says of a request.
+  FLASHPLAN_HOST_DEVICE int64_t given_row(int32_t row) const {
+    return has_wide_rows ? static_cast<const int64_t*>(rows)[row]
+                         : static_cast<const int32_t*>(rows)[row];
+  }
+  /// The row of the logits that a request draws from; -1 where `rows` names none.
+  FLASHPLAN_HOST_DEVICE int32_t logits_row(int32_t row) const {
+    if (rows == nullptr) return row;
+    const int64_t given = given_row(row);
+    return given >= 0 && given < num_logit_rows ? static_cast<int32_t>(given) : -1;
+  }
+};
+
+/// sample() lists at most so many likeliest tokens.
+constexpr int32_t kMaxTopLogprobs = 256;
+
+/// filtered_probs() and top_k_mask(), which write a row for each row of the logits; and, without
+/// `out`, log-probabilities for sample(): those of the tokens in `ids`, and the likeliest tokens.
+struct FilterParams : SampleParams {
+  char* out = nullptr;     // [num_rows, vocab], or null
+  int64_t out_stride = 0;  // bytes
+  bool is_mask = false;    // logits of their dtype, -inf where they are dropped; else probabilities
+  int32_t num_top = 0;
+  int32_t* top_ids = nullptr;      // [num_rows, num_top]
+  float* top_logprobs = nullptr;   // [num_rows, num_top]
+  int64_t top_id_stride = 0;       // elements
+  int64_t top_logprob_stride = 0;  // elements
+
+  FLASHPLAN_HOST_DEVICE int32_t* top_ids_of(int32_t row) const {
+    return top_ids + row * top_id_stride;
+  }
+  FLASHPLAN_HOST_DEVICE float* top_logprobs_of(int32_t row) const {
+    return top_logprobs + row * top_logprob_stride;
+  }
 };
 
 /// Drafts of one request are at most so many.
@@ -171,13 +218,13 @@ constexpr int32_t kMaxDrafts = 512;
 
 /// speculative_verify().
 struct VerifyParams : RandomParams {
-  const void* tokens = nullptr;      // [num_rows, num_drafts]
-  int64_t token_stride = 0;          // elements, of requests
-  bool has_wide_tokens = false;      // int64, else int32
-  const int32_t* parents = nullptr;  // or null: a chain
-  int64_t parent_stride = 0;         // elements, of requests; 0: one tree for all
-  const char* draft_probs = nullptr;
-  int64_t draft_request_stride = 0;  // bytes
+  const void* tokens = nullptr;       // [num_rows, num_drafts]
+  int64_t token_stride = 0;           // elements, of requests
+  bool has_wide_tokens = false;       // int64, else int32
+  const int32_t* parents = nullptr;   // or null: a chain
+  int64_t parent_stride = 0;          // elements, of requests; 0: one tree for all
+  const char* draft_probs = nullptr;  // null: of a draft's own token 1, of others 0
+  int64_t draft_request_stride = 0;   // bytes
   int64_t draft_row_stride = 0;
   const char* target_probs = nullptr;
   int64_t target_request_stride = 0;
@@ -201,8 +248,9 @@ struct VerifyParams : RandomParams {
   FLASHPLAN_HOST_DEVICE int32_t parent(int32_t row, int32_t draft) const {
     return parents == nullptr ? draft - 1 : parents[row * parent_stride + draft];
   }
-  /// The distribution that a draft was drawn from.
+  /// The distribution that a draft was drawn from; null where it is 1 for the draft's own token.
   FLASHPLAN_HOST_DEVICE const char* draft_row(int32_t row, int32_t draft) const {
+    if (draft_probs == nullptr) return nullptr;
     return draft_probs + row * draft_request_stride + draft * draft_row_stride;
   }
   /// The large model's distribution after a draft, or after none where it is -1.

@@ -199,6 +199,13 @@ FLASHPLAN_HOST_DEVICE uint64_t part_of(float p, uint64_t total) {
   return whole == 0 ? 1 : whole;
 }
 
+/// The mass that top-p keeps of `kept`, what other filters keep. Top-p counts the mass `counted`,
+/// or, where that is 0, `kept`.
+FLASHPLAN_HOST_DEVICE uint64_t wanted_of_top_p(float top_p, uint64_t kept, uint64_t counted) {
+  const uint64_t wanted = part_of(top_p, counted != 0 ? counted : kept);
+  return wanted < kept ? wanted : kept;
+}
+
 /// The number of ties of `weight` that must be added to `above` to reach `wanted` > above.
 FLASHPLAN_HOST_DEVICE uint32_t ties_to_reach(uint64_t wanted, uint64_t above, uint32_t weight) {
   const uint64_t rest = wanted - above;
@@ -340,7 +347,7 @@ FLASHPLAN_HOST_DEVICE uint32_t use_of_try(uint32_t index) {
 }
 /// The random numbers of a try. Rows for which nothing is tried are drawn with those of try 0.
 FLASHPLAN_HOST_DEVICE RandomPair random_of_try(const RandomParams& p, int32_t row, uint32_t index) {
-  return random_pair(p.seed.of(row), p.offset.of(row), p.stream(row), use_of_try(index));
+  return random_pair(p.seed_of(row), p.offset_of(row), p.stream(row), use_of_try(index));
 }
 
 FLASHPLAN_HOST_DEVICE bool is_probability(float x) { return x >= 0.0F && x <= 1.01F; }

@@ -5,6 +5,7 @@
 #include "common/error.h"
 #include "ops/checks.h"
 #include "ops/operators.h"
+#include "ops/sampling_checks.h"
 
 namespace flashplan {
 namespace {
@@ -22,10 +23,12 @@ Status check_drafts(const Drafts& d) {
   const Device device = d.target_probs.device;
   const Dim batch = Dim::exactly(d.target_probs.shape[0]);
   const Dim drafts = Dim::exactly(d.target_probs.shape[1] - 1);
-  FLASHPLAN_RETURN_IF_ERROR(check_dtype(draft, d.target_probs.dtype, " (as target_probs)"));
-  FLASHPLAN_RETURN_IF_ERROR(check_device(draft, device));
-  FLASHPLAN_RETURN_IF_ERROR(
-      check_shape(draft, {batch, drafts, Dim::exactly(d.target_probs.shape[2])}));
+  if (!d.draft_probs.empty()) {
+    FLASHPLAN_RETURN_IF_ERROR(check_dtype(draft, d.target_probs.dtype, " (as target_probs)"));
+    FLASHPLAN_RETURN_IF_ERROR(check_device(draft, device));
+    FLASHPLAN_RETURN_IF_ERROR(
+        check_shape(draft, {batch, drafts, Dim::exactly(d.target_probs.shape[2])}));
+  }
   if (d.tokens.dtype != DType::kInt64) {
     FLASHPLAN_RETURN_IF_ERROR(check_dtype(tokens, DType::kInt32, " or int64"));
   }
@@ -38,7 +41,7 @@ Status check_drafts(const Drafts& d) {
                              : check_shape(parents, {batch, drafts});
 }
 
-/// An argument of a number for each request, or of some, where it is given.
+/// An output of a number for each request, or of some.
 Status check_output(const TensorArgument& argument, std::initializer_list<Dim> shape, DType dtype,
                     Device device) {
   FLASHPLAN_RETURN_IF_ERROR(check_dtype(argument, dtype, ""));
@@ -76,7 +79,7 @@ VerifyParams make_params(const Drafts& d, const VerifyOptions& o, const VerifyOu
   p.has_wide_tokens = d.tokens.dtype == DType::kInt64;
   p.parents = static_cast<const int32_t*>(d.parents.data);
   p.parent_stride = d.parents.rank == 2 ? stride_of(d.parents, 0) : 0;
-  if (has_elements(d.draft_probs)) {
+  if (!d.draft_probs.empty() && has_elements(d.draft_probs)) {
     p.draft_probs = static_cast<const char*>(d.draft_probs.data);
     p.draft_request_stride = stride_bytes(d.draft_probs, 0);
     p.draft_row_stride = stride_bytes(d.draft_probs, 1);
@@ -88,8 +91,7 @@ VerifyParams make_params(const Drafts& d, const VerifyOptions& o, const VerifyOu
   p.num_rows = static_cast<int32_t>(d.target_probs.shape[0]);
   p.num_drafts = static_cast<int32_t>(d.target_probs.shape[1]) - 1;
   p.vocab = static_cast<int32_t>(d.target_probs.shape[2]);
-  p.seed = {o.seed, static_cast<const int64_t*>(o.seeds.data)};
-  p.offset = {o.offset, static_cast<const int64_t*>(o.offsets.data)};
+  set_random(o.seed, o.offset, {{"seed", o.seeds}, {"offset", o.offsets}}, &p);
   p.out = static_cast<int32_t*>(out.tokens.data);
   p.out_stride = stride_of(out.tokens, 0);
   p.num_accepted = static_cast<int32_t*>(out.num_accepted.data);
@@ -113,8 +115,7 @@ Status speculative_verify(const Drafts& d, const VerifyOptions& o, const VerifyO
   const TensorArgument num_accepted{"num_accepted", out.num_accepted, true};
   const TensorArgument nodes{"nodes", out.nodes, true};
   const TensorArgument status{"status", out.status, true};
-  const TensorArgument seeds{"seed", o.seeds};
-  const TensorArgument offsets{"offset", o.offsets};
+  const RandomArguments random{{"seed", o.seeds}, {"offset", o.offsets}};
   constexpr DType kInt = DType::kInt32;
   FLASHPLAN_RETURN_IF_ERROR(check_output(tokens, {batch, Dim::exactly(drafts + 1)}, kInt, device));
   FLASHPLAN_RETURN_IF_ERROR(check_output(num_accepted, {batch}, kInt, device));
@@ -124,10 +125,7 @@ Status speculative_verify(const Drafts& d, const VerifyOptions& o, const VerifyO
   if (!out.status.empty()) {
     FLASHPLAN_RETURN_IF_ERROR(check_output(status, {batch}, kInt, device));
   }
-  for (const TensorArgument* each : {&seeds, &offsets}) {
-    if (each->view.empty()) continue;
-    FLASHPLAN_RETURN_IF_ERROR(check_output(*each, {batch}, DType::kInt64, device));
-  }
+  FLASHPLAN_RETURN_IF_ERROR(check_random(random, device, d.target_probs.shape[0]));
   const TensorArgument arguments[] = {tokens,
                                       num_accepted,
                                       nodes,
@@ -136,8 +134,8 @@ Status speculative_verify(const Drafts& d, const VerifyOptions& o, const VerifyO
                                       {"draft_parents", d.parents},
                                       {"draft_probs", d.draft_probs},
                                       {"target_probs", d.target_probs},
-                                      seeds,
-                                      offsets};
+                                      random.seeds,
+                                      random.offsets};
   FLASHPLAN_RETURN_IF_ERROR(check_apart(arguments));
   if (d.target_probs.shape[0] == 0) return {};
   const VerifyParams p = make_params(d, o, out);

@@ -72,10 +72,16 @@ struct Drawing {
   HostTensor ids{DType::kInt32, {3}};
   HostTensor logprobs{DType::kFloat32, {3}};
   HostTensor status{DType::kInt32, {3}};
+  HostTensor top_ids{DType::kInt32, {3, 4}};
+  HostTensor top_logprobs{DType::kFloat32, {3, 4}};
 
+  SampleOutputs outputs(LogprobsOf of) const {
+    return {ids.view(), logprobs.view(), status.view(), of, top_ids.view(), top_logprobs.view()};
+  }
   bool operator==(const Drawing& other) const {
     return ids.bytes() == other.ids.bytes() && logprobs.bytes() == other.logprobs.bytes() &&
-           status.bytes() == other.status.bytes();
+           status.bytes() == other.status.bytes() && top_ids.bytes() == other.top_ids.bytes() &&
+           top_logprobs.bytes() == other.top_logprobs.bytes();
   }
 };
 
@@ -85,6 +91,8 @@ flashplan_sample_tensors c_sample(const Drawing& drawing, const SampleOptions& o
   c.out = owner.add(drawing.ids.view());
   c.logprobs = owner.add(drawing.logprobs.view());
   c.status = owner.add(drawing.status.view());
+  c.top_ids = owner.add(drawing.top_ids.view());
+  c.top_logprobs = owner.add(drawing.top_logprobs.view());
   c.temperatures = owner.add(o.temperatures);
   c.top_ks = owner.add(o.top_ks);
   c.top_ps = owner.add(o.top_ps);
@@ -99,6 +107,8 @@ flashplan_sample_tensors c_sample(const Drawing& drawing, const SampleOptions& o
   c.seed = o.seed;
   c.offset = o.offset;
   c.from_probs = o.from_probs ? 1 : 0;
+  c.joint = o.joint ? 1 : 0;
+  c.rows = owner.add(o.rows);
   return c;
 }
 
@@ -106,7 +116,7 @@ TEST(samples) {
   const HostTensor temperatures = float_tensor({0.5, 0, 2}), top_ps = float_tensor({0.5, 1, 0.75});
   const HostTensor min_ps = float_tensor({0, 0.25, 0.125}),
                    bias = random_tensor(14, DType::kFloat32, {50});
-  const HostTensor top_ks = int_tensor({20, 3, 9});
+  const HostTensor top_ks = int_tensor({20, 3, 9}), rows = int_tensor({2, 2, 0});
   std::vector<int64_t> seeds{1, int64_t{1} << 40, -5}, offsets{9, 8, int64_t{7} << 33};
   HostTensor probs(DType::kFloat32, {3, 50});
   for (int64_t i = 0; i < 150; ++i) probs.set({i / 50, i % 50}, i % 50 < 32 ? 0.03125 : 0.0);
@@ -127,6 +137,8 @@ TEST(samples) {
       [&](auto& o) { o.seeds = wide_ints(seeds); },
       [&](auto& o) { o.offsets = wide_ints(offsets); },
       [&](auto& o) { o.logit_bias = bias.view(); },
+      [](auto& o) { o.top_k = 9, o.top_p = 0.7F, o.joint = true; },
+      [&](auto& o) { o.rows = rows.view(); },
   };
   Message message;
   for (const Change& change : all) {
@@ -136,11 +148,11 @@ TEST(samples) {
       Drawing expected, drawing;
       if (options.from_probs) expected.logits = drawing.logits = probs;
       options.seed += 1;
-      CHECK(sample(expected.logits.view(), options,
-                   {expected.ids.view(), expected.logprobs.view(), expected.status.view()})
-                .ok());
+      const LogprobsOf of = draw % 2 == 0 ? LogprobsOf::kFiltered : LogprobsOf::kRaw;
+      CHECK(sample(expected.logits.view(), options, expected.outputs(of)).ok());
       CTensors owner;
-      const flashplan_sample_tensors c = c_sample(drawing, options, owner);
+      flashplan_sample_tensors c = c_sample(drawing, options, owner);
+      c.raw_logprobs = draw % 2 == 0 ? 0 : 1;
       check_ok(flashplan_sample(&c, nullptr, message), message);
       CHECK(drawing == expected);
     }
@@ -154,6 +166,8 @@ TEST(samples) {
   defaults.out = good.out;
   defaults.logprobs = good.logprobs;
   defaults.status = good.status;
+  defaults.top_ids = good.top_ids;
+  defaults.top_logprobs = good.top_logprobs;
   CHECK(std::memcmp(&defaults, &good, sizeof(good)) == 0);
   const auto refused = [&](const char* argument,
                            const std::function<void(flashplan_sample_tensors&)>& change) {
@@ -182,6 +196,57 @@ TEST(samples) {
     const std::string start = is_input ? "logits: expected " : "out: expected ";
     CHECK_EQ(std::string(message).rfind(start, 0), 0U);
   }
+}
+
+TEST(filters) {
+  const HostTensor logits = random_tensor(15, DType::kFloat32, {3, 50});
+  const HostTensor wanted(DType::kFloat32, {3, 50}), out(DType::kFloat32, {3, 50});
+  const HostTensor top_ks = int_tensor({20, 3, 9}), status(DType::kInt32, {3});
+  SampleOptions options;
+  options.top_ks = top_ks.view();
+  options.top_p = 0.75F;
+  options.joint = true;
+  CHECK(filtered_probs(logits.view(), options, wanted.view()).ok());
+  Message message;
+  CTensors owner;
+  auto c = started(flashplan_sample_tensors_init);
+  c.logits = owner.add(logits.view());
+  c.out = owner.add(out.view());
+  c.status = owner.add(status.view());
+  c.top_ks = owner.add(top_ks.view());
+  c.top_p = 0.75F;
+  c.joint = 1;
+  check_ok(flashplan_filtered_probs(&c, nullptr, message), message);
+  CHECK(out.bytes() == wanted.bytes());
+  const auto refused = [&](const char* argument, const flashplan_sample_tensors& wrong) {
+    check_refused(as_status(flashplan_filtered_probs(&wrong, nullptr, message), message), kInvalid,
+                  argument);
+  };
+  for (const auto& [name, member] :
+       {std::pair("logprobs", &flashplan_sample_tensors::logprobs),
+        std::pair("top_ids", &flashplan_sample_tensors::top_ids),
+        std::pair("top_logprobs", &flashplan_sample_tensors::top_logprobs),
+        std::pair("rows", &flashplan_sample_tensors::rows)}) {
+    flashplan_sample_tensors wrong = c;
+    wrong.*member = c.status;
+    refused(name, wrong);
+  }
+  flashplan_sample_tensors wrong = c;
+  wrong.top_p = 2.0F;
+  refused("top_p", wrong);
+
+  CHECK(top_k_mask(logits.view(), 7, TensorView(), wanted.view()).ok());
+  check_ok(flashplan_top_k_mask(c.logits, 7, nullptr, c.out, nullptr, message), message);
+  CHECK(out.bytes() == wanted.bytes());
+  CHECK(top_k_mask(logits.view(), 7, top_ks.view(), wanted.view()).ok());
+  check_ok(flashplan_top_k_mask(c.logits, 7, c.top_ks, c.out, nullptr, message), message);
+  CHECK(out.bytes() == wanted.bytes());
+  check_refused(
+      as_status(flashplan_top_k_mask(c.logits, 0, nullptr, c.out, nullptr, message), message),
+      kInvalid, "top_k");
+  check_refused(
+      as_status(flashplan_top_k_mask(nullptr, 1, nullptr, c.out, nullptr, message), message),
+      kInvalid, "logits");
 }
 
 /// Two requests with trees of three drafts over a vocabulary of 6.
@@ -226,6 +291,7 @@ TEST(verifications) {
     Drafts drafts{expected.tokens.view(), expected.draft_probs.view(), expected.target_probs.view(),
                   expected.parents.view()};
     if (round % 4 == 3) drafts.parents = TensorView();
+    if (round % 3 == 1) drafts.draft_probs = TensorView();
     CHECK(speculative_verify(drafts, options,
                              {expected.out.view(), expected.num_accepted.view(),
                               expected.nodes.view(), expected.status.view()})
@@ -233,7 +299,7 @@ TEST(verifications) {
     CTensors owner;
     auto c = started(flashplan_verify_tensors_init);
     c.draft_tokens = owner.add(verification.tokens.view());
-    c.draft_probs = owner.add(verification.draft_probs.view());
+    if (round % 3 != 1) c.draft_probs = owner.add(verification.draft_probs.view());
     c.target_probs = owner.add(verification.target_probs.view());
     if (round % 4 != 3) c.draft_parents = owner.add(verification.parents.view());
     c.seeds = owner.add(options.seeds);
@@ -251,9 +317,9 @@ TEST(verifications) {
     flashplan_status status = flashplan_speculative_verify(&c, nullptr, message);
     check_refused(as_status(status, message), kInvalid, "tensors.struct_size");
     c.struct_size = sizeof(c);
-    c.target_probs = c.draft_probs;
+    c.target_probs = c.draft_tokens;
     status = flashplan_speculative_verify(&c, nullptr, message);
-    CHECK_EQ(status, FLASHPLAN_INVALID_ARGUMENT);
+    CHECK_EQ(status, FLASHPLAN_INVALID_TYPE);
   }
 }
 

@@ -31,6 +31,7 @@ struct Settings {
   float min_p = 0.0F;
   bool has_logprobs = true;
   int64_t seed = 0;  // 0: another one for each call
+  bool joint = false;
 };
 
 inline std::vector<float> probabilities(const std::vector<float>& logits) {
@@ -47,6 +48,8 @@ inline std::vector<float> probabilities(const std::vector<float>& logits) {
 struct EachRow {
   std::vector<float> temperatures;
   std::vector<int32_t> top_ks;
+  std::vector<float> top_ps;
+  std::vector<int32_t> rows;  // of the logits, as many as there are
 };
 
 /// Draws from each row by both engines, a launch for all of them.
@@ -90,6 +93,10 @@ inline void compare(const Rows& all, const Settings& settings, int32_t vocab,
   p.min_p.all = settings.min_p;
   if (!each.temperatures.empty()) p.temperature.each = each.temperatures.data();
   if (!each.top_ks.empty()) p.top_k.each = each.top_ks.data();
+  if (!each.top_ps.empty()) p.top_p.each = each.top_ps.data();
+  if (!each.rows.empty()) p.rows = each.rows.data();
+  p.num_logit_rows = num_rows;
+  p.joint = settings.joint;
   p.seed.all = settings.seed != 0 ? settings.seed : ++seed;
   p.offset.all = 12345;
   p.ids = ids.data();

@@ -144,6 +144,50 @@ TEST(rows_with_top_p) {
   cuda::emulated_facts.num_sms = 132;
 }
 
+/// Top-p counts what top-k and min-p drop, too.
+TEST(joint_filters) {
+  constexpr Settings kJoint[] = {
+      {"k 50 p 0.9 joint", 1.0F, 50, 0.9F, 0.0F, true, 0, true},
+      {"k 3000 p 0.5 joint", 1.0F, 3000, 0.5F, 0.0F, true, 0, true},
+      {"k 3 p 0.999 joint", 1.5F, 3, 0.999F, 0.0F, true, 0, true},
+      {"p 0.9 min-p 0.1 joint", 1.0F, INT32_MAX, 0.9F, 0.1F, true, 0, true},
+      {"all joint", 0.8F, 500, 0.95F, 1e-3F, true, 0, true},
+  };
+  for (const int32_t vocab : {7, 5003, 17'003}) {
+    const Rows rows = hard_rows(vocab, static_cast<uint32_t>(vocab));
+    EachRow each;
+    for (size_t r = 0; r < rows.rows.size(); ++r) each.top_ps.push_back(r % 2 == 0 ? 1.0F : 0.6F);
+    for (const Settings& settings : kJoint) {
+      compare(rows, settings, vocab);
+      compare(rows, settings, vocab, true);
+      compare(rows, settings, vocab, false, DType::kFloat32, nullptr, 0, each);
+    }
+  }
+  cuda::emulated_facts.num_sms = 4;
+  const Rows rows = hard_rows(24'577, 9);
+  for (const Settings& settings : kJoint) compare(rows, settings, 24'577);
+  cuda::emulated_facts.num_sms = 132;
+}
+
+/// Requests draw from any rows of the logits; some name none.
+TEST(chosen_rows) {
+  for (const int num_sms : {4, 132}) {
+    cuda::emulated_facts.num_sms = num_sms;
+    const Rows rows = hard_rows(24'577, 10);
+    const auto num_rows = static_cast<int32_t>(rows.rows.size());
+    EachRow each;
+    for (int32_t r = 0; r < num_rows; ++r) each.rows.push_back((r * 5 + 3) % num_rows);
+    each.rows[2] = -1;
+    each.rows[5] = num_rows;
+    for (const Settings& settings : kFewSettings) {
+      compare(rows, settings, 24'577, false, DType::kFloat32, nullptr, 0, each);
+    }
+    compare(rows, {"p 0.9", 1.0F, INT32_MAX, 0.9F, 0.0F, false}, 24'577, false, DType::kFloat32,
+            nullptr, 0, each);
+  }
+  cuda::emulated_facts.num_sms = 132;
+}
+
 /// Rows of the greatest length for which the sum of a bin fits 32 bits even if all elements are in
 /// it, and rows of one element more.
 TEST(top_p_of_long_rows) {

@@ -160,12 +160,27 @@ TEST(requests) {
   CHECK(accepted > 20);
 }
 
+TEST(drafts_that_were_looked_up) {
+  int32_t accepted = 0;
+  for (const int32_t vocab : {7, 9001}) {
+    for (const bool has_tree : {false, true}) {
+      Problem problem = random_problem(1, vocab, DType::kFloat32, has_tree);
+      problem.params.draft_probs = nullptr;
+      accepted += compare(problem, "looked up, vocabulary " + std::to_string(vocab));
+    }
+  }
+  CHECK(accepted > 0);
+}
+
 /// A GPU below compute capability 9.0 has no clusters: one CTA processes a row, and reads it
 /// several times because its shared memory does not hold it.
 TEST(rows_that_are_not_held) {
   cuda::emulated_facts.major = 8;
   for (const bool has_tree : {false, true}) {
-    compare(random_problem(3, 20'003, DType::kFloat32, has_tree), "not held");
+    Problem problem = random_problem(3, 20'003, DType::kFloat32, has_tree);
+    compare(problem, "not held");
+    problem.params.draft_probs = nullptr;
+    compare(problem, "not held, looked up");
   }
   cuda::emulated_facts.major = 9;
 }

@@ -79,6 +79,7 @@ def run_once(tool):
 
     import flashplan as fp
     import test_append
+    import test_filters
     import test_merge
     import test_penalties
     import test_rope
@@ -137,7 +138,9 @@ def run_once(tool):
         clusters = name in ("k 5", "p 0.3", "all")
         size, dtype = (long, "float32") if clusters else (short(5000), "bfloat16")
         test_sampling.check_filters(rng, framework, size, dtype, options)
-        count += 1
+        test_filters.check_filtered_probs(rng, framework, size, dtype, options)
+        test_filters.check_logprobs(rng, framework, size, dtype, options)
+        count += 3
     for options in ({"top_k": 5}, {"top_p": 0.3}):
         test_sampling.check_filters(
             rng, framework, short(1500), "float32", options, from_probs=True

@@ -88,6 +88,43 @@ def test_many_rows(cuda, rng, name, dtype):
         assert np.array_equal(ids, wanted)
 
 
+@pytest.mark.parametrize("num_rows", [3, 140])
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+def test_rows(cuda, rng, dtype, num_rows):
+    logits = (4 * rng.standard_normal((num_rows, 30_000))).astype(np.float32)
+    bias = rng.standard_normal(logits.shape).astype(np.float32)
+    rows = rng.integers(0, num_rows, 150).astype(dtype)
+    for options in ({}, {"top_k": 40}, {"top_p": 0.9}, mixed(rng, 150)):
+        tensors = {
+            name: cuda.tensor(value) if isinstance(value, np.ndarray) else value
+            for name, value in options.items()
+        }
+        for more in (None, bias):
+            wanted = fp.sample(logits, rows=rows, logit_bias=more, **options)
+            more = None if more is None else cuda.tensor(more)
+            x, chosen = cuda.tensor(logits), cuda.tensor(rows)
+            ids = fp.sample(x, rows=chosen, logit_bias=more, **tensors)
+            assert np.array_equal(cuda.array(ids), wanted)
+
+
+def test_rows_that_do_not_exist(cuda, torch, rng):
+    logits = rng.standard_normal((4, 30_000)).astype(np.float32)
+    rows = cuda.tensor(np.array([0, 4, -1, 3, 2**40]))
+    status = torch.full((5,), -7, dtype=torch.int32, device=cuda.device)
+    for options in ({}, {"top_k": 9}, {"top_p": 0.9}, {"temperature": 0}):
+        ids = fp.sample(cuda.tensor(logits), rows=rows, status=status, **options).tolist()
+        assert status.tolist() == [0, 9, 9, 0, 9]
+        assert [i >= 0 for i in ids] == [True, False, False, True, False]
+
+
+def test_one_seed_in_memory(cuda, rng):
+    logits = rng.standard_normal((50, 5000)).astype(np.float32)
+    wanted = fp.sample(logits, seed=5, offset=6)
+    seed, offset = (cuda.tensor(np.array([n])) for n in (5, 6))
+    ids = fp.sample(cuda.tensor(logits), seed=seed, offset=offset)
+    assert np.array_equal(cuda.array(ids), wanted)
+
+
 @pytest.mark.parametrize("deviation", [1, 3, 8])
 @pytest.mark.parametrize("num_rows", [1, 32, 140])
 def test_the_cpu_s_logprobs(cuda, rng, num_rows, deviation):

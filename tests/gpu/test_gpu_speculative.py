@@ -49,6 +49,18 @@ def test_the_cpu_s_tokens(cuda, rng, vocab, dtype):
                 assert np.array_equal(a, b)
 
 
+@pytest.mark.parametrize("vocab", VOCABULARIES)
+def test_the_cpu_s_tokens_of_drafts_that_were_looked_up(cuda, rng, vocab):
+    tokens, _, targets = random_drafts(rng, 6, 5, vocab)
+    for parents in (None, random_parents(rng, 5), np.full(5, -1, np.int32)):
+        trees = [None if parents is None else f(parents) for f in (np.asarray, cuda.tensor)]
+        wanted = fp.speculative_verify(tokens, None, targets, draft_parents=trees[0], seed=9)
+        tensors = cuda.tensor(tokens), None, cuda.tensor(targets)
+        results = fp.speculative_verify(*tensors, draft_parents=trees[1], seed=9)
+        for actual, expected in zip(results, wanted, strict=True):
+            assert np.array_equal(cuda.array(actual), expected)
+
+
 def test_many_drafts(cuda, rng):
     given = random_drafts(rng, 3, 512, 40)
     parents = random_parents(rng, 512)

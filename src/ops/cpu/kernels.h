@@ -8,6 +8,7 @@
 #include "flashplan/sampling.h"
 #include "ops/mla_params.h"
 #include "ops/params.h"
+#include "ops/sampling_math.h"
 
 namespace flashplan::cpu {
 
@@ -38,8 +39,22 @@ struct VerifyResult {
   bool is_of_draft = false;
 };
 
+/// What filters keep of a row.
+struct FilterResult {
+  sampling::Cut cut{};
+  sampling::Scale scale{};
+  uint64_t total = 0;  // mass
+  SampleError error = SampleError::kNone;
+};
+
 // From kernels_sampling.cpp, which is compiled without contraction.
 using SampleRow = SampleResult (*)(const SampleParams& params, int32_t row) noexcept;
+using FindFilter = FilterResult (*)(const FilterParams& params, int32_t row) noexcept;
+/// Writes the row of params.out.
+using WriteFiltered = void (*)(const FilterParams& params, int32_t row,
+                               const FilterResult& filter) noexcept;
+/// Writes the row's log-probabilities.
+using ListLogprobs = void (*)(const FilterParams& params, int32_t row) noexcept;
 /// `nodes` [num_drafts] receives the drafts that are accepted.
 using VerifyRow = VerifyResult (*)(const VerifyParams& params, int32_t row,
                                    int32_t* nodes) noexcept;
@@ -47,16 +62,25 @@ using VerifyRow = VerifyResult (*)(const VerifyParams& params, int32_t row,
 namespace baseline {
 const OperatorKernels& operator_kernels() noexcept;
 SampleResult sample_row(const SampleParams& params, int32_t row) noexcept;
+FilterResult find_filter(const FilterParams& params, int32_t row) noexcept;
+void write_filtered(const FilterParams& params, int32_t row, const FilterResult& filter) noexcept;
+void list_logprobs(const FilterParams& params, int32_t row) noexcept;
 VerifyResult verify_row(const VerifyParams& params, int32_t row, int32_t* nodes) noexcept;
 }  // namespace baseline
 namespace avx2 {
 const OperatorKernels& operator_kernels() noexcept;
 SampleResult sample_row(const SampleParams& params, int32_t row) noexcept;
+FilterResult find_filter(const FilterParams& params, int32_t row) noexcept;
+void write_filtered(const FilterParams& params, int32_t row, const FilterResult& filter) noexcept;
+void list_logprobs(const FilterParams& params, int32_t row) noexcept;
 VerifyResult verify_row(const VerifyParams& params, int32_t row, int32_t* nodes) noexcept;
 }  // namespace avx2
 namespace avx512 {
 const OperatorKernels& operator_kernels() noexcept;
 SampleResult sample_row(const SampleParams& params, int32_t row) noexcept;
+FilterResult find_filter(const FilterParams& params, int32_t row) noexcept;
+void write_filtered(const FilterParams& params, int32_t row, const FilterResult& filter) noexcept;
+void list_logprobs(const FilterParams& params, int32_t row) noexcept;
 VerifyResult verify_row(const VerifyParams& params, int32_t row, int32_t* nodes) noexcept;
 }  // namespace avx512
 

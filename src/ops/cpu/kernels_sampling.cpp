@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// sample() on one row of logits, and speculative_verify() on one request. Compiled once per
-// instruction set, with FLASHPLAN_ISA as its name, and without contraction of a * b + c, so that a
-// GPU gives the same bits. As in cpu/kernels.cpp, nothing with external linkage but sample_row()
-// and verify_row() may come out of this file.
+// sample() and its filters on one row of logits, and speculative_verify() on one request. Compiled
+// once per instruction set, with FLASHPLAN_ISA as its name, and without contraction of a * b + c,
+// so that a GPU gives the same bits. As in cpu/kernels.cpp, nothing with external linkage but what
+// kernels.h names may come out of this file.
 #include "cpu/float_formats.h"
 #include "ops/cpu/kernels.h"
-#include "ops/sampling_math.h"
+#include "ops/filter_math.h"
 
 namespace flashplan::cpu::FLASHPLAN_ISA {
 namespace {
@@ -35,6 +35,12 @@ class Row {
 
   /// Of a row without a bias.
   float value(int64_t i) const { return Format::load(values_[i]) + 0.0F; }
+
+  /// The value that is compared and weighed.
+  float load_one(int64_t i) const {
+    const float value = Format::load(values_[i]);
+    return (bias_ == nullptr ? value : value + bias_[i]) + 0.0F;
+  }
 
   /// Loads the values that are compared and weighed, at most `most`; -0 becomes +0.
   int32_t load(int32_t first, float* values, int32_t most = kBlock) const {
@@ -225,43 +231,14 @@ template <typename RowType>
 }
 
 #include "ops/cpu/candidates.h"    // after Row and find_threshold()
+#include "ops/cpu/filter_row.h"    // after find_threshold() and mass_of()
 #include "ops/cpu/plain_sample.h"  // after Row
 
-/// What filters keep of a row.
-struct Kept {
-  sampling::Cut cut;
-  uint64_t total;  // mass
-};
-
-template <typename RowType>
-Kept filter(const RowType& row, int32_t top_k, float top_p, float min_p) {
-  sampling::Cut cut = sampling::keep_all(sampling::least_weight(min_p));
-  if (top_k < row.size()) {
-    const auto wanted = static_cast<uint64_t>(top_k);
-    const Threshold threshold = find_threshold<false>(row, cut, wanted);
-    cut.key = threshold.key;
-    cut.num_ties = static_cast<uint32_t>(wanted - threshold.above);
-  }
-  uint64_t above = mass_of(row, cut).above;
-  uint64_t total = above + uint64_t{cut.num_ties} * weight_of_tie(cut, row.scale);
-  if (top_p < 1.0F) {
-    const uint64_t wanted = sampling::part_of(top_p, total);
-    if (above >= wanted) {
-      const Threshold threshold = find_threshold<true>(row, cut, wanted);
-      cut.key = threshold.key;
-      above = threshold.above;
-      cut.num_ties = 1;
-    }
-    const uint32_t tie = weight_of_tie(cut, row.scale);
-    cut.num_ties = sampling::ties_to_reach(wanted, above, tie);
-    total = above + uint64_t{cut.num_ties} * tie;
-  }
-  return {cut, total};
-}
-
 /// Draws from what top-k, min-p and top-p keep of the row. The id is the place in the row.
+/// `counted`: as in filter().
 template <typename RowType>
-SampleResult filter_and_draw(const SampleParams& p, int32_t index, const RowType& row) {
+SampleResult filter_and_draw(const SampleParams& p, int32_t index, const RowType& row,
+                             uint64_t counted) {
   const int32_t top_k = p.top_k.of(index);
   const float top_p = p.top_p.of(index);
   const float min_p = p.min_p.of(index);
@@ -274,7 +251,7 @@ SampleResult filter_and_draw(const SampleParams& p, int32_t index, const RowType
     result.id = token.id;
     weight = sampling::weight_of(token.value, row.scale);
   }
-  const Kept kept = filter(row, top_k, top_p, min_p);
+  const Kept kept = filter(row, top_k, top_p, min_p, counted);
   if (result.id < 0) {
     const uint64_t random =
         sampling::random_of_try(p, index, is_tried ? sampling::kMostTries : 0).first;
@@ -287,44 +264,41 @@ SampleResult filter_and_draw(const SampleParams& p, int32_t index, const RowType
 
 template <typename Format>
 SampleResult sample_from(const SampleParams& p, int32_t index) {
+  const auto failed = [](SampleError error) { return SampleResult{-1, 0.0F, error}; };
+  const SampleError error = error_of_parameters(p, index);
+  if (error != SampleError::kNone) return failed(error);
   const float temperature = p.temperature.of(index);
   const int32_t top_k = p.top_k.of(index);
-  const float top_p = p.top_p.of(index);
-  const float min_p = p.min_p.of(index);
-  if (!(temperature >= 0.0F && temperature < kInfinity)) {
-    return {-1, 0.0F, SampleError::kTemperature};
-  }
-  if (top_k < 1) return {-1, 0.0F, SampleError::kTopK};
-  if (!(top_p > 0.0F && top_p <= 1.0F)) return {-1, 0.0F, SampleError::kTopP};
-  if (!(min_p >= 0.0F && min_p <= 1.0F)) return {-1, 0.0F, SampleError::kMinP};
-
-  Row<Format> row(p.logits + index * p.row_stride,
-                  p.bias == nullptr ? nullptr : p.bias + index * p.bias_stride, p.vocab,
-                  p.from_probs);
+  const int32_t logits_row = p.logits_row(index);  // read once: the caller's memory may change
+  if (logits_row < 0) return failed(SampleError::kRow);
+  Row<Format> row = row_of<Format>(p, logits_row);
   const Extremes extremes = find_largest(row, p.from_probs);
-  if (extremes.error != SampleError::kNone) return {-1, 0.0F, extremes.error};
+  if (extremes.error != SampleError::kNone) return failed(extremes.error);
   if (temperature == 0.0F) return {first_of_value(row, extremes.largest), 0.0F};
   row.scale = sampling::make_scale(extremes.largest, temperature, p.from_probs);
-  if (!sampling::has_filters(top_k, top_p, min_p, p.vocab)) return draw_from_all(p, index, row);
-  if (p.from_probs) {
-    const Mass all = mass_of(row, sampling::keep_all(0));
-    if (!sampling::sums_to_one(all.above, extremes.largest)) {
-      return {-1, 0.0F, SampleError::kProbabilities};
-    }
+  if (!sampling::has_filters(top_k, p.top_p.of(index), p.min_p.of(index), p.vocab)) {
+    return draw_from_all(p, index, row);
   }
+  const uint64_t all =
+      p.from_probs || p.joint ? mass_of(row, sampling::keep_all(0)).above : uint64_t{0};
+  if (p.from_probs && !sampling::sums_to_one(all, extremes.largest)) {
+    return failed(SampleError::kProbabilities);
+  }
+  const uint64_t counted = p.joint ? all : 0;
   Candidates candidates;
   if (top_k >= p.vocab || !find_candidates(row, top_k, candidates)) {
-    return filter_and_draw(p, index, row);
+    return filter_and_draw(p, index, row, counted);
   }
   Row<Float32> kept(reinterpret_cast<const char*>(candidates.values), nullptr, candidates.count,
                     p.from_probs);
   kept.scale = row.scale;
-  SampleResult result = filter_and_draw(p, index, kept);
+  SampleResult result = filter_and_draw(p, index, kept, counted);
   result.id = candidates.ids[result.id];
   return result;
 }
 
-#include "ops/cpu/verify_row.h"  // after Row and what is done with rows
+#include "ops/cpu/verify_row.h"      // after Row and what is done with rows
+#include "ops/cpu/write_filtered.h"  // after filter_row.h
 
 }  // namespace
 
@@ -333,6 +307,22 @@ SampleResult sample_row(const SampleParams& p, int32_t row) noexcept {
   dispatch_wide_format(p.dtype,
                        [&](auto format) { result = sample_from<decltype(format)>(p, row); });
   return result;
+}
+
+FilterResult find_filter(const FilterParams& p, int32_t row) noexcept {
+  FilterResult result;
+  dispatch_wide_format(p.dtype,
+                       [&](auto format) { result = find_filter_of<decltype(format)>(p, row); });
+  return result;
+}
+
+void write_filtered(const FilterParams& p, int32_t row, const FilterResult& filter) noexcept {
+  dispatch_wide_format(p.dtype,
+                       [&](auto format) { write_filtered_of<decltype(format)>(p, row, filter); });
+}
+
+void list_logprobs(const FilterParams& p, int32_t row) noexcept {
+  dispatch_wide_format(p.dtype, [&](auto format) { list_logprobs_of<decltype(format)>(p, row); });
 }
 
 VerifyResult verify_row(const VerifyParams& p, int32_t row, int32_t* nodes) noexcept {

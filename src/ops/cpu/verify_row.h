@@ -16,15 +16,21 @@ class ResidualRow {
   bool is_target() const { return num_rejected_ == 0; }
   void restore_target() { num_rejected_ = 0; }
 
-  /// `sum`: of this row before. `draft`: the distribution that the rejected draft was drawn from.
-  void reject(float sum, const char* draft) {
-    rejected_[num_rejected_++] = {sum, reinterpret_cast<const Storage*>(draft)};
+  /// `sum`: of this row before. `draft`: the distribution of the rejected draft, or null where it
+  /// is 1 for `id` alone.
+  void reject(float sum, const char* draft, int64_t id) {
+    rejected_[num_rejected_++] = {sum, reinterpret_cast<const Storage*>(draft), id};
+  }
+
+  /// A value of another row.
+  static float load_at(const char* row, int64_t i) {
+    return Format::load(reinterpret_cast<const Storage*>(row)[i]);
   }
 
   float value(int64_t i) const {
     float value = target_.value(i);
     for (int32_t r = 0; r < num_rejected_; ++r) {
-      value = sampling::residual(value, rejected_[r].sum, Format::load(rejected_[r].row[i]));
+      value = sampling::residual(value, rejected_[r].sum, rejected_[r].probability(i));
     }
     return value;
   }
@@ -32,8 +38,16 @@ class ResidualRow {
   int32_t load(int32_t first, float* values) const {
     const int32_t count = target_.load(first, values);
     for (int32_t r = 0; r < num_rejected_; ++r) {
-      const float sum = rejected_[r].sum;
-      const Storage* row = rejected_[r].row + first;
+      const Rejected& rejected = rejected_[r];
+      if (rejected.row == nullptr) {
+        for (int32_t i = 0; i < count; ++i) {
+          const float q = rejected.probability(first + i);
+          values[i] = sampling::residual(values[i], rejected.sum, q);
+        }
+        continue;
+      }
+      const float sum = rejected.sum;
+      const Storage* row = rejected.row + first;
       for (int32_t i = 0; i < count; ++i) {
         values[i] = sampling::residual(values[i], sum, Format::load(row[i]));
       }
@@ -52,7 +66,13 @@ class ResidualRow {
  private:
   struct Rejected {
     float sum;
-    const Storage* row;
+    const Storage* row;  // or null
+    int64_t id;
+
+    float probability(int64_t i) const {
+      if (row != nullptr) return Format::load(row[i]);
+      return i == id ? 1.0F : 0.0F;
+    }
   };
   Row<Format> target_;
   int32_t num_rejected_ = 0;
@@ -92,7 +112,7 @@ int32_t draw_token(const VerifyParams& p, int32_t request, ResidualRow<Format>& 
   }
   row.scale = sampling::make_scale(largest, 1.0F, true);
   const sampling::Cut all = sampling::keep_all(0);
-  const uint64_t random = sampling::random_bits(p.seed.of(request), p.offset.of(request),
+  const uint64_t random = sampling::random_bits(p.seed_of(request), p.offset_of(request),
                                                 p.stream(request), sampling::kUseVerify);
   uint32_t weight = 0;
   return find_token(row, all, sampling::high_product(random, mass_of(row, all).above), &weight);
@@ -118,20 +138,20 @@ VerifyResult verify(const VerifyParams& p, int32_t request, int32_t* nodes) {
         sum = sampling::sum_of_weights(mass_of(row, sampling::keep_all(0)).above, largest);
       }
       const char* drafted_from = p.draft_row(request, draft);
-      const float q =
-          Format::load(reinterpret_cast<const typename Format::Storage*>(drafted_from)[id]);
+      const bool is_looked_up = drafted_from == nullptr;
+      const float q = is_looked_up ? 1.0F : row.load_at(drafted_from, id);
       const uint64_t random =
-          sampling::random_bits(p.seed.of(request), p.offset.of(request), p.stream(request),
+          sampling::random_bits(p.seed_of(request), p.offset_of(request), p.stream(request),
                                 sampling::kUseDraft + static_cast<uint32_t>(draft));
       if (sampling::is_accepted(random, sampling::ratio(row.value(id), sum), q)) {
         accepted = draft;
         break;
       }
       if (row.is_target() && !is_distribution<Format>(target, p.vocab)) return bad_target;
-      if (!is_distribution<Format>(drafted_from, p.vocab)) {
+      if (!is_looked_up && !is_distribution<Format>(drafted_from, p.vocab)) {
         return {0, -1, SampleError::kProbabilities, draft, true};
       }
-      row.reject(sum, drafted_from);
+      row.reject(sum, drafted_from, id);
     }
     if (accepted < 0) {
       if (row.is_target() && !is_distribution<Format>(target, p.vocab)) return bad_target;

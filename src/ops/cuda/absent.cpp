@@ -45,6 +45,13 @@ Status apply_rope(const RopeParams& /*params*/, Device /*device*/, Stream /*stre
 Status sample(const SampleParams& /*params*/, Device /*device*/, Stream /*stream*/) noexcept {
   return not_built();
 }
+Status filter_rows(const FilterParams& /*params*/, Device /*device*/, Stream /*stream*/) noexcept {
+  return not_built();
+}
+Status list_logprobs(const FilterParams& /*params*/, Device /*device*/,
+                     Stream /*stream*/) noexcept {
+  return not_built();
+}
 Status speculative_verify(const VerifyParams& /*params*/, Device /*device*/,
                           Stream /*stream*/) noexcept {
   return not_built();

@@ -27,7 +27,7 @@ class SampleBlocks : protected SampleRow<kDType, kFromProbs, kHeld> {
   using Base::publish_sums;
   using Base::read;
   using Base::receive;
-  using Base::row_;
+  using Base::row;
   using Base::scale_;
   using Base::shared_;
   using Base::step_;
@@ -41,9 +41,9 @@ class SampleBlocks : protected SampleRow<kDType, kFromProbs, kHeld> {
       return SampleError::kProbabilities;
     }
     if (warp_of_thread() != 0) return SampleError::kNone;
-    draw_from_blocks(masses, sampling::random_of_try(p_, row_, 0),
+    draw_from_blocks(masses, sampling::random_of_try(p_, row(), 0),
                      [&](int i, uint32_t weight, const WeighedBlock& block) {
-                       write_token_of_block(p_, row_, part_.begin() + i, weight, block.sum,
+                       write_token_of_block(p_, row(), part_.begin() + i, weight, block.sum,
                                             mass_of(block), masses.total);
                      });
     return SampleError::kNone;
@@ -79,7 +79,7 @@ class SampleBlocks : protected SampleRow<kDType, kFromProbs, kHeld> {
         if (sum_of_warp(value_of_rank(t)) < wanted) return {SampleError::kNone, tokens[t]};
       }
     }
-    if (threadIdx.x == 0) shared_.random = sampling::random_of_try(p_, row_, kMostTries).first;
+    if (threadIdx.x == 0) shared_.random = sampling::random_of_try(p_, row(), kMostTries).first;
     return {SampleError::kNone, 0};
   }
 
@@ -169,7 +169,7 @@ class SampleBlocks : protected SampleRow<kDType, kFromProbs, kHeld> {
   /// warp for each try.
   __device__ void send_try(const Masses& masses, int index) {
     uint64_t token = 0;
-    draw_from_blocks(masses, sampling::random_of_try(p_, row_, static_cast<uint32_t>(index)),
+    draw_from_blocks(masses, sampling::random_of_try(p_, row(), static_cast<uint32_t>(index)),
                      [&](int i, uint32_t /*weight*/, const WeighedBlock& /*block*/) {
                        token = uint64_t{key_of(part_.at(i))} << 32 |
                                static_cast<uint32_t>(part_.begin() + i);

@@ -25,7 +25,6 @@ class SampleDraw : protected SampleThreshold<kDType, kFromProbs, kHeld> {
   using Base::part_;
   using Base::publish_sums;
   using Base::read;
-  using Base::row_;
   using Base::scale_;
   using Base::share_of_rank;
   using Base::shared_;

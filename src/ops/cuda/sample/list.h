@@ -37,10 +37,9 @@ class SampleList : protected SampleFew<kDType, false, false> {
 
  public:
   /// `memory`: what SampleRow needs, and a StreamList behind it.
-  __device__ SampleList(const RowParams<SampleParams>& params, int32_t row, SampleShared& shared,
+  __device__ SampleList(const SampleParams& p, const RowSplit& split, SampleShared& shared,
                         float* memory)
-      : Base(params, row, shared, memory),
-        list_(*reinterpret_cast<StreamList*>(memory + kListed)) {}
+      : Base(p, split, shared, memory), list_(*reinterpret_cast<StreamList*>(memory + kListed)) {}
 
   /// Where the list begins, in floats.
   static constexpr int kListed = (kBytesOfRank + kGroups * 8) / 4;

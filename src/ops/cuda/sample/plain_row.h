@@ -41,7 +41,7 @@ class PlainRow {
         num_blocks_((p.vocab - 1) / kBlock + 1),
         first_block_(cluster_rank() * blocks_of_cta()),
         end_block_(min(first_block_ + blocks_of_cta(), num_blocks_)),
-        elements_({p.logits, p.row_stride, p.bias, p.bias_stride}, row, p.vocab,
+        elements_({p.logits, p.row_stride, p.bias, p.bias_stride}, p.logits_row(row), p.vocab,
                   kFromProbs ? 0.0F : -INFINITY),
         num_fetchable_(elements_.has_words(0, 0) ? p.vocab / kBlock : 0) {}
 

@@ -48,7 +48,9 @@ struct SampleShared {
   uint64_t own_above;       // the mass above its candidates
   uint64_t wanted;          // count or mass, for the threshold
   bool goes_on;             // whether the token is in this CTA
+  int32_t tie_end;          // see RowFilter::find_ties()
   uint64_t target, ties_before, total;
+  uint64_t counted;  // the mass of which top-p keeps a part; 0: that of what other filters keep
   float temperature, top_p, min_p;  // of the row
   int32_t top_k;
   uint64_t random;
@@ -88,6 +90,13 @@ __device__ inline void write_result(const SampleParams& p, int32_t row, int32_t 
   if (p.status != nullptr) p.status[row] = static_cast<int32_t>(error);
 }
 
+/// Whether a request has no row of the logits to draw from; writes the error.
+__device__ inline bool is_without_row(const SampleParams& p, int32_t row) {
+  if (p.logits_row(row) >= 0) return false;
+  if (is_first_thread_of_cluster()) write_result(p, row, -1, NAN, SampleError::kRow);
+  return true;
+}
+
 /// The sums of a value over the threads of the CTA before this one, and over all.
 struct SumsOfCta {
   uint64_t before;
@@ -119,29 +128,32 @@ __device__ inline SampleError error_of_parameters(float temperature, int32_t top
 template <DType kDType, bool kFromProbs, bool kHeld>
 class SampleRow {
  public:
-  __device__ SampleRow(const RowParams<SampleParams>& params, int32_t row, SampleShared& shared,
+  __device__ SampleRow(const SampleParams& p, const RowSplit& split, SampleShared& shared,
                        float* memory)
-      : p_(params.p),
-        row_(row),
+      : p_(p),
         shared_(shared),
-        values_(reinterpret_cast<uint64_t*>(memory + (kHeld ? params.split.part : 0))),
+        values_(reinterpret_cast<uint64_t*>(memory + (kHeld ? split.part : 0))),
         groups_(values_ + cluster_size() * (2 * kValues)),
-        part_({params.p.logits, params.p.row_stride, params.p.bias, params.p.bias_stride}, row,
-              params.p.vocab, params.split, memory, kFromProbs ? 0.0F : -INFINITY) {}
+        part_({p.logits, p.row_stride, p.bias, p.bias_stride}, p.logits_row(row()), p.vocab, split,
+              memory, kFromProbs ? 0.0F : -INFINITY) {}
 
  protected:
+  /// The request. It is not kept, which saves a register.
+  __device__ static int32_t row() { return row_of_cluster(); }
+
   __device__ void write(int32_t id, float logprob, SampleError error) const {
-    write_result(p_, row_, id, logprob, error);
+    write_result(p_, row(), id, logprob, error);
   }
 
   /// Reads the row's parameters. One thread calls it, and the others see them after a barrier.
   /// Parameters that are tensors are loaded while the logits are on their way.
   __device__ void read_parameters() {
-    shared_.temperature = p_.temperature.of(row_);
-    shared_.top_k = p_.top_k.of(row_);
-    shared_.top_p = p_.top_p.of(row_);
-    shared_.min_p = p_.min_p.of(row_);
-    shared_.random = sampling::random_of_try(p_, row_, 0).first;
+    shared_.temperature = p_.temperature.of(row());
+    shared_.top_k = p_.top_k.of(row());
+    shared_.top_p = p_.top_p.of(row());
+    shared_.min_p = p_.min_p.of(row());
+    shared_.counted = 0;
+    shared_.random = sampling::random_of_try(p_, row(), 0).first;
   }
 
   __device__ SampleError error_of_parameters() const {
@@ -292,7 +304,6 @@ class SampleRow {
   }
 
   const SampleParams& p_;
-  int32_t row_;
   SampleShared& shared_;
   uint64_t* values_;  // [2][CTAs][kValues], of two steps
   uint64_t* groups_;  // of the bins of each rank

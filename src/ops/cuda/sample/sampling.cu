@@ -7,7 +7,7 @@
 
 #include "flashplan/sampling.h"
 #include "ops/cuda/launch.h"
-#include "ops/cuda/sample/gathered.h"
+#include "ops/cuda/sample/filters.h"
 #include "ops/cuda/sample/plain.h"
 #include "ops/cuda/sample/stream.h"
 #include "ops/operators.h"
@@ -17,22 +17,14 @@ namespace {
 
 /// One row of logits or of probabilities. All threads of the cluster go through all calls together.
 template <DType kDType, bool kFromProbs, bool kHeld>
-class Sampler : SampleGathered<kDType, kFromProbs, kHeld> {
-  using Base = SampleGathered<kDType, kFromProbs, kHeld>;
+class Sampler : SampleFilters<kDType, kFromProbs, kHeld> {
+  using Base = SampleFilters<kDType, kFromProbs, kHeld>;
 
  public:
   using Base::Base;
 
   __device__ void run() {
-    part_.start_load(shared_.arrived);
-    if (threadIdx.x == 32) {
-      for (Mailbox& mailbox : shared_.mail) mailbox.init();
-      shared_.lists.init();
-      shared_.gathered_mail.init();
-      shared_.num_candidates = 0;
-      Mailbox::fence_init();
-    }
-    cluster_arrive_relaxed();
+    this->start();
     const SampleError error = choose();
     if (error != SampleError::kNone && is_first_thread_of_cluster()) {
       write(-1, NAN, error);
@@ -43,21 +35,15 @@ class Sampler : SampleGathered<kDType, kFromProbs, kHeld> {
   using Base::largest_;
   using Base::p_;
   using Base::part_;
-  using Base::publish_sums;
   using Base::read;
-  using Base::row_;
   using Base::scale_;
   using Base::shared_;
-  using Base::sum_segments;
-  using Base::value_of_rank;
-  using Base::weight_of_tie;
   using Base::write;
 
   /// Draws and writes the token, or returns why there is none. After the last barrier of the
   /// cluster no CTA touches the memory of another one, so each may end when it likes.
   __device__ SampleError choose() {
-    if (threadIdx.x == 0) this->read_parameters();
-    const SampleError of_row = load();
+    const SampleError of_row = this->load();
     const SampleError error = this->error_of_parameters();
     if (error != SampleError::kNone) return error;
     if (of_row != SampleError::kNone) return of_row;
@@ -74,30 +60,17 @@ class Sampler : SampleGathered<kDType, kFromProbs, kHeld> {
         write_tried(token, 1);
         return SampleError::kNone;
       }
-    } else if (kFromProbs) {
-      sum_segments(sampling::keep_all(0));
-      publish_sums();
-      const uint64_t total = sum_of_warp(value_of_rank(0));
-      if (!sampling::sums_to_one(total, largest_)) return SampleError::kProbabilities;
+    } else if (kFromProbs || p_.joint) {
+      const uint64_t all = this->count_row();
+      if (kFromProbs && !sampling::sums_to_one(all, largest_)) return SampleError::kProbabilities;
     }
-    if (this->draw_from_gathered(cut)) return SampleError::kNone;
-    // Parameters are read again where they are used, to save registers.
-    if (shared_.top_k < p_.vocab) {
-      const auto threshold = this->template find_threshold<false>(
-          &cut, [&](uint64_t /*all*/) { return static_cast<uint64_t>(shared_.top_k); });
-      cut.num_ties = static_cast<uint32_t>(threshold.wanted - threshold.above);
+    if (!p_.joint && this->draw_from_gathered(cut)) return SampleError::kNone;
+    const uint64_t total = this->apply_filters(&cut);
+    if (token != 0) {
+      write_tried(token, total);
+    } else {
+      this->draw(cut);
     }
-    if (shared_.top_p < 1.0F) {
-      const auto threshold = this->template find_threshold<true>(&cut, [&](uint64_t all) {
-        return sampling::part_of(shared_.top_p, all + uint64_t{cut.num_ties} * weight_of_tie(cut));
-      });
-      cut.num_ties = sampling::ties_to_reach(threshold.wanted, threshold.above, weight_of_tie(cut));
-      if (token != 0) {
-        write_tried(token, threshold.above + uint64_t{cut.num_ties} * weight_of_tie(cut));
-        return SampleError::kNone;
-      }
-    }
-    this->draw(cut);
     return SampleError::kNone;
   }
 
@@ -106,29 +79,6 @@ class Sampler : SampleGathered<kDType, kFromProbs, kHeld> {
     if (!is_first_thread_of_cluster()) return;
     const uint32_t weight = this->weight_of(sampling::value_of(static_cast<uint32_t>(token >> 32)));
     this->write_token(static_cast<uint32_t>(token), weight, total);
-  }
-
-  /// Loads the part; finds the row's largest value and what is wrong with the row.
-  __device__ SampleError load() {
-    float largest = -INFINITY;  // NaN if there is one
-    float smallest = INFINITY;
-    part_.finish_load(shared_.arrived, [&](float x) {
-      largest = larger_or_nan(largest, x);
-      if (kFromProbs) smallest = fminf(smallest, x);
-    });
-    // For a negative value a thread sends infinity, which is no probability either.
-    if (kFromProbs && smallest < 0.0F && largest == largest) largest = INFINITY;
-    cluster_wait();  // all CTAs have begun: their shared memory can be written to
-    this->send_largest(key_of(largest));
-    __syncthreads();  // the parameters have been read
-    largest_ = sampling::value_of(this->receive_largest());
-    if (largest_ != largest_) return SampleError::kNotANumber;
-    if (kFromProbs) {
-      const bool fits = largest_ > 0.0F && largest_ <= 1.01F;
-      return fits ? SampleError::kNone : SampleError::kProbabilities;
-    }
-    if (largest_ == INFINITY) return SampleError::kNotANumber;
-    return largest_ == -INFINITY ? SampleError::kNoToken : SampleError::kNone;
   }
 
   /// The first id of the largest value.
@@ -155,7 +105,8 @@ __global__ void __launch_bounds__(kRowThreads, kRowCtasOfSm)
     sample_kernel(const __grid_constant__ RowParams<SampleParams> params) {
   __shared__ SampleShared shared;
   extern __shared__ float4 memory[];
-  Sampler<kDType, kFromProbs, kHeld>(params, row_of_cluster(), shared,
+  if (is_without_row(params.p, row_of_cluster())) return;
+  Sampler<kDType, kFromProbs, kHeld>(params.p, params.split, shared,
                                      reinterpret_cast<float*>(memory))
       .run();
 }
@@ -163,9 +114,9 @@ __global__ void __launch_bounds__(kRowThreads, kRowCtasOfSm)
 /// For rows that stream_kernel() cannot draw from: a function of its own, so that the registers it
 /// needs do not make the loops over rows spill others.
 template <DType kDType>
-__device__ __noinline__ void draw_from_cluster(const RowParams<SampleParams>& params, int32_t row,
+__device__ __noinline__ void draw_from_cluster(const RowParams<SampleParams>& params,
                                                SampleShared& shared, float* memory) {
-  Sampler<kDType, false, false>(params, row, shared, memory).run();
+  Sampler<kDType, false, false>(params.p, params.split, shared, memory).run();
 }
 
 constexpr int kStreamCtasOfSm = 2;  // with a third, registers would be spilled
@@ -176,10 +127,10 @@ __global__ void __launch_bounds__(kRowThreads, kStreamCtasOfSm)
   __shared__ SampleShared shared;
   extern __shared__ float4 memory[];
   auto* floats = reinterpret_cast<float*>(memory);
-  const int32_t row = row_of_cluster();
-  if (SampleStream<kDType>(params, row, shared, floats).run()) return;
+  if (is_without_row(params.p, row_of_cluster())) return;
+  if (SampleStream<kDType>(params.p, params.split, shared, floats).run()) return;
   __syncthreads();
-  draw_from_cluster<kDType>(params, row, shared, floats);
+  draw_from_cluster<kDType>(params, shared, floats);
 }
 
 /// The dynamic shared memory begins with a CountedShared. Sampler's follows, after so many floats.
@@ -194,13 +145,14 @@ __global__ void __launch_bounds__(kRowThreads, kStreamCtasOfSm)
   extern __shared__ float4 memory[];
   auto* floats = reinterpret_cast<float*>(memory);
   const int32_t row = row_of_cluster();
+  if (is_without_row(params.p, row)) return;
   SampleCounted<kDType> counted(params.p, row, *reinterpret_cast<CountedShared*>(floats));
   const Tried tried = counted.run();
   if (tried == Tried::kKept && is_first_thread_of_cluster()) {
     write_result(params.p, row, static_cast<int32_t>(counted.token()), 0.0F, SampleError::kNone);
   }
   if (tried != Tried::kDropped) return;
-  draw_from_cluster<kDType>(params, row, shared, floats + kCounted);
+  draw_from_cluster<kDType>(params, shared, floats + kCounted);
 }
 
 constexpr int kPlainCtasOfSm = 2;  // so that a block and its weights fit the registers
@@ -209,7 +161,9 @@ template <DType kDType, bool kFromProbs>
 __global__ void __launch_bounds__(kRowThreads, kPlainCtasOfSm)
     plain_kernel(const __grid_constant__ SampleParams p) {
   __shared__ PlainShared shared;
-  SamplePlain<kDType, kFromProbs>(p, row_of_cluster(), shared).run();
+  const int32_t row = row_of_cluster();
+  if (is_without_row(p, row)) return;
+  SamplePlain<kDType, kFromProbs>(p, row, shared).run();
 }
 
 /// Whether the temperature of all rows is 0.
@@ -228,14 +182,6 @@ bool is_plain(const SampleParams& p, bool has_clusters, int num_sms) {
   if (is_greedy(p)) return !p.from_probs && (!has_clusters || p.num_rows >= num_sms / 3);
   return !has_filters_of_rows(p) &&
          !sampling::has_filters(p.top_k.all, p.top_p.all, p.min_p.all, p.vocab);
-}
-
-/// The bytes of dynamic shared memory that Sampler needs for each CTA of a cluster: for what the
-/// CTA sends in two steps and for its sums of groups of bins. Clusters of more than kMaxCluster / 2
-/// CTAs also need memory for the bins of one group; in smaller ones that of the candidates serves.
-int bytes_of_rank(int max_cluster) {
-  const int words = max_cluster > kMaxCluster / 2 ? kGroups + kGroupBins : kGroups;
-  return kBytesOfRank + words * static_cast<int>(sizeof(uint64_t));
 }
 
 /// How many CTAs share a row that is read once. A row gets several only if the launch then has at
@@ -290,7 +236,7 @@ Status sample_counted(const SampleParams& p, Device device, Stream stream, bool 
 /// and more if it has to read rows twice. Filters for which two readings may not be enough are left
 /// to clusters.
 bool is_streamed(const SampleParams& p, bool has_clusters, int num_sms) {
-  if (p.from_probs || p.vocab <= kMaxHeld) return false;
+  if (p.from_probs || p.joint || p.vocab <= kMaxHeld) return false;
   constexpr float kLargeMinP = 0.02F;  // keeps few
   const bool has_few = p.top_k.each != nullptr || p.top_k.all <= kMostStreamedTopK ||
                        p.min_p.each != nullptr || p.min_p.all >= kLargeMinP;
@@ -325,13 +271,7 @@ Status sample(const SampleParams& p, Device device, Stream stream) noexcept {
       return launch(stream_kernel<kDType>, grid, device, stream, params);
     });
   }
-  // Few rows: as many CTAs as run at once. Many: fewer barriers for an element.
-  const int64_t most = int64_t{kRowCtasOfSm} * num_sms;
-  const bool is_large = int64_t{p.num_rows} * kMaxCluster <= most;
-  const int max_cluster = is_large ? kMaxCluster : kMaxCluster / 2;
-  const RowDivision division = {.max_cluster = max_cluster,
-                                .bytes_of_rank = bytes_of_rank(max_cluster),
-                                .multiple = sampling::kBlock};
+  const RowDivision division = division_of_rows(p.num_rows, device);
   return with_float(p.dtype, [&](auto dtype) {
     constexpr DType kDType = decltype(dtype)::value;
     constexpr RowKernels<SampleParams> kFromProbs{sample_kernel<kDType, true, true>,

@@ -63,7 +63,7 @@ class Verifier {
 
  private:
   __device__ uint64_t random(uint32_t use) const {
-    return sampling::random_bits(p_.seed.of(request_), p_.offset.of(request_), p_.stream(request_),
+    return sampling::random_bits(p_.seed_of(request_), p_.offset_of(request_), p_.stream(request_),
                                  use);
   }
 
@@ -79,7 +79,7 @@ class Verifier {
         is_wrong = true;
       } else if (id >= 0) {
         const float p = probability<kDType>(p_.target_row(request_, parent), id);
-        const float q = probability<kDType>(p_.draft_row(request_, i), id);
+        const float q = probability_of_draft<kDType>(p_, request_, i, id);
         shared_.is_accepted_first[i] = sampling::is_accepted(random_of(i), p, q);
       }
     }
@@ -104,7 +104,7 @@ class Verifier {
           if (largest_ == 0.0F) break;
           scale_ = sampling::make_scale(largest_, 1.0F, true);
           sum = sampling::sum_of_weights(total_weight(), largest_);
-          const float q = probability<kDType>(p_.draft_row(request_, draft), id);
+          const float q = probability_of_draft<kDType>(p_, request_, draft, id);
           const float p = sampling::ratio(part_.of_id(id), sum);
           is_accepted = sampling::is_accepted(random_of(draft), p, q);
         }
@@ -148,12 +148,11 @@ class Verifier {
   /// Takes a draft's distribution off the row, whose sum is `sum`. False: a row is no distribution.
   __device__ bool reject(int32_t draft, float sum) {
     if (part_.num_rejected == 0 && !load_target()) return false;
-    const char* row = p_.draft_row(request_, draft);
     float largest = 0.0F;
     bool fits = true;
     uint64_t total = 0;
     for (int i = static_cast<int>(threadIdx.x); i < part_.count(); i += kRowThreads) {
-      const float q = probability<kDType>(row, part_.begin() + i);
+      const float q = probability_of_draft<kDType>(p_, request_, draft, part_.begin() + i);
       const float rest = sampling::residual(part_.at(i), sum, q);
       part_.set(i, rest);
       largest = fmaxf(largest, rest);

@@ -32,7 +32,7 @@ class SampleStream : SampleTwice<kDType> {
     if (this->error_of_parameters() != SampleError::kNone) return false;
     if (!this->has_filters()) {
       if (p_.vocab > kMostEntries * sampling::kBlock) return false;
-      draw_plain<kDType>(p_, row_, list_.plain);
+      draw_plain<kDType>(p_, row(), list_.plain);
       return true;
     }
     scale_ = sampling::make_scale(0.0F, shared_.temperature, false);
@@ -40,13 +40,13 @@ class SampleStream : SampleTwice<kDType> {
     top_k_ = shared_.temperature == 0.0F ? 1 : shared_.top_k;
     if (sampling::is_tried(top_k_, shared_.top_p, shared_.min_p, p_.vocab)) {
       if (!is_countable(p_)) return false;
-      const TriedRow row = draw_by_tries<kDType>(p_, row_, list_.counted);
-      if (row.tried == Tried::kError) return true;
-      if (row.tried == Tried::kKept && p_.logprobs == nullptr) {
-        if (threadIdx.x == 0) write(static_cast<int32_t>(row.token), 0.0F, SampleError::kNone);
+      const TriedRow tried = draw_by_tries<kDType>(p_, row(), list_.counted);
+      if (tried.tried == Tried::kError) return true;
+      if (tried.tried == Tried::kKept && p_.logprobs == nullptr) {
+        if (threadIdx.x == 0) write(static_cast<int32_t>(tried.token), 0.0F, SampleError::kNone);
         return true;
       }
-      take_over(row);
+      take_over(tried);
     } else if (!probe()) {
       return false;
     }
@@ -103,7 +103,7 @@ class SampleStream : SampleTwice<kDType> {
   using Base::p_;
   using Base::part_;
   using Base::read_largest;
-  using Base::row_;
+  using Base::row;
   using Base::scale_;
   using Base::share_extremes;
   using Base::shared_;
@@ -158,16 +158,16 @@ class SampleStream : SampleTwice<kDType> {
   /// Goes on after the tries. If top-p keeps the token of one, only the mass of all that top-p
   /// keeps is still to be found, for the log-probability. If it drops them all, the token is to be
   /// drawn from what top-p keeps.
-  __device__ void take_over(const TriedRow& row) {
+  __device__ void take_over(const TriedRow& tried) {
     is_tried_ = true;
-    token_ = row.tried == Tried::kKept ? row.token : 0;
-    bins_ = row.bins;
-    total_ = row.total;
-    mass_above_bins_ = row.mass_of_listed;
+    token_ = tried.tried == Tried::kKept ? tried.token : 0;
+    bins_ = tried.bins;
+    total_ = tried.total;
+    mass_above_bins_ = tried.mass_of_listed;
     if (threadIdx.x == 0) {
       list_.counted.bins[ValueBins::kBins - 1] = 0;  // what is listed
-      shared_.most = key_of(row.largest);
-      shared_.random = sampling::random_of_try(p_, row_, sampling::kMostTries).first;
+      shared_.most = key_of(tried.largest);
+      shared_.random = sampling::random_of_try(p_, row(), sampling::kMostTries).first;
     }
     __syncthreads();
   }

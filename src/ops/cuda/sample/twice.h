@@ -33,7 +33,6 @@ class SampleTwice : protected SampleListed<kDType> {
   using Base::num_listed_;
   using Base::p_;
   using Base::part_;
-  using Base::row_;
   using Base::scale_;
   using Base::shared_;
   using Base::sum_of_cta;

@@ -24,6 +24,15 @@ __device__ float probability(const char* row, int64_t i) {
   return __fadd_rn(Format<kDType>::load(reinterpret_cast<const Storage*>(row)[i]), 0.0F);
 }
 
+/// The probability of a token in the distribution of a draft.
+template <DType kDType>
+__device__ float probability_of_draft(const VerifyParams& p, int32_t request, int32_t draft,
+                                      int32_t id) {
+  const char* row = p.draft_row(request, draft);
+  if (row != nullptr) return probability<kDType>(row, id);
+  return id == p.token(request, draft) ? 1.0F : 0.0F;
+}
+
 /// The target's probabilities less those of drafts that were rejected.
 template <DType kDType, bool kHeld>
 class Residual {
@@ -74,8 +83,8 @@ class Residual {
 
   __device__ float reduced(float value, int32_t id) const {
     for (int32_t r = 0; r < num_rejected; ++r) {
-      const char* draft = params_.p.draft_row(request_, rejected_[r].draft);
-      value = sampling::residual(value, rejected_[r].sum, probability<kDType>(draft, id));
+      const float q = probability_of_draft<kDType>(params_.p, request_, rejected_[r].draft, id);
+      value = sampling::residual(value, rejected_[r].sum, q);
     }
     return value;
   }
