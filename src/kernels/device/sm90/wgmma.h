@@ -148,6 +148,14 @@ struct Wgmma;
                    : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits()),                 \
                      "r"(static_cast<int>(adds)));                                              \
     }                                                                                           \
+    /* d += a * b: a from shared memory, its dims and b's rows summed over. */                  \
+    static FLASHPLAN_DEVICE void add_by_rows(float (&d)[n / 2], WgmmaOperand a,                 \
+                                             WgmmaOperand b) {                                  \
+      asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." text "." text " {" r       \
+                   "}, %" #o0 ", %" #o1 ", 1, 1, 1, 0, 1;\n"                                    \
+                   : d_                                                                         \
+                   : "l"(a.bits()), "l"(b.bits()));                                             \
+    }                                                                                           \
   };
 #define FLASHPLAN_WGMMAS(n, r, d_, w_, ...)                                                        \
   FLASHPLAN_WGMMA(DType::kFloat16, "f16", n, r, FLASHPLAN_LIST d_, FLASHPLAN_LIST w_, __VA_ARGS__) \
