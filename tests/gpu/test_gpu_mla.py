@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Multi-head latent attention on a GPU against a float64 reference: the cases of the CPU that a kernel
-serves, and batches whose tiles are cut. Memory that must not be read holds NaN."""
+"""Multi-head latent attention on a GPU against a float64 reference: the cases of the CPU that a
+kernel serves, and batches whose tiles are cut. Memory that must not be read holds NaN."""
 
 import dataclasses
 import random
