@@ -15,17 +15,13 @@ namespace flashplan::device {
 /// shared memory (MlaSharedMemory, 3). So the tensor cores multiply for one warpgroup while the
 /// other one has its softmax.
 ///
-///   warpgroup 0: logits 0 | weights 0 -> | o += 0, left          | -> o += 1, left  | logits 2 ...
-///   warpgroup 1: logits 1 | weights 1 |  -> o += 0, right | weights 1 -> | o += 1, right | ...
+///   warpgroup 0: logits 0 | weights 0 | o += 0, left            | o += 1, left  | logits 2 ...
+///   warpgroup 1: logits 1             | o += 0, right beside weights 1 | o += 1, right | logits 3
 ///
-/// Both add the products of the blocks in their order, so they agree on the shifts of the rows (see
-/// Sm90Softmax), of which there is one order:
-///   - The owner of a block computes its weights with the shifts that it knows, which may be those
-///     of two blocks before. If they come out too large, it raises them.
-///   - With the weights the owner publishes the shifts to which they belong, if they differ from
-///     those of the block before. The other one shrinks its o and its sums to them.
-///   - Warpgroup 1 has weighed its block before it sees the shifts of the block before. Then it
-///     takes these, or its own where they are larger by more than kSlack, and converts its weights.
+/// Both add the products of the blocks in their order, and the shifts of the rows (see Sm90Softmax)
+/// go from block to block: an owner weighs its block with the shifts of the block before, and
+/// raises them if the weights come out too large. With the weights it publishes raised shifts; the
+/// other one shrinks its o and its sums to them before it adds the product.
 template <typename S, int kWarpgroup>
 class MlaConsumer {
  public:
@@ -61,9 +57,6 @@ class MlaConsumer {
   using Visible = typename Softmax::Visible;
   using ByDims = Wgmma<S::kQ, S::kTileKv>;
   using ByRows = Wgmma<S::kQ, S::kHalfDims>;
-  // A row keeps the other warpgroup's shift if its own is not larger by more than this: its weights
-  // are then at most 2^kSlack.
-  static constexpr float kSlack = 6.0F;
 
   FLASHPLAN_DEVICE const Sm90Context& wait_context(uint32_t i) const {
     mbarrier_wait(smem_.context_full(i), i / S::kContexts & 1);
@@ -105,6 +98,7 @@ class MlaConsumer {
   /// Blocks n and n + 1 of the tile, for warpgroup 0, which owns block n.
   FLASHPLAN_DEVICE void attend_first(const Sm90Context& context, int32_t n, int32_t count) {
     float shrink[2];
+    compute_logits(block_);
     const bool raised = weigh(context, n, count, shrink);
     if (raised && n > 0) multiply_o(shrink);
     pack();
@@ -112,55 +106,24 @@ class MlaConsumer {
     multiply_own(block_);
     wait_and_release(block_);
     if (n + 1 >= count) return;
-    barrier_wait(S::kWeightsBarrier + 1, S::kConsumerThreads);
-    if (load_shared_4(smem_.raised(warp())) != 0) {
-      float factor[2];
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const float published = published_shift(half);
-        factor[half] = exp2_fast(softmax_.shift[half] - published);
-        softmax_.shift[half] = published;
-        softmax_.sum[half] *= factor[half];
-      }
-      multiply_o(factor);
-    }
+    take_published();
     multiply_others(block_ + 1);
     wait_and_release(block_ + 1);
   }
 
-  /// The same for warpgroup 1, which owns block n + 1, if there is one.
+  /// The same for warpgroup 1, which owns block n + 1, if there is one. It weighs that block while
+  /// the product of block n runs.
   FLASHPLAN_DEVICE void attend_second(const Sm90Context& context, int32_t n, int32_t count) {
     const bool owns = n + 1 < count;
-    const float known[2] = {softmax_.shift[0], softmax_.shift[1]};
-    float shrink[2] = {1.0F, 1.0F};  // from the shifts of block n to those of block n + 1
+    float shrink[2];
     bool raised = false;
-    if (owns) raised = weigh(context, n + 1, count, shrink);
-    barrier_wait(S::kWeightsBarrier, S::kConsumerThreads);
-    if (load_shared_4(smem_.raised(warp())) != 0) {
-      float factor[2];
-      bool differs = false;
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const float published = published_shift(half);
-        const float own = softmax_.shift[half];
-        // Without a block of its own, a row takes what was published.
-        const float taken = owns && own > published + kSlack ? own : published;
-        factor[half] = exp2_fast(known[half] - published);
-        shrink[half] = exp2_fast(published - taken);
-        const float converted = exp2_fast(own - taken);
-        softmax_.shift[half] = taken;
-        softmax_.sum[half] *= converted;
-#pragma unroll
-        for (int i = 0; i < S::kTileKv / 2; ++i) {
-          if (i / 2 % 2 == half) softmax_.logits[i] *= converted;
-        }
-        differs = differs || taken != published;
-      }
-      raised = __any_sync(0xffffffffU, differs) != 0;
-      multiply_o(factor);
-    }
+    if (owns) compute_logits(block_ + 1);
+    take_published();
     multiply_others(block_);
-    if (owns) pack();
+    if (owns) {
+      raised = weigh(context, n + 1, count, shrink);
+      pack();
+    }
     wait_and_release(block_);
     if (!owns) return;
     if (raised) multiply_o(shrink);
@@ -169,24 +132,41 @@ class MlaConsumer {
     wait_and_release(block_ + 1);
   }
 
-  /// Computes the weights of block n of the tile. Returns whether shifts of the warp's rows were
-  /// raised, by `shrink`.
-  FLASHPLAN_DEVICE bool weigh(const Sm90Context& context, int32_t n, int32_t count,
-                              float (&shrink)[2]) {
-    const uint32_t block = block_ + kWarpgroup;
+  /// Waits for the weights of the other warpgroup. If shifts were raised, shrinks o and the sums.
+  FLASHPLAN_DEVICE void take_published() {
+    barrier_wait(S::kWeightsBarrier + 1 - kWarpgroup, S::kConsumerThreads);
+    if (load_shared_4(smem_.raised(warp())) == 0) return;
+    float factor[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const uint32_t published = smem_.shift(S::row(0, opaque(thread_), half));
+      const float raised = __uint_as_float(load_shared_4(published));
+      factor[half] = exp2_fast(softmax_.shift[half] - raised);
+      softmax_.shift[half] = raised;
+      softmax_.sum[half] *= factor[half];
+    }
+    multiply_o(factor);
+  }
+
+  FLASHPLAN_DEVICE void compute_logits(uint32_t block) {
     multiply_keys(block);
-    shrink[0] = shrink[1] = 1.0F;
     wgmma_wait<0>();
     pin(softmax_.logits);
+  }
+  /// Turns the logits of block n of the tile into weights. Returns whether shifts of the warp's
+  /// rows were raised, by `shrink`.
+  FLASHPLAN_DEVICE bool weigh(const Sm90Context& context, int32_t n, int32_t count,
+                              float (&shrink)[2]) {
+    shrink[0] = shrink[1] = 1.0F;
     bool raised = false;
     if (visible_.has_rows) {
       visible_.off_pages = load_shared_4(smem_.on_pages()) != kAllOnPages;
-      raised = softmax_.weigh_step(
-          p_, variant_, context, visible_, 0, thread_, context.tile.kv_begin + n * S::kTileKv,
-          n == kWarpgroup, shrink, [&] {
-            clear(softmax_.logits);
-            add_mla_logits_of_warp<S>(smem_, block, opaque(thread_), softmax_.logits);
-          });
+      raised = softmax_.weigh_step(p_, variant_, context, visible_, 0, thread_,
+                                   context.tile.kv_begin + n * S::kTileKv, n == 0, shrink, [&] {
+                                     clear(softmax_.logits);
+                                     add_mla_logits_of_warp<S>(smem_, block_ + kWarpgroup,
+                                                               opaque(thread_), softmax_.logits);
+                                   });
     }
     if (n + 2 >= count) release(smem_.q_empty());
     return raised;
@@ -264,9 +244,6 @@ class MlaConsumer {
   }
 
   FLASHPLAN_DEVICE int warp() const { return opaque(thread_) / 32; }
-  FLASHPLAN_DEVICE float published_shift(int half) const {
-    return __uint_as_float(load_shared_4(smem_.shift(S::row(0, opaque(thread_), half))));
-  }
   /// Publishes the weights of an own block, and the shifts, if some of the warp's rows have others
   /// than before.
   FLASHPLAN_DEVICE void publish(bool raised) {
