@@ -49,8 +49,8 @@ template <typename Choices>
 __global__ void __launch_bounds__(MlaShape<Choices>::kThreads, 1)
     sm90_mla_kernel(const __grid_constant__ AttentionParams p) {
   using S = MlaShape<Choices>;
-  extern __shared__ __align__(1024) unsigned char bytes[];
-  const MlaSmem<S> smem(reinterpret_cast<MlaSharedMemory<S>&>(bytes));
+  extern __shared__ __align__(1024) unsigned char smem[];
+  const MlaSmem<S> shared(reinterpret_cast<MlaSharedMemory<S>&>(smem));
   // Requested before anything else: code comes from memory, too, and takes as long.
   const uint32_t queue_word = MlaRecordLoader<S>::request_queue(p);
   if (threadIdx.x == 32) {
@@ -59,21 +59,21 @@ __global__ void __launch_bounds__(MlaShape<Choices>::kThreads, 1)
     tma_prefetch_map(&p.maps.k);
     tma_prefetch_map(&p.maps.k_tail);
   }
-  if (threadIdx.x == 0) begin_mla_memory(p, smem);
+  if (threadIdx.x == 0) begin_mla_memory(p, shared);
   wait_for_last_kernel();
   allow_next_kernel();
   __syncthreads();
   const int warpgroup = __shfl_sync(0xffffffffU, static_cast<int>(threadIdx.x) / 128, 0);
   if (warpgroup == 0) {
     take_registers<S::kConsumerRegisters>();
-    MlaConsumer<S, 0>(p, smem).run();
+    MlaConsumer<S, 0>(p, shared).run();
   } else if (warpgroup == 1) {
     take_registers<S::kConsumerRegisters>();
-    MlaConsumer<S, 1>(p, smem).run();
+    MlaConsumer<S, 1>(p, shared).run();
   } else {
     release_registers<S::kProducerRegisters>();
     const int warp = __shfl_sync(0xffffffffU, static_cast<int>(threadIdx.x) / 32 % 4, 0);
-    run_mla_producer(p, smem, warp, queue_word);
+    run_mla_producer(p, shared, warp, queue_word);
   }
 }
 

@@ -64,16 +64,13 @@ class MlaKeyWarp {
   static FLASHPLAN_DEVICE void wait(MbarrierPhase phase) {
     mbarrier_wait(phase.barrier, phase.parity);
   }
-  FLASHPLAN_DEVICE int32_t load_page_id(const Block& block, int row) const {
-    int32_t id = 0;
-    if (row < block.count && p_.tensors.pages.ids != nullptr) {
-      const auto key = static_cast<uint32_t>(block.key + row);
-      asm volatile("ld.global.b32 %0, [%1];\n"
-                   : "=r"(id)
-                   : "l"(page_ids(p_.tensors.pages, block.kv_row) +
-                         quotient(key, p_.tensors.pages.page_size)));
-    }
-    return id;
+  /// Starts to load the id of the page of a row's key.
+  FLASHPLAN_DEVICE int32_t request_page_id(const Block& block, int row) const {
+    const PageTable& pages = p_.tensors.pages;
+    if (row >= block.count || pages.ids == nullptr) return 0;
+    const auto key = static_cast<uint32_t>(block.key + row);
+    return static_cast<int32_t>(
+        load_global_4(page_ids(pages, block.kv_row) + quotient(key, pages.page_size)));
   }
 
   const AttentionParams& p_;
@@ -93,7 +90,7 @@ class MlaBoxLoader : MlaKeyWarp<S> {
   FLASHPLAN_DEVICE void run() {
     const int row = lane_ * p_.maps.box_rows;
     Base::for_each_block(
-        [&](const Block& block) { return Base::load_page_id(block, row); },
+        [&](const Block& block) { return Base::request_page_id(block, row); },
         [&](const Block& block, uint32_t number, int32_t id) { fill(block, number, row, id); });
   }
 
@@ -203,7 +200,7 @@ class MlaRowLoader : MlaKeyWarp<S> {
     PageIds ids;
 #pragma unroll
     for (int i = 0; i < kOwnRows; ++i) {
-      ids.of[i] = Base::load_page_id(block, first_row_ + i * kRowsAtOnce);
+      ids.of[i] = Base::request_page_id(block, first_row_ + i * kRowsAtOnce);
     }
     return ids;
   }
