@@ -124,6 +124,14 @@ FLASHPLAN_DEVICE void tma_load_5d(uint32_t to, const void* tensor_map, uint32_t 
       "l"(tensor_map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
       : "memory");
 }
+/// Starts to bring one box of a five-dimensional tensor map to the L2 cache.
+FLASHPLAN_DEVICE void tma_prefetch_5d(const void* tensor_map, int c0, int c1, int c2, int c3,
+                                      int c4) {
+  asm volatile(
+      "cp.async.bulk.prefetch.tensor.5d.L2.global [%0, {%1, %2, %3, %4, %5}];\n" ::"l"(tensor_map),
+      "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
+      : "memory");
+}
 /// Starts the copy of a box from shared memory to a tensor. Groups of them are waited for by the
 /// thread that started them.
 FLASHPLAN_DEVICE void tma_store_3d(const void* tensor_map, uint32_t from, int c0, int c1, int c2) {

@@ -64,16 +64,16 @@ __global__ void __launch_bounds__(MlaShape<Choices>::kThreads, 1)
   allow_next_kernel();
   __syncthreads();
   const int warpgroup = __shfl_sync(0xffffffffU, static_cast<int>(threadIdx.x) / 128, 0);
-  if (warpgroup == 0) {
-    take_registers<S::kConsumerRegisters>();
-    MlaConsumer<S, 0>(p, shared).run();
+  if (warpgroup == 2) {
+    release_registers<S::kProducerRegisters>();
+    const int warp = __shfl_sync(0xffffffffU, static_cast<int>(threadIdx.x) / 32 % 4, 0);
+    run_mla_producer(p, shared, warp, queue_word);
   } else if (warpgroup == 1) {
     take_registers<S::kConsumerRegisters>();
     MlaConsumer<S, 1>(p, shared).run();
   } else {
-    release_registers<S::kProducerRegisters>();
-    const int warp = __shfl_sync(0xffffffffU, static_cast<int>(threadIdx.x) / 32 % 4, 0);
-    run_mla_producer(p, shared, warp, queue_word);
+    take_registers<S::kConsumerRegisters>();
+    MlaConsumer<S, 0>(p, shared).run();
   }
 }
 

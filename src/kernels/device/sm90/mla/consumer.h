@@ -48,7 +48,8 @@ class MlaConsumer {
       }
       release(smem_.context_empty(i));
     }
-    MlaMerge<S>::merge_waiting(p_, smem_, thread_ + 128 * kWarpgroup);
+    MlaMerge<S>::merge_waiting(p_, smem_.num_waiting(), smem_.waiting(0),
+                               thread_ + 128 * kWarpgroup);
   }
 
  private:

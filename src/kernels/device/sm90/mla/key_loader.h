@@ -24,12 +24,15 @@ class MlaKeyWarp {
     int32_t count;
     int32_t num_hidden;
     int32_t kv_row;
+    bool is_prefetched;  // by this CTA
   };
 
   /// Calls fill(block, its number in the queue, what request(block) has returned) for each block of
-  /// the queue. It requests the next block of a tile before it fills the one before.
-  template <typename Request, typename Fill>
-  FLASHPLAN_DEVICE void for_each_block(Request request, Fill fill) {
+  /// the queue. Before that it calls prefetch() for the next block of the tile, and request() for
+  /// the one after it. Two row tiles of a request, which queues at the same place have, prefetch
+  /// every other block each.
+  template <typename Request, typename Prefetch, typename Fill>
+  FLASHPLAN_DEVICE void for_each_block(Request request, Prefetch prefetch, Fill fill) {
     uint32_t number = 0;
     for (int32_t i = 0;; ++i) {
       mbarrier_wait(smem_.context_full(i), i / S::kContexts & 1);
@@ -39,17 +42,29 @@ class MlaKeyWarp {
         const int32_t end = context.tile.kv_end;
         const int32_t first_seen = context.block().first_seen(p_);
         const int32_t kv_row = context.segment.kv_row;
+        const int32_t row_tile = context.tile.row_tile;
+        const bool is_alone =
+            context.segment.qo_len * p_.schedule.group_size.value <= p_.schedule.tile_q;
         const auto block_at = [&](int32_t key) -> Block {
-          return {key, min(max(end - key, 0), S::kTileKv), first_seen - key, kv_row};
+          const bool is_own = (key / S::kTileKv + row_tile) % 2 == 0;
+          return {key, min(max(end - key, 0), S::kTileKv), first_seen - key, kv_row,
+                  is_alone || is_own};
         };
         Block block = block_at(context.tile.kv_begin);
+        Block next = block_at(block.key + S::kTileKv);
         auto requested = request(block);
+        auto next_requested = request(next);
+        // The first block of the queue is loaded at once.
+        if (number > 0) prefetch(block, requested);
         for (int32_t left = num_blocks<S>(context); left > 0; --left) {
-          const Block next = block_at(block.key + S::kTileKv);
-          const auto next_requested = request(next);
+          const Block later = block_at(next.key + S::kTileKv);
+          const auto later_requested = request(later);
+          prefetch(next, next_requested);
           fill(block, number++, requested);
           block = next;
           requested = next_requested;
+          next = later;
+          next_requested = later_requested;
         }
       }
       __syncwarp();
@@ -91,6 +106,7 @@ class MlaBoxLoader : MlaKeyWarp<S> {
     const int row = lane_ * p_.maps.box_rows;
     Base::for_each_block(
         [&](const Block& block) { return Base::request_page_id(block, row); },
+        [&](const Block& block, int32_t id) { prefetch(block, row, id); },
         [&](const Block& block, uint32_t number, int32_t id) { fill(block, number, row, id); });
   }
 
@@ -99,18 +115,41 @@ class MlaBoxLoader : MlaKeyWarp<S> {
   using Base::p_;
   using Base::smem_;
 
+  /// Whether some row sees some key of a box.
+  FLASHPLAN_DEVICE bool is_seen(const Block& block, int row) const {
+    return row + p_.maps.box_rows > block.num_hidden;
+  }
+  FLASHPLAN_DEVICE bool is_on_page(int32_t id) const {
+    return has_page(p_.tensors.pages, static_cast<uint32_t>(id));
+  }
+  /// The number, in its page, of the group of 8 rows in which a box begins.
+  FLASHPLAN_DEVICE int group_of(const Block& block, int row) const {
+    const auto key = static_cast<uint32_t>(block.key + row);
+    const auto& page_size = p_.tensors.pages.page_size;
+    return static_cast<int>(key - quotient(key, page_size) * page_size.value) / 8;
+  }
+
+  /// Brings the keys of a block to the L2 cache. With room for two blocks in shared memory, keys
+  /// are requested only when they are needed soon, and memory takes twice as long as the cache.
+  FLASHPLAN_DEVICE void prefetch(const Block& block, int row, int32_t id) const {
+    if (!block.is_prefetched || row >= block.count) return;
+    if (!is_seen(block, row) || !is_on_page(id)) return;
+    const int group = group_of(block, row);
+#pragma unroll
+    for (int part = 0; part < 2; ++part) {
+      tma_prefetch_5d(&p_.maps.k, 0, 0, part * (S::kHalfDims / 64), group, id);
+    }
+    if (S::kTailDims > 0) tma_prefetch_5d(&p_.maps.k_tail, 0, 0, 0, group, id);
+  }
+
   FLASHPLAN_DEVICE void fill(const Block& block, uint32_t number, int row, int32_t id) {
     const int box_rows = p_.maps.box_rows;
     const bool has_box = row < block.count;
     // A box without a page lies outside of the map, and becomes zeros. So does one that no row
     // sees: its page may belong to another request.
-    const bool is_seen = row + box_rows > block.num_hidden;
-    const bool on_page = has_page(p_.tensors.pages, static_cast<uint32_t>(id));
-    Base::report_pages(!has_box || !is_seen || on_page);
-    const int page = is_seen && on_page ? id : -1;
-    const auto key = static_cast<uint32_t>(block.key + row);
-    const auto& page_size = p_.tensors.pages.page_size;
-    const int group = static_cast<int>(key - quotient(key, page_size) * page_size.value) / 8;
+    Base::report_pages(!has_box || !is_seen(block, row) || is_on_page(id));
+    const int page = is_seen(block, row) && is_on_page(id) ? id : -1;
+    const int group = group_of(block, row);
     const int rows_of_boxes = __popc(__ballot_sync(0xffffffffU, has_box)) * box_rows;
     const uint32_t half_bytes = rows_of_boxes * S::kHalfDims * 2;
     const uint32_t tail_bytes = rows_of_boxes * S::kTailDims * 2;
@@ -180,7 +219,7 @@ class MlaRowLoader : MlaKeyWarp<S> {
 
   FLASHPLAN_DEVICE void run() {
     Base::for_each_block(
-        [&](const Block& block) { return request(block); },
+        [&](const Block& block) { return request(block); }, [](const Block&, const PageIds&) {},
         [&](const Block& block, uint32_t number, const PageIds& ids) { fill(block, number, ids); });
   }
 

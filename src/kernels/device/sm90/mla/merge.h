@@ -18,7 +18,8 @@ struct MlaMerge {
                                       int32_t number, bool is_final) {
     const Merge merge = p.schedule.merges[number];
     const uint32_t count = load_shared_4(smem.num_waiting());
-    const MergePart part = arrive_at_merge(counter_of(p, number), merge, is_final && count == 0);
+    const MergePart part =
+        arrive_at_merge(counter_of(p, number), merge, is_final && count == 0, kFewRows);
     if (part.count == 0) return;
     store_shared_4(smem.num_waiting(), count + 1);
     store_shared_16(smem.waiting(count),
@@ -26,37 +27,50 @@ struct MlaMerge {
                      static_cast<uint32_t>(number), 0});
   }
 
-  /// Merges what arrive() has left. All consumers call it after their last tile. A warp merges a
-  /// row: each lane computes the weight of one state, then adds its dims of all states.
-  static FLASHPLAN_DEVICE void merge_waiting(const AttentionParams& p, const MlaSmem<S>& smem,
-                                             int thread) {
+  /// Merges what arrive() has left. All consumers call it after their last tile; it is not inlined,
+  /// so that its code lies behind that of tiles, once. A warp merges a row, or a quarter of it
+  /// where there are few.
+  static __device__ __noinline__ void merge_waiting(const AttentionParams& p, uint32_t num_waiting,
+                                                    uint32_t waiting, int thread) {
     barrier_wait(S::kConsumerBarrier, S::kConsumerThreads);
-    const uint32_t count = load_shared_4(smem.num_waiting());
+    const uint32_t count = load_shared_4(num_waiting);
+    const int warp = thread / 32;
+    const int lane = thread % 32;
 #pragma unroll 1
     for (uint32_t n = 0; n < count; ++n) {
-      const uint4 entry = load_shared_16(smem.waiting(n));
+      const uint4 entry = load_shared_16(waiting + n * sizeof(MlaWaitingMerge));
       const MergePart part = {static_cast<int32_t>(entry.x), static_cast<int32_t>(entry.y)};
       const Merge merge = p.schedule.merges[entry.z];
-      const int32_t num_rows = merge.rows.num_rows;
+      const int32_t begin = part.begin(merge.rows.num_rows);
+      const int32_t end = part.end(merge.rows.num_rows);
+      if ((end - begin) * kQuarters <= 2 * S::kConsumerWarps) {
 #pragma unroll 1
-      for (int row = part.begin(num_rows) + thread / 32; row < part.end(num_rows);
-           row += S::kConsumerWarps) {
-        merge_row(p, merge, row, thread % 32);
+        for (int i = warp; i < (end - begin) * kQuarters; i += S::kConsumerWarps) {
+          merge_dims<1>(p, merge, begin + i / kQuarters, i % kQuarters * 128 + lane * 4, lane);
+        }
+      } else {
+#pragma unroll 1
+        for (int row = begin + warp; row < end; row += S::kConsumerWarps) {
+          merge_dims<kQuarters>(p, merge, row, lane * 4, lane);
+        }
       }
     }
   }
 
  private:
-  static constexpr int kQuadsOfLane = S::kHeadDimVo / 4 / 32;
-  // Loads in flight hide the latency of memory.
-  static constexpr int kStatesAtOnce = 8;
+  static constexpr int32_t kFewRows = 4;  // which the last CTA merges alone
+  static constexpr int kQuarters = S::kHeadDimVo / 128;
   static constexpr int64_t kStateRows = S::kTileQ;
 
-  static FLASHPLAN_DEVICE void merge_row(const AttentionParams& p, const Merge& merge, int row,
-                                         int lane) {
+  /// Merges `kQuads` times 4 dims of a row in each lane, from `dim` on in steps of 128. Each lane
+  /// computes the weight of one state, then adds its dims of all states.
+  template <int kQuads>
+  static FLASHPLAN_DEVICE void merge_dims(const AttentionParams& p, const Merge& merge, int row,
+                                          int dim, int lane) {
+    constexpr int kStatesAtOnce = 16 / kQuads;  // loads in flight hide the latency of memory
     MergedRow merged;
     merged.reset();
-    float4 o[kQuadsOfLane];
+    float4 o[kQuads];
 #pragma unroll
     for (float4& quad : o) quad = {0.0F, 0.0F, 0.0F, 0.0F};
     const int64_t first_row = int64_t{merge.first_partial_row} + row;
@@ -69,14 +83,14 @@ struct MlaMerge {
       float weight = 1.0F;
 #pragma unroll 1
       for (int n = 0; n < count; n += kStatesAtOnce) {
-        const float* states = p.workspace.partial_o + (from + n * kStateRows) * S::kHeadDimVo;
-        float4 added[kStatesAtOnce][kQuadsOfLane];
+        const float* states = p.workspace.partial_o + (from + n * kStateRows) * S::kHeadDimVo + dim;
+        float4 added[kStatesAtOnce][kQuads];
 #pragma unroll
         for (int i = 0; i < kStatesAtOnce; ++i) {
 #pragma unroll
-          for (int q = 0; q < kQuadsOfLane; ++q) {
-            added[i][q] = load_4_if(
-                n + i < count, states + i * kStateRows * S::kHeadDimVo + (q * 32 + lane) * 4, 0.0F);
+          for (int q = 0; q < kQuads; ++q) {
+            added[i][q] =
+                load_4_if(n + i < count, states + i * kStateRows * S::kHeadDimVo + q * 128, 0.0F);
           }
         }
         if (n == 0) {  // here, so that lse arrives with the values
@@ -90,16 +104,16 @@ struct MlaMerge {
           const float factor = __shfl_sync(0xffffffffU, weight, n + i);
           if (n + i >= count) continue;
 #pragma unroll
-          for (int q = 0; q < kQuadsOfLane; ++q) {
+          for (int q = 0; q < kQuads; ++q) {
             o[q] = merge_values(o[q], added[i][q], {1.0F, factor});
           }
         }
       }
     }
 #pragma unroll
-    for (int q = 0; q < kQuadsOfLane; ++q) {
-      write_result<S>(p, typename S::Variant(p), merge.rows, merge.kv_head, row,
-                      (q * 32 + lane) * 4, o[q], merged.inverse(), merged.lse());
+    for (int q = 0; q < kQuads; ++q) {
+      write_result<S>(p, typename S::Variant(p), merge.rows, merge.kv_head, row, dim + q * 128,
+                      o[q], merged.inverse(), merged.lse());
     }
   }
 };

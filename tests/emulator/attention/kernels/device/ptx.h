@@ -37,7 +37,11 @@ inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
   }
   return result;
 }
-inline int64_t clock64() { return 0; }
+/// Time passes where it is asked for.
+inline int64_t clock64() {
+  static thread_local int64_t now = 0;
+  return now += 1000;
+}
 
 namespace flashplan::device {
 

@@ -139,6 +139,7 @@ inline void tma_load_5d(uint32_t to, const void* map, uint32_t barrier, int c0, 
   load_box(to, map, barrier, {c0, c1, c2, c3, c4});
 }
 inline void tma_prefetch_map(const void*) {}
+inline void tma_prefetch_5d(const void*, int, int, int, int, int) {}
 
 inline void fence_async_proxy() {}
 template <int kRegisters>
