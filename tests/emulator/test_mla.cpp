@@ -382,6 +382,7 @@ TEST(pages) {
 }
 TEST(cut_tiles) {
   check({.kv_lens = {700}, .num_heads = 12, .num_ctas = 4, .has_sinks = true}, "pieces");
+  check({.kv_lens = {500}, .num_heads = 3, .num_ctas = 4}, "merges of few rows");
   check({.kv_lens = {330, 0, 70}, .num_heads = 40, .qo_len = 2, .num_ctas = 3}, "several tiles");
   check({.kv_lens = {330, 40}, .num_ctas = 5, .planned_lens = {1500, 200}}, "pieces without keys");
 }

@@ -70,6 +70,8 @@ inline void wgmma_commit() {
 template <int kPending>
 void wgmma_wait() {
   auto& committed = products().committed;
+  // Others go on meanwhile.
+  for (int i = 0; i < 4; ++i) simt::yield();
   while (static_cast<int>(committed.size()) > kPending) {
     for (const Product& product : committed.front()) compute(product);
     committed.pop_front();
