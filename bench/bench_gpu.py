@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times GPU_BENCH of tests/bench_cases.py and the small operators on one GPU.
+"""Times GPU_BENCH and MLA_BENCH of tests/bench_cases.py and the small operators on one GPU.
 
 Each result is checked before it is timed. Rows stand beside the ceilings of the GPU and, with
 --peers, beside other libraries; rows with shared prefixes also beside the plan without them. The
@@ -19,16 +19,18 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "tests"))
 import torch
 
 import flashplan as fp
-from bench_cases import GPU_BENCH
+from bench_cases import GPU_BENCH, MLA_BENCH
 from environment import RESULTS, write_json
 from flashplan.bench import work
 from flashplan.bench.gpu import Timer, ceilings
 from gpu_inputs import assert_right, make_gpu_inputs
+from gpu_mla import mla_row
 from gpu_ops import OPS
 from gpu_peers import peers_of
 from gpu_timer import host_microseconds
 
-SECTIONS = (*GPU_BENCH, "ops")
+ROWS = GPU_BENCH | {"mla": MLA_BENCH, "ops": OPS}
+SECTIONS = tuple(ROWS)
 TARGETS = json.loads((pathlib.Path(__file__).parent / "targets.json").read_text())
 BY_TFLOP_S = ("prefill", "paged")  # sections whose targets are rates
 WITHOUT_VARIANT = "without it"
@@ -42,6 +44,7 @@ QUICK = {
     "prefix": "1024 x 16, 8192 x 64",
     "device": "16 trees of 64, b64 kv4k real lengths",
     "variants": "s4096 alibi, s4096 rope, b64 kv4k rope",
+    "mla": ", ".join(TARGETS["mla"]),
     "ops": ", ".join(TARGETS["ops"]),
 }
 
@@ -210,8 +213,8 @@ def in_order():
         for paged_name, paged in GPU_BENCH["paged"].items():
             if ragged_twin(paged) == case:
                 yield "paged", paged_name, paged
-    for section in ("decode", "serving", "prefix", "device", "variants", "ops"):
-        for name, what in (OPS if section == "ops" else GPU_BENCH[section]).items():
+    for section in SECTIONS[2:]:
+        for name, what in ROWS[section].items():
             yield section, name, what
 
 
@@ -254,6 +257,8 @@ def main():
             time.sleep(args.rest)
             if section == "ops":
                 row = op_row(what, timer, args)
+            elif section == "mla":
+                row = mla_row(what, timer, args)
             else:
                 has_twin = section == "paged" and ragged_twin(what) == twin
                 row, call = attention_row(what, timer, args, call_of_twin if has_twin else None)

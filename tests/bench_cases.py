@@ -5,6 +5,7 @@ import dataclasses
 import random
 
 from case import Case
+from mla_cases import MlaCase
 
 
 def _decode(batch_size, kv_len, **options):
@@ -156,4 +157,28 @@ GPU_BENCH = {
         "s4096 rope": dataclasses.replace(_GPU_RAGGED["s4096"], rope="plain"),
         "b64 kv4k rope": _gpu_decode((4096,) * 64, rope="plain"),
     },
+}
+
+
+def _mla(num_heads, batch_size, kv_len, qo_len=1, page_size=64):
+    lens = ((qo_len,) * batch_size, (kv_len,) * batch_size)
+    return MlaCase(*lens, num_heads, page_size=page_size)
+
+
+# Decodes with multi-head latent attention, of one query token or, as "x 4", of several.
+MLA_BENCH = {
+    "h128 b64 kv4k": _mla(128, 64, 4096),
+    "h128 b128 kv8k": _mla(128, 128, 8192),
+    "h128 b64 kv4k x 2": _mla(128, 64, 4096, 2),
+    "h128 b16 kv1k": _mla(128, 16, 1024),
+    "h128 b1 kv64k": _mla(128, 1, 65536),
+    "h64 b128 kv4k": _mla(64, 128, 4096),
+    "h32 b128 kv4k": _mla(32, 128, 4096),
+    "h16 b128 kv4k": _mla(16, 128, 4096),
+    "h16 b16 kv1k": _mla(16, 16, 1024),
+    "h16 b1 kv4k": _mla(16, 1, 4096),
+    "h16 b32 kv4k x 4": _mla(16, 32, 4096, 4),
+    "h128 b64 kv4k page 16": _mla(128, 64, 4096, page_size=16),
+    "h128 b64 kv4k page 1": _mla(128, 64, 4096, page_size=1),
+    "h16 b128 kv4k page 1": _mla(16, 128, 4096, page_size=1),
 }

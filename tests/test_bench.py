@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 import flashplan.bench.__main__ as installed
-from bench_cases import GPU_BENCH
+from bench_cases import GPU_BENCH, MLA_BENCH
 from frameworks import NumPy
+from mla_cases import MlaCase, assert_mla_correct, expected, make_mla_inputs, run_mla
 from solve import Runner, assert_correct, problem
 
 sys.path.append(str(pathlib.Path(__file__).parent.parent / "bench"))
@@ -31,6 +32,8 @@ def small(case):
         return tuple(-(-n // divisor) for n in lens[:MAX_BATCH_SIZE])
 
     lens = {"qo_lens": short(case.qo_lens), "kv_lens": short(case.kv_lens)}
+    if isinstance(case, MlaCase):
+        return dataclasses.replace(case, **lens)
     if case.planned_lens:
         lens["planned_lens"] = short(case.planned_lens)
     groups = (
@@ -48,9 +51,16 @@ def test_rows_are_right_at_a_small_size(section, name, seed):
     assert_correct(case, inputs, exact, twin, *Runner(case).run(inputs, NumPy()))
 
 
+@pytest.mark.parametrize("name", MLA_BENCH)
+def test_mla_rows_are_right_at_a_small_size(name, seed):
+    case = small(MLA_BENCH[name])
+    inputs = make_mla_inputs(case, seed)
+    assert_mla_correct(case, inputs, *run_mla(case, inputs), expected(case, inputs))
+
+
 @pytest.mark.parametrize("section", bench_gpu.SECTIONS)
 def test_targets_and_quick_rows_are_rows(section):
-    rows = bench_gpu.OPS if section == "ops" else GPU_BENCH[section]
+    rows = bench_gpu.ROWS[section]
     assert bench_gpu.TARGETS.get(section, {}).keys() <= rows.keys()
     assert set(bench_gpu.QUICK[section].split(", ")) <= rows.keys()
 

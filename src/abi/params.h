@@ -84,9 +84,6 @@ struct WorkspaceParams {
 
 /// What the host alone reads.
 struct HostParams {
-  TokenView<const void> q_tail = {};  // the last dims of queries; data is null: q has all dims
-  int32_t q_tail_dims = 0;
-  KeyTail k_tail = {};
   bool shared_kv = false;  // values are the first dims of keys, and v is k
   KeyLists lists = {};
   const RopeTurns* rope = nullptr;      // of queries and keys (CPU); null: none
@@ -107,6 +104,13 @@ struct VariantArguments {
   float scalars[kMaxVariantScalars] = {};
 };
 
+/// Where the last dims of queries and keys lie, if in tensors of their own.
+struct TailParams {
+  TokenView<const void> q = {};
+  int32_t q_dims = 0;  // 0: the rows of q are whole
+  KeyTail k = {};
+};
+
 struct AttentionParams {
   ScheduleParams schedule = {};
   TensorParams tensors = {};
@@ -117,6 +121,7 @@ struct AttentionParams {
   TensorMaps maps = {};             // (kernels that use them)
   VariantArguments arguments = {};  // (users' variants)
   PreparedKv prepared = {};         // (kernels that take them)
+  TailParams tails = {};            // (kernels that serve shared_kv)
 };
 
 }  // namespace flashplan

@@ -40,11 +40,16 @@ struct TensorMaps {
   int32_t v_slabs_per_page = 0;
   RowUnits k_units;  // for kernels that copy row by row
   RowUnits v_units;
-  TensorMap q;         // (dims, heads, tokens); a box has the rows of a tile
-  TensorMap q_tokens;  // as q; a box has the heads of a group of one token
-  TensorMap k;         // (64 dims, 8 rows, blocks of 64 dims, groups of 8 rows, slabs)
+  int32_t q_box_rows = 0;  // where values are the first dims of keys: heads of a box of q or q_tail
+  TensorMap q;             // (dims, heads, tokens); a box has the rows of a tile
+  TensorMap q_tokens;      // as q; a box has the heads of a group of one token
+  TensorMap k;             // (64 dims, 8 rows, blocks of 64 dims, groups of 8 rows, slabs)
   TensorMap v;
   TensorMap o;  // as q; a box has 64 rows
+  // Where values are the first dims of keys: the dims behind those of values. Boxes of k then have
+  // four blocks of dims, those of k_tail one.
+  TensorMap q_tail;
+  TensorMap k_tail;
 };
 
 }  // namespace flashplan

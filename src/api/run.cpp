@@ -57,7 +57,9 @@ TensorParams tensor_params(const AttentionTensors& t, const AttentionOptions& op
   p.q_dtype = options.q_dtype;
   p.kv_dtype = options.kv_dtype;
   p.o_dtype = options.o_dtype;
-  p.vectorized = is_vectorized(t.q) && is_vectorized(t.k) && is_vectorized(v) && is_vectorized(t.o);
+  p.vectorized = is_vectorized(t.q) && is_vectorized(t.k) && is_vectorized(v) &&
+                 is_vectorized(t.o) && (t.q_tail.empty() || is_vectorized(t.q_tail)) &&
+                 (t.k_tail.empty() || is_vectorized(t.k_tail));
   p.head_dim_qk = options.head_dim_qk;
   p.head_dim_vo = options.head_dim_vo;
   if (options.custom_mask) {
@@ -123,14 +125,6 @@ VariantArguments variant_arguments(const AttentionTensors& t, const AttentionOpt
 HostParams host_params(const AttentionTensors& t, const Plan::Impl& plan, const PlanKernel& with) {
   const Schedule& schedule = with.scheduler.schedule();
   HostParams p;
-  if (!t.q_tail.empty()) {
-    p.q_tail = token_view<const void>(t.q_tail);
-    p.q_tail_dims = static_cast<int32_t>(t.q_tail.shape[t.q_tail.rank - 1]);
-  }
-  if (!t.k_tail.empty()) {
-    p.k_tail = {kv_view(t.k_tail, plan.options),
-                static_cast<int32_t>(t.k_tail.shape[t.k_tail.rank - 1])};
-  }
   p.shared_kv = plan.options.shared_kv;
   if (!t.topk_indices.empty()) {
     p.lists = {static_cast<const int32_t*>(t.topk_indices.data), t.topk_indices.stride[0],
@@ -142,6 +136,19 @@ HostParams host_params(const AttentionTensors& t, const Plan::Impl& plan, const 
   p.num_merges = static_cast<int32_t>(schedule.merges.size());
   p.total_cost = schedule.total_cost;
   p.has_few_rows = with.has_few_rows;
+  return p;
+}
+
+TailParams tail_params(const AttentionTensors& t, const AttentionOptions& options) {
+  const auto last_dim = [](const TensorView& view) {
+    return static_cast<int32_t>(view.shape[view.rank - 1]);
+  };
+  TailParams p;
+  if (!t.q_tail.empty()) {
+    p.q = token_view<const void>(t.q_tail);
+    p.q_dims = last_dim(t.q_tail);
+  }
+  if (!t.k_tail.empty()) p.k = {kv_view(t.k_tail, options), last_dim(t.k_tail)};
   return p;
 }
 
@@ -169,6 +176,7 @@ AttentionParams make_params(const AttentionTensors& t, const Plan::Impl& plan, i
   p.host = host_params(t, plan, with);
   p.arguments = variant_arguments(t, options);
   p.prepared = prepared_kv(t, plan, with);
+  p.tails = tail_params(t, options);
   if (kernel.geometry.uses_tensor_maps) p.maps = cuda::encode_tensor_maps(kernel, options, t);
   return p;
 }

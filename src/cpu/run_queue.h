@@ -41,13 +41,13 @@ void load_queries(const RowBlock& rows, const Variant& variant, float* to) {
                       rows.token(r) * p.tensors.q.token_stride +
                       rows.qo_head(r) * p.tensors.q.head_stride;
       float* row = to + int64_t{r} * width;
-      const int32_t num_dims = p.tensors.head_dim_qk - p.host.q_tail_dims;
+      const int32_t num_dims = p.tensors.head_dim_qk - p.tails.q_dims;
       convert_row<QFormat>(q, row, num_dims, width);
-      if (p.host.q_tail_dims > 0) {
-        const auto* tail = static_cast<const typename QFormat::Storage*>(p.host.q_tail.data) +
-                           rows.token(r) * p.host.q_tail.token_stride +
-                           rows.qo_head(r) * p.host.q_tail.head_stride;
-        convert_row<QFormat>(tail, row + num_dims, p.host.q_tail_dims, width - num_dims);
+      if (p.tails.q_dims > 0) {
+        const auto* tail = static_cast<const typename QFormat::Storage*>(p.tails.q.data) +
+                           rows.token(r) * p.tails.q.token_stride +
+                           rows.qo_head(r) * p.tails.q.head_stride;
+        convert_row<QFormat>(tail, row + num_dims, p.tails.q_dims, width - num_dims);
       }
       if constexpr (Variant::kTransformsQuery) {
         const ElementPosition at = rows.element_position(r);
@@ -117,7 +117,7 @@ template <typename KvFormat, typename Variant>
   if (kv_begin < kv_end) {
     const bool shared_kv = p.host.shared_kv;
     const KeyTail no_tail;
-    Tiles keys({p.tensors.k, p.host.k_tail, p.tensors.pages, p.host.lists, p.tensors.head_dim_qk},
+    Tiles keys({p.tensors.k, p.tails.k, p.tensors.pages, p.host.lists, p.tensors.head_dim_qk},
                rows.segment, kv_begin, kv_end, rows.num_kv_heads);
     Tiles values({p.tensors.v, no_tail, p.tensors.pages, p.host.lists, p.tensors.head_dim_vo},
                  rows.segment, kv_begin, shared_kv ? kv_begin : kv_end, rows.num_kv_heads);

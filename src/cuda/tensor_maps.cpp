@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <new>
+#include <numeric>
 
 #include "common/kv_layout.h"
 #include "cuda/runtime.h"
@@ -214,10 +215,59 @@ RowUnits row_units(const TensorView& view, const AttentionOptions& options) {
           static_cast<uint32_t>(token / bytes), static_cast<uint32_t>(head / bytes)};
 }
 
+/// Dims [first, last) of a tensor.
+TensorView dims_of(TensorView view, int64_t first, int64_t last) {
+  view.data = static_cast<std::byte*>(view.data) + 2 * first;
+  view.shape[view.rank - 1] = last - first;
+  return view;
+}
+
+/// Keys in pages, of one kv head with or without a dimension: boxes of `rows` rows and `blocks`
+/// blocks of 64 dims.
+bool encode_shared_kv(TensorMap* map, const TensorView& view, const AttentionOptions& options,
+                      int64_t rows, int64_t blocks) {
+  if (!is_mappable(view)) return false;
+  const int64_t token_stride = stride_of(view, view.rank == 3 ? 1 : kv_dims(options).token);
+  return encode<5>(map, view,
+                   {{{kBlockDims, 1, kBlockDims},
+                     {kGroupRows, token_stride, kGroupRows},
+                     {view.shape[view.rank - 1] / kBlockDims, kBlockDims, blocks},
+                     {options.page_size / kGroupRows, kGroupRows * token_stride, rows / kGroupRows},
+                     {view.shape[0], stride_of(view, 0), 1}}});
+}
+
+/// The maps of kernels for keys that are values. Dims behind those of values have maps of their
+/// own, also where they are in the same tensor.
+TensorMaps encode_shared_kv_maps(const Kernel& kernel, const AttentionOptions& options,
+                                 const AttentionTensors& t) {
+  constexpr int64_t kBlocksOfBox = 4;
+  TensorMaps maps;
+  const int64_t num_values = options.head_dim_vo;
+  const int64_t num_dims = options.head_dim_qk;
+  const bool has_tail = num_dims > num_values;
+  const TensorView q_tail = t.q_tail.empty() ? dims_of(t.q, num_values, num_dims) : t.q_tail;
+  const TensorView k_tail = t.k_tail.empty() ? dims_of(t.k, num_values, num_dims) : t.k_tail;
+  const int64_t heads = std::gcd(options.num_qo_heads, kernel.geometry.tile_q);
+  maps.q_box_rows = static_cast<int32_t>(heads);
+  maps.has_q = encode_tokens(&maps.q, dims_of(t.q, 0, num_values), heads, heads) &&
+               (!has_tail || encode_tokens(&maps.q_tail, q_tail, heads, heads));
+  const int64_t tile_kv = kernel.geometry.tile_kv;
+  const int64_t divisor = options.page_size | tile_kv;
+  const int64_t rows = divisor & -divisor;  // the largest power of two that divides both
+  if (options.page_size == 0 || rows < kGroupRows) return maps;
+  maps.box_rows = static_cast<int32_t>(rows);
+  maps.boxes_of_step = static_cast<int32_t>(tile_kv / rows);
+  maps.has_kv =
+      encode_shared_kv(&maps.k, dims_of(t.k, 0, num_values), options, rows, kBlocksOfBox) &&
+      (!has_tail || encode_shared_kv(&maps.k_tail, k_tail, options, rows, 1));
+  return maps;
+}
+
 }  // namespace
 
 TensorMaps encode_tensor_maps(const Kernel& kernel, const AttentionOptions& options,
                               const AttentionTensors& t) noexcept {
+  if (options.shared_kv) return encode_shared_kv_maps(kernel, options, t);
   TensorMaps maps;
   const int64_t group = options.num_qo_heads / options.num_kv_heads;
   const int64_t tile_q = kernel.geometry.tile_q;

@@ -85,4 +85,25 @@ inline constexpr KernelFamily kSm90GatherFamily = {.name = "sm90_gather",
                                                    .scratch_bytes = merged_state_bytes,
                                                    .preference = preference_of_sm90_gather};
 
+/// What the sm90_mla family is compiled for: all head dims, and no part of them.
+inline Axis first_unserved_by_sm90_mla(const Kernel& kernel,
+                                       const AttentionOptions& options) noexcept {
+  const Axis axis = first_unserved_axis(kernel, options);
+  if (axis != Axis::kNone && axis < Axis::kHeadDim) return axis;
+  if (kernel.head_dim_qk != options.head_dim_qk || kernel.head_dim_vo != options.head_dim_vo) {
+    return Axis::kHeadDim;
+  }
+  if (axis != Axis::kNone) return axis;
+  return options.batch_invariant ? Axis::kBatchInvariant : Axis::kNone;
+}
+
+/// wgmma, TMA and mbarriers for multi-head latent attention: values are the first dims of keys.
+inline constexpr KernelFamily kSm90MlaFamily = {.name = "sm90_mla",
+                                                .device = DeviceType::kCuda,
+                                                .group = KernelGroup::kHopper,
+                                                .shared_kv = true,
+                                                .first_unserved = first_unserved_by_sm90_mla,
+                                                .scratch_bytes = merged_state_bytes,
+                                                .preference = no_preference};
+
 }  // namespace flashplan

@@ -151,6 +151,47 @@ TEST(the_hopper_family_is_for_more_than_few_rows) {
            "batch_invariant: expected false (compiled in for cuda), got true");
 }
 
+TEST(keys_that_are_values_have_a_family_of_their_own) {
+  std::vector<Kernel> all = kernels();
+  Kernel mla = fake_kernel("sm90_mla_bf16_d576x512", {90, 'a'});
+  mla.family = &kSm90MlaFamily;
+  mla.head_dim_qk = 576;
+  mla.head_dim_vo = 512;
+  all.push_back(mla);
+  DeviceLimits device = h200();
+  device.kernels = all;
+  const auto with = [&](auto change) {
+    AttentionOptions o = llama_on_gpu();
+    o.num_kv_heads = 1;
+    o.head_dim_qk = 576;
+    o.head_dim_vo = 512;
+    o.shared_kv = true;
+    o.softmax_scale = 0.1F;
+    change(o);
+    const std::string choice = gpu_choice(o, device);
+    return choice.substr(0, choice.find(" kv "));
+  };
+  CHECK_EQ(with([](auto&) {}), "sm90_mla_bf16_d576x512 sm90_mla");
+  CHECK_EQ(with([](auto& o) { o.page_size = 1; }), "sm90_mla_bf16_d576x512 sm90_mla");
+  CHECK_EQ(with([](auto& o) { o.head_dim_qk = 512; }),
+           "head_dim_qk, head_dim_vo: expected (576, 512) (compiled in for cuda), got (512, 512)");
+  CHECK_EQ(with([](auto& o) { o.topk = 64; }), "topk: expected 0 (compiled in for cuda), got 64");
+  CHECK_EQ(with([](auto& o) { o.kv_dtype = DType::kFloat8E4M3; }),
+           "kv_dtype: expected bfloat16 (compiled in for cuda), got float8_e4m3fn");
+  CHECK_EQ(with([](auto& o) { o.softcap = 20.0F; }),
+           "softcap: expected 0 (compiled in for cuda), got 20");
+  CHECK_EQ(with([](auto& o) { o.batch_invariant = true; }),
+           "batch_invariant: expected false (compiled in for cuda), got true");
+  CHECK_EQ(with([](auto& o) { o.kernels = KernelGroup::kGeneral; }),
+           "shared_kv: expected false (compiled in for cuda), got true");
+  device.kernels = {&all.back(), 1};
+  CHECK_EQ(with([](auto& o) { o.shared_kv = false; }),
+           "shared_kv: expected true (compiled in for cuda), got false");
+  device.kernels = all;
+  device.major = 8;
+  CHECK_EQ(with([](auto&) {}), "shared_kv: expected false (compiled in for cuda), got true");
+}
+
 TEST(options_name_the_group_of_kernels) {
   std::vector<Kernel> all = kernels();
   Kernel hopper = fake_kernel("sm90_bf16_d128", {90, 'a'});

@@ -78,8 +78,9 @@ inline int __syncthreads_or(int value) {
 
 inline void __syncwarp() { simt::share(0); }
 template <class T>
-T __shfl_sync(unsigned /*mask*/, T value, int lane) {
-  return simt::from_bits<T>(simt::share(simt::to_bits(value))[lane & 31]);
+T __shfl_sync(unsigned /*mask*/, T value, int lane, int width = 32) {
+  const int first = simt::cta->current % 32 / width * width;
+  return simt::from_bits<T>(simt::share(simt::to_bits(value))[first + (lane & (width - 1))]);
 }
 template <class T>
 T __shfl_xor_sync(unsigned /*mask*/, T value, int lanes) {

@@ -26,6 +26,7 @@ struct Kernel;
 enum class Axis : int32_t {
   kKernels,
   kSharedKv,
+  kTopk,
   kQDType,
   kKvDType,
   kHeadDim,
@@ -49,6 +50,9 @@ struct KernelFamily {
   const DeviceProgram* program = nullptr;
   /// Whether the kernels run work tiles of shared prefixes, and their merges.
   bool shares_prefixes = false;
+  /// Whether the kernels are for plans with shared_kv, or for those without; the CPU's are for
+  /// both.
+  bool shared_kv = false;
   /// Whether a CTA merges requests with their prefixes after all tiles of its queue, not after each
   /// tile.
   bool merges_readers_last = false;

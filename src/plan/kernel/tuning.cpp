@@ -69,4 +69,27 @@ KernelTuning sm90_tuning(int32_t tile_kv, bool gathers) noexcept {
           .chunk_kv = 0};
 }
 
+KernelTuning sm90_mla_tuning() noexcept {
+  // The unit is a clock. These are computed, not measured: a step is 64 keys, of 34 clocks each in
+  // the tensor cores and as many again in part; queries come only when the tile before has ended
+  // (72 KB, two steps), and a partial result of 64 rows is 128 KB, written at 32 bytes per clock
+  // and read as fast.
+  return {.cost = {.tile = 5000,
+                   .tile_row = 0,
+                   .step = 2700,
+                   .step_row = 0,
+                   .split = 3000,
+                   .split_row = 80,
+                   .write = 1000,
+                   .write_row = 64,
+                   .merge = 200,
+                   .merge_row = 160,
+                   .cached = 0,
+                   .share = 2000,
+                   .share_row = 100,
+                   .error_part = 6},
+          .item_steps = 16,
+          .uncut_part = 16};
+}
+
 }  // namespace flashplan

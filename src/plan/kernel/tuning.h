@@ -43,5 +43,6 @@ KernelTuning cpu_tuning() noexcept;
 KernelTuning sm80_tuning(int32_t tile_kv) noexcept;
 /// `gathers`: as in KernelGeometry.
 KernelTuning sm90_tuning(int32_t tile_kv, bool gathers = false) noexcept;
+KernelTuning sm90_mla_tuning() noexcept;
 
 }  // namespace flashplan

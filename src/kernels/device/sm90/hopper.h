@@ -24,6 +24,12 @@ FLASHPLAN_DEVICE void mbarrier_arrive_expect(uint32_t barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(barrier), "r"(bytes)
                : "memory");
 }
+/// Makes the phase wait for `bytes` more of bulk copies.
+FLASHPLAN_DEVICE void mbarrier_expect(uint32_t barrier, uint32_t bytes) {
+  asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;\n" ::"r"(barrier),
+               "r"(bytes)
+               : "memory");
+}
 /// Makes the phase wait for `bytes` more of bulk copies, and arrives for `count` threads.
 FLASHPLAN_DEVICE void mbarrier_arrive_expect(uint32_t barrier, uint32_t bytes, int count) {
   asm volatile(
@@ -116,6 +122,14 @@ FLASHPLAN_DEVICE void tma_load_5d(uint32_t to, const void* tensor_map, uint32_t 
       "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes"
       " [%0], [%1, {%3, %4, %5, %6, %7}], [%2];\n" ::"r"(to),
       "l"(tensor_map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
+      : "memory");
+}
+/// Starts to bring one box of a five-dimensional tensor map to the L2 cache.
+FLASHPLAN_DEVICE void tma_prefetch_5d(const void* tensor_map, int c0, int c1, int c2, int c3,
+                                      int c4) {
+  asm volatile(
+      "cp.async.bulk.prefetch.tensor.5d.L2.global [%0, {%1, %2, %3, %4, %5}];\n" ::"l"(tensor_map),
+      "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
       : "memory");
 }
 /// Starts the copy of a box from shared memory to a tensor. Groups of them are waited for by the

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Hopper's matrix products of a warpgroup (PTX ISA, wgmma; sm_90a), and the shared memory that they
-// read.
+// Hopper's matrix products of a warpgroup (PTX ISA, wgmma; sm_90a).
 #pragma once
 
 #include "flashplan/tensor.h"
 #include "kernels/device/ptx.h"
+#include "kernels/device/sm90/wgmma_tile.h"
 
 namespace flashplan::device {
 
@@ -33,57 +33,6 @@ FLASHPLAN_DEVICE void clear(float (&d)[kCount]) {
 #pragma unroll
   for (float& x : d) asm volatile("mov.b32 %0, 0;" : "=f"(x));
 }
-
-/// The descriptor of an operand in shared memory.
-struct WgmmaOperand {
-  uint32_t low;  // its address, which steps are added to
-  uint32_t high;
-
-  FLASHPLAN_DEVICE WgmmaOperand operator+(uint32_t step) const { return {low + step, high}; }
-  FLASHPLAN_DEVICE uint64_t bits() const { return static_cast<uint64_t>(high) << 32 | low; }
-};
-
-/// Rows of kDims 16-bit elements in shared memory, in the layout that wgmma reads and tensor maps
-/// write: blocks of kBlockRows rows by 64 dims, swizzled by 128 bytes. After a block come the
-/// blocks of the other dims of its rows, then those of the next rows.
-template <int kDims, int kBlockRows>
-struct WgmmaTile {
-  static_assert(kDims % 64 == 0 && kBlockRows % 8 == 0);
-  static constexpr int kBlockBytes = kBlockRows * 128;
-  static constexpr int kBlocks = kDims / 64;
-  // The distance from 8 rows to the next 8.
-  static constexpr int kGroupBytes = kBlockRows == 8 ? kBlocks * kBlockBytes : 1024;
-  static constexpr int bytes(int rows) { return rows * kDims * 2; }
-
-  /// Where chunk `chunk` of 8 dims of a row is.
-  static FLASHPLAN_DEVICE uint32_t offset(int row, int chunk) {
-    return row / kBlockRows * kBlocks * kBlockBytes + chunk / 8 * kBlockBytes +
-           row % kBlockRows * 128 + ((chunk ^ row) % 8 << 4);
-  }
-
-  /// Describes rows (of one block, or of blocks of 8 rows) as an operand whose dims are summed
-  /// over. Adding step_of_dims(k) moves it by 16 * k dims.
-  static FLASHPLAN_DEVICE WgmmaOperand by_dims(uint32_t tile) {
-    return descriptor(tile, 1, kGroupBytes);
-  }
-  static FLASHPLAN_DEVICE uint32_t step_of_dims(int k) {
-    return (k / 4 * kBlockBytes + k % 4 * 32) >> 4;
-  }
-  /// Describes rows as an operand whose rows are summed over. Adding step_of_rows(k) moves it by
-  /// 16 * k rows.
-  static FLASHPLAN_DEVICE WgmmaOperand by_rows(uint32_t tile) {
-    return descriptor(tile, kBlockBytes, kGroupBytes);
-  }
-  static FLASHPLAN_DEVICE uint32_t step_of_rows(int k) { return (k * 2 * kGroupBytes) >> 4; }
-
- private:
-  static constexpr uint32_t kSwizzle128 = uint32_t{1} << 30;
-
-  static FLASHPLAN_DEVICE WgmmaOperand descriptor(uint32_t address, int leading, int stride) {
-    return {static_cast<uint32_t>(leading >> 4) << 16 | address >> 4,
-            kSwizzle128 | static_cast<uint32_t>(stride >> 4)};
-  }
-};
 
 /// d (+)= a * b, of 64 rows by kColumns columns by 16. A thread's accumulators are those of
 /// m16n8 tiles side by side: d[4 * n + 2 * half + j] is row 16 * warp + 8 * half + lane / 4, column
@@ -116,38 +65,45 @@ struct Wgmma;
 
 // `n` columns; `r`: registers of d; `d`: their operands; then the numbers of the operands after
 // them.
-#define FLASHPLAN_WGMMA(dtype, text, n, r, d_, w_, o0, o1, o2, o3, o4, o5)                      \
-  template <>                                                                                   \
-  struct Wgmma<dtype, n> {                                                                      \
-    /* Both from shared memory, dims summed over. */                                            \
-    static FLASHPLAN_DEVICE void by_dims(float (&d)[n / 2], WgmmaOperand a, WgmmaOperand b,     \
-                                         bool adds) {                                           \
-      asm volatile("{\n.reg .pred adds;\nsetp.ne.b32 adds, %" #o2                               \
-                   ", 0;\n"                                                                     \
-                   "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." text "." text " {" r       \
-                   "}, %" #o0 ", %" #o1 ", adds, 1, 1, 0, 0;\n}\n"                              \
-                   : d_                                                                         \
-                   : "l"(a.bits()), "l"(b.bits()), "r"(static_cast<int>(adds)));                \
-    }                                                                                           \
-    /* d = a * b: d need not have a value. */                                                   \
-    static FLASHPLAN_DEVICE void first_by_dims(float (&d)[n / 2], WgmmaOperand a,               \
-                                               WgmmaOperand b) {                                \
-      asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." text "." text " {" r       \
-                   "}, %" #o0 ", %" #o1 ", 0, 1, 1, 0, 0;\n"                                    \
-                   : w_                                                                         \
-                   : "l"(a.bits()), "l"(b.bits()));                                             \
-    }                                                                                           \
-    /* a from registers, b's rows summed over. */                                               \
-    static FLASHPLAN_DEVICE void by_rows(float (&d)[n / 2], const uint32_t (&a)[4],             \
-                                         WgmmaOperand b, bool adds) {                           \
-      asm volatile("{\n.reg .pred adds;\nsetp.ne.b32 adds, %" #o5                               \
-                   ", 0;\n"                                                                     \
-                   "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." text "." text " {" r       \
-                   "}, {%" #o0 ", %" #o1 ", %" #o2 ", %" #o3 "}, %" #o4 ", adds, 1, 1, 1;\n}\n" \
-                   : d_                                                                         \
-                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits()),                 \
-                     "r"(static_cast<int>(adds)));                                              \
-    }                                                                                           \
+#define FLASHPLAN_WGMMA(dtype, text, n, r, d_, w_, o0, o1, o2, o3, o4, o5)                        \
+  template <>                                                                                     \
+  struct Wgmma<dtype, n> {                                                                        \
+    /* Both from shared memory, dims summed over. */                                              \
+    static FLASHPLAN_DEVICE void by_dims(float (&d)[n / 2], WgmmaOperand a, WgmmaOperand b,       \
+                                         bool adds) {                                             \
+      asm volatile("{\n.reg .pred adds;\nsetp.ne.b32 adds, %" #o2                                 \
+                   ", 0;\n"                                                                       \
+                   "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." text "." text " {" r         \
+                   "}, %" #o0 ", %" #o1 ", adds, 1, 1, 0, 0;\n}\n"                                \
+                   : d_                                                                           \
+                   : "l"(a.bits()), "l"(b.bits()), "r"(static_cast<int>(adds)));                  \
+    }                                                                                             \
+    /* d = a * b: d need not have a value. */                                                     \
+    static FLASHPLAN_DEVICE void first_by_dims(float (&d)[n / 2], WgmmaOperand a,                 \
+                                               WgmmaOperand b) {                                  \
+      asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." text "." text " {" r         \
+                   "}, %" #o0 ", %" #o1 ", 0, 1, 1, 0, 0;\n"                                      \
+                   : w_                                                                           \
+                   : "l"(a.bits()), "l"(b.bits()));                                               \
+    }                                                                                             \
+    /* a from registers, b's rows summed over. */                                                 \
+    static FLASHPLAN_DEVICE void by_rows(float (&d)[n / 2], const uint32_t (&a)[4],               \
+                                         WgmmaOperand b, bool adds) {                             \
+      asm volatile("{\n.reg .pred adds;\nsetp.ne.b32 adds, %" #o5                                 \
+                   ", 0;\n"                                                                       \
+                   "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." text "." text " {" r         \
+                   "}, {%" #o0 ", %" #o1 ", %" #o2 ", %" #o3 "}, %" #o4 ", adds, 1, 1, 1;\n}\n"   \
+                   : d_                                                                           \
+                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits()),                   \
+                     "r"(static_cast<int>(adds)));                                                \
+    }                                                                                             \
+    /* d += a * b: a from shared memory, its dims and b's rows summed over. */                    \
+    static FLASHPLAN_DEVICE void add_by_rows(float (&d)[n / 2], WgmmaOperand a, WgmmaOperand b) { \
+      asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." text "." text " {" r         \
+                   "}, %" #o0 ", %" #o1 ", 1, 1, 1, 0, 1;\n"                                      \
+                   : d_                                                                           \
+                   : "l"(a.bits()), "l"(b.bits()));                                               \
+    }                                                                                             \
   };
 #define FLASHPLAN_WGMMAS(n, r, d_, w_, ...)                                                        \
   FLASHPLAN_WGMMA(DType::kFloat16, "f16", n, r, FLASHPLAN_LIST d_, FLASHPLAN_LIST w_, __VA_ARGS__) \

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// In place of the library's ptx.h: what the sm80 kernels use of it, for fibers of the emulator.
-// Copies to shared memory are made when they are waited for, no sooner.
+// In place of the library's ptx.h: what the attention kernels use of it, for fibers of the
+// emulator. Copies to shared memory are made when they are waited for, no sooner.
 #pragma once
 
 #include <algorithm>
@@ -37,12 +37,16 @@ inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
   }
   return result;
 }
-inline int64_t clock64() { return 0; }
+/// Time passes where it is asked for.
+inline int64_t clock64() {
+  static thread_local int64_t now = 0;
+  return now += 1000;
+}
 
 namespace flashplan::device {
 
 /// Dynamic shared memory.
-inline thread_local unsigned char smem[128 * 1024];
+alignas(1024) inline thread_local unsigned char smem[227 * 1024];
 
 inline int thread_index() { return static_cast<int>(threadIdx.x); }
 inline int opaque(int x) { return x; }
@@ -50,13 +54,13 @@ inline const unsigned char* opaque(const unsigned char* x) { return x; }
 inline void allow_next_kernel() {}
 inline void wait_for_last_kernel() {}
 
-// An address of shared memory is a distance from a variable of the CTA's thread.
+// An address of shared memory is a distance from the dynamic shared memory of the CTA's thread.
 inline uint32_t shared_address(const void* pointer) {
-  return static_cast<uint32_t>(static_cast<const char*>(pointer) - &simt::anchor);
+  return static_cast<uint32_t>(static_cast<const unsigned char*>(pointer) - smem);
 }
 template <typename U = unsigned char>
 U* at_shared(uint32_t address) {
-  return reinterpret_cast<U*>(&simt::anchor + static_cast<int32_t>(address));
+  return reinterpret_cast<U*>(smem + static_cast<int32_t>(address));
 }
 
 struct AsyncCopy {
@@ -87,16 +91,23 @@ inline void cp_async_8(uint32_t to, const void* from) {
 }
 inline void prefetch_l2(const void*) {}
 inline void cp_async_commit() { async_groups().emplace_back(); }
+inline void copy_now(const std::vector<AsyncCopy>& copies) {
+  for (const AsyncCopy& copy : copies) {
+    std::memcpy(at_shared(copy.to), copy.from, static_cast<size_t>(copy.num_bytes));
+    std::memset(at_shared(copy.to) + copy.num_bytes, 0, static_cast<size_t>(copy.num_zeros));
+  }
+}
 template <int kPending>
 void cp_async_wait() {
   AsyncGroups& groups = async_groups();
   while (static_cast<int>(groups.size()) > kPending + 1) {
-    for (const AsyncCopy& copy : groups.front()) {
-      std::memcpy(at_shared(copy.to), copy.from, static_cast<size_t>(copy.num_bytes));
-      std::memset(at_shared(copy.to) + copy.num_bytes, 0, static_cast<size_t>(copy.num_zeros));
-    }
+    copy_now(groups.front());
     groups.pop_front();
   }
+}
+inline void cp_async_wait_all() {
+  cp_async_commit();
+  cp_async_wait<0>();
 }
 
 inline int lane_index() { return static_cast<int>(threadIdx.x) % 32; }
@@ -178,8 +189,45 @@ inline float sin_fast(float x) { return std::sin(x); }
 inline const unsigned char* shuffled_pointer(const unsigned char* pointer, int lane) {
   return __shfl_sync(0xffffffffU, pointer, lane);
 }
-inline void barrier_wait(int, int) { simt::fail("named barriers are not emulated"); }
-inline bool barrier_any(int, int, bool) { simt::fail("named barriers are not emulated"); }
+inline uint4 transposed_in_four_lanes(uint4 words) {
+  const auto exchange = [](uint32_t& first, uint32_t& second, int step) {
+    const bool is_upper = (lane_index() & step) != 0;
+    const uint32_t other = __shfl_xor_sync(0xffffffffU, is_upper ? first : second, step);
+    (is_upper ? first : second) = other;
+  };
+  exchange(words.x, words.y, 1);
+  exchange(words.z, words.w, 1);
+  exchange(words.x, words.z, 2);
+  exchange(words.y, words.w, 2);
+  return words;
+}
+/// A named barrier of the CTA.
+struct NamedBarrier {
+  std::vector<bool> has_come = std::vector<bool>(simt::kMaxThreads);
+  int arrived = 0;
+  uint64_t phase = 0;
+};
+inline NamedBarrier& named_barrier(int id) {
+  static thread_local NamedBarrier barriers[16];
+  return barriers[id];
+}
+inline void barrier_arrive(int id, int threads) {
+  NamedBarrier& barrier = named_barrier(id);
+  const auto thread = static_cast<size_t>(simt::cta->current);
+  if (barrier.has_come[thread]) simt::fail("a thread comes twice to a named barrier");
+  barrier.has_come[thread] = true;
+  if (++barrier.arrived < threads) return;
+  barrier.has_come.assign(barrier.has_come.size(), false);
+  barrier.arrived = 0;
+  ++barrier.phase;
+  simt::cta->idle = 0;
+}
+inline void barrier_wait(int id, int threads) {
+  const uint64_t phase = named_barrier(id).phase;
+  barrier_arrive(id, threads);
+  while (named_barrier(id).phase == phase) simt::yield();
+}
+inline bool barrier_any(int, int, bool) { simt::fail("votes at named barriers are not emulated"); }
 inline float infinity() { return HUGE_VALF; }
 
 // CTAs run one after the other.

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+// The attention kernel of the sm90_mla family, for multi-head latent attention: a producer
+// warpgroup brings queries and keys, whose first dims are the values; two consumer warpgroups
+// compute.
+#pragma once
+
+#include "kernels/device/sm90/mla/consumer.h"
+#include "kernels/device/sm90/mla/key_loader.h"
+#include "kernels/device/sm90/mla/record_loader.h"
+
+namespace flashplan::device {
+
+template <typename S>
+FLASHPLAN_DEVICE void begin_mla_memory(const AttentionParams& p, const MlaSmem<S>& smem) {
+  const bool gathers = !p.maps.has_kv;
+  const int writers = gathers ? S::kGatherWarps * 32 : 1;
+  for (uint32_t block = 0; block < S::kSlots; ++block) {
+    for (int part = 0; part < 2; ++part) {
+      mbarrier_init(smem.full(block, part).barrier, writers);
+      mbarrier_init(smem.empty(block, part), 4);
+    }
+  }
+  mbarrier_init(smem.tail_full(), 1);
+  mbarrier_init(smem.q_full(), 1);
+  mbarrier_init(smem.q_empty(), S::kConsumerWarps);
+  for (uint32_t i = 0; i < S::kContexts; ++i) {
+    mbarrier_init(smem.context_full(i), 1);
+    mbarrier_init(smem.context_empty(i), S::kConsumerWarps + (gathers ? S::kGatherWarps : 1));
+  }
+  store_shared_4(smem.on_pages(), kAllOnPages);
+  store_shared_4(smem.num_waiting(), 0);
+  mbarrier_fence_init();
+}
+
+/// Runs warp `warp` of the producer.
+template <typename S>
+FLASHPLAN_DEVICE void run_mla_producer(const AttentionParams& p, const MlaSmem<S>& smem, int warp,
+                                       uint32_t queue_word) {
+  if (warp == S::kRecordWarp) {
+    MlaRecordLoader<S>(p, smem).run(queue_word);
+  } else if (!p.maps.has_kv) {
+    MlaRowLoader<S>(p, smem, warp > S::kRecordWarp ? warp - 1 : warp).run();
+  } else if (warp == 0) {
+    MlaBoxLoader<S>(p, smem).run();
+  }
+}
+
+/// With cold caches, the first 64 KB of a kernel's code cause no cache misses. nvcc emits the last
+/// branch of this chain first: the producer, then warpgroup 0, whose logits come first.
+template <typename Choices>
+__global__ void __launch_bounds__(MlaShape<Choices>::kThreads, 1)
+    sm90_mla_kernel(const __grid_constant__ AttentionParams p) {
+  using S = MlaShape<Choices>;
+  extern __shared__ __align__(1024) unsigned char smem[];
+  const MlaSmem<S> shared(reinterpret_cast<MlaSharedMemory<S>&>(smem));
+  // Requested before anything else: code comes from memory, too, and takes as long.
+  const uint32_t queue_word = MlaRecordLoader<S>::request_queue(p);
+  if (threadIdx.x == 32) {
+    tma_prefetch_map(&p.maps.q);
+    tma_prefetch_map(&p.maps.q_tail);
+    tma_prefetch_map(&p.maps.k);
+    tma_prefetch_map(&p.maps.k_tail);
+  }
+  if (threadIdx.x == 0) begin_mla_memory(p, shared);
+  wait_for_last_kernel();
+  allow_next_kernel();
+  __syncthreads();
+  const int warpgroup = __shfl_sync(0xffffffffU, static_cast<int>(threadIdx.x) / 128, 0);
+  if (warpgroup == 1) {
+    take_registers<S::kConsumerRegisters>();
+    MlaConsumer<S, 1>(p, shared).run();
+  } else if (warpgroup == 0) {
+    take_registers<S::kConsumerRegisters>();
+    MlaConsumer<S, 0>(p, shared).run();
+  } else {
+    release_registers<S::kProducerRegisters>();
+    const int warp = __shfl_sync(0xffffffffU, static_cast<int>(threadIdx.x) / 32 % 4, 0);
+    run_mla_producer(p, shared, warp, queue_word);
+  }
+}
+
+}  // namespace flashplan::device

@@ -1,0 +1,286 @@
+// SPDX-License-Identifier: Apache-2.0
+// A consumer warpgroup of the sm90_mla family: the logits of every other block of keys, and one
+// half of the output's columns.
+#pragma once
+
+#include "kernels/device/sm90/mla/epilogue.h"
+#include "kernels/device/sm90/mla/logits.h"
+#include "kernels/device/sm90/softmax.h"
+
+namespace flashplan::device {
+
+/// 64 rows of o with 512 columns take all accumulators of two warpgroups, so each has half of the
+/// columns of all rows. Logits and weights of a block are computed once, by its owner: warpgroup 0
+/// has the even blocks of a tile, warpgroup 1 the odd ones. The other one reads the weights from
+/// shared memory (MlaSharedMemory, 3). So the tensor cores multiply for one warpgroup while the
+/// other one has its softmax.
+///
+///   warpgroup 0: logits 0 | weights 0 | o += 0, left            | o += 1, left  | logits 2 ...
+///   warpgroup 1: logits 1             | o += 0, right beside weights 1 | o += 1, right | logits 3
+///
+/// Both add the products of the blocks in their order, and the shifts of the rows (see Sm90Softmax)
+/// go from block to block: an owner weighs its block with the shifts of the block before, and
+/// raises them if the weights come out too large. With the weights it publishes raised shifts; the
+/// other one shrinks its o and its sums to them before it adds the product.
+template <typename S, int kWarpgroup>
+class MlaConsumer {
+ public:
+  FLASHPLAN_DEVICE MlaConsumer(const AttentionParams& p, const MlaSmem<S>& smem)
+      : p_(p),
+        smem_(smem),
+        thread_(static_cast<int>(threadIdx.x) % 128),
+        gathers_(!p.maps.has_kv),
+        variant_(p) {
+    if (p.variant.k_scales.data != nullptr) variant_.scale_logits(p.variant.k_scales.of(0));
+  }
+
+  FLASHPLAN_DEVICE void run() {
+    for (uint32_t i = 0;; ++i) {
+      const Sm90Context& context = wait_context(i);
+      if (context.is_end) break;
+      if (context.has_steps()) {
+        attend(context);
+        const auto scales = epilogue().scales(context, softmax_.sum, softmax_.shift, num_tiles_++);
+        const bool is_final = context.tile.merge >= 0 && wait_context(i + 1).is_end;
+        epilogue().write(context, o_, scales, is_final);
+      } else {
+        epilogue().write_empty(context);
+      }
+      release(smem_.context_empty(i));
+    }
+    MlaMerge<S>::merge_waiting(p_, smem_.num_waiting(), smem_.waiting(0),
+                               thread_ + 128 * kWarpgroup);
+  }
+
+ private:
+  using Variant = typename S::Variant;
+  using Softmax = Sm90Softmax<S>;
+  using Visible = typename Softmax::Visible;
+  using ByDims = Wgmma<S::kQ, S::kTileKv>;
+  using ByRows = Wgmma<S::kQ, S::kHalfDims>;
+
+  FLASHPLAN_DEVICE const Sm90Context& wait_context(uint32_t i) const {
+    mbarrier_wait(smem_.context_full(i), i / S::kContexts & 1);
+    return smem_.memory.contexts[i % S::kContexts];
+  }
+  FLASHPLAN_DEVICE MlaEpilogue<S, kWarpgroup> epilogue() const { return {p_, smem_, thread_}; }
+  FLASHPLAN_DEVICE void release(uint32_t barrier) const {
+    __syncwarp();
+    if (thread_ % 32 == 0) mbarrier_arrive(barrier);
+  }
+  FLASHPLAN_DEVICE void wait_part(uint32_t block, int part) const {
+    const MbarrierPhase full = smem_.full(block, part);
+    mbarrier_wait(full.barrier, full.parity);
+    if (gathers_) fence_async_proxy();
+  }
+
+  /// Computes o, and the sums of weights in this thread's columns.
+  FLASHPLAN_DEVICE void attend(const Sm90Context& context) {
+    const int32_t count = num_blocks<S>(context);
+    visible_ = {p_, context, 0, thread_};
+    softmax_.begin(p_, context, 0, 0, thread_);
+    clear(o_);
+    if (kWarpgroup < count) {
+      mbarrier_wait(smem_.q_full(), num_tiles_ & 1);
+    } else {
+      release(smem_.q_empty());
+    }
+#pragma unroll 1
+    for (int32_t n = 0; n < count; n += 2, block_ += 2) {
+      if constexpr (kWarpgroup == 0) {
+        attend_first(context, n, count);
+      } else {
+        attend_second(context, n, count);
+      }
+    }
+    block_ -= count % 2;  // the last pair may have been one block
+  }
+
+  /// Blocks n and n + 1 of the tile, for warpgroup 0, which owns block n.
+  FLASHPLAN_DEVICE void attend_first(const Sm90Context& context, int32_t n, int32_t count) {
+    float shrink[2];
+    compute_logits(block_);
+    const bool raised = weigh(context, n, count, shrink);
+    if (raised && n > 0) multiply_o(shrink);
+    pack();
+    publish(raised);
+    multiply_own(block_);
+    wait_and_release(block_);
+    if (n + 1 >= count) return;
+    take_published();
+    multiply_others(block_ + 1);
+    wait_and_release(block_ + 1);
+  }
+
+  /// The same for warpgroup 1, which owns block n + 1, if there is one. It weighs that block while
+  /// the product of block n runs.
+  FLASHPLAN_DEVICE void attend_second(const Sm90Context& context, int32_t n, int32_t count) {
+    const bool owns = n + 1 < count;
+    float shrink[2];
+    bool raised = false;
+    if (owns) compute_logits(block_ + 1);
+    take_published();
+    multiply_others(block_);
+    if (owns) {
+      raised = weigh(context, n + 1, count, shrink);
+      pack();
+    }
+    wait_and_release(block_);
+    if (!owns) return;
+    if (raised) multiply_o(shrink);
+    publish(raised);
+    multiply_own(block_ + 1);
+    wait_and_release(block_ + 1);
+  }
+
+  /// Waits for the weights of the other warpgroup. If shifts were raised, shrinks o and the sums.
+  FLASHPLAN_DEVICE void take_published() {
+    barrier_wait(S::kWeightsBarrier + 1 - kWarpgroup, S::kConsumerThreads);
+    if (load_shared_4(smem_.raised(warp())) == 0) return;
+    float factor[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const uint32_t published = smem_.shift(S::row(0, opaque(thread_), half));
+      const float raised = __uint_as_float(load_shared_4(published));
+      factor[half] = exp2_fast(softmax_.shift[half] - raised);
+      softmax_.shift[half] = raised;
+      softmax_.sum[half] *= factor[half];
+    }
+    multiply_o(factor);
+  }
+
+  FLASHPLAN_DEVICE void compute_logits(uint32_t block) {
+    multiply_keys(block);
+    wgmma_wait<0>();
+    pin(softmax_.logits);
+  }
+  /// Turns the logits of block n of the tile into weights. Returns whether shifts of the warp's
+  /// rows were raised, by `shrink`.
+  FLASHPLAN_DEVICE bool weigh(const Sm90Context& context, int32_t n, int32_t count,
+                              float (&shrink)[2]) {
+    shrink[0] = shrink[1] = 1.0F;
+    bool raised = false;
+    if (visible_.has_rows) {
+      visible_.off_pages = load_shared_4(smem_.on_pages()) != kAllOnPages;
+      raised = softmax_.weigh_step(p_, variant_, context, visible_, 0, thread_,
+                                   context.tile.kv_begin + n * S::kTileKv, n == 0, shrink, [&] {
+                                     clear(softmax_.logits);
+                                     add_mla_logits_of_warp<S>(smem_, block_ + kWarpgroup,
+                                                               opaque(thread_), softmax_.logits);
+                                   });
+    }
+    if (n + 2 >= count) release(smem_.q_empty());
+    return raised;
+  }
+  FLASHPLAN_DEVICE void multiply_keys(uint32_t block) {
+    const WgmmaOperand q = S::Query::by_dims(smem_.queries());
+#pragma unroll
+    for (int part = 0; part < 2; ++part) {
+      wait_part(block, part);
+      wgmma_fence();
+      const WgmmaOperand k = S::Half::by_dims(smem_.half(block, part));
+#pragma unroll
+      for (int i = 0; i < S::kHalfDims / 16; ++i) {
+        const int step = part * S::kHalfDims / 16 + i;
+        if (step == 0) {
+          ByDims::first_by_dims(softmax_.logits, q, k);
+        } else {
+          ByDims::by_dims(softmax_.logits, q + S::Query::step_of_dims(step),
+                          k + S::Half::step_of_dims(i), true);
+        }
+      }
+    }
+    const WgmmaOperand tail = S::Tail::by_dims(smem_.tail(block));
+#pragma unroll
+    for (int i = 0; i < S::kTailDims / 16; ++i) {
+      ByDims::by_dims(softmax_.logits, q + S::Query::step_of_dims(S::kHeadDimVo / 16 + i),
+                      tail + S::Tail::step_of_dims(i), true);
+    }
+    wgmma_commit();
+  }
+
+  /// o += the weights in registers * values.
+  FLASHPLAN_DEVICE void multiply_own(uint32_t block) {
+    const WgmmaOperand v = S::Half::by_rows(smem_.half(block, kWarpgroup));
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < S::kTileKv / 16; ++i) {
+      ByRows::by_rows(o_, weights_[i], v + S::Half::step_of_rows(i), true);
+    }
+    wgmma_commit();
+  }
+  /// o += the weights of the other warpgroup * values.
+  FLASHPLAN_DEVICE void multiply_others(uint32_t block) {
+    wait_part(block, kWarpgroup);
+    const WgmmaOperand v = S::Half::by_rows(smem_.half(block, kWarpgroup));
+    const WgmmaOperand weights = S::Weights::by_dims(smem_.weights());
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < S::kTileKv / 16; ++i) {
+      ByRows::add_by_rows(o_, weights + S::Weights::step_of_dims(i), v + S::Half::step_of_rows(i));
+    }
+    wgmma_commit();
+  }
+  FLASHPLAN_DEVICE void wait_and_release(uint32_t block) {
+    wgmma_wait<0>();
+    pin(o_);
+    release(smem_.empty(block, kWarpgroup));
+  }
+
+  FLASHPLAN_DEVICE void multiply_o(const float (&factor)[2]) {
+#pragma unroll
+    for (int i = 0; i < S::kHalfDims / 2; ++i) o_[i] *= factor[i / 2 % 2];
+  }
+
+  /// Packs the weights into operands of the products with values.
+  FLASHPLAN_DEVICE void pack() {
+#pragma unroll
+    for (int i = 0; i < S::kTileKv / 16; ++i) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        weights_[i][j] = Element<S::kQ>::pack(softmax_.logits[8 * i + 2 * j],
+                                              softmax_.logits[8 * i + 2 * j + 1]);
+      }
+    }
+  }
+
+  FLASHPLAN_DEVICE int warp() const { return opaque(thread_) / 32; }
+  /// Publishes the weights of an own block, and the shifts, if some of the warp's rows have others
+  /// than before.
+  FLASHPLAN_DEVICE void publish(bool raised) {
+    barrier_wait(S::kOwnBarrier + kWarpgroup, 128);  // nobody reads the weights before these
+    const int thread = opaque(thread_);
+    const int lane = thread % 32;
+    // The address of chunk 0 or 1 of this lane's row. XOR with n * 16 gives that of chunk n, n
+    // even.
+    const uint32_t own =
+        smem_.weights() + (thread / 32 * 16 + lane % 16) * 128 + (((lane / 16) ^ lane) % 8 << 4);
+#pragma unroll
+    for (int i = 0; i < S::kTileKv / 16; ++i) {
+      stmatrix(own ^ (i * 2 << 4), weights_[i][0], weights_[i][1], weights_[i][2], weights_[i][3]);
+    }
+    if (lane == 0) store_shared_4(smem_.raised(thread / 32), raised ? 1 : 0);
+    if (raised && lane % 4 == 0) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        store_shared_4(smem_.shift(S::row(0, thread, half)), __float_as_uint(softmax_.shift[half]));
+      }
+    }
+    fence_async_proxy();
+    barrier_arrive_if(true, S::kWeightsBarrier + kWarpgroup, S::kConsumerThreads);
+  }
+
+  const AttentionParams& p_;
+  const MlaSmem<S> smem_;
+  const int thread_;
+  const bool gathers_;  // keys are copied row by row
+  Variant variant_;
+  Softmax softmax_;
+  Visible visible_;
+  float o_[S::kHalfDims / 2] = {};
+  uint32_t weights_[S::kTileKv / 16][4] = {};
+  uint32_t block_ = 0;      // the next one of the queue
+  uint32_t num_tiles_ = 0;  // with steps, so far
+};
+
+}  // namespace flashplan::device

@@ -1,0 +1,315 @@
+// SPDX-License-Identifier: Apache-2.0
+// The warps of the sm90_mla producer that bring keys: one by boxes of tensor maps, or three row by
+// row.
+#pragma once
+
+#include "kernels/device/sm90/hopper.h"
+#include "kernels/device/sm90/mla/shared_memory.h"
+#include "kernels/device/unaligned_copy.h"
+
+namespace flashplan::device {
+
+/// What both ways have in common: the walk over blocks.
+template <typename S>
+class MlaKeyWarp {
+ public:
+  FLASHPLAN_DEVICE MlaKeyWarp(const AttentionParams& p, const MlaSmem<S>& smem)
+      : p_(p), smem_(smem), lane_(static_cast<int>(threadIdx.x) % 32) {}
+
+ protected:
+  /// The keys of a block, [key, key + count), of which no row sees the first `num_hidden`; may be
+  /// negative.
+  struct Block {
+    int32_t key;
+    int32_t count;
+    int32_t num_hidden;
+    int32_t kv_row;
+    bool is_prefetched;  // by this CTA
+  };
+
+  /// Calls fill(block, its number in the queue, what request(block) has returned) for each block of
+  /// the queue. Before that it calls prefetch() for the next block of the tile, and request() for
+  /// the one after it. Two row tiles of a request, which queues at the same place have, prefetch
+  /// every other block each.
+  template <typename Request, typename Prefetch, typename Fill>
+  FLASHPLAN_DEVICE void for_each_block(Request request, Prefetch prefetch, Fill fill) {
+    uint32_t number = 0;
+    for (int32_t i = 0;; ++i) {
+      mbarrier_wait(smem_.context_full(i), i / S::kContexts & 1);
+      const Sm90Context& context = smem_.memory.contexts[i % S::kContexts];
+      if (context.is_end) return;
+      if (context.has_steps()) {
+        const int32_t end = context.tile.kv_end;
+        const int32_t first_seen = context.block().first_seen(p_);
+        const int32_t kv_row = context.segment.kv_row;
+        const int32_t row_tile = context.tile.row_tile;
+        const bool is_alone =
+            context.segment.qo_len * p_.schedule.group_size.value <= p_.schedule.tile_q;
+        const auto block_at = [&](int32_t key) -> Block {
+          const bool is_own = (key / S::kTileKv + row_tile) % 2 == 0;
+          return {key, min(max(end - key, 0), S::kTileKv), first_seen - key, kv_row,
+                  is_alone || is_own};
+        };
+        Block block = block_at(context.tile.kv_begin);
+        Block next = block_at(block.key + S::kTileKv);
+        auto requested = request(block);
+        auto next_requested = request(next);
+        // The first block of the queue is loaded at once.
+        if (number > 0) prefetch(block, requested);
+        for (int32_t left = num_blocks<S>(context); left > 0; --left) {
+          const Block later = block_at(next.key + S::kTileKv);
+          const auto later_requested = request(later);
+          prefetch(next, next_requested);
+          fill(block, number++, requested);
+          block = next;
+          requested = next_requested;
+          next = later;
+          next_requested = later_requested;
+        }
+      }
+      __syncwarp();
+      if (lane_ == 0) mbarrier_arrive(smem_.context_empty(i));
+    }
+  }
+
+  /// Tells the consumers, before they are told that keys are there, if some keys are on no page.
+  FLASHPLAN_DEVICE void report_pages(bool on_page) const {
+    if (__all_sync(0xffffffffU, on_page) == 0) store_shared_4(smem_.on_pages(), kSomeOffPages);
+  }
+  static FLASHPLAN_DEVICE void wait(MbarrierPhase phase) {
+    mbarrier_wait(phase.barrier, phase.parity);
+  }
+  /// Starts to load the id of the page of a row's key.
+  FLASHPLAN_DEVICE int32_t request_page_id(const Block& block, int row) const {
+    const PageTable& pages = p_.tensors.pages;
+    if (row >= block.count || pages.ids == nullptr) return 0;
+    const auto key = static_cast<uint32_t>(block.key + row);
+    return static_cast<int32_t>(
+        load_global_4(page_ids(pages, block.kv_row) + quotient(key, pages.page_size)));
+  }
+
+  const AttentionParams& p_;
+  const MlaSmem<S> smem_;
+  const int lane_;
+};
+
+/// One warp; lane i brings box i of a block.
+template <typename S>
+class MlaBoxLoader : MlaKeyWarp<S> {
+  using Base = MlaKeyWarp<S>;
+  using Block = typename Base::Block;
+
+ public:
+  using Base::Base;
+
+  FLASHPLAN_DEVICE void run() {
+    const int row = lane_ * p_.maps.box_rows;
+    Base::for_each_block(
+        [&](const Block& block) { return Base::request_page_id(block, row); },
+        [&](const Block& block, int32_t id) { prefetch(block, row, id); },
+        [&](const Block& block, uint32_t number, int32_t id) { fill(block, number, row, id); });
+  }
+
+ private:
+  using Base::lane_;
+  using Base::p_;
+  using Base::smem_;
+
+  /// Whether some row sees some key of a box.
+  FLASHPLAN_DEVICE bool is_seen(const Block& block, int row) const {
+    return row + p_.maps.box_rows > block.num_hidden;
+  }
+  FLASHPLAN_DEVICE bool is_on_page(int32_t id) const {
+    return has_page(p_.tensors.pages, static_cast<uint32_t>(id));
+  }
+  /// The number, in its page, of the group of 8 rows in which a box begins.
+  FLASHPLAN_DEVICE int group_of(const Block& block, int row) const {
+    const auto key = static_cast<uint32_t>(block.key + row);
+    const auto& page_size = p_.tensors.pages.page_size;
+    return static_cast<int>(key - quotient(key, page_size) * page_size.value) / 8;
+  }
+
+  /// Brings the keys of a block to the L2 cache. With room for two blocks in shared memory, keys
+  /// are requested only when they are needed soon, and memory takes twice as long as the cache.
+  FLASHPLAN_DEVICE void prefetch(const Block& block, int row, int32_t id) const {
+    if (!block.is_prefetched || row >= block.count) return;
+    if (!is_seen(block, row) || !is_on_page(id)) return;
+    const int group = group_of(block, row);
+#pragma unroll
+    for (int part = 0; part < 2; ++part) {
+      tma_prefetch_5d(&p_.maps.k, 0, 0, part * (S::kHalfDims / 64), group, id);
+    }
+    if (S::kTailDims > 0) tma_prefetch_5d(&p_.maps.k_tail, 0, 0, 0, group, id);
+  }
+
+  FLASHPLAN_DEVICE void fill(const Block& block, uint32_t number, int row, int32_t id) {
+    const int box_rows = p_.maps.box_rows;
+    const bool has_box = row < block.count;
+    // A box without a page lies outside of the map, and becomes zeros. So does one that no row
+    // sees: its page may belong to another request.
+    Base::report_pages(!has_box || !is_seen(block, row) || is_on_page(id));
+    const int page = is_seen(block, row) && is_on_page(id) ? id : -1;
+    const int group = group_of(block, row);
+    const int rows_of_boxes = __popc(__ballot_sync(0xffffffffU, has_box)) * box_rows;
+    const uint32_t half_bytes = rows_of_boxes * S::kHalfDims * 2;
+    const uint32_t tail_bytes = rows_of_boxes * S::kTailDims * 2;
+    // Values past the last key must be zeros, since 0 * NaN is NaN. They are overwritten before the
+    // consumers see the block. The tail needs no zeros: logits past the last key are masked.
+    const bool hides = block.count < S::kTileKv;
+#pragma unroll
+    for (int part = 0; part < 2; ++part) {
+      Base::wait(smem_.emptied(number, part));
+      const uint32_t full = hides ? smem_.tail_full() : smem_.full(number, part).barrier;
+      if (lane_ == 0) {
+        const uint32_t bytes = half_bytes + (part == 1 ? tail_bytes : 0);
+        if (hides) {
+          mbarrier_expect(full, bytes);
+        } else {
+          mbarrier_arrive_expect(full, bytes);
+        }
+      }
+      __syncwarp();
+      if (has_box) {
+        tma_load_5d(smem_.half(number, part) + row * S::kHalfDims * 2, &p_.maps.k, full, 0, 0,
+                    part * (S::kHalfDims / 64), group, page);
+        if (part == 1 && S::kTailDims > 0) {
+          tma_load_5d(smem_.tail(number) + row * S::kTailDims * 2, &p_.maps.k_tail, full, 0, 0, 0,
+                      group, page);
+        }
+      }
+    }
+    if (hides) hide_rows(block, number);
+  }
+
+  /// Writes zeros behind the last key, once the boxes have arrived, and announces the block.
+  FLASHPLAN_DEVICE void hide_rows(const Block& block, uint32_t number) {
+    if (lane_ == 0) mbarrier_arrive(smem_.tail_full());
+    mbarrier_wait(smem_.tail_full(), tail_parity_);
+    tail_parity_ ^= 1;
+#pragma unroll 1
+    for (int row = block.count + lane_ / 8; row < S::kTileKv; row += 4) {
+#pragma unroll 1
+      for (int i = 0; i < 2 * S::Half::kBlocks; ++i) {
+        const int part = i / S::Half::kBlocks;
+        store_shared_16(
+            smem_.half(number, part) + S::Half::offset(row, i % S::Half::kBlocks * 8 + lane_ % 8),
+            {0, 0, 0, 0});
+      }
+    }
+    fence_async_proxy();
+    __syncwarp();
+    if (lane_ < 2) mbarrier_arrive(smem_.full(number, lane_).barrier);
+  }
+
+  uint32_t tail_parity_ = 0;
+};
+
+/// Three warps copy rows of every block, for small pages and for tensors that no map describes.
+/// Each thread arrives at a part's barrier when its copies are complete. wgmma reads shared memory
+/// through another proxy than these copies write it: consumers put a fence behind their wait.
+template <typename S>
+class MlaRowLoader : MlaKeyWarp<S> {
+  using Base = MlaKeyWarp<S>;
+  using Block = typename Base::Block;
+
+ public:
+  /// `warp`: its number among those that copy rows.
+  FLASHPLAN_DEVICE MlaRowLoader(const AttentionParams& p, const MlaSmem<S>& smem, int warp)
+      : Base(p, smem), first_row_(warp * 4 + lane_ / 8) {}
+
+  FLASHPLAN_DEVICE void run() {
+    Base::for_each_block(
+        [&](const Block& block) { return request(block); }, [](const Block&, const PageIds&) {},
+        [&](const Block& block, uint32_t number, const PageIds& ids) { fill(block, number, ids); });
+  }
+
+ private:
+  using Base::lane_;
+  using Base::p_;
+  using Base::smem_;
+
+  // Eight lanes copy a row.
+  static constexpr int kRowsAtOnce = 4 * S::kGatherWarps;
+  static constexpr int kOwnRows = (S::kTileKv + kRowsAtOnce - 1) / kRowsAtOnce;
+  struct PageIds {
+    int32_t of[kOwnRows];
+  };
+
+  FLASHPLAN_DEVICE PageIds request(const Block& block) const {
+    PageIds ids;
+#pragma unroll
+    for (int i = 0; i < kOwnRows; ++i) {
+      ids.of[i] = Base::request_page_id(block, first_row_ + i * kRowsAtOnce);
+    }
+    return ids;
+  }
+
+  /// Where a key lies, in elements; of ragged keys `id` is 0.
+  FLASHPLAN_DEVICE int64_t place(const KvView& view, const Block& block, int row,
+                                 int32_t id) const {
+    const PageTable& pages = p_.tensors.pages;
+    auto key = static_cast<uint32_t>(block.key + row);
+    if (pages.ids == nullptr) return (int64_t{block.kv_row} + key) * view.token_stride;
+    key -= quotient(key, pages.page_size) * pages.page_size.value;
+    return id * view.page_stride + key * view.token_stride;
+  }
+
+  FLASHPLAN_DEVICE void copy_16(uint32_t to, const unsigned char* from, bool exists) const {
+    if (p_.tensors.vectorized) {
+      cp_async_16_padded(to, from, exists ? 16 : 0);
+    } else {
+      copy_unaligned_16<2>(to, from, exists ? 8 : 0);
+    }
+  }
+
+  /// Zeros replace rows past the last key, rows of keys that no query sees, and rows of keys on no
+  /// page of the cache: what lies there may be NaN, and 0 * NaN is NaN.
+  FLASHPLAN_DEVICE void fill(const Block& block, uint32_t number, const PageIds& ids) const {
+    const KvView& view = p_.tensors.k;
+    const bool has_own_tail = p_.tails.k.num_dims > 0;
+    const int chunk = lane_ % 8;
+#pragma unroll
+    for (int part = 0; part < 2; ++part) {
+      Base::wait(smem_.emptied(number, part));
+#pragma unroll 1
+      for (int i = 0; i < kOwnRows; ++i) {
+        const int row = first_row_ + i * kRowsAtOnce;
+        if (row >= S::kTileKv) break;
+        int32_t id = ids.of[0];
+#pragma unroll
+        for (int n = 1; n < kOwnRows; ++n) id = n == i ? ids.of[n] : id;
+        const bool is_seen = row >= block.num_hidden && row < block.count;
+        const bool on_page = has_page(p_.tensors.pages, static_cast<uint32_t>(id));
+        if (part == 0 && is_seen && !on_page) store_shared_4(smem_.on_pages(), kSomeOffPages);
+        const bool exists = is_seen && on_page;
+        const auto* base = static_cast<const unsigned char*>(view.data);
+        const int64_t at = exists ? place(view, block, row, id) : 0;
+        const unsigned char* from = base + 2 * at + chunk * 16;
+        const uint32_t to = smem_.half(number, part) + S::Half::offset(row, chunk);
+#pragma unroll
+        for (int b = 0; b < S::Half::kBlocks; ++b) {
+          copy_16(to + b * S::Half::kBlockBytes, from + part * S::kHalfDims * 2 + b * 128, exists);
+        }
+        if (part == 1 && S::kTailDims > 0) {
+          const unsigned char* tail = from + S::kHeadDimVo * 2;
+          if (has_own_tail) {
+            const KvView& own = p_.tails.k.view;
+            tail = static_cast<const unsigned char*>(own.data) + chunk * 16 +
+                   2 * (exists ? place(own, block, row, id) : 0);
+          }
+          copy_16(smem_.tail(number) + S::Tail::offset(row, chunk), tail, exists);
+        }
+      }
+      const uint32_t full = smem_.full(number, part).barrier;
+      if (p_.tensors.vectorized) {
+        mbarrier_arrive_after_copies(full);
+      } else {
+        mbarrier_arrive(full);
+      }
+    }
+  }
+
+  const int first_row_;
+};
+
+}  // namespace flashplan::device

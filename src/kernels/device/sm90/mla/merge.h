@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+// Merges of partial results by the consumers of the sm90_mla family.
+#pragma once
+
+#include "kernels/device/attention_state.h"
+#include "kernels/device/merge_part.h"
+#include "kernels/device/sm90/mla/shared_memory.h"
+#include "kernels/device/write_result.h"
+
+namespace flashplan::device {
+
+template <typename S>
+struct MlaMerge {
+  /// Arrives at a merge, for a tile whose partial results both warpgroups have written. One thread
+  /// calls it, behind a barrier of all consumers. The rows that this CTA then has to merge wait in
+  /// its list for merge_waiting(). `is_final`: no tiles are left to compute.
+  static FLASHPLAN_DEVICE void arrive(const AttentionParams& p, const MlaSmem<S>& smem,
+                                      int32_t number, bool is_final) {
+    const Merge merge = p.schedule.merges[number];
+    const uint32_t count = load_shared_4(smem.num_waiting());
+    const MergePart part =
+        arrive_at_merge(counter_of(p, number), merge, is_final && count == 0, kFewRows);
+    if (part.count == 0) return;
+    store_shared_4(smem.num_waiting(), count + 1);
+    store_shared_16(smem.waiting(count),
+                    {static_cast<uint32_t>(part.index), static_cast<uint32_t>(part.count),
+                     static_cast<uint32_t>(number), 0});
+  }
+
+  /// Merges what arrive() has left. All consumers call it after their last tile; it is not inlined,
+  /// so that its code lies behind that of tiles, once. A warp merges a row, or a quarter of it
+  /// where there are few.
+  static __device__ __noinline__ void merge_waiting(const AttentionParams& p, uint32_t num_waiting,
+                                                    uint32_t waiting, int thread) {
+    barrier_wait(S::kConsumerBarrier, S::kConsumerThreads);
+    const uint32_t count = load_shared_4(num_waiting);
+    const int warp = thread / 32;
+    const int lane = thread % 32;
+#pragma unroll 1
+    for (uint32_t n = 0; n < count; ++n) {
+      const uint4 entry = load_shared_16(waiting + n * sizeof(MlaWaitingMerge));
+      const MergePart part = {static_cast<int32_t>(entry.x), static_cast<int32_t>(entry.y)};
+      const Merge merge = p.schedule.merges[entry.z];
+      const int32_t begin = part.begin(merge.rows.num_rows);
+      const int32_t end = part.end(merge.rows.num_rows);
+      if ((end - begin) * kQuarters <= 2 * S::kConsumerWarps) {
+#pragma unroll 1
+        for (int i = warp; i < (end - begin) * kQuarters; i += S::kConsumerWarps) {
+          merge_dims<1>(p, merge, begin + i / kQuarters, i % kQuarters * 128 + lane * 4, lane);
+        }
+      } else {
+#pragma unroll 1
+        for (int row = begin + warp; row < end; row += S::kConsumerWarps) {
+          merge_dims<kQuarters>(p, merge, row, lane * 4, lane);
+        }
+      }
+    }
+  }
+
+ private:
+  static constexpr int32_t kFewRows = 4;  // which the last CTA merges alone
+  static constexpr int kQuarters = S::kHeadDimVo / 128;
+  static constexpr int64_t kStateRows = S::kTileQ;
+
+  /// Merges `kQuads` times 4 dims of a row in each lane, from `dim` on in steps of 128. Each lane
+  /// computes the weight of one state, then adds its dims of all states.
+  template <int kQuads>
+  static FLASHPLAN_DEVICE void merge_dims(const AttentionParams& p, const Merge& merge, int row,
+                                          int dim, int lane) {
+    constexpr int kStatesAtOnce = 16 / kQuads;  // loads in flight hide the latency of memory
+    MergedRow merged;
+    merged.reset();
+    float4 o[kQuads];
+#pragma unroll
+    for (float4& quad : o) quad = {0.0F, 0.0F, 0.0F, 0.0F};
+    const int64_t first_row = int64_t{merge.first_partial_row} + row;
+#pragma unroll 1
+    for (int first = 0; first < merge.num_states; first += 32) {
+      const int count = min(merge.num_states - first, 32);
+      const int64_t from = first_row + first * kStateRows;
+      const float lse =
+          load_if(lane < count, p.workspace.partial_lse + from + lane * kStateRows, -infinity());
+      float weight = 1.0F;
+#pragma unroll 1
+      for (int n = 0; n < count; n += kStatesAtOnce) {
+        const float* states = p.workspace.partial_o + (from + n * kStateRows) * S::kHeadDimVo + dim;
+        float4 added[kStatesAtOnce][kQuads];
+#pragma unroll
+        for (int i = 0; i < kStatesAtOnce; ++i) {
+#pragma unroll
+          for (int q = 0; q < kQuads; ++q) {
+            added[i][q] =
+                load_4_if(n + i < count, states + i * kStateRows * S::kHeadDimVo + q * 128, 0.0F);
+          }
+        }
+        if (n == 0) {  // here, so that lse arrives with the values
+          const float shrink = merged.add_of_lanes(lse, &weight);
+#pragma unroll
+          for (float4& quad : o) quad = scaled(quad, shrink);
+        }
+#pragma unroll
+        for (int i = 0; i < kStatesAtOnce; ++i) {
+          // A state without keys has the weight 0, and o = 0.
+          const float factor = __shfl_sync(0xffffffffU, weight, n + i);
+          if (n + i >= count) continue;
+#pragma unroll
+          for (int q = 0; q < kQuads; ++q) {
+            o[q] = merge_values(o[q], added[i][q], {1.0F, factor});
+          }
+        }
+      }
+    }
+#pragma unroll
+    for (int q = 0; q < kQuads; ++q) {
+      write_result<S>(p, typename S::Variant(p), merge.rows, merge.kv_head, row, dim + q * 128,
+                      o[q], merged.inverse(), merged.lse());
+    }
+  }
+};
+
+}  // namespace flashplan::device

@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+// The warp of the sm90_mla producer that brings the records of work tiles, and queries.
+#pragma once
+
+#include "kernels/device/sm90/hopper.h"
+#include "kernels/device/sm90/mla/shared_memory.h"
+#include "kernels/device/unaligned_copy.h"
+
+namespace flashplan::device {
+
+template <typename S>
+class MlaRecordLoader {
+ public:
+  FLASHPLAN_DEVICE MlaRecordLoader(const AttentionParams& p, const MlaSmem<S>& smem)
+      : p_(p), smem_(smem), lane_(static_cast<int>(threadIdx.x) % 32) {}
+
+  /// Starts to load the begin of the queue, one word by each lane of the warp.
+  static FLASHPLAN_DEVICE uint32_t request_queue(const AttentionParams& p) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int warp = static_cast<int>(threadIdx.x) / 32;
+    uint32_t word = 0;
+    if (warp == 4 * S::kWarpgroups + S::kRecordWarp && lane < kQueueWords) {
+      const auto* words = reinterpret_cast<const uint32_t*>(p.schedule.starts + blockIdx.x);
+      word = load_global_4(words + lane);
+    }
+    return word;
+  }
+
+  /// `queue_word`: what request_queue() returned.
+  FLASHPLAN_DEVICE void run(uint32_t queue_word) {
+    begin_queue(queue_word);
+    uint32_t num_loaded = 0;  // tiles whose queries are loaded
+    for (int32_t i = 0;; ++i) {
+      while (num_records_ <= min(num_tiles_, i + kRecordsAhead)) load_record();
+      const Sm90Context& context = smem_.memory.contexts[i % S::kContexts];
+      if (context.is_end) return;
+      if (!context.has_steps()) continue;
+      mbarrier_wait(smem_.q_empty(), (num_loaded & 1) ^ 1);
+      ++num_loaded;
+      const PackedRows rows = context.block().rows;
+      if (p_.maps.has_q) {
+        load_by_map(rows);
+      } else {
+        copy_rows(rows);
+      }
+    }
+  }
+
+ private:
+  static constexpr int kRecordsAhead = 2;
+  static_assert(kRecordsAhead < S::kContexts - 1);
+  static constexpr int kFirstRecords = 2;  // in QueueStart
+  static constexpr int kQueueWords = sizeof(QueueStart) / 4;
+  static_assert(kQueueWords <= 32);
+  static constexpr int kTileWords = sizeof(WorkTile) / 4;
+  static constexpr int kSegmentWords = sizeof(Segment) / 4;
+  // The words of a record, in its context: those of the tile, then those of the segment.
+  static_assert(FLASHPLAN_OFFSET_OF(Sm90Context, tile) == 0 &&
+                FLASHPLAN_OFFSET_OF(Sm90Context, segment) == sizeof(WorkTile));
+
+  /// Takes the bounds of the queue and the records of its first tiles.
+  FLASHPLAN_DEVICE void begin_queue(uint32_t word) {
+    constexpr int kBegin = FLASHPLAN_OFFSET_OF(QueueStart, begin) / 4;
+    constexpr int kEnd = FLASHPLAN_OFFSET_OF(QueueStart, end) / 4;
+    constexpr int kTiles = FLASHPLAN_OFFSET_OF(QueueStart, tiles) / 4;
+    constexpr int kAllTileWords = kFirstRecords * kTileWords;
+    static_assert(FLASHPLAN_OFFSET_OF(QueueStart, segments) / 4 == kTiles + kAllTileWords);
+    queue_begin_ = static_cast<int32_t>(__shfl_sync(0xffffffffU, word, kBegin));
+    num_tiles_ = static_cast<int32_t>(__shfl_sync(0xffffffffU, word, kEnd)) - queue_begin_;
+    const int index = lane_ - kTiles;
+    if (index >= 0 && index < kAllTileWords + kFirstRecords * kSegmentWords) {
+      const bool is_tile = index < kAllTileWords;
+      const int record = is_tile ? index / kTileWords : (index - kAllTileWords) / kSegmentWords;
+      const int place = is_tile ? index % kTileWords : kTileWords + index % kSegmentWords;
+      store_shared_4(smem_.context(record) + place * 4, word);
+    }
+  }
+
+  /// Loads the next record, if begin_queue() has not, and announces it. After the last tile comes
+  /// one more record, which marks the end.
+  FLASHPLAN_DEVICE void load_record() {
+    const int32_t i = num_records_++;
+    const uint32_t to = smem_.context(i);
+    mbarrier_wait(smem_.context_empty(i), (i / S::kContexts & 1) ^ 1);
+    if (i >= kFirstRecords && i < num_tiles_) {
+      const auto* tile = reinterpret_cast<const uint32_t*>(p_.schedule.tiles + queue_begin_ + i);
+      const uint32_t word = lane_ < kTileWords ? tile[lane_] : 0;
+      if (lane_ < kTileWords) store_shared_4(to + lane_ * 4, word);
+      const auto index = static_cast<int32_t>(__shfl_sync(0xffffffffU, word, 0));
+      const auto* segment = reinterpret_cast<const uint32_t*>(p_.schedule.segments + index);
+      if (lane_ < kSegmentWords) {
+        store_shared_4(to + sizeof(WorkTile) + lane_ * 4, segment[lane_]);
+      }
+    }
+    __syncwarp();
+    if (lane_ == 0) {
+      Sm90Context& context = smem_.memory.contexts[i % S::kContexts];
+      context.is_end = i >= num_tiles_;
+      if (!context.is_end) context.finish(p_, S::kTileKv);
+      mbarrier_arrive(smem_.context_full(i));
+    }
+    __syncwarp();  // the other lanes read the record, too
+  }
+
+  /// Loads queries by boxes of some heads of a token. Rows of padding keep what was there: each row
+  /// of a product depends on its own query alone, and nobody reads the results of these rows.
+  FLASHPLAN_DEVICE void load_by_map(const PackedRows& rows) const {
+    const int box_rows = p_.maps.q_box_rows;
+    const int num_boxes = rows.num_rows / box_rows;
+    if (lane_ == 0) {
+      mbarrier_arrive_expect(smem_.q_full(), rows.num_rows * S::kHeadDimQk * 2);
+    }
+    __syncwarp();
+#pragma unroll 1
+    for (int i = lane_; i < num_boxes * S::Query::kBlocks; i += 32) {
+      const int block = i / num_boxes;
+      const int row = (i - block * num_boxes) * box_rows;
+      const auto token = static_cast<int>(rows.token(row, p_.schedule.group_size));
+      const int head = rows.qo_head(0, row, p_.schedule.group_size);
+      const bool is_tail = block * 64 >= S::kHeadDimVo;
+      tma_load_3d(smem_.queries() + block * S::Query::kBlockBytes + row * 128,
+                  is_tail ? &p_.maps.q_tail : &p_.maps.q, smem_.q_full(), is_tail ? 0 : block * 64,
+                  head, token);
+    }
+  }
+
+  /// The same for tensors that no map describes.
+  __device__ __noinline__ void copy_rows(const PackedRows& rows) const {
+    const auto of_row = [&](const TokenView<const void>& view, int row) {
+      return static_cast<const unsigned char*>(view.data) +
+             2 * (rows.token(row, p_.schedule.group_size) * view.token_stride +
+                  rows.qo_head(0, row, p_.schedule.group_size) * view.head_stride);
+    };
+    const int chunk = lane_ % 8;
+#pragma unroll 1
+    for (int row = lane_ / 8; row < rows.num_rows; row += 4) {
+      const unsigned char* from = of_row(p_.tensors.q, row) + chunk * 16;
+      const unsigned char* tail = from + S::kHeadDimVo * 2;
+      if (p_.tails.q_dims > 0) tail = of_row(p_.tails.q, row) + chunk * 16;
+#pragma unroll 1
+      for (int block = 0; block < S::Query::kBlocks; ++block) {
+        const bool is_tail = block * 64 >= S::kHeadDimVo;
+        const uint32_t to = smem_.queries() + S::Query::offset(row, block * 8 + chunk);
+        const unsigned char* source = is_tail ? tail : from + block * 128;
+        if (p_.tensors.vectorized) {
+          cp_async_16(to, source);
+        } else {
+          copy_unaligned_16<2>(to, source, 8);
+        }
+      }
+    }
+    cp_async_wait_all();
+    fence_async_proxy();
+    __syncwarp();
+    if (lane_ == 0) mbarrier_arrive(smem_.q_full());
+  }
+
+  const AttentionParams& p_;
+  const MlaSmem<S> smem_;
+  const int lane_;
+  int32_t queue_begin_ = 0;
+  int32_t num_tiles_ = 0;
+  int32_t num_records_ = 0;  // loaded so far
+};
+
+}  // namespace flashplan::device

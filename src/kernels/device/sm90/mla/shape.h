@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// Sizes of the sm90_mla family.
+#pragma once
+
+#include "kernels/device/sm90/shape.h"
+
+namespace flashplan::device {
+
+/// `Choices`: see Traits. Keys have kHeadDimQk dims, and their first kHeadDimVo ones are the
+/// values: a left and a right half of 256. What is behind the values is the tail.
+template <typename Choices>
+struct MlaShape : Choices {
+  static_assert(Choices::kQ == Choices::kKv);
+  static constexpr int kWarpgroups = 2;  // of consumers, each with one half of the output's columns
+  static constexpr int kTileQ = 64;
+  static constexpr int kTileKv = 64;
+  static constexpr int kThreads = 128 * (kWarpgroups + 1);
+  static constexpr int kConsumerThreads = 128 * kWarpgroups;
+  static constexpr int kConsumerWarps = 4 * kWarpgroups;
+  // A consumer has 128 accumulators of o, 32 logits, and 16 packed weights.
+  static constexpr int kConsumerRegisters = 224;
+  static constexpr int kProducerRegisters = 56;
+  static_assert(kWarpgroups * kConsumerRegisters + kProducerRegisters <=
+                kThreads / 128 * (65536 / kThreads / 8 * 8));
+
+  static constexpr int kHalfDims = Choices::kHeadDimVo / 2;
+  static constexpr int kTailDims = Choices::kHeadDimQk - Choices::kHeadDimVo;
+  static_assert(kHalfDims == 256 && (kTailDims == 0 || kTailDims == 64));
+  static constexpr int kTailBlocks = kTailDims / 64;
+
+  using Query = WgmmaTile<Choices::kHeadDimQk, kTileQ>;
+  using Half = WgmmaTile<kHalfDims, 8>;
+  using Tail = WgmmaTile<64, 8>;
+  using Weights = WgmmaTile<kTileKv, kTileQ>;
+  static constexpr int kQBytes = Query::bytes(kTileQ);
+  static constexpr int kHalfBytes = Half::bytes(kTileKv);
+  static constexpr int kTailBytes = kTileKv * kTailDims * 2;
+  static constexpr int kSlotBytes = 2 * kHalfBytes + kTailBytes;
+  static constexpr int kWeightsBytes = Weights::bytes(kTileQ);
+  static constexpr int kSlots = 2;
+  static constexpr int kContexts = 8;
+  static constexpr int kHeaderBytes = 3072;
+  static_assert(kHeaderBytes + kQBytes + kSlots * kSlotBytes + kWeightsBytes <= 227 * 1024);
+
+  // Warps of the producer: one brings records and queries. By boxes one brings keys, row by row
+  // three do.
+  static constexpr int kRecordWarp = 1;
+  static constexpr int kGatherWarps = 3;
+
+  // Named barriers. Weights of even and of odd blocks are ready; both consumer warpgroups; the
+  // threads of each warpgroup.
+  static constexpr int kWeightsBarrier = 1;
+  static constexpr int kConsumerBarrier = 3;
+  static constexpr int kOwnBarrier = 4;
+
+  /// The row, in the work tile, of a consumer thread's accumulators: each thread has two rows. Both
+  /// warpgroups have all rows; `first` is 0.
+  static FLASHPLAN_DEVICE int row(int first, int thread, int half) {
+    return first + thread / 32 * 16 + half * 8 + thread % 32 / 4;
+  }
+};
+
+}  // namespace flashplan::device

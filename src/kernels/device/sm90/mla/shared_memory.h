@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a CTA of the sm90_mla family keeps in shared memory.
+#pragma once
+
+#include "abi/work_queue.h"
+#include "kernels/device/offset_of.h"
+#include "kernels/device/sm90/mla/shape.h"
+
+namespace flashplan::device {
+
+/// A merge that waits for the end of the queue; see MlaMerge.
+struct alignas(16) MlaWaitingMerge {
+  int32_t part_index;
+  int32_t part_count;
+  int32_t merge;
+  int32_t unused;
+};
+
+/// A block is the keys of one step. Blocks are counted over the whole queue, from 0: block b is in
+/// slot b % 2. Warpgroup w of the consumers ("the owner") computes the logits and the weights of
+/// those blocks of a tile whose number in the tile is w, w + 2, ...; both multiply them with the
+/// values, each with its half of their columns.
+///
+///   1. Each slot has a left part (the left half of the values) and a right part (the right half,
+///      and the tail), with an mbarrier for full and one for empty each. Left parts are freed by
+///      the four warps of warpgroup 0, right parts by those of warpgroup 1, after the product with
+///      the values. The owner has read both parts before: it finishes its logits before it
+///      publishes the weights, without which nobody multiplies values. So when a part is empty
+///      nobody reads it. Phases are told apart by parity: block b is phase b / 2 of its slot. A
+///      part is written again only after it was freed, so nobody falls two phases behind.
+///   2. A tile without steps (MlaContext::has_steps) has no block. Any other tile has at least one,
+///      also where it has no keys; producer and consumers compute the number in one function.
+///   3. `weights` has the weights of one block. The owner of a block writes them, orders them
+///   before
+///      the tensor cores (fence of the async proxy), and arrives at the named barrier of even or of
+///      odd blocks; the other warpgroup waits there. Before the owner writes, it has itself
+///      finished its product with the weights of the block before, which the other one wrote: all
+///      its warps wait for that product, and meet at their own barrier. So the warpgroups take
+///      turns strictly: even weights, odd weights, even weights. Neither arrives twice at a barrier
+///      before the other has waited once: between two arrivals it waits at the other barrier, or
+///      at 6.
+///   4. `shift` and `raised` belong to the weights: the owner writes them before it arrives, the
+///      other warpgroup reads them behind its wait. Warp i of either warpgroup has the same rows,
+///      and reads and writes only these.
+///   5. Queries: one buffer. It is full when its bytes have arrived, and empty when all eight warps
+///      have computed their last weights of the tile (a step that is computed again reads the
+///      queries). Tile t with steps is phase t of both barriers.
+///   6. After the last block of a tile both warpgroups write their sums of weights and meet at
+///      kConsumerBarrier. So the next tile finds `weights`, `shift` and `raised` unread. Sums have
+///      two buffers, because a warpgroup may write those of the next tile while the other one
+///      reads.
+///   7. Contexts: the record of work tile i is in entry i % kContexts, and behind the last tile is
+///   a
+///      record with is_end. The warp that writes records waits until all others have freed the
+///      entry's record before; consumers' warps, and warps that bring keys, free each record.
+///   8. `on_pages` is set to kSomeOffPages before the keys are announced. It stays so.
+///   9. After the last tile, behind a barrier of all consumers, no bulk copies are under way, and
+///      `waiting` is read.
+template <typename S>
+struct alignas(1024) MlaSharedMemory {
+  uint64_t full[S::kSlots][2];  // left, right
+  uint64_t empty[S::kSlots][2];
+  uint64_t tail_full;  // keys of a block that ends with the request, before zeros are written
+  uint64_t q_full;
+  uint64_t q_empty;
+  uint64_t context_full[S::kContexts];
+  uint64_t context_empty[S::kContexts];
+  int32_t on_pages;  // kAllOnPages or kSomeOffPages, see pages.h
+  int32_t num_waiting;
+  MlaWaitingMerge waiting[kMostSplitsPerQueue];
+  uint32_t raised[4];  // of each warp: whether the shifts of its rows differ from those before
+  float shift[S::kTileQ];
+  float sums[2][S::kWarpgroups][S::kTileQ];
+  alignas(64) Sm90Context contexts[S::kContexts];
+  // Tensor maps and wgmma need tiles at multiples of 1024 bytes: the permutation of 16-byte groups
+  // follows from address bits.
+  alignas(1024) unsigned char queries[S::kQBytes];
+  unsigned char slots[S::kSlots][S::kSlotBytes];  // left half, right half, tail
+  unsigned char weights[S::kWeightsBytes];
+};
+
+/// Addresses in shared memory, as instructions take them.
+template <typename S>
+struct MlaSmem {
+  using Memory = MlaSharedMemory<S>;
+  static constexpr int kBytes = sizeof(Memory);
+  static_assert(kBytes <= 227 * 1024 && S::kSlotBytes % 1024 == 0);
+  static_assert(FLASHPLAN_OFFSET_OF(Memory, queries) <= S::kHeaderBytes);
+
+  Memory& memory;
+  uint32_t base;
+
+  explicit FLASHPLAN_DEVICE MlaSmem(Memory& memory)
+      : memory(memory), base(shared_address(&memory)) {}
+
+  static FLASHPLAN_DEVICE uint32_t slot_of(uint32_t block) { return block % S::kSlots; }
+  /// The phase in which a part of a block (0: left, 1: right) is full.
+  FLASHPLAN_DEVICE MbarrierPhase full(uint32_t block, int part) const {
+    return {base + FLASHPLAN_OFFSET_OF(Memory, full) + slot_of(block) * 16 + part * 8,
+            block / S::kSlots & 1};
+  }
+  /// The phase in which its place has become empty before.
+  FLASHPLAN_DEVICE MbarrierPhase emptied(uint32_t block, int part) const {
+    return {empty(block, part), (block / S::kSlots & 1) ^ 1};
+  }
+  FLASHPLAN_DEVICE uint32_t empty(uint32_t block, int part) const {
+    return base + FLASHPLAN_OFFSET_OF(Memory, empty) + slot_of(block) * 16 + part * 8;
+  }
+  FLASHPLAN_DEVICE uint32_t tail_full() const {
+    return base + FLASHPLAN_OFFSET_OF(Memory, tail_full);
+  }
+  FLASHPLAN_DEVICE uint32_t q_full() const { return base + FLASHPLAN_OFFSET_OF(Memory, q_full); }
+  FLASHPLAN_DEVICE uint32_t q_empty() const { return base + FLASHPLAN_OFFSET_OF(Memory, q_empty); }
+  FLASHPLAN_DEVICE uint32_t context_full(uint32_t i) const {
+    return base + FLASHPLAN_OFFSET_OF(Memory, context_full) + i % S::kContexts * 8;
+  }
+  FLASHPLAN_DEVICE uint32_t context_empty(uint32_t i) const {
+    return base + FLASHPLAN_OFFSET_OF(Memory, context_empty) + i % S::kContexts * 8;
+  }
+  FLASHPLAN_DEVICE uint32_t context(uint32_t i) const {
+    return base + FLASHPLAN_OFFSET_OF(Memory, contexts) + i % S::kContexts * sizeof(Sm90Context);
+  }
+  FLASHPLAN_DEVICE uint32_t on_pages() const {
+    return base + FLASHPLAN_OFFSET_OF(Memory, on_pages);
+  }
+  FLASHPLAN_DEVICE uint32_t num_waiting() const {
+    return base + FLASHPLAN_OFFSET_OF(Memory, num_waiting);
+  }
+  FLASHPLAN_DEVICE uint32_t waiting(uint32_t i) const {
+    return base + FLASHPLAN_OFFSET_OF(Memory, waiting) + i * sizeof(MlaWaitingMerge);
+  }
+  FLASHPLAN_DEVICE uint32_t raised(int warp) const {
+    return base + FLASHPLAN_OFFSET_OF(Memory, raised) + warp * 4;
+  }
+  FLASHPLAN_DEVICE uint32_t shift(int row) const {
+    return base + FLASHPLAN_OFFSET_OF(Memory, shift) + row * 4;
+  }
+  FLASHPLAN_DEVICE uint32_t sum(uint32_t tile, int warpgroup, int row) const {
+    return base + FLASHPLAN_OFFSET_OF(Memory, sums) +
+           ((tile % 2 * S::kWarpgroups + warpgroup) * S::kTileQ + row) * 4;
+  }
+  FLASHPLAN_DEVICE uint32_t queries() const { return base + FLASHPLAN_OFFSET_OF(Memory, queries); }
+  FLASHPLAN_DEVICE uint32_t slot(uint32_t block) const {
+    return base + FLASHPLAN_OFFSET_OF(Memory, slots) + slot_of(block) * S::kSlotBytes;
+  }
+  /// A half of the values of a block.
+  FLASHPLAN_DEVICE uint32_t half(uint32_t block, int part) const {
+    return slot(block) + part * S::kHalfBytes;
+  }
+  FLASHPLAN_DEVICE uint32_t tail(uint32_t block) const { return half(block, 2); }
+  FLASHPLAN_DEVICE uint32_t weights() const { return base + FLASHPLAN_OFFSET_OF(Memory, weights); }
+};
+
+/// The number of blocks of a tile with steps.
+template <typename S>
+FLASHPLAN_DEVICE int32_t num_blocks(const Sm90Context& context) {
+  return max(1, (context.tile.kv_end - context.tile.kv_begin + S::kTileKv - 1) / S::kTileKv);
+}
+
+}  // namespace flashplan::device
