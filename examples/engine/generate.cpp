@@ -42,12 +42,14 @@ void generate(int argc, char** argv) {
     engine->submit(request);  // ids count from 0
     texts.push_back(request.prompt);
   }
+  // --8<-- [start:poll]
   for (std::size_t num_running = texts.size(); num_running > 0;) {
     for (const engine::Output& output : engine->poll(std::chrono::seconds(1))) {
       texts[static_cast<std::size_t>(output.request)].push_back(output.token);
       if (output.finish != engine::Finish::kNot) --num_running;
     }
   }
+  // --8<-- [end:poll]
   for (const std::vector<int32_t>& text : texts) {
     for (const int32_t token : text) std::printf("%d ", token);
     std::printf("\n");

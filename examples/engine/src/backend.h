@@ -9,6 +9,7 @@
 
 namespace engine {
 
+// --8<-- [start:step]
 /// One step of all sequences, in host memory. The tokens of the sequences lie one after another.
 struct Step {
   std::vector<int32_t> tokens;
@@ -22,6 +23,7 @@ struct Step {
   int32_t num_tokens() const { return static_cast<int32_t>(tokens.size()); }
   int32_t batch_size() const { return static_cast<int32_t>(kv_lens.size()); }
 };
+// --8<-- [end:step]
 
 /// The token after each of Step::last_rows.
 struct Drawn {
@@ -29,8 +31,8 @@ struct Drawn {
   std::vector<float> logprobs;
 };
 
-/// A model on a device, with its weights, its cache of keys and values, and its buffers. It knows
-/// nothing of requests. One thread at a time calls it.
+/// A model on a device, with its weights, its cache of keys and values, and its buffers. It keeps
+/// nothing of a sequence but keys and values. One thread at a time calls it.
 class Backend {
  public:
   virtual ~Backend() = default;

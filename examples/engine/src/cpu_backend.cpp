@@ -82,6 +82,7 @@ void CpuBackend::run(const Step& step, Drawn* drawn) {
   draw(step.draws, logits_.data(), c.vocab, drawn->tokens.data(), drawn->logprobs.data());
 }
 
+// --8<-- [start:plan]
 void CpuBackend::plan(const Step& step) {
   fp::Batch batch;
   batch.qo_indptr = step.qo_indptr.data();
@@ -96,6 +97,7 @@ void CpuBackend::plan(const Step& step) {
     batch.shared_prefixes = shared_prefixes_.data();
   }
   check(plan_.plan(batch));
+// --8<-- [end:plan]
 }
 
 void CpuBackend::forward(const Step& step) {

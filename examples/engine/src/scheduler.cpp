@@ -14,6 +14,7 @@ Scheduler::Scheduler(const Options& options, PageCache* cache)
 
 void Scheduler::add(std::unique_ptr<Sequence> sequence) { waiting_.push_back(std::move(sequence)); }
 
+// --8<-- [start:schedule]
 const std::vector<Chunk>& Scheduler::schedule() {
   make_room();
   admit();
@@ -29,6 +30,7 @@ const std::vector<Chunk>& Scheduler::schedule() {
     if (num_tokens > 0) chunks_.push_back({sequence.get(), num_tokens});
   }
   return chunks_;
+// --8<-- [end:schedule]
 }
 
 void Scheduler::complete_step() {

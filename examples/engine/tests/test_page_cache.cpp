@@ -90,6 +90,7 @@ class World {
       return;
     }
     CHECK(num_known < size && num_known % page_size_ == 0);
+    CHECK(cache_.num_available() >= reserve);
     CHECK_EQ(static_cast<int32_t>(user.pages.size()), cache_.pages_for(size));
     user.num_written = num_known;
     for (int32_t i = 0; i < num_known; ++i) CHECK_EQ(content(user, i), user.tokens[at(i)]);
