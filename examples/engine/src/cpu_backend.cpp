@@ -97,7 +97,7 @@ void CpuBackend::plan(const Step& step) {
     batch.shared_prefixes = shared_prefixes_.data();
   }
   check(plan_.plan(batch));
-// --8<-- [end:plan]
+  // --8<-- [end:plan]
 }
 
 void CpuBackend::forward(const Step& step) {

@@ -18,19 +18,16 @@ void Scheduler::add(std::unique_ptr<Sequence> sequence) { waiting_.push_back(std
 const std::vector<Chunk>& Scheduler::schedule() {
   make_room();
   admit();
-  // Decodes are never held up by a prompt: max_step_tokens has room for one token of each sequence.
-  auto num_decodes = static_cast<int32_t>(std::ranges::count_if(
-      running_, [](const auto& sequence) { return sequence->num_uncached() == 1; }));
+  // Oldest first. admit() has seen to it that the budget ends within the youngest sequence, so all
+  // others are past their prompts after this step, and no prompt ever holds up a decode.
   int32_t budget = max_step_tokens_;
   chunks_.clear();
   for (const auto& sequence : running_) {
-    if (sequence->num_uncached() == 1) --num_decodes;
-    const int32_t num_tokens = std::min(sequence->num_uncached(), budget - num_decodes);
-    budget -= num_tokens;
-    if (num_tokens > 0) chunks_.push_back({sequence.get(), num_tokens});
+    chunks_.push_back({sequence.get(), std::min(sequence->num_uncached(), budget)});
+    budget -= chunks_.back().num_tokens;
   }
   return chunks_;
-// --8<-- [end:schedule]
+  // --8<-- [end:schedule]
 }
 
 void Scheduler::complete_step() {
@@ -69,7 +66,6 @@ void Scheduler::preempt_youngest() {
   std::unique_ptr<Sequence> sequence = std::move(running_.back());
   running_.pop_back();
   cache_->release(&sequence->pages);
-  sequence->num_cached = 0;
   waiting_.push_front(std::move(sequence));
   ++num_preemptions_;
 }
@@ -89,7 +85,7 @@ void Scheduler::admit() {
   for (const auto& sequence : running_) num_tokens += sequence->num_uncached();
   while (!waiting_.empty() && num_running() < max_batch_size_ && num_tokens < max_step_tokens_) {
     Sequence& sequence = *waiting_.front();
-    if (!may_begin(sequence)) break;
+    if (sequence.sample > 0 && !sequence.shared->prompt_is_cached) break;
     const int32_t num_cached = cache_->acquire(sequence.tokens, num_running(), &sequence.pages);
     if (num_cached < 0) break;
     sequence.num_cached = num_cached;
@@ -98,13 +94,6 @@ void Scheduler::admit() {
     running_.push_back(std::move(waiting_.front()));
     waiting_.pop_front();
   }
-}
-
-bool Scheduler::may_begin(const Sequence& sequence) const {
-  if (sequence.sample == 0 || sequence.shared->prompt_is_cached) return true;
-  // The first sample may have been finished or removed: then nobody computes the prompt.
-  return std::ranges::none_of(running_,
-                              [&](const auto& other) { return other->shared == sequence.shared; });
 }
 
 }  // namespace engine

@@ -53,8 +53,8 @@ class Scheduler {
  private:
   /// Gives each running sequence the pages for all its tokens.
   void make_room();
+  /// Lets sequences begin while those that run leave some of the budget.
   void admit();
-  bool may_begin(const Sequence& sequence) const;
 
   int32_t max_batch_size_, max_step_tokens_;
   PageCache* cache_;

@@ -21,7 +21,7 @@ struct Sequence {
   std::shared_ptr<SharedRequest> shared;
   int32_t sample = 0;
   std::vector<int32_t> tokens;  // the prompt, then what was drawn
-  int32_t num_cached = 0;       // tokens that have keys and values in the pages
+  int32_t num_cached = 0;       // while it runs: tokens that have keys and values in the pages
   std::vector<int32_t> pages;
 
   int32_t num_tokens() const { return static_cast<int32_t>(tokens.size()); }

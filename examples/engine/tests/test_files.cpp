@@ -162,9 +162,10 @@ TEST(configurations) {
   CHECK(linear.rope.theta == 5e5 && linear.rope.scale == 4.0);
   const ModelConfig newer = parse_model_config(config_with(
       R"("rope_parameters": {"rope_type": "llama3", "rope_theta": 3e5, "factor": 8,
-          "low_freq_factor": 1, "high_freq_factor": 4, "original_max_position_embeddings": 99})"));
+          "low_freq_factor": 0.5, "high_freq_factor": 3, "original_max_position_embeddings": 99})"));
   CHECK(newer.rope.theta == 3e5 && newer.rope.scale == 8.0 && newer.rope.original_length == 99.0);
   CHECK(newer.rope.scaling == flashplan::RopeScaling::kLlama3);
+  CHECK(newer.rope.low_freq_factor == 0.5 && newer.rope.high_freq_factor == 3.0);
   const ModelConfig tiny = tiny_config("qwen3");
   CHECK(tiny.has_head_norms && tiny.has_tied_embeddings && tiny.head_dim == 8);
 }
@@ -190,6 +191,7 @@ TEST(checkpoints_serve_as_their_weights) {
     const ModelConfig config = tiny_config(type);
     Recorder recorder;
     const Model model = load_model(config, recorder);
+    CHECK_EQ(model.output == model.embedding, config.has_tied_embeddings);
     Options options;
     Request request;
     request.prompt = {1, 20, 33, 7};

@@ -33,6 +33,23 @@ std::vector<int32_t> text_of(const Request& request) {
   return serve(*tiny_core("qwen3", some_options()), {{request, 0}}).at({0, 0});
 }
 
+std::vector<double> penalized(std::vector<double> logits, const std::vector<int32_t>& before,
+                              std::size_t num_prompt_tokens, const Sampling& sampling) {
+  for (std::size_t token = 0; token < logits.size(); ++token) {
+    double& logit = logits[token];
+    const auto new_tokens = before.begin() + static_cast<std::ptrdiff_t>(num_prompt_tokens);
+    const auto id = static_cast<int32_t>(token);
+    const auto num_new = static_cast<double>(std::count(new_tokens, before.end(), id));
+    const double repetition = double{sampling.repetition};
+    if (std::ranges::find(before, id) != before.end()) {
+      logit = logit > 0 ? logit / repetition : logit * repetition;
+    }
+    logit -= double{sampling.frequency} * num_new;
+    if (num_new > 0) logit -= double{sampling.presence};
+  }
+  return logits;
+}
+
 }  // namespace
 
 TEST(samples_depend_on_their_seed_alone) {
@@ -80,58 +97,48 @@ TEST(filters_of_one_request_do_not_change_others) {
   CHECK(texts.at({4, 0}) != greedy);
 }
 
-TEST(log_probabilities) {
+TEST(draws_differ_from_token_to_token) {
   Request request = some_request();
-  request.sampling.temperature = 0.7F;
-  const auto core = tiny_core("qwen3", some_options());
-  core->add(0, request);
-  std::vector<Output> outputs;
-  while (!core->is_idle()) core->step(&outputs);
-  std::vector<int32_t> text = request.prompt;
-  for (const Output& output : outputs) text.push_back(output.token);
-  const auto logits = DenseModel(tiny_model("qwen3")).logits(text);
-  for (std::size_t i = 0; i < outputs.size(); ++i) {
-    const auto& row = logits[request.prompt.size() + i - 1];
-    double sum = 0;
-    for (const double logit : row) sum += std::exp(logit / 0.7);
-    const double expected = row[static_cast<std::size_t>(outputs[i].token)] / 0.7 - std::log(sum);
-    CHECK(std::abs(double{outputs[i].logprob} - expected) < 1e-3);
-  }
+  request.sampling.temperature = 1e6F;  // all tokens are equally likely
+  const std::vector<int32_t> text = text_of(request);
+  CHECK(std::set(text.begin() + 5, text.end()).size() > 15);
 }
 
-TEST(penalties_count_what_they_say) {
-  // The most likely token after penalties, of the dense model's logits.
+TEST(log_probabilities_with_penalties) {
   const DenseModel dense(tiny_model("qwen3"));
-  for (int kind = 0; kind < 3; ++kind) {
-    Request request = some_request();
-    Sampling& sampling = request.sampling;
-    if (kind == 0) sampling.repetition = 1.8F;
-    if (kind == 1) sampling.presence = 3.0F;
-    if (kind == 2) sampling.frequency = 1.5F;
-    // Beside a request without penalties.
-    const Texts texts =
-        serve(*tiny_core("qwen3", some_options()), {{some_request(), 0}, {request, 0}});
-    CHECK(texts.at({0, 0}) == text_of(some_request()));
-    const std::vector<int32_t>& text = texts.at({1, 0});
-    CHECK(text != texts.at({0, 0}));
+  std::vector<Arrival> arrivals(5, {some_request(), 0});
+  for (Arrival& arrival : arrivals) arrival.request.sampling.temperature = 0.7F;
+  arrivals[1].request.sampling.repetition = 1.8F;
+  arrivals[2].request.sampling.presence = 3.0F;
+  arrivals[3].request.sampling.frequency = 1.5F;
+  arrivals[4].request.sampling = {0.7F, INT32_MAX, 1.0F, 0.0F, 0, 0.6F, -1.0F, 0.5F};
+  const auto core = tiny_core("qwen3", some_options());
+  std::vector<Output> outputs;
+  for (std::size_t i = 0; i < arrivals.size(); ++i) {
+    core->add(static_cast<RequestId>(i), arrivals[i].request);
+  }
+  while (!core->is_idle()) core->step(&outputs);
+  for (std::size_t request = 0; request < arrivals.size(); ++request) {
+    std::vector<int32_t> text = arrivals[request].request.prompt;
+    std::vector<float> logprobs;
+    for (const Output& output : outputs) {
+      if (output.request != static_cast<RequestId>(request)) continue;
+      text.push_back(output.token);
+      logprobs.push_back(output.logprob);
+    }
+    CHECK_EQ(logprobs.size(), 30U);
+    const std::size_t num_prompt_tokens = text.size() - logprobs.size();
     const auto logits = dense.logits(text);
-    for (std::size_t i = request.prompt.size(); i < text.size(); ++i) {
-      auto row = logits[i - 1];
-      for (int32_t token = 0; token < 97; ++token) {
-        double& logit = row[static_cast<std::size_t>(token)];
-        const auto begin = text.begin();
-        const auto now = begin + static_cast<std::ptrdiff_t>(i);
-        const auto first = begin + static_cast<std::ptrdiff_t>(request.prompt.size());
-        const auto num_new = static_cast<double>(std::count(first, now, token));
-        const double repetition = double{sampling.repetition};
-        if (std::find(begin, now, token) != now) {
-          logit = logit > 0 ? logit / repetition : logit * repetition;
-        }
-        logit -= double{sampling.frequency} * num_new;
-        if (num_new > 0) logit -= double{sampling.presence};
-      }
-      const double best = *std::ranges::max_element(row);
-      CHECK(row[static_cast<std::size_t>(text[i])] >= best - 1e-3);
+    for (std::size_t i = 0; i < logprobs.size(); ++i) {
+      const std::size_t position = num_prompt_tokens + i;
+      const std::vector<int32_t> before(text.begin(),
+                                        text.begin() + static_cast<std::ptrdiff_t>(position));
+      const std::vector<double> row = penalized(logits[position - 1], before, num_prompt_tokens,
+                                                arrivals[request].request.sampling);
+      double sum = 0;
+      for (const double logit : row) sum += std::exp(logit / 0.7);
+      const double expected = row[static_cast<std::size_t>(text[position])] / 0.7 - std::log(sum);
+      CHECK(std::abs(double{logprobs[i]} - expected) < 1e-3);
     }
   }
 }

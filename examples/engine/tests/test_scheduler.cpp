@@ -149,6 +149,24 @@ TEST(prompts_do_not_hold_up_decodes) {
   CHECK_EQ(core->statistics().mixed_steps, 29);
 }
 
+TEST(a_sequence_waits_if_it_would_soon_be_preempted) {
+  Options options;
+  options.page_size = 2;
+  options.num_pages = 8;
+  options.max_batch_size = 2;
+  options.max_step_tokens = 20;
+  const auto core = checked_core(options);
+  std::vector<Output> outputs;
+  core->add(0, simple_request({1, 2, 3, 4}, 10));
+  core->step(&outputs);
+  core->add(1, simple_request({1, 3, 5, 7, 9, 11, 13, 15, 17}, 4));
+  core->step(&outputs);
+  // The first one has 3 pages and will want another one; the second one wants the 5 that are left.
+  CHECK_EQ(core->scheduler().num_running(), 1);
+  while (!core->is_idle()) core->step(&outputs);
+  CHECK_EQ(core->statistics().preemptions, 0);
+}
+
 TEST(samples_share_the_pages_of_their_prompt) {
   Options options;
   options.page_size = 4;
@@ -162,6 +180,8 @@ TEST(samples_share_the_pages_of_their_prompt) {
   std::vector<Output> outputs;
   while (!core->is_idle()) core->step(&outputs);
   CHECK_EQ(outputs.size(), 16U);
+  // Four steps for the prompt, the last of which draws a token; then all samples run together.
+  CHECK_EQ(core->statistics().steps, 4 + 4);
   CHECK_EQ(core->statistics().reused_tokens, 3 * 32);
   CHECK_EQ(core->statistics().computed_tokens, 33 + 3 * 1 + 4 * 3);
   CHECK_EQ(core->statistics().preemptions, 0);
