@@ -13,7 +13,6 @@
 #include <map>
 #include <span>
 #include <stdexcept>
-#include <string_view>
 #include <system_error>
 #include <utility>
 

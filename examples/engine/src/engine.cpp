@@ -2,8 +2,8 @@
 // The thread of an engine, and the queues between it and its callers.
 #include "engine/engine.h"
 
-#include <atomic>
 #include <condition_variable>
+#include <map>
 #include <mutex>
 #include <set>
 #include <stdexcept>

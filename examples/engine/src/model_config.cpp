@@ -5,7 +5,6 @@
 #include <fstream>
 #include <iterator>
 #include <limits>
-#include <set>
 #include <stdexcept>
 #include <string>
 #include <system_error>

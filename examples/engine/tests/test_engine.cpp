@@ -4,7 +4,6 @@
 
 #include <atomic>
 #include <map>
-#include <mutex>
 #include <stdexcept>
 #include <string>
 #include <thread>

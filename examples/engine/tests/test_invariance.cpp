@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // With batch_invariant the logits of a request have the same bits whatever else the engine does.
-#include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "check.h"
