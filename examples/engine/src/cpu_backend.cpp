@@ -97,8 +97,8 @@ void CpuBackend::plan(const Step& step) {
     batch.shared_prefixes = shared_prefixes_.data();
   }
   check(plan_.plan(batch));
-  // --8<-- [end:plan]
 }
+// --8<-- [end:plan]
 
 void CpuBackend::forward(const Step& step) {
   const ModelConfig& c = model_.config;

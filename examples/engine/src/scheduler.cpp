@@ -27,8 +27,8 @@ const std::vector<Chunk>& Scheduler::schedule() {
     budget -= chunks_.back().num_tokens;
   }
   return chunks_;
-  // --8<-- [end:schedule]
 }
+// --8<-- [end:schedule]
 
 void Scheduler::complete_step() {
   for (const Chunk& chunk : chunks_) {
