@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+// Engine: serves a language model to many requests at once, on a thread of its own.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <vector>
+
+namespace engine {
+
+/// How the tokens of a request are drawn; see flashplan::SampleOptions and PenaltyOptions.
+struct Sampling {
+  float temperature = 0.0F;  // 0: the most likely token
+  int32_t top_k = INT32_MAX;
+  float top_p = 1.0F;
+  float min_p = 0.0F;
+  int64_t seed = 0;         // of the first sample; the next one has the next
+  float repetition = 1.0F;  // penalty of tokens in the prompt or among the new tokens
+  float presence = 0.0F;    // penalties of tokens among the new tokens
+  float frequency = 0.0F;
+};
+
+struct Request {
+  std::vector<int32_t> prompt;  // token ids, at least one
+  int32_t max_new_tokens = 16;
+  int32_t num_samples = 1;           // continuations; they share the pages of the prompt
+  std::vector<int32_t> stop_tokens;  // end a sample, like those of the model
+  bool ignore_model_stops = false;   // for benchmarks, in which lengths are given
+  Sampling sampling;
+};
+
+using RequestId = int64_t;
+
+enum class Finish : int32_t {
+  kNot = 0,
+  kStop,     // the token is a stop token
+  kLength,   // max_new_tokens were drawn
+  kAborted,  // there is no token
+};
+
+/// A token of one sample of a request.
+struct Output {
+  RequestId request = 0;
+  int32_t sample = 0;
+  int32_t token = -1;
+  float logprob = 0.0F;  // of the token, under the distribution from which it was drawn
+  Finish finish = Finish::kNot;
+};
+
+/// Where the matrices are multiplied.
+enum class Products : int32_t {
+  kFastest = 0,  // by a BLAS if the engine was built with one
+  kRowByRow,     // by a loop in which the bits of a row do not depend on the other rows
+};
+
+/// Limits of an engine. They determine how much memory it takes.
+struct Options {
+  int32_t page_size = 16;         // tokens
+  int32_t num_pages = 1024;       // of the cache of keys and values
+  int32_t max_batch_size = 64;    // sequences in one step
+  int32_t max_step_tokens = 512;  // in one step; at least max_batch_size
+  /// The bits of a request's results do not depend on the other requests. Implies kRowByRow.
+  bool batch_invariant = false;
+  Products products = Products::kFastest;
+};
+
+/// What an engine has done. Counts are since it was made.
+struct Statistics {
+  int64_t steps = 0;
+  int64_t mixed_steps = 0;      // with chunks of prompts and decodes
+  int64_t computed_tokens = 0;  // of all steps
+  int64_t reused_tokens = 0;    // whose keys and values were in the cache already
+  int64_t preemptions = 0;
+  int32_t used_pages = 0;  // now, by sequences
+};
+
+/// Any thread may call any function. Errors of the caller are std::invalid_argument.
+class Engine {
+ public:
+  /// Loads config.json and all *.safetensors files of a folder, with float32 or bfloat16 weights.
+  ///   std::invalid_argument  a file is malformed, or describes a model of another kind
+  ///   std::system_error      a file can not be read
+  static std::unique_ptr<Engine> load(const std::filesystem::path& folder, const Options& options);
+  /// The same with random weights: reads config.json alone.
+  static std::unique_ptr<Engine> random(const std::filesystem::path& folder, uint64_t seed,
+                                        const Options& options);
+
+  virtual ~Engine() = default;
+
+  /// Queues a request. Its outputs come from poll().
+  ///   std::invalid_argument  a value is out of range, or the request can never fit the cache
+  ///   std::runtime_error     the engine has failed, see poll()
+  virtual RequestId submit(Request request) = 0;
+
+  /// Ends a request before the next step. Each of its samples that is not finished gets an output
+  /// kAborted. Returns false if no such request is running or waiting.
+  virtual bool abort(RequestId request) = 0;
+
+  /// All outputs since the last call, in the order of the steps. Waits until there is one, at most
+  /// for `timeout`.
+  ///   std::runtime_error  a step has failed, and the engine does no more steps
+  virtual std::vector<Output> poll(std::chrono::milliseconds timeout) = 0;
+
+  virtual Statistics statistics() const = 0;
+};
+
+}  // namespace engine

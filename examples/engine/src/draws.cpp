@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "draws.h"
+
+#include <algorithm>
+#include <stdexcept>
+
+namespace engine {
+
+namespace fp = flashplan;
+
+namespace {
+
+fp::TensorView floats(const std::vector<float>& values) {
+  return fp::contiguous(values.data(), fp::DType::kFloat32, fp::Device{},
+                        {static_cast<int64_t>(values.size())});
+}
+
+fp::TensorView int32s(const std::vector<int32_t>& values) {
+  return fp::contiguous(values.data(), fp::DType::kInt32, fp::Device{},
+                        {static_cast<int64_t>(values.size())});
+}
+
+fp::TensorView int64s(const std::vector<int64_t>& values) {
+  return fp::contiguous(values.data(), fp::DType::kInt64, fp::Device{},
+                        {static_cast<int64_t>(values.size())});
+}
+
+void penalize(const fp::TensorView& logits, const History& history,
+              const fp::PenaltyOptions& penalties) {
+  const fp::TensorView tokens =
+      fp::contiguous(history.tokens.data(), fp::DType::kInt32, fp::Device{},
+                     {static_cast<int64_t>(history.lens.size()), history.max_len});
+  check(fp::apply_penalties(logits, tokens, int32s(history.lens), penalties));
+}
+
+}  // namespace
+
+void check(const fp::Status& status) {
+  if (!status.ok()) throw std::runtime_error(status.message);
+}
+
+void Draws::clear() {
+  for (auto* values : {&temperatures, &top_ps, &min_ps, &repetitions, &presences, &frequencies}) {
+    values->clear();
+  }
+  top_ks.clear();
+  seeds.clear();
+  offsets.clear();
+  sequences.clear();
+  has_penalties = false;
+}
+
+void Draws::add(const Sequence& sequence) {
+  const Sampling& sampling = sequence.shared->request.sampling;
+  temperatures.push_back(sampling.temperature);
+  top_ks.push_back(sampling.top_k);
+  top_ps.push_back(sampling.top_p);
+  min_ps.push_back(sampling.min_p);
+  // The random numbers depend on the request and the position alone, so that neither its neighbours
+  // nor a preemption change a sample.
+  seeds.push_back(sampling.seed + sequence.sample);
+  offsets.push_back(sequence.num_tokens());
+  repetitions.push_back(sampling.repetition);
+  presences.push_back(sampling.presence);
+  frequencies.push_back(sampling.frequency);
+  has_penalties |=
+      sampling.repetition != 1.0F || sampling.presence != 0.0F || sampling.frequency != 0.0F;
+  sequences.push_back(&sequence);
+}
+
+History Draws::history(bool with_prompt) const {
+  const auto begin = [=](const Sequence& s) { return with_prompt ? 0 : s.num_prompt_tokens(); };
+  History history;
+  history.max_len = 1;  // a tensor without elements has no address
+  for (const Sequence* sequence : sequences) {
+    history.lens.push_back(sequence->num_tokens() - begin(*sequence));
+    history.max_len = std::max(history.max_len, history.lens.back());
+  }
+  const auto stride = static_cast<std::size_t>(history.max_len);
+  history.tokens.resize(size() * stride);
+  for (std::size_t i = 0; i < size(); ++i) {
+    std::copy(sequences[i]->tokens.begin() + begin(*sequences[i]), sequences[i]->tokens.end(),
+              history.tokens.begin() + static_cast<std::ptrdiff_t>(i * stride));
+  }
+  return history;
+}
+
+void draw(const Draws& draws, float* logits, int32_t vocab, int32_t* tokens, float* logprobs) {
+  const auto count = static_cast<int64_t>(draws.size());
+  const fp::TensorView rows =
+      fp::contiguous(logits, fp::DType::kFloat32, fp::Device{}, {count, vocab});
+  if (draws.has_penalties) {
+    fp::PenaltyOptions of_all, of_new;
+    of_all.repetitions = floats(draws.repetitions);
+    of_new.presences = floats(draws.presences);
+    of_new.frequencies = floats(draws.frequencies);
+    penalize(rows, draws.history(true), of_all);
+    penalize(rows, draws.history(false), of_new);
+  }
+  fp::SampleOptions options;
+  options.temperatures = floats(draws.temperatures);
+  options.top_ks = int32s(draws.top_ks);
+  options.top_ps = floats(draws.top_ps);
+  options.min_ps = floats(draws.min_ps);
+  options.seeds = int64s(draws.seeds);
+  options.offsets = int64s(draws.offsets);
+  fp::SampleOutputs outputs;
+  outputs.ids = fp::contiguous(tokens, fp::DType::kInt32, fp::Device{}, {count});
+  outputs.logprobs = fp::contiguous(logprobs, fp::DType::kFloat32, fp::Device{}, {count});
+  check(fp::sample(rows, options, outputs));
+}
+
+}  // namespace engine

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// The parameters of a step's draws, and the draws of rows of logits.
+#pragma once
+
+#include <flashplan/flashplan.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "sequence.h"
+
+namespace engine {
+
+/// Tokens that have occurred, a row for each draw, as flashplan::apply_penalties() wants them.
+struct History {
+  std::vector<int32_t> tokens;  // [draws, max_len]
+  std::vector<int32_t> lens;    // [draws]
+  int32_t max_len = 0;
+};
+
+/// One entry of each vector for each draw, in host memory.
+struct Draws {
+  std::vector<float> temperatures, top_ps, min_ps;
+  std::vector<int32_t> top_ks;
+  std::vector<int64_t> seeds, offsets;
+  std::vector<float> repetitions, presences, frequencies;
+  std::vector<const Sequence*> sequences;
+  bool has_penalties = false;
+
+  std::size_t size() const { return sequences.size(); }
+  void clear();
+  void add(const Sequence& sequence);
+  /// The tokens of each sequence from its prompt on, or those after the prompt alone.
+  History history(bool with_prompt) const;
+};
+
+/// Draws from rows of logits on the CPU, [draws.size(), vocab] float32, which penalties change.
+///   std::runtime_error  a row has a NaN
+void draw(const Draws& draws, float* logits, int32_t vocab, int32_t* tokens, float* logprobs);
+
+/// Throws std::runtime_error with the text of a status that is not ok.
+void check(const flashplan::Status& status);
+
+}  // namespace engine

@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+// The thread of an engine, and the queues between it and its callers.
+#include "engine/engine.h"
+
+#include <condition_variable>
+#include <map>
+#include <mutex>
+#include <set>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "core.h"
+#include "cpu_backend.h"
+#include "engine_thread.h"
+#include "model.h"
+
+namespace engine {
+
+namespace {
+
+class EngineThread final : public Engine {
+ public:
+  EngineThread(const ModelConfig& config, std::unique_ptr<Backend> backend, const Options& options)
+      : config_(config),
+        options_(options),
+        core_(config, std::move(backend), options),
+        thread_([this] { serve(); }) {}
+
+  ~EngineThread() override {
+    {
+      const std::lock_guard lock(mutex_);
+      stops_ = true;
+    }
+    has_work_.notify_one();
+    thread_.join();
+  }
+
+  RequestId submit(Request request) override {
+    check_request(request, config_, options_);
+    const std::lock_guard lock(mutex_);
+    throw_if_failed();
+    const RequestId id = next_id_++;
+    live_.emplace(id, request.num_samples);
+    submitted_.emplace_back(id, std::move(request));
+    has_work_.notify_one();
+    return id;
+  }
+
+  bool abort(RequestId request) override {
+    const std::lock_guard lock(mutex_);
+    if (!live_.contains(request)) return false;
+    aborted_.insert(request);
+    has_work_.notify_one();
+    return true;
+  }
+
+  std::vector<Output> poll(std::chrono::milliseconds timeout) override {
+    std::unique_lock lock(mutex_);
+    has_outputs_.wait_for(lock, timeout, [this] { return !outputs_.empty() || !error_.empty(); });
+    if (outputs_.empty()) throw_if_failed();
+    return std::exchange(outputs_, {});
+  }
+
+  Statistics statistics() const override {
+    const std::lock_guard lock(mutex_);
+    return statistics_;
+  }
+
+ private:
+  void serve() {
+    try {
+      while (receive()) {
+        core_.step(&drawn_);
+        send();
+      }
+    } catch (const std::exception& error) {
+      const std::lock_guard lock(mutex_);
+      error_ = error.what();
+      has_outputs_.notify_all();
+    }
+  }
+
+  /// Takes what callers have asked for since the last step, and waits if there is nothing to do.
+  /// False: the engine stops.
+  bool receive() {
+    std::vector<std::pair<RequestId, Request>> submitted;
+    std::set<RequestId> aborted;
+    {
+      std::unique_lock lock(mutex_);
+      has_work_.wait(lock, [this] {
+        return stops_ || !submitted_.empty() || !aborted_.empty() || !core_.is_idle();
+      });
+      if (stops_) return false;
+      submitted.swap(submitted_);
+      aborted.swap(aborted_);
+    }
+    for (auto& [id, request] : submitted) core_.add(id, std::move(request));
+    for (const RequestId id : aborted) core_.abort(id, &drawn_);
+    return true;
+  }
+
+  /// Gives callers the outputs of a step.
+  void send() {
+    const std::lock_guard lock(mutex_);
+    statistics_ = core_.statistics();
+    for (const Output& output : drawn_) {
+      if (output.finish == Finish::kNot) continue;
+      const auto place = live_.find(output.request);
+      if (--place->second == 0) live_.erase(place);
+    }
+    outputs_.insert(outputs_.end(), drawn_.begin(), drawn_.end());
+    drawn_.clear();
+    if (!outputs_.empty()) has_outputs_.notify_all();
+  }
+
+  void throw_if_failed() const {
+    if (!error_.empty()) throw std::runtime_error(error_);
+  }
+
+  const ModelConfig config_;
+  const Options options_;
+  mutable std::mutex mutex_;
+  std::condition_variable has_work_, has_outputs_;
+  // Guarded by the mutex.
+  RequestId next_id_ = 0;
+  std::map<RequestId, int32_t> live_;  // samples that are not finished
+  std::vector<std::pair<RequestId, Request>> submitted_;
+  std::set<RequestId> aborted_;
+  std::vector<Output> outputs_;
+  Statistics statistics_;
+  std::string error_;  // of the step that failed
+  bool stops_ = false;
+  // Of the thread alone.
+  Core core_;
+  std::vector<Output> drawn_;
+  std::thread thread_;
+};
+
+}  // namespace
+
+std::unique_ptr<Engine> start_engine(const ModelConfig& config, std::unique_ptr<Backend> backend,
+                                     const Options& options) {
+  return std::make_unique<EngineThread>(config, std::move(backend), options);
+}
+
+std::unique_ptr<Engine> start_on_cpu(const ModelConfig& config, WeightSource& source,
+                                     const Options& options) {
+  check_options(options);
+  return start_engine(config, std::make_unique<CpuBackend>(load_model(config, source), options),
+                      options);
+}
+
+std::unique_ptr<Engine> Engine::load(const std::filesystem::path& folder, const Options& options) {
+  return start_on_cpu(read_model_config(folder), *open_checkpoint(folder), options);
+}
+
+std::unique_ptr<Engine> Engine::random(const std::filesystem::path& folder, uint64_t seed,
+                                       const Options& options) {
+  return start_on_cpu(read_model_config(folder), *random_weights(seed), options);
+}
+
+}  // namespace engine

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "scheduler.h"
+
+#include <algorithm>
+#include <span>
+#include <utility>
+
+namespace engine {
+
+Scheduler::Scheduler(const Options& options, PageCache* cache)
+    : max_batch_size_(options.max_batch_size),
+      max_step_tokens_(options.max_step_tokens),
+      cache_(cache) {}
+
+void Scheduler::add(std::unique_ptr<Sequence> sequence) { waiting_.push_back(std::move(sequence)); }
+
+// --8<-- [start:schedule]
+const std::vector<Chunk>& Scheduler::schedule() {
+  make_room();
+  admit();
+  // Oldest first. admit() has seen to it that the budget ends within the youngest sequence, so all
+  // others are past their prompts after this step, and no prompt ever holds up a decode.
+  int32_t budget = max_step_tokens_;
+  chunks_.clear();
+  for (const auto& sequence : running_) {
+    chunks_.push_back({sequence.get(), std::min(sequence->num_uncached(), budget)});
+    budget -= chunks_.back().num_tokens;
+  }
+  return chunks_;
+}
+// --8<-- [end:schedule]
+
+void Scheduler::complete_step() {
+  for (const Chunk& chunk : chunks_) {
+    Sequence& s = *chunk.sequence;
+    const int32_t begin = s.num_cached;
+    s.num_cached += chunk.num_tokens;
+    const std::span<const int32_t> tokens(s.tokens);
+    cache_->publish(tokens.first(static_cast<std::size_t>(s.num_cached)), begin, &s.pages);
+    if (s.num_cached >= s.num_prompt_tokens()) s.shared->prompt_is_cached = true;
+  }
+}
+
+void Scheduler::remove(const Sequence* sequence) {
+  const auto is_it = [=](const auto& other) { return other.get() == sequence; };
+  const auto place = std::ranges::find_if(running_, is_it);
+  cache_->release(&(*place)->pages);
+  running_.erase(place);
+}
+
+std::vector<int32_t> Scheduler::remove_request(RequestId request) {
+  std::vector<int32_t> samples;
+  const auto is_of_request = [&](const auto& sequence) {
+    if (sequence->shared->id != request) return false;
+    samples.push_back(sequence->sample);
+    cache_->release(&sequence->pages);
+    return true;
+  };
+  std::erase_if(running_, is_of_request);
+  std::erase_if(waiting_, is_of_request);
+  chunks_.clear();
+  return samples;
+}
+
+void Scheduler::preempt_youngest() {
+  std::unique_ptr<Sequence> sequence = std::move(running_.back());
+  running_.pop_back();
+  cache_->release(&sequence->pages);
+  waiting_.push_front(std::move(sequence));
+  ++num_preemptions_;
+}
+
+void Scheduler::make_room() {
+  for (std::size_t i = 0; i < running_.size(); ++i) {
+    const int32_t num_tokens = running_[i]->num_tokens();
+    const auto num_pages = static_cast<std::size_t>(cache_->pages_for(num_tokens));
+    while (i < running_.size() && running_[i]->pages.size() < num_pages) {
+      if (!cache_->grow(&running_[i]->pages)) preempt_youngest();
+    }
+  }
+}
+
+void Scheduler::admit() {
+  int64_t num_tokens = 0;  // that running sequences want
+  for (const auto& sequence : running_) num_tokens += sequence->num_uncached();
+  while (!waiting_.empty() && num_running() < max_batch_size_ && num_tokens < max_step_tokens_) {
+    Sequence& sequence = *waiting_.front();
+    if (sequence.sample > 0 && !sequence.shared->prompt_is_cached) break;
+    const int32_t num_cached = cache_->acquire(sequence.tokens, num_running(), &sequence.pages);
+    if (num_cached < 0) break;
+    sequence.num_cached = num_cached;
+    num_reused_tokens_ += num_cached;
+    num_tokens += sequence.num_uncached();
+    running_.push_back(std::move(waiting_.front()));
+    waiting_.pop_front();
+  }
+}
+
+}  // namespace engine
