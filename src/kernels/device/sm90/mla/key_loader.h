@@ -29,8 +29,9 @@ class MlaKeyWarp {
 
   /// Calls fill(block, its number in the queue, what request(block) has returned) for each block of
   /// the queue. Before that it calls prefetch() for the next block of the tile, and request() for
-  /// the one after it. Two row tiles of a request, which queues at the same place have, prefetch
-  /// every other block each.
+  /// the one after it. Row tiles of a request, which queues at the same place have, prefetch every
+  /// other block each. Where a request has one row tile, memory is busy without it, and prefetching
+  /// costs a tenth of the time (docs/tuning/sm90-mla.md).
   template <typename Request, typename Prefetch, typename Fill>
   FLASHPLAN_DEVICE void for_each_block(Request request, Prefetch prefetch, Fill fill) {
     uint32_t number = 0;
@@ -43,12 +44,12 @@ class MlaKeyWarp {
         const int32_t first_seen = context.block().first_seen(p_);
         const int32_t kv_row = context.segment.kv_row;
         const int32_t row_tile = context.tile.row_tile;
-        const bool is_alone =
-            context.segment.qo_len * p_.schedule.group_size.value <= p_.schedule.tile_q;
+        const bool has_neighbours =
+            context.segment.qo_len * p_.schedule.group_size.value > p_.schedule.tile_q;
         const auto block_at = [&](int32_t key) -> Block {
           const bool is_own = (key / S::kTileKv + row_tile) % 2 == 0;
           return {key, min(max(end - key, 0), S::kTileKv), first_seen - key, kv_row,
-                  is_alone || is_own};
+                  has_neighbours && is_own};
         };
         Block block = block_at(context.tile.kv_begin);
         Block next = block_at(block.key + S::kTileKv);
