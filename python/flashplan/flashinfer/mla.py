@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Multi-head latent attention with FlashInfer's names, on the CPU."""
+"""Multi-head latent attention with FlashInfer's names."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from flashplan.flashinfer._plans import Batch
 
 class BatchMLAPagedAttentionWrapper(PagedWrapper):
     """FlashInfer's wrapper for absorbed multi-head latent attention, over `flashplan.Attention`
-    with shared_kv. On a GPU plan() raises UnsupportedError.
+    with shared_kv. On GPUs other than Hopper, and there over 8-bit caches, plan() raises
+    UnsupportedError. It was not run on a GPU yet.
 
     Args:
         float_workspace_buffer: memory on the device of the tensors, used if it is large enough.
