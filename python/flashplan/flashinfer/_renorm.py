@@ -47,13 +47,3 @@ def top_p_renorm_probs(
     num_kept = ((ranked.cumsum(-1) - ranked) < wanted).sum(-1, keepdim=True).clamp(min=1)
     kept = probs.float().masked_fill(probs < ranked.gather(1, num_kept - 1).to(probs.dtype), 0)
     return (kept / kept.sum(-1, keepdim=True)).to(probs.dtype)
-
-
-def joint_top_p(probs: Tensor, top_k: int | Tensor, top_p: float | Tensor) -> Tensor:
-    """The top_p [batch] that keeps of what top_k leaves, renormalised, what the given one keeps of
-    all probabilities."""
-    k = _column("top_k", top_k, probs, torch.int64).clamp(1, probs.shape[1])
-    ranked = probs.float().sort(-1, descending=True).values
-    left = ranked.cumsum(-1).gather(1, k - 1)
-    joint = _column("top_p", top_p, probs, torch.float32) / left
-    return joint.clamp(max=1.0).nan_to_num(1.0).squeeze(1).contiguous()

@@ -87,6 +87,7 @@ def draw(
     seed: int | Tensor | None,
     offset: int | Tensor | None,
     from_probs: bool = False,
+    joint: bool = False,
     **filters: Any,
 ) -> tuple[Tensor, Tensor]:
     """The tokens, int32 [batch], and whether they could be drawn, bool [batch]."""
@@ -95,7 +96,8 @@ def draw(
     filters = {name: parameter(name, x, rows, _DTYPES[name]) for name, x in filters.items()}
     batch_size = rows.shape[0]
     seed, offset = random_numbers(generator, seed, offset, batch_size, rows.device)
-    sampled: Any = {"from_probs": from_probs, "seed": seed, "offset": offset, **filters}
+    sampled: Any = {"seed": seed, "offset": offset, "from_probs": from_probs, "joint": joint}
+    sampled |= filters
     if rows.device.type == "cpu":  # where sample() raises for NaN, instead of a status
         valid = ~rows.isnan().any(1)
         rows = torch.where(valid[:, None], rows, 1 / rows.shape[1])

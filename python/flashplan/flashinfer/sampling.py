@@ -17,7 +17,6 @@ from torch import Tensor
 import flashplan as fp
 from flashplan.flashinfer._arguments import refuse
 from flashplan.flashinfer._renorm import (
-    joint_top_p,
     top_k_mask_logits,
     top_k_renorm_probs,
     top_p_renorm_probs,
@@ -163,15 +162,12 @@ def top_k_top_p_sampling_from_probs(
 
     Args:
         filter_apply_order: "top_k_first": top_p applies to what top_k leaves, renormalised.
-            "joint": both apply to probs; this takes a sort by PyTorch.
+            "joint": both apply to probs.
     """
     refuse(indices=indices)
     _check_order(filter_apply_order)
-    if filter_apply_order == "joint":
-        top_p = joint_top_p(probs, top_k, top_p)
-    results = draw(
-        probs, generator, check_nan, seed, offset, from_probs=True, top_k=top_k, top_p=top_p
-    )
+    filters = {"top_k": top_k, "top_p": top_p, "joint": filter_apply_order == "joint"}
+    results = draw(probs, generator, check_nan, seed, offset, from_probs=True, **filters)
     return results if return_valid else results[0]
 
 
@@ -190,9 +186,8 @@ def top_k_top_p_sampling_from_logits(
     """`top_k_top_p_sampling_from_probs` of softmax(logits)."""
     refuse(indices=indices)
     _check_order(filter_apply_order)
-    if filter_apply_order == "joint":
-        top_p = joint_top_p(torch.softmax(logits.float(), -1), top_k, top_p)
-    return draw(logits, generator, check_nan, seed, offset, top_k=top_k, top_p=top_p)[0]
+    filters = {"top_k": top_k, "top_p": top_p, "joint": filter_apply_order == "joint"}
+    return draw(logits, generator, check_nan, seed, offset, **filters)[0]
 
 
 def _check_order(filter_apply_order: str) -> None:
