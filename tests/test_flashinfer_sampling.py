@@ -8,7 +8,6 @@ import sampling_cases
 
 torch = pytest.importorskip("torch")
 
-import flashplan as fp  # noqa: E402
 from flashplan import flashinfer  # noqa: E402
 from flashplan.flashinfer import _sampling  # noqa: E402
 
@@ -181,11 +180,30 @@ def test_rows_of_nan(rng):
         flashinfer.sampling_from_logits(probs, check_nan=True)
 
 
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 @pytest.mark.parametrize("name", NAMES)
-def test_indices_are_not_supported(rng, name):
-    indices = torch.zeros(4, dtype=torch.int32)
-    with pytest.raises(fp.UnsupportedError, match="indices: expected none, got a tensor"):
-        getattr(flashinfer, name)(rows_of_probs(rng), **FILTERS[name], indices=indices)
+def test_indices(rng, name, dtype):
+    """Tokens of the second row alone, whose parameters are those of its index."""
+    _, probs = one_row(rng)
+    rows = torch.stack([torch.eye(VOCAB)[0], probs, torch.full((VOCAB,), torch.nan)])
+    filters = FILTERS[name]
+    expected = sampling_cases.distribution(probs.numpy(), **filters, from_probs=True)
+    # Those of the other rows would leave one token, or all of them.
+    others = {"top_p": (1e-3, 1.0), "top_k": (1, VOCAB), "min_p": (1.0, 0.0)}
+    arrays = {n: torch.tensor([others[n][0], x, others[n][1]]) for n, x in filters.items()}
+    indices = torch.ones(DRAWS, dtype=dtype)
+    indices[-2:] = torch.tensor([0, 2])
+    tokens, valid = getattr(flashinfer, name)(rows, **arrays, indices=indices, return_valid=True)
+    check_distribution(tokens[:-2], expected)
+    assert tokens[-2] == 0
+    assert valid[:-1].all()
+    assert not valid[-1]
+
+
+@pytest.mark.parametrize("indices", [torch.zeros(3), torch.zeros(2, 2, dtype=torch.int32)])
+def test_malformed_indices(rng, indices):
+    with pytest.raises(ValueError, match="indices: expected a 1D tensor of int32 or int64"):
+        flashinfer.sampling_from_probs(rows_of_probs(rng), indices=indices)
 
 
 @pytest.mark.parametrize("name", ["top_k", "top_p", "min_p"])

@@ -80,8 +80,18 @@ def _of_rows(name: str, tensor: Any, batch_size: int) -> Tensor:
     return numbers
 
 
+def _checked_indices(indices: Tensor, rows: Tensor) -> Tensor:
+    if indices.dim() != 1 or indices.dtype not in (torch.int32, torch.int64):
+        raise ValueError(
+            "indices: expected a 1D tensor of int32 or int64, got "
+            f"{indices.dtype} {list(indices.shape)}"
+        )
+    return indices.to(rows.device)
+
+
 def draw(
     rows: Tensor,
+    indices: Tensor | None,
     generator: torch.Generator | None,
     check_nan: bool,
     seed: int | Tensor | None,
@@ -95,13 +105,19 @@ def draw(
         raise ValueError(f"{'probs' if from_probs else 'logits'}: Input contains NaN.")
     filters = {name: parameter(name, x, rows, _DTYPES[name]) for name, x in filters.items()}
     batch_size = rows.shape[0]
+    if indices is not None:
+        indices = _checked_indices(indices, rows)
+        filters = {n: x[indices] if isinstance(x, Tensor) else x for n, x in filters.items()}
+        batch_size = indices.shape[0]
     seed, offset = random_numbers(generator, seed, offset, batch_size, rows.device)
     sampled: Any = {"seed": seed, "offset": offset, "from_probs": from_probs, "joint": joint}
-    sampled |= filters
+    sampled |= {"rows": indices, **filters}
     if rows.device.type == "cpu":  # where sample() raises for NaN, instead of a status
         valid = ~rows.isnan().any(1)
         rows = torch.where(valid[:, None], rows, 1 / rows.shape[1])
         ids = fp.sample(rows, **sampled)
+        if indices is not None:
+            valid = valid[indices]
     else:
         status = torch.empty(batch_size, dtype=torch.int32, device=rows.device)
         ids = fp.sample(rows, status=status, **sampled)

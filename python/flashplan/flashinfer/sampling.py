@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 import flashplan as fp
-from flashplan.flashinfer._arguments import refuse
 from flashplan.flashinfer._renorm import (
     top_k_mask_logits,
     top_k_renorm_probs,
@@ -63,13 +62,15 @@ def sampling_from_logits(
 ) -> Tensor:
     """Draws a token from softmax(logits) of each row: int32 [batch].
 
+    Args:
+        indices: int32 or int64 [batch]: token i is drawn from row indices[i], with its parameters;
+            default: from row i.
+
     Raises:
-        UnsupportedError: indices is not None.
         ValueError: check_nan is True and there is NaN, for which the host waits; or, on the CPU,
             logits or a parameter are out of range.
     """
-    refuse(indices=indices)
-    return draw(logits, generator, check_nan, seed, offset)[0]
+    return draw(logits, indices, generator, check_nan, seed, offset)[0]
 
 
 def sampling_from_probs(
@@ -89,8 +90,7 @@ def sampling_from_probs(
 
     The other arguments, and the errors, are those of `sampling_from_logits`.
     """
-    refuse(indices=indices)
-    results = draw(probs, generator, check_nan, seed, offset, from_probs=True)
+    results = draw(probs, indices, generator, check_nan, seed, offset, from_probs=True)
     return results if return_valid else results[0]
 
 
@@ -106,8 +106,7 @@ def top_p_sampling_from_probs(
     return_valid: bool = False,
 ) -> Any:
     """`sampling_from_probs` from the fewest largest probabilities with a sum >= top_p."""
-    refuse(indices=indices)
-    results = draw(probs, generator, check_nan, seed, offset, from_probs=True, top_p=top_p)
+    results = draw(probs, indices, generator, check_nan, seed, offset, from_probs=True, top_p=top_p)
     return results if return_valid else results[0]
 
 
@@ -123,8 +122,7 @@ def top_k_sampling_from_probs(
     return_valid: bool = False,
 ) -> Any:
     """`sampling_from_probs` from the top_k largest probabilities."""
-    refuse(indices=indices)
-    results = draw(probs, generator, check_nan, seed, offset, from_probs=True, top_k=top_k)
+    results = draw(probs, indices, generator, check_nan, seed, offset, from_probs=True, top_k=top_k)
     return results if return_valid else results[0]
 
 
@@ -140,8 +138,7 @@ def min_p_sampling_from_probs(
     return_valid: bool = False,
 ) -> Any:
     """`sampling_from_probs` from probabilities >= min_p * the largest one."""
-    refuse(indices=indices)
-    results = draw(probs, generator, check_nan, seed, offset, from_probs=True, min_p=min_p)
+    results = draw(probs, indices, generator, check_nan, seed, offset, from_probs=True, min_p=min_p)
     return results if return_valid else results[0]
 
 
@@ -164,10 +161,9 @@ def top_k_top_p_sampling_from_probs(
         filter_apply_order: "top_k_first": top_p applies to what top_k leaves, renormalised.
             "joint": both apply to probs.
     """
-    refuse(indices=indices)
     _check_order(filter_apply_order)
     filters = {"top_k": top_k, "top_p": top_p, "joint": filter_apply_order == "joint"}
-    results = draw(probs, generator, check_nan, seed, offset, from_probs=True, **filters)
+    results = draw(probs, indices, generator, check_nan, seed, offset, from_probs=True, **filters)
     return results if return_valid else results[0]
 
 
@@ -184,10 +180,9 @@ def top_k_top_p_sampling_from_logits(
     offset: int | Tensor | None = None,
 ) -> Tensor:
     """`top_k_top_p_sampling_from_probs` of softmax(logits)."""
-    refuse(indices=indices)
     _check_order(filter_apply_order)
     filters = {"top_k": top_k, "top_p": top_p, "joint": filter_apply_order == "joint"}
-    return draw(logits, generator, check_nan, seed, offset, **filters)[0]
+    return draw(logits, indices, generator, check_nan, seed, offset, **filters)[0]
 
 
 def _check_order(filter_apply_order: str) -> None:
