@@ -162,7 +162,7 @@ def top_k_top_p_sampling_from_probs(
             "joint": both apply to probs.
     """
     _check_order(filter_apply_order)
-    filters = {"top_k": top_k, "top_p": top_p, "joint": filter_apply_order == "joint"}
+    filters: Any = {"top_k": top_k, "top_p": top_p, "joint": filter_apply_order == "joint"}
     results = draw(probs, indices, generator, check_nan, seed, offset, from_probs=True, **filters)
     return results if return_valid else results[0]
 
@@ -181,7 +181,7 @@ def top_k_top_p_sampling_from_logits(
 ) -> Tensor:
     """`top_k_top_p_sampling_from_probs` of softmax(logits)."""
     _check_order(filter_apply_order)
-    filters = {"top_k": top_k, "top_p": top_p, "joint": filter_apply_order == "joint"}
+    filters: Any = {"top_k": top_k, "top_p": top_p, "joint": filter_apply_order == "joint"}
     return draw(logits, indices, generator, check_nan, seed, offset, **filters)[0]
 
 
