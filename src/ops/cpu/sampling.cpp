@@ -124,7 +124,9 @@ Status first_error(const SampleParams& p, const Result* results) {
 Status sample(const SampleParams& params) noexcept {
   const auto results = make_results<SampleResult>(params);
   if (results == nullptr) return no_memory(params);
-  for_each_row(params, [&](int32_t row) { results[row] = kernels().sample_row(params, row); });
+  for_each_row(params, [&](int32_t row) {
+    results[static_cast<size_t>(row)] = kernels().sample_row(params, row);
+  });
   FLASHPLAN_RETURN_IF_ERROR(first_error(params, results.get()));
   for (int32_t row = 0; row < params.num_rows; ++row) {
     const SampleResult& result = results[static_cast<size_t>(row)];
@@ -138,9 +140,13 @@ Status sample(const SampleParams& params) noexcept {
 Status filter_rows(const FilterParams& params) noexcept {
   const auto results = make_results<FilterResult>(params);
   if (results == nullptr) return no_memory(params);
-  for_each_row(params, [&](int32_t row) { results[row] = kernels().find_filter(params, row); });
+  for_each_row(params, [&](int32_t row) {
+    results[static_cast<size_t>(row)] = kernels().find_filter(params, row);
+  });
   FLASHPLAN_RETURN_IF_ERROR(first_error(params, results.get()));
-  for_each_row(params, [&](int32_t row) { kernels().write_filtered(params, row, results[row]); });
+  for_each_row(params, [&](int32_t row) {
+    kernels().write_filtered(params, row, results[static_cast<size_t>(row)]);
+  });
   for (int32_t row = 0; row < params.num_rows && params.status != nullptr; ++row) {
     params.status[row] = 0;
   }
