@@ -40,7 +40,7 @@ MODULES = {
     "triton.cascade": ["merge_state"],
     "utils": ["get_compute_capability", "PosEncodingMode"],
 }
-# The arguments that FlashInfer 0.7.2 takes by place, in its order.
+# The positional arguments of FlashInfer 0.7.2, in its order.
 ARGUMENTS = {
     "BatchDecodeWithPagedKVCacheWrapper": "float_workspace_buffer kv_layout use_cuda_graph "
     "use_tensor_cores paged_kv_indptr_buffer paged_kv_indices_buffer paged_kv_last_page_len_buffer "

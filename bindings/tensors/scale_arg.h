@@ -19,7 +19,7 @@ class ScaleArg {
 
   /// 1 where the scale is a tensor.
   float number() const noexcept { return number_.value_or(1.0F); }
-  /// The tensor, or None if the scale is a number.
+  /// The caller's tensor, or None if the scale is a number.
   nb::handle object() const { return number_ ? nb::handle(nb::none()) : scale_; }
   /// The tensor, imported; empty where the scale is a number.
   TensorArg tensor(CallStream& call) const { return {name_, object(), TensorKind::kScales, call}; }

@@ -3,7 +3,8 @@
 //
 //   generate FOLDER NEW_TOKENS 1,15043,3186 1,450
 //
-// FOLDER has config.json and *.safetensors; without these the weights are random numbers.
+// FOLDER has config.json, and the weights in *.safetensors. If it has no such file, the engine
+// makes random weights.
 #include <cstdio>
 #include <cstdlib>
 #include <exception>

@@ -10,7 +10,8 @@
 namespace engine {
 
 // --8<-- [start:step]
-/// One step of all sequences, in host memory. The tokens of the sequences lie one after another.
+/// What the model computes in one step, in host memory. `tokens` has the tokens of all sequences,
+/// those of a sequence side by side.
 struct Step {
   std::vector<int32_t> tokens;
   std::vector<int32_t> qo_indptr;    // [batch + 1] where the tokens of each sequence begin
@@ -37,7 +38,8 @@ class Backend {
  public:
   virtual ~Backend() = default;
 
-  /// Computes one step; `drawn` has room for Options::max_batch_size tokens.
+  /// Computes one step and draws its tokens. The caller gives `drawn` with room for
+  /// Options::max_batch_size tokens.
   ///   std::runtime_error  the device has failed
   virtual void run(const Step& step, Drawn* drawn) = 0;
 };

@@ -170,7 +170,7 @@ class RandomWeights final : public WeightSource {
   }
 
  private:
-  /// SplitMix64 (Steele, Lea and Flood, 2014).
+  /// Returns the next random number, by SplitMix64 (Steele, Lea and Flood, 2014).
   static uint64_t next(uint64_t* state) {
     uint64_t x = *state += 0x9e3779b97f4a7c15;
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;

@@ -10,13 +10,15 @@
 
 namespace engine {
 
-/// A matrix [outputs, inputs], row after row, or a vector. Keeps the memory behind it.
+/// A matrix [outputs, inputs], stored by rows, or a vector. The pointer owns the memory, or the
+/// file that is mapped there.
 using Weights = std::shared_ptr<const float>;
 
 class WeightSource {
  public:
   virtual ~WeightSource() = default;
-  /// The weights of this name; std::invalid_argument if there are none of this shape.
+  /// Returns the weights called `name`. Throws std::invalid_argument if there are none, or if their
+  /// shape is not `shape`.
   virtual Weights load(const std::string& name, const std::vector<int64_t>& shape) = 0;
 };
 
@@ -26,8 +28,8 @@ class WeightSource {
 ///   std::system_error      a file can not be read
 std::unique_ptr<WeightSource> open_checkpoint(const std::filesystem::path& folder);
 
-/// Random numbers, which depend on the seed and the name of the weights alone. Vectors are near 1,
-/// and matrices keep the size of what they multiply.
+/// Makes random weights, which depend on the seed and on their name alone. Elements of vectors are
+/// near 1. A product with a matrix has about the size of the vector that it multiplies.
 std::unique_ptr<WeightSource> random_weights(uint64_t seed);
 
 }  // namespace engine

@@ -18,7 +18,7 @@ def install() -> None:
     SGLang and vLLM do, do not find one.
 
     Raises:
-        RuntimeError: another flashinfer was imported before. Nothing was changed.
+        RuntimeError: the program has imported the real flashinfer already. Nothing was changed.
 
     Examples:
         >>> import flashplan.flashinfer

@@ -13,7 +13,7 @@ from torch import Tensor
 from flashplan.flashinfer._plans import Batch
 from flashplan.flashinfer.quantization import packbits
 
-# Bits that are moved at once, to bound the memory that this takes: 8 bytes for each.
+# Bits of masks that are moved in one operation. It takes 8 bytes of memory for each bit.
 MAX_BITS = 1 << 24
 
 

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 class PagedWrapper(Wrapper):
-    # Whether the last argument of lengths counts all keys of a request (kv_len_arr), not those of
-    # its last page.
+    # plan() of FlashInfer's wrappers gets the keys of each request as a count of all of them
+    # (kv_len_arr, True), or as the count of those on its last page (last_page_len, False).
     _counts_all_keys = False
 
     def _set_buffers(

@@ -15,7 +15,8 @@ from flashplan.variants import alibi
 
 MODES = ("NONE", "ROPE_LLAMA", "ALIBI")
 
-# The cap applies after the bias; `softcap` of `Attention` and a body for logits exclude each other.
+# FlashInfer caps logits after it has added the bias. A variant for this has the cap in its body,
+# because an `Attention` with a body for logits takes no `softcap`.
 _alibi_with_cap = Variant(
     "alibi_with_cap",
     logits="return cap * tanh((x + slopes[qo_head] * (key - query)) / cap);",

@@ -189,7 +189,7 @@ class BatchPrefillWithPagedKVCacheWrapper(PagedWrapper):
             q: [tokens, num_qo_heads, head_dim_qk].
             paged_kv_cache: (k, v), each [pages, page_size, num_kv_heads, head_dim] (NHD) or
                 [pages, num_kv_heads, page_size, head_dim] (HND), or one tensor [pages, 2, ...].
-                Pages of one token may lack the dimension of tokens.
+                If page_size is 1, the dimension of page_size may be missing.
             args: with the variant AttentionSink: its sinks [num_qo_heads] and sm_scale.
             q_scale, k_scale: factors of the logits, of caches of any dtype.
             v_scale: factor of the output.

@@ -10,7 +10,8 @@
 
 namespace engine {
 
-/// How the tokens of a request are drawn; see flashplan::SampleOptions and PenaltyOptions.
+/// How the engine draws the tokens of a request. flashplan::SampleOptions and PenaltyOptions
+/// explain the members.
 struct Sampling {
   float temperature = 0.0F;  // 0: the most likely token
   int32_t top_k = INT32_MAX;
@@ -66,7 +67,7 @@ struct Options {
   Products products = Products::kFastest;
 };
 
-/// What an engine has done. Counts are since it was made.
+/// What an engine has done since it was made.
 struct Statistics {
   int64_t steps = 0;
   int64_t mixed_steps = 0;      // with chunks of prompts and decodes

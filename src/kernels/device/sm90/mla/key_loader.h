@@ -130,8 +130,9 @@ class MlaBoxLoader : MlaKeyWarp<S> {
     return static_cast<int>(key - quotient(key, page_size) * page_size.value) / 8;
   }
 
-  /// Brings the keys of a block to the L2 cache. With room for two blocks in shared memory, keys
-  /// are requested only when they are needed soon, and memory takes twice as long as the cache.
+  /// Brings the keys of a block to the L2 cache. Shared memory has room for two blocks alone, so a
+  /// block is requested shortly before it is needed. By then it should be in the cache, which
+  /// answers in half the time of memory.
   FLASHPLAN_DEVICE void prefetch(const Block& block, int row, int32_t id) const {
     if (!block.is_prefetched || row >= block.count) return;
     if (!is_seen(block, row) || !is_on_page(id)) return;

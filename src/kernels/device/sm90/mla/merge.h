@@ -63,7 +63,8 @@ struct MlaMerge {
   static constexpr int64_t kStateRows = S::kTileQ;
 
   /// Merges `kQuads` times 4 dims of a row in each lane, from `dim` on in steps of 128. Each lane
-  /// computes the weight of one state, then adds its dims of all states.
+  /// computes the weight of one state. All lanes then exchange these weights, and each adds up its
+  /// own dims of all states.
   template <int kQuads>
   static FLASHPLAN_DEVICE void merge_dims(const AttentionParams& p, const Merge& merge, int row,
                                           int dim, int lane) {

@@ -22,18 +22,18 @@ struct alignas(16) MlaWaitingMerge {
 /// values, each with its half of their columns.
 ///
 ///   1. Each slot has a left part (the left half of the values) and a right part (the right half,
-///      and the tail), with an mbarrier for full and one for empty each. Left parts are freed by
-///      the four warps of warpgroup 0, right parts by those of warpgroup 1, after the product with
-///      the values. The owner has read both parts before: it finishes its logits before it
-///      publishes the weights, without which nobody multiplies values. So when a part is empty
-///      nobody reads it. Phases are told apart by parity: block b is phase b / 2 of its slot. A
-///      part is written again only after it was freed, so nobody falls two phases behind.
+///      and the tail), with an mbarrier for full and one for empty each. The four
+///      warps of warpgroup 0 free left parts, and those of warpgroup 1 right parts, after the
+///      product with the values. The owner has read both parts before: it finishes its logits
+///      before it publishes the weights, without which nobody multiplies values. So when a part is
+///      empty nobody reads it. Phases are told apart by parity: block b is phase b / 2 of its slot.
+///      A part is written again only after it was freed, so nobody falls two phases behind.
 ///   2. A tile without steps (MlaContext::has_steps) has no block. Any other tile has at least one,
 ///      also where it has no keys; producer and consumers compute the number in one function.
-///   3. `weights` has the weights of one block. The owner of a block writes them, orders them
-///   before
-///      the tensor cores (fence of the async proxy), and arrives at the named barrier of even or of
-///      odd blocks; the other warpgroup waits there. Before the owner writes, it has itself
+///   3. `weights` has the weights of one block. The owner of a block writes them, makes them
+///   visible
+///      to the tensor cores (fence of the async proxy), and arrives at the named barrier of even or
+///      of odd blocks; the other warpgroup waits there. Before the owner writes, it has itself
 ///      finished its product with the weights of the block before, which the other one wrote: all
 ///      its warps wait for that product, and meet at their own barrier. So the warpgroups take
 ///      turns strictly: even weights, odd weights, even weights. Neither arrives twice at a barrier
