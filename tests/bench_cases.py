@@ -182,3 +182,9 @@ MLA_BENCH = {
     "h128 b64 kv4k page 1": _mla(128, 64, 4096, page_size=1),
     "h16 b128 kv4k page 1": _mla(16, 128, 4096, page_size=1),
 }
+
+# Prompts in the expanded form, of keys whose last 64 dims are those of all heads.
+MLA_PROMPTS = {
+    "192/128 s4096": _gpu_prefill((4096,) * 2, 128, head_dim=(192, 128)),
+    "192/128 s8192": _gpu_prefill((8192,) * 2, 128, head_dim=(192, 128)),
+}

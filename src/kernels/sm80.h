@@ -69,6 +69,7 @@ Kernel make_sm80_kernel(std::string_view name, Architecture architecture) noexce
   }
   kernel.code.many_rows_first =
       reinterpret_cast<const void*>(&device::attention_kernel<Choices, false>);
+  if constexpr (Choices::kTakesKeyTails) kernel.code.key_tails = kernel.code.many_rows_first;
   return kernel;
 }
 
