@@ -198,20 +198,24 @@ bool encode_kv(TensorMap* map, int32_t* slabs_per_page, const TensorView& view,
                      {(num_pages - 1) * per_page + num_heads, slab_stride, 1}}});
 }
 
-/// Keys whose last dims are in a tensor of their own: boxes of 8 rows, with all blocks of k or one
-/// of the tail. A block that has dims of both is none of a map.
-bool encode_key_parts(TensorMaps* maps, const AttentionTensors& t,
-                      const AttentionOptions& options) {
-  const TensorView& k = t.k;
-  TensorView tail = t.k_tail;  // with a dimension of heads
-  tail.rank = 3;
-  tail.shape[2] = tail.shape[1];
-  tail.stride[2] = tail.stride[1];
-  tail.shape[1] = 1;
-  int32_t one_slab = 0;
-  return k.shape[k.rank - 1] % kBlockDims == 0 &&
-         encode_kv(&maps->k, &maps->k_slabs_per_page, k, options, kGroupRows, true) &&
-         encode_kv(&maps->k_tail, &one_slab, tail, options, kGroupRows, false);
+/// A part of ragged keys: boxes of `rows` rows and 64 dims of one head.
+bool encode_key_part(TensorMap* map, const TensorView& view, int64_t rows) {
+  if (!is_mappable(view)) return false;
+  const bool has_heads = view.rank == 3;
+  constexpr int64_t kUnused = 8;
+  return encode<5>(
+      map, view,
+      {{{view.shape[view.rank - 1], 1, kBlockDims},
+        {view.shape[0], stride_of(view, 0), rows},
+        {1, kUnused, 1},
+        {1, kUnused, 1},
+        {has_heads ? view.shape[1] : 1, has_heads ? stride_of(view, 1) : kUnused, 1}}});
+}
+
+/// Keys whose last dims are in a tensor of their own. No box has dims of both.
+bool encode_key_parts(TensorMaps* maps, const AttentionTensors& t, int64_t rows) {
+  return t.k.shape[t.k.rank - 1] % kBlockDims == 0 && encode_key_part(&maps->k, t.k, rows) &&
+         encode_key_part(&maps->k_tail, t.k_tail, rows);
 }
 
 RowUnits row_units(const TensorView& view, const AttentionOptions& options) {
@@ -312,7 +316,7 @@ TensorMaps encode_tensor_maps(const Kernel& kernel, const AttentionOptions& opti
   maps.num_kv_tokens = options.page_size == 0 ? static_cast<int32_t>(num_kv_tokens) : 0;
   const bool has_k = t.k_tail.empty() ? encode_kv(&maps.k, &maps.k_slabs_per_page, t.k, options,
                                                   rows, has_all_blocks)
-                                      : encode_key_parts(&maps, t, options);
+                                      : encode_key_parts(&maps, t, tile_kv);
   maps.has_kv = rows >= kGroupRows && has_k &&
                 encode_kv(&maps.v, &maps.v_slabs_per_page, t.v, options, rows, has_all_blocks);
   if (maps.has_kv && options.page_size > 0) {

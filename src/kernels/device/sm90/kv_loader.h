@@ -260,24 +260,15 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
     finish_copies(full);
   }
 
-  /// Requests the keys from row `token` on in boxes of 8 rows, because the two parts of 8 keys are
-  /// neighbours in a slot.
+  /// Requests the keys from row `token` on, each block of 64 dims from the tensor that has it.
   FLASHPLAN_DEVICE void load_parts(uint32_t to, uint32_t full, int32_t token, int32_t head) const {
     if (lane_ == 0) mbarrier_arrive_expect(full, S::kKeyBytes);
     __syncwarp();
-    constexpr int kGroups = S::kTileKv / 8;
+    if (lane_ >= S::Key::kBlocks) return;
     const int own_blocks = (p_.tensors.head_dim_qk - p_.tails.k.num_dims) / 64;
-    // The first box of a group has all blocks of k; each of the others has a block of the tail.
-    const int num_boxes = kGroups * (1 + S::Key::kBlocks - own_blocks);
-#pragma unroll 1
-    for (int i = lane_; i < num_boxes; i += 32) {
-      const int group = i % kGroups;
-      const int block = i / kGroups - 1;  // of the tail
-      const bool is_own = block < 0;
-      tma_load_5d(to + group * S::Key::kGroupBytes + (is_own ? 0 : own_blocks + block) * 1024,
-                  is_own ? &maps_.k : &maps_.k_tail, full, is_own ? 0 : block * 64,
-                  token + group * 8, 0, 0, is_own ? head : 0);
-    }
+    const bool is_own = lane_ < own_blocks;
+    tma_load_5d(to + lane_ * S::Key::kBlockBytes, is_own ? &maps_.k : &maps_.k_tail, full,
+                (is_own ? lane_ : lane_ - own_blocks) * 64, token, 0, 0, is_own ? head : 0);
   }
 
   /// Copies keys or values row by row, and writes zeros past the last key. Few plans need it, so it
@@ -317,15 +308,14 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
 
   /// Copies keys in two parts row by row. Rows past the last key repeat it.
   FLASHPLAN_DEVICE void copy_parts(uint32_t to, const Step& step) const {
-    const int chunk = lane_ % 8;
 #pragma unroll 1
     for (int r = lane_ / 8; r < S::kTileKv; r += 4) {
       const int64_t row = step.count > 0 ? step.kv_row + step.key + min(r, step.count - 1) : 0;
       const auto parts = KeyParts::of<2>(p_, row_address(p_.tensors.k, 0, row, step.head), row);
-      uint32_t at = to + r / 8 * S::Key::kGroupBytes + r % 8 * 128 + ((chunk ^ r) % 8 << 4);
 #pragma unroll 1
-      for (int dim = chunk * 8; dim < S::Key::kBlocks * 64; dim += 64, at += 1024) {
-        copy_parts_16<2>(at, parts, dim, p_.tensors.vectorized);
+      for (int block = 0; block < S::Key::kBlocks; ++block) {
+        const int chunk = block * 8 + lane_ % 8;
+        copy_parts_16<2>(to + S::Key::offset(r, chunk), parts, chunk * 8, p_.tensors.vectorized);
       }
     }
   }
