@@ -150,6 +150,35 @@ TEST(tails_of_keys) {
   check_tails<device::Traits<kBf16, DType::kFloat8E4M3, 192, 128, device::Standard>, 112>(32);
 }
 
+/// Two warps share rows.
+template <typename Choices, int32_t kDims>
+void check_wide() {
+  check<Choices, kDims>({.kv_lens = {300, 1, 90, 0}, .num_kv_heads = 2, .num_ctas = 4}, "decodes");
+  check<Choices, kDims>({.kv_lens = {260, 200},
+                         .num_kv_heads = 1,
+                         .group_size = 2,
+                         .qo_len = 50,
+                         .page_size = 5,
+                         .num_ctas = 3,
+                         .window_left = 60},
+                        "prompts with a window");
+  check<Choices, kDims>({.kv_lens = {100, 500, 0},
+                         .num_kv_heads = 2,
+                         .group_size = 3,
+                         .page_size = 0,
+                         .num_ctas = 5,
+                         .planned_lens = {1500, 900, 40}},
+                        "shorter than planned");
+  check<Choices, kDims>(
+      {.kv_lens = {400, 90}, .group_size = 8, .num_ctas = 2, .misses_pages = true},
+      "missing pages");
+}
+TEST(heads_of_512_dims) {
+  check_wide<Of<kBf16, kBf16, 512>, 512>();
+  check_wide<Of<kF16, kF16, 512>, 320>();
+  check_wide<Of<kBf16, DType::kFloat8E4M3, 512>, 512>();
+}
+
 /// Queries that float16 can not hold.
 TEST(large_and_small_queries) {
   const Decodes decodes = {.kv_lens = {200, 90}, .num_kv_heads = 2, .group_size = 2, .num_ctas = 2};

@@ -206,6 +206,7 @@ struct NamedBarrier {
   std::vector<bool> has_come = std::vector<bool>(simt::kMaxThreads);
   int arrived = 0;
   uint64_t phase = 0;
+  bool votes[2] = {};  // of even and of odd phases
 };
 inline NamedBarrier& named_barrier(int id) {
   static thread_local NamedBarrier barriers[16];
@@ -227,7 +228,15 @@ inline void barrier_wait(int id, int threads) {
   barrier_arrive(id, threads);
   while (named_barrier(id).phase == phase) simt::yield();
 }
-inline bool barrier_any(int, int, bool) { simt::fail("votes at named barriers are not emulated"); }
+inline bool barrier_any(int id, int threads, bool x) {
+  NamedBarrier& barrier = named_barrier(id);
+  const uint64_t phase = barrier.phase;
+  barrier.votes[phase % 2] = barrier.votes[phase % 2] || x;
+  // All have read the votes of the phase before when the first of them arrives at this one.
+  barrier.votes[1 - phase % 2] = false;
+  barrier_wait(id, threads);
+  return barrier.votes[phase % 2];
+}
 inline float infinity() { return HUGE_VALF; }
 
 // CTAs run one after the other.
