@@ -85,6 +85,21 @@ inline constexpr KernelFamily kSm90GatherFamily = {.name = "sm90_gather",
                                                    .scratch_bytes = merged_state_bytes,
                                                    .preference = preference_of_sm90_gather};
 
+/// Above sm80 for more than few rows.
+inline int32_t preference_of_sm90_widen(const AttentionOptions& options, BatchKind kind) noexcept {
+  return has_aligned_dims(options) && kind == BatchKind::kManyRows ? 1 : -2;
+}
+
+/// The sm90 family with keys and values of 8 bits, which a warpgroup widens.
+inline constexpr KernelFamily kSm90WidenFamily = {.name = "sm90_widen",
+                                                  .device = DeviceType::kCuda,
+                                                  .group = KernelGroup::kHopper,
+                                                  .shares_prefixes = true,
+                                                  .merges_readers_last = true,
+                                                  .first_unserved = first_unserved_by_sm90_gather,
+                                                  .scratch_bytes = merged_state_bytes,
+                                                  .preference = preference_of_sm90_widen};
+
 /// What the sm90_mla family is compiled for: all head dims, and no part of them.
 inline Axis first_unserved_by_sm90_mla(const Kernel& kernel,
                                        const AttentionOptions& options) noexcept {

@@ -87,6 +87,10 @@ TEST(the_hopper_family_is_for_more_than_few_rows) {
   Kernel gathers = fake_kernel("sm90_gather_bf16_d128", {90, 'a'});
   gathers.family = &kSm90GatherFamily;
   all.push_back(gathers);
+  Kernel widens = fake_kernel("sm90_widen_bf16_e4m3_d128", {90, 'a'});
+  widens.family = &kSm90WidenFamily;
+  widens.kv_dtype = DType::kFloat8E4M3;
+  all.push_back(widens);
   DeviceLimits device = h200();
   device.kernels = all;
   AttentionOptions prompts = llama_on_gpu();
@@ -108,6 +112,11 @@ TEST(the_hopper_family_is_for_more_than_few_rows) {
   const auto small_pages = [](auto& o) { o.page_size = 4; };
   CHECK_EQ(with(small_pages), "sm90_gather");
   CHECK_EQ(with([](auto& o) { o.page_size = 12; }), "sm90_gather");
+  const auto small_cache = [](auto& o) { o.kv_dtype = DType::kFloat8E4M3; };
+  CHECK_EQ(with(small_cache), "sm90_widen");
+  CHECK_EQ(with([&](auto& o) { small_pages(o), small_cache(o); }), "sm90_widen");
+  CHECK_EQ(with([&](auto& o) { small_cache(o), o.page_size = 0; }), "sm90_widen");
+  CHECK_EQ(with([&](auto& o) { small_cache(o), o.batch_invariant = true; }), "sm80");
   CHECK_EQ(with([&](auto& o) { small_pages(o), o.batch_invariant = true; }), "sm80");
   CHECK_EQ(with([&](auto& o) { small_pages(o), o.rope = Rope(); }), "sm80");
   Variant variant;
@@ -116,6 +125,7 @@ TEST(the_hopper_family_is_for_more_than_few_rows) {
   const auto decodes = [](auto& o) { o.max_qo_tokens = o.max_batch_size; };
   CHECK_EQ(with(decodes), "sm80");
   CHECK_EQ(with([&](auto& o) { decodes(o), small_pages(o); }), "sm80");
+  CHECK_EQ(with([&](auto& o) { decodes(o), small_cache(o); }), "sm80");
   CHECK_EQ(with([](auto& o) { o.max_qo_tokens = o.max_batch_size + 1; }), "sm90");
   const auto of_group = [&](int32_t group) {
     return with([&](auto& o) {

@@ -93,6 +93,33 @@ TEST(all_requests_or_none) {
   CHECK_EQ(batch.choose(shape_of(30), 0), 0);
 }
 
+TEST(some_requests) {
+  ScheduleShape shape = shape_of(15);
+  shape.prepares_some = true;
+  // 15 reads of each of 32 tiles, none of two of a decode, 64 reads of each of 32 others.
+  Prepared batch({512, 1, 0, 4096}, {4096, 200, 300, 4096});
+  const auto tiles = [&](int32_t max_tiles) {
+    CHECK_EQ(batch.choose(shape, max_tiles) % 32, 0);
+    return batch.first_tiles;
+  };
+  using Tiles = std::vector<int32_t>;
+  CHECK(tiles(100) == Tiles({0, kNotPrepared, kNotPrepared, 32}));
+  // As far as there is room, in their order.
+  CHECK(tiles(63) == Tiles({0, kNotPrepared, kNotPrepared, kNotPrepared}));
+  shape.prepare_reads = 16;
+  CHECK(tiles(64) == Tiles({kNotPrepared, kNotPrepared, kNotPrepared, 0}));
+  // No sum of reads decides, but those of each request.
+  shape.prepare_reads = 65;
+  CHECK(tiles(100) == Tiles(4, kNotPrepared));
+  shape.prepare_reads = 1;
+  batch.segments.emplace_back();
+  CHECK_EQ(batch.choose(shape), 0);
+  batch.segments.pop_back();
+  const int32_t ranges = 0;
+  batch.batch.key_ranges = &ranges;
+  CHECK_EQ(batch.choose(shape), 0);
+}
+
 TEST(requests_without_queries_or_keys) {
   Prepared batch({0, 4096, 4096, 9}, {5000, 0, 4096, 200});
   CHECK_EQ(batch.choose(shape_of(6)), 34);

@@ -85,6 +85,7 @@ struct KernelGeometry {
   int32_t smem_bytes = 0;                 // dynamic shared memory of a CTA
   bool uses_tensor_maps = false;          // reads AttentionParams::maps
   bool gathers = false;                   // copies keys and values row by row
+  bool prepares_some = false;             // takes batches of which some requests are prepared
   int32_t prepared_key_bytes = 0;         // as in PreparedKv; 0: the kernel takes none
   int32_t prepared_value_bytes = 0;       // 0: it takes prepared keys alone
 

@@ -38,6 +38,7 @@ ScheduleShape schedule_shape(const AttentionOptions& options, const KernelChoice
   shape.item_steps = choice.kernel.tuning.item_steps;
   shape.uncut_part = choice.kernel.tuning.uncut_part;
   shape.prepare_reads = choice.kernel.tuning.prepare_reads;
+  shape.prepares_some = choice.kernel.geometry.prepares_some;
   shape.cost = choice.kernel.tuning.cost;
   return shape;
 }

@@ -85,6 +85,8 @@ struct ScheduleShape {
   int32_t uncut_part = 0;
   /// Keys are prepared if about so many row tiles read each of them; see choose_prepared_kv().
   int32_t prepare_reads = 0;
+  /// Whether some requests of a batch may be prepared while others are not.
+  bool prepares_some = false;
   CostModel cost;
 
   /// Whether each queue has its shared prefixes before everything else. A GPU then merges the
