@@ -34,7 +34,7 @@ int32_t choose_some(const Batch& batch, const ScheduleShape& shape, int32_t max_
   for (int32_t r = 0; r < batch.batch_size; ++r) {
     const int32_t qo_len = batch.qo_indptr[r + 1] - batch.qo_indptr[r];
     const int32_t kv_len = batch.kv_lens[r];
-    if (qo_len == 0 || kv_len == 0) continue;
+    if (qo_len == 0 || kv_len == 0 || qo_len * shape.group_size < shape.min_rows) continue;
     const int32_t own_tiles = num_tiles_of(shape, kv_len);
     if (own_tiles > max_tiles - num_tiles) continue;
     if (reads_of_key(shape, qo_len, kv_len) < shape.prepare_reads) continue;
@@ -52,6 +52,8 @@ int32_t most_prepared_tiles(const AttentionOptions& options, const Kernel& kerne
       (int64_t{geometry.prepared_key_bytes} + geometry.prepared_value_bytes) * options.num_kv_heads;
   // Behind a window few row tiles read a key.
   if (bytes == 0 || options.window_left >= 0) return 0;
+  // Keys are rotated with other roundings where they are prepared, which depends on the batch.
+  if (options.batch_invariant && options.rope) return 0;
   const int64_t rows =
       int64_t{options.max_qo_tokens} * (options.num_qo_heads / options.num_kv_heads);
   if (rows < int64_t{geometry.tile_q} * kernel.tuning.prepare_reads) return 0;
@@ -76,7 +78,7 @@ int32_t choose_prepared_kv(const Batch& batch, const ScheduleShape& shape,
     tiles.first_tiles[r] = static_cast<int32_t>(num_tiles);
     const int32_t qo_len = batch.qo_indptr[r + 1] - batch.qo_indptr[r];
     const int32_t kv_len = batch.kv_lens[r];
-    if (qo_len == 0 || kv_len == 0) continue;
+    if (qo_len == 0 || kv_len == 0 || qo_len * shape.group_size < shape.min_rows) continue;
     const int32_t own_tiles = num_tiles_of(shape, kv_len);
     num_tiles += own_tiles;
     num_reads += own_tiles * std::min(reads_of_key(shape, qo_len, kv_len), most_reads);

@@ -80,6 +80,16 @@ TEST(keys_that_many_row_tiles_read) {
   CHECK_EQ(short_keys.choose(shape_of(65)), 0);
 }
 
+TEST(requests_of_another_kernel_are_not_prepared) {
+  Prepared batch({16, 4096, 17}, {6400, 4096, 1});
+  ScheduleShape shape = shape_of(20);
+  CHECK_EQ(batch.choose(shape), 0);  // the keys of the first request are read once
+  shape.min_rows = 65;
+  CHECK_EQ(batch.choose(shape), 33);
+  CHECK_EQ(batch.first_tiles[1], 0);
+  CHECK_EQ(batch.first_tiles[2], 32);
+}
+
 TEST(all_requests_or_none) {
   // 15 reads of each of 32 tiles. The 64 of each of 32 others count with 3/2 of prepare_reads.
   Prepared batch({512, 4096}, {4096, 4096});

@@ -159,6 +159,8 @@ bool needs_compiler(const AttentionOptions& options) noexcept;
 bool has_boxes(const AttentionOptions& options) noexcept;
 /// preference() of families that serve everything on their devices.
 int32_t no_preference(const AttentionOptions& options, BatchKind kind) noexcept;
+/// scratch_bytes() of kernels that need no memory for a queue.
+std::size_t no_scratch_bytes(const Kernel& kernel, const AttentionOptions& options) noexcept;
 /// scratch_bytes() of kernels whose queues keep the merged state of a batch-invariant tile.
 std::size_t merged_state_bytes(const Kernel& kernel, const AttentionOptions& options) noexcept;
 
@@ -166,7 +168,9 @@ std::size_t merged_state_bytes(const Kernel& kernel, const AttentionOptions& opt
 struct KernelChoice {
   Kernel kernel;
   int32_t num_ctas = 0;  // work queues
-  int32_t chunk_kv = 0;  // keys of a state in batch-invariant mode, else 0
+  /// Keys of a state in batch-invariant mode. 0: a work tile has one state, for all of its keys. In
+  /// batch-invariant mode these are then all keys of its rows; see ScheduleShape::cuts.
+  int32_t chunk_kv = 0;
 
   friend bool operator==(const KernelChoice&, const KernelChoice&) = default;
 };
