@@ -83,7 +83,8 @@ struct AttentionOptions {
   /// requests are split less.
   std::optional<std::size_t> workspace_bytes;
   /// Results of a request are bit-equal whatever its neighbours and num_ctas. On a GPU a batch may
-  /// then take two kernels, one for requests of few query rows and one for those of many.
+  /// then take two kernels, one for requests of few query rows and one for those of many, as it may
+  /// over an 8-bit cache.
   bool batch_invariant = false;
   /// lse is a logarithm to base 2, not the natural one. Sinks are natural all the same.
   bool lse_base2 = false;

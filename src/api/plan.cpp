@@ -153,11 +153,6 @@ ScheduleBounds prepare_schedules(const AttentionOptions& options, std::span<Plan
     PlanKernel& kernel = kernels[i];
     kernel.layout = layout_workspace(options, kernel.choice, options.workspace_bytes);
     shapes[i] = schedule_shape(options, kernel.choice, kernel.layout);
-    if (divides) {
-      const int32_t most_few = most_few_rows(options);
-      const bool has_few = kind_of_kernel(options, static_cast<int32_t>(i)) == BatchKind::kFewRows;
-      (has_few ? shapes[i].max_rows : shapes[i].min_rows) = has_few ? most_few : most_few + 1;
-    }
     own[i] = schedule_bounds(shapes[i], most_requests(options), options.max_qo_tokens);
     own[i].prepared_tiles = kernel.layout.max_prepared_tiles;
     bounds = larger(bounds, own[i]);
@@ -174,6 +169,12 @@ ScheduleBounds prepare_schedules(const AttentionOptions& options, std::span<Plan
 
 /// Takes the kernel for each request of a batch, and makes the schedules of these kernels.
 void divide_batch(const Batch& batch, ScheduleMemory memory, Plan::Impl* impl) {
+  const int32_t most_few = most_few_rows(impl->options);
+  for (int32_t i = 0; i < impl->num_kernels(); ++i) {
+    const bool has_few = kind_of_kernel(impl->options, i) == BatchKind::kFewRows;
+    impl->kernels[static_cast<std::size_t>(i)].scheduler.take_rows(has_few ? 1 : most_few + 1,
+                                                                   has_few ? most_few : INT32_MAX);
+  }
   const RequestKinds kinds = kinds_of_requests(batch, impl->options);
   const BatchKind kind = kinds.many_rows ? BatchKind::kManyRows : BatchKind::kFewRows;
   impl->current = kind == kind_of_kernel(impl->options, 0) ? 0 : 1;
@@ -194,10 +195,18 @@ void make_schedule(const Batch& batch, const ScheduleMemory& memory, Plan::Impl*
     prefixes = impl->prefixes.in_order();
     num_shared_keys = impl->prefixes.num_shared_keys();
   }
-  const auto make = [&] { impl->kernel().scheduler.make(batch, prefixes, memory); };
   impl->reason = impl->keeps_kernel ? KernelReason::kCaptured : KernelReason::kRows;
-  if (impl->kernels.size() == 1 || impl->keeps_kernel) return make();
-  if (divides_batches(options)) return divide_batch(batch, memory, impl);
+  const bool chooses = impl->kernels.size() > 1 && !impl->keeps_kernel;
+  if (chooses && divides_batches(options) && prefixes.empty()) {
+    return divide_batch(batch, memory, impl);
+  }
+  impl->takes_two = false;
+  const auto make = [&] {
+    Scheduler& scheduler = impl->kernel().scheduler;
+    scheduler.take_rows(1, INT32_MAX);
+    scheduler.make(batch, prefixes, memory);
+  };
+  if (!chooses) return make();
   const auto take_kernel_for = [&](BatchKind kind) {
     impl->current = kind == kind_of_kernel(options, 0) ? 0 : 1;
   };
@@ -234,7 +243,8 @@ void keep_facts(const Batch& batch, Plan::Impl* impl) {
   impl->kv_lens.assign(kv_lens, kv_lens + batch.batch_size);
   impl->longest_request =
       static_cast<int32_t>(std::max_element(kv_lens, kv_lens + batch.batch_size) - kv_lens);
-  if (!options.batch_invariant) {
+  const bool divides = divides_batches(options) && impl->num_kernels() > 1;
+  if (!options.batch_invariant && !divides) {
     const int64_t num_rows =
         int64_t{impl->num_tokens} * (options.num_qo_heads / options.num_kv_heads);
     PlanKernel& kernel = impl->kernel();

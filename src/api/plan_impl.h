@@ -24,7 +24,8 @@ struct PlanKernel {
   Scheduler scheduler;
   /// Whether an average request has no more packed rows than the smallest body of the kernel takes.
   /// It decides which order of the kernel's code is launched. A captured graph keeps the order of
-  /// the captured run. In batch-invariant plans it depends on the kernel alone.
+  /// the captured run. In plans that are batch-invariant or divide batches it depends on the kernel
+  /// alone.
   bool has_few_rows = false;
 };
 

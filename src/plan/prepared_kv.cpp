@@ -13,6 +13,11 @@
 namespace flashplan {
 namespace {
 
+/// Whether a request of the schedule reads keys. Requests of few rows may be another kernel's.
+bool reads_keys(const ScheduleShape& shape, int32_t qo_len, int32_t kv_len) {
+  return qo_len > 0 && kv_len > 0 && qo_len * shape.group_size >= shape.min_rows;
+}
+
 int32_t num_tiles_of(const ScheduleShape& shape, int32_t kv_len) {
   return ceil_divide(kv_len, shape.tile_kv);
 }
@@ -34,7 +39,7 @@ int32_t choose_some(const Batch& batch, const ScheduleShape& shape, int32_t max_
   for (int32_t r = 0; r < batch.batch_size; ++r) {
     const int32_t qo_len = batch.qo_indptr[r + 1] - batch.qo_indptr[r];
     const int32_t kv_len = batch.kv_lens[r];
-    if (qo_len == 0 || kv_len == 0 || qo_len * shape.group_size < shape.min_rows) continue;
+    if (!reads_keys(shape, qo_len, kv_len)) continue;
     const int32_t own_tiles = num_tiles_of(shape, kv_len);
     if (own_tiles > max_tiles - num_tiles) continue;
     if (reads_of_key(shape, qo_len, kv_len) < shape.prepare_reads) continue;
@@ -78,7 +83,7 @@ int32_t choose_prepared_kv(const Batch& batch, const ScheduleShape& shape,
     tiles.first_tiles[r] = static_cast<int32_t>(num_tiles);
     const int32_t qo_len = batch.qo_indptr[r + 1] - batch.qo_indptr[r];
     const int32_t kv_len = batch.kv_lens[r];
-    if (qo_len == 0 || kv_len == 0 || qo_len * shape.group_size < shape.min_rows) continue;
+    if (!reads_keys(shape, qo_len, kv_len)) continue;
     const int32_t own_tiles = num_tiles_of(shape, kv_len);
     num_tiles += own_tiles;
     num_reads += own_tiles * std::min(reads_of_key(shape, qo_len, kv_len), most_reads);

@@ -133,6 +133,13 @@ TEST(the_kinds_of_the_requests_of_a_batch) {
   CHECK(divides_batches(o));
   CHECK_EQ(kinds({0, 16}), "few ");
   CHECK_EQ(kinds({0, 17, 17}), "many");
+  o.batch_invariant = false;
+  o.kv_dtype = DType::kFloat8E5M2;
+  CHECK(divides_batches(o));
+  CHECK_EQ(kinds({0, 5, 6}), "few many");
+  o.max_qo_tokens = o.max_batch_size;  // a graph keeps one of the two kernels
+  CHECK(!divides_batches(o));
+  o.batch_invariant = true;
   // A single query has few rows, whatever its group of heads is.
   o.num_qo_heads = 100 * o.num_kv_heads;
   CHECK_EQ(kinds({0, 1, 3}), "few many");

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "common/dtypes.h"
 #include "plan/kernel/tuning.h"
 #include "plan/schedule/schedule_shape.h"
 
@@ -53,7 +54,10 @@ BatchKind kind_of(const Batch& batch, const AttentionOptions& options) noexcept 
   return has_many ? BatchKind::kManyRows : BatchKind::kFewRows;
 }
 
-bool divides_batches(const AttentionOptions& options) noexcept { return options.batch_invariant; }
+bool divides_batches(const AttentionOptions& options) noexcept {
+  if (options.batch_invariant) return true;
+  return is_narrow_float(options.kv_dtype) && kind_of_bounds(options) == BatchKind::kManyRows;
+}
 
 bool may_gain_by_prefixes(const Batch& batch, const AttentionOptions& options,
                           int64_t num_shared_keys, int32_t num_processors) noexcept {

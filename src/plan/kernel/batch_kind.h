@@ -38,7 +38,8 @@ BatchKind kind_of(const Batch& batch, const AttentionOptions& options) noexcept;
 
 /// Whether each request of a plan with two kernels runs on the one for its own rows, and a batch
 /// may take both. In other plans a batch takes one kernel. In batch-invariant ones the kernel of a
-/// request must not depend on other requests.
+/// request must not depend on other requests. Over an 8-bit cache the kernel for many rows widens
+/// the keys of each decode in shared memory, which takes longer than a launch of the other one.
 bool divides_batches(const AttentionOptions& options) noexcept;
 
 /// Whether a batch of few rows shares so many keys that the kernel for many rows may be faster: the

@@ -87,6 +87,12 @@ void Scheduler::reserve(const ScheduleShape& shape, const ScheduleBounds& bounds
   prefix_loads_.resize(num_ctas);
 }
 
+void Scheduler::take_rows(int32_t least, int32_t most) noexcept {
+  shape_.min_rows = least;
+  shape_.max_rows = most;
+  row_tiles_.take_rows(least, most);
+}
+
 void Scheduler::make(const Batch& batch, std::span<const PrefixGroup> groups,
                      const ScheduleMemory& memory) {
   memory_ = memory;

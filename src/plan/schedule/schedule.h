@@ -94,6 +94,9 @@ class Scheduler {
   /// For batches within the bounds. May throw std::bad_alloc.
   void reserve(const ScheduleShape& shape, const ScheduleBounds& bounds);
 
+  /// Leaves requests of fewer or more packed query rows out of the next schedules.
+  void take_rows(int32_t least, int32_t most) noexcept;
+
   /// Writes the schedule of `batch`, which has been validated against the bounds, to `memory`. It
   /// computes prefixes of `groups` once, where that makes no queue longer. If the batch has
   /// prefixes, it first makes the schedule that shares them. Unless that one is sure to gain, it

@@ -80,7 +80,7 @@ struct ScheduleShape {
   /// chunks.
   bool cuts = true;
   /// How many packed query rows the scheduled requests have. Other requests are left out: they are
-  /// in the schedule of another kernel.
+  /// in the schedule of another kernel. Scheduler::take_rows() changes both.
   int32_t min_rows = 1;
   int32_t max_rows = INT32_MAX;
   /// > 0: the row tiles of a request are dealt to neighbouring queues, head after head, in items of
