@@ -38,6 +38,7 @@ struct Listed {
   bool has_tails = false;  // the last dims are in tensors of their own
   bool has_sinks = false;
   float growth = 1.0F;  // of keys along the list
+  bool leans = false;   // keys point away from queries: logits are far below 0
 };
 
 /// A kernel, and tensors of a batch for it.
@@ -104,16 +105,20 @@ class ListBatch {
 
   void make_tensors() {
     std::normal_distribution<float> normal;
-    const auto number = [&](float gain) {
-      return static_cast<uint16_t>(Element<kBf16>::pack(normal(random_) * gain, 0.0F));
+    const auto number = [&](float gain, float mean) {
+      return static_cast<uint16_t>(Element<kBf16>::pack(mean + normal(random_) * gain, 0.0F));
     };
     num_pages_ = (2 * columns_ + 40) / l_.page_size + 3;
     q_.assign(at(int64_t{tokens_} * l_.num_heads * q_stride_ + 8), 0xffff);
     q_tail_.assign(at(int64_t{tokens_} * l_.num_heads * 64), 0xffff);
     k_.assign(at(int64_t{num_slots()} * k_stride_ + 8), 0xffff);
     k_tail_.assign(at(int64_t{num_slots()} * 64), 0xffff);
+    std::vector<float> direction(kQk, 0.0F);
+    for (float& x : direction) x = l_.leans ? normal(random_) : 0.0F;
     for (int32_t row = 0; row < tokens_ * l_.num_heads; ++row) {
-      for (int32_t d = 0; d < kQk; ++d) element(q_, q_tail_, q_stride_, row, d) = number(1.0F);
+      for (int32_t d = 0; d < kQk; ++d) {
+        element(q_, q_tail_, q_stride_, row, d) = number(1.0F, direction[at(d)]);
+      }
     }
     // Behind what counts are rows of NaN. The column behind the lists is no part of them.
     std::vector<int32_t> slots(at(num_slots()));
@@ -125,15 +130,16 @@ class ListBatch {
     std::bernoulli_distribution is_missing(l_.missing);
     for (int32_t t = 0; t < tokens_; ++t) {
       for (int32_t i = 0; i < count_of(t); ++i) {
-        const auto pick = at(static_cast<int32_t>(random_() >> 1));
+        const auto pick = static_cast<int32_t>(random_() % 64);
         lists_[at(t * (columns_ + 1) + i)] =
-            is_missing(random_) ? none[pick % 5] : slots[pick % at(num_listed)];
+            is_missing(random_) ? none[pick % 5] : slots[at((i / 64 * 64 + pick) % num_listed)];
       }
     }
     for (int32_t i = 0; i < num_listed; ++i) {
       const float gain = std::pow(l_.growth, static_cast<float>(i / 64));
       for (int32_t d = 0; d < kQk; ++d) {
-        element(k_, k_tail_, k_stride_, slots[at(i)], d) = number(gain);
+        element(k_, k_tail_, k_stride_, slots[at(i)], d) =
+            number(gain, -4.0F * gain * direction[at(d)]);
       }
     }
     o_.assign(at(tokens_ * l_.num_heads * kVo), NAN);
@@ -243,6 +249,7 @@ class ListBatch {
       const bool is_zero = std::all_of(o, o + kVo, [](float x) { return x == 0; });
       return lse == -HUGE_VALF && is_zero ? 0 : HUGE_VAL;
     }
+    if (std::isnan(lse)) return HUGE_VAL;
     double worst = std::fabs(double{lse} - (largest + std::log(sum)));
     double size = 0.1;
     for (const double x : wanted) size = std::max(size, std::fabs(x / sum));
@@ -320,6 +327,7 @@ TEST(cut_lists) {
 TEST(logits_of_lists_that_grow) {
   check({.planned_lens = {450}, .growth = 2.0F}, "growing");
   check({.planned_lens = {450}, .num_ctas = 2, .growth = 0.5F}, "shrinking");
+  check({.planned_lens = {250}, .growth = 0.5F, .leans = true}, "far below 0");
 }
 
 }  // namespace
