@@ -203,7 +203,8 @@ def add_other_tensors(case, rng, inputs):
     if case.mask_begin is not None:
         inputs.mask_begin = np.array(case.mask_begin, np.int32)
     if case.sinks:
-        inputs.sinks = normal(rng, case.num_qo_heads, np.float32, 3.0)
+        dtype = "float32" if case.sinks is True else case.sinks
+        inputs.sinks = normal(rng, case.num_qo_heads, dtype, 3.0)
         plant(case, "sinks", rng, inputs.sinks)
     if case.variant is not None:
         inputs.variant_arguments = VARIANTS[case.variant].arguments(case, rng)

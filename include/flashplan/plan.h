@@ -162,8 +162,8 @@ struct AttentionTensors {
   /// queries see the keys before mask_begin, and none sees a key for which there is no bit. causal
   /// and window_left hide further keys.
   TensorView mask;
-  /// [num_qo_heads] float32, on the Plan's device: a logit for each query head that stands for no
-  /// key; may be empty. exp(sink) is added to the denominator of the softmax of each row, and lse
+  /// [num_qo_heads] float32 or bfloat16, on the Plan's device: a logit for each query head that
+  /// stands for no key; may be empty. exp(sink) is added to the denominator of the softmax of each row, and lse
   /// includes it; -inf adds nothing. softmax_scale and softcap do not apply to it.
   TensorView sinks;
   TensorView o;  // [>= T, num_qo_heads, head_dim_vo], written

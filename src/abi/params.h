@@ -14,6 +14,7 @@
 #include "abi/mask.h"
 #include "abi/prepared_kv.h"
 #include "abi/rope_turns.h"
+#include "abi/sinks.h"
 #include "abi/tensor_maps.h"
 #include "abi/work_queue.h"
 #include "flashplan/tensor.h"
@@ -69,7 +70,7 @@ struct VariantParams {
   float logits_scale = 0.0F;  // softmax_scale * k_scale, to be multiplied with k_scales
   float softcap = 0.0F;       // 0: off
   float v_scale = 0.0F;
-  const float* sinks = nullptr;  // [num_qo_heads] logits without a value; null: none
+  Sinks sinks = {};
   HeadScales k_scales = {};
   HeadScales v_scales = {};
 };

@@ -171,7 +171,7 @@ AttentionParams make_params(const AttentionTensors& t, const Plan::Impl& plan, i
   p.variant = {.logits_scale = *options.softmax_scale * t.k_scale,
                .softcap = options.softcap,
                .v_scale = options.shared_kv ? t.k_scale : t.v_scale,
-               .sinks = t.sinks.empty() ? nullptr : static_cast<const float*>(t.sinks.data),
+               .sinks = {t.sinks.data, t.sinks.dtype == DType::kBFloat16},
                .k_scales = head_scales(t.k_scales),
                .v_scales = head_scales(options.shared_kv ? t.k_scales : t.v_scales)};
   p.workspace = workspace_params(t, with.layout);

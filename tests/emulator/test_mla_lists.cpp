@@ -210,7 +210,7 @@ class ListBatch {
     params_.mask = {true, -1};
     params_.variant.logits_scale = scale();
     params_.variant.v_scale = 1.0F;
-    if (l_.has_sinks) params_.variant.sinks = sinks_.data();
+    if (l_.has_sinks) params_.variant.sinks = {sinks_.data(), false};
     params_.workspace = {nullptr, 0, partial_o_.data(), partial_lse_.data()};
     params_.lists = {lists_.data(), columns_ + 1, columns_};
   }
