@@ -89,12 +89,9 @@ inline constexpr KernelFamily kSm90GatherFamily = {.name = "sm90_gather",
 inline Axis first_unserved_by_sm90_mla(const Kernel& kernel,
                                        const AttentionOptions& options) noexcept {
   const Axis axis = first_unserved_axis(kernel, options);
-  if (axis != Axis::kNone && axis < Axis::kHeadDim) return axis;
-  if (kernel.head_dim_qk != options.head_dim_qk || kernel.head_dim_vo != options.head_dim_vo) {
-    return Axis::kHeadDim;
-  }
-  if (axis != Axis::kNone) return axis;
-  return options.batch_invariant ? Axis::kBatchInvariant : Axis::kNone;
+  const bool has_dims =
+      kernel.head_dim_qk == options.head_dim_qk && kernel.head_dim_vo == options.head_dim_vo;
+  return !has_dims && axis > Axis::kHeadDim ? Axis::kHeadDim : axis;
 }
 
 /// wgmma, TMA and mbarriers for multi-head latent attention: values are the first dims of keys.
