@@ -113,7 +113,7 @@ inline constexpr KernelFamily kSm90MlaFamily = {.name = "sm90_mla",
                                                 .group = KernelGroup::kHopper,
                                                 .shared_kv = true,
                                                 .first_unserved = first_unserved_by_sm90_mla,
-                                                .scratch_bytes = no_scratch_bytes,
+                                                .scratch_bytes = merged_state_bytes,
                                                 .preference = no_preference};
 
 }  // namespace flashplan
