@@ -177,9 +177,9 @@ GPU_BENCH = {
 }
 
 
-def _mla(num_heads, batch_size, kv_len, qo_len=1, page_size=64):
+def _mla(num_heads, batch_size, kv_len, qo_len=1, page_size=64, batch_invariant=False):
     lens = ((qo_len,) * batch_size, (kv_len,) * batch_size)
-    return MlaCase(*lens, num_heads, page_size=page_size)
+    return MlaCase(*lens, num_heads, page_size=page_size, batch_invariant=batch_invariant)
 
 
 # Decodes with multi-head latent attention, of one query token or, as "x 4", of several.
@@ -198,6 +198,8 @@ MLA_BENCH = {
     "h128 b64 kv4k page 16": _mla(128, 64, 4096, page_size=16),
     "h128 b64 kv4k page 1": _mla(128, 64, 4096, page_size=1),
     "h16 b128 kv4k page 1": _mla(16, 128, 4096, page_size=1),
+    "h128 b64 kv4k invariant": _mla(128, 64, 4096, batch_invariant=True),
+    "h128 b1 kv64k invariant": _mla(128, 1, 65536, batch_invariant=True),
 }
 
 

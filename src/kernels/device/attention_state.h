@@ -117,12 +117,12 @@ FLASHPLAN_DEVICE float2 with_sink(float sink, float lse) {
   return {shrink * merged.inverse(), merged.lse()};
 }
 
+FLASHPLAN_DEVICE float merge_value(float merged, float added, float2 factors) {
+  return __fmaf_rn(added, factors.y, __fmul_rn(merged, factors.x));
+}
 FLASHPLAN_DEVICE float4 merge_values(float4 merged, float4 added, float2 factors) {
-  const auto merge = [&](float m, float a) {
-    return __fmaf_rn(a, factors.y, __fmul_rn(m, factors.x));
-  };
-  return {merge(merged.x, added.x), merge(merged.y, added.y), merge(merged.z, added.z),
-          merge(merged.w, added.w)};
+  return {merge_value(merged.x, added.x, factors), merge_value(merged.y, added.y, factors),
+          merge_value(merged.z, added.z, factors), merge_value(merged.w, added.w, factors)};
 }
 
 FLASHPLAN_DEVICE float4 scaled(float4 x, float scale) {

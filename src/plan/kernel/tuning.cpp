@@ -89,7 +89,8 @@ KernelTuning sm90_mla_tuning() noexcept {
                    .share_row = 100,
                    .error_part = 6},
           .item_steps = 16,
-          .uncut_part = 16};
+          .uncut_part = 16,
+          .chunk_kv = 2048};
 }
 
 }  // namespace flashplan
