@@ -22,7 +22,29 @@ def make_mla_tensors(case, device):
     for row, own in zip(table, ids.split(pages_of), strict=True):
         row[: len(own)] = own
     q = normal(sum(case.qo_lens), case.num_heads, case.dims[0])
-    return q, normal(sum(pages_of), case.page_size, case.dims[0]), table
+    keys = normal(sum(pages_of), case.page_size, case.dims[0])
+    return q, stored(keys, case.kv_dtype), table
+
+
+def stored(keys, kv_dtype):
+    """Keys as a cache of that dtype has them."""
+    if kv_dtype == "fp8_ds_mla":
+        groups = keys[..., :512].float().unflatten(-1, (4, 128))
+        scales = groups.abs().amax(-1) / 448
+        content = (groups / scales[..., None]).flatten(-2).to(torch.float8_e4m3fn)
+        parts = (content, scales, keys[..., 512:].contiguous())
+        return torch.cat([part.view(torch.uint8) for part in parts], -1)
+    return keys if kv_dtype is None else keys.to(getattr(torch, kv_dtype))
+
+
+def real_keys(cache, kv_dtype):
+    """float32 from what a cache has."""
+    if kv_dtype != "fp8_ds_mla":
+        return cache.float()
+    content = cache[..., :512].view(torch.float8_e4m3fn).float().unflatten(-1, (4, 128))
+    scales = cache[..., 512:528].contiguous().view(torch.float32)
+    tail = cache[..., 528:].contiguous().view(torch.bfloat16)
+    return torch.cat([(content * scales[..., None]).flatten(-2), tail.float()], -1)
 
 
 def assert_mla_right(case, q, cache, table, o):
@@ -34,7 +56,7 @@ def assert_mla_right(case, q, cache, table, o):
         if r not in (0, len(case.kv_lens) - 1):
             continue
         pages = cache[table[r, : -(-kv_len // case.page_size)].long()]
-        keys = pages.flatten(0, 1)[:kv_len].float()
+        keys = real_keys(pages.flatten(0, 1)[:kv_len], case.kv_dtype)
         weights = (q[first - 1].float() @ keys.T * SCALE).softmax(-1)
         exact = weights @ keys[:, : case.dims[1]]
         budget = 0.02 * exact.abs().amax(-1, keepdim=True) + 1e-5
@@ -57,7 +79,7 @@ def mla_row(case, timer, args):
     assert_mla_right(case, q, cache, table, out)
     us = timer.microseconds(call, args.repeats)
     flops = work.flops(case.qo_lens, case.kv_lens, case.num_heads, case.dims)
-    kv_bytes = 2 * case.dims[0] * sum(case.kv_lens)
+    kv_bytes = cache[0, 0].nbytes * sum(case.kv_lens)
     return {
         "case": str(case),
         "kernel": plan.kernel_name,
