@@ -62,6 +62,7 @@ CASES = [
     *PER_TENSOR,
     MlaCase((1, 4), (200, 130), dims=(512, 512), kv_dtype="float8_e4m3fn"),
     MlaCase((1, 4), (2000, 130), 128, dims=(512, 512), kv_dtype="float8_e4m3fn", page_size=1),
+    MlaCase((4,), (300,), dims=(512, 512), kv_dtype="float8_e4m3fn", q_dtype="float16"),
     *(
         MlaCase(qo, kv, heads, planned_lens=planned, num_ctas=ctas, kv_dtype=kv_dtype)
         for qo, kv, planned in (
