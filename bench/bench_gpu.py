@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times GPU_BENCH and MLA_BENCH of tests/bench_cases.py and the small operators on one GPU.
+"""Times the GPU rows of tests/bench_cases.py (GPU_BENCH, MLA_BENCH, SPARSE_BENCH) and the small
+operators on one GPU.
 
 Each result is checked before it is timed. Rows stand beside the ceilings of the GPU and, with
 --peers, beside other libraries; rows with shared prefixes also beside the plan without them. The
@@ -19,7 +20,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "tests"))
 import torch
 
 import flashplan as fp
-from bench_cases import GPU_BENCH, MLA_BENCH
+from bench_cases import GPU_BENCH, MLA_BENCH, SPARSE_BENCH
 from environment import RESULTS, write_json
 from flashplan.bench import work
 from flashplan.bench.gpu import Timer, ceilings
@@ -29,7 +30,7 @@ from gpu_ops import OPS
 from gpu_peers import peers_of
 from gpu_timer import host_microseconds
 
-ROWS = GPU_BENCH | {"mla": MLA_BENCH, "ops": OPS}
+ROWS = GPU_BENCH | {"mla": MLA_BENCH | SPARSE_BENCH, "ops": OPS}
 SECTIONS = tuple(ROWS)
 TARGETS = json.loads((pathlib.Path(__file__).parent / "targets.json").read_text())
 BY_TFLOP_S = ("prefill", "paged")  # sections whose targets are rates

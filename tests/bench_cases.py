@@ -6,6 +6,7 @@ import random
 
 from case import Case
 from mla_cases import MlaCase
+from sparse_cases import SparseCase
 
 
 def _decode(batch_size, kv_len, **options):
@@ -191,4 +192,28 @@ MLA_BENCH = {
         ("h16 b128 kv4k", (16, 128, 4096)),
         ("h16 b16 kv1k", (16, 16, 1024)),
     )
+}
+
+
+def _sparse(num_heads, qo_lens, kv_len, kv_dtype=None):
+    return SparseCase(
+        qo_lens,
+        (kv_len,) * len(qo_lens),
+        topk=2048,
+        num_heads=num_heads,
+        page_size=64,
+        kv_dtype=kv_dtype,
+    )
+
+
+# Decodes and a prompt in which each token sees 2048 keys of a list; "656": of DeepSeek's format.
+SPARSE_BENCH = {
+    "h128 top 2048 b64": _sparse(128, (1,) * 64, 32768),
+    "h128 top 2048 b128 x 2": _sparse(128, (2,) * 128, 32768),
+    "h128 top 2048 b1": _sparse(128, (1,), 32768),
+    "h16 top 2048 b128": _sparse(16, (1,) * 128, 32768),
+    "h128 top 2048 prompt 4k": _sparse(128, (4096,), 32768),
+    "h128 top 2048 b64 656": _sparse(128, (1,) * 64, 32768, "fp8_ds_mla"),
+    "h128 top 2048 b128 x 2 656": _sparse(128, (2,) * 128, 32768, "fp8_ds_mla"),
+    "h128 top 2048 b1 656": _sparse(128, (1,), 32768, "fp8_ds_mla"),
 }

@@ -84,8 +84,7 @@ struct WorkspaceParams {
 
 /// What the host alone reads.
 struct HostParams {
-  bool shared_kv = false;  // values are the first dims of keys, and v is k
-  KeyLists lists = {};
+  bool shared_kv = false;               // values are the first dims of keys, and v is k
   const RopeTurns* rope = nullptr;      // of queries and keys (CPU); null: none
   const int32_t* cta_indptr = nullptr;  // [num_ctas + 1]
   int32_t first_merge = 0;              // number of the first merge in use
@@ -122,6 +121,7 @@ struct AttentionParams {
   VariantArguments arguments = {};  // (users' variants)
   PreparedKv prepared = {};         // (kernels that take them)
   TailParams tails = {};            // (kernels that serve shared_kv)
+  KeyLists lists = {};              // instead of page tables (kernels that serve shared_kv)
 };
 
 }  // namespace flashplan

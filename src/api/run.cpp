@@ -122,14 +122,10 @@ VariantArguments variant_arguments(const AttentionTensors& t, const AttentionOpt
   return arguments;
 }
 
-HostParams host_params(const AttentionTensors& t, const Plan::Impl& plan, const PlanKernel& with) {
+HostParams host_params(const Plan::Impl& plan, const PlanKernel& with) {
   const Schedule& schedule = with.scheduler.schedule();
   HostParams p;
   p.shared_kv = plan.options.shared_kv;
-  if (!t.topk_indices.empty()) {
-    p.lists = {static_cast<const int32_t*>(t.topk_indices.data), t.topk_indices.stride[0],
-               static_cast<int32_t>(t.topk_indices.shape[1])};
-  }
   p.rope = plan.options.rope ? &plan.rope : nullptr;
   p.cta_indptr = schedule.cta_indptr.data();
   p.first_merge = schedule.first_merge;
@@ -150,6 +146,12 @@ TailParams tail_params(const AttentionTensors& t, const AttentionOptions& option
   }
   if (!t.k_tail.empty()) p.k = {kv_view(t.k_tail, options), last_dim(t.k_tail)};
   return p;
+}
+
+KeyLists key_lists(const TensorView& indices) {
+  if (indices.empty()) return {};
+  return {static_cast<const int32_t*>(indices.data), indices.stride[0],
+          static_cast<int32_t>(indices.shape[1])};
 }
 
 /// Those of one of the plan's kernels.
@@ -173,10 +175,11 @@ AttentionParams make_params(const AttentionTensors& t, const Plan::Impl& plan, i
                .k_scales = head_scales(t.k_scales),
                .v_scales = head_scales(options.shared_kv ? t.k_scales : t.v_scales)};
   p.workspace = workspace_params(t, with.layout);
-  p.host = host_params(t, plan, with);
+  p.host = host_params(plan, with);
   p.arguments = variant_arguments(t, options);
   p.prepared = prepared_kv(t, plan, with);
   p.tails = tail_params(t, options);
+  p.lists = key_lists(t.topk_indices);
   if (kernel.geometry.uses_tensor_maps) p.maps = cuda::encode_tensor_maps(kernel, options, t);
   return p;
 }

@@ -255,7 +255,8 @@ TensorMaps encode_shared_kv_maps(const Kernel& kernel, const AttentionOptions& o
   const int64_t tile_kv = kernel.geometry.tile_kv;
   const int64_t divisor = options.page_size | tile_kv;
   const int64_t rows = divisor & -divisor;  // the largest power of two that divides both
-  if (options.page_size == 0 || rows < kGroupRows) return maps;
+  // Listed keys lie anywhere, and are copied row by row.
+  if (options.page_size == 0 || rows < kGroupRows || options.topk > 0) return maps;
   maps.box_rows = static_cast<int32_t>(rows);
   maps.boxes_of_step = static_cast<int32_t>(tile_kv / rows);
   maps.has_kv =

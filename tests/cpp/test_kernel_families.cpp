@@ -175,7 +175,7 @@ TEST(keys_that_are_values_have_a_family_of_their_own) {
   CHECK_EQ(with([](auto& o) { o.page_size = 1; }), "sm90_mla_bf16_d576x512 sm90_mla");
   CHECK_EQ(with([](auto& o) { o.head_dim_qk = 512; }),
            "head_dim_qk, head_dim_vo: expected (576, 512) (compiled in for cuda), got (512, 512)");
-  CHECK_EQ(with([](auto& o) { o.topk = 64; }), "topk: expected 0 (compiled in for cuda), got 64");
+  CHECK_EQ(with([](auto& o) { o.topk = 64; }), "sm90_mla_bf16_d576x512 sm90_mla");
   CHECK_EQ(with([](auto& o) { o.kv_dtype = DType::kFloat8E4M3; }),
            "kv_dtype: expected bfloat16 (compiled in for cuda), got float8_e4m3fn");
   CHECK_EQ(with([](auto& o) { o.softcap = 20.0F; }),

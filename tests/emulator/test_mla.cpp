@@ -337,6 +337,7 @@ class MlaBatch {
     }
     const float lse = lse_[static_cast<size_t>(row)];
     if (sum == 0) return lse == -HUGE_VALF && o(row, 0) == 0 && o(row, 511) == 0 ? 0 : HUGE_VAL;
+    if (std::isnan(lse)) return HUGE_VAL;
     double worst = std::fabs(lse - (largest + std::log(sum)));
     double size = 0.1;
     for (const double x : wanted) size = std::max(size, std::fabs(x / sum));

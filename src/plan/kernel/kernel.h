@@ -26,7 +26,6 @@ struct Kernel;
 enum class Axis : int32_t {
   kKernels,
   kSharedKv,
-  kTopk,
   kQDType,
   kKvDType,
   kHeadDim,

@@ -7,6 +7,7 @@
 #include "kernels/device/sm90/mla/consumer.h"
 #include "kernels/device/sm90/mla/key_loader.h"
 #include "kernels/device/sm90/mla/record_loader.h"
+#include "kernels/device/sm90/mla/row_loader.h"
 #include "kernels/device/sm90/mla/widening_loader.h"
 
 namespace flashplan::device {
@@ -15,7 +16,7 @@ template <typename S>
 FLASHPLAN_DEVICE void begin_mla_memory(const AttentionParams& p, const MlaSmem<S>& smem) {
   const bool gathers = !p.maps.has_kv;
   const int loaders = S::kWidens ? S::kWideningWarps : gathers ? S::kGatherWarps : 1;
-  const int writers = gathers && !S::kWidens ? loaders * 32 : loaders;
+  const int writers = gathers && !S::kWidens ? MlaRowLoader<S, true>::kArrivals : loaders;
   for (uint32_t block = 0; block < S::kSlots; ++block) {
     for (int part = 0; part < 2; ++part) {
       mbarrier_init(smem.full(block, part).barrier, writers);
@@ -47,7 +48,12 @@ FLASHPLAN_DEVICE void run_mla_producer(const AttentionParams& p, const MlaSmem<S
   } else if (warp == S::kRecordWarp) {
     MlaRecordLoader<S>(p, smem).run(queue_word);
   } else if (!p.maps.has_kv) {
-    MlaRowLoader<S>(p, smem, warp > S::kRecordWarp ? warp - 1 : warp).run();
+    const int number = warp > S::kRecordWarp ? warp - 1 : warp;
+    if (p.tensors.vectorized) {
+      MlaRowLoader<S, true>(p, smem, number).run();
+    } else {
+      copy_unaligned_rows(p, smem, number);
+    }
   } else if (warp == 0) {
     MlaBoxLoader<S>(p, smem).run();
   }

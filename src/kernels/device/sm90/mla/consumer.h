@@ -162,15 +162,30 @@ class MlaConsumer {
     bool raised = false;
     if (visible_.has_rows) {
       visible_.off_pages = load_shared_4(smem_.on_pages()) != kAllOnPages;
+      hide_missing(block_ + kWarpgroup);
       raised = softmax_.weigh_step(p_, variant_, context, visible_, 0, thread_,
                                    context.tile.kv_begin + n * S::kTileKv, n == 0, shrink, [&] {
                                      clear(softmax_.logits);
                                      add_mla_logits_of_warp<S>(smem_, block_ + kWarpgroup,
                                                                opaque(thread_), softmax_.logits);
+                                     hide_missing(block_ + kWarpgroup);
                                    });
     }
     if (n + 2 >= count) release(smem_.q_empty());
     return raised;
+  }
+  /// Hides the keys of a block whose entries in a list name no row of the cache.
+  FLASHPLAN_DEVICE void hide_missing(uint32_t block) {
+    if (p_.lists.slots == nullptr) return;
+    const uint2 found = load_shared_8(smem_.found(block));
+    if ((found.x & found.y) == 0xffffffffU) return;
+    const int first = opaque(thread_) % 4 * 2;  // of this thread's columns in each 8
+#pragma unroll
+    for (int i = 0; i < S::kTileKv / 2; ++i) {
+      const uint32_t word = i < S::kTileKv / 4 ? found.x : found.y;
+      const bool exists = (word >> (first + i / 4 % 4 * 8 + i % 2) & 1) != 0;
+      softmax_.logits[i] = exists ? softmax_.logits[i] : -infinity();
+    }
   }
   FLASHPLAN_DEVICE void multiply_keys(uint32_t block) {
     const WgmmaOperand q = S::Query::by_dims(smem_.queries());

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The warps of the sm90_mla producer that bring keys: one by boxes of tensor maps, or three row by
-// row.
+// The warp of the sm90_mla producer that brings keys by boxes of tensor maps, and what it has in
+// common with those that bring them row by row (row_loader.h).
 #pragma once
 
 #include "kernels/device/sm90/hopper.h"
 #include "kernels/device/sm90/mla/shared_memory.h"
-#include "kernels/device/unaligned_copy.h"
 
 namespace flashplan::device {
 
@@ -207,114 +206,6 @@ class MlaBoxLoader : MlaKeyWarp<S> {
   }
 
   uint32_t tail_parity_ = 0;
-};
-
-/// Three warps copy rows of every block, for small pages and for tensors that no map describes.
-/// Each thread arrives at a part's barrier when its copies are complete. wgmma reads shared memory
-/// through another proxy than these copies write it: consumers put a fence behind their wait.
-template <typename S>
-class MlaRowLoader : MlaKeyWarp<S> {
-  using Base = MlaKeyWarp<S>;
-  using Block = typename Base::Block;
-
- public:
-  /// `warp`: its number among those that copy rows.
-  FLASHPLAN_DEVICE MlaRowLoader(const AttentionParams& p, const MlaSmem<S>& smem, int warp)
-      : Base(p, smem), first_row_(warp * 4 + lane_ / 8) {}
-
-  FLASHPLAN_DEVICE void run() {
-    Base::for_each_block(
-        [&](const Block& block) { return request(block); }, [](const Block&, const PageIds&) {},
-        [&](const Block& block, uint32_t number, const PageIds& ids) { fill(block, number, ids); });
-  }
-
- private:
-  using Base::lane_;
-  using Base::p_;
-  using Base::smem_;
-
-  // Eight lanes copy a row.
-  static constexpr int kRowsAtOnce = 4 * S::kGatherWarps;
-  static constexpr int kOwnRows = (S::kTileKv + kRowsAtOnce - 1) / kRowsAtOnce;
-  struct PageIds {
-    int32_t of[kOwnRows];
-  };
-
-  FLASHPLAN_DEVICE PageIds request(const Block& block) const {
-    PageIds ids;
-#pragma unroll
-    for (int i = 0; i < kOwnRows; ++i) {
-      ids.of[i] = Base::request_page_id(block, first_row_ + i * kRowsAtOnce);
-    }
-    return ids;
-  }
-
-  /// Where a key lies, in elements; of ragged keys `id` is 0.
-  FLASHPLAN_DEVICE int64_t place(const KvView& view, const Block& block, int row,
-                                 int32_t id) const {
-    const PageTable& pages = p_.tensors.pages;
-    auto key = static_cast<uint32_t>(block.key + row);
-    if (pages.ids == nullptr) return (int64_t{block.kv_row} + key) * view.token_stride;
-    key -= quotient(key, pages.page_size) * pages.page_size.value;
-    return id * view.page_stride + key * view.token_stride;
-  }
-
-  FLASHPLAN_DEVICE void copy_16(uint32_t to, const unsigned char* from, bool exists) const {
-    if (p_.tensors.vectorized) {
-      cp_async_16_padded(to, from, exists ? 16 : 0);
-    } else {
-      copy_unaligned_16<2>(to, from, exists ? 8 : 0);
-    }
-  }
-
-  /// Zeros replace rows past the last key, rows of keys that no query sees, and rows of keys on no
-  /// page of the cache: what lies there may be NaN, and 0 * NaN is NaN.
-  FLASHPLAN_DEVICE void fill(const Block& block, uint32_t number, const PageIds& ids) const {
-    const KvView& view = p_.tensors.k;
-    const bool has_own_tail = p_.tails.k.num_dims > 0;
-    const int chunk = lane_ % 8;
-#pragma unroll
-    for (int part = 0; part < 2; ++part) {
-      Base::wait(smem_.emptied(number, part));
-#pragma unroll 1
-      for (int i = 0; i < kOwnRows; ++i) {
-        const int row = first_row_ + i * kRowsAtOnce;
-        if (row >= S::kTileKv) break;
-        int32_t id = ids.of[0];
-#pragma unroll
-        for (int n = 1; n < kOwnRows; ++n) id = n == i ? ids.of[n] : id;
-        const bool is_seen = row >= block.num_hidden && row < block.count;
-        const bool on_page = has_page(p_.tensors.pages, static_cast<uint32_t>(id));
-        if (part == 0 && is_seen && !on_page) store_shared_4(smem_.on_pages(), kSomeOffPages);
-        const bool exists = is_seen && on_page;
-        const auto* base = static_cast<const unsigned char*>(view.data);
-        const int64_t at = exists ? place(view, block, row, id) : 0;
-        const unsigned char* from = base + 2 * at + chunk * 16;
-        const uint32_t to = smem_.half(number, part) + S::Half::offset(row, chunk);
-#pragma unroll
-        for (int b = 0; b < S::Half::kBlocks; ++b) {
-          copy_16(to + b * S::Half::kBlockBytes, from + part * S::kHalfDims * 2 + b * 128, exists);
-        }
-        if (part == 1 && S::kTailDims > 0) {
-          const unsigned char* tail = from + S::kHeadDimVo * 2;
-          if (has_own_tail) {
-            const KvView& own = p_.tails.k.view;
-            tail = static_cast<const unsigned char*>(own.data) + chunk * 16 +
-                   2 * (exists ? place(own, block, row, id) : 0);
-          }
-          copy_16(smem_.tail(number) + S::Tail::offset(row, chunk), tail, exists);
-        }
-      }
-      const uint32_t full = smem_.full(number, part).barrier;
-      if (p_.tensors.vectorized) {
-        mbarrier_arrive_after_copies(full);
-      } else {
-        mbarrier_arrive(full);
-      }
-    }
-  }
-
-  const int first_row_;
 };
 
 }  // namespace flashplan::device

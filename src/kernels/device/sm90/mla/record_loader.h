@@ -106,10 +106,17 @@ class MlaRecordLoader {
     if (lane_ == 0) {
       Sm90Context& context = smem_.memory.contexts[i % S::kContexts];
       context.is_end = i >= num_tiles_;
-      if (!context.is_end) context.finish(p_, S::kTileKv);
+      if (!context.is_end) finish(context);
       mbarrier_arrive(smem_.context_full(i));
     }
     __syncwarp();  // the other lanes read the record, too
+  }
+
+  FLASHPLAN_DEVICE void finish(Sm90Context& context) const {
+    context.finish(p_, S::kTileKv);
+    // The list of a token may have fewer entries than planned.
+    const KeyLists& lists = p_.lists;
+    if (lists.slots != nullptr) context.tile.kv_end = min(context.tile.kv_end, lists.size);
   }
 
   /// Loads queries by boxes of some heads of a token. Rows of padding keep what was there: each row

@@ -53,13 +53,17 @@ struct alignas(16) MlaWaitingMerge {
 ///   a
 ///      record with is_end. The warp that writes records waits until all others have freed the
 ///      entry's record before; consumers' warps, and warps that bring keys, free each record.
-///   8. `on_pages` is set to kSomeOffPages before the keys are announced. It stays so.
+///   8. `on_pages` is set to kSomeOffPages before the keys are announced. It stays so. `found` is
+///   for
+///      lists of keys alone: it belongs to the left part of its slot, and has a bit for each key of
+///      the block, bit i % 8 of byte i / 8, that says whether the cache has the key.
 ///   9. After the last tile, behind a barrier of all consumers, no bulk copies are under way, and
 ///      `waiting` is read.
 template <typename S>
 struct alignas(1024) MlaSharedMemory {
   uint64_t full[S::kSlots][2];  // left, right
   uint64_t empty[S::kSlots][2];
+  alignas(8) uint8_t found[S::kSlots][S::kTileKv / 8];
   uint64_t tail_full;  // keys of a block that ends with the request, before zeros are written
   uint64_t q_full;
   uint64_t q_empty;
@@ -105,6 +109,9 @@ struct MlaSmem {
   }
   FLASHPLAN_DEVICE uint32_t empty(uint32_t block, int part) const {
     return base + FLASHPLAN_OFFSET_OF(Memory, empty) + slot_of(block) * 16 + part * 8;
+  }
+  FLASHPLAN_DEVICE uint32_t found(uint32_t block) const {
+    return base + FLASHPLAN_OFFSET_OF(Memory, found) + slot_of(block) * (S::kTileKv / 8);
   }
   FLASHPLAN_DEVICE uint32_t tail_full() const {
     return base + FLASHPLAN_OFFSET_OF(Memory, tail_full);

@@ -91,7 +91,7 @@ class MlaWideningLoader : MlaKeyWarp<S> {
     const int row = own_row();
     KeyPlace place = places_.find(block.kv_row, block.key + row, id);
     const bool is_seen = row >= block.num_hidden && row < block.count;
-    Base::report_pages(place.exists || !is_seen);
+    if (!places_.are_listed()) Base::report_pages(place.exists || !is_seen);
     const bool exists = is_seen && place.exists;
     if (!exists) place = {0, 0, false};
     const auto* content = static_cast<const unsigned char*>(view.data) + place.offset(view);
@@ -133,7 +133,7 @@ class MlaWideningLoader : MlaKeyWarp<S> {
     if constexpr (kVectorized) {
 #pragma unroll
       for (int item = 0; item < kItems; ++item) {
-        if (item == 0) Base::wait(smem_.emptied(number, 0));
+        if (item == 0) begin_left(number);
         if (item == kItemsOfHalf) begin_right(number);
         store(item, number, ahead_[item % kAhead]);
         if (item + kAhead == kItems) begin_loading(next_);
@@ -147,7 +147,7 @@ class MlaWideningLoader : MlaKeyWarp<S> {
     } else {
 #pragma unroll 1
       for (int item = 0; item < kItems; ++item) {
-        if (item == 0) Base::wait(smem_.emptied(number, 0));
+        if (item == 0) begin_left(number);
         if (item == kItemsOfHalf) begin_right(number);
         store(item, number, load(item));
         if (item == kItemsOfHalf - 1) announce(number, 0);
@@ -155,6 +155,13 @@ class MlaWideningLoader : MlaKeyWarp<S> {
     }
     if constexpr (kHasTail && !kTailHas8Bits) finish_tail(number);
     announce(number, 1);
+  }
+  FLASHPLAN_DEVICE void begin_left(uint32_t number) const {
+    Base::wait(smem_.emptied(number, 0));
+    if (places_.are_listed() && lane_ < kRows / 8) {
+      smem_.memory.found[number % S::kSlots][first_row_ / 8 + lane_] =
+          static_cast<uint8_t>(rows_.existing >> 8 * lane_);
+    }
   }
   FLASHPLAN_DEVICE void begin_right(uint32_t number) const {
     Base::wait(smem_.emptied(number, 1));
