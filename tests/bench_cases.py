@@ -88,15 +88,29 @@ _GPU_RAGGED = {
     "zipf 1024": _gpu_prefill(zipf_lens(1024), 32),
     "uniform 512-1024": _gpu_prefill(uniform_lens(512, 1024), 32),
 }
-_GPU_E4M3 = {"page_size": 16, "kv_dtype": "float8_e4m3fn"}
+_GPU_8_BIT = (
+    "s1024",
+    "s4096",
+    "b4 s8192 32/8",
+    "b4 s8192 d64",
+    "b4 s8192 d256",
+    "zipf 1024",
+    "chunk 2048 of 32k",
+    "chunk 2048 of 8k + 64 x 4k",
+    "chunk 512 of 16k + 128 x 2k",
+)
+_GPU_SERVING = {
+    "chunk 2048 of 32k": _gpu_decode((32768,), qo_lens=(2048,)),
+    "chunk 512 of 128k": _gpu_decode((131072,), qo_lens=(512,)),
+    "chunk 2048 of 8k + 64 x 4k": _gpu_chunk_and_decodes(2048, 8192, 64, 4096),
+    "chunk 512 of 16k + 128 x 2k": _gpu_chunk_and_decodes(512, 16384, 128, 2048),
+    "64 x 4 drafts": _gpu_decode((4096,) * 64, qo_lens=(4,) * 64),
+    "16 x 8 drafts 64/8": _gpu_decode((8192,) * 16, 64, qo_lens=(8,) * 16),
+}
 
 # By section: bfloat16, on one large GPU. bench/bench_gpu.py runs them.
 GPU_BENCH = {
-    "prefill": {
-        **_GPU_RAGGED,
-        "s4096 page 16 e4m3": _gpu_prefill((4096,) * 16, **_GPU_E4M3),
-        "b4 s8192 d256 page 16 e4m3": _gpu_prefill((8192,) * 4, 8, head_dim=256, **_GPU_E4M3),
-    },
+    "prefill": _GPU_RAGGED,
     "paged": {
         f"{name} page {page_size}": dataclasses.replace(_GPU_RAGGED[name], page_size=page_size)
         for name in ("s1024", "s4096", "b4 s8192 32/8", "zipf 1024")
@@ -131,14 +145,7 @@ GPU_BENCH = {
         **{f"b1 {n} pages 32/32": _gpu_decode((n * 16,), 32, 32) for n in (64, 128, 256, 512)},
     },
     # Steps of a serving engine: chunks of prompts, alone or beside decodes, and drafts to verify.
-    "serving": {
-        "chunk 2048 of 32k": _gpu_decode((32768,), qo_lens=(2048,)),
-        "chunk 512 of 128k": _gpu_decode((131072,), qo_lens=(512,)),
-        "chunk 2048 of 8k + 64 x 4k": _gpu_chunk_and_decodes(2048, 8192, 64, 4096),
-        "chunk 512 of 16k + 128 x 2k": _gpu_chunk_and_decodes(512, 16384, 128, 2048),
-        "64 x 4 drafts": _gpu_decode((4096,) * 64, qo_lens=(4,) * 64),
-        "16 x 8 drafts 64/8": _gpu_decode((8192,) * 16, 64, qo_lens=(8,) * 16),
-    },
+    "serving": _GPU_SERVING,
     # A prefix that all requests share, and 128 keys of each request's own.
     "prefix": {
         f"{prefix} x {count}": _gpu_decode(
@@ -151,6 +158,15 @@ GPU_BENCH = {
     "device": {
         "16 trees of 64": _gpu_decode((4096,) * 16, qo_lens=(64,) * 16, custom_mask="tree"),
         "b64 kv4k real lengths": _gpu_decode((4096,) * 64, planned_lens=(4112,) * 64),
+    },
+    # Prompts over a cache of 8-bit floats, beside the same over one of bfloat16.
+    "8-bit cache": {
+        **{
+            f"{name} {dtype[7:11]}": dataclasses.replace(case, page_size=16, kv_dtype=dtype)
+            for name, case in (_GPU_RAGGED | _GPU_SERVING).items()
+            for dtype in ("float8_e4m3fn", "float8_e5m2")
+            if name in _GPU_8_BIT and (dtype == "float8_e4m3fn" or name == "s4096")
+        },
     },
     # Beside the same without the variant or rotation.
     "variants": {

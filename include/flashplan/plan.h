@@ -82,7 +82,9 @@ struct AttentionOptions {
   /// keys of long prompts may be rotated, or gathered from small pages, several times, and long
   /// requests are split less.
   std::optional<std::size_t> workspace_bytes;
-  /// Results of a request are bit-equal whatever its neighbours and num_ctas.
+  /// Results of a request are bit-equal whatever its neighbours and num_ctas. On a GPU a batch may
+  /// then take two kernels, one for requests of few query rows and one for those of many, as it may
+  /// over an 8-bit cache.
   bool batch_invariant = false;
   /// lse is a logarithm to base 2, not the natural one. Sinks are natural all the same.
   bool lse_base2 = false;
@@ -287,11 +289,11 @@ class FLASHPLAN_API Plan {
   std::size_t workspace_bytes() const noexcept;
 
   const AttentionOptions& options() const noexcept;  // with every default filled in
-  /// The kernel that run() executes after the last plan(), such as "sm90_bf16_d128". Valid as long
-  /// as the Plan.
+  /// The kernel that run() executes after the last plan(), such as "sm90_bf16_d128"; of two, the
+  /// one for requests of many query rows. Valid as long as the Plan.
   const char* kernel_name() const noexcept;
 
-  /// The schedule of the last plan(); without one it has no tiles.
+  /// The schedule of the last plan() for that kernel; without one it has no tiles.
   ScheduleView schedule() const noexcept;
 
   /// A readable text about the last plan(): the kernel, why no other family's, and the schedule.

@@ -201,7 +201,7 @@ Status launch_kernel(const AttentionTensors& t, const Plan::Impl& plan, int32_t 
 Status capture(const AttentionTensors& t, Plan::Impl* plan, Stream stream) noexcept {
   if (kind_of_bounds(plan->options) == BatchKind::kFewRows) plan->keeps_kernel = true;
   if (plan->keeps_kernel) return launch_kernel(t, *plan, plan->current, stream);
-  for (int32_t i = 0; i < static_cast<int32_t>(plan->kernels.size()); ++i) {
+  for (int32_t i = 0; i < plan->num_kernels(); ++i) {
     FLASHPLAN_RETURN_IF_ERROR(launch_kernel(t, *plan, i, stream, i > 0));
   }
   return {};
@@ -216,7 +216,12 @@ Status run_on_gpu(const AttentionTensors& t, Plan::Impl* plan, Stream stream) no
   if (capturing) return capture(t, plan, stream);
   if (plan->num_tokens == 0) return {};
   FLASHPLAN_RETURN_IF_ERROR(plan->device_schedule->before_run(stream));
-  FLASHPLAN_RETURN_IF_ERROR(launch_kernel(t, *plan, plan->current, stream));
+  bool follows = false;
+  for (int32_t i = 0; i < plan->num_kernels(); ++i) {
+    if (!plan->takes(i)) continue;
+    FLASHPLAN_RETURN_IF_ERROR(launch_kernel(t, *plan, i, stream, follows));
+    follows = true;
+  }
   return plan->device_schedule->after_run(stream);
 }
 

@@ -54,6 +54,7 @@ WorkspaceLayout place(const AttentionOptions& options, const KernelChoice& choic
 int32_t wanted_slots(const AttentionOptions& options, const KernelChoice& choice) {
   constexpr WorkspaceTuning kTuning = kWorkspaceTuning;
   if (choice.chunk_kv == 0) {
+    if (options.batch_invariant) return 0;  // nothing is cut
     int32_t for_cuts = choice.num_ctas * kTuning.slots_per_queue;
     if (!shares_prefixes(options, choice)) return for_cuts;
     // Prefixes that come first in the queues are cut too, into about one piece for each queue.

@@ -81,6 +81,7 @@ class ScheduleChecker {
             num_slots, shape_.max_partial_slots);
     require(shape_.chunk_kv > 0 || num_slots <= 2 * shape_.num_ctas, "slots over the paper's bound",
             num_slots, shape_.num_ctas);
+    require(shape_.cuts || s_.merges.empty(), "merges where nothing may be cut");
     require(s_.num_ctas() == shape_.num_ctas, "cta_cost has", s_.num_ctas(), "entries");
   }
 

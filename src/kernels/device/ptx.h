@@ -115,6 +115,12 @@ FLASHPLAN_DEVICE uint32_t load_shared_4(uint32_t address) {
   asm volatile("ld.shared.u32 %0, [%1];\n" : "=r"(value) : "r"(address) : "memory");
   return value;
 }
+/// For a word that other warps change meanwhile: each call loads it anew.
+FLASHPLAN_DEVICE uint32_t load_shared_relaxed_4(uint32_t address) {
+  uint32_t value;
+  asm volatile("ld.relaxed.cta.shared.u32 %0, [%1];\n" : "=r"(value) : "r"(address) : "memory");
+  return value;
+}
 FLASHPLAN_DEVICE uint2 load_shared_8(uint32_t address) {
   uint2 value;
   asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];\n"

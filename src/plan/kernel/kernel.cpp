@@ -39,6 +39,11 @@ int32_t no_preference(const AttentionOptions& /*options*/, BatchKind /*kind*/) n
   return 0;
 }
 
+std::size_t no_scratch_bytes(const Kernel& /*kernel*/,
+                             const AttentionOptions& /*options*/) noexcept {
+  return 0;
+}
+
 std::size_t merged_state_bytes(const Kernel& kernel, const AttentionOptions& options) noexcept {
   // The states of chunks are merged one after the other into this one. A thread merges four dims
   // of a row alone, so it keeps its own copy of the row's maximum and sum beside them. Any other

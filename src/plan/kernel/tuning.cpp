@@ -37,7 +37,7 @@ KernelTuning sm80_tuning(int32_t tile_kv) noexcept {
           .chunk_kv = 4096};
 }
 
-KernelTuning sm90_tuning(int32_t tile_kv, bool gathers) noexcept {
+KernelTuning sm90_tuning(int32_t tile_kv, bool gathers, bool widens) noexcept {
   // The unit is a clock. A tile of 128 rows takes 2500 for a step of 128 keys, whatever rows are in
   // use, and 3200 for its begin and end; a partial result 3000, and 40 for each of its rows. In
   // kernels that gather rows a step takes 3100, and begin and end take 4700. The planner uses
@@ -65,7 +65,7 @@ KernelTuning sm90_tuning(int32_t tile_kv, bool gathers) noexcept {
                    .error_part = 6},
           .item_steps = (gathers ? 10 : 8) * 128 / tile_kv,
           .uncut_part = 16,
-          .prepare_reads = gathers ? 8 : 4,
+          .prepare_reads = gathers && !widens ? 8 : 4,
           .chunk_kv = 0};
 }
 

@@ -22,6 +22,9 @@ struct KernelTuning {
 struct BatchTuning {
   /// Packed query rows of a request and a kv head. With more, the kernels for many rows are faster.
   int32_t few_rows = 16;
+  /// The same in batch-invariant plans, whose kernels for many rows cut no row tile. A request of
+  /// few tokens and many keys, such as a draft, would then run on a CTA for each kv head.
+  int32_t few_rows_of_invariant = 64;
   /// What decodes must save by sharing, in keys of a head for each processor and as 1 / n of all
   /// keys, before the kernel for many rows is tried. With it, a tree of prefixes that saves 900
   /// keys for each processor takes 7 % longer, and one that saves 1,700 takes 17 % less time
@@ -41,8 +44,8 @@ inline constexpr PrepareTuning kPrepareTuning;
 
 KernelTuning cpu_tuning() noexcept;
 KernelTuning sm80_tuning(int32_t tile_kv) noexcept;
-/// `gathers`: as in KernelGeometry.
-KernelTuning sm90_tuning(int32_t tile_kv, bool gathers = false) noexcept;
+/// `gathers`: as in KernelGeometry. `widens`: keys and values have 8 bits.
+KernelTuning sm90_tuning(int32_t tile_kv, bool gathers = false, bool widens = false) noexcept;
 KernelTuning sm90_mla_tuning() noexcept;
 
 }  // namespace flashplan
