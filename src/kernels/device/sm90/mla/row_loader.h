@@ -9,9 +9,9 @@
 namespace flashplan::device {
 
 /// Three warps copy rows of every block, for lists of keys, small pages, and tensors that no map
-/// describes. Each thread arrives at a part's barrier when its copies are complete, and each warp
-/// when it has written what else the block needs. wgmma reads shared memory through another proxy
-/// than these copies write it: consumers put a fence behind their wait.
+/// describes. Each thread arrives at a part's barrier when its copies are complete. wgmma reads
+/// shared memory through another proxy than these copies write it: consumers put a fence behind
+/// their wait.
 ///
 /// Eight lanes copy a row, 128 bytes at once. Warp w has groups w, w + 3 and w + 6 of 8 rows. A
 /// lane looks up one row and computes its address while the block waits for its slot; the eight
@@ -24,7 +24,7 @@ class MlaRowLoader : MlaKeyWarp<S> {
 
  public:
   /// Arrivals at the barriers of a block's parts.
-  static constexpr int kArrivals = S::kGatherWarps * 33;
+  static constexpr int kArrivals = S::kGatherWarps * 32;
 
   /// `warp`: its number among those that copy rows.
   FLASHPLAN_DEVICE MlaRowLoader(const AttentionParams& p, const MlaSmem<S>& smem, int warp)
@@ -115,8 +115,6 @@ class MlaRowLoader : MlaKeyWarp<S> {
         copy_unaligned(own.row, own.tail, existing, number, part);
         mbarrier_arrive(full);
       }
-      __syncwarp();
-      if (lane_ == 0) mbarrier_arrive(full);
     }
   }
 
