@@ -29,8 +29,10 @@ def make_table(case, generator):
 def make_cache(case, num_pages, generator):
     """Random keys, and the cache as run() takes it."""
     keys = normal(generator, num_pages, case.page_size, case.dims[0])
-    if case.kv_dtype != "fp8_ds_mla":
+    if case.kv_dtype is None:
         return keys, keys
+    if case.kv_dtype != "fp8_ds_mla":
+        return keys, keys.to(getattr(torch, case.kv_dtype))
     shape = (num_pages, case.page_size, 656)
     cache = torch.zeros(shape, dtype=torch.uint8, device=generator.device)
     rows = keys.flatten(0, 1)

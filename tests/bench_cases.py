@@ -177,9 +177,8 @@ GPU_BENCH = {
 }
 
 
-def _mla(num_heads, batch_size, kv_len, qo_len=1, page_size=64, batch_invariant=False):
-    lens = ((qo_len,) * batch_size, (kv_len,) * batch_size)
-    return MlaCase(*lens, num_heads, page_size=page_size, batch_invariant=batch_invariant)
+def _mla(num_heads, batch_size, kv_len, qo_len=1, **options):
+    return MlaCase((qo_len,) * batch_size, (kv_len,) * batch_size, num_heads, **options)
 
 
 # Decodes with multi-head latent attention, of one query token or, as "x 4", of several.
@@ -200,6 +199,17 @@ MLA_BENCH = {
     "h16 b128 kv4k page 1": _mla(16, 128, 4096, page_size=1),
     "h128 b64 kv4k invariant": _mla(128, 64, 4096, batch_invariant=True),
     "h128 b1 kv64k invariant": _mla(128, 1, 65536, batch_invariant=True),
+} | {
+    f"{name} {short}": dataclasses.replace(_mla(*sizes), kv_dtype=kv_dtype)
+    for short, kv_dtype in (("e4m3", "float8_e4m3fn"), ("ds", "fp8_ds_mla"))
+    for name, sizes in (
+        ("h128 b64 kv4k", (128, 64, 4096)),
+        ("h128 b64 kv4k x 2", (128, 64, 4096, 2)),
+        ("h128 b1 kv64k", (128, 1, 65536)),
+        ("h64 b128 kv4k", (64, 128, 4096)),
+        ("h16 b128 kv4k", (16, 128, 4096)),
+        ("h16 b16 kv1k", (16, 16, 1024)),
+    )
 }
 
 

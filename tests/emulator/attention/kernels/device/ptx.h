@@ -188,6 +188,10 @@ inline float4 load_4_if(bool valid, const float* from, float otherwise) {
   return *reinterpret_cast<const float4*>(from);
 }
 
+inline uint4 load_16_if(bool valid, const void* from) {
+  return valid ? *static_cast<const uint4*>(from) : uint4{0, 0, 0, 0};
+}
+
 constexpr float kLn2 = 0.69314718055994531F;
 constexpr float kLog2e = 1.4426950408889634F;
 inline float exp2_fast(float x) { return std::exp2(x); }
