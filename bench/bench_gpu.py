@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times the GPU rows of tests/bench_cases.py (GPU_BENCH, MLA_BENCH, SPARSE_BENCH) and the small
-operators on one GPU.
+"""Times the GPU rows of tests/bench_cases.py and the small operators on one GPU.
 
 Each result is checked before it is timed. Rows stand beside the ceilings of the GPU and, with
 --peers, beside other libraries; rows with shared prefixes also beside the plan without them. The
@@ -20,17 +19,17 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "tests"))
 import torch
 
 import flashplan as fp
-from bench_cases import GPU_BENCH, MLA_BENCH, SPARSE_BENCH
+from bench_cases import GPU_BENCH, MLA_BENCH, MLA_PROMPTS, SPARSE_BENCH
 from environment import RESULTS, write_json
 from flashplan.bench import work
 from flashplan.bench.gpu import Timer, ceilings
 from gpu_inputs import assert_right, make_gpu_inputs
-from gpu_mla import mla_row
+from gpu_mla import mla_row, prompt_row
 from gpu_ops import OPS
 from gpu_peers import peers_of
 from gpu_timer import host_microseconds
 
-ROWS = GPU_BENCH | {"mla": MLA_BENCH | SPARSE_BENCH, "ops": OPS}
+ROWS = GPU_BENCH | {"mla": MLA_BENCH | SPARSE_BENCH | MLA_PROMPTS, "ops": OPS}
 SECTIONS = tuple(ROWS)
 TARGETS = json.loads((pathlib.Path(__file__).parent / "targets.json").read_text())
 BY_TFLOP_S = ("prefill", "paged")  # sections whose targets are rates
@@ -265,7 +264,8 @@ def main():
             if section == "ops":
                 row = op_row(what, timer, args)
             elif section == "mla":
-                row = mla_row(what, timer, args)
+                make_row = prompt_row if name in MLA_PROMPTS else mla_row
+                row = make_row(what, timer, args)
             else:
                 has_twin = section == "paged" and ragged_twin(what) == twin
                 row, call = attention_row(what, timer, args, call_of_twin if has_twin else None)

@@ -85,6 +85,7 @@ _GPU_RAGGED = {
     "b4 s8192 32/8": _gpu_prefill((8192,) * 4, 32, 8),
     "b4 s8192 d64": _gpu_prefill((8192,) * 4, 32, head_dim=64),
     "b4 s8192 d256": _gpu_prefill((8192,) * 4, 8, head_dim=256),
+    "b4 s4096 16/8 d512": _gpu_prefill((4096,) * 4, 16, 8, head_dim=512),
     "zipf 1024": _gpu_prefill(zipf_lens(1024), 32),
     "uniform 512-1024": _gpu_prefill(uniform_lens(512, 1024), 32),
 }
@@ -137,6 +138,7 @@ GPU_BENCH = {
         "b64 kv4k 48/1": _gpu_decode((4096,) * 64, 48, 1),
         "b64 kv4k 64/8 d64": _gpu_decode((4096,) * 64, 64, head_dim=64),
         "b64 kv4k 16/8 d256": _gpu_decode((4096,) * 64, 16, head_dim=256),
+        "b64 kv4k 16/8 d512": _gpu_decode((4096,) * 64, 16, head_dim=512),
         "b64 kv4k d80": _gpu_decode((4096,) * 64, head_dim=80),
         "b64 kv4k 64/8 e4m3": _gpu_decode((4096,) * 64, 64, kv_dtype="float8_e4m3fn"),
         "b1 kv8k e4m3": _gpu_decode((8192,), kv_dtype="float8_e4m3fn"),
@@ -234,4 +236,10 @@ SPARSE_BENCH = {
     "h128 top 2048 b64 656": _sparse(128, (1,) * 64, 32768, "fp8_ds_mla"),
     "h128 top 2048 b128 x 2 656": _sparse(128, (2,) * 128, 32768, "fp8_ds_mla"),
     "h128 top 2048 b1 656": _sparse(128, (1,), 32768, "fp8_ds_mla"),
+}
+
+# Prompts in the expanded form, of keys whose last 64 dims are those of all heads.
+MLA_PROMPTS = {
+    "192/128 s4096": _gpu_prefill((4096,) * 2, 128, head_dim=(192, 128)),
+    "192/128 s8192": _gpu_prefill((8192,) * 2, 128, head_dim=(192, 128)),
 }

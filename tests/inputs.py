@@ -38,6 +38,7 @@ class Inputs:
     # Of each request, where the table has other page ids: its pages, and whether a page is missing.
     own_pages: list | None = None
     missing_pages: list | None = None
+    k_tail: np.ndarray | None = None  # the last dims of k, if they are in a tensor of their own
 
     def plan_args(self):
         lengths = (self.qo_indptr, self.planned_lens)
@@ -71,6 +72,7 @@ class Inputs:
         own = self.variant_arguments or {}
         tensors = {name: x for name, x in own.items() if isinstance(x, np.ndarray)}
         others = {"kv_lens": self.device_lens, "mask": self.mask, "sinks": self.sinks} | tensors
+        others["k_tail"] = self.k_tail
         return self.tables() | {name: x for name, x in others.items() if x is not None}
 
     def scales(self, case):

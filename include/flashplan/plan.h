@@ -132,7 +132,8 @@ struct AttentionTensors {
   /// With shared_kv, or empty: the last head_dim_qk - head_dim_vo dims of q and of k, shaped like
   /// these but for the last dimension. Then q or k has the first head_dim_vo dims. Without
   /// shared_kv k_tail [>= kv_indptr[batch_size], any] has the last dims of ragged keys, the same
-  /// for all kv heads, as those that a model rotates; k has the others. That is so on the CPU only.
+  /// for all kv heads, as those that a model rotates; k has the others. GPUs refuse it with
+  /// kUnsupported for keys of up to 128 dims, and Hopper's kernels with a variant or rope.
   TensorView q_tail, k_tail;
   /// With topk, instead of a page table: [>= T, 1 to topk] int32, on the Plan's device, the keys
   /// that each query sees, page * page_size + row in page. Others than of the cache, such as -1,

@@ -150,8 +150,8 @@ class Runs:
                 others, and tensors of k may have no dimension of heads. With "fp8_ds_mla" the last
                 dimension of k has 656 bytes.
             k_tail: [kv_tokens, any]: the last dims of ragged k, where these are the same for all kv
-                heads, as those that a model rotates (DeepSeek); k then has the other dims. On the
-                CPU only.
+                heads, as those that a model rotates (DeepSeek); k then has the other dims. GPUs
+                refuse it for keys of up to 128 dims, and Hopper's kernels with a variant or rope.
             block_table: [batch_size, max_pages] int32 page ids of each request, or
             page_indptr, page_indices: the same as CSR, [batch_size + 1] and [num_ids] int32.
                 An id that no query sees may be anything. On the CPU a visible id outside of the

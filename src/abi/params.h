@@ -59,7 +59,8 @@ struct TensorParams {
   DType q_dtype = DType::kFloat32;
   DType kv_dtype = DType::kFloat32;
   DType o_dtype = DType::kFloat32;
-  bool vectorized = false;  // q, k, v and o can be accessed 16 bytes at a time (GPU)
+  bool vectorized = false;    // q, k, v and o can be accessed 16 bytes at a time (GPU)
+  bool has_key_tail = false;  // the last dims of ragged keys are in TailParams (GPU)
   int32_t head_dim_qk = 0;
   int32_t head_dim_vo = 0;
   MaskBits mask = {};
@@ -121,7 +122,7 @@ struct AttentionParams {
   TensorMaps maps = {};             // (kernels that use them)
   VariantArguments arguments = {};  // (users' variants)
   PreparedKv prepared = {};         // (kernels that take them)
-  TailParams tails = {};            // (kernels that serve shared_kv)
+  TailParams tails = {};            // (kernels that serve shared_kv, or keys in two tensors)
   KeyLists lists = {};              // instead of page tables (kernels that serve shared_kv)
 };
 

@@ -60,6 +60,7 @@ TensorParams tensor_params(const AttentionTensors& t, const AttentionOptions& op
   p.vectorized = is_vectorized(t.q) && is_vectorized(t.k) && is_vectorized(v) &&
                  is_vectorized(t.o) && (t.q_tail.empty() || is_vectorized(t.q_tail)) &&
                  (t.k_tail.empty() || is_vectorized(t.k_tail));
+  p.has_key_tail = !t.k_tail.empty() && !options.shared_kv;
   p.head_dim_qk = options.head_dim_qk;
   p.head_dim_vo = options.head_dim_vo;
   if (options.custom_mask) {
