@@ -79,7 +79,7 @@ def test_alone_and_in_replayed_crowds(name, torch, seed):
                 server.rng.choice(lonely.attns), rows.start, int(qo_lens[r]), r, int(lens[1][r])
             )
             assert_same_bits(torch, alone, (server.out[rows], server.lse[rows]))
-    assert (num_both > 0) == (name != "general")
+    assert num_both > 0
 
 
 @pytest.mark.parametrize("head_dim", [64, 128, 256, (192, 128)], ids=str)
