@@ -74,9 +74,9 @@ def _gpu_decode(lens, num_qo_heads=32, num_kv_heads=8, **options):
     return Case(**{"qo_lens": (1,) * len(lens), "kv_lens": lens} | defaults | options)
 
 
-def _gpu_chunk_and_decodes(chunk, chunk_kv_len, num_decodes, kv_len):
+def _gpu_chunk_and_decodes(chunk, chunk_kv_len, num_decodes, kv_len, **options):
     kv_lens = (chunk_kv_len,) + (kv_len,) * num_decodes
-    return _gpu_decode(kv_lens, qo_lens=(chunk,) + (1,) * num_decodes)
+    return _gpu_decode(kv_lens, qo_lens=(chunk,) + (1,) * num_decodes, **options)
 
 
 _GPU_RAGGED = {
@@ -175,6 +175,25 @@ GPU_BENCH = {
         "s4096 alibi": dataclasses.replace(_GPU_RAGGED["s4096"], variant="alibi"),
         "s4096 rope": dataclasses.replace(_GPU_RAGGED["s4096"], rope="plain"),
         "b64 kv4k rope": _gpu_decode((4096,) * 64, rope="plain"),
+    },
+    # Beside a plan that may cut as it likes.
+    "invariant": {
+        **{
+            f"{name} invariant": dataclasses.replace(
+                _GPU_RAGGED[name], page_size=16, batch_invariant=True
+            )
+            for name in ("s1024", "s4096", "b4 s8192 32/8")
+        },
+        "chunk 2048 of 32k invariant": _gpu_decode((32768,), qo_lens=(2048,), batch_invariant=True),
+        "chunk 2048 of 8k + 64 x 4k invariant": _gpu_chunk_and_decodes(
+            2048, 8192, 64, 4096, batch_invariant=True
+        ),
+        "16 x 8 drafts 64/8 invariant": _gpu_decode(
+            (8192,) * 16, 64, qo_lens=(8,) * 16, batch_invariant=True
+        ),
+        "b1 kv8k invariant": _gpu_decode((8192,), batch_invariant=True),
+        "b8 kv32k invariant": _gpu_decode((32768,) * 8, batch_invariant=True),
+        "b64 kv4k invariant": _gpu_decode((4096,) * 64, batch_invariant=True),
     },
 }
 
