@@ -3,12 +3,14 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "bindings/bindings.h"
 #include "bindings/operator_call.h"
 #include "bindings/tensors/numbers.h"
+#include "bindings/tensors/scale_arg.h"
 #include "flashplan/flashplan.h"
 
 namespace flashplan {
@@ -96,6 +98,28 @@ void apply_rope_table_of(nb::handle q, nb::handle k, nb::handle positions, nb::h
   });
 }
 
+/// `scale`: a number or a tensor, or None to find it. It is written to `found` unless it is a
+/// tensor.
+void quantize_fp8_of(nb::handle x, nb::handle out, DType dtype, nb::handle scale, nb::handle found,
+                     nb::handle stream) {
+  std::optional<ScaleArg> given;
+  if (!scale.is_none()) given.emplace("scale", scale);
+  const bool is_tensor = given && !given->object().is_none();
+  OperatorCall call("x", x, stream);
+  const TensorArg x_arg = call.input("x", x);
+  const TensorArg out_arg = call.output("out", out, dtype);
+  check_stored("dtype", dtype, "out", out_arg);
+  const TensorArg scale_arg =
+      is_tensor ? given->tensor(call.stream()) : call.output("scale", found);
+  const ScaleSource source = is_tensor ? ScaleSource::kTensor
+                             : given   ? ScaleSource::kNumber
+                                       : ScaleSource::kValues;
+  call.run([&](Stream on) {
+    return quantize_fp8(x_arg.view(), out_arg.view(), scale_arg.view(), source,
+                        given ? given->number() : 1.0F, on);
+  });
+}
+
 }  // namespace
 
 void bind_row_ops(nb::module_& m) {
@@ -141,6 +165,8 @@ void bind_row_ops(nb::module_& m) {
         "eps"_a.none(), "gemma"_a, "stream"_a.none());
   m.def("layernorm", &layernorm_of, "x"_a.none(), "weight"_a.none(), "bias"_a.none(),
         "out"_a.none(), "eps"_a.none(), "stream"_a.none());
+  m.def("quantize_fp8", &quantize_fp8_of, "x"_a.none(), "out"_a.none(), "dtype"_a, "scale"_a.none(),
+        "found"_a.none(), "stream"_a.none());
   m.def("gated_activation", &gated_activation_of, "activation"_a, "x"_a.none(), "out"_a.none(),
         "out_dtype"_a.none(), "scale"_a.none(), "stream"_a.none());
 }

@@ -19,6 +19,7 @@ NAMES = (
     "gelu_tanh_and_mul",
     "layernorm",
     "merge_states",
+    "quantize_fp8",
     "rmsnorm",
     "rope_append_paged_kv",
     "sample",
@@ -197,6 +198,10 @@ def calls(torch, random):
     made["silu_and_mul to 8 bits"] = Call(
         lambda m, x: m.silu_and_mul(x, out_dtype="float8_e4m3fn", scale=0.5), {"x": x}
     )
+    made["quantize_fp8"] = Call(lambda m, x: m.quantize_fp8(x, per_head=True), {"x": k})
+    made["quantize_fp8 by a scale"] = Call(
+        lambda m, **t: m.quantize_fp8(**t)[0], {"x": k, "scale": draw(1).abs() + 1}
+    )
     return made
 
 
@@ -230,6 +235,8 @@ CALLS = (
     "gelu_and_mul",
     "gelu_tanh_and_mul",
     "silu_and_mul to 8 bits",
+    "quantize_fp8",
+    "quantize_fp8 by a scale",
 )
 
 

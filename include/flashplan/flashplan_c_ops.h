@@ -91,6 +91,21 @@ FLASHPLAN_API flashplan_status flashplan_apply_rope_table(
     const flashplan_tensor* cos_sin_cache, int32_t interleaved, const flashplan_tensor* out_q,
     const flashplan_tensor* out_k, flashplan_stream stream, char* message) FLASHPLAN_NOEXCEPT;
 
+// `source` of flashplan_quantize_fp8
+enum {
+  FLASHPLAN_SCALE_OF_VALUES = 0,
+  FLASHPLAN_SCALE_OF_NUMBER = 1,
+  FLASHPLAN_SCALE_OF_TENSOR = 2
+};
+
+// Computes out = x / scale, in an 8-bit float dtype. scale, float32 [1] or [heads], is written
+// unless source is FLASHPLAN_SCALE_OF_TENSOR.
+FLASHPLAN_API flashplan_status flashplan_quantize_fp8(const flashplan_tensor* x,
+                                                      const flashplan_tensor* out,
+                                                      const flashplan_tensor* scale, int32_t source,
+                                                      float number, flashplan_stream stream,
+                                                      char* message) FLASHPLAN_NOEXCEPT;
+
 // flashplan_apply_rope and flashplan_append_paged_kv at once; out_q is written, and may be q.
 // tensors->slot_mapping must be NULL.
 FLASHPLAN_API flashplan_status flashplan_rope_append_paged_kv(

@@ -26,6 +26,7 @@ except ModuleNotFoundError as _error:
 from torch import Tensor
 
 from flashplan.mla import parts
+from flashplan.torch_fp8 import quantize_fp8
 from flashplan.torch_functions import (
     add_rmsnorm,
     append_paged_kv,
@@ -61,6 +62,7 @@ __all__ = [
     "gelu_tanh_and_mul",
     "layernorm",
     "merge_states",
+    "quantize_fp8",
     "rmsnorm",
     "rope_append_paged_kv",
     "run",

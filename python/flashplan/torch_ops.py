@@ -17,6 +17,7 @@ from torch.autograd import forward_ad
 
 from flashplan import _core, filtering, ops, penalties, rope, rows, sampling
 from flashplan.handles import attention_of, rope_of
+from flashplan.quantize import narrow_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -113,6 +114,11 @@ def _layernorm(x: Any, weight: Any, bias: Any, out: Any, eps: float) -> None:
 
 def _gated(function: Any, x: Any, out: Any, out_dtype: Any, scale: float) -> None:
     function(x, out, out_dtype=out_dtype, scale=scale)
+
+
+def _quantize_fp8(x: Any, scale: float | None, scales: Any, out: Any, found: Any) -> None:
+    dtype = narrow_dtype(out.dtype)
+    _core.quantize_fp8(x, out, dtype, scale if scales is None else scales, found, None)
 
 
 def _apply_rope(
@@ -229,6 +235,10 @@ _OPERATORS: dict[str, tuple[str, Callable[..., None]]] = {
     "silu_and_mul": (_GATED, partial(_gated, rows.silu_and_mul)),
     "gelu_and_mul": (_GATED, partial(_gated, rows.gelu_and_mul)),
     "gelu_tanh_and_mul": (_GATED, partial(_gated, rows.gelu_tanh_and_mul)),
+    "quantize_fp8": (
+        "(Tensor x, float? scale, Tensor? scales, Tensor(a!) out, Tensor(b!)? found)",
+        _quantize_fp8,
+    ),
     "apply_rope": (
         "(Tensor q, Tensor k, Tensor positions, SymInt? rope, Tensor? cos_sin_cache, "
         "bool interleaved, Tensor(a!) out_q, Tensor(b!) out_k)",
