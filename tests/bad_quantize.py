@@ -60,3 +60,130 @@ def over_x():
 def over_scale():
     memory = zeros(4, 4, 8, dtype=np.uint8)
     return quantize(scale=memory[0, 0, :4].view(np.float32), out=memory.view(E4M3))
+
+
+def rotate(**changes):
+    arguments = {
+        "q": zeros(4, 4, 8),
+        "k": zeros(4, 2, 8),
+        "positions": integers(0, 1, 2, 3),
+        "rope": fp.Rope(),
+        "out_q": zeros(4, 4, 8, dtype=E4M3),
+        "out_k": zeros(4, 2, 8, dtype=E4M3),
+    }
+    return fp.apply_rope(**arguments | changes)
+
+
+def rotated_over(name):
+    """The output `name` shares the memory of its input."""
+    memory = zeros(4, 4 if name == "out_q" else 2, 8)
+    return rotate(**{name[4:]: memory, name: memory.view(E4M3)[..., :8]})
+
+
+def rotated_over_scale():
+    memory = zeros(4, 4, 8, dtype=np.uint8)
+    return rotate(k_scale=memory[0, 0].view(np.float32), out_q=memory.view(E4M3))
+
+
+ROTATE = [
+    ("rotate out_dtype", fp.UnsupportedError, "out_dtype", lambda s: rotate(out_dtype="int8")),
+    ("rotate dtype of out", TYPE, "out_dtype", lambda s: rotate(out_dtype="float8_e5m2")),
+    (
+        "rotate new wide",
+        TYPE,
+        "out_q",
+        lambda s: rotate(out_q=None, out_k=None, out_dtype="float16"),
+    ),
+    ("rotate out_k dtype", TYPE, "out_k", lambda s: rotate(out_k=zeros(4, 2, 8))),
+    (
+        "rotate out_k of 8 bits",
+        TYPE,
+        "out_k",
+        lambda s: rotate(out_k=zeros(4, 2, 8, dtype="float8_e5m2")),
+    ),
+    ("rotate q_scale zero", VALUE, "q_scale", lambda s: rotate(q_scale=0)),
+    ("rotate k_scale NaN", VALUE, "k_scale", lambda s: rotate(k_scale=float("nan"))),
+    ("rotate q_scale text", TYPE, "q_scale", lambda s: rotate(q_scale="one")),
+    ("rotate q_scale of heads of q", VALUE, "q_scale", lambda s: rotate(q_scale=ones(4))),
+    (
+        "rotate q_scale of no head",
+        VALUE,
+        "q_scale",
+        lambda s: rotate(k=zeros(4, 0, 8), out_k=zeros(4, 0, 8, dtype=E4M3), q_scale=ones(0)),
+    ),
+    ("rotate k_scale dtype", TYPE, "k_scale", lambda s: rotate(k_scale=half(2))),
+    (
+        "rotate k_scale of a head",
+        VALUE,
+        r"k_scale\[1\]",
+        lambda s: rotate(k_scale=np.float32([1, 0])),
+    ),
+    (
+        "rotate q_scale of no group",
+        VALUE,
+        "q_scale",
+        lambda s: rotate(k=zeros(4, 3, 8), out_k=zeros(4, 3, 8, dtype=E4M3), q_scale=ones(3)),
+    ),
+    (
+        "rotate q_scale without 8 bits",
+        VALUE,
+        "q_scale",
+        lambda s: rotate(out_q=None, out_k=None, q_scale=2.0),
+    ),
+    (
+        "rotate k_scale without 8 bits",
+        VALUE,
+        "k_scale",
+        lambda s: rotate(out_q=None, out_k=None, k_scale=ones(1)),
+    ),
+    ("rotate out_q over q", VALUE, "out_q", lambda s: rotated_over("out_q")),
+    ("rotate out_k over k", VALUE, "out_k", lambda s: rotated_over("out_k")),
+    ("rotate out_q over k_scale", VALUE, "out_q", lambda s: rotated_over_scale()),
+]
+
+
+def run(softcap=0.0, **changes):
+    """Attention of 8-bit queries, with softmax_scale 0.5."""
+    attn = fp.Attention(
+        4, 2, 8, page_size=None, q_dtype=E4M3, device="cpu", softmax_scale=0.5, softcap=softcap
+    )
+    attn.plan([0, 2], [3])
+    arrays = {name: zeros(3, heads, 8, dtype=E4M3) for name, heads in zip("qkv", (4, 2, 2))}
+    return attn.run(**arrays | changes)
+
+
+RUN_NARROW = [
+    ("run q_scale zero", VALUE, "q_scale", lambda s: run(q_scale=0)),
+    ("run q_scale NaN", VALUE, "q_scale", lambda s: run(q_scale=float("nan"))),
+    ("run q_scale text", TYPE, "q_scale", lambda s: run(q_scale="one")),
+    ("run q_scale of heads of q", VALUE, "q_scale", lambda s: run(q_scale=ones(4))),
+    ("run q_scale dtype", TYPE, "q_scale", lambda s: run(q_scale=half(2))),
+    ("run q_scale rank", VALUE, "q_scale", lambda s: run(q_scale=ones(1, 2))),
+    (
+        "run q_scale of a head",
+        VALUE,
+        r"q_scale\[1\]",
+        lambda s: run(q_scale=np.float32([1, -1])),
+    ),
+    ("run q_scale and k_scale", VALUE, "k_scale", lambda s: run(q_scale=1e-20, k_scale=1e-20)),
+    (
+        "run q_scale of a head and k_scale",
+        VALUE,
+        r"q_scale\[1\]",
+        lambda s: run(q_scale=np.float32([1, 1e-20]), k_scale=1e-20),
+    ),
+    (
+        "run q_scale and k_scale of a head",
+        VALUE,
+        r"[qk]_scale\[1\]",
+        lambda s: run(q_scale=np.float32([1, 1e-20]), k_scale=np.float32([1, 3e-20])),
+    ),
+    (
+        "run q_scale and softcap",
+        VALUE,
+        "k_scale",
+        lambda s: run(softcap=1e-20, q_scale=1e10, k_scale=1e12),
+    ),
+    ("run q wide", TYPE, "q", lambda s: run(q=zeros(3, 4, 8))),
+    ("run k of another format", TYPE, "k", lambda s: run(k=zeros(3, 2, 8, dtype="float8_e5m2"))),
+]

@@ -130,3 +130,55 @@ def test_without_elements():
         x8, scale = fp.quantize_fp8(np.zeros(shape, np.float32), per_head=per_head)
         assert x8.shape == shape
         assert scale.tolist() == wanted
+
+
+def check_rotated(rng, dtype, narrow, num_qo_heads, head_dim, rotary_dim, by_table, framework):
+    """apply_rope to 8 bits has the bits of apply_rope and then quantize_fp8."""
+    q, k = (heads(rng, (6, n, head_dim), dtype, True) for n in (num_qo_heads, 2))
+    scales = rng.uniform(0.01, 2, (2, 2)).astype(np.float32)
+    positions = np.array([0, 1, 2, 700, 31, 5], np.int32)
+    if by_table:
+        angles = rng.uniform(0, 6, (701, rotary_dim // 2)).astype(np.float32)
+        table = np.concatenate([np.cos(angles), np.sin(angles)], 1)
+        rotation = {"cos_sin_cache": framework.tensor(table), "interleaved": True}
+    else:
+        rotation = {"rope": fp.Rope(rotary_dim=rotary_dim)}
+    q_scale, k_scale = (framework.tensor(s) for s in scales)
+    tensors = [framework.tensor(x) for x in (q, k, positions)]
+    result = fp.apply_rope(*tensors, **rotation, out_dtype=narrow, q_scale=q_scale, k_scale=k_scale)
+    wide = [framework.array(x) for x in fp.apply_rope(*tensors, **rotation)]
+    by_head = [np.repeat(scales[0], num_qo_heads // 2), scales[1]]
+    for x8, x, scale in zip(result, wide, by_head, strict=True):
+        assert np.array_equal(framework.array(x8).view(np.uint8), bits(stored(x, scale, narrow)))
+
+
+ROTATIONS = [(4, 64, 64, False), (2, 64, 32, True), (6, 40, 10, False), (8, 128, 128, True)]
+
+
+@pytest.mark.parametrize("rotation", ROTATIONS)
+@pytest.mark.parametrize("narrow", NARROW)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rotated_heads(rng, dtype, narrow, rotation):
+    check_rotated(rng, dtype, narrow, *rotation, NumPy())
+
+
+def test_rotated_heads_and_numbers(rng):
+    """Scales as numbers, outputs that are given."""
+    q, k = (heads(rng, (3, n, 16), "bfloat16", False) for n in (3, 2))
+    positions = np.arange(3)
+    outs = [Canary(x.shape, "float8_e5m2", True) for x in (q, k)]
+    fp.apply_rope(
+        q,
+        k,
+        positions,
+        fp.Rope(),
+        out_q=outs[0].view,
+        out_k=outs[1].view,
+        q_scale=0.5,
+        k_scale=np.float32([3]),
+    )
+    for out, x, scale in zip(outs, fp.apply_rope(q, k, positions, fp.Rope()), (0.5, 3)):
+        out.assert_only_written(3)
+        assert np.array_equal(
+            bits(out.view), bits(fp.quantize_fp8(x, scale, dtype="float8_e5m2")[0])
+        )

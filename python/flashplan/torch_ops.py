@@ -26,14 +26,15 @@ if TYPE_CHECKING:
 
 
 def _run(attention: int, *arguments: Any) -> None:
-    *tensors, k_scale, v_scale, pdl, variant_tensors, variant_scalars = arguments
-    *inputs, k_scales, v_scales, out, lse = tensors
+    *tensors, q_scale, k_scale, v_scale, pdl, variant_tensors, variant_scalars = arguments
+    *inputs, q_scales, k_scales, v_scales, out, lse = tensors
     attn: Attention = attention_of(attention)
     attn._plan.run(
         (
             *inputs,
-            k_scale if k_scales is None else k_scales,
-            v_scale if v_scales is None else v_scales,
+            _either(q_scale, q_scales),
+            _either(k_scale, k_scales),
+            _either(v_scale, v_scales),
             out,
             lse,
         ),
@@ -122,9 +123,10 @@ def _quantize_fp8(x: Any, scale: float | None, scales: Any, out: Any, found: Any
 
 
 def _apply_rope(
-    q: Any, k: Any, positions: Any, turns: int | None, table: Any, interleaved: bool, *out: Any
+    q: Any, k: Any, positions: Any, turns: int | None, table: Any, interleaved: bool, *results: Any
 ) -> None:
     turning = None if turns is None else rope_of(turns)
+    out_q, out_k, out_dtype, q_scale, q_scales, k_scale, k_scales = results
     rope.apply_rope(
         q,
         k,
@@ -132,8 +134,11 @@ def _apply_rope(
         turning,
         cos_sin_cache=table,
         interleaved=interleaved,
-        out_q=out[0],
-        out_k=out[1],
+        out_q=out_q,
+        out_k=out_k,
+        out_dtype=out_dtype,
+        q_scale=_either(q_scale, q_scales),
+        k_scale=_either(k_scale, k_scales),
     )
 
 
@@ -198,9 +203,10 @@ _OPERATORS: dict[str, tuple[str, Callable[..., None]]] = {
     "run": (
         "(SymInt attention, Tensor q, Tensor k, Tensor? v, Tensor? q_tail, Tensor? k_tail, "
         "Tensor? block_table, Tensor? page_indptr, Tensor? page_indices, Tensor? kv_lens, "
-        "Tensor? topk_indices, Tensor? topk_lens, Tensor? mask, Tensor? sinks, Tensor? k_scales, "
-        "Tensor? v_scales, Tensor(a!) out, Tensor(b!)? lse, float k_scale, float v_scale, "
-        "bool pdl, Tensor[] variant_tensors, float[] variant_scalars)",
+        "Tensor? topk_indices, Tensor? topk_lens, Tensor? mask, Tensor? sinks, Tensor? q_scales, "
+        "Tensor? k_scales, Tensor? v_scales, Tensor(a!) out, Tensor(b!)? lse, float q_scale, "
+        "float k_scale, float v_scale, bool pdl, Tensor[] variant_tensors, "
+        "float[] variant_scalars)",
         _run,
     ),
     "append_paged_kv": (
@@ -241,7 +247,8 @@ _OPERATORS: dict[str, tuple[str, Callable[..., None]]] = {
     ),
     "apply_rope": (
         "(Tensor q, Tensor k, Tensor positions, SymInt? rope, Tensor? cos_sin_cache, "
-        "bool interleaved, Tensor(a!) out_q, Tensor(b!) out_k)",
+        "bool interleaved, Tensor(a!) out_q, Tensor(b!) out_k, str? out_dtype, float q_scale, "
+        "Tensor? q_scales, float k_scale, Tensor? k_scales)",
         _apply_rope,
     ),
     "sample": (

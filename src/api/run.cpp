@@ -166,7 +166,7 @@ AttentionParams make_params(const AttentionTensors& t, const Plan::Impl& plan, i
   p.schedule.num_ctas = with.choice.num_ctas;
   p.tensors = tensor_params(t, options);
   p.mask = {options.causal, options.window_left};
-  p.variant = {.logits_scale = *options.softmax_scale * t.k_scale,
+  p.variant = {.logits_scale = *options.softmax_scale * t.q_scale * t.k_scale,
                .softcap = options.softcap,
                .v_scale = options.shared_kv ? t.k_scale : t.v_scale,
                .sinks = t.sinks.empty() ? nullptr : static_cast<const float*>(t.sinks.data),
@@ -177,6 +177,7 @@ AttentionParams make_params(const AttentionTensors& t, const Plan::Impl& plan, i
   p.arguments = variant_arguments(t, options);
   p.prepared = prepared_kv(t, plan, with);
   p.tails = tail_params(t, options);
+  p.q_scales = head_scales(t.q_scales);
   if (kernel.geometry.uses_tensor_maps) p.maps = cuda::encode_tensor_maps(kernel, options, t);
   return p;
 }

@@ -52,6 +52,14 @@ struct RopeSide {
   int64_t to_token_stride = 0;
   int64_t to_head_stride = 0;
   int32_t num_heads = 0;
+  // Of 8-bit results: stored = value / (scale * the scale of the kv head).
+  float scale = 1.0F;
+  HeadScales scales;
+  int32_t group_size = 1;  // heads of a kv head
+
+  FLASHPLAN_HOST_DEVICE float scale_of(int32_t head) const {
+    return scale * scales.of(head / group_size);
+  }
 };
 
 /// quantize_fp8().
@@ -83,7 +91,8 @@ struct RopeParams : RopeTurns {
   const void* positions = nullptr;
   bool has_wide_positions = false;  // int64, else int32
   DType dtype = DType::kFloat32;
-  int32_t num_rows = 0;  // tokens
+  DType out_dtype = DType::kFloat32;  // dtype, or an 8-bit float
+  int32_t num_rows = 0;               // tokens
   int32_t head_dim = 0;
   /// [table_rows, rotary_dim] cosines of all pairs at a position, then their sines; null: `turns`
   /// has the rotations.

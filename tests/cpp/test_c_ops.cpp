@@ -113,35 +113,6 @@ TEST(activations) {
   check_refused(as_status(status, message), kInvalid, "scale");
 }
 
-TEST(quantized_heads) {
-  const HostTensor x = random_tensor(6, DType::kBFloat16, {3, 2, 40});
-  CTensors owner;
-  Message message;
-  const HostTensor wanted(DType::kFloat8E5M2, {3, 2, 40}), out(DType::kFloat8E5M2, {3, 2, 40});
-  const HostTensor wanted_scale = float_tensor({0, 0}), scale = float_tensor({0, 0});
-  const flashplan_tensor* c_x = owner.add(x.view());
-  const flashplan_tensor* c_out = owner.add(out.view());
-  const flashplan_tensor* c_scale = owner.add(scale.view());
-  for (const int32_t source :
-       {FLASHPLAN_SCALE_OF_VALUES, FLASHPLAN_SCALE_OF_TENSOR, FLASHPLAN_SCALE_OF_NUMBER}) {
-    CHECK(quantize_fp8(x.view(), wanted.view(), wanted_scale.view(),
-                       static_cast<ScaleSource>(source), 0.5F)
-              .ok());
-    check_ok(flashplan_quantize_fp8(c_x, c_out, c_scale, source, 0.5F, nullptr, message), message);
-    CHECK(out.bytes() == wanted.bytes());
-    CHECK(scale.bytes() == wanted_scale.bytes());
-  }
-  CHECK(scale.bytes() == float_tensor({0.5, 0.5}).bytes());
-  flashplan_status status = flashplan_quantize_fp8(c_x, c_out, c_scale, 3, 1.0F, nullptr, message);
-  check_refused(as_status(status, message), kInvalid, "source");
-  status = flashplan_quantize_fp8(c_x, c_out, nullptr, FLASHPLAN_SCALE_OF_VALUES, 1.0F, nullptr,
-                                  message);
-  check_refused(as_status(status, message), kInvalid, "scale");
-  status =
-      flashplan_quantize_fp8(c_x, c_x, c_scale, FLASHPLAN_SCALE_OF_VALUES, 1.0F, nullptr, message);
-  check_refused(as_status(status, message), StatusCode::kInvalidType, "out");
-}
-
 /// Each field differs from its default and from the others.
 Rope some_rope(RopeScaling scaling) {
   Rope rope;

@@ -7,7 +7,7 @@ import pytest
 import flashplan as fp
 import test_quantize
 from frameworks import bits
-from test_quantize import DTYPES, NARROW, SHAPES, heads
+from test_quantize import DTYPES, NARROW, ROTATIONS, SHAPES, heads
 
 pytestmark = pytest.mark.gpu
 
@@ -24,6 +24,13 @@ def test_heads(cuda, rng, shape, dtype, narrow, per_head, strided):
 @pytest.mark.parametrize("narrow", NARROW)
 def test_special_numbers(cuda, narrow):
     test_quantize.check_special_numbers(narrow, cuda)
+
+
+@pytest.mark.parametrize("rotation", ROTATIONS)
+@pytest.mark.parametrize("narrow", NARROW)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rotated_heads(cuda, rng, dtype, narrow, rotation):
+    test_quantize.check_rotated(rng, dtype, narrow, *rotation, cuda)
 
 
 def test_every_framework(gpu_framework, rng):

@@ -21,8 +21,9 @@ namespace {
 #include "ops/cpu/activation_rows.h"
 #include "ops/cpu/norm_rows.h"
 #include "ops/cpu/quantize_rows.h"
-#include "ops/cpu/rope_rows.h"
 #include "ops/cpu/softmax_rows.h"
+// After quantize_rows.h.
+#include "ops/cpu/rope_rows.h"
 // After rope_rows.h.
 #include "ops/cpu/append_rows.h"
 // After norm_rows.h and append_rows.h.

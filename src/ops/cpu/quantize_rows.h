@@ -43,6 +43,14 @@ void raise_scales(const QuantizeParams& p, int32_t begin, int32_t end) noexcept 
   });
 }
 
+/// to[i] = from[i] / scale.
+template <typename From, typename To>
+FLASHPLAN_INLINE void narrow(const typename From::Storage* from, typename To::Storage* to,
+                             int32_t count, float scale) {
+#pragma omp simd
+  for (int32_t i = 0; i < count; ++i) to[i] = To::store(From::load(from[i]) / scale);
+}
+
 template <typename From, typename To>
 void quantize_token(const QuantizeParams& p, int32_t token) {
   const RopeSide& heads = p.heads;
@@ -51,9 +59,7 @@ void quantize_token(const QuantizeParams& p, int32_t token) {
         heads.from + token * heads.from_token_stride + head * heads.from_head_stride);
     auto* to = reinterpret_cast<typename To::Storage*>(heads.to + token * heads.to_token_stride +
                                                        head * heads.to_head_stride);
-    const float scale = *p.scale_of(head);
-#pragma omp simd
-    for (int32_t d = 0; d < p.head_dim; ++d) to[d] = To::store(From::load(from[d]) / scale);
+    narrow<From, To>(from, to, p.head_dim, *p.scale_of(head));
   }
 }
 

@@ -70,11 +70,7 @@ __global__ void __launch_bounds__(kThreads)
   // Where raise_scales_kernel left 0, another CTA may write the 1 meanwhile: both mean 1.
   if (p.source == ScaleSource::kValues && scale == 0.0F) scale = 1.0F;
   for_each_word<kFrom, kTo, kVec>(p, [&](const auto* from, auto* to, int word) {
-    float values[kVec];
-    unpack<kFrom, kVec>(from[word], values);
-#pragma unroll
-    for (int i = 0; i < kVec; ++i) values[i] = __fdiv_rn(values[i], scale);
-    to[word] = pack<kTo, kVec>(values);
+    to[word] = narrowed<kFrom, kTo, kVec>(from[word], scale);
   });
   if (p.source != ScaleSource::kTensor && blockIdx.y == 0 && threadIdx.x == 0 && threadIdx.y == 0) {
     *p.scale_of(head) = scale;
