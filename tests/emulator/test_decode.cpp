@@ -119,6 +119,24 @@ TEST(heads_of_80_dims) { check_all<device::With80Dims<Of<kF16, kF16, 128>>, 80>(
 TEST(e4m3) { check_all<Of<kBf16, DType::kFloat8E4M3, 128>, 128>(); }
 TEST(e5m2) { check_all<Of<kF16, DType::kFloat8E5M2, 64>, 64>(); }
 
+/// 8-bit queries: decodes, drafts of several rows, and prompts, whose bodies widen them in
+/// different places.
+template <int kDims>
+void check_narrow_queries() {
+  using Choices = Of<DType::kFloat8E4M3, DType::kFloat8E4M3, kDims>;
+  check_all<Choices, kDims>();
+  for (const int32_t qo_len : {3, 12, 30}) {
+    check<Choices, kDims>({.kv_lens = {300, 40, 130},
+                           .num_kv_heads = 2,
+                           .group_size = 4,
+                           .qo_len = qo_len,
+                           .num_ctas = 3},
+                          "rows of 8-bit queries");
+  }
+}
+TEST(e4m3_queries_of_64_dims) { check_narrow_queries<64>(); }
+TEST(e4m3_queries_of_128_dims) { check_narrow_queries<128>(); }
+
 /// Queries that float16 can not hold.
 TEST(large_and_small_queries) {
   const Decodes decodes = {.kv_lens = {200, 90}, .num_kv_heads = 2, .group_size = 2, .num_ctas = 2};
