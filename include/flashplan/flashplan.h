@@ -14,6 +14,7 @@
 #include "flashplan/penalties.h"
 #include "flashplan/plan.h"
 #include "flashplan/prefixes.h"
+#include "flashplan/quantize.h"
 #include "flashplan/rope.h"
 #include "flashplan/runtime.h"
 #include "flashplan/sampling.h"

@@ -41,7 +41,7 @@ struct AttentionOptions {
   int32_t head_dim_vo = 0;
   int32_t page_size = 0;  // 0: k and v are ragged tensors; >= 1: a paged cache
   KvLayout kv_layout = KvLayout::kNHD;
-  DType q_dtype = DType::kBFloat16;
+  DType q_dtype = DType::kBFloat16;   // an 8-bit float only with an 8-bit kv_dtype
   DType kv_dtype = DType::kBFloat16;  // q_dtype, an 8-bit float, or kFp8DsMla
   DType o_dtype = DType::kBFloat16;
 
@@ -172,13 +172,17 @@ struct AttentionTensors {
   /// that to base 2.
   TensorView lse;
   /// Real key = k_scale * stored key (8-bit caches). Normal floats > 0, and so must be
-  /// softmax_scale * k_scale, which may not overflow when it is divided by softcap. With shared_kv
-  /// k_scale is that of values too, and v_scale must be 1.
+  /// softmax_scale * q_scale * k_scale, which may not overflow when it is divided by softcap. With
+  /// shared_kv k_scale is that of values too, and v_scale must be 1.
   float k_scale = 1.0F;
   float v_scale = 1.0F;
   /// [1] or [num_kv_heads] float32, on the Plan's device, or empty: one factor for all kv heads or
   /// for each, by which k_scale and v_scale are multiplied. Not checked on a GPU.
   TensorView k_scales, v_scales;
+  /// Only with an 8-bit q_dtype: real query = q_scale * stored query, as for keys. q_scales has one
+  /// factor for all kv heads, or one for each, which all of its query heads share.
+  float q_scale = 1.0F;
+  TensorView q_scales;
   /// Only for a Plan with a variant: all tensors and scalars that its description names, in the
   /// same order. If variant_scalars is null, the values of the description apply. run() reads both
   /// arrays before it returns; the contents of the tensors are read when the kernel runs.

@@ -15,6 +15,7 @@ from flashplan.mla import append_mla, gather_mla
 from flashplan.ops import append_paged_kv, merge_states, rope_append_paged_kv
 from flashplan.penalties import apply_penalties
 from flashplan.prefixes import find_shared_prefixes
+from flashplan.quantize import quantize_fp8
 from flashplan.rope import Rope, apply_rope
 from flashplan.rows import (
     add_rmsnorm,
@@ -54,6 +55,7 @@ __all__ = [
     "layernorm",
     "merge_states",
     "pack_mask",
+    "quantize_fp8",
     "rmsnorm",
     "rope_append_paged_kv",
     "sample",

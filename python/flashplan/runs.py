@@ -50,6 +50,7 @@ class Runs:
         out: TensorT | None = None,
         lse: TensorT | None = None,
         return_lse: Literal[False] = False,
+        q_scale: float | Tensor = 1.0,
         k_scale: float | Tensor = 1.0,
         v_scale: float | Tensor = 1.0,
         stream: Stream | None = None,
@@ -75,6 +76,7 @@ class Runs:
         out: TensorT | None = None,
         lse: TensorT | None = None,
         return_lse: Literal[True],
+        q_scale: float | Tensor = 1.0,
         k_scale: float | Tensor = 1.0,
         v_scale: float | Tensor = 1.0,
         stream: Stream | None = None,
@@ -100,6 +102,7 @@ class Runs:
         out: TensorT | None = None,
         lse: TensorT | None = None,
         return_lse: bool,
+        q_scale: float | Tensor = 1.0,
         k_scale: float | Tensor = 1.0,
         v_scale: float | Tensor = 1.0,
         stream: Stream | None = None,
@@ -126,6 +129,7 @@ class Runs:
         out: TensorT | None = None,
         lse: TensorT | None = None,
         return_lse: bool = False,
+        q_scale: float | Tensor = 1.0,
         k_scale: float | Tensor = 1.0,
         v_scale: float | Tensor = 1.0,
         stream: Stream | None = None,
@@ -186,10 +190,11 @@ class Runs:
                 (natural logarithm, or to base 2 with lse_base2); default: nowhere, or a new tensor
                 if return_lse.
             return_lse: whether to return (o, lse) instead of o.
-            k_scale, v_scale: real key = k_scale * stored key. A number, or a float32 tensor on the
-                device, [1] or [num_kv_heads], which the kernels read: a captured run reads it when
-                it is replayed, and on a GPU its values are not checked. A tensor without dimensions
-                is taken as one of [1] on a GPU, and as a number on the host.
+            q_scale, k_scale, v_scale: real key = k_scale * stored key. A number, or a float32
+                tensor on the device, [1] or [num_kv_heads], which the kernels read: a captured run
+                reads it when it is replayed, and on a GPU its values are not checked. A tensor
+                without dimensions is taken as one of [1] on a GPU, and as a number on the host.
+                q_scale is for 8-bit queries; the query heads of a kv head share a scale.
             stream: where the work goes; see the class, which says how long streams and objects must
                 live. None on the CPU.
             pdl: programmatic dependent launch, on GPUs of compute capability 9.0 and later: the
@@ -249,6 +254,7 @@ class Runs:
             topk_lens,
             mask,
             sinks,
+            q_scale,
             k_scale,
             v_scale,
             out,
@@ -279,6 +285,7 @@ class Runs:
         out: TensorT | None = None,
         lse: TensorT | None = None,
         return_lse: Literal[False] = False,
+        q_scale: float | Tensor = 1.0,
         k_scale: float | Tensor = 1.0,
         v_scale: float | Tensor = 1.0,
         pdl: bool = False,
@@ -303,6 +310,7 @@ class Runs:
         out: TensorT | None = None,
         lse: TensorT | None = None,
         return_lse: Literal[True],
+        q_scale: float | Tensor = 1.0,
         k_scale: float | Tensor = 1.0,
         v_scale: float | Tensor = 1.0,
         pdl: bool = False,
@@ -327,6 +335,7 @@ class Runs:
         out: TensorT | None = None,
         lse: TensorT | None = None,
         return_lse: bool = False,
+        q_scale: float | Tensor = 1.0,
         k_scale: float | Tensor = 1.0,
         v_scale: float | Tensor = 1.0,
         pdl: bool = False,
@@ -388,6 +397,7 @@ class Runs:
             topk_lens,
             mask,
             sinks,
+            q_scale,
             k_scale,
             v_scale,
             out,

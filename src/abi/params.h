@@ -68,8 +68,9 @@ struct TensorParams {
 
 /// Numbers of the attention variant.
 struct VariantParams {
-  float logits_scale = 0.0F;  // softmax_scale * k_scale, to be multiplied with k_scales
-  float softcap = 0.0F;       // 0: off
+  // softmax_scale * q_scale * k_scale, to be multiplied with AttentionParams::head_scale()
+  float logits_scale = 0.0F;
+  float softcap = 0.0F;  // 0: off
   float v_scale = 0.0F;
   Sinks sinks = {};
   HeadScales k_scales = {};
@@ -124,6 +125,12 @@ struct AttentionParams {
   PreparedKv prepared = {};         // (kernels that take them)
   TailParams tails = {};            // (kernels that serve shared_kv, or keys in two tensors)
   KeyLists lists = {};              // instead of page tables (kernels that serve shared_kv)
+  HeadScales q_scales = {};         // (kernels that serve 8-bit queries)
+
+  /// The factor that the logits of a kv head have besides variant.logits_scale.
+  FLASHPLAN_HOST_DEVICE float head_scale(int32_t kv_head) const {
+    return variant.k_scales.of(kv_head) * q_scales.of(kv_head);
+  }
 };
 
 }  // namespace flashplan

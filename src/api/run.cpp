@@ -169,7 +169,7 @@ AttentionParams make_params(const AttentionTensors& t, const Plan::Impl& plan, i
   p.schedule.num_ctas = with.choice.num_ctas;
   p.tensors = tensor_params(t, options);
   p.mask = {options.causal, options.window_left};
-  p.variant = {.logits_scale = *options.softmax_scale * t.k_scale,
+  p.variant = {.logits_scale = *options.softmax_scale * t.q_scale * t.k_scale,
                .softcap = options.softcap,
                .v_scale = options.shared_kv ? t.k_scale : t.v_scale,
                .sinks = {t.sinks.data, t.sinks.dtype == DType::kBFloat16},
@@ -181,6 +181,7 @@ AttentionParams make_params(const AttentionTensors& t, const Plan::Impl& plan, i
   p.prepared = prepared_kv(t, plan, with);
   p.tails = tail_params(t, options);
   p.lists = key_lists(t.topk_indices);
+  p.q_scales = head_scales(t.q_scales);
   if (kernel.geometry.uses_tensor_maps) p.maps = cuda::encode_tensor_maps(kernel, options, t);
   return p;
 }

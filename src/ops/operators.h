@@ -22,6 +22,7 @@ void merge_states(const AttentionState* states, int32_t num_states, const Attent
 void norm(const NormParams& params) noexcept;
 void gated_activation(const ActivationParams& params) noexcept;
 void apply_rope(const RopeParams& params) noexcept;
+void quantize_fp8(const QuantizeParams& params) noexcept;
 
 /// If a row has an error, returns that of the first one, and writes nothing.
 Status sample(const SampleParams& params) noexcept;
@@ -62,6 +63,8 @@ Status merge_states(const AttentionState* states, int32_t num_states, const Atte
 Status norm(const NormParams& params, Device device, Stream stream) noexcept;
 Status gated_activation(const ActivationParams& params, Device device, Stream stream) noexcept;
 Status apply_rope(const RopeParams& params, Device device, Stream stream) noexcept;
+/// Up to three launches.
+Status quantize_fp8(const QuantizeParams& params, Device device, Stream stream) noexcept;
 Status sample(const SampleParams& params, Device device, Stream stream) noexcept;
 Status filter_rows(const FilterParams& params, Device device, Stream stream) noexcept;
 Status list_logprobs(const FilterParams& params, Device device, Stream stream) noexcept;

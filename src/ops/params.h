@@ -9,6 +9,7 @@
 #include "abi/kv_view.h"
 #include "abi/rope_turns.h"
 #include "flashplan/activation.h"
+#include "flashplan/quantize.h"
 #include "flashplan/tensor.h"
 #include "ops/rows.h"
 
@@ -42,7 +43,7 @@ struct ActivationParams {
   float scale = 1.0F;
 };
 
-/// The heads of q or of k. Strides are in bytes.
+/// The heads of a tensor [tokens, heads, head_dim], such as q or k. Strides are in bytes.
 struct RopeSide {
   const char* from = nullptr;
   int64_t from_token_stride = 0;
@@ -51,6 +52,38 @@ struct RopeSide {
   int64_t to_token_stride = 0;
   int64_t to_head_stride = 0;
   int32_t num_heads = 0;
+  // Of 8-bit results: stored = value / (scale * the scale of the kv head).
+  float scale = 1.0F;
+  HeadScales scales;
+  int32_t group_size = 1;  // heads of a kv head
+
+  FLASHPLAN_HOST_DEVICE float scale_of(int32_t head) const {
+    return scale * scales.of(head / group_size);
+  }
+};
+
+/// quantize_fp8().
+struct QuantizeParams {
+  RopeSide heads;
+  float* scale = nullptr;  // [num_scales]
+  int32_t num_scales = 1;  // 1, or as many as heads
+  ScaleSource source = ScaleSource::kValues;
+  float number = 1.0F;
+  DType dtype = DType::kFloat32;
+  DType out_dtype = DType::kFloat8E4M3;
+  int32_t num_rows = 0;  // tokens
+  int32_t head_dim = 0;
+
+  FLASHPLAN_HOST_DEVICE float* scale_of(int32_t head) const {
+    return scale + (num_scales > 1 ? head : 0);
+  }
+  /// The scale of heads whose largest finite magnitude is `amax`; 0 where that is 0. It grows with
+  /// amax, so the largest scale of parts of a tensor is that of the tensor.
+  FLASHPLAN_HOST_DEVICE float scale_for(float amax) const {
+    constexpr float kLeast = 1.17549435e-38F;  // the smallest normal number
+    const float found = amax / (out_dtype == DType::kFloat8E4M3 ? 448.0F : 57344.0F);
+    return amax > 0.0F && found < kLeast ? kLeast : found;
+  }
 };
 
 struct RopeParams : RopeTurns {
@@ -58,7 +91,8 @@ struct RopeParams : RopeTurns {
   const void* positions = nullptr;
   bool has_wide_positions = false;  // int64, else int32
   DType dtype = DType::kFloat32;
-  int32_t num_rows = 0;  // tokens
+  DType out_dtype = DType::kFloat32;  // dtype, or an 8-bit float
+  int32_t num_rows = 0;               // tokens
   int32_t head_dim = 0;
   /// [table_rows, rotary_dim] cosines of all pairs at a position, then their sines; null: `turns`
   /// has the rotations.

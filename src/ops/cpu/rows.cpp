@@ -75,6 +75,21 @@ void apply_rope(const RopeParams& params) noexcept {
   for_all_rows(kernels().rope, params, (num_heads + 2) * params.head_dim);
 }
 
+void quantize_fp8(const QuantizeParams& params) noexcept {
+  const int64_t elements = int64_t{params.heads.num_heads} * params.head_dim;
+  float* const scale_end = params.scale + params.num_scales;
+  switch (params.source) {
+    case ScaleSource::kValues:
+      std::fill(params.scale, scale_end, 0.0F);
+      if (params.num_rows > 0) for_all_rows(kernels().raise_scales, params, elements / 2);
+      std::replace(params.scale, scale_end, 0.0F, 1.0F);
+      break;
+    case ScaleSource::kNumber: std::fill(params.scale, scale_end, params.number); break;
+    case ScaleSource::kTensor: break;
+  }
+  if (params.num_rows > 0) for_all_rows(kernels().quantize, params, elements);
+}
+
 void append_paged_kv(const AppendParams& params) noexcept {
   for_all_rows(kernels().append, params, elements_of_token(params) / 4);
 }

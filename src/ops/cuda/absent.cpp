@@ -42,6 +42,10 @@ Status gated_activation(const ActivationParams& /*params*/, Device /*device*/,
 Status apply_rope(const RopeParams& /*params*/, Device /*device*/, Stream /*stream*/) noexcept {
   return not_built();
 }
+Status quantize_fp8(const QuantizeParams& /*params*/, Device /*device*/,
+                    Stream /*stream*/) noexcept {
+  return not_built();
+}
 Status sample(const SampleParams& /*params*/, Device /*device*/, Stream /*stream*/) noexcept {
   return not_built();
 }
