@@ -137,6 +137,8 @@ def test_decode_of_several_rows(rng, q_len):
     batch.check(*wrapper.run(q, cache, return_lse=True, q_len_per_req=q_len))
     with pytest.raises(ValueError, match=r"q_len_per_req: expected that of plan\(\)"):
         wrapper.run(q, cache, q_len_per_req=1)
+    with pytest.raises(ValueError, match=r"q: expected \d+ rows, q_len_per_req = \d+ of plan\(\)"):
+        wrapper.run(torch.cat((q, q)), cache)
 
 
 def test_lse_of_other_bases_and_layouts(rng):

@@ -48,10 +48,17 @@ class _PlanModule:
         self._wrapper = wrapper
 
     def plan(self, *arguments: Any) -> int:
-        """Plans the lengths qo_indptr, kv_indptr and kv_lens, the arguments 3 to 5, on the host."""
+        """Plans the lengths qo_indptr, kv_indptr and kv_lens, the arguments 3 to 5, on the host.
+
+        A mask for CUDA graphs is read anew from custom_mask_buf, into which the caller has written
+        the bits of this batch.
+        """
         qo_indptr, kv_indptr, kv_lens = (tensor.cpu().numpy() for tensor in arguments[3:6])
-        batch = Batch(qo_indptr, kv_lens, kv_indptr if self._wrapper._is_ragged else None)
-        return self._wrapper._plan_batch(batch)
+        wrapper = self._wrapper
+        batch = Batch(qo_indptr, kv_lens, kv_indptr if wrapper._is_ragged else None)
+        if wrapper._use_cuda_graph and wrapper._shape is not None and wrapper._shape.has_mask:
+            wrapper._set_mask(batch, None, wrapper._custom_mask_buf)
+        return wrapper._plan_batch(batch)
 
 
 class Wrapper:
