@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Filters that give probabilities or logits instead of tokens.
 
-flashplan keeps as many elements as a filter names: of equal ones, those with smaller ids. FlashInfer
-also keeps all that are equal to the smallest one, so they are found again by their value.
+flashplan keeps as many elements as a filter names: of equal ones, those with smaller ids.
+FlashInfer also keeps all that are equal to the smallest one, so they are found by their value.
 """
 
 from __future__ import annotations

@@ -119,7 +119,21 @@ __device__ void load_floats(const float* from, float (&to)[kVec]) {
   }
 }
 
-template <DType kDType, int kVec, Weights kWeights>
+/// Stores a word of results. Those of 8 bits are of either dtype: reading and converting costs more
+/// than the choice, and kernels are fewer.
+template <DType kDType, int kVec, bool kIsNarrow>
+__device__ void store_word(const NormParams& p, int row, int word, const float (&values)[kVec]) {
+  char* out = row_at(p.out, row);
+  if constexpr (!kIsNarrow) {
+    reinterpret_cast<Word<kDType, kVec>*>(out)[word] = pack<kDType, kVec>(values);
+  } else {
+    auto* to = reinterpret_cast<Word<DType::kFloat8E4M3, kVec>*>(out) + word;
+    *to = p.out_dtype == DType::kFloat8E4M3 ? pack<DType::kFloat8E4M3, kVec>(values)
+                                            : pack<DType::kFloat8E5M2, kVec>(values);
+  }
+}
+
+template <DType kDType, int kVec, Weights kWeights, bool kIsNarrow>
 __global__ void __launch_bounds__(kMaxThreads) norm_kernel(const __grid_constant__ NormParams p) {
   using WordType = Word<kDType, kVec>;
   __shared__ float partial[2][32];
@@ -161,7 +175,7 @@ __global__ void __launch_bounds__(kMaxThreads) norm_kernel(const __grid_constant
   }
   const float factor = rsqrtf(sum_of_row(squares, partial[1]) / size + p.eps);
 
-  auto* out = reinterpret_cast<WordType*>(row_at(p.out, index));
+  const float scale = p.scales == nullptr ? p.scale : p.scale * __ldg(p.scales);
   const auto* float_weights = static_cast<const float*>(p.weight);
   for (int first = thread; first < row.num_words; first += step) {
     if (!is_held) {
@@ -189,8 +203,9 @@ __global__ void __launch_bounds__(kMaxThreads) norm_kernel(const __grid_constant
         values[j] = (values[j] - mean) * factor;
         if constexpr (kWeights != Weights::kNone) values[j] *= weight[j] + p.weight_offset;
         values[j] += bias[j];
+        if (scale != 1.0F) values[j] = __fdiv_rn(values[j], scale);
       }
-      out[word] = pack<kDType, kVec>(values);
+      store_word<kDType, kVec, kIsNarrow>(p, index, word, values);
     }
   }
 }
@@ -210,14 +225,22 @@ Grid make_grid(int32_t num_rows, int32_t num_words) {
           .threads = dim3(threads, rows)};
 }
 
-template <DType kDType, Weights kWeights>
+template <DType kDType, Weights kWeights, bool kIsNarrow>
 Status run(const NormParams& p, Device device, Stream stream) {
   constexpr int kVec = kWordElements<kDType>;
-  const bool by_word = p.row_size % kVec == 0 && is_aligned(p.x, 16) && is_aligned(p.out, 16) &&
-                       is_aligned(p.residual, 16) && is_aligned(p.weight, 16) &&
-                       is_aligned(p.bias, 16);
-  return launch(by_word ? norm_kernel<kDType, kVec, kWeights> : norm_kernel<kDType, 1, kWeights>,
+  constexpr int kBytesOut = kIsNarrow ? kVec : 16;
+  const bool by_word = p.row_size % kVec == 0 && is_aligned(p.x, 16) &&
+                       is_aligned(p.out, kBytesOut) && is_aligned(p.residual, 16) &&
+                       is_aligned(p.weight, 16) && is_aligned(p.bias, 16);
+  return launch(by_word ? norm_kernel<kDType, kVec, kWeights, kIsNarrow>
+                        : norm_kernel<kDType, 1, kWeights, kIsNarrow>,
                 make_grid(p.num_rows, p.row_size / (by_word ? kVec : 1)), device, stream, p);
+}
+
+template <DType kDType, Weights kWeights>
+Status run(const NormParams& p, Device device, Stream stream) {
+  return p.out_dtype == kDType ? run<kDType, kWeights, false>(p, device, stream)
+                               : run<kDType, kWeights, true>(p, device, stream);
 }
 
 }  // namespace
