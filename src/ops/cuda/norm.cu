@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstdint>
+#include <type_traits>
 
 #include "ops/cuda/formats.h"
 #include "ops/cuda/launch.h"
@@ -119,21 +120,22 @@ __device__ void load_floats(const float* from, float (&to)[kVec]) {
   }
 }
 
-/// Stores a word of results. Those of 8 bits are of either dtype: reading and converting costs more
-/// than the choice, and kernels are fewer.
-template <DType kDType, int kVec, bool kIsNarrow>
-__device__ void store_word(const NormParams& p, int row, int word, const float (&values)[kVec]) {
-  char* out = row_at(p.out, row);
-  if constexpr (!kIsNarrow) {
+/// Divides results by their scale, whose inverse is given, and stores them in the dtype of `out`.
+template <DType kDType, int kVec>
+__device__ void store_scaled(const NormParams& p, char* out, int word, float inverse,
+                             float (&values)[kVec]) {
+  for (int j = 0; j < kVec; ++j) values[j] *= inverse;
+  if (p.out_dtype == kDType) {
     reinterpret_cast<Word<kDType, kVec>*>(out)[word] = pack<kDType, kVec>(values);
-  } else {
-    auto* to = reinterpret_cast<Word<DType::kFloat8E4M3, kVec>*>(out) + word;
-    *to = p.out_dtype == DType::kFloat8E4M3 ? pack<DType::kFloat8E4M3, kVec>(values)
-                                            : pack<DType::kFloat8E5M2, kVec>(values);
+    return;
   }
+  auto* narrow = reinterpret_cast<Word<DType::kFloat8E4M3, kVec>*>(out) + word;
+  *narrow = p.out_dtype == DType::kFloat8E4M3 ? pack<DType::kFloat8E4M3, kVec>(values)
+                                              : pack<DType::kFloat8E5M2, kVec>(values);
 }
 
-template <DType kDType, int kVec, Weights kWeights, bool kIsNarrow>
+/// kIsScaled: results are divided by a scale, or narrowed. Other kernels have no registers for it.
+template <DType kDType, int kVec, Weights kWeights, bool kIsScaled>
 __global__ void __launch_bounds__(kMaxThreads) norm_kernel(const __grid_constant__ NormParams p) {
   using WordType = Word<kDType, kVec>;
   __shared__ float partial[2][32];
@@ -175,7 +177,11 @@ __global__ void __launch_bounds__(kMaxThreads) norm_kernel(const __grid_constant
   }
   const float factor = rsqrtf(sum_of_row(squares, partial[1]) / size + p.eps);
 
-  const float scale = p.scales == nullptr ? p.scale : p.scale * __ldg(p.scales);
+  char* out = row_at(p.out, index);
+  float inverse = 1.0F;
+  if constexpr (kIsScaled) {
+    inverse = __frcp_rn(p.scales == nullptr ? p.scale : p.scale * __ldg(p.scales));
+  }
   const auto* float_weights = static_cast<const float*>(p.weight);
   for (int first = thread; first < row.num_words; first += step) {
     if (!is_held) {
@@ -203,9 +209,12 @@ __global__ void __launch_bounds__(kMaxThreads) norm_kernel(const __grid_constant
         values[j] = (values[j] - mean) * factor;
         if constexpr (kWeights != Weights::kNone) values[j] *= weight[j] + p.weight_offset;
         values[j] += bias[j];
-        if (scale != 1.0F) values[j] = __fdiv_rn(values[j], scale);
       }
-      store_word<kDType, kVec, kIsNarrow>(p, index, word, values);
+      if constexpr (kIsScaled) {
+        store_scaled<kDType, kVec>(p, out, word, inverse, values);
+      } else {
+        reinterpret_cast<WordType*>(out)[word] = pack<kDType, kVec>(values);
+      }
     }
   }
 }
@@ -225,22 +234,21 @@ Grid make_grid(int32_t num_rows, int32_t num_words) {
           .threads = dim3(threads, rows)};
 }
 
-template <DType kDType, Weights kWeights, bool kIsNarrow>
-Status run(const NormParams& p, Device device, Stream stream) {
-  constexpr int kVec = kWordElements<kDType>;
-  constexpr int kBytesOut = kIsNarrow ? kVec : 16;
-  const bool by_word = p.row_size % kVec == 0 && is_aligned(p.x, 16) &&
-                       is_aligned(p.out, kBytesOut) && is_aligned(p.residual, 16) &&
-                       is_aligned(p.weight, 16) && is_aligned(p.bias, 16);
-  return launch(by_word ? norm_kernel<kDType, kVec, kWeights, kIsNarrow>
-                        : norm_kernel<kDType, 1, kWeights, kIsNarrow>,
-                make_grid(p.num_rows, p.row_size / (by_word ? kVec : 1)), device, stream, p);
-}
-
 template <DType kDType, Weights kWeights>
 Status run(const NormParams& p, Device device, Stream stream) {
-  return p.out_dtype == kDType ? run<kDType, kWeights, false>(p, device, stream)
-                               : run<kDType, kWeights, true>(p, device, stream);
+  constexpr int kVec = kWordElements<kDType>;
+  const bool is_narrow = p.out_dtype != kDType;
+  const bool is_scaled = is_narrow || p.scale != 1.0F || p.scales != nullptr;
+  const bool by_word = p.row_size % kVec == 0 && is_aligned(p.x, 16) &&
+                       is_aligned(p.out, is_narrow ? kVec : 16) && is_aligned(p.residual, 16) &&
+                       is_aligned(p.weight, 16) && is_aligned(p.bias, 16);
+  const auto choose = [&](auto scaled) {
+    constexpr bool kIsScaled = decltype(scaled)::value;
+    return by_word ? norm_kernel<kDType, kVec, kWeights, kIsScaled>
+                   : norm_kernel<kDType, 1, kWeights, kIsScaled>;
+  };
+  return launch(is_scaled ? choose(std::true_type()) : choose(std::false_type()),
+                make_grid(p.num_rows, p.row_size / (by_word ? kVec : 1)), device, stream, p);
 }
 
 }  // namespace
