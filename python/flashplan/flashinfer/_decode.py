@@ -244,7 +244,7 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
             q_scale, k_scale: factors of the logits, of caches of any dtype.
             v_scale: factor of the output.
             out: [tokens, num_qo_heads, head_dim]: where o is written.
-            lse: [tokens, num_qo_heads] float32, written if return_lse.
+            lse: [tokens, num_qo_heads] float32, written if it is given.
             return_lse: whether to return (o, lse), lse to base 2.
             window_left: instead of that of plan().
             sinks: [num_qo_heads] float32; see `flashplan.Attention.run`.
