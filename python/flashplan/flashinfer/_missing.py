@@ -26,10 +26,6 @@ _FOUR_BITS = "caches have 8 bits or more"
 
 cudnn_batch_decode_with_kv_cache = _missing("cudnn_batch_decode_with_kv_cache", _PLAN)
 cudnn_batch_prefill_with_kv_cache = _missing("cudnn_batch_prefill_with_kv_cache", _PLAN)
-trtllm_batch_context_with_kv_cache = _missing("trtllm_batch_context_with_kv_cache", _PLAN)
-trtllm_batch_decode_with_kv_cache = _missing("trtllm_batch_decode_with_kv_cache", _PLAN)
-trtllm_ragged_attention_deepseek = _missing("trtllm_ragged_attention_deepseek", _PLAN)
-xqa_batch_decode_with_kv_cache = _missing("xqa_batch_decode_with_kv_cache", _PLAN)
 
 mla_rope_quantize_fp8 = _missing("mla_rope_quantize_fp8", _ROPE)
 rope_quantize_fp8 = _missing("rope_quantize_fp8", _ROPE)
