@@ -125,10 +125,35 @@ def decode(rng, name="xqa", **changed):
     return function(*arguments, **{"kv_layout": "NHD", **changed})
 
 
-@pytest.mark.parametrize("argument", ["mask", "kv_cache_sf"])
-def test_tensors_that_are_not_supported(rng, argument):
-    with pytest.raises(fp.UnsupportedError, match=f"{argument}: expected none, got a tensor"):
-        decode(rng, **{argument: torch.ones(1)})
+def draft_mask(qo_lens, causal, words=2):
+    """[tokens, words] uint16."""
+    rows = [i if causal else n - 1 for n in qo_lens for i in range(n)]
+    bits = np.arange(16 * words) <= np.array(rows)[:, None]
+    return torch.from_numpy(np.packbits(bits, axis=1, bitorder="little").view(np.uint16))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("qo_lens", [[18, 18], [18, 0, 3]])
+def test_masks_of_drafts(rng, qo_lens, causal):
+    """With more drafts than a word of the mask has bits."""
+    batch = batch_of(rng, qo_lens, [30, 18, 20][: len(qo_lens)], causal=causal)
+    lengths = tables(batch)
+    mask = draft_mask(qo_lens, causal)
+    named = {"q_len_per_req": 18, "mask": mask.view(len(qo_lens), -1, 2)}
+    if len(set(qo_lens)) > 1:
+        named |= {"q_cu_seq_lens": batch.ends(qo_lens), "mask": mask}
+    q, cache = batch.joined(batch.q), batch.pages()
+    function = flashinfer.decode.xqa_batch_decode_with_kv_cache
+    o = function(q, cache, NO_WORKSPACE, *lengths, 30, SCALE, **named)
+    batch.check(o.view(q.shape))
+    mask[1, 0] ^= 1
+    with pytest.raises(fp.UnsupportedError, match="mask: expected drafts that see those before"):
+        function(q, cache, NO_WORKSPACE, *lengths, 30, SCALE, **named)
+
+
+def test_scales_of_four_bits_are_not_supported(rng):
+    with pytest.raises(fp.UnsupportedError, match="kv_cache_sf: expected none, got a tensor"):
+        decode(rng, kv_cache_sf=torch.ones(1))
 
 
 def test_arguments_that_are_not_supported(rng):

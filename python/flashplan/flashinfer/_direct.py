@@ -17,7 +17,7 @@ from torch import Tensor
 from flashplan._core import UnsupportedError
 from flashplan.flash_arguments import int32
 from flashplan.flash_plans import power_of_two
-from flashplan.flash_runs import run_equal, run_rows
+from flashplan.flash_runs import on_host, run_equal, run_rows
 from flashplan.flashinfer._arguments import (
     Cache,
     is_8_bit,
@@ -104,12 +104,13 @@ def _decode(
     o_dtype: torch.dtype,
     return_lse: bool,
     indptr: Tensor | None = None,
+    causal: bool = True,
     **tensors: Any,
 ) -> Any:
     """Queries that are the last tokens of their requests: q_len_per_req of each, or with indptr at
     most as many."""
     k, v, page_size = _unpack(kv_cache, kv_layout)
-    causal = q_len_per_req > 1
+    causal = causal and q_len_per_req > 1
     options = _options(query, k, v, page_size, kv_layout, causal, window_left, o_dtype)
     batch_size = block_tables.shape[0]
     table = int32(block_tables)
@@ -136,6 +137,32 @@ def _decode(
         kv_lens=int32(seq_lens),
         return_lse=return_lse,
         **tensors,
+    )
+
+
+def _is_causal(mask: Tensor, qo_lens: list[int]) -> bool:
+    """Whether a mask of drafts lets each query see those up to itself, or else all of its request.
+
+    The mask is read on the host, once for as long as nothing is written to it.
+
+    Args:
+        mask: [..., words] uint16: for each query the bits of the drafts of its request.
+
+    Raises:
+        UnsupportedError: it is another one.
+    """
+    (words,) = on_host(mask)
+    per_row = mask.shape[-1]
+    parts = zip(*(words[i::per_row] for i in range(per_row)))
+    rows = [sum(word << 16 * i for i, word in enumerate(part)) for part in parts]
+    causal = [(2 << i) - 1 for qo_len in qo_lens for i in range(qo_len)]
+    if rows == causal:
+        return True
+    if rows == [(1 << qo_len) - 1 for qo_len in qo_lens for _ in range(qo_len)]:
+        return False
+    raise UnsupportedError(
+        "mask: expected drafts that see those before them, or all of their request, got others; "
+        "use custom_mask of BatchPrefillWithPagedKVCacheWrapper"
     )
 
 
@@ -243,14 +270,26 @@ def xqa_batch_decode_with_kv_cache(
     kv_cache_sf: Any = None,
     q_cu_seq_lens: Tensor | None = None,
 ) -> Tensor:
-    """`trtllm_batch_decode_with_kv_cache`. A mask, which here need not be causal, is refused.
+    """`trtllm_batch_decode_with_kv_cache`.
+
+    Args:
+        mask: uint16 [batch_size, q_len_per_req, words], or with q_cu_seq_lens [tokens, words]: for
+            each query the bits of the drafts that it sees, those up to itself or all of its
+            request. The host waits for the mask, when it is new.
 
     Returns:
         o, shaped like query; if there is no `out` and q_len_per_req > 1, [batch_size,
         q_len_per_req, num_qo_heads, head_dim], but with q_cu_seq_lens like query.
     """
-    refuse(kv_cache_sf=kv_cache_sf, mask=mask)
+    refuse(kv_cache_sf=kv_cache_sf)
     qo_len = q_len_per_req or 1
+    causal = True
+    if mask is not None and qo_len > 1:
+        qo_lens = [qo_len] * block_tables.shape[0]
+        if q_cu_seq_lens is not None:
+            (ends,) = on_host(q_cu_seq_lens)
+            qo_lens = [end - begin for begin, end in zip(ends, ends[1:])]
+        causal = _is_causal(mask, qo_lens)
     o: Tensor = _decode(
         query,
         kv_cache,
@@ -263,6 +302,7 @@ def xqa_batch_decode_with_kv_cache(
         _output_dtype(query, out, None),
         False,
         q_cu_seq_lens,
+        causal,
         **_tensors(bmm1_scale, bmm2_scale, sinks, out, None),
     )
     if out is None and qo_len > 1 and q_cu_seq_lens is None:
