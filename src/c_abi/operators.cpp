@@ -73,7 +73,7 @@ Status normalise_centered(const flashplan_tensor* x, const flashplan_tensor* wei
                                           {"weight", weight, &weight_view},
                                           {"bias", bias, &bias_view},
                                           {"out", out, &out_view}}));
-  return layernorm(x_view, weight_view, bias_view, out_view, eps, stream);
+  return layernorm(x_view, weight_view, bias_view, out_view, {eps}, stream);
 }
 
 Status activate(int32_t activation, const flashplan_tensor* x, const flashplan_tensor* out,

@@ -22,11 +22,14 @@ struct NormParams {
   Rows out;                              // may be x
   const void* weight = nullptr;          // [row_size], or null: nothing is multiplied
   const void* bias = nullptr;            // [row_size], or null
+  const float* scales = nullptr;         // [1], a factor of scale, or null
   DType dtype = DType::kFloat32;         // of rows
   DType weight_dtype = DType::kFloat32;  // of weight and bias: that of rows, or float32
+  DType out_dtype = DType::kFloat32;     // that of rows, or an 8-bit float
   int32_t num_rows = 0;
   int32_t row_size = 0;
   float eps = 0.0F;
+  float scale = 1.0F;          // divides the result
   float weight_offset = 0.0F;  // added to each weight
   bool centered = false;       // layernorm: the mean is subtracted
 };

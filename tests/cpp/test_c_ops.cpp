@@ -46,7 +46,7 @@ TEST(norms) {
   }
   for (const bool has_bias : {false, true}) {
     CHECK(layernorm(x.view(), weight.view(), has_bias ? bias.view() : TensorView(), wanted.view(),
-                    0.5F)
+                    {0.5F})
               .ok());
     check_ok(flashplan_layernorm(c_x, c_weight, has_bias ? c_bias : nullptr, c_out, 0.5F, nullptr,
                                  message),
@@ -79,7 +79,7 @@ TEST(norms_of_other_weights) {
     check_ok(flashplan_rmsnorm(c_x, c_weight, c_out, 0.25F, 0, nullptr, message), message);
     CHECK(out.bytes() == wanted.bytes());
 
-    CHECK(layernorm(x.view(), weight, {}, wanted.view(), 0.25F).ok());
+    CHECK(layernorm(x.view(), weight, {}, wanted.view(), {0.25F}).ok());
     check_ok(flashplan_layernorm(c_x, c_weight, nullptr, c_out, 0.25F, nullptr, message), message);
     CHECK(out.bytes() == wanted.bytes());
 
