@@ -186,6 +186,8 @@ TEST(wrong_requests_are_refused) {
   CHECK_EQ(refusal([](Request* r) { r->max_new_tokens = 62; }), "no error");
   CHECK_EQ(refusal([](Request* r) { r->num_samples = 0; }),
            "num_samples: expected 1 to 1024, got 0");
+  CHECK_EQ(refusal([](Request* r) { r->num_logprobs = 21; }),
+           "num_logprobs: expected -1 to 20, got 21");
   CHECK_EQ(refusal([](Request* r) { r->sampling.temperature = -1; }),
            "temperature: expected a finite number >= 0, got -1.000000");
   CHECK_EQ(refusal([](Request* r) { r->sampling.top_k = 0; }), "top_k: expected at least 1, got 0");

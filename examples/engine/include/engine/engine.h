@@ -29,6 +29,9 @@ struct Request {
   int32_t num_samples = 1;           // continuations; they share the pages of the prompt
   std::vector<int32_t> stop_tokens;  // end a sample, like those of the model
   bool ignore_model_stops = false;   // for benchmarks, in which lengths are given
+  /// Log-probabilities come with each token: its own, and those of so many of the likeliest tokens.
+  /// They are those of the model after penalties, before temperature and filters. -1: none.
+  int32_t num_logprobs = -1;
   Sampling sampling;
 };
 
@@ -41,13 +44,21 @@ enum class Finish : int32_t {
   kAborted,  // there is no token
 };
 
+inline constexpr int32_t kMaxLogprobs = 20;  // of Request::num_logprobs
+
+struct TokenLogprob {
+  int32_t token = 0;
+  float logprob = 0.0F;
+};
+
 /// A token of one sample of a request.
 struct Output {
   RequestId request = 0;
   int32_t sample = 0;
   int32_t token = -1;
-  float logprob = 0.0F;  // of the token, under the distribution from which it was drawn
+  float logprob = 0.0F;  // if Request::num_logprobs asks for it
   Finish finish = Finish::kNot;
+  std::vector<TokenLogprob> likeliest;  // Request::num_logprobs, the likeliest first
 };
 
 /// Where the matrices are multiplied.
