@@ -93,9 +93,9 @@ void Core::add(RequestId id, Request request) {
   }
 }
 
-void Core::abort(RequestId id, std::vector<Output>* outputs) {
-  for (const int32_t sample : scheduler_.remove_request(id)) {
-    outputs->push_back({id, sample, -1, 0.0F, Finish::kAborted, {}});
+void Core::abort(RequestId id, int32_t sample, std::vector<Output>* outputs) {
+  for (const int32_t removed : scheduler_.remove_request(id, sample)) {
+    outputs->push_back({id, removed, -1, 0.0F, Finish::kAborted, {}});
   }
 }
 
@@ -122,6 +122,8 @@ Statistics Core::statistics() const {
   result.preemptions = scheduler_.num_preemptions();
   result.reused_tokens = scheduler_.num_reused_tokens();
   result.used_pages = cache_.num_pages() - cache_.num_available();
+  result.running = scheduler_.num_running();
+  result.waiting = scheduler_.num_waiting();
   return result;
 }
 

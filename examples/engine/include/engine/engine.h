@@ -85,7 +85,10 @@ struct Statistics {
   int64_t computed_tokens = 0;  // of all steps
   int64_t reused_tokens = 0;    // whose keys and values were in the cache already
   int64_t preemptions = 0;
-  int32_t used_pages = 0;  // now, by sequences
+  // Now.
+  int32_t used_pages = 0;  // by sequences
+  int32_t running = 0;     // sequences that are computed in each step
+  int32_t waiting = 0;     // sequences that wait for pages, or for room in a step
 };
 
 /// Any thread may call any function. Errors of the caller are std::invalid_argument.
@@ -109,6 +112,8 @@ class Engine {
   /// Ends a request before the next step. Each of its samples that is not finished gets an output
   /// kAborted. Returns false if no such request is running or waiting.
   virtual bool abort(RequestId request) = 0;
+  /// The same for one sample. True also if it has finished before the others.
+  virtual bool abort_sample(RequestId request, int32_t sample) = 0;
 
   /// All outputs since the last call, in the order of the steps. Waits until there is one, at most
   /// for `timeout`.
