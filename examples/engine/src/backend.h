@@ -26,20 +26,14 @@ struct Step {
 };
 // --8<-- [end:step]
 
-/// The token after each of Step::last_rows.
-struct Drawn {
-  std::vector<int32_t> tokens;
-  std::vector<float> logprobs;
-};
-
 /// A model on a device, with its weights, its cache of keys and values, and its buffers. It keeps
 /// nothing of a sequence but keys and values. One thread at a time calls it.
 class Backend {
  public:
   virtual ~Backend() = default;
 
-  /// Computes one step and draws its tokens. The caller gives `drawn` with room for
-  /// Options::max_batch_size tokens.
+  /// Computes one step and draws the token after each of Step::last_rows. The caller gives `drawn`
+  /// with room for Options::max_batch_size tokens.
   ///   std::runtime_error  the device has failed
   virtual void run(const Step& step, Drawn* drawn) = 0;
 };

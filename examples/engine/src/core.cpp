@@ -57,6 +57,9 @@ void check_request(const Request& request, const ModelConfig& config, const Opti
   constexpr int32_t kMaxSamples = 1024;
   expect(request.num_samples >= 1 && request.num_samples <= kMaxSamples, "num_samples",
          "1 to " + std::to_string(kMaxSamples), request.num_samples);
+  const int32_t max_logprobs = std::min(kMaxLogprobs, config.vocab);
+  expect(request.num_logprobs >= -1 && request.num_logprobs <= max_logprobs, "num_logprobs",
+         "-1 to " + std::to_string(max_logprobs), request.num_logprobs);
   check_sampling(request.sampling);
   expect(request.sampling.seed <= std::numeric_limits<int64_t>::max() - kMaxSamples, "seed",
          "a number that can grow by num_samples", request.sampling.seed);
@@ -74,10 +77,8 @@ Core::Core(const ModelConfig& config, std::unique_ptr<Backend> backend, const Op
       options_(options),
       backend_(std::move(backend)),
       cache_(options.num_pages, options.page_size),
-      scheduler_(options, &cache_) {
-  drawn_.tokens.resize(static_cast<std::size_t>(options.max_batch_size));
-  drawn_.logprobs.resize(static_cast<std::size_t>(options.max_batch_size));
-}
+      scheduler_(options, &cache_),
+      drawn_(options.max_batch_size) {}
 
 void Core::add(RequestId id, Request request) {
   auto shared = std::make_shared<SharedRequest>();
@@ -92,9 +93,9 @@ void Core::add(RequestId id, Request request) {
   }
 }
 
-void Core::abort(RequestId id, std::vector<Output>* outputs) {
-  for (const int32_t sample : scheduler_.remove_request(id)) {
-    outputs->push_back({id, sample, -1, 0.0F, Finish::kAborted});
+void Core::abort(RequestId id, int32_t sample, std::vector<Output>* outputs) {
+  for (const int32_t removed : scheduler_.remove_request(id, sample)) {
+    outputs->push_back({id, removed, -1, 0.0F, Finish::kAborted, {}});
   }
 }
 
@@ -108,8 +109,10 @@ void Core::step(std::vector<Output>* outputs) {
     Sequence& sequence = *drawing_[i];
     sequence.tokens.push_back(drawn_.tokens[i]);
     const Finish finish = finish_of(sequence);
-    outputs->push_back(
-        {sequence.shared->id, sequence.sample, drawn_.tokens[i], drawn_.logprobs[i], finish});
+    const SharedRequest& shared = *sequence.shared;
+    const float logprob = shared.request.num_logprobs < 0 ? 0.0F : drawn_.logprobs[i];
+    outputs->push_back({shared.id, sequence.sample, drawn_.tokens[i], logprob, finish,
+                        drawn_.likeliest(step_.draws, i)});
     if (finish != Finish::kNot) scheduler_.remove(&sequence);
   }
 }
@@ -119,6 +122,8 @@ Statistics Core::statistics() const {
   result.preemptions = scheduler_.num_preemptions();
   result.reused_tokens = scheduler_.num_reused_tokens();
   result.used_pages = cache_.num_pages() - cache_.num_available();
+  result.running = scheduler_.num_running();
+  result.waiting = scheduler_.num_waiting();
   return result;
 }
 

@@ -25,8 +25,9 @@ class Core {
 
   /// Adds a request that check_request() has accepted.
   void add(RequestId id, Request request);
-  /// Ends a request; adds an output for each of its samples that is not finished.
-  void abort(RequestId id, std::vector<Output>* outputs);
+  /// Ends a sample of a request, or all of them if `sample` is kAllSamples; adds an output for each
+  /// that is not finished.
+  void abort(RequestId id, int32_t sample, std::vector<Output>* outputs);
   /// Computes one step and adds the tokens that it draws. Does nothing if there is no request.
   void step(std::vector<Output>* outputs);
 

@@ -79,7 +79,7 @@ void CpuBackend::run(const Step& step, Drawn* drawn) {
   }
   multiply_(last_.data(), num_draws, c.hidden, model_.output.get(), c.vocab, logits_.data(),
             c.vocab);
-  draw(step.draws, logits_.data(), c.vocab, drawn->tokens.data(), drawn->logprobs.data());
+  draw(step.draws, logits_.data(), c.vocab, drawn);
 }
 
 // --8<-- [start:plan]

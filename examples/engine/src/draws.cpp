@@ -48,6 +48,7 @@ void Draws::clear() {
   offsets.clear();
   sequences.clear();
   has_penalties = false;
+  num_logprobs = -1;
 }
 
 void Draws::add(const Sequence& sequence) {
@@ -65,6 +66,7 @@ void Draws::add(const Sequence& sequence) {
   frequencies.push_back(sampling.frequency);
   has_penalties |=
       sampling.repetition != 1.0F || sampling.presence != 0.0F || sampling.frequency != 0.0F;
+  num_logprobs = std::max(num_logprobs, sequence.shared->request.num_logprobs);
   sequences.push_back(&sequence);
 }
 
@@ -85,7 +87,23 @@ History Draws::history(bool with_prompt) const {
   return history;
 }
 
-void draw(const Draws& draws, float* logits, int32_t vocab, int32_t* tokens, float* logprobs) {
+Drawn::Drawn(int32_t max_draws)
+    : tokens(static_cast<std::size_t>(max_draws)),
+      logprobs(static_cast<std::size_t>(max_draws)),
+      likeliest_tokens(static_cast<std::size_t>(max_draws * kMaxLogprobs)),
+      likeliest_logprobs(static_cast<std::size_t>(max_draws * kMaxLogprobs)) {}
+
+std::vector<TokenLogprob> Drawn::likeliest(const Draws& draws, std::size_t draw) const {
+  const int32_t count = draws.sequences[draw]->shared->request.num_logprobs;
+  const std::size_t begin = draw * static_cast<std::size_t>(draws.num_logprobs);
+  std::vector<TokenLogprob> result;
+  for (std::size_t i = begin; count > 0 && i < begin + static_cast<std::size_t>(count); ++i) {
+    result.push_back({likeliest_tokens[i], likeliest_logprobs[i]});
+  }
+  return result;
+}
+
+void draw(const Draws& draws, float* logits, int32_t vocab, Drawn* drawn) {
   const auto count = static_cast<int64_t>(draws.size());
   const fp::TensorView rows =
       fp::contiguous(logits, fp::DType::kFloat32, fp::Device{}, {count, vocab});
@@ -105,8 +123,18 @@ void draw(const Draws& draws, float* logits, int32_t vocab, int32_t* tokens, flo
   options.seeds = int64s(draws.seeds);
   options.offsets = int64s(draws.offsets);
   fp::SampleOutputs outputs;
-  outputs.ids = fp::contiguous(tokens, fp::DType::kInt32, fp::Device{}, {count});
-  outputs.logprobs = fp::contiguous(logprobs, fp::DType::kFloat32, fp::Device{}, {count});
+  outputs.ids = fp::contiguous(drawn->tokens.data(), fp::DType::kInt32, fp::Device{}, {count});
+  outputs.logprobs_of = fp::LogprobsOf::kRaw;
+  if (draws.num_logprobs >= 0) {
+    outputs.logprobs =
+        fp::contiguous(drawn->logprobs.data(), fp::DType::kFloat32, fp::Device{}, {count});
+  }
+  if (draws.num_logprobs > 0) {
+    outputs.top_ids = fp::contiguous(drawn->likeliest_tokens.data(), fp::DType::kInt32,
+                                     fp::Device{}, {count, draws.num_logprobs});
+    outputs.top_logprobs = fp::contiguous(drawn->likeliest_logprobs.data(), fp::DType::kFloat32,
+                                          fp::Device{}, {count, draws.num_logprobs});
+  }
   check(fp::sample(rows, options, outputs));
 }
 

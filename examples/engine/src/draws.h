@@ -26,6 +26,7 @@ struct Draws {
   std::vector<float> repetitions, presences, frequencies;
   std::vector<const Sequence*> sequences;
   bool has_penalties = false;
+  int32_t num_logprobs = -1;  // the largest Request::num_logprobs
 
   std::size_t size() const { return sequences.size(); }
   void clear();
@@ -34,9 +35,22 @@ struct Draws {
   History history(bool with_prompt) const;
 };
 
+/// What was drawn. Draws::num_logprobs determines which log-probabilities there are.
+struct Drawn {
+  explicit Drawn(int32_t max_draws = 0);
+
+  /// The num_logprobs likeliest tokens of a draw.
+  std::vector<TokenLogprob> likeliest(const Draws& draws, std::size_t draw) const;
+
+  std::vector<int32_t> tokens;  // [draws]
+  std::vector<float> logprobs;
+  std::vector<int32_t> likeliest_tokens;  // [draws, Draws::num_logprobs]
+  std::vector<float> likeliest_logprobs;
+};
+
 /// Draws from rows of logits on the CPU, [draws.size(), vocab] float32, which penalties change.
 ///   std::runtime_error  a row has a NaN
-void draw(const Draws& draws, float* logits, int32_t vocab, int32_t* tokens, float* logprobs);
+void draw(const Draws& draws, float* logits, int32_t vocab, Drawn* drawn);
 
 /// Throws std::runtime_error with the text of a status that is not ok.
 void check(const flashplan::Status& status);

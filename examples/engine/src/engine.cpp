@@ -48,10 +48,12 @@ class EngineThread final : public Engine {
     return id;
   }
 
-  bool abort(RequestId request) override {
+  bool abort(RequestId request) override { return abort_sample(request, kAllSamples); }
+
+  bool abort_sample(RequestId request, int32_t sample) override {
     const std::lock_guard lock(mutex_);
     if (!live_.contains(request)) return false;
-    aborted_.insert(request);
+    aborted_.emplace(request, sample);
     has_work_.notify_one();
     return true;
   }
@@ -86,7 +88,7 @@ class EngineThread final : public Engine {
   /// False: the engine stops.
   bool receive() {
     std::vector<std::pair<RequestId, Request>> submitted;
-    std::set<RequestId> aborted;
+    std::set<std::pair<RequestId, int32_t>> aborted;
     {
       std::unique_lock lock(mutex_);
       has_work_.wait(lock, [this] {
@@ -97,7 +99,7 @@ class EngineThread final : public Engine {
       aborted.swap(aborted_);
     }
     for (auto& [id, request] : submitted) core_.add(id, std::move(request));
-    for (const RequestId id : aborted) core_.abort(id, &drawn_);
+    for (const auto& [id, sample] : aborted) core_.abort(id, sample, &drawn_);
     return true;
   }
 
@@ -127,7 +129,7 @@ class EngineThread final : public Engine {
   RequestId next_id_ = 0;
   std::map<RequestId, int32_t> live_;  // samples that are not finished
   std::vector<std::pair<RequestId, Request>> submitted_;
-  std::set<RequestId> aborted_;
+  std::set<std::pair<RequestId, int32_t>> aborted_;  // and which sample
   std::vector<Output> outputs_;
   Statistics statistics_;
   std::string error_;  // of the step that failed

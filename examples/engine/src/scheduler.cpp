@@ -48,11 +48,13 @@ void Scheduler::remove(const Sequence* sequence) {
   running_.erase(place);
 }
 
-std::vector<int32_t> Scheduler::remove_request(RequestId request) {
+std::vector<int32_t> Scheduler::remove_request(RequestId request, int32_t sample) {
   std::vector<int32_t> samples;
   const auto is_of_request = [&](const auto& sequence) {
     if (sequence->shared->id != request) return false;
+    if (sample != kAllSamples && sequence->sample != sample) return false;
     samples.push_back(sequence->sample);
+    sequence->shared->prompt_is_cached = true;  // the others wait no longer, be it so or not
     cache_->release(&sequence->pages);
     return true;
   };

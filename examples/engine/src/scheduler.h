@@ -13,6 +13,8 @@
 
 namespace engine {
 
+inline constexpr int32_t kAllSamples = -1;
+
 /// The tokens of a sequence that a step computes: the next num_tokens that are not cached.
 struct Chunk {
   Sequence* sequence = nullptr;
@@ -40,13 +42,15 @@ class Scheduler {
   void complete_step();
   /// Takes a sequence out and gives its pages back.
   void remove(const Sequence* sequence);
-  /// Takes all sequences of a request out; returns which samples they were.
-  std::vector<int32_t> remove_request(RequestId request);
+  /// Takes a sample of a request out, or all of them if `sample` is kAllSamples; returns which were
+  /// there.
+  std::vector<int32_t> remove_request(RequestId request, int32_t sample);
   /// Stops the youngest running sequence; there must be one.
   void preempt_youngest();
 
   bool is_idle() const { return waiting_.empty() && running_.empty(); }
   int32_t num_running() const { return static_cast<int32_t>(running_.size()); }
+  int32_t num_waiting() const { return static_cast<int32_t>(waiting_.size()); }
   int64_t num_preemptions() const { return num_preemptions_; }
   int64_t num_reused_tokens() const { return num_reused_tokens_; }
 

@@ -94,7 +94,9 @@ TEST(ten_thousand_requests_with_aborts) {
         // Requests of any age: some wait, some run, some are finished.
         if (pick(random, 0, 3) == 0) {
           const auto age = static_cast<std::size_t>(pick(random, 0, 40));
-          engine->abort(mine[mine.size() - 1 - std::min(age, mine.size() - 1)]);
+          const RequestId victim = mine[mine.size() - 1 - std::min(age, mine.size() - 1)];
+          pick(random, 0, 1) == 0 ? engine->abort(victim)
+                                  : engine->abort_sample(victim, pick(random, 0, 3));
         }
         while (num_samples - num_finished > 200) std::this_thread::sleep_for(1ms);
       }
@@ -121,6 +123,8 @@ TEST(ten_thousand_requests_with_aborts) {
   CHECK(engine->poll(0ms).empty());
   const Statistics statistics = engine->statistics();
   CHECK_EQ(statistics.used_pages, 0);
+  CHECK_EQ(statistics.running, 0);
+  CHECK_EQ(statistics.waiting, 0);
   CHECK(statistics.mixed_steps > 1000);
   CHECK(statistics.reused_tokens > 1000);
   CHECK(statistics.preemptions > 10);
@@ -186,6 +190,8 @@ TEST(wrong_requests_are_refused) {
   CHECK_EQ(refusal([](Request* r) { r->max_new_tokens = 62; }), "no error");
   CHECK_EQ(refusal([](Request* r) { r->num_samples = 0; }),
            "num_samples: expected 1 to 1024, got 0");
+  CHECK_EQ(refusal([](Request* r) { r->num_logprobs = 21; }),
+           "num_logprobs: expected -1 to 20, got 21");
   CHECK_EQ(refusal([](Request* r) { r->sampling.temperature = -1; }),
            "temperature: expected a finite number >= 0, got -1.000000");
   CHECK_EQ(refusal([](Request* r) { r->sampling.top_k = 0; }), "top_k: expected at least 1, got 0");

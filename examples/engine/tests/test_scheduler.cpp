@@ -92,7 +92,7 @@ TEST(no_request_starves) {
     }
     CHECK(next > 20);
     num_preemptions += core->statistics().preemptions;
-    for (const RequestId id : live) core->abort(id, &outputs);
+    for (const RequestId id : live) core->abort(id, kAllSamples, &outputs);
     CHECK(core->is_idle());
     CHECK_EQ(core->statistics().used_pages, 0);
   }
@@ -195,7 +195,9 @@ TEST(abort_at_every_step) {
   options.max_step_tokens = 8;
   int32_t num_steps = 1;
   for (int32_t when = 0; when < num_steps; ++when) {
-    for (RequestId victim = 0; victim < 4; ++victim) {
+    for (int32_t kind = 0; kind < 12; ++kind) {
+      const RequestId victim = kind % 4;
+      const int32_t sample = kind / 4 - 1;  // or kAllSamples
       const auto core = checked_core(options);
       Random random(3);
       for (RequestId id = 0; id < 4; ++id) {
@@ -206,13 +208,16 @@ TEST(abort_at_every_step) {
       std::vector<Output> outputs;
       for (int32_t step = 0; !core->is_idle(); ++step) {
         num_steps = std::max(num_steps, step + 1);
-        if (step == when) core->abort(victim, &outputs);
+        if (step == when) core->abort(victim, sample, &outputs);
         core->step(&outputs);
       }
       std::map<RequestId, int32_t> num_ends;
       for (const Output& output : outputs) {
         CHECK_EQ(output.token == -1, output.finish == Finish::kAborted);
-        CHECK(output.finish != Finish::kAborted || output.request == victim);
+        if (output.finish == Finish::kAborted) {
+          CHECK_EQ(output.request, victim);
+          CHECK(sample == kAllSamples || sample == output.sample);
+        }
         num_ends[output.request] += output.finish != Finish::kNot;
       }
       for (RequestId id = 0; id < 4; ++id) CHECK_EQ(num_ends[id], id % 2 + 1);

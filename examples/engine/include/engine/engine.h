@@ -29,6 +29,9 @@ struct Request {
   int32_t num_samples = 1;           // continuations; they share the pages of the prompt
   std::vector<int32_t> stop_tokens;  // end a sample, like those of the model
   bool ignore_model_stops = false;   // for benchmarks, in which lengths are given
+  /// Log-probabilities come with each token: its own, and those of so many of the likeliest tokens.
+  /// They are those of the model after penalties, before temperature and filters. -1: none.
+  int32_t num_logprobs = -1;
   Sampling sampling;
 };
 
@@ -41,13 +44,21 @@ enum class Finish : int32_t {
   kAborted,  // there is no token
 };
 
+inline constexpr int32_t kMaxLogprobs = 20;  // of Request::num_logprobs
+
+struct TokenLogprob {
+  int32_t token = 0;
+  float logprob = 0.0F;
+};
+
 /// A token of one sample of a request.
 struct Output {
   RequestId request = 0;
   int32_t sample = 0;
   int32_t token = -1;
-  float logprob = 0.0F;  // of the token, under the distribution from which it was drawn
+  float logprob = 0.0F;  // if Request::num_logprobs asks for it
   Finish finish = Finish::kNot;
+  std::vector<TokenLogprob> likeliest;  // Request::num_logprobs, the likeliest first
 };
 
 /// Where the matrices are multiplied.
@@ -74,7 +85,10 @@ struct Statistics {
   int64_t computed_tokens = 0;  // of all steps
   int64_t reused_tokens = 0;    // whose keys and values were in the cache already
   int64_t preemptions = 0;
-  int32_t used_pages = 0;  // now, by sequences
+  // Now.
+  int32_t used_pages = 0;  // by sequences
+  int32_t running = 0;     // sequences that are computed in each step
+  int32_t waiting = 0;     // sequences that wait for pages, or for room in a step
 };
 
 /// Any thread may call any function. Errors of the caller are std::invalid_argument.
@@ -98,6 +112,8 @@ class Engine {
   /// Ends a request before the next step. Each of its samples that is not finished gets an output
   /// kAborted. Returns false if no such request is running or waiting.
   virtual bool abort(RequestId request) = 0;
+  /// The same for one sample. True also if it has finished before the others.
+  virtual bool abort_sample(RequestId request, int32_t sample) = 0;
 
   /// All outputs since the last call, in the order of the steps. Waits until there is one, at most
   /// for `timeout`.
