@@ -11,7 +11,7 @@
 
 namespace engine {
 
-class CpuDevice final : public Device {
+class CpuDevice : public Device {
  public:
   explicit CpuDevice(const Options& options);
 

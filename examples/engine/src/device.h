@@ -63,6 +63,9 @@ class Device {
   /// Waits for the oldest of these copies, and returns it. Valid until the next call.
   virtual const std::byte* wait() = 0;
 
+  /// Waits until all work is done. Errors are those of later calls.
+  virtual void synchronize() noexcept {}
+
   /// Whether record() makes graphs.
   virtual bool has_graphs() const { return false; }
   /// Does the work. What is called with a key from the third time on is a graph of the calls that

@@ -29,6 +29,7 @@ ModelBackend::ModelBackend(Model model, std::unique_ptr<Device> device, const Op
       cache_dtype_(options.has_8bit_cache ? fp::DType::kFloat8E4M3 : device_->dtype()) {
   create_plans();
   allocate();
+  if (device_->place().type == fp::DeviceType::kCuda) choose_products();
   if (device_->has_graphs()) record_graphs();
 }
 
@@ -84,7 +85,7 @@ void ModelBackend::start(const Step& step) {
   memory_.send(step, size);
   plan(step, plan_of_step);
   if (graph > 0) {
-    device_->record(static_cast<int32_t>(graph), [&] { forward(size, plan_of_step); });
+    device_->record(static_cast<int32_t>(graph), [=, this] { forward(size, plan_of_step); });
   } else {
     forward(size, plan_of_step);
   }
@@ -95,20 +96,50 @@ void ModelBackend::start(const Step& step) {
 
 void ModelBackend::finish(Drawn* drawn) { memory_.wait(drawn); }
 
+void ModelBackend::choose_products() {
+  const Layer& layer = model_.layers[0];
+  const fp::DType dtype = device_->dtype();
+  const ModelConfig& c = model_.config;
+  const int64_t qkv_stride = (c.num_qo_heads + 2 * int64_t{c.num_kv_heads}) * c.head_dim;
+  const auto for_sizes = [&](int64_t most, const auto& multiply_rows) {
+    for (int64_t m = 1; m <= most; m = device_->padded_rows(m) + 1) multiply_rows(m);
+  };
+  for_sizes(options_.max_step_tokens, [&](int64_t m) {
+    multiply(x_, m, layer.qkv, qkv_, qkv_stride, dtype);
+    multiply(out_, m, layer.o, x_, c.hidden, dtype);
+    multiply(x_, m, layer.gate_up, gate_up_, 2 * int64_t{c.ffn}, dtype);
+    multiply(ffn_, m, layer.down, x_, c.hidden, dtype);
+  });
+  for_sizes(options_.max_batch_size, [&](int64_t m) {
+    multiply(last_, m, model_.output, logits_, c.vocab, fp::DType::kFloat32);
+  });
+}
+
 void ModelBackend::record_graphs() {
-  // Sequences of one token, all in page 0, which nobody uses yet.
+  // A plan keeps the kernel of its first graph, so the sequences are as long as real ones may be.
+  // Their pages differ from the first one on, since a common prefix would ask for another kernel.
+  // Nobody uses the pages yet.
+  const int64_t room = int64_t{options_.num_pages} * options_.page_size;
+  const auto kv_len =
+      static_cast<int32_t>(std::min<int64_t>({1024, room, model_.config.max_tokens}));
+  const int32_t num_pages = (kv_len + options_.page_size - 1) / options_.page_size;
   Drawn drawn(options_.max_batch_size);
   for (int32_t count = 1; count <= options_.max_batch_size; ++count) {
     Step step;
-    step.tokens.assign(static_cast<std::size_t>(count), 0);
-    step.kv_lens.assign(static_cast<std::size_t>(count), 1);
-    step.page_indices = step.tokens;
-    for (int32_t i = 0; i <= count; ++i) step.qo_indptr.push_back(i);
-    step.page_indptr = step.qo_indptr;
-    step.last_rows.assign(step.qo_indptr.begin(), step.qo_indptr.end() - 1);
     step.draws.add_likeliest(count);
+    step.tokens.assign(static_cast<std::size_t>(count), 0);
+    step.kv_lens.assign(static_cast<std::size_t>(count), kv_len);
+    for (int32_t i = 0; i <= count; ++i) step.qo_indptr.push_back(i);
     if (graph_size(step) != count) continue;
+    step.last_rows.assign(step.qo_indptr.begin(), step.qo_indptr.end() - 1);
+    for (int32_t i = 0; i <= count; ++i) step.page_indptr.push_back(i * num_pages);
+    for (int32_t i = 0; i < count; ++i) {
+      for (int32_t page = 0; page < num_pages; ++page) {
+        step.page_indices.push_back((i + page * count) % options_.num_pages);
+      }
+    }
     for (int repeat = 0; repeat < 2; ++repeat) {
+      step.has_paused = true;
       start(step);
       finish(&drawn);
     }

@@ -22,6 +22,8 @@ class ModelBackend final : public Backend {
   /// std::runtime_error if flashplan has no attention for the shape of the model.
   ModelBackend(Model model, std::unique_ptr<Device> device, const Options& options);
 
+  ~ModelBackend() override { device_->synchronize(); }
+
   void start(const Step& step) override;
   void finish(Drawn* drawn) override;
   DeviceTimes times() const override { return device_->times(); }
@@ -41,6 +43,8 @@ class ModelBackend final : public Backend {
 
   void create_plans();
   void allocate();
+  /// Multiplies once for each number of rows, since the first time may take long on a GPU.
+  void choose_products();
   void record_graphs();
   /// The number of sequences that the graph for a step has room for; 0: there is no graph.
   int64_t graph_size(const Step& step) const;
