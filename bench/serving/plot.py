@@ -40,6 +40,7 @@ Row = dict[str, Any]
 def label_of(row: Row) -> str:
     """Workload and switches of a run."""
     switches = [f"--{name}" for name in sorted(SWITCHES) if row.get(name)]
+    switches += [part for part in row["setting"] if "=" in part]
     return " ".join([row.get("workload", "decodes"), *switches])
 
 

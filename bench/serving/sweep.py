@@ -10,6 +10,7 @@ medians.
 import argparse
 import itertools
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -27,6 +28,8 @@ SWITCHES = (
     ("--no-attention",),
     ("--8bit-cache",),
     ("--batch-invariant",),
+    ("FLASHPLAN_SCHEDULE=whole",),  # of the environment
+    ("FLASHPLAN_SCHEDULE=in_order",),
 )
 
 Setting = tuple[str, ...]
@@ -74,8 +77,11 @@ SETS = {
 
 
 def run(program: str, model: str, setting: Setting, seed: int, others: list[str]) -> dict:
-    command = [program, model, *setting, "--seed", str(seed), *others]
-    result = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    variables = [part for part in setting if "=" in part]
+    switches = [part for part in setting if part not in variables]
+    environment = os.environ | dict(variable.split("=") for variable in variables)
+    command = [program, model, *switches, "--seed", str(seed), *others]
+    result = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)
     return json.loads(result.stdout)
 
 

@@ -63,6 +63,25 @@ std::string_view family_to_test() noexcept {
   return name != nullptr ? name : "";
 }
 
+/// What the environment variable FLASHPLAN_SCHEDULE asks for. It is read once.
+///   kUnsupported  it names no division
+Status division_to_measure(Division* division) noexcept {
+  static const char* const given = std::getenv("FLASHPLAN_SCHEDULE");
+  const std::string_view name = given != nullptr ? given : "balanced";
+  if (name == "balanced") {
+    *division = Division::kBalanced;
+  } else if (name == "whole") {
+    *division = Division::kWhole;
+  } else if (name == "in_order") {
+    *division = Division::kInOrder;
+  } else {
+    return error(StatusCode::kUnsupported,
+                 "FLASHPLAN_SCHEDULE: expected balanced, whole or in_order, got %.*s",
+                 static_cast<int>(name.size()), name.data());
+  }
+  return {};
+}
+
 DeviceLimits device_limits(Device device) noexcept {
   DeviceLimits limits;
   limits.kernels = kernels_for(device.type);
@@ -135,10 +154,11 @@ Status create_on_gpu(const ScheduleBounds& bounds, Plan::Impl* impl) noexcept {
 
 /// Lays out the workspace for one of the plan's kernels, and reserves memory for its schedules.
 /// Raises `bounds` to those of its schedules.
-void prepare_schedules(const AttentionOptions& options, PlanKernel* kernel,
+void prepare_schedules(const AttentionOptions& options, Division division, PlanKernel* kernel,
                        ScheduleBounds* bounds) {
   kernel->layout = layout_workspace(options, kernel->choice, options.workspace_bytes);
-  const ScheduleShape shape = schedule_shape(options, kernel->choice, kernel->layout);
+  ScheduleShape shape = schedule_shape(options, kernel->choice, kernel->layout);
+  shape.division = division;
   ScheduleBounds own = schedule_bounds(shape, most_requests(options), options.max_qo_tokens);
   own.prepared_tiles = kernel->layout.max_prepared_tiles;
   kernel->scheduler.reserve(shape, own);
@@ -220,6 +240,8 @@ Status Plan::create(const AttentionOptions& options, Plan* plan) noexcept try {
   auto impl = std::make_unique<Impl>();
   impl->options = options;
   impl->device = device_limits(options.device);
+  Division division = Division::kBalanced;
+  FLASHPLAN_RETURN_IF_ERROR(division_to_measure(&division));
   KernelChoices choices;
   FLASHPLAN_RETURN_IF_ERROR(select_kernel(options, impl->device, &choices));
   impl->kernels.resize(choices.second ? 2 : 1);
@@ -231,7 +253,7 @@ Status Plan::create(const AttentionOptions& options, Plan* plan) noexcept try {
   FLASHPLAN_RETURN_IF_ERROR(compile_variants(options, impl->rope, impl->kernels));
   for (std::size_t i = 0; i < impl->kernels.size(); ++i) {
     PlanKernel& kernel = impl->kernels[i];
-    prepare_schedules(options, &kernel, &bounds);
+    prepare_schedules(options, division, &kernel, &bounds);
     // A graph may capture a kernel that has had no plan yet: with the code order of its kind.
     kernel.has_few_rows = (kind_of_bounds(options) == BatchKind::kFewRows) == (i == 0);
     workspace_bytes = std::max(workspace_bytes, kernel.layout.total);

@@ -64,6 +64,7 @@ class QueueFiller {
   class Dealer;
 
   void fill_queues(int64_t share, int32_t heads_at_once);
+  void place_without_cuts();
   void deal_items(int64_t share, int64_t capacity);
   void sort_left_items();
   void place_whole(int32_t first, int64_t capacity);
