@@ -141,6 +141,15 @@ class RopeResults {
   ScaleArg q_scale_, k_scale_;
 };
 
+void gather_rows_of(nb::handle x, nb::handle indices, nb::handle out, nb::handle stream) {
+  OperatorCall call("x", x, stream);
+  const TensorArg x_arg = call.input("x", x);
+  const TensorArg indices_arg = call.input("indices", indices, TensorKind::kInt);
+  const TensorArg out_arg = call.output("out", out);
+  call.run(
+      [&](Stream on) { return gather_rows(x_arg.view(), indices_arg.view(), out_arg.view(), on); });
+}
+
 void apply_rope_of(nb::handle q, nb::handle k, nb::handle positions, const Rope& rope,
                    nb::handle out_q, nb::handle out_k, nb::handle out_dtype, nb::handle q_scale,
                    nb::handle k_scale, nb::handle stream) {
@@ -254,6 +263,8 @@ void bind_row_ops(nb::module_& m) {
         "found"_a.none(), "stream"_a.none());
   m.def("gated_activation", &gated_activation_of, "activation"_a, "x"_a.none(), "out"_a.none(),
         "out_dtype"_a.none(), "scale"_a.none(), "stream"_a.none());
+  m.def("gather_rows", &gather_rows_of, "x"_a.none(), "indices"_a.none(), "out"_a.none(),
+        "stream"_a.none());
 }
 
 }  // namespace flashplan

@@ -41,6 +41,11 @@ void QueueFiller::fill(const TileSet& tiles, const Segment* segments, const Shar
   tiles_ = &tiles;
   loads_before_ = loads;
   cutter_.begin(segments, sharing, tiles.queues_wait);
+  if (shape_.division != Division::kBalanced) {
+    place_without_cuts();
+    tiles_ = nullptr;
+    return;
+  }
   if (tiles.capacity > 0) {
     heads_at_once_ = 1;
     deal_items(tiles.capacity, tiles.capacity);
