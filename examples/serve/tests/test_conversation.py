@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """A conversation with SmolLM2 by the client library of OpenAI."""
 
+import functools
 import json
+import runpy
 
 import numpy as np
+import openai
 import pytest
-from openai import BadRequestError, NotFoundError
+from openai import BadRequestError, NotFoundError, OpenAI
 
 from export_smollm2 import apart
 from serve.model import load_model
+from server_process import EXAMPLES
 from smollm2_file import chat_prompt
 
 SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"  # the template's
@@ -56,6 +60,14 @@ def test_conversation(smollm2):
         client.completions.create(model=model, prompt="word " * 9000)
     assert refused.value.code == "context_length_exceeded"
     smollm2.wait_until_idle()
+
+
+def test_the_code_of_the_page(smollm2, capsys, monkeypatch):
+    """What docs/howto/serve.md shows, at the address of this server."""
+    client_of = functools.partial(OpenAI, base_url=f"{smollm2.url}/v1")
+    monkeypatch.setattr(openai, "OpenAI", lambda base_url, **options: client_of(**options))
+    runpy.run_path(str(EXAMPLES / "serve" / "client.py"))
+    assert "moon" in capsys.readouterr().out.lower()
 
 
 def test_texts_keep_characters_whole(smollm2):
