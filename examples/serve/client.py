@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Asks the server that `make serve` starts: python examples/serve/client.py (pip install openai)."""
+"""Asks the server that `make serve` starts. Needs OpenAI's client: pip install openai."""
 
 # --8<-- [start:stream]
 import openai

@@ -108,7 +108,9 @@ class Service:
         for output in outputs:
             of_request.setdefault(output.request, []).append(output)
         for number, mine in of_request.items():
-            live = self._live[number]
+            live = self._live.get(number)
+            if live is None:  # the service is closed
+                continue
             num_finished = sum(output.finish != Finish.NOT for output in mine)
             live.num_samples -= num_finished
             self._num_live -= num_finished

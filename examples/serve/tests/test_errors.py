@@ -104,7 +104,9 @@ def test_numbers_that_json_does_not_know(tiny):
     expect_error(post(tiny, COMPLETIONS, body), 400, "temperature", "finite number")
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[1", b"{'a': 1}", b"\xff\xfe", b"null", b"5"])
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[1", b"{'a': 1}", b"\xff\xfe", b"null", b"5", b"[" * 10**5]
+)
 def test_bodies_that_are_no_objects(tiny, content):
     expect_error(post(tiny, CHAT, content), 400, None, "")
 
