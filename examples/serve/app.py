@@ -211,7 +211,8 @@ def make_app(api: Api) -> FastAPI:
         yield
         api.service.close()
 
-    app = FastAPI(title="flashplan", lifespan=lifespan)
+    # Its pages for people would load scripts of others.
+    app = FastAPI(title="flashplan", lifespan=lifespan, docs_url=None, redoc_url=None)
 
     @app.exception_handler(ApiError)
     async def on_api_error(_: Request, error: ApiError) -> Response:
