@@ -66,6 +66,15 @@ void gated_activation_of(Activation activation, nb::handle x, nb::handle out, nb
   });
 }
 
+void gather_rows_of(nb::handle x, nb::handle indices, nb::handle out, nb::handle stream) {
+  OperatorCall call("x", x, stream);
+  const TensorArg x_arg = call.input("x", x);
+  const TensorArg indices_arg = call.input("indices", indices, TensorKind::kInt);
+  const TensorArg out_arg = call.output("out", out);
+  call.run(
+      [&](Stream on) { return gather_rows(x_arg.view(), indices_arg.view(), out_arg.view(), on); });
+}
+
 void apply_rope_of(nb::handle q, nb::handle k, nb::handle positions, const Rope& rope,
                    nb::handle out_q, nb::handle out_k, nb::handle stream) {
   const Rope copy = rope;  // another thread may change it during the call
@@ -143,6 +152,8 @@ void bind_row_ops(nb::module_& m) {
         "out"_a.none(), "eps"_a.none(), "stream"_a.none());
   m.def("gated_activation", &gated_activation_of, "activation"_a, "x"_a.none(), "out"_a.none(),
         "out_dtype"_a.none(), "scale"_a.none(), "stream"_a.none());
+  m.def("gather_rows", &gather_rows_of, "x"_a.none(), "indices"_a.none(), "out"_a.none(),
+        "stream"_a.none());
 }
 
 }  // namespace flashplan

@@ -42,6 +42,28 @@ struct ActivationParams {
   float scale = 1.0F;
 };
 
+/// Of the operator out[i] = x[indices[i]].
+struct GatherParams {
+  const char* x = nullptr;  // [num_x_rows]
+  int64_t x_stride = 0;     // bytes
+  char* out = nullptr;      // [num_rows]
+  int64_t out_stride = 0;   // bytes
+  const void* indices = nullptr;
+  int64_t row_bytes = 0;
+  bool has_wide_indices = false;  // int64, else int32
+  int32_t item_bytes = 0;         // of an element
+  int32_t num_x_rows = 0;
+  int32_t num_rows = 0;
+
+  FLASHPLAN_HOST_DEVICE int64_t index(int32_t row) const {
+    return has_wide_indices ? static_cast<const int64_t*>(indices)[row]
+                            : static_cast<const int32_t*>(indices)[row];
+  }
+  FLASHPLAN_HOST_DEVICE bool is_inside(int64_t index) const {
+    return index >= 0 && index < num_x_rows;
+  }
+};
+
 /// The heads of q or of k. Strides are in bytes.
 struct RopeSide {
   const char* from = nullptr;

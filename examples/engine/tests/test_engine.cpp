@@ -2,6 +2,7 @@
 // The engine's thread: many callers, aborts at any time, errors.
 #include "engine/engine.h"
 
+#include <algorithm>
 #include <atomic>
 #include <map>
 #include <stdexcept>
@@ -19,16 +20,18 @@ namespace {
 
 std::unique_ptr<Engine> tiny_engine(const Options& options) {
   LivelyWeights source;
-  return start_on_cpu(tiny_config("qwen3"), source, options);
+  check_options(options);
+  return start_model(cpu_model(tiny_config("qwen3"), source), std::make_unique<CpuDevice>(options),
+                     options);
 }
 
 /// A device that fails after some steps.
 class FailingBackend final : public Backend {
  public:
-  void run(const Step& step, Drawn* drawn) override {
+  void start(const Step& /*step*/) override {
     if (++num_steps_ == 3) throw std::runtime_error("the device is gone");
-    for (std::size_t i = 0; i < step.draws.size(); ++i) drawn->tokens[i] = 1;
   }
+  void finish(Drawn* drawn) override { std::ranges::fill(drawn->tokens, 1); }
 
  private:
   int num_steps_ = 0;
@@ -39,11 +42,11 @@ class SlowBackend final : public Backend {
  public:
   explicit SlowBackend(int* num_steps) : num_steps_(num_steps) {}
 
-  void run(const Step&, Drawn* drawn) override {
+  void start(const Step& /*step*/) override {
     std::this_thread::sleep_for(1ms);
-    drawn->tokens[0] = 1;
     ++*num_steps_;
   }
+  void finish(Drawn* drawn) override { drawn->tokens[0] = 1; }
 
  private:
   int* num_steps_;
