@@ -94,7 +94,7 @@ class TextStream:
         decoded = self._decoder.decode(token, is_last)
         self.num_decoded += len(decoded)
         text = self._stops.feed(decoded)
-        if is_last and not self.has_stopped:
+        if is_last:
             text += self._stops.flush()
         self.num_given += len(text)
         return text

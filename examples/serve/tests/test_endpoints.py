@@ -93,7 +93,7 @@ def test_completions_have_16_tokens_by_default(tiny):
 
 @pytest.mark.parametrize("streams", [False, True])
 def test_stop_strings(tiny, streams):
-    arguments = {"n": 4, "max_tokens": 200, "extra_body": {"ignore_eos": True}}
+    arguments = {"n": 4, "max_tokens": 200, "logprobs": 0, "extra_body": {"ignore_eos": True}}
     whole = texts(complete(tiny, **arguments))
     stop = [whole[0][30:33], whole[1][60:61]]
     expected = [min((text.split(string)[0] for string in stop), key=len) for text in whole]
@@ -106,8 +106,29 @@ def test_stop_strings(tiny, streams):
         got = texts(response)
         assert response.choices[0].finish_reason == "stop"
         assert response.usage.completion_tokens < 4 * 200
+        for choice in response.choices:  # tokens of the stop string are not reported
+            assert max(choice.logprobs.text_offset, default=-1) < len(choice.text)
     assert got == expected
     tiny.wait_until_idle()
+
+
+def test_a_choice_that_stops_is_computed_no_longer(tiny):
+    arguments = {"n": 2, "extra_body": {"ignore_eos": True}}
+    (stop, _) = (text[20:30] for text in texts(complete(tiny, **arguments)))
+    stream = complete(tiny, **arguments, stop=[stop], max_tokens=MAX_TOKENS - 100, stream=True)
+    for chunk in stream:
+        if chunk.choices[0].finish_reason:
+            break
+    assert (chunk.choices[0].index, chunk.choices[0].finish_reason) == (0, "stop")
+    tiny.wait_for(lambda metrics: metrics["flashplan_sequences_running"] == 1)
+    stream.close()
+    tiny.wait_until_idle()
+
+
+def test_prompts_of_long_tokens(tiny):
+    """More characters than the context has tokens."""
+    usage = complete(tiny, prompt=" the" * (MAX_TOKENS // 4 + 1), max_tokens=1).usage
+    assert usage.prompt_tokens == MAX_TOKENS // 4 + 1
 
 
 @pytest.mark.parametrize("endpoint", ["completions", "chat/completions"])
