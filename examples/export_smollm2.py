@@ -41,6 +41,7 @@ def main() -> None:
         path = find_weights()
     except FileNotFoundError as error:
         parser.error(str(error))
+    print(f"exporting {path.name} to {folder}")
     reader = gguf.GGUFReader(path)
     folder.mkdir(parents=True, exist_ok=True)
     config = load_config(reader)
@@ -108,10 +109,10 @@ def write_safetensors(path: Path, weights: dict[str, np.ndarray]) -> None:
         file.write(len(text).to_bytes(8, "little") + text)
         for i, weight in enumerate(weights.values()):
             file.write(np.ascontiguousarray(weight, "<f4").data)
-            if sys.stderr.isatty():
-                print(f"\rWriting {path}: {i + 1}/{len(weights)}", end="", file=sys.stderr)
-    if sys.stderr.isatty():
-        print(file=sys.stderr)
+            if sys.stdout.isatty():
+                print(f"\r{i + 1} of {len(weights)} tensors", end="")
+    if sys.stdout.isatty():
+        print()
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:

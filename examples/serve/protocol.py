@@ -52,9 +52,10 @@ def _as_text(value: Any) -> Any:
     if not isinstance(value, list):
         return value
     for part in value:
-        if not isinstance(part, dict) or part.get("type") != "text":
+        is_text = isinstance(part, dict) and part.get("type") == "text"
+        if not is_text or not isinstance(part.get("text"), str):
             raise ValueError("expected a text, or a list of parts of the type text")
-    return "".join(TextPart.model_validate(part).text for part in value)
+    return "".join(part["text"] for part in value)
 
 
 class _Strict(BaseModel):
@@ -145,11 +146,6 @@ class CompletionRequest(_Generation):
     @property
     def num_logprobs(self) -> int:
         return -1 if self.logprobs is None else self.logprobs
-
-
-class TextPart(_Strict):
-    type: Literal["text"]
-    text: str
 
 
 class Message(_Strict):

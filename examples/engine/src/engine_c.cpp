@@ -43,10 +43,10 @@ engine_output to_c(const engine::Output& output) {
   result.token = output.token;
   result.finish = static_cast<int32_t>(output.finish);
   result.logprob = output.logprob;
-  result.num_likeliest = static_cast<int32_t>(output.likeliest.size());
-  for (std::size_t i = 0; i < output.likeliest.size(); ++i) {
-    result.likeliest_tokens[i] = output.likeliest[i].token;
-    result.likeliest_logprobs[i] = output.likeliest[i].logprob;
+  for (const auto& [token, logprob] : output.likeliest) {
+    if (token < 0) break;  // no other token has a probability above 0
+    result.likeliest_tokens[result.num_likeliest] = token;
+    result.likeliest_logprobs[result.num_likeliest++] = logprob;
   }
   return result;
 }

@@ -57,7 +57,7 @@ class ServerProcess:
             for sample in family.samples
         }
 
-    def wait_for(self, condition: Callable[[dict[str, float]], bool], seconds: float = 20) -> None:
+    def wait_for(self, condition: Callable[[dict[str, float]], bool], seconds: float = 60) -> None:
         """Until the metrics meet a condition."""
         end = time.monotonic() + seconds
         while not condition(self.metrics()):
@@ -70,7 +70,7 @@ class ServerProcess:
     def interrupt(self) -> None:
         self._process.send_signal(signal.SIGINT)
 
-    def wait(self, seconds: float = 20) -> int:
+    def wait(self, seconds: float = 60) -> int:
         """The exit status."""
         status = self._process.wait(seconds)
         self._reader.join()

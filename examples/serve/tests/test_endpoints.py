@@ -45,6 +45,8 @@ def test_choices_differ_and_come_again(tiny):
     assert texts(complete(tiny, n=3)) == texts(response)
     # Choice i has the seed + i.
     assert texts(complete(tiny, seed=8)) == texts(response)[1:2]
+    assert texts(complete(tiny, prompt=["the"] * 3)) == texts(response)
+    assert texts(complete(tiny, prompt=["the"] * 2, n=2))[:3] == texts(response)
     assert texts(complete(tiny, seed=None)) != texts(complete(tiny, seed=None))
 
 

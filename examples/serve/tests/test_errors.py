@@ -29,6 +29,12 @@ BAD_ARGUMENTS = [
         "messages",
         "messages.0.content: expected a text, or a list of parts of the type text",
     ),
+    (
+        CHAT,
+        {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+        "messages",
+        "a text, or",
+    ),
     (CHAT, {"model": 5}, "model", "valid string"),
     (CHAT, {"\ud800": 1}, None, ""),
     (CHAT, {"tools": []}, "tools", "Unrecognized request argument: tools"),

@@ -2,13 +2,17 @@
 """Generations over a service that does what a real engine does rarely: refuse, and fail."""
 
 import asyncio
+import json
+import math
 
 import pytest
 
 from serve.errors import ApiError
-from serve.generation import Generation
+from serve.generation import Delta, Generation, TokenEntry
 from serve.library import Finish, Options, Output, Request, Statistics
-from serve.metrics import Metrics, Timer
+from serve.metrics import Histogram, Metrics, Timer
+from serve.model import Model
+from serve.responses import SMALLEST_LOGPROB, CompletionFormat
 from serve.service import Service
 from serve.text import TokenBytes
 from tiny_model import make_tokenizer
@@ -103,6 +107,24 @@ def test_room_is_counted_in_choices():
     with pytest.raises(ApiError, match="at most 5 choices") as too_many:
         service.check_room(6)
     assert too_many.value.status == 400
+
+
+def test_buckets_count_what_is_below():
+    histogram = Histogram()
+    for seconds in (0.3, 0.5, 100):
+        histogram.observe(seconds)
+    samples = histogram.samples("x")
+    assert {'x_bucket{le="0.25"} 0', 'x_bucket{le="0.5"} 2', 'x_bucket{le="60"} 2'} < set(samples)
+    assert samples[-3:] == ['x_bucket{le="+Inf"} 3', "x_sum 100.800000", "x_count 3"]
+
+
+def test_log_probabilities_are_numbers_of_json():
+    model = Model("x", 1, 300, make_tokenizer(), BYTES, None)
+    form = CompletionFormat(model, with_logprobs=True)
+    entry = TokenEntry(5, -math.inf, [(6, -math.inf)], begin=0)
+    whole = form.whole([[Delta(0, "x", [entry], "stop")]], {})
+    assert whole["choices"][0]["logprobs"]["token_logprobs"] == [SMALLEST_LOGPROB]
+    json.dumps(whole, allow_nan=False)
 
 
 def test_metrics_of_an_engine_that_did_nothing():

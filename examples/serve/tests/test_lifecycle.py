@@ -3,7 +3,6 @@
 
 import socket
 import subprocess
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -17,14 +16,15 @@ from tiny_model import MAX_TOKENS
 LONG = {"prompt": "the", "max_tokens": MAX_TOKENS - 10, "ignore_eos": True}
 
 
-def open_stream(server, body=LONG):
-    """A stream of which the client reads the begin only."""
+def open_stream(server, body=LONG, begins=True):
+    """A stream of which the client reads no more than the begin."""
     client = httpx.Client(base_url=server.url, timeout=60)
     request = client.build_request("POST", "/v1/completions", json=body | {"stream": True})
     response = client.send(request, stream=True)
     assert response.status_code == 200
     lines = response.iter_lines()
-    next(lines)
+    if begins:
+        next(lines)
     client.lines = lines  # which close the connection when they go
     return client
 
@@ -66,19 +66,12 @@ def test_many_clients_at_once(tiny):
 def test_full_queues(start):
     server = start("--max-batch-size", "2", "--max-queue", "1", "--num-pages", "8192")
     clients = [open_stream(server) for _ in range(2)]
-
-    def wait_in_queue():
-        with pytest.raises(httpx.ReadTimeout):
-            httpx.post(f"{server.url}/v1/completions", json=LONG, timeout=2)
-
-    waiting = threading.Thread(target=wait_in_queue)
-    waiting.start()
+    clients.append(open_stream(server, begins=False))
     server.wait_for(lambda metrics: metrics["flashplan_sequences_waiting"] == 1)
     with pytest.raises(RateLimitError) as refused:
         server.openai.completions.create(model="tiny", prompt="the")
     assert refused.value.code == "rate_limit_exceeded"
     assert refused.value.response.headers["retry-after"] == "1"
-    waiting.join()
     for client in clients:
         client.close()
     server.wait_until_idle()
@@ -86,7 +79,7 @@ def test_full_queues(start):
 
 
 def test_interrupts_let_requests_finish(start):
-    server = start("--grace", "20")
+    server = start("--grace", "60")
     text = ""
     body = {"max_tokens": 2000, "extra_body": {"ignore_eos": True}}
     stream = server.openai.completions.create(model="tiny", prompt="the", stream=True, **body)
@@ -108,23 +101,19 @@ def test_interrupts_end_what_takes_too_long(start, num_interrupts):
         model="tiny", prompt="the" * 5000, stream=True, n=8, **body
     )
     next(stream)
-    begin = time.monotonic()
     for _ in range(num_interrupts):
         server.interrupt()
         time.sleep(0.2)
     with pytest.raises(APIError, match="shutting down"):
         list(stream)
-    assert server.wait() == 0
-    assert time.monotonic() - begin < 15
+    assert server.wait(seconds=30) == 0
     assert "Traceback" not in server.log
 
 
 def test_idle_servers_stop_at_once(start):
-    server = start()
-    begin = time.monotonic()
+    server = start("--grace", "60")
     server.interrupt()
-    assert server.wait() == 0
-    assert time.monotonic() - begin < 4
+    assert server.wait(seconds=30) == 0
     assert "Traceback" not in server.log
 
 
