@@ -126,6 +126,7 @@ bool Core::start_step() {
   // From here on the next step may be planned: each draw has its place in a sequence.
   StepUnderWay& started = under_way_.emplace_back();
   started.num_logprobs = step_.draws.num_logprobs;
+  started.is_decode = step_.num_tokens() == step_.batch_size();
   int32_t draw = 0;
   for (const Chunk& chunk : chunks) {
     if (!chunk.has_draw) continue;
@@ -141,10 +142,24 @@ void Core::finish_step(std::vector<Output>* outputs) {
   backend_->finish(&drawn_);
   const StepUnderWay finished = std::move(under_way_.front());
   under_way_.pop_front();
+  plan_begin(finished.is_decode);
   for (std::size_t i = 0; i < finished.pending.size(); ++i) {
     if (finished.pending[i].sequence == nullptr) continue;
     add_output(finished.pending[i], i, finished.num_logprobs, outputs);
   }
+}
+
+void Core::plan_begin(bool was_decode) {
+  using Clock = std::chrono::steady_clock;
+  // What planning and the first launches take, and what a step may be shorter than the last one.
+  constexpr double kMargin = 0.7e-3;
+  const double busy_seconds = backend_->times().busy;
+  if (was_decode) decode_seconds_ = busy_seconds - busy_seconds_;
+  busy_seconds_ = busy_seconds;
+  next_begin_ = Clock::now();
+  if (under_way_.empty() || !under_way_.front().is_decode || decode_seconds_ < kMargin) return;
+  const std::chrono::duration<double> rest(decode_seconds_ - kMargin);
+  next_begin_ += std::chrono::duration_cast<Clock::duration>(rest);
 }
 
 void Core::add_output(const Pending& pending, std::size_t draw, int32_t num_logprobs,

@@ -2,6 +2,7 @@
 // What an engine does, step by step, on one thread.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -35,6 +36,9 @@ class Core {
   void step(std::vector<Output>* outputs);
 
   bool is_idle() const { return scheduler_.is_idle(); }
+  /// When the next step should begin. Earlier would be no use for the steps under way, and requests
+  /// that come until then would miss it.
+  std::chrono::steady_clock::time_point next_begin() const { return next_begin_; }
   Statistics statistics() const;
   Scheduler& scheduler() { return scheduler_; }
   const PageCache& cache() const { return cache_; }
@@ -48,6 +52,7 @@ class Core {
   struct StepUnderWay {
     std::vector<Pending> pending;
     int32_t num_logprobs = -1;  // Draws::num_logprobs
+    bool is_decode = false;     // each sequence has one token
   };
 
   /// Begins the next step; false if there is none.
@@ -59,6 +64,8 @@ class Core {
                   std::vector<Output>* outputs);
   /// Steps under way draw nothing more for these sequences.
   void forget(RequestId request, int32_t sample);
+  /// After a step has ended: sets next_begin_.
+  void plan_begin(bool was_decode);
   Finish finish_of(const Sequence& sequence, std::size_t place) const;
 
   ModelConfig config_;
@@ -70,7 +77,10 @@ class Core {
   Step step_;
   Drawn drawn_;
   std::deque<StepUnderWay> under_way_;  // the oldest first; two at most
-  bool is_paused_ = true;               // there was nothing to do after the last step
+  std::chrono::steady_clock::time_point next_begin_{};
+  double busy_seconds_ = 0;    // of the device, up to the end of the last step
+  double decode_seconds_ = 0;  // of the last step of decodes
+  bool is_paused_ = true;      // there was nothing to do after the last step
   Statistics statistics_;
 };
 

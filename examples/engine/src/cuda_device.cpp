@@ -144,6 +144,7 @@ void CudaDevice::record(int32_t key, const std::function<void()>& work) {
   if (recorded.graph == nullptr) recorded.graph = capture(work);
   call(cudaGraphLaunch(recorded.graph, stream_), "cudaGraphLaunch");
 }
+// --8<-- [end:record]
 
 cudaGraphExec_t CudaDevice::capture(const std::function<void()>& work) {
   call(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
@@ -162,7 +163,6 @@ cudaGraphExec_t CudaDevice::capture(const std::function<void()>& work) {
   call(error, "cudaGraphInstantiate");
   return executable;
 }
-// --8<-- [end:record]
 
 void CudaDevice::grow(Pinned* pinned, std::size_t bytes) {
   if (pinned->bytes >= bytes) return;

@@ -68,8 +68,8 @@ class Device {
 
   /// Whether record() makes graphs.
   virtual bool has_graphs() const { return false; }
-  /// Does the work. What is called with a key from the third time on is a graph of the calls that
-  /// the second time made: they must have the same arguments.
+  /// Does the work. From the second time on that a key comes, it may be a graph of the calls that
+  /// were made then, so these must have the same arguments each time.
   virtual void record(int32_t /*key*/, const std::function<void()>& work) { work(); }
 
   virtual DeviceTimes times() const { return {}; }

@@ -96,6 +96,8 @@ class EngineThread final : public Engine {
       has_work_.wait(lock, [this] {
         return stops_ || !submitted_.empty() || !aborted_.empty() || !core_.is_idle();
       });
+      // Nobody waits for the next step yet, but requests may still come.
+      has_work_.wait_until(lock, core_.next_begin(), [this] { return stops_; });
       if (stops_) return false;
       submitted.swap(submitted_);
       aborted.swap(aborted_);

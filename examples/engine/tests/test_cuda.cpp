@@ -30,7 +30,7 @@ bool has_gpu() {
 
 ModelConfig small_config(const std::string& type) {
   return parse_model_config(
-      R"({"vocab_size": 509, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2,
+      R"({"vocab_size": 512, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2,
           "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 128,
           "max_position_embeddings": 4096, "hidden_act": "silu", "model_type": ")" +
       type + R"(", "tie_word_embeddings": )" + (type == "llama" ? "false}" : "true}"));
@@ -191,7 +191,7 @@ TEST(small_caches_and_penalties) {
   for (const auto& [key, text] : texts) {
     const Request& request = arrivals[static_cast<std::size_t>(key.first)].request;
     CHECK_EQ(text.size(), request.prompt.size() + static_cast<std::size_t>(request.max_new_tokens));
-    CHECK(std::ranges::all_of(text, [](int32_t token) { return token >= 0 && token < 509; }));
+    CHECK(std::ranges::all_of(text, [](int32_t token) { return token >= 0 && token < 512; }));
   }
   CHECK(core->statistics().preemptions > 0);
 }
