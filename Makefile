@@ -62,7 +62,8 @@ test: $(READY) ## build, run the C++ and Python tests
 	$(PACKAGE) '.[test]' && pytest --numprocesses=$(TEST_PROCESSES) --dist=worksteal
 
 test-serve: engine build/smollm2/config.json ## the server of examples/serve, as its clients see it
-	$(INSTALL) --group serve-test && OPENBLAS_NUM_THREADS=1 PYTHONPATH=examples pytest examples/serve/tests
+	$(INSTALL) --group serve-test && OPENBLAS_NUM_THREADS=1 PYTHONPATH=examples SERVE_OPTIONS='$(SERVE_OPTIONS)' \
+	  pytest examples/serve/tests
 
 test-gpu: $(READY) ## GPU tests, which fail where there is no GPU, no CUDA build or a framework is missing
 	$(PACKAGE) '.[test,test-gpu]' && pytest -m gpu --require-gpu

@@ -18,6 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 EXAMPLES = Path(__file__).parents[2]
 START_SECONDS = 60
 COMMAND = [sys.executable, "-m", "serve"]
+MORE_OPTIONS = os.environ.get("SERVE_OPTIONS", "").split()  # for all servers
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(EXAMPLES)}
 
 
@@ -26,7 +27,7 @@ class ServerProcess:
         self.model, self.log = model, ""
         self._has_started = threading.Event()
         self._process = subprocess.Popen(
-            [*COMMAND, "--model", str(model), "--port", "0", "--log-level", "warning", *options],
+            [*COMMAND, *self._arguments(model), *options],
             env=ENVIRONMENT,
             stderr=subprocess.PIPE,
             text=True,
@@ -39,6 +40,10 @@ class ServerProcess:
         self.url = address[1]
         self.http = httpx.Client(base_url=self.url, timeout=60)
         self.openai = OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=60)
+
+    @staticmethod
+    def _arguments(model: Path) -> list[str]:
+        return ["--model", str(model), "--port", "0", "--log-level", "warning", *MORE_OPTIONS]
 
     def _read(self) -> None:
         assert self._process.stderr is not None
