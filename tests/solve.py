@@ -25,7 +25,7 @@ def solution(case, inputs):
     """(exact, twin): the results of the reference and its twin for inputs of a case.
 
     The twin of a few numbers may err little by luck: it errs at least by two standard deviations of
-    what the rounding of weights to the dtype of queries costs.
+    what the rounding of weights to the dtype of products costs.
 
     The twin of changed queries or keys is, for each result, that one of two which errs more: its
     logits are rounded too, or the changed tensors alone. A kernel errs as the latter, and the
@@ -37,7 +37,7 @@ def solution(case, inputs):
     options["arguments"] = inputs.variant_arguments
     exact = reference.batch_attention(inputs.q, requests, inputs.qo_indptr, **options)
     twin = reference.batch_attention(
-        inputs.q, requests, inputs.qo_indptr, **options, dtype=case.q_dtype
+        inputs.q, requests, inputs.qo_indptr, **options, dtype=case.product_dtype
     )
     if case.rope or case.variant:
         second = reference.batch_attention(
@@ -46,7 +46,7 @@ def solution(case, inputs):
             inputs.qo_indptr,
             **options,
             dtype="float32",
-            stored_dtype=case.q_dtype,
+            stored_dtype=case.product_dtype,
         )
         with np.errstate(invalid="ignore"):  # infinity - infinity
             twin = [
@@ -57,7 +57,7 @@ def solution(case, inputs):
         spread, _ = reference.batch_attention(
             inputs.q, requests, inputs.qo_indptr, **options, spread=True
         )
-        deviation = reference.EPS[case.q_dtype] / 12**0.5 * spread
+        deviation = reference.EPS[case.product_dtype] / 12**0.5 * spread
         error = twin[0] - exact[0]
         least = np.copysign(np.maximum(np.abs(error), 2 * deviation), error)
         twin = (exact[0] + least, twin[1])

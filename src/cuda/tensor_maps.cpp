@@ -266,15 +266,17 @@ TensorMaps encode_shared_kv_maps(const Kernel& kernel, const AttentionOptions& o
   const int64_t num_dims = options.head_dim_qk;
   const bool has_tail = num_dims > num_values;
   const TensorView q_tail = t.q_tail.empty() ? dims_of(t.q, num_values, num_dims) : t.q_tail;
-  const TensorView k_tail = t.k_tail.empty() ? dims_of(t.k, num_values, num_dims) : t.k_tail;
   const int64_t heads = std::gcd(options.num_qo_heads, kernel.geometry.tile_q);
   maps.q_box_rows = static_cast<int32_t>(heads);
   maps.has_q = encode_tokens(&maps.q, dims_of(t.q, 0, num_values), heads, heads) &&
                (!has_tail || encode_tokens(&maps.q_tail, q_tail, heads, heads));
+  if (options.kv_dtype != options.q_dtype) return maps;  // keys are widened, not copied
+  const TensorView k_tail = t.k_tail.empty() ? dims_of(t.k, num_values, num_dims) : t.k_tail;
   const int64_t tile_kv = kernel.geometry.tile_kv;
   const int64_t divisor = options.page_size | tile_kv;
   const int64_t rows = divisor & -divisor;  // the largest power of two that divides both
-  if (options.page_size == 0 || rows < kGroupRows) return maps;
+  // Listed keys lie anywhere, and are copied row by row.
+  if (options.page_size == 0 || rows < kGroupRows || options.topk > 0) return maps;
   maps.box_rows = static_cast<int32_t>(rows);
   maps.boxes_of_step = static_cast<int32_t>(tile_kv / rows);
   maps.has_kv =

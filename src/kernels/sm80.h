@@ -64,7 +64,8 @@ Kernel make_sm80_kernel(std::string_view name, Architecture architecture) noexce
   kernel.head_dim_vo = kHeadDimVo;
   kernel.softcap = kSoftcap;
   // Heads of 80 dims have code of their own, because it would make that for 128 dims slower.
-  constexpr bool kHas80Dims = kHeadDimQk == 128 && kHeadDimVo == 128 && kQ == kKv;
+  constexpr bool kHas80Dims =
+      kHeadDimQk == 128 && kHeadDimVo == 128 && kQ == kKv && item_size(kKv) > 1;
   using Short = std::conditional_t<kHas80Dims, device::With80Dims<Choices>, Choices>;
   kernel.geometry = sm80_geometry<Short>(architecture);
   kernel.few_rows_geometry = sm80_geometry<device::FewRowsAlone<Choices>>(architecture);

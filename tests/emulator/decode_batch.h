@@ -257,7 +257,7 @@ class Batch16 {
     t.q = {q_->bytes.data(), num_heads * q_->row, q_->row};
     t.o = {o_.data(), num_heads * kDims, kDims};
     t.lse = {lse_.data(), num_heads, 1};
-    t.q_dtype = T::kQ;
+    t.q_dtype = T::kQuery;
     t.kv_dtype = T::kKv;
     t.o_dtype = DType::kFloat32;
     t.vectorized = aligned_;
@@ -333,7 +333,7 @@ class Batch16 {
   const int32_t gap_;
   const bool aligned_;
   const float gain_;
-  std::optional<Tensor<T::kQ>> q_;
+  std::optional<Tensor<T::kQuery>> q_;
   std::optional<Tensor<T::kKv>> k_;
   std::optional<Tensor<T::kKv>> k_tail_;
   std::optional<Tensor<T::kKv>> v_;

@@ -179,6 +179,24 @@ TEST(heads_of_512_dims) {
   check_wide<Of<kBf16, DType::kFloat8E4M3, 512>, 512>();
 }
 
+/// 8-bit queries: decodes, drafts of several rows, and prompts, whose bodies widen them in
+/// different places.
+template <int kDims>
+void check_narrow_queries() {
+  using Choices = Of<DType::kFloat8E4M3, DType::kFloat8E4M3, kDims>;
+  check_all<Choices, kDims>();
+  for (const int32_t qo_len : {3, 12, 30}) {
+    check<Choices, kDims>({.kv_lens = {300, 40, 130},
+                           .num_kv_heads = 2,
+                           .group_size = 4,
+                           .qo_len = qo_len,
+                           .num_ctas = 3},
+                          "rows of 8-bit queries");
+  }
+}
+TEST(e4m3_queries_of_64_dims) { check_narrow_queries<64>(); }
+TEST(e4m3_queries_of_128_dims) { check_narrow_queries<128>(); }
+
 /// Queries that float16 can not hold.
 TEST(large_and_small_queries) {
   const Decodes decodes = {.kv_lens = {200, 90}, .num_kv_heads = 2, .group_size = 2, .num_ctas = 2};

@@ -7,10 +7,15 @@
 
 namespace flashplan::device {
 
-/// The compile-time choices of a kernel.
-template <DType kQ_, DType kKv_, int kHeadDimQk_, int kHeadDimVo_, typename Variant_>
+/// The compile-time choices of a kernel. `kQuery_`: the dtype of the tensor q.
+template <DType kQuery_, DType kKv_, int kHeadDimQk_, int kHeadDimVo_, typename Variant_>
 struct Traits {
-  static constexpr DType kQ = kQ_;
+  static constexpr DType kQuery = kQuery_;
+  static constexpr bool kWidensQueries = Element<kQuery>::kBytes == 1;
+  // The dtype that queries have in products. Those of 8 bits are widened, exactly.
+  static constexpr DType kQ = kWidensQueries ? DType::kFloat16 : kQuery;
+  // The dtype of o that the fast way of writing results has.
+  static constexpr DType kOutput = kWidensQueries ? DType::kBFloat16 : kQuery;
   static constexpr DType kKv = kKv_;
   static constexpr int kHeadDimQk = kHeadDimQk_;
   static constexpr int kHeadDimVo = kHeadDimVo_;

@@ -204,11 +204,11 @@ class KeyPipeline {
     const uint32_t to = stage_address(stage_of(entry));
     if constexpr (S::kQueryInStage) {
       if (tile.tile_begin() == block_.keys.begin) {
-        copy_tile<Element<T::kQ>::kBytes, T::kHeadDimQk, S::kRows, T::kThreads>(
+        copy_tile<Element<T::kQuery>::kBytes, T::kHeadDimQk, S::kRows, T::kThreads>(
             to + S::kStageQuery, p_.tensors.head_dim_qk, p_.tensors.vectorized, thread_,
             [&](int row) {
               return row < block_.rows.num_rows
-                         ? query_row<T::kQ>(p_, block_.rows, tile.kv_head(), row)
+                         ? query_row<T::kQuery>(p_, block_.rows, tile.kv_head(), row)
                          : nullptr;
             });
       }

@@ -34,14 +34,14 @@ FLASHPLAN_DEVICE void copy_tile(uint32_t tile, int head_dim, bool vectorized, in
 }
 
 /// The address of row `row` of a work tile's queries, for one kv head.
-template <DType kQ>
+template <DType kQuery>
 FLASHPLAN_DEVICE const unsigned char* query_row(const AttentionParams& p, const PackedRows& rows,
                                                 int32_t kv_head, int row) {
   const Divisor& group_size = p.schedule.group_size;
   return static_cast<const unsigned char*>(p.tensors.q.data) +
          (rows.token(row, group_size) * p.tensors.q.token_stride +
           static_cast<uint32_t>(rows.qo_head(kv_head, row, group_size)) * p.tensors.q.head_stride) *
-             Element<kQ>::kBytes;
+             Element<kQuery>::kBytes;
 }
 
 /// Where the rows of k and v of one key begin in memory.

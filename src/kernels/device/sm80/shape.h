@@ -109,7 +109,11 @@ struct Shape {
   // those of the last.
   static constexpr bool kQueryInStage = kRows <= 64 && !T::kIsWidest;
   static constexpr bool kQueryInRegisters = kQueryInStage || T::kHeadDimQk <= 64;
-  static constexpr int kQBytes = kRows * T::kHeadDimQk * Element<T::kQ>::kBytes;
+  // The dtype that queries have in shared memory when their fragments are loaded: those of 8 bits
+  // that go to registers are widened there.
+  static constexpr DType kSharedQ = kQueryInRegisters ? T::kQuery : T::kQ;
+  static constexpr int kQueryBytes = Element<kSharedQ>::kBytes;
+  static constexpr int kQBytes = kRows * T::kHeadDimQk * kQueryBytes;
   static constexpr int kStageBytes = T::kKBytes + T::kVBytes + (kQueryInStage ? kQBytes : 0);
   static constexpr int kStatsBytes = kWarps * 8 * 8;
   // Memory for what a warp sends to the warps that share its rows: 16-bit weights, or maxima and
