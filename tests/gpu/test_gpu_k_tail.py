@@ -10,7 +10,7 @@ import pytest
 import flashplan as fp
 from case import Case
 from frameworks import TorchCuda, bits
-from gpu_cases import DEVICE, GPU_CASES
+from gpu_cases import DEVICE, GPU_CASES, is_supported
 from inputs import make_inputs
 from solve import CudaRunner, assert_correct, solution
 
@@ -49,7 +49,9 @@ PROMPTS += [
     for num_ctas in (3, 40, None)
 ]
 RAGGED = [
-    c for c in dict.fromkeys(GPU_CASES + PROMPTS) if c.page_size is None and c.head_dims[0] > 128
+    c
+    for c in dict.fromkeys([*GPU_CASES, *filter(is_supported, PROMPTS)])
+    if c.page_size is None and c.head_dims[0] > 128
 ]
 # Of these dims as many are in the tail: whole blocks of 64, and such that no box describes.
 TAILS = {"block": lambda dims: 64, "odd": lambda dims: dims // 3}
