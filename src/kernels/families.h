@@ -14,7 +14,7 @@ namespace flashplan {
 inline Axis first_unserved_by_sm80(const Kernel& kernel, const AttentionOptions& options) noexcept {
   const Axis axis = first_unserved_axis(kernel, options);
   if (axis != Axis::kNone) return axis;
-  return options.rope && options.kv_dtype != options.q_dtype ? Axis::kRope : Axis::kNone;
+  return options.rope && item_size(options.kv_dtype) == 1 ? Axis::kRope : Axis::kNone;
 }
 
 /// mma.sync, ldmatrix and cp.async, which every GPU from compute capability 8.0 on has.

@@ -16,6 +16,7 @@
 
 #include "check.h"
 #include "kernels/device/traits.h"
+#include "mla_bytes.h"
 #include "owning_scheduler.h"
 
 namespace flashplan::test {
@@ -43,11 +44,11 @@ struct Listed {
 };
 
 /// A kernel, and tensors of a batch for it.
-template <int32_t kQk>
+template <int32_t kQk, DType kKv>
 class ListBatch {
   static constexpr int32_t kVo = 512;
   static constexpr int32_t kTail = kQk - kVo;
-  using Choices = device::Traits<kBf16, kBf16, kQk, kVo, device::Standard>;
+  using Choices = device::Traits<kBf16, kKv, kQk, kVo, device::Standard>;
   using S = device::MlaShape<Choices>;
 
  public:
@@ -116,6 +117,7 @@ class ListBatch {
     q_tail_.assign(at(int64_t{tokens_} * l_.num_heads * 64), 0xffff);
     k_.assign(at(int64_t{num_slots()} * k_stride_ + 8), 0xffff);
     k_tail_.assign(at(int64_t{num_slots()} * 64), 0xffff);
+    bytes_.emplace(num_slots(), kKv == DType::kFp8DsMla ? kDsMlaBytes : kQk, l_.aligned ? 16 : 3);
     std::vector<float> direction(kQk, 0.0F);
     for (float& x : direction) x = l_.leans ? normal(random_) : 0.0F;
     // Behind what counts are rows of NaN. The column behind the lists is no part of them.
@@ -126,9 +128,14 @@ class ListBatch {
     lists_.assign(at(tokens_ * (columns_ + 1)), slots.back());
     for (int32_t i = 0; i < num_listed; ++i) {
       const float gain = std::pow(l_.growth, static_cast<float>(i / 64));
+      std::vector<float> numbers(kQk);
+      for (int32_t d = 0; d < kQk; ++d) {
+        numbers[at(d)] = value_of(number(gain, -4.0F * gain * direction[at(d)]));
+      }
+      write_bytes(slots[at(i)], numbers.data());
       for (int32_t d = 0; d < kQk; ++d) {
         element(k_, k_tail_, k_stride_, slots[at(i)], d) =
-            number(gain, -4.0F * gain * direction[at(d)]);
+            static_cast<uint16_t>(Element<kBf16>::pack(numbers[at(d)], 0.0F));
       }
     }
     const int32_t none[] = {-1, -l_.page_size, num_slots(), kMin, kMax};
@@ -148,6 +155,15 @@ class ListBatch {
     o_.assign(at(tokens_ * l_.num_heads * kVo), NAN);
     lse_.assign(at(tokens_ * l_.num_heads), NAN);
     sinks_.assign(at(l_.num_heads), 0.5F);
+  }
+
+  /// Of a key in a cache of 8 bits. Its numbers become those that the cache has.
+  void write_bytes(int32_t slot, float* numbers) {
+    if constexpr (kKv == DType::kFp8DsMla) {
+      narrow_ds_mla(numbers, bytes_->row(slot));
+    } else if constexpr (kKv == DType::kFloat8E4M3) {
+      narrow(numbers, kQk, 1.0F, bytes_->row(slot));
+    }
   }
 
   void schedule() {
@@ -195,14 +211,17 @@ class ListBatch {
                         .arrivals = arrivals_.data(),
                         .num_ctas = l_.num_ctas};
     TensorParams& t = params_.tensors;
-    t.k = t.v = {k_.data(), l_.page_size * k_stride_, k_stride_, 0};
+    t.k = {k_.data(), l_.page_size * k_stride_, k_stride_, 0};
+    if (kKv != kBf16) t.k = {bytes_->first, l_.page_size * bytes_->stride, bytes_->stride, 0};
+    t.v = t.k;
     t.pages = {.page_size = make_divisor(l_.page_size), .num_pages = num_pages_};
     if (!l_.real_lens.empty()) t.kv_lens = l_.real_lens.data();
     const int64_t heads = l_.num_heads;
     t.q = {q_.data(), heads * q_stride_, q_stride_};
     t.o = {o_.data(), heads * kVo, kVo};
     t.lse = {lse_.data(), heads, 1};
-    t.q_dtype = t.kv_dtype = kBf16;
+    t.q_dtype = kBf16;
+    t.kv_dtype = kKv;
     t.o_dtype = DType::kFloat32;
     t.vectorized = l_.aligned;
     t.head_dim_qk = kQk;
@@ -215,7 +234,7 @@ class ListBatch {
     params_.mask = {true, -1};
     params_.variant.logits_scale = scale();
     params_.variant.v_scale = 1.0F;
-    if (l_.has_sinks) params_.variant.sinks = sinks_.data();
+    if (l_.has_sinks) params_.variant.sinks = {sinks_.data(), false};
     params_.workspace = {scratch_.data(), static_cast<int64_t>(scratch_.size() * 16),
                          partial_o_.data(), partial_lse_.data()};
     params_.lists = {lists_.data(), columns_ + 1, columns_};
@@ -274,7 +293,8 @@ class ListBatch {
   std::mt19937 random_{7};
   int32_t num_pages_ = 0;
   std::vector<uint16_t> q_, k_, q_tail_, k_tail_;
-  std::vector<int32_t> lists_;  // [tokens, columns + 1]
+  std::optional<ByteRows> bytes_;  // instead of k_
+  std::vector<int32_t> lists_;     // [tokens, columns + 1]
   std::vector<float> o_, lse_, partial_o_, partial_lse_, sinks_;
   std::vector<float4> scratch_ =
       std::vector<float4>(S::kTileQ * 512 / 4 + S::kConsumerThreads, {NAN, NAN, NAN, NAN});
@@ -285,9 +305,9 @@ class ListBatch {
   AttentionParams params_;
 };
 
-template <int32_t kQk = 576>
+template <int32_t kQk = 576, DType kKv = kBf16>
 void check(const Listed& listed, const char* what) {
-  ListBatch<kQk> batch(listed);
+  ListBatch<kQk, kKv> batch(listed);
   std::vector<int32_t> order(static_cast<size_t>(listed.num_ctas));
   std::iota(order.begin(), order.end(), 0);
   batch.run(order);
@@ -368,6 +388,19 @@ TEST(tensors_of_lists) {
   check({.planned_lens = {90}, .page_size = 16, .has_tails = true}, "two tensors");
   check({.planned_lens = {90}, .page_size = 16, .aligned = false, .has_tails = true}, "both");
   check<512>({.planned_lens = {150, 64}, .page_size = 3}, "whole rows as values");
+}
+template <DType kKv>
+void check_8_bits() {
+  check<576, kKv>({.planned_lens = {64, 130, 1, 250}}, "pages");
+  check<576, kKv>({.planned_lens = {130, 70}, .num_heads = 96, .page_size = 1}, "rows");
+  check<576, kKv>({.planned_lens = {130, 70}, .aligned = false}, "not aligned");
+  check<576, kKv>({.planned_lens = {130, 0, 3}, .missing = 1.0}, "no keys");
+  check<576, kKv>({.planned_lens = {330, 200}, .num_ctas = 5, .missing = 0.98}, "few keys");
+  check<576, kKv>({.planned_lens = {400}, .num_ctas = 3, .real_lens = {270}}, "shorter");
+}
+TEST(keys_of_8_bits) {
+  check_8_bits<DType::kFloat8E4M3>();
+  check_8_bits<DType::kFp8DsMla>();
 }
 TEST(lengths_of_lists) {
   check({.planned_lens = {130, 200, 30}, .columns = 100}, "fewer columns than planned");

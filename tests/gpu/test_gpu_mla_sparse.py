@@ -11,6 +11,7 @@ import pytest
 import flashplan as fp
 from frameworks import TorchCuda, bits
 from gpu_cases import DEVICE
+from mla_cases import ds_mla_rows
 from sparse_cases import INT_MAX, INT_MIN, SparseCase, assert_sparse_correct, make_sparse_inputs
 from sparse_cases import run_sparse as run_with
 from test_mla_sparse import CASES as CPU_CASES
@@ -61,7 +62,12 @@ PROMPTS = [
     SparseCase((300,), (500,), num_heads=16, topk=129, pair=True),
     SparseCase((130,), (2100,), num_heads=64, topk=2048, columns=2000, strided=True),
 ]
-CASES = [on_gpu(c) for c in (*CPU_CASES, *HEADS, *CUT, *PROMPTS)]
+EIGHT_BITS = [
+    dataclasses.replace(case, kv_dtype=kv_dtype, pair=False)
+    for kv_dtype in ("float8_e4m3fn", "fp8_ds_mla")
+    for case in (*HEADS[::3], *CUT[::3], *PROMPTS)
+]
+CASES = [on_gpu(c) for c in (*CPU_CASES, *HEADS, *CUT, *PROMPTS, *EIGHT_BITS)]
 SERVED = [c for c in dict.fromkeys(CASES) if is_served(c)]
 
 
@@ -130,14 +136,24 @@ def test_entries_behind_the_planned_ones_are_ignored(torch, seed):
         assert_sparse_correct(case, given, *run_on_gpu(case, given, torch))
 
 
+def stored(keys, kv_dtype, torch):
+    """Keys as a cache has them."""
+    if kv_dtype != "fp8_ds_mla":
+        return keys.to(getattr(torch, kv_dtype or "bfloat16"))
+    rows = ds_mla_rows(keys.flatten(0, 1).cpu().numpy())
+    return torch.from_numpy(rows).to(keys.device).view(*keys.shape[:2], -1)
+
+
+@pytest.mark.parametrize("kv_dtype", [None, "float8_e4m3fn", "fp8_ds_mla"])
 @pytest.mark.parametrize("num_heads", [16, 128])
 @pytest.mark.parametrize("page_size", [64, 16, 1])
-def test_a_list_of_all_keys_is_dense_attention(num_heads, page_size, torch, seed):
+def test_a_list_of_all_keys_is_dense_attention(num_heads, page_size, kv_dtype, torch, seed):
     """In the order of the keys: the same bits, whatever brings the keys."""
     torch.manual_seed(seed)
     lens = [700, 33]
     num_pages = 1000 // page_size
-    cache = torch.randn((num_pages, page_size, 576), device=DEVICE).bfloat16()
+    keys = torch.randn((num_pages, page_size, 576), device=DEVICE)
+    cache = stored(keys, kv_dtype, torch)
     q = torch.randn((2, num_heads, 576), device=DEVICE).bfloat16()
     pages = torch.randperm(num_pages, device=DEVICE).int()
     columns = -(-700 // page_size)
@@ -145,7 +161,8 @@ def test_a_list_of_all_keys_is_dense_attention(num_heads, page_size, torch, seed
     key = torch.arange(1024, device=DEVICE)
     slots = table[:, (key // page_size).clamp_max(columns - 1)] * page_size + key % page_size
     lists = torch.where(key < torch.tensor(lens, device=DEVICE)[:, None], slots, -1).int()
-    case = SparseCase((1, 1), tuple(lens), topk=1024, num_heads=num_heads, page_size=page_size)
+    sizes = {"num_heads": num_heads, "page_size": page_size, "kv_dtype": kv_dtype}
+    case = SparseCase((1, 1), tuple(lens), topk=1024, **sizes)
     sparse = fp.Attention(**options_of(case))
     dense = fp.Attention(**options_of(case) | {"topk": None})
     for attn in (sparse, dense):

@@ -101,6 +101,12 @@ FLASHPLAN_DEVICE float v_scale(const AttentionParams& p, int32_t kv_head) {
   return p.variant.v_scale * p.variant.v_scales.of(kv_head);
 }
 
+/// The attention sink of a query head.
+FLASHPLAN_DEVICE float sink_of(const Sinks& sinks, uint32_t qo_head) {
+  if (!sinks.are_bfloat16) return static_cast<const float*>(sinks.data)[qo_head];
+  return __uint_as_float(uint32_t{static_cast<const uint16_t*>(sinks.data)[qo_head]} << 16);
+}
+
 /// A row's lse once its attention sink, a logit with the value 0, has joined it, and the factor of
 /// its o: {factor, lse}. For what writes o and lse, so that each row's sink joins once.
 FLASHPLAN_DEVICE float2 with_sink(float sink, float lse) {

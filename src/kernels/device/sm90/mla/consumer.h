@@ -32,7 +32,7 @@ class MlaConsumer {
       : p_(p),
         smem_(smem),
         thread_(static_cast<int>(threadIdx.x) % 128),
-        gathers_(!p.maps.has_kv),
+        gathers_(S::kWidens || !p.maps.has_kv),
         variant_(p) {
     if (p.variant.k_scales.data != nullptr) variant_.scale_logits(p.variant.k_scales.of(0));
   }

@@ -110,7 +110,7 @@ class MlaEpilogue {
 
   /// Lets sinks join the results of rows, and what values are multiplied with.
   FLASHPLAN_DEVICE void finish(const PackedRows& rows, State& state) const {
-    if (p_.variant.sinks != nullptr) {
+    if (p_.variant.sinks.data != nullptr) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int own_row = min(row(half), rows.num_rows - 1);

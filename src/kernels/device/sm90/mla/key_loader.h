@@ -26,15 +26,22 @@ class MlaKeyWarp {
     bool is_prefetched;  // by this CTA
   };
 
+  /// What is done before a tile, if there is nothing to do.
+  struct Nothing {
+    FLASHPLAN_DEVICE void operator()(int32_t) const {}
+  };
   /// Calls fill(block, its number in the queue, what request(block) has returned) for each block of
   /// the queue. Before that it calls prefetch() for the next block of the tile, and request() for
   /// the one after it. Row tiles of a request, which queues at the same place have, prefetch every
   /// other block each. Where a request has one row tile, memory is busy without it, and prefetching
-  /// costs a tenth of the time (docs/tuning/sm90-mla.md).
-  template <typename Request, typename Prefetch, typename Fill>
-  FLASHPLAN_DEVICE void for_each_block(Request request, Prefetch prefetch, Fill fill) {
+  /// costs a tenth of the time (docs/tuning/sm90-mla.md). It calls begin_tile(i) before it waits
+  /// for the record of tile i, also for one without blocks and for the record behind the last one.
+  template <typename Request, typename Prefetch, typename Fill, typename BeginTile = Nothing>
+  FLASHPLAN_DEVICE void for_each_block(Request request, Prefetch prefetch, Fill fill,
+                                       BeginTile begin_tile = {}) {
     uint32_t number = 0;
     for (int32_t i = 0;; ++i) {
+      begin_tile(i);
       mbarrier_wait(smem_.context_full(i), i / S::kContexts & 1);
       const Sm90Context& context = smem_.memory.contexts[i % S::kContexts];
       if (context.is_end) return;
