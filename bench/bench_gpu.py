@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times the GPU rows of tests/bench_cases.py (GPU_BENCH, MLA_BENCH, SPARSE_BENCH) and the small
-operators on one GPU.
+"""Times the GPU rows of tests/bench_cases.py and the small operators on one GPU.
 
 Each result is checked before it is timed. Rows stand beside the ceilings of the GPU and, with
 --peers, beside other libraries; rows with shared prefixes also beside the plan without them. The
 targets for one H200 are in bench/targets.json: TFLOP/s of prefill rows, ratios to the plan without
-the variant or the 8-bit cache of rows with one, microseconds of others.
+the variant, the 8-bit cache or batch_invariant of rows with one, microseconds of others.
 """
 
 import argparse
@@ -20,23 +19,24 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "tests"))
 import torch
 
 import flashplan as fp
-from bench_cases import GPU_BENCH, MLA_BENCH, SPARSE_BENCH
+from bench_cases import GPU_BENCH, MLA_BENCH, MLA_PROMPTS, SPARSE_BENCH
 from environment import RESULTS, write_json
 from flashplan.bench import work
 from flashplan.bench.gpu import Timer, ceilings
 from gpu_inputs import assert_right, make_gpu_inputs
-from gpu_mla import mla_row
+from gpu_mla import mla_row, prompt_row
 from gpu_ops import OPS
 from gpu_peers import peers_of
 from gpu_timer import host_microseconds
 
-ROWS = GPU_BENCH | {"mla": MLA_BENCH | SPARSE_BENCH, "ops": OPS}
+ROWS = GPU_BENCH | {"mla": MLA_BENCH | SPARSE_BENCH | MLA_PROMPTS, "ops": OPS}
 SECTIONS = tuple(ROWS)
 TARGETS = json.loads((pathlib.Path(__file__).parent / "targets.json").read_text())
 BY_TFLOP_S = ("prefill", "paged")  # sections whose targets are rates
-WITHOUT_VARIANT = "without it"
+WITHOUT_IT = "without it"
 OF_BFLOAT16 = "bfloat16 cache"
-AS_RATIOS = {"variants": WITHOUT_VARIANT, "8-bit cache": OF_BFLOAT16}  # targets of these sections
+# Targets of these sections.
+AS_RATIOS = {"variants": WITHOUT_IT, "8-bit cache": OF_BFLOAT16, "invariant": WITHOUT_IT}
 QUICK = {
     "prefill": "s512, s1024, s4096, s8192, b4 s8192 32/8, b4 s8192 d64, b4 s8192 d256, zipf 1024",
     "paged": "s4096 page 16",
@@ -48,6 +48,7 @@ QUICK = {
     "prefix": "1024 x 16, 8192 x 64",
     "device": "16 trees of 64, b64 kv4k real lengths",
     "variants": "s4096 alibi, s4096 rope, b64 kv4k rope",
+    "invariant": ", ".join(TARGETS["invariant"]),
     "mla": ", ".join(TARGETS["mla"]),
     "ops": ", ".join(TARGETS["ops"]),
 }
@@ -96,8 +97,8 @@ def left_out(case):
         return "without groups"
     if case.planned_lens or case.custom_mask:
         return "exact and causal"
-    if case.variant or case.rope:
-        return WITHOUT_VARIANT
+    if case.variant or case.rope or case.batch_invariant:
+        return WITHOUT_IT
     return OF_BFLOAT16 if case.kv_dtype and max(case.qo_lens) > 1 else None
 
 
@@ -119,7 +120,13 @@ def attention_row(case, timer, args, ragged=None):
     beside = [ragged] if ragged else []
     if without := left_out(case):
         plain = dataclasses.replace(
-            case, planned_lens=None, custom_mask=None, variant=None, rope=None, kv_dtype=None
+            case,
+            planned_lens=None,
+            custom_mask=None,
+            variant=None,
+            rope=None,
+            kv_dtype=None,
+            batch_invariant=False,
         )
         other = fp.Attention(**plain.options() | {"device": args.device})
         other.plan(plan_args[0], case.kv_lens)
@@ -265,7 +272,8 @@ def main():
             if section == "ops":
                 row = op_row(what, timer, args)
             elif section == "mla":
-                row = mla_row(what, timer, args)
+                make_row = prompt_row if name in MLA_PROMPTS else mla_row
+                row = make_row(what, timer, args)
             else:
                 has_twin = section == "paged" and ragged_twin(what) == twin
                 row, call = attention_row(what, timer, args, call_of_twin if has_twin else None)

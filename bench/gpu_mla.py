@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of multi-head latent attention, MLA_BENCH and SPARSE_BENCH of tests/bench_cases.py."""
+"""Rows of multi-head latent attention: MLA_BENCH, SPARSE_BENCH and MLA_PROMPTS of
+tests/bench_cases.py."""
 
 import torch
 
 import flashplan as fp
 from flashplan.bench import work
+from gpu_inputs import assert_right, make_gpu_inputs
 from gpu_timer import host_microseconds
 from mla_cases import SCALE
 from sparse_cases import SparseCase
@@ -114,4 +116,35 @@ def mla_row(case, timer, args):
         "tb_s": cache[0, 0].nbytes * sum(kv_lens) / us / 1e6,
         "run_host_us": host_microseconds(call, int(min(200, max(10, 3e4 / us)))),
         "plan_host_us": host_microseconds(lambda: attn.plan(indptr, lens)),
+    }
+
+
+def prompt_row(case, timer, args):
+    """Keys whose last 64 dims are in a tensor of their own, beside the same keys in one tensor."""
+    inputs = make_gpu_inputs(case, args.device)
+    tail = inputs.k[:, 0, -64:].contiguous()
+    inputs.k[:, :, -64:] = tail[:, None]
+    own = inputs.k[:, :, :-64].contiguous()
+    attn = fp.Attention(**case.options() | {"device": args.device})
+    plan = attn.plan(*inputs.plan_args())
+    shape = (len(inputs.q), case.num_qo_heads, case.head_dims[1])
+    out = torch.full(shape, torch.nan, dtype=inputs.q.dtype, device=args.device)
+
+    def with_tail():
+        attn.run(inputs.q, own, inputs.v, k_tail=tail, out=out)
+
+    def of_one_tensor():
+        attn.run(inputs.q, inputs.k, inputs.v, out=out)
+
+    with_tail()
+    assert_right(case, inputs, out, "flashplan")
+    us, us_of_one = timer.in_turn([with_tail, of_one_tensor], args.repeats)
+    num_flops = work.flops(case.qo_lens, case.kv_lens, case.num_qo_heads, case.head_dims)
+    return {
+        "case": str(case),
+        "kernel": plan.kernel_name,
+        "us": us,
+        "tflop_s": num_flops / us / 1e6,
+        "tb_s": 2 * (own.numel() + tail.numel() + inputs.v.numel()) / us / 1e6,
+        "peers_us": {"k in one tensor": us_of_one},
     }

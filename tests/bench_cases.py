@@ -74,9 +74,9 @@ def _gpu_decode(lens, num_qo_heads=32, num_kv_heads=8, **options):
     return Case(**{"qo_lens": (1,) * len(lens), "kv_lens": lens} | defaults | options)
 
 
-def _gpu_chunk_and_decodes(chunk, chunk_kv_len, num_decodes, kv_len):
+def _gpu_chunk_and_decodes(chunk, chunk_kv_len, num_decodes, kv_len, **options):
     kv_lens = (chunk_kv_len,) + (kv_len,) * num_decodes
-    return _gpu_decode(kv_lens, qo_lens=(chunk,) + (1,) * num_decodes)
+    return _gpu_decode(kv_lens, qo_lens=(chunk,) + (1,) * num_decodes, **options)
 
 
 _GPU_RAGGED = {
@@ -85,6 +85,7 @@ _GPU_RAGGED = {
     "b4 s8192 32/8": _gpu_prefill((8192,) * 4, 32, 8),
     "b4 s8192 d64": _gpu_prefill((8192,) * 4, 32, head_dim=64),
     "b4 s8192 d256": _gpu_prefill((8192,) * 4, 8, head_dim=256),
+    "b4 s4096 16/8 d512": _gpu_prefill((4096,) * 4, 16, 8, head_dim=512),
     "zipf 1024": _gpu_prefill(zipf_lens(1024), 32),
     "uniform 512-1024": _gpu_prefill(uniform_lens(512, 1024), 32),
 }
@@ -137,6 +138,7 @@ GPU_BENCH = {
         "b64 kv4k 48/1": _gpu_decode((4096,) * 64, 48, 1),
         "b64 kv4k 64/8 d64": _gpu_decode((4096,) * 64, 64, head_dim=64),
         "b64 kv4k 16/8 d256": _gpu_decode((4096,) * 64, 16, head_dim=256),
+        "b64 kv4k 16/8 d512": _gpu_decode((4096,) * 64, 16, head_dim=512),
         "b64 kv4k d80": _gpu_decode((4096,) * 64, head_dim=80),
         "b64 kv4k 64/8 e4m3": _gpu_decode((4096,) * 64, 64, kv_dtype="float8_e4m3fn"),
         "b1 kv8k e4m3": _gpu_decode((8192,), kv_dtype="float8_e4m3fn"),
@@ -174,6 +176,25 @@ GPU_BENCH = {
         "s4096 rope": dataclasses.replace(_GPU_RAGGED["s4096"], rope="plain"),
         "b64 kv4k rope": _gpu_decode((4096,) * 64, rope="plain"),
     },
+    # Beside a plan that may cut as it likes.
+    "invariant": {
+        **{
+            f"{name} invariant": dataclasses.replace(
+                _GPU_RAGGED[name], page_size=16, batch_invariant=True
+            )
+            for name in ("s1024", "s4096", "b4 s8192 32/8")
+        },
+        "chunk 2048 of 32k invariant": _gpu_decode((32768,), qo_lens=(2048,), batch_invariant=True),
+        "chunk 2048 of 8k + 64 x 4k invariant": _gpu_chunk_and_decodes(
+            2048, 8192, 64, 4096, batch_invariant=True
+        ),
+        "16 x 8 drafts 64/8 invariant": _gpu_decode(
+            (8192,) * 16, 64, qo_lens=(8,) * 16, batch_invariant=True
+        ),
+        "b1 kv8k invariant": _gpu_decode((8192,), batch_invariant=True),
+        "b8 kv32k invariant": _gpu_decode((32768,) * 8, batch_invariant=True),
+        "b64 kv4k invariant": _gpu_decode((4096,) * 64, batch_invariant=True),
+    },
 }
 
 
@@ -197,6 +218,8 @@ MLA_BENCH = {
     "h128 b64 kv4k page 16": _mla(128, 64, 4096, page_size=16),
     "h128 b64 kv4k page 1": _mla(128, 64, 4096, page_size=1),
     "h16 b128 kv4k page 1": _mla(16, 128, 4096, page_size=1),
+    "h128 b64 kv4k invariant": _mla(128, 64, 4096, batch_invariant=True),
+    "h128 b1 kv64k invariant": _mla(128, 1, 65536, batch_invariant=True),
 } | {
     f"{name} {short}": dataclasses.replace(_mla(*sizes), kv_dtype=kv_dtype)
     for short, kv_dtype in (("e4m3", "float8_e4m3fn"), ("ds", "fp8_ds_mla"))
@@ -232,4 +255,10 @@ SPARSE_BENCH = {
     "h128 top 2048 b64 656": _sparse(128, (1,) * 64, 32768, "fp8_ds_mla"),
     "h128 top 2048 b128 x 2 656": _sparse(128, (2,) * 128, 32768, "fp8_ds_mla"),
     "h128 top 2048 b1 656": _sparse(128, (1,), 32768, "fp8_ds_mla"),
+}
+
+# Prompts in the expanded form, of keys whose last 64 dims are those of all heads.
+MLA_PROMPTS = {
+    "192/128 s4096": _gpu_prefill((4096,) * 2, 128, head_dim=(192, 128)),
+    "192/128 s8192": _gpu_prefill((8192,) * 2, 128, head_dim=(192, 128)),
 }

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import flashplan.bench.__main__ as installed
-from bench_cases import GPU_BENCH, MLA_BENCH, SPARSE_BENCH
+from bench_cases import GPU_BENCH, MLA_BENCH, MLA_PROMPTS, SPARSE_BENCH
 from frameworks import NumPy
 from mla_cases import MlaCase, assert_mla_correct, expected, make_mla_inputs, run_mla
 from solve import Runner, assert_correct, problem
@@ -21,7 +21,8 @@ sys.path.append(str(pathlib.Path(__file__).parent.parent / "bench"))
 
 import bench_gpu
 
-ROWS = [(section, name) for section, rows in GPU_BENCH.items() for name in rows]
+CASES = GPU_BENCH | {"mla": MLA_PROMPTS}
+ROWS = [(section, name) for section, rows in CASES.items() for name in rows]
 MAX_KV_LEN, MAX_BATCH_SIZE = 30, 3
 
 
@@ -49,7 +50,7 @@ def small(case):
 
 @pytest.mark.parametrize("section, name", ROWS, ids=str)
 def test_rows_are_right_at_a_small_size(section, name, seed):
-    case = small(GPU_BENCH[section][name])
+    case = small(CASES[section][name])
     inputs, exact, twin = problem(case, seed)
     assert_correct(case, inputs, exact, twin, *Runner(case).run(inputs, NumPy()))
 

@@ -64,6 +64,25 @@ std::string_view family_to_test() noexcept {
   return name != nullptr ? name : "";
 }
 
+/// What the environment variable FLASHPLAN_SCHEDULE asks for. It is read once.
+///   kUnsupported  it names no division
+Status division_to_measure(Division* division) noexcept {
+  static const char* const given = std::getenv("FLASHPLAN_SCHEDULE");
+  const std::string_view name = given != nullptr ? given : "balanced";
+  if (name == "balanced") {
+    *division = Division::kBalanced;
+  } else if (name == "whole") {
+    *division = Division::kWhole;
+  } else if (name == "in_order") {
+    *division = Division::kInOrder;
+  } else {
+    return error(StatusCode::kUnsupported,
+                 "FLASHPLAN_SCHEDULE: expected balanced, whole or in_order, got %.*s",
+                 static_cast<int>(name.size()), name.data());
+  }
+  return {};
+}
+
 DeviceLimits device_limits(Device device) noexcept {
   DeviceLimits limits;
   limits.kernels = kernels_for(device.type);
@@ -143,7 +162,8 @@ BatchKind kind_of_kernel(const AttentionOptions& options, int32_t number) {
 /// Lays out the workspace for each of the plan's kernels, and reserves memory for their schedules.
 /// Returns the bounds of these schedules. They are made in the same memory, one for each batch or,
 /// where batches are divided, one beside the other.
-ScheduleBounds prepare_schedules(const AttentionOptions& options, std::span<PlanKernel> kernels) {
+ScheduleBounds prepare_schedules(const AttentionOptions& options, Division division,
+                                 std::span<PlanKernel> kernels) {
   const bool divides = divides_batches(options) && kernels.size() > 1;
   std::array<ScheduleShape, KernelChoices::kMost> shapes;
   std::array<ScheduleBounds, KernelChoices::kMost> own;
@@ -153,6 +173,7 @@ ScheduleBounds prepare_schedules(const AttentionOptions& options, std::span<Plan
     PlanKernel& kernel = kernels[i];
     kernel.layout = layout_workspace(options, kernel.choice, options.workspace_bytes);
     shapes[i] = schedule_shape(options, kernel.choice, kernel.layout);
+    shapes[i].division = division;
     own[i] = schedule_bounds(shapes[i], most_requests(options), options.max_qo_tokens);
     own[i].prepared_tiles = kernel.layout.max_prepared_tiles;
     bounds = larger(bounds, own[i]);
@@ -273,6 +294,8 @@ Status Plan::create(const AttentionOptions& options, Plan* plan) noexcept try {
   auto impl = std::make_unique<Impl>();
   impl->options = options;
   impl->device = device_limits(options.device);
+  Division division = Division::kBalanced;
+  FLASHPLAN_RETURN_IF_ERROR(division_to_measure(&division));
   KernelChoices choices;
   FLASHPLAN_RETURN_IF_ERROR(select_kernel(options, impl->device, &choices));
   impl->kernels.resize(choices.second ? 2 : 1);
@@ -281,7 +304,7 @@ Status Plan::create(const AttentionOptions& options, Plan* plan) noexcept try {
   impl->kernels.front().choice = choices.first;
   if (choices.second) impl->kernels.back().choice = *choices.second;
   FLASHPLAN_RETURN_IF_ERROR(compile_variants(options, impl->rope, impl->kernels));
-  ScheduleBounds bounds = prepare_schedules(options, impl->kernels);
+  ScheduleBounds bounds = prepare_schedules(options, division, impl->kernels);
   for (int32_t i = 0; i < impl->num_kernels(); ++i) {
     PlanKernel& kernel = impl->kernels[static_cast<std::size_t>(i)];
     // A graph may capture a kernel that has had no plan yet: with the code order of its kind.

@@ -60,6 +60,7 @@ TensorParams tensor_params(const AttentionTensors& t, const AttentionOptions& op
   p.vectorized = is_vectorized(t.q) && is_vectorized(t.k) && is_vectorized(v) &&
                  is_vectorized(t.o) && (t.q_tail.empty() || is_vectorized(t.q_tail)) &&
                  (t.k_tail.empty() || is_vectorized(t.k_tail));
+  p.has_key_tail = !t.k_tail.empty() && !options.shared_kv;
   p.head_dim_qk = options.head_dim_qk;
   p.head_dim_vo = options.head_dim_vo;
   if (options.custom_mask) {
@@ -168,10 +169,10 @@ AttentionParams make_params(const AttentionTensors& t, const Plan::Impl& plan, i
   p.schedule.num_ctas = with.choice.num_ctas;
   p.tensors = tensor_params(t, options);
   p.mask = {options.causal, options.window_left};
-  p.variant = {.logits_scale = *options.softmax_scale * t.k_scale,
+  p.variant = {.logits_scale = *options.softmax_scale * t.q_scale * t.k_scale,
                .softcap = options.softcap,
                .v_scale = options.shared_kv ? t.k_scale : t.v_scale,
-               .sinks = t.sinks.empty() ? nullptr : static_cast<const float*>(t.sinks.data),
+               .sinks = {t.sinks.data, t.sinks.dtype == DType::kBFloat16},
                .k_scales = head_scales(t.k_scales),
                .v_scales = head_scales(options.shared_kv ? t.k_scales : t.v_scales)};
   p.workspace = workspace_params(t, with.layout);
@@ -180,6 +181,7 @@ AttentionParams make_params(const AttentionTensors& t, const Plan::Impl& plan, i
   p.prepared = prepared_kv(t, plan, with);
   p.tails = tail_params(t, options);
   p.lists = key_lists(t.topk_indices);
+  p.q_scales = head_scales(t.q_scales);
   if (kernel.geometry.uses_tensor_maps) p.maps = cuda::encode_tensor_maps(kernel, options, t);
   return p;
 }

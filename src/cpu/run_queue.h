@@ -34,7 +34,7 @@ void load_queries(const RowBlock& rows, const Variant& variant, float* to) {
   const int32_t width = padded(p.tensors.head_dim_qk);
   const RopeTurns* rope = p.host.rope;
   Rotations rotations;  // of the position of the row before
-  dispatch_wide_format(p.tensors.q_dtype, [&](auto format) {
+  dispatch_format(p.tensors.q_dtype, [&](auto format) {
     using QFormat = decltype(format);
     for (int32_t r = 0; r < rows.num_rows(); ++r) {
       const auto* q = static_cast<const typename QFormat::Storage*>(p.tensors.q.data) +
@@ -60,7 +60,7 @@ void load_queries(const RowBlock& rows, const Variant& variant, float* to) {
         }
         rotate_row(*rope, rotations, row);
       }
-      const float scale = p.variant.logits_scale * p.variant.k_scales.of(rows.kv_head_of(r));
+      const float scale = p.variant.logits_scale * p.head_scale(rows.kv_head_of(r));
       for (int32_t d = 0; d < width; ++d) row[d] *= scale;
     }
   });

@@ -198,6 +198,26 @@ bool encode_kv(TensorMap* map, int32_t* slabs_per_page, const TensorView& view,
                      {(num_pages - 1) * per_page + num_heads, slab_stride, 1}}});
 }
 
+/// A part of ragged keys: boxes of `rows` rows and 64 dims of one head.
+bool encode_key_part(TensorMap* map, const TensorView& view, int64_t rows) {
+  if (!is_mappable(view)) return false;
+  const bool has_heads = view.rank == 3;
+  constexpr int64_t kUnused = 8;
+  return encode<5>(
+      map, view,
+      {{{view.shape[view.rank - 1], 1, kBlockDims},
+        {view.shape[0], stride_of(view, 0), rows},
+        {1, kUnused, 1},
+        {1, kUnused, 1},
+        {has_heads ? view.shape[1] : 1, has_heads ? stride_of(view, 1) : kUnused, 1}}});
+}
+
+/// Keys whose last dims are in a tensor of their own. No box has dims of both.
+bool encode_key_parts(TensorMaps* maps, const AttentionTensors& t, int64_t rows) {
+  return t.k.shape[t.k.rank - 1] % kBlockDims == 0 && encode_key_part(&maps->k, t.k, rows) &&
+         encode_key_part(&maps->k_tail, t.k_tail, rows);
+}
+
 RowUnits row_units(const TensorView& view, const AttentionOptions& options) {
   constexpr int64_t kElements = 8;  // of the 16 bytes that are copied at once
   if (!is_mappable(view) || view.shape[view.rank - 1] % kElements != 0) return {};
@@ -293,12 +313,13 @@ TensorMaps encode_tensor_maps(const Kernel& kernel, const AttentionOptions& opti
   const int64_t rows = has_all_blocks ? most_rows : std::min(most_rows, kGroupRows);
   maps.box_rows = static_cast<int32_t>(rows);
   maps.has_all_blocks = has_all_blocks;
-  maps.num_kv_tokens =
-      options.page_size == 0
-          ? static_cast<int32_t>(std::min<int64_t>(std::min(t.k.shape[0], t.v.shape[0]), INT32_MAX))
-          : 0;
-  maps.has_kv = rows >= kGroupRows &&
-                encode_kv(&maps.k, &maps.k_slabs_per_page, t.k, options, rows, has_all_blocks) &&
+  int64_t num_kv_tokens = std::min<int64_t>(std::min(t.k.shape[0], t.v.shape[0]), INT32_MAX);
+  if (!t.k_tail.empty()) num_kv_tokens = std::min(num_kv_tokens, t.k_tail.shape[0]);
+  maps.num_kv_tokens = options.page_size == 0 ? static_cast<int32_t>(num_kv_tokens) : 0;
+  const bool has_k = t.k_tail.empty() ? encode_kv(&maps.k, &maps.k_slabs_per_page, t.k, options,
+                                                  rows, has_all_blocks)
+                                      : encode_key_parts(&maps, t, tile_kv);
+  maps.has_kv = rows >= kGroupRows && has_k &&
                 encode_kv(&maps.v, &maps.v_slabs_per_page, t.v, options, rows, has_all_blocks);
   if (maps.has_kv && options.page_size > 0) {
     maps.boxes_of_step = static_cast<int32_t>(tile_kv / rows);

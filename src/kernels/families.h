@@ -14,7 +14,7 @@ namespace flashplan {
 inline Axis first_unserved_by_sm80(const Kernel& kernel, const AttentionOptions& options) noexcept {
   const Axis axis = first_unserved_axis(kernel, options);
   if (axis != Axis::kNone) return axis;
-  return options.rope && options.kv_dtype != options.q_dtype ? Axis::kRope : Axis::kNone;
+  return options.rope && item_size(options.kv_dtype) == 1 ? Axis::kRope : Axis::kNone;
 }
 
 /// mma.sync, ldmatrix and cp.async, which every GPU from compute capability 8.0 on has.
@@ -102,12 +102,9 @@ inline constexpr KernelFamily kSm90WidenFamily = {.name = "sm90_widen",
 inline Axis first_unserved_by_sm90_mla(const Kernel& kernel,
                                        const AttentionOptions& options) noexcept {
   const Axis axis = first_unserved_axis(kernel, options);
-  if (axis != Axis::kNone && axis < Axis::kHeadDim) return axis;
-  if (kernel.head_dim_qk != options.head_dim_qk || kernel.head_dim_vo != options.head_dim_vo) {
-    return Axis::kHeadDim;
-  }
-  if (axis != Axis::kNone) return axis;
-  return options.batch_invariant ? Axis::kBatchInvariant : Axis::kNone;
+  const bool has_dims =
+      kernel.head_dim_qk == options.head_dim_qk && kernel.head_dim_vo == options.head_dim_vo;
+  return !has_dims && axis > Axis::kHeadDim ? Axis::kHeadDim : axis;
 }
 
 /// wgmma, TMA and mbarriers for multi-head latent attention: values are the first dims of keys.
@@ -116,7 +113,7 @@ inline constexpr KernelFamily kSm90MlaFamily = {.name = "sm90_mla",
                                                 .group = KernelGroup::kHopper,
                                                 .shared_kv = true,
                                                 .first_unserved = first_unserved_by_sm90_mla,
-                                                .scratch_bytes = no_scratch_bytes,
+                                                .scratch_bytes = merged_state_bytes,
                                                 .preference = no_preference};
 
 }  // namespace flashplan

@@ -34,6 +34,13 @@ struct Rotating : device::Standard {
   static constexpr int kRotaryDim = 16;
 };
 
+/// The same choices for keys whose last dims are in a tensor of their own. They have code of their
+/// own: one loader for both sorts of keys would need more registers than the producer has.
+template <typename Choices>
+struct WithKeyTails : Choices {
+  static constexpr bool kHasKeyTail = true;
+};
+
 /// A kernel with the sm90 family's code, of any family.
 template <typename Choices>
 Kernel make_hopper_kernel(std::string_view name, const KernelFamily* family,
@@ -64,6 +71,10 @@ Kernel make_sm90_kernel(std::string_view name, Architecture architecture) noexce
   if constexpr (kHeadDimVo <= 128) {
     kernel.rotating_geometry =
         sm90_geometry<device::Traits<kQ, kKv, kHeadDimQk, kHeadDimVo, Rotating>>();
+  }
+  if constexpr (Choices::kTakesKeyTails) {
+    kernel.code.key_tails =
+        reinterpret_cast<const void*>(&device::sm90_attention_kernel<WithKeyTails<Choices>>);
   }
   return kernel;
 }

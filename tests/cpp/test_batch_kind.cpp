@@ -60,6 +60,9 @@ TEST(plans_have_a_kernel_for_each_kind_of_batches) {
   CHECK_EQ(with([&](auto& o) { decodes(o), o.page_size = 12; }), "sm80");
   CHECK_EQ(with([&](auto& o) { decodes(o), o.window_left = 100; }), "sm80");
   CHECK_EQ(with([&](auto& o) { decodes(o), o.batch_invariant = true; }), "sm80");
+  const auto general = [](auto& o) { o.kernels = KernelGroup::kGeneral, o.batch_invariant = true; };
+  CHECK_EQ(with(general), "sm80, sm80");
+  CHECK_EQ(with([&](auto& o) { decodes(o), general(o); }), "sm80");
   const auto large_groups = [](auto& o) { o.num_qo_heads = 100 * o.num_kv_heads; };
   CHECK_EQ(with([&](auto& o) { large_groups(o), o.batch_invariant = true; }), "sm90, sm80");
   CHECK_EQ(with([&](auto& o) { large_groups(o), decodes(o), o.batch_invariant = true; }), "sm80");
@@ -72,9 +75,28 @@ TEST(plans_have_a_kernel_for_each_kind_of_batches) {
   CHECK_EQ(with([&](auto& o) { o.rope = Rope(); }), "sm80");
   CHECK(Variant::create({.name = "v", .key = "return x;"}, &variant).ok());
   CHECK_EQ(with([&](auto& o) { o.variant = variant; }), "sm80");
+  CHECK_EQ(with([&](auto& o) { o.variant = variant, o.batch_invariant = true; }), "sm80");
   KernelChoices choices;
   CHECK(select_kernel(prompts, hopper.device, &choices).ok());
   CHECK_EQ(choices.second->num_ctas, 264);
+}
+
+TEST(chunks_of_few_and_of_many_rows) {
+  const Hopper hopper;
+  AttentionOptions o = llama_on_gpu();
+  KernelChoices choices;
+  const auto chunks = [&] {
+    CHECK(select_kernel(o, hopper.device, &choices).ok());
+    const std::string first = std::to_string(choices.first.chunk_kv);
+    return choices.second ? first + ", " + std::to_string(choices.second->chunk_kv) : first;
+  };
+  CHECK_EQ(chunks(), "0, 0");
+  o.batch_invariant = true;
+  CHECK_EQ(chunks(), "0, 512");
+  o.kernels = KernelGroup::kGeneral;
+  CHECK_EQ(chunks(), "4096, 512");
+  o.max_qo_tokens = o.max_batch_size;
+  CHECK_EQ(chunks(), "512");
 }
 
 TEST(batch_invariant_plans_cut_only_at_chunks) {

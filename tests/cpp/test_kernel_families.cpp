@@ -187,8 +187,7 @@ TEST(keys_that_are_values_have_a_family_of_their_own) {
            "kv_dtype: expected bfloat16 (compiled in for cuda), got float8_e4m3fn");
   CHECK_EQ(with([](auto& o) { o.softcap = 20.0F; }),
            "softcap: expected 0 (compiled in for cuda), got 20");
-  CHECK_EQ(with([](auto& o) { o.batch_invariant = true; }),
-           "batch_invariant: expected false (compiled in for cuda), got true");
+  CHECK_EQ(with([](auto& o) { o.batch_invariant = true; }), "sm90_mla_bf16_d576x512 sm90_mla");
   CHECK_EQ(with([](auto& o) { o.kernels = KernelGroup::kGeneral; }),
            "shared_kv: expected false (compiled in for cuda), got true");
   device.kernels = {&all.back(), 1};

@@ -259,7 +259,7 @@ class MlaBatch {
     params_.mask = {true, -1};
     params_.variant.logits_scale = scale();
     params_.variant.v_scale = 0.75F;
-    if (l_.has_sinks) params_.variant.sinks = sinks_.data();
+    if (l_.has_sinks) params_.variant.sinks = {sinks_.data(), false};
     params_.workspace = {nullptr, 0, partial_o_.data(), partial_lse_.data()};
     make_maps();
   }

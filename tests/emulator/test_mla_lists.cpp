@@ -40,6 +40,7 @@ struct Listed {
   bool has_sinks = false;
   float growth = 1.0F;  // of keys along the list
   bool leans = false;   // keys point away from queries: logits are far below 0
+  int32_t chunk_kv = 0;
 };
 
 /// A kernel, and tensors of a batch for it.
@@ -77,6 +78,8 @@ class ListBatch {
     }
   }
   const std::vector<float>& results() const { return o_; }
+  const std::vector<float>& lse() const { return lse_; }
+  int32_t num_partial_rows() const { return scheduler_->schedule().num_partial_rows; }
 
   /// The largest error of o and lse, in units of the largest value of a row.
   double error() const {
@@ -117,26 +120,12 @@ class ListBatch {
     bytes_.emplace(num_slots(), kKv == DType::kFp8DsMla ? kDsMlaBytes : kQk, l_.aligned ? 16 : 3);
     std::vector<float> direction(kQk, 0.0F);
     for (float& x : direction) x = l_.leans ? normal(random_) : 0.0F;
-    for (int32_t row = 0; row < tokens_ * l_.num_heads; ++row) {
-      for (int32_t d = 0; d < kQk; ++d) {
-        element(q_, q_tail_, q_stride_, row, d) = number(1.0F, direction[at(d)]);
-      }
-    }
     // Behind what counts are rows of NaN. The column behind the lists is no part of them.
     std::vector<int32_t> slots(at(num_slots()));
     std::iota(slots.begin(), slots.end(), 0);
     std::shuffle(slots.begin(), slots.end(), random_);
     const int32_t num_listed = num_slots() / 2;
     lists_.assign(at(tokens_ * (columns_ + 1)), slots.back());
-    const int32_t none[] = {-1, -l_.page_size, num_slots(), kMin, kMax};
-    std::bernoulli_distribution is_missing(l_.missing);
-    for (int32_t t = 0; t < tokens_; ++t) {
-      for (int32_t i = 0; i < count_of(t); ++i) {
-        const auto pick = static_cast<int32_t>(random_() % 64);
-        lists_[at(t * (columns_ + 1) + i)] =
-            is_missing(random_) ? none[pick % 5] : slots[at((i / 64 * 64 + pick) % num_listed)];
-      }
-    }
     for (int32_t i = 0; i < num_listed; ++i) {
       const float gain = std::pow(l_.growth, static_cast<float>(i / 64));
       std::vector<float> numbers(kQk);
@@ -147,6 +136,20 @@ class ListBatch {
       for (int32_t d = 0; d < kQk; ++d) {
         element(k_, k_tail_, k_stride_, slots[at(i)], d) =
             static_cast<uint16_t>(Element<kBf16>::pack(numbers[at(d)], 0.0F));
+      }
+    }
+    const int32_t none[] = {-1, -l_.page_size, num_slots(), kMin, kMax};
+    std::bernoulli_distribution is_missing(l_.missing);
+    for (int32_t t = 0; t < tokens_; ++t) {
+      for (int32_t h = 0; h < l_.num_heads; ++h) {
+        for (int32_t d = 0; d < kQk; ++d) {
+          element(q_, q_tail_, q_stride_, t * l_.num_heads + h, d) = number(1.0F, direction[at(d)]);
+        }
+      }
+      for (int32_t i = 0; i < count_of(t); ++i) {
+        const auto pick = static_cast<int32_t>(random_() % 64);
+        lists_[at(t * (columns_ + 1) + i)] =
+            is_missing(random_) ? none[pick % 5] : slots[at((i / 64 * 64 + pick) % num_listed)];
       }
     }
     o_.assign(at(tokens_ * l_.num_heads * kVo), NAN);
@@ -171,7 +174,8 @@ class ListBatch {
     shape.tile_q = S::kTileQ;
     shape.tile_kv = S::kTileKv;
     shape.num_ctas = l_.num_ctas;
-    shape.max_partial_slots = 3 * l_.num_ctas;
+    shape.max_partial_slots = l_.chunk_kv > 0 ? 64 : 3 * l_.num_ctas;
+    shape.chunk_kv = l_.chunk_kv;
     shape.item_steps = 16;
     shape.cost = {.tile = 10, .step = 200, .split = 10};  // cuts cost little: there are many
     std::vector<int32_t> qo_indptr(at(tokens_) + 1);
@@ -200,6 +204,7 @@ class ListBatch {
     const Schedule& s = scheduler_->schedule();
     params_.schedule = {.tile_q = S::kTileQ,
                         .group_size = make_divisor(l_.num_heads),
+                        .chunk_kv = l_.chunk_kv,
                         .segments = s.segments.data(),
                         .tiles = s.tiles.data(),
                         .merges = merges_.data(),
@@ -229,8 +234,9 @@ class ListBatch {
     params_.mask = {true, -1};
     params_.variant.logits_scale = scale();
     params_.variant.v_scale = 1.0F;
-    if (l_.has_sinks) params_.variant.sinks = sinks_.data();
-    params_.workspace = {nullptr, 0, partial_o_.data(), partial_lse_.data()};
+    if (l_.has_sinks) params_.variant.sinks = {sinks_.data(), false};
+    params_.workspace = {scratch_.data(), static_cast<int64_t>(scratch_.size() * 16),
+                         partial_o_.data(), partial_lse_.data()};
     params_.lists = {lists_.data(), columns_ + 1, columns_};
   }
 
@@ -290,6 +296,8 @@ class ListBatch {
   std::optional<ByteRows> bytes_;  // instead of k_
   std::vector<int32_t> lists_;     // [tokens, columns + 1]
   std::vector<float> o_, lse_, partial_o_, partial_lse_, sinks_;
+  std::vector<float4> scratch_ =
+      std::vector<float4>(S::kTileQ * 512 / 4 + S::kConsumerThreads, {NAN, NAN, NAN, NAN});
   std::optional<OwningScheduler> scheduler_;
   std::vector<Merge> merges_;
   std::vector<Arrivals> arrivals_;
@@ -314,6 +322,55 @@ void check(const Listed& listed, const char* what) {
   if (std::memcmp(first.data(), batch.results().data(), first.size() * 4) != 0) {
     check::fail(__FILE__, __LINE__, std::string(what) + ": other bits in another order");
   }
+}
+
+/// The results of the first `tokens` tokens in a batch, o and lse, as bits.
+template <int32_t kQk>
+std::vector<float> first_results(const ListBatch<kQk>& batch, int32_t tokens, int32_t num_heads) {
+  const auto rows = static_cast<size_t>(tokens * num_heads);
+  std::vector<float> bits(batch.results().data(), batch.results().data() + rows * 512);
+  bits.insert(bits.end(), batch.lse().data(), batch.lse().data() + rows);
+  return bits;
+}
+
+/// Chunks are computed by themselves, whichever CTAs have them, and whatever was planned.
+void check_chunks(Listed listed, const char* what) {
+  const auto tokens = static_cast<int32_t>(listed.planned_lens.size());
+  listed.chunk_kv = 128;
+  std::vector<float> wanted;
+  for (const int32_t num_ctas : {1, 2, 5, 9}) {
+    for (const bool has_neighbours : {false, true}) {
+      Listed other = listed;
+      other.num_ctas = num_ctas;
+      other.columns = 700;
+      if (has_neighbours) {
+        for (const int32_t len : {300, 64}) {
+          other.planned_lens.push_back(len);
+          if (!other.real_lens.empty()) other.real_lens.push_back(len);
+        }
+      }
+      ListBatch<576> batch(other);
+      std::vector<int32_t> order(static_cast<size_t>(num_ctas));
+      std::iota(order.rbegin(), order.rend(), 0);
+      batch.run(order);
+      CHECK(batch.error() < 0.02);
+      CHECK(num_ctas > 1 || batch.num_partial_rows() == 0);
+      CHECK(num_ctas < 9 || batch.num_partial_rows() > 0);
+      const std::vector<float> got = first_results(batch, tokens, listed.num_heads);
+      if (wanted.empty()) wanted = got;
+      if (std::memcmp(got.data(), wanted.data(), got.size() * 4) != 0) {
+        check::fail(__FILE__, __LINE__, std::string(what) + ": other bits");
+      }
+    }
+  }
+}
+
+TEST(chunks) {
+  check_chunks({.planned_lens = {700}, .num_heads = 12, .has_sinks = true}, "pieces");
+  check_chunks({.planned_lens = {640, 129, 128}, .num_heads = 80}, "several tiles");
+  check_chunks({.planned_lens = {650, 300}, .missing = 0.99}, "chunks without keys");
+  check_chunks({.planned_lens = {650, 500}, .real_lens = {200, 0}}, "real lengths");
+  check_chunks({.planned_lens = {650}, .growth = 2.0F}, "growing");
 }
 
 TEST(lists) {

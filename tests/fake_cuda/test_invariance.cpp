@@ -80,8 +80,9 @@ using States = std::vector<std::vector<State>>;
 /// Reads the schedule of a launch.
 class LaunchReader {
  public:
-  LaunchReader(const AttentionParams& params, const HostBatch& batch, States* states)
-      : schedule_(params.schedule), batch_(batch), states_(*states) {}
+  LaunchReader(const AttentionParams& params, const HostBatch& batch, bool is_general,
+               States* states)
+      : schedule_(params.schedule), batch_(batch), is_general_(is_general), states_(*states) {}
 
   void read() {
     for (int32_t cta = 0; cta < schedule_.num_ctas; ++cta) {
@@ -111,7 +112,8 @@ class LaunchReader {
     const int32_t chunk_kv = schedule_.chunk_kv;
     const int32_t group_size = schedule_.group_size.value;
     const int32_t rows = batch_.qo_len(tile.segment) * group_size;
-    CHECK_EQ(chunk_kv > 0, rows <= std::max(64, group_size));
+    const int32_t of_many = is_general_ ? 4096 : 0;
+    CHECK_EQ(chunk_kv, rows <= std::max(64, group_size) ? 512 : of_many);
     const Segment& segment = schedule_.segments[tile.segment];
     CHECK_EQ(segment.qo_begin, batch_.qo_indptr[static_cast<size_t>(tile.segment)]);
     CHECK_EQ(segment.qo_len, batch_.qo_len(tile.segment));
@@ -143,6 +145,7 @@ class LaunchReader {
 
   const ScheduleParams& schedule_;
   const HostBatch& batch_;
+  const bool is_general_;  // whether no kernel is one for Hopper alone
   States& states_;
   std::map<int32_t, int32_t> pieces_;
   std::set<int32_t> partial_rows_;
@@ -172,7 +175,8 @@ class Server {
     std::set<const QueueStart*> taken;
     for (const AttentionParams& params : launches) {
       taken.insert(params.schedule.starts);
-      LaunchReader reader(params, batch, &states);
+      const bool is_general = plan_.options().kernels == KernelGroup::kGeneral;
+      LaunchReader reader(params, batch, is_general, &states);
       reader.read();
       for (const auto& [merge, count] : reader.pieces()) CHECK(merges.insert(merge).second);
     }
@@ -260,6 +264,7 @@ TEST(states_depend_on_the_request_alone) {
     AttentionOptions others = options;
     others.window_left = random.one_in(4) ? random.between(0, 3000) : -1;
     others.causal = !random.one_in(4);
+    if (random.one_in(3)) others.kernels = KernelGroup::kGeneral;
     AttentionOptions with_other_queues = others;
     with_other_queues.num_ctas = random.between(1, 264);
     with_other_queues.max_batch_size = 1;

@@ -64,6 +64,42 @@ LARGER = [
     Case((100, 1), (100, 2500), head_dim=(192, 128), page_size=None),
 ]
 
+# More than 256 dims: one body of 64 rows, whose warps share rows and take different dims of values.
+LARGER += [
+    Case(qo, kv, num_qo_heads=8, num_kv_heads=4, head_dim=dims, **options)
+    for qo, kv in (
+        ((1, 1, 3), (700, 5000, 90)),
+        ((300, 1, 64, 33), (300, 900, 64, 2100)),
+    )
+    for dims, options in (
+        (512, {}),
+        (512, {"page_size": None, "q_dtype": "float16", "window_left": 100, "num_ctas": 7}),
+        (512, {"kv_dtype": "float8_e4m3fn", "page_size": 64, "sinks": True}),
+        (512, {"batch_invariant": True, "page_size": 1, "num_ctas": 40}),
+        (512, {"softcap": 20.0, "kv_layout": "HND", "csr": True, "o_dtype": "float32"}),
+        (512, {"custom_mask": "random", "memory": "strided", "page_size": 5}),
+        (512, {"rope": "plain"}),
+        (512, {"variant": "alibi", "causal": False}),
+        (512, {"page_ids": "missing", "num_ctas": 3}),
+        (384, {"page_size": 8}),
+        (320, {"kv_dtype": "float8_e4m3fn", "q_dtype": "float16", "page_size": None}),
+        ((512, 300), {"window_left": 250}),
+        ((130, 512), {"lse_base2": True}),
+        (301, {"page_size": None, "memory": "strided"}),
+    )
+]
+LARGER += [
+    Case(
+        (200, 1, 3),
+        (900, 4000, 41),
+        planned_lens=(1500, 6000, 700),
+        num_qo_heads=4,
+        head_dim=512,
+        num_ctas=num_ctas,
+    )
+    for num_ctas in (3, 40, None)
+]
+
 # Queues in which work tiles of more than 64 rows, of fewer, and without keys follow each other.
 LARGER += [
     Case(
@@ -164,6 +200,7 @@ PREFIXES = [
         {"head_dim": 128},
         {"page_size": 3, "csr": True, "kv_dtype": "float8_e4m3fn", "q_dtype": "float16"},
         {"head_dim": 256, "page_size": 1, "softcap": 20.0},
+        {"head_dim": 512, "num_kv_heads": 4},
         {"head_dim": (192, 128), "kv_layout": "HND", "memory": "strided", "num_kv_heads": 8},
     )
 ] + [

@@ -101,6 +101,9 @@ struct KernelCode {
   const void* many_rows_first = nullptr;  // the same kernel in the other order
   // The kernel for heads of KernelGeometry::paired_dims, where that is code of its own.
   const void* short_rows_first = nullptr;
+  // The kernel for keys whose last dims are in a tensor of their own, without shared_kv. Null: the
+  // kernel takes none.
+  const void* key_tails = nullptr;
 
   friend bool operator==(const KernelCode&, const KernelCode&) = default;
 };

@@ -192,7 +192,10 @@ Status select_for(BatchKind kind, const AttentionOptions& options, const DeviceL
     choice->num_ctas =
         std::min(device.num_processors * best->geometry.queues_per_processor, kMaxCtas);
   }
-  choice->chunk_kv = options.batch_invariant ? best->tuning.chunk_kv : 0;
+  if (options.batch_invariant) {
+    const bool has_few = kind == BatchKind::kFewRows;
+    choice->chunk_kv = has_few ? best->tuning.few_rows_chunk_kv : best->tuning.chunk_kv;
+  }
   return {};
 }
 

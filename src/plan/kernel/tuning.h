@@ -13,7 +13,10 @@ struct KernelTuning {
   int32_t item_steps = 0;     // see ScheduleShape
   int32_t uncut_part = 0;     // see ScheduleShape
   int32_t prepare_reads = 0;  // see ScheduleShape
-  int32_t chunk_kv = 0;  // keys of a state in batch-invariant mode: tile_kv times a power of two
+  // Keys of a state in batch-invariant mode, of requests of few and of many rows: tile_kv times a
+  // power of two, or 0.
+  int32_t few_rows_chunk_kv = 0;
+  int32_t chunk_kv = 0;
 
   friend bool operator==(const KernelTuning&, const KernelTuning&) = default;
 };

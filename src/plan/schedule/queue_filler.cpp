@@ -41,6 +41,11 @@ void QueueFiller::fill(const TileSet& tiles, const Segment* segments, const Shar
   tiles_ = &tiles;
   loads_before_ = loads;
   cutter_.begin(segments, sharing, tiles.queues_wait);
+  if (shape_.division != Division::kBalanced) {
+    place_without_cuts();
+    tiles_ = nullptr;
+    return;
+  }
   if (tiles.capacity > 0) {
     heads_at_once_ = 1;
     deal_items(tiles.capacity, tiles.capacity);
@@ -113,7 +118,8 @@ void QueueFiller::fill_queues(int64_t share, int32_t heads_at_once) {
 /// Divides the items of tiles_ among queues that get `share` each, and cuts none. Those that were
 /// not dealt go as a whole, longest first, to the least loaded queue. The fewer are dealt, the more
 /// even the queues are, and the fewer CTAs read the same keys at the same time. So less and less is
-/// dealt, until the longest queue is hardly longer than its share.
+/// dealt, until the longest queue is hardly longer than its share; and what makes it hardly shorter
+/// is not worth it.
 void QueueFiller::fill_uncut(int64_t share) {
   constexpr ScheduleTuning kTuning = kScheduleTuning;
   const auto fill = [&](int64_t part) {
@@ -121,20 +127,19 @@ void QueueFiller::fill_uncut(int64_t share) {
     place_the_rest(std::numeric_limits<int64_t>::max());
     return *std::max_element(loads_.begin(), loads_.end());
   };
+  const int64_t hardly = share / kTuning.uncut_slack_part;
   heads_at_once_ = 1;
-  int64_t best_part = 0;
-  int64_t shortest = std::numeric_limits<int64_t>::max();
-  int64_t last_part = 0;
-  for (int64_t part = kTuning.least_undealt_part; part > 0; part /= 2) {
+  int64_t best_part = kTuning.least_undealt_part;
+  int64_t shortest = fill(best_part);
+  int64_t part = best_part;
+  while (shortest > share + hardly && part > 1) {
+    part /= 2;
     const int64_t longest = fill(part);
-    last_part = part;
-    if (longest < shortest) {
-      shortest = longest;
-      best_part = part;
-    }
-    if (longest <= share + share / kTuning.slack_part) return;
+    if (longest + hardly >= shortest) continue;
+    shortest = longest;
+    best_part = part;
   }
-  if (best_part != last_part) fill(best_part);
+  if (best_part != part) fill(best_part);
 }
 
 /// Makes the longest queue shorter, by trying smaller slacks than `enough`, with which the last try

@@ -67,6 +67,7 @@ class QueueFiller {
   void fill_uncut(int64_t share);
   /// Whether the items that were not dealt go to the least loaded queues, before any is cut.
   bool has_heap() const { return !shape_.cuts || !tiles_->groups.empty(); }
+  void place_without_cuts();
   void deal_items(int64_t share, int64_t capacity);
   void sort_left_items();
   void place_whole(int32_t first, int64_t capacity);

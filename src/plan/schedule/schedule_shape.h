@@ -56,6 +56,13 @@ struct CostModel {
   int64_t longest(int64_t time) const noexcept { return time + time / error_part; }
 };
 
+/// How row tiles are divided among the queues. Only measurements ask for others than the first.
+enum class Division : int32_t {
+  kBalanced = 0,  // they are cut where that makes the longest queue shorter
+  kWhole,         // none is cut
+  kInOrder,       // none is cut, and the queues take them in turn, however long they are
+};
+
 /// Fixed for the life of a Plan.
 struct ScheduleShape {
   int32_t num_kv_heads = 1;
@@ -94,6 +101,7 @@ struct ScheduleShape {
   int32_t prepare_reads = 0;
   /// Whether some requests of a batch may be prepared while others are not.
   bool prepares_some = false;
+  Division division = Division::kBalanced;
   CostModel cost;
 
   /// Whether each queue has its shared prefixes before everything else. A GPU then merges the

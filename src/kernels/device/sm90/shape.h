@@ -111,7 +111,8 @@ struct Sm90Shape : Choices {
   }
 
   using Query = WgmmaTile<Choices::kHeadDimQk, kTileQ>;
-  using Key = WgmmaTile<Choices::kHeadDimQk, 8>;
+  // Keys in two parts are ragged: a block has all rows of a step, so that a box can bring it alone.
+  using Key = WgmmaTile<Choices::kHeadDimQk, Choices::kHasKeyTail ? kTileKv : 8>;
   using Value = WgmmaTile<Choices::kHeadDimVo, 8>;
   // The output is staged in the memory of the queries.
   static_assert(Choices::kHeadDimVo <= Choices::kHeadDimQk);

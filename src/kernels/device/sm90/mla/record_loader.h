@@ -106,13 +106,18 @@ class MlaRecordLoader {
     if (lane_ == 0) {
       Sm90Context& context = smem_.memory.contexts[i % S::kContexts];
       context.is_end = i >= num_tiles_;
-      if (!context.is_end) finish(context);
+      if (!context.is_end) finish(context, smem_.memory.num_states[i % S::kContexts]);
       mbarrier_arrive(smem_.context_full(i));
     }
     __syncwarp();  // the other lanes read the record, too
   }
 
-  FLASHPLAN_DEVICE void finish(Sm90Context& context) const {
+  FLASHPLAN_DEVICE void finish(Sm90Context& context, int32_t& num_states) const {
+    const WorkTile& tile = context.tile;
+    num_states = 1;
+    if (p_.schedule.chunk_kv > 0 && tile.merge >= 0) {
+      num_states = num_chunk_states(tile, p_.schedule.merges[tile.merge], p_);
+    }
     context.finish(p_, S::kTileKv);
     // The list of a token may have fewer entries than planned.
     const KeyLists& lists = p_.lists;

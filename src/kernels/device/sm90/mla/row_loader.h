@@ -85,7 +85,7 @@ class MlaRowLoader : MlaKeyWarp<S> {
 
   /// Brings the keys of a block to the L2 cache; see MlaBoxLoader.
   FLASHPLAN_DEVICE void prefetch(const Block& block, int32_t id) const {
-    if (!block.is_prefetched) return;
+    if (!kVectorized || !block.is_prefetched) return;
     const Source own = source(block, id);
     if (!own.exists) return;
 #pragma unroll

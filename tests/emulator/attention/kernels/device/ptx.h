@@ -228,6 +228,7 @@ struct NamedBarrier {
   std::vector<bool> has_come = std::vector<bool>(simt::kMaxThreads);
   int arrived = 0;
   uint64_t phase = 0;
+  bool votes[2] = {};  // of even and of odd phases
 };
 inline NamedBarrier& named_barrier(int id) {
   static thread_local NamedBarrier barriers[16];
@@ -261,14 +262,13 @@ inline void barrier_wait(int id, int threads) {
   }
 }
 inline bool barrier_any(int id, int threads, bool x) {
-  static thread_local bool any = false;
-  any = any || x;
+  NamedBarrier& barrier = named_barrier(id);
+  const uint64_t phase = barrier.phase;
+  barrier.votes[phase % 2] = barrier.votes[phase % 2] || x;
+  // All have read the votes of the phase before when the first of them arrives at this one.
+  barrier.votes[1 - phase % 2] = false;
   barrier_wait(id, threads);
-  const bool result = any;
-  barrier_wait(id, threads);  // all have read it
-  any = false;
-  barrier_wait(id, threads);
-  return result;
+  return barrier.votes[phase % 2];
 }
 inline float infinity() { return HUGE_VALF; }
 
