@@ -320,7 +320,7 @@ class MlaConsumer {
   const AttentionParams& p_;
   const MlaSmem<S> smem_;
   const int thread_;
-  const bool gathers_;  // keys are copied row by row
+  const bool gathers_;  // keys come by ordinary writes or cp.async, not by boxes
   Variant variant_;
   Softmax softmax_;
   Visible visible_;
