@@ -26,6 +26,7 @@ ModelBackend::ModelBackend(Model model, std::unique_ptr<Device> device, const Op
       options_(options),
       device_(std::move(device)),
       memory_(model_.config, options, device_.get()),
+      has_pdl_(options.has_pdl && device_->place().type == fp::DeviceType::kCuda),
       cache_dtype_(options.has_8bit_cache ? fp::DType::kFloat8E4M3 : device_->dtype()) {
   create_plans();
   allocate();
@@ -190,6 +191,7 @@ void ModelBackend::forward(const StepSize& size, fp::Plan* plan) {
   check(fp::gather_rows(embedding, ids, hidden, stream));
   fp::RmsNormOptions norm;
   norm.eps = c.norm_eps;
+  norm.pdl = has_pdl_;
   check(fp::rmsnorm(hidden, weights(model_.layers[0].attention_norm, c.hidden), x, norm, stream));
   for (int32_t i = 0; i < c.num_layers; ++i) {
     const Layer& layer = model_.layers[static_cast<std::size_t>(i)];
@@ -230,6 +232,7 @@ void ModelBackend::attend(const StepSize& size, int32_t layer_index, fp::Plan* p
   if (c.has_head_norms) {
     fp::RmsNormOptions norm;
     norm.eps = c.norm_eps;
+    norm.pdl = has_pdl_;
     check_all({fp::rmsnorm(q, weights(layer.q_norm, c.head_dim), q, norm, stream),
                fp::rmsnorm(k, weights(layer.k_norm, c.head_dim), k, norm, stream)});
   }
@@ -242,6 +245,7 @@ void ModelBackend::attend(const StepSize& size, int32_t layer_index, fp::Plan* p
   append.kv_lens = memory_.kv_lens(size);
   append.page_indptr = memory_.page_indptr(size);
   append.page_indices = memory_.page_indices();
+  append.pdl = has_pdl_;
   check(fp::rope_append_paged_kv(q, append, c.rope, q, stream));
   if (!options_.has_attention) return;
 
@@ -253,7 +257,7 @@ void ModelBackend::attend(const StepSize& size, int32_t layer_index, fp::Plan* p
   tensors.page_indices = append.page_indices;
   tensors.o = fp::contiguous(out_.get(), device_->dtype(), device_->place(),
                              {size.tokens, c.num_qo_heads, c.head_dim});
-  tensors.pdl = device_->place().type == fp::DeviceType::kCuda;
+  tensors.pdl = has_pdl_;
   tensors.workspace = workspace_.get();
   tensors.workspace_bytes = workspace_bytes_;
   check(plan->run(tensors, stream));
@@ -264,7 +268,7 @@ void ModelBackend::feed_forward(const Layer& layer, int64_t num_tokens) {
   const int64_t stride = 2 * int64_t{c.ffn};
   multiply(x_, num_tokens, layer.gate_up, gate_up_, stride, device_->dtype());
   check(fp::gated_activation(fp::Activation::kSilu, rows(gate_up_, num_tokens, stride),
-                             rows(ffn_, num_tokens, c.ffn), 1.0F, device_->stream()));
+                             rows(ffn_, num_tokens, c.ffn), 1.0F, device_->stream(), has_pdl_));
   multiply(ffn_, num_tokens, layer.down, x_, c.hidden, device_->dtype());
 }
 

@@ -75,6 +75,7 @@ class ModelBackend final : public Backend {
   Plans plans_;
   std::size_t workspace_bytes_ = 0;
   Memory workspace_;
+  bool has_pdl_;
   flashplan::DType cache_dtype_;
   Memory k_caches_, v_caches_;  // [layers, pages, page_size, kv_heads, head_dim]
   // A row for each token of the step.
