@@ -49,7 +49,8 @@ void ModelBackend::create_plans() {
   attention.max_qo_tokens = options_.max_step_tokens;
   check(fp::Plan::create(attention, &plans_.mixed));
   attention.max_qo_tokens = options_.max_batch_size;
-  check(fp::Plan::create(attention, &plans_.decodes));
+  check_all({fp::Plan::create(attention, &plans_.decodes),
+             fp::Plan::create(attention, &plans_.sharing_decodes)});
   workspace_bytes_ = std::max(plans_.mixed.workspace_bytes(), plans_.decodes.workspace_bytes());
 }
 
@@ -76,24 +77,27 @@ void ModelBackend::allocate() {
   shared_prefixes_.resize(static_cast<std::size_t>(options_.max_batch_size) * 3);
 }
 
-// --8<-- [start:start]
 void ModelBackend::start(const Step& step) {
+  const fp::Batch batch = batch_of(step);
   const bool is_decode = step.num_tokens() == step.batch_size();
-  fp::Plan* const plan_of_step = is_decode ? &plans_.decodes : &plans_.mixed;
+  const bool is_sharing = is_decode && batch.num_shared_prefixes > 0;
+  fp::Plan* const plan = is_sharing  ? &plans_.sharing_decodes
+                         : is_decode ? &plans_.decodes
+                                     : &plans_.mixed;
   StepSize size{step.num_tokens(), step.batch_size(), static_cast<int64_t>(step.draws.size())};
   const int64_t graph = graph_size(step);
   if (graph > 0) size = {graph, graph, graph};
   memory_.send(step, size);
-  plan(step, plan_of_step);
+  check(plan->plan(batch, device_->stream()));
   if (graph > 0) {
-    device_->record(static_cast<int32_t>(graph), [=, this] { forward(size, plan_of_step); });
+    const auto key = static_cast<int32_t>(is_sharing ? -graph : graph);
+    device_->record(key, [=, this] { forward(size, plan); });
   } else {
-    forward(size, plan_of_step);
+    forward(size, plan);
   }
   draw(step.draws);
   memory_.fetch(static_cast<int64_t>(step.draws.size()), step.draws.num_logprobs);
 }
-// --8<-- [end:start]
 
 void ModelBackend::finish(Drawn* drawn) { memory_.wait(drawn); }
 
@@ -158,7 +162,7 @@ int64_t ModelBackend::graph_size(const Step& step) const {
 }
 
 // --8<-- [start:plan]
-void ModelBackend::plan(const Step& step, fp::Plan* plan) {
+fp::Batch ModelBackend::batch_of(const Step& step) {
   fp::Batch batch;
   batch.qo_indptr = step.qo_indptr.data();
   batch.kv_lens = step.kv_lens.data();
@@ -172,7 +176,7 @@ void ModelBackend::plan(const Step& step, fp::Plan* plan) {
                                    &batch.num_shared_prefixes));
     batch.shared_prefixes = shared_prefixes_.data();
   }
-  check(plan->plan(batch, device_->stream()));
+  return batch;
 }
 // --8<-- [end:plan]
 
