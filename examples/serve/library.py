@@ -17,6 +17,9 @@ ALL_SAMPLES = -1
 ALL_TOKENS = 2**31 - 1  # for Request.top_k
 
 
+DEVICES = ("cpu", "cuda")  # by their numbers in Options.device
+
+
 class Finish(IntEnum):
     NOT = 0
     STOP = 1
@@ -31,6 +34,8 @@ class Options(ctypes.Structure):
         ("max_batch_size", c_int32),
         ("max_step_tokens", c_int32),
         ("batch_invariant", c_int32),
+        ("device", c_int32),
+        ("has_8bit_cache", c_int32),
     ]
 
 

@@ -134,6 +134,11 @@ INVARIANT = [
     Case((3,), (8200,), batch_invariant=True, window_left=6000),
     Case((150,), (1500,), batch_invariant=True, page_size=None),
     Case((40,), (40,), batch_invariant=True, softcap=20.0),
+    # More than 64 packed rows: on Hopper kernels of their own.
+    Case((65,), (3000,), num_qo_heads=8, num_kv_heads=2, head_dim=64, batch_invariant=True),
+    Case((17,), (5000,), num_qo_heads=8, num_kv_heads=2, head_dim=128, batch_invariant=True),
+    Case((200,), (900,), num_qo_heads=4, num_kv_heads=1, head_dim=256, batch_invariant=True),
+    Case((90,), (2100,), head_dim=128, batch_invariant=True, window_left=500, page_size=3),
 ]
 
 

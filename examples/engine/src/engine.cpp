@@ -12,9 +12,11 @@
 #include <utility>
 
 #include "core.h"
-#include "cpu_backend.h"
 #include "engine_thread.h"
 #include "model.h"
+#include "model_backend.h"
+#include "open_device.h"
+#include "step_log.h"
 
 namespace engine {
 
@@ -94,6 +96,8 @@ class EngineThread final : public Engine {
       has_work_.wait(lock, [this] {
         return stops_ || !submitted_.empty() || !aborted_.empty() || !core_.is_idle();
       });
+      // Nobody waits for the next step yet, but requests may still come.
+      has_work_.wait_until(lock, core_.next_begin(), [this] { return stops_; });
       if (stops_) return false;
       submitted.swap(submitted_);
       aborted.swap(aborted_);
@@ -147,20 +151,33 @@ std::unique_ptr<Engine> start_engine(const ModelConfig& config, std::unique_ptr<
   return std::make_unique<EngineThread>(config, std::move(backend), options);
 }
 
-std::unique_ptr<Engine> start_on_cpu(const ModelConfig& config, WeightSource& source,
-                                     const Options& options) {
-  check_options(options);
-  return start_engine(config, std::make_unique<CpuBackend>(load_model(config, source), options),
-                      options);
+std::unique_ptr<Engine> start_model(Model model, std::unique_ptr<Device> device,
+                                    const Options& options) {
+  const ModelConfig config = model.config;
+  std::unique_ptr<Backend> backend =
+      std::make_unique<ModelBackend>(std::move(model), std::move(device), options);
+  if (!options.step_log.empty()) {
+    backend = std::make_unique<StepLog>(std::move(backend), options.step_log);
+  }
+  return start_engine(config, std::move(backend), options);
 }
 
 std::unique_ptr<Engine> Engine::load(const std::filesystem::path& folder, const Options& options) {
-  return start_on_cpu(read_model_config(folder), *open_checkpoint(folder), options);
+  check_options(options);
+  const ModelConfig config = read_model_config(folder);
+  const std::unique_ptr<WeightSource> source = open_checkpoint(folder);
+  std::unique_ptr<Device> device = open_device(options);
+  Model model = load_model(config, *source, *device);
+  return start_model(std::move(model), std::move(device), options);
 }
 
 std::unique_ptr<Engine> Engine::random(const std::filesystem::path& folder, uint64_t seed,
                                        const Options& options) {
-  return start_on_cpu(read_model_config(folder), *random_weights(seed), options);
+  check_options(options);
+  const ModelConfig config = read_model_config(folder);
+  std::unique_ptr<Device> device = open_device(options);
+  Model model = random_model(config, seed, *device);
+  return start_model(std::move(model), std::move(device), options);
 }
 
 }  // namespace engine

@@ -62,6 +62,8 @@ int32_t engine_open(const char* folder, const engine_options* options, engine_ha
     limits.max_batch_size = options->max_batch_size;
     limits.max_step_tokens = options->max_step_tokens;
     limits.batch_invariant = options->batch_invariant != 0;
+    limits.device = static_cast<engine::DeviceType>(options->device);
+    limits.has_8bit_cache = options->has_8bit_cache != 0;
     auto handle = std::make_unique<engine_handle>();
     handle->engine = engine::Engine::load(folder, limits);
     *engine = handle.release();

@@ -19,8 +19,7 @@ inline constexpr int32_t kAllSamples = -1;
 struct Chunk {
   Sequence* sequence = nullptr;
   int32_t num_tokens = 0;
-
-  bool draws() const { return num_tokens == sequence->num_uncached(); }
+  bool has_draw = false;  // these are all of them, so the next token is drawn
 };
 
 /// First come, first served, and all in one batch: each step has one token of every sequence that
@@ -36,12 +35,14 @@ class Scheduler {
 
   /// Adds a sequence behind all others.
   void add(std::unique_ptr<Sequence> sequence);
-  /// The next step. Empty only if no sequence is left. Valid until the next call of a function.
+  /// The next step. Empty only if no sequence is left, or if the last tokens of those that run are
+  /// being drawn. Valid until the next call of a function.
   const std::vector<Chunk>& schedule();
-  /// Publishes the pages that the last step has filled.
+  /// Publishes the pages that the last step fills. It need not have ended, if the backend computes
+  /// all steps in their order.
   void complete_step();
   /// Takes a sequence out and gives its pages back.
-  void remove(const Sequence* sequence);
+  void remove(Sequence* sequence);
   /// Takes a sample of a request out, or all of them if `sample` is kAllSamples; returns which were
   /// there.
   std::vector<int32_t> remove_request(RequestId request, int32_t sample);
@@ -57,6 +58,8 @@ class Scheduler {
  private:
   /// Gives each running sequence the pages for all its tokens.
   void make_room();
+  /// Lets others find the full pages of a sequence whose tokens are known.
+  void publish(Sequence* sequence);
   /// Lets sequences begin while those that run leave some of the budget.
   void admit();
 

@@ -3,6 +3,7 @@
 #include "scheduler.h"
 
 #include <algorithm>
+#include <deque>
 #include <set>
 
 #include "check.h"
@@ -17,7 +18,7 @@ class CheckingBackend final : public Backend {
  public:
   explicit CheckingBackend(const Options& options) : options_(options) {}
 
-  void run(const Step& step, Drawn* drawn) override {
+  void start(const Step& step) override {
     CHECK(step.batch_size() >= 1 && step.batch_size() <= options_.max_batch_size);
     CHECK(step.num_tokens() <= options_.max_step_tokens);
     CHECK_EQ(step.last_rows.size(), step.draws.size());
@@ -34,13 +35,21 @@ class CheckingBackend final : public Backend {
         CHECK(written.insert(id).second);  // no page is written by two sequences
       }
     }
-    for (std::size_t i = 0; i < step.draws.size(); ++i) {
-      drawn->tokens[i] = static_cast<int32_t>(step.draws.offsets[i] % 97);
+    std::vector<int32_t>& tokens = under_way_.emplace_back();
+    for (const int64_t offset : step.draws.offsets) {
+      tokens.push_back(static_cast<int32_t>(offset % 97));
     }
+    CHECK(under_way_.size() <= 2);
+  }
+
+  void finish(Drawn* drawn) override {
+    std::ranges::copy(under_way_.front(), drawn->tokens.begin());
+    under_way_.pop_front();
   }
 
  private:
   Options options_;
+  std::deque<std::vector<int32_t>> under_way_;
 };
 
 std::unique_ptr<Core> checked_core(const Options& options) {
@@ -131,6 +140,7 @@ TEST(prompts_do_not_hold_up_decodes) {
   options.num_pages = 64;
   options.max_batch_size = 4;
   options.max_step_tokens = 8;
+  options.look_ahead = false;  // so that each call gives the tokens of its own step
   const auto core = checked_core(options);
   std::vector<Output> outputs;
   core->add(0, simple_request({1}, 100));

@@ -16,6 +16,8 @@ typedef struct engine_options {
   int32_t max_batch_size;
   int32_t max_step_tokens;
   int32_t batch_invariant;  // 0 or 1
+  int32_t device;           // engine::DeviceType
+  int32_t has_8bit_cache;   // 0 or 1
 } engine_options;
 
 typedef struct engine_request {

@@ -32,6 +32,10 @@ class Sm90ProducerWarp {
   FLASHPLAN_DEVICE int32_t first_prepared(int32_t i) const {
     return static_cast<int32_t>(load_shared_4(smem_.first_prepared(i % S::kContexts)));
   }
+  /// Whether the keys of context `i`, which has arrived, are prepared.
+  FLASHPLAN_DEVICE bool is_prepared(int32_t i) const {
+    return p_.prepared.states != nullptr && first_prepared(i) >= 0;
+  }
   FLASHPLAN_DEVICE void release_context(int32_t i) const {
     __syncwarp();
     if (lane_ == 0) mbarrier_arrive(smem_.context_empty(i % S::kContexts));
@@ -49,7 +53,8 @@ class Sm90ProducerWarp {
                                                     int32_t head) const {
     if (!has_page(p_.tensors.pages, page)) return zero_row();
     return static_cast<const unsigned char*>(view.data) +
-           2 * (page * view.page_stride + row * view.token_stride + head * view.head_stride);
+           Element<S::kKv>::kBytes *
+               (page * view.page_stride + row * view.token_stride + head * view.head_stride);
   }
 
   /// Makes this warp's copies visible to wgmma, and arrives at `full`.

@@ -21,7 +21,7 @@ class Sm90QueryLoader : Sm90ProducerWarp<S> {
     uint32_t word = 0;
     if (thread >= 0 && thread < 3 * 32 && lane < kQueueWords) {
       const auto* words = reinterpret_cast<const uint32_t*>(p.schedule.starts + blockIdx.x);
-      asm volatile("ld.global.u32 %0, [%1];\n" : "=r"(word) : "l"(words + lane));
+      word = load_global_4(words + lane);
     }
     return word;
   }
