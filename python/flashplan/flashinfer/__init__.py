@@ -97,7 +97,10 @@ from flashplan.flashinfer.sampling import (
     top_p_renorm_probs,
     top_p_sampling_from_probs,
 )
-from flashplan.flashinfer.sparse import BlockSparseAttentionWrapper
+from flashplan.flashinfer.sparse import (
+    BlockSparseAttentionWrapper,
+    VariableBlockSparseAttentionWrapper,
+)
 
 # What programs compare that look for FlashInfer.
 __version__ = "0.7.2"
@@ -114,6 +117,7 @@ __all__ = [
     "CUDAGraphBatchDecodeWithPagedKVCacheWrapper",
     "MultiLevelCascadeAttentionWrapper",
     "PODWithPagedKVCacheWrapper",
+    "VariableBlockSparseAttentionWrapper",
     "__version__",
     "append_paged_kv_cache",
     "append_paged_mla_kv_cache",
