@@ -118,12 +118,14 @@ class VariableBlockSparseAttentionWrapper:
             q: [num_qo_heads, queries, head_dim].
             k, v: [num_kv_heads, keys, head_dim].
         """
-        grouped = q.unflatten(0, (self._num_kv_heads, -1))  # [kv heads, group, queries, dim]
+        num_heads = self._num_kv_heads
+        grouped = q.reshape(num_heads, -1, *q.shape[1:])  # [kv heads, group, queries, dim]
         rows = grouped.transpose(1, 2).flatten(0, 1)
-        cache = tuple(x.reshape(-1, 1, 1, x.shape[-1]) for x in (k, v))
-        results = self._wrapper.run(rows, cache, return_lse=True)
-        turned = [x.unflatten(0, (self._num_kv_heads, -1)).transpose(1, 2) for x in results]
-        o, of_rows = (x.flatten(0, 1) for x in turned)
+        k, v = (x.reshape(-1, 1, 1, x.shape[-1]) for x in (k, v))
+        results = self._wrapper.run(rows, (k, v), return_lse=True)
+        o, of_rows = (
+            x.view(num_heads, -1, *x.shape[1:]).transpose(1, 2).flatten(0, 1) for x in results
+        )
         o = o.contiguous() if out is None else out.copy_(o)
         if lse is not None:
             of_rows = lse.copy_(of_rows)
