@@ -29,6 +29,7 @@ from flashplan.flashinfer.cascade import (
     merge_state_in_place,
     merge_states,
 )
+from flashplan.flashinfer.concat_ops import concat_mla_k
 from flashplan.flashinfer.decode import (
     BatchDecodeWithPagedKVCacheWrapper,
     CUDAGraphBatchDecodeWithPagedKVCacheWrapper,
@@ -132,6 +133,7 @@ __all__ = [
     "apply_rope_with_cos_sin_cache",
     "apply_rope_with_cos_sin_cache_inplace",
     "chain_speculative_sampling",
+    "concat_mla_k",
     "cudnn_batch_decode_with_kv_cache",
     "cudnn_batch_prefill_with_kv_cache",
     "fast_decode_plan",
