@@ -19,6 +19,7 @@
 #define __shared__ thread_local
 #define threadIdx (::simt::thread_index())
 #define blockIdx (::simt::block_index())
+#define gridDim (::simt::grid_size())
 
 struct alignas(16) float4 {
   float x, y, z, w;

@@ -85,10 +85,19 @@ struct Results {
   std::vector<float> lse;
 };
 
+/// The kernels of the sm80 family.
+template <typename Choices>
+struct Sm80Kernel {
+  using Shape = device::Tiling<Choices, 228>;
+  static void run(const AttentionParams& params) {
+    device::attention_kernel<Choices, true>(params);
+  }
+};
+
 /// A kernel, and tensors of a batch for it.
-template <typename Choices, int32_t kDims>
+template <typename Choices, int32_t kDims, typename Kernel = Sm80Kernel<Choices>>
 class Batch16 {
-  using T = device::Tiling<Choices, 228>;
+  using T = typename Kernel::Shape;
 
  public:
   Batch16(const Decodes& decodes, uint32_t seed, bool aligned, float gain = 1.0F)
@@ -101,7 +110,7 @@ class Batch16 {
     static simt::Machine machine;
     for (const int32_t c : order) {
       params_.schedule.starts = starts_.data() + c;  // it runs as CTA 0
-      machine.run(1, 1, T::kThreads, [&] { device::attention_kernel<Choices, true>(params_); });
+      machine.run(1, 1, T::kThreads, [&] { Kernel::run(params_); });
     }
     for (const Arrivals& arrivals : arrivals_) {
       for (const int32_t counter : arrivals.counters) CHECK_EQ(counter, 0);
@@ -264,6 +273,7 @@ class Batch16 {
     params_.variant.logits_scale = scale();
     params_.variant.v_scale = 0.75F;
     params_.workspace = {nullptr, 0, partial_o_.data(), partial_lse_.data()};
+    if constexpr (requires { Kernel::add_maps(d_, &params_); }) Kernel::add_maps(d_, &params_);
   }
 
   float scale() const { return d_.sharpness / std::sqrt(static_cast<float>(kDims)) / gain_; }

@@ -49,7 +49,8 @@ class Sm90ProducerWarp {
                                                     int32_t head) const {
     if (!has_page(p_.tensors.pages, page)) return zero_row();
     return static_cast<const unsigned char*>(view.data) +
-           2 * (page * view.page_stride + row * view.token_stride + head * view.head_stride);
+           S::kElementBytes *
+               (page * view.page_stride + row * view.token_stride + head * view.head_stride);
   }
 
   /// Makes this warp's copies visible to wgmma, and arrives at `full`.
@@ -85,7 +86,7 @@ class Sm90ProducerWarp {
     if (p_.tensors.vectorized) {
       cp_async_16_padded(to, num_valid > 0 ? from : any, num_valid > 0 ? 16 : 0);
     } else {
-      copy_unaligned_16<2>(to, from, num_valid);
+      copy_unaligned_16<S::kElementBytes>(to, from, num_valid * 2 / S::kElementBytes);
     }
   }
 

@@ -57,6 +57,8 @@ struct Sm90Shape : Choices {
   // the third.
   static constexpr bool kRotates = Choices::Variant::kRotates;
   static constexpr bool kGathers = Choices::kGathers;
+  static constexpr bool kTransposes = false;  // see Sm90Fp8Shape
+  static constexpr int kElementBytes = 2;     // of queries, keys and values
   static_assert(!(kRotates && kGathers));
   static constexpr bool kHelps = kRotates || kGathers;   // a warpgroup helps the producer
   static_assert(!kHelps || Choices::kHeadDimVo <= 128);  // products of more take its registers

@@ -22,6 +22,9 @@
 struct float2 {
   float x, y;
 };
+struct alignas(16) int4 {
+  int x, y, z, w;
+};
 inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
 inline float __int_as_float(int bits) { return std::bit_cast<float>(bits); }
 inline int __float_as_int(float x) { return std::bit_cast<int>(x); }
@@ -161,6 +164,11 @@ inline void store_shared_pointers(uint32_t address, const unsigned char* first,
 inline void store_shared_2(uint32_t address, uint32_t value) {
   *at_shared<uint16_t>(address) = static_cast<uint16_t>(value);
 }
+inline uint32_t add_shared(uint32_t address, uint32_t value) {
+  const uint32_t before = load_shared_4(address);
+  *at_shared<uint32_t>(address) = before + value;
+  return before;
+}
 inline void store_shared_4(uint32_t address, uint32_t value) {
   *at_shared<uint32_t>(address) = value;
 }
@@ -207,9 +215,14 @@ struct NamedBarrier {
   int arrived = 0;
   uint64_t phase = 0;
 };
-inline NamedBarrier& named_barrier(int id) {
+inline NamedBarrier (&named_barriers())[16] {
   static thread_local NamedBarrier barriers[16];
-  return barriers[id];
+  return barriers;
+}
+inline NamedBarrier& named_barrier(int id) { return named_barriers()[id]; }
+/// For the first thread of a CTA, where the one before may have ended between arrivals.
+inline void reset_named_barriers() {
+  for (NamedBarrier& barrier : named_barriers()) barrier = {};
 }
 inline void barrier_arrive(int id, int threads) {
   NamedBarrier& barrier = named_barrier(id);

@@ -63,9 +63,9 @@ inline void mbarrier_arrive(uint32_t at) {
 inline void mbarrier_expect(uint32_t at, uint32_t bytes) {
   at_shared<Mbarrier>(at)->bytes += static_cast<int32_t>(bytes);
 }
-inline void mbarrier_arrive_expect(uint32_t at, uint32_t bytes) {
+inline void mbarrier_arrive_expect(uint32_t at, uint32_t bytes, int count = 1) {
   mbarrier_expect(at, bytes);
-  mbarrier_arrive(at);
+  for (int i = 0; i < count; ++i) mbarrier_arrive(at);
 }
 inline void mbarrier_arrive_after_copies(uint32_t at) {
   AsyncGroups& groups = async_groups();
@@ -86,10 +86,15 @@ inline void mbarrier_wait(uint32_t barrier, uint32_t parity) {
   while (!__all_sync(0xffffffffU, mbarrier_try_wait(barrier, parity))) {
   }
 }
+inline bool mbarrier_test(uint32_t at, uint32_t parity) { return mbarrier_try_wait(at, parity); }
 struct MbarrierPhase {
   uint32_t barrier;
   uint32_t parity;
 };
+inline void mbarrier_wait(MbarrierPhase a, MbarrierPhase b) {
+  mbarrier_wait(a.barrier, a.parity);
+  mbarrier_wait(b.barrier, b.parity);
+}
 
 /// What the emulator keeps in a TensorMap, the innermost dimension first. Elements have 16 bits,
 /// and boxes are swizzled by 128 bytes.
@@ -138,10 +143,23 @@ inline void tma_load_5d(uint32_t to, const void* map, uint32_t barrier, int c0, 
                         int c3, int c4) {
   load_box(to, map, barrier, {c0, c1, c2, c3, c4});
 }
+inline void tma_store_3d(const void*, uint32_t, int, int, int) {
+  simt::fail("stores by tensor maps are not emulated");
+}
+inline void tma_store_commit() {}
+inline void tma_store_wait_read() {}
+inline void bulk_load(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
+  copy_engine().copies.emplace_back([=] {
+    std::memcpy(at_shared(to), from, bytes);
+    at_shared<Mbarrier>(barrier)->bytes -= static_cast<int32_t>(bytes);
+    complete_if_all_came(*at_shared<Mbarrier>(barrier));
+  });
+}
 inline void tma_prefetch_map(const void*) {}
 inline void tma_prefetch_5d(const void*, int, int, int, int, int) {}
 
 inline void fence_async_proxy() {}
+inline void fence_async_proxy_of_all_memory() {}
 template <int kRegisters>
 void release_registers() {}
 template <int kRegisters>
