@@ -18,40 +18,83 @@ namespace {
 
 using namespace nb::literals;
 
+/// Where a norm writes, in which dtype, and what divides the result. The scale's number is
+/// converted before tensors are imported, since that may run Python code.
+class NormOutput {
+ public:
+  NormOutput(nb::handle out_dtype, nb::handle scale)
+      : is_given_(!out_dtype.is_none()),
+        stored_(is_given_ ? nb::cast<DType>(out_dtype) : kStoredIn16Bits),
+        scale_("scale", scale) {}
+
+  TensorArg tensor(OperatorCall& call, nb::handle out) const {
+    return call.output("out", out, stored_);
+  }
+  /// Raises TypeError unless `out` has the dtype that the caller named.
+  void check(const TensorArg& out) const {
+    if (is_given_) check_stored("out_dtype", stored_, "out", out);
+  }
+  TensorArg scales(OperatorCall& call) const { return scale_.tensor(call.stream()); }
+  float scale() const { return scale_.number(); }
+
+ private:
+  bool is_given_;
+  DType stored_;
+  ScaleArg scale_;
+};
+
 void rmsnorm_of(nb::handle x, nb::handle weight, nb::handle out, nb::handle eps, bool gemma,
-                nb::handle stream) {
-  const RmsNormOptions options{float_arg("eps", eps), gemma};
+                nb::handle out_dtype, nb::handle scale, nb::handle stream) {
+  const float eps_arg = float_arg("eps", eps);
+  const NormOutput output(out_dtype, scale);
   OperatorCall call("x", x, stream);
   const TensorArg x_arg = call.input("x", x);
   const TensorArg weight_arg = call.optional_input("weight", weight);
-  const TensorArg out_arg = call.output("out", out);
+  const TensorArg out_arg = output.tensor(call, out);
+  output.check(out_arg);
+  const TensorArg scales = output.scales(call);
+  const RmsNormOptions options{eps_arg, gemma, {output.scale(), scales.view()}};
   call.run([&](Stream on) {
     return rmsnorm(x_arg.view(), weight_arg.view(), out_arg.view(), options, on);
   });
 }
 
-void add_rmsnorm_of(nb::handle x, nb::handle residual, nb::handle weight, nb::handle eps,
-                    bool gemma, nb::handle stream) {
-  const RmsNormOptions options{float_arg("eps", eps), gemma};
+/// Without `out` the result is written to x.
+void add_rmsnorm_of(nb::handle x, nb::handle residual, nb::handle weight, nb::handle out,
+                    nb::handle eps, bool gemma, nb::handle out_dtype, nb::handle scale,
+                    nb::handle stream) {
+  const float eps_arg = float_arg("eps", eps);
+  const NormOutput output(out_dtype, scale);
   OperatorCall call("x", x, stream);
-  const TensorArg x_arg = call.output("x", x);
+  const bool in_place = out.is_none() || out.is(x);
+  const TensorArg x_arg = in_place ? output.tensor(call, x) : call.input("x", x);
   const TensorArg residual_arg = call.output("residual", residual);
   const TensorArg weight_arg = call.optional_input("weight", weight);
+  const TensorArg out_arg =
+      in_place ? call.optional_output("out", nb::none()) : output.tensor(call, out);
+  output.check(in_place ? x_arg : out_arg);
+  const TensorArg scales = output.scales(call);
+  const RmsNormOptions options{eps_arg, gemma, {output.scale(), scales.view()}};
+  const TensorView& to = in_place ? x_arg.view() : out_arg.view();
   call.run([&](Stream on) {
-    return add_rmsnorm(x_arg.view(), residual_arg.view(), weight_arg.view(), options, on);
+    return add_rmsnorm(x_arg.view(), residual_arg.view(), weight_arg.view(), to, options, on);
   });
 }
 
 void layernorm_of(nb::handle x, nb::handle weight, nb::handle bias, nb::handle out, nb::handle eps,
-                  nb::handle stream) {
+                  nb::handle out_dtype, nb::handle scale, nb::handle stream) {
   const float eps_arg = float_arg("eps", eps);
+  const NormOutput output(out_dtype, scale);
   OperatorCall call("x", x, stream);
   const TensorArg x_arg = call.input("x", x);
   const TensorArg weight_arg = call.optional_input("weight", weight);
   const TensorArg bias_arg = call.optional_input("bias", bias);
-  const TensorArg out_arg = call.output("out", out);
+  const TensorArg out_arg = output.tensor(call, out);
+  output.check(out_arg);
+  const TensorArg scales = output.scales(call);
+  const LayerNormOptions options{eps_arg, {output.scale(), scales.view()}};
   call.run([&](Stream on) {
-    return layernorm(x_arg.view(), weight_arg.view(), bias_arg.view(), out_arg.view(), eps_arg, on);
+    return layernorm(x_arg.view(), weight_arg.view(), bias_arg.view(), out_arg.view(), options, on);
   });
 }
 
@@ -97,6 +140,15 @@ class RopeResults {
   DType stored_;
   ScaleArg q_scale_, k_scale_;
 };
+
+void gather_rows_of(nb::handle x, nb::handle indices, nb::handle out, nb::handle stream) {
+  OperatorCall call("x", x, stream);
+  const TensorArg x_arg = call.input("x", x);
+  const TensorArg indices_arg = call.input("indices", indices, TensorKind::kInt);
+  const TensorArg out_arg = call.output("out", out);
+  call.run(
+      [&](Stream on) { return gather_rows(x_arg.view(), indices_arg.view(), out_arg.view(), on); });
+}
 
 void apply_rope_of(nb::handle q, nb::handle k, nb::handle positions, const Rope& rope,
                    nb::handle out_q, nb::handle out_k, nb::handle out_dtype, nb::handle q_scale,
@@ -201,15 +253,18 @@ void bind_row_ops(nb::module_& m) {
         "cos_sin_cache"_a.none(), "interleaved"_a, "out_q"_a.none(), "out_k"_a.none(),
         "out_dtype"_a.none(), "q_scale"_a.none(), "k_scale"_a.none(), "stream"_a.none());
   m.def("rmsnorm", &rmsnorm_of, "x"_a.none(), "weight"_a.none(), "out"_a.none(), "eps"_a.none(),
-        "gemma"_a, "stream"_a.none());
+        "gemma"_a, "out_dtype"_a.none(), "scale"_a.none(), "stream"_a.none());
   m.def("add_rmsnorm", &add_rmsnorm_of, "x"_a.none(), "residual"_a.none(), "weight"_a.none(),
-        "eps"_a.none(), "gemma"_a, "stream"_a.none());
+        "out"_a.none(), "eps"_a.none(), "gemma"_a, "out_dtype"_a.none(), "scale"_a.none(),
+        "stream"_a.none());
   m.def("layernorm", &layernorm_of, "x"_a.none(), "weight"_a.none(), "bias"_a.none(),
-        "out"_a.none(), "eps"_a.none(), "stream"_a.none());
+        "out"_a.none(), "eps"_a.none(), "out_dtype"_a.none(), "scale"_a.none(), "stream"_a.none());
   m.def("quantize_fp8", &quantize_fp8_of, "x"_a.none(), "out"_a.none(), "dtype"_a, "scale"_a.none(),
         "found"_a.none(), "stream"_a.none());
   m.def("gated_activation", &gated_activation_of, "activation"_a, "x"_a.none(), "out"_a.none(),
         "out_dtype"_a.none(), "scale"_a.none(), "stream"_a.none());
+  m.def("gather_rows", &gather_rows_of, "x"_a.none(), "indices"_a.none(), "out"_a.none(),
+        "stream"_a.none());
 }
 
 }  // namespace flashplan

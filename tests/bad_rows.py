@@ -9,6 +9,17 @@ from scene import half, integers, read_only, sharing, zeros
 NAN = float("nan")
 VALUE, TYPE = ValueError, TypeError
 
+
+def out_over_scale(s):
+    out = zeros(4, 4, 8) + np.float32(1)
+    s.rmsnorm(out=out, scale=out.reshape(-1)[:1])
+
+
+def out_over_residual(s):
+    residual = zeros(4, 4, 8)
+    s.add_rmsnorm(residual=residual, out=residual)
+
+
 RMSNORM = [
     ("rmsnorm x text", TYPE, "x", lambda s: s.rmsnorm(x="x")),
     ("rmsnorm x none", TYPE, "x", lambda s: s.rmsnorm(x=None)),
@@ -29,6 +40,13 @@ RMSNORM = [
     ("rmsnorm out sharing", VALUE, "out", lambda s: s.rmsnorm(out=sharing(4, 4, 8, step=7))),
     ("rmsnorm out beside x", VALUE, "out", lambda s: shifted(s.rmsnorm)),
     ("rmsnorm out over weight", VALUE, "out", lambda s: out_over(s.rmsnorm, "weight")),
+    ("rmsnorm out_dtype", TYPE, "out_dtype", lambda s: s.rmsnorm(out_dtype="float8_e5m2")),
+    ("rmsnorm scale", VALUE, "scale", lambda s: s.rmsnorm(scale=0)),
+    ("rmsnorm scale value", VALUE, "scale", lambda s: s.rmsnorm(scale=zeros(1))),
+    ("rmsnorm scale size", VALUE, "scale", lambda s: s.rmsnorm(scale=zeros(2))),
+    ("rmsnorm scale dtype", TYPE, "scale", lambda s: s.rmsnorm(scale=half(1))),
+    ("rmsnorm scale text", TYPE, "scale", lambda s: s.rmsnorm(scale="one")),
+    ("rmsnorm out over scale", VALUE, "out", out_over_scale),
 ]
 
 LAYERNORM = [
@@ -46,6 +64,7 @@ LAYERNORM = [
     ("layernorm out shape", VALUE, "out", lambda s: s.layernorm(out=zeros(4, 8))),
     ("layernorm out beside x", VALUE, "out", lambda s: shifted(s.layernorm)),
     ("layernorm out over weight", VALUE, "out", lambda s: out_over(s.layernorm, "weight")),
+    ("layernorm scale", VALUE, "scale", lambda s: s.layernorm(scale=NAN)),
     ("layernorm out over bias", VALUE, "out", lambda s: out_over(s.layernorm, "bias")),
 ]
 
@@ -59,6 +78,9 @@ ADD_RMSNORM = [
     ),
     ("add_rmsnorm weight", VALUE, "weight", lambda s: s.add_rmsnorm(weight=zeros(4))),
     ("add_rmsnorm eps", VALUE, "eps", lambda s: s.add_rmsnorm(eps=-1)),
+    ("add_rmsnorm scale", VALUE, "scale", lambda s: s.add_rmsnorm(scale=-1)),
+    ("add_rmsnorm out shape", VALUE, "out", lambda s: s.add_rmsnorm(out=zeros(4, 8))),
+    ("add_rmsnorm out over residual", VALUE, "out", out_over_residual),
     ("add_rmsnorm one tensor", VALUE, "x", lambda s: s.add_rmsnorm(residual=s.out.view)),
     ("add_rmsnorm read-only", TYPE, "x", lambda s: s.add_rmsnorm(x=read_only(zeros(4, 4, 8)))),
 ]
@@ -80,6 +102,27 @@ GATED = [
     ),
     ("silu new wide", TYPE, "out", lambda s: s.silu(out=None, out_dtype="bfloat16")),
     ("silu out over x", VALUE, "out", lambda s: silu_over_itself(s)),
+]
+
+GATHER = [
+    ("gather x none", TYPE, "x", lambda s: s.gather(x=None)),
+    ("gather x ints", TYPE, "x", lambda s: s.gather(x=integers([1, 2]))),
+    ("gather x rank", VALUE, "x", lambda s: s.gather(x=zeros(8))),
+    ("gather indices none", TYPE, "indices", lambda s: s.gather(indices=None)),
+    ("gather indices floats", TYPE, "indices", lambda s: s.gather(indices=zeros(4))),
+    ("gather indices rank", VALUE, "indices", lambda s: s.gather(indices=integers([0, 1]))),
+    (
+        "gather below",
+        VALUE,
+        r"indices\[2\]",
+        lambda s: s.gather(indices=integers(0, 1, -1, 2)),
+    ),
+    ("gather above", VALUE, r"indices\[0\]", lambda s: s.gather(indices=integers(9, 0, 0, 0))),
+    ("gather out rows", VALUE, "out", lambda s: s.gather(out=zeros(5, 8))),
+    ("gather out width", VALUE, "out", lambda s: s.gather(out=zeros(4, 9))),
+    ("gather out dtype", TYPE, "out", lambda s: s.gather(out=half(4, 8))),
+    ("gather out read-only", TYPE, "out", lambda s: s.gather(out=read_only(zeros(4, 8)))),
+    ("gather out over x", VALUE, "out", lambda s: gather_over_itself(s)),
 ]
 
 ROPE = [
@@ -237,6 +280,11 @@ def out_over(call, name):
 def silu_over_itself(scene):
     x = zeros(4, 4, 16)
     return scene.silu(x=x, out=x[..., :8])
+
+
+def gather_over_itself(scene):
+    memory = zeros(9, 8)
+    return scene.gather(x=memory, out=memory[:4])
 
 
 def rope_over(scene, one, other):

@@ -152,6 +152,7 @@ RUN = [
     ("sinks of rank 2", VALUE, "sinks", lambda s: s.run(sinks=zeros(1, 4))),
     ("sinks every other", VALUE, "sinks", lambda s: s.run(sinks=zeros(8)[::2])),
     ("sinks float16", TYPE, "sinks", lambda s: s.run(sinks=half(4))),
+    ("sinks float64", TYPE, "sinks", lambda s: s.run(sinks=np.ones(4))),
     ("sinks int32", TYPE, "sinks", lambda s: s.run(sinks=zeros(4, dtype="i4"))),
     ("sinks list", TYPE, "sinks", lambda s: s.run(sinks=[0.0] * 4)),
     ("sinks a number", TYPE, "sinks", lambda s: s.run(sinks=0.5)),

@@ -67,7 +67,7 @@ class Case:
     # "random": random bits; "tree": the mask of a random tree of draft tokens.
     custom_mask: str | None = None
     mask_begin: tuple[int, ...] | None = None
-    sinks: bool = False
+    sinks: bool | str = False  # a str: their dtype, not float32
     variant: str | None = None  # of variant_cases.py
     # Requests take their pages from a common pool, as the rows of a block-sparse mask do, or heads
     # that select pages.
@@ -112,7 +112,7 @@ class Case:
             self.planned_lens and f"planned{_lens_id(self.planned_lens)}",
             self.custom_mask and f"mask_{self.custom_mask}",
             self.mask_begin and f"from{_lens_id(self.mask_begin)}",
-            self.sinks and "sinks",
+            self.sinks and ("sinks" if self.sinks is True else f"sinks_{self.sinks}"),
         ]
         return "-".join(part for part in parts if part)
 

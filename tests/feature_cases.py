@@ -131,7 +131,7 @@ CUSTOM_MASKS = [
 # Sinks with requests that are whole, split or in chunks, rows that see no key, prefixes, and
 # outputs of any kind.
 SINKS = [
-    Case(**batch, sinks=True, **options)
+    Case(**batch, **{"sinks": True} | options)
     for batch in (
         BATCH | {"kv_lens": (33, 71, 3, 0)},
         {"qo_lens": (1, 3, 2), "kv_lens": (4100, 0, 700), "num_ctas": 7},
@@ -144,6 +144,8 @@ SINKS = [
         {"softcap": 9.0, "kv_dtype": "float8_e4m3fn", "k_scale": 0.5, "v_scale": 1.7},
         *({"q_dtype": "float32", "special": (("sinks", x),)} for x in (np.nan, np.inf, -np.inf)),
         {"q_dtype": "float16", "special": (("k", np.nan), ("sinks", 200.0))},
+        {"sinks": "bfloat16", "page_size": None},
+        {"sinks": "bfloat16", "q_dtype": "float16", "special": (("sinks", np.nan),)},
     )
 ] + [
     Case(

@@ -39,6 +39,7 @@ class Inputs:
     # Of each request, where the table has other page ids: its pages, and whether a page is missing.
     own_pages: list | None = None
     missing_pages: list | None = None
+    k_tail: np.ndarray | None = None  # the last dims of k, if they are in a tensor of their own
 
     def plan_args(self):
         lengths = (self.qo_indptr, self.planned_lens)
@@ -72,6 +73,7 @@ class Inputs:
         own = self.variant_arguments or {}
         tensors = {name: x for name, x in own.items() if isinstance(x, np.ndarray)}
         others = {"kv_lens": self.device_lens, "mask": self.mask, "sinks": self.sinks} | tensors
+        others["k_tail"] = self.k_tail
         return self.tables() | {name: x for name, x in others.items() if x is not None}
 
     def scales(self, case):
@@ -205,7 +207,8 @@ def add_other_tensors(case, rng, inputs):
     if case.mask_begin is not None:
         inputs.mask_begin = np.array(case.mask_begin, np.int32)
     if case.sinks:
-        inputs.sinks = normal(rng, case.num_qo_heads, np.float32, 3.0)
+        dtype = "float32" if case.sinks is True else case.sinks
+        inputs.sinks = normal(rng, case.num_qo_heads, dtype, 3.0)
         plant(case, "sinks", rng, inputs.sinks)
     if case.variant is not None:
         inputs.variant_arguments = VARIANTS[case.variant].arguments(case, rng)

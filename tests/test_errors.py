@@ -90,7 +90,6 @@ def test_limit_of_dimensions_is_named_where_it_is_exceeded():
         ("temperature", lambda s: s.sample(temperature=np.ones(4))),
         ("logit_bias", lambda s: s.sample(logit_bias=np.ones(8))),
         ("lse", lambda s: s.run(lse=np.ones((4, 4)))),
-        ("sinks", lambda s: s.run(sinks=np.ones(4))),
         ("k_scale", lambda s: s.run(k_scale=np.ones(2))),
     ],
 )

@@ -137,6 +137,8 @@ def test_decode_of_several_rows(rng, q_len):
     batch.check(*wrapper.run(q, cache, return_lse=True, q_len_per_req=q_len))
     with pytest.raises(ValueError, match=r"q_len_per_req: expected that of plan\(\)"):
         wrapper.run(q, cache, q_len_per_req=1)
+    with pytest.raises(ValueError, match=r"q: expected \d+ rows, q_len_per_req = \d+ of plan\(\)"):
+        wrapper.run(torch.cat((q, q)), cache)
 
 
 def test_lse_of_other_bases_and_layouts(rng):
@@ -169,12 +171,15 @@ def test_outputs_are_written_to_given_tensors(rng, layout):
     assert torch.equal(out, alone)
 
 
-def test_lse_is_not_written_without_return_lse(rng):
+@pytest.mark.parametrize("layout", ["NH", "HN"])
+def test_lse_is_written_without_return_lse(rng, layout):
     batch = Batch(torch, rng, Case(), QO_LENS, KV_LENS)
     wrapper, q, cache = planned_pages(batch), batch.joined(batch.q), batch.pages()
     lse = poisoned(torch, *q.shape[:2])
-    wrapper.run(q, cache, lse=lse)
-    assert lse.isnan().all()
+    if layout == "HN":
+        lse = lse.t().contiguous()
+    o = wrapper.run(q, cache, lse=lse, lse_layout=layout)
+    batch.check(o, lse if layout == "NH" else lse.t().contiguous())
 
 
 def test_rows_after_those_of_the_plan(rng):
@@ -338,7 +343,7 @@ def test_workspaces(rng):
     sizes = wrapper.workspace_size(batch.ends(QO_LENS), *batch.page_table(), *shape)
     assert sizes[0] > 1000
     assert sizes[1] == 16
-    with pytest.raises(ValueError, match="float_workspace_buffer: expected .* 16-byte aligned"):
+    with pytest.raises(ValueError, match="float_workspace_buffer must be 16-byte aligned"):
         wrapper.reset_workspace_buffer(workspace(torch)[1:], ints)
-    with pytest.raises(ValueError, match="float_workspace_buffer: expected .* 16-byte aligned"):
+    with pytest.raises(ValueError, match="float_workspace_buffer must be 16-byte aligned"):
         flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace(torch)[8:])

@@ -181,6 +181,30 @@ def test_replays_of_prefills(rng, graph, mask):
         tensors.check(batch)
 
 
+def test_replays_of_masks_that_the_engine_packs(rng, graph):
+    """SGLang writes the bits to custom_mask_buf, and plans by the compiled module."""
+    buffer = torch.full((1000,), 0xFF, dtype=torch.uint8)
+    wrapper, tensors = prefill_wrapper(custom_mask_buf=buffer), Tensors(9)
+    for step, kv_lens in enumerate(STEPS):
+        batch = Batch(torch, rng, Case(causal=True, mask="packed"), (3, 3, 3), kv_lens)
+        if step == 0:
+            plan_prefill(wrapper, batch)
+            tensors.set(batch)
+            with graph:
+                tensors.run(wrapper)
+        else:
+            indptr, indices, last = batch.page_table()
+            wrapper._paged_kv_indptr_buf.copy_(indptr)
+            wrapper._paged_kv_indices_buf[: len(indices)] = indices
+            bits = batch.mask_arguments()["packed_custom_mask"]
+            buffer[: len(bits)] = bits
+            lengths = batch.ends(batch.qo_lens), indptr, batch.integers(kv_lens)
+            wrapper._cached_module.plan(None, None, None, *lengths, *[None] * 14)
+            tensors.set(batch)
+            graph.replay()
+        tensors.check(batch)
+
+
 def test_replays_of_masks_after_a_batch_without_one(rng, graph):
     """The mask of the graph stays where it is. Its buffer may be written in any mode of PyTorch."""
     buffer = torch.zeros(1000, dtype=torch.uint8)

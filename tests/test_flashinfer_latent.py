@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """FlashInfer's names for latent, block-sparse and mixed attention, against the reference."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 import reference
-from flashinfer_cases import Batch, Case, workspace
+from flashinfer_cases import Batch, Case, poisoned, workspace
 
 torch = pytest.importorskip("torch")
 
@@ -95,8 +97,43 @@ def test_latent_errors(rng):
     for name in ("kv_len", "page_table", "ckv_scale_arr", "profiler_buffer", "bmm1_scale"):
         with pytest.raises(fp.UnsupportedError, match=f"{name}: expected none, got a tensor"):
             wrapper.run(*batch.tensors(), **{name: torch.ones(1)})
-    with pytest.raises(fp.UnsupportedError, match="kpe_scale: expected ckv_scale = 0.5, got 0.25"):
-        wrapper.run(*batch.tensors(), ckv_scale=0.5, kpe_scale=0.25)
+    names = ("q_nope", "q_pe", "ckv_cache", "kpe_cache")
+    for i, name in enumerate(names):
+        tensors = list(batch.tensors())
+        tensors[i] = tensors[i].half()
+        with pytest.raises(ValueError, match=rf"{name}\.dtype: expected the \w+ of plan\(\)"):
+            wrapper.run(*tensors)
+
+
+def test_latent_scales_that_differ(rng):
+    """Rotated dims have half of the batch's scale, so they are stored twice as large."""
+    batch = Latent(rng, [3, 2], [9, 41], scale=0.5)
+    wrapper = flashinfer.BatchMLAPagedAttentionWrapper(workspace(torch))
+    batch.plan(wrapper)
+    q_nope, q_pe, ckv, kpe = batch.tensors()
+    results = wrapper.run(
+        q_nope, q_pe, ckv, 2 * kpe, return_lse=True, ckv_scale=0.5, kpe_scale=0.25
+    )
+    batch.check(*results)
+
+
+def test_latent_keys_without_rotated_dims(rng):
+    """Their tensors are empty. The page table may have a tail, and lse is written where it is
+    given."""
+    wrapper = flashinfer.BatchMLAPagedAttentionWrapper(workspace(torch))
+    batch = Latent(rng, [3, 2], [9, 41])
+    batch.k = [k[..., :LATENT] for k in batch.k]
+    batch.q = [q[..., :LATENT] for q in batch.q]
+    batch.case = dataclasses.replace(batch.case, dims=(LATENT, LATENT))
+    indptr, indices, _ = batch.page_table()
+    shape = HEADS, LATENT, 0, PAGE, True, SCALE, torch.float32, torch.float32
+    lens = batch.integers(batch.kv_lens)
+    longer = torch.cat((indptr, torch.tensor([-7, -7], dtype=torch.int32)))
+    wrapper.plan(batch.ends(batch.qo_lens), longer, indices, lens, *shape)
+    q, cache = batch.joined(batch.q), batch.pages()[0].squeeze(2)
+    lse = poisoned(torch, 5, HEADS)
+    o = wrapper.run(q, q[..., :0], cache, cache[..., :0], lse=lse)
+    batch.check(o, lse)
 
 
 def test_prompt_beside_decodes(rng):

@@ -196,10 +196,6 @@ NOT_SUPPORTED = [
     (KINDS, {"q_data_type": "float8_e4m3fn"}, "q_data_type: expected 16 bits"),
     (KINDS, {"pos_encoding_mode": "YARN"}, "pos_encoding_mode: expected one of .* got 'YARN'"),
     (["decode"], {"window_right": 3}, "window_right: expected <= 0, got 3"),
-    *(
-        (["paged", "ragged"], {name: ints(1)}, f"{name}: expected none, got a tensor")
-        for name in ("prefix_len_ptr", "token_pos_in_items_ptr", "max_item_len_ptr")
-    ),
     (["ragged"], {"v_indptr": ints(0, 2)}, "v_indptr: expected None, got a tensor"),
     (["ragged"], {"o_indptr": ints(0, 1)}, "o_indptr: expected None, got a tensor"),
 ]

@@ -44,6 +44,36 @@ def test_layernorm_does_not_round_its_weights(dtype, weight_dtype):
     torch.testing.assert_close(got.double(), expected, rtol=eps, atol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+@pytest.mark.parametrize("scale", [0.25, torch.tensor(0.25), torch.tensor([0.25])])
+def test_norms_into_8_bits(dtype, scale):
+    x, residual, weight, bias = (torch.randn(n, 64).bfloat16() for n in (5, 5, 1, 1))
+    weight, bias, total = weight[0], bias[0], x.double() + residual.double()
+    before, out = x.clone(), torch.empty(5, 64, dtype=dtype)
+
+    def check(expected):
+        eps, smallest = torch.finfo(dtype).eps, torch.finfo(dtype).smallest_normal
+        rtol, atol = 0.51 * eps, 0.51 * eps * smallest
+        torch.testing.assert_close(out.double(), expected, rtol=rtol + 1e-2, atol=atol)
+        out.view(torch.uint8).fill_(0xFF)  # NaN
+
+    flashinfer.rmsnorm_quant(out, x, weight, scale)
+    check(normed(x, weight.double()) / 0.25)
+    flashinfer.layernorm_quant(out, x, weight.float(), bias.float(), scale)
+    doubles = weight.double(), bias.double()
+    check(torch.nn.functional.layer_norm(x.double(), (64,), *doubles, 1e-6) / 0.25)
+    flashinfer.fused_add_rmsnorm_quant(out, x, residual, weight, scale)
+    check(normed(residual, weight.double()) / 0.25)
+    torch.testing.assert_close(residual.double(), total, rtol=2**-8, atol=1e-6)
+    assert torch.equal(x, before)
+
+
+def test_scales_of_several_elements_are_refused():
+    x, out = torch.randn(5, 64), torch.empty(5, 64, dtype=torch.float8_e5m2)
+    with pytest.raises(ValueError, match=r"scale must be a scalar tensor, got shape \[2\]"):
+        flashinfer.rmsnorm_quant(out, x, torch.ones(64), torch.ones(2))
+
+
 @pytest.mark.parametrize(
     ("name", "gate"),
     [

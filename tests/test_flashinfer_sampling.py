@@ -256,6 +256,18 @@ def test_filters_keep_equal_elements():
     assert torch.equal(flashinfer.top_k_mask_logits(probs, 1), probs)
 
 
+def test_top_k_filters_of_rows_that_sum_to_anything(rng):
+    """And of other dtypes, which the results have too."""
+    for dtype in (torch.float16, torch.bfloat16):
+        probs = (3 * rows_of_probs(rng, 8)).to(dtype)
+        smallest = probs.sort(-1, descending=True).values[:, 4:5]
+        expected = torch.where(probs >= smallest, probs.double(), 0)
+        expected /= expected.sum(-1, keepdim=True)
+        got = flashinfer.top_k_renorm_probs(probs, 5)
+        assert got.dtype == dtype
+        torch.testing.assert_close(got.double(), expected, rtol=1e-2, atol=1e-6)
+
+
 def test_chain_of_drafts():
     """Drafts that the large model is sure of are accepted up to the one that it excludes."""
     vocab, drafts = 4, torch.tensor([[1, 2, 3], [1, 1, 1]])

@@ -7,6 +7,7 @@
 #define FLASHPLAN_VERSION_PATCH 0
 
 #include "flashplan/activation.h"
+#include "flashplan/gather.h"
 #include "flashplan/kv_cache.h"
 #include "flashplan/merge.h"
 #include "flashplan/mla.h"

@@ -50,6 +50,13 @@ FLASHPLAN_API flashplan_status flashplan_gated_activation(int32_t activation,
                                                           flashplan_stream stream,
                                                           char* message) FLASHPLAN_NOEXCEPT;
 
+// Computes out[i] = x[indices[i]].
+FLASHPLAN_API flashplan_status flashplan_gather_rows(const flashplan_tensor* x,
+                                                     const flashplan_tensor* indices,
+                                                     const flashplan_tensor* out,
+                                                     flashplan_stream stream,
+                                                     char* message) FLASHPLAN_NOEXCEPT;
+
 // flashplan_rope.scaling
 enum { FLASHPLAN_ROPE_LINEAR = 0, FLASHPLAN_ROPE_LLAMA3 = 1, FLASHPLAN_ROPE_YARN = 2 };
 

@@ -10,18 +10,27 @@ namespace flashplan {
 
 // In all of these: x [..., n] of rank 1 to 4 is float32, float16 or bfloat16, and its rows may have
 // any strides. weight [n] has x's dtype or is float32; if it is empty, rows are normalised and not
-// multiplied by a weight. Sums and products are in float32. On CUDA: one launch on `stream`, no
-// allocation, no synchronisation; may be captured in a graph.
+// multiplied by a weight. `out` is shaped like x, and has its dtype or is float8_e4m3fn or
+// float8_e5m2; with x's dtype it may be x. Sums and products are in float32, and the result is
+// rounded once; in 8-bit formats, values that are too large become the largest one. On CUDA: one
+// launch on `stream`, no allocation, no synchronisation; may be captured in a graph.
 //   kInvalidArgument, kInvalidType  a tensor is malformed, or an output shares memory with another
 //                                   argument; nothing was written
 //   kCudaError                      the launch failed
 
+/// What results are divided by: the product of both.
+struct OutScale {
+  float scale = 1.0F;  // a normal float > 0
+  TensorView scales;   // [1] float32, on x's device, or empty: 1. Not checked on a GPU
+};
+
 struct RmsNormOptions {
   float eps = 1e-6F;   // added to the mean of the squares; >= 0
   bool gemma = false;  // multiplies by 1 + weight instead of weight, if there is one
+  OutScale out_scale = {};
 };
 
-/// out = x / sqrt(mean(x^2) + eps) * weight. `out` is shaped like x, and may be x.
+/// out = x / sqrt(mean(x^2) + eps) * weight.
 FLASHPLAN_API Status rmsnorm(const TensorView& x, const TensorView& weight, const TensorView& out,
                              const RmsNormOptions& options = {}, Stream stream = nullptr) noexcept;
 
@@ -30,10 +39,22 @@ FLASHPLAN_API Status add_rmsnorm(const TensorView& x, const TensorView& residual
                                  const TensorView& weight, const RmsNormOptions& options = {},
                                  Stream stream = nullptr) noexcept;
 
-/// Computes out = (x - mean(x)) / sqrt(variance(x) + eps) * weight + bias. `out` has the shape of x
-/// and may be x; bias [n] has the dtype of weight, without a weight that of x, or is empty.
+/// residual += x, rounded to the dtype; then out = rmsnorm(residual). x stays as it is, unless it
+/// is `out`.
+FLASHPLAN_API Status add_rmsnorm(const TensorView& x, const TensorView& residual,
+                                 const TensorView& weight, const TensorView& out,
+                                 const RmsNormOptions& options, Stream stream) noexcept;
+
+struct LayerNormOptions {
+  float eps = 1e-5F;  // added to the variance; >= 0
+  OutScale out_scale = {};
+};
+
+/// Computes out = (x - mean(x)) / sqrt(variance(x) + eps) * weight + bias. bias [n] has the dtype
+/// of weight, without a weight that of x, or is empty.
 FLASHPLAN_API Status layernorm(const TensorView& x, const TensorView& weight,
-                               const TensorView& bias, const TensorView& out, float eps = 1e-5F,
+                               const TensorView& bias, const TensorView& out,
+                               const LayerNormOptions& options = {},
                                Stream stream = nullptr) noexcept;
 
 }  // namespace flashplan

@@ -19,6 +19,7 @@ from flashplan.quantize import quantize_fp8
 from flashplan.rope import Rope, apply_rope
 from flashplan.rows import (
     add_rmsnorm,
+    gather_rows,
     gelu_and_mul,
     gelu_tanh_and_mul,
     layernorm,
@@ -48,6 +49,7 @@ __all__ = [
     "filtered_probs",
     "find_shared_prefixes",
     "gather_mla",
+    "gather_rows",
     "gelu_and_mul",
     "gelu_tanh_and_mul",
     "get_num_threads",

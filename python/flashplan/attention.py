@@ -88,7 +88,8 @@ class Attention(Runs):
         num_ctas: number of work queues; default: as many CTAs as the GPU runs at once, or four
             queues per processor on the CPU.
         batch_invariant: the bits of a request's results do not depend on the other requests of the
-            batch or on num_ctas.
+            batch or on num_ctas. On a GPU a batch of decodes and prompts then takes two kernels;
+            kernel_name and work_tiles are those of the prompts.
         lse_base2: the log-sum-exp that run() writes is a logarithm to base 2, as FlashInfer has it,
             not the natural one; `merge_states` takes such states with base2=True. Sinks are natural
             all the same.

@@ -89,7 +89,10 @@ def scale(name: str, scales: Tensor | None, cache: Tensor) -> float | Tensor:
 
 def sinks_of(s_aux: Tensor | None, sinks: Tensor | None) -> Tensor | None:
     given = one_of("s_aux", s_aux, "sinks", sinks)
-    return None if given is None else given.float().contiguous()
+    if given is None:
+        return None
+    given = given if given.dtype in (torch.float32, torch.bfloat16) else given.float()
+    return given.contiguous()
 
 
 def int32(tensor: Tensor) -> Tensor:

@@ -159,12 +159,12 @@ class Plans(threading.local):
         self._streams[device] = stream
 
     def on_host(self, *tensors: Tensor) -> list[list[int]]:
-        """The values of tensors of lengths: of those on a GPU by one copy, for which the host
+        """The values of tensors, flat: of those on a GPU by one copy, for which the host
         waits. They are remembered until a tensor is written to, so that the layers of a step share
         the copy. Not to be called in a capture.
         """
         if all(tensor.device.type == "cpu" for tensor in tensors):
-            return [tensor.tolist() for tensor in tensors]
+            return [tensor.flatten().tolist() for tensor in tensors]
         for copied in self._copied:
             if copied.is_of(tensors):
                 return copied.values

@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 _plans = Plans()
 
 
+def on_host(*tensors: Tensor) -> list[list[int]]:
+    """The integers of tensors. Those on a GPU are remembered until PyTorch writes to them."""
+    return _plans.on_host(*tensors)
+
+
 def _equal_lengths(batch_size: int, qo_len: int, kv_len: int) -> Lengths:
     qo_indptr = [request * qo_len for request in range(batch_size + 1)]
     return qo_indptr, [kv_len] * batch_size, None

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Norms and activations of the rows of a tensor."""
+"""Norms, activations and copies of the rows of a tensor."""
 
+from collections.abc import Callable
 from typing import Any
 
 from flashplan import _core
@@ -18,9 +19,11 @@ def rmsnorm(
     *,
     gemma: bool = False,
     out: TensorT | None = None,
+    out_dtype: KvDType | None = None,
+    scale: float | Tensor = 1.0,
     stream: Stream | None = None,
 ) -> TensorT:
-    """x / sqrt(mean(x^2) + eps) * weight, over the last dimension, summed in float32.
+    """x / sqrt(mean(x^2) + eps) * weight / scale, over the last dimension, summed in float32.
 
     Args:
         x: [..., n] float32, float16 or bfloat16 (also as uint16 memory), of 1 to 4 dimensions with
@@ -30,6 +33,9 @@ def rmsnorm(
         gemma: multiply by 1 + weight, if there is a weight.
         out: shaped like x, written; x itself, or memory apart from it; default: a new tensor in x's
             framework.
+        out_dtype: x's, float8_e4m3fn or float8_e5m2; default: x's. In 8-bit formats, values that
+            are too large become the largest one. It also says what an `out` of uint8 stores.
+        scale: divides the result; a normal float > 0, or float32 [1] on x's device.
         stream: as in `Attention`; default: the current one of x's framework. None on the CPU.
 
     Returns:
@@ -43,8 +49,8 @@ def rmsnorm(
         array([[0.848..., 1.131...]], dtype=float32)
     """
     is_gemma = to_bool("gemma", gemma)
-    y, finish = given_or_new(out, x)
-    _core.rmsnorm(x, weight, y, eps, is_gemma, stream)
+    y, finish, stored = _output(out, x, out_dtype)
+    _core.rmsnorm(x, weight, y, eps, is_gemma, stored, scale, stream)
     return finish(y)
 
 
@@ -56,6 +62,9 @@ def add_rmsnorm(
     eps: float = 1e-6,
     *,
     gemma: bool = False,
+    out: Tensor | None = None,
+    out_dtype: KvDType | None = None,
+    scale: float | Tensor = 1.0,
     stream: Stream | None = None,
 ) -> None:
     """Adds x to residual, and normalises the sum: residual += x; x = rmsnorm(residual).
@@ -64,6 +73,8 @@ def add_rmsnorm(
 
     Args:
         x, residual: [..., n] of one dtype and shape, as x of `rmsnorm`, written.
+        out: shaped like x; where the norm is written, instead of to x, which stays as it is.
+        out_dtype: of `out`, as in `rmsnorm`.
 
     The other arguments are those of `rmsnorm`.
 
@@ -76,7 +87,9 @@ def add_rmsnorm(
         >>> residual, x
         (array([[3., 4.]], dtype=float32), array([[0.848..., 1.131...]], dtype=float32))
     """
-    _core.add_rmsnorm(x, residual, weight, eps, to_bool("gemma", gemma), stream)
+    is_gemma = to_bool("gemma", gemma)
+    stored = None if out_dtype is None else to_dtype("out_dtype", out_dtype)
+    _core.add_rmsnorm(x, residual, weight, out, eps, is_gemma, stored, scale, stream)
 
 
 @not_traced("call flashplan.torch.layernorm")
@@ -87,9 +100,11 @@ def layernorm(
     eps: float = 1e-5,
     *,
     out: TensorT | None = None,
+    out_dtype: KvDType | None = None,
+    scale: float | Tensor = 1.0,
     stream: Stream | None = None,
 ) -> TensorT:
-    """(x - mean) / sqrt(variance + eps) * weight + bias, over the last dimension.
+    """((x - mean) / sqrt(variance + eps) * weight + bias) / scale, over the last dimension.
 
     Args:
         bias: [n] of the dtype of weight, without a weight of x's; None: nothing is added.
@@ -104,9 +119,17 @@ def layernorm(
         >>> fp.layernorm(x, np.ones(2, np.float32)).round(3).tolist()
         [[-1.0, 1.0]]
     """
-    y, finish = given_or_new(out, x)
-    _core.layernorm(x, weight, bias, y, eps, stream)
+    y, finish, stored = _output(out, x, out_dtype)
+    _core.layernorm(x, weight, bias, y, eps, stored, scale, stream)
     return finish(y)
+
+
+def _output(
+    out: TensorT | None, x: TensorT, out_dtype: Any, shape: tuple[int, ...] | None = None
+) -> tuple[Any, Callable[[Any], TensorT], Any]:
+    """The output, what makes the result of it, and the dtype that it stores, if it was named."""
+    stored = None if out_dtype is None else to_dtype("out_dtype", out_dtype)
+    return *given_or_new(out, x, shape, None if stored is None else stored.name), stored
 
 
 @not_traced("call flashplan.torch.silu_and_mul")
@@ -182,9 +205,42 @@ def gelu_tanh_and_mul(
 def _gated(
     name: str, x: TensorT, out: TensorT | None, out_dtype: Any, scale: float, stream: Any
 ) -> TensorT:
-    stored = None if out_dtype is None else to_dtype("out_dtype", out_dtype)
     *outer, width = shape_of(x)
-    dtype = None if stored is None else stored.name
-    y, finish = given_or_new(out, x, (*outer, width // 2), dtype)
+    y, finish, stored = _output(out, x, out_dtype, (*outer, width // 2))
     _core.gated_activation(_core.Activation[name], x, y, stored, scale, stream)
+    return finish(y)
+
+
+def gather_rows(
+    x: TensorT,
+    indices: Tensor,
+    *,
+    out: TensorT | None = None,
+    stream: Stream | None = None,
+) -> TensorT:
+    """Copies rows: out[i] = x[indices[i]], such as the embeddings of tokens.
+
+    Args:
+        x: [rows, n] of any float dtype (bfloat16 also as uint16 memory), with rows at any stride.
+        indices: [count] int32 or int64. On the CPU they must be rows of x; on a GPU they are not
+            checked, and rows of `out` whose index is outside of x become 0.
+        out: [count, n] of x's dtype, written; memory apart from the others; default: a new tensor
+            in x's framework.
+        stream: as in `Attention`; default: the current one of x's framework. None on the CPU.
+
+    Returns:
+        `out`, or the new tensor.
+
+    Raises:
+        ValueError, TypeError: a tensor is malformed, or on the CPU an index is outside of x.
+            Nothing was written.
+
+    Examples:
+        >>> embedding = np.arange(8, dtype=np.float32).reshape(4, 2)
+        >>> fp.gather_rows(embedding, np.array([3, 0], np.int32)).tolist()
+        [[6.0, 7.0], [0.0, 1.0]]
+    """
+    shape = (*shape_of(indices)[:1], *shape_of(x)[1:])
+    y, finish = given_or_new(out, x, shape)
+    _core.gather_rows(x, indices, y, stream)
     return finish(y)

@@ -154,8 +154,8 @@ class Runs:
                 others, and tensors of k may have no dimension of heads. With "fp8_ds_mla" the last
                 dimension of k has 656 bytes.
             k_tail: [kv_tokens, any]: the last dims of ragged k, where these are the same for all kv
-                heads, as those that a model rotates (DeepSeek); k then has the other dims. On the
-                CPU only.
+                heads, as those that a model rotates (DeepSeek); k then has the other dims. GPUs
+                refuse it for keys of up to 128 dims, and Hopper's kernels with a variant or rope.
             block_table: [batch_size, max_pages] int32 page ids of each request, or
             page_indptr, page_indices: the same as CSR, [batch_size + 1] and [num_ids] int32.
                 An id that no query sees may be anything. On the CPU a visible id outside of the
@@ -180,8 +180,8 @@ class Runs:
             mask: [tokens, words] uint32, with custom_mask: bit j % 32 of word j // 32 of row t says
                 whether query t sees key mask_begin + j of its request. All queries see the keys
                 before mask_begin. causal and window_left hide further keys.
-            sinks: [num_qo_heads] float32 on the device: attention sinks, a logit for each query
-                head that belongs to no key. exp(sink) is added to the denominator of the softmax of
+            sinks: [num_qo_heads] float32 or bfloat16 on the device: attention sinks, a logit for
+                each query head that belongs to no key. exp(sink) is added to the denominator of the softmax of
                 each row, and lse includes it; -inf adds nothing. softmax_scale and softcap do not
                 apply to it. Of states that `merge_states` merges, only one may include sinks.
             out: [tokens, num_qo_heads, head_dim_vo]: where o is written; default: a new tensor in

@@ -94,7 +94,9 @@ Status check_mask(const AttentionTensors& t, const Plan::Impl& plan) {
 Status check_sinks(const AttentionTensors& t, const Plan::Impl& plan) {
   if (t.sinks.empty()) return {};
   const TensorArgument sinks{"sinks", t.sinks};
-  FLASHPLAN_RETURN_IF_ERROR(check_dtype(sinks, DType::kFloat32, ""));
+  if (t.sinks.dtype != DType::kBFloat16) {
+    FLASHPLAN_RETURN_IF_ERROR(check_dtype(sinks, DType::kFloat32, " or bfloat16"));
+  }
   FLASHPLAN_RETURN_IF_ERROR(check_device(sinks, plan.options.device));
   return check_shape(sinks, {Dim::exactly(plan.options.num_qo_heads)});
 }

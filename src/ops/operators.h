@@ -21,6 +21,7 @@ void merge_states(const AttentionState* states, int32_t num_states, const Attent
                   float ln_base) noexcept;
 void norm(const NormParams& params) noexcept;
 void gated_activation(const ActivationParams& params) noexcept;
+void gather_rows(const GatherParams& params) noexcept;
 void apply_rope(const RopeParams& params) noexcept;
 void quantize_fp8(const QuantizeParams& params) noexcept;
 
@@ -62,6 +63,8 @@ Status merge_states(const AttentionState* states, int32_t num_states, const Atte
 
 Status norm(const NormParams& params, Device device, Stream stream) noexcept;
 Status gated_activation(const ActivationParams& params, Device device, Stream stream) noexcept;
+/// Rows whose index is outside of x become 0.
+Status gather_rows(const GatherParams& params, Device device, Stream stream) noexcept;
 Status apply_rope(const RopeParams& params, Device device, Stream stream) noexcept;
 /// Up to three launches.
 Status quantize_fp8(const QuantizeParams& params, Device device, Stream stream) noexcept;

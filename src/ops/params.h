@@ -22,11 +22,14 @@ struct NormParams {
   Rows out;                              // may be x
   const void* weight = nullptr;          // [row_size], or null: nothing is multiplied
   const void* bias = nullptr;            // [row_size], or null
+  const float* scales = nullptr;         // [1], a factor of scale, or null
   DType dtype = DType::kFloat32;         // of rows
   DType weight_dtype = DType::kFloat32;  // of weight and bias: that of rows, or float32
+  DType out_dtype = DType::kFloat32;     // that of rows, or an 8-bit float
   int32_t num_rows = 0;
   int32_t row_size = 0;
   float eps = 0.0F;
+  float scale = 1.0F;          // divides the result
   float weight_offset = 0.0F;  // added to each weight
   bool centered = false;       // layernorm: the mean is subtracted
 };
@@ -41,6 +44,28 @@ struct ActivationParams {
   int32_t num_rows = 0;
   int32_t row_size = 0;
   float scale = 1.0F;
+};
+
+/// Of the operator out[i] = x[indices[i]].
+struct GatherParams {
+  const char* x = nullptr;  // [num_x_rows]
+  int64_t x_stride = 0;     // bytes
+  char* out = nullptr;      // [num_rows]
+  int64_t out_stride = 0;   // bytes
+  const void* indices = nullptr;
+  int64_t row_bytes = 0;
+  bool has_wide_indices = false;  // int64, else int32
+  int32_t item_bytes = 0;         // of an element
+  int32_t num_x_rows = 0;
+  int32_t num_rows = 0;
+
+  FLASHPLAN_HOST_DEVICE int64_t index(int32_t row) const {
+    return has_wide_indices ? static_cast<const int64_t*>(indices)[row]
+                            : static_cast<const int32_t*>(indices)[row];
+  }
+  FLASHPLAN_HOST_DEVICE bool is_inside(int64_t index) const {
+    return index >= 0 && index < num_x_rows;
+  }
 };
 
 /// The heads of a tensor [tokens, heads, head_dim], such as q or k. Strides are in bytes.

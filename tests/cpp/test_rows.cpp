@@ -112,7 +112,7 @@ TEST(what_is_refused) {
   check_refused(rmsnorm(earlier, weight.view(), later), value, "out");
   check_refused(rmsnorm(x.view(), weight.view(), out.view(), {NAN, false}), value, "eps");
   check_refused(layernorm(x.view(), weight.view(), half_out.view(), out.view()), value, "bias");
-  check_refused(layernorm(x.view(), weight.view(), none, out.view(), -1.0F), value, "eps");
+  check_refused(layernorm(x.view(), weight.view(), none, out.view(), {-1.0F}), value, "eps");
   check_refused(add_rmsnorm(out.view(), out.view(), weight.view()), value, "x");
   check_refused(add_rmsnorm(out.view(), half_out.view(), weight.view()), value, "residual");
   check_refused(gated_activation(static_cast<Activation>(3), x.view(), half_out.view()), value,

@@ -60,7 +60,7 @@ inline void __syncthreads() {
   if (++c.sync_arrived == c.size) {
     c.sync_arrived = 0;
     ++c.sync_phase;
-    c.idle = 0;
+    simt::note_event();
   } else {
     while (c.sync_phase == phase) simt::yield();
   }

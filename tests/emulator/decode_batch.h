@@ -35,6 +35,7 @@ struct Decodes {
   std::vector<int32_t> planned_lens = {};  // if longer than kv_lens
   bool misses_pages = false;  // some keys that queries see have page ids outside of the cache
   float sharpness = 1.0F;     // standard deviation of the logits
+  int32_t tail_dims = 0;      // the last dims of ragged keys, in a tensor of their own
 };
 
 template <DType kDType>
@@ -166,7 +167,8 @@ class Batch16 {
       for (size_t r = 0; r < d_.kv_lens.size(); ++r) rows += planned(r);
     }
     const int64_t heads = d_.num_kv_heads;
-    k_.emplace(random_, rows * heads, d_.page_size * heads, kDims, gap_);
+    k_.emplace(random_, rows * heads, d_.page_size * heads, kDims - d_.tail_dims, gap_);
+    k_tail_.emplace(random_, rows, 0, d_.tail_dims, gap_);
     v_.emplace(random_, rows * heads, d_.page_size * heads, kDims, gap_);
     q_.emplace(random_, int64_t{batch} * d_.qo_len * heads * d_.group_size, 0, kDims, gap_ / 2 * 2,
                gain_);
@@ -269,6 +271,8 @@ class Batch16 {
     t.o_dtype = DType::kFloat32;
     t.vectorized = aligned_;
     t.head_dim_qk = t.head_dim_vo = kDims;
+    t.has_key_tail = d_.tail_dims > 0;
+    params_.tails.k = {{k_tail_->bytes.data(), 0, k_tail_->row, 0}, d_.tail_dims};
     params_.mask = shape.mask;
     params_.variant.logits_scale = scale();
     params_.variant.v_scale = 0.75F;
@@ -288,6 +292,12 @@ class Batch16 {
     return row;
   }
 
+  /// A dim of row `row` of k.
+  float key_at(int64_t row, int32_t dim) const {
+    const int32_t own_dims = kDims - d_.tail_dims;
+    return dim < own_dims ? k_->at(row, dim) : k_tail_->at(row / d_.num_kv_heads, dim - own_dims);
+  }
+
   double error_of_row(const Results& results, int32_t r, int32_t i, int32_t head,
                       int64_t row) const {
     const int32_t kv_len = d_.kv_lens[static_cast<size_t>(r)];
@@ -303,7 +313,7 @@ class Batch16 {
       if (!has_page(r, key)) continue;
       rows.push_back(kv(key));
       double x = 0;
-      for (int32_t d = 0; d < kDims; ++d) x += double{q_->at(row, d)} * k_->at(rows.back(), d);
+      for (int32_t d = 0; d < kDims; ++d) x += double{q_->at(row, d)} * key_at(rows.back(), d);
       logits.push_back(x * scale());
       largest = std::max(largest, logits.back());
     }
@@ -335,6 +345,7 @@ class Batch16 {
   const float gain_;
   std::optional<Tensor<T::kQuery>> q_;
   std::optional<Tensor<T::kKv>> k_;
+  std::optional<Tensor<T::kKv>> k_tail_;
   std::optional<Tensor<T::kKv>> v_;
   std::vector<int32_t> pages_;
   int32_t most_pages_ = 0;  // of a request

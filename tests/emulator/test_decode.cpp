@@ -119,6 +119,66 @@ TEST(heads_of_80_dims) { check_all<device::With80Dims<Of<kF16, kF16, 128>>, 80>(
 TEST(e4m3) { check_all<Of<kBf16, DType::kFloat8E4M3, 128>, 128>(); }
 TEST(e5m2) { check_all<Of<kF16, DType::kFloat8E5M2, 64>, 64>(); }
 
+/// The last dims of keys, in a tensor of their own.
+template <typename Choices, int32_t kDims>
+void check_tails(int32_t tail_dims) {
+  check<Choices, kDims>({.kv_lens = {300, 1, 90},
+                         .num_kv_heads = 3,
+                         .qo_len = 3,
+                         .page_size = 0,
+                         .num_ctas = 4,
+                         .tail_dims = tail_dims},
+                        "tails");
+  check<Choices, kDims>({.kv_lens = {100, 700, 0},
+                         .num_kv_heads = 4,
+                         .page_size = 0,
+                         .num_ctas = 7,
+                         .window_left = 150,
+                         .planned_lens = {1500, 900, 40},
+                         .tail_dims = tail_dims},
+                        "tails, shorter than planned");
+  check<Choices, kDims>({.kv_lens = {260, 200},
+                         .num_kv_heads = 2,
+                         .qo_len = 150,
+                         .page_size = 0,
+                         .num_ctas = 3,
+                         .tail_dims = tail_dims},
+                        "tails of prompts");
+}
+TEST(tails_of_keys) {
+  check_tails<device::Traits<kF16, kF16, 192, 128, device::Standard>, 128>(64);
+  check_tails<device::Traits<kBf16, DType::kFloat8E4M3, 192, 128, device::Standard>, 112>(32);
+}
+
+/// Two warps share rows.
+template <typename Choices, int32_t kDims>
+void check_wide() {
+  check<Choices, kDims>({.kv_lens = {300, 1, 90, 0}, .num_kv_heads = 2, .num_ctas = 4}, "decodes");
+  check<Choices, kDims>({.kv_lens = {260, 200},
+                         .num_kv_heads = 1,
+                         .group_size = 2,
+                         .qo_len = 50,
+                         .page_size = 5,
+                         .num_ctas = 3,
+                         .window_left = 60},
+                        "prompts with a window");
+  check<Choices, kDims>({.kv_lens = {100, 500, 0},
+                         .num_kv_heads = 2,
+                         .group_size = 3,
+                         .page_size = 0,
+                         .num_ctas = 5,
+                         .planned_lens = {1500, 900, 40}},
+                        "shorter than planned");
+  check<Choices, kDims>(
+      {.kv_lens = {400, 90}, .group_size = 8, .num_ctas = 2, .misses_pages = true},
+      "missing pages");
+}
+TEST(heads_of_512_dims) {
+  check_wide<Of<kBf16, kBf16, 512>, 512>();
+  check_wide<Of<kF16, kF16, 512>, 320>();
+  check_wide<Of<kBf16, DType::kFloat8E4M3, 512>, 512>();
+}
+
 /// 8-bit queries: decodes, drafts of several rows, and prompts, whose bodies widen them in
 /// different places.
 template <int kDims>

@@ -17,7 +17,8 @@ class Rows(Call):
     written = ("out",)
     in_place = (("out", "x"),)
     optional = ("weight", "bias")
-    numbers = ("eps",)
+    numbers = ("eps", "scale", "out_dtype")
+    dtypes = {"out": EIGHT_BIT_FLOATS}
     names_of_vectors = ("weight",)
     width = 1  # of x, by that of the output
 
@@ -30,7 +31,7 @@ class Rows(Call):
         for name in self.names_of_vectors:
             self.place_rows(name, self.shape[-1:])
         if self.names_of_vectors == ("weight",) and self.dtype != "float32":
-            self.dtypes = {"weight": (dtype_fields("float32"),)}
+            self.dtypes = {**self.dtypes, "weight": (dtype_fields("float32"),)}
         if "out" in self.written:
             self.place("out", np.full(self.shape, np.nan, self.dtype))
         self.expected = self.compute(*(self.array(n).copy() for n in self.tensors if n != "out"))
@@ -48,7 +49,7 @@ class Rows(Call):
 class RmsNorm(Rows):
     """rmsnorm()."""
 
-    numbers = ("eps", "gemma")
+    numbers = ("eps", "gemma", "scale", "out_dtype")
 
     def compute(self, x, weight):
         return row_cases.rmsnorm(x, weight, 1e-6)
@@ -63,7 +64,8 @@ class AddRmsNorm(Rows):
     related = {"x": ("residual", "weight"), "residual": ("x", "weight")}
     written = ("x", "residual")
     in_place = ()
-    numbers = ("eps", "gemma")
+    numbers = ("eps", "gemma", "scale")
+    dtypes = {}
     names_of_vectors = ("weight",)
 
     def place_rows(self, name, shape):

@@ -68,9 +68,7 @@ def product(a: float | Tensor | None, b: float | Tensor | None) -> float | Tenso
 
 def check_aligned(name: str, buffer: Tensor) -> None:
     if buffer.data_ptr() % 16:
-        raise ValueError(
-            f"{name}: expected memory that is 16-byte aligned, got {buffer.data_ptr():#x}"
-        )
+        raise ValueError(f"{name} must be 16-byte aligned, got memory at {buffer.data_ptr():#x}")
 
 
 def check_buffer(name: str, buffer: Tensor | None, length: int | None = None) -> Tensor:

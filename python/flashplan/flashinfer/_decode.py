@@ -205,6 +205,16 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
                 f"cudagraph shape, got {q_len_per_req}"
             )
 
+    def _check_num_rows(self, num_rows: int) -> None:
+        """There may be more rows than those of the plan, but not enough for one more each."""
+        planned = self._q_len_per_req or 1
+        batch_size = self._num_rows // planned
+        if batch_size > 0 and num_rows // batch_size > planned:
+            raise ValueError(
+                f"q: expected {self._num_rows} rows, q_len_per_req = {planned} of plan() for each "
+                f"request, got {num_rows}; more than one needs use_tensor_cores=True"
+            )
+
     def run(
         self,
         q: Tensor,
@@ -234,10 +244,10 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
             q_scale, k_scale: factors of the logits, of caches of any dtype.
             v_scale: factor of the output.
             out: [tokens, num_qo_heads, head_dim]: where o is written.
-            lse: [tokens, num_qo_heads] float32, written if return_lse.
+            lse: [tokens, num_qo_heads] float32, written if it is given.
             return_lse: whether to return (o, lse), lse to base 2.
             window_left: instead of that of plan().
-            sinks: [num_qo_heads] float32; see `flashplan.Attention.run`.
+            sinks: [num_qo_heads] float32 or bfloat16; see `flashplan.Attention.run`.
 
         The other arguments must have their defaults, or are ignored.
 
@@ -250,6 +260,8 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
                 f"q_len_per_req: expected that of plan(), {self._q_len_per_req}, "
                 f"got {q_len_per_req}"
             )
+        if q.shape[0] != self._num_rows:
+            self._check_num_rows(q.shape[0])
         return self._run_pages(
             q,
             paged_kv_cache,

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FlashInfer's masks, one string of bits for each request, as rows of words.
+"""FlashInfer's masks, one string of bits for each request or a rule for scored items, as rows of
+words.
 
 All is done on the device of the mask. The host knows the lengths, and waits for nothing.
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -12,6 +15,9 @@ from torch import Tensor
 
 from flashplan.flashinfer._plans import Batch
 from flashplan.flashinfer.quantization import packbits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 # Bits of masks that are moved in one operation. It takes 8 bytes of memory for each bit.
 MAX_BITS = 1 << 24
@@ -61,16 +67,84 @@ def to_words(
     if wanted == 0:
         return words.view(torch.uint32)
     given = given.to(device)
-    key = torch.arange(words.shape[1] * 32, device=device)
-    rows_at_once = max(MAX_BITS // key.numel(), 1)
-    for begin in range(0, len(request), rows_at_once):
-        first, kv_len = rows[:, begin : begin + rows_at_once].unsqueeze(2)
+
+    def is_seen(key: Tensor, first: Tensor, kv_len: Tensor) -> Tensor:
         bit = torch.where(key < kv_len, first + key, 0)
         if packed_custom_mask is None:
-            is_seen = given[bit] != 0
+            seen = given[bit] != 0
         else:
-            is_seen = (given[bit >> 3] >> (bit & 7).to(torch.uint8)) & 1 != 0
-        is_seen &= key < kv_len
-        part = packbits(is_seen, "little").view(torch.int32)
+            seen = (given[bit >> 3] >> (bit & 7).to(torch.uint8)) & 1 != 0
+        return seen & (key < kv_len)
+
+    return _fill(words, rows, is_seen)
+
+
+def _fill(words: Tensor, rows: Tensor, is_seen: Callable[..., Tensor]) -> Tensor:
+    """Sets the bits of words [tokens, words] to is_seen(key, *numbers), and returns them as uint32.
+
+    Args:
+        rows: [count, tokens]: the numbers of each token.
+        is_seen: takes key [keys] and each number as [tokens, 1]: [tokens, keys] bool.
+    """
+    key = torch.arange(words.shape[1] * 32, device=words.device)
+    rows_at_once = max(MAX_BITS // key.numel(), 1)
+    for begin in range(0, len(words), rows_at_once):
+        seen = is_seen(key, *rows[:, begin : begin + rows_at_once].unsqueeze(2))
+        part = packbits(seen, "little").view(torch.int32)
         words[begin : begin + rows_at_once] = part.view(-1, words.shape[1])
     return words.view(torch.uint32)
+
+
+class Items(NamedTuple):
+    """Prompts that are a prefix and items after it, which are scored without seeing each other.
+
+    Args:
+        prefix_lens: [batch_size]: tokens of the prefix.
+        positions: flat, `stride` for each request: of each token after the prefix, how many tokens
+            of its item it sees. That is 0 for those between items, which see the prefix alone.
+        stride: by which requests lie apart in positions.
+    """
+
+    prefix_lens: Tensor
+    positions: Tensor
+    stride: int
+
+
+def items_of(
+    prefix_len_ptr: Tensor | None,
+    token_pos_in_items_ptr: Tensor | None,
+    token_pos_in_items_len: int,
+    max_item_len_ptr: Tensor | None,
+) -> Items | None:
+    """From the arguments of plan(). The longest items need not be known.
+
+    Raises:
+        ValueError: only one of both tensors is given.
+    """
+    if prefix_len_ptr is None and token_pos_in_items_ptr is None and max_item_len_ptr is None:
+        return None
+    if prefix_len_ptr is None or token_pos_in_items_ptr is None:
+        missing = "prefix_len_ptr" if prefix_len_ptr is None else "token_pos_in_items_ptr"
+        raise ValueError(f"{missing}: expected a tensor, as the others of scored items, got None")
+    return Items(prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len)
+
+
+def item_words(batch: Batch, items: Items, device: torch.device) -> Tensor:
+    """As `to_words`. A query also sees no key after itself."""
+    qo_lens = np.diff(batch.qo_indptr).astype(np.int64)
+    kv_lens = batch.kv_lens.astype(np.int64)
+    request = np.repeat(np.arange(len(qo_lens)), qo_lens)
+    ends = batch.qo_indptr[1:].astype(np.int64)
+    query = np.arange(len(request)) - ends[request] + kv_lens[request]
+    rows = torch.from_numpy(np.stack((query, request))).to(device)
+    prefix_len = items.prefix_lens.to(device, torch.int64)[rows[1]]
+    given = items.positions.flatten().to(device, torch.int64)
+    after_prefix = rows[0] - prefix_len
+    place = (rows[1] * items.stride + after_prefix).clamp(0, given.numel() - 1)
+    seen_of_item = torch.where(after_prefix >= 0, given[place], 0)
+
+    def is_seen(key: Tensor, query: Tensor, prefix_len: Tensor, seen_of_item: Tensor) -> Tensor:
+        return (key <= query) & ((key < prefix_len) | (query - key < seen_of_item))
+
+    words = torch.zeros(len(request), num_words(batch), dtype=torch.int32, device=device)
+    return _fill(words, torch.stack((rows[0], prefix_len, seen_of_item)), is_seen)

@@ -21,20 +21,11 @@ def _missing(name: str, hint: str) -> Callable[..., Any]:
 
 
 _PLAN = "plan and run a wrapper of this module, or call flashplan.flash_attn"
-_QUANT = "quantise what rmsnorm, fused_add_rmsnorm or layernorm return"
 _ROPE = "call apply_rope_with_cos_sin_cache, then append_paged_kv_cache with an 8-bit cache"
 _FOUR_BITS = "caches have 8 bits or more"
 
 cudnn_batch_decode_with_kv_cache = _missing("cudnn_batch_decode_with_kv_cache", _PLAN)
 cudnn_batch_prefill_with_kv_cache = _missing("cudnn_batch_prefill_with_kv_cache", _PLAN)
-trtllm_batch_context_with_kv_cache = _missing("trtllm_batch_context_with_kv_cache", _PLAN)
-trtllm_batch_decode_with_kv_cache = _missing("trtllm_batch_decode_with_kv_cache", _PLAN)
-trtllm_ragged_attention_deepseek = _missing("trtllm_ragged_attention_deepseek", _PLAN)
-xqa_batch_decode_with_kv_cache = _missing("xqa_batch_decode_with_kv_cache", _PLAN)
-
-fused_add_rmsnorm_quant = _missing("fused_add_rmsnorm_quant", _QUANT)
-layernorm_quant = _missing("layernorm_quant", _QUANT)
-rmsnorm_quant = _missing("rmsnorm_quant", _QUANT)
 
 mla_rope_quantize_fp8 = _missing("mla_rope_quantize_fp8", _ROPE)
 rope_quantize_fp8 = _missing("rope_quantize_fp8", _ROPE)

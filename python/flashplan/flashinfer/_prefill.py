@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from flashplan.flashinfer._arguments import Cache, check_buffer, refuse
+from flashplan.flashinfer._masks import items_of
 from flashplan.flashinfer._paged import PagedWrapper
 from flashplan.flashinfer._plans import Batch
 
@@ -109,6 +110,11 @@ class BatchPrefillWithPagedKVCacheWrapper(PagedWrapper):
             packed_custom_mask: uint8: the same as bits, the lowest of a byte first. Each request
                 begins at a byte of its own.
             causal: bottom-right aligned.
+            prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len: for the scoring of items
+                behind a prefix, which do not see each other: the prefix's length [batch_size]; flat
+                for each request, how many tokens of its item each token after the prefix sees, 0
+                for those between items; and how many of these each request has. They take the place
+                of a mask.
             pos_encoding_mode: "NONE", "ROPE_LLAMA" or "ALIBI". The log-sum-exp of ALIBI counts
                 positions of queries from the end of the keys.
             fixed_split_size, disable_split_kv: a positive size or True makes the bits of a
@@ -118,10 +124,8 @@ class BatchPrefillWithPagedKVCacheWrapper(PagedWrapper):
             UnsupportedError: an argument asks for what flashplan can not do.
             ValueError: the batch does not fit the buffers or an earlier plan of CUDA graphs.
         """
-        refuse(
-            prefix_len_ptr=prefix_len_ptr,
-            token_pos_in_items_ptr=token_pos_in_items_ptr,
-            max_item_len_ptr=max_item_len_ptr,
+        items = items_of(
+            prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr
         )
         batch_size = len(paged_kv_last_page_len)
         self._check_fits_buffers(batch_size, paged_kv_indices)
@@ -137,7 +141,7 @@ class BatchPrefillWithPagedKVCacheWrapper(PagedWrapper):
             q_data_type,
             kv_data_type,
             o_data_type,
-            has_mask=custom_mask is not None or packed_custom_mask is not None,
+            has_mask=not (custom_mask is None and packed_custom_mask is None and items is None),
             fixed_split_size=fixed_split_size,
             disable_split_kv=disable_split_kv,
         )
@@ -157,7 +161,7 @@ class BatchPrefillWithPagedKVCacheWrapper(PagedWrapper):
         else:
             self._qo_indptr_buf = self._there(qo_indptr, non_blocking)
         self._set_pages(paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len, non_blocking)
-        self._set_mask(batch, custom_mask, packed_custom_mask)
+        self._set_mask(batch, custom_mask, packed_custom_mask, items)
         self._plan_batch(batch)
 
     begin_forward = plan
@@ -194,12 +198,12 @@ class BatchPrefillWithPagedKVCacheWrapper(PagedWrapper):
             q_scale, k_scale: factors of the logits, of caches of any dtype.
             v_scale: factor of the output.
             out: [tokens, num_qo_heads, head_dim_vo]: where o is written.
-            lse: float32, shaped by lse_layout, written if return_lse.
+            lse: float32, shaped by lse_layout, written if it is given.
             return_lse: whether to return (o, lse).
             lse_base: "log2", or "ln" for the natural logarithm.
             lse_layout: "NH", [tokens, num_qo_heads], or "HN", [num_qo_heads, tokens].
             window_left: instead of that of plan().
-            sinks: [num_qo_heads] float32; see `flashplan.Attention.run`.
+            sinks: [num_qo_heads] float32 or bfloat16; see `flashplan.Attention.run`.
 
         The other arguments must have their defaults, or are ignored.
 

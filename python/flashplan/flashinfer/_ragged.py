@@ -11,6 +11,7 @@ from torch import Tensor
 
 from flashplan._core import UnsupportedError
 from flashplan.flashinfer._arguments import check_buffer, one_of, product, refuse
+from flashplan.flashinfer._masks import items_of
 from flashplan.flashinfer._plans import Batch, on_host
 from flashplan.flashinfer._wrapper import Wrapper
 
@@ -101,10 +102,8 @@ class BatchPrefillWithRaggedKVCacheWrapper(Wrapper):
 
         The other arguments, and the errors, are those of `BatchPrefillWithPagedKVCacheWrapper`.
         """
-        refuse(
-            prefix_len_ptr=prefix_len_ptr,
-            token_pos_in_items_ptr=token_pos_in_items_ptr,
-            max_item_len_ptr=max_item_len_ptr,
+        items = items_of(
+            prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr
         )
         for name, indptr, same in (
             ("v_indptr", v_indptr, kv_indptr),
@@ -114,7 +113,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(Wrapper):
                 raise UnsupportedError(f"{name}: expected None, got a tensor")
         rows, keys = on_host(qo_indptr, kv_indptr)
         batch = Batch(rows, keys[1:] - keys[:-1], keys)
-        has_mask = custom_mask is not None or packed_custom_mask is not None
+        has_mask = not (custom_mask is None and packed_custom_mask is None and items is None)
         if self._use_cuda_graph:
             self._check_batch_size(len(batch.kv_lens))
             self._fix_bounds(batch)
@@ -145,7 +144,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(Wrapper):
             rope_scale,
             rope_theta,
         )
-        self._set_mask(batch, custom_mask, packed_custom_mask)
+        self._set_mask(batch, custom_mask, packed_custom_mask, items)
         self._plan_batch(batch)
 
     begin_forward = plan

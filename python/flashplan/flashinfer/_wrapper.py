@@ -17,7 +17,7 @@ from flashplan.flashinfer._arguments import (
     one_of,
     to_torch_dtype,
 )
-from flashplan.flashinfer._masks import num_words, to_words
+from flashplan.flashinfer._masks import Items, item_words, num_words, to_words
 from flashplan.flashinfer._plans import Attentions, Batch
 from flashplan.flashinfer._positions import MODES, alibi_arguments, alibi_variant, rotation
 
@@ -48,10 +48,17 @@ class _PlanModule:
         self._wrapper = wrapper
 
     def plan(self, *arguments: Any) -> int:
-        """Plans the lengths qo_indptr, kv_indptr and kv_lens, the arguments 3 to 5, on the host."""
+        """Plans the lengths qo_indptr, kv_indptr and kv_lens, the arguments 3 to 5, on the host.
+
+        A mask for CUDA graphs is read anew from custom_mask_buf, into which the caller has written
+        the bits of this batch.
+        """
         qo_indptr, kv_indptr, kv_lens = (tensor.cpu().numpy() for tensor in arguments[3:6])
-        batch = Batch(qo_indptr, kv_lens, kv_indptr if self._wrapper._is_ragged else None)
-        return self._wrapper._plan_batch(batch)
+        wrapper = self._wrapper
+        batch = Batch(qo_indptr, kv_lens, kv_indptr if wrapper._is_ragged else None)
+        if wrapper._use_cuda_graph and wrapper._shape is not None and wrapper._shape.has_mask:
+            wrapper._set_mask(batch, None, wrapper._custom_mask_buf)
+        return wrapper._plan_batch(batch)
 
 
 class Wrapper:
@@ -215,13 +222,22 @@ class Wrapper:
             self._cached_module = _PlanModule(self)
         return self._attentions.generation
 
-    def _set_mask(self, batch: Batch, custom_mask: Any, packed_custom_mask: Any) -> None:
+    def _set_mask(
+        self,
+        batch: Batch,
+        custom_mask: Tensor | None,
+        packed_custom_mask: Tensor | None,
+        items: Items | None = None,
+    ) -> None:
         """For runs of this batch. CUDA graphs have a buffer that stays where it is."""
-        if custom_mask is None and packed_custom_mask is None:
+        if items is not None:
+            words = item_words(batch, items, self.device)
+        elif custom_mask is not None or packed_custom_mask is not None:
+            words = to_words(batch, custom_mask, packed_custom_mask, self.device)
+        else:
             if not self._use_cuda_graph:
                 self._mask = None
             return
-        words = to_words(batch, custom_mask, packed_custom_mask, self.device)
         if not self._use_cuda_graph:
             self._mask = words
             return
@@ -337,9 +353,10 @@ class Wrapper:
             one_of("lse_base", lse_base, ("log2", "ln"))
             one_of("lse_layout", lse_layout, ("NH", "HN"))
         given_lse, is_turned = lse, lse_layout == "HN"
-        if not return_lse or is_turned:
+        has_lse = return_lse or lse is not None
+        if is_turned:
             lse = None
-        elif lse is None and q.shape[0] != self._num_rows:
+        elif has_lse and lse is None and q.shape[0] != self._num_rows:
             lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
         result = attn.run(
             q,
@@ -347,16 +364,17 @@ class Wrapper:
             v,
             out=out,
             lse=lse,
-            return_lse=return_lse,
+            return_lse=has_lse,
             k_scale=k_scale,
             v_scale=1.0 if v_scale is None else v_scale,
             mask=self._mask if shape.has_mask else None,
             sinks=sinks,
             **tables,
         )
-        if not return_lse or (lse_base == "log2" and not is_turned):
+        if not has_lse or (return_lse and lse_base == "log2" and not is_turned):
             return result
-        return result[0], _converted(result[1], given_lse, lse_base, is_turned)
+        converted = _converted(result[1], given_lse, lse_base, is_turned)
+        return (result[0], converted) if return_lse else result[0]
 
 
 def _converted(lse: Tensor, out: Tensor | None, lse_base: str, is_turned: bool) -> Tensor:

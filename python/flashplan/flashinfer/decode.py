@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from flashplan.flashinfer._decode import BatchDecodeWithPagedKVCacheWrapper
-from flashplan.flashinfer._missing import (
-    cudnn_batch_decode_with_kv_cache,
+from flashplan.flashinfer._direct import (
     trtllm_batch_decode_with_kv_cache,
     xqa_batch_decode_with_kv_cache,
 )
+from flashplan.flashinfer._missing import cudnn_batch_decode_with_kv_cache
 from flashplan.flashinfer._single import single_decode_with_kv_cache
 
 __all__ = [

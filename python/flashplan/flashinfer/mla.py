@@ -67,9 +67,9 @@ class BatchMLAPagedAttentionWrapper(PagedWrapper):
 
         Args:
             qo_indptr: [batch_size + 1]: the rows of q at which requests begin.
-            kv_indptr, kv_indices: [batch_size + 1] and [pages]: the page table as CSR.
+            kv_indptr, kv_indices: [batch_size + 1] or more, and [pages]: the page table as CSR.
             kv_len_arr: [batch_size]: keys of each request, no more than its pages have.
-            head_dim_ckv, head_dim_kpe: latent and rotated dims of a key.
+            head_dim_ckv, head_dim_kpe: latent and rotated dims of a key; the latter may be 0.
             sm_scale: that of the model, from its head dim before compression.
             options: FlashInfer's other ones, which are refused unless they are None or False; only
                 the layouts "split" and the modes of lse have no effect.
@@ -85,6 +85,7 @@ class BatchMLAPagedAttentionWrapper(PagedWrapper):
         for name in ("lse_mode", "enable_pdl", "use_sinks"):
             options.pop(name, None)
         refuse(use_profiler=use_profiler, **options)
+        kv_indptr = kv_indptr[: len(kv_len_arr) + 1]
         self._check_fits_buffers(len(kv_len_arr), kv_indices)
         (rows,), kv_lens = self._lengths([qo_indptr], kv_indptr, kv_len_arr, page_size)
         batch = Batch(rows, kv_lens, None)
@@ -141,10 +142,12 @@ class BatchMLAPagedAttentionWrapper(PagedWrapper):
             ckv_cache, kpe_cache: [pages, page_size, head_dim_ckv] and
                 [pages, page_size, head_dim_kpe]. Rows without a key may hold anything.
             out: [tokens, num_heads, head_dim_ckv]: where o is written.
-            lse: [tokens, num_heads] float32, written if return_lse.
+            lse: [tokens, num_heads] float32, written if it is given.
             return_lse: whether to return (o, lse), lse to base 2.
             return_lse_base_on_e: whether lse is the natural logarithm.
-            ckv_scale, kpe_scale: real key = scale * stored key; equal, or one of them is None.
+            ckv_scale, kpe_scale: real key = scale * stored key, of the latent and of the rotated
+                dims; one that is None is as the other. If they differ, q_pe is multiplied by their
+                quotient, and rounded.
             sinks: [num_heads] float32.
 
         The other arguments must have their defaults.
@@ -157,21 +160,39 @@ class BatchMLAPagedAttentionWrapper(PagedWrapper):
             ckv_scale_arr=ckv_scale_arr,
             **options,
         )
-        scales = {scale for scale in (ckv_scale, kpe_scale) if scale is not None}
-        if len(scales) > 1:
-            raise UnsupportedError(f"kpe_scale: expected ckv_scale = {ckv_scale}, got {kpe_scale}")
         attn = self._attentions.get(self._key(), self._options)
+        self._check_dtypes(q_nope, q_pe, ckv_cache, kpe_cache)
+        if q_pe is not None and q_pe.shape[-1] == 0:
+            q_pe = kpe_cache = None
+        scale = kpe_scale if ckv_scale is None else ckv_scale
+        if q_pe is not None and kpe_scale not in (None, scale):
+            q_pe = q_pe * (kpe_scale / ckv_scale)
+        has_lse = return_lse or lse is not None
         result = attn.run(
             q_nope if q_pe is None else (q_nope, q_pe),
             ckv_cache if kpe_cache is None else (ckv_cache, kpe_cache),
             page_indptr=self._paged_kv_indptr_buf,
             page_indices=self._paged_kv_indices_buf,
             out=out,
-            lse=lse if return_lse else None,
-            return_lse=return_lse,
-            k_scale=scales.pop() if scales else 1.0,
+            lse=lse,
+            return_lse=has_lse,
+            k_scale=1.0 if scale is None else scale,
             sinks=sinks,
         )
-        if return_lse and return_lse_base_on_e:
+        if has_lse and return_lse_base_on_e:
             result[1].mul_(math.log(2))
-        return result
+        return result if return_lse or not has_lse else result[0]
+
+    def _check_dtypes(self, q_nope: Tensor, q_pe: Any, ckv_cache: Tensor, kpe_cache: Any) -> None:
+        assert self._shape is not None
+        of_q, of_kv = ("q_data_type", self._shape.q_dtype), ("kv_data_type", self._shape.kv_dtype)
+        for name, tensor, (option, dtype) in (
+            ("q_nope", q_nope, of_q),
+            ("q_pe", q_pe, of_q),
+            ("ckv_cache", ckv_cache, of_kv),
+            ("kpe_cache", kpe_cache, of_kv),
+        ):
+            if tensor is not None and tensor.dtype not in (dtype, torch.uint8):
+                raise ValueError(
+                    f"{name}.dtype: expected the {option} of plan(), {dtype}, got {tensor.dtype}"
+                )

@@ -1,14 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Norms. enable_pdl is accepted and has no effect."""
+"""Norms. enable_pdl is accepted and has no effect. Outputs of 8 bits saturate."""
 
 import torch
 
 import flashplan as fp
-from flashplan.flashinfer._missing import (
-    fused_add_rmsnorm_quant,
-    layernorm_quant,
-    rmsnorm_quant,
-)
 
 __all__ = [
     "fused_add_rmsnorm",
@@ -70,6 +65,62 @@ def layernorm(
     input: torch.Tensor, gemma: torch.Tensor, beta: torch.Tensor, eps: float = 1e-6
 ) -> torch.Tensor:
     """`flashplan.layernorm` with weight gemma and bias beta, of the dtype of input or float32."""
-    if gemma.dtype != input.dtype or beta.dtype != input.dtype:
-        gemma, beta = gemma.float(), beta.float()
-    return fp.layernorm(input, gemma, beta, eps)
+    return fp.layernorm(input, *_layer_weights(input, gemma, beta), eps)
+
+
+def rmsnorm_quant(
+    out: torch.Tensor,
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    scale: float | torch.Tensor,
+    eps: float = 1e-6,
+    enable_pdl: bool | None = None,
+) -> None:
+    """`rmsnorm`, divided by scale, a number or a float32 tensor of one element, into an `out` of 8
+    bits."""
+    fp.rmsnorm(input, weight, eps, out=out, scale=_scalar(scale))
+
+
+def fused_add_rmsnorm_quant(
+    out: torch.Tensor,
+    input: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    scale: float | torch.Tensor,
+    eps: float = 1e-6,
+    enable_pdl: bool | None = None,
+) -> None:
+    """residual += input, then `rmsnorm_quant` of residual. input stays as it is."""
+    fp.add_rmsnorm(input, residual, weight, eps, out=out, scale=_scalar(scale))
+
+
+def layernorm_quant(
+    out: torch.Tensor,
+    input: torch.Tensor,
+    gemma: torch.Tensor,
+    beta: torch.Tensor,
+    scale: float | torch.Tensor,
+    eps: float = 1e-6,
+) -> None:
+    """`layernorm`, divided by scale, a number or a float32 tensor of one element, into an `out` of
+    8 bits."""
+    weights = _layer_weights(input, gemma, beta)
+    fp.layernorm(input, *weights, eps, out=out, scale=_scalar(scale))
+
+
+def _layer_weights(
+    input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both as input, or else both as float32."""
+    if weight.dtype != input.dtype or bias.dtype != input.dtype:
+        return weight.float(), bias.float()
+    return weight, bias
+
+
+def _scalar(scale: float | torch.Tensor) -> float | torch.Tensor:
+    """A number, or [1]."""
+    if not isinstance(scale, torch.Tensor):
+        return scale
+    if scale.numel() != 1:
+        raise ValueError(f"scale must be a scalar tensor, got shape {list(scale.shape)}")
+    return scale.reshape(1)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention of prompts with FlashInfer's names, of a batch of requests or of a single one."""
 
-from flashplan.flashinfer._missing import (
-    cudnn_batch_prefill_with_kv_cache,
+from flashplan.flashinfer._direct import (
     trtllm_batch_context_with_kv_cache,
     trtllm_ragged_attention_deepseek,
 )
+from flashplan.flashinfer._missing import cudnn_batch_prefill_with_kv_cache
 from flashplan.flashinfer._prefill import BatchPrefillWithPagedKVCacheWrapper
 from flashplan.flashinfer._ragged import BatchPrefillWithRaggedKVCacheWrapper
 from flashplan.flashinfer._single import (

@@ -19,7 +19,11 @@ struct Traits {
   static constexpr DType kKv = kKv_;
   static constexpr int kHeadDimQk = kHeadDimQk_;
   static constexpr int kHeadDimVo = kHeadDimVo_;
-  static constexpr bool kGathers = false;       // Sm90Gatherer copies keys and values
+  static constexpr bool kGathers = false;  // Sm90Gatherer copies keys and values
+  // Whether there is code for keys whose last dims are in a tensor of their own, as models have
+  // them with more dims; and whether this is it, in families that have other code for them.
+  static constexpr bool kTakesKeyTails = kHeadDimQk > 128;
+  static constexpr bool kHasKeyTail = false;
   static constexpr bool kFewRowsAlone = false;  // see FewRowsAlone
   // Decodes with this head dim read the rows of two kv heads together, because memory delivers less
   // if rows as short as these are read one by one. 0: no head dim.

@@ -66,7 +66,7 @@ class LatentRows {
     const auto* row = reinterpret_cast<const Storage*>(part_.row(token));
     if (!is_normed_) return row;
     norm_.x.data = part_.row(token);
-    norm_row(norm_, 0, rows_);
+    norm_row<Format, WeightFormat, Format>(norm_, 0, rows_, 1.0F);
     return normed_;
   }
 

@@ -102,8 +102,14 @@ struct NormRows {
   FloatRow<WeightFormat> bias;
 };
 
-template <typename Format, typename WeightFormat>
-void norm_row(const NormParams& p, int32_t index, NormRows<Format, WeightFormat>& rows) {
+/// What results of a call are divided by.
+inline float scale_of(const NormParams& p) {
+  return p.scales == nullptr ? p.scale : p.scale * *p.scales;
+}
+
+template <typename Format, typename WeightFormat, typename To>
+void norm_row(const NormParams& p, int32_t index, NormRows<Format, WeightFormat>& rows,
+              float scale) {
   FloatRow<Format>& row = rows.row;
   row.load(summed_row<Format>(p, index), p.row_size);
   const auto size = static_cast<float>(p.row_size);
@@ -111,7 +117,7 @@ void norm_row(const NormParams& p, int32_t index, NormRows<Format, WeightFormat>
   if (p.centered) mean = sum_of(row, p.row_size, [](auto x) { return x; }) / size;
   const float squares = sum_of(row, p.row_size, [=](auto x) { return (x - mean) * (x - mean); });
   const float factor = 1.0F / __builtin_sqrtf(squares / size + p.eps);
-  auto* to = reinterpret_cast<typename Format::Storage*>(row_at(p.out, index));
+  auto* to = reinterpret_cast<typename To::Storage*>(row_at(p.out, index));
   // The weights of long rows come in smaller blocks where an offset is added to them, and ones do.
   const int32_t block_size =
       row.block_size() < rows.weight.block_size() ? row.block_size() : rows.weight.block_size();
@@ -120,13 +126,15 @@ void norm_row(const NormParams& p, int32_t index, NormRows<Format, WeightFormat>
     const int32_t count = left < block_size ? left : block_size;
     const float* x = row.block(first, count);  // before `to` is written, which may be the row
     const float* weight = rows.weight.block(first, count);
+    const auto store_scaled = [&](const auto& value_of) {
+      if (scale == 1.0F) return store_each<To>(to + first, count, value_of);
+      store_each<To>(to + first, count, [=](int32_t i) { return value_of(i) / scale; });
+    };
     if (p.bias == nullptr) {
-      store_each<Format>(to + first, count,
-                         [=](int32_t i) { return (x[i] - mean) * factor * weight[i]; });
+      store_scaled([=](int32_t i) { return (x[i] - mean) * factor * weight[i]; });
     } else {
       const float* bias = rows.bias.block(first, count);
-      store_each<Format>(to + first, count,
-                         [=](int32_t i) { return (x[i] - mean) * factor * weight[i] + bias[i]; });
+      store_scaled([=](int32_t i) { return (x[i] - mean) * factor * weight[i] + bias[i]; });
     }
   }
 }
@@ -141,7 +149,13 @@ void norm_rows_of(const NormParams& p, int32_t begin, int32_t end) {
     rows.weight.fill_with_ones(p.row_size);
   }
   if (p.bias != nullptr) rows.bias.load(static_cast<const Storage*>(p.bias), p.row_size);
-  for (int32_t row = begin; row < end; ++row) norm_row(p, row, rows);
+  const float scale = scale_of(p);
+  dispatch_stored_format<Format>(p.out_dtype, [&](auto to) {
+    using To = decltype(to);
+    for (int32_t row = begin; row < end; ++row) {
+      norm_row<Format, WeightFormat, To>(p, row, rows, scale);
+    }
+  });
 }
 
 void norm_rows(const NormParams& p, int32_t begin, int32_t end) noexcept {

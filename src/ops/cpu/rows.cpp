@@ -2,7 +2,9 @@
 // The operators on rows: threads share the rows, and call the kernels for this machine's
 // instruction set.
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 #include "cpu/isa.h"
 #include "cpu/thread_pool.h"
@@ -53,6 +55,14 @@ void for_all_rows(void (*kernel)(const Params&, int32_t, int32_t) noexcept, cons
   ThreadPool::run(take, &job, num_parts, num_parts);
 }
 
+void copy_rows(const GatherParams& params, int32_t begin, int32_t end) noexcept {
+  for (int32_t row = begin; row < end; ++row) {
+    std::memcpy(params.out + row * params.out_stride,
+                params.x + params.index(row) * params.x_stride,
+                static_cast<std::size_t>(params.row_bytes));
+  }
+}
+
 /// Elements of k and v.
 int64_t elements_of_token(const AppendParams& params) noexcept {
   int64_t elements = 0;
@@ -68,6 +78,10 @@ void norm(const NormParams& params) noexcept {
 
 void gated_activation(const ActivationParams& params) noexcept {
   for_all_rows(kernels().gated_activation, params, 4 * int64_t{params.row_size});
+}
+
+void gather_rows(const GatherParams& params) noexcept {
+  for_all_rows(copy_rows, params, params.row_bytes / 16);
 }
 
 void apply_rope(const RopeParams& params) noexcept {

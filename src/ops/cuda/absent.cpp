@@ -39,6 +39,9 @@ Status gated_activation(const ActivationParams& /*params*/, Device /*device*/,
                         Stream /*stream*/) noexcept {
   return not_built();
 }
+Status gather_rows(const GatherParams& /*params*/, Device /*device*/, Stream /*stream*/) noexcept {
+  return not_built();
+}
 Status apply_rope(const RopeParams& /*params*/, Device /*device*/, Stream /*stream*/) noexcept {
   return not_built();
 }

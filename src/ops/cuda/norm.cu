@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstdint>
+#include <type_traits>
 
 #include "ops/cuda/formats.h"
 #include "ops/cuda/launch.h"
@@ -119,7 +120,22 @@ __device__ void load_floats(const float* from, float (&to)[kVec]) {
   }
 }
 
-template <DType kDType, int kVec, Weights kWeights>
+/// Divides results by their scale, whose inverse is given, and stores them in the dtype of `out`.
+template <DType kDType, int kVec>
+__device__ void store_scaled(const NormParams& p, char* out, int word, float inverse,
+                             float (&values)[kVec]) {
+  for (int j = 0; j < kVec; ++j) values[j] *= inverse;
+  if (p.out_dtype == kDType) {
+    reinterpret_cast<Word<kDType, kVec>*>(out)[word] = pack<kDType, kVec>(values);
+    return;
+  }
+  auto* narrow = reinterpret_cast<Word<DType::kFloat8E4M3, kVec>*>(out) + word;
+  *narrow = p.out_dtype == DType::kFloat8E4M3 ? pack<DType::kFloat8E4M3, kVec>(values)
+                                              : pack<DType::kFloat8E5M2, kVec>(values);
+}
+
+/// kIsScaled: results are divided by a scale, or narrowed. Other kernels have no registers for it.
+template <DType kDType, int kVec, Weights kWeights, bool kIsScaled>
 __global__ void __launch_bounds__(kMaxThreads) norm_kernel(const __grid_constant__ NormParams p) {
   using WordType = Word<kDType, kVec>;
   __shared__ float partial[2][32];
@@ -161,7 +177,11 @@ __global__ void __launch_bounds__(kMaxThreads) norm_kernel(const __grid_constant
   }
   const float factor = rsqrtf(sum_of_row(squares, partial[1]) / size + p.eps);
 
-  auto* out = reinterpret_cast<WordType*>(row_at(p.out, index));
+  char* out = row_at(p.out, index);
+  float inverse = 1.0F;
+  if constexpr (kIsScaled) {
+    inverse = __frcp_rn(p.scales == nullptr ? p.scale : p.scale * __ldg(p.scales));
+  }
   const auto* float_weights = static_cast<const float*>(p.weight);
   for (int first = thread; first < row.num_words; first += step) {
     if (!is_held) {
@@ -190,7 +210,11 @@ __global__ void __launch_bounds__(kMaxThreads) norm_kernel(const __grid_constant
         if constexpr (kWeights != Weights::kNone) values[j] *= weight[j] + p.weight_offset;
         values[j] += bias[j];
       }
-      out[word] = pack<kDType, kVec>(values);
+      if constexpr (kIsScaled) {
+        store_scaled<kDType, kVec>(p, out, word, inverse, values);
+      } else {
+        reinterpret_cast<WordType*>(out)[word] = pack<kDType, kVec>(values);
+      }
     }
   }
 }
@@ -213,10 +237,17 @@ Grid make_grid(int32_t num_rows, int32_t num_words) {
 template <DType kDType, Weights kWeights>
 Status run(const NormParams& p, Device device, Stream stream) {
   constexpr int kVec = kWordElements<kDType>;
-  const bool by_word = p.row_size % kVec == 0 && is_aligned(p.x, 16) && is_aligned(p.out, 16) &&
-                       is_aligned(p.residual, 16) && is_aligned(p.weight, 16) &&
-                       is_aligned(p.bias, 16);
-  return launch(by_word ? norm_kernel<kDType, kVec, kWeights> : norm_kernel<kDType, 1, kWeights>,
+  const bool is_narrow = p.out_dtype != kDType;
+  const bool is_scaled = is_narrow || p.scale != 1.0F || p.scales != nullptr;
+  const bool by_word = p.row_size % kVec == 0 && is_aligned(p.x, 16) &&
+                       is_aligned(p.out, is_narrow ? kVec : 16) && is_aligned(p.residual, 16) &&
+                       is_aligned(p.weight, 16) && is_aligned(p.bias, 16);
+  const auto choose = [&](auto scaled) {
+    constexpr bool kIsScaled = decltype(scaled)::value;
+    return by_word ? norm_kernel<kDType, kVec, kWeights, kIsScaled>
+                   : norm_kernel<kDType, 1, kWeights, kIsScaled>;
+  };
+  return launch(is_scaled ? choose(std::true_type()) : choose(std::false_type()),
                 make_grid(p.num_rows, p.row_size / (by_word ? kVec : 1)), device, stream, p);
 }
 

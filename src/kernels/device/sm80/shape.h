@@ -36,12 +36,16 @@ struct Tiling : Choices {
   static constexpr bool kIsSmall = kSmemPerSm < 164;
   static constexpr int kCtasPerSm = kIsWide || kIsSmall ? 1 : 2;
   static constexpr int kThreads = 256 / kCtasPerSm;
-  static constexpr int kMostRows = 128;
+  // Accumulators of more than 256 dims are for 64 rows, and so are the queries beside the keys:
+  // there is one body. It needs 228 KB.
+  static constexpr bool kIsWidest = Choices::kHeadDimVo > 256;
+  static constexpr bool kHasOneBody = Choices::kFewRowsAlone || kIsWidest;
+  static constexpr int kMostRows = kIsWidest ? 64 : 128;
   static constexpr int kTileQ = Choices::kFewRowsAlone ? 16 : kMostRows;
   // Rows of a warp in tiles of many rows. With 32 rows it reads half as many fragments of k and v
   // as with 16. On GPUs with 100 KB, which have half the matrix rate, these reads are no
-  // bottleneck. The accumulators of 32 rows x 256 dims need two warps.
-  static constexpr int kManyRows = kIsSmall ? 16 : 32;
+  // bottleneck. The accumulators of 32 rows x 256 dims need two warps, as do those of 16 x 512.
+  static constexpr int kManyRows = kIsSmall || kIsWidest ? 16 : 32;
   static constexpr int kManyWarpsVo = kIsWide && !kIsSmall ? 2 : 1;
   // The system takes 1 KB per CTA.
   static constexpr int kStaticSmemBytes = 512;  // at most
@@ -101,7 +105,7 @@ struct Shape {
   // For few rows every stage has room for queries, which are then kept in registers. For many rows
   // there is one buffer, in which each warp copies its rows of the next head when it is done with
   // those of the last.
-  static constexpr bool kQueryInStage = kRows <= 64;
+  static constexpr bool kQueryInStage = kRows <= 64 && !T::kIsWidest;
   static constexpr bool kQueryInRegisters = kQueryInStage || T::kHeadDimQk <= 64;
   // The dtype that queries have in shared memory when their fragments are loaded: those of 8 bits
   // that go to registers are widened there.
@@ -182,7 +186,7 @@ struct Shape {
 };
 
 /// The shapes of a kernel, by the rows of a work tile.
-template <typename T, bool kFewRowsAlone = T::kFewRowsAlone>
+template <typename T, bool kHasOneBody = T::kHasOneBody>
 struct Shapes {
   using Few = Shape<T, 1, 1>;   // up to 16 rows: decode
   using Some = Shape<T, 4, 1>;  // up to 64
@@ -202,7 +206,7 @@ struct Shapes {
 
 template <typename T>
 struct Shapes<T, true> {
-  using Few = Shape<T, 1, 1>;
+  using Few = Shape<T, T::kTileQ / 16, 1, T::kIsWidest ? 2 : 1>;
   static constexpr int kSmemBytes = Few::kSmemBytes;
   static_assert(Few::kRows == T::kTileQ);
 };

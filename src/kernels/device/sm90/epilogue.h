@@ -51,7 +51,7 @@ class Sm90Epilogue {
       scales.lse[half] = sum == 0.0F ? -infinity() : (shifts[half] + log2_fast(sum)) * kLn2;
     }
     if (context.tile.merge < 0) {
-      if (p_.variant.sinks != nullptr) {
+      if (p_.variant.sinks.data != nullptr) {
         const PackedRows rows = context.block().rows;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {

@@ -43,7 +43,7 @@ class Sm90Output {
   /// add_sink() of write_result.h without a call, for where products are in flight.
   FLASHPLAN_DEVICE void add_sink(uint32_t qo_head, float& scale, float& lse) const {
     asm volatile("");  // a branch, not selections for every row
-    const float2 joined = with_sink(p_.variant.sinks[qo_head], lse);
+    const float2 joined = with_sink(sink_of(p_.variant.sinks, qo_head), lse);
     scale *= joined.x;
     lse = joined.y;
   }

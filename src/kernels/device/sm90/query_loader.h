@@ -192,7 +192,7 @@ class Sm90QueryLoader : Sm90ProducerWarp<S> {
       const int row = min(first + lane_, rows.num_rows - 1);
       const auto* from =
           static_cast<const unsigned char*>(p_.tensors.q.data) +
-          S::kElementBytes *
+          Element<S::kQuery>::kBytes *
               (rows.token(row, p_.schedule.group_size) * p_.tensors.q.token_stride +
                static_cast<uint32_t>(rows.qo_head(head, row, p_.schedule.group_size)) *
                    p_.tensors.q.head_stride);

@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(Sm90Fp8Shape<Choices>::kThreads, 1)
     }
     for (int i = 0; i < S::kContexts; ++i) {
       mbarrier_init(memory.context_full(i), 1);
-      mbarrier_init(memory.context_empty(i), S::kConsumerWarps + 2 + S::kKvWarps);
+      mbarrier_init(memory.context_empty(i), S::kConsumerWarps + 2 + S::kKvReaders);
     }
     for (int i = 0; i < 2; ++i) mbarrier_init(memory.tail_full(i), 1);
     store_shared_4(memory.on_pages(), kAllOnPages);

@@ -14,7 +14,7 @@ struct Sm90Fp8Shape : Sm90Shape<Choices> {
   using Base = Sm90Shape<Choices>;
   static_assert(Choices::kHeadDimQk == 128 && Choices::kHeadDimVo == 128);
   static constexpr bool kTransposes = true;
-  static constexpr int kElementBytes = 1;
+  static constexpr bool kWidens = false;
   static constexpr int kThreads = 128 * (Base::kWarpgroups + 2);
   static constexpr int kProducerRegisters = 64;
   static constexpr int kTransposerRegisters = 48;
@@ -37,8 +37,14 @@ struct Sm90Fp8Shape : Sm90Shape<Choices> {
                 TransposedValue::bytes(Choices::kHeadDimVo) == kSlotBytes);
   static constexpr int kSlots = 8;
   static_assert(Base::kQBuffers * Base::kQBytes + kSlots * kSlotBytes <= Base::kBudget);
-  static constexpr int kPreparedSlots = kSlots;
+  // Nothing is prepared.
+  static constexpr bool kTakesPrepared = false;
+  static constexpr bool kTakesPreparedValues = false;
+  static constexpr int kStageBytes = 0;
   static constexpr bool kStagesInSlot = false;
+  static constexpr int kPreparedSlots = kSlots;
+  static constexpr int kKvReaders = Base::kKvWarps;
+  static constexpr int kSlotArrivals = 1;
   /// Of a step that there is not: the queue has ended.
   static constexpr int kNoSlot = -1;
 };

@@ -22,6 +22,9 @@ namespace flashplan::device {
 /// go from block to block: an owner weighs its block with the shifts of the block before, and
 /// raises them if the weights come out too large. With the weights it publishes raised shifts; the
 /// other one shrinks its o and its sums to them before it adds the product.
+///
+/// In batch-invariant plans the state of each chunk of keys is computed by itself: shifts, sums and
+/// o begin anew. A chunk has an even number of blocks, so blocks keep their owners.
 template <typename S, int kWarpgroup>
 class MlaConsumer {
  public:
@@ -29,7 +32,7 @@ class MlaConsumer {
       : p_(p),
         smem_(smem),
         thread_(static_cast<int>(threadIdx.x) % 128),
-        gathers_(!p.maps.has_kv),
+        gathers_(S::kWidens || !p.maps.has_kv),
         variant_(p) {
     if (p.variant.k_scales.data != nullptr) variant_.scale_logits(p.variant.k_scales.of(0));
   }
@@ -39,10 +42,7 @@ class MlaConsumer {
       const Sm90Context& context = wait_context(i);
       if (context.is_end) break;
       if (context.has_steps()) {
-        attend(context);
-        const auto scales = epilogue().scales(context, softmax_.sum, softmax_.shift, num_tiles_++);
-        const bool is_final = context.tile.merge >= 0 && wait_context(i + 1).is_end;
-        epilogue().write(context, o_, scales, is_final);
+        run_tile(context, i);
       } else {
         epilogue().write_empty(context);
       }
@@ -74,39 +74,64 @@ class MlaConsumer {
     if (gathers_) fence_async_proxy();
   }
 
-  /// Computes o, and the sums of weights in this thread's columns.
-  FLASHPLAN_DEVICE void attend(const Sm90Context& context) {
+  /// Computes work tile number `i`, and writes its state, or those of its chunks.
+  FLASHPLAN_DEVICE void run_tile(const Sm90Context& context, uint32_t i) {
     const int32_t count = num_blocks<S>(context);
     visible_ = {p_, context, 0, thread_};
-    softmax_.begin(p_, context, 0, 0, thread_);
-    clear(o_);
     if (kWarpgroup < count) {
       mbarrier_wait(smem_.q_full(), num_tiles_ & 1);
     } else {
       release(smem_.q_empty());
     }
+    ++num_tiles_;
+    const int32_t chunk_kv = p_.schedule.chunk_kv;
+    const int32_t blocks_of_chunk = chunk_kv > 0 ? chunk_kv / S::kTileKv : count;
+    int32_t chunk = 0;
 #pragma unroll 1
-    for (int32_t n = 0; n < count; n += 2, block_ += 2) {
+    for (Blocks blocks = {0, 0, count}; blocks.end < count; ++chunk) {
+      blocks.first = blocks.end;
+      blocks.end = min(count, blocks.first + blocks_of_chunk);
+      attend(context, blocks);
+      auto state = epilogue().state(softmax_.sum, softmax_.shift, num_states_++);
+      epilogue().write(context, o_, state, chunk, blocks.end >= count);
+    }
+    if (context.tile.merge < 0) return;
+    const bool is_final = wait_context(i + 1).is_end;
+    epilogue().arrive(context, chunk, smem_.memory.num_states[i % S::kContexts], is_final);
+  }
+
+  /// Blocks [first, end) of the `count` ones of a tile.
+  struct Blocks {
+    int32_t first;
+    int32_t end;
+    int32_t count;
+  };
+  /// Computes o of these blocks, and the sums of weights in this thread's columns.
+  FLASHPLAN_DEVICE void attend(const Sm90Context& context, const Blocks& blocks) {
+    softmax_.reset();
+    clear(o_);
+#pragma unroll 1
+    for (int32_t n = blocks.first; n < blocks.end; n += 2, block_ += 2) {
       if constexpr (kWarpgroup == 0) {
-        attend_first(context, n, count);
+        attend_first(context, n, blocks);
       } else {
-        attend_second(context, n, count);
+        attend_second(context, n, blocks);
       }
     }
-    block_ -= count % 2;  // the last pair may have been one block
+    block_ -= (blocks.end - blocks.first) % 2;  // the last pair may have been one block
   }
 
   /// Blocks n and n + 1 of the tile, for warpgroup 0, which owns block n.
-  FLASHPLAN_DEVICE void attend_first(const Sm90Context& context, int32_t n, int32_t count) {
+  FLASHPLAN_DEVICE void attend_first(const Sm90Context& context, int32_t n, const Blocks& blocks) {
     float shrink[2];
     compute_logits(block_);
-    const bool raised = weigh(context, n, count, shrink);
-    if (raised && n > 0) multiply_o(shrink);
+    const bool raised = weigh(context, n, blocks, shrink);
+    if (raised && n > blocks.first) multiply_o(shrink);
     pack();
     publish(raised);
     multiply_own(block_);
     wait_and_release(block_);
-    if (n + 1 >= count) return;
+    if (n + 1 >= blocks.end) return;
     take_published();
     multiply_others(block_ + 1);
     wait_and_release(block_ + 1);
@@ -114,15 +139,15 @@ class MlaConsumer {
 
   /// The same for warpgroup 1, which owns block n + 1, if there is one. It weighs that block while
   /// the product of block n runs.
-  FLASHPLAN_DEVICE void attend_second(const Sm90Context& context, int32_t n, int32_t count) {
-    const bool owns = n + 1 < count;
+  FLASHPLAN_DEVICE void attend_second(const Sm90Context& context, int32_t n, const Blocks& blocks) {
+    const bool owns = n + 1 < blocks.end;
     float shrink[2];
     bool raised = false;
     if (owns) compute_logits(block_ + 1);
     take_published();
     multiply_others(block_);
     if (owns) {
-      raised = weigh(context, n + 1, count, shrink);
+      raised = weigh(context, n + 1, blocks, shrink);
       pack();
     }
     wait_and_release(block_);
@@ -156,21 +181,36 @@ class MlaConsumer {
   }
   /// Turns the logits of block n of the tile into weights. Returns whether shifts of the warp's
   /// rows were raised, by `shrink`.
-  FLASHPLAN_DEVICE bool weigh(const Sm90Context& context, int32_t n, int32_t count,
+  FLASHPLAN_DEVICE bool weigh(const Sm90Context& context, int32_t n, const Blocks& blocks,
                               float (&shrink)[2]) {
     shrink[0] = shrink[1] = 1.0F;
     bool raised = false;
     if (visible_.has_rows) {
       visible_.off_pages = load_shared_4(smem_.on_pages()) != kAllOnPages;
-      raised = softmax_.weigh_step(p_, variant_, context, visible_, 0, thread_,
-                                   context.tile.kv_begin + n * S::kTileKv, n == 0, shrink, [&] {
-                                     clear(softmax_.logits);
-                                     add_mla_logits_of_warp<S>(smem_, block_ + kWarpgroup,
-                                                               opaque(thread_), softmax_.logits);
-                                   });
+      hide_missing(block_ + kWarpgroup);
+      raised = softmax_.weigh_step(
+          p_, variant_, context, visible_, 0, thread_, context.tile.kv_begin + n * S::kTileKv,
+          n == blocks.first, shrink, [&] {
+            clear(softmax_.logits);
+            add_mla_logits_of_warp<S>(smem_, block_ + kWarpgroup, opaque(thread_), softmax_.logits);
+            hide_missing(block_ + kWarpgroup);
+          });
     }
-    if (n + 2 >= count) release(smem_.q_empty());
+    if (n + 2 >= blocks.count) release(smem_.q_empty());
     return raised;
+  }
+  /// Hides the keys of a block whose entries in a list name no row of the cache.
+  FLASHPLAN_DEVICE void hide_missing(uint32_t block) {
+    if (p_.lists.slots == nullptr) return;
+    const uint2 found = load_shared_8(smem_.found(block));
+    if ((found.x & found.y) == 0xffffffffU) return;
+    const int first = opaque(thread_) % 4 * 2;  // of this thread's columns in each 8
+#pragma unroll
+    for (int i = 0; i < S::kTileKv / 2; ++i) {
+      const uint32_t word = i < S::kTileKv / 4 ? found.x : found.y;
+      const bool exists = (word >> (first + i / 4 % 4 * 8 + i % 2) & 1) != 0;
+      softmax_.logits[i] = exists ? softmax_.logits[i] : -infinity();
+    }
   }
   FLASHPLAN_DEVICE void multiply_keys(uint32_t block) {
     const WgmmaOperand q = S::Query::by_dims(smem_.queries());
@@ -281,6 +321,7 @@ class MlaConsumer {
   uint32_t weights_[S::kTileKv / 16][4] = {};
   uint32_t block_ = 0;      // the next one of the queue
   uint32_t num_tiles_ = 0;  // with steps, so far
+  uint32_t num_states_ = 0;
 };
 
 }  // namespace flashplan::device

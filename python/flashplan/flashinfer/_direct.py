@@ -1,0 +1,429 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Functions that attend without plan(): layers of one step share a plan, as in
+`flashplan.flash_attn`, which is made for the longest requests that the arguments allow.
+
+Lengths stay on the GPU, and a call can be captured into a CUDA graph after an equal one, where all
+requests have equally many queries; else the host waits for the lengths. Workspaces of the caller
+are not used, nor is what tunes FlashInfer's kernels: backend, enable_pdl, counter buffers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flashplan._core import UnsupportedError
+from flashplan.flash_arguments import int32
+from flashplan.flash_plans import power_of_two
+from flashplan.flash_runs import on_host, run_equal, run_rows
+from flashplan.flashinfer._arguments import (
+    Cache,
+    is_8_bit,
+    one_of,
+    refuse,
+    to_torch_dtype,
+    unpack_cache,
+)
+
+
+def _options(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    page_size: int | None,
+    kv_layout: str,
+    causal: bool,
+    window_left: int,
+    o_dtype: torch.dtype,
+) -> dict[str, Any]:
+    """Those of `Attention`. The whole scale of logits comes as k_scale of run()."""
+    if is_8_bit(o_dtype):
+        raise UnsupportedError(f"out: expected 16 bits (32 on the CPU), got {o_dtype}")
+    return {
+        "num_qo_heads": q.shape[1],
+        "num_kv_heads": k.shape[-2 if kv_layout == "NHD" else -3],
+        "head_dim": (q.shape[2], v.shape[-1]),
+        "page_size": page_size,
+        "q_dtype": q.dtype,
+        "kv_dtype": k.dtype,
+        "o_dtype": o_dtype,
+        "kv_layout": kv_layout,
+        "causal": causal,
+        "window_left": window_left,
+        "softmax_scale": 1.0,
+        "lse_base2": True,
+    }
+
+
+def _output_dtype(q: Tensor, out: Any, out_dtype: Any) -> torch.dtype:
+    if out is not None and not isinstance(out, Tensor):
+        raise UnsupportedError(f"out: expected a torch.Tensor, got {type(out).__name__}")
+    if out is not None:
+        return out.dtype
+    return q.dtype if out_dtype is None else to_torch_dtype("out_dtype", out_dtype)
+
+
+def _unpack(kv_cache: Cache, kv_layout: str) -> tuple[Tensor, Tensor, int]:
+    """(k, v, page_size). A tensor [pages, 1, ...] holds keys that are values too."""
+    one_of("kv_layout", kv_layout, ("NHD", "HND"))
+    if isinstance(kv_cache, Tensor) and kv_cache.dim() == 5 and kv_cache.shape[1] == 1:
+        k = v = kv_cache[:, 0]
+    else:
+        k, v = unpack_cache(kv_cache, kv_layout)
+    return k, v, k.shape[1 if kv_layout == "NHD" else 2]
+
+
+def _scale(scale: float | Tensor) -> float | Tensor:
+    return scale.reshape(1).float() if isinstance(scale, Tensor) else float(scale)
+
+
+def _tensors(bmm1_scale: Any, bmm2_scale: Any, sinks: Any, out: Any, lse: Any) -> dict[str, Any]:
+    """Arguments of `Attention.run`."""
+    if isinstance(sinks, list):
+        (sinks,) = sinks
+    return {
+        "k_scale": _scale(bmm1_scale),
+        "v_scale": _scale(bmm2_scale),
+        "sinks": None if sinks is None else sinks.flatten().float(),
+        "out": out,
+        "lse": lse,
+    }
+
+
+def _decode(
+    query: Tensor,
+    kv_cache: Cache,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    max_seq_len: int,
+    window_left: int,
+    kv_layout: str,
+    q_len_per_req: int,
+    o_dtype: torch.dtype,
+    return_lse: bool,
+    indptr: Tensor | None = None,
+    causal: bool = True,
+    **tensors: Any,
+) -> Any:
+    """Queries that are the last tokens of their requests: q_len_per_req of each, or with indptr at
+    most as many."""
+    k, v, page_size = _unpack(kv_cache, kv_layout)
+    causal = causal and q_len_per_req > 1
+    options = _options(query, k, v, page_size, kv_layout, causal, window_left, o_dtype)
+    batch_size = block_tables.shape[0]
+    table = int32(block_tables)
+    if indptr is not None:
+        ends = {"cu_seqlens_q": indptr, "cu_seqlens_k": None, "seqused_k": seq_lens}
+        longest = q_len_per_req, max_seq_len
+        return run_rows(
+            query, k, v, ends, longest, options, table, return_lse=return_lse, **tensors
+        )
+    if query.shape[0] != batch_size * q_len_per_req:
+        raise ValueError(
+            f"query: expected {batch_size * q_len_per_req} rows, q_len_per_req = {q_len_per_req} "
+            f"for each row of block_tables, got {query.shape[0]}"
+        )
+    most = min(block_tables.shape[1] * page_size, power_of_two(int(max_seq_len)))
+    lengths = batch_size, q_len_per_req, most
+    return run_equal(
+        query,
+        k,
+        v,
+        lengths,
+        options,
+        block_table=table,
+        kv_lens=int32(seq_lens),
+        return_lse=return_lse,
+        **tensors,
+    )
+
+
+def _is_causal(mask: Tensor, qo_lens: list[int]) -> bool:
+    """Whether a mask of drafts lets each query see those up to itself, or else all of its request.
+
+    The mask is read on the host, once for as long as nothing is written to it.
+
+    Args:
+        mask: [..., words] uint16: for each query the bits of the drafts of its request.
+
+    Raises:
+        UnsupportedError: it is another one.
+    """
+    (words,) = on_host(mask)
+    per_row = mask.shape[-1]
+    parts = zip(*(words[i::per_row] for i in range(per_row)))
+    rows = [sum(word << 16 * i for i, word in enumerate(part)) for part in parts]
+    causal = [(2 << i) - 1 for qo_len in qo_lens for i in range(qo_len)]
+    if rows == causal:
+        return True
+    if rows == [(1 << qo_len) - 1 for qo_len in qo_lens for _ in range(qo_len)]:
+        return False
+    raise UnsupportedError(
+        "mask: expected drafts that see those before them, or all of their request, got others; "
+        "use custom_mask of BatchPrefillWithPagedKVCacheWrapper"
+    )
+
+
+def trtllm_batch_decode_with_kv_cache(
+    query: Tensor,
+    kv_cache: Cache,
+    workspace_buffer: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    max_seq_len: int,
+    bmm1_scale: float | Tensor = 1.0,
+    bmm2_scale: float | Tensor = 1.0,
+    window_left: int = -1,
+    out: Tensor | None = None,
+    out_dtype: torch.dtype | str | None = None,
+    o_sf_scale: float | None = None,
+    o_sf_vec_size: int | None = None,
+    sinks: Any = None,
+    kv_layout: str = "HND",
+    enable_pdl: bool | None = None,
+    backend: str = "auto",
+    q_len_per_req: int | None = 1,
+    o_scale: float | None = 1.0,
+    mask: Tensor | None = None,
+    max_q_len: int | None = None,
+    cum_seq_lens_q: Tensor | None = None,
+    skip_softmax_threshold_scale_factor: float | None = None,
+    kv_cache_sf: Any = None,
+    uses_shared_paged_kv_idx: bool = True,
+    lse: Tensor | None = None,
+    return_lse: bool = False,
+    bmm1_scale_log2: Tensor | None = None,
+    multi_ctas_kv_counter_buffer: Tensor | None = None,
+    enable_block_sparse_attention: bool = False,
+    bf16q_fp8kv_transform_mode: str | None = None,
+) -> Any:
+    """Decodes over a paged cache. The queries of a request are its last tokens, which see no key
+    after themselves.
+
+    Args:
+        query: [batch_size * q_len_per_req, num_qo_heads, head_dim], or with cum_seq_lens_q and
+            max_q_len any numbers of rows for each request.
+        kv_cache: (k, v), or one tensor [pages, 2, ...], or [pages, 1, ...] of keys that are values.
+        block_tables, seq_lens: [batch_size, most pages] and [batch_size]. Ids behind a length may
+            be anything.
+        max_seq_len: an upper bound of seq_lens.
+        bmm1_scale, bmm2_scale: the whole factors of logits and of outputs, numbers or float32
+            tensors of one element.
+        mask: one that is causal, and not read.
+        lse: [tokens, num_qo_heads] float32, written if it is given.
+
+    Returns:
+        o, shaped like query, or with return_lse (o, lse), lse to base 2.
+
+    Raises:
+        UnsupportedError: another argument has no default that flashplan can do.
+        ValueError, TypeError: tensors do not fit each other.
+    """
+    refuse(
+        o_sf_scale=o_sf_scale,
+        o_sf_vec_size=o_sf_vec_size,
+        skip_softmax_threshold_scale_factor=skip_softmax_threshold_scale_factor,
+        kv_cache_sf=kv_cache_sf,
+        enable_block_sparse_attention=enable_block_sparse_attention,
+        uses_shared_paged_kv_idx=None if uses_shared_paged_kv_idx else "False",
+    )
+    if bmm1_scale_log2 is not None:
+        bmm1_scale = bmm1_scale_log2 * 0.6931471805599453
+    longest = q_len_per_req if cum_seq_lens_q is None else max_q_len
+    has_lse = return_lse or lse is not None
+    results = _decode(
+        query,
+        kv_cache,
+        block_tables,
+        seq_lens,
+        max_seq_len,
+        window_left,
+        kv_layout,
+        longest or 1,
+        _output_dtype(query, out, out_dtype),
+        has_lse,
+        cum_seq_lens_q,
+        **_tensors(bmm1_scale, bmm2_scale, sinks, out, lse),
+    )
+    return results[0] if has_lse and not return_lse else results
+
+
+def xqa_batch_decode_with_kv_cache(
+    query: Tensor,
+    kv_cache: Cache,
+    workspace_buffer: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    max_seq_len: int,
+    bmm1_scale: float | Tensor = 1.0,
+    bmm2_scale: float | Tensor = 1.0,
+    window_left: int = -1,
+    out: Tensor | None = None,
+    sinks: Tensor | None = None,
+    kv_layout: str = "NHD",
+    enable_pdl: bool | None = None,
+    q_len_per_req: int | None = 1,
+    o_scale: float | None = 1.0,
+    mask: Tensor | None = None,
+    kv_cache_sf: Any = None,
+    q_cu_seq_lens: Tensor | None = None,
+) -> Tensor:
+    """`trtllm_batch_decode_with_kv_cache`.
+
+    Args:
+        mask: uint16 [batch_size, q_len_per_req, words], or with q_cu_seq_lens [tokens, words]: for
+            each query the bits of the drafts that it sees, those up to itself or all of its
+            request. The host waits for the mask, when it is new.
+
+    Returns:
+        o, shaped like query; if there is no `out` and q_len_per_req > 1, [batch_size,
+        q_len_per_req, num_qo_heads, head_dim], but with q_cu_seq_lens like query.
+    """
+    refuse(kv_cache_sf=kv_cache_sf)
+    qo_len = q_len_per_req or 1
+    causal = True
+    if mask is not None and qo_len > 1:
+        qo_lens = [qo_len] * block_tables.shape[0]
+        if q_cu_seq_lens is not None:
+            (ends,) = on_host(q_cu_seq_lens)
+            qo_lens = [end - begin for begin, end in zip(ends, ends[1:])]
+        causal = _is_causal(mask, qo_lens)
+    o: Tensor = _decode(
+        query,
+        kv_cache,
+        block_tables,
+        seq_lens,
+        max_seq_len,
+        window_left,
+        kv_layout,
+        qo_len,
+        _output_dtype(query, out, None),
+        False,
+        q_cu_seq_lens,
+        causal,
+        **_tensors(bmm1_scale, bmm2_scale, sinks, out, None),
+    )
+    if out is None and qo_len > 1 and q_cu_seq_lens is None:
+        return o.unflatten(0, (-1, qo_len))
+    return o
+
+
+def trtllm_batch_context_with_kv_cache(
+    query: Tensor,
+    kv_cache: Cache,
+    workspace_buffer: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    max_q_len: int,
+    max_kv_len: int,
+    bmm1_scale: float | Tensor,
+    bmm2_scale: float | Tensor,
+    batch_size: int,
+    cum_seq_lens_q: Tensor,
+    cum_seq_lens_kv: Tensor,
+    window_left: int = -1,
+    out: Tensor | None = None,
+    out_dtype: torch.dtype | str | None = None,
+    o_sf_scale: float | None = None,
+    o_sf_vec_size: int | None = None,
+    kv_layout: str = "HND",
+    enable_pdl: bool | None = None,
+    sinks: Any = None,
+    kv_cache_sf: Any = None,
+    skip_softmax_threshold_scale_factor: float | None = None,
+    uses_shared_paged_kv_idx: bool = True,
+    causal: bool = True,
+    lse: Tensor | None = None,
+    return_lse: bool = False,
+    multi_ctas_kv_counter_buffer: Tensor | None = None,
+    use_fp16_softmax: bool | None = None,
+    uses_spcompress: bool | None = None,
+) -> Any:
+    """Prompts over a paged cache: rows cum_seq_lens_q[r] to cum_seq_lens_q[r + 1] of query are the
+    last tokens of request r. seq_lens counts its keys; cum_seq_lens_kv is not needed.
+
+    The other arguments, results and errors are those of `trtllm_batch_decode_with_kv_cache`.
+    """
+    refuse(
+        o_sf_scale=o_sf_scale,
+        o_sf_vec_size=o_sf_vec_size,
+        skip_softmax_threshold_scale_factor=skip_softmax_threshold_scale_factor,
+        kv_cache_sf=kv_cache_sf,
+        uses_shared_paged_kv_idx=None if uses_shared_paged_kv_idx else "False",
+        use_fp16_softmax=use_fp16_softmax,
+        uses_spcompress=uses_spcompress,
+    )
+    k, v, page_size = _unpack(kv_cache, kv_layout)
+    o_dtype = _output_dtype(query, out, out_dtype)
+    has_lse = return_lse or lse is not None
+    results = run_rows(
+        query,
+        k,
+        v,
+        {"cu_seqlens_q": cum_seq_lens_q, "cu_seqlens_k": None, "seqused_k": seq_lens},
+        (max_q_len, max_kv_len),
+        _options(query, k, v, page_size, kv_layout, causal, window_left, o_dtype),
+        int32(block_tables),
+        return_lse=has_lse,
+        **_tensors(bmm1_scale, bmm2_scale, sinks, out, lse),
+    )
+    return results[0] if has_lse and not return_lse else results
+
+
+def trtllm_ragged_attention_deepseek(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    workspace_buffer: Tensor,
+    seq_lens: Tensor,
+    max_q_len: int,
+    max_kv_len: int,
+    bmm1_scale: float | Tensor,
+    bmm2_scale: float | Tensor,
+    o_sf_scale: float,
+    batch_size: int,
+    window_left: int,
+    cum_seq_lens_q: Tensor,
+    cum_seq_lens_kv: Tensor,
+    enable_pdl: bool | None,
+    is_causal: bool,
+    return_lse: bool,
+    attention_sinks: Tensor | None = None,
+    skip_softmax_threshold_scale_factor: float | None = None,
+    out: Tensor | None = None,
+    lse: Tensor | None = None,
+    sage_attn_sfs: tuple[Tensor | None, ...] = (None, None, None, None),
+    num_elts_per_sage_attn_blk: tuple[int, ...] = (0, 0, 0, 0),
+    backend: str = "trtllm-gen",
+    q_seq_lens_cpu: Tensor | None = None,
+    kv_seq_lens_cpu: Tensor | None = None,
+    use_fp16_softmax: bool | None = None,
+    uses_spcompress: bool | None = None,
+) -> Any:
+    """Prompts over ragged keys and values [kv_tokens, heads, dim], whose requests begin and end at
+    cum_seq_lens_kv. The host waits for the lengths.
+
+    The other arguments, results and errors are those of `trtllm_batch_context_with_kv_cache`.
+    """
+    refuse(
+        skip_softmax_threshold_scale_factor=skip_softmax_threshold_scale_factor,
+        use_fp16_softmax=use_fp16_softmax,
+        uses_spcompress=uses_spcompress,
+        **{f"sage_attn_sfs[{i}]": scales for i, scales in enumerate(sage_attn_sfs)},
+    )
+    o_dtype = _output_dtype(query, out, None)
+    has_lse = return_lse or lse is not None
+    results = run_rows(
+        query,
+        key,
+        value,
+        {"cu_seqlens_q": cum_seq_lens_q, "cu_seqlens_k": cum_seq_lens_kv, "seqused_k": None},
+        (max_q_len, max_kv_len),
+        _options(query, key, value, None, "NHD", is_causal, window_left, o_dtype),
+        None,
+        return_lse=has_lse,
+        **_tensors(bmm1_scale, bmm2_scale, attention_sinks, out, lse),
+    )
+    return results[0] if has_lse and not return_lse else results
