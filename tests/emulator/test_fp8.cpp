@@ -99,14 +99,16 @@ bool equal_bits(const Results& a, const Results& b) {
          std::memcmp(a.lse.data(), b.lse.data(), a.lse.size() * 4) == 0;
 }
 
-/// By tensor maps, and row by row from tensors that are aligned or not.
+/// By tensor maps, and row by row from tensors that are aligned or not, by warps in any order.
 void check(const Decodes& decodes, const char* what) {
   const Results results = check_kernel<MappedFp8Kernel>(decodes, what, true);
+  simt::shuffles_warps = true;
   for (const bool aligned : {true, false}) {
     if (!equal_bits(check_kernel<Fp8Kernel>(decodes, what, aligned), results)) {
       check::fail(__FILE__, __LINE__, std::string(what) + ": other bits without tensor maps");
     }
   }
+  simt::shuffles_warps = false;
 }
 
 TEST(one_tile) {
