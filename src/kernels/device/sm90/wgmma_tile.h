@@ -2,6 +2,7 @@
 // The shared memory that Hopper's matrix products read.
 #pragma once
 
+#include "abi/host_device.h"
 #include "kernels/device/ptx.h"
 
 namespace flashplan::device {
@@ -25,7 +26,7 @@ struct WgmmaTile {
   static constexpr int kBlocks = kDims / 64;
   // The distance from 8 rows to the next 8.
   static constexpr int kGroupBytes = kBlockRows == 8 ? kBlocks * kBlockBytes : 1024;
-  static constexpr int bytes(int rows) { return rows * kDims * 2; }
+  FLASHPLAN_HOST_DEVICE static constexpr int bytes(int rows) { return rows * kDims * 2; }
 
   /// Where chunk `chunk` of 8 dims of a row is.
   static FLASHPLAN_DEVICE uint32_t offset(int row, int chunk) {
