@@ -218,13 +218,17 @@ Status run_on_gpu(const AttentionTensors& t, Plan::Impl* plan, Stream stream) no
   if (capturing) return capture(t, plan, stream);
   if (plan->num_tokens == 0) return {};
   FLASHPLAN_RETURN_IF_ERROR(plan->device_schedule->before_run(stream));
+  Status launched;
   bool follows = false;
-  for (int32_t i = 0; i < plan->num_kernels(); ++i) {
+  for (int32_t i = 0; i < plan->num_kernels() && launched.ok(); ++i) {
     if (!plan->takes(i)) continue;
-    FLASHPLAN_RETURN_IF_ERROR(launch_kernel(t, *plan, i, stream, follows));
-    follows = true;
+    launched = launch_kernel(t, *plan, i, stream, follows);
+    follows = follows || launched.ok();
   }
-  return plan->device_schedule->after_run(stream);
+  if (!follows) return launched;
+  // Where only the second launch has failed, the first one still runs.
+  const Status recorded = plan->device_schedule->after_run(stream);
+  return launched.ok() ? recorded : launched;
 }
 
 /// The tensors, with kv_lens and page_indptr copied to memory of the plan. Another thread of the

@@ -163,9 +163,9 @@ AttentionTensors on_gpu(AttentionTensors t) {
   return t;
 }
 
-/// A paged problem on the GPU with requests of `qo_len` queries, within bounds that hold for all of
-/// them.
-Problem problem_of(int32_t qo_len) {
+/// A paged problem on the GPU with a request for each number of queries, within bounds that hold
+/// for all of them.
+Problem problem_of(const std::vector<int32_t>& qo_lens) {
   Problem p;
   AttentionOptions& o = p.options;
   o.num_qo_heads = 4;
@@ -174,7 +174,7 @@ Problem problem_of(int32_t qo_len) {
   o.q_dtype = o.kv_dtype = o.o_dtype = DType::kBFloat16;
   o.page_size = 16;
   o.device = kGpu;
-  for (const int32_t kv_len : {100, 40, 70}) p.batch.add(qo_len, kv_len);
+  for (const int32_t qo_len : qo_lens) p.batch.add(qo_len, 40 + 30 * p.batch.size());
   Random random(1);
   fill_problem(random, p);
   o.max_qo_tokens = 256;
@@ -183,8 +183,9 @@ Problem problem_of(int32_t qo_len) {
 
 /// A Plan with what its steps need.
 struct Session {
-  inline static const Problem decodes = problem_of(1);
-  inline static const Problem prompts = problem_of(40);
+  inline static const Problem decodes = problem_of({1, 1, 1});
+  inline static const Problem prompts = problem_of({40, 40, 40});
+  inline static const Problem mixed = problem_of({1, 40, 1});
   inline static const Outputs out{prompts};  // of any batch; nothing is written
   AttentionOptions options = decodes.options;
   Plan plan;
@@ -253,6 +254,47 @@ TEST(plans_and_runs) {
         {"last run", [=] { return s->run_on(a); }},
     };
   });
+}
+
+TEST(runs_of_two_kernels) {
+  const TestStream one, other;
+  fake_cuda::set_memory_of_launch(&schedule_of_launch);
+  fail_each_call(kAnyError, [&] {
+    const auto s = std::make_shared<Session>();
+    const Stream a = one;
+    const Stream b = other;
+    s->options.batch_invariant = true;
+    return std::vector<Step>{
+        {"create", [=] { return s->create(); }},
+        {"plan", [=] { return s->plan_for(s->mixed, a, b); }},
+        {"run", [=] { return s->run_on(a); }},
+        {"run on another stream", [=] { return s->run_on(b); }},
+        {"plan there", [=] { return s->plan_for(s->mixed, b, a); }},
+        {"run again", [=] { return s->run_on(a); }},
+        {"plan for one kernel", [=] { return s->plan_for(s->prompts, a, b); }},
+        {"its run", [=] { return s->run_on(b); }},
+    };
+  });
+}
+
+/// Where a run fails after its first launch, what comes next on another stream waits for it.
+TEST(runs_that_fail_between_two_launches) {
+  const TestStream one, other;
+  fake_cuda::set_memory_of_launch(&schedule_of_launch);
+  bool is_over = false;
+  for (int64_t n = 0; !is_over; ++n) {
+    Session s;
+    s.options.batch_invariant = true;
+    CHECK(s.create().ok());
+    CHECK(s.plan_for(s.mixed, one, one).ok());
+    fake_cuda::fail_after(n);
+    static_cast<void>(s.run_on(one));  // it may do without some calls
+    is_over = fake_cuda::num_failed() == 0;
+    fake_cuda::stop_failing();
+    fake_cuda::reset_thread();
+    CHECK(s.plan_for(s.decodes, other, other).ok());
+    CHECK_EQ(fake_cuda::take_mistakes(), std::string());
+  }
 }
 
 TEST(captured_runs) {

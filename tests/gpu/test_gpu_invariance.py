@@ -124,7 +124,7 @@ def test_over_pages_of_any_size(head_dim, torch, seed):
             # The same queries behind those of another request, whose keys are a few of these.
             own = q.clone()
             q[3 : 3 + qo_len] = own[:qo_len]
-            attn.plan([0, 3, 3 + qo_len], [20, kv_len])
+            attn.plan([0, 3, 3 + qo_len], [16, kv_len])
             table = ids.expand(2, -1).contiguous()
             ours = run(attn, *caches, 3, qo_len, block_table=table)
             q.copy_(own)

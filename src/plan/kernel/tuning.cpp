@@ -18,8 +18,9 @@ KernelTuning sm80_tuning(int32_t tile_kv) noexcept {
   // 10 ns: a decode of four rows is merged with its prefixes in 2.6 us, mostly waiting for memory.
   // A step of decodes takes 2.1 us if its keys come from memory, and 1.0 us if they come from L2,
   // because other decodes read them too. In batch-invariant plans one decode of 8192 keys and 8 kv
-  // heads needs about 128 chunks to keep the memory of an H200 busy. At the end of a chunk of few
-  // rows keys still arrive; the state of 128 rows takes as long to write and read as 128 keys.
+  // heads needs about 128 chunks to keep the memory of an H200 busy; the end of a chunk of few rows
+  // takes 0.9 us (docs/tuning/planner.md). The state of 128 rows takes as long to write and read as
+  // 128 keys.
   const int32_t shorter = std::max(64 / tile_kv, 1);
   return {.cost = {.tile = 300 * shorter,
                    .tile_row = 0,
