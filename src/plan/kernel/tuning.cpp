@@ -93,7 +93,6 @@ KernelTuning sm90_mla_tuning() noexcept {
                    .error_part = 6},
           .item_steps = 16,
           .uncut_part = 16,
-          .few_rows_chunk_kv = 2048,
           .chunk_kv = 2048};
 }
 
