@@ -181,9 +181,10 @@ class Runs:
                 whether query t sees key mask_begin + j of its request. All queries see the keys
                 before mask_begin. causal and window_left hide further keys.
             sinks: [num_qo_heads] float32 or bfloat16 on the device: attention sinks, a logit for
-                each query head that belongs to no key. exp(sink) is added to the denominator of the softmax of
-                each row, and lse includes it; -inf adds nothing. softmax_scale and softcap do not
-                apply to it. Of states that `merge_states` merges, only one may include sinks.
+                each query head that belongs to no key. exp(sink) is added to the denominator of
+                the softmax of each row, and lse includes it; -inf adds nothing. softmax_scale and
+                softcap do not apply to it. Of states that `merge_states` merges, only one may
+                include sinks.
             out: [tokens, num_qo_heads, head_dim_vo]: where o is written; default: a new tensor in
                 q's framework, on its current stream.
             lse: [tokens, num_qo_heads] float32: where the log-sum-exp of the logits is written
