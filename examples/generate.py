@@ -31,7 +31,8 @@ from kv_pool import KvPool
 from llama import Llama
 from prompts import PROMPTS, SYSTEM
 from serving import Engine, Request, Sampling
-from smollm2 import chat_prompt, find_weights, load_model, load_tokenizer
+from smollm2 import load_model
+from smollm2_file import chat_prompt, find_weights, load_tokenizer
 
 KV_DTYPES = {"cpu": "float32", "cuda": "float16"}
 PAGE_SIZE = 16

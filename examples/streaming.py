@@ -118,7 +118,8 @@ def load() -> tuple[Llama, str, Callable[[str], list[int]]]:
     try:
         import gguf
 
-        from smollm2 import find_weights, load_model, load_tokenizer
+        from smollm2 import load_model
+        from smollm2_file import find_weights, load_tokenizer
 
         weights = find_weights()
     except (ImportError, FileNotFoundError) as error:

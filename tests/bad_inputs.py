@@ -8,7 +8,8 @@ from bad_mla import MLA, SPARSE
 from bad_mla_ops import APPEND_MLA, GATHER_MLA
 from bad_operators import MASKS, MERGE, OTHER
 from bad_plans import FIND, OPTIONS, PLAN
-from bad_rows import ADD_RMSNORM, GATED, LAYERNORM, RMSNORM, ROPE
+from bad_quantize import QUANTIZE, ROTATE, RUN_NARROW
+from bad_rows import ADD_RMSNORM, GATED, GATHER, LAYERNORM, RMSNORM, ROPE
 from bad_runs import RUN
 from bad_sampling import PENALTIES, SAMPLE, SOFTMAX, VERIFY
 
@@ -24,7 +25,11 @@ GROUPS = [
     LAYERNORM,
     ADD_RMSNORM,
     GATED,
+    GATHER,
     ROPE,
+    QUANTIZE,
+    ROTATE,
+    RUN_NARROW,
     SAMPLE,
     FILTERED,
     RENORM,

@@ -58,7 +58,12 @@ OPTIONS = [
     ("softcap bytes", TYPE, "softcap", lambda s: s.attention(softcap=memoryview(b"30"))),
     ("softcap text", TYPE, "softcap", lambda s: s.attention(softcap="30")),
     ("num_ctas huge", VALUE, "num_ctas", lambda s: s.attention(num_ctas=1 << 20)),
-    ("q_dtype float8", UNSUPPORTED, "q_dtype", lambda s: s.attention(q_dtype="float8_e4m3fn")),
+    (
+        "q_dtype float8 over a wide cache",
+        UNSUPPORTED,
+        "kv_dtype",
+        lambda s: s.attention(q_dtype="float8_e4m3fn", kv_dtype="bfloat16"),
+    ),
     ("q_dtype unknown", UNSUPPORTED, "q_dtype", lambda s: s.attention(q_dtype="float128")),
     ("kv_dtype other", UNSUPPORTED, "kv_dtype", lambda s: s.attention(kv_dtype="float16")),
     ("o_dtype float8", UNSUPPORTED, "o_dtype", lambda s: s.attention(o_dtype="float8_e5m2")),

@@ -104,6 +104,27 @@ GATED = [
     ("silu out over x", VALUE, "out", lambda s: silu_over_itself(s)),
 ]
 
+GATHER = [
+    ("gather x none", TYPE, "x", lambda s: s.gather(x=None)),
+    ("gather x ints", TYPE, "x", lambda s: s.gather(x=integers([1, 2]))),
+    ("gather x rank", VALUE, "x", lambda s: s.gather(x=zeros(8))),
+    ("gather indices none", TYPE, "indices", lambda s: s.gather(indices=None)),
+    ("gather indices floats", TYPE, "indices", lambda s: s.gather(indices=zeros(4))),
+    ("gather indices rank", VALUE, "indices", lambda s: s.gather(indices=integers([0, 1]))),
+    (
+        "gather below",
+        VALUE,
+        r"indices\[2\]",
+        lambda s: s.gather(indices=integers(0, 1, -1, 2)),
+    ),
+    ("gather above", VALUE, r"indices\[0\]", lambda s: s.gather(indices=integers(9, 0, 0, 0))),
+    ("gather out rows", VALUE, "out", lambda s: s.gather(out=zeros(5, 8))),
+    ("gather out width", VALUE, "out", lambda s: s.gather(out=zeros(4, 9))),
+    ("gather out dtype", TYPE, "out", lambda s: s.gather(out=half(4, 8))),
+    ("gather out read-only", TYPE, "out", lambda s: s.gather(out=read_only(zeros(4, 8)))),
+    ("gather out over x", VALUE, "out", lambda s: gather_over_itself(s)),
+]
+
 ROPE = [
     ("rope q none", TYPE, "q", lambda s: s.rope(q=None)),
     ("rope q rank", VALUE, "q", lambda s: s.rope(q=zeros(4, 32))),
@@ -259,6 +280,11 @@ def out_over(call, name):
 def silu_over_itself(scene):
     x = zeros(4, 4, 16)
     return scene.silu(x=x, out=x[..., :8])
+
+
+def gather_over_itself(scene):
+    memory = zeros(9, 8)
+    return scene.gather(x=memory, out=memory[:4])
 
 
 def rope_over(scene, one, other):

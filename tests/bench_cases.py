@@ -6,6 +6,7 @@ import random
 
 from case import Case
 from mla_cases import MlaCase
+from sparse_cases import SparseCase
 
 
 def _decode(batch_size, kv_len, **options):
@@ -73,9 +74,9 @@ def _gpu_decode(lens, num_qo_heads=32, num_kv_heads=8, **options):
     return Case(**{"qo_lens": (1,) * len(lens), "kv_lens": lens} | defaults | options)
 
 
-def _gpu_chunk_and_decodes(chunk, chunk_kv_len, num_decodes, kv_len):
+def _gpu_chunk_and_decodes(chunk, chunk_kv_len, num_decodes, kv_len, **options):
     kv_lens = (chunk_kv_len,) + (kv_len,) * num_decodes
-    return _gpu_decode(kv_lens, qo_lens=(chunk,) + (1,) * num_decodes)
+    return _gpu_decode(kv_lens, qo_lens=(chunk,) + (1,) * num_decodes, **options)
 
 
 _GPU_RAGGED = {
@@ -84,18 +85,33 @@ _GPU_RAGGED = {
     "b4 s8192 32/8": _gpu_prefill((8192,) * 4, 32, 8),
     "b4 s8192 d64": _gpu_prefill((8192,) * 4, 32, head_dim=64),
     "b4 s8192 d256": _gpu_prefill((8192,) * 4, 8, head_dim=256),
+    "b4 s4096 16/8 d512": _gpu_prefill((4096,) * 4, 16, 8, head_dim=512),
     "zipf 1024": _gpu_prefill(zipf_lens(1024), 32),
     "uniform 512-1024": _gpu_prefill(uniform_lens(512, 1024), 32),
 }
-_GPU_E4M3 = {"page_size": 16, "kv_dtype": "float8_e4m3fn"}
+_GPU_8_BIT = (
+    "s1024",
+    "s4096",
+    "b4 s8192 32/8",
+    "b4 s8192 d64",
+    "b4 s8192 d256",
+    "zipf 1024",
+    "chunk 2048 of 32k",
+    "chunk 2048 of 8k + 64 x 4k",
+    "chunk 512 of 16k + 128 x 2k",
+)
+_GPU_SERVING = {
+    "chunk 2048 of 32k": _gpu_decode((32768,), qo_lens=(2048,)),
+    "chunk 512 of 128k": _gpu_decode((131072,), qo_lens=(512,)),
+    "chunk 2048 of 8k + 64 x 4k": _gpu_chunk_and_decodes(2048, 8192, 64, 4096),
+    "chunk 512 of 16k + 128 x 2k": _gpu_chunk_and_decodes(512, 16384, 128, 2048),
+    "64 x 4 drafts": _gpu_decode((4096,) * 64, qo_lens=(4,) * 64),
+    "16 x 8 drafts 64/8": _gpu_decode((8192,) * 16, 64, qo_lens=(8,) * 16),
+}
 
 # By section: bfloat16, on one large GPU. bench/bench_gpu.py runs them.
 GPU_BENCH = {
-    "prefill": {
-        **_GPU_RAGGED,
-        "s4096 page 16 e4m3": _gpu_prefill((4096,) * 16, **_GPU_E4M3),
-        "b4 s8192 d256 page 16 e4m3": _gpu_prefill((8192,) * 4, 8, head_dim=256, **_GPU_E4M3),
-    },
+    "prefill": _GPU_RAGGED,
     "paged": {
         f"{name} page {page_size}": dataclasses.replace(_GPU_RAGGED[name], page_size=page_size)
         for name in ("s1024", "s4096", "b4 s8192 32/8", "zipf 1024")
@@ -122,6 +138,7 @@ GPU_BENCH = {
         "b64 kv4k 48/1": _gpu_decode((4096,) * 64, 48, 1),
         "b64 kv4k 64/8 d64": _gpu_decode((4096,) * 64, 64, head_dim=64),
         "b64 kv4k 16/8 d256": _gpu_decode((4096,) * 64, 16, head_dim=256),
+        "b64 kv4k 16/8 d512": _gpu_decode((4096,) * 64, 16, head_dim=512),
         "b64 kv4k d80": _gpu_decode((4096,) * 64, head_dim=80),
         "b64 kv4k 64/8 e4m3": _gpu_decode((4096,) * 64, 64, kv_dtype="float8_e4m3fn"),
         "b1 kv8k e4m3": _gpu_decode((8192,), kv_dtype="float8_e4m3fn"),
@@ -130,14 +147,7 @@ GPU_BENCH = {
         **{f"b1 {n} pages 32/32": _gpu_decode((n * 16,), 32, 32) for n in (64, 128, 256, 512)},
     },
     # Steps of a serving engine: chunks of prompts, alone or beside decodes, and drafts to verify.
-    "serving": {
-        "chunk 2048 of 32k": _gpu_decode((32768,), qo_lens=(2048,)),
-        "chunk 512 of 128k": _gpu_decode((131072,), qo_lens=(512,)),
-        "chunk 2048 of 8k + 64 x 4k": _gpu_chunk_and_decodes(2048, 8192, 64, 4096),
-        "chunk 512 of 16k + 128 x 2k": _gpu_chunk_and_decodes(512, 16384, 128, 2048),
-        "64 x 4 drafts": _gpu_decode((4096,) * 64, qo_lens=(4,) * 64),
-        "16 x 8 drafts 64/8": _gpu_decode((8192,) * 16, 64, qo_lens=(8,) * 16),
-    },
+    "serving": _GPU_SERVING,
     # A prefix that all requests share, and 128 keys of each request's own.
     "prefix": {
         f"{prefix} x {count}": _gpu_decode(
@@ -151,18 +161,45 @@ GPU_BENCH = {
         "16 trees of 64": _gpu_decode((4096,) * 16, qo_lens=(64,) * 16, custom_mask="tree"),
         "b64 kv4k real lengths": _gpu_decode((4096,) * 64, planned_lens=(4112,) * 64),
     },
+    # Prompts over a cache of 8-bit floats, beside the same over one of bfloat16.
+    "8-bit cache": {
+        **{
+            f"{name} {dtype[7:11]}": dataclasses.replace(case, page_size=16, kv_dtype=dtype)
+            for name, case in (_GPU_RAGGED | _GPU_SERVING).items()
+            for dtype in ("float8_e4m3fn", "float8_e5m2")
+            if name in _GPU_8_BIT and (dtype == "float8_e4m3fn" or name == "s4096")
+        },
+    },
     # Beside the same without the variant or rotation.
     "variants": {
         "s4096 alibi": dataclasses.replace(_GPU_RAGGED["s4096"], variant="alibi"),
         "s4096 rope": dataclasses.replace(_GPU_RAGGED["s4096"], rope="plain"),
         "b64 kv4k rope": _gpu_decode((4096,) * 64, rope="plain"),
     },
+    # Beside a plan that may cut as it likes.
+    "invariant": {
+        **{
+            f"{name} invariant": dataclasses.replace(
+                _GPU_RAGGED[name], page_size=16, batch_invariant=True
+            )
+            for name in ("s1024", "s4096", "b4 s8192 32/8")
+        },
+        "chunk 2048 of 32k invariant": _gpu_decode((32768,), qo_lens=(2048,), batch_invariant=True),
+        "chunk 2048 of 8k + 64 x 4k invariant": _gpu_chunk_and_decodes(
+            2048, 8192, 64, 4096, batch_invariant=True
+        ),
+        "16 x 8 drafts 64/8 invariant": _gpu_decode(
+            (8192,) * 16, 64, qo_lens=(8,) * 16, batch_invariant=True
+        ),
+        "b1 kv8k invariant": _gpu_decode((8192,), batch_invariant=True),
+        "b8 kv32k invariant": _gpu_decode((32768,) * 8, batch_invariant=True),
+        "b64 kv4k invariant": _gpu_decode((4096,) * 64, batch_invariant=True),
+    },
 }
 
 
-def _mla(num_heads, batch_size, kv_len, qo_len=1, page_size=64):
-    lens = ((qo_len,) * batch_size, (kv_len,) * batch_size)
-    return MlaCase(*lens, num_heads, page_size=page_size)
+def _mla(num_heads, batch_size, kv_len, qo_len=1, **options):
+    return MlaCase((qo_len,) * batch_size, (kv_len,) * batch_size, num_heads, **options)
 
 
 # Decodes with multi-head latent attention, of one query token or, as "x 4", of several.
@@ -181,4 +218,47 @@ MLA_BENCH = {
     "h128 b64 kv4k page 16": _mla(128, 64, 4096, page_size=16),
     "h128 b64 kv4k page 1": _mla(128, 64, 4096, page_size=1),
     "h16 b128 kv4k page 1": _mla(16, 128, 4096, page_size=1),
+    "h128 b64 kv4k invariant": _mla(128, 64, 4096, batch_invariant=True),
+    "h128 b1 kv64k invariant": _mla(128, 1, 65536, batch_invariant=True),
+} | {
+    f"{name} {short}": dataclasses.replace(_mla(*sizes), kv_dtype=kv_dtype)
+    for short, kv_dtype in (("e4m3", "float8_e4m3fn"), ("ds", "fp8_ds_mla"))
+    for name, sizes in (
+        ("h128 b64 kv4k", (128, 64, 4096)),
+        ("h128 b64 kv4k x 2", (128, 64, 4096, 2)),
+        ("h128 b1 kv64k", (128, 1, 65536)),
+        ("h64 b128 kv4k", (64, 128, 4096)),
+        ("h16 b128 kv4k", (16, 128, 4096)),
+        ("h16 b16 kv1k", (16, 16, 1024)),
+    )
+}
+
+
+def _sparse(num_heads, qo_lens, kv_len, kv_dtype=None):
+    return SparseCase(
+        qo_lens,
+        (kv_len,) * len(qo_lens),
+        topk=2048,
+        num_heads=num_heads,
+        page_size=64,
+        kv_dtype=kv_dtype,
+    )
+
+
+# Decodes and a prompt in which each token sees 2048 keys of a list; "656": of DeepSeek's format.
+SPARSE_BENCH = {
+    "h128 top 2048 b64": _sparse(128, (1,) * 64, 32768),
+    "h128 top 2048 b128 x 2": _sparse(128, (2,) * 128, 32768),
+    "h128 top 2048 b1": _sparse(128, (1,), 32768),
+    "h16 top 2048 b128": _sparse(16, (1,) * 128, 32768),
+    "h128 top 2048 prompt 4k": _sparse(128, (4096,), 32768),
+    "h128 top 2048 b64 656": _sparse(128, (1,) * 64, 32768, "fp8_ds_mla"),
+    "h128 top 2048 b128 x 2 656": _sparse(128, (2,) * 128, 32768, "fp8_ds_mla"),
+    "h128 top 2048 b1 656": _sparse(128, (1,), 32768, "fp8_ds_mla"),
+}
+
+# Prompts in the expanded form, of keys whose last 64 dims are those of all heads.
+MLA_PROMPTS = {
+    "192/128 s4096": _gpu_prefill((4096,) * 2, 128, head_dim=(192, 128)),
+    "192/128 s8192": _gpu_prefill((8192,) * 2, 128, head_dim=(192, 128)),
 }

@@ -46,6 +46,7 @@ class Case:
     softmax_scale: float | None = None
     softcap: float = 0.0
     kv_layout: str = "NHD"
+    q_scale: float = 1.0
     k_scale: float = 1.0
     v_scale: float = 1.0
     # Scales in tensors besides: of "one" for all kv heads, or of the "heads".
@@ -66,7 +67,7 @@ class Case:
     # "random": random bits; "tree": the mask of a random tree of draft tokens.
     custom_mask: str | None = None
     mask_begin: tuple[int, ...] | None = None
-    sinks: bool = False
+    sinks: bool | str = False  # a str: their dtype, not float32
     variant: str | None = None  # of variant_cases.py
     # Requests take their pages from a common pool, as the rows of a block-sparse mask do, or heads
     # that select pages.
@@ -96,6 +97,7 @@ class Case:
             self.softcap and f"cap{self.softcap:g}",
             self.variant,
             self.rope and f"rope_{self.rope}".replace(" ", "_"),
+            self.q_scale != 1 and f"qs{self.q_scale:g}",
             self.k_scale != 1 and f"ks{self.k_scale:g}",
             self.v_scale != 1 and f"vs{self.v_scale:g}",
             self.device_scales and f"scales_of_{self.device_scales}",
@@ -110,7 +112,7 @@ class Case:
             self.planned_lens and f"planned{_lens_id(self.planned_lens)}",
             self.custom_mask and f"mask_{self.custom_mask}",
             self.mask_begin and f"from{_lens_id(self.mask_begin)}",
-            self.sinks and "sinks",
+            self.sinks and ("sinks" if self.sinks is True else f"sinks_{self.sinks}"),
         ]
         return "-".join(part for part in parts if part)
 
@@ -123,8 +125,17 @@ class Case:
         return self.kv_dtype or self.q_dtype
 
     @property
+    def has_narrow_queries(self):
+        return self.q_dtype.startswith("float8")
+
+    @property
+    def product_dtype(self):
+        """The least precise dtype that products are computed in; queries of 8 bits are widened."""
+        return "bfloat16" if self.has_narrow_queries else self.q_dtype
+
+    @property
     def output_dtype(self):
-        return self.o_dtype or self.q_dtype
+        return self.o_dtype or self.product_dtype
 
     @property
     def flops(self):

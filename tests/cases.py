@@ -11,6 +11,7 @@ from feature_cases import (
     CUSTOM_MASKS,
     DEVICE_SCALES,
     LSE_BASE2,
+    NARROW_QUERIES,
     PLANNED_LENS,
     PREFIXES,
     ROPES,
@@ -186,6 +187,7 @@ CASES = list(
         + LSE_BASE2
         + VARIED
         + DEVICE_SCALES
+        + NARROW_QUERIES
         + ROPES
         + BLOCK_SPARSE
         + random_cases(150, seed=0)

@@ -79,6 +79,8 @@ RULES = {
     ),
     "tests/cpp": ((*UP_TO_API, "ops/"), ("fuzzer/", "cuda_runtime_api.h", "xla/")),
     "bench": (("flashplan/", "plan/", "kernels/families.h"), ()),
+    # A project of its own, around examples/engine.
+    "bench/serving": (("engine/", "device.h", "model_config.h", "open_device.h", "check.h"), ()),
 }
 # Headers of C and POSIX that this project uses; <vector> and the like need no entry.
 SYSTEM = {
@@ -143,7 +145,7 @@ def upward_rules():
         for prefix in own:
             places = [f"{root}{prefix}" for root in ("src/", "include/", "")]
             holders = [f for f in RULES for place in places if place.startswith(f + "/")]
-            if order.index(max(holders, key=len)) > order.index(folder):
+            if holders and order.index(max(holders, key=len)) > order.index(folder):
                 yield f"RULES: {folder} stands below {prefix} and may not include it"
 
 

@@ -131,7 +131,7 @@ CUSTOM_MASKS = [
 # Sinks with requests that are whole, split or in chunks, rows that see no key, prefixes, and
 # outputs of any kind.
 SINKS = [
-    Case(**batch, sinks=True, **options)
+    Case(**batch, **{"sinks": True} | options)
     for batch in (
         BATCH | {"kv_lens": (33, 71, 3, 0)},
         {"qo_lens": (1, 3, 2), "kv_lens": (4100, 0, 700), "num_ctas": 7},
@@ -144,6 +144,8 @@ SINKS = [
         {"softcap": 9.0, "kv_dtype": "float8_e4m3fn", "k_scale": 0.5, "v_scale": 1.7},
         *({"q_dtype": "float32", "special": (("sinks", x),)} for x in (np.nan, np.inf, -np.inf)),
         {"q_dtype": "float16", "special": (("k", np.nan), ("sinks", 200.0))},
+        {"sinks": "bfloat16", "page_size": None},
+        {"sinks": "bfloat16", "q_dtype": "float16", "special": (("sinks", np.nan),)},
     )
 ] + [
     Case(
@@ -191,6 +193,46 @@ DEVICE_SCALES = [
         {"kv_dtype": "float8_e5m2", "csr": True, "sinks": True, "head_dim": 128},
     )
 ] + [Case(**TREE, shared_prefixes=((0, 9, 29), (0, 7, 200)), num_ctas=7, device_scales="heads")]
+
+# Queries of 8 bits: every body of a kernel, special numbers, and what results depend on besides.
+NARROW_QUERIES = (
+    [
+        Case(**batch, q_dtype=q, kv_dtype=kv, q_scale=0.7, k_scale=0.5, v_scale=1.7)
+        for batch in (BATCH, DECODE)
+        for q, kv in (
+            ("float8_e4m3fn", None),
+            ("float8_e4m3fn", "float8_e5m2"),
+            ("float8_e5m2", "float8_e4m3fn"),
+            ("float8_e5m2", None),
+        )
+    ]
+    + [
+        Case(qo, kv, q_dtype="float8_e4m3fn", head_dim=dim, num_qo_heads=8, **options)
+        for dim in (64, 128, 256, (192, 128), 80, 33)
+        for qo, kv in (
+            ((1, 1, 3), (4100, 60, 700)),
+            ((12, 16, 1, 0), (300, 16, 2500, 40)),
+            ((170, 33), (400, 900)),
+        )
+        for options in (
+            {"q_scale": 0.3, "num_ctas": 7},
+            {"device_scales": "heads", "page_size": None, "memory": "strided", "softcap": 9.0},
+            {
+                "device_scales": "one",
+                "csr": True,
+                "page_size": 3,
+                "o_dtype": "float32",
+                "gain": 3.0,
+            },
+            {"kv_layout": "HND", "sinks": True, "window_left": 70, "batch_invariant": True},
+        )
+    ]
+    + [
+        Case(**batch, q_dtype="float8_e4m3fn", special=((name, np.nan),))
+        for name in "qkv"
+        for batch in (BATCH, DECODE)
+    ]
+)
 
 
 # Queries and keys are rotated as they are read: by positions in pages and tiles of any size, in

@@ -33,11 +33,13 @@ class Inputs:
     sinks: np.ndarray | None = None
     variant_arguments: dict | None = None
     # [1] or [num_kv_heads] each; None: those of the case.
+    q_scales: np.ndarray | None = None  # with queries of 8 bits
     k_scales: np.ndarray | None = None
     v_scales: np.ndarray | None = None
     # Of each request, where the table has other page ids: its pages, and whether a page is missing.
     own_pages: list | None = None
     missing_pages: list | None = None
+    k_tail: np.ndarray | None = None  # the last dims of k, if they are in a tensor of their own
 
     def plan_args(self):
         lengths = (self.qo_indptr, self.planned_lens)
@@ -71,13 +73,15 @@ class Inputs:
         own = self.variant_arguments or {}
         tensors = {name: x for name, x in own.items() if isinstance(x, np.ndarray)}
         others = {"kv_lens": self.device_lens, "mask": self.mask, "sinks": self.sinks} | tensors
+        others["k_tail"] = self.k_tail
         return self.tables() | {name: x for name, x in others.items() if x is not None}
 
     def scales(self, case):
-        """The arguments k_scale and v_scale of run()."""
+        """The arguments q_scale, k_scale and v_scale of run()."""
+        names = ("q_scale", "k_scale", "v_scale")[0 if case.has_narrow_queries else 1 :]
         if self.k_scales is None:
-            return {"k_scale": case.k_scale, "v_scale": case.v_scale}
-        return {"k_scale": self.k_scales, "v_scale": self.v_scales}
+            return {name: getattr(case, name) for name in names}
+        return {name: getattr(self, f"{name}s") for name in names}
 
     def pages(self, request):
         if self.own_pages is not None:
@@ -127,7 +131,7 @@ def rearranged(case, inputs, lens, places, seed):
         mask_begin=None,
     )
     target = make_inputs(batch, seed)
-    for name in ("sinks", "k_scales", "v_scales"):
+    for name in ("sinks", "q_scales", "k_scales", "v_scales"):
         setattr(target, name, getattr(inputs, name))
     for r, to in enumerate(places):
         copy_request(inputs, r, target, to, case.kv_layout)
@@ -203,13 +207,16 @@ def add_other_tensors(case, rng, inputs):
     if case.mask_begin is not None:
         inputs.mask_begin = np.array(case.mask_begin, np.int32)
     if case.sinks:
-        inputs.sinks = normal(rng, case.num_qo_heads, np.float32, 3.0)
+        dtype = "float32" if case.sinks is True else case.sinks
+        inputs.sinks = normal(rng, case.num_qo_heads, dtype, 3.0)
         plant(case, "sinks", rng, inputs.sinks)
     if case.variant is not None:
         inputs.variant_arguments = VARIANTS[case.variant].arguments(case, rng)
     if case.device_scales:
         count = case.num_kv_heads if case.device_scales == "heads" else 1
         inputs.k_scales, inputs.v_scales = rng.uniform(0.3, 2, (2, count)).astype(np.float32)
+        if case.has_narrow_queries:
+            inputs.q_scales = rng.uniform(0.3, 2, count).astype(np.float32)
 
 
 def make_inputs(case, seed):

@@ -19,6 +19,7 @@ NO_TESTS = 5  # pytest's exit code where all tests are left out
 # to notice its mutants run first.
 FIRST = {
     "src/abi": ["ctest:test_schedule", "ctest:test_engine", "pytest:test_masks test_key_ranges"],
+    "src/cuda": ["ctest:test_invariance|test_faults|test_lists"],
     "src/plan/schedule/division": ["ctest:test_division|test_schedule"],
     "src/plan/schedule/prefix": ["ctest:test_prefix"],
     "src/plan/kernel/select_kernel": [
@@ -48,8 +49,11 @@ FIRST = {
         "pytest:test_attention",
     ],
     "src/api/find": ["ctest:test_prefix"],
-    "src/api/run.cpp": ["ctest:test_status|test_run_status", "pytest:test_changed_meanwhile"],
-    "src/api/plan": ["ctest:test_status", "pytest:test_errors test_plan"],
+    "src/api/run.cpp": [
+        "ctest:test_status|test_run_status|test_invariance",
+        "pytest:test_changed_meanwhile",
+    ],
+    "src/api/plan": ["ctest:test_status|test_invariance", "pytest:test_errors test_plan"],
     "src/api/batch": ["ctest:test_status", "pytest:test_errors test_plan"],
     "src/api/run_checks": [
         "ctest:test_status|test_run_status|test_aliasing",

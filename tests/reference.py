@@ -60,6 +60,7 @@ def attention(
     window_left=-1,
     softmax_scale=None,
     softcap=0.0,
+    q_scale=1.0,
     k_scale=1.0,
     v_scale=1.0,
     mask=None,
@@ -71,14 +72,16 @@ def attention(
     request=0,
     dtype="float64",
     stored_dtype=None,
+    weight_dtype=None,
     spread=False,
 ):
     """One request: q [qo_len, num_qo_heads, head_dim_qk], k and v [kv_len, num_kv_heads, ...],
     mask [qo_len, kv_len] of bool, sinks [num_qo_heads]: a logit without a value for each head,
     scales: numbers, or [num_kv_heads], rotate(x, positions): of q and k; see rope_cases.py.
     `bodies` are those of a variant: see variant_cases.py. `stored_dtype` is that of q, k and v
-    after bodies and rotations, if it is not `dtype`. With `spread` each element of o is the root of
-    the sum of the squares of what it is the sum of, weights times values."""
+    after bodies and rotations, if it is not `dtype`; `weight_dtype` an 8-bit one that weights of up
+    to 256 are rounded to. With `spread` each element of o is the root of the sum of the squares of
+    what it is the sum of, weights times values."""
     wide = np.float64 if dtype == "float64" else np.float32
 
     def stored(x, dtype=dtype):
@@ -103,7 +106,10 @@ def attention(
         ]
         return np.stack(heads, axis=1)
 
-    q = stored_input(transformed("query", q.astype(wide), q_tokens))
+    group_size = q.shape[1] // k.shape[1]
+    scale_of_heads = np.repeat(np.broadcast_to(np.asarray(q_scale, wide), k.shape[1]), group_size)
+    q = transformed("query", q.astype(wide), q_tokens) * scale_of_heads[:, None]
+    q = stored_input(q)
     kv_tokens = np.arange(k.shape[0])
     k = stored_input(
         transformed("key", k.astype(wide), kv_tokens) * np.asarray(k_scale, wide)[..., None]
@@ -114,7 +120,6 @@ def attention(
         transformed("value", v.astype(wide), kv_tokens) * np.asarray(v_scale, wide)[..., None]
     )
     scale = 1 / math.sqrt(q.shape[2]) if softmax_scale is None else softmax_scale
-    group_size = q.shape[1] // k.shape[1]
     visible = visible_keys(q.shape[0], k.shape[0], causal, window_left)
     if mask is not None:
         visible &= mask
@@ -139,6 +144,10 @@ def attention(
         else:
             probabilities = np.where(np.isneginf(logits), 0, logits)
         probabilities = stored(probabilities[:, : len(k)])
+        if weight_dtype is not None:
+            largest = np.maximum(probabilities.max(axis=1, keepdims=True, initial=0), 1e-30)
+            unit = largest / 256
+            probabilities = stored(probabilities / unit, weight_dtype) * unit
         if spread:
             o[:, head] = np.sqrt(weighted_sums(probabilities**2, seen, v[:, kv_head] ** 2))
         else:

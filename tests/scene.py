@@ -181,6 +181,10 @@ class Scene:
         arguments = {"x": self.out.view, "residual": zeros(4, 4, 8), "weight": zeros(8)}
         return fp.add_rmsnorm(**arguments | changes)
 
+    def gather(self, **changes):
+        arguments = {"x": zeros(9, 8), "indices": integers(0, 8, 3, 3), "out": self.out.view[0]}
+        return fp.gather_rows(**arguments | changes)
+
     def rope(self, **changes):
         arguments = {"q": zeros(4, 4, 8), "k": zeros(4, 2, 8), "positions": integers(0, 1, 2, 3)}
         outputs = {"out_q": self.out.view, "out_k": zeros(4, 2, 8)}

@@ -16,23 +16,34 @@ FEW_NUMBERS = 32  # elements of o for each query
 
 @functools.lru_cache(maxsize=1)
 def problem(case, seed):
-    """(inputs, exact, twin): inputs of a case, and the results of the reference and its twin.
+    """(inputs, exact, twin): inputs of a case, and the results of the reference and its twin."""
+    inputs = make_inputs(case, [seed, zlib.crc32(str(case).encode())])
+    return inputs, *solution(case, inputs)
+
+
+def solution(case, inputs, weight_dtype=None):
+    """(exact, twin): the results of the reference and its twin for inputs of a case. The weights of
+    the twin are rounded to `weight_dtype`, if it is given.
 
     The twin of a few numbers may err little by luck: it errs at least by two standard deviations of
-    what the rounding of weights to the dtype of queries costs.
+    what the rounding of weights to the dtype of products costs.
 
     The twin of changed queries or keys is, for each result, that one of two which errs more: its
     logits are rounded too, or the changed tensors alone. A kernel errs as the latter, and the
     rounding of logits may happen to make up for it.
     """
-    inputs = make_inputs(case, [seed, zlib.crc32(str(case).encode())])
     requests = inputs.requests(case.kv_layout)
     options = case.reference_options() | inputs.scales(case)
     options |= {"masks": inputs.masks(case), "sinks": inputs.sinks}
     options["arguments"] = inputs.variant_arguments
     exact = reference.batch_attention(inputs.q, requests, inputs.qo_indptr, **options)
     twin = reference.batch_attention(
-        inputs.q, requests, inputs.qo_indptr, **options, dtype=case.q_dtype
+        inputs.q,
+        requests,
+        inputs.qo_indptr,
+        **options,
+        dtype=case.product_dtype,
+        weight_dtype=weight_dtype,
     )
     if case.rope or case.variant:
         second = reference.batch_attention(
@@ -41,7 +52,7 @@ def problem(case, seed):
             inputs.qo_indptr,
             **options,
             dtype="float32",
-            stored_dtype=case.q_dtype,
+            stored_dtype=case.product_dtype,
         )
         with np.errstate(invalid="ignore"):  # infinity - infinity
             twin = [
@@ -52,13 +63,13 @@ def problem(case, seed):
         spread, _ = reference.batch_attention(
             inputs.q, requests, inputs.qo_indptr, **options, spread=True
         )
-        deviation = reference.EPS[case.q_dtype] / 12**0.5 * spread
+        deviation = reference.EPS[case.product_dtype] / 12**0.5 * spread
         error = twin[0] - exact[0]
         least = np.copysign(np.maximum(np.abs(error), 2 * deviation), error)
         twin = (exact[0] + least, twin[1])
     if case.lse_base2:
         exact, twin = ((o, lse / np.log(2)) for o, lse in (exact, twin))
-    return inputs, exact, (twin[0].astype(case.output_dtype), twin[1])
+    return exact, (twin[0].astype(case.output_dtype), twin[1])
 
 
 def run_arguments(case, inputs, framework):

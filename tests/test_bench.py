@@ -11,16 +11,18 @@ import numpy as np
 import pytest
 
 import flashplan.bench.__main__ as installed
-from bench_cases import GPU_BENCH, MLA_BENCH
+from bench_cases import GPU_BENCH, MLA_BENCH, MLA_PROMPTS, SPARSE_BENCH
 from frameworks import NumPy
 from mla_cases import MlaCase, assert_mla_correct, expected, make_mla_inputs, run_mla
 from solve import Runner, assert_correct, problem
+from sparse_cases import SparseCase, assert_sparse_correct, make_sparse_inputs, run_sparse
 
 sys.path.append(str(pathlib.Path(__file__).parent.parent / "bench"))
 
 import bench_gpu
 
-ROWS = [(section, name) for section, rows in GPU_BENCH.items() for name in rows]
+CASES = GPU_BENCH | {"mla": MLA_PROMPTS}
+ROWS = [(section, name) for section, rows in CASES.items() for name in rows]
 MAX_KV_LEN, MAX_BATCH_SIZE = 30, 3
 
 
@@ -32,7 +34,9 @@ def small(case):
         return tuple(-(-n // divisor) for n in lens[:MAX_BATCH_SIZE])
 
     lens = {"qo_lens": short(case.qo_lens), "kv_lens": short(case.kv_lens)}
-    if isinstance(case, MlaCase):
+    if isinstance(case, SparseCase):
+        lens["topk"] = case.topk // divisor
+    if isinstance(case, MlaCase | SparseCase):
         return dataclasses.replace(case, **lens)
     if case.planned_lens:
         lens["planned_lens"] = short(case.planned_lens)
@@ -46,7 +50,7 @@ def small(case):
 
 @pytest.mark.parametrize("section, name", ROWS, ids=str)
 def test_rows_are_right_at_a_small_size(section, name, seed):
-    case = small(GPU_BENCH[section][name])
+    case = small(CASES[section][name])
     inputs, exact, twin = problem(case, seed)
     assert_correct(case, inputs, exact, twin, *Runner(case).run(inputs, NumPy()))
 
@@ -56,6 +60,13 @@ def test_mla_rows_are_right_at_a_small_size(name, seed):
     case = small(MLA_BENCH[name])
     inputs = make_mla_inputs(case, seed)
     assert_mla_correct(case, inputs, *run_mla(case, inputs), expected(case, inputs))
+
+
+@pytest.mark.parametrize("name", SPARSE_BENCH)
+def test_sparse_rows_are_right_at_a_small_size(name, seed):
+    case = small(SPARSE_BENCH[name])
+    inputs = make_sparse_inputs(case, seed)
+    assert_sparse_correct(case, inputs, *run_sparse(case, inputs))
 
 
 @pytest.mark.parametrize("section", bench_gpu.SECTIONS)

@@ -90,7 +90,6 @@ def test_limit_of_dimensions_is_named_where_it_is_exceeded():
         ("temperature", lambda s: s.sample(temperature=np.ones(4))),
         ("logit_bias", lambda s: s.sample(logit_bias=np.ones(8))),
         ("lse", lambda s: s.run(lse=np.ones((4, 4)))),
-        ("sinks", lambda s: s.run(sinks=np.ones(4))),
         ("k_scale", lambda s: s.run(k_scale=np.ones(2))),
     ],
 )
@@ -104,7 +103,7 @@ def test_tensors_of_run_are_counted():
     """The Python functions pass a tuple to the core."""
     plan = Scene().attn._plan
     for tensors in ((), (None,) * 14):
-        with pytest.raises(TypeError, match=f"^tensors: expected 17, got {len(tensors)}$"):
+        with pytest.raises(TypeError, match=f"^tensors: expected 18, got {len(tensors)}$"):
             plan.run(tensors, None, False, None)
 
 
@@ -157,7 +156,8 @@ def test_exception_types():
     ("change", "reason"),
     [
         ({}, ""),
-        ({"q_dtype": "float8_e4m3fn"}, "q_dtype: "),
+        ({"q_dtype": "int32"}, "q_dtype: "),
+        ({"q_dtype": "float8_e4m3fn", "kv_dtype": "float16"}, "kv_dtype: "),
         ({"device": "cuda:0"}, "(device|q_dtype): "),
         ({"head_dim": 4096}, ""),
         ({"head_dim": 4097}, "head_dim_qk: expected <= 4096, got 4097"),

@@ -326,6 +326,7 @@ def test_calls_that_are_not_of_this_package(jax, calls, small):
     good = {
         "attention": handle,
         "given": np.int64(0b1001),  # v and block_table
+        "q_scale": np.float32(1),
         "k_scale": np.float32(1),
         "v_scale": np.float32(1),
     }

@@ -19,6 +19,7 @@ NAMES = (
     "gelu_tanh_and_mul",
     "layernorm",
     "merge_states",
+    "quantize_fp8",
     "rmsnorm",
     "rope_append_paged_kv",
     "sample",
@@ -211,6 +212,16 @@ def calls(torch, random):
     made["silu_and_mul to 8 bits"] = Call(
         lambda m, x: m.silu_and_mul(x, out_dtype="float8_e4m3fn", scale=0.5), {"x": x}
     )
+    made["quantize_fp8"] = Call(lambda m, x: m.quantize_fp8(x, per_head=True), {"x": k})
+    made["rope to 8 bits"] = Call(
+        lambda m, q_scale, **t: m.apply_rope(
+            **t, rope=ROPE, out_dtype="float8_e4m3fn", q_scale=q_scale, k_scale=0.5
+        ),
+        {"q": q, "k": k, "positions": positions, "q_scale": draw(KV_HEADS).abs() + 1},
+    )
+    made["quantize_fp8 by a scale"] = Call(
+        lambda m, **t: m.quantize_fp8(**t)[0], {"x": k, "scale": draw(1).abs() + 1}
+    )
     return made
 
 
@@ -246,6 +257,9 @@ CALLS = (
     "gelu_and_mul",
     "gelu_tanh_and_mul",
     "silu_and_mul to 8 bits",
+    "quantize_fp8",
+    "rope to 8 bits",
+    "quantize_fp8 by a scale",
 )
 
 
@@ -427,7 +441,9 @@ def test_a_rope_that_is_gone(torch, ops):
     del rope
     gc.collect()
     with pytest.raises(RuntimeError, match="^rope: expected a Rope of this process, got one that"):
-        torch.ops.flashplan.apply_rope(q, q, positions, handle, None, False, q + 0, q + 0)
+        torch.ops.flashplan.apply_rope(
+            q, q, positions, handle, None, False, q + 0, q + 0, None, 1.0, None, 1.0, None
+        )
 
 
 def test_errors_are_those_of_the_package(torch, ops):

@@ -14,7 +14,7 @@ except ValueError as error:
     print(error)  # kv_lens[0]: expected >= 0, got -3
 # The plan of [40] is still there: a call that fails changes nothing.
 
-supported, reason = fp.is_supported(8, 2, 64, q_dtype="float8_e4m3fn", device="cpu")
+supported, reason = fp.is_supported(8, 2, 64, kv_dtype="float16", device="cpu")
 # --8<-- [end:errors]
 assert not supported and reason
 

@@ -7,6 +7,7 @@
 #define FLASHPLAN_VERSION_PATCH 0
 
 #include "flashplan/activation.h"
+#include "flashplan/gather.h"
 #include "flashplan/kv_cache.h"
 #include "flashplan/merge.h"
 #include "flashplan/mla.h"
@@ -14,6 +15,7 @@
 #include "flashplan/penalties.h"
 #include "flashplan/plan.h"
 #include "flashplan/prefixes.h"
+#include "flashplan/quantize.h"
 #include "flashplan/rope.h"
 #include "flashplan/runtime.h"
 #include "flashplan/sampling.h"

@@ -275,6 +275,9 @@ typedef struct flashplan_attention_tensors {
   const flashplan_tensor* k_tail;        // or NULL
   const flashplan_tensor* topk_indices;  // or NULL
   const flashplan_tensor* topk_lens;     // or NULL
+  const flashplan_tensor* q_scales;      // or NULL
+  float q_scale;
+  int32_t reserved2;  // 0
 } flashplan_attention_tensors;
 
 // Sets scales to 1 and everything else to NULL or 0.

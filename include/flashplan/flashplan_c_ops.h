@@ -50,6 +50,13 @@ FLASHPLAN_API flashplan_status flashplan_gated_activation(int32_t activation,
                                                           flashplan_stream stream,
                                                           char* message) FLASHPLAN_NOEXCEPT;
 
+// Computes out[i] = x[indices[i]].
+FLASHPLAN_API flashplan_status flashplan_gather_rows(const flashplan_tensor* x,
+                                                     const flashplan_tensor* indices,
+                                                     const flashplan_tensor* out,
+                                                     flashplan_stream stream,
+                                                     char* message) FLASHPLAN_NOEXCEPT;
+
 // flashplan_rope.scaling
 enum { FLASHPLAN_ROPE_LINEAR = 0, FLASHPLAN_ROPE_LLAMA3 = 1, FLASHPLAN_ROPE_YARN = 2 };
 
@@ -90,6 +97,49 @@ FLASHPLAN_API flashplan_status flashplan_apply_rope_table(
     const flashplan_tensor* q, const flashplan_tensor* k, const flashplan_tensor* positions,
     const flashplan_tensor* cos_sin_cache, int32_t interleaved, const flashplan_tensor* out_q,
     const flashplan_tensor* out_k, flashplan_stream stream, char* message) FLASHPLAN_NOEXCEPT;
+
+// What flashplan_apply_rope_scaled rotates: RopeScales of rope.h and the tensors of apply_rope.
+typedef struct flashplan_rope_tensors {
+  size_t struct_size;
+  const flashplan_tensor* q;
+  const flashplan_tensor* k;
+  const flashplan_tensor* positions;
+  const flashplan_tensor* cos_sin_cache;  // or NULL
+  const flashplan_tensor* out_q;          // written
+  const flashplan_tensor* out_k;          // written
+  const flashplan_tensor* q_scales;       // or NULL
+  const flashplan_tensor* k_scales;       // or NULL
+  float q_scale;
+  float k_scale;
+  int32_t interleaved;  // of cos_sin_cache: 0 or 1
+  int32_t reserved;     // 0
+} flashplan_rope_tensors;
+
+// Sets scales to 1 and everything else to NULL or 0.
+FLASHPLAN_API void flashplan_rope_tensors_init(flashplan_rope_tensors* tensors,
+                                               size_t struct_size) FLASHPLAN_NOEXCEPT;
+
+// Rotates as flashplan_apply_rope does, and divides 8-bit results by scales. rope is NULL if there
+// is a cos_sin_cache.
+FLASHPLAN_API flashplan_status flashplan_apply_rope_scaled(const flashplan_rope_tensors* tensors,
+                                                           const flashplan_rope* rope,
+                                                           flashplan_stream stream,
+                                                           char* message) FLASHPLAN_NOEXCEPT;
+
+// `source` of flashplan_quantize_fp8
+enum {
+  FLASHPLAN_SCALE_OF_VALUES = 0,
+  FLASHPLAN_SCALE_OF_NUMBER = 1,
+  FLASHPLAN_SCALE_OF_TENSOR = 2
+};
+
+// Computes out = x / scale, in an 8-bit float dtype. scale, float32 [1] or [heads], is written
+// unless source is FLASHPLAN_SCALE_OF_TENSOR.
+FLASHPLAN_API flashplan_status flashplan_quantize_fp8(const flashplan_tensor* x,
+                                                      const flashplan_tensor* out,
+                                                      const flashplan_tensor* scale, int32_t source,
+                                                      float number, flashplan_stream stream,
+                                                      char* message) FLASHPLAN_NOEXCEPT;
 
 // flashplan_apply_rope and flashplan_append_paged_kv at once; out_q is written, and may be q.
 // tensors->slot_mapping must be NULL.

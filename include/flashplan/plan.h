@@ -41,7 +41,7 @@ struct AttentionOptions {
   int32_t head_dim_vo = 0;
   int32_t page_size = 0;  // 0: k and v are ragged tensors; >= 1: a paged cache
   KvLayout kv_layout = KvLayout::kNHD;
-  DType q_dtype = DType::kBFloat16;
+  DType q_dtype = DType::kBFloat16;   // an 8-bit float only with an 8-bit kv_dtype
   DType kv_dtype = DType::kBFloat16;  // q_dtype, an 8-bit float, or kFp8DsMla
   DType o_dtype = DType::kBFloat16;
 
@@ -82,7 +82,9 @@ struct AttentionOptions {
   /// keys of long prompts may be rotated, or gathered from small pages, several times, and long
   /// requests are split less.
   std::optional<std::size_t> workspace_bytes;
-  /// Results of a request are bit-equal whatever its neighbours and num_ctas.
+  /// Results of a request are bit-equal whatever its neighbours and num_ctas. On a GPU a batch may
+  /// then take two kernels, one for requests of few query rows and one for those of many, as it may
+  /// over an 8-bit cache.
   bool batch_invariant = false;
   /// lse is a logarithm to base 2, not the natural one. Sinks are natural all the same.
   bool lse_base2 = false;
@@ -130,7 +132,8 @@ struct AttentionTensors {
   /// With shared_kv, or empty: the last head_dim_qk - head_dim_vo dims of q and of k, shaped like
   /// these but for the last dimension. Then q or k has the first head_dim_vo dims. Without
   /// shared_kv k_tail [>= kv_indptr[batch_size], any] has the last dims of ragged keys, the same
-  /// for all kv heads, as those that a model rotates; k has the others. That is so on the CPU only.
+  /// for all kv heads, as those that a model rotates; k has the others. GPUs refuse it with
+  /// kUnsupported for keys of up to 128 dims, and Hopper's kernels with a variant or rope.
   TensorView q_tail, k_tail;
   /// With topk, instead of a page table: [>= T, 1 to topk] int32, on the Plan's device, the keys
   /// that each query sees, page * page_size + row in page. Others than of the cache, such as -1,
@@ -160,8 +163,8 @@ struct AttentionTensors {
   /// queries see the keys before mask_begin, and none sees a key for which there is no bit. causal
   /// and window_left hide further keys.
   TensorView mask;
-  /// [num_qo_heads] float32, on the Plan's device: a logit for each query head that stands for no
-  /// key; may be empty. exp(sink) is added to the denominator of the softmax of each row, and lse
+  /// [num_qo_heads] float32 or bfloat16, on the Plan's device: a logit for each query head that
+  /// stands for no key; may be empty. exp(sink) is added to the denominator of the softmax of each row, and lse
   /// includes it; -inf adds nothing. softmax_scale and softcap do not apply to it.
   TensorView sinks;
   TensorView o;  // [>= T, num_qo_heads, head_dim_vo], written
@@ -169,13 +172,17 @@ struct AttentionTensors {
   /// that to base 2.
   TensorView lse;
   /// Real key = k_scale * stored key (8-bit caches). Normal floats > 0, and so must be
-  /// softmax_scale * k_scale, which may not overflow when it is divided by softcap. With shared_kv
-  /// k_scale is that of values too, and v_scale must be 1.
+  /// softmax_scale * q_scale * k_scale, which may not overflow when it is divided by softcap. With
+  /// shared_kv k_scale is that of values too, and v_scale must be 1.
   float k_scale = 1.0F;
   float v_scale = 1.0F;
   /// [1] or [num_kv_heads] float32, on the Plan's device, or empty: one factor for all kv heads or
   /// for each, by which k_scale and v_scale are multiplied. Not checked on a GPU.
   TensorView k_scales, v_scales;
+  /// Only with an 8-bit q_dtype: real query = q_scale * stored query, as for keys. q_scales has one
+  /// factor for all kv heads, or one for each, which all of its query heads share.
+  float q_scale = 1.0F;
+  TensorView q_scales;
   /// Only for a Plan with a variant: all tensors and scalars that its description names, in the
   /// same order. If variant_scalars is null, the values of the description apply. run() reads both
   /// arrays before it returns; the contents of the tensors are read when the kernel runs.
@@ -287,11 +294,11 @@ class FLASHPLAN_API Plan {
   std::size_t workspace_bytes() const noexcept;
 
   const AttentionOptions& options() const noexcept;  // with every default filled in
-  /// The kernel that run() executes after the last plan(), such as "sm90_bf16_d128". Valid as long
-  /// as the Plan.
+  /// The kernel that run() executes after the last plan(), such as "sm90_bf16_d128"; of two, the
+  /// one for requests of many query rows. Valid as long as the Plan.
   const char* kernel_name() const noexcept;
 
-  /// The schedule of the last plan(); without one it has no tiles.
+  /// The schedule of the last plan() for that kernel; without one it has no tiles.
   ScheduleView schedule() const noexcept;
 
   /// A readable text about the last plan(): the kernel, why no other family's, and the schedule.

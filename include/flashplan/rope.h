@@ -46,9 +46,21 @@ struct Rope {
   std::array<double, 256> frequencies = {};
 };
 
+/// By what apply_rope() divides q and k when it writes 8-bit floats. Normal floats > 0.
+struct RopeScales {
+  float q_scale = 1.0F;
+  float k_scale = 1.0F;
+  /// [1] or [num_kv_heads] float32, on the device of q, or empty: one factor for all kv heads or
+  /// for each, by which q_scale and k_scale are multiplied. With several q_scales num_kv_heads
+  /// divides num_qo_heads: neighbouring heads of q belong to one kv head. Not checked on a GPU.
+  TensorView q_scales, k_scales;
+};
+
 /// Rotates q [tokens, num_qo_heads, head_dim] and k [tokens, num_kv_heads, head_dim] (float32,
 /// float16 or bfloat16, one dtype, any strides) by `positions` [tokens] int32 or int64, in float32.
-/// Results are shaped like q and k, and may be q and k. Angles are accurate to 1e-4 radians for
+/// Results are shaped like q and k. They have the dtype of q, and may be q and k; or both are
+/// float8_e4m3fn or float8_e5m2: then they have the bits of quantize_fp8() of the rotated q and k
+/// by these scales. Angles are accurate to 1e-4 radians for
 /// positions from -2^40 to 2^40 and frequencies up to 1. Other positions are refused on the CPU. On
 /// CUDA they are not checked, and are rotated by wrong angles.
 ///
@@ -59,7 +71,7 @@ struct Rope {
 FLASHPLAN_API Status apply_rope(const TensorView& q, const TensorView& k,
                                 const TensorView& positions, const Rope& rope,
                                 const TensorView& out_q, const TensorView& out_k,
-                                Stream stream = nullptr) noexcept;
+                                Stream stream = nullptr, const RopeScales& scales = {}) noexcept;
 
 /// apply_rope() with the cosines and sines of the caller: row `position` of `cos_sin_cache`
 /// [positions, rotary_dim] float32 has the cosine of each of the rotary_dim / 2 pairs, then the
@@ -68,6 +80,6 @@ FLASHPLAN_API Status apply_rope(const TensorView& q, const TensorView& k,
 FLASHPLAN_API Status apply_rope(const TensorView& q, const TensorView& k,
                                 const TensorView& positions, const TensorView& cos_sin_cache,
                                 bool interleaved, const TensorView& out_q, const TensorView& out_k,
-                                Stream stream = nullptr) noexcept;
+                                Stream stream = nullptr, const RopeScales& scales = {}) noexcept;
 
 }  // namespace flashplan

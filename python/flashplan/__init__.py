@@ -15,9 +15,11 @@ from flashplan.mla import append_mla, gather_mla
 from flashplan.ops import append_paged_kv, merge_states, rope_append_paged_kv
 from flashplan.penalties import apply_penalties
 from flashplan.prefixes import find_shared_prefixes
+from flashplan.quantize import quantize_fp8
 from flashplan.rope import Rope, apply_rope
 from flashplan.rows import (
     add_rmsnorm,
+    gather_rows,
     gelu_and_mul,
     gelu_tanh_and_mul,
     layernorm,
@@ -47,6 +49,7 @@ __all__ = [
     "filtered_probs",
     "find_shared_prefixes",
     "gather_mla",
+    "gather_rows",
     "gelu_and_mul",
     "gelu_tanh_and_mul",
     "get_num_threads",
@@ -54,6 +57,7 @@ __all__ = [
     "layernorm",
     "merge_states",
     "pack_mask",
+    "quantize_fp8",
     "rmsnorm",
     "rope_append_paged_kv",
     "sample",

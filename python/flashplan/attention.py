@@ -17,6 +17,7 @@ from flashplan.types import (
     Device,
     FloatDType,
     KernelGroup,
+    KvDType,
     KvLayout,
     Lengths,
     MlaDType,
@@ -42,12 +43,13 @@ class Attention(Runs):
             number than v and o. On a GPU at most 256.
         page_size: tokens per page of the cache; None if k and v are ragged tensors.
         q_dtype: "float16" or "bfloat16", on the CPU also "float32"; or a framework's dtype of that
-            name.
+            name. Beside an 8-bit cache also "float8_e4m3fn", and on the CPU "float8_e5m2".
         kv_dtype: dtype of k and v: that of q (default), "float8_e4m3fn" or "float8_e5m2". With
             shared_kv and head_dim (576, 512) also "fp8_ds_mla", the format of DeepSeek V3.2: keys
             of 656 bytes (uint8), which are 512 float8_e4m3fn, 4 float32 scales of 128 dims each,
             and 64 bfloat16.
-        o_dtype: "float32", "float16" or "bfloat16"; default: that of q.
+        o_dtype: "float32", "float16" or "bfloat16"; default: that of q, with 8-bit queries
+            "bfloat16".
         causal: key j is visible to query i iff j <= i + kv_len - qo_len (bottom-right aligned).
         window_left: key j is visible iff j >= i + kv_len - qo_len - window_left; -1: no window. A
             window of W tokens that counts the query's own is window_left = W - 1.
@@ -86,7 +88,8 @@ class Attention(Runs):
         num_ctas: number of work queues; default: as many CTAs as the GPU runs at once, or four
             queues per processor on the CPU.
         batch_invariant: the bits of a request's results do not depend on the other requests of the
-            batch or on num_ctas.
+            batch or on num_ctas. On a GPU a batch of decodes and prompts then takes two kernels;
+            kernel_name and work_tiles are those of the prompts.
         lse_base2: the log-sum-exp that run() writes is a logarithm to base 2, as FlashInfer has it,
             not the natural one; `merge_states` takes such states with base2=True. Sinks are natural
             all the same.
@@ -141,7 +144,7 @@ class Attention(Runs):
         head_dim: int | tuple[int, int],
         *,
         page_size: int | None = 16,
-        q_dtype: FloatDType = "bfloat16",
+        q_dtype: KvDType = "bfloat16",
         kv_dtype: MlaDType | None = None,
         o_dtype: FloatDType | None = None,
         causal: bool = True,

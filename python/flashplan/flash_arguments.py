@@ -140,7 +140,10 @@ def sinks_of(*given: Tensor | None) -> Tensor | None:
     tensors = [tensor for tensor in given if tensor is not None]
     if len(tensors) > 1:
         raise ValueError("s_aux: expected it, sinks or learnable_sink, got several")
-    return tensors[0].float().contiguous() if tensors else None
+    if not tensors:
+        return None
+    sinks = tensors[0]
+    return (sinks if sinks.dtype == torch.bfloat16 else sinks.float()).contiguous()
 
 
 def int32(tensor: Tensor) -> Tensor:

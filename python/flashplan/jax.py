@@ -149,6 +149,7 @@ def run(
     mask: ArrayLike | None = None,
     sinks: ArrayLike | None = None,
     return_lse: Literal[False] = False,
+    q_scale: ArrayLike = 1.0,
     k_scale: ArrayLike = 1.0,
     v_scale: ArrayLike = 1.0,
 ) -> Array: ...
@@ -169,6 +170,7 @@ def run(
     mask: ArrayLike | None = None,
     sinks: ArrayLike | None = None,
     return_lse: Literal[True],
+    q_scale: ArrayLike = 1.0,
     k_scale: ArrayLike = 1.0,
     v_scale: ArrayLike = 1.0,
 ) -> tuple[Array, Array]: ...
@@ -188,6 +190,7 @@ def run(
     mask: ArrayLike | None = None,
     sinks: ArrayLike | None = None,
     return_lse: bool = False,
+    q_scale: ArrayLike = 1.0,
     k_scale: ArrayLike = 1.0,
     v_scale: ArrayLike = 1.0,
 ) -> Array | tuple[Array, Array]:
@@ -239,6 +242,7 @@ def run(
     results = [Result((num_tokens, heads, options.head_dim_vo), one._o_dtype, heads=1)]
     if return_lse:
         results.append(Result((num_tokens, heads), "float32", heads=1))
+    q_number, q_array = _scale("q_scale", q_scale)
     k_number, k_array = _scale("k_scale", k_scale)
     v_number, v_array = _scale("v_scale", v_scale)
     # All devices have the keys of multi-head latent attention, which all heads share.
@@ -257,6 +261,7 @@ def run(
             Argument("topk_lens"): topk_lens,
             Argument("mask"): mask,
             Argument("sinks", heads=0): sinks,
+            _scale_argument("q_scale", q_array): q_array,
             _scale_argument("k_scale", k_array): k_array,
             _scale_argument("v_scale", v_array): v_array,
         }
@@ -276,6 +281,7 @@ def run(
         (
             ("attention", np.int64(attn._handle)),
             ("given", given),
+            ("q_scale", q_number),
             ("k_scale", k_number),
             ("v_scale", v_number),
         ),

@@ -10,7 +10,7 @@ from typing import Any, TypedDict
 from flashplan import _core
 from flashplan.nvrtc import find_nvrtc
 from flashplan.rope import Rope
-from flashplan.types import Device, FloatDType, KernelGroup, KvLayout, MlaDType
+from flashplan.types import Device, FloatDType, KernelGroup, KvDType, KvLayout, MlaDType
 from flashplan.values import DTYPES, MLA_DTYPES, is_hnd, to_bool, to_dtype, to_float, to_int
 from flashplan.variant import Variant
 
@@ -22,7 +22,7 @@ class Options(TypedDict, total=False):
     """The keyword arguments of `Attention`, except workspace."""
 
     page_size: int | None
-    q_dtype: FloatDType
+    q_dtype: KvDType
     kv_dtype: MlaDType | None
     o_dtype: FloatDType | None
     causal: bool
@@ -105,7 +105,7 @@ def make_options(
     head_dim: int | tuple[int, int],
     *,
     page_size: int | None = 16,
-    q_dtype: FloatDType = "bfloat16",
+    q_dtype: KvDType = "bfloat16",
     kv_dtype: MlaDType | None = None,
     o_dtype: FloatDType | None = None,
     causal: bool = True,
@@ -141,7 +141,10 @@ def make_options(
     options.kv_dtype = options.q_dtype
     if kv_dtype is not None:
         options.kv_dtype = to_dtype("kv_dtype", kv_dtype, MLA_DTYPES if shared_kv else DTYPES)
-    options.o_dtype = options.q_dtype if o_dtype is None else to_dtype("o_dtype", o_dtype)
+    if o_dtype is not None:
+        options.o_dtype = to_dtype("o_dtype", o_dtype)
+    elif not options.q_dtype.name.startswith("float8"):  # with 8-bit queries the core's default
+        options.o_dtype = options.q_dtype
     options.causal = to_bool("causal", causal)
     options.window_left = to_int("window_left", window_left)
     options.custom_mask = to_bool("custom_mask", custom_mask)

@@ -14,8 +14,8 @@ from flashplan.compiled import not_traced
 from flashplan.handles import new_handle
 from flashplan.outputs import given_or_new
 from flashplan.rope_config import rope_arguments
-from flashplan.types import Stream, Tensor, TensorT
-from flashplan.values import to_bool, to_float, to_int
+from flashplan.types import KvDType, Stream, Tensor, TensorT
+from flashplan.values import to_bool, to_dtype, to_float, to_int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,6 +171,9 @@ def apply_rope(
     interleaved: bool = False,
     out_q: TensorT | None = None,
     out_k: TensorT | None = None,
+    out_dtype: KvDType | None = None,
+    q_scale: float | Tensor = 1.0,
+    k_scale: float | Tensor = 1.0,
     stream: Stream | None = None,
 ) -> tuple[TensorT, TensorT]:
     """Rotates the queries and keys of tokens by their positions, in float32.
@@ -189,6 +192,11 @@ def apply_rope(
             rotary_dim / 2).
         out_q, out_k: shaped like q and k, written; q and k themselves, or memory apart from all
             arguments; default: new tensors in q's framework.
+        out_dtype: q's, float8_e4m3fn or float8_e5m2; default: q's. 8-bit results are those of
+            `quantize_fp8` of the rotated q and k. It also says what outputs of uint8 store.
+        q_scale, k_scale: with 8-bit results: by what q and k are divided, normal numbers > 0 or
+            float32 tensors [1] or [num_kv_heads] on q's device. Neighbouring heads of q belong to
+            one kv head.
         stream: as in `Attention`; default: the current one of q's framework. None on the CPU.
 
     Returns:
@@ -213,12 +221,13 @@ def apply_rope(
             raise ValueError(
                 "interleaved: expected False beside a Rope, which has its own, got True"
             )
-    rotated_q, finish_q = given_or_new(out_q, q)
-    rotated_k, finish_k = given_or_new(out_k, k)
+    stored = None if out_dtype is None else to_dtype("out_dtype", out_dtype)
+    name = None if stored is None else stored.name
+    rotated_q, finish_q = given_or_new(out_q, q, dtype=name)
+    rotated_k, finish_k = given_or_new(out_k, k, dtype=name)
+    results = (rotated_q, rotated_k, stored, q_scale, k_scale, stream)
     if rope is None:
-        _core.apply_rope_table(
-            q, k, positions, cos_sin_cache, is_interleaved, rotated_q, rotated_k, stream
-        )
+        _core.apply_rope_table(q, k, positions, cos_sin_cache, is_interleaved, *results)
     else:
-        _core.apply_rope(q, k, positions, rope._native, rotated_q, rotated_k, stream)
+        _core.apply_rope(q, k, positions, rope._native, *results)
     return finish_q(rotated_q), finish_k(rotated_k)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Norms and activations of the rows of a tensor."""
+"""Norms, activations and copies of the rows of a tensor."""
 
 from collections.abc import Callable
 from typing import Any
@@ -208,4 +208,39 @@ def _gated(
     *outer, width = shape_of(x)
     y, finish, stored = _output(out, x, out_dtype, (*outer, width // 2))
     _core.gated_activation(_core.Activation[name], x, y, stored, scale, stream)
+    return finish(y)
+
+
+def gather_rows(
+    x: TensorT,
+    indices: Tensor,
+    *,
+    out: TensorT | None = None,
+    stream: Stream | None = None,
+) -> TensorT:
+    """Copies rows: out[i] = x[indices[i]], such as the embeddings of tokens.
+
+    Args:
+        x: [rows, n] of any float dtype (bfloat16 also as uint16 memory), with rows at any stride.
+        indices: [count] int32 or int64. On the CPU they must be rows of x; on a GPU they are not
+            checked, and rows of `out` whose index is outside of x become 0.
+        out: [count, n] of x's dtype, written; memory apart from the others; default: a new tensor
+            in x's framework.
+        stream: as in `Attention`; default: the current one of x's framework. None on the CPU.
+
+    Returns:
+        `out`, or the new tensor.
+
+    Raises:
+        ValueError, TypeError: a tensor is malformed, or on the CPU an index is outside of x.
+            Nothing was written.
+
+    Examples:
+        >>> embedding = np.arange(8, dtype=np.float32).reshape(4, 2)
+        >>> fp.gather_rows(embedding, np.array([3, 0], np.int32)).tolist()
+        [[6.0, 7.0], [0.0, 1.0]]
+    """
+    shape = (*shape_of(indices)[:1], *shape_of(x)[1:])
+    y, finish = given_or_new(out, x, shape)
+    _core.gather_rows(x, indices, y, stream)
     return finish(y)

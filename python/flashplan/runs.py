@@ -50,6 +50,7 @@ class Runs:
         out: TensorT | None = None,
         lse: TensorT | None = None,
         return_lse: Literal[False] = False,
+        q_scale: float | Tensor = 1.0,
         k_scale: float | Tensor = 1.0,
         v_scale: float | Tensor = 1.0,
         stream: Stream | None = None,
@@ -75,6 +76,7 @@ class Runs:
         out: TensorT | None = None,
         lse: TensorT | None = None,
         return_lse: Literal[True],
+        q_scale: float | Tensor = 1.0,
         k_scale: float | Tensor = 1.0,
         v_scale: float | Tensor = 1.0,
         stream: Stream | None = None,
@@ -100,6 +102,7 @@ class Runs:
         out: TensorT | None = None,
         lse: TensorT | None = None,
         return_lse: bool,
+        q_scale: float | Tensor = 1.0,
         k_scale: float | Tensor = 1.0,
         v_scale: float | Tensor = 1.0,
         stream: Stream | None = None,
@@ -126,6 +129,7 @@ class Runs:
         out: TensorT | None = None,
         lse: TensorT | None = None,
         return_lse: bool = False,
+        q_scale: float | Tensor = 1.0,
         k_scale: float | Tensor = 1.0,
         v_scale: float | Tensor = 1.0,
         stream: Stream | None = None,
@@ -150,8 +154,8 @@ class Runs:
                 others, and tensors of k may have no dimension of heads. With "fp8_ds_mla" the last
                 dimension of k has 656 bytes.
             k_tail: [kv_tokens, any]: the last dims of ragged k, where these are the same for all kv
-                heads, as those that a model rotates (DeepSeek); k then has the other dims. On the
-                CPU only.
+                heads, as those that a model rotates (DeepSeek); k then has the other dims. GPUs
+                refuse it for keys of up to 128 dims, and Hopper's kernels with a variant or rope.
             block_table: [batch_size, max_pages] int32 page ids of each request, or
             page_indptr, page_indices: the same as CSR, [batch_size + 1] and [num_ids] int32.
                 An id that no query sees may be anything. On the CPU a visible id outside of the
@@ -176,8 +180,8 @@ class Runs:
             mask: [tokens, words] uint32, with custom_mask: bit j % 32 of word j // 32 of row t says
                 whether query t sees key mask_begin + j of its request. All queries see the keys
                 before mask_begin. causal and window_left hide further keys.
-            sinks: [num_qo_heads] float32 on the device: attention sinks, a logit for each query
-                head that belongs to no key. exp(sink) is added to the denominator of the softmax of
+            sinks: [num_qo_heads] float32 or bfloat16 on the device: attention sinks, a logit for
+                each query head that belongs to no key. exp(sink) is added to the denominator of the softmax of
                 each row, and lse includes it; -inf adds nothing. softmax_scale and softcap do not
                 apply to it. Of states that `merge_states` merges, only one may include sinks.
             out: [tokens, num_qo_heads, head_dim_vo]: where o is written; default: a new tensor in
@@ -186,10 +190,11 @@ class Runs:
                 (natural logarithm, or to base 2 with lse_base2); default: nowhere, or a new tensor
                 if return_lse.
             return_lse: whether to return (o, lse) instead of o.
-            k_scale, v_scale: real key = k_scale * stored key. A number, or a float32 tensor on the
-                device, [1] or [num_kv_heads], which the kernels read: a captured run reads it when
-                it is replayed, and on a GPU its values are not checked. A tensor without dimensions
-                is taken as one of [1] on a GPU, and as a number on the host.
+            q_scale, k_scale, v_scale: real key = k_scale * stored key. A number, or a float32
+                tensor on the device, [1] or [num_kv_heads], which the kernels read: a captured run
+                reads it when it is replayed, and on a GPU its values are not checked. A tensor
+                without dimensions is taken as one of [1] on a GPU, and as a number on the host.
+                q_scale is for 8-bit queries; the query heads of a kv head share a scale.
             stream: where the work goes; see the class, which says how long streams and objects must
                 live. None on the CPU.
             pdl: programmatic dependent launch, on GPUs of compute capability 9.0 and later: the
@@ -249,6 +254,7 @@ class Runs:
             topk_lens,
             mask,
             sinks,
+            q_scale,
             k_scale,
             v_scale,
             out,
@@ -279,6 +285,7 @@ class Runs:
         out: TensorT | None = None,
         lse: TensorT | None = None,
         return_lse: Literal[False] = False,
+        q_scale: float | Tensor = 1.0,
         k_scale: float | Tensor = 1.0,
         v_scale: float | Tensor = 1.0,
         pdl: bool = False,
@@ -303,6 +310,7 @@ class Runs:
         out: TensorT | None = None,
         lse: TensorT | None = None,
         return_lse: Literal[True],
+        q_scale: float | Tensor = 1.0,
         k_scale: float | Tensor = 1.0,
         v_scale: float | Tensor = 1.0,
         pdl: bool = False,
@@ -327,6 +335,7 @@ class Runs:
         out: TensorT | None = None,
         lse: TensorT | None = None,
         return_lse: bool = False,
+        q_scale: float | Tensor = 1.0,
         k_scale: float | Tensor = 1.0,
         v_scale: float | Tensor = 1.0,
         pdl: bool = False,
@@ -388,6 +397,7 @@ class Runs:
             topk_lens,
             mask,
             sinks,
+            q_scale,
             k_scale,
             v_scale,
             out,

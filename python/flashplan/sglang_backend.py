@@ -196,7 +196,7 @@ class FlashplanAttnBackend(_base.AttentionBackend):  # type: ignore[misc]
             k_cache,
             v_cache,
             block_table=self._block_table,
-            sinks=None if sinks is None else sinks.float(),
+            sinks=sinks,
             out=out,
             **scales,
         )

@@ -30,7 +30,6 @@ from flashplan.torch_functions import (
     add_rmsnorm,
     append_paged_kv,
     apply_penalties,
-    apply_rope,
     filtered_probs,
     gelu_and_mul,
     gelu_tanh_and_mul,
@@ -46,6 +45,7 @@ from flashplan.torch_functions import (
     top_k_renorm,
     top_p_renorm,
 )
+from flashplan.torch_heads import apply_rope, quantize_fp8
 from flashplan.variant import packed_arguments
 
 if TYPE_CHECKING:
@@ -61,6 +61,7 @@ __all__ = [
     "gelu_tanh_and_mul",
     "layernorm",
     "merge_states",
+    "quantize_fp8",
     "rmsnorm",
     "rope_append_paged_kv",
     "run",
@@ -92,6 +93,7 @@ def run(
     out: Tensor | None = None,
     lse: Tensor | None = None,
     return_lse: Literal[False] = False,
+    q_scale: float | Tensor = 1.0,
     k_scale: float | Tensor = 1.0,
     v_scale: float | Tensor = 1.0,
     pdl: bool = False,
@@ -116,6 +118,7 @@ def run(
     out: Tensor | None = None,
     lse: Tensor | None = None,
     return_lse: Literal[True],
+    q_scale: float | Tensor = 1.0,
     k_scale: float | Tensor = 1.0,
     v_scale: float | Tensor = 1.0,
     pdl: bool = False,
@@ -139,6 +142,7 @@ def run(
     out: Tensor | None = None,
     lse: Tensor | None = None,
     return_lse: bool = False,
+    q_scale: float | Tensor = 1.0,
     k_scale: float | Tensor = 1.0,
     v_scale: float | Tensor = 1.0,
     pdl: bool = False,
@@ -165,7 +169,8 @@ def run(
         out = queries.new_empty((queries.shape[0], *attn._o_heads_and_dim), dtype=dtype)
     if lse is None and return_lse:
         lse = queries.new_empty((queries.shape[0], attn._o_heads_and_dim[0]), dtype=torch.float32)
-    (k_number, k_scales), (v_number, v_scales) = map(number_and_tensor, (k_scale, v_scale))
+    scales = map(number_and_tensor, (q_scale, k_scale, v_scale))
+    (q_number, q_scales), (k_number, k_scales), (v_number, v_scales) = scales
     torch.ops.flashplan.run(
         attn._handle,
         queries,
@@ -181,10 +186,12 @@ def run(
         topk_lens,
         mask,
         sinks,
+        q_scales,
         k_scales,
         v_scales,
         out,
         lse,
+        q_number,
         k_number,
         v_number,
         pdl,

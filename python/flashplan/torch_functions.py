@@ -135,28 +135,6 @@ def _gated(
     return out
 
 
-def apply_rope(
-    q: Tensor,
-    k: Tensor,
-    positions: Tensor,
-    rope: Rope | None = None,
-    *,
-    cos_sin_cache: Tensor | None = None,
-    interleaved: bool = False,
-    out_q: Tensor | None = None,
-    out_k: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """`flashplan.apply_rope()` as an operator. Keep `rope` alive as long as functions that were
-    compiled with it may run."""
-    if rope is not None and not isinstance(rope, Rope):
-        raise TypeError(f"rope: expected a Rope, got {type(rope).__name__}")
-    rotated_q = q.new_empty(q.shape) if out_q is None else out_q
-    rotated_k = k.new_empty(k.shape) if out_k is None else out_k
-    handle = None if rope is None else rope._handle
-    _operators.apply_rope(q, k, positions, handle, cos_sin_cache, interleaved, rotated_q, rotated_k)
-    return rotated_q, rotated_k
-
-
 def softmax(
     logits: Tensor, temperature: float | Tensor | None = None, out: Tensor | None = None
 ) -> Tensor:

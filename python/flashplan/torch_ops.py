@@ -17,6 +17,7 @@ from torch.autograd import forward_ad
 
 from flashplan import _core, filtering, ops, penalties, rope, rows, sampling
 from flashplan.handles import attention_of, rope_of
+from flashplan.quantize import narrow_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,14 +26,15 @@ if TYPE_CHECKING:
 
 
 def _run(attention: int, *arguments: Any) -> None:
-    *tensors, k_scale, v_scale, pdl, variant_tensors, variant_scalars = arguments
-    *inputs, k_scales, v_scales, out, lse = tensors
+    *tensors, q_scale, k_scale, v_scale, pdl, variant_tensors, variant_scalars = arguments
+    *inputs, q_scales, k_scales, v_scales, out, lse = tensors
     attn: Attention = attention_of(attention)
     attn._plan.run(
         (
             *inputs,
-            k_scale if k_scales is None else k_scales,
-            v_scale if v_scales is None else v_scales,
+            _either(q_scale, q_scales),
+            _either(k_scale, k_scales),
+            _either(v_scale, v_scales),
             out,
             lse,
         ),
@@ -125,10 +127,16 @@ def _gated(function: Any, x: Any, out: Any, out_dtype: Any, scale: float) -> Non
     function(x, out, out_dtype=out_dtype, scale=scale)
 
 
+def _quantize_fp8(x: Any, scale: float | None, scales: Any, out: Any, found: Any) -> None:
+    dtype = narrow_dtype(out.dtype)
+    _core.quantize_fp8(x, out, dtype, scale if scales is None else scales, found, None)
+
+
 def _apply_rope(
-    q: Any, k: Any, positions: Any, turns: int | None, table: Any, interleaved: bool, *out: Any
+    q: Any, k: Any, positions: Any, turns: int | None, table: Any, interleaved: bool, *results: Any
 ) -> None:
     turning = None if turns is None else rope_of(turns)
+    out_q, out_k, out_dtype, q_scale, q_scales, k_scale, k_scales = results
     rope.apply_rope(
         q,
         k,
@@ -136,8 +144,11 @@ def _apply_rope(
         turning,
         cos_sin_cache=table,
         interleaved=interleaved,
-        out_q=out[0],
-        out_k=out[1],
+        out_q=out_q,
+        out_k=out_k,
+        out_dtype=out_dtype,
+        q_scale=_either(q_scale, q_scales),
+        k_scale=_either(k_scale, k_scales),
     )
 
 
@@ -203,9 +214,10 @@ _OPERATORS: dict[str, tuple[str, Callable[..., None]]] = {
     "run": (
         "(SymInt attention, Tensor q, Tensor k, Tensor? v, Tensor? q_tail, Tensor? k_tail, "
         "Tensor? block_table, Tensor? page_indptr, Tensor? page_indices, Tensor? kv_lens, "
-        "Tensor? topk_indices, Tensor? topk_lens, Tensor? mask, Tensor? sinks, Tensor? k_scales, "
-        "Tensor? v_scales, Tensor(a!) out, Tensor(b!)? lse, float k_scale, float v_scale, "
-        "bool pdl, Tensor[] variant_tensors, float[] variant_scalars)",
+        "Tensor? topk_indices, Tensor? topk_lens, Tensor? mask, Tensor? sinks, Tensor? q_scales, "
+        "Tensor? k_scales, Tensor? v_scales, Tensor(a!) out, Tensor(b!)? lse, float q_scale, "
+        "float k_scale, float v_scale, bool pdl, Tensor[] variant_tensors, "
+        "float[] variant_scalars)",
         _run,
     ),
     "append_paged_kv": (
@@ -245,9 +257,14 @@ _OPERATORS: dict[str, tuple[str, Callable[..., None]]] = {
     "silu_and_mul": (_GATED, partial(_gated, rows.silu_and_mul)),
     "gelu_and_mul": (_GATED, partial(_gated, rows.gelu_and_mul)),
     "gelu_tanh_and_mul": (_GATED, partial(_gated, rows.gelu_tanh_and_mul)),
+    "quantize_fp8": (
+        "(Tensor x, float? scale, Tensor? scales, Tensor(a!) out, Tensor(b!)? found)",
+        _quantize_fp8,
+    ),
     "apply_rope": (
         "(Tensor q, Tensor k, Tensor positions, SymInt? rope, Tensor? cos_sin_cache, "
-        "bool interleaved, Tensor(a!) out_q, Tensor(b!) out_k)",
+        "bool interleaved, Tensor(a!) out_q, Tensor(b!) out_k, str? out_dtype, float q_scale, "
+        "Tensor? q_scales, float k_scale, Tensor? k_scales)",
         _apply_rope,
     ),
     "sample": (

@@ -14,6 +14,7 @@
 #include "abi/mask.h"
 #include "abi/prepared_kv.h"
 #include "abi/rope_turns.h"
+#include "abi/sinks.h"
 #include "abi/tensor_maps.h"
 #include "abi/work_queue.h"
 #include "flashplan/tensor.h"
@@ -58,7 +59,8 @@ struct TensorParams {
   DType q_dtype = DType::kFloat32;
   DType kv_dtype = DType::kFloat32;
   DType o_dtype = DType::kFloat32;
-  bool vectorized = false;  // q, k, v and o can be accessed 16 bytes at a time (GPU)
+  bool vectorized = false;    // q, k, v and o can be accessed 16 bytes at a time (GPU)
+  bool has_key_tail = false;  // the last dims of ragged keys are in TailParams (GPU)
   int32_t head_dim_qk = 0;
   int32_t head_dim_vo = 0;
   MaskBits mask = {};
@@ -66,10 +68,11 @@ struct TensorParams {
 
 /// Numbers of the attention variant.
 struct VariantParams {
-  float logits_scale = 0.0F;  // softmax_scale * k_scale, to be multiplied with k_scales
-  float softcap = 0.0F;       // 0: off
+  // softmax_scale * q_scale * k_scale, to be multiplied with AttentionParams::head_scale()
+  float logits_scale = 0.0F;
+  float softcap = 0.0F;  // 0: off
   float v_scale = 0.0F;
-  const float* sinks = nullptr;  // [num_qo_heads] logits without a value; null: none
+  Sinks sinks = {};
   HeadScales k_scales = {};
   HeadScales v_scales = {};
 };
@@ -84,8 +87,7 @@ struct WorkspaceParams {
 
 /// What the host alone reads.
 struct HostParams {
-  bool shared_kv = false;  // values are the first dims of keys, and v is k
-  KeyLists lists = {};
+  bool shared_kv = false;               // values are the first dims of keys, and v is k
   const RopeTurns* rope = nullptr;      // of queries and keys (CPU); null: none
   const int32_t* cta_indptr = nullptr;  // [num_ctas + 1]
   int32_t first_merge = 0;              // number of the first merge in use
@@ -121,7 +123,14 @@ struct AttentionParams {
   TensorMaps maps = {};             // (kernels that use them)
   VariantArguments arguments = {};  // (users' variants)
   PreparedKv prepared = {};         // (kernels that take them)
-  TailParams tails = {};            // (kernels that serve shared_kv)
+  TailParams tails = {};            // (kernels that serve shared_kv, or keys in two tensors)
+  KeyLists lists = {};              // instead of page tables (kernels that serve shared_kv)
+  HeadScales q_scales = {};         // (kernels that serve 8-bit queries)
+
+  /// The factor that the logits of a kv head have besides variant.logits_scale.
+  FLASHPLAN_HOST_DEVICE float head_scale(int32_t kv_head) const {
+    return variant.k_scales.of(kv_head) * q_scales.of(kv_head);
+  }
 };
 
 }  // namespace flashplan

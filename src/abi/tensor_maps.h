@@ -49,6 +49,8 @@ struct TensorMaps {
   // Where values are the first dims of keys: the dims behind those of values. Boxes of k then have
   // four blocks of dims, those of k_tail one.
   TensorMap q_tail;
+  // The last dims of keys that are in a tensor of their own, too: boxes of k and k_tail then have
+  // the rows of a step and one block, (64 dims, rows, 1, 1, heads).
   TensorMap k_tail;
 };
 

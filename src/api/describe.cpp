@@ -72,6 +72,9 @@ const char* reason_for_kernel(const Plan::Impl& plan) {
   }
   const BatchKind first = kind_of_bounds(plan.options);
   const bool has_few = (plan.current == 0 ? first : other_kind(first)) == BatchKind::kFewRows;
+  if (divides_batches(plan.options)) {
+    return has_few ? "no request has many query rows" : "no request has few query rows";
+  }
   return has_few ? "requests have few query rows" : "a request has many query rows";
 }
 
@@ -81,7 +84,8 @@ void append_other_families(std::string& text, const Plan::Impl& plan) {
     const auto is_its = [&](const PlanKernel& k) {
       return k.choice.kernel.family == answer.family;
     };
-    if (is_its(plan.kernel())) continue;
+    if (plan.takes_two ? std::ranges::any_of(plan.kernels, is_its) : is_its(plan.kernel()))
+      continue;
     const char* reason = "slower for these options";
     if (!answer.status.ok()) {
       reason = answer.status.message;
@@ -90,6 +94,24 @@ void append_other_families(std::string& text, const Plan::Impl& plan) {
     }
     append(text, "not %s: %s\n", answer.family->name, reason);
   }
+}
+
+void append_work_tiles(std::string& text, const PlanKernel& with) {
+  const Schedule& schedule = with.scheduler.schedule();
+  append(
+      text, "%zu work tiles, %d heads split, %d of %lld partial rows\n", schedule.tiles.size(),
+      schedule.num_cut, schedule.num_partial_rows,
+      static_cast<long long>(with.layout.max_partial_slots) * with.choice.kernel.geometry.tile_q);
+}
+
+/// Describes what the second kernel does, where a batch takes two.
+void append_second_kernel(std::string& text, const Plan::Impl& plan) {
+  const PlanKernel& with = plan.other_kernel();
+  append(text, "requests of up to %d query rows for each kv head: kernel %s, %d queues\n",
+         most_few_rows(plan.options), with.choice.kernel.name.data(), with.choice.num_ctas);
+  text.append(to_string(with.choice.kernel.geometry)).append("\n");
+  append_work_tiles(text, with);
+  append(text, "largest queue %.3f of the mean\n", imbalance(with.scheduler.schedule()));
 }
 
 void append_summary(std::string& text, const Plan::Impl& plan) {
@@ -105,9 +127,7 @@ void append_summary(std::string& text, const Plan::Impl& plan) {
          plan.options.topk > 0 ? "%d lists of keys, %d query tokens, %lld keys\n"
                                : "%d requests, %d query tokens, %lld keys\n",
          plan.batch_size, plan.num_tokens, static_cast<long long>(num_keys));
-  append(text, "%zu work tiles, %d heads split, %d of %lld partial rows\n", schedule.tiles.size(),
-         schedule.num_cut, schedule.num_partial_rows,
-         static_cast<long long>(plan.kernel().layout.max_partial_slots) * kernel.geometry.tile_q);
+  append_work_tiles(text, plan.kernel());
   if (plan.num_prepared_tiles > 0) {
     const bool has_values = kernel.geometry.prepared_value_bytes > 0;
     append(text, "%s prepared, in %d tiles\n", has_values ? "keys and values" : "keys",
@@ -115,6 +135,7 @@ void append_summary(std::string& text, const Plan::Impl& plan) {
   }
   append(text, "largest queue %.3f of the mean\n", imbalance(schedule));
   if (plan.num_shared_prefixes > 0) append_prefixes(text, plan);
+  if (plan.takes_two) append_second_kernel(text, plan);
 }
 
 void append_queue(std::string& text, const Schedule& schedule, int32_t batch_size, int32_t cta) {

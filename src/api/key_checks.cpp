@@ -45,9 +45,11 @@ Status check_common_tail(const TensorArgument& tail, const Plan::Impl& plan) {
     return error(StatusCode::kInvalidArgument,
                  "k_tail: expected none with a paged cache without shared_kv, got a tensor");
   }
-  if (options.device.type != DeviceType::kCpu) {
-    return error(StatusCode::kUnsupported,
-                 "k_tail: expected none without shared_kv on a GPU, got a tensor");
+  for (const PlanKernel& with : plan.kernels) {
+    const Kernel& kernel = with.choice.kernel;
+    if (options.device.type == DeviceType::kCpu || kernel.code.key_tails != nullptr) continue;
+    return error(StatusCode::kUnsupported, "k_tail: expected none with %s%s, got a tensor",
+                 kernel.name.data(), needs_compiler(options) ? " and a variant or rope" : "");
   }
   FLASHPLAN_RETURN_IF_ERROR(check_dtype(tail, options.kv_dtype, " (as planned)"));
   FLASHPLAN_RETURN_IF_ERROR(check_device(tail, options.device));

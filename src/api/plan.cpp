@@ -3,6 +3,7 @@
 #include "flashplan/plan.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdlib>
 #include <exception>
@@ -61,6 +62,25 @@ bool has_masks_inside_prefixes(const Batch& batch) {
 std::string_view family_to_test() noexcept {
   static const char* const name = std::getenv("FLASHPLAN_KERNEL_FAMILY");
   return name != nullptr ? name : "";
+}
+
+/// What the environment variable FLASHPLAN_SCHEDULE asks for. It is read once.
+///   kUnsupported  it names no division
+Status division_to_measure(Division* division) noexcept {
+  static const char* const given = std::getenv("FLASHPLAN_SCHEDULE");
+  const std::string_view name = given != nullptr ? given : "balanced";
+  if (name == "balanced") {
+    *division = Division::kBalanced;
+  } else if (name == "whole") {
+    *division = Division::kWhole;
+  } else if (name == "in_order") {
+    *division = Division::kInOrder;
+  } else {
+    return error(StatusCode::kUnsupported,
+                 "FLASHPLAN_SCHEDULE: expected balanced, whole or in_order, got %.*s",
+                 static_cast<int>(name.size()), name.data());
+  }
+  return {};
 }
 
 DeviceLimits device_limits(Device device) noexcept {
@@ -133,16 +153,58 @@ Status create_on_gpu(const ScheduleBounds& bounds, Plan::Impl* impl) noexcept {
                                                 {num_ctas.data(), impl->kernels.size()});
 }
 
-/// Lays out the workspace for one of the plan's kernels, and reserves memory for its schedules.
-/// Raises `bounds` to those of its schedules.
-void prepare_schedules(const AttentionOptions& options, PlanKernel* kernel,
-                       ScheduleBounds* bounds) {
-  kernel->layout = layout_workspace(options, kernel->choice, options.workspace_bytes);
-  const ScheduleShape shape = schedule_shape(options, kernel->choice, kernel->layout);
-  ScheduleBounds own = schedule_bounds(shape, most_requests(options), options.max_qo_tokens);
-  own.prepared_tiles = kernel->layout.max_prepared_tiles;
-  kernel->scheduler.reserve(shape, own);
-  *bounds = larger(*bounds, own);
+/// The kind of batches, or of requests, that kernel number `number` of a plan is for.
+BatchKind kind_of_kernel(const AttentionOptions& options, int32_t number) {
+  const BatchKind first = kind_of_bounds(options);
+  return number == 0 ? first : other_kind(first);
+}
+
+/// Lays out the workspace for each of the plan's kernels, and reserves memory for their schedules.
+/// Returns the bounds of these schedules. They are made in the same memory, one for each batch or,
+/// where batches are divided, one beside the other.
+ScheduleBounds prepare_schedules(const AttentionOptions& options, Division division,
+                                 std::span<PlanKernel> kernels) {
+  const bool divides = divides_batches(options) && kernels.size() > 1;
+  std::array<ScheduleShape, KernelChoices::kMost> shapes;
+  std::array<ScheduleBounds, KernelChoices::kMost> own;
+  ScheduleBounds bounds = {};
+  ScheduleBounds sums = {};
+  for (std::size_t i = 0; i < kernels.size(); ++i) {
+    PlanKernel& kernel = kernels[i];
+    kernel.layout = layout_workspace(options, kernel.choice, options.workspace_bytes);
+    shapes[i] = schedule_shape(options, kernel.choice, kernel.layout);
+    shapes[i].division = division;
+    own[i] = schedule_bounds(shapes[i], most_requests(options), options.max_qo_tokens);
+    own[i].prepared_tiles = kernel.layout.max_prepared_tiles;
+    bounds = larger(bounds, own[i]);
+    sums.work_tiles += own[i].work_tiles;
+    sums.merges += own[i].merges;
+  }
+  if (divides) bounds = larger(bounds, sums);
+  for (std::size_t i = 0; i < kernels.size(); ++i) {
+    if (divides) own[i].merges = bounds.merges;  // which end where those of both schedules do
+    kernels[i].scheduler.reserve(shapes[i], own[i]);
+  }
+  return bounds;
+}
+
+/// Takes the kernel for each request of a batch, and makes the schedules of these kernels.
+void divide_batch(const Batch& batch, ScheduleMemory memory, Plan::Impl* impl) {
+  const int32_t most_few = most_few_rows(impl->options);
+  for (int32_t i = 0; i < impl->num_kernels(); ++i) {
+    const bool has_few = kind_of_kernel(impl->options, i) == BatchKind::kFewRows;
+    impl->kernels[static_cast<std::size_t>(i)].scheduler.take_rows(has_few ? 1 : most_few + 1,
+                                                                   has_few ? most_few : INT32_MAX);
+  }
+  const RequestKinds kinds = kinds_of_requests(batch, impl->options);
+  const BatchKind kind = kinds.many_rows ? BatchKind::kManyRows : BatchKind::kFewRows;
+  impl->current = kind == kind_of_kernel(impl->options, 0) ? 0 : 1;
+  impl->takes_two = kinds.few_rows && kinds.many_rows;
+  impl->kernel().scheduler.make(batch, {}, memory);
+  if (!impl->takes_two) return;
+  memory.tiles += impl->schedule().tiles.size();
+  memory.merges_taken = static_cast<int32_t>(impl->schedule().merges.size());
+  impl->other_kernel().scheduler.make(batch, {}, memory);
 }
 
 /// Chooses the kernel for a batch, and makes its schedule.
@@ -154,11 +216,20 @@ void make_schedule(const Batch& batch, const ScheduleMemory& memory, Plan::Impl*
     prefixes = impl->prefixes.in_order();
     num_shared_keys = impl->prefixes.num_shared_keys();
   }
-  const auto make = [&] { impl->kernel().scheduler.make(batch, prefixes, memory); };
   impl->reason = impl->keeps_kernel ? KernelReason::kCaptured : KernelReason::kRows;
-  if (impl->kernels.size() == 1 || impl->keeps_kernel) return make();
+  const bool chooses = impl->kernels.size() > 1 && !impl->keeps_kernel;
+  if (chooses && divides_batches(options) && prefixes.empty()) {
+    return divide_batch(batch, memory, impl);
+  }
+  impl->takes_two = false;
+  const auto make = [&] {
+    Scheduler& scheduler = impl->kernel().scheduler;
+    scheduler.take_rows(1, INT32_MAX);
+    scheduler.make(batch, prefixes, memory);
+  };
+  if (!chooses) return make();
   const auto take_kernel_for = [&](BatchKind kind) {
-    impl->current = kind == kind_of_bounds(options) ? 0 : 1;
+    impl->current = kind == kind_of_kernel(options, 0) ? 0 : 1;
   };
   const BatchKind kind = kind_of(batch, options);
   if (kind == BatchKind::kFewRows &&
@@ -193,11 +264,14 @@ void keep_facts(const Batch& batch, Plan::Impl* impl) {
   impl->kv_lens.assign(kv_lens, kv_lens + batch.batch_size);
   impl->longest_request =
       static_cast<int32_t>(std::max_element(kv_lens, kv_lens + batch.batch_size) - kv_lens);
-  const int64_t num_rows =
-      int64_t{impl->num_tokens} * (options.num_qo_heads / options.num_kv_heads);
-  PlanKernel& kernel = impl->kernel();
-  const int32_t few_rows = kernel.choice.kernel.geometry.bodies[0].rows;
-  kernel.has_few_rows = num_rows <= int64_t{few_rows} * batch.batch_size;
+  const bool divides = divides_batches(options) && impl->num_kernels() > 1;
+  if (!options.batch_invariant && !divides) {
+    const int64_t num_rows =
+        int64_t{impl->num_tokens} * (options.num_qo_heads / options.num_kv_heads);
+    PlanKernel& kernel = impl->kernel();
+    const int32_t few_rows = kernel.choice.kernel.geometry.bodies[0].rows;
+    kernel.has_few_rows = num_rows <= int64_t{few_rows} * batch.batch_size;
+  }
   impl->num_kv_rows = 0;
   if (options.page_size > 0) return;
   const auto& segments = impl->schedule().segments;
@@ -220,20 +294,21 @@ Status Plan::create(const AttentionOptions& options, Plan* plan) noexcept try {
   auto impl = std::make_unique<Impl>();
   impl->options = options;
   impl->device = device_limits(options.device);
+  Division division = Division::kBalanced;
+  FLASHPLAN_RETURN_IF_ERROR(division_to_measure(&division));
   KernelChoices choices;
   FLASHPLAN_RETURN_IF_ERROR(select_kernel(options, impl->device, &choices));
   impl->kernels.resize(choices.second ? 2 : 1);
   if (options.rope) impl->rope = make_rope_turns(*options.rope, options.head_dim_qk);
-  ScheduleBounds bounds = {};
   std::size_t workspace_bytes = 0;
   impl->kernels.front().choice = choices.first;
   if (choices.second) impl->kernels.back().choice = *choices.second;
   FLASHPLAN_RETURN_IF_ERROR(compile_variants(options, impl->rope, impl->kernels));
-  for (std::size_t i = 0; i < impl->kernels.size(); ++i) {
-    PlanKernel& kernel = impl->kernels[i];
-    prepare_schedules(options, &kernel, &bounds);
+  ScheduleBounds bounds = prepare_schedules(options, division, impl->kernels);
+  for (int32_t i = 0; i < impl->num_kernels(); ++i) {
+    PlanKernel& kernel = impl->kernels[static_cast<std::size_t>(i)];
     // A graph may capture a kernel that has had no plan yet: with the code order of its kind.
-    kernel.has_few_rows = (kind_of_bounds(options) == BatchKind::kFewRows) == (i == 0);
+    kernel.has_few_rows = kind_of_kernel(options, i) == BatchKind::kFewRows;
     workspace_bytes = std::max(workspace_bytes, kernel.layout.total);
   }
   AttentionOptions& filled = impl->options;
@@ -293,7 +368,12 @@ Status Plan::plan(const Batch& given, Stream stream) noexcept {
   impl_->num_mask_bits = has_masks ? place_masks(batch, memory.mask_begins) : 0;
   keep_facts(batch, impl_.get());
   if (device_schedule != nullptr) {
-    FLASHPLAN_RETURN_IF_ERROR(device_schedule->upload(impl_->schedule(), impl_->current, stream));
+    std::array<const Schedule*, KernelChoices::kMost> schedules = {};
+    for (int32_t i = 0; i < impl_->num_kernels(); ++i) {
+      const auto k = static_cast<std::size_t>(i);
+      if (impl_->takes(i)) schedules[k] = &impl_->kernels[k].scheduler.schedule();
+    }
+    FLASHPLAN_RETURN_IF_ERROR(device_schedule->upload(schedules, stream));
   }
   impl_->planned = true;
   return {};

@@ -24,7 +24,8 @@ struct PlanKernel {
   Scheduler scheduler;
   /// Whether an average request has no more packed rows than the smallest body of the kernel takes.
   /// It decides which order of the kernel's code is launched. A captured graph keeps the order of
-  /// the captured run.
+  /// the captured run. In plans that are batch-invariant or divide batches it depends on the kernel
+  /// alone.
   bool has_few_rows = false;
 };
 
@@ -37,9 +38,11 @@ enum class KernelReason {
 
 struct Plan::Impl {
   AttentionOptions options;  // defaults filled in
-  /// The kernels that select_kernel() chose, the first one first. plan() takes one for each batch.
+  /// The kernels that select_kernel() chose, the first one first. plan() takes one for each batch,
+  /// or both; see divides_batches().
   std::vector<PlanKernel> kernels;
-  int32_t current = 0;  // the kernel of the last plan()
+  int32_t current = 0;     // the kernel of the last plan(); of two, that for many rows
+  bool takes_two = false;  // whether the last plan() took both kernels
   /// Whether every plan takes the current kernel, because a graph has been captured that has no
   /// other one.
   bool keeps_kernel = false;
@@ -68,7 +71,15 @@ struct Plan::Impl {
 
   PlanKernel& kernel() noexcept { return kernels[static_cast<std::size_t>(current)]; }
   const PlanKernel& kernel() const noexcept { return kernels[static_cast<std::size_t>(current)]; }
+  /// The one that is not current, of two.
+  PlanKernel& other_kernel() noexcept { return kernels[static_cast<std::size_t>(1 - current)]; }
+  const PlanKernel& other_kernel() const noexcept {
+    return kernels[static_cast<std::size_t>(1 - current)];
+  }
   const Schedule& schedule() const noexcept { return kernel().scheduler.schedule(); }
+  /// Whether the last plan() took kernel number `number`.
+  bool takes(int32_t number) const noexcept { return takes_two || number == current; }
+  int32_t num_kernels() const noexcept { return static_cast<int32_t>(kernels.size()); }
 };
 
 /// Lets one thread in at a time: a second thread is refused, and does not wait.

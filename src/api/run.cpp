@@ -60,6 +60,7 @@ TensorParams tensor_params(const AttentionTensors& t, const AttentionOptions& op
   p.vectorized = is_vectorized(t.q) && is_vectorized(t.k) && is_vectorized(v) &&
                  is_vectorized(t.o) && (t.q_tail.empty() || is_vectorized(t.q_tail)) &&
                  (t.k_tail.empty() || is_vectorized(t.k_tail));
+  p.has_key_tail = !t.k_tail.empty() && !options.shared_kv;
   p.head_dim_qk = options.head_dim_qk;
   p.head_dim_vo = options.head_dim_vo;
   if (options.custom_mask) {
@@ -122,14 +123,10 @@ VariantArguments variant_arguments(const AttentionTensors& t, const AttentionOpt
   return arguments;
 }
 
-HostParams host_params(const AttentionTensors& t, const Plan::Impl& plan, const PlanKernel& with) {
+HostParams host_params(const Plan::Impl& plan, const PlanKernel& with) {
   const Schedule& schedule = with.scheduler.schedule();
   HostParams p;
   p.shared_kv = plan.options.shared_kv;
-  if (!t.topk_indices.empty()) {
-    p.lists = {static_cast<const int32_t*>(t.topk_indices.data), t.topk_indices.stride[0],
-               static_cast<int32_t>(t.topk_indices.shape[1])};
-  }
   p.rope = plan.options.rope ? &plan.rope : nullptr;
   p.cta_indptr = schedule.cta_indptr.data();
   p.first_merge = schedule.first_merge;
@@ -152,6 +149,12 @@ TailParams tail_params(const AttentionTensors& t, const AttentionOptions& option
   return p;
 }
 
+KeyLists key_lists(const TensorView& indices) {
+  if (indices.empty()) return {};
+  return {static_cast<const int32_t*>(indices.data), indices.stride[0],
+          static_cast<int32_t>(indices.shape[1])};
+}
+
 /// Those of one of the plan's kernels.
 AttentionParams make_params(const AttentionTensors& t, const Plan::Impl& plan, int32_t number) {
   const AttentionOptions& options = plan.options;
@@ -166,17 +169,19 @@ AttentionParams make_params(const AttentionTensors& t, const Plan::Impl& plan, i
   p.schedule.num_ctas = with.choice.num_ctas;
   p.tensors = tensor_params(t, options);
   p.mask = {options.causal, options.window_left};
-  p.variant = {.logits_scale = *options.softmax_scale * t.k_scale,
+  p.variant = {.logits_scale = *options.softmax_scale * t.q_scale * t.k_scale,
                .softcap = options.softcap,
                .v_scale = options.shared_kv ? t.k_scale : t.v_scale,
-               .sinks = t.sinks.empty() ? nullptr : static_cast<const float*>(t.sinks.data),
+               .sinks = {t.sinks.data, t.sinks.dtype == DType::kBFloat16},
                .k_scales = head_scales(t.k_scales),
                .v_scales = head_scales(options.shared_kv ? t.k_scales : t.v_scales)};
   p.workspace = workspace_params(t, with.layout);
-  p.host = host_params(t, plan, with);
+  p.host = host_params(plan, with);
   p.arguments = variant_arguments(t, options);
   p.prepared = prepared_kv(t, plan, with);
   p.tails = tail_params(t, options);
+  p.lists = key_lists(t.topk_indices);
+  p.q_scales = head_scales(t.q_scales);
   if (kernel.geometry.uses_tensor_maps) p.maps = cuda::encode_tensor_maps(kernel, options, t);
   return p;
 }
@@ -198,7 +203,7 @@ Status launch_kernel(const AttentionTensors& t, const Plan::Impl& plan, int32_t 
 Status capture(const AttentionTensors& t, Plan::Impl* plan, Stream stream) noexcept {
   if (kind_of_bounds(plan->options) == BatchKind::kFewRows) plan->keeps_kernel = true;
   if (plan->keeps_kernel) return launch_kernel(t, *plan, plan->current, stream);
-  for (int32_t i = 0; i < static_cast<int32_t>(plan->kernels.size()); ++i) {
+  for (int32_t i = 0; i < plan->num_kernels(); ++i) {
     FLASHPLAN_RETURN_IF_ERROR(launch_kernel(t, *plan, i, stream, i > 0));
   }
   return {};
@@ -213,7 +218,12 @@ Status run_on_gpu(const AttentionTensors& t, Plan::Impl* plan, Stream stream) no
   if (capturing) return capture(t, plan, stream);
   if (plan->num_tokens == 0) return {};
   FLASHPLAN_RETURN_IF_ERROR(plan->device_schedule->before_run(stream));
-  FLASHPLAN_RETURN_IF_ERROR(launch_kernel(t, *plan, plan->current, stream));
+  bool follows = false;
+  for (int32_t i = 0; i < plan->num_kernels(); ++i) {
+    if (!plan->takes(i)) continue;
+    FLASHPLAN_RETURN_IF_ERROR(launch_kernel(t, *plan, i, stream, follows));
+    follows = true;
+  }
   return plan->device_schedule->after_run(stream);
 }
 

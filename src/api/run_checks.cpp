@@ -10,6 +10,7 @@
 
 #include "api/key_checks.h"
 #include "checks/tensor_checks.h"
+#include "common/dtypes.h"
 #include "common/error.h"
 #include "common/run_tensors.h"
 #include "variant/variant_impl.h"
@@ -93,7 +94,9 @@ Status check_mask(const AttentionTensors& t, const Plan::Impl& plan) {
 Status check_sinks(const AttentionTensors& t, const Plan::Impl& plan) {
   if (t.sinks.empty()) return {};
   const TensorArgument sinks{"sinks", t.sinks};
-  FLASHPLAN_RETURN_IF_ERROR(check_dtype(sinks, DType::kFloat32, ""));
+  if (t.sinks.dtype != DType::kBFloat16) {
+    FLASHPLAN_RETURN_IF_ERROR(check_dtype(sinks, DType::kFloat32, " or bfloat16"));
+  }
   FLASHPLAN_RETURN_IF_ERROR(check_device(sinks, plan.options.device));
   return check_shape(sinks, {Dim::exactly(plan.options.num_qo_heads)});
 }
@@ -213,30 +216,55 @@ Status check_pages(const PageTableTensors& tables, const TensorView& kv_lens, in
   return {};
 }
 
-/// Checks k_scale, its product with softmax_scale, and this product divided by softcap.
-Status check_k_scale(const char* name, float k_scale, const AttentionOptions& options) {
-  FLASHPLAN_RETURN_IF_ERROR(check_scale(name, k_scale));
-  const float softmax_scale = *options.softmax_scale;
-  const float logits_scale = softmax_scale * k_scale;
+/// Checks a scale of keys or queries, its product with the softmax_scale and the scale of the
+/// others, `factor`, and this product divided by softcap. `others`: the name of that scale.
+Status check_logits_scale(const char* name, float scale, const char* others, float factor,
+                          const AttentionOptions& options) {
+  FLASHPLAN_RETURN_IF_ERROR(check_scale(name, scale));
+  const float logits_scale = factor * scale;
   if (!std::isnormal(logits_scale)) {
     return error(StatusCode::kInvalidArgument,
-                 "%s: expected softmax_scale (%g) * k_scale to be a normal float32, got %g", name,
-                 static_cast<double>(softmax_scale), static_cast<double>(k_scale));
+                 "%s: expected a normal float32 as product with softmax_scale * %s (%g), got %g",
+                 name, others, static_cast<double>(factor), static_cast<double>(scale));
   }
   if (options.softcap > 0.0F && !std::isfinite(logits_scale / options.softcap)) {
-    return error(StatusCode::kInvalidArgument,
-                 "%s: expected softmax_scale (%g) * k_scale / softcap (%g) to be finite, got %g",
-                 name, static_cast<double>(softmax_scale), static_cast<double>(options.softcap),
-                 static_cast<double>(k_scale));
+    return error(
+        StatusCode::kInvalidArgument,
+        "%s: expected a finite product with softmax_scale * %s / softcap (%g / %g), got %g", name,
+        others, static_cast<double>(factor), static_cast<double>(options.softcap),
+        static_cast<double>(scale));
   }
   return {};
 }
 
-/// Checks what the scales of kv heads make of k_scale and v_scale.
+/// Checks the scales of queries and keys, but for the values of tensors.
+Status check_scale_numbers(const AttentionTensors& t, const AttentionOptions& options) {
+  if (!is_narrow_float(options.q_dtype) && (t.q_scale != 1.0F || !t.q_scales.empty())) {
+    return error(StatusCode::kInvalidArgument, "q_scale: expected 1 with q of %s, got %s",
+                 to_string(options.q_dtype), t.q_scales.empty() ? "another number" : "a tensor");
+  }
+  FLASHPLAN_RETURN_IF_ERROR(check_scale("q_scale", t.q_scale));
+  FLASHPLAN_RETURN_IF_ERROR(check_logits_scale("k_scale", t.k_scale, "q_scale",
+                                               *options.softmax_scale * t.q_scale, options));
+  return check_scale("v_scale", t.v_scale);
+}
+
+/// Checks what the scales of kv heads make of q_scale, k_scale and v_scale.
 Status check_head_scale_values(const AttentionTensors& t, const AttentionOptions& options) {
+  const float softmax_scale = *options.softmax_scale;
+  const HeadScales q_scales = head_scales(t.q_scales);
+  const HeadScales k_scales = head_scales(t.k_scales);
+  int32_t head = 0;
+  FLASHPLAN_RETURN_IF_ERROR(
+      check_entries("q_scale", t.q_scales, [&](const char* entry, float scale) {
+        const float factor = softmax_scale * t.k_scale * k_scales.of(head++);
+        return check_logits_scale(entry, t.q_scale * scale, "k_scale", factor, options);
+      }));
+  head = 0;
   FLASHPLAN_RETURN_IF_ERROR(
       check_entries("k_scale", t.k_scales, [&](const char* entry, float scale) {
-        return check_k_scale(entry, t.k_scale * scale, options);
+        const float factor = softmax_scale * t.q_scale * q_scales.of(head++);
+        return check_logits_scale(entry, t.k_scale * scale, "q_scale", factor, options);
       }));
   return check_scales("v_scale", t.v_scale, t.v_scales);
 }
@@ -324,12 +352,11 @@ Status check_tensors(const AttentionTensors& t, const Plan::Impl& plan) {
   FLASHPLAN_RETURN_IF_ERROR(check_mask(t, plan));
   FLASHPLAN_RETURN_IF_ERROR(check_sinks(t, plan));
   FLASHPLAN_RETURN_IF_ERROR(check_variant_arguments(t, plan));
-  const TensorArgument k_scales{"k_scale", t.k_scales};
-  const TensorArgument v_scales{"v_scale", t.v_scales};
-  FLASHPLAN_RETURN_IF_ERROR(check_head_scales(k_scales, options.num_kv_heads, options.device));
-  FLASHPLAN_RETURN_IF_ERROR(check_head_scales(v_scales, options.num_kv_heads, options.device));
-  FLASHPLAN_RETURN_IF_ERROR(check_k_scale("k_scale", t.k_scale, options));
-  FLASHPLAN_RETURN_IF_ERROR(check_scale("v_scale", t.v_scale));
+  for (const TensorArgument& scales :
+       {TensorArgument{"q_scale", t.q_scales}, {"k_scale", t.k_scales}, {"v_scale", t.v_scales}}) {
+    FLASHPLAN_RETURN_IF_ERROR(check_head_scales(scales, options.num_kv_heads, options.device));
+  }
+  FLASHPLAN_RETURN_IF_ERROR(check_scale_numbers(t, options));
   FLASHPLAN_RETURN_IF_ERROR(check_workspace(t, plan));
   const TensorView workspace = bytes_view(t.workspace, *options.workspace_bytes, options.device);
   const auto arguments = arguments_of(t, workspace, std::make_index_sequence<kNumRunTensors>());

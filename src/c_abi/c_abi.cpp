@@ -84,6 +84,7 @@ Status run(flashplan_plan* plan, const flashplan_attention_tensors* given, Strea
   flashplan_attention_tensors t;
   FLASHPLAN_RETURN_IF_ERROR(read("tensors", given, default_attention_tensors(), &t));
   FLASHPLAN_RETURN_IF_ERROR(check_reserved("tensors", t.reserved));
+  FLASHPLAN_RETURN_IF_ERROR(check_reserved("tensors", t.reserved2));
   AttentionTensors tensors;
   for (const RunTensor& tensor : kRunTensors) {
     FLASHPLAN_RETURN_IF_ERROR(
@@ -104,6 +105,7 @@ Status run(flashplan_plan* plan, const flashplan_attention_tensors* given, Strea
   tensors.num_variant_tensors = count;
   tensors.variant_scalars = t.variant_scalars;
   tensors.num_variant_scalars = t.num_variant_scalars;
+  tensors.q_scale = t.q_scale;
   tensors.k_scale = t.k_scale;
   tensors.v_scale = t.v_scale;
   tensors.workspace = t.workspace;

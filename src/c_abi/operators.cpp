@@ -83,6 +83,14 @@ Status activate(int32_t activation, const flashplan_tensor* x, const flashplan_t
   return gated_activation(static_cast<Activation>(activation), x_view, out_view, scale, stream);
 }
 
+Status gather(const flashplan_tensor* x, const flashplan_tensor* indices,
+              const flashplan_tensor* out, Stream stream) noexcept {
+  TensorView x_view, indices_view, out_view;
+  FLASHPLAN_RETURN_IF_ERROR(read_tensors(
+      {{"x", x, &x_view}, {"indices", indices, &indices_view}, {"out", out, &out_view}}));
+  return gather_rows(x_view, indices_view, out_view, stream);
+}
+
 Status rotate(const flashplan_tensor* q, const flashplan_tensor* k,
               const flashplan_tensor* positions, const flashplan_rope* given,
               const flashplan_tensor* out_q, const flashplan_tensor* out_k,
@@ -323,6 +331,12 @@ flashplan_status flashplan_gated_activation(int32_t activation, const flashplan_
                                             const flashplan_tensor* out, float scale,
                                             flashplan_stream stream, char* message) noexcept {
   return c_abi::report(c_abi::activate(activation, x, out, scale, stream), message);
+}
+
+flashplan_status flashplan_gather_rows(const flashplan_tensor* x, const flashplan_tensor* indices,
+                                       const flashplan_tensor* out, flashplan_stream stream,
+                                       char* message) noexcept {
+  return c_abi::report(c_abi::gather(x, indices, out, stream), message);
 }
 
 void flashplan_rope_init(flashplan_rope* rope, size_t struct_size) noexcept {

@@ -77,7 +77,7 @@ flashplan_options default_options() noexcept {
 
 flashplan_attention_tensors default_attention_tensors() noexcept {
   flashplan_attention_tensors t = {};
-  t.k_scale = t.v_scale = 1.0F;
+  t.q_scale = t.k_scale = t.v_scale = 1.0F;
   return t;
 }
 

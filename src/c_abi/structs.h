@@ -37,6 +37,8 @@ inline constexpr std::size_t kFirstSize<flashplan_variant_description> = 96;
 template <>
 inline constexpr std::size_t kFirstSize<flashplan_rope> = 88;
 template <>
+inline constexpr std::size_t kFirstSize<flashplan_rope_tensors> = 88;
+template <>
 inline constexpr std::size_t kFirstSize<flashplan_mla_append_tensors> = 80;
 template <>
 inline constexpr std::size_t kFirstSize<flashplan_mla_gather_tensors> = 72;

@@ -36,7 +36,7 @@ bool is_plain(const TensorArgument& argument) noexcept;
 /// gaps, such as the two halves of a combined cache, do not share memory.
 Status check_apart(const TensorArgument& written, const TensorArgument& other) noexcept;
 
-constexpr std::size_t kMostArguments = 18;
+constexpr std::size_t kMostArguments = 20;
 
 /// Makes this check for all pairs of at most kMostArguments arguments of which one is written.
 Status check_apart(std::span<const TensorArgument> arguments) noexcept;

@@ -18,6 +18,7 @@ enum class RunTensorKind {
   kQuery,   // of AttentionOptions::q_dtype
   kCache,   // of AttentionOptions::kv_dtype
   kOutput,  // of AttentionOptions::o_dtype
+  kFloat,   // float32 or bfloat16
   kFloat32,
   kInt32,
   kUInt32,
@@ -66,7 +67,8 @@ inline constexpr auto kRunTensors = [] {
       {"topk_indices", &T::topk_indices, &C::topk_indices, Kind::kInt32},
       {"topk_lens", &T::topk_lens, &C::topk_lens, Kind::kInt32},
       {"mask", &T::mask, &C::mask, Kind::kUInt32},
-      {"sinks", &T::sinks, &C::sinks, Kind::kFloat32},
+      {"sinks", &T::sinks, &C::sinks, Kind::kFloat},
+      {"q_scale", &T::q_scales, &C::q_scales, Kind::kFloat32, Use::kOptional, kRead, &T::q_scale},
       {"k_scale", &T::k_scales, &C::k_scales, Kind::kFloat32, Use::kOptional, kRead, &T::k_scale},
       {"v_scale", &T::v_scales, &C::v_scales, Kind::kFloat32, Use::kOptional, kRead, &T::v_scale},
       {"out", &T::o, &C::out, Kind::kOutput, Use::kAlways, kWrite},

@@ -2,6 +2,11 @@
 // Writing results and partial results, and merging partial results.
 // Only run_queue.h includes this file, inside the namespace of an instruction set.
 
+inline float sink_of(const Sinks& sinks, int64_t qo_head) {
+  if (!sinks.are_bfloat16) return static_cast<const float*>(sinks.data)[qo_head];
+  return Format<DType::kBFloat16>::load(static_cast<const uint16_t*>(sinks.data)[qo_head]);
+}
+
 /// Writes the result of row r, which is scale * v_scale * o, and its lse. It adds the sink, since
 /// it is called once for each row.
 template <typename Variant>
@@ -10,7 +15,7 @@ void write_row(const RowBlock& rows, const Variant& variant, int32_t r, const fl
   const AttentionParams& p = rows.params;
   const int64_t token = rows.token(r);
   const int64_t head = rows.qo_head(r);
-  if (p.variant.sinks != nullptr) scale *= add_sink(p.variant.sinks[head], &lse);
+  if (p.variant.sinks.data != nullptr) scale *= add_sink(sink_of(p.variant.sinks, head), &lse);
   scale *= p.variant.v_scale * p.variant.v_scales.of(rows.kv_head_of(r));
   dispatch_wide_format(p.tensors.o_dtype, [&](auto format) {
     using OFormat = decltype(format);

@@ -34,7 +34,7 @@ void load_queries(const RowBlock& rows, const Variant& variant, float* to) {
   const int32_t width = padded(p.tensors.head_dim_qk);
   const RopeTurns* rope = p.host.rope;
   Rotations rotations;  // of the position of the row before
-  dispatch_wide_format(p.tensors.q_dtype, [&](auto format) {
+  dispatch_format(p.tensors.q_dtype, [&](auto format) {
     using QFormat = decltype(format);
     for (int32_t r = 0; r < rows.num_rows(); ++r) {
       const auto* q = static_cast<const typename QFormat::Storage*>(p.tensors.q.data) +
@@ -60,7 +60,7 @@ void load_queries(const RowBlock& rows, const Variant& variant, float* to) {
         }
         rotate_row(*rope, rotations, row);
       }
-      const float scale = p.variant.logits_scale * p.variant.k_scales.of(rows.kv_head_of(r));
+      const float scale = p.variant.logits_scale * p.head_scale(rows.kv_head_of(r));
       for (int32_t d = 0; d < width; ++d) row[d] *= scale;
     }
   });
@@ -117,9 +117,9 @@ template <typename KvFormat, typename Variant>
   if (kv_begin < kv_end) {
     const bool shared_kv = p.host.shared_kv;
     const KeyTail no_tail;
-    Tiles keys({p.tensors.k, p.tails.k, p.tensors.pages, p.host.lists, p.tensors.head_dim_qk},
+    Tiles keys({p.tensors.k, p.tails.k, p.tensors.pages, p.lists, p.tensors.head_dim_qk},
                rows.segment, kv_begin, kv_end, rows.num_kv_heads);
-    Tiles values({p.tensors.v, no_tail, p.tensors.pages, p.host.lists, p.tensors.head_dim_vo},
+    Tiles values({p.tensors.v, no_tail, p.tensors.pages, p.lists, p.tensors.head_dim_vo},
                  rows.segment, kv_begin, shared_kv ? kv_begin : kv_end, rows.num_kv_heads);
     const int32_t width_of_values = shared_kv ? width_qk : width_vo;
     int32_t num_keys = 0;
@@ -146,7 +146,7 @@ template <typename KvFormat, typename Variant>
                        width_qk, scratch.logits + first * tile_kv, tile_kv);
       }
       const bool has_bits = kv + num_keys > rows.first_masked_key;
-      const bool is_masked = has_bits || Variant::kMasksLogits || p.host.lists.slots != nullptr;
+      const bool is_masked = has_bits || Variant::kMasksLogits || p.lists.slots != nullptr;
       for (int32_t r = 0; r < num_rows; ++r) {
         visible[r] = rows.visible(r, kv, num_keys);
         seen[r] = is_masked ? bits_of(visible[r]) & keys.found() : kAllSeen;

@@ -58,8 +58,7 @@ Status DeviceSchedule::create(int32_t /*device*/, const ScheduleBounds& /*bounds
 Status DeviceSchedule::before_upload(Stream /*stream*/, ScheduleMemory* /*memory*/) noexcept {
   return not_built();
 }
-Status DeviceSchedule::upload(const Schedule& /*schedule*/, int32_t /*kernel*/,
-                              Stream /*stream*/) noexcept {
+Status DeviceSchedule::upload(const Schedules& /*schedules*/, Stream /*stream*/) noexcept {
   return not_built();
 }
 Status DeviceSchedule::before_run(Stream /*stream*/) noexcept { return not_built(); }

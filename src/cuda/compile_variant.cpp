@@ -75,8 +75,11 @@ Status compile_variant(const AttentionOptions& options, const RopeTurns* rope,
     FLASHPLAN_RETURN_IF_ERROR(status);
   }
   kernel->name = loaded.name;
-  kernel->code.few_rows_first = kernel->code.many_rows_first =
-      reinterpret_cast<const void*>(loaded.kernel);
+  KernelCode& code = kernel->code;
+  // Where keys in two tensors need code of their own, none is compiled for them.
+  const bool takes_key_tails = code.key_tails == code.many_rows_first;
+  code.few_rows_first = code.many_rows_first = reinterpret_cast<const void*>(loaded.kernel);
+  code.key_tails = takes_key_tails ? code.many_rows_first : nullptr;
   return {};
 } catch (const std::exception&) {
   return error(StatusCode::kOutOfMemory, "variant: expected memory to compile it, got none");

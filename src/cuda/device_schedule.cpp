@@ -19,19 +19,22 @@ Status check_no_capture(Stream stream) noexcept {
                "stream: expected no capture under way, got a capturing stream");
 }
 
-/// `first_prepared`: of each segment, or null.
-void write_starts(const Schedule& schedule, const int32_t* first_prepared, QueueStart* starts) {
+/// `tiles`: where the work tiles of all schedules begin. `first_prepared`: of each segment, or
+/// null.
+void write_starts(const Schedule& schedule, const WorkTile* tiles, const int32_t* first_prepared,
+                  QueueStart* starts) {
+  const auto tiles_before = static_cast<int32_t>(schedule.tiles.data() - tiles);
   const auto last = static_cast<int32_t>(schedule.tiles.size()) - 1;
   for (std::size_t cta = 0; cta + 1 < schedule.cta_indptr.size(); ++cta) {
     QueueStart& start = starts[cta];
-    start.begin = schedule.cta_indptr[cta];
-    start.end = schedule.cta_indptr[cta + 1];
+    const int32_t begin = schedule.cta_indptr[cta];
+    start.begin = tiles_before + begin;
+    start.end = tiles_before + schedule.cta_indptr[cta + 1];
     start.first_prepared[0] = kNotPrepared;
     if (last < 0) continue;
     // Two records are copied even from a shorter queue: records beyond its end are never used.
     for (int32_t i = 0; i < 2; ++i) {
-      const WorkTile& tile =
-          schedule.tiles[static_cast<std::size_t>(std::min(start.begin + i, last))];
+      const WorkTile& tile = schedule.tiles[static_cast<std::size_t>(std::min(begin + i, last))];
       start.tiles[i] = tile;
       start.segments[i] = schedule.segments[static_cast<std::size_t>(tile.segment)];
       start.first_prepared[i] =
@@ -165,33 +168,36 @@ Status DeviceSchedule::before_upload(Stream stream, ScheduleMemory* memory) noex
   return {};
 }
 
-Status DeviceSchedule::upload(const Schedule& schedule, int32_t kernel, Stream stream) noexcept {
+Status DeviceSchedule::upload(const Schedules& schedules, Stream stream) noexcept {
   const DeviceGuard guard(device_);
   FLASHPLAN_RETURN_IF_ERROR(guard.status());
   const ApartFromCaptures apart;
-  const auto starts_of = [this](int32_t k) {
-    return reinterpret_cast<QueueStart*>(staging() + starts_[static_cast<std::size_t>(k)]);
-  };
-  // A staging buffer still holds the queues of the kernel that it was last uploaded for. If this
-  // upload is for the other kernel, those queues are emptied.
-  int32_t& written_for = written_for_[next_staging_];
-  if (written_for != kernel) {
-    const int32_t num_ctas = num_ctas_[static_cast<std::size_t>(written_for)];
-    QueueStart* const starts = starts_of(written_for);
-    for (int32_t cta = 0; cta < num_ctas; ++cta) {
-      starts[cta].begin = starts[cta].end = 0;
-      starts[cta].first_prepared[0] = kNotPrepared;
-    }
-    written_for = kernel;
-  }
-  const auto* first_prepared =
+  const auto* const tiles = reinterpret_cast<const WorkTile*>(staging() + tiles_);
+  const auto* const first_prepared =
       prepares_keys_ ? reinterpret_cast<const int32_t*>(staging() + num_prepared_) + 1 : nullptr;
-  write_starts(schedule, first_prepared, starts_of(kernel));
   // Merges are numbered down from the last one and tiles up from the first, so all records in use
   // are neighbours and one copy is enough.
-  const std::size_t begin =
-      merges_ + static_cast<std::size_t>(schedule.first_merge) * sizeof(Merge);
-  const std::size_t end = tiles_ + schedule.tiles.size() * sizeof(WorkTile);
+  std::size_t begin = starts_[0];
+  std::size_t end = tiles_;
+  for (std::size_t k = 0; k < schedules.size(); ++k) {
+    auto* const starts = reinterpret_cast<QueueStart*>(staging() + starts_[k]);
+    // A staging buffer still holds the queues that it was last uploaded with.
+    bool& has_work = has_work_[next_staging_][k];
+    const Schedule* const schedule = schedules[k];
+    if (schedule != nullptr) {
+      write_starts(*schedule, tiles, first_prepared, starts);
+      begin = std::min(begin,
+                       merges_ + static_cast<std::size_t>(schedule->first_merge) * sizeof(Merge));
+      const auto tiles_end = schedule->tiles.data() + schedule->tiles.size() - tiles;
+      end = std::max(end, tiles_ + static_cast<std::size_t>(tiles_end) * sizeof(WorkTile));
+    } else if (has_work) {
+      for (int32_t cta = 0; cta < num_ctas_[k]; ++cta) {
+        starts[cta].begin = starts[cta].end = 0;
+        starts[cta].first_prepared[0] = kNotPrepared;
+      }
+    }
+    has_work = schedule != nullptr;
+  }
   FLASHPLAN_CUDA_CALL(cudaMemcpyAsync, buffer_ + begin, staging() + begin, end - begin,
                       cudaMemcpyHostToDevice, stream);
   used_ = true;

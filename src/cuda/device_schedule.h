@@ -44,9 +44,10 @@ class DeviceSchedule {
   ///   kInvalidArgument  a stream of another device
   Status before_upload(Stream stream, ScheduleMemory* memory) noexcept;
 
-  /// Copies `schedule`, which is in that buffer and for kernel number `kernel`, to the device on
-  /// `stream`. The queues of other kernels become empty. No allocation.
-  Status upload(const Schedule& schedule, int32_t kernel, Stream stream) noexcept;
+  using Schedules = std::array<const Schedule*, KernelChoices::kMost>;
+  /// Copies the schedules of the kernels, which are in that buffer, to the device on `stream`. One
+  /// at least is not null. The queues of the kernels that have none become empty. No allocation.
+  Status upload(const Schedules& schedules, Stream stream) noexcept;
 
   /// Must be called before and after a launch on a stream that is not being captured, while the
   /// plan's device is current.
@@ -90,7 +91,8 @@ class DeviceSchedule {
   std::byte* buffer_ = nullptr;  // device memory: a schedule, then counters
   std::byte* ring_ = nullptr;    // pinned host memory, kStagingBuffers buffers
   std::array<Event, kStagingBuffers> copied_ = {};
-  std::array<int32_t, kStagingBuffers> written_for_ = {};  // kernels of the last uploads
+  /// Whether the queues of each kernel in a staging buffer have work.
+  std::array<std::array<bool, KernelChoices::kMost>, kStagingBuffers> has_work_ = {};
   std::size_t next_staging_ = 0;
 
   bool used_ = false;  // whether there was an upload

@@ -7,7 +7,9 @@
 namespace flashplan::cuda {
 
 Status prepare(const Kernel& kernel, bool is_compiled_in) noexcept {
-  for (const void* code : {kernel.code.few_rows_first, kernel.code.many_rows_first}) {
+  for (const void* code :
+       {kernel.code.few_rows_first, kernel.code.many_rows_first, kernel.code.key_tails}) {
+    if (code == nullptr) continue;  // key_tails
     cudaFuncAttributes attributes;
     FLASHPLAN_CUDA_CALL(cudaFuncGetAttributes, &attributes, code);
     if (is_compiled_in && attributes.ptxVersion != kernel.architecture.number) {
@@ -21,8 +23,9 @@ Status prepare(const Kernel& kernel, bool is_compiled_in) noexcept {
 }
 
 Status launch(const Kernel& kernel, const AttentionParams& params, Stream stream) noexcept {
-  const void* const code =
-      params.host.has_few_rows ? kernel.code.few_rows_first : kernel.code.many_rows_first;
+  const void* const code = params.tensors.has_key_tail ? kernel.code.key_tails
+                           : params.host.has_few_rows  ? kernel.code.few_rows_first
+                                                       : kernel.code.many_rows_first;
   void* arguments[] = {const_cast<AttentionParams*>(&params)};
   cudaLaunchAttribute pdl = {};
   pdl.id = cudaLaunchAttributeProgrammaticStreamSerialization;

@@ -141,15 +141,26 @@ bool is_mappable(const TensorView& view) {
   constexpr int64_t kAlignment = 16;
   bool is_mappable = reinterpret_cast<uintptr_t>(view.data) % kAlignment == 0;
   for (int32_t d = 0; d + 1 < view.rank; ++d) {
-    const int64_t stride = 2 * stride_of(view, d);
+    if (view.shape[d] <= 1) continue;
+    const int64_t stride = item_size(view.dtype) * view.stride[d];
     is_mappable = is_mappable && stride > 0 && stride % kAlignment == 0;
   }
   return is_mappable;
 }
 
+/// A tensor that is mappable, with elements of 16 bits: two of 8 bits are one.
+TensorView in_16_bits(TensorView view) {
+  if (item_size(view.dtype) != 1) return view;
+  view.dtype = DType::kBFloat16;
+  view.shape[view.rank - 1] /= 2;
+  for (int32_t d = 0; d + 1 < view.rank; ++d) view.stride[d] /= 2;
+  return view;
+}
+
 /// Queries or outputs: boxes of `rows` packed rows and 64 dims.
-bool encode_tokens(TensorMap* map, const TensorView& view, int64_t group, int64_t rows) {
-  if (!is_mappable(view)) return false;
+bool encode_tokens(TensorMap* map, const TensorView& tensor, int64_t group, int64_t rows) {
+  if (!is_mappable(tensor)) return false;
+  const TensorView view = in_16_bits(tensor);
   return encode<3>(map, view,
                    {{{view.shape[2], 1, kBlockDims},
                      {view.shape[1], stride_of(view, 1), group},
@@ -169,9 +180,10 @@ KvDims kv_dims(const AttentionOptions& options) {
 /// Keys or values: boxes of `rows` rows of one head, with all blocks of 64 dims or one of them. The
 /// rows of a ragged tensor are counted by two dimensions, rows and groups of 8, of which the first
 /// alone gives the place.
-bool encode_kv(TensorMap* map, int32_t* slabs_per_page, const TensorView& view,
+bool encode_kv(TensorMap* map, int32_t* slabs_per_page, const TensorView& tensor,
                const AttentionOptions& options, int64_t rows, bool has_all_blocks) {
-  if (!is_mappable(view)) return false;
+  if (!is_mappable(tensor)) return false;
+  const TensorView view = in_16_bits(tensor);
   const bool paged = options.page_size > 0;
   const KvDims kv = kv_dims(options);
   const int32_t last = view.rank - 1;
@@ -196,6 +208,26 @@ bool encode_kv(TensorMap* map, int32_t* slabs_per_page, const TensorView& view,
                      {blocks, kBlockDims, blocks},
                      {groups, kGroupRows * token_stride, rows / kGroupRows},
                      {(num_pages - 1) * per_page + num_heads, slab_stride, 1}}});
+}
+
+/// A part of ragged keys: boxes of `rows` rows and 64 dims of one head.
+bool encode_key_part(TensorMap* map, const TensorView& view, int64_t rows) {
+  if (!is_mappable(view)) return false;
+  const bool has_heads = view.rank == 3;
+  constexpr int64_t kUnused = 8;
+  return encode<5>(
+      map, view,
+      {{{view.shape[view.rank - 1], 1, kBlockDims},
+        {view.shape[0], stride_of(view, 0), rows},
+        {1, kUnused, 1},
+        {1, kUnused, 1},
+        {has_heads ? view.shape[1] : 1, has_heads ? stride_of(view, 1) : kUnused, 1}}});
+}
+
+/// Keys whose last dims are in a tensor of their own. No box has dims of both.
+bool encode_key_parts(TensorMaps* maps, const AttentionTensors& t, int64_t rows) {
+  return t.k.shape[t.k.rank - 1] % kBlockDims == 0 && encode_key_part(&maps->k, t.k, rows) &&
+         encode_key_part(&maps->k_tail, t.k_tail, rows);
 }
 
 RowUnits row_units(const TensorView& view, const AttentionOptions& options) {
@@ -246,15 +278,17 @@ TensorMaps encode_shared_kv_maps(const Kernel& kernel, const AttentionOptions& o
   const int64_t num_dims = options.head_dim_qk;
   const bool has_tail = num_dims > num_values;
   const TensorView q_tail = t.q_tail.empty() ? dims_of(t.q, num_values, num_dims) : t.q_tail;
-  const TensorView k_tail = t.k_tail.empty() ? dims_of(t.k, num_values, num_dims) : t.k_tail;
   const int64_t heads = std::gcd(options.num_qo_heads, kernel.geometry.tile_q);
   maps.q_box_rows = static_cast<int32_t>(heads);
   maps.has_q = encode_tokens(&maps.q, dims_of(t.q, 0, num_values), heads, heads) &&
                (!has_tail || encode_tokens(&maps.q_tail, q_tail, heads, heads));
+  if (options.kv_dtype != options.q_dtype) return maps;  // keys are widened, not copied
+  const TensorView k_tail = t.k_tail.empty() ? dims_of(t.k, num_values, num_dims) : t.k_tail;
   const int64_t tile_kv = kernel.geometry.tile_kv;
   const int64_t divisor = options.page_size | tile_kv;
   const int64_t rows = divisor & -divisor;  // the largest power of two that divides both
-  if (options.page_size == 0 || rows < kGroupRows) return maps;
+  // Listed keys lie anywhere, and are copied row by row.
+  if (options.page_size == 0 || rows < kGroupRows || options.topk > 0) return maps;
   maps.box_rows = static_cast<int32_t>(rows);
   maps.boxes_of_step = static_cast<int32_t>(tile_kv / rows);
   maps.has_kv =
@@ -274,7 +308,8 @@ TensorMaps encode_tensor_maps(const Kernel& kernel, const AttentionOptions& opti
   constexpr int64_t kWarpgroupRows = 64;
   maps.has_q = tile_q % group == 0 && encode_tokens(&maps.q, t.q, group, tile_q);
   maps.has_q_tokens = group <= kWarpgroupRows && encode_tokens(&maps.q_tokens, t.q, group, group);
-  maps.has_o = kWarpgroupRows % group == 0 && options.o_dtype == options.q_dtype &&
+  const DType mapped_o = item_size(options.q_dtype) == 1 ? DType::kBFloat16 : options.q_dtype;
+  maps.has_o = kWarpgroupRows % group == 0 && options.o_dtype == mapped_o &&
                encode_tokens(&maps.o, t.o, group, kWarpgroupRows);
   if (kernel.geometry.gathers) {
     maps.k_units = row_units(t.k, options);
@@ -291,12 +326,13 @@ TensorMaps encode_tensor_maps(const Kernel& kernel, const AttentionOptions& opti
   const int64_t rows = has_all_blocks ? most_rows : std::min(most_rows, kGroupRows);
   maps.box_rows = static_cast<int32_t>(rows);
   maps.has_all_blocks = has_all_blocks;
-  maps.num_kv_tokens =
-      options.page_size == 0
-          ? static_cast<int32_t>(std::min<int64_t>(std::min(t.k.shape[0], t.v.shape[0]), INT32_MAX))
-          : 0;
-  maps.has_kv = rows >= kGroupRows &&
-                encode_kv(&maps.k, &maps.k_slabs_per_page, t.k, options, rows, has_all_blocks) &&
+  int64_t num_kv_tokens = std::min<int64_t>(std::min(t.k.shape[0], t.v.shape[0]), INT32_MAX);
+  if (!t.k_tail.empty()) num_kv_tokens = std::min(num_kv_tokens, t.k_tail.shape[0]);
+  maps.num_kv_tokens = options.page_size == 0 ? static_cast<int32_t>(num_kv_tokens) : 0;
+  const bool has_k = t.k_tail.empty() ? encode_kv(&maps.k, &maps.k_slabs_per_page, t.k, options,
+                                                  rows, has_all_blocks)
+                                      : encode_key_parts(&maps, t, tile_kv);
+  maps.has_kv = rows >= kGroupRows && has_k &&
                 encode_kv(&maps.v, &maps.v_slabs_per_page, t.v, options, rows, has_all_blocks);
   if (maps.has_kv && options.page_size > 0) {
     maps.boxes_of_step = static_cast<int32_t>(tile_kv / rows);

@@ -14,7 +14,7 @@ namespace flashplan {
 inline Axis first_unserved_by_sm80(const Kernel& kernel, const AttentionOptions& options) noexcept {
   const Axis axis = first_unserved_axis(kernel, options);
   if (axis != Axis::kNone) return axis;
-  return options.rope && options.kv_dtype != options.q_dtype ? Axis::kRope : Axis::kNone;
+  return options.rope && item_size(options.kv_dtype) == 1 ? Axis::kRope : Axis::kNone;
 }
 
 /// mma.sync, ldmatrix and cp.async, which every GPU from compute capability 8.0 on has.
@@ -26,13 +26,11 @@ inline constexpr KernelFamily kSm80Family = {.name = "sm80",
                                              .scratch_bytes = merged_state_bytes,
                                              .preference = no_preference};
 
-/// What the sm90 family is compiled for, but for batch-invariant results, and variants that change
-/// keys or values. A warpgroup that rotates leaves too few registers for the products of more than
-/// 128 dims.
+/// What the sm90 family is compiled for, but for variants that change keys or values. A warpgroup
+/// that rotates leaves too few registers for the products of more than 128 dims.
 inline Axis first_unserved_by_sm90(const Kernel& kernel, const AttentionOptions& options) noexcept {
   const Axis axis = first_unserved_axis(kernel, options);
   if (axis != Axis::kNone) return axis;
-  if (options.batch_invariant) return Axis::kBatchInvariant;
   const Variant::Impl* variant = options.variant.impl();
   if (variant != nullptr && variant->changes_keys_or_values()) return Axis::kVariant;
   return options.rope && !kernel.rotating_geometry ? Axis::kRope : Axis::kNone;
@@ -59,7 +57,7 @@ inline constexpr KernelFamily kSm90Family = {.name = "sm90",
                                              .shares_prefixes = true,
                                              .merges_readers_last = true,
                                              .first_unserved = first_unserved_by_sm90,
-                                             .scratch_bytes = merged_state_bytes,
+                                             .scratch_bytes = no_scratch_bytes,
                                              .preference = preference_of_sm90};
 
 /// What the sm90 family serves, but for variants and rotations.
@@ -75,18 +73,9 @@ inline int32_t preference_of_sm90_gather(const AttentionOptions& options, BatchK
   return has_aligned_dims(options) && !has_boxes(options) && is_faster ? 1 : -2;
 }
 
-/// The sm90 family with keys and values copied by cp.async.
-inline constexpr KernelFamily kSm90GatherFamily = {.name = "sm90_gather",
-                                                   .device = DeviceType::kCuda,
-                                                   .group = KernelGroup::kHopper,
-                                                   .shares_prefixes = true,
-                                                   .merges_readers_last = true,
-                                                   .first_unserved = first_unserved_by_sm90_gather,
-                                                   .scratch_bytes = merged_state_bytes,
-                                                   .preference = preference_of_sm90_gather};
-
-/// What the sm90_mla family is compiled for: all head dims, and no part of them.
-inline Axis first_unserved_by_sm90_mla(const Kernel& kernel,
+/// What the sm90_fp8 family is compiled for: all head dims, and no part of them; no variants and
+/// rotations. The states of chunks are not merged there.
+inline Axis first_unserved_by_sm90_fp8(const Kernel& kernel,
                                        const AttentionOptions& options) noexcept {
   const Axis axis = first_unserved_axis(kernel, options);
   if (axis != Axis::kNone && axis < Axis::kHeadDim) return axis;
@@ -94,7 +83,53 @@ inline Axis first_unserved_by_sm90_mla(const Kernel& kernel,
     return Axis::kHeadDim;
   }
   if (axis != Axis::kNone) return axis;
-  return options.batch_invariant ? Axis::kBatchInvariant : Axis::kNone;
+  if (options.batch_invariant) return Axis::kBatchInvariant;
+  if (options.variant.impl() != nullptr) return Axis::kVariant;
+  return options.rope ? Axis::kRope : Axis::kNone;
+}
+
+/// wgmma on queries, keys and values of 8 bits.
+inline constexpr KernelFamily kSm90Fp8Family = {.name = "sm90_fp8",
+                                                .device = DeviceType::kCuda,
+                                                .group = KernelGroup::kHopper,
+                                                .shares_prefixes = true,
+                                                .merges_readers_last = true,
+                                                .first_unserved = first_unserved_by_sm90_fp8,
+                                                .scratch_bytes = merged_state_bytes,
+                                                .preference = preference_of_sm90};
+
+/// The sm90 family with keys and values copied by cp.async.
+inline constexpr KernelFamily kSm90GatherFamily = {.name = "sm90_gather",
+                                                   .device = DeviceType::kCuda,
+                                                   .group = KernelGroup::kHopper,
+                                                   .shares_prefixes = true,
+                                                   .merges_readers_last = true,
+                                                   .first_unserved = first_unserved_by_sm90_gather,
+                                                   .scratch_bytes = no_scratch_bytes,
+                                                   .preference = preference_of_sm90_gather};
+
+/// Above sm80 for more than few rows.
+inline int32_t preference_of_sm90_widen(const AttentionOptions& options, BatchKind kind) noexcept {
+  return has_aligned_dims(options) && kind == BatchKind::kManyRows ? 1 : -2;
+}
+
+/// The sm90 family with keys and values of 8 bits, which a warpgroup widens.
+inline constexpr KernelFamily kSm90WidenFamily = {.name = "sm90_widen",
+                                                  .device = DeviceType::kCuda,
+                                                  .group = KernelGroup::kHopper,
+                                                  .shares_prefixes = true,
+                                                  .merges_readers_last = true,
+                                                  .first_unserved = first_unserved_by_sm90_gather,
+                                                  .scratch_bytes = no_scratch_bytes,
+                                                  .preference = preference_of_sm90_widen};
+
+/// What the sm90_mla family is compiled for: all head dims, and no part of them.
+inline Axis first_unserved_by_sm90_mla(const Kernel& kernel,
+                                       const AttentionOptions& options) noexcept {
+  const Axis axis = first_unserved_axis(kernel, options);
+  const bool has_dims =
+      kernel.head_dim_qk == options.head_dim_qk && kernel.head_dim_vo == options.head_dim_vo;
+  return !has_dims && axis > Axis::kHeadDim ? Axis::kHeadDim : axis;
 }
 
 /// wgmma, TMA and mbarriers for multi-head latent attention: values are the first dims of keys.

@@ -26,19 +26,27 @@ constexpr KernelGeometry sm80_geometry() {
                              .smem_bytes = S::kSmemBytes};
   if constexpr (!T::kFewRowsAlone) {
     geometry.bodies[1] = {S::Some::kRows, S::Some::kStages};
-    geometry.bodies[2] = {S::Many::kRows, S::Many::kStages};
+    if (S::Many::kRows > S::Some::kRows) geometry.bodies[2] = {S::Many::kRows, S::Many::kStages};
   }
   return geometry;
 }
+
+/// Whether the kernel is for GPUs with 228 KB alone.
+template <typename Choices>
+constexpr bool kIsWidest = device::Tiling<Choices, 228>::kIsWidest;
 
 /// The geometry depends on the shared memory of the architecture, by the same constants as in the
 /// device code that is compiled for it.
 template <typename Choices>
 constexpr KernelGeometry sm80_geometry(Architecture architecture) {
-  switch (smem_per_sm(architecture.number)) {
-    case 100: return sm80_geometry<Choices, 100>();
-    case 164: return sm80_geometry<Choices, 164>();
-    default: return sm80_geometry<Choices, 228>();
+  if constexpr (kIsWidest<Choices>) {
+    return sm80_geometry<Choices, 228>();
+  } else {
+    switch (smem_per_sm(architecture.number)) {
+      case 100: return sm80_geometry<Choices, 100>();
+      case 164: return sm80_geometry<Choices, 164>();
+      default: return sm80_geometry<Choices, 228>();
+    }
   }
 }
 
@@ -56,7 +64,8 @@ Kernel make_sm80_kernel(std::string_view name, Architecture architecture) noexce
   kernel.head_dim_vo = kHeadDimVo;
   kernel.softcap = kSoftcap;
   // Heads of 80 dims have code of their own, because it would make that for 128 dims slower.
-  constexpr bool kHas80Dims = kHeadDimQk == 128 && kHeadDimVo == 128 && kQ == kKv;
+  constexpr bool kHas80Dims =
+      kHeadDimQk == 128 && kHeadDimVo == 128 && kQ == kKv && item_size(kKv) > 1;
   using Short = std::conditional_t<kHas80Dims, device::With80Dims<Choices>, Choices>;
   kernel.geometry = sm80_geometry<Short>(architecture);
   kernel.few_rows_geometry = sm80_geometry<device::FewRowsAlone<Choices>>(architecture);
@@ -67,8 +76,10 @@ Kernel make_sm80_kernel(std::string_view name, Architecture architecture) noexce
     kernel.code.short_rows_first =
         reinterpret_cast<const void*>(&device::attention_kernel<Short, true>);
   }
+  // The widest kernels come in one order alone, which keeps the library small.
   kernel.code.many_rows_first =
-      reinterpret_cast<const void*>(&device::attention_kernel<Choices, false>);
+      reinterpret_cast<const void*>(&device::attention_kernel<Choices, kIsWidest<Choices>>);
+  if constexpr (Choices::kTakesKeyTails) kernel.code.key_tails = kernel.code.many_rows_first;
   return kernel;
 }
 

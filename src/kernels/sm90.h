@@ -21,7 +21,8 @@ constexpr KernelGeometry sm90_geometry() {
           .threads = S::kThreads,
           .smem_bytes = device::Sm90Smem<S>::kBytes,
           .uses_tensor_maps = true,
-          .gathers = S::kGathers,
+          .gathers = S::kGathers || S::kWidens,
+          .prepares_some = S::kWidens,
           .prepared_key_bytes = S::kTakesPrepared ? S::kKeyBytes : 0,
           .prepared_value_bytes = S::kTakesPreparedValues ? S::kValueBytes : 0};
 }
@@ -33,11 +34,17 @@ struct Rotating : device::Standard {
   static constexpr int kRotaryDim = 16;
 };
 
+/// The same choices for keys whose last dims are in a tensor of their own. They have code of their
+/// own: one loader for both sorts of keys would need more registers than the producer has.
+template <typename Choices>
+struct WithKeyTails : Choices {
+  static constexpr bool kHasKeyTail = true;
+};
+
 /// A kernel with the sm90 family's code, of any family.
 template <typename Choices>
 Kernel make_hopper_kernel(std::string_view name, const KernelFamily* family,
                           Architecture architecture) noexcept {
-  static_assert(Choices::kQ == Choices::kKv);
   Kernel kernel;
   kernel.name = name;
   kernel.family = family;
@@ -48,7 +55,8 @@ Kernel make_hopper_kernel(std::string_view name, const KernelFamily* family,
   kernel.head_dim_vo = Choices::kHeadDimVo;
   kernel.softcap = std::is_same_v<typename Choices::Variant, device::Softcap>;
   kernel.geometry = sm90_geometry<Choices>();
-  kernel.tuning = sm90_tuning(kernel.geometry.tile_kv, kernel.geometry.gathers);
+  kernel.tuning =
+      sm90_tuning(kernel.geometry.tile_kv, kernel.geometry.gathers, kernel.geometry.prepares_some);
   const auto code = reinterpret_cast<const void*>(&device::sm90_attention_kernel<Choices>);
   kernel.code.few_rows_first = code;
   kernel.code.many_rows_first = code;
@@ -63,6 +71,10 @@ Kernel make_sm90_kernel(std::string_view name, Architecture architecture) noexce
   if constexpr (kHeadDimVo <= 128) {
     kernel.rotating_geometry =
         sm90_geometry<device::Traits<kQ, kKv, kHeadDimQk, kHeadDimVo, Rotating>>();
+  }
+  if constexpr (Choices::kTakesKeyTails) {
+    kernel.code.key_tails =
+        reinterpret_cast<const void*>(&device::sm90_attention_kernel<WithKeyTails<Choices>>);
   }
   return kernel;
 }

@@ -21,7 +21,9 @@ void merge_states(const AttentionState* states, int32_t num_states, const Attent
                   float ln_base) noexcept;
 void norm(const NormParams& params) noexcept;
 void gated_activation(const ActivationParams& params) noexcept;
+void gather_rows(const GatherParams& params) noexcept;
 void apply_rope(const RopeParams& params) noexcept;
+void quantize_fp8(const QuantizeParams& params) noexcept;
 
 /// If a row has an error, returns that of the first one, and writes nothing.
 Status sample(const SampleParams& params) noexcept;
@@ -61,7 +63,11 @@ Status merge_states(const AttentionState* states, int32_t num_states, const Atte
 
 Status norm(const NormParams& params, Device device, Stream stream) noexcept;
 Status gated_activation(const ActivationParams& params, Device device, Stream stream) noexcept;
+/// Rows whose index is outside of x become 0.
+Status gather_rows(const GatherParams& params, Device device, Stream stream) noexcept;
 Status apply_rope(const RopeParams& params, Device device, Stream stream) noexcept;
+/// Up to three launches.
+Status quantize_fp8(const QuantizeParams& params, Device device, Stream stream) noexcept;
 Status sample(const SampleParams& params, Device device, Stream stream) noexcept;
 Status filter_rows(const FilterParams& params, Device device, Stream stream) noexcept;
 Status list_logprobs(const FilterParams& params, Device device, Stream stream) noexcept;

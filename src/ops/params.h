@@ -9,6 +9,7 @@
 #include "abi/kv_view.h"
 #include "abi/rope_turns.h"
 #include "flashplan/activation.h"
+#include "flashplan/quantize.h"
 #include "flashplan/tensor.h"
 #include "ops/rows.h"
 
@@ -31,6 +32,7 @@ struct NormParams {
   float scale = 1.0F;          // divides the result
   float weight_offset = 0.0F;  // added to each weight
   bool centered = false;       // layernorm: the mean is subtracted
+  bool pdl = false;            // programmatic dependent launch
 };
 
 /// Of the operator out = activation(x[:row_size]) * x[row_size:] / scale.
@@ -43,9 +45,32 @@ struct ActivationParams {
   int32_t num_rows = 0;
   int32_t row_size = 0;
   float scale = 1.0F;
+  bool pdl = false;  // programmatic dependent launch
 };
 
-/// The heads of q or of k. Strides are in bytes.
+/// Of the operator out[i] = x[indices[i]].
+struct GatherParams {
+  const char* x = nullptr;  // [num_x_rows]
+  int64_t x_stride = 0;     // bytes
+  char* out = nullptr;      // [num_rows]
+  int64_t out_stride = 0;   // bytes
+  const void* indices = nullptr;
+  int64_t row_bytes = 0;
+  bool has_wide_indices = false;  // int64, else int32
+  int32_t item_bytes = 0;         // of an element
+  int32_t num_x_rows = 0;
+  int32_t num_rows = 0;
+
+  FLASHPLAN_HOST_DEVICE int64_t index(int32_t row) const {
+    return has_wide_indices ? static_cast<const int64_t*>(indices)[row]
+                            : static_cast<const int32_t*>(indices)[row];
+  }
+  FLASHPLAN_HOST_DEVICE bool is_inside(int64_t index) const {
+    return index >= 0 && index < num_x_rows;
+  }
+};
+
+/// The heads of a tensor [tokens, heads, head_dim], such as q or k. Strides are in bytes.
 struct RopeSide {
   const char* from = nullptr;
   int64_t from_token_stride = 0;
@@ -54,6 +79,38 @@ struct RopeSide {
   int64_t to_token_stride = 0;
   int64_t to_head_stride = 0;
   int32_t num_heads = 0;
+  // Of 8-bit results: stored = value / (scale * the scale of the kv head).
+  float scale = 1.0F;
+  HeadScales scales;
+  int32_t group_size = 1;  // heads of a kv head
+
+  FLASHPLAN_HOST_DEVICE float scale_of(int32_t head) const {
+    return scale * scales.of(head / group_size);
+  }
+};
+
+/// quantize_fp8().
+struct QuantizeParams {
+  RopeSide heads;
+  float* scale = nullptr;  // [num_scales]
+  int32_t num_scales = 1;  // 1, or as many as heads
+  ScaleSource source = ScaleSource::kValues;
+  float number = 1.0F;
+  DType dtype = DType::kFloat32;
+  DType out_dtype = DType::kFloat8E4M3;
+  int32_t num_rows = 0;  // tokens
+  int32_t head_dim = 0;
+
+  FLASHPLAN_HOST_DEVICE float* scale_of(int32_t head) const {
+    return scale + (num_scales > 1 ? head : 0);
+  }
+  /// The scale of heads whose largest finite magnitude is `amax`; 0 where that is 0. It grows with
+  /// amax, so the largest scale of parts of a tensor is that of the tensor.
+  FLASHPLAN_HOST_DEVICE float scale_for(float amax) const {
+    constexpr float kLeast = 1.17549435e-38F;  // the smallest normal number
+    const float found = amax / (out_dtype == DType::kFloat8E4M3 ? 448.0F : 57344.0F);
+    return amax > 0.0F && found < kLeast ? kLeast : found;
+  }
 };
 
 struct RopeParams : RopeTurns {
@@ -61,7 +118,8 @@ struct RopeParams : RopeTurns {
   const void* positions = nullptr;
   bool has_wide_positions = false;  // int64, else int32
   DType dtype = DType::kFloat32;
-  int32_t num_rows = 0;  // tokens
+  DType out_dtype = DType::kFloat32;  // dtype, or an 8-bit float
+  int32_t num_rows = 0;               // tokens
   int32_t head_dim = 0;
   /// [table_rows, rotary_dim] cosines of all pairs at a position, then their sines; null: `turns`
   /// has the rotations.
@@ -130,6 +188,7 @@ struct RopeAppendParams {
   RopeParams rope;  // sides[0]: q; there is no other; positions are those of the keys
   AppendParams append;
   int32_t num_rows = 0;  // as in `append`
+  bool pdl = false;      // programmatic dependent launch
 };
 
 /// A number for each request, or one for all where `each` is null.

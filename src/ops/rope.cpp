@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "checks/tensor_checks.h"
+#include "common/dtypes.h"
 #include "common/error.h"
 #include "ops/checks.h"
 #include "ops/operators.h"
@@ -61,19 +62,59 @@ Status check_inputs(const TensorView& q, const TensorView& k, const TensorView& 
   return {};
 }
 
+/// Checks the scales of 8-bit results, but for the values of tensors.
+Status check_scales_of(const TensorView& q, const TensorView& k, bool is_narrow,
+                       const RopeScales& s) {
+  const struct {
+    const char* name;
+    float number;
+    const TensorView& tensor;
+  } scales[] = {{"q_scale", s.q_scale, s.q_scales}, {"k_scale", s.k_scale, s.k_scales}};
+  for (const auto& [name, number, tensor] : scales) {
+    if (!is_narrow && (number != 1.0F || !tensor.empty())) {
+      return error(StatusCode::kInvalidArgument, "%s: expected 1 with results of %s, got %s", name,
+                   to_string(q.dtype), tensor.empty() ? "another number" : "a tensor");
+    }
+    FLASHPLAN_RETURN_IF_ERROR(check_scale(name, number));
+    FLASHPLAN_RETURN_IF_ERROR(check_head_scales({name, tensor}, k.shape[1], q.device));
+    if (!tensor.empty() && tensor.shape[0] == 0) {
+      return error(StatusCode::kInvalidArgument, "%s: expected at least one scale, got none", name);
+    }
+  }
+  const bool has_q_scales = !s.q_scales.empty() && s.q_scales.shape[0] > 1;
+  if (!has_q_scales || q.shape[1] % k.shape[1] == 0) return {};
+  return error(StatusCode::kInvalidArgument,
+               "q_scale: expected one scale, since %lld heads of k do not divide %lld of q, got "
+               "one for each head of k",
+               static_cast<long long>(k.shape[1]), static_cast<long long>(q.shape[1]));
+}
+
 Status check_results(const TensorView& q, const TensorView& k, const TensorView& positions,
-                     const TensorView& out_q, const TensorView& out_k) {
+                     const TensorView& out_q, const TensorView& out_k, const RopeScales& scales) {
   const TensorArgument q_arg{"q", q};
   const TensorArgument k_arg{"k", k};
   const TensorArgument positions_arg{"positions", positions};
   const TensorArgument out_q_arg{"out_q", out_q, true};
   const TensorArgument out_k_arg{"out_k", out_k, true};
-  FLASHPLAN_RETURN_IF_ERROR(check_dtype(out_q_arg, q.dtype, " (as q)"));
-  FLASHPLAN_RETURN_IF_ERROR(check_dtype(out_k_arg, q.dtype, " (as q)"));
+  const bool is_narrow = is_narrow_float(out_q.dtype);
+  if (out_q.dtype != q.dtype && !is_narrow) {
+    return error(StatusCode::kInvalidType,
+                 "out_q: expected %s (as q), float8_e4m3fn or float8_e5m2, got %s",
+                 to_string(q.dtype), to_string(out_q.dtype));
+  }
+  FLASHPLAN_RETURN_IF_ERROR(check_dtype(out_k_arg, out_q.dtype, " (as out_q)"));
   FLASHPLAN_RETURN_IF_ERROR(check_rows_like(out_q_arg, q, q.shape[2]));
   FLASHPLAN_RETURN_IF_ERROR(check_rows_like(out_k_arg, k, k.shape[2]));
-  FLASHPLAN_RETURN_IF_ERROR(check_apart_or_same(out_q_arg, q_arg));
-  FLASHPLAN_RETURN_IF_ERROR(check_apart_or_same(out_k_arg, k_arg));
+  FLASHPLAN_RETURN_IF_ERROR(check_scales_of(q, k, is_narrow, scales));
+  for (const TensorArgument& out : {out_q_arg, out_k_arg}) {
+    FLASHPLAN_RETURN_IF_ERROR(check_apart(out, {"q_scale", scales.q_scales}));
+    FLASHPLAN_RETURN_IF_ERROR(check_apart(out, {"k_scale", scales.k_scales}));
+  }
+  // Elements of 8 bits can not take the place of those that they are made of.
+  FLASHPLAN_RETURN_IF_ERROR(is_narrow ? check_apart(out_q_arg, q_arg)
+                                      : check_apart_or_same(out_q_arg, q_arg));
+  FLASHPLAN_RETURN_IF_ERROR(is_narrow ? check_apart(out_k_arg, k_arg)
+                                      : check_apart_or_same(out_k_arg, k_arg));
   FLASHPLAN_RETURN_IF_ERROR(check_apart(out_q_arg, k_arg));
   FLASHPLAN_RETURN_IF_ERROR(check_apart(out_k_arg, q_arg));
   FLASHPLAN_RETURN_IF_ERROR(check_apart(out_q_arg, out_k_arg));
@@ -81,16 +122,30 @@ Status check_results(const TensorView& q, const TensorView& k, const TensorView&
   return check_apart(out_k_arg, positions_arg);
 }
 
+/// The values of scales, in host memory.
+Status check_scale_values(const RopeScales& s) {
+  FLASHPLAN_RETURN_IF_ERROR(check_scales("q_scale", s.q_scale, s.q_scales));
+  return check_scales("k_scale", s.k_scale, s.k_scales);
+}
+
 void set_heads(const TensorView& q, RopeParams* p) {
-  p->dtype = q.dtype;
+  p->dtype = p->out_dtype = q.dtype;
   p->num_rows = static_cast<int32_t>(q.shape[0]);
   p->head_dim = static_cast<int32_t>(q.shape[2]);
 }
 
 void set_tensors(const TensorView& q, const TensorView& k, const TensorView& positions,
-                 const TensorView& out_q, const TensorView& out_k, RopeParams* p) {
+                 const TensorView& out_q, const TensorView& out_k, const RopeScales& scales,
+                 RopeParams* p) {
   p->sides[0] = make_rope_side(q, out_q);
+  p->sides[0].scale = scales.q_scale;
+  p->sides[0].scales = head_scales(scales.q_scales);
   p->sides[1] = make_rope_side(k, out_k);
+  p->sides[1].scale = scales.k_scale;
+  p->sides[1].scales = head_scales(scales.k_scales);
+  const int32_t num_kv_heads = p->sides[1].num_heads;
+  if (num_kv_heads > 0) p->sides[0].group_size = p->sides[0].num_heads / num_kv_heads;
+  p->out_dtype = out_q.dtype;
   p->positions = positions.data;
   p->has_wide_positions = positions.dtype == DType::kInt64;
 }
@@ -105,30 +160,37 @@ RopeParams make_rope_params(const Rope& rope, const TensorView& q) noexcept {
 }
 
 RopeSide make_rope_side(const TensorView& from, const TensorView& to) noexcept {
-  if (!has_elements(from)) return {};
-  return {static_cast<const char*>(from.data), stride_bytes(from, 0), stride_bytes(from, 1),
-          static_cast<char*>(to.data),         stride_bytes(to, 0),   stride_bytes(to, 1),
-          static_cast<int32_t>(from.shape[1])};
+  RopeSide side;
+  if (!has_elements(from)) return side;
+  side.from = static_cast<const char*>(from.data);
+  side.from_token_stride = stride_bytes(from, 0);
+  side.from_head_stride = stride_bytes(from, 1);
+  side.to = static_cast<char*>(to.data);
+  side.to_token_stride = stride_bytes(to, 0);
+  side.to_head_stride = stride_bytes(to, 1);
+  side.num_heads = static_cast<int32_t>(from.shape[1]);
+  return side;
 }
 
 Status apply_rope(const TensorView& q, const TensorView& k, const TensorView& positions,
-                  const Rope& rope, const TensorView& out_q, const TensorView& out_k,
-                  Stream stream) noexcept {
+                  const Rope& rope, const TensorView& out_q, const TensorView& out_k, Stream stream,
+                  const RopeScales& scales) noexcept {
   FLASHPLAN_RETURN_IF_ERROR(check_inputs(q, k, positions));
   FLASHPLAN_RETURN_IF_ERROR(check_rope(rope, q.shape[2]));
-  FLASHPLAN_RETURN_IF_ERROR(check_results(q, k, positions, out_q, out_k));
+  FLASHPLAN_RETURN_IF_ERROR(check_results(q, k, positions, out_q, out_k, scales));
   if (q.shape[0] == 0) return {};
   RopeParams p = make_rope_params(rope, q);
-  set_tensors(q, k, positions, out_q, out_k, &p);
+  set_tensors(q, k, positions, out_q, out_k, scales, &p);
   if (q.device.type == DeviceType::kCuda) return cuda::apply_rope(p, q.device, stream);
   FLASHPLAN_RETURN_IF_ERROR(check_positions(positions));
+  FLASHPLAN_RETURN_IF_ERROR(check_scale_values(scales));
   cpu::apply_rope(p);
   return {};
 }
 
 Status apply_rope(const TensorView& q, const TensorView& k, const TensorView& positions,
                   const TensorView& cos_sin_cache, bool interleaved, const TensorView& out_q,
-                  const TensorView& out_k, Stream stream) noexcept {
+                  const TensorView& out_k, Stream stream, const RopeScales& scales) noexcept {
   const TensorArgument table{"cos_sin_cache", cos_sin_cache};
   FLASHPLAN_RETURN_IF_ERROR(check_inputs(q, k, positions));
   FLASHPLAN_RETURN_IF_ERROR(check_dtype(table, DType::kFloat32, ""));
@@ -141,7 +203,7 @@ Status apply_rope(const TensorView& q, const TensorView& k, const TensorView& po
                  "cos_sin_cache: expected an even number of columns in [2, %lld], got %lld",
                  static_cast<long long>(most), static_cast<long long>(rotary_dim));
   }
-  FLASHPLAN_RETURN_IF_ERROR(check_results(q, k, positions, out_q, out_k));
+  FLASHPLAN_RETURN_IF_ERROR(check_results(q, k, positions, out_q, out_k, scales));
   FLASHPLAN_RETURN_IF_ERROR(check_apart({"out_q", out_q, true}, table));
   FLASHPLAN_RETURN_IF_ERROR(check_apart({"out_k", out_k, true}, table));
   if (q.shape[0] == 0) return {};
@@ -152,9 +214,10 @@ Status apply_rope(const TensorView& q, const TensorView& k, const TensorView& po
   p.table_stride = cos_sin_cache.stride[0];
   p.table_rows = cos_sin_cache.shape[0];
   set_heads(q, &p);
-  set_tensors(q, k, positions, out_q, out_k, &p);
+  set_tensors(q, k, positions, out_q, out_k, scales, &p);
   if (q.device.type == DeviceType::kCuda) return cuda::apply_rope(p, q.device, stream);
   FLASHPLAN_RETURN_IF_ERROR(check_rows_of_table(p));
+  FLASHPLAN_RETURN_IF_ERROR(check_scale_values(scales));
   cpu::apply_rope(p);
   return {};
 }

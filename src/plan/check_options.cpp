@@ -84,8 +84,10 @@ Status check_ranges(const AttentionOptions& o) {
 }
 
 Status check_dtypes(const AttentionOptions& o) {
-  if (!is_wide_float(o.q_dtype)) {
-    return error(StatusCode::kUnsupported, "q_dtype: expected float32, float16 or bfloat16, got %s",
+  if (!is_float(o.q_dtype)) {
+    return error(StatusCode::kUnsupported,
+                 "q_dtype: expected float32, float16, bfloat16, float8_e4m3fn or float8_e5m2, got "
+                 "%s",
                  to_string(o.q_dtype));
   }
   if (!is_wide_float(o.o_dtype)) {
@@ -97,6 +99,11 @@ Status check_dtypes(const AttentionOptions& o) {
     return error(StatusCode::kInvalidArgument,
                  "kv_dtype: expected fp8_ds_mla with shared_kv and head dims (%d, %d), got it %s",
                  kDsMlaDims, kDsMlaScaledDims, o.shared_kv ? "with others" : "without shared_kv");
+  }
+  if (is_narrow_float(o.q_dtype) && !is_narrow_float(o.kv_dtype)) {
+    return error(StatusCode::kUnsupported,
+                 "kv_dtype: expected float8_e4m3fn or float8_e5m2 with q_dtype %s, got %s",
+                 to_string(o.q_dtype), to_string(o.kv_dtype));
   }
   if (o.kv_dtype != o.q_dtype && !is_narrow_float(o.kv_dtype)) {
     return error(StatusCode::kUnsupported,

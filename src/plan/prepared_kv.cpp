@@ -13,6 +13,15 @@
 namespace flashplan {
 namespace {
 
+/// Whether a request of the schedule reads keys. Requests of few rows may be another kernel's.
+bool reads_keys(const ScheduleShape& shape, int32_t qo_len, int32_t kv_len) {
+  return qo_len > 0 && kv_len > 0 && qo_len * shape.group_size >= shape.min_rows;
+}
+
+int32_t num_tiles_of(const ScheduleShape& shape, int32_t kv_len) {
+  return ceil_divide(kv_len, shape.tile_kv);
+}
+
 /// How many row tiles of a request read a key, at the mean over its keys.
 int64_t reads_of_key(const ScheduleShape& shape, int32_t qo_len, int32_t kv_len) {
   const int64_t rows = int64_t{qo_len} * shape.group_size;
@@ -23,6 +32,23 @@ int64_t reads_of_key(const ScheduleShape& shape, int32_t qo_len, int32_t kv_len)
   return row_tiles * seen / kv_len;
 }
 
+/// Prepares each request that is read often enough, as long as there is room.
+int32_t choose_some(const Batch& batch, const ScheduleShape& shape, int32_t max_tiles,
+                    int32_t* first_tiles) {
+  int32_t num_tiles = 0;
+  for (int32_t r = 0; r < batch.batch_size; ++r) {
+    const int32_t qo_len = batch.qo_indptr[r + 1] - batch.qo_indptr[r];
+    const int32_t kv_len = batch.kv_lens[r];
+    if (!reads_keys(shape, qo_len, kv_len)) continue;
+    const int32_t own_tiles = num_tiles_of(shape, kv_len);
+    if (own_tiles > max_tiles - num_tiles) continue;
+    if (reads_of_key(shape, qo_len, kv_len) < shape.prepare_reads) continue;
+    first_tiles[r] = num_tiles;
+    num_tiles += own_tiles;
+  }
+  return num_tiles;
+}
+
 }  // namespace
 
 int32_t most_prepared_tiles(const AttentionOptions& options, const Kernel& kernel) noexcept {
@@ -31,6 +57,8 @@ int32_t most_prepared_tiles(const AttentionOptions& options, const Kernel& kerne
       (int64_t{geometry.prepared_key_bytes} + geometry.prepared_value_bytes) * options.num_kv_heads;
   // Behind a window few row tiles read a key.
   if (bytes == 0 || options.window_left >= 0) return 0;
+  // Keys are rotated with other roundings where they are prepared, which depends on the batch.
+  if (options.batch_invariant && options.rope) return 0;
   const int64_t rows =
       int64_t{options.max_qo_tokens} * (options.num_qo_heads / options.num_kv_heads);
   if (rows < int64_t{geometry.tile_q} * kernel.tuning.prepare_reads) return 0;
@@ -55,13 +83,19 @@ int32_t choose_prepared_kv(const Batch& batch, const ScheduleShape& shape,
     tiles.first_tiles[r] = static_cast<int32_t>(num_tiles);
     const int32_t qo_len = batch.qo_indptr[r + 1] - batch.qo_indptr[r];
     const int32_t kv_len = batch.kv_lens[r];
-    if (qo_len == 0 || kv_len == 0) continue;
-    const int32_t own_tiles = ceil_divide(kv_len, shape.tile_kv);
+    if (!reads_keys(shape, qo_len, kv_len)) continue;
+    const int32_t own_tiles = num_tiles_of(shape, kv_len);
     num_tiles += own_tiles;
     num_reads += own_tiles * std::min(reads_of_key(shape, qo_len, kv_len), most_reads);
     if (num_tiles > max_tiles) break;
   }
   const bool has_prefixes = segments.size() > num_requests;
+  if (shape.prepares_some) {
+    std::fill_n(tiles.first_tiles, segments.size(), kNotPrepared);
+    const bool can_prepare = !has_prefixes && batch.key_ranges == nullptr;
+    *tiles.num_tiles = can_prepare ? choose_some(batch, shape, max_tiles, tiles.first_tiles) : 0;
+    return *tiles.num_tiles;
+  }
   const bool is_worth_it = num_tiles > 0 && num_reads >= num_tiles * shape.prepare_reads;
   if (num_tiles > max_tiles || !is_worth_it || has_prefixes || batch.key_ranges != nullptr) {
     std::fill_n(tiles.first_tiles, segments.size(), kNotPrepared);

@@ -54,6 +54,7 @@ WorkspaceLayout place(const AttentionOptions& options, const KernelChoice& choic
 int32_t wanted_slots(const AttentionOptions& options, const KernelChoice& choice) {
   constexpr WorkspaceTuning kTuning = kWorkspaceTuning;
   if (choice.chunk_kv == 0) {
+    if (options.batch_invariant) return 0;  // nothing is cut
     int32_t for_cuts = choice.num_ctas * kTuning.slots_per_queue;
     if (!shares_prefixes(options, choice)) return for_cuts;
     // Prefixes that come first in the queues are cut too, into about one piece for each queue.
@@ -62,8 +63,9 @@ int32_t wanted_slots(const AttentionOptions& options, const KernelChoice& choice
     return for_cuts + ceil_divide(static_cast<int32_t>(std::min(rows, kTuning.most_state_rows)),
                                   choice.kernel.geometry.tile_q);
   }
+  const int32_t chunk_kv = std::max(choice.chunk_kv, choice.kernel.tuning.chunk_kv);
   return choice.num_ctas *
-         std::max(kTuning.slots_per_queue, kTuning.chunked_keys_per_queue / choice.chunk_kv);
+         std::max(kTuning.slots_per_queue, kTuning.chunked_keys_per_queue / chunk_kv);
 }
 
 }  // namespace

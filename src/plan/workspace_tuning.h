@@ -14,7 +14,8 @@ struct WorkspaceTuning {
   // prefixes. If requests read more prefixes, the planner shares fewer and cuts fewer tiles.
   int64_t states_of_row = 4;
   int64_t most_state_rows = 1 << 20;
-  // Batch-invariant plans may write a state for each chunk: so many keys of a head for each queue.
+  // Batch-invariant plans may write a state for each chunk: so many keys of a head for each queue,
+  // in chunks of many rows. Smaller chunks of few rows share slots.
   int32_t chunked_keys_per_queue = 16384;
 
   // Prepared keys and values. There is room for as many keys as there are queries, up to the most

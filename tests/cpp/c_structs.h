@@ -117,10 +117,12 @@ inline flashplan_attention_tensors c_tensors(const AttentionTensors& t, CTensors
   c.k_tail = owner.add(t.k_tail);
   c.topk_indices = owner.add(t.topk_indices);
   c.topk_lens = owner.add(t.topk_lens);
+  c.q_scales = owner.add(t.q_scales);
   c.k_scales = owner.add(t.k_scales);
   c.v_scales = owner.add(t.v_scales);
   c.out = owner.add(t.o);
   c.lse = owner.add(t.lse);
+  c.q_scale = t.q_scale;
   c.k_scale = t.k_scale;
   c.v_scale = t.v_scale;
   c.workspace = t.workspace;

@@ -7,6 +7,7 @@
 #include <sstream>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "plan/schedule/schedule.h"
@@ -81,6 +82,7 @@ class ScheduleChecker {
             num_slots, shape_.max_partial_slots);
     require(shape_.chunk_kv > 0 || num_slots <= 2 * shape_.num_ctas, "slots over the paper's bound",
             num_slots, shape_.num_ctas);
+    require(shape_.cuts || s_.merges.empty(), "merges where nothing may be cut");
     require(s_.num_ctas() == shape_.num_ctas, "cta_cost has", s_.num_ctas(), "entries");
   }
 
@@ -255,20 +257,27 @@ class ScheduleChecker {
   }
 
   void check_slots() {
-    std::vector<Merge> merges(s_.merges.begin(), s_.merges.end());
-    std::sort(merges.begin(), merges.end(), [](const Merge& a, const Merge& b) {
-      return a.first_partial_row < b.first_partial_row;
-    });
+    // Chunks of few rows may lie side by side in a slot; other states have slots of their own.
+    std::vector<std::pair<int64_t, int64_t>> states;  // the first partial row, and the number
     int64_t end = 0;
-    for (const Merge& merge : merges) {
-      require(merge.first_partial_row >= end, "states overlap at", merge.first_partial_row);
+    for (const Merge& merge : s_.merges) {
       require(merge.num_pieces >= 2, "a merge of", merge.num_pieces, "pieces");
-      end = merge.first_partial_row + int64_t{merge.num_states} * shape_.tile_q;
+      const int64_t num_rows = shape_.chunk_kv > 0 ? merge.rows.num_rows : shape_.tile_q;
+      for (int64_t i = 0; i < merge.num_states; ++i) {
+        states.emplace_back(merge.first_partial_row + i * shape_.tile_q, num_rows);
+      }
+      const int64_t last_slot = merge.first_partial_row / shape_.tile_q + merge.num_states;
+      end = std::max(end, last_slot * shape_.tile_q);
+    }
+    std::sort(states.begin(), states.end());
+    for (size_t i = 1; i < states.size(); ++i) {
+      require(states[i - 1].first + states[i - 1].second <= states[i].first, "states overlap at",
+              states[i].first);
     }
     require(end == s_.num_partial_rows, "states end at", end, "not at", s_.num_partial_rows);
     const auto is_piece = [](const Piece& p) { return p.tile.merge >= 0 && p.heads_before == 0; };
     int64_t num_pieces = 0;
-    for (const Merge& merge : merges) num_pieces += merge.num_pieces;
+    for (const Merge& merge : s_.merges) num_pieces += merge.num_pieces;
     require(num_pieces == std::count_if(pieces_.begin(), pieces_.end(), is_piece),
             "a merge that no tile names");
   }

@@ -65,6 +65,7 @@ inline std::vector<SlowRowTile> slow_row_tiles(const ScheduleShape& shape, const
   for (int32_t r = 0; r < batch.batch_size; ++r) {
     const int64_t qo_len = batch.qo_indptr[r + 1] - batch.qo_indptr[r];
     const int64_t rows = qo_len * shape.group_size;
+    if (rows < shape.min_rows || rows > shape.max_rows) continue;
     for (int64_t first = 0; first < rows; first += shape.tile_q) {
       const int64_t last = std::min(first + shape.tile_q, rows) - 1;
       SlowRowTile tile{r, static_cast<int32_t>(first / shape.tile_q), last - first + 1, 0, 0};

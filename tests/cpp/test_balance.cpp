@@ -100,6 +100,41 @@ TEST(balance) {
   }
 }
 
+/// Plans `batch_size` equal prompts by the tiles and costs of a Hopper kernel on an H200, without
+/// cuts. Returns the cost of the longest queue, divided by the mean.
+double imbalance_without_cuts(int32_t batch_size, int32_t qo_len, int32_t kv_len,
+                              int32_t num_kv_heads, int32_t group_size) {
+  const KernelTuning tuning = sm90_tuning(128);
+  ScheduleShape shape;
+  shape.num_kv_heads = num_kv_heads;
+  shape.group_size = group_size;
+  shape.tile_q = shape.tile_kv = 128;
+  shape.num_ctas = 132;
+  shape.cuts = false;
+  shape.item_steps = tuning.item_steps;
+  shape.uncut_part = tuning.uncut_part;
+  shape.cost = tuning.cost;
+  HostBatch batch;
+  for (int32_t r = 0; r < batch_size; ++r) batch.add(qo_len, kv_len);
+  OwningScheduler scheduler = reserved(shape, batch);
+  scheduler.make(batch.view());
+  const std::vector<int64_t>& costs = scheduler.schedule().cta_cost;
+  const int64_t total = std::accumulate(costs.begin(), costs.end(), int64_t{0});
+  const double longest = static_cast<double>(*std::max_element(costs.begin(), costs.end()));
+  std::printf("  %2d x %5d of %5d, %2d heads: %.3f\n", batch_size, qo_len, kv_len, num_kv_heads,
+              longest * 132 / static_cast<double>(total));
+  return longest * 132 / static_cast<double>(total);
+}
+
+TEST(balance_without_cuts) {
+  CHECK(imbalance_without_cuts(16, 1024, 1024, 16, 1) < 1.03);
+  CHECK(imbalance_without_cuts(16, 4096, 4096, 16, 1) < 1.01);
+  CHECK(imbalance_without_cuts(4, 8192, 8192, 8, 4) < 1.01);
+  CHECK(imbalance_without_cuts(1, 4096, 4096, 8, 4) < 1.02);
+  CHECK(imbalance_without_cuts(1, 2048, 32768, 8, 4) < 1.05);  // four tiles of 3.9
+  CHECK(imbalance_without_cuts(16, 32, 4096, 8, 4) < 1.05);    // one row tile for each queue
+}
+
 /// How many (request, kv head) pairs the tiles at one place of all queues read, on average.
 double heads_at_once(const Schedule& schedule) {
   size_t longest = 0;

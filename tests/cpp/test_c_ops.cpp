@@ -113,6 +113,28 @@ TEST(activations) {
   check_refused(as_status(status, message), kInvalid, "scale");
 }
 
+TEST(gathers) {
+  const HostTensor x = random_tensor(6, DType::kFloat16, {9, 5});
+  const HostTensor indices(DType::kInt32, {3}), wanted(DType::kFloat16, {3, 5}),
+      out(DType::kFloat16, {3, 5});
+  auto* values = static_cast<int32_t*>(indices.view().data);
+  values[0] = 8;
+  values[1] = 0;
+  values[2] = 8;
+  CTensors owner;
+  Message message;
+  const flashplan_tensor* c_x = owner.add(x.view());
+  const flashplan_tensor* c_indices = owner.add(indices.view());
+  const flashplan_tensor* c_out = owner.add(out.view());
+  CHECK(gather_rows(x.view(), indices.view(), wanted.view()).ok());
+  check_ok(flashplan_gather_rows(c_x, c_indices, c_out, nullptr, message), message);
+  CHECK(out.bytes() == wanted.bytes());
+  values[1] = 9;
+  const flashplan_status status = flashplan_gather_rows(c_x, c_indices, c_out, nullptr, message);
+  check_refused(as_status(status, message), kInvalid, "indices[1]");
+  CHECK(out.bytes() == wanted.bytes());
+}
+
 /// Each field differs from its default and from the others.
 Rope some_rope(RopeScaling scaling) {
   Rope rope;

@@ -151,6 +151,7 @@ TEST(refusals) {
   const std::vector<Bad> all = {
       {"tensors.struct_size", [](auto& t, auto&) { t.struct_size = 8; }},
       {"tensors.reserved", [](auto& t, auto&) { t.reserved = 1; }},
+      {"tensors.reserved", [](auto& t, auto&) { t.reserved2 = 1; }},
       {"q.struct_size", [](auto&, auto& q) { q.struct_size = 0; }},
       {"q.reserved", [](auto&, auto& q) { q.reserved = 1; }},
       {"q.rank", [](auto&, auto& q) { q.rank = 0; }},
@@ -162,6 +163,8 @@ TEST(refusals) {
       {"out", [](auto& t, auto& q) { (q = *t.out).read_only = 1, t.out = &q; }, type},
       {"mask", [](auto& t, auto&) { t.mask = t.lse; }},
       {"sinks", [](auto& t, auto&) { t.sinks = t.lse; }},
+      {"q_scale", [](auto& t, auto&) { t.q_scales = t.lse; }},
+      {"q_scale", [](auto& t, auto&) { t.q_scale = 2.0F; }},
       {"k_scale", [](auto& t, auto&) { t.k_scales = t.lse; }},
       {"v_scale", [](auto& t, auto&) { t.v_scales = t.lse; }},
       {"kv_lens", [](auto& t, auto&) { t.kv_lens = t.lse; }, type},

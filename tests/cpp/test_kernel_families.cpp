@@ -61,8 +61,7 @@ TEST(each_family_that_the_device_runs_is_asked) {
   AttentionOptions options = llama_on_gpu();
   CHECK_EQ(answers(options), "sm80: \nsm90: \n");
   options.batch_invariant = true;
-  CHECK_EQ(answers(options),
-           "sm80: \nsm90: batch_invariant: expected false (compiled in for cuda), got true\n");
+  CHECK_EQ(answers(options), "sm80: \nsm90: \n");
   options.batch_invariant = false;
   options.head_dim_qk = 256;
   CHECK_EQ(answers(options),
@@ -87,6 +86,10 @@ TEST(the_hopper_family_is_for_more_than_few_rows) {
   Kernel gathers = fake_kernel("sm90_gather_bf16_d128", {90, 'a'});
   gathers.family = &kSm90GatherFamily;
   all.push_back(gathers);
+  Kernel widens = fake_kernel("sm90_widen_bf16_e4m3_d128", {90, 'a'});
+  widens.family = &kSm90WidenFamily;
+  widens.kv_dtype = DType::kFloat8E4M3;
+  all.push_back(widens);
   DeviceLimits device = h200();
   device.kernels = all;
   AttentionOptions prompts = llama_on_gpu();
@@ -108,7 +111,12 @@ TEST(the_hopper_family_is_for_more_than_few_rows) {
   const auto small_pages = [](auto& o) { o.page_size = 4; };
   CHECK_EQ(with(small_pages), "sm90_gather");
   CHECK_EQ(with([](auto& o) { o.page_size = 12; }), "sm90_gather");
-  CHECK_EQ(with([&](auto& o) { small_pages(o), o.batch_invariant = true; }), "sm80");
+  const auto small_cache = [](auto& o) { o.kv_dtype = DType::kFloat8E4M3; };
+  CHECK_EQ(with(small_cache), "sm90_widen");
+  CHECK_EQ(with([&](auto& o) { small_pages(o), small_cache(o); }), "sm90_widen");
+  CHECK_EQ(with([&](auto& o) { small_cache(o), o.page_size = 0; }), "sm90_widen");
+  CHECK_EQ(with([&](auto& o) { small_cache(o), o.batch_invariant = true; }), "sm90_widen");
+  CHECK_EQ(with([&](auto& o) { small_pages(o), o.batch_invariant = true; }), "sm90_gather");
   CHECK_EQ(with([&](auto& o) { small_pages(o), o.rope = Rope(); }), "sm80");
   Variant variant;
   CHECK(Variant::create({.name = "v", .logits = "return x;"}, &variant).ok());
@@ -116,6 +124,7 @@ TEST(the_hopper_family_is_for_more_than_few_rows) {
   const auto decodes = [](auto& o) { o.max_qo_tokens = o.max_batch_size; };
   CHECK_EQ(with(decodes), "sm80");
   CHECK_EQ(with([&](auto& o) { decodes(o), small_pages(o); }), "sm80");
+  CHECK_EQ(with([&](auto& o) { decodes(o), small_cache(o); }), "sm80");
   CHECK_EQ(with([](auto& o) { o.max_qo_tokens = o.max_batch_size + 1; }), "sm90");
   const auto of_group = [&](int32_t group) {
     return with([&](auto& o) {
@@ -125,7 +134,8 @@ TEST(the_hopper_family_is_for_more_than_few_rows) {
   };
   CHECK_EQ(of_group(16), "sm80");
   CHECK_EQ(of_group(17), "sm90");
-  CHECK_EQ(with([](auto& o) { o.batch_invariant = true; }), "sm80");
+  CHECK_EQ(with([](auto& o) { o.batch_invariant = true; }), "sm90");
+  CHECK_EQ(with([&](auto& o) { decodes(o), o.batch_invariant = true; }), "sm80");
   CHECK_EQ(with([](auto& o) { o.custom_mask = true; }), "sm90");
   CHECK_EQ(with([](auto& o) { o.head_dim_qk = o.head_dim_vo = 100; }), "sm80");
   const auto fewer_dims = [](auto& o) { o.head_dim_qk = o.head_dim_vo = 96; };
@@ -146,9 +156,39 @@ TEST(the_hopper_family_is_for_more_than_few_rows) {
            "rope: expected none (compiled in for cuda), got theta 10000");
   device.family = "sm90";
   CHECK_EQ(with(small_pages), "sm90");
-  prompts.batch_invariant = true;
-  CHECK_EQ(gpu_choice(prompts, device),
-           "batch_invariant: expected false (compiled in for cuda), got true");
+}
+
+TEST(products_of_8_bits_are_for_prompts_of_whole_head_dims) {
+  Kernel general = fake_kernel("sm80_e4m3_d128", {90, 'a'});
+  general.q_dtype = general.kv_dtype = DType::kFloat8E4M3;
+  Kernel hopper = general;
+  hopper.name = "sm90_fp8_e4m3_d128";
+  hopper.family = &kSm90Fp8Family;
+  const std::vector<Kernel> all = {general, hopper};
+  DeviceLimits device = h200();
+  device.kernels = all;
+  const auto name = [&](auto change) {
+    AttentionOptions o = llama_on_gpu();
+    o.q_dtype = o.kv_dtype = DType::kFloat8E4M3;
+    o.max_batch_size = 16;
+    o.max_qo_tokens = 16 * 512;
+    change(o);
+    const std::string choice = gpu_choice(o, device);
+    return choice.substr(0, choice.find(' '));
+  };
+  CHECK_EQ(name([](auto&) {}), "sm90_fp8_e4m3_d128");
+  CHECK_EQ(name([](auto& o) { o.page_size = 0; }), "sm90_fp8_e4m3_d128");
+  CHECK_EQ(name([](auto& o) { o.custom_mask = true; }), "sm90_fp8_e4m3_d128");
+  CHECK_EQ(name([](auto& o) { o.page_size = 4; }), "sm80_e4m3_d128");
+  CHECK_EQ(name([](auto& o) { o.max_qo_tokens = o.max_batch_size; }), "sm80_e4m3_d128");
+  CHECK_EQ(name([](auto& o) { o.head_dim_qk = o.head_dim_vo = 96; }), "sm80_e4m3_d128");
+  CHECK_EQ(name([](auto& o) { o.batch_invariant = true; }), "sm80_e4m3_d128");
+  Variant variant;
+  CHECK(Variant::create({.name = "v", .logits = "return x;"}, &variant).ok());
+  CHECK_EQ(name([&](auto& o) { o.variant = variant; }), "sm80_e4m3_d128");
+  CHECK_EQ(name([](auto& o) { o.rope = Rope(); }), "rope:");
+  CHECK_EQ(name([](auto& o) { o.q_dtype = DType::kFloat8E5M2; }), "q_dtype:");
+  CHECK_EQ(name([](auto& o) { o.kernels = KernelGroup::kGeneral; }), "sm80_e4m3_d128");
 }
 
 TEST(keys_that_are_values_have_a_family_of_their_own) {
@@ -175,13 +215,12 @@ TEST(keys_that_are_values_have_a_family_of_their_own) {
   CHECK_EQ(with([](auto& o) { o.page_size = 1; }), "sm90_mla_bf16_d576x512 sm90_mla");
   CHECK_EQ(with([](auto& o) { o.head_dim_qk = 512; }),
            "head_dim_qk, head_dim_vo: expected (576, 512) (compiled in for cuda), got (512, 512)");
-  CHECK_EQ(with([](auto& o) { o.topk = 64; }), "topk: expected 0 (compiled in for cuda), got 64");
+  CHECK_EQ(with([](auto& o) { o.topk = 64; }), "sm90_mla_bf16_d576x512 sm90_mla");
   CHECK_EQ(with([](auto& o) { o.kv_dtype = DType::kFloat8E4M3; }),
            "kv_dtype: expected bfloat16 (compiled in for cuda), got float8_e4m3fn");
   CHECK_EQ(with([](auto& o) { o.softcap = 20.0F; }),
            "softcap: expected 0 (compiled in for cuda), got 20");
-  CHECK_EQ(with([](auto& o) { o.batch_invariant = true; }),
-           "batch_invariant: expected false (compiled in for cuda), got true");
+  CHECK_EQ(with([](auto& o) { o.batch_invariant = true; }), "sm90_mla_bf16_d576x512 sm90_mla");
   CHECK_EQ(with([](auto& o) { o.kernels = KernelGroup::kGeneral; }),
            "shared_kv: expected false (compiled in for cuda), got true");
   device.kernels = {&all.back(), 1};
@@ -190,6 +229,34 @@ TEST(keys_that_are_values_have_a_family_of_their_own) {
   device.kernels = all;
   device.major = 8;
   CHECK_EQ(with([](auto&) {}), "shared_kv: expected false (compiled in for cuda), got true");
+}
+
+TEST(batch_invariant_latent_attention_has_one_kernel_with_chunks) {
+  Kernel mla = fake_kernel("sm90_mla_bf16_d576x512", {90, 'a'});
+  mla.family = &kSm90MlaFamily;
+  mla.head_dim_qk = 576;
+  mla.head_dim_vo = 512;
+  mla.tuning = sm90_mla_tuning();
+  DeviceLimits device = h200();
+  device.kernels = {&mla, 1};
+  AttentionOptions o = llama_on_gpu();
+  o.num_kv_heads = 1;
+  o.head_dim_qk = 576;
+  o.head_dim_vo = 512;
+  o.shared_kv = true;
+  o.batch_invariant = true;
+  o.softmax_scale = 0.1F;
+  for (const int32_t num_heads : {16, 128}) {
+    for (const int32_t max_qo_tokens : {16, 5000}) {
+      o.num_qo_heads = num_heads;
+      o.max_batch_size = 16;
+      o.max_qo_tokens = max_qo_tokens;
+      KernelChoices choices;
+      CHECK_EQ(select_kernel(o, device, &choices).message, std::string());
+      CHECK_EQ(choices.first.chunk_kv, 2048);
+      CHECK(!choices.second);
+    }
+  }
 }
 
 TEST(options_name_the_group_of_kernels) {
@@ -223,8 +290,7 @@ TEST(options_name_the_group_of_kernels) {
   AttentionOptions o = llama_on_gpu();
   o.kernels = KernelGroup::kHopper;
   o.batch_invariant = true;
-  CHECK_EQ(gpu_choice(o, device),
-           "batch_invariant: expected false (compiled in for cuda), got true");
+  CHECK_EQ(gpu_choice(o, device).substr(0, 14), "sm90_bf16_d128");
   o.batch_invariant = false;
   device.major = 8;
   device.minor = 0;

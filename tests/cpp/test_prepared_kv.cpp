@@ -80,6 +80,16 @@ TEST(keys_that_many_row_tiles_read) {
   CHECK_EQ(short_keys.choose(shape_of(65)), 0);
 }
 
+TEST(requests_of_another_kernel_are_not_prepared) {
+  Prepared batch({16, 4096, 17}, {6400, 4096, 1});
+  ScheduleShape shape = shape_of(20);
+  CHECK_EQ(batch.choose(shape), 0);  // the keys of the first request are read once
+  shape.min_rows = 65;
+  CHECK_EQ(batch.choose(shape), 33);
+  CHECK_EQ(batch.first_tiles[1], 0);
+  CHECK_EQ(batch.first_tiles[2], 32);
+}
+
 TEST(all_requests_or_none) {
   // 15 reads of each of 32 tiles. The 64 of each of 32 others count with 3/2 of prepare_reads.
   Prepared batch({512, 4096}, {4096, 4096});
@@ -91,6 +101,33 @@ TEST(all_requests_or_none) {
   CHECK_EQ(batch.choose(shape_of(30), 64), 64);
   CHECK_EQ(batch.choose(shape_of(30), 63), 0);
   CHECK_EQ(batch.choose(shape_of(30), 0), 0);
+}
+
+TEST(some_requests) {
+  ScheduleShape shape = shape_of(15);
+  shape.prepares_some = true;
+  // 15 reads of each of 32 tiles, none of two of a decode, 64 reads of each of 32 others.
+  Prepared batch({512, 1, 0, 4096}, {4096, 200, 300, 4096});
+  const auto tiles = [&](int32_t max_tiles) {
+    CHECK_EQ(batch.choose(shape, max_tiles) % 32, 0);
+    return batch.first_tiles;
+  };
+  using Tiles = std::vector<int32_t>;
+  CHECK(tiles(100) == Tiles({0, kNotPrepared, kNotPrepared, 32}));
+  // As far as there is room, in their order.
+  CHECK(tiles(63) == Tiles({0, kNotPrepared, kNotPrepared, kNotPrepared}));
+  shape.prepare_reads = 16;
+  CHECK(tiles(64) == Tiles({kNotPrepared, kNotPrepared, kNotPrepared, 0}));
+  // No sum of reads decides, but those of each request.
+  shape.prepare_reads = 65;
+  CHECK(tiles(100) == Tiles(4, kNotPrepared));
+  shape.prepare_reads = 1;
+  batch.segments.emplace_back();
+  CHECK_EQ(batch.choose(shape), 0);
+  batch.segments.pop_back();
+  const int32_t ranges = 0;
+  batch.batch.key_ranges = &ranges;
+  CHECK_EQ(batch.choose(shape), 0);
 }
 
 TEST(requests_without_queries_or_keys) {

@@ -36,7 +36,11 @@ ScheduleShape random_shape(Random& random) {
                          ? 4096
                          : shape.tile_kv * random.pick({1, 2, 4, 8});
     shape.max_partial_slots = random.pick({0, 5, 50, 5000});
+  } else if (random.one_in(3)) {
+    shape.cuts = false;
   }
+  if (random.one_in(4))
+    (random.one_in(2) ? shape.min_rows : shape.max_rows) = random.between(1, 200);
   shape.cost = random_costs(random);
   if (random.one_in(2)) shape.item_steps = random.pick({1, 8, 32, 1000});
   if (random.one_in(2)) shape.uncut_part = random.pick({1, 16, 1000});
@@ -77,6 +81,8 @@ TEST(visible_keys_agree_with_the_mask) {
   for (int i = 0; i < 3000; ++i) {
     ScheduleShape shape = random_shape(random);
     shape.mask.window_left = random.one_in(2) ? random.between(0, 100) : -1;
+    shape.min_rows = 1;
+    shape.max_rows = INT32_MAX;
     const int32_t qo_len = random.between(1, 40);
     const int32_t kv_len = random.between(0, 200);
     const int32_t rows = qo_len * shape.group_size;

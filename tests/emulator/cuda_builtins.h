@@ -19,6 +19,7 @@
 #define __shared__ thread_local
 #define threadIdx (::simt::thread_index())
 #define blockIdx (::simt::block_index())
+#define gridDim (::simt::grid_size())
 
 struct alignas(16) float4 {
   float x, y, z, w;
@@ -59,7 +60,7 @@ inline void __syncthreads() {
   if (++c.sync_arrived == c.size) {
     c.sync_arrived = 0;
     ++c.sync_phase;
-    c.idle = 0;
+    simt::note_event();
   } else {
     while (c.sync_phase == phase) simt::yield();
   }

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <cstdio>
@@ -13,6 +14,8 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <random>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -58,6 +61,16 @@ simt_switch:
   std::fprintf(stderr, "emulated kernel: %s\n", what);
   std::abort();
 }
+[[noreturn]] inline void fail(const std::string& what) { fail(what.c_str()); }
+
+/// Counts what happens in any CTA that others may wait for.
+inline std::atomic<uint64_t> num_events = 0;
+inline void note_event() { num_events.fetch_add(1, std::memory_order_relaxed); }
+
+/// How warps are scheduled: one after the other, thread by thread, or in a random order that
+/// `random` begins, some of them rarely for a while.
+inline bool shuffles_warps = false;
+inline unsigned first_random = 1;
 
 /// CTAs that share their memory.
 struct Cluster {
@@ -95,7 +108,14 @@ struct Cta {
   int cluster_arrived = 0;
   int cluster_phase = 0;  // that all threads have arrived at
   bool any = false;       // of __syncthreads_or()
-  uint64_t idle = 0;      // switches since something happened
+  uint64_t num_switches = 0;
+  uint64_t events_seen = 0;  // at `seen`
+  std::chrono::steady_clock::time_point seen;
+  std::mt19937 random;
+  uint32_t slow_warps = 0;                   // a bit for each
+  const char* waits[kMaxThreads / 32] = {};  // what a warp waits for, and in which phase of it
+  uint32_t places[kMaxThreads / 32] = {};
+  uint32_t parities[kMaxThreads / 32] = {};
   void* outside = nullptr;
   const std::function<void()>* kernel = nullptr;
   Fiber fibers[kMaxThreads];
@@ -107,16 +127,55 @@ inline thread_local Cta* cta = nullptr;
 inline thread_local char anchor = 0;
 
 inline dim3 thread_index() { return {static_cast<unsigned>(cta->current), 0, 0}; }
+/// Of a grid of one cluster.
+inline dim3 grid_size() { return {static_cast<unsigned>(cta->cluster->size)}; }
 inline dim3 block_index() { return {cta->cluster->block + static_cast<unsigned>(cta->rank), 0, 0}; }
 
-/// Goes on with the next thread that has not ended.
+/// Says what each warp of the CTA has waited for last. Set by tests that know more.
+inline void (*describe_waits)() = nullptr;
+
+/// Fails if nothing has happened in any CTA for a long time.
+inline void look_for_events() {
+  Cta& c = *cta;
+  const uint64_t events = num_events.load(std::memory_order_relaxed);
+  const auto now = std::chrono::steady_clock::now();
+  if (events != c.events_seen) {
+    c.events_seen = events;
+    c.seen = now;
+  } else if (now - c.seen > std::chrono::seconds(10)) {
+    if (describe_waits != nullptr) describe_waits();
+    fail("threads wait for each other, or for what nobody does");
+  }
+  if (c.cluster->size > 1) std::this_thread::yield();
+}
+
+/// The thread that goes on after the current one. With shuffled warps, these are the threads of the
+/// warp, then those of another one.
+inline int next_thread() {
+  Cta& c = *cta;
+  int next = c.current;
+  if (shuffles_warps) {
+    while (++next % 32 != 0) {
+      if (!c.fibers[next].is_done) return next;
+    }
+    if (c.random() % 1024 == 0) c.slow_warps = c.random() & c.random();
+    do {
+      next = static_cast<int>(c.random() % static_cast<unsigned>(c.size / 32)) * 32;
+    } while ((c.slow_warps >> (next / 32) & 1) != 0 && c.random() % 64 != 0);
+    --next;
+  }
+  do {
+    next = (next + 1) % c.size;
+  } while (c.fibers[next].is_done);
+  return next;
+}
+
+/// Goes on with another thread that has not ended.
 [[gnu::noinline]] inline void yield() {
   Cta& c = *cta;
-  if (++c.idle > 100'000'000) fail("the threads of a CTA wait for each other");
+  if (++c.num_switches % (1 << 16) == 0) look_for_events();
   const int from = c.current;
-  do {
-    c.current = (c.current + 1) % c.size;
-  } while (c.fibers[c.current].is_done);
+  c.current = next_thread();
   if (c.current == from) return;
   simt_switch(&c.fibers[from].stack_pointer, c.fibers[c.current].stack_pointer);
 }
@@ -128,6 +187,7 @@ inline void fiber_main() {
   fiber.is_done = true;
   ++c.num_done;
   --c.warps[c.current / 32].size;
+  note_event();
   if (c.sync_arrived != 0) fail("a thread ends while others wait for it");
   if (c.num_done == c.size) {
     simt_switch(&fiber.stack_pointer, c.outside);
@@ -146,7 +206,12 @@ inline void run_cta(Cta& c, Cluster& cluster, int rank, int size,
   c.size = size;
   c.kernel = &kernel;
   c.current = c.num_done = c.sync_arrived = c.sync_phase = c.cluster_arrived = c.cluster_phase = 0;
-  c.idle = 0;
+  c.num_switches = 0;
+  c.events_seen = 0;
+  c.seen = std::chrono::steady_clock::now();
+  c.random.seed(first_random * 1000 + cluster.block + static_cast<unsigned>(rank));
+  c.slow_warps = 0;
+  for (const char*& what : c.waits) what = nullptr;
   for (int w = 0; w < size / 32; ++w) c.warps[w] = {.size = 32};
   for (int t = 0; t < size; ++t) {
     char* top = c.stacks.get() + static_cast<size_t>(t + 1) * kStack;
@@ -171,7 +236,6 @@ inline const uint64_t* share(uint64_t value) {
   if (++warp.arrived == warp.size) {
     warp.arrived = 0;
     ++warp.phase;
-    cta->idle = 0;
   } else {
     while (warp.phase == phase) yield();
   }
@@ -197,7 +261,7 @@ inline void cluster_arrive() {
   if (++c.cluster_arrived < c.size) return;
   c.cluster_arrived = 0;
   ++c.cluster_phase;
-  c.idle = 0;
+  note_event();
   Cluster& cluster = *c.cluster;
   const std::lock_guard lock(cluster.mutex);
   if (++cluster.arrived < cluster.size) return;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The sm90_mla kernels, run by the emulator, against double arithmetic: keys by boxes and row by
-// row, tiles of one block and more, cut and whole, without keys, shorter than planned, of one
-// tensor or two, and logits that grow. Memory that must not be read is NaN.
+// row, of 16 bits and of 8, tiles of one block and more, cut and whole, without keys, shorter than
+// planned, of one tensor or two, and logits that grow. Memory that must not be read is NaN.
 #include "kernels/device/sm90/mla/attention.h"
 
 #include <algorithm>
@@ -15,6 +15,7 @@
 
 #include "check.h"
 #include "kernels/device/traits.h"
+#include "mla_bytes.h"
 #include "owning_scheduler.h"
 
 namespace flashplan::test {
@@ -51,11 +52,11 @@ struct Rows {
 };
 
 /// A kernel, and tensors of a batch for it.
-template <int32_t kQk>
+template <int32_t kQk, DType kKv>
 class MlaBatch {
   static constexpr int32_t kVo = 512;
   static constexpr int32_t kTail = kQk - kVo;
-  using Choices = device::Traits<kBf16, kBf16, kQk, kVo, device::Standard>;
+  using Choices = device::Traits<kBf16, kKv, kQk, kVo, device::Standard>;
   using S = device::MlaShape<Choices>;
 
  public:
@@ -134,11 +135,17 @@ class MlaBatch {
     k_.emplace(num_rows, own_dims, gap);
     q_tail_.emplace(int64_t{batch_} * l_.qo_len * l_.num_heads, 64, gap / 8 * 8);
     k_tail_.emplace(num_rows, 64, gap);
+    const int64_t row_bytes = kKv == DType::kFp8DsMla ? kDsMlaBytes : own_dims;
+    key_bytes_.emplace(num_rows, row_bytes, l_.aligned ? 16 : 3);
+    tail_bytes_.emplace(num_rows, kTail, l_.aligned ? 16 : 3);
     const auto fill = [&](Rows& rows, Rows& tail, int64_t row, float gain) {
+      std::vector<float> numbers(kQk);
+      for (float& x : numbers) x = normal(random) * gain;
+      if (&rows == &*k_) write_bytes(row, numbers.data());
       for (int32_t d = 0; d < kQk; ++d) {
         const bool is_tail = l_.has_tails && d >= kVo;
         (is_tail ? tail.at(row, d - kVo) : rows.at(row, d)) =
-            static_cast<uint16_t>(Element<kBf16>::pack(normal(random) * gain, 0.0F));
+            static_cast<uint16_t>(Element<kBf16>::pack(numbers[static_cast<size_t>(d)], 0.0F));
       }
     };
     for (int64_t row = 0; row < int64_t{batch_} * l_.qo_len * l_.num_heads; ++row) {
@@ -162,6 +169,16 @@ class MlaBatch {
           pages_[static_cast<size_t>(r * most_pages_ + i)] = 0x7fffffff;
         }
       }
+    }
+  }
+
+  /// Of a key in a cache of 8 bits. Its numbers become those that the cache has.
+  void write_bytes(int64_t row, float* numbers) {
+    if constexpr (kKv == DType::kFp8DsMla) {
+      narrow_ds_mla(numbers, key_bytes_->row(row));
+    } else if constexpr (kKv == DType::kFloat8E4M3) {
+      narrow(numbers, l_.has_tails ? kVo : kQk, 1.0F, key_bytes_->row(row));
+      if (l_.has_tails) narrow(numbers + kVo, kTail, 1.0F, tail_bytes_->row(row));
     }
   }
 
@@ -214,10 +231,11 @@ class MlaBatch {
                         .arrivals = arrivals_.data(),
                         .num_ctas = l_.num_ctas};
     TensorParams& t = params_.tensors;
-    const auto view = [&](const Rows& rows) {
+    const auto view = [&](const Rows& rows, const ByteRows& bytes) {
+      if (kKv != kBf16) return KvView{bytes.first, page() * bytes.stride, bytes.stride, 0};
       return KvView{rows.bits.data(), page() * rows.stride, rows.stride, 0};
     };
-    t.k = t.v = view(*k_);
+    t.k = t.v = view(*k_, *key_bytes_);
     if (l_.page_size > 0) {
       t.pages = {pages_.data(),        nullptr,    most_pages_,
                  make_divisor(page()), num_pages_, most_pages_};
@@ -227,7 +245,8 @@ class MlaBatch {
     t.q = {q_->bits.data(), heads * q_->stride, q_->stride};
     t.o = {o_.data(), heads * kVo, kVo};
     t.lse = {lse_.data(), heads, 1};
-    t.q_dtype = t.kv_dtype = kBf16;
+    t.q_dtype = kBf16;
+    t.kv_dtype = kKv;
     t.o_dtype = l_.writes_pairs ? kBf16 : DType::kFloat32;
     t.vectorized = l_.aligned;
     t.head_dim_qk = kQk;
@@ -235,12 +254,12 @@ class MlaBatch {
     if (l_.has_tails) {
       params_.tails.q = {q_tail_->bits.data(), heads * q_tail_->stride, q_tail_->stride};
       params_.tails.q_dims = kTail;
-      params_.tails.k = {view(*k_tail_), kTail};
+      params_.tails.k = {view(*k_tail_, *tail_bytes_), kTail};
     }
     params_.mask = {true, -1};
     params_.variant.logits_scale = scale();
     params_.variant.v_scale = 0.75F;
-    if (l_.has_sinks) params_.variant.sinks = sinks_.data();
+    if (l_.has_sinks) params_.variant.sinks = {sinks_.data(), false};
     params_.workspace = {nullptr, 0, partial_o_.data(), partial_lse_.data()};
     make_maps();
   }
@@ -269,7 +288,7 @@ class MlaBatch {
     }
     const int32_t divisor = l_.page_size | S::kTileKv;
     const int32_t rows = divisor & -divisor;
-    if (l_.page_size == 0 || rows < 8) return;
+    if (l_.page_size == 0 || rows < 8 || kKv != kBf16) return;
     const auto of_keys = [&](Rows& keys, int32_t first, int64_t dims, int32_t blocks) {
       return EmulatedMap{&keys.at(0, first),
                          {{{64, 1},
@@ -318,6 +337,7 @@ class MlaBatch {
     }
     const float lse = lse_[static_cast<size_t>(row)];
     if (sum == 0) return lse == -HUGE_VALF && o(row, 0) == 0 && o(row, 511) == 0 ? 0 : HUGE_VAL;
+    if (std::isnan(lse)) return HUGE_VAL;
     double worst = std::fabs(lse - (largest + std::log(sum)));
     double size = 0.1;
     for (const double x : wanted) size = std::max(size, std::fabs(x / sum));
@@ -332,6 +352,7 @@ class MlaBatch {
   const Latents l_;
   const int32_t batch_;
   std::optional<Rows> q_, k_, q_tail_, k_tail_;
+  std::optional<ByteRows> key_bytes_, tail_bytes_;  // instead of k_ and k_tail_
   std::vector<int32_t> pages_;
   std::vector<int32_t> first_rows_;  // of ragged keys
   int32_t most_pages_ = 0;           // of a request
@@ -345,9 +366,9 @@ class MlaBatch {
   AttentionParams params_;
 };
 
-template <int32_t kQk = 576>
+template <int32_t kQk = 576, DType kKv = kBf16>
 void check(const Latents& latents, const char* what) {
-  MlaBatch<kQk> batch(latents);
+  MlaBatch<kQk, kKv> batch(latents);
   std::vector<int32_t> order(static_cast<size_t>(latents.num_ctas));
   std::iota(order.begin(), order.end(), 0);
   batch.run(order);
@@ -389,6 +410,30 @@ TEST(cut_tiles) {
 TEST(logits_that_grow) {
   check({.kv_lens = {450}, .growth = 2.0F}, "growing");
   check({.kv_lens = {450}, .num_ctas = 2, .growth = 0.5F}, "shrinking");
+}
+template <DType kKv>
+void check_8_bits() {
+  for (const int32_t page_size : {0, 1, 5, 16, 64, 128}) {
+    check<576, kKv>({.kv_lens = {150, 64, 70}, .qo_len = 3, .page_size = page_size}, "pages");
+  }
+  for (const int32_t kv_len : {1, 64, 65, 128, 250}) {
+    check<576, kKv>({.kv_lens = {kv_len, 0, kv_len}, .writes_pairs = true}, "tiles");
+  }
+  check<576, kKv>({.kv_lens = {150, 70}, .page_size = 16, .by_rows = true, .aligned = false},
+                  "not aligned");
+  check<576, kKv>({.kv_lens = {700}, .num_heads = 12, .num_ctas = 4, .has_sinks = true}, "pieces");
+  check<576, kKv>({.kv_lens = {330, 0, 70}, .num_heads = 40, .qo_len = 2, .num_ctas = 3}, "cut");
+  check<576, kKv>({.kv_lens = {330, 40}, .num_ctas = 5, .planned_lens = {1500, 200}}, "shorter");
+  check<576, kKv>({.kv_lens = {450}, .num_ctas = 2, .growth = 1.5F}, "growing");
+}
+TEST(keys_of_8_bits) {
+  check_8_bits<DType::kFloat8E4M3>();
+  check_8_bits<DType::kFp8DsMla>();
+  for (const int32_t page_size : {1, 64}) {
+    check<576, DType::kFloat8E4M3>(
+        {.kv_lens = {90, 200}, .page_size = page_size, .has_tails = true}, "two tensors");
+    check<512, DType::kFloat8E4M3>({.kv_lens = {90, 200}, .page_size = page_size}, "no tail");
+  }
 }
 TEST(whole_rows_as_values) {
   check<512>({.kv_lens = {150, 64}, .page_size = 16}, "boxes");

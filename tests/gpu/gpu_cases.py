@@ -64,6 +64,42 @@ LARGER = [
     Case((100, 1), (100, 2500), head_dim=(192, 128), page_size=None),
 ]
 
+# More than 256 dims: warps share rows and take different dims of values.
+LARGER += [
+    Case(qo, kv, num_qo_heads=8, num_kv_heads=4, head_dim=dims, **options)
+    for qo, kv in (
+        ((1, 1, 3), (700, 5000, 90)),
+        ((300, 1, 64, 33), (300, 900, 64, 2100)),
+    )
+    for dims, options in (
+        (512, {}),
+        (512, {"page_size": None, "q_dtype": "float16", "window_left": 100, "num_ctas": 7}),
+        (512, {"kv_dtype": "float8_e4m3fn", "page_size": 64, "sinks": True}),
+        (512, {"batch_invariant": True, "page_size": 1, "num_ctas": 40}),
+        (512, {"softcap": 20.0, "kv_layout": "HND", "csr": True, "o_dtype": "float32"}),
+        (512, {"custom_mask": "random", "memory": "strided", "page_size": 5}),
+        (512, {"rope": "plain"}),
+        (512, {"variant": "alibi", "causal": False}),
+        (512, {"page_ids": "missing", "num_ctas": 3}),
+        (384, {"page_size": 8}),
+        (320, {"kv_dtype": "float8_e4m3fn", "q_dtype": "float16", "page_size": None}),
+        ((512, 300), {"window_left": 250}),
+        ((130, 512), {"lse_base2": True}),
+        (301, {"page_size": None, "memory": "strided"}),
+    )
+]
+LARGER += [
+    Case(
+        (200, 1, 3),
+        (900, 4000, 41),
+        planned_lens=(1500, 6000, 700),
+        num_qo_heads=4,
+        head_dim=512,
+        num_ctas=num_ctas,
+    )
+    for num_ctas in (3, 40, None)
+]
+
 # Queues in which work tiles of more than 64 rows, of fewer, and without keys follow each other.
 LARGER += [
     Case(
@@ -119,6 +155,11 @@ PREPARED = [
         {"head_dim": 128, "page_size": 2, "custom_mask": "random"},
         {"head_dim": (96, 128), "page_size": 1},
         {"head_dim": (128, 64), "page_size": 4, "csr": True},
+        {"head_dim": 128, "kv_dtype": "float8_e4m3fn", "k_scale": 0.5, "v_scale": 1.7},
+        {"head_dim": 64, "page_size": 5, "kv_dtype": "float8_e5m2", "csr": True, "sinks": True},
+        {"head_dim": 128, "page_size": None, "kv_dtype": "float8_e4m3fn", "num_ctas": 7},
+        {"head_dim": (96, 128), "kv_dtype": "float8_e5m2", "kv_layout": "HND", "causal": False},
+        {"head_dim": 72, "kv_dtype": "float8_e4m3fn", "special": (("v", float("nan")),)},
         # Pairs 36 dims apart; few pairs, which are rotated one by one.
         {"head_dim": 72, "rope": "plain"},
         {"head_dim": 128, "rope": "partial interleaved"},
@@ -159,6 +200,7 @@ PREFIXES = [
         {"head_dim": 128},
         {"page_size": 3, "csr": True, "kv_dtype": "float8_e4m3fn", "q_dtype": "float16"},
         {"head_dim": 256, "page_size": 1, "softcap": 20.0},
+        {"head_dim": 512, "num_kv_heads": 4},
         {"head_dim": (192, 128), "kv_layout": "HND", "memory": "strided", "num_kv_heads": 8},
     )
 ] + [
@@ -393,6 +435,35 @@ PREPARED_IDS = [
     dataclasses.replace(case, page_ids="missing") for case in PREPARED if case.page_size
 ]
 LARGER += PREPARED_IDS
+
+# 8-bit keys and values in tiles of many rows, which kernels for Hopper widen: by boxes of one page
+# and of several, ragged, to the last key of the tensor, in splits, with all masks, with prefixes.
+LARGER += [
+    Case(qo, kv, num_qo_heads=8, kv_dtype=dtype, head_dim=dim, **options)
+    for dtype, dim in (("float8_e4m3fn", 128), ("float8_e5m2", 64), ("float8_e4m3fn", 80))
+    for qo, kv, options in (
+        ((300, 1, 70), (900, 4000, 71), {"page_size": 16, "k_scale": 0.5, "v_scale": 1.7}),
+        ((300, 1, 70), (900, 4000, 71), {"page_size": 8, "num_kv_heads": 8, "num_ctas": 7}),
+        ((129, 40), (5000, 333), {"page_size": 64, "kv_layout": "HND", "num_ctas": 40}),
+        ((129, 40), (500, 3333), {"page_size": 128, "csr": True, "num_kv_heads": 4}),
+        ((200, 130), (1000, 130), {"page_size": None, "causal": False, "memory": "combined"}),
+        ((200, 130), (1000, 130), {"page_size": None, "sinks": True}),
+        ((70, 33), (1500, 64), {"page_size": 16, "window_left": 100, "softcap": 20.0}),
+        ((64, 65), (700, 4100), {"page_size": 32, "custom_mask": "random", "memory": "strided"}),
+        ((64, 200), (700, 900), {"page_size": 16, "planned_lens": (1500, 1000)}),
+        ((64, 200), (700, 900), {"page_size": 16, "variant": "biased", "num_ctas": 9}),
+        ((64, 200), (700, 900), {"page_size": 64, "device_scales": "heads", "num_kv_heads": 4}),
+        ((150, 1), (700, 3000), {"page_size": 16, "page_ids": "hidden", "window_left": 100}),
+        ((150, 1), (700, 3000), {"page_size": 16, "page_ids": "missing"}),
+        ((150, 80), (150, 3000), {"page_size": 3}),
+        ((300, 80), (300, 700), {"page_size": 16, "special": (("k", float("nan")),)}),
+        ((300, 80), (300, 700), {"page_size": 16, "special": (("v", float("nan")),)}),
+    )
+] + [
+    dataclasses.replace(case, kv_dtype="float8_e4m3fn", head_dim=128, rope=None)
+    for case in PREFIXES
+    if case.q_dtype != "float32" or case.kv_dtype is None
+]
 
 # NaN and infinity in every body of the kernel, in splits, in batch-invariant chunks, in 8 bits.
 _NAN, _INF = float("nan"), float("inf")

@@ -62,6 +62,9 @@ def small_cases():
         # and the third tile uses both again.
         Case((260, 3), (260, 70), head_dim=128, num_qo_heads=64, page_size=None, rope="plain"),
         Case((260, 3), (260, 70), head_dim=128, num_qo_heads=64, page_size=1),
+        Case(
+            (260, 3, 260), (260, 70, 150), head_dim=128, num_qo_heads=64, kv_dtype="float8_e4m3fn"
+        ),
         # Page ids that are none of the cache.
         *(
             Case(qo, kv, head_dim=dim, page_size=page, window_left=50, page_ids="missing")

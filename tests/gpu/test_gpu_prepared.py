@@ -14,7 +14,11 @@ pytestmark = pytest.mark.gpu
 NAN = float("nan")
 HEADS = {"num_qo_heads": 16, "num_kv_heads": 2, "head_dim": 128}
 MAX_BATCH, MAX_TOKENS, MAX_KEYS = 4, 2100, 4000
-OPTIONS = {"gather": {"page_size": 1}, "rope": {"page_size": 16, "rope": fp.Rope()}}
+OPTIONS = {
+    "gather": {"page_size": 1},
+    "rope": {"page_size": 16, "rope": fp.Rope()},
+    "widen": {"page_size": 16, "kv_dtype": "float8_e4m3fn"},
+}
 # (queries, keys) of each request.
 PROMPTS = ((800, 2000), (800, 1500))
 OTHER_PROMPTS = ((1, 1500), (1700, 1700), (300, 3000))
@@ -51,7 +55,8 @@ class Layer:
         pages = torch.randperm(MAX_BATCH * columns, dtype=torch.int32, device=DEVICE)
         self.table = pages.view(MAX_BATCH, columns)
         shape = (MAX_BATCH * columns, page_size, 2, 128)
-        self.k, self.v = (torch.randn(shape, device=DEVICE).bfloat16() for _ in "kv")
+        dtype = getattr(torch, options.get("kv_dtype", "bfloat16"))
+        self.k, self.v = (torch.randn(shape, device=DEVICE).to(dtype) for _ in "kv")
         self.q = torch.randn((MAX_TOKENS, 16, 128), device=DEVICE).bfloat16()
         self.out = torch.full_like(self.q, NAN)
 
@@ -86,7 +91,7 @@ def test_replays(name, captured, torch, seed):
         layer.run()
     for batch in BATCHES:
         layer.q.normal_()
-        layer.k.normal_()
+        layer.k.copy_(torch.randn(layer.k.shape, device=DEVICE))
         layer.out.fill_(NAN)
         layer.plan(batch)
         graph.replay()
@@ -105,7 +110,7 @@ def test_dependent_launches(name, torch, seed):
         layer.k.copy_(first_keys)
         for _ in range(10):
             layer.run(pdl=pdl)
-            torch.div(layer.out[:1600].view(-1, 2, 128), 0.1, out=keys[:12800])
+            keys[:12800].copy_(layer.out[:1600].view(-1, 2, 128) * 10)
         return layer.out.clone()
 
     expected = run_all(False)

@@ -65,6 +65,7 @@ def with_numpy() -> None:
     fp.pack_mask(np.ones((2, 3), np.bool_))
     fp.check_device_data(attn, kv_lens=np.array([3, 4], np.int32))
     assert_type(fp.apply_rope(q, q[:, :2], np.arange(3), fp.Rope()), tuple[Floats, Floats])
+    assert_type(fp.quantize_fp8(q, per_head=True), tuple[Floats, Floats])
     logits: Floats = np.zeros((2, 5), np.float32)
     tokens = fp.sample(logits, top_k=np.array([1, 3], np.int32), seed=1)
     assert_type(tokens, Ints)

@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// What an engine wants of a device: the tokens that follow those of a batch.
+// What an engine wants of a model: the tokens that follow those of a batch.
 #pragma once
 
 #include <cstdint>
 #include <vector>
 
+#include "device.h"
 #include "draws.h"
 
 namespace engine {
 
 // --8<-- [start:step]
 /// What the model computes in one step, in host memory. `tokens` has the tokens of all sequences,
-/// those of a sequence side by side.
+/// those of a sequence side by side. A token -1 - i is draw number i of the step before.
 struct Step {
   std::vector<int32_t> tokens;
   std::vector<int32_t> qo_indptr;    // [batch + 1] where the tokens of each sequence begin
@@ -20,17 +21,12 @@ struct Step {
   std::vector<int32_t> page_indices;
   std::vector<int32_t> last_rows;  // [draws.size()] tokens whose successors are drawn
   Draws draws;
+  bool has_paused = false;  // there was no work before
 
   int32_t num_tokens() const { return static_cast<int32_t>(tokens.size()); }
   int32_t batch_size() const { return static_cast<int32_t>(kv_lens.size()); }
 };
 // --8<-- [end:step]
-
-/// The token after each of Step::last_rows.
-struct Drawn {
-  std::vector<int32_t> tokens;
-  std::vector<float> logprobs;
-};
 
 /// A model on a device, with its weights, its cache of keys and values, and its buffers. It keeps
 /// nothing of a sequence but keys and values. One thread at a time calls it.
@@ -38,10 +34,15 @@ class Backend {
  public:
   virtual ~Backend() = default;
 
-  /// Computes one step and draws its tokens. The caller gives `drawn` with room for
-  /// Options::max_batch_size tokens.
+  /// Begins a step, which draws the token after each of Step::last_rows, and may return before it
+  /// has ended. Steps are computed in the order of these calls. At most two are under way.
   ///   std::runtime_error  the device has failed
-  virtual void run(const Step& step, Drawn* drawn) = 0;
+  virtual void start(const Step& step) = 0;
+  /// Waits for the oldest step under way, and gives what it drew. The caller gives `drawn` with
+  /// room for Options::max_batch_size tokens.
+  ///   std::runtime_error  the device has failed, or a row of logits has a NaN
+  virtual void finish(Drawn* drawn) = 0;
+  virtual DeviceTimes times() const { return {}; }
 };
 
 }  // namespace engine

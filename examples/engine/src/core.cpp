@@ -2,6 +2,7 @@
 #include "core.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <limits>
 #include <span>
@@ -57,6 +58,9 @@ void check_request(const Request& request, const ModelConfig& config, const Opti
   constexpr int32_t kMaxSamples = 1024;
   expect(request.num_samples >= 1 && request.num_samples <= kMaxSamples, "num_samples",
          "1 to " + std::to_string(kMaxSamples), request.num_samples);
+  const int32_t max_logprobs = std::min(kMaxLogprobs, config.vocab);
+  expect(request.num_logprobs >= -1 && request.num_logprobs <= max_logprobs, "num_logprobs",
+         "-1 to " + std::to_string(max_logprobs), request.num_logprobs);
   check_sampling(request.sampling);
   expect(request.sampling.seed <= std::numeric_limits<int64_t>::max() - kMaxSamples, "seed",
          "a number that can grow by num_samples", request.sampling.seed);
@@ -74,10 +78,8 @@ Core::Core(const ModelConfig& config, std::unique_ptr<Backend> backend, const Op
       options_(options),
       backend_(std::move(backend)),
       cache_(options.num_pages, options.page_size),
-      scheduler_(options, &cache_) {
-  drawn_.tokens.resize(static_cast<std::size_t>(options.max_batch_size));
-  drawn_.logprobs.resize(static_cast<std::size_t>(options.max_batch_size));
-}
+      scheduler_(options, &cache_),
+      drawn_(options.max_batch_size) {}
 
 void Core::add(RequestId id, Request request) {
   auto shared = std::make_shared<SharedRequest>();
@@ -92,25 +94,95 @@ void Core::add(RequestId id, Request request) {
   }
 }
 
-void Core::abort(RequestId id, std::vector<Output>* outputs) {
-  for (const int32_t sample : scheduler_.remove_request(id)) {
-    outputs->push_back({id, sample, -1, 0.0F, Finish::kAborted});
+void Core::abort(RequestId id, int32_t sample, std::vector<Output>* outputs) {
+  forget(id, sample);
+  for (const int32_t removed : scheduler_.remove_request(id, sample)) {
+    outputs->push_back({id, removed, -1, 0.0F, Finish::kAborted, {}});
   }
 }
 
+// --8<-- [start:step]
 void Core::step(std::vector<Output>* outputs) {
+  // Penalties depend on all tokens before, which a step under way still draws.
+  const bool needs_tokens = step_.draws.has_penalties || !options_.look_ahead;
+  if (needs_tokens && !under_way_.empty()) finish_step(outputs);
+  const bool has_started = start_step();
+  const std::size_t num_left = has_started && options_.look_ahead ? 1 : 0;
+  while (under_way_.size() > num_left) finish_step(outputs);
+  is_paused_ |= scheduler_.is_idle();
+}
+// --8<-- [end:step]
+
+bool Core::start_step() {
+  using Clock = std::chrono::steady_clock;
+  const Clock::time_point begin = Clock::now();
   const std::vector<Chunk>& chunks = scheduler_.schedule();
-  if (chunks.empty()) return;
+  if (chunks.empty()) return false;
   fill_step(chunks);
-  backend_->run(step_, &drawn_);
+  step_.has_paused = is_paused_;
+  is_paused_ = false;
+  backend_->start(step_);
   scheduler_.complete_step();
-  for (std::size_t i = 0; i < drawing_.size(); ++i) {
-    Sequence& sequence = *drawing_[i];
-    sequence.tokens.push_back(drawn_.tokens[i]);
-    const Finish finish = finish_of(sequence);
-    outputs->push_back(
-        {sequence.shared->id, sequence.sample, drawn_.tokens[i], drawn_.logprobs[i], finish});
-    if (finish != Finish::kNot) scheduler_.remove(&sequence);
+  // From here on the next step may be planned: each draw has its place in a sequence.
+  StepUnderWay& started = under_way_.emplace_back();
+  started.num_logprobs = step_.draws.num_logprobs;
+  started.is_decode = step_.num_tokens() == step_.batch_size();
+  int32_t draw = 0;
+  for (const Chunk& chunk : chunks) {
+    if (!chunk.has_draw) continue;
+    std::vector<int32_t>& tokens = chunk.sequence->tokens;
+    started.pending.push_back({chunk.sequence, tokens.size()});
+    tokens.push_back(-1 - draw++);
+  }
+  statistics_.host_seconds += std::chrono::duration<double>(Clock::now() - begin).count();
+  return true;
+}
+
+void Core::finish_step(std::vector<Output>* outputs) {
+  backend_->finish(&drawn_);
+  const StepUnderWay finished = std::move(under_way_.front());
+  under_way_.pop_front();
+  plan_begin(finished.is_decode);
+  for (std::size_t i = 0; i < finished.pending.size(); ++i) {
+    if (finished.pending[i].sequence == nullptr) continue;
+    add_output(finished.pending[i], i, finished.num_logprobs, outputs);
+  }
+}
+
+void Core::plan_begin(bool was_decode) {
+  using Clock = std::chrono::steady_clock;
+  // What planning and the first launches take, and what a step may be shorter than the last one.
+  constexpr double kMargin = 0.7e-3;
+  const double busy_seconds = backend_->times().busy;
+  if (was_decode) decode_seconds_ = busy_seconds - busy_seconds_;
+  busy_seconds_ = busy_seconds;
+  next_begin_ = Clock::now();
+  if (under_way_.empty() || !under_way_.front().is_decode || decode_seconds_ < kMargin) return;
+  const std::chrono::duration<double> rest(decode_seconds_ - kMargin);
+  next_begin_ += std::chrono::duration_cast<Clock::duration>(rest);
+}
+
+void Core::add_output(const Pending& pending, std::size_t draw, int32_t num_logprobs,
+                      std::vector<Output>* outputs) {
+  Sequence& sequence = *pending.sequence;
+  sequence.tokens[pending.place] = drawn_.tokens[draw];
+  const SharedRequest& shared = *sequence.shared;
+  const int32_t count = shared.request.num_logprobs;
+  const Finish finish = finish_of(sequence, pending.place);
+  outputs->push_back({shared.id, sequence.sample, drawn_.tokens[draw],
+                      count < 0 ? 0.0F : drawn_.logprobs[draw], finish,
+                      drawn_.likeliest(draw, count, num_logprobs)});
+  if (finish == Finish::kNot) return;
+  forget(shared.id, sequence.sample);
+  scheduler_.remove(&sequence);
+}
+
+void Core::forget(RequestId request, int32_t sample) {
+  for (StepUnderWay& step : under_way_) {
+    for (Pending& pending : step.pending) {
+      if (pending.sequence == nullptr || pending.sequence->shared->id != request) continue;
+      if (sample == kAllSamples || sample == pending.sequence->sample) pending.sequence = nullptr;
+    }
   }
 }
 
@@ -119,6 +191,10 @@ Statistics Core::statistics() const {
   result.preemptions = scheduler_.num_preemptions();
   result.reused_tokens = scheduler_.num_reused_tokens();
   result.used_pages = cache_.num_pages() - cache_.num_available();
+  result.running = scheduler_.num_running();
+  result.waiting = scheduler_.num_waiting();
+  result.device_busy_seconds = backend_->times().busy;
+  result.device_idle_seconds = backend_->times().idle;
   return result;
 }
 
@@ -128,7 +204,6 @@ void Core::fill_step(const std::vector<Chunk>& chunks) {
   s.qo_indptr.assign(1, 0);
   s.page_indptr.assign(1, 0);
   s.draws.clear();
-  drawing_.clear();
   bool has_prompt = false, has_decode = false;
   for (const Chunk& chunk : chunks) {
     Sequence& sequence = *chunk.sequence;
@@ -142,26 +217,27 @@ void Core::fill_step(const std::vector<Chunk>& chunks) {
     s.page_indptr.push_back(static_cast<int32_t>(s.page_indices.size()));
     const bool is_prompt = sequence.num_cached < sequence.num_prompt_tokens();
     (is_prompt ? has_prompt : has_decode) = true;
-    if (!chunk.draws()) continue;
+    if (!chunk.has_draw) continue;
     s.last_rows.push_back(s.num_tokens() - 1);
     s.draws.add(sequence);
-    drawing_.push_back(&sequence);
   }
   ++statistics_.steps;
   statistics_.mixed_steps += has_prompt && has_decode;
   statistics_.computed_tokens += s.num_tokens();
 }
 
-Finish Core::finish_of(const Sequence& sequence) const {
+Finish Core::finish_of(const Sequence& sequence, std::size_t place) const {
   const Request& request = sequence.shared->request;
-  const int32_t token = sequence.tokens.back();
+  const int32_t token = sequence.tokens[place];
   const auto is_in = [=](const std::vector<int32_t>& tokens) {
     return std::ranges::find(tokens, token) != tokens.end();
   };
   const bool is_stop =
       is_in(request.stop_tokens) || (!request.ignore_model_stops && is_in(config_.stop_tokens));
   if (is_stop) return Finish::kStop;
-  return sequence.num_new_tokens() == request.max_new_tokens ? Finish::kLength : Finish::kNot;
+  const std::size_t num_tokens =
+      request.prompt.size() + static_cast<std::size_t>(request.max_new_tokens);
+  return place + 1 == num_tokens ? Finish::kLength : Finish::kNot;
 }
 
 }  // namespace engine

@@ -2,7 +2,10 @@
 // What an engine does, step by step, on one thread.
 #pragma once
 
+#include <chrono>
+#include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <vector>
 
@@ -25,19 +28,45 @@ class Core {
 
   /// Adds a request that check_request() has accepted.
   void add(RequestId id, Request request);
-  /// Ends a request; adds an output for each of its samples that is not finished.
-  void abort(RequestId id, std::vector<Output>* outputs);
-  /// Computes one step and adds the tokens that it draws. Does nothing if there is no request.
+  /// Ends a sample of a request, or all of them if `sample` is kAllSamples; adds an output for each
+  /// that is not finished.
+  void abort(RequestId id, int32_t sample, std::vector<Output>* outputs);
+  /// Begins a step, and adds the tokens of the one before; with Options::look_ahead off, those of
+  /// the step itself. Does nothing if there is no request.
   void step(std::vector<Output>* outputs);
 
   bool is_idle() const { return scheduler_.is_idle(); }
+  /// When the next step should begin. Earlier would be no use for the steps under way, and requests
+  /// that come until then would miss it.
+  std::chrono::steady_clock::time_point next_begin() const { return next_begin_; }
   Statistics statistics() const;
   Scheduler& scheduler() { return scheduler_; }
   const PageCache& cache() const { return cache_; }
 
  private:
+  /// A token that a step under way draws.
+  struct Pending {
+    Sequence* sequence = nullptr;  // null: it has ended meanwhile
+    std::size_t place = 0;         // of the token in the sequence
+  };
+  struct StepUnderWay {
+    std::vector<Pending> pending;
+    int32_t num_logprobs = -1;  // Draws::num_logprobs
+    bool is_decode = false;     // each sequence has one token
+  };
+
+  /// Begins the next step; false if there is none.
+  bool start_step();
   void fill_step(const std::vector<Chunk>& chunks);
-  Finish finish_of(const Sequence& sequence) const;
+  /// Waits for the oldest step under way, and adds its tokens.
+  void finish_step(std::vector<Output>* outputs);
+  void add_output(const Pending& pending, std::size_t draw, int32_t num_logprobs,
+                  std::vector<Output>* outputs);
+  /// Steps under way draw nothing more for these sequences.
+  void forget(RequestId request, int32_t sample);
+  /// After a step has ended: sets next_begin_.
+  void plan_begin(bool was_decode);
+  Finish finish_of(const Sequence& sequence, std::size_t place) const;
 
   ModelConfig config_;
   Options options_;
@@ -47,7 +76,11 @@ class Core {
   // Buffers of a step.
   Step step_;
   Drawn drawn_;
-  std::vector<Sequence*> drawing_;
+  std::deque<StepUnderWay> under_way_;  // the oldest first; two at most
+  std::chrono::steady_clock::time_point next_begin_{};
+  double busy_seconds_ = 0;    // of the device, up to the end of the last step
+  double decode_seconds_ = 0;  // of the last step of decodes
+  bool is_paused_ = true;      // there was nothing to do after the last step
   Statistics statistics_;
 };
 

@@ -6,36 +6,15 @@
 
 namespace engine {
 
-namespace fp = flashplan;
-
 namespace {
 
-fp::TensorView floats(const std::vector<float>& values) {
-  return fp::contiguous(values.data(), fp::DType::kFloat32, fp::Device{},
-                        {static_cast<int64_t>(values.size())});
-}
-
-fp::TensorView int32s(const std::vector<int32_t>& values) {
-  return fp::contiguous(values.data(), fp::DType::kInt32, fp::Device{},
-                        {static_cast<int64_t>(values.size())});
-}
-
-fp::TensorView int64s(const std::vector<int64_t>& values) {
-  return fp::contiguous(values.data(), fp::DType::kInt64, fp::Device{},
-                        {static_cast<int64_t>(values.size())});
-}
-
-void penalize(const fp::TensorView& logits, const History& history,
-              const fp::PenaltyOptions& penalties) {
-  const fp::TensorView tokens =
-      fp::contiguous(history.tokens.data(), fp::DType::kInt32, fp::Device{},
-                     {static_cast<int64_t>(history.lens.size()), history.max_len});
-  check(fp::apply_penalties(logits, tokens, int32s(history.lens), penalties));
+bool has_penalties(const Sampling& s) {
+  return s.repetition != 1.0F || s.presence != 0.0F || s.frequency != 0.0F;
 }
 
 }  // namespace
 
-void check(const fp::Status& status) {
+void check(const flashplan::Status& status) {
   if (!status.ok()) throw std::runtime_error(status.message);
 }
 
@@ -48,6 +27,7 @@ void Draws::clear() {
   offsets.clear();
   sequences.clear();
   has_penalties = false;
+  num_logprobs = -1;
 }
 
 void Draws::add(const Sequence& sequence) {
@@ -63,13 +43,26 @@ void Draws::add(const Sequence& sequence) {
   repetitions.push_back(sampling.repetition);
   presences.push_back(sampling.presence);
   frequencies.push_back(sampling.frequency);
-  has_penalties |=
-      sampling.repetition != 1.0F || sampling.presence != 0.0F || sampling.frequency != 0.0F;
+  has_penalties |= engine::has_penalties(sampling);
+  num_logprobs = std::max(num_logprobs, sequence.shared->request.num_logprobs);
   sequences.push_back(&sequence);
 }
 
+void Draws::add_likeliest(int32_t count) {
+  const auto size = static_cast<std::size_t>(count);
+  for (auto* values : {&temperatures, &min_ps, &presences, &frequencies}) values->assign(size, 0);
+  for (auto* values : {&top_ps, &repetitions}) values->assign(size, 1);
+  top_ks.assign(size, INT32_MAX);
+  seeds.assign(size, 0);
+  offsets.assign(size, 0);
+  sequences.assign(size, nullptr);
+}
+
 History Draws::history(bool with_prompt) const {
-  const auto begin = [=](const Sequence& s) { return with_prompt ? 0 : s.num_prompt_tokens(); };
+  const auto begin = [=](const Sequence& s) {
+    if (!engine::has_penalties(s.shared->request.sampling)) return s.num_tokens();
+    return with_prompt ? 0 : s.num_prompt_tokens();
+  };
   History history;
   history.max_len = 1;  // a tensor without elements has no address
   for (const Sequence* sequence : sequences) {
@@ -85,29 +78,20 @@ History Draws::history(bool with_prompt) const {
   return history;
 }
 
-void draw(const Draws& draws, float* logits, int32_t vocab, int32_t* tokens, float* logprobs) {
-  const auto count = static_cast<int64_t>(draws.size());
-  const fp::TensorView rows =
-      fp::contiguous(logits, fp::DType::kFloat32, fp::Device{}, {count, vocab});
-  if (draws.has_penalties) {
-    fp::PenaltyOptions of_all, of_new;
-    of_all.repetitions = floats(draws.repetitions);
-    of_new.presences = floats(draws.presences);
-    of_new.frequencies = floats(draws.frequencies);
-    penalize(rows, draws.history(true), of_all);
-    penalize(rows, draws.history(false), of_new);
+Drawn::Drawn(int32_t max_draws)
+    : tokens(static_cast<std::size_t>(max_draws)),
+      logprobs(static_cast<std::size_t>(max_draws)),
+      likeliest_tokens(static_cast<std::size_t>(max_draws * kMaxLogprobs)),
+      likeliest_logprobs(static_cast<std::size_t>(max_draws * kMaxLogprobs)) {}
+
+std::vector<TokenLogprob> Drawn::likeliest(std::size_t draw, int32_t count,
+                                           int32_t num_logprobs) const {
+  const std::size_t begin = draw * static_cast<std::size_t>(num_logprobs);
+  std::vector<TokenLogprob> result;
+  for (std::size_t i = begin; count > 0 && i < begin + static_cast<std::size_t>(count); ++i) {
+    result.push_back({likeliest_tokens[i], likeliest_logprobs[i]});
   }
-  fp::SampleOptions options;
-  options.temperatures = floats(draws.temperatures);
-  options.top_ks = int32s(draws.top_ks);
-  options.top_ps = floats(draws.top_ps);
-  options.min_ps = floats(draws.min_ps);
-  options.seeds = int64s(draws.seeds);
-  options.offsets = int64s(draws.offsets);
-  fp::SampleOutputs outputs;
-  outputs.ids = fp::contiguous(tokens, fp::DType::kInt32, fp::Device{}, {count});
-  outputs.logprobs = fp::contiguous(logprobs, fp::DType::kFloat32, fp::Device{}, {count});
-  check(fp::sample(rows, options, outputs));
+  return result;
 }
 
 }  // namespace engine

@@ -26,17 +26,30 @@ struct Draws {
   std::vector<float> repetitions, presences, frequencies;
   std::vector<const Sequence*> sequences;
   bool has_penalties = false;
+  int32_t num_logprobs = -1;  // the largest Request::num_logprobs
 
   std::size_t size() const { return sequences.size(); }
   void clear();
   void add(const Sequence& sequence);
-  /// The tokens of each sequence from its prompt on, or those after the prompt alone.
+  /// Adds draws of the likeliest token, of no sequence.
+  void add_likeliest(int32_t count);
+  /// The tokens of each sequence with penalties from its prompt on, or those after the prompt
+  /// alone.
   History history(bool with_prompt) const;
 };
 
-/// Draws from rows of logits on the CPU, [draws.size(), vocab] float32, which penalties change.
-///   std::runtime_error  a row has a NaN
-void draw(const Draws& draws, float* logits, int32_t vocab, int32_t* tokens, float* logprobs);
+/// What was drawn. Draws::num_logprobs determines which log-probabilities there are.
+struct Drawn {
+  explicit Drawn(int32_t max_draws = 0);
+
+  /// The `count` likeliest tokens of a draw, of the num_logprobs that there are of each.
+  std::vector<TokenLogprob> likeliest(std::size_t draw, int32_t count, int32_t num_logprobs) const;
+
+  std::vector<int32_t> tokens;  // [draws]
+  std::vector<float> logprobs;
+  std::vector<int32_t> likeliest_tokens;  // [draws, Draws::num_logprobs]
+  std::vector<float> likeliest_logprobs;
+};
 
 /// Throws std::runtime_error with the text of a status that is not ok.
 void check(const flashplan::Status& status);

@@ -12,9 +12,11 @@
 #include <utility>
 
 #include "core.h"
-#include "cpu_backend.h"
 #include "engine_thread.h"
 #include "model.h"
+#include "model_backend.h"
+#include "open_device.h"
+#include "step_log.h"
 
 namespace engine {
 
@@ -48,10 +50,12 @@ class EngineThread final : public Engine {
     return id;
   }
 
-  bool abort(RequestId request) override {
+  bool abort(RequestId request) override { return abort_sample(request, kAllSamples); }
+
+  bool abort_sample(RequestId request, int32_t sample) override {
     const std::lock_guard lock(mutex_);
     if (!live_.contains(request)) return false;
-    aborted_.insert(request);
+    aborted_.emplace(request, sample);
     has_work_.notify_one();
     return true;
   }
@@ -86,18 +90,20 @@ class EngineThread final : public Engine {
   /// False: the engine stops.
   bool receive() {
     std::vector<std::pair<RequestId, Request>> submitted;
-    std::set<RequestId> aborted;
+    std::set<std::pair<RequestId, int32_t>> aborted;
     {
       std::unique_lock lock(mutex_);
       has_work_.wait(lock, [this] {
         return stops_ || !submitted_.empty() || !aborted_.empty() || !core_.is_idle();
       });
+      // Nobody waits for the next step yet, but requests may still come.
+      has_work_.wait_until(lock, core_.next_begin(), [this] { return stops_; });
       if (stops_) return false;
       submitted.swap(submitted_);
       aborted.swap(aborted_);
     }
     for (auto& [id, request] : submitted) core_.add(id, std::move(request));
-    for (const RequestId id : aborted) core_.abort(id, &drawn_);
+    for (const auto& [id, sample] : aborted) core_.abort(id, sample, &drawn_);
     return true;
   }
 
@@ -127,7 +133,7 @@ class EngineThread final : public Engine {
   RequestId next_id_ = 0;
   std::map<RequestId, int32_t> live_;  // samples that are not finished
   std::vector<std::pair<RequestId, Request>> submitted_;
-  std::set<RequestId> aborted_;
+  std::set<std::pair<RequestId, int32_t>> aborted_;  // and which sample
   std::vector<Output> outputs_;
   Statistics statistics_;
   std::string error_;  // of the step that failed
@@ -145,20 +151,33 @@ std::unique_ptr<Engine> start_engine(const ModelConfig& config, std::unique_ptr<
   return std::make_unique<EngineThread>(config, std::move(backend), options);
 }
 
-std::unique_ptr<Engine> start_on_cpu(const ModelConfig& config, WeightSource& source,
-                                     const Options& options) {
-  check_options(options);
-  return start_engine(config, std::make_unique<CpuBackend>(load_model(config, source), options),
-                      options);
+std::unique_ptr<Engine> start_model(Model model, std::unique_ptr<Device> device,
+                                    const Options& options) {
+  const ModelConfig config = model.config;
+  std::unique_ptr<Backend> backend =
+      std::make_unique<ModelBackend>(std::move(model), std::move(device), options);
+  if (!options.step_log.empty()) {
+    backend = std::make_unique<StepLog>(std::move(backend), options.step_log);
+  }
+  return start_engine(config, std::move(backend), options);
 }
 
 std::unique_ptr<Engine> Engine::load(const std::filesystem::path& folder, const Options& options) {
-  return start_on_cpu(read_model_config(folder), *open_checkpoint(folder), options);
+  check_options(options);
+  const ModelConfig config = read_model_config(folder);
+  const std::unique_ptr<WeightSource> source = open_checkpoint(folder);
+  std::unique_ptr<Device> device = open_device(options);
+  Model model = load_model(config, *source, *device);
+  return start_model(std::move(model), std::move(device), options);
 }
 
 std::unique_ptr<Engine> Engine::random(const std::filesystem::path& folder, uint64_t seed,
                                        const Options& options) {
-  return start_on_cpu(read_model_config(folder), *random_weights(seed), options);
+  check_options(options);
+  const ModelConfig config = read_model_config(folder);
+  std::unique_ptr<Device> device = open_device(options);
+  Model model = random_model(config, seed, *device);
+  return start_model(std::move(model), std::move(device), options);
 }
 
 }  // namespace engine

@@ -5,8 +5,9 @@
 #include <memory>
 
 #include "backend.h"
-#include "checkpoint.h"
+#include "device.h"
 #include "engine/engine.h"
+#include "model.h"
 #include "model_config.h"
 
 namespace engine {
@@ -15,8 +16,8 @@ namespace engine {
 std::unique_ptr<Engine> start_engine(const ModelConfig& config, std::unique_ptr<Backend> backend,
                                      const Options& options);
 
-/// Checks the options, loads the weights, and starts an engine on the CPU.
-std::unique_ptr<Engine> start_on_cpu(const ModelConfig& config, WeightSource& source,
-                                     const Options& options);
+/// An engine that runs a model, which lies in the memory of `device`.
+std::unique_ptr<Engine> start_model(Model model, std::unique_ptr<Device> device,
+                                    const Options& options);
 
 }  // namespace engine

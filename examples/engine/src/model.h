@@ -1,32 +1,61 @@
 // SPDX-License-Identifier: Apache-2.0
-// The weights of a model.
+// The weights of a model, on the device that computes it.
 #pragma once
 
+#include <cstdint>
+#include <memory>
+#include <string>
 #include <vector>
 
 #include "checkpoint.h"
+#include "device.h"
 #include "model_config.h"
 
 namespace engine {
 
+/// Of the device's dtype.
+using DeviceWeights = std::shared_ptr<const void>;
+
+/// [rows, inputs]: parts below each other, which may lie apart in memory.
+struct Matrix {
+  struct Part {
+    DeviceWeights values;
+    int64_t rows = 0;
+  };
+  std::vector<Part> parts;
+  int64_t inputs = 0;
+};
+
 struct Layer {
-  Weights attention_norm, ffn_norm;  // [hidden]
-  Weights q, k, v;                   // [heads * head_dim, hidden]
-  Weights q_norm, k_norm;            // [head_dim]; null in models without them
-  Weights o;                         // [hidden, heads * head_dim]
-  Weights gate, up;                  // [ffn, hidden]
-  Weights down;                      // [hidden, ffn]
+  DeviceWeights attention_norm, ffn_norm;  // [hidden]
+  Matrix qkv;                              // [(qo_heads + 2 * kv_heads) * head_dim, hidden]
+  DeviceWeights q_norm, k_norm;            // [head_dim]; null in models without them
+  Matrix o;                                // [hidden, qo_heads * head_dim]
+  Matrix gate_up;                          // [2 * ffn, hidden]
+  Matrix down;                             // [hidden, ffn]
 };
 
 struct Model {
   ModelConfig config;
-  Weights embedding;  // [vocab, hidden]
+  Matrix embedding;  // [vocab, hidden], of one part
   std::vector<Layer> layers;
-  Weights norm;    // [hidden]
-  Weights output;  // [vocab, hidden]; may be the embedding
+  DeviceWeights norm;  // [hidden]
+  Matrix output;       // [vocab, hidden]; may be the embedding
+};
+
+/// Gives weights to a device.
+class WeightLoader {
+ public:
+  virtual ~WeightLoader() = default;
+  virtual DeviceWeights vector(const std::string& name, int64_t size) = 0;
+  /// The matrices of these names, [rows[i], inputs], below each other.
+  virtual Matrix matrix(const std::vector<std::string>& names, const std::vector<int64_t>& rows,
+                        int64_t inputs) = 0;
 };
 
 /// Throws std::invalid_argument if weights are missing or have another shape.
-Model load_model(const ModelConfig& config, WeightSource& source);
+Model load_model(const ModelConfig& config, WeightLoader& loader);
+/// The same for weights of the host.
+Model load_model(const ModelConfig& config, WeightSource& source, Device& device);
 
 }  // namespace engine

@@ -13,12 +13,13 @@
 
 namespace engine {
 
+inline constexpr int32_t kAllSamples = -1;
+
 /// The tokens of a sequence that a step computes: the next num_tokens that are not cached.
 struct Chunk {
   Sequence* sequence = nullptr;
   int32_t num_tokens = 0;
-
-  bool draws() const { return num_tokens == sequence->num_uncached(); }
+  bool has_draw = false;  // these are all of them, so the next token is drawn
 };
 
 /// First come, first served, and all in one batch: each step has one token of every sequence that
@@ -34,25 +35,31 @@ class Scheduler {
 
   /// Adds a sequence behind all others.
   void add(std::unique_ptr<Sequence> sequence);
-  /// The next step. Empty only if no sequence is left. Valid until the next call of a function.
+  /// The next step. Empty only if no sequence is left, or if the last tokens of those that run are
+  /// being drawn. Valid until the next call of a function.
   const std::vector<Chunk>& schedule();
-  /// Publishes the pages that the last step has filled.
+  /// Publishes the pages that the last step fills. It need not have ended, if the backend computes
+  /// all steps in their order.
   void complete_step();
   /// Takes a sequence out and gives its pages back.
-  void remove(const Sequence* sequence);
-  /// Takes all sequences of a request out; returns which samples they were.
-  std::vector<int32_t> remove_request(RequestId request);
+  void remove(Sequence* sequence);
+  /// Takes a sample of a request out, or all of them if `sample` is kAllSamples; returns which were
+  /// there.
+  std::vector<int32_t> remove_request(RequestId request, int32_t sample);
   /// Stops the youngest running sequence; there must be one.
   void preempt_youngest();
 
   bool is_idle() const { return waiting_.empty() && running_.empty(); }
   int32_t num_running() const { return static_cast<int32_t>(running_.size()); }
+  int32_t num_waiting() const { return static_cast<int32_t>(waiting_.size()); }
   int64_t num_preemptions() const { return num_preemptions_; }
   int64_t num_reused_tokens() const { return num_reused_tokens_; }
 
  private:
   /// Gives each running sequence the pages for all its tokens.
   void make_room();
+  /// Lets others find the full pages of a sequence whose tokens are known.
+  void publish(Sequence* sequence);
   /// Lets sequences begin while those that run leave some of the budget.
   void admit();
 

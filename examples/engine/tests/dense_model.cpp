@@ -10,9 +10,14 @@ namespace {
 
 using Row = std::vector<double>;
 
-Row product(const Row& x, const Weights& w, int32_t outputs) {
-  Row y(static_cast<std::size_t>(outputs));
-  const float* row = w.get();
+const float* values_of(const DeviceWeights& weights) {
+  return static_cast<const float*>(weights.get());
+}
+
+/// The product with one part of a matrix.
+Row product(const Row& x, const Matrix& matrix, std::size_t part = 0) {
+  Row y(static_cast<std::size_t>(matrix.parts[part].rows));
+  const float* row = values_of(matrix.parts[part].values);
   for (double& sum : y) {
     for (const double value : x) sum += value * double{*row++};
   }
@@ -20,14 +25,15 @@ Row product(const Row& x, const Weights& w, int32_t outputs) {
 }
 
 /// Normalises x[begin, begin + size).
-void normalize(Row* x, std::size_t begin, std::size_t size, const Weights& weight, float eps) {
+void normalize(Row* x, std::size_t begin, std::size_t size, const DeviceWeights& weight,
+               float eps) {
   double sum = 0;
   for (std::size_t i = begin; i < begin + size; ++i) sum += (*x)[i] * (*x)[i];
   const double scale = 1 / std::sqrt(sum / static_cast<double>(size) + double{eps});
-  for (std::size_t i = 0; i < size; ++i) (*x)[begin + i] *= scale * double{weight.get()[i]};
+  for (std::size_t i = 0; i < size; ++i) (*x)[begin + i] *= scale * double{values_of(weight)[i]};
 }
 
-Row normalized(Row x, const Weights& weight, float eps) {
+Row normalized(Row x, const DeviceWeights& weight, float eps) {
   normalize(&x, 0, x.size(), weight, eps);
   return x;
 }
@@ -44,7 +50,7 @@ double frequency(const flashplan::Rope& rope, int32_t pair, int32_t head_dim) {
 }
 
 /// Normalises, if there are weights for it, and rotates each head.
-void finish_heads(Row* x, const ModelConfig& c, const Weights& weight, std::size_t position) {
+void finish_heads(Row* x, const ModelConfig& c, const DeviceWeights& weight, std::size_t position) {
   const auto dim = static_cast<std::size_t>(c.head_dim);
   for (std::size_t begin = 0; begin < x->size(); begin += dim) {
     if (weight != nullptr) normalize(x, begin, dim, weight, c.norm_eps);
@@ -89,29 +95,28 @@ void add(Row* x, const Row& y) {
 
 std::vector<Row> DenseModel::logits(const std::vector<int32_t>& tokens) const {
   const ModelConfig& c = model_.config;
-  const int32_t q_size = c.num_qo_heads * c.head_dim, kv_size = c.num_kv_heads * c.head_dim;
   std::vector<std::vector<Row>> k(model_.layers.size()), v(model_.layers.size());
   std::vector<Row> result;
   for (std::size_t position = 0; position < tokens.size(); ++position) {
-    const float* embedding =
-        model_.embedding.get() + static_cast<std::ptrdiff_t>(tokens[position]) * c.hidden;
+    const float* embedding = values_of(model_.embedding.parts[0].values) +
+                             static_cast<std::ptrdiff_t>(tokens[position]) * c.hidden;
     Row hidden(embedding, embedding + c.hidden);
     for (std::size_t i = 0; i < model_.layers.size(); ++i) {
       const Layer& layer = model_.layers[i];
       Row x = normalized(hidden, layer.attention_norm, c.norm_eps);
-      Row q = product(x, layer.q, q_size);
-      k[i].push_back(product(x, layer.k, kv_size));
-      v[i].push_back(product(x, layer.v, kv_size));
+      Row q = product(x, layer.qkv, 0);
+      k[i].push_back(product(x, layer.qkv, 1));
+      v[i].push_back(product(x, layer.qkv, 2));
       finish_heads(&q, c, layer.q_norm, position);
       finish_heads(&k[i].back(), c, layer.k_norm, position);
-      add(&hidden, product(attend(q, k[i], v[i], c), layer.o, c.hidden));
+      add(&hidden, product(attend(q, k[i], v[i], c), layer.o));
       x = normalized(hidden, layer.ffn_norm, c.norm_eps);
-      Row gate = product(x, layer.gate, c.ffn);
-      const Row up = product(x, layer.up, c.ffn);
+      Row gate = product(x, layer.gate_up, 0);
+      const Row up = product(x, layer.gate_up, 1);
       for (std::size_t j = 0; j < gate.size(); ++j) gate[j] *= up[j] / (1 + std::exp(-gate[j]));
-      add(&hidden, product(gate, layer.down, c.hidden));
+      add(&hidden, product(gate, layer.down));
     }
-    result.push_back(product(normalized(hidden, model_.norm, c.norm_eps), model_.output, c.vocab));
+    result.push_back(product(normalized(hidden, model_.norm, c.norm_eps), model_.output));
   }
   return result;
 }

@@ -12,7 +12,6 @@
 
 #include "check.h"
 #include "core.h"
-#include "cpu_backend.h"
 #include "tiny_model.h"
 
 namespace engine {
@@ -70,8 +69,7 @@ inline Texts serve(
 
 inline std::unique_ptr<Core> tiny_core(const std::string& type, const Options& options) {
   check_options(options);
-  auto backend = std::make_unique<CpuBackend>(tiny_model(type), options);
-  return std::make_unique<Core>(tiny_config(type), std::move(backend), options);
+  return std::make_unique<Core>(tiny_config(type), cpu_backend(tiny_model(type), options), options);
 }
 
 }  // namespace engine

@@ -2,7 +2,9 @@
 // The engine's thread: many callers, aborts at any time, errors.
 #include "engine/engine.h"
 
+#include <algorithm>
 #include <atomic>
+#include <deque>
 #include <map>
 #include <stdexcept>
 #include <string>
@@ -19,16 +21,18 @@ namespace {
 
 std::unique_ptr<Engine> tiny_engine(const Options& options) {
   LivelyWeights source;
-  return start_on_cpu(tiny_config("qwen3"), source, options);
+  check_options(options);
+  return start_model(cpu_model(tiny_config("qwen3"), source), std::make_unique<CpuDevice>(options),
+                     options);
 }
 
 /// A device that fails after some steps.
 class FailingBackend final : public Backend {
  public:
-  void run(const Step& step, Drawn* drawn) override {
+  void start(const Step& /*step*/) override {
     if (++num_steps_ == 3) throw std::runtime_error("the device is gone");
-    for (std::size_t i = 0; i < step.draws.size(); ++i) drawn->tokens[i] = 1;
   }
+  void finish(Drawn* drawn) override { std::ranges::fill(drawn->tokens, 1); }
 
  private:
   int num_steps_ = 0;
@@ -39,14 +43,36 @@ class SlowBackend final : public Backend {
  public:
   explicit SlowBackend(int* num_steps) : num_steps_(num_steps) {}
 
-  void run(const Step&, Drawn* drawn) override {
+  void start(const Step& /*step*/) override {
     std::this_thread::sleep_for(1ms);
-    drawn->tokens[0] = 1;
     ++*num_steps_;
   }
+  void finish(Drawn* drawn) override { drawn->tokens[0] = 1; }
 
  private:
   int* num_steps_;
+};
+
+/// A device whose steps take 40 ms each, while the host goes on.
+class SimulatedGpu final : public Backend {
+ public:
+  void start(const Step& /*step*/) override {
+    end_ = std::max(end_, std::chrono::steady_clock::now()) + kStep;
+    ends_.push_back(end_);
+  }
+  void finish(Drawn* drawn) override {
+    std::this_thread::sleep_until(ends_.front());
+    ends_.pop_front();
+    busy_ += std::chrono::duration<double>(kStep).count();
+    std::ranges::fill(drawn->tokens, 1);
+  }
+  DeviceTimes times() const override { return {busy_, 0}; }
+
+ private:
+  static constexpr auto kStep = 40ms;
+  std::chrono::steady_clock::time_point end_{};
+  std::deque<std::chrono::steady_clock::time_point> ends_;
+  double busy_ = 0;
 };
 
 template <class Error, class Call>
@@ -94,7 +120,9 @@ TEST(ten_thousand_requests_with_aborts) {
         // Requests of any age: some wait, some run, some are finished.
         if (pick(random, 0, 3) == 0) {
           const auto age = static_cast<std::size_t>(pick(random, 0, 40));
-          engine->abort(mine[mine.size() - 1 - std::min(age, mine.size() - 1)]);
+          const RequestId victim = mine[mine.size() - 1 - std::min(age, mine.size() - 1)];
+          pick(random, 0, 1) == 0 ? engine->abort(victim)
+                                  : engine->abort_sample(victim, pick(random, 0, 3));
         }
         while (num_samples - num_finished > 200) std::this_thread::sleep_for(1ms);
       }
@@ -121,6 +149,8 @@ TEST(ten_thousand_requests_with_aborts) {
   CHECK(engine->poll(0ms).empty());
   const Statistics statistics = engine->statistics();
   CHECK_EQ(statistics.used_pages, 0);
+  CHECK_EQ(statistics.running, 0);
+  CHECK_EQ(statistics.waiting, 0);
   CHECK(statistics.mixed_steps > 1000);
   CHECK(statistics.reused_tokens > 1000);
   CHECK(statistics.preemptions > 10);
@@ -162,6 +192,28 @@ TEST(polls_wait_for_outputs_and_no_longer) {
   engine->abort(id);
 }
 
+TEST(requests_that_come_during_a_step_are_in_the_next_one) {
+  const auto engine = start_engine(tiny_config("qwen3"), std::make_unique<SimulatedGpu>(), {});
+  Request request;
+  request.prompt = {1, 2, 3};
+  request.max_new_tokens = 60;
+  request.ignore_model_stops = true;
+  engine->submit(request);
+  request.max_new_tokens = 1;
+  int num_tries = 0;
+  for (bool is_next = false; !is_next && num_tries < 8; ++num_tries) {  // others may disturb a try
+    while (engine->poll(1s).empty()) continue;
+    std::this_thread::sleep_for(10ms);
+    const RequestId late = engine->submit(request);
+    int num_polls = 0;
+    for (bool has_come = false; !has_come; ++num_polls) {
+      for (const Output& output : engine->poll(1s)) has_come |= output.request == late;
+    }
+    is_next = num_polls <= 2;  // the step under way, and the next one
+  }
+  CHECK(num_tries < 8);
+}
+
 TEST(wrong_requests_are_refused) {
   Options options;
   options.num_pages = 4;
@@ -186,6 +238,8 @@ TEST(wrong_requests_are_refused) {
   CHECK_EQ(refusal([](Request* r) { r->max_new_tokens = 62; }), "no error");
   CHECK_EQ(refusal([](Request* r) { r->num_samples = 0; }),
            "num_samples: expected 1 to 1024, got 0");
+  CHECK_EQ(refusal([](Request* r) { r->num_logprobs = 21; }),
+           "num_logprobs: expected -1 to 20, got 21");
   CHECK_EQ(refusal([](Request* r) { r->sampling.temperature = -1; }),
            "temperature: expected a finite number >= 0, got -1.000000");
   CHECK_EQ(refusal([](Request* r) { r->sampling.top_k = 0; }), "top_k: expected at least 1, got 0");

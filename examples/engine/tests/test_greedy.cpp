@@ -192,7 +192,7 @@ TEST(stop_tokens_end_a_sample) {
     for (std::size_t i = 0; i < outputs.size(); ++i) {
       CHECK_EQ(outputs[i].request, 7);
       CHECK_EQ(outputs[i].finish != Finish::kNot, i + 1 == outputs.size());
-      CHECK(outputs[i].logprob == 0.0F);  // there was no choice
+      CHECK(outputs[i].logprob == 0.0F);  // nobody asked
       tokens.push_back(outputs[i].token);
     }
     const bool is_long = tokens.size() == 40;

@@ -19,12 +19,12 @@ using AllLogits = std::map<std::tuple<RequestId, int32_t, int32_t>, Bits>;
 class RecordingBackend final : public Backend {
  public:
   RecordingBackend(const Options& options, AllLogits* all)
-      : cpu_(tiny_model("qwen3"), options), all_(all) {}
+      : cpu_(cpu_backend(tiny_model("qwen3"), options)), all_(all) {}
 
-  void run(const Step& step, Drawn* drawn) override {
-    cpu_.run(step, drawn);
+  void start(const Step& step) override {
+    cpu_->start(step);
     const auto vocab = tiny_config("qwen3").vocab;
-    auto row = cpu_.logits().begin();
+    const float* row = cpu_->logits();
     for (const Sequence* s : step.draws.sequences) {
       const Bits logits(row, row + vocab);
       const auto key = std::tuple(s->shared->id, s->sample, s->num_tokens());
@@ -33,8 +33,10 @@ class RecordingBackend final : public Backend {
     }
   }
 
+  void finish(Drawn* drawn) override { cpu_->finish(drawn); }
+
  private:
-  CpuBackend cpu_;
+  std::unique_ptr<ModelBackend> cpu_;
   AllLogits* all_;
 };
 

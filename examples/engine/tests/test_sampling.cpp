@@ -2,6 +2,7 @@
 // Draws: seeds, filters, penalties and log-probabilities of requests in one batch.
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <set>
 
 #include "check.h"
@@ -111,7 +112,9 @@ TEST(log_probabilities_with_penalties) {
   arrivals[1].request.sampling.repetition = 1.8F;
   arrivals[2].request.sampling.presence = 3.0F;
   arrivals[3].request.sampling.frequency = 1.5F;
-  arrivals[4].request.sampling = {0.7F, INT32_MAX, 1.0F, 0.0F, 0, 0.6F, -1.0F, 0.5F};
+  arrivals[4].request.sampling = {0.7F, 20, 0.9F, 0.01F, 0, 0.6F, -1.0F, 0.5F};
+  for (int32_t i = 0; i < 5; ++i)
+    arrivals[static_cast<std::size_t>(i)].request.num_logprobs = 5 * i;
   const auto core = tiny_core("qwen3", some_options());
   std::vector<Output> outputs;
   for (std::size_t i = 0; i < arrivals.size(); ++i) {
@@ -120,25 +123,39 @@ TEST(log_probabilities_with_penalties) {
   while (!core->is_idle()) core->step(&outputs);
   for (std::size_t request = 0; request < arrivals.size(); ++request) {
     std::vector<int32_t> text = arrivals[request].request.prompt;
-    std::vector<float> logprobs;
+    std::vector<Output> mine;
     for (const Output& output : outputs) {
       if (output.request != static_cast<RequestId>(request)) continue;
       text.push_back(output.token);
-      logprobs.push_back(output.logprob);
+      mine.push_back(output);
     }
-    CHECK_EQ(logprobs.size(), 30U);
-    const std::size_t num_prompt_tokens = text.size() - logprobs.size();
+    CHECK_EQ(mine.size(), 30U);
+    const std::size_t num_prompt_tokens = text.size() - mine.size();
     const auto logits = dense.logits(text);
-    for (std::size_t i = 0; i < logprobs.size(); ++i) {
+    for (std::size_t i = 0; i < mine.size(); ++i) {
       const std::size_t position = num_prompt_tokens + i;
       const std::vector<int32_t> before(text.begin(),
                                         text.begin() + static_cast<std::ptrdiff_t>(position));
       const std::vector<double> row = penalized(logits[position - 1], before, num_prompt_tokens,
                                                 arrivals[request].request.sampling);
       double sum = 0;
-      for (const double logit : row) sum += std::exp(logit / 0.7);
-      const double expected = row[static_cast<std::size_t>(text[position])] / 0.7 - std::log(sum);
-      CHECK(std::abs(double{logprobs[i]} - expected) < 1e-3);
+      for (const double logit : row) sum += std::exp(logit);
+      const auto expected = [&](int32_t token) {
+        return row[static_cast<std::size_t>(token)] - std::log(sum);
+      };
+      CHECK(std::abs(double{mine[i].logprob} - expected(text[position])) < 1e-3);
+      // The likeliest tokens, however they are ordered if nearly equal.
+      std::vector<double> sorted = row;
+      std::ranges::sort(sorted, std::greater<>());
+      CHECK_EQ(mine[i].likeliest.size(), 5 * request);
+      std::set<int32_t> tokens;
+      for (std::size_t rank = 0; rank < mine[i].likeliest.size(); ++rank) {
+        const auto [token, logprob] = mine[i].likeliest[rank];
+        tokens.insert(token);
+        CHECK(std::abs(double{logprob} - expected(token)) < 1e-3);
+        CHECK(std::abs(double{logprob} - (sorted[rank] - std::log(sum))) < 1e-3);
+      }
+      CHECK_EQ(tokens.size(), mine[i].likeliest.size());
     }
   }
 }

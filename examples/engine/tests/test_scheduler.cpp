@@ -3,6 +3,7 @@
 #include "scheduler.h"
 
 #include <algorithm>
+#include <deque>
 #include <set>
 
 #include "check.h"
@@ -17,7 +18,7 @@ class CheckingBackend final : public Backend {
  public:
   explicit CheckingBackend(const Options& options) : options_(options) {}
 
-  void run(const Step& step, Drawn* drawn) override {
+  void start(const Step& step) override {
     CHECK(step.batch_size() >= 1 && step.batch_size() <= options_.max_batch_size);
     CHECK(step.num_tokens() <= options_.max_step_tokens);
     CHECK_EQ(step.last_rows.size(), step.draws.size());
@@ -34,13 +35,21 @@ class CheckingBackend final : public Backend {
         CHECK(written.insert(id).second);  // no page is written by two sequences
       }
     }
-    for (std::size_t i = 0; i < step.draws.size(); ++i) {
-      drawn->tokens[i] = static_cast<int32_t>(step.draws.offsets[i] % 97);
+    std::vector<int32_t>& tokens = under_way_.emplace_back();
+    for (const int64_t offset : step.draws.offsets) {
+      tokens.push_back(static_cast<int32_t>(offset % 97));
     }
+    CHECK(under_way_.size() <= 2);
+  }
+
+  void finish(Drawn* drawn) override {
+    std::ranges::copy(under_way_.front(), drawn->tokens.begin());
+    under_way_.pop_front();
   }
 
  private:
   Options options_;
+  std::deque<std::vector<int32_t>> under_way_;
 };
 
 std::unique_ptr<Core> checked_core(const Options& options) {
@@ -92,7 +101,7 @@ TEST(no_request_starves) {
     }
     CHECK(next > 20);
     num_preemptions += core->statistics().preemptions;
-    for (const RequestId id : live) core->abort(id, &outputs);
+    for (const RequestId id : live) core->abort(id, kAllSamples, &outputs);
     CHECK(core->is_idle());
     CHECK_EQ(core->statistics().used_pages, 0);
   }
@@ -131,6 +140,7 @@ TEST(prompts_do_not_hold_up_decodes) {
   options.num_pages = 64;
   options.max_batch_size = 4;
   options.max_step_tokens = 8;
+  options.look_ahead = false;  // so that each call gives the tokens of its own step
   const auto core = checked_core(options);
   std::vector<Output> outputs;
   core->add(0, simple_request({1}, 100));
@@ -195,7 +205,9 @@ TEST(abort_at_every_step) {
   options.max_step_tokens = 8;
   int32_t num_steps = 1;
   for (int32_t when = 0; when < num_steps; ++when) {
-    for (RequestId victim = 0; victim < 4; ++victim) {
+    for (int32_t kind = 0; kind < 12; ++kind) {
+      const RequestId victim = kind % 4;
+      const int32_t sample = kind / 4 - 1;  // or kAllSamples
       const auto core = checked_core(options);
       Random random(3);
       for (RequestId id = 0; id < 4; ++id) {
@@ -206,13 +218,16 @@ TEST(abort_at_every_step) {
       std::vector<Output> outputs;
       for (int32_t step = 0; !core->is_idle(); ++step) {
         num_steps = std::max(num_steps, step + 1);
-        if (step == when) core->abort(victim, &outputs);
+        if (step == when) core->abort(victim, sample, &outputs);
         core->step(&outputs);
       }
       std::map<RequestId, int32_t> num_ends;
       for (const Output& output : outputs) {
         CHECK_EQ(output.token == -1, output.finish == Finish::kAborted);
-        CHECK(output.finish != Finish::kAborted || output.request == victim);
+        if (output.finish == Finish::kAborted) {
+          CHECK_EQ(output.request, victim);
+          CHECK(sample == kAllSamples || sample == output.sample);
+        }
         num_ends[output.request] += output.finish != Finish::kNot;
       }
       for (RequestId id = 0; id < 4; ++id) CHECK_EQ(num_ends[id], id % 2 + 1);

@@ -4,8 +4,10 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 
-#include "model.h"
+#include "cpu_device.h"
+#include "model_backend.h"
 
 namespace engine {
 
@@ -42,9 +44,20 @@ class LivelyWeights final : public WeightSource {
   std::unique_ptr<WeightSource> random_ = random_weights(1);
 };
 
+/// Weights of the CPU may be used by any CpuDevice.
+inline Model cpu_model(const ModelConfig& config, WeightSource& source) {
+  CpuDevice device({});
+  return load_model(config, source, device);
+}
+
 inline Model tiny_model(const std::string& type) {
   LivelyWeights source;
-  return load_model(tiny_config(type), source);
+  return cpu_model(tiny_config(type), source);
+}
+
+inline std::unique_ptr<ModelBackend> cpu_backend(Model model, const Options& options) {
+  return std::make_unique<ModelBackend>(std::move(model), std::make_unique<CpuDevice>(options),
+                                        options);
 }
 
 }  // namespace engine

@@ -247,7 +247,7 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
             lse: [tokens, num_qo_heads] float32, written if it is given.
             return_lse: whether to return (o, lse), lse to base 2.
             window_left: instead of that of plan().
-            sinks: [num_qo_heads] float32; see `flashplan.Attention.run`.
+            sinks: [num_qo_heads] float32 or bfloat16; see `flashplan.Attention.run`.
 
         The other arguments must have their defaults, or are ignored.
 

@@ -203,7 +203,7 @@ class BatchPrefillWithPagedKVCacheWrapper(PagedWrapper):
             lse_base: "log2", or "ln" for the natural logarithm.
             lse_layout: "NH", [tokens, num_qo_heads], or "HN", [num_qo_heads, tokens].
             window_left: instead of that of plan().
-            sinks: [num_qo_heads] float32; see `flashplan.Attention.run`.
+            sinks: [num_qo_heads] float32 or bfloat16; see `flashplan.Attention.run`.
 
         The other arguments must have their defaults, or are ignored.
 

@@ -101,6 +101,12 @@ FLASHPLAN_DEVICE float v_scale(const AttentionParams& p, int32_t kv_head) {
   return p.variant.v_scale * p.variant.v_scales.of(kv_head);
 }
 
+/// The attention sink of a query head.
+FLASHPLAN_DEVICE float sink_of(const Sinks& sinks, uint32_t qo_head) {
+  if (!sinks.are_bfloat16) return static_cast<const float*>(sinks.data)[qo_head];
+  return __uint_as_float(uint32_t{static_cast<const uint16_t*>(sinks.data)[qo_head]} << 16);
+}
+
 /// A row's lse once its attention sink, a logit with the value 0, has joined it, and the factor of
 /// its o: {factor, lse}. For what writes o and lse, so that each row's sink joins once.
 FLASHPLAN_DEVICE float2 with_sink(float sink, float lse) {
@@ -111,12 +117,12 @@ FLASHPLAN_DEVICE float2 with_sink(float sink, float lse) {
   return {shrink * merged.inverse(), merged.lse()};
 }
 
+FLASHPLAN_DEVICE float merge_value(float merged, float added, float2 factors) {
+  return __fmaf_rn(added, factors.y, __fmul_rn(merged, factors.x));
+}
 FLASHPLAN_DEVICE float4 merge_values(float4 merged, float4 added, float2 factors) {
-  const auto merge = [&](float m, float a) {
-    return __fmaf_rn(a, factors.y, __fmul_rn(m, factors.x));
-  };
-  return {merge(merged.x, added.x), merge(merged.y, added.y), merge(merged.z, added.z),
-          merge(merged.w, added.w)};
+  return {merge_value(merged.x, added.x, factors), merge_value(merged.y, added.y, factors),
+          merge_value(merged.z, added.z, factors), merge_value(merged.w, added.w, factors)};
 }
 
 FLASHPLAN_DEVICE float4 scaled(float4 x, float scale) {

@@ -47,7 +47,7 @@ FLASHPLAN_DEVICE uint32_t columns_on_pages(const PageTable& pages, const int32_t
 }
 
 /// A row of zeros, for keys without a page.
-constexpr int kMostRowBytes = 512;
+constexpr int kMostRowBytes = 1024;
 static __device__ const uint4 zeros[kMostRowBytes / 16] = {};
 FLASHPLAN_DEVICE const unsigned char* zero_row() {
   return reinterpret_cast<const unsigned char*>(zeros);

@@ -115,6 +115,12 @@ FLASHPLAN_DEVICE uint32_t load_shared_4(uint32_t address) {
   asm volatile("ld.shared.u32 %0, [%1];\n" : "=r"(value) : "r"(address) : "memory");
   return value;
 }
+/// For a word that other warps change meanwhile: each call loads it anew.
+FLASHPLAN_DEVICE uint32_t load_shared_relaxed_4(uint32_t address) {
+  uint32_t value;
+  asm volatile("ld.relaxed.cta.shared.u32 %0, [%1];\n" : "=r"(value) : "r"(address) : "memory");
+  return value;
+}
 FLASHPLAN_DEVICE uint2 load_shared_8(uint32_t address) {
   uint2 value;
   asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];\n"
@@ -203,6 +209,18 @@ FLASHPLAN_DEVICE float4 load_4_if(bool valid, const float* from, float otherwise
       "{\n.reg .pred valid;\nsetp.ne.b32 valid, %5, 0;\n"
       "@valid ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];\n}\n"
       : "+f"(x.x), "+f"(x.y), "+f"(x.z), "+f"(x.w)
+      : "l"(from), "r"(static_cast<int>(valid)));
+  return x;
+}
+
+/// Loads 16 bytes that are used once, and do not stay in the L1 cache; returns zeros if not
+/// `valid`. It has no branch, so that many loads can be in flight.
+FLASHPLAN_DEVICE uint4 load_16_if(bool valid, const void* from) {
+  uint4 x = {0, 0, 0, 0};
+  asm volatile(
+      "{\n.reg .pred valid;\nsetp.ne.b32 valid, %5, 0;\n"
+      "@valid ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];\n}\n"
+      : "+r"(x.x), "+r"(x.y), "+r"(x.z), "+r"(x.w)
       : "l"(from), "r"(static_cast<int>(valid)));
   return x;
 }

@@ -7,14 +7,23 @@
 
 namespace flashplan::device {
 
-/// The compile-time choices of a kernel.
-template <DType kQ_, DType kKv_, int kHeadDimQk_, int kHeadDimVo_, typename Variant_>
+/// The compile-time choices of a kernel. `kQuery_`: the dtype of the tensor q.
+template <DType kQuery_, DType kKv_, int kHeadDimQk_, int kHeadDimVo_, typename Variant_>
 struct Traits {
-  static constexpr DType kQ = kQ_;
+  static constexpr DType kQuery = kQuery_;
+  static constexpr bool kWidensQueries = Element<kQuery>::kBytes == 1;
+  // The dtype that queries have in products. Those of 8 bits are widened, exactly.
+  static constexpr DType kQ = kWidensQueries ? DType::kFloat16 : kQuery;
+  // The dtype of o that the fast way of writing results has.
+  static constexpr DType kOutput = kWidensQueries ? DType::kBFloat16 : kQuery;
   static constexpr DType kKv = kKv_;
   static constexpr int kHeadDimQk = kHeadDimQk_;
   static constexpr int kHeadDimVo = kHeadDimVo_;
-  static constexpr bool kGathers = false;       // Sm90Gatherer copies keys and values
+  static constexpr bool kGathers = false;  // Sm90Gatherer copies keys and values
+  // Whether there is code for keys whose last dims are in a tensor of their own, as models have
+  // them with more dims; and whether this is it, in families that have other code for them.
+  static constexpr bool kTakesKeyTails = kHeadDimQk > 128;
+  static constexpr bool kHasKeyTail = false;
   static constexpr bool kFewRowsAlone = false;  // see FewRowsAlone
   // Decodes with this head dim read the rows of two kv heads together, because memory delivers less
   // if rows as short as these are read one by one. 0: no head dim.

@@ -7,15 +7,15 @@
 namespace flashplan::device {
 
 /// Not inlined, to keep the code short where there are no sinks.
-inline __device__ __noinline__ float2 call_with_sink(const float* sink, float lse) {
-  return with_sink(*sink, lse);
+inline __device__ __noinline__ float2 call_with_sink(Sinks sinks, uint32_t qo_head, float lse) {
+  return with_sink(sink_of(sinks, qo_head), lse);
 }
 
 /// Lets the sink of a query head join a row's result, scale * o and lse, if there are sinks.
 FLASHPLAN_DEVICE void add_sink(const AttentionParams& p, uint32_t qo_head, float& scale,
                                float& lse) {
-  if (p.variant.sinks == nullptr) return;
-  const float2 joined = call_with_sink(p.variant.sinks + qo_head, lse);
+  if (p.variant.sinks.data == nullptr) return;
+  const float2 joined = call_with_sink(p.variant.sinks, qo_head, lse);
   scale *= joined.x;
   lse = joined.y;
 }

@@ -68,8 +68,7 @@ void store_dims(const AppendSide& side, float scale, const typename From::Storag
     __builtin_memcpy(to, from, sizeof(*from) * static_cast<uint32_t>(num_dims));
     return;
   }
-#pragma omp simd
-  for (int32_t d = 0; d < num_dims; ++d) to[d] = To::store(From::load(from[d]) / scale);
+  narrow<From, To>(from, to, num_dims, scale);
 }
 
 /// Calls body(from, to, scale) for each head of a token: its row, its place in the cache and its

@@ -20,8 +20,10 @@ namespace {
 // After float_blocks.h.
 #include "ops/cpu/activation_rows.h"
 #include "ops/cpu/norm_rows.h"
-#include "ops/cpu/rope_rows.h"
+#include "ops/cpu/quantize_rows.h"
 #include "ops/cpu/softmax_rows.h"
+// After quantize_rows.h.
+#include "ops/cpu/rope_rows.h"
 // After rope_rows.h.
 #include "ops/cpu/append_rows.h"
 // After norm_rows.h and append_rows.h.
@@ -31,8 +33,8 @@ namespace {
 
 const OperatorKernels& operator_kernels() noexcept {
   static constexpr OperatorKernels kKernels = {
-      norm_rows,   gated_activation_rows, rope_rows,       softmax_rows,
-      append_rows, rope_append_rows,      append_mla_rows, gather_mla_rows};
+      norm_rows,    gated_activation_rows, rope_rows,        raise_scales,    quantize_rows,
+      softmax_rows, append_rows,           rope_append_rows, append_mla_rows, gather_mla_rows};
   return kKernels;
 }
 

@@ -16,6 +16,9 @@ struct OperatorKernels {
   void (*norm)(const NormParams& params, int32_t begin, int32_t end) noexcept;
   void (*gated_activation)(const ActivationParams& params, int32_t begin, int32_t end) noexcept;
   void (*rope)(const RopeParams& params, int32_t begin, int32_t end) noexcept;
+  /// Raises the scales to those that rows [begin, end) need.
+  void (*raise_scales)(const QuantizeParams& params, int32_t begin, int32_t end) noexcept;
+  void (*quantize)(const QuantizeParams& params, int32_t begin, int32_t end) noexcept;
   void (*softmax)(const SoftmaxParams& params, int32_t begin, int32_t end) noexcept;
   void (*append)(const AppendParams& params, int32_t begin, int32_t end) noexcept;
   void (*rope_append)(const RopeAppendParams& params, int32_t begin, int32_t end) noexcept;

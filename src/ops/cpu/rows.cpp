@@ -2,7 +2,9 @@
 // The operators on rows: threads share the rows, and call the kernels for this machine's
 // instruction set.
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 #include "cpu/isa.h"
 #include "cpu/thread_pool.h"
@@ -53,6 +55,14 @@ void for_all_rows(void (*kernel)(const Params&, int32_t, int32_t) noexcept, cons
   ThreadPool::run(take, &job, num_parts, num_parts);
 }
 
+void copy_rows(const GatherParams& params, int32_t begin, int32_t end) noexcept {
+  for (int32_t row = begin; row < end; ++row) {
+    std::memcpy(params.out + row * params.out_stride,
+                params.x + params.index(row) * params.x_stride,
+                static_cast<std::size_t>(params.row_bytes));
+  }
+}
+
 /// Elements of k and v.
 int64_t elements_of_token(const AppendParams& params) noexcept {
   int64_t elements = 0;
@@ -70,9 +80,28 @@ void gated_activation(const ActivationParams& params) noexcept {
   for_all_rows(kernels().gated_activation, params, 4 * int64_t{params.row_size});
 }
 
+void gather_rows(const GatherParams& params) noexcept {
+  for_all_rows(copy_rows, params, params.row_bytes / 16);
+}
+
 void apply_rope(const RopeParams& params) noexcept {
   const int64_t num_heads = int64_t{params.sides[0].num_heads} + params.sides[1].num_heads;
   for_all_rows(kernels().rope, params, (num_heads + 2) * params.head_dim);
+}
+
+void quantize_fp8(const QuantizeParams& params) noexcept {
+  const int64_t elements = int64_t{params.heads.num_heads} * params.head_dim;
+  float* const scale_end = params.scale + params.num_scales;
+  switch (params.source) {
+    case ScaleSource::kValues:
+      std::fill(params.scale, scale_end, 0.0F);
+      if (params.num_rows > 0) for_all_rows(kernels().raise_scales, params, elements / 2);
+      std::replace(params.scale, scale_end, 0.0F, 1.0F);
+      break;
+    case ScaleSource::kNumber: std::fill(params.scale, scale_end, params.number); break;
+    case ScaleSource::kTensor: break;
+  }
+  if (params.num_rows > 0) for_all_rows(kernels().quantize, params, elements);
 }
 
 void append_paged_kv(const AppendParams& params) noexcept {

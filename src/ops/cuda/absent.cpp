@@ -39,7 +39,14 @@ Status gated_activation(const ActivationParams& /*params*/, Device /*device*/,
                         Stream /*stream*/) noexcept {
   return not_built();
 }
+Status gather_rows(const GatherParams& /*params*/, Device /*device*/, Stream /*stream*/) noexcept {
+  return not_built();
+}
 Status apply_rope(const RopeParams& /*params*/, Device /*device*/, Stream /*stream*/) noexcept {
+  return not_built();
+}
+Status quantize_fp8(const QuantizeParams& /*params*/, Device /*device*/,
+                    Stream /*stream*/) noexcept {
   return not_built();
 }
 Status sample(const SampleParams& /*params*/, Device /*device*/, Stream /*stream*/) noexcept {

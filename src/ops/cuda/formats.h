@@ -108,6 +108,16 @@ __device__ Word<kDType, kVec> pack(const float (&values)[kVec]) {
   return word;
 }
 
+/// The elements of `word`, divided by `scale`, as a word of another dtype.
+template <DType kFrom, DType kTo, int kVec>
+__device__ Word<kTo, kVec> narrowed(Word<kFrom, kVec> word, float scale) {
+  float values[kVec];
+  unpack<kFrom, kVec>(word, values);
+#pragma unroll
+  for (int i = 0; i < kVec; ++i) values[i] = __fdiv_rn(values[i], scale);
+  return pack<kTo, kVec>(values);
+}
+
 /// Whether an address and some strides (in bytes) allow words of `bytes` everywhere.
 template <class... Strides>
 bool is_aligned(const void* data, int bytes, Strides... strides) {

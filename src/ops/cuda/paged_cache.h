@@ -134,10 +134,7 @@ __device__ Word<kTo, kVec> stored(const AppendSide& side, float scale, Word<kFro
   if constexpr (kFrom == kTo) {
     if (side.verbatim) return word;
   }
-  float values[kVec];
-  unpack<kFrom, kVec>(word, values);
-  for (float& value : values) value = __fdiv_rn(value, scale);
-  return pack<kTo, kVec>(values);
+  return narrowed<kFrom, kTo, kVec>(word, scale);
 }
 
 /// Whether all heads begin at words, in the rows and in the cache.

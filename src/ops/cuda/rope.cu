@@ -26,7 +26,9 @@ __device__ void read_rotations(const RopeParams& p, int32_t token, float2* rotat
   }
 }
 
-template <DType kDType, int kVec>
+/// 8-bit results are rounded to kDType first, as apply_rope() and quantize_fp8() would do it one
+/// after the other.
+template <DType kDType, DType kTo, int kVec>
 __global__ void __launch_bounds__(kMaxThreads) rope_kernel(const __grid_constant__ RopeParams p) {
   using WordType = Word<kDType, kVec>;
   __shared__ float2 rotations[kMaxRotaryDim / 2];
@@ -49,10 +51,16 @@ __global__ void __launch_bounds__(kMaxThreads) rope_kernel(const __grid_constant
     const int head = item_of_side / items.count;
     const auto* from = reinterpret_cast<const WordType*>(
         side.from + token * side.from_token_stride + head * side.from_head_stride);
-    auto* to = reinterpret_cast<WordType*>(side.to + token * side.to_token_stride +
-                                           head * side.to_head_stride);
+    auto* to = reinterpret_cast<Word<kTo, kVec>*>(side.to + token * side.to_token_stride +
+                                                  head * side.to_head_stride);
     rotate_item<kDType, kVec>(p, items, rotations, from, item_of_side - head * items.count,
-                              [&](int i, WordType word) { to[i] = word; });
+                              [&](int i, WordType word) {
+                                if constexpr (kTo == kDType) {
+                                  to[i] = word;
+                                } else {
+                                  to[i] = narrowed<kDType, kTo, kVec>(word, side.scale_of(head));
+                                }
+                              });
   }
 }
 
@@ -70,13 +78,17 @@ Status apply_rope(const RopeParams& p, Device device, Stream stream) noexcept {
   return with_float(p.dtype, [&](auto dtype) {
     constexpr DType kDType = decltype(dtype)::value;
     constexpr int kVec = kWordElements<kDType>;
-    const bool by_word =
-        divides_into_words(p, kVec) && allows_words(p.sides[0]) && allows_words(p.sides[1]);
-    const int num_threads = by_word ? num_threads_for<kVec>(p) : num_threads_for<1>(p);
-    return launch(by_word ? rope_kernel<kDType, kVec> : rope_kernel<kDType, 1>,
-                  {.ctas = dim3(static_cast<unsigned>(p.num_rows)),
-                   .threads = dim3(static_cast<unsigned>(num_threads))},
-                  device, stream, p);
+    return with_stored<kDType>(p.out_dtype, [&](auto out_dtype) {
+      constexpr DType kTo = decltype(out_dtype)::value;
+      constexpr int kBytesOut = kVec * static_cast<int>(item_size(kTo));
+      const bool by_word = divides_into_words(p, kVec) && allows_words(p.sides[0], kBytesOut) &&
+                           allows_words(p.sides[1], kBytesOut);
+      const int num_threads = by_word ? num_threads_for<kVec>(p) : num_threads_for<1>(p);
+      return launch(by_word ? rope_kernel<kDType, kTo, kVec> : rope_kernel<kDType, kTo, 1>,
+                    {.ctas = dim3(static_cast<unsigned>(p.num_rows)),
+                     .threads = dim3(static_cast<unsigned>(num_threads))},
+                    device, stream, p);
+    });
   });
 }
 

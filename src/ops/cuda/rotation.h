@@ -80,9 +80,10 @@ inline bool divides_into_words(const RopeParams& p, int elements) {
   return rotated % elements == 0 && p.head_dim % elements == 0 && p.rotary_dim % elements == 0;
 }
 
-inline bool allows_words(const RopeSide& side) {
-  return is_aligned(side.from, 16, side.from_token_stride, side.from_head_stride,
-                    reinterpret_cast<int64_t>(side.to), side.to_token_stride, side.to_head_stride);
+/// Whether words of 16 bytes can be read everywhere, and words of `bytes_out` be written.
+inline bool allows_words(const RopeSide& side, int bytes_out = 16) {
+  return is_aligned(side.from, 16, side.from_token_stride, side.from_head_stride) &&
+         is_aligned(side.to, bytes_out, side.to_token_stride, side.to_head_stride);
 }
 
 }  // namespace flashplan::cuda

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "common/dtypes.h"
 #include "plan/kernel/tuning.h"
 #include "plan/schedule/schedule_shape.h"
 
@@ -21,24 +22,41 @@ bool can_gain_by_prefixes(const AttentionOptions& options) {
 
 }  // namespace
 
+int32_t most_few_rows(const AttentionOptions& options) noexcept {
+  if (!options.batch_invariant) return kBatchTuning.few_rows;
+  return std::max(kBatchTuning.few_rows_of_invariant, group_size(options));
+}
+
 BatchKind kind_of_bounds(const AttentionOptions& options) noexcept {
   const bool decodes = options.max_qo_tokens <= options.max_batch_size;
-  return decodes && group_size(options) <= kBatchTuning.few_rows ? BatchKind::kFewRows
-                                                                 : BatchKind::kManyRows;
+  return decodes && group_size(options) <= most_few_rows(options) ? BatchKind::kFewRows
+                                                                  : BatchKind::kManyRows;
 }
 
 bool allows_both_kinds(const AttentionOptions& options) noexcept {
   if (kind_of_bounds(options) == BatchKind::kFewRows) return can_gain_by_prefixes(options);
-  return group_size(options) <= kBatchTuning.few_rows;
+  return group_size(options) <= most_few_rows(options);
+}
+
+RequestKinds kinds_of_requests(const Batch& batch, const AttentionOptions& options) noexcept {
+  const int32_t most_few = most_few_rows(options) / group_size(options);  // queries
+  RequestKinds kinds = {};
+  for (int32_t r = 0; r < batch.batch_size; ++r) {
+    const int32_t qo_len = batch.qo_indptr[r + 1] - batch.qo_indptr[r];
+    kinds.few_rows |= qo_len > 0 && qo_len <= most_few;
+    kinds.many_rows |= qo_len > most_few;
+  }
+  return kinds;
 }
 
 BatchKind kind_of(const Batch& batch, const AttentionOptions& options) noexcept {
-  int32_t longest = 0;
-  for (int32_t r = 0; r < batch.batch_size; ++r) {
-    longest = std::max(longest, batch.qo_indptr[r + 1] - batch.qo_indptr[r]);
-  }
-  const bool has_few = longest <= kBatchTuning.few_rows / group_size(options);
-  return has_few ? BatchKind::kFewRows : BatchKind::kManyRows;
+  const bool has_many = kinds_of_requests(batch, options).many_rows;
+  return has_many ? BatchKind::kManyRows : BatchKind::kFewRows;
+}
+
+bool divides_batches(const AttentionOptions& options) noexcept {
+  if (options.batch_invariant) return true;
+  return is_narrow_float(options.kv_dtype) && kind_of_bounds(options) == BatchKind::kManyRows;
 }
 
 bool may_gain_by_prefixes(const Batch& batch, const AttentionOptions& options,

@@ -13,16 +13,34 @@ constexpr BatchKind other_kind(BatchKind kind) noexcept {
   return kind == BatchKind::kFewRows ? BatchKind::kManyRows : BatchKind::kFewRows;
 }
 
-/// kFewRows if the bounds leave room for one query per request, and its group of query heads is
-/// small.
+/// The most packed query rows that are few. In batch-invariant plans a single query has few rows in
+/// any case.
+int32_t most_few_rows(const AttentionOptions& options) noexcept;
+
+/// kFewRows if the bounds leave room for one query per request, and its group of query heads has
+/// few rows.
 BatchKind kind_of_bounds(const AttentionOptions& options) noexcept;
 
 /// Whether batches of both kinds are within the bounds, so that a plan should have a kernel for
 /// each.
 bool allows_both_kinds(const AttentionOptions& options) noexcept;
 
-/// The kind of a batch by the query rows of its requests. Its lengths have been checked.
+/// Which kinds of requests a batch has, by their query rows. Requests without queries are of no
+/// kind. The lengths of the batch have been checked.
+struct RequestKinds {
+  bool few_rows;
+  bool many_rows;
+};
+RequestKinds kinds_of_requests(const Batch& batch, const AttentionOptions& options) noexcept;
+
+/// The kind of a batch: kFewRows, unless one of its requests has many.
 BatchKind kind_of(const Batch& batch, const AttentionOptions& options) noexcept;
+
+/// Whether each request of a plan with two kernels runs on the one for its own rows, and a batch
+/// may take both. In other plans a batch takes one kernel. In batch-invariant ones the kernel of a
+/// request must not depend on other requests. Over an 8-bit cache the kernel for many rows widens
+/// the keys of each decode in shared memory, which takes longer than a launch of the other one.
+bool divides_batches(const AttentionOptions& options) noexcept;
 
 /// Whether a batch of few rows shares so many keys that the kernel for many rows may be faster: the
 /// rows of all requests below a prefix fill its large tiles. Scheduler::gains_by_prefixes()

@@ -11,7 +11,6 @@ namespace flashplan {
 
 Axis first_unserved_axis(const Kernel& kernel, const AttentionOptions& options) noexcept {
   if (options.shared_kv != kernel.family->shared_kv) return Axis::kSharedKv;
-  if (options.topk > 0) return Axis::kTopk;
   if (kernel.q_dtype != options.q_dtype) return Axis::kQDType;
   if (kernel.kv_dtype != options.kv_dtype) return Axis::kKvDType;
   if (kernel.head_dim_qk < options.head_dim_qk || kernel.head_dim_vo < options.head_dim_vo) {
@@ -37,6 +36,11 @@ bool has_boxes(const AttentionOptions& options) noexcept {
 }
 
 int32_t no_preference(const AttentionOptions& /*options*/, BatchKind /*kind*/) noexcept {
+  return 0;
+}
+
+std::size_t no_scratch_bytes(const Kernel& /*kernel*/,
+                             const AttentionOptions& /*options*/) noexcept {
   return 0;
 }
 

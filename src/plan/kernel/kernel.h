@@ -26,7 +26,6 @@ struct Kernel;
 enum class Axis : int32_t {
   kKernels,
   kSharedKv,
-  kTopk,
   kQDType,
   kKvDType,
   kHeadDim,
@@ -85,6 +84,7 @@ struct KernelGeometry {
   int32_t smem_bytes = 0;                 // dynamic shared memory of a CTA
   bool uses_tensor_maps = false;          // reads AttentionParams::maps
   bool gathers = false;                   // copies keys and values row by row
+  bool prepares_some = false;             // takes batches of which some requests are prepared
   int32_t prepared_key_bytes = 0;         // as in PreparedKv; 0: the kernel takes none
   int32_t prepared_value_bytes = 0;       // 0: it takes prepared keys alone
 
@@ -101,6 +101,9 @@ struct KernelCode {
   const void* many_rows_first = nullptr;  // the same kernel in the other order
   // The kernel for heads of KernelGeometry::paired_dims, where that is code of its own.
   const void* short_rows_first = nullptr;
+  // The kernel for keys whose last dims are in a tensor of their own, without shared_kv. Null: the
+  // kernel takes none.
+  const void* key_tails = nullptr;
 
   friend bool operator==(const KernelCode&, const KernelCode&) = default;
 };
@@ -158,6 +161,8 @@ bool needs_compiler(const AttentionOptions& options) noexcept;
 bool has_boxes(const AttentionOptions& options) noexcept;
 /// preference() of families that serve everything on their devices.
 int32_t no_preference(const AttentionOptions& options, BatchKind kind) noexcept;
+/// scratch_bytes() of kernels that need no memory for a queue.
+std::size_t no_scratch_bytes(const Kernel& kernel, const AttentionOptions& options) noexcept;
 /// scratch_bytes() of kernels whose queues keep the merged state of a batch-invariant tile.
 std::size_t merged_state_bytes(const Kernel& kernel, const AttentionOptions& options) noexcept;
 
@@ -165,7 +170,9 @@ std::size_t merged_state_bytes(const Kernel& kernel, const AttentionOptions& opt
 struct KernelChoice {
   Kernel kernel;
   int32_t num_ctas = 0;  // work queues
-  int32_t chunk_kv = 0;  // keys of a state in batch-invariant mode, else 0
+  /// Keys of a state in batch-invariant mode. 0: a work tile has one state, for all of its keys. In
+  /// batch-invariant mode these are then all keys of its rows; see ScheduleShape::cuts.
+  int32_t chunk_kv = 0;
 
   friend bool operator==(const KernelChoice&, const KernelChoice&) = default;
 };

@@ -101,7 +101,6 @@ Text offer(const Kernel& kernel, Axis axis) {
   switch (axis) {
     case Axis::kKernels: print("%s", name_of(kernel.family->group)); break;
     case Axis::kSharedKv: print("%s", kernel.family->shared_kv ? "true" : "false"); break;
-    case Axis::kTopk: print("%s", "0"); break;
     case Axis::kQDType: print("%s", to_string(kernel.q_dtype)); break;
     case Axis::kKvDType: print("%s", to_string(kernel.kv_dtype)); break;
     case Axis::kHeadDim: print("(%d, %d)", kernel.head_dim_qk, kernel.head_dim_vo); break;
@@ -125,7 +124,6 @@ Text asked(const AttentionOptions& o, Axis axis, const char** argument) {
   switch (axis) {
     case Axis::kKernels: print("kernels", "%s", name_of(o.kernels)); break;
     case Axis::kSharedKv: print("shared_kv", "%s", o.shared_kv ? "true" : "false"); break;
-    case Axis::kTopk: print("topk", "%d", o.topk); break;
     case Axis::kQDType: print("q_dtype", "%s", to_string(o.q_dtype)); break;
     case Axis::kKvDType: print("kv_dtype", "%s", to_string(o.kv_dtype)); break;
     case Axis::kHeadDim:
@@ -194,7 +192,11 @@ Status select_for(BatchKind kind, const AttentionOptions& options, const DeviceL
     choice->num_ctas =
         std::min(device.num_processors * best->geometry.queues_per_processor, kMaxCtas);
   }
-  choice->chunk_kv = options.batch_invariant ? best->tuning.chunk_kv : 0;
+  if (options.batch_invariant) {
+    const KernelTuning& tuning = best->tuning;
+    const bool is_shorter = kind == BatchKind::kFewRows && tuning.few_rows_chunk_kv > 0;
+    choice->chunk_kv = is_shorter ? tuning.few_rows_chunk_kv : tuning.chunk_kv;
+  }
   return {};
 }
 

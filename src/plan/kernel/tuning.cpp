@@ -17,7 +17,9 @@ KernelTuning sm80_tuning(int32_t tile_kv) noexcept {
   // a shorter step is smaller, so the costs that do not depend on the step grow. The unit is about
   // 10 ns: a decode of four rows is merged with its prefixes in 2.6 us, mostly waiting for memory.
   // A step of decodes takes 2.1 us if its keys come from memory, and 1.0 us if they come from L2,
-  // because other decodes read them too.
+  // because other decodes read them too. In batch-invariant plans one decode of 8192 keys and 8 kv
+  // heads needs about 128 chunks to keep the memory of an H200 busy. At the end of a chunk of few
+  // rows keys still arrive; the state of 128 rows takes as long to write and read as 128 keys.
   const int32_t shorter = std::max(64 / tile_kv, 1);
   return {.cost = {.tile = 300 * shorter,
                    .tile_row = 0,
@@ -34,10 +36,11 @@ KernelTuning sm80_tuning(int32_t tile_kv) noexcept {
                    .share_row = 20 * shorter,
                    .error_part = 12},
           .item_steps = 32 * shorter,
-          .chunk_kv = 4096};
+          .chunk_kv = 4096,
+          .few_rows_chunk_kv = 512};
 }
 
-KernelTuning sm90_tuning(int32_t tile_kv, bool gathers) noexcept {
+KernelTuning sm90_tuning(int32_t tile_kv, bool gathers, bool widens) noexcept {
   // The unit is a clock. A tile of 128 rows takes 2500 for a step of 128 keys, whatever rows are in
   // use, and 3200 for its begin and end; a partial result 3000, and 40 for each of its rows. In
   // kernels that gather rows a step takes 3100, and begin and end take 4700. The planner uses
@@ -65,7 +68,7 @@ KernelTuning sm90_tuning(int32_t tile_kv, bool gathers) noexcept {
                    .error_part = 6},
           .item_steps = (gathers ? 10 : 8) * 128 / tile_kv,
           .uncut_part = 16,
-          .prepare_reads = gathers ? 8 : 4,
+          .prepare_reads = gathers && !widens ? 8 : 4,
           .chunk_kv = 0};
 }
 
@@ -89,7 +92,8 @@ KernelTuning sm90_mla_tuning() noexcept {
                    .share_row = 100,
                    .error_part = 6},
           .item_steps = 16,
-          .uncut_part = 16};
+          .uncut_part = 16,
+          .chunk_kv = 2048};
 }
 
 }  // namespace flashplan

@@ -13,7 +13,9 @@ struct KernelTuning {
   int32_t item_steps = 0;     // see ScheduleShape
   int32_t uncut_part = 0;     // see ScheduleShape
   int32_t prepare_reads = 0;  // see ScheduleShape
-  int32_t chunk_kv = 0;  // keys of a state in batch-invariant mode: tile_kv times a power of two
+  // Keys of a state in batch-invariant mode: tile_kv times a power of two, or 0.
+  int32_t chunk_kv = 0;
+  int32_t few_rows_chunk_kv = 0;  // of requests of few rows; 0: the same
 
   friend bool operator==(const KernelTuning&, const KernelTuning&) = default;
 };
@@ -22,6 +24,9 @@ struct KernelTuning {
 struct BatchTuning {
   /// Packed query rows of a request and a kv head. With more, the kernels for many rows are faster.
   int32_t few_rows = 16;
+  /// The same in batch-invariant plans, whose kernels for many rows cut no row tile. A request of
+  /// few tokens and many keys, such as a draft, would then run on a CTA for each kv head.
+  int32_t few_rows_of_invariant = 64;
   /// What decodes must save by sharing, in keys of a head for each processor and as 1 / n of all
   /// keys, before the kernel for many rows is tried. With it, a tree of prefixes that saves 900
   /// keys for each processor takes 7 % longer, and one that saves 1,700 takes 17 % less time
@@ -41,8 +46,8 @@ inline constexpr PrepareTuning kPrepareTuning;
 
 KernelTuning cpu_tuning() noexcept;
 KernelTuning sm80_tuning(int32_t tile_kv) noexcept;
-/// `gathers`: as in KernelGeometry.
-KernelTuning sm90_tuning(int32_t tile_kv, bool gathers = false) noexcept;
+/// `gathers`: as in KernelGeometry. `widens`: keys and values have 8 bits.
+KernelTuning sm90_tuning(int32_t tile_kv, bool gathers = false, bool widens = false) noexcept;
 KernelTuning sm90_mla_tuning() noexcept;
 
 }  // namespace flashplan

@@ -35,6 +35,7 @@ void Cutter::start(int64_t capacity, int64_t* loads, int32_t heads_at_once) {
   num_pieces_ = 0;
   first_merge_ = sharing_.first;
   num_slots_ = 0;
+  shelf_ = {};
   num_cut_ = 0;
   num_uncut_ = 0;
 }
@@ -64,6 +65,7 @@ struct Cutter::Position {
         next_piece(pieces + cutter.num_pieces_),
         first_merge(cutter.first_merge_),
         num_slots(cutter.num_slots_),
+        shelf(cutter.shelf_),
         num_cut(cutter.num_cut_),
         next_uncut(cutter.uncut_.data() + cutter.num_uncut_),
         cta(cutter.cta_),
@@ -75,6 +77,7 @@ struct Cutter::Position {
     cutter.num_pieces_ = num_pieces();
     cutter.first_merge_ = first_merge;
     cutter.num_slots_ = num_slots;
+    cutter.shelf_ = shelf;
     cutter.num_cut_ = num_cut;
     cutter.num_uncut_ = static_cast<int32_t>(next_uncut - cutter.uncut_.data());
   }
@@ -83,6 +86,22 @@ struct Cutter::Position {
 
   /// Whether the queue takes all that is left.
   bool is_last() const { return cta == last_cta; }
+
+  /// Whether the shelf has room for `count` states of `rows` rows.
+  bool fits_shelf(int32_t count, int32_t rows) const {
+    return count <= shelf.num_slots && shelf.num_rows + rows <= tile_q;
+  }
+  /// Takes the place of `count` chunks of `rows` rows, on the shelf or on a new one. Returns their
+  /// first partial row.
+  int32_t take_chunks(int32_t count, int32_t rows) {
+    if (!fits_shelf(count, rows)) {
+      num_slots += count;
+      shelf = {.num_slots = count, .num_rows = 0};
+    }
+    const int32_t row = (num_slots - shelf.num_slots) * tile_q + shelf.num_rows;
+    shelf.num_rows += rows;
+    return sharing.num_partial_rows + row;
+  }
 
   void next_cta() {
     loads[cta] = capacity - room;
@@ -110,6 +129,7 @@ struct Cutter::Position {
   WorkTile* next_piece;
   int32_t first_merge;
   int32_t num_slots;
+  Shelf shelf;  // of chunks
   int32_t num_cut;
   Uncut* next_uncut;
   int64_t cta;
@@ -143,7 +163,7 @@ class Cutter::ItemCuts {
         place_whole(fitting - fitting % cut_heads_);
       } else if (const int32_t steps = steps_to_cut(num_steps()); steps == 0) {
         at_.next_cta();
-      } else if (!has_slots(kChunked ? num_chunks() : 2)) {
+      } else if (!has_room_for_states()) {
         place_whole(cut_heads_);  // there is no slot for another piece: all stays in this queue
       } else {
         place_in_pieces(steps);
@@ -163,6 +183,11 @@ class Cutter::ItemCuts {
   /// The results of a sharer are partial even if it is not cut.
   bool shares() const { return merge_of_head_0_ >= 0; }
   bool has_slots(int32_t count) const { return at_.num_slots + count <= at_.max_slots; }
+  /// Whether there is room for the states of the next heads, if they are cut.
+  bool has_room_for_states() const {
+    if constexpr (!kChunked) return has_slots(2);
+    return at_.fits_shelf(num_chunks(), tile_.num_rows) || has_slots(num_chunks());
+  }
   /// Steps of the keys. Heads that are cut together have shorter ones, so that a step costs the
   /// same.
   int32_t num_steps() const {
@@ -205,7 +230,8 @@ class Cutter::ItemCuts {
   /// Places the next cut_heads_ heads in pieces, the first of which has `steps` steps.
   void place_in_pieces(int32_t steps) {
     const int32_t merge = shares() ? merge_of_head_0_ + head_ : --at_.first_merge;
-    const int32_t first_row = at_.sharing.num_partial_rows + at_.num_slots * at_.tile_q;
+    const int32_t first_row = kChunked ? at_.take_chunks(num_chunks(), tile_.num_rows)
+                                       : at_.sharing.num_partial_rows + at_.num_slots * at_.tile_q;
     // What the rest of the head costs. The cost of a sharer has a partial result already.
     int64_t rest = (tile_.head_cost + (shares() ? 0 : of_partial_)) * cut_heads_;
     int32_t row = first_row;
@@ -232,7 +258,7 @@ class Cutter::ItemCuts {
     place(cut_heads_, kv_begin, tile_.keys.end, row, merge);
     at_.room -= rest;
     const int32_t num_states = kChunked ? num_chunks() : num_pieces;
-    at_.num_slots += num_states;
+    if (!kChunked) at_.num_slots += num_states;
     write_merge(merge, first_row, num_states, num_pieces);
     at_.num_cut += cut_heads_;
     head_ += cut_heads_;

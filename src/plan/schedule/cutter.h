@@ -56,6 +56,12 @@ class Cutter {
   struct Position;
   template <bool kChunked>
   class ItemCuts;
+  /// The slots that were taken last, by chunks. Those of several row tiles of few rows lie side by
+  /// side in them: state i of each row tile is in slot i of the shelf.
+  struct Shelf {
+    int32_t num_slots = 0;
+    int32_t num_rows = 0;  // that are taken, of each slot
+  };
   /// What a merge of a sharer was before a cut. It had one state.
   struct Uncut {
     int32_t merge;
@@ -80,6 +86,7 @@ class Cutter {
   int32_t num_pieces_ = 0;
   int32_t first_merge_ = 0;
   int32_t num_slots_ = 0;
+  Shelf shelf_;
   int32_t num_cut_ = 0;
   int32_t num_uncut_ = 0;
 };

@@ -6,6 +6,7 @@
 #include "plan/schedule/queue_filler.h"
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
 #include <utility>
 
@@ -40,6 +41,11 @@ void QueueFiller::fill(const TileSet& tiles, const Segment* segments, const Shar
   tiles_ = &tiles;
   loads_before_ = loads;
   cutter_.begin(segments, sharing, tiles.queues_wait);
+  if (shape_.division != Division::kBalanced) {
+    place_without_cuts();
+    tiles_ = nullptr;
+    return;
+  }
   if (tiles.capacity > 0) {
     heads_at_once_ = 1;
     deal_items(tiles.capacity, tiles.capacity);
@@ -51,6 +57,11 @@ void QueueFiller::fill(const TileSet& tiles, const Segment* segments, const Shar
   // The paper's L_kv, as a cost: what each CTA would get of a perfect division.
   const int64_t cost = std::accumulate(loads.begin(), loads.end(), tiles.cost);
   const int64_t share = cost / shape_.num_ctas + 1;
+  if (!shape_.cuts) {
+    fill_uncut(share);
+    tiles_ = nullptr;
+    return;
+  }
   fill_queues(share, shape_.heads_at_once);
   if (shape_.heads_at_once > 1) {
     constexpr int64_t kWorth = kScheduleTuning.paired_heads_part;
@@ -102,6 +113,33 @@ void QueueFiller::fill_queues(int64_t share, int32_t heads_at_once) {
       slack = first_slack(share);
     }
   }
+}
+
+/// Divides the items of tiles_ among queues that get `share` each, and cuts none. Those that were
+/// not dealt go as a whole, longest first, to the least loaded queue. The fewer are dealt, the more
+/// even the queues are, and the fewer CTAs read the same keys at the same time. So less and less is
+/// dealt, until the longest queue is hardly longer than its share; and what makes it hardly shorter
+/// is not worth it.
+void QueueFiller::fill_uncut(int64_t share) {
+  constexpr ScheduleTuning kTuning = kScheduleTuning;
+  const auto fill = [&](int64_t part) {
+    deal_items(share, share - share / part);
+    place_the_rest(std::numeric_limits<int64_t>::max());
+    return *std::max_element(loads_.begin(), loads_.end());
+  };
+  const int64_t hardly = share / kTuning.uncut_slack_part;
+  heads_at_once_ = 1;
+  int64_t best_part = kTuning.least_undealt_part;
+  int64_t shortest = fill(best_part);
+  int64_t part = best_part;
+  while (shortest > share + hardly && part > 1) {
+    part /= 2;
+    const int64_t longest = fill(part);
+    if (longest + hardly >= shortest) continue;
+    shortest = longest;
+    best_part = part;
+  }
+  if (best_part != part) fill(best_part);
 }
 
 /// Makes the longest queue shorter, by trying smaller slacks than `enough`, with which the last try
@@ -201,7 +239,8 @@ void QueueFiller::deal_items(int64_t share, int64_t capacity) {
   const RowTiles& row_tiles = tiles_->row_tiles;
   const int32_t num_heads = shape_.num_kv_heads;
   for (const RowTileGroup& group : tiles_->groups) {
-    const int32_t at_once = heads_per_item(group, share);
+    // The row tile in the middle costs about the average.
+    const int32_t at_once = heads_per_item(row_tiles[group.first + group.count / 2], share);
     dealer.begin_group(group.count);
     for (int32_t head = 0; head < num_heads; head += at_once) {
       // From the end: with a causal mask the last row tile is the longest.
@@ -213,14 +252,15 @@ void QueueFiller::deal_items(int64_t share, int64_t capacity) {
   const int32_t of_sharer = heads_per_sharer();
   for (const int32_t i : tiles_->longest_first) {
     const RowTile& tile = row_tiles[i];
-    const int32_t at_once = tile.sharer < 0 ? num_heads : of_sharer;
+    const int32_t of_request = shape_.cuts ? num_heads : heads_per_item(tile, share);
+    const int32_t at_once = tile.sharer < 0 ? of_request : of_sharer;
     for (int32_t head = 0; head < num_heads; head += at_once) {
       dealer.deal(i, head, std::min(at_once, num_heads - head), tile.head_cost);
     }
   }
   num_dealt_ = dealer.num_dealt();
   num_left_ = dealer.num_left();
-  if (!tiles_->groups.empty()) sort_left_items();
+  if (has_heap()) sort_left_items();
   std::copy(loads_.begin(), loads_.end(), dealt_cost_.begin());
 }
 
@@ -310,10 +350,8 @@ int64_t QueueFiller::first_slack(int64_t share) const {
   return std::max(least, std::min(of_both_ends, 2 * share / kTuning.slack_part));
 }
 
-/// Heads per item: enough for about item_steps steps, at most a part of a queue's share.
-int32_t QueueFiller::heads_per_item(const RowTileGroup& group, int64_t share) const {
-  // The row tile in the middle costs about the average.
-  const RowTile& tile = tiles_->row_tiles[group.first + group.count / 2];
+/// Heads of `tile` per item: enough for about item_steps steps, at most a part of a queue's share.
+int32_t QueueFiller::heads_per_item(const RowTile& tile, int64_t share) const {
   const int64_t of_step = shape_.cost.of_step(shape_.tile_q);
   const int64_t wanted =
       std::min(shape_.item_steps * of_step, share / kScheduleTuning.items_per_queue) /
@@ -337,7 +375,7 @@ int64_t QueueFiller::place_the_rest(int64_t capacity) {
   std::copy(dealt_cost_.begin(), dealt_cost_.end(), loads_.begin());
   num_whole_ = num_dealt_;
   cutter_.start(capacity, loads_.data(), heads_at_once_);
-  if (!tiles_->groups.empty()) {
+  if (has_heap()) {
     // What no queue can hold is cut while there is room.
     int32_t first = 0;
     while (first < num_sorted_ && cost_of(sorted_[static_cast<std::size_t>(first)]) > capacity)

@@ -64,6 +64,10 @@ class QueueFiller {
   class Dealer;
 
   void fill_queues(int64_t share, int32_t heads_at_once);
+  void fill_uncut(int64_t share);
+  /// Whether the items that were not dealt go to the least loaded queues, before any is cut.
+  bool has_heap() const { return !shape_.cuts || !tiles_->groups.empty(); }
+  void place_without_cuts();
   void deal_items(int64_t share, int64_t capacity);
   void sort_left_items();
   void place_whole(int32_t first, int64_t capacity);
@@ -71,7 +75,7 @@ class QueueFiller {
   int64_t cost_of(const Item& item) const;
   int64_t first_slack(int64_t share) const;
   void reduce_slack(int64_t share, int64_t too_little, int64_t enough);
-  int32_t heads_per_item(const RowTileGroup& group, int64_t share) const;
+  int32_t heads_per_item(const RowTile& tile, int64_t share) const;
   int32_t heads_per_sharer() const;
 
   ScheduleShape shape_;

@@ -123,9 +123,10 @@ void RowTiles::collect(const Batch& batch, const PrefixTree& prefixes, Segment* 
   for (int32_t r = 0; r < batch.batch_size; ++r) {
     const Segment request = segments[r];
     const int32_t num_rows = request.qo_len * shape.group_size;
+    if (num_rows < shape.min_rows || num_rows > shape.max_rows) continue;
     if (num_rows > shape.tile_q) {
       collector = collect_tiles(batch, r, request, collector);
-    } else if (num_rows > 0) {
+    } else {
       KeySpan keys = {0, request.position + request.qo_len};
       if (hides_keys) keys = visible_keys(shape, batch, request, 0, request.qo_len - 1);
       const int32_t sharer = shares ? prefixes.sharer_of(r) : -1;

@@ -52,6 +52,12 @@ class RowTiles {
   /// For batches of up to `max_requests` that have up to `max_row_tiles`. May throw std::bad_alloc.
   void reserve(const ScheduleShape& shape, int32_t max_requests, int32_t max_row_tiles);
 
+  /// See Scheduler::take_rows().
+  void take_rows(int32_t least, int32_t most) noexcept {
+    shape_.min_rows = least;
+    shape_.max_rows = most;
+  }
+
   /// Collects those of `batch` and of the prefixes that its requests share, and writes the segments
   /// of both, and the merges of sharers.
   void collect(const Batch& batch, const PrefixTree& prefixes, Segment* segments,

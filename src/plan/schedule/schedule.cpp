@@ -87,6 +87,12 @@ void Scheduler::reserve(const ScheduleShape& shape, const ScheduleBounds& bounds
   prefix_loads_.resize(num_ctas);
 }
 
+void Scheduler::take_rows(int32_t least, int32_t most) noexcept {
+  shape_.min_rows = least;
+  shape_.max_rows = most;
+  row_tiles_.take_rows(least, most);
+}
+
 void Scheduler::make(const Batch& batch, std::span<const PrefixGroup> groups,
                      const ScheduleMemory& memory) {
   memory_ = memory;
@@ -107,7 +113,7 @@ void Scheduler::make(const Batch& batch, std::span<const PrefixGroup> groups,
 }
 
 void Scheduler::schedule_batch(const Batch& batch) {
-  sharing_ = {memory_.merges, max_merges_ - prefixes_.num_sharers() * shape_.num_kv_heads,
+  sharing_ = {memory_.merges, merges_end() - prefixes_.num_sharers() * shape_.num_kv_heads,
               prefixes_.num_partial_rows()};
   row_tiles_.collect(batch, prefixes_, memory_.segments, sharing_);
   schedule_.prefixes = prefixes_.prefixes();
@@ -274,7 +280,7 @@ void Scheduler::write_queues() {
   schedule_.tiles = {tiles, static_cast<std::size_t>(next)};
   schedule_.first_merge = cutter.first_merge();
   schedule_.merges = {memory_.merges + schedule_.first_merge,
-                      static_cast<std::size_t>(max_merges_ - schedule_.first_merge)};
+                      static_cast<std::size_t>(merges_end() - schedule_.first_merge)};
   schedule_.num_cut += cutter.num_cut();
   schedule_.num_partial_rows = cutter.num_partial_rows();
 }

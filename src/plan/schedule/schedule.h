@@ -39,6 +39,7 @@ struct ScheduleMemory {
   Segment* segments = nullptr;
   Merge* merges = nullptr;
   WorkTile* tiles = nullptr;
+  int32_t merges_taken = 0;  // at the end of `merges`, by the schedule of another kernel
   // Not written by the scheduler:
   int32_t* mask_begins = nullptr;  // of the requests
   PreparedTiles prepared = {};
@@ -55,7 +56,10 @@ class ScheduleBuffers {
         mask_begins_(static_cast<std::size_t>(bounds.mask_begins)) {}
 
   ScheduleMemory memory() {
-    return {segments_.data(), merges_.data(), tiles_.data(), mask_begins_.data(), {}};
+    return {.segments = segments_.data(),
+            .merges = merges_.data(),
+            .tiles = tiles_.data(),
+            .mask_begins = mask_begins_.data()};
   }
   const int32_t* mask_begins() const { return mask_begins_.data(); }
 
@@ -90,6 +94,9 @@ class Scheduler {
   /// For batches within the bounds. May throw std::bad_alloc.
   void reserve(const ScheduleShape& shape, const ScheduleBounds& bounds);
 
+  /// Leaves requests of fewer or more packed query rows out of the next schedules.
+  void take_rows(int32_t least, int32_t most) noexcept;
+
   /// Writes the schedule of `batch`, which has been validated against the bounds, to `memory`. It
   /// computes prefixes of `groups` once, where that makes no queue longer. If the batch has
   /// prefixes, it first makes the schedule that shares them. Unless that one is sure to gain, it
@@ -105,6 +112,8 @@ class Scheduler {
 
  private:
   void schedule_batch(const Batch& batch);
+  /// Where the merges end.
+  int32_t merges_end() const { return max_merges_ - memory_.merges_taken; }
   void divide();
   int64_t capacity_of_prefixes() const;
   std::span<const int64_t> loads_of_prefixes();

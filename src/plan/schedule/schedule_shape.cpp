@@ -35,9 +35,11 @@ ScheduleShape schedule_shape(const AttentionOptions& options, const KernelChoice
   shape.shares_prefixes = shares_prefixes(options, choice);
   shape.merges_readers_last = choice.kernel.family->merges_readers_last;
   shape.chunk_kv = choice.chunk_kv;
+  shape.cuts = !options.batch_invariant || choice.chunk_kv > 0;
   shape.item_steps = choice.kernel.tuning.item_steps;
   shape.uncut_part = choice.kernel.tuning.uncut_part;
   shape.prepare_reads = choice.kernel.tuning.prepare_reads;
+  shape.prepares_some = choice.kernel.geometry.prepares_some;
   shape.cost = choice.kernel.tuning.cost;
   return shape;
 }

@@ -56,6 +56,13 @@ struct CostModel {
   int64_t longest(int64_t time) const noexcept { return time + time / error_part; }
 };
 
+/// How row tiles are divided among the queues. Only measurements ask for others than the first.
+enum class Division : int32_t {
+  kBalanced = 0,  // they are cut where that makes the longest queue shorter
+  kWhole,         // none is cut
+  kInOrder,       // none is cut, and the queues take them in turn, however long they are
+};
+
 /// Fixed for the life of a Plan.
 struct ScheduleShape {
   int32_t num_kv_heads = 1;
@@ -76,6 +83,13 @@ struct ScheduleShape {
   /// > 0: batch-invariant; a state is computed for each chunk of chunk_kv keys, which is tile_kv
   /// times a power of two.
   int32_t chunk_kv = 0;
+  /// Whether row tiles may be cut. Batch-invariant plans do not cut those of kernels without
+  /// chunks.
+  bool cuts = true;
+  /// How many packed query rows the scheduled requests have. Other requests are left out: they are
+  /// in the schedule of another kernel. Scheduler::take_rows() changes both.
+  int32_t min_rows = 1;
+  int32_t max_rows = INT32_MAX;
   /// > 0: the row tiles of a request are dealt to neighbouring queues, head after head, in items of
   /// about item_steps steps. CTAs that run at the same time then read the same keys, from the cache
   /// that they have in common. 0: all heads of a row tile stay together.
@@ -85,6 +99,9 @@ struct ScheduleShape {
   int32_t uncut_part = 0;
   /// Keys are prepared if about so many row tiles read each of them; see choose_prepared_kv().
   int32_t prepare_reads = 0;
+  /// Whether some requests of a batch may be prepared while others are not.
+  bool prepares_some = false;
+  Division division = Division::kBalanced;
   CostModel cost;
 
   /// Whether each queue has its shared prefixes before everything else. A GPU then merges the

@@ -20,6 +20,11 @@ struct ScheduleTuning {
   int64_t paired_heads_part = 16;  // reading several heads of a decode together
   int64_t groups_part = 8;         // groups, by which CTAs share keys in the L2 cache
 
+  // Where nothing is cut: the least part of a queue's share that is not dealt, and what is worth
+  // another try with more.
+  int64_t least_undealt_part = 16;
+  int64_t uncut_slack_part = 32;
+
   // Tries of capacities, until the work fits.
   int most_tries = 16;
   int64_t lacking_numerator = 5;    // a try adds 5/4 of what was missing, because a larger capacity

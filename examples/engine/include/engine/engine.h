@@ -29,6 +29,9 @@ struct Request {
   int32_t num_samples = 1;           // continuations; they share the pages of the prompt
   std::vector<int32_t> stop_tokens;  // end a sample, like those of the model
   bool ignore_model_stops = false;   // for benchmarks, in which lengths are given
+  /// Log-probabilities come with each token: its own, and those of so many of the likeliest tokens.
+  /// They are those of the model after penalties, before temperature and filters. -1: none.
+  int32_t num_logprobs = -1;
   Sampling sampling;
 };
 
@@ -41,16 +44,30 @@ enum class Finish : int32_t {
   kAborted,  // there is no token
 };
 
+inline constexpr int32_t kMaxLogprobs = 20;  // of Request::num_logprobs
+
+struct TokenLogprob {
+  int32_t token = 0;
+  float logprob = 0.0F;
+};
+
 /// A token of one sample of a request.
 struct Output {
   RequestId request = 0;
   int32_t sample = 0;
   int32_t token = -1;
-  float logprob = 0.0F;  // of the token, under the distribution from which it was drawn
+  float logprob = 0.0F;  // if Request::num_logprobs asks for it
   Finish finish = Finish::kNot;
+  std::vector<TokenLogprob> likeliest;  // Request::num_logprobs, the likeliest first
 };
 
-/// Where the matrices are multiplied.
+/// Where the model is computed.
+enum class DeviceType : int32_t {
+  kCpu = 0,  // in float32
+  kCuda,     // on the first GPU, in bfloat16
+};
+
+/// How the matrices are multiplied on a CPU.
 enum class Products : int32_t {
   kFastest = 0,  // by a BLAS if the engine was built with one
   kRowByRow,     // by a loop in which the bits of a row do not depend on the other rows
@@ -65,6 +82,21 @@ struct Options {
   /// The bits of a request's results do not depend on the other requests. Implies kRowByRow.
   bool batch_invariant = false;
   Products products = Products::kFastest;
+  DeviceType device = DeviceType::kCpu;
+  bool has_8bit_cache = false;  // keys and values in float8_e4m3fn, else in the device's dtype
+
+  // Each of these may be switched off to see what it is worth.
+  /// The next step is planned and begun while one runs: tokens stay on the device, and a stop token
+  /// is noticed one step late.
+  bool look_ahead = true;
+  bool has_graphs = true;       // on a GPU: steps of decodes are graphs
+  bool has_pdl = true;          // on a GPU: kernels are launched while those before them end
+  bool shares_prefixes = true;  // keys of a prefix are read once for all sequences that have it
+  bool has_attention = true;    // without it, tokens are arbitrary
+
+  /// If not empty: a file that receives what attention was asked for in each step. StepLog in
+  /// step_log.h describes it.
+  std::filesystem::path step_log;
 };
 
 /// What an engine has done since it was made.
@@ -74,7 +106,14 @@ struct Statistics {
   int64_t computed_tokens = 0;  // of all steps
   int64_t reused_tokens = 0;    // whose keys and values were in the cache already
   int64_t preemptions = 0;
-  int32_t used_pages = 0;  // now, by sequences
+  // Seconds of all steps.
+  double host_seconds = 0;         // in which the host planned and began steps
+  double device_busy_seconds = 0;  // on a GPU: in steps
+  double device_idle_seconds = 0;  // on a GPU: between steps, while there was work
+  // Now.
+  int32_t used_pages = 0;  // by sequences
+  int32_t running = 0;     // sequences that are computed in each step
+  int32_t waiting = 0;     // sequences that wait for pages, or for room in a step
 };
 
 /// Any thread may call any function. Errors of the caller are std::invalid_argument.
@@ -84,7 +123,7 @@ class Engine {
   ///   std::invalid_argument  a file is malformed, or describes a model of another kind
   ///   std::system_error      a file can not be read
   static std::unique_ptr<Engine> load(const std::filesystem::path& folder, const Options& options);
-  /// The same with random weights: reads config.json alone.
+  /// The same with random weights: reads config.json alone. They differ from device to device.
   static std::unique_ptr<Engine> random(const std::filesystem::path& folder, uint64_t seed,
                                         const Options& options);
 
@@ -98,6 +137,8 @@ class Engine {
   /// Ends a request before the next step. Each of its samples that is not finished gets an output
   /// kAborted. Returns false if no such request is running or waiting.
   virtual bool abort(RequestId request) = 0;
+  /// The same for one sample. True also if it has finished before the others.
+  virtual bool abort_sample(RequestId request, int32_t sample) = 0;
 
   /// All outputs since the last call, in the order of the steps. Waits until there is one, at most
   /// for `timeout`.

@@ -14,7 +14,7 @@ namespace flashplan::device {
 FLASHPLAN_DEVICE void prefetch_params(const AttentionParams& p, int thread, uint32_t scratch) {
   constexpr int kWords = 16;     // of a line
   const int line = thread - 32;  // the first warp loads the queue
-  // This kernel reads no fields behind the workspace.
+  // Behind the workspace this kernel reads no fields but TailParams, which few runs have.
   constexpr int kBytes = sizeof(ScheduleParams) + sizeof(TensorParams) + sizeof(Mask) +
                          sizeof(VariantParams) + sizeof(WorkspaceParams);
   if (line >= 0 && line * kWords < kBytes / 4) {

@@ -40,7 +40,7 @@ class Epilogue {
         return;
       }
       if (p_.schedule.chunk_kv == 0 && p_.tensors.vectorized &&
-          o_dtype<typename T::Variant>(p_) == T::kQ && p_.tensors.head_dim_vo % 16 == 0) {
+          o_dtype<typename T::Variant>(p_) == T::kOutput && p_.tensors.head_dim_vo % 16 == 0) {
         if (at_.computes) write_result(softmax, o);
         return;
       }
@@ -139,7 +139,7 @@ class Epilogue {
           x = variant_.output(x, at);
           y = variant_.output(y, at.next(1));
         }
-        *reinterpret_cast<uint32_t*>(to + d) = Element<T::kQ>::pack(x, y);
+        *reinterpret_cast<uint32_t*>(to + d) = Element<T::kOutput>::pack(x, y);
       });
     });
   }

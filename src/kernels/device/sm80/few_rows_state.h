@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/device/numeric.h"
+#include "kernels/device/sm80/narrow_queries.h"
 #include "kernels/device/sm80/tile_context.h"
 
 namespace flashplan::device {
@@ -42,15 +43,15 @@ class FewRowsState {
     const int row = min(lane_ / 4, block_.rows.num_rows - 1);
 #pragma unroll
     for (int h = 0; h < kHeads; ++h) {
-      constexpr int kOwnBytes = S::kBytes == 2 ? 4 : 8;
+      constexpr int kOwnBytes = S::kBytes == 2 || T::kWidensQueries ? 4 : 8;
       const unsigned char* from =
-          query_row<T::kQ>(p_, block_.rows, first + h, row) + lane_ % 4 * kOwnBytes;
+          query_row<T::kQuery>(p_, block_.rows, first + h, row) + lane_ % 4 * kOwnBytes;
       if (__builtin_expect(static_cast<long>(p_.tensors.vectorized), 1L) != 0) {
         load_query<true>(h, from);
       } else {
         load_query<false>(h, from);
       }
-      k_scales_[h] = p_.variant.k_scales.of(first + h);
+      k_scales_[h] = head_scale<T>(p_, first + h);
       query_scales_[h][0] = query_scales_[h][1] = 1.0F;
     }
     is_scaled_ = false;
@@ -128,6 +129,7 @@ class FewRowsState {
       if constexpr (kAligned) {
         return load_global_4(at);
       } else {
+        if constexpr (T::kWidensQueries) return at[0] | static_cast<uint32_t>(at[1]) << 8;
         const auto* elements = reinterpret_cast<const uint16_t*>(at);
         return elements[0] | static_cast<uint32_t>(elements[1]) << 16;
       }
@@ -135,7 +137,10 @@ class FewRowsState {
 #pragma unroll
     for (int k = 0; k < kDimTiles; ++k) {
       uint32_t (&query)[2] = query_[head][k];
-      if constexpr (S::kBytes == 1 && kAligned) {
+      if constexpr (T::kWidensQueries) {  // by scale_queries(), once all loads are under way
+        query[0] = pair_at(from + k * 16);
+        if constexpr (!kAligned) query[0] |= pair_at(from + k * 16 + 2) << 16;
+      } else if constexpr (S::kBytes == 1 && kAligned) {
         const uint2 pairs = load_global_8(from + k * 32);
         query[0] = pairs.x;
         query[1] = pairs.y;
@@ -158,6 +163,11 @@ class FewRowsState {
   /// element becomes subnormal, and so loses bits, only if it is 2^28 times smaller than the
   /// largest.
   FLASHPLAN_DEVICE void scale_queries() {
+    if constexpr (T::kWidensQueries) {
+      if (!is_scaled_) widen_queries();
+      is_scaled_ = true;
+      return;
+    }
     if (!kScalesQueries || is_scaled_) return;
     is_scaled_ = true;
 #pragma unroll
@@ -189,6 +199,20 @@ class FewRowsState {
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         query_scales_[h][j] = __shfl_sync(0xffffffffU, inverse, (own_row() + j) * 4);
+      }
+    }
+  }
+
+  FLASHPLAN_DEVICE void widen_queries() {
+    if constexpr (T::kWidensQueries) {
+#pragma unroll
+      for (int h = 0; h < kHeads; ++h) {
+#pragma unroll
+        for (uint32_t (&query)[2] : query_[h]) {
+          const uint2 pairs = Element<T::kQuery>::widen(query[0]);
+          query[0] = pairs.x;
+          query[1] = pairs.y;
+        }
       }
     }
   }

@@ -28,13 +28,14 @@ class KeyPipeline {
         block_(context_.block),
         base_(base),
         thread_(thread),
-        copies_16_bytes_(p.tensors.vectorized && p.tensors.head_dim_qk == T::kHeadDimQk &&
+        copies_16_bytes_(p.tensors.vectorized && !has_key_tail(p) &&
+                         p.tensors.head_dim_qk == T::kHeadDimQk &&
                          p.tensors.head_dim_vo == T::kHeadDimVo),
         next_(block_.keys.begin, context_.tile.kv_head),
         asked_(next_),
         finder_(p, thread) {}
 
-  /// Whether all rows of q, k and v can be copied 16 bytes at a time.
+  /// Whether all rows of q, k and v are whole, and can be copied 16 bytes at a time.
   FLASHPLAN_DEVICE bool copies_16_bytes() const { return copies_16_bytes_; }
   /// The stage of the current tile.
   FLASHPLAN_DEVICE int stage() const { return stage_of(entry_); }
@@ -149,6 +150,9 @@ class KeyPipeline {
     return kEachStep ? keys : block_.keys;
   }
 
+  static FLASHPLAN_DEVICE bool has_key_tail(const AttentionParams& p) {
+    return T::kTakesKeyTails && p.tensors.has_key_tail;
+  }
   static FLASHPLAN_DEVICE int stage_of(uint32_t entry) { return entry % S::kStages; }
   static FLASHPLAN_DEVICE int later(int entry, int distance) {
     entry += distance % S::kEntries;
@@ -193,18 +197,18 @@ class KeyPipeline {
   using ValueCopy = TileCopy<Element<T::kKv>::kBytes, T::kHeadDimVo, T::kTileKv, T::kThreads>;
 
   /// Prepares the copy of a tile to its stage, unless it lies past the last head. A head's first
-  /// tile also brings the queries. Rows that are not aligned, or have fewer dims than the kernel,
-  /// are copied here. True if copy_keys_and_values() has to follow.
+  /// tile also brings the queries. Rows that are not aligned, are in two parts, or have fewer dims
+  /// than the kernel, are copied here. True if copy_keys_and_values() has to follow.
   FLASHPLAN_DEVICE bool begin_issue(int entry, const Cursor& tile, int32_t head) const {
     if (tile.kv_head() != head && tile.kv_head() >= context_.heads_end()) return false;
     const uint32_t to = stage_address(stage_of(entry));
     if constexpr (S::kQueryInStage) {
       if (tile.tile_begin() == block_.keys.begin) {
-        copy_tile<Element<T::kQ>::kBytes, T::kHeadDimQk, S::kRows, T::kThreads>(
+        copy_tile<Element<T::kQuery>::kBytes, T::kHeadDimQk, S::kRows, T::kThreads>(
             to + S::kStageQuery, p_.tensors.head_dim_qk, p_.tensors.vectorized, thread_,
             [&](int row) {
               return row < block_.rows.num_rows
-                         ? query_row<T::kQ>(p_, block_.rows, tile.kv_head(), row)
+                         ? query_row<T::kQuery>(p_, block_.rows, tile.kv_head(), row)
                          : nullptr;
             });
       }
@@ -212,10 +216,28 @@ class KeyPipeline {
     if (copies_16_bytes_) return true;
     const uint32_t table = table_address(entry);
     const bool vectorized = p_.tensors.vectorized;
-    KeyCopy::copy_any(to, table, p_.tensors.head_dim_qk, vectorized, thread_);
+    if constexpr (T::kTakesKeyTails) {
+      copy_any_keys(p_, context_, to, table, tile.tile_begin(), thread_);
+    } else {
+      KeyCopy::copy_any(to, table, p_.tensors.head_dim_qk, vectorized, thread_);
+    }
     ValueCopy::copy_any(to + S::kValue, table + KvRow::kValueOffset, p_.tensors.head_dim_vo,
                         vectorized, thread_);
     return false;
+  }
+
+  /// Copies the keys of the tile that begins at `tile_begin`, also if they are in two parts.
+  static __device__ __noinline__ void copy_any_keys(const AttentionParams& p,
+                                                    const TileContext& context, uint32_t to,
+                                                    uint32_t table, int32_t tile_begin,
+                                                    int thread) {
+    if (has_key_tail(p)) {
+      const KeySpan seen = {context.first_seen, context.block.keys.end};
+      copy_key_parts<Element<T::kKv>::kBytes, T::kHeadDimQk, T::kTileKv, T::kThreads>(
+          to, table, p, context.block.kv_row, seen, tile_begin, thread);
+    } else {
+      KeyCopy::copy_any(to, table, p.tensors.head_dim_qk, p.tensors.vectorized, thread);
+    }
   }
 
   /// Starts this thread's copies of the keys and values of a tile. All addresses are read first,

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "kernels/device/element.h"
+#include "kernels/device/key_tail.h"
 #include "kernels/device/pages.h"
 #include "kernels/device/sm80/shared_tile.h"
 #include "kernels/device/unaligned_copy.h"
@@ -33,14 +34,14 @@ FLASHPLAN_DEVICE void copy_tile(uint32_t tile, int head_dim, bool vectorized, in
 }
 
 /// The address of row `row` of a work tile's queries, for one kv head.
-template <DType kQ>
+template <DType kQuery>
 FLASHPLAN_DEVICE const unsigned char* query_row(const AttentionParams& p, const PackedRows& rows,
                                                 int32_t kv_head, int row) {
   const Divisor& group_size = p.schedule.group_size;
   return static_cast<const unsigned char*>(p.tensors.q.data) +
          (rows.token(row, group_size) * p.tensors.q.token_stride +
           static_cast<uint32_t>(rows.qo_head(kv_head, row, group_size)) * p.tensors.q.head_stride) *
-             Element<kQ>::kBytes;
+             Element<kQuery>::kBytes;
 }
 
 /// Where the rows of k and v of one key begin in memory.
@@ -275,5 +276,24 @@ struct TileCopy {
     }
   }
 };
+
+/// Copies ragged keys in two parts to shared memory by all threads: those of the tile that begins
+/// at key `tile_begin`. `table` has the addresses of their first parts; `seen`: the keys from the
+/// first one that any row sees to the last one, of a request whose first row is `kv_row`.
+template <int kBytes, int kHeadDim, int kRows, int kThreads>
+FLASHPLAN_DEVICE void copy_key_parts(uint32_t tile, uint32_t table, const AttentionParams& p,
+                                     int32_t kv_row, KeySpan seen, int32_t tile_begin, int thread) {
+  using Tile = SharedTile<kHeadDim * kBytes>;
+#pragma unroll 1
+  for (int i = thread; i < kRows * Tile::kChunks; i += kThreads) {
+    const int row = i / Tile::kChunks;
+    const int chunk = i % Tile::kChunks;
+    const int32_t key = min(max(tile_begin + row, seen.begin), seen.end - 1);
+    const auto parts = KeyParts::of<kBytes>(p, load_shared_pointer(table + row * KvRow::kPitch),
+                                            int64_t{kv_row} + key);
+    copy_parts_16<kBytes>(tile + Tile::offset(row, chunk), parts, chunk * (16 / kBytes),
+                          p.tensors.vectorized);
+  }
+}
 
 }  // namespace flashplan::device

@@ -5,6 +5,7 @@
 #include "kernels/device/sm80/epilogue.h"
 #include "kernels/device/sm80/key_pipeline.h"
 #include "kernels/device/sm80/logits.h"
+#include "kernels/device/sm80/narrow_queries.h"
 #include "kernels/device/sm80/row_peers.h"
 #include "kernels/device/sm80/tile_end.h"
 #include "kernels/device/sm80/tile_rotator.h"
@@ -70,7 +71,7 @@ class Mainloop {
           __syncwarp();  // and warps that share rows waited for each other's logits
           copy_own_queries(head + 1);
         }
-        softmax_.finish(peers());
+        if (S::kWarpsVo == 1 || computes_) softmax_.finish(peers());
         Epilogue<T, S>(p_, context_, smem_, thread_, pipeline_.stage_before(), head, chunk,
                        left <= 0)
             .write(softmax_, o_);
@@ -92,17 +93,18 @@ class Mainloop {
   }
 
  private:
-  static constexpr int kMmaRowBytes = 16 * T::kHeadDimQk * Element<T::kQ>::kBytes;  // of queries
+  static constexpr int kMmaRowBytes = 16 * T::kHeadDimQk * S::kQueryBytes;  // of queries
   using Pipeline = KeyPipeline<T, S>;
   // For 8-bit keys, where queries are read in every step.
   static constexpr bool kPermutesQueries = T::kIsNarrow && !S::kQueryInRegisters;
+  static constexpr bool kWidensInShared = T::kWidensQueries && !S::kQueryInRegisters;
   static constexpr int kOwnQueries = S::kMmaM * 16 / S::kWarpsVo;  // rows that this warp copies
 
   /// Gives the logits the scale of a kv head, where each may have its own.
   FLASHPLAN_DEVICE void set_head(int32_t head) {
-    if (p_.variant.k_scales.data == nullptr) return;
+    if (!has_head_scales<T>(p_)) return;
     variant_ = typename T::Variant(p_);
-    variant_.scale_logits(p_.variant.k_scales.of(head));
+    variant_.scale_logits(head_scale<T>(p_, head));
   }
 
   FLASHPLAN_DEVICE uint32_t visible_address() const {
@@ -132,30 +134,39 @@ class Mainloop {
   /// last row it copies the last row again.
   FLASHPLAN_DEVICE void copy_own_queries(int head) {
     const WarpPlace<S> at(opaque(thread_));
-    using Copy = TileCopy<Element<T::kQ>::kBytes, T::kHeadDimQk, kOwnQueries, 32>;
+    using Copy = TileCopy<Element<S::kSharedQ>::kBytes, T::kHeadDimQk, kOwnQueries, 32>;
     const int first_row = at.first_row() + at.warp_vo * kOwnQueries;
     const uint32_t to = base_ + S::kQuery + first_row * Copy::Tile::kRowBytes;
     // Lane r computes the address of row r; other lanes read it by a shuffle.
     const int own_row = min(first_row + at.lane % kOwnQueries, block_.rows.num_rows - 1);
-    const unsigned char* own = query_row<T::kQ>(p_, block_.rows, head, own_row);
-    if (pipeline_.copies_16_bytes()) {
+    const unsigned char* own = query_row<T::kQuery>(p_, block_.rows, head, own_row);
+    if constexpr (kWidensInShared) {
+      copy_narrow_queries<T::kHeadDimQk, kOwnQueries>(
+          to, p_.tensors.head_dim_qk, p_.tensors.vectorized, at.lane,
+          [&](int row) { return shuffled_pointer(own, row); });
+    } else if (pipeline_.copies_16_bytes()) {
 #pragma unroll 4
       for (int i = 0; i < Copy::kRowsPerThread; ++i) {
         Copy::copy(to, shuffled_pointer(own, Copy::row(i, at.lane)), i, at.lane);
       }
     } else {
-      copy_tile<Element<T::kQ>::kBytes, T::kHeadDimQk, kOwnQueries, 32>(
+      copy_tile<Element<T::kQuery>::kBytes, T::kHeadDimQk, kOwnQueries, 32>(
           to, p_.tensors.head_dim_qk, p_.tensors.vectorized, at.lane,
           [&](int row) { return shuffled_pointer(own, row); });
     }
     cp_async_commit();
   }
 
-  /// Permutes the dims of this warp's queries, after they have arrived.
+  /// Permutes the dims of this warp's queries, after they have arrived, and widens those of 8 bits.
   FLASHPLAN_DEVICE void permute_own_queries() const {
     const WarpPlace<S> at(opaque(thread_));
-    permute_query_dims<T::kQ, T::kHeadDimQk, kOwnQueries>(
-        base_ + S::kQuery, at.first_row() + at.warp_vo * kOwnQueries, at.lane);
+    const int first_row = at.first_row() + at.warp_vo * kOwnQueries;
+    if constexpr (kWidensInShared) {
+      widen_query_dims<T::kQuery, T::kHeadDimQk, kOwnQueries>(base_ + S::kQuery, first_row,
+                                                              at.lane);
+    } else {
+      permute_query_dims<T::kQ, T::kHeadDimQk, kOwnQueries>(base_ + S::kQuery, first_row, at.lane);
+    }
     peers().wait();
   }
 
@@ -164,13 +175,13 @@ class Mainloop {
     const WarpPlace<S> at(opaque(thread_));
     const uint32_t q_tile =
         S::kQueryInStage ? pipeline_.stage_address(stage) + S::kStageQuery : base_ + S::kQuery;
-    return query_address<T::kQ, T::kKv, T::kHeadDimQk, kPermutesQueries>(q_tile, at.first_row(),
-                                                                         at.lane);
+    return query_address<S::kSharedQ, T::kKv, T::kHeadDimQk, kPermutesQueries>(
+        q_tile, at.first_row(), at.lane);
   }
 
   /// Loads fragment `k` of the 16 rows from 16 * m on; `address` is own_query_address().
   FLASHPLAN_DEVICE void load_query(uint32_t (&a)[4], uint32_t address, int m, int k, int head) {
-    load_query_fragment<T::kQ, T::kKv, T::kHeadDimQk, kPermutesQueries>(
+    load_query_fragment<S::kSharedQ, T::kKv, T::kHeadDimQk, kPermutesQueries>(
         a, address + m * kMmaRowBytes, k);
     if constexpr (T::Variant::kTransformsQuery && !T::Variant::kRotates) {
       const WarpPlace<S> place(opaque(thread_));

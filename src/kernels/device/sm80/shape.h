@@ -36,12 +36,16 @@ struct Tiling : Choices {
   static constexpr bool kIsSmall = kSmemPerSm < 164;
   static constexpr int kCtasPerSm = kIsWide || kIsSmall ? 1 : 2;
   static constexpr int kThreads = 256 / kCtasPerSm;
-  static constexpr int kMostRows = 128;
+  // 16 rows of accumulators of more than 256 dims take two warps, and beside keys of so many dims
+  // there is room for the queries of 64 rows, on GPUs with 228 KB alone.
+  static constexpr bool kIsWidest = Choices::kHeadDimVo > 256;
+  static constexpr int kFewWarpsVo = kIsWidest ? 2 : 1;
+  static constexpr int kMostRows = kIsWidest ? 64 : 128;
   static constexpr int kTileQ = Choices::kFewRowsAlone ? 16 : kMostRows;
   // Rows of a warp in tiles of many rows. With 32 rows it reads half as many fragments of k and v
   // as with 16. On GPUs with 100 KB, which have half the matrix rate, these reads are no
   // bottleneck. The accumulators of 32 rows x 256 dims need two warps.
-  static constexpr int kManyRows = kIsSmall ? 16 : 32;
+  static constexpr int kManyRows = kIsSmall || kIsWidest ? 16 : 32;
   static constexpr int kManyWarpsVo = kIsWide && !kIsSmall ? 2 : 1;
   // The system takes 1 KB per CTA.
   static constexpr int kStaticSmemBytes = 512;  // at most
@@ -80,8 +84,10 @@ struct Shape {
   static constexpr int kWarps = T::kThreads / 32;
   static constexpr int kMostWarpsKv = T::kTileKv / 16;
   static constexpr int kOtherWarps = kWarps / (kWarpsQ * kWarpsVo);
-  static constexpr int kWarpsKv = kOtherWarps < kMostWarpsKv ? kOtherWarps : kMostWarpsKv;
-  static_assert(kWarpsVo == 1 || kOtherWarps == 1);
+  // Where two warps share rows, others do not compute, and only copy.
+  static constexpr int kWarpsKv = kWarpsVo > 1                 ? 1
+                                  : kOtherWarps < kMostWarpsKv ? kOtherWarps
+                                                               : kMostWarpsKv;
   static constexpr int kRows = kWarpsQ * kMmaM * 16;
   static constexpr int kDimsVo = T::kHeadDimVo / kWarpsVo;  // of a warp's accumulators
   static constexpr int kKeysPerWarp = T::kTileKv / kWarpsKv;
@@ -101,9 +107,13 @@ struct Shape {
   // For few rows every stage has room for queries, which are then kept in registers. For many rows
   // there is one buffer, in which each warp copies its rows of the next head when it is done with
   // those of the last.
-  static constexpr bool kQueryInStage = kRows <= 64;
+  static constexpr bool kQueryInStage = kRows <= 64 && !T::kIsWidest;
   static constexpr bool kQueryInRegisters = kQueryInStage || T::kHeadDimQk <= 64;
-  static constexpr int kQBytes = kRows * T::kHeadDimQk * Element<T::kQ>::kBytes;
+  // The dtype that queries have in shared memory when their fragments are loaded: those of 8 bits
+  // that go to registers are widened there.
+  static constexpr DType kSharedQ = kQueryInRegisters ? T::kQuery : T::kQ;
+  static constexpr int kQueryBytes = Element<kSharedQ>::kBytes;
+  static constexpr int kQBytes = kRows * T::kHeadDimQk * kQueryBytes;
   static constexpr int kStageBytes = T::kKBytes + T::kVBytes + (kQueryInStage ? kQBytes : 0);
   static constexpr int kStatsBytes = kWarps * 8 * 8;
   // Memory for what a warp sends to the warps that share its rows: 16-bit weights, or maxima and
@@ -180,8 +190,8 @@ struct Shape {
 /// The shapes of a kernel, by the rows of a work tile.
 template <typename T, bool kFewRowsAlone = T::kFewRowsAlone>
 struct Shapes {
-  using Few = Shape<T, 1, 1>;   // up to 16 rows: decode
-  using Some = Shape<T, 4, 1>;  // up to 64
+  using Few = Shape<T, 1, 1, T::kFewWarpsVo>;   // up to 16 rows: decode
+  using Some = Shape<T, 4, 1, T::kFewWarpsVo>;  // up to 64
   using Many =
       Shape<T, T::kTileQ / T::kManyRows, T::kManyRows / 16, T::kManyWarpsVo>;  // up to 128: prompts
 
@@ -191,14 +201,14 @@ struct Shapes {
   static_assert(Many::kRows == T::kTileQ);
   // Kernels that are compiled at run time have no body for Some, which saves a third of the
   // compile time.
-  static constexpr bool kHasSome = T::Variant::kIsBuiltIn;
+  static constexpr bool kHasSome = T::Variant::kIsBuiltIn && Some::kRows < Many::kRows;
   // The most rows of a tile that does not need Many.
   static constexpr int kSomeRows = kHasSome ? Some::kRows : Few::kRows;
 };
 
 template <typename T>
 struct Shapes<T, true> {
-  using Few = Shape<T, 1, 1>;
+  using Few = Shape<T, 1, 1, T::kFewWarpsVo>;
   static constexpr int kSmemBytes = Few::kSmemBytes;
   static_assert(Few::kRows == T::kTileQ);
 };

@@ -27,8 +27,9 @@ struct SharedTile {
   static FLASHPLAN_DEVICE uint32_t offset(int row, int chunk) {
     return static_cast<uint32_t>(row * kRowBytes + ((chunk ^ permutation(row)) << 4));
   }
-  /// From the address of chunk 0 or 1 of a row to that of `chunks` (even) further on: one register
-  /// serves all of a row, since tiles are aligned to the 128 bytes that are permuted.
+  /// From the address of chunk 0 of a row to that of `chunks` further on, or from that of chunk 1
+  /// if `chunks` is even: one register serves all of a row, since tiles are aligned to the 128
+  /// bytes that are permuted.
   static FLASHPLAN_DEVICE uint32_t advance(uint32_t address, int chunks) {
     constexpr int kPermuted = kChunks % 8 == 0 ? 8 : kChunks % 4 == 0 ? 4 : 2;
     return (address ^ static_cast<uint32_t>(chunks % kPermuted << 4)) +

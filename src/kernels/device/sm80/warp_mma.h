@@ -14,12 +14,15 @@
 
 namespace flashplan::device {
 
-/// The address of this lane's part of the fragments of 16 query rows from `row` on. `kOrdered`:
+/// The address of this lane's part of the fragments of 16 query rows from `row` on. `kQ`: their
+/// dtype in shared memory; those of 8 bits are widened by load_query_fragment(). `kOrdered`:
 /// permute_query_dims() was called for these rows.
 template <DType kQ, DType kKv, int kHeadDim, bool kOrdered>
 FLASHPLAN_DEVICE uint32_t query_address(uint32_t q_tile, int row, int lane) {
   using Tile = SharedTile<kHeadDim * Element<kQ>::kBytes>;
-  if constexpr (Element<kKv>::kBytes == 2 || kOrdered) {
+  if constexpr (Element<kQ>::kBytes == 1) {
+    return q_tile + Tile::offset(row + lane / 4, 0) + lane % 4 * 4;
+  } else if constexpr (Element<kKv>::kBytes == 2 || kOrdered) {
     return q_tile + Tile::offset(row + lane % 16, lane / 16);
   } else {
     return q_tile + Tile::offset(row + lane / 4, lane % 4 / 2) + lane % 2 * 8;
@@ -30,8 +33,16 @@ FLASHPLAN_DEVICE uint32_t query_address(uint32_t q_tile, int row, int lane) {
 template <DType kQ, DType kKv, int kHeadDim, bool kOrdered>
 FLASHPLAN_DEVICE void load_query_fragment(uint32_t (&a)[4], uint32_t address, int k) {
   using Tile = SharedTile<kHeadDim * Element<kQ>::kBytes>;
-  const uint32_t at = Tile::advance(address, 2 * k);
-  if constexpr (Element<kKv>::kBytes == 2 || kOrdered) {
+  const uint32_t at = Tile::advance(address, Element<kQ>::kBytes * k);
+  if constexpr (Element<kQ>::kBytes == 1) {
+    static_assert(Element<kKv>::kBytes == 1);  // the order of their dims
+    const uint2 first = Element<kQ>::widen(load_shared_4(at));
+    const uint2 second = Element<kQ>::widen(load_shared_4(at + 8 * Tile::kRowBytes));
+    a[0] = first.x;
+    a[1] = second.x;
+    a[2] = first.y;
+    a[3] = second.y;
+  } else if constexpr (Element<kKv>::kBytes == 2 || kOrdered) {
     ldmatrix(a, at);
   } else {
     const uint2 first = load_shared_8(at);

@@ -2,7 +2,8 @@
 // The attention kernel of the sm90 family: one producer warpgroup loads queries, keys and values
 // into shared memory, two or three consumer warpgroups compute. Where queries and keys are rotated,
 // another warpgroup does it in between. Where pages are too small for boxes, another warpgroup
-// helps the producer to copy their rows. These warpgroups also prepare keys that many tiles read.
+// helps the producer to copy their rows. Where keys and values have 8 bits, another warpgroup
+// widens them. These warpgroups also prepare keys that many tiles read.
 #pragma once
 
 #include "kernels/device/sm90/consumer.h"
@@ -10,6 +11,7 @@
 #include "kernels/device/sm90/preparer.h"
 #include "kernels/device/sm90/producer.h"
 #include "kernels/device/sm90/rotator.h"
+#include "kernels/device/sm90/widener.h"
 
 namespace flashplan::device {
 
@@ -18,7 +20,7 @@ namespace flashplan::device {
 template <typename S>
 FLASHPLAN_DEVICE void run_sm90_gatherer(const AttentionParams& p, const Sm90Smem<S>& smem,
                                         int warp) {
-  constexpr int kArrivals = S::kGatherWarps * 32;
+  constexpr int kArrivals = S::kSlotArrivals;
   static_assert(S::kGatherWarps == S::kPreparingWarps + 2);
   if (!Sm90Prepared<S>::is_in_use(p, smem)) {
     Sm90Gatherer<S>(p, smem, warp).run();
@@ -42,8 +44,8 @@ template <typename Choices>
 __global__ void __launch_bounds__(Sm90Shape<Choices>::kThreads, 1)
     sm90_attention_kernel(const __grid_constant__ AttentionParams p) {
   using S = Sm90Shape<Choices>;
-  extern __shared__ __align__(1024) unsigned char bytes[];
-  const Sm90Smem<S> smem(reinterpret_cast<Sm90SharedMemory<S>&>(bytes));
+  extern __shared__ __align__(1024) unsigned char smem[];
+  const Sm90Smem<S> shared(reinterpret_cast<Sm90SharedMemory<S>&>(smem));
   // Requested before anything else: code comes from memory, too, and takes as long.
   const uint32_t queue_word = Sm90QueryLoader<S>::request_queue(p);
   if (threadIdx.x == 32) {
@@ -53,26 +55,26 @@ __global__ void __launch_bounds__(Sm90Shape<Choices>::kThreads, 1)
   }
   if (threadIdx.x == 0) {
     for (int i = 0; i < S::kSlots; ++i) {
-      mbarrier_init(smem.slot_full(i), S::kGathers ? S::kGatherWarps * 32 : 1);
-      mbarrier_init(smem.slot_empty(i), S::kConsumerWarps);
-      if (S::kRotates) mbarrier_init(smem.key_loaded(i), 1);
+      mbarrier_init(shared.slot_full(i), S::kSlotArrivals);
+      mbarrier_init(shared.slot_empty(i), S::kConsumerWarps);
+      if (S::kRotates) mbarrier_init(shared.key_loaded(i), 1);
     }
     for (int i = 0; i < S::kQBarriers; ++i) {
-      mbarrier_init(smem.q_loaded(i), 2);
-      if (S::kRotates) mbarrier_init(smem.q_full(i), 1);
-      mbarrier_init(smem.q_empty(i), S::kConsumerWarps);
+      mbarrier_init(shared.q_loaded(i), 2);
+      if (S::kRotates) mbarrier_init(shared.q_full(i), 1);
+      mbarrier_init(shared.q_empty(i), S::kConsumerWarps);
     }
     for (int i = 0; i < S::kContexts; ++i) {
-      mbarrier_init(smem.context_full(i), 1);
-      mbarrier_init(smem.context_empty(i), S::kConsumerWarps + 2 +
-                                               (S::kGathers ? S::kGatherWarps : S::kKvWarps) +
-                                               (S::kRotates ? 4 : 0));
+      mbarrier_init(shared.context_full(i), 1);
+      mbarrier_init(shared.context_empty(i),
+                    S::kConsumerWarps + 2 + S::kKvReaders + (S::kRotates ? 4 : 0));
     }
-    for (int i = 0; i < 2; ++i) mbarrier_init(smem.tail_full(i), 1);
-    store_shared_4(smem.on_pages(), kAllOnPages);
-    Sm90Merge<S>::begin(smem);
+    for (int i = 0; i < 2; ++i) mbarrier_init(shared.tail_full(i), 1);
+    store_shared_4(shared.on_pages(), kAllOnPages);
+    if (S::kWidens) store_shared_4(shared.free_position(), 0);
+    Sm90Merge<S>::begin(shared);
     mbarrier_fence_init();
-    Sm90ReaderMerges<S>(p, smem).begin();
+    Sm90ReaderMerges<S>(p, shared).begin();
   }
   wait_for_last_kernel();
   allow_next_kernel();
@@ -80,33 +82,40 @@ __global__ void __launch_bounds__(Sm90Shape<Choices>::kThreads, 1)
   const int warpgroup = __shfl_sync(0xffffffffU, static_cast<int>(threadIdx.x) / 128, 0);
   if (warpgroup < S::kWarpgroups) {
     take_registers<S::kConsumerRegisters>();
-    Sm90Consumer<S>(p, smem, warpgroup).run();
-    if constexpr (S::Variant::kIsBuiltIn) Sm90ReaderMerges<S>(p, smem).merge_all();
+    Sm90Consumer<S>(p, shared, warpgroup).run();
+    if constexpr (S::Variant::kIsBuiltIn) Sm90ReaderMerges<S>(p, shared).merge_all();
   } else if constexpr (S::kGathers) {
     release_registers<S::kProducerRegisters>();
     // Warps 2 and 3 of the producer load queries. All others of the two warpgroups gather.
     const int warp =
         __shfl_sync(0xffffffffU, static_cast<int>(threadIdx.x) / 32, 0) - 4 * S::kWarpgroups;
     if (warp == 2 || warp == 3) {
-      Sm90QueryLoader<S>(p, smem, warp).run(queue_word);
+      Sm90QueryLoader<S>(p, shared, warp).run(queue_word);
     } else {
-      run_sm90_gatherer<S>(p, smem, warp < 2 ? warp : warp - 2);
+      run_sm90_gatherer<S>(p, shared, warp < 2 ? warp : warp - 2);
     }
   } else if (S::kRotates && warpgroup > S::kWarpgroups) {
     if constexpr (S::kRotates) {
       release_registers<S::kRotatorRegisters>();
-      Sm90Rotator<S> rotator(p, smem);
+      Sm90Rotator<S> rotator(p, shared);
       bool is_prepared = false;
       if constexpr (S::kTakesPrepared) {
-        is_prepared = Sm90Prepared<S>::is_in_use(p, smem);
+        is_prepared = Sm90Prepared<S>::is_in_use(p, shared);
         if (is_prepared) rotator.run_prepared();
       }
       if (!is_prepared) rotator.run();
     }
+  } else if (S::kWidens && warpgroup > S::kWarpgroups) {
+    if constexpr (S::kWidens) {
+      release_registers<S::kWidenerRegisters>();
+      const int warp = __shfl_sync(0xffffffffU, static_cast<int>(threadIdx.x) / 32 % 4, 0);
+      Sm90Widener<S>(p, shared, warp).run();
+      Sm90Prepared<S>::leave_if_used(p);
+    }
   } else {
     release_registers<S::kProducerRegisters>();
     const int warp = __shfl_sync(0xffffffffU, static_cast<int>(threadIdx.x) / 32 % 4, 0);
-    run_sm90_producer<S>(p, smem, warp, queue_word);
+    run_sm90_producer<S>(p, shared, warp, queue_word);
   }
 }
 

@@ -61,7 +61,7 @@ class Sm90Consumer {
   using Visible = typename Softmax::Visible;
   using Scales = typename Sm90Epilogue<S>::Scales;
   using ByDims = Wgmma<S::kQ, S::kTileKv>;
-  using ByRows = Wgmma<S::kQ, S::kHeadDimVo>;
+  using ByRows = Wgmma<S::kWeight, S::kHeadDimVo>;
 
   /// One head of a work tile, which is given by its number in the queue.
   struct Unit {
@@ -341,8 +341,8 @@ class Sm90Consumer {
     for (int i = 0; i < S::kTileKv / 16; ++i) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        weights_[i][j] = Element<S::kQ>::pack(softmax_.logits[8 * i + 2 * j],
-                                              softmax_.logits[8 * i + 2 * j + 1]);
+        weights_[i][j] = Element<S::kWeight>::pack(softmax_.logits[8 * i + 2 * j],
+                                                   softmax_.logits[8 * i + 2 * j + 1]);
       }
     }
   }

@@ -103,9 +103,8 @@ class Sm90Gatherer : Sm90ProducerWarp<S> {
     const int own_row = row(opaque(lane_));
     if (own_row < step.num_keys) {
       const auto own_key = static_cast<uint32_t>(key + own_row);
-      asm volatile("ld.global.b32 %0, [%1];\n"
-                   : "=r"(step.page)
-                   : "l"(ids + quotient(own_key, p_.tensors.pages.page_size)));
+      step.page =
+          static_cast<int32_t>(load_global_4(ids + quotient(own_key, p_.tensors.pages.page_size)));
     }
     return step;
   }

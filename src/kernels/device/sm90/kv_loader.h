@@ -3,6 +3,7 @@
 // them.
 #pragma once
 
+#include "kernels/device/key_tail.h"
 #include "kernels/device/sm90/producer_warp.h"
 
 namespace flashplan::device {
@@ -67,7 +68,12 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
           has_step = has_step && ++head < keys.heads_end;
         }
       } while (has_step);
-      if (finishes && keys.is_end) return;
+      if (finishes && keys.is_end) {
+        if constexpr (S::kTransposes) {
+          if (!loads_keys) announce_values(S::kNoSlot);
+        }
+        return;
+      }
       release_context(i);
     }
   }
@@ -146,7 +152,10 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
     int32_t num_hidden;  // the first keys, which no row sees; may be negative
   };
 
-  FLASHPLAN_DEVICE bool is_paged() const { return p_.tensors.pages.ids != nullptr; }
+  /// Keys with a tail are ragged.
+  FLASHPLAN_DEVICE bool is_paged() const {
+    return !S::kHasKeyTail && p_.tensors.pages.ids != nullptr;
+  }
 
   // A batch has the page ids of all boxes of steps_of_batch steps of a head; lane i requests id i.
   // Each warp has two buffers for batches: one is in use while the other one is filled.
@@ -157,7 +166,7 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
   /// wait_page_id() synchronises the warp at the first step of each batch.
   FLASHPLAN_DEVICE void request_page_ids(const Step& step, const Keys& keys) {
     const int32_t boxes = maps_.boxes_of_step;
-    if (boxes == 0) return;
+    if (S::kHasKeyTail || boxes == 0) return;
     --steps_left_;
     step_ids_ += boxes * 4;
     const bool begins = step.key == keys.begin;
@@ -180,7 +189,7 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
   }
   /// The page id of this lane's box of the current step. It has no meaning for lanes without a box.
   FLASHPLAN_DEVICE int32_t wait_page_id() const {
-    if (maps_.boxes_of_step == 0) return 0;
+    if (S::kHasKeyTail || maps_.boxes_of_step == 0) return 0;
     if (steps_left_ == maps_.steps_of_batch) {  // the first step of a batch
       cp_async_wait_all();
       __syncwarp();
@@ -201,10 +210,17 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
     uint32_t full = smem_.slot_full(slot);
     // The rotator gets keys first. `position` is twice the number of their step, or 1 less.
     if (S::kRotates && is_key) full = smem_.key_loaded((position + 1) / 2 % S::kSlots);
+    if constexpr (S::kTransposes) {
+      if (!is_key) full = name_values(slot);
+    }
     const int32_t token = step.kv_row + step.key;  // of ragged tensors
     if (!maps_.has_kv || (!is_paged() && token + S::kTileKv > maps_.num_kv_tokens)) {
       gather(p_, smem_.memory, is_key, to, step);
       finish_copies(full);
+      return;
+    }
+    if (S::kHasKeyTail && is_key) {
+      load_parts(to, full, token, step.head);
       return;
     }
     const int32_t num_rows = is_paged() ? step.count : S::kTileKv;
@@ -252,6 +268,30 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
     finish_copies(full);
   }
 
+  /// Tells the warps that transpose values in which slot those of the next step are. Returns the
+  /// barrier that they wait at.
+  FLASHPLAN_DEVICE uint32_t name_values(int slot) {
+    const uint32_t entry = num_values_++ % S::kSlots;
+    if (lane_ == 0) store_shared_4(smem_.value_slot(entry), static_cast<uint32_t>(slot));
+    __syncwarp();
+    return smem_.key_loaded(entry);
+  }
+  FLASHPLAN_DEVICE void announce_values(int slot) {
+    const uint32_t loaded = name_values(slot);
+    if (lane_ == 0) mbarrier_arrive(loaded);
+  }
+
+  /// Requests the keys from row `token` on, each block of 64 dims from the tensor that has it.
+  FLASHPLAN_DEVICE void load_parts(uint32_t to, uint32_t full, int32_t token, int32_t head) const {
+    if (lane_ == 0) mbarrier_arrive_expect(full, S::kKeyBytes);
+    __syncwarp();
+    if (lane_ >= S::Key::kBlocks) return;
+    const int own_blocks = (p_.tensors.head_dim_qk - p_.tails.k.num_dims) / 64;
+    const bool is_own = lane_ < own_blocks;
+    tma_load_5d(to + lane_ * S::Key::kBlockBytes, is_own ? &maps_.k : &maps_.k_tail, full,
+                (is_own ? lane_ : lane_ - own_blocks) * 64, token, 0, 0, is_own ? head : 0);
+  }
+
   /// Copies keys or values row by row, and writes zeros past the last key. Few plans need it, so it
   /// is no part of the loop: a kernel's code is fetched from memory, too, and the consumers' code
   /// stands behind that of this loop.
@@ -261,6 +301,10 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
         .copy_step(is_key, to, step);
   }
   FLASHPLAN_DEVICE void copy_step(bool is_key, uint32_t to, const Step& step) const {
+    if (S::kHasKeyTail && is_key) {
+      copy_parts(to, step);
+      return;
+    }
     const KvView& view = is_key ? p_.tensors.k : p_.tensors.v;
     const int head_dim = is_key ? p_.tensors.head_dim_qk : p_.tensors.head_dim_vo;
     const int num_blocks = is_key ? S::Key::kBlocks : S::Value::kBlocks;
@@ -283,11 +327,26 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
     }
   }
 
+  /// Copies keys in two parts row by row. Rows past the last key repeat it.
+  FLASHPLAN_DEVICE void copy_parts(uint32_t to, const Step& step) const {
+#pragma unroll 1
+    for (int r = lane_ / 8; r < S::kTileKv; r += 4) {
+      const int64_t row = step.count > 0 ? step.kv_row + step.key + min(r, step.count - 1) : 0;
+      const auto parts = KeyParts::of<2>(p_, row_address(p_.tensors.k, 0, row, step.head), row);
+#pragma unroll 1
+      for (int block = 0; block < S::Key::kBlocks; ++block) {
+        const int chunk = block * 8 + lane_ % 8;
+        copy_parts_16<2>(to + S::Key::offset(r, chunk), parts, chunk * 8, p_.tensors.vectorized);
+      }
+    }
+  }
+
   static constexpr uint32_t kBatchBytes = sizeof(Sm90SharedMemory<S>::page_ids[0][0]);
   static_assert(S::kTileKv / 8 <= 16);         // a batch has two steps at least
   uint32_t step_ids_ = smem_.page_ids(warp_);  // of the current step
   int steps_left_ = 0;                         // of its batch, itself included
   uint32_t tail_parity_ = 0;
+  uint32_t num_values_ = 0;  // steps whose values are named
 };
 
 }  // namespace flashplan::device

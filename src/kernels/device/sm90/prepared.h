@@ -22,6 +22,10 @@ struct Sm90Prepared {
                                                int32_t head) {
     return p.prepared.states + int64_t{tile} * p.prepared.num_kv_heads + head;
   }
+  /// leave() where the plan may have prepared tiles.
+  static FLASHPLAN_DEVICE void leave_if_used(const AttentionParams& p) {
+    if (p.prepared.states != nullptr) leave(p);
+  }
   /// A warp of those that prepare or read tiles calls it when it needs no states any more. The last
   /// one of all CTAs sets the states to zero for the next run.
   static FLASHPLAN_DEVICE void leave(const AttentionParams& p) {

@@ -4,6 +4,7 @@
 
 #include "kernels/device/sm90/prepared.h"
 #include "kernels/device/sm90/producer_warp.h"
+#include "kernels/device/sm90/ring_position.h"
 
 namespace flashplan::device {
 
@@ -17,30 +18,34 @@ class Sm90PreparedLoader : Sm90ProducerWarp<S> {
   using Base::Base;
 
   /// Copies prepared keys (`kIsKey`), or prepared values, to their slots of the ring, and skips the
-  /// slots of the others. The slot after the keys of a step has the values of the step before.
+  /// slots of the others, and those of tiles that are not prepared. The slot after the keys of a
+  /// step has the values of the step before.
   /// `num_arrivals`: the arrivals that the mbarrier of a slot waits for.
   FLASHPLAN_DEVICE void run(int num_arrivals) {
     num_arrivals_ = num_arrivals;
-    int32_t last_tile = kNotPrepared;  // that of the step before, whose values are to come
+    int32_t last_tile = kNoTile;  // that of the step before, whose values are to come
     int32_t last_head = 0;
     for (int32_t i = 0;; ++i) {
       const Sm90Context& context = wait_context(i);
       if (context.has_steps()) {
-        const Sm90PreparedRange<S> range(context.tile);
-        const int32_t first_tile = first_prepared(i);
+        const bool is_own = !S::kWidens || is_prepared(i);
+        const int32_t num_steps = context.num_steps(S::kTileKv);
+        const int32_t first_tile =
+            is_own ? first_prepared(i) + Sm90PreparedRange<S>(context.tile).begin : 0;
         const int32_t heads_end = context.tile.kv_head + context.tile.num_kv_heads;
         for (int32_t head = context.tile.kv_head; head < heads_end; ++head) {
-          for (int32_t step = range.begin; step < range.end; ++step) {
-            take_slot(true, first_tile + step, head);
-            if (last_tile != kNotPrepared) take_slot(false, last_tile, last_head);
-            last_tile = first_tile + step;
+          for (int32_t step = 0; step < num_steps; ++step) {
+            const int32_t tile = is_own ? first_tile + step : kNotPrepared;
+            take_slot(true, tile, head);
+            if (last_tile != kNoTile) take_slot(false, last_tile, last_head);
+            last_tile = tile;
             last_head = head;
           }
         }
-      } else if (last_tile != kNotPrepared) {
+      } else if (last_tile != kNoTile) {
         // Before a tile without steps, and before the end, the consumers finish the tile before it.
         take_slot(false, last_tile, last_head);
-        last_tile = kNotPrepared;
+        last_tile = kNoTile;
       }
       if (context.is_end) return;
       release_context(i);
@@ -49,15 +54,22 @@ class Sm90PreparedLoader : Sm90ProducerWarp<S> {
 
  private:
   using Base::first_prepared;
+  using Base::is_prepared;
   using Base::lane_;
   using Base::p_;
   using Base::release_context;
   using Base::smem_;
   using Base::wait_context;
 
-  /// Fills the next slot, if it is one of this warp's.
+  static constexpr int32_t kNoTile = kNotPrepared - 1;
+
+  /// Fills the next slot, if it is one of this warp's. `tile`: what is loaded, or kNotPrepared.
   FLASHPLAN_DEVICE void take_slot(bool is_key, int32_t tile, int32_t head) {
-    if (is_key == kIsKey) load(tile, head);
+    if (is_key == kIsKey && (!S::kWidens || tile != kNotPrepared)) load(tile, head);
+    if constexpr (S::kWidens) {
+      ring_.skip(1);
+      return;
+    }
     parity_ ^= static_cast<uint32_t>((slot_ + 1) / S::kPreparedSlots);
     slot_ = (slot_ + 1) % S::kPreparedSlots;
   }
@@ -65,12 +77,17 @@ class Sm90PreparedLoader : Sm90ProducerWarp<S> {
     constexpr int kBytes = kIsKey ? S::kKeyBytes : S::kValueBytes;
     const PreparedKv& kv = p_.prepared;
     wait_ready(tile, head);
-    mbarrier_wait(smem_.slot_empty(slot_), parity_);
+    int slot = slot_;
+    if constexpr (S::kWidens) {
+      slot = ring_.wait_free(smem_, lane_);
+    } else {
+      mbarrier_wait(smem_.slot_empty(slot_), parity_);
+    }
     if (lane_ != 0) return;
-    const uint32_t full = smem_.slot_full(slot_);
+    const uint32_t full = smem_.slot_full(slot);
     const unsigned char* const tiles = kIsKey ? kv.keys : kv.values;
     mbarrier_arrive_expect(full, kBytes, num_arrivals_);
-    bulk_load(smem_.slot(slot_), tiles + (int64_t{tile} * kv.num_kv_heads + head) * kBytes, kBytes,
+    bulk_load(smem_.slot(slot), tiles + (int64_t{tile} * kv.num_kv_heads + head) * kBytes, kBytes,
               full);
   }
 
@@ -105,6 +122,7 @@ class Sm90PreparedLoader : Sm90ProducerWarp<S> {
     return ready;
   }
 
+  Sm90RingPosition<S> ring_;  // where keys are widened; instead of the slot and its parity
   int num_arrivals_ = 0;
   int slot_ = 0;            // the next one
   uint32_t parity_ = 1;     // of the phase in which it was freed

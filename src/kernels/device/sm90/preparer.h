@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // The warps of the sm90 family that prepare keys and values (abi/prepared_kv.h): they gather the
-// rows in shared memory, rotate keys if the plan has a rotation, and store the rows in the
-// workspace. From there Sm90PreparedLoader copies them to the slots that the consumers read.
+// rows in shared memory, widen them if they have 8 bits, rotate keys if the plan has a rotation,
+// and store the rows in the workspace. From there Sm90PreparedLoader copies them to the slots that
+// the consumers read.
 #pragma once
 
 #include "kernels/device/sm90/prepared.h"
 #include "kernels/device/sm90/producer_warp.h"
 #include "kernels/device/sm90/rotation_series.h"
+#include "kernels/device/sm90/widening.h"
 
 namespace flashplan::device {
 
@@ -54,6 +56,18 @@ class Sm90Preparer : Sm90ProducerWarp<S> {
     }
   }
 
+  /// Prepares the keys and values of work tile `i` and of those after it, up to one whose keys are
+  /// not prepared, or that has no steps. Returns the number of that tile, and adds to `num_steps`
+  /// the steps of the tiles before it.
+  FLASHPLAN_DEVICE int32_t prepare_from(int32_t i, uint32_t& num_steps) {
+    i_ = i;
+    num_steps_ = 0;
+    prepare_before(INT32_MAX);
+    __syncwarp();  // the bulk store of the last part has read its rows
+    num_steps = num_steps_;
+    return i_;
+  }
+
   using Base::release_context;
   using Base::wait_context;
 
@@ -61,6 +75,7 @@ class Sm90Preparer : Sm90ProducerWarp<S> {
   using Base::copy_rows;
   using Base::first_prepared;
   using Base::has_context;
+  using Base::is_prepared;
   using Base::lane_;
   using Base::p_;
   using Base::row_address;
@@ -111,6 +126,7 @@ class Sm90Preparer : Sm90ProducerWarp<S> {
     while (i_ < end && (waits || has_context(i_))) {
       const Sm90Context& context = wait_context(i_);
       if (context.is_end) return false;
+      if (S::kWidens && !(context.has_steps() && is_prepared(i_))) return false;
       if (context.has_steps()) {
         head_ = context.tile.kv_head;
         claim();
@@ -121,6 +137,10 @@ class Sm90Preparer : Sm90ProducerWarp<S> {
     return false;
   }
   FLASHPLAN_DEVICE void finish_tile() {
+    if constexpr (S::kWidens) {
+      const Sm90Context& context = wait_context(i_);
+      num_steps_ += context.tile.num_kv_heads * context.num_steps(S::kTileKv);
+    }
     if constexpr (!S::kRotates) release_context(i_);  // the rotator needs it for queries
     ++i_;
   }
@@ -148,9 +168,7 @@ class Sm90Preparer : Sm90ProducerWarp<S> {
     if (pages.ids != nullptr) {
       const auto page = static_cast<int32_t>(quotient(static_cast<uint32_t>(key), pages.page_size));
       part.row = key - page * pages.page_size.value;
-      asm volatile("ld.global.b32 %0, [%1];\n"
-                   : "=r"(part.page)
-                   : "l"(page_ids(pages, segment.kv_row) + page));
+      part.page = static_cast<int32_t>(load_global_4(page_ids(pages, segment.kv_row) + page));
     }
     return part;
   }
@@ -163,6 +181,10 @@ class Sm90Preparer : Sm90ProducerWarp<S> {
     const unsigned char* const row = row_address(view, part.page, part.row, part.head);
     if (lane_ == 0) tma_store_wait_read();
     __syncwarp();
+    if constexpr (S::kWidens) {
+      Sm90Widening<S>::request(p_, raw_rows(), row, 0, part.num_valid, head_dim);
+      return;
+    }
     if (!p_.tensors.vectorized) {
       copy_rows(stage(), S::Key::kGroupBytes, S::Key::kBlockBytes, row, S::kPartRows,
                 part.num_valid, S::Key::kBlocks, head_dim);
@@ -189,6 +211,7 @@ class Sm90Preparer : Sm90ProducerWarp<S> {
     } else {
       wait_rows();
     }
+    if constexpr (S::kWidens) Sm90Widening<S>::widen(is_key, raw_rows(), stage());
     fence_async_proxy();
     __syncwarp();
     if (lane_ != 0) return;
@@ -212,6 +235,8 @@ class Sm90Preparer : Sm90ProducerWarp<S> {
 
   /// Where this warp gathers the rows of a part.
   FLASHPLAN_DEVICE uint32_t stage() const { return smem_.part(warp_); }
+  /// Where rows of 8 bits are gathered: in the second half, so that they are widened in place.
+  FLASHPLAN_DEVICE uint32_t raw_rows() const { return stage() + S::kPartBytes / 2; }
 
   /// Waits for the requested rows and rotates them. `first_key`: the position of the first one.
   FLASHPLAN_DEVICE void rotate(int32_t first_key) const {
@@ -257,7 +282,8 @@ class Sm90Preparer : Sm90ProducerWarp<S> {
 
   int32_t i_ = 0;  // number of the work tile in the queue
   int32_t head_ = kNoHead;
-  int32_t claimed_ = 0;  // of lane 0: the number of the part that it has claimed
+  uint32_t num_steps_ = 0;  // see prepare_from()
+  int32_t claimed_ = 0;     // of lane 0: the number of the part that it has claimed
 };
 
 }  // namespace flashplan::device

@@ -13,7 +13,7 @@ namespace flashplan::device {
 template <typename S>
 FLASHPLAN_DEVICE void run_sm90_producer(const AttentionParams& p, const Sm90Smem<S>& smem, int warp,
                                         uint32_t queue_word) {
-  if constexpr (S::kTakesPrepared) {
+  if constexpr (S::kRotates && S::kTakesPrepared) {
     // The third word of QueueStart is the first prepared tile of the first work tile. It is here
     // before the record that Sm90Prepared::is_in_use() waits for, and first keys should not wait.
     const auto first_prepared = static_cast<int32_t>(__shfl_sync(0xffffffffU, queue_word, 2));
@@ -24,6 +24,17 @@ FLASHPLAN_DEVICE void run_sm90_producer(const AttentionParams& p, const Sm90Smem
       } else {
         Sm90KvLoader<S, S::kPreparedSlots>(p, smem, warp).load_steps(queue_word);
       }
+      return;
+    }
+  }
+  if constexpr (S::kWidens) {
+    if (warp < S::kKvWarps) {
+      if (warp == 0) {
+        Sm90PreparedLoader<S, true>(p, smem, warp).run(S::kSlotArrivals);
+      } else {
+        Sm90PreparedLoader<S, false>(p, smem, warp).run(S::kSlotArrivals);
+      }
+      Sm90Prepared<S>::leave_if_used(p);
       return;
     }
   }

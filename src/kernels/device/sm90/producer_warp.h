@@ -32,6 +32,10 @@ class Sm90ProducerWarp {
   FLASHPLAN_DEVICE int32_t first_prepared(int32_t i) const {
     return static_cast<int32_t>(load_shared_4(smem_.first_prepared(i % S::kContexts)));
   }
+  /// Whether the keys of context `i`, which has arrived, are prepared.
+  FLASHPLAN_DEVICE bool is_prepared(int32_t i) const {
+    return p_.prepared.states != nullptr && first_prepared(i) >= 0;
+  }
   FLASHPLAN_DEVICE void release_context(int32_t i) const {
     __syncwarp();
     if (lane_ == 0) mbarrier_arrive(smem_.context_empty(i % S::kContexts));
@@ -49,7 +53,8 @@ class Sm90ProducerWarp {
                                                     int32_t head) const {
     if (!has_page(p_.tensors.pages, page)) return zero_row();
     return static_cast<const unsigned char*>(view.data) +
-           2 * (page * view.page_stride + row * view.token_stride + head * view.head_stride);
+           Element<S::kKv>::kBytes *
+               (page * view.page_stride + row * view.token_stride + head * view.head_stride);
   }
 
   /// Makes this warp's copies visible to wgmma, and arrives at `full`.
@@ -78,14 +83,15 @@ class Sm90ProducerWarp {
     }
   }
 
-  /// Copies `num_valid` of 8 elements, and writes zeros after them. `any` is a readable address,
+  /// Copies `num_valid` of 8 elements of 16 bits, which may be 16 of 8 bits, and writes zeros after
+  /// them. `any` is a readable address,
   /// for where there is nothing to copy.
   FLASHPLAN_DEVICE void copy_16(uint32_t to, const unsigned char* from, int num_valid,
                                 const unsigned char* any) const {
     if (p_.tensors.vectorized) {
       cp_async_16_padded(to, num_valid > 0 ? from : any, num_valid > 0 ? 16 : 0);
     } else {
-      copy_unaligned_16<2>(to, from, num_valid);
+      copy_unaligned_16<S::kTransposes ? 1 : 2>(to, from, num_valid * (S::kTransposes ? 2 : 1));
     }
   }
 

@@ -35,6 +35,10 @@ struct Sm90Context {
     return (is_tile & (static_cast<unsigned>(tile.kv_begin < tile.kv_end) |
                        static_cast<unsigned>(tile.merge >= 0))) != 0;
   }
+  /// For each kv head, of a tile that has steps.
+  FLASHPLAN_DEVICE int32_t num_steps(int32_t tile_kv) const {
+    return max((tile.kv_end - tile.kv_begin + tile_kv - 1) / tile_kv, 1);
+  }
   /// Adds to the record the rows of the tile and what only the tensors of this run say.
   FLASHPLAN_DEVICE void finish(const AttentionParams& p, int32_t tile_kv) {
     const BegunTile begun = begin_tile(p, tile_kv, tile, segment);
@@ -57,8 +61,11 @@ struct Sm90Shape : Choices {
   // the third.
   static constexpr bool kRotates = Choices::Variant::kRotates;
   static constexpr bool kGathers = Choices::kGathers;
+  static constexpr bool kTransposes = false;  // see Sm90Fp8Shape
   static_assert(!(kRotates && kGathers));
-  static constexpr bool kHelps = kRotates || kGathers;   // a warpgroup helps the producer
+  // Keys and values have 8 bits in memory, and the bits of queries and weights in shared memory.
+  static constexpr bool kWidens = Element<Choices::kKv>::kBytes == 1;
+  static constexpr bool kHelps = kRotates || kGathers || kWidens;  // a warpgroup helps the producer
   static_assert(!kHelps || Choices::kHeadDimVo <= 128);  // products of more take its registers
   static constexpr int kWarpgroups = Choices::kHeadDimVo <= 64 && !kHelps ? 3 : 2;
   static constexpr int kTileQ = 64 * kWarpgroups;
@@ -76,11 +83,14 @@ struct Sm90Shape : Choices {
   static constexpr int kProducerRegisters = kHelps ? 40 : kWarpgroups == 3 || kIsWide ? 56 : 72;
   static constexpr int kConsumerRegisters = kRotates           ? 200
                                             : kGathers         ? 216
+                                            : kWidens          ? 208
                                             : kWarpgroups == 3 ? 152
                                             : kIsWide          ? 224
                                                                : 216;
   static constexpr int kRotatorRegisters = 72;
+  static constexpr int kWidenerRegisters = 56;
   static constexpr int kHelperRegisters = kRotates   ? kRotatorRegisters
+                                          : kWidens  ? kWidenerRegisters
                                           : kGathers ? kProducerRegisters
                                                      : 0;
   // A CTA owns what it was launched with, the same number for each thread and a multiple of 8.
@@ -102,7 +112,8 @@ struct Sm90Shape : Choices {
   }
 
   using Query = WgmmaTile<Choices::kHeadDimQk, kTileQ>;
-  using Key = WgmmaTile<Choices::kHeadDimQk, 8>;
+  // Keys in two parts are ragged: a block has all rows of a step, so that a box can bring it alone.
+  using Key = WgmmaTile<Choices::kHeadDimQk, Choices::kHasKeyTail ? kTileKv : 8>;
   using Value = WgmmaTile<Choices::kHeadDimVo, 8>;
   // The output is staged in the memory of the queries.
   static_assert(Choices::kHeadDimVo <= Choices::kHeadDimQk);
@@ -121,7 +132,9 @@ struct Sm90Shape : Choices {
   static constexpr int kHeaderBytes = 2048;
   // Keys and values take turns in a ring of slots.
   static constexpr int kBudget = 227 * 1024 - kHeaderBytes;
-  static constexpr int kMostSlots = (kBudget - kQBuffers * kQBytes) / kSlotBytes;
+  // Warps that widen always stage a part of a tile each, so their room is no slot's.
+  static constexpr int kReservedBytes = kWidens ? kSlotBytes : 0;
+  static constexpr int kMostSlots = (kBudget - kQBuffers * kQBytes - kReservedBytes) / kSlotBytes;
   static constexpr int kSlots = kMostSlots < 8 ? kMostSlots : 8;
   static_assert(kSlots >= 3);
   // Two warps fill slots in turn. A warp tells the phases of a slot's barrier apart by parity, so
@@ -131,9 +144,15 @@ struct Sm90Shape : Choices {
   static constexpr int kGatherWarps = 6;
   // Keys that are rotated, and keys and values from small pages, may be prepared; see Sm90Preparer.
   // One warp then copies the keys, and another one the values.
-  static constexpr bool kTakesPreparedValues = kGathers;
+  static constexpr bool kTakesPreparedValues = kGathers || kWidens;
   static constexpr bool kTakesPrepared = kHelps && kKvWarps == 2;
   static constexpr int kPreparingWarps = 4;
+  // Those that read records to load keys and values.
+  static constexpr int kKvReaders = kGathers  ? kGatherWarps
+                                    : kWidens ? kKvWarps + kPreparingWarps
+                                              : kKvWarps;
+  // Arrivals that fill a slot.
+  static constexpr int kSlotArrivals = kGathers ? kGatherWarps * 32 : kWidens ? kPreparingWarps : 1;
   // Those that call Sm90Prepared::leave(): they prepare tiles, or copy them to slots.
   static constexpr int kPreparedWarps = kPreparingWarps + (kTakesPreparedValues ? 2 : 1);
   // Each warp that prepares has room for a part of a tile. Where the slots leave no room, the ring

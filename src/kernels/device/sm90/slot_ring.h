@@ -36,11 +36,11 @@ class Sm90SlotRing {
   }
   static FLASHPLAN_DEVICE void wait(MbarrierPhase full) {
     mbarrier_wait(full.barrier, full.parity);
-    if constexpr (S::kGathers) fence_async_proxy();
+    if constexpr (S::kGathers || S::kWidens) fence_async_proxy();
   }
   static FLASHPLAN_DEVICE void wait(MbarrierPhase a, MbarrierPhase b) {
     mbarrier_wait(a, b);
-    if constexpr (S::kGathers) fence_async_proxy();
+    if constexpr (S::kGathers || S::kWidens) fence_async_proxy();
   }
   /// The next slot, once it is full.
   FLASHPLAN_DEVICE int next() {

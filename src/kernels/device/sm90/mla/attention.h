@@ -7,13 +7,16 @@
 #include "kernels/device/sm90/mla/consumer.h"
 #include "kernels/device/sm90/mla/key_loader.h"
 #include "kernels/device/sm90/mla/record_loader.h"
+#include "kernels/device/sm90/mla/row_loader.h"
+#include "kernels/device/sm90/mla/widening_loader.h"
 
 namespace flashplan::device {
 
 template <typename S>
 FLASHPLAN_DEVICE void begin_mla_memory(const AttentionParams& p, const MlaSmem<S>& smem) {
   const bool gathers = !p.maps.has_kv;
-  const int writers = gathers ? S::kGatherWarps * 32 : 1;
+  const int loaders = S::kWidens ? S::kWideningWarps : gathers ? S::kGatherWarps : 1;
+  const int writers = gathers && !S::kWidens ? MlaRowLoader<S, true>::kArrivals : loaders;
   for (uint32_t block = 0; block < S::kSlots; ++block) {
     for (int part = 0; part < 2; ++part) {
       mbarrier_init(smem.full(block, part).barrier, writers);
@@ -25,7 +28,7 @@ FLASHPLAN_DEVICE void begin_mla_memory(const AttentionParams& p, const MlaSmem<S
   mbarrier_init(smem.q_empty(), S::kConsumerWarps);
   for (uint32_t i = 0; i < S::kContexts; ++i) {
     mbarrier_init(smem.context_full(i), 1);
-    mbarrier_init(smem.context_empty(i), S::kConsumerWarps + (gathers ? S::kGatherWarps : 1));
+    mbarrier_init(smem.context_empty(i), S::kConsumerWarps + loaders);
   }
   store_shared_4(smem.on_pages(), kAllOnPages);
   store_shared_4(smem.num_waiting(), 0);
@@ -36,10 +39,21 @@ FLASHPLAN_DEVICE void begin_mla_memory(const AttentionParams& p, const MlaSmem<S
 template <typename S>
 FLASHPLAN_DEVICE void run_mla_producer(const AttentionParams& p, const MlaSmem<S>& smem, int warp,
                                        uint32_t queue_word) {
-  if (warp == S::kRecordWarp) {
+  if constexpr (S::kWidens) {
+    if (p.tensors.vectorized) {
+      MlaWideningLoader<S, true>(p, smem, warp).run(queue_word);
+    } else {
+      MlaWideningLoader<S, false>(p, smem, warp).run(queue_word);
+    }
+  } else if (warp == S::kRecordWarp) {
     MlaRecordLoader<S>(p, smem).run(queue_word);
   } else if (!p.maps.has_kv) {
-    MlaRowLoader<S>(p, smem, warp > S::kRecordWarp ? warp - 1 : warp).run();
+    const int number = warp > S::kRecordWarp ? warp - 1 : warp;
+    if (p.tensors.vectorized) {
+      MlaRowLoader<S, true>(p, smem, number).run();
+    } else {
+      copy_unaligned_rows(p, smem, number);
+    }
   } else if (warp == 0) {
     MlaBoxLoader<S>(p, smem).run();
   }
@@ -67,10 +81,10 @@ __global__ void __launch_bounds__(MlaShape<Choices>::kThreads, 1)
   __syncthreads();
   const int warpgroup = __shfl_sync(0xffffffffU, static_cast<int>(threadIdx.x) / 128, 0);
   if (warpgroup == 1) {
-    take_registers<S::kConsumerRegisters>();
+    take_registers<S::kConsumerRegisters[1]>();
     MlaConsumer<S, 1>(p, shared).run();
   } else if (warpgroup == 0) {
-    take_registers<S::kConsumerRegisters>();
+    take_registers<S::kConsumerRegisters[0]>();
     MlaConsumer<S, 0>(p, shared).run();
   } else {
     release_registers<S::kProducerRegisters>();

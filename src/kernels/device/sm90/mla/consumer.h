@@ -22,6 +22,9 @@ namespace flashplan::device {
 /// go from block to block: an owner weighs its block with the shifts of the block before, and
 /// raises them if the weights come out too large. With the weights it publishes raised shifts; the
 /// other one shrinks its o and its sums to them before it adds the product.
+///
+/// In batch-invariant plans the state of each chunk of keys is computed by itself: shifts, sums and
+/// o begin anew. A chunk has an even number of blocks, so blocks keep their owners.
 template <typename S, int kWarpgroup>
 class MlaConsumer {
  public:
@@ -29,7 +32,7 @@ class MlaConsumer {
       : p_(p),
         smem_(smem),
         thread_(static_cast<int>(threadIdx.x) % 128),
-        gathers_(!p.maps.has_kv),
+        gathers_(S::kWidens || !p.maps.has_kv),
         variant_(p) {
     if (p.variant.k_scales.data != nullptr) variant_.scale_logits(p.variant.k_scales.of(0));
   }
@@ -39,10 +42,7 @@ class MlaConsumer {
       const Sm90Context& context = wait_context(i);
       if (context.is_end) break;
       if (context.has_steps()) {
-        attend(context);
-        const auto scales = epilogue().scales(context, softmax_.sum, softmax_.shift, num_tiles_++);
-        const bool is_final = context.tile.merge >= 0 && wait_context(i + 1).is_end;
-        epilogue().write(context, o_, scales, is_final);
+        run_tile(context, i);
       } else {
         epilogue().write_empty(context);
       }
@@ -74,34 +74,66 @@ class MlaConsumer {
     if (gathers_) fence_async_proxy();
   }
 
-  /// Computes o, and the sums of weights in this thread's columns.
-  FLASHPLAN_DEVICE void attend(const Sm90Context& context) {
+  /// Computes work tile number `i`, and writes its state, or those of its chunks.
+  FLASHPLAN_DEVICE void run_tile(const Sm90Context& context, uint32_t i) {
     const int32_t count = num_blocks<S>(context);
     visible_ = {p_, context, 0, thread_};
-    softmax_.begin(p_, context, 0, 0, thread_);
-    clear(o_);
     if (kWarpgroup < count) {
-      mbarrier_wait(smem_.q_full(), num_tiles_ & 1);
+      mbarrier_wait(smem_.q_full(), parities_ & 1);
     } else {
       release(smem_.q_empty());
     }
+    parities_ ^= 1;
+    int32_t end = 0;
 #pragma unroll 1
-    for (int32_t n = 0; n < count; n += 2, block_ += 2) {
+    do {
+      end = attend(context, end, count);
+      auto state = epilogue().state(softmax_.sum, softmax_.shift, parities_ >> 1);
+      parities_ ^= 2;
+      epilogue().write(context, o_, state, chunk_of(end - 1), end >= count);
+    } while (end < count);
+    if (context.tile.merge < 0) return;
+    const bool is_final = wait_context(i + 1).is_end;
+    epilogue().arrive(context, chunk_of(count - 1) + 1, smem_.memory.num_states[i % S::kContexts],
+                      is_final);
+  }
+
+  /// The bits of a block's number that say which one of its chunk it is. Chunks have a power of two
+  /// of blocks. Without chunks, a tile is one.
+  FLASHPLAN_DEVICE int32_t bits_in_chunk() const {
+    const int32_t chunk_kv = p_.schedule.chunk_kv;
+    return chunk_kv > 0 ? chunk_kv / S::kTileKv - 1 : 0x7fffffff;
+  }
+  FLASHPLAN_DEVICE int32_t chunk_of(int32_t block) const {
+    return block >> __popc(static_cast<unsigned>(bits_in_chunk()));
+  }
+
+  /// Computes o, and the sums of weights in this thread's columns, of the chunk that begins with
+  /// block n of the `count` ones of a tile. Returns the first block behind it, or one more.
+  FLASHPLAN_DEVICE int32_t attend(const Sm90Context& context, int32_t n, int32_t count) {
+    softmax_.reset();
+    clear(o_);
+#pragma unroll 1
+    do {
       if constexpr (kWarpgroup == 0) {
         attend_first(context, n, count);
       } else {
         attend_second(context, n, count);
       }
-    }
-    block_ -= count % 2;  // the last pair may have been one block
+      n += 2;
+      block_ += 2;
+    } while (n < count && (n & bits_in_chunk()) != 0);
+    block_ -= n > count ? 1 : 0;  // the last pair may have been one block
+    return n;
   }
 
   /// Blocks n and n + 1 of the tile, for warpgroup 0, which owns block n.
   FLASHPLAN_DEVICE void attend_first(const Sm90Context& context, int32_t n, int32_t count) {
     float shrink[2];
     compute_logits(block_);
-    const bool raised = weigh(context, n, count, shrink);
-    if (raised && n > 0) multiply_o(shrink);
+    const bool is_first = (n & bits_in_chunk()) == 0;
+    const bool raised = weigh(context, n, count, is_first, shrink);
+    if (raised && !is_first) multiply_o(shrink);
     pack();
     publish(raised);
     multiply_own(block_);
@@ -122,7 +154,7 @@ class MlaConsumer {
     take_published();
     multiply_others(block_);
     if (owns) {
-      raised = weigh(context, n + 1, count, shrink);
+      raised = weigh(context, n + 1, count, false, shrink);
       pack();
     }
     wait_and_release(block_);
@@ -155,22 +187,37 @@ class MlaConsumer {
     pin(softmax_.logits);
   }
   /// Turns the logits of block n of the tile into weights. Returns whether shifts of the warp's
-  /// rows were raised, by `shrink`.
-  FLASHPLAN_DEVICE bool weigh(const Sm90Context& context, int32_t n, int32_t count,
+  /// rows were raised, by `shrink`. `is_first`: there are no shifts yet.
+  FLASHPLAN_DEVICE bool weigh(const Sm90Context& context, int32_t n, int32_t count, bool is_first,
                               float (&shrink)[2]) {
     shrink[0] = shrink[1] = 1.0F;
     bool raised = false;
     if (visible_.has_rows) {
       visible_.off_pages = load_shared_4(smem_.on_pages()) != kAllOnPages;
+      hide_missing(block_ + kWarpgroup);
       raised = softmax_.weigh_step(p_, variant_, context, visible_, 0, thread_,
-                                   context.tile.kv_begin + n * S::kTileKv, n == 0, shrink, [&] {
+                                   context.tile.kv_begin + n * S::kTileKv, is_first, shrink, [&] {
                                      clear(softmax_.logits);
                                      add_mla_logits_of_warp<S>(smem_, block_ + kWarpgroup,
                                                                opaque(thread_), softmax_.logits);
+                                     hide_missing(block_ + kWarpgroup);
                                    });
     }
     if (n + 2 >= count) release(smem_.q_empty());
     return raised;
+  }
+  /// Hides the keys of a block whose entries in a list name no row of the cache.
+  FLASHPLAN_DEVICE void hide_missing(uint32_t block) {
+    if (p_.lists.slots == nullptr) return;
+    const uint2 found = load_shared_8(smem_.found(block));
+    if ((found.x & found.y) == 0xffffffffU) return;
+    const int first = opaque(thread_) % 4 * 2;  // of this thread's columns in each 8
+#pragma unroll
+    for (int i = 0; i < S::kTileKv / 2; ++i) {
+      const uint32_t word = i < S::kTileKv / 4 ? found.x : found.y;
+      const bool exists = (word >> (first + i / 4 % 4 * 8 + i % 2) & 1) != 0;
+      softmax_.logits[i] = exists ? softmax_.logits[i] : -infinity();
+    }
   }
   FLASHPLAN_DEVICE void multiply_keys(uint32_t block) {
     const WgmmaOperand q = S::Query::by_dims(smem_.queries());
@@ -273,14 +320,14 @@ class MlaConsumer {
   const AttentionParams& p_;
   const MlaSmem<S> smem_;
   const int thread_;
-  const bool gathers_;  // keys are copied row by row
+  const bool gathers_;  // keys come by ordinary writes or cp.async, not by boxes
   Variant variant_;
   Softmax softmax_;
   Visible visible_;
   float o_[S::kHalfDims / 2] = {};
   uint32_t weights_[S::kTileKv / 16][4] = {};
-  uint32_t block_ = 0;      // the next one of the queue
-  uint32_t num_tiles_ = 0;  // with steps, so far
+  uint32_t block_ = 0;     // the next one of the queue
+  uint32_t parities_ = 0;  // bit 0: of the tiles with steps so far; bit 1: of the states
 };
 
 }  // namespace flashplan::device

@@ -17,15 +17,15 @@ class MlaEpilogue {
   FLASHPLAN_DEVICE MlaEpilogue(const AttentionParams& p, const MlaSmem<S>& smem, int thread)
       : p_(p), output_(p), smem_(smem), thread_(thread) {}
 
-  /// The factor of o and the lse of each of this thread's two rows.
-  struct Scales {
-    float o[2];
+  /// The state of each of this thread's two rows: the factor of o, and the lse.
+  struct State {
+    float scale[2];
     float lse[2];
   };
   /// Adds up the sums of weights of both warpgroups, which have the same shifts. `sums`: of this
-  /// thread's columns in its two rows. `tile`: number of the tile among those with steps.
-  FLASHPLAN_DEVICE Scales scales(const Sm90Context& context, const float (&sums)[2],
-                                 const float (&shifts)[2], uint32_t tile) const {
+  /// thread's columns in its two rows. `number`: that of the state in the queue.
+  FLASHPLAN_DEVICE State state(const float (&sums)[2], const float (&shifts)[2],
+                               uint32_t number) const {
     float own[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -33,52 +33,57 @@ class MlaEpilogue {
       own[half] += __shfl_xor_sync(0xffffffffU, own[half], 1);
       own[half] += __shfl_xor_sync(0xffffffffU, own[half], 2);
       if (thread_ % 4 == 0) {
-        store_shared_4(smem_.sum(tile, kWarpgroup, row(half)), __float_as_uint(own[half]));
+        store_shared_4(smem_.sum(number, kWarpgroup, row(half)), __float_as_uint(own[half]));
       }
     }
     barrier_wait(S::kConsumerBarrier, S::kConsumerThreads);
-    Scales scales;
+    State state;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const float other =
-          __uint_as_float(load_shared_4(smem_.sum(tile, 1 - kWarpgroup, row(half))));
+          __uint_as_float(load_shared_4(smem_.sum(number, 1 - kWarpgroup, row(half))));
       // In one order, so that both warpgroups get the same bits.
       const float sum = kWarpgroup == 0 ? own[half] + other : other + own[half];
-      scales.o[half] = sum == 0.0F ? 0.0F : reciprocal_fast(sum);
-      scales.lse[half] = sum == 0.0F ? -infinity() : (shifts[half] + log2_fast(sum)) * kLn2;
+      state.scale[half] = sum == 0.0F ? 0.0F : reciprocal_fast(sum);
+      state.lse[half] = sum == 0.0F ? -infinity() : (shifts[half] + log2_fast(sum)) * kLn2;
     }
-    if (context.tile.merge < 0) {
-      if (p_.variant.sinks != nullptr) {
-        const PackedRows rows = context.block().rows;
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const int own_row = min(row(half), rows.num_rows - 1);
-          output_.add_sink(OutputRow(p_, rows, 0, own_row).head, scales.o[half], scales.lse[half]);
-        }
-      }
-      const float of_values = v_scale(p_, 0);
-      scales.o[0] *= of_values;
-      scales.o[1] *= of_values;
-    }
-    return scales;
+    return state;
   }
 
-  /// Writes o / sum and lse, or partial results, which MlaMerge merges after the queue has ended.
-  /// `is_final`: this is the last tile of the queue.
-  FLASHPLAN_DEVICE void write(const Sm90Context& context, Accumulators& o, const Scales& scales,
-                              bool is_final) const {
+  /// Writes the state of chunk number `chunk` of a tile, or of the whole tile: as a partial result,
+  /// which MlaMerge merges after the queue has ended, or as a result. Results of several chunks are
+  /// merged here, by the operations of MlaMerge. `is_last`: no chunk follows.
+  FLASHPLAN_DEVICE void write(const Sm90Context& context, Accumulators& o, State& state,
+                              int32_t chunk, bool is_last) const {
     const PackedRows rows = context.block().rows;
-#pragma unroll
-    for (int i = 0; i < S::kHalfDims / 2; ++i) o[i] *= scales.o[i / 2 % 2];
     if (context.tile.merge >= 0) {
-      write_partial(context.tile, rows, o, scales.lse, is_final);
+      multiply(o, state.scale);
+      write_partial(context.tile.partial_row + chunk * S::kTileQ, rows, o, state.lse);
+      return;
+    }
+    if (p_.schedule.chunk_kv > 0) {
+      multiply(o, state.scale);
+      merge_chunk(o, state, chunk, is_last);
+      if (!is_last) return;
+    }
+    finish(rows, state);
+    multiply(o, state.scale);
+    if (output_.has_chunks()) {
+      write_chunks(rows, o);
     } else {
-      if (output_.has_chunks()) {
-        write_chunks(rows, o);
-      } else {
-        write_anything(rows, o);
-      }
-      if (kWarpgroup == 0) write_lse(rows, scales.lse);
+      write_anything(rows, o);
+    }
+    if (kWarpgroup == 0) write_lse(rows, state.lse);
+  }
+
+  /// Arrives at the merge of a tile that has written `written` states. In batch-invariant plans
+  /// `planned` may be more. `is_final`: this is the last tile of the queue.
+  FLASHPLAN_DEVICE void arrive(const Sm90Context& context, int32_t written, int32_t planned,
+                               bool is_final) const {
+    if (written < planned) write_missing(context, written, planned);
+    barrier_wait(S::kConsumerBarrier, S::kConsumerThreads);
+    if (kWarpgroup == 0 && thread_ == 0) {
+      MlaMerge<S>::arrive(p_, smem_, context.tile.merge, is_final);
     }
   }
 
@@ -97,6 +102,66 @@ class MlaEpilogue {
   static constexpr int kFirstDim = kWarpgroup * S::kHalfDims;
 
   FLASHPLAN_DEVICE int row(int half) const { return S::row(0, opaque(thread_), half); }
+
+  static FLASHPLAN_DEVICE void multiply(Accumulators& o, const float (&factors)[2]) {
+#pragma unroll
+    for (int i = 0; i < S::kHalfDims / 2; ++i) o[i] *= factors[i / 2 % 2];
+  }
+
+  /// Lets sinks join the results of rows, and what values are multiplied with.
+  FLASHPLAN_DEVICE void finish(const PackedRows& rows, State& state) const {
+    if (p_.variant.sinks.data != nullptr) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int own_row = min(row(half), rows.num_rows - 1);
+        output_.add_sink(OutputRow(p_, rows, 0, own_row).head, state.scale[half], state.lse[half]);
+      }
+    }
+    const float of_values = v_scale(p_, 0);
+    state.scale[0] *= of_values;
+    state.scale[1] *= of_values;
+  }
+
+  /// Merges the state of a chunk into that of the chunks before it, which is in this CTA's scratch
+  /// memory: there each thread has its accumulators, four at once, and behind them the maxima and
+  /// sums of its rows. After the last chunk o and `state` are the results.
+  FLASHPLAN_DEVICE void merge_chunk(Accumulators& o, State& state, int32_t chunk,
+                                    bool is_last) const {
+    constexpr int kQuads = S::kHalfDims / 8;
+    auto* memory = reinterpret_cast<float4*>(static_cast<unsigned char*>(p_.workspace.scratch) +
+                                             blockIdx.x * p_.workspace.scratch_bytes) +
+                   kWarpgroup * 128 + opaque(thread_);
+    float4* rows = memory + kQuads * S::kConsumerThreads;
+    MergedRow merged[2];
+    merged[0].reset();
+    merged[1].reset();
+    if (chunk > 0) {
+      const float4 before = *rows;
+      merged[0] = {before.x, before.y};
+      merged[1] = {before.z, before.w};
+    }
+    const float2 first = merged[0].add(state.lse[0]);
+    const float2 second = merged[1].add(state.lse[1]);
+#pragma unroll
+    for (int n = 0; n < kQuads; ++n) {
+      float4 so_far = {0.0F, 0.0F, 0.0F, 0.0F};
+      if (chunk > 0) so_far = memory[n * S::kConsumerThreads];
+      const float4 own = {
+          merge_value(so_far.x, o[4 * n], first), merge_value(so_far.y, o[4 * n + 1], first),
+          merge_value(so_far.z, o[4 * n + 2], second), merge_value(so_far.w, o[4 * n + 3], second)};
+      if (!is_last) memory[n * S::kConsumerThreads] = own;
+      o[4 * n] = own.x;
+      o[4 * n + 1] = own.y;
+      o[4 * n + 2] = own.z;
+      o[4 * n + 3] = own.w;
+    }
+    if (!is_last) *rows = {merged[0].max, merged[0].sum, merged[1].max, merged[1].sum};
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      state.scale[half] = merged[half].inverse();
+      state.lse[half] = merged[half].lse();
+    }
+  }
 
   FLASHPLAN_DEVICE void write_lse(const PackedRows& rows, const float (&lse)[2]) const {
     if (p_.tensors.lse.data == nullptr || opaque(thread_) % 4 != 0) return;
@@ -169,14 +234,14 @@ class MlaEpilogue {
     barrier_wait(S::kConsumerBarrier, S::kConsumerThreads);
   }
 
-  FLASHPLAN_DEVICE void write_partial(const WorkTile& tile, const PackedRows& rows,
-                                      const Accumulators& o, const float (&lse)[2],
-                                      bool is_final) const {
+  /// `first_row`: the partial row of row 0.
+  FLASHPLAN_DEVICE void write_partial(int64_t first_row, const PackedRows& rows,
+                                      const Accumulators& o, const float (&lse)[2]) const {
     const int lane = opaque(thread_) % 32;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       if (row(half) >= rows.num_rows) continue;
-      const int64_t to = int64_t{tile.partial_row} + row(half);
+      const int64_t to = first_row + row(half);
       if (kWarpgroup == 0 && lane % 4 == 0) p_.workspace.partial_lse[to] = lse[half];
       float* values = p_.workspace.partial_o + to * S::kHeadDimVo + kFirstDim + lane % 4 * 2;
 #pragma unroll
@@ -184,8 +249,21 @@ class MlaEpilogue {
         *reinterpret_cast<float2*>(values + n * 8) = {o[4 * n + 2 * half], o[4 * n + 2 * half + 1]};
       }
     }
-    barrier_wait(S::kConsumerBarrier, S::kConsumerThreads);
-    if (kWarpgroup == 0 && thread_ == 0) MlaMerge<S>::arrive(p_, smem_, tile.merge, is_final);
+  }
+
+  /// Writes empty states in place of those that were planned for more keys.
+  __device__ __noinline__ void write_missing(const Sm90Context& context, int32_t written,
+                                             int32_t planned) const {
+    const int32_t num_rows = context.block().rows.num_rows;
+    const int thread = kWarpgroup * 128 + thread_;
+    for (int32_t chunk = written; chunk < planned; ++chunk) {
+      const int64_t first_row = int64_t{context.tile.partial_row} + chunk * S::kTileQ;
+      float* o = p_.workspace.partial_o + first_row * S::kHeadDimVo;
+      for (int i = thread; i < num_rows * S::kHeadDimVo; i += S::kConsumerThreads) o[i] = 0.0F;
+      for (int row = thread; row < num_rows; row += S::kConsumerThreads) {
+        p_.workspace.partial_lse[first_row + row] = -infinity();
+      }
+    }
   }
 
   const AttentionParams& p_;

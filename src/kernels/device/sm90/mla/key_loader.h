@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The warps of the sm90_mla producer that bring keys: one by boxes of tensor maps, or three row by
-// row.
+// The warp of the sm90_mla producer that brings keys by boxes of tensor maps, and what it has in
+// common with those that bring them row by row (row_loader.h).
 #pragma once
 
 #include "kernels/device/sm90/hopper.h"
 #include "kernels/device/sm90/mla/shared_memory.h"
-#include "kernels/device/unaligned_copy.h"
 
 namespace flashplan::device {
 
@@ -27,15 +26,22 @@ class MlaKeyWarp {
     bool is_prefetched;  // by this CTA
   };
 
+  /// What is done before a tile, if there is nothing to do.
+  struct Nothing {
+    FLASHPLAN_DEVICE void operator()(int32_t) const {}
+  };
   /// Calls fill(block, its number in the queue, what request(block) has returned) for each block of
   /// the queue. Before that it calls prefetch() for the next block of the tile, and request() for
   /// the one after it. Row tiles of a request, which queues at the same place have, prefetch every
   /// other block each. Where a request has one row tile, memory is busy without it, and prefetching
-  /// costs a tenth of the time (docs/tuning/sm90-mla.md).
-  template <typename Request, typename Prefetch, typename Fill>
-  FLASHPLAN_DEVICE void for_each_block(Request request, Prefetch prefetch, Fill fill) {
+  /// costs a tenth of the time (docs/tuning/sm90-mla.md). It calls begin_tile(i) before it waits
+  /// for the record of tile i, also for one without blocks and for the record behind the last one.
+  template <typename Request, typename Prefetch, typename Fill, typename BeginTile = Nothing>
+  FLASHPLAN_DEVICE void for_each_block(Request request, Prefetch prefetch, Fill fill,
+                                       BeginTile begin_tile = {}) {
     uint32_t number = 0;
     for (int32_t i = 0;; ++i) {
+      begin_tile(i);
       mbarrier_wait(smem_.context_full(i), i / S::kContexts & 1);
       const Sm90Context& context = smem_.memory.contexts[i % S::kContexts];
       if (context.is_end) return;
@@ -51,20 +57,16 @@ class MlaKeyWarp {
           return {key, min(max(end - key, 0), S::kTileKv), first_seen - key, kv_row,
                   has_neighbours && is_own};
         };
-        Block block = block_at(context.tile.kv_begin);
-        Block next = block_at(block.key + S::kTileKv);
-        auto requested = request(block);
-        auto next_requested = request(next);
+        int32_t key = context.tile.kv_begin;
+        auto requested = request(block_at(key));
+        auto next_requested = request(block_at(key + S::kTileKv));
         // The first block of the queue is loaded at once.
-        if (number > 0) prefetch(block, requested);
-        for (int32_t left = num_blocks<S>(context); left > 0; --left) {
-          const Block later = block_at(next.key + S::kTileKv);
-          const auto later_requested = request(later);
-          prefetch(next, next_requested);
-          fill(block, number++, requested);
-          block = next;
+        if (number > 0) prefetch(block_at(key), requested);
+        for (int32_t left = num_blocks<S>(context); left > 0; --left, key += S::kTileKv) {
+          const auto later_requested = request(block_at(key + 2 * S::kTileKv));
+          prefetch(block_at(key + S::kTileKv), next_requested);
+          fill(block_at(key), number++, requested);
           requested = next_requested;
-          next = later;
           next_requested = later_requested;
         }
       }
@@ -204,114 +206,6 @@ class MlaBoxLoader : MlaKeyWarp<S> {
   }
 
   uint32_t tail_parity_ = 0;
-};
-
-/// Three warps copy rows of every block, for small pages and for tensors that no map describes.
-/// Each thread arrives at a part's barrier when its copies are complete. wgmma reads shared memory
-/// through another proxy than these copies write it: consumers put a fence behind their wait.
-template <typename S>
-class MlaRowLoader : MlaKeyWarp<S> {
-  using Base = MlaKeyWarp<S>;
-  using Block = typename Base::Block;
-
- public:
-  /// `warp`: its number among those that copy rows.
-  FLASHPLAN_DEVICE MlaRowLoader(const AttentionParams& p, const MlaSmem<S>& smem, int warp)
-      : Base(p, smem), first_row_(warp * 4 + lane_ / 8) {}
-
-  FLASHPLAN_DEVICE void run() {
-    Base::for_each_block(
-        [&](const Block& block) { return request(block); }, [](const Block&, const PageIds&) {},
-        [&](const Block& block, uint32_t number, const PageIds& ids) { fill(block, number, ids); });
-  }
-
- private:
-  using Base::lane_;
-  using Base::p_;
-  using Base::smem_;
-
-  // Eight lanes copy a row.
-  static constexpr int kRowsAtOnce = 4 * S::kGatherWarps;
-  static constexpr int kOwnRows = (S::kTileKv + kRowsAtOnce - 1) / kRowsAtOnce;
-  struct PageIds {
-    int32_t of[kOwnRows];
-  };
-
-  FLASHPLAN_DEVICE PageIds request(const Block& block) const {
-    PageIds ids;
-#pragma unroll
-    for (int i = 0; i < kOwnRows; ++i) {
-      ids.of[i] = Base::request_page_id(block, first_row_ + i * kRowsAtOnce);
-    }
-    return ids;
-  }
-
-  /// Where a key lies, in elements; of ragged keys `id` is 0.
-  FLASHPLAN_DEVICE int64_t place(const KvView& view, const Block& block, int row,
-                                 int32_t id) const {
-    const PageTable& pages = p_.tensors.pages;
-    auto key = static_cast<uint32_t>(block.key + row);
-    if (pages.ids == nullptr) return (int64_t{block.kv_row} + key) * view.token_stride;
-    key -= quotient(key, pages.page_size) * pages.page_size.value;
-    return id * view.page_stride + key * view.token_stride;
-  }
-
-  FLASHPLAN_DEVICE void copy_16(uint32_t to, const unsigned char* from, bool exists) const {
-    if (p_.tensors.vectorized) {
-      cp_async_16_padded(to, from, exists ? 16 : 0);
-    } else {
-      copy_unaligned_16<2>(to, from, exists ? 8 : 0);
-    }
-  }
-
-  /// Zeros replace rows past the last key, rows of keys that no query sees, and rows of keys on no
-  /// page of the cache: what lies there may be NaN, and 0 * NaN is NaN.
-  FLASHPLAN_DEVICE void fill(const Block& block, uint32_t number, const PageIds& ids) const {
-    const KvView& view = p_.tensors.k;
-    const bool has_own_tail = p_.tails.k.num_dims > 0;
-    const int chunk = lane_ % 8;
-#pragma unroll
-    for (int part = 0; part < 2; ++part) {
-      Base::wait(smem_.emptied(number, part));
-#pragma unroll 1
-      for (int i = 0; i < kOwnRows; ++i) {
-        const int row = first_row_ + i * kRowsAtOnce;
-        if (row >= S::kTileKv) break;
-        int32_t id = ids.of[0];
-#pragma unroll
-        for (int n = 1; n < kOwnRows; ++n) id = n == i ? ids.of[n] : id;
-        const bool is_seen = row >= block.num_hidden && row < block.count;
-        const bool on_page = has_page(p_.tensors.pages, static_cast<uint32_t>(id));
-        if (part == 0 && is_seen && !on_page) store_shared_4(smem_.on_pages(), kSomeOffPages);
-        const bool exists = is_seen && on_page;
-        const auto* base = static_cast<const unsigned char*>(view.data);
-        const int64_t at = exists ? place(view, block, row, id) : 0;
-        const unsigned char* from = base + 2 * at + chunk * 16;
-        const uint32_t to = smem_.half(number, part) + S::Half::offset(row, chunk);
-#pragma unroll
-        for (int b = 0; b < S::Half::kBlocks; ++b) {
-          copy_16(to + b * S::Half::kBlockBytes, from + part * S::kHalfDims * 2 + b * 128, exists);
-        }
-        if (part == 1 && S::kTailDims > 0) {
-          const unsigned char* tail = from + S::kHeadDimVo * 2;
-          if (has_own_tail) {
-            const KvView& own = p_.tails.k.view;
-            tail = static_cast<const unsigned char*>(own.data) + chunk * 16 +
-                   2 * (exists ? place(own, block, row, id) : 0);
-          }
-          copy_16(smem_.tail(number) + S::Tail::offset(row, chunk), tail, exists);
-        }
-      }
-      const uint32_t full = smem_.full(number, part).barrier;
-      if (p_.tensors.vectorized) {
-        mbarrier_arrive_after_copies(full);
-      } else {
-        mbarrier_arrive(full);
-      }
-    }
-  }
-
-  const int first_row_;
 };
 
 }  // namespace flashplan::device

@@ -64,11 +64,13 @@ struct MlaMerge {
 
   /// Merges `kQuads` times 4 dims of a row in each lane, from `dim` on in steps of 128. Each lane
   /// computes the weight of one state. All lanes then exchange these weights, and each adds up its
-  /// own dims of all states.
+  /// own dims of all states. In batch-invariant plans states are merged one after the other, as
+  /// MlaEpilogue merges the chunks of a tile.
   template <int kQuads>
   static FLASHPLAN_DEVICE void merge_dims(const AttentionParams& p, const Merge& merge, int row,
                                           int dim, int lane) {
     constexpr int kStatesAtOnce = 16 / kQuads;  // loads in flight hide the latency of memory
+    const bool chunked = p.schedule.chunk_kv > 0;
     MergedRow merged;
     merged.reset();
     float4 o[kQuads];
@@ -94,7 +96,8 @@ struct MlaMerge {
                 load_4_if(n + i < count, states + i * kStateRows * S::kHeadDimVo + q * 128, 0.0F);
           }
         }
-        if (n == 0) {  // here, so that lse arrives with the values
+        // Here, so that lse arrives with the values.
+        if (n == 0 && !chunked) {
           const float shrink = merged.add_of_lanes(lse, &weight);
 #pragma unroll
           for (float4& quad : o) quad = scaled(quad, shrink);
@@ -102,12 +105,11 @@ struct MlaMerge {
 #pragma unroll
         for (int i = 0; i < kStatesAtOnce; ++i) {
           // A state without keys has the weight 0, and o = 0.
-          const float factor = __shfl_sync(0xffffffffU, weight, n + i);
+          float2 factors = {1.0F, __shfl_sync(0xffffffffU, chunked ? lse : weight, n + i)};
           if (n + i >= count) continue;
+          if (chunked) factors = merged.add(factors.y);
 #pragma unroll
-          for (int q = 0; q < kQuads; ++q) {
-            o[q] = merge_values(o[q], added[i][q], {1.0F, factor});
-          }
+          for (int q = 0; q < kQuads; ++q) o[q] = merge_values(o[q], added[i][q], factors);
         }
       }
     }

@@ -29,34 +29,15 @@ class MlaRecordLoader {
   /// `queue_word`: what request_queue() returned.
   FLASHPLAN_DEVICE void run(uint32_t queue_word) {
     begin_queue(queue_word);
-    uint32_t num_loaded = 0;  // tiles whose queries are loaded
     for (int32_t i = 0;; ++i) {
-      while (num_records_ <= min(num_tiles_, i + kRecordsAhead)) load_record();
+      load_records(i);
       const Sm90Context& context = smem_.memory.contexts[i % S::kContexts];
       if (context.is_end) return;
-      if (!context.has_steps()) continue;
-      mbarrier_wait(smem_.q_empty(), (num_loaded & 1) ^ 1);
-      ++num_loaded;
-      const PackedRows rows = context.block().rows;
-      if (p_.maps.has_q) {
-        load_by_map(rows);
-      } else {
-        copy_rows(rows);
-      }
+      if (context.has_steps()) load_queries(context);
     }
   }
 
- private:
-  static constexpr int kRecordsAhead = 2;
-  static_assert(kRecordsAhead < S::kContexts - 1);
-  static constexpr int kFirstRecords = 2;  // in QueueStart
-  static constexpr int kQueueWords = sizeof(QueueStart) / 4;
-  static_assert(kQueueWords <= 32);
-  static constexpr int kTileWords = sizeof(WorkTile) / 4;
-  static constexpr int kSegmentWords = sizeof(Segment) / 4;
-  // The words of a record, in its context: those of the tile, then those of the segment.
-  static_assert(FLASHPLAN_OFFSET_OF(Sm90Context, tile) == 0 &&
-                FLASHPLAN_OFFSET_OF(Sm90Context, segment) == sizeof(WorkTile));
+  // The parts of run(), for a warp that has other work between them.
 
   /// Takes the bounds of the queue and the records of its first tiles.
   FLASHPLAN_DEVICE void begin_queue(uint32_t word) {
@@ -75,6 +56,35 @@ class MlaRecordLoader {
       store_shared_4(smem_.context(record) + place * 4, word);
     }
   }
+
+  /// Loads the records of tiles up to a few behind tile `i` of the queue.
+  FLASHPLAN_DEVICE void load_records(int32_t i) {
+    while (num_records_ <= min(num_tiles_, i + kRecordsAhead)) load_record();
+  }
+
+  /// Loads the queries of a tile with steps, when those of the one before are not needed any more.
+  FLASHPLAN_DEVICE void load_queries(const Sm90Context& context) {
+    mbarrier_wait(smem_.q_empty(), (num_loaded_ & 1) ^ 1);
+    ++num_loaded_;
+    const PackedRows rows = context.block().rows;
+    if (p_.maps.has_q) {
+      load_by_map(rows);
+    } else {
+      copy_rows(rows);
+    }
+  }
+
+ private:
+  static constexpr int kRecordsAhead = 2;
+  static_assert(kRecordsAhead < S::kContexts - 1);
+  static constexpr int kFirstRecords = 2;  // in QueueStart
+  static constexpr int kQueueWords = sizeof(QueueStart) / 4;
+  static_assert(kQueueWords <= 32);
+  static constexpr int kTileWords = sizeof(WorkTile) / 4;
+  static constexpr int kSegmentWords = sizeof(Segment) / 4;
+  // The words of a record, in its context: those of the tile, then those of the segment.
+  static_assert(FLASHPLAN_OFFSET_OF(Sm90Context, tile) == 0 &&
+                FLASHPLAN_OFFSET_OF(Sm90Context, segment) == sizeof(WorkTile));
 
   /// Loads the next record, if begin_queue() has not, and announces it. After the last tile comes
   /// one more record, which marks the end.
@@ -96,10 +106,22 @@ class MlaRecordLoader {
     if (lane_ == 0) {
       Sm90Context& context = smem_.memory.contexts[i % S::kContexts];
       context.is_end = i >= num_tiles_;
-      if (!context.is_end) context.finish(p_, S::kTileKv);
+      if (!context.is_end) finish(context, smem_.memory.num_states[i % S::kContexts]);
       mbarrier_arrive(smem_.context_full(i));
     }
     __syncwarp();  // the other lanes read the record, too
+  }
+
+  FLASHPLAN_DEVICE void finish(Sm90Context& context, int32_t& num_states) const {
+    const WorkTile& tile = context.tile;
+    num_states = 1;
+    if (p_.schedule.chunk_kv > 0 && tile.merge >= 0) {
+      num_states = num_chunk_states(tile, p_.schedule.merges[tile.merge], p_);
+    }
+    context.finish(p_, S::kTileKv);
+    // The list of a token may have fewer entries than planned.
+    const KeyLists& lists = p_.lists;
+    if (lists.slots != nullptr) context.tile.kv_end = min(context.tile.kv_end, lists.size);
   }
 
   /// Loads queries by boxes of some heads of a token. Rows of padding keep what was there: each row
@@ -161,6 +183,7 @@ class MlaRecordLoader {
   int32_t queue_begin_ = 0;
   int32_t num_tiles_ = 0;
   int32_t num_records_ = 0;  // loaded so far
+  uint32_t num_loaded_ = 0;  // tiles whose queries are loaded
 };
 
 }  // namespace flashplan::device

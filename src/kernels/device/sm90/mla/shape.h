@@ -10,7 +10,8 @@ namespace flashplan::device {
 /// values: a left and a right half of 256. What is behind the values is the tail.
 template <typename Choices>
 struct MlaShape : Choices {
-  static_assert(Choices::kQ == Choices::kKv);
+  // Whether keys have 8 bits in memory. The whole producer then widens them to the dtype of q.
+  static constexpr bool kWidens = Choices::kKv != Choices::kQ;
   static constexpr int kWarpgroups = 2;  // of consumers, each with one half of the output's columns
   static constexpr int kTileQ = 64;
   static constexpr int kTileKv = 64;
@@ -18,9 +19,10 @@ struct MlaShape : Choices {
   static constexpr int kConsumerThreads = 128 * kWarpgroups;
   static constexpr int kConsumerWarps = 4 * kWarpgroups;
   // A consumer has 128 accumulators of o, 32 logits, and 16 packed weights.
-  static constexpr int kConsumerRegisters = 224;
-  static constexpr int kProducerRegisters = 56;
-  static_assert(kWarpgroups * kConsumerRegisters + kProducerRegisters <=
+  // Warpgroup 0 needs more registers than warpgroup 1; widening takes what that leaves.
+  static constexpr int kConsumerRegisters[kWarpgroups] = {kWidens ? 216 : 224, kWidens ? 208 : 224};
+  static constexpr int kProducerRegisters = kWidens ? 80 : 56;
+  static_assert(kConsumerRegisters[0] + kConsumerRegisters[1] + kProducerRegisters <=
                 kThreads / 128 * (65536 / kThreads / 8 * 8));
 
   static constexpr int kHalfDims = Choices::kHeadDimVo / 2;
@@ -43,9 +45,10 @@ struct MlaShape : Choices {
   static_assert(kHeaderBytes + kQBytes + kSlots * kSlotBytes + kWeightsBytes <= 227 * 1024);
 
   // Warps of the producer: one brings records and queries. By boxes one brings keys, row by row
-  // three do.
+  // three do. All four widen keys, and one of them brings records and queries between blocks.
   static constexpr int kRecordWarp = 1;
   static constexpr int kGatherWarps = 3;
+  static constexpr int kWideningWarps = 4;
 
   // Named barriers. Weights of even and of odd blocks are ready; both consumer warpgroups; the
   // threads of each warpgroup.

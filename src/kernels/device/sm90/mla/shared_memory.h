@@ -45,21 +45,27 @@ struct alignas(16) MlaWaitingMerge {
 ///   5. Queries: one buffer. It is full when its bytes have arrived, and empty when all eight warps
 ///      have computed their last weights of the tile (a step that is computed again reads the
 ///      queries). Tile t with steps is phase t of both barriers.
-///   6. After the last block of a tile both warpgroups write their sums of weights and meet at
-///      kConsumerBarrier. So the next tile finds `weights`, `shift` and `raised` unread. Sums have
-///      two buffers, because a warpgroup may write those of the next tile while the other one
-///      reads.
+///   6. After the last block of a tile, or of a chunk of it, both warpgroups write their sums of
+///      weights and meet at kConsumerBarrier. So the next blocks find `weights`, `shift` and
+///      `raised` unread. Sums have two buffers, because a warpgroup may write the next ones while
+///      the other one reads.
 ///   7. Contexts: the record of work tile i is in entry i % kContexts, and behind the last tile is
 ///   a
 ///      record with is_end. The warp that writes records waits until all others have freed the
 ///      entry's record before; consumers' warps, and warps that bring keys, free each record.
-///   8. `on_pages` is set to kSomeOffPages before the keys are announced. It stays so.
+///      `num_states` belongs to the record: in batch-invariant plans, the states that the tile
+///      writes if it belongs to a merge.
+///   8. `on_pages` is set to kSomeOffPages before the keys are announced. It stays so. `found` is
+///   for
+///      lists of keys alone: it belongs to the left part of its slot, and has a bit for each key of
+///      the block, bit i % 8 of byte i / 8, that says whether the cache has the key.
 ///   9. After the last tile, behind a barrier of all consumers, no bulk copies are under way, and
 ///      `waiting` is read.
 template <typename S>
 struct alignas(1024) MlaSharedMemory {
   uint64_t full[S::kSlots][2];  // left, right
   uint64_t empty[S::kSlots][2];
+  alignas(8) uint8_t found[S::kSlots][S::kTileKv / 8];
   uint64_t tail_full;  // keys of a block that ends with the request, before zeros are written
   uint64_t q_full;
   uint64_t q_empty;
@@ -71,6 +77,7 @@ struct alignas(1024) MlaSharedMemory {
   uint32_t raised[4];  // of each warp: whether the shifts of its rows differ from those before
   float shift[S::kTileQ];
   float sums[2][S::kWarpgroups][S::kTileQ];
+  int32_t num_states[S::kContexts];
   alignas(64) Sm90Context contexts[S::kContexts];
   // Tensor maps and wgmma need tiles at multiples of 1024 bytes: the permutation of 16-byte groups
   // follows from address bits.
@@ -106,6 +113,9 @@ struct MlaSmem {
   FLASHPLAN_DEVICE uint32_t empty(uint32_t block, int part) const {
     return base + FLASHPLAN_OFFSET_OF(Memory, empty) + slot_of(block) * 16 + part * 8;
   }
+  FLASHPLAN_DEVICE uint32_t found(uint32_t block) const {
+    return base + FLASHPLAN_OFFSET_OF(Memory, found) + slot_of(block) * (S::kTileKv / 8);
+  }
   FLASHPLAN_DEVICE uint32_t tail_full() const {
     return base + FLASHPLAN_OFFSET_OF(Memory, tail_full);
   }
@@ -135,9 +145,10 @@ struct MlaSmem {
   FLASHPLAN_DEVICE uint32_t shift(int row) const {
     return base + FLASHPLAN_OFFSET_OF(Memory, shift) + row * 4;
   }
-  FLASHPLAN_DEVICE uint32_t sum(uint32_t tile, int warpgroup, int row) const {
+  /// `number`: that of the state in the queue.
+  FLASHPLAN_DEVICE uint32_t sum(uint32_t number, int warpgroup, int row) const {
     return base + FLASHPLAN_OFFSET_OF(Memory, sums) +
-           ((tile % 2 * S::kWarpgroups + warpgroup) * S::kTileQ + row) * 4;
+           ((number % 2 * S::kWarpgroups + warpgroup) * S::kTileQ + row) * 4;
   }
   FLASHPLAN_DEVICE uint32_t queries() const { return base + FLASHPLAN_OFFSET_OF(Memory, queries); }
   FLASHPLAN_DEVICE uint32_t slot(uint32_t block) const {

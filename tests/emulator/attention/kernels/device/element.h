@@ -100,4 +100,10 @@ struct Element<DType::kFloat8E4M3> {
   }
 };
 
+/// Bytes of rows that are widened as a whole; see DType.
+template <>
+struct Element<DType::kFp8DsMla> {
+  static constexpr int kBytes = 1;
+};
+
 }  // namespace flashplan::device

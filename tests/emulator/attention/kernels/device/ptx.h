@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -21,6 +22,9 @@
 
 struct float2 {
   float x, y;
+};
+struct alignas(16) int4 {
+  int x, y, z, w;
 };
 inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
 inline float __int_as_float(int bits) { return std::bit_cast<float>(bits); }
@@ -140,6 +144,13 @@ inline uint32_t transpose(uint32_t pair) {
 
 inline uint32_t load_shared_2(uint32_t address) { return *at_shared<uint16_t>(address); }
 inline uint32_t load_shared_4(uint32_t address) { return *at_shared<uint32_t>(address); }
+inline uint32_t load_shared_relaxed_4(uint32_t address) {
+  simt::yield();
+  return load_shared_4(address);
+}
+inline uint32_t add_shared(uint32_t address, uint32_t value) {
+  return std::exchange(*at_shared<uint32_t>(address), load_shared_4(address) + value);
+}
 inline uint2 load_shared_8(uint32_t address) { return *at_shared<uint2>(address); }
 inline uint4 load_shared_16(uint32_t address) { return *at_shared<uint4>(address); }
 inline const unsigned char* load_shared_pointer(uint32_t address) {
@@ -177,6 +188,10 @@ inline float4 load_4_if(bool valid, const float* from, float otherwise) {
   return *reinterpret_cast<const float4*>(from);
 }
 
+inline uint4 load_16_if(bool valid, const void* from) {
+  return valid ? *static_cast<const uint4*>(from) : uint4{0, 0, 0, 0};
+}
+
 constexpr float kLn2 = 0.69314718055994531F;
 constexpr float kLog2e = 1.4426950408889634F;
 inline float exp2_fast(float x) { return std::exp2(x); }
@@ -201,46 +216,83 @@ inline uint4 transposed_in_four_lanes(uint4 words) {
   exchange(words.y, words.w, 2);
   return words;
 }
+/// For messages about warps that wait for ever.
+inline void note_wait(const char* what, uint32_t place, uint32_t parity) {
+  simt::Cta& c = *simt::cta;
+  c.waits[c.current / 32] = what;
+  c.places[c.current / 32] = place;
+  c.parities[c.current / 32] = parity;
+}
 /// A named barrier of the CTA.
 struct NamedBarrier {
   std::vector<bool> has_come = std::vector<bool>(simt::kMaxThreads);
   int arrived = 0;
   uint64_t phase = 0;
+  bool votes[2] = {};  // of even and of odd phases
 };
 inline NamedBarrier& named_barrier(int id) {
   static thread_local NamedBarrier barriers[16];
   return barriers[id];
 }
+/// As at the begin of a CTA.
+inline void reset_named_barriers() {
+  for (int id = 0; id < 16; ++id) named_barrier(id) = {};
+}
 inline void barrier_arrive(int id, int threads) {
   NamedBarrier& barrier = named_barrier(id);
   const auto thread = static_cast<size_t>(simt::cta->current);
-  if (barrier.has_come[thread]) simt::fail("a thread comes twice to a named barrier");
+  if (barrier.has_come[thread]) {
+    if (simt::describe_waits != nullptr) simt::describe_waits();
+    simt::fail("thread " + std::to_string(thread) + " comes twice to named barrier " +
+               std::to_string(id));
+  }
   barrier.has_come[thread] = true;
   if (++barrier.arrived < threads) return;
   barrier.has_come.assign(barrier.has_come.size(), false);
   barrier.arrived = 0;
   ++barrier.phase;
-  simt::cta->idle = 0;
+  simt::note_event();
 }
 inline void barrier_wait(int id, int threads) {
   const uint64_t phase = named_barrier(id).phase;
   barrier_arrive(id, threads);
-  while (named_barrier(id).phase == phase) simt::yield();
+  while (named_barrier(id).phase == phase) {
+    note_wait("named barrier", static_cast<uint32_t>(id), 0);
+    simt::yield();
+  }
 }
-inline bool barrier_any(int, int, bool) { simt::fail("votes at named barriers are not emulated"); }
+inline bool barrier_any(int id, int threads, bool x) {
+  NamedBarrier& barrier = named_barrier(id);
+  const uint64_t phase = barrier.phase;
+  barrier.votes[phase % 2] = barrier.votes[phase % 2] || x;
+  // All have read the votes of the phase before when the first of them arrives at this one.
+  barrier.votes[1 - phase % 2] = false;
+  barrier_wait(id, threads);
+  return barrier.votes[phase % 2];
+}
 inline float infinity() { return HUGE_VALF; }
 
-// CTAs run one after the other.
+// CTAs may run at the same time. Who waits for a counter of another CTA lets others go on.
 inline int32_t arrive(int32_t* counter, int32_t amount = 1) {
-  return std::exchange(*counter, *counter + amount);
+  simt::note_event();
+  return std::atomic_ref(*counter).fetch_add(amount);
 }
-inline int32_t load_relaxed(const int32_t* from) { return *from; }
-inline int32_t load_acquire(const int32_t* from) { return *from; }
+inline int32_t load_relaxed(const int32_t* from) {
+  note_wait("counter of CTAs", 0, 0);
+  simt::yield();
+  return std::atomic_ref(*const_cast<int32_t*>(from)).load();
+}
+inline int32_t load_acquire(const int32_t* from) { return load_relaxed(from); }
 inline bool compare_and_swap(int32_t* value, int32_t last, int32_t next) {
-  if (*value != last) return false;
-  *value = next;
-  return true;
+  simt::note_event();
+  return std::atomic_ref(*value).compare_exchange_strong(last, next);
 }
-inline void store_release(int32_t* to, int32_t value) { *to = value; }
+inline void add_release(int32_t* counter, int32_t amount) { arrive(counter, amount); }
+inline void store_release(int32_t* to, int32_t value) {
+  simt::note_event();
+  std::atomic_ref(*to).store(value);
+}
+inline int32_t atomicAdd(int32_t* to, int32_t value) { return arrive(to, value); }
+inline void atomicMax(uint32_t* to, uint32_t value) { *to = std::max(*to, value); }
 
 }  // namespace flashplan::device

@@ -25,10 +25,10 @@ class Mailbox {
   }
   void wait(uint32_t parity) {
     while (!has_ended(parity)) {
-      if (simt::cta->idle > 1000) std::this_thread::yield();
+      if (simt::cta->num_switches % 1024 == 0) std::this_thread::yield();
       simt::yield();
     }
-    simt::cta->idle = 0;
+    simt::note_event();
   }
   void send(uint64_t* to, uint64_t value, int rank) {
     *shared_of(to, rank) = value;

@@ -6,6 +6,8 @@
 #include <array>
 #include <functional>
 #include <random>
+#include <string>
+#include <unordered_map>
 
 #include "abi/tensor_maps.h"
 #include "kernels/device/ptx.h"
@@ -21,20 +23,17 @@ struct Mbarrier {
 };
 static_assert(sizeof(Mbarrier) == 8);
 
-/// Copies under way, and how long threads have waited without anything happening.
+/// Copies under way.
 struct CopyEngine {
   std::vector<std::function<void()>> copies;
   std::mt19937 random{1};
-  uint64_t num_waits = 0;
 
   void finish_one() {
-    if (copies.empty()) {
-      if (++num_waits > 30'000'000) simt::fail("threads wait for an mbarrier for ever");
-      return;
-    }
+    if (copies.empty()) return;
     std::swap(copies[random() % copies.size()], copies.back());
     const std::function<void()> copy = std::move(copies.back());
     copies.pop_back();
+    simt::note_event();
     copy();
   }
 };
@@ -43,44 +42,117 @@ inline CopyEngine& copy_engine() {
   return engine;
 }
 
+/// What the emulator knows about an mbarrier besides its word.
+struct MbarrierFacts {
+  const char* name = "mbarrier";
+  uint32_t index = 0;
+  // Of memory that is filled and freed in turn, the mbarriers for both name each other.
+  uint32_t full = 0;        // where this is that for empty; 0: none
+  uint32_t empty = 0;       // where this is that for full; 0: none
+  uint32_t num_phases = 0;  // that are complete
+  std::vector<int> came;    // threads, in this phase
+};
+inline std::unordered_map<uint32_t, MbarrierFacts>& mbarrier_facts() {
+  static thread_local std::unordered_map<uint32_t, MbarrierFacts> facts;
+  return facts;
+}
+[[noreturn]] inline void fail_at(uint32_t barrier, const char* what) {
+  const MbarrierFacts& facts = mbarrier_facts()[barrier];
+  if (simt::describe_waits != nullptr) simt::describe_waits();
+  simt::fail(std::string(what) + ": " + facts.name + "[" + std::to_string(facts.index) +
+             "], phase " + std::to_string(facts.num_phases) + ", thread " +
+             std::to_string(simt::cta->current) + " running in CTA " +
+             std::to_string(simt::cta->rank));
+}
+/// Names two mbarriers, before they are initialised: for memory that is full, and that is empty.
+inline void name_mbarriers(const char* full_name, uint32_t full, const char* empty_name,
+                           uint32_t empty, uint32_t index) {
+  mbarrier_facts()[full] = {full_name, index, 0, empty, 0, {}};
+  mbarrier_facts()[empty] = {empty_name, index, full, 0, 0, {}};
+}
+/// Writes what each warp of the CTA has waited for last.
+inline void describe_mbarriers() {
+  const simt::Cta& c = *simt::cta;
+  for (int w = 0; w < c.size / 32; ++w) {
+    const char* what = c.waits[w] != nullptr ? c.waits[w] : "nothing";
+    std::fprintf(stderr, "  CTA %d, warp %d (%d threads): %s", c.rank, w, c.warps[w].size, what);
+    if (c.waits[w] != nullptr && std::strcmp(what, "mbarrier") == 0) {
+      const MbarrierFacts& facts = mbarrier_facts()[c.places[w]];
+      const Mbarrier& word = *at_shared<Mbarrier>(c.places[w]);
+      std::fprintf(stderr, " %s[%u], parity %u; %u phases complete, %d to come, %d bytes",
+                   facts.name, facts.index, c.parities[w], facts.num_phases, word.pending,
+                   word.bytes);
+    } else {
+      std::fprintf(stderr, " %u", c.places[w]);
+    }
+    std::fprintf(stderr, "\n");
+  }
+}
+
 inline void mbarrier_init(uint32_t barrier, int count) {
+  MbarrierFacts& facts = mbarrier_facts()[barrier];
+  facts.num_phases = 0;
+  facts.came.clear();
   *at_shared<Mbarrier>(barrier) = {static_cast<uint16_t>(count), static_cast<uint16_t>(count), 0,
                                    0};
 }
 inline void mbarrier_fence_init() {}
-inline void complete_if_all_came(Mbarrier& barrier) {
-  copy_engine().num_waits = 0;
+inline void complete_if_all_came(uint32_t at) {
+  Mbarrier& barrier = *at_shared<Mbarrier>(at);
+  simt::note_event();
   if (barrier.pending != 0 || barrier.bytes != 0) return;
   barrier.pending = barrier.count & 0x7fff;
   barrier.parity ^= 1;
+  MbarrierFacts& facts = mbarrier_facts()[at];
+  ++facts.num_phases;
+  facts.came.clear();
 }
-inline void mbarrier_arrive(uint32_t at) {
+/// `thread`: who arrives.
+inline void arrive_of(int thread, uint32_t at, int count) {
   Mbarrier& barrier = *at_shared<Mbarrier>(at);
-  if (barrier.pending == 0) simt::fail("too many arrive at an mbarrier");
-  --barrier.pending;
-  complete_if_all_came(barrier);
+  MbarrierFacts& facts = mbarrier_facts()[at];
+  if (barrier.pending < count) fail_at(at, "too many arrive");
+  if (std::find(facts.came.begin(), facts.came.end(), thread) != facts.came.end()) {
+    fail_at(at, "a thread arrives twice in one phase");
+  }
+  facts.came.push_back(thread);
+  if (facts.empty != 0 && mbarrier_facts()[facts.empty].num_phases < facts.num_phases) {
+    fail_at(at, "filled before it is free");
+  }
+  if (facts.full != 0 && mbarrier_facts()[facts.full].num_phases <= facts.num_phases) {
+    fail_at(at, "freed before it is full");
+  }
+  barrier.pending = static_cast<uint16_t>(barrier.pending - count) & 0x7fff;
+  complete_if_all_came(at);
+}
+inline void mbarrier_arrive(uint32_t at, int count = 1) {
+  arrive_of(simt::cta->current, at, count);
 }
 inline void mbarrier_expect(uint32_t at, uint32_t bytes) {
   at_shared<Mbarrier>(at)->bytes += static_cast<int32_t>(bytes);
 }
-inline void mbarrier_arrive_expect(uint32_t at, uint32_t bytes) {
+inline void mbarrier_arrive_expect(uint32_t at, uint32_t bytes, int count = 1) {
   mbarrier_expect(at, bytes);
-  mbarrier_arrive(at);
+  mbarrier_arrive(at, count);
 }
 inline void mbarrier_arrive_after_copies(uint32_t at) {
   AsyncGroups& groups = async_groups();
   std::vector<AsyncCopy> all;
   for (const auto& group : groups) all.insert(all.end(), group.begin(), group.end());
   groups.clear();
-  copy_engine().copies.emplace_back([all = std::move(all), at] {
+  copy_engine().copies.emplace_back([all = std::move(all), at, thread = simt::cta->current] {
     copy_now(all);
-    mbarrier_arrive(at);
+    arrive_of(thread, at, 1);
   });
 }
-inline bool mbarrier_try_wait(uint32_t at, uint32_t parity) {
-  if (at_shared<Mbarrier>(at)->parity != parity) return true;
-  copy_engine().finish_one();
+inline bool mbarrier_test(uint32_t at, uint32_t parity) {
   return at_shared<Mbarrier>(at)->parity != parity;
+}
+inline bool mbarrier_try_wait(uint32_t at, uint32_t parity) {
+  if (mbarrier_test(at, parity)) return true;
+  note_wait("mbarrier", at, parity);
+  copy_engine().finish_one();
+  return mbarrier_test(at, parity);
 }
 inline void mbarrier_wait(uint32_t barrier, uint32_t parity) {
   while (!__all_sync(0xffffffffU, mbarrier_try_wait(barrier, parity))) {
@@ -90,6 +162,57 @@ struct MbarrierPhase {
   uint32_t barrier;
   uint32_t parity;
 };
+inline void mbarrier_wait(MbarrierPhase a, MbarrierPhase b) {
+  mbarrier_wait(a.barrier, a.parity);
+  mbarrier_wait(b.barrier, b.parity);
+}
+inline void receive(uint32_t barrier, int bytes) {
+  at_shared<Mbarrier>(barrier)->bytes -= bytes;
+  complete_if_all_came(barrier);
+}
+
+inline void bulk_load(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
+  if (to % 16 != 0 || reinterpret_cast<uintptr_t>(from) % 16 != 0 || bytes % 16 != 0) {
+    simt::fail("a bulk copy is not aligned");
+  }
+  std::memset(at_shared(to), 0xff, bytes);
+  copy_engine().copies.emplace_back([=] {
+    std::memcpy(at_shared(to), from, bytes);
+    receive(barrier, static_cast<int>(bytes));
+  });
+}
+/// A bulk store reads shared memory when it must have, and writes global memory when it must have.
+struct BulkStore {
+  void* to;
+  uint32_t from;
+  std::vector<unsigned char> bytes;
+  bool has_read = false;
+};
+inline std::vector<BulkStore>& bulk_stores() {
+  static thread_local std::vector<BulkStore> all[simt::kMaxThreads];
+  return all[simt::cta->current];
+}
+inline void bulk_store(void* to, uint32_t from, uint32_t bytes) {
+  bulk_stores().push_back({to, from, std::vector<unsigned char>(bytes)});
+}
+inline void tma_store_commit() {}
+inline void tma_store_wait_read() {
+  for (BulkStore& store : bulk_stores()) {
+    if (store.has_read) continue;
+    std::memcpy(store.bytes.data(), at_shared(store.from), store.bytes.size());
+    store.has_read = true;
+  }
+}
+inline void bulk_store_wait() {
+  tma_store_wait_read();
+  for (const BulkStore& store : bulk_stores()) {
+    std::memcpy(store.to, store.bytes.data(), store.bytes.size());
+  }
+  bulk_stores().clear();
+}
+inline void tma_store_3d(const void*, uint32_t, int, int, int) {
+  simt::fail("stores by tensor maps are not emulated");
+}
 
 /// What the emulator keeps in a TensorMap, the innermost dimension first. Elements have 16 bits,
 /// and boxes are swizzled by 128 bytes.
@@ -127,8 +250,7 @@ inline void load_box(uint32_t to, const void* tensor_map, uint32_t barrier,
       const uint32_t address = to + static_cast<uint32_t>(i) * 2;
       *at_shared<uint16_t>(address ^ (address >> 7 & 7) << 4) = exists ? *from : uint16_t{0};
     }
-    at_shared<Mbarrier>(barrier)->bytes -= count * 2;
-    complete_if_all_came(*at_shared<Mbarrier>(barrier));
+    receive(barrier, count * 2);
   });
 }
 inline void tma_load_3d(uint32_t to, const void* map, uint32_t barrier, int c0, int c1, int c2) {
@@ -142,6 +264,7 @@ inline void tma_prefetch_map(const void*) {}
 inline void tma_prefetch_5d(const void*, int, int, int, int, int) {}
 
 inline void fence_async_proxy() {}
+inline void fence_async_proxy_of_all_memory() {}
 template <int kRegisters>
 void release_registers() {}
 template <int kRegisters>

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs the serving benchmark with many settings, and keeps the results in a JSON file.
+
+python bench/serving/sweep.py build/serving/serving ablations --out serving.json
+
+Each run is a process of its own. Settings of a set are run for each seed; `plot.py` shows the
+medians.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+MODEL = Path(__file__).parent / "models" / "llama-3.1-8b"
+SHAREGPT = ("--workload", "sharegpt")
+LONG = ("--workload", "uniform:4096:16384:256", "--requests", "60", "--drop", "5")
+MIDDLE = ("--workload", "uniform:512:2048:256")
+SWITCHES = (
+    (),
+    ("--no-graphs",),
+    ("--no-look-ahead",),
+    ("--no-pdl",),
+    ("--no-sharing",),
+    ("--no-attention",),
+    ("--8bit-cache",),
+    ("--batch-invariant",),
+    ("FLASHPLAN_SCHEDULE=whole",),  # of the environment
+    ("FLASHPLAN_SCHEDULE=in_order",),
+)
+
+Setting = tuple[str, ...]
+
+
+def rates() -> Iterator[Setting]:
+    """To the knee, where the 99th percentile of the time to the first token passes 200 ms."""
+    for workload, values in ((SHAREGPT, (4, 8, 16, 24, 32, 48)), (MIDDLE, (2, 4, 8, 12, 16))):
+        for rate in values:
+            yield (*workload, "--rate", str(rate))
+    for rate in (0.5, 1, 1.5, 2):
+        yield (*LONG, "--rate", str(rate))
+
+
+def ablations() -> Iterator[Setting]:
+    for workload, rate in ((SHAREGPT, 16), (MIDDLE, 8), (LONG, 1)):
+        for switch in SWITCHES:
+            yield (*workload, "--rate", str(rate), *switch)
+
+
+def samples() -> Iterator[Setting]:
+    """Continuations of one prompt, which read its keys once or each for itself."""
+    for count, switch in itertools.product((1, 2, 4, 8, 16, 32), ((), ("--no-sharing",))):
+        batch = ("--max-batch", "512", "--samples", str(count))
+        yield (*SHAREGPT, "--rate", "16" if count < 16 else "4", *batch, *switch)
+
+
+def decodes() -> Iterator[Setting]:
+    for batch, switch in itertools.product((1, 4, 16, 64, 128), ((), ("--8bit-cache",))):
+        yield ("--decode", str(batch), "--context", "2048", *switch)
+
+
+def bursts() -> Iterator[Setting]:
+    for variation in (1, 2, 4):
+        yield (*SHAREGPT, "--rate", "16", "--variation", str(variation))
+
+
+SETS = {
+    "rates": rates,
+    "ablations": ablations,
+    "samples": samples,
+    "decodes": decodes,
+    "bursts": bursts,
+}
+
+
+def run(program: str, model: str, setting: Setting, seed: int, others: list[str]) -> dict:
+    variables = [part for part in setting if "=" in part]
+    switches = [part for part in setting if part not in variables]
+    environment = os.environ | dict(variable.split("=") for variable in variables)
+    command = [program, model, *switches, "--seed", str(seed), *others]
+    result = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)
+    return json.loads(result.stdout)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("program", help="the executable `serving`")
+    parser.add_argument("set", choices=SETS)
+    parser.add_argument("--model", default=str(MODEL), help="a folder with config.json")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--out", type=Path, required=True, help="runs are added to this file")
+    arguments, others = parser.parse_known_args()
+    results = json.loads(arguments.out.read_text()) if arguments.out.exists() else []
+    settings = list(SETS[arguments.set]())
+    for number, (setting, seed) in enumerate(
+        itertools.product(settings, range(1, arguments.seeds + 1)), 1
+    ):
+        text = f"{number} of {len(settings) * arguments.seeds}: {' '.join(setting)}"
+        print(text, file=sys.stderr)
+        row = run(arguments.program, arguments.model, setting, seed, others)
+        results.append({"set": arguments.set, "setting": list(setting), **row})
+        arguments.out.write_text(json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

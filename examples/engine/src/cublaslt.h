@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+// Products of bfloat16 matrices by cuBLASLt, which is opened when the program runs.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <compare>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+
+#include "device.h"
+
+namespace engine {
+
+class CublasLt {
+ public:
+  /// Throws std::runtime_error if there is no libcublasLt.so.13 or .12 where the loader looks, or
+  /// if ENGINE_CUBLASLT, the path of one, names none.
+  explicit CublasLt(cudaStream_t stream);
+  ~CublasLt();
+  CublasLt(const CublasLt&) = delete;
+  CublasLt& operator=(const CublasLt&) = delete;
+
+  /// Begins a product of bfloat16 on the stream. The first one of a shape chooses the algorithm;
+  /// one of few rows tries several, so that its stream may not be captured then.
+  void multiply(const Product& product);
+
+ private:
+  struct Functions;
+  struct Shape {
+    int64_t m, n, k, y_stride;
+    flashplan::DType y_dtype;
+    auto operator<=>(const Shape&) const = default;
+  };
+  struct Choice;
+
+  Choice& choose(const Shape& shape, const Product& product);
+  void run(const Choice& choice, const Product& product);
+  /// The least milliseconds of some runs that find nothing in the cache of the GPU.
+  float time_of(const Choice& choice, const Product& product);
+  void check(int32_t status, const char* function) const;
+
+  cudaStream_t stream_;
+  std::unique_ptr<Functions> functions_;
+  void* library_ = nullptr;
+  void* handle_ = nullptr;
+  void* workspace_ = nullptr;
+  void* flushed_ = nullptr;  // memory larger than the cache of the GPU
+  cudaEvent_t begin_ = nullptr, end_ = nullptr;
+  std::map<Shape, std::unique_ptr<Choice>> choices_;
+};
+
+}  // namespace engine

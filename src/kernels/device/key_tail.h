@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+// Keys in two parts: the last dims, which all kv heads share, are in a tensor of their own.
+#pragma once
+
+#include "kernels/device/ptx.h"
+
+namespace flashplan::device {
+
+/// The two parts of a ragged key. Addresses are those of its rows.
+struct KeyParts {
+  const unsigned char* own;
+  const unsigned char* tail;
+  int num_own;   // dims
+  int num_dims;  // of both parts
+
+  /// `row`: of k and of its tail. `own`: the address of the row of k.
+  template <int kBytes>
+  static FLASHPLAN_DEVICE KeyParts of(const AttentionParams& p, const unsigned char* own,
+                                      int64_t row) {
+    const KeyTail& tail = p.tails.k;
+    const auto* data = static_cast<const unsigned char*>(tail.view.data);
+    return {own, data + row * tail.view.token_stride * kBytes,
+            p.tensors.head_dim_qk - tail.num_dims, p.tensors.head_dim_qk};
+  }
+};
+
+/// Copies 16 bytes of a key from dim `first` on; dims behind the last one become zeros.
+/// `vectorized`: as in TensorParams; both parts have a multiple of 16 bytes then.
+template <int kBytes>
+FLASHPLAN_DEVICE void copy_parts_16(uint32_t to, const KeyParts& key, int first, bool vectorized) {
+  if (vectorized) {
+    const unsigned char* const from =
+        first < key.num_own ? key.own + first * kBytes : key.tail + (first - key.num_own) * kBytes;
+    const bool exists = first < key.num_dims;
+    cp_async_16_padded(to, exists ? from : key.own, exists ? 16 : 0);
+    return;
+  }
+  uint32_t words[4] = {};
+#pragma unroll
+  for (int i = 0; i < 16 / kBytes; ++i) {
+    const int dim = first + i;
+    if (dim >= key.num_dims) continue;
+    const unsigned char* const from =
+        dim < key.num_own ? key.own + dim * kBytes : key.tail + (dim - key.num_own) * kBytes;
+    const uint32_t element = kBytes == 1 ? *from : *reinterpret_cast<const uint16_t*>(from);
+    words[i * kBytes / 4] |= element << (i * kBytes % 4 * 8);
+  }
+  store_shared_16(to, {words[0], words[1], words[2], words[3]});
+}
+
+}  // namespace flashplan::device

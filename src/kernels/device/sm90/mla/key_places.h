@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+// In which row of the cache a key lies.
+#pragma once
+
+#include "kernels/device/pages.h"
+
+namespace flashplan::device {
+
+/// A row of the cache.
+struct KeyPlace {
+  int32_t page;
+  int32_t row;  // of the page; of ragged keys, which are one page, of the tensor
+  bool exists;  // whether the cache has this row
+
+  /// Where the row begins in a tensor of the cache, in elements.
+  FLASHPLAN_DEVICE int64_t offset(const KvView& view) const {
+    return page * view.page_stride + row * view.token_stride;
+  }
+};
+
+/// Finds the keys of requests, one after the other: those of a page table, of ragged tensors, or of
+/// lists. It takes two steps, because the first one loads from memory. `kv_row`: that of the
+/// request's segment; `key`: number of the key in its request.
+class KeyPlaces {
+ public:
+  explicit FLASHPLAN_DEVICE KeyPlaces(const AttentionParams& p) : p_(p) {}
+
+  FLASHPLAN_DEVICE bool are_listed() const { return p_.lists.slots != nullptr; }
+
+  /// Starts to load the id that find() needs: that of the key's page, or the key's entry in the
+  /// list. Lists have entries for all keys of a work tile (MlaRecordLoader).
+  FLASHPLAN_DEVICE int32_t request(int32_t kv_row, int32_t key) const {
+    const PageTable& pages = p_.tensors.pages;
+    const int32_t* from = nullptr;
+    if (are_listed()) {
+      from = p_.lists.slots + kv_row * p_.lists.row_stride + key;
+    } else if (pages.ids != nullptr) {
+      from = page_ids(pages, kv_row) + quotient(static_cast<uint32_t>(key), pages.page_size);
+    }
+    return from == nullptr ? 0 : static_cast<int32_t>(load_global_4(from));
+  }
+
+  /// `id`: what request() has returned.
+  FLASHPLAN_DEVICE KeyPlace find(int32_t kv_row, int32_t key, int32_t id) const {
+    const PageTable& pages = p_.tensors.pages;
+    if (!are_listed() && pages.ids == nullptr) return {0, kv_row + key, true};
+    const int32_t slot = are_listed() ? id : key;
+    const auto page = static_cast<int32_t>(quotient(static_cast<uint32_t>(slot), pages.page_size));
+    const int32_t row = slot - page * pages.page_size.value;
+    if (!are_listed()) return {id, row, has_page(pages, static_cast<uint32_t>(id))};
+    return {page, row, slot >= 0 && has_page(pages, static_cast<uint32_t>(page))};
+  }
+
+ private:
+  const AttentionParams& p_;
+};
+
+}  // namespace flashplan::device

@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+// The warps of the sm90 family that widen 8-bit keys and values to the 16 bits that wgmma reads.
+#pragma once
+
+#include "kernels/device/sm90/preparer.h"
+#include "kernels/device/sm90/ring_position.h"
+#include "kernels/device/sm90/widening.h"
+
+namespace flashplan::device {
+
+/// One of these warps. Keys and values that many row tiles read are prepared: widened once, to the
+/// workspace. Those of other work tiles go to the slots of the ring. Each warp widens the same
+/// S::kPartRows rows of every tile. The rows of the next slots are on their way meanwhile.
+template <typename S>
+class Sm90Widener : Sm90ProducerWarp<S> {
+  using Base = Sm90ProducerWarp<S>;
+
+ public:
+  FLASHPLAN_DEVICE Sm90Widener(const AttentionParams& p, const Sm90Smem<S>& smem, int warp)
+      : Base(p, smem, warp) {}
+
+  /// Takes slots in the order in which the consumers use them: the keys of a step, then the values
+  /// of the step before it. Page ids are requested one step ahead, since on a busy GPU they take as
+  /// long to arrive as the keys.
+  FLASHPLAN_DEVICE void run() {
+    Step last = {kNone, 0, 0, 0};   // its keys have their slot, its values have not
+    Step ahead = {kNone, 0, 0, 0};  // its page ids are requested
+    int32_t i = 0;
+#pragma unroll 1
+    for (;;) {
+      const Sm90Context& context = wait_context(i);
+      const bool has_steps = context.has_steps();
+      const bool prepares = has_steps && is_prepared(i);
+      const bool fills = has_steps && !prepares;
+      int32_t begin = 0;
+      int32_t end = 0;
+      int32_t head = 0;
+      // Before a tile without keys, and before the end, the consumers finish the tile before it, so
+      // they wait for its last values. Before a prepared tile, whose first keys come before them,
+      // these values are filled, too. Both take three rounds without a step of this warp.
+      int32_t heads_end = 3;
+      const int32_t* ids = nullptr;
+      if (fills) {
+        begin = context.tile.kv_begin;
+        end = context.tile.kv_end;
+        head = context.tile.kv_head;
+        heads_end = head + context.tile.num_kv_heads;
+        ids = page_ids(p_.tensors.pages, context.segment.kv_row);
+      }
+      int32_t key = begin;
+#pragma unroll 1
+      do {
+        Step step = {prepares && head == 0 ? kOthers : kNone, 0, 0, 0};
+        if (fills) step = requested(context, ids, head, key, end);
+        Step filled = ahead;
+#pragma unroll 1
+        for (int kind = 0; kind < 2; ++kind) {  // one copy of the code
+          fill(kind == 0, filled);
+          filled = last;
+        }
+        last = ahead;
+        ahead = step;
+        key += S::kTileKv;
+        if (key >= end) {
+          key = begin;
+          ++head;
+        }
+      } while (head < heads_end);
+      if (context.is_end) return;
+      if (prepares) {
+        uint32_t num_steps = 0;
+        i = Sm90Preparer<S>(p_, smem_, warp_).prepare_from(i, num_steps);
+        ring_.skip(2 * (num_steps - 1));  // but for the first keys and the last values
+        last.rows = kNone;
+        ahead.rows = kOthersValues;
+      } else {
+        release_context(i);
+        ++i;
+      }
+    }
+  }
+
+ private:
+  using Base::is_prepared;
+  using Base::lane_;
+  using Base::p_;
+  using Base::release_context;
+  using Base::report_pages;
+  using Base::row_address;
+  using Base::smem_;
+  using Base::wait_context;
+  using Base::warp_;
+  using Widening = Sm90Widening<S>;
+
+  static_assert(S::kTileKv == S::kPreparingWarps * S::kPartRows);
+
+  /// What this warp does for a step of keys. Each lane has a row of it.
+  struct Step {
+    // This warp's rows that are copied: begin + 256 * end. The others become zeros.
+    int32_t rows;
+    int32_t head;
+    int32_t key;   // the first one; of ragged keys, its row of the tensor
+    int32_t page;  // of this lane's row
+  };
+  // Instead of rows: there is no step; others fill the slot of its keys; others fill the slot of
+  // its values.
+  static constexpr int32_t kNone = -3;
+  static constexpr int32_t kOthers = -2;
+  static constexpr int32_t kOthersValues = -1;
+
+  /// This lane's row of a step.
+  FLASHPLAN_DEVICE int row() const { return warp_ * S::kPartRows + opaque(lane_); }
+
+  /// The step of the keys from `key` on. Its page ids, which begin at `ids`, are on their way.
+  FLASHPLAN_DEVICE Step requested(const Sm90Context& context, const int32_t* ids, int32_t head,
+                                  int32_t key, int32_t end) const {
+    const int32_t first = key + warp_ * S::kPartRows;
+    const int32_t rows_begin = min(max(context.block().first_seen(p_) - first, 0), S::kPartRows);
+    const int32_t rows_end = min(max(end - first, 0), S::kPartRows);
+    Step step = {rows_begin + 256 * rows_end, head, key, 0};
+    if (ids == nullptr) {
+      step.key += context.segment.kv_row;
+      return step;
+    }
+    if (opaque(lane_) < rows_end) {
+      const auto own_key = static_cast<uint32_t>(key + row());
+      step.page =
+          static_cast<int32_t>(load_global_4(ids + quotient(own_key, p_.tensors.pages.page_size)));
+    }
+    return step;
+  }
+  /// Where this lane's row is in its page.
+  FLASHPLAN_DEVICE uint32_t row_in_page(const Step& step) const {
+    const PageTable& pages = p_.tensors.pages;
+    const auto own_key = static_cast<uint32_t>(step.key + row());
+    if (pages.ids == nullptr) return own_key;
+    return own_key -
+           quotient(own_key, pages.page_size) * static_cast<uint32_t>(pages.page_size.value);
+  }
+
+  /// Requests this warp's rows of the next slot, and widens those that were requested two slots
+  /// before. Zeros replace rows past the last key, rows of keys that no query sees, and rows of
+  /// keys on no page of the cache: what lies there may be NaN, and 0 * NaN is NaN. Without a slot
+  /// to fill, widens all rows that were requested.
+  FLASHPLAN_DEVICE void fill(bool is_key, Step step) {
+    const bool requests = step.rows >= 0;
+    if (requests) {
+      const KvView& view = is_key ? p_.tensors.k : p_.tensors.v;
+      const int head_dim = is_key ? p_.tensors.head_dim_qk : p_.tensors.head_dim_vo;
+      const int rows_begin = step.rows % 256;
+      const int rows_end = step.rows / 256;
+      const bool exists = lane_ >= rows_begin && lane_ < rows_end;
+      if (is_key) report_pages(!exists || has_page(p_.tensors.pages, step.page));
+      const unsigned char* const row = row_address(view, step.page, row_in_page(step), step.head);
+      const int slot = ring_.wait_free(smem_, lane_);
+      Widening::request(p_, wide_rows(slot) + S::kPartBytes / 2, row, rows_begin, rows_end,
+                        head_dim);
+      cp_async_commit();
+      filling_ = filling_ << 4 | static_cast<uint32_t>(slot << 1 | static_cast<int>(is_key));
+      ++num_filling_;
+    }
+    const bool takes_slot = requests || step.rows == (is_key ? kOthers : kOthersValues);
+    ring_.skip(static_cast<uint32_t>(takes_slot));
+#pragma unroll 1
+    while (num_filling_ > (requests ? kMostFilling : 0)) {
+      if (requests) {
+        cp_async_wait<kMostFilling>();
+      } else {
+        cp_async_wait<0>();
+      }
+      __syncwarp();
+      --num_filling_;
+      const auto oldest = static_cast<int>(filling_ >> num_filling_ * 4 & 15);
+      const uint32_t rows = wide_rows(oldest / 2);
+      Widening::widen(oldest % 2 != 0, rows + S::kPartBytes / 2, rows);
+      __syncwarp();
+      if (lane_ == 0) mbarrier_arrive(smem_.slot_full(oldest / 2));
+    }
+  }
+
+  // Slots that are being filled while a warp waits for another free one. To free it, the consumers
+  // may need the position after the one that has it now.
+  static constexpr int kMostFilling = 2;
+  static_assert(S::kSlots >= kMostFilling + 2);
+  FLASHPLAN_DEVICE uint32_t wide_rows(int slot) const {
+    return smem_.slot(slot) + warp_ * S::kPartBytes;
+  }
+
+  Sm90RingPosition<S> ring_;
+  // Slots that are being filled: this warp's 8-bit rows are requested, to the second half of the
+  // place where their 16 bits will be. Four bits for each, the last one lowest: its number, and
+  // whether it gets keys. Bits behind those of num_filling_ slots have no meaning.
+  uint32_t filling_ = 0;
+  int num_filling_ = 0;
+};
+
+}  // namespace flashplan::device
