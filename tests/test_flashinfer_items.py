@@ -8,6 +8,7 @@ from flashinfer_cases import Batch, Case, workspace
 
 torch = pytest.importorskip("torch")
 
+import flashplan as fp  # noqa: E402
 from flashplan import flashinfer  # noqa: E402
 
 # Of each request, the tokens of its prefix and of its items, each of which ends with a separator.
@@ -92,3 +93,21 @@ def test_one_of_the_tensors_alone(missing):
     ends = torch.tensor([0, 3], dtype=torch.int32)
     with pytest.raises(ValueError, match=f"{missing}: expected a tensor"):
         wrapper.plan(ends, ends, 4, 2, 64, **arguments() | {missing: None})
+
+
+def test_the_variant_with_the_same_mask(rng):
+    """`flashplan.variants.scored_items`, which needs no mask in memory."""
+    batch = batch_of(rng, -1, [5, 36])
+    options = {"page_size": None, "causal": True, "q_dtype": "float32", "kv_dtype": "float32"}
+    attn = fp.Attention(4, 2, 64, variant=fp.variants.scored_items, device="cpu", **options)
+    ends, kv_ends = batch.ends(batch.qo_lens), batch.ends(batch.kv_lens)
+    attn.plan(ends, batch.kv_lens, kv_ends)
+    given = arguments()
+    tensors = (batch.joined(x) for x in (batch.q, batch.k, batch.v))
+    o = attn.run(
+        *tensors,
+        prefix_lens=given["prefix_len_ptr"].int(),
+        seen=given["token_pos_in_items_ptr"].int(),
+        stride=STRIDE,
+    )
+    batch.check(o)

@@ -6,6 +6,11 @@
 - sigmoid: weights sigmoid(logit + bias) instead of a softmax (FlashSigmoid, Ramapuram et al.,
   2024). Its scalar `bias` is 0 by default; minus the logarithm of the number of keys is usual.
 - sink_tokens: StreamingLLM's mask.
+- scored_items: prompts that are a prefix and items after it, which are scored without seeing each
+  other; with causal=True. Its tensors are `prefix_lens`, [batch_size] int32, and `seen`, int32,
+  which has for each token after the prefix the number of tokens of its item that it sees, itself
+  included: 1, 2, 3 and so on, and 0 for tokens between items, which see the prefix alone. Request r
+  begins at r * stride of `seen`, where stride is a scalar.
 
 Examples:
     >>> fp.variants.sink_tokens(4, window=1019)
@@ -28,6 +33,18 @@ sigmoid = Variant(
     logits="return 1 / (1 + exp(-(x + bias)));",
     softmax=False,
     scalars={"bias": 0.0},
+)
+
+
+scored_items = Variant(
+    "scored_items",
+    mask="""
+int place = query - prefix_lens[request];
+if (key < prefix_lens[request]) return true;
+return place >= 0 && query - key < seen[request * int(stride) + place];
+""",
+    tensors={"prefix_lens": "int32", "seen": "int32"},
+    scalars={"stride": 0},
 )
 
 

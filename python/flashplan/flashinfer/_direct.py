@@ -28,7 +28,7 @@ from flashplan.flashinfer._arguments import (
 )
 
 
-def _options(
+def direct_options(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -57,7 +57,7 @@ def _options(
     }
 
 
-def _output_dtype(q: Tensor, out: Any, out_dtype: Any) -> torch.dtype:
+def output_dtype(q: Tensor, out: Any, out_dtype: Any) -> torch.dtype:
     if out is not None and not isinstance(out, Tensor):
         raise UnsupportedError(f"out: expected a torch.Tensor, got {type(out).__name__}")
     if out is not None:
@@ -65,7 +65,7 @@ def _output_dtype(q: Tensor, out: Any, out_dtype: Any) -> torch.dtype:
     return q.dtype if out_dtype is None else to_torch_dtype("out_dtype", out_dtype)
 
 
-def _unpack(kv_cache: Cache, kv_layout: str) -> tuple[Tensor, Tensor, int]:
+def unpack(kv_cache: Cache, kv_layout: str) -> tuple[Tensor, Tensor, int]:
     """(k, v, page_size). A tensor [pages, 1, ...] holds keys that are values too."""
     one_of("kv_layout", kv_layout, ("NHD", "HND"))
     if isinstance(kv_cache, Tensor) and kv_cache.dim() == 5 and kv_cache.shape[1] == 1:
@@ -79,7 +79,7 @@ def _scale(scale: float | Tensor) -> float | Tensor:
     return scale.reshape(1).float() if isinstance(scale, Tensor) else float(scale)
 
 
-def _tensors(bmm1_scale: Any, bmm2_scale: Any, sinks: Any, out: Any, lse: Any) -> dict[str, Any]:
+def run_tensors(bmm1_scale: Any, bmm2_scale: Any, sinks: Any, out: Any, lse: Any) -> dict[str, Any]:
     """Arguments of `Attention.run`."""
     if isinstance(sinks, list):
         (sinks,) = sinks
@@ -109,9 +109,9 @@ def _decode(
 ) -> Any:
     """Queries that are the last tokens of their requests: q_len_per_req of each, or with indptr at
     most as many."""
-    k, v, page_size = _unpack(kv_cache, kv_layout)
+    k, v, page_size = unpack(kv_cache, kv_layout)
     causal = causal and q_len_per_req > 1
-    options = _options(query, k, v, page_size, kv_layout, causal, window_left, o_dtype)
+    options = direct_options(query, k, v, page_size, kv_layout, causal, window_left, o_dtype)
     batch_size = block_tables.shape[0]
     table = int32(block_tables)
     if indptr is not None:
@@ -242,10 +242,10 @@ def trtllm_batch_decode_with_kv_cache(
         window_left,
         kv_layout,
         longest or 1,
-        _output_dtype(query, out, out_dtype),
+        output_dtype(query, out, out_dtype),
         has_lse,
         cum_seq_lens_q,
-        **_tensors(bmm1_scale, bmm2_scale, sinks, out, lse),
+        **run_tensors(bmm1_scale, bmm2_scale, sinks, out, lse),
     )
     return results[0] if has_lse and not return_lse else results
 
@@ -299,131 +299,12 @@ def xqa_batch_decode_with_kv_cache(
         window_left,
         kv_layout,
         qo_len,
-        _output_dtype(query, out, None),
+        output_dtype(query, out, None),
         False,
         q_cu_seq_lens,
         causal,
-        **_tensors(bmm1_scale, bmm2_scale, sinks, out, None),
+        **run_tensors(bmm1_scale, bmm2_scale, sinks, out, None),
     )
     if out is None and qo_len > 1 and q_cu_seq_lens is None:
         return o.view(-1, qo_len, *o.shape[1:])
     return o
-
-
-def trtllm_batch_context_with_kv_cache(
-    query: Tensor,
-    kv_cache: Cache,
-    workspace_buffer: Tensor,
-    block_tables: Tensor,
-    seq_lens: Tensor,
-    max_q_len: int,
-    max_kv_len: int,
-    bmm1_scale: float | Tensor,
-    bmm2_scale: float | Tensor,
-    batch_size: int,
-    cum_seq_lens_q: Tensor,
-    cum_seq_lens_kv: Tensor,
-    window_left: int = -1,
-    out: Tensor | None = None,
-    out_dtype: torch.dtype | str | None = None,
-    o_sf_scale: float | None = None,
-    o_sf_vec_size: int | None = None,
-    kv_layout: str = "HND",
-    enable_pdl: bool | None = None,
-    sinks: Any = None,
-    kv_cache_sf: Any = None,
-    skip_softmax_threshold_scale_factor: float | None = None,
-    uses_shared_paged_kv_idx: bool = True,
-    causal: bool = True,
-    lse: Tensor | None = None,
-    return_lse: bool = False,
-    multi_ctas_kv_counter_buffer: Tensor | None = None,
-    use_fp16_softmax: bool | None = None,
-    uses_spcompress: bool | None = None,
-) -> Any:
-    """Prompts over a paged cache: rows cum_seq_lens_q[r] to cum_seq_lens_q[r + 1] of query are the
-    last tokens of request r. seq_lens counts its keys; cum_seq_lens_kv is not needed.
-
-    The other arguments, results and errors are those of `trtllm_batch_decode_with_kv_cache`.
-    """
-    refuse(
-        o_sf_scale=o_sf_scale,
-        o_sf_vec_size=o_sf_vec_size,
-        skip_softmax_threshold_scale_factor=skip_softmax_threshold_scale_factor,
-        kv_cache_sf=kv_cache_sf,
-        uses_shared_paged_kv_idx=None if uses_shared_paged_kv_idx else "False",
-        use_fp16_softmax=use_fp16_softmax,
-        uses_spcompress=uses_spcompress,
-    )
-    k, v, page_size = _unpack(kv_cache, kv_layout)
-    o_dtype = _output_dtype(query, out, out_dtype)
-    has_lse = return_lse or lse is not None
-    results = run_rows(
-        query,
-        k,
-        v,
-        {"cu_seqlens_q": cum_seq_lens_q, "cu_seqlens_k": None, "seqused_k": seq_lens},
-        (max_q_len, max_kv_len),
-        _options(query, k, v, page_size, kv_layout, causal, window_left, o_dtype),
-        int32(block_tables),
-        return_lse=has_lse,
-        **_tensors(bmm1_scale, bmm2_scale, sinks, out, lse),
-    )
-    return results[0] if has_lse and not return_lse else results
-
-
-def trtllm_ragged_attention_deepseek(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    workspace_buffer: Tensor,
-    seq_lens: Tensor,
-    max_q_len: int,
-    max_kv_len: int,
-    bmm1_scale: float | Tensor,
-    bmm2_scale: float | Tensor,
-    o_sf_scale: float,
-    batch_size: int,
-    window_left: int,
-    cum_seq_lens_q: Tensor,
-    cum_seq_lens_kv: Tensor,
-    enable_pdl: bool | None,
-    is_causal: bool,
-    return_lse: bool,
-    attention_sinks: Tensor | None = None,
-    skip_softmax_threshold_scale_factor: float | None = None,
-    out: Tensor | None = None,
-    lse: Tensor | None = None,
-    sage_attn_sfs: tuple[Tensor | None, ...] = (None, None, None, None),
-    num_elts_per_sage_attn_blk: tuple[int, ...] = (0, 0, 0, 0),
-    backend: str = "trtllm-gen",
-    q_seq_lens_cpu: Tensor | None = None,
-    kv_seq_lens_cpu: Tensor | None = None,
-    use_fp16_softmax: bool | None = None,
-    uses_spcompress: bool | None = None,
-) -> Any:
-    """Prompts over ragged keys and values [kv_tokens, heads, dim], whose requests begin and end at
-    cum_seq_lens_kv. The host waits for the lengths.
-
-    The other arguments, results and errors are those of `trtllm_batch_context_with_kv_cache`.
-    """
-    refuse(
-        skip_softmax_threshold_scale_factor=skip_softmax_threshold_scale_factor,
-        use_fp16_softmax=use_fp16_softmax,
-        uses_spcompress=uses_spcompress,
-        **{f"sage_attn_sfs[{i}]": scales for i, scales in enumerate(sage_attn_sfs)},
-    )
-    o_dtype = _output_dtype(query, out, None)
-    has_lse = return_lse or lse is not None
-    results = run_rows(
-        query,
-        key,
-        value,
-        {"cu_seqlens_q": cum_seq_lens_q, "cu_seqlens_k": cum_seq_lens_kv, "seqused_k": None},
-        (max_q_len, max_kv_len),
-        _options(query, key, value, None, "NHD", is_causal, window_left, o_dtype),
-        None,
-        return_lse=has_lse,
-        **_tensors(bmm1_scale, bmm2_scale, attention_sinks, out, lse),
-    )
-    return results[0] if has_lse and not return_lse else results

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention of prompts with FlashInfer's names, of a batch of requests or of a single one."""
 
-from flashplan.flashinfer._direct import (
+from flashplan.flashinfer._direct_prompts import (
     trtllm_batch_context_with_kv_cache,
     trtllm_ragged_attention_deepseek,
 )
