@@ -231,6 +231,34 @@ TEST(keys_that_are_values_have_a_family_of_their_own) {
   CHECK_EQ(with([](auto&) {}), "shared_kv: expected false (compiled in for cuda), got true");
 }
 
+TEST(batch_invariant_latent_attention_has_one_kernel_with_chunks) {
+  Kernel mla = fake_kernel("sm90_mla_bf16_d576x512", {90, 'a'});
+  mla.family = &kSm90MlaFamily;
+  mla.head_dim_qk = 576;
+  mla.head_dim_vo = 512;
+  mla.tuning = sm90_mla_tuning();
+  DeviceLimits device = h200();
+  device.kernels = {&mla, 1};
+  AttentionOptions o = llama_on_gpu();
+  o.num_kv_heads = 1;
+  o.head_dim_qk = 576;
+  o.head_dim_vo = 512;
+  o.shared_kv = true;
+  o.batch_invariant = true;
+  o.softmax_scale = 0.1F;
+  for (const int32_t num_heads : {16, 128}) {
+    for (const int32_t max_qo_tokens : {16, 5000}) {
+      o.num_qo_heads = num_heads;
+      o.max_batch_size = 16;
+      o.max_qo_tokens = max_qo_tokens;
+      KernelChoices choices;
+      CHECK_EQ(select_kernel(o, device, &choices).message, std::string());
+      CHECK_EQ(choices.first.chunk_kv, 2048);
+      CHECK(!choices.second);
+    }
+  }
+}
+
 TEST(options_name_the_group_of_kernels) {
   std::vector<Kernel> all = kernels();
   Kernel hopper = fake_kernel("sm90_bf16_d128", {90, 'a'});
