@@ -53,5 +53,6 @@ def test_a_graph_finds_the_scale_of_its_inputs(torch, rng):
         x.normal_().mul_(size)
         graph.replay()
         torch.cuda.synchronize()
-        assert torch.equal(scale, x.abs().max().reshape(1) / 448)
+        # On a GPU, PyTorch would multiply by the inverse of 448, which is rounded.
+        assert scale.item() == np.float32(x.abs().max().item()) / np.float32(448)
         assert (x8.float() * scale - x).abs().max() <= x.abs().max() / 16
