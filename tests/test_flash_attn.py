@@ -162,8 +162,6 @@ REFUSED = {
     "seqused_q": TENSOR,
     "cp_world_size": 2,
     "cp_tot_seqused_k": TENSOR,
-    "score_mod": max,
-    "aux_tensors": [],
 }
 
 
@@ -184,10 +182,32 @@ def test_what_is_refused(torch, flash, name):
     function(*arguments)
     parameters = inspect.signature(function).parameters
     for argument, value in REFUSED.items():
-        if argument in parameters and value != []:
+        if argument in parameters:
             given = torch.ones(2) if value is TENSOR else value
             with pytest.raises(fp.UnsupportedError, match=f"^{argument}: expected "):
                 function(*arguments, **{argument: given})
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_keywords_of_forks(torch, flash, name):
+    """What changes the result is refused, what tunes a kernel is not, and what no fork has is
+    unknown."""
+    function, arguments = getattr(flash, name), arguments_of(torch, name)
+    o, lse = function(*arguments, return_softmax_lse=True)
+    tuning = {"min_seqlen_k": 3, "rel_bias": None, "mask_mod": None, "return_lse": True}
+    again = function(*arguments, **tuning)
+    assert torch.equal(again[0], o)
+    assert torch.equal(again[1], lse)
+    for argument, value in (("score_mod", max), ("mask_mod", max), ("rel_bias", torch.ones(2))):
+        with pytest.raises(fp.UnsupportedError, match=f"^{argument}: expected none, got "):
+            function(*arguments, **{argument: value})
+    with pytest.raises(TypeError, match=rf"{name}\(\) got an unexpected keyword argument 'cusal'"):
+        function(*arguments, cusal=True)
+    out = torch.full_like(o, torch.nan)
+    sinks = torch.ones(4)
+    wanted = function(*arguments, sinks=sinks)
+    assert torch.equal(function(*arguments, out=out, learnable_sink=sinks), wanted)
+    assert torch.equal(out, wanted)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -218,7 +238,7 @@ def test_wrong_arguments(torch, flash):
         ),
         (
             ValueError,
-            r"^s_aux: expected it or sinks, got both",
+            r"^s_aux: expected it, sinks or learnable_sink, got several",
             lambda: flash.flash_attn_func(q, k, v, s_aux=torch.ones(4), sinks=torch.ones(4)),
         ),
         (

@@ -71,6 +71,21 @@ def test_ragged_keys(rng):
     batch.check(*wrapper.run(*tensors, return_lse=True))
 
 
+def test_one_request(rng):
+    """Its prefix may be a number without dimensions, as FlashInfer's tests have it."""
+    batch = batch_of(rng, -1)
+    batch.qo_lens, batch.kv_lens = [LENS[1]], [LENS[1]]
+    for name in ("q", "k", "v", "masks"):
+        setattr(batch, name, getattr(batch, name)[1:])
+    wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(workspace(torch))
+    given = arguments()
+    given["prefix_len_ptr"] = given["prefix_len_ptr"][1]
+    given["token_pos_in_items_ptr"] = given["token_pos_in_items_ptr"][STRIDE:]
+    ends = batch.ends(batch.qo_lens), batch.ends(batch.kv_lens)
+    wrapper.plan(*ends, *batch.case.heads, 64, q_data_type=torch.float32, **given)
+    batch.check(wrapper.run(*(batch.joined(x) for x in (batch.q, batch.k, batch.v))))
+
+
 @pytest.mark.parametrize("missing", ["prefix_len_ptr", "token_pos_in_items_ptr"])
 def test_one_of_the_tensors_alone(missing):
     wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(workspace(torch))

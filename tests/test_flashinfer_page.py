@@ -73,3 +73,15 @@ def test_cache_of_a_wrong_shape(shape):
     k = torch.zeros(1, 2, 8)
     with pytest.raises(ValueError, match="paged_kv_cache: expected .* got shape"):
         flashinfer.append_paged_kv_cache(k, k, ints, ints, torch.zeros(shape), ints, ints, ints)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float8_e5m2])
+def test_keys_of_latent_attention(dtype):
+    """Views with gaps, and a part that all heads share."""
+    k_nope = torch.randn(3, 4, 20).to(dtype)[..., :16]
+    k_rope, k = torch.randn(3, 1, 8).to(dtype), torch.zeros(3, 4, 24).to(dtype)
+    flashinfer.concat_mla_k(k, k_nope, k_rope)
+    expected = torch.cat((k_nope.float(), k_rope.float().expand(3, 4, 8)), -1)
+    assert torch.equal(k.float(), expected)
+    with pytest.raises(RuntimeError, match="k_rope: expected the dtype of k, .*, got torch.int32"):
+        flashinfer.concat_mla_k(k, k_nope, k_rope.float().int())

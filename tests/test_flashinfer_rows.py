@@ -111,3 +111,19 @@ def test_merge_in_place_keeps_masked_tokens():
     flashinfer.merge_state_in_place(v_new, s_new, v[1], s[1], mask)
     close(v_new, torch.where(mask[:, None, None], expected_v, v[0].double()))
     close(s_new, torch.where(mask[:, None], expected_s, s[0].double()))
+
+
+def test_merges_of_segments():
+    """The second one is empty, and the third one has a state without a key."""
+    v, s = torch.randn(7, 3, 8), torch.randn(7, 3)
+    s[5, 1] = -torch.inf
+    indptr = torch.tensor([0, 4, 4, 6, 7], dtype=torch.int32)
+    got_v, got_s = flashinfer.triton.cascade.variable_length_merge_states(v, s, indptr)
+    for row, (begin, end) in enumerate(((0, 4), (4, 4), (4, 6), (6, 7))):
+        if begin == end:
+            assert (got_v[row] == 0).all()
+            assert (got_s[row] == -torch.inf).all()
+            continue
+        expected = merged(v[begin:end], s[begin:end])
+        close(got_v[row], expected[0])
+        close(got_s[row], expected[1])

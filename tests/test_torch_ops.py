@@ -106,6 +106,20 @@ def calls(torch, random):
             {"x": x, "residual": draw(TOKENS, DIM), "weight": weight},
             ["x", "residual"],
         ),
+        "add_rmsnorm to a tensor": Call(
+            lambda m, **t: m.add_rmsnorm(**t),
+            {
+                "x": x,
+                "residual": draw(TOKENS, DIM),
+                "out": torch.zeros(TOKENS, DIM),
+                "scale": torch.tensor([0.5]),
+            },
+            ["residual", "out"],
+        ),
+        "rmsnorm to 8 bits": Call(
+            lambda m, **t: m.rmsnorm(**t, out_dtype="float8_e4m3fn", scale=0.5),
+            {"x": x, "weight": weight},
+        ),
         "layernorm": Call(
             lambda m, **t: m.layernorm(**t), {"x": x, "weight": weight, "bias": draw(DIM)}
         ),
@@ -215,6 +229,8 @@ CALLS = (
     "rmsnorm",
     "rmsnorm in place",
     "add_rmsnorm",
+    "add_rmsnorm to a tensor",
+    "rmsnorm to 8 bits",
     "layernorm",
     "rope",
     "rope in place",

@@ -32,7 +32,7 @@ AXES = {
     "bursts": ("variation", "coefficient of variation of the time between requests"),
 }
 SWITCHES = {"no-graphs", "no-look-ahead", "no-sharing", "no-attention", "8bit-cache"}
-SWITCHES |= {"batch-invariant"}
+SWITCHES |= {"batch-invariant", "no-pdl"}
 
 Row = dict[str, Any]
 

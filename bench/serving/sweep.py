@@ -24,6 +24,7 @@ SWITCHES = (
     (),
     ("--no-graphs",),
     ("--no-look-ahead",),
+    ("--no-pdl",),
     ("--no-sharing",),
     ("--no-attention",),
     ("--8bit-cache",),

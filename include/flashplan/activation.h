@@ -18,7 +18,8 @@ enum class Activation : int32_t {
 
 /// Computes out = activation(x[..., :d]) * x[..., d:] / scale in float32. x [..., 2 d] of rank 1
 /// to 4 is float32, float16 or bfloat16; its rows may have any strides. out [..., d] has x's dtype,
-/// or an 8-bit float dtype, in which results saturate. `scale` is a normal float > 0.
+/// or an 8-bit float dtype, in which results saturate. `scale` is a normal float > 0. `pdl` is
+/// programmatic dependent launch, as in AttentionTensors.
 ///
 /// On CUDA: one launch on `stream`, no allocation, no synchronisation; may be captured in a graph.
 ///   kInvalidArgument, kInvalidType  a tensor is malformed, or `out` shares memory with x; nothing
@@ -26,6 +27,6 @@ enum class Activation : int32_t {
 ///   kCudaError                      the launch failed
 FLASHPLAN_API Status gated_activation(Activation activation, const TensorView& x,
                                       const TensorView& out, float scale = 1.0F,
-                                      Stream stream = nullptr) noexcept;
+                                      Stream stream = nullptr, bool pdl = false) noexcept;
 
 }  // namespace flashplan

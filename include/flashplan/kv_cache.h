@@ -37,6 +37,8 @@ struct AppendTensors {
   /// [1] or [num_kv_heads] float32, on the device of the caches, or empty: one factor for all kv
   /// heads or for each, by which k_scale and v_scale are multiplied. Not checked on a GPU.
   TensorView k_scales, v_scales;
+  bool pdl =
+      false;  // of rope_append_paged_kv(): programmatic dependent launch, see AttentionTensors
 };
 
 /// Writes new token j of request r to position kv_lens[r] - (indptr[r+1] - indptr[r]) + j of the

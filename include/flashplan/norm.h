@@ -28,6 +28,7 @@ struct RmsNormOptions {
   float eps = 1e-6F;   // added to the mean of the squares; >= 0
   bool gemma = false;  // multiplies by 1 + weight instead of weight, if there is one
   OutScale out_scale = {};
+  bool pdl = false;  // programmatic dependent launch, see AttentionTensors
 };
 
 /// out = x / sqrt(mean(x^2) + eps) * weight.

@@ -21,6 +21,54 @@ _HINTS = {
 }
 
 
+# Keywords of newer forks, which change what is computed.
+_REFUSED = frozenset(
+    {
+        "score_mod",
+        "score_mod_bwd",
+        "mask_mod",
+        "aux_tensors",
+        "aux_scalars",
+        "aux_tensor_leading_dims",
+        "block_sparse_tensors",
+        "block_sparse_tensors_bwd",
+        "dynamic_causal",
+        "gather_kv_indices",
+        "gather_kv_valid_length",
+        "only_qv",
+        "output_scale",
+        "q_block_size",
+        "rel_bias",
+        "sfk",
+        "sfq",
+        "sfv",
+    }
+)
+# And those that only tune a kernel, or say what the tensors say too.
+_IGNORED = frozenset(
+    {
+        "backend",
+        "disable_scheduler_metadata",
+        "max_seqlen_k",
+        "min_seqlen_k",
+        "qk_sf_vec_size",
+        "rel_bias_prep_cache",
+        "seqlen_k_per_split",
+        "v_sf_vec_size",
+        "zfill_padded_output",
+    }
+)
+
+
+def refuse_others(function: str, others: dict[str, Any]) -> None:
+    """UnsupportedError for a keyword of a fork that has a value, TypeError for an unknown one."""
+    for name, value in others.items():
+        if name not in _REFUSED and name not in _IGNORED:
+            raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
+        if name in _REFUSED:
+            refuse(**{name: value})
+
+
 def refuse(**arguments: Any) -> None:
     """UnsupportedError for the first one that is not None, False or 0."""
     for name, value in arguments.items():
@@ -87,12 +135,15 @@ def scale(name: str, scales: Tensor | None, cache: Tensor) -> float | Tensor:
     return (scales[:1] if is_expanded else scales).float()
 
 
-def sinks_of(s_aux: Tensor | None, sinks: Tensor | None) -> Tensor | None:
-    given = one_of("s_aux", s_aux, "sinks", sinks)
-    if given is None:
+def sinks_of(*given: Tensor | None) -> Tensor | None:
+    """Those that s_aux, sinks or learnable_sink names."""
+    tensors = [tensor for tensor in given if tensor is not None]
+    if len(tensors) > 1:
+        raise ValueError("s_aux: expected it, sinks or learnable_sink, got several")
+    if not tensors:
         return None
-    given = given if given.dtype in (torch.float32, torch.bfloat16) else given.float()
-    return given.contiguous()
+    sinks = tensors[0]
+    return (sinks if sinks.dtype == torch.bfloat16 else sinks.float()).contiguous()
 
 
 def int32(tensor: Tensor) -> Tensor:

@@ -7,7 +7,8 @@ The functions take the arguments of FlashAttention 2, in its order, and by keywo
 FlashAttention 3 and of the forks in vLLM and SGLang. They plan by themselves: layers of one step
 share a plan. What flashplan can not do raises UnsupportedError, which names the argument. What only
 tunes another library is ignored: `deterministic` (results always are), `num_splits`, `pack_gqa`,
-`sm_margin`, `scheduler_metadata`, `fa_version`, `ver`.
+`sm_margin`, `scheduler_metadata`, `fa_version`, `ver`. Keywords that only newer forks have, such as
+`score_mod` and `rel_bias`, may be None.
 
 Each thread keeps objects of `Attention` for the kinds of calls that it has made, and a workspace
 for each GPU. Calls of a thread on several streams wait for each other; replays of CUDA graphs do
@@ -34,6 +35,7 @@ from flashplan.flash_arguments import (
     mask_options,
     one_of,
     refuse,
+    refuse_others,
     scale,
     sinks_of,
 )
@@ -76,6 +78,10 @@ def flash_attn_func(
     num_splits: int = 1,
     pack_gqa: bool | None = None,
     sm_margin: int = 0,
+    out: Tensor | None = None,
+    learnable_sink: Tensor | None = None,
+    return_lse: bool = False,
+    **others: Any,
 ) -> Any:
     """Attention of sequences of equal lengths.
 
@@ -85,8 +91,10 @@ def flash_attn_func(
         causal: the last query sees all keys, those before it fewer (bottom-right aligned).
         window_size: (left, right): keys before and after a query that it sees, -1 for all. right is
             -1 or 0, unless causal.
-        return_softmax_lse: whether to return (o, lse), lse [batch_size, heads, tokens] float32.
-        s_aux, sinks: [heads]; see `flashplan.Attention.run`.
+        return_softmax_lse, return_lse: whether to return (o, lse), lse [batch_size, heads, tokens]
+            float32.
+        s_aux, sinks, learnable_sink: [heads]; see `flashplan.Attention.run`.
+        out: where o is written; default: a new tensor.
         k_descale, v_descale: scales of 8-bit keys and values; see flash_attn_with_kvcache.
 
     The other arguments must have their defaults, or are ignored.
@@ -112,6 +120,7 @@ def flash_attn_func(
         qv=qv,
         attention_chunk=attention_chunk,
     )
+    refuse_others("flash_attn_func", others)
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         check_dims(name, tensor, 4)
     results = run_equal(
@@ -121,10 +130,11 @@ def flash_attn_func(
         (q.shape[0], q.shape[1], k.shape[1]),
         attention_options(q, k, v, None, softmax_scale, softcap)
         | mask_options(causal, window_size),
-        sinks=sinks_of(s_aux, sinks),
+        sinks=sinks_of(s_aux, sinks, learnable_sink),
         k_scale=scale("k_descale", k_descale, k),
         v_scale=scale("v_descale", v_descale, v),
-        return_lse=return_softmax_lse,
+        out=None if out is None else out.view(-1, *out.shape[2:]),
+        return_lse=return_softmax_lse or return_lse,
     )
     return in_batches(results, q.shape[0], q.shape[1])
 
@@ -169,8 +179,9 @@ def flash_attn_varlen_func(
     cp_world_size: int = 1,
     cp_rank: int = 0,
     cp_tot_seqused_k: Tensor | None = None,
-    score_mod: Any = None,
-    aux_tensors: Any = None,
+    learnable_sink: Tensor | None = None,
+    return_lse: bool = False,
+    **others: Any,
 ) -> Any:
     """Attention of sequences of any lengths, over ragged keys or a paged cache.
 
@@ -217,9 +228,8 @@ def flash_attn_varlen_func(
         attention_chunk=attention_chunk,
         cp_world_size=cp_world_size - 1,
         cp_tot_seqused_k=cp_tot_seqused_k,
-        score_mod=score_mod,
-        aux_tensors=aux_tensors,
     )
+    refuse_others("flash_attn_varlen_func", others)
     table = one_of("block_table", block_table, "page_table", page_table)
     check_dims("q", q, 3)
     for name, tensor in (("k", k), ("v", v)):
@@ -239,11 +249,11 @@ def flash_attn_varlen_func(
         attention_options(q, k, v, page_size, softmax_scale, softcap)
         | mask_options(causal, window_size),
         table,
-        sinks=sinks_of(s_aux, sinks),
+        sinks=sinks_of(s_aux, sinks, learnable_sink),
         k_scale=scale("k_descale", k_descale, k),
         v_scale=scale("v_descale", v_descale, v),
         out=out,
-        return_lse=return_softmax_lse,
+        return_lse=return_softmax_lse or return_lse,
     )
     return heads_first(results)
 
@@ -287,8 +297,9 @@ def flash_attn_with_kvcache(
     scheduler_metadata: Tensor | None = None,
     fa_version: int | None = None,
     ver: int | None = None,
-    score_mod: Any = None,
-    aux_tensors: Any = None,
+    learnable_sink: Tensor | None = None,
+    return_lse: bool = False,
+    **others: Any,
 ) -> Any:
     """Attention over a cache, paged or with a place for each sequence, after appending to it.
 
@@ -338,9 +349,8 @@ def flash_attn_with_kvcache(
         alibi_slopes=alibi_slopes,
         qv=qv,
         attention_chunk=attention_chunk,
-        score_mod=score_mod,
-        aux_tensors=aux_tensors,
     )
+    refuse_others("flash_attn_with_kvcache", others)
     is_ragged = cu_seqlens_q is not None
     check_dims("q", q, 3 if is_ragged else 4)
     for name, tensor in (("k_cache", k_cache), ("v_cache", v_cache)):
@@ -369,10 +379,10 @@ def flash_attn_with_kvcache(
     k_scale = scale("k_descale", k_descale, k_cache)
     v_scale = scale("v_descale", v_descale, v_cache)
     tensors = {
-        "sinks": sinks_of(s_aux, sinks),
+        "sinks": sinks_of(s_aux, sinks, learnable_sink),
         "k_scale": k_scale,
         "v_scale": v_scale,
-        "return_lse": return_softmax_lse,
+        "return_lse": return_softmax_lse or return_lse,
     }
     if k is not None and v is not None:
         caches, scales = (k_cache, v_cache), (k_scale, v_scale)

@@ -39,11 +39,12 @@ def rmsnorm(
     *,
     gemma: bool = False,
     out: Tensor | None = None,
+    out_dtype: KvDType | None = None,
+    scale: float | Tensor = 1.0,
 ) -> Tensor:
     """`flashplan.rmsnorm()` as an operator."""
-    if out is None:
-        out = x.new_empty(x.shape)
-    _operators.rmsnorm(x, weight, out, eps, gemma)
+    out, name = _output(x, x.shape, out, out_dtype)
+    _operators.rmsnorm(x, weight, out, eps, gemma, name, *number_and_tensor(scale))
     return out
 
 
@@ -54,9 +55,17 @@ def add_rmsnorm(
     eps: float = 1e-6,
     *,
     gemma: bool = False,
+    out: Tensor | None = None,
+    out_dtype: KvDType | None = None,
+    scale: float | Tensor = 1.0,
 ) -> None:
     """`flashplan.add_rmsnorm()` as an operator."""
-    _operators.add_rmsnorm(x, residual, weight, eps, gemma)
+    name = None if out_dtype is None else dtype_name(out_dtype)
+    options = eps, gemma, name, *number_and_tensor(scale)
+    if out is None:
+        _operators.add_rmsnorm(x, residual, weight, *options)
+    else:
+        _operators.add_rmsnorm_out(x, residual, weight, out, *options)
 
 
 def layernorm(
@@ -66,12 +75,23 @@ def layernorm(
     eps: float = 1e-5,
     *,
     out: Tensor | None = None,
+    out_dtype: KvDType | None = None,
+    scale: float | Tensor = 1.0,
 ) -> Tensor:
     """`flashplan.layernorm()` as an operator."""
-    if out is None:
-        out = x.new_empty(x.shape)
-    _operators.layernorm(x, weight, bias, out, eps)
+    out, name = _output(x, x.shape, out, out_dtype)
+    _operators.layernorm(x, weight, bias, out, eps, name, *number_and_tensor(scale))
     return out
+
+
+def _output(
+    x: Tensor, shape: Any, out: Tensor | None, out_dtype: KvDType | None
+) -> tuple[Tensor, str | None]:
+    """The output, given or new, and the name of the dtype that it stores, if there is one."""
+    name = None if out_dtype is None else dtype_name(out_dtype)
+    if out is None:
+        out = x.new_empty(shape, dtype=x.dtype if name is None else getattr(torch, name))
+    return out, name
 
 
 def silu_and_mul(
@@ -110,10 +130,7 @@ def gelu_tanh_and_mul(
 def _gated(
     operator: Any, x: Tensor, out: Tensor | None, out_dtype: KvDType | None, scale: float
 ) -> Tensor:
-    name = None if out_dtype is None else dtype_name(out_dtype)
-    if out is None:
-        dtype = x.dtype if name is None else getattr(torch, name)
-        out = x.new_empty((*x.shape[:-1], x.shape[-1] // 2), dtype=dtype)
+    out, name = _output(x, (*x.shape[:-1], x.shape[-1] // 2), out, out_dtype)
     operator(x, out, name, scale)
     return out
 

@@ -101,16 +101,26 @@ def _merge_states(o_a: Any, lse_a: Any, o_b: Any, lse_b: Any, out: Any, lse: Any
     ops.merge_states(o_a, lse_a, o_b, lse_b, out=out, lse=lse, base2=b2)
 
 
-def _rmsnorm(x: Any, weight: Any, out: Any, eps: float, gemma: bool) -> None:
-    rows.rmsnorm(x, weight, eps, gemma=gemma, out=out)
+def _rmsnorm(x: Any, weight: Any, out: Any, eps: float, gemma: bool, *narrow: Any) -> None:
+    rows.rmsnorm(x, weight, eps, gemma=gemma, out=out, **_narrowing(*narrow))
 
 
-def _add_rmsnorm(x: Any, residual: Any, weight: Any, eps: float, gemma: bool) -> None:
-    rows.add_rmsnorm(x, residual, weight, eps, gemma=gemma)
+def _add_rmsnorm(x: Any, residual: Any, weight: Any, eps: float, gemma: bool, *narrow: Any) -> None:
+    rows.add_rmsnorm(x, residual, weight, eps, gemma=gemma, **_narrowing(*narrow))
 
 
-def _layernorm(x: Any, weight: Any, bias: Any, out: Any, eps: float) -> None:
-    rows.layernorm(x, weight, bias, eps, out=out)
+def _add_rmsnorm_out(
+    x: Any, residual: Any, weight: Any, out: Any, eps: float, gemma: bool, *narrow: Any
+) -> None:
+    rows.add_rmsnorm(x, residual, weight, eps, gemma=gemma, out=out, **_narrowing(*narrow))
+
+
+def _layernorm(x: Any, weight: Any, bias: Any, out: Any, eps: float, *narrow: Any) -> None:
+    rows.layernorm(x, weight, bias, eps, out=out, **_narrowing(*narrow))
+
+
+def _narrowing(out_dtype: str | None, scale: float, scales: Any) -> dict[str, Any]:
+    return {"out_dtype": out_dtype, "scale": _either(scale, scales)}
 
 
 def _gated(function: Any, x: Any, out: Any, out_dtype: Any, scale: float) -> None:
@@ -197,6 +207,7 @@ def _apply_penalties(logits: Any, history: Any, history_lens: Any, *parameters: 
 
 _SCALES = "str kv_layout, str? kv_dtype, float k_scale, Tensor? k_scales, float v_scale, "
 _SCALES += "Tensor? v_scales"
+_NARROWING = "str? out_dtype, float scale, Tensor? scales"
 _GATED = "(Tensor x, Tensor(a!) out, str? out_dtype, float scale)"
 # Names, arguments, and what computes them.
 _OPERATORS: dict[str, tuple[str, Callable[..., None]]] = {
@@ -227,15 +238,20 @@ _OPERATORS: dict[str, tuple[str, Callable[..., None]]] = {
         _merge_states,
     ),
     "rmsnorm": (
-        "(Tensor x, Tensor? weight, Tensor(a!) out, float eps, bool gemma)",
+        f"(Tensor x, Tensor? weight, Tensor(a!) out, float eps, bool gemma, {_NARROWING})",
         _rmsnorm,
     ),
     "add_rmsnorm": (
-        "(Tensor(a!) x, Tensor(b!) residual, Tensor? weight, float eps, bool gemma)",
+        f"(Tensor(a!) x, Tensor(b!) residual, Tensor? weight, float eps, bool gemma, {_NARROWING})",
         _add_rmsnorm,
     ),
+    "add_rmsnorm_out": (
+        "(Tensor x, Tensor(a!) residual, Tensor? weight, Tensor(b!) out, float eps, bool gemma, "
+        f"{_NARROWING})",
+        _add_rmsnorm_out,
+    ),
     "layernorm": (
-        "(Tensor x, Tensor? weight, Tensor? bias, Tensor(a!) out, float eps)",
+        f"(Tensor x, Tensor? weight, Tensor? bias, Tensor(a!) out, float eps, {_NARROWING})",
         _layernorm,
     ),
     "silu_and_mul": (_GATED, partial(_gated, rows.silu_and_mul)),

@@ -24,14 +24,14 @@ constexpr KernelGeometry sm80_geometry() {
                              .queues_per_processor = T::kCtasPerSm,
                              .threads = T::kThreads,
                              .smem_bytes = S::kSmemBytes};
-  if constexpr (!T::kHasOneBody) {
+  if constexpr (!T::kFewRowsAlone) {
     geometry.bodies[1] = {S::Some::kRows, S::Some::kStages};
-    geometry.bodies[2] = {S::Many::kRows, S::Many::kStages};
+    if (S::Many::kRows > S::Some::kRows) geometry.bodies[2] = {S::Many::kRows, S::Many::kStages};
   }
   return geometry;
 }
 
-/// Whether the kernel has one body, for GPUs with 228 KB.
+/// Whether the kernel is for GPUs with 228 KB alone.
 template <typename Choices>
 constexpr bool kIsWidest = device::Tiling<Choices, 228>::kIsWidest;
 
@@ -68,9 +68,7 @@ Kernel make_sm80_kernel(std::string_view name, Architecture architecture) noexce
       kHeadDimQk == 128 && kHeadDimVo == 128 && kQ == kKv && item_size(kKv) > 1;
   using Short = std::conditional_t<kHas80Dims, device::With80Dims<Choices>, Choices>;
   kernel.geometry = sm80_geometry<Short>(architecture);
-  if constexpr (!kIsWidest<Choices>) {
-    kernel.few_rows_geometry = sm80_geometry<device::FewRowsAlone<Choices>>(architecture);
-  }
+  kernel.few_rows_geometry = sm80_geometry<device::FewRowsAlone<Choices>>(architecture);
   kernel.tuning = sm80_tuning(kernel.geometry.tile_kv);
   kernel.code.few_rows_first =
       reinterpret_cast<const void*>(&device::attention_kernel<Choices, true>);
@@ -78,7 +76,7 @@ Kernel make_sm80_kernel(std::string_view name, Architecture architecture) noexce
     kernel.code.short_rows_first =
         reinterpret_cast<const void*>(&device::attention_kernel<Short, true>);
   }
-  // With one body there is one order.
+  // The widest kernels come in one order alone, which keeps the library small.
   kernel.code.many_rows_first =
       reinterpret_cast<const void*>(&device::attention_kernel<Choices, kIsWidest<Choices>>);
   if constexpr (Choices::kTakesKeyTails) kernel.code.key_tails = kernel.code.many_rows_first;

@@ -10,7 +10,7 @@
 namespace flashplan {
 
 Status gated_activation(Activation activation, const TensorView& x, const TensorView& out,
-                        float scale, Stream stream) noexcept {
+                        float scale, Stream stream, bool pdl) noexcept {
   const TensorArgument x_arg{"x", x};
   const TensorArgument out_arg{"out", out, true};
   if (activation < Activation::kSilu || activation > Activation::kGeluTanh) {
@@ -42,6 +42,7 @@ Status gated_activation(Activation activation, const TensorView& x, const Tensor
   params.num_rows = static_cast<int32_t>(num_rows(x));
   params.row_size = static_cast<int32_t>(width / 2);
   params.scale = scale;
+  params.pdl = pdl;
   if (x.device.type == DeviceType::kCuda) return cuda::gated_activation(params, x.device, stream);
   cpu::gated_activation(params);
   return {};

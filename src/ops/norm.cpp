@@ -100,6 +100,7 @@ Status rmsnorm(const TensorView& x, const TensorView& weight, const TensorView& 
   if (!has_elements(x)) return {};
   NormParams params = make_params(x, weight, out, options.eps, options.out_scale);
   params.weight_offset = options.gemma ? 1.0F : 0.0F;
+  params.pdl = options.pdl;
   return run(params, x.device, stream);
 }
 
@@ -122,6 +123,7 @@ Status add_rmsnorm(const TensorView& x, const TensorView& residual, const Tensor
   NormParams params = make_params(x, weight, out, options.eps, options.out_scale);
   params.residual = make_rows(residual);
   params.weight_offset = options.gemma ? 1.0F : 0.0F;
+  params.pdl = options.pdl;
   return run(params, x.device, stream);
 }
 

@@ -32,6 +32,7 @@ struct NormParams {
   float scale = 1.0F;          // divides the result
   float weight_offset = 0.0F;  // added to each weight
   bool centered = false;       // layernorm: the mean is subtracted
+  bool pdl = false;            // programmatic dependent launch
 };
 
 /// Of the operator out = activation(x[:row_size]) * x[row_size:] / scale.
@@ -44,6 +45,7 @@ struct ActivationParams {
   int32_t num_rows = 0;
   int32_t row_size = 0;
   float scale = 1.0F;
+  bool pdl = false;  // programmatic dependent launch
 };
 
 /// Of the operator out[i] = x[indices[i]].
@@ -186,6 +188,7 @@ struct RopeAppendParams {
   RopeParams rope;  // sides[0]: q; there is no other; positions are those of the keys
   AppendParams append;
   int32_t num_rows = 0;  // as in `append`
+  bool pdl = false;      // programmatic dependent launch
 };
 
 /// A number for each request, or one for all where `each` is null.

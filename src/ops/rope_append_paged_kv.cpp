@@ -83,6 +83,7 @@ Status rope_append_paged_kv(const TensorView& q, const AppendTensors& t, const R
   p.rope.sides[0] = make_rope_side(q, out_q);
   p.append = make_append_params(t, q);
   p.num_rows = p.append.num_rows;
+  p.pdl = t.pdl;
   if (!has_work(p.append) && p.rope.sides[0].num_heads == 0) return {};
   if (p.num_rows == 0 || p.append.places.batch_size == 0) return {};
   if (!on_cpu) return cuda::rope_append_paged_kv(p, device, stream);

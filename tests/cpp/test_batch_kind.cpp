@@ -82,7 +82,7 @@ TEST(plans_have_a_kernel_for_each_kind_of_batches) {
 }
 
 TEST(chunks_of_few_and_of_many_rows) {
-  const Hopper hopper;
+  Hopper hopper;
   AttentionOptions o = llama_on_gpu();
   KernelChoices choices;
   const auto chunks = [&] {
@@ -97,6 +97,12 @@ TEST(chunks_of_few_and_of_many_rows) {
   CHECK_EQ(chunks(), "4096, 512");
   o.max_qo_tokens = o.max_batch_size;
   CHECK_EQ(chunks(), "512");
+  // Kernels with one size of chunks are one kernel for both kinds.
+  o.max_qo_tokens = 2 * o.max_batch_size;
+  for (Kernel& kernel : hopper.kernels) kernel.tuning.few_rows_chunk_kv = 0;
+  CHECK_EQ(chunks(), "4096");
+  o.max_qo_tokens = o.max_batch_size;
+  CHECK_EQ(chunks(), "4096");
 }
 
 TEST(batch_invariant_plans_cut_only_at_chunks) {

@@ -158,6 +158,39 @@ TEST(the_hopper_family_is_for_more_than_few_rows) {
   CHECK_EQ(with(small_pages), "sm90");
 }
 
+TEST(products_of_8_bits_are_for_prompts_of_whole_head_dims) {
+  Kernel general = fake_kernel("sm80_e4m3_d128", {90, 'a'});
+  general.q_dtype = general.kv_dtype = DType::kFloat8E4M3;
+  Kernel hopper = general;
+  hopper.name = "sm90_fp8_e4m3_d128";
+  hopper.family = &kSm90Fp8Family;
+  const std::vector<Kernel> all = {general, hopper};
+  DeviceLimits device = h200();
+  device.kernels = all;
+  const auto name = [&](auto change) {
+    AttentionOptions o = llama_on_gpu();
+    o.q_dtype = o.kv_dtype = DType::kFloat8E4M3;
+    o.max_batch_size = 16;
+    o.max_qo_tokens = 16 * 512;
+    change(o);
+    const std::string choice = gpu_choice(o, device);
+    return choice.substr(0, choice.find(' '));
+  };
+  CHECK_EQ(name([](auto&) {}), "sm90_fp8_e4m3_d128");
+  CHECK_EQ(name([](auto& o) { o.page_size = 0; }), "sm90_fp8_e4m3_d128");
+  CHECK_EQ(name([](auto& o) { o.custom_mask = true; }), "sm90_fp8_e4m3_d128");
+  CHECK_EQ(name([](auto& o) { o.page_size = 4; }), "sm80_e4m3_d128");
+  CHECK_EQ(name([](auto& o) { o.max_qo_tokens = o.max_batch_size; }), "sm80_e4m3_d128");
+  CHECK_EQ(name([](auto& o) { o.head_dim_qk = o.head_dim_vo = 96; }), "sm80_e4m3_d128");
+  CHECK_EQ(name([](auto& o) { o.batch_invariant = true; }), "sm80_e4m3_d128");
+  Variant variant;
+  CHECK(Variant::create({.name = "v", .logits = "return x;"}, &variant).ok());
+  CHECK_EQ(name([&](auto& o) { o.variant = variant; }), "sm80_e4m3_d128");
+  CHECK_EQ(name([](auto& o) { o.rope = Rope(); }), "rope:");
+  CHECK_EQ(name([](auto& o) { o.q_dtype = DType::kFloat8E5M2; }), "q_dtype:");
+  CHECK_EQ(name([](auto& o) { o.kernels = KernelGroup::kGeneral; }), "sm80_e4m3_d128");
+}
+
 TEST(keys_that_are_values_have_a_family_of_their_own) {
   std::vector<Kernel> all = kernels();
   Kernel mla = fake_kernel("sm90_mla_bf16_d576x512", {90, 'a'});
@@ -196,6 +229,34 @@ TEST(keys_that_are_values_have_a_family_of_their_own) {
   device.kernels = all;
   device.major = 8;
   CHECK_EQ(with([](auto&) {}), "shared_kv: expected false (compiled in for cuda), got true");
+}
+
+TEST(batch_invariant_latent_attention_has_one_kernel_with_chunks) {
+  Kernel mla = fake_kernel("sm90_mla_bf16_d576x512", {90, 'a'});
+  mla.family = &kSm90MlaFamily;
+  mla.head_dim_qk = 576;
+  mla.head_dim_vo = 512;
+  mla.tuning = sm90_mla_tuning();
+  DeviceLimits device = h200();
+  device.kernels = {&mla, 1};
+  AttentionOptions o = llama_on_gpu();
+  o.num_kv_heads = 1;
+  o.head_dim_qk = 576;
+  o.head_dim_vo = 512;
+  o.shared_kv = true;
+  o.batch_invariant = true;
+  o.softmax_scale = 0.1F;
+  for (const int32_t num_heads : {16, 128}) {
+    for (const int32_t max_qo_tokens : {16, 5000}) {
+      o.num_qo_heads = num_heads;
+      o.max_batch_size = 16;
+      o.max_qo_tokens = max_qo_tokens;
+      KernelChoices choices;
+      CHECK_EQ(select_kernel(o, device, &choices).message, std::string());
+      CHECK_EQ(choices.first.chunk_kv, 2048);
+      CHECK(!choices.second);
+    }
+  }
 }
 
 TEST(options_name_the_group_of_kernels) {

@@ -36,6 +36,7 @@ struct Decodes {
   bool misses_pages = false;  // some keys that queries see have page ids outside of the cache
   float sharpness = 1.0F;     // standard deviation of the logits
   int32_t tail_dims = 0;      // the last dims of ragged keys, in a tensor of their own
+  int32_t chunk_kv = 0;       // see ScheduleShape
 };
 
 template <DType kDType>
@@ -86,10 +87,19 @@ struct Results {
   std::vector<float> lse;
 };
 
+/// The kernels of the sm80 family.
+template <typename Choices>
+struct Sm80Kernel {
+  using Shape = device::Tiling<Choices, 228>;
+  static void run(const AttentionParams& params) {
+    device::attention_kernel<Choices, true>(params);
+  }
+};
+
 /// A kernel, and tensors of a batch for it.
-template <typename Choices, int32_t kDims>
+template <typename Choices, int32_t kDims, typename Kernel = Sm80Kernel<Choices>>
 class Batch16 {
-  using T = device::Tiling<Choices, 228>;
+  using T = typename Kernel::Shape;
 
  public:
   Batch16(const Decodes& decodes, uint32_t seed, bool aligned, float gain = 1.0F)
@@ -102,7 +112,7 @@ class Batch16 {
     static simt::Machine machine;
     for (const int32_t c : order) {
       params_.schedule.starts = starts_.data() + c;  // it runs as CTA 0
-      machine.run(1, 1, T::kThreads, [&] { device::attention_kernel<Choices, true>(params_); });
+      machine.run(1, 1, T::kThreads, [&] { Kernel::run(params_); });
     }
     for (const Arrivals& arrivals : arrivals_) {
       for (const int32_t counter : arrivals.counters) CHECK_EQ(counter, 0);
@@ -204,7 +214,8 @@ class Batch16 {
     shape.tile_kv = T::kTileKv;
     shape.heads_at_once = 2;
     shape.num_ctas = d_.num_ctas;
-    shape.max_partial_slots = 3 * d_.num_ctas;
+    shape.max_partial_slots = d_.chunk_kv > 0 ? 100 : 3 * d_.num_ctas;
+    shape.chunk_kv = d_.chunk_kv;
     shape.cost = {.tile = 10, .step = 200, .split = 10};  // cuts cost little: there are many
     std::vector<int32_t> qo_indptr(static_cast<size_t>(batch) + 1);
     for (int32_t r = 0; r <= batch; ++r) qo_indptr[static_cast<size_t>(r)] = r * d_.qo_len;
@@ -235,6 +246,7 @@ class Batch16 {
     params_ = {};
     params_.schedule = {.tile_q = T::kTileQ,
                         .group_size = make_divisor(d_.group_size),
+                        .chunk_kv = d_.chunk_kv,
                         .segments = s.segments.data(),
                         .tiles = s.tiles.data(),
                         .merges = merges_.data(),
@@ -267,7 +279,12 @@ class Batch16 {
     params_.mask = shape.mask;
     params_.variant.logits_scale = scale();
     params_.variant.v_scale = 0.75F;
-    params_.workspace = {nullptr, 0, partial_o_.data(), partial_lse_.data()};
+    // A CTA keeps the state of a row that it merges, and each of its threads its own statistics.
+    constexpr size_t kScratchFloats = T::kTileQ * T::kHeadDimVo / 4 * 6;
+    scratch_.assign(d_.chunk_kv > 0 ? kScratchFloats : 0, NAN);
+    params_.workspace = {scratch_.data(), static_cast<int64_t>(scratch_.size() * sizeof(float)),
+                         partial_o_.data(), partial_lse_.data()};
+    if constexpr (requires { Kernel::add_maps(d_, &params_); }) Kernel::add_maps(d_, &params_);
   }
 
   float scale() const { return d_.sharpness / std::sqrt(static_cast<float>(kDims)) / gain_; }
@@ -340,7 +357,7 @@ class Batch16 {
   std::vector<int32_t> pages_;
   int32_t most_pages_ = 0;  // of a request
   int32_t num_pages_ = 1;   // of the cache
-  std::vector<float> o_, lse_, partial_o_, partial_lse_;
+  std::vector<float> o_, lse_, scratch_, partial_o_, partial_lse_;
   std::optional<OwningScheduler> scheduler_;
   std::vector<Merge> merges_;
   std::vector<Arrivals> arrivals_;

@@ -205,6 +205,46 @@ TEST(large_and_small_queries) {
   }
 }
 
+/// With chunks the bits are the same on any number of CTAs.
+template <typename Choices, int32_t kDims>
+void check_chunks(Decodes decodes, const char* what) {
+  Results first;
+  for (const int32_t num_ctas : {1, 2, 5, 12}) {
+    decodes.num_ctas = num_ctas;
+    check<Choices, kDims>(decodes, what);
+    Batch16<Choices, kDims> batch(decodes, 1, true);
+    const Results results = batch.run();
+    if (num_ctas == 1) {
+      CHECK_EQ(batch.num_merges(), 0);
+      first = results;
+    } else if (!equal_bits(results, first)) {
+      check::fail(__FILE__, __LINE__, std::string(what) + ": other bits on other CTAs");
+    }
+    if (num_ctas == 12) CHECK(batch.num_merges() > 2);
+  }
+}
+TEST(chunks) {
+  using Bf16 = Of<kBf16, kBf16, 128>;
+  check_chunks<Bf16, 128>(
+      {.kv_lens = {1500, 300, 0, 700}, .num_kv_heads = 3, .group_size = 4, .chunk_kv = 128},
+      "chunks of few rows");
+  check_chunks<Bf16, 128>({.kv_lens = {900, 500},
+                           .num_kv_heads = 2,
+                           .group_size = 7,
+                           .qo_len = 6,
+                           .window_left = 600,
+                           .chunk_kv = 64},
+                          "chunks of more rows");
+  check_chunks<Bf16, 128>({.kv_lens = {300, 900, 5},
+                           .num_kv_heads = 2,
+                           .planned_lens = {1500, 900, 800},
+                           .chunk_kv = 256},
+                          "chunks of requests that are shorter than planned");
+  check_chunks<Of<kBf16, DType::kFloat8E4M3, 64>, 64>(
+      {.kv_lens = {900, 1300}, .num_kv_heads = 2, .group_size = 8, .chunk_kv = 256},
+      "chunks of 8-bit keys");
+}
+
 TEST(heads_are_cut_in_pairs) {
   const Decodes decodes = {.kv_lens = {700, 650, 700}, .num_kv_heads = 4, .num_ctas = 7};
   Batch16<Of<kBf16, kBf16, 64>, 64> batch(decodes, 1, true);

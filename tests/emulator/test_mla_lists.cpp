@@ -325,8 +325,8 @@ void check(const Listed& listed, const char* what) {
 }
 
 /// The results of the first `tokens` tokens in a batch, o and lse, as bits.
-template <int32_t kQk>
-std::vector<float> first_results(const ListBatch<kQk>& batch, int32_t tokens, int32_t num_heads) {
+template <typename Batch>
+std::vector<float> first_results(const Batch& batch, int32_t tokens, int32_t num_heads) {
   const auto rows = static_cast<size_t>(tokens * num_heads);
   std::vector<float> bits(batch.results().data(), batch.results().data() + rows * 512);
   bits.insert(bits.end(), batch.lse().data(), batch.lse().data() + rows);
@@ -334,6 +334,7 @@ std::vector<float> first_results(const ListBatch<kQk>& batch, int32_t tokens, in
 }
 
 /// Chunks are computed by themselves, whichever CTAs have them, and whatever was planned.
+template <DType kKv = kBf16>
 void check_chunks(Listed listed, const char* what) {
   const auto tokens = static_cast<int32_t>(listed.planned_lens.size());
   listed.chunk_kv = 128;
@@ -349,7 +350,7 @@ void check_chunks(Listed listed, const char* what) {
           if (!other.real_lens.empty()) other.real_lens.push_back(len);
         }
       }
-      ListBatch<576> batch(other);
+      ListBatch<576, kKv> batch(other);
       std::vector<int32_t> order(static_cast<size_t>(num_ctas));
       std::iota(order.rbegin(), order.rend(), 0);
       batch.run(order);
@@ -371,6 +372,7 @@ TEST(chunks) {
   check_chunks({.planned_lens = {650, 300}, .missing = 0.99}, "chunks without keys");
   check_chunks({.planned_lens = {650, 500}, .real_lens = {200, 0}}, "real lengths");
   check_chunks({.planned_lens = {650}, .growth = 2.0F}, "growing");
+  check_chunks<DType::kFp8DsMla>({.planned_lens = {650}}, "8 bits");
 }
 
 TEST(lists) {

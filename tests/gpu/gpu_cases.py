@@ -64,7 +64,7 @@ LARGER = [
     Case((100, 1), (100, 2500), head_dim=(192, 128), page_size=None),
 ]
 
-# More than 256 dims: one body of 64 rows, whose warps share rows and take different dims of values.
+# More than 256 dims: warps share rows and take different dims of values.
 LARGER += [
     Case(qo, kv, num_qo_heads=8, num_kv_heads=4, head_dim=dims, **options)
     for qo, kv in (

@@ -2,10 +2,13 @@
 """Batch-invariant latent attention on a GPU: a request has the same bits in every batch, whatever
 was planned for it and however it is cut. Memory that must not be read holds NaN."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 import flashplan as fp
+from frameworks import bits
 from gpu_cases import DEVICE
 from mla_cases import MlaCase, assert_mla_correct, expected, make_mla_inputs
 from test_gpu_mla import options_of, run_on_gpu, sliced
@@ -112,6 +115,19 @@ def test_results(case, torch, seed):
     o, lse = run_on_gpu(case, inputs, torch)
     rows = slice(0, inputs.qo_indptr[-1])
     assert_mla_correct(case, inputs, o[rows], lse[rows], sliced(expected(case, inputs), rows))
+
+
+@pytest.mark.parametrize("kv_dtype", ["float8_e4m3fn", "fp8_ds_mla"])
+def test_caches_of_8_bits(kv_dtype, torch, seed):
+    case = MlaCase((1, 2), (5000, 9000), 128, kv_dtype=kv_dtype, batch_invariant=True)
+    inputs = make_mla_inputs(case, seed)
+    results = []
+    for ctas in (1, 40, 132):
+        case = dataclasses.replace(case, num_ctas=ctas)
+        results.append([x[:3] for x in run_on_gpu(case, inputs, torch)])
+        for actual, expect in zip(results[-1], results[0], strict=True):
+            assert np.array_equal(bits(actual), bits(expect))
+    assert_mla_correct(case, inputs, *results[0], sliced(expected(case, inputs), slice(0, 3)))
 
 
 def test_whole_rows_as_values(torch, seed):

@@ -26,6 +26,7 @@ ModelBackend::ModelBackend(Model model, std::unique_ptr<Device> device, const Op
       options_(options),
       device_(std::move(device)),
       memory_(model_.config, options, device_.get()),
+      has_pdl_(options.has_pdl && device_->place().type == fp::DeviceType::kCuda),
       cache_dtype_(options.has_8bit_cache ? fp::DType::kFloat8E4M3 : device_->dtype()) {
   create_plans();
   allocate();
@@ -48,7 +49,8 @@ void ModelBackend::create_plans() {
   attention.max_qo_tokens = options_.max_step_tokens;
   check(fp::Plan::create(attention, &plans_.mixed));
   attention.max_qo_tokens = options_.max_batch_size;
-  check(fp::Plan::create(attention, &plans_.decodes));
+  check_all({fp::Plan::create(attention, &plans_.decodes),
+             fp::Plan::create(attention, &plans_.sharing_decodes)});
   workspace_bytes_ = std::max(plans_.mixed.workspace_bytes(), plans_.decodes.workspace_bytes());
 }
 
@@ -75,24 +77,27 @@ void ModelBackend::allocate() {
   shared_prefixes_.resize(static_cast<std::size_t>(options_.max_batch_size) * 3);
 }
 
-// --8<-- [start:start]
 void ModelBackend::start(const Step& step) {
+  const fp::Batch batch = batch_of(step);
   const bool is_decode = step.num_tokens() == step.batch_size();
-  fp::Plan* const plan_of_step = is_decode ? &plans_.decodes : &plans_.mixed;
+  const bool is_sharing = is_decode && batch.num_shared_prefixes > 0;
+  fp::Plan* const plan = is_sharing  ? &plans_.sharing_decodes
+                         : is_decode ? &plans_.decodes
+                                     : &plans_.mixed;
   StepSize size{step.num_tokens(), step.batch_size(), static_cast<int64_t>(step.draws.size())};
   const int64_t graph = graph_size(step);
   if (graph > 0) size = {graph, graph, graph};
   memory_.send(step, size);
-  plan(step, plan_of_step);
+  check(plan->plan(batch, device_->stream()));
   if (graph > 0) {
-    device_->record(static_cast<int32_t>(graph), [=, this] { forward(size, plan_of_step); });
+    const auto key = static_cast<int32_t>(is_sharing ? -graph : graph);
+    device_->record(key, [=, this] { forward(size, plan); });
   } else {
-    forward(size, plan_of_step);
+    forward(size, plan);
   }
   draw(step.draws);
   memory_.fetch(static_cast<int64_t>(step.draws.size()), step.draws.num_logprobs);
 }
-// --8<-- [end:start]
 
 void ModelBackend::finish(Drawn* drawn) { memory_.wait(drawn); }
 
@@ -157,7 +162,7 @@ int64_t ModelBackend::graph_size(const Step& step) const {
 }
 
 // --8<-- [start:plan]
-void ModelBackend::plan(const Step& step, fp::Plan* plan) {
+fp::Batch ModelBackend::batch_of(const Step& step) {
   fp::Batch batch;
   batch.qo_indptr = step.qo_indptr.data();
   batch.kv_lens = step.kv_lens.data();
@@ -171,7 +176,7 @@ void ModelBackend::plan(const Step& step, fp::Plan* plan) {
                                    &batch.num_shared_prefixes));
     batch.shared_prefixes = shared_prefixes_.data();
   }
-  check(plan->plan(batch, device_->stream()));
+  return batch;
 }
 // --8<-- [end:plan]
 
@@ -190,6 +195,7 @@ void ModelBackend::forward(const StepSize& size, fp::Plan* plan) {
   check(fp::gather_rows(embedding, ids, hidden, stream));
   fp::RmsNormOptions norm;
   norm.eps = c.norm_eps;
+  norm.pdl = has_pdl_;
   check(fp::rmsnorm(hidden, weights(model_.layers[0].attention_norm, c.hidden), x, norm, stream));
   for (int32_t i = 0; i < c.num_layers; ++i) {
     const Layer& layer = model_.layers[static_cast<std::size_t>(i)];
@@ -230,6 +236,7 @@ void ModelBackend::attend(const StepSize& size, int32_t layer_index, fp::Plan* p
   if (c.has_head_norms) {
     fp::RmsNormOptions norm;
     norm.eps = c.norm_eps;
+    norm.pdl = has_pdl_;
     check_all({fp::rmsnorm(q, weights(layer.q_norm, c.head_dim), q, norm, stream),
                fp::rmsnorm(k, weights(layer.k_norm, c.head_dim), k, norm, stream)});
   }
@@ -242,6 +249,7 @@ void ModelBackend::attend(const StepSize& size, int32_t layer_index, fp::Plan* p
   append.kv_lens = memory_.kv_lens(size);
   append.page_indptr = memory_.page_indptr(size);
   append.page_indices = memory_.page_indices();
+  append.pdl = has_pdl_;
   check(fp::rope_append_paged_kv(q, append, c.rope, q, stream));
   if (!options_.has_attention) return;
 
@@ -253,7 +261,7 @@ void ModelBackend::attend(const StepSize& size, int32_t layer_index, fp::Plan* p
   tensors.page_indices = append.page_indices;
   tensors.o = fp::contiguous(out_.get(), device_->dtype(), device_->place(),
                              {size.tokens, c.num_qo_heads, c.head_dim});
-  tensors.pdl = device_->place().type == fp::DeviceType::kCuda;
+  tensors.pdl = has_pdl_;
   tensors.workspace = workspace_.get();
   tensors.workspace_bytes = workspace_bytes_;
   check(plan->run(tensors, stream));
@@ -264,7 +272,7 @@ void ModelBackend::feed_forward(const Layer& layer, int64_t num_tokens) {
   const int64_t stride = 2 * int64_t{c.ffn};
   multiply(x_, num_tokens, layer.gate_up, gate_up_, stride, device_->dtype());
   check(fp::gated_activation(fp::Activation::kSilu, rows(gate_up_, num_tokens, stride),
-                             rows(ffn_, num_tokens, c.ffn), 1.0F, device_->stream()));
+                             rows(ffn_, num_tokens, c.ffn), 1.0F, device_->stream(), has_pdl_));
   multiply(ffn_, num_tokens, layer.down, x_, c.hidden, device_->dtype());
 }
 

@@ -35,10 +35,11 @@ class ModelBackend final : public Backend {
  private:
   using Memory = std::shared_ptr<void>;
 
-  /// A plan for batches of decodes, and one for all others. Only one of them has graphs, and only
-  /// it launches one kernel for a run.
+  /// Plans for batches of decodes, and one for all others. Only those for decodes have graphs, and
+  /// launch one kernel for a run. A plan keeps the kernel of its graphs, and where prefixes are
+  /// shared another one may be faster: hence two.
   struct Plans {
-    flashplan::Plan decodes, mixed;
+    flashplan::Plan decodes, sharing_decodes, mixed;
   };
 
   void create_plans();
@@ -48,7 +49,8 @@ class ModelBackend final : public Backend {
   void record_graphs();
   /// The number of sequences that the graph for a step has room for; 0: there is no graph.
   int64_t graph_size(const Step& step) const;
-  void plan(const Step& step, flashplan::Plan* plan);
+  /// What a plan wants to know of a step. Valid until the next call.
+  flashplan::Batch batch_of(const Step& step);
   /// From the tokens to the logits of all draws.
   void forward(const StepSize& size, flashplan::Plan* plan);
   /// out_ = attention of the tokens, whose norms are in x_.
@@ -75,6 +77,7 @@ class ModelBackend final : public Backend {
   Plans plans_;
   std::size_t workspace_bytes_ = 0;
   Memory workspace_;
+  bool has_pdl_;
   flashplan::DType cache_dtype_;
   Memory k_caches_, v_caches_;  // [layers, pages, page_size, kv_heads, head_dim]
   // A row for each token of the step.

@@ -162,6 +162,9 @@ TEST(switches_do_not_change_tokens) {
   options.look_ahead = false;
   compare("without looking ahead", options);
   options = some_options();
+  options.has_pdl = false;
+  compare("without programmatic launches", options);
+  options = some_options();
   options.shares_prefixes = false;
   compare("without shared prefixes", options);
 }

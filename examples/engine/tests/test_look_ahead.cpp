@@ -37,7 +37,7 @@ class GraphDevice final : public CpuDevice {
 
   bool has_graphs() const override { return true; }
   void record(int32_t key, const std::function<void()>& work) override {
-    CHECK(key >= 1);
+    CHECK(key != 0);
     const auto [place, is_new] = works_.try_emplace(key, work);
     place->second();
     num_replays_ += !is_new;

@@ -21,8 +21,9 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny(tiny_model: Path) -> Iterator[ServerProcess]:
-    """A server of the tiny model, for tests that leave nothing behind in it."""
-    server = ServerProcess(tiny_model, "--num-pages", "4096")
+    """A server of the tiny model, for tests that leave nothing behind in it. Texts that must be
+    equal are, whatever is computed beside them."""
+    server = ServerProcess(tiny_model, "--batch-invariant", "--num-pages", "4096")
     yield server
     server.close()
 
@@ -45,6 +46,6 @@ def start(tiny_model: Path) -> Iterator[Callable[..., ServerProcess]]:
 def smollm2() -> Iterator[ServerProcess]:
     if not (SMOLLM2 / "config.json").exists() and not os.environ.get("CI"):
         pytest.skip("no model: make build/smollm2/config.json")
-    server = ServerProcess(SMOLLM2)
+    server = ServerProcess(SMOLLM2, "--batch-invariant")
     yield server
     server.close()

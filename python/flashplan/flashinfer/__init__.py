@@ -29,6 +29,7 @@ from flashplan.flashinfer.cascade import (
     merge_state_in_place,
     merge_states,
 )
+from flashplan.flashinfer.concat_ops import concat_mla_k
 from flashplan.flashinfer.decode import (
     BatchDecodeWithPagedKVCacheWrapper,
     CUDAGraphBatchDecodeWithPagedKVCacheWrapper,
@@ -97,7 +98,10 @@ from flashplan.flashinfer.sampling import (
     top_p_renorm_probs,
     top_p_sampling_from_probs,
 )
-from flashplan.flashinfer.sparse import BlockSparseAttentionWrapper
+from flashplan.flashinfer.sparse import (
+    BlockSparseAttentionWrapper,
+    VariableBlockSparseAttentionWrapper,
+)
 
 # What programs compare that look for FlashInfer.
 __version__ = "0.7.2"
@@ -114,6 +118,7 @@ __all__ = [
     "CUDAGraphBatchDecodeWithPagedKVCacheWrapper",
     "MultiLevelCascadeAttentionWrapper",
     "PODWithPagedKVCacheWrapper",
+    "VariableBlockSparseAttentionWrapper",
     "__version__",
     "append_paged_kv_cache",
     "append_paged_mla_kv_cache",
@@ -128,6 +133,7 @@ __all__ = [
     "apply_rope_with_cos_sin_cache",
     "apply_rope_with_cos_sin_cache_inplace",
     "chain_speculative_sampling",
+    "concat_mla_k",
     "cudnn_batch_decode_with_kv_cache",
     "cudnn_batch_prefill_with_kv_cache",
     "fast_decode_plan",

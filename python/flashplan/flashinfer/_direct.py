@@ -306,7 +306,7 @@ def xqa_batch_decode_with_kv_cache(
         **_tensors(bmm1_scale, bmm2_scale, sinks, out, None),
     )
     if out is None and qo_len > 1 and q_cu_seq_lens is None:
-        return o.unflatten(0, (-1, qo_len))
+        return o.view(-1, qo_len, *o.shape[1:])
     return o
 
 

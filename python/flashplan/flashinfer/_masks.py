@@ -99,7 +99,7 @@ class Items(NamedTuple):
     """Prompts that are a prefix and items after it, which are scored without seeing each other.
 
     Args:
-        prefix_lens: [batch_size]: tokens of the prefix.
+        prefix_lens: [batch_size], of one request also []: tokens of the prefix.
         positions: flat, `stride` for each request: of each token after the prefix, how many tokens
             of its item it sees. That is 0 for those between items, which see the prefix alone.
         stride: by which requests lie apart in positions.
@@ -137,7 +137,7 @@ def item_words(batch: Batch, items: Items, device: torch.device) -> Tensor:
     ends = batch.qo_indptr[1:].astype(np.int64)
     query = np.arange(len(request)) - ends[request] + kv_lens[request]
     rows = torch.from_numpy(np.stack((query, request))).to(device)
-    prefix_len = items.prefix_lens.to(device, torch.int64)[rows[1]]
+    prefix_len = items.prefix_lens.to(device, torch.int64).flatten()[rows[1]]
     given = items.positions.flatten().to(device, torch.int64)
     after_prefix = rows[0] - prefix_len
     place = (rows[1] * items.stride + after_prefix).clamp(0, given.numel() - 1)

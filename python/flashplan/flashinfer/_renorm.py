@@ -13,6 +13,9 @@ from torch import Tensor
 import flashplan as fp
 from flashplan.flashinfer._sampling import parameter
 
+# The least sum of probabilities that flashplan takes.
+_LEAST = torch.finfo(torch.float32).tiny
+
 
 def _smallest(rows: Tensor, is_kept: Tensor) -> Tensor:
     """Of the kept elements of each row: [batch, 1]."""
@@ -48,9 +51,14 @@ def top_p_renorm_probs(
     probs: Tensor, top_p: float | Tensor, is_deterministic: bool = False
 ) -> Tensor:
     """The fewest largest of probs [batch, vocab] with a sum >= top_p, divided by their sum; others
-    become 0. Rows must sum to 1 within 1 %.
+    become 0. Rows must sum to 1 within 1 %. Of top_p = 0 the largest one is kept.
 
     Elements that are equal to the smallest one that is kept are kept too.
     """
-    kept = fp.top_p_renorm(probs, parameter("top_p", top_p, probs, torch.float32))
+    wanted = parameter("top_p", top_p, probs, torch.float32)
+    if isinstance(wanted, Tensor):
+        wanted = wanted.clamp(_LEAST, 1)
+    else:
+        wanted = min(max(wanted, _LEAST), 1.0)
+    kept = fp.top_p_renorm(probs, wanted)
     return _renormalised(probs, kept > 0)

@@ -20,9 +20,11 @@ def parameter(name: str, value: Any, rows: Tensor, dtype: torch.dtype) -> Any:
     if not isinstance(value, Tensor):
         return value
     if value.dim() != 1:
-        kind = "0-dimensional" if value.dim() == 0 else f"{value.dim()}D"
+        shape, kind = "", f"{value.dim()}D"
+        if value.dim() == 0:  # programs look for FlashInfer's words
+            shape, kind = " of shape (batch_size,)", "0-dimensional"
         raise ValueError(
-            f"{name}: Expected a 1D tensor or scalar for the sampling parameter, "
+            f"{name}: Expected a 1D tensor{shape} or scalar for the sampling parameter, "
             f"got a {kind} tensor"
         )
     if value.shape[0] != rows.shape[0]:
@@ -100,7 +102,7 @@ def draw(
     joint: bool = False,
     **filters: Any,
 ) -> tuple[Tensor, Tensor]:
-    """The tokens, int32 [batch], and whether they could be drawn, bool [batch]."""
+    """The tokens [batch], of the dtype of indices or int32, and whether they could be drawn."""
     if check_nan and bool(rows.isnan().any()):
         raise ValueError(f"{'probs' if from_probs else 'logits'}: Input contains NaN.")
     filters = {name: parameter(name, x, rows, _DTYPES[name]) for name, x in filters.items()}
@@ -122,4 +124,5 @@ def draw(
         status = torch.empty(batch_size, dtype=torch.int32, device=rows.device)
         ids = fp.sample(rows, status=status, **sampled)
         valid = status == 0
-    return torch.where(valid, ids, 0), valid
+    dtype = torch.int32 if indices is None else indices.dtype
+    return torch.where(valid, ids, 0).to(dtype), valid

@@ -165,8 +165,8 @@ class BatchMLAPagedAttentionWrapper(PagedWrapper):
         if q_pe is not None and q_pe.shape[-1] == 0:
             q_pe = kpe_cache = None
         scale = kpe_scale if ckv_scale is None else ckv_scale
-        if q_pe is not None and kpe_scale not in (None, scale):
-            q_pe = q_pe * (kpe_scale / ckv_scale)
+        if q_pe is not None and kpe_scale is not None and scale is not None and kpe_scale != scale:
+            q_pe = q_pe * (kpe_scale / scale)
         has_lse = return_lse or lse is not None
         result = attn.run(
             q_nope if q_pe is None else (q_nope, q_pe),

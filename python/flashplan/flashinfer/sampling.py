@@ -60,7 +60,7 @@ def sampling_from_logits(
     seed: int | Tensor | None = None,
     offset: int | Tensor | None = None,
 ) -> Tensor:
-    """Draws a token from softmax(logits) of each row: int32 [batch].
+    """Draws a token from softmax(logits) of each row: [batch], int32 or of the dtype of indices.
 
     Args:
         indices: int32 or int64 [batch]: token i is drawn from row indices[i], with its parameters;

@@ -11,6 +11,9 @@ from torch import Tensor
 from flashplan._core import UnsupportedError
 from flashplan.flashinfer._arguments import product, refuse
 from flashplan.flashinfer._prefill import BatchPrefillWithPagedKVCacheWrapper
+from flashplan.flashinfer._variable_blocks import VariableBlockSparseAttentionWrapper
+
+__all__ = ["BlockSparseAttentionWrapper", "VariableBlockSparseAttentionWrapper"]
 
 
 class BlockSparseAttentionWrapper:

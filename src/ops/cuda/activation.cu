@@ -5,6 +5,7 @@
 
 #include "ops/cuda/formats.h"
 #include "ops/cuda/launch.h"
+#include "ops/cuda/pdl.h"
 #include "ops/operators.h"
 
 namespace flashplan::cuda {
@@ -25,6 +26,7 @@ __device__ float activate(Activation activation, float x) {
 template <DType kFrom, DType kTo, int kVec>
 __global__ void __launch_bounds__(kThreads)
     activation_kernel(const __grid_constant__ ActivationParams p) {
+  wait_for_kernels_before();
   const int num_words = p.row_size / kVec;
   const auto word = static_cast<int>(blockIdx.y * blockDim.x + threadIdx.x);
   const auto row = static_cast<int>(blockIdx.x * blockDim.y + threadIdx.y);
@@ -52,7 +54,8 @@ Status run(const ActivationParams& p, Device device, Stream stream) {
   const int rows = kThreads / width;
   const Grid grid{.ctas = dim3(static_cast<unsigned>((p.num_rows + rows - 1) / rows),
                                static_cast<unsigned>((num_words + width - 1) / width)),
-                  .threads = dim3(static_cast<unsigned>(width), static_cast<unsigned>(rows))};
+                  .threads = dim3(static_cast<unsigned>(width), static_cast<unsigned>(rows)),
+                  .pdl = p.pdl && can_wait(device)};
   return launch(by_word ? activation_kernel<kFrom, kTo, kVec> : activation_kernel<kFrom, kTo, 1>,
                 grid, device, stream, p);
 }

@@ -17,6 +17,9 @@ struct Grid {
   // without it, a message of a CTA to itself fails with an illegal instruction.
   int cluster = 0;
   int smem_bytes = 0;  // dynamic
+  // Programmatic dependent launch: the kernel begins with wait_for_kernels_before(), and can_wait()
+  // is true.
+  bool pdl = false;
 };
 
 template <class Params>
@@ -35,17 +38,26 @@ Status launch(void (*kernel)(Params), const Grid& grid, Device device, Stream st
     FLASHPLAN_CUDA_CALL(cudaFuncSetAttribute, code, cudaFuncAttributeNonPortableClusterSizeAllowed,
                         1);
   }
-  cudaLaunchAttribute cluster{};
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim.x = static_cast<unsigned>(grid.cluster);
-  cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
+  cudaLaunchAttribute attributes[2] = {};
+  unsigned num_attributes = 0;
+  if (grid.cluster > 0) {
+    cudaLaunchAttribute& cluster = attributes[num_attributes++];
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim.x = static_cast<unsigned>(grid.cluster);
+    cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
+  }
+  if (grid.pdl) {
+    cudaLaunchAttribute& pdl = attributes[num_attributes++];
+    pdl.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    pdl.val.programmaticStreamSerializationAllowed = 1;
+  }
   cudaLaunchConfig_t config{};
   config.gridDim = grid.ctas;
   config.blockDim = grid.threads;
   config.dynamicSmemBytes = static_cast<std::size_t>(grid.smem_bytes);
   config.stream = stream;
-  config.attrs = &cluster;
-  config.numAttrs = grid.cluster > 0 ? 1 : 0;
+  config.attrs = attributes;
+  config.numAttrs = num_attributes;
   void* arguments[] = {&params};
   FLASHPLAN_CUDA_CALL(cudaLaunchKernelExC, &config, code, arguments);
   return {};

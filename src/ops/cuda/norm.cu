@@ -9,6 +9,7 @@
 
 #include "ops/cuda/formats.h"
 #include "ops/cuda/launch.h"
+#include "ops/cuda/pdl.h"
 #include "ops/operators.h"
 
 namespace flashplan::cuda {
@@ -139,6 +140,7 @@ template <DType kDType, int kVec, Weights kWeights, bool kIsScaled>
 __global__ void __launch_bounds__(kMaxThreads) norm_kernel(const __grid_constant__ NormParams p) {
   using WordType = Word<kDType, kVec>;
   __shared__ float partial[2][32];
+  wait_for_kernels_before();
   const unsigned place = blockIdx.x * blockDim.y + threadIdx.y;
   const bool has_row = place < static_cast<unsigned>(p.num_rows);
   const int index = has_row ? static_cast<int>(place) : p.num_rows - 1;
@@ -247,8 +249,10 @@ Status run(const NormParams& p, Device device, Stream stream) {
     return by_word ? norm_kernel<kDType, kVec, kWeights, kIsScaled>
                    : norm_kernel<kDType, 1, kWeights, kIsScaled>;
   };
-  return launch(is_scaled ? choose(std::true_type()) : choose(std::false_type()),
-                make_grid(p.num_rows, p.row_size / (by_word ? kVec : 1)), device, stream, p);
+  Grid grid = make_grid(p.num_rows, p.row_size / (by_word ? kVec : 1));
+  grid.pdl = p.pdl && can_wait(device);
+  return launch(is_scaled ? choose(std::true_type()) : choose(std::false_type()), grid, device,
+                stream, p);
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include "ops/cuda/formats.h"
 #include "ops/cuda/launch.h"
 #include "ops/cuda/paged_cache.h"
+#include "ops/cuda/pdl.h"
 #include "ops/cuda/rotation.h"
 #include "ops/operators.h"
 
@@ -23,6 +24,7 @@ __global__ void __launch_bounds__(kThreads)
   __shared__ float2 rotations[kMaxRotaryDim / 2];
   __shared__ PlaceOfKey place_of_token;
   const auto token = static_cast<int32_t>(blockIdx.x);
+  wait_for_kernels_before();
   find_places<kThreads>(p.append.places, token, p.num_rows, 1, &place_of_token);
   __syncthreads();
   const PlaceOfKey place = place_of_token;
@@ -78,7 +80,9 @@ Status run(const RopeAppendParams& p, Device device, Stream stream) {
                        allows_words(p.append.sides[0], kVec) &&
                        allows_words(p.append.sides[1], kVec);
   return launch(by_word ? rope_append_kernel<kFrom, kTo, kVec> : rope_append_kernel<kFrom, kTo, 1>,
-                {.ctas = dim3(static_cast<unsigned>(p.num_rows)), .threads = dim3(kThreads)},
+                {.ctas = dim3(static_cast<unsigned>(p.num_rows)),
+                 .threads = dim3(kThreads),
+                 .pdl = p.pdl && can_wait(device)},
                 device, stream, p);
 }
 

@@ -193,8 +193,9 @@ Status select_for(BatchKind kind, const AttentionOptions& options, const DeviceL
         std::min(device.num_processors * best->geometry.queues_per_processor, kMaxCtas);
   }
   if (options.batch_invariant) {
-    const bool has_few = kind == BatchKind::kFewRows;
-    choice->chunk_kv = has_few ? best->tuning.few_rows_chunk_kv : best->tuning.chunk_kv;
+    const KernelTuning& tuning = best->tuning;
+    const bool is_shorter = kind == BatchKind::kFewRows && tuning.few_rows_chunk_kv > 0;
+    choice->chunk_kv = is_shorter ? tuning.few_rows_chunk_kv : tuning.chunk_kv;
   }
   return {};
 }

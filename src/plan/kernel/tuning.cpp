@@ -8,7 +8,6 @@ namespace flashplan {
 KernelTuning cpu_tuning() noexcept {
   // Loading and converting a step of keys costs as much as about eight query rows over it.
   return {.cost = {.tile = 8, .tile_row = 1, .step = 8, .step_row = 1, .split = 16, .write = 16},
-          .few_rows_chunk_kv = 1024,
           .chunk_kv = 1024};
 }
 
@@ -37,8 +36,8 @@ KernelTuning sm80_tuning(int32_t tile_kv) noexcept {
                    .share_row = 20 * shorter,
                    .error_part = 12},
           .item_steps = 32 * shorter,
-          .few_rows_chunk_kv = 512,
-          .chunk_kv = 4096};
+          .chunk_kv = 4096,
+          .few_rows_chunk_kv = 512};
 }
 
 KernelTuning sm90_tuning(int32_t tile_kv, bool gathers, bool widens) noexcept {

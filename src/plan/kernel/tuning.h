@@ -13,10 +13,9 @@ struct KernelTuning {
   int32_t item_steps = 0;     // see ScheduleShape
   int32_t uncut_part = 0;     // see ScheduleShape
   int32_t prepare_reads = 0;  // see ScheduleShape
-  // Keys of a state in batch-invariant mode, of requests of few and of many rows: tile_kv times a
-  // power of two, or 0.
-  int32_t few_rows_chunk_kv = 0;
+  // Keys of a state in batch-invariant mode: tile_kv times a power of two, or 0.
   int32_t chunk_kv = 0;
+  int32_t few_rows_chunk_kv = 0;  // of requests of few rows; 0: the same
 
   friend bool operator==(const KernelTuning&, const KernelTuning&) = default;
 };

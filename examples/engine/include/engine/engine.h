@@ -90,6 +90,7 @@ struct Options {
   /// is noticed one step late.
   bool look_ahead = true;
   bool has_graphs = true;       // on a GPU: steps of decodes are graphs
+  bool has_pdl = true;          // on a GPU: kernels are launched while those before them end
   bool shares_prefixes = true;  // keys of a prefix are read once for all sequences that have it
   bool has_attention = true;    // without it, tokens are arbitrary
 

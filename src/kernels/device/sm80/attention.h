@@ -59,7 +59,7 @@ FLASHPLAN_DEVICE void run_tile_by_rows(const AttentionParams& p, TileContext& co
                                        unsigned char* smem) {
   using S = Shapes<T>;
   const int num_rows = context.block.rows.num_rows;
-  if constexpr (T::kHasOneBody) {
+  if constexpr (T::kFewRowsAlone) {
     run_tile<T, typename S::Few>(p, context, smem);
   } else if constexpr (kFewFirst) {
     if (num_rows > S::kSomeRows) {

@@ -71,7 +71,7 @@ class Mainloop {
           __syncwarp();  // and warps that share rows waited for each other's logits
           copy_own_queries(head + 1);
         }
-        softmax_.finish(peers());
+        if (S::kWarpsVo == 1 || computes_) softmax_.finish(peers());
         Epilogue<T, S>(p_, context_, smem_, thread_, pipeline_.stage_before(), head, chunk,
                        left <= 0)
             .write(softmax_, o_);

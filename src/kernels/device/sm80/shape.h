@@ -36,15 +36,15 @@ struct Tiling : Choices {
   static constexpr bool kIsSmall = kSmemPerSm < 164;
   static constexpr int kCtasPerSm = kIsWide || kIsSmall ? 1 : 2;
   static constexpr int kThreads = 256 / kCtasPerSm;
-  // Accumulators of more than 256 dims are for 64 rows, and so are the queries beside the keys:
-  // there is one body. It needs 228 KB.
+  // 16 rows of accumulators of more than 256 dims take two warps, and beside keys of so many dims
+  // there is room for the queries of 64 rows, on GPUs with 228 KB alone.
   static constexpr bool kIsWidest = Choices::kHeadDimVo > 256;
-  static constexpr bool kHasOneBody = Choices::kFewRowsAlone || kIsWidest;
+  static constexpr int kFewWarpsVo = kIsWidest ? 2 : 1;
   static constexpr int kMostRows = kIsWidest ? 64 : 128;
   static constexpr int kTileQ = Choices::kFewRowsAlone ? 16 : kMostRows;
   // Rows of a warp in tiles of many rows. With 32 rows it reads half as many fragments of k and v
   // as with 16. On GPUs with 100 KB, which have half the matrix rate, these reads are no
-  // bottleneck. The accumulators of 32 rows x 256 dims need two warps, as do those of 16 x 512.
+  // bottleneck. The accumulators of 32 rows x 256 dims need two warps.
   static constexpr int kManyRows = kIsSmall || kIsWidest ? 16 : 32;
   static constexpr int kManyWarpsVo = kIsWide && !kIsSmall ? 2 : 1;
   // The system takes 1 KB per CTA.
@@ -84,8 +84,10 @@ struct Shape {
   static constexpr int kWarps = T::kThreads / 32;
   static constexpr int kMostWarpsKv = T::kTileKv / 16;
   static constexpr int kOtherWarps = kWarps / (kWarpsQ * kWarpsVo);
-  static constexpr int kWarpsKv = kOtherWarps < kMostWarpsKv ? kOtherWarps : kMostWarpsKv;
-  static_assert(kWarpsVo == 1 || kOtherWarps == 1);
+  // Where two warps share rows, others do not compute, and only copy.
+  static constexpr int kWarpsKv = kWarpsVo > 1                 ? 1
+                                  : kOtherWarps < kMostWarpsKv ? kOtherWarps
+                                                               : kMostWarpsKv;
   static constexpr int kRows = kWarpsQ * kMmaM * 16;
   static constexpr int kDimsVo = T::kHeadDimVo / kWarpsVo;  // of a warp's accumulators
   static constexpr int kKeysPerWarp = T::kTileKv / kWarpsKv;
@@ -186,10 +188,10 @@ struct Shape {
 };
 
 /// The shapes of a kernel, by the rows of a work tile.
-template <typename T, bool kHasOneBody = T::kHasOneBody>
+template <typename T, bool kFewRowsAlone = T::kFewRowsAlone>
 struct Shapes {
-  using Few = Shape<T, 1, 1>;   // up to 16 rows: decode
-  using Some = Shape<T, 4, 1>;  // up to 64
+  using Few = Shape<T, 1, 1, T::kFewWarpsVo>;   // up to 16 rows: decode
+  using Some = Shape<T, 4, 1, T::kFewWarpsVo>;  // up to 64
   using Many =
       Shape<T, T::kTileQ / T::kManyRows, T::kManyRows / 16, T::kManyWarpsVo>;  // up to 128: prompts
 
@@ -199,14 +201,14 @@ struct Shapes {
   static_assert(Many::kRows == T::kTileQ);
   // Kernels that are compiled at run time have no body for Some, which saves a third of the
   // compile time.
-  static constexpr bool kHasSome = T::Variant::kIsBuiltIn;
+  static constexpr bool kHasSome = T::Variant::kIsBuiltIn && Some::kRows < Many::kRows;
   // The most rows of a tile that does not need Many.
   static constexpr int kSomeRows = kHasSome ? Some::kRows : Few::kRows;
 };
 
 template <typename T>
 struct Shapes<T, true> {
-  using Few = Shape<T, T::kTileQ / 16, 1, T::kIsWidest ? 2 : 1>;
+  using Few = Shape<T, 1, 1, T::kFewWarpsVo>;
   static constexpr int kSmemBytes = Few::kSmemBytes;
   static_assert(Few::kRows == T::kTileQ);
 };

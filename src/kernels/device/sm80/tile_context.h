@@ -81,7 +81,7 @@ struct WarpPlace {
         warp_q(S::kWarpsQ == 1       ? 0
                : S::kOtherWarps == 1 ? (thread >> 5) / S::kWarpsVo
                                      : (thread >> 5) % S::kWarpsQ),
-        warp_kv(S::kOtherWarps == 1 ? 0 : (thread >> 5) / S::kWarpsQ),
+        warp_kv(S::kOtherWarps == 1 ? 0 : (thread >> 5) / (S::kWarpsQ * S::kWarpsVo)),
         warp_vo(S::kWarpsVo == 1 ? 0 : (thread >> 5) % S::kWarpsVo),
         computes(S::kOtherWarps == S::kWarpsKv || warp_kv < S::kWarpsKv) {}
 

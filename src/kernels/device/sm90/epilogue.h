@@ -134,8 +134,8 @@ class Sm90Epilogue {
     }
     const auto pair = [&](int i, int half) {
       const int dim = i * 8 + lane % 4 * 2;
-      return Element<S::kQ>::pack(output[half](o[4 * i + 2 * half], dim),
-                                  output[half](o[4 * i + 2 * half + 1], dim + 1));
+      return Element<S::kOutput>::pack(output[half](o[4 * i + 2 * half], dim),
+                                       output[half](o[4 * i + 2 * half + 1], dim + 1));
     };
     if constexpr (S::kQBuffers == 1) {
       // Lane r computes the address of row r; other lanes read it by a shuffle.
@@ -170,7 +170,7 @@ class Sm90Epilogue {
         if (thread_ == 0) {
           const int token = static_cast<int>(rows.token(first_row_, p_.schedule.group_size));
 #pragma unroll
-          for (int block = 0; block < S::Value::kBlocks; ++block) {
+          for (int block = 0; block < S::kHeadDimVo / 64; ++block) {
             tma_store_3d(&p_.maps.o, queries + block * S::Query::kBlockBytes, block * 64,
                          head * p_.schedule.group_size.value, token);
           }

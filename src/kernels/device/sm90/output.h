@@ -36,7 +36,9 @@ class Sm90Output {
 
   FLASHPLAN_DEVICE DType dtype() const { return device::o_dtype<typename S::Variant>(p_); }
   /// Whether o has the dtype of the kernel, in rows of aligned chunks of 16 bytes.
-  FLASHPLAN_DEVICE bool has_chunks() const { return p_.tensors.vectorized && dtype() == S::kQ; }
+  FLASHPLAN_DEVICE bool has_chunks() const {
+    return p_.tensors.vectorized && dtype() == S::kOutput;
+  }
 
   /// add_sink() of write_result.h without a call, for where products are in flight.
   FLASHPLAN_DEVICE void add_sink(uint32_t qo_head, float& scale, float& lse) const {

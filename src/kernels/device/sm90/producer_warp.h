@@ -83,14 +83,15 @@ class Sm90ProducerWarp {
     }
   }
 
-  /// Copies `num_valid` of 8 elements, and writes zeros after them. `any` is a readable address,
+  /// Copies `num_valid` of 8 elements of 16 bits, which may be 16 of 8 bits, and writes zeros after
+  /// them. `any` is a readable address,
   /// for where there is nothing to copy.
   FLASHPLAN_DEVICE void copy_16(uint32_t to, const unsigned char* from, int num_valid,
                                 const unsigned char* any) const {
     if (p_.tensors.vectorized) {
       cp_async_16_padded(to, num_valid > 0 ? from : any, num_valid > 0 ? 16 : 0);
     } else {
-      copy_unaligned_16<2>(to, from, num_valid);
+      copy_unaligned_16<S::kTransposes ? 1 : 2>(to, from, num_valid * (S::kTransposes ? 2 : 1));
     }
   }
 

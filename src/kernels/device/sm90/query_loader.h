@@ -192,7 +192,8 @@ class Sm90QueryLoader : Sm90ProducerWarp<S> {
       const int row = min(first + lane_, rows.num_rows - 1);
       const auto* from =
           static_cast<const unsigned char*>(p_.tensors.q.data) +
-          2 * (rows.token(row, p_.schedule.group_size) * p_.tensors.q.token_stride +
+          Element<S::kQuery>::kBytes *
+              (rows.token(row, p_.schedule.group_size) * p_.tensors.q.token_stride +
                static_cast<uint32_t>(rows.qo_head(head, row, p_.schedule.group_size)) *
                    p_.tensors.q.head_stride);
       copy_rows(to + first * 128, 1024, S::Query::kBlockBytes, from, min(end - first, 32), 32,
@@ -220,7 +221,7 @@ class Sm90QueryLoader : Sm90ProducerWarp<S> {
   FLASHPLAN_DEVICE void load_tile_by_map(uint32_t to, uint32_t full, const PackedRows& rows,
                                          int32_t head) const {
     if (lane_ != 0) return;
-    mbarrier_arrive_expect(full, S::kQBytes);
+    mbarrier_arrive_expect(full, S::Query::bytes(S::kTileQ));
 #pragma unroll
     for (int block = 0; block < S::Query::kBlocks; ++block) {
       tma_load_3d(to + block * S::Query::kBlockBytes, &maps_.q, full, block * 64,
@@ -235,7 +236,7 @@ class Sm90QueryLoader : Sm90ProducerWarp<S> {
     const int group = p_.schedule.group_size.value;
     const int num_tokens = num_padded_tokens(rows);
     const auto first = static_cast<int>(rows.token(0, p_.schedule.group_size));
-    if (lane_ == 0) mbarrier_arrive_expect(full, num_tokens * group * S::kHeadDimQk * 2);
+    if (lane_ == 0) mbarrier_arrive_expect(full, S::Query::bytes(num_tokens * group));
     __syncwarp();
 #pragma unroll 1
     for (int i = lane_; i < num_tokens; i += 32) {

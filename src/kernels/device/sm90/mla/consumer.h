@@ -79,59 +79,66 @@ class MlaConsumer {
     const int32_t count = num_blocks<S>(context);
     visible_ = {p_, context, 0, thread_};
     if (kWarpgroup < count) {
-      mbarrier_wait(smem_.q_full(), num_tiles_ & 1);
+      mbarrier_wait(smem_.q_full(), parities_ & 1);
     } else {
       release(smem_.q_empty());
     }
-    ++num_tiles_;
-    const int32_t chunk_kv = p_.schedule.chunk_kv;
-    const int32_t blocks_of_chunk = chunk_kv > 0 ? chunk_kv / S::kTileKv : count;
-    int32_t chunk = 0;
+    parities_ ^= 1;
+    int32_t end = 0;
 #pragma unroll 1
-    for (Blocks blocks = {0, 0, count}; blocks.end < count; ++chunk) {
-      blocks.first = blocks.end;
-      blocks.end = min(count, blocks.first + blocks_of_chunk);
-      attend(context, blocks);
-      auto state = epilogue().state(softmax_.sum, softmax_.shift, num_states_++);
-      epilogue().write(context, o_, state, chunk, blocks.end >= count);
-    }
+    do {
+      end = attend(context, end, count);
+      auto state = epilogue().state(softmax_.sum, softmax_.shift, parities_ >> 1);
+      parities_ ^= 2;
+      epilogue().write(context, o_, state, chunk_of(end - 1), end >= count);
+    } while (end < count);
     if (context.tile.merge < 0) return;
     const bool is_final = wait_context(i + 1).is_end;
-    epilogue().arrive(context, chunk, smem_.memory.num_states[i % S::kContexts], is_final);
+    epilogue().arrive(context, chunk_of(count - 1) + 1, smem_.memory.num_states[i % S::kContexts],
+                      is_final);
   }
 
-  /// Blocks [first, end) of the `count` ones of a tile.
-  struct Blocks {
-    int32_t first;
-    int32_t end;
-    int32_t count;
-  };
-  /// Computes o of these blocks, and the sums of weights in this thread's columns.
-  FLASHPLAN_DEVICE void attend(const Sm90Context& context, const Blocks& blocks) {
+  /// The bits of a block's number that say which one of its chunk it is. Chunks have a power of two
+  /// of blocks. Without chunks, a tile is one.
+  FLASHPLAN_DEVICE int32_t bits_in_chunk() const {
+    const int32_t chunk_kv = p_.schedule.chunk_kv;
+    return chunk_kv > 0 ? chunk_kv / S::kTileKv - 1 : 0x7fffffff;
+  }
+  FLASHPLAN_DEVICE int32_t chunk_of(int32_t block) const {
+    return block >> __popc(static_cast<unsigned>(bits_in_chunk()));
+  }
+
+  /// Computes o, and the sums of weights in this thread's columns, of the chunk that begins with
+  /// block n of the `count` ones of a tile. Returns the first block behind it, or one more.
+  FLASHPLAN_DEVICE int32_t attend(const Sm90Context& context, int32_t n, int32_t count) {
     softmax_.reset();
     clear(o_);
 #pragma unroll 1
-    for (int32_t n = blocks.first; n < blocks.end; n += 2, block_ += 2) {
+    do {
       if constexpr (kWarpgroup == 0) {
-        attend_first(context, n, blocks);
+        attend_first(context, n, count);
       } else {
-        attend_second(context, n, blocks);
+        attend_second(context, n, count);
       }
-    }
-    block_ -= (blocks.end - blocks.first) % 2;  // the last pair may have been one block
+      n += 2;
+      block_ += 2;
+    } while (n < count && (n & bits_in_chunk()) != 0);
+    block_ -= n > count ? 1 : 0;  // the last pair may have been one block
+    return n;
   }
 
   /// Blocks n and n + 1 of the tile, for warpgroup 0, which owns block n.
-  FLASHPLAN_DEVICE void attend_first(const Sm90Context& context, int32_t n, const Blocks& blocks) {
+  FLASHPLAN_DEVICE void attend_first(const Sm90Context& context, int32_t n, int32_t count) {
     float shrink[2];
     compute_logits(block_);
-    const bool raised = weigh(context, n, blocks, shrink);
-    if (raised && n > blocks.first) multiply_o(shrink);
+    const bool is_first = (n & bits_in_chunk()) == 0;
+    const bool raised = weigh(context, n, count, is_first, shrink);
+    if (raised && !is_first) multiply_o(shrink);
     pack();
     publish(raised);
     multiply_own(block_);
     wait_and_release(block_);
-    if (n + 1 >= blocks.end) return;
+    if (n + 1 >= count) return;
     take_published();
     multiply_others(block_ + 1);
     wait_and_release(block_ + 1);
@@ -139,15 +146,15 @@ class MlaConsumer {
 
   /// The same for warpgroup 1, which owns block n + 1, if there is one. It weighs that block while
   /// the product of block n runs.
-  FLASHPLAN_DEVICE void attend_second(const Sm90Context& context, int32_t n, const Blocks& blocks) {
-    const bool owns = n + 1 < blocks.end;
+  FLASHPLAN_DEVICE void attend_second(const Sm90Context& context, int32_t n, int32_t count) {
+    const bool owns = n + 1 < count;
     float shrink[2];
     bool raised = false;
     if (owns) compute_logits(block_ + 1);
     take_published();
     multiply_others(block_);
     if (owns) {
-      raised = weigh(context, n + 1, blocks, shrink);
+      raised = weigh(context, n + 1, count, false, shrink);
       pack();
     }
     wait_and_release(block_);
@@ -180,23 +187,23 @@ class MlaConsumer {
     pin(softmax_.logits);
   }
   /// Turns the logits of block n of the tile into weights. Returns whether shifts of the warp's
-  /// rows were raised, by `shrink`.
-  FLASHPLAN_DEVICE bool weigh(const Sm90Context& context, int32_t n, const Blocks& blocks,
+  /// rows were raised, by `shrink`. `is_first`: there are no shifts yet.
+  FLASHPLAN_DEVICE bool weigh(const Sm90Context& context, int32_t n, int32_t count, bool is_first,
                               float (&shrink)[2]) {
     shrink[0] = shrink[1] = 1.0F;
     bool raised = false;
     if (visible_.has_rows) {
       visible_.off_pages = load_shared_4(smem_.on_pages()) != kAllOnPages;
       hide_missing(block_ + kWarpgroup);
-      raised = softmax_.weigh_step(
-          p_, variant_, context, visible_, 0, thread_, context.tile.kv_begin + n * S::kTileKv,
-          n == blocks.first, shrink, [&] {
-            clear(softmax_.logits);
-            add_mla_logits_of_warp<S>(smem_, block_ + kWarpgroup, opaque(thread_), softmax_.logits);
-            hide_missing(block_ + kWarpgroup);
-          });
+      raised = softmax_.weigh_step(p_, variant_, context, visible_, 0, thread_,
+                                   context.tile.kv_begin + n * S::kTileKv, is_first, shrink, [&] {
+                                     clear(softmax_.logits);
+                                     add_mla_logits_of_warp<S>(smem_, block_ + kWarpgroup,
+                                                               opaque(thread_), softmax_.logits);
+                                     hide_missing(block_ + kWarpgroup);
+                                   });
     }
-    if (n + 2 >= blocks.count) release(smem_.q_empty());
+    if (n + 2 >= count) release(smem_.q_empty());
     return raised;
   }
   /// Hides the keys of a block whose entries in a list name no row of the cache.
@@ -319,9 +326,8 @@ class MlaConsumer {
   Visible visible_;
   float o_[S::kHalfDims / 2] = {};
   uint32_t weights_[S::kTileKv / 16][4] = {};
-  uint32_t block_ = 0;      // the next one of the queue
-  uint32_t num_tiles_ = 0;  // with steps, so far
-  uint32_t num_states_ = 0;
+  uint32_t block_ = 0;     // the next one of the queue
+  uint32_t parities_ = 0;  // bit 0: of the tiles with steps so far; bit 1: of the states
 };
 
 }  // namespace flashplan::device

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products of 8-bit numbers on Hopper: their errors in long contexts."""
+
+import numpy as np
+import pytest
+
+import flashplan as fp
+
+pytestmark = pytest.mark.gpu
+
+E4M3 = "float8_e4m3fn"
+HEADS, KV_HEADS, DIM = 8, 2, 128
+QUERIES = 128
+
+
+@pytest.fixture
+def make(torch):
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("there are kernels for compute capability 9.0 alone")
+
+    def attention(kv_len):
+        attn = fp.Attention(
+            HEADS, KV_HEADS, DIM, page_size=None, q_dtype=E4M3, causal=False, device="cuda:0"
+        )
+        attn.plan([0, QUERIES], [kv_len])
+        assert attn._plan.kernel_name.startswith("sm90_fp8")
+        return attn
+
+    return attention
+
+
+def reference(torch, q, k, v):
+    """In float64, of what is stored."""
+    q, k, v = (x.double() for x in (q, k, v))
+    group = HEADS // KV_HEADS
+    k, v = (x.repeat_interleave(group, dim=1) for x in (k, v))
+    logits = torch.einsum("qhd,khd->hqk", q, k) / DIM**0.5
+    return torch.einsum("hqk,khd->qhd", logits.softmax(-1), v)
+
+
+def draw(torch, rows, heads, seed):
+    generator = torch.Generator("cuda").manual_seed(seed)
+    x = torch.randn(rows, heads, DIM, generator=generator, device="cuda")
+    return x.to(torch.float8_e4m3fn)
+
+
+def test_errors_do_not_grow_with_the_context(torch, make):
+    """Accumulators of 8-bit products keep too few bits for long sums: they are added in float32."""
+    errors = {}
+    for kv_len in (1024, 8192, 32768, 131072):
+        q = draw(torch, QUERIES, HEADS, 0)
+        k, v = (draw(torch, kv_len, KV_HEADS, seed) for seed in (1, 2))
+        exact = reference(torch, q, k, v)
+        o = make(kv_len).run(q, k, v).double()
+        errors[kv_len] = ((o - exact).norm() / exact.norm()).item()
+    print({kv_len: round(error, 4) for kv_len, error in errors.items()})
+    assert errors[1024] < 0.06
+    assert max(errors.values()) <= 1.5 * errors[1024]
+
+
+@pytest.mark.parametrize("kv_len", [1024, 8192, 32768, 131072])
+def test_needles_are_found(torch, make, kv_len):
+    """One key, anywhere, decides the results of all queries of its head."""
+    attn = make(kv_len)
+    q, k, v = (
+        draw(torch, n, heads, seed)
+        for n, heads, seed in ((QUERIES, HEADS, 3), (kv_len, KV_HEADS, 4), (kv_len, KV_HEADS, 5))
+    )
+    rng = np.random.default_rng(kv_len)
+    found = 0
+    for trial in range(8):
+        row = torch.randn(KV_HEADS, DIM, device="cuda")
+        q[:] = (row * 2).repeat_interleave(HEADS // KV_HEADS, dim=0).to(q.dtype)
+        keys, values = k.clone(), v.clone()
+        needle = int(rng.integers(kv_len))
+        keys[needle] = (row * 2).to(k.dtype)
+        values[needle] = torch.full((KV_HEADS, DIM), 3.0 + trial / 2, device="cuda").to(v.dtype)
+        o = attn.run(q, keys, values).float()
+        exact = reference(torch, q, keys, values).float()
+        found += ((o - exact).abs().amax(-1) < 0.1 * exact.abs().amax(-1)).sum().item()
+    assert found == 8 * QUERIES * HEADS
+
+
+def test_special_numbers(torch, make):
+    """A NaN that a row sees makes its results NaN, and no others."""
+    attn = make(300)
+    q = draw(torch, QUERIES, HEADS, 6)
+    k, v = (draw(torch, 300, KV_HEADS, seed) for seed in (7, 8))
+    nan = torch.full((DIM,), float("nan"), device="cuda").to(q.dtype)
+    plain, plain_lse = attn.run(q, k, v, return_lse=True)
+    assert not plain.isnan().any()
+    own_q = q.clone()
+    own_q[5, 3] = nan
+    o, lse = attn.run(own_q, k, v, return_lse=True)
+    assert o[5, 3].isnan().all()
+    assert lse[5, 3].isnan()
+    assert o.isnan().sum() == DIM
+    assert lse.isnan().sum() == 1
+    o[5, 3], lse[5, 3] = plain[5, 3], plain_lse[5, 3]
+    torch.testing.assert_close(o, plain, rtol=0, atol=0.05)
+    torch.testing.assert_close(lse, plain_lse, rtol=1e-4, atol=1e-4)
+    own_v = v.clone()
+    own_v[299, 1, 7] = nan[0]
+    o = attn.run(q, k, own_v)
+    assert o[:, 4:, 7].isnan().all()
+    assert o.isnan().sum() == QUERIES * 4
+    own_k = k.clone()
+    own_k[17, 0] = nan
+    o = attn.run(q, own_k, v)
+    assert o[:, :4].isnan().all()
+    assert not o[:, 4:].isnan().any()
