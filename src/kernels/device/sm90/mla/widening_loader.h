@@ -14,10 +14,11 @@ namespace flashplan::device {
 /// and the other lanes get its address by a shuffle.
 ///
 /// What a lane loads of a block are its items: first those of the left half of the values, then
-/// those of the right half, then those of a tail of 8 bits. An item is loaded kAhead items before
-/// it is stored, so that the registers are full of bytes while a block waits for its slot, and
-/// bytes are under way while others are widened. Long before, a whole block is brought to the L2
-/// cache.
+/// those of the right half, then those of a tail of 8 bits. Items are loaded in groups, which take
+/// turns: when the first item of a group is stored, all of the next group are loaded, so that bytes
+/// are under way while others are widened and while a block waits for its slot. Loads of single
+/// items would all be waited for together: the compiler counts them in one scoreboard. Long before,
+/// a whole block is brought to the L2 cache.
 ///
 /// `kVectorized`: rows can be loaded 16 bytes at a time. Others are loaded when they are stored.
 template <typename S, bool kVectorized>
@@ -71,7 +72,9 @@ class MlaWideningLoader : MlaKeyWarp<S> {
   static constexpr bool kHasTail = S::kTailDims > 0;
   static constexpr bool kTailHas8Bits = kHasTail && Widening::kTailBytes == 1;
   static constexpr int kItems = 2 * kItemsOfHalf + (kTailHas8Bits ? kRows / 8 : 0);
+  // Two groups have as many items as there are registers for.
   static constexpr int kAhead = kItems / 2;
+  static constexpr int kFirstGroup = (kAhead + 1) / 2;
   static_assert(kItems % kAhead == 0);
 
   /// The rows of a block that the warp has.
@@ -125,24 +128,33 @@ class MlaWideningLoader : MlaKeyWarp<S> {
     scales_[1] = load_scale(1);
     if constexpr (kVectorized) {
 #pragma unroll
-      for (int item = 0; item < kAhead; ++item) ahead_[item] = load(item);
+      for (int item = 0; item < kFirstGroup; ++item) ahead_[item] = load(item);
     }
   }
 
   FLASHPLAN_DEVICE void fill_slot(uint32_t number) {
     if constexpr (kVectorized) {
+      float right_scale = 0.0F;  // of the next block
 #pragma unroll
       for (int item = 0; item < kItems; ++item) {
         if (item == 0) begin_left(number);
         if (item == kItemsOfHalf) begin_right(number);
         store(item, number, ahead_[item % kAhead]);
-        if (item + kAhead == kItems) begin_loading(next_);
-        ahead_[item % kAhead] = load((item + kAhead) % kItems);
-        // The compiler would move the loads of several items together, behind what they hide.
-        __syncwarp();
+        const bool begins_first = item % kAhead == 0;
+        if (begins_first || item % kAhead == kFirstGroup) {
+          __syncwarp();  // the compiler would move the loads
+          const int begin = item + (begins_first ? kFirstGroup : kAhead - kFirstGroup);
+          if (begin == kItems) {
+            begin_loading(next_);
+            right_scale = load_scale(1);
+          }
+#pragma unroll
+          for (int i = begin; i < item + kAhead; ++i) ahead_[i % kAhead] = load(i % kItems);
+          __syncwarp();
+        }
         if (item == kItemsOfHalf - 1) announce(number, 0);
       }
-      scales_[1] = load_scale(1);
+      scales_[1] = right_scale;
       is_begun_ = rows_.existing != 0;
     } else {
 #pragma unroll 1
