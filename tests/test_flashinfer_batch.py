@@ -347,3 +347,16 @@ def test_workspaces(rng):
         wrapper.reset_workspace_buffer(workspace(torch)[1:], ints)
     with pytest.raises(ValueError, match="float_workspace_buffer must be 16-byte aligned"):
         flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace(torch)[8:])
+
+
+def test_queries_of_8_bits(rng):
+    """Their scale multiplies the logits; outputs are of o_data_type."""
+    options = {"dtype": "float8_e4m3fn", "scales": (0.5, 2.0, 3.0), "causal": True}
+    batch = Batch(torch, rng, Case(**options), QO_LENS, KV_LENS)
+    wrapper = planned_pages(batch, o_data_type=torch.float32)
+    q, cache = batch.joined(batch.q), batch.pages()
+    o, lse = wrapper.run(q, cache, return_lse=True, **batch.scales())
+    assert o.dtype == torch.float32
+    o64, lse64 = batch.expected()
+    torch.testing.assert_close(o.double(), torch.from_numpy(o64), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(lse.double(), torch.from_numpy(lse64), rtol=1e-5, atol=1e-5)

@@ -193,7 +193,7 @@ def plan(kind, indptr=(0, 2), last=(3,), rows=(0, 1), page_size=4, **options):
 
 KINDS = ["paged", "ragged", "decode"]
 NOT_SUPPORTED = [
-    (KINDS, {"q_data_type": "float8_e4m3fn"}, "q_data_type: expected 16 bits"),
+    (KINDS, {"q_data_type": "float8_e4m3fn"}, "o_data_type: expected 16 bits"),
     (KINDS, {"pos_encoding_mode": "YARN"}, "pos_encoding_mode: expected one of .* got 'YARN'"),
     (["decode"], {"window_right": 3}, "window_right: expected <= 0, got 3"),
     (["ragged"], {"v_indptr": ints(0, 2)}, "v_indptr: expected None, got a tensor"),

@@ -170,10 +170,10 @@ class Wrapper:
         disable_split_kv: bool,
     ) -> None:
         q_dtype = to_torch_dtype("q_data_type", q_data_type)
-        if is_8_bit(q_dtype):
-            raise UnsupportedError(f"q_data_type: expected 16 bits (32 on the CPU), got {q_dtype}")
         kv_dtype = q_dtype if kv_data_type is None else to_torch_dtype("kv_data_type", kv_data_type)
         o_dtype = q_dtype if o_data_type is None else to_torch_dtype("o_data_type", o_data_type)
+        if is_8_bit(o_dtype):
+            raise UnsupportedError(f"o_data_type: expected 16 bits (32 on the CPU), got {o_dtype}")
         self._shape = Shape(
             *heads,
             head_dim_qk,
