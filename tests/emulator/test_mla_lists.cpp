@@ -44,7 +44,7 @@ struct Listed {
 };
 
 /// A kernel, and tensors of a batch for it.
-template <int32_t kQk, DType kKv>
+template <int32_t kQk, DType kKv = kBf16>
 class ListBatch {
   static constexpr int32_t kVo = 512;
   static constexpr int32_t kTail = kQk - kVo;
