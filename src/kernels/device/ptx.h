@@ -259,19 +259,6 @@ FLASHPLAN_DEVICE float tanh_fast(float x) {
   return 1.0F - 2.0F * reciprocal_fast(1.0F + exp2_fast(x * (2.0F * kLog2e)));
 }
 
-/// The products of two pairs of bfloat16, rounded; subnormal ones are kept. From 9.0 on.
-FLASHPLAN_DEVICE uint32_t multiply_bf16(uint32_t a, uint32_t b) {
-  uint32_t d;
-  asm("mul.rn.bf16x2 %0, %1, %2;\n" : "=r"(d) : "r"(a), "r"(b));
-  return d;
-}
-/// a * b + c for pairs of bfloat16, rounded once.
-FLASHPLAN_DEVICE uint32_t multiply_add_bf16(uint32_t a, uint32_t b, uint32_t c) {
-  uint32_t d;
-  asm("fma.rn.bf16x2 %0, %1, %2, %3;\n" : "=r"(d) : "r"(a), "r"(b), "r"(c));
-  return d;
-}
-
 /// The pointer of lane `lane`.
 FLASHPLAN_DEVICE const unsigned char* shuffled_pointer(const unsigned char* pointer, int lane) {
   return reinterpret_cast<const unsigned char*>(

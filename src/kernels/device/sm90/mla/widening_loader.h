@@ -291,22 +291,12 @@ class MlaWideningLoader : MlaKeyWarp<S> {
         bytes, scale);
   }
   static FLASHPLAN_DEVICE void store_widened(uint32_t to, uint4 bytes, float scale) {
-    uint2 pairs[4];
-    if (Widening::is_quick(bytes)) {
-      const auto pair_scale = Widening::pair_scale(scale);
-      pairs[0] = Widening::to_pairs(bytes.x, pair_scale);
-      pairs[1] = Widening::to_pairs(bytes.y, pair_scale);
-      pairs[2] = Widening::to_pairs(bytes.z, pair_scale);
-      pairs[3] = Widening::to_pairs(bytes.w, pair_scale);
-    } else {
-      pairs[0] = Widening::content(bytes.x, scale);
-      pairs[1] = Widening::content(bytes.y, scale);
-      pairs[2] = Widening::content(bytes.z, scale);
-      pairs[3] = Widening::content(bytes.w, scale);
-    }
-    store_shared_16(to, {pairs[0].x, pairs[0].y, pairs[1].x, pairs[1].y});
-    // The next 8 dims.
-    store_shared_16(to ^ 16, {pairs[2].x, pairs[2].y, pairs[3].x, pairs[3].y});
+    const uint2 a = Widening::content(bytes.x, scale);
+    const uint2 b = Widening::content(bytes.y, scale);
+    store_shared_16(to, {a.x, a.y, b.x, b.y});
+    const uint2 c = Widening::content(bytes.z, scale);
+    const uint2 d = Widening::content(bytes.w, scale);
+    store_shared_16(to ^ 16, {c.x, c.y, d.x, d.y});  // the next 8 dims
   }
 
   const KeyPlaces places_;

@@ -201,25 +201,6 @@ inline float tanh_fast(float x) { return std::tanh(x); }
 inline float cos_fast(float x) { return std::cos(x); }
 inline float sin_fast(float x) { return std::sin(x); }
 
-/// Element of a pair of bfloat16, and a pair of two numbers, rounded to nearest even.
-inline double bf16_of(uint32_t pair, int i) {
-  return double{std::bit_cast<float>(i == 0 ? pair << 16 : pair & 0xffff0000U)};
-}
-inline uint32_t bf16_pair(double low, double high) {
-  const auto rounded = [](double x) {
-    const auto bits = std::bit_cast<uint32_t>(static_cast<float>(x));
-    return (bits + 0x7fffU + (bits >> 16 & 1)) >> 16;
-  };
-  return rounded(low) | rounded(high) << 16;
-}
-inline uint32_t multiply_bf16(uint32_t a, uint32_t b) {
-  return bf16_pair(bf16_of(a, 0) * bf16_of(b, 0), bf16_of(a, 1) * bf16_of(b, 1));
-}
-inline uint32_t multiply_add_bf16(uint32_t a, uint32_t b, uint32_t c) {
-  return bf16_pair(bf16_of(a, 0) * bf16_of(b, 0) + bf16_of(c, 0),
-                   bf16_of(a, 1) * bf16_of(b, 1) + bf16_of(c, 1));
-}
-
 inline const unsigned char* shuffled_pointer(const unsigned char* pointer, int lane) {
   return __shfl_sync(0xffffffffU, pointer, lane);
 }
