@@ -88,6 +88,13 @@ inline Axis first_unserved_by_sm90_fp8(const Kernel& kernel,
   return options.rope ? Axis::kRope : Axis::kNone;
 }
 
+/// Below sm80: it rounds weights to 8 bits, and was never run on a GPU. Plans take it only if their
+/// options ask for the Hopper kernels.
+inline int32_t preference_of_sm90_fp8(const AttentionOptions& /*options*/,
+                                      BatchKind /*kind*/) noexcept {
+  return -1;
+}
+
 /// wgmma on queries, keys and values of 8 bits.
 inline constexpr KernelFamily kSm90Fp8Family = {.name = "sm90_fp8",
                                                 .device = DeviceType::kCuda,
@@ -96,7 +103,7 @@ inline constexpr KernelFamily kSm90Fp8Family = {.name = "sm90_fp8",
                                                 .merges_readers_last = true,
                                                 .first_unserved = first_unserved_by_sm90_fp8,
                                                 .scratch_bytes = merged_state_bytes,
-                                                .preference = preference_of_sm90};
+                                                .preference = preference_of_sm90_fp8};
 
 /// The sm90 family with keys and values copied by cp.async.
 inline constexpr KernelFamily kSm90GatherFamily = {.name = "sm90_gather",

@@ -19,9 +19,8 @@ def make(torch):
         pytest.skip("there are kernels for compute capability 9.0 alone")
 
     def attention(kv_len):
-        attn = fp.Attention(
-            HEADS, KV_HEADS, DIM, page_size=None, q_dtype=E4M3, causal=False, device="cuda:0"
-        )
+        options = {"q_dtype": E4M3, "causal": False, "kernels": "hopper", "device": "cuda:0"}
+        attn = fp.Attention(HEADS, KV_HEADS, DIM, page_size=None, **options)
         attn.plan([0, QUERIES], [kv_len])
         assert attn._plan.kernel_name.startswith("sm90_fp8")
         return attn
