@@ -164,8 +164,8 @@ struct AttentionTensors {
   /// and window_left hide further keys.
   TensorView mask;
   /// [num_qo_heads] float32 or bfloat16, on the Plan's device: a logit for each query head that
-  /// stands for no key; may be empty. exp(sink) is added to the denominator of the softmax of each row, and lse
-  /// includes it; -inf adds nothing. softmax_scale and softcap do not apply to it.
+  /// stands for no key; may be empty. exp(sink) is added to the denominator of the softmax of each
+  /// row, and lse includes it; -inf adds nothing. softmax_scale and softcap do not apply to it.
   TensorView sinks;
   TensorView o;  // [>= T, num_qo_heads, head_dim_vo], written
   /// [>= T, num_qo_heads] float32, written; may be empty. The natural logarithm, or with lse_base2
