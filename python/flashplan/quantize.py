@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Conversion of heads to 8-bit floats."""
 
-from typing import Any
+from typing import Any, cast
 
 from flashplan import _core
 from flashplan.compiled import not_traced
@@ -56,7 +56,7 @@ def quantize_fp8(
     x8, finish = given_or_new(out, x, dtype=stored.name)
     if hasattr(scale, "__dlpack__"):
         _core.quantize_fp8(x, x8, stored, scale, None, stream)
-        return finish(x8), scale  # type: ignore[return-value]
+        return finish(x8), cast("TensorT", scale)
     heads = (*shape_of(x), 1)[1] if is_per_head else 1
     found, finish_scale = new_output(x, (heads,), "float32")
     _core.quantize_fp8(x, x8, stored, scale, found, stream)
