@@ -109,6 +109,11 @@ ScheduleParams host_schedule(const AttentionTensors& t, const Plan::Impl& plan) 
   return p;
 }
 
+Sinks sinks_of(const TensorView& sinks) {
+  if (sinks.empty()) return {};
+  return {sinks.data, sinks.dtype == DType::kBFloat16};
+}
+
 VariantArguments variant_arguments(const AttentionTensors& t, const AttentionOptions& options) {
   VariantArguments arguments;
   const Variant::Impl* variant = options.variant.impl();
@@ -172,7 +177,7 @@ AttentionParams make_params(const AttentionTensors& t, const Plan::Impl& plan, i
   p.variant = {.logits_scale = *options.softmax_scale * t.q_scale * t.k_scale,
                .softcap = options.softcap,
                .v_scale = options.shared_kv ? t.k_scale : t.v_scale,
-               .sinks = {t.sinks.data, t.sinks.dtype == DType::kBFloat16},
+               .sinks = sinks_of(t.sinks),
                .k_scales = head_scales(t.k_scales),
                .v_scales = head_scales(options.shared_kv ? t.k_scales : t.v_scales)};
   p.workspace = workspace_params(t, with.layout);

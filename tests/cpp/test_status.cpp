@@ -68,7 +68,7 @@ TEST(options) {
       {"workspace", [](auto& o) { o.workspace_bytes = 0; }},
       {"workspace", [](auto& o) { o.workspace_bytes = 100; }},
       {"q_dtype", [](auto& o) { o.q_dtype = DType::kInt32; }, StatusCode::kUnsupported},
-      {"q_dtype", [](auto& o) { o.q_dtype = DType::kFloat8E4M3; }, StatusCode::kUnsupported},
+      {"kv_dtype", [](auto& o) { o.q_dtype = DType::kFloat8E4M3; }, StatusCode::kUnsupported},
       {"kv_dtype", [](auto& o) { o.kv_dtype = DType::kFloat16; }, StatusCode::kUnsupported},
       {"o_dtype", [](auto& o) { o.o_dtype = DType::kFloat8E5M2; }, StatusCode::kUnsupported},
       {"q_dtype", [](auto& o) { o.q_dtype = static_cast<DType>(77); }, StatusCode::kUnsupported},
