@@ -144,7 +144,10 @@ void set_tensors(const TensorView& q, const TensorView& k, const TensorView& pos
   p->sides[1].scale = scales.k_scale;
   p->sides[1].scales = head_scales(scales.k_scales);
   const int32_t num_kv_heads = p->sides[1].num_heads;
-  if (num_kv_heads > 0) p->sides[0].group_size = p->sides[0].num_heads / num_kv_heads;
+  // Fewer heads of q than of k have one scale, whatever head of k it belongs to.
+  if (num_kv_heads > 0) {
+    p->sides[0].group_size = std::max(p->sides[0].num_heads / num_kv_heads, 1);
+  }
   p->out_dtype = out_q.dtype;
   p->positions = positions.data;
   p->has_wide_positions = positions.dtype == DType::kInt64;

@@ -182,7 +182,7 @@ __global__ void __launch_bounds__(kMaxThreads) norm_kernel(const __grid_constant
   char* out = row_at(p.out, index);
   float inverse = 1.0F;
   if constexpr (kIsScaled) {
-    inverse = __frcp_rn(p.scales == nullptr ? p.scale : p.scale * __ldg(p.scales));
+    inverse = __frcp_rn(p.scales == nullptr ? p.scale : p.scale * *p.scales);
   }
   const auto* float_weights = static_cast<const float*>(p.weight);
   for (int first = thread; first < row.num_words; first += step) {
