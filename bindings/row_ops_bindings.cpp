@@ -114,7 +114,7 @@ void gated_activation_of(Activation activation, nb::handle x, nb::handle out, nb
 /// The arguments of apply_rope() that say what the results store.
 class RopeResults {
  public:
-  /// `dtype`: of 8-bit results; None: the dtype of q.
+  /// `dtype`: the dtype of the results; None: that of q.
   RopeResults(nb::handle dtype, nb::handle q_scale, nb::handle k_scale)
       : given_(!dtype.is_none()),
         stored_(given_ ? nb::cast<DType>(dtype) : kStoredIn16Bits),
@@ -125,7 +125,7 @@ class RopeResults {
   TensorArg q_scales(OperatorCall& call) const { return q_scale_.tensor(call.stream()); }
   TensorArg k_scales(OperatorCall& call) const { return k_scale_.tensor(call.stream()); }
 
-  /// The scales, of which these are the tensors. Checks the dtype of the results.
+  /// The scales as numbers and tensors. Checks that the outputs have the dtype that was given.
   RopeScales scales(const TensorArg& q_scales, const TensorArg& k_scales, const TensorArg& out_q,
                     const TensorArg& out_k) const {
     if (given_) {

@@ -19,7 +19,7 @@ QO_LENS, KV_LENS = [1, 1, 30], [700, 33, 50]  # two decodes and a prompt
 
 
 def attention(q, k_cache, v_cache, block_table):
-    """Of as many heads as the tensors have."""
+    """Attention of as many heads as the tensors have."""
     attn = fp.Attention(
         q.shape[1],
         k_cache.shape[2],

@@ -162,9 +162,10 @@ def test_rotated_heads(rng, dtype, narrow, rotation):
     check_rotated(rng, dtype, narrow, *rotation, NumPy())
 
 
-def test_rotated_heads_and_numbers(rng):
-    """Scales as numbers, outputs that are given."""
-    q, k = (heads(rng, (3, n, 16), "bfloat16", False) for n in (3, 2))
+@pytest.mark.parametrize("num_heads", [(3, 2), (1, 2)])
+def test_rotated_heads_and_numbers(rng, num_heads):
+    """Scales as numbers, outputs that are given; also of more heads of k than of q."""
+    q, k = (heads(rng, (3, n, 16), "bfloat16", False) for n in num_heads)
     positions = np.arange(3)
     outs = [Canary(x.shape, "float8_e5m2", True) for x in (q, k)]
     fp.apply_rope(

@@ -121,7 +121,7 @@ class Api:
         make_format: type[responses.Format],
         prompts: list[tuple[list[int], int]],
     ) -> Response:
-        """prompts: tokens, and how many may follow them."""
+        """Answers a request. `prompts`: the tokens of each, and how many may follow them."""
         requests = [
             body.engine_request(tokens, max_new_tokens, seed)
             for (tokens, max_new_tokens), seed in zip(prompts, body.seeds(len(prompts)))

@@ -86,7 +86,7 @@ class Statistics(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Request:
-    """engine.h explains the fields."""
+    """A request for Engine.submit(); engine.h explains the fields."""
 
     prompt: list[int]
     max_new_tokens: int

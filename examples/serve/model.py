@@ -60,7 +60,7 @@ def load_model(folder: Path, name: str | None = None) -> Model:
 
 
 def _load_chat_template(folder: Path) -> Template | None:
-    """It is in a file of its own, or in tokenizer_config.json."""
+    """The chat template, from a file of its own or from tokenizer_config.json."""
     config: dict[str, Any] = {}
     if (folder / "tokenizer_config.json").exists():
         config = json.loads((folder / "tokenizer_config.json").read_text())

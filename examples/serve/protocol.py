@@ -91,7 +91,7 @@ class _Generation(_Strict):
     user: str | None = None  # accepted, and not used
     metadata: dict[str, Any] | None = None
     store: Literal[False] = False
-    # Not OpenAI's.
+    # Parameters that vLLM and others add.
     top_k: Annotated[int, Field(ge=-1, le=ALL_TOKENS)] = 0  # 0 and -1: all tokens
     min_p: Annotated[Number, Field(ge=0, le=1)] = 0.0
     repetition_penalty: Annotated[Number, Field(gt=0, le=100)] = 1.0

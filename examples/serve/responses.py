@@ -26,7 +26,7 @@ class Format:
         }
 
     def whole(self, deltas: list[list[Delta]], usage: dict[str, int]) -> dict[str, Any]:
-        """The answer of choices, each in pieces."""
+        """The answer to a request that is not streamed. `deltas`: the pieces of each choice."""
         choices = []
         for index, pieces in enumerate(deltas):
             text = "".join(piece.text for piece in pieces)

@@ -53,7 +53,8 @@ struct AttentionOptions {
   bool custom_mask = false;
   /// Values are the first head_dim_vo dims of the keys, as in multi-head latent attention (MLA):
   /// runs take no v. It needs num_kv_heads == 1, head_dim_vo <= head_dim_qk and a softmax_scale,
-  /// and allows neither a variant nor a rotation. On the CPU only.
+  /// and allows neither a variant nor a rotation. On the CPU, and on Hopper GPUs for head dims
+  /// (576, 512) and (512, 512), without softcap and not over float8_e5m2.
   bool shared_kv = false;
   /// With shared_kv and pages: the most keys that a query sees, which each run() lists
   /// (AttentionTensors::topk_indices); 0: queries see the keys of their requests. causal does not
@@ -82,9 +83,9 @@ struct AttentionOptions {
   /// keys of long prompts may be rotated, or gathered from small pages, several times, and long
   /// requests are split less.
   std::optional<std::size_t> workspace_bytes;
-  /// Results of a request are bit-equal whatever its neighbours and num_ctas. On a GPU a batch may
-  /// then take two kernels, one for requests of few query rows and one for those of many, as it may
-  /// over an 8-bit cache.
+  /// Results of a request are bit-equal whatever its neighbours and num_ctas. On a Hopper GPU a
+  /// batch may then take two kernels, one for requests of few query rows and one for those of many.
+  /// (A batch over an 8-bit cache may take two kernels without this option, too.)
   bool batch_invariant = false;
   /// lse is a logarithm to base 2, not the natural one. Sinks are natural all the same.
   bool lse_base2 = false;
@@ -262,7 +263,7 @@ class FLASHPLAN_API Plan {
   ///   it, if they or rows beside them read it in the same step (128 rows, up to 128 keys).
   ///
   /// CPU: on the calling thread and the library's thread pool; returns when done.
-  /// GPU: one launch on `stream`. plan() and run() calls of one Plan are executed in their order on
+  /// GPU: one launch on `stream`, or on Hopper two for some batches. plan() and run() calls of one Plan are executed in their order on
   /// the device, even on different streams. The stream of a plan() must exist until the next plan()
   /// on another stream, or until the Plan is destroyed: that one waits for it, and CUDA crashes on
   /// the handle of a stream that was destroyed. A graph with captured runs refers to memory of the

@@ -40,7 +40,7 @@ class Attention(Runs):
         num_qo_heads, num_kv_heads: number of heads of q and o, and of k and v. num_qo_heads is a
             multiple of num_kv_heads (grouped-query attention).
         head_dim: elements of a head in q, k, v and o; a pair (qk, vo) if q and k have another
-            number than v and o. On a GPU at most 256.
+            number than v and o. At most 4096, on a GPU 256, on Hopper 512.
         page_size: tokens per page of the cache; None if k and v are ragged tensors.
         q_dtype: "float16" or "bfloat16", on the CPU also "float32"; or a framework's dtype of that
             name. Beside an 8-bit cache also "float8_e4m3fn", and on the CPU "float8_e5m2".
@@ -56,7 +56,8 @@ class Attention(Runs):
         custom_mask: each run() takes a mask of bits, which hides further keys; see `pack_mask`.
         shared_kv: values are the first head_dim_vo dims of the keys, as in multi-head latent
             attention (MLA): run() takes no v. It needs num_kv_heads=1 and a softmax_scale, and
-            allows neither `variant` nor `rope`. On the CPU only.
+            allows neither `variant` nor `rope`. On the CPU, and on Hopper GPUs for head_dim
+            (576, 512) and (512, 512), without softcap and not over "float8_e5m2".
         topk: with shared_kv and pages: the most keys that a query sees; each run() lists them
             (topk_indices). causal does not hide listed keys, and there are neither a window nor a
             mask. kv_lens of plan() are upper bounds, and a token costs min(topk, kv_len).
@@ -88,8 +89,9 @@ class Attention(Runs):
         num_ctas: number of work queues; default: as many CTAs as the GPU runs at once, or four
             queues per processor on the CPU.
         batch_invariant: the bits of a request's results do not depend on the other requests of the
-            batch or on num_ctas. On a GPU a batch of decodes and prompts then takes two kernels;
-            kernel_name and work_tiles are those of the prompts.
+            batch or on num_ctas. On a Hopper GPU a batch of decodes and prompts then takes two
+            kernels, as it does over an 8-bit cache; kernel_name and work_tiles are those of the
+            prompts.
         lse_base2: the log-sum-exp that run() writes is a logarithm to base 2, as FlashInfer has it,
             not the natural one; `merge_states` takes such states with base2=True. Sinks are natural
             all the same.

@@ -44,7 +44,7 @@ _REFUSED = frozenset(
         "sfv",
     }
 )
-# And those that only tune a kernel, or say what the tensors say too.
+# Keywords of newer forks that only tune a kernel, or say what the tensors say too.
 _IGNORED = frozenset(
     {
         "backend",
@@ -136,7 +136,7 @@ def scale(name: str, scales: Tensor | None, cache: Tensor) -> float | Tensor:
 
 
 def sinks_of(*given: Tensor | None) -> Tensor | None:
-    """Those that s_aux, sinks or learnable_sink names."""
+    """The sinks, which have three names: s_aux, sinks and learnable_sink. At most one is given."""
     tensors = [tensor for tensor in given if tensor is not None]
     if len(tensors) > 1:
         raise ValueError("s_aux: expected it, sinks or learnable_sink, got several")

@@ -79,7 +79,7 @@ def _state(tensor: Tensor) -> tuple[int, int, torch.Size]:
 
 
 class Plans(threading.local):
-    """Of one thread, because an Attention is for one thread at a time."""
+    """The plans of one thread, because an Attention is for one thread at a time."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[Hashable, _Planned] = OrderedDict()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions of `flashplan.torch` that write queries and keys, as those of torch_functions.py."""
+"""Functions of `flashplan.torch` that write queries and keys; torch_functions.py has the others."""
 
 from __future__ import annotations
 

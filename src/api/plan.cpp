@@ -182,7 +182,7 @@ ScheduleBounds prepare_schedules(const AttentionOptions& options, Division divis
   }
   if (divides) bounds = larger(bounds, sums);
   for (std::size_t i = 0; i < kernels.size(); ++i) {
-    if (divides) own[i].merges = bounds.merges;  // which end where those of both schedules do
+    if (divides) own[i].merges = bounds.merges;  // merges of both schedules end at one place
     kernels[i].scheduler.reserve(shapes[i], own[i]);
   }
   return bounds;

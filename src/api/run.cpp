@@ -22,7 +22,7 @@
 namespace flashplan {
 namespace {
 
-/// Of keys or values with or without a dimension of heads.
+/// Describes a tensor of keys or values, with or without a dimension of heads, to the kernels.
 KvView kv_view(const TensorView& view, const AttentionOptions& options) {
   const bool is_paged = options.page_size > 0;
   const int32_t first = is_paged ? 1 : 0;  // of the dimensions in a page

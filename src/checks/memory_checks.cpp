@@ -111,7 +111,7 @@ bool lie_in_gaps(const TensorView& a, const TensorView& b) {
   return false;
 }
 
-/// Of arguments whose extents intersect.
+/// Checks arguments whose extents intersect: one may still lie in the gaps of the other.
 Status check_gaps(const TensorArgument& written, const TensorArgument& other) {
   if (lie_in_gaps(written.view, other.view)) return {};
   return error(StatusCode::kInvalidArgument, "%s: expected memory apart from %s, got an overlap",

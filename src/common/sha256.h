@@ -17,7 +17,7 @@ class Sha256 {
   void add(const void* data, std::size_t size) noexcept;
   /// Length and text: two texts are not the same as both in one.
   void add_text(std::string_view text) noexcept;
-  /// Of what was added; ends the computation.
+  /// The digest of what was added; ends the computation.
   Digest digest() noexcept;
 
  private:

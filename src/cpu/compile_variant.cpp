@@ -119,7 +119,7 @@ std::string program_source(const AttentionOptions& options) {
   return text + ", cpu::user::variant::UserVariant>(params, cta, scratch);\n}\n";
 }
 
-/// Of all that the code follows from.
+/// A digest of everything that the compiled code follows from.
 std::string cache_key(const std::string& source, const std::vector<std::string>& command) {
   Sha256 hash;
   hash.add_text("cpu");

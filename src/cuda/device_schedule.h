@@ -82,7 +82,7 @@ class DeviceSchedule {
   std::array<int32_t, KernelChoices::kMost> num_ctas_ = {};
   std::size_t segments_ = 0;
   std::size_t mask_begins_ = 0;
-  // Of PreparedKv, if keys are prepared:
+  // Where the arrays of PreparedKv begin, if keys are prepared.
   std::size_t num_prepared_ = 0;     // num_tiles, then first_tiles
   std::size_t prepared_states_ = 0;  // num_left, then states
   bool prepares_keys_ = false;

@@ -34,14 +34,14 @@ struct Rotating : device::Standard {
   static constexpr int kRotaryDim = 16;
 };
 
-/// The same choices for keys whose last dims are in a tensor of their own. They have code of their
-/// own: one loader for both sorts of keys would need more registers than the producer has.
+/// `Choices`, but for keys whose last dims are in a tensor of their own. Such keys have code of
+/// their own: one loader for both sorts of keys would need more registers than the producer has.
 template <typename Choices>
 struct WithKeyTails : Choices {
   static constexpr bool kHasKeyTail = true;
 };
 
-/// A kernel with the sm90 family's code, of any family.
+/// A kernel of any family that has the code of the sm90 family.
 template <typename Choices>
 Kernel make_hopper_kernel(std::string_view name, const KernelFamily* family,
                           Architecture architecture) noexcept {

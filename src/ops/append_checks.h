@@ -15,7 +15,7 @@ Status check_append(const AppendTensors& tensors) noexcept;
 /// too.
 Status check_append_values(const AppendTensors& tensors, const TensorView& q) noexcept;
 
-/// Of tensors that have been checked. `q` as above.
+/// The parameters of tensors that have been checked. `q` as above.
 AppendParams make_append_params(const AppendTensors& tensors, const TensorView& q) noexcept;
 
 /// Whether there are tokens and elements to write.

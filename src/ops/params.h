@@ -35,7 +35,7 @@ struct NormParams {
   bool pdl = false;            // programmatic dependent launch
 };
 
-/// Of the operator out = activation(x[:row_size]) * x[row_size:] / scale.
+/// The operator out = activation(x[:row_size]) * x[row_size:] / scale.
 struct ActivationParams {
   Rows x;  // rows of 2 * row_size
   Rows out;
@@ -48,7 +48,7 @@ struct ActivationParams {
   bool pdl = false;  // programmatic dependent launch
 };
 
-/// Of the operator out[i] = x[indices[i]].
+/// The operator out[i] = x[indices[i]].
 struct GatherParams {
   const char* x = nullptr;  // [num_x_rows]
   int64_t x_stride = 0;     // bytes
@@ -79,7 +79,7 @@ struct RopeSide {
   int64_t to_token_stride = 0;
   int64_t to_head_stride = 0;
   int32_t num_heads = 0;
-  // Of 8-bit results: stored = value / (scale * the scale of the kv head).
+  // For 8-bit results: stored = value / (scale * the scale of the kv head).
   float scale = 1.0F;
   HeadScales scales;
   int32_t group_size = 1;  // heads of a kv head

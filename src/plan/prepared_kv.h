@@ -26,11 +26,11 @@ struct PreparedTiles {
 int32_t most_prepared_tiles(const AttentionOptions& options, const Kernel& kernel) noexcept;
 
 /// Decides whether the keys of `batch` are prepared, and writes where in up to `max_tiles` tiles
-/// those of each request begin. They are if ScheduleShape::prepare_reads row tiles read a key, at
-/// the mean. Unless ScheduleShape::prepares_some, all requests are prepared or none: the warps that
-/// load keys then have one task. Then no key counts with more than 3/2 of these reads, since long
-/// requests do not make up for short ones, which have few steps to wait in. `segments`: those of
-/// the schedule. Returns the number of tiles; 0: none.
+/// those of each request begin. Keys are prepared if on average ScheduleShape::prepare_reads row
+/// tiles read a key. Unless ScheduleShape::prepares_some, all requests are prepared or none: the
+/// warps that load keys then have one task. In that average a request counts with at most 3/2 of
+/// prepare_reads (PrepareTuning), since long requests do not make up for short ones, which have few
+/// steps to wait in. `segments`: those of the schedule. Returns the number of tiles; 0: none.
 int32_t choose_prepared_kv(const Batch& batch, const ScheduleShape& shape,
                            std::span<const Segment> segments, int32_t max_tiles,
                            const PreparedTiles& tiles) noexcept;

@@ -13,7 +13,7 @@ namespace flashplan {
 /// Checks the numbers of a Rope for heads of `head_dim`.
 Status check_rope(const Rope& rope, int64_t head_dim) noexcept;
 
-/// Of a Rope that has passed check_rope().
+/// The angles of a Rope that has passed check_rope().
 RopeTurns make_rope_turns(const Rope& rope, int32_t head_dim) noexcept;
 
 }  // namespace flashplan

@@ -85,7 +85,7 @@ Status check_name(const char* argument, const char* name) {
   return {};
 }
 
-/// Of a tensor or a scalar.
+/// Checks the name of a tensor or a scalar.
 Status check_argument_name(const Variant::Impl& variant, const char* argument, const char* name) {
   FLASHPLAN_RETURN_IF_ERROR(check_name(argument, name));
   const std::string_view text = name;

@@ -31,7 +31,7 @@ struct Nvrtc {
   int (*cubin_size)(Program, std::size_t*);
   int (*cubin)(Program, char*);
   int (*lowered_name)(Program, const char* expression, const char** name);
-  /// Of 12.9 and later, or null: a callback that can cancel a compilation.
+  /// Exists in NVRTC 12.9 and later, else null: a callback that can cancel a compilation.
   int (*set_flow_callback)(Program, int (*callback)(void* payload, void*), void* payload);
 };
 

@@ -151,7 +151,8 @@ void Core::finish_step(std::vector<Output>* outputs) {
 
 void Core::plan_begin(bool was_decode) {
   using Clock = std::chrono::steady_clock;
-  // What planning and the first launches take, and what a step may be shorter than the last one.
+  // In seconds: planning and the first launches take a part of it, and by the rest this step may be
+  // shorter than the last one.
   constexpr double kMargin = 0.7e-3;
   const double busy_seconds = backend_->times().busy;
   if (was_decode) decode_seconds_ = busy_seconds - busy_seconds_;

@@ -77,7 +77,8 @@ void CudaDevice::multiply(const Product& product) {
 }
 
 int64_t CudaDevice::padded_rows(int64_t m) const {
-  // So many products of a matrix are there that few shapes need an algorithm.
+  // An algorithm is chosen for each shape, which takes time. With numbers of rows rounded up there
+  // are few shapes.
   if (m <= 8) return static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(m)));
   const int64_t unit = m <= 64 ? 8 : m <= 256 ? 16 : 64;
   return (m + unit - 1) / unit * unit;

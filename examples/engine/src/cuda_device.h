@@ -57,7 +57,7 @@ class CudaDevice final : public Device {
     cudaGraphExec_t graph = nullptr;
   };
 
-  /// Two steps under way, the one that the host fills, and the one whose end it still wants.
+  /// For two steps under way, the one that the host fills, and one whose end it still asks for.
   static constexpr std::size_t kSlots = 4;
 
   Slot& slot(std::size_t step) { return slots_[step % kSlots]; }

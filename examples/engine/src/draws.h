@@ -31,7 +31,7 @@ struct Draws {
   std::size_t size() const { return sequences.size(); }
   void clear();
   void add(const Sequence& sequence);
-  /// Adds draws of the likeliest token, of no sequence.
+  /// Adds draws of the likeliest token that belong to no sequence.
   void add_likeliest(int32_t count);
   /// The tokens of each sequence with penalties from its prompt on, or those after the prompt
   /// alone.
@@ -42,7 +42,8 @@ struct Draws {
 struct Drawn {
   explicit Drawn(int32_t max_draws = 0);
 
-  /// The `count` likeliest tokens of a draw, of the num_logprobs that there are of each.
+  /// The `count` likeliest tokens of draw number `draw`. `num_logprobs`: how many were written for
+  /// each draw (Draws::num_logprobs).
   std::vector<TokenLogprob> likeliest(std::size_t draw, int32_t count, int32_t num_logprobs) const;
 
   std::vector<int32_t> tokens;  // [draws]

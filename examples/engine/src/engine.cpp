@@ -133,12 +133,12 @@ class EngineThread final : public Engine {
   RequestId next_id_ = 0;
   std::map<RequestId, int32_t> live_;  // samples that are not finished
   std::vector<std::pair<RequestId, Request>> submitted_;
-  std::set<std::pair<RequestId, int32_t>> aborted_;  // and which sample
+  std::set<std::pair<RequestId, int32_t>> aborted_;  // request, and which sample
   std::vector<Output> outputs_;
   Statistics statistics_;
   std::string error_;  // of the step that failed
   bool stops_ = false;
-  // Of the thread alone.
+  // Only the engine's thread uses these.
   Core core_;
   std::vector<Output> drawn_;
   std::thread thread_;

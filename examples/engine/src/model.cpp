@@ -29,7 +29,7 @@ class HostWeights final : public WeightLoader {
   }
 
  private:
-  /// The same in one piece of memory.
+  /// Copies the parts of a matrix into one piece of the device's memory.
   Matrix joined(const Matrix& matrix) {
     if (matrix.parts.size() == 1) return matrix;
     int64_t num_rows = 0;

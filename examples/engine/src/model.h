@@ -13,7 +13,7 @@
 
 namespace engine {
 
-/// Of the device's dtype.
+/// Weights in the device's memory and dtype.
 using DeviceWeights = std::shared_ptr<const void>;
 
 /// [rows, inputs]: parts below each other, which may lie apart in memory.
@@ -48,14 +48,14 @@ class WeightLoader {
  public:
   virtual ~WeightLoader() = default;
   virtual DeviceWeights vector(const std::string& name, int64_t size) = 0;
-  /// The matrices of these names, [rows[i], inputs], below each other.
+  /// One matrix that has the rows of all these: names[i] is [rows[i], inputs].
   virtual Matrix matrix(const std::vector<std::string>& names, const std::vector<int64_t>& rows,
                         int64_t inputs) = 0;
 };
 
 /// Throws std::invalid_argument if weights are missing or have another shape.
 Model load_model(const ModelConfig& config, WeightLoader& loader);
-/// The same for weights of the host.
+/// Loads the model from weights in host memory, which are copied to `device`.
 Model load_model(const ModelConfig& config, WeightSource& source, Device& device);
 
 }  // namespace engine

@@ -40,7 +40,7 @@ class Row:
         return max(self.qo_lens) == 1
 
     def options(self, device: str) -> dict[str, Any]:
-        """Of Attention."""
+        """The keyword arguments of Attention."""
         return {
             "num_qo_heads": self.num_qo_heads,
             "num_kv_heads": self.num_kv_heads,
@@ -63,7 +63,7 @@ class Row:
 
     @property
     def cache_shape(self) -> tuple[int, ...]:
-        """Of k and of v."""
+        """The shape that the cache of keys has, and that of values."""
         num_pages = sum(-(-kv_len // PAGE_SIZE) for kv_len in self.kv_lens)
         return num_pages, PAGE_SIZE, self.num_kv_heads, HEAD_DIM
 

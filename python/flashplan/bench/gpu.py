@@ -57,7 +57,7 @@ class Timer:
 
 
 def _memory_microseconds(timer: Timer, device: str, size: int) -> tuple[float, float]:
-    """Of reading `size` bytes, and of copying half of them to the other half."""
+    """The time to read `size` bytes, and the time to copy half of them to the other half."""
     x = torch.zeros(size // 4, device=device)
     total = torch.zeros((), device=device)
     half = len(x) // 2

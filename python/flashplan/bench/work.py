@@ -21,7 +21,7 @@ def flops(
     causal: bool = True,
     window_left: int = -1,
 ) -> float:
-    """Of the two matrix products; where causal, half of those of queries with their own keys."""
+    """Operations of the two products; where causal, new tokens see half of each other."""
     own = sum(qo_len**2 for qo_len in qo_lens if qo_len > 1) / 2 if causal else 0.0
     lens = _visible_lens(qo_lens, kv_lens, window_left)
     pairs = sum(qo_len * num_keys for qo_len, num_keys in lens) - own
@@ -37,6 +37,6 @@ def kv_bytes(
     *,
     window_left: int = -1,
 ) -> int:
-    """Of the keys and values that some query sees, each read once."""
+    """The bytes of the keys and values that some query sees, each read once."""
     tokens = sum(num_keys for _, num_keys in _visible_lens(qo_lens, kv_lens, window_left))
     return tokens * num_kv_heads * sum(head_dims) * item_size

@@ -60,7 +60,7 @@ def unpack_cache(cache: Cache, kv_layout: str) -> tuple[Tensor, Tensor]:
 
 
 def product(a: float | Tensor | None, b: float | Tensor | None) -> float | Tensor:
-    """Of two scales; one that is None is 1."""
+    """The product of two scales; one that is None is 1."""
     if a is None:
         return 1.0 if b is None else b
     return a if b is None else a * b

@@ -38,7 +38,7 @@ def direct_options(
     window_left: int,
     o_dtype: torch.dtype,
 ) -> dict[str, Any]:
-    """Those of `Attention`. The whole scale of logits comes as k_scale of run()."""
+    """The options of `Attention`. The whole scale of logits comes as k_scale of run()."""
     if is_8_bit(o_dtype):
         raise UnsupportedError(f"out: expected 16 bits (32 on the CPU), got {o_dtype}")
     return {

@@ -130,7 +130,10 @@ def items_of(
 
 
 def item_words(batch: Batch, items: Items, device: torch.device) -> Tensor:
-    """As `to_words`. A query also sees no key after itself."""
+    """The mask of scored items, as words of bits like those of `to_words`.
+
+    A query also sees no key after itself.
+    """
     qo_lens = np.diff(batch.qo_indptr).astype(np.int64)
     kv_lens = batch.kv_lens.astype(np.int64)
     request = np.repeat(np.arange(len(qo_lens)), qo_lens)

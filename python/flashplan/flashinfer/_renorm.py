@@ -18,7 +18,7 @@ _LEAST = torch.finfo(torch.float32).tiny
 
 
 def _smallest(rows: Tensor, is_kept: Tensor) -> Tensor:
-    """Of the kept elements of each row: [batch, 1]."""
+    """The smallest kept element of each row: [batch, 1]."""
     return rows.masked_fill(~is_kept, torch.inf).amin(-1, keepdim=True)
 
 

@@ -111,7 +111,7 @@ def layernorm_quant(
 def _layer_weights(
     input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Both as input, or else both as float32."""
+    """(weight, bias), both of the dtype of `input`, or else both as float32."""
     if weight.dtype != input.dtype or bias.dtype != input.dtype:
         return weight.float(), bias.float()
     return weight, bias

@@ -28,10 +28,9 @@ constexpr MergePart kAllRows = {0, 1};
 //      compare-and-swap, which fails if a CTA arrives meanwhile. The bit stays set until the
 //      counter becomes 0.
 //   3. Only the CTA that arrives last decides, once. If there are helpers and none of them has
-//   left,
-//      it sets kDivided and takes the last part; the helper with number i takes part i. Otherwise
-//      it sets the counter to 0 and merges all rows; helpers that still wait read the 0 and merge
-//      nothing.
+//      left, it sets kDivided and takes the last part; the helper with number i takes part i.
+//      Otherwise it sets the counter to 0 and merges all rows; helpers that still wait read the 0
+//      and merge nothing.
 //   4. After kDivided, the low bits count the helpers that have read it. The last of these helpers
 //      sets the counter to 0, when no other helper reads it any more.
 constexpr uint32_t kArrivalBits = 0xffff;   // arrivals; once divided, the helpers that know it

@@ -20,8 +20,9 @@ struct Traits {
   static constexpr int kHeadDimQk = kHeadDimQk_;
   static constexpr int kHeadDimVo = kHeadDimVo_;
   static constexpr bool kGathers = false;  // Sm90Gatherer copies keys and values
-  // Whether there is code for keys whose last dims are in a tensor of their own, as models have
-  // them with more dims; and whether this is it, in families that have other code for them.
+  // kTakesKeyTails: whether these dims have code for keys whose last dims are in a tensor of their
+  // own; models have such keys with more than 128 dims. kHasKeyTail: whether this is the code for
+  // such keys, in families that have code of their own for them.
   static constexpr bool kTakesKeyTails = kHeadDimQk > 128;
   static constexpr bool kHasKeyTail = false;
   static constexpr bool kFewRowsAlone = false;  // see FewRowsAlone

@@ -33,7 +33,7 @@ class Row {
   int32_t size() const { return size_; }
   sampling::Scale scale{};
 
-  /// Of a row without a bias.
+  /// Element i of a row without a bias.
   float value(int64_t i) const { return Format::load(values_[i]) + 0.0F; }
 
   /// The value that is compared and weighed.

@@ -19,7 +19,7 @@ struct DeviceLimits {
   std::span<const Kernel> kernels = {};  // compiled in for the type of device that the options name
   int32_t num_processors = 1;            // CPUs this process may run on, or SMs of the GPU
 
-  // Of GPUs alone.
+  // For GPUs alone:
   std::string_view family = {};  // choose among the kernels of this family; empty: among all
   int32_t num_gpus = 0;
   int32_t major = 0;  // compute capability

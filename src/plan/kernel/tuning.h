@@ -15,7 +15,7 @@ struct KernelTuning {
   int32_t prepare_reads = 0;  // see ScheduleShape
   // Keys of a state in batch-invariant mode: tile_kv times a power of two, or 0.
   int32_t chunk_kv = 0;
-  int32_t few_rows_chunk_kv = 0;  // of requests of few rows; 0: the same
+  int32_t few_rows_chunk_kv = 0;  // chunk_kv for requests of few rows; 0: as for others
 
   friend bool operator==(const KernelTuning&, const KernelTuning&) = default;
 };
@@ -24,7 +24,7 @@ struct KernelTuning {
 struct BatchTuning {
   /// Packed query rows of a request and a kv head. With more, the kernels for many rows are faster.
   int32_t few_rows = 16;
-  /// The same in batch-invariant plans, whose kernels for many rows cut no row tile. A request of
+  /// `few_rows` in batch-invariant plans, whose kernels for many rows cut no row tile. A request of
   /// few tokens and many keys, such as a draft, would then run on a CTA for each kv head.
   int32_t few_rows_of_invariant = 64;
   /// What decodes must save by sharing, in keys of a head for each processor and as 1 / n of all

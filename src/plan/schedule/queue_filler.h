@@ -49,7 +49,7 @@ class QueueFiller {
   void fill(const TileSet& tiles, const Segment* segments, const SharingMerges& sharing,
             std::span<const int64_t> loads = {});
 
-  // Of the last fill():
+  // Results of the last fill():
 
   /// Predicted cost per CTA, with what the queue had before.
   std::span<const int64_t> loads() const { return loads_; }

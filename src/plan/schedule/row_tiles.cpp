@@ -96,7 +96,7 @@ class RowTiles::Collector {
   }
 
   RowTile* next() const { return next_; }
-  // Of one kv head:
+  // Costs of one kv head:
   int64_t total_cost() const { return total_cost_; }
   int64_t cost_of_readers() const { return cost_of_readers_; }
 

@@ -64,7 +64,7 @@ class RowTiles {
                const SharingMerges& sharing);
 
   const RowTile& operator[](int32_t i) const { return tiles_[static_cast<std::size_t>(i)]; }
-  /// Of up to tile_q rows: looking them up takes less time than computing them for each tile.
+  /// The costs of a tile of up to tile_q rows. Looking them up is faster than computing them anew.
   const RowCosts& costs(int32_t rows) const { return costs_[static_cast<std::size_t>(rows)]; }
   std::span<const RowTileGroup> groups() const { return {groups_.data(), num_groups_}; }
   /// Numbers of those in no group.
@@ -77,7 +77,7 @@ class RowTiles {
   /// Predicted, of all heads.
   int64_t total_cost() const { return total_cost_; }
   int64_t cost_of_prefixes() const { return cost_of_prefixes_; }
-  /// Of the prefixes and the requests that read them.
+  /// The cost of the prefixes and of the requests that read them.
   int64_t cost_of_sharers() const { return cost_of_prefixes_ + cost_of_readers_; }
 
  private:

@@ -133,7 +133,7 @@ class Scheduler {
   RowTiles row_tiles_;
   QueueFiller prefix_filler_;  // if prefixes come first
   QueueFiller filler_;
-  // Of each queue: where its next whole tile goes.
+  // For each queue: where its next whole tile goes.
   std::vector<int32_t> next_whole_prefix_;
   std::vector<int32_t> next_whole_;
   std::vector<int64_t> prefix_loads_;  // see loads_of_prefixes()

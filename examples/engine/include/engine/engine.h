@@ -79,7 +79,8 @@ struct Options {
   int32_t num_pages = 1024;       // of the cache of keys and values
   int32_t max_batch_size = 64;    // sequences in one step
   int32_t max_step_tokens = 512;  // in one step; at least max_batch_size
-  /// The bits of a request's results do not depend on the other requests. Implies kRowByRow.
+  /// The bits of a request's results do not depend on the other requests. Implies kRowByRow. On a
+  /// GPU that holds for attention alone: products may depend on how many tokens a step has.
   bool batch_invariant = false;
   Products products = Products::kFastest;
   DeviceType device = DeviceType::kCpu;
@@ -123,7 +124,8 @@ class Engine {
   ///   std::invalid_argument  a file is malformed, or describes a model of another kind
   ///   std::system_error      a file can not be read
   static std::unique_ptr<Engine> load(const std::filesystem::path& folder, const Options& options);
-  /// The same with random weights: reads config.json alone. They differ from device to device.
+  /// An engine with random weights, as load() otherwise: it reads config.json alone. The weights
+  /// differ from device to device.
   static std::unique_ptr<Engine> random(const std::filesystem::path& folder, uint64_t seed,
                                         const Options& options);
 
@@ -137,7 +139,8 @@ class Engine {
   /// Ends a request before the next step. Each of its samples that is not finished gets an output
   /// kAborted. Returns false if no such request is running or waiting.
   virtual bool abort(RequestId request) = 0;
-  /// The same for one sample. True also if it has finished before the others.
+  /// Ends one sample of a request, as abort() ends all. True also if the sample has finished, and
+  /// others of the request have not.
   virtual bool abort_sample(RequestId request, int32_t sample) = 0;
 
   /// All outputs since the last call, in the order of the steps. Waits until there is one, at most

@@ -169,7 +169,7 @@ class FewRowsPipeline {
   const int32_t heads_end_;
   Step asked_;   // the next one whose page ids are requested
   Step copied_;  // the next one whose keys are requested
-  // Of k, or of v for lanes that find values alone; strides in bytes.
+  // The tensor k, or v for lanes that find values alone; strides in bytes.
   const unsigned char* data_;
   int64_t page_stride_;
   int64_t token_stride_;

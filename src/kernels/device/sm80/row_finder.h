@@ -108,7 +108,7 @@ class RowFinder {
   }
 
   const int thread_;
-  // Of k or v; strides in bytes.
+  // The tensor k or v; strides in bytes.
   const unsigned char* data_;
   int64_t page_stride_;
   int64_t token_stride_;

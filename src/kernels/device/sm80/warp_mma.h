@@ -35,7 +35,7 @@ FLASHPLAN_DEVICE void load_query_fragment(uint32_t (&a)[4], uint32_t address, in
   using Tile = SharedTile<kHeadDim * Element<kQ>::kBytes>;
   const uint32_t at = Tile::advance(address, Element<kQ>::kBytes * k);
   if constexpr (Element<kQ>::kBytes == 1) {
-    static_assert(Element<kKv>::kBytes == 1);  // the order of their dims
+    static_assert(Element<kKv>::kBytes == 1);  // dims are in the order of 8-bit keys
     const uint2 first = Element<kQ>::widen(load_shared_4(at));
     const uint2 second = Element<kQ>::widen(load_shared_4(at + 8 * Tile::kRowBytes));
     a[0] = first.x;

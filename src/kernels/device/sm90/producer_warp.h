@@ -83,9 +83,9 @@ class Sm90ProducerWarp {
     }
   }
 
-  /// Copies `num_valid` of 8 elements of 16 bits, which may be 16 of 8 bits, and writes zeros after
-  /// them. `any` is a readable address,
-  /// for where there is nothing to copy.
+  /// Copies 16 bytes. `num_valid` of their 8 elements of 16 bits exist (two elements of 8 bits
+  /// count as one of 16); zeros replace the others. `any`: a readable address, for where none
+  /// exists.
   FLASHPLAN_DEVICE void copy_16(uint32_t to, const unsigned char* from, int num_valid,
                                 const unsigned char* any) const {
     if (p_.tensors.vectorized) {

@@ -128,7 +128,7 @@ struct Sm90Shape : Choices {
   // such tiles are loaded ahead.
   static constexpr int kQParts = kQBuffers > 1 ? kWarpgroups : 1;
   static constexpr int kQBarriers = kQBuffers * kQParts;
-  // Of what comes before the queries in shared memory; see Sm90SharedMemory.
+  // The size of what comes before the queries in shared memory; see Sm90SharedMemory.
   static constexpr int kHeaderBytes = 2048;
   // Keys and values take turns in a ring of slots.
   static constexpr int kBudget = 227 * 1024 - kHeaderBytes;
@@ -140,20 +140,20 @@ struct Sm90Shape : Choices {
   // Two warps fill slots in turn. A warp tells the phases of a slot's barrier apart by parity, so
   // it must not fall two phases behind, which it could with three slots.
   static constexpr int kKvWarps = kSlots > 3 ? 2 : 1;
-  // Those that gather: the two of the producer, and a warpgroup of their own.
+  // Warps that gather: two of the producer, and a warpgroup of their own.
   static constexpr int kGatherWarps = 6;
-  // Keys that are rotated, and keys and values from small pages, may be prepared; see Sm90Preparer.
-  // One warp then copies the keys, and another one the values.
+  // Keys that are rotated, and keys and values from small pages or of 8 bits, may be prepared; see
+  // Sm90Preparer. One warp then copies the keys, and another one the values.
   static constexpr bool kTakesPreparedValues = kGathers || kWidens;
   static constexpr bool kTakesPrepared = kHelps && kKvWarps == 2;
   static constexpr int kPreparingWarps = 4;
-  // Those that read records to load keys and values.
+  // Warps that read records to load keys and values.
   static constexpr int kKvReaders = kGathers  ? kGatherWarps
                                     : kWidens ? kKvWarps + kPreparingWarps
                                               : kKvWarps;
   // Arrivals that fill a slot.
   static constexpr int kSlotArrivals = kGathers ? kGatherWarps * 32 : kWidens ? kPreparingWarps : 1;
-  // Those that call Sm90Prepared::leave(): they prepare tiles, or copy them to slots.
+  // Warps that call Sm90Prepared::leave(): they prepare tiles, or copy them to slots.
   static constexpr int kPreparedWarps = kPreparingWarps + (kTakesPreparedValues ? 2 : 1);
   // Each warp that prepares has room for a part of a tile. Where the slots leave no room, the ring
   // has one slot less meanwhile.

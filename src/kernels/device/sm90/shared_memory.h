@@ -119,7 +119,7 @@ struct Sm90Smem {
   FLASHPLAN_DEVICE uint32_t q_empty(uint32_t part) const {
     return base + FLASHPLAN_OFFSET_OF(Memory, q_empty) + part * 8;
   }
-  /// Of queries that are loaded. Where nobody rotates them, they are full then.
+  /// The barrier of queries that are loaded. Where nobody rotates them, it is q_full().
   FLASHPLAN_DEVICE uint32_t q_loaded(uint32_t part) const {
     if constexpr (!S::kRotates) return q_full(part);
     return base + FLASHPLAN_OFFSET_OF(Memory, q_loaded) + part * 8;

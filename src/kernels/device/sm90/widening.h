@@ -8,10 +8,10 @@
 
 namespace flashplan::device {
 
-/// Of a part of a tile, S::kPartRows rows. Raw rows lie behind each other. With 128 dims, the
-/// halves of odd rows are exchanged, so that the eight lanes that read 64 bytes of two neighbouring
-/// rows together meet in no bank. Nor do they when they write: the chunks of a row and those of its
-/// neighbour have different places in the layout that wgmma reads.
+/// Copies and widens a part of a tile, S::kPartRows rows. Raw rows lie behind each other. With 128
+/// dims, the halves of odd rows are exchanged, so that the eight lanes that read 64 bytes of two
+/// neighbouring rows together meet in no bank. Nor do they when they write: the chunks of a row and
+/// those of its neighbour have different places in the layout that wgmma reads.
 template <typename S>
 struct Sm90Widening {
   static_assert(S::kHeadDimQk == S::kHeadDimVo && S::kPartRows == 32);
@@ -63,7 +63,7 @@ struct Sm90Widening {
   static constexpr int kQuarters = kChunks / 4;
   static constexpr int kItems = kRowsAtOnce / 8 * kQuarters;
 
-  /// Two elements, of two float16.
+  /// Two float16 as two elements of kTo.
   template <DType kTo>
   static FLASHPLAN_DEVICE uint32_t converted(uint32_t pair) {
     if constexpr (kTo == DType::kFloat16) {

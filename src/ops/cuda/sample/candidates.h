@@ -195,7 +195,7 @@ class SampleCandidates : protected SampleHistogram<kDType, kFromProbs, kHeld> {
     return above;
   }
 
-  /// Of those above the cut, and of all CTAs.
+  /// The sum of the weights of all CTAs' candidates that are above the cut.
   __device__ uint64_t mass_of_candidates(const Cut& cut) {
     uint64_t mass = 0;
     for_each_candidate([&](uint32_t key) { mass += this->template amount_of_key<true>(key, cut); });

@@ -35,7 +35,7 @@ enum class Tried : uint8_t {
 
 constexpr int kTriesAtOnce = 4;
 
-/// Of a CTA, in shared memory at the same place of all CTAs.
+/// The shared memory of a CTA, at the same place in all CTAs of a cluster.
 struct CountedShared {
   PlainShared plain;
   Mailbox bounds_mail[2];           // of the steps, in turn

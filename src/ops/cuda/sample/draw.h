@@ -81,7 +81,7 @@ class SampleDraw : protected SampleThreshold<kDType, kFromProbs, kHeld> {
     search(of_warp, cut, tie);
   }
 
-  /// Of what a thread has.
+  /// Sums over the elements that a thread has.
   struct Sums {
     uint64_t mass;  // above the cut
     uint32_t ties;

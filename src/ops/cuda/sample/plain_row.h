@@ -21,7 +21,7 @@ struct ChosenBlock {
   uint64_t mass;
 };
 
-/// Of a CTA, in shared memory at the same place of all CTAs.
+/// The shared memory of a CTA, at the same place in all CTAs of a cluster.
 struct PlainShared {
   Mailbox mail;                          // of the entries
   uint64_t entries[kMostEntries];        // of all blocks

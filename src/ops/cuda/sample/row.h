@@ -22,7 +22,7 @@ constexpr int kMostFew = 160;        // candidates that are compared each with e
 constexpr int kFewPadding = 32;      // behind them
 constexpr int kValues = 4;           // that CTAs tell each other at once
 
-/// Of a CTA.
+/// The shared memory of a CTA.
 struct SampleShared {
   BulkBarrier arrived[kBulks];           // of the part
   Mailbox mail[2];                       // of the steps. Two, since a CTA may be a step ahead
@@ -293,7 +293,7 @@ class SampleRow {
     ++step_;
   }
 
-  /// Of the last step, of the rank that the lane has; 0 where there is none.
+  /// Value `v` that the CTA of this lane's number sent in the last step; 0 where there is none.
   __device__ uint64_t value_of_rank(int v) const {
     const int lane = lane_of_thread();
     return lane < cluster_size() ? values_of(step_ - 1, lane)[v] : 0;

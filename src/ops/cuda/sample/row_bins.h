@@ -71,7 +71,7 @@ struct Bins {
       if (carries[e]) atomicAdd(&high[bins[e]], 1U);
     }
   }
-  /// Of the first bin, the part that is not of lanes.
+  /// The sum of a bin. That of the first bin lacks what lanes have added to bins of their own.
   __device__ uint64_t sum(int bin) const { return low[bin] + (uint64_t{high[bin]} << 32); }
   /// What the lane has of the sum of a group.
   __device__ uint64_t sum_of_group(int group) const {

@@ -142,7 +142,7 @@ class PartOut {
   const bool by_word_;
 };
 
-/// Of parts of up to kHeldElements.
+/// For parts of rows of up to kHeldElements, which are read once.
 template <DType kFrom, DType kTo>
 __global__ void __launch_bounds__(kHeldThreads, 2)
     held_softmax_kernel(const __grid_constant__ RowParams<SoftmaxParams> params) {
@@ -202,7 +202,7 @@ __global__ void __launch_bounds__(kHeldThreads, 2)
   }
 }
 
-/// Of longer parts, which are read three times.
+/// For longer parts of rows, which are read three times.
 template <DType kFrom, DType kTo>
 __global__ void __launch_bounds__(kRowThreads, kRowCtasOfSm)
     long_softmax_kernel(const __grid_constant__ RowParams<SoftmaxParams> params) {

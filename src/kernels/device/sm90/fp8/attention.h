@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(Sm90Fp8Shape<Choices>::kThreads, 1)
     for (int i = 0; i < S::kSlots; ++i) {
       mbarrier_init(memory.slot_full(i), 1);
       mbarrier_init(memory.slot_empty(i), S::kConsumerWarps);
-      mbarrier_init(memory.key_loaded(i), 1);  // of values
+      mbarrier_init(memory.key_loaded(i), 1);  // says that values can be transposed
     }
     for (int i = 0; i < S::kQBarriers; ++i) {
       mbarrier_init(memory.q_loaded(i), 2);

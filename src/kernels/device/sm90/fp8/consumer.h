@@ -34,7 +34,7 @@ class Sm90Fp8Consumer {
       if (begins_tile_) wait_tile(unit);
       const Sm90Context& context = context_of(unit);
       const bool has_keys = context.has_steps();
-      if (context.is_end && last.tile < 0) break;  // without code that no cache has yet
+      if (context.is_end && last.tile < 0) break;  // before code that no cache has yet
       if (has_keys || last.tile >= 0) attend(unit, last, has_keys);
       if (has_keys) {
         last = unit;
@@ -275,7 +275,7 @@ class Sm90Fp8Consumer {
 #pragma unroll
     for (int i = 0; i < S::kTileKv / 32; ++i) {
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {  // row j % 2 * 8, keys from j / 2 * 16 on
+      for (int j = 0; j < 4; ++j) {  // j % 2: the thread's first or second row
         const float* x = softmax_.logits + 16 * i + 8 * (j / 2) + 2 * (j % 2);
         weights_[i][j] = pack_e4m3(x[0], x[1], x[4], x[5]);
       }
@@ -303,7 +303,7 @@ class Sm90Fp8Consumer {
   uint32_t weights_[S::kTileKv / 32][4] = {};
   Sm90SlotRing<S> ring_;
   uint32_t q_ = 0;           // place of the queries of this unit, see Sm90Smem::queries()
-  uint32_t last_q_ = 0;      // of the unit before
+  uint32_t last_q_ = 0;      // place of the queries of the unit before
   bool begins_tile_ = true;  // whether this unit is the first of a tile
   bool shared_ = false;      // whether all warpgroups have rows of this unit
   bool last_shared_ = false;

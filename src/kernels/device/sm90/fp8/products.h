@@ -35,8 +35,8 @@ struct WgmmaE4m3 {
                  : FLASHPLAN_64("+f")
                  : "l"(a.bits()), "l"(b.bits()));
   }
-  /// The same with `a` from registers: a[i] has four neighbours of row 16 * warp + i % 2 * 8 +
-  /// lane / 4, from 4 * (lane % 4) + i / 2 * 16 on.
+  /// d = a * b and d += a * b with `a` from registers: a[i] has four neighbouring columns of a row.
+  /// The row is 16 * warp + i % 2 * 8 + lane / 4, the first column 4 * (lane % 4) + i / 2 * 16.
   static FLASHPLAN_DEVICE void first(float (&d)[64], const uint32_t (&a)[4], WgmmaOperand b) {
     asm volatile("wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {" FLASHPLAN_D64
                  "}, {%64, %65, %66, %67}, %68, 0, 1, 1;\n"

@@ -6,7 +6,7 @@
 
 namespace flashplan::device {
 
-/// As Sm90Shape, for queries, keys and values of 8 bits: two elements have the place of one of 16
+/// Sm90Shape for queries, keys and values of 8 bits: two elements have the place of one of 16
 /// bits, so that tiles are those of half as many dims. A warpgroup transposes values, since the
 /// products of 8 bits sum over neighbours in memory alone.
 template <typename Choices>
@@ -45,7 +45,7 @@ struct Sm90Fp8Shape : Sm90Shape<Choices> {
   static constexpr int kPreparedSlots = kSlots;
   static constexpr int kKvReaders = Base::kKvWarps;
   static constexpr int kSlotArrivals = 1;
-  /// Of a step that there is not: the queue has ended.
+  /// The slot of a step that does not exist, because the queue has ended.
   static constexpr int kNoSlot = -1;
 };
 

@@ -326,8 +326,10 @@ class MlaConsumer {
   Visible visible_;
   float o_[S::kHalfDims / 2] = {};
   uint32_t weights_[S::kTileKv / 16][4] = {};
-  uint32_t block_ = 0;     // the next one of the queue
-  uint32_t parities_ = 0;  // bit 0: of the tiles with steps so far; bit 1: of the states
+  uint32_t block_ = 0;  // the number of the next block in the queue
+  // Bit 0: whether an odd number of tiles with steps was begun; bit 1: whether an odd number of
+  // states was.
+  uint32_t parities_ = 0;
 };
 
 }  // namespace flashplan::device

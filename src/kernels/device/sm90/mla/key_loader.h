@@ -26,7 +26,7 @@ class MlaKeyWarp {
     bool is_prefetched;  // by this CTA
   };
 
-  /// What is done before a tile, if there is nothing to do.
+  /// The begin_tile() of warps that do nothing before a tile.
   struct Nothing {
     FLASHPLAN_DEVICE void operator()(int32_t) const {}
   };

@@ -9,7 +9,7 @@ namespace flashplan::device {
 /// A row of the cache.
 struct KeyPlace {
   int32_t page;
-  int32_t row;  // of the page; of ragged keys, which are one page, of the tensor
+  int32_t row;  // in the page; ragged keys are one page, so there it is the row of the tensor
   bool exists;  // whether the cache has this row
 
   /// Where the row begins in a tensor of the cache, in elements.

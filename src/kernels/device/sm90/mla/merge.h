@@ -96,7 +96,7 @@ struct MlaMerge {
                 load_4_if(n + i < count, states + i * kStateRows * S::kHeadDimVo + q * 128, 0.0F);
           }
         }
-        // Here, so that lse arrives with the values.
+        // lse is used only here, so that it is loaded together with the values.
         if (n == 0 && !chunked) {
           const float shrink = merged.add_of_lanes(lse, &weight);
 #pragma unroll

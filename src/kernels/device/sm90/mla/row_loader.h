@@ -44,7 +44,7 @@ class MlaRowLoader : MlaKeyWarp<S> {
 
   static constexpr int kGroups = S::kTileKv / 8;
   static constexpr int kOwnGroups = (kGroups + S::kGatherWarps - 1) / S::kGatherWarps;
-  static constexpr int kCopies = 2 * kOwnGroups;  // of rows, by a lane
+  static constexpr int kCopies = 2 * kOwnGroups;  // rows that a lane helps to copy
   static_assert(8 * kOwnGroups <= 32);            // a lane looks up one row
 
   /// The first row of the warp's group number `i`.
@@ -161,8 +161,8 @@ class MlaRowLoader : MlaKeyWarp<S> {
     }
   }
 
-  /// The same for rows that cannot be copied 16 bytes at a time. `own_row`: where the row that this
-  /// lane has looked up begins.
+  /// Copies a part of a block whose rows cannot be copied 16 bytes at a time. `own_row`: where the
+  /// row that this lane has looked up begins.
   FLASHPLAN_DEVICE void copy_unaligned(const unsigned char* own_row, const unsigned char* own_tail,
                                        uint32_t existing, uint32_t number, int part) const {
 #pragma unroll 1
@@ -186,7 +186,7 @@ class MlaRowLoader : MlaKeyWarp<S> {
   const int warp_;
 };
 
-/// Not inlined, so that it takes no registers from the other way.
+/// Copies rows that are not aligned. Not inlined, so that it takes no registers from other code.
 template <typename S>
 __device__ __noinline__ void copy_unaligned_rows(const AttentionParams& p, const MlaSmem<S>& smem,
                                                  int warp) {

@@ -31,14 +31,13 @@ struct alignas(16) MlaWaitingMerge {
 ///   2. A tile without steps (MlaContext::has_steps) has no block. Any other tile has at least one,
 ///      also where it has no keys; producer and consumers compute the number in one function.
 ///   3. `weights` has the weights of one block. The owner of a block writes them, makes them
-///   visible
-///      to the tensor cores (fence of the async proxy), and arrives at the named barrier of even or
-///      of odd blocks; the other warpgroup waits there. Before the owner writes, it has itself
-///      finished its product with the weights of the block before, which the other one wrote: all
-///      its warps wait for that product, and meet at their own barrier. So the warpgroups take
-///      turns strictly: even weights, odd weights, even weights. Neither arrives twice at a barrier
-///      before the other has waited once: between two arrivals it waits at the other barrier, or
-///      at 6.
+///      visible to the tensor cores (fence of the async proxy), and arrives at the named barrier of
+///      even or of odd blocks; the other warpgroup waits there. Before the owner writes, it has
+///      itself finished its product with the weights of the block before, which the other one
+///      wrote: all its warps wait for that product, and meet at their own barrier. So the
+///      warpgroups take turns strictly: even weights, odd weights, even weights. Neither arrives
+///      twice at a barrier before the other has waited once: between two arrivals it waits at the
+///      other barrier, or at 6.
 ///   4. `shift` and `raised` belong to the weights: the owner writes them before it arrives, the
 ///      other warpgroup reads them behind its wait. Warp i of either warpgroup has the same rows,
 ///      and reads and writes only these.
@@ -50,15 +49,13 @@ struct alignas(16) MlaWaitingMerge {
 ///      `raised` unread. Sums have two buffers, because a warpgroup may write the next ones while
 ///      the other one reads.
 ///   7. Contexts: the record of work tile i is in entry i % kContexts, and behind the last tile is
-///   a
-///      record with is_end. The warp that writes records waits until all others have freed the
+///      a record with is_end. The warp that writes records waits until all others have freed the
 ///      entry's record before; consumers' warps, and warps that bring keys, free each record.
 ///      `num_states` belongs to the record: in batch-invariant plans, the states that the tile
 ///      writes if it belongs to a merge.
 ///   8. `on_pages` is set to kSomeOffPages before the keys are announced. It stays so. `found` is
-///   for
-///      lists of keys alone: it belongs to the left part of its slot, and has a bit for each key of
-///      the block, bit i % 8 of byte i / 8, that says whether the cache has the key.
+///      for lists of keys alone: it belongs to the left part of its slot, and has a bit for each
+///      key of the block, bit i % 8 of byte i / 8, that says whether the cache has the key.
 ///   9. After the last tile, behind a barrier of all consumers, no bulk copies are under way, and
 ///      `waiting` is read.
 template <typename S>

@@ -25,7 +25,7 @@ struct MlaWidening {
     if constexpr (!kHasScales && kQ == DType::kFloat16) return pairs;
     return {scaled(pairs.x, scale), scaled(pairs.y, scale)};
   }
-  /// A pair of the tail, where it has 16 bits.
+  /// Two elements of a tail of bfloat16, in the dtype of q.
   static FLASHPLAN_DEVICE uint32_t tail(uint32_t pair) {
     if constexpr (kQ == DType::kBFloat16) return pair;
     const float2 x = Element<DType::kBFloat16>::unpack(pair);

@@ -52,7 +52,7 @@ class MlaWideningLoader : MlaKeyWarp<S> {
     };
     const auto fill = [&](const Block& block, uint32_t number, int32_t id) {
       if (!is_begun_) begin(find(block, id));
-      // When the first keys of the tile are under way.
+      // Queries are loaded when the first keys of the tile are under way.
       if (needs_queries) records.load_queries(smem_.memory.contexts[tile % S::kContexts]);
       needs_queries = false;
       fill_slot(number);
@@ -134,7 +134,7 @@ class MlaWideningLoader : MlaKeyWarp<S> {
 
   FLASHPLAN_DEVICE void fill_slot(uint32_t number) {
     if constexpr (kVectorized) {
-      float right_scale = 0.0F;  // of the next block
+      float right_scale = 0.0F;  // that of the next block
 #pragma unroll
       for (int item = 0; item < kItems; ++item) {
         if (item == 0) begin_left(number);
@@ -236,7 +236,7 @@ class MlaWideningLoader : MlaKeyWarp<S> {
   static FLASHPLAN_DEVICE int rows_before(int item) {
     return is_tail(item) ? (item - 2 * kItemsOfHalf) * 8 : item % kItemsOfHalf / 2 * 4;
   }
-  /// The row of an item, of those without rows before, and the 16 bytes of it that this lane has.
+  /// Which row of an item this lane has, behind rows_before(item), and which 16 bytes of that row.
   struct Own {
     int row;
     int chunk;
@@ -300,7 +300,7 @@ class MlaWideningLoader : MlaKeyWarp<S> {
   }
 
   const KeyPlaces places_;
-  const int first_row_;    // of the block
+  const int first_row_;    // the warp's first row of a block
   Rows rows_ = {};         // that are loaded now
   Rows next_ = {};         // of the next block of the tile
   bool is_begun_ = false;  // the first items of the block are loaded
