@@ -285,8 +285,8 @@ FLASHPLAN_API void flashplan_attention_tensors_init(flashplan_attention_tensors*
                                                     size_t struct_size) FLASHPLAN_NOEXCEPT;
 
 // Plan::run: the planned attention. On the CPU it returns when it is done; on a GPU it is one
-// launch on `stream`, without allocation or synchronisation, which may be captured into a graph.
-// The plan and the workspace must then live as long as the graph.
+// launch on `stream`, or on Hopper two for some batches, without allocation or synchronisation. It
+// may be captured into a graph. The plan and the workspace must then live as long as the graph.
 FLASHPLAN_API flashplan_status flashplan_plan_run(flashplan_plan* plan,
                                                   const flashplan_attention_tensors* tensors,
                                                   flashplan_stream stream,

@@ -263,16 +263,16 @@ class FLASHPLAN_API Plan {
   ///   it, if they or rows beside them read it in the same step (128 rows, up to 128 keys).
   ///
   /// CPU: on the calling thread and the library's thread pool; returns when done.
-  /// GPU: one launch on `stream`, or on Hopper two for some batches. plan() and run() calls of one Plan are executed in their order on
-  /// the device, even on different streams. The stream of a plan() must exist until the next plan()
-  /// on another stream, or until the Plan is destroyed: that one waits for it, and CUDA crashes on
-  /// the handle of a stream that was destroyed. A graph with captured runs refers to memory of the
-  /// Plan and to its workspace: both must live as long as the graph, and nothing notices a replay
-  /// after they are gone. A run may be captured into a graph and
-  /// replayed for any later plan() with the same tensors. The caller orders each replay after that
-  /// plan(), most simply by using one stream. If the bounds allow prompts
-  /// (max_qo_tokens > max_batch_size), a captured run launches all kernels of the Plan, of which
-  /// one has work. Otherwise it launches the current one, and every later plan() takes that too.
+  /// GPU: one launch on `stream`, or on Hopper two for some batches. plan() and run() calls of one
+  /// Plan are executed in their order on the device, even on different streams. The stream of a
+  /// plan() must exist until the next plan() on another stream, or until the Plan is destroyed:
+  /// that one waits for it, and CUDA crashes on the handle of a stream that was destroyed. A graph
+  /// with captured runs refers to memory of the Plan and to its workspace: both must live as long
+  /// as the graph, and nothing notices a replay after they are gone. A run may be captured into a
+  /// graph and replayed for any later plan() with the same tensors. The caller orders each replay
+  /// after that plan(), most simply by using one stream. If the bounds allow prompts (max_qo_tokens
+  /// > max_batch_size), a captured run launches all kernels of the Plan, of which one has work.
+  /// Otherwise it launches the current one, and every later plan() takes that too.
   ///   kInvalidArgument, kInvalidType  a tensor does not fit the plan, or o or lse shares memory
   ///                                   with another argument; nothing was written
   ///   kNotReady                       there was no plan() yet; on the CPU, another run is using
