@@ -111,7 +111,8 @@ class KeptMaps {
   /// Caches of several layers lie at multiples of large numbers: all bits of the address count.
   static std::size_t place_of(const MapKey& key) {
     constexpr uint64_t kGolden = 0x9e3779b97f4a7c15;
-    const uint64_t mixed = (reinterpret_cast<uintptr_t>(key.data) + key.dims[2].box) * kGolden;
+    const auto box = static_cast<uint64_t>(key.dims[2].box);
+    const uint64_t mixed = (reinterpret_cast<uintptr_t>(key.data) + box) * kGolden;
     return mixed >> 56;
   }
   static_assert(kEntries == std::size_t{1} << 8);
