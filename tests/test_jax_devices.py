@@ -516,7 +516,7 @@ def test_a_call_on_a_device_without_a_plan(jax, calls, devices, rng):
     arrays = [jax.device_put(x, third) for x in (q[:, :4], *(c[:, :, :2] for c in caches), TABLE)]
     call = jax.ffi.ffi_call("flashplan_run", [jax.ShapeDtypeStruct((3, 4, 8), np.float32)])
     attributes = {"attention": np.int64(attn._handle), "given": np.int64(1)}
-    scales = {"k_scale": np.float32(1), "v_scale": np.float32(1)}
+    scales = {f"{name}_scale": np.float32(1) for name in "qkv"}
     text = r"attn: expected a call on a device with a number of \[0, 1\], got 2"
     with pytest.raises(jax.errors.JaxRuntimeError, match=text):
         jax.block_until_ready(call(*arrays, **attributes, **scales))

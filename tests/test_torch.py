@@ -129,13 +129,16 @@ def test_exports(torch, ops, call):
     assert same_bits(torch, [program(*args)], [attn.run(*args, **kwargs)])
 
 
+SCALES = (1.0, 1.0, 1.0)  # of q, k and v
+
+
 def test_operators_are_what_they_say(torch, ops):
     attn, [q, k, v], kwargs = prepared(CASES[0], Torch(torch))
     table = kwargs["block_table"]
     out, lse = torch.empty_like(q), q.new_empty(q.shape[:2])
     torch.library.opcheck(
         torch.ops.flashplan.run.default,
-        (attn._handle, q, k, v, None, None, table, *(None,) * 9, out, lse, 1.0, 1.0, False, [], []),
+        (attn._handle, q, k, v, None, None, table, *(None,) * 10, out, lse, *SCALES, False, [], []),
     )
     new = torch.randn(2, *k.shape[2:])
     indptr, lens = torch.tensor([[0, 2], [5, 0]], dtype=torch.int32)
@@ -239,7 +242,7 @@ def test_an_operator_keeps_no_attention_alive(torch, ops):
     table = kwargs["block_table"]
     with pytest.raises(RuntimeError, match="^attn: expected .* got one that is gone"):
         torch.ops.flashplan.run(
-            handle, *args, None, None, table, *(None,) * 9, out, None, 1.0, 1.0, False, [], []
+            handle, *args, None, None, table, *(None,) * 10, out, None, *SCALES, False, [], []
         )
 
 

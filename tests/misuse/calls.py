@@ -3,6 +3,7 @@
 
 import random
 
+import ml_dtypes
 import numpy as np
 
 import flashplan as fp
@@ -152,6 +153,7 @@ class Run(Call):
     }
     written = ("out", "lse")
     optional = ("workspace", "kv_lens", "sinks")
+    dtypes = {"sinks": (dtype_fields(ml_dtypes.bfloat16),)}
     numbers = parameters = ("k_scale", "v_scale")
 
     def __init__(self, rng, **fixed):
