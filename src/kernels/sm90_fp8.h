@@ -11,6 +11,17 @@
 
 namespace flashplan {
 
+template <typename S>
+constexpr KernelGeometry sm90_fp8_geometry() {
+  return {.tile_q = S::kTileQ,
+          .tile_kv = S::kTileKv,
+          .bodies = {{{64, S::kSlots / 2}, {S::kTileQ, S::kSlots / 2}}},
+          .queues_per_processor = 1,
+          .threads = S::kThreads,
+          .smem_bytes = device::Sm90Smem<S>::kBytes,
+          .uses_tensor_maps = true};
+}
+
 template <DType kQ, DType kKv, int kHeadDimQk, int kHeadDimVo, bool kSoftcap>
 Kernel make_sm90_fp8_kernel(std::string_view name, Architecture architecture) noexcept {
   static_assert(kQ == DType::kFloat8E4M3 && kKv == DType::kFloat8E4M3);
@@ -26,13 +37,7 @@ Kernel make_sm90_fp8_kernel(std::string_view name, Architecture architecture) no
   kernel.head_dim_qk = kHeadDimQk;
   kernel.head_dim_vo = kHeadDimVo;
   kernel.softcap = kSoftcap;
-  kernel.geometry = {.tile_q = S::kTileQ,
-                     .tile_kv = S::kTileKv,
-                     .bodies = {{{64, S::kSlots / 2}, {S::kTileQ, S::kSlots / 2}}},
-                     .queues_per_processor = 1,
-                     .threads = S::kThreads,
-                     .smem_bytes = device::Sm90Smem<S>::kBytes,
-                     .uses_tensor_maps = true};
+  kernel.geometry = sm90_fp8_geometry<S>();
   kernel.tuning = sm90_tuning(kernel.geometry.tile_kv);
   const auto code = reinterpret_cast<const void*>(&device::sm90_fp8_attention_kernel<Choices>);
   kernel.code.few_rows_first = code;
