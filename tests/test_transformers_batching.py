@@ -118,7 +118,11 @@ def test_generates_what_generate_does(torch, bridge, model, prompts, calls, shar
 
 @pytest.mark.parametrize("model", ["llama"], indirect=True)
 def test_shared_prefixes_are_computed_once(torch, bridge, model, prompts, calls):
+    """transformers takes prompts in any order. Without short ones the first step computes the whole
+    prefix, whichever of the long ones comes first."""
     model.set_attn_implementation(bridge.register())
+    prompts = [ids for ids in prompts if len(ids) > PREFIX]
+    assert len(prompts) == 2
     tokens = []
     for shares in (True, False):
         calls[0].clear()
