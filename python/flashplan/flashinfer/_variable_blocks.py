@@ -9,12 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flashplan._core import UnsupportedError
 from flashplan.flashinfer._arguments import refuse
-from flashplan.flashinfer._prefill import BatchPrefillWithPagedKVCacheWrapper
+from flashplan.flashinfer._block_wrapper import BlockWrapper, refuse_positions
 
 
-class VariableBlockSparseAttentionWrapper:
+class VariableBlockSparseAttentionWrapper(BlockWrapper):
     """Attention of all queries over all keys, of which a map for each kv head names the blocks that
     are looked at. A row of blocks of a head is a request, a key is a page.
 
@@ -24,13 +23,8 @@ class VariableBlockSparseAttentionWrapper:
     """
 
     def __init__(self, float_workspace_buffer: Tensor, backend: str = "auto") -> None:
-        self._wrapper = BatchPrefillWithPagedKVCacheWrapper(float_workspace_buffer, backend=backend)
+        super().__init__(float_workspace_buffer, backend)
         self._num_kv_heads = 0
-
-    def reset_workspace_buffer(
-        self, float_workspace_buffer: Tensor, int_workspace_buffer: Tensor
-    ) -> None:
-        self._wrapper.reset_workspace_buffer(float_workspace_buffer, int_workspace_buffer)
 
     def plan(
         self,
@@ -64,8 +58,7 @@ class VariableBlockSparseAttentionWrapper:
             ValueError: sizes do not fit the map, or heads have different numbers of keys.
         """
         refuse(causal=causal)
-        if pos_encoding_mode != "NONE":
-            raise UnsupportedError(f"pos_encoding_mode: expected 'NONE', got {pos_encoding_mode!r}")
+        refuse_positions(pos_encoding_mode)
         device = self._wrapper.device
         seen = block_mask_map.to(device).bool()
         rows, columns = (x.to(device, torch.int64) for x in (block_row_sz, block_col_sz))
@@ -132,9 +125,6 @@ class VariableBlockSparseAttentionWrapper:
         return (o, of_rows.contiguous()) if return_lse else o
 
     run_return_lse = functools.partialmethod(run, return_lse=True)
-
-    def end_forward(self) -> None:
-        """Does nothing."""
 
 
 def _ends(lens: Tensor) -> Tensor:

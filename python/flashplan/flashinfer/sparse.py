@@ -8,15 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flashplan._core import UnsupportedError
 from flashplan.flashinfer._arguments import product, refuse
-from flashplan.flashinfer._prefill import BatchPrefillWithPagedKVCacheWrapper
+from flashplan.flashinfer._block_wrapper import BlockWrapper, refuse_positions
 from flashplan.flashinfer._variable_blocks import VariableBlockSparseAttentionWrapper
 
 __all__ = ["BlockSparseAttentionWrapper", "VariableBlockSparseAttentionWrapper"]
 
 
-class BlockSparseAttentionWrapper:
+class BlockSparseAttentionWrapper(BlockWrapper):
     """Attention of M queries over N keys, of which blocks of R queries and C keys are looked at.
 
     Args:
@@ -25,13 +24,8 @@ class BlockSparseAttentionWrapper:
     """
 
     def __init__(self, float_workspace_buffer: Tensor, backend: str = "auto") -> None:
-        self._wrapper = BatchPrefillWithPagedKVCacheWrapper(float_workspace_buffer, backend=backend)
+        super().__init__(float_workspace_buffer, backend)
         self._block_keys = 1
-
-    def reset_workspace_buffer(
-        self, float_workspace_buffer: Tensor, int_workspace_buffer: Tensor
-    ) -> None:
-        self._wrapper.reset_workspace_buffer(float_workspace_buffer, int_workspace_buffer)
 
     def plan(
         self,
@@ -74,8 +68,7 @@ class BlockSparseAttentionWrapper:
             ValueError: blocks do not divide the queries and keys.
         """
         refuse(packed_mask=packed_mask, causal=causal, **options)
-        if pos_encoding_mode != "NONE":
-            raise UnsupportedError(f"pos_encoding_mode: expected 'NONE', got {pos_encoding_mode!r}")
+        refuse_positions(pos_encoding_mode)
         for name, size, block in (("M", M, R), ("N", N, C)):
             if size % block:
                 raise ValueError(f"{name}: expected a multiple of {block}, got {size}")
@@ -138,6 +131,3 @@ class BlockSparseAttentionWrapper:
             lse=lse,
             return_lse=return_lse,
         )
-
-    def end_forward(self) -> None:
-        """Does nothing."""

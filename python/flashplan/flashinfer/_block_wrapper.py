@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the wrappers of block-sparse attention have in common."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from flashplan._core import UnsupportedError
+from flashplan.flashinfer._prefill import BatchPrefillWithPagedKVCacheWrapper
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class BlockWrapper:
+    """A wrapper that computes blocks as requests and pages of another one.
+
+    Args:
+        float_workspace_buffer: memory on the device of the tensors, used if it is large enough.
+        backend: "auto", "fa2" or "fa3", without effect.
+    """
+
+    def __init__(self, float_workspace_buffer: Tensor, backend: str = "auto") -> None:
+        self._wrapper = BatchPrefillWithPagedKVCacheWrapper(float_workspace_buffer, backend=backend)
+
+    def reset_workspace_buffer(
+        self, float_workspace_buffer: Tensor, int_workspace_buffer: Tensor
+    ) -> None:
+        self._wrapper.reset_workspace_buffer(float_workspace_buffer, int_workspace_buffer)
+
+    def end_forward(self) -> None:
+        """Does nothing."""
+
+
+def refuse_positions(pos_encoding_mode: str) -> None:
+    """UnsupportedError for rotations and biases: keys inside of blocks have other positions."""
+    if pos_encoding_mode != "NONE":
+        raise UnsupportedError(f"pos_encoding_mode: expected 'NONE', got {pos_encoding_mode!r}")
