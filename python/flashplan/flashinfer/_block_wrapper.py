@@ -3,13 +3,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from torch import Tensor
 
 from flashplan._core import UnsupportedError
 from flashplan.flashinfer._prefill import BatchPrefillWithPagedKVCacheWrapper
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class BlockWrapper:
