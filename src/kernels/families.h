@@ -102,7 +102,7 @@ inline constexpr KernelFamily kSm90Fp8Family = {.name = "sm90_fp8",
                                                 .shares_prefixes = true,
                                                 .merges_readers_last = true,
                                                 .first_unserved = first_unserved_by_sm90_fp8,
-                                                .scratch_bytes = merged_state_bytes,
+                                                .scratch_bytes = no_scratch_bytes,
                                                 .preference = preference_of_sm90_fp8};
 
 /// The sm90 family with keys and values copied by cp.async.
