@@ -123,7 +123,7 @@ void merge_stack(nb::handle o_a, nb::handle lse_a, nb::handle out, nb::handle ls
 }
 
 /// Where to write and by which scales. Numbers are converted before tensors are imported, since
-/// that may run Python code.
+/// the conversion may run Python code.
 struct AppendOptions {
   AppendOptions(bool hnd, nb::handle k_scale_object, nb::handle v_scale_object)
       : layout(hnd ? KvLayout::kHND : KvLayout::kNHD),

@@ -19,7 +19,7 @@ namespace {
 using namespace nb::literals;
 
 /// Where a norm writes, in which dtype, and what divides the result. The scale's number is
-/// converted before tensors are imported, since that may run Python code.
+/// converted before tensors are imported, since the conversion may run Python code.
 class NormOutput {
  public:
   NormOutput(nb::handle out_dtype, nb::handle scale)
@@ -111,7 +111,8 @@ void gated_activation_of(Activation activation, nb::handle x, nb::handle out, nb
   });
 }
 
-/// The arguments of apply_rope() that say what the results store.
+/// out_dtype, q_scale and k_scale of apply_rope(): the dtype of its results, and what they are
+/// divided by.
 class RopeResults {
  public:
   /// `dtype`: the dtype of the results; None: that of q.

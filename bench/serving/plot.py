@@ -24,7 +24,7 @@ METRICS = {
     "ttft_ms_p50": "time to the first token, median (ms)",
     "ttft_ms_p99": "time to the first token, 99th percentile (ms)",
 }
-# Set -> the key along x, and what its axis says.
+# For each set of runs: the key of its rows that the x axis shows, and the label of that axis.
 AXES = {
     "rates": ("rate", "requests per second"),
     "samples": ("samples", "samples of a request"),

@@ -51,7 +51,8 @@ Statistics difference(const Statistics& end, const Statistics& begin) {
   return result;
 }
 
-/// Serves one request, so that what happens at the first time has happened. Returns its id.
+/// Serves one request before time is measured, so that kernels are loaded and graphs recorded.
+/// Returns its id.
 RequestId warm_up(engine::Engine& engine, std::mt19937_64& random, int32_t vocab) {
   const RequestId id = engine.submit(make_request(random, vocab, 600, 8, 2));
   for (int32_t num_running = 2; num_running > 0;) {

@@ -8,7 +8,7 @@ namespace flashplan {
 namespace {
 
 /// Whether the host reads the scale: it is a Python number, or a tensor of rank 0 in host memory.
-/// Kernels read every other tensor, on its device.
+/// Every other scale is a tensor that kernels read, on its device.
 bool is_number(nb::handle scale) {
   if (PyFloat_Check(scale.ptr()) != 0 || PyLong_Check(scale.ptr()) != 0) return true;
   const Producer producer = producer_of(scale);

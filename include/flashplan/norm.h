@@ -18,7 +18,7 @@ namespace flashplan {
 //                                   argument; nothing was written
 //   kCudaError                      the launch failed
 
-/// What results are divided by: the product of both.
+/// Results are divided by scale * scales[0].
 struct OutScale {
   float scale = 1.0F;  // a normal float > 0
   TensorView scales;   // [1] float32, on x's device, or empty: 1. Not checked on a GPU
@@ -40,8 +40,8 @@ FLASHPLAN_API Status add_rmsnorm(const TensorView& x, const TensorView& residual
                                  const TensorView& weight, const RmsNormOptions& options = {},
                                  Stream stream = nullptr) noexcept;
 
-/// residual += x, rounded to the dtype; then out = rmsnorm(residual). x stays as it is, unless it
-/// is `out`.
+/// residual += x, rounded to the dtype; then out = rmsnorm(residual). x is not
+/// written, unless it is `out`.
 FLASHPLAN_API Status add_rmsnorm(const TensorView& x, const TensorView& residual,
                                  const TensorView& weight, const TensorView& out,
                                  const RmsNormOptions& options, Stream stream) noexcept;
@@ -51,8 +51,8 @@ struct LayerNormOptions {
   OutScale out_scale = {};
 };
 
-/// Computes out = (x - mean(x)) / sqrt(variance(x) + eps) * weight + bias. bias [n] has the dtype
-/// of weight, without a weight that of x, or is empty.
+/// Computes out = (x - mean(x)) / sqrt(variance(x) + eps) * weight + bias. bias [n] may be
+/// empty; it has the dtype of weight or, if weight is empty, that of x.
 FLASHPLAN_API Status layernorm(const TensorView& x, const TensorView& weight,
                                const TensorView& bias, const TensorView& out,
                                const LayerNormOptions& options = {},

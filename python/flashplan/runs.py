@@ -153,8 +153,8 @@ class Runs:
                 no v, q and k may be pairs, of tensors with the first head_dim_vo dims and with the
                 others, and tensors of k may have no dimension of heads. With "fp8_ds_mla" the last
                 dimension of k has 656 bytes.
-            k_tail: [kv_tokens, any]: the last dims of ragged k, where these are the same for all kv
-                heads, as those that a model rotates (DeepSeek); k then has the other dims. GPUs
+            k_tail: [kv_tokens, any]: the last dims of ragged k, where all kv heads share these, as
+                DeepSeek's share the rotated dims; k then has the other dims. GPUs
                 refuse it for keys of up to 128 dims, and Hopper's kernels with a variant or rope.
             block_table: [batch_size, max_pages] int32 page ids of each request, or
             page_indptr, page_indices: the same as CSR, [batch_size + 1] and [num_ids] int32.

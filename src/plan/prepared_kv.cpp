@@ -13,7 +13,8 @@
 namespace flashplan {
 namespace {
 
-/// Whether a request of the schedule reads keys. Requests of few rows may be another kernel's.
+/// Whether the kernel of this schedule reads keys for a request. A request of fewer rows than
+/// ScheduleShape::min_rows runs on the plan's other kernel.
 bool reads_keys(const ScheduleShape& shape, int32_t qo_len, int32_t kv_len) {
   return qo_len > 0 && kv_len > 0 && qo_len * shape.group_size >= shape.min_rows;
 }

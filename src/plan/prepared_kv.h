@@ -27,10 +27,11 @@ int32_t most_prepared_tiles(const AttentionOptions& options, const Kernel& kerne
 
 /// Decides whether the keys of `batch` are prepared, and writes where in up to `max_tiles` tiles
 /// those of each request begin. Keys are prepared if on average ScheduleShape::prepare_reads row
-/// tiles read a key. Unless ScheduleShape::prepares_some, all requests are prepared or none: the
-/// warps that load keys then have one task. In that average a request counts with at most 3/2 of
-/// prepare_reads (PrepareTuning), since long requests do not make up for short ones, which have few
-/// steps to wait in. `segments`: those of the schedule. Returns the number of tiles; 0: none.
+/// tiles read a key. Without ScheduleShape::prepares_some either all requests of a batch are
+/// prepared or none, so that the warps that load keys have one task. In that average a request
+/// counts with at most 3/2 of prepare_reads (PrepareTuning), since long requests do not make up for
+/// short ones, which have few steps to wait in. `segments`: those of the schedule. Returns the
+/// number of tiles; 0: none.
 int32_t choose_prepared_kv(const Batch& batch, const ScheduleShape& shape,
                            std::span<const Segment> segments, int32_t max_tiles,
                            const PreparedTiles& tiles) noexcept;

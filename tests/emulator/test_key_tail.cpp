@@ -215,7 +215,7 @@ class TailBatch {
     if (!r_.by_rows && t.vectorized && own_dims() % 64 == 0) make_maps();
   }
 
-  /// As cuda/tensor_maps.cpp makes them.
+  /// Describes the tensors to the emulated TMA, as cuda/tensor_maps.cpp does to the real one.
   void make_maps() {
     using device::EmulatedMap;
     TensorMaps& maps = params_.maps;

@@ -264,7 +264,7 @@ class MlaBatch {
     make_maps();
   }
 
-  /// As cuda/tensor_maps.cpp makes them.
+  /// Describes the tensors to the emulated TMA, as cuda/tensor_maps.cpp does to the real one.
   void make_maps() {
     using device::EmulatedMap;
     TensorMaps& maps = params_.maps;

@@ -36,10 +36,11 @@ RequestKinds kinds_of_requests(const Batch& batch, const AttentionOptions& optio
 /// The kind of a batch: kFewRows, unless one of its requests has many.
 BatchKind kind_of(const Batch& batch, const AttentionOptions& options) noexcept;
 
-/// Whether each request of a plan with two kernels runs on the one for its own rows, and a batch
-/// may take both. In other plans a batch takes one kernel. In batch-invariant ones the kernel of a
-/// request must not depend on other requests. Over an 8-bit cache the kernel for many rows widens
-/// the keys of each decode in shared memory, which takes longer than a launch of the other one.
+/// Whether each request of a plan with two kernels runs on the kernel for its own number of rows,
+/// so that a batch may take both. In other plans all requests of a batch run on one kernel. In
+/// batch-invariant plans the kernel of a request must not depend on other requests. Over an 8-bit
+/// cache the kernel for many rows widens the keys of each decode in shared memory, which takes
+/// longer than a launch of the other one.
 bool divides_batches(const AttentionOptions& options) noexcept;
 
 /// Whether a batch of few rows shares so many keys that the kernel for many rows may be faster: the

@@ -265,7 +265,8 @@ inline bool barrier_any(int id, int threads, bool x) {
   NamedBarrier& barrier = named_barrier(id);
   const uint64_t phase = barrier.phase;
   barrier.votes[phase % 2] = barrier.votes[phase % 2] || x;
-  // All have read the votes of the phase before when the first of them arrives at this one.
+  // The first thread arrives at this phase only when all threads have read the votes of the last
+  // one.
   barrier.votes[1 - phase % 2] = false;
   barrier_wait(id, threads);
   return barrier.votes[phase % 2];
