@@ -36,6 +36,9 @@ struct ScheduleParams {
   Arrivals* arrivals = nullptr;          // [merges]; zero between runs
   const int32_t* mask_begins = nullptr;  // [batch_size] or kAtFirstQuery; null without a mask
   int32_t num_ctas = 0;
+  /// Whether the kernel runs beside the one before it in the stream, which works for the same run:
+  /// it waits for that kernel at its end, not before it begins.
+  bool beside_last = false;
 };
 
 /// A tensor [num_tokens, num_qo_heads, ...].

@@ -24,6 +24,7 @@
 #include "cuda/range.h"
 #include "plan/kernel/batch_kind.h"
 #include "plan/kernel/select_kernel.h"
+#include "plan/kernel/side_by_side.h"
 #include "plan/prepared_kv.h"
 #include "plan/rope_turns.h"
 #include "variant/nvrtc.h"
@@ -159,9 +160,9 @@ BatchKind kind_of_kernel(const AttentionOptions& options, int32_t number) {
   return number == 0 ? first : other_kind(first);
 }
 
-/// Lays out the workspace for each of the plan's kernels, and reserves memory for their schedules.
-/// Returns the bounds of these schedules. They are made in the same memory, one for each batch or,
-/// where batches are divided, one beside the other.
+/// Reserves memory for the schedules of the plan's kernels, whose workspace is laid out. Returns
+/// the bounds of these schedules. They are made in the same memory, one for each batch or, where
+/// batches are divided, one beside the other.
 ScheduleBounds prepare_schedules(const AttentionOptions& options, Division division,
                                  std::span<PlanKernel> kernels) {
   const bool divides = divides_batches(options) && kernels.size() > 1;
@@ -171,7 +172,6 @@ ScheduleBounds prepare_schedules(const AttentionOptions& options, Division divis
   ScheduleBounds sums = {};
   for (std::size_t i = 0; i < kernels.size(); ++i) {
     PlanKernel& kernel = kernels[i];
-    kernel.layout = layout_workspace(options, kernel.choice, options.workspace_bytes);
     shapes[i] = schedule_shape(options, kernel.choice, kernel.layout);
     shapes[i].division = division;
     own[i] = schedule_bounds(shapes[i], most_requests(options), options.max_qo_tokens);
@@ -188,18 +188,39 @@ ScheduleBounds prepare_schedules(const AttentionOptions& options, Division divis
   return bounds;
 }
 
+/// Divides the processors among the plan's two kernels, which run the batch side by side: of each
+/// only the first CTAs get work, so many as its processors hold. Where the caller has chosen the
+/// number of CTAs, all of them do.
+void divide_processors(const Batch& batch, Plan::Impl* impl) {
+  const int32_t all = impl->device.num_processors;
+  PlanKernel& many = impl->kernel();
+  PlanKernel& few = impl->other_kernel();
+  const auto fills_gpu = [all](const PlanKernel& with) {
+    const Kernel& kernel = with.choice.kernel;
+    return with.choice.num_ctas == all * kernel.geometry.queues_per_processor &&
+           kernel.architecture.number >= 90;  // else one begins when the other has ended
+  };
+  if (all < 2 || !fills_gpu(many) || !fills_gpu(few)) return;
+  const int32_t of_many =
+      processors_for_many_rows(batch, impl->options, many.choice.kernel.geometry.tile_q, all);
+  many.scheduler.take_queues(of_many * many.choice.kernel.geometry.queues_per_processor);
+  few.scheduler.take_queues((all - of_many) * few.choice.kernel.geometry.queues_per_processor);
+}
+
 /// Takes the kernel for each request of a batch, and makes the schedules of these kernels.
 void divide_batch(const Batch& batch, ScheduleMemory memory, Plan::Impl* impl) {
   const int32_t most_few = most_few_rows(impl->options);
   for (int32_t i = 0; i < impl->num_kernels(); ++i) {
+    PlanKernel& kernel = impl->kernels[static_cast<std::size_t>(i)];
     const bool has_few = kind_of_kernel(impl->options, i) == BatchKind::kFewRows;
-    impl->kernels[static_cast<std::size_t>(i)].scheduler.take_rows(has_few ? 1 : most_few + 1,
-                                                                   has_few ? most_few : INT32_MAX);
+    kernel.scheduler.take_rows(has_few ? 1 : most_few + 1, has_few ? most_few : INT32_MAX);
+    kernel.scheduler.take_queues(kernel.choice.num_ctas);
   }
   const RequestKinds kinds = kinds_of_requests(batch, impl->options);
   const BatchKind kind = kinds.many_rows ? BatchKind::kManyRows : BatchKind::kFewRows;
   impl->current = kind == kind_of_kernel(impl->options, 0) ? 0 : 1;
   impl->takes_two = kinds.few_rows && kinds.many_rows;
+  if (impl->takes_two) divide_processors(batch, impl);
   impl->kernel().scheduler.make(batch, {}, memory);
   if (!impl->takes_two) return;
   memory.tiles += impl->schedule().tiles.size();
@@ -225,6 +246,7 @@ void make_schedule(const Batch& batch, const ScheduleMemory& memory, Plan::Impl*
   const auto make = [&] {
     Scheduler& scheduler = impl->kernel().scheduler;
     scheduler.take_rows(1, INT32_MAX);
+    scheduler.take_queues(impl->kernel().choice.num_ctas);
     scheduler.make(batch, prefixes, memory);
   };
   if (!chooses) return make();
@@ -300,16 +322,21 @@ Status Plan::create(const AttentionOptions& options, Plan* plan) noexcept try {
   FLASHPLAN_RETURN_IF_ERROR(select_kernel(options, impl->device, &choices));
   impl->kernels.resize(choices.second ? 2 : 1);
   if (options.rope) impl->rope = make_rope_turns(*options.rope, options.head_dim_qk);
-  std::size_t workspace_bytes = 0;
+  const WorkspaceLayouts layouts = layout_workspace(
+      options, choices.first, choices.second ? &*choices.second : nullptr, options.workspace_bytes);
+  const std::size_t workspace_bytes = layouts.total;
   impl->kernels.front().choice = choices.first;
-  if (choices.second) impl->kernels.back().choice = *choices.second;
+  impl->kernels.front().layout = layouts.first;
+  if (choices.second) {
+    impl->kernels.back().choice = *choices.second;
+    impl->kernels.back().layout = layouts.second;
+  }
   FLASHPLAN_RETURN_IF_ERROR(compile_variants(options, impl->rope, impl->kernels));
   ScheduleBounds bounds = prepare_schedules(options, division, impl->kernels);
   for (int32_t i = 0; i < impl->num_kernels(); ++i) {
     PlanKernel& kernel = impl->kernels[static_cast<std::size_t>(i)];
     // A graph may capture a kernel that has had no plan yet: with the code order of its kind.
     kernel.has_few_rows = kind_of_kernel(options, i) == BatchKind::kFewRows;
-    workspace_bytes = std::max(workspace_bytes, kernel.layout.total);
   }
   AttentionOptions& filled = impl->options;
   filled.num_ctas = impl->kernel().choice.num_ctas;
@@ -413,10 +440,9 @@ Status workspace_bytes(const AttentionOptions& options, std::size_t* bytes) noex
   }
   KernelChoices choices;
   FLASHPLAN_RETURN_IF_ERROR(select_kernel(options, device_limits(options.device), &choices));
-  *bytes = layout_workspace(options, choices.first, std::nullopt).total;
-  if (choices.second) {
-    *bytes = std::max(*bytes, layout_workspace(options, *choices.second, std::nullopt).total);
-  }
+  *bytes = layout_workspace(options, choices.first, choices.second ? &*choices.second : nullptr,
+                            std::nullopt)
+               .total;
   return {};
 }
 

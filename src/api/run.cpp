@@ -192,12 +192,14 @@ AttentionParams make_params(const AttentionTensors& t, const Plan::Impl& plan, i
 }
 
 /// Launches kernel number `number` of the plan. `follows`: another kernel of the same run was
-/// launched before it on `stream`; the two launches may overlap.
+/// launched before it on `stream`. The two run side by side: they share neither results nor
+/// workspace, and the first one has waited for everything before the run.
 Status launch_kernel(const AttentionTensors& t, const Plan::Impl& plan, int32_t number,
                      Stream stream, bool follows = false) noexcept {
   const PlanKernel& with = plan.kernels[static_cast<std::size_t>(number)];
   AttentionParams params = make_params(t, plan, number);
   params.host.pdl = t.pdl || follows;
+  params.schedule.beside_last = follows;
   return launch(with.choice.kernel, params, stream);
 }
 

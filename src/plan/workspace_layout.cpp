@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "abi/work_queue.h"
+#include "plan/kernel/batch_kind.h"
 #include "plan/prepared_kv.h"
 #include "plan/schedule/division.h"
 #include "plan/schedule/schedule_shape.h"
@@ -92,6 +93,32 @@ WorkspaceLayout layout_workspace(const AttentionOptions& options, const KernelCh
                static_cast<int32_t>(
                    std::min<std::size_t>(room / per_slot, static_cast<std::size_t>(wanted))),
                0);
+}
+
+WorkspaceLayouts layout_workspace(const AttentionOptions& options, const KernelChoice& first,
+                                  const KernelChoice* second,
+                                  std::optional<std::size_t> limit) noexcept {
+  WorkspaceLayouts layouts;
+  if (second == nullptr || !divides_batches(options)) {
+    layouts.first = layout_workspace(options, first, limit);
+    if (second != nullptr) layouts.second = layout_workspace(options, *second, limit);
+    layouts.total = std::max(layouts.first.total, layouts.second.total);
+    return layouts;
+  }
+  constexpr std::size_t kSecondPart = 4;
+  const auto part = limit ? std::optional(*limit / kSecondPart) : std::nullopt;
+  layouts.second = layout_workspace(options, *second, part);
+  const std::size_t taken = layouts.second.total;
+  if (limit) limit = *limit - std::min(*limit, taken);
+  layouts.first = layout_workspace(options, first, limit);
+  WorkspaceLayout& behind = layouts.second;
+  for (std::size_t* offset :
+       {&behind.arrivals, &behind.scratch, &behind.partial_o, &behind.partial_lse,
+        &behind.prepared_keys, &behind.prepared_values, &behind.total}) {
+    *offset += layouts.first.total;
+  }
+  layouts.total = behind.total;
+  return layouts;
 }
 
 }  // namespace flashplan

@@ -33,4 +33,19 @@ struct WorkspaceLayout {
 WorkspaceLayout layout_workspace(const AttentionOptions& options, const KernelChoice& choice,
                                  std::optional<std::size_t> limit) noexcept;
 
+/// The layouts of a plan's kernels.
+struct WorkspaceLayouts {
+  WorkspaceLayout first;
+  WorkspaceLayout second;
+  std::size_t total = 0;  // bytes of the workspace
+};
+
+/// `second`: null if the plan has one kernel. Where batches are divided between two kernels, these
+/// run at the same time, so the buffers of the second one lie behind those of the first. With a
+/// limit, the second one then gets a quarter of it at most, since its requests have few rows.
+/// Elsewhere both use the same memory.
+WorkspaceLayouts layout_workspace(const AttentionOptions& options, const KernelChoice& first,
+                                  const KernelChoice* second,
+                                  std::optional<std::size_t> limit) noexcept;
+
 }  // namespace flashplan

@@ -15,6 +15,7 @@
 namespace fake_cuda {
 
 constexpr int kNumDevices = 2;
+constexpr int kNumProcessors = 4;  // of each
 
 /// What exists. `programs` are those of NVRTC.
 struct Alive {

@@ -31,7 +31,7 @@ cudaError_t cudaGetDeviceCount(int* count) {
 
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
   BEGIN("cudaGetDeviceProperties");
-  *properties = {"Fake GPU", 4, 9, 0};
+  *properties = {"Fake GPU", kNumProcessors, 9, 0};
   return cudaSuccess;
 }
 

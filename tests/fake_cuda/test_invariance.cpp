@@ -50,6 +50,7 @@ constexpr int32_t kMostRequests = 16;
 constexpr int32_t kMostTokens = 3000;
 constexpr int32_t kMostKeys = 20000;
 constexpr int32_t kNumKvHeads = 2;
+constexpr int32_t kHeadDim = 128;
 
 /// The parameters of the launches since the last run began.
 std::vector<AttentionParams> launches;
@@ -82,7 +83,11 @@ class LaunchReader {
  public:
   LaunchReader(const AttentionParams& params, const HostBatch& batch, bool is_general,
                States* states)
-      : schedule_(params.schedule), batch_(batch), is_general_(is_general), states_(*states) {}
+      : schedule_(params.schedule),
+        partial_o_(params.workspace.partial_o),
+        batch_(batch),
+        is_general_(is_general),
+        states_(*states) {}
 
   void read() {
     for (int32_t cta = 0; cta < schedule_.num_ctas; ++cta) {
@@ -99,6 +104,14 @@ class LaunchReader {
   }
   /// How many work tiles each merge has.
   const std::map<int32_t, int32_t>& pieces() const { return pieces_; }
+  /// Where it writes the partial results of rows.
+  std::set<const float*> partial_rows() const {
+    std::set<const float*> rows;
+    for (const int32_t row : partial_rows_) {
+      rows.insert(partial_o_ + int64_t{row} * kHeadDim);
+    }
+    return rows;
+  }
 
  private:
   static void check_start(const QueueStart& start, int32_t i, const WorkTile& tile) {
@@ -144,6 +157,7 @@ class LaunchReader {
   }
 
   const ScheduleParams& schedule_;
+  const float* const partial_o_;
   const HostBatch& batch_;
   const bool is_general_;  // whether no kernel is one for Hopper alone
   States& states_;
@@ -156,9 +170,9 @@ class Server {
  public:
   Server(const AttentionOptions& options, cudaStream_t stream)
       : stream_(stream),
-        q_(DType::kBFloat16, {kMostTokens, options.num_qo_heads, 128}),
-        kv_(DType::kBFloat16, {4, 16, options.num_kv_heads, 128}),
-        o_(DType::kBFloat16, {kMostTokens, options.num_qo_heads, 128}),
+        q_(DType::kBFloat16, {kMostTokens, options.num_qo_heads, kHeadDim}),
+        kv_(DType::kBFloat16, {4, 16, options.num_kv_heads, kHeadDim}),
+        o_(DType::kBFloat16, {kMostTokens, options.num_qo_heads, kHeadDim}),
         table_(DType::kInt32, {kMostRequests, kMostKeys / 16}) {
     CHECK_EQ(Plan::create(options, &plan_).message, std::string());
     workspace_ = std::make_unique<Workspace>(plan_.workspace_bytes());
@@ -172,6 +186,7 @@ class Server {
     CHECK(cudaStreamSynchronize(stream_) == cudaSuccess);
     States states(static_cast<size_t>(batch.size()));
     std::set<int32_t> merges;
+    std::set<const float*> partial_rows;
     std::set<const QueueStart*> taken;
     for (const AttentionParams& params : launches) {
       taken.insert(params.schedule.starts);
@@ -179,7 +194,10 @@ class Server {
       LaunchReader reader(params, batch, is_general, &states);
       reader.read();
       for (const auto& [merge, count] : reader.pieces()) CHECK(merges.insert(merge).second);
+      partial_rows.merge(reader.partial_rows());
     }
+    check_apart(partial_rows);
+    if (launches.size() == 2) check_processors();
     // A captured graph launches both kernels: one without requests has no work.
     for (const auto& [starts, num_ctas] : queues_) {
       for (int32_t cta = 0; taken.count(starts) == 0 && cta < num_ctas; ++cta) {
@@ -197,6 +215,32 @@ class Server {
   std::string describe() const { return plan_.describe(); }
 
  private:
+  /// The kernels of a run write at the same time.
+  static void check_apart(const std::set<const float*>& rows) {
+    const float* end = nullptr;
+    for (const float* row : rows) {
+      CHECK(row >= end);
+      end = row + kHeadDim;
+    }
+  }
+
+  /// Where the plan chooses the number of queues, those with work fill the GPU at most once.
+  void check_processors() const {
+    CHECK(!launches[0].schedule.beside_last && launches[1].schedule.beside_last);
+    int32_t processors = 0;
+    for (const AttentionParams& params : launches) {
+      const ScheduleParams& schedule = params.schedule;
+      int32_t last = 0;  // queue with work
+      for (int32_t cta = 0; cta < schedule.num_ctas; ++cta) {
+        if (schedule.starts[cta].begin < schedule.starts[cta].end) last = cta + 1;
+      }
+      const int32_t of_processor = schedule.num_ctas / fake_cuda::kNumProcessors;
+      if (schedule.num_ctas % fake_cuda::kNumProcessors != 0 || of_processor > 2) return;
+      processors += (last + of_processor - 1) / of_processor;
+    }
+    CHECK(processors <= fake_cuda::kNumProcessors);
+  }
+
   AttentionTensors tensors() {
     AttentionTensors t;
     t.q = q_.view();
@@ -220,7 +264,7 @@ AttentionOptions options_of(Random& random, int32_t group_size) {
   AttentionOptions o;
   o.num_kv_heads = kNumKvHeads;
   o.num_qo_heads = group_size * kNumKvHeads;
-  o.head_dim_qk = o.head_dim_vo = 128;
+  o.head_dim_qk = o.head_dim_vo = kHeadDim;
   o.q_dtype = o.kv_dtype = o.o_dtype = DType::kBFloat16;
   o.page_size = 16;
   o.device = kGpu;

@@ -36,6 +36,15 @@ struct BatchTuning {
 };
 inline constexpr BatchTuning kBatchTuning;
 
+/// What a processor does in a clock where the kernels for many and for few rows run side by side.
+struct SideBySideTuning {
+  /// 680 TFLOP/s of 132 processors at 1.755 GHz.
+  double flops_per_clock = 2900;
+  /// What one processor reads from the L2 cache while others compute.
+  double bytes_per_clock = 29;
+};
+inline constexpr SideBySideTuning kSideBySideTuning;
+
 /// Keys are prepared if row tiles read each of them about KernelTuning::prepare_reads times, on
 /// average over a batch. In this average a request counts for at most 3/2 of prepare_reads.
 struct PrepareTuning {

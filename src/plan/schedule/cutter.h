@@ -26,6 +26,8 @@ class Cutter {
  public:
   /// Allocates for up to `max_pieces` pieces. May throw std::bad_alloc.
   void reserve(const ScheduleShape& shape, int32_t max_pieces);
+  /// See Scheduler::take_queues().
+  void take_queues(int32_t num_queues) noexcept { shape_.num_ctas = num_queues; }
 
   /// Begins a batch. The merges of its sharers are written already; those of other heads that are
   /// cut are written before them, from the last to the first. Unless `cuts_always` is true, a head

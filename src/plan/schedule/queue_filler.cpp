@@ -25,15 +25,21 @@ void QueueFiller::reserve(const ScheduleShape& shape, int32_t max_items, int32_t
                           int32_t max_row_tiles) {
   shape_ = shape;
   least_heads_ = least_heads_per_item(shape, max_row_tiles);
-  const auto num_ctas = static_cast<std::size_t>(shape.num_ctas);
   const auto items = static_cast<std::size_t>(max_items);
   cutter_.reserve(shape, max_work_tiles);
   dealt_.resize(items);
   left_.resize(items);
   sorted_.resize(items);
-  heap_.resize(num_ctas);
-  loads_.assign(num_ctas, 0);
-  dealt_cost_.assign(num_ctas, 0);
+  take_queues(shape.num_ctas);
+}
+
+void QueueFiller::take_queues(int32_t num_queues) {
+  shape_.num_ctas = num_queues;
+  cutter_.take_queues(num_queues);
+  const auto count = static_cast<std::size_t>(num_queues);
+  heap_.resize(count);
+  loads_.resize(count);
+  dealt_cost_.resize(count);
 }
 
 void QueueFiller::fill(const TileSet& tiles, const Segment* segments, const SharingMerges& sharing,

@@ -43,6 +43,8 @@ class QueueFiller {
   /// the largest batch. May throw std::bad_alloc.
   void reserve(const ScheduleShape& shape, int32_t max_items, int32_t max_work_tiles,
                int32_t max_row_tiles);
+  /// See Scheduler::take_queues().
+  void take_queues(int32_t num_queues);
 
   /// `segments` and the merges in `sharing` are those of the batch. `loads` is the predicted cost
   /// of what each queue has already; empty: none has anything.

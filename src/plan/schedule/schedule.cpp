@@ -93,6 +93,11 @@ void Scheduler::take_rows(int32_t least, int32_t most) noexcept {
   row_tiles_.take_rows(least, most);
 }
 
+void Scheduler::take_queues(int32_t num_queues) noexcept {
+  shape_.num_ctas = num_queues;
+  filler_.take_queues(num_queues);
+}
+
 void Scheduler::make(const Batch& batch, std::span<const PrefixGroup> groups,
                      const ScheduleMemory& memory) {
   memory_ = memory;
@@ -160,6 +165,7 @@ void Scheduler::divide() {
     const int64_t idle = loads.empty() ? 0 : loads[c] - prefix_filler_.loads()[c];
     schedule_.cta_cost[c] = ends[c] - idle;
   }
+  std::fill(schedule_.cta_cost.begin() + shape_.num_ctas, schedule_.cta_cost.end(), 0);
 }
 
 /// The largest cost of prefixes in a queue, or 0 to divide prefixes evenly among all queues. An
@@ -262,6 +268,7 @@ void Scheduler::write_queues() {
     next = write_pieces(filler_, c, prompts_first(c), next_whole, next, tiles);
     schedule_.cta_indptr[static_cast<std::size_t>(c) + 1] = next;
   }
+  std::fill(schedule_.cta_indptr.begin() + shape_.num_ctas + 1, schedule_.cta_indptr.end(), next);
   const auto all = [](const Item&, const RowTile&) { return true; };
   if (has_prefixes) write_whole(prefix_filler_.whole(), next_whole_prefix, all);
   if (mixed) {

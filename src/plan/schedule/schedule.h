@@ -97,6 +97,10 @@ class Scheduler {
   /// Leaves requests of fewer or more packed query rows out of the next schedules.
   void take_rows(int32_t least, int32_t most) noexcept;
 
+  /// Gives the next schedules to the first `num_queues` queues alone; the others stay empty. At
+  /// most as many as reserve() was called with. Schedules with shared prefixes need all of these.
+  void take_queues(int32_t num_queues) noexcept;
+
   /// Writes the schedule of `batch`, which has been validated against the bounds, to `memory`. It
   /// computes prefixes of `groups` once, where that makes no queue longer. If the batch has
   /// prefixes, it first makes the schedule that shares them. Unless that one is sure to gain, it

@@ -80,6 +80,12 @@ FLASHPLAN_DEVICE void run_tile_by_rows(const AttentionParams& p, TileContext& co
   }
 }
 
+/// Ends a kernel that ran beside the one before it: it must not be over before that one is, because
+/// what follows in the stream may wait for this kernel alone.
+FLASHPLAN_DEVICE void end_beside_last(const AttentionParams& p) {
+  if (p.schedule.beside_last && blockIdx.x == 0) wait_for_last_kernel();
+}
+
 /// CTA c runs queue c of the schedule. With cold caches, the first 64 KB of a kernel's code, 4,096
 /// instructions, cause no cache misses; code behind them is fetched from memory, at 13 clocks per
 /// instruction, so `kFewFirst` decides which body comes first.
@@ -102,12 +108,15 @@ __global__ void __launch_bounds__(Tiling<Choices, kCompiledSmemPerSm>::kThreads,
   prefetch_params(p, thread, shared_address(smem));
   cp_async_commit();
   cp_async_wait<0>();
-  wait_for_last_kernel();
+  if (!p.schedule.beside_last) wait_for_last_kernel();
   __syncthreads();
   const int32_t begin = queue.begin;
   const int32_t end = queue.end;
-  if (begin >= end) return;
   allow_next_kernel();
+  if (begin >= end) {
+    end_beside_last(p);
+    return;
+  }
   if (thread == 0) {
     contexts[0].assign(p, T::kTileKv, queue.tiles[0], queue.segments[0], begin + 1 == end);
   }
@@ -135,6 +144,7 @@ __global__ void __launch_bounds__(Tiling<Choices, kCompiledSmemPerSm>::kThreads,
     }
     __syncthreads();  // the next tile's context is stored, and other shared memory is free
   }
+  end_beside_last(p);
 }
 
 }  // namespace flashplan::device
