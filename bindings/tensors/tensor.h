@@ -35,6 +35,9 @@ enum class TensorKind {
 };
 enum class Access { kRead, kWrite };
 
+/// What uint16 tensors hold: frameworks without bfloat16 store it in this dtype.
+inline constexpr DType kStoredIn16Bits = DType::kBFloat16;
+
 /// A tensor argument. It is imported by DLPack, or by NumPy's __array_interface__ where NumPy does
 /// not export the dtype by DLPack (formats of ml_dtypes). The view is valid as long as both this
 /// and the object live. None gives an empty view. Raises TypeError or ValueError naming the
