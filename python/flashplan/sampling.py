@@ -190,6 +190,12 @@ def sample(
     distribution that the one before left; `joint` changes that. Of equal logits, those with smaller
     ids are kept first. The same arguments give the same tokens on every device.
 
+    Tokens are drawn, and log-probabilities computed, from weights that are rounded to integers.
+    With a filter, and for "raw" log-probabilities, the likeliest token of a row weighs 2^30, so
+    that a token of less than 2^-31 of its probability weighs 0 and is never drawn. Without a filter
+    the likeliest of each 768 neighbouring tokens weighs 2^27, and the 768 together weigh a whole
+    number of parts of 2^-30 of the row's likeliest token, rounded down.
+
     Args:
         logits: [batch, vocab] float32, float16 or bfloat16 (also as uint16 memory), rows at any
             stride.
