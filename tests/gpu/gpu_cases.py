@@ -219,8 +219,8 @@ PREFIXES = [
 PREFIXES.append(
     Case(
         (1,) * 300,
-        tuple(2068 + r % 90 for r in range(300)),
-        shared_prefixes=((0, 300, 2048), (100, 90, 2064)),
+        tuple(1044 + r % 90 for r in range(300)),
+        shared_prefixes=((0, 300, 1024), (100, 90, 1040)),
         num_qo_heads=8,
         head_dim=128,
         num_ctas=4,
