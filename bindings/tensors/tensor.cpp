@@ -138,21 +138,30 @@ void check_not_negated(const char* name, nb::handle object, const TensorView& vi
               ": expected memory of the tensor's values, got a negated view (see resolve_neg())");
 }
 
+bool torch_records_gradients() {
+  static const nb::handle is_grad_enabled =
+      nb::object(nb::module_::import_("torch").attr("is_grad_enabled")).release();
+  return nb::cast<bool>(is_grad_enabled());
+}
+
+bool requires_grad(nb::handle object) {
+  static const nb::handle name = PyUnicode_InternFromString("requires_grad");
+  return attribute(object, name).is(nb::bool_(true));
+}
+
 /// Refuses a tensor that torch would record a gradient of: this library computes no gradients, so
 /// the parameters behind the tensor would be trained as if theirs were 0.
 void check_no_gradient(const char* name, nb::handle object, CallStream& call) {
-  if (!call.torch_records_gradients) {
-    static const nb::handle is_grad_enabled =
-        nb::object(nb::module_::import_("torch").attr("is_grad_enabled")).release();
-    call.torch_records_gradients = nb::cast<bool>(is_grad_enabled());
-  }
-  if (!*call.torch_records_gradients) return;
-  static const nb::handle requires_grad = PyUnicode_InternFromString("requires_grad");
-  if (!attribute(object, requires_grad).is(nb::bool_(true))) return;
-  raise_gradient(name);
+  if (!call.torch_records_gradients) call.torch_records_gradients = torch_records_gradients();
+  if (*call.torch_records_gradients && requires_grad(object)) raise_gradient(name);
 }
 
 }  // namespace
+
+void check_number_without_gradient(const char* name, nb::handle object) {
+  if (producer_of(object).framework != Framework::kTorch) return;
+  if (requires_grad(object) && torch_records_gradients()) raise_gradient(name);
+}
 
 void raise_gradient(const char* name) {
   raise_value(std::string(name) +

@@ -21,6 +21,8 @@ inline void check(const Status& status) {
 
 /// Raises the ValueError of an argument that PyTorch would record a gradient of.
 [[noreturn]] void raise_gradient(const char* name);
+/// Raises it for a tensor of PyTorch that is taken as a number, if that is such an argument.
+void check_number_without_gradient(const char* name, nb::handle object);
 
 /// The dtypes that an argument accepts.
 enum class TensorKind {
