@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from frameworks import TorchCuda, bits
-from gpu_cases import PREFIXES, is_supported, on_gpu
+from gpu_cases import is_supported, on_gpu
+from gpu_schedule_cases import PREFIXES
 from solve import CudaRunner, problem
 from test_gpu_graphs import MAX_BATCH, PAGE_SIZE, Server, capture_with_torch
 
