@@ -31,7 +31,8 @@ bool to_dtype(const dlpack::DataType& from, DType* to) {
 
 bool is_of_kind(TensorKind kind, DType dtype) {
   switch (kind) {
-    case TensorKind::kFloat: return is_float(dtype);
+    case TensorKind::kFloat:
+    case TensorKind::kPlanned: return is_float(dtype);
     case TensorKind::kFloat32:
     case TensorKind::kScales: return dtype == DType::kFloat32;
     case TensorKind::kInt32: return dtype == DType::kInt32;
@@ -44,11 +45,14 @@ bool is_of_kind(TensorKind kind, DType dtype) {
 }
 
 bool holds_floats(TensorKind kind) {
-  return kind == TensorKind::kFloat || kind == TensorKind::kFloat32 || kind == TensorKind::kScales;
+  return kind == TensorKind::kFloat || kind == TensorKind::kPlanned ||
+         kind == TensorKind::kFloat32 || kind == TensorKind::kScales;
 }
 
-const char* to_text(TensorKind kind) {
+std::string to_text(TensorKind kind, const DType* stored_as) {
   switch (kind) {
+    case TensorKind::kPlanned:
+      return std::string("dtype ") + to_string(*stored_as) + " (as planned)";
     case TensorKind::kFloat: return "a float dtype of at most 32 bits";
     case TensorKind::kFloat32:
     case TensorKind::kScales: return "dtype float32";
@@ -61,8 +65,9 @@ const char* to_text(TensorKind kind) {
   return "any dtype";
 }
 
-[[noreturn]] void raise_wrong_kind(const char* name, TensorKind kind, const std::string& got) {
-  raise_type(std::string(name) + ": expected " + to_text(kind) + ", got " + got);
+[[noreturn]] void raise_wrong_kind(const char* name, TensorKind kind, const DType* stored_as,
+                                   const std::string& got) {
+  raise_type(std::string(name) + ": expected " + to_text(kind, stored_as) + ", got " + got);
 }
 
 /// Turns a contiguous view of items of `bits` into one row of bytes.
@@ -92,7 +97,7 @@ DType dtype_of(const char* name, const dlpack::DataType& from, TensorKind kind,
   if (is_raw) return *stored_as;
   DType dtype = DType::kFloat32;
   if (!to_dtype(from, &dtype) || !is_of_kind(kind, dtype)) {
-    raise_wrong_kind(name, kind, name_of(from));
+    raise_wrong_kind(name, kind, stored_as, name_of(from));
   }
   return dtype;
 }
@@ -188,7 +193,9 @@ TensorArg::TensorArg(const char* name, nb::handle object, TensorKind kind, CallS
     if (!array.found()) raise_not_a_tensor(name, object, dlpack_->refusal());
     view_ = array.view;
     array_interface_ = std::move(array.interface);
-    if (!is_of_kind(kind, view_.dtype)) raise_wrong_kind(name, kind, to_string(view_.dtype));
+    if (!is_of_kind(kind, view_.dtype)) {
+      raise_wrong_kind(name, kind, stored_as, to_string(view_.dtype));
+    }
     if (kind == TensorKind::kBytes) to_bytes(name, 8 * item_size(view_.dtype), &view_);
   }
   if (access == Access::kWrite && producer.immutable()) {

@@ -26,7 +26,8 @@ void check_number_without_gradient(const char* name, nb::handle object);
 
 /// The dtypes that an argument accepts.
 enum class TensorKind {
-  kFloat,  // any float dtype of DType
+  kFloat,    // any float dtype of DType
+  kPlanned,  // these too; the refusal of others names the dtype of the plan, given as `stored_as`
   kFloat32,
   kInt32,
   kInt64,
