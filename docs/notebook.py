@@ -15,10 +15,12 @@ NOTEBOOK = pathlib.Path(__file__).resolve().parent.parent / "examples" / "plan.i
 def shown(code: str, names: dict[str, Any]) -> Any:
     """Runs the code of a cell. Returns what Jupyter would show below it."""
     tree = ast.parse(code)
-    last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
-    exec(compile(tree, str(NOTEBOOK), "exec"), names)
-    if last is None:
+    last = tree.body[-1]
+    if not isinstance(last, ast.Expr):
+        exec(compile(tree, str(NOTEBOOK), "exec"), names)
         return None
+    tree.body.pop()
+    exec(compile(tree, str(NOTEBOOK), "exec"), names)
     return eval(compile(ast.Expression(last.value), str(NOTEBOOK), "eval"), names)
 
 
