@@ -12,9 +12,6 @@
 
 namespace flashplan {
 
-/// What uint16 tensors hold: frameworks without bfloat16 store it in this dtype.
-inline constexpr DType kStoredIn16Bits = DType::kBFloat16;
-
 /// The stream of a call that has no Plan: `stream`, or the current one of the framework and device
 /// of `tensor`. `name` is the tensor's, for messages.
 CallStream stream_beside(const char* name, nb::handle tensor, nb::handle stream);

@@ -257,6 +257,9 @@ void bind_ops(nb::module_& m) {
   m.def(
       "raise_gradient", [](const char* name) { raise_gradient(name); }, "name"_a,
       "Raises the error of an argument that requires grad.");
+  m.def("check_number_without_gradient", &check_number_without_gradient, "name"_a,
+        "number"_a.none(),
+        "Raises it for a tensor that is taken as a number, if PyTorch would record its gradient.");
 }
 
 }  // namespace flashplan

@@ -22,22 +22,25 @@ using namespace nb::literals;
 /// converted before tensors are imported, since the conversion may run Python code.
 class NormOutput {
  public:
-  NormOutput(nb::handle out_dtype, nb::handle scale)
-      : is_given_(!out_dtype.is_none()),
+  /// `name`: of the argument that the norm writes to, for messages.
+  NormOutput(nb::handle out_dtype, nb::handle scale, const char* name = "out")
+      : name_(name),
+        is_given_(!out_dtype.is_none()),
         stored_(is_given_ ? nb::cast<DType>(out_dtype) : kStoredIn16Bits),
         scale_("scale", scale) {}
 
   TensorArg tensor(OperatorCall& call, nb::handle out) const {
-    return call.output("out", out, stored_);
+    return call.output(name_, out, stored_);
   }
   /// Raises TypeError unless `out` has the dtype that the caller named.
   void check(const TensorArg& out) const {
-    if (is_given_) check_stored("out_dtype", stored_, "out", out);
+    if (is_given_) check_stored("out_dtype", stored_, name_, out);
   }
   TensorArg scales(OperatorCall& call) const { return scale_.tensor(call.stream()); }
   float scale() const { return scale_.number(); }
 
  private:
+  const char* name_;
   bool is_given_;
   DType stored_;
   ScaleArg scale_;
@@ -64,9 +67,9 @@ void add_rmsnorm_of(nb::handle x, nb::handle residual, nb::handle weight, nb::ha
                     nb::handle eps, bool gemma, nb::handle out_dtype, nb::handle scale,
                     nb::handle stream) {
   const float eps_arg = float_arg("eps", eps);
-  const NormOutput output(out_dtype, scale);
-  OperatorCall call("x", x, stream);
   const bool in_place = out.is_none() || out.is(x);
+  const NormOutput output(out_dtype, scale, in_place ? "x" : "out");
+  OperatorCall call("x", x, stream);
   const TensorArg x_arg = in_place ? output.tensor(call, x) : call.input("x", x);
   const TensorArg residual_arg = call.output("residual", residual);
   const TensorArg weight_arg = call.optional_input("weight", weight);

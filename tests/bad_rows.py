@@ -83,6 +83,8 @@ ADD_RMSNORM = [
     ("add_rmsnorm out over residual", VALUE, "out", out_over_residual),
     ("add_rmsnorm one tensor", VALUE, "x", lambda s: s.add_rmsnorm(residual=s.out.view)),
     ("add_rmsnorm read-only", TYPE, "x", lambda s: s.add_rmsnorm(x=read_only(zeros(4, 4, 8)))),
+    ("add_rmsnorm of a list", TYPE, "x", lambda s: s.add_rmsnorm(x=[[1.0] * 8] * 4)),
+    ("add_rmsnorm float64", TYPE, "x", lambda s: s.add_rmsnorm(x=np.zeros((4, 4, 8)))),
 ]
 
 GATED = [

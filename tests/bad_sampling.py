@@ -30,6 +30,7 @@ SAMPLE = [
     ("sample zeros", VALUE, r"logits\[3\]", lambda s: s.sample_probs(logits_with(3, 0.0))),
     ("sample temperature", VALUE, "temperature", lambda s: s.sample(temperature=-1)),
     ("sample hot", VALUE, "temperature", lambda s: s.sample(temperature=INF)),
+    ("sample colder than float32", VALUE, "temperature", lambda s: s.sample(temperature=1e-50)),
     ("sample temperature class", TYPE, "temperature", lambda s: s.sample(temperature=np.float32)),
     ("sample temperature text", TYPE, "temperature", lambda s: s.sample(temperature="hot")),
     (

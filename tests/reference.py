@@ -185,11 +185,8 @@ def gather_pages(cache, pages, kv_len, kv_layout="NHD"):
     """The first kv_len tokens of a request whose pages are `pages`: [kv_len, num_kv_heads, d]."""
     if kv_layout == "HND":
         cache = cache.swapaxes(1, 2)
-    page_size = cache.shape[1]
-    tokens = np.empty((kv_len, *cache.shape[2:]), cache.dtype)
-    for j in range(kv_len):
-        tokens[j] = cache[pages[j // page_size], j % page_size]
-    return tokens
+    j = np.arange(kv_len)
+    return cache[np.asarray(pages)[j // cache.shape[1]], j % cache.shape[1]]
 
 
 def append_pages(cache, tokens, pages, kv_len, kv_layout="NHD", scale=1.0):
@@ -197,15 +194,15 @@ def append_pages(cache, tokens, pages, kv_len, kv_layout="NHD", scale=1.0):
     a number, or one for each head."""
     if kv_layout == "HND":
         cache = cache.swapaxes(1, 2)
-    page_size = cache.shape[1]
     largest = float(ml_dtypes.finfo(cache.dtype).max)
-    for row, j in zip(tokens, range(kv_len - len(tokens), kv_len), strict=True):
-        with np.errstate(over="ignore", under="ignore"):
-            value = row.astype(np.float32) / np.reshape(np.float32(scale), (-1, 1))
+    with np.errstate(over="ignore", under="ignore"):
+        values = tokens.astype(np.float32) / np.reshape(np.float32(scale), (-1, 1))
         if cache.dtype.itemsize == 1:
-            value = np.clip(value, -largest, largest)
-        with np.errstate(over="ignore"):
-            cache[pages[j // page_size], j % page_size] = value.astype(cache.dtype)
+            values = np.clip(values, -largest, largest)
+        j = np.arange(kv_len - len(tokens), kv_len)
+        cache[np.asarray(pages)[j // cache.shape[1]], j % cache.shape[1]] = values.astype(
+            cache.dtype
+        )
 
 
 def merge_states(o, lse):

@@ -10,6 +10,10 @@ from frameworks import NumPy
 from solve import assert_correct, problem, run_arguments
 
 AXIS = "heads"  # of the mesh
+WHOLE = {"q": (), "k": (), "v": (), "sinks": ()}  # how arrays that are not divided are placed
+# The plan of small(), and its page table.
+INDPTR, LENS = np.array([0, 1, 3], np.int32), np.array([5, 7], np.int32)
+TABLE = np.array([[4, 1], [2, 0]], np.int32)
 
 
 class Sharded:
@@ -82,3 +86,23 @@ class Sharded:
 
     def assert_right(self, o, lse):
         assert_correct(self.case, self.inputs, *self.expected, *self.planned_rows((o, lse)))
+
+
+def placed(jax, devices, array, *spec):
+    """The array on the devices, divided as `spec` says of its dimensions."""
+    mesh = jax.sharding.Mesh(np.array(devices), (AXIS,))
+    return jax.device_put(array, jax.sharding.NamedSharding(mesh, jax.P(*spec)))
+
+
+def small(calls, devices, **options):
+    """An Attention on each device for three tokens of two requests over five pages, planned."""
+    one = fp.Attention(4, 2, 8, page_size=4, q_dtype="float32", device="cpu", **options)
+    attn = calls.on_devices(one, devices)
+    attn.plan(INDPTR, LENS)
+    return attn
+
+
+def small_arrays(rng):
+    """(q, new (k, v), caches) of all heads. A page has four tokens and four heads."""
+    shapes = ((3, 8, 8), (2, 3, 4, 8), (2, 5, 4, 4, 8))
+    return [rng.standard_normal(shape, np.float32) for shape in shapes]

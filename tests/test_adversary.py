@@ -13,7 +13,8 @@ from misuse.finding import Finding
 CALLS = (
     calls.Run, calls.Append, calls.AppendSlots, calls.RopeAppend, calls.Merge, calls.MergeStack,
     data_calls.CheckData,
-    row_calls.RmsNorm, row_calls.AddRmsNorm, row_calls.LayerNorm, row_calls.Gated,
+    row_calls.RmsNorm, row_calls.AddRmsNorm, row_calls.AddRmsNormTo, row_calls.LayerNorm,
+    row_calls.Gated,
     sampling_calls.Softmax, sampling_calls.Sample, sampling_calls.Verify, sampling_calls.Penalties,
 )  # fmt: skip
 

@@ -67,6 +67,15 @@ def test_code_is_that_of_files_that_run(page):
         assert language == "console" or is_header, f"no comment names the file of\n{block}"
 
 
+def test_the_notebook_shows_what_its_cells_give():
+    import notebook
+
+    text = notebook.NOTEBOOK.read_text()
+    old, new = (re.sub(r"cpu_[a-z0-9]+", "cpu", x) for x in (text, notebook.rerun(text)))
+    assert old == new, "run python docs/notebook.py"
+    assert text.count("<svg") == 3
+
+
 def test_names_have_the_glossary():
     import blocks
 

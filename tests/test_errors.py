@@ -99,6 +99,17 @@ def test_dtype_of_float32_arguments_is_named(name, call):
         call(Scene())
 
 
+@pytest.mark.parametrize("name", ["q", "k", "v", "out"])
+@pytest.mark.parametrize("dtype", [np.float64, np.float16])
+def test_the_planned_dtype_is_named(name, dtype):
+    """Also where what came is none that any plan has."""
+    scene = Scene()
+    wrong = np.zeros((4, 4, 8), dtype)
+    text = f"^{name}: expected dtype float32 \\(as planned\\), got {np.dtype(dtype)}$"
+    with pytest.raises(TypeError, match=text):
+        scene.run(**{name: wrong})
+
+
 def test_tensors_of_run_are_counted():
     """The Python functions pass a tuple to the core."""
     plan = Scene().attn._plan

@@ -77,6 +77,22 @@ def test_sample_draws_from_filtered_probs(rng):
     assert np.abs(probs.astype(np.float64).sum(1) - 1).max() < 1e-5
 
 
+def test_weights_are_rounded_as_the_documentation_says(rng):
+    """With a filter to integers of which the largest is 2^30: what is lighter than half is never
+    drawn."""
+    size = 1000
+    for distance in (21.4, 21.6):  # the others weigh 0.55 and 0.45
+        logits = np.full((1, size), -distance, np.float32)
+        logits[0, 7] = 0
+        rest = np.round(2**30 * np.exp(-distance)) * (size - 1)
+        options = {"min_p": 1e-30, "seed": int(rng.integers(2**40)), "return_logprobs": True}
+        ids, logprobs = fp.sample(np.repeat(logits, 5, axis=0), **options)
+        assert (ids == 7).all()
+        assert np.allclose(logprobs, -np.log1p(rest / 2**30), rtol=1e-3, atol=0)
+        ids, _, top_ids, _ = fp.sample(logits, **options, top_logprobs=2)
+        assert top_ids[0].tolist() == [7, 0 if rest else -1]
+
+
 def first_by_value(rows, ks):
     """Whether each element is among the ks largest of its row; equal ones count by id."""
     keep = np.zeros(rows.shape, bool)

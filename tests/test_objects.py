@@ -258,12 +258,14 @@ def test_run_returns_lse_beside_a_given_out():
 
 
 def test_bfloat16_without_ml_dtypes(monkeypatch):
-    """Queries in uint16 memory: outputs are in memory of the same kind."""
+    """Queries in uint16 memory: outputs are in memory of the same kind. Sinks are read from it."""
     q, k, v = (x.astype(ml_dtypes.bfloat16) for x in tensors())
+    sinks = np.array([0.5, -1.0], ml_dtypes.bfloat16)
     attn = make(q_dtype="bfloat16")
-    expected = attn.run(q, k, v).view(np.uint16)
+    expected = attn.run(q, k, v, sinks=sinks).view(np.uint16)
     monkeypatch.setitem(sys.modules, "ml_dtypes", None)
-    o = attn.run(*(x.view(np.uint16) for x in (q, k, v)))
+    q, k, v, sinks = (x.view(np.uint16) for x in (q, k, v, sinks))
+    o = attn.run(q, k, v, sinks=sinks)
     assert o.dtype == np.uint16
     assert np.array_equal(o, expected)
 

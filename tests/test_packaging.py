@@ -39,7 +39,9 @@ def test_the_citation_has_what_the_format_requires():
     project = (ROOT / "pyproject.toml").read_text()
     assert f'name = "{citation["title"]}"' in project
     assert f'license = "{citation["license"]}"' in project
-    assert all(isinstance(author["name"], str) for author in citation["authors"])
+    assert f'description = "{citation["abstract"]}"' in project
+    authors = ", ".join(f'{{ name = "{author["name"]}" }}' for author in citation["authors"])
+    assert f"authors = [{authors}]" in project
     for reference in citation["references"]:
         assert reference.keys() >= {"type", "title", "authors"}
         assert all(

@@ -71,6 +71,29 @@ def test_gradients_are_refused(torch):
                 call(**tensors | {name: bad.detach()})
 
 
+def test_gradients_of_numbers_are_refused(torch):
+    """Tensors without dimensions are taken as numbers: they, too, would have no gradient."""
+    q = torch.ones(1, 1, 4)
+    options = {"page_size": None, "q_dtype": "float32", "device": "cpu"}
+    variant = fp.Variant("scaled", logits="return x * p;", scalars={"p": 1.0})
+    plain, own = (fp.Attention(1, 1, 4, **options, variant=v) for v in (None, variant))
+    for attn in (plain, own):
+        attn.plan([0, 1], [1])
+    calls = (
+        ("k_scale", functools.partial(plain.run, q, q, q)),
+        ("p", functools.partial(own.run, q, q, q)),
+        ("scale", functools.partial(fp.rmsnorm, q)),
+        ("temperature", functools.partial(fp.softmax, q[0])),
+    )
+    for name, call in calls:
+        number = torch.tensor(2.0, requires_grad=True)
+        with pytest.raises(ValueError, match=rf"^{name}: .*inference.*no_grad.*detach"):
+            call(**{name: number})
+        with torch.no_grad():
+            expected = call(**{name: number})
+        assert torch.equal(call(**{name: number.detach()}), expected)
+
+
 def test_subclass(torch, call):
     class Tagged(torch.Tensor):
         pass

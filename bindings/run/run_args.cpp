@@ -19,10 +19,10 @@ struct Accepted {
 
 Accepted accepted_by(const RunTensor& tensor, const AttentionOptions& options) {
   switch (tensor.kind) {
-    case RunTensorKind::kQuery: return {TensorKind::kFloat, &options.q_dtype};
-    case RunTensorKind::kCache: return {TensorKind::kFloat, &options.kv_dtype};
-    case RunTensorKind::kOutput: return {TensorKind::kFloat, &options.o_dtype};
-    case RunTensorKind::kFloat: return {TensorKind::kFloat};
+    case RunTensorKind::kQuery: return {TensorKind::kPlanned, &options.q_dtype};
+    case RunTensorKind::kCache: return {TensorKind::kPlanned, &options.kv_dtype};
+    case RunTensorKind::kOutput: return {TensorKind::kPlanned, &options.o_dtype};
+    case RunTensorKind::kFloat: return {TensorKind::kFloat, &kStoredIn16Bits};
     case RunTensorKind::kInt32: return {TensorKind::kInt32};
     case RunTensorKind::kUInt32: return {TensorKind::kUInt32};
     case RunTensorKind::kFloat32: break;

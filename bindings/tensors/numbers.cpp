@@ -260,6 +260,7 @@ void check_indptr_size(const char* name, const IntsArg& indptr, const IntsArg& l
 }
 
 float float_arg(const char* name, nb::handle object) {
+  if (PyFloat_Check(object.ptr()) == 0) check_number_without_gradient(name, object);
   const double value = surviving_exit([&] { return PyFloat_AsDouble(object.ptr()); });
   if (value == -1.0 && PyErr_Occurred() != nullptr) {
     nb::python_error error;

@@ -31,7 +31,8 @@ bool to_dtype(const dlpack::DataType& from, DType* to) {
 
 bool is_of_kind(TensorKind kind, DType dtype) {
   switch (kind) {
-    case TensorKind::kFloat: return is_float(dtype);
+    case TensorKind::kFloat:
+    case TensorKind::kPlanned: return is_float(dtype);
     case TensorKind::kFloat32:
     case TensorKind::kScales: return dtype == DType::kFloat32;
     case TensorKind::kInt32: return dtype == DType::kInt32;
@@ -44,11 +45,14 @@ bool is_of_kind(TensorKind kind, DType dtype) {
 }
 
 bool holds_floats(TensorKind kind) {
-  return kind == TensorKind::kFloat || kind == TensorKind::kFloat32 || kind == TensorKind::kScales;
+  return kind == TensorKind::kFloat || kind == TensorKind::kPlanned ||
+         kind == TensorKind::kFloat32 || kind == TensorKind::kScales;
 }
 
-const char* to_text(TensorKind kind) {
+std::string to_text(TensorKind kind, const DType* stored_as) {
   switch (kind) {
+    case TensorKind::kPlanned:
+      return std::string("dtype ") + to_string(*stored_as) + " (as planned)";
     case TensorKind::kFloat: return "a float dtype of at most 32 bits";
     case TensorKind::kFloat32:
     case TensorKind::kScales: return "dtype float32";
@@ -61,8 +65,9 @@ const char* to_text(TensorKind kind) {
   return "any dtype";
 }
 
-[[noreturn]] void raise_wrong_kind(const char* name, TensorKind kind, const std::string& got) {
-  raise_type(std::string(name) + ": expected " + to_text(kind) + ", got " + got);
+[[noreturn]] void raise_wrong_kind(const char* name, TensorKind kind, const DType* stored_as,
+                                   const std::string& got) {
+  raise_type(std::string(name) + ": expected " + to_text(kind, stored_as) + ", got " + got);
 }
 
 /// Turns a contiguous view of items of `bits` into one row of bytes.
@@ -92,7 +97,7 @@ DType dtype_of(const char* name, const dlpack::DataType& from, TensorKind kind,
   if (is_raw) return *stored_as;
   DType dtype = DType::kFloat32;
   if (!to_dtype(from, &dtype) || !is_of_kind(kind, dtype)) {
-    raise_wrong_kind(name, kind, name_of(from));
+    raise_wrong_kind(name, kind, stored_as, name_of(from));
   }
   return dtype;
 }
@@ -138,21 +143,30 @@ void check_not_negated(const char* name, nb::handle object, const TensorView& vi
               ": expected memory of the tensor's values, got a negated view (see resolve_neg())");
 }
 
+bool torch_records_gradients() {
+  static const nb::handle is_grad_enabled =
+      nb::object(nb::module_::import_("torch").attr("is_grad_enabled")).release();
+  return nb::cast<bool>(is_grad_enabled());
+}
+
+bool requires_grad(nb::handle object) {
+  static const nb::handle name = PyUnicode_InternFromString("requires_grad");
+  return attribute(object, name).is(nb::bool_(true));
+}
+
 /// Refuses a tensor that torch would record a gradient of: this library computes no gradients, so
 /// the parameters behind the tensor would be trained as if theirs were 0.
 void check_no_gradient(const char* name, nb::handle object, CallStream& call) {
-  if (!call.torch_records_gradients) {
-    static const nb::handle is_grad_enabled =
-        nb::object(nb::module_::import_("torch").attr("is_grad_enabled")).release();
-    call.torch_records_gradients = nb::cast<bool>(is_grad_enabled());
-  }
-  if (!*call.torch_records_gradients) return;
-  static const nb::handle requires_grad = PyUnicode_InternFromString("requires_grad");
-  if (!attribute(object, requires_grad).is(nb::bool_(true))) return;
-  raise_gradient(name);
+  if (!call.torch_records_gradients) call.torch_records_gradients = torch_records_gradients();
+  if (*call.torch_records_gradients && requires_grad(object)) raise_gradient(name);
 }
 
 }  // namespace
+
+void check_number_without_gradient(const char* name, nb::handle object) {
+  if (producer_of(object).framework != Framework::kTorch) return;
+  if (requires_grad(object) && torch_records_gradients()) raise_gradient(name);
+}
 
 void raise_gradient(const char* name) {
   raise_value(std::string(name) +
@@ -179,7 +193,9 @@ TensorArg::TensorArg(const char* name, nb::handle object, TensorKind kind, CallS
     if (!array.found()) raise_not_a_tensor(name, object, dlpack_->refusal());
     view_ = array.view;
     array_interface_ = std::move(array.interface);
-    if (!is_of_kind(kind, view_.dtype)) raise_wrong_kind(name, kind, to_string(view_.dtype));
+    if (!is_of_kind(kind, view_.dtype)) {
+      raise_wrong_kind(name, kind, stored_as, to_string(view_.dtype));
+    }
     if (kind == TensorKind::kBytes) to_bytes(name, 8 * item_size(view_.dtype), &view_);
   }
   if (access == Access::kWrite && producer.immutable()) {

@@ -21,10 +21,13 @@ inline void check(const Status& status) {
 
 /// Raises the ValueError of an argument that PyTorch would record a gradient of.
 [[noreturn]] void raise_gradient(const char* name);
+/// Raises it for a tensor of PyTorch that is taken as a number, if that is such an argument.
+void check_number_without_gradient(const char* name, nb::handle object);
 
 /// The dtypes that an argument accepts.
 enum class TensorKind {
-  kFloat,  // any float dtype of DType
+  kFloat,    // any float dtype of DType
+  kPlanned,  // these too; the refusal of others names the dtype of the plan, given as `stored_as`
   kFloat32,
   kInt32,
   kInt64,
@@ -34,6 +37,9 @@ enum class TensorKind {
   kBytes,   // any dtype, contiguous: the view is one row of bytes
 };
 enum class Access { kRead, kWrite };
+
+/// What uint16 tensors hold: frameworks without bfloat16 store it in this dtype.
+inline constexpr DType kStoredIn16Bits = DType::kBFloat16;
 
 /// A tensor argument. It is imported by DLPack, or by NumPy's __array_interface__ where NumPy does
 /// not export the dtype by DLPack (formats of ml_dtypes). The view is valid as long as both this

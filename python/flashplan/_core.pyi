@@ -293,6 +293,11 @@ def framework_of(tensor: object | None) -> str:
 def raise_gradient(name: str) -> None:
     """Raises the error of an argument that requires grad."""
 
+def check_number_without_gradient(name: str, number: object | None) -> None:
+    """
+    Raises it for a tensor that is taken as a number, if PyTorch would record its gradient.
+    """
+
 class Activation(enum.Enum):
     silu = 0
 

@@ -58,8 +58,9 @@ def filtered_probs(
 ) -> Any:
     """The distribution that `sample` draws from with these filters, for each row of logits.
 
-    It has the probabilities of what the filters keep, which sum to 1, and 0 for the other tokens.
-    Of logits, a probability below 2^-32 of the largest one may become 0.
+    It has the probabilities of what the filters keep, and 0 for the other tokens. They sum to 1 but
+    for 2^-31 for each token of the vocabulary, since they are divided by the sum of the weights
+    that `sample` rounds. Of logits, a probability below 2^-32 of the largest one may become 0.
 
     Args:
         logits: [batch, vocab] float32, float16 or bfloat16 (also as uint16 memory), rows at any

@@ -20,7 +20,7 @@ def new_handle(named: Any) -> int:
 
 
 def attention_of(handle: int) -> Any:
-    """The object that has this handle; RuntimeError once it is gone."""
+    """The object with this handle. RuntimeError if it has been deleted."""
     attn = _objects.get(handle)
     if attn is None:
         raise RuntimeError("attn: expected an Attention of this process, got one that is gone")

@@ -180,11 +180,11 @@ class Runs:
             mask: [tokens, words] uint32, with custom_mask: bit j % 32 of word j // 32 of row t says
                 whether query t sees key mask_begin + j of its request. All queries see the keys
                 before mask_begin. causal and window_left hide further keys.
-            sinks: [num_qo_heads] float32 or bfloat16 on the device: attention sinks, a logit for
-                each query head that belongs to no key. exp(sink) is added to the denominator of
-                the softmax of each row, and lse includes it; -inf adds nothing. softmax_scale and
-                softcap do not apply to it. Of states that `merge_states` merges, only one may
-                include sinks.
+            sinks: [num_qo_heads] float32 or bfloat16 (also as uint16 memory) on the device:
+                attention sinks, a logit for each query head that belongs to no key. exp(sink) is
+                added to the denominator of the softmax of each row, and lse includes it; -inf adds
+                nothing. softmax_scale and softcap do not apply to it. Of states that `merge_states`
+                merges, only one may include sinks.
             out: [tokens, num_qo_heads, head_dim_vo]: where o is written; default: a new tensor in
                 q's framework, on its current stream.
             lse: [tokens, num_qo_heads] float32: where the log-sum-exp of the logits is written
@@ -206,8 +206,9 @@ class Runs:
                 names, and those of its scalars that differ from their defaults. A captured run
                 keeps the values of the scalars.
 
-        All tensors are on one device. A uint8 or uint16 tensor is read as the dtype in the options,
-        for frameworks that lack this dtype (CuPy: bfloat16 as uint16, 8-bit caches as uint8).
+        All tensors are on one device. A uint8 or uint16 tensor is read as the dtype in the options
+        (sinks: as bfloat16), for frameworks that lack this dtype (CuPy: bfloat16 as uint16, 8-bit
+        caches as uint8).
         Negated views of PyTorch, such as x.conj().imag, are refused: pass their resolve_neg().
         Those of as_strided() and torch._neg_view() are not recognised: their memory is read as it
         is. There is no backward pass: tensors of PyTorch that require grad are refused where

@@ -68,7 +68,7 @@ def softmax(
         >>> fp.softmax(np.array([[0.0, 0.0]], np.float32)).tolist()
         [[0.5, 0.5]]
     """
-    parameter = _parameter("temperature", temperature, 1.0, to_float)
+    parameter = _parameter("temperature", temperature, 1.0, _to_temperature)
     probs, finish = given_or_new(out, logits, dtype="float32")
     _core.softmax(logits, parameter, probs, stream)
     return finish(probs)
@@ -190,6 +190,12 @@ def sample(
     distribution that the one before left; `joint` changes that. Of equal logits, those with smaller
     ids are kept first. The same arguments give the same tokens on every device.
 
+    Tokens are drawn, and log-probabilities computed, from weights that are rounded to integers.
+    With a filter, and for "raw" log-probabilities, the likeliest token of a row weighs 2^30, so
+    that a token of less than 2^-31 of its probability weighs 0 and is never drawn. Without a filter
+    the likeliest of each 768 neighbouring tokens weighs 2^27, and the 768 together weigh a whole
+    number of parts of 2^-30 of the row's likeliest token, rounded down.
+
     Args:
         logits: [batch, vocab] float32, float16 or bfloat16 (also as uint16 memory), rows at any
             stride.
@@ -283,7 +289,7 @@ def filter_parameters(
 ) -> tuple[Any, Any, Any, Any]:
     """The parameters of filters, each a number or a tensor of them."""
     return (
-        _parameter("temperature", temperature, 1.0, to_float),
+        _parameter("temperature", temperature, 1.0, _to_temperature),
         _parameter("top_k", top_k, 2**31 - 1, to_int),
         _parameter("top_p", top_p, 1.0, to_float),
         _parameter("min_p", min_p, 0.0, to_float),
@@ -307,6 +313,13 @@ def _two_tensors(top_out: Any) -> tuple[Any, Any]:
 def _parameter(name: str, value: Any, default: Any, convert: Any) -> Any:
     """A converted number, or a tensor; None is the default."""
     return default if value is None else _number_or_tensor(name, value, convert)
+
+
+def _to_temperature(name: str, value: Any) -> float:
+    number = to_float(name, value)
+    if number > 0 and np.float32(number) == 0:
+        raise ValueError(f"{name}: expected a number of float32, got {number}")
+    return number
 
 
 def _number_or_tensor(name: str, value: Any, convert: Any) -> Any:

@@ -299,7 +299,8 @@ _OPERATORS: dict[str, tuple[str, Callable[..., None]]] = {
 
 
 def _fake(*_arguments: object) -> None:
-    """Does nothing: without data there is nothing to compute, and outputs are arguments."""
+    """An operator on fake tensors, by which PyTorch traces. It only writes to its arguments, and
+    these have no data, so there is nothing to do."""
 
 
 def _refuse_gradients(operator: Any, *arguments: object) -> None:

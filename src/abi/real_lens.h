@@ -55,8 +55,8 @@ FLASHPLAN_HOST_DEVICE int32_t request_of(const WorkTile& tile, const Segment& se
   return pages.ids != nullptr ? segment.kv_row : tile.segment;
 }
 
-/// The first key that the caller's mask of bits covers; INT32_MAX without a mask. `position` is
-/// that of the segment, fitted to the real length.
+/// The first key that the caller's mask of bits covers; INT32_MAX without a mask. `position` is the
+/// place of the request's first query among its keys, by the request's real length.
 FLASHPLAN_HOST_DEVICE int32_t first_masked_key(const AttentionParams& p, int32_t request,
                                                int32_t position) {
   if (!p.tensors.mask.is_given) return 0x7fffffff;

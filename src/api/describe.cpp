@@ -39,7 +39,7 @@ const char* reason_not_to_share(const Plan::Impl& plan) {
   if (!plan.options.variant.empty()) return "variant";
   if (plan.options.rope) return "rope";
   if (!plan.kernel().choice.kernel.family->shares_prefixes) return "not by this kernel";
-  return "it would take no less time";
+  return "it would take no less time, or more memory than the workspace has";
 }
 
 /// Lists which of the given prefixes are computed once.

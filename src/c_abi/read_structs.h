@@ -27,7 +27,7 @@ flashplan_append_tensors default_append_tensors() noexcept;
 flashplan_rope default_rope() noexcept;
 flashplan_variant_description default_description() noexcept;
 
-/// Checks a reserved field of the struct `name`.
+/// Refuses a reserved field of the struct `name` that is not 0.
 Status check_reserved(const char* name, int32_t reserved) noexcept;
 
 /// A tensor, null if it is not given, and the view to fill.

@@ -131,12 +131,17 @@ std::string cache_key(const std::string& source, const std::vector<std::string>&
   }
   for (const std::string& word : command) hash.add_text(word);
   for (const std::string& word : compiler_options()) hash.add_text(word);
-  // Another compiler of the same name.
-  std::error_code error;
-  const fs::path program = fs::canonical(command[0], error);
-  hash.add_text(program.string());
-  hash.add_text(std::to_string(fs::file_size(program, error)));
-  hash.add_text(std::to_string(fs::last_write_time(program, error).time_since_epoch().count()));
+  // The programs among the words, which may be replaced by others of the same names: the compiler
+  // follows a launcher in "ccache g++".
+  for (const std::string& word : command) {
+    const std::string found = find_program(word);
+    if (found.empty()) continue;  // an option
+    std::error_code error;
+    const fs::path program = fs::canonical(found, error);
+    hash.add_text(program.string());
+    hash.add_text(std::to_string(fs::file_size(program, error)));
+    hash.add_text(std::to_string(fs::last_write_time(program, error).time_since_epoch().count()));
+  }
   return to_hex(hash.digest());
 }
 

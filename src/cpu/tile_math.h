@@ -199,8 +199,8 @@ inline void add_seen_values(const float* p, int32_t p_stride, const uint32_t* se
   *merged_max = new_max;
 }
 
-/// Merges a row's state with that of its attention sink, a logit with the value 0: changes lse, and
-/// returns the factor of o.
+/// Merges a row's state with that of its attention sink: a logit, as of one more key whose value is
+/// a vector of zeros. Changes lse, and returns the factor of o.
 inline float add_sink(float sink, float* lse) {
   if (sink == -__builtin_inff()) return 1.0F;
   const float max = sink > *lse ? sink : *lse;

@@ -108,7 +108,8 @@ class KeptMaps {
   };
   static constexpr std::size_t kEntries = 256;
 
-  /// Caches of several layers lie at multiples of large numbers: all bits of the address count.
+  /// The entry of a map. The caches of a model's layers are often a large power of two apart, so
+  /// the low bits of their addresses are equal: the index depends on all bits.
   static std::size_t place_of(const MapKey& key) {
     constexpr uint64_t kGolden = 0x9e3779b97f4a7c15;
     const auto box = static_cast<uint64_t>(key.dims[2].box);

@@ -65,7 +65,7 @@ Status check_alone(const char* given, std::initializer_list<TensorArgument> othe
   return {};
 }
 
-/// How many rows of k and v can have places.
+/// The number of tokens for which places may be given: no more than k and v have rows.
 Dim tokens_of(const AppendTensors& t) {
   return {0, std::min<int64_t>({INT32_MAX, t.k.shape[0], t.v.shape[0]})};
 }

@@ -24,7 +24,8 @@ void append_body(std::string& text, const Variant::Impl& variant, const char* na
   text += body + "\n}\n\n#line 1 \"flashplan\"\n";
 }
 
-/// What the bodies see, and nothing else: names of the user's meet no others.
+/// Appends a struct that has the user's bodies as functions, and as members the tensors and scalars
+/// that they use. It has nothing else, so that the user's names can not be those of our own.
 void append_bodies(std::string& text, const Variant::Impl& v) {
   // A name may be that of a macro in a system header, such as NULL.
   for (const Variant::Impl::Tensor& tensor : v.tensors) text += "#undef " + tensor.name + "\n";

@@ -223,6 +223,24 @@ TEST(one_process_compiles_and_the_others_wait) {
   ::unsetenv("CXX");
 }
 
+TEST(a_compiler_behind_a_launcher_is_noticed) {
+  const OwnCache cache;
+  const fs::path folder = cache.above.path();
+  const fs::path launcher = folder / "launcher";
+  std::ofstream(launcher) << "#!/bin/sh\nexec \"$@\"\n";
+  ::chmod(launcher.c_str(), 0700);
+  const Variant variant = shifted("launched");
+  const auto compile_by = [&](const char* seconds) {
+    use_slow_compiler(folder / "compiler", folder / "started", seconds);
+    ::setenv("CXX", (launcher.string() + " " + (folder / "compiler").string()).c_str(), 1);
+    CHECK_EQ(end_of(start_child([&] { return compiles(variant); })), 0);
+    return lines_of(folder / "started");
+  };
+  CHECK_EQ(compile_by("0"), 1);
+  CHECK_EQ(compile_by("0.0"), 2);  // of another size
+  ::unsetenv("CXX");
+}
+
 /// Starts a child that holds the lock until it is killed, and waits until it does.
 pid_t start_holder(const OwnCache& cache) {
   const pid_t child = start_child([] {

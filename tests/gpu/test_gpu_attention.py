@@ -12,7 +12,8 @@ import flashplan as fp
 from batches import BATCH
 from case import Case
 from frameworks import TorchCuda, bits, gpu_framework
-from gpu_cases import ALL_CASES, DEVICE, DIVIDED, GPU_CASES, PREFIXES, without_hidden_values
+from gpu_cases import ALL_CASES, DEVICE, GPU_CASES, without_hidden_values
+from gpu_schedule_cases import DIVIDED, PREFIXES
 from inputs import make_inputs, rearranged
 from solve import CudaRunner, assert_correct, problem, run_arguments, solution
 

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prepared keys: which batches have them, graphs, programmatic dependent launch, and a workspace
-without room for them. Their results are tested as those of all cases, see gpu_cases.PREPARED."""
+without room for them. Results are tested as those of all cases: gpu_schedule_cases.PREPARED."""
 
 import numpy as np
 import pytest
 
 import flashplan as fp
-from gpu_cases import DEVICE, PREPARED
+from gpu_cases import DEVICE
+from gpu_schedule_cases import PREPARED
 from inputs import make_inputs
 
 pytestmark = pytest.mark.gpu

@@ -153,7 +153,7 @@ class Run(Call):
     }
     written = ("out", "lse")
     optional = ("workspace", "kv_lens", "sinks")
-    dtypes = {"sinks": (dtype_fields(ml_dtypes.bfloat16),)}
+    dtypes = {"sinks": [dtype_fields(dtype) for dtype in (ml_dtypes.bfloat16, "u2")]}
     numbers = parameters = ("k_scale", "v_scale")
 
     def __init__(self, rng, **fixed):

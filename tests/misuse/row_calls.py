@@ -81,6 +81,17 @@ class AddRmsNorm(Rows):
         return fp.add_rmsnorm(**self.arguments() | changes)
 
 
+class AddRmsNormTo(AddRmsNorm):
+    """add_rmsnorm() with an output of its own, which writes x no more."""
+
+    related = dict.fromkeys(("x", "residual"), ("x", "residual", "weight", "out"))
+    written = ("out", "residual")
+    in_place = (("out", "x"),)
+    optional = ("weight", "out")
+    numbers = ("eps", "gemma", "scale", "out_dtype")
+    dtypes = {"out": EIGHT_BIT_FLOATS}
+
+
 class LayerNorm(Rows):
     """layernorm()."""
 

@@ -109,7 +109,7 @@ class Verify(Call):
 
     parameters = ("seed", "offset")
     written = ("out", "num_accepted", "nodes", "status")
-    optional = ("draft_parents", "nodes", "status", "seed", "offset")
+    optional = ("draft_probs", "draft_parents", "nodes", "status", "seed", "offset")
     numbers = parameters
     dtypes = {"draft_tokens": INTS}
     related = {

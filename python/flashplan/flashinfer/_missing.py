@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names of FlashInfer that engines import, of what flashplan does not have: each call raises."""
+"""Functions of FlashInfer that engines import and that flashplan lacks: each raises when called."""
 
 from __future__ import annotations
 

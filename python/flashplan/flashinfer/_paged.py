@@ -24,7 +24,8 @@ class PagedWrapper(Wrapper):
     def _set_buffers(
         self, indptr: Tensor | None, indices: Tensor | None, last_page_len: Tensor | None
     ) -> None:
-        """Those of the constructor. With CUDA graphs they decide on the batch size."""
+        """Keeps the buffers of the page table that the constructor got. With CUDA graphs their
+        sizes fix the size of the batch."""
         self._paged_kv_indptr_buf = indptr
         self._paged_kv_indices_buf = indices
         self._paged_kv_last_page_len_buf = last_page_len

@@ -22,7 +22,8 @@ struct Place {
   static __device__ Place none() { return {-1, 0}; }
 };
 
-/// The same with the token's position among the keys of its request; < 0: it belongs to none.
+/// Where a token goes, and `key`, its position among the keys of its request. key < 0: the token
+/// belongs to no request.
 struct PlaceOfKey {
   int32_t page;
   int32_t row_in_page;

@@ -67,7 +67,8 @@ __global__ void __launch_bounds__(kThreads)
   const auto head = static_cast<int>(blockIdx.x);
   float scale = p.number;
   if (p.source != ScaleSource::kNumber) scale = *p.scale_of(head);
-  // Where raise_scales_kernel left 0, another CTA may write the 1 meanwhile: both mean 1.
+  // raise_scales_kernel leaves 0 for a head of zeros, and the first CTA of the head writes 1 there
+  // below. The others read either number.
   if (p.source == ScaleSource::kValues && scale == 0.0F) scale = 1.0F;
   for_each_word<kFrom, kTo, kVec>(p, [&](const auto* from, auto* to, int word) {
     to[word] = narrowed<kFrom, kTo, kVec>(from[word], scale);

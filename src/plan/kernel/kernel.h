@@ -157,7 +157,8 @@ bool pairs_heads(const Kernel& kernel, const AttentionOptions& options) noexcept
 /// Whether the code of the chosen kernel is compiled at run time. Rotations are compiled into the
 /// kernels of GPUs; those of the CPU have them.
 bool needs_compiler(const AttentionOptions& options) noexcept;
-/// Whether boxes of a tensor map, of 8 rows each, make up a page, or there are no pages.
+/// Whether tensor maps can bring the keys: each page consists of whole boxes, which have 8 rows, or
+/// there are no pages.
 bool has_boxes(const AttentionOptions& options) noexcept;
 /// preference() of families that serve everything on their devices.
 int32_t no_preference(const AttentionOptions& options, BatchKind kind) noexcept;

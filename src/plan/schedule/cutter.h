@@ -46,7 +46,7 @@ class Cutter {
     const int32_t* ends = piece_ends_.data() + cta;
     return {pieces_.data() + ends[0], pieces_.data() + ends[1]};
   }
-  /// The number of the first merge.
+  /// The number of the first merge of the batch. Merges are written from the last number down.
   int32_t first_merge() const { return first_merge_; }
   int32_t num_partial_rows() const {
     return sharing_.num_partial_rows + num_slots_ * shape_.tile_q;

@@ -226,7 +226,8 @@ class KeyPipeline {
     return false;
   }
 
-  /// Copies the keys of the tile that begins at `tile_begin`, also if they are in two parts.
+  /// Copies the keys of the tile that begins at `tile_begin`, also if their last dims are in a
+  /// tensor of their own.
   static __device__ __noinline__ void copy_any_keys(const AttentionParams& p,
                                                     const TileContext& context, uint32_t to,
                                                     uint32_t table, int32_t tile_begin,

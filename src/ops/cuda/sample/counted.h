@@ -242,10 +242,10 @@ class SampleCounted : PlainRow<kDType, false> {
     return static_cast<uint32_t>(cluster_size()) * sizeof(uint64_t[2]);
   }
 
-  // In a step each CTA sends two values for each token to all CTAs, itself among them. Steps use
-  // two mailboxes and two arrays in turn. A CTA sends in a step after a barrier behind its reading
-  // of the step before, and no CTA ends a step before all have sent. So an array has been read when
-  // it is written again two steps later.
+  // In a step each CTA sends two values for each token to all CTAs, itself among them. There are
+  // two mailboxes and two arrays: one for even steps, one for odd ones. A CTA begins to send only
+  // when all of its threads have read what the step before brought, and a step ends only when all
+  // CTAs have sent. So when an array is written again, two steps later, nobody still reads it.
 
   __device__ Mailbox& mail() { return shared_.bounds_mail[step_ % 2]; }
   /// Says that each CTA sends the values of `num_tokens` tokens in this step. At least warp 0 calls

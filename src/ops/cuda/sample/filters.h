@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Loads a row that a cluster has, and finds what top-k, min-p and top-p keep of it.
+// Loads a row that the CTAs of a cluster share, and finds what top-k, min-p and top-p keep of it.
 #pragma once
 
 #include <cmath>
@@ -48,7 +48,8 @@ class SampleFilters : protected SampleGathered<kDType, kFromProbs, kHeld> {
       largest = larger_or_nan(largest, x);
       if (kFromProbs) smallest = fminf(smallest, x);
     });
-    // For a negative value a thread sends infinity, which is no probability either.
+    // A thread that has a negative value sends infinity instead of its largest: both are no
+    // probabilities, and one message is enough.
     if (kFromProbs && smallest < 0.0F && largest == largest) largest = INFINITY;
     cluster_wait();  // all CTAs have begun: their shared memory can be written to
     this->send_largest(key_of(largest));

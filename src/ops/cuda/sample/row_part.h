@@ -300,7 +300,8 @@ struct RowDivision {
 /// length of the row. The dynamic shared memory of a CTA begins with its part, if parts are held.
 inline Grid split_rows(int32_t num_rows, int32_t vocab, Device device, const RowDivision& division,
                        RowSplit* split) {
-  // With fewer elements for each CTA, the exchanges in a larger cluster cost more than it saves.
+  // If a CTA had fewer elements than these, the exchanges in the larger cluster would cost more
+  // time than its CTAs save.
   constexpr int32_t kElementsOfCta = 8 * 1024;
   const bool has_clusters = device_facts(device.index).major >= 9;
   int cluster = 1;

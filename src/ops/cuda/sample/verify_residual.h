@@ -12,7 +12,8 @@
 
 namespace flashplan::cuda {
 
-/// A draft that was rejected, and the sum of the row before.
+/// A draft that was rejected, and what the target's probabilities summed to when it was: those of
+/// the drafts rejected before it were subtracted.
 struct Rejected {
   int32_t draft;
   float sum;
