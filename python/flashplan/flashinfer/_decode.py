@@ -275,7 +275,6 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
             window_left=window_left,
             sinks=sinks,
             kv_cache_sf=kv_cache_sf,
-            skip_softmax_threshold_scale_factor=skip_softmax_threshold_scale_factor,
         )
 
     run_return_lse = functools.partialmethod(run, return_lse=True)

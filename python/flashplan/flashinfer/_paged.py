@@ -111,13 +111,9 @@ class PagedWrapper(Wrapper):
         window_left: int | None,
         sinks: Tensor | None,
         kv_cache_sf: Any,
-        skip_softmax_threshold_scale_factor: float | None,
     ) -> Any:
-        if kv_cache_sf is not None or skip_softmax_threshold_scale_factor is not None:
-            refuse(
-                kv_cache_sf=kv_cache_sf,
-                skip_softmax_threshold_scale_factor=skip_softmax_threshold_scale_factor,
-            )
+        if kv_cache_sf is not None:
+            refuse(kv_cache_sf=kv_cache_sf)
         if args:
             sinks = self._sinks_of(args)
         k, v = unpack_cache(paged_kv_cache, self._kv_layout)
