@@ -131,6 +131,22 @@ def test_joint_filters(rng):
     assert "compiled_ops=[ProbsTopKOp -> FusedProbsTopPSampleOp]" in repr(in_turn)
 
 
+@pytest.mark.parametrize("top_p", [0.1, 0.5, 0.9])
+def test_filters_in_turn(rng, top_p):
+    """top_k_top_p_sampling_from_... draws the tokens of a pipeline that has one filter after the
+    other, as FlashInfer's does."""
+    logits = rows_of_logits(rng, 200)
+    numbers = {"seed": 5, "offset": 3}
+    expected = flashinfer.top_k_top_p_sampling_from_logits(logits, 15, top_p, **numbers)
+    masked = LogitsPipe([TopK()], input_type=LOGITS)(logits, top_k=15)
+    pipe = LogitsPipe([Softmax(), TopP(), Sample()])
+    assert torch.equal(pipe(masked, top_p=top_p, **numbers), expected)
+    probs = torch.softmax(logits, -1)
+    expected = flashinfer.top_k_top_p_sampling_from_probs(probs, 15, top_p, **numbers)
+    in_turn = LogitsPipe([TopK(), TopP(), Sample()], input_type=PROBS)
+    assert torch.equal(in_turn(probs, top_k=15, top_p=top_p, **numbers), expected)
+
+
 def test_logits(rng):
     logits = rows_of_logits(rng)
     expected = flashinfer.top_k_mask_logits(logits, 5)
