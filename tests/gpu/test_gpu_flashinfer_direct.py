@@ -130,3 +130,20 @@ def test_pipelines(cuda, torch, flashinfer):
     probs = flashinfer.softmax(logits, 0.7)
     expected = flashinfer.top_k_sampling_from_probs(probs, 20, generator=first)
     assert torch.equal(pipe(logits, temperature=0.7, top_k=20, generator=again), expected)
+
+
+@pytest.mark.parametrize("heads", [(8, 8), (8, 2)])
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
+def test_queries_of_8_bits(cuda, torch, flashinfer, dtype, heads):
+    """With a scale for each head. GPUs read those of e5m2, and heads with scales of their own, as
+    bfloat16."""
+    counts = heads[0], heads[1], heads[1]
+    rows = [torch.randn(300, n, 128).to(getattr(torch, dtype)) for n in counts]
+    scales = [torch.rand(n) + 0.5 for n in counts]
+    results = [
+        flashinfer.single_prefill_with_kv_cache(
+            *(x.to(device) for x in (*rows, *scales)), o_dtype=torch.bfloat16, causal=True
+        ).float()
+        for device in ("cpu", cuda.device)
+    ]
+    torch.testing.assert_close(results[1].cpu(), results[0], rtol=3e-2, atol=3e-2)
