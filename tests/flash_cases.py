@@ -58,6 +58,7 @@ CALLS = [
     Call(page_size=5),
     Call(dtype="bfloat16"),
     Call(dtype="float16", kv_dtype="float8_e4m3fn", scaled=True),
+    Call(dtype="float8_e4m3fn", scaled=True),
 ]
 
 
@@ -71,7 +72,9 @@ class Batch:
         self.q = [self.normal(n, call.heads[0], call.dims[0], call.dtype) for n in qo_lens]
         self.k = [self.normal(n, call.heads[1], call.dims[0], kv_dtype) for n in kv_lens]
         self.v = [self.normal(n, call.heads[1], call.dims[1], kv_dtype) for n in kv_lens]
-        self.scales = rng.uniform(0.5, 2, (2, call.heads[1])).astype(np.float32)
+        self.scales = rng.uniform(0.5, 2, (3, call.heads[1])).astype(np.float32)
+        # Of 16 bits, or 32; those of 8 bits have results of bfloat16.
+        self.o_dtype = "bfloat16" if call.dtype.startswith("float8") else call.dtype
         self.sinks = rng.normal(size=call.heads[0]).astype(np.float32)
 
     def normal(self, tokens, heads, dim, dtype):
@@ -83,7 +86,8 @@ class Batch:
         if self.call.sinks:
             arguments["s_aux"] = device.tensor(self.sinks)
         if self.call.scaled:
-            for name, scales in zip(("k_descale", "v_descale"), self.scales):
+            names = ("k_descale", "v_descale", "q_descale")
+            for name, scales in zip(names, self.scales):
                 arguments[name] = device.tensor(scales)[None].expand(num_sequences, -1)
         return arguments
 
@@ -99,11 +103,14 @@ class Batch:
             "sinks": self.sinks if call.sinks else None,
         }
         if call.scaled:
-            options |= {"k_scale": self.scales[0], "v_scale": self.scales[1]}
+            k_scale, v_scale, q_scale = self.scales
+            if call.dtype.startswith("float8"):  # other queries ignore it
+                k_scale = k_scale * q_scale
+            options |= {"k_scale": k_scale, "v_scale": v_scale}
         qo_indptr = np.cumsum([0, *self.qo_lens])
         arguments = (np.concatenate(self.q), list(zip(self.k, self.v)), qo_indptr)
         exact = reference.batch_attention(*arguments, **options)
-        twin = reference.batch_attention(*arguments, **options, dtype=call.dtype)
+        twin = reference.batch_attention(*arguments, **options, dtype=self.o_dtype)
         unit = max((float(np.abs(v.astype(np.float32)).max(initial=0)) for v in self.v), default=0)
         reference.assert_close(o, exact[0], twin[0], unit=unit * 4, what="o")
         largest = np.abs(np.where(np.isfinite(exact[1]), exact[1], 0)).max(initial=1)
@@ -179,7 +186,8 @@ def check_varlen_paged(device, rng, call, flash, qo_lens=VARLEN[0], kv_lens=VARL
     q = device.tensor(np.concatenate(batch.q))
     name = "seqused_k" if used else "cu_seqlens_k"
     lens = int32(device, kv_lens) if used else ends_of(device, kv_lens)
-    out = device.torch.full((*q.shape[:2], call.dims[1]), POISON, dtype=q.dtype, device=q.device)
+    dtype = getattr(device.torch, batch.o_dtype)
+    out = device.torch.full((*q.shape[:2], call.dims[1]), POISON, dtype=dtype, device=q.device)
     arguments = call.options() | batch.extra(device, len(qo_lens)) | {name: lens}
     o, lse = flash.flash_attn_varlen_func(
         q=q,

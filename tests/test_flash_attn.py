@@ -214,10 +214,24 @@ def test_keywords_of_forks(torch, flash, name):
 def test_8_bit_queries_and_gradients(torch, flash, name):
     function = getattr(flash, name)
     q, *others = arguments_of(torch, name)
-    with pytest.raises(fp.UnsupportedError, match=r"^q: expected 16 bits .*float8_e4m3fn"):
+    with pytest.raises(fp.UnsupportedError, match=r"^kv_dtype: expected .* q_dtype float8_e4m3fn"):
         function(q.to(torch.float8_e4m3fn), *others)
     with torch.enable_grad(), pytest.raises(ValueError, match=r"^q: .* requires grad"):
         function(q.requires_grad_(), *others)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_outputs_of_8_bit_queries(torch, flash, name):
+    """bfloat16, or the dtype of `out`."""
+    function = getattr(flash, name)
+    q, k, v, *others = arguments_of(torch, name)
+    narrow = [x.to(torch.float8_e4m3fn) for x in (q, k, v)]
+    o = function(*narrow, *others)
+    assert o.dtype == torch.bfloat16
+    out = torch.full(o.shape, torch.nan)
+    result = function(*narrow, *others, out=out)
+    assert result.dtype == torch.float32
+    torch.testing.assert_close(out.bfloat16(), o, rtol=2**-7, atol=0)
 
 
 def test_wrong_arguments(torch, flash):

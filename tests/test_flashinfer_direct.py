@@ -151,15 +151,43 @@ def test_masks_of_drafts(rng, qo_lens, causal):
         function(q, cache, NO_WORKSPACE, *lengths, 30, SCALE, **named)
 
 
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
+def test_outputs_of_eight_bits(rng, dtype):
+    """They are those of float32, rounded once."""
+    batch = batch_of(rng, [1] * 3, [30, 4, 17])
+    lengths = tables(batch)
+    q, cache = batch.joined(batch.q), batch.pages()
+    arguments = q, cache, NO_WORKSPACE, *lengths, 60, SCALE
+    expected = flashinfer.xqa_batch_decode_with_kv_cache(*arguments).to(getattr(torch, dtype))
+    out = torch.empty(q.shape, dtype=getattr(torch, dtype))
+    for function in (
+        flashinfer.xqa_batch_decode_with_kv_cache,
+        flashinfer.trtllm_batch_decode_with_kv_cache,
+    ):
+        named = {"kv_layout": "NHD", "out": out}
+        assert function(*arguments, **named) is out
+        assert torch.equal(out.float(), expected.float())
+        out.fill_(0.0)
+    named = {"kv_layout": "NHD", "out_dtype": dtype, "return_lse": True}
+    o, lse = flashinfer.trtllm_batch_decode_with_kv_cache(
+        *arguments, **named, skip_softmax_threshold_scale_factor=100.0
+    )
+    assert torch.equal(o.float(), expected.float())
+    assert lse.shape == (3, 4)
+    ends = batch.ends(batch.qo_lens), batch.ends(batch.kv_lens)
+    o = flashinfer.trtllm_batch_context_with_kv_cache(
+        *arguments[:5], 1, 60, SCALE, 1.0, 3, *ends, kv_layout="NHD", out_dtype=dtype
+    )
+    assert torch.equal(o.float(), expected.float())
+
+
 def test_scales_of_four_bits_are_not_supported(rng):
     with pytest.raises(fp.UnsupportedError, match="kv_cache_sf: expected none, got a tensor"):
         decode(rng, kv_cache_sf=torch.ones(1))
 
 
 def test_arguments_that_are_not_supported(rng):
-    eight_bits = torch.empty(2, 4, 64, dtype=torch.float8_e5m2)
     for changed, message in (
-        ({"out": eight_bits}, "out: expected 16 bits"),
         ({"out": object()}, "out: expected a torch.Tensor, got object"),
         ({"uses_shared_paged_kv_idx": False}, "uses_shared_paged_kv_idx: expected none"),
         ({"enable_block_sparse_attention": True}, "enable_block_sparse_attention: expected none"),

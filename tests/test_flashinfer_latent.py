@@ -136,6 +136,38 @@ def test_latent_keys_without_rotated_dims(rng):
     batch.check(o, lse)
 
 
+def last_page_lens(batch):
+    return batch.integers([(n - 1) % PAGE + 1 if n else 0 for n in batch.kv_lens])
+
+
+@pytest.mark.parametrize("in_graphs", [False, True])
+def test_latent_decodes(rng, in_graphs):
+    """The wrapper that FlashInfer had before. Its buffers may be the tensors of a plan."""
+    arguments = {}
+    if in_graphs:
+        buffers = [torch.full((length,), -7, dtype=torch.int32) for length in (4, 20, 3)]
+        names = ("indptr", "indices", "last_page_len")
+        arguments = {f"paged_kv_{name}_buffer": x for name, x in zip(names, buffers)}
+    wrapper = flashinfer.BatchDecodeMlaWithPagedKVCacheWrapper(
+        workspace(torch), in_graphs, use_tensor_cores=True, **arguments
+    )
+    assert wrapper.use_tensor_cores
+    for kv_lens in ([30, 0, 7], [8, 41, 1]):
+        batch = Latent(rng, [1, 1, 1], kv_lens)
+        indptr, indices, _ = batch.page_table()
+        table = indptr, indices, last_page_lens(batch)
+        shape = HEADS, LATENT, PAGE, SCALE
+        for _ in range(2):
+            wrapper.plan(*table, *shape, data_type=torch.float32)
+            batch.check(*wrapper.run(*batch.tensors(), return_lse=True))
+    with pytest.raises(fp.UnsupportedError, match="window_left: expected one of -1, got 3"):
+        wrapper.plan(*table, *shape, window_left=3)
+    with pytest.raises(fp.UnsupportedError, match="logits_soft_cap: expected one of None, 0.0"):
+        wrapper.plan(*table, *shape, logits_soft_cap=3.0)
+    with pytest.raises(fp.UnsupportedError, match="k_scale: expected one of None, 1.0, got 2.0"):
+        wrapper.run(*batch.tensors(), k_scale=2.0)
+
+
 def test_prompt_beside_decodes(rng):
     wrapper = flashinfer.PODWithPagedKVCacheWrapper(workspace(torch))
     assert not wrapper.is_cuda_graph_enabled

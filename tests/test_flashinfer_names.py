@@ -12,6 +12,7 @@ from flashinfer_cases import workspace
 torch = pytest.importorskip("torch")
 
 import flashplan as fp  # noqa: E402
+import flashplan.flashinfer.logits_processor  # noqa: E402
 from flashplan import flashinfer  # noqa: E402
 from flashplan.flashinfer import _missing  # noqa: E402
 
@@ -32,6 +33,7 @@ MODULES = {
         "BatchPrefillWithPagedKVCacheWrapper",
         "BatchPrefillWithRaggedKVCacheWrapper",
         "trtllm_batch_context_with_kv_cache",
+        "trtllm_fmha_v2_prefill",
     ],
     "quantization": ["packbits", "segment_packbits"],
     "rope": ["apply_rope_pos_ids", "apply_rope_with_cos_sin_cache_inplace"],
@@ -75,6 +77,20 @@ ARGUMENTS = {
     "packed_custom_mask causal kv_layout pos_encoding_mode use_fp16_qk_reduction sm_scale "
     "window_left logits_soft_cap rope_scale rope_theta backend return_lse kv_cache_sf k_scale "
     "v_scale",
+    "rope_quantize_fp8": "q_rope k_rope q_nope k_nope cos_sin_cache pos_ids is_neox quantize_dtype "
+    "quant_scale_q quant_scale_kv q_rope_out k_rope_out q_nope_out k_nope_out enable_pdl backend",
+    "mla_rope_quantize_fp8": "q_rope k_rope q_nope k_nope cos_sin_cache pos_ids is_neox "
+    "quantize_dtype quant_scale_q quant_scale_kv q_rope_out k_rope_out q_nope_out k_nope_out "
+    "enable_pdl",
+    "rope_quantize_fp8_append_paged_kv_cache": "q_rope k_rope q_nope k_nope v cos_sin_cache "
+    "pos_ids paged_kv_cache kv_indices kv_indptr batch_indices positions is_neox quantize_dtype "
+    "quant_scale_q quant_scale_kv page_size kv_layout q_rope_out q_nope_out enable_pdl",
+    "trtllm_fmha_v2_prefill": "qkv input_layout workspace_buffer seq_lens max_q_len max_kv_len "
+    "bmm1_scale bmm2_scale batch_size cum_seq_lens_q cum_seq_lens_kv block_tables out out_dtype "
+    "sinks pos_encoding_mode logits_soft_cap_scale mask_mode window_left chunked_attention_size "
+    "save_softmax_stats skip_softmax_threshold_scale_factor",
+    "logits_processor.LogitsPipe": "processors compile input_type custom_fusion_rules "
+    "custom_validity_checks",
     "append_paged_kv_cache": "append_key append_value batch_indices positions paged_kv_cache "
     "kv_indices kv_indptr kv_last_page_len kv_layout",
     "top_k_top_p_sampling_from_probs": "probs top_k top_p indices filter_apply_order deterministic "
@@ -124,6 +140,7 @@ import flashinfer.decode as decode
 import flashinfer.triton.cascade
 from flashinfer import BatchPrefillWithPagedKVCacheWrapper
 from flashinfer.cascade import merge_state
+from flashinfer.logits_processor import LogitsPipe, Sample
 from flashinfer.sampling import softmax
 assert flashinfer is flashplan.flashinfer
 assert decode is flashplan.flashinfer.decode
@@ -266,8 +283,8 @@ def test_wrong_runs(kind):
         with pytest.raises(fp.UnsupportedError, match="o_scale: expected None or 1, got 2.0"):
             made.run(q, *sides, o_scale=2.0)
     else:
-        with pytest.raises(fp.UnsupportedError, match="skip_softmax_threshold_scale_factor: "):
-            made.run(q, *sides, skip_softmax_threshold_scale_factor=0.5)
+        exact = made.run(q, *sides)
+        assert torch.equal(made.run(q, *sides, skip_softmax_threshold_scale_factor=0.5), exact)
     if kind == "paged":
         with pytest.raises(fp.UnsupportedError, match="use_fp16_softmax: expected none, got True"):
             made.run(q, *sides, use_fp16_softmax=True)

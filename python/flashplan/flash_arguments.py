@@ -103,10 +103,19 @@ def mask_options(causal: bool, window_size: Sequence[int] | None) -> dict[str, A
 
 
 def attention_options(
-    q: Tensor, k: Tensor, v: Tensor, page_size: int | None, softmax_scale: Any, softcap: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    page_size: int | None,
+    softmax_scale: Any,
+    softcap: float,
+    out: Tensor | None,
 ) -> dict[str, Any]:
+    """The options of `Attention`. Queries of 8 bits have outputs of the dtype of `out`, by default
+    bfloat16."""
+    o_dtype = q.dtype
     if is_8_bit(q):
-        raise UnsupportedError(f"q: expected 16 bits (32 on the CPU), got {q.dtype}")
+        o_dtype = torch.bfloat16 if out is None else out.dtype
     return {
         "num_qo_heads": q.shape[-2],
         "num_kv_heads": k.shape[-2],
@@ -114,15 +123,16 @@ def attention_options(
         "page_size": page_size,
         "q_dtype": q.dtype,
         "kv_dtype": k.dtype,
+        "o_dtype": o_dtype,
         "softmax_scale": softmax_scale,
         "softcap": softcap,
     }
 
 
-def scale(name: str, scales: Tensor | None, cache: Tensor) -> float | Tensor:
-    """The scale of an 8-bit cache, from [batch_size, num_kv_heads] that is the same for all
-    sequences. FlashAttention ignores those of other caches, too."""
-    if scales is None or not is_8_bit(cache) or scales.numel() == 0:
+def scale(name: str, scales: Tensor | None, narrow: Tensor) -> float | Tensor:
+    """The scale of 8-bit queries or caches, from [batch_size, num_kv_heads] that is the same for
+    all sequences. FlashAttention ignores those of other tensors, too."""
+    if scales is None or not is_8_bit(narrow) or scales.numel() == 0:
         return 1.0
     if scales.dim() == 2:
         if scales.shape[0] > 1 and scales.stride(0) != 0:

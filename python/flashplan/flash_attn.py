@@ -94,8 +94,9 @@ def flash_attn_func(
         return_softmax_lse, return_lse: whether to return (o, lse), lse [batch_size, heads, tokens]
             float32.
         s_aux, sinks, learnable_sink: [heads]; see `flashplan.Attention.run`.
-        out: where o is written; default: a new tensor.
-        k_descale, v_descale: scales of 8-bit keys and values; see flash_attn_with_kvcache.
+        out: where o is written; default: a new tensor, bfloat16 for queries of 8 bits.
+        q_descale, k_descale, v_descale: scales of 8-bit queries, keys and values; see
+            flash_attn_with_kvcache.
 
     The other arguments must have their defaults, or are ignored.
 
@@ -128,9 +129,10 @@ def flash_attn_func(
         k.flatten(0, 1),
         v.flatten(0, 1),
         (q.shape[0], q.shape[1], k.shape[1]),
-        attention_options(q, k, v, None, softmax_scale, softcap)
+        attention_options(q, k, v, None, softmax_scale, softcap, out)
         | mask_options(causal, window_size),
         sinks=sinks_of(s_aux, sinks, learnable_sink),
+        q_scale=scale("q_descale", q_descale, q),
         k_scale=scale("k_descale", k_descale, k),
         v_scale=scale("v_descale", v_descale, v),
         out=None if out is None else out.view(-1, *out.shape[2:]),
@@ -246,10 +248,11 @@ def flash_attn_varlen_func(
         v,
         {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, "seqused_k": seqused_k},
         (max_seqlen_q, max_seqlen_k),
-        attention_options(q, k, v, page_size, softmax_scale, softcap)
+        attention_options(q, k, v, page_size, softmax_scale, softcap, out)
         | mask_options(causal, window_size),
         table,
         sinks=sinks_of(s_aux, sinks, learnable_sink),
+        q_scale=scale("q_descale", q_descale, q),
         k_scale=scale("k_descale", k_descale, k),
         v_scale=scale("v_descale", v_descale, v),
         out=out,
@@ -327,8 +330,8 @@ def flash_attn_with_kvcache(
         out: where o is written; default: a new tensor.
         return_softmax_lse: whether to return (o, lse), lse [batch_size, heads, tokens] float32, of
             ragged queries [heads, tokens].
-        k_descale, v_descale: float32 scales of 8-bit caches, [kv_heads] or [batch_size, kv_heads],
-            which are the same for all sequences. Ignored with caches of 16 bits.
+        q_descale, k_descale, v_descale: float32 scales of 8-bit queries and caches, [kv_heads] or
+            [batch_size, kv_heads], which are the same for all sequences. Ignored with 16 bits.
 
     The other arguments are those of flash_attn_func, and so are the errors.
 
@@ -374,12 +377,13 @@ def flash_attn_with_kvcache(
         kv_len = most if cache_seqlens is None else cache_seqlens
         cache_seqlens = torch.full((batch_size,), kv_len, dtype=torch.int32, device=q.device)
     kv_lens = int32(cache_seqlens)
-    options = attention_options(q, k_cache, v_cache, page_size, softmax_scale, softcap)
+    options = attention_options(q, k_cache, v_cache, page_size, softmax_scale, softcap, out)
     options |= mask_options(causal, window_size)
     k_scale = scale("k_descale", k_descale, k_cache)
     v_scale = scale("v_descale", v_descale, v_cache)
     tensors = {
         "sinks": sinks_of(s_aux, sinks, learnable_sink),
+        "q_scale": scale("q_descale", q_descale, q),
         "k_scale": k_scale,
         "v_scale": v_scale,
         "return_lse": return_softmax_lse or return_lse,

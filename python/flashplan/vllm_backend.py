@@ -64,7 +64,8 @@ class FlashplanBackend(_vllm.AttentionBackend):  # type: ignore[misc]
 
     @classmethod
     def supports_head_size(cls, head_size: int) -> bool:
-        return 0 < head_size <= 256
+        """Whether some GPU has a kernel; see supports_combination for the one at hand."""
+        return 0 < head_size <= 512
 
     @classmethod
     def supports_sink(cls) -> bool:

@@ -4,9 +4,10 @@
     import flashplan.flashinfer as flashinfer
 
 Classes and functions have the names, arguments, modules and errors of FlashInfer 0.7.2, on GPUs and
-on the CPU, for PyTorch's tensors. Arguments that only choose among FlashInfer's kernels have no
-effect: backend, use_tensor_cores, enable_pdl, use_fp16_qk_reduction, non_blocking, deterministic.
-What flashplan can not do raises UnsupportedError, which names the argument.
+on the CPU, for PyTorch's tensors. Arguments that only choose among FlashInfer's kernels, or allow
+them to be less exact, have no effect: backend, use_tensor_cores, enable_pdl, use_fp16_qk_reduction,
+non_blocking, deterministic, skip_softmax_threshold_scale_factor. What flashplan can not do raises
+UnsupportedError, which names the argument.
 """
 
 try:
@@ -31,6 +32,7 @@ from flashplan.flashinfer.cascade import (
 )
 from flashplan.flashinfer.concat_ops import concat_mla_k
 from flashplan.flashinfer.decode import (
+    BatchDecodeMlaWithPagedKVCacheWrapper,
     BatchDecodeWithPagedKVCacheWrapper,
     CUDAGraphBatchDecodeWithPagedKVCacheWrapper,
     cudnn_batch_decode_with_kv_cache,
@@ -66,6 +68,7 @@ from flashplan.flashinfer.prefill import (
     single_prefill_with_kv_cache,
     single_prefill_with_kv_cache_return_lse,
     trtllm_batch_context_with_kv_cache,
+    trtllm_fmha_v2_prefill,
     trtllm_ragged_attention_deepseek,
 )
 from flashplan.flashinfer.quantization import packbits, segment_packbits
@@ -108,6 +111,7 @@ __version__ = "0.7.2"
 __all__ = [
     "BatchAttention",
     "BatchAttentionWithAttentionSinkWrapper",
+    "BatchDecodeMlaWithPagedKVCacheWrapper",
     "BatchDecodeWithPagedKVCacheWrapper",
     "BatchDecodeWithSharedPrefixPagedKVCacheWrapper",
     "BatchMLAPagedAttentionWrapper",
@@ -178,6 +182,7 @@ __all__ = [
     "triton",
     "trtllm_batch_context_with_kv_cache",
     "trtllm_batch_decode_with_kv_cache",
+    "trtllm_fmha_v2_prefill",
     "trtllm_ragged_attention_deepseek",
     "utils",
     "xqa_batch_decode_with_kv_cache",

@@ -240,7 +240,8 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
             paged_kv_cache: (k, v), each [pages, page_size, num_kv_heads, head_dim] (NHD) or
                 [pages, num_kv_heads, page_size, head_dim] (HND), or one tensor [pages, 2, ...].
                 Pages of one token may lack the dimension of tokens.
-            args: with the variant AttentionSink: its sinks [num_qo_heads] and sm_scale.
+            args: with the variant AttentionSink: its sinks [num_qo_heads] and sm_scale; or, with q
+                of 8 bits, scale_q, scale_k and scale_v, float32 [1] or one for each head.
             q_scale, k_scale: factors of the logits, of caches of any dtype.
             v_scale: factor of the output.
             out: [tokens, num_qo_heads, head_dim]: where o is written.
@@ -275,7 +276,6 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
             window_left=window_left,
             sinks=sinks,
             kv_cache_sf=kv_cache_sf,
-            skip_softmax_threshold_scale_factor=skip_softmax_threshold_scale_factor,
         )
 
     run_return_lse = functools.partialmethod(run, return_lse=True)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import flashplan as fp
 from flashplan._core import UnsupportedError
 from flashplan.flash_arguments import int32
 from flashplan.flash_plans import power_of_two
@@ -38,9 +39,8 @@ def direct_options(
     window_left: int,
     o_dtype: torch.dtype,
 ) -> dict[str, Any]:
-    """The options of `Attention`. The whole scale of logits comes as k_scale of run()."""
-    if is_8_bit(o_dtype):
-        raise UnsupportedError(f"out: expected 16 bits (32 on the CPU), got {o_dtype}")
+    """The options of `Attention`. The whole scale of logits comes as k_scale of run(). Outputs of 8
+    bits are computed in float32, for `narrowed`."""
     return {
         "num_qo_heads": q.shape[1],
         "num_kv_heads": k.shape[-2 if kv_layout == "NHD" else -3],
@@ -48,7 +48,7 @@ def direct_options(
         "page_size": page_size,
         "q_dtype": q.dtype,
         "kv_dtype": k.dtype,
-        "o_dtype": o_dtype,
+        "o_dtype": torch.float32 if is_8_bit(o_dtype) else o_dtype,
         "kv_layout": kv_layout,
         "causal": causal,
         "window_left": window_left,
@@ -80,9 +80,11 @@ def _scale(scale: float | Tensor) -> float | Tensor:
 
 
 def run_tensors(bmm1_scale: Any, bmm2_scale: Any, sinks: Any, out: Any, lse: Any) -> dict[str, Any]:
-    """Arguments of `Attention.run`."""
+    """Arguments of `Attention.run`. An `out` of 8 bits is written by `narrowed`."""
     if isinstance(sinks, list):
         (sinks,) = sinks
+    if out is not None and is_8_bit(out.dtype):
+        out = None
     return {
         "k_scale": _scale(bmm1_scale),
         "v_scale": _scale(bmm2_scale),
@@ -90,6 +92,17 @@ def run_tensors(bmm1_scale: Any, bmm2_scale: Any, sinks: Any, out: Any, lse: Any
         "out": out,
         "lse": lse,
     }
+
+
+def narrowed(results: Any, out: Tensor | None, o_dtype: torch.dtype) -> Any:
+    """o, or (o, lse), of run(), with o converted to 8 bits if o_dtype has 8 bits: its numbers as
+    they are, and the largest one of the dtype where they are too large."""
+    if not is_8_bit(o_dtype):
+        return results
+    o, *lse = results if isinstance(results, tuple) else (results,)
+    name: Any = str(o_dtype).removeprefix("torch.")
+    o, _ = fp.quantize_fp8(o, 1.0, dtype=name, out=out)
+    return (o, *lse) if lse else o
 
 
 def _decode(
@@ -211,7 +224,10 @@ def trtllm_batch_decode_with_kv_cache(
         max_seq_len: an upper bound of seq_lens.
         bmm1_scale, bmm2_scale: the whole factors of logits and of outputs, numbers or float32
             tensors of one element.
+        out, out_dtype: also of 8 bits, whose numbers are not scaled; default: the dtype of query.
         mask: one that is causal, and not read.
+        skip_softmax_threshold_scale_factor: no effect: FlashInfer may leave out keys that weigh
+            less than this allows, and here all keys are computed.
         lse: [tokens, num_qo_heads] float32, written if it is given.
 
     Returns:
@@ -224,7 +240,6 @@ def trtllm_batch_decode_with_kv_cache(
     refuse(
         o_sf_scale=o_sf_scale,
         o_sf_vec_size=o_sf_vec_size,
-        skip_softmax_threshold_scale_factor=skip_softmax_threshold_scale_factor,
         kv_cache_sf=kv_cache_sf,
         enable_block_sparse_attention=enable_block_sparse_attention,
         uses_shared_paged_kv_idx=None if uses_shared_paged_kv_idx else "False",
@@ -233,6 +248,7 @@ def trtllm_batch_decode_with_kv_cache(
         bmm1_scale = bmm1_scale_log2 * 0.6931471805599453
     longest = q_len_per_req if cum_seq_lens_q is None else max_q_len
     has_lse = return_lse or lse is not None
+    o_dtype = output_dtype(query, out, out_dtype)
     results = _decode(
         query,
         kv_cache,
@@ -242,11 +258,12 @@ def trtllm_batch_decode_with_kv_cache(
         window_left,
         kv_layout,
         longest or 1,
-        output_dtype(query, out, out_dtype),
+        o_dtype,
         has_lse,
         cum_seq_lens_q,
         **run_tensors(bmm1_scale, bmm2_scale, sinks, out, lse),
     )
+    results = narrowed(results, out, o_dtype)
     return results[0] if has_lse and not return_lse else results
 
 
@@ -290,7 +307,8 @@ def xqa_batch_decode_with_kv_cache(
             (ends,) = on_host(q_cu_seq_lens)
             qo_lens = [end - begin for begin, end in zip(ends, ends[1:])]
         causal = _is_causal(mask, qo_lens)
-    o: Tensor = _decode(
+    o_dtype = output_dtype(query, out, None)
+    results = _decode(
         query,
         kv_cache,
         block_tables,
@@ -299,12 +317,13 @@ def xqa_batch_decode_with_kv_cache(
         window_left,
         kv_layout,
         qo_len,
-        output_dtype(query, out, None),
+        o_dtype,
         False,
         q_cu_seq_lens,
         causal,
         **run_tensors(bmm1_scale, bmm2_scale, sinks, out, None),
     )
+    o: Tensor = narrowed(results, out, o_dtype)
     if out is None and qo_len > 1 and q_cu_seq_lens is None:
         return o.view(-1, qo_len, *o.shape[1:])
     return o

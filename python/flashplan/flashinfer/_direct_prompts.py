@@ -11,7 +11,7 @@ from torch import Tensor
 from flashplan.flash_arguments import int32
 from flashplan.flash_runs import run_rows
 from flashplan.flashinfer._arguments import Cache, refuse
-from flashplan.flashinfer._direct import direct_options, output_dtype, run_tensors, unpack
+from flashplan.flashinfer._direct import direct_options, narrowed, output_dtype, run_tensors, unpack
 
 
 def trtllm_batch_context_with_kv_cache(
@@ -53,7 +53,6 @@ def trtllm_batch_context_with_kv_cache(
     refuse(
         o_sf_scale=o_sf_scale,
         o_sf_vec_size=o_sf_vec_size,
-        skip_softmax_threshold_scale_factor=skip_softmax_threshold_scale_factor,
         kv_cache_sf=kv_cache_sf,
         uses_shared_paged_kv_idx=None if uses_shared_paged_kv_idx else "False",
         use_fp16_softmax=use_fp16_softmax,
@@ -73,6 +72,7 @@ def trtllm_batch_context_with_kv_cache(
         return_lse=has_lse,
         **run_tensors(bmm1_scale, bmm2_scale, sinks, out, lse),
     )
+    results = narrowed(results, out, o_dtype)
     return results[0] if has_lse and not return_lse else results
 
 
@@ -112,7 +112,6 @@ def trtllm_ragged_attention_deepseek(
     The other arguments, results and errors are those of `trtllm_batch_context_with_kv_cache`.
     """
     refuse(
-        skip_softmax_threshold_scale_factor=skip_softmax_threshold_scale_factor,
         use_fp16_softmax=use_fp16_softmax,
         uses_spcompress=uses_spcompress,
         **{f"sage_attn_sfs[{i}]": scales for i, scales in enumerate(sage_attn_sfs)},
@@ -130,4 +129,5 @@ def trtllm_ragged_attention_deepseek(
         return_lse=has_lse,
         **run_tensors(bmm1_scale, bmm2_scale, attention_sinks, out, lse),
     )
+    results = narrowed(results, out, o_dtype)
     return results[0] if has_lse and not return_lse else results

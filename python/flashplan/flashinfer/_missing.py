@@ -21,15 +21,10 @@ def _missing(name: str, hint: str) -> Callable[..., Any]:
 
 
 _PLAN = "plan and run a wrapper of this module, or call flashplan.flash_attn"
-_ROPE = "call apply_rope_with_cos_sin_cache, then append_paged_kv_cache with an 8-bit cache"
 _FOUR_BITS = "caches have 8 bits or more"
 
 cudnn_batch_decode_with_kv_cache = _missing("cudnn_batch_decode_with_kv_cache", _PLAN)
 cudnn_batch_prefill_with_kv_cache = _missing("cudnn_batch_prefill_with_kv_cache", _PLAN)
-
-mla_rope_quantize_fp8 = _missing("mla_rope_quantize_fp8", _ROPE)
-rope_quantize_fp8 = _missing("rope_quantize_fp8", _ROPE)
-rope_quantize_fp8_append_paged_kv_cache = _missing("rope_quantize_fp8_append_paged_kv_cache", _ROPE)
 
 nvfp4_quantize_append_paged_kv_cache = _missing("nvfp4_quantize_append_paged_kv_cache", _FOUR_BITS)
 nvfp4_quantize_append_paged_kv_cache_with_slot_mapping = _missing(

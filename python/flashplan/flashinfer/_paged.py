@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from flashplan.flashinfer._arguments import Cache, check_buffer, product, refuse, unpack_cache
+from flashplan.flashinfer._narrow_queries import take_scales
 from flashplan.flashinfer._plans import on_host, paged_kv_lens
 from flashplan.flashinfer._wrapper import Wrapper
 
@@ -112,14 +113,11 @@ class PagedWrapper(Wrapper):
         window_left: int | None,
         sinks: Tensor | None,
         kv_cache_sf: Any,
-        skip_softmax_threshold_scale_factor: float | None,
     ) -> Any:
-        if kv_cache_sf is not None or skip_softmax_threshold_scale_factor is not None:
-            refuse(
-                kv_cache_sf=kv_cache_sf,
-                skip_softmax_threshold_scale_factor=skip_softmax_threshold_scale_factor,
-            )
-        if args:
+        if kv_cache_sf is not None:
+            refuse(kv_cache_sf=kv_cache_sf)
+        are_scales, scale_q, k_scale, v_scale = take_scales(q, args, k_scale, v_scale)
+        if args and not are_scales:
             sinks = self._sinks_of(args)
         k, v = unpack_cache(paged_kv_cache, self._kv_layout)
         planned_window = self._window_left
@@ -138,6 +136,7 @@ class PagedWrapper(Wrapper):
                 sinks,
                 lse_base,
                 lse_layout,
+                scale_q,
                 page_indptr=self._paged_kv_indptr_buf,
                 page_indices=self._paged_kv_indices_buf,
             )

@@ -12,6 +12,7 @@ from torch import Tensor
 from flashplan._core import UnsupportedError
 from flashplan.flashinfer._arguments import check_buffer, one_of, product, refuse
 from flashplan.flashinfer._masks import items_of
+from flashplan.flashinfer._narrow_queries import take_scales
 from flashplan.flashinfer._plans import Batch, on_host
 from flashplan.flashinfer._wrapper import Wrapper
 
@@ -183,6 +184,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(Wrapper):
         refuse(kv_cache_sf=kv_cache_sf)
         if o_scale is not None and (isinstance(o_scale, Tensor) or o_scale != 1):
             raise UnsupportedError(f"o_scale: expected None or 1, got {o_scale}")
+        are_scales, scale_q, k_scale, v_scale = take_scales(q, args, k_scale, v_scale)
         return self._run(
             q,
             k,
@@ -192,9 +194,10 @@ class BatchPrefillWithRaggedKVCacheWrapper(Wrapper):
             return_lse,
             product(q_scale, k_scale),
             v_scale,
-            self._sinks_of(args) if args else None,
+            self._sinks_of(args) if args and not are_scales else None,
             lse_base,
             lse_layout,
+            scale_q,
         )
 
     run_return_lse = functools.partialmethod(run, return_lse=True)

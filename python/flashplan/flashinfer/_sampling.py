@@ -102,11 +102,21 @@ def draw(
     joint: bool = False,
     **filters: Any,
 ) -> tuple[Tensor, Tensor]:
-    """The tokens [batch], of the dtype of indices or int32, and whether they could be drawn."""
+    """The tokens [batch], of the dtype of indices or int32, and whether they could be drawn.
+
+    If top_k comes before top_p, another kernel keeps the top_k largest elements first: equal random
+    numbers must give the tokens of such rows with top_p alone, whose draws need no exact top_p.
+    """
     if check_nan and bool(rows.isnan().any()):
         raise ValueError(f"{'probs' if from_probs else 'logits'}: Input contains NaN.")
     filters = {name: parameter(name, x, rows, _DTYPES[name]) for name, x in filters.items()}
-    batch_size = rows.shape[0]
+    on_cpu, batch_size = rows.device.type == "cpu", rows.shape[0]
+    if on_cpu:  # where there are errors for NaN, instead of a status
+        valid = ~rows.isnan().any(1)
+        rows = torch.where(valid[:, None], rows, 1 / rows.shape[1])
+    if "top_p" in filters and "top_k" in filters and not joint:
+        keep = fp.top_k_renorm if from_probs else fp.top_k_mask
+        rows = keep(rows, filters.pop("top_k"))
     if indices is not None:
         indices = _checked_indices(indices, rows)
         filters = {n: x[indices] if isinstance(x, Tensor) else x for n, x in filters.items()}
@@ -114,9 +124,7 @@ def draw(
     seed, offset = random_numbers(generator, seed, offset, batch_size, rows.device)
     sampled: Any = {"seed": seed, "offset": offset, "from_probs": from_probs, "joint": joint}
     sampled |= {"rows": indices, **filters}
-    if rows.device.type == "cpu":  # where sample() raises for NaN, instead of a status
-        valid = ~rows.isnan().any(1)
-        rows = torch.where(valid[:, None], rows, 1 / rows.shape[1])
+    if on_cpu:
         ids = fp.sample(rows, **sampled)
         if indices is not None:
             valid = valid[indices]

@@ -14,6 +14,7 @@ from flashplan._core import UnsupportedError
 from flashplan.flash_plans import Plans
 from flashplan.flashinfer._arguments import is_8_bit, one_of, product, refuse
 from flashplan.flashinfer._masks import to_words
+from flashplan.flashinfer._narrow_queries import read_queries
 from flashplan.flashinfer._plans import Batch
 from flashplan.flashinfer._positions import MODES, alibi_arguments, alibi_variant, rotation
 from flashplan.flashinfer._wrapper import BACKENDS
@@ -51,7 +52,9 @@ def single_prefill_with_kv_cache(
     Args:
         q: [qo_len, num_qo_heads, head_dim_qk].
         k, v: [kv_len, num_kv_heads, head_dim], with "HND" [num_kv_heads, kv_len, head_dim].
-        scale_k, scale_v: [num_kv_heads] float32: scales of 8-bit k and v, beside k_scale, v_scale.
+        scale_q, scale_k, scale_v: float32, [1] or one for each head: scales of 8-bit q, k and v,
+            beside k_scale and v_scale.
+        o_dtype: of o, 16 bits; default: that of q, so that it is needed for q of 8 bits.
         custom_mask: bool [qo_len, kv_len]: whether a query sees a key; takes the place of causal.
         packed_custom_mask: uint8: the same, flat, as bits, the lowest of a byte first.
         return_lse: whether to return (o, lse), lse [qo_len, num_qo_heads] to base 2.
@@ -66,18 +69,24 @@ def single_prefill_with_kv_cache(
         ValueError, TypeError: tensors do not fit each other.
         RuntimeError: while a CUDA graph is captured, if there was no earlier call.
     """
-    refuse(kv_cache_sf=kv_cache_sf, scale_q=scale_q)
+    refuse(kv_cache_sf=kv_cache_sf)
     one_of("kv_layout", kv_layout, ("NHD", "HND"))
     one_of("pos_encoding_mode", pos_encoding_mode, MODES)
     one_of("backend", backend, BACKENDS)
-    if is_8_bit(q.dtype):
-        raise UnsupportedError(f"q: expected 16 bits (32 on the CPU), got {q.dtype}")
+    o_dtype = q.dtype if o_dtype is None else o_dtype
+    if is_8_bit(o_dtype):
+        raise UnsupportedError(f"o_dtype: expected 16 bits (32 on the CPU), got {o_dtype}")
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if tensor.dim() != 3:
             raise ValueError(f"{name}: expected 3 dimensions, got shape {list(tensor.shape)}")
     if kv_layout == "HND":
         k, v = k.transpose(0, 1), v.transpose(0, 1)
     qo_len, kv_len = q.shape[0], k.shape[0]
+    k_scale = product(scale_k, k_scale)
+    if is_8_bit(q.dtype):
+        q, k_scale = read_queries(q, scale_q, k.shape[1], k_scale)
+    else:
+        k_scale = product(scale_q, k_scale)
     softcap = 0.0 if logits_soft_cap is None else float(logits_soft_cap)
     tensors: dict[str, Any] = {}
     variant = rope = None
@@ -100,7 +109,7 @@ def single_prefill_with_kv_cache(
         "page_size": None,
         "q_dtype": q.dtype,
         "kv_dtype": k.dtype,
-        "o_dtype": q.dtype if o_dtype is None else o_dtype,
+        "o_dtype": o_dtype,
         "causal": causal and not has_mask,
         "window_left": window_left,
         "custom_mask": has_mask,
@@ -123,7 +132,7 @@ def single_prefill_with_kv_cache(
         k,
         v,
         return_lse=return_lse,
-        k_scale=product(scale_k, k_scale),
+        k_scale=k_scale,
         v_scale=product(scale_v, v_scale),
         **tensors,
     )

@@ -18,6 +18,7 @@ from flashplan.flashinfer._arguments import (
     to_torch_dtype,
 )
 from flashplan.flashinfer._masks import Items, item_words, num_words, to_words
+from flashplan.flashinfer._narrow_queries import kernel_dtype, read_queries
 from flashplan.flashinfer._plans import Attentions, Batch
 from flashplan.flashinfer._positions import MODES, alibi_arguments, alibi_variant, rotation
 
@@ -174,12 +175,13 @@ class Wrapper:
         o_dtype = q_dtype if o_data_type is None else to_torch_dtype("o_data_type", o_data_type)
         if is_8_bit(o_dtype):
             raise UnsupportedError(f"o_data_type: expected 16 bits (32 on the CPU), got {o_dtype}")
+        self._q_data_type = q_dtype
         self._shape = Shape(
             *heads,
             head_dim_qk,
             head_dim_qk if head_dim_vo is None else head_dim_vo,
             page_size,
-            q_dtype,
+            kernel_dtype(q_dtype, self.device),
             kv_dtype,
             o_dtype,
             self._kv_layout,
@@ -330,15 +332,23 @@ class Wrapper:
         sinks: Tensor | None,
         lse_base: str = "log2",
         lse_layout: str = "NH",
+        scale_q: float | Tensor | None = None,
         **tables: Any,
     ) -> Any:
-        attn = self._attentions.get(self._key(), self._options)
         shape = self._shape
+        if shape is not None:
+            if q.dtype != self._q_data_type:
+                raise ValueError(
+                    f"q: expected the q_data_type of plan(), {self._q_data_type}, got {q.dtype}"
+                )
+            if is_8_bit(q.dtype):
+                q, k_scale = read_queries(q, scale_q, shape.num_kv_heads, k_scale)
+                self._shape = shape._replace(q_dtype=q.dtype)
+        try:
+            attn = self._attentions.get(self._key(), self._options)
+        finally:
+            self._shape = shape
         assert shape is not None
-        if q.dtype != shape.q_dtype:
-            raise ValueError(
-                f"q: expected the q_data_type of plan(), {shape.q_dtype}, got {q.dtype}"
-            )
         if k.dtype != shape.kv_dtype and k.dtype != torch.uint8:
             raise ValueError(
                 f"k: expected the kv_data_type of plan(), {shape.kv_dtype}, got {k.dtype}"

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from flashplan.flashinfer._decode import BatchDecodeWithPagedKVCacheWrapper
+from flashplan.flashinfer._decode_mla import BatchDecodeMlaWithPagedKVCacheWrapper
 from flashplan.flashinfer._direct import (
     trtllm_batch_decode_with_kv_cache,
     xqa_batch_decode_with_kv_cache,
@@ -15,6 +16,7 @@ from flashplan.flashinfer._missing import cudnn_batch_decode_with_kv_cache
 from flashplan.flashinfer._single import single_decode_with_kv_cache
 
 __all__ = [
+    "BatchDecodeMlaWithPagedKVCacheWrapper",
     "BatchDecodeWithPagedKVCacheWrapper",
     "CUDAGraphBatchDecodeWithPagedKVCacheWrapper",
     "cudnn_batch_decode_with_kv_cache",

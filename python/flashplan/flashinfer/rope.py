@@ -13,7 +13,7 @@ import functools
 from torch import Tensor
 
 import flashplan as fp
-from flashplan.flashinfer._missing import (
+from flashplan.flashinfer._rope_fp8 import (
     mla_rope_quantize_fp8,
     rope_quantize_fp8,
     rope_quantize_fp8_append_paged_kv_cache,

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flashplan.flashinfer._arguments import product, refuse
+from flashplan.flashinfer._arguments import is_8_bit, product, refuse, to_torch_dtype
 from flashplan.flashinfer._block_wrapper import BlockWrapper, refuse_positions
 from flashplan.flashinfer._variable_blocks import VariableBlockSparseAttentionWrapper
 
@@ -73,6 +73,8 @@ class BlockSparseAttentionWrapper(BlockWrapper):
             if size % block:
                 raise ValueError(f"{name}: expected a multiple of {block}, got {size}")
         num_rows = len(indptr) - 1
+        of_16_bits = not is_8_bit(to_torch_dtype("q_data_type", q_data_type))
+        is_default = of_16_bits and o_data_type in ("float16", torch.float16)
         if num_rows * R != M:
             raise ValueError(f"indptr: expected {M // R + 1} elements, got {len(indptr)}")
         self._block_keys = C
@@ -94,7 +96,7 @@ class BlockSparseAttentionWrapper(BlockWrapper):
             sm_scale=sm_scale,
             q_data_type=q_data_type,
             kv_data_type=kv_data_type,
-            o_data_type=None if o_data_type in ("float16", torch.float16) else o_data_type,
+            o_data_type=None if is_default else o_data_type,
             non_blocking=non_blocking,
         )
 
@@ -118,15 +120,16 @@ class BlockSparseAttentionWrapper(BlockWrapper):
         Args:
             q: [M, num_qo_heads, head_dim].
             k, v: [N, num_kv_heads, head_dim].
-            scale_k, scale_v: [num_kv_heads] float32.
+            scale_q, scale_k, scale_v: float32, [1] or one for each head.
         """
-        refuse(scale_q=scale_q)
         k, v = (x.view(-1, self._block_keys, *x.shape[1:]) for x in (k, v))
+        scales = (scale_q, scale_k, scale_v) if is_8_bit(q.dtype) else ()
         return self._wrapper.run(
             q,
             (k, v),
-            k_scale=product(scale_k, None),
-            v_scale=product(scale_v, None),
+            *scales,
+            k_scale=None if scales else product(product(scale_q, scale_k), None),
+            v_scale=None if scales else product(scale_v, None),
             out=out,
             lse=lse,
             return_lse=return_lse,

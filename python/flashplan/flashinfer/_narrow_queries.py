@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Queries of 8 bits, whose scales FlashInfer has for each query head."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flashplan.flashinfer._arguments import is_8_bit, product
+
+
+def kernel_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """The dtype in which queries are read: kernels for GPUs have none of float8_e5m2."""
+    is_widened = dtype == torch.float8_e5m2 and device.type == "cuda"
+    return torch.bfloat16 if is_widened else dtype
+
+
+def take_scales(
+    q: Tensor, args: tuple[Any, ...], k_scale: Any, v_scale: Any
+) -> tuple[bool, Any, Any, Any]:
+    """(whether args are those of q, k and v, scale_q, k_scale, v_scale). Beside queries of 8 bits,
+    three arguments by place are scales: float32 tensors of one element or one for each head."""
+    if len(args) != 3 or not is_8_bit(q.dtype):
+        return False, None, k_scale, v_scale
+    scale_q, scale_k, scale_v = args
+    return True, scale_q, product(scale_k, k_scale), product(scale_v, v_scale)
+
+
+def read_queries(
+    q: Tensor, scale: float | Tensor | None, num_kv_heads: int, k_scale: Any
+) -> tuple[Tensor, Any]:
+    """(queries as kernels read them, the scale of logits).
+
+    A scale for each kv head becomes part of the logits' scale. Query heads of a kv head that have
+    scales of their own are multiplied by these, and rounded to bfloat16, which has 32 times as many
+    numbers as q.
+
+    Raises:
+        ValueError: the scale has another number of elements.
+    """
+    dtype = kernel_dtype(q.dtype, q.device)
+    if not isinstance(scale, Tensor) or scale.numel() in (1, num_kv_heads):
+        return q.to(dtype), product(scale, k_scale)
+    if scale.numel() != q.shape[1]:
+        raise ValueError(
+            f"scale_q: expected 1 or {q.shape[1]} elements, one for each head of q, got "
+            f"{scale.numel()}"
+        )
+    return (q.float() * scale.view(-1, 1)).bfloat16(), product(None, k_scale)
