@@ -14,8 +14,9 @@ namespace flashplan::device {
 /// It takes units, slots and queries as Sm90Consumer does, and warpgroups take turns in the same
 /// way. The weights of a step are multiplied with its values in accumulators of their own, and the
 /// sums are then added to o in float32: accumulators of 8-bit products keep too few bits for long
-/// sums. A thread has no registers for both these sums and the logits of the next step, so inside a
-/// warpgroup products and softmax follow each other.
+/// sums. A thread has no registers for all of these sums beside the logits of the next step. So the
+/// sums of the first dims are added while those of the other dims are computed, and these while the
+/// logits are: the tensor cores do not wait.
 template <typename S>
 class Sm90Fp8Consumer {
  public:
@@ -147,11 +148,29 @@ class Sm90Fp8Consumer {
     }
     wgmma_commit();
   }
-  /// Adds the weights of a step times its values to o.
-  FLASHPLAN_DEVICE void multiply_values(int slot) {
-    float sums[S::kHeadDimVo / 2];
+  /// The weights of a step times its values, for the dims before kFirstDims and for the others.
+  struct ValueSums {
+    float first[S::kFirstDims / 2];
+    float others[(S::kHeadDimVo - S::kFirstDims) / 2];
+  };
+  /// Starts these products. Adds those of the first dims to o, while those of the others run.
+  FLASHPLAN_DEVICE void begin_values(ValueSums& sums, int slot) {
+    const uint32_t values = ring_.address(slot);
     wgmma_fence();
-    const WgmmaOperand v = S::TransposedValue::by_dims(ring_.address(slot));
+    multiply_values(sums.first, values);
+    multiply_values(sums.others, values + S::TransposedValue::bytes(S::kFirstDims));
+    wgmma_wait<1>();
+    add_to_o<0>(sums.first);
+  }
+  /// Adds those of the other dims, once at most kPending later batches of products are in flight.
+  template <int kPending>
+  FLASHPLAN_DEVICE void finish_values(ValueSums& sums) {
+    wgmma_wait<kPending>();
+    add_to_o<S::kFirstDims / 2>(sums.others);
+  }
+  template <int kCount>
+  FLASHPLAN_DEVICE void multiply_values(float (&sums)[kCount], uint32_t values) const {
+    const WgmmaOperand v = S::TransposedValue::by_dims(values);
 #pragma unroll
     for (int i = 0; i < S::kTileKv / 32; ++i) {
       if (i == 0) {
@@ -161,10 +180,12 @@ class Sm90Fp8Consumer {
       }
     }
     wgmma_commit();
-    wgmma_wait<0>();
+  }
+  template <int kFirst, int kCount>
+  FLASHPLAN_DEVICE void add_to_o(float (&sums)[kCount]) {
     pin(sums);
 #pragma unroll
-    for (int i = 0; i < S::kHeadDimVo / 2; ++i) o_[i] += sums[i];
+    for (int i = 0; i < kCount; ++i) o_[kFirst + i] += sums[i];
   }
 
   /// Adds the last values of unit `last` and writes its output; then computes `unit`, all but the
@@ -186,7 +207,11 @@ class Sm90Fp8Consumer {
     if (has_last) {
       ring_.wait(v_full);
       wait_turn(last_shared);
-      if (is_own(last_shared, last_q_)) multiply_values(v_slot);
+      if (is_own(last_shared, last_q_)) {
+        ValueSums sums;
+        begin_values(sums, v_slot);
+        finish_values<0>(sums);
+      }
       end_turn(last_shared);
       release(smem_.slot_empty(v_slot));
       const Scales scales = epilogue(first_row(last_shared))
@@ -218,9 +243,11 @@ class Sm90Fp8Consumer {
       k_slot = ring_.next();
       const int v_slot = ring_.next();
       wait_turn(shared);
-      multiply_values(v_slot);
+      ValueSums sums;
+      begin_values(sums, v_slot);
       multiply_keys(k_slot, shared);
       end_turn(shared);
+      finish_values<1>(sums);
       release(smem_.slot_empty(v_slot));
       weigh_step(variant, unit, shared, visible, key, k_slot, false);
     }

@@ -29,6 +29,9 @@ struct Sm90Fp8Shape : Sm90Shape<Choices> {
   using Value = WgmmaTile<Choices::kHeadDimVo / 2, 8>;
   /// Rows are dims, and have the keys of a step.
   using TransposedValue = WgmmaTile<Base::kTileKv / 2, 8>;
+  // Dims of values that are multiplied first. With fewer of them, a thread has too few registers
+  // for the sums of the others beside logits.
+  static constexpr int kFirstDims = 96;
   // kQBytes is that of Sm90Shape: the output, which is staged there, has 16 bits.
   static constexpr int kKeyBytes = Key::bytes(Base::kTileKv);
   static constexpr int kValueBytes = Value::bytes(Base::kTileKv);

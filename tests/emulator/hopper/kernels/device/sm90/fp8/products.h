@@ -23,11 +23,13 @@ struct WgmmaE4m3 {
     }
     multiply(d, rows, b);
   }
-  static void first(float (&d)[64], const uint32_t (&a)[4], WgmmaOperand b) {
-    std::fill(d, d + 64, 0.0F);
+  template <int kCount>
+  static void first(float (&d)[kCount], const uint32_t (&a)[4], WgmmaOperand b) {
+    std::fill(d, d + kCount, 0.0F);
     add(d, a, b);
   }
-  static void add(float (&d)[64], const uint32_t (&a)[4], WgmmaOperand b) {
+  template <int kCount>
+  static void add(float (&d)[kCount], const uint32_t (&a)[4], WgmmaOperand b) {
     const int quad = simt::cta->current % 32 / 4 * 4;
     float rows[2][32];
     for (int j = 0; j < 4; ++j) {
@@ -49,9 +51,10 @@ struct WgmmaE4m3 {
     const uint32_t address = begin + r / 8 * stride + r % 8 * 128 + static_cast<uint32_t>(k);
     return E4m3::load(*at_shared<uint8_t>(address ^ (address >> 7 & 7) << 4));
   }
-  static void multiply(float (&d)[64], const float (&rows)[2][32], WgmmaOperand b) {
+  template <int kCount>
+  static void multiply(float (&d)[kCount], const float (&rows)[2][32], WgmmaOperand b) {
     const int thread = simt::cta->current % 128;
-    for (int i = 0; i < 64; ++i) {
+    for (int i = 0; i < kCount; ++i) {
       const int column = i / 4 * 8 + thread % 4 * 2 + i % 2;
       for (int k = 0; k < 32; ++k) d[i] += rows[i / 2 % 2][k] * element(b, column, k);
     }
