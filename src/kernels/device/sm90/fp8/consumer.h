@@ -190,11 +190,14 @@ class Sm90Fp8Consumer {
 
   /// Adds the last values of unit `last` and writes its output; then computes `unit`, all but the
   /// products of its last values. Where `unit` has no keys, as at the end of the queue, only `last`
-  /// is finished, because the next record may be waiting for the memory of its record.
+  /// is finished, because the next record may be waiting for the memory of its record. As in
+  /// Sm90Consumer, both products are always computed, also where nobody reads them.
   FLASHPLAN_DEVICE void attend(const Unit& unit, const Unit& last, bool has_keys) {
+    static_assert(S::kQBuffers > 1);
     const bool has_last = last.tile >= 0;
     const bool shared = has_keys && is_shared(unit);
     const bool last_shared = has_last && last_shared_;
+    const bool in_turns = shared || last_shared;
     shared_ = shared;
     if (shared) skip_query_parts();
     // In the ring, the slot with the first keys of `unit` comes before that with the last values of
@@ -203,26 +206,28 @@ class Sm90Fp8Consumer {
     int k_slot = ring_.take(has_keys);
     const MbarrierPhase v_full = ring_.next_full();
     const int v_slot = ring_.take(has_last);
+    if (has_last) ring_.wait(v_full);
     const Sm90Context& context = context_of(unit);
+    wait_turn(in_turns);
+    ValueSums sums;
+    begin_values(sums, v_slot);
+    if (has_keys) ring_.wait(k_full, query_part_full());
+    multiply_keys(k_slot, shared);
+    end_turn(in_turns);
+    finish_values<1>(sums);
     if (has_last) {
-      ring_.wait(v_full);
-      wait_turn(last_shared);
-      if (is_own(last_shared, last_q_)) {
-        ValueSums sums;
-        begin_values(sums, v_slot);
-        finish_values<0>(sums);
-      }
-      end_turn(last_shared);
       release(smem_.slot_empty(v_slot));
       const Scales scales = epilogue(first_row(last_shared))
                                 .scales(context_of(last), last.head, softmax_.sum, softmax_.shift);
       write_output(last, last_shared, scales, context.is_end != 0);
-      release_queries(last_q_, num_query_parts(last_shared));
     }
     clear(o_);
     softmax_.reset();
+    wgmma_wait<0>();
+    pin(softmax_.logits);
+    // Before the softmax: the producer waits for this memory to load the queries of another tile.
+    if (has_last) release_queries(last_q_, num_query_parts(last_shared));
     if (!has_keys) return;
-    ring_.wait(k_full, query_part_full());
     int32_t key = context.tile.kv_begin;
     const int32_t end = context.tile.kv_end;
     if (!is_own(shared, q_)) {
@@ -235,15 +240,11 @@ class Sm90Fp8Consumer {
     }
     const Variant variant = variant_of(unit);
     Visible visible(p_, context, first_row(shared), thread_);
-    wait_turn(shared);
-    multiply_keys(k_slot, shared);
-    end_turn(shared);
     weigh_step(variant, unit, shared, visible, key, k_slot, true);
     for (key += S::kTileKv; key < end; key += S::kTileKv) {
       k_slot = ring_.next();
       const int v_slot = ring_.next();
       wait_turn(shared);
-      ValueSums sums;
       begin_values(sums, v_slot);
       multiply_keys(k_slot, shared);
       end_turn(shared);

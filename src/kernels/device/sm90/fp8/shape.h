@@ -16,9 +16,9 @@ struct Sm90Fp8Shape : Sm90Shape<Choices> {
   static constexpr bool kTransposes = true;
   static constexpr bool kWidens = false;
   static constexpr int kThreads = 128 * (Base::kWarpgroups + 2);
-  static constexpr int kProducerRegisters = 64;
+  static constexpr int kProducerRegisters = 80;
   static constexpr int kTransposerRegisters = 48;
-  static constexpr int kConsumerRegisters = 200;
+  static constexpr int kConsumerRegisters = 192;
   static_assert(Base::kWarpgroups * kConsumerRegisters + kProducerRegisters +
                     kTransposerRegisters <=
                 kThreads / 128 * (65536 / kThreads / 8 * 8));
