@@ -16,8 +16,8 @@ struct Sm90Fp8Shape : Sm90Shape<Choices> {
   static constexpr bool kTransposes = true;
   static constexpr bool kWidens = false;
   static constexpr int kThreads = 128 * (Base::kWarpgroups + 2);
-  static constexpr int kProducerRegisters = 80;
-  static constexpr int kTransposerRegisters = 48;
+  static constexpr int kProducerRegisters = 72;
+  static constexpr int kTransposerRegisters = 56;
   static constexpr int kConsumerRegisters = 192;
   static_assert(Base::kWarpgroups * kConsumerRegisters + kProducerRegisters +
                     kTransposerRegisters <=
