@@ -88,11 +88,10 @@ inline Axis first_unserved_by_sm90_fp8(const Kernel& kernel,
   return options.rope ? Axis::kRope : Axis::kNone;
 }
 
-/// Below sm80: it rounds weights to 8 bits, and was never run on a GPU. Plans take it only if their
-/// options ask for the Hopper kernels.
-inline int32_t preference_of_sm90_fp8(const AttentionOptions& /*options*/,
-                                      BatchKind /*kind*/) noexcept {
-  return -1;
+/// Above sm80 for more than few rows, where tensor maps can describe the keys. It rounds weights to
+/// 8 bits: callers that do not want this ask for the general kernels.
+inline int32_t preference_of_sm90_fp8(const AttentionOptions& options, BatchKind kind) noexcept {
+  return has_boxes(options) && kind == BatchKind::kManyRows ? 1 : -1;
 }
 
 /// wgmma on queries, keys and values of 8 bits.

@@ -158,7 +158,7 @@ TEST(the_hopper_family_is_for_more_than_few_rows) {
   CHECK_EQ(with(small_pages), "sm90");
 }
 
-TEST(products_of_8_bits_are_for_whole_head_dims_if_the_options_ask_for_them) {
+TEST(products_of_8_bits_are_for_whole_head_dims_and_more_than_few_rows) {
   Kernel general = fake_kernel("sm80_e4m3_d128", {90, 'a'});
   general.q_dtype = general.kv_dtype = DType::kFloat8E4M3;
   Kernel hopper = general;
@@ -182,11 +182,18 @@ TEST(products_of_8_bits_are_for_whole_head_dims_if_the_options_ask_for_them) {
       change(o);
     });
   };
-  CHECK_EQ(name([](auto&) {}), "sm80_e4m3_d128");
+  const auto decodes = [](auto& o) { o.max_qo_tokens = o.max_batch_size; };
+  CHECK_EQ(name([](auto&) {}), "sm90_fp8_e4m3_d128");
+  CHECK_EQ(name([](auto& o) { o.page_size = 0; }), "sm90_fp8_e4m3_d128");
+  CHECK_EQ(name([](auto& o) { o.page_size = 4; }), "sm80_e4m3_d128");
+  CHECK_EQ(name([](auto& o) { o.batch_invariant = true; }), "sm80_e4m3_d128");
+  CHECK_EQ(name([](auto& o) { o.head_dim_qk = o.head_dim_vo = 96; }), "sm80_e4m3_d128");
+  CHECK_EQ(name(decodes), "sm80_e4m3_d128");
   CHECK_EQ(asked([](auto&) {}), "sm90_fp8_e4m3_d128");
   CHECK_EQ(asked([](auto& o) { o.page_size = 0; }), "sm90_fp8_e4m3_d128");
   CHECK_EQ(asked([](auto& o) { o.custom_mask = true; }), "sm90_fp8_e4m3_d128");
-  CHECK_EQ(asked([](auto& o) { o.max_qo_tokens = o.max_batch_size; }), "sm90_fp8_e4m3_d128");
+  CHECK_EQ(asked([](auto& o) { o.page_size = 4; }), "sm90_fp8_e4m3_d128");
+  CHECK_EQ(asked(decodes), "sm90_fp8_e4m3_d128");
   CHECK_EQ(asked([](auto& o) { o.head_dim_qk = o.head_dim_vo = 96; }), "head_dim_qk,");
   CHECK_EQ(asked([](auto& o) { o.batch_invariant = true; }), "batch_invariant:");
   Variant variant;

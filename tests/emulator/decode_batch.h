@@ -279,6 +279,9 @@ class Batch16 {
     params_.mask = shape.mask;
     params_.variant.logits_scale = scale();
     params_.variant.v_scale = 0.75F;
+    q_scales_.clear();
+    for (int32_t h = 0; h < d_.num_kv_heads; ++h) q_scales_.push_back(q_scale(h));
+    if (T::kWidensQueries) params_.q_scales = {q_scales_.data(), 1};
     // A CTA keeps the state of a row that it merges, and each of its threads its own statistics.
     constexpr size_t kScratchFloats = T::kTileQ * T::kHeadDimVo / 4 * 6;
     scratch_.assign(d_.chunk_kv > 0 ? kScratchFloats : 0, NAN);
@@ -287,6 +290,10 @@ class Batch16 {
     if constexpr (requires { Kernel::add_maps(d_, &params_); }) Kernel::add_maps(d_, &params_);
   }
 
+  /// The scale of the queries of a kv head: those of 8 bits have one.
+  static float q_scale(int32_t kv_head) {
+    return T::kWidensQueries ? 0.7F + 0.3F * static_cast<float>(kv_head % 3) : 1.0F;
+  }
   float scale() const { return d_.sharpness / std::sqrt(static_cast<float>(kDims)) / gain_; }
 
   int64_t kv_row(int32_t r, int32_t key) const {
@@ -321,7 +328,7 @@ class Batch16 {
       rows.push_back(kv(key));
       double x = 0;
       for (int32_t d = 0; d < kDims; ++d) x += double{q_->at(row, d)} * key_at(rows.back(), d);
-      logits.push_back(x * scale());
+      logits.push_back(x * scale() * q_scale(head / d_.group_size));
       largest = std::max(largest, logits.back());
     }
     double sum = 0;
@@ -357,6 +364,7 @@ class Batch16 {
   std::vector<int32_t> pages_;
   int32_t most_pages_ = 0;  // of a request
   int32_t num_pages_ = 1;   // of the cache
+  std::vector<float> q_scales_;
   std::vector<float> o_, lse_, scratch_, partial_o_, partial_lse_;
   std::optional<OwningScheduler> scheduler_;
   std::vector<Merge> merges_;

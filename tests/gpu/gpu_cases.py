@@ -331,7 +331,7 @@ LARGER += PREPARED_IDS
 
 # 8-bit keys and values in tiles of many rows, which kernels for Hopper widen: by boxes of one page
 # and of several, ragged, to the last key of the tensor, in splits, with all masks, with prefixes.
-LARGER += [
+WIDENED = [
     Case(qo, kv, num_qo_heads=8, kv_dtype=dtype, head_dim=dim, **options)
     for dtype, dim in (("float8_e4m3fn", 128), ("float8_e5m2", 64), ("float8_e4m3fn", 80))
     for qo, kv, options in (
@@ -357,6 +357,7 @@ LARGER += [
     for case in PREFIXES
     if case.q_dtype != "float32" or case.kv_dtype is None
 ]
+LARGER += WIDENED
 
 # NaN and infinity in every body of the kernel, in splits, in batch-invariant chunks, in 8 bits.
 _NAN, _INF = float("nan"), float("inf")

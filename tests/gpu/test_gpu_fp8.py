@@ -1,10 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products of 8-bit numbers on Hopper: their errors in long contexts."""
+"""Products of 8-bit numbers on Hopper: every body of the kernel, and errors in long contexts."""
 
-import numpy as np
+import dataclasses
+
 import pytest
 
 import flashplan as fp
+from feature_cases import PREFIXES
+from frameworks import TorchCuda
+from gpu_cases import WIDENED, without_hidden_values
+from inputs import make_inputs
+from solve import CudaRunner, assert_correct, solution
 
 pytestmark = pytest.mark.gpu
 
@@ -14,10 +20,13 @@ QUERIES = 128
 
 
 @pytest.fixture
-def make(torch):
+def on_hopper(torch):
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("there are kernels for compute capability 9.0 alone")
 
+
+@pytest.fixture
+def make(on_hopper):
     def attention(kv_len):
         options = {"q_dtype": E4M3, "causal": False, "kernels": "hopper", "device": "cuda:0"}
         attn = fp.Attention(HEADS, KV_HEADS, DIM, page_size=None, **options)
@@ -59,25 +68,52 @@ def test_errors_do_not_grow_with_the_context(torch, make):
 
 @pytest.mark.parametrize("kv_len", [1024, 8192, 32768, 131072])
 def test_needles_are_found(torch, make, kv_len):
-    """One key, anywhere, decides the results of all queries of its head."""
-    attn = make(kv_len)
-    q, k, v = (
-        draw(torch, n, heads, seed)
-        for n, heads, seed in ((QUERIES, HEADS, 3), (kv_len, KV_HEADS, 4), (kv_len, KV_HEADS, 5))
+    """One key of its own, anywhere, decides the result of each query in each kv head. Four lengths
+    have 1,024 such keys in all."""
+    k, v = (draw(torch, kv_len, KV_HEADS, seed) for seed in (4, 5))
+    rows = (2 * draw(torch, QUERIES, KV_HEADS, 3).float()).to(k.dtype)
+    generator = torch.Generator("cuda").manual_seed(kv_len)
+    places = torch.stack(
+        [
+            torch.randperm(kv_len, generator=generator, device="cuda")[:QUERIES]
+            for _ in range(KV_HEADS)
+        ],
+        dim=1,
     )
-    rng = np.random.default_rng(kv_len)
-    found = 0
-    for trial in range(8):
-        row = torch.randn(KV_HEADS, DIM, device="cuda")
-        q[:] = (row * 2).repeat_interleave(HEADS // KV_HEADS, dim=0).to(q.dtype)
-        keys, values = k.clone(), v.clone()
-        needle = int(rng.integers(kv_len))
-        keys[needle] = (row * 2).to(k.dtype)
-        values[needle] = torch.full((KV_HEADS, DIM), 3.0 + trial / 2, device="cuda").to(v.dtype)
-        o = attn.run(q, keys, values).float()
-        exact = reference(torch, q, keys, values).float()
-        found += ((o - exact).abs().amax(-1) < 0.1 * exact.abs().amax(-1)).sum().item()
-    assert found == 8 * QUERIES * HEADS
+    heads = torch.arange(KV_HEADS, device="cuda")
+    wanted = torch.linspace(1, 8, QUERIES * KV_HEADS, device="cuda").to(v.dtype)
+    wanted = wanted.view(QUERIES, KV_HEADS, 1).expand(-1, -1, DIM).contiguous()
+    k.view(torch.uint8)[places, heads] = rows.view(torch.uint8)
+    v.view(torch.uint8)[places, heads] = wanted.view(torch.uint8)
+    o = make(kv_len).run(rows.repeat_interleave(HEADS // KV_HEADS, dim=1), k, v).float()
+    wanted = wanted.float().repeat_interleave(HEADS // KV_HEADS, dim=1)
+    assert ((o - wanted).abs() < 0.1 * wanted).all()
+
+
+CASES = [
+    dataclasses.replace(case, q_dtype=E4M3, kv_dtype=E4M3, head_dim=128, q_scale=0.7)
+    for case in [
+        case
+        for case in WIDENED
+        if (case.kv_dtype, case.head_dim) == (E4M3, 128)
+        and not case.variant
+        and not case.shared_prefixes
+    ]
+    + [case for case in PREFIXES if case.num_ctas == 7]
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_attention(case, torch, on_hopper, seed):
+    """Prompts, drafts and decodes, whole and cut, by boxes and row by row, with all masks."""
+    inputs = make_inputs(case, seed)
+    runner = CudaRunner(case, torch, kernels="hopper")
+    o, lse = runner.run(inputs, TorchCuda(torch))
+    assert runner.attn._plan.kernel_name.startswith("sm90_fp8")
+    exact, twin = solution(case, inputs, E4M3)  # weights are rounded to 8 bits
+    if case.special:
+        o = without_hidden_values(case, inputs, exact[0], o)
+    assert_correct(case, inputs, exact, twin, o, lse)
 
 
 def test_special_numbers(torch, make):

@@ -51,8 +51,9 @@ class FewRowsState {
       } else {
         load_query<false>(h, from);
       }
-      k_scales_[h] = head_scale<T>(p_, first + h);
-      query_scales_[h][0] = query_scales_[h][1] = 1.0F;
+      k_scales_[h] = p_.variant.k_scales.of(first + h);
+      query_scales_[h][0] = query_scales_[h][1] =
+          T::kWidensQueries ? p_.q_scales.of(first + h) : 1.0F;
     }
     is_scaled_ = false;
   }
@@ -140,6 +141,7 @@ class FewRowsState {
       if constexpr (T::kWidensQueries) {  // by scale_queries(), once all loads are under way
         query[0] = pair_at(from + k * 16);
         if constexpr (!kAligned) query[0] |= pair_at(from + k * 16 + 2) << 16;
+        query[1] = 0;  // without a value, nvcc keeps all queries in local memory
       } else if constexpr (S::kBytes == 1 && kAligned) {
         const uint2 pairs = load_global_8(from + k * 32);
         query[0] = pairs.x;
@@ -207,6 +209,7 @@ class FewRowsState {
     if constexpr (T::kWidensQueries) {
 #pragma unroll
       for (int h = 0; h < kHeads; ++h) {
+        k_scales_[h] *= query_scales_[h][0];  // not earlier: it would be waited for before the keys
 #pragma unroll
         for (uint32_t (&query)[2] : query_[h]) {
           const uint2 pairs = Element<T::kQuery>::widen(query[0]);
@@ -393,7 +396,9 @@ class FewRowsState {
   const KeySpan seen_by_all_;  // the keys that all rows see
   uint32_t query_[kHeads][kDimTiles][2];
   bool is_scaled_;
-  float query_scales_[kHeads][2];  // of this lane's two rows, if kScalesQueries
+  // The scales of this lane's two rows, if kScalesQueries; if T::kWidensQueries, those of the head,
+  // by which widen_queries() multiplies k_scales_.
+  float query_scales_[kHeads][2];
   float k_scales_[kHeads];
   // For this lane's two rows. The weight of a logit is exp2(scale * logit - shift).
   float shift_[kHeads][2];

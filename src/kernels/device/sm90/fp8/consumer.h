@@ -14,8 +14,9 @@ namespace flashplan::device {
 /// It takes units, slots and queries as Sm90Consumer does, and warpgroups take turns in the same
 /// way. The weights of a step are multiplied with its values in accumulators of their own, and the
 /// sums are then added to o in float32: accumulators of 8-bit products keep too few bits for long
-/// sums. A thread has no registers for both these sums and the logits of the next step, so inside a
-/// warpgroup products and softmax follow each other.
+/// sums. A thread has no registers for all of these sums beside the logits of the next step. So the
+/// sums of the first dims are added while those of the other dims are computed, and these while the
+/// logits are: the tensor cores do not wait.
 template <typename S>
 class Sm90Fp8Consumer {
  public:
@@ -147,11 +148,29 @@ class Sm90Fp8Consumer {
     }
     wgmma_commit();
   }
-  /// Adds the weights of a step times its values to o.
-  FLASHPLAN_DEVICE void multiply_values(int slot) {
-    float sums[S::kHeadDimVo / 2];
+  /// The weights of a step times its values, for the dims before kFirstDims and for the others.
+  struct ValueSums {
+    float first[S::kFirstDims / 2];
+    float others[(S::kHeadDimVo - S::kFirstDims) / 2];
+  };
+  /// Starts these products. Adds those of the first dims to o, while those of the others run.
+  FLASHPLAN_DEVICE void begin_values(ValueSums& sums, int slot) {
+    const uint32_t values = ring_.address(slot);
     wgmma_fence();
-    const WgmmaOperand v = S::TransposedValue::by_dims(ring_.address(slot));
+    multiply_values(sums.first, values);
+    multiply_values(sums.others, values + S::TransposedValue::bytes(S::kFirstDims));
+    wgmma_wait<1>();
+    add_to_o<0>(sums.first);
+  }
+  /// Adds those of the other dims, once at most kPending later batches of products are in flight.
+  template <int kPending>
+  FLASHPLAN_DEVICE void finish_values(ValueSums& sums) {
+    wgmma_wait<kPending>();
+    add_to_o<S::kFirstDims / 2>(sums.others);
+  }
+  template <int kCount>
+  FLASHPLAN_DEVICE void multiply_values(float (&sums)[kCount], uint32_t values) const {
+    const WgmmaOperand v = S::TransposedValue::by_dims(values);
 #pragma unroll
     for (int i = 0; i < S::kTileKv / 32; ++i) {
       if (i == 0) {
@@ -161,19 +180,24 @@ class Sm90Fp8Consumer {
       }
     }
     wgmma_commit();
-    wgmma_wait<0>();
+  }
+  template <int kFirst, int kCount>
+  FLASHPLAN_DEVICE void add_to_o(float (&sums)[kCount]) {
     pin(sums);
 #pragma unroll
-    for (int i = 0; i < S::kHeadDimVo / 2; ++i) o_[i] += sums[i];
+    for (int i = 0; i < kCount; ++i) o_[kFirst + i] += sums[i];
   }
 
   /// Adds the last values of unit `last` and writes its output; then computes `unit`, all but the
   /// products of its last values. Where `unit` has no keys, as at the end of the queue, only `last`
-  /// is finished, because the next record may be waiting for the memory of its record.
+  /// is finished, because the next record may be waiting for the memory of its record. As in
+  /// Sm90Consumer, both products are always computed, also where nobody reads them.
   FLASHPLAN_DEVICE void attend(const Unit& unit, const Unit& last, bool has_keys) {
+    static_assert(S::kQBuffers > 1);
     const bool has_last = last.tile >= 0;
     const bool shared = has_keys && is_shared(unit);
     const bool last_shared = has_last && last_shared_;
+    const bool in_turns = shared || last_shared;
     shared_ = shared;
     if (shared) skip_query_parts();
     // In the ring, the slot with the first keys of `unit` comes before that with the last values of
@@ -182,22 +206,28 @@ class Sm90Fp8Consumer {
     int k_slot = ring_.take(has_keys);
     const MbarrierPhase v_full = ring_.next_full();
     const int v_slot = ring_.take(has_last);
+    if (has_last) ring_.wait(v_full);
     const Sm90Context& context = context_of(unit);
+    wait_turn(in_turns);
+    ValueSums sums;
+    begin_values(sums, v_slot);
+    if (has_keys) ring_.wait(k_full, query_part_full());
+    multiply_keys(k_slot, shared);
+    end_turn(in_turns);
+    finish_values<1>(sums);
     if (has_last) {
-      ring_.wait(v_full);
-      wait_turn(last_shared);
-      if (is_own(last_shared, last_q_)) multiply_values(v_slot);
-      end_turn(last_shared);
       release(smem_.slot_empty(v_slot));
       const Scales scales = epilogue(first_row(last_shared))
                                 .scales(context_of(last), last.head, softmax_.sum, softmax_.shift);
       write_output(last, last_shared, scales, context.is_end != 0);
-      release_queries(last_q_, num_query_parts(last_shared));
     }
     clear(o_);
     softmax_.reset();
+    wgmma_wait<0>();
+    pin(softmax_.logits);
+    // Before the softmax: the producer waits for this memory to load the queries of another tile.
+    if (has_last) release_queries(last_q_, num_query_parts(last_shared));
     if (!has_keys) return;
-    ring_.wait(k_full, query_part_full());
     int32_t key = context.tile.kv_begin;
     const int32_t end = context.tile.kv_end;
     if (!is_own(shared, q_)) {
@@ -210,17 +240,15 @@ class Sm90Fp8Consumer {
     }
     const Variant variant = variant_of(unit);
     Visible visible(p_, context, first_row(shared), thread_);
-    wait_turn(shared);
-    multiply_keys(k_slot, shared);
-    end_turn(shared);
     weigh_step(variant, unit, shared, visible, key, k_slot, true);
     for (key += S::kTileKv; key < end; key += S::kTileKv) {
       k_slot = ring_.next();
       const int v_slot = ring_.next();
       wait_turn(shared);
-      multiply_values(v_slot);
+      begin_values(sums, v_slot);
       multiply_keys(k_slot, shared);
       end_turn(shared);
+      finish_values<1>(sums);
       release(smem_.slot_empty(v_slot));
       weigh_step(variant, unit, shared, visible, key, k_slot, false);
     }

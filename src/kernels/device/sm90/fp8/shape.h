@@ -16,9 +16,9 @@ struct Sm90Fp8Shape : Sm90Shape<Choices> {
   static constexpr bool kTransposes = true;
   static constexpr bool kWidens = false;
   static constexpr int kThreads = 128 * (Base::kWarpgroups + 2);
-  static constexpr int kProducerRegisters = 64;
-  static constexpr int kTransposerRegisters = 48;
-  static constexpr int kConsumerRegisters = 200;
+  static constexpr int kProducerRegisters = 72;
+  static constexpr int kTransposerRegisters = 56;
+  static constexpr int kConsumerRegisters = 192;
   static_assert(Base::kWarpgroups * kConsumerRegisters + kProducerRegisters +
                     kTransposerRegisters <=
                 kThreads / 128 * (65536 / kThreads / 8 * 8));
@@ -29,6 +29,9 @@ struct Sm90Fp8Shape : Sm90Shape<Choices> {
   using Value = WgmmaTile<Choices::kHeadDimVo / 2, 8>;
   /// Rows are dims, and have the keys of a step.
   using TransposedValue = WgmmaTile<Base::kTileKv / 2, 8>;
+  // Dims of values that are multiplied first. With fewer of them, a thread has too few registers
+  // for the sums of the others beside logits.
+  static constexpr int kFirstDims = 96;
   // kQBytes is that of Sm90Shape: the output, which is staged there, has 16 bits.
   static constexpr int kKeyBytes = Key::bytes(Base::kTileKv);
   static constexpr int kValueBytes = Value::bytes(Base::kTileKv);

@@ -51,16 +51,21 @@ class Sm90Transposer {
       }
     }
     barrier_wait(S::kTransposerBarrier, 128);  // all have read
+    // A word has the even and the odd dim of one key, then those of the next key. Of 16 dims, the
+    // even ones of the first 8 are stored together with the odd ones of the others: the same bytes
+    // of all 8 rows are then in different banks.
+    const bool is_first = lane < 16;
+    const uint32_t even_first = is_first ? 0x6420 : 0x7531;
+    const uint32_t odd_first = is_first ? 0x7531 : 0x6420;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
 #pragma unroll
       for (int pair = 0; pair < kPairs; ++pair) {
         const uint32_t (&w)[4] = words[i][pair];
-        const int dim = (2 * pair + lane / 16) * 16 + lane % 8 * 2 + lane / 8 % 2;
-        // A word has the even and the odd dim of one key, then those of the next key.
-        stmatrix(tile + S::TransposedValue::offset(dim, first + i), __byte_perm(w[0], w[1], 0x6420),
-                 __byte_perm(w[0], w[1], 0x7531), __byte_perm(w[2], w[3], 0x6420),
-                 __byte_perm(w[2], w[3], 0x7531));
+        const int dim = (2 * pair + lane / 16) * 16 + lane % 8 * 2 + (lane / 8 % 2 ^ lane % 8 / 4);
+        stmatrix(tile + S::TransposedValue::offset(dim, first + i),
+                 __byte_perm(w[0], w[1], even_first), __byte_perm(w[0], w[1], odd_first),
+                 __byte_perm(w[2], w[3], even_first), __byte_perm(w[2], w[3], odd_first));
       }
     }
   }
