@@ -213,15 +213,12 @@ FLASHPLAN_DEVICE float4 load_4_if(bool valid, const float* from, float otherwise
   return x;
 }
 
-/// Loads 16 bytes that are used once, and do not stay in the L1 cache; returns zeros if not
-/// `valid`. It has no branch, so that many loads can be in flight.
-FLASHPLAN_DEVICE uint4 load_16_if(bool valid, const void* from) {
-  uint4 x = {0, 0, 0, 0};
-  asm volatile(
-      "{\n.reg .pred valid;\nsetp.ne.b32 valid, %5, 0;\n"
-      "@valid ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];\n}\n"
-      : "+r"(x.x), "+r"(x.y), "+r"(x.z), "+r"(x.w)
-      : "l"(from), "r"(static_cast<int>(valid)));
+/// Loads 16 bytes that are used once, and do not stay in the L1 cache.
+FLASHPLAN_DEVICE uint4 load_once_16(const void* from) {
+  uint4 x;
+  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];\n"
+               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+               : "l"(from));
   return x;
 }
 

@@ -26,20 +26,35 @@ class MlaKeyWarp {
     bool is_prefetched;  // by this CTA
   };
 
-  /// The begin_tile() of warps that do nothing before a tile.
-  struct Nothing {
-    FLASHPLAN_DEVICE void operator()(int32_t) const {}
-  };
   /// Calls fill(block, its number in the queue, what request(block) has returned) for each block of
   /// the queue. Before that it calls prefetch() for the next block of the tile, and request() for
   /// the one after it. Row tiles of a request, which queues at the same place have, prefetch every
   /// other block each. Where a request has one row tile, memory is busy without it, and prefetching
-  /// costs a tenth of the time (docs/tuning/sm90-mla.md). It calls begin_tile(i) before it waits
-  /// for the record of tile i, also for one without blocks and for the record behind the last one.
-  template <typename Request, typename Prefetch, typename Fill, typename BeginTile = Nothing>
-  FLASHPLAN_DEVICE void for_each_block(Request request, Prefetch prefetch, Fill fill,
-                                       BeginTile begin_tile = {}) {
+  /// costs a tenth of the time (docs/tuning/sm90-mla.md).
+  template <typename Request, typename Prefetch, typename Fill>
+  FLASHPLAN_DEVICE void for_each_block(Request request, Prefetch prefetch, Fill fill) {
     uint32_t number = 0;
+    const auto fill_blocks = [&](int32_t, const Sm90Context& context, const auto& block_at) {
+      int32_t key = context.tile.kv_begin;
+      auto requested = request(block_at(key));
+      auto next_requested = request(block_at(key + S::kTileKv));
+      // The first block of the queue is loaded at once.
+      if (number > 0) prefetch(block_at(key), requested);
+      for (int32_t left = num_blocks<S>(context); left > 0; --left, key += S::kTileKv) {
+        const auto later_requested = request(block_at(key + 2 * S::kTileKv));
+        prefetch(block_at(key + S::kTileKv), next_requested);
+        fill(block_at(key), number++, requested);
+        requested = next_requested;
+        next_requested = later_requested;
+      }
+    };
+    for_each_tile([](int32_t) {}, fill_blocks);
+  }
+  /// Calls begin_tile(i) before it waits for the record of tile i, also for one without blocks and
+  /// for the record behind the last one. For a tile with blocks it then calls fill_blocks(i, its
+  /// context, block_at), where block_at(key) returns the block that begins with a key.
+  template <typename BeginTile, typename FillBlocks>
+  FLASHPLAN_DEVICE void for_each_tile(BeginTile begin_tile, FillBlocks fill_blocks) {
     for (int32_t i = 0;; ++i) {
       begin_tile(i);
       mbarrier_wait(smem_.context_full(i), i / S::kContexts & 1);
@@ -57,18 +72,7 @@ class MlaKeyWarp {
           return {key, min(max(end - key, 0), S::kTileKv), first_seen - key, kv_row,
                   has_neighbours && is_own};
         };
-        int32_t key = context.tile.kv_begin;
-        auto requested = request(block_at(key));
-        auto next_requested = request(block_at(key + S::kTileKv));
-        // The first block of the queue is loaded at once.
-        if (number > 0) prefetch(block_at(key), requested);
-        for (int32_t left = num_blocks<S>(context); left > 0; --left, key += S::kTileKv) {
-          const auto later_requested = request(block_at(key + 2 * S::kTileKv));
-          prefetch(block_at(key + S::kTileKv), next_requested);
-          fill(block_at(key), number++, requested);
-          requested = next_requested;
-          next_requested = later_requested;
-        }
+        fill_blocks(i, context, block_at);
       }
       __syncwarp();
       if (lane_ == 0) mbarrier_arrive(smem_.context_empty(i));

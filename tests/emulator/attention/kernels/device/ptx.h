@@ -188,9 +188,7 @@ inline float4 load_4_if(bool valid, const float* from, float otherwise) {
   return *reinterpret_cast<const float4*>(from);
 }
 
-inline uint4 load_16_if(bool valid, const void* from) {
-  return valid ? *static_cast<const uint4*>(from) : uint4{0, 0, 0, 0};
-}
+inline uint4 load_once_16(const void* from) { return *static_cast<const uint4*>(from); }
 
 constexpr float kLn2 = 0.69314718055994531F;
 constexpr float kLog2e = 1.4426950408889634F;
