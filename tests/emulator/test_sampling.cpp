@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The CUDA kernels of sample(), run by an emulator of clusters: ids, errors and logprobs must be
 // the CPU's.
+#include <array>
 #include <random>
 #include <vector>
 
@@ -138,6 +139,17 @@ TEST(rows_with_top_p) {
         compare(rows, {"top-p", 0.6F, INT32_MAX, top_p, 0.0F, false}, vocab);
         compare(rows, {"logprobs", 1.0F, INT32_MAX, top_p}, vocab);
         compare(rows, {"top-p", 1.0F, INT32_MAX, top_p, 0.0F, false}, vocab, true);
+        compare(rows, {"logprobs", 1.0F, INT32_MAX, top_p}, vocab, true);
+      }
+      for (size_t r = 0; r < rows.rows.size(); ++r) {
+        each.top_ps.push_back(std::array{0.9F, 1.0F, 0.1F, 1e-3F}[r % 4]);
+      }
+      for (const bool has_logprobs : {false, true}) {
+        const Settings arrays = {"arrays", 1.0F, INT32_MAX, 1.0F, 0.0F, has_logprobs};
+        compare(rows, arrays, vocab, false, DType::kFloat32, nullptr, 0, each);
+        compare(rows, arrays, vocab, false, DType::kBFloat16, nullptr, 0, each);
+        each.temperatures.clear();
+        compare(rows, arrays, vocab, true, DType::kFloat32, nullptr, 0, each);
       }
     }
   }
@@ -192,7 +204,7 @@ TEST(chosen_rows) {
 /// it, and rows of one element more.
 TEST(top_p_of_long_rows) {
   cuda::emulated_facts.num_sms = 4;
-  constexpr int32_t kMost = cuda::ValueBins::kMostElements;
+  constexpr int32_t kMost = cuda::ValueBins<false>::kMostElements;
   for (const int32_t vocab : {kMost, kMost + 1}) {
     const Rows rows = hard_rows(vocab, 15);
     for (int times = 0; times < 4; ++times) {
