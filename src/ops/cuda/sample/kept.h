@@ -75,7 +75,8 @@ class KeptOfRow {
     const float place_of_largest = counted_.bins.place_of(counted_.scale.largest);
     const int first = first_bin(static_cast<int>(threadIdx.x));
     const auto amount_of = [&](int b) {
-      if (b < 0 || (!kFromProbs && b == kValueBins - 1)) return uint64_t{0};  // listed
+      // Of the last bin, logits are listed, and probabilities are only -0.
+      if (b < 0 || b == kValueBins - 1) return uint64_t{0};
       if (by_count_) return uint64_t{Values::count_in(shared_.bins[b], b)};
       return static_cast<uint64_t>(Values::mass(shared_.bins[b], b, place_of_largest));
     };
