@@ -122,6 +122,7 @@ class KeptOfRow {
     return weight >= cut_.min_weight ? weight : 0U;
   }
 
+  __device__ int num_blocks() const { return (p_.vocab - 1) / kBlock + 1; }
   __device__ void read(const Range& range) {
     if (threadIdx.x == 0) {
       common_.num_candidates = 0;
@@ -134,27 +135,27 @@ class KeptOfRow {
     uint64_t of_block = 0;  // of `above`
     uint32_t num_above = 0;
     KeyRange keys{~0U, 0U};
-    elements_.stream(
-        p_.vocab,
-        [&](const float (&x)[kVec], int i) {
-          bool any_in = false;
+    // The end of the row was read last, so that L2 may still have it.
+#pragma unroll 1
+    for (int block = num_blocks() - 1 - warp_of_thread(); block >= 0; block -= kRowWarps) {
+      elements_.read_block(block, [&](const float (&x)[kVec], int i) {
+        bool any_in = false;
 #pragma unroll
-          for (int e = 0; e < kVec; ++e) {
-            const uint32_t weight = weight_of(x[e]);
-            const bool is_above = x[e] >= range.high;
-            all += weight;
-            of_block += is_above ? weight : 0U;
-            num_above += is_above ? 1U : 0U;
-            any_in = any_in || (!is_above && x[e] >= range.low);
-          }
-          if (__ballot_sync(~0U, any_in) != 0) list(x, i, range, keys);
-        },
-        [&](int block) {
-          const uint64_t sum = sum_of_warp(of_block);
-          if (lane_of_thread() == 0) shared_.plain.entries[block] = sum;
-          above += of_block;
-          of_block = 0;
-        });
+        for (int e = 0; e < kVec; ++e) {
+          const uint32_t weight = weight_of(x[e]);
+          const bool is_above = x[e] >= range.high;
+          all += weight;
+          of_block += is_above ? weight : 0U;
+          num_above += is_above ? 1U : 0U;
+          any_in = any_in || (!is_above && x[e] >= range.low);
+        }
+        if (__ballot_sync(~0U, any_in) != 0) list(x, i, range, keys);
+      });
+      const uint64_t sum = sum_of_warp(of_block);
+      if (lane_of_thread() == 0) shared_.plain.entries[block] = sum;
+      above += of_block;
+      of_block = 0;
+    }
     keys.least = ~__reduce_max_sync(~0U, ~keys.least);
     keys.most = __reduce_max_sync(~0U, keys.most);
     if (lane_of_thread() == 0) {
@@ -274,7 +275,7 @@ class KeptOfRow {
     __syncthreads();
     if (warp_of_thread() != 0) return;
     uint64_t target = sampling::high_product(counted_.random, above_);
-    const int block = find_block(masses, (p_.vocab - 1) / kBlock + 1, &target);
+    const int block = find_block(masses, num_blocks(), &target);
     bool is_found = false;
     elements_.read_block(block, [&](const float (&x)[kVec], int i) {
       uint32_t weights[kVec];
