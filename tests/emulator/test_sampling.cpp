@@ -225,6 +225,23 @@ TEST(top_p_of_equal_elements) {
   }
 }
 
+/// All elements are in one bin, which a thread adds up for its warp. Top-p 0.4 drops most tries,
+/// and only the ids tell which.
+TEST(top_p_of_flat_rows) {
+  constexpr int32_t kVocab = 65'536;
+  cuda::emulated_facts.num_sms = 4;
+  Rows rows;
+  for (int r = 0; r < 8; ++r) {
+    rows.names.emplace_back("flat");
+    rows.rows.emplace_back(kVocab, 0.0F);
+  }
+  for (const bool from_probs : {false, true}) {
+    compare(rows, {"top-p", 1.0F, INT32_MAX, 0.4F, 0.0F, false}, kVocab, from_probs);
+    compare(rows, {"logprobs", 1.0F, INT32_MAX, 0.4F}, kVocab, from_probs);
+  }
+  cuda::emulated_facts.num_sms = 132;
+}
+
 /// Top-p 0.41 keeps only the first of three tokens, whose probability is 0.415. The seeds are
 /// chosen so that every try draws another one.
 TEST(dropped_tries) {
