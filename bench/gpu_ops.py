@@ -4,6 +4,7 @@
 import torch
 
 import flashplan as fp
+from gpu_sampling import SERVED_SAMPLING, VOCAB
 
 PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM = 16, 8, 128
 
@@ -190,9 +191,6 @@ def _rope(num_tokens, num_qo_heads):
     return make, 4 * num_tokens * (num_qo_heads + NUM_KV_HEADS) * HEAD_DIM
 
 
-VOCAB = 128256
-
-
 def _sample(batch_size, probs=False, **options):
     def make(device):
         logits = 2 * torch.randn(batch_size, VOCAB, device=device)
@@ -299,6 +297,7 @@ OPS = {
         for name, options in SAMPLERS.items()
         for batch_size in (1, 32, 256)
     },
+    **SERVED_SAMPLING,
     **{f"verify 4 drafts b{batch_size}": _verify(batch_size, 4) for batch_size in (1, 32)},
     **{f"penalties of 2048 b{batch_size}": _penalties(batch_size, 2048) for batch_size in (1, 256)},
     **{f"softmax b{batch_size}": _softmax(batch_size) for batch_size in (1, 32, 256)},

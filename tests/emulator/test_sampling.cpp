@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The CUDA kernels of sample(), run by an emulator of clusters: ids, errors and logprobs must be
 // the CPU's.
+#include <array>
 #include <random>
 #include <vector>
 
@@ -138,6 +139,17 @@ TEST(rows_with_top_p) {
         compare(rows, {"top-p", 0.6F, INT32_MAX, top_p, 0.0F, false}, vocab);
         compare(rows, {"logprobs", 1.0F, INT32_MAX, top_p}, vocab);
         compare(rows, {"top-p", 1.0F, INT32_MAX, top_p, 0.0F, false}, vocab, true);
+        compare(rows, {"logprobs", 1.0F, INT32_MAX, top_p}, vocab, true);
+      }
+      for (size_t r = 0; r < rows.rows.size(); ++r) {
+        each.top_ps.push_back(std::array{0.9F, 1.0F, 0.1F, 1e-3F}[r % 4]);
+      }
+      for (const bool has_logprobs : {false, true}) {
+        const Settings arrays = {"arrays", 1.0F, INT32_MAX, 1.0F, 0.0F, has_logprobs};
+        compare(rows, arrays, vocab, false, DType::kFloat32, nullptr, 0, each);
+        compare(rows, arrays, vocab, false, DType::kBFloat16, nullptr, 0, each);
+        each.temperatures.clear();
+        compare(rows, arrays, vocab, true, DType::kFloat32, nullptr, 0, each);
       }
     }
   }
@@ -192,7 +204,7 @@ TEST(chosen_rows) {
 /// it, and rows of one element more.
 TEST(top_p_of_long_rows) {
   cuda::emulated_facts.num_sms = 4;
-  constexpr int32_t kMost = cuda::ValueBins::kMostElements;
+  constexpr int32_t kMost = cuda::ValueBins<false>::kMostElements;
   for (const int32_t vocab : {kMost, kMost + 1}) {
     const Rows rows = hard_rows(vocab, 15);
     for (int times = 0; times < 4; ++times) {
@@ -211,6 +223,23 @@ TEST(top_p_of_equal_elements) {
   for (int draw = 0; draw < 40; ++draw) {
     compare(rows, {"top-p", 1.0F, INT32_MAX, 0.7F, 0.0F, draw % 2 == 0}, 8);
   }
+}
+
+/// All elements are in one bin, which a thread adds up for its warp. Top-p 0.4 drops most tries,
+/// and only the ids tell which.
+TEST(top_p_of_flat_rows) {
+  constexpr int32_t kVocab = 65'536;
+  cuda::emulated_facts.num_sms = 4;
+  Rows rows;
+  for (int r = 0; r < 8; ++r) {
+    rows.names.emplace_back("flat");
+    rows.rows.emplace_back(kVocab, 0.0F);
+  }
+  for (const bool from_probs : {false, true}) {
+    compare(rows, {"top-p", 1.0F, INT32_MAX, 0.4F, 0.0F, false}, kVocab, from_probs);
+    compare(rows, {"logprobs", 1.0F, INT32_MAX, 0.4F}, kVocab, from_probs);
+  }
+  cuda::emulated_facts.num_sms = 132;
 }
 
 /// Top-p 0.41 keeps only the first of three tokens, whose probability is 0.415. The seeds are

@@ -138,6 +138,43 @@ def test_the_cpu_s_logprobs(cuda, rng, num_rows, deviation):
     assert np.abs(cuda.array(logprobs) - of_wanted).max() < 1e-4
 
 
+# Some of top-p, some of no filter; with a small top-p the threshold is found before the draw.
+TOP_PS = np.float32([0.9, 0.7, 0.95, 1, 0.1, 0.999, 0.45, 0.01])
+
+
+@pytest.mark.parametrize("from_probs", [False, True])
+@pytest.mark.parametrize("deviation", [0, 0.02, 0.5, 2, 8])
+def test_top_p_of_each_row(cuda, rng, deviation, from_probs):
+    logits = (deviation * rng.standard_normal((140, 128_256))).astype(np.float32)
+    arrays = {"top_p": np.resize(TOP_PS, 140), "seed": rng.integers(0, 1 << 40, 140)}
+    if from_probs:
+        logits = fp.softmax(logits)
+    else:
+        arrays["temperature"] = np.resize(np.float32([0.7, 1, 0, 1.3, 1]), 140)
+    tensors = {name: cuda.tensor(value) for name, value in arrays.items()}
+    options = {"from_probs": from_probs}
+    for has_logprobs in (False, True):
+        options["return_logprobs"] = has_logprobs
+        wanted = fp.sample(logits, **arrays, **options)
+        results = fp.sample(cuda.tensor(logits), **tensors, **options)
+        if not has_logprobs:
+            assert np.array_equal(cuda.array(results), wanted)
+            continue
+        assert np.array_equal(cuda.array(results[0]), wanted[0])
+        assert np.abs(cuda.array(results[1]) - wanted[1]).max() < 1e-5
+
+
+@pytest.mark.parametrize("deviation", [0.02, 1, 8])
+def test_large_top_k_of_many_rows(cuda, rng, deviation):
+    logits = (deviation * rng.standard_normal((140, 40_000))).astype(np.float32)
+    for top_k in (129, 1000, 20_000):
+        options = {"top_k": top_k, "seed": seed_of(rng), "return_logprobs": True}
+        ids, logprobs = fp.sample(cuda.tensor(logits), **options)
+        wanted, of_wanted = fp.sample(logits, **options)
+        assert np.array_equal(cuda.array(ids), wanted)
+        assert np.abs(cuda.array(logprobs) - of_wanted).max() < 1e-5
+
+
 def test_errors_of_many_rows(cuda, torch, rng):
     logits = rng.standard_normal((150, 30_000)).astype(np.float32)
     logits[1, 29_000], logits[2, 3], logits[3] = np.nan, np.inf, -np.inf

@@ -246,7 +246,12 @@ SampleResult filter_and_draw(const SampleParams& p, int32_t index, const RowType
   SampleResult result{-1, 0.0F, SampleError::kNone};
   uint32_t weight = 0;
   if (is_tried) {
-    const PlainToken token = draw_by_tries(p, index, row);
+    BlockMasses masses;
+    weigh_blocks(row, masses);
+    if (p.from_probs && !sampling::masses_sum_to_one(masses.total)) {
+      return {-1, 0.0F, SampleError::kProbabilities};
+    }
+    const PlainToken token = draw_by_tries(p, index, row, masses);
     if (token.id >= 0 && p.logprobs == nullptr) return {token.id, 0.0F, SampleError::kNone};
     result.id = token.id;
     weight = sampling::weight_of(token.value, row.scale);
@@ -279,9 +284,12 @@ SampleResult sample_from(const SampleParams& p, int32_t index) {
   if (!sampling::has_filters(top_k, p.top_p.of(index), p.min_p.of(index), p.vocab)) {
     return draw_from_all(p, index, row);
   }
+  const bool is_tried = sampling::is_tried(top_k, p.top_p.of(index), p.min_p.of(index), p.vocab);
+  // Rows that are tried are checked by the masses of blocks.
+  const bool is_checked = p.from_probs && !is_tried;
   const uint64_t all =
-      p.from_probs || p.joint ? mass_of(row, sampling::keep_all(0)).above : uint64_t{0};
-  if (p.from_probs && !sampling::sums_to_one(all, extremes.largest)) {
+      is_checked || p.joint ? mass_of(row, sampling::keep_all(0)).above : uint64_t{0};
+  if (is_checked && !sampling::sums_to_one(all, extremes.largest)) {
     return failed(SampleError::kProbabilities);
   }
   const uint64_t counted = p.joint ? all : 0;

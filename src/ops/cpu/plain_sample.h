@@ -137,9 +137,8 @@ template <typename RowType>
 
 /// Draws as if there were no filter, until top-p keeps the token. The id is -1 if it drops all.
 template <typename RowType>
-PlainToken draw_by_tries(const SampleParams& p, int32_t index, const RowType& row) {
-  BlockMasses masses;
-  weigh_blocks(row, masses);
+PlainToken draw_by_tries(const SampleParams& p, int32_t index, const RowType& row,
+                         const BlockMasses& masses) {
   for (uint32_t t = 0; t < sampling::kMostTries; ++t) {
     const PlainToken token = draw_from_blocks(row, masses, sampling::random_of_try(p, index, t));
     const MassBefore mass = mass_before(row, token);

@@ -38,7 +38,8 @@ struct BlockOfWarp {
   // All threads of a warp call the next functions together. They get the values from read(u, x),
   // which writes the values of word u to x.
 
-  /// Calls keep(weights, u) for each word. `factor`: of the row's logits.
+  /// Calls keep(weights, u, key) for each word; the key is that of the block. `factor`: of the
+  /// row's logits.
   template <class Read, class Keep>
   static __device__ WeighedBlock weigh(float factor, const Read& read, const Keep& keep) {
     WeighedBlock block;
@@ -55,14 +56,14 @@ struct BlockOfWarp {
         weights[e] = sampling::weight_in_block(x[e], block.scale);
         sum += weights[e];
       }
-      keep(weights, u);
+      keep(weights, u, block.key);
     }
     block.sum = sum_of_warp(sum);
     return block;
   }
   template <class Read>
   static __device__ WeighedBlock weigh(float factor, const Read& read) {
-    return weigh(factor, read, [](const uint32_t (&)[kVec], int /*u*/) {});
+    return weigh(factor, read, [](const uint32_t (&)[kVec], int /*u*/, uint32_t /*key*/) {});
   }
 
   /// Calls found(i, weight) in the thread that has the first element, i, at which the running sum

@@ -57,7 +57,9 @@ class SampleBlocks : protected SampleRow<kDType, kFromProbs, kHeld> {
   /// Draws with top-p alone. All CTAs get the token.
   __device__ TriedToken draw_by_tries() {
     const Masses masses = weigh_blocks();
-    if (masses.total == 0) return {SampleError::kProbabilities, 0};
+    if (kFromProbs && !sampling::masses_sum_to_one(masses.total)) {
+      return {SampleError::kProbabilities, 0};
+    }
     const int warp = warp_of_thread();
 #pragma unroll 1
     for (int begin = 0; begin < kMostTries; begin += kTriesAtOnce) {
@@ -70,9 +72,6 @@ class SampleBlocks : protected SampleRow<kDType, kFromProbs, kHeld> {
       for (int t = 0; t < kTriesAtOnce; ++t) tokens[t] = only_one(value_of_rank(t));
       publish_sums_before(tokens);
       const uint64_t all = sum_of_warp(value_of_rank(kTriesAtOnce));
-      if (kFromProbs && !sampling::sums_to_one(all, largest_)) {
-        return {SampleError::kProbabilities, 0};
-      }
       const uint64_t wanted = sampling::part_of(shared_.top_p, all);
 #pragma unroll
       for (int t = 0; t < kTriesAtOnce; ++t) {

@@ -9,13 +9,6 @@
 
 namespace flashplan::cuda {
 
-/// A range of values or of the numbers that the first histogram divides; of these the high one is
-/// not in it.
-struct Range {
-  float low;
-  float high;
-};
-
 /// a * b + c, rounded down.
 __device__ inline float fused_down(float a, float b, float c) {
 #ifdef __CUDA_ARCH__
@@ -171,36 +164,27 @@ class SampleHistogram : protected SampleBlocks<kDType, kFromProbs, kHeld> {
     return kept_weight_of(sampling::value_of(key), cut);
   }
 
-  /// So that the keys from least_ to most_ are divided into at most 2^kLogKeyBins bins.
-  __device__ int shift_of_keys() const {
-    return max(32 - __clz(static_cast<int>(most_ - least_)) - kLogKeyBins, 0);
-  }
+  __device__ int shift_of_keys() const { return KeyRange{least_, most_}.shift(); }
 
   __device__ void narrow(int bin, int shift) {
-    least_ += static_cast<uint32_t>(bin) << shift;
-    most_ = min(most_, least_ + ((1U << shift) - 1));
+    KeyRange keys{least_, most_};
+    keys.narrow(bin, shift);
+    set_keys(keys);
+  }
+  __device__ void set_keys(const KeyRange& keys) {
+    least_ = keys.least;
+    most_ = keys.most;
   }
 
-  /// Narrows the keys from least_ to most_ to the bin at which the sum of amounts, from the largest
-  /// key down and with what is `above` all of them, reaches `wanted`, as the sum of all does.
-  /// for_each(add) calls add(key, amount) for this thread's part of what this CTA has of them.
-  /// Returns the sum above the bin.
+  /// KeyRange::narrow() of the keys from least_ to most_.
   template <class ForEach>
   __device__ uint64_t find_range(uint64_t wanted, uint64_t above, const ForEach& for_each) {
-    const int shift = shift_of_keys();
-    clear_bins();
-    for_each([&](uint32_t key, uint32_t amount) {
-      if (key < least_ || key > most_) return;
-      const int rest = Bins::first_of_lane();
-      const int bins[4] = {static_cast<int>((key - least_) >> shift), rest, rest, rest};
-      const uint32_t amounts[4] = {amount, 0U, 0U, 0U};
-      shared_.bins.add(bins, amounts);
-    });
+    KeyRange keys{least_, most_};
     // Other CTAs may send already what goes to the other places of groups_.
-    const Bin bin =
-        find_bin(shared_.bins, groups_ + cluster_rank() * kGroups, above, wanted, shared_.found);
-    narrow(bin.index, shift);
-    return bin.above;
+    uint64_t* groups = groups_ + cluster_rank() * kGroups;
+    above = keys.narrow(shared_.bins, groups, shared_.found, wanted, above, for_each);
+    set_keys(keys);
+    return above;
   }
   /// The same down to one key, which is then least_ and most_.
   template <class ForEach>

@@ -1,34 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a CTA keeps in shared memory of a row that it reads without holding all of it: candidates,
-// which are the elements that may pass the filters of sample(), and the masses of blocks.
+// which are the elements that may pass the filters of sample().
 #pragma once
 
 #include <cmath>
 #include <cstdint>
 
-#include "ops/cuda/sample/counted.h"
 #include "ops/cuda/sample/few.h"
-#include "ops/cuda/sample/plain.h"
+#include "ops/cuda/sample/kept.h"
 
 namespace flashplan::cuda {
 
 constexpr int32_t kMostStreamedTopK = 128;  // for which there is a bound of the candidates
 
-using Mass = unsigned long long;  // as atomicAdd() takes it
-
 /// What a CTA keeps of a row.
 struct StreamList {
   static constexpr int kMost = 512;  // of a warp
-  static constexpr int kMostBlocks = 1024;
   union {
     struct {
       uint32_t keys[kRowWarps][kMost];  // of the candidates that a warp has found
       uint32_t ids[kRowWarps][kMost];
     };
     CountedShared counted;
-    PlainShared plain;
   };
-  Mass masses[kMostBlocks];  // of what is kept of blocks
 };
 
 template <DType kDType>

@@ -52,6 +52,10 @@ class PlainRow {
   using OfWarp = BlockOfWarp<kFromProbs, kVec, kWords>;
   using OfWarpInMemory = BlockOfWarp<kFromProbs, kVec, 1>;
 
+  struct SeeNothing {
+    __device__ void operator()(const float (&)[kVec], int /*id*/, float /*largest*/) const {}
+  };
+
   // --- Blocks of the CTA. Their numbers count from the start of the row ---
 
   /// One thread calls it, before the cluster's first barrier.
@@ -81,19 +85,19 @@ class PlainRow {
     }
     return largest;
   }
-  /// Reads the CTA's blocks, and tells all CTAs their entries. The threads of a warp call see(x),
-  /// for kVec values at a time, and after each block of the warp end_block(block, its largest
-  /// value).
+  /// Reads the CTA's blocks, and tells all CTAs their entries. The threads of a warp call
+  /// see(x, id, largest) for kVec values at a time, of which the first is element `id` of the row;
+  /// `largest` is the largest value of the block. After each block they call end_block(block).
   template <class See, class EndBlock>
   __device__ void read(const See& see, const EndBlock& end_block) {
 #pragma unroll 1
     for (int block = first_of_warp(); block < end_block_; block += kRowWarps) {
       const WeighedBlock weighed =
-          block < num_fetchable_ ? weigh_fetched(see) : weigh_elements(block, see);
+          block < num_fetchable_ ? weigh_fetched(block, see) : weigh_elements(block, see);
       const uint64_t entry = uint64_t{weighed.key} << 32 | sampling::rounded_sum(weighed.sum);
       const int rank = lane_of_thread();
       if (rank < cluster_size()) plain_.mail.send(plain_.entries + block, entry, rank);
-      end_block(block, OfWarp::value_of(weighed.key));
+      end_block(weighed);
     }
   }
   /// Reads the CTA's blocks a second time. The threads of a warp together call body(x, i) for kVec
@@ -212,6 +216,24 @@ class PlainRow {
     }
   }
 
+  /// Draws and writes a token without filters, or returns why there is none. All threads of the
+  /// cluster call it after weigh_entries(). The warp that has weighed the token's block writes it.
+  __device__ SampleError draw_without_filters(const sampling::RandomPair& random) {
+    if (kFromProbs && !sampling::masses_sum_to_one(total_)) return SampleError::kProbabilities;
+    choose(0, random);
+    __syncthreads();
+    const ChosenBlock& chosen = plain_.chosen[0];
+    if (!is_of_warp(chosen.block)) return SampleError::kNone;
+    draw_from(chosen, [&](int32_t id, uint32_t weight, const WeighedBlock& block) {
+      if (is_greedy_) {
+        write_result(p_, row_, id, 0.0F, SampleError::kNone);
+      } else {
+        write_token_of_block(p_, row_, id, weight, block.sum, chosen.mass, total_);
+      }
+    });
+    return SampleError::kNone;
+  }
+
   const SampleParams& p_;
   int32_t row_;
   PlainShared& plain_;
@@ -251,14 +273,14 @@ class PlainRow {
   }
   /// Weighs the fetched block, and meanwhile loads the warp's next one.
   template <class See>
-  __device__ WeighedBlock weigh_fetched(const See& see) {
+  __device__ WeighedBlock weigh_fetched(int block, const See& see) {
     const NextBlock next = start_next();
     return OfWarp::weigh(
         scale_.factor, [&](int u, float (&x)[kVec]) { unpack<kDType, kVec>(words_[u], x); },
-        [&](const uint32_t (&)[kVec], int u) {
+        [&](const uint32_t (&)[kVec], int u, uint32_t key) {
           float x[kVec];
           unpack<kDType, kVec>(words_[u], x);
-          see(x);
+          see(x, block * kBlock + OfWarp::first_of(u), OfWarp::value_of(key));
           next.load(u, words_);
         });
   }
@@ -267,10 +289,10 @@ class PlainRow {
   __device__ WeighedBlock weigh_elements(int block, const See& see) const {
     return OfWarpInMemory::weigh(
         scale_.factor, [&](int u, float (&x)[kVec]) { read_elements(block, u, x); },
-        [&](const uint32_t (&)[kVec], int u) {
+        [&](const uint32_t (&)[kVec], int u, uint32_t key) {
           float x[kVec];
           read_elements(block, u, x);
-          see(x);
+          see(x, block * kBlock + OfWarpInMemory::first_of(u), OfWarp::value_of(key));
         });
   }
   __device__ void read_elements(int block, int u, float (&x)[kVec]) const {
@@ -283,7 +305,7 @@ class PlainRow {
     uint32_t all[kWords][kVec];
     const WeighedBlock block = OfWarp::weigh(
         scale_.factor, [&](int u, float (&x)[kVec]) { unpack<kDType, kVec>(words_[u], x); },
-        [&](const uint32_t (&weights)[kVec], int u) {
+        [&](const uint32_t (&weights)[kVec], int u, uint32_t /*key*/) {
 #pragma unroll
           for (int e = 0; e < kVec; ++e) all[u][e] = chance_of(weights[e]);
         });
@@ -298,7 +320,7 @@ class PlainRow {
 
   template <class Found>
   __device__ void draw_from_elements(const ChosenBlock& chosen, const Found& found) {
-    const WeighedBlock block = weigh_elements(chosen.block, [](const float (&)[kVec]) {});
+    const WeighedBlock block = weigh_elements(chosen.block, SeeNothing{});
     OfWarpInMemory::find(
         target_in(block, chosen),
         [&](int u, uint32_t (&weights)[kVec]) {

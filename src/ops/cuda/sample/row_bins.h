@@ -93,6 +93,13 @@ __device__ inline BinOfLanes find_lane(uint64_t sum, uint64_t above, uint64_t wa
   return find_reached(above + sum_to_lane(sum), sum, wanted);
 }
 
+/// A range of values, or of the numbers that a row's first histogram divides; of these the high one
+/// is not in it.
+struct Range {
+  float low;
+  float high;
+};
+
 /// What is found among bins.
 struct Bin {
   int index;           // -1: all bins together do not reach what is wanted
@@ -126,5 +133,40 @@ __device__ inline Bin find_bin(const Bins& bins, uint64_t* groups, uint64_t abov
   __syncthreads();
   return found;
 }
+
+/// Keys that are not known apart.
+struct KeyRange {
+  uint32_t least, most;
+
+  /// So that the keys are divided into at most 2^kLogKeyBins bins.
+  __device__ int shift() const {
+    return max(32 - __clz(static_cast<int>(most - least)) - kLogKeyBins, 0);
+  }
+  __device__ void narrow(int bin, int shift) {
+    least += static_cast<uint32_t>(bin) << shift;
+    most = min(most, least + ((1U << shift) - 1));
+  }
+  /// Narrows the keys to the bin at which the sum of amounts, from the largest key down and with
+  /// what is `above` all of them, reaches `wanted`, as the sum of all does. for_each(add) calls
+  /// add(key, amount) for this thread's part of what this CTA has of them. Returns the sum above
+  /// the bin. All threads of the CTA call it.
+  template <class ForEach>
+  __device__ uint64_t narrow(Bins& bins, uint64_t* groups, Bin& found, uint64_t wanted,
+                             uint64_t above, const ForEach& for_each) {
+    const int shift_of_bin = shift();
+    bins.clear();
+    __syncthreads();
+    for_each([&](uint32_t key, uint32_t amount) {
+      if (key < least || key > most) return;
+      const int rest = Bins::first_of_lane();
+      const int places[4] = {static_cast<int>((key - least) >> shift_of_bin), rest, rest, rest};
+      const uint32_t amounts[4] = {amount, 0U, 0U, 0U};
+      bins.add(places, amounts);
+    });
+    const Bin bin = find_bin(bins, groups, above, wanted, found);
+    narrow(bin.index, shift_of_bin);
+    return bin.above;
+  }
+};
 
 }  // namespace flashplan::cuda

@@ -113,10 +113,10 @@ __global__ void __launch_bounds__(kRowThreads, kRowCtasOfSm)
 
 /// For rows that stream_kernel() cannot draw from: a function of its own, so that the registers it
 /// needs do not make the loops over rows spill others.
-template <DType kDType>
+template <DType kDType, bool kFromProbs>
 __device__ __noinline__ void draw_from_cluster(const RowParams<SampleParams>& params,
                                                SampleShared& shared, float* memory) {
-  Sampler<kDType, false, false>(params.p, params.split, shared, memory).run();
+  Sampler<kDType, kFromProbs, false>(params.p, params.split, shared, memory).run();
 }
 
 constexpr int kStreamCtasOfSm = 2;  // with a third, registers would be spilled
@@ -130,15 +130,15 @@ __global__ void __launch_bounds__(kRowThreads, kStreamCtasOfSm)
   if (is_without_row(params.p, row_of_cluster())) return;
   if (SampleStream<kDType>(params.p, params.split, shared, floats).run()) return;
   __syncthreads();
-  draw_from_cluster<kDType>(params, shared, floats);
+  draw_from_cluster<kDType, false>(params, shared, floats);
 }
 
 /// The dynamic shared memory begins with a CountedShared. Sampler's follows, after so many floats.
 constexpr int kCounted = static_cast<int>(sizeof(CountedShared)) / 4;
 
-/// With top-p alone. Rows of which top-p drops all tries, which are very few, are drawn as with
-/// other filters.
-template <DType kDType>
+/// With top-p or a large top-k alone. Rows from which draw_counted() does not draw, which are very
+/// few, are drawn as with other filters.
+template <DType kDType, bool kFromProbs>
 __global__ void __launch_bounds__(kRowThreads, kStreamCtasOfSm)
     counted_kernel(const __grid_constant__ RowParams<SampleParams> params) {
   __shared__ SampleShared shared;
@@ -146,13 +146,10 @@ __global__ void __launch_bounds__(kRowThreads, kStreamCtasOfSm)
   auto* floats = reinterpret_cast<float*>(memory);
   const int32_t row = row_of_cluster();
   if (is_without_row(params.p, row)) return;
-  SampleCounted<kDType> counted(params.p, row, *reinterpret_cast<CountedShared*>(floats));
-  const Tried tried = counted.run();
-  if (tried == Tried::kKept && is_first_thread_of_cluster()) {
-    write_result(params.p, row, static_cast<int32_t>(counted.token()), 0.0F, SampleError::kNone);
-  }
-  if (tried != Tried::kDropped) return;
-  draw_from_cluster<kDType>(params, shared, floats + kCounted);
+  auto& counted = *reinterpret_cast<CountedShared*>(floats);
+  if (draw_counted<kDType, kFromProbs>(params.p, row, counted, shared)) return;
+  __syncthreads();
+  draw_from_cluster<kDType, kFromProbs>(params, shared, floats + kCounted);
 }
 
 constexpr int kPlainCtasOfSm = 2;  // so that a block and its weights fit the registers
@@ -212,11 +209,19 @@ Status sample_plain(const SampleParams& p, Device device, Stream stream, bool ha
   });
 }
 
-/// Whether counted_kernel() is to draw from all rows.
-bool is_counted(const SampleParams& p) {
-  return !is_greedy(p) && !p.from_probs && p.logprobs == nullptr && is_countable(p) &&
-         !has_filters_of_rows(p) &&
-         sampling::is_tried(p.top_k.all, p.top_p.all, p.min_p.all, p.vocab);
+/// Whether counted_kernel() is to draw from all rows. If a threshold has to be found, one CTA must
+/// read a row; for fewer rows, clusters that keep a row are faster.
+bool is_counted(const SampleParams& p, bool has_clusters, int num_sms) {
+  if (is_greedy(p) || !is_countable(p) || p.joint) return false;
+  if (p.from_probs && (p.temperature.each != nullptr || p.temperature.all == 0.0F)) return false;
+  if (p.top_k.each != nullptr || p.min_p.each != nullptr || p.min_p.all > 0.0F) return false;
+  const bool is_tried =
+      p.top_p.each == nullptr && sampling::is_tried(p.top_k.all, p.top_p.all, p.min_p.all, p.vocab);
+  if (is_tried && p.logprobs == nullptr) return true;
+  const bool has_top_p = p.top_p.each != nullptr || p.top_p.all < 1.0F;
+  const bool has_top_k = p.top_k.all < p.vocab;
+  if (has_top_k && (has_top_p || p.top_k.all <= kMostStreamedTopK)) return false;
+  return p.vocab > kMaxHeld && (!has_clusters || p.num_rows > num_sms / 2);
 }
 
 Status sample_counted(const SampleParams& p, Device device, Stream stream, bool has_clusters,
@@ -228,29 +233,20 @@ Status sample_counted(const SampleParams& p, Device device, Stream stream, bool 
   const Grid grid =
       grid_of_rows(p, cluster, has_clusters, kCounted * 4 + cluster * bytes_of_rank(cluster));
   return with_float(p.dtype, [&](auto dtype) {
-    return launch(counted_kernel<decltype(dtype)::value>, grid, device, stream, params);
+    constexpr DType kDType = decltype(dtype)::value;
+    const auto kernel = p.from_probs ? counted_kernel<kDType, true> : counted_kernel<kDType, false>;
+    return launch(kernel, grid, device, stream, params);
   });
 }
 
-/// Whether stream_kernel() is faster than a cluster for each row. It needs about one row per SM,
-/// and more if it has to read rows twice. Filters for which two readings may not be enough are left
-/// to clusters.
+/// Whether stream_kernel() is faster than a cluster for each row. It needs about one row per SM.
+/// Filters that may keep more than its lists hold are left to clusters.
 bool is_streamed(const SampleParams& p, bool has_clusters, int num_sms) {
   if (p.from_probs || p.joint || p.vocab <= kMaxHeld) return false;
   constexpr float kLargeMinP = 0.02F;  // keeps few
   const bool has_few = p.top_k.each != nullptr || p.top_k.all <= kMostStreamedTopK ||
                        p.min_p.each != nullptr || p.min_p.all >= kLargeMinP;
-  const bool has_top_k = p.top_k.all < p.vocab;
-  const bool has_top_p = p.top_p.each != nullptr || p.top_p.all < 1.0F;
-  // stream_kernel() does not know the mass that top-p keeps well enough for its logarithm.
-  if (has_top_p && p.logprobs != nullptr) return false;
-  if (has_few) return !has_clusters || p.num_rows >= num_sms;
-  const bool has_min_p = p.min_p.all > 0.0F;
-  if (has_min_p || has_top_k == has_top_p) return false;
-  if (has_top_p && !is_countable(p)) return false;
-  // Rows of which each has a top-p of its own are mostly read once.
-  return !has_clusters ||
-         p.num_rows >= (p.top_p.each != nullptr ? num_sms / 2 : num_sms + num_sms / 4);
+  return has_few && (!has_clusters || p.num_rows >= num_sms);
 }
 
 }  // namespace
@@ -261,7 +257,9 @@ Status sample(const SampleParams& p, Device device, Stream stream) noexcept {
   if (is_plain(p, has_clusters, num_sms)) {
     return sample_plain(p, device, stream, has_clusters, num_sms);
   }
-  if (is_counted(p)) return sample_counted(p, device, stream, has_clusters, num_sms);
+  if (is_counted(p, has_clusters, num_sms)) {
+    return sample_counted(p, device, stream, has_clusters, num_sms);
+  }
   if (is_streamed(p, has_clusters, num_sms)) {
     return with_float(p.dtype, [&](auto dtype) {
       constexpr DType kDType = decltype(dtype)::value;

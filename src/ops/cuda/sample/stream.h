@@ -1,20 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 // sample() of many rows: one CTA reads each row, and does not hold it in shared memory. If top-k is
 // small or min-p is given, the CTA lists the elements that may pass while it reads the row, and
-// then draws from the list. With top-p alone it draws as if there were no filter, until top-p keeps
-// the token. Otherwise it reads the row twice.
+// then draws from the list. With another filter alone, or none, it draws as kept.h says.
 #pragma once
 
 #include <cmath>
 #include <cstdint>
 
-#include "ops/cuda/sample/twice.h"
+#include "ops/cuda/sample/listed.h"
 
 namespace flashplan::cuda {
 
+/// A function of its own in a kernel that draws in other ways, too, as draw_kept().
 template <DType kDType>
-class SampleStream : SampleTwice<kDType> {
-  using Base = SampleTwice<kDType>;
+__device__ __noinline__ bool draw_other(const SampleParams& p, int32_t row, CountedShared& shared,
+                                        SampleShared& common) {
+  return draw_counted<kDType, false>(p, row, shared, common);
+}
+
+template <DType kDType>
+class SampleStream : SampleListed<kDType> {
+  using Base = SampleListed<kDType>;
 
  public:
   using Base::Base;
@@ -30,50 +36,22 @@ class SampleStream : SampleTwice<kDType> {
     }
     __syncthreads();
     if (this->error_of_parameters() != SampleError::kNone) return false;
-    if (!this->has_filters()) {
-      if (p_.vocab > kMostEntries * sampling::kBlock) return false;
-      draw_plain<kDType>(p_, row(), list_.plain);
-      return true;
+    const bool has_large_top_k = shared_.top_k > kMostStreamedTopK;
+    const bool has_no_top_k = shared_.top_k >= p_.vocab;
+    if (shared_.temperature != 0.0F && has_large_top_k && shared_.min_p == 0.0F) {
+      const bool is_alone = has_no_top_k || shared_.top_p >= 1.0F;
+      return is_alone && is_countable(p_) && draw_other<kDType>(p_, row(), list_.counted, shared_);
     }
     scale_ = sampling::make_scale(0.0F, shared_.temperature, false);
     cut_ = sampling::keep_all(sampling::least_weight(shared_.min_p));
     top_k_ = shared_.temperature == 0.0F ? 1 : shared_.top_k;
-    if (sampling::is_tried(top_k_, shared_.top_p, shared_.min_p, p_.vocab)) {
-      if (!is_countable(p_)) return false;
-      const TriedRow tried = draw_by_tries<kDType>(p_, row(), list_.counted);
-      if (tried.tried == Tried::kError) return true;
-      if (tried.tried == Tried::kKept && p_.logprobs == nullptr) {
-        if (threadIdx.x == 0) write(static_cast<int32_t>(tried.token), 0.0F, SampleError::kNone);
-        return true;
-      }
-      take_over(tried);
-    } else if (!probe()) {
-      return false;
-    }
-    if (top_k_ > kMostStreamedTopK && cut_.min_weight == 0) {
-      if (top_k_ < p_.vocab && shared_.top_p < 1.0F) return false;
-      // First the narrow range, which nearly always has the threshold, then one that is sure to.
-      bool has_bins = is_tried_;
-#pragma unroll 1
-      for (const float slack : {1.0004F, 1.0029F}) {
-        if (!has_bins) count();
-        if (!read_largest()) return false;
-        const bool is_drawn =
-            has_range() &&
-            (top_k_ < p_.vocab ? this->template draw_from_row<true>(find_range_of_bins(slack))
-                               : this->template draw_from_row<false>(find_range_of_bins(slack)));
-        if (is_drawn) return true;
-        has_bins = false;
-        mass_above_bins_ = 0;
-        __syncthreads();
-      }
-      return false;
-    }
+    if (!probe()) return false;
     gather();
     if (!read_largest()) return false;
     if (!finish_lists()) {
       const bool is_all = top_k_ >= p_.vocab && shared_.top_p >= 1.0F;
-      return is_all && this->template draw_from_row<false>({-INFINITY, -INFINITY});
+      if (is_all) draw_from_min_p();
+      return is_all;
     }
     if (draw_from_few_listed()) return true;
     filter();
@@ -82,22 +60,16 @@ class SampleStream : SampleTwice<kDType> {
   }
 
  private:
-  using Base::bins_;
   using Base::bound_;
-  using Base::count;
   using Base::cut_;
   using Base::draw;
   using Base::draw_from_few_listed;
   using Base::filter;
-  using Base::find_range_of_bins;
   using Base::finish_lists;
-  using Base::has_range;
-  using Base::is_tried_;
   using Base::kVec;
   using Base::least_;
   using Base::list;
   using Base::list_;
-  using Base::mass_above_bins_;
   using Base::most_;
   using Base::num_;
   using Base::p_;
@@ -107,10 +79,7 @@ class SampleStream : SampleTwice<kDType> {
   using Base::scale_;
   using Base::share_extremes;
   using Base::shared_;
-  using Base::token_;
   using Base::top_k_;
-  using Base::total_;
-  using Base::write;
 
   /// The first kProbed elements of the row are read before the others, to find a value that all
   /// candidates must reach.
@@ -155,21 +124,12 @@ class SampleStream : SampleTwice<kDType> {
     return true;
   }
 
-  /// Goes on after the tries. If top-p keeps the token of one, only the mass of all that top-p
-  /// keeps is still to be found, for the log-probability. If it drops them all, the token is to be
-  /// drawn from what top-p keeps.
-  __device__ void take_over(const TriedRow& tried) {
-    is_tried_ = true;
-    token_ = tried.tried == Tried::kKept ? tried.token : 0;
-    bins_ = tried.bins;
-    total_ = tried.total;
-    mass_above_bins_ = tried.mass_of_listed;
-    if (threadIdx.x == 0) {
-      list_.counted.bins[ValueBins::kBins - 1] = 0;  // what is listed
-      shared_.most = key_of(tried.largest);
-      shared_.random = sampling::random_of_try(p_, row(), sampling::kMostTries).first;
-    }
-    __syncthreads();
+  /// Draws with min-p alone, which keeps more than the lists hold, and writes the token.
+  __device__ void draw_from_min_p() {
+    const CountedRow<false> row_to_draw{.random = shared_.random, .scale = scale_};
+    KeptOfRow<kDType, false> kept(p_, row(), row_to_draw, list_.counted, shared_);
+    kept.keep_all(cut_.min_weight);
+    kept.write_token();
   }
 
   /// The key of the largest element of each probed word. The memory is that of the lists.

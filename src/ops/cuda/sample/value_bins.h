@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Counts or masses of a row's elements by narrow ranges of values, in shared memory.
+// Sums of the weights of a row's elements by narrow ranges of values, in shared memory. They also
+// tell how many elements a bin has, as the weights of a bin are nearly equal.
 #pragma once
 
 #include <cmath>
@@ -9,98 +10,121 @@
 
 namespace flashplan::cuda {
 
-/// The bins of logits: equal ranges, 256 or more for each power of two of the weight, some above a
-/// base and most below it. The first and the last bin also have what lies beyond them.
+/// A bin is divided into parts. Over so small a range the weight grows linearly, so an element in
+/// the first part of a bin adds a number `one`, and an element n parts above it adds n more. The
+/// first and the last bin also have what lies beyond them.
+///
+/// Logits: equal ranges, 353 for each power of two of the weight, five powers of two above a base
+/// and 18 below it. Probabilities: 256 bins for each power of two from 2^-31 on.
+template <bool kFromProbs>
 class ValueBins {
  public:
   static constexpr int kBins = 8192;
-
-  ValueBins() = default;
-  /// To count elements. `factor`: that of the row's sampling::Scale.
-  static __device__ ValueBins of_counts(float base, float factor) {
-    return {base, factor, 256.0F, 8, 1U, 0U};
-  }
-  /// To sum up weights. A bin is divided into parts. Over so small a range the weight grows
-  /// linearly: from one bin to the next by 1 / kGrowth. So an element in the first part of a bin
-  /// adds a number `one`, and an element n parts above it adds n more.
-  static __device__ ValueBins of_weights(float base, float factor) {
-    return {base, factor, kGrowth * 0.693147181F, 5, kGrowth << kLogParts, (1U << kLogParts) - 1};
-  }
   /// Sums of weights of as many elements fit 32 bits.
-  static constexpr int32_t kMostElements = 262600;
+  static constexpr int32_t kMostElements = kFromProbs ? 262144 : 262600;
   /// How much a sum of weights differs from the exact one, at most, as a part of it: half a part
   /// for each element, and the rounding of sums of bins.
-  static constexpr double kError = 5e-5;
+  static constexpr double kError = kFromProbs ? 8e-5 : 5e-5;
 
-  __device__ int bin_of(float x) const { return static_cast<int>(part_of(x) >> kLogParts); }
+  ValueBins() = default;
+  /// `factor`: that of the row's sampling::Scale. Probabilities need neither it nor the base.
+  __device__ ValueBins(float base, float factor)
+      : slope_(factor * (32.0F * kOfOctave / kBinsOfRange)),
+        offset_((kBins - 5 * kOfOctave) / kBinsOfRange - base * slope_) {}
+
+  /// The number of the part, from the first bin on, that has x.
+  __device__ uint32_t part_of(float x) const {
+    if (kFromProbs) {
+      const auto part = static_cast<int>((sampling::bits_of(x) + (1U << (kShift - 1))) >> kShift);
+      const int from_first = part - (kFirst << kLogParts);
+      return static_cast<uint32_t>(min(max(from_first, 0), (kBins << kLogParts) - 1));
+    }
+    const float place = within_one(sampling::fused(x, slope_, offset_));
+    return sampling::bits_of(sampling::fused(place, kLastPart, kWhole)) & 0x7fffffU;
+  }
+  static __device__ int bin_of_part(uint32_t part) { return static_cast<int>(part >> kLogParts); }
+  __device__ int bin_of(float x) const { return bin_of_part(part_of(x)); }
   __device__ bool is_in_last(float x) const { return bin_of(x) == kBins - 1; }
-  /// Adds an element to the bins `sums`.
-  __device__ void add(uint32_t* sums, float x) const {
-    const uint32_t part = part_of(x);
-    atomicAdd(&sums[part >> kLogParts], amount_of_part(part));
+  /// A value that all elements of the last bin reach, also where values are rounded more coarsely
+  /// than bins. No probability is in the last bin.
+  __device__ float least_of_last() const {
+    if (kFromProbs) return INFINITY;
+    const float value = value_of(static_cast<float>(kBins) - 1.5F);
+    return value - fabsf(value) * 0x1p-18F;
   }
-  /// The same but for elements of the first bin, which is where most of a row's elements may be:
-  /// the atomics on it would wait for each other.
-  __device__ void add_above_first(uint32_t* sums, float x) const {
-    const uint32_t part = part_of(x);
-    if (part >> kLogParts != 0) atomicAdd(&sums[part >> kLogParts], amount_of_part(part));
-  }
-  /// What an element adds to its bin.
-  __device__ uint32_t amount_of(float x) const { return amount_of_part(part_of(x)); }
 
-  /// A number in the units of bins, whose whole part is the bin if it is not beyond the last one.
+  /// What an element adds to its bin.
+  static __device__ uint32_t amount_of_part(uint32_t part) { return kOne | (part & kMask); }
+  __device__ uint32_t amount_of(float x) const { return amount_of_part(part_of(x)); }
+  /// Adds an element to `sums`, which has a word for each bin and kRest more. Elements of the first
+  /// bin, which may be most of a row's, are added to the word `rest`, of which each lane of a warp
+  /// has another one: the atomics on one word would wait for each other, and a branch around them
+  /// would divide the warp.
+  static constexpr int kRest = 32;
+  static __device__ void add(uint32_t* sums, uint32_t part, int rest) {
+    const int bin = bin_of_part(part);
+    atomicAdd(&sums[bin != 0 ? bin : rest], amount_of_part(part));
+  }
+  /// How many elements have a sum in a bin: exact up to 500.
+  static __device__ uint32_t count_in(uint32_t sum, int bin) {
+    const uint32_t first = static_cast<uint32_t>(bin) << kLogParts;
+    const auto middle = static_cast<float>(amount_of_part(first)) + 0.5F * kLast;
+    return static_cast<uint32_t>(static_cast<float>(sum) / middle + 0.5F);
+  }
+
+  /// A number in the units of bins, whose whole part is the bin if it is not beyond the last one;
+  /// 0 for probabilities, whose bins do not depend on a base.
   __device__ float place_of(float x) const {
-    return sampling::fused(x, slope_, offset_) * kBinsOfRange;
+    return kFromProbs ? 0.0F : sampling::fused(x, slope_, offset_) * kBinsOfRange;
   }
   /// Whether a place of the row's largest value or of the base is usable. It is not if it has
   /// overflowed, as with extreme temperatures or logits, or with a base of -infinity.
   static __device__ bool is_place(float place) { return place >= 0.0F && place < INFINITY; }
-  /// The value that has a place.
-  __device__ float value_of(float place) const {
-    return __fdiv_rn(place / kBinsOfRange - offset_, slope_);
+  /// The value at which a bin begins, or at a place between bins.
+  __device__ float value_of(float bin) const {
+    if (!kFromProbs) return __fdiv_rn(bin / kBinsOfRange - offset_, slope_);
+    constexpr int kBitsOfBin = kShift + kLogParts;
+    return sampling::float_of((static_cast<uint32_t>(kFirst) << kBitsOfBin) +
+                              static_cast<uint32_t>(fmaxf(bin, 0.0F) * (1 << kBitsOfBin)));
   }
 
-  /// The mass of a bin whose sum is `sum`, relative to the weight of the value at the place
-  /// `largest`. If that is the row's largest value, the masses of all bins sum to less than 2^53.
-  __device__ float mass(uint32_t sum, int bin, float largest) const {
-    // Elements that are counted are taken for the middle of the bin.
-    const float place = static_cast<float>(bin) + (mask_ == 0 ? 0.5F : 0.0F);
-    return static_cast<float>(sum) * exp2f((place - largest) / of_octave_ + log_scale());
+  /// The mass of a bin whose sum is `sum`. Logits: relative to the weight of the value at the place
+  /// `largest`; if that is the row's largest value, the masses of all bins sum to less than 2^53.
+  /// Probabilities: 1 is 2^33.
+  static __device__ float mass(uint32_t sum, int bin, float largest) {
+    if (kFromProbs) {
+      const uint32_t exponent = static_cast<uint32_t>(bin + kFirst) >> 8;
+      return static_cast<float>(sum) * sampling::float_of((exponent + 33 - 13) << 23);
+    }
+    return static_cast<float>(sum) *
+           exp2f((static_cast<float>(bin) - largest) / kOfOctave + kLogScale);
   }
   /// The factor from masses relative to the place `largest` to masses relative to another place.
-  __device__ float unit_in(float largest, float other_largest) const {
-    return exp2f((largest - other_largest) / of_octave_);
+  static __device__ float unit_in(float largest, float other_largest) {
+    return exp2f((largest - other_largest) / kOfOctave);
   }
-  /// A mass in units of which the row's largest value weighs 2^30, in the units of mass().
-  __device__ double mass_of_row(uint64_t total) const {
-    return static_cast<double>(total) * 0x1p-30 * one_ * exp2f(log_scale());
+  /// A mass in units of which the row's largest logit, or a probability of 1, weighs 2^30, in the
+  /// units of mass().
+  static __device__ double mass_of_row(uint64_t total) {
+    return static_cast<double>(total) * (kFromProbs ? 8.0 : 0x1p-30 * kOne * 0x1p20);
   }
 
  private:
-  static constexpr uint32_t kGrowth = 510;
   static constexpr int kLogParts = 5;
-  // A value is placed between the first part, at 0, and the last one, at 1.
+  static constexpr int kShift = 10;     // probabilities: bits of a float below those of its part
+  static constexpr int kFirst = 24576;  // the upper 17 bits of 2^-31
+  static constexpr uint32_t kGrowth = 510;  // logits: a bin's weights are 1 / kGrowth larger
+  static constexpr uint32_t kOne = kFromProbs ? 8192 : kGrowth << kLogParts;
+  // Probabilities: the mantissa. Logits: the part.
+  static constexpr uint32_t kMask = kFromProbs ? 8191 : (1U << kLogParts) - 1;
+  static constexpr auto kLast = static_cast<float>((1 << kLogParts) - 1);
+  static constexpr float kOfOctave = kGrowth * 0.693147181F;
+  static constexpr float kLogScale = 20.0F;
+  // A logit is placed between the first part, at 0, and the last one, at 1.
   static constexpr auto kLastPart = static_cast<float>((kBins << kLogParts) - 1);
   static constexpr float kBinsOfRange = kLastPart / (1 << kLogParts);
   static constexpr float kWhole = 8388608.0F;  // leaves a whole number in the low bits
 
-  __device__ ValueBins(float base, float factor, float of_octave, int octaves_above, uint32_t one,
-                       uint32_t mask)
-      : slope_(factor * (32.0F * of_octave / kBinsOfRange)),
-        offset_((kBins - static_cast<float>(octaves_above) * of_octave) / kBinsOfRange -
-                base * slope_),
-        of_octave_(of_octave),
-        one_(one),
-        mask_(mask) {}
-
-  __device__ uint32_t amount_of_part(uint32_t part) const { return one_ | (part & mask_); }
-  __device__ float log_scale() const { return mask_ == 0 ? 32.0F : 20.0F; }
-
-  /// The number of the part, from the first bin on, that has x.
-  __device__ uint32_t part_of(float x) const {
-    const float place = within_one(sampling::fused(x, slope_, offset_));
-    return sampling::bits_of(sampling::fused(place, kLastPart, kWhole)) & 0x7fffffU;
-  }
   /// x, but at least 0 and at most 1. On a GPU it is part of the instruction that computes x.
   static __device__ float within_one(float x) {
 #ifdef __CUDA_ARCH__
@@ -111,8 +135,6 @@ class ValueBins {
   }
 
   float slope_, offset_;
-  float of_octave_;  // bins
-  uint32_t one_, mask_;
 };
 
 }  // namespace flashplan::cuda

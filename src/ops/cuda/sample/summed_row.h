@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: Apache-2.0
+// A row that a cluster of CTAs reads once, of which each CTA sums up the weights of its part by
+// bins of values while it reads the part.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "ops/cuda/sample/plain_row.h"
+#include "ops/cuda/sample/value_bins.h"
+
+namespace flashplan::cuda {
+
+constexpr int kValueBins = ValueBins<false>::kBins;
+static_assert(kValueBins == ValueBins<true>::kBins);
+constexpr int kBinsOfThread = (kValueBins - 1) / kRowThreads + 1;
+/// A thread has kBinsOfThread bins, from its first one down. The first thread has the last bins.
+__device__ inline int first_bin(int thread) { return kValueBins - 1 - thread * kBinsOfThread; }
+
+/// By how much the mass of a row may differ, in the units of its bins, as its weights are rounded
+/// to 1 / kOne of the largest one.
+template <bool kFromProbs>
+__device__ double rounding_of_row(int32_t vocab, float largest) {
+  const double of_weights =
+      ValueBins<kFromProbs>::mass_of_row(static_cast<uint64_t>(vocab) / 2 + 2);
+  return of_weights * (kFromProbs ? largest : 1.0F);
+}
+
+constexpr int kTriesAtOnce = 4;
+
+/// The shared memory of a CTA, at the same place in all CTAs of a cluster.
+struct CountedShared {
+  PlainShared plain;
+  Mailbox bounds_mail[2];                                          // of the steps, in turn
+  alignas(8) uint32_t bins[kValueBins + ValueBins<false>::kRest];  // of the CTA's elements
+  float above[kRowThreads];  // the mass above the bins of each thread
+  float warp_sums[kRowWarps];
+  uint64_t listed[32];       // keys and ids of the elements of the last bin
+  uint64_t groups[kGroups];  // of a histogram
+  uint32_t num_listed;       // of them, also those that have found no place
+  sampling::RandomPair randoms[sampling::kMostTries];
+  uint64_t tokens[kTriesAtOnce];  // key, id
+  uint32_t verdicts[kTriesAtOnce];
+  alignas(16) uint64_t bounds[2][kTriesAtOnce][kMaxCluster][2];  // of tries and CTAs, of two steps
+};
+
+template <DType kDType, bool kFromProbs>
+class SummedRow : protected PlainRow<kDType, kFromProbs> {
+  using Base = PlainRow<kDType, kFromProbs>;
+
+ public:
+  __device__ SummedRow(const SampleParams& p, int32_t row, CountedShared& shared)
+      : Base(p, row, shared.plain), shared_(shared) {}
+
+ protected:
+  using Values = ValueBins<kFromProbs>;
+  using Base::elements_;
+  using Base::is_greedy_;
+  using Base::kBlock;
+  using Base::kVec;
+  using Base::p_;
+  using Base::row_;
+  using Base::scale_;
+  using Base::total_;
+  static constexpr int kMostTries = static_cast<int>(sampling::kMostTries);
+  static constexpr int kLastSummed = Values::kBins - 2;  // elements of the last bin are listed
+
+  /// The error of the parameters or of the row, which is weighed.
+  __device__ SampleError find_error() {
+    const SampleError error = this->receive_entries();
+    if (error != SampleError::kNone) return error;
+    exact_ = kFromProbs ? sampling::make_scale(scale_.largest, 1.0F, true) : scale_;
+    place_of_largest_ = bins_.place_of(scale_.largest);
+    this->weigh_entries();
+    const bool is_distribution = !kFromProbs || sampling::masses_sum_to_one(total_);
+    return is_distribution ? SampleError::kNone : SampleError::kProbabilities;
+  }
+
+  /// Reads the CTA's part, and leaves the sums of its bins.
+  __device__ void read_row() {
+    if (threadIdx.x == 0) {
+      for (Mailbox& mail : shared_.bounds_mail) mail.init();
+      this->init_mail();
+    }
+    cluster_arrive_relaxed();
+    this->start_reading();
+    if (threadIdx.x < kMostTries) {
+      shared_.randoms[threadIdx.x] = sampling::random_of_try(p_, row_, threadIdx.x);
+    }
+    choose_bins();
+    cluster_wait();  // all CTAs have begun: their shared memory can be written to
+    this->read(
+        [&](const float (&x)[kVec], int id, float largest) {
+          add_to_bins(x);
+          if (largest >= least_of_last_) list_last(x, id);
+        },
+        [&](const WeighedBlock& block) { is_flat_ = block.sum > kFlat; });
+    __syncthreads();
+    sum_bins();
+  }
+
+  /// Clears the bins while the first elements are being loaded. Then chooses the range of values of
+  /// the bins from these elements.
+  __device__ void choose_bins() {
+#pragma unroll 1
+    for (int b = static_cast<int>(threadIdx.x); b < kValueBins; b += kRowThreads) {
+      shared_.bins[b] = 0;
+    }
+    if (threadIdx.x == 0) shared_.num_listed = 0;
+    float largest = this->largest_loaded();
+    if (!elements_.has_words(0, kBlock)) {
+      largest = elements_.at(min(static_cast<int>(threadIdx.x), p_.vocab - 1));
+    }
+    const float found = sampling::value_of(this->largest_of_cta(key_of(largest)));
+    const float base = found > -INFINITY ? found : 0.0F;  // of a CTA that has no part, too
+    bins_ = Values(base, is_greedy_ ? 1.0F : scale_.factor);
+    place_of_base_ = bins_.place_of(base);
+    least_of_last_ = bins_.least_of_last();
+  }
+
+  /// Adds elements to the bins; all threads of the warp call it. Atomics on one bin wait for each
+  /// other, so where the elements of the warp's last block were about equal, which those of the
+  /// next one probably are, too, one thread adds those of a bin for all.
+  __device__ void add_to_bins(const float (&x)[kVec]) {
+    uint32_t parts[kVec];
+#pragma unroll
+    for (int e = 0; e < kVec; ++e) parts[e] = bins_.part_of(x[e]);
+    if (is_flat_) {
+      const int bin = Values::bin_of_part(parts[0]);
+      bool is_same = bin == __shfl_sync(~0U, bin, 0);
+      uint32_t sum = 0;
+#pragma unroll
+      for (int e = 0; e < kVec; ++e) {
+        is_same = is_same && Values::bin_of_part(parts[e]) == bin;
+        sum += bins_.amount_of_part(parts[e]);
+      }
+      if (__ballot_sync(~0U, is_same) == ~0U) {
+        sum = __reduce_add_sync(~0U, sum);
+        if (lane_of_thread() == 0 && bin != 0) atomicAdd(&shared_.bins[bin], sum);
+        return;
+      }
+    }
+#pragma unroll
+    for (int e = 0; e < kVec; ++e)
+      Values::add(shared_.bins, parts[e], kValueBins + lane_of_thread());
+  }
+
+  /// Lists those of neighbouring elements that are in the last bin. The first is element `first`.
+  __device__ void list_last(const float (&x)[kVec], int first) {
+#pragma unroll
+    for (int e = 0; e < kVec; ++e) {
+      if (!bins_.is_in_last(x[e])) continue;
+      const uint32_t place = atomicAdd(&shared_.num_listed, 1U);
+      const uint64_t id = ~static_cast<uint32_t>(first + e);
+      if (place < 32) shared_.listed[place] = uint64_t{key_of(x[e])} << 32 | id;
+    }
+  }
+  /// The listed element of this lane, or 0. An element that comes before another one, as it is
+  /// larger or has a smaller id, is the larger number.
+  __device__ uint64_t listed_of_lane() const {
+    const auto lane = static_cast<uint32_t>(lane_of_thread());
+    return lane < shared_.num_listed ? shared_.listed[lane] : 0;
+  }
+  __device__ uint64_t mass_of_lane() const {
+    const uint64_t listed = listed_of_lane();
+    if (listed == 0) return 0;
+    const float value = sampling::value_of(static_cast<uint32_t>(listed >> 32));
+    return static_cast<uint64_t>(bins_.mass_of_row(sampling::weight_of_logit(value, exact_)));
+  }
+
+  /// Stores in shared_.above, for each thread, the mass of all bins above those of the thread. It
+  /// is relative to the base, since the row's largest value may be in another CTA's part and is not
+  /// known yet. A barrier must come before it is read.
+  __device__ void sum_bins() {
+    const float below = bins_.unit_in(0.0F, 1.0F);  // of the next bin
+    const int end = max(first_bin(static_cast<int>(threadIdx.x)) - kBinsOfThread, -1);
+    const int first = min(first_bin(static_cast<int>(threadIdx.x)), kLastSummed);
+    float unit = bins_.mass(1U, first, place_of_base_);
+    float own = 0.0F;
+#pragma unroll 2
+    for (int b = first; b > end; --b) {
+      if (kFromProbs) unit = bins_.mass(1U, b, 0.0F);
+      own += static_cast<float>(shared_.bins[b]) * unit;
+      unit *= below;
+    }
+    const int lane = lane_of_thread();
+    const float to_lane = sum_to_lane<float>(own);
+    const float before_lane = __shfl_up_sync(~0U, to_lane, 1);
+    if (lane == 31) shared_.warp_sums[warp_of_thread()] = to_lane;
+    __syncthreads();
+    float above = lane > 0 ? before_lane : 0.0F;
+#pragma unroll 1
+    for (int w = 0; w < warp_of_thread(); ++w) above += shared_.warp_sums[w];
+    shared_.above[threadIdx.x] = above;
+  }
+  __device__ uint64_t mass_of_bin(int bin) const {
+    return static_cast<uint64_t>(bins_.mass(shared_.bins[bin], bin, place_of_largest_));
+  }
+
+  __device__ uint32_t weight_of(float x) const {
+    return kFromProbs ? sampling::weight_of_probability(x, exact_)
+                      : sampling::weight_of_logit(x, exact_);
+  }
+
+  CountedShared& shared_;
+  Values bins_;
+  sampling::Scale exact_{};  // of what is filtered
+  float place_of_base_ = 0.0F;
+  float place_of_largest_ = 0.0F;
+
+ private:
+  // Of a block: half of what it weighs if all elements are as large as the largest one.
+  static constexpr uint64_t kFlat = uint64_t{kBlock} << (kFromProbs ? 25 : 26);
+
+  float least_of_last_ = 0.0F;  // see ValueBins
+  bool is_flat_ = false;        // the warp's last block
+};
+
+}  // namespace flashplan::cuda
