@@ -85,7 +85,7 @@ class Sm90Preparer : Sm90ProducerWarp<S> {
   static constexpr int32_t kNoHead = -1;
   static constexpr int32_t kNoPart = -1;
 
-  /// A part of a tile. Lane r has its r-th row.
+  /// A part of a tile. Lane r has its row r % S::kPartRows.
   struct Part {
     int32_t number = 0;  // among the parts of all tiles and kv heads
     int32_t first_key = 0;
@@ -163,7 +163,7 @@ class Sm90Preparer : Sm90ProducerWarp<S> {
     part.num_valid = num_keys - part.first_key;
     part.head = head_;
     if (part.num_valid <= 0) return part;
-    const int32_t key = min(part.first_key + lane_, num_keys - 1);
+    const int32_t key = min(part.first_key + lane_ % S::kPartRows, num_keys - 1);
     part.row = segment.kv_row + key;
     if (pages.ids != nullptr) {
       const auto page = static_cast<int32_t>(quotient(static_cast<uint32_t>(key), pages.page_size));
