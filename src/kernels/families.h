@@ -114,9 +114,12 @@ inline constexpr KernelFamily kSm90GatherFamily = {.name = "sm90_gather",
                                                    .scratch_bytes = no_scratch_bytes,
                                                    .preference = preference_of_sm90_gather};
 
-/// Above sm80 for more than few rows.
+/// Above sm80 for more than few rows, but for ragged keys of more than 128 dims: a run may have
+/// them in two parts, which these kernels do not take.
 inline int32_t preference_of_sm90_widen(const AttentionOptions& options, BatchKind kind) noexcept {
-  return has_aligned_dims(options) && kind == BatchKind::kManyRows ? 1 : -2;
+  const bool may_have_tails = options.page_size == 0 && options.head_dim_qk > 128;
+  const bool is_faster = kind == BatchKind::kManyRows;
+  return has_aligned_dims(options) && !may_have_tails && is_faster ? 1 : -2;
 }
 
 /// The sm90 family with keys and values of 8 bits, which a warpgroup widens.

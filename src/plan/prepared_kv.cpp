@@ -67,9 +67,11 @@ int32_t most_prepared_tiles(const AttentionOptions& options, const Kernel& kerne
   const int64_t of_queries = (options.max_qo_tokens - 1) / geometry.tile_kv + 1;
   // The last tile of each request may be nearly empty.
   const int64_t all = of_queries + std::min<int64_t>(options.max_batch_size, of_queries);
-  return static_cast<int32_t>(std::max(std::min(all, kTuning.most_prepared_bytes / bytes),
-                                       std::min(kTuning.prepared_keys_per_query * of_queries,
-                                                kTuning.enough_prepared_bytes / bytes)));
+  const int64_t enough = geometry.prepares_some
+                             ? kTuning.enough_widened_bytes / bytes
+                             : std::min(kTuning.prepared_keys_per_query * of_queries,
+                                        kTuning.enough_prepared_bytes / bytes);
+  return static_cast<int32_t>(std::max(std::min(all, kTuning.most_prepared_bytes / bytes), enough));
 }
 
 int32_t choose_prepared_kv(const Batch& batch, const ScheduleShape& shape,

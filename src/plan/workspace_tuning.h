@@ -23,6 +23,9 @@ struct WorkspaceTuning {
   int64_t prepared_keys_per_query = 16;
   int64_t enough_prepared_bytes = int64_t{128} << 20;
   int64_t most_prepared_bytes = int64_t{512} << 20;
+  // What is enough where preparing widens 8-bit keys and values, however few queries a plan has:
+  // without room, a short chunk of a long prompt takes twice as long.
+  int64_t enough_widened_bytes = int64_t{256} << 20;
 };
 inline constexpr WorkspaceTuning kWorkspaceTuning;
 

@@ -90,6 +90,10 @@ TEST(the_hopper_family_is_for_more_than_few_rows) {
   widens.family = &kSm90WidenFamily;
   widens.kv_dtype = DType::kFloat8E4M3;
   all.push_back(widens);
+  widens.head_dim_qk = widens.head_dim_vo = 256;
+  all.push_back(widens);
+  widens.family = &kSm80Family;
+  all.push_back(widens);
   DeviceLimits device = h200();
   device.kernels = all;
   AttentionOptions prompts = llama_on_gpu();
@@ -116,6 +120,9 @@ TEST(the_hopper_family_is_for_more_than_few_rows) {
   CHECK_EQ(with([&](auto& o) { small_pages(o), small_cache(o); }), "sm90_widen");
   CHECK_EQ(with([&](auto& o) { small_cache(o), o.page_size = 0; }), "sm90_widen");
   CHECK_EQ(with([&](auto& o) { small_cache(o), o.batch_invariant = true; }), "sm90_widen");
+  const auto wide_heads = [](auto& o) { o.head_dim_qk = o.head_dim_vo = 256; };
+  CHECK_EQ(with([&](auto& o) { small_cache(o), wide_heads(o); }), "sm90_widen");
+  CHECK_EQ(with([&](auto& o) { small_cache(o), wide_heads(o), o.page_size = 0; }), "sm80");
   CHECK_EQ(with([&](auto& o) { small_pages(o), o.batch_invariant = true; }), "sm90_gather");
   CHECK_EQ(with([&](auto& o) { small_pages(o), o.rope = Rope(); }), "sm80");
   Variant variant;

@@ -205,6 +205,21 @@ TEST(room_for_prepared_tiles) {
   CHECK_EQ(most_prepared_tiles(o, fake_kernel("other", {90, 'a'})), 0);
 }
 
+// A short chunk of a long prompt is prepared, too.
+TEST(room_for_widened_tiles) {
+  Kernel kernel = choice_for_prepared().kernel;
+  kernel.geometry.prepares_some = true;
+  kernel.tuning.prepare_reads = 4;
+  AttentionOptions o = llama_on_gpu();
+  o.max_batch_size = 129;
+  o.max_qo_tokens = 128;
+  CHECK_EQ(most_prepared_tiles(o, kernel), 512);  // 256 MB
+  o.max_qo_tokens = 127;
+  CHECK_EQ(most_prepared_tiles(o, kernel), 0);  // fewer than 4 row tiles of 4 heads
+  o.max_qo_tokens = 65536;
+  CHECK_EQ(most_prepared_tiles(o, kernel), 512 + 129);
+}
+
 TEST(workspace_with_prepared_tiles) {
   const KernelChoice choice = choice_for_prepared();
   AttentionOptions o = llama_on_gpu();

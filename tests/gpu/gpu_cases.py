@@ -333,7 +333,13 @@ LARGER += PREPARED_IDS
 # and of several, ragged, to the last key of the tensor, in splits, with all masks, with prefixes.
 WIDENED = [
     Case(qo, kv, num_qo_heads=8, kv_dtype=dtype, head_dim=dim, **options)
-    for dtype, dim in (("float8_e4m3fn", 128), ("float8_e5m2", 64), ("float8_e4m3fn", 80))
+    for dtype, dim in (
+        ("float8_e4m3fn", 128),
+        ("float8_e5m2", 64),
+        ("float8_e4m3fn", 80),
+        ("float8_e4m3fn", 256),
+        ("float8_e5m2", 192),
+    )
     for qo, kv, options in (
         ((300, 1, 70), (900, 4000, 71), {"page_size": 16, "k_scale": 0.5, "v_scale": 1.7}),
         ((300, 1, 70), (900, 4000, 71), {"page_size": 8, "num_kv_heads": 8, "num_ctas": 7}),

@@ -45,6 +45,18 @@ def test_cases_are_prepared(case, torch, seed):
         assert "prepared" not in plan.describe()
 
 
+@pytest.mark.parametrize("head_dim, num_tiles", [(128, 128), (256, 256)])
+def test_a_chunk_of_a_long_prompt_is_prepared_beside_decodes(head_dim, num_tiles, torch):
+    options = {"q_dtype": "bfloat16", "kv_dtype": "float8_e4m3fn", "page_size": 16}
+    bounds = {"max_batch_size": 129, "max_qo_tokens": 640}
+    attn = fp.Attention(32, 8, head_dim, **options, **bounds, device=DEVICE)
+    qo_indptr = np.cumsum([0, 512] + [1] * 128, dtype=np.int32)
+    plan = attn.plan(qo_indptr, np.array([16384] + [2048] * 128, np.int32))
+    if is_hopper(torch):
+        assert plan.kernel_name == f"sm90_widen_bf16_e4m3_d{head_dim}"
+        assert f"\nkeys and values prepared, in {num_tiles} tiles\n" in plan.describe()
+
+
 class Layer:
     def __init__(self, torch, seed, **options):
         torch.manual_seed(seed)

@@ -61,7 +61,11 @@ class Sm90Consumer {
   using Visible = typename Softmax::Visible;
   using Scales = typename Sm90Epilogue<S>::Scales;
   using ByDims = Wgmma<S::kQ, S::kTileKv>;
-  using ByRows = Wgmma<S::kWeight, S::kHeadDimVo>;
+  // For code of 512 threads the compiler refuses a product of 256 columns: it needs more registers
+  // than all threads have at the start.
+  static constexpr int kDimsAtOnce =
+      S::kHelps ? (S::kHeadDimVo < 128 ? S::kHeadDimVo : 128) : S::kHeadDimVo;
+  using ByRows = Wgmma<S::kWeight, kDimsAtOnce>;
 
   /// One head of a work tile, which is given by its number in the queue.
   struct Unit {
@@ -156,7 +160,12 @@ class Sm90Consumer {
     const WgmmaOperand v = S::Value::by_rows(ring_.address(slot));
 #pragma unroll
     for (int i = 0; i < S::kTileKv / 16; ++i) {
-      ByRows::by_rows(o_, weights_[i], v + S::Value::step_of_rows(i), true);
+#pragma unroll
+      for (int dim = 0; dim < S::kHeadDimVo; dim += kDimsAtOnce) {
+        auto& o = reinterpret_cast<float (&)[kDimsAtOnce / 2]>(o_[dim / 2]);
+        const uint32_t step = S::Value::step_of_rows(i) + S::Value::step_of_blocks(dim / 64);
+        ByRows::by_rows(o, weights_[i], v + step, true);
+      }
     }
     wgmma_commit();
   }

@@ -66,12 +66,13 @@ struct Sm90Shape : Choices {
   // Keys and values have 8 bits in memory, and the bits of queries and weights in shared memory.
   static constexpr bool kWidens = Element<Choices::kKv>::kBytes == 1;
   static constexpr bool kHelps = kRotates || kGathers || kWidens;  // a warpgroup helps the producer
-  static_assert(!kHelps || Choices::kHeadDimVo <= 128);  // products of more take its registers
+  // Products of more dims take its registers, but where steps are shorter.
+  static_assert(!kHelps || kWidens || Choices::kHeadDimVo <= 128);
   static constexpr int kWarpgroups = Choices::kHeadDimVo <= 64 && !kHelps ? 3 : 2;
   static constexpr int kTileQ = 64 * kWarpgroups;
   static constexpr bool kIsWide = Choices::kHeadDimVo > 128;
-  // 256 dims leave room for four slots of 80 keys.
-  static constexpr int kTileKv = kIsWide ? 80 : kWarpgroups == 3 ? 96 : 128;
+  // 256 dims leave room for four slots of 80 keys, or of 64 keys beside the rows that are widened.
+  static constexpr int kTileKv = kIsWide ? kWidens ? 64 : 80 : kWarpgroups == 3 ? 96 : 128;
   static constexpr int kThreads = 128 * (kWarpgroups + (kHelps ? 2 : 1));
   static constexpr int kConsumerWarps = 4 * kWarpgroups;
   // Registers of a thread. The consumers get as few as their loop over keys needs to keep its
@@ -157,7 +158,7 @@ struct Sm90Shape : Choices {
   static constexpr int kPreparedWarps = kPreparingWarps + (kTakesPreparedValues ? 2 : 1);
   // Each warp that prepares has room for a part of a tile. Where the slots leave no room, the ring
   // has one slot less meanwhile.
-  static constexpr int kPartRows = 32;
+  static constexpr int kPartRows = kWidens ? kTileKv / kPreparingWarps : 32;
   static constexpr int kPartBytes = Key::bytes(kPartRows);
   static constexpr int kStageBytes = kTakesPrepared ? kPreparingWarps * kPartBytes : 0;
   static constexpr bool kStagesInSlot =

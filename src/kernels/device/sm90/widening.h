@@ -8,23 +8,24 @@
 
 namespace flashplan::device {
 
-/// Copies and widens a part of a tile, S::kPartRows rows. Raw rows lie behind each other. With 128
-/// dims, the halves of odd rows are exchanged, so that the eight lanes that read 64 bytes of two
-/// neighbouring rows together meet in no bank. Nor do they when they write: the chunks of a row and
-/// those of its neighbour have different places in the layout that wgmma reads.
+/// Copies and widens a part of a tile, S::kPartRows rows. Raw rows lie behind each other. From 128
+/// dims on, the halves of each 128 bytes of odd rows are exchanged, so that the eight lanes that
+/// read 64 bytes of two neighbouring rows together meet in no bank. Nor do they when they write:
+/// the chunks of a row and those of its neighbour have different places in the layout that wgmma
+/// reads.
 template <typename S>
 struct Sm90Widening {
-  static_assert(S::kHeadDimQk == S::kHeadDimVo && S::kPartRows == 32);
+  static_assert(S::kHeadDimQk == S::kHeadDimVo && S::kPartRows % 8 == 0 && S::kPartRows <= 32);
   static constexpr int kRowBytes = S::kHeadDimQk;
   static constexpr int kChunks = kRowBytes / 16;  // of 16 dims
-  static_assert(kChunks == 4 || kChunks == 8);
+  static_assert(kChunks == 4 || kChunks == 8 || kChunks == 16);
 
   static FLASHPLAN_DEVICE uint32_t place(int row, int chunk) {
-    return row * kRowBytes + ((kChunks == 8 ? chunk ^ row % 2 * 4 : chunk) << 4);
+    return row * kRowBytes + ((kChunks > 4 ? chunk ^ row % 2 * 4 : chunk) << 4);
   }
 
-  /// Starts to copy rows; lane r gives the address of row r. Rows before `begin` and from `end` on,
-  /// and dims from `num_dims` on, become zeros.
+  /// Starts to copy rows; lane r gives the address of row r, if the part has so many rows. Rows
+  /// before `begin` and from `end` on, and dims from `num_dims` on, become zeros.
   static FLASHPLAN_DEVICE void request(const AttentionParams& p, uint32_t to,
                                        const unsigned char* row, int begin, int end, int num_dims) {
     constexpr int kRowsAtOnce = 32 / kChunks;
@@ -91,9 +92,9 @@ struct Sm90Widening {
       uint4 words[kItems];
 #pragma unroll
       for (int i = 0; i < kItems; ++i) {
-        // The second half of the dims of a row is 64 bytes further or, in odd rows, before.
-        const uint32_t half = i % kQuarters * 64;
-        words[i] = load_shared_16((from ^ half) + (first + i / kQuarters * 8) * kRowBytes);
+        // The next 64 dims of a row are 64 bytes further or, in odd rows, before.
+        const uint32_t quarter = i % kQuarters * 64;
+        words[i] = load_shared_16((from ^ quarter) + (first + i / kQuarters * 8) * kRowBytes);
       }
       __syncwarp();  // `wide` overlaps what was loaded
 #pragma unroll
