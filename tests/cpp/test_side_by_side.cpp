@@ -39,10 +39,10 @@ TEST(both_kernels_end_at_about_the_same_time) {
   AttentionOptions o = options();
   const HostBatch batch = chunk_and_decodes(2048, 8192, 64, 4096);
   CHECK_EQ(share(o, batch), 91);
-  o.kv_dtype = DType::kFloat8E4M3;  // half of the bytes
-  CHECK_EQ(share(o, batch), 108);
+  o.kv_dtype = DType::kFloat8E4M3;  // half of the bytes, at 23 bytes a clock
+  CHECK_EQ(share(o, batch), 103);
   o.causal = false;
-  CHECK(share(o, batch) > 108);
+  CHECK(share(o, batch) > 103);
   o.window_left = 127;  // each query sees 128 keys, so that both kinds have less to do
   CHECK_EQ(share(o, batch), share(o, chunk_and_decodes(2048, 128, 64, 128)));
 }

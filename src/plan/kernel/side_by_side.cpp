@@ -41,8 +41,9 @@ int32_t processors_for_many_rows(const Batch& batch, const AttentionOptions& opt
   }
   constexpr SideBySideTuning kTuning = kSideBySideTuning;
   const double many = 2 * products / kTuning.flops_per_clock;
+  const auto bytes = static_cast<double>(item_size(options.kv_dtype));
   const double few =
-      numbers * static_cast<double>(item_size(options.kv_dtype)) / kTuning.bytes_per_clock;
+      numbers * bytes / (bytes > 1 ? kTuning.bytes_per_clock : kTuning.narrow_bytes_per_clock);
   const double processors = num_processors * (many / std::max(many + few, 1.0));
   return std::clamp(static_cast<int32_t>(processors + 0.5), 1, num_processors - 1);
 }

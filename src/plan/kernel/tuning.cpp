@@ -69,7 +69,7 @@ KernelTuning sm90_tuning(int32_t tile_kv, bool gathers, bool widens) noexcept {
                    .error_part = 6},
           .item_steps = (gathers ? 10 : 8) * 128 / tile_kv,
           .uncut_part = 16,
-          .prepare_reads = gathers && !widens ? 8 : 4,
+          .prepare_reads = widens ? 2 : gathers ? 8 : 4,
           .chunk_kv = 0};
 }
 
