@@ -21,9 +21,9 @@ namespace flashplan::device {
 /// way while others are widened and while a block waits for its slot. Long before, a whole block is
 /// brought to the L2 cache.
 ///
-/// How loads are waited for is up to the compiler, and decides the speed. It waits for all loads
-/// that are under way across a branch at once. So there is no branch between the first store to a
-/// slot and the last one, loads have no condition, and no registers are spilled there.
+/// How loads are waited for is up to the compiler. It waits for all loads that are under way across
+/// a branch at once. So there is no branch between the first store to a slot and the last one,
+/// loads have no condition, and no registers are spilled there.
 ///
 /// `kVectorized`: rows can be loaded 16 bytes at a time. Others are loaded when they are stored.
 template <typename S, bool kVectorized>
