@@ -53,6 +53,7 @@ KernelTuning sm90_tuning(int32_t tile_kv, bool gathers, bool widens) noexcept {
   // `share` was lowered when these merges became faster, and 120 trees confirmed it. A step of
   // decodes takes 700 less if its keys come from L2, because other decodes read them too.
   const bool is_wide = tile_kv < 96;
+  const int32_t reads_of_copy = gathers ? 8 : 4;
   return {.cost = {.tile = is_wide ? 5000 : 3200,
                    .tile_row = 0,
                    .step = 2500 * tile_kv / 128,
@@ -69,7 +70,7 @@ KernelTuning sm90_tuning(int32_t tile_kv, bool gathers, bool widens) noexcept {
                    .error_part = 6},
           .item_steps = (gathers ? 10 : 8) * 128 / tile_kv,
           .uncut_part = 16,
-          .prepare_reads = widens ? 2 : gathers ? 8 : 4,
+          .prepare_reads = widens ? 2 : reads_of_copy,
           .chunk_kv = 0};
 }
 
