@@ -44,7 +44,7 @@ def to_int(argument: str, value: Any, bits: int = 32) -> int:
 
 def to_float(argument: str, value: Any) -> float:
     """A float, or TypeError / ValueError naming `argument`."""
-    if not isinstance(value, float | int):
+    if type(value) not in (float, int):
         _core.check_number_without_gradient(argument, value)
     try:
         if not hasattr(type(value), "__float__"):  # float() would read text too

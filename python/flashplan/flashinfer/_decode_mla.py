@@ -55,7 +55,7 @@ class BatchDecodeMlaWithPagedKVCacheWrapper(BatchMLAPagedAttentionWrapper):
     def use_tensor_cores(self) -> bool:
         return self._use_tensor_cores
 
-    def plan(  # type: ignore[override]
+    def plan(  # type: ignore[override]  # pyright: ignore[reportIncompatibleMethodOverride]
         self,
         indptr: Tensor,
         indices: Tensor,
@@ -105,7 +105,7 @@ class BatchDecodeMlaWithPagedKVCacheWrapper(BatchMLAPagedAttentionWrapper):
 
     begin_forward = plan
 
-    def run(  # type: ignore[override]
+    def run(  # type: ignore[override]  # pyright: ignore[reportIncompatibleMethodOverride]
         self,
         q_nope: Tensor,
         q_pe: Tensor,

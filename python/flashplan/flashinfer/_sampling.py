@@ -111,6 +111,7 @@ def draw(
         raise ValueError(f"{'probs' if from_probs else 'logits'}: Input contains NaN.")
     filters = {name: parameter(name, x, rows, _DTYPES[name]) for name, x in filters.items()}
     on_cpu, batch_size = rows.device.type == "cpu", rows.shape[0]
+    valid = None
     if on_cpu:  # where there are errors for NaN, instead of a status
         valid = ~rows.isnan().any(1)
         rows = torch.where(valid[:, None], rows, 1 / rows.shape[1])
@@ -124,7 +125,7 @@ def draw(
     seed, offset = random_numbers(generator, seed, offset, batch_size, rows.device)
     sampled: Any = {"seed": seed, "offset": offset, "from_probs": from_probs, "joint": joint}
     sampled |= {"rows": indices, **filters}
-    if on_cpu:
+    if valid is not None:
         ids = fp.sample(rows, **sampled)
         if indices is not None:
             valid = valid[indices]

@@ -132,7 +132,7 @@ def single_prefill_with_kv_cache(
         k,
         v,
         return_lse=return_lse,
-        k_scale=k_scale,
+        k_scale=product(None, k_scale),
         v_scale=product(scale_v, v_scale),
         **tensors,
     )

@@ -33,7 +33,7 @@ def legalize_processors(
     for i, processor in enumerate(processors):
         name = type(processor).__name__
         try:
-            found = processor.legalize(current)  # type: ignore[arg-type]
+            found = processor.legalize(current)
         except Exception as error:
             raise LegalizationError(
                 f"Failed to legalize processor {i} ({name}): {error}"

@@ -30,8 +30,8 @@ class LogitsProcessor(abc.ABC):
         self.params = params
 
     @abc.abstractmethod
-    def legalize(self, input_type: TensorType) -> list[Op]:
-        """The operators of this step for a tensor of this type.
+    def legalize(self, input_type: TensorType | None) -> list[Op]:
+        """The operators of this step for a tensor of this type, or behind a step that gives none.
 
         Raises:
             ValueError: the step does not take tensors of this type.
@@ -45,8 +45,8 @@ class LogitsProcessor(abc.ABC):
 class _Step(LogitsProcessor):
     OPS: ClassVar[dict[TensorType, type[ParameterizedOp]]] = {}
 
-    def legalize(self, input_type: TensorType) -> list[Op]:
-        if input_type not in self.OPS:
+    def legalize(self, input_type: TensorType | None) -> list[Op]:
+        if input_type is None or input_type not in self.OPS:
             raise ValueError(
                 f"{type(self).__name__} can only be applied to "
                 f"{' or '.join(map(str, self.OPS))}, got {input_type}"

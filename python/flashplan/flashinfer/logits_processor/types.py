@@ -5,19 +5,18 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
+import torch
+from torch import Tensor
 
 
 class TensorType(enum.Enum):
     """Logits and probabilities are float [batch, vocab], indices are the ids of tokens [batch]."""
 
-    LOGITS = enum.auto()
-    PROBS = enum.auto()
-    INDICES = enum.auto()
+    LOGITS = 1
+    PROBS = 2
+    INDICES = 3
 
     def __str__(self) -> str:
         return self.name
