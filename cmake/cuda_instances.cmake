@@ -5,6 +5,7 @@ set(FLASHPLAN_KERNEL_DTYPES all CACHE STRING
   "Dtypes of q and kv to compile kernels for: all, or a list as float16;bfloat16;float8_e4m3fn")
 set(FLASHPLAN_KERNEL_HEAD_DIMS all CACHE STRING
   "Head dims to compile kernels for: all, or a list as 128;192x128 (qk x vo)")
+option(FLASHPLAN_KERNEL_SOFTCAP "Compile each kernel a second time, with a softcap, as Gemma 2 needs it" ON)
 
 # Whether the cache variable `chosen` names all of `items`.
 function(flashplan_is_chosen out chosen items)
@@ -98,6 +99,9 @@ function(flashplan_add_cuda_instances out_targets registry)
       string(REGEX REPLACE "x.*" "" qk ${head_dim})
       string(REGEX REPLACE ".*x" "" vo ${head_dim})
       foreach(has_softcap IN LISTS softcap)
+        if(has_softcap AND NOT FLASHPLAN_KERNEL_SOFTCAP)
+          continue()
+        endif()
         set(name ${family}_${dtypes}_d${head_dim})
         if(has_softcap)
           string(APPEND name _softcap)
