@@ -160,9 +160,9 @@ BatchKind kind_of_kernel(const AttentionOptions& options, int32_t number) {
   return number == 0 ? first : other_kind(first);
 }
 
-/// Reserves memory for the schedules of the plan's kernels, whose workspace is laid out. Returns
-/// the bounds of these schedules. They are made in the same memory, one for each batch or, where
-/// batches are divided, one beside the other.
+/// Reserves memory for the schedules of the plan's kernels, whose layouts are set already. Returns
+/// bounds for the memory that these schedules are written to: it holds one schedule at a time or,
+/// where batches are divided, one for each kernel.
 ScheduleBounds prepare_schedules(const AttentionOptions& options, Division division,
                                  std::span<PlanKernel> kernels) {
   const bool divides = divides_batches(options) && kernels.size() > 1;
@@ -188,9 +188,9 @@ ScheduleBounds prepare_schedules(const AttentionOptions& options, Division divis
   return bounds;
 }
 
-/// Divides the processors among the plan's two kernels, which run the batch side by side: of each
-/// only the first CTAs get work, so many as its processors hold. Where the caller has chosen the
-/// number of CTAs, all of them do.
+/// Divides the processors between the plan's two kernels, which run the batch side by side. Each
+/// kernel gives work to its first CTAs alone, to as many as its processors hold. Where the caller
+/// has chosen the number of CTAs, all of them get work.
 void divide_processors(const Batch& batch, Plan::Impl* impl) {
   const int32_t all = impl->device.num_processors;
   PlanKernel& many = impl->kernel();
@@ -322,8 +322,7 @@ Status Plan::create(const AttentionOptions& options, Plan* plan) noexcept try {
   FLASHPLAN_RETURN_IF_ERROR(select_kernel(options, impl->device, &choices));
   impl->kernels.resize(choices.second ? 2 : 1);
   if (options.rope) impl->rope = make_rope_turns(*options.rope, options.head_dim_qk);
-  const WorkspaceLayouts layouts = layout_workspace(
-      options, choices.first, choices.second ? &*choices.second : nullptr, options.workspace_bytes);
+  const WorkspaceLayouts layouts = layout_workspace(options, choices, options.workspace_bytes);
   const std::size_t workspace_bytes = layouts.total;
   impl->kernels.front().choice = choices.first;
   impl->kernels.front().layout = layouts.first;
@@ -440,9 +439,7 @@ Status workspace_bytes(const AttentionOptions& options, std::size_t* bytes) noex
   }
   KernelChoices choices;
   FLASHPLAN_RETURN_IF_ERROR(select_kernel(options, device_limits(options.device), &choices));
-  *bytes = layout_workspace(options, choices.first, choices.second ? &*choices.second : nullptr,
-                            std::nullopt)
-               .total;
+  *bytes = layout_workspace(options, choices, std::nullopt).total;
   return {};
 }
 

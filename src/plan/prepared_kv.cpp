@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 
+#include "plan/causal_keys.h"
 #include "plan/kernel/kernel.h"
 #include "plan/kernel/tuning.h"
 #include "plan/schedule/division.h"
@@ -28,9 +29,7 @@ int64_t reads_of_key(const ScheduleShape& shape, int32_t qo_len, int32_t kv_len)
   const int64_t rows = int64_t{qo_len} * shape.group_size;
   const int64_t row_tiles = (rows + shape.tile_q - 1) / shape.tile_q;
   if (!shape.mask.causal) return row_tiles;
-  // All queries see the keys before the first one's position, and half of them see the others.
-  const int64_t seen = std::max(int64_t{kv_len} - qo_len / 2, int64_t{kv_len} / 2);
-  return row_tiles * seen / kv_len;
+  return row_tiles * mean_causal_keys(qo_len, kv_len) / kv_len;
 }
 
 /// Prepares each request that is read often enough, as long as there is room.

@@ -26,12 +26,13 @@ struct PreparedTiles {
 int32_t most_prepared_tiles(const AttentionOptions& options, const Kernel& kernel) noexcept;
 
 /// Decides whether the keys of `batch` are prepared, and writes where in up to `max_tiles` tiles
-/// those of each request begin. Keys are prepared if on average ScheduleShape::prepare_reads row
-/// tiles read a key. Without ScheduleShape::prepares_some either all requests of a batch are
-/// prepared or none, so that the warps that load keys have one task. In that average a request
-/// counts with at most 3/2 of prepare_reads (PrepareTuning), since long requests do not make up for
-/// short ones, which have few steps to wait in. `segments`: those of the schedule. Returns the
-/// number of tiles; 0: none.
+/// those of each request begin. Keys of a request are worth it if at least
+/// ScheduleShape::prepare_reads row tiles read each of them. With ScheduleShape::prepares_some this
+/// is decided for each request. Without it, either all requests of a batch are prepared or none, so
+/// that the warps that load keys have one task; the mean over the keys of the batch decides, in
+/// which a request counts as at most 3/2 of prepare_reads (PrepareTuning): many reads of a long
+/// request do not make up for a short one, whose few steps do not hide the wait. `segments`: those
+/// of the schedule. Returns the number of tiles; 0: none.
 int32_t choose_prepared_kv(const Batch& batch, const ScheduleShape& shape,
                            std::span<const Segment> segments, int32_t max_tiles,
                            const PreparedTiles& tiles) noexcept;

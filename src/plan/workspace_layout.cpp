@@ -95,13 +95,13 @@ WorkspaceLayout layout_workspace(const AttentionOptions& options, const KernelCh
                0);
 }
 
-WorkspaceLayouts layout_workspace(const AttentionOptions& options, const KernelChoice& first,
-                                  const KernelChoice* second,
+WorkspaceLayouts layout_workspace(const AttentionOptions& options, const KernelChoices& choices,
                                   std::optional<std::size_t> limit) noexcept {
+  const auto& [first, second] = choices;
   WorkspaceLayouts layouts;
-  if (second == nullptr || !divides_batches(options)) {
+  if (!second || !divides_batches(options)) {
     layouts.first = layout_workspace(options, first, limit);
-    if (second != nullptr) layouts.second = layout_workspace(options, *second, limit);
+    if (second) layouts.second = layout_workspace(options, *second, limit);
     layouts.total = std::max(layouts.first.total, layouts.second.total);
     return layouts;
   }

@@ -7,7 +7,7 @@
 #include <optional>
 
 #include "flashplan/plan.h"
-#include "plan/kernel/kernel.h"
+#include "plan/kernel/select_kernel.h"
 
 namespace flashplan {
 
@@ -40,12 +40,11 @@ struct WorkspaceLayouts {
   std::size_t total = 0;  // bytes of the workspace
 };
 
-/// `second`: null if the plan has one kernel. Where batches are divided between two kernels, these
-/// run at the same time, so the buffers of the second one lie behind those of the first. With a
-/// limit, the second one then gets a quarter of it at most, since its requests have few rows.
-/// Elsewhere both use the same memory.
-WorkspaceLayouts layout_workspace(const AttentionOptions& options, const KernelChoice& first,
-                                  const KernelChoice* second,
+/// Where batches are divided between two kernels, both run at the same time, and the buffers of the
+/// second kernel lie behind those of the first. If there is a limit, the second kernel, whose
+/// requests have few rows, gets at most a quarter of it. Other plans run one kernel at a time, and
+/// all their kernels use the same memory.
+WorkspaceLayouts layout_workspace(const AttentionOptions& options, const KernelChoices& choices,
                                   std::optional<std::size_t> limit) noexcept;
 
 }  // namespace flashplan

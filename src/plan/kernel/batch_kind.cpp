@@ -27,6 +27,10 @@ int32_t most_few_rows(const AttentionOptions& options) noexcept {
   return std::max(kBatchTuning.few_rows_of_invariant, group_size(options));
 }
 
+int32_t most_few_queries(const AttentionOptions& options) noexcept {
+  return most_few_rows(options) / group_size(options);
+}
+
 BatchKind kind_of_bounds(const AttentionOptions& options) noexcept {
   const bool decodes = options.max_qo_tokens <= options.max_batch_size;
   return decodes && group_size(options) <= most_few_rows(options) ? BatchKind::kFewRows
@@ -39,7 +43,7 @@ bool allows_both_kinds(const AttentionOptions& options) noexcept {
 }
 
 RequestKinds kinds_of_requests(const Batch& batch, const AttentionOptions& options) noexcept {
-  const int32_t most_few = most_few_rows(options) / group_size(options);  // queries
+  const int32_t most_few = most_few_queries(options);
   RequestKinds kinds = {};
   for (int32_t r = 0; r < batch.batch_size; ++r) {
     const int32_t qo_len = batch.qo_indptr[r + 1] - batch.qo_indptr[r];

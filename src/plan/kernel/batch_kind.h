@@ -16,6 +16,8 @@ constexpr BatchKind other_kind(BatchKind kind) noexcept {
 /// The most packed query rows that are few. In batch-invariant plans a single query has few rows in
 /// any case.
 int32_t most_few_rows(const AttentionOptions& options) noexcept;
+/// The most queries of a request whose rows are few.
+int32_t most_few_queries(const AttentionOptions& options) noexcept;
 
 /// kFewRows if the bounds leave room for one query per request, and its group of query heads has
 /// few rows.

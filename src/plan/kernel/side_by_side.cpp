@@ -3,7 +3,9 @@
 
 #include <algorithm>
 
+#include "common/dtypes.h"
 #include "flashplan/tensor.h"
+#include "plan/causal_keys.h"
 #include "plan/kernel/batch_kind.h"
 #include "plan/kernel/tuning.h"
 
@@ -12,10 +14,8 @@ namespace {
 
 /// The keys that a query sees, at the mean over the queries of a request.
 int64_t keys_of_query(const AttentionOptions& options, int32_t qo_len, int32_t kv_len) {
-  int64_t keys = kv_len;
-  if (options.causal) keys = std::max<int64_t>(keys - qo_len / 2, (keys + 1) / 2);
-  if (options.window_left >= 0) keys = std::min(keys, int64_t{options.window_left} + 1);
-  return keys;
+  const int64_t keys = options.causal ? mean_causal_keys(qo_len, kv_len) : kv_len;
+  return options.window_left < 0 ? keys : std::min(keys, int64_t{options.window_left} + 1);
 }
 
 }  // namespace
@@ -23,7 +23,7 @@ int64_t keys_of_query(const AttentionOptions& options, int32_t qo_len, int32_t k
 int32_t processors_for_many_rows(const Batch& batch, const AttentionOptions& options,
                                  int32_t tile_q, int32_t num_processors) noexcept {
   const int32_t group_size = options.num_qo_heads / options.num_kv_heads;
-  const int32_t most_few = most_few_rows(options) / group_size;  // queries
+  const int32_t most_few = most_few_queries(options);
   // For each kv head and dim of a key and its value: products of the padded rows with keys, and
   // numbers that are read.
   double products = 0;
@@ -41,9 +41,9 @@ int32_t processors_for_many_rows(const Batch& batch, const AttentionOptions& opt
   }
   constexpr SideBySideTuning kTuning = kSideBySideTuning;
   const double many = 2 * products / kTuning.flops_per_clock;
-  const auto bytes = static_cast<double>(item_size(options.kv_dtype));
-  const double few =
-      numbers * bytes / (bytes > 1 ? kTuning.bytes_per_clock : kTuning.narrow_bytes_per_clock);
+  const double bytes_per_clock =
+      is_narrow_float(options.kv_dtype) ? kTuning.narrow_bytes_per_clock : kTuning.bytes_per_clock;
+  const double few = numbers * static_cast<double>(item_size(options.kv_dtype)) / bytes_per_clock;
   const double processors = num_processors * (many / std::max(many + few, 1.0));
   return std::clamp(static_cast<int32_t>(processors + 0.5), 1, num_processors - 1);
 }

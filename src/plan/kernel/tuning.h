@@ -40,9 +40,10 @@ inline constexpr BatchTuning kBatchTuning;
 struct SideBySideTuning {
   /// 680 TFLOP/s of 132 processors at 1.755 GHz.
   double flops_per_clock = 2900;
-  /// What one processor reads while others compute: from caches of 16 bits as fast as the L2 cache
-  /// allows, from those of 8 bits as fast as it widens them.
+  /// Keys and values of 16 bits that a processor reads from the L2 cache for decodes, while other
+  /// processors compute prompts.
   double bytes_per_clock = 29;
+  /// Those of 8 bits, which it also has to widen.
   double narrow_bytes_per_clock = 23;
 };
 inline constexpr SideBySideTuning kSideBySideTuning;

@@ -46,7 +46,8 @@ class Cutter {
     const int32_t* ends = piece_ends_.data() + cta;
     return {pieces_.data() + ends[0], pieces_.data() + ends[1]};
   }
-  /// The number of the first merge of the batch. Merges are written from the last number down.
+  /// The smallest number of a merge of the batch. Merges are numbered from the end of their memory
+  /// down.
   int32_t first_merge() const { return first_merge_; }
   int32_t num_partial_rows() const {
     return sharing_.num_partial_rows + num_slots_ * shape_.tile_q;

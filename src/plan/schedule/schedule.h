@@ -97,8 +97,9 @@ class Scheduler {
   /// Leaves requests of fewer or more packed query rows out of the next schedules.
   void take_rows(int32_t least, int32_t most) noexcept;
 
-  /// Gives the next schedules to the first `num_queues` queues alone; the others stay empty. At
-  /// most as many as reserve() was called with. Schedules with shared prefixes need all of these.
+  /// Leaves all queues but the first `num_queues` empty in the next schedules. `num_queues` is at
+  /// most the number that reserve() was called with, and this number for batches with shared
+  /// prefixes.
   void take_queues(int32_t num_queues) noexcept;
 
   /// Writes the schedule of `batch`, which has been validated against the bounds, to `memory`. It
