@@ -44,33 +44,6 @@ def _quantize(x: Tensor, quant_scale: float, out: Tensor) -> None:
         fp.quantize_fp8(_in_heads(x), 1 / quant_scale, dtype=_name(out.dtype), out=_in_heads(out))
 
 
-def _rotate(
-    q: Tensor,
-    k: Tensor,
-    cos_sin_cache: Tensor,
-    pos_ids: Tensor,
-    is_neox: bool,
-    quant_scale_q: float,
-    quant_scale_kv: float,
-    out_q: Tensor,
-    out_k: Tensor,
-) -> None:
-    if cos_sin_cache.dtype != torch.float32:  # programs look for FlashInfer's words
-        raise ValueError(f"cos_sin_cache should be float32, got {cos_sin_cache.dtype}")
-    fp.apply_rope(
-        q,
-        _in_heads(k),
-        pos_ids,
-        cos_sin_cache=cos_sin_cache,
-        interleaved=not is_neox,
-        out_q=out_q,
-        out_k=_in_heads(out_k),
-        out_dtype=_name(out_q.dtype),
-        q_scale=1 / quant_scale_q,
-        k_scale=1 / quant_scale_kv,
-    )
-
-
 def _out_for(x: Tensor | None, like: Tensor, out: Tensor | None, dtype: torch.dtype) -> Tensor:
     """The output that was given, or a new one. A part that is None has heads of no dims."""
     if out is not None:
@@ -124,16 +97,19 @@ def rope_quantize_fp8(
     k_rope_out = _out_for(k_rope, k_rope, k_rope_out, dtype)
     q_nope_out = _out_for(q_nope, q_rope, q_nope_out, dtype)
     k_nope_out = _out_for(k_nope, k_rope, k_nope_out, dtype)
-    _rotate(
+    if cos_sin_cache.dtype != torch.float32:  # programs look for FlashInfer's words
+        raise ValueError(f"cos_sin_cache should be float32, got {cos_sin_cache.dtype}")
+    fp.apply_rope(
         q_rope,
-        k_rope,
-        cos_sin_cache,
+        _in_heads(k_rope),
         pos_ids,
-        is_neox,
-        quant_scale_q,
-        quant_scale_kv,
-        q_rope_out,
-        k_rope_out,
+        cos_sin_cache=cos_sin_cache,
+        interleaved=not is_neox,
+        out_q=q_rope_out,
+        out_k=_in_heads(k_rope_out),
+        out_dtype=_name(q_rope_out.dtype),
+        q_scale=1 / quant_scale_q,
+        k_scale=1 / quant_scale_kv,
     )
     if q_nope is not None:
         _quantize(q_nope, quant_scale_q, q_nope_out)
