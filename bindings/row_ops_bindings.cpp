@@ -114,8 +114,8 @@ void gated_activation_of(Activation activation, nb::handle x, nb::handle out, nb
   });
 }
 
-/// out_dtype, q_scale and k_scale of apply_rope(): the dtype of its results, and what they are
-/// divided by.
+/// The arguments of apply_rope() for its results: out_dtype is their dtype; q and k are divided by
+/// q_scale and k_scale after they are rotated.
 class RopeResults {
  public:
   /// `dtype`: the dtype of the results; None: that of q.

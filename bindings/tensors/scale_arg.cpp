@@ -7,8 +7,8 @@
 namespace flashplan {
 namespace {
 
-/// Whether the host reads the scale: it is a Python number, or a tensor of rank 0 in host memory.
-/// Every other scale is a tensor that kernels read, on its device.
+/// Whether the host reads the scale, because it is a Python number or a tensor of rank 0 in host
+/// memory. Any other scale is a tensor that the kernels read from memory of its device.
 bool is_number(nb::handle scale) {
   if (PyFloat_Check(scale.ptr()) != 0 || PyLong_Check(scale.ptr()) != 0) return true;
   const Producer producer = producer_of(scale);

@@ -18,7 +18,7 @@ namespace flashplan {
 //                                   argument; nothing was written
 //   kCudaError                      the launch failed
 
-/// Results are divided by scale * scales[0].
+/// A norm divides its results by scale * scales[0].
 struct OutScale {
   float scale = 1.0F;  // a normal float > 0
   TensorView scales;   // [1] float32, on x's device, or empty: 1. Not checked on a GPU
@@ -40,8 +40,8 @@ FLASHPLAN_API Status add_rmsnorm(const TensorView& x, const TensorView& residual
                                  const TensorView& weight, const RmsNormOptions& options = {},
                                  Stream stream = nullptr) noexcept;
 
-/// residual += x, rounded to the dtype; then out = rmsnorm(residual). x is not
-/// written, unless it is `out`.
+/// residual += x, rounded to the dtype of residual; then out = rmsnorm(residual). x stays
+/// unchanged, unless `out` is the same tensor.
 FLASHPLAN_API Status add_rmsnorm(const TensorView& x, const TensorView& residual,
                                  const TensorView& weight, const TensorView& out,
                                  const RmsNormOptions& options, Stream stream) noexcept;

@@ -53,8 +53,8 @@ struct AttentionOptions {
   bool custom_mask = false;
   /// Values are the first head_dim_vo dims of the keys, as in multi-head latent attention (MLA):
   /// runs take no v. It needs num_kv_heads == 1, head_dim_vo <= head_dim_qk and a softmax_scale,
-  /// and allows neither a variant nor a rotation. On the CPU, and on Hopper GPUs for head dims
-  /// (576, 512) and (512, 512), but there neither with softcap nor over a cache of float8_e5m2.
+  /// and allows neither a variant nor a rotation. The CPU serves it, and so do Hopper GPUs for head
+  /// dims (576, 512) and (512, 512), without softcap and not over a cache of float8_e5m2.
   bool shared_kv = false;
   /// With shared_kv and pages: the most keys that a query sees, which each run() lists
   /// (AttentionTensors::topk_indices); 0: queries see the keys of their requests. causal does not
@@ -132,9 +132,10 @@ struct AttentionTensors {
   TensorView k, v;
   /// With shared_kv, or empty: the last head_dim_qk - head_dim_vo dims of q and of k, shaped like
   /// these but for the last dimension. Then q or k has the first head_dim_vo dims. Without
-  /// shared_kv k_tail [>= kv_indptr[batch_size], any] has the last dims of ragged keys, where all
-  /// kv heads share these, as DeepSeek's share the rotated dims; k has the other dims. GPUs refuse
-  /// it with kUnsupported for keys of up to 128 dims, and Hopper's kernels with a variant or rope.
+  /// shared_kv, k_tail [>= kv_indptr[batch_size], any] has the last dims of ragged keys, which all
+  /// kv heads have in common, such as the rotated dims of DeepSeek's prompts; k has the other dims.
+  /// Then a GPU refuses keys of up to 128 dims with kUnsupported, and Hopper's kernels also refuse
+  /// a variant or rope.
   TensorView q_tail, k_tail;
   /// With topk, instead of a page table: [>= T, 1 to topk] int32, on the Plan's device, the keys
   /// that each query sees, page * page_size + row in page. Others than of the cache, such as -1,

@@ -36,8 +36,8 @@ struct ScheduleParams {
   Arrivals* arrivals = nullptr;          // [merges]; zero between runs
   const int32_t* mask_begins = nullptr;  // [batch_size] or kAtFirstQuery; null without a mask
   int32_t num_ctas = 0;
-  /// Whether the kernel runs beside the one before it in the stream, which works for the same run:
-  /// it waits for that kernel at its end, not before it begins.
+  /// Whether the kernel before this one on the stream belongs to the same run, and this one runs
+  /// beside it: this kernel then waits for that one before it ends, not before it begins.
   bool beside_last = false;
 };
 

@@ -55,8 +55,9 @@ FLASHPLAN_HOST_DEVICE int32_t request_of(const WorkTile& tile, const Segment& se
   return pages.ids != nullptr ? segment.kv_row : tile.segment;
 }
 
-/// The first key that the caller's mask of bits covers; INT32_MAX without a mask. `position` is the
-/// place of the request's first query among its keys, by the request's real length.
+/// The first key of a request that has bits in the caller's mask; INT32_MAX without a mask.
+/// `position`: the index, among the request's keys, at which its first query stands, for the real
+/// number of keys.
 FLASHPLAN_HOST_DEVICE int32_t first_masked_key(const AttentionParams& p, int32_t request,
                                                int32_t position) {
   if (!p.tensors.mask.is_given) return 0x7fffffff;

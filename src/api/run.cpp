@@ -192,8 +192,9 @@ AttentionParams make_params(const AttentionTensors& t, const Plan::Impl& plan, i
 }
 
 /// Launches kernel number `number` of the plan. `follows`: another kernel of the same run was
-/// launched before it on `stream`. The two run side by side: they share neither results nor
-/// workspace, and the first one has waited for everything before the run.
+/// launched before it on `stream`, and the two run side by side. They write to different results
+/// and parts of the workspace, and the first kernel has waited for all earlier work on the stream,
+/// so the second one need not wait for the first.
 Status launch_kernel(const AttentionTensors& t, const Plan::Impl& plan, int32_t number,
                      Stream stream, bool follows = false) noexcept {
   const PlanKernel& with = plan.kernels[static_cast<std::size_t>(number)];

@@ -24,8 +24,9 @@ void append_body(std::string& text, const Variant::Impl& variant, const char* na
   text += body + "\n}\n\n#line 1 \"flashplan\"\n";
 }
 
-/// Appends a struct that has the user's bodies as functions, and as members the tensors and scalars
-/// that they use. It has nothing else, so that the user's names can not be those of our own.
+/// Appends a struct of which each function is a body that the user wrote, and each member a tensor
+/// or scalar that these bodies use. The struct has no other names, so none of ours can clash with
+/// the user's.
 void append_bodies(std::string& text, const Variant::Impl& v) {
   // A name may be that of a macro in a system header, such as NULL.
   for (const Variant::Impl::Tensor& tensor : v.tensors) text += "#undef " + tensor.name + "\n";

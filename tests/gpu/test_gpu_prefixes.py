@@ -24,9 +24,10 @@ def test_plans_share(case, torch):
     attn = CudaRunner(case, torch).attn
     plan = attn.plan(*inputs.plan_args(), **inputs.plan_options())
     text = plan.describe()
-    # Among more queues sharing does not always pay. Nor does it for requests of 20 tokens with 64
-    # dims, where each fills most of a row tile. A plan of one queue has no memory for the partial
-    # results of all their rows in eight kv heads, or with 512 dims, where a row tile has 64 rows.
+    # With 40 queues or more, sharing does not always pay. With 64 dims it does not pay for requests
+    # of 20 tokens either, because each of them fills most of a row tile. A plan of one queue has
+    # too little workspace for the partial results of such requests with eight kv heads, or with 512
+    # dims, where a row tile has 64 rows.
     has_20_tokens = max(case.qo_lens) == 20
     is_small = case.num_ctas == 1 and (case.num_kv_heads == 8 or case.head_dim == 512)
     is_in_vain = case.head_dim == 64 or is_small

@@ -39,7 +39,7 @@ class Compiler:
         """The operators to run instead of ops.
 
         Raises:
-            CompileError: there are none, or a check fails.
+            CompileError: ops is empty, or a validity check fails.
         """
         if not ops:
             raise CompileError("Cannot compile empty operator list")

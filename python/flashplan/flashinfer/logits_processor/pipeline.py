@@ -36,7 +36,8 @@ class LogitsPipe:
         custom_validity_checks: functions of the operators that raise CompileError.
 
     Raises:
-        ValueError: there are no steps, they do not fit each other, or a check fails.
+        ValueError: processors is empty, a step does not take what the one before it returns, or a
+            validity check fails.
 
     Examples:
         >>> import torch

@@ -10,7 +10,7 @@ from flashplan.flashinfer.logits_processor.op import Op
 from flashplan.flashinfer.logits_processor.operators import SoftmaxOp
 from flashplan.flashinfer.logits_processor.types import TensorType
 
-# Raises CompileError for operators that a pipeline must not have.
+# Takes the operators of a pipeline; raises CompileError if they do not form a valid one.
 ValidityCheck: TypeAlias = Callable[[list[Op]], None]
 
 

@@ -80,8 +80,8 @@ FLASHPLAN_DEVICE void run_tile_by_rows(const AttentionParams& p, TileContext& co
   }
 }
 
-/// Ends a kernel that ran beside the one before it: it must not be over before that one is, because
-/// what follows in the stream may wait for this kernel alone.
+/// The last call of each CTA. A kernel that runs beside the one before it must not end earlier than
+/// that one, because later work on the stream may wait for this kernel alone.
 FLASHPLAN_DEVICE void end_beside_last(const AttentionParams& p) {
   if (p.schedule.beside_last && blockIdx.x == 0) wait_for_last_kernel();
 }
