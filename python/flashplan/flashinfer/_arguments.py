@@ -42,6 +42,11 @@ def is_8_bit(dtype: torch.dtype) -> bool:
     return dtype.itemsize == 1
 
 
+def name_of(dtype: torch.dtype) -> Any:
+    """The name of a dtype, as the functions of flashplan take it."""
+    return str(dtype).removeprefix("torch.")
+
+
 def unpack_cache(cache: Cache, kv_layout: str) -> tuple[Tensor, Tensor]:
     """(k, v), each of 4 dimensions. Pages of one token may lack the dimension of tokens."""
     if isinstance(cache, Tensor):

@@ -305,7 +305,7 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
             rope_scale,
             rope_theta,
         )
-        self._forward_key = self._key()
+        self._forward_key = self._key(self._shape)
         return self.run(
             q,
             paged_kv_cache,

@@ -22,6 +22,7 @@ from flashplan.flash_runs import on_host, run_equal, run_rows
 from flashplan.flashinfer._arguments import (
     Cache,
     is_8_bit,
+    name_of,
     one_of,
     refuse,
     to_torch_dtype,
@@ -100,8 +101,7 @@ def narrowed(results: Any, out: Tensor | None, o_dtype: torch.dtype) -> Any:
     if not is_8_bit(o_dtype):
         return results
     o, *lse = results if isinstance(results, tuple) else (results,)
-    name: Any = str(o_dtype).removeprefix("torch.")
-    o, _ = fp.quantize_fp8(o, 1.0, dtype=name, out=out)
+    o, _ = fp.quantize_fp8(o, 1.0, dtype=name_of(o_dtype), out=out)
     return (o, *lse) if lse else o
 
 

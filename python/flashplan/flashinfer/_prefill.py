@@ -259,7 +259,7 @@ class BatchPrefillWithPagedKVCacheWrapper(PagedWrapper):
             rope_scale,
             rope_theta,
         )
-        self._forward_key = self._key()
+        self._forward_key = self._key(self._shape)
         return self.run(q, paged_kv_cache, k_scale=k_scale, v_scale=v_scale, return_lse=return_lse)
 
     forward_return_lse = functools.partialmethod(forward, return_lse=True)

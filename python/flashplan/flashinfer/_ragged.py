@@ -227,7 +227,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(Wrapper):
             rope_scale,
             rope_theta,
         )
-        self._forward_key = self._key()
+        self._forward_key = self._key(self._shape)
         return self.run(q, k, v, return_lse=return_lse)
 
     forward_return_lse = functools.partialmethod(forward, return_lse=True)

@@ -10,12 +10,11 @@ the input before; FlashInfer's are not, so that one of a hundred may be the 8-bi
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 import flashplan as fp
+from flashplan.flashinfer._arguments import name_of
 from flashplan.flashinfer.page import append_paged_kv_cache
 from flashplan.types import KvLayout
 
@@ -35,13 +34,9 @@ def _in_heads(x: Tensor) -> Tensor:
     return x.unsqueeze(1) if x.dim() == 2 else x
 
 
-def _name(dtype: torch.dtype) -> Any:
-    return str(dtype).removeprefix("torch.")
-
-
 def _quantize(x: Tensor, quant_scale: float, out: Tensor) -> None:
     if x.numel():
-        fp.quantize_fp8(_in_heads(x), 1 / quant_scale, dtype=_name(out.dtype), out=_in_heads(out))
+        fp.quantize_fp8(_in_heads(x), 1 / quant_scale, dtype=name_of(out.dtype), out=_in_heads(out))
 
 
 def _out_for(x: Tensor | None, like: Tensor, out: Tensor | None, dtype: torch.dtype) -> Tensor:
@@ -107,7 +102,7 @@ def rope_quantize_fp8(
         interleaved=not is_neox,
         out_q=q_rope_out,
         out_k=_in_heads(k_rope_out),
-        out_dtype=_name(q_rope_out.dtype),
+        out_dtype=name_of(q_rope_out.dtype),
         q_scale=1 / quant_scale_q,
         k_scale=1 / quant_scale_kv,
     )

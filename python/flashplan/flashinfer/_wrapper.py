@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
 from typing import Any, NamedTuple
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from flashplan._core import UnsupportedError
+from flashplan.attention import Attention
 from flashplan.flashinfer._arguments import (
     check_aligned,
     is_8_bit,
@@ -216,7 +218,8 @@ class Wrapper:
         self._num_rows = int(batch.qo_indptr[-1])
         self._attentions.set_batch(batch, self._bounds)
         if self._forward_key is None:
-            self._attentions.prepare(self._key(), self._options)
+            options = functools.partial(self._options, self._shape)
+            self._attentions.prepare(self._key(self._shape), options)
         else:
             self._attentions.prepare_again(self._forward_key)
         self._plan_info = self._attentions.generation
@@ -261,10 +264,10 @@ class Wrapper:
         """Words of a row of the mask that CUDA graphs read."""
         return 0
 
-    def _key(self) -> tuple[Any, ...]:
+    def _key(self, shape: Shape | None) -> tuple[Any, ...]:
         """What determines the options of `Attention`."""
         return (
-            self._shape,
+            shape,
             self._causal,
             self._window_left,
             self._logits_soft_cap,
@@ -274,8 +277,11 @@ class Wrapper:
             self._rope_theta,
         )
 
-    def _options(self) -> dict[str, Any]:
-        shape = self._shape
+    def _attention(self, shape: Shape | None) -> Attention:
+        """The object that runs the planned batch with this shape."""
+        return self._attentions.get(self._key(shape), functools.partial(self._options, shape))
+
+    def _options(self, shape: Shape | None) -> dict[str, Any]:
         assert shape is not None
         softcap = float(self._logits_soft_cap)
         variant = rope = None
@@ -335,7 +341,7 @@ class Wrapper:
         scale_q: float | Tensor | None = None,
         **tables: Any,
     ) -> Any:
-        shape = self._shape
+        shape = read_as = self._shape
         if shape is not None:
             if q.dtype != self._q_data_type:
                 raise ValueError(
@@ -343,11 +349,8 @@ class Wrapper:
                 )
             if is_8_bit(q.dtype):
                 q, k_scale = read_queries(q, scale_q, shape.num_kv_heads, k_scale)
-                self._shape = shape._replace(q_dtype=q.dtype)
-        try:
-            attn = self._attentions.get(self._key(), self._options)
-        finally:
-            self._shape = shape
+                read_as = shape._replace(q_dtype=q.dtype)
+        attn = self._attention(read_as)
         assert shape is not None
         if k.dtype != shape.kv_dtype and k.dtype != torch.uint8:
             raise ValueError(

@@ -13,6 +13,7 @@ from flashplan._core import UnsupportedError
 from flashplan.flashinfer._arguments import check_buffer, refuse
 from flashplan.flashinfer._paged import PagedWrapper
 from flashplan.flashinfer._plans import Batch
+from flashplan.flashinfer._wrapper import Shape
 
 
 class BatchMLAPagedAttentionWrapper(PagedWrapper):
@@ -111,8 +112,8 @@ class BatchMLAPagedAttentionWrapper(PagedWrapper):
         self._set_pages(kv_indptr, kv_indices, kv_len_arr, True)
         self._plan_batch(batch)
 
-    def _options(self) -> dict[str, Any]:
-        return super()._options() | {"shared_kv": True}
+    def _options(self, shape: Shape | None) -> dict[str, Any]:
+        return super()._options(shape) | {"shared_kv": True}
 
     def run(
         self,
@@ -160,7 +161,7 @@ class BatchMLAPagedAttentionWrapper(PagedWrapper):
             ckv_scale_arr=ckv_scale_arr,
             **options,
         )
-        attn = self._attentions.get(self._key(), self._options)
+        attn = self._attention(self._shape)
         self._check_dtypes(q_nope, q_pe, ckv_cache, kpe_cache)
         if q_pe is not None and q_pe.shape[-1] == 0:
             q_pe = kpe_cache = None
