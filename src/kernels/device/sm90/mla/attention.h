@@ -8,7 +8,8 @@
 #include "kernels/device/sm90/mla/key_loader.h"
 #include "kernels/device/sm90/mla/record_loader.h"
 #include "kernels/device/sm90/mla/row_loader.h"
-#include "kernels/device/sm90/mla/widening_loader.h"
+#include "kernels/device/sm90/mla/staged_loader.h"
+#include "kernels/device/sm90/mla/unaligned_loader.h"
 
 namespace flashplan::device {
 
@@ -41,9 +42,9 @@ FLASHPLAN_DEVICE void run_mla_producer(const AttentionParams& p, const MlaSmem<S
                                        uint32_t queue_word) {
   if constexpr (S::kWidens) {
     if (p.tensors.vectorized) {
-      MlaWideningLoader<S, true>(p, smem, warp).run(queue_word);
+      MlaStagedLoader<S>(p, smem, warp).run(queue_word);
     } else {
-      MlaWideningLoader<S, false>(p, smem, warp).run(queue_word);
+      widen_unaligned_rows(p, smem, warp, queue_word);
     }
   } else if (warp == S::kRecordWarp) {
     MlaRecordLoader<S>(p, smem).run(queue_word);

@@ -26,7 +26,8 @@ struct alignas(16) MlaWaitingMerge {
 ///      warps of warpgroup 0 free left parts, and those of warpgroup 1 right parts, after the
 ///      product with the values. The owner has read both parts before: it finishes its logits
 ///      before it publishes the weights, without which nobody multiplies values. So when a part is
-///      empty nobody reads it. Phases are told apart by parity: block b is phase b / 2 of its slot.
+///      empty nobody reads it, and a tail, which logits alone read, may be written as soon as the
+///      left part is empty. Phases are told apart by parity: block b is phase b / 2 of its slot.
 ///      A part is written again only after it was freed, so nobody falls two phases behind.
 ///   2. A tile without steps (MlaContext::has_steps) has no block. Any other tile has at least one,
 ///      also where it has no keys; producer and consumers compute the number in one function.

@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0
+// The warps of the sm90_mla producer that bring keys of 8 bits, and widen them to the 16 bits that
+// wgmma reads.
+#pragma once
+
+#include "kernels/device/sm90/mla/widening_warp.h"
+
+namespace flashplan::device {
+
+/// Four warps. Queries and two wide blocks fill shared memory, so raw rows have no memory of their
+/// own. They wait in two places for being widened:
+///
+/// - The right half of a block waits in registers. It is requested when that of the block before
+///   has been stored, so it has a whole block of time to come.
+/// - The left half, the tail and the scales are copied, raw, to their place in the slot as soon as
+///   the left part is empty, and widened in place. The left part is empty early: warpgroup 0 of the
+///   consumers frees it without any later block, whereas warpgroup 1 computes the logits of the
+///   next block before it frees the right part of an even one. A tail is read by logits alone, so
+///   it is empty when the left part is. So the copies of a block are often under way while the
+///   block before is widened.
+///
+/// Each lane copies the bytes that it will widen itself. An item of 8 rows and 64 dims has 512 raw
+/// bytes, those of lane i at 16 * i, so that neither copies nor loads meet in a bank. Raw items lie
+/// in the second half of the memory that wide ones take. Those of the second 8 rows overlap only
+/// themselves and what the first 8 rows have left: a warp loads all raw items of 8 rows before it
+/// stores them, widened. Scales lie where the first wide items come.
+///
+/// How loads to registers are waited for is up to the compiler. It waits for all loads that are
+/// under way across a branch at once, so loads have no condition: rows that do not exist are loaded
+/// from a query, and replaced by zeros later.
+template <typename S>
+class MlaStagedLoader : MlaWideningWarp<S> {
+  using Base = MlaWideningWarp<S>;
+  using typename Base::Rows;
+  using typename Base::Widening;
+
+ public:
+  using Base::Base;
+
+  /// `queue_word`: what MlaRecordLoader::request_queue() returned.
+  FLASHPLAN_DEVICE void run(uint32_t queue_word) {
+    const auto begin = [&](uint32_t number) {
+      load_right(rows_);
+      wait_and_copy_left(number, rows_);
+    };
+    const auto fill = [&](uint32_t number, bool has_next, const auto& find_later) {
+      return fill_slot(number, has_next, find_later);
+    };
+    Base::for_each_slot(queue_word, begin, fill);
+  }
+
+ private:
+  using Base::kGroups;
+  using Base::kItems;
+  using Base::kRows;
+  using Base::lane;
+  using Base::next_;
+  using Base::p_;
+  using Base::rows_;
+  using Base::smem_;
+
+  static constexpr int kRawBytes = 32 * 16;  // of an item of all lanes
+  static_assert(2 * kRawBytes == S::Half::kBlockBytes && 2 * kRawBytes == S::Tail::kGroupBytes);
+
+  /// The raw left half of block `number` is under way. See for_each_slot().
+  template <typename FindLater>
+  FLASHPLAN_DEVICE Rows fill_slot(uint32_t number, bool has_next, const FindLater& find_later) {
+    bool copies = has_next && left_is_empty(number + 1);
+    if (copies) {
+      copy_left(number + 1, next_);
+      cp_async_wait<1>();
+    } else {
+      cp_async_wait<0>();
+    }
+    load_scales(number);
+    widen_left(number);
+    Base::report_found(number);
+    Base::announce(number, 0);
+    widen_tail(number);
+    if (has_next && !copies && left_is_empty(number + 1)) {
+      copy_left(number + 1, next_);
+      copies = true;
+    }
+    const Rows later = find_later();
+    prefetch(later);
+    Base::wait(smem_.emptied(number, 1));
+    store_right(number);
+    Base::announce(number, 1);
+    load_right(next_);
+    if (has_next && !copies) wait_and_copy_left(number + 1, next_);
+    return later;
+  }
+
+  FLASHPLAN_DEVICE bool left_is_empty(uint32_t number) const {
+    const MbarrierPhase emptied = smem_.emptied(number, 0);
+    return __all_sync(0xffffffffU, mbarrier_test(emptied.barrier, emptied.parity)) != 0;
+  }
+  FLASHPLAN_DEVICE void wait_and_copy_left(uint32_t number, const Rows& rows) const {
+    Base::wait(smem_.emptied(number, 0));
+    copy_left(number, rows);
+  }
+
+  /// Brings rows to the L2 cache. Two lanes have looked up a row; each brings every other 64 bytes.
+  /// If tails are in a tensor of their own, the second lane brings the tail instead.
+  FLASHPLAN_DEVICE void prefetch(const Rows& rows) const {
+    constexpr int kTailBytes = S::kTailDims * Widening::kTailBytes;
+    constexpr int kRowBytes =
+        Base::kHasTail ? Widening::kTailOffset + kTailBytes : Widening::kContentDims;
+    if ((rows.existing >> lane() % kRows & 1) == 0) return;
+    const unsigned char* from = rows.own;
+    int last = kRowBytes - 1;
+    if (Base::kTailHas8Bits && p_.tails.k.num_dims > 0) {
+      last = (lane() < kRows ? Widening::kContentDims : kTailBytes) - 1;
+    } else if (lane() >= kRows) {
+      from -= Widening::kTailOffset - 64;
+      last -= 64;
+    }
+#pragma unroll
+    for (int byte = 0; byte < kRowBytes; byte += 128) prefetch_l2(from + min(byte, last));
+  }
+
+  FLASHPLAN_DEVICE void load_right(const Rows& rows) {
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group) {
+      const unsigned char* from = Base::content(rows, group) + S::kHalfDims;
+#pragma unroll
+      for (int i = 0; i < kItems; ++i) right_[group][i] = load_once_16(from + i * 64);
+    }
+  }
+  FLASHPLAN_DEVICE void store_right(uint32_t number) const {
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group) {
+      const bool exists = Base::exists(rows_, group);
+      uint4 items[kItems];
+#pragma unroll
+      for (int i = 0; i < kItems; ++i) {
+        items[i] = exists ? right_[group][i] : uint4{0, 0, 0, 0};
+      }
+      store(number, 1, group, items);
+    }
+  }
+
+  /// Where this lane's raw items of the left half begin, and those of the tail.
+  FLASHPLAN_DEVICE uint32_t raw_half(uint32_t number) const {
+    return Base::own_half(number, 0) + kGroups * kItems * kRawBytes + lane() * 16;
+  }
+  FLASHPLAN_DEVICE uint32_t raw_tail(uint32_t number) const {
+    return Base::own_tail(number) + kGroups * kRawBytes + lane() * 16;
+  }
+  /// Starts to copy the left half, the tail, and the scales, as one group of copies.
+  FLASHPLAN_DEVICE void copy_left(uint32_t number, const Rows& rows) const {
+    const uint32_t to = raw_half(number);
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group) {
+      const unsigned char* from = Base::content(rows, group);
+      const int num_bytes = Base::exists(rows, group) ? 16 : 0;
+#pragma unroll
+      for (int i = 0; i < kItems; ++i) {
+        cp_async_16_padded(to + (group * kItems + i) * kRawBytes, from + i * 64, num_bytes);
+      }
+      if constexpr (Base::kTailHas8Bits) {
+        cp_async_16_padded(raw_tail(number) + group * kRawBytes, Base::tail(rows, group),
+                           num_bytes);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < Base::kTailCopies; ++i) {
+      cp_async_16_padded(Base::tail_place(number, i), Base::copied_tail(rows, i),
+                         Base::exists_copied(rows, i) ? 16 : 0);
+    }
+    if constexpr (Widening::kHasScales) {
+      // Lane i brings the four scales of row i.
+      if (lane() < kRows) {
+        cp_async_16_padded(Base::own_half(number, 0) + lane() * 16,
+                           rows.own + Widening::kContentDims,
+                           (rows.existing >> lane() & 1) != 0 ? 16 : 0);
+      }
+    }
+    cp_async_commit();
+  }
+  FLASHPLAN_DEVICE void load_scales(uint32_t number) {
+    if constexpr (Widening::kHasScales) {
+      __syncwarp();  // other lanes have copied them
+      const uint32_t from = Base::own_half(number, 0) + lane() % kRows * 16 + lane() / kRows * 4;
+      scales_[0] = __uint_as_float(load_shared_4(from));
+      scales_[1] = __uint_as_float(load_shared_4(from + 8));
+    }
+  }
+  FLASHPLAN_DEVICE void widen_left(uint32_t number) const {
+    const uint32_t from = raw_half(number);
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group) {
+      uint4 items[kItems];
+#pragma unroll
+      for (int i = 0; i < kItems; ++i) {
+        items[i] = load_shared_16(from + (group * kItems + i) * kRawBytes);
+      }
+      __syncwarp();
+      store(number, 0, group, items);
+    }
+  }
+  FLASHPLAN_DEVICE void widen_tail(uint32_t number) const {
+    if constexpr (Base::kTailHas8Bits) {
+      uint4 items[kGroups];
+#pragma unroll
+      for (int group = 0; group < kGroups; ++group) {
+        items[group] = load_shared_16(raw_tail(number) + group * kRawBytes);
+      }
+      __syncwarp();
+#pragma unroll
+      for (int group = 0; group < kGroups; ++group) {
+        Base::store_widened(Base::own_tail(number) + group * S::Tail::kGroupBytes, items[group],
+                            1.0F);
+      }
+    } else {
+      Base::convert_copied_tail(number);
+    }
+  }
+
+  /// Widens and stores the items of a group, of one half.
+  FLASHPLAN_DEVICE void store(uint32_t number, int part, int group,
+                              const uint4 (&items)[kItems]) const {
+    const uint32_t to = Base::own_half(number, part);
+    float scale = 1.0F;
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) {
+      if (i % 2 == 0) scale = Base::scale_of(scales_[part], group, i);  // of 128 dims
+      Base::store_widened(to + Base::place_in_half(group, i), items[i], scale);
+    }
+  }
+
+  uint4 right_[kGroups][kItems] = {};  // of the right half of a block
+  float scales_[2] = {};               // see scale_of(); left and right
+};
+
+}  // namespace flashplan::device
