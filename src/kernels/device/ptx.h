@@ -65,6 +65,12 @@ FLASHPLAN_DEVICE void cp_async_16_padded(uint32_t to, const void* from, int num_
 FLASHPLAN_DEVICE void cp_async_4(uint32_t to, const void* from) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;\n" ::"r"(to), "l"(from) : "memory");
 }
+/// Copies 4 bytes, or writes zeros.
+FLASHPLAN_DEVICE void cp_async_4_if(bool copies, uint32_t to, const void* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;\n" ::"r"(to), "l"(from),
+               "r"(copies ? 4 : 0)
+               : "memory");
+}
 FLASHPLAN_DEVICE void cp_async_8(uint32_t to, const void* from) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 8;\n" ::"r"(to), "l"(from) : "memory");
 }

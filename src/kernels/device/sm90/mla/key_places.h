@@ -27,16 +27,18 @@ class KeyPlaces {
 
   FLASHPLAN_DEVICE bool are_listed() const { return p_.lists.slots != nullptr; }
 
-  /// Starts to load the id that find() needs: that of the key's page, or the key's entry in the
-  /// list. Lists have entries for all keys of a work tile (MlaRecordLoader).
-  FLASHPLAN_DEVICE int32_t request(int32_t kv_row, int32_t key) const {
+  /// Where the id is that find() needs: that of the key's page, or the key's entry in the list.
+  /// Ragged keys have none, which is null. Lists have entries for all keys of a work tile
+  /// (MlaRecordLoader).
+  FLASHPLAN_DEVICE const int32_t* id_place(int32_t kv_row, int32_t key) const {
     const PageTable& pages = p_.tensors.pages;
-    const int32_t* from = nullptr;
-    if (are_listed()) {
-      from = p_.lists.slots + kv_row * p_.lists.row_stride + key;
-    } else if (pages.ids != nullptr) {
-      from = page_ids(pages, kv_row) + quotient(static_cast<uint32_t>(key), pages.page_size);
-    }
+    if (are_listed()) return p_.lists.slots + kv_row * p_.lists.row_stride + key;
+    if (pages.ids == nullptr) return nullptr;
+    return page_ids(pages, kv_row) + quotient(static_cast<uint32_t>(key), pages.page_size);
+  }
+  /// Starts to load that id.
+  FLASHPLAN_DEVICE int32_t request(int32_t kv_row, int32_t key) const {
+    const int32_t* from = id_place(kv_row, key);
     return from == nullptr ? 0 : static_cast<int32_t>(load_global_4(from));
   }
 

@@ -23,7 +23,9 @@ namespace flashplan::device {
 /// bytes, those of lane i at 16 * i, so that neither copies nor loads meet in a bank. Raw items lie
 /// in the second half of the memory that wide ones take. Those of the second 8 rows overlap only
 /// themselves and what the first 8 rows have left: a warp loads all raw items of 8 rows before it
-/// stores them, widened. Scales lie where the first wide items come.
+/// stores them, widened. Scales lie where the first wide items come, and so do page ids, or entries
+/// of a list, for a block that comes two blocks later: loads to registers would be waited for
+/// together with the right half.
 ///
 /// How loads to registers are waited for is up to the compiler. It waits for all loads that are
 /// under way across a branch at once, so loads have no condition: rows that do not exist are loaded
@@ -31,6 +33,7 @@ namespace flashplan::device {
 template <typename S>
 class MlaStagedLoader : MlaWideningWarp<S> {
   using Base = MlaWideningWarp<S>;
+  using typename Base::Block;
   using typename Base::Rows;
   using typename Base::Widening;
 
@@ -39,12 +42,12 @@ class MlaStagedLoader : MlaWideningWarp<S> {
 
   /// `queue_word`: what MlaRecordLoader::request_queue() returned.
   FLASHPLAN_DEVICE void run(uint32_t queue_word) {
-    const auto begin = [&](uint32_t number) {
+    const auto begin = [&](uint32_t number, const auto& block_after) {
       load_right(rows_);
-      wait_and_copy_left(number, rows_);
+      wait_and_copy_left(number, rows_, block_after(2));
     };
-    const auto fill = [&](uint32_t number, bool has_next, const auto& find_later) {
-      return fill_slot(number, has_next, find_later);
+    const auto fill = [&](uint32_t number, bool has_next, const auto& block_after) {
+      return fill_slot(number, has_next, block_after);
     };
     Base::for_each_slot(queue_word, begin, fill);
   }
@@ -63,31 +66,33 @@ class MlaStagedLoader : MlaWideningWarp<S> {
   static_assert(2 * kRawBytes == S::Half::kBlockBytes && 2 * kRawBytes == S::Tail::kGroupBytes);
 
   /// The raw left half of block `number` is under way. See for_each_slot().
-  template <typename FindLater>
-  FLASHPLAN_DEVICE Rows fill_slot(uint32_t number, bool has_next, const FindLater& find_later) {
-    bool copies = has_next && left_is_empty(number + 1);
+  template <typename BlockAfter>
+  FLASHPLAN_DEVICE Rows fill_slot(uint32_t number, bool has_next, const BlockAfter& block_after) {
+    const bool is_empty = left_is_empty(number + 1);
+    bool copies = has_next && is_empty;
     if (copies) {
-      copy_left(number + 1, next_);
+      copy_left(number + 1, next_, block_after(3));
       cp_async_wait<1>();
     } else {
       cp_async_wait<0>();
     }
+    const auto later_id = static_cast<int32_t>(load_shared_4(id_memory(number)));
     load_scales(number);
     widen_left(number);
     Base::report_found(number);
     Base::announce(number, 0);
     widen_tail(number);
     if (has_next && !copies && left_is_empty(number + 1)) {
-      copy_left(number + 1, next_);
+      copy_left(number + 1, next_, block_after(3));
       copies = true;
     }
-    const Rows later = find_later();
+    const Rows later = Base::find(block_after(2), later_id);
     prefetch(later);
     Base::wait(smem_.emptied(number, 1));
     store_right(number);
     Base::announce(number, 1);
     load_right(next_);
-    if (has_next && !copies) wait_and_copy_left(number + 1, next_);
+    if (has_next && !copies) wait_and_copy_left(number + 1, next_, block_after(3));
     return later;
   }
 
@@ -95,9 +100,10 @@ class MlaStagedLoader : MlaWideningWarp<S> {
     const MbarrierPhase emptied = smem_.emptied(number, 0);
     return __all_sync(0xffffffffU, mbarrier_test(emptied.barrier, emptied.parity)) != 0;
   }
-  FLASHPLAN_DEVICE void wait_and_copy_left(uint32_t number, const Rows& rows) const {
+  FLASHPLAN_DEVICE void wait_and_copy_left(uint32_t number, const Rows& rows,
+                                           const Block& later) const {
     Base::wait(smem_.emptied(number, 0));
-    copy_left(number, rows);
+    copy_left(number, rows, later);
   }
 
   /// Brings rows to the L2 cache. Two lanes have looked up a row; each brings every other 64 bytes.
@@ -147,8 +153,13 @@ class MlaStagedLoader : MlaWideningWarp<S> {
   FLASHPLAN_DEVICE uint32_t raw_tail(uint32_t number) const {
     return Base::own_tail(number) + kGroups * kRawBytes + lane() * 16;
   }
-  /// Starts to copy the left half, the tail, and the scales, as one group of copies.
-  FLASHPLAN_DEVICE void copy_left(uint32_t number, const Rows& rows) const {
+  /// Where this lane's id of a later block is, behind the scales.
+  FLASHPLAN_DEVICE uint32_t id_memory(uint32_t number) const {
+    return Base::own_half(number, 0) + kRows * 16 + lane() * 4;
+  }
+  /// Starts to copy the left half, the tail, the scales, and what find() needs for a block that is
+  /// filled two blocks later, as one group of copies.
+  FLASHPLAN_DEVICE void copy_left(uint32_t number, const Rows& rows, const Block& later) const {
     const uint32_t to = raw_half(number);
 #pragma unroll
     for (int group = 0; group < kGroups; ++group) {
@@ -176,6 +187,10 @@ class MlaStagedLoader : MlaWideningWarp<S> {
                            (rows.existing >> lane() & 1) != 0 ? 16 : 0);
       }
     }
+    const int row = Base::own_row();
+    const int32_t* id = Base::places_.id_place(later.kv_row, later.key + row);
+    const bool has_id = row < later.count && id != nullptr;
+    cp_async_4_if(has_id, id_memory(number), has_id ? id : p_.tensors.q.data);
     cp_async_commit();
   }
   FLASHPLAN_DEVICE void load_scales(uint32_t number) {

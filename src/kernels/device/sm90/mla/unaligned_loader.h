@@ -18,11 +18,11 @@ class MlaUnalignedLoader : MlaWideningWarp<S> {
   using Base::Base;
 
   FLASHPLAN_DEVICE void run(uint32_t queue_word) {
-    const auto fill = [&](uint32_t number, bool, const auto& find_later) {
+    const auto fill = [&](uint32_t number, bool, const auto& block_after) {
       fill_slot(number);
-      return find_later();
+      return Base::find(block_after(2), Base::request(block_after(2)));
     };
-    Base::for_each_slot(queue_word, [](uint32_t) {}, fill);
+    Base::for_each_slot(queue_word, [](uint32_t, const auto&) {}, fill);
   }
 
  private:

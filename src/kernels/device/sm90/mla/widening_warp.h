@@ -48,11 +48,12 @@ class MlaWideningWarp : protected MlaKeyWarp<S> {
   };
 
   /// Brings records and queries, if this warp is the one that does, and walks over the blocks of
-  /// the queue. For the first block of each tile it calls begin(its number in the queue), when
-  /// `rows_` are its rows. For each block it then calls fill(its number in the queue, whether the
-  /// tile has a next block, find_later). Then `rows_` are those of the block and `next_` those of
-  /// the next one. find_later() finds those of the block after it, which fill() returns.
-  /// `queue_word`: what MlaRecordLoader::request_queue() returned.
+  /// the queue. For the first block of each tile it calls begin(its number in the queue,
+  /// block_after), when `rows_` are its rows. For each block it then calls fill(its number in the
+  /// queue, whether the tile has a next block, block_after). Then `rows_` are those of the block
+  /// and `next_` those of the next one; fill() returns those of the block after it. block_after(n)
+  /// is the n-th block after this one. `queue_word`: what MlaRecordLoader::request_queue()
+  /// returned.
   template <typename Begin, typename Fill>
   FLASHPLAN_DEVICE void for_each_slot(uint32_t queue_word, Begin begin, Fill fill) {
     MlaRecordLoader<S> records(p_, smem_);
@@ -67,20 +68,17 @@ class MlaWideningWarp : protected MlaKeyWarp<S> {
       int32_t key = context.tile.kv_begin;
       const int32_t id = request(block_at(key));
       const int32_t next_id = request(block_at(key + S::kTileKv));
+      const auto block_after = [&](int n) { return block_at(key + n * S::kTileKv); };
       if (brings_records) records.load_queries(context);
       rows_ = find(block_at(key), id);
-      begin(number);
-      next_ = find(block_at(key + S::kTileKv), next_id);
+      begin(number, block_after);
+      next_ = find(block_after(1), next_id);
 #pragma unroll 1
       do {
-        // The id is requested and used within a block: across the end of the loop, the compiler
-        // might wait for it together with the keys that are loaded there.
-        const Block later = block_at(key + 2 * S::kTileKv);
-        const int32_t later_id = request(later);
+        const Rows later = fill(number++, key + S::kTileKv < end, block_after);
         key += S::kTileKv;
-        const Rows later_rows = fill(number++, key < end, [&] { return find(later, later_id); });
         rows_ = next_;
-        next_ = later_rows;
+        next_ = later;
       } while (key < end);
     };
     Base::for_each_tile(begin_tile, fill_blocks);

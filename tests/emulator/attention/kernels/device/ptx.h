@@ -90,6 +90,9 @@ inline void cp_async_16_padded(uint32_t to, const void* from, int num_bytes) {
 inline void cp_async_4(uint32_t to, const void* from) {
   async_groups().back().push_back({to, from, 4, 0});
 }
+inline void cp_async_4_if(bool copies, uint32_t to, const void* from) {
+  async_groups().back().push_back({to, from, copies ? 4 : 0, copies ? 0 : 4});
+}
 inline void cp_async_8(uint32_t to, const void* from) {
   async_groups().back().push_back({to, from, 8, 0});
 }
