@@ -73,7 +73,10 @@ class MlaBatch {
     static simt::Machine machine;
     for (const int32_t c : order) {
       params_.schedule.starts = starts_.data() + c;  // it runs as CTA 0
-      machine.run(1, 1, S::kThreads, [&] { device::sm90_mla_kernel<Choices>(params_); });
+      machine.run(1, 1, S::kThreads, [&] {
+        if (threadIdx.x == 0) name_barriers();
+        device::sm90_mla_kernel<Choices>(params_);
+      });
     }
     for (const Arrivals& arrivals : arrivals_) {
       for (const int32_t counter : arrivals.counters) CHECK_EQ(counter, 0);
@@ -102,6 +105,16 @@ class MlaBatch {
   }
 
  private:
+  /// So that a part of a slot that is filled before it is free is an error.
+  static void name_barriers() {
+    using Memory = device::MlaSharedMemory<S>;
+    const device::MlaSmem<S> smem(*reinterpret_cast<Memory*>(device::smem));
+    for (uint32_t i = 0; i < 2 * S::kSlots; ++i) {
+      const auto part = static_cast<int>(i % 2);
+      device::name_mbarriers("full", smem.full(i / 2, part).barrier, "empty",
+                             smem.empty(i / 2, part), i);
+    }
+  }
   int32_t planned(int32_t r) const {
     const auto i = static_cast<size_t>(r);
     return l_.planned_lens.empty() ? l_.kv_lens[i] : l_.planned_lens[i];
