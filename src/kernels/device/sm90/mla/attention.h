@@ -15,13 +15,17 @@ namespace flashplan::device {
 
 template <typename S>
 FLASHPLAN_DEVICE void begin_mla_memory(const AttentionParams& p, const MlaSmem<S>& smem) {
-  const bool gathers = !p.maps.has_kv;
+  const bool gathers = !S::kHasValues && !p.maps.has_kv;
   const int loaders = S::kWidens ? S::kWideningWarps : gathers ? S::kGatherWarps : 1;
   const int writers = gathers && !S::kWidens ? MlaRowLoader<S, true>::kArrivals : loaders;
   for (uint32_t block = 0; block < S::kSlots; ++block) {
     for (int part = 0; part < 2; ++part) {
       mbarrier_init(smem.full(block, part).barrier, writers);
       mbarrier_init(smem.empty(block, part), 4);
+      if constexpr (S::kHasValues) {
+        mbarrier_init(smem.values_full(block, part).barrier, 1);
+        mbarrier_init(smem.values_empty(block, part), 4);
+      }
     }
   }
   mbarrier_init(smem.tail_full(), 1);

@@ -5,7 +5,6 @@
 
 #include "kernels/device/sm90/mla/epilogue.h"
 #include "kernels/device/sm90/mla/logits.h"
-#include "kernels/device/sm90/softmax.h"
 
 namespace flashplan::device {
 
@@ -32,7 +31,7 @@ class MlaConsumer {
       : p_(p),
         smem_(smem),
         thread_(static_cast<int>(threadIdx.x) % 128),
-        gathers_(S::kWidens || !p.maps.has_kv),
+        gathers_(S::kWidens || (!S::kHasValues && !p.maps.has_kv)),
         variant_(p) {
     if (p.variant.k_scales.data != nullptr) variant_.scale_logits(p.variant.k_scales.of(0));
   }
@@ -54,7 +53,7 @@ class MlaConsumer {
 
  private:
   using Variant = typename S::Variant;
-  using Softmax = Sm90Softmax<S>;
+  using Softmax = typename S::template Softmax<S>;
   using Visible = typename Softmax::Visible;
   using ByDims = Wgmma<S::kQ, S::kTileKv>;
   using ByRows = Wgmma<S::kQ, S::kHalfDims>;
@@ -73,11 +72,21 @@ class MlaConsumer {
     mbarrier_wait(full.barrier, full.parity);
     if (gathers_) fence_async_proxy();
   }
+  /// Waits for this warpgroup's half of the values. The owner has it already where keys are values.
+  FLASHPLAN_DEVICE void wait_values(uint32_t block, bool owns) const {
+    if constexpr (S::kHasValues) {
+      const MbarrierPhase full = smem_.values_full(block, kWarpgroup);
+      mbarrier_wait(full.barrier, full.parity);
+    } else if (!owns) {
+      wait_part(block, kWarpgroup);
+    }
+  }
 
   /// Computes work tile number `i`, and writes its state, or those of its chunks.
   FLASHPLAN_DEVICE void run_tile(const Sm90Context& context, uint32_t i) {
     const int32_t count = num_blocks<S>(context);
     visible_ = {p_, context, 0, thread_};
+    if constexpr (S::kHasValues) begin_head(context.tile.kv_head);
     if (kWarpgroup < count) {
       mbarrier_wait(smem_.q_full(), parities_ & 1);
     } else {
@@ -96,6 +105,13 @@ class MlaConsumer {
     const bool is_final = wait_context(i + 1).is_end;
     epilogue().arrive(context, chunk_of(count - 1) + 1, smem_.memory.num_states[i % S::kContexts],
                       is_final);
+  }
+
+  /// Queries of a tile are of one kv head.
+  FLASHPLAN_DEVICE void begin_head(int32_t kv_head) {
+    if (p_.variant.k_scales.data == nullptr) return;
+    variant_ = Variant(p_);
+    variant_.scale_logits(p_.variant.k_scales.of(kv_head));
   }
 
   /// The bits of a block's number that say which one of its chunk it is. Chunks have a power of two
@@ -183,8 +199,13 @@ class MlaConsumer {
 
   FLASHPLAN_DEVICE void compute_logits(uint32_t block) {
     multiply_keys(block);
+    if constexpr (S::kHasValues) {
+      wgmma_wait<1>();
+      release(smem_.empty(block, 0));
+    }
     wgmma_wait<0>();
     pin(softmax_.logits);
+    if constexpr (S::kHasValues) release(smem_.empty(block, 1));
   }
   /// Turns the logits of block n of the tile into weights. Returns whether shifts of the warp's
   /// rows were raised, by `shrink`. `is_first`: there are no shifts yet.
@@ -208,7 +229,7 @@ class MlaConsumer {
   }
   /// Hides the keys of a block whose entries in a list name no row of the cache.
   FLASHPLAN_DEVICE void hide_missing(uint32_t block) {
-    if (p_.lists.slots == nullptr) return;
+    if (S::kHasValues || p_.lists.slots == nullptr) return;
     const uint2 found = load_shared_8(smem_.found(block));
     if ((found.x & found.y) == 0xffffffffU) return;
     const int first = opaque(thread_) % 4 * 2;  // of this thread's columns in each 8
@@ -219,6 +240,8 @@ class MlaConsumer {
       softmax_.logits[i] = exists ? softmax_.logits[i] : -infinity();
     }
   }
+  /// Values that are tensors of their own need the place of the keys: each part is one batch, so
+  /// that the left one is free as soon as it can be.
   FLASHPLAN_DEVICE void multiply_keys(uint32_t block) {
     const WgmmaOperand q = S::Query::by_dims(smem_.queries());
 #pragma unroll
@@ -236,6 +259,7 @@ class MlaConsumer {
                           k + S::Half::step_of_dims(i), true);
         }
       }
+      if (S::kHasValues && part == 0) wgmma_commit();
     }
     const WgmmaOperand tail = S::Tail::by_dims(smem_.tail(block));
 #pragma unroll
@@ -248,6 +272,7 @@ class MlaConsumer {
 
   /// o += the weights in registers * values.
   FLASHPLAN_DEVICE void multiply_own(uint32_t block) {
+    wait_values(block, true);
     const WgmmaOperand v = S::Half::by_rows(smem_.half(block, kWarpgroup));
     wgmma_fence();
 #pragma unroll
@@ -258,7 +283,7 @@ class MlaConsumer {
   }
   /// o += the weights of the other warpgroup * values.
   FLASHPLAN_DEVICE void multiply_others(uint32_t block) {
-    wait_part(block, kWarpgroup);
+    wait_values(block, false);
     const WgmmaOperand v = S::Half::by_rows(smem_.half(block, kWarpgroup));
     const WgmmaOperand weights = S::Weights::by_dims(smem_.weights());
     wgmma_fence();
@@ -271,7 +296,7 @@ class MlaConsumer {
   FLASHPLAN_DEVICE void wait_and_release(uint32_t block) {
     wgmma_wait<0>();
     pin(o_);
-    release(smem_.empty(block, kWarpgroup));
+    release(S::kHasValues ? smem_.values_empty(block, kWarpgroup) : smem_.empty(block, kWarpgroup));
   }
 
   FLASHPLAN_DEVICE void multiply_o(const float (&factor)[2]) {

@@ -56,6 +56,7 @@ class MlaEpilogue {
   FLASHPLAN_DEVICE void write(const Sm90Context& context, Accumulators& o, State& state,
                               int32_t chunk, bool is_last) const {
     const PackedRows rows = context.block().rows;
+    const int32_t kv_head = head_of(context);
     if (context.tile.merge >= 0) {
       multiply(o, state.scale);
       write_partial(context.tile.partial_row + chunk * S::kTileQ, rows, o, state.lse);
@@ -66,14 +67,14 @@ class MlaEpilogue {
       merge_chunk(o, state, chunk, is_last);
       if (!is_last) return;
     }
-    finish(rows, state);
+    finish(rows, kv_head, state);
     multiply(o, state.scale);
     if (output_.has_chunks()) {
-      write_chunks(rows, o);
+      write_chunks(rows, kv_head, o);
     } else {
-      write_anything(rows, o);
+      write_anything(rows, kv_head, o);
     }
-    if (kWarpgroup == 0) write_lse(rows, state.lse);
+    if (kWarpgroup == 0) write_lse(rows, kv_head, state.lse);
   }
 
   /// Arrives at the merge of a tile that has written `written` states. In batch-invariant plans
@@ -92,8 +93,8 @@ class MlaEpilogue {
     constexpr int kQuads = S::kHeadDimVo / 4;
     const PackedRows rows = context.block().rows;
     for (int i = kWarpgroup * 128 + thread_; i < rows.num_rows * kQuads; i += S::kConsumerThreads) {
-      write_result<S>(p_, typename S::Variant(p_), rows, 0, i / kQuads, i % kQuads * 4,
-                      {0.0F, 0.0F, 0.0F, 0.0F}, 1.0F, -infinity());
+      write_result<S>(p_, typename S::Variant(p_), rows, head_of(context), i / kQuads,
+                      i % kQuads * 4, {0.0F, 0.0F, 0.0F, 0.0F}, 1.0F, -infinity());
     }
   }
 
@@ -102,6 +103,15 @@ class MlaEpilogue {
   static constexpr int kFirstDim = kWarpgroup * S::kHalfDims;
 
   FLASHPLAN_DEVICE int row(int half) const { return S::row(0, opaque(thread_), half); }
+  /// The kv head of a tile. Keys that are values have one.
+  static FLASHPLAN_DEVICE int32_t head_of(const Sm90Context& context) {
+    return S::kHasValues ? context.tile.kv_head : 0;
+  }
+  /// Whether results have dims from the `first` one of this warpgroup on. Keys that are values have
+  /// all dims of the kernel.
+  FLASHPLAN_DEVICE bool has_dims(int first) const {
+    return !S::kHasValues || kFirstDim + first < p_.tensors.head_dim_vo;
+  }
 
   static FLASHPLAN_DEVICE void multiply(Accumulators& o, const float (&factors)[2]) {
 #pragma unroll
@@ -109,15 +119,16 @@ class MlaEpilogue {
   }
 
   /// Lets sinks join the results of rows, and what values are multiplied with.
-  FLASHPLAN_DEVICE void finish(const PackedRows& rows, State& state) const {
+  FLASHPLAN_DEVICE void finish(const PackedRows& rows, int32_t kv_head, State& state) const {
     if (p_.variant.sinks.data != nullptr) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int own_row = min(row(half), rows.num_rows - 1);
-        output_.add_sink(OutputRow(p_, rows, 0, own_row).head, state.scale[half], state.lse[half]);
+        output_.add_sink(OutputRow(p_, rows, kv_head, own_row).head, state.scale[half],
+                         state.lse[half]);
       }
     }
-    const float of_values = v_scale(p_, 0);
+    const float of_values = v_scale(p_, kv_head);
     state.scale[0] *= of_values;
     state.scale[1] *= of_values;
   }
@@ -163,16 +174,19 @@ class MlaEpilogue {
     }
   }
 
-  FLASHPLAN_DEVICE void write_lse(const PackedRows& rows, const float (&lse)[2]) const {
+  FLASHPLAN_DEVICE void write_lse(const PackedRows& rows, int32_t kv_head,
+                                  const float (&lse)[2]) const {
     if (p_.tensors.lse.data == nullptr || opaque(thread_) % 4 != 0) return;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      if (row(half) < rows.num_rows) OutputRow(p_, rows, 0, row(half)).write_lse(p_, lse[half]);
+      if (row(half) >= rows.num_rows) continue;
+      OutputRow(p_, rows, kv_head, row(half)).write_lse(p_, lse[half]);
     }
   }
 
   /// Results of the dtype of q in aligned rows: four lanes write 64 bytes of a row at once.
-  FLASHPLAN_DEVICE void write_chunks(const PackedRows& rows, const Accumulators& o) const {
+  FLASHPLAN_DEVICE void write_chunks(const PackedRows& rows, int32_t kv_head,
+                                     const Accumulators& o) const {
     const int thread = opaque(thread_);
     const int lane = thread % 32;
     const int first_row = thread / 32 * 16;  // of the warp
@@ -181,8 +195,9 @@ class MlaEpilogue {
     };
     // Lane r computes the address of row r; other lanes read it by a shuffle.
     const int own = min(first_row + lane % 16, rows.num_rows - 1);
-    const auto* address = reinterpret_cast<const unsigned char*>(
-        static_cast<uint16_t*>(p_.tensors.o.data) + OutputRow(p_, rows, 0, own).o(p_) + kFirstDim);
+    const auto* address =
+        reinterpret_cast<const unsigned char*>(static_cast<uint16_t*>(p_.tensors.o.data) +
+                                               OutputRow(p_, rows, kv_head, own).o(p_) + kFirstDim);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       auto* to = reinterpret_cast<uint4*>(
@@ -192,7 +207,7 @@ class MlaEpilogue {
       for (int n = 0; n < kDimTiles; n += 4) {
         const uint4 chunk = transposed_in_four_lanes(
             {pair(n, half), pair(n + 1, half), pair(n + 2, half), pair(n + 3, half)});
-        if (has_row) to[n + lane % 4] = chunk;
+        if (has_row && has_dims((n + lane % 4) * 8)) to[n + lane % 4] = chunk;
       }
     }
   }
@@ -200,7 +215,8 @@ class MlaEpilogue {
   /// Results of any dtype and alignment: 16 dims of a warp's rows at a time are staged as floats in
   /// the memory of the weights, of which each warp has an eighth. Nobody reads weights between the
   /// barrier in scales() and the one here.
-  FLASHPLAN_DEVICE void write_anything(const PackedRows& rows, const Accumulators& o) const {
+  FLASHPLAN_DEVICE void write_anything(const PackedRows& rows, int32_t kv_head,
+                                       const Accumulators& o) const {
     constexpr int kDims = 16;
     const int thread = opaque(thread_);
     const int lane = thread % 32;
@@ -225,8 +241,9 @@ class MlaEpilogue {
       for (int i = lane; i < 16 * kDims; i += 32) {
         const int r = i / kDims;
         if (first_row + r >= rows.num_rows) break;
+        if (!has_dims(first + i % kDims)) continue;
         output_.write_one(
-            OutputRow(p_, rows, 0, first_row + r).o(p_) + kFirstDim + first + i % kDims,
+            OutputRow(p_, rows, kv_head, first_row + r).o(p_) + kFirstDim + first + i % kDims,
             __uint_as_float(load_shared_4(memory + r * kRowBytes + i % kDims * 4)));
       }
       __syncwarp();

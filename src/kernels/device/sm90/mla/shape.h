@@ -2,7 +2,7 @@
 // Sizes of the sm90_mla family.
 #pragma once
 
-#include "kernels/device/sm90/shape.h"
+#include "kernels/device/sm90/softmax.h"
 
 namespace flashplan::device {
 
@@ -12,6 +12,10 @@ template <typename Choices>
 struct MlaShape : Choices {
   // Whether keys have 8 bits in memory. The whole producer then widens them to the dtype of q.
   static constexpr bool kWidens = Choices::kKv != Choices::kQ;
+  // Whether values are tensors of their own; see WideShape.
+  static constexpr bool kHasValues = false;
+  template <typename S>
+  using Softmax = Sm90Softmax<S>;
   static constexpr int kWarpgroups = 2;  // of consumers, each with one half of the output's columns
   static constexpr int kTileQ = 64;
   static constexpr int kTileKv = 64;

@@ -59,10 +59,18 @@ struct alignas(16) MlaWaitingMerge {
 ///      key of the block, bit i % 8 of byte i / 8, that says whether the cache has the key.
 ///   9. After the last tile, behind a barrier of all consumers, no bulk copies are under way, and
 ///      `waiting` is read.
+///  10. Where values are tensors of their own, a slot has first the keys of its block, then, once
+///      the owner has computed the logits and freed both parts, the values: their left half in the
+///      left part, their right half in the right part. Keys and values have barriers of their own,
+///      so that block b is phase b / 2 of each. The keys of block b wait for the values of block
+///      b - 2, and the values of block b for its keys.
 template <typename S>
 struct alignas(1024) MlaSharedMemory {
-  uint64_t full[S::kSlots][2];  // left, right
-  uint64_t empty[S::kSlots][2];
+  static constexpr int kOperands = S::kHasValues ? 2 : 1;
+
+  // Left, right: of keys, then of values where they are tensors of their own.
+  uint64_t full[kOperands * S::kSlots][2];
+  uint64_t empty[kOperands * S::kSlots][2];
   alignas(8) uint8_t found[S::kSlots][S::kTileKv / 8];
   uint64_t tail_full;  // keys of a block that ends with the request, before zeros are written
   uint64_t q_full;
@@ -110,6 +118,22 @@ struct MlaSmem {
   }
   FLASHPLAN_DEVICE uint32_t empty(uint32_t block, int part) const {
     return base + FLASHPLAN_OFFSET_OF(Memory, empty) + slot_of(block) * 16 + part * 8;
+  }
+  // The same for values that are tensors of their own. keys_read(): the phase in which the keys of
+  // the block have freed the place of its values; values_read(): that in which the values of the
+  // block before in the slot have freed the place of its keys.
+  FLASHPLAN_DEVICE MbarrierPhase values_full(uint32_t block, int part) const {
+    const MbarrierPhase of_keys = full(block, part);
+    return {of_keys.barrier + S::kSlots * 16, of_keys.parity};
+  }
+  FLASHPLAN_DEVICE uint32_t values_empty(uint32_t block, int part) const {
+    return empty(block, part) + S::kSlots * 16;
+  }
+  FLASHPLAN_DEVICE MbarrierPhase keys_read(uint32_t block, int part) const {
+    return {empty(block, part), block / S::kSlots & 1};
+  }
+  FLASHPLAN_DEVICE MbarrierPhase values_read(uint32_t block, int part) const {
+    return {values_empty(block, part), (block / S::kSlots & 1) ^ 1};
   }
   FLASHPLAN_DEVICE uint32_t found(uint32_t block) const {
     return base + FLASHPLAN_OFFSET_OF(Memory, found) + slot_of(block) * (S::kTileKv / 8);
