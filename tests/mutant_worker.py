@@ -30,6 +30,7 @@ FIRST = {
     "src/kernels/device/key_tail": ["ctest:test_emulated_key_tail"],
     "src/kernels/device/sm80": ["ctest:test_emulated_decode"],
     "src/kernels/device/sm90/kv_loader": ["ctest:test_emulated_key_tail"],
+    "src/kernels/device/sm90/wide": ["ctest:test_emulated_wide"],
     "src/kernels/families": ["ctest:test_select_kernel|test_kernel_families|test_batch_kind"],
     "src/plan/workspace": ["ctest:test_workspace_layout|test_status"],
     "src/plan/check": ["ctest:test_status", "pytest:test_errors"],

@@ -30,7 +30,7 @@ struct TensorMaps {
   bool has_q_tokens = false;
   bool has_kv = false;
   bool has_o = false;
-  bool has_all_blocks = false;  // a box of k or v has all blocks of dims, else one
+  bool has_all_blocks = false;  // a box of k or v has all blocks of dims (sm90_wide: 4), else one
   int32_t box_rows = 0;         // of k and v: a divisor of the page size, or the keys of a step
   int32_t boxes_of_step = 0;    // of keys, each with a page id; 0: no pages, or no map of k and v
   int32_t steps_of_batch = 0;   // as many as have up to 32 boxes together

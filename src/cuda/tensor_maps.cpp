@@ -17,6 +17,7 @@ namespace {
 
 constexpr int64_t kBlockDims = 64;  // 128 bytes: the widest box of the swizzle
 constexpr int64_t kGroupRows = 8;   // rows of a group that are swizzled together
+constexpr int64_t kHalfBlocks = 4;  // of the halves in which sm90_mla and sm90_wide take rows
 
 using Encode = decltype(&cuTensorMapEncodeTiled);
 
@@ -179,11 +180,14 @@ KvDims kv_dims(const AttentionOptions& options) {
   return options.kv_layout == KvLayout::kNHD ? KvDims{1, 2} : KvDims{2, 1};
 }
 
-/// Keys or values: boxes of `rows` rows of one head, with all blocks of 64 dims or one of them. The
-/// rows of a ragged tensor are counted by two dimensions, rows and groups of 8, of which the first
-/// alone gives the place.
+/// How many blocks of 64 dims a box of keys or values has: those of a half row may be more than the
+/// rows have.
+enum class BoxBlocks { kOne, kAll, kHalf };
+
+/// Keys or values: boxes of `rows` rows of one head. The rows of a ragged tensor are counted by two
+/// dimensions, rows and groups of 8, of which the first alone gives the place.
 bool encode_kv(TensorMap* map, int32_t* slabs_per_page, const TensorView& tensor,
-               const AttentionOptions& options, int64_t rows, bool has_all_blocks) {
+               const AttentionOptions& options, int64_t rows, BoxBlocks box) {
   if (!is_mappable(tensor)) return false;
   const TensorView view = in_16_bits(tensor);
   const bool paged = options.page_size > 0;
@@ -203,11 +207,12 @@ bool encode_kv(TensorMap* map, int32_t* slabs_per_page, const TensorView& tensor
   }
   *slabs_per_page = static_cast<int32_t>(per_page);
   const int64_t groups = paged ? options.page_size / kGroupRows : rows / kGroupRows;
-  const int64_t blocks = has_all_blocks ? view.shape[last] / kBlockDims : 1;
+  const bool has_one = box == BoxBlocks::kOne;
+  const int64_t blocks = has_one ? 1 : view.shape[last] / kBlockDims;
   return encode<5>(map, view,
-                   {{{has_all_blocks ? kBlockDims : view.shape[last], 1, kBlockDims},
+                   {{{has_one ? view.shape[last] : kBlockDims, 1, kBlockDims},
                      {paged ? kGroupRows : view.shape[0], token_stride, kGroupRows},
-                     {blocks, kBlockDims, blocks},
+                     {blocks, kBlockDims, box == BoxBlocks::kHalf ? kHalfBlocks : blocks},
                      {groups, kGroupRows * token_stride, rows / kGroupRows},
                      {(num_pages - 1) * per_page + num_heads, slab_stride, 1}}});
 }
@@ -274,7 +279,6 @@ bool encode_shared_kv(TensorMap* map, const TensorView& view, const AttentionOpt
 /// own, also where they are in the same tensor.
 TensorMaps encode_shared_kv_maps(const Kernel& kernel, const AttentionOptions& options,
                                  const AttentionTensors& t) {
-  constexpr int64_t kBlocksOfBox = 4;
   TensorMaps maps;
   const int64_t num_values = options.head_dim_vo;
   const int64_t num_dims = options.head_dim_qk;
@@ -294,7 +298,7 @@ TensorMaps encode_shared_kv_maps(const Kernel& kernel, const AttentionOptions& o
   maps.box_rows = static_cast<int32_t>(rows);
   maps.boxes_of_step = static_cast<int32_t>(tile_kv / rows);
   maps.has_kv =
-      encode_shared_kv(&maps.k, dims_of(t.k, 0, num_values), options, rows, kBlocksOfBox) &&
+      encode_shared_kv(&maps.k, dims_of(t.k, 0, num_values), options, rows, kHalfBlocks) &&
       (!has_tail || encode_shared_kv(&maps.k_tail, k_tail, options, rows, 1));
   return maps;
 }
@@ -319,9 +323,17 @@ TensorMaps encode_tensor_maps(const Kernel& kernel, const AttentionOptions& opti
     return maps;
   }
   // The largest power of two that divides the page and a step. Where the last block of dims is not
-  // full, a box can not have all blocks: it has one of them, of 8 rows.
-  const bool has_all_blocks =
-      options.head_dim_qk == kernel.head_dim_qk && options.head_dim_vo == kernel.head_dim_vo;
+  // full, a box can not have all blocks: it has one of them, of 8 rows. Boxes of half rows have
+  // whole blocks, and no tail.
+  const bool has_halves = kernel.head_dim_qk > kHalfBlocks * kBlockDims;
+  const bool has_whole_blocks =
+      options.head_dim_qk % kBlockDims == 0 && options.head_dim_vo % kBlockDims == 0;
+  if (has_halves && (!has_whole_blocks || !t.k_tail.empty())) return maps;
+  const bool has_all_blocks = has_halves || (options.head_dim_qk == kernel.head_dim_qk &&
+                                             options.head_dim_vo == kernel.head_dim_vo);
+  const BoxBlocks box = has_halves       ? BoxBlocks::kHalf
+                        : has_all_blocks ? BoxBlocks::kAll
+                                         : BoxBlocks::kOne;
   const int64_t tile_kv = kernel.geometry.tile_kv;
   const int64_t divisor = options.page_size | tile_kv;
   const int64_t most_rows = options.page_size == 0 ? tile_kv : divisor & -divisor;
@@ -331,11 +343,11 @@ TensorMaps encode_tensor_maps(const Kernel& kernel, const AttentionOptions& opti
   int64_t num_kv_tokens = std::min<int64_t>(std::min(t.k.shape[0], t.v.shape[0]), INT32_MAX);
   if (!t.k_tail.empty()) num_kv_tokens = std::min(num_kv_tokens, t.k_tail.shape[0]);
   maps.num_kv_tokens = options.page_size == 0 ? static_cast<int32_t>(num_kv_tokens) : 0;
-  const bool has_k = t.k_tail.empty() ? encode_kv(&maps.k, &maps.k_slabs_per_page, t.k, options,
-                                                  rows, has_all_blocks)
-                                      : encode_key_parts(&maps, t, tile_kv);
+  const bool has_k = t.k_tail.empty()
+                         ? encode_kv(&maps.k, &maps.k_slabs_per_page, t.k, options, rows, box)
+                         : encode_key_parts(&maps, t, tile_kv);
   maps.has_kv = rows >= kGroupRows && has_k &&
-                encode_kv(&maps.v, &maps.v_slabs_per_page, t.v, options, rows, has_all_blocks);
+                encode_kv(&maps.v, &maps.v_slabs_per_page, t.v, options, rows, box);
   if (maps.has_kv && options.page_size > 0) {
     maps.boxes_of_step = static_cast<int32_t>(tile_kv / rows);
     maps.steps_of_batch = 32 / maps.boxes_of_step;

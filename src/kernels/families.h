@@ -132,6 +132,24 @@ inline constexpr KernelFamily kSm90WidenFamily = {.name = "sm90_widen",
                                                   .scratch_bytes = no_scratch_bytes,
                                                   .preference = preference_of_sm90_widen};
 
+/// Above sm80 for more than few rows, where tensor maps can describe the keys.
+inline int32_t preference_of_sm90_wide(const AttentionOptions& options, BatchKind kind) noexcept {
+  constexpr int32_t kBlockDims = 64;
+  const bool has_whole_blocks =
+      options.head_dim_qk % kBlockDims == 0 && options.head_dim_vo % kBlockDims == 0;
+  const bool is_faster = kind == BatchKind::kManyRows;
+  return has_whole_blocks && has_boxes(options) && is_faster ? 1 : -2;
+}
+
+/// wgmma, TMA and mbarriers for more than 256 dims: two warpgroups have half of the columns each,
+/// as in sm90_mla.
+inline constexpr KernelFamily kSm90WideFamily = {.name = "sm90_wide",
+                                                 .device = DeviceType::kCuda,
+                                                 .group = KernelGroup::kHopper,
+                                                 .first_unserved = first_unserved_by_sm90_gather,
+                                                 .scratch_bytes = merged_state_bytes,
+                                                 .preference = preference_of_sm90_wide};
+
 /// What the sm90_mla family is compiled for: all head dims, and no part of them.
 inline Axis first_unserved_by_sm90_mla(const Kernel& kernel,
                                        const AttentionOptions& options) noexcept {

@@ -165,6 +165,34 @@ TEST(the_hopper_family_is_for_more_than_few_rows) {
   CHECK_EQ(with(small_pages), "sm90");
 }
 
+TEST(wide_heads_are_for_whole_blocks_of_dims_and_more_than_few_rows) {
+  Kernel general = fake_kernel("sm80_bf16_d512", {90, 'a'});
+  general.head_dim_qk = general.head_dim_vo = 512;
+  Kernel hopper = general;
+  hopper.name = "sm90_wide_bf16_d512";
+  hopper.family = &kSm90WideFamily;
+  const std::vector<Kernel> all = {general, hopper};
+  DeviceLimits device = h200();
+  device.kernels = all;
+  const auto name = [&](auto change) {
+    AttentionOptions o = llama_on_gpu();
+    o.head_dim_qk = o.head_dim_vo = 512;
+    o.max_batch_size = 16;
+    o.max_qo_tokens = 16 * 512;
+    change(o);
+    const std::string choice = gpu_choice(o, device);
+    return choice.substr(0, choice.find(' '));
+  };
+  CHECK_EQ(name([](auto&) {}), "sm90_wide_bf16_d512");
+  CHECK_EQ(name([](auto& o) { o.page_size = 0; }), "sm90_wide_bf16_d512");
+  CHECK_EQ(name([](auto& o) { o.batch_invariant = true; }), "sm90_wide_bf16_d512");
+  CHECK_EQ(name([](auto& o) { o.head_dim_vo = 320; }), "sm90_wide_bf16_d512");
+  CHECK_EQ(name([](auto& o) { o.head_dim_vo = 328; }), "sm80_bf16_d512");
+  CHECK_EQ(name([](auto& o) { o.page_size = 4; }), "sm80_bf16_d512");
+  CHECK_EQ(name([](auto& o) { o.rope = Rope(); }), "sm80_bf16_d512");
+  CHECK_EQ(name([](auto& o) { o.max_qo_tokens = o.max_batch_size; }), "sm80_bf16_d512");
+}
+
 TEST(products_of_8_bits_are_for_whole_head_dims_and_more_than_few_rows) {
   Kernel general = fake_kernel("sm80_e4m3_d128", {90, 'a'});
   general.q_dtype = general.kv_dtype = DType::kFloat8E4M3;

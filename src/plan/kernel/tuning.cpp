@@ -98,4 +98,14 @@ KernelTuning sm90_mla_tuning() noexcept {
           .chunk_kv = 2048};
 }
 
+KernelTuning sm90_wide_tuning() noexcept {
+  // The unit is a clock. These are computed, not measured: a step of 64 keys keeps the tensor cores
+  // busy for 2048, and shared memory for 2600, with which waits for each other are 3500
+  // (docs/tuning/sm90-wide.md). Begins, ends and partial results are those of sm90_mla.
+  KernelTuning tuning = sm90_mla_tuning();
+  tuning.cost.step = 3500;
+  tuning.chunk_kv = 0;
+  return tuning;
+}
+
 }  // namespace flashplan

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// The attention kernel of the sm90_wide family, for keys and values of more than 256 dims: the
+// consumers of the sm90_mla family, with a producer that brings values, too.
+#pragma once
+
+#include "kernels/device/sm90/mla/attention.h"
+#include "kernels/device/sm90/wide/kv_loader.h"
+#include "kernels/device/sm90/wide/record_loader.h"
+#include "kernels/device/sm90/wide/shape.h"
+
+namespace flashplan::device {
+
+/// The branches stand as in sm90_mla_kernel().
+template <typename Choices>
+__global__ void __launch_bounds__(WideShape<Choices>::kThreads, 1)
+    sm90_wide_kernel(const __grid_constant__ AttentionParams p) {
+  using S = WideShape<Choices>;
+  extern __shared__ __align__(1024) unsigned char smem[];
+  const MlaSmem<S> shared(reinterpret_cast<MlaSharedMemory<S>&>(smem));
+  // Requested before anything else: code comes from memory, too, and takes as long.
+  const uint32_t queue_word = MlaRecordLoader<S>::request_queue(p);
+  if (threadIdx.x == 32) {
+    tma_prefetch_map(&p.maps.q);
+    tma_prefetch_map(&p.maps.k);
+    tma_prefetch_map(&p.maps.v);
+  }
+  if (threadIdx.x == 0) begin_mla_memory(p, shared);
+  wait_for_last_kernel();
+  allow_next_kernel();
+  __syncthreads();
+  const int warpgroup = __shfl_sync(0xffffffffU, static_cast<int>(threadIdx.x) / 128, 0);
+  if (warpgroup == 1) {
+    take_registers<S::kConsumerRegisters[1]>();
+    MlaConsumer<S, 1>(p, shared).run();
+  } else if (warpgroup == 0) {
+    take_registers<S::kConsumerRegisters[0]>();
+    MlaConsumer<S, 0>(p, shared).run();
+  } else {
+    release_registers<S::kProducerRegisters>();
+    const int warp = __shfl_sync(0xffffffffU, static_cast<int>(threadIdx.x) / 32 % 4, 0);
+    if (warp == S::kRecordWarp) {
+      WideRecordLoader<S>(p, shared).run(queue_word);
+    } else if (warp == 0) {
+      WideKvLoader<S>(p, shared).run();
+    }
+  }
+}
+
+}  // namespace flashplan::device
