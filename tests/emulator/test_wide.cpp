@@ -36,9 +36,11 @@ struct Requests {
   int32_t num_ctas = 2;
   int32_t head_dim_qk = 512;
   int32_t head_dim_vo = 512;
+  int32_t tail_dims = 0;  // of ragged keys, in a tensor that all heads share
   int32_t window_left = -1;
   bool causal = true;
-  bool by_rows = false;  // no maps
+  bool has_mask = false;  // random bits
+  bool by_rows = false;   // no maps
   bool aligned = true;
   bool writes_floats = false;
   bool has_sinks = false;
@@ -66,6 +68,7 @@ struct Rows {
 template <DType kDType, typename Variant>
 class WideBatch {
   static constexpr int kDims = 512;
+  static constexpr int64_t kOutputStride = kDims + 8;
   static constexpr bool kCaps = std::is_same_v<Variant, device::Softcap>;
   using Choices = device::Traits<kDType, kDType, kDims, kDims, Variant>;
   using S = device::WideShape<Choices>;
@@ -84,7 +87,7 @@ class WideBatch {
   }
 
   std::vector<float> run(unsigned seed) {
-    std::fill(o_.begin(), o_.end(), NAN);
+    std::memset(o_.data(), 0xff, o_.size() * 4);
     std::fill(lse_.begin(), lse_.end(), NAN);
     static simt::Machine machine;
     simt::shuffles_warps = true;
@@ -101,6 +104,9 @@ class WideBatch {
     });
     for (const Arrivals& arrivals : arrivals_) {
       for (const int32_t counter : arrivals.counters) CHECK_EQ(counter, 0);
+    }
+    for (int64_t row = 0; row < int64_t{first_tokens_.back()} * heads(); ++row) {
+      for (int32_t d = r_.head_dim_vo; d < kOutputStride; ++d) CHECK(std::isnan(o(row, d)));
     }
     return o_;
   }
@@ -130,6 +136,7 @@ class WideBatch {
     const int32_t id = pages_[static_cast<size_t>(r * most_pages_ + key / page())];
     return int64_t{id} * page() + key % page();
   }
+  int32_t own_dims() const { return r_.head_dim_qk - r_.tail_dims; }
   float k_scale(int32_t kv_head) const {
     return r_.has_k_scales ? k_scales_[static_cast<size_t>(kv_head)] : 1.0F;
   }
@@ -165,7 +172,8 @@ class WideBatch {
     }
     const int64_t tokens = first_tokens_.back();
     q_.emplace(tokens * heads(), r_.head_dim_qk, true);
-    k_.emplace(num_rows * r_.num_kv_heads, r_.head_dim_qk, r_.aligned);
+    k_.emplace(num_rows * r_.num_kv_heads, own_dims(), r_.aligned);
+    tail_.emplace(num_rows, r_.tail_dims, true);
     v_.emplace(num_rows * r_.num_kv_heads, r_.head_dim_vo, r_.aligned);
     const auto fill = [&](Rows& rows, int64_t row, int32_t dims, float gain) {
       for (int32_t d = 0; d < dims; ++d) {
@@ -177,14 +185,18 @@ class WideBatch {
       for (int32_t key = 0; key < r_.kv_lens[static_cast<size_t>(r)]; ++key) {
         if (r == 0 && r_.missing_page >= 0 && key / page() == r_.missing_page) continue;
         const float gain = std::pow(r_.growth, static_cast<float>(key / 64));
+        fill(*tail_, kv_row(r, key), r_.tail_dims, gain);
         for (int32_t h = 0; h < r_.num_kv_heads; ++h) {
-          fill(*k_, kv_row(r, key) * r_.num_kv_heads + h, r_.head_dim_qk, gain);
+          fill(*k_, kv_row(r, key) * r_.num_kv_heads + h, own_dims(), gain);
           fill(*v_, kv_row(r, key) * r_.num_kv_heads + h, r_.head_dim_vo, 1.0F);
         }
       }
     }
-    o_.assign(static_cast<size_t>(tokens * heads() * r_.head_dim_vo) + 8, NAN);
+    o_.assign(static_cast<size_t>(tokens * heads() * kOutputStride) + 8, NAN);
     lse_.assign(static_cast<size_t>(tokens * heads()) + 1, NAN);
+    mask_words_ = most_pages_ * page() / 32 + 1;
+    for (int64_t i = 0; i < tokens * mask_words_; ++i) mask_.push_back(random() | random());
+    mask_begins_.assign(static_cast<size_t>(batch_), 0);
     sinks_.assign(static_cast<size_t>(heads()), kSink);
     for (int32_t h = 0; h < r_.num_kv_heads; ++h) {
       k_scales_.push_back(0.5F + 0.25F * static_cast<float>(h));
@@ -247,8 +259,14 @@ class WideBatch {
                         .tiles = s.tiles.data(),
                         .merges = merges_.data(),
                         .arrivals = arrivals_.data(),
+                        .mask_begins = mask_begins_.data(),
                         .num_ctas = r_.num_ctas};
     TensorParams& t = params_.tensors;
+    if (r_.has_mask) t.mask = {true, static_cast<int32_t>(mask_words_), mask_.data(), mask_words_};
+    if (r_.tail_dims > 0) {
+      t.has_key_tail = true;
+      params_.tails.k = {{tail_->data(), 0, tail_->stride, 0}, r_.tail_dims};
+    }
     const auto view = [&](Rows& rows) {
       const int64_t token = r_.num_kv_heads * rows.stride;
       return KvView{rows.data(), page() * token, token, rows.stride};
@@ -261,7 +279,7 @@ class WideBatch {
     t.q = {q_->data(), heads() * q_->stride, q_->stride};
     t.k = view(*k_);
     t.v = view(*v_);
-    t.o = {o_.data(), int64_t{heads()} * r_.head_dim_vo, r_.head_dim_vo};
+    t.o = {o_.data(), heads() * kOutputStride, kOutputStride};
     t.lse = {lse_.data(), heads(), 1};
     t.q_dtype = t.kv_dtype = kDType;
     t.o_dtype = r_.writes_floats ? DType::kFloat32 : kDType;
@@ -296,7 +314,8 @@ class WideBatch {
                  {64, r_.group_size, S::kTileQ / r_.group_size, 1, 1}});
     const int32_t divisor = r_.page_size | S::kTileKv;
     const int32_t rows = divisor & -divisor;
-    if (r_.head_dim_qk % 64 != 0 || r_.head_dim_vo % 64 != 0 || rows < 8) return;
+    const bool has_whole_blocks = r_.head_dim_qk % 64 == 0 && r_.head_dim_vo % 64 == 0;
+    if (!has_whole_blocks || r_.tail_dims > 0 || rows < 8) return;
     const bool is_paged = r_.page_size > 0;
     const auto of_rows = [&](Rows& from, int32_t dims) {
       const int64_t token = r_.num_kv_heads * from.stride;
@@ -320,7 +339,7 @@ class WideBatch {
 
   float scale() const { return 2.0F / std::sqrt(static_cast<float>(r_.head_dim_qk)); }
   double o(int64_t row, int32_t d) const {
-    const auto i = static_cast<size_t>(row * r_.head_dim_vo + d);
+    const auto i = static_cast<size_t>(row * kOutputStride + d);
     if (r_.writes_floats) return o_[i];
     return value_of(reinterpret_cast<const uint16_t*>(o_.data())[i]);
   }
@@ -337,10 +356,14 @@ class WideBatch {
     double largest = r_.has_sinks ? kSink : -HUGE_VAL;
     for (int32_t key = begin; key < end; ++key) {
       if (r == 0 && r_.missing_page >= 0 && key / page() == r_.missing_page) continue;
+      const auto word = static_cast<size_t>(row / heads() * mask_words_ + key / 32);
+      if (r_.has_mask && (mask_[word] >> key % 32 & 1) == 0) continue;
       const int64_t at = kv_row(r, key) * r_.num_kv_heads + kv_head;
       double x = 0;
       for (int32_t d = 0; d < r_.head_dim_qk; ++d) {
-        x += double{value_of(q_->at(row, d))} * value_of(k_->at(at, d));
+        const bool is_own = d < own_dims();
+        const uint16_t of_key = is_own ? k_->at(at, d) : tail_->at(kv_row(r, key), d - own_dims());
+        x += double{value_of(q_->at(row, d))} * value_of(of_key);
       }
       x *= scale() * k_scale(kv_head);
       keys.push_back(key);
@@ -378,7 +401,10 @@ class WideBatch {
   int32_t most_pages_ = 1;  // of a request
   int32_t num_pages_ = 1;   // of the cache
   std::vector<int32_t> pages_;
-  std::optional<Rows> q_, k_, v_;
+  std::optional<Rows> q_, k_, v_, tail_;
+  std::vector<uint32_t> mask_;
+  int64_t mask_words_ = 0;  // of a token
+  std::vector<int32_t> mask_begins_;
   std::vector<float> o_, lse_, partial_lse_, sinks_, k_scales_;
   std::vector<float4> partial_o_;
   std::optional<OwningScheduler> scheduler_;
@@ -422,6 +448,8 @@ TEST(rows) {
   check({.qo_lens = {20, 9}, .kv_lens = {150, 70}, .by_rows = true}, "no maps");
   check({.qo_lens = {20}, .kv_lens = {90}, .aligned = false, .writes_floats = true}, "not aligned");
   check({.qo_lens = {20}, .kv_lens = {90}, .group_size = 3}, "groups of 3");
+  check({.qo_lens = {20}, .kv_lens = {90}, .num_kv_heads = 2, .tail_dims = 72},
+        "keys in two parts");
   check({.qo_lens = {20}, .kv_lens = {90}, .head_dim_qk = 511, .head_dim_vo = 257}, "odd dims");
 }
 TEST(heads) {
@@ -439,6 +467,7 @@ TEST(masks) {
   check({.qo_lens = {70}, .kv_lens = {130}, .causal = false}, "full");
   check({.qo_lens = {70}, .kv_lens = {300}, .page_size = 16, .window_left = 50}, "a window");
   check({.qo_lens = {70}, .kv_lens = {300}, .window_left = 100}, "a window of ragged keys");
+  check({.qo_lens = {70, 5}, .kv_lens = {200, 90}, .page_size = 16, .has_mask = true}, "bits");
   check<DType::kBFloat16, device::Softcap>({.qo_lens = {70}, .kv_lens = {150}, .page_size = 16},
                                            "softcap");
 }
@@ -461,13 +490,16 @@ TEST(fewer_dims) {
     check({.qo_lens = {20},
            .kv_lens = {150},
            .page_size = 16,
+           .num_ctas = 1,
            .head_dim_qk = dims,
            .head_dim_vo = dims},
           "whole blocks");
   }
   check({.qo_lens = {20}, .kv_lens = {150}, .num_ctas = 4, .head_dim_qk = 384, .head_dim_vo = 320},
         "different dims");
-  check({.qo_lens = {20}, .kv_lens = {150}, .head_dim_vo = 128, .writes_floats = true}, "a half");
+  check(
+      {.qo_lens = {20}, .kv_lens = {150}, .num_ctas = 1, .head_dim_vo = 128, .writes_floats = true},
+      "a half");
 }
 TEST(logits_that_grow) {
   check({.qo_lens = {3}, .kv_lens = {450}, .num_ctas = 1, .growth = 2.0F}, "growing");
