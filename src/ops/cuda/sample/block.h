@@ -56,14 +56,14 @@ struct BlockOfWarp {
         weights[e] = sampling::weight_in_block(x[e], block.scale);
         sum += weights[e];
       }
-      keep(weights, u, block.key);
+      keep(weights, u);
     }
     block.sum = sum_of_warp(sum);
     return block;
   }
   template <class Read>
   static __device__ WeighedBlock weigh(float factor, const Read& read) {
-    return weigh(factor, read, [](const uint32_t (&)[kVec], int /*u*/, uint32_t /*key*/) {});
+    return weigh(factor, read, [](const uint32_t (&)[kVec], int /*u*/) {});
   }
 
   /// Calls found(i, weight) in the thread that has the first element, i, at which the running sum

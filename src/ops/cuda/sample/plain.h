@@ -26,7 +26,7 @@ class SamplePlain : PlainRow<kDType, kFromProbs> {
     cluster_arrive_relaxed();
     this->start_reading();
     cluster_wait();  // all CTAs have begun: their shared memory can be written to
-    this->read(typename Base::SeeNothing{}, [](const WeighedBlock&) {});
+    this->read(typename Base::SeeNothing{}, [](int /*block*/, const WeighedBlock&) {});
     // While the entries of other CTAs are on their way.
     const auto random = sampling::random_of_try(p_, row_, 0);
     SampleError error = this->receive_entries();

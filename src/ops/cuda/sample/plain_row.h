@@ -53,7 +53,7 @@ class PlainRow {
   using OfWarpInMemory = BlockOfWarp<kFromProbs, kVec, 1>;
 
   struct SeeNothing {
-    __device__ void operator()(const float (&)[kVec], int /*id*/, float /*largest*/) const {}
+    __device__ void operator()(const float (&)[kVec]) const {}
   };
 
   // --- Blocks of the CTA. Their numbers count from the start of the row ---
@@ -86,18 +86,17 @@ class PlainRow {
     return largest;
   }
   /// Reads the CTA's blocks, and tells all CTAs their entries. The threads of a warp call
-  /// see(x, id, largest) for kVec values at a time, of which the first is element `id` of the row;
-  /// `largest` is the largest value of the block. After each block they call end_block(block).
+  /// see(x) for kVec values at a time, and after each block end_block(its number, block).
   template <class See, class EndBlock>
   __device__ void read(const See& see, const EndBlock& end_block) {
 #pragma unroll 1
     for (int block = first_of_warp(); block < end_block_; block += kRowWarps) {
       const WeighedBlock weighed =
-          block < num_fetchable_ ? weigh_fetched(block, see) : weigh_elements(block, see);
+          block < num_fetchable_ ? weigh_fetched(see) : weigh_elements(block, see);
       const uint64_t entry = uint64_t{weighed.key} << 32 | sampling::rounded_sum(weighed.sum);
       const int rank = lane_of_thread();
       if (rank < cluster_size()) plain_.mail.send(plain_.entries + block, entry, rank);
-      end_block(weighed);
+      end_block(block, weighed);
     }
   }
   /// Reads the CTA's blocks a second time. The threads of a warp together call body(x, i) for kVec
@@ -273,14 +272,14 @@ class PlainRow {
   }
   /// Weighs the fetched block, and meanwhile loads the warp's next one.
   template <class See>
-  __device__ WeighedBlock weigh_fetched(int block, const See& see) {
+  __device__ WeighedBlock weigh_fetched(const See& see) {
     const NextBlock next = start_next();
     return OfWarp::weigh(
         scale_.factor, [&](int u, float (&x)[kVec]) { unpack<kDType, kVec>(words_[u], x); },
-        [&](const uint32_t (&)[kVec], int u, uint32_t key) {
+        [&](const uint32_t (&)[kVec], int u) {
           float x[kVec];
           unpack<kDType, kVec>(words_[u], x);
-          see(x, block * kBlock + OfWarp::first_of(u), OfWarp::value_of(key));
+          see(x);
           next.load(u, words_);
         });
   }
@@ -289,10 +288,10 @@ class PlainRow {
   __device__ WeighedBlock weigh_elements(int block, const See& see) const {
     return OfWarpInMemory::weigh(
         scale_.factor, [&](int u, float (&x)[kVec]) { read_elements(block, u, x); },
-        [&](const uint32_t (&)[kVec], int u, uint32_t key) {
+        [&](const uint32_t (&)[kVec], int u) {
           float x[kVec];
           read_elements(block, u, x);
-          see(x, block * kBlock + OfWarpInMemory::first_of(u), OfWarp::value_of(key));
+          see(x);
         });
   }
   __device__ void read_elements(int block, int u, float (&x)[kVec]) const {
@@ -305,7 +304,7 @@ class PlainRow {
     uint32_t all[kWords][kVec];
     const WeighedBlock block = OfWarp::weigh(
         scale_.factor, [&](int u, float (&x)[kVec]) { unpack<kDType, kVec>(words_[u], x); },
-        [&](const uint32_t (&weights)[kVec], int u, uint32_t /*key*/) {
+        [&](const uint32_t (&weights)[kVec], int u) {
 #pragma unroll
           for (int e = 0; e < kVec; ++e) all[u][e] = chance_of(weights[e]);
         });

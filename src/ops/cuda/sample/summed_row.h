@@ -89,12 +89,11 @@ class SummedRow : protected PlainRow<kDType, kFromProbs> {
     }
     choose_bins();
     cluster_wait();  // all CTAs have begun: their shared memory can be written to
-    this->read(
-        [&](const float (&x)[kVec], int id, float largest) {
-          add_to_bins(x);
-          if (largest >= least_of_last_) list_last(x, id);
-        },
-        [&](const WeighedBlock& block) { is_flat_ = block.sum > kFlat; });
+    this->read([&](const float (&x)[kVec]) { add_to_bins(x); },
+               [&](int block, const WeighedBlock& weighed) {
+                 is_flat_ = weighed.sum > kFlat;
+                 if (Base::OfWarp::value_of(weighed.key) >= least_of_last_) list_last(block);
+               });
     __syncthreads();
     sum_bins();
   }
@@ -145,14 +144,43 @@ class SummedRow : protected PlainRow<kDType, kFromProbs> {
       Values::add(shared_.bins, parts[e], kValueBins + lane_of_thread());
   }
 
-  /// Lists those of neighbouring elements that are in the last bin. The first is element `first`.
-  __device__ void list_last(const float (&x)[kVec], int first) {
+  /// Lists those elements of a block that are in the last bin. One warp calls it. The block is
+  /// loaded a second time, all words at once: this code for each word in the loop over blocks would
+  /// be most of the loop.
+  __device__ void list_last(int block) {
+    const int first = block * kBlock + Base::OfWarp::first_of(0);
+    uint32_t in_last = 0;  // a bit for each element of the thread
+    const auto note = [&](const float (&x)[kVec], int u) {
 #pragma unroll
-    for (int e = 0; e < kVec; ++e) {
-      if (!bins_.is_in_last(x[e])) continue;
+      for (int e = 0; e < kVec; ++e) {
+        in_last |= (bins_.is_in_last(x[e]) ? 1U : 0U) << (u * kVec + e);
+      }
+    };
+    if (elements_.has_words(block * kBlock, kBlock)) {
+      Word<kDType, kVec> words[Base::kWords];
+#pragma unroll
+      for (int u = 0; u < Base::kWords; ++u) words[u] = elements_.words_at(first)[u * 32];
+#pragma unroll
+      for (int u = 0; u < Base::kWords; ++u) {
+        float x[kVec];
+        unpack<kDType, kVec>(words[u], x);
+        note(x, u);
+      }
+    } else {
+#pragma unroll 1
+      for (int u = 0; u < Base::kWords; ++u) {
+        float x[kVec];
+        elements_.read_elements(first + u * 32 * kVec, x);
+        note(x, u);
+      }
+    }
+#pragma unroll 1
+    for (; in_last != 0; in_last &= in_last - 1) {
+      const int n = __ffs(static_cast<int>(in_last)) - 1;
+      const int id = first + n / kVec * 32 * kVec + n % kVec;
       const uint32_t place = atomicAdd(&shared_.num_listed, 1U);
-      const uint64_t id = ~static_cast<uint32_t>(first + e);
-      if (place < 32) shared_.listed[place] = uint64_t{key_of(x[e])} << 32 | id;
+      if (place >= 32) continue;
+      shared_.listed[place] = uint64_t{key_of(elements_.at(id))} << 32 | ~static_cast<uint32_t>(id);
     }
   }
   /// The listed element of this lane, or 0. An element that comes before another one, as it is
