@@ -33,42 +33,26 @@ class Sm90Preparer : Sm90ProducerWarp<S> {
     int32_t stored = kNoPart;      // on its way to the workspace
     bool stored_key = true;        // or its values
     bool stored_on_pages = false;  // whether all of its keys lie on pages of the cache
-    Part part;
-    Part next;  // whose rows are prefetched
-    bool has_part = false;
-    bool is_key = true;  // or the values of `part`
 #pragma unroll 1
     for (;;) {
-      if (has_part) {
+      Part part;
+      // Others wait for a part, so it is announced before this warp waits to find another one.
+      if (!find_part(end, stored == kNoPart, part)) {
+        if (stored == kNoPart) return;
+        announce(stored, stored_key, stored_on_pages);
+        stored = kNoPart;
+        continue;
+      }
+#pragma unroll 1
+      for (int kind = 0; kind < (S::kTakesPreparedValues ? 2 : 1); ++kind) {
+        const bool is_key = kind == 0;
         request(part, is_key);
         if (stored != kNoPart) announce(stored, stored_key, stored_on_pages);
-      }
-      const bool is_last = is_key != S::kTakesPreparedValues;
-      // Where there are registers for two parts, the next one is found while the last rows of this
-      // one are on their way.
-      const bool finds = S::kWidens ? !has_part || is_last : !has_part;
-      bool has_next = false;
-      if (finds) {
-        // Others wait for a part, so it is announced before this warp waits to find another one.
-        has_next = find_part(end, !has_part && stored == kNoPart, next);
-      } else {
-        next = part;
-      }
-      if (S::kWidens && has_part && (has_next || !is_last)) prefetch(next, is_last);
-      if (has_part) {
         store(part, is_key);
         stored = part.number;
         stored_key = is_key;
         stored_on_pages = __all_sync(0xffffffffU, has_page(p_.tensors.pages, part.page)) != 0;
-        is_key = is_last;
-        if (!is_last) continue;
-      } else if (!has_next) {
-        if (stored == kNoPart) return;
-        announce(stored, stored_key, stored_on_pages);
-        stored = kNoPart;
       }
-      part = next;
-      has_part = has_next;
     }
   }
 
@@ -219,14 +203,6 @@ class Sm90Preparer : Sm90ProducerWarp<S> {
                            exists ? 16 : 0);
       }
     }
-  }
-  /// Requests the keys or values of a part into L2: they arrive sooner when they are copied.
-  FLASHPLAN_DEVICE void prefetch(const Part& part, bool is_key) const {
-    if (lane_ >= min(part.num_valid, S::kPartRows)) return;
-    const unsigned char* const row =
-        row_address(is_key ? p_.tensors.k : p_.tensors.v, part.page, part.row, part.head);
-#pragma unroll
-    for (int byte = 0; byte < S::kHeadDimQk; byte += 128) prefetch_l2(row + byte);
   }
   /// Waits for the requested rows, rotates keys, and starts to store the rows in the workspace.
   FLASHPLAN_DEVICE void store(const Part& part, bool is_key) const {
