@@ -56,14 +56,26 @@ def test_attention(case, torch, cupy, jax, seed):
             assert equal_bits(result, expected), name
 
 
+# How soon the kernel learns of the missing pages depends on time.
+MISSING_PAGES = Case(
+    (150, 1),
+    (700, 3000),
+    num_qo_heads=8,
+    head_dim=128,
+    page_size=16,
+    page_ids="missing",
+    variant="biased",
+)
 REPEATED = [
     Case(**BATCH),
     Case((1,) * 3, (4000, 10, 900), num_ctas=13),
     Case((1,), (9000,), num_qo_heads=8, num_ctas=64, kv_dtype="float8_e4m3fn"),
     Case((200, 1, 1, 1), (200, 3000, 5000, 7), num_qo_heads=16, num_kv_heads=2, head_dim=128),
     *(case for case in DIVIDED if case.num_ctas == 132 and case in GPU_CASES),
+    MISSING_PAGES,
 ]
 WAITING = [case for case in (*REPEATED[4:8], *PREFIXES[:6]) if case in GPU_CASES]
+WAITING.append(MISSING_PAGES)
 
 
 @pytest.mark.parametrize("case", REPEATED, ids=str)

@@ -51,10 +51,12 @@ struct Sm90Softmax {
     FLASHPLAN_DEVICE void find_pages(const Sm90Smem<S>& smem) {
       off_pages = load_shared_4(smem.on_pages()) != kAllOnPages;
     }
-    /// Whether some rows do not see some of the keys of the step that begins at `key`.
-    FLASHPLAN_DEVICE bool hides(int32_t key) const {
-      return off_pages || begin > key || end < key + S::kTileKv;
-    }
+    /// Whether some rows do not see some of the keys of the step that begins at `key`, even if all
+    /// of them lie on pages of the cache.
+    FLASHPLAN_DEVICE bool cuts(int32_t key) const { return begin > key || end < key + S::kTileKv; }
+    /// Whether some rows may not see some of the keys of the step that begins at `key`. For a step
+    /// whose keys are all on pages, this depends on how far the producer has come.
+    FLASHPLAN_DEVICE bool may_hide(int32_t key) const { return off_pages || cuts(key); }
   };
 
   float logits[S::kTileKv / 2] = {};
@@ -85,7 +87,7 @@ struct Sm90Softmax {
     transform(variant);
 #pragma unroll 1
     for (;;) {
-      if (visible.hides(key)) {
+      if (visible.may_hide(key)) {
         asm volatile("");  // keeps this a branch instead of selects in every step
         mask(p, context, visible, first_row, thread, key);
       }
@@ -139,6 +141,14 @@ struct Sm90Softmax {
     return columns;
   }
 
+  /// One bit for each of a thread's columns, set where the key lies on a page of the cache.
+  /// `first`: the key of the first column.
+  static FLASHPLAN_DEVICE uint32_t existing_columns(const AttentionParams& p,
+                                                    const Sm90Context& context, int32_t first) {
+    return columns_on_pages(p.tensors.pages, page_ids(p.tensors.pages, context.segment.kv_row),
+                            first, context.tile.kv_end, 2 * kKeyTiles);
+  }
+
   FLASHPLAN_DEVICE void mask(const AttentionParams& p, const Sm90Context& context,
                              const Visible& visible, int first_row, int thread, int32_t key) {
     const int32_t first = key + opaque(thread) % 4 * 2;  // this thread's first column
@@ -146,9 +156,7 @@ struct Sm90Softmax {
                         columns_before(visible.own_end[1] - first)};
     constexpr bool kHasBits = S::Variant::kHasMaskBits;
     if (__builtin_expect(static_cast<long>(visible.off_pages), 0L) != 0) {
-      const uint32_t exist =
-          columns_on_pages(p.tensors.pages, page_ids(p.tensors.pages, context.segment.kv_row),
-                           first, context.tile.kv_end, 2 * kKeyTiles);
+      const uint32_t exist = existing_columns(p, context, first);
       seen[0] &= exist;
       seen[1] &= exist;
     }

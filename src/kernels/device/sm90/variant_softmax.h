@@ -38,7 +38,7 @@ struct Sm90VariantSoftmax : Sm90Softmax<S> {
                                    int first_row, int thread, int32_t key, bool is_first,
                                    float (&shrink)[2], Again multiply_again) {
     // Computed anew each time, since a register that held it meanwhile would be missing.
-    const auto hides = [&] { return visible.hides(opaque(key)); };
+    const auto hides = [&] { return hides_keys(p, context, visible, thread, opaque(key)); };
     const Transform<Variant> of(variant, rows_, key + opaque(thread) % 4 * 2);
     if constexpr (!Variant::kUseSoftmax) {
       if (hides()) {
@@ -80,6 +80,17 @@ struct Sm90VariantSoftmax : Sm90Softmax<S> {
   }
 
  private:
+  /// Whether some rows do not see some of the keys of the step that begins at `key`. Unlike
+  /// Visible::may_hide() it does not depend on time, as the shifts of a step depend on it.
+  static FLASHPLAN_DEVICE bool hides_keys(const AttentionParams& p, const Sm90Context& context,
+                                          const Visible& visible, int thread, int32_t key) {
+    if (!visible.may_hide(key)) return false;
+    if (visible.cuts(key)) return true;
+    const int32_t first = key + opaque(thread) % 4 * 2;
+    const uint32_t exist = Base::existing_columns(p, context, first);
+    return __any_sync(0xffffffffU, exist != Base::columns_before(S::kTileKv)) != 0;
+  }
+
   /// What the variant makes of this thread's logits in a step. Logit i is in row i / 2 % 2.
   template <typename Variant>
   struct Transform {

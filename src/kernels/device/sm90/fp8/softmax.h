@@ -24,7 +24,7 @@ struct Sm90Fp8Softmax : Sm90Softmax<S> {
                                    int first_row, int thread, int32_t key, bool is_first,
                                    float (&shrink)[2]) {
     this->transform(variant);
-    if (visible.hides(key)) {
+    if (visible.may_hide(key)) {
       asm volatile("");  // keeps this a branch instead of selects in every step
       this->mask(p, context, visible, first_row, thread, key);
     }

@@ -21,7 +21,7 @@ struct WideSoftmax : Sm90Softmax<S> {
                                    int first_row, int thread, int32_t key, bool is_first,
                                    float (&shrink)[2], const Again& /*multiply_again*/) {
     this->transform(variant);
-    if (visible.hides(key)) {
+    if (visible.may_hide(key)) {
       asm volatile("");  // keeps this a branch instead of selects in every step
       this->mask(p, context, visible, first_row, thread, key);
     }
