@@ -70,7 +70,7 @@ PREFIXES = [
         {"head_dim": 128},
         {"page_size": 3, "csr": True, "kv_dtype": "float8_e4m3fn", "q_dtype": "float16"},
         {"head_dim": 256, "page_size": 1, "softcap": 20.0},
-        {"head_dim": 512, "kv_dtype": "float8_e4m3fn", "q_dtype": "float16", "num_kv_heads": 1},
+        {"head_dim": 512, "kv_dtype": "float8_e4m3fn", "q_dtype": "float16", "num_kv_heads": 2},
         {"head_dim": (192, 128), "kv_layout": "HND", "memory": "strided", "num_kv_heads": 8},
     )
 ] + [
