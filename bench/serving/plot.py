@@ -31,6 +31,8 @@ AXES = {
     "decodes": ("decode", "sequences in a batch"),
     "bursts": ("variation", "coefficient of variation of the time between requests"),
 }
+BARS = ("loads", "ablations")  # sets that have no x axis
+
 SWITCHES = {"no-graphs", "no-look-ahead", "no-sharing", "no-attention", "8bit-cache"}
 SWITCHES |= {"batch-invariant", "no-pdl"}
 
@@ -101,7 +103,7 @@ def draw_bars(rows: list[Row], path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("results", type=Path)
-    parser.add_argument("set", choices=[*AXES, "ablations"])
+    parser.add_argument("set", choices=[*AXES, *BARS])
     parser.add_argument("--out", type=Path, required=True, help="an SVG file")
     arguments = parser.parse_args()
     results = json.loads(arguments.results.read_text())
@@ -109,7 +111,7 @@ def main() -> None:
     if not rows:
         parser.error(f"results: expected runs of the set {arguments.set}, got none")
     print(table(rows))
-    if arguments.set == "ablations":
+    if arguments.set in BARS:
         draw_bars(rows, arguments.out)
     else:
         draw(rows, *AXES[arguments.set], arguments.out)

@@ -4,114 +4,55 @@
 serving ... --step-log steps; python bench/serving/replay.py steps --out replay.json
 
 Of each step the host plans once, and the layers run one after the other on caches of their own, as
-in the engine. All libraries read the same pages. Without a GPU, flashplan is timed on the CPU.
+in the engine. On a GPU the layers are one graph, so that nobody's launches from Python count; what
+the host takes to plan is given beside. All libraries read the same keys, most of them in the
+engine's pages. Without a GPU, flashplan is timed on the CPU.
 """
 
 import argparse
-import functools
 import json
 import statistics
+import sys
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from libraries import Library, Shape, is_decode, libraries
 from steps import Step, read_steps
 
-import flashplan as fp
-
-WORKSPACE_BYTES = 512 << 20
-
-
-class Shape(argparse.Namespace):
-    """Heads and layers of a model, and its cache."""
-
-    qo_heads: int
-    kv_heads: int
-    head_dim: int
-    layers: int
-    page_size: int
-    num_pages: int
-    device: torch.device
-    dtype: torch.dtype
+REPEATS = 3
+# ||o - exact|| / ||exact|| of a layer: bfloat16 has some 0.005, a wrong page more than 0.1.
+MAX_ERROR = 0.03
 
 
-class Flashplan:
-    """One Attention for decodes and one for all other steps, as the engine has them."""
-
-    def __init__(self, shape: Shape, steps: list[Step]) -> None:
-        self.shape = shape
-        batch = max(len(step.kv_lens) for step in steps)
-        tokens = max(int(step.qo_indptr[-1]) for step in steps)
-        make = functools.partial(
-            fp.Attention,
-            shape.qo_heads,
-            shape.kv_heads,
-            shape.head_dim,
-            page_size=shape.page_size,
-            q_dtype=str(shape.dtype).removeprefix("torch."),
-            device=str(shape.device),
-            max_batch_size=batch,
-        )
-        self.mixed = make(max_qo_tokens=max(tokens, batch))
-        self.decodes = make(max_qo_tokens=batch)
-
-    def plan(self, step: Step) -> Callable[..., Any]:
-        is_decode = int(step.qo_indptr[-1]) == len(step.kv_lens)
-        attention = self.decodes if is_decode else self.mixed
-        table = {"page_indptr": step.page_indptr, "page_indices": step.page_indices}
-        prefixes = fp.find_shared_prefixes(
-            step.qo_indptr, step.kv_lens, page_size=self.shape.page_size, **table
-        )
-        attention.plan(step.qo_indptr, step.kv_lens, shared_prefixes=prefixes)
-        on_device = {
-            name: torch.from_numpy(ids).to(self.shape.device, non_blocking=True)
-            for name, ids in table.items()
-        }
-        return functools.partial(attention.run, **on_device)
+def with_pages(step: Step, old_size: int, new_size: int) -> Step:
+    """The step in a cache with pages of another size, which lie side by side."""
+    if new_size == old_size:
+        return step
+    counts = -(-step.kv_lens // new_size)
+    indptr = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+    return step._replace(page_indptr=indptr, page_indices=np.arange(indptr[-1], dtype=np.int32))
 
 
-class FlashInfer:
-    """Its wrapper for prompts serves all steps; that for decodes serves those of decodes alone."""
-
-    def __init__(self, shape: Shape, steps: list[Step], backend: str) -> None:
-        import flashinfer
-
-        self.shape = shape
-        workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=shape.device)
-        self.mixed = flashinfer.BatchPrefillWithPagedKVCacheWrapper(
-            workspace, "NHD", backend=backend
-        )
-        self.decodes = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
-            workspace, "NHD", use_tensor_cores=True
-        )
-
-    def plan(self, step: Step) -> Callable[..., Any]:
-        shape = self.shape
-        heads = shape.qo_heads, shape.kv_heads, shape.head_dim, shape.page_size
-        last = torch.from_numpy((step.kv_lens - 1) % shape.page_size + 1)
-        pages = torch.from_numpy(step.page_indptr), torch.from_numpy(step.page_indices), last
-        dtypes = {"q_data_type": shape.dtype, "kv_data_type": shape.dtype}
-        pages = tuple(part.to(shape.device, non_blocking=True) for part in pages)
-        if int(step.qo_indptr[-1]) == len(step.kv_lens):
-            self.decodes.plan(*pages, *heads, **dtypes)
-            return lambda q, k, v, out: self.decodes.run(q, (k, v), out=out)
-        qo_indptr = torch.from_numpy(step.qo_indptr).to(shape.device)
-        self.mixed.plan(qo_indptr, *pages, *heads, causal=True, **dtypes)
-        return lambda q, k, v, out: self.mixed.run(q, (k, v), out=out)
-
-
-def libraries(shape: Shape, steps: list[Step]) -> dict[str, Any]:
-    made: dict[str, Any] = {"flashplan": Flashplan(shape, steps)}
-    if shape.device.type != "cuda":
-        return made
-    try:
-        for backend in ("fa2", "fa3"):
-            made[f"flashinfer {backend}"] = FlashInfer(shape, steps, backend)
-    except ImportError:
-        pass
-    return made
+def exact(step: Step, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """o in float32."""
+    rows = []
+    for request, kv_len in enumerate(step.kv_lens.tolist()):
+        begin, end = step.qo_indptr[request : request + 2].tolist()
+        ids = step.page_indices[step.page_indptr[request] : step.page_indptr[request + 1]]
+        pages = torch.from_numpy(ids).to(k.device)
+        keys, values = (x[pages].flatten(0, 1)[:kv_len].float() for x in (k, v))
+        queries = q[begin:end].float().unflatten(1, (keys.shape[1], -1))
+        logits = torch.einsum("thgd,khd->hgtk", queries, keys) * q.shape[-1] ** -0.5
+        positions = torch.arange(kv_len, device=k.device)
+        is_later = positions > positions[kv_len - (end - begin) :, None]
+        weights = logits.masked_fill_(is_later, -torch.inf).softmax(-1)
+        rows.append(torch.einsum("hgtk,khd->thgd", weights, values).flatten(1, 2))
+    return torch.cat(rows)
 
 
 class Clock:
@@ -121,92 +62,176 @@ class Clock:
         self.on_gpu = device.type == "cuda"
         if self.on_gpu:
             self.events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+            self.stream = torch.cuda.Stream()
+            self.pool = torch.cuda.graph_pool_handle()
 
     def time(self, work: Callable[[], None]) -> float:
         if not self.on_gpu:
             begin = time.perf_counter()
             work()
             return 1e3 * (time.perf_counter() - begin)
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        with torch.cuda.stream(self.stream):
+            work()  # what is compiled or allocated once
+            torch.cuda.synchronize()
+            graph.capture_begin(pool=self.pool)
+            work()
+            graph.capture_end()
+            graph.replay()
+            times = [self.replay(graph) for _ in range(REPEATS)]
+        return statistics.median(times)
+
+    def replay(self, graph: torch.cuda.CUDAGraph) -> float:
         self.events[0].record()
-        work()
+        graph.replay()
         self.events[1].record()
         torch.cuda.synchronize()
         return self.events[0].elapsed_time(self.events[1])
 
 
-def replay(library: Any, shape: Shape, steps: list[Step], tensors: dict) -> list[dict[str, float]]:
-    """Time to plan and to run each step; the median of three times."""
-    clock = Clock(shape.device)
-    rows = []
-    for step in steps:
+class Replay:
+    """Steps of a log, and tensors for them."""
+
+    def __init__(self, shape: Shape, steps: list[Step], num_caches: int) -> None:
+        self.shape, self.steps = shape, steps
+        options = {"dtype": shape.dtype, "device": shape.device}
+        cache = (shape.num_pages, shape.page_size, shape.kv_heads, shape.head_dim)
+        self.q = torch.randn(shape.max_tokens, shape.qo_heads, shape.head_dim, **options)
+        self.out = torch.empty_like(self.q)
+        self.caches = [
+            (torch.randn(cache, **options), torch.randn(cache, **options))
+            for _ in range(num_caches)
+        ]
+        self.clock = Clock(shape.device)
+
+    def run(self, library: Library) -> list[dict[str, Any]]:
+        """Time to plan and to run each step."""
+        caches = [
+            tuple(x.view(-1, library.page_size, *x.shape[2:]) for x in pair) for pair in self.caches
+        ]
+        steps = [with_pages(step, self.shape.page_size, library.page_size) for step in self.steps]
+        for kind in (True, False):
+            same = [step for step in steps if is_decode(step) is kind]
+            if same:
+                self.check(library, same[len(same) // 2], caches[0])
+        return [self.time_step(library, step, caches) for step in steps]
+
+    def of_step(self, step: Step) -> tuple[torch.Tensor, torch.Tensor]:
         tokens = int(step.qo_indptr[-1])
-        q, out = tensors["q"][:tokens], tensors["out"][:tokens]
-        plans, runs = [], []
-        for _ in range(3):
-            begin = time.perf_counter()
-            run = library.plan(step)
-            plans.append(1e3 * (time.perf_counter() - begin))
+        return self.q[:tokens], self.out[:tokens]
 
-            def all_layers(run=run, q=q, out=out) -> None:
-                for k, v in tensors["caches"]:
-                    run(q, k, v, out=out)
+    def check(self, library: Library, step: Step, cache: tuple[torch.Tensor, ...]) -> None:
+        q, out = self.of_step(step)
+        library.prepare(step, *cache)
+        o = library.plan(step)(q, *cache, out=out).float()
+        expected = exact(step, q, *cache)
+        error = float((o - expected).norm() / expected.norm())
+        if not error < MAX_ERROR:
+            kind = "decodes" if is_decode(step) else "prompts"
+            raise ValueError(f"o of {kind}: expected an error below {MAX_ERROR}, got {error:.3g}")
 
-            runs.append(clock.time(all_layers))
-        rows.append(
-            {
-                "tokens": tokens,
-                "batch": len(step.kv_lens),
-                "keys": int(step.kv_lens.sum()),
-                "plan_ms": statistics.median(plans),
-                "run_ms": statistics.median(runs) * shape.layers / len(tensors["caches"]),
-            }
-        )
-    return rows
+    def time_step(self, library: Library, step: Step, caches: list) -> dict[str, Any]:
+        q, out = self.of_step(step)
+        library.prepare(step, *caches[0])
+        # Once: some libraries see that lengths are those of the plan before.
+        begin = time.perf_counter()
+        run = library.plan(step)
+        plan_ms = 1e3 * (time.perf_counter() - begin)
+
+        def all_layers() -> None:
+            for k, v in caches:
+                run(q, k, v, out=out)
+
+        run_ms = self.clock.time(all_layers) * self.shape.layers / len(caches)
+        return {
+            "is_decode": is_decode(step),
+            "plan_ms": plan_ms,
+            "run_ms": run_ms,
+        }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("steps", type=Path, help="what --step-log has written")
-    parser.add_argument("--out", type=Path, required=True, help="a JSON file")
-    parser.add_argument("--sample", type=int, default=200, help="so many steps are timed")
-    parser.add_argument("--heads", default="32,8,128", help="of queries, of keys; their dim")
-    parser.add_argument("--layers", type=int, default=32)
-    parser.add_argument("--caches", type=int, default=8, help="layers with a cache of their own")
-    parser.add_argument("--page-size", type=int, default=16)
-    arguments = parser.parse_args()
-    steps = list(read_steps(arguments.steps))
-    stride = max(1, len(steps) // arguments.sample)
-    steps = steps[::stride]
+def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Of decodes and of steps with prompts: how many, and milliseconds."""
+    result = {}
+    for name, kind in (("decodes", True), ("prompts", False)):
+        same = [row for row in rows if row["is_decode"] is kind]
+        if not same:
+            continue
+        runs = sorted(row["run_ms"] for row in same)
+        result[name] = {
+            "steps": len(same),
+            "plan_ms_p50": statistics.median(row["plan_ms"] for row in same),
+            "run_ms_mean": statistics.mean(runs),
+            "run_ms_p50": statistics.median(runs),
+            "run_ms_p99": runs[min(len(runs) - 1, int(0.99 * len(runs)))],
+        }
+    return result
+
+
+def shape_of(steps: list[Step], arguments: argparse.Namespace) -> Shape:
     has_gpu = torch.cuda.is_available()
     qo_heads, kv_heads, head_dim = map(int, arguments.heads.split(","))
-    shape = Shape(
+    largest_page = 128 // arguments.page_size  # FlashAttention-3's, in pages of the engine
+    num_pages = max(
+        max(
+            int(step.page_indices.max(initial=0)) + 1,
+            int((-(-step.kv_lens // 128)).sum()) * largest_page,
+        )
+        for step in steps
+    )
+    return Shape(
         qo_heads=qo_heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
         layers=arguments.layers,
         page_size=arguments.page_size,
-        num_pages=max(int(step.page_indices.max(initial=0)) for step in steps) + 1,
+        num_pages=-(-num_pages // largest_page) * largest_page,
+        max_batch=max(len(step.kv_lens) for step in steps),
+        max_tokens=max(int(step.qo_indptr[-1]) for step in steps),
         device=torch.device("cuda:0" if has_gpu else "cpu"),
         dtype=torch.bfloat16 if has_gpu else torch.float32,
     )
-    tokens = max(int(step.qo_indptr[-1]) for step in steps)
-    options = {"dtype": shape.dtype, "device": shape.device}
-    cache = (shape.num_pages, shape.page_size, kv_heads, head_dim)
-    tensors = {
-        "q": torch.randn(tokens, qo_heads, head_dim, **options),
-        "out": torch.empty(tokens, qo_heads, head_dim, **options),
-        "caches": [
-            (torch.randn(cache, **options), torch.randn(cache, **options))
-            for _ in range(arguments.caches)
-        ],
-    }
-    results = {}
-    for name, library in libraries(shape, steps).items():
-        rows = results[name] = replay(library, shape, steps, tensors)
-        for kind in ("plan_ms", "run_ms"):
-            mean = statistics.mean(row[kind] for row in rows)
-            print(f"{name:16} {kind:8} mean {mean:8.3f}")
-    arguments.out.write_text(json.dumps(results, indent=1) + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("steps", type=Path, help="what --step-log has written")
+    parser.add_argument("--out", type=Path, required=True, help="rows are added to this JSON file")
+    parser.add_argument("--sample", type=int, default=200, help="so many steps are timed")
+    parser.add_argument("--heads", default="32,8,128", help="of queries, of keys; their dim")
+    parser.add_argument("--layers", type=int, default=32)
+    parser.add_argument("--caches", type=int, default=32, help="layers with a cache of their own")
+    parser.add_argument("--page-size", type=int, default=16)
+    parser.add_argument("--only", default="", help="libraries whose name contains this")
+    parser.add_argument(
+        "--sglang", type=Path, help="the folder sglang/kernels/ops/attention of SGLang's package"
+    )
+    arguments = parser.parse_args()
+    steps = [step for step in read_steps(arguments.steps) if len(step.kv_lens) > 0]
+    steps = steps[:: max(1, len(steps) // arguments.sample)]
+    shape = shape_of(steps, arguments)
+    replay = Replay(shape, steps, arguments.caches)
+    results = json.loads(arguments.out.read_text()) if arguments.out.exists() else []
+    for name, make in libraries(shape, arguments.sglang):
+        if arguments.only not in name:
+            continue
+        try:
+            times = summary(replay.run(make()))
+        except ImportError as error:
+            print(f"{name}: {error}", file=sys.stderr)
+            continue
+        except Exception:  # of a library of others: the next one is timed all the same
+            print(name, file=sys.stderr)
+            traceback.print_exc()
+            continue
+        results.append(
+            {"set": "replay", "workload": arguments.steps.stem, "library": name, **times}
+        )
+        arguments.out.write_text(json.dumps(results, indent=1) + "\n")
+        for kind, row in times.items():
+            text = " ".join(f"{key} {value:8.3f}" for key, value in row.items())
+            print(f"{name:44} {kind:8} {text}")
 
 
 if __name__ == "__main__":

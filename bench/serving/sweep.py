@@ -4,7 +4,7 @@
 python bench/serving/sweep.py build/serving/serving ablations --out serving.json
 
 Each run is a process of its own. Settings of a set are run for each seed; `plot.py` shows the
-medians.
+medians. Options that are not those below are passed to the program.
 """
 
 import argparse
@@ -20,6 +20,7 @@ MODEL = Path(__file__).parent / "models" / "llama-3.1-8b"
 SHAREGPT = ("--workload", "sharegpt")
 LONG = ("--workload", "uniform:4096:16384:256", "--requests", "60", "--drop", "5")
 MIDDLE = ("--workload", "uniform:512:2048:256")
+LOADS = ((SHAREGPT, 16), (MIDDLE, 8), (LONG, 1))
 SWITCHES = (
     (),
     ("--no-graphs",),
@@ -36,6 +37,12 @@ SWITCHES = (
 Setting = tuple[str, ...]
 
 
+def loads() -> Iterator[Setting]:
+    """What tables 6 and 7 of FlashInfer's paper measure."""
+    for workload, rate in LOADS:
+        yield (*workload, "--rate", str(rate))
+
+
 def rates() -> Iterator[Setting]:
     """To the knee, where the 99th percentile of the time to the first token passes 200 ms."""
     for workload, values in ((SHAREGPT, (4, 8, 16, 24, 32, 48)), (MIDDLE, (2, 4, 8, 12, 16))):
@@ -46,16 +53,19 @@ def rates() -> Iterator[Setting]:
 
 
 def ablations() -> Iterator[Setting]:
-    for workload, rate in ((SHAREGPT, 16), (MIDDLE, 8), (LONG, 1)):
+    for workload, rate in LOADS:
         for switch in SWITCHES:
             yield (*workload, "--rate", str(rate), *switch)
 
 
 def samples() -> Iterator[Setting]:
     """Continuations of one prompt, which read its keys once or each for itself."""
+    batch = ("--max-batch", "512")
     for count, switch in itertools.product((1, 2, 4, 8, 16, 32), ((), ("--no-sharing",))):
-        batch = ("--max-batch", "512", "--samples", str(count))
-        yield (*SHAREGPT, "--rate", "16" if count < 16 else "4", *batch, *switch)
+        rate = "16" if count < 16 else "4"
+        yield (*SHAREGPT, "--rate", rate, *batch, "--samples", str(count), *switch)
+    for count, switch in itertools.product((4, 8), ((), ("--no-sharing",))):
+        yield (*MIDDLE, "--rate", "4", *batch, "--samples", str(count), *switch)
 
 
 def decodes() -> Iterator[Setting]:
@@ -69,6 +79,7 @@ def bursts() -> Iterator[Setting]:
 
 
 SETS = {
+    "loads": loads,
     "rates": rates,
     "ablations": ablations,
     "samples": samples,
@@ -77,11 +88,11 @@ SETS = {
 }
 
 
-def run(program: str, model: str, setting: Setting, seed: int, others: list[str]) -> dict:
+def run(program: str, model: str, setting: Setting, seed: str, others: list[str]) -> dict:
     variables = [part for part in setting if "=" in part]
     switches = [part for part in setting if part not in variables]
     environment = os.environ | dict(variable.split("=") for variable in variables)
-    command = [program, model, *switches, "--seed", str(seed), *others]
+    command = [program, model, *switches, "--seed", seed, *others]
     result = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)
     return json.loads(result.stdout)
 
@@ -91,16 +102,15 @@ def main() -> None:
     parser.add_argument("program", help="the executable `serving`")
     parser.add_argument("set", choices=SETS)
     parser.add_argument("--model", default=str(MODEL), help="a folder with config.json")
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", default="1,2,3")
+    parser.add_argument("--only", default="", help="settings with this text in them")
     parser.add_argument("--out", type=Path, required=True, help="runs are added to this file")
     arguments, others = parser.parse_known_args()
     results = json.loads(arguments.out.read_text()) if arguments.out.exists() else []
-    settings = list(SETS[arguments.set]())
-    for number, (setting, seed) in enumerate(
-        itertools.product(settings, range(1, arguments.seeds + 1)), 1
-    ):
-        text = f"{number} of {len(settings) * arguments.seeds}: {' '.join(setting)}"
-        print(text, file=sys.stderr)
+    settings = [setting for setting in SETS[arguments.set]() if arguments.only in " ".join(setting)]
+    runs = list(itertools.product(settings, arguments.seeds.split(",")))
+    for number, (setting, seed) in enumerate(runs, 1):
+        print(f"{number} of {len(runs)}: {' '.join(setting)} --seed {seed}", file=sys.stderr)
         row = run(arguments.program, arguments.model, setting, seed, others)
         results.append({"set": arguments.set, "setting": list(setting), **row})
         arguments.out.write_text(json.dumps(results, indent=1) + "\n")
