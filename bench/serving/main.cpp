@@ -7,7 +7,7 @@
 // FOLDER has config.json; weights are random. Other switches: --variation CV, --drop N, --device
 // cpu|cuda, --page-size N, --pages N, --max-batch N, --max-tokens N (of a step), --longest N (of a
 // request), --read-rate BYTES_PER_SECOND, --step-log FILE, --no-graphs, --no-look-ahead,
-// --no-pdl, --no-sharing, --no-attention, --8bit-cache, --batch-invariant.
+// --no-pdl, --no-sharing, --no-attention, --8bit-cache, --batch-invariant, --rope-in-attention.
 #include <cstdio>
 #include <exception>
 #include <map>
@@ -22,9 +22,9 @@
 
 namespace {
 
-const std::set<std::string> kSwitches = {"--no-graphs",      "--no-look-ahead", "--no-sharing",
-                                         "--no-pdl",         "--no-attention",  "--8bit-cache",
-                                         "--batch-invariant"};
+const std::set<std::string> kSwitches = {"--no-graphs",       "--no-look-ahead",    "--no-sharing",
+                                         "--no-pdl",          "--no-attention",     "--8bit-cache",
+                                         "--batch-invariant", "--rope-in-attention"};
 const std::set<std::string> kValues = {
     "--workload", "--rate",    "--requests",  "--samples",    "--seed",      "--decode",
     "--context",  "--tokens",  "--drop",      "--variation",  "--device",    "--page-size",
@@ -80,6 +80,7 @@ engine::Options options_of(const Arguments& a) {
   options.has_pdl = !a.has("--no-pdl");
   options.shares_prefixes = !a.has("--no-sharing");
   options.has_attention = !a.has("--no-attention");
+  options.rotates_in_attention = a.has("--rope-in-attention");
   options.step_log = a.text("--step-log", "");
   return options;
 }

@@ -34,7 +34,7 @@ AXES = {
 BARS = ("loads", "ablations")  # sets that have no x axis
 
 SWITCHES = {"no-graphs", "no-look-ahead", "no-sharing", "no-attention", "8bit-cache"}
-SWITCHES |= {"batch-invariant", "no-pdl"}
+SWITCHES |= {"batch-invariant", "no-pdl", "rope-in-attention"}
 
 Row = dict[str, Any]
 

@@ -30,6 +30,7 @@ SWITCHES = (
     ("--no-attention",),
     ("--8bit-cache",),
     ("--batch-invariant",),
+    ("--rope-in-attention",),
     ("FLASHPLAN_SCHEDULE=whole",),  # of the environment
     ("FLASHPLAN_SCHEDULE=in_order",),
 )
@@ -69,7 +70,8 @@ def samples() -> Iterator[Setting]:
 
 
 def decodes() -> Iterator[Setting]:
-    for batch, switch in itertools.product((1, 4, 16, 64, 128), ((), ("--8bit-cache",))):
+    switches = ((), ("--8bit-cache",), ("--rope-in-attention",))
+    for batch, switch in itertools.product((1, 4, 16, 64, 128), switches):
         yield ("--decode", str(batch), "--context", "2048", *switch)
 
 

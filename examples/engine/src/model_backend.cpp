@@ -43,6 +43,7 @@ void ModelBackend::create_plans() {
   attention.page_size = options_.page_size;
   attention.q_dtype = attention.o_dtype = device_->dtype();
   attention.kv_dtype = cache_dtype_;
+  if (options_.rotates_in_attention) attention.rope = c.rope;
   attention.max_batch_size = options_.max_batch_size;
   attention.batch_invariant = options_.batch_invariant;
   attention.device = device_->place();
@@ -167,8 +168,8 @@ fp::Batch ModelBackend::batch_of(const Step& step) {
   batch.qo_indptr = step.qo_indptr.data();
   batch.kv_lens = step.kv_lens.data();
   batch.batch_size = step.batch_size();
-  // Batch-invariant plans read no prefix together.
-  if (options_.shares_prefixes && !options_.batch_invariant) {
+  // Batch-invariant plans read no prefix together, nor do those that rotate keys.
+  if (options_.shares_prefixes && !options_.batch_invariant && !options_.rotates_in_attention) {
     fp::HostPageTable table;
     table.page_indptr = host_indices(step.page_indptr);
     table.page_indices = host_indices(step.page_indices);
@@ -250,7 +251,8 @@ void ModelBackend::attend(const StepSize& size, int32_t layer_index, fp::Plan* p
   append.page_indptr = memory_.page_indptr(size);
   append.page_indices = memory_.page_indices();
   append.pdl = has_pdl_;
-  check(fp::rope_append_paged_kv(q, append, c.rope, q, stream));
+  check(options_.rotates_in_attention ? fp::append_paged_kv(append, stream)
+                                      : fp::rope_append_paged_kv(q, append, c.rope, q, stream));
   if (!options_.has_attention) return;
 
   fp::AttentionTensors tensors;

@@ -167,6 +167,9 @@ TEST(switches_do_not_change_tokens) {
   options = some_options();
   options.shares_prefixes = false;
   compare("without shared prefixes", options);
+  options = some_options();
+  options.rotates_in_attention = true;
+  compare("with keys rotated in attention", options);
 }
 
 TEST(caches_of_8_bits) {

@@ -107,6 +107,23 @@ TEST(pages_of_every_size) {
   }
 }
 
+TEST(keys_rotated_when_attention_reads_them) {
+  for (const char* type : {"llama", "qwen3"}) {
+    Judge judge(type);
+    Random random(6);
+    const auto arrivals = random_arrivals(random, 10, 2);
+    for (int32_t budget = 1; budget <= 40; ++budget) {
+      Options options;
+      options.page_size = 1 + budget % 5;
+      options.num_pages = 200;
+      options.max_batch_size = std::min(budget, 6);
+      options.max_step_tokens = budget;
+      options.rotates_in_attention = true;
+      judge.check_texts(serve(*tiny_core(type, options), arrivals), arrivals);
+    }
+  }
+}
+
 TEST(arrivals_in_any_order) {
   Judge judge("llama");
   Random random(3);

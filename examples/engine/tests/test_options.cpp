@@ -78,6 +78,15 @@ TEST(caches_of_8_bits_round) {
   CHECK(rounded < 0.5);
 }
 
+TEST(keys_are_cached_before_rotation_where_attention_rotates_them) {
+  Options rotated = small_options();
+  rotated.has_8bit_cache = true;  // which rounds other numbers then
+  Options plain = rotated;
+  plain.rotates_in_attention = true;
+  CHECK(difference(rotated, plain) > 1e-4);
+  CHECK(difference(small_options(), plain) < 0.5);
+}
+
 TEST(attention_may_be_left_out) {
   Options options = small_options();
   options.has_attention = false;

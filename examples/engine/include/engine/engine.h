@@ -94,6 +94,10 @@ struct Options {
   bool has_pdl = true;          // on a GPU: kernels are launched while those before them end
   bool shares_prefixes = true;  // keys of a prefix are read once for all sequences that have it
   bool has_attention = true;    // without it, tokens are arbitrary
+  /// The cache holds keys before rotation, and attention rotates them whenever it reads them, as a
+  /// cache needs whose pages move to other positions. On a GPU NVRTC compiles that kernel when the
+  /// engine starts. Not with has_8bit_cache on a GPU. Prefixes are then not read once for all.
+  bool rotates_in_attention = false;
 
   /// If not empty: a file that receives what attention was asked for in each step. StepLog in
   /// step_log.h describes it.
