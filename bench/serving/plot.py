@@ -29,6 +29,7 @@ AXES = {
     "rates": ("rate", "requests per second"),
     "samples": ("samples", "samples of a request"),
     "decodes": ("decode", "sequences in a batch"),
+    "rotations": ("context", "tokens of context"),
     "bursts": ("variation", "coefficient of variation of the time between requests"),
 }
 BARS = ("loads", "ablations")  # sets that have no x axis

@@ -75,6 +75,12 @@ def decodes() -> Iterator[Setting]:
         yield ("--decode", str(batch), "--context", "2048", *switch)
 
 
+def rotations() -> Iterator[Setting]:
+    """Windows of StreamingLLM, as in figure 9 of the paper: --model .../models/vicuna-13b."""
+    for window, switch in itertools.product((256, 1024, 2048), ((), ("--rope-in-attention",))):
+        yield ("--decode", "1", "--context", str(window), "--pages", "1024", *switch)
+
+
 def bursts() -> Iterator[Setting]:
     for variation in (1, 2, 4):
         yield (*SHAREGPT, "--rate", "16", "--variation", str(variation))
@@ -86,6 +92,7 @@ SETS = {
     "ablations": ablations,
     "samples": samples,
     "decodes": decodes,
+    "rotations": rotations,
     "bursts": bursts,
 }
 
