@@ -9,6 +9,7 @@ it: q [tokens, heads, dim], k and v [pages, page_size, kv_heads, dim].
 import argparse
 import functools
 import importlib
+import os
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -321,7 +322,8 @@ class Torch(Library):
 
 def libraries(shape: Shape, sglang: Path | None) -> Iterator[tuple[str, Callable[[], Library]]]:
     """Names, and what makes each: it raises an ImportError if the library is not installed."""
-    yield "flashplan", lambda: Flashplan(shape)
+    schedule = os.environ.get("FLASHPLAN_SCHEDULE")
+    yield f"flashplan, {schedule}" if schedule else "flashplan", lambda: Flashplan(shape)
     if shape.device.type != "cuda":
         return
     yield "FlashInfer, fa2", lambda: FlashInfer(shape, "fa2")
