@@ -10,6 +10,8 @@ import re
 import textwrap
 from collections.abc import Iterator
 
+import records
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
 # A comment that names a snippet, then a fenced code block, or an empty line and a Markdown table.
@@ -21,8 +23,11 @@ BLOCK = re.compile(
 
 
 def section(source: str) -> str:
-    """The text of `file` or `file:section`, dedented, without the lines that mark sections."""
+    """The text of `file` or `file:section`, dedented, without the lines that mark sections. Of a
+    JSON file: a table of records.py."""
     path, _, name = source.partition(":")
+    if path.endswith(".json"):
+        return records.table(path, name)
     text = (ROOT / path).read_text()
     if name:
         found = re.search(

@@ -30,8 +30,9 @@ FRAMEWORK = {
     "jax_jit": "jax",
     "transformers_models": "transformers",
 }
-# Files that this or another test runs or compiles.
+# Files that this or another test runs or compiles, and records of measurements.
 THAT_RUN = ("docs/snippets/", "examples/", "include/flashplan/", "tests/cpp/consumer/")
+RECORDS = "bench/results/"
 GLOSSARY = "DESIGN.md:glossary"
 PUBLIC = {name: getattr(fp, name) for name in fp.__all__} | {
     "Attention.plan": fp.Attention.plan,
@@ -59,7 +60,9 @@ def test_code_is_that_of_files_that_run(page):
     markers = re.findall(r"^<!-- [\w./:-]+ -->$", text, re.MULTILINE)
     assert len(markers) == len(list(blocks.blocks(text))), "a comment has no code below"
     for source, block in blocks.blocks(text):
-        assert source == GLOSSARY or source.startswith(THAT_RUN), f"no test runs {source}"
+        assert source == GLOSSARY or source.startswith((*THAT_RUN, RECORDS)), (
+            f"no test runs {source}"
+        )
         assert block == blocks.section(source), f"run python docs/blocks.py: {source} has changed"
     # Every other block is shell commands, or a header that MkDocs includes when it builds the page.
     for language, block in re.findall(r"```(\w*)\n(.*?)```", blocks.BLOCK.sub("", text), re.DOTALL):

@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables of the page "End to end", from a record of bench/serving: docs/blocks.py puts them there.
+
+Numbers are medians over the runs of a setting, which differ in their seeds.
+"""
+
+import json
+import pathlib
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+WORKLOADS = {
+    "sharegpt": "ShareGPT, 16 a second",
+    "uniform:512:2048:256": "U(512, 2048), 8 a second",
+    "uniform:4096:16384:256": "U(4096, 16384), 1 a second",
+}
+# Of tables 6 and 7 of the paper: FlashInfer balanced and not balanced, and Triton.
+PAPER = {
+    "itl_ms_p50": ((8.96, 9.16, 9.36), (8.21, 8.42, 8.49), (8.63, 13.89, 11.08)),
+    "ttft_ms_p50": ((39.05, 39.42, 52.92), (66.78, 67.38, 68.48), (411.02, 421.60, 566.30)),
+}
+# Of table 8: tokens a second, time between tokens, time to the first token.
+PAPER_CACHES = {
+    "vLLM's default": (6062.89, 10.42, 35.85),
+    "vLLM with FlashInfer": (6065.41, 10.63, 36.60),
+    "vLLM's default, e4m3": (6015.86, 12.56, 39.74),
+    "vLLM with FlashInfer, e4m3": (6020.32, 10.92, 37.93),
+}
+SWITCHES = ("no-attention", "no-sharing", "no-graphs", "no-look-ahead", "8bit-cache")
+SWITCHES += ("rope-in-attention", "FLASHPLAN_SCHEDULE=in_order")
+MISSING = "–"
+
+Row = dict[str, Any]
+Cell = str | float | None
+
+
+class Record:
+    """Runs of a record."""
+
+    def __init__(self, path: str) -> None:
+        self.rows: list[Row] = json.loads((ROOT / path).read_text())
+
+    def find(self, *switches: str, **values: str | None) -> list[Row]:
+        """Runs with exactly these switches, and these values of options."""
+        return [
+            row
+            for row in self.rows
+            if {name for name in SWITCHES if row.get(name) or name in row.get("setting", ())}
+            == set(switches)
+            and all(row.get(name.replace("_", "-")) == value for name, value in values.items())
+        ]
+
+
+def median(rows: Sequence[Row], key: str) -> float | None:
+    values = [row[key] for row in rows if row.get(key) is not None]
+    return statistics.median(values) if values else None
+
+
+def change(new: float | None, old: float | None) -> str | None:
+    return None if new is None or old is None else f"{100 * (new / old - 1):+.1f} %"
+
+
+def cell(value: Cell) -> str:
+    if isinstance(value, str):
+        return value
+    return MISSING if value is None else f"{value:.0f}" if value >= 1000 else f"{value:.4g}"
+
+
+def markdown(head: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
+    lines = [head, ["---"] * len(head), *([cell(value) for value in row] for row in rows)]
+    text = (
+        "|---" * len(head) + "|" if line[0] == "---" else f"| {' | '.join(line)} |"
+        for line in lines
+    )
+    return "\n".join(text) + "\n"
+
+
+def beside_paper(record: Record, key: str) -> str:
+    """Table 6 or 7 beside those of the engine."""
+    rows = []
+    for (workload, name), paper in zip(WORKLOADS.items(), PAPER[key], strict=True):
+        runs = {"workload": workload, "samples": None}
+        ours = record.find(set="loads", **runs)
+        unbalanced = record.find("FLASHPLAN_SCHEDULE=in_order", **runs)
+        without = record.find("no-attention", set="loads", **runs)
+        rows.append((name, *paper, *(median(part, key) for part in (ours, unbalanced, without))))
+    head = ("", "FlashInfer", "not balanced", "Triton", "flashplan's engine")
+    return markdown((*head, "not balanced", "without attention"), rows)
+
+
+def loads(record: Record) -> str:
+    keys = ("itl_ms_p50", "itl_ms_p99", "ttft_ms_p50", "ttft_ms_p99", "output_tokens_per_s")
+    rows = []
+    for workload, name in WORKLOADS.items():
+        runs = record.find(set="loads", workload=workload)
+        idle = median(runs, "device_idle_part")
+        rows.append(
+            (
+                name,
+                str(len(runs)),
+                *(median(runs, key) for key in keys),
+                median(runs, "host_us_per_step"),
+                None if idle is None else f"{100 * idle:.2f} %",
+            )
+        )
+    head = ("", "runs", "between tokens p50", "p99", "to the first token p50", "p99")
+    return markdown((*head, "tokens a second", "host, µs a step", "GPU idle"), rows)
+
+
+def caches(record: Record) -> str:
+    """Table 8 beside the engine; the paper's tokens a second are with those of prompts."""
+    rows: list[tuple[Cell, ...]] = [(name, *values) for name, values in PAPER_CACHES.items()]
+    for name, switches in (
+        ("flashplan's engine", ()),
+        ("flashplan's engine, e4m3", ("8bit-cache",)),
+    ):
+        runs = record.find(*switches, set="ablations", workload="sharegpt")
+        speeds = [{"speed": row["computed_tokens"] / row["seconds"]} for row in runs]
+        times = (median(runs, key) for key in ("itl_ms_p50", "ttft_ms_p50"))
+        rows.append((name, median(speeds, "speed"), *times))
+    return markdown(("", "tokens a second", "between tokens, ms", "to the first token, ms"), rows)
+
+
+def samples(record: Record) -> str:
+    rows = []
+    for workload, name in WORKLOADS.items():
+        for count in ("4", "8"):
+            options = {"set": "samples", "workload": workload, "samples": count}
+            pairs = (record.find(**options), record.find("no-sharing", **options))
+            if not all(pairs):
+                continue
+            times = [[median(runs, key) for runs in pairs] for key in ("itl_ms_p50", "ttft_ms_p50")]
+            rate = pairs[0][0]["rate"]
+            place = name.split(", ")[0] if workload == "sharegpt" else name.rpartition(", ")[0]
+            parts = [value for new, old in times for value in (new, old, change(new, old))]
+            rows.append((f"{place}, {rate} a second", count, *parts))
+    head = ("", "samples", "between tokens, ms", "not shared", "", "to the first token, ms")
+    return markdown((*head, "not shared", ""), rows)
+
+
+def rotations(record: Record) -> str:
+    rows = []
+    for window in ("256", "1024", "2048"):
+        options = {"set": "rotations", "context": window}
+        before, inside = (
+            median(record.find(*switches, **options), "itl_ms_p50")
+            for switches in ((), ("rope-in-attention",))
+        )
+        rows.append((window, before, inside, change(inside, before)))
+    return markdown(("tokens of context", "rotated once, ms", "rotated in attention, ms", ""), rows)
+
+
+def replay(record: Record) -> str:
+    """Attention of the engine's steps with each library."""
+    rows = []
+    for workload, name in WORKLOADS.items():
+        stem = workload.removesuffix(":256").replace(":", "_")
+        runs = [row for row in record.rows if row["set"] == "replay" and row["workload"] == stem]
+        own = next((row for row in runs if row["library"] == "flashplan"), None)
+        itl = median(record.find(set="loads", workload=workload), "itl_ms_p50")
+        for row in runs:
+            decodes, prompts = row.get("decodes", {}), row.get("prompts", {})
+            mean, planned = decodes.get("run_ms_mean"), decodes.get("plan_ms_p50")
+            has_all = own is not None and itl is not None and mean is not None
+            step = itl + mean - own["decodes"]["run_ms_mean"] if has_all else None
+            rows.append((name, row["library"], mean, prompts.get("run_ms_mean"), planned, step))
+            name = ""
+    head = ("steps of", "library", "decodes, ms", "steps with prompts, ms", "to plan, ms")
+    return markdown((*head, "between tokens with it, ms"), rows)
+
+
+TABLES: dict[str, Callable[[Record], str]] = {
+    "itl": lambda record: beside_paper(record, "itl_ms_p50"),
+    "ttft": lambda record: beside_paper(record, "ttft_ms_p50"),
+    "loads": loads,
+    "caches": caches,
+    "samples": samples,
+    "rotations": rotations,
+    "replay": replay,
+}
+
+
+def table(path: str, name: str) -> str:
+    """A table in Markdown; `path` is that of the record, from the root of the repository."""
+    if name not in TABLES:
+        raise ValueError(f"{path}: expected one of {', '.join(TABLES)}, got {name}")
+    return TABLES[name](Record(path))
