@@ -8,8 +8,10 @@ import argparse
 import asyncio
 import importlib.util
 import os
+import socket
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
@@ -48,6 +50,7 @@ def main() -> int:
     if arguments.device == "cuda":
         name_cublaslt()
     try:
+        listener = bind(arguments.host, arguments.port)
         progress(f"reading the tokenizer of {arguments.model}")
         model = load_model(arguments.model, arguments.name)
         progress("loading the weights")
@@ -58,17 +61,14 @@ def main() -> int:
     service = Service(engine, arguments.max_batch_size + arguments.max_queue)
     config = uvicorn.Config(
         make_app(Api(model, service, options)),
-        host=arguments.host,
-        port=arguments.port,
         log_level=arguments.log_level,
         timeout_graceful_shutdown=arguments.grace + 5,
     )
     server = Server(config, service, arguments.grace)
-    socket = config.bind_socket()
-    host, port = socket.getsockname()[:2]
+    host, port = listener.getsockname()[:2]
     address = f"[{host}]" if ":" in host else host
     progress(f"serving {model.name} at http://{address}:{port}/v1, until Ctrl-C")
-    server.run(sockets=[socket])
+    server.run(sockets=[listener])
     progress("stopped")
     return 0
 
@@ -81,18 +81,54 @@ def parse_arguments() -> argparse.Namespace:
     add("--device", default="cpu", choices=DEVICES, help="default: %(default)s")
     add("--kv-dtype", default="auto", choices=("auto", "e4m3"), help="of the cache")
     add("--host", default="127.0.0.1", help="the address to listen at; default: %(default)s")
-    add("--port", type=int, default=8000, help="0: any free one; default: %(default)s")
+    add(
+        "--port", type=between(0, 65535), default=8000, help="0: any free one; default: %(default)s"
+    )
     add("--page-size", type=int, default=16, help="tokens; default: %(default)s")
     add("--num-pages", type=int, default=1024, help="of the cache; default: %(default)s")
     add("--max-batch-size", type=int, default=64, help="sequences; default: %(default)s")
     add("--max-step-tokens", type=int, default=512, help="default: %(default)s")
-    add("--max-queue", type=int, default=256, help="choices that may wait; default: %(default)s")
+    add(
+        "--max-queue",
+        type=between(0, 1 << 31),
+        default=256,
+        help="choices that may wait; default: %(default)s",
+    )
     add("--batch-invariant", action="store_true", help="results do not depend on other requests")
-    add("--grace", type=int, default=5, help="seconds for requests that run at Ctrl-C")
+    add(
+        "--grace",
+        type=between(0, 1 << 31),
+        default=5,
+        help="seconds for requests that run at Ctrl-C; default: %(default)s",
+    )
     add("--log-level", default="info", choices=("error", "warning", "info", "debug"))
     library = ROOT / "build" / "engine" / "libengine_c.so"
     add("--library", type=Path, default=library, help="the engine; default: %(default)s")
     return parser.parse_args()
+
+
+def between(least: int, most: int) -> Callable[[str], int]:
+    """Reads an argument that is an integer within these bounds."""
+
+    def integer(text: str) -> int:
+        value = int(text)
+        if not least <= value <= most:
+            raise argparse.ArgumentTypeError(f"expected {least} to {most}, got {value}")
+        return value
+
+    return integer
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket for this address, at which nobody can connect yet."""
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        raise OSError(f"--host {host} --port {port}: {error.strerror}") from None
+    return listener
 
 
 def name_cublaslt() -> None:

@@ -45,6 +45,8 @@ void check_sampling(const Sampling& s) {
 void check_options(const Options& options) {
   expect(options.page_size >= 1, "page_size", "at least 1", options.page_size);
   expect(options.num_pages >= 1, "num_pages", "at least 1", options.num_pages);
+  const int64_t room = int64_t{options.num_pages} * options.page_size;
+  expect(room <= INT32_MAX, "num_pages", "at most 2147483647 tokens in all pages", room);
   expect(options.max_batch_size >= 1, "max_batch_size", "at least 1", options.max_batch_size);
   expect(options.max_step_tokens >= options.max_batch_size, "max_step_tokens",
          "at least max_batch_size", options.max_step_tokens);

@@ -3,6 +3,8 @@
 
 #include <cstring>
 #include <new>
+#include <stdexcept>
+#include <string>
 #include <utility>
 
 namespace engine {
@@ -14,8 +16,11 @@ CpuDevice::CpuDevice(const Options& options)
 
 std::shared_ptr<void> CpuDevice::allocate(std::size_t bytes) {
   constexpr std::align_val_t kAlignment{flashplan::kWorkspaceAlignment};
-  const std::shared_ptr<void> memory(::operator new(bytes, kAlignment),
+  const std::shared_ptr<void> memory(::operator new(bytes, kAlignment, std::nothrow),
                                      [](void* pointer) { ::operator delete(pointer, kAlignment); });
+  if (memory == nullptr) {
+    throw std::runtime_error("no memory for " + std::to_string(bytes) + " bytes");
+  }
   std::memset(memory.get(), 0, bytes);
   return memory;
 }

@@ -265,6 +265,8 @@ TEST(wrong_options_are_refused) {
   };
   CHECK_EQ(refusal([](Options* o) { o->page_size = 0; }), "page_size: expected at least 1, got 0");
   CHECK_EQ(refusal([](Options* o) { o->num_pages = 0; }), "num_pages: expected at least 1, got 0");
+  CHECK_EQ(refusal([](Options* o) { o->num_pages = INT32_MAX / 15; }),
+           "num_pages: expected at most 2147483647 tokens in all pages, got 2290649216");
   CHECK_EQ(refusal([](Options* o) { o->max_batch_size = 0; }),
            "max_batch_size: expected at least 1, got 0");
   CHECK_EQ(refusal([](Options* o) { o->max_step_tokens = 63; }),

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Clients that go away, many at once, a full queue, Ctrl-C, servers that can not start."""
 
+import re
+import resource
 import socket
 import subprocess
 import time
@@ -117,11 +119,10 @@ def test_idle_servers_stop_at_once(start):
     assert "Traceback" not in server.log
 
 
-def failed_start(*options):
-    done = subprocess.run(
-        [*COMMAND, *options], env=ENVIRONMENT, capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode in (1, 3)  # uvicorn's for an address that is taken
+def failed_start(*options, **limits):
+    pipes = {"capture_output": True, "text": True}
+    done = subprocess.run([*COMMAND, *options], env=ENVIRONMENT, timeout=60, **pipes, **limits)
+    assert done.returncode in (1, 2)  # argparse's
     assert "Traceback" not in done.stderr
     return done.stderr.splitlines()[-1]
 
@@ -134,4 +135,10 @@ def test_starts_that_fail(tiny_model, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         failure = failed_start("--model", str(tiny_model), "--port", port)
-    assert "address already in use" in failure.lower()
+    assert f"--host 127.0.0.1 --port {port}: Address already in use" in failure
+    assert "--host no.such.host.invalid" in failed_start(*model, "--host", "no.such.host.invalid")
+    for name, value in (("--port", "65536"), ("--max-queue", "-1"), ("--grace", "-1")):
+        assert f"got {value}" in failed_start(*model, name, value)
+    limit = {"preexec_fn": lambda: resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))}
+    failure = failed_start(*model, "--num-pages", str(1 << 24), **limit)
+    assert re.search(r"no memory for \d{11} bytes", failure)
