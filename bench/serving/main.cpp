@@ -8,7 +8,9 @@
 // cpu|cuda, --page-size N, --pages N, --max-batch N, --max-tokens N (of a step), --longest N (of a
 // request), --read-rate BYTES_PER_SECOND, --step-log FILE, --no-graphs, --no-look-ahead,
 // --no-pdl, --no-sharing, --no-attention, --8bit-cache, --batch-invariant, --rope-in-attention.
+#include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
 #include <map>
 #include <set>
@@ -50,15 +52,32 @@ class Arguments {
   std::string text(const std::string& name, const std::string& otherwise) const {
     return has(name) ? values_.at(name) : otherwise;
   }
+  /// Throws std::invalid_argument if the value is not a number above 0.
   double number(const std::string& name, double otherwise) const {
-    return has(name) ? std::stod(values_.at(name)) : otherwise;
+    if (!has(name)) return otherwise;
+    char* end = nullptr;
+    const double value = std::strtod(values_.at(name).c_str(), &end);
+    if (*end != '\0' || !(value > 0)) refuse(name, "a number above 0");
+    return value;
   }
-  int32_t integer(const std::string& name, int32_t otherwise) const {
-    return has(name) ? std::stoi(values_.at(name)) : otherwise;
+  /// Throws std::invalid_argument if the value is not an integer, or is below `least`.
+  int32_t integer(const std::string& name, int32_t otherwise, int32_t least = 1) const {
+    if (!has(name)) return otherwise;
+    char* end = nullptr;
+    const long long value = std::strtoll(values_.at(name).c_str(), &end, 10);
+    const bool is_integer = end != values_.at(name).c_str() && *end == '\0';
+    if (!is_integer || value < least || value > INT32_MAX) {
+      refuse(name, "an integer from " + std::to_string(least) + " on");
+    }
+    return static_cast<int32_t>(value);
   }
   const std::map<std::string, std::string>& all() const { return values_; }
 
  private:
+  [[noreturn]] void refuse(const std::string& name, const std::string& expected) const {
+    throw std::invalid_argument(name + ": expected " + expected + ", got " + values_.at(name));
+  }
+
   std::map<std::string, std::string> values_;
 };
 
@@ -116,9 +135,9 @@ std::string measure(const std::string& folder, const Arguments& a) {
   workload.variation = a.number("--variation", workload.variation);
   workload.num_requests = a.integer("--requests", workload.num_requests);
   workload.max_tokens = a.integer("--longest", workload.max_tokens);
-  workload.seed = static_cast<uint64_t>(a.integer("--seed", 1));
+  workload.seed = static_cast<uint64_t>(a.integer("--seed", 1, 0));
   report.add(serving::run_load(*engine, serving::make_arrivals(workload), config.vocab,
-                               a.integer("--samples", 1), a.integer("--drop", 20)));
+                               a.integer("--samples", 1), a.integer("--drop", 20, 0)));
   return report.json();
 }
 

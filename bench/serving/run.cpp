@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <future>
 #include <map>
 #include <random>
 #include <thread>
@@ -13,12 +14,15 @@ namespace serving {
 
 namespace {
 
+using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 using engine::Finish;
 using engine::Output;
 using engine::Request;
 using engine::RequestId;
 using engine::Statistics;
+
+constexpr std::future_status kReady = std::future_status::ready;
 
 double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
@@ -107,7 +111,7 @@ Measured run_load(engine::Engine& engine, const std::vector<Arrival>& arrivals, 
   Recorder recorder(&measured);
   const Statistics before = engine.statistics();
   const Clock::time_point begin = Clock::now();
-  std::thread submitter([&] {
+  std::future<void> submitter = std::async(std::launch::async, [&] {
     for (std::size_t i = 0; i < arrivals.size(); ++i) {
       std::this_thread::sleep_until(begin +
                                     std::chrono::duration_cast<Clock::duration>(
@@ -119,6 +123,8 @@ Measured run_load(engine::Engine& engine, const std::vector<Arrival>& arrivals, 
   int64_t num_done = 0;
   double shown = 0;
   while (num_done < static_cast<int64_t>(num_total)) {
+    const bool has_submitted = submitter.valid() && submitter.wait_for(0s) == kReady;
+    if (has_submitted) submitter.get();  // throws what submit() has thrown
     const std::vector<Output> outputs = engine.poll(std::chrono::milliseconds(100));
     const double now = seconds_since(begin);
     for (const Output& output : outputs) {
@@ -131,7 +137,7 @@ Measured run_load(engine::Engine& engine, const std::vector<Arrival>& arrivals, 
     shown = now;
     show_progress(num_done, num_total, now);
   }
-  submitter.join();
+  if (submitter.valid()) submitter.get();
   std::fprintf(stderr, "\n");
   measured.seconds = seconds_since(begin);
   measured.statistics = difference(engine.statistics(), before);

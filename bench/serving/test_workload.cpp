@@ -8,6 +8,7 @@
 
 #include "check.h"
 #include "report.h"
+#include "run.h"
 
 using namespace serving;
 
@@ -97,6 +98,25 @@ TEST(unknown_workloads) {
     CHECK_EQ(message, "workload: expected sharegpt, azure, mooncake or uniform:LOW:HIGH:OUT, got " +
                           std::string(name));
   }
+}
+
+TEST(requests_that_can_not_be_served_end_a_run) {
+  const std::string folder = std::string(SERVING_MODELS) + "/tiny";
+  engine::Options options;
+  options.num_pages = 50;  // of 16 tokens; the first request, which warms up, has 608
+  const auto engine = engine::Engine::random(folder, 1, options);
+  const int32_t vocab = engine::read_model_config(folder).vocab;
+  const Measured measured = run_load(*engine, {{0, 20, 4}, {0, 30, 5}}, vocab, 2, 1);
+  CHECK_EQ(measured.output_tokens, 18);
+  CHECK_EQ(measured.first_token_ms.size(), 1U);
+  CHECK_EQ(measured.token_gap_ms.size(), 8U);
+  std::string message;
+  try {
+    run_load(*engine, {{0, 20, 4}, {0, 800, 5}}, vocab, 1, 0);
+  } catch (const std::invalid_argument& error) {
+    message = error.what();
+  }
+  CHECK_EQ(message, "max_new_tokens: expected tokens that fit the cache of 800, got 805");
 }
 
 TEST(quantiles) {

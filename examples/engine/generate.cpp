@@ -5,22 +5,31 @@
 //
 // FOLDER has config.json, and the weights in *.safetensors. If it has no such file, the engine
 // makes random weights.
+#include <charconv>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
 #include <filesystem>
 #include <sstream>
+#include <stdexcept>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "engine/engine.h"
 
 namespace {
 
+/// Token ids with commas between them, as "1,15043,3186".
 std::vector<int32_t> parse_tokens(const std::string& text) {
   std::vector<int32_t> tokens;
   std::istringstream parts(text);
-  for (std::string part; std::getline(parts, part, ',');) tokens.push_back(std::stoi(part));
+  for (std::string part; std::getline(parts, part, ',');) {
+    const char* const end = part.data() + part.size();
+    const auto [last, error] = std::from_chars(part.data(), end, tokens.emplace_back());
+    if (last == end && error == std::errc()) continue;
+    throw std::invalid_argument("prompt: expected ids as in 1,15043,3186, got " + text);
+  }
   return tokens;
 }
 
