@@ -4,46 +4,15 @@
 import pytest
 
 import flashplan as fp
-
-LENGTHS = (30, 7, 3, 41, 12)
-PREFIX = 16  # tokens that all long prompts begin with: pages of 8 that they share
-NEW_TOKENS = 14
-MODELS = ("llama", "qwen3", "gemma3", "gpt_oss", "mistral")
-FULL = ("llama", "qwen3")  # no layer has a sliding window: decodes read pages
-
-
-def make_model(torch, name, seed):
-    """A model of random weights, large enough for attention to matter."""
-    import transformers as hf
-
-    sizes = {
-        "vocab_size": 97,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 16,
-        "max_position_embeddings": 128,
-        "pad_token_id": 0,
-        "bos_token_id": 1,
-        "eos_token_id": None,
-    }
-    window = {"sliding_window": 8}
-    kinds = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
-    experts = {"num_local_experts": 4, "num_experts_per_tok": 2}
-    config = {
-        "llama": lambda: hf.LlamaConfig(**sizes),
-        "qwen3": lambda: hf.Qwen3Config(**sizes),
-        "gemma3": lambda: hf.Gemma3TextConfig(**sizes, **window, **kinds),
-        "gpt_oss": lambda: hf.GptOssConfig(**sizes, **window, **kinds, **experts),
-        "mistral": lambda: hf.MistralConfig(**sizes, **window),
-    }[name]()
-    model = hf.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
-    random = torch.Generator().manual_seed(seed)
-    for parameter in model.parameters():
-        parameter.copy_(0.2 * torch.randn(parameter.shape, generator=random))
-    return model.eval()
+from batching_cases import (
+    FULL,
+    MODELS,
+    NEW_TOKENS,
+    PREFIX,
+    batched_tokens,
+    make_model,
+    make_prompts,
+)
 
 
 @pytest.fixture
@@ -53,9 +22,7 @@ def model(request, bridge, torch, seed):
 
 @pytest.fixture
 def prompts(torch, random):
-    prefix = torch.randint(2, 97, (PREFIX,), generator=random).tolist()
-    drawn = [torch.randint(2, 97, (n,), generator=random).tolist() for n in LENGTHS]
-    return [(prefix + ids)[: len(ids)] if len(ids) > PREFIX else ids for ids in drawn]
+    return make_prompts(torch, random)
 
 
 def expected_tokens(torch, model, prompts):
@@ -67,24 +34,6 @@ def expected_tokens(torch, model, prompts):
         )[0, len(ids) :].tolist()
         for ids in prompts
     ]
-
-
-def batched_tokens(model, prompts, **options):
-    """Of all prompts in batches of few tokens, so that long prompts are computed in parts."""
-    from transformers import ContinuousBatchingConfig, GenerationConfig
-
-    batching = {"page_size": 8, "num_blocks": 64, "max_batch_tokens": 24, **options}
-    outputs = model.generate_batch(
-        prompts,
-        generation_config=GenerationConfig(
-            max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=-1, pad_token_id=0
-        ),
-        continuous_batching_config=ContinuousBatchingConfig(**batching),
-        progress_bar=False,
-    )
-    for output in outputs.values():
-        assert output.error is None, output.error
-    return [output.generated_tokens for output in outputs.values()]
 
 
 @pytest.fixture
@@ -208,14 +157,20 @@ def test_registering_again_changes_nothing(bridge, model):
 
 
 @pytest.mark.parametrize("model", ["llama"], indirect=True)
-def test_unknown_internals_are_refused(torch, bridge, model, prompts, monkeypatch):
-    from transformers.generation.continuous_batching import continuous_api, model_runner
+@pytest.mark.parametrize("absent", ["compute_batch", "ATTN_TYPE_TO_ALLOCATOR"])
+def test_unknown_internals_are_refused(torch, bridge, model, prompts, monkeypatch, absent):
+    from transformers.generation.continuous_batching import (
+        continuous_api,
+        initialization,
+        model_runner,
+    )
 
     manager = continuous_api.ContinuousBatchingManager
-    monkeypatch.delattr(model_runner.ModelRunner, "compute_batch")
+    runner = model_runner.ModelRunner
+    monkeypatch.delattr(runner if hasattr(runner, absent) else initialization, absent)
     monkeypatch.setattr(manager, "__init__", manager.__init__)  # put back after this test
     model.set_attn_implementation(bridge.register())
-    with pytest.raises(fp.UnsupportedError, match="^generate_batch: .* got .*compute_batch"):
+    with pytest.raises(fp.UnsupportedError, match=f"^generate_batch: .* got .*{absent}"):
         batched_tokens(model, prompts)
 
 

@@ -215,6 +215,8 @@ def install(name: str) -> None:
             (modules["model_runner"].ModelRunner, "compute_batch", _planning(name)),
         ]
         originals = [getattr(owner, attribute) for owner, attribute, _ in replaced]
+        for attribute in ("ATTN_TYPE_TO_ALLOCATOR", "group_layers_by_attn_type"):
+            getattr(modules["initialization"], attribute)  # `_keeping_block_tables` needs them
     except (AttributeError, ModuleNotFoundError) as error:
         replaced, originals = [(manager, "__init__", _refusing(name, error))], [manager.__init__]
     for (owner, attribute, replacement), original in zip(replaced, originals):
