@@ -15,6 +15,8 @@ CASES = [
     Case(dtype="bfloat16", causal=True, cache="tokens", page_size=1, index_dtype="int64"),
     Case(dtype="bfloat16", causal=True, window_left=9, logits_soft_cap=2.0, sm_scale=0.3),
     Case(dtype="float16", kv_dtype="float8_e4m3fn", scales=(1.5, 0.5, 2.0), page_size=16),
+    Case(dtype="bfloat16", pos_encoding_mode="ROPE_LLAMA", causal=True),
+    Case(dtype="bfloat16", kv_dtype="float8_e4m3fn", pos_encoding_mode="ROPE_LLAMA", causal=True),
     Case(dtype="bfloat16", mask="bool", causal=True),
     Case(dtype="bfloat16", mask="packed"),
 ]

@@ -9,6 +9,7 @@ import math
 import torch
 from torch import Tensor
 
+from flashplan.flashinfer._arguments import is_8_bit
 from flashplan.rope import Rope
 from flashplan.variant import Variant
 from flashplan.variants import alibi
@@ -42,6 +43,37 @@ def alibi_arguments(
 @functools.lru_cache(maxsize=64)
 def rotation(theta: float, scale: float) -> Rope:
     return Rope(theta=theta, scale=scale)
+
+
+def widens_keys(mode: str, kv_dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether each run copies its keys and values to 16 bits: kernels for GPUs do not rotate keys
+    of 8 bits."""
+    return mode == "ROPE_LLAMA" and is_8_bit(kv_dtype) and device.type == "cuda"
+
+
+def wide_dtype(q_dtype: torch.dtype) -> torch.dtype:
+    """The dtype of widened keys, and of the queries beside them."""
+    return torch.bfloat16 if is_8_bit(q_dtype) else q_dtype
+
+
+def widened(
+    k: Tensor, v: Tensor, tables: dict[str, Tensor], kv_dtype: torch.dtype, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """(k, v, tables): copies of dtype, without rounding. Of a cache with page_indices, the pages
+    that these name are copied, in their order. Indices that no request has may be anything, as in
+    the buffers of CUDA graphs.
+
+    Args:
+        kv_dtype: of k and v, which may hold its bits as uint8.
+    """
+    indices = tables.get("page_indices")
+    if indices is not None:
+        named = indices.clamp(0, max(k.shape[0] - 1, 0))
+        k, v = (x.view(torch.uint8).index_select(0, named) for x in (k, v))
+        order = torch.arange(len(named), dtype=torch.int32, device=named.device)
+        tables = tables | {"page_indices": order}
+    k, v = (x.view(kv_dtype).to(dtype) for x in (k, v))
+    return k, v, tables
 
 
 @functools.lru_cache(maxsize=64)

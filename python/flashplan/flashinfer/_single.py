@@ -16,7 +16,15 @@ from flashplan.flashinfer._arguments import is_8_bit, one_of, product, refuse
 from flashplan.flashinfer._masks import to_words
 from flashplan.flashinfer._narrow_queries import read_queries
 from flashplan.flashinfer._plans import Batch
-from flashplan.flashinfer._positions import MODES, alibi_arguments, alibi_variant, rotation
+from flashplan.flashinfer._positions import (
+    MODES,
+    alibi_arguments,
+    alibi_variant,
+    rotation,
+    wide_dtype,
+    widened,
+    widens_keys,
+)
 from flashplan.flashinfer._wrapper import BACKENDS
 
 _plans = Plans()
@@ -98,6 +106,9 @@ def single_prefill_with_kv_cache(
         rope = rotation(
             1e4 if rope_theta is None else rope_theta, 1.0 if rope_scale is None else rope_scale
         )
+        if widens_keys(pos_encoding_mode, k.dtype, q.device):
+            q = q.to(wide_dtype(q.dtype))
+            k, v, _ = widened(k, v, {}, k.dtype, q.dtype)
     has_mask = custom_mask is not None or packed_custom_mask is not None
     if has_mask:
         batch = Batch(np.array([0, qo_len]), np.array([kv_len]), None)

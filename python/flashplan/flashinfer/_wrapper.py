@@ -22,7 +22,15 @@ from flashplan.flashinfer._arguments import (
 from flashplan.flashinfer._masks import Items, item_words, num_words, to_words
 from flashplan.flashinfer._narrow_queries import kernel_dtype, read_queries
 from flashplan.flashinfer._plans import Attentions, Batch
-from flashplan.flashinfer._positions import MODES, alibi_arguments, alibi_variant, rotation
+from flashplan.flashinfer._positions import (
+    MODES,
+    alibi_arguments,
+    alibi_variant,
+    rotation,
+    wide_dtype,
+    widened,
+    widens_keys,
+)
 
 BACKENDS = ("auto", "fa2", "fa3")
 _LN_2 = math.log(2)
@@ -285,22 +293,20 @@ class Wrapper:
         assert shape is not None
         softcap = float(self._logits_soft_cap)
         variant = rope = None
+        q_dtype, kv_dtype = shape.q_dtype, shape.kv_dtype
         if self._pos_encoding_mode == "ALIBI":
             variant, softcap = alibi_variant(softcap), 0.0
         elif self._pos_encoding_mode == "ROPE_LLAMA":
-            if self.device.type == "cuda" and is_8_bit(shape.kv_dtype):
-                raise UnsupportedError(
-                    "pos_encoding_mode: expected NONE with a cache of 8 bits on a GPU, "
-                    "got 'ROPE_LLAMA'"
-                )
             rope = rotation(self._rope_theta, self._rope_scale)
+        if widens_keys(self._pos_encoding_mode, kv_dtype, self.device):
+            q_dtype = kv_dtype = wide_dtype(q_dtype)
         return {
             "num_qo_heads": shape.num_qo_heads,
             "num_kv_heads": shape.num_kv_heads,
             "head_dim": (shape.head_dim_qk, shape.head_dim_vo),
             "page_size": shape.page_size,
-            "q_dtype": shape.q_dtype,
-            "kv_dtype": shape.kv_dtype,
+            "q_dtype": q_dtype,
+            "kv_dtype": kv_dtype,
             "o_dtype": shape.o_dtype,
             "kv_layout": shape.kv_layout,
             "causal": self._causal and not shape.has_mask,  # FlashInfer's masks replace it
@@ -356,6 +362,9 @@ class Wrapper:
             raise ValueError(
                 f"k: expected the kv_data_type of plan(), {shape.kv_dtype}, got {k.dtype}"
             )
+        if widens_keys(self._pos_encoding_mode, shape.kv_dtype, self.device):
+            q = q.to(wide_dtype(q.dtype))
+            k, v, tables = widened(k, v, tables, shape.kv_dtype, q.dtype)
         if out is None and q.shape[0] != self._num_rows:  # rows after those of the plan
             size = (q.shape[0], shape.num_qo_heads, shape.head_dim_vo)
             out = torch.empty(size, dtype=shape.o_dtype, device=q.device)
