@@ -27,7 +27,7 @@ MODULES = {
     ],
     "mla": ["BatchMLAPagedAttentionWrapper"],
     "norm": ["rmsnorm", "fused_add_rmsnorm", "layernorm_quant"],
-    "pod": ["PODWithPagedKVCacheWrapper"],
+    "pod": ["PODWithPagedKVCacheWrapper", "BatchPODWithPagedKVCacheWrapper"],
     "page": ["append_paged_kv_cache", "get_seq_lens"],
     "prefill": [
         "BatchPrefillWithPagedKVCacheWrapper",
@@ -39,6 +39,7 @@ MODULES = {
     "rope": ["apply_rope_pos_ids", "apply_rope_with_cos_sin_cache_inplace"],
     "sampling": ["softmax", "top_k_top_p_sampling_from_probs"],
     "sparse": ["BlockSparseAttentionWrapper"],
+    "topk": ["TopKTieBreak", "top_k"],
     "triton.cascade": ["merge_state"],
     "utils": ["get_compute_capability", "PosEncodingMode"],
 }
@@ -67,6 +68,13 @@ ARGUMENTS = {
     "kv_data_type o_data_type non_blocking prefix_len_ptr token_pos_in_items_ptr "
     "token_pos_in_items_len max_item_len_ptr fixed_split_size disable_split_kv seq_lens "
     "seq_lens_q max_token_per_sequence max_sequence_kv v_indptr o_indptr",
+    "BatchPODWithPagedKVCacheWrapper.plan": "self qo_indptr_p kv_indptr_p kv_indices_p "
+    "last_page_len_p qo_indptr_d kv_indptr_d kv_indices_d last_page_len_d num_qo_heads "
+    "num_kv_heads head_dim page_size pos_encoding_mode window_left q_data_type kv_data_type "
+    "data_type sm_scale rope_scale rope_theta non_blocking",
+    "BatchPODWithPagedKVCacheWrapper.run": "self q_p paged_kv_cache_p q_d paged_kv_cache_d "
+    "custom_mask_p packed_custom_mask_p causal_p q_scale k_scale v_scale return_lse "
+    "use_fp16_qk_reduction enable_pdl",
     "fast_decode_plan": "self indptr indices last_page_len num_qo_heads num_kv_heads head_dim "
     "page_size pos_encoding_mode window_left logits_soft_cap q_data_type kv_data_type data_type "
     "sm_scale rope_scale rope_theta non_blocking fixed_split_size disable_split_kv q_len_per_req "
@@ -93,6 +101,7 @@ ARGUMENTS = {
     "custom_validity_checks",
     "append_paged_kv_cache": "append_key append_value batch_indices positions paged_kv_cache "
     "kv_indices kv_indptr kv_last_page_len kv_layout",
+    "top_k": "input k sorted deterministic tie_break dsa_graph_safe",
     "top_k_top_p_sampling_from_probs": "probs top_k top_p indices filter_apply_order deterministic "
     "generator check_nan seed offset return_valid",
 }

@@ -18,7 +18,7 @@ except ModuleNotFoundError as _error:
         name=_error.name,
     ) from None
 
-from flashplan.flashinfer import triton, utils
+from flashplan.flashinfer import topk, triton, utils
 from flashplan.flashinfer._install import install
 from flashplan.flashinfer.activation import gelu_and_mul, gelu_tanh_and_mul, silu_and_mul
 from flashplan.flashinfer.attention import BatchAttention, BatchAttentionWithAttentionSinkWrapper
@@ -60,7 +60,7 @@ from flashplan.flashinfer.page import (
     nvfp4_quantize_append_paged_kv_cache,
     nvfp4_quantize_append_paged_kv_cache_with_slot_mapping,
 )
-from flashplan.flashinfer.pod import PODWithPagedKVCacheWrapper
+from flashplan.flashinfer.pod import BatchPODWithPagedKVCacheWrapper, PODWithPagedKVCacheWrapper
 from flashplan.flashinfer.prefill import (
     BatchPrefillWithPagedKVCacheWrapper,
     BatchPrefillWithRaggedKVCacheWrapper,
@@ -105,6 +105,12 @@ from flashplan.flashinfer.sparse import (
     BlockSparseAttentionWrapper,
     VariableBlockSparseAttentionWrapper,
 )
+from flashplan.flashinfer.topk import (
+    TopKTieBreak,
+    top_k,
+    top_k_page_table_transform,
+    top_k_ragged_transform,
+)
 
 # What programs compare that look for FlashInfer.
 __version__ = "0.7.2"
@@ -115,6 +121,7 @@ __all__ = [
     "BatchDecodeWithPagedKVCacheWrapper",
     "BatchDecodeWithSharedPrefixPagedKVCacheWrapper",
     "BatchMLAPagedAttentionWrapper",
+    "BatchPODWithPagedKVCacheWrapper",
     "BatchPrefillWithPagedKVCacheWrapper",
     "BatchPrefillWithRaggedKVCacheWrapper",
     "BatchPrefillWithSharedPrefixPagedKVCacheWrapper",
@@ -122,6 +129,7 @@ __all__ = [
     "CUDAGraphBatchDecodeWithPagedKVCacheWrapper",
     "MultiLevelCascadeAttentionWrapper",
     "PODWithPagedKVCacheWrapper",
+    "TopKTieBreak",
     "VariableBlockSparseAttentionWrapper",
     "__version__",
     "append_paged_kv_cache",
@@ -172,13 +180,17 @@ __all__ = [
     "single_prefill_with_kv_cache",
     "single_prefill_with_kv_cache_return_lse",
     "softmax",
+    "top_k",
     "top_k_mask_logits",
+    "top_k_page_table_transform",
+    "top_k_ragged_transform",
     "top_k_renorm_probs",
     "top_k_sampling_from_probs",
     "top_k_top_p_sampling_from_logits",
     "top_k_top_p_sampling_from_probs",
     "top_p_renorm_probs",
     "top_p_sampling_from_probs",
+    "topk",
     "triton",
     "trtllm_batch_context_with_kv_cache",
     "trtllm_batch_decode_with_kv_cache",

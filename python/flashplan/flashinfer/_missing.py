@@ -30,3 +30,7 @@ nvfp4_quantize_append_paged_kv_cache = _missing("nvfp4_quantize_append_paged_kv_
 nvfp4_quantize_append_paged_kv_cache_with_slot_mapping = _missing(
     "nvfp4_quantize_append_paged_kv_cache_with_slot_mapping", _FOUR_BITS
 )
+
+_TOP_K = "call top_k of the keys before the length, and look its indices up in the page table"
+top_k_page_table_transform = _missing("top_k_page_table_transform", _TOP_K)
+top_k_ragged_transform = _missing("top_k_ragged_transform", _TOP_K)

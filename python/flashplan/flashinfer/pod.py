@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A prompt beside decodes. Engines that plan by themselves put both into one batch of
+"""Prompts beside decodes. Engines that plan by themselves put both into one batch of
 `flashplan.Attention`, which is one launch."""
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 from flashplan._core import UnsupportedError
 from flashplan.flashinfer._arguments import Cache, refuse
 from flashplan.flashinfer._decode import BatchDecodeWithPagedKVCacheWrapper
+from flashplan.flashinfer._prefill import BatchPrefillWithPagedKVCacheWrapper
 from flashplan.flashinfer._single import single_prefill_with_kv_cache
 
 
@@ -170,6 +172,123 @@ class PODWithPagedKVCacheWrapper:
             return_lse=return_lse_d,
         )
         return prompt, decodes
+
+    def end_forward(self) -> None:
+        """Does nothing."""
+
+
+class BatchPODWithPagedKVCacheWrapper:
+    """Runs planned prompts, then planned decodes, both over pages.
+
+    Args:
+        float_workspace_buffer: the first half serves the prompts, the second one the decodes.
+        kv_layout: "NHD" or "HND", of both caches.
+    """
+
+    is_cuda_graph_enabled = False
+
+    def __init__(self, float_workspace_buffer: Tensor, kv_layout: str = "NHD") -> None:
+        half = len(float_workspace_buffer) // 32 * 16  # both are aligned
+        self.device = float_workspace_buffer.device
+        self._prompts, self._decodes = (
+            BatchPrefillWithPagedKVCacheWrapper(part, kv_layout)
+            for part in (float_workspace_buffer[:half], float_workspace_buffer[half:])
+        )
+        self._is_causal = True  # prompts of the last run
+
+    def plan(
+        self,
+        qo_indptr_p: Tensor,
+        kv_indptr_p: Tensor,
+        kv_indices_p: Tensor,
+        last_page_len_p: Tensor,
+        qo_indptr_d: Tensor,
+        kv_indptr_d: Tensor,
+        kv_indices_d: Tensor,
+        last_page_len_d: Tensor,
+        num_qo_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        page_size: int,
+        pos_encoding_mode: str = "NONE",
+        window_left: int = -1,
+        q_data_type: torch.dtype | str | None = "float16",
+        kv_data_type: torch.dtype | str | None = None,
+        data_type: torch.dtype | str | None = None,
+        sm_scale: float | None = None,
+        rope_scale: float | None = None,
+        rope_theta: float | None = None,
+        non_blocking: bool = True,
+    ) -> None:
+        """`BatchPrefillWithPagedKVCacheWrapper.plan` of the prompts (the suffix _p) and of the
+        decodes (_d), which see all of their keys.
+
+        Args:
+            data_type: that of k and v, if kv_data_type is None, and of q if q_data_type is None.
+        """
+        options: dict[str, Any] = {
+            "pos_encoding_mode": pos_encoding_mode,
+            "window_left": window_left,
+            "q_data_type": (data_type if q_data_type is None else q_data_type) or "float16",
+            "kv_data_type": data_type if kv_data_type is None else kv_data_type,
+            "sm_scale": sm_scale,
+            "rope_scale": rope_scale,
+            "rope_theta": rope_theta,
+            "non_blocking": non_blocking,
+        }
+        shape = (num_qo_heads, num_kv_heads, head_dim, page_size)
+        lengths = (qo_indptr_p, kv_indptr_p, kv_indices_p, last_page_len_p)
+        # For masks, which come with each run.
+        self._plan_prompts = functools.partial(self._prompts.plan, *lengths, *shape, **options)
+        self._has_mask = False
+        self._plan_prompts(causal=self._is_causal)
+        lengths = (qo_indptr_d, kv_indptr_d, kv_indices_d, last_page_len_d)
+        self._decodes.plan(*lengths, *shape, **options)
+
+    begin_forward = plan
+
+    def run(
+        self,
+        q_p: Tensor,
+        paged_kv_cache_p: Cache,
+        q_d: Tensor,
+        paged_kv_cache_d: Cache,
+        custom_mask_p: Tensor | None = None,
+        packed_custom_mask_p: Tensor | None = None,
+        causal_p: bool = False,
+        q_scale: float | Tensor | None = None,
+        k_scale: float | Tensor | None = None,
+        v_scale: float | Tensor | None = None,
+        return_lse: bool = False,
+        use_fp16_qk_reduction: bool = False,
+        enable_pdl: bool | None = None,
+    ) -> tuple[Any, Any]:
+        """(result of the prompts, result of the decodes), each o, or (o, lse) with return_lse.
+
+        Args:
+            custom_mask_p, packed_custom_mask_p: take the place of causal_p. With a mask, each run
+                plans the prompts again.
+            q_scale, k_scale, v_scale: of the decodes.
+
+        The other arguments are those of `BatchPrefillWithPagedKVCacheWrapper.run`, or are ignored.
+        """
+        has_mask = custom_mask_p is not None or packed_custom_mask_p is not None
+        if has_mask or self._has_mask:
+            self._plan_prompts(
+                custom_mask=custom_mask_p, packed_custom_mask=packed_custom_mask_p, causal=causal_p
+            )
+            self._has_mask = has_mask
+        self._prompts._causal = self._is_causal = causal_p
+        prompts = self._prompts.run(q_p, paged_kv_cache_p, return_lse=return_lse)
+        decodes = self._decodes.run(
+            q_d,
+            paged_kv_cache_d,
+            q_scale=q_scale,
+            k_scale=k_scale,
+            v_scale=v_scale,
+            return_lse=return_lse,
+        )
+        return prompts, decodes
 
     def end_forward(self) -> None:
         """Does nothing."""
