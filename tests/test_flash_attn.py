@@ -152,8 +152,6 @@ REFUSED = {
     "return_attn_probs": True,
     "alibi_slopes": TENSOR,
     "window_size": (3, 1),
-    "rotary_cos": TENSOR,
-    "rotary_sin": TENSOR,
     "rotary_seqlens": TENSOR,
     "cache_leftpad": TENSOR,
     "qv": TENSOR,

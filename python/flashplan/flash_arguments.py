@@ -15,8 +15,7 @@ if TYPE_CHECKING:
 
 _HINTS = {
     "alibi_slopes": "use flashplan.variants.alibi with flashplan.Attention",
-    "rotary_cos": "rotate q and k by flashplan.apply_rope",
-    "rotary_sin": "rotate q and k by flashplan.apply_rope",
+    "rotary_cos": "rotate ragged q and k by flashplan.apply_rope",
     "return_attn_probs": "return_softmax_lse=True returns the log-sum-exp",
 }
 

@@ -39,6 +39,14 @@ from flashplan.flash_arguments import (
     scale,
     sinks_of,
 )
+from flashplan.flash_packed import (
+    flash_attn_kvpacked_func,
+    flash_attn_qkvpacked_func,
+    flash_attn_varlen_kvpacked_func,
+    flash_attn_varlen_qkvpacked_func,
+    install,
+)
+from flashplan.flash_rotary import rotated
 from flashplan.flash_runs import append, heads_first, in_batches, run_equal, run_rows
 
 if TYPE_CHECKING:
@@ -48,8 +56,13 @@ if TYPE_CHECKING:
 __version__ = "2.8.3"
 __all__ = [
     "flash_attn_func",
+    "flash_attn_kvpacked_func",
+    "flash_attn_qkvpacked_func",
     "flash_attn_varlen_func",
+    "flash_attn_varlen_kvpacked_func",
+    "flash_attn_varlen_qkvpacked_func",
     "flash_attn_with_kvcache",
+    "install",
     "register",
 ]
 
@@ -319,6 +332,10 @@ def flash_attn_with_kvcache(
             [cache_batch_size, cache_len, kv_heads, head_dim]. Written if k is given.
         k, v: [batch_size, new_tokens, kv_heads, head_dim], or with cu_seqlens_k_new ragged, which
             are written to the cache behind the first cache_seqlens tokens of each sequence.
+        rotary_cos, rotary_sin: [places, rotary_dim / 2], with k, not with ragged tensors: q and k
+            are rotated by their places, from cache_seqlens on, before k is written. Without a mask
+            all queries of a sequence are rotated by cache_seqlens, as in FlashAttention.
+        rotary_interleaved: whether dims 2 i and 2 i + 1 turn together, or i and i + rotary_dim / 2.
         cache_seqlens: [batch_size], or one for all: tokens in the cache, without those of k;
             default: the cache is full.
         cache_batch_idx: [batch_size]: the place of each sequence in a cache without block table;
@@ -345,8 +362,6 @@ def flash_attn_with_kvcache(
         torch.Size([2, 1, 8, 64])
     """
     refuse(
-        rotary_cos=rotary_cos,
-        rotary_sin=rotary_sin,
         rotary_seqlens=rotary_seqlens,
         cache_leftpad=cache_leftpad,
         alibi_slopes=alibi_slopes,
@@ -388,6 +403,15 @@ def flash_attn_with_kvcache(
         "v_scale": v_scale,
         "return_lse": return_softmax_lse or return_lse,
     }
+    if rotary_cos is not None or rotary_sin is not None:
+        if rotary_cos is None or rotary_sin is None:
+            raise ValueError("rotary_cos: expected it with rotary_sin, got one of them")
+        if k is None:
+            raise ValueError("rotary_cos: expected None without k, got a tensor")
+        if is_ragged or cu_seqlens_k_new is not None:
+            refuse(rotary_cos=rotary_cos)
+        is_masked = options["causal"] or options["window_left"] >= 0
+        q, k = rotated(q, k, rotary_cos, rotary_sin, kv_lens, rotary_interleaved, is_masked)
     if k is not None and v is not None:
         caches, scales = (k_cache, v_cache), (k_scale, v_scale)
         kv_lens = append((k, v), caches, cu_seqlens_k_new, kv_lens, table, scales)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import flash_cases
+import flashplan as fp
 from flash_cases import Batch, Call
 
 pytestmark = pytest.mark.gpu
@@ -212,3 +213,37 @@ def test_sdpa(cuda, torch, flash):
     finally:
         torch.nn.attention.restore_flash_attention_impl()
     assert torch.allclose(o.float(), wanted, atol=2e-2)
+
+
+def test_rotation_in_a_graph(cuda, torch, flash):
+    """Replays rotate by the lengths that they find."""
+    new = torch.randn(2, 3, 1, 2, 64, device=cuda.device).bfloat16()
+    q = torch.randn(3, 1, 4, 64, device=cuda.device).bfloat16()
+    k_cache, v_cache = (q.new_zeros(12, 16, 2, 64) for _ in range(2))
+    table = torch.randperm(12, dtype=torch.int32, device=cuda.device).view(3, 4)
+    lengths = torch.tensor([0, 30, 7], dtype=torch.int32, device=cuda.device)
+    angles = torch.rand(64, 32, device=cuda.device) * 6
+    cos, sin = angles.cos(), angles.sin()
+
+    def rotate_first():
+        rows = [x.squeeze(1) for x in (q, new[0])]
+        rows = fp.apply_rope(*rows, lengths, cos_sin_cache=torch.cat((cos, sin), 1))
+        return [x.unsqueeze(1) for x in rows]
+
+    def call(q, k, caches, **rotary):
+        options = {"cache_seqlens": lengths, "block_table": table, "causal": True}
+        return flash.flash_attn_with_kvcache(q, *caches, k, new[1], **options, **rotary)
+
+    rotary = {"rotary_cos": cos, "rotary_sin": sin, "rotary_interleaved": False}
+    call(q, new[0], (k_cache, v_cache), **rotary)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        o = call(q, new[0], (k_cache, v_cache), **rotary)
+    for _ in range(3):
+        caches = k_cache.clone(), v_cache.clone()
+        graph.replay()
+        turned, k = rotate_first()
+        wanted = call(turned, k, caches)
+        for actual, exact in zip((o, k_cache, v_cache), (wanted, *caches)):
+            assert torch.equal(actual, exact)
+        lengths += 1
