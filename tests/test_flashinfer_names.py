@@ -245,6 +245,11 @@ def test_wrong_plans():
             plan(kind, indptr=(2, 0))
         with pytest.raises(ValueError, match="last_page_len: expected <= page_size = 4, got 5"):
             plan(kind, last=(5,))
+        with pytest.raises(ValueError, match="last_page_len: expected 1 elements, .* got 2"):
+            plan(kind, last=(3, 1), rows=(0, 1, 2))
+    ragged = wrapper("BatchPrefillWithRaggedKVCacheWrapper")
+    with pytest.raises(TypeError, match="plan: expected lengths .* as torch.Tensor, got list"):
+        ragged.plan([0, 1], ints(0, 1), 4, 2, 64)
     with pytest.raises(ValueError, match="q_len_per_req: .* without use_tensor_cores=True, got 2"):
         plan("decode", q_len_per_req=2)
     with pytest.raises(ValueError, match="q_len_per_req: expected >= 1, got 0"):

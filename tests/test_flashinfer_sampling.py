@@ -178,6 +178,12 @@ def test_rows_of_nan(rng):
             sample(probs, **FILTERS[name], check_nan=True)
     with pytest.raises(ValueError, match=r"logits: Input contains NaN\."):
         flashinfer.sampling_from_logits(probs, check_nan=True)
+    for name, sample in (
+        ("probs", flashinfer.sampling_from_probs),
+        ("logits", flashinfer.sampling_from_logits),
+    ):
+        with pytest.raises(ValueError, match=rf"^{name}: expected 2 dimensions, got shape \[\d+\]"):
+            sample(probs[1])
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])

@@ -163,7 +163,16 @@ class Attentions:
 
 
 def on_host(*tensors: Tensor) -> list[npt.NDArray[Any]]:
-    """The integers of tensors. Those on a GPU are brought by one copy, for which the host waits."""
+    """The integers of tensors. Those on a GPU are brought by one copy, for which the host waits.
+
+    Raises:
+        TypeError: one is no tensor.
+    """
+    for tensor in tensors:
+        if not isinstance(tensor, Tensor):
+            raise TypeError(
+                f"plan: expected lengths and indptr as torch.Tensor, got {type(tensor).__name__}"
+            )
     if all(tensor.device.type == "cpu" for tensor in tensors):
         return [tensor.numpy() for tensor in tensors]
     there = [tensor for tensor in tensors if tensor.device.type != "cpu"]
@@ -179,13 +188,19 @@ def paged_kv_lens(
     last_page_len the number of pages.
 
     Raises:
-        ValueError: page_indptr does not ascend, or a last page is longer than a page.
+        ValueError: page_indptr does not ascend, is not one longer than last_page_len, or a last
+            page is longer than a page.
     """
     pages: npt.NDArray[Any] = page_indptr[1:] - page_indptr[:-1]
     if pages.size and pages.min() < 0:
         raise ValueError(f"indptr: expected to ascend, got {page_indptr.tolist()}")
     if last_page_len is None:
         return pages
+    if last_page_len.size != pages.size:
+        raise ValueError(
+            f"last_page_len: expected {pages.size} elements, one less than indptr has, got "
+            f"{last_page_len.size}"
+        )
     if pages.size and last_page_len.max() > page_size:
         raise ValueError(
             f"last_page_len: expected <= page_size = {page_size}, got {last_page_len.max()}"

@@ -107,8 +107,11 @@ def draw(
     If top_k comes before top_p, another kernel keeps the top_k largest elements first: equal random
     numbers must give the tokens of such rows with top_p alone, whose draws need no exact top_p.
     """
+    name = "probs" if from_probs else "logits"
+    if rows.dim() != 2:
+        raise ValueError(f"{name}: expected 2 dimensions, got shape {list(rows.shape)}")
     if check_nan and bool(rows.isnan().any()):
-        raise ValueError(f"{'probs' if from_probs else 'logits'}: Input contains NaN.")
+        raise ValueError(f"{name}: Input contains NaN.")
     filters = {name: parameter(name, x, rows, _DTYPES[name]) for name, x in filters.items()}
     on_cpu, batch_size = rows.device.type == "cpu", rows.shape[0]
     valid = None
