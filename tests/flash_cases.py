@@ -29,6 +29,7 @@ class Call:
     page_size: int = 16
     sinks: bool = False
     scaled: bool = False
+    alibi: str | None = None  # slopes of "heads", the same for all sequences, or of "sequences"
 
     def options(self):
         return {
@@ -54,6 +55,10 @@ CALLS = [
     Call(window_size=(5, -1), causal=False),
     Call(window_size=(9, 9)),
     Call(window_size=(-1, 0), causal=False),
+    Call(window_size=(5, 3), causal=False),
+    Call(window_size=(-1, 2), causal=False, softcap=2.0, sinks=True),
+    Call(alibi="heads"),
+    Call(alibi="sequences", window_size=(9, 3), causal=False),
     Call(softcap=2.0, sinks=True),
     Call(page_size=5),
     Call(dtype="bfloat16"),
@@ -76,6 +81,9 @@ class Batch:
         # Of 16 bits, or 32; those of 8 bits have results of bfloat16.
         self.o_dtype = "bfloat16" if call.dtype.startswith("float8") else call.dtype
         self.sinks = rng.normal(size=call.heads[0]).astype(np.float32)
+        self.slopes = rng.uniform(0, 0.5, (len(qo_lens), call.heads[0])).astype(np.float32)
+        if call.alibi == "heads":
+            self.slopes[1:] = self.slopes[:1]
 
     def normal(self, tokens, heads, dim, dtype):
         return self.rng.standard_normal((tokens, heads, dim)).astype(np.dtype(dtype))
@@ -85,6 +93,9 @@ class Batch:
         arguments = {}
         if self.call.sinks:
             arguments["s_aux"] = device.tensor(self.sinks)
+        if self.call.alibi:
+            slopes = self.slopes[0] if self.call.alibi == "heads" else self.slopes
+            arguments["alibi_slopes"] = device.tensor(slopes)
         if self.call.scaled:
             names = ("k_descale", "v_descale", "q_descale")
             for name, scales in zip(names, self.scales):
@@ -102,6 +113,14 @@ class Batch:
             "softmax_scale": call.softmax_scale,
             "sinks": self.sinks if call.sinks else None,
         }
+        bodies = {}
+        if right >= 0 and not options["causal"]:
+            bodies["mask"] = lambda request, query, key, *_: key <= query + right
+        if call.alibi:
+            bodies["logits"] = lambda x, request, query, key, qo_head, *_: (
+                x - self.slopes[request, qo_head] * np.abs(key - query)
+            )
+        options["bodies"] = bodies
         if call.scaled:
             k_scale, v_scale, q_scale = self.scales
             if call.dtype.startswith("float8"):  # other queries ignore it

@@ -38,6 +38,12 @@ def test_varlen(cpu, rng, call, flash):
     flash_cases.check_varlen(cpu, rng, call, flash)
 
 
+def test_window_to_the_right_of_many_keys(cpu, rng, flash):
+    """Keys behind the window are skipped in whole tiles."""
+    call = Call(window_size=(60, 100), causal=False)
+    flash_cases.check_varlen(cpu, rng, call, flash, [300, 5, 1], [500, 260, 400])
+
+
 @pytest.mark.parametrize("used", [False, True])
 @EVERY
 def test_varlen_paged(cpu, rng, call, used, flash):
@@ -150,8 +156,6 @@ TENSOR = object()
 REFUSED = {
     "dropout_p": 0.1,
     "return_attn_probs": True,
-    "alibi_slopes": TENSOR,
-    "window_size": (3, 1),
     "rotary_seqlens": TENSOR,
     "cache_leftpad": TENSOR,
     "qv": TENSOR,
@@ -236,6 +240,15 @@ def test_wrong_arguments(torch, flash):
     q, k, v = arguments_of(torch, "flash_attn_func")
     rows = arguments_of(torch, "flash_attn_varlen_func")
     table = torch.zeros(2, 1, dtype=torch.int32)
+    for function in FUNCTIONS:
+        given = arguments_of(torch, function)
+        for shape in ((3,), (1, 4), (3, 4), ()):
+            with pytest.raises(
+                ValueError, match=r"^alibi_slopes: expected shape \[4\] or \[2, 4\]"
+            ):
+                getattr(flash, function)(*given, alibi_slopes=torch.ones(shape))
+        with pytest.raises(ValueError, match="^softcap: expected 0 with a variant that has logits"):
+            getattr(flash, function)(*given, alibi_slopes=torch.ones(4), softcap=3.0)
     for error, match, call in (
         (ValueError, r"^q: expected 4 dim", lambda: flash.flash_attn_func(q[0], k, v)),
         (

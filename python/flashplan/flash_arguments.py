@@ -3,18 +3,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from flashplan._core import UnsupportedError
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 _HINTS = {
-    "alibi_slopes": "use flashplan.variants.alibi with flashplan.Attention",
     "rotary_cos": "rotate ragged q and k by flashplan.apply_rope",
     "return_attn_probs": "return_softmax_lse=True returns the log-sum-exp",
 }
@@ -92,13 +88,6 @@ def check_dims(name: str, tensor: Tensor, dims: int) -> None:
 
 def is_8_bit(tensor: Tensor) -> bool:
     return tensor.dtype in (torch.float8_e4m3fn, torch.float8_e5m2)
-
-
-def mask_options(causal: bool, window_size: Sequence[int] | None) -> dict[str, Any]:
-    left, right = (-1, -1) if window_size is None else window_size
-    if right > 0 and not causal:
-        raise UnsupportedError(f"window_size: expected (left, right) with right <= 0, got {right}")
-    return {"causal": bool(causal) or right == 0, "window_left": left if left >= 0 else -1}
 
 
 def attention_options(

@@ -32,13 +32,13 @@ from flashplan.flash_arguments import (
     attention_options,
     check_dims,
     int32,
-    mask_options,
     one_of,
     refuse,
     refuse_others,
     scale,
     sinks_of,
 )
+from flashplan.flash_masks import mask_options
 from flashplan.flash_packed import (
     flash_attn_kvpacked_func,
     flash_attn_qkvpacked_func,
@@ -102,8 +102,10 @@ def flash_attn_func(
         q, k, v: [batch_size, tokens, heads, head_dim]; k and v may have other numbers of tokens and
             heads than q.
         causal: the last query sees all keys, those before it fewer (bottom-right aligned).
-        window_size: (left, right): keys before and after a query that it sees, -1 for all. right is
-            -1 or 0, unless causal.
+        window_size: (left, right): keys before and after a query that it sees, -1 for all.
+        alibi_slopes: [heads] or [batch_size, heads] float32: slope * the distance of query and key
+            is subtracted from logits. It and a window to the right are compiled at their first
+            use, as a `flashplan.Variant`. It allows no softcap.
         return_softmax_lse, return_lse: whether to return (o, lse), lse [batch_size, heads, tokens]
             float32.
         s_aux, sinks, learnable_sink: [heads]; see `flashplan.Attention.run`.
@@ -129,7 +131,6 @@ def flash_attn_func(
     """
     refuse(
         dropout_p=dropout_p,
-        alibi_slopes=alibi_slopes,
         return_attn_probs=return_attn_probs,
         qv=qv,
         attention_chunk=attention_chunk,
@@ -137,19 +138,22 @@ def flash_attn_func(
     refuse_others("flash_attn_func", others)
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         check_dims(name, tensor, 4)
+    options, arguments = mask_options(
+        causal, window_size, alibi_slopes, q.shape[0], q.shape[2], True
+    )
     results = run_equal(
         q.flatten(0, 1),
         k.flatten(0, 1),
         v.flatten(0, 1),
         (q.shape[0], q.shape[1], k.shape[1]),
-        attention_options(q, k, v, None, softmax_scale, softcap, out)
-        | mask_options(causal, window_size),
+        attention_options(q, k, v, None, softmax_scale, softcap, out) | options,
         sinks=sinks_of(s_aux, sinks, learnable_sink),
         q_scale=scale("q_descale", q_descale, q),
         k_scale=scale("k_descale", k_descale, k),
         v_scale=scale("v_descale", v_descale, v),
         out=None if out is None else out.view(-1, *out.shape[2:]),
         return_lse=return_softmax_lse or return_lse,
+        **arguments,
     )
     return in_batches(results, q.shape[0], q.shape[1])
 
@@ -235,7 +239,6 @@ def flash_attn_varlen_func(
     """
     refuse(
         dropout_p=dropout_p,
-        alibi_slopes=alibi_slopes,
         return_attn_probs=return_attn_probs,
         seqused_q=seqused_q,
         q_v=q_v,
@@ -255,14 +258,15 @@ def flash_attn_varlen_func(
     if table is None and cu_seqlens_k is None:
         raise ValueError("cu_seqlens_k: expected it with ragged k and v, got None")
     page_size = None if table is None else k.shape[1]
+    shape = (cu_seqlens_q.shape[0] - 1, q.shape[1])
+    options, arguments = mask_options(causal, window_size, alibi_slopes, *shape, table is None)
     results = run_rows(
         q,
         k,
         v,
         {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, "seqused_k": seqused_k},
         (max_seqlen_q, max_seqlen_k),
-        attention_options(q, k, v, page_size, softmax_scale, softcap, out)
-        | mask_options(causal, window_size),
+        attention_options(q, k, v, page_size, softmax_scale, softcap, out) | options,
         table,
         sinks=sinks_of(s_aux, sinks, learnable_sink),
         q_scale=scale("q_descale", q_descale, q),
@@ -270,6 +274,7 @@ def flash_attn_varlen_func(
         v_scale=scale("v_descale", v_descale, v),
         out=out,
         return_lse=return_softmax_lse or return_lse,
+        **arguments,
     )
     return heads_first(results)
 
@@ -364,7 +369,6 @@ def flash_attn_with_kvcache(
     refuse(
         rotary_seqlens=rotary_seqlens,
         cache_leftpad=cache_leftpad,
-        alibi_slopes=alibi_slopes,
         qv=qv,
         attention_chunk=attention_chunk,
     )
@@ -392,8 +396,10 @@ def flash_attn_with_kvcache(
         kv_len = most if cache_seqlens is None else cache_seqlens
         cache_seqlens = torch.full((batch_size,), kv_len, dtype=torch.int32, device=q.device)
     kv_lens = int32(cache_seqlens)
-    options = attention_options(q, k_cache, v_cache, page_size, softmax_scale, softcap, out)
-    options |= mask_options(causal, window_size)
+    masks, arguments = mask_options(
+        causal, window_size, alibi_slopes, batch_size, q.shape[-2], False
+    )
+    options = attention_options(q, k_cache, v_cache, page_size, softmax_scale, softcap, out) | masks
     k_scale = scale("k_descale", k_descale, k_cache)
     v_scale = scale("v_descale", v_descale, v_cache)
     tensors = {
@@ -402,6 +408,7 @@ def flash_attn_with_kvcache(
         "k_scale": k_scale,
         "v_scale": v_scale,
         "return_lse": return_softmax_lse or return_lse,
+        **arguments,
     }
     if rotary_cos is not None or rotary_sin is not None:
         if rotary_cos is None or rotary_sin is None:
@@ -410,7 +417,7 @@ def flash_attn_with_kvcache(
             raise ValueError("rotary_cos: expected None without k, got a tensor")
         if is_ragged or cu_seqlens_k_new is not None:
             refuse(rotary_cos=rotary_cos)
-        is_masked = options["causal"] or options["window_left"] >= 0
+        is_masked = options["causal"] or (window_size is not None and max(window_size) >= 0)
         q, k = rotated(q, k, rotary_cos, rotary_sin, kv_lens, rotary_interleaved, is_masked)
     if k is not None and v is not None:
         caches, scales = (k_cache, v_cache), (k_scale, v_scale)

@@ -17,6 +17,7 @@ CALLS = [
     Call(dtype="float16", causal=False, heads=(8, 1), dims=(128, 128)),
     Call(dtype="bfloat16", window_size=(9, 0), softcap=2.0, sinks=True),
     Call(dtype="bfloat16", page_size=5, dims=(192, 128)),
+    Call(dtype="bfloat16", window_size=(9, 4), causal=False, alibi="sequences"),
     Call(dtype="float16", kv_dtype="float8_e4m3fn", scaled=True, page_size=256),
 ]
 EVERY = pytest.mark.parametrize("call", CALLS, ids=str)
