@@ -71,7 +71,8 @@ def install() -> None:
     """Lets imports of `flash_attn`, `flash_attn.flash_attn_interface` and `flash_attn_interface`
     give `flashplan.flash_attn`.
 
-    Call it before anything imports one of them.
+    Call it before anything imports one of them. Programs that ask for an installed distribution, as
+    transformers does, do not find one.
 
     Raises:
         RuntimeError: the program has imported FlashAttention already. Nothing was changed.

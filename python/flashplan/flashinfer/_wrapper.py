@@ -362,15 +362,16 @@ class Wrapper:
             raise ValueError(
                 f"k: expected the kv_data_type of plan(), {shape.kv_dtype}, got {k.dtype}"
             )
-        if widens_keys(self._pos_encoding_mode, shape.kv_dtype, self.device):
-            q = q.to(wide_dtype(q.dtype))
-            k, v, tables = widened(k, v, tables, shape.kv_dtype, q.dtype)
         if out is None and q.shape[0] != self._num_rows:  # rows after those of the plan
             size = (q.shape[0], shape.num_qo_heads, shape.head_dim_vo)
             out = torch.empty(size, dtype=shape.o_dtype, device=q.device)
-        if self._pos_encoding_mode == "ALIBI":
+        mode = self._pos_encoding_mode
+        if mode == "ALIBI":
             cap = float(self._logits_soft_cap)
             tables |= alibi_arguments(shape.num_qo_heads, cap, self.device)
+        elif mode != "NONE" and widens_keys(mode, shape.kv_dtype, self.device):
+            q = q.to(wide_dtype(q.dtype))
+            k, v, tables = widened(k, v, tables, shape.kv_dtype, q.dtype)
         if lse_base != "log2" or lse_layout != "NH":
             one_of("lse_base", lse_base, ("log2", "ln"))
             one_of("lse_layout", lse_layout, ("NH", "HN"))
