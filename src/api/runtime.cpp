@@ -29,6 +29,7 @@ std::string kernels_text(std::span<const Kernel> kernels) {
     if (!same_line) {
       text.append(text.empty() ? "" : "\n").append("cuda kernels: ");
       text.append(kernel.family->name).append(", q ").append(to_string(kernel.q_dtype));
+      if (kernel.narrow_q_dtype) text.append(" or ").append(to_string(*kernel.narrow_q_dtype));
       text.append(", kv ").append(to_string(kernel.kv_dtype)).append(", head dims");
     }
     if (!same_dims) {

@@ -312,8 +312,10 @@ TensorMaps encode_tensor_maps(const Kernel& kernel, const AttentionOptions& opti
   const int64_t group = options.num_qo_heads / options.num_kv_heads;
   const int64_t tile_q = kernel.geometry.tile_q;
   constexpr int64_t kWarpgroupRows = 64;
-  maps.has_q = tile_q % group == 0 && encode_tokens(&maps.q, t.q, group, tile_q);
-  maps.has_q_tokens = group <= kWarpgroupRows && encode_tokens(&maps.q_tokens, t.q, group, group);
+  const bool copies_q = options.q_dtype == kernel.q_dtype;  // others are widened
+  maps.has_q = copies_q && tile_q % group == 0 && encode_tokens(&maps.q, t.q, group, tile_q);
+  maps.has_q_tokens =
+      copies_q && group <= kWarpgroupRows && encode_tokens(&maps.q_tokens, t.q, group, group);
   const DType mapped_o = item_size(options.q_dtype) == 1 ? DType::kBFloat16 : options.q_dtype;
   maps.has_o = kWarpgroupRows % group == 0 && options.o_dtype == mapped_o &&
                encode_tokens(&maps.o, t.o, group, kWarpgroupRows);

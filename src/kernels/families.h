@@ -88,11 +88,8 @@ inline Axis first_unserved_by_sm90_fp8(const Kernel& kernel,
   return options.rope ? Axis::kRope : Axis::kNone;
 }
 
-/// Above sm80 for more than few rows, where tensor maps can describe the keys. It rounds weights to
-/// 8 bits: callers that do not want this ask for the general kernels.
-inline int32_t preference_of_sm90_fp8(const AttentionOptions& options, BatchKind kind) noexcept {
-  return has_boxes(options) && kind == BatchKind::kManyRows ? 1 : -1;
-}
+/// Below all others: no batch is faster than where sm90_widen widens the queries.
+inline int32_t preference_of_sm90_fp8(const AttentionOptions&, BatchKind) noexcept { return -3; }
 
 /// wgmma on queries, keys and values of 8 bits.
 inline constexpr KernelFamily kSm90Fp8Family = {.name = "sm90_fp8",

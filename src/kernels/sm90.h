@@ -50,6 +50,7 @@ Kernel make_hopper_kernel(std::string_view name, const KernelFamily* family,
   kernel.family = family;
   kernel.architecture = architecture;
   kernel.q_dtype = Choices::kQ;
+  if (device::Sm90Shape<Choices>::kTakesNarrowQueries) kernel.narrow_q_dtype = Choices::kKv;
   kernel.kv_dtype = Choices::kKv;
   kernel.head_dim_qk = Choices::kHeadDimQk;
   kernel.head_dim_vo = Choices::kHeadDimVo;

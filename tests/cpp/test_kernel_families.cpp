@@ -193,12 +193,14 @@ TEST(wide_heads_are_for_whole_blocks_of_dims_and_more_than_few_rows) {
   CHECK_EQ(name([](auto& o) { o.max_qo_tokens = o.max_batch_size; }), "sm80_bf16_d512");
 }
 
-TEST(products_of_8_bits_are_for_whole_head_dims_and_more_than_few_rows) {
+TEST(narrow_queries_are_widened_by_the_kernel_that_widens_keys) {
   Kernel general = fake_kernel("sm80_e4m3_d128", {90, 'a'});
   general.q_dtype = general.kv_dtype = DType::kFloat8E4M3;
   Kernel hopper = general;
-  hopper.name = "sm90_fp8_e4m3_d128";
-  hopper.family = &kSm90Fp8Family;
+  hopper.name = "sm90_widen_bf16_e4m3_d128";
+  hopper.family = &kSm90WidenFamily;
+  hopper.q_dtype = DType::kBFloat16;
+  hopper.narrow_q_dtype = DType::kFloat8E4M3;
   const std::vector<Kernel> all = {general, hopper};
   DeviceLimits device = h200();
   device.kernels = all;
@@ -211,32 +213,21 @@ TEST(products_of_8_bits_are_for_whole_head_dims_and_more_than_few_rows) {
     const std::string choice = gpu_choice(o, device);
     return choice.substr(0, choice.find(' '));
   };
-  const auto asked = [&](auto change) {
-    return name([&](auto& o) {
-      o.kernels = KernelGroup::kHopper;
-      change(o);
-    });
-  };
   const auto decodes = [](auto& o) { o.max_qo_tokens = o.max_batch_size; };
-  CHECK_EQ(name([](auto&) {}), "sm90_fp8_e4m3_d128");
-  CHECK_EQ(name([](auto& o) { o.page_size = 0; }), "sm90_fp8_e4m3_d128");
-  CHECK_EQ(name([](auto& o) { o.page_size = 4; }), "sm80_e4m3_d128");
-  CHECK_EQ(name([](auto& o) { o.batch_invariant = true; }), "sm80_e4m3_d128");
-  CHECK_EQ(name([](auto& o) { o.head_dim_qk = o.head_dim_vo = 96; }), "sm80_e4m3_d128");
+  const auto on_hopper = [](auto& o) { o.kernels = KernelGroup::kHopper; };
+  CHECK_EQ(name([](auto&) {}), "sm90_widen_bf16_e4m3_d128");
+  CHECK_EQ(name([](auto& o) { o.q_dtype = DType::kBFloat16; }), "sm90_widen_bf16_e4m3_d128");
+  CHECK_EQ(name([](auto& o) { o.page_size = 4; }), "sm90_widen_bf16_e4m3_d128");
+  CHECK_EQ(name([](auto& o) { o.batch_invariant = true; }), "sm90_widen_bf16_e4m3_d128");
   CHECK_EQ(name(decodes), "sm80_e4m3_d128");
-  CHECK_EQ(asked([](auto&) {}), "sm90_fp8_e4m3_d128");
-  CHECK_EQ(asked([](auto& o) { o.page_size = 0; }), "sm90_fp8_e4m3_d128");
-  CHECK_EQ(asked([](auto& o) { o.custom_mask = true; }), "sm90_fp8_e4m3_d128");
-  CHECK_EQ(asked([](auto& o) { o.page_size = 4; }), "sm90_fp8_e4m3_d128");
-  CHECK_EQ(asked(decodes), "sm90_fp8_e4m3_d128");
-  CHECK_EQ(asked([](auto& o) { o.head_dim_qk = o.head_dim_vo = 96; }), "head_dim_qk,");
-  CHECK_EQ(asked([](auto& o) { o.batch_invariant = true; }), "batch_invariant:");
+  CHECK_EQ(name([&](auto& o) { decodes(o), on_hopper(o); }), "sm90_widen_bf16_e4m3_d128");
+  CHECK_EQ(name([](auto& o) { o.kernels = KernelGroup::kGeneral; }), "sm80_e4m3_d128");
   Variant variant;
   CHECK(Variant::create({.name = "v", .logits = "return x;"}, &variant).ok());
-  CHECK_EQ(asked([&](auto& o) { o.variant = variant; }), "variant:");
+  CHECK_EQ(name([&](auto& o) { o.variant = variant; }), "sm80_e4m3_d128");
   CHECK_EQ(name([](auto& o) { o.rope = Rope(); }), "rope:");
+  CHECK_EQ(name([](auto& o) { o.q_dtype = DType::kFloat16; }), "q_dtype:");
   CHECK_EQ(name([](auto& o) { o.q_dtype = DType::kFloat8E5M2; }), "q_dtype:");
-  CHECK_EQ(name([](auto& o) { o.kernels = KernelGroup::kGeneral; }), "sm80_e4m3_d128");
 }
 
 TEST(keys_that_are_values_have_a_family_of_their_own) {

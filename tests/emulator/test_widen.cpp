@@ -41,6 +41,29 @@ TEST(widened) {
               .prepare_reads = 99},
              "256 dims");
 }
+TEST(narrow_queries) {
+  check({.qo_lens = {100, 3}, .kv_lens = {300, 70}, .num_ctas = 1, .has_narrow_queries = true},
+        "64 dims");
+  check({.qo_lens = {100, 3},
+         .kv_lens = {300, 70},
+         .num_ctas = 1,
+         .head_dim = 37,
+         .has_narrow_queries = true},
+        "odd rows");
+  check<128>({.qo_lens = {1, 200, 70},
+              .kv_lens = {1, 300, 129},
+              .num_kv_heads = 2,
+              .group_size = 3,
+              .head_dim = 112,
+              .has_narrow_queries = true},
+             "heads");
+  check<256>({.qo_lens = {70, 3},
+              .kv_lens = {200, 90},
+              .num_ctas = 2,
+              .head_dim = 256,
+              .has_narrow_queries = true},
+             "256 dims");
+}
 TEST(prepared) {
   check({.qo_lens = {300}, .kv_lens = {400}, .num_ctas = 2}, "prepared");
   check<256>({.qo_lens = {200, 3}, .kv_lens = {230, 70}, .num_ctas = 2, .head_dim = 256},
@@ -66,6 +89,7 @@ Requests random_requests(std::mt19937& random) {
   r.cuts_much = random() % 3 == 0;
   r.has_nan = random() % 6 == 0;
   r.is_csr = random() % 3 == 0;
+  r.has_narrow_queries = random() % 3 == 0;
   const bool is_shorter = random() % 4 == 0;
   if (r.prefix > 0) r.window_left = -1;
   if (r.prefix > 0 && r.page_size == 0) r.page_size = 16;
@@ -107,6 +131,7 @@ std::string text_of(const Requests& r) {
   add("cuts", r.cuts_much ? 1 : 0);
   add("NaN", r.has_nan ? 1 : 0);
   add("CSR", r.is_csr ? 1 : 0);
+  add("narrow queries", r.has_narrow_queries ? 1 : 0);
   return s;
 }
 TEST(random_batches) {

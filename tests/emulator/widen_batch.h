@@ -41,8 +41,9 @@ struct Requests {
   int32_t prefix = 0;                      // keys that all requests share
   bool has_missing_pages = false;
   bool cuts_much = false;
-  bool has_nan = false;  // among the keys
-  bool is_csr = false;   // page ids
+  bool has_nan = false;             // among the keys
+  bool is_csr = false;              // page ids
+  bool has_narrow_queries = false;  // of 8 bits
 };
 
 inline float value_of(uint16_t bits) { return Element<kQ>::unpack(bits).x; }
@@ -118,6 +119,8 @@ class Batched {
   }
   int32_t page() const { return std::max(r_.page_size, 1); }
   bool is_aligned() const { return r_.head_dim % 16 == 0; }
+  /// Bytes from a row of 8-bit queries to the next one.
+  int64_t narrow_pitch() const { return r_.head_dim + (is_aligned() ? 16 : 3); }
 
   void begin_cta(unsigned seed) const {
     std::memset(device::smem, 0xff, sizeof(device::smem));
@@ -208,12 +211,22 @@ class Batched {
     k_.assign(kv_size, kNan);
     v_.assign(kv_size, kNan);
     q_.assign(static_cast<size_t>(num_tokens() * q_stride_) + 256, 0xffff);
+    narrow_q_.assign(static_cast<size_t>(num_tokens() * num_heads() * narrow_pitch()) + 256, kNan);
     for (int64_t row = 0; row < int64_t{num_tokens()} * num_heads(); ++row) {
       for (int32_t d = 0; d < r_.head_dim; ++d) {
+        float x = 0;
+        if (r_.has_narrow_queries) {
+          const uint8_t narrow = random_element(random);
+          aligned(narrow_q_)[row * narrow_pitch() + d] = narrow;
+          x = value_of(narrow);
+        } else {
+          x = normal(random);
+        }
         aligned(q_)[row * (r_.head_dim + 8) + d] =
-            static_cast<uint16_t>(Element<kQ>::pack(normal(random), 0.0F));
+            static_cast<uint16_t>(Element<kQ>::pack(x, 0.0F));
       }
     }
+    for (int32_t h = 0; h < r_.num_kv_heads; ++h) q_scales_.push_back(0.7F + 0.3F * float(h % 3));
     for (int32_t r = 0; r < batch_; ++r) {
       for (int32_t key = 0; key < r_.kv_lens[static_cast<size_t>(r)]; ++key) {
         if (!has_key(r, key)) continue;
@@ -339,6 +352,11 @@ class Batched {
     t.o = {aligned(o_), int64_t{num_heads()} * r_.head_dim, r_.head_dim};
     t.lse = {lse_.data(), num_heads(), 1};
     t.q_dtype = t.o_dtype = kQ;
+    if (r_.has_narrow_queries) {
+      t.q = {aligned(narrow_q_), num_heads() * narrow_pitch(), narrow_pitch()};
+      t.q_dtype = kKv;
+      params_.q_scales = {q_scales_.data(), 1};
+    }
     t.kv_dtype = kKv;
     t.vectorized = is_aligned();
     t.head_dim_qk = t.head_dim_vo = r_.head_dim;
@@ -365,6 +383,9 @@ class Batched {
     return std::fabs(x - wanted);
   }
 
+  double query_scale(int32_t kv_head) const {
+    return r_.has_narrow_queries ? q_scales_[static_cast<size_t>(kv_head)] : 1;
+  }
   float scale() const { return 1.0F / std::sqrt(static_cast<float>(r_.head_dim)); }
 
   double error_of_row(int32_t r, int32_t i, int32_t head) const {
@@ -385,7 +406,7 @@ class Batched {
         x += double{value_of(aligned(self.q_)[row * (r_.head_dim + 8) + d])} *
              value_of(self.k_at(r, key, kv_head, d));
       }
-      logits.emplace_back(key, x * scale());
+      logits.emplace_back(key, x * scale() * query_scale(kv_head));
       largest = std::max(largest, logits.back().second);
     }
     double sum = 0;
@@ -421,8 +442,9 @@ class Batched {
   int32_t num_kv_rows_ = 0;
   int64_t kv_stride_ = 0;
   int64_t q_stride_ = 0;
-  std::vector<uint8_t> k_, v_, prepared_;
-  std::vector<uint16_t> q_, o_;
+  std::vector<uint8_t> k_, v_, prepared_, narrow_q_;
+  std::vector<uint16_t> q_, o_;  // q_: what all queries are
+  std::vector<float> q_scales_;  // of 8-bit queries
   std::vector<float> lse_, partial_o_, partial_lse_;
   std::optional<OwningScheduler> scheduler_;
   std::vector<Merge> merges_;

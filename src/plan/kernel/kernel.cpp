@@ -11,7 +11,9 @@ namespace flashplan {
 
 Axis first_unserved_axis(const Kernel& kernel, const AttentionOptions& options) noexcept {
   if (options.shared_kv != kernel.family->shared_kv) return Axis::kSharedKv;
-  if (kernel.q_dtype != options.q_dtype) return Axis::kQDType;
+  if (kernel.q_dtype != options.q_dtype && kernel.narrow_q_dtype != options.q_dtype) {
+    return Axis::kQDType;
+  }
   if (kernel.kv_dtype != options.kv_dtype) return Axis::kKvDType;
   if (kernel.head_dim_qk < options.head_dim_qk || kernel.head_dim_vo < options.head_dim_vo) {
     return Axis::kHeadDim;

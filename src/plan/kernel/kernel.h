@@ -113,6 +113,8 @@ struct Kernel {
   const KernelFamily* family = nullptr;
   Architecture architecture;  // of the code
   DType q_dtype = DType::kFloat32;
+  /// An 8-bit dtype of queries that the kernel also serves: it widens them to `q_dtype`.
+  std::optional<DType> narrow_q_dtype;
   DType kv_dtype = DType::kFloat32;
   int32_t head_dim_qk = 0;  // serves every head dim up to these; on the CPU there is no limit
   int32_t head_dim_vo = 0;

@@ -292,8 +292,10 @@ class Sm90Consumer {
   /// The variant for the kv head of a unit.
   FLASHPLAN_DEVICE Variant variant_of(const Unit& unit) const {
     Variant variant(p_);
-    if (p_.variant.k_scales.data != nullptr) {
-      variant.scale_logits(p_.variant.k_scales.of(unit.head));
+    const bool scales_queries = S::kTakesNarrowQueries && p_.q_scales.data != nullptr;
+    if (p_.variant.k_scales.data != nullptr || scales_queries) {
+      const float scale = p_.variant.k_scales.of(unit.head);
+      variant.scale_logits(scales_queries ? scale * p_.q_scales.of(unit.head) : scale);
     }
     return variant;
   }

@@ -323,7 +323,7 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
       if (is_key) report_pages(has_page(p_.tensors.pages, page));
       const unsigned char* const row = row_address(view, page, in_page, step.head);
       copy_rows(to + first / 8 * num_blocks * 1024, num_blocks * 1024, 1024, row,
-                min(S::kTileKv - first, 32), count - first, num_blocks, head_dim);
+                min(S::kTileKv - first, 32), count - first, num_blocks, 2 * head_dim);
     }
   }
 

@@ -187,7 +187,7 @@ class Sm90Preparer : Sm90ProducerWarp<S> {
     }
     if (!p_.tensors.vectorized) {
       copy_rows(stage(), S::Key::kGroupBytes, S::Key::kBlockBytes, row, S::kPartRows,
-                part.num_valid, S::Key::kBlocks, head_dim);
+                part.num_valid, S::Key::kBlocks, 2 * head_dim);
       return;
     }
     const int lane = opaque(lane_);  // what follows from it would take registers meanwhile

@@ -65,33 +65,33 @@ class Sm90ProducerWarp {
     if (lane_ == 0) mbarrier_arrive(full);
   }
 
-  /// Copies up to 32 rows of `num_blocks` blocks of 64 dims; lane r gives the address of row r in
-  /// `row`. Writes zeros from row `num_valid` and from dim `num_dims` on.
+  /// Copies up to 32 rows of `num_blocks` blocks of 128 bytes; lane r gives the address of row r in
+  /// `row`. Writes zeros from row `num_valid` and from byte `num_bytes` of a row on.
   FLASHPLAN_DEVICE void copy_rows(uint32_t tile, int group_bytes, int block_bytes,
                                   const unsigned char* row, int num_rows, int num_valid,
-                                  int num_blocks, int num_dims) const {
+                                  int num_blocks, int num_bytes) const {
     const int chunk = lane_ % 8;
 #pragma unroll 1
     for (int r = lane_ / 8; r < num_rows; r += 4) {
       const auto* from = shuffled_pointer(row, r);
       uint32_t to = tile + r / 8 * group_bytes + r % 8 * 128 + ((chunk ^ r) % 8 << 4);
-      const int valid = r < num_valid ? num_dims : 0;
+      const int valid = r < num_valid ? num_bytes : 0;
 #pragma unroll 1
-      for (int dim = chunk * 8; dim < num_blocks * 64; dim += 64, to += block_bytes) {
-        copy_16(to, from + 2 * dim, valid - dim, row);
+      for (int byte = chunk * 16; byte < num_blocks * 128; byte += 128, to += block_bytes) {
+        copy_16(to, from + byte, valid - byte, row);
       }
     }
   }
 
-  /// Copies 16 bytes. `num_valid` of their 8 elements of 16 bits exist (two elements of 8 bits
-  /// count as one of 16); zeros replace the others. `any`: a readable address, for where none
-  /// exists.
+  /// Copies 16 bytes, of which the first `num_valid` exist; zeros replace the others. `any`: a
+  /// readable address, for where none exists.
   FLASHPLAN_DEVICE void copy_16(uint32_t to, const unsigned char* from, int num_valid,
                                 const unsigned char* any) const {
     if (p_.tensors.vectorized) {
       cp_async_16_padded(to, num_valid > 0 ? from : any, num_valid > 0 ? 16 : 0);
     } else {
-      copy_unaligned_16<S::kTransposes ? 1 : 2>(to, from, num_valid * (S::kTransposes ? 2 : 1));
+      constexpr int kBytes = S::kTransposes || S::kTakesNarrowQueries ? 1 : 2;
+      copy_unaligned_16<kBytes>(to, from, num_valid / kBytes);
     }
   }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/device/sm90/producer_warp.h"
+#include "kernels/device/sm90/widening.h"
 
 namespace flashplan::device {
 
@@ -182,6 +183,7 @@ class Sm90QueryLoader : Sm90ProducerWarp<S> {
       }
       return;
     }
+    const int element_bytes = is_narrow() ? 1 : Element<S::kQuery>::kBytes;
     // All rows of the warps that multiply are filled, those past the last one with copies of it:
     // they are finite if the queries are.
     const int begin = is_first ? 0 : S::kTileQ / 2;
@@ -192,14 +194,39 @@ class Sm90QueryLoader : Sm90ProducerWarp<S> {
       const int row = min(first + lane_, rows.num_rows - 1);
       const auto* from =
           static_cast<const unsigned char*>(p_.tensors.q.data) +
-          Element<S::kQuery>::kBytes *
-              (rows.token(row, p_.schedule.group_size) * p_.tensors.q.token_stride +
-               static_cast<uint32_t>(rows.qo_head(head, row, p_.schedule.group_size)) *
-                   p_.tensors.q.head_stride);
+          element_bytes * (rows.token(row, p_.schedule.group_size) * p_.tensors.q.token_stride +
+                           static_cast<uint32_t>(rows.qo_head(head, row, p_.schedule.group_size)) *
+                               p_.tensors.q.head_stride);
       copy_rows(to + first * 128, 1024, S::Query::kBlockBytes, from, min(end - first, 32), 32,
-                S::Query::kBlocks, p_.tensors.head_dim_qk);
+                is_narrow() ? (S::Query::kBlocks + 1) / 2 : S::Query::kBlocks,
+                element_bytes * p_.tensors.head_dim_qk);
+    }
+    if constexpr (S::kTakesNarrowQueries) {
+      if (is_narrow()) widen_rows(to, begin, end);
     }
     finish_copies(full);
+  }
+
+  /// Whether queries have 8 bits in memory.
+  FLASHPLAN_DEVICE bool is_narrow() const {
+    return S::kTakesNarrowQueries && p_.tensors.q_dtype != S::kQuery;
+  }
+  /// Widens rows that this warp has copied, a lane each. The 8 bits of a row are where half of its
+  /// 16 bits will be, that of the first dims. So the last dims are widened first.
+  FLASHPLAN_DEVICE void widen_rows(uint32_t tile, int begin, int end) const {
+    cp_async_wait_all();
+    __syncwarp();
+#pragma unroll 1
+    for (int row = begin + lane_; row < end; row += 32) {
+#pragma unroll 1
+      for (int chunk = S::kHeadDimQk / 16 - 1; chunk >= 0; --chunk) {
+        const uint4 narrow = load_shared_16(tile + S::Query::offset(row, chunk));
+        const uint32_t wide = tile + S::Query::offset(row, 2 * chunk);
+        Sm90Widening<S>::template store_8<S::kQ>(wide, narrow.x, narrow.y);
+        Sm90Widening<S>::template store_8<S::kQ>(wide ^ 16, narrow.z, narrow.w);
+      }
+    }
+    __syncwarp();
   }
 
   /// The tokens of a tile of few rows, with those that pad it to all rows of its warps.

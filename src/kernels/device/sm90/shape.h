@@ -65,6 +65,9 @@ struct Sm90Shape : Choices {
   static_assert(!(kRotates && kGathers));
   // Keys and values have 8 bits in memory, and the bits of queries and weights in shared memory.
   static constexpr bool kWidens = Element<Choices::kKv>::kBytes == 1;
+  // Queries, too, may then have 8 bits in memory. All numbers of e4m3 are numbers of bfloat16.
+  static constexpr bool kTakesNarrowQueries =
+      Choices::kKv == DType::kFloat8E4M3 && Choices::kQuery == DType::kBFloat16;
   static constexpr bool kHelps = kRotates || kGathers || kWidens;  // a warpgroup helps the producer
   // Products of more dims take its registers, but where steps are shorter.
   static_assert(!kHelps || kWidens || Choices::kHeadDimVo <= 128);

@@ -58,6 +58,15 @@ struct Sm90Widening {
     }
   }
 
+  /// Writes 8 elements as kTo.
+  template <DType kTo>
+  static FLASHPLAN_DEVICE void store_8(uint32_t to, uint32_t low, uint32_t high) {
+    const uint2 a = Element<S::kKv>::widen(low);
+    const uint2 b = Element<S::kKv>::widen(high);
+    store_shared_16(
+        to, {converted<kTo>(a.x), converted<kTo>(a.y), converted<kTo>(b.x), converted<kTo>(b.y)});
+  }
+
  private:
   static constexpr int kRowsAtOnce = 8;
   // Eight lanes take 64 bytes of two rows; four such groups of lanes take eight rows.
@@ -73,13 +82,6 @@ struct Sm90Widening {
       const float2 values = Element<DType::kFloat16>::unpack(pair);
       return Element<kTo>::pack(values.x, values.y);
     }
-  }
-  template <DType kTo>
-  static FLASHPLAN_DEVICE void store_8(uint32_t to, uint32_t low, uint32_t high) {
-    const uint2 a = Element<S::kKv>::widen(low);
-    const uint2 b = Element<S::kKv>::widen(high);
-    store_shared_16(
-        to, {converted<kTo>(a.x), converted<kTo>(a.y), converted<kTo>(b.x), converted<kTo>(b.y)});
   }
   template <DType kTo>
   static FLASHPLAN_DEVICE void widen_to(uint32_t raw, uint32_t wide) {
