@@ -72,16 +72,14 @@ def attention(
     request=0,
     dtype="float64",
     stored_dtype=None,
-    weight_dtype=None,
     spread=False,
 ):
     """One request: q [qo_len, num_qo_heads, head_dim_qk], k and v [kv_len, num_kv_heads, ...],
     mask [qo_len, kv_len] of bool, sinks [num_qo_heads]: a logit without a value for each head,
     scales: numbers, or [num_kv_heads], rotate(x, positions): of q and k; see rope_cases.py.
     `bodies` are those of a variant: see variant_cases.py. `stored_dtype` is that of q, k and v
-    after bodies and rotations, if it is not `dtype`; `weight_dtype` an 8-bit one that weights of up
-    to 256 are rounded to. With `spread` each element of o is the root of the sum of the squares of
-    what it is the sum of, weights times values."""
+    after bodies and rotations, if it is not `dtype`. With `spread` each element of o is the root of
+    the sum of the squares of what it is the sum of, weights times values."""
     wide = np.float64 if dtype == "float64" else np.float32
 
     def stored(x, dtype=dtype):
@@ -144,10 +142,6 @@ def attention(
         else:
             probabilities = np.where(np.isneginf(logits), 0, logits)
         probabilities = stored(probabilities[:, : len(k)])
-        if weight_dtype is not None:
-            largest = np.maximum(probabilities.max(axis=1, keepdims=True, initial=0), 1e-30)
-            unit = largest / 256
-            probabilities = stored(probabilities / unit, weight_dtype) * unit
         if spread:
             o[:, head] = np.sqrt(weighted_sums(probabilities**2, seen, v[:, kv_head] ** 2))
         else:

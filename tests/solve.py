@@ -21,9 +21,8 @@ def problem(case, seed):
     return inputs, *solution(case, inputs)
 
 
-def solution(case, inputs, weight_dtype=None):
-    """(exact, twin): the results of the reference and its twin for inputs of a case. The weights of
-    the twin are rounded to `weight_dtype`, if it is given.
+def solution(case, inputs):
+    """(exact, twin): the results of the reference and its twin for inputs of a case.
 
     The twin of a few numbers may err little by luck: it errs at least by two standard deviations of
     what the rounding of weights to the dtype of products costs.
@@ -38,12 +37,7 @@ def solution(case, inputs, weight_dtype=None):
     options["arguments"] = inputs.variant_arguments
     exact = reference.batch_attention(inputs.q, requests, inputs.qo_indptr, **options)
     twin = reference.batch_attention(
-        inputs.q,
-        requests,
-        inputs.qo_indptr,
-        **options,
-        dtype=case.product_dtype,
-        weight_dtype=weight_dtype,
+        inputs.q, requests, inputs.qo_indptr, **options, dtype=case.product_dtype
     )
     if case.rope or case.variant:
         second = reference.batch_attention(

@@ -151,19 +151,9 @@ bool is_mappable(const TensorView& view) {
   return is_mappable;
 }
 
-/// A tensor that is mappable, with elements of 16 bits: two of 8 bits are one.
-TensorView in_16_bits(TensorView view) {
-  if (item_size(view.dtype) != 1) return view;
-  view.dtype = DType::kBFloat16;
-  view.shape[view.rank - 1] /= 2;
-  for (int32_t d = 0; d + 1 < view.rank; ++d) view.stride[d] /= 2;
-  return view;
-}
-
 /// Queries or outputs: boxes of `rows` packed rows and 64 dims.
-bool encode_tokens(TensorMap* map, const TensorView& tensor, int64_t group, int64_t rows) {
-  if (!is_mappable(tensor)) return false;
-  const TensorView view = in_16_bits(tensor);
+bool encode_tokens(TensorMap* map, const TensorView& view, int64_t group, int64_t rows) {
+  if (!is_mappable(view)) return false;
   return encode<3>(map, view,
                    {{{view.shape[2], 1, kBlockDims},
                      {view.shape[1], stride_of(view, 1), group},
@@ -186,10 +176,9 @@ enum class BoxBlocks { kOne, kAll, kHalf };
 
 /// Keys or values: boxes of `rows` rows of one head. The rows of a ragged tensor are counted by two
 /// dimensions, rows and groups of 8, of which the first alone gives the place.
-bool encode_kv(TensorMap* map, int32_t* slabs_per_page, const TensorView& tensor,
+bool encode_kv(TensorMap* map, int32_t* slabs_per_page, const TensorView& view,
                const AttentionOptions& options, int64_t rows, BoxBlocks box) {
-  if (!is_mappable(tensor)) return false;
-  const TensorView view = in_16_bits(tensor);
+  if (!is_mappable(view)) return false;
   const bool paged = options.page_size > 0;
   const KvDims kv = kv_dims(options);
   const int32_t last = view.rank - 1;
@@ -316,8 +305,7 @@ TensorMaps encode_tensor_maps(const Kernel& kernel, const AttentionOptions& opti
   maps.has_q = copies_q && tile_q % group == 0 && encode_tokens(&maps.q, t.q, group, tile_q);
   maps.has_q_tokens =
       copies_q && group <= kWarpgroupRows && encode_tokens(&maps.q_tokens, t.q, group, group);
-  const DType mapped_o = item_size(options.q_dtype) == 1 ? DType::kBFloat16 : options.q_dtype;
-  maps.has_o = kWarpgroupRows % group == 0 && options.o_dtype == mapped_o &&
+  maps.has_o = kWarpgroupRows % group == 0 && options.o_dtype == kernel.q_dtype &&
                encode_tokens(&maps.o, t.o, group, kWarpgroupRows);
   if (kernel.geometry.gathers) {
     maps.k_units = row_units(t.k, options);

@@ -73,34 +73,6 @@ inline int32_t preference_of_sm90_gather(const AttentionOptions& options, BatchK
   return has_aligned_dims(options) && !has_boxes(options) && is_faster ? 1 : -2;
 }
 
-/// What the sm90_fp8 family is compiled for: all head dims, and no part of them; no variants and
-/// rotations. The states of chunks are not merged there.
-inline Axis first_unserved_by_sm90_fp8(const Kernel& kernel,
-                                       const AttentionOptions& options) noexcept {
-  const Axis axis = first_unserved_axis(kernel, options);
-  if (axis != Axis::kNone && axis < Axis::kHeadDim) return axis;
-  if (kernel.head_dim_qk != options.head_dim_qk || kernel.head_dim_vo != options.head_dim_vo) {
-    return Axis::kHeadDim;
-  }
-  if (axis != Axis::kNone) return axis;
-  if (options.batch_invariant) return Axis::kBatchInvariant;
-  if (options.variant.impl() != nullptr) return Axis::kVariant;
-  return options.rope ? Axis::kRope : Axis::kNone;
-}
-
-/// Below all others: no batch is faster than where sm90_widen widens the queries.
-inline int32_t preference_of_sm90_fp8(const AttentionOptions&, BatchKind) noexcept { return -3; }
-
-/// wgmma on queries, keys and values of 8 bits.
-inline constexpr KernelFamily kSm90Fp8Family = {.name = "sm90_fp8",
-                                                .device = DeviceType::kCuda,
-                                                .group = KernelGroup::kHopper,
-                                                .shares_prefixes = true,
-                                                .merges_readers_last = true,
-                                                .first_unserved = first_unserved_by_sm90_fp8,
-                                                .scratch_bytes = no_scratch_bytes,
-                                                .preference = preference_of_sm90_fp8};
-
 /// The sm90 family with keys and values copied by cp.async.
 inline constexpr KernelFamily kSm90GatherFamily = {.name = "sm90_gather",
                                                    .device = DeviceType::kCuda,

@@ -87,19 +87,10 @@ struct Results {
   std::vector<float> lse;
 };
 
-/// The kernels of the sm80 family.
-template <typename Choices>
-struct Sm80Kernel {
-  using Shape = device::Tiling<Choices, 228>;
-  static void run(const AttentionParams& params) {
-    device::attention_kernel<Choices, true>(params);
-  }
-};
-
 /// A kernel, and tensors of a batch for it.
-template <typename Choices, int32_t kDims, typename Kernel = Sm80Kernel<Choices>>
+template <typename Choices, int32_t kDims>
 class Batch16 {
-  using T = typename Kernel::Shape;
+  using T = device::Tiling<Choices, 228>;
 
  public:
   Batch16(const Decodes& decodes, uint32_t seed, bool aligned, float gain = 1.0F)
@@ -112,7 +103,7 @@ class Batch16 {
     static simt::Machine machine;
     for (const int32_t c : order) {
       params_.schedule.starts = starts_.data() + c;  // it runs as CTA 0
-      machine.run(1, 1, T::kThreads, [&] { Kernel::run(params_); });
+      machine.run(1, 1, T::kThreads, [&] { device::attention_kernel<Choices, true>(params_); });
     }
     for (const Arrivals& arrivals : arrivals_) {
       for (const int32_t counter : arrivals.counters) CHECK_EQ(counter, 0);
@@ -287,7 +278,6 @@ class Batch16 {
     scratch_.assign(d_.chunk_kv > 0 ? kScratchFloats : 0, NAN);
     params_.workspace = {scratch_.data(), static_cast<int64_t>(scratch_.size() * sizeof(float)),
                          partial_o_.data(), partial_lse_.data()};
-    if constexpr (requires { Kernel::add_maps(d_, &params_); }) Kernel::add_maps(d_, &params_);
   }
 
   /// The scale of the queries of a kv head: those of 8 bits have one.

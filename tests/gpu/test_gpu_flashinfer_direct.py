@@ -53,16 +53,6 @@ def moved(x, device):
     return None if x is None else x.to(device)
 
 
-def check(torch, o, expected, dtype):
-    """Products of 8 bits round the weights of the softmax to 8 bits, with errors that are large for
-    single numbers and small on the whole."""
-    if dtype == "bfloat16":
-        torch.testing.assert_close(o, expected, rtol=2e-2, atol=2e-2)
-    else:
-        assert (o - expected).norm() <= 0.04 * expected.norm()
-        torch.testing.assert_close(o, expected, rtol=0.1, atol=0.2)  # no number is another one's
-
-
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("named", MASKS, ids=str)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn"])
@@ -90,7 +80,7 @@ def test_prompts(cuda, torch, flashinfer, layout, named, dtype):
                 **named,
             ).float()
         )
-    check(torch, results[1].cpu(), results[0], dtype)
+    torch.testing.assert_close(results[1].cpu(), results[0], rtol=2e-2, atol=2e-2)
 
 
 @pytest.mark.parametrize("kv_layout", ["NHD", "HND"])
@@ -156,4 +146,4 @@ def test_queries_of_8_bits(cuda, torch, flashinfer, dtype, heads):
         ).float()
         for device in ("cpu", cuda.device)
     ]
-    check(torch, results[1].cpu(), results[0], dtype)
+    torch.testing.assert_close(results[1].cpu(), results[0], rtol=3e-2, atol=3e-2)

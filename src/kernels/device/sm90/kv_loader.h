@@ -68,12 +68,7 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
           has_step = has_step && ++head < keys.heads_end;
         }
       } while (has_step);
-      if (finishes && keys.is_end) {
-        if constexpr (S::kTransposes) {
-          if (!loads_keys) announce_values(S::kNoSlot);
-        }
-        return;
-      }
+      if (finishes && keys.is_end) return;
       release_context(i);
     }
   }
@@ -210,9 +205,6 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
     uint32_t full = smem_.slot_full(slot);
     // The rotator gets keys first. `position` is twice the number of their step, or 1 less.
     if (S::kRotates && is_key) full = smem_.key_loaded((position + 1) / 2 % S::kSlots);
-    if constexpr (S::kTransposes) {
-      if (!is_key) full = name_values(slot);
-    }
     const int32_t token = step.kv_row + step.key;  // of ragged tensors
     if (!maps_.has_kv || (!is_paged() && token + S::kTileKv > maps_.num_kv_tokens)) {
       gather(p_, smem_.memory, is_key, to, step);
@@ -266,19 +258,6 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
       }
     }
     finish_copies(full);
-  }
-
-  /// Tells the warps that transpose values in which slot those of the next step are. Returns the
-  /// barrier that they wait at.
-  FLASHPLAN_DEVICE uint32_t name_values(int slot) {
-    const uint32_t entry = num_values_++ % S::kSlots;
-    if (lane_ == 0) store_shared_4(smem_.value_slot(entry), static_cast<uint32_t>(slot));
-    __syncwarp();
-    return smem_.key_loaded(entry);
-  }
-  FLASHPLAN_DEVICE void announce_values(int slot) {
-    const uint32_t loaded = name_values(slot);
-    if (lane_ == 0) mbarrier_arrive(loaded);
   }
 
   /// Requests the keys from row `token` on, each block of 64 dims from the tensor that has it.
@@ -346,7 +325,6 @@ class Sm90KvLoader : Sm90ProducerWarp<S> {
   uint32_t step_ids_ = smem_.page_ids(warp_);  // of the current step
   int steps_left_ = 0;                         // of its batch, itself included
   uint32_t tail_parity_ = 0;
-  uint32_t num_values_ = 0;  // steps whose values are named
 };
 
 }  // namespace flashplan::device

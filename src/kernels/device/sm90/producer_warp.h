@@ -90,7 +90,7 @@ class Sm90ProducerWarp {
     if (p_.tensors.vectorized) {
       cp_async_16_padded(to, num_valid > 0 ? from : any, num_valid > 0 ? 16 : 0);
     } else {
-      constexpr int kBytes = S::kTransposes || S::kTakesNarrowQueries ? 1 : 2;
+      constexpr int kBytes = S::kTakesNarrowQueries ? 1 : 2;
       copy_unaligned_16<kBytes>(to, from, num_valid / kBytes);
     }
   }

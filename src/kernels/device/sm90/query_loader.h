@@ -183,7 +183,7 @@ class Sm90QueryLoader : Sm90ProducerWarp<S> {
       }
       return;
     }
-    const int element_bytes = is_narrow() ? 1 : Element<S::kQuery>::kBytes;
+    const int element_bytes = is_narrow() ? 1 : 2;
     // All rows of the warps that multiply are filled, those past the last one with copies of it:
     // they are finite if the queries are.
     const int begin = is_first ? 0 : S::kTileQ / 2;

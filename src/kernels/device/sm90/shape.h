@@ -61,7 +61,6 @@ struct Sm90Shape : Choices {
   // the third.
   static constexpr bool kRotates = Choices::Variant::kRotates;
   static constexpr bool kGathers = Choices::kGathers;
-  static constexpr bool kTransposes = false;  // see Sm90Fp8Shape
   static_assert(!(kRotates && kGathers));
   // Keys and values have 8 bits in memory, and the bits of queries and weights in shared memory.
   static constexpr bool kWidens = Element<Choices::kKv>::kBytes == 1;

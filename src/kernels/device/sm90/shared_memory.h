@@ -71,7 +71,7 @@ struct alignas(1024) Sm90SharedMemory {
   MbarrierWord context_empty[S::kContexts];
   MbarrierWord tail_full[2];  // of each warp that loads: values past the last key
   // Where keys and queries are rotated: they are loaded, and not yet rotated. Keys use their
-  // barriers in turn, step by step. So do values that are to be transposed.
+  // barriers in turn, step by step.
   MbarrierWord key_loaded[S::kSlots];
   MbarrierWord q_loaded[S::kQBarriers];
   alignas(512) Sm90Context contexts[S::kContexts];
@@ -82,9 +82,6 @@ struct alignas(1024) Sm90SharedMemory {
   int32_t first_prepared[S::kContexts];
   int32_t on_pages;  // kAllOnPages or kSomeOffPages, see pages.h
   uint32_t free_position;
-  /// Where values are transposed: in which slot those of a step are. Its entries belong to those of
-  /// key_loaded.
-  int32_t value_slots[S::kSlots];
   // Tensor maps and wgmma need tiles at multiples of 1024 bytes: the permutation of 16-byte groups
   // follows from address bits.
   alignas(1024) unsigned char queries[S::kQBuffers][S::kQBytes];
@@ -147,9 +144,6 @@ struct Sm90Smem {
   }
   FLASHPLAN_DEVICE uint32_t on_pages() const {
     return base + FLASHPLAN_OFFSET_OF(Memory, on_pages);
-  }
-  FLASHPLAN_DEVICE uint32_t value_slot(uint32_t step) const {
-    return base + FLASHPLAN_OFFSET_OF(Memory, value_slots) + step * 4;
   }
   FLASHPLAN_DEVICE uint32_t free_position() const {
     return base + FLASHPLAN_OFFSET_OF(Memory, free_position);
