@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# src/kernels/kernels.json -> one source per kernel and the list of them, in the build tree.
+# One source per kernel, in the build tree: of src/kernels/kernels.json, with the list of them, and of
+# sample().
 
 set(FLASHPLAN_KERNEL_DTYPES all CACHE STRING
   "Dtypes of q and kv to compile kernels for: all, or a list as float16;bfloat16;float8_e4m3fn")
@@ -145,4 +146,29 @@ std::span<const Kernel> cuda::kernels() noexcept {
 ]])
   target_sources(${registry} PRIVATE ${folder}/kernel_list.cpp)
   set(${out_targets} ${targets} PARENT_SCOPE)
+endfunction()
+
+# Adds to `target` the kernels of sample(): sources for ways to draw and dtypes of logits, so that
+# compilers work side by side. Two ways share a source, since their kernels call the same functions.
+function(flashplan_add_sampler target)
+  foreach(ways plain counted_stream cluster)
+    string(REPLACE "_" ";" each_way ${ways})
+    foreach(dtype Float32 Float16 BFloat16)
+      set(includes "")
+      set(instances "")
+      foreach(way IN LISTS each_way)
+        string(APPEND includes "#include \"ops/cuda/sample/${way}_kernel.h\"\n")
+        string(APPEND instances "template Status cuda::sample_${way}<DType::k${dtype}>("
+          "const SampleParams&, Device, Stream) noexcept;\n")
+      endforeach()
+      set(source ${PROJECT_BINARY_DIR}/kernels/sample_${ways}_${dtype}.cu)
+      file(CONFIGURE OUTPUT ${source} @ONLY CONTENT [[
+@includes@
+namespace flashplan {
+@instances@
+}  // namespace flashplan
+]])
+      target_sources(${target} PRIVATE ${source})
+    endforeach()
+  endforeach()
 endfunction()

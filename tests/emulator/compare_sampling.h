@@ -10,7 +10,11 @@
 #include "ops/operators.h"
 // The library defines this function, too, so the emulated one gets another name.
 #define sample emulated_sample
+#include "ops/cuda/sample/cluster_kernel.h"
+#include "ops/cuda/sample/counted_kernel.h"
+#include "ops/cuda/sample/plain_kernel.h"
 #include "ops/cuda/sample/sampling.cu"
+#include "ops/cuda/sample/stream_kernel.h"
 #undef sample
 
 #include <string>

@@ -7,7 +7,9 @@
 #include <cmath>
 #include <cstdint>
 
+#include "ops/cuda/sample/cluster_kernel.h"
 #include "ops/cuda/sample/listed.h"
+#include "ops/cuda/sample/ways.h"
 
 namespace flashplan::cuda {
 
@@ -163,5 +165,30 @@ class SampleStream : SampleListed<kDType> {
 
   float min_p_depth_ = 0.0F;  // below the largest value, what min-p may keep
 };
+
+namespace {
+
+constexpr int kStreamCtasOfSm = 2;  // with a third, registers would be spilled
+
+template <DType kDType>
+__global__ void __launch_bounds__(kRowThreads, kStreamCtasOfSm)
+    stream_kernel(const __grid_constant__ RowParams<SampleParams> params) {
+  __shared__ SampleShared shared;
+  extern __shared__ float4 memory[];
+  auto* floats = reinterpret_cast<float*>(memory);
+  if (is_without_row(params.p, row_of_cluster())) return;
+  if (SampleStream<kDType>(params.p, params.split, shared, floats).run()) return;
+  __syncthreads();
+  draw_from_cluster<kDType, false>(params, shared, floats);
+}
+
+}  // namespace
+
+template <DType kDType>
+Status sample_stream(const SampleParams& p, Device device, Stream stream) noexcept {
+  const RowParams<SampleParams> params{p, {.part = p.vocab, .held = false}};
+  const int bytes = SampleList<kDType>::kListed * 4 + static_cast<int>(sizeof(StreamList));
+  return launch(stream_kernel<kDType>, grid_of_rows(p, 1, device, bytes), device, stream, params);
+}
 
 }  // namespace flashplan::cuda

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// The ways in which sample() draws on CUDA. The kernels of each way are in a file of their own, so
+// that several compilers work on them at the same time.
+#pragma once
+
+#include <cstdint>
+
+#include "ops/cuda/launch.h"
+#include "ops/cuda/sample/row_part.h"
+#include "ops/operators.h"
+#include "ops/sampling_math.h"
+
+namespace flashplan::cuda {
+
+/// Without filters, or the largest logits. A row has at most kMostEntries blocks.
+template <DType kDType>
+Status sample_plain(const SampleParams& p, Device device, Stream stream) noexcept;
+/// With top-p or a large top-k alone, or without filters. is_countable() is true.
+template <DType kDType>
+Status sample_counted(const SampleParams& p, Device device, Stream stream) noexcept;
+/// From logits, by one CTA for a row.
+template <DType kDType>
+Status sample_stream(const SampleParams& p, Device device, Stream stream) noexcept;
+/// With any filters: a cluster keeps the row.
+template <DType kDType>
+Status sample_cluster(const SampleParams& p, Device device, Stream stream) noexcept;
+
+inline bool has_clusters(Device device) noexcept { return device_facts(device.index).major >= 9; }
+
+/// How many CTAs share a row that is read once. A row gets several only if the launch then has at
+/// most one CTA for each SM, and if there are blocks for the warps of all of them.
+inline int ctas_of_row(const SampleParams& p, Device device) noexcept {
+  constexpr int32_t kElementsOfCta = kRowWarps * sampling::kBlock;
+  const int num_sms = device_facts(device.index).num_sms;
+  int ctas = 1;
+  while (has_clusters(device) && ctas < kMaxCluster && p.vocab > ctas * kElementsOfCta &&
+         int64_t{p.num_rows} * ctas * 2 <= num_sms) {
+    ctas *= 2;
+  }
+  return ctas;
+}
+inline Grid grid_of_rows(const SampleParams& p, int cluster, Device device, int smem_bytes = 0) {
+  return {.ctas = dim3(static_cast<unsigned>(p.num_rows) * static_cast<unsigned>(cluster)),
+          .threads = dim3(kRowThreads),
+          .cluster = has_clusters(device) ? cluster : 0,
+          .smem_bytes = smem_bytes};
+}
+
+}  // namespace flashplan::cuda
