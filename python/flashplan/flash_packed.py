@@ -6,12 +6,12 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
 from flashplan.flash_arguments import check_dims
 
 if TYPE_CHECKING:
     from types import ModuleType
-
-    from torch import Tensor
 
 # That of FlashAttention 2, its module, and that of FlashAttention 3.
 _NAMES = ("flash_attn", "flash_attn.flash_attn_interface", "flash_attn_interface")
