@@ -70,9 +70,8 @@ const char* reason_for_kernel(const Plan::Impl& plan) {
     case KernelReason::kPrefixes: return "the kernel above is faster for so many shared keys";
     case KernelReason::kRows: break;
   }
-  const BatchKind first = kind_of_bounds(plan.options);
-  const bool has_few = (plan.current == 0 ? first : other_kind(first)) == BatchKind::kFewRows;
-  if (divides_batches(plan.options)) {
+  const bool has_few = plan.kind_of_kernel(plan.current) == BatchKind::kFewRows;
+  if (plan.divides_batches()) {
     return has_few ? "no request has many query rows" : "no request has few query rows";
   }
   return has_few ? "requests have few query rows" : "a request has many query rows";

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Plan: checks the options, selects the kernel, lays out the workspace, and schedules batches.
+// Plan: checks the options, selects the kernels, lays out the workspace, and plans batches.
 #include "flashplan/plan.h"
 
 #include <algorithm>
@@ -15,6 +15,7 @@
 #include "api/batch_checks.h"
 #include "api/kernels.h"
 #include "api/plan_impl.h"
+#include "api/plan_schedules.h"
 #include "common/error.h"
 #include "common/processors.h"
 #include "cpu/compile_variant.h"
@@ -22,9 +23,7 @@
 #include "cuda/device.h"
 #include "cuda/launch_kernel.h"
 #include "cuda/range.h"
-#include "plan/kernel/batch_kind.h"
 #include "plan/kernel/select_kernel.h"
-#include "plan/kernel/side_by_side.h"
 #include "plan/prepared_kv.h"
 #include "plan/rope_turns.h"
 #include "variant/nvrtc.h"
@@ -44,18 +43,6 @@ int64_t place_masks(const Batch& batch, int32_t* mask_begins) {
     if (qo_len > 0) num_bits = std::max(num_bits, own_bits);
   }
   return num_bits;
-}
-
-/// Whether the mask of a request begins inside one of its shared prefixes. The row tile of a prefix
-/// is computed without masks, so such prefixes are not shared.
-bool has_masks_inside_prefixes(const Batch& batch) {
-  if (batch.mask_begin == nullptr) return false;
-  for (int32_t i = 0; i < batch.num_shared_prefixes; ++i) {
-    const int32_t* prefix = batch.shared_prefixes + 3 * int64_t{i};
-    const int32_t* begins = batch.mask_begin + prefix[0];
-    if (*std::min_element(begins, begins + prefix[1]) < prefix[2]) return true;
-  }
-  return false;
 }
 
 /// The kernel family that the environment variable FLASHPLAN_KERNEL_FAMILY names; empty: any. Tests
@@ -154,118 +141,6 @@ Status create_on_gpu(const ScheduleBounds& bounds, Plan::Impl* impl) noexcept {
                                                 {num_ctas.data(), impl->kernels.size()});
 }
 
-/// The kind of batches, or of requests, that kernel number `number` of a plan is for.
-BatchKind kind_of_kernel(const AttentionOptions& options, int32_t number) {
-  const BatchKind first = kind_of_bounds(options);
-  return number == 0 ? first : other_kind(first);
-}
-
-/// Reserves memory for the schedules of the plan's kernels, whose layouts are set already. Returns
-/// bounds for the memory that these schedules are written to: it holds one schedule at a time or,
-/// where batches are divided, one for each kernel.
-ScheduleBounds prepare_schedules(const AttentionOptions& options, Division division,
-                                 std::span<PlanKernel> kernels) {
-  const bool divides = divides_batches(options) && kernels.size() > 1;
-  std::array<ScheduleShape, KernelChoices::kMost> shapes;
-  std::array<ScheduleBounds, KernelChoices::kMost> own;
-  ScheduleBounds bounds = {};
-  ScheduleBounds sums = {};
-  for (std::size_t i = 0; i < kernels.size(); ++i) {
-    PlanKernel& kernel = kernels[i];
-    shapes[i] = schedule_shape(options, kernel.choice, kernel.layout);
-    shapes[i].division = division;
-    own[i] = schedule_bounds(shapes[i], most_requests(options), options.max_qo_tokens);
-    own[i].prepared_tiles = kernel.layout.max_prepared_tiles;
-    bounds = larger(bounds, own[i]);
-    sums.work_tiles += own[i].work_tiles;
-    sums.merges += own[i].merges;
-  }
-  if (divides) bounds = larger(bounds, sums);
-  for (std::size_t i = 0; i < kernels.size(); ++i) {
-    if (divides) own[i].merges = bounds.merges;  // merges of both schedules end at one place
-    kernels[i].scheduler.reserve(shapes[i], own[i]);
-  }
-  return bounds;
-}
-
-/// Divides the processors between the plan's two kernels, which run the batch side by side. Each
-/// kernel gives work to its first CTAs alone, to as many as its processors hold. Where the caller
-/// has chosen the number of CTAs, all of them get work.
-void divide_processors(const Batch& batch, Plan::Impl* impl) {
-  const int32_t all = impl->device.num_processors;
-  PlanKernel& many = impl->kernel();
-  PlanKernel& few = impl->other_kernel();
-  const auto fills_gpu = [all](const PlanKernel& with) {
-    const Kernel& kernel = with.choice.kernel;
-    return with.choice.num_ctas == all * kernel.geometry.queues_per_processor &&
-           kernel.architecture.number >= 90;  // else one begins when the other has ended
-  };
-  if (all < 2 || !fills_gpu(many) || !fills_gpu(few)) return;
-  const int32_t of_many =
-      processors_for_many_rows(batch, impl->options, many.choice.kernel.geometry.tile_q, all);
-  many.scheduler.take_queues(of_many * many.choice.kernel.geometry.queues_per_processor);
-  few.scheduler.take_queues((all - of_many) * few.choice.kernel.geometry.queues_per_processor);
-}
-
-/// Takes the kernel for each request of a batch, and makes the schedules of these kernels.
-void divide_batch(const Batch& batch, ScheduleMemory memory, Plan::Impl* impl) {
-  const int32_t most_few = most_few_rows(impl->options);
-  for (int32_t i = 0; i < impl->num_kernels(); ++i) {
-    PlanKernel& kernel = impl->kernels[static_cast<std::size_t>(i)];
-    const bool has_few = kind_of_kernel(impl->options, i) == BatchKind::kFewRows;
-    kernel.scheduler.take_rows(has_few ? 1 : most_few + 1, has_few ? most_few : INT32_MAX);
-    kernel.scheduler.take_queues(kernel.choice.num_ctas);
-  }
-  const RequestKinds kinds = kinds_of_requests(batch, impl->options);
-  const BatchKind kind = kinds.many_rows ? BatchKind::kManyRows : BatchKind::kFewRows;
-  impl->current = kind == kind_of_kernel(impl->options, 0) ? 0 : 1;
-  impl->takes_two = kinds.few_rows && kinds.many_rows;
-  if (impl->takes_two) divide_processors(batch, impl);
-  impl->kernel().scheduler.make(batch, {}, memory);
-  if (!impl->takes_two) return;
-  memory.tiles += impl->schedule().tiles.size();
-  memory.merges_taken = static_cast<int32_t>(impl->schedule().merges.size());
-  impl->other_kernel().scheduler.make(batch, {}, memory);
-}
-
-/// Chooses the kernel for a batch, and makes its schedule.
-void make_schedule(const Batch& batch, const ScheduleMemory& memory, Plan::Impl* impl) {
-  const AttentionOptions& options = impl->options;
-  std::span<const PrefixGroup> prefixes;
-  int64_t num_shared_keys = 0;
-  if (may_share_prefixes(options) && !has_masks_inside_prefixes(batch)) {
-    prefixes = impl->prefixes.in_order();
-    num_shared_keys = impl->prefixes.num_shared_keys();
-  }
-  impl->reason = impl->keeps_kernel ? KernelReason::kCaptured : KernelReason::kRows;
-  const bool chooses = impl->kernels.size() > 1 && !impl->keeps_kernel;
-  if (chooses && divides_batches(options) && prefixes.empty()) {
-    return divide_batch(batch, memory, impl);
-  }
-  impl->takes_two = false;
-  const auto make = [&] {
-    Scheduler& scheduler = impl->kernel().scheduler;
-    scheduler.take_rows(1, INT32_MAX);
-    scheduler.take_queues(impl->kernel().choice.num_ctas);
-    scheduler.make(batch, prefixes, memory);
-  };
-  if (!chooses) return make();
-  const auto take_kernel_for = [&](BatchKind kind) {
-    impl->current = kind == kind_of_kernel(options, 0) ? 0 : 1;
-  };
-  const BatchKind kind = kind_of(batch, options);
-  if (kind == BatchKind::kFewRows &&
-      may_gain_by_prefixes(batch, options, num_shared_keys, impl->device.num_processors)) {
-    take_kernel_for(BatchKind::kManyRows);
-    make();
-    impl->reason = KernelReason::kPrefixes;
-    if (impl->kernel().scheduler.gains_by_prefixes()) return;
-    impl->reason = KernelReason::kRows;
-  }
-  take_kernel_for(kind);
-  make();
-}
-
 /// Decides whether the kernel that runs the batch prepares its keys, and where.
 void prepare_kv(const Batch& batch, const ScheduleMemory& memory, Plan::Impl* impl) {
   if (memory.prepared.first_tiles == nullptr) return;
@@ -286,8 +161,7 @@ void keep_facts(const Batch& batch, Plan::Impl* impl) {
   impl->kv_lens.assign(kv_lens, kv_lens + batch.batch_size);
   impl->longest_request =
       static_cast<int32_t>(std::max_element(kv_lens, kv_lens + batch.batch_size) - kv_lens);
-  const bool divides = divides_batches(options) && impl->num_kernels() > 1;
-  if (!options.batch_invariant && !divides) {
+  if (!options.batch_invariant && !impl->divides_batches()) {
     const int64_t num_rows =
         int64_t{impl->num_tokens} * (options.num_qo_heads / options.num_kv_heads);
     PlanKernel& kernel = impl->kernel();
@@ -331,11 +205,11 @@ Status Plan::create(const AttentionOptions& options, Plan* plan) noexcept try {
     impl->kernels.back().layout = layouts.second;
   }
   FLASHPLAN_RETURN_IF_ERROR(compile_variants(options, impl->rope, impl->kernels));
-  ScheduleBounds bounds = prepare_schedules(options, division, impl->kernels);
+  ScheduleBounds bounds = prepare_schedules(division, impl.get());
   for (int32_t i = 0; i < impl->num_kernels(); ++i) {
     PlanKernel& kernel = impl->kernels[static_cast<std::size_t>(i)];
     // A graph may capture a kernel that has had no plan yet: with the code order of its kind.
-    kernel.has_few_rows = kind_of_kernel(options, i) == BatchKind::kFewRows;
+    kernel.has_few_rows = impl->kind_of_kernel(i) == BatchKind::kFewRows;
   }
   AttentionOptions& filled = impl->options;
   filled.num_ctas = impl->kernel().choice.num_ctas;

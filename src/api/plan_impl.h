@@ -11,6 +11,7 @@
 #include "api/key_lists.h"
 #include "cuda/device_schedule.h"
 #include "flashplan/plan.h"
+#include "plan/kernel/batch_kind.h"
 #include "plan/kernel/kernel.h"
 #include "plan/schedule/schedule.h"
 #include "plan/workspace_layout.h"
@@ -39,7 +40,7 @@ enum class KernelReason {
 struct Plan::Impl {
   AttentionOptions options;  // defaults filled in
   /// The kernels that select_kernel() chose, the first one first. plan() takes one for each batch,
-  /// or both; see divides_batches().
+  /// or both.
   std::vector<PlanKernel> kernels;
   int32_t current = 0;     // the kernel of the last plan(); of two, that for many rows
   bool takes_two = false;  // whether the last plan() took both kernels
@@ -80,6 +81,15 @@ struct Plan::Impl {
   /// Whether the last plan() took kernel number `number`.
   bool takes(int32_t number) const noexcept { return takes_two || number == current; }
   int32_t num_kernels() const noexcept { return static_cast<int32_t>(kernels.size()); }
+  /// The kind of batches, or of requests, that kernel number `number` is for.
+  BatchKind kind_of_kernel(int32_t number) const noexcept {
+    const BatchKind first = kind_of_bounds(options);
+    return number == 0 ? first : other_kind(first);
+  }
+  /// Whether a batch may take both kernels, each for some of its requests.
+  bool divides_batches() const noexcept {
+    return kernels.size() > 1 && flashplan::divides_batches(options);
+  }
 };
 
 /// Lets one thread in at a time: a second thread is refused, and does not wait.
