@@ -10,40 +10,15 @@
 
 #include "abi/params.h"
 #include "check.h"
-#include "cpp/fake_kernels.h"
 #include "cpp/problem.h"
 #include "cuda/memory.h"
 #include "fake_cuda.h"
-#include "flashplan/flashplan.h"
-#include "kernels/kernel_list.h"
+#include "fake_plan.h"
 #include "ops/cuda/launch.h"
 #include "variant_compiler.h"
 
-namespace flashplan::cuda {
-
-// One for few rows and one for many, so that plans have both.
-std::span<const Kernel> kernels() noexcept {
-  static const std::vector<Kernel> all = [] {
-    static const char code[4] = {};
-    Kernel few = test::fake_kernel("sm80_bf16_d128", {90, 'a'});
-    few.code = {nullptr, code, code + 1, nullptr};
-    Kernel many = test::fake_kernel("sm90_bf16_d128", {90, 'a'});
-    many.family = &kSm90Family;
-    many.geometry.queues_per_processor = 1;
-    many.geometry.uses_tensor_maps = true;
-    many.rotating_geometry = many.geometry;
-    many.code = {nullptr, code + 2, code + 3, nullptr};
-    return std::vector<Kernel>{few, many};
-  }();
-  return all;
-}
-
-}  // namespace flashplan::cuda
-
 namespace flashplan::test {
 namespace {
-
-constexpr Device kGpu = {DeviceType::kCuda, 1};
 
 /// Something that a caller does, and that it may do again after an error.
 struct Step {
@@ -138,22 +113,6 @@ void fail_each_call(const std::vector<cudaError_t>& codes,
 
 const std::vector<cudaError_t> kAnyError = {cudaErrorUnknown};
 const std::vector<cudaError_t> kAnyErrorAndNoMemory = {cudaErrorUnknown, cudaErrorMemoryAllocation};
-
-class TestStream {
- public:
-  TestStream() {
-    CHECK(cudaSetDevice(kGpu.index) == cudaSuccess);
-    CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking) == cudaSuccess);
-    CHECK(cudaSetDevice(0) == cudaSuccess);
-  }
-  ~TestStream() { static_cast<void>(cudaStreamDestroy(stream_)); }
-  TestStream(const TestStream&) = delete;
-  TestStream& operator=(const TestStream&) = delete;
-  operator Stream() const { return stream_; }
-
- private:
-  cudaStream_t stream_ = nullptr;
-};
 
 AttentionTensors on_gpu(AttentionTensors t) {
   for (TensorView* view : {&t.q, &t.k, &t.v, &t.block_table, &t.page_indptr, &t.page_indices,

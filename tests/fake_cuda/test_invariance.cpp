@@ -14,38 +14,14 @@
 
 #include "abi/params.h"
 #include "check.h"
-#include "cpp/fake_kernels.h"
 #include "cpp/problem.h"
 #include "cpp/random_batch.h"
 #include "fake_cuda.h"
-#include "flashplan/flashplan.h"
-#include "kernels/kernel_list.h"
-
-namespace flashplan::cuda {
-
-// One with chunks, and one that cuts nothing.
-std::span<const Kernel> kernels() noexcept {
-  static const std::vector<Kernel> all = [] {
-    static const char code[4] = {};
-    Kernel chunked = test::fake_kernel("sm80_bf16_d128", {90, 'a'});
-    chunked.code = {nullptr, code, code + 1, nullptr};
-    Kernel whole = test::fake_kernel("sm90_bf16_d128", {90, 'a'});
-    whole.family = &kSm90Family;
-    whole.geometry.tile_kv = 128;
-    whole.geometry.queues_per_processor = 1;
-    whole.tuning = sm90_tuning(128);
-    whole.code = {nullptr, code + 2, code + 3, nullptr};
-    return std::vector<Kernel>{chunked, whole};
-  }();
-  return all;
-}
-
-}  // namespace flashplan::cuda
+#include "fake_plan.h"
 
 namespace flashplan::test {
 namespace {
 
-constexpr Device kGpu = {DeviceType::kCuda, 1};
 constexpr int32_t kMostRequests = 16;
 constexpr int32_t kMostTokens = 3000;
 constexpr int32_t kMostKeys = 20000;
@@ -282,26 +258,10 @@ std::pair<int32_t, int32_t> random_request(Random& random) {
   return {qo_len, random.between(0, std::max(qo_len, most_keys))};
 }
 
-class TestStream {
- public:
-  TestStream() {
-    CHECK(cudaSetDevice(kGpu.index) == cudaSuccess);
-    CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking) == cudaSuccess);
-    CHECK(cudaSetDevice(0) == cudaSuccess);
-    fake_cuda::set_memory_of_launch(&keep_launch);
-  }
-  ~TestStream() { static_cast<void>(cudaStreamDestroy(stream_)); }
-  TestStream(const TestStream&) = delete;
-  TestStream& operator=(const TestStream&) = delete;
-  operator cudaStream_t() const { return stream_; }
-
- private:
-  cudaStream_t stream_ = nullptr;
-};
-
 TEST(states_depend_on_the_request_alone) {
   Random random(1);
   const TestStream stream;
+  fake_cuda::set_memory_of_launch(&keep_launch);
   for (int round = 0; round < check::rounds(40); ++round) {
     const int32_t group_size = random.pick({1, 4, 8, 100});
     const AttentionOptions options = options_of(random, group_size);
@@ -335,6 +295,7 @@ TEST(states_depend_on_the_request_alone) {
 TEST(a_mixed_batch_is_described_with_both_kernels) {
   Random random(2);
   const TestStream stream;
+  fake_cuda::set_memory_of_launch(&keep_launch);
   AttentionOptions options = options_of(random, 4);
   options.num_ctas = 0;
   Server server(options, stream);
