@@ -12,22 +12,18 @@ import pytest
 import flashplan as fp
 from frameworks import TorchCuda, bits
 from gpu_cases import DEVICE
-from mla_cases import MlaCase, assert_mla_correct, expected, make_mla_inputs, run_mla
+from gpu_mla import assert_right, check_replays, is_served, options_of, run_on_gpu, shifted
+from mla_cases import MlaCase, make_mla_inputs
 
 pytestmark = pytest.mark.gpu
 
 FORMATS = ("float8_e4m3fn", "fp8_ds_mla")
 
 
-def options_of(case):
-    return case.options() | {"device": DEVICE}
-
-
 @pytest.fixture(autouse=True)
 def hopper():
     for kv_dtype in FORMATS:
-        case = MlaCase((1,), (1,), kv_dtype=kv_dtype)
-        if not fp.is_supported(**options_of(case))[0]:
+        if not is_served(MlaCase((1,), (1,), kv_dtype=kv_dtype)):
             pytest.skip(f"the GPU has no kernel for {kv_dtype}")
 
 
@@ -80,18 +76,6 @@ CASES = [
         for kv_dtype in FORMATS
     ),
 ]
-
-
-def run_on_gpu(case, inputs, torch, attn=None, **changes):
-    """(o, lse) of the tokens of the batch."""
-    attn = attn or fp.Attention(**options_of(case))
-    rows = slice(0, inputs.qo_indptr[-1])
-    return [x[rows] for x in run_mla(case, inputs, attn, TorchCuda(torch), **changes)]
-
-
-def assert_right(case, inputs, o, lse):
-    rows = slice(0, inputs.qo_indptr[-1])
-    assert_mla_correct(case, inputs, o, lse, [x[rows] for x in expected(case, inputs)])
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -172,9 +156,7 @@ def test_tensors_of_any_alignment(kv_dtype, torch, seed):
     attn.plan(inputs.qo_indptr, np.array(case.kv_lens, np.int32))
     q, cache = framework.tensor(inputs.q), framework.tensor(inputs.cache)
     table = framework.tensor(inputs.tables["block_table"])
-    memory = torch.empty((*cache.shape[:-1], cache.shape[-1] + 3), dtype=cache.dtype, device=DEVICE)
-    memory[..., 3:] = cache
-    given = attn.run(q, memory[..., 3:], block_table=table, return_lse=True)
+    given = attn.run(q, shifted(torch, cache), block_table=table, return_lse=True)
     for x, y in zip(given, wanted, strict=True):
         assert np.array_equal(bits(framework.array(x)[:3]), bits(y))
 
@@ -198,32 +180,10 @@ def test_other_formats_are_refused():
 
 @pytest.mark.parametrize("kv_dtype", FORMATS)
 def test_replays_of_a_graph(kv_dtype, torch, seed):
-    """Captured once at the bounds, replayed for other lengths, as an eager run computes it."""
     torch.manual_seed(seed)
-    case = MlaCase((1,) * 8, (2048,) * 8, 128, kv_dtype=kv_dtype)
-    attn, eager = (fp.Attention(**options_of(case)) for _ in range(2))
-    inputs = make_mla_inputs(case, seed)
-    framework = TorchCuda(torch)
-    q, cache = framework.tensor(inputs.q), framework.tensor(inputs.cache)
-    table = framework.tensor(inputs.tables["block_table"])
-    out = torch.empty((*q.shape[:2], 512), dtype=q.dtype, device=DEVICE)
-    attn.plan(inputs.qo_indptr, np.array(case.kv_lens, np.int32))
-    attn.run(q, cache, block_table=table, out=out)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        attn.run(q, cache, block_table=table, out=out)
-    rng = np.random.default_rng(seed)
-    for _ in range(10):
-        lens = rng.integers(0, 2049, 8).astype(np.int32)
-        for plan in (attn, eager):
-            plan.plan(inputs.qo_indptr, lens)
-        wanted = torch.full_like(out, torch.nan)
-        eager.run(q, cache, block_table=table, out=wanted)
-        out.fill_(torch.nan)
-        graph.replay()
-        assert torch.equal(out.view(torch.int16), wanted.view(torch.int16))
-        assert not out[:8].isnan().any()
+    table = torch.randint(100, (8, 32), dtype=torch.int32, device=DEVICE)
+    case = MlaCase((2,) * 8, (2048,) * 8, 128, kv_dtype=kv_dtype)
+    check_replays(torch, case, seed, {"block_table": table})
 
 
 def test_widened_keys_are_those_of_a_cache_of_q_dtype(torch, seed):

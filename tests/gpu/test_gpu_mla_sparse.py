@@ -3,7 +3,6 @@
 that a kernel serves, and lists that are cut. Memory that must not be read holds NaN."""
 
 import dataclasses
-import random
 
 import numpy as np
 import pytest
@@ -11,26 +10,20 @@ import pytest
 import flashplan as fp
 from frameworks import TorchCuda, bits
 from gpu_cases import DEVICE
-from mla_cases import ds_mla_rows
+from gpu_mla import (
+    assert_most_are_served,
+    check_replays,
+    is_served,
+    on_gpu,
+    options_of,
+    run_on_gpu,
+    shifted,
+    stored,
+)
 from sparse_cases import INT_MAX, INT_MIN, SparseCase, assert_sparse_correct, make_sparse_inputs
-from sparse_cases import run_sparse as run_with
 from test_mla_sparse import CASES as CPU_CASES
 
 pytestmark = pytest.mark.gpu
-
-
-def options_of(case):
-    return case.options() | {"device": DEVICE}
-
-
-def is_served(case):
-    return fp.is_supported(**options_of(case))[0]
-
-
-def on_gpu(case):
-    """float32 queries, which no GPU kernel takes, become bfloat16."""
-    is_wide = case.q_dtype == "float32"
-    return dataclasses.replace(case, q_dtype="bfloat16") if is_wide else case
 
 
 HEADS = [
@@ -67,29 +60,19 @@ EIGHT_BITS = [
     for kv_dtype in ("float8_e4m3fn", "fp8_ds_mla")
     for case in (*HEADS[::3], *CUT[::3], *PROMPTS)
 ]
-CASES = [on_gpu(c) for c in (*CPU_CASES, *HEADS, *CUT, *PROMPTS, *EIGHT_BITS)]
-SERVED = [c for c in dict.fromkeys(CASES) if is_served(c)]
+CASES = on_gpu((*CPU_CASES, *HEADS, *CUT, *PROMPTS, *EIGHT_BITS))
 
 
-def run_on_gpu(case, inputs, torch, attn=None):
-    attn = attn or fp.Attention(**options_of(case))
-    tokens = sum(case.qo_lens)
-    return [x[:tokens] for x in run_with(case, inputs, attn, TorchCuda(torch))]
-
-
-@pytest.mark.parametrize("case", SERVED, ids=str)
+@pytest.mark.parametrize("case", [c for c in CASES if is_served(c)], ids=str)
 def test_sparse(case, torch, seed):
     inputs = make_sparse_inputs(case, seed)
     assert_sparse_correct(case, inputs, *run_on_gpu(case, inputs, torch))
 
 
 def test_most_cases_are_served():
-    if not fp.is_supported(**options_of(SparseCase()))[0]:
+    if not is_served(SparseCase()):
         pytest.skip("the GPU has no kernels for shared_kv")
-    for case in set(CASES) - set(SERVED):
-        _, reason = fp.is_supported(**options_of(case))
-        assert reason.startswith(("head_dim", "kv_dtype")), (str(case), reason)
-    assert len(SERVED) > 8 * (len(set(CASES)) - len(SERVED))
+    assert_most_are_served(CASES, 8)
 
 
 @pytest.mark.parametrize("columns", [64, 100])
@@ -136,14 +119,6 @@ def test_entries_behind_the_planned_ones_are_ignored(torch, seed):
         assert_sparse_correct(case, given, *run_on_gpu(case, given, torch))
 
 
-def stored(keys, kv_dtype, torch):
-    """Keys as a cache has them."""
-    if kv_dtype != "fp8_ds_mla":
-        return keys.to(getattr(torch, kv_dtype or "bfloat16"))
-    rows = ds_mla_rows(keys.flatten(0, 1).cpu().numpy())
-    return torch.from_numpy(rows).to(keys.device).view(*keys.shape[:2], -1)
-
-
 @pytest.mark.parametrize("kv_dtype", [None, "float8_e4m3fn", "fp8_ds_mla"])
 @pytest.mark.parametrize("num_heads", [16, 128])
 @pytest.mark.parametrize("page_size", [64, 16, 1])
@@ -153,7 +128,7 @@ def test_a_list_of_all_keys_is_dense_attention(num_heads, page_size, kv_dtype, t
     lens = [700, 33]
     num_pages = 1000 // page_size
     keys = torch.randn((num_pages, page_size, 576), device=DEVICE)
-    cache = stored(keys, kv_dtype, torch)
+    cache = stored(torch, keys, kv_dtype)
     q = torch.randn((2, num_heads, 576), device=DEVICE).bfloat16()
     pages = torch.randperm(num_pages, device=DEVICE).int()
     columns = -(-700 // page_size)
@@ -190,18 +165,13 @@ def test_tensors_of_any_alignment(has_tail, torch, seed):
     attn.plan([0, 1, 3], case.kv_lens)
     framework = TorchCuda(torch)
 
-    def shifted(array):
-        x = framework.tensor(array)
-        memory = torch.empty((*x.shape[:-1], x.shape[-1] + 3), dtype=x.dtype, device=DEVICE)
-        memory[..., 3:] = x
-        return memory[..., 3:]
-
-    cache = shifted(inputs.cache)
+    q, cache = framework.tensor(inputs.q), framework.tensor(inputs.cache)
+    given = shifted(torch, cache)
     if has_tail:
-        cache = (cache[..., :512], shifted(inputs.cache[..., 512:]))
+        given = (given[..., :512], shifted(torch, cache[..., 512:]))
     arguments = {name: framework.tensor(x) for name, x in inputs.arguments().items()}
-    for q in (shifted(inputs.q), framework.tensor(inputs.q)):
-        o, lse = attn.run(q, cache, **arguments, return_lse=True)
+    for x in (shifted(torch, q), q):
+        o, lse = attn.run(x, given, **arguments, return_lse=True)
         assert_sparse_correct(case, inputs, framework.array(o)[:3], framework.array(lse)[:3])
 
 
@@ -226,37 +196,14 @@ def test_a_cache_of_more_than_two_to_the_31_elements(torch, seed):
 
 @pytest.mark.parametrize("num_heads", [16, 128])
 def test_replays_of_a_graph(num_heads, torch, seed):
-    """Captured once, replayed for other batches, lists and lengths, as an eager run computes it."""
-    rng = random.Random(seed)
+    """With other lists and lengths of lists in each replay."""
     torch.manual_seed(seed)
     case = SparseCase((2,) * 8, (2048,) * 8, topk=512, num_heads=num_heads, page_size=64)
-    attn, eager = (fp.Attention(**options_of(case)) for _ in range(2))
-    q = torch.randn((16, num_heads, 576), device=DEVICE).bfloat16()
-    cache = torch.randn((100, 64, 576), device=DEVICE).bfloat16()
     lists = torch.zeros((16, 512), dtype=torch.int32, device=DEVICE)
     lens = torch.full((16,), 512, dtype=torch.int32, device=DEVICE)
-    out = torch.empty((16, num_heads, 512), dtype=q.dtype, device=DEVICE)
-    arguments = {"topk_indices": lists, "topk_lens": lens}
-    attn.plan(np.arange(0, 17, 2, dtype=np.int32), np.full(8, 2048, np.int32))
-    attn.run(q, cache, **arguments, out=out)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        attn.run(q, cache, **arguments, out=out)
-    for _ in range(30):
-        qo_lens = [rng.choice((0, 1, 1, 2)) for _ in range(rng.randint(0, 8))]
-        indptr = np.cumsum([0, *qo_lens], dtype=np.int32)
-        kv_lens = np.array(
-            [rng.choice((0, 1, 64, rng.randint(0, 2048))) for _ in qo_lens], np.int32
-        )
+
+    def change():
         lists.copy_(torch.randint(-1000, 6500, lists.shape))
         lens.copy_(torch.randint(-1, 700, lens.shape))
-        for plan in (attn, eager):
-            plan.plan(indptr, kv_lens)
-        wanted = torch.full_like(out, torch.nan)
-        eager.run(q, cache, **arguments, out=wanted)
-        out.fill_(torch.nan)
-        graph.replay()
-        assert torch.equal(out.view(torch.int16), wanted.view(torch.int16))
-        assert not out[: indptr[-1]].isnan().any()
-        assert out[indptr[-1] :].isnan().all()
+
+    check_replays(torch, case, seed, {"topk_indices": lists, "topk_lens": lens}, change)
