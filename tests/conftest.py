@@ -148,6 +148,20 @@ def jax(request):
     return jax
 
 
+@pytest.fixture
+def calls(jax):
+    """flashplan.jax."""
+    import flashplan.jax
+
+    return flashplan.jax
+
+
+@pytest.fixture(scope="session")
+def devices(jax):
+    """Two devices of a CPU, for programs of JAX."""
+    return jax.devices("cpu")[:2]
+
+
 # With function scope pytest runs a case in all frameworks before the next case.
 @pytest.fixture(params=frameworks.NAMES)
 def framework(request):

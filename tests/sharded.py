@@ -6,9 +6,12 @@ import dataclasses
 import numpy as np
 
 import flashplan as fp
+from batches import BATCH
+from case import Case
 from frameworks import NumPy
 from solve import assert_correct, problem, run_arguments
 
+CASE = Case(**BATCH, num_qo_heads=8, num_kv_heads=4, q_dtype="float32", sinks=True)
 AXIS = "heads"  # of the mesh
 WHOLE = {"q": (), "k": (), "v": (), "sinks": ()}  # how arrays that are not divided are placed
 # The plan of small(), and its page table.

@@ -32,13 +32,6 @@ INDPTR, LENS = np.array([[0, 1, 3], [5, 7, 0]], np.int32)
 TABLE = np.array([[4, 1], [2, 0]], np.int32)
 
 
-@pytest.fixture
-def calls(jax):
-    import flashplan.jax
-
-    return flashplan.jax
-
-
 @pytest.fixture(params=CASES, ids=str)
 def call(request, jax):
     """(attn, arguments of run) of a planned case."""

@@ -11,11 +11,11 @@ import pytest
 import flashplan as fp
 from batches import BATCH
 from case import Case
-from sharded import AXIS, INDPTR, LENS, TABLE, WHOLE, Sharded, placed, small, small_arrays
+from sharded import AXIS, CASE, INDPTR, LENS, TABLE, WHOLE, Sharded, placed, small, small_arrays
 
 HEADS = {"num_qo_heads": 8, "num_kv_heads": 4}
 CASES = [
-    Case(**BATCH, **HEADS, q_dtype="float32", sinks=True),
+    CASE,
     Case(**BATCH, **HEADS, csr=True, kv_layout="HND"),
     Case(**BATCH, num_qo_heads=2, num_kv_heads=2, page_size=None, q_dtype="float16"),
     Case(**BATCH, num_qo_heads=6, kv_dtype="float8_e4m3fn", k_scale=0.5, v_scale=2.0),
@@ -23,20 +23,7 @@ CASES = [
     Case(**BATCH, **HEADS, device_scales="one", planned_lens=(40, 80, 40, 9)),
     Case(**BATCH, **HEADS, custom_mask="tree"),
 ]
-CASE = CASES[0]
 TRANSFERS = ("all-gather", "all-to-all", "collective-permute", "all-reduce")
-
-
-@pytest.fixture(scope="module")
-def devices(jax):
-    return jax.devices("cpu")[:2]
-
-
-@pytest.fixture
-def calls(jax):
-    import flashplan.jax
-
-    return flashplan.jax
 
 
 @pytest.fixture(params=CASES, ids=str)

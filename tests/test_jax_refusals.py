@@ -8,23 +8,7 @@ import numpy as np
 import pytest
 
 import flashplan as fp
-from batches import BATCH
-from case import Case
-from sharded import AXIS, INDPTR, LENS, TABLE, WHOLE, Sharded, placed, small, small_arrays
-
-CASE = Case(**BATCH, num_qo_heads=8, num_kv_heads=4, q_dtype="float32", sinks=True)
-
-
-@pytest.fixture(scope="module")
-def devices(jax):
-    return jax.devices("cpu")[:2]
-
-
-@pytest.fixture
-def calls(jax):
-    import flashplan.jax
-
-    return flashplan.jax
+from sharded import AXIS, CASE, INDPTR, LENS, TABLE, WHOLE, Sharded, placed, small, small_arrays
 
 
 @pytest.fixture
