@@ -19,6 +19,7 @@ NO_TESTS = 5  # pytest's exit code where all tests are left out
 # to notice its mutants run first.
 FIRST = {
     "src/abi": ["ctest:test_schedule", "ctest:test_engine", "pytest:test_masks test_key_ranges"],
+    "src/cuda/tensor_maps": ["ctest:test_emulated_(wide|mla|key_tail)|test_lists"],
     "src/cuda": ["ctest:test_invariance|test_faults|test_lists"],
     "src/plan/schedule/division": ["ctest:test_division|test_schedule"],
     "src/plan/schedule/prefix": ["ctest:test_prefix"],

@@ -3,8 +3,6 @@
 // double arithmetic: in pairs of kv heads, whole and cut, of tensors that are aligned or not, of
 // requests that are shorter than planned, merged by whichever CTA comes last.
 #include <algorithm>
-#include <cstring>
-#include <numeric>
 #include <string>
 #include <vector>
 
@@ -14,31 +12,18 @@
 namespace flashplan::test {
 namespace {
 
-bool equal_bits(const Results& a, const Results& b) {
-  return std::memcmp(a.o.data(), b.o.data(), a.o.size() * 4) == 0 &&
-         std::memcmp(a.lse.data(), b.lse.data(), a.lse.size() * 4) == 0;
-}
-
 template <typename Choices, int32_t kDims>
-void check(const Decodes& decodes, const char* what, float gain = 1.0F) {
-  Batch16<Choices, kDims> batch(decodes, 1, true, gain);
-  const Results results = batch.run();
-  const double error = batch.error_of(results);
-  if (!(error < 0.02)) {
-    check::fail(__FILE__, __LINE__, std::string(what) + ": error " + std::to_string(error));
-  }
-  Batch16<Choices, kDims> unaligned(decodes, 1, false, gain);
-  if (!equal_bits(unaligned.run(), results)) {
-    check::fail(__FILE__, __LINE__, std::string(what) + ": other bits if not aligned");
-  }
-  std::vector<int32_t> order(static_cast<size_t>(decodes.num_ctas));
-  std::iota(order.begin(), order.end(), 0);
+void check(const Decodes& decodes, const std::string& what, float q_gain = 1.0F) {
+  DecodeBatch<Choices, kDims> batch(decodes, true, q_gain);
+  const std::vector<float> results = batch.run();
+  expect_error_below(0.02, batch.error(), what);
+  DecodeBatch<Choices, kDims> unaligned(decodes, false, q_gain);
+  expect_equal_bits(unaligned.run(), results, what + ": other bits if not aligned");
+  std::vector<int32_t> order = in_order(decodes.num_ctas);
   for (int i = 0; i < 3; ++i) {
     std::rotate(order.begin(), order.begin() + 1 + i % decodes.num_ctas % 2, order.end());
     if (i == 2) std::reverse(order.begin(), order.end());
-    if (!equal_bits(batch.run(order), results)) {
-      check::fail(__FILE__, __LINE__, std::string(what) + ": other bits in another order");
-    }
+    expect_equal_bits(batch.run(order), results, what + ": other bits in another order");
   }
 }
 
@@ -207,20 +192,20 @@ TEST(large_and_small_queries) {
 
 /// With chunks the bits are the same on any number of CTAs.
 template <typename Choices, int32_t kDims>
-void check_chunks(Decodes decodes, const char* what) {
-  Results first;
+void check_chunks(Decodes decodes, const std::string& what) {
+  std::vector<float> first;
   for (const int32_t num_ctas : {1, 2, 5, 12}) {
     decodes.num_ctas = num_ctas;
     check<Choices, kDims>(decodes, what);
-    Batch16<Choices, kDims> batch(decodes, 1, true);
-    const Results results = batch.run();
+    DecodeBatch<Choices, kDims> batch(decodes, true);
+    const std::vector<float> results = batch.run();
+    const size_t num_merges = batch.schedule().merges.size();
     if (num_ctas == 1) {
-      CHECK_EQ(batch.num_merges(), 0);
+      CHECK_EQ(num_merges, size_t{0});
       first = results;
-    } else if (!equal_bits(results, first)) {
-      check::fail(__FILE__, __LINE__, std::string(what) + ": other bits on other CTAs");
     }
-    if (num_ctas == 12) CHECK(batch.num_merges() > 2);
+    expect_equal_bits(results, first, what + ": other bits on other CTAs");
+    if (num_ctas == 12) CHECK(num_merges > 2);
   }
 }
 TEST(chunks) {
@@ -247,8 +232,7 @@ TEST(chunks) {
 
 TEST(heads_are_cut_in_pairs) {
   const Decodes decodes = {.kv_lens = {700, 650, 700}, .num_kv_heads = 4, .num_ctas = 7};
-  Batch16<Of<kBf16, kBf16, 64>, 64> batch(decodes, 1, true);
-  batch.run();
+  const DecodeBatch<Of<kBf16, kBf16, 64>, 64> batch(decodes, true);
   CHECK(batch.cuts_pairs());
   check<Of<kBf16, kBf16, 64>, 64>(decodes, "cut pairs");
   check<Of<kBf16, DType::kFloat8E4M3, 128>, 128>(decodes, "cut pairs");

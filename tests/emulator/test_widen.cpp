@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The kernels that widen 8-bit keys and values on Hopper, run by the emulator, against double
 // arithmetic: requests are prepared, widened to the ring, or both side by side.
-#include <optional>
+#include <numeric>
 #include <random>
 #include <string>
 #include <vector>
@@ -12,20 +12,10 @@
 namespace flashplan::test {
 namespace {
 
-/// Runs a batch twice, with warps in different orders.
 template <int32_t kDims = 64>
 void check(const Requests& requests, const char* what) {
-  Batched<kDims> batch(requests);
-  batch.run(1);
-  const std::vector<uint16_t> first = batch.results();
-  const double error = batch.error();
-  if (!(error < 0.03)) {
-    check::fail(__FILE__, __LINE__, std::string(what) + ": error " + std::to_string(error));
-  }
-  batch.run(2);
-  if (first != batch.results()) {
-    check::fail(__FILE__, __LINE__, std::string(what) + ": other bits in another order");
-  }
+  WidenBatch<kDims> batch(requests);
+  check_together(batch, 0.03, what);
 }
 
 // Rows of 40 elements are not aligned.

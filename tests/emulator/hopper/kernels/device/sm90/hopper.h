@@ -9,7 +9,7 @@
 #include <string>
 #include <unordered_map>
 
-#include "abi/tensor_maps.h"
+#include "emulated_map.h"
 #include "kernels/device/ptx.h"
 
 namespace flashplan::device {
@@ -213,19 +213,6 @@ inline void bulk_store_wait() {
 inline void tma_store_3d(const void*, uint32_t, int, int, int) {
   simt::fail("stores by tensor maps are not emulated");
 }
-
-/// What the emulator keeps in a TensorMap, the innermost dimension first. Elements have 16 bits,
-/// and boxes are swizzled by 128 bytes.
-struct EmulatedMap {
-  struct Dim {
-    int64_t size = 1;
-    int64_t stride = 0;  // in elements
-  };
-  const uint16_t* data = nullptr;
-  std::array<Dim, 5> dims = {};
-  std::array<int32_t, 5> box = {1, 1, 1, 1, 1};
-};
-static_assert(sizeof(EmulatedMap) <= sizeof(TensorMap));
 
 inline void load_box(uint32_t to, const void* tensor_map, uint32_t barrier,
                      std::array<int, 5> begin) {
