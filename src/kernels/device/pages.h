@@ -26,10 +26,18 @@ FLASHPLAN_DEVICE bool has_page(const PageTable& pages, uint32_t id) {
   return id < static_cast<uint32_t>(pages.num_pages);
 }
 
+/// Starts to load the id of a key's page. `ids`: the page ids of its request.
+FLASHPLAN_DEVICE uint32_t request_page_id(const PageTable& pages, const int32_t* ids, int32_t key) {
+  return load_global_4(ids + quotient(static_cast<uint32_t>(key), pages.page_size));
+}
+/// Where a key is in its page.
+FLASHPLAN_DEVICE uint32_t row_in_page(const PageTable& pages, uint32_t key) {
+  return key - quotient(key, pages.page_size) * static_cast<uint32_t>(pages.page_size.value);
+}
+
 /// Whether a key lies on a page of the cache. `ids`: the page ids of its request.
 FLASHPLAN_DEVICE bool is_on_page(const PageTable& pages, const int32_t* ids, int32_t key) {
-  return has_page(pages,
-                  load_global_4(ids + quotient(static_cast<uint32_t>(key), pages.page_size)));
+  return has_page(pages, request_page_id(pages, ids, key));
 }
 
 /// One bit for each of `num_columns` columns, up to 32, of a thread's accumulators: whether its key

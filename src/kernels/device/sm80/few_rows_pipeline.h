@@ -63,7 +63,7 @@ class FewRowsPipeline {
       in_page += static_cast<uint32_t>(context_.block.kv_row);
     } else {
       const PageTable& pages = p_.tensors.pages;
-      in_page -= quotient(in_page, pages.page_size) * static_cast<uint32_t>(pages.page_size.value);
+      in_page = row_in_page(pages, in_page);
       page = load_shared_4(own_ids_ + stage * S::kIdsBytes);
     }
     advance(copied_);

@@ -118,22 +118,21 @@ class KvCursor {
     const auto find = [&](bool paged, const KvCursor& tile, uint32_t key, int index) {
       key = max(key, static_cast<uint32_t>(first_seen));
       uint32_t page = 0;
-      uint32_t row_in_page = static_cast<uint32_t>(kv_row) + key;
+      uint32_t in_page = static_cast<uint32_t>(kv_row) + key;
       bool exists = true;
       if (paged) {
-        row_in_page = key - quotient(key, p.tensors.pages.page_size) *
-                                static_cast<uint32_t>(p.tensors.pages.page_size.value);
+        in_page = row_in_page(p.tensors.pages, key);
         // The id is at the page's first key in the tile, which is the tile's first key if the page
         // begins before the tile.
         const int key_of_tile = static_cast<int>(key) - tile.tile_begin_;
-        const int first = index / kTileKv * kTileKv + key_of_tile -
-                          min(key_of_tile, static_cast<int>(row_in_page));
+        const int first =
+            index / kTileKv * kTileKv + key_of_tile - min(key_of_tile, static_cast<int>(in_page));
         page = load_shared_4(page_ids + first * 4);
         exists = has_page(p.tensors.pages, page);
       }
       const auto row = [&](const KvView& view) {
         return static_cast<const unsigned char*>(view.data) +
-               (page * view.page_stride + row_in_page * view.token_stride +
+               (page * view.page_stride + in_page * view.token_stride +
                 static_cast<uint32_t>(tile.kv_head_) * view.head_stride) *
                    Element<kKv>::kBytes;
       };

@@ -64,8 +64,10 @@ class Sm90Gatherer : Sm90ProducerWarp<S> {
  private:
   using Base::lane_;
   using Base::p_;
+  using Base::place_in_page;
   using Base::release_context;
   using Base::report_pages;
+  using Base::request_page;
   using Base::row_address;
   using Base::smem_;
   using Base::wait_context;
@@ -101,20 +103,12 @@ class Sm90Gatherer : Sm90ProducerWarp<S> {
       return step;
     }
     const int own_row = row(opaque(lane_));
-    if (own_row < step.num_keys) {
-      const auto own_key = static_cast<uint32_t>(key + own_row);
-      step.page =
-          static_cast<int32_t>(load_global_4(ids + quotient(own_key, p_.tensors.pages.page_size)));
-    }
+    if (own_row < step.num_keys) step.page = request_page(ids, key + own_row);
     return step;
   }
   /// Where this lane's row is in its page.
-  FLASHPLAN_DEVICE uint32_t row_in_page(const Step& step) const {
-    const PageTable& pages = p_.tensors.pages;
-    const auto own_key = static_cast<uint32_t>(step.key + row(opaque(lane_)));
-    if (pages.ids == nullptr) return own_key;
-    return own_key -
-           quotient(own_key, pages.page_size) * static_cast<uint32_t>(pages.page_size.value);
+  FLASHPLAN_DEVICE uint32_t own_place(const Step& step) const {
+    return place_in_page(step.key + row(opaque(lane_)));
   }
 
   /// Fills this warp's rows of the next slot. Zeros replace rows past the last key, rows of keys
@@ -130,7 +124,7 @@ class Sm90Gatherer : Sm90ProducerWarp<S> {
     const bool exists = own_row >= step.num_hidden && own_row < step.num_keys;
     const bool on_page = has_page(p_.tensors.pages, step.page);
     if (kIsKey) report_pages(!exists || on_page);
-    const uint32_t place_of_row = step.page * units.page + row_in_page(step) * units.token +
+    const uint32_t place_of_row = step.page * units.page + own_place(step) * units.token +
                                   static_cast<uint32_t>(step.head) * units.head;
     const uint32_t own = exists && on_page ? place_of_row : RowUnits::kNoRow;
     mbarrier_wait(smem_.slot_empty(slot_), parity_);
@@ -167,7 +161,7 @@ class Sm90Gatherer : Sm90ProducerWarp<S> {
   /// The same for rows that are not aligned, or further away than RowUnits can tell.
   FLASHPLAN_DEVICE void copy_far_rows(const KvView& view, const Step& step, int head_dim,
                                       uint32_t tile) const {
-    const unsigned char* const own = row_address(view, step.page, row_in_page(step), step.head);
+    const unsigned char* const own = row_address(view, step.page, own_place(step), step.head);
     const int lane = opaque(lane_);
     const int chunk = lane % kLanesPerRow;
 #pragma unroll 1

@@ -47,6 +47,18 @@ class Sm90ProducerWarp {
     if (__all_sync(0xffffffffU, on_page) == 0) store_shared_4(smem_.on_pages(), kSomeOffPages);
   }
 
+  /// Starts to load the id of a key's page. `ids`: the page ids of its request.
+  FLASHPLAN_DEVICE int32_t request_page(const int32_t* ids, int32_t key) const {
+    return static_cast<int32_t>(request_page_id(p_.tensors.pages, ids, key));
+  }
+  /// Where a key is in its page. Ragged keys, which are rows of the tensor, are one page.
+  FLASHPLAN_DEVICE uint32_t place_in_page(int32_t key) const {
+    const PageTable& pages = p_.tensors.pages;
+    const auto own = static_cast<uint32_t>(key);
+    if (pages.ids == nullptr) return own;
+    return row_in_page(pages, own);
+  }
+
   /// The address of row `row` of page `page`, for one head. Ragged tensors have page 0 alone. A
   /// page outside of the cache has rows of zeros.
   FLASHPLAN_DEVICE const unsigned char* row_address(const KvView& view, int32_t page, int64_t row,

@@ -84,8 +84,10 @@ class Sm90Widener : Sm90ProducerWarp<S> {
   using Base::is_prepared;
   using Base::lane_;
   using Base::p_;
+  using Base::place_in_page;
   using Base::release_context;
   using Base::report_pages;
+  using Base::request_page;
   using Base::row_address;
   using Base::smem_;
   using Base::wait_context;
@@ -122,20 +124,8 @@ class Sm90Widener : Sm90ProducerWarp<S> {
       step.key += context.segment.kv_row;
       return step;
     }
-    if (opaque(lane_) < rows_end) {
-      const auto own_key = static_cast<uint32_t>(key + row());
-      step.page =
-          static_cast<int32_t>(load_global_4(ids + quotient(own_key, p_.tensors.pages.page_size)));
-    }
+    if (opaque(lane_) < rows_end) step.page = request_page(ids, key + row());
     return step;
-  }
-  /// Where this lane's row is in its page.
-  FLASHPLAN_DEVICE uint32_t row_in_page(const Step& step) const {
-    const PageTable& pages = p_.tensors.pages;
-    const auto own_key = static_cast<uint32_t>(step.key + row());
-    if (pages.ids == nullptr) return own_key;
-    return own_key -
-           quotient(own_key, pages.page_size) * static_cast<uint32_t>(pages.page_size.value);
   }
 
   /// Requests this warp's rows of the next slot, and widens those that were requested two slots
@@ -151,9 +141,10 @@ class Sm90Widener : Sm90ProducerWarp<S> {
       const int rows_end = step.rows / 256;
       const bool exists = lane_ >= rows_begin && lane_ < rows_end;
       if (is_key) report_pages(!exists || has_page(p_.tensors.pages, step.page));
-      const unsigned char* const row = row_address(view, step.page, row_in_page(step), step.head);
+      const unsigned char* const from =
+          row_address(view, step.page, place_in_page(step.key + row()), step.head);
       const int slot = ring_.wait_free(smem_, lane_);
-      Widening::request(p_, wide_rows(slot) + S::kPartBytes / 2, row, rows_begin, rows_end,
+      Widening::request(p_, wide_rows(slot) + S::kPartBytes / 2, from, rows_begin, rows_end,
                         head_dim);
       cp_async_commit();
       filling_ = filling_ << 4 | static_cast<uint32_t>(slot << 1 | static_cast<int>(is_key));

@@ -131,9 +131,8 @@ class MlaBoxLoader : MlaKeyWarp<S> {
   }
   /// The number, in its page, of the group of 8 rows in which a box begins.
   FLASHPLAN_DEVICE int group_of(const Block& block, int row) const {
-    const auto key = static_cast<uint32_t>(block.key + row);
-    const auto& page_size = p_.tensors.pages.page_size;
-    return static_cast<int>(key - quotient(key, page_size) * page_size.value) / 8;
+    return static_cast<int>(row_in_page(p_.tensors.pages, static_cast<uint32_t>(block.key + row))) /
+           8;
   }
 
   /// Brings the keys of a block to the L2 cache. Shared memory has room for two blocks alone, so a

@@ -80,10 +80,10 @@ class WideKvLoader : MlaKeyWarp<S> {
     if (!is_paged()) {
       return {block.kv_row + block.key + row, 0, is_seen ? head : -1, row < S::kTileKv, false};
     }
-    const auto key = static_cast<uint32_t>(block.key + row);
-    const Divisor& page_size = p_.tensors.pages.page_size;
-    const auto in_page = static_cast<int>(key - quotient(key, page_size) * page_size.value);
-    const bool on_page = has_page(p_.tensors.pages, static_cast<uint32_t>(id));
+    const PageTable& pages = p_.tensors.pages;
+    const auto in_page =
+        static_cast<int>(row_in_page(pages, static_cast<uint32_t>(block.key + row)));
+    const bool on_page = has_page(pages, static_cast<uint32_t>(id));
     const int slabs = is_key ? p_.maps.k_slabs_per_page : p_.maps.v_slabs_per_page;
     const bool exists = row < block.count;
     return {0, in_page / 8, is_seen && on_page ? id * slabs + head : -1, exists,
