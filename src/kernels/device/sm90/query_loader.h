@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/device/sm90/producer_warp.h"
+#include "kernels/device/sm90/queue_records.h"
 #include "kernels/device/sm90/widening.h"
 
 namespace flashplan::device {
@@ -20,7 +21,7 @@ class Sm90QueryLoader : Sm90ProducerWarp<S> {
     const int thread = static_cast<int>(threadIdx.x) - 128 * S::kWarpgroups;
     const int lane = thread % 32;
     uint32_t word = 0;
-    if (thread >= 0 && thread < 3 * 32 && lane < kQueueWords) {
+    if (thread >= 0 && thread < 3 * 32 && lane < RecordWords::kQueue) {
       const auto* words = reinterpret_cast<const uint32_t*>(p.schedule.starts + blockIdx.x);
       word = load_global_4(words + lane);
     }
@@ -46,31 +47,20 @@ class Sm90QueryLoader : Sm90ProducerWarp<S> {
 
   static constexpr int kRecordsAhead = 3;
   static_assert(kRecordsAhead < S::kContexts - 1);
-  static constexpr int kFirstRecords = 2;  // in QueueStart
-  static constexpr int kQueueWords = sizeof(QueueStart) / 4;
-  static_assert(kQueueWords <= 32);
-  static constexpr int kTileWords = sizeof(WorkTile) / 4;
-  static constexpr int kSegmentWords = sizeof(Segment) / 4;
-  // The words of a record, in its context: those of the tile, then those of the segment.
-  static_assert(FLASHPLAN_OFFSET_OF(Sm90Context, tile) == 0 &&
-                FLASHPLAN_OFFSET_OF(Sm90Context, segment) == sizeof(WorkTile));
+  static constexpr int kFirstRecords = RecordWords::kFirstRecords;
+  static constexpr int kTileWords = RecordWords::kTile;
+  static constexpr int kSegmentWords = RecordWords::kSegment;
 
   /// Takes the bounds of the queue and the records of its first tiles.
   FLASHPLAN_DEVICE void begin_queue(uint32_t word) {
-    constexpr int kBegin = FLASHPLAN_OFFSET_OF(QueueStart, begin) / 4;
-    constexpr int kEnd = FLASHPLAN_OFFSET_OF(QueueStart, end) / 4;
-    constexpr int kPrepared = FLASHPLAN_OFFSET_OF(QueueStart, first_prepared) / 4;
-    constexpr int kTiles = FLASHPLAN_OFFSET_OF(QueueStart, tiles) / 4;
-    constexpr int kAllTileWords = kFirstRecords * kTileWords;
-    static_assert(FLASHPLAN_OFFSET_OF(QueueStart, segments) / 4 == kTiles + kAllTileWords);
-    queue_begin_ = static_cast<int32_t>(__shfl_sync(0xffffffffU, word, kBegin));
-    num_tiles_ = static_cast<int32_t>(__shfl_sync(0xffffffffU, word, kEnd)) - queue_begin_;
-    const int index = lane_ - kTiles;
-    if (index >= 0 && index < kAllTileWords + kFirstRecords * kSegmentWords) {
-      const bool is_tile = index < kAllTileWords;
-      const int record = is_tile ? index / kTileWords : (index - kAllTileWords) / kSegmentWords;
-      const int place = is_tile ? index % kTileWords : kTileWords + index % kSegmentWords;
-      store_shared_4(smem_.context(record) + place * 4, word);
+    constexpr int kPrepared = RecordWords::kPrepared;
+    queue_begin_ = static_cast<int32_t>(__shfl_sync(0xffffffffU, word, RecordWords::kBegin));
+    num_tiles_ =
+        static_cast<int32_t>(__shfl_sync(0xffffffffU, word, RecordWords::kEnd)) - queue_begin_;
+    const int index = lane_ - RecordWords::kTiles;
+    if (index >= 0 && index < RecordWords::kAllFirst) {
+      const RecordPlace to = first_record_place(index);
+      store_shared_4(smem_.context(to.record) + to.word * 4, word);
     }
     if (S::kTakesPrepared && lane_ >= kPrepared && lane_ < kPrepared + kFirstRecords) {
       store_shared_4(smem_.first_prepared(lane_ - kPrepared), word);

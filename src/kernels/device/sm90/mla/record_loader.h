@@ -4,6 +4,7 @@
 
 #include "kernels/device/sm90/hopper.h"
 #include "kernels/device/sm90/mla/shared_memory.h"
+#include "kernels/device/sm90/queue_records.h"
 #include "kernels/device/unaligned_copy.h"
 
 namespace flashplan::device {
@@ -19,7 +20,7 @@ class MlaRecordLoader {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const int warp = static_cast<int>(threadIdx.x) / 32;
     uint32_t word = 0;
-    if (warp == 4 * S::kWarpgroups + S::kRecordWarp && lane < kQueueWords) {
+    if (warp == 4 * S::kWarpgroups + S::kRecordWarp && lane < RecordWords::kQueue) {
       const auto* words = reinterpret_cast<const uint32_t*>(p.schedule.starts + blockIdx.x);
       word = load_global_4(words + lane);
     }
@@ -41,19 +42,13 @@ class MlaRecordLoader {
 
   /// Takes the bounds of the queue and the records of its first tiles.
   FLASHPLAN_DEVICE void begin_queue(uint32_t word) {
-    constexpr int kBegin = FLASHPLAN_OFFSET_OF(QueueStart, begin) / 4;
-    constexpr int kEnd = FLASHPLAN_OFFSET_OF(QueueStart, end) / 4;
-    constexpr int kTiles = FLASHPLAN_OFFSET_OF(QueueStart, tiles) / 4;
-    constexpr int kAllTileWords = kFirstRecords * kTileWords;
-    static_assert(FLASHPLAN_OFFSET_OF(QueueStart, segments) / 4 == kTiles + kAllTileWords);
-    queue_begin_ = static_cast<int32_t>(__shfl_sync(0xffffffffU, word, kBegin));
-    num_tiles_ = static_cast<int32_t>(__shfl_sync(0xffffffffU, word, kEnd)) - queue_begin_;
-    const int index = lane_ - kTiles;
-    if (index >= 0 && index < kAllTileWords + kFirstRecords * kSegmentWords) {
-      const bool is_tile = index < kAllTileWords;
-      const int record = is_tile ? index / kTileWords : (index - kAllTileWords) / kSegmentWords;
-      const int place = is_tile ? index % kTileWords : kTileWords + index % kSegmentWords;
-      store_shared_4(smem_.context(record) + place * 4, word);
+    queue_begin_ = static_cast<int32_t>(__shfl_sync(0xffffffffU, word, RecordWords::kBegin));
+    num_tiles_ =
+        static_cast<int32_t>(__shfl_sync(0xffffffffU, word, RecordWords::kEnd)) - queue_begin_;
+    const int index = lane_ - RecordWords::kTiles;
+    if (index >= 0 && index < RecordWords::kAllFirst) {
+      const RecordPlace to = first_record_place(index);
+      store_shared_4(smem_.context(to.record) + to.word * 4, word);
     }
   }
 
@@ -77,14 +72,8 @@ class MlaRecordLoader {
  private:
   static constexpr int kRecordsAhead = 2;
   static_assert(kRecordsAhead < S::kContexts - 1);
-  static constexpr int kFirstRecords = 2;  // in QueueStart
-  static constexpr int kQueueWords = sizeof(QueueStart) / 4;
-  static_assert(kQueueWords <= 32);
-  static constexpr int kTileWords = sizeof(WorkTile) / 4;
-  static constexpr int kSegmentWords = sizeof(Segment) / 4;
-  // The words of a record, in its context: those of the tile, then those of the segment.
-  static_assert(FLASHPLAN_OFFSET_OF(Sm90Context, tile) == 0 &&
-                FLASHPLAN_OFFSET_OF(Sm90Context, segment) == sizeof(WorkTile));
+  static constexpr int kTileWords = RecordWords::kTile;
+  static constexpr int kSegmentWords = RecordWords::kSegment;
 
   /// Loads the next record, if begin_queue() has not, and announces it. After the last tile comes
   /// one more record, which marks the end.
@@ -92,7 +81,7 @@ class MlaRecordLoader {
     const int32_t i = num_records_++;
     const uint32_t to = smem_.context(i);
     mbarrier_wait(smem_.context_empty(i), (i / S::kContexts & 1) ^ 1);
-    if (i >= kFirstRecords && i < num_tiles_) {
+    if (i >= RecordWords::kFirstRecords && i < num_tiles_) {
       const auto* tile = reinterpret_cast<const uint32_t*>(p_.schedule.tiles + queue_begin_ + i);
       const uint32_t word = lane_ < kTileWords ? tile[lane_] : 0;
       if (lane_ < kTileWords) store_shared_4(to + lane_ * 4, word);

@@ -17,8 +17,8 @@ class WideRecordLoader {
   /// `queue_word`: what MlaRecordLoader::request_queue() returned.
   FLASHPLAN_DEVICE void run(uint32_t queue_word) {
     queue_word_ = queue_word;
-    queue_begin_ = static_cast<int32_t>(word_of_queue(kBegin));
-    num_tiles_ = static_cast<int32_t>(word_of_queue(kEnd)) - queue_begin_;
+    queue_begin_ = static_cast<int32_t>(word_of_queue(RecordWords::kBegin));
+    num_tiles_ = static_cast<int32_t>(word_of_queue(RecordWords::kEnd)) - queue_begin_;
     for (int32_t i = 0;; ++i) {
       while (!has_end_ && num_records_ <= i + kRecordsAhead) load_record();
       const Sm90Context& context = smem_.memory.contexts[i % S::kContexts];
@@ -30,16 +30,8 @@ class WideRecordLoader {
  private:
   static constexpr int kRecordsAhead = 2;
   static_assert(kRecordsAhead < S::kContexts - 1);
-  static constexpr int kFirstTiles = 2;  // in QueueStart
-  static constexpr int kTileWords = sizeof(WorkTile) / 4;
-  static constexpr int kSegmentWords = sizeof(Segment) / 4;
-  static constexpr int kBegin = FLASHPLAN_OFFSET_OF(QueueStart, begin) / 4;
-  static constexpr int kEnd = FLASHPLAN_OFFSET_OF(QueueStart, end) / 4;
-  static constexpr int kTiles = FLASHPLAN_OFFSET_OF(QueueStart, tiles) / 4;
-  static constexpr int kSegments = FLASHPLAN_OFFSET_OF(QueueStart, segments) / 4;
-  // The words of a record, in its context: those of the tile, then those of the segment.
-  static_assert(FLASHPLAN_OFFSET_OF(Sm90Context, tile) == 0 &&
-                FLASHPLAN_OFFSET_OF(Sm90Context, segment) == sizeof(WorkTile));
+  static constexpr int kTileWords = RecordWords::kTile;
+  static constexpr int kSegmentWords = RecordWords::kSegment;
 
   FLASHPLAN_DEVICE uint32_t word_of_queue(int i) const {
     return __shfl_sync(0xffffffffU, queue_word_, min(i, 31));
@@ -48,10 +40,10 @@ class WideRecordLoader {
   /// Takes the words of the next tile of the queue: each lane has one of the tile, then of the
   /// segment.
   FLASHPLAN_DEVICE void take_tile() {
-    if (tile_ < kFirstTiles) {
+    if (tile_ < RecordWords::kFirstRecords) {
       const bool is_tile = lane_ < kTileWords;
-      const int of_tile = kTiles + tile_ * kTileWords + lane_;
-      const int of_segment = kSegments + tile_ * kSegmentWords + lane_ - kTileWords;
+      const int of_tile = RecordWords::kTiles + tile_ * kTileWords + lane_;
+      const int of_segment = RecordWords::kSegments + tile_ * kSegmentWords + lane_ - kTileWords;
       word_ = word_of_queue(is_tile ? of_tile : of_segment);
     } else {
       const auto* tile =

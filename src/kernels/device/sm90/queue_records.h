@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// How a warp of a Hopper producer gets the begin of its queue, and the records of work tiles. A
+// record is the words of a tile, then those of its segment, as they lie in Sm90Context.
+#pragma once
+
+#include "kernels/device/sm90/hopper.h"
+#include "kernels/device/sm90/shared_memory.h"
+
+namespace flashplan::device {
+
+/// Numbers of words of 4 bytes: of records, and in QueueStart.
+struct RecordWords {
+  static constexpr int kFirstRecords = 2;  // in QueueStart
+  static constexpr int kTile = sizeof(WorkTile) / 4;
+  static constexpr int kSegment = sizeof(Segment) / 4;
+  static constexpr int kQueue = sizeof(QueueStart) / 4;
+  static constexpr int kBegin = FLASHPLAN_OFFSET_OF(QueueStart, begin) / 4;
+  static constexpr int kEnd = FLASHPLAN_OFFSET_OF(QueueStart, end) / 4;
+  static constexpr int kPrepared = FLASHPLAN_OFFSET_OF(QueueStart, first_prepared) / 4;
+  static constexpr int kTiles = FLASHPLAN_OFFSET_OF(QueueStart, tiles) / 4;
+  static constexpr int kSegments = FLASHPLAN_OFFSET_OF(QueueStart, segments) / 4;
+  static constexpr int kAllFirst = kFirstRecords * (kTile + kSegment);
+  static_assert(kQueue <= 32);
+  static_assert(kSegments == kTiles + kFirstRecords * kTile);
+  static_assert(FLASHPLAN_OFFSET_OF(Sm90Context, tile) == 0 &&
+                FLASHPLAN_OFFSET_OF(Sm90Context, segment) == sizeof(WorkTile));
+};
+
+/// Where a word of the first records belongs.
+struct RecordPlace {
+  int record;
+  int word;  // in the record
+};
+/// `index`: counted from word RecordWords::kTiles of QueueStart on.
+FLASHPLAN_DEVICE RecordPlace first_record_place(int index) {
+  using Words = RecordWords;
+  constexpr int kAllTileWords = Words::kFirstRecords * Words::kTile;
+  const bool is_tile = index < kAllTileWords;
+  const int record = is_tile ? index / Words::kTile : (index - kAllTileWords) / Words::kSegment;
+  const int word = is_tile ? index % Words::kTile : Words::kTile + index % Words::kSegment;
+  return {record, word};
+}
+
+}  // namespace flashplan::device
