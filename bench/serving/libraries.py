@@ -72,6 +72,10 @@ class Library:
     def plan(self, step: Step) -> Run:
         raise NotImplementedError
 
+    def is_captured(self, step: Step) -> bool:
+        """Whether the layers of the step are timed as a graph."""
+        return True
+
     def to_device(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array).to(self.shape.device, non_blocking=True)
 
@@ -103,6 +107,10 @@ class Flashplan(Library):
         attention.plan(step.qo_indptr, step.kv_lens, shared_prefixes=prefixes)
         on_device = {name: self.to_device(ids) for name, ids in table.items()}
         return functools.partial(attention.run, **on_device)
+
+    def is_captured(self, step: Step) -> bool:
+        # A graph of steps with prompts holds two kernels, of which one has no work.
+        return is_decode(step)
 
 
 class FlashInfer(Library):

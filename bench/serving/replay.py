@@ -65,7 +65,7 @@ class Clock:
             self.stream = torch.cuda.Stream()
             self.pool = torch.cuda.graph_pool_handle()
 
-    def time(self, work: Callable[[], None]) -> float:
+    def time(self, work: Callable[[], None], is_captured: bool) -> float:
         if not self.on_gpu:
             begin = time.perf_counter()
             work()
@@ -75,16 +75,17 @@ class Clock:
         with torch.cuda.stream(self.stream):
             work()  # what is compiled or allocated once
             torch.cuda.synchronize()
-            graph.capture_begin(pool=self.pool)
-            work()
-            graph.capture_end()
-            graph.replay()
-            times = [self.replay(graph) for _ in range(REPEATS)]
+            if is_captured:
+                graph.capture_begin(pool=self.pool)
+                work()
+                graph.capture_end()
+                graph.replay()
+            times = [self.of_device(graph.replay if is_captured else work) for _ in range(REPEATS)]
         return statistics.median(times)
 
-    def replay(self, graph: torch.cuda.CUDAGraph) -> float:
+    def of_device(self, work: Callable[[], None]) -> float:
         self.events[0].record()
-        graph.replay()
+        work()
         self.events[1].record()
         torch.cuda.synchronize()
         return self.events[0].elapsed_time(self.events[1])
@@ -143,11 +144,11 @@ class Replay:
             for k, v in caches:
                 run(q, k, v, out=out)
 
-        run_ms = self.clock.time(all_layers) * self.shape.layers / len(caches)
+        run_ms = self.clock.time(all_layers, library.is_captured(step))
         return {
             "is_decode": is_decode(step),
             "plan_ms": plan_ms,
-            "run_ms": run_ms,
+            "run_ms": run_ms * self.shape.layers / len(caches),
         }
 
 
