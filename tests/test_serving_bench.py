@@ -2,14 +2,17 @@
 """bench/serving and the tables that are made from its records."""
 
 import argparse
+import contextlib
 import json
 import pathlib
 import sys
+import types
+from typing import ClassVar
 
 import numpy as np
 import pytest
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 
 ROOT = pathlib.Path(__file__).parent.parent
 sys.path.append(str(ROOT / "bench" / "serving"))
@@ -60,7 +63,7 @@ def log(tmp_path):
 def made(log):
     options = argparse.Namespace(heads="4,2,16", layers=2, page_size=16)
     steps = list(read_steps(log))
-    return replay.Replay(replay.shape_of(steps, options), steps, 2)
+    return replay.Replay(replay.shape_of(steps, options), 2)
 
 
 def test_logs_are_read_as_they_were_written(log):
@@ -70,7 +73,7 @@ def test_logs_are_read_as_they_were_written(log):
 
 
 def test_flashplan_is_timed_on_all_steps(made):
-    times = replay.summary(made.run(libraries.Flashplan(made.shape)))
+    times = replay.summary(made.run(libraries.Flashplan(made.shape), STEPS))
     assert {kind: row["steps"] for kind, row in times.items()} == {"decodes": 1, "prompts": 2}
     assert all(value > 0 for row in times.values() for value in row.values())
 
@@ -86,7 +89,79 @@ def test_wrong_results_are_not_timed(made, which):
             return super().plan(step._replace(page_indices=step.page_indices.astype(np.int32)))
 
     with pytest.raises(ValueError, match=f"o of {which}: expected an error below"):
-        made.run(Wrong(made.shape))
+        made.run(Wrong(made.shape), STEPS)
+
+
+class FakeGraph:
+    """A CUDA graph whose pool of memory is gone for good with its last graph, as torch's."""
+
+    users: ClassVar[dict[int, int]] = {}
+    is_capturing = False
+    num_replays = 0
+
+    def capture_begin(self, pool=None):
+        assert not FakeGraph.is_capturing
+        assert pool is None or self.users[pool] > 0, "the pool has no graph"
+        self.own_pool = len(self.users) if pool is None else pool
+        self.users[self.own_pool] = self.users.get(self.own_pool, 0) + 1
+        FakeGraph.is_capturing = True
+
+    def capture_end(self):
+        assert FakeGraph.is_capturing
+        FakeGraph.is_capturing = False
+
+    def pool(self):
+        return self.own_pool
+
+    def replay(self):
+        FakeGraph.num_replays += 1
+
+    def __del__(self):
+        if self.own_pool in self.users:  # the test has not ended
+            self.users[self.own_pool] -= 1
+
+
+@pytest.fixture
+def on_gpu(made, monkeypatch):
+    """As `made`, with a clock for a GPU, though there is none."""
+    event = types.SimpleNamespace(record=lambda: None, elapsed_time=lambda end: 1.0)
+    monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: event)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda: "stream")
+    monkeypatch.setattr(torch.cuda, "stream", contextlib.nullcontext)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", FakeGraph)
+    monkeypatch.setattr(FakeGraph, "users", {})
+    monkeypatch.setattr(FakeGraph, "num_replays", 0)
+    made.clock = replay.Clock(torch.device("cuda"))
+    return made
+
+
+def test_graphs_of_all_steps_have_one_pool(on_gpu):
+    class Captured(libraries.Flashplan):
+        def is_captured(self, step):
+            return self.has_graphs
+
+    rows = on_gpu.run(Captured(on_gpu.shape), STEPS) + on_gpu.run(Captured(on_gpu.shape), STEPS)
+    assert [row["run_ms"] for row in rows] == [1.0] * 6
+    assert FakeGraph.users == {0: 1}  # the last one
+    assert FakeGraph.num_replays == 6 * (1 + replay.REPEATS)
+
+
+def test_libraries_that_can_not_be_captured_are_timed_without_a_graph(on_gpu):
+    class Loud(libraries.Flashplan):
+        def plan(self, step):
+            run = super().plan(step)
+
+            def loud(*args, **kwargs):
+                if FakeGraph.is_capturing:
+                    raise RuntimeError("not while a stream is captured")
+                return run(*args, **kwargs)
+
+            return loud
+
+    library = Loud(on_gpu.shape)
+    assert len(on_gpu.run(library, STEPS)) == 3
+    assert not library.has_graphs and FakeGraph.num_replays == 0
 
 
 def test_libraries_with_larger_pages_read_as_many_keys(made):
@@ -95,6 +170,12 @@ def test_libraries_with_larger_pages_read_as_many_keys(made):
         assert len(set(other.page_indices)) == len(other.page_indices) == other.page_indptr[-1]
         np.testing.assert_array_equal(np.diff(other.page_indptr), -(-one.kv_lens // 128))
         assert other.page_indices.max() < made.shape.num_pages // 8
+
+
+def test_steps_of_both_kinds_are_chosen():
+    steps = [STEPS[0]] * 50 + STEPS[1:]
+    assert replay.sample(steps, 9) == [STEPS[0]] * 9 + STEPS[1:]
+    assert replay.sample(STEPS[1:], 1) == [STEPS[1]]
 
 
 def test_new_tokens_are_where_the_table_says():

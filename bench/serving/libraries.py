@@ -61,6 +61,7 @@ class Library:
     """What all have in common."""
 
     page_size: int  # of the cache that it reads
+    has_graphs = True  # the layers of a step are timed as a CUDA graph
 
     def __init__(self, shape: Shape) -> None:
         self.shape = shape
@@ -73,8 +74,7 @@ class Library:
         raise NotImplementedError
 
     def is_captured(self, step: Step) -> bool:
-        """Whether the layers of the step are timed as a graph."""
-        return True
+        return self.has_graphs
 
     def to_device(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array).to(self.shape.device, non_blocking=True)
@@ -110,7 +110,7 @@ class Flashplan(Library):
 
     def is_captured(self, step: Step) -> bool:
         # A graph of steps with prompts holds two kernels, of which one has no work.
-        return is_decode(step)
+        return self.has_graphs and is_decode(step)
 
 
 class FlashInfer(Library):

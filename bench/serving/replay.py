@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Times attention on steps that the engine has written, with flashplan and with other libraries.
 
-serving ... --step-log steps; python bench/serving/replay.py steps --out replay.json
+serving ... --step-log sharegpt; python bench/serving/replay.py sharegpt --out replay.json
 
 Of each step the host plans once, and the layers run one after the other on caches of their own, as
-in the engine. On a GPU the layers are one graph, so that nobody's launches from Python count; what
-the host takes to plan is given beside. All libraries read the same keys, most of them in the
-engine's pages. Without a GPU, flashplan is timed on the CPU.
+in the engine. On a GPU the layers are one graph, so that nobody's launches from Python count, but
+for flashplan's in steps with prompts; what the host takes to plan is given beside. All libraries
+read the same keys, most of them in the engine's pages. Without a GPU, flashplan is timed on the
+CPU.
 """
 
 import argparse
@@ -63,25 +64,35 @@ class Clock:
         if self.on_gpu:
             self.events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
             self.stream = torch.cuda.Stream()
-            self.pool = torch.cuda.graph_pool_handle()
+            self.graph: torch.cuda.CUDAGraph | None = None
 
     def time(self, work: Callable[[], None], is_captured: bool) -> float:
         if not self.on_gpu:
             begin = time.perf_counter()
             work()
             return 1e3 * (time.perf_counter() - begin)
-        graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
         with torch.cuda.stream(self.stream):
             work()  # what is compiled or allocated once
             torch.cuda.synchronize()
             if is_captured:
-                graph.capture_begin(pool=self.pool)
+                work = self.capture(work).replay
                 work()
-                graph.capture_end()
-                graph.replay()
-            times = [self.of_device(graph.replay if is_captured else work) for _ in range(REPEATS)]
-        return statistics.median(times)
+            return statistics.median(self.of_device(work) for _ in range(REPEATS))
+
+    def capture(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph()
+        # All graphs have one pool of memory, which is gone when the last one is.
+        if self.graph is None:
+            graph.capture_begin()
+        else:
+            graph.capture_begin(pool=self.graph.pool())
+        try:
+            work()
+        finally:
+            graph.capture_end()
+        self.graph = graph
+        return graph
 
     def of_device(self, work: Callable[[], None]) -> float:
         self.events[0].record()
@@ -92,10 +103,10 @@ class Clock:
 
 
 class Replay:
-    """Steps of a log, and tensors for them."""
+    """Runs libraries on the tensors of a model."""
 
-    def __init__(self, shape: Shape, steps: list[Step], num_caches: int) -> None:
-        self.shape, self.steps = shape, steps
+    def __init__(self, shape: Shape, num_caches: int) -> None:
+        self.shape = shape
         options = {"dtype": shape.dtype, "device": shape.device}
         cache = (shape.num_pages, shape.page_size, shape.kv_heads, shape.head_dim)
         self.q = torch.randn(shape.max_tokens, shape.qo_heads, shape.head_dim, **options)
@@ -106,16 +117,23 @@ class Replay:
         ]
         self.clock = Clock(shape.device)
 
-    def run(self, library: Library) -> list[dict[str, Any]]:
+    def run(self, library: Library, steps: list[Step]) -> list[dict[str, Any]]:
         """Time to plan and to run each step."""
         caches = [
             tuple(x.view(-1, library.page_size, *x.shape[2:]) for x in pair) for pair in self.caches
         ]
-        steps = [with_pages(step, self.shape.page_size, library.page_size) for step in self.steps]
+        steps = [with_pages(step, self.shape.page_size, library.page_size) for step in steps]
         for kind in (True, False):
             same = [step for step in steps if is_decode(step) is kind]
             if same:
                 self.check(library, same[len(same) // 2], caches[0])
+        try:
+            return [self.time_step(library, step, caches) for step in steps]
+        except RuntimeError:
+            if not library.has_graphs or not self.clock.on_gpu:
+                raise
+            traceback.print_exc()
+        library.has_graphs = False
         return [self.time_step(library, step, caches) for step in steps]
 
     def of_step(self, step: Step) -> tuple[torch.Tensor, torch.Tensor]:
@@ -170,6 +188,16 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     return result
 
 
+def sample(steps: list[Step], count: int) -> list[Step]:
+    """Up to `count` decodes and as many steps with prompts, from the whole of a log."""
+    chosen = []
+    for kind in (True, False):
+        same = [step for step in steps if is_decode(step) is kind]
+        places = np.linspace(0, len(same) - 1, min(count, len(same))).round().astype(int)
+        chosen += [same[place] for place in places]
+    return chosen
+
+
 def shape_of(steps: list[Step], arguments: argparse.Namespace) -> Shape:
     has_gpu = torch.cuda.is_available()
     qo_heads, kv_heads, head_dim = map(int, arguments.heads.split(","))
@@ -195,11 +223,34 @@ def shape_of(steps: list[Step], arguments: argparse.Namespace) -> Shape:
     )
 
 
+def run_all(replay: Replay, logs: dict[str, list[Step]], arguments: argparse.Namespace) -> None:
+    path = arguments.out
+    results = json.loads(path.read_text()) if path.exists() else []
+    for name, make in libraries(replay.shape, arguments.sglang):
+        if arguments.only not in name:
+            continue
+        try:
+            library = make()
+            for workload, steps in logs.items():
+                row = {"set": "replay", "workload": workload, "library": name}
+                times = summary(replay.run(library, steps))
+                results.append(row | {"graphs": library.has_graphs} | times)
+                path.write_text(json.dumps(results, indent=1) + "\n")
+                for kind, parts in times.items():
+                    text = " ".join(f"{key} {value:8.3f}" for key, value in parts.items())
+                    print(f"{workload:20} {name:44} {kind:8} {text}", flush=True)
+        except ImportError as error:
+            print(f"{name}: {error}", file=sys.stderr)
+        except Exception:  # of a library of others: the next one is timed all the same
+            print(name, file=sys.stderr)
+            traceback.print_exc()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("steps", type=Path, help="what --step-log has written")
+    parser.add_argument("logs", type=Path, nargs="+", help="what --step-log has written")
     parser.add_argument("--out", type=Path, required=True, help="rows are added to this JSON file")
-    parser.add_argument("--sample", type=int, default=200, help="so many steps are timed")
+    parser.add_argument("--sample", type=int, default=100, help="of each kind of steps")
     parser.add_argument("--heads", default="32,8,128", help="of queries, of keys; their dim")
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--caches", type=int, default=32, help="layers with a cache of their own")
@@ -209,30 +260,11 @@ def main() -> None:
         "--sglang", type=Path, help="the folder sglang/kernels/ops/attention of SGLang's package"
     )
     arguments = parser.parse_args()
-    steps = [step for step in read_steps(arguments.steps) if len(step.kv_lens) > 0]
-    steps = steps[:: max(1, len(steps) // arguments.sample)]
-    shape = shape_of(steps, arguments)
-    replay = Replay(shape, steps, arguments.caches)
-    results = json.loads(arguments.out.read_text()) if arguments.out.exists() else []
-    for name, make in libraries(shape, arguments.sglang):
-        if arguments.only not in name:
-            continue
-        try:
-            times = summary(replay.run(make()))
-        except ImportError as error:
-            print(f"{name}: {error}", file=sys.stderr)
-            continue
-        except Exception:  # of a library of others: the next one is timed all the same
-            print(name, file=sys.stderr)
-            traceback.print_exc()
-            continue
-        results.append(
-            {"set": "replay", "workload": arguments.steps.stem, "library": name, **times}
-        )
-        arguments.out.write_text(json.dumps(results, indent=1) + "\n")
-        for kind, row in times.items():
-            text = " ".join(f"{key} {value:8.3f}" for key, value in row.items())
-            print(f"{name:44} {kind:8} {text}")
+    logs = {}
+    for path in arguments.logs:
+        logs[path.stem] = sample(list(read_steps(path)), arguments.sample)
+    shape = shape_of([step for steps in logs.values() for step in steps], arguments)
+    run_all(Replay(shape, arguments.caches), logs, arguments)
 
 
 if __name__ == "__main__":

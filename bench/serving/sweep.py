@@ -65,8 +65,8 @@ def samples() -> Iterator[Setting]:
     for count, switch in itertools.product((1, 2, 4, 8, 16, 32), ((), ("--no-sharing",))):
         rate = "16" if count < 16 else "4"
         yield (*SHAREGPT, "--rate", rate, *batch, "--samples", str(count), *switch)
-    for count, switch in itertools.product((4, 8), ((), ("--no-sharing",))):
-        yield (*MIDDLE, "--rate", "4", *batch, "--samples", str(count), *switch)
+    for (count, rate), switch in itertools.product(((4, 8), (8, 4)), ((), ("--no-sharing",))):
+        yield (*MIDDLE, "--rate", str(rate), *batch, "--samples", str(count), *switch)
 
 
 def decodes() -> Iterator[Setting]:
