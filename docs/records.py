@@ -141,15 +141,25 @@ def samples(record: Record) -> str:
 
 
 def rotations(record: Record) -> str:
+    """Decodes with keys that were rotated when they were written, and in attention."""
     rows = []
-    for window in ("256", "1024", "2048"):
-        options = {"set": "rotations", "context": window}
-        before, inside = (
-            median(record.find(*switches, **options), "itl_ms_p50")
-            for switches in ((), ("rope-in-attention",))
-        )
-        rows.append((window, before, inside, change(inside, before)))
-    return markdown(("tokens of context", "rotated once, ms", "rotated in attention, ms", ""), rows)
+    options = [
+        ("Llama 3.1 8B", {"set": "decodes", "decode": batch, "context": "2048"})
+        for batch in ("1", "16", "64")
+    ]
+    options += [
+        ("Vicuna-13B", {"set": "rotations", "decode": "1", "context": window})
+        for window in ("256", "1024", "2048")
+    ]
+    for model, values in options:
+        inside = median(record.find("rope-in-attention", **values), "itl_ms_p50")
+        if inside is None:
+            continue
+        before = median(record.find(**values), "itl_ms_p50")
+        counts = values["decode"], values["context"]
+        rows.append((model, *counts, before, inside, change(inside, before)))
+    head = ("", "sequences", "tokens of context", "rotated once, ms", "rotated in attention, ms")
+    return markdown((*head, ""), rows)
 
 
 def replay(record: Record) -> str:
