@@ -164,21 +164,22 @@ def rotations(record: Record) -> str:
 
 def replay(record: Record) -> str:
     """Attention of the engine's steps with each library."""
-    rows = []
+    rows: list[tuple[Cell, ...]] = []
     for workload, name in WORKLOADS.items():
         stem = workload.removesuffix(":256").replace(":", "_")
         runs = [row for row in record.rows if row["set"] == "replay" and row["workload"] == stem]
-        own = next((row for row in runs if row["library"] == "flashplan"), None)
+        own = [row["decodes"] for row in runs if row["library"] == "flashplan"]
         itl = median(record.find(set="loads", workload=workload), "itl_ms_p50")
         for row in runs:
-            decodes, prompts = row.get("decodes", {}), row.get("prompts", {})
-            mean, planned = decodes.get("run_ms_mean"), decodes.get("plan_ms_p50")
-            has_all = own is not None and itl is not None and mean is not None
-            step = itl + mean - own["decodes"]["run_ms_mean"] if has_all else None
-            rows.append((name, row["library"], mean, prompts.get("run_ms_mean"), planned, step))
+            decodes, prompts = row["decodes"], row.get("prompts", {})
+            mean = decodes["run_ms_mean"]
+            step = itl + mean - own[0]["run_ms_mean"] if own and itl is not None else None
+            library = row["library"] if row["graphs"] else f"{row['library']}, without a graph"
+            parts = mean, prompts.get("run_ms_mean"), decodes["plan_ms_p50"], step
+            rows.append((name, library, *parts))
             name = ""
     head = ("steps of", "library", "decodes, ms", "steps with prompts, ms", "to plan, ms")
-    return markdown((*head, "between tokens with it, ms"), rows)
+    return markdown((*head, "between tokens with it, ms"), rows or [(None,) * 6])
 
 
 TABLES: dict[str, Callable[[Record], str]] = {

@@ -206,3 +206,23 @@ def test_tables_have_medians_over_seeds_and_keep_switches_apart(tmp_path):
     assert lines[3].split("|")[-4:-1] == [" – "] * 3
     with pytest.raises(ValueError, match="expected one of itl, .*, got no_such"):
         records.table(str(path), "no_such")
+
+
+def test_a_library_is_worth_the_difference_of_its_decodes(tmp_path):
+    def row(library, decodes_ms, **values):
+        decodes = {"run_ms_mean": decodes_ms, "plan_ms_p50": 0.1}
+        row = {"set": "replay", "workload": "uniform_512_2048", "library": library}
+        return row | {"graphs": True, "decodes": decodes} | values
+
+    load = {"set": "loads", "setting": [], "workload": "uniform:512:2048:256", "itl_ms_p50": 5.0}
+    rows = [load, row("flashplan", 0.5), row("other", 0.75, prompts={"run_ms_mean": 8.0})]
+    path = tmp_path / "record.json"
+    path.write_text(json.dumps([*rows, row("slow", 2.0, graphs=False)]))
+    lines = records.table(str(path), "replay").splitlines()[2:]
+    assert lines == [
+        "| U(512, 2048), 8 a second | flashplan | 0.5 | – | 0.1 | 5 |",
+        "|  | other | 0.75 | 8 | 0.1 | 5.25 |",
+        "|  | slow, without a graph | 2 | – | 0.1 | 6.5 |",
+    ]
+    path.write_text("[]")
+    assert records.table(str(path), "replay").splitlines()[2] == "|" + " – |" * 6
