@@ -27,6 +27,8 @@ struct Sm90Softmax {
     int32_t own_end[2];  // the end of what each of this thread's two rows sees
     float most[2];       // kMost, or infinity for a row of padding
     bool has_rows;       // whether this warp has any rows
+    // One bit for each of this thread's columns: whether the cache has the key that a list names.
+    uint32_t found = 0xffffffffU;
 
     Visible() = default;
     /// `first_row`: the first row of the warpgroup in the tile.
@@ -56,7 +58,9 @@ struct Sm90Softmax {
     FLASHPLAN_DEVICE bool cuts(int32_t key) const { return begin > key || end < key + S::kTileKv; }
     /// Whether some rows may not see some of the keys of the step that begins at `key`. For a step
     /// whose keys are all on pages, this depends on how far the producer has come.
-    FLASHPLAN_DEVICE bool may_hide(int32_t key) const { return off_pages || cuts(key); }
+    FLASHPLAN_DEVICE bool may_hide(int32_t key) const {
+      return off_pages || found != 0xffffffffU || cuts(key);
+    }
   };
 
   float logits[S::kTileKv / 2] = {};
@@ -152,8 +156,8 @@ struct Sm90Softmax {
   FLASHPLAN_DEVICE void mask(const AttentionParams& p, const Sm90Context& context,
                              const Visible& visible, int first_row, int thread, int32_t key) {
     const int32_t first = key + opaque(thread) % 4 * 2;  // this thread's first column
-    uint32_t seen[2] = {columns_before(visible.own_end[0] - first),
-                        columns_before(visible.own_end[1] - first)};
+    uint32_t seen[2] = {columns_before(visible.own_end[0] - first) & visible.found,
+                        columns_before(visible.own_end[1] - first) & visible.found};
     constexpr bool kHasBits = S::Variant::kHasMaskBits;
     if (__builtin_expect(static_cast<long>(visible.off_pages), 0L) != 0) {
       const uint32_t exist = existing_columns(p, context, first);

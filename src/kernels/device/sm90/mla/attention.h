@@ -40,7 +40,7 @@ FLASHPLAN_DEVICE void begin_mla_memory(const AttentionParams& p, const MlaSmem<S
   mbarrier_fence_init();
 }
 
-/// Runs warp `warp` of the producer.
+/// Runs warp `warp` of a producer that widens keys, or brings them by boxes.
 template <typename S>
 FLASHPLAN_DEVICE void run_mla_producer(const AttentionParams& p, const MlaSmem<S>& smem, int warp,
                                        uint32_t queue_word) {
@@ -52,20 +52,33 @@ FLASHPLAN_DEVICE void run_mla_producer(const AttentionParams& p, const MlaSmem<S
     }
   } else if (warp == S::kRecordWarp) {
     MlaRecordLoader<S>(p, smem).run(queue_word);
-  } else if (!p.maps.has_kv) {
-    const int number = warp > S::kRecordWarp ? warp - 1 : warp;
-    if (p.tensors.vectorized) {
-      MlaRowLoader<S, true>(p, smem, number).run();
-    } else {
-      copy_unaligned_rows(p, smem, number);
-    }
   } else if (warp == 0) {
-    MlaBoxLoader<S>(p, smem).run();
+    MlaBoxLoader<S>(p, smem).run(queue_word);
   }
 }
 
+/// Runs warp `warp` of a producer that copies rows.
+template <typename S>
+FLASHPLAN_DEVICE void run_mla_row_producer(const AttentionParams& p, const MlaSmem<S>& smem,
+                                           int warp, uint32_t queue_word) {
+  const int number = warp > S::kRecordWarp ? warp - 1 : warp;
+  if (warp == S::kRecordWarp) {
+    MlaRecordLoader<S>(p, smem).run(queue_word);
+  } else if (p.tensors.vectorized) {
+    MlaRowLoader<S, true>(p, smem, number).run();
+  } else {
+    copy_unaligned_rows(p, smem, number);
+  }
+}
+
+// What a warpgroup does.
+constexpr int kCopier = 0;  // producer that copies keys row by row
+constexpr int kConsumer = 1;
+constexpr int kProducer = 2;
+
 /// With cold caches, the first 64 KB of a kernel's code cause no cache misses. nvcc emits the last
-/// branch of this chain first: the producer, then warpgroup 0, whose logits come first.
+/// branch of this chain first, if it does not know how the conditions depend on each other: the
+/// producer, then both consumers, then what copies rows one by one.
 template <typename Choices>
 __global__ void __launch_bounds__(MlaShape<Choices>::kThreads, 1)
     sm90_mla_kernel(const __grid_constant__ AttentionParams p) {
@@ -85,15 +98,19 @@ __global__ void __launch_bounds__(MlaShape<Choices>::kThreads, 1)
   allow_next_kernel();
   __syncthreads();
   const int warpgroup = __shfl_sync(0xffffffffU, static_cast<int>(threadIdx.x) / 128, 0);
-  if (warpgroup == 1) {
-    take_registers<S::kConsumerRegisters[1]>();
-    MlaConsumer<S, 1>(p, shared).run();
-  } else if (warpgroup == 0) {
-    take_registers<S::kConsumerRegisters[0]>();
-    MlaConsumer<S, 0>(p, shared).run();
+  const int warp = __shfl_sync(0xffffffffU, static_cast<int>(threadIdx.x) / 32 % 4, 0);
+  const bool copies_rows = !S::kWidens && !p.maps.has_kv;
+  const int role = opaque(warpgroup < S::kWarpgroups ? kConsumer
+                          : copies_rows              ? kCopier
+                                                     : kProducer);
+  if (!S::kWidens && role == kCopier) {
+    release_registers<S::kProducerRegisters>();
+    run_mla_row_producer(p, shared, warp, queue_word);
+  } else if (role == kConsumer) {
+    take_registers<S::kConsumerRegisters>();
+    MlaConsumer<S>(p, shared, warpgroup).run();
   } else {
     release_registers<S::kProducerRegisters>();
-    const int warp = __shfl_sync(0xffffffffU, static_cast<int>(threadIdx.x) / 32 % 4, 0);
     run_mla_producer(p, shared, warp, queue_word);
   }
 }

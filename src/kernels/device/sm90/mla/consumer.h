@@ -24,12 +24,13 @@ namespace flashplan::device {
 ///
 /// In batch-invariant plans the state of each chunk of keys is computed by itself: shifts, sums and
 /// o begin anew. A chunk has an even number of blocks, so blocks keep their owners.
-template <typename S, int kWarpgroup>
+template <typename S>
 class MlaConsumer {
  public:
-  FLASHPLAN_DEVICE MlaConsumer(const AttentionParams& p, const MlaSmem<S>& smem)
+  FLASHPLAN_DEVICE MlaConsumer(const AttentionParams& p, const MlaSmem<S>& smem, int warpgroup)
       : p_(p),
         smem_(smem),
+        warpgroup_(warpgroup),
         thread_(static_cast<int>(threadIdx.x) % 128),
         gathers_(S::kWidens || (!S::kHasValues && !p.maps.has_kv)),
         variant_(p) {
@@ -47,8 +48,7 @@ class MlaConsumer {
       }
       release(smem_.context_empty(i));
     }
-    MlaMerge<S>::merge_waiting(p_, smem_.num_waiting(), smem_.waiting(0),
-                               thread_ + 128 * kWarpgroup);
+    MlaMerge<S>::merge_waiting(p_, smem_, thread_ + 128 * warpgroup_);
   }
 
  private:
@@ -62,7 +62,7 @@ class MlaConsumer {
     mbarrier_wait(smem_.context_full(i), i / S::kContexts & 1);
     return smem_.memory.contexts[i % S::kContexts];
   }
-  FLASHPLAN_DEVICE MlaEpilogue<S, kWarpgroup> epilogue() const { return {p_, smem_, thread_}; }
+  FLASHPLAN_DEVICE MlaEpilogue<S> epilogue() const { return {p_, smem_, warpgroup_, thread_}; }
   FLASHPLAN_DEVICE void release(uint32_t barrier) const {
     __syncwarp();
     if (thread_ % 32 == 0) mbarrier_arrive(barrier);
@@ -73,6 +73,7 @@ class MlaConsumer {
     if (gathers_) fence_async_proxy();
   }
   /// Waits for this warpgroup's half of the values. The owner has it already where keys are values.
+  template <int kWarpgroup>
   FLASHPLAN_DEVICE void wait_values(uint32_t block, bool owns) const {
     if constexpr (S::kHasValues) {
       const MbarrierPhase full = smem_.values_full(block, kWarpgroup);
@@ -84,10 +85,10 @@ class MlaConsumer {
 
   /// Computes work tile number `i`, and writes its state, or those of its chunks.
   FLASHPLAN_DEVICE void run_tile(const Sm90Context& context, uint32_t i) {
-    const int32_t count = num_blocks<S>(context);
+    const int32_t count = num_blocks<S>(context.tile.kv_begin, context.tile.kv_end);
     visible_ = {p_, context, 0, thread_};
     if constexpr (S::kHasValues) begin_head(context.tile.kv_head);
-    if (kWarpgroup < count) {
+    if (warpgroup_ < count) {
       mbarrier_wait(smem_.q_full(), parities_ & 1);
     } else {
       release(smem_.q_empty());
@@ -96,15 +97,22 @@ class MlaConsumer {
     int32_t end = 0;
 #pragma unroll 1
     do {
-      end = attend(context, end, count);
+      softmax_.reset();
+      clear(o_);
+      end = warpgroup_ == 0 ? attend<0>(context, end, count) : attend<1>(context, end, count);
       auto state = epilogue().state(softmax_.sum, softmax_.shift, parities_ >> 1);
       parities_ ^= 2;
-      epilogue().write(context, o_, state, chunk_of(end - 1), end >= count);
+      const int32_t chunk = chunk_of(end - 1);
+      if (context.tile.merge < 0) {
+        epilogue().write(context, o_, state, chunk, end >= count);
+      } else {
+        epilogue().write_partial(context, o_, state, chunk);
+        if (end >= count) {
+          epilogue().arrive(context, chunk + 1, smem_.memory.num_states[i % S::kContexts],
+                            wait_context(i + 1).is_end);
+        }
+      }
     } while (end < count);
-    if (context.tile.merge < 0) return;
-    const bool is_final = wait_context(i + 1).is_end;
-    epilogue().arrive(context, chunk_of(count - 1) + 1, smem_.memory.num_states[i % S::kContexts],
-                      is_final);
   }
 
   /// Queries of a tile are of one kv head.
@@ -126,9 +134,8 @@ class MlaConsumer {
 
   /// Computes o, and the sums of weights in this thread's columns, of the chunk that begins with
   /// block n of the `count` ones of a tile. Returns the first block behind it, or one more.
+  template <int kWarpgroup>
   FLASHPLAN_DEVICE int32_t attend(const Sm90Context& context, int32_t n, int32_t count) {
-    softmax_.reset();
-    clear(o_);
 #pragma unroll 1
     do {
       if constexpr (kWarpgroup == 0) {
@@ -148,16 +155,16 @@ class MlaConsumer {
     float shrink[2];
     compute_logits(block_);
     const bool is_first = (n & bits_in_chunk()) == 0;
-    const bool raised = weigh(context, n, count, is_first, shrink);
+    const bool raised = weigh<0>(context, n, count, is_first, shrink);
     if (raised && !is_first) multiply_o(shrink);
     pack();
-    publish(raised);
-    multiply_own(block_);
-    wait_and_release(block_);
+    publish<0>(raised);
+    multiply_own<0>(block_);
+    wait_and_release<0>(block_);
     if (n + 1 >= count) return;
-    take_published();
-    multiply_others(block_ + 1);
-    wait_and_release(block_ + 1);
+    take_published<0>();
+    multiply_others<0>(block_ + 1);
+    wait_and_release<0>(block_ + 1);
   }
 
   /// The same for warpgroup 1, which owns block n + 1, if there is one. It weighs that block while
@@ -167,21 +174,22 @@ class MlaConsumer {
     float shrink[2];
     bool raised = false;
     if (owns) compute_logits(block_ + 1);
-    take_published();
-    multiply_others(block_);
+    take_published<1>();
+    multiply_others<1>(block_);
     if (owns) {
-      raised = weigh(context, n + 1, count, false, shrink);
+      raised = weigh<1>(context, n + 1, count, false, shrink);
       pack();
     }
-    wait_and_release(block_);
+    wait_and_release<1>(block_);
     if (!owns) return;
     if (raised) multiply_o(shrink);
-    publish(raised);
-    multiply_own(block_ + 1);
-    wait_and_release(block_ + 1);
+    publish<1>(raised);
+    multiply_own<1>(block_ + 1);
+    wait_and_release<1>(block_ + 1);
   }
 
   /// Waits for the weights of the other warpgroup. If shifts were raised, shrinks o and the sums.
+  template <int kWarpgroup>
   FLASHPLAN_DEVICE void take_published() {
     barrier_wait(S::kWeightsBarrier + 1 - kWarpgroup, S::kConsumerThreads);
     if (load_shared_4(smem_.raised(warp())) == 0) return;
@@ -209,36 +217,37 @@ class MlaConsumer {
   }
   /// Turns the logits of block n of the tile into weights. Returns whether shifts of the warp's
   /// rows were raised, by `shrink`. `is_first`: there are no shifts yet.
+  template <int kWarpgroup>
   FLASHPLAN_DEVICE bool weigh(const Sm90Context& context, int32_t n, int32_t count, bool is_first,
                               float (&shrink)[2]) {
     shrink[0] = shrink[1] = 1.0F;
     bool raised = false;
     if (visible_.has_rows) {
       visible_.off_pages = load_shared_4(smem_.on_pages()) != kAllOnPages;
-      hide_missing(block_ + kWarpgroup);
+      visible_.found = found_columns(block_ + kWarpgroup);
       raised = softmax_.weigh_step(p_, variant_, context, visible_, 0, thread_,
                                    context.tile.kv_begin + n * S::kTileKv, is_first, shrink, [&] {
                                      clear(softmax_.logits);
                                      add_mla_logits_of_warp<S>(smem_, block_ + kWarpgroup,
                                                                opaque(thread_), softmax_.logits);
-                                     hide_missing(block_ + kWarpgroup);
                                    });
     }
     if (n + 2 >= count) release(smem_.q_empty());
     return raised;
   }
-  /// Hides the keys of a block whose entries in a list name no row of the cache.
-  FLASHPLAN_DEVICE void hide_missing(uint32_t block) {
-    if (S::kHasValues || p_.lists.slots == nullptr) return;
+  /// One bit for each of this thread's columns of a block: whether the cache has the key that its
+  /// entry in the list names.
+  FLASHPLAN_DEVICE uint32_t found_columns(uint32_t block) const {
+    static_assert(S::kTileKv == 64);
+    if (S::kHasValues || p_.lists.slots == nullptr) return 0xffffffffU;
     const uint2 found = load_shared_8(smem_.found(block));
-    if ((found.x & found.y) == 0xffffffffU) return;
-    const int first = opaque(thread_) % 4 * 2;  // of this thread's columns in each 8
-#pragma unroll
-    for (int i = 0; i < S::kTileKv / 2; ++i) {
-      const uint32_t word = i < S::kTileKv / 4 ? found.x : found.y;
-      const bool exists = (word >> (first + i / 4 % 4 * 8 + i % 2) & 1) != 0;
-      softmax_.logits[i] = exists ? softmax_.logits[i] : -infinity();
-    }
+    if ((found.x & found.y) == 0xffffffffU) return 0xffffffffU;
+    const auto columns = [&](uint32_t keys) {
+      // Of each 8 keys, two are columns of this thread; the shifts bring the pairs together.
+      const uint32_t pairs = keys >> opaque(thread_) % 4 * 2 & 0x03030303U;
+      return (pairs | pairs >> 6 | pairs >> 12 | pairs >> 18) & 0xffU;
+    };
+    return columns(found.x) | columns(found.y) << 8 | 0xffff0000U;
   }
   /// Values that are tensors of their own need the place of the keys: each part is one batch, so
   /// that the left one is free as soon as it can be.
@@ -271,8 +280,9 @@ class MlaConsumer {
   }
 
   /// o += the weights in registers * values.
+  template <int kWarpgroup>
   FLASHPLAN_DEVICE void multiply_own(uint32_t block) {
-    wait_values(block, true);
+    wait_values<kWarpgroup>(block, true);
     const WgmmaOperand v = S::Half::by_rows(smem_.half(block, kWarpgroup));
     wgmma_fence();
 #pragma unroll
@@ -282,8 +292,9 @@ class MlaConsumer {
     wgmma_commit();
   }
   /// o += the weights of the other warpgroup * values.
+  template <int kWarpgroup>
   FLASHPLAN_DEVICE void multiply_others(uint32_t block) {
-    wait_values(block, false);
+    wait_values<kWarpgroup>(block, false);
     const WgmmaOperand v = S::Half::by_rows(smem_.half(block, kWarpgroup));
     const WgmmaOperand weights = S::Weights::by_dims(smem_.weights());
     wgmma_fence();
@@ -293,6 +304,7 @@ class MlaConsumer {
     }
     wgmma_commit();
   }
+  template <int kWarpgroup>
   FLASHPLAN_DEVICE void wait_and_release(uint32_t block) {
     wgmma_wait<0>();
     pin(o_);
@@ -319,6 +331,7 @@ class MlaConsumer {
   FLASHPLAN_DEVICE int warp() const { return opaque(thread_) / 32; }
   /// Publishes the weights of an own block, and the shifts, if some of the warp's rows have others
   /// than before.
+  template <int kWarpgroup>
   FLASHPLAN_DEVICE void publish(bool raised) {
     barrier_wait(S::kOwnBarrier + kWarpgroup, 128);  // nobody reads the weights before these
     const int thread = opaque(thread_);
@@ -344,6 +357,7 @@ class MlaConsumer {
 
   const AttentionParams& p_;
   const MlaSmem<S> smem_;
+  const int warpgroup_;
   const int thread_;
   const bool gathers_;  // keys come by ordinary writes or cp.async, not by boxes
   Variant variant_;

@@ -9,13 +9,14 @@
 
 namespace flashplan::device {
 
-template <typename S, int kWarpgroup>
+template <typename S>
 class MlaEpilogue {
  public:
   using Accumulators = float[S::kHalfDims / 2];
 
-  FLASHPLAN_DEVICE MlaEpilogue(const AttentionParams& p, const MlaSmem<S>& smem, int thread)
-      : p_(p), output_(p), smem_(smem), thread_(thread) {}
+  FLASHPLAN_DEVICE MlaEpilogue(const AttentionParams& p, const MlaSmem<S>& smem, int warpgroup,
+                               int thread)
+      : p_(p), output_(p), smem_(smem), warpgroup_(warpgroup), thread_(thread) {}
 
   /// The state of each of this thread's two rows: the factor of o, and the lse.
   struct State {
@@ -33,7 +34,7 @@ class MlaEpilogue {
       own[half] += __shfl_xor_sync(0xffffffffU, own[half], 1);
       own[half] += __shfl_xor_sync(0xffffffffU, own[half], 2);
       if (thread_ % 4 == 0) {
-        store_shared_4(smem_.sum(number, kWarpgroup, row(half)), __float_as_uint(own[half]));
+        store_shared_4(smem_.sum(number, warpgroup_, row(half)), __float_as_uint(own[half]));
       }
     }
     barrier_wait(S::kConsumerBarrier, S::kConsumerThreads);
@@ -41,27 +42,20 @@ class MlaEpilogue {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const float other =
-          __uint_as_float(load_shared_4(smem_.sum(number, 1 - kWarpgroup, row(half))));
-      // In one order, so that both warpgroups get the same bits.
-      const float sum = kWarpgroup == 0 ? own[half] + other : other + own[half];
+          __uint_as_float(load_shared_4(smem_.sum(number, 1 - warpgroup_, row(half))));
+      const float sum = own[half] + other;
       state.scale[half] = sum == 0.0F ? 0.0F : reciprocal_fast(sum);
       state.lse[half] = sum == 0.0F ? -infinity() : (shifts[half] + log2_fast(sum)) * kLn2;
     }
     return state;
   }
 
-  /// Writes the state of chunk number `chunk` of a tile, or of the whole tile: as a partial result,
-  /// which MlaMerge merges after the queue has ended, or as a result. Results of several chunks are
-  /// merged here, by the operations of MlaMerge. `is_last`: no chunk follows.
+  /// Writes the result of a tile that belongs to no merge, or of a chunk of it. Results of several
+  /// chunks are merged here, by the operations of MlaMerge. `is_last`: no chunk follows.
   FLASHPLAN_DEVICE void write(const Sm90Context& context, Accumulators& o, State& state,
                               int32_t chunk, bool is_last) const {
     const PackedRows rows = context.block().rows;
     const int32_t kv_head = head_of(context);
-    if (context.tile.merge >= 0) {
-      multiply(o, state.scale);
-      write_partial(context.tile.partial_row + chunk * S::kTileQ, rows, o, state.lse);
-      return;
-    }
     if (p_.schedule.chunk_kv > 0) {
       multiply(o, state.scale);
       merge_chunk(o, state, chunk, is_last);
@@ -69,12 +63,34 @@ class MlaEpilogue {
     }
     finish(rows, kv_head, state);
     multiply(o, state.scale);
-    if (output_.has_chunks()) {
-      write_chunks(rows, kv_head, o);
-    } else {
+    if (!output_.has_chunks()) {
       write_anything(rows, kv_head, o);
+    } else {
+      write_chunks(rows, kv_head, o);
     }
-    if (kWarpgroup == 0) write_lse(rows, kv_head, state.lse);
+    if (warpgroup_ == 0) write_lse(rows, kv_head, state.lse);
+    barrier_wait(S::kConsumerBarrier, S::kConsumerThreads);  // before weights are written
+  }
+
+  /// Writes the state of chunk number `chunk` of a tile, or of the whole tile, as a partial result,
+  /// which MlaMerge merges after the queue has ended.
+  FLASHPLAN_DEVICE void write_partial(const Sm90Context& context, Accumulators& o,
+                                      const State& state, int32_t chunk) const {
+    multiply(o, state.scale);
+    const int32_t num_rows = context.block().rows.num_rows;
+    const int64_t first_row = context.tile.partial_row + chunk * S::kTileQ;
+    const int lane = opaque(thread_) % 32;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if (row(half) >= num_rows) continue;
+      const int64_t to = first_row + row(half);
+      if (warpgroup_ == 0 && lane % 4 == 0) p_.workspace.partial_lse[to] = state.lse[half];
+      float* values = p_.workspace.partial_o + to * S::kHeadDimVo + first_dim() + lane % 4 * 2;
+#pragma unroll
+      for (int n = 0; n < kDimTiles; ++n) {
+        *reinterpret_cast<float2*>(values + n * 8) = {o[4 * n + 2 * half], o[4 * n + 2 * half + 1]};
+      }
+    }
   }
 
   /// Arrives at the merge of a tile that has written `written` states. In batch-invariant plans
@@ -83,7 +99,7 @@ class MlaEpilogue {
                                bool is_final) const {
     if (written < planned) write_missing(context, written, planned);
     barrier_wait(S::kConsumerBarrier, S::kConsumerThreads);
-    if (kWarpgroup == 0 && thread_ == 0) {
+    if (warpgroup_ == 0 && thread_ == 0) {
       MlaMerge<S>::arrive(p_, smem_, context.tile.merge, is_final);
     }
   }
@@ -92,7 +108,7 @@ class MlaEpilogue {
   __device__ __noinline__ void write_empty(const Sm90Context& context) const {
     constexpr int kQuads = S::kHeadDimVo / 4;
     const PackedRows rows = context.block().rows;
-    for (int i = kWarpgroup * 128 + thread_; i < rows.num_rows * kQuads; i += S::kConsumerThreads) {
+    for (int i = warpgroup_ * 128 + thread_; i < rows.num_rows * kQuads; i += S::kConsumerThreads) {
       write_result<S>(p_, typename S::Variant(p_), rows, head_of(context), i / kQuads,
                       i % kQuads * 4, {0.0F, 0.0F, 0.0F, 0.0F}, 1.0F, -infinity());
     }
@@ -100,8 +116,8 @@ class MlaEpilogue {
 
  private:
   static constexpr int kDimTiles = S::kHalfDims / 8;
-  static constexpr int kFirstDim = kWarpgroup * S::kHalfDims;
 
+  FLASHPLAN_DEVICE int first_dim() const { return warpgroup_ * S::kHalfDims; }
   FLASHPLAN_DEVICE int row(int half) const { return S::row(0, opaque(thread_), half); }
   /// The kv head of a tile. Keys that are values have one.
   static FLASHPLAN_DEVICE int32_t head_of(const Sm90Context& context) {
@@ -110,7 +126,7 @@ class MlaEpilogue {
   /// Whether results have dims from the `first` one of this warpgroup on. Keys that are values have
   /// all dims of the kernel.
   FLASHPLAN_DEVICE bool has_dims(int first) const {
-    return !S::kHasValues || kFirstDim + first < p_.tensors.head_dim_vo;
+    return !S::kHasValues || first_dim() + first < p_.tensors.head_dim_vo;
   }
 
   static FLASHPLAN_DEVICE void multiply(Accumulators& o, const float (&factors)[2]) {
@@ -141,7 +157,7 @@ class MlaEpilogue {
     constexpr int kQuads = S::kHalfDims / 8;
     auto* memory = reinterpret_cast<float4*>(static_cast<unsigned char*>(p_.workspace.scratch) +
                                              blockIdx.x * p_.workspace.scratch_bytes) +
-                   kWarpgroup * 128 + opaque(thread_);
+                   warpgroup_ * 128 + opaque(thread_);
     float4* rows = memory + kQuads * S::kConsumerThreads;
     MergedRow merged[2];
     merged[0].reset();
@@ -184,37 +200,60 @@ class MlaEpilogue {
     }
   }
 
-  /// Results of the dtype of q in aligned rows: four lanes write 64 bytes of a row at once.
+  /// Results of the dtype of q in aligned rows: 64 dims of 8 rows of a warp at a time are staged in
+  /// the memory of the weights, of which each warp has an eighth, so that 8 lanes write 128 bytes
+  /// of a row at once. Nobody reads weights between the barrier in state() and the one behind
+  /// write().
   FLASHPLAN_DEVICE void write_chunks(const PackedRows& rows, int32_t kv_head,
                                      const Accumulators& o) const {
     const int thread = opaque(thread_);
     const int lane = thread % 32;
     const int first_row = thread / 32 * 16;  // of the warp
+    if (first_row >= rows.num_rows) return;
+    static_assert(S::kConsumerWarps * 8 * 128 <= S::kWeightsBytes);
+    const uint32_t memory = smem_.weights() + (warpgroup_ * 4 + thread / 32) * 8 * 128;
+    // The address of chunk lane / 8 of row lane % 8. XOR with 64 gives that of the chunk 4 behind.
+    const uint32_t own = memory + lane % 8 * 128 + (((lane / 8) ^ lane) % 8 << 4);
     const auto pair = [&](int i, int half) {
       return Element<S::kQ>::pack(o[4 * i + 2 * half], o[4 * i + 2 * half + 1]);
     };
     // Lane r computes the address of row r; other lanes read it by a shuffle.
-    const int own = min(first_row + lane % 16, rows.num_rows - 1);
-    const auto* address =
-        reinterpret_cast<const unsigned char*>(static_cast<uint16_t*>(p_.tensors.o.data) +
-                                               OutputRow(p_, rows, kv_head, own).o(p_) + kFirstDim);
+    const int own_row = min(first_row + lane % 16, rows.num_rows - 1);
+    const auto* address = reinterpret_cast<const unsigned char*>(
+        static_cast<uint16_t*>(p_.tensors.o.data) + OutputRow(p_, rows, kv_head, own_row).o(p_) +
+        first_dim());
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      auto* to = reinterpret_cast<uint4*>(
-          const_cast<unsigned char*>(shuffled_pointer(address, half * 8 + lane / 4)));
-      const bool has_row = first_row + half * 8 + lane / 4 < rows.num_rows;
+      uint4* to[2];
+      bool has_row[2];
+      uint32_t from[2];
 #pragma unroll
-      for (int n = 0; n < kDimTiles; n += 4) {
-        const uint4 chunk = transposed_in_four_lanes(
-            {pair(n, half), pair(n + 1, half), pair(n + 2, half), pair(n + 3, half)});
-        if (has_row && has_dims((n + lane % 4) * 8)) to[n + lane % 4] = chunk;
+      for (int i = 0; i < 2; ++i) {
+        const int r = i * 4 + lane / 8;
+        to[i] = reinterpret_cast<uint4*>(
+                    const_cast<unsigned char*>(shuffled_pointer(address, half * 8 + r))) +
+                lane % 8;
+        has_row[i] = first_row + half * 8 + r < rows.num_rows;
+        from[i] = memory + r * 128 + ((lane ^ r) % 8 << 4);
+      }
+#pragma unroll
+      for (int n = 0; n < kDimTiles; n += 8) {
+        __syncwarp();  // all lanes have read what was staged before
+        stmatrix(own, pair(n, half), pair(n + 1, half), pair(n + 2, half), pair(n + 3, half));
+        stmatrix(own ^ 64, pair(n + 4, half), pair(n + 5, half), pair(n + 6, half),
+                 pair(n + 7, half));
+        __syncwarp();
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const uint4 chunk = load_shared_16(from[i]);
+          if (has_row[i] && has_dims((n + lane % 8) * 8)) to[i][n] = chunk;
+        }
       }
     }
   }
 
   /// Results of any dtype and alignment: 16 dims of a warp's rows at a time are staged as floats in
-  /// the memory of the weights, of which each warp has an eighth. Nobody reads weights between the
-  /// barrier in scales() and the one here.
+  /// the memory of the weights, as in write_chunks().
   FLASHPLAN_DEVICE void write_anything(const PackedRows& rows, int32_t kv_head,
                                        const Accumulators& o) const {
     constexpr int kDims = 16;
@@ -223,7 +262,7 @@ class MlaEpilogue {
     const int first_row = thread / 32 * 16;  // of the warp
     constexpr int kRowBytes = kDims * 4;
     static_assert(S::kConsumerWarps * 16 * kRowBytes <= S::kWeightsBytes);
-    const uint32_t memory = smem_.weights() + (kWarpgroup * 4 + thread / 32) * 16 * kRowBytes;
+    const uint32_t memory = smem_.weights() + (warpgroup_ * 4 + thread / 32) * 16 * kRowBytes;
 #pragma unroll 1
     for (int first = 0; first < S::kHalfDims; first += kDims) {
 #pragma unroll
@@ -243,28 +282,10 @@ class MlaEpilogue {
         if (first_row + r >= rows.num_rows) break;
         if (!has_dims(first + i % kDims)) continue;
         output_.write_one(
-            OutputRow(p_, rows, kv_head, first_row + r).o(p_) + kFirstDim + first + i % kDims,
+            OutputRow(p_, rows, kv_head, first_row + r).o(p_) + first_dim() + first + i % kDims,
             __uint_as_float(load_shared_4(memory + r * kRowBytes + i % kDims * 4)));
       }
       __syncwarp();
-    }
-    barrier_wait(S::kConsumerBarrier, S::kConsumerThreads);
-  }
-
-  /// `first_row`: the partial row of row 0.
-  FLASHPLAN_DEVICE void write_partial(int64_t first_row, const PackedRows& rows,
-                                      const Accumulators& o, const float (&lse)[2]) const {
-    const int lane = opaque(thread_) % 32;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      if (row(half) >= rows.num_rows) continue;
-      const int64_t to = first_row + row(half);
-      if (kWarpgroup == 0 && lane % 4 == 0) p_.workspace.partial_lse[to] = lse[half];
-      float* values = p_.workspace.partial_o + to * S::kHeadDimVo + kFirstDim + lane % 4 * 2;
-#pragma unroll
-      for (int n = 0; n < kDimTiles; ++n) {
-        *reinterpret_cast<float2*>(values + n * 8) = {o[4 * n + 2 * half], o[4 * n + 2 * half + 1]};
-      }
     }
   }
 
@@ -272,11 +293,14 @@ class MlaEpilogue {
   __device__ __noinline__ void write_missing(const Sm90Context& context, int32_t written,
                                              int32_t planned) const {
     const int32_t num_rows = context.block().rows.num_rows;
-    const int thread = kWarpgroup * 128 + thread_;
+    const int thread = warpgroup_ * 128 + thread_;
+#pragma unroll 1
     for (int32_t chunk = written; chunk < planned; ++chunk) {
       const int64_t first_row = int64_t{context.tile.partial_row} + chunk * S::kTileQ;
       float* o = p_.workspace.partial_o + first_row * S::kHeadDimVo;
+#pragma unroll 1
       for (int i = thread; i < num_rows * S::kHeadDimVo; i += S::kConsumerThreads) o[i] = 0.0F;
+#pragma unroll 1
       for (int row = thread; row < num_rows; row += S::kConsumerThreads) {
         p_.workspace.partial_lse[first_row + row] = -infinity();
       }
@@ -286,6 +310,7 @@ class MlaEpilogue {
   const AttentionParams& p_;
   const Sm90Output<S> output_;
   const MlaSmem<S> smem_;
+  const int warpgroup_;
   const int thread_;
 };
 

@@ -26,57 +26,104 @@ class MlaKeyWarp {
     bool is_prefetched;  // by this CTA
   };
 
+  /// The keys of a work tile.
+  struct Keys {
+    int32_t begin;
+    int32_t end;
+    int32_t first_seen;  // by any row
+    int32_t kv_row;      // of the segment
+    int32_t qo_len;      // of the segment
+    int32_t row_tile;
+    bool is_end;
+    bool has_steps;
+  };
+
   /// Calls fill(block, its number in the queue, what request(block) has returned) for each block of
   /// the queue. Before that it calls prefetch() for the next block of the tile, and request() for
   /// the one after it. Row tiles of a request, which queues at the same place have, prefetch every
   /// other block each. Where a request has one row tile, memory is busy without it, and prefetching
   /// costs a tenth of the time (docs/tuning/sm90-mla.md).
   template <typename Request, typename Prefetch, typename Fill>
-  FLASHPLAN_DEVICE void for_each_block(Request request, Prefetch prefetch, Fill fill) {
+  FLASHPLAN_DEVICE void for_each_block(Request request, Prefetch prefetch, Fill fill,
+                                       const uint32_t* queue_word = nullptr) {
     uint32_t number = 0;
-    const auto fill_blocks = [&](int32_t, const Sm90Context& context, const auto& block_at) {
-      int32_t key = context.tile.kv_begin;
-      auto requested = request(block_at(key));
-      auto next_requested = request(block_at(key + S::kTileKv));
-      // The first block of the queue is loaded at once.
-      if (number > 0) prefetch(block_at(key), requested);
-      for (int32_t left = num_blocks<S>(context); left > 0; --left, key += S::kTileKv) {
+    const auto fill_blocks = [&](const Keys& keys, const Sm90Context&, const auto& block_at) {
+      const int32_t begin = keys.begin;
+      const int32_t count = num_blocks<S>(begin, keys.end);
+      auto next_requested = request(block_at(begin));
+      auto requested = next_requested;
+      // A turn before the first block, so that there is one copy of the code of the others.
+#pragma unroll 1
+      for (int32_t n = -1; n < count; ++n) {
+        const int32_t key = begin + n * S::kTileKv;
         const auto later_requested = request(block_at(key + 2 * S::kTileKv));
-        prefetch(block_at(key + S::kTileKv), next_requested);
-        fill(block_at(key), number++, requested);
+        // The first block of the queue is loaded at once.
+        if (n >= 0 || number > 0) prefetch(block_at(key + S::kTileKv), next_requested);
+        if (n >= 0) fill(block_at(key), number++, requested);
         requested = next_requested;
         next_requested = later_requested;
       }
     };
-    for_each_tile([](int32_t) {}, fill_blocks);
+    for_each_tile([](int32_t) {}, fill_blocks, queue_word);
   }
   /// Calls begin_tile(i) before it waits for the record of tile i, also for one without blocks and
-  /// for the record behind the last one. For a tile with blocks it then calls fill_blocks(i, its
-  /// context, block_at), where block_at(key) returns the block that begins with a key.
+  /// for the record behind the last one. For a tile with blocks it then calls fill_blocks(its
+  /// keys, its context, block_at), where block_at(key) returns the block that begins with a key.
+  /// `queue_word`: null, or what request_queue() returned.
   template <typename BeginTile, typename FillBlocks>
-  FLASHPLAN_DEVICE void for_each_tile(BeginTile begin_tile, FillBlocks fill_blocks) {
+  FLASHPLAN_DEVICE void for_each_tile(BeginTile begin_tile, FillBlocks fill_blocks,
+                                      const uint32_t* queue_word = nullptr) {
     for (int32_t i = 0;; ++i) {
       begin_tile(i);
-      mbarrier_wait(smem_.context_full(i), i / S::kContexts & 1);
       const Sm90Context& context = smem_.memory.contexts[i % S::kContexts];
-      if (context.is_end) return;
-      if (context.has_steps()) {
-        const int32_t end = context.tile.kv_end;
-        const int32_t first_seen = context.block().first_seen(p_);
-        const int32_t kv_row = context.segment.kv_row;
-        const int32_t row_tile = context.tile.row_tile;
-        const bool has_neighbours =
-            context.segment.qo_len * p_.schedule.group_size.value > p_.schedule.tile_q;
+      Keys keys;
+      if (queue_word != nullptr && i == 0 && p_.tensors.kv_lens == nullptr) {
+        keys = first_keys(*queue_word);
+      } else {
+        mbarrier_wait(smem_.context_full(i), i / S::kContexts & 1);
+        keys = {context.tile.kv_begin,  context.tile.kv_end,    context.block().first_seen(p_),
+                context.segment.kv_row, context.segment.qo_len, context.tile.row_tile,
+                context.is_end != 0,    context.has_steps()};
+      }
+      if (keys.is_end) return;
+      if (keys.has_steps) {
+        const bool has_neighbours = keys.qo_len * p_.schedule.group_size.value > p_.schedule.tile_q;
         const auto block_at = [&](int32_t key) -> Block {
-          const bool is_own = (key / S::kTileKv + row_tile) % 2 == 0;
-          return {key, min(max(end - key, 0), S::kTileKv), first_seen - key, kv_row,
+          const bool is_own = (key / S::kTileKv + keys.row_tile) % 2 == 0;
+          return {key, min(max(keys.end - key, 0), S::kTileKv), keys.first_seen - key, keys.kv_row,
                   has_neighbours && is_own};
         };
-        fill_blocks(i, context, block_at);
+        fill_blocks(keys, context, block_at);
       }
       __syncwarp();
       if (lane_ == 0) mbarrier_arrive(smem_.context_empty(i));
     }
+  }
+
+  /// The keys of the first tile. Where the planned lengths hold, its record is not waited for: it
+  /// is finished by another warp, and the first keys can be requested before that.
+  FLASHPLAN_DEVICE Keys first_keys(uint32_t queue_word) const {
+    // The member of QueueStart at an offset in bytes.
+    const auto word = [&](int offset) {
+      return static_cast<int32_t>(__shfl_sync(0xffffffffU, queue_word, offset / 4));
+    };
+    constexpr int kTile = FLASHPLAN_OFFSET_OF(QueueStart, tiles);
+    constexpr int kSegment = FLASHPLAN_OFFSET_OF(QueueStart, segments);
+    const bool is_end =
+        word(FLASHPLAN_OFFSET_OF(QueueStart, begin)) >= word(FLASHPLAN_OFFSET_OF(QueueStart, end));
+    const int32_t begin = word(kTile + FLASHPLAN_OFFSET_OF(WorkTile, kv_begin));
+    const int32_t planned_end = word(kTile + FLASHPLAN_OFFSET_OF(WorkTile, kv_end));
+    const int32_t merge = word(kTile + FLASHPLAN_OFFSET_OF(WorkTile, merge));
+    const int32_t row_tile = word(kTile + FLASHPLAN_OFFSET_OF(WorkTile, row_tile));
+    const int32_t qo_len = word(kSegment + FLASHPLAN_OFFSET_OF(Segment, qo_len));
+    const int32_t kv_row = word(kSegment + FLASHPLAN_OFFSET_OF(Segment, kv_row));
+    const int32_t end = is_end ? 0 : min(planned_end, p_.tensors.pages.keys_of(kv_row));
+    RowBlock block;
+    block.rows.row_begin = row_tile * p_.schedule.tile_q;
+    block.position = word(kSegment + FLASHPLAN_OFFSET_OF(Segment, position));
+    block.keys = {begin, end};
+    const bool has_steps = !is_end && (begin < end || merge >= 0);
+    return {begin, end, block.first_seen(p_), kv_row, qo_len, row_tile, is_end, has_steps};
   }
 
   /// Tells the consumers, before they are told that keys are there, if some keys are on no page.
@@ -109,12 +156,14 @@ class MlaBoxLoader : MlaKeyWarp<S> {
  public:
   using Base::Base;
 
-  FLASHPLAN_DEVICE void run() {
+  /// `queue_word`: what MlaRecordLoader::request_queue() returned.
+  FLASHPLAN_DEVICE void run(uint32_t queue_word) {
     const int row = lane_ * p_.maps.box_rows;
     Base::for_each_block(
         [&](const Block& block) { return Base::request_page_id(block, row); },
         [&](const Block& block, int32_t id) { prefetch(block, row, id); },
-        [&](const Block& block, uint32_t number, int32_t id) { fill(block, number, row, id); });
+        [&](const Block& block, uint32_t number, int32_t id) { fill(block, number, row, id); },
+        &queue_word);
   }
 
  private:

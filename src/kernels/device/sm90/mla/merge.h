@@ -22,27 +22,24 @@ struct MlaMerge {
         arrive_at_merge(counter_of(p, number), merge, is_final && count == 0, kFewRows);
     if (part.count == 0) return;
     store_shared_4(smem.num_waiting(), count + 1);
-    store_shared_16(smem.waiting(count),
-                    {static_cast<uint32_t>(part.index), static_cast<uint32_t>(part.count),
-                     static_cast<uint32_t>(number), 0});
+    const int32_t num_rows = merge.rows.num_rows;
+    smem.memory.waiting[count] = {merge, part.begin(num_rows), part.end(num_rows)};
   }
 
-  /// Merges what arrive() has left. All consumers call it after their last tile; it is not inlined,
-  /// so that its code lies behind that of tiles, once. A warp merges a row, or a quarter of it
-  /// where there are few.
-  static __device__ __noinline__ void merge_waiting(const AttentionParams& p, uint32_t num_waiting,
-                                                    uint32_t waiting, int thread) {
+  /// Merges what arrive() has left. All consumers call it after their last tile. A warp merges a
+  /// row, or a quarter of it where there are few.
+  static FLASHPLAN_DEVICE void merge_waiting(const AttentionParams& p, const MlaSmem<S>& smem,
+                                             int thread) {
     barrier_wait(S::kConsumerBarrier, S::kConsumerThreads);
-    const uint32_t count = load_shared_4(num_waiting);
+    const uint32_t count = load_shared_4(smem.num_waiting());
     const int warp = thread / 32;
     const int lane = thread % 32;
 #pragma unroll 1
     for (uint32_t n = 0; n < count; ++n) {
-      const uint4 entry = load_shared_16(waiting + n * sizeof(MlaWaitingMerge));
-      const MergePart part = {static_cast<int32_t>(entry.x), static_cast<int32_t>(entry.y)};
-      const Merge merge = p.schedule.merges[entry.z];
-      const int32_t begin = part.begin(merge.rows.num_rows);
-      const int32_t end = part.end(merge.rows.num_rows);
+      const MlaWaitingMerge& waiting = smem.memory.waiting[n];
+      const Merge& merge = waiting.merge;
+      const int32_t begin = waiting.begin;
+      const int32_t end = waiting.end;
       if ((end - begin) * kQuarters <= 2 * S::kConsumerWarps) {
 #pragma unroll 1
         for (int i = warp; i < (end - begin) * kQuarters; i += S::kConsumerWarps) {
@@ -63,14 +60,13 @@ struct MlaMerge {
   static constexpr int64_t kStateRows = S::kTileQ;
 
   /// Merges `kQuads` times 4 dims of a row in each lane, from `dim` on in steps of 128. Each lane
-  /// computes the weight of one state. All lanes then exchange these weights, and each adds up its
-  /// own dims of all states. In batch-invariant plans states are merged one after the other, as
-  /// MlaEpilogue merges the chunks of a tile.
+  /// computes the factors of one state. All lanes then exchange them, and each adds up its own dims
+  /// of all states. In batch-invariant plans states are merged one after the other, as MlaEpilogue
+  /// merges the chunks of a tile.
   template <int kQuads>
   static FLASHPLAN_DEVICE void merge_dims(const AttentionParams& p, const Merge& merge, int row,
                                           int dim, int lane) {
     constexpr int kStatesAtOnce = 16 / kQuads;  // loads in flight hide the latency of memory
-    const bool chunked = p.schedule.chunk_kv > 0;
     MergedRow merged;
     merged.reset();
     float4 o[kQuads];
@@ -83,7 +79,7 @@ struct MlaMerge {
       const int64_t from = first_row + first * kStateRows;
       const float lse =
           load_if(lane < count, p.workspace.partial_lse + from + lane * kStateRows, -infinity());
-      float weight = 1.0F;
+      float2 own = {1.0F, 0.0F};  // of o before the lane's state, and of that state
 #pragma unroll 1
       for (int n = 0; n < count; n += kStatesAtOnce) {
         const float* states = p.workspace.partial_o + (from + n * kStateRows) * S::kHeadDimVo + dim;
@@ -97,27 +93,44 @@ struct MlaMerge {
           }
         }
         // lse is used only here, so that it is loaded together with the values.
-        if (n == 0 && !chunked) {
-          const float shrink = merged.add_of_lanes(lse, &weight);
-#pragma unroll
-          for (float4& quad : o) quad = scaled(quad, shrink);
-        }
+        if (n == 0) own = add_states(p, merged, lse, count, lane);
 #pragma unroll
         for (int i = 0; i < kStatesAtOnce; ++i) {
           // A state without keys has the weight 0, and o = 0.
-          float2 factors = {1.0F, __shfl_sync(0xffffffffU, chunked ? lse : weight, n + i)};
+          const float2 factors = {__shfl_sync(0xffffffffU, own.x, n + i),
+                                  __shfl_sync(0xffffffffU, own.y, n + i)};
           if (n + i >= count) continue;
-          if (chunked) factors = merged.add(factors.y);
 #pragma unroll
           for (int q = 0; q < kQuads; ++q) o[q] = merge_values(o[q], added[i][q], factors);
         }
       }
     }
-#pragma unroll
+    // One copy of the code writes all quads: they take turns in the place of the first.
+#pragma unroll 1
     for (int q = 0; q < kQuads; ++q) {
       write_result<S>(p, typename S::Variant(p), merge.rows, merge.kv_head, row, dim + q * 128,
-                      o[q], merged.inverse(), merged.lse());
+                      o[0], merged.inverse(), merged.lse());
+#pragma unroll
+      for (int i = 1; i < kQuads; ++i) o[i - 1] = o[i];
     }
+  }
+
+  /// Adds up to 32 states, one `lse` of each lane, of which the first `count` exist. Returns the
+  /// factors of what is merged before the lane's state, and of that state.
+  static FLASHPLAN_DEVICE float2 add_states(const AttentionParams& p, MergedRow& merged, float lse,
+                                            int count, int lane) {
+    float2 own = {1.0F, 0.0F};
+    if (p.schedule.chunk_kv == 0) {
+      const float shrink = merged.add_of_lanes(lse, &own.y);
+      if (lane == 0) own.x = shrink;
+      return own;
+    }
+#pragma unroll 1
+    for (int n = 0; n < count; ++n) {
+      const float2 factors = merged.add(__shfl_sync(0xffffffffU, lse, n));
+      if (lane == n) own = factors;
+    }
+    return own;
   }
 };
 

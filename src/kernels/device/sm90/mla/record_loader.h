@@ -2,6 +2,7 @@
 // The warp of the sm90_mla producer that brings the records of work tiles, and queries.
 #pragma once
 
+#include "kernels/device/attention_state.h"
 #include "kernels/device/sm90/hopper.h"
 #include "kernels/device/sm90/mla/shared_memory.h"
 #include "kernels/device/sm90/queue_records.h"
@@ -15,12 +16,14 @@ class MlaRecordLoader {
   FLASHPLAN_DEVICE MlaRecordLoader(const AttentionParams& p, const MlaSmem<S>& smem)
       : p_(p), smem_(smem), lane_(static_cast<int>(threadIdx.x) % 32) {}
 
-  /// Starts to load the begin of the queue, one word by each lane of the warp.
+  /// Starts to load the begin of the queue, one word by each lane of a warp: of the one that runs
+  /// run(), and of that before it, which brings boxes.
   static FLASHPLAN_DEVICE uint32_t request_queue(const AttentionParams& p) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const int warp = static_cast<int>(threadIdx.x) / 32;
     uint32_t word = 0;
-    if (warp == 4 * S::kWarpgroups + S::kRecordWarp && lane < RecordWords::kQueue) {
+    if (warp >= 4 * S::kWarpgroups && warp <= 4 * S::kWarpgroups + S::kRecordWarp &&
+        lane < RecordWords::kQueue) {
       const auto* words = reinterpret_cast<const uint32_t*>(p.schedule.starts + blockIdx.x);
       word = load_global_4(words + lane);
     }
@@ -104,8 +107,13 @@ class MlaRecordLoader {
   FLASHPLAN_DEVICE void finish(Sm90Context& context, int32_t& num_states) const {
     const WorkTile& tile = context.tile;
     num_states = 1;
-    if (p_.schedule.chunk_kv > 0 && tile.merge >= 0) {
-      num_states = num_chunk_states(tile, p_.schedule.merges[tile.merge], p_);
+    if (tile.merge >= 0) {
+      // One thread waits for both when the tile ends.
+      prefetch_l2(counter_of(p_, tile.merge));
+      prefetch_l2(p_.schedule.merges + tile.merge);
+      if (p_.schedule.chunk_kv > 0) {
+        num_states = num_chunk_states(tile, p_.schedule.merges[tile.merge], p_);
+      }
     }
     context.finish(p_, S::kTileKv);
     // The list of a token may have fewer entries than planned.

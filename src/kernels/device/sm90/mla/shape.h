@@ -23,10 +23,10 @@ struct MlaShape : Choices {
   static constexpr int kConsumerThreads = 128 * kWarpgroups;
   static constexpr int kConsumerWarps = 4 * kWarpgroups;
   // A consumer has 128 accumulators of o, 32 logits, and 16 packed weights.
-  // Warpgroup 0 needs more registers than warpgroup 1; widening takes what that leaves.
-  static constexpr int kConsumerRegisters[kWarpgroups] = {kWidens ? 216 : 224, kWidens ? 208 : 224};
-  static constexpr int kProducerRegisters = kWidens ? 80 : 56;
-  static_assert(kConsumerRegisters[0] + kConsumerRegisters[1] + kProducerRegisters <=
+  // What consumers leave is the producer's.
+  static constexpr int kConsumerRegisters = kWidens ? 216 : 224;
+  static constexpr int kProducerRegisters = kWidens ? 72 : 56;
+  static_assert(kWarpgroups * kConsumerRegisters + kProducerRegisters <=
                 kThreads / 128 * (65536 / kThreads / 8 * 8));
 
   static constexpr int kHalfDims = Choices::kHeadDimVo / 2;

@@ -8,12 +8,11 @@
 
 namespace flashplan::device {
 
-/// A merge that waits for the end of the queue; see MlaMerge.
-struct alignas(16) MlaWaitingMerge {
-  int32_t part_index;
-  int32_t part_count;
-  int32_t merge;
-  int32_t unused;
+/// Rows of a merge that wait for the end of the queue; see MlaMerge.
+struct MlaWaitingMerge {
+  Merge merge;
+  int32_t begin;  // of the rows
+  int32_t end;
 };
 
 /// A block is the keys of one step. Blocks are counted over the whole queue, from 0: block b is in
@@ -48,7 +47,8 @@ struct alignas(16) MlaWaitingMerge {
 ///   6. After the last block of a tile, or of a chunk of it, both warpgroups write their sums of
 ///      weights and meet at kConsumerBarrier. So the next blocks find `weights`, `shift` and
 ///      `raised` unread. Sums have two buffers, because a warpgroup may write the next ones while
-///      the other one reads.
+///      the other one reads. Results are staged in `weights`: behind them the warpgroups meet there
+///      again, before the next weights are written.
 ///   7. Contexts: the record of work tile i is in entry i % kContexts, and behind the last tile is
 ///      a record with is_end. The warp that writes records waits until all others have freed the
 ///      entry's record before; consumers' warps, and warps that bring keys, free each record.
@@ -158,9 +158,6 @@ struct MlaSmem {
   FLASHPLAN_DEVICE uint32_t num_waiting() const {
     return base + FLASHPLAN_OFFSET_OF(Memory, num_waiting);
   }
-  FLASHPLAN_DEVICE uint32_t waiting(uint32_t i) const {
-    return base + FLASHPLAN_OFFSET_OF(Memory, waiting) + i * sizeof(MlaWaitingMerge);
-  }
   FLASHPLAN_DEVICE uint32_t raised(int warp) const {
     return base + FLASHPLAN_OFFSET_OF(Memory, raised) + warp * 4;
   }
@@ -184,10 +181,10 @@ struct MlaSmem {
   FLASHPLAN_DEVICE uint32_t weights() const { return base + FLASHPLAN_OFFSET_OF(Memory, weights); }
 };
 
-/// The number of blocks of a tile with steps.
+/// The number of blocks of a tile with steps, whose keys are [begin, end).
 template <typename S>
-FLASHPLAN_DEVICE int32_t num_blocks(const Sm90Context& context) {
-  return max(1, (context.tile.kv_end - context.tile.kv_begin + S::kTileKv - 1) / S::kTileKv);
+FLASHPLAN_DEVICE int32_t num_blocks(int32_t begin, int32_t end) {
+  return max(1, (end - begin + S::kTileKv - 1) / S::kTileKv);
 }
 
 }  // namespace flashplan::device

@@ -63,9 +63,11 @@ class MlaWideningWarp : protected MlaKeyWarp<S> {
       if (brings_records) records.load_records(i);
     };
     uint32_t number = 0;
-    const auto fill_blocks = [&](int32_t, const Sm90Context& context, const auto& block_at) {
-      const int32_t end = context.tile.kv_end;
-      int32_t key = context.tile.kv_begin;
+    using Keys = typename Base::Keys;
+    const auto fill_blocks = [&](const Keys& keys, const Sm90Context& context,
+                                 const auto& block_at) {
+      const int32_t end = keys.end;
+      int32_t key = keys.begin;
       const int32_t id = request(block_at(key));
       const int32_t next_id = request(block_at(key + S::kTileKv));
       const auto block_after = [&](int n) { return block_at(key + n * S::kTileKv); };

@@ -29,12 +29,9 @@ __global__ void __launch_bounds__(WideShape<Choices>::kThreads, 1)
   allow_next_kernel();
   __syncthreads();
   const int warpgroup = __shfl_sync(0xffffffffU, static_cast<int>(threadIdx.x) / 128, 0);
-  if (warpgroup == 1) {
-    take_registers<S::kConsumerRegisters[1]>();
-    MlaConsumer<S, 1>(p, shared).run();
-  } else if (warpgroup == 0) {
-    take_registers<S::kConsumerRegisters[0]>();
-    MlaConsumer<S, 0>(p, shared).run();
+  if (warpgroup < S::kWarpgroups) {
+    take_registers<S::kConsumerRegisters>();
+    MlaConsumer<S>(p, shared, warpgroup).run();
   } else {
     release_registers<S::kProducerRegisters>();
     const int warp = __shfl_sync(0xffffffffU, static_cast<int>(threadIdx.x) / 32 % 4, 0);

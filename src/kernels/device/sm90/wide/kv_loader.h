@@ -21,9 +21,11 @@ class WideKvLoader : MlaKeyWarp<S> {
 
   FLASHPLAN_DEVICE void run() {
     uint32_t number = 0;
-    const auto fill_blocks = [&](int32_t, const Sm90Context& context, const auto& block_at) {
-      const int32_t begin = context.tile.kv_begin;
-      const int32_t count = num_blocks<S>(context);
+    using Keys = typename Base::Keys;
+    const auto fill_blocks = [&](const Keys& keys, const Sm90Context& context,
+                                 const auto& block_at) {
+      const int32_t begin = keys.begin;
+      const int32_t count = num_blocks<S>(begin, keys.end);
       const int32_t head = context.tile.kv_head;
       const auto at = [&](int32_t n) { return block_at(begin + n * S::kTileKv); };
       int32_t ids[2] = {request(at(0)), request(at(1))};
