@@ -152,41 +152,47 @@ class MlaConsumer {
 
   /// Blocks n and n + 1 of the tile, for warpgroup 0, which owns block n.
   FLASHPLAN_DEVICE void attend_first(const Sm90Context& context, int32_t n, int32_t count) {
+    const uint32_t block = uniform_block();
     float shrink[2];
-    compute_logits(block_);
+    compute_logits(block);
     const bool is_first = (n & bits_in_chunk()) == 0;
     const bool raised = weigh<0>(context, n, count, is_first, shrink);
     if (raised && !is_first) multiply_o(shrink);
     pack();
     publish<0>(raised);
-    multiply_own<0>(block_);
-    wait_and_release<0>(block_);
+    multiply_own<0>(block);
+    wait_and_release<0>(block);
     if (n + 1 >= count) return;
     take_published<0>();
-    multiply_others<0>(block_ + 1);
-    wait_and_release<0>(block_ + 1);
+    multiply_others<0>(block + 1);
+    wait_and_release<0>(block + 1);
   }
 
   /// The same for warpgroup 1, which owns block n + 1, if there is one. It weighs that block while
   /// the product of block n runs.
   FLASHPLAN_DEVICE void attend_second(const Sm90Context& context, int32_t n, int32_t count) {
+    const uint32_t block = uniform_block();
     const bool owns = n + 1 < count;
     float shrink[2];
     bool raised = false;
-    if (owns) compute_logits(block_ + 1);
+    if (owns) compute_logits(block + 1);
     take_published<1>();
-    multiply_others<1>(block_);
+    multiply_others<1>(block);
     if (owns) {
       raised = weigh<1>(context, n + 1, count, false, shrink);
       pack();
     }
-    wait_and_release<1>(block_);
+    wait_and_release<1>(block);
     if (!owns) return;
     if (raised) multiply_o(shrink);
     publish<1>(raised);
-    multiply_own<1>(block_ + 1);
-    wait_and_release<1>(block_ + 1);
+    multiply_own<1>(block + 1);
+    wait_and_release<1>(block + 1);
   }
+
+  /// The number of the next block, which is the same in all lanes. Told so, the compiler keeps
+  /// addresses of operands in uniform registers.
+  FLASHPLAN_DEVICE uint32_t uniform_block() const { return __shfl_sync(0xffffffffU, block_, 0); }
 
   /// Waits for the weights of the other warpgroup. If shifts were raised, shrinks o and the sums.
   template <int kWarpgroup>
