@@ -5,13 +5,13 @@
 #include <cmath>
 #include <cstdint>
 
-#include "ops/cuda/sample/gathered.h"
+#include "ops/cuda/sample/few.h"
 
 namespace flashplan::cuda {
 
 template <DType kDType, bool kFromProbs, bool kHeld>
-class SampleFilters : protected SampleGathered<kDType, kFromProbs, kHeld> {
-  using Base = SampleGathered<kDType, kFromProbs, kHeld>;
+class SampleFilters : protected SampleFew<kDType, kFromProbs, kHeld> {
+  using Base = SampleFew<kDType, kFromProbs, kHeld>;
 
  public:
   using Base::Base;

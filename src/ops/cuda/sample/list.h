@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a CTA keeps in shared memory of a row that it reads without holding all of it: candidates,
-// which are the elements that may pass the filters of sample().
+// which are the elements that may pass the filters of sample(). Where they are all that may pass,
+// top-k, min-p, top-p and the draw need nothing else.
 #pragma once
 
 #include <cmath>
@@ -45,6 +46,8 @@ class SampleList : protected SampleFew<kDType, false, false> {
   using Base::part_;
   using Base::scale_;
   using Base::shared_;
+  using Base::weight_of_tie;
+  using Base::write_token;
   static constexpr int kVec = kWordElements<kDType>;
 
   /// Lists those of the warp's elements that are at least `low` and below `high`. This thread has
@@ -142,6 +145,65 @@ class SampleList : protected SampleFew<kDType, false, false> {
   __device__ bool read_largest() {
     scale_.largest = sampling::value_of(shared_.most);
     return fabsf(scale_.largest) < INFINITY;
+  }
+
+  // --- Where the list has all that the filters may keep ---
+
+  /// Draws and writes the token if few candidates may be kept; else returns false.
+  __device__ bool draw_from_few_listed() {
+    uint32_t least = 1;  // key that may be kept
+    if (top_k_ < p_.vocab && num_listed_ > kMostFew / 4 && num_listed_ >= top_k_) {
+      least_ = key_of(bound_);
+      most_ = shared_.most;
+      this->find_range(static_cast<uint64_t>(top_k_), 0, amounts<false>());
+      least = least_;
+    }
+    if (threadIdx.x == 0) shared_.num_candidates = 0;
+    __syncthreads();
+    this->for_each([&](uint32_t key, uint32_t id) {
+      if (key < least) return;
+      const auto place = static_cast<int>(atomicAdd(&shared_.num_candidates, 1U));
+      if (place < kMostFew) this->set_few(place, key, id, cut_);
+    });
+    __syncthreads();
+    const auto num = static_cast<int>(shared_.num_candidates);
+    if (num > kMostFew) return false;
+    this->draw_from_few(num, top_k_);
+    return true;
+  }
+
+  /// Finds the cut. If fewer than top_k elements are listed, all others are dropped by min-p.
+  __device__ void filter() {
+    least_ = key_of(bound_);
+    most_ = shared_.most;
+    if (top_k_ < p_.vocab && num_listed_ >= top_k_) {
+      const auto wanted = static_cast<uint64_t>(top_k_);
+      const uint64_t above = this->find_key(wanted, 0, amounts<false>());
+      cut_ = {least_, static_cast<uint32_t>(wanted - above), cut_.min_weight};
+    }
+    if (shared_.top_p >= 1.0F) return;
+    const uint64_t all = mass_above_cut();
+    const uint64_t wanted =
+        sampling::part_of(shared_.top_p, all + uint64_t{cut_.num_ties} * weight_of_tie(cut_));
+    uint64_t above = all;
+    if (all >= wanted) {
+      most_ = shared_.most;
+      above = this->find_key(wanted, 0, amounts<true>());
+      cut_.key = least_;
+      cut_.num_ties = 1;
+    }
+    cut_.num_ties = sampling::ties_to_reach(wanted, above, weight_of_tie(cut_));
+  }
+
+  /// Draws from what the cut keeps of the list and writes the token.
+  __device__ void draw() {
+    const auto kept = find_kept();
+    const auto weight_of = [&](uint32_t key, uint32_t id) { return weight_in(kept, key, id); };
+    const uint64_t target = sampling::high_product(shared_.random, kept.mass);
+    const uint32_t token = find_id(target + 1, weight_of);
+    this->for_each([&](uint32_t key, uint32_t id) {
+      if (id == token) write_token(id, weight_of(key, id), kept.mass);
+    });
   }
 
   StreamList& list_;

@@ -8,7 +8,7 @@
 #include <cstdint>
 
 #include "ops/cuda/sample/cluster_kernel.h"
-#include "ops/cuda/sample/listed.h"
+#include "ops/cuda/sample/list.h"
 #include "ops/cuda/sample/ways.h"
 
 namespace flashplan::cuda {
@@ -21,8 +21,8 @@ __device__ __noinline__ bool draw_other(const SampleParams& p, int32_t row, Coun
 }
 
 template <DType kDType>
-class SampleStream : SampleListed<kDType> {
-  using Base = SampleListed<kDType>;
+class SampleStream : SampleList<kDType> {
+  using Base = SampleList<kDType>;
 
  public:
   using Base::Base;
