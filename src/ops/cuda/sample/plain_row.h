@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // A row that warps read once, block by block. Each warp weighs blocks relative to their own largest
 // values. The entries of all blocks then tell what each block weighs in the row, and which one has
-// the token of a draw without filters.
+// the token of a draw without filters: the threads of each CTA together find it, and the warp that
+// has weighed it draws the token.
 #pragma once
 
 #include <cmath>
@@ -44,6 +45,26 @@ class PlainRow {
         elements_({p.logits, p.row_stride, p.bias, p.bias_stride}, p.logits_row(row), p.vocab,
                   kFromProbs ? 0.0F : -INFINITY),
         num_fetchable_(elements_.has_words(0, 0) ? p.vocab / kBlock : 0) {}
+
+  /// Draws and writes a token without filters, or the error of the parameters or the row. Also
+  /// takes the largest of logits, if the temperature is 0. Probabilities need another one.
+  __device__ void run() {
+    if (threadIdx.x == 0) init_mail();
+    cluster_arrive_relaxed();
+    start_reading();
+    cluster_wait();  // all CTAs have begun: their shared memory can be written to
+    read(SeeNothing{}, [](int /*block*/, const WeighedBlock&) {});
+    // While the entries of other CTAs are on their way.
+    const auto random = sampling::random_of_try(p_, row_, 0);
+    SampleError error = receive_entries();
+    if (error == SampleError::kNone) {
+      weigh_entries();
+      error = draw_without_filters(random);
+    }
+    if (error != SampleError::kNone && is_first_thread_of_cluster()) {
+      write_result(p_, row_, -1, NAN, error);
+    }
+  }
 
  protected:
   static constexpr int kBlock = sampling::kBlock;
