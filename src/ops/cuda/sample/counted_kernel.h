@@ -12,7 +12,8 @@ namespace flashplan::cuda {
 
 namespace {
 
-/// The dynamic shared memory begins with a CountedShared. Sampler's follows, after so many floats.
+/// The dynamic shared memory begins with a CountedShared. That of a SampleRow follows, after so
+/// many floats.
 constexpr int kCounted = static_cast<int>(sizeof(CountedShared)) / 4;
 constexpr int kCountedCtasOfSm = 2;  // with a third, registers would be spilled
 

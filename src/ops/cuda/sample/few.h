@@ -11,234 +11,221 @@
 
 namespace flashplan::cuda {
 
-template <DType kDType, bool kFromProbs, bool kHeld>
-class SampleFew : protected SampleDraw<kDType, kFromProbs, kHeld> {
-  using Base = SampleDraw<kDType, kFromProbs, kHeld>;
+constexpr int kFewAtOnce = 4;
+static_assert(kFewAtOnce * 8 <= kFewPadding);
 
- public:
-  using Base::Base;
+__device__ inline uint64_t order_of(const uint4& candidate) {
+  return uint64_t{candidate.y} << 32 | candidate.x;
+}
 
- protected:
-  using Base::expect;
-  using Base::kept_weight_of;
-  using Base::largest_;
-  using Base::mail;
-  using Base::num_candidates_of;
-  using Base::p_;
-  using Base::part_;
-  using Base::publish;
-  using Base::receive;
-  using Base::share_of_rank;
-  using Base::shared_;
-  using Base::value_of_rank;
-
-  /// Puts a candidate in place `place` of shared_.few.
-  __device__ void set_few(int place, uint32_t key, uint32_t id, const Cut& cut) {
-    shared_.few[place] = make_uint4(~id, key, kept_weight_of(sampling::value_of(key), cut), 0U);
-  }
-
-  /// Draws a token from the first `num` candidates of shared_.few, at most kMostFew, and writes it.
-  /// The candidates are ranked by value, the largest first, and equal ones by id, so top-k and
-  /// top-p keep the first ranks. Two to eight neighbouring threads find the rank of one candidate:
-  /// each compares it with a part of the others. All threads of the CTA call this.
-  __device__ void draw_from_few(int num, int32_t top_k) {
-    uint4* few = shared_.few;
-    const auto thread = static_cast<int>(threadIdx.x);
-    if (thread < kFewPadding) few[num + thread] = make_uint4(0U, 0U, 0U, 0U);
-    __syncthreads();
-    static_assert(2 * kMostFew <= kRowThreads);
-    int log_parts = 1;
-    while (log_parts < 3 && num << (log_parts + 1) <= kRowThreads) ++log_parts;
-    const int parts = 1 << log_parts;
-    const int index = thread >> log_parts;
-    const int part = thread & (parts - 1);
-    const int end = warp_of_thread() * 32 >> log_parts < num ? num : 0;  // same for all lanes
-    const uint4 own = index < num ? few[index] : make_uint4(0U, 0U, 0U, 0U);
-    uint32_t rank = 0;
-    uint64_t above = 0;  // mass
+/// The sum over `parts` neighbouring threads.
+template <class T>
+__device__ T sum_of_parts(T value, int parts) {
 #pragma unroll 1
-    for (int c = part; c < end; c += kAtOnce * parts) {
+  for (int distance = 1; distance < parts; distance *= 2) {
+    value += __shfl_xor_sync(~0U, value, distance);
+  }
+  return value;
+}
+
+/// Puts a candidate in place `place` of row.shared.few.
+template <class Row>
+__device__ void set_few(Row& row, int place, uint32_t key, uint32_t id, const Cut& cut) {
+  row.shared.few[place] =
+      make_uint4(~id, key, row.kept_weight_of(sampling::value_of(key), cut), 0U);
+}
+
+/// Draws a token from the first `num` candidates of row.shared.few, at most kMostFew, and writes
+/// it. The candidates are ranked by value, the largest first, and equal ones by id, so top-k and
+/// top-p keep the first ranks. Two to eight neighbouring threads find the rank of one candidate:
+/// each compares it with a part of the others. All threads of the CTA call this.
+template <class Row>
+__device__ void draw_from_few(Row& row, int num, int32_t top_k) {
+  uint4* few = row.shared.few;
+  const auto thread = static_cast<int>(threadIdx.x);
+  if (thread < kFewPadding) few[num + thread] = make_uint4(0U, 0U, 0U, 0U);
+  __syncthreads();
+  static_assert(2 * kMostFew <= kRowThreads);
+  int log_parts = 1;
+  while (log_parts < 3 && num << (log_parts + 1) <= kRowThreads) ++log_parts;
+  const int parts = 1 << log_parts;
+  const int index = thread >> log_parts;
+  const int part = thread & (parts - 1);
+  const int end = warp_of_thread() * 32 >> log_parts < num ? num : 0;  // same for all lanes
+  const uint4 own = index < num ? few[index] : make_uint4(0U, 0U, 0U, 0U);
+  uint32_t rank = 0;
+  uint64_t above = 0;  // mass
+#pragma unroll 1
+  for (int c = part; c < end; c += kFewAtOnce * parts) {
 #pragma unroll
-      for (int u = 0; u < kAtOnce; ++u) {
-        const uint4 other = few[c + u * parts];
-        const bool comes_before = order_of(other) > order_of(own);
-        rank += comes_before ? 1U : 0U;
-        above += comes_before ? other.z : 0U;
-      }
+    for (int u = 0; u < kFewAtOnce; ++u) {
+      const uint4 other = few[c + u * parts];
+      const bool comes_before = order_of(other) > order_of(own);
+      rank += comes_before ? 1U : 0U;
+      above += comes_before ? other.z : 0U;
     }
-    rank = sum_of_parts(rank, parts);
-    above = sum_of_parts(above, parts);
-    // The thread of the last rank that is kept tells the mass up to it.
-    const auto last = static_cast<uint32_t>(min(top_k, num)) - 1;
-    bool is_kept = index < num && rank <= last;
-    if (is_kept && rank == last) shared_.total = above + own.z;
-    __syncthreads();
-    if (shared_.top_p < 1.0F) {
-      const uint64_t wanted = sampling::part_of(shared_.top_p, shared_.total);
-      is_kept = is_kept && above < wanted;
-      if (is_kept && above + own.z >= wanted) shared_.wanted = above + own.z;
-    } else if (thread == 0) {
-      shared_.wanted = shared_.total;
-    }
-    if (part == 0 && is_kept) few[index].w = own.z;
-    __syncthreads();
-    const uint64_t total = shared_.wanted;
-    const uint64_t target = sampling::high_product(shared_.random, total);
-    uint64_t before = 0;  // of kept ones, in the order of ids
+  }
+  rank = sum_of_parts(rank, parts);
+  above = sum_of_parts(above, parts);
+  // The thread of the last rank that is kept tells the mass up to it.
+  const auto last = static_cast<uint32_t>(min(top_k, num)) - 1;
+  bool is_kept = index < num && rank <= last;
+  if (is_kept && rank == last) row.shared.total = above + own.z;
+  __syncthreads();
+  if (row.shared.top_p < 1.0F) {
+    const uint64_t wanted = sampling::part_of(row.shared.top_p, row.shared.total);
+    is_kept = is_kept && above < wanted;
+    if (is_kept && above + own.z >= wanted) row.shared.wanted = above + own.z;
+  } else if (thread == 0) {
+    row.shared.wanted = row.shared.total;
+  }
+  if (part == 0 && is_kept) few[index].w = own.z;
+  __syncthreads();
+  const uint64_t total = row.shared.wanted;
+  const uint64_t target = sampling::high_product(row.shared.random, total);
+  uint64_t before = 0;  // of kept ones, in the order of ids
 #pragma unroll 1
-    for (int c = part; c < end; c += kAtOnce * parts) {
+  for (int c = part; c < end; c += kFewAtOnce * parts) {
 #pragma unroll
-      for (int u = 0; u < kAtOnce; ++u) {
-        const uint4 other = few[c + u * parts];
-        before += other.x > own.x ? other.w : 0U;
-      }
-    }
-    before = sum_of_parts(before, parts);
-    if (part == 0 && is_kept && before <= target && target < before + own.z) {
-      this->write_token(~own.x, own.z, total);
+    for (int u = 0; u < kFewAtOnce; ++u) {
+      const uint4 other = few[c + u * parts];
+      before += other.x > own.x ? other.w : 0U;
     }
   }
-
-  // --- With a small top-k ---
-
-  /// Each thread of a warp has a key. Sends the two largest of them to all CTAs of the cluster.
-  __device__ void send_largest(uint32_t key) {
-    const int lane = lane_of_thread();
-    const uint32_t first = __reduce_max_sync(~0U, key);
-    const int first_lane = __ffs(static_cast<int>(__ballot_sync(~0U, key == first))) - 1;
-    const uint32_t second = __reduce_max_sync(~0U, lane == first_lane ? 0U : key);
-    if (lane >= cluster_size()) return;
-    uint64_t* to = &shared_.largest[cluster_rank()][warp_of_thread()];
-    mail().send(to, uint64_t{first} << 32 | second, lane);
+  before = sum_of_parts(before, parts);
+  if (part == 0 && is_kept && before <= target && target < before + own.z) {
+    write_token(row, ~own.x, own.z, total);
   }
+}
 
-  /// Waits for what the warps of all CTAs have sent. Returns the row's largest key.
-  __device__ uint32_t receive_largest() {
-    expect(sizeof(shared_.largest[0]));
-    receive();
-    uint32_t key = 0;
+// --- With a small top-k ---
+
+constexpr int kLargest = kMaxCluster * kRowWarps / 32;  // pairs of warps that a lane reads
+static_assert(kLargest * 32 == kMaxCluster * kRowWarps);
+
+/// Each thread of a warp has a key. Sends the two largest of them to all CTAs of the cluster.
+template <class Row>
+__device__ void send_largest(Row& row, uint32_t key) {
+  const int lane = lane_of_thread();
+  const uint32_t first = __reduce_max_sync(~0U, key);
+  const int first_lane = __ffs(static_cast<int>(__ballot_sync(~0U, key == first))) - 1;
+  const uint32_t second = __reduce_max_sync(~0U, lane == first_lane ? 0U : key);
+  if (lane >= cluster_size()) return;
+  uint64_t* to = &row.shared.largest[cluster_rank()][warp_of_thread()];
+  row.mail().send(to, uint64_t{first} << 32 | second, lane);
+}
+
+/// Waits for what the warps of all CTAs have sent. Returns the row's largest key.
+template <class Row>
+__device__ uint32_t receive_largest(Row& row) {
+  row.expect(sizeof(row.shared.largest[0]));
+  row.receive();
+  uint32_t key = 0;
 #pragma unroll
-    for (int i = 0; i < kLargest; ++i) key = max(key, static_cast<uint32_t>(pair(i) >> 32));
-    return __reduce_max_sync(~0U, key);
-  }
+  for (int i = 0; i < kLargest; ++i)
+    key = max(key, static_cast<uint32_t>(pair_of_warps(row, i) >> 32));
+  return __reduce_max_sync(~0U, key);
+}
 
-  /// Draws and writes the token if top-k keeps few elements; else returns false.
-  __device__ bool draw_from_gathered(const Cut& cut) {
-    if (shared_.top_k >= p_.vocab) return false;
-    const uint32_t bound = find_bound(shared_.top_k);
-    if (bound == 0 || !gather(sampling::value_of(bound))) return false;
-    if (cluster_rank() != 0) return true;
-    const int lane = lane_of_thread();
-    const int num_of_lane = lane < cluster_size() ? num_candidates_of(lane) : 0;
-    const auto to_lane = static_cast<int>(sum_to_lane(static_cast<uint64_t>(num_of_lane)));
-    constexpr int kThreadsOfRank = 16;
-    static_assert(kThreadsOfRank * kMaxCluster <= kRowThreads);
-    const int rank = static_cast<int>(threadIdx.x) / kThreadsOfRank;
-    const int num = __shfl_sync(~0U, num_of_lane, rank);
-    const int first = __shfl_sync(~0U, to_lane, rank) - num;
+/// Draws and writes the token if top-k keeps few elements; else returns false.
+template <class Row>
+__device__ bool draw_from_gathered(Row& row, const Cut& cut) {
+  if (row.shared.top_k >= row.p.vocab) return false;
+  const uint32_t bound = find_bound(row, row.shared.top_k);
+  if (bound == 0 || !gather_from(row, sampling::value_of(bound))) return false;
+  if (cluster_rank() != 0) return true;
+  const int lane = lane_of_thread();
+  const int num_of_lane = lane < cluster_size() ? num_candidates_of(row, lane) : 0;
+  const auto to_lane = static_cast<int>(sum_to_lane(static_cast<uint64_t>(num_of_lane)));
+  constexpr int kThreadsOfRank = 16;
+  static_assert(kThreadsOfRank * kMaxCluster <= kRowThreads);
+  const int rank = static_cast<int>(threadIdx.x) / kThreadsOfRank;
+  const int num = __shfl_sync(~0U, num_of_lane, rank);
+  const int first = __shfl_sync(~0U, to_lane, rank) - num;
 #pragma unroll 1
-    for (int c = lane % kThreadsOfRank; c < num; c += kThreadsOfRank) {
-      const uint64_t candidate = shared_.gathered[rank * share_of_rank() + c];
-      set_few(first + c, static_cast<uint32_t>(candidate >> 32), static_cast<uint32_t>(candidate),
-              cut);
-    }
-    draw_from_few(__shfl_sync(~0U, to_lane, 31), shared_.top_k);
-    return true;
+  for (int c = lane % kThreadsOfRank; c < num; c += kThreadsOfRank) {
+    const uint64_t candidate = row.shared.gathered[rank * share_of_rank() + c];
+    set_few(row, first + c, static_cast<uint32_t>(candidate >> 32),
+            static_cast<uint32_t>(candidate), cut);
   }
+  draw_from_few(row, __shfl_sync(~0U, to_lane, 31), row.shared.top_k);
+  return true;
+}
 
- private:
-  static constexpr int kAtOnce = 4;
-  static_assert(kAtOnce * 8 <= kFewPadding);
+/// Pair number i of the lane: the two largest keys of a warp, the larger one in the high half.
+template <class Row>
+__device__ uint64_t pair_of_warps(Row& row, int i) {
+  const int warp = i * 32 + lane_of_thread();
+  return warp < kRowWarps * cluster_size() ? (&row.shared.largest[0][0])[warp] : 0;
+}
 
-  static __device__ uint64_t order_of(const uint4& candidate) {
-    return uint64_t{candidate.y} << 32 | candidate.x;
-  }
-
-  /// The sum over `parts` neighbouring threads.
-  template <class T>
-  static __device__ T sum_of_parts(T value, int parts) {
-#pragma unroll 1
-    for (int distance = 1; distance < parts; distance *= 2) {
-      value += __shfl_xor_sync(~0U, value, distance);
-    }
-    return value;
-  }
-
-  static constexpr int kLargest = kMaxCluster * kRowWarps / 32;  // pairs of warps that a lane reads
-  static_assert(kLargest * 32 == kMaxCluster * kRowWarps);
-
-  /// Pair number i of the lane: the two largest keys of a warp, the larger one in the high half.
-  __device__ uint64_t pair(int i) const {
-    const int warp = i * 32 + lane_of_thread();
-    return warp < kRowWarps * cluster_size() ? (&shared_.largest[0][0])[warp] : 0;
-  }
-
-  /// A key that at least `top_k` elements of the row reach: not many more than `top_k` of the keys
-  /// that the warps have told reach it. 0 if these keys are too few.
-  __device__ uint32_t find_bound(int top_k) const {
-    // Both keys of each warp in a cluster of up to half the CTAs, else the larger one.
-    const bool has_both = cluster_size() <= kMaxCluster / 2;
-    int num = kRowWarps * cluster_size() * (has_both ? 2 : 1);  // of keys that are at least `low`
-    if (num / 2 < top_k) return 0;  // too many elements would reach the bound
-    uint32_t keys[kLargest];
-    uint32_t low = ~0U;
+/// A key that at least `top_k` elements of the row reach: not many more than `top_k` of the keys
+/// that the warps have told reach it. 0 if these keys are too few.
+template <class Row>
+__device__ uint32_t find_bound(Row& row, int top_k) {
+  // Both keys of each warp in a cluster of up to half the CTAs, else the larger one.
+  const bool has_both = cluster_size() <= kMaxCluster / 2;
+  int num = kRowWarps * cluster_size() * (has_both ? 2 : 1);  // of keys that are at least `low`
+  if (num / 2 < top_k) return 0;  // too many elements would reach the bound
+  uint32_t keys[kLargest];
+  uint32_t low = ~0U;
 #pragma unroll
-    for (int i = 0; i < kLargest; ++i) {
-      const bool is_second = has_both && i >= kLargest / 2;
-      const uint64_t both = pair(is_second ? i - kLargest / 2 : i);
-      keys[i] = static_cast<uint32_t>(is_second ? both : both >> 32);
-      if (both != 0) low = min(low, keys[i]);
-    }
-    low = ~__reduce_max_sync(~0U, ~low);
-    uint32_t high = sampling::key_of(largest_);
-    const int enough = top_k + top_k / 8;
+  for (int i = 0; i < kLargest; ++i) {
+    const bool is_second = has_both && i >= kLargest / 2;
+    const uint64_t both = pair_of_warps(row, is_second ? i - kLargest / 2 : i);
+    keys[i] = static_cast<uint32_t>(is_second ? both : both >> 32);
+    if (both != 0) low = min(low, keys[i]);
+  }
+  low = ~__reduce_max_sync(~0U, ~low);
+  uint32_t high = sampling::key_of(row.largest);
+  const int enough = top_k + top_k / 8;
 #pragma unroll 1
-    while (num > enough && low < high) {
-      const uint32_t middle = high - (high - low) / 2;
-      unsigned own = 0;
+  while (num > enough && low < high) {
+    const uint32_t middle = high - (high - low) / 2;
+    unsigned own = 0;
 #pragma unroll
-      for (const uint32_t key : keys) own += key >= middle ? 1U : 0U;
-      const auto reached = static_cast<int>(__reduce_add_sync(~0U, own));
-      if (reached >= top_k) {
-        low = middle;
-        num = reached;
-      } else {
-        high = middle - 1;
-      }
+    for (const uint32_t key : keys) own += key >= middle ? 1U : 0U;
+    const auto reached = static_cast<int>(__reduce_add_sync(~0U, own));
+    if (reached >= top_k) {
+      low = middle;
+      num = reached;
+    } else {
+      high = middle - 1;
     }
-    return low;
   }
+  return low;
+}
 
-  /// Sends the part's elements from `low` on to the first CTA. Returns whether these are few, in
-  /// the row and in each part.
-  __device__ bool gather(float low) {
-    const int share = share_of_rank();
-    const auto begin = static_cast<int>(threadIdx.x) * 4;
-    this->for_words_from(low, begin, part_.count(), kRowThreads * 4, [&](int first) {
+/// Sends the part's elements from `low` on to the first CTA. Returns whether these are few, in
+/// the row and in each part.
+template <class Row>
+__device__ bool gather_from(Row& row, float low) {
+  const int share = share_of_rank();
+  const auto begin = static_cast<int>(threadIdx.x) * 4;
+  row.for_words_from(low, begin, row.part.count(), kRowThreads * 4, [&](int first) {
 #pragma unroll 1
-      for (int i = first; i < min(first + 4, part_.count()); ++i) {
-        const float value = part_.at(i);
-        if (!(value >= low)) continue;
-        const auto place = static_cast<int>(atomicAdd(&shared_.num_candidates, 1U));
-        if (place >= share) break;
-        const uint64_t id = static_cast<uint32_t>(part_.begin() + i);
-        shared_.gathered_mail.send(&shared_.gathered[cluster_rank() * share + place],
-                                   uint64_t{key_of(value)} << 32 | id, 0);
-      }
-    });
-    __syncthreads();
-    if (warp_of_thread() == 0) publish({shared_.num_candidates, 0, 0, 0});
-    receive();
-    const auto num = static_cast<uint32_t>(value_of_rank(0));
-    const uint32_t sent = min(num, static_cast<uint32_t>(share));
-    if (cluster_rank() == 0) {
-      const uint32_t all = __reduce_add_sync(~0U, sent);
-      if (threadIdx.x == 0) shared_.gathered_mail.expect(all * sizeof(uint64_t));
-      shared_.gathered_mail.wait(0);
+    for (int i = first; i < min(first + 4, row.part.count()); ++i) {
+      const float value = row.part.at(i);
+      if (!(value >= low)) continue;
+      const auto place = static_cast<int>(atomicAdd(&row.shared.num_candidates, 1U));
+      if (place >= share) break;
+      const uint64_t id = static_cast<uint32_t>(row.part.begin() + i);
+      row.shared.gathered_mail.send(&row.shared.gathered[cluster_rank() * share + place],
+                                    uint64_t{key_of(value)} << 32 | id, 0);
     }
-    return __reduce_max_sync(~0U, num) <= static_cast<uint32_t>(share) &&
-           __reduce_add_sync(~0U, num) <= kMostFew;
+  });
+  __syncthreads();
+  if (warp_of_thread() == 0) row.publish({row.shared.num_candidates, 0, 0, 0});
+  row.receive();
+  const auto num = static_cast<uint32_t>(row.value_of_rank(0));
+  const uint32_t sent = min(num, static_cast<uint32_t>(share));
+  if (cluster_rank() == 0) {
+    const uint32_t all = __reduce_add_sync(~0U, sent);
+    if (threadIdx.x == 0) row.shared.gathered_mail.expect(all * sizeof(uint64_t));
+    row.shared.gathered_mail.wait(0);
   }
-};
+  return __reduce_max_sync(~0U, num) <= static_cast<uint32_t>(share) &&
+         __reduce_add_sync(~0U, num) <= kMostFew;
+}
 
 }  // namespace flashplan::cuda

@@ -27,27 +27,18 @@ struct StreamList {
 };
 
 template <DType kDType>
-class SampleList : protected SampleFew<kDType, false, false> {
-  using Base = SampleFew<kDType, false, false>;
-
+class SampleList {
  public:
   /// `memory`: what SampleRow needs, and a StreamList behind it.
   __device__ SampleList(const SampleParams& p, const RowSplit& split, SampleShared& shared,
                         float* memory)
-      : Base(p, split, shared, memory), list_(*reinterpret_cast<StreamList*>(memory + kListed)) {}
+
+      : row_(p, split, shared, memory), list_(*reinterpret_cast<StreamList*>(memory + kListed)) {}
 
   /// Where the list begins, in floats.
   static constexpr int kListed = (kBytesOfRank + kGroups * 8) / 4;
 
  protected:
-  using Base::least_;
-  using Base::most_;
-  using Base::p_;
-  using Base::part_;
-  using Base::scale_;
-  using Base::shared_;
-  using Base::weight_of_tie;
-  using Base::write_token;
   static constexpr int kVec = kWordElements<kDType>;
 
   /// Lists those of the warp's elements that are at least `low` and below `high`. This thread has
@@ -58,7 +49,7 @@ class SampleList : protected SampleFew<kDType, false, false> {
     const int warp = warp_of_thread();
 #pragma unroll
     for (int e = 0; e < kVec; ++e) {
-      const bool is_in = x[e] >= low && !(x[e] >= high) && i + e < part_.count();
+      const bool is_in = x[e] >= low && !(x[e] >= high) && i + e < row_.part.count();
       const unsigned lanes = __ballot_sync(~0U, is_in);
       const int place = num_ + __popc(lanes & before);
       if (is_in && place < StreamList::kMost) {
@@ -72,7 +63,7 @@ class SampleList : protected SampleFew<kDType, false, false> {
   /// Ends the lists: sets num_listed_ for all threads, and returns whether no warp has found more
   /// candidates than its list holds. All threads call it.
   __device__ bool finish_lists() {
-    num_listed_ = static_cast<int>(this->sum_of_cta(lane_of_thread() == 0 ? num_ : 0));
+    num_listed_ = static_cast<int>(row_.sum_of_cta(lane_of_thread() == 0 ? num_ : 0));
     return __syncthreads_or(num_ > StreamList::kMost ? 1 : 0) == 0;
   }
 
@@ -91,8 +82,8 @@ class SampleList : protected SampleFew<kDType, false, false> {
   template <bool kByWeight>
   __device__ auto amounts() const {
     return [this](const auto& add) {
-      this->for_each([&](uint32_t key, uint32_t /*id*/) {
-        add(key, this->template amount_of_key<kByWeight>(key, cut_));
+      for_each([&](uint32_t key, uint32_t /*id*/) {
+        add(key, amount_of_key<kByWeight>(row_, key, cut_));
       });
     };
   }
@@ -104,47 +95,45 @@ class SampleList : protected SampleFew<kDType, false, false> {
     uint64_t mass;      // of all that is kept
   };
   __device__ Kept find_kept() {
-    const uint32_t tie = this->weight_of_tie(cut_);
+    const uint32_t tie = row_.weight_of_tie(cut_);
     Kept kept = {tie, ~0U, mass_above_cut() + uint64_t{cut_.num_ties} * tie};
     if (tie == 0) return kept;
     const auto is_tie = [&](uint32_t key, uint32_t /*id*/) { return key == cut_.key ? 1U : 0U; };
     uint64_t num_ties = 0;
-    this->for_each([&](uint32_t key, uint32_t id) { num_ties += is_tie(key, id); });
-    if (this->sum_of_cta(num_ties) > cut_.num_ties) kept.last_tie = find_id(cut_.num_ties, is_tie);
+    for_each([&](uint32_t key, uint32_t id) { num_ties += is_tie(key, id); });
+    if (row_.sum_of_cta(num_ties) > cut_.num_ties) kept.last_tie = find_id(cut_.num_ties, is_tie);
     return kept;
   }
   /// The weight of an element; 0 if it is not kept.
   __device__ uint32_t weight_in(const Kept& kept, uint32_t key, uint32_t id) const {
     if (key == cut_.key) return id <= kept.last_tie ? kept.tie : 0U;
-    return this->template amount_of_key<true>(key, cut_);
+    return amount_of_key<true>(row_, key, cut_);
   }
 
   /// The mass of the candidates above the cut.
   __device__ uint64_t mass_above_cut() {
     uint64_t mass = 0;
-    this->for_each([&](uint32_t key, uint32_t /*id*/) {
-      mass += this->template amount_of_key<true>(key, cut_);
-    });
-    return this->sum_of_cta(mass);
+    for_each([&](uint32_t key, uint32_t /*id*/) { mass += amount_of_key<true>(row_, key, cut_); });
+    return row_.sum_of_cta(mass);
   }
 
   /// The id at which the sum of amount_of(key, id), in the order of ids, reaches `wanted`.
   template <class AmountOf>
   __device__ uint32_t find_id(uint64_t wanted, const AmountOf& amount_of) {
-    const auto last = static_cast<uint32_t>(p_.vocab - 1);
-    least_ = 0;
-    most_ = last;
-    this->find_key(wanted, 0, [&](const auto& add) {
-      this->for_each([&](uint32_t key, uint32_t id) { add(last - id, amount_of(key, id)); });
+    const auto last = static_cast<uint32_t>(row_.p.vocab - 1);
+    row_.least = 0;
+    row_.most = last;
+    find_key(row_, wanted, 0, [&](const auto& add) {
+      for_each([&](uint32_t key, uint32_t id) { add(last - id, amount_of(key, id)); });
     });
-    return last - least_;
+    return last - row_.least;
   }
 
   /// Takes over the row's largest value, once the row has been read. Returns false if it shows that
   /// the row has an error.
   __device__ bool read_largest() {
-    scale_.largest = sampling::value_of(shared_.most);
-    return fabsf(scale_.largest) < INFINITY;
+    row_.scale.largest = sampling::value_of(row_.shared.most);
+    return fabsf(row_.scale.largest) < INFINITY;
   }
 
   // --- Where the list has all that the filters may keep ---
@@ -152,60 +141,61 @@ class SampleList : protected SampleFew<kDType, false, false> {
   /// Draws and writes the token if few candidates may be kept; else returns false.
   __device__ bool draw_from_few_listed() {
     uint32_t least = 1;  // key that may be kept
-    if (top_k_ < p_.vocab && num_listed_ > kMostFew / 4 && num_listed_ >= top_k_) {
-      least_ = key_of(bound_);
-      most_ = shared_.most;
-      this->find_range(static_cast<uint64_t>(top_k_), 0, amounts<false>());
-      least = least_;
+    if (top_k_ < row_.p.vocab && num_listed_ > kMostFew / 4 && num_listed_ >= top_k_) {
+      row_.least = key_of(bound_);
+      row_.most = row_.shared.most;
+      find_range(row_, static_cast<uint64_t>(top_k_), 0, amounts<false>());
+      least = row_.least;
     }
-    if (threadIdx.x == 0) shared_.num_candidates = 0;
+    if (threadIdx.x == 0) row_.shared.num_candidates = 0;
     __syncthreads();
-    this->for_each([&](uint32_t key, uint32_t id) {
+    for_each([&](uint32_t key, uint32_t id) {
       if (key < least) return;
-      const auto place = static_cast<int>(atomicAdd(&shared_.num_candidates, 1U));
-      if (place < kMostFew) this->set_few(place, key, id, cut_);
+      const auto place = static_cast<int>(atomicAdd(&row_.shared.num_candidates, 1U));
+      if (place < kMostFew) set_few(row_, place, key, id, cut_);
     });
     __syncthreads();
-    const auto num = static_cast<int>(shared_.num_candidates);
+    const auto num = static_cast<int>(row_.shared.num_candidates);
     if (num > kMostFew) return false;
-    this->draw_from_few(num, top_k_);
+    draw_from_few(row_, num, top_k_);
     return true;
   }
 
   /// Finds the cut. If fewer than top_k elements are listed, all others are dropped by min-p.
   __device__ void filter() {
-    least_ = key_of(bound_);
-    most_ = shared_.most;
-    if (top_k_ < p_.vocab && num_listed_ >= top_k_) {
+    row_.least = key_of(bound_);
+    row_.most = row_.shared.most;
+    if (top_k_ < row_.p.vocab && num_listed_ >= top_k_) {
       const auto wanted = static_cast<uint64_t>(top_k_);
-      const uint64_t above = this->find_key(wanted, 0, amounts<false>());
-      cut_ = {least_, static_cast<uint32_t>(wanted - above), cut_.min_weight};
+      const uint64_t above = find_key(row_, wanted, 0, amounts<false>());
+      cut_ = {row_.least, static_cast<uint32_t>(wanted - above), cut_.min_weight};
     }
-    if (shared_.top_p >= 1.0F) return;
+    if (row_.shared.top_p >= 1.0F) return;
     const uint64_t all = mass_above_cut();
-    const uint64_t wanted =
-        sampling::part_of(shared_.top_p, all + uint64_t{cut_.num_ties} * weight_of_tie(cut_));
+    const uint64_t wanted = sampling::part_of(
+        row_.shared.top_p, all + uint64_t{cut_.num_ties} * row_.weight_of_tie(cut_));
     uint64_t above = all;
     if (all >= wanted) {
-      most_ = shared_.most;
-      above = this->find_key(wanted, 0, amounts<true>());
-      cut_.key = least_;
+      row_.most = row_.shared.most;
+      above = find_key(row_, wanted, 0, amounts<true>());
+      cut_.key = row_.least;
       cut_.num_ties = 1;
     }
-    cut_.num_ties = sampling::ties_to_reach(wanted, above, weight_of_tie(cut_));
+    cut_.num_ties = sampling::ties_to_reach(wanted, above, row_.weight_of_tie(cut_));
   }
 
   /// Draws from what the cut keeps of the list and writes the token.
   __device__ void draw() {
     const auto kept = find_kept();
     const auto weight_of = [&](uint32_t key, uint32_t id) { return weight_in(kept, key, id); };
-    const uint64_t target = sampling::high_product(shared_.random, kept.mass);
+    const uint64_t target = sampling::high_product(row_.shared.random, kept.mass);
     const uint32_t token = find_id(target + 1, weight_of);
-    this->for_each([&](uint32_t key, uint32_t id) {
-      if (id == token) write_token(id, weight_of(key, id), kept.mass);
+    for_each([&](uint32_t key, uint32_t id) {
+      if (id == token) write_token(row_, id, weight_of(key, id), kept.mass);
     });
   }
 
+  SampleRow<kDType, false, false> row_;
   StreamList& list_;
   Cut cut_{};
   int32_t top_k_ = 0;

@@ -123,51 +123,50 @@ __device__ inline SampleError error_of_parameters(float temperature, int32_t top
   return SampleError::kNone;
 }
 
-/// All threads of the cluster go through all calls together. The steps of sample() are classes that
-/// derive from this one.
+/// All threads of the cluster go through all calls together, also of the functions on a row, which
+/// are the steps of sample().
 template <DType kDType, bool kFromProbs, bool kHeld>
-class SampleRow {
- public:
+struct SampleRow {
+  static constexpr bool kIsFromProbs = kFromProbs;
+
   __device__ SampleRow(const SampleParams& p, const RowSplit& split, SampleShared& shared,
                        float* memory)
-      : p_(p),
-        shared_(shared),
-        values_(reinterpret_cast<uint64_t*>(memory + (kHeld ? split.part : 0))),
-        groups_(values_ + cluster_size() * (2 * kValues)),
-        part_({p.logits, p.row_stride, p.bias, p.bias_stride}, p.logits_row(row()), p.vocab, split,
-              memory, kFromProbs ? 0.0F : -INFINITY) {}
+      : p(p),
+        shared(shared),
+        values(reinterpret_cast<uint64_t*>(memory + (kHeld ? split.part : 0))),
+        groups(values + cluster_size() * (2 * kValues)),
+        part({p.logits, p.row_stride, p.bias, p.bias_stride}, p.logits_row(index()), p.vocab, split,
+             memory, kFromProbs ? 0.0F : -INFINITY) {}
 
- protected:
   /// The request. It is not kept, which saves a register.
-  __device__ static int32_t row() { return row_of_cluster(); }
+  __device__ static int32_t index() { return row_of_cluster(); }
 
   __device__ void write(int32_t id, float logprob, SampleError error) const {
-    write_result(p_, row(), id, logprob, error);
+    write_result(p, index(), id, logprob, error);
   }
 
   /// Reads the row's parameters. One thread calls it, and the others see them after a barrier.
   /// Parameters that are tensors are loaded while the logits are on their way.
   __device__ void read_parameters() {
-    shared_.temperature = p_.temperature.of(row());
-    shared_.top_k = p_.top_k.of(row());
-    shared_.top_p = p_.top_p.of(row());
-    shared_.min_p = p_.min_p.of(row());
-    shared_.counted = 0;
-    shared_.random = sampling::random_of_try(p_, row(), 0).first;
+    shared.temperature = p.temperature.of(index());
+    shared.top_k = p.top_k.of(index());
+    shared.top_p = p.top_p.of(index());
+    shared.min_p = p.min_p.of(index());
+    shared.counted = 0;
+    shared.random = sampling::random_of_try(p, index(), 0).first;
   }
 
   __device__ SampleError error_of_parameters() const {
-    return cuda::error_of_parameters(shared_.temperature, shared_.top_k, shared_.top_p,
-                                     shared_.min_p);
+    return cuda::error_of_parameters(shared.temperature, shared.top_k, shared.top_p, shared.min_p);
   }
   __device__ bool has_filters() const {
-    return sampling::has_filters(shared_.top_k, shared_.top_p, shared_.min_p, p_.vocab);
+    return sampling::has_filters(shared.top_k, shared.top_p, shared.min_p, p.vocab);
   }
 
   // --- Elements and their weights ---
 
   __device__ void read(int i, float (&x)[4]) const {
-    const float4 word = part_.word(i);
+    const float4 word = part.word(i);
     x[0] = word.x;
     x[1] = word.y;
     x[2] = word.z;
@@ -200,8 +199,8 @@ class SampleRow {
   }
 
   __device__ uint32_t weight_of(float x) const {
-    return kFromProbs ? sampling::weight_of_probability(x, scale_)
-                      : sampling::weight_of_logit(x, scale_);
+    return kFromProbs ? sampling::weight_of_probability(x, scale)
+                      : sampling::weight_of_logit(x, scale);
   }
   /// The weight, 0 for what min-p drops.
   __device__ uint32_t kept_weight_of(float x, const Cut& cut) const {
@@ -213,12 +212,12 @@ class SampleRow {
   /// `min_weight`, which is not 0.
   __device__ float depth_of_min_p(uint32_t min_weight) const {
     const float distance = (30.0F - log2f(static_cast<float>(min_weight) - 0.5F)) / 32.0F;
-    return __fdiv_rn(distance * 1.0001F + 1e-6F, scale_.factor);
+    return __fdiv_rn(distance * 1.0001F + 1e-6F, scale.factor);
   }
   /// A value that is not above any that min-p keeps.
   __device__ float least_of_min_p(uint32_t min_weight) const {
-    if (!kFromProbs) return largest_ - depth_of_min_p(min_weight);
-    return (static_cast<float>(min_weight) - 1.0F) * 0.9999F / 1073741824.0F * largest_;
+    if (!kFromProbs) return largest - depth_of_min_p(min_weight);
+    return (static_cast<float>(min_weight) - 1.0F) * 0.9999F / 1073741824.0F * largest;
   }
 
   __device__ uint32_t weight_of_tie(const Cut& cut) const {
@@ -232,10 +231,10 @@ class SampleRow {
   __device__ uint32_t largest_of_cluster(uint32_t key) {
     const int lane = lane_of_thread();
     key = __reduce_max_sync(~0U, key);
-    if (lane == 0) shared_.warp_keys[warp_of_thread()] = key;
+    if (lane == 0) shared.warp_keys[warp_of_thread()] = key;
     __syncthreads();
     if (warp_of_thread() == 0) {
-      const uint32_t of_warp = lane < kRowWarps ? shared_.warp_keys[lane] : 0;
+      const uint32_t of_warp = lane < kRowWarps ? shared.warp_keys[lane] : 0;
       publish({__reduce_max_sync(~0U, of_warp), 0, 0, 0});
     }
     receive();
@@ -246,21 +245,21 @@ class SampleRow {
   __device__ uint64_t sum_of_cta(uint64_t value) {
     value = sum_of_warp(value);
     const int lane = lane_of_thread();
-    if (lane == 0) shared_.warp_values[warp_of_thread()][0] = value;
+    if (lane == 0) shared.warp_values[warp_of_thread()][0] = value;
     __syncthreads();
-    value = sum_of_warp(lane < kRowWarps ? shared_.warp_values[lane][0] : 0);
+    value = sum_of_warp(lane < kRowWarps ? shared.warp_values[lane][0] : 0);
     __syncthreads();
     return value;
   }
 
-  /// Tells all CTAs the sums of shared_.warp_values.
+  /// Tells all CTAs the sums of shared.warp_values.
   __device__ void publish_sums() {
     const int lane = lane_of_thread();
     __syncthreads();
     if (warp_of_thread() == 0) {
       uint64_t values[kValues] = {};
       for (int v = 0; v < 2; ++v) {
-        values[v] = sum_of_warp(lane < kRowWarps ? shared_.warp_values[lane][v] : 0);
+        values[v] = sum_of_warp(lane < kRowWarps ? shared.warp_values[lane][v] : 0);
       }
       publish(values);
     }
@@ -278,39 +277,48 @@ class SampleRow {
     expect(sizeof(values));
     const int rank = lane_of_thread();
     if (rank >= cluster_size()) return;
-    uint64_t* to = values_of(step_, cluster_rank());
+    uint64_t* to = values_of(step, cluster_rank());
     for (int v = 0; v < kValues; v += 2) mail().send(to + v, values[v], values[v + 1], rank);
   }
 
-  __device__ Mailbox& mail() { return shared_.mail[step_ % 2]; }
+  __device__ Mailbox& mail() { return shared.mail[step % 2]; }
   /// Says that each CTA of the cluster sends `bytes` to this one in this step. Warp 0 calls it.
   __device__ void expect(int bytes) {
     if (threadIdx.x == 0) mail().expect(static_cast<uint32_t>(bytes * cluster_size()));
   }
   /// Waits until what all CTAs send to this one in this step has come, and ends the step.
   __device__ void receive() {
-    mail().wait(step_ / 2 % 2);
-    ++step_;
+    mail().wait(step / 2 % 2);
+    ++step;
   }
 
   /// Value `v` that the CTA of this lane's number sent in the last step; 0 where there is none.
   __device__ uint64_t value_of_rank(int v) const {
     const int lane = lane_of_thread();
-    return lane < cluster_size() ? values_of(step_ - 1, lane)[v] : 0;
+    return lane < cluster_size() ? values_of(step - 1, lane)[v] : 0;
   }
   /// What a CTA sent in a step.
   __device__ uint64_t* values_of(unsigned step, int rank) const {
-    return values_ + (static_cast<int>(step % 2) * cluster_size() + rank) * kValues;
+    return values + (static_cast<int>(step % 2) * cluster_size() + rank) * kValues;
   }
 
-  const SampleParams& p_;
-  SampleShared& shared_;
-  uint64_t* values_;  // [2][CTAs][kValues], of two steps
-  uint64_t* groups_;  // of the bins of each rank
-  RowPart<kDType, kHeld> part_;
-  sampling::Scale scale_{};
-  float largest_ = 0.0F;
-  unsigned step_ = 0;  // of the exchange
+  const SampleParams& p;
+  SampleShared& shared;
+  uint64_t* values;  // [2][CTAs][kValues], of two steps
+  uint64_t* groups;  // of the bins of each rank
+  RowPart<kDType, kHeld> part;
+  sampling::Scale scale{};
+  float largest = 0.0F;
+
+  // Of a threshold: see threshold.h.
+  uint32_t least = 0;  // of the keys that are divided, or of the candidates
+  uint32_t most = 0;
+  uint32_t num_gathers = 0;
+  bool lists_have_bins = false;     // which other CTAs may still read
+  bool has_too_many = false;        // candidates: the lists do not have all
+  bool has_candidates = false;      // and the masses above them of each CTA
+  bool has_all_candidates = false;  // nothing that is kept is above them
+  unsigned step = 0;                // of the exchange
 };
 
 }  // namespace flashplan::cuda

@@ -28,30 +28,31 @@ class SampleStream : SampleList<kDType> {
   using Base::Base;
 
   /// Draws and writes the token. Returns false, and writes nothing, if the row has an error, or if
-  /// more elements may be kept than can be found in this way; Sampler then draws or reports.
+  /// more elements may be kept than can be found in this way; draw_row() then draws or reports.
   __device__ bool run() {
     if (threadIdx.x == 0) {
-      part_.prefetch(kPrefetched);
-      shared_.least = ~0U;
-      shared_.most = 0;
-      this->read_parameters();
+      row_.part.prefetch(kPrefetched);
+      row_.shared.least = ~0U;
+      row_.shared.most = 0;
+      row_.read_parameters();
     }
     __syncthreads();
-    if (this->error_of_parameters() != SampleError::kNone) return false;
-    const bool has_large_top_k = shared_.top_k > kMostStreamedTopK;
-    const bool has_no_top_k = shared_.top_k >= p_.vocab;
-    if (shared_.temperature != 0.0F && has_large_top_k && shared_.min_p == 0.0F) {
-      const bool is_alone = has_no_top_k || shared_.top_p >= 1.0F;
-      return is_alone && is_countable(p_) && draw_other<kDType>(p_, row(), list_.counted, shared_);
+    if (row_.error_of_parameters() != SampleError::kNone) return false;
+    const bool has_large_top_k = row_.shared.top_k > kMostStreamedTopK;
+    const bool has_no_top_k = row_.shared.top_k >= row_.p.vocab;
+    if (row_.shared.temperature != 0.0F && has_large_top_k && row_.shared.min_p == 0.0F) {
+      const bool is_alone = has_no_top_k || row_.shared.top_p >= 1.0F;
+      return is_alone && is_countable(row_.p) &&
+             draw_other<kDType>(row_.p, row_.index(), list_.counted, row_.shared);
     }
-    scale_ = sampling::make_scale(0.0F, shared_.temperature, false);
-    cut_ = sampling::keep_all(sampling::least_weight(shared_.min_p));
-    top_k_ = shared_.temperature == 0.0F ? 1 : shared_.top_k;
+    row_.scale = sampling::make_scale(0.0F, row_.shared.temperature, false);
+    cut_ = sampling::keep_all(sampling::least_weight(row_.shared.min_p));
+    top_k_ = row_.shared.temperature == 0.0F ? 1 : row_.shared.top_k;
     if (!probe()) return false;
     gather();
     if (!read_largest()) return false;
     if (!finish_lists()) {
-      const bool is_all = top_k_ >= p_.vocab && shared_.top_p >= 1.0F;
+      const bool is_all = top_k_ >= row_.p.vocab && row_.shared.top_p >= 1.0F;
       if (is_all) draw_from_min_p();
       return is_all;
     }
@@ -69,18 +70,11 @@ class SampleStream : SampleList<kDType> {
   using Base::filter;
   using Base::finish_lists;
   using Base::kVec;
-  using Base::least_;
   using Base::list;
   using Base::list_;
-  using Base::most_;
   using Base::num_;
-  using Base::p_;
-  using Base::part_;
   using Base::read_largest;
-  using Base::row;
-  using Base::scale_;
-  using Base::share_extremes;
-  using Base::shared_;
+  using Base::row_;
   using Base::top_k_;
 
   /// The first kProbed elements of the row are read before the others, to find a value that all
@@ -90,10 +84,10 @@ class SampleStream : SampleList<kDType> {
 
   /// Finds a bound for the list in the row's first elements. False if the list would be too long.
   __device__ bool probe() {
-    if (part_.count() < kProbed) return false;
+    if (row_.part.count() < kProbed) return false;
     float largest = -INFINITY;
     float smallest = INFINITY;  // of the largest ones of words
-    part_.stream(kProbed, [&](const float (&x)[kVec], int i) {
+    row_.part.stream(kProbed, [&](const float (&x)[kVec], int i) {
       float of_word = x[0];
 #pragma unroll
       for (int e = 1; e < kVec; ++e) of_word = fmaxf(of_word, x[e]);
@@ -101,35 +95,35 @@ class SampleStream : SampleList<kDType> {
       largest = fmaxf(largest, of_word);
       smallest = fminf(smallest, of_word);
     });
-    share_extremes(key_of(smallest), key_of(largest));
-    const uint32_t least = shared_.least;
-    most_ = shared_.most;
+    share_extremes(row_, key_of(smallest), key_of(largest));
+    const uint32_t least = row_.shared.least;
+    row_.most = row_.shared.most;
     __syncthreads();  // gather() changes the shared ones
     if (cut_.min_weight != 0) {
-      min_p_depth_ = this->depth_of_min_p(cut_.min_weight);
-      bound_ = sampling::value_of(most_) - min_p_depth_;
+      min_p_depth_ = row_.depth_of_min_p(cut_.min_weight);
+      bound_ = sampling::value_of(row_.most) - min_p_depth_;
     }
     if (top_k_ > kMostStreamedTopK) return true;
     // At least top_k words reach the range's least key, and so top_k elements do. What is far
     // below the largest is taken for one key, so that the other ranges are narrow.
     constexpr int kNumWords = kProbed / kVec;
     constexpr uint32_t kSpan = 1U << 26;  // of keys: eight powers of two
-    const uint32_t low = most_ - min(most_ - least, kSpan);
-    least_ = low;
-    this->find_range(static_cast<uint64_t>(top_k_), 0, [&](const auto& add) {
+    const uint32_t low = row_.most - min(row_.most - least, kSpan);
+    row_.least = low;
+    find_range(row_, static_cast<uint64_t>(top_k_), 0, [&](const auto& add) {
       for (int w = static_cast<int>(threadIdx.x); w < kNumWords; w += kRowThreads) {
         add(max(words()[w], low), 1U);
       }
     });
-    if (least_ == low) least_ = least;
-    bound_ = fmaxf(bound_, sampling::value_of(least_));
+    if (row_.least == low) row_.least = least;
+    bound_ = fmaxf(bound_, sampling::value_of(row_.least));
     return true;
   }
 
   /// Draws with min-p alone, which keeps more than the lists hold, and writes the token.
   __device__ void draw_from_min_p() {
-    const CountedRow<false> row_to_draw{.random = shared_.random, .scale = scale_};
-    KeptOfRow<kDType, false> kept(p_, row(), row_to_draw, list_.counted, shared_);
+    const CountedRow<false> row_to_draw{.random = row_.shared.random, .scale = row_.scale};
+    KeptOfRow<kDType, false> kept(row_.p, row_.index(), row_to_draw, list_.counted, row_.shared);
     kept.keep_all(cut_.min_weight);
     kept.write_token();
   }
@@ -143,8 +137,8 @@ class SampleStream : SampleList<kDType> {
     float largest = -INFINITY;  // NaN if there is one
     float bound = bound_;
     num_ = 0;
-    part_.stream(
-        part_.count(),
+    row_.part.stream(
+        row_.part.count(),
         [&](const float (&x)[kVec], int i) {
           float of_word = x[0];
 #pragma unroll
@@ -156,11 +150,11 @@ class SampleStream : SampleList<kDType> {
           if (cut_.min_weight == 0) return;
           const uint32_t most = __reduce_max_sync(~0U, key_of(largest));
           // The other warps of the CTA read it after each of their blocks.
-          if (lane_of_thread() == 0) atomicMax(&shared_.most, most);
-          const uint32_t of_all = *static_cast<volatile uint32_t*>(&shared_.most);
+          if (lane_of_thread() == 0) atomicMax(&row_.shared.most, most);
+          const uint32_t of_all = *static_cast<volatile uint32_t*>(&row_.shared.most);
           bound = fmaxf(bound, sampling::value_of(of_all) - min_p_depth_);
         });
-    share_extremes(~0U, key_of(largest));
+    share_extremes(row_, ~0U, key_of(largest));
   }
 
   float min_p_depth_ = 0.0F;  // below the largest value, what min-p may keep
