@@ -182,7 +182,7 @@ def test_examples_of_flashplan_flash_attn(torch):
     import flashplan.flash_attn
 
     for name in ("flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache"):
-        run_examples(getattr(flashplan.flash_attn, name), **vars(flashplan.flash_attn))
+        run_examples(getattr(flashplan.flash_attn, name), torch=torch, **vars(flashplan.flash_attn))
 
 
 def test_examples_of_flashplan_torch(torch):
