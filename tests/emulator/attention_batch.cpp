@@ -238,6 +238,8 @@ void AttentionBatch::make_params() {
 void AttentionBatch::make_maps(const ScheduleShape& shape, int32_t most_qk, int32_t most_vo,
                                bool by_rows) {
   Kernel kernel;
+  kernel.q_dtype = n_.q_dtype;
+  kernel.kv_dtype = n_.kv_dtype;
   kernel.head_dim_qk = most_qk;
   kernel.head_dim_vo = most_vo;
   kernel.geometry.tile_q = shape.tile_q;

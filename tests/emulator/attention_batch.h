@@ -28,7 +28,7 @@ struct BatchNumbers {
   int32_t num_kv_heads = 1;
   int32_t group_size = 1;
   int32_t page_size = 0;  // 0: ragged
-  int32_t num_pages = 0;  // of the cache; 0: those of the requests, and one that is none's
+  int32_t num_pages = 0;  // of the cache; 0: those of the requests, and one more
   int32_t prefix = 0;     // keys in pages that all requests share
   bool is_csr = false;    // page ids
   int32_t num_ctas = 1;
@@ -51,8 +51,8 @@ struct BatchNumbers {
   int32_t chunk_kv = 0;  // see ScheduleShape
 };
 
-/// Where the keys of requests are among the rows of a cache: in pages, in any order, or in one
-/// request after the other, with rows between them that are none's.
+/// Where the keys of requests are among the rows of a cache: in pages in a random order, or one
+/// request after the other, with rows between them that belong to no request.
 class KeyPlaces {
  public:
   KeyPlaces() = default;

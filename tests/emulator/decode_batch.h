@@ -95,7 +95,7 @@ class DecodeBatch : public AttentionBatch {
   }
 
   /// Pages before the window of a request get ids outside of the cache, and every second one the id
-  /// of the page that is none's, whose rows are NaN.
+  /// of the cache's last page, which no request has, and whose rows are NaN.
   void drop_pages_before_window() {
     if (n_.page_size == 0) return;
     for (int32_t r = 0; r < batch_size(); ++r) {
