@@ -12,7 +12,7 @@ import pytest
 import flashplan as fp
 from frameworks import TorchCuda, bits
 from gpu_cases import DEVICE
-from gpu_mla import assert_right, check_replays, is_served, options_of, run_on_gpu, shifted
+from gpu_mla_cases import assert_right, check_replays, is_served, options_of, run_on_gpu, shifted
 from mla_cases import MlaCase, make_mla_inputs
 
 pytestmark = pytest.mark.gpu

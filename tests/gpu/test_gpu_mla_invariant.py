@@ -10,7 +10,7 @@ import pytest
 import flashplan as fp
 from frameworks import bits
 from gpu_cases import DEVICE
-from gpu_mla import assert_right, is_served, options_of, run_on_gpu
+from gpu_mla_cases import assert_right, is_served, options_of, run_on_gpu
 from mla_cases import MlaCase, make_mla_inputs
 
 pytestmark = pytest.mark.gpu

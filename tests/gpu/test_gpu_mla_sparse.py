@@ -10,7 +10,7 @@ import pytest
 import flashplan as fp
 from frameworks import TorchCuda, bits
 from gpu_cases import DEVICE
-from gpu_mla import (
+from gpu_mla_cases import (
     assert_most_are_served,
     check_replays,
     is_served,
